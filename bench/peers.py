@@ -148,8 +148,8 @@ def make_forward(name, arrays, *, causal=False, window=None, mask=None, score=No
             raise ValueError("FlashAttention-4 has no dropout and no bias")
         softcap = {} if score is None else {"softcap": score.cap}
         *leaves, do = (tensor_of(x).transpose(1, 2).contiguous() for x in arrays)  # its layout: sequence before heads
-        sight = {"causal": causal} if window is None else {"window_size": (window, 0)}
-        return partial(_fa4, *(x.requires_grad_() for x in leaves), do, **sight, **softcap)
+        options = {"causal": causal} if window is None else {"window_size": (window, 0)}
+        return partial(_fa4, *(x.requires_grad_() for x in leaves), do, **options, **softcap)
     if window is not None:
         *leaves, do = (tensor_of(x).transpose(1, 2) for x in arrays)
         return partial(_flash_in_window, *(x.detach().requires_grad_() for x in leaves), do, window, dropout)

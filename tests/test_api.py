@@ -253,7 +253,7 @@ def test_beyond_lengths_nothing_leaks(rng, xp, poison, extra):
     check(q, k, v, rng, xp, mask=na.Lengths(keys, queries) & extra)
 
 
-def test_a_nan_in_sight_is_not_hidden(rng, xp):
+def test_a_visible_nan_is_not_hidden(rng, xp):
     q, k, v = map(xp.asarray, qkv(rng))
     q[0, 0, 5] = np.nan
     o, saved = na.attention_forward(q, k, v)

@@ -263,18 +263,18 @@ def _cut(first, end, own, tile_m):
     return np.stack([m0, m_end, first[m0], end[m0], own[m0] - m0], axis=-1)[::-1]
 
 
-def sight_of(problem, mask):
+def mask_of(problem, mask):
     """The Record of the MaskArrays of a mask. Those of a cache are kept if they are small."""
     lasts = not mask._holds_arrays or (mask._is_settled and problem.seqlen_q <= FEW)
-    return _known_sight_of(problem, mask) if lasts else _sight_of(problem, mask)
+    return _known_record_of(problem, mask) if lasts else _record_of(problem, mask)
 
 
-def _sight_of(problem, mask):
-    sight, held = _mask_arrays(problem, mask)
-    return Record(sight, held=held)
+def _record_of(problem, mask):
+    mask, held = _mask_arrays(problem, mask)
+    return Record(mask, held=held)
 
 
-_known_sight_of = lru_cache(maxsize=64)(_sight_of)
+_known_record_of = lru_cache(maxsize=64)(_record_of)
 
 
 def _mask_arrays(problem, mask):

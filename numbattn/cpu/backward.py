@@ -7,7 +7,7 @@ import numpy as np
 
 from ..gradients import Gradients, sum_to
 from ..values import rounded
-from .arguments import kept, matrices, numbers_of, readable, scratch_of, sight_of, tiles_of
+from .arguments import kept, mask_of, matrices, numbers_of, readable, scratch_of, tiles_of
 from .compile import Kernel
 from .exponentials import exp
 from .forward import EXPONENTIAL
@@ -26,7 +26,6 @@ from .tile import (
     inline,
     intervals_of,
     is_set,
-    keys_in_sight,
     mask_band,
     mask_cells,
     mask_intervals,
@@ -34,6 +33,7 @@ from .tile import (
     prefetch,
     tile,
     tile_state,
+    visible_keys,
 )
 from .transposition import transpose
 
@@ -45,7 +45,7 @@ def backward(saved, do, dlse=None, deterministic=True):
     """The Gradients, bitwise reproducible."""
     problem, inputs = saved.problem, saved.inputs
     given = (
-        operands_of(saved, do, dlse), sight_of(problem, inputs.mask),
+        operands_of(saved, do, dlse), mask_of(problem, inputs.mask),
         steps_of(problem, inputs.score, inputs.origin, derivatives=True),
         numbers_of(inputs.dropout, inputs.origin, inputs.scale),
     )  # fmt: skip
@@ -139,7 +139,7 @@ class Given(NamedTuple):
     o: Any
     lse: Any
     dlse: Any  # or nothing
-    sight: Any
+    mask: Any
     steps: Any
     drops: Any
     scale: Any
@@ -147,7 +147,7 @@ class Given(NamedTuple):
 
 
 class Queries(NamedTuple):
-    """A tile of queries [m0, m_end) of a head, in whose sight are the keys [first, end)."""
+    """A tile of queries [m0, m_end) of a head, which see the keys [first, end)."""
 
     batch: Any
     head: Any
@@ -167,12 +167,12 @@ class Queries(NamedTuple):
 
 @Kernel
 def backward_kernel(
-    first_block, end_block, stop, scratch, q, k, v, do, o, lse, dlse, sight, steps, drops, scale, kept_scale, tiles,
+    first_block, end_block, stop, scratch, q, k, v, do, o, lse, dlse, mask, steps, drops, scale, kept_scale, tiles,
     tile_starts, pairs, starts, chunks, sums, dq, dk, dv,
 ):  # fmt: skip
     """Blocks [first_block, end_block); a block is every chunks-th tile of keys of some (batch, key head) pairs."""
     before, heads_k = flush_subnormals(), dk.shape[1]
-    given = Given(q, k, v, do, o, lse, dlse, sight, steps, drops, scale, kept_scale)
+    given = Given(q, k, v, do, o, lse, dlse, mask, steps, drops, scale, kept_scale)
     for block in range(first_block, end_block):
         chunk, share = block % chunks, block // chunks
         for number in range(starts[share], starts[share + 1]):
@@ -240,9 +240,9 @@ def add_gradients(batch, head_k, chunk, stop, scratch, given, tiles, starts, chu
 def queries_of(scratch, given, row):
     """The Queries in a row of WorkTiles.table, not loaded yet."""
     batch, head, m0, m_end, segment, segment_end, offset = row
-    band, intervals = band_of(given.sight, batch, head), intervals_of(given.sight, batch, head)
+    band, intervals = band_of(given.mask, batch, head), intervals_of(given.mask, batch, head)
     m_end = max(min(m_end, band[2]), m0)
-    first, end = keys_in_sight(band, intervals, m0, m_end, segment, segment_end)
+    first, end = visible_keys(band, intervals, m0, m_end, segment, segment_end)
     QT, dOT = tile(scratch.QT, given.q.cols, m_end - m0), tile(scratch.dOT, given.do.cols, m_end - m0)
     vectors = tile(scratch.vectors, 2, m_end - m0)
     lse, D = vectors[0], vectors[1]
@@ -272,7 +272,7 @@ def load_queries(at, given):
 def differentiate_tile(scratch, given, at, n0, n_end):
     """P Z and dS after the score, of the tile of keys [n0, n_end); of no keys if nobody sees any of them."""
     batch, head, dtype, one = at.batch, at.head, given.lse.dtype, given.lse.dtype.type(1)
-    state = tile_state(given.sight, at.intervals, batch, head, at.m0, at.m_end, n0, n_end)
+    state = tile_state(given.mask, at.intervals, batch, head, at.m0, at.m_end, n0, n_end)
     n_end = n0 if state == EMPTY else n_end
     S, dP = tile(scratch.S, n_end - n0, at.m_end - at.m0), tile(scratch.dP, n_end - n0, at.m_end - at.m0)
     if state == EMPTY:
@@ -283,7 +283,7 @@ def differentiate_tile(scratch, given, at, n0, n_end):
     mask_band(S, at.band, at.m0, n0)                                        # line 12: MASK(S)
     mask_intervals(S, at.intervals, at.m0, n0)
     if state == PARTIAL:
-        mask_cells(S, given.sight, batch, head, at.m0, n0)
+        mask_cells(S, given.mask, batch, head, at.m0, n0)
     exponentiate(S, at.lse)                                                 # line 13: P = exp(S - lse)
     product(dP, V, at.dOT, one, False)                                      # line 17: dP = dO V^T, transposed
     if given.drops.threshold > 0:

@@ -29,7 +29,6 @@ from .tile import (
     inline_in_place,
     intervals_of,
     is_set,
-    keys_in_sight,
     mask_band,
     mask_cells,
     mask_intervals,
@@ -38,6 +37,7 @@ from .tile import (
     scaled,
     tile,
     tile_state,
+    visible_keys,
 )
 
 TILE_N, CHUNK = 512, 1024  # keys: tiles of 128 take 1.25 times as long
@@ -91,7 +91,7 @@ class Operands(NamedTuple):
     q: Any
     k: Any
     v: Any
-    sight: Any
+    mask: Any
     steps: Any
     drops: Any
     scale: Any
@@ -113,11 +113,11 @@ class Partial(NamedTuple):
 
 @Kernel
 def decode_kernel(
-    first_block, end_block, stop, scratch, q, k, v, o, lse, few, parts, statistics, done, sight, steps, sinks, drops,
+    first_block, end_block, stop, scratch, q, k, v, o, lse, few, parts, statistics, done, mask, steps, sinks, drops,
     scale, kept_scale,
 ):  # fmt: skip
     """Blocks [first_block, end_block); a block is a chunk of keys for a tile of queries."""
-    given = Operands(q, k, v, sight, steps, drops, scale)
+    given = Operands(q, k, v, mask, steps, drops, scale)
     for block in range(first_block, end_block):
         number = np.searchsorted(few.starts, block, side="right") - 1
         batch, first_head, m0, m_end, segment, segment_end, offset = few.table[number]
@@ -125,7 +125,7 @@ def decode_kernel(
         first, head, head_end = segment + (block - begin) * CHUNK, first_head, first_head + few.packed
         end, count = min(first + CHUNK, segment_end), few.packed * (m_end - m0)
         while head < head_end:
-            n_first, n_end, alike_end = heads_alike(sight, batch, head, head_end, m0, m_end, first, end)
+            n_first, n_end, alike_end = heads_alike(mask, batch, head, head_end, m0, m_end, first, end)
             r, r_end = (head - first_head) * (m_end - m0), (alike_end - first_head) * (m_end - m0)
             rows = Partial(batch, head, alike_end, m0, m_end, offset, parts[block, r:r_end],
                            statistics[block, 0, r:r_end], statistics[block, 1, r:r_end])  # fmt: skip
@@ -142,18 +142,18 @@ def decode_kernel(
 
 
 @inline
-def heads_alike(sight, batch, head, head_end, m0, m_end, first, end):
+def heads_alike(mask, batch, head, head_end, m0, m_end, first, end):
     """The keys of [first, end) that a head sees, and the end of the heads after it that see the same ones."""
-    seen, other = seen_by(sight, batch, head, m0, m_end, first, end), head + 1
-    while other < head_end and seen_by(sight, batch, other, m0, m_end, first, end) == seen:
+    seen, other = seen_by(mask, batch, head, m0, m_end, first, end), head + 1
+    while other < head_end and seen_by(mask, batch, other, m0, m_end, first, end) == seen:
         other += 1
     return seen[0], seen[1], other
 
 
 @inline
-def seen_by(sight, batch, head, m0, m_end, first, end):
-    band, intervals = band_of(sight, batch, head), intervals_of(sight, batch, head)
-    return keys_in_sight(band, intervals, m0, m_end, first, end)
+def seen_by(mask, batch, head, m0, m_end, first, end):
+    band, intervals = band_of(mask, batch, head), intervals_of(mask, batch, head)
+    return visible_keys(band, intervals, m0, m_end, first, end)
 
 
 @inline
@@ -172,7 +172,7 @@ def attend(rows, given, scratch, stop, origin, first, end):
         if is_set(stop):
             return
         n_end = min(n0 + TILE_N, end)
-        if is_hidden(rows, given.sight, n0, n_end):
+        if is_hidden(rows, given.mask, n0, n_end):
             continue                                                        # Alg. 5 line 8
         S = tile(scratch.S, rows.m.size, TILE_N)
         product_nt(S[:, : n_end - n0], Q, rows_of(given.k, batch, head, n0, n_end, scratch.wide, dtype))  # line 10
@@ -183,11 +183,11 @@ def attend(rows, given, scratch, stop, origin, first, end):
 
 
 @inline
-def is_hidden(rows, sight, n0, n_end):
+def is_hidden(rows, mask, n0, n_end):
     """Whether none of the rows sees any of the keys [n0, n_end)."""
     for h in range(rows.head, rows.head_end):
-        intervals = intervals_of(sight, rows.batch, h)
-        if tile_state(sight, intervals, rows.batch, h, rows.m0, rows.m_end, n0, n_end) != EMPTY:
+        intervals = intervals_of(mask, rows.batch, h)
+        if tile_state(mask, intervals, rows.batch, h, rows.m0, rows.m_end, n0, n_end) != EMPTY:
             return False
     return True
 
@@ -197,13 +197,13 @@ def softmax_row(rows, r, S, given, scratch, n0, n_end):
     """Algorithm 2, lines 11 to 14, for one row; O = alpha O of line 15."""
     queries, batch, keys = rows.m_end - rows.m0, rows.batch, n_end - n0
     head, i = rows.head + r // queries, rows.m0 + r % queries
-    band, intervals = band_of(given.sight, batch, head), intervals_of(given.sight, batch, head)
+    band, intervals = band_of(given.mask, batch, head), intervals_of(given.mask, batch, head)
     column = tile(S, keys, 1)                                               # a row is a key, as in all tiles
     score(column, given.steps, scratch.slopes, batch, head, i, n0, rows.offset)
     mask_band(column, band, i, n0)
     mask_intervals(column, intervals, i, n0)
-    if tile_state(given.sight, intervals, batch, head, i, i + 1, n0, n_end) != FULL:
-        mask_cells(column, given.sight, batch, head, i, n0)
+    if tile_state(given.mask, intervals, batch, head, i, i + 1, n0, n_end) != FULL:
+        mask_cells(column, given.mask, batch, head, i, n0)
     whole = (keys + LANES - 1) // LANES
     fill(S[keys : whole * LANES], -np.inf)
     alpha = softmax_lanes(tile(S, whole, LANES), scratch.vectors, rows.m[r : r + 1], rows.l[r : r + 1])

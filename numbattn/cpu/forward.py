@@ -10,7 +10,7 @@ import numpy as np
 from ..merging import merge_into
 from ..problem import Saved
 from ..values import put, rounded
-from .arguments import LONG, numbers_of, operands_of, scratch_of, sight_of
+from .arguments import LONG, mask_of, numbers_of, operands_of, scratch_of
 from .compile import Kernel
 from .decode import Operands, launch_decode, split
 from .launch import launch
@@ -29,7 +29,6 @@ from .tile import (
     inline_in_place,
     intervals_of,
     is_set,
-    keys_in_sight,
     mask_band,
     mask_cells,
     mask_intervals,
@@ -38,6 +37,7 @@ from .tile import (
     rows_of,
     tile,
     tile_state,
+    visible_keys,
 )
 from .transposition import transpose
 
@@ -56,7 +56,7 @@ def forward(problem, inputs, out=None, save=True, onto=None):
     operands = operands_of(problem, inputs, o, *lse)
     many, few = split(problem, inputs.mask, TILE_M)
     options = (
-        sight_of(problem, inputs.mask), steps_of(problem, inputs.score, inputs.origin),
+        mask_of(problem, inputs.mask), steps_of(problem, inputs.score, inputs.origin),
         sinks_of(problem, inputs.score), numbers_of(inputs.dropout, inputs.origin, inputs.scale),
     )  # fmt: skip
     if many is not None:
@@ -95,10 +95,10 @@ class Queries(NamedTuple):
 
 @Kernel
 def forward_kernel(
-    first_block, end_block, stop, scratch, q, k, v, o, lse, tiles, sight, steps, sinks, drops, scale, kept_scale
+    first_block, end_block, stop, scratch, q, k, v, o, lse, tiles, mask, steps, sinks, drops, scale, kept_scale
 ):
     """Blocks [first_block, end_block); a block is a tile of queries of one (batch, head)."""
-    dtype, given = lse.dtype, Operands(q, k, v, sight, steps, drops, scale)
+    dtype, given = lse.dtype, Operands(q, k, v, mask, steps, drops, scale)
     for block in range(first_block, end_block):
         if block + 1 < end_block:
             prefetch_inputs(given, tiles[block + 1], scratch, dtype)
@@ -108,8 +108,8 @@ def forward_kernel(
         transpose(QT, matrix(q, batch, head, dtype)[m0:m_end], dtype.type(scale), False)
         vectors = tile(scratch.vectors, 6, m_end - m0)
         m, l, alpha, part, m_next, l_next = vectors[0], vectors[1], vectors[2], vectors[3], vectors[4], vectors[5]
-        band, intervals = band_of(sight, batch, head), intervals_of(sight, batch, head)
-        first, end = keys_in_sight(band, intervals, m0, m_end, segment, segment_end)
+        band, intervals = band_of(mask, batch, head), intervals_of(mask, batch, head)
+        first, end = visible_keys(band, intervals, m0, m_end, segment, segment_end)
         first -= (first - segment) % TILE_N
         at = Queries(batch, head, m0, m_end, offset, band, intervals, QT, alpha, part)
         for n_next in range(first, max(end, first + 1), LONG):
@@ -142,7 +142,7 @@ def attend(O, m, l, at, given, scratch, stop, first, end):
     clear(O)
     for n0 in range(first, end, TILE_N):
         n_end = min(n0 + TILE_N, end)
-        state = tile_state(given.sight, at.intervals, batch, head, m0, m_end, n0, n_end)
+        state = tile_state(given.mask, at.intervals, batch, head, m0, m_end, n0, n_end)
         if state == EMPTY:
             continue                                                        # Alg. 5 line 8
         if is_set(stop):
@@ -154,7 +154,7 @@ def attend(O, m, l, at, given, scratch, stop, first, end):
         mask_band(S, at.band, m0, n0)                                       # line 11: MASK(S)
         mask_intervals(S, at.intervals, m0, n0)
         if state == PARTIAL:
-            mask_cells(S, given.sight, batch, head, m0, n0)
+            mask_cells(S, given.mask, batch, head, m0, n0)
         softmax_step(S, m, l, at.alpha, at.part)                            # lines 12 and 13: S becomes P
         rescale(O, at.alpha)                                                # line 15: O = alpha O
         if given.drops.threshold > 0:

@@ -277,25 +277,25 @@ def float_of_float8(bits):
 
 # --------------------------------------------------------------------------------------------------------- visibility
 @inline
-def band_of(sight, batch, head):
+def band_of(mask, batch, head):
     """lo, hi, queries and keys of the band of (batch, head)."""
-    if sight.bands.size == 0:
-        return sight.band
-    lo, hi, queries, keys = sight.bands[batch, head]
+    if mask.bands.size == 0:
+        return mask.band
+    lo, hi, queries, keys = mask.bands[batch, head]
     return lo, hi, queries, keys
 
 
 @inline_view
-def intervals_of(sight, batch, head):
+def intervals_of(mask, batch, head):
     """The first key that each query of (batch, head) sees and the end of those, (2, seqlen_q), and those of each
     gap; or an empty array."""
-    x = sight.intervals
+    x = mask.intervals
     return contiguous_view(x.address + x.offsets[batch, head] if x.rows else 0, x.rows, x.cols, x.cols, np.int64)
 
 
 @inline
-def keys_in_sight(band, intervals, m0, m_end, first, end):
-    """The keys in sight of queries [m0, m_end): of the keys [first, end) what the band and the intervals let them see.
+def visible_keys(band, intervals, m0, m_end, first, end):
+    """The keys visible to queries [m0, m_end): of the keys [first, end) what the band and the intervals let them see.
 
     Where that is nothing, end <= first.
     """
@@ -356,15 +356,15 @@ def is_in_a_gap(intervals, m0, m_end, n0, n_end):
 
 
 @inline
-def tile_state(sight, intervals, batch, head, m0, m_end, n0, n_end):
+def tile_state(mask, intervals, batch, head, m0, m_end, n0, n_end):
     """Whether the tile of queries [m0, m_end) and keys [n0, n_end) is EMPTY, by grids or gaps, PARTIAL or FULL, by all
     grids."""
     if is_in_a_gap(intervals, m0, m_end, n0, n_end):
         return EMPTY
     state = FULL
-    for g in range(sight.grids.shape[0]):
-        height, width, row_stride, col_stride, rows, cols, packed = sight.grids[g]
-        cells = any_view(sight.cells[g, batch, head], height, width, row_stride, col_stride, np.uint8)
+    for g in range(mask.grids.shape[0]):
+        height, width, row_stride, col_stride, rows, cols, packed = mask.grids[g]
+        cells = any_view(mask.cells[g, batch, head], height, width, row_stride, col_stride, np.uint8)
         some = every = total = 0
         for r in range(m0 // rows, (m_end + rows - 1) // rows):
             for c in range(n0 // cols, (n_end + cols - 1) // cols):
@@ -379,11 +379,11 @@ def tile_state(sight, intervals, batch, head, m0, m_end, n0, n_end):
 
 
 @inline
-def mask_cells(S, sight, batch, head, m0, n0):
+def mask_cells(S, mask, batch, head, m0, n0):
     """S = -inf where a cell is not set."""
-    for g in range(sight.grids.shape[0]):
-        height, width, row_stride, col_stride, rows, cols, packed = sight.grids[g]
-        cells = any_view(sight.cells[g, batch, head], height, width, row_stride, col_stride, np.uint8)
+    for g in range(mask.grids.shape[0]):
+        height, width, row_stride, col_stride, rows, cols, packed = mask.grids[g]
+        cells = any_view(mask.cells[g, batch, head], height, width, row_stride, col_stride, np.uint8)
         for j in range(S.shape[0]):
             c, bit = (n0 + j) // cols, (n0 + j) % cols * packed
             first, r = 0, m0 // rows

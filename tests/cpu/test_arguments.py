@@ -38,17 +38,17 @@ def test_no_heads(batch):
 
 def test_what_a_mask_lowers_to_is_kept():
     """Beside a cache by its lengths, which all layers share; of many queries, where it is large, it is not."""
-    def sight(seqlen_q, lengths):
+    def lowered(seqlen_q, lengths):
         cache = na.KVCache(*np.zeros((2, 2, 2, 90, 8)), np.array(lengths, np.int32))
         problem, inputs = describe(np.zeros((2, 4, seqlen_q, 8)), cache, None, mask=mask)
-        return arguments.sight_of(problem, inputs.mask).arguments[0]
+        return arguments.mask_of(problem, inputs.mask).arguments[0]
 
     mask = na.Causal() & (na.Window(9, 0) | na.Lengths(keys=2))
-    first = sight(1, [20, 30])
+    first = lowered(1, [20, 30])
     assert first.bands[:, 0, 3].tolist() == [20, 30]
-    assert sight(1, [20, 30]) is first
-    assert sight(1, [20, 31]).bands[:, 0, 3].tolist() == [20, 31]
-    assert sight(30, [30, 40]) is not sight(30, [30, 40])
+    assert lowered(1, [20, 30]) is first
+    assert lowered(1, [20, 31]).bands[:, 0, 3].tolist() == [20, 31]
+    assert lowered(30, [30, 40]) is not lowered(30, [30, 40])
 
 
 def test_readable_copies_only_what_products_cannot_read(rng):

@@ -118,7 +118,7 @@ FAULTS = {
     "head % packed == 0": "head >= 0",
     "segment + (block - begin) * CHUNK": "segment",
     "begin + 1, begin + chunks)": "begin + 1, begin + 1)",
-    "seen_by(sight, batch, other, m0, m_end, first, end) == seen": "True",
+    "seen_by(mask, batch, other, m0, m_end, first, end) == seen": "True",
     "first - (first - origin) % TILE_N": "first",
     "fill(S[keys : whole * LANES], -np.inf)": "pass",
     "lanes[width + i] if lanes[width + i] > lanes[i] else lanes[i]": "lanes[i]",

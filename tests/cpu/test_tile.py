@@ -62,11 +62,11 @@ def seen_of_bands(bands, S, ends):
     for n in range(len(bands)):
         band = bands[n, 0], bands[n, 1], bands[n, 2], bands[n, 3]
         tile.mask_band(S[n], band, M0, N0)
-        ends[n, 0], ends[n, 1] = tile.keys_in_sight(band, np.zeros((0, 0), np.int64), M0, M_END, 0, 20)
+        ends[n, 0], ends[n, 1] = tile.visible_keys(band, np.zeros((0, 0), np.int64), M0, M_END, 0, 20)
 
 
 def test_bands():
-    """Of a tile that lies before, across and behind their ends: what is hidden, and which keys are in sight."""
+    """Of a tile that lies before, across and behind their ends: what is hidden, and which keys are visible."""
     S, ends = np.zeros((len(BANDS), N_END - N0, M_END - M0), np.float32), np.zeros((len(BANDS), 2), int)
     seen_of_bands(BANDS, S, ends)
     lo, hi, queries, keys = BANDS.T[..., None, None]
@@ -76,9 +76,9 @@ def test_bands():
     assert np.isneginf(S[S != 0]).all()
     assert ends[:, 0].min() >= 0
     some, narrow = seen.any((1, 2)), BANDS[:, 0] > BANDS[:, 1]  # lo > hi: nobody sees anything
-    in_sight = seen[some].any(2)
-    np.testing.assert_array_equal(ends[some, 0], in_sight.argmax(1))
-    np.testing.assert_array_equal(ends[some, 1], 20 - in_sight[:, ::-1].argmax(1))
+    visible = seen[some].any(2)
+    np.testing.assert_array_equal(ends[some, 0], visible.argmax(1))
+    np.testing.assert_array_equal(ends[some, 1], 20 - visible[:, ::-1].argmax(1))
     assert (ends[:, 0] >= ends[:, 1])[~some & ~narrow].all()
 
 
@@ -88,7 +88,7 @@ UNUSED = arguments.NO_INTERVALS, arguments.NO_CELLS, arguments.NO_GRIDS
 @numba.njit
 def seen_of_intervals(intervals, band, S):
     tile.mask_intervals(S, intervals, M0, N0)
-    return tile.keys_in_sight(band, intervals, M0, M_END, 2, 14)
+    return tile.visible_keys(band, intervals, M0, M_END, 2, 14)
 
 
 @settings(deadline=None)  # it compiles
@@ -111,9 +111,9 @@ def test_intervals(intervals):
 
 
 @numba.njit
-def seen_beside_gaps(sight, intervals, S):
+def seen_beside_gaps(mask, intervals, S):
     tile.mask_intervals(S, intervals, M0, N0)
-    return tile.tile_state(sight, intervals, 0, 0, M0, M_END, N0, N_END)
+    return tile.tile_state(mask, intervals, 0, 0, M0, M_END, N0, N_END)
 
 
 @settings(deadline=None)  # it compiles
@@ -124,8 +124,8 @@ def test_gaps(seed, count):
     bounds = np.random.default_rng(seed).integers(4, 13, (1 + count, 2, M_END)).astype(np.int64)
     bounds[0].sort(axis=0)
     bounds[1:, :, :] += np.random.default_rng(seed).choice([0, 0, 5]) * np.array([[[-1], [1]]])
-    sight, S = arguments.MaskArrays((0, 0, 0, 0), arguments.NO_BANDS, *UNUSED), np.zeros((4, 3), np.float32)
-    state = seen_beside_gaps(sight, bounds.reshape(-1, M_END), S)
+    mask, S = arguments.MaskArrays((0, 0, 0, 0), arguments.NO_BANDS, *UNUSED), np.zeros((4, 3), np.float32)
+    state = seen_beside_gaps(mask, bounds.reshape(-1, M_END), S)
     j = np.arange(N0, N_END)[:, None]
     inside = (bounds[:, 0, None, M0:] <= j) & (j < bounds[:, 1, None, M0:])
     beside = [inside[0] & ~gap for gap in inside[1:]]
@@ -134,9 +134,9 @@ def test_gaps(seed, count):
 
 
 @numba.njit
-def state_and_tile(sight, m0, m_end, n0, n_end, S):
-    tile.mask_cells(S, sight, 0, 0, m0, n0)
-    return tile.tile_state(sight, tile.intervals_of(sight, 0, 0), 0, 0, m0, m_end, n0, n_end)
+def state_and_tile(mask, m0, m_end, n0, n_end, S):
+    tile.mask_cells(S, mask, 0, 0, m0, n0)
+    return tile.tile_state(mask, tile.intervals_of(mask, 0, 0), 0, 0, m0, m_end, n0, n_end)
 
 
 GRIDS = {
@@ -153,12 +153,12 @@ GRIDS = {
 def test_grids(rng, kinds, share):
     mask = All(tuple(GRIDS[kind](rng, share) for kind in kinds.split()))
     problem, inputs = describe(*np.zeros((3, 30, 4)), mask=mask)
-    record = arguments.sight_of(problem, inputs.mask)
-    (sight,) = record.arguments
+    record = arguments.mask_of(problem, inputs.mask)
+    (given,) = record.arguments
     whole = np.broadcast_to(mask.dense(30, 30), (30, 30))
     for m0, n0, (queries, keys) in itertools.product((0, 3, 8, 20), (0, 5, 8, 21), [(1, 1), (9, 4), (4, 9)]):
         S = np.zeros((keys, queries), np.float32)
-        state = state_and_tile(sight, m0, m0 + queries, n0, n0 + keys, S)
+        state = state_and_tile(given, m0, m0 + queries, n0, n0 + keys, S)
         visible = whole[m0 : m0 + queries, n0 : n0 + keys].T
         np.testing.assert_array_equal(S == 0, visible)
         assert state != tile.EMPTY or not visible.any()

@@ -105,7 +105,7 @@ IN_OTHERS = "causal offsets", "lengths", "blocks", "bits"  # edges in int32, two
     *((kind, "warps") for kind in MASKS if kind not in ("window", *IN_OTHERS)),
 ])  # fmt: skip
 def test_masks(rng, hopper, kind, unit):
-    """What is in sight is looked up by the same steps whoever multiplies: each kind once, but see test_masks_together
+    """What is visible is looked up by the same steps whoever multiplies: each kind once, but see test_masks_together
     and, for lengths, test_gradients_by_warpgroups.
 
     Those in int32 and far ones are the same kernels: all four sides have edges.

@@ -27,7 +27,7 @@ class Call(NamedTuple):
     do: Any
     dlse: Any
     mask: tuple  # kinds
-    sight: MaskArgs  # without states
+    mask: MaskArgs  # without states
     drops: Drops
     kept_scale: Any
     wanted: dict  # results in float64, by name
@@ -69,19 +69,19 @@ class Call(NamedTuple):
         delta = (self.do.astype(np.float64) * self.wanted["o"]).sum(-1) - self.dlse
         return np.where(np.isfinite(self.wanted["lse"]), delta, 0).astype(self.dlse.dtype)
 
-    def sight_of(self, kept, tile_m, tile_n):
+    def mask_of(self, kept, tile_m, tile_n):
         """For a kernel that keeps tiles of queries, "q", or of keys, "k"."""
         if "blocks" not in self.mask:
-            return self.sight
+            return self.mask
         batches, heads, seqlen_q = self.lse.shape
         seqlens = seqlen_q, self.k.shape[2]
         sizes = -(-seqlens[0] // tile_m), -(-seqlens[1] // tile_n)
         shape = states_shape(*(sizes if kept == "q" else sizes[::-1]))
-        sight = self.sight._replace(states=(np.zeros((batches, heads, *shape), np.uint32),))
+        mask = self.mask._replace(states=(np.zeros((batches, heads, *shape), np.uint32),))
         source = tile_states(tile_m=tile_m, tile_n=tile_n, kept=kept, mask=self.mask)
         blocks = batches * heads * states_blocks(*shape)
-        launch(source.function, (blocks, 1, 1), source.threads, 0, sight, *map(np.int32, seqlens))
-        return sight
+        launch(source.function, (blocks, 1, 1), source.threads, 0, mask, *map(np.int32, seqlens))
+        return mask
 
 
 def padded(statistic, beyond):

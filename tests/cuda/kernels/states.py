@@ -19,7 +19,7 @@ def random_cells(rng):
     return found.astype(np.uint8)
 
 
-def sight_of(cells, rows, cols, words):
+def mask_of(cells, rows, cols, words):
     states = np.full((1, 2, *words), 0xDEADBEEF, np.uint32)
     numbers = (np.int32(x) for x in (-1000, 1000, 1000, 1000))
     return MaskArgs(*numbers, grids=(Cells(cells, np.int32(rows), np.int32(cols)),), states=(states,)), states
@@ -37,12 +37,12 @@ def shown(cells, rows=ROWS, cols=COLS):
 def states_of(cells, kept):
     """The states as the kernel finds them, and those that it is to find; `kept` queries, or keys by turning it all."""
     if kept == "q":
-        sight, states = sight_of(cells, ROWS, COLS, (KEPT, 2 * WORDS))
+        mask, states = mask_of(cells, ROWS, COLS, (KEPT, 2 * WORDS))
         sizes, lengths = {"tile_m": TILE_M, "tile_n": TILE_N}, (SEQLEN_Q, SEQLEN_K)
     else:
-        sight, states = sight_of(cells.swapaxes(2, 3), COLS, ROWS, (KEPT, 2 * WORDS))
+        mask, states = mask_of(cells.swapaxes(2, 3), COLS, ROWS, (KEPT, 2 * WORDS))
         sizes, lengths = {"tile_m": TILE_N, "tile_n": TILE_M}, (SEQLEN_K, SEQLEN_Q)
     source = tile_states(**sizes, kept=kept, mask=("blocks",))
     blocks = 2 * -(-KEPT * WORDS * WORD // TILES)
-    launch(source.function, (blocks, 1, 1), source.threads, 0, sight, *map(np.int32, lengths))
-    return sight, states
+    launch(source.function, (blocks, 1, 1), source.threads, 0, mask, *map(np.int32, lengths))
+    return mask, states

@@ -2,8 +2,8 @@
 
 float16 and bfloat16 on tensor cores have `mma_backward` instead; dQ comes from here where it is to be deterministic.
 
-`backward_kv` keeps a tile of keys and loops over the queries in its sight: dK and dV. `backward_q` keeps a tile of
-queries and loops over the keys in its sight: dQ. Of short sequences `backward_kv` has all keys, and computes dQ, too:
+`backward_kv` keeps a tile of keys and loops over the queries that see it: dK and dV. `backward_q` keeps a tile of
+queries and loops over the keys that it sees: dQ. Of short sequences `backward_kv` has all keys, and computes dQ, too:
 five products, not seven. Both recompute P from lse. Without atomics the gradients are bitwise
 reproducible. One source for tensor cores and CUDA cores, as in the forward pass. Tiles of packed arrays end with
 their segment.
@@ -59,15 +59,15 @@ from ..shared.layouts import (
 )
 from ..shared.recompute import mask_step_with_dp, recompute_capped
 from ..shared.schedule import place
-from ..shared.segments import count_step, keys_of, queries_of, sight_step, slot_step
+from ..shared.segments import count_step, keys_of, mask_within_step, queries_of, slot_step
 from ..shared.visibility import (
     MASK,
     band_of,
-    keys_in_sight,
     mask_type,
     needs_test,
-    queries_in_sight,
     steps_to_next,
+    visible_keys,
+    visible_queries,
 )
 from ..tables import rows_of, short_rows, with_results
 from .backward_tiles import ALL_KEYS, SHORT_KV, SHORT_Q, TILES_KV, TILES_Q, UNDER_PRESSURE_KV, UNDER_PRESSURE_Q
@@ -102,7 +102,7 @@ def backward_kv(
     band_at, tested, steps = band_of(mask), needs_test(mask), steps_to_next(() if HAS_ALL_KEYS else mask)
     drop = drop_step(S_TILE, dropout, transposed=True)
     apply, pull_back, to_log2 = score_steps(score, S_TILE, ACC, transposed=True)
-    tile_of, sight_of, scores_of = slot_step(mask, "k", tile_n), sight_step(mask), within_segment(score)
+    tile_of, mask_of, scores_of = slot_step(mask, "k", tile_n), mask_within_step(mask), within_segment(score)
 
     @device
     def fetch_q(stage, Q, lse, delta, m0):
@@ -114,31 +114,31 @@ def backward_kv(
     def fetch_do(stage, dO, m0):
         copy_async(allocate(SHARED_DO, stage), dO, COPY_DO, m0)
 
-    def kernel(mQ, mK, mV, mDO, mDK, mDV, mLse, mDelta, sight, scores, drops, group_size, scale, kept_scale, to_dq):
+    def kernel(mQ, mK, mV, mDO, mDK, mDV, mLse, mDelta, mask, scores, drops, group_size, scale, kept_scale, to_dq):
         batches, heads, _ = shape(mLse)
         _, heads_k, seqlen_k, _ = shape(mDK)
         tile, batch, head_k = place(block_index(), batches * heads_k, heads_k)
-        segment, n_block = tile_of(sight.packing, batch, tile, seqlen_k)
+        segment, n_block = tile_of(mask.packing, batch, tile, seqlen_k)
         n0 = n_block * TILE_N
         if n0 >= segment.keys:                                  # a slot without a tile
             return
-        sight, scores = sight_of(sight, segment), scores_of(scores, segment)
+        mask, scores = mask_of(mask, segment), scores_of(scores, segment)
         query, row, (key, end_key) = segment.first_query, segment.first_padded_row, keys_of(segment)
         sK, sV = allocate(SHARED_K), allocate(SHARED_V)
-        end_seen = keys_seen(sight, batch, head_k, group_size, end_key)
+        end_seen = keys_seen(mask, batch, head_k, group_size, end_key)
         copy_async(sK, aligned(mK[batch, head_k][key:end_seen], ROWS_OF), COPY_K, n0)
         copy_async(sV, aligned(mV[batch, head_k][key:end_seen], ROWS_OF), COPY_V, n0)
         dK, dV = full(K_TILE, ZERO), full(V_TILE, ZERO)
         for head in range(head_k * group_size, (head_k + 1) * group_size):
-            band = band_at(sight, batch, head)
-            first, end = queries_in_sight(band, n0, minimum(n0 + TILE_N, segment.keys))
+            band = band_at(mask, batch, head)
+            first, end = visible_queries(band, n0, minimum(n0 + TILE_N, segment.keys))
             # rows beyond a sequence's length are cut off: they may be NaN
             length = maximum(band[2], 1)
             Q = aligned(mQ[batch, head][query : query + length], ROWS_OF)
             dO = aligned(mDO[batch, head][query : query + length], ROWS_OF)
             lse, delta = mLse[batch, head][row : row + length], mDelta[batch, head][row : row + length]
             m_block, m_blocks = first // TILE_M, (end + TILE_M - 1) // TILE_M
-            m_block += steps(sight, batch, head, n_block, m_block, m_blocks - m_block)
+            m_block += steps(mask, batch, head, n_block, m_block, m_blocks - m_block)
             save_zeros(to_dq, batch, head, m_block, m_blocks)
             stage = index(0)
             sync_threads()                                      # all have read the last tile of the previous head
@@ -149,7 +149,7 @@ def backward_kv(
             while m_block < m_blocks:                           # Alg. 4 line 9
                 m0, this = m_block * TILE_M, m_block
                 m_block += 1
-                m_block += steps(sight, batch, head, n_block, m_block, m_blocks - m_block)
+                m_block += steps(mask, batch, head, n_block, m_block, m_blocks - m_block)
                 wait_copies()
                 sync_threads()                                  # dO has arrived, or both; all have read the last Q
                 if IN_TURN:
@@ -166,8 +166,8 @@ def backward_kv(
                 S, F = apply(S, scores, batch, head, query + m0, key + n0)
                 lse_log2 = get(allocate(SHARED_LSE, stage), COLS)
                 P = recompute_capped(S, lse_log2, to_log2(scale))   # line 13: P = exp(S - lse)
-                if tested(sight, band, batch, head, n_block, this, m0, m0 + TILE_M, n0, n0 + TILE_N):
-                    P, F, dP = masked(P, F, dP, sight, band, batch, head, m0, n0)   # line 12: MASK
+                if tested(mask, band, batch, head, n_block, this, m0, m0 + TILE_M, n0, n0 + TILE_N):
+                    P, F, dP = masked(P, F, dP, mask, band, batch, head, m0, n0)   # line 12: MASK
                 Z = drop(full(S_TILE, kept_scale), drops, batch, head, m0, n0)  # line 14
                 dV = dot(dV, left_P(P * Z), sdO)                # lines 15 and 16: dV += (P Z)^T dO
                 if IN_TURN and m_block < m_blocks:
@@ -208,7 +208,7 @@ def backward_q(
     tested, steps = needs_test(mask), steps_to_next(mask)
     drop, (apply, pull_back, to_log2) = drop_step(S_TILE, dropout), score_steps(score, S_TILE, ACC)
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
-    sight_of, scores_of = sight_step(mask), within_segment(score)
+    mask_of, scores_of = mask_within_step(mask), within_segment(score)
 
     @device
     def fetch_k(stage, K, n0):
@@ -218,17 +218,17 @@ def backward_q(
     def fetch_v(stage, V, n0):
         copy_async(allocate(SHARED_V, stage), V, COPY_V, n0)
 
-    def kernel(mQ, mK, mV, mDO, mDQ, mLse, mDelta, sight, scores, drops, group_size, scale, kept_scale):
+    def kernel(mQ, mK, mV, mDO, mDQ, mLse, mDelta, mask, scores, drops, group_size, scale, kept_scale):
         batches, heads, seqlen_q, _ = shape(mDQ)
         tile, batch, head = place(block_index(), batches * heads, heads)
-        number = tiles_of(sight.packing, seqlen_q) - 1 - tile   # the heaviest tiles of a causal mask first
-        segment, m_block = tile_of(sight.packing, batch, number, seqlen_q)
+        number = tiles_of(mask.packing, seqlen_q) - 1 - tile   # the heaviest tiles of a causal mask first
+        segment, m_block = tile_of(mask.packing, batch, number, seqlen_q)
         m0 = m_block * TILE_M
         if m0 >= segment.queries:                               # a slot without a tile
             return
-        sight, scores = sight_of(sight, segment), scores_of(scores, segment)
-        band = band_at(sight, batch, head)
-        first, end = keys_in_sight(band, m0, minimum(m0 + TILE_M, segment.queries))
+        mask, scores = mask_of(mask, segment), scores_of(scores, segment)
+        band = band_at(mask, batch, head)
+        first, end = visible_keys(band, m0, minimum(m0 + TILE_M, segment.queries))
         head_k, key, row = head // group_size, segment.first_key, segment.first_padded_row
         query, end_query = queries_of(segment)
         # rows beyond a sequence's length are cut off: they may be NaN
@@ -236,7 +236,7 @@ def backward_q(
         K = aligned(mK[batch, head_k][key : key + length_k], ROWS_OF)
         V = aligned(mV[batch, head_k][key : key + length_k], ROWS_OF)
         n_block, n_blocks = first // TILE_N, (end + TILE_N - 1) // TILE_N
-        n_block += steps(sight, batch, head, m_block, n_block, n_blocks - n_block)
+        n_block += steps(mask, batch, head, m_block, n_block, n_blocks - n_block)
         sQ, sdO, stage = allocate(SHARED_Q), allocate(SHARED_DO), index(0)
         copy_async(sQ, aligned(mQ[batch, head][query : query + length_q], ROWS_OF), COPY_Q, m0)
         copy_async(sdO, aligned(mDO[batch, head][query : query + length_q], ROWS_OF), COPY_DO, m0)
@@ -249,7 +249,7 @@ def backward_q(
         while n_block < n_blocks:                               # Alg. 4 line 6
             n0, this = n_block * TILE_N, n_block
             n_block += 1
-            n_block += steps(sight, batch, head, m_block, n_block, n_blocks - n_block)
+            n_block += steps(mask, batch, head, m_block, n_block, n_blocks - n_block)
             wait_copies()
             sync_threads()                                      # V has arrived, or both; all have read the last K
             if IN_TURN:
@@ -267,8 +267,8 @@ def backward_q(
             S = product(sQ, sK)                                 # line 11: S = scale Q K^T
             S, F = apply(S, scores, batch, head, query + m0, key + n0)
             P = recompute_capped(S, lse_log2, to_log2(scale))   # line 13: P = exp(S - lse)
-            if tested(sight, band, batch, head, m_block, this, m0, m0 + TILE_M, n0, n0 + TILE_N):
-                P, F, dP = masked(P, F, dP, sight, band, batch, head, m0, n0)   # line 12: MASK
+            if tested(mask, band, batch, head, m_block, this, m0, m0 + TILE_M, n0, n0 + TILE_N):
+                P, F, dP = masked(P, F, dP, mask, band, batch, head, m0, n0)   # line 12: MASK
             Z = drop(full(S_TILE, kept_scale), drops, batch, head, m0, n0)  # line 14
             dS = pull_back(P * (dP * Z - D), F)                 # lines 18 and 20: dS = P (dP Z - D)
             dQ = dot(dQ, left(dS), sK)                          # line 21: dQ += dS K, scaled in the epilogue

@@ -42,7 +42,7 @@ from ..shared.layouts import DTYPES, array_type, result_types, sum_type
 from ..shared.schedule import overlap_launches, split
 from ..shared.softmax import LN_2, logsumexp, softmax_steps
 from ..shared.start import before_type, resume_step
-from ..shared.visibility import BAND, band_kinds, band_of, keys_in_sight, mask_type
+from ..shared.visibility import BAND, band_kinds, band_of, mask_type, visible_keys
 from ..tables import of_o, rounded
 
 THREADS = 128
@@ -113,14 +113,14 @@ def combine(*, dtype, out_dtypes, head_dim_v, threads, mask, score, resumes=Fals
             o = o + x * weights
         return l, o
 
-    def kernel(mPartial, mStatistics, mO, before, mLse, sight, scores, scale_log2, kept_scale):
+    def kernel(mPartial, mStatistics, mO, before, mLse, mask, scores, scale_log2, kept_scale):
         overlap_launches()
         batches, heads, _, seqlen_q, _ = shape(mPartial)
         place = thread_index() // SHARE
         rest, query = split(block_index() * COUNT + place, seqlen_q)
         batch, head = split(rest, heads)
         if batch < batches:
-            keys, end_of_keys = keys_in_sight(band_at(sight, batch, head), 0, seqlen_q)
+            keys, end_of_keys = visible_keys(band_at(mask, batch, head), 0, seqlen_q)
             first, end = chunks_between(keys, end_of_keys)
             O = aligned(mPartial[batch, head, first:end, query], ROWS_OF)
             maxima, sums = mStatistics[batch, head, first:end, query, 0], mStatistics[batch, head, first:end, query, 1]

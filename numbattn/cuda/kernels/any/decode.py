@@ -60,7 +60,7 @@ from ..shared.dropout import DROPOUT, DROPS, drop_step
 from ..shared.layouts import DTYPES, array_type, sum_type
 from ..shared.schedule import finish, next_number, overlap_launches, split
 from ..shared.softmax import softmax_steps
-from ..shared.visibility import MASK, band_of, element_test, is_shown, keys_in_sight, mask_type, needs_test
+from ..shared.visibility import MASK, band_of, element_test, is_shown, mask_type, needs_test, visible_keys
 from ..tables import has_tensor_cores, head_dims
 from .combine import PARTIALS
 from .decode_loads import WARPS, cp_async_loads
@@ -88,7 +88,7 @@ class DecodeTile(NamedTuple):
 class DecodeCall(NamedTuple):
     """What work tiles follow from."""
 
-    sight: Any
+    mask: Any
     heads: Any
     group_size: Any
     tiles_of_chunk: Any
@@ -156,8 +156,8 @@ def decode(
         """Chunks vary slowest: sequences that have ended leave the last numbers empty."""
         chunk, tile = split(minimum(number, call.tiles - 1), call.tiles_of_chunk)
         batch, head_k, head, end = place_of(tile, call)
-        band = band_at(call.sight, batch, head)
-        first_seen, end_seen = keys_in_sight(band, 0, call.seqlen_q)
+        band = band_at(call.mask, batch, head)
+        first_seen, end_seen = visible_keys(band, 0, call.seqlen_q)
         n_block = maximum(first_seen, first_key(chunk)) // TILE_N
         n_blocks = (minimum(end_seen, first_key(chunk + 1)) + TILE_N - 1) // TILE_N if number < call.tiles else 0
         return DecodeTile(number, batch, head_k, head, end, chunk, n_block, n_blocks, band)
@@ -186,19 +186,19 @@ def decode(
     @device
     def next_tile(work, following, n_block, call):
         """This warp's next tile of keys that is not empty, from number n_block on, and the work tile that it is in."""
-        while n_block < work.n_blocks and not shown(call.sight, work.batch, work.head, 0, n_block):
+        while n_block < work.n_blocks and not shown(call.mask, work.batch, work.head, 0, n_block):
             n_block += WARPS
         if n_block < work.n_blocks:
             return work, n_block
         return following, following.n_block + thread_index() // WARP
 
-    def kernel(mQ, mK, mV, cache, mPartial, mStatistics, sight, scores, drops, counters, group_size, scale_log2):
+    def kernel(mQ, mK, mV, cache, mPartial, mStatistics, mask, scores, drops, counters, group_size, scale_log2):
         start()
         overlap_launches()
         batches, heads, chunks, seqlen_q, _ = shape(mStatistics)
         of_chunk = tiles_of_chunk(batches, heads, group_size)
         tiles = of_chunk * chunks
-        call = DecodeCall(sight, heads, group_size, of_chunk, chunks, seqlen_q, tiles)
+        call = DecodeCall(mask, heads, group_size, of_chunk, chunks, seqlen_q, tiles)
         warp = thread_index() // WARP
         work, following = work_tile(block_index(), call), work_tile(block_index() + grid_size(), call)
         if thread_index() == 0:                                 # nothing has been drawn
@@ -209,7 +209,7 @@ def decode(
         load_k(K, mK, cache, ahead, n_ahead)
         load_v(V, mV, cache, ahead, n_ahead)
         if warp == 0:
-            count_chunks(sight)
+            count_chunks(mask)
         while work.number < tiles:
             if thread_index() == 0:
                 draw(counters, call)
@@ -224,8 +224,8 @@ def decode(
                 K = next_use(K)
                 load_k(K, mK, cache, ahead, n_ahead)            # in flight while O is computed
                 S = scored(S, scores, work, n0)
-                if tested(sight, work.band, work.batch, work.head, 0, n_block, 0, seqlen_q, n0, n0 + TILE_N):
-                    S = where(sees(sight, work.band, work.batch, work.head, 0, n0), S, NO_SCORE)    # line 11: MASK(S)
+                if tested(mask, work.band, work.batch, work.head, 0, n_block, 0, seqlen_q, n0, n0 + TILE_N):
+                    S = where(sees(mask, work.band, work.batch, work.head, 0, n0), S, NO_SCORE)    # line 11: MASK(S)
                 P, m, l, alpha = softmax_step(S, m, l, scale_log2)          # lines 12 and 13
                 P = drop(P, drops, work.batch, work.head, 0, n0)            # line 14: dropout(P)
                 sV = wait_v(V, work, n_block)

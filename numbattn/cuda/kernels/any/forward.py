@@ -1,7 +1,7 @@
 """Attention forward on any GPU: Algorithm 2, and 5 where the mask has blocks (lines 10 to 16 are the same in both).
 
 One source for tensor cores (float32, float64) and for CUDA cores: the layouts of S and O say which. A block keeps a
-tile of queries and loops over the keys in their sight. V of a tile is in flight while S is computed, K of the next tile
+tile of queries and loops over the keys that they see. V of a tile is in flight while S is computed, K of the next tile
 while O is computed. O is divided by l once, in the epilogue. Tiles of packed arrays end with their segment.
 """
 
@@ -43,10 +43,10 @@ from ..shared.layouts import (
     vector,
 )
 from ..shared.schedule import place
-from ..shared.segments import count_step, queries_of, sight_step, slot_step
+from ..shared.segments import count_step, mask_within_step, queries_of, slot_step
 from ..shared.softmax import LN_2, logsumexp, softmax_steps
 from ..shared.start import before_type, start_step
-from ..shared.visibility import MASK, band_of, element_test, keys_in_sight, mask_type, needs_test, steps_to_next
+from ..shared.visibility import MASK, band_of, element_test, mask_type, needs_test, steps_to_next, visible_keys
 from ..tables import Crowded, Tiles, of_o, parameters, rows_of
 
 
@@ -72,20 +72,20 @@ def forward(
     drop, (apply, *_) = drop_step(S_TILE, dropout), score_steps(score, S_TILE, ACC, after=len(score))
     (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
-    sight_of, scores_of = sight_step(mask), within_segment(score)
+    mask_of, scores_of = mask_within_step(mask), within_segment(score)
     start = start_step(S_TILE, O_TILE, ACC, NO_MAX, resumes)
 
-    def kernel(mQ, mK, mV, mO, before, mLse, sight, scores, drops, group_size, scale_log2, kept_scale):
+    def kernel(mQ, mK, mV, mO, before, mLse, mask, scores, drops, group_size, scale_log2, kept_scale):
         batches, heads, seqlen_q = shape(mLse)
         tile, batch, head = place(block_index(), batches * heads, heads)
-        number = tiles_of(sight.packing, seqlen_q) - 1 - tile   # the heaviest tiles of a causal mask first
-        segment, m_block = tile_of(sight.packing, batch, number, seqlen_q)
+        number = tiles_of(mask.packing, seqlen_q) - 1 - tile   # the heaviest tiles of a causal mask first
+        segment, m_block = tile_of(mask.packing, batch, number, seqlen_q)
         m0 = m_block * TILE_M
         if m0 >= segment.queries:                               # a slot without a tile
             return
-        sight, scores = sight_of(sight, segment), scores_of(scores, segment)
-        band = band_at(sight, batch, head)
-        first, end = keys_in_sight(band, m0, minimum(m0 + TILE_M, segment.queries))
+        mask, scores = mask_of(mask, segment), scores_of(scores, segment)
+        band = band_at(mask, batch, head)
+        first, end = visible_keys(band, m0, minimum(m0 + TILE_M, segment.queries))
         head_k, key, (query, end_query) = head // group_size, segment.first_key, queries_of(segment)
         # rows beyond a sequence's length are cut off: they may be NaN
         Q = aligned(mQ[batch, head][query : query + maximum(band[2], 1)], ROWS_OF)
@@ -95,7 +95,7 @@ def forward(
         O, m, l = start(before, mLse, segment, batch, head, m0, scale_log2, kept_scale)
         n_block = first // TILE_N
         n_blocks = (end + TILE_N - 1) // TILE_N
-        n_block += steps(sight, batch, head, m_block, n_block, n_blocks - n_block)
+        n_block += steps(mask, batch, head, m_block, n_block, n_blocks - n_block)
         copy_async(sQ, Q, COPY_Q, m0)
         copy_async(sK, K, COPY_K, n_block * TILE_N)
         wait_copies()
@@ -105,14 +105,14 @@ def forward(
             copy_async(sV, V, COPY_V, n0)                       # in flight while S is computed
             S = product(sQ, sK)                                 # Alg. 2 line 10: S = Q K^T
             S, _ = apply(S, scores, batch, head, query + m0, key + n0)
-            if tested(sight, band, batch, head, m_block, n_block, m0, m0 + TILE_M, n0, n0 + TILE_N):
-                S = where(sees(sight, band, batch, head, m0, n0), S, NO_SCORE)  # line 11: MASK(S)
+            if tested(mask, band, batch, head, m_block, n_block, m0, m0 + TILE_M, n0, n0 + TILE_N):
+                S = where(sees(mask, band, batch, head, m0, n0), S, NO_SCORE)  # line 11: MASK(S)
             P, m, l, alpha = softmax_step(S, m, l, scale_log2)  # lines 12 and 13
             P = drop(P, drops, batch, head, m0, n0)             # line 14: dropout(P)
             wait_copies()
             sync_threads()                                      # V has arrived, all have read K
             n_block += 1
-            n_block += steps(sight, batch, head, m_block, n_block, n_blocks - n_block)
+            n_block += steps(mask, batch, head, m_block, n_block, n_blocks - n_block)
             copy_async(sK, K, COPY_K, n_block * TILE_N)         # in flight while O is computed
             O = dot(O * alpha, left(P), sV)                     # line 15: O = alpha O + P V
             wait_copies()

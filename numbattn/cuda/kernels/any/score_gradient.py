@@ -43,7 +43,7 @@ from ..shared.dropout import DROPOUT, drop_step
 from ..shared.layouts import DTYPES, array_type, buffers, sum_type, sums
 from ..shared.recompute import recompute_capped
 from ..shared.shares import score_matrix, share_of
-from ..shared.visibility import FARTHEST, MASK, band_of, element_test, is_shown, keys_in_sight, needs_test
+from ..shared.visibility import FARTHEST, MASK, band_of, element_test, is_shown, needs_test, visible_keys
 from ..tables import parameters, rows_of
 from .backward import source
 from .backward_tiles import TILES_Q, UNDER_PRESSURE_Q
@@ -57,7 +57,7 @@ class DsArguments(NamedTuple):
 
     inputs: Any  # Q, K, V, dO
     statistics: Any  # of rows: lse in base 2, delta
-    sight: Any
+    mask: Any
     scores: Any
     drops: Any
     group_size: Any
@@ -86,7 +86,7 @@ def walk_steps(keys_of, mask):
         n_block += 1
         while matrix < walk.share.end:
             while n_block < n_end:
-                if shown(given.sight, batch, head, m_block, n_block):
+                if shown(given.mask, batch, head, m_block, n_block):
                     return Place(matrix, batch, head, m_block, n_block, n_end)
                 n_block += 1
             m_block += 1
@@ -94,7 +94,7 @@ def walk_steps(keys_of, mask):
                 matrix, m_block = matrix + 1, walk.m_first
             if matrix < walk.share.end:
                 batch, head = score_matrix(walk.share, matrix)
-                n_block, n_end = keys_of(walk, given, band_at(given.sight, batch, head), batch, head, m_block)
+                n_block, n_end = keys_of(walk, given, band_at(given.mask, batch, head), batch, head, m_block)
         return Place(matrix, batch, head, m_block, n_block, n_end)
 
     @device
@@ -130,7 +130,7 @@ def sum_step(
     @device
     def lengths_of(given, at):
         """Rows beyond a sequence's length are cut off: they may be NaN."""
-        band = band_at(given.sight, at.batch, at.head)
+        band = band_at(given.mask, at.batch, at.head)
         return maximum(band[2], 1), maximum(band[3], 1)
 
     @device
@@ -146,7 +146,7 @@ def sum_step(
     @device
     def sum_of(walk, given):
         """By all threads."""
-        (mQ, mK, mV, mDO), (mLse, mDelta), sight, scores, drops, group_size, kept_scale = given
+        (mQ, mK, mV, mDO), (mLse, mDelta), mask, scores, drops, group_size, kept_scale = given
         sQ, sdO, sK, sV = allocate(SHARED_Q), allocate(SHARED_DO), allocate(SHARED_K), allocate(SHARED_V)
         total, end, at = full(S_TILE, ZERO), walk.share.end, first_place(walk, given)
         sync_threads()                                          # all have read the last tiles
@@ -169,9 +169,9 @@ def sum_step(
             P = recompute_capped(S, lse_log2, to_log2(scores.scale))    # line 13
             Z = drop(full(S_TILE, kept_scale), drops, batch, head, m0, n0)  # line 14
             dS = pull_back(P * (dP * Z - D), F)                 # line 20
-            band = band_at(sight, batch, head)
-            if tested(sight, band, batch, head, at.m_block, at.n_block, m0, m0 + TILE_M, n0, n0 + TILE_N):
-                dS = where(sees(sight, band, batch, head, m0, n0), dS, 0)   # line 12: what is masked may be NaN
+            band = band_at(mask, batch, head)
+            if tested(mask, band, batch, head, at.m_block, at.n_block, m0, m0 + TILE_M, n0, n0 + TILE_N):
+                dS = where(sees(mask, band, batch, head, m0, n0), dS, 0)   # line 12: what is masked may be NaN
             total = add(total, dS, given, batch, head, m0, n0, walk)
             at = following
         return total
@@ -208,7 +208,7 @@ def bias_gradient(*, out_dtype, sums_rows, sums_cols, **about):
     @device
     def keys_of(walk, given, band, batch, head, m_block):
         m0, (_, _, seqlen_q) = m_block * TILE_M, shape(given.statistics[0])
-        first, end = keys_in_sight(band, m0, minimum(m0 + TILE_M, seqlen_q))
+        first, end = visible_keys(band, m0, minimum(m0 + TILE_M, seqlen_q))
         return maximum(first // TILE_N, walk.n_first), minimum((end + TILE_N - 1) // TILE_N, walk.n_end)
 
     @device
@@ -218,9 +218,9 @@ def bias_gradient(*, out_dtype, sums_rows, sums_cols, **about):
     _, shared, sum_of = sum_step(keys_of, plain_sum if weighted is None else weighted_sum, **about)
 
     def kernel(
-        mQ, mK, mV, mDO, mDB, mLse, mDelta, sight, scores, drops, group_size, kept_scale, own_batches, own_heads, adds
+        mQ, mK, mV, mDO, mDB, mLse, mDelta, mask, scores, drops, group_size, kept_scale, own_batches, own_heads, adds
     ):
-        given = DsArguments((mQ, mK, mV, mDO), (mLse, mDelta), sight, scores, drops, group_size, kept_scale)
+        given = DsArguments((mQ, mK, mV, mDO), (mLse, mDelta), mask, scores, drops, group_size, kept_scale)
         (batches, heads, seqlen_q), (_, _, seqlen_k, _), (_, _, parts, _, _) = shape(mLse), shape(mK), shape(mDB)
         m_blocks, n_blocks = (seqlen_q + TILE_M - 1) // TILE_M, (seqlen_k + TILE_N - 1) // TILE_N
         m_count, n_count = 1 if SUMS_ROWS else m_blocks, 1 if SUMS_COLS else n_blocks
@@ -256,7 +256,7 @@ def diagonal_sums(**about):
     @device
     def keys_of(walk, given, band, batch, head, m_block):
         m0, (_, _, seqlen_q) = m_block * TILE_M, shape(given.statistics[0])
-        first, end = keys_in_sight(band, m0, minimum(m0 + TILE_M, seqlen_q))
+        first, end = visible_keys(band, m0, minimum(m0 + TILE_M, seqlen_q))
         n0 = walk.n_first + (m_block - walk.m_first) * TILE_M
         n_block = n0 // TILE_N
         return n_block, n_block + 1 if first < n0 + TILE_N and n0 < end else n_block
@@ -264,10 +264,10 @@ def diagonal_sums(**about):
     _, shared, sum_of = sum_step(keys_of, plain_sum, **about)
 
     def kernel(
-        mQ, mK, mV, mDO, mSums, mLse, mDelta, sight, scores, drops, group_size, kept_scale, own_batches, own_heads,
+        mQ, mK, mV, mDO, mSums, mLse, mDelta, mask, scores, drops, group_size, kept_scale, own_batches, own_heads,
         adds, mSkewed, mPlain,
     ):  # fmt: skip
-        given = DsArguments((mQ, mK, mV, mDO), (mLse, mDelta), sight, scores, drops, group_size, kept_scale)
+        given = DsArguments((mQ, mK, mV, mDO), (mLse, mDelta), mask, scores, drops, group_size, kept_scale)
         (batches, heads, seqlen_q), (_, _, seqlen_k, _), (_, _, parts, _, _) = shape(mLse), shape(mK), shape(mSums)
         items, place = own_batches * own_heads * parts * count(seqlen_q, seqlen_k), block_index()
         for item in range(block_index(), items, grid_size()):
@@ -319,7 +319,7 @@ def entry_sums(**about):
         (table, offsets), (_, _, seqlen_q) = given.scores.parts[NUMBER], shape(given.statistics[0])
         (_, _, entries), m0 = shape(table), m_block * TILE_M
         m_end = minimum(m0 + TILE_M, seqlen_q)
-        first, end = keys_in_sight(band, m0, m_end)
+        first, end = visible_keys(band, m0, m_end)
         near, far = keys_with(walk.entry, entries, offsets[batch, head], m0, m_end)
         return maximum(first, near) // TILE_N, (minimum(end, far) + TILE_N - 1) // TILE_N
 
@@ -331,9 +331,9 @@ def entry_sums(**about):
     _, shared, sum_of = sum_step(keys_of, sum_of_entry, **about)
 
     def kernel(
-        mQ, mK, mV, mDO, mSums, mLse, mDelta, sight, scores, drops, group_size, kept_scale, own_batches, own_heads, adds
+        mQ, mK, mV, mDO, mSums, mLse, mDelta, mask, scores, drops, group_size, kept_scale, own_batches, own_heads, adds
     ):
-        given = DsArguments((mQ, mK, mV, mDO), (mLse, mDelta), sight, scores, drops, group_size, kept_scale)
+        given = DsArguments((mQ, mK, mV, mDO), (mLse, mDelta), mask, scores, drops, group_size, kept_scale)
         (batches, heads, seqlen_q), (_, _, parts, _, entries) = shape(mLse), shape(mSums)
         entry, number = block_index() % entries, block_index() // entries
         share = share_of(number, parts, own_batches, own_heads, batches, heads)

@@ -36,8 +36,8 @@ def tile_states(*, tile_m, tile_n, kept, mask):
 
     def state_of(g):
         @device
-        def state(sight, batch, head, m0, n0, seqlen_q, seqlen_k):
-            cells, rows, cols = sight.grids[g]
+        def state(mask, batch, head, m0, n0, seqlen_q, seqlen_k):
+            cells, rows, cols = mask.grids[g]
             cells = cells[batch, head]
             some, every = False, True
             for r in range(m0 // rows, (minimum(m0 + TILE_M, seqlen_q) - 1) // rows + 1):
@@ -49,8 +49,8 @@ def tile_states(*, tile_m, tile_n, kept, mask):
         return state
 
     @device
-    def state_by_intervals(sight, batch, head, m0, n0, seqlen_q, seqlen_k):
-        first, end = sight.intervals
+    def state_by_intervals(mask, batch, head, m0, n0, seqlen_q, seqlen_k):
+        first, end = mask.intervals
         first, end, n_end = first[batch, head], end[batch, head], minimum(n0 + TILE_N, seqlen_k)
         some, every = False, True
         for i in range(m0, minimum(m0 + TILE_M, seqlen_q)):
@@ -60,8 +60,8 @@ def tile_states(*, tile_m, tile_n, kept, mask):
 
     def state_beside_gap(g):
         @device
-        def state(sight, batch, head, m0, n0, seqlen_q, seqlen_k):
-            first, end, gap, gap_end = *sight.intervals, sight.gaps[2 * g], sight.gaps[2 * g + 1]
+        def state(mask, batch, head, m0, n0, seqlen_q, seqlen_k):
+            first, end, gap, gap_end = *mask.intervals, mask.gaps[2 * g], mask.gaps[2 * g + 1]
             first, end, n_end = first[batch, head], end[batch, head], minimum(n0 + TILE_N, seqlen_k)
             gap, gap_end = gap[batch, head], gap_end[batch, head]
             some, every = False, True
@@ -76,9 +76,9 @@ def tile_states(*, tile_m, tile_n, kept, mask):
 
     def least(one, other):
         @device
-        def state(sight, batch, head, m0, n0, seqlen_q, seqlen_k):
-            return minimum(one(sight, batch, head, m0, n0, seqlen_q, seqlen_k),
-                           other(sight, batch, head, m0, n0, seqlen_q, seqlen_k))
+        def state(mask, batch, head, m0, n0, seqlen_q, seqlen_k):
+            return minimum(one(mask, batch, head, m0, n0, seqlen_q, seqlen_k),
+                           other(mask, batch, head, m0, n0, seqlen_q, seqlen_k))
 
         return state
 
@@ -86,9 +86,9 @@ def tile_states(*, tile_m, tile_n, kept, mask):
     by_intervals = [*map(state_beside_gap, range(mask.count(GAP)))] or [state_by_intervals] * (BY_INTERVALS in mask)
     state = reduce(least, states + by_intervals)
 
-    def kernel(sight, seqlen_q, seqlen_k):
+    def kernel(mask, seqlen_q, seqlen_k):
         overlap_launches()
-        out = sight.states[0]
+        out = mask.states[0]
         batches, heads, kept_tiles, words = shape(out)
         words = words // 2
         chunk, batch, head = place(block_index(), batches * heads, heads)
@@ -98,7 +98,7 @@ def tile_states(*, tile_m, tile_n, kept, mask):
             m0, n0 = (kept_tile, tile) if KEEPS_Q else (tile, kept_tile)
             m0, n0 = m0 * TILE_M, n0 * TILE_N
             if m0 < seqlen_q and n0 < seqlen_k:
-                found = state(sight, batch, head, m0, n0, seqlen_q, seqlen_k)
+                found = state(mask, batch, head, m0, n0, seqlen_q, seqlen_k)
             not_empty, full = ballot(found != EMPTY), ballot(found == FULL)
             if thread_index() % WORD == 0:
                 out[batch, head, kept_tile, 2 * word] = not_empty

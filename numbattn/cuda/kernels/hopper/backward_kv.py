@@ -125,7 +125,7 @@ def hopper_backward_kv(
     @device
     def start_s(K, Q, dO, tile, at, args):
         """Product 1 of a tile of queries, transposed, in flight."""
-        left = band_at(args.sight, tile.batch, at.head)[2] - at.m_block * TILE_M
+        left = band_at(args.mask, tile.batch, at.head)[2] - at.m_block * TILE_M
         clear_queries(Q, left)
         clear_queries(dO, left)
         wait(Q)
@@ -137,7 +137,7 @@ def hopper_backward_kv(
 
     @device
     def go_on(walk, tile, args):
-        return Walk(walk.last, walk.at, walk.after, next_queries(args.sight, tile, walk.after))
+        return Walk(walk.last, walk.at, walk.after, next_queries(args.mask, tile, walk.after))
 
     def step_without_dq(ds_of, is_last=False):
         AHEAD = int(not is_last)                                # whether product 1 is in flight
@@ -199,20 +199,20 @@ def hopper_backward_kv(
         wait_for(stage(K_PIPELINE, 0), CONSUMERS)
         wait_for(stage(V_PIPELINE, 0), CONSUMERS)
         if CLEARS_KEYS:
-            left = longest(args.sight, tile) - n0
+            left = longest(args.mask, tile) - n0
             clear(K, left)
             clear(V, left)
             fence_async_proxy()
             sync_warpgroups(CONSUMERS)
-        none, at = QueryTile(index(0), index(0), index(0)), first_queries(args.sight, tile)
+        none, at = QueryTile(index(0), index(0), index(0)), first_queries(args.mask, tile)
         if at.m_block < at.m_blocks:
             if ADDS_DQ:
                 publish_ds(full(S_TILE, ZERO), stages.dS, none, mSums, tile)    # before the first tile there is no dS
             S = wgmma_wait(start_s(K, stages.Q, stages.dO, tile, at, args), 0)
             acc = BackwardAccumulators(dK, dV, S, read_lse(stages.Q), read_delta(stages.Q))
-            walk = Walk(none, none, at, next_queries(args.sight, tile, at))
+            walk = Walk(none, none, at, next_queries(args.mask, tile, at))
             while has_next(walk):
-                while has_next(walk) and not needs_mask(args.sight, tile, walk.at, n0):
+                while has_next(walk) and not needs_mask(args.mask, tile, walk.at, n0):
                     acc = step(acc, K, V, stages, walk, tile, n0, mSums, args)
                     stages, walk = advance_all(stages), go_on(walk, tile, args)
                 if has_next(walk):
@@ -233,17 +233,17 @@ def hopper_backward_kv(
     keys_of_block = keys_step(mask, tile_n)
 
     def kernel(
-        mQ, mK, mV, mDO, biases, mDK, mDV, mSums, mLse, mDelta, sight, scores, drops, group_size, scale, scale_log2,
+        mQ, mK, mV, mDO, biases, mDK, mDV, mSums, mLse, mDelta, mask, scores, drops, group_size, scale, scale_log2,
         kept_scale, at_once, delta_scale,
     ):  # fmt: skip
         begin()
-        tile, sight = keys_of_block(mLse, mDK, sight, group_size, at_once)
+        tile, mask = keys_of_block(mLse, mDK, mask, group_size, at_once)
         if tile.first < tile.end:                               # else a slot without a tile
             args = BackwardArguments(
-                sight, scores_of(scores, tile.segment), drops, scale_log2, kept_scale, delta_scale
+                mask, scores_of(scores, tile.segment), drops, scale_log2, kept_scale, delta_scale
             )  # fmt: skip
             B = stage(B_PIPELINE, 0)
-            given = mQ, mK, mV, mDO, biases, mLse, mDelta, sight, tile, B
+            given = mQ, mK, mV, mDO, biases, mLse, mDelta, mask, tile, B
             take_roles((mDK, mDV, mSums, tile, scale, args), (given,))
 
     tiles = *given, *[SHARED_B] * bool(bias_dtype)

@@ -37,7 +37,7 @@ from ..shared.dropout import dropout_steps
 from ..shared.layouts import DTYPES
 from ..shared.recompute import mask_step, recompute
 from ..shared.schedule import at_once, place_grouped
-from ..shared.segments import count_step, queries_of, sight_step, slot_step
+from ..shared.segments import count_step, mask_within_step, queries_of, slot_step
 from ..shared.visibility import (
     band_of,
     has_key_lengths,
@@ -103,13 +103,13 @@ def hopper_backward_q(
     looked_up, at_hand, scored = score_tile_steps(look_up, apply, tile_n, CONSUMERS, SHARED_B)
     clear_keys, CLEARS_QUERIES = clear_step(tile_n, CONSUMERS, has_key_lengths(mask)), has_query_lengths(mask)
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
-    sight_of, scores_of = sight_step(mask, ROWS), within_segment(score)
-    blocks_in_sight, next_n_block = block_steps(mask, tile_n)
+    mask_of, scores_of = mask_within_step(mask, ROWS), within_segment(score)
+    visible_blocks, next_n_block = block_steps(mask, tile_n)
 
     @device
-    def work_tile(sight, segment, batch, head, m_block, m_end):
+    def work_tile(mask, segment, batch, head, m_block, m_end):
         """By each role: once, before they part, it costs 1 % of the time at head_dim 256."""
-        first, end = blocks_in_sight(sight, batch, head, m_block * TILE_M, m_end)
+        first, end = visible_blocks(mask, batch, head, m_block * TILE_M, m_end)
         return WorkTile(batch, head, m_block, first, end, segment)
 
     @device
@@ -120,18 +120,18 @@ def hopper_backward_q(
     load_bias = load_bias_step(SHARED_B, CONSUMERS, bias_of)
 
     @device
-    def load_tiles(mQ, mK, mV, mDO, biases, sight, tile, head_k):
+    def load_tiles(mQ, mK, mV, mDO, biases, mask, tile, head_k):
         """The producer, one thread."""
         prefetch_tensor_map(mK)
         prefetch_tensor_map(mV)
-        work = work_tile(sight, *tile)
+        work = work_tile(mask, *tile)
         Q, dO, K, V = stage(Q_PIPELINE, 0), stage(DO_PIPELINE, 0), stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
         for consumer in range(CONSUMERS):
             m0 = work.segment.first_query + work.m_block * TILE_M + consumer * ROWS
             tma_load(Q, mQ, work.batch, work.head, m0)
             tma_load(dO, mDO, work.batch, work.head, m0)
             Q, dO = advance(Q, 1), advance(dO, 1)
-        n_block = next_n_block(work, sight, work.n_block)
+        n_block = next_n_block(work, mask, work.n_block)
         while n_block < work.n_blocks:
             n0 = work.segment.first_key + n_block * TILE_N
             acquire(K)
@@ -141,7 +141,7 @@ def hopper_backward_q(
             acquire(V)
             tma_load(V, mV, work.batch, head_k, n0)
             K, V = advance(K, 1), advance(V, 1)
-            n_block = next_n_block(work, sight, opaque(n_block + 1))
+            n_block = next_n_block(work, mask, opaque(n_block + 1))
 
     @device
     def start_scores(Q, K, V, n_block, band):
@@ -161,8 +161,8 @@ def hopper_backward_q(
         dP = dot(S_TILE, kept.dO, V.tile.T)                     # line 17: dP = dO V^T, in flight
         S, F = scored(S, here, tile, args.scores, n_block)
         P = recompute(S, kept.lse, args.scale_log2)             # line 13: P = exp(S - lse)
-        if tested(args.sight, kept.band, batch, head, tile.m_block, n_block, m0, m0 + ROWS, n0, n0 + TILE_N):
-            P, F = masked(P, F, args.sight, kept.band, batch, head, m0, n0)     # line 12: MASK
+        if tested(args.mask, kept.band, batch, head, tile.m_block, n_block, m0, m0 + ROWS, n0, n0 + TILE_N):
+            P, F = masked(P, F, args.mask, kept.band, batch, head, m0, n0)     # line 12: MASK
         P = sign_dropped(P, args.drops, batch, head, m0, n0)                            # line 14
         dS = pull_back(dS_of(P, wgmma_wait(dP, 0), kept.D, args.delta_scale), F)        # line 20
         release(V)
@@ -171,8 +171,8 @@ def hopper_backward_q(
     @device
     def compute(mDQ, mLse, mDelta, tile, scale, args):
         """The consumers, whole warpgroups."""
-        consumer, (batch, head, m_block, first, n_blocks, segment) = warpgroup_index(), work_tile(args.sight, *tile)
-        m0, band = m_block * TILE_M + consumer * ROWS, band_at(args.sight, batch, head)
+        consumer, (batch, head, m_block, first, n_blocks, segment) = warpgroup_index(), work_tile(args.mask, *tile)
+        m0, band = m_block * TILE_M + consumer * ROWS, band_at(args.mask, batch, head)
         tile = ConsumerTile(batch, head, m0, m_block, first, n_blocks, segment)
         sQ, sDO = stage(Q_PIPELINE, consumer), stage(DO_PIPELINE, consumer)
         K, V, Q, dO = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0), sQ.tile, sDO.tile
@@ -187,11 +187,11 @@ def hopper_backward_q(
         padded_row = segment.first_padded_row + m0
         lse, D = load(mLse[batch, head], ROW_VECTOR, padded_row), load(mDelta[batch, head], ROW_VECTOR, padded_row)
         dQ, kept = full(Q_TILE, ZERO), Kept(dO, lse, D, band)
-        n_block = next_n_block(tile, args.sight, first)
+        n_block = next_n_block(tile, args.mask, first)
         if n_block < n_blocks:
             found = looked_up(tile, args.scores, n_block)
             S = wgmma_wait(start_scores(Q, K, V, n_block, band), 0)
-            after = next_n_block(tile, args.sight, opaque(n_block + 1))
+            after = next_n_block(tile, args.mask, opaque(n_block + 1))
             while after < n_blocks:
                 dQ = step(dQ, S, found, kept, K, V, tile, n_block, args)
                 found = looked_up(tile, args.scores, after)
@@ -200,7 +200,7 @@ def hopper_backward_q(
                 release(K)
                 S = wgmma_wait(S, 0)
                 K, V, n_block = advance(K, 1), advance(V, 1), after
-                after = next_n_block(tile, args.sight, opaque(n_block + 1))
+                after = next_n_block(tile, args.mask, opaque(n_block + 1))
             dQ = wgmma_wait(step(dQ, S, found, kept, K, V, tile, n_block, args), 0)
             release(K)
         sync_warpgroup()                                        # all have read Q
@@ -211,19 +211,19 @@ def hopper_backward_q(
     begin, take_roles = warp_specialised(own_pipelines, CONSUMERS, REGISTERS, compute, load_tiles)
 
     def kernel(
-        mQ, mK, mV, mDO, biases, mDQ, mLse, mDelta, sight, scores, drops, group_size, scale, scale_log2,
+        mQ, mK, mV, mDO, biases, mDQ, mLse, mDelta, mask, scores, drops, group_size, scale, scale_log2,
         kept_scale, at_once, delta_scale,
     ):
         begin()
         batches, heads, seqlen_q, _ = shape(mDQ)
-        m_blocks = tiles_of(sight.packing, seqlen_q)
+        m_blocks = tiles_of(mask.packing, seqlen_q)
         number, batch, head = place_grouped(block_index(), m_blocks, batches * heads, heads, at_once)
-        segment, m_block = tile_of(sight.packing, batch, m_blocks - 1 - number, seqlen_q)   # heaviest first, if causal
-        sight, m_end = sight_of(sight, segment), minimum((m_block + 1) * TILE_M, segment.queries)
+        segment, m_block = tile_of(mask.packing, batch, m_blocks - 1 - number, seqlen_q)   # heaviest first, if causal
+        mask, m_end = mask_of(mask, segment), minimum((m_block + 1) * TILE_M, segment.queries)
         if m_block * TILE_M < m_end:                            # else a slot without a tile
             tile = segment, batch, head, m_block, m_end
-            args = BackwardArguments(sight, scores_of(scores, segment), drops, scale_log2, kept_scale, delta_scale)
-            given = mQ, mK, mV, mDO, biases, sight, tile, head // group_size
+            args = BackwardArguments(mask, scores_of(scores, segment), drops, scale_log2, kept_scale, delta_scale)
+            given = mQ, mK, mV, mDO, biases, mask, tile, head // group_size
             take_roles((mDQ, mLse, mDelta, tile, scale, args), (given,))
 
     tiles = SHARED_Q, SHARED_K, SHARED_V, SHARED_DO, *[SHARED_B] * HAS_TMA_BIAS

@@ -1,6 +1,6 @@
 """What the backward kernels on Hopper share (wgmma, TMA): Algorithm 4, warp-specialised.
 
-Two kernels keep a tile of keys and loop over the queries in its sight: dK and dV. `hopper_backward_kv` can also add up
+Two kernels keep a tile of keys and loop over the queries that see it: dK and dV. `hopper_backward_kv` can also add up
 dQ, in global memory, together with all other blocks; `round_dq` then rounds the sums. In `hopper_backward_wide` a
 consumer has registers for only one of the accumulators, since head_dim is large, or a score has a derivative and much
 else is looked up: the first one computes P and dV, the second dS and dK. `hopper_backward_q` keeps a tile of queries
@@ -56,7 +56,7 @@ ZERO = np.float32(0)
 class BackwardArguments(NamedTuple):
     """What consumers need of the kernel's arguments."""
 
-    sight: Any
+    mask: Any
     scores: Any
     drops: Any
     scale_log2: Any
@@ -94,7 +94,7 @@ def loader(pipelines, first_queries, next_queries, load_more=nothing_more):
     TILE_M, PARTS = Q_PIPELINE.tile.rows, K_PIPELINE.tile.stages
 
     @device
-    def load_tiles(mQ, mK, mV, mDO, biases, mLse, mDelta, sight, tile, more):
+    def load_tiles(mQ, mK, mV, mDO, biases, mLse, mDelta, mask, tile, more):
         prefetch_tensor_map(mQ)
         prefetch_tensor_map(mDO)
         K, V, Q, dO = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0), stage(Q_PIPELINE, 0), stage(DO_PIPELINE, 0)
@@ -103,7 +103,7 @@ def loader(pipelines, first_queries, next_queries, load_more=nothing_more):
             tma_load(K, mK, tile.batch, tile.head_k, n0)
             tma_load(V, mV, tile.batch, tile.head_k, n0)
             K, V = advance(K, 1), advance(V, 1)
-        at = first_queries(sight, tile)
+        at = first_queries(mask, tile)
         while at.m_block < at.m_blocks:
             m0 = at.m_block * TILE_M
             row, padded_row = tile.segment.first_query + m0, tile.segment.first_padded_row + m0
@@ -115,7 +115,7 @@ def loader(pipelines, first_queries, next_queries, load_more=nothing_more):
             tma_load(dO, mDO, tile.batch, at.head, row)
             more = load_more(biases, tile, at, row, more)
             Q, dO = advance(Q, 1), advance(dO, 1)
-            at = next_queries(sight, tile, at)
+            at = next_queries(mask, tile, at)
 
     return load_tiles
 

@@ -84,7 +84,7 @@ def hopper_backward_wide(
 
         other: dO or Q, of the same queries.
         """
-        left = band_at(args.sight, tile.batch, at.head)[2] - at.m_block * TILE_M
+        left = band_at(args.mask, tile.batch, at.head)[2] - at.m_block * TILE_M
         clear_queries(Y, left)
         clear_queries(other, left)
         wait(Y)
@@ -106,9 +106,9 @@ def hopper_backward_wide(
         batch, m0, (row, col) = tile.batch, at.m_block * TILE_M, place_of(tile, at)
         S, F = apply(S, found, args.scores, batch, at.head, row, col)
         P = recompute(S, get(allocate(SHARED_LSE, Q.index), COLS), args.scale_log2) # line 13: P = exp(S - lse)
-        if needs_mask(args.sight, tile, at, tile.first):
-            band = band_at(args.sight, batch, at.head)
-            P, F = masked(P, F, args.sight, band, batch, at.head, m0, tile.first)   # line 12: MASK
+        if needs_mask(args.mask, tile, at, tile.first):
+            band = band_at(args.mask, batch, at.head)
+            P, F = masked(P, F, args.mask, band, batch, at.head, m0, tile.first)   # line 12: MASK
         P = sign_dropped(P, args.drops, batch, at.head, m0, tile.first)                         # line 14
         acquire(sP)
         put_registers(sP.tile, pull_back(P, F))                 # dS is P F times the rest
@@ -120,12 +120,12 @@ def hopper_backward_wide(
     @device
     def compute_v(mDV, K, V, tile, args):
         """The first consumer."""
-        dV, at = full(V_TILE, ZERO), first_queries(args.sight, tile)
+        dV, at = full(V_TILE, ZERO), first_queries(args.mask, tile)
         Q, dO, sP = stage(Q_PIPELINE, 0), stage(DO_PIPELINE, 0), stage(P_PIPELINE, 0)
         if at.m_block < at.m_blocks:
             found = looked_up(tile, at, args)
             S = wgmma_wait(product(K.tile, Q, dO, tile, at, args), 0)
-            after = next_queries(args.sight, tile, at)
+            after = next_queries(args.mask, tile, at)
             while after.m_block < after.m_blocks:
                 wait(dO)
                 dV = step_v(dV, S, found, Q, dO, sP, tile, at, args)
@@ -135,7 +135,7 @@ def hopper_backward_wide(
                 release(dO)
                 S = wgmma_wait(S, 0)
                 Q, dO, sP = advance(Q, 1), advance(dO, 1), advance(sP, 1)
-                at, after = after, next_queries(args.sight, tile, after)
+                at, after = after, next_queries(args.mask, tile, after)
             wait(dO)
             dV = wgmma_wait(step_v(dV, S, found, Q, dO, sP, tile, at, args), 0)
             release(dO)
@@ -159,11 +159,11 @@ def hopper_backward_wide(
     @device
     def compute_k(mDK, K, V, tile, scale, args):
         """The second consumer."""
-        dK, at = full(K_TILE, ZERO), first_queries(args.sight, tile)
+        dK, at = full(K_TILE, ZERO), first_queries(args.mask, tile)
         Q, dO, sP = stage(Q_PIPELINE, 0), stage(DO_PIPELINE, 0), stage(P_PIPELINE, 0)
         if at.m_block < at.m_blocks:
             dP = wgmma_wait(product(V.tile, dO, Q, tile, at, args), 0)
-            after = next_queries(args.sight, tile, at)
+            after = next_queries(args.mask, tile, at)
             while after.m_block < after.m_blocks:
                 dK = step_k(dK, dP, Q, dO, sP, args)
                 dP = product(V.tile, advance(dO, 1), advance(Q, 1), tile, after, args)
@@ -171,7 +171,7 @@ def hopper_backward_wide(
                 release(Q)
                 dP = wgmma_wait(dP, 0)
                 Q, dO, sP = advance(Q, 1), advance(dO, 1), advance(sP, 1)
-                at, after = after, next_queries(args.sight, tile, after)
+                at, after = after, next_queries(args.mask, tile, after)
             dK = wgmma_wait(step_k(dK, dP, Q, dO, sP, args), 0)
             release(Q)
         release(V)
@@ -186,7 +186,7 @@ def hopper_backward_wide(
         wait(K)
         wait(V)
         if CLEARS_KEYS:
-            left = longest(args.sight, tile) - tile.first
+            left = longest(args.mask, tile) - tile.first
             if warpgroup_index() == 0:
                 clear(K.tile, left)
             else:
@@ -203,16 +203,16 @@ def hopper_backward_wide(
     begin, take_roles = warp_specialised(own_pipelines, CONSUMERS, REGISTERS, compute, load_tiles)
 
     def kernel(
-        mQ, mK, mV, mDO, biases, mDK, mDV, mLse, mDelta, sight, scores, drops, group_size, scale, scale_log2,
+        mQ, mK, mV, mDO, biases, mDK, mDV, mLse, mDelta, mask, scores, drops, group_size, scale, scale_log2,
         kept_scale, at_once, delta_scale,
     ):  # fmt: skip
         begin()
-        tile, sight = keys_of_block(mLse, mDK, sight, group_size, at_once)
+        tile, mask = keys_of_block(mLse, mDK, mask, group_size, at_once)
         if tile.first < tile.end:                               # else a slot without a tile
             args = BackwardArguments(
-                sight, scores_of(scores, tile.segment), drops, scale_log2, kept_scale, delta_scale
+                mask, scores_of(scores, tile.segment), drops, scale_log2, kept_scale, delta_scale
             )  # fmt: skip
-            given = mQ, mK, mV, mDO, biases, mLse, mDelta, sight, tile, ()
+            given = mQ, mK, mV, mDO, biases, mLse, mDelta, mask, tile, ()
             take_roles((mDK, mDV, tile, scale, args), (given,))
 
     return source(kernel, dtype, out_dtypes, mask, score, shared, given)

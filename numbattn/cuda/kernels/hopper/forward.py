@@ -3,7 +3,7 @@
 A persistent, warp-specialised kernel: a block draws work tiles, some queries of some heads each, until none is left.
 The last warpgroup is the producer. One of its threads, the scheduler, draws work tiles, TMA-loads their Q and
 TMA-stores their O; another one, the loader, TMA-loads the tiles of K and V. The other warpgroups are consumers. Each
-takes 64 queries of a work tile and loops over the keys in their sight: the prologue computes the first S; the main loop
+takes 64 queries of a work tile and loops over the keys that they see: the prologue computes the first S; the main loop
 has S = Q K^T of a tile and O = O + P V of the tile before in flight together, then computes the softmax of S; the
 epilogue adds the last P V, divides by l and stages O in Q's buffer. Consumers do not wait for each other: while one
 computes exponentials, or is in its epilogue, the tensor cores work for the others.
@@ -149,7 +149,7 @@ def hopper_forward(
                 O = rescaled(O, alpha)                          # line 15: O = alpha O
             wait(V)
             O = dot(O, P, V.tile)                               # line 15: O = O + P V of the tile before, in flight
-            after = next_n_block(tile, args.sight, here + 1)
+            after = next_n_block(tile, args.mask, here + 1)
             S = wgmma_wait(S, 1)
             found = at_hand(looked_up_ahead, K, tile, args.scores)
             release(K)
@@ -159,7 +159,7 @@ def hopper_forward(
             else:
                 S, level, factor = scored(S, found, tile, args.scores, here)
                 if masks:
-                    S = masked(S, tile, args.sight, here)
+                    S = masked(S, tile, args.mask, here)
                 P_f32, m, l, alpha = softmax_step(S, m, l, args.scale_log2, level, factor)  # lines 12 and 13
             O = wgmma_wait(O, 0)
             release(V)
@@ -191,19 +191,19 @@ def hopper_forward(
         found = at_hand(looked_up_ahead, K, tile, args.scores)
         release(K)
         K, (S, level, factor) = advance(K, 1), scored(S, found, tile, args.scores, n_block)
-        if needs_mask(tile, args.sight, n_block):
-            S = masked(S, tile, args.sight, n_block)
+        if needs_mask(tile, args.mask, n_block):
+            S = masked(S, tile, args.mask, n_block)
         P_f32, m, l, alpha = softmax_step(S, m, l, args.scale_log2, level, factor)
         return ForwardAccumulators(O, left_operand(P_f32, tile, args, n_block), m, l, alpha), K
 
     @device
     def main_loop(acc, Q, K, V, tile, before, end, args):
         """All tiles of keys but the first, up to `end`. Also returns the last one, and the next one not computed."""
-        here = next_n_block(tile, args.sight, before + 1)
+        here = next_n_block(tile, args.mask, before + 1)
         while here < end:
             side, until = side_of(args.linear_bias, here, end)
             # Nearly all of the time is spent here: this inner loop is 1 to 2 % faster than one loop with if and else.
-            while here < until and not needs_mask(tile, args.sight, here):
+            while here < until and not needs_mask(tile, args.mask, here):
                 acc, K, V, before, here = step(acc, Q, K, V, tile, before, here, side, args)
             if here < end:
                 acc, K, V, before, here = masked_step(acc, Q, K, V, tile, before, here, side, args)
@@ -213,7 +213,7 @@ def hopper_forward(
     def epilogue(acc, W, Q, K, V, tile, before, here, args):
         """The last P V, O and lse. Also returns the next tile, received while P V is in flight."""
         O, P, m, l, alpha = acc
-        clear_beyond(V, tile, args.sight, before)
+        clear_beyond(V, tile, args.mask, before)
         wait(V)
         O = dot(rescaled(O, alpha), P, V.tile)                  # line 15: O = alpha O + P V
         # total is 0 if nothing is seen
@@ -226,7 +226,7 @@ def hopper_forward(
         O = wgmma_wait(O, 0)
         release(V)
         V = advance(V, 1)
-        K, V, _ = skip(K, V, tile, args.sight, here, tile.n_blocks)
+        K, V, _ = skip(K, V, tile, args.mask, here, tile.n_blocks)
         sync_warpgroup()                                        # all have read Q
         O = O * (inverse(total, alpha) * args.kept_scale)       # line 15: O = O / l
         if IS_STAGED:
@@ -247,8 +247,8 @@ def hopper_forward(
         tile = receive(W, args.heads_per_tile)
         while tile.n_blocks > 0:
             here = within(args, tile)
-            first, end = n_block_range(tile, here.sight)
-            K, V, n_block = skip(K, V, tile, here.sight, tile.n_block, first)
+            first, end = n_block_range(tile, here.mask)
+            K, V, n_block = skip(K, V, tile, here.mask, tile.n_block, first)
             acc, K = prologue(Q, K, tile, n_block, here)
             acc, K, V, n_block, after = main_loop(acc, Q, K, V, tile, n_block, end, here)
             K, V, tile = epilogue(acc, W, Q, K, V, tile, n_block, after, here)
@@ -258,17 +258,17 @@ def hopper_forward(
     begin, take_roles = warp_specialised(pipelines, consumers, REGISTERS[consumers], compute, load, schedule)
 
     def kernel(
-        mQ, mK, mV, mO, biases, ragged, before, mLse, sight, scores, drops, counters, group_size, scale_log2,
+        mQ, mK, mV, mO, biases, ragged, before, mLse, mask, scores, drops, counters, group_size, scale_log2,
         kept_scale, at_once, heads_per_tile, ascending,
     ):  # fmt: skip
         batches, heads, seqlen_q = shape(mLse)
         put_columns()
         begin()
         by_rows = ragged if IS_STAGED else (mO,)
-        args = by_rows, before, mLse, sight, scores, drops, scale_log2, kept_scale, heads_per_tile, ()
-        of_loader = mK, mV, biases, sight, group_size, heads_per_tile
+        args = by_rows, before, mLse, mask, scores, drops, scale_log2, kept_scale, heads_per_tile, ()
+        of_loader = mK, mV, biases, mask, group_size, heads_per_tile
         sizes = seqlen_q, heads, batches * heads
-        of_scheduler = mQ, mO, sight, counters, *sizes, at_once, heads_per_tile, ascending
+        of_scheduler = mQ, mO, mask, counters, *sizes, at_once, heads_per_tile, ascending
         take_roles((ForwardArguments(*args),), (of_loader, of_scheduler))
 
     signature = signature_of(dtype, out_dtypes, mask, score, resumes, HAS_TMA_BIAS, IS_STAGED)

@@ -21,7 +21,7 @@ from ...tile import (
     wait,
 )
 from ..shared.schedule import finish, next_number, place_grouped
-from ..shared.segments import count_step, sight_step, slot_step
+from ..shared.segments import count_step, mask_within_step, slot_step
 from ..shared.visibility import PACKED
 from .forward_steps import record_steps, share_steps
 from .forward_tiles import ROWS
@@ -39,19 +39,19 @@ def producer_steps(pipelines, SHARED_O, SHARED_B, mask, tile_n, consumers):
     TILE_M, TILE_N, CONSUMERS, Q_STAGES = ROWS * consumers, tile_n, consumers, Q_PIPELINE.tile.stages
     HAS_TMA_BIAS, IS_PACKED, IS_STAGED = SHARED_B.stages > 0, PACKED in mask, SHARED_O is not None
     (to_record, from_record, NO_WORK), tile_of = record_steps(mask), slot_step(mask, "q", TILE_M, by_warp=False)
-    tiles_of, sight_of = count_step(mask, TILE_M), sight_step(mask, ROWS)
-    (blocks_in_sight, next_n_block), (share_of, is_whole) = block_steps(mask, tile_n), share_steps(mask, consumers)
+    tiles_of, mask_of = count_step(mask, TILE_M), mask_within_step(mask, ROWS)
+    (visible_blocks, next_n_block), (share_of, is_whole) = block_steps(mask, tile_n), share_steps(mask, consumers)
 
     @device
-    def work_tile(number, sight, seqlen_q, m_blocks, heads, matrices, at_once, heads_per_tile, ascending):
+    def work_tile(number, mask, seqlen_q, m_blocks, heads, matrices, at_once, heads_per_tile, ascending):
         """A work tile, and how many queries there are from its first one on: none if a slot has no tile."""
         tile, batch, head = place_grouped(number, m_blocks, matrices, heads, at_once)
         head = head * heads_per_tile
         tile = tile if ascending else m_blocks - 1 - tile       # the heaviest first, if causal
-        segment, m_block = tile_of(sight.packing, batch, tile, seqlen_q)
-        sight, m0 = sight_of(sight, segment), m_block * TILE_M
-        first, end = blocks_in_sight(sight, batch, head, m0, minimum(m0 + TILE_M, segment.queries))
-        n_block = next_n_block(WorkTile(batch, head, m_block, first, end, segment), sight, first)
+        segment, m_block = tile_of(mask.packing, batch, tile, seqlen_q)
+        mask, m0 = mask_of(mask, segment), m_block * TILE_M
+        first, end = visible_blocks(mask, batch, head, m0, minimum(m0 + TILE_M, segment.queries))
+        n_block = next_n_block(WorkTile(batch, head, m_block, first, end, segment), mask, first)
         if n_block >= end:                                      # if nothing is seen, one tile, fully masked
             n_block, end = 0, 1
         return WorkTile(batch, head, m_block, n_block, end, segment), segment.queries - m0
@@ -67,18 +67,18 @@ def producer_steps(pipelines, SHARED_O, SHARED_B, mask, tile_n, consumers):
                 tma_store_wait()
 
     @device
-    def schedule(mQ, mO, sight, counters, seqlen_q, heads, matrices, at_once, heads_per_tile, ascending):
+    def schedule(mQ, mO, mask, counters, seqlen_q, heads, matrices, at_once, heads_per_tile, ascending):
         """The scheduler, one thread of the producer: draws work tiles, TMA-loads their Q, TMA-stores their O."""
         prefetch_tensor_map(mQ)
         if IS_STAGED:
             prefetch_tensor_map(mO)
         W, Q, count = stage(WORK_PIPELINE, 0), stage(Q_PIPELINE, 0), index(0)
-        m_blocks = tiles_of(sight.packing, seqlen_q)
+        m_blocks = tiles_of(mask.packing, seqlen_q)
         heads, matrices = heads // heads_per_tile, matrices // heads_per_tile
         number = block_index()
         while number < m_blocks * matrices:
             work, left = work_tile(
-                number, sight, seqlen_q, m_blocks, heads, matrices, at_once, heads_per_tile, ascending
+                number, mask, seqlen_q, m_blocks, heads, matrices, at_once, heads_per_tile, ascending
             )  # fmt: skip
             if IS_PACKED and left <= 0:
                 number = next_number(counters, grid_size())
@@ -114,7 +114,7 @@ def producer_steps(pipelines, SHARED_O, SHARED_B, mask, tile_n, consumers):
     load_bias = load_bias_step(SHARED_B, consumers, bias_of)
 
     @device
-    def load(mK, mV, biases, sight, group_size, heads_per_tile):
+    def load(mK, mV, biases, mask, group_size, heads_per_tile):
         """The loader, one thread of the producer: TMA-loads K and V for the work tiles, as stages become free."""
         prefetch_tensor_map(mK)
         prefetch_tensor_map(mV)
@@ -139,6 +139,6 @@ def producer_steps(pipelines, SHARED_O, SHARED_B, mask, tile_n, consumers):
                 acquire(V)
                 tma_load(V, mV, work.batch, head_k, n0)
                 V = advance(V, 1)
-                n_block = next_n_block(work, sight, opaque(n_block + 1))
+                n_block = next_n_block(work, mask, opaque(n_block + 1))
 
     return schedule, load

@@ -20,7 +20,7 @@ from ...tile import (
     where,
 )
 from ..scores import within_segment
-from ..shared.segments import Segment, sight_step, whole
+from ..shared.segments import Segment, mask_within_step, whole
 from ..shared.visibility import (
     FARTHEST,
     PACKED,
@@ -50,7 +50,7 @@ class ForwardArguments(NamedTuple):
     by_rows: Any  # O, where TMA does not store all of it
     before: Any  # O over other keys, if there is one
     mLse: Any
-    sight: Any
+    mask: Any
     scores: Any
     drops: Any
     scale_log2: Any
@@ -120,24 +120,24 @@ def share_steps(mask, consumers):
 
 
 def mask_steps(mask, layout, tile_n, ACC):
-    """Device functions: (tile, sight, n_block) -> whether a tile of S needs a test per element; (S, tile, sight,
+    """Device functions: (tile, mask, n_block) -> whether a tile of S needs a test per element; (S, tile, mask,
     n_block) -> S where it is seen, else -inf."""
     band_at, sees, tested = band_of(mask), element_test(mask, layout), needs_test(mask)
     TILE_N, NO_SCORE = tile_n, ACC(-float("inf"))
 
     @device
-    def needs_mask(tile, sight, n_block):
+    def needs_mask(tile, mask, n_block):
         batch, head, m0, n0 = tile.batch, tile.head, tile.m0, n_block * TILE_N
-        band = band_at(sight, batch, head)
+        band = band_at(mask, batch, head)
         m_end, n_end = m0 + ROWS, n0 + TILE_N
-        return tested(sight, band, batch, head, tile.m_block, n_block, m0, m_end, n0, n_end)
+        return tested(mask, band, batch, head, tile.m_block, n_block, m0, m_end, n0, n_end)
 
     @device
-    def masked(S, tile, sight, n_block):
+    def masked(S, tile, mask, n_block):
         batch, head, n0 = tile.batch, tile.head, n_block * TILE_N
         m0 = opaque(tile.m0)                                    # or the rows' bounds take registers in the main loop
-        band = band_at(sight, batch, head)
-        return where(sees(sight, band, batch, head, m0, n0), S, NO_SCORE)               # Alg. 2 line 11: MASK(S)
+        band = band_at(mask, batch, head)
+        return where(sees(mask, band, batch, head, m0, n0), S, NO_SCORE)               # Alg. 2 line 11: MASK(S)
 
     return needs_mask, masked
 
@@ -163,35 +163,35 @@ def clear_step(rows, consumers, has_lengths):
 
 
 def key_tile_steps(mask, tile_n, consumers):
-    """Device functions for the tiles of keys of a work tile: (V, tile, sight, n_block) clears the last one beyond the
-    keys; (K, V, tile, sight, n_block, end) releases tiles unread; (tile, sight) -> those that a consumer reads."""
+    """Device functions for the tiles of keys of a work tile: (V, tile, mask, n_block) clears the last one beyond the
+    keys; (K, V, tile, mask, n_block, end) releases tiles unread; (tile, mask) -> those that a consumer reads."""
     TILE_N, IS_LOOKED_UP, band_at = tile_n, is_looked_up(mask), band_of(mask)
-    blocks_in_sight, next_n_block = block_steps(mask, tile_n)
+    visible_blocks, next_n_block = block_steps(mask, tile_n)
     clear_keys = clear_step(tile_n, consumers, has_key_lengths(mask))
 
     @device
-    def clear_beyond(V, tile, sight, n_block):
+    def clear_beyond(V, tile, mask, n_block):
         """In the last tile of a work tile; also by consumers that skip it."""
-        clear_keys(V, band_at(sight, tile.batch, tile.head)[3] - n_block * TILE_N)
+        clear_keys(V, band_at(mask, tile.batch, tile.head)[3] - n_block * TILE_N)
 
     @device
-    def skip(K, V, tile, sight, n_block, end):
+    def skip(K, V, tile, mask, n_block, end):
         """Release tiles of keys unread; also returns the first one from `end` on."""
         while n_block < end:
             wait(K)
-            clear_beyond(V, tile, sight, n_block)
+            clear_beyond(V, tile, mask, n_block)
             wait(V)
             sync_warpgroup()                                    # no warp may miss a phase of the pipeline
             release(K)
             release(V)
             K, V = advance(K, 1), advance(V, 1)
-            n_block = next_n_block(tile, sight, opaque(n_block + 1))
+            n_block = next_n_block(tile, mask, opaque(n_block + 1))
         return K, V, n_block
 
     @device
-    def n_block_range(tile, sight):
+    def n_block_range(tile, mask):
         """The tiles of keys [first, end) that this consumer reads, at least one."""
-        first, end = blocks_in_sight(sight, tile.batch, tile.head, tile.m0, tile.m0 + ROWS)
+        first, end = visible_blocks(mask, tile.batch, tile.head, tile.m0, tile.m0 + ROWS)
         if IS_LOOKED_UP or first >= end:
             first = tile.n_block
         return first, minimum(maximum(end, first + 1), tile.n_blocks)
@@ -202,14 +202,14 @@ def key_tile_steps(mask, tile_n, consumers):
 def within_step(mask, score, linear_bias_of):
     """The device function (args, tile): the arguments with what a segment's queries see, and the linear bias of these
     rows."""
-    sight_of, scores_of = sight_step(mask, ROWS), within_segment(score)
+    mask_of, scores_of = mask_within_step(mask, ROWS), within_segment(score)
 
     @device
     def within(args, tile):
         (m0, n0), scores = place_of(tile, 0), scores_of(args.scores, tile.segment)
         linear_bias = linear_bias_of(scores, tile.batch, tile.head, m0, n0)
         return ForwardArguments(
-            args.by_rows, args.before, args.mLse, sight_of(args.sight, tile.segment), scores, args.drops,
+            args.by_rows, args.before, args.mLse, mask_of(args.mask, tile.segment), scores, args.drops,
             args.scale_log2, args.kept_scale, args.heads_per_tile, linear_bias,
         )  # fmt: skip
 

@@ -131,8 +131,8 @@ def p_step(mask, layout, tile_m, sign_dropped, lse_of, masks):
         batch, m0 = tile.batch, at.m_block * TILE_M
         P = recompute(S, lse_of(lse, Q), args.scale_log2)       # Alg. 4 line 13: P = exp(S - lse)
         if masks:
-            band = band_at(args.sight, batch, at.head)
-            P, F = masked(P, F, args.sight, band, batch, at.head, m0, n0)       # line 12: MASK
+            band = band_at(args.mask, batch, at.head)
+            P, F = masked(P, F, args.mask, band, batch, at.head, m0, n0)       # line 12: MASK
         return sign_dropped(P, args.drops, batch, at.head, m0, n0), F           # line 14
 
     return p_of

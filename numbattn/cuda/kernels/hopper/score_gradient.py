@@ -58,7 +58,7 @@ from ..shared.diagonals import Diagonal, diagonal_steps
 from ..shared.layouts import DTYPES, array_type
 from ..shared.recompute import recompute
 from ..shared.shares import score_matrix, share_of
-from ..shared.visibility import MASK, band_of, element_test, is_looked_up, keys_in_sight, mask_type, needs_test
+from ..shared.visibility import MASK, band_of, element_test, is_looked_up, mask_type, needs_test, visible_keys
 from ..shared.warps import source_of, warp_specialised
 from ..tables import compiled_in
 from .backward_steps import CONSUMERS, FLOATS, GIVEN, ROWS, ZERO, WgmmaTiles, save_step, size_of
@@ -80,9 +80,9 @@ def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mas
     look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, np.float32, after=after, by_tma=by_tma)
 
     @device
-    def in_sight(sight, batch, head, m0, n0, seqlen_q):
+    def visible(mask, batch, head, m0, n0, seqlen_q):
         """Whether a query of the tile sees a key of it."""
-        first, end = keys_in_sight(band_at(sight, batch, head), m0, minimum(m0 + TILE_M, seqlen_q))
+        first, end = visible_keys(band_at(mask, batch, head), m0, minimum(m0 + TILE_M, seqlen_q))
         return first < n0 + TILE_N and n0 < end
 
     @device
@@ -107,7 +107,7 @@ def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mas
             batch, head = score_matrix(at.share, matrix)
             for m_tile in range(at.m_first, at.m_end):
                 m0, n0 = m_tile * TILE_M, at.n_first + (m_tile - at.m_first) * TILE_M
-                if in_sight(given.sight, batch, head, m0, n0, seqlen_q):
+                if visible(given.mask, batch, head, m0, n0, seqlen_q):
                     load_tile(K, V, given, batch, head, m0, n0)
                     K, V = advance(K, 1), advance(V, 1)
         return K, V
@@ -115,8 +115,8 @@ def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mas
     @device
     def ds_of(K, V, bias, given, scale_log2, batch, head, m_tile, n0):
         """A consumer's: dS after the part, of its queries. bias: its place, if TMA has loaded it, else ()."""
-        (mLse, mDelta), sight, scores = given.statistics, given.sight, given.scores
-        consumer, band = warpgroup_index(), band_at(sight, batch, head)
+        (mLse, mDelta), mask, scores = given.statistics, given.mask, given.scores
+        consumer, band = warpgroup_index(), band_at(mask, batch, head)
         m0 = m_tile * TILE_M + consumer * ROWS
         lse, D = load(mLse[batch, head], ROW_VECTOR, m0), load(mDelta[batch, head], ROW_VECTOR, m0)
         wait(K)
@@ -131,8 +131,8 @@ def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mas
         release(V)
         dS = pull_back(P * (dP - D), F)                         # line 20
         n_tile = n0 // TILE_N
-        if tested(sight, band, batch, head, m_tile, n_tile, m0, m0 + ROWS, n0, n0 + TILE_N):
-            dS = where(sees(sight, band, batch, head, m0, n0), dS, 0)   # line 12: what is masked may be NaN
+        if tested(mask, band, batch, head, m_tile, n_tile, m0, m0 + ROWS, n0, n0 + TILE_N):
+            dS = where(sees(mask, band, batch, head, m0, n0), dS, 0)   # line 12: what is masked may be NaN
         return dS
 
     @device
@@ -143,7 +143,7 @@ def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mas
             batch, head = score_matrix(at.share, matrix)
             for m_tile in range(at.m_first, at.m_end):
                 n0 = at.n_first + (m_tile - at.m_first) * TILE_M
-                if in_sight(given.sight, batch, head, m_tile * TILE_M, n0, seqlen_q):
+                if visible(given.mask, batch, head, m_tile * TILE_M, n0, seqlen_q):
                     dS = ds_of(K, V, bias, given, scale_log2, batch, head, m_tile, n0)
                     total = total + dS
                     K, V = advance(K, 1), advance(V, 1)
@@ -194,11 +194,11 @@ def hopper_bias_gradient(*, out_dtype, bias_dtype, nbytes, **about):
     begin, take_roles = warp_specialised(own_pipelines, CONSUMERS, REGISTERS[tile_n], compute, produce)
 
     def kernel(
-        mQ, mK, mV, mDO, biases, mDB, mLse, mDelta, sight, scores, group_size, scale_log2, own_batches, own_heads, adds
+        mQ, mK, mV, mDO, biases, mDB, mLse, mDelta, mask, scores, group_size, scale_log2, own_batches, own_heads, adds
     ):
         begin()
         batches, heads, _ = shape(mLse)
-        given = DsArguments((mQ, mK, mV, mDO), (mLse, mDelta), sight, scores, (), group_size, ())
+        given = DsArguments((mQ, mK, mV, mDO), (mLse, mDelta), mask, scores, (), group_size, ())
         _, _, parts, seqlen_q, seqlen_k = shape(mDB)
         m_count, n_count = (seqlen_q + TILE_M - 1) // TILE_M, (seqlen_k + TILE_N - 1) // TILE_N
         tile, number = block_index() % (m_count * n_count), block_index() // (m_count * n_count)
@@ -249,12 +249,12 @@ def hopper_diagonal_sums(*, tile_m, tile_n, **about):
     begin, take_roles = warp_specialised(own_pipelines, CONSUMERS, REGISTERS[tile_n], compute, produce)
 
     def kernel(
-        mQ, mK, mV, mDO, mSums, mLse, mDelta, sight, scores, group_size, scale_log2, seqlen_q, seqlen_k, own_batches,
+        mQ, mK, mV, mDO, mSums, mLse, mDelta, mask, scores, group_size, scale_log2, seqlen_q, seqlen_k, own_batches,
         own_heads, adds, mSkewed, mPlain,
     ):  # fmt: skip
         begin()
         batches, heads, _ = shape(mLse)
-        given = DsArguments((mQ, mK, mV, mDO), (mLse, mDelta), sight, scores, (), group_size, ())
+        given = DsArguments((mQ, mK, mV, mDO), (mLse, mDelta), mask, scores, (), group_size, ())
         _, _, parts, _, _ = shape(mSums)
         items = own_batches * own_heads * parts * count(seqlen_q, seqlen_k)
         diagonals = seqlen_q, seqlen_k, parts, own_batches, own_heads, batches, heads

@@ -1,15 +1,15 @@
-"""What the warps of Hopper's kernels walk over where queries are kept: tiles of keys in sight of them.
+"""What the warps of Hopper's kernels walk over where queries are kept: tiles of keys that they see.
 
 Where keys are kept see `shared.query_tiles`."""
 
 from typing import Any, NamedTuple
 
 from ...tile import allocate, device, sync_warpgroup, warpgroup_index
-from ..shared.visibility import band_of, keys_in_sight, steps_to_next
+from ..shared.visibility import band_of, steps_to_next, visible_keys
 
 
 class WorkTile(NamedTuple):
-    """A tile of queries, and the tiles of keys [n_block, n_blocks) in its sight."""
+    """A tile of queries, and the tiles of keys [n_block, n_blocks) that it sees."""
 
     batch: Any
     head: Any
@@ -32,20 +32,20 @@ class ConsumerTile(NamedTuple):
 
 
 def block_steps(mask, tile_n):
-    """Device functions that walk over the tiles of keys: (sight, batch, head, m0, m_end) -> those [first, end) in sight
-    of queries [m0, m_end); (tile, sight, n_block) -> the first one from n_block on that is not empty."""
+    """Device functions that walk over the tiles of keys: (mask, batch, head, m0, m_end) -> those [first, end) visible
+    of queries [m0, m_end); (tile, mask, n_block) -> the first one from n_block on that is not empty."""
     band_at, steps, TILE_N = band_of(mask), steps_to_next(mask), tile_n
 
     @device
-    def blocks_in_sight(sight, batch, head, m0, m_end):
-        first, end = keys_in_sight(band_at(sight, batch, head), m0, m_end)
+    def visible_blocks(mask, batch, head, m0, m_end):
+        first, end = visible_keys(band_at(mask, batch, head), m0, m_end)
         return first // TILE_N, (end + TILE_N - 1) // TILE_N
 
     @device
-    def next_n_block(tile, sight, n_block):
-        return n_block + steps(sight, tile.batch, tile.head, tile.m_block, n_block, tile.n_blocks - n_block)
+    def next_n_block(tile, mask, n_block):
+        return n_block + steps(mask, tile.batch, tile.head, tile.m_block, n_block, tile.n_blocks - n_block)
 
-    return blocks_in_sight, next_n_block
+    return visible_blocks, next_n_block
 
 
 @device

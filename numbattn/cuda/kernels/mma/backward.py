@@ -1,6 +1,6 @@
 """Attention backward by mma.sync, of float16 and bfloat16: Algorithm 4 in one kernel.
 
-A block keeps a tile of keys and loops over the queries in its sight, head by head of a group. dK and dV stay in
+A block keeps a tile of keys and loops over the queries that see it, head by head of a group. dK and dV stay in
 registers. dQ is added up in global memory by all blocks, in float32 and in no fixed order, and rounded by `round_dq`;
 where results are to be the same bit for bit, `backward.backward_q` computes it instead. With two pipeline stages the
 next tile of queries is in flight while this one is computed.
@@ -95,46 +95,46 @@ def mma_backward(
     save_dk, save_dv = (save_sums_step(dtype, out, tile_n, cols, threads, nbytes) for out, cols in sizes)
 
     @device
-    def copy_keys(mK, mV, tile, sight):
+    def copy_keys(mK, mV, tile, mask):
         first, _ = keys_of(tile.segment)
-        end = first + maximum(longest(sight, tile), 1)
+        end = first + maximum(longest(mask, tile), 1)
         batch, head = tile.batch, tile.head_k
         copy_async(allocate(SHARED_K), rows_between(mK, batch, head, first, end, VECTORS), COPY_K, tile.first)
         copy_async(allocate(SHARED_V), rows_between(mV, batch, head, first, end, VECTORS), COPY_V, tile.first)
 
     @device
-    def copy_queries(stage, mQ, mDO, mLse, mDelta, tile, at, sight):
+    def copy_queries(stage, mQ, mDO, mLse, mDelta, tile, at, mask):
         """A tile of queries, if there is one left."""
         if at.m_block < at.m_blocks:
             batch, head = opaque(tile.batch), opaque(at.head)   # else addresses are kept in registers across the loop
             m0, first = at.m_block * TILE_M, tile.segment.first_query
-            end, line = first + band_at(sight, batch, head)[2], padded_number(tile, at, TILE_M)
+            end, line = first + band_at(mask, batch, head)[2], padded_number(tile, at, TILE_M)
             copy_async(allocate(SHARED_Q, stage), rows_between(mQ, batch, head, first, end, VECTORS), COPY_Q, m0)
             copy_async(allocate(SHARED_DO, stage), rows_between(mDO, batch, head, first, end, VECTORS), COPY_DO, m0)
             copy_async(allocate(SHARED_LSE, stage), lines_of(mLse, batch, head, TILE_M), COPY_LINE, line)
             copy_async(allocate(SHARED_DELTA, stage), lines_of(mDelta, batch, head, TILE_M), COPY_LINE, line)
 
     def kernel(
-        mQ, mK, mV, mDO, mDK, mDV, mSums, mLse, mDelta, sight, scores, drops, group_size, scale, scale_log2, kept_scale,
+        mQ, mK, mV, mDO, mDK, mDV, mSums, mLse, mDelta, mask, scores, drops, group_size, scale, scale_log2, kept_scale,
         at_once, delta_scale,
     ):
         launch_dependents()
         wait_on_dependencies()
-        tile, sight = keys_of_block(mLse, mDK, sight, group_size, at_once)
+        tile, mask = keys_of_block(mLse, mDK, mask, group_size, at_once)
         if tile.first >= tile.end:                              # a slot without a tile
             return
         batch, n0, scores = tile.batch, tile.first, scores_of(scores, tile.segment)
         sK, sV, stage = allocate(SHARED_K), allocate(SHARED_V), index(0)
         dK, dV = full(K_TILE, ZERO), full(V_TILE, ZERO)
-        last, at = QueryTile(index(0), index(0), index(0)), first_queries(sight, tile)
-        copy_keys(mK, mV, tile, sight)
-        copy_queries(stage, mQ, mDO, mLse, mDelta, tile, at, sight)
+        last, at = QueryTile(index(0), index(0), index(0)), first_queries(mask, tile)
+        copy_keys(mK, mV, tile, mask)
+        copy_queries(stage, mQ, mDO, mLse, mDelta, tile, at, mask)
         while at.m_block < at.m_blocks:                         # Alg. 4 line 9
-            after = next_queries(sight, tile, at)
+            after = next_queries(mask, tile, at)
             wait_copies()
             sync_threads()                                      # this tile has arrived, all have read the last one
             if STAGES == 2:
-                copy_queries(1 - stage, mQ, mDO, mLse, mDelta, tile, after, sight)
+                copy_queries(1 - stage, mQ, mDO, mLse, mDelta, tile, after, mask)
             if DQ_LATE:
                 add_dq(mSums, tile, last, 1 - stage)
             sQ, sdO, m0 = allocate(SHARED_Q, stage), allocate(SHARED_DO, stage), at.m_block * TILE_M
@@ -142,9 +142,9 @@ def mma_backward(
             S = dot(S_TILE, sK, sQ.T)                           # line 11: S = Q K^T
             S, F = apply(S, scores, batch, at.head, row, col)
             P = recompute(S, get(allocate(SHARED_LSE, stage), COLS), scale_log2)    # line 13: P = exp(S - lse)
-            if needs_mask(sight, tile, at, n0):
-                band = band_at(sight, batch, at.head)
-                P, F = masked(P, F, sight, band, batch, at.head, m0, n0)    # line 12: MASK
+            if needs_mask(mask, tile, at, n0):
+                band = band_at(mask, batch, at.head)
+                P, F = masked(P, F, mask, band, batch, at.head, m0, n0)    # line 12: MASK
             P = mark(P, drops, batch, at.head, m0, n0)          # line 14
             dP = dot(S_TILE, sV, sdO.T)                         # line 17: dP = dO V^T
             dS = pull_back(dS_of(P, dP, get(allocate(SHARED_DELTA, stage), COLS), delta_scale), F)  # lines 18 and 20
@@ -153,7 +153,7 @@ def mma_backward(
             dK = dot(dK, left_dS, sQ)                           # line 22: dK += dS^T Q
             if STAGES == 1:
                 sync_threads()                                  # all have read it
-                copy_queries(stage, mQ, mDO, mLse, mDelta, tile, after, sight)
+                copy_queries(stage, mQ, mDO, mLse, mDelta, tile, after, mask)
             if not DQ_LATE:
                 add_dq(mSums, tile, at, stage)                  # line 21: dQ += dS K
             last, at, stage = at, after, (stage + 1) % STAGES

@@ -1,6 +1,6 @@
 """Attention forward of half precision by mma.sync (8.0 and newer): Algorithm 2, and 5 where the mask has blocks.
 
-A block keeps a tile of queries and loops over the keys in their sight. K and V have a place each in shared memory, and
+A block keeps a tile of queries and loops over the keys that they see. K and V have a place each in shared memory, and
 each is loaded during the other's product: V of a tile during Q K^T, K of the next one during the softmax and P V. The
 registers of S are the left operand of P V, and those of Q that of Q K^T, if they are held. O is divided by l once, in
 the epilogue, and is stored by way of shared memory if its dtype is that of q.
@@ -45,16 +45,16 @@ from ..scores import SCORE, may_be_far, scores_type, sink_steps, softmax_score_s
 from ..shared.dropout import DROPOUT, DROPS, drop_step
 from ..shared.layouts import DTYPES, array_type, result_types, vector
 from ..shared.schedule import place_grouped
-from ..shared.segments import count_step, queries_of, sight_step, slot_step
+from ..shared.segments import count_step, mask_within_step, queries_of, slot_step
 from ..shared.softmax import LN_2, logsumexp, softmax_parts
 from ..shared.start import before_type, start_step
-from ..shared.visibility import MASK, band_of, element_test, keys_in_sight, mask_type, needs_test, steps_to_next
+from ..shared.visibility import MASK, band_of, element_test, mask_type, needs_test, steps_to_next, visible_keys
 from ..tables import compiled_in, has_tensor_cores, head_dims, of_o
 from .tiles import matrices_at_once, rows
 
 
 class KeptQueries(NamedTuple):
-    """A block's queries, from m0 of a segment on, and the tiles of keys in their sight, which end before n_blocks."""
+    """A block's queries, from m0 of a segment on, and the visible tiles of keys, which end before n_blocks."""
 
     batch: Any
     head: Any
@@ -71,7 +71,7 @@ class ForwardCall(NamedTuple):
     Q: Any
     K: Any
     V: Any
-    sight: Any
+    mask: Any
     scores: Any
     drops: Any
     scale_log2: Any
@@ -100,22 +100,22 @@ def mma_forward(
     NO_SCORE, LN2 = ACC(-np.inf), ACC(LN_2)
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
-    sight_of, scores_of, drop = sight_step(mask, tile_m), within_segment(score), drop_step(S_TILE, dropout)
+    mask_of, scores_of, drop = mask_within_step(mask, tile_m), within_segment(score), drop_step(S_TILE, dropout)
     look_up, apply = softmax_score_steps(score, S_TILE, ACC)
     NO_MAX, new_max, exponentials = softmax_parts(ACC, may_be_far(score))
     with_sink, inverse = sink_steps(score, ACC)
     start = start_step(S_TILE, O_TILE, ACC, NO_MAX, resumes)
 
     @device
-    def next_n_block(tile, sight, n_block):
-        return n_block + steps(sight, tile.batch, tile.head, tile.m_block, n_block, tile.n_blocks - n_block)
+    def next_n_block(tile, mask, n_block):
+        return n_block + steps(mask, tile.batch, tile.head, tile.m_block, n_block, tile.n_blocks - n_block)
 
     @device
-    def masked(S, tile, sight, n_block):
+    def masked(S, tile, mask, n_block):
         m0, n0 = opaque(tile.m0), n_block * TILE_N              # opaque: else the rows' bounds are kept in registers
         n_end, batch, head = n0 + TILE_N, tile.batch, tile.head
-        if tested(sight, tile.band, batch, head, tile.m_block, n_block, tile.m0, tile.m0 + TILE_M, n0, n_end):
-            S = where(sees(sight, tile.band, batch, head, m0, n0), S, NO_SCORE)         # Alg. 2 line 11: MASK(S)
+        if tested(mask, tile.band, batch, head, tile.m_block, n_block, tile.m0, tile.m0 + TILE_M, n0, n_end):
+            S = where(sees(mask, tile.band, batch, head, m0, n0), S, NO_SCORE)         # Alg. 2 line 11: MASK(S)
         return S
 
     @device
@@ -129,10 +129,10 @@ def mma_forward(
         i, j = tile.segment.first_query + tile.m0, tile.segment.first_key + n0
         found = look_up(call.scores, (), tile.batch, tile.head, i, j)
         S, level, factor = apply(S, found, call.scores, tile.batch, tile.head, i, j)
-        S = masked(S, tile, call.sight, n_block)
+        S = masked(S, tile, call.mask, n_block)
         wait_copies()
         sync_threads()                                          # V has arrived, all have read K
-        n_block = next_n_block(tile, call.sight, n_block + 1)
+        n_block = next_n_block(tile, call.mask, n_block + 1)
         if n_block < tile.n_blocks:
             copy_async(sK, call.K, COPY_K, n_block * TILE_N)    # in flight while O is computed
         m, alpha, zero = new_max(S, m, call.scale_log2, level, factor)  # line 13
@@ -143,25 +143,25 @@ def mma_forward(
         return dot(O, P, sV), m, l, n_block                     # line 15: O = O + P V
 
     @device
-    def query_tile(sight, seqlen_q, heads, matrices, at_once):
-        """This block's, the first tile of keys, and the sight from its segment."""
-        m_blocks = tiles_of(sight.packing, seqlen_q)
+    def query_tile(mask, seqlen_q, heads, matrices, at_once):
+        """This block's, the first tile of keys, and the mask within its segment."""
+        m_blocks = tiles_of(mask.packing, seqlen_q)
         number, batch, head = place_grouped(block_index(), m_blocks, matrices, heads, at_once)
         number = m_blocks - 1 - number                          # the heaviest tiles of a causal mask first
-        segment, m_block = tile_of(sight.packing, batch, number, seqlen_q)
-        sight, m0 = sight_of(sight, segment), m_block * TILE_M
-        band = band_at(sight, batch, head)
-        first, end = keys_in_sight(band, m0, minimum(m0 + TILE_M, segment.queries))
+        segment, m_block = tile_of(mask.packing, batch, number, seqlen_q)
+        mask, m0 = mask_of(mask, segment), m_block * TILE_M
+        band = band_at(mask, batch, head)
+        first, end = visible_keys(band, m0, minimum(m0 + TILE_M, segment.queries))
         tile = KeptQueries(batch, head, m_block, m0, (end + TILE_N - 1) // TILE_N, band, segment)
-        return tile, next_n_block(tile, sight, first // TILE_N), sight
+        return tile, next_n_block(tile, mask, first // TILE_N), mask
 
     @device
     def left_operand(sQ):
         return get(sQ, Q_TILE) if HELD else sQ
 
-    def kernel(mQ, mK, mV, mO, before, mLse, sight, scores, drops, group_size, scale_log2, kept_scale, at_once):
+    def kernel(mQ, mK, mV, mO, before, mLse, mask, scores, drops, group_size, scale_log2, kept_scale, at_once):
         batches, heads, seqlen_q = shape(mLse)
-        tile, n_block, sight = query_tile(sight, seqlen_q, heads, batches * heads, at_once)
+        tile, n_block, mask = query_tile(mask, seqlen_q, heads, batches * heads, at_once)
         segment, batch, head, head_k = tile.segment, tile.batch, tile.head, tile.head // group_size
         first, end = queries_of(segment)
         if tile.m0 >= segment.queries:                          # a slot without a tile
@@ -178,7 +178,7 @@ def mma_forward(
         wait_copies()
         sync_threads()
         scores = scores_of(scores, segment)
-        call = ForwardCall(left_operand(sQ), K, V, sight, scores, drops, scale_log2)
+        call = ForwardCall(left_operand(sQ), K, V, mask, scores, drops, scale_log2)
         O, m, l = start(before, mLse, segment, batch, head, tile.m0, scale_log2, kept_scale)
         while n_block < tile.n_blocks:
             O, m, l, n_block = step(O, m, l, tile, call, n_block)

@@ -50,12 +50,12 @@ def chunk_of(key):
 
 
 def longest_steps(shared, mask, by_head):
-    """Device functions: (sight), by warp 0, count the chunks of the longest sequence; (chunks), that number, for thread
+    """Device functions: (mask), by warp 0, count the chunks of the longest sequence; (chunks), that number, for thread
     0, from shared memory, or so many where it is not counted."""
     if "keys" not in mask or by_head:
 
         @device
-        def count_nothing(sight):
+        def count_nothing(mask):
             pass
 
         @device
@@ -68,15 +68,15 @@ def longest_steps(shared, mask, by_head):
     ONE, NONE = LENGTHS.row_vector(), np.int32(0)
 
     @device
-    def count_chunks(sight):
-        lengths, longest = sight.edges[AT][:, 0], full(ONE, NONE)
+    def count_chunks(mask):
+        lengths, longest = mask.edges[AT][:, 0], full(ONE, NONE)
         (batches,) = shape(lengths)
         for first in range(0, batches, WARP):
             longest = row_max(load(lengths, LENGTHS, first), longest)
         put(allocate(PLACE), longest)
         sync_warp()
         if thread_index() == 0:
-            put_number(allocate(PLACE), chunks_between(0, minimum(get_number(allocate(PLACE)), sight.keys))[1])
+            put_number(allocate(PLACE), chunks_between(0, minimum(get_number(allocate(PLACE)), mask.keys))[1])
 
     @device
     def counted(chunks):

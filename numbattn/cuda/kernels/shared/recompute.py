@@ -20,12 +20,12 @@ def recompute_capped(S, lse, scale_log2):
 
 
 def mask_step(mask, layout, transposed=False):
-    """The device function (P, F, sight, band, batch, head, m0, n0): both, 0 where a tile from there on is masked."""
+    """The device function (P, F, mask, band, batch, head, m0, n0): both, 0 where a tile from there on is masked."""
     sees = element_test(mask, layout, transposed)
 
     @device
-    def masked(P, F, sight, band, batch, head, m0, n0):
-        visible = sees(sight, band, batch, head, m0, n0)
+    def masked(P, F, mask, band, batch, head, m0, n0):
+        visible = sees(mask, band, batch, head, m0, n0)
         return where(visible, P, 0), where(visible, F, 0)       # line 12: MASK
 
     return masked
@@ -36,8 +36,8 @@ def mask_step_with_dp(mask, layout, transposed=False):
     sees = element_test(mask, layout, transposed)
 
     @device
-    def masked(P, F, dP, sight, band, batch, head, m0, n0):
-        visible = sees(sight, band, batch, head, m0, n0)
+    def masked(P, F, dP, mask, band, batch, head, m0, n0):
+        visible = sees(mask, band, batch, head, m0, n0)
         return where(visible, P, 0), where(visible, F, 0), where(visible, dP, 0)
 
     return masked

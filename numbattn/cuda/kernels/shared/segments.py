@@ -148,8 +148,8 @@ def count_step(mask, tile):
     return slots if PACKED in mask else tiles
 
 
-def sight_step(mask, rows=1):
-    """The device function (sight, segment): what queries of a segment see, counted from its first query and key.
+def mask_within_step(mask, rows=1):
+    """The device function (mask, segment): what queries of a segment see, counted from its first query and key.
 
     rows: a multiple of it takes the place of the number of queries. Those beyond the segment need no test, if they are
     not stored.
@@ -157,22 +157,22 @@ def sight_step(mask, rows=1):
     ROWS = rows
 
     @device
-    def within(sight, segment):
-        (packing,) = sight.packing
+    def within(mask, segment):
+        (packing,) = mask.packing
         shift, apart = segment.keys - segment.queries, segment.first_query - segment.first_key
-        left = maximum(sight.queries - segment.first_query, 0)
+        left = maximum(mask.queries - segment.first_query, 0)
         rounded = (segment.queries + ROWS - 1) // ROWS * ROWS
         return MaskArgs(
-            maximum(packing.lo + shift, sight.lo + apart),
-            minimum(packing.hi + shift, sight.hi + apart),
+            maximum(packing.lo + shift, mask.lo + apart),
+            minimum(packing.hi + shift, mask.hi + apart),
             left if left < segment.queries else rounded,
-            maximum(minimum(segment.keys, sight.keys - segment.first_key), 0),
-            sight.edges, sight.shifts, sight.grids, sight.packing, sight.intervals, sight.gaps,
-            sight.states,
+            maximum(minimum(segment.keys, mask.keys - segment.first_key), 0),
+            mask.edges, mask.shifts, mask.grids, mask.packing, mask.intervals, mask.gaps,
+            mask.states,
         )  # fmt: skip
 
     @device
-    def same(sight, segment):
-        return sight
+    def same(mask, segment):
+        return mask
 
     return within if PACKED in mask else same

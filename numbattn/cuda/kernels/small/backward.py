@@ -99,19 +99,19 @@ def small_backward(
     P_of, D_of = given_steps(S_TILE) if given else row_steps(S_TILE, ACC, score, dlse)
 
     @device
-    def fetch_queries(copy, array, at, count, sight):
+    def fetch_queries(copy, array, at, count, mask):
         if at.number < count:
-            copy(array, at.batch, at.head, band_at(sight, at.batch, at.head)[2])
+            copy(array, at.batch, at.head, band_at(mask, at.batch, at.head)[2])
         commit_copies()
 
     @device
-    def fetch_keys(copy, array, at, count, sight):
+    def fetch_keys(copy, array, at, count, mask):
         if at.number < count:
-            copy(array, at.batch, at.head_k, band_at(sight, at.batch, at.head)[3])
+            copy(array, at.batch, at.head_k, band_at(mask, at.batch, at.head)[3])
         commit_copies()
 
     def kernel(
-        mQ, mK, mV, mDO, mDQ, mDK, mDV, mSums, statistics, sight, scores, drops, group_size, scale, scale_log2,
+        mQ, mK, mV, mDO, mDQ, mDK, mDV, mSums, statistics, mask, scores, drops, group_size, scale, scale_log2,
         kept_scale,
     ):  # fmt: skip
         (batches, heads, queries, _), (_, heads_k, keys, _) = shape(mQ), shape(mK)
@@ -121,21 +121,21 @@ def small_backward(
         sum_dS = first_sum(mSums)
         at = matrix_at(turn, heads, group_size)
         keep_score(scores, at.head)
-        fetch_keys(fetch_v, mV, at, count, sight)
-        fetch_queries(fetch_do, mDO, at, count, sight)
-        fetch_keys(fetch_k, mK, at, count, sight)
-        fetch_queries(fetch_q, mQ, at, count, sight)
+        fetch_keys(fetch_v, mV, at, count, mask)
+        fetch_queries(fetch_do, mDO, at, count, mask)
+        fetch_keys(fetch_k, mK, at, count, mask)
+        fetch_queries(fetch_q, mQ, at, count, mask)
         while at.number < count:
             turn += 1
             _, batch, head, head_k, is_last = at
-            at, band = matrix_at(turn, heads, group_size), band_at(sight, batch, head)
+            at, band = matrix_at(turn, heads, group_size), band_at(mask, batch, head)
             wait_copies(2)
             sync()                                              # V and dO have arrived
             dP = dot(S_TILE, sdO, sV.T)                         # Alg. 3 line 2: dP = dO V^T
-            shown = look_up(sight, band, batch, head)
+            shown = look_up(mask, band, batch, head)
             wait_copies()
             sync()                                              # Q and K have arrived, all have read V
-            fetch_keys(fetch_v, mV, at, count, sight)
+            fetch_keys(fetch_v, mV, at, count, mask)
             S = dot(S_TILE, sQ, sK.T)
             S, F = apply(S, scores, batch, head)
             S, F = hide(S, NO_SCORE, shown, band), hide(F, 0, shown, band)
@@ -153,8 +153,8 @@ def small_backward(
             dQ = dot(Q_TILE, dS, sK)                            # line 4: dQ = scale dS K
             save(rows_between(mDQ, batch, head, 0, queries, ROWS_OF), dQ * scale, 0)
             sync()                                              # all have read P, dO and K
-            fetch_queries(fetch_do, mDO, at, count, sight)
-            fetch_keys(fetch_k, mK, at, count, sight)
+            fetch_queries(fetch_do, mDO, at, count, mask)
+            fetch_keys(fetch_k, mK, at, count, mask)
             put(sP, dS)
             sync()                                              # dS is there
             dK = add_k(dK, sP.T, sQ)                            # line 5: dK = scale dS^T Q
@@ -162,7 +162,7 @@ def small_backward(
                 save(rows_between(mDK, batch, head_k, 0, keys, ROWS_OF), dK * scale, 0)
                 dK = full(Q_TILE, ZERO)
             sync()                                              # all have read Q and dS
-            fetch_queries(fetch_q, mQ, at, count, sight)
+            fetch_queries(fetch_q, mQ, at, count, mask)
         save_sum(sum_dS, mSums)
 
     array, number, statistics = array_type(dtype, 4), getattr(types, ACC.__name__), 2 if given else dlse

@@ -81,30 +81,30 @@ def small_forward(
     ROWS, PARTS = S_TILE.row_vector(), S_TILE.row_parts()
 
     @device
-    def fetch(number, matrices, heads, group_size, stage, mQ, mK, mV, sight):
+    def fetch(number, matrices, heads, group_size, stage, mQ, mK, mV, mask):
         """Returns an At."""
         batch, head = split(number, heads)
-        band = sight.lo, sight.hi, sight.queries, sight.keys
+        band = mask.lo, mask.hi, mask.queries, mask.keys
         if number < matrices:
-            band = band_at(sight, batch, head)
+            band = band_at(mask, batch, head)
             fetch_q(mQ, batch, head, band[2], stage)
             fetch_k(mK, batch, head // group_size, band[3], stage)
             fetch_v(mV, batch, head // group_size, band[3], stage)
         commit_copies()
         return At(number, batch, head, band)
 
-    def kernel(mQ, mK, mV, mO, mLse, sight, scores, drops, group_size, scale_log2, kept_scale):
+    def kernel(mQ, mK, mV, mO, mLse, mask, scores, drops, group_size, scale_log2, kept_scale):
         batches, heads, queries = shape(mLse)
         matrices, stage = batches * heads, index(0)
         keep_score(scores, block_index() % heads)
-        at = fetch(block_index(), matrices, heads, group_size, stage, mQ, mK, mV, sight)
+        at = fetch(block_index(), matrices, heads, group_size, stage, mQ, mK, mV, mask)
         while at.number < matrices:
             number, batch, head, band = at
             sQ, sK, sV = allocate(SHARED_Q, stage), allocate(SHARED_K, stage), allocate(SHARED_V, stage)
             if AHEAD:
                 stage = 1 - stage
-                at = fetch(number + grid_size(), matrices, heads, group_size, stage, mQ, mK, mV, sight)
-            shown = look_up(sight, band, batch, head)
+                at = fetch(number + grid_size(), matrices, heads, group_size, stage, mQ, mK, mV, mask)
+            shown = look_up(mask, band, batch, head)
             wait_copies(AHEAD)
             sync()                                              # Q, K and V have arrived
             S = dot(S_TILE, sQ, sK.T)                           # Alg. 0 line 1: S = Q K^T
@@ -115,7 +115,7 @@ def small_forward(
             O = dot(O_TILE, drop(P, drops, batch, head, 0, 0), sV)              # line 3: O = P V
             sync()                                              # all have read Q, K and V
             if not AHEAD:
-                at = fetch(number + grid_size(), matrices, heads, group_size, stage, mQ, mK, mV, sight)
+                at = fetch(number + grid_size(), matrices, heads, group_size, stage, mQ, mK, mV, mask)
             save(rows_between(mO, batch, head, 0, queries, ROWS_OF), O * (inverse(total, alpha) * kept_scale), 0)
             if SAVES:
                 save(mLse[batch, head], logsumexp(m, total, LN2), 0)

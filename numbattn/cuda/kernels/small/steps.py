@@ -121,7 +121,7 @@ def fetch_step(PLACE, COPY, nbytes):
 
 
 def mask_steps(mask, S_TILE):
-    """Device functions: (sight, band, batch, head) -> which elements the grids of a mask show, or nothing without any:
+    """Device functions: (mask, band, batch, head) -> which elements the grids of a mask show, or nothing without any:
     they are looked up while matrices are in flight; (x, other, shown, band) -> x where the mask shows it, else other.
 
     The band is tested only where it ends within the tile.
@@ -129,7 +129,7 @@ def mask_steps(mask, S_TILE):
     seen_in_band, SIZE = band_test(S_TILE, transposed=False), S_TILE.shape[0]
 
     @device
-    def nothing(sight, band, batch, head):
+    def nothing(mask, band, batch, head):
         return ()
 
     @device
@@ -141,8 +141,8 @@ def mask_steps(mask, S_TILE):
     test = looked_up_test(mask, S_TILE)
 
     @device
-    def look_up(sight, band, batch, head):
-        return test(sight, band, batch, head, 0, 0)
+    def look_up(mask, band, batch, head):
+        return test(mask, band, batch, head, 0, 0)
 
     @device
     def within_both(x, other, shown, band):

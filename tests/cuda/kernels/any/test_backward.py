@@ -30,7 +30,7 @@ def check(case, sums_of, tiles=SMALL, sizes=(16, 8), nbytes=0):
     blocks = batches * heads * -(-rows // (tiles.tile_m if kept == "q" else tiles.tile_n))
     known = launch(
         source.function, (blocks, 1, 1), tiles.threads, source.shared, case.q, case.k, case.v, case.do, *results,
-        *statistics, case.sight_of(kept, tiles.tile_m, tiles.tile_n), (), case.drops, case.group_size, case.scale,
+        *statistics, case.mask_of(kept, tiles.tile_m, tiles.tile_n), (), case.drops, case.group_size, case.scale,
         case.kept_scale, *to_dq, cc=(9, 0),
     )  # fmt: skip
     for name in sums_of:
@@ -196,7 +196,7 @@ FAULTS = {
     },
     "cuda/kernels/shared/all_keys.py": {
         "test_all_keys_in_a_block": {
-            "maximum(longest(sight, tile), 1)": "end_key",
+            "maximum(longest(mask, tile), 1)": "end_key",
             "m_block < first or m_block >= end": "m_block < first or m_block > end",
             "sync_threads()                                          # dS": "pass  # dS",
             "dQ * scale, m0)\n\n    @device": "dQ, m0)\n\n    @device",

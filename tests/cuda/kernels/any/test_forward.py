@@ -24,7 +24,7 @@ def check(case, unit="fma", threads=32, tile_m=16):
     batches, heads, m = lse.shape
     launch(
         source.function, (batches * heads * -(-m // tile_m), 1, 1), threads, source.shared, case.q, case.k, case.v, o,
-        (), lse, case.sight_of("q", tile_m, TILE_N), (), case.drops, case.group_size, case.scale_log2, case.kept_scale,
+        (), lse, case.mask_of("q", tile_m, TILE_N), (), case.drops, case.group_size, case.scale_log2, case.kept_scale,
     )  # fmt: skip
     for name, got in (("o", o), ("lse", lse)):
         assert_accurate(name, got, case.wanted[name], case.plain[name], got.dtype)
@@ -67,7 +67,7 @@ FAULTS = {
         "sync_threads()                                      # K",
     "sync_threads()                                      # K": "pass  # K",
     "if tested(": "if not tested(",
-    "sees(sight, band, batch, head, m0, n0)": "sees(sight, band, batch, head, n0, m0)",
+    "sees(mask, band, batch, head, m0, n0)": "sees(mask, band, batch, head, n0, m0)",
     "drops, batch, head, m0": "drops, head, batch, m0",
     "dot(O * alpha, left(P), sV)": "dot(O, left(P), sV)",
     "inverse(total, alpha) * kept_scale": "inverse(total, alpha)",

@@ -81,7 +81,7 @@ UNIONS = {  # band, and arrays of one; intervals of both kinds; windows and pref
 
 @pytest.mark.parametrize("name", UNIONS)
 def test_unions(world, name):
-    """An interval, and the gaps in it; what is in sight by no band."""
+    """An interval, and the gaps in it; what no band shows."""
     mask, j = UNIONS[name]._fit((2, 3, 5, 6)), np.arange(6)
     first, end, *gaps, _ = (x[..., None] for x in found(mask, 5, 6))
     visible = (first <= j) & (j < end)

@@ -74,7 +74,7 @@ FAULTS = {
         "return total + dS": "return dS",
         "if first < n0 + TILE_N and n0 < end": "if first < n0 and n0 < end",
         "dS = pull_back(P * (dP * Z - D), F)": "dS = P * (dP * Z - D)",
-        "dS = where(sees(sight, band, batch, head, m0, n0), dS, 0)": "pass",
+        "dS = where(sees(mask, band, batch, head, m0, n0), dS, 0)": "pass",
     },
     "cuda/kernels/shared/shares.py": {
         "test_gradients_where_tiles_are_empty": {

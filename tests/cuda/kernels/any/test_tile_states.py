@@ -20,9 +20,9 @@ from ..states import (
     TILE_N,
     WALKED,
     WORDS,
+    mask_of,
     random_cells,
     shown,
-    sight_of,
     states_of,
 )
 
@@ -45,12 +45,12 @@ def test_states(rng, kept):
 def test_states_of_several_grids(rng):
     """A tile is empty if one of them shows nothing of it, full if each of them shows all of it."""
     cells, others = random_cells(rng), rng.random((1, 2, 2, 9)) < 0.6
-    sight, states = sight_of(cells, ROWS, COLS, (KEPT, 2 * WORDS))
-    grids = *sight.grids, Cells(others.astype(np.uint8), np.int32(5), np.int32(45))
+    mask, states = mask_of(cells, ROWS, COLS, (KEPT, 2 * WORDS))
+    grids = *mask.grids, Cells(others.astype(np.uint8), np.int32(5), np.int32(45))
     source = tile_states(tile_m=TILE_M, tile_n=TILE_N, kept="q", mask=("blocks", "blocks"))
     blocks = 2 * -(-KEPT * WORDS * WORD // TILES)
     lengths = np.int32(SEQLEN_Q), np.int32(SEQLEN_K)
-    launch(source.function, (blocks, 1, 1), source.threads, 0, sight._replace(grids=grids), *lengths)
+    launch(source.function, (blocks, 1, 1), source.threads, 0, mask._replace(grids=grids), *lengths)
     assert_states(states, *(one & other for one, other in zip(shown(cells), shown(others, 5, 45))))
 
 
@@ -68,12 +68,12 @@ def test_states_of_intervals(rng):
         assert_states(states_by(mask, cells, intervals=(first, end)), *wanted)
 
 
-def states_by(mask, cells, **intervals):
-    sight, states = sight_of(cells, ROWS, COLS, (KEPT, 2 * WORDS))
-    sight = sight._replace(grids=sight.grids if "blocks" in mask else (), **intervals)
-    source = tile_states(tile_m=TILE_M, tile_n=TILE_N, kept="q", mask=mask)
+def states_by(kinds, cells, **intervals):
+    mask, states = mask_of(cells, ROWS, COLS, (KEPT, 2 * WORDS))
+    mask = mask._replace(grids=mask.grids if "blocks" in kinds else (), **intervals)
+    source = tile_states(tile_m=TILE_M, tile_n=TILE_N, kept="q", mask=kinds)
     blocks = 2 * -(-KEPT * WORDS * WORD // TILES)
-    launch(source.function, (blocks, 1, 1), source.threads, 0, sight, np.int32(SEQLEN_Q), np.int32(SEQLEN_K))
+    launch(source.function, (blocks, 1, 1), source.threads, 0, mask, np.int32(SEQLEN_Q), np.int32(SEQLEN_K))
     return states
 
 
@@ -111,8 +111,8 @@ def test_tiles_in_the_gap_are_empty(mask):
         if key.name in ("intervals", "tile_states"):
             execute(key, source, grid, *arguments)
         if key.name == "tile_states":
-            about, (sight, *_) = dict(key.parameters), arguments
-            assert_empty(sight.states[0][0, 0], visible, about["tile_m"], about["tile_n"], about["kept"])
+            about, (given, *_) = dict(key.parameters), arguments
+            assert_empty(given.states[0][0, 0], visible, about["tile_m"], about["tile_n"], about["kept"])
             kept.add(about["kept"])
 
     q = np.zeros((1, 1, 400, 64), np.float16)
@@ -134,7 +134,7 @@ FAULTS = {
     "minimum(m0 + TILE_M, seqlen_q) - 1": "minimum(m0 + TILE_M, seqlen_q)",
     "minimum(n0 + TILE_N, seqlen_k) - 1": "n0 + TILE_N - 1",
     "some or shown": "shown",
-    "minimum(one(sight": "max(one(sight",
+    "minimum(one(mask": "max(one(mask",
     "(kept_tile, tile) if KEEPS_Q else (tile, kept_tile)": "(kept_tile, tile)",
     "if m0 < seqlen_q and n0 < seqlen_k": "if True",
     "first[i] < n_end and n0 < end[i]": "first[i] < n0 and n0 < end[i]",

@@ -47,7 +47,7 @@ def check(rng, kernel, order=DP_DV_DS, at_once=2, **problem):
     launch(
         source.function, (blocks, 1, 1), source.threads, source.shared,
         *(tensor_map(x, found.box) for x, found in zip(inputs, source.tensor_maps)), (), *arrays, *statistics,
-        case.sight_of("q" if kernel == "q" else "k", tile_m, tile_n), (), *numbers,
+        case.mask_of("q" if kernel == "q" else "k", tile_m, tile_n), (), *numbers,
     )  # fmt: skip
     if adds_dq:
         part = DqPart(64, 64, 128, across=1)

@@ -20,10 +20,10 @@ def check(rng, at_once=1, heads_per_tile=1, ascending=0, blocks=1, sizes=(), **p
     dtype, dropout = case.q.dtype.name, case.kept_scale != 1
     source = hopper_forward(dtype=dtype, out_dtypes=(dtype,), mask=case.mask, score=(), dropout=dropout, **sizes)
     o, lse, counters = poisoned(case.do.shape, case.q.dtype), poisoned(case.lse.shape), np.zeros(2, np.uint32)
-    sight = case.sight_of("q", 64 * sizes["consumers"], sizes["tile_n"])
+    mask = case.mask_of("q", 64 * sizes["consumers"], sizes["tile_n"])
     maps = [tensor_map(x, found.box) for x, found in zip((case.q, case.k, case.v, o), source.tensor_maps)]
     launch(
-        source.function, (blocks, 1, 1), source.threads, source.shared, *maps, (), (), (), lse, sight, (), case.drops,
+        source.function, (blocks, 1, 1), source.threads, source.shared, *maps, (), (), (), lse, mask, (), case.drops,
         counters, case.group_size, case.scale_log2, case.kept_scale,
         *map(np.int32, (at_once, heads_per_tile, ascending)),
         cc=(9, 0, "a"),
@@ -71,7 +71,7 @@ def test_dropout(rng):
 
 
 FAULTS = {
-    "skip(K, V, tile, args.sight, here, tile.n_blocks)": "K, V, here",
+    "skip(K, V, tile, args.mask, here, tile.n_blocks)": "K, V, here",
     "if RESCALES_FIRST:\n                O = rescaled(O, alpha)": "if RESCALES_FIRST:\n                pass",
     "if not RESCALES_FIRST:\n                O = rescaled(O, alpha)": "if not RESCALES_FIRST:\n                pass",
     "            wait(K)\n            S = dot(": "            S = dot(",
@@ -164,12 +164,12 @@ FAULTS = {
     "cuda/kernels/hopper/forward_steps.py": {
         "            sync_warpgroup()                                    # no warp": "            # no warp",
         "            release(K)\n            release(V)\n": "            release(K)\n",
-        "            clear_beyond(V, tile, sight, n_block)\n": "",
+        "            clear_beyond(V, tile, mask, n_block)\n": "",
         "clear(stage.tile, length)": "clear(stage.tile, length + 1)",
         "                fence_async_proxy()\n": "",
         "            sync_warpgroups(consumers)\n": "",
-        "where(sees(sight, band, batch, head, m0, n0), S, NO_SCORE)":
-            "where(sees(sight, band, batch, head, m0, n0), S, ZERO)",
+        "where(sees(mask, band, batch, head, m0, n0), S, NO_SCORE)":
+            "where(sees(mask, band, batch, head, m0, n0), S, ZERO)",
         "while head >= heads_per_tile:": "while head > heads_per_tile:",
         "row * ROWS": "row",
         "length < rows:": "length < rows - 64:",

@@ -41,7 +41,7 @@ def check(rng, tiles, adds_dq=True, at_once=2, cc=(8, 0), size=32, nbytes=0, **p
     known = launch(
         source.function, (batches * heads_k * -(-n // tiles.tile_n), 1, 1), tiles.threads, source.shared,
         case.q, case.k, case.v, case.do, grads["k"], grads["v"], sums, lse, delta,
-        case.sight_of("k", tiles.tile_m, tiles.tile_n), (), case.drops, case.group_size, case.ds_scale, case.scale_log2,
+        case.mask_of("k", tiles.tile_m, tiles.tile_n), (), case.drops, case.group_size, case.ds_scale, case.scale_log2,
         case.kept_scale, np.int32(at_once), case.delta_scale, cc=cc,
     )  # fmt: skip
     if adds_dq:
@@ -124,7 +124,7 @@ def test_every_warp_has_sums_of_its_own(largest, tiles):
 FAULTS = {
     ("test_groups_of_heads", "test_nothing_is_seen", "test_dropout", "test_causal"): {
         "rows_between(mK, batch, head, first, end": "rows_between(mK, batch, head, first, shape(mK)[2]",
-        "maximum(longest(sight, tile), 1)": "longest(sight, tile)",
+        "maximum(longest(mask, tile), 1)": "longest(mask, tile)",
         "            wait_copies()\n            sync_threads()": "            sync_threads()",
         "sync_threads()                                      # this tile": "pass  # this tile",
         "copy_queries(1 - stage,": "copy_queries(stage,",
@@ -134,8 +134,8 @@ FAULTS = {
         "            add_dq(mSums, tile, last, 1 - stage)\n            sync_threads()": "            sync_threads()",
         "sync_threads()                                      # all have read K": "pass  # all have read K",
         "        put(sdS, dS)\n        sync_threads()\n": "        put(sdS, dS)\n",
-        "if needs_mask(sight": "if not needs_mask(sight",
-        "P, F = masked(P, F, sight": "_, F = masked(P, F, sight",
+        "if needs_mask(mask": "if not needs_mask(mask",
+        "P, F = masked(P, F, mask": "_, F = masked(P, F, mask",
         "drops, batch, at.head, m0": "drops, 0, at.head, m0",
         "maximum(P, 0) if HAS_DROPOUT else P": "P",
         "dK * scale": "dK",

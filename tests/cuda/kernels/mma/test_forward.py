@@ -28,7 +28,7 @@ def check(case, held=True, at_once=1, tile_n=TILE):
     batches, heads, m = lse.shape
     found = launch(
         source.function, (batches * heads * -(-m // TILE), 1, 1), THREADS, source.shared, case.q, case.k, case.v, o,
-        (), lse, case.sight_of("q", TILE, tile_n), (), case.drops, case.group_size, case.scale_log2, case.kept_scale,
+        (), lse, case.mask_of("q", TILE, tile_n), (), case.drops, case.group_size, case.scale_log2, case.kept_scale,
         np.int32(at_once),
     )  # fmt: skip
     for name, got in (("o", o), ("lse", lse)):
@@ -162,8 +162,8 @@ FAULTS = {
         "if tested(": "if not tested(",
         "tile.m0 + TILE_M, n0, n_end)": "tile.m0 + 1, n0, n_end)",
         "(end + TILE_N - 1) // TILE_N": "end // TILE_N",
-        "next_n_block(tile, sight, first // TILE_N)": "first // TILE_N",
-        "next_n_block(tile, call.sight, n_block + 1)": "n_block + 1",
+        "next_n_block(tile, mask, first // TILE_N)": "first // TILE_N",
+        "next_n_block(tile, call.mask, n_block + 1)": "n_block + 1",
         "n_block + steps(": "n_block + 0 * steps(",
         "O = rescaled(O, alpha)": "O = O * 1",
         "part_sum(P, l * alpha)": "part_sum(P, l)",

@@ -75,5 +75,5 @@ FAULTS = {
     "(chunk - SHORTS) * LONG + MANY": "chunk * LONG",
     "row_max(load(lengths, LENGTHS, first), longest)": "row_max(load(lengths, LENGTHS, first))",
     'if "keys" not in mask or by_head:': 'if "keys" not in mask:',
-    ", sight.keys))[1]": ", 2**30))[1]",
+    ", mask.keys))[1]": ", 2**30))[1]",
 }

@@ -1,4 +1,4 @@
-"""The tiles of queries that blocks of keys walk over: those in sight, head by head, none of them twice."""
+"""The tiles of queries that blocks of keys walk over: those that see them, head by head, none of them twice."""
 
 from itertools import product
 
@@ -24,23 +24,23 @@ def key_tile(number, keys):
     return KeyTile(*map(np.int32, (0, 0, 0, HEADS, number, first, min(first + TILE_N, keys))), SEGMENT)
 
 
-def walked(mask, sight, keys, tile_m=TILE_M, tile_n=TILE_N):
+def walked(kinds, mask, keys, tile_m=TILE_M, tile_n=TILE_N):
     """For each tile of keys all that is walked over, (head, tile of queries)."""
-    first_queries, next_queries, _ = queries_steps(mask, tile_m, tile_n)
+    first_queries, next_queries, _ = queries_steps(kinds, tile_m, tile_n)
     KEYS = np.int32(tile_n)
 
-    def kernel(sight, segment, keys, out):
+    def kernel(mask, segment, keys, out):
         number = index(thread_index())
         if number < out.shape[0]:
             end = minimum((number + 1) * KEYS, keys)
             tile = KeyTile(index(0), index(0), index(0), index(HEADS), number, number * KEYS, end, segment)
-            at, step = first_queries(sight, tile), index(0)
+            at, step = first_queries(mask, tile), index(0)
             while at.m_block < at.m_blocks and step < out.shape[1]:
                 out[number, step, 0], out[number, step, 1] = at.head, at.m_block
-                at, step = next_queries(sight, tile, at), step + 1
+                at, step = next_queries(mask, tile, at), step + 1
 
     out = np.full((-(-keys // tile_n), 200, 2), -1, np.int32)
-    launch(kernel, (1, 1, 1), 32, 0, sight, SEGMENT, np.int32(keys), out)
+    launch(kernel, (1, 1, 1), 32, 0, mask, SEGMENT, np.int32(keys), out)
     return [[(head, m_block) for head, m_block in found.tolist() if head >= 0] for found in out]
 
 
@@ -55,12 +55,12 @@ EDGES = {  # lo, hi, queries and keys, each of two heads
 @pytest.mark.parametrize("case", EDGES)
 def test_tiles_in_a_band(case):
     arrays = tuple(np.array([edge], np.int32) for edge in EDGES[case])
-    sight = MaskArgs(*map(np.int32, (-99, 99, M, N)), arrays, (np.int32(0),) * 2)
+    mask = MaskArgs(*map(np.int32, (-99, 99, M, N)), arrays, (np.int32(0),) * 2)
     i, j = np.ogrid[:M, :N]
     seen = np.array([(i + lo <= j) & (j <= i + hi) & (i < queries) & (j < keys)
                      for lo, hi, queries, keys in zip(*EDGES[case])])  # fmt: skip
     tiles = [*product(range(HEADS), range(0, M, TILE_M))]
-    assert walked(SIDES, sight, N) == [
+    assert walked(SIDES, mask, N) == [
         [(head, m // TILE_M) for head, m in tiles if seen[head, m : m + TILE_M, n : n + TILE_N].any()]
         for n in range(0, N, TILE_N)
     ]
@@ -69,26 +69,26 @@ def test_tiles_in_a_band(case):
 def test_tiles_that_blocks_show(rng):
     """Runs of empty ones are skipped, to the next head where there is no other. All is turned: see `states_of`."""
     cells = random_cells(rng)
-    sight, _ = states_of(cells, "k")
-    sight = sight._replace(queries=np.int32(SEQLEN_K), keys=np.int32(SEQLEN_Q))
+    mask, _ = states_of(cells, "k")
+    mask = mask._replace(queries=np.int32(SEQLEN_K), keys=np.int32(SEQLEN_Q))
     some, _ = shown(cells)
-    found = walked(("blocks",), sight, SEQLEN_Q, TILE_N, TILE_M)
+    found = walked(("blocks",), mask, SEQLEN_Q, TILE_N, TILE_M)
     assert found == [[*map(tuple, np.argwhere(some[:, n]).tolist())] for n in range(some.shape[1])]
 
 
 def test_what_lies_within_a_tile_needs_no_test():
     """Of a window; what ends within the tile does."""
-    sight = MaskArgs(*map(np.int32, (-9, 9, 18, 24)))
+    mask = MaskArgs(*map(np.int32, (-9, 9, 18, 24)))
     _, _, needs_mask = queries_steps((), TILE_M, TILE_N)
     tile = key_tile(1, 24)
 
-    def kernel(sight, tile, out):
+    def kernel(mask, tile, out):
         m_block = index(thread_index())
         if m_block < out.shape[0]:
-            out[m_block] = needs_mask(sight, tile, QueryTile(index(0), m_block, index(5)), tile.first)
+            out[m_block] = needs_mask(mask, tile, QueryTile(index(0), m_block, index(5)), tile.first)
 
     out = np.zeros(5, np.int32)
-    launch(kernel, (1, 1, 1), 32, 0, sight, tile, out)
+    launch(kernel, (1, 1, 1), 32, 0, mask, tile, out)
     i, j = np.ogrid[: 5 * TILE_M, TILE_N : 2 * TILE_N]
     seen = (abs(i - j) <= 9) & (i < 18)
     assert out.tolist() == [int(not seen[m : m + TILE_M].all()) for m in range(0, 5 * TILE_M, TILE_M)]
@@ -99,14 +99,14 @@ def test_what_lies_within_a_tile_needs_no_test():
 ])  # fmt: skip
 def test_the_longest_keys_of_heads_that_have_queries(queries, keys, longest):
     arrays = tuple(np.array([x], np.int32) for x in (queries, keys))
-    sight, longest_of = MaskArgs(*map(np.int32, (-99, 99, 9, 24)), arrays), key_lengths(("queries", "keys"))
+    mask, longest_of = MaskArgs(*map(np.int32, (-99, 99, 9, 24)), arrays), key_lengths(("queries", "keys"))
 
-    def kernel(sight, tile, out):
+    def kernel(mask, tile, out):
         if thread_index() == 0:
-            out[0] = longest_of(sight, tile)
+            out[0] = longest_of(mask, tile)
 
     out = np.full(1, -1, np.int32)
-    launch(kernel, (1, 1, 1), 32, 0, sight, key_tile(0, 24), out)
+    launch(kernel, (1, 1, 1), 32, 0, mask, key_tile(0, 24), out)
     assert out[0] == longest
 
 
@@ -125,11 +125,11 @@ def test_numbers_of_padded_tiles():
 
 FAULTS = {
     "m_block, m_blocks = first // TILE_M, (end + TILE_M - 1) // TILE_M": "m_block, m_blocks = 0, end // TILE_M",
-    "return queries_from(sight, tile, at.head + 1)": "return queries_from(sight, tile, tile.heads)",
+    "return queries_from(mask, tile, at.head + 1)": "return queries_from(mask, tile, tile.heads)",
     "            if queries > 0:\n": "            if queries > -1:\n",
     "head < tile.heads and m_block >= m_blocks": "head < tile.heads and m_block > m_blocks",
-    "m_block + steps(sight, tile.batch, head, tile.n_block, m_block, m_blocks - m_block)": "m_block",
-    "m_block + steps(sight, tile.batch, at.head, tile.n_block, m_block, at.m_blocks - m_block)": "m_block",
+    "m_block + steps(mask, tile.batch, head, tile.n_block, m_block, m_blocks - m_block)": "m_block",
+    "m_block + steps(mask, tile.batch, at.head, tile.n_block, m_block, at.m_blocks - m_block)": "m_block",
     "return QueryTile(head - 1, m_block, m_blocks)": "return QueryTile(head, m_block, m_blocks)",
     "m0, m_end, n0, n0 + KEYS)": "m0, m_end, n0, n0 + 1)",
     "// tile_m + at.m_block": "// tile_m",

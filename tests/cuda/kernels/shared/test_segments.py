@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 import numbattn as na
 from numbattn import reference
-from numbattn.cuda.kernels.shared.segments import Segment, count_step, sight_step, slot_step
+from numbattn.cuda.kernels.shared.segments import Segment, count_step, mask_within_step, slot_step
 from numbattn.cuda.kernels.shared.visibility import FARTHEST, PACKED, MaskArgs, Packing
 from numbattn.cuda.plan import tier
 from numbattn.cuda.plan.masks import mask_and_arrays
@@ -123,7 +123,7 @@ def test_offsets_that_nobody_checked_stay_within_the_arrays(by_warp):
 
 @simulated_only
 @pytest.mark.parametrize("seed", range(40))
-def test_sight(seed):
+def test_mask_within(seed):
     """A segment's band: its own, and that of the packed arrays."""
     rng = np.random.default_rng(seed)
     queries, keys = (np.sort(rng.integers(0, 41, 4)) for _ in range(2))
@@ -133,11 +133,11 @@ def test_sight(seed):
     mask = na.Segments(queries, keys) & na.Window(left, right) & na.Window(left + 9, right, offset) & lengths
     (*sides, _, _, own_lo, own_hi), *_ = mask_and_arrays(mask, 40, 40)[0]
     packing = packing_of(queries, keys, 40, 40, own_lo, own_hi)
-    sight, want = MaskArgs(*map(np.int32, sides), packing=(packing,)), mask.dense(40, 40)
+    given, want = MaskArgs(*map(np.int32, sides), packing=(packing,)), mask.dense(40, 40)
     for (m0, m_end), (n0, n_end) in zip(itertools.pairwise(queries), itertools.pairwise(keys)):
         segment = Segment(*map(np.int32, (m0, m_end - m0, n0, n_end - n0, 0)))
         for rows in (1, 16):
-            lo, hi, some, length, *_ = sight_step((PACKED,), rows)(sight, segment)
+            lo, hi, some, length, *_ = mask_within_step((PACKED,), rows)(given, segment)
             assert some <= -(-segment.queries // rows) * rows
             i, j = np.ogrid[: m_end - m0, : n_end - n0]
             seen = (i + lo <= j) & (j <= i + hi) & (i < some) & (j < length)
@@ -338,9 +338,9 @@ FAULTS = {
     "// TILE - t": "// TILE",
     "(first_query // PADDED + t)": "(first_query // PADDED)",
     "length // TILE + count + 1": "length // TILE + count",
-    "maximum(packing.lo + shift, sight.lo + apart)": "packing.lo + shift",
-    "minimum(packing.hi + shift, sight.hi + apart)": "packing.hi + shift",
+    "maximum(packing.lo + shift, mask.lo + apart)": "packing.lo + shift",
+    "minimum(packing.hi + shift, mask.hi + apart)": "packing.hi + shift",
     "segment.keys - segment.queries, segment": "segment.keys, segment",
     "left if left < segment.queries": "left if left > segment.queries",
-    "sight.keys - segment.first_key": "sight.keys",
+    "mask.keys - segment.first_key": "mask.keys",
 }

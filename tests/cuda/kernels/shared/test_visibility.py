@@ -1,4 +1,4 @@
-"""Which keys are in sight of a tile of queries, and the other way round; what the states of tiles say of the next."""
+"""Which keys a tile of queries sees, and the other way round; what the states of tiles say of the next."""
 
 import operator
 from functools import cache, reduce
@@ -14,10 +14,10 @@ from numbattn.cuda.kernels.shared.visibility import (
     band_of,
     element_test,
     in_band,
-    keys_in_sight,
     needs_test,
     next_tile,
-    queries_in_sight,
+    visible_keys,
+    visible_queries,
 )
 from numbattn.cuda.tile import WARPGROUP, block_index, index, save, simt, thread_index
 from numbattn.cuda.words.numbers import SIDES
@@ -46,14 +46,14 @@ def bounds(world):
 
 @cache
 def bounds_in(world):
-    """keys_in_sight, queries_in_sight and in_band of the tile, for each band."""
+    """visible_keys, visible_queries and in_band of the tile, for each band."""
 
     def kernel(bands, out):
         n = block_index() * 1024 + thread_index()
         if n < bands.shape[0]:
             band = bands[n, 0], bands[n, 1], bands[n, 2], bands[n, 3]
-            out[n, 0], out[n, 1] = keys_in_sight(band, M0, M_END)
-            out[n, 2], out[n, 3] = queries_in_sight(band, N0, N_END)
+            out[n, 0], out[n, 1] = visible_keys(band, M0, M_END)
+            out[n, 2], out[n, 3] = visible_queries(band, N0, N_END)
             out[n, 4] = in_band(band, M0, M_END, N0, N_END)
 
     out = np.full((len(BANDS), 5), -99, np.int32)
@@ -67,7 +67,7 @@ def test_a_tile_is_whole_where_each_of_its_queries_sees_each_of_its_keys(bounds)
 
 
 @pytest.mark.parametrize("side", ["keys", "queries"])
-def test_all_that_is_in_sight_and_no_more(bounds, side):
+def test_all_that_is_visible_and_no_more(bounds, side):
     if side == "keys":
         (first, end), seen = bounds.T[:2], sees(BANDS, np.arange(M0, M_END), EVERYTHING).any(1)
     else:
@@ -96,9 +96,9 @@ def test_a_band_of_its_own_is_narrowed_by_that_of_all(case):
     sides = tuple(side for side, edge in zip(SIDES, edges) if edge is not None)
     band_at = band_of(sides)
 
-    def kernel(sight, out):
+    def kernel(mask, out):
         if thread_index() == 0:
-            band = band_at(sight, np.int32(0), np.int32(1))
+            band = band_at(mask, np.int32(0), np.int32(1))
             for i in range(4):
                 out[i] = band[i]
 
@@ -151,18 +151,18 @@ def test_elements_of_grids(rng, kinds, transposed):
     """As `dense` shows them, with a band; beyond the matrix there is nothing."""
     mask = reduce(operator.and_, [MASKS[kind](rng) for kind in kinds], na.Window(4, 45, offset=0))
     cells = [Cells(grid.cells, np.int32(grid.rows), np.int32(grid.cols)) for grid in mask._grids()]
-    sight = MaskArgs(*map(np.int32, mask._band(M, N)), grids=tuple(cells))
+    given = MaskArgs(*map(np.int32, mask._band(M, N)), grids=tuple(cells))
     test = element_test(kinds, TILE, transposed)
 
-    def kernel(sight, places, out):
-        band = sight.lo, sight.hi, sight.queries, sight.keys
+    def kernel(mask, places, out):
+        band = mask.lo, mask.hi, mask.queries, mask.keys
         for n in range(places.shape[0]):
             batch, head, i0, j0 = places[n, 0], places[n, 1], places[n, 2], places[n, 3]
-            save(out[n], test(sight, band, batch, head, i0, j0), 0)
+            save(out[n], test(mask, band, batch, head, i0, j0), 0)
 
     places = np.array([(0, 0, 0, 0), (0, 2, 5, 9), (0, 1, 10, 2), (1, 1, 6, 40), (1, 2, 12, 56)], np.int32)
     out = np.zeros((len(places), *TILE.shape), np.bool_)
-    launch(kernel, (1, 1, 1), TILE.threads, 0, sight, places, out)
+    launch(kernel, (1, 1, 1), TILE.threads, 0, given, places, out)
     whole = np.pad(mask.dense(M, N), [(0, 0), (0, 0), (0, 8), (0, 8)])
     for tile, (batch, head, i0, j0) in zip(turned(out, transposed), places):
         m, n = tile.shape
@@ -172,19 +172,19 @@ def test_elements_of_grids(rng, kinds, transposed):
 # ---------------------------------------------------------------------------------------------------- states of tiles
 def test_next_tile(rng):
     cells = random_cells(rng)
-    sight, _ = states_of(cells, "q")
+    mask, _ = states_of(cells, "q")
     some, _ = shown(cells)
     left = np.full((2, KEPT, WALKED), -1, np.int32)
 
-    def walk(sight, left, end):
+    def walk(mask, left, end):
         tile = thread_index()
         if tile < left.shape[2]:
             for head in range(left.shape[0]):
                 for kept in range(left.shape[1]):
-                    left[head, kept, tile] = next_tile(sight, 0, head, kept, tile, end - tile)
+                    left[head, kept, tile] = next_tile(mask, 0, head, kept, tile, end - tile)
 
     for end in (WALKED, WALKED - 7):
-        launch(walk, (1, 1, 1), WARPGROUP, 0, sight, left, np.int32(end))
+        launch(walk, (1, 1, 1), WARPGROUP, 0, mask, left, np.int32(end))
         for head, kept, tile in np.ndindex(2, KEPT, end):
             ahead = np.flatnonzero(some[head, kept, tile:end])
             assert left[head, kept, tile] == (ahead[0] if ahead.size else end - tile)
@@ -192,13 +192,13 @@ def test_next_tile(rng):
 
 def test_tiles_are_whole_if_grids_and_band_say_so(rng):
     cells = random_cells(rng)
-    sight, _ = states_of(cells, "q")
+    mask, _ = states_of(cells, "q")
     _, whole = shown(cells)
     band, tested = (-9, 300, 1000, 1000), np.ones((2, KEPT, WALKED), np.bool_)
     lo, hi, queries, keys = map(np.int32, band)
     test = needs_test(("blocks",))
 
-    def ask(sight, tested):
+    def ask(mask, tested):
         tile = thread_index()
         if tile < tested.shape[2]:
             n0 = tile * TILE_N
@@ -206,10 +206,10 @@ def test_tiles_are_whole_if_grids_and_band_say_so(rng):
                 for kept in range(tested.shape[1]):
                     m0 = index(kept) * TILE_M
                     tested[head, kept, tile] = test(
-                        sight, (lo, hi, queries, keys), 0, head, kept, tile, m0, m0 + TILE_M, n0, n0 + TILE_N
+                        mask, (lo, hi, queries, keys), 0, head, kept, tile, m0, m0 + TILE_M, n0, n0 + TILE_N
                     )
 
-    launch(ask, (1, 1, 1), WARPGROUP, 0, sight, tested)
+    launch(ask, (1, 1, 1), WARPGROUP, 0, mask, tested)
     i, j = np.arange(KEPT * TILE_M), np.arange(WALKED * TILE_N)
     in_band = sees(np.array([band]), i, j)[0].reshape(KEPT, TILE_M, WALKED, TILE_N).all((1, 3))
     np.testing.assert_array_equal(tested, ~(whole & in_band))
@@ -221,27 +221,27 @@ def test_tiles_are_whole_if_grids_and_band_say_so(rng):
 def test_tiles_of_a_tail_need_a_test(kinds):
     """And those before it as the rest of the mask says, which here shows all."""
     states = np.full((1, 1, 1, 2), 2**32 - 1, np.uint32)
-    sight, test = MaskArgs(0, 0, 0, 0, states=(states,)), needs_test(kinds)
+    mask, test = MaskArgs(0, 0, 0, 0, states=(states,)), needs_test(kinds)
 
-    def ask(sight, tested):
+    def ask(mask, tested):
         n0 = thread_index() * TILE_N
         if thread_index() < tested.shape[0]:
             band = np.int32(-999), np.int32(999), np.int32(2 * TILE_N), np.int32(5 * TILE_N)
-            tested[thread_index()] = test(sight, band, 0, 0, 0, thread_index(), 0, TILE_M, n0, n0 + TILE_N)
+            tested[thread_index()] = test(mask, band, 0, 0, 0, thread_index(), 0, TILE_M, n0, n0 + TILE_N)
 
     tested = np.zeros(5, np.bool_)
-    launch(ask, (1, 1, 1), WARPGROUP, 0, sight, tested)
+    launch(ask, (1, 1, 1), WARPGROUP, 0, mask, tested)
     assert tested.tolist() == ([True] * 5 if "dense" in kinds else [False, False, False, True, True])
 
 
 FAULTS = {
     "cuda/kernels/shared/visibility/band.py": {
-        "maximum(sight.lo, lo_of(sight, batch, head, sight.lo))": "lo_of(sight, batch, head, sight.lo)",
-        "minimum(sight.hi, hi_of(sight, batch, head, sight.hi))": "hi_of(sight, batch, head, sight.hi)",
-        "minimum(sight.edges[at][batch, head], sight.keys - shift)": "sight.edges[at][batch, head]",
-        "maximum(edge, -sight.queries - shift) + shift": "edge + shift",
-        "return maximum(minimum(sight.edges[at][batch, head], otherwise), 0)":
-            "return minimum(sight.edges[at][batch, head], otherwise)",
+        "maximum(mask.lo, lo_of(mask, batch, head, mask.lo))": "lo_of(mask, batch, head, mask.lo)",
+        "minimum(mask.hi, hi_of(mask, batch, head, mask.hi))": "hi_of(mask, batch, head, mask.hi)",
+        "minimum(mask.edges[at][batch, head], mask.keys - shift)": "mask.edges[at][batch, head]",
+        "maximum(edge, -mask.queries - shift) + shift": "edge + shift",
+        "return maximum(minimum(mask.edges[at][batch, head], otherwise), 0)":
+            "return minimum(mask.edges[at][batch, head], otherwise)",
         "last = minimum(m_end, queries) - 1": "last = m_end - 1",
         "return maximum(m0 + lo, 0)": "return m0 + lo",
         "minimum(last + hi + 1, keys)": "minimum(last + hi, keys)",
@@ -263,10 +263,10 @@ FAULTS = {
     "cuda/kernels/shared/visibility/cells.py": {
         "1 << (j & 7)": "128 >> (j & 7)",
         "head], i // rows, j // cols": "head], i // cols, j // rows",
-        "one(sight, band, batch, head, i, j) & other": "one(sight, band, batch, head, i, j) | other",
+        "one(mask, band, batch, head, i, j) & other": "one(mask, band, batch, head, i, j) | other",
         "j = j - first_of_tail(band)": "pass",
         "(j < 0) | bits": "bits",
-        "seen_in_band(band, m0, n0) & looked_up(sight": "looked_up(sight",
+        "seen_in_band(band, m0, n0) & looked_up(mask": "looked_up(mask",
         "cuda/kernels/any/test_intervals.py::test_small_problems[simulated-CUDA cores-segments by head]": {
             "i = minimum(i, seqlen_q - 1)": "pass",
             "(take(first[batch, head], i) <= j)": "(take(first[batch, head], i) < j)",
@@ -281,7 +281,7 @@ FAULTS = {
         "not (whole and in_band(band, m0, m_end, n0, n_end))": "not whole",
         "tile, which) & np.uint32(1)) != 0": "tile, which)) != 0",
         "cuda/kernels/any/test_score_gradient.py::test_gradients_where_tiles_are_empty": {
-            "has_state(sight, batch, head, kept, tile, 0)": "has_state(sight, batch, head, kept, tile, 1)",
+            "has_state(mask, batch, head, kept, tile, 0)": "has_state(mask, batch, head, kept, tile, 1)",
         },
     },
 }

@@ -27,7 +27,7 @@ def check(case, size=16, threads=32, blocks=2, given=False):
     statistics = (padded(case.lse_log2, np.nan), padded(case.delta, np.nan)) if given else (dlse,)
     launch(
         source.function, (blocks, 1, 1), threads, source.shared, case.q, case.k, case.v, case.do, *results, (),
-        statistics, case.sight, (), case.drops, case.group_size, case.scale, case.scale_log2, case.kept_scale,
+        statistics, case.mask, (), case.drops, case.group_size, case.scale, case.scale_log2, case.kept_scale,
     )  # fmt: skip
     for name, got in zip(("dq", "dk", "dv"), results):
         assert_accurate(name, got, case.wanted[name], case.plain[name], dtype)
@@ -65,8 +65,8 @@ def test_dropout(rng, given):
 
 
 FAULTS = {
-    "at.head, band_at(sight, at.batch, at.head)[2])": "at.head, sight.queries)",
-    "at.head_k, band_at(sight, at.batch, at.head)[3])": "at.head_k, sight.keys)",
+    "at.head, band_at(mask, at.batch, at.head)[2])": "at.head, mask.queries)",
+    "at.head_k, band_at(mask, at.batch, at.head)[3])": "at.head_k, mask.keys)",
     "wait_copies(2)": "wait_copies(3)",
     "sync()                                              # V and dO": "pass  # V and dO",
     "wait_copies()\n            sync()": "sync()",
@@ -91,8 +91,8 @@ FAULTS = {
     ): {
         "S, F = hide(S, NO_SCORE, shown, band), hide(F, 0, shown, band)": "S = hide(S, NO_SCORE, shown, band)",
         "inverse(whole, alpha), total > 0": "inverse(whole, alpha), total >= 0",
-        "band_at(sight, at.batch, at.head)[2])": "band_at(sight, at.batch, at.head)[3])",
-        "band_at(sight, at.batch, at.head)[3])": "band_at(sight, at.batch, at.head)[2])",
+        "band_at(mask, at.batch, at.head)[2])": "band_at(mask, at.batch, at.head)[3])",
+        "band_at(mask, at.batch, at.head)[3])": "band_at(mask, at.batch, at.head)[2])",
     },
     "test_small.py::test_gradients_of_inputs_that_a_batch_shares[simulated-groups-kv]": {
         "member == group_size - 1)": "member == 0)",

@@ -21,7 +21,7 @@ def check(case, size=16, threads=32, stages=1, blocks=2, saves=True):
     )  # fmt: skip
     o, lse = poisoned(case.do.shape, dtype), poisoned(case.lse.shape, case.lse.dtype)
     launch(
-        source.function, (blocks, 1, 1), threads, source.shared, case.q, case.k, case.v, o, lse, case.sight, (),
+        source.function, (blocks, 1, 1), threads, source.shared, case.q, case.k, case.v, o, lse, case.mask, (),
         case.drops, case.group_size, case.scale_log2, case.kept_scale,
     )  # fmt: skip
     assert_accurate("o", o, case.wanted["o"], case.plain["o"], dtype)
@@ -70,7 +70,7 @@ def test_dropout(rng):
 
 FAULTS = {
     "fetch_k(mK, batch, head // group_size": "fetch_k(mK, batch, head",
-    "fetch_v(mV, batch, head // group_size, band[3]": "fetch_v(mV, batch, head // group_size, sight.keys",
+    "fetch_v(mV, batch, head // group_size, band[3]": "fetch_v(mV, batch, head // group_size, mask.keys",
     "stage = 1 - stage\n": "stage = stage + 0\n",
     "wait_copies(AHEAD)": "wait_copies(1)",
     "sync()                                              # Q, K and V have": "pass  # Q, K and V have",

@@ -1,7 +1,7 @@
 """Which queries see which keys: the tiles that a block visits, which of them need a test per element, and that test.
 
 A mask is a band, an interval of keys for each query, and some grids, see `numbattn.masks`. A block keeps one tile of
-queries, or of keys, and loops over the tiles of the other side. "In sight" of its tile is what the band lets it see, a
+queries, or of keys, and loops over the tiles of the other side. "Visible" to its tile is what the band lets it see, a
 range of keys, or of queries: where the loop starts and ends. Within it intervals and grids of blocks decide by the
 states of tiles, one bit each, which the kernel `tile_states` has computed before (Algorithm 5); there `kept` is the
 number of the block's own tile.
@@ -42,8 +42,8 @@ from .band import (
     band_of,
     band_test,
     in_band,
-    keys_in_sight,
-    queries_in_sight,
+    visible_keys,
+    visible_queries,
 )
 from .cells import element_test, looked_up_test
 from .states import (
@@ -81,15 +81,15 @@ __all__ = [
     "in_band",
     "is_looked_up",
     "is_shown",
-    "keys_in_sight",
     "looked_up_test",
     "mask_type",
     "needs_test",
     "next_tile",
     "packing_of",
     "packing_type",
-    "queries_in_sight",
     "several",
     "sides_of",
     "steps_to_next",
+    "visible_keys",
+    "visible_queries",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The band: its edges for a matrix, what is in sight of a tile, and the test of its elements."""
+"""The band: its edges for a matrix, what a tile sees, and the test of its elements."""
 
 from ....tile import cols_between, device, maximum, minimum, row_index, where
 from ....words.numbers import SIDES
@@ -8,61 +8,61 @@ NOTHING = -1
 
 
 @device
-def same_band(sight, batch, head):
-    return sight.lo, sight.hi, sight.queries, sight.keys
+def same_band(mask, batch, head):
+    return mask.lo, mask.hi, mask.queries, mask.keys
 
 
 def edge_of(mask, side):
-    """The device function (sight, batch, head, otherwise): an edge of a band, `otherwise` if it is no array."""
+    """The device function (mask, batch, head, otherwise): an edge of a band, `otherwise` if it is no array."""
     sides, diagonals = sides_of(mask), diagonals_of(mask)
     at, shifted = (names.index(side) if side in names else None for names in (sides, diagonals))
 
     @device
-    def same(sight, batch, head, otherwise):
+    def same(mask, batch, head, otherwise):
         return otherwise
 
     @device
-    def diagonal(sight, batch, head, otherwise):
-        shift = sight.shifts[shifted]                   # clamped before the shift is added: no sum overflows
-        edge = minimum(sight.edges[at][batch, head], sight.keys - shift)
-        return maximum(edge, -sight.queries - shift) + shift    # a farther edge means the same
+    def diagonal(mask, batch, head, otherwise):
+        shift = mask.shifts[shifted]                   # clamped before the shift is added: no sum overflows
+        edge = minimum(mask.edges[at][batch, head], mask.keys - shift)
+        return maximum(edge, -mask.queries - shift) + shift    # a farther edge means the same
 
     @device
-    def length(sight, batch, head, otherwise):
-        return maximum(minimum(sight.edges[at][batch, head], otherwise), 0)
+    def length(mask, batch, head, otherwise):
+        return maximum(minimum(mask.edges[at][batch, head], otherwise), 0)
 
     return same if at is None else length if shifted is None else diagonal
 
 
 def band_of(mask):
-    """The device function (sight, batch, head) -> (lo, hi, queries, keys)."""
+    """The device function (mask, batch, head) -> (lo, hi, queries, keys)."""
     if not sides_of(mask):
         return same_band
     lo_of, hi_of, queries_of, keys_of = (edge_of(mask, side) for side in SIDES)
 
     @device
-    def own_band(sight, batch, head):
+    def own_band(mask, batch, head):
         return (
-            maximum(sight.lo, lo_of(sight, batch, head, sight.lo)),
-            minimum(sight.hi, hi_of(sight, batch, head, sight.hi)),
-            queries_of(sight, batch, head, sight.queries),
-            keys_of(sight, batch, head, sight.keys),
+            maximum(mask.lo, lo_of(mask, batch, head, mask.lo)),
+            minimum(mask.hi, hi_of(mask, batch, head, mask.hi)),
+            queries_of(mask, batch, head, mask.queries),
+            keys_of(mask, batch, head, mask.keys),
         )
 
     return own_band
 
 
 @device
-def keys_in_sight(band, m0, m_end):
-    """The keys [first, end) in sight of queries [m0, m_end), neither bound negative."""
+def visible_keys(band, m0, m_end):
+    """The keys [first, end) visible to queries [m0, m_end), neither bound negative."""
     lo, hi, queries, keys = band
     last = minimum(m_end, queries) - 1
     return maximum(m0 + lo, 0), maximum(minimum(last + hi + 1, keys), 0) if m0 <= last else 0
 
 
 @device
-def queries_in_sight(band, n0, n_end):
-    """The queries [first, end) in sight of keys [n0, n_end), neither bound negative."""
+def visible_queries(band, n0, n_end):
+    """The queries [first, end) that see keys [n0, n_end), neither bound negative."""
     lo, hi, queries, keys = band
     last = minimum(n_end, keys) - 1
     return maximum(n0 - hi, 0), maximum(minimum(last - lo + 1, queries), 0) if n0 <= last else 0

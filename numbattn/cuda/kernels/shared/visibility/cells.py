@@ -9,25 +9,25 @@ from .band import band_test
 
 
 def cell_test(g, kind):
-    """The device function (sight, band, batch, head, i, j): whether grid number g shows keys j to queries i."""
+    """The device function (mask, band, batch, head, i, j): whether grid number g shows keys j to queries i."""
 
     @device
-    def dense(sight, band, batch, head, i, j):
-        return has_bits(sight.grids[g].cells[batch, head], i, j, 0xFF)
+    def dense(mask, band, batch, head, i, j):
+        return has_bits(mask.grids[g].cells[batch, head], i, j, 0xFF)
 
     @device
-    def bits(sight, band, batch, head, i, j):
-        return has_bits(sight.grids[g].cells[batch, head], i, j >> 3, 1 << (j & 7))
+    def bits(mask, band, batch, head, i, j):
+        return has_bits(mask.grids[g].cells[batch, head], i, j >> 3, 1 << (j & 7))
 
     @device
-    def blocks(sight, band, batch, head, i, j):
-        cells, rows, cols = sight.grids[g]
+    def blocks(mask, band, batch, head, i, j):
+        cells, rows, cols = mask.grids[g]
         return has_bits(cells[batch, head], i // rows, j // cols, 0xFF)
 
     @device
-    def tail(sight, band, batch, head, i, j):
+    def tail(mask, band, batch, head, i, j):
         j = j - first_of_tail(band)
-        return (j < 0) | bits(sight, band, batch, head, i, j)
+        return (j < 0) | bits(mask, band, batch, head, i, j)
 
     return {"dense": dense, "bits": bits, "blocks": blocks, "tail": tail}[kind]
 
@@ -48,36 +48,36 @@ def between(first, end, batch, head, i, j):
 
 
 @device
-def interval_test(sight, band, batch, head, i, j):
+def interval_test(mask, band, batch, head, i, j):
     """As a `cell_test`, whether the intervals show keys j to queries i."""
-    return between(sight.intervals[0], sight.intervals[1], batch, head, i, j)
+    return between(mask.intervals[0], mask.intervals[1], batch, head, i, j)
 
 
 def gap_test(g):
     """The same for gap number g: whether keys are not in it."""
 
     @device
-    def test(sight, band, batch, head, i, j):
-        return ~between(sight.gaps[2 * g], sight.gaps[2 * g + 1], batch, head, i, j)
+    def test(mask, band, batch, head, i, j):
+        return ~between(mask.gaps[2 * g], mask.gaps[2 * g + 1], batch, head, i, j)
 
     return test
 
 
 def both(one, other):
     @device
-    def test(sight, band, batch, head, i, j):
-        return one(sight, band, batch, head, i, j) & other(sight, band, batch, head, i, j)
+    def test(mask, band, batch, head, i, j):
+        return one(mask, band, batch, head, i, j) & other(mask, band, batch, head, i, j)
 
     return test
 
 
 def element_test(mask, layout, transposed=False):
-    """The device function (sight, band, batch, head, m0, n0): as `band_test`, for the whole mask."""
+    """The device function (mask, band, batch, head, m0, n0): as `band_test`, for the whole mask."""
     seen_in_band = band_test(layout, transposed)
     if not is_looked_up(mask):
 
         @device
-        def band_only(sight, band, batch, head, m0, n0):
+        def band_only(mask, band, batch, head, m0, n0):
             return seen_in_band(band, m0, n0)
 
         return band_only
@@ -85,8 +85,8 @@ def element_test(mask, layout, transposed=False):
     looked_up = looked_up_test(mask, layout, transposed)
 
     @device
-    def test(sight, band, batch, head, m0, n0):
-        return seen_in_band(band, m0, n0) & looked_up(sight, band, batch, head, m0, n0)
+    def test(mask, band, batch, head, m0, n0):
+        return seen_in_band(band, m0, n0) & looked_up(mask, band, batch, head, m0, n0)
 
     return test
 
@@ -98,8 +98,8 @@ def looked_up_test(mask, layout, transposed=False):
     places, seen_by_all = places_of(transposed), reduce(both, tests)
 
     @device
-    def test(sight, band, batch, head, m0, n0):
+    def test(mask, band, batch, head, m0, n0):
         i, j = places(layout, m0, n0)
-        return seen_by_all(sight, band, batch, head, i, j)
+        return seen_by_all(mask, band, batch, head, i, j)
 
     return test
