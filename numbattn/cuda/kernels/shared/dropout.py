@@ -53,7 +53,7 @@ class Drops(NamedTuple):
 
 OWN_TYPES = [from_dtype(np.dtype(kind)) for kind in DropoutNumbers.__annotations__.values()]
 DROPS = types.NamedTuple([*OWN_TYPES, *PLACE_TYPES], Drops)
-DROPOUT = Numbers((*DropoutNumbers._fields, *PLACE))
+DROPOUT = Numbers((*DropoutNumbers._fields, *PLACE), DROPS)
 
 
 def keep_test(layout, transposed=False):
