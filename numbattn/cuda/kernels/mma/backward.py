@@ -87,7 +87,7 @@ def mma_backward(
     TILE_M, STAGES, VECTORS, HAS_DROPOUT = tile_m, stages, Alignment(VECTOR_BYTES), dropout
     masked, band_at, longest = mask_step(mask, S_TILE, transposed=True), band_of(mask), key_lengths(mask)
     first_queries, next_queries, needs_mask = queries_steps(mask, tile_m, tile_n)
-    mark, dS_of = dropout_steps(S_TILE, dropout, transposed=True)
+    sign_dropped, dS_of = dropout_steps(S_TILE, dropout, transposed=True)
     (apply, pull_back, _), scores_of = score_steps(score, S_TILE, np.float32, transposed=True), within_segment(score)
     keys_of_block = keys_step(mask, tile_n)
     sizes = zip(out_dtypes, (head_dim, head_dim_v))
@@ -144,7 +144,7 @@ def mma_backward(
             if needs_mask(mask, tile, at, n0):
                 band = band_at(mask, batch, at.head)
                 P, F = masked(P, F, mask, band, batch, at.head, m0, n0)    # line 12: MASK
-            P = mark(P, drops, batch, at.head, m0, n0)          # line 14
+            P = sign_dropped(P, drops, batch, at.head, m0, n0)  # line 14
             dP = dot(S_TILE, sV, sdO.T)                         # line 17: dP = dO V^T
             dS = pull_back(dS_of(P, dP, get(allocate(SHARED_DELTA, stage), COLS), delta_scale), F)  # lines 18 and 20
             left_P, left_dS = share(maximum(P, 0) if HAS_DROPOUT else P, dS, stage)     # line 15: what is kept
