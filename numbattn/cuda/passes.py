@@ -138,7 +138,8 @@ class Passes:
         arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "o": saved.o, "lse": saved.lse, "do": do}
         if dlse is not None:
             arrays["dlse"] = dlse
-        given = {"tq": tangents.q, "tk": tangents.k, "tv": tangents.v, "to": to, "tlse": tlse, "tdo": tdo, "tdlse": tdlse}
+        given = {"tq": tangents.q, "tk": tangents.k, "tv": tangents.v}
+        given |= {"to": to, "tlse": tlse, "tdo": tdo, "tdlse": tdlse}
         along = empty_along(gpu, tangents.count, problem, inputs, BACKWARD_TANGENT.gives)
         run_along(gpu, BACKWARD_TANGENT, problem, inputs, arrays, given, along, deterministic, saved.whole)
         return Gradients(*along.values())

@@ -1,6 +1,6 @@
 """Which tiles the kernel `tangent` takes: tables, each row with its reason."""
 
-from ..tables import Crowded, Tiles
+from ..tables import Tiles
 
 # (with tensor cores, bytes of an element): {largest head_dim: rows}
 TILES = {
