@@ -25,9 +25,11 @@ from ...tile import (
     aligned,
     allocate,
     block_index,
+    columns,
     copy_async,
     device,
     dot,
+    dots,
     full,
     maximum,
     minimum,
@@ -68,22 +70,35 @@ def with_tangent(shared, dtype, threads, rows, width, has_tangent):
     return place, others[0][0] if others else place, copy
 
 
-def tangent_product_step(layout, product, has_tq, has_tk):
-    """The device function (sQ, stQ, sK, stK): tQ K^T + Q tK^T, of those that are given."""
+def products_step(layout, product, dtype, parts, has_tq, has_tk):
+    """The device function (sQ, stQ, sK, stK): Q K^T, and tQ K^T + Q tK^T of what is given. A tile of K is read once for
+    both products with it. parts: of the depth, see `product_step`."""
+    PARTS, ZERO = parts, dtype(0)
 
     @device
-    def both(sQ, stQ, sK, stK):
-        return dot(product(stQ, sK), sQ, stK.T)
+    def with_tq(sQ, stQ, sK, stK):
+        S, tS = full(layout, ZERO), full(layout, ZERO)
+        for part in range(PARTS):
+            queries = columns(sQ, part, PARTS), columns(stQ, part, PARTS)
+            S, tS = dots((S, tS), queries, columns(sK, part, PARTS).T)
+        return S, tS
 
     @device
-    def of_q(sQ, stQ, sK, stK):
-        return product(stQ, sK)
+    def with_tk(sQ, stQ, sK, stK):
+        return product(sQ, sK), product(sQ, stK)
 
     @device
-    def of_k(sQ, stQ, sK, stK):
-        return product(sQ, stK)
+    def with_both(sQ, stQ, sK, stK):
+        S, tS = with_tq(sQ, stQ, sK, stK)
+        for part in range(PARTS):
+            tS = dot(tS, columns(sQ, part, PARTS), columns(stK, part, PARTS).T)
+        return S, tS
 
-    return both if has_tq and has_tk else of_q if has_tq else of_k
+    @device
+    def without(sQ, stQ, sK, stK):
+        return product(sQ, sK), ZERO
+
+    return {(True, True): with_both, (True, False): with_tq, (False, True): with_tk}.get((has_tq, has_tk), without)
 
 
 def tangent(
@@ -105,7 +120,7 @@ def tangent(
     SHARED_Q, SHARED_TQ, COPY_Q = with_tangent(shared, dtype, threads, tile_m, head_dim, HAS_TQ)
     SHARED_K, SHARED_TK, COPY_K = with_tangent(shared, dtype, threads, tile_n, head_dim, HAS_TK)
     SHARED_V, SHARED_TV, COPY_V = with_tangent(shared, dtype, threads, tile_n, head_dim_v, HAS_TV)
-    tangent_product = tangent_product_step(S_TILE, product, HAS_TQ, HAS_TK)
+    products = products_step(S_TILE, product, ACC, parts, HAS_TQ, HAS_TK)
     left, left_tangent = left_operand(S_TILE, shared, ACC), left_operand(S_TILE, shared, ACC)
     TILE_M, TILE_N, ROWS_OF = tile_m, tile_n, Alignment(nbytes)
     PARTS, ZERO, NO_SCORE, LN2 = S_TILE.row_parts(), ACC(0), ACC(-np.inf), ACC(LN_2)
@@ -173,18 +188,16 @@ def tangent(
         while n_block < n_blocks:
             n0 = n_block * TILE_N
             fetch_v(V, tV, n0)                                  # in flight while S and tS are computed
-            S = product(sQ, sK)                                 # (1)
+            S, tS = products(sQ, stQ, sK, stK)                  # (1) and (2)
             S, _ = apply(S, scores, batch, head, query + m0, key + n0)
-            tested_here = tested(mask, band, batch, head, m_block, n_block, m0, m0 + TILE_M, n0, n0 + TILE_N)
-            if HAS_TS:
-                tS = tangent_product(sQ, stQ, sK, stK) * scale  # (2)
-            if tested_here:
+            if tested(mask, band, batch, head, m_block, n_block, m0, m0 + TILE_M, n0, n0 + TILE_N):
                 visible = sees(mask, band, batch, head, m0, n0)
                 S = where(visible, S, NO_SCORE)
                 if HAS_TS:
                     tS = where(visible, tS, ZERO)               # what is masked may be NaN
             P, m, l, alpha = softmax_step(S, m, l, scale_log2)  # (4), relative to the maximum so far
             if HAS_TS:
+                tS = tS * scale
                 tl = part_sum(P * tS, tl * alpha)               # (5)
             P = drop(P, drops, batch, head, m0, n0)
             wait_copies()
@@ -192,12 +205,13 @@ def tangent(
             n_block += 1
             n_block += steps(mask, batch, head, m_block, n_block, n_blocks - n_block)
             fetch_k(K, tK, n_block * TILE_N)                    # in flight while O and tO are computed
-            tO, P_left = tO * alpha, left(P)
-            O = dot(O * alpha, P_left, sV)                      # (3)
+            P_left, O, tO = left(P), O * alpha, tO * alpha
+            if HAS_TS:                                          # (3) and (6): O += P V, tO += (P tS) V + P tV
+                O, tO = dots((O, tO), (P_left, left_tangent(P * tS)), sV)
+            else:
+                O = dot(O, P_left, sV)
             if HAS_TV:
-                tO = dot(tO, P_left, stV)                       # (6): P tV + (P tS) V
-            if HAS_TS:
-                tO = dot(tO, left_tangent(P * tS), sV)
+                tO = dot(tO, P_left, stV)
             wait_copies()
             sync_threads()                                      # K has arrived, all have read V
         m, total, alpha = with_sink(m * (scale_log2 * LN2), row_sum(l), scores, batch, head)
