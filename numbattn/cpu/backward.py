@@ -80,7 +80,7 @@ def _operands(problem, rows, *layouts):
     return Record(*[matrices(problem, *layout, problem.sum_dtype.itemsize) for layout in layouts], lse, dlse)
 
 
-class Plan(NamedTuple):
+class BackwardPlan(NamedTuple):
     """What calls with a problem, a mask and the shapes of a score's arrays have in common."""
 
     pairs: int  # of a query and a key
@@ -94,7 +94,7 @@ class Plan(NamedTuple):
 
 @kept
 def plan_of(problem, mask, shapes, lead=()):
-    """The Plan. shapes: of the arrays of steps, as from shapes_of; lead: an axis in front of all results, or none."""
+    """The BackwardPlan. shapes: of the arrays of steps, as from shapes_of; lead: an axis in front of all results."""
     tiles, shares, (batches, heads) = tiles_of(problem, mask, TILE_M), shares_of(problem, shapes), problem.matrices
     n_blocks, longest = -(-problem.seqlen_k // TILE_N), -(-tiles.longest // TILE_N)
     chunks = max(1, min(n_blocks, BLOCKS // max(len(shares.starts) - 1, 1)))
@@ -109,7 +109,9 @@ def plan_of(problem, mask, shapes, lead=()):
     results = Record(tiles.table, tiles.starts, shares.order, shares.starts, chunks, sums, *grads)
     new = np.empty if chunks == 1 else np.zeros  # blocks that have a dK of their own clear it
     shapes = [(*first, *problem.batch[:-1], *size) for first, size in sizes]
-    return Plan(tiles.pairs, (len(shares.starts) - 1) * chunks, results, shapes, new, layouts, shares.firsts)
+    return BackwardPlan(
+        tiles.pairs, (len(shares.starts) - 1) * chunks, results, shapes, new, layouts, shares.firsts
+    )  # fmt: skip
 
 
 def gradients_of_score(saved, do, dlse, summed):

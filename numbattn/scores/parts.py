@@ -33,6 +33,10 @@ class Part(Value):
         """The derivative of what this part returns by S, which it is given."""
         return 1
 
+    def _curvature(self, S: Any) -> Any:
+        """The derivative of `_derivative` by S."""
+        return 0
+
     def _gradient(self, dS: Any, lse: Any, delta: Any) -> Any:
         """The gradient of its array: from dS, that of S after it; of a Sink from lse and delta = rowsum(dO * O) - dlse.
         """

@@ -32,7 +32,8 @@ def check(rng, tiles, adds_dq=True, at_once=2, cc=(8, 0), size=32, nbytes=0, **p
     arrays = {"q": case.q, "k": case.k, "v": case.v}
     grads = {name: poisoned(arrays[name].shape, DTYPE) for name in ("qkv" if adds_dq else "kv")}
     source = mma_backward(
-        dtype="float16", out_dtypes=("float16",) * 2, head_dim=size, head_dim_v=size, **tiles._asdict(), mask=case.mask,
+        dtype="float16", out_dtypes=("float16",) * 2, head_dim=size, head_dim_v=size, **tiles._asdict(),
+        mask=case.kinds,
         score=(), dropout=case.kept_scale != 1, nbytes=nbytes, adds_dq=adds_dq, in_lines=in_lines,
     )  # fmt: skip
     lse, delta = padded(case.lse_log2, np.inf), padded(case.delta, 0)
@@ -138,7 +139,7 @@ FAULTS = {
         "P, F = masked(P, F, mask": "_, F = masked(P, F, mask",
         "drops, batch, at.head, m0": "drops, 0, at.head, m0",
         "maximum(P, 0) if HAS_DROPOUT else P": "P",
-        "dK * scale": "dK",
+        "dK * ds_scale": "dK",
         "dV * kept_scale": "dV",
         "stages * adds_dq if HAS_WHOLE_ROWS else 1": "1",
         "ADDS_DQ and at.m_blocks > 0": "ADDS_DQ",
@@ -157,7 +158,7 @@ FAULTS = {
         ("test_causal", "cuda/kernels/hopper/test_backward.py::test_causal"): {
             "down % PARTS_A_SLOT * TILE_M": "down * TILE_M",
             "load_lines if in_lines else load_registers": "load_lines",
-            "dQ * scale": "dQ",
+            "dQ * ds_scale": "dQ",
         },
     },
 }
