@@ -26,6 +26,7 @@ from ...tile import (
     allocate,
     block_index,
     columns,
+    convert,
     copy_async,
     device,
     dot,
@@ -70,9 +71,28 @@ def with_tangent(shared, dtype, threads, rows, width, has_tangent):
     return place, others[0][0] if others else place, copy
 
 
-def products_step(layout, product, dtype, parts, has_tq, has_tk):
-    """The device function (sQ, stQ, sK, stK): Q K^T, and tQ K^T + Q tK^T of what is given. A tile of K is read once for
-    both products with it. parts: of the depth, see `product_step`."""
+def left_step(layout, shared, dtype):
+    """As `left_operand`. Of half precision a fragment is rounded as soon as it is known: it takes half of the registers
+    until it is multiplied."""
+    HALF = dtype
+
+    @device
+    def rounded(P):
+        return convert(P, HALF)
+
+    return rounded if layout.unit == "mma" and dtype.itemsize == 2 else left_operand(layout, shared, sum_type(dtype))
+
+
+@device
+def dot_by_dot(sums, xs, y):
+    return dot(sums[0], xs[0], y), dot(sums[1], xs[1], y)
+
+
+def products_step(layout, product, both, dtype, parts, has_tq, has_tk):
+    """The device function (sQ, stQ, sK, stK): Q K^T, and tQ K^T + Q tK^T of what is given.
+
+    both: `dots`, or one by one; parts: of the depth, see `product_step`.
+    """
     PARTS, ZERO = parts, dtype(0)
 
     @device
@@ -80,7 +100,7 @@ def products_step(layout, product, dtype, parts, has_tq, has_tk):
         S, tS = full(layout, ZERO), full(layout, ZERO)
         for part in range(PARTS):
             queries = columns(sQ, part, PARTS), columns(stQ, part, PARTS)
-            S, tS = dots((S, tS), queries, columns(sK, part, PARTS).T)
+            S, tS = both((S, tS), queries, columns(sK, part, PARTS).T)
         return S, tS
 
     @device
@@ -120,8 +140,10 @@ def tangent(
     SHARED_Q, SHARED_TQ, COPY_Q = with_tangent(shared, dtype, threads, tile_m, head_dim, HAS_TQ)
     SHARED_K, SHARED_TK, COPY_K = with_tangent(shared, dtype, threads, tile_n, head_dim, HAS_TK)
     SHARED_V, SHARED_TV, COPY_V = with_tangent(shared, dtype, threads, tile_n, head_dim_v, HAS_TV)
-    products = products_step(S_TILE, product, ACC, parts, HAS_TQ, HAS_TK)
-    left, left_tangent = left_operand(S_TILE, shared, ACC), left_operand(S_TILE, shared, ACC)
+    is_split = unit == "mma" and dtype == np.float32            # for tensor cores, which takes registers
+    both = dot_by_dot if is_split else dots
+    products = products_step(S_TILE, product, both, ACC, parts, HAS_TQ, HAS_TK)
+    left, left_tangent = left_step(S_TILE, shared, dtype), left_step(S_TILE, shared, dtype)
     TILE_M, TILE_N, ROWS_OF = tile_m, tile_n, Alignment(nbytes)
     PARTS, ZERO, NO_SCORE, LN2 = S_TILE.row_parts(), ACC(0), ACC(-np.inf), ACC(LN_2)
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
@@ -200,14 +222,17 @@ def tangent(
                 tS = tS * scale
                 tl = part_sum(P * tS, tl * alpha)               # (5)
             P = drop(P, drops, batch, head, m0, n0)
+            P_left = left(P)
+            if HAS_TS:
+                PtS = left_tangent(P * tS)
             wait_copies()
             sync_threads()                                      # V has arrived, all have read K
             n_block += 1
             n_block += steps(mask, batch, head, m_block, n_block, n_blocks - n_block)
             fetch_k(K, tK, n_block * TILE_N)                    # in flight while O and tO are computed
-            P_left, O, tO = left(P), O * alpha, tO * alpha
+            O, tO = O * alpha, tO * alpha
             if HAS_TS:                                          # (3) and (6): O += P V, tO += (P tS) V + P tV
-                O, tO = dots((O, tO), (P_left, left_tangent(P * tS)), sV)
+                O, tO = both((O, tO), (P_left, PtS), sV)
             else:
                 O = dot(O, P_left, sV)
             if HAS_TV:
