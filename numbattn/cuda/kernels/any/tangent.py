@@ -88,15 +88,15 @@ def dot_by_dot(sums, xs, y):
     return dot(sums[0], xs[0], y), dot(sums[1], xs[1], y)
 
 
-def products_step(layout, product, both, dtype, parts, has_tq, has_tk):
-    """The device function (sQ, stQ, sK, stK): Q K^T, and tQ K^T + Q tK^T of what is given.
+def products_step(layout, product, both, dtype, parts, sliced, tangents):
+    """The device function (sQ, stQ, sK, stK): Q K^T, and tQ K^T + Q tK^T of the tangents that there are.
 
-    both: `dots`, or one by one; parts: of the depth, see `product_step`.
+    product, parts, sliced: see `product_step`; both: `dots`, or one by one.
     """
     PARTS, ZERO = parts, dtype(0)
 
     @device
-    def with_tq(sQ, stQ, sK, stK):
+    def together(sQ, stQ, sK):
         S, tS = full(layout, ZERO), full(layout, ZERO)
         for part in range(PARTS):
             queries = columns(sQ, part, PARTS), columns(stQ, part, PARTS)
@@ -104,26 +104,45 @@ def products_step(layout, product, both, dtype, parts, has_tq, has_tk):
         return S, tS
 
     @device
-    def with_tk(sQ, stQ, sK, stK):
-        return product(sQ, sK), product(sQ, stK)
+    def apart(sQ, stQ, sK):
+        return product(sQ, sK), product(stQ, sK)
+
+    @device
+    def added(tS, sQ, stK):
+        for part in range(PARTS):
+            tS = dot(tS, columns(sQ, part, PARTS), columns(stK, part, PARTS).T)
+        return tS
+
+    @device
+    def added_slices(tS, sQ, stK):
+        return tS + product(sQ, stK)
+
+    of_k, add_of_tk = (apart, added_slices) if sliced else (together, added)
 
     @device
     def with_both(sQ, stQ, sK, stK):
-        S, tS = with_tq(sQ, stQ, sK, stK)
-        for part in range(PARTS):
-            tS = dot(tS, columns(sQ, part, PARTS), columns(stK, part, PARTS).T)
-        return S, tS
+        S, tS = of_k(sQ, stQ, sK)
+        return S, add_of_tk(tS, sQ, stK)
+
+    @device
+    def with_tq(sQ, stQ, sK, stK):
+        return of_k(sQ, stQ, sK)
+
+    @device
+    def with_tk(sQ, stQ, sK, stK):
+        return product(sQ, sK), product(sQ, stK)
 
     @device
     def without(sQ, stQ, sK, stK):
         return product(sQ, sK), ZERO
 
-    return {(True, True): with_both, (True, False): with_tq, (False, True): with_tk}.get((has_tq, has_tk), without)
+    with_tangents = {(True, True): with_both, (True, False): with_tq, (False, True): with_tk}
+    return with_tangents.get(("q" in tangents, "k" in tangents), without)
 
 
 def tangent(
     *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, tangents, mask, score, dropout,
-    nbytes, blocks=1, parts=1,
+    nbytes, blocks=1, parts=1, sliced=False,
 ):  # fmt: skip
     """The kernel for tiles of tile_m queries, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
 
@@ -136,13 +155,12 @@ def tangent(
     HAS_TS = HAS_TQ or HAS_TK
     O_TILE = sums(unit, lanes, tile_m, head_dim_v, threads, run=vector(dtype))
     shared = SharedMemory()
-    S_TILE, product = product_step(unit, lanes, tile_m, tile_n, threads, False, shared, ACC, parts)
+    S_TILE, product = product_step(unit, lanes, tile_m, tile_n, threads, sliced, shared, ACC, parts)
     SHARED_Q, SHARED_TQ, COPY_Q = with_tangent(shared, dtype, threads, tile_m, head_dim, HAS_TQ)
     SHARED_K, SHARED_TK, COPY_K = with_tangent(shared, dtype, threads, tile_n, head_dim, HAS_TK)
     SHARED_V, SHARED_TV, COPY_V = with_tangent(shared, dtype, threads, tile_n, head_dim_v, HAS_TV)
-    is_split = unit == "mma" and dtype == np.float32            # for tensor cores, which takes registers
-    both = dot_by_dot if is_split else dots
-    products = products_step(S_TILE, product, both, ACC, parts, HAS_TQ, HAS_TK)
+    both = dot_by_dot if unit == "mma" and dtype.itemsize > 2 else dots    # two left operands of words do not fit
+    products = products_step(S_TILE, product, both, ACC, parts, sliced, tangents)
     left, left_tangent = left_step(S_TILE, shared, dtype), left_step(S_TILE, shared, dtype)
     TILE_M, TILE_N, ROWS_OF = tile_m, tile_n, Alignment(nbytes)
     PARTS, ZERO, NO_SCORE, LN2 = S_TILE.row_parts(), ACC(0), ACC(-np.inf), ACC(LN_2)
