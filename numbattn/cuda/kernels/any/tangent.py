@@ -43,7 +43,17 @@ from ...tile import (
 from ...words.arguments import Matrix, Statistic
 from ...words.signatures import signature_of
 from ...words.spec import Spec
-from ..scores import SCORE, may_be_far, score_steps, sink_steps, within_segment
+from ..scores import (
+    SCORE,
+    TSCORE,
+    may_be_far,
+    parts_of,
+    score_steps,
+    sink_steps,
+    sink_tangent_step,
+    tangent_steps,
+    within_segment,
+)
 from ..shared.dropout import DROPOUT, drop_step
 from ..shared.layouts import DTYPES, buffers, left_operand, product_step, sum_type, sums, vector
 from ..shared.schedule import place
@@ -123,25 +133,43 @@ def products_step(layout, product, both, dtype, parts, sliced, tangents):
 
     @device
     def without(sQ, stQ, sK, stK):
-        return product(sQ, sK), ZERO
+        return product(sQ, sK), full(layout, ZERO)
 
     with_tangents = {(True, True): with_both, (True, False): with_tq, (False, True): with_tk}
     return with_tangents.get(("q" in tangents, "k" in tangents), without)
 
 
+def both_scores_step(score, tscore, layout, ACC, has_ts):
+    """The device function (S, tS, scores, tscores, batch, head, m0, n0): both after all parts of the score; tS as it is
+    if it is zero anyway."""
+    value_of, *_ = score_steps(score, layout, ACC, after=len(score))
+    both_of, _ = tangent_steps(score, tscore, layout, ACC, after=len(score))
+
+    @device
+    def value(S, tS, scores, tscores, batch, head, m0, n0):
+        S, _ = value_of(S, scores, batch, head, m0, n0)
+        return S, tS
+
+    @device
+    def value_and_tangent(S, tS, scores, tscores, batch, head, m0, n0):
+        S, tS, _ = both_of(S, tS, scores, tscores, batch, head, m0, n0)
+        return S, tS
+
+    return value_and_tangent if has_ts else value
+
+
 def tangent(
-    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, tangents, mask, score, dropout,
-    nbytes, blocks=1, parts=1, sliced=False,
+    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, tangents, mask, score, tscore,
+    dropout, nbytes, blocks=1, parts=1, sliced=False,
 ):  # fmt: skip
     """The kernel for tiles of tile_m queries, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
 
-    tangents: which of "q", "k" and "v" have one. unit, lanes, nbytes: as in `forward`.
+    tangents: which of "q", "k" and "v" have one; tscore: see Work. unit, lanes, nbytes: as in `forward`.
     """
-    if score:
-        raise NotImplementedError(f"score: got {', '.join(score)}; tangents on GPUs are those of calls without a score")
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     HAS_TQ, HAS_TK, HAS_TV = (name in tangents for name in "qkv")
-    HAS_TS = HAS_TQ or HAS_TK
+    of_parts = tuple(filter(None, tscore))
+    HAS_TS = bool(HAS_TQ or HAS_TK or parts_of(of_parts))
     O_TILE = sums(unit, lanes, tile_m, head_dim_v, threads, run=vector(dtype))
     shared = SharedMemory()
     S_TILE, product = product_step(unit, lanes, tile_m, tile_n, threads, sliced, shared, ACC, parts)
@@ -154,11 +182,12 @@ def tangent(
     TILE_M, TILE_N, ROWS_OF = tile_m, tile_n, Alignment(nbytes)
     PARTS, ZERO, NO_SCORE, LN2 = S_TILE.row_parts(), ACC(0), ACC(-np.inf), ACC(LN_2)
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
-    drop, (apply, *_) = drop_step(S_TILE, dropout), score_steps(score, S_TILE, ACC, after=len(score))
+    drop, apply = drop_step(S_TILE, dropout), both_scores_step(score, tscore, S_TILE, ACC, HAS_TS)
     (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
     ROWS = S_TILE.row_vector()
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
-    mask_of, scores_of = mask_within_step(mask), within_segment(score)
+    mask_of, scores_of, tscores_of = mask_within_step(mask), within_segment(score), within_segment(of_parts)
+    with_tsink = sink_tangent_step(tscore, ACC)
 
     @device
     def fetch_k(K, tK, n0):
@@ -179,7 +208,7 @@ def tangent(
             copy_async(allocate(SHARED_TQ), tQ, COPY_Q, m0)
 
     def kernel(
-        mQ, mK, mV, mTQ, mTK, mTV, mO, mTO, mLse, mTLse, mask, scores, drops, group_size, scale, scale_log2, kept_scale
+        mQ, mK, mV, mTQ, mTK, mTV, mO, mTO, mLse, mTLse, mask, scores, tscores, drops, group_size, scale_log2, kept_scale
     ):
         batches, heads, seqlen_q = shape(mLse)
         tile, batch, head = place(block_index(), batches * heads, heads)
@@ -188,7 +217,7 @@ def tangent(
         m0 = m_block * TILE_M
         if m0 >= segment.queries:                               # a slot without a tile
             return
-        mask, scores = mask_of(mask, segment), scores_of(scores, segment)
+        mask, scores, tscores = mask_of(mask, segment), scores_of(scores, segment), tscores_of(tscores, segment)
         band = band_at(mask, batch, head)
         first, end = visible_keys(band, m0, minimum(m0 + TILE_M, segment.queries))
         head_k, key, (query, end_query) = head // group_size, segment.first_key, queries_of(segment)
@@ -218,7 +247,7 @@ def tangent(
             n0 = n_block * TILE_N
             fetch_v(V, tV, n0)                                  # in flight while S and tS are computed
             S, tS = products(sQ, stQ, sK, stK)                  # (1) and (2)
-            S, _ = apply(S, scores, batch, head, query + m0, key + n0)
+            S, tS = apply(S, tS, scores, tscores, batch, head, query + m0, key + n0)
             if tested(mask, band, batch, head, m_block, n_block, m0, m0 + TILE_M, n0, n0 + TILE_N):
                 visible = sees(mask, band, batch, head, m0, n0)
                 S = where(visible, S, NO_SCORE)
@@ -226,7 +255,7 @@ def tangent(
                     tS = where(visible, tS, ZERO)               # what is masked may be NaN
             P, m, l, alpha = softmax_step(S, m, l, scale_log2)  # (4), relative to the maximum so far
             if HAS_TS:
-                tS = tS * scale
+                tS = tS * (scale_log2 * LN2)
                 tl = part_sum(P * tS, tl * alpha)               # (5)
             P = drop(P, drops, batch, head, m0, n0)
             P_left = left(P)
@@ -249,6 +278,7 @@ def tangent(
         m, total, alpha = with_sink(m * (scale_log2 * LN2), row_sum(l), scores, batch, head)
         over_l = inverse(total, alpha)
         O, tlse = O * (over_l * kept_scale), row_sum(tl) * over_l
+        tlse = with_tsink(tlse, m, total, scores, tscores, batch, head)
         tO = tO * (over_l * kept_scale) - O * tlse              # (6)
         save(aligned(mO[batch, head][query:end_query], ROWS_OF), O, m0)
         save(aligned(mTO[batch, head][query:end_query], ROWS_OF), tO, m0)
@@ -256,20 +286,21 @@ def tangent(
         save(mTLse[batch, head][query:end_query], tlse, m0)
 
     given, dtypes = [f"t{name}" for name in tangents], dict(zip(("o", "to"), out_dtypes))
-    signature = signature_of(kernel, SPEC.arguments, dtype, ACC, dtypes, mask=mask, score=score, given=given)
+    signature = signature_of(kernel, SPEC.arguments, dtype, ACC, dtypes, mask=mask, score=score, tscore=tscore,
+                             given=given)  # fmt: skip
     return Source(kernel, signature, threads, blocks, shared.nbytes)
 
 
 def tangents_of(work):
-    """The parameter that says which of q, k and v have a tangent."""
-    return {"tangents": tuple([name for name in "qkv" if f"t{name}" in work.dtypes])}
+    """The parameters that say which of q, k and v have a tangent, and which parts of the score."""
+    return {"tangents": tuple([name for name in "qkv" if f"t{name}" in work.dtypes]), "tscore": work.tscore}
 
 
 SPEC = Spec(
     tangent,
     (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("tq", optional=True), Matrix("tk", "k", optional=True),
      Matrix("tv", "k", optional=True), Matrix("o"), Matrix("to"), Statistic("lse"), Statistic("tlse"), MASK, SCORE,
-     DROPOUT, "group_size", "scale", "scale_log2", "kept_scale"),
+     TSCORE, DROPOUT, "group_size", "scale_log2", "kept_scale"),
     tiles=lambda work: rows_of(TILES, {}, work, SHORT),
     parameters=lambda work, tiles: parameters(work, tiles) | dtypes_of(work, "o", "to") | tangents_of(work),
     packs=True,

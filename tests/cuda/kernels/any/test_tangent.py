@@ -41,13 +41,13 @@ def check_small(
     source = tangent(
         dtype=dtype.name, out_dtypes=(dtype.name,) * 2, head_dim=16, head_dim_v=16 if unit == "mma" else 8,
         tile_m=tile_m, tile_n=TILE_N, threads=threads, unit=unit, lanes=4, tangents=tuple(given), mask=case.kinds,
-        score=(), dropout=case.kept_scale != 1, nbytes=0,
+        score=(), tscore=(), dropout=case.kept_scale != 1, nbytes=0,
     )  # fmt: skip
     o, to, lse, tlse = (poisoned(x.shape, x.dtype) for x in (case.do, case.do, case.lse, case.lse))
     launch(
         source.function, (batch * heads * -(-m // tile_m), 1, 1), threads, source.shared, *arrays,
         *[() if x is None else (x,) for x in tangents], o, to, lse, tlse, case.mask_of("q", tile_m, TILE_N), (),
-        case.drops, case.group_size, case.scale, case.scale_log2, case.kept_scale,
+        (), case.drops, case.group_size, case.scale_log2, case.kept_scale,
     )  # fmt: skip
     wanted, others = (formula(*arrays, *tangents, **options) for formula in (exact_tangents, plain_tangents))
     for name, got in (("o", o), ("lse", lse)):
