@@ -4,8 +4,12 @@ lse is in base 2, and +inf where nothing is seen: P is 0 there. Unlike in the pa
 is masked may be NaN.
 """
 
+import math
+
 from ...tile import capped, device, exp2, where
 from .visibility import element_test
+
+LN2 = math.log(2)
 
 
 @device
@@ -39,5 +43,31 @@ def mask_step_with_dp(mask, layout, transposed=False):
     def masked(P, F, dP, mask, band, batch, head, m0, n0):
         visible = sees(mask, band, batch, head, m0, n0)
         return where(visible, P, 0), where(visible, F, 0), where(visible, dP, 0)
+
+    return masked
+
+
+@device
+def recompute_tangents(S, tS, lse, tlse, scale_log2):
+    """P, at most 1, and its tangent. tlse is in base e, as tS times ln 2 scale_log2 is."""
+    P = recompute_capped(S, lse, scale_log2)
+    return P, P * (tS * (scale_log2 * LN2) - tlse)             # tP = P (tS - tlse)
+
+
+@device
+def tangents_of_ds(P, tP, dP, tdP):
+    """dS and its tangent; dP and tdP less D and tD."""
+    return P * dP, tP * dP + P * tdP
+
+
+def mask_tangents_step(mask, layout, transposed=False):
+    """As `mask_step_with_dp`, for P, dP and F and their tangents."""
+    sees = element_test(mask, layout, transposed)
+
+    @device
+    def masked(P, tP, dP, tdP, F, tF, mask, band, batch, head, m0, n0):
+        visible = sees(mask, band, batch, head, m0, n0)
+        P, tP, dP, tdP = where(visible, P, 0), where(visible, tP, 0), where(visible, dP, 0), where(visible, tdP, 0)
+        return P, tP, dP, tdP, where(visible, F, 0), where(visible, tF, 0)
 
     return masked
