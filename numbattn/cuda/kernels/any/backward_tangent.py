@@ -19,6 +19,7 @@ stages and the mask after the exponential, is as in `backward`; what is masked i
 
 from typing import Any, NamedTuple
 
+import numpy as np
 from numba.cuda import types
 
 from ...build import Source
@@ -36,14 +37,17 @@ from ...tile import (
     full,
     get,
     index,
+    lines_of,
     load,
     maximum,
     minimum,
     opaque,
+    rows_between,
     save,
     shape,
     sync_threads,
     wait_copies,
+    where,
 )
 from ...words.arguments import Matrix, Statistic
 from ...words.spec import Spec
@@ -51,7 +55,7 @@ from ..scores import SCORE, scores_type, within_segment
 from ..scores.score import to_log2_of
 from ..shared.dropout import DROPOUT, DROPS, drop_step
 from ..shared.layouts import DTYPES, array_type, buffers, left_operand, result_types, sum_type, sums, vector
-from ..shared.recompute import mask_tangents_step, recompute_tangents, tangents_of_ds
+from ..shared.recompute import mask_tangent_step, recompute_tangents
 from ..shared.schedule import place
 from ..shared.segments import count_step, keys_of, mask_within_step, queries_of, slot_step
 from ..shared.visibility import MASK, band_of, mask_type, needs_test, steps_to_next, visible_keys, visible_queries
@@ -102,30 +106,28 @@ def backward_tangent_kv(
     SHARED_TQ = shared.tile(tile_m, head_dim, dtype, stages)
     SHARED_TDO = shared.tile(tile_m, head_dim_v, dtype, stages * tdo)
     SHARED_LSE, SHARED_TLSE, SHARED_DELTA, SHARED_TDELTA = (shared.tile(1, tile_m, ACC, stages) for _ in range(4))
-    COLS, COPY_ROW = S_TILE.col_vector(), copy_layout(1, tile_m, threads, 1).col_vector()
-    left_P, left_tP, left_dS, left_tdS = (left_operand(S_TILE, shared, ACC) for _ in range(4))
-    TILE_M, TILE_N, IN_TURN, HAS_TDO, ZERO = tile_m, tile_n, stages == 1, tdo, ACC(0)
+    COLS, COPY_LINE = S_TILE.col_vector(), copy_layout(1, tile_m, threads, vector(np.dtype(ACC)))
+    left_P, left_tP, left_dS, left_tdS = (left_operand(S_TILE, shared, dtype if unit == "mma" else ACC) for _ in range(4))
+    TILE_M, TILE_N, STAGES, HAS_TDO, ZERO = tile_m, tile_n, stages, tdo, ACC(0)
     tested, steps, band_at = needs_test(mask), steps_to_next(mask), band_of(mask)
-    masked, drop = mask_tangents_step(mask, S_TILE, transposed=True), drop_step(S_TILE, dropout, transposed=True)
+    masked, drop = mask_tangent_step(mask, S_TILE, transposed=True), drop_step(S_TILE, dropout, transposed=True)
     (apply, pull_back), to_log2 = tangent_steps(score, (), S_TILE, ACC, transposed=True), to_log2_of(score, ACC)
     tile_of, mask_of, scores_of = slot_step(mask, "k", tile_n), mask_within_step(mask), within_segment(score)
     ROWS_OF, rows_of = Alignment(nbytes), rows_step(nbytes)
 
     @device
-    def fetch_q(stage, mQ, tangents, rows, queries, row, m0):
+    def fetch(stage, mQ, mDO, tangents, rows, queries, row, m0):
+        """A tile of queries."""
         copy_async(allocate(SHARED_Q, stage), rows_of(mQ, queries), COPY_Q, m0)
         copy_async(allocate(SHARED_TQ, stage), rows_of(tangents.q, queries), COPY_Q, m0)
-        batch, head, first, end = queries.batch, queries.head, row, row + queries.length
-        copy_async(allocate(SHARED_LSE, stage), rows.lse[batch, head][first:end], COPY_ROW, m0)
-        copy_async(allocate(SHARED_TLSE, stage), rows.tlse[batch, head][first:end], COPY_ROW, m0)
-        copy_async(allocate(SHARED_DELTA, stage), rows.delta[batch, head][first:end], COPY_ROW, m0)
-        copy_async(allocate(SHARED_TDELTA, stage), rows.tdelta[batch, head][first:end], COPY_ROW, m0)
-
-    @device
-    def fetch_do(stage, mDO, tangents, queries, m0):
         copy_async(allocate(SHARED_DO, stage), rows_of(mDO, queries), COPY_DO, m0)
         if HAS_TDO:
             copy_async(allocate(SHARED_TDO, stage), rows_of(tangents.do[0], queries), COPY_DO, m0)
+        batch, head, line = opaque(queries.batch), opaque(queries.head), (row + m0) // TILE_M
+        copy_async(allocate(SHARED_LSE, stage), lines_of(rows.lse, batch, head, TILE_M), COPY_LINE, line)
+        copy_async(allocate(SHARED_TLSE, stage), lines_of(rows.tlse, batch, head, TILE_M), COPY_LINE, line)
+        copy_async(allocate(SHARED_DELTA, stage), lines_of(rows.delta, batch, head, TILE_M), COPY_LINE, line)
+        copy_async(allocate(SHARED_TDELTA, stage), lines_of(rows.tdelta, batch, head, TILE_M), COPY_LINE, line)
 
     def kernel(mQ, mK, mV, mDO, tangents, mTDK, mTDV, rows, mask, scores, drops, group_size, scale, kept_scale):
         batches, heads, _ = shape(rows.lse)
@@ -153,50 +155,43 @@ def backward_tangent_kv(
             stage = index(0)
             sync_threads()                                      # all have read the last tile of the previous head
             if m_block < m_blocks:
-                fetch_do(stage, mDO, tangents, queries, m_block * TILE_M)
-                if not IN_TURN:
-                    fetch_q(stage, mQ, tangents, rows, queries, row, m_block * TILE_M)
+                fetch(stage, mQ, mDO, tangents, rows, queries, row, m_block * TILE_M)
             while m_block < m_blocks:
                 m0, this = m_block * TILE_M, m_block
                 m_block += 1
                 m_block += steps(mask, batch, head, n_block, m_block, m_blocks - m_block)
                 wait_copies()
-                sync_threads()                                  # dO has arrived, or both; all have read the last Q
-                if IN_TURN:
-                    fetch_q(stage, mQ, tangents, rows, queries, row, m0)    # in flight while dP is computed
-                elif m_block < m_blocks:
-                    fetch_do(1 - stage, mDO, tangents, queries, m_block * TILE_M)
-                    fetch_q(1 - stage, mQ, tangents, rows, queries, row, m_block * TILE_M)
-                sQ, stQ = allocate(SHARED_Q, stage), allocate(SHARED_TQ, stage)
-                sdO = allocate(SHARED_DO, stage)
-                dP = dot(S_TILE, sV, sdO.T)                     # dP = dO V^T
-                tdP = dot(S_TILE, stV, sdO.T)                   # tdP = dO tV^T + tdO V^T
-                if HAS_TDO:
-                    tdP = dot(tdP, sV, allocate(SHARED_TDO, stage).T)
-                if IN_TURN:
-                    wait_copies()
-                    sync_threads()                              # Q has arrived
+                sync_threads()                                  # this tile has arrived, all have read the last one
+                if STAGES == 2 and m_block < m_blocks:
+                    fetch(1 - stage, mQ, mDO, tangents, rows, queries, row, m_block * TILE_M)
+                sQ, stQ, sdO = allocate(SHARED_Q, stage), allocate(SHARED_TQ, stage), allocate(SHARED_DO, stage)
                 S = dot(S_TILE, sK, sQ.T)                       # S = scale Q K^T
                 tS = dot(dot(S_TILE, sK, stQ.T), stK, sQ.T)     # tS = scale (tQ K^T + Q tK^T)
                 S, tS, (F, tF) = apply(S, tS, scores, (), batch, head, query + m0, key + n0)
                 lse, tlse = get(allocate(SHARED_LSE, stage), COLS), get(allocate(SHARED_TLSE, stage), COLS)
                 P, tP = recompute_tangents(S, tS, lse, tlse, to_log2(scale))    # P = exp(S - lse), tP = P (tS - tlse)
                 if tested(mask, band, batch, head, n_block, this, m0, m0 + TILE_M, n0, n0 + TILE_N):
-                    P, tP, dP, tdP, F, tF = masked(P, tP, dP, tdP, F, tF, mask, band, batch, head, m0, n0)
+                    P, tP = masked(P, tP, mask, band, batch, head, m0, n0)
                 Z = drop(full(S_TILE, kept_scale), drops, batch, head, m0, n0)
                 tdV = dot(tdV, left_tP(tP * Z), sdO)            # tdV += (Z tP)^T dO + (Z P)^T tdO
                 if HAS_TDO:
                     tdV = dot(tdV, left_P(P * Z), allocate(SHARED_TDO, stage))
-                if IN_TURN and m_block < m_blocks:
-                    sync_threads()                              # all have read dO
-                    fetch_do(stage, mDO, tangents, queries, m_block * TILE_M)   # in flight while tdK is computed
-                D, tD = get(allocate(SHARED_DELTA, stage), COLS), get(allocate(SHARED_TDELTA, stage), COLS)
-                dS, tdS = tangents_of_ds(P, tP, dP * Z - D, tdP * Z - tD)
-                dS, tdS = pull_back(dS, tdS, F, tF)
+                dP = dot(S_TILE, sV, sdO.T) * Z - get(allocate(SHARED_DELTA, stage), COLS)  # dP = Z dO V^T, less D
+                dS = where(P == 0, 0, P * dP)
+                tdS = where(P == 0, 0, tP * dP)
+                dS0, _ = pull_back(dS, tdS, F, tF)
+                tdK = dot(tdK, left_dS(dS0), stQ)
+                tdP = dot(S_TILE, stV, sdO.T)                   # tdP = dO tV^T + tdO V^T
+                if HAS_TDO:
+                    tdP = dot(tdP, sV, allocate(SHARED_TDO, stage).T)
+                tdP = tdP * Z - get(allocate(SHARED_TDELTA, stage), COLS)
+                tdS = where(P == 0, 0, tdS + P * tdP)
+                _, tdS = pull_back(dS, tdS, F, tF)
                 tdK = dot(tdK, left_tdS(tdS), sQ)               # tdK += tdS^T Q + dS^T tQ, scaled in the epilogue
-                tdK = dot(tdK, left_dS(dS), stQ)
-                if not IN_TURN:
-                    stage = 1 - stage
+                stage = opaque(STAGES - 1 - stage)              # else addresses are kept in registers across the loop
+                if STAGES == 1 and m_block < m_blocks:
+                    sync_threads()                              # all have read it
+                    fetch(stage, mQ, mDO, tangents, rows, queries, row, m_block * TILE_M)
         save(aligned(mTDK[batch, head_k][key:end_key], ROWS_OF), tdK * scale, n0)
         save(aligned(mTDV[batch, head_k][key:end_key], ROWS_OF), tdV, n0)
 
@@ -217,22 +212,20 @@ def backward_tangent_q(
     (SHARED_K, COPY_K), (SHARED_V, COPY_V) = buffers(shared, dtype, threads, tile_n, widths, stages)
     SHARED_TK, SHARED_TV = (shared.tile(tile_n, width, dtype, stages) for width in widths)
     ROWS = S_TILE.row_vector()
-    left_dS, left_tdS = (left_operand(S_TILE, shared, ACC) for _ in range(2))
-    TILE_M, TILE_N, IN_TURN, HAS_TDO, ZERO = tile_m, tile_n, stages == 1, tdo, ACC(0)
+    left_dS, left_tdS = (left_operand(S_TILE, shared, dtype if unit == "mma" else ACC) for _ in range(2))
+    TILE_M, TILE_N, STAGES, HAS_TDO, ZERO = tile_m, tile_n, stages, tdo, ACC(0)
     tested, steps, band_at = needs_test(mask), steps_to_next(mask), band_of(mask)
-    masked, drop = mask_tangents_step(mask, S_TILE), drop_step(S_TILE, dropout)
+    masked, drop = mask_tangent_step(mask, S_TILE), drop_step(S_TILE, dropout)
     (apply, pull_back), to_log2 = tangent_steps(score, (), S_TILE, ACC), to_log2_of(score, ACC)
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
     mask_of, scores_of = mask_within_step(mask), within_segment(score)
     ROWS_OF, rows_of = Alignment(nbytes), rows_step(nbytes)
 
     @device
-    def fetch_k(stage, mK, tangents, keys, n0):
+    def fetch(stage, mK, mV, tangents, keys, n0):
+        """A tile of keys."""
         copy_async(allocate(SHARED_K, stage), rows_of(mK, keys), COPY_K, n0)
         copy_async(allocate(SHARED_TK, stage), rows_of(tangents.k, keys), COPY_K, n0)
-
-    @device
-    def fetch_v(stage, mV, tangents, keys, n0):
         copy_async(allocate(SHARED_V, stage), rows_of(mV, keys), COPY_V, n0)
         copy_async(allocate(SHARED_TV, stage), rows_of(tangents.v, keys), COPY_V, n0)
 
@@ -259,9 +252,8 @@ def backward_tangent_q(
         if HAS_TDO:
             copy_async(allocate(SHARED_TDO), rows_of(tangents.do[0], queries), COPY_DO, m0)
         stage = index(0)
-        fetch_v(stage, mV, tangents, keys, n_block * TILE_N)
-        if not IN_TURN:
-            fetch_k(stage, mK, tangents, keys, n_block * TILE_N)
+        if n_block < n_blocks:
+            fetch(stage, mK, mV, tangents, keys, n_block * TILE_N)
         end_row = row + queries.length
         lse = load(rows.lse[batch, head][row:end_row], ROWS, m0)
         tlse = load(rows.tlse[batch, head][row:end_row], ROWS, m0)
@@ -273,36 +265,34 @@ def backward_tangent_q(
             n_block += 1
             n_block += steps(mask, batch, head, m_block, n_block, n_blocks - n_block)
             wait_copies()
-            sync_threads()                                      # V has arrived, or both; all have read the last K
-            if IN_TURN:
-                fetch_k(stage, mK, tangents, keys, n0)          # in flight while dP is computed
-            elif n_block < n_blocks:
-                fetch_v(1 - stage, mV, tangents, keys, n_block * TILE_N)
-                fetch_k(1 - stage, mK, tangents, keys, n_block * TILE_N)
+            sync_threads()                                      # this tile has arrived, all have read the last one
+            if STAGES == 2 and n_block < n_blocks:
+                fetch(1 - stage, mK, mV, tangents, keys, n_block * TILE_N)
             sK, stK = allocate(SHARED_K, stage), allocate(SHARED_TK, stage)
             sV, stV = allocate(SHARED_V, stage), allocate(SHARED_TV, stage)
-            dP = dot(S_TILE, sdO, sV.T)                         # dP = dO V^T
-            tdP = dot(S_TILE, sdO, stV.T)                       # tdP = dO tV^T + tdO V^T
-            if HAS_TDO:
-                tdP = dot(tdP, allocate(SHARED_TDO), sV.T)
-            if IN_TURN:
-                wait_copies()
-                sync_threads()                                  # K has arrived, all have read V
-                if n_block < n_blocks:
-                    fetch_v(stage, mV, tangents, keys, n_block * TILE_N)    # in flight while S and tdQ are computed
             S = dot(S_TILE, sQ, sK.T)                           # S = scale Q K^T
             tS = dot(dot(S_TILE, stQ, sK.T), sQ, stK.T)         # tS = scale (tQ K^T + Q tK^T)
             S, tS, (F, tF) = apply(S, tS, scores, (), batch, head, query + m0, key + n0)
             P, tP = recompute_tangents(S, tS, lse, tlse, to_log2(scale))    # P = exp(S - lse), tP = P (tS - tlse)
             if tested(mask, band, batch, head, m_block, this, m0, m0 + TILE_M, n0, n0 + TILE_N):
-                P, tP, dP, tdP, F, tF = masked(P, tP, dP, tdP, F, tF, mask, band, batch, head, m0, n0)
+                P, tP = masked(P, tP, mask, band, batch, head, m0, n0)
             Z = drop(full(S_TILE, kept_scale), drops, batch, head, m0, n0)
-            dS, tdS = tangents_of_ds(P, tP, dP * Z - D, tdP * Z - tD)
-            dS, tdS = pull_back(dS, tdS, F, tF)
+            dP = dot(S_TILE, sdO, sV.T) * Z - D                 # dP = dO V^T
+            dS = where(P == 0, 0, P * dP)
+            tdS = where(P == 0, 0, tP * dP)
+            dS0, _ = pull_back(dS, tdS, F, tF)
+            tdQ = dot(tdQ, left_dS(dS0), stK)
+            tdP = dot(S_TILE, sdO, stV.T)                       # tdP = dO tV^T + tdO V^T
+            if HAS_TDO:
+                tdP = dot(tdP, allocate(SHARED_TDO), sV.T)
+            tdP = tdP * Z - tD
+            tdS = where(P == 0, 0, tdS + P * tdP)
+            _, tdS = pull_back(dS, tdS, F, tF)
             tdQ = dot(tdQ, left_tdS(tdS), sK)                   # tdQ += tdS K + dS tK, scaled in the epilogue
-            tdQ = dot(tdQ, left_dS(dS), stK)
-            if not IN_TURN:
-                stage = 1 - stage
+            stage = opaque(STAGES - 1 - stage)                  # else addresses are kept in registers across the loop
+            if STAGES == 1 and n_block < n_blocks:
+                sync_threads()                                  # all have read it
+                fetch(stage, mK, mV, tangents, keys, n_block * TILE_N)
         save(aligned(mTDQ[batch, head][query:end_query], ROWS_OF), tdQ * scale, m0)
 
     return source(kernel, dtype, out_dtypes, mask, score, tdo, threads, blocks, shared)
@@ -329,7 +319,7 @@ def rows_step(nbytes):
     @device
     def rows_of(matrix, part):
         batch, head = opaque(part.batch), opaque(part.head)     # else addresses are kept in registers across the loop
-        return aligned(matrix[batch, head][part.first : part.first + part.length], ROWS_OF)
+        return rows_between(matrix, batch, head, part.first, part.first + part.length, ROWS_OF)
 
     return rows_of
 
@@ -358,7 +348,7 @@ def takes(work):
 
 GIVEN = Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("do")
 TANGENTS = Matrix("tq"), Matrix("tk", "k"), Matrix("tv", "k"), Matrix("tdo", optional=True)
-ROWS = tuple(Statistic(name, padded=True) for name in ("lse_log2", "padded_tlse", "delta", "tdelta"))
+ROWS = tuple(Statistic(name, padded=True) for name in ("lse_log2", "padded tlse", "delta", "tdelta"))
 NUMBERS = MASK, SCORE, DROPOUT, "group_size", "scale", "kept_scale"
 SPEC_KV = Spec(
     backward_tangent_kv,

@@ -54,20 +54,13 @@ def recompute_tangents(S, tS, lse, tlse, scale_log2):
     return P, P * (tS * (scale_log2 * LN2) - tlse)             # tP = P (tS - tlse)
 
 
-@device
-def tangents_of_ds(P, tP, dP, tdP):
-    """dS and its tangent; dP and tdP less D and tD."""
-    return P * dP, tP * dP + P * tdP
-
-
-def mask_tangents_step(mask, layout, transposed=False):
-    """As `mask_step_with_dp`, for P, dP and F and their tangents."""
+def mask_tangent_step(mask, layout, transposed=False):
+    """As `mask_step`, for P and its tangent."""
     sees = element_test(mask, layout, transposed)
 
     @device
-    def masked(P, tP, dP, tdP, F, tF, mask, band, batch, head, m0, n0):
+    def masked(P, tP, mask, band, batch, head, m0, n0):
         visible = sees(mask, band, batch, head, m0, n0)
-        P, tP, dP, tdP = where(visible, P, 0), where(visible, tP, 0), where(visible, dP, 0), where(visible, tdP, 0)
-        return P, tP, dP, tdP, where(visible, F, 0), where(visible, tF, 0)
+        return where(visible, P, 0), where(visible, tP, 0)
 
     return masked

@@ -7,6 +7,7 @@ import pytest
 
 import numbattn as na
 from numbattn.cuda.kernels.any.backward_tangent import Rows, Tangents, backward_tangent_kv, backward_tangent_q
+from numbattn.cuda.kernels.shared.layouts import DTYPES
 from numbattn.cuda.kernels.tables import Streamed
 from tests import accuracy
 from tests.accuracy import assert_accurate, random
@@ -52,7 +53,6 @@ def formula(case, tq, tk, tv, tdo, tdlse, work, rounds, **options):
     Q, K, V, P, Z, lse, _ = accuracy._scores(problem, inputs, work)
     seen, scale = P > 0, np.asarray(inputs.scale, work)
     rows = seen.any(-1, keepdims=True)
-    heads = (problem.heads // problem.heads_k, -3)
 
     def there(x, visible):
         return np.where(visible, np.repeat(x, problem.heads // x.shape[1], 1).astype(work), 0)
@@ -88,7 +88,7 @@ def check(moved, sums_of, tiles=SMALL, sizes=(16, 8), nbytes=0):
     grads = {name: poisoned(inputs[name].shape, dtype) for name in sums_of}
     source = (backward_tangent_q if sums_of == "q" else backward_tangent_kv)(
         dtype=dtype.name, out_dtypes=(dtype.name,) * len(grads), head_dim=sizes[0], head_dim_v=sizes[1],
-        **tiles._asdict(), mask=case.mask, score=(), dropout=case.kept_scale != 1, nbytes=nbytes,
+        **tiles._asdict(), mask=case.kinds, score=(), dropout=case.kept_scale != 1, nbytes=nbytes,
         tdo=moved.do is not None,
     )  # fmt: skip
     statistics = case.lse_log2, *(moved.wanted[name].astype(case.dlse.dtype) for name in ("tlse", "tdelta"))
@@ -118,3 +118,36 @@ def test_two_warps(rng, unit, tile, lanes, stages, tdo, sums_of):
     """They share the tiles that they loop over; with 8 lanes the rows, too."""
     m, n, tile_m, tile_n = (16, 40, tile, 16) if sums_of == "q" else (40, 16, 16, tile)
     check(moved(rng, heads=2, m=m, n=n, tdo=tdo), sums_of, Streamed(unit, tile_m, tile_n, 64, lanes, stages), (16, 16))
+
+
+MASKS = {
+    "causal": {"causal": True},
+    "lengths": {"mask": na.Lengths(np.array([[16, 33]]), np.array([[19, 0]])) & na.Window(20, 9), "poison": np.nan},
+    "one length": {"mask": na.Lengths(19, 17), "poison": np.nan},
+    "blocks": {"mask": na.BlockSparse(np.array([[[[0, 0, 1, 0], [0, 0, 0, 0], [1, 0, 1, 1]]]], bool), (8, 11))},
+}
+
+
+@simulated_only
+@BOTH
+@pytest.mark.parametrize("mask", MASKS)
+def test_masks(rng, mask, sums_of):
+    check(moved(rng, heads=2, m=20, n=35, **MASKS[mask]), sums_of)
+
+
+@simulated_only
+@BOTH
+def test_dropout_of_groups(rng, sums_of):
+    check(moved(rng, heads=4, heads_k=2, m=16, n=20, dropout=na.Dropout(0.3, seed=5)), sums_of)
+
+
+@compiled_only
+@pytest.mark.parametrize(("sums_of", "tiles", "dtype", "size"), [
+    ("q", Streamed("mma", 64, 32, 128, stages=2), "bfloat16", 64),
+    ("kv", Streamed("mma", 32, 64, 128, stages=2), "float16", 64),
+    ("q", Streamed("mma", 32, 32, 128, 8), "float64", 32), ("kv", Streamed("mma", 32, 32, 128, 8), "float64", 32),
+    ("kv", Streamed("mma", 16, 64, 128, stages=2), "float32", 64),
+])  # fmt: skip
+def test_rows_of_tables(rng, sums_of, tiles, dtype, size):
+    case = moved(rng, DTYPES[dtype], m=70, n=40, d=size, e=size, causal=True)
+    check(case, sums_of, tiles, (size, size), nbytes=16)
