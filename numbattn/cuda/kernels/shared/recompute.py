@@ -4,12 +4,9 @@ lse is in base 2, and +inf where nothing is seen: P is 0 there. Unlike in the pa
 is masked may be NaN.
 """
 
-import math
-
 from ...tile import capped, device, exp2, where
+from .softmax import LN_2
 from .visibility import element_test
-
-LN2 = math.log(2)
 
 
 @device
@@ -49,9 +46,9 @@ def mask_step_with_dp(mask, layout, transposed=False):
 
 @device
 def recompute_tangents(S, tS, lse, tlse, scale_log2):
-    """P, at most 1, and its tangent. tlse is in base e, as tS times ln 2 scale_log2 is."""
-    P = recompute_capped(S, lse, scale_log2)
-    return P, P * (tS * (scale_log2 * LN2) - tlse)             # tP = P (tS - tlse)
+    """P and its tangent. tlse is in base e."""
+    P = recompute(S, lse, scale_log2)
+    return P, P * (tS * (scale_log2 * LN_2) - tlse)             # tP = P (tS - tlse)
 
 
 def mask_tangent_step(mask, layout, transposed=False):
@@ -64,3 +61,16 @@ def mask_tangent_step(mask, layout, transposed=False):
         return where(visible, P, 0), where(visible, tP, 0)
 
     return masked
+
+
+@device
+def clear_tangents(P, dP, tdP, F, tF):
+    """dP, F and their tangents, 0 where P is: what is masked may be NaN."""
+    hidden = P == 0
+    return where(hidden, 0, dP), where(hidden, 0, tdP), where(hidden, 0, F), where(hidden, 0, tF)
+
+
+@device
+def tangents_of_ds(P, tP, dP, tdP):
+    """dS and its tangent; dP and tdP less D and tD."""
+    return P * dP, tP * dP + P * tdP
