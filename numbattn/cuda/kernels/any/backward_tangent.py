@@ -21,11 +21,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba.cuda import types
 
 from ...build import Source
 from ...tile import (
-    INDEX,
     Alignment,
     SharedMemory,
     aligned,
@@ -48,11 +46,12 @@ from ...tile import (
     wait_copies,
 )
 from ...words.arguments import Matrix, Statistic
+from ...words.signatures import signature_of
 from ...words.spec import Spec
-from ..scores import SCORE, scores_type, within_segment
+from ..scores import SCORE, within_segment
 from ..scores.score import to_log2_of
-from ..shared.dropout import DROPOUT, DROPS, drop_step
-from ..shared.layouts import DTYPES, array_type, result_types, sum_type, sums, vector
+from ..shared.dropout import DROPOUT, drop_step
+from ..shared.layouts import DTYPES, sum_type, sums, vector
 from ..shared.recompute import clear_tangents, mask_tangent_step, recompute_tangents, tangents_of_ds
 from ..shared.schedule import place
 from ..shared.segments import count_step, keys_of, mask_within_step, queries_of, slot_step
@@ -60,24 +59,13 @@ from ..shared.tangents import Rows, add_tangent_step, products_step, tiles_step
 from ..shared.visibility import (
     MASK,
     band_of,
-    mask_type,
     needs_test,
-    several,
     steps_to_next,
     visible_keys,
     visible_queries,
 )
 from ..tables import rows_of, with_results
 from .backward_tangent_tiles import TILES_KV, TILES_Q
-
-
-class Tangents(NamedTuple):
-    """The tangents of Q, K, V and dO, as kernels take them: each a tuple of one array, or of none where it is 0."""
-
-    q: Any
-    k: Any
-    v: Any
-    do: Any
 
 
 class Statistics(NamedTuple):
@@ -98,7 +86,7 @@ def backward_tangent_kv(
     tangents: which of "q", "k", "v" and "do" have one.
     """
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
-    has_tq, has_tk, has_tv, has_tdo = (name in tangents for name in Tangents._fields)
+    has_tq, has_tk, has_tv, has_tdo = (name in tangents for name in ("q", "k", "v", "do"))
     K_TILE = sums(unit, lanes, tile_n, head_dim, threads, run=vector(dtype))
     V_TILE = sums(unit, lanes, tile_n, head_dim_v, threads, run=vector(dtype))
     S_TILE = sums(unit, lanes, tile_n, tile_m, threads)
@@ -121,18 +109,21 @@ def backward_tangent_kv(
     tile_of, mask_of, score_of = slot_step(mask, "k", tile_n), mask_within_step(mask), within_segment(score)
 
     @device
-    def fetch(stage, mQ, mDO, tangents, statistics, queries, row, m0):
+    def fetch(stage, mQ, mDO, mTQ, mTDO, statistics, queries, row, m0):
         """A tile of queries."""
-        copy_q(stage, mQ, tangents.q, queries, m0)
-        copy_do(stage, mDO, tangents.do, queries, m0)
+        copy_q(stage, mQ, mTQ, queries, m0)
+        copy_do(stage, mDO, mTDO, queries, m0)
         batch, head, line = opaque(queries.batch), opaque(queries.head), (row + m0) // TILE_M
         copy_async(allocate(SHARED_LSE, stage), lines_of(statistics.lse, batch, head, TILE_M), COPY_LINE, line)
         copy_async(allocate(SHARED_TLSE, stage), lines_of(statistics.tlse, batch, head, TILE_M), COPY_LINE, line)
         copy_async(allocate(SHARED_DELTA, stage), lines_of(statistics.delta, batch, head, TILE_M), COPY_LINE, line)
         copy_async(allocate(SHARED_TDELTA, stage), lines_of(statistics.tdelta, batch, head, TILE_M), COPY_LINE, line)
 
-    def kernel(mQ, mK, mV, mDO, tangents, mTDK, mTDV, statistics, mask, scores, drops, group_size, scale, kept_scale):
-        batches, heads, _ = shape(statistics.lse)
+    def kernel(
+        mQ, mK, mV, mDO, mTQ, mTK, mTV, mTDO, mTDK, mTDV, mLse, mTLse, mDelta, mTDelta, mask, scores, drops,
+        group_size, scale, kept_scale,
+    ):  # fmt: skip
+        batches, heads, _ = shape(mLse)
         _, heads_k, seqlen_k, _ = shape(mTDK)
         tile, batch, head_k = place(block_index(), batches * heads_k, heads_k)
         segment, n_block = tile_of(mask.packing, batch, tile, seqlen_k)
@@ -142,9 +133,9 @@ def backward_tangent_kv(
         mask, scores = mask_of(mask, segment), score_of(scores, segment)
         query, row, (key, end_key) = segment.first_query, segment.first_padded_row, keys_of(segment)
         keys = Rows(batch, head_k, key, end_key - key)
-        copy_k(0, mK, tangents.k, keys, n0)
-        copy_v(0, mV, tangents.v, keys, n0)
-        (sK, stK), (sV, stV) = k_tiles(0), v_tiles(0)
+        copy_k(0, mK, mTK, keys, n0)
+        copy_v(0, mV, mTV, keys, n0)
+        (sK, stK), (sV, stV), statistics = k_tiles(0), v_tiles(0), Statistics(mLse, mTLse, mDelta, mTDelta)
         tdK, tdV = full(K_TILE, ZERO), full(V_TILE, ZERO)
         for head in range(head_k * group_size, (head_k + 1) * group_size):
             band = band_at(mask, batch, head)
@@ -156,7 +147,7 @@ def backward_tangent_kv(
             stage = index(0)
             sync_threads()                                      # all have read the last tile of the previous head
             if m_block < m_blocks:
-                fetch(stage, mQ, mDO, tangents, statistics, queries, row, m_block * TILE_M)
+                fetch(stage, mQ, mDO, mTQ, mTDO, statistics, queries, row, m_block * TILE_M)
             while m_block < m_blocks:
                 m0, this = m_block * TILE_M, m_block
                 m_block += 1
@@ -164,7 +155,7 @@ def backward_tangent_kv(
                 wait_copies()
                 sync_threads()                                  # this tile has arrived, all have read the last one
                 if STAGES == 2 and m_block < m_blocks:
-                    fetch(1 - stage, mQ, mDO, tangents, statistics, queries, row, m_block * TILE_M)
+                    fetch(1 - stage, mQ, mDO, mTQ, mTDO, statistics, queries, row, m_block * TILE_M)
                 (sQ, stQ), (sdO, stdO) = q_tiles(stage), do_tiles(stage)
                 S, tS = scores_of(sK, stK, sQ, stQ)             # S = Q K^T, tS = tQ K^T + Q tK^T
                 S, tS, (F, tF) = apply(S, tS, scores, (), batch, head, query + m0, key + n0)
@@ -185,11 +176,13 @@ def backward_tangent_kv(
                 stage = opaque(STAGES - 1 - stage)              # else addresses are kept in registers across the loop
                 if STAGES == 1 and m_block < m_blocks:
                     sync_threads()                              # all have read it
-                    fetch(stage, mQ, mDO, tangents, statistics, queries, row, m_block * TILE_M)
+                    fetch(stage, mQ, mDO, mTQ, mTDO, statistics, queries, row, m_block * TILE_M)
         save(aligned(mTDK[batch, head_k][key:end_key], ROWS_OF), tdK * scale, n0)
         save(aligned(mTDV[batch, head_k][key:end_key], ROWS_OF), tdV, n0)
 
-    return source(kernel, dtype, out_dtypes, mask, score, tangents, threads, blocks, shared)
+    dtypes, given = dict(zip(("tdk", "tdv"), out_dtypes)), [f"t{name}" for name in tangents]
+    signature = signature_of(kernel, SPEC_KV.arguments, dtype, ACC, dtypes, mask=mask, score=score, given=given)
+    return Source(kernel, signature, threads, blocks, shared.nbytes)
 
 
 def backward_tangent_q(
@@ -198,7 +191,7 @@ def backward_tangent_q(
 ):  # fmt: skip
     """tdQ; a row of S, P, dP, dS and their tangents is a query."""
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
-    has_tq, has_tk, has_tv, has_tdo = (name in tangents for name in Tangents._fields)
+    has_tq, has_tk, has_tv, has_tdo = (name in tangents for name in ("q", "k", "v", "do"))
     Q_TILE = sums(unit, lanes, tile_m, head_dim, threads, run=vector(dtype))
     S_TILE = sums(unit, lanes, tile_m, tile_n, threads)
     shared = SharedMemory()
@@ -219,12 +212,15 @@ def backward_tangent_q(
     mask_of, score_of = mask_within_step(mask), within_segment(score)
 
     @device
-    def fetch(stage, mK, mV, tangents, keys, n0):
+    def fetch(stage, mK, mV, mTK, mTV, keys, n0):
         """A tile of keys."""
-        copy_k(stage, mK, tangents.k, keys, n0)
-        copy_v(stage, mV, tangents.v, keys, n0)
+        copy_k(stage, mK, mTK, keys, n0)
+        copy_v(stage, mV, mTV, keys, n0)
 
-    def kernel(mQ, mK, mV, mDO, tangents, mTDQ, statistics, mask, scores, drops, group_size, scale, kept_scale):
+    def kernel(
+        mQ, mK, mV, mDO, mTQ, mTK, mTV, mTDO, mTDQ, mLse, mTLse, mDelta, mTDelta, mask, scores, drops, group_size,
+        scale, kept_scale,
+    ):  # fmt: skip
         batches, heads, seqlen_q, _ = shape(mTDQ)
         tile, batch, head = place(block_index(), batches * heads, heads)
         number = tiles_of(mask.packing, seqlen_q) - 1 - tile   # the heaviest tiles of a causal mask first
@@ -241,13 +237,13 @@ def backward_tangent_q(
         keys = Rows(batch, head // group_size, key, maximum(band[3], 1))
         n_block, n_blocks = first // TILE_N, (end + TILE_N - 1) // TILE_N
         n_block += steps(mask, batch, head, m_block, n_block, n_blocks - n_block)
-        copy_q(0, mQ, tangents.q, queries, m0)
-        copy_do(0, mDO, tangents.do, queries, m0)
+        copy_q(0, mQ, mTQ, queries, m0)
+        copy_do(0, mDO, mTDO, queries, m0)
         (sQ, stQ), (sdO, stdO), stage = q_tiles(0), do_tiles(0), index(0)
         if n_block < n_blocks:
-            fetch(stage, mK, mV, tangents, keys, n_block * TILE_N)
-        lse, tlse = load(statistics.lse[batch, head], ROWS, row + m0), load(statistics.tlse[batch, head], ROWS, row + m0)
-        D, tD = load(statistics.delta[batch, head], ROWS, row + m0), load(statistics.tdelta[batch, head], ROWS, row + m0)
+            fetch(stage, mK, mV, mTK, mTV, keys, n_block * TILE_N)
+        lse, tlse = load(mLse[batch, head], ROWS, row + m0), load(mTLse[batch, head], ROWS, row + m0)
+        D, tD = load(mDelta[batch, head], ROWS, row + m0), load(mTDelta[batch, head], ROWS, row + m0)
         tdQ = full(Q_TILE, ZERO)
         while n_block < n_blocks:
             n0, this = n_block * TILE_N, n_block
@@ -256,7 +252,7 @@ def backward_tangent_q(
             wait_copies()
             sync_threads()                                      # this tile has arrived, all have read the last one
             if STAGES == 2 and n_block < n_blocks:
-                fetch(1 - stage, mK, mV, tangents, keys, n_block * TILE_N)
+                fetch(1 - stage, mK, mV, mTK, mTV, keys, n_block * TILE_N)
             (sK, stK), (sV, stV) = k_tiles(stage), v_tiles(stage)
             S, tS = scores_of(sQ, stQ, sK, stK)                 # S = Q K^T, tS = tQ K^T + Q tK^T
             S, tS, (F, tF) = apply(S, tS, scores, (), batch, head, query + m0, key + n0)
@@ -274,10 +270,12 @@ def backward_tangent_q(
             stage = opaque(STAGES - 1 - stage)                  # else addresses are kept in registers across the loop
             if STAGES == 1 and n_block < n_blocks:
                 sync_threads()                                  # all have read it
-                fetch(stage, mK, mV, tangents, keys, n_block * TILE_N)
+                fetch(stage, mK, mV, mTK, mTV, keys, n_block * TILE_N)
         save(aligned(mTDQ[batch, head][query:end_query], ROWS_OF), tdQ * scale, m0)
 
-    return source(kernel, dtype, out_dtypes, mask, score, tangents, threads, blocks, shared)
+    dtypes, given = {"tdq": out_dtypes[0]}, [f"t{name}" for name in tangents]
+    signature = signature_of(kernel, SPEC_Q.arguments, dtype, ACC, dtypes, mask=mask, score=score, given=given)
+    return Source(kernel, signature, threads, blocks, shared.nbytes)
 
 
 def tangent_steps(score, tangents, layout, ACC, transposed=False):
@@ -294,24 +292,12 @@ def tangent_steps(score, tangents, layout, ACC, transposed=False):
     return apply, pull_back
 
 
-def source(kernel, dtype, out_dtypes, mask, score, tangents, threads, blocks, shared):
-    ACC = sum_type(dtype)
-    matrix, statistic, number = array_type(dtype, 4), array_type(ACC, 3), getattr(types, ACC.__name__)
-    given = [several(matrix, int(name in tangents)) for name in Tangents._fields]
-    statistics = types.NamedUniTuple(statistic, len(Statistics._fields), Statistics)
-    signature = types.void(
-        *[matrix] * 4, types.NamedTuple(given, Tangents), *result_types(out_dtypes), statistics, mask_type(mask),
-        scores_type(score, dtype), DROPS, INDEX, number, number
-    )
-    return Source(kernel, signature, threads, blocks, shared.nbytes)
-
-
 def parameters(*names):
     """Those of both kernels, with the dtypes of these results."""
     found = with_results(*names)
 
     def with_tangents(work, tiles):
-        return found(work, tiles) | {"tangents": tuple([x for x in Tangents._fields if f"t{x}" in work.dtypes])}
+        return found(work, tiles) | {"tangents": tuple([x.name for x in GIVEN if f"t{x.name}" in work.dtypes])}
 
     return with_tangents
 

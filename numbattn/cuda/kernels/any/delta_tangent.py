@@ -4,22 +4,21 @@ tangent take it.
 Both are 0 where a query sees nothing, and padded, as lse and delta are: see `delta`.
 """
 
-from numba.cuda import types
-
 from ...build import Source
 from ...tile import Alignment, aligned, block_index, convert, device, load, row_index, row_sum, save, shape, simt, where
 from ...words.arguments import Matrix, Statistic
+from ...words.signatures import signature_of
 from ...words.spec import PADDED, Spec
-from ..shared.layouts import DTYPES, array_type, result_types, sum_type, vector
+from ..shared.layouts import DTYPES, sum_type, vector
 from ..shared.schedule import overlap_launches, place
 from ..shared.segments import slot_step
-from ..shared.visibility import PACKING, packing_of, packing_type
+from ..shared.visibility import PACKING, packing_of
 from ..tables import dtypes_of, rounded
 from .delta import LANES, THREADS, TILES, blocks_of_slots
 
 
 def delta_tangent(*, dtype, out_dtypes, head_dim_v, tdo, tdlse, nbytes, mask=()):
-    """The kernel; out_dtypes: that of O and tO; tdo, tdlse: whether there is a tangent of dO, of the gradient of lse."""
+    """The kernel; out_dtypes: that of O and tO. tdo, tdlse: whether dO has a tangent, and the gradient of lse."""
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     TILE_M, ROWS_OF = TILES.tile_m, Alignment(nbytes)
     TILE = simt(TILES.tile_m, head_dim_v, THREADS, LANES, vector(dtype))
@@ -51,8 +50,8 @@ def delta_tangent(*, dtype, out_dtypes, head_dim_v, tdo, tdlse, nbytes, mask=())
             save(mTDelta[batch, head], where(sees, tD, 0), padded_row)
             save(mPadded[batch, head], where(sees, tlse, 0), padded_row)
 
-    dO, O, statistic = array_type(dtype, 4), *result_types(out_dtypes), array_type(ACC, 3)
-    signature = types.void(dO, types.Tuple([dO] * tdo), O, O, *[statistic] * 5, packing_type(mask))
+    dtypes, given = dict.fromkeys(("o", "to"), out_dtypes[0]), ["tdo"] * tdo
+    signature = signature_of(kernel, SPEC.arguments, dtype, ACC, dtypes, mask=mask, given=given)
     return Source(kernel, signature, THREADS, overlaps=True)
 
 

@@ -22,8 +22,8 @@ class Rows(NamedTuple):
 
 
 def tiles_step(shared, dtype, threads, rows, width, has_tangent, nbytes, stages=1):
-    """Device functions for places of an operand's tiles and their tangents: (stage, X, tX, rows, first) copies one of
-    each from arrays (batch, heads, rows, features), of these Rows; tX is a tuple of one, or of none. (stage): the tiles.
+    """Device functions for places of an operand's tiles and of their tangents: (stage, X, tX, rows, first) copies one
+    of each, of these Rows, from arrays (batch, heads, rows, features), tX a tuple of one or none; (stage): the tiles.
     """
     (PLACE, COPY), *others = buffers(shared, dtype, threads, rows, [width] * (1 + has_tangent), stages)
     TANGENT, HAS_TANGENT, ROWS_OF = others[0][0] if others else PLACE, has_tangent, Alignment(nbytes)

@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 
 import numbattn as na
-from numbattn.cuda.kernels.any.backward_tangent import (
-    Statistics,
-    Tangents,
-    backward_tangent_kv,
-    backward_tangent_q,
-)
+from numbattn.cuda.kernels.any.backward_tangent import backward_tangent_kv, backward_tangent_q
 from numbattn.cuda.kernels.shared.layouts import DTYPES
 from numbattn.cuda.kernels.tables import Streamed
 from tests import accuracy
@@ -94,17 +89,17 @@ def check(moved, sums_of, tiles=SMALL, sizes=(16, 8), nbytes=0):
     source = (backward_tangent_q if sums_of == "q" else backward_tangent_kv)(
         dtype=dtype.name, out_dtypes=(dtype.name,) * len(grads), head_dim=sizes[0], head_dim_v=sizes[1],
         **tiles._asdict(), mask=case.kinds, score=(), dropout=case.kept_scale != 1, nbytes=nbytes,
-        tangents=tuple(name for name in Tangents._fields if getattr(moved, name) is not None),
+        tangents=tuple(name for name in ("q", "k", "v", "do") if getattr(moved, name) is not None),
     )  # fmt: skip
     given = case.lse_log2, *(moved.wanted[name].astype(case.dlse.dtype) for name in ("tlse", "tdelta"))
-    statistics = Statistics(padded(given[0], np.inf), *(padded(x, 0) for x in (given[1], case.delta, given[2])))
-    tangents = Tangents(*(() if x is None else (x,) for x in (moved.q, moved.k, moved.v, moved.do)))
+    statistics = (padded(given[0], np.inf), *(padded(x, 0) for x in (given[1], case.delta, given[2])))
+    tangents = (() if x is None else (x,) for x in (moved.q, moved.k, moved.v, moved.do))
     kept = sums_of[0]
     batches, heads, length = inputs[kept].shape[:3]
     blocks = batches * heads * -(-length // (tiles.tile_m if kept == "q" else tiles.tile_n))
     known = launch(
-        source.function, (blocks, 1, 1), tiles.threads, source.shared, case.q, case.k, case.v, case.do, tangents,
-        *grads.values(), statistics, case.mask_of(kept, tiles.tile_m, tiles.tile_n), (), case.drops, case.group_size,
+        source.function, (blocks, 1, 1), tiles.threads, source.shared, case.q, case.k, case.v, case.do, *tangents,
+        *grads.values(), *statistics, case.mask_of(kept, tiles.tile_m, tiles.tile_n), (), case.drops, case.group_size,
         case.scale, case.kept_scale, cc=(9, 0),
     )  # fmt: skip
     for name in sums_of:
