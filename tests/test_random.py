@@ -65,8 +65,7 @@ def test_a_problem_is_always_the_same():
 
 @pytest.mark.parametrize("number", range(20, 30))
 def test_what_is_wrong_is_found(number):
-    """The largest element of each result, doubled; of a tangent, whose terms may cancel, wrong by more than these explain.
-    """
+    """The largest element of each result, doubled, and for a tangent, whose terms may cancel, by more than these."""
     problem = Problem(0, number, LIMITS["cpu"])
     results = [np.asarray(x) for x in problem.run()]
     assert not list(problem.wrong(results))
