@@ -10,6 +10,7 @@ import numbattn as na
 from numbattn import reference
 from numbattn.masks import as_mask
 from numbattn.scores import as_parts, sink_of
+from numbattn.tangents import checked_tangents, parts_of
 
 
 def random(rng, shape, dtype):
@@ -171,6 +172,89 @@ def assert_all_accurate(results, do, q, k, v, dlse, bits=4, **options):
     terms += [abs(x).max(initial=0) for x in plain(*call, of_dS=abs, **options)[5:]] if arrays else []
     for name, dtype, largest, *pair in zip(names, dtypes, terms, results, wanted, others, strict=True):
         assert_accurate(name, *pair, dtype, bits, largest)
+
+
+# ------------------------------------------------------------------------------------------------------------ tangents
+def plain_tangents(
+    do, q, k, v, tq, tk, tv, tdo=None, dlse=None, tdlse=None, tscore=(), work=None, **options
+):  # fmt: skip
+    """to, tlse and the tangents of dq, dk, dv and of the gradients of the score's arrays, by the plain formula, see
+    `plain`, in one direction: P, P tS, tP and the results are rounded."""
+    problem, inputs = reference.describe(q, k, v, **options)
+    tangents, _ = checked_tangents(inputs, tq, tk, tv, tscore)
+    dtype, work = (problem.dtype, problem.sum_dtype) if work is None else (work, work)
+    Q, K, V, P, Z, lse, scores = _scores(problem, inputs, work)
+    seen = np.isfinite(lse)[..., None]
+
+    def rounded(x):
+        return x.astype(dtype).astype(work)
+
+    def wide(x, like, keep=True):
+        return np.zeros_like(like) if x is None else np.where(keep, reference._heads(x[0], problem).astype(work), 0)
+
+    def rows(x, columns):
+        return work(0) if x is None else np.where(seen, x.astype(work).reshape(*lse.shape, columns), 0)
+
+    work, keys = np.dtype(work).type, P.any(-2)[..., None]
+    tQ, tK, tV = wide(tangents.q, Q, seen), wide(tangents.k, K, keys), wide(tangents.v, V, keys)
+    scale, parts = work(inputs.scale), parts_of(inputs, tangents, 0)
+    tS, slopes, tlse = scale * (tQ @ K.swapaxes(-2, -1) + Q @ tK.swapaxes(-2, -1)), [], 0
+    with np.errstate(invalid="ignore"):
+        for part, tpart, S in zip(inputs.score, parts, scores):
+            slopes.append((part._derivative(S), part._curvature(S) * tS))
+            tS = np.where(P > 0, part._derivative(S) * tS if tpart is None else tpart._applied(tS), 0)
+    for part, tpart in zip(inputs.score, parts):
+        if tpart is not None and not part._has_step:
+            of_sink = np.where(seen, part._logits(lse)[..., None] - lse[..., None], -np.inf)
+            tlse = np.exp(of_sink) * tpart._logits(lse)[..., None]
+    tlse = (P * tS).sum(-1, keepdims=True) + tlse
+    O, tP = rounded(P * Z) @ V, P * (tS - tlse)
+    tO = rounded(P * Z) @ tV + rounded(P * Z * tS) @ V - tlse * O
+
+    dO, tdO, dL, tdL = (rows(*x) for x in ((do, O.shape[-1]), (tdo, O.shape[-1]), (dlse, 1), (tdlse, 1)))
+    dP, tdP = Z * (dO @ V.swapaxes(-2, -1)), Z * (dO @ tV.swapaxes(-2, -1) + (tdO + 0 * O) @ V.swapaxes(-2, -1))
+    D, tD = (dO * O).sum(-1, keepdims=True) - dL, (tdO * O + dO * tO).sum(-1, keepdims=True) - tdL
+    dS, tdS, of_score = P * (dP - D), tP * (dP - D) + P * (tdP - tD), []
+    tdV = rounded(Z * tP).swapaxes(-2, -1) @ dO + rounded(P * Z).swapaxes(-2, -1) @ (tdO + 0 * O)
+    for part, tpart, (slope, bend) in reversed(list(zip(inputs.score, parts, slopes))):
+        if part._wants_gradient:
+            logits = 0 if tpart is None or part._has_step else tpart._logits(lse)[..., None]
+            of_score[:0] = [part._gradient(tdS, lse, ((logits - tlse) * D + tD)[..., 0])]
+        with np.errstate(invalid="ignore"):
+            tdS, dS = (np.where(P > 0, x, 0) for x in (slope * tdS + bend * dS, slope * dS))
+    tdQ = scale * (tdS @ K + dS @ tK)
+    tdK = scale * (tdS.swapaxes(-2, -1) @ Q + dS.swapaxes(-2, -1) @ tQ)
+    grads = [reference.sum_to(dX, x.shape).astype(dtype) for dX, x in zip((tdQ, tdK, tdV), (q, k, v))]
+    arrays = differentiated(inputs.score)
+    of_score = [dx.astype(x.dtype if dtype == problem.dtype else dtype) for dx, x in zip(of_score, arrays)]
+    return tO.reshape(problem.out_shape).astype(dtype), tlse.reshape(problem.lse_shape), *grads, *of_score
+
+
+def check_tangents(q, k, v, rng, xp=np, bits=8, tscore=(), dlse=True, **options):
+    """The tangents of one call and of its gradients in one direction, all tangents given, against long doubles.
+
+    Returns to, tlse and the tangents of the gradients as NumPy arrays.
+    """
+    tq, tk, tv = (random(rng, x.shape, x.dtype) for x in (q, k, v))
+    o, to, saved, tsaved = na.attention_forward_jvp(*map(xp.asarray, (q, k, v, tq, tk, tv)), tscore=tscore, **options)
+    do, tdo = random(rng, o.shape, q.dtype), random(rng, o.shape, q.dtype)
+    rows = {x: random(rng, tsaved.tlse.shape, tsaved.tlse.dtype) for x in ("dlse", "tdlse") if dlse}
+    on_device = {name: xp.asarray(x) for name, x in {"tdo": tdo, **rows}.items()}
+    grads, tgrads = na.attention_backward_jvp(xp.asarray(do), saved, tsaved, **on_device)
+    for grad, x in zip(grads, na.attention_backward(xp.asarray(do), saved, dlse=on_device.get("dlse"))):
+        assert_equal(grad, x)
+    results = to, tsaved.tlse, *tgrads, *(x for x in tgrads.score if x is not None)
+    assert all(isinstance(x, xp.ndarray) for x in results)
+    results = [*map(to_numpy, results)]
+    options["mask"] = as_mask(options.get("mask"))._like(do)
+    call = do, q, k, v, tq, tk, tv, tdo
+    wanted = plain_tangents(*call, **rows, tscore=tscore, work=np.longdouble, **options)
+    others = plain_tangents(*call, **rows, tscore=tscore, **options)
+    names = "to", "tlse", "tdq", "tdk", "tdv", *(f"gradient {i} of score" for i in range(len(results) - 5))
+    for name, got, want, other in zip(names, results, wanted, others, strict=True):
+        assert got.dtype == other.dtype
+        assert_accurate(name, got, want, other, got.dtype, bits)
+    return results
 
 
 # ----------------------------------------------------------------------------------------------------- random problems
