@@ -54,7 +54,7 @@ def forward(
     S_TILE, product = product_step(unit, lanes, tile_m, tile_n, threads, False, shared, ACC, parts)
     ((SHARED_Q, COPY_Q),) = buffers(shared, dtype, threads, tile_m, [head_dim])
     (SHARED_K, COPY_K), (SHARED_V, COPY_V) = buffers(shared, dtype, threads, tile_n, [head_dim, head_dim_v])
-    left = left_operand(S_TILE, shared, ACC)
+    left = left_operand(S_TILE, shared, ACC, head_dim_v)
     TILE_M, TILE_N, ROWS_OF = tile_m, tile_n, Alignment(nbytes)
     NO_SCORE, LN2 = ACC(-np.inf), ACC(LN_2)
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
