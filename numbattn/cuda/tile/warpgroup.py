@@ -117,6 +117,8 @@ def _lower_operand(relu):
 
         def generate(b, value, _):
             found = ir.Constant(ir.ArrayType(I32, tile.layout.rows.slots * tile.layout.cols.slots // 2), ir.Undefined)
+            if not plan.value.cols:                             # products there read nothing
+                return found
             for i, pair in enumerate(left_pairs(b, out.dtype, unpack(b, tile, value), relu)):
                 found = b.insert_value(found, pair, i)
             return found

@@ -36,7 +36,7 @@ from ..shared.segments import count_step, mask_within_step, queries_of, slot_ste
 from ..shared.softmax import LN_2, logsumexp, softmax_steps
 from ..shared.start import start_step
 from ..shared.visibility import MASK, band_of, element_test, needs_test, steps_to_next, visible_keys
-from ..tables import Crowded, Tiles, of_o, parameters, rows_of
+from ..tables import Crowded, Tiles, lse_alone, of_o, parameters, rows_of
 
 
 def forward(
@@ -179,9 +179,9 @@ SHORT = {
 }
 SPEC = Spec(
     forward,
-    (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("o"), O_BEFORE, Statistic("lse"), MASK, SCORE, DROPOUT,
-     "group_size", "scale_log2", "kept_scale"),
+    (Matrix("q"), Matrix("k", "k"), Matrix("v", "k", may_be_empty=True), Matrix("o", may_be_empty=True), O_BEFORE,
+     Statistic("lse"), MASK, SCORE, DROPOUT, "group_size", "scale_log2", "kept_scale"),
     tiles=lambda work: rows_of(TILES, UNDER_PRESSURE, work, SHORT),
-    parameters=lambda work, tiles: parameters(work, tiles) | of_o(work),
+    parameters=lambda work, tiles: parameters(work, tiles) | of_o(work) | lse_alone(work),
     packs=True,
 )  # fmt: skip
