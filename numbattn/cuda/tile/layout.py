@@ -171,7 +171,7 @@ class Layout:
     @cache  # noqa: B019, layouts are few
     def positions(self, thread):
         """Rows and columns of a thread's registers, as indices of a tile."""
-        rows, cols = (axis.base(thread) + np.array(axis.offsets) for axis in (self.rows, self.cols))
+        rows, cols = (axis.base(thread) + np.array(axis.offsets, int) for axis in (self.rows, self.cols))
         return rows[:, None], cols[None, :]
 
     @cache  # noqa: B019
