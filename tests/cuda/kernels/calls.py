@@ -26,7 +26,7 @@ class Call(NamedTuple):
     v: Any
     do: Any
     dlse: Any
-    mask: tuple  # kinds
+    kinds: tuple  # of the mask
     mask: MaskArgs  # without states
     drops: Drops
     kept_scale: Any
@@ -71,14 +71,14 @@ class Call(NamedTuple):
 
     def mask_of(self, kept, tile_m, tile_n):
         """For a kernel that keeps tiles of queries, "q", or of keys, "k"."""
-        if "blocks" not in self.mask:
+        if "blocks" not in self.kinds:
             return self.mask
         batches, heads, seqlen_q = self.lse.shape
         seqlens = seqlen_q, self.k.shape[2]
         sizes = -(-seqlens[0] // tile_m), -(-seqlens[1] // tile_n)
         shape = states_shape(*(sizes if kept == "q" else sizes[::-1]))
         mask = self.mask._replace(states=(np.zeros((batches, heads, *shape), np.uint32),))
-        source = tile_states(tile_m=tile_m, tile_n=tile_n, kept=kept, mask=self.mask)
+        source = tile_states(tile_m=tile_m, tile_n=tile_n, kept=kept, mask=self.kinds)
         blocks = batches * heads * states_blocks(*shape)
         launch(source.function, (blocks, 1, 1), source.threads, 0, mask, *map(np.int32, seqlens))
         return mask

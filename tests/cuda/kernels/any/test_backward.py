@@ -22,7 +22,7 @@ def check(case, sums_of, tiles=SMALL, sizes=(16, 8), nbytes=0):
     grads = {name: poisoned(inputs[name].shape, dtype) for name in sums_of}
     source = (backward_q if kept == "q" else backward_kv)(
         dtype=dtype.name, out_dtypes=(dtype.name,) * len(grads), head_dim=sizes[0], head_dim_v=sizes[1],
-        **tiles._asdict(), mask=case.mask, score=(), dropout=case.kept_scale != 1, nbytes=nbytes,
+        **tiles._asdict(), mask=case.kinds, score=(), dropout=case.kept_scale != 1, nbytes=nbytes,
     )  # fmt: skip
     statistics = padded(case.lse_log2, np.inf), padded(case.delta, 0)
     batches, heads, rows = inputs[kept].shape[:3]

@@ -18,7 +18,7 @@ def check(case, unit="fma", threads=32, tile_m=16):
     dtype = case.q.dtype
     source = forward(
         dtype=dtype.name, out_dtypes=(dtype.name,), head_dim=16, head_dim_v=8, tile_m=tile_m, tile_n=TILE_N,
-        threads=threads, unit=unit, lanes=4, mask=case.mask, score=(), dropout=case.kept_scale != 1, nbytes=0,
+        threads=threads, unit=unit, lanes=4, mask=case.kinds, score=(), dropout=case.kept_scale != 1, nbytes=0,
     )  # fmt: skip
     o, lse = poisoned(case.do.shape, dtype), poisoned(case.lse.shape, case.lse.dtype)
     batches, heads, m = lse.shape

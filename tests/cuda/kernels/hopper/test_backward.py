@@ -27,7 +27,7 @@ def check(rng, kernel, order=DP_DV_DS, at_once=2, **problem):
     of = "q" if kernel == "q" else "qkv" if adds_dq else "kv"
     grads = {name: poisoned({"q": case.q, "k": case.k, "v": case.v}[name].shape, DTYPE) for name in of}
     common = {"dtype": "float16", "head_dim": 64, "head_dim_v": 64, "tile_m": tile_m, "tile_n": tile_n, "nbytes": 0,
-              "mask": case.mask, "score": (), "dropout": case.kept_scale != 1}  # fmt: skip
+              "mask": case.kinds, "score": (), "dropout": case.kept_scale != 1}  # fmt: skip
     statistics = padded(case.lse_log2, np.inf), padded(case.delta, 0)
     (batches, heads, m), (heads_k, n) = case.lse.shape, case.k.shape[1:3]
     sums = np.zeros((batches, heads, statistics[0].shape[-1] * 64), np.float32)

@@ -18,7 +18,7 @@ def check(rng, at_once=1, heads_per_tile=1, ascending=0, blocks=1, sizes=(), **p
     case = call(rng, np.float16, **{"d": 24, "e": 40} | problem)
     sizes = SIZES | dict(sizes)
     dtype, dropout = case.q.dtype.name, case.kept_scale != 1
-    source = hopper_forward(dtype=dtype, out_dtypes=(dtype,), mask=case.mask, score=(), dropout=dropout, **sizes)
+    source = hopper_forward(dtype=dtype, out_dtypes=(dtype,), mask=case.kinds, score=(), dropout=dropout, **sizes)
     o, lse, counters = poisoned(case.do.shape, case.q.dtype), poisoned(case.lse.shape), np.zeros(2, np.uint32)
     mask = case.mask_of("q", 64 * sizes["consumers"], sizes["tile_n"])
     maps = [tensor_map(x, found.box) for x, found in zip((case.q, case.k, case.v, o), source.tensor_maps)]

@@ -22,7 +22,7 @@ def check(case, held=True, at_once=1, tile_n=TILE):
     dtype = case.q.dtype
     source = mma_forward(
         dtype=dtype.name, out_dtypes=(dtype.name,), head_dim=64, head_dim_v=64, tile_m=TILE, tile_n=tile_n,
-        threads=THREADS, held=held, mask=case.mask, score=(), dropout=case.kept_scale != 1,
+        threads=THREADS, held=held, mask=case.kinds, score=(), dropout=case.kept_scale != 1,
     )  # fmt: skip
     o, lse = poisoned(case.do.shape, dtype), poisoned(case.lse.shape)
     batches, heads, m = lse.shape

@@ -19,7 +19,7 @@ def check(case, size=16, threads=32, blocks=2, given=False):
     dtype = case.q.dtype
     source = small_backward(
         dtype=dtype.name, out_dtypes=(dtype.name,) * 3, head_dim=16, head_dim_v=16, size=size, threads=threads,
-        blocks=1, stages=1, mask=case.mask, score=(), dropout=case.kept_scale != 1, nbytes=0, given=given,
+        blocks=1, stages=1, mask=case.kinds, score=(), dropout=case.kept_scale != 1, nbytes=0, given=given,
         grouped=case.group_size > 1, dlse=not given, sums=False, keeps_score=False,
     )  # fmt: skip
     results = [poisoned(x.shape, dtype) for x in (case.q, case.k, case.v)]
