@@ -4,7 +4,14 @@ from . import forks, sources  # noqa: F401  before all others, whose files are l
 from .api import attention, attention_backward, attention_forward, attention_vjp, attention_weights
 from .caches.kv_cache import KVCache
 from .dropout import Dropout, dropout_mask
-from .gradients import Gradients
+from .gradients import Gradients, SecondGradients
+from .jets import (
+    attention_backward_jvp,
+    attention_backward_vjp,
+    attention_forward_jvp,
+    attention_jvp,
+    attention_laplacian,
+)
 from .masks import (
     Bits,
     BlockSparse,
@@ -30,6 +37,7 @@ from .scores.function import Score
 from .scores.relative import RelativeBias
 from .scores.sink import Sink
 from .scores.softcap import Softcap
+from .tangents import SavedTangents
 from .version import __version__
 
 __all__ = [
@@ -49,7 +57,9 @@ __all__ = [
     "Prefix",
     "RelativeBias",
     "Saved",
+    "SavedTangents",
     "Score",
+    "SecondGradients",
     "Segments",
     "Sink",
     "Softcap",
@@ -58,7 +68,12 @@ __all__ = [
     "__version__",
     "attention",
     "attention_backward",
+    "attention_backward_jvp",
+    "attention_backward_vjp",
     "attention_forward",
+    "attention_forward_jvp",
+    "attention_jvp",
+    "attention_laplacian",
     "attention_vjp",
     "attention_weights",
     "check_score",

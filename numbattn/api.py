@@ -1,7 +1,8 @@
 """The public functions."""
 
 import math
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Generic
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from .caches.kv_cache import KVCache
 from .checks import A, Array, flag
 from .dropout import Dropout
 from .gradients import Gradients
+from .jets import SecondBackprop, attention_backward_vjp
 from .masks import Mask
 from .problem import Saved, checked_gradients, describe, refuse_cache, without_v
 from .scores import Part, Scores
@@ -18,12 +20,20 @@ from .scores.function import Score
 from .values import moved
 
 
-class Backprop(Protocol[A]):
-    """What `attention_vjp` returns along with o."""
+@dataclass(frozen=True)
+class Backprop(Generic[A]):
+    """What `attention_vjp` returns along with o: gradients, as from `attention_backward`, and with `vjp` theirs."""
 
-    def __call__(
+    saved: Saved[A]
+
+    def __call__(self, do: Array, dlse: Array | None = None, deterministic: bool = False) -> Gradients[A]:
+        return attention_backward(do, self.saved, dlse=dlse, deterministic=deterministic)
+
+    def vjp(
         self, do: Array, dlse: Array | None = None, deterministic: bool = False
-    ) -> Gradients[A]: ...
+    ) -> tuple[Gradients[A], SecondBackprop[A]]:
+        """Gradients, and theirs as a closure: see `attention_backward_vjp`."""
+        return attention_backward_vjp(do, self.saved, dlse=dlse, deterministic=deterministic)
 
 
 def attention(
@@ -218,9 +228,10 @@ def attention_vjp(
     -------
     o : array, (..., seqlen_q, head_dim_v)
     backprop : function
-        ``backprop(do, dlse=None, deterministic=False)`` returns dq, dk, dv: see `attention_backward`. It refers to q,
-        k, v and o: what is edited in place before it is called, as in ``o += x``, changes the gradients. ``o = o + x``
-        does not.
+        ``backprop(do, dlse=None, deterministic=False)`` returns dq, dk, dv: see `attention_backward`; and
+        ``backprop.vjp``, called likewise, these and a closure for their own gradients: see `attention_backward_vjp`.
+        It refers to q, k, v and o: what is edited in place before it is called, as in ``o += x``, changes the
+        gradients. ``o = o + x`` does not.
 
     Raises
     ------
@@ -238,11 +249,7 @@ def attention_vjp(
     """
     refuse_cache(k)
     o, saved = attention_forward(q, k, v, causal=causal, mask=mask, scale=scale, dropout=dropout, score=score, out=out)
-
-    def backprop(do: Array, dlse: Array | None = None, deterministic: bool = False) -> Gradients[A]:
-        return attention_backward(do, saved, dlse=dlse, deterministic=deterministic)
-
-    return o, backprop
+    return o, Backprop(saved)
 
 
 def attention_weights(

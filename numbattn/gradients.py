@@ -1,4 +1,4 @@
-"""The gradients of q, k and v, of their own shapes."""
+"""Gradients of q, k and v, of their own shapes, and those of a function of these."""
 
 from __future__ import annotations
 
@@ -43,6 +43,42 @@ class Gradients(tuple[A, A, A]):
 
     def __getnewargs__(self) -> Any:  # for copies and pickle
         return *self, self.score
+
+
+class SecondGradients(tuple[A, A, A, A]):
+    """gq, gk, gv, gdo: the gradients of a function of dq, dk and dv, a named tuple of four.
+
+    Attributes
+    ----------
+    gq, gk, gv, gdo : arrays
+        By q, k, v and do.
+    dlse : array
+        By dlse.
+    score : tuple
+        By the arrays in `score`, in their order; None for one whose gradient is not wanted.
+    """
+
+    _fields = "gq", "gk", "gv", "gdo"
+    gq: A = property(operator.itemgetter(0))  # type: ignore[assignment]
+    gk: A = property(operator.itemgetter(1))  # type: ignore[assignment]
+    gv: A = property(operator.itemgetter(2))  # type: ignore[assignment]
+    gdo: A = property(operator.itemgetter(3))  # type: ignore[assignment]
+    dlse: A
+    score: tuple[A | None, ...]
+
+    def __new__(
+        cls, gq: A, gk: A, gv: A, gdo: A, dlse: A | None = None, score: tuple[A | None, ...] = ()
+    ) -> SecondGradients[A]:
+        self = super().__new__(cls, (gq, gk, gv, gdo))
+        self.dlse, self.score = dlse, score  # type: ignore[assignment]
+        return self
+
+    def __repr__(self) -> str:
+        named = [*zip(self._fields, self), ("dlse", self.dlse), ("score", self.score)]
+        return f"SecondGradients({', '.join(f'{name}={x!r}' for name, x in named)})"
+
+    def __getnewargs__(self) -> Any:  # for copies and pickle
+        return *self, self.dlse, self.score
 
 
 def sum_to(x: Any, shape: tuple[int, ...]) -> Any:

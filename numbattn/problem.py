@@ -291,10 +291,10 @@ def _packing(cache: KVCache, q: Any, v: Any, mask: Mask) -> Ragged | None:
     return None
 
 
-def refuse_cache(k: Any) -> None:
-    """Where gradients are wanted."""
+def refuse_cache(k: Any, wanted: str = "gradients") -> None:
+    """Where gradients or tangents are wanted."""
     if isinstance(k, KVCache):
-        raise TypeError("k: got a KVCache, which has no gradients: pass k and v as arrays")
+        raise TypeError(f"k: got a KVCache, which has no {wanted}: pass k and v as arrays")
 
 
 def without_v(q: Any, k: Any, mask: Mask | Array | None, score: Scores) -> Any:
@@ -351,13 +351,13 @@ def checked_gradients(saved: Saved[Any], do: Any, dlse: Any = None) -> tuple[Any
         raise TypeError(f"saved: got {words_for(saved)}, expected what attention_forward returned")
     refuse_cache(saved.inputs.cache)
     problem, inputs = saved.problem, saved.inputs
-    do = _converted("do", do, "o", problem.out_shape, problem.dtype, inputs)
+    do = converted("do", do, "o", problem.out_shape, problem.dtype, inputs)
     if dlse is not None:
-        dlse = _converted("dlse", dlse, "lse", problem.lse_shape, problem.sum_dtype, inputs)
+        dlse = converted("dlse", dlse, "lse", problem.lse_shape, problem.sum_dtype, inputs)
     return do, dlse
 
 
-def _converted(name: str, x: Any, of: str, shape: tuple[int, ...], dtype: np.dtype[Any], inputs: Inputs) -> Any:
+def converted(name: str, x: Any, of: str, shape: tuple[int, ...], dtype: np.dtype[Any], inputs: Inputs) -> Any:
     """A gradient `of` a result, in its dtype."""
     if library(x) and x.dtype != dtype and x.dtype in DTYPES:
         x = rounded(x, dtype)

@@ -1,4 +1,5 @@
-"""Standard attention in float64, line for line from the paper: Algorithms 0 and 3. What every test compares with.
+"""Standard attention in float64, line for line from the paper: Algorithms 0 and 3, and tangents of both. What every
+test compares with.
 
 It computes all seqlen_q x seqlen_k scores at once. Takes NumPy or CuPy arrays, returns float64 arrays of the same kind
 (NumPy's functions pass CuPy's arrays on to CuPy).
@@ -6,7 +7,7 @@ It computes all seqlen_q x seqlen_k scores at once. Takes NumPy or CuPy arrays, 
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from .gradients import Gradients, sum_to
 from .masks import Mask
 from .problem import Inputs, Problem, describe
 from .scores import Part, Scores, sink_of
+from .tangents import Tangents, checked_tangents, parts_of
 
 
 @np.errstate(under="ignore")
@@ -119,3 +121,193 @@ def _heads(x: Any, problem: Problem) -> Any:
     x = x.astype(np.float64).reshape((1,) * (3 - x.ndim) + x.shape)
     x = np.repeat(x, problem.heads // max(x.shape[-3], 1), axis=-3)
     return np.broadcast_to(x, (*problem.batch[:-1], *x.shape[-3:]))
+
+
+# ------------------------------------------------------------------------------------------------------------ tangents
+# Along a direction each array X is X + h tX, and what is made of it changes, to first order, by h times its tangent. That
+# of a product X Y is tX Y + X tY. So with E = exp(S), l = rowsum(E), P = E / l, lse = log(l), O = (Z P) V, and a score
+# S = f(S0, A) of arrays A:
+#     tS0 = scale (tQ K^T + Q tK^T),    tS = f' tS0 + (df / dA) tA,    tE = E tS
+#     tlse = tl / l = rowsum(P tS),    tP = P (tS - tlse),    tO = (Z tP) V + (Z P) tV
+# and of dP = Z (dO V^T), D = rowsum(dO O) - dlse, dS = P (dP - D), dS0 = f' dS, dQ = scale dS0 K and all others:
+#     tdP = Z (dO tV^T + tdO V^T),    tD = rowsum(tdO O + dO tO) - tdlse,    tdS = tP (dP - D) + P (tdP - tD)
+#     tdS0 = f' tdS + (f'' tS0 + (df' / dA) tA) dS,    tdQ = scale (tdS0 K + dS0 tK), and so on.
+# dQ, dK, dV are the gradient of L = <dO, O> + <dlse, lse>; their tangent, with tdO = tdlse = 0, is a product with the
+# Hessian of L, which is symmetric. So the gradient of <ddQ, dQ> + <ddK, dK> + <ddV, dV> is the tangent of dQ, dK, dV in
+# the direction ddQ, ddK, ddV; by dO and dlse it is tO and tlse, since the sum is <dO, tO> + <dlse, tlse>.
+# To second order S is S + h tS + h^2 S2 / 2, and O l = N, differentiated twice, gives, with P2 = P (S2 + tS^2),
+#     S2 = f' (2 scale tQ tK^T) + f'' tS0^2,    O2 = (Z P2) V + 2 (Z P tS) tV - 2 tlse tO - rowsum(P2) O
+def attention_jvp(
+    q: Any, k: Any, v: Any, tq: Any, tk: Any, tv: Any, *, tscore: Any = (), **options: Any
+) -> tuple[Any, Any]:
+    """The tangents of o and lse; takes what `numbattn.attention_jvp` takes.
+
+    Returns
+    -------
+    to : array of float64, (..., seqlen_q, head_dim_v), of several tangents with their axis in front
+    tlse : array of float64, (..., seqlen_q), likewise
+    """
+    problem, inputs = describe(q, k, v, **options)
+    tangents, several = checked_tangents(inputs, tq, tk, tv, tscore)
+    found = [_along(problem, inputs, tangents, number) for number in range(tangents.count)]
+    to = _joined([x.tO for x in found], problem.out_shape, several, q)
+    return to, _joined([x.tlse for x in found], problem.lse_shape, several, q)
+
+
+def attention_backward_jvp(
+    do: Any, q: Any, k: Any, v: Any, tq: Any, tk: Any, tv: Any, *, tdo: Any = None, dlse: Any = None,
+    tdlse: Any = None, tscore: Any = (), **options: Any,
+) -> Gradients[Any]:  # fmt: skip
+    """The tangents of what `attention_backward` returns; takes what `numbattn.attention_backward_jvp` takes.
+
+    Returns
+    -------
+    tdq, tdk, tdv : arrays of float64, of the shapes of q, k, v, of several tangents with their axis in front
+        With the attribute `score`, the tangents of the gradients of the arrays in score.
+    """
+    problem, inputs = describe(q, k, v, **options)
+    tangents, several = checked_tangents(inputs, tq, tk, tv, tscore)
+    tdo, tdlse = (x if x is None or several else x[None] for x in (tdo, tdlse))
+    found = []
+    for number in range(tangents.count):
+        along = _along(problem, inputs, tangents, number)
+        rows = [None if x is None else x[number] for x in (tdo, tdlse)]
+        found.append(_backward_along(problem, inputs, along, do, dlse, *rows))
+    weights = [(x, part._wants_gradient) for part in inputs.score for x in part._weights]
+    tdq, tdk, tdv = (_joined([x[i] for x in found], x.shape, several, q) for i, x in enumerate((q, k, v)))
+    of_score = [_joined([grads.score[i] for grads in found], x.shape, several, q) if is_wanted else None
+                for i, (x, is_wanted) in enumerate(weights)]  # fmt: skip
+    return Gradients(tdq, tdk, tdv, tuple(of_score))
+
+
+@np.errstate(under="ignore")
+def attention_laplacian(
+    q: Any, k: Any, v: Any, jq: Any, jk: Any, jv: Any, lq: Any = None, lk: Any = None, lv: Any = None, **options: Any
+) -> tuple[Any, Any, Any]:
+    """o, its tangents and its Laplacian; takes what `numbattn.attention_laplacian` takes.
+
+    Returns
+    -------
+    o, jo, lo : arrays of float64, (..., seqlen_q, head_dim_v), jo with the axis of tangents in front
+    """
+    problem, inputs = describe(q, k, v, **options)
+    tangents, _ = checked_tangents(inputs, jq, jk, jv, prefix="j", several=True)
+    laplacians, _ = checked_tangents(inputs, lq, lk, lv, prefix="l", several=False)
+    lo, jo = _along(problem, inputs, laplacians, 0).tO, []
+    for number in range(tangents.count):
+        x = _along(problem, inputs, tangents, number)
+        S2 = 2 * inputs.scale * x.tQ @ _T(x.tK)
+        with np.errstate(invalid="ignore"):
+            for part, S, tS in zip(inputs.score, x.scores, x.tscores):
+                S2 = np.where(x.P > 0, part._derivative(S) * S2 + _curvature(part, S) * tS**2, 0)
+        P2 = x.P * (S2 + x.tS**2)
+        O2 = (x.Z * P2) @ x.V + 2 * (x.Z * x.P * x.tS) @ x.tV
+        O2 = O2 - 2 * x.tlse * x.tO - P2.sum(axis=-1, keepdims=True) * x.O
+        jo.append(x.tO)
+        lo = lo + O2
+    o, _ = attention_forward(q, k, v, **options)
+    return o, _joined(jo, problem.out_shape, True, q), lo.reshape(problem.out_shape)
+
+
+class _Along(NamedTuple):
+    """All that there is along a direction, in float64, (batch, heads, rows, columns)."""
+
+    Q: Any
+    K: Any
+    V: Any
+    P: Any
+    Z: Any
+    O: Any
+    scores: Any  # S before each part of the score
+    lse: Any  # without a last axis
+    seen: Any  # whether a query sees anything
+    tQ: Any
+    tK: Any
+    tV: Any
+    tparts: Any  # parts with the tangents of their arrays
+    tscores: Any  # tS before each part of the score
+    tS: Any
+    tlse: Any
+    tO: Any
+
+
+@np.errstate(under="ignore")
+def _along(problem: Problem, inputs: Inputs, tangents: Tangents, number: int) -> _Along:
+    """The tangents of the forward pass in a direction."""
+    Q, K, V, P, Z, lse, scores = _recompute(problem, inputs)
+    seen, seen_keys, O = np.isfinite(lse)[..., None], P.any(axis=-2)[..., None], (P * Z) @ V
+    tQ = 0 * Q if tangents.q is None else np.where(seen, _heads(tangents.q[number], problem), 0)
+    tK = 0 * K if tangents.k is None else np.where(seen_keys, _heads(tangents.k[number], problem), 0)
+    tV = 0 * V if tangents.v is None else np.where(seen_keys, _heads(tangents.v[number], problem), 0)
+    tS: Any = inputs.scale * (tQ @ _T(K) + Q @ _T(tK))
+    tscores: list[Any] = []
+    part: Any
+    tparts = parts_of(inputs, tangents, number)
+    for part, tpart, S in zip(inputs.score, tparts, scores):
+        tscores.append(tS)
+        with np.errstate(invalid="ignore"):                     # a derivative at -inf may be NaN: P is 0 there
+            tS = part._derivative(S) * tS if tpart is None else tpart._applied(tS)
+            tS = np.where(P > 0, tS, 0)
+    tlse = (P * tS).sum(axis=-1, keepdims=True)                 # tlse = rowsum(P tS), a sink's tangent included
+    for part, tpart in zip(inputs.score, tparts):
+        if tpart is not None and not part._has_step:
+            logits = np.where(seen, (part._logits(lse) - lse)[..., None], -math.inf)
+            tlse = tlse + np.exp(logits) * tpart._logits(lse)[..., None]
+    tO = (P * Z) @ tV + (P * Z * tS) @ V - tlse * O             # tO = (Z P) tV + (Z P tS) V - tlse O
+    return _Along(Q, K, V, P, Z, O, scores, lse, seen, tQ, tK, tV, tparts, tscores, tS, tlse, tO)
+
+
+@np.errstate(under="ignore")
+def _backward_along(
+    problem: Problem, inputs: Inputs, x: _Along, do: Any, dlse: Any, tdo: Any, tdlse: Any
+) -> Gradients[Any]:
+    """The tangents of the backward pass in a direction."""
+    Q, K, V, P, Z, tQ, tK, tV, tS = x.Q, x.K, x.V, x.P, x.Z, x.tQ, x.tK, x.tV, x.tS
+    dO, tdO = (_rows(rows, x, problem.head_dim_v) for rows in (do, tdo))
+    dLse, tdLse = (_rows(rows, x, 1) for rows in (dlse, tdlse))
+    tP = P * (tS - x.tlse)
+    dP, tdP = Z * (dO @ _T(V)), Z * (dO @ _T(tV) + tdO @ _T(V))
+    D = (dO * x.O).sum(axis=-1, keepdims=True) - dLse
+    tD = (tdO * x.O + dO * x.tO).sum(axis=-1, keepdims=True) - tdLse
+    dS, tdS = P * (dP - D), tP * (dP - D) + P * (tdP - tD)
+    tdV = _T(Z * tP) @ dO + _T(Z * P) @ tdO
+    of_score: list[Any] = []
+    for part, tpart, S, before in reversed(list(zip(inputs.score, x.tparts, x.scores, x.tscores))):
+        found = None
+        if part._wants_gradient and not part._has_step:         # of -rowsum(P D), P that of the sink
+            tlogits = 0 if tpart is None else tpart._logits(x.lse)[..., None]
+            found = part._gradient(None, x.lse, ((tlogits - x.tlse) * D + tD)[..., 0])
+        elif part._wants_gradient:
+            found = part._gradient(tdS, x.lse, None)
+        of_score[:0] = [found] * len(part._weights)
+        with np.errstate(invalid="ignore"):
+            slope, bend = part._derivative(S), _curvature(part, S) * before
+            tdS, dS = (np.where(P > 0, y, 0) for y in (slope * tdS + bend * dS, slope * dS))
+    tdQ = inputs.scale * (tdS @ K + dS @ tK)
+    tdK = inputs.scale * (_T(tdS) @ Q + _T(dS) @ tQ)
+    grads = sum_to(tdQ, inputs.q.shape), sum_to(tdK, inputs.k.shape), sum_to(tdV, inputs.v.shape)
+    return Gradients(*grads, tuple(of_score))
+
+
+def _T(x: Any) -> Any:
+    return np.swapaxes(x, -2, -1)
+
+
+def _curvature(part: Any, S: Any) -> Any:
+    return part._curvature(S) if part._is_nonlinear else 0
+
+
+def _rows(rows: Any, x: _Along, columns: int) -> Any:
+    """do or dlse, or a tangent of them, 0 where nothing is seen."""
+    shape = *x.lse.shape, columns
+    if rows is None:
+        return np.zeros_like(x.Q, shape=shape)
+    return np.where(x.seen, rows.astype(np.float64).reshape(shape), 0)
+
+
+def _joined(found: list[Any], shape: tuple[int, ...], several: bool, like: Any) -> Any:
+    """Results of the directions, of this shape, with an axis in front if there are several."""
+    joined = np.zeros_like(like, dtype=np.float64, shape=(len(found), *shape))
+    for number, x in enumerate(found):
+        joined[number] = x.reshape(shape)
+    return joined if several else joined[0]

@@ -16,13 +16,14 @@ from .scores.function import PLACE, Score
 MOST_PLACES = 2**24  # where it is looked for reads outside of arrays, along each axis
 MOST_COMPARED = 256  # elements
 LARGEST_ERROR = 1e-4
+NAMES = "function", "derivative", "second derivative"
 
 
 @np.errstate(under="ignore")
 def check_score(
     score: Score, seqlen_q: int = 16, seqlen_k: int = 16, spread: float = 3.0, *, heads: int = 1, batch: int = 1
 ) -> float:
-    """Compare the derivative of a score function with finite differences, and the compiled function with plain Python;
+    """Compare derivatives of a score function with finite differences, and the compiled function with plain Python;
     look for reads outside of its arrays.
 
     Compiled for a call of attention it reads what is there, or not there: nothing looks at indices. So give this
@@ -44,7 +45,7 @@ def check_score(
     -------
     error : float
         The largest difference of derivatives, relative to 1 or, if that is larger, to the derivative, at up to 256
-        elements where the score is finite.
+        elements where the score is finite. The second derivative is compared where it is given.
 
     Raises
     ------
@@ -75,15 +76,16 @@ def check_score(
         raise ValueError(f"spread: got {spread}, allowed are finite numbers, 0 or more")
     score, rng = score._like(np.empty(0)), np.random.default_rng(0)
     compiled = _compiled()
-    value, slope = compiled.element(score), compiled.element(score, derivative=True)
+    orders = range(2 if score.second is None else 3)
+    value, *derivatives = [compiled.element(score, order) for order in orders]
     _check_reads(score, shape, rng.normal(scale=spread, size=1021))
     places = list(_compared(shape))
     elements = _Elements(score, places, rng.normal(scale=spread, size=len(places)))
     in_python = elements.in_python(score._value)
     elements.compare("compiled", elements.of(value), in_python)
-    if score.derivative is not None:
-        elements.compare("the derivative, compiled,", elements.of(slope), elements.in_python(score._slope))
-    error = elements.compare_slopes(elements.of(slope), np.isfinite(in_python))
+    error, finite = 0.0, np.isfinite(in_python)
+    for order, derivative in enumerate(derivatives, 1):
+        error = max(error, elements.compare_derivative(order, elements.of(derivative), finite))
     cupy = _cupy()
     if cupy is not None:
         _compare_on_a_gpu(cupy, score, shape, rng, spread)
@@ -159,16 +161,18 @@ class _Elements:
             raise ValueError(f"score: {self.name}, {how} gives {got[worst]:.6g}, in Python {want[worst]:.6g}, "
                              f"{self.at(worst)}")  # fmt: skip
 
-    def compare_slopes(self, got: Any, finite: Any) -> float:
-        """The largest error of a derivative, where the score is finite."""
-        h = 1e-5
-        two = [self.in_python(self.score._value, shift) for shift in (h, -h)]
+    def compare_derivative(self, order: int, got: Any, finite: Any) -> float:
+        """The largest error of the derivative of this order, where the score is finite."""
+        name, h = NAMES[order], 1e-5
+        if self.score._identity.key[order] is not None:
+            self.compare(f"the {name}, compiled,", got, self.in_python(self.score._element(order)))
+        two = [self.in_python(self.score._element(order - 1), shift) for shift in (h, -h)]
         with np.errstate(invalid="ignore"):
             want = np.where(finite, (two[0] - two[1]) / (2 * h), 0)
         errors = _errors(np.where(finite, got, 0), want)
         worst = np.argmax(errors)
         if not errors[worst] <= LARGEST_ERROR:
-            raise ValueError(f"score: the derivative is {got[worst]:.6g}, finite differences give {want[worst]:.6g}, "
+            raise ValueError(f"score: the {name} is {got[worst]:.6g}, finite differences give {want[worst]:.6g}, "
                              f"{self.at(worst)}")  # fmt: skip
         return float(errors[worst])
 

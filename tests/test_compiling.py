@@ -10,7 +10,7 @@ import pytest
 
 import numbattn as na
 from numbattn import compiling
-from numbattn.scores.compiled.derivative import derivative_of
+from numbattn.scores.compiled.derivative import differentiated
 
 
 class Terminal(io.StringIO):
@@ -76,7 +76,7 @@ def test_functions_of_scores_are_not_called_uncompiled(monkeypatch):
     score = na.Score(lambda s, batch, head, i, j: s / 3)
     monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
     with pytest.raises(ImportError, match="NUMBA_DISABLE_JIT is set"):
-        derivative_of(score._identity.function)
+        differentiated(score._identity, 1)
 
 
 def test_the_handlers_are_the_users():

@@ -24,7 +24,7 @@ class Matrices(NamedTuple):
     stride: int  # elements from one row to the next
 
 
-class Place(NamedTuple):
+class RowAddresses(NamedTuple):
     """Where rows lie, in bytes: row r of page p at address + offsets[batch, head] + p page_stride + r row_stride."""
 
     address: int
@@ -36,12 +36,12 @@ class Place(NamedTuple):
 class Tokens(NamedTuple):
     """Keys or values: token t of a sequence is row t % page_size of page table[batch, t // page_size]."""
 
-    place: Place
+    place: RowAddresses
     kind: int  # of their numbers: OF_SUMS, FLOAT16, ...
     cols: int
     table: Any  # int32 (batch, pages of a sequence); without pages all is in page 0
     page_size: int
-    scales: Place  # of numbers of 8 bits, a float32 a token
+    scales: RowAddresses  # of numbers of 8 bits, a float32 a token
 
 
 class WorkTiles(NamedTuple):
@@ -97,7 +97,7 @@ NO_BANDS, NO_CELLS, NO_GRIDS = (np.zeros(shape, np.int64) for shape in ((0, 0, 4
 NO_TILES = np.zeros((0, 5), np.int64)
 NO_FRAME = All()  # a mask without segments
 NO_INTERVALS = Matrices(0, np.zeros((0, 0), np.int64), 0, 0, 1)
-NO_SCALES = Place(0, np.zeros((0, 0), np.int64), 0, 0)
+NO_SCALES = RowAddresses(0, np.zeros((0, 0), np.int64), 0, 0)
 KINDS = {DTYPES[0]: FLOAT16, DTYPES[1]: BFLOAT16, eight_bits.INT8: INT8, eight_bits.FLOAT8: FLOAT8}
 NO_DROPS = DropoutNumbers(*[np.uint64(0)] * 4, Origin())
 
@@ -181,9 +181,10 @@ def _tokens(problem, shape, strides, dtype=None, table=None, scale=None):
 
 
 def _place(problem, shape, strides):
-    """The Place of an array (..., heads, rows, columns), or (pages, heads, rows, columns)."""
+    """The RowAddresses of an array (..., heads, rows, columns), or (pages, heads, rows, columns)."""
     axes = slice(1 if is_paged(problem) else 0, -2)
-    return Place(HOLE, offsets_of(shape[axes], strides[axes], problem.batch, problem.heads), strides[0], strides[-2])
+    offsets = offsets_of(shape[axes], strides[axes], problem.batch, problem.heads)
+    return RowAddresses(HOLE, offsets, strides[0], strides[-2])
 
 
 def is_paged(problem):

@@ -80,7 +80,7 @@ def _operands(problem, rows, *layouts):
     return Record(*[matrices(problem, *layout, problem.sum_dtype.itemsize) for layout in layouts], lse, dlse)
 
 
-class Plan(NamedTuple):
+class BackwardPlan(NamedTuple):
     """What calls with a problem, a mask and the shapes of a score's arrays have in common."""
 
     pairs: int  # of a query and a key
@@ -94,7 +94,7 @@ class Plan(NamedTuple):
 
 @kept
 def plan_of(problem, mask, shapes):
-    """The Plan. shapes: of the arrays of steps, as from shapes_of."""
+    """The BackwardPlan. shapes: of the arrays of steps, as from shapes_of."""
     tiles, shares, (batches, heads) = tiles_of(problem, mask, TILE_M), shares_of(problem, shapes), problem.matrices
     n_blocks, longest = -(-problem.seqlen_k // TILE_N), -(-tiles.longest // TILE_N)
     chunks = max(1, min(n_blocks, BLOCKS // max(len(shares.starts) - 1, 1)))
@@ -108,7 +108,7 @@ def plan_of(problem, mask, shapes):
     sums, layouts = sums_for(problem, shapes, shares, chunks)
     results = Record(tiles.table, tiles.starts, shares.order, shares.starts, chunks, sums, *grads)
     new = np.empty if chunks == 1 else np.zeros  # blocks that have a dK of their own clear it
-    return Plan(tiles.pairs, (len(shares.starts) - 1) * chunks, results,
+    return BackwardPlan(tiles.pairs, (len(shares.starts) - 1) * chunks, results,
                 [(*lead, *problem.batch[:-1], *size) for lead, size in sizes], new, layouts, shares.firsts)  # fmt: skip
 
 

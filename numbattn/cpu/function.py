@@ -12,7 +12,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from ..scores.compiled.element import check, slope_of, value_of
+from ..scores.compiled.element import check, differentiated_element
 from ..scores.compiled.errors import naming
 from ..scores.compiled.numpy_functions import INSTEAD
 from ..scores.compiled.strict import Compiler, compiled
@@ -24,15 +24,16 @@ from .tile import INT64, contiguous_view
 ARGUMENTS = [ctypes.c_int64] * 9  # of a CFunction here
 
 
-def tile_function(score, dtype, derivative=False):
+def tile_function(score, dtype, order=0):
     """The CFunction (S, F, rows, cols, batch, head, m0, n0, record) of a numbattn.Score.
 
-    S: address of a tile of keys x queries of this dtype, which becomes what the function makes of it. With `derivative`
-    its derivative goes to F instead, another such tile. record: of what `record_of` makes of the arrays.
+    S: address of a tile of keys x queries of this dtype, which becomes what the function makes of it. With the order 1
+    or 2 its derivative, or the derivative of that, goes to F instead, another such tile. record: of what `record_of`
+    makes of the arrays.
     """
     kinds = tuple([types.Array(numba.from_dtype(x.dtype), x.ndim, "A") for x in score.arrays])
     with naming(score.function):
-        return _tile_function(score._identity, kinds, np.dtype(dtype), derivative)
+        return _tile_function(score._identity, kinds, np.dtype(dtype), order)
 
 
 def applied(score, S):
@@ -46,42 +47,43 @@ def applied(score, S):
 
 
 @lru_cache(maxsize=256)
-def _tile_function(identity, kinds, dtype, derivative):
+def _tile_function(identity, kinds, dtype, order):
     """identity: a function.Identity; kinds: the types of the arrays."""
 
     def make():
-        check(identity, numba.from_dtype(dtype), kinds, derivative)
+        check(identity, numba.from_dtype(dtype), kinds, order)
         real, arrays_of, hidden = dtype.type, reader(kinds), -np.inf
-        of_element = slope_of(identity) if derivative else value_of(identity)
+        of_element = differentiated_element(identity, order)
 
         def apply(S, F, rows, cols, batch, head, m0, n0, record):
             S, arrays = contiguous_view(S, rows, cols, cols, real), arrays_of(record, 0)
-            out = contiguous_view(F, rows, cols, cols, real) if derivative else S
+            out = contiguous_view(F, rows, cols, cols, real) if order else S
             for j in range(rows):
                 for i in range(cols):
-                    if derivative and S[j, i] == hidden:  # where it may be NaN
+                    if order and S[j, i] == hidden:  # where it may be NaN
                         out[j, i] = 0
                     else:
                         out[j, i] = of_element(S[j, i], batch, head, m0 + i, n0 + j, arrays)
 
         return apply
 
-    return c_function((identity.digest, kinds, dtype.str, derivative), ARGUMENTS, make)
+    return c_function((identity.digest, kinds, dtype.str, order), ARGUMENTS, make)
 
 
 # -------------------------------------------------------------------------------------------------------------- checks
 checked = numba.njit(error_model="numpy", boundscheck=True, pipeline_class=Compiler)
 
 
-def element(score, derivative=False):
-    """The function of a Score, or its derivative, of one (s, batch, head, i, j), as kernels compute it in float64."""
-    function, record = tile_function(score, np.float64, derivative), record_of(score.arrays)
+def element(score, order=0):
+    """The function of a Score, its derivative, or the derivative of that, of one (s, batch, head, i, j), as kernels
+    compute it in float64."""
+    function, record = tile_function(score, np.float64, order), record_of(score.arrays)
     S, F = np.zeros((2, 1, 1))
 
     def of_one(s, batch, head, i, j):
         S[0, 0] = s
         function.ctypes(S.ctypes.data, F.ctypes.data, 1, 1, batch, head, i, j, record.ctypes.data)
-        return float((F if derivative else S)[0, 0])
+        return float((F if order else S)[0, 0])
 
     return of_one
 

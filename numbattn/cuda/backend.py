@@ -7,5 +7,8 @@ from .passes import Passes
 
 PASSES = Passes(current)
 forward, backward = PASSES.forward, PASSES.backward
+tangent, backward_tangent = PASSES.tangent, PASSES.backward_tangent
 
-__all__ = ["append", "backward", "check_device", "current", "forward", "merge_into", "sum_into"]
+__all__ = [
+    "append", "backward", "backward_tangent", "check_device", "current", "forward", "merge_into", "sum_into", "tangent",
+]  # fmt: skip

@@ -39,8 +39,23 @@ BACKWARD = Pass(
     gives=("dq", "dk", "dv"),
     with_score=True,
 )
-PASSES = FORWARD, BACKWARD
+TANGENT = Pass(
+    "tangent",
+    kernels.TANGENT,
+    takes=("q", "k", "v", "tq", "tk", "tv"),
+    gives=("o", "lse", "to", "tlse"),
+)
+BACKWARD_TANGENT = Pass(
+    "backward_tangent",
+    kernels.BACKWARD_TANGENT,
+    takes=("q", "k", "v", "o", "lse", "do", "dlse", "tq", "tk", "tv", "to", "tlse", "tdo", "tdlse"),
+    gives=("tdq", "tdk", "tdv"),
+)
+PASSES = {pass_.name: pass_ for pass_ in (FORWARD, BACKWARD, TANGENT, BACKWARD_TANGENT)}
 ARRAYS = {  # (problem, inputs) -> shape and dtype, of those that each call has if its pass takes or gives them
+    "q": lambda problem, inputs: (inputs.q.shape, problem.dtype),
+    "k": lambda problem, inputs: (inputs.k.shape, problem.dtype),
+    "v": lambda problem, inputs: (inputs.v.shape, problem.dtype),
     "o": lambda problem, inputs: (problem.out_shape, problem.result_dtype),
     "do": lambda problem, inputs: (problem.out_shape, problem.dtype),
     "lse": lambda problem, inputs: (problem.lse_shape, problem.sum_dtype),
@@ -48,6 +63,7 @@ ARRAYS = {  # (problem, inputs) -> shape and dtype, of those that each call has 
     "dk": lambda problem, inputs: (inputs.k.shape, problem.result_dtype),
     "dv": lambda problem, inputs: (inputs.v.shape, problem.result_dtype),
 }
+ARRAYS |= {f"t{name}": about for name, about in ARRAYS.items() if name != "do"}  # a tangent is as what it is of
 
 
 class Passes:
@@ -103,6 +119,52 @@ class Passes:
                 grad.fill(0)
         of_score = [results.get(gradient_of_part(i)) for i, part in enumerate(inputs.score) for _ in part._weights]
         return Gradients(*[results[name] for name in pass_.gives], tuple(of_score))
+
+    def tangent(self, problem, inputs, tangents):
+        """o, lse, and to and tlse of all Tangents, their axis in front."""
+        gpu = self.current()
+        given = {"tq": tangents.q, "tk": tangents.k, "tv": tangents.v}
+        arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v}
+        arrays |= {name: gpu.empty(*ARRAYS[name](problem, inputs)) for name in ("o", "lse")}
+        along = empty_along(gpu, tangents.count, problem, inputs, ("to", "tlse"))
+        if not run_along(gpu, TANGENT, problem, inputs, arrays, given, along):
+            arrays["o"].fill(0)
+            arrays["lse"].fill(-math.inf)
+        return arrays["o"], arrays["lse"], *along.values()
+
+    def backward_tangent(self, saved, do, dlse, tangents, to, tlse, tdo=None, tdlse=None, deterministic=False):
+        """The tangents of the Gradients, with the axis of the Tangents in front, as to, tlse, tdo and tdlse have it."""
+        problem, inputs, gpu = saved.problem, saved.inputs, self.current()
+        arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "o": saved.o, "lse": saved.lse, "do": do}
+        if dlse is not None:
+            arrays["dlse"] = dlse
+        given = {"tq": tangents.q, "tk": tangents.k, "tv": tangents.v}
+        given |= {"to": to, "tlse": tlse, "tdo": tdo, "tdlse": tdlse}
+        along = empty_along(gpu, tangents.count, problem, inputs, BACKWARD_TANGENT.gives)
+        run_along(gpu, BACKWARD_TANGENT, problem, inputs, arrays, given, along, deterministic, saved.whole)
+        return Gradients(*along.values())
+
+
+def empty_along(gpu, count, problem, inputs, names):
+    """Arrays by name for results of so many tangents."""
+    about = {name: ARRAYS[name](problem, inputs) for name in names}
+    return {name: gpu.empty((count, *shape), dtype) for name, (shape, dtype) in about.items()}
+
+
+def run_along(gpu, pass_, problem, inputs, arrays, given, along, *options):
+    """Launch a pass once for each tangent. False, and results 0, if nobody sees anything.
+
+    arrays: of all tangents; given, along: arrays and results with an axis of the tangents in front, or None.
+    """
+    given = {name: x for name, x in given.items() if x is not None}
+    for number in range(len(next(iter(along.values())))):
+        all_ = arrays | {name: x[number] for name, x in (given | along).items()}
+        strides = tuple([all_[name].strides if name in all_ else None for name in pass_.takes if name not in "qkv"])
+        if not run(gpu, pass_, problem, inputs, all_, strides, *options):
+            for x in along.values():
+                x.fill(0)
+            return False
+    return True
 
 
 def gradients_of_score(problem, parts):
@@ -208,8 +270,8 @@ def add_stand_ins(gpu, planned, arrays):
     return results
 
 
-def plans(device, q, k, v, deterministic=False, **options):
-    """The Plan of each of PASSES on a Device, all arrays but q, k and v contiguous. Nothing is read."""
+def plans(device, q, k, v, deterministic=False, passes=(FORWARD, BACKWARD), **options):
+    """The Plan of each of these passes on a Device, all arrays but q, k and v contiguous. Nothing is read."""
     problem, inputs = describe(q, k, v, **options)
     mask, score, found, _ = lower(problem, inputs)
     given = {name: layout_of(x, 0) for name, x in ({"q": q, "k": k, "v": v} | found).items()}
@@ -220,4 +282,4 @@ def plans(device, q, k, v, deterministic=False, **options):
         layouts = {name: contiguous(*about) for name, about in made.items()} | given
         return plan(pass_, problem, device, Call(layouts, *mask[1:], deterministic, score, latest.get(), True))
 
-    return tuple(map(planned, PASSES))
+    return tuple(map(planned, passes))

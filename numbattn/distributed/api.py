@@ -10,8 +10,8 @@ from ..masks import Mask
 from ..scores import Scores
 from .driver import Ring
 from .over_keys import over_keys
-from .passes import backward, forward
-from .share import Call
+from .rank import backward, forward
+from .share import Options
 
 
 class Backprop(Protocol):
@@ -109,7 +109,7 @@ def attention_forward(
     >>> [own.lse.shape for own in saved]
     [(8, 36), (8, 64)]
     """
-    o, saved = ring._run(forward, {"q": q, "k": k, "v": v}, Call(causal, mask, scale, dropout, score, plan))
+    o, saved = ring._run(forward, {"q": q, "k": k, "v": v}, Options(causal, mask, scale, dropout, score, plan))
     return o, saved
 
 
@@ -247,5 +247,5 @@ def attention_over_keys(
     >>> np.allclose(o, na.attention(q, k, v, mask=na.Window(50, 0)))
     True
     """
-    (o,) = ring._run(over_keys, {"q": q, "k": k, "v": v}, Call(causal, mask, scale, None, score))
+    (o,) = ring._run(over_keys, {"q": q, "k": k, "v": v}, Options(causal, mask, scale, None, score))
     return o

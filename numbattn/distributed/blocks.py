@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..masks import All, Causal, First, Lengths, Mask, Window, cropped
 from ..origin import Crop
-from .pieces import Piece, tokens_of
+from .pieces import TokenRange, tokens_of
 
 
 class Block(NamedTuple):
@@ -19,7 +19,7 @@ class Block(NamedTuple):
     crop: Crop  # where they are in the whole; of several pieces, where the first ones are
 
     @classmethod
-    def of(cls, mask: Mask, a: Piece, b: Piece, sizes: tuple[int, int], rows: int) -> Block:
+    def of(cls, mask: Mask, a: TokenRange, b: TokenRange, sizes: tuple[int, int], rows: int) -> Block:
         """The block of two pieces. mask: of the whole, of these sizes; rows: of the part that a is in."""
         crop = Crop(a.first, a.length, b.first, b.length, *sizes, a.row, rows)
         return cls(a.rows, b.rows, cropped(mask, crop), crop)
@@ -52,7 +52,9 @@ class Hop(NamedTuple):
         return slice(block.keys.start - self.keys.start, block.keys.stop - self.keys.start)
 
 
-def hop_of(mask: Mask, queries: tuple[Piece, ...], keys: tuple[Piece, ...], sizes: tuple[int, int], joins: bool) -> Hop:
+def hop_of(
+    mask: Mask, queries: tuple[TokenRange, ...], keys: tuple[TokenRange, ...], sizes: tuple[int, int], joins: bool
+) -> Hop:  # fmt: skip
     """With pieces of one rank's queries and another one's keys. joins: whether a call may have several of them."""
     rows = tokens_of(queries)
     blocks = [Block.of(mask, a, b, sizes, rows) for a in queries for b in keys]

@@ -11,7 +11,7 @@ from .facts import Agreed
 from .joining import axis_of, check_parts, join
 from .messages import Message, Near
 from .pieces import ORDERS, joined, part_of, pieces_of
-from .share import Place
+from .share import RankPlace
 
 R = TypeVar("R")
 
@@ -177,7 +177,7 @@ class Apart(Ring):
         return parts[self.rank]
 
     def _run(self, work: Callable[..., Any], by_rank: dict[str, Any], *others: Any) -> Any:
-        place = Place(self.rank, self.ranks, self.order)
+        place = RankPlace(self.rank, self.ranks, self.order)
         with closing(work(place, *by_rank.values(), *others)) as generator:
             return self._together(work.__name__, self._result, generator)
 

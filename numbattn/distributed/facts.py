@@ -43,16 +43,28 @@ ALIKE = Alike()
 class Failure(str):
     """What a rank says of its error. In its own process it is that error, too."""
 
-    error: Exception
+    is_of_argument: bool  # rather than, say, a signal handler's
+    error: Exception | None
+
+    def __new__(cls, text: str, is_of_argument: bool, error: Exception | None = None) -> Failure:
+        self = super().__new__(cls, text)
+        self.is_of_argument, self.error = is_of_argument, error
+        return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return str, (str(self),)
+        return Failure, (str(self), self.is_of_argument)
 
 
 def failure(error: Exception) -> Failure:
-    found = Failure(f"{error}" or repr(error))
-    found.error = error
-    return found
+    is_of_argument = isinstance(error, TypeError | ValueError)
+    return Failure(str(error) if is_of_argument and str(error) else repr(error), is_of_argument, error)
+
+
+def failed_on(rank: int, found: Failure) -> Exception:
+    """The error that another rank's is here."""
+    if found.is_of_argument:
+        return ValueError(f"rank {rank}: {found}")
+    return found.error or RuntimeError(f"rank {rank}: {found}")
 
 
 def options(mask: Mask, scale: Any, dropout: Any, score: tuple[Part, ...]) -> Facts:
@@ -91,10 +103,8 @@ def agreed(rank: int, own: Facts | Exception) -> Generator[Any, Any, list[Facts]
         raise Agreed(own)
     with ALIKE:
         for other, found in enumerate(gathered):
-            if isinstance(found, Failure) and not isinstance(found.error, TypeError | ValueError):
-                raise Agreed(found.error)           # not of an argument: a signal handler's, say
-            if isinstance(found, str):
-                raise ValueError(f"rank {other}: {found}")
+            if isinstance(found, Failure):
+                raise Agreed(failed_on(other, found))
         check_same(gathered)
     return list(gathered)
 

@@ -26,7 +26,7 @@ from .facts import LENGTHS, ROWS
 from .messages import Exchange, Like, Sum, Wait
 from .pieces import _along, joined, part_of, tokens_of
 from .ring import Messages, Saved
-from .share import Pieces, Place, Share
+from .share import Pieces, RankPlace, Share
 
 
 class Axes(NamedTuple):
@@ -145,7 +145,7 @@ def to_tokens(share: Share, given: list[tuple[Any, Axes]]) -> Messages:
             for parts, (_, axes) in zip(zip(*by_rank), given)]  # fmt: skip
 
 
-def all_to_all(place: Place, sent: Callable[[int], list[Any]], expected: Callable[[int], list[Like]]) -> Messages:
+def all_to_all(place: RankPlace, sent: Callable[[int], list[Any]], expected: Callable[[int], list[Like]]) -> Messages:
     """By rank, the arrays that each has sent to this one."""
     rank, ranks, _ = place
     tickets = {}
@@ -194,7 +194,7 @@ def with_tokens(shape: tuple[int, ...], axes: Axes, rank: int) -> tuple[int, ...
 
 
 # ---------------------------------------------------------------------------------------------------- some of the heads
-def own_heads(x: Any, axis: int | None, place: Place) -> Any:
+def own_heads(x: Any, axis: int | None, place: RankPlace) -> Any:
     """What an array has for a rank's heads."""
     if axis is None:
         return x

@@ -10,10 +10,10 @@ from .heads import all_to_all
 from .messages import Like
 from .pieces import joined
 from .ring import Messages
-from .share import Place, pieces_by_rank
+from .share import RankPlace, pieces_by_rank
 
 
-def join(place: Place, part: Any, axis: int) -> Messages:
+def join(place: RankPlace, part: Any, axis: int) -> Messages:
     """The whole, on every rank."""
     own: Facts | Exception
     try:
@@ -37,7 +37,7 @@ def check_parts(parts: list[Any], axis: int, order: str) -> int:
     """Check the parts of all ranks; return the axis, counted from the first."""
     facts = [facts_of(part, axis_of(part, axis)) for part in parts]
     check_same(facts)
-    pieces_by_rank("parts", lengths_in(facts), Place(0, len(parts), order))
+    pieces_by_rank("parts", lengths_in(facts), RankPlace(0, len(parts), order))
     return axis_of(parts[0], axis)
 
 

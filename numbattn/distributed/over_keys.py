@@ -18,13 +18,13 @@ from ..scores import Part, as_parts, names, sink_of, steps_of
 from .facts import LENGTHS, Facts, agreed, agreed_fit
 from .heads import all_to_all
 from .messages import Like
-from .pieces import Piece
+from .pieces import TokenRange
 from .ring import Messages
-from .share import Call, Place, Share, _facts, near_by, pieces_by_rank
+from .share import Options, RankPlace, Share, _facts, near_by, pieces_by_rank
 from .totals import Output
 
 
-def over_keys(place: Place, q: Any, k: Any, v: Any, call: Call) -> Messages:
+def over_keys(place: RankPlace, q: Any, k: Any, v: Any, call: Options) -> Messages:
     """o, in a tuple."""
     own: Facts | Exception
     try:
@@ -60,17 +60,17 @@ def over_keys(place: Place, q: Any, k: Any, v: Any, call: Call) -> Messages:
     return (whole.result(problem.dtype),)
 
 
-def gathered(place: Place, arrays: list[Any]) -> Messages:
+def gathered(place: RankPlace, arrays: list[Any]) -> Messages:
     """By rank, its arrays, which are of one kind on all."""
     return (yield from all_to_all(place, lambda to: arrays, lambda source: [Like(x.shape, x.dtype) for x in arrays]))
 
 
 def blocks_of_arrays(
-    place: Place, problem: Problem, inputs: Inputs, mask: Mask, score: tuple[Part, ...], facts: list[Facts]
+    place: RankPlace, problem: Problem, inputs: Inputs, mask: Mask, score: tuple[Part, ...], facts: list[Facts]
 ) -> list[tuple[Problem, Inputs]]:
     """The calls of all queries with each of the rank's pieces of keys that they may see."""
     keys = pieces_by_rank("k and v", tuple([found[LENGTHS][1] for found in facts]), place)
-    queries = ((Piece(0, problem.seqlen_q, 0),) if problem.seqlen_q else (),) * place.ranks
+    queries = ((TokenRange(0, problem.seqlen_q, 0),) if problem.seqlen_q else (),) * place.ranks
     share = Share(place, problem, inputs, mask, score, queries, keys, facts)
     share.check()
     return [share.call(block, inputs.k[..., block.keys, :], inputs.v[..., block.keys, :])
@@ -78,7 +78,7 @@ def blocks_of_arrays(
 
 
 def block_of_cache(
-    place: Place, problem: Problem, inputs: Inputs, mask: Mask, score: tuple[Part, ...], lengths: Any
+    place: RankPlace, problem: Problem, inputs: Inputs, mask: Mask, score: tuple[Part, ...], lengths: Any
 ) -> tuple[Problem, Inputs]:
     """The call with the rank's cache. Its tokens come after those of the ranks before it, which for each sequence are
     so many; lengths: of all ranks, or None where they do not matter."""

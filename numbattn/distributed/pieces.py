@@ -12,7 +12,7 @@ UNIT = 32  # tokens: a word of Bits, two squares of dropout's generator
 ZIGZAG, CONTIGUOUS = ORDERS = "zigzag", "contiguous"
 
 
-class Piece(NamedTuple):
+class TokenRange(NamedTuple):
     """Tokens [first, end) of the sequence, which begin at `row` of the rank's part."""
 
     first: int
@@ -30,7 +30,7 @@ class Piece(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def pieces_of(length: int, ranks: int, order: str) -> tuple[tuple[Piece, ...], ...]:
+def pieces_of(length: int, ranks: int, order: str) -> tuple[tuple[TokenRange, ...], ...]:
     """The pieces of each rank that hold tokens, in the order of its part.
 
     In zigzag there are two, an early and a late one: under a causal mask all ranks have equal work then.
@@ -43,7 +43,7 @@ def pieces_of(length: int, ranks: int, order: str) -> tuple[tuple[Piece, ...], .
         own, row = [], 0
         for first, end in [bounds[rank], bounds[-1 - rank]] if order == ZIGZAG else [bounds[rank]]:
             if first < end:
-                own.append(Piece(first, end, row))
+                own.append(TokenRange(first, end, row))
                 row += end - first
         found.append(tuple(own))
     return tuple(found)
@@ -54,12 +54,12 @@ def lengths_of(length: int, ranks: int, order: str) -> list[int]:
     return list(map(tokens_of, pieces_of(length, ranks, order)))
 
 
-def tokens_of(pieces: tuple[Piece, ...]) -> int:
+def tokens_of(pieces: tuple[TokenRange, ...]) -> int:
     """How many tokens these have."""
     return sum(piece.length for piece in pieces)
 
 
-def part_of(x: Any, pieces: tuple[Piece, ...], axis: int) -> Any:
+def part_of(x: Any, pieces: tuple[TokenRange, ...], axis: int) -> Any:
     """A rank's part of an array: a copy, or a view of a single piece."""
     cut = [x[_along(x, axis, slice(piece.first, piece.end))] for piece in pieces] or [x[_along(x, axis, slice(0, 0))]]
     return cut[0] if len(cut) == 1 else np.concatenate(cut, axis=axis)

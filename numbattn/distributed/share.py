@@ -18,12 +18,12 @@ from ..scores.sink import Sink
 from .blocks import Block, Hop, hop_by_numbers, hop_of
 from .facts import ALIKE, LENGTHS, ROWS, Facts, agreed, agreed_fit, options
 from .messages import Near
-from .pieces import Piece, lengths_of, pieces_of
+from .pieces import TokenRange, lengths_of, pieces_of
 
-Pieces = tuple[tuple[Piece, ...], ...]  # of each rank
+Pieces = tuple[tuple[TokenRange, ...], ...]  # of each rank
 
 
-class Place(NamedTuple):
+class RankPlace(NamedTuple):
     """Which of the ranks this is, and how sequences are split over them."""
 
     rank: int
@@ -39,7 +39,7 @@ class Place(NamedTuple):
         return (self.rank + step) % self.ranks
 
 
-class Call(NamedTuple):
+class Options(NamedTuple):
     """What a user asks for."""
 
     causal: bool
@@ -52,7 +52,7 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Share:
-    place: Place
+    place: RankPlace
     problem: Problem  # of the rank's own queries and keys alone, as are the inputs
     inputs: Inputs
     mask: Mask  # of the whole, but for arrays with rows, which may be those of the rank
@@ -148,7 +148,7 @@ class Share:
             self.sink._fit(batch, *self.sizes)
 
 
-def share_of(place: Place, q: Any, k: Any, v: Any, call: Call) -> Generator[Any, Any, Share]:
+def share_of(place: RankPlace, q: Any, k: Any, v: Any, call: Options) -> Generator[Any, Any, Share]:
     """The Share of a rank, when all ranks have agreed."""
     own: Facts | Exception
     try:
@@ -204,7 +204,7 @@ def _rows(value: Any) -> int:
 
 
 @lru_cache(maxsize=1024)
-def pieces_by_rank(name: str, lengths: tuple[int, ...], place: Place) -> Pieces:
+def pieces_by_rank(name: str, lengths: tuple[int, ...], place: RankPlace) -> Pieces:
     """The pieces of all ranks that have these lengths."""
     wanted = lengths_of(sum(lengths), place.ranks, place.order)
     for rank, (got, length) in enumerate(zip(lengths, wanted)):

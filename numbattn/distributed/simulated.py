@@ -9,7 +9,7 @@ from typing import Any
 from .driver import Together
 from .messages import Exchange, Gather, Near, Sum, Wait
 from .pieces import ZIGZAG
-from .share import Place
+from .share import RankPlace
 
 
 class Deadlock(RuntimeError):
@@ -50,7 +50,7 @@ class Simulated(Together):
     def _run(self, work: Callable[..., Any], by_rank: dict[str, Any], *others: Any) -> Any:
         """A list of each result, by rank."""
         lists = [[None] * self.ranks if x is None else self._listed(name, x) for name, x in by_rank.items()]
-        places = [Place(rank, self.ranks, self.order) for rank in range(self.ranks)]
+        places = [RankPlace(rank, self.ranks, self.order) for rank in range(self.ranks)]
         turns = Turns(self, [work(place, *own, *others) for place, *own in zip(places, *lists)])
         try:
             return tuple(map(list, zip(*self._together(work.__name__, turns.results))))

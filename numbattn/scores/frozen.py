@@ -42,7 +42,7 @@ class Called(NamedTuple):
     number: int
 
 
-class Piece(NamedTuple):
+class BareFunction(NamedTuple):
     """A function without its surroundings, and what it reads of them: values, modules, or Called."""
 
     code: CodeType
@@ -57,7 +57,7 @@ class Frozen:
     """A function and the values of all that it reads. As long as one lives there is no other in this process that does
     the same: what is cached by it stays right."""
 
-    def __init__(self, key: Any, pieces: list[Piece]) -> None:
+    def __init__(self, key: Any, pieces: list[BareFunction]) -> None:
         self.key, self.pieces = key, pieces
 
     @cached_property
@@ -107,7 +107,7 @@ def frozen(function: Any, words: str = "function") -> Frozen:
     return KNOWN.setdefault(key, Frozen(key, taking.pieces)) if known is None else known
 
 
-def _bare(piece: Piece, number: Callable[[Any], Any]) -> FunctionType:
+def _bare(piece: BareFunction, number: Callable[[Any], Any]) -> FunctionType:
     cells = tuple([CellType() for _ in piece.code.co_freevars])
     function = FunctionType(piece.code, {}, piece.name, tuple(map(number, piece.defaults)) or None, cells)
     function.__kwdefaults__ = {name: number(x) for name, x in piece.keywords.items()} or None
@@ -155,7 +155,7 @@ class _Taking:
         defaults = tuple(map(_constant, function.__defaults__ or ()))
         keywords = {name: _constant(x) for name, x in (function.__kwdefaults__ or {}).items()}
         of_defaults = [self.default(function, x) for x in (*defaults, *keywords.values())]
-        self.pieces[number] = Piece(code, function.__name__, in_globals, in_cells, defaults, keywords)
+        self.pieces[number] = BareFunction(code, function.__name__, in_globals, in_cells, defaults, keywords)
         return number, reads.digest, of_globals, of_cells, (*of_defaults, *keywords)
 
     def values(self, function: FunctionType, names: Mapping[str, Any], paths: Iterable[Path]) -> Any:
@@ -173,7 +173,7 @@ class _Taking:
         return found, tuple(keys)
 
     def value(self, function: FunctionType, name: str, x: Any) -> Any:
-        """The key of what a function reads, and what a Piece holds for it."""
+        """The key of what a function reads, and what a BareFunction holds for it."""
         x = _constant(x)
         key = _key_of_constant(x)
         key = _name_in_library(x) if key is None else key

@@ -19,6 +19,7 @@ from .frozen import frozen
 from .parts import Part
 
 PLACE = "batch", "head", "i", "j"
+ORDERS = "function", "derivative", "second"  # fields of a Score
 DTYPES = tuple(map(np.dtype, "?bhilqBHIfd"))  # what compiled functions read on CPUs and GPUs
 
 
@@ -41,9 +42,15 @@ class Score(Part):
         Booleans, integers but uint64, float32 or float64, of any shape and strides: what the function looks up. Of
         integers smaller than int64 there are entries and parts, x[i], x[i, j], iteration, shape, ndim, size, T and len.
         Nobody looks whether it reads beyond their ends, but `check_score`.
+    second : callable, optional
+        The derivative of `derivative` by s, called in the same way, in the backward pass of the backward pass only. By
+        default it follows from `derivative`, or from the function, which is then compiled for dual numbers of dual
+        numbers.
 
     Raises
     ------
+    ValueError
+        If there is `second` and no `derivative`.
     TypeError
         If the function, or one that it calls, raises or asserts, which a GPU cannot carry out, or reads what could
         change unseen: arrays around it, lists, dictionaries, attributes of other things than modules. If it cannot be
@@ -54,7 +61,7 @@ class Score(Part):
 
     See Also
     --------
-    check_score : compare the derivative with finite differences, and look for what it reads outside of its arrays.
+    check_score : compare derivatives with finite differences, and look for what it reads outside of its arrays.
 
     Notes
     -----
@@ -62,7 +69,7 @@ class Score(Part):
     closures and attributes of modules that they read. What changes later is seen by a Score that is made later. One
     that does the same as another, defined anew in a loop, say, is not compiled again. Numbers that change from call to
     call belong into arrays. Divisions by 0, roots and logarithms give what NumPy gives, inf or NaN, or 0 of integers.
-    The derivative at S = -inf is 0. On a GPU a function that only adds to S is as fast as the parts that do, there are
+    Derivatives at S = -inf are 0. On a GPU a function that only adds to S is as fast as the parts that do, there are
     at most 2**24 queries and keys, and np.float32(i) has to be written float(i).
 
     Examples
@@ -81,26 +88,32 @@ class Score(Part):
     function: Callable[..., Any]
     derivative: Callable[..., Any] | None = None
     arrays: Sequence[Array] = ()
+    second: Callable[..., Any] | None = None
     _identity: Identity = field(init=False)
 
     _is_nonlinear = True
     _samples = (("function", lambda shape, dtype, gradient: Score(_far)),)
 
     def __post_init__(self) -> None:
-        self._set(
-            function=_function("Score function", self.function),
-            derivative=None if self.derivative is None else _function("Score derivative", self.derivative),
-            arrays=_arrays(self.arrays),
-        )
+        for order in ORDERS:
+            if order == "function" or getattr(self, order) is not None:
+                self._set(**{order: _function(f"Score {order}", getattr(self, order))})
+        if self.second is not None and self.derivative is None:
+            raise ValueError("Score second: got one without a derivative, expected both or neither")
+        self._set(arrays=_arrays(self.arrays))
         for name, x in self._arrays().items():
             if library(x) and x.dtype == np.uint64:
                 raise TypeError(f"Score {name}: got {words_for(x)}, which int64 cannot hold: give x.astype(np.int64)")
             if not library(x) or x.dtype not in DTYPES:
                 raise TypeError(f"Score {name}: got {words_for(x)}, expected an array of NumPy or CuPy, of booleans, "
                                 "integers, float32 or float64")
-        for name, given in (("Score function", self.function), ("Score derivative", self.derivative)):
-            _check_signature(name, given, len(self.arrays))
-        self._set(_identity=Identity(self.function, self.derivative))
+        for order, given in zip(ORDERS, self._functions):
+            _check_signature(f"Score {order}", given, len(self.arrays))
+        self._set(_identity=Identity(*self._functions))
+
+    @property
+    def _functions(self) -> tuple[Any, ...]:
+        return tuple([getattr(self, order) for order in ORDERS])
 
     def _arrays(self) -> dict[str, Any]:
         return {f"arrays[{i}]": x for i, x in enumerate(self.arrays)}
@@ -110,11 +123,11 @@ class Score(Part):
         if all(x is y for x, y in zip(copies, self.arrays)):
             return self
         made = object.__new__(Score)  # with the function as it was taken
-        made._set(function=self.function, derivative=self.derivative, arrays=copies, _identity=self._identity)
+        made._set(**dict(zip(ORDERS, self._functions)), arrays=copies, _identity=self._identity)
         return made
 
     def __reduce__(self) -> Any:
-        return Score, (self.function, self.derivative, self.arrays)
+        return Score, (self.function, self.derivative, self.arrays, self.second)
 
     def _key(self) -> tuple[Any, ...]:
         return type(self), self._identity, tuple(map(id, self.arrays))
@@ -127,30 +140,35 @@ class Score(Part):
         return self._of_each(self._value, S)
 
     def _derivative(self, S: Any) -> Any:
-        return np.where(np.isneginf(S), 0, self._of_each(self._slope, S))  # where it may be NaN
+        return self._differentiated(1, S)
+
+    def _curvature(self, S: Any) -> Any:
+        return self._differentiated(2, S)
+
+    def _differentiated(self, order: int, S: Any) -> Any:
+        return np.where(np.isneginf(S), 0, self._of_each(self._element(order), S))  # where it may be NaN
 
     @property
     def _value(self) -> Callable[..., Any]:
         """The function of one element, in plain Python."""
-        python, arrays = self._identity.function.python, self._seen_arrays
+        function = self._element(0)
 
         def value(*element: Any) -> Any:
-            found = python(*element, *arrays)
+            found = function(*element)
             if isinstance(found, bool | np.bool_):
                 raise TypeError(f"score: {self.function.__qualname__} {IS_A_MASK}")
             return found
 
         return value
 
-    @property
-    def _slope(self) -> Callable[..., Any]:
-        """The derivative of one element."""
-        derivative, arrays = self._identity.derivative, self._seen_arrays
-        if derivative is not None:
-            return lambda *element: derivative.python(*element, *arrays)
-        from .compiled.element import slope_in_python  # Numba is not imported before it is needed
+    def _element(self, order: int) -> Callable[..., Any]:
+        """What the function of this order makes of one element: in plain Python, if the user has written it."""
+        given, arrays = self._identity.key[order], self._seen_arrays
+        if given is not None:
+            return lambda *element: given.python(*element, *arrays)
+        from .compiled.element import in_python  # Numba is not imported before it is needed
 
-        return slope_in_python(self._identity, self.function, self.arrays)
+        return in_python(self._identity, order, self.arrays)
 
     @property
     def _seen_arrays(self) -> tuple[Any, ...]:
@@ -170,10 +188,11 @@ class Score(Part):
 class Identity:
     """What functions are as they are now: two are the same if they do the same, with the same values."""
 
-    def __init__(self, function: Callable[..., Any], derivative: Callable[..., Any] | None = None) -> None:
-        self.function = frozen(function, "Score function")
-        self.derivative = None if derivative is None else frozen(derivative, "Score derivative")
-        self.key = self.function, self.derivative
+    def __init__(self, *functions: Callable[..., Any] | None) -> None:
+        """functions: in the order of ORDERS."""
+        taken = [None if x is None else frozen(x, f"Score {order}") for order, x in zip(ORDERS, functions)]
+        self.key: tuple[Any, ...] = tuple(taken)
+        self.function = self.key[0]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Identity) and self.key == other.key

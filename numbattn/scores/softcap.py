@@ -45,4 +45,10 @@ class Softcap(Part):
         return cap * np.tanh(S / cap)
 
     def _derivative(self, S: Any) -> Any:
-        return 1 - np.tanh(S / S.dtype.type(self.cap)) ** 2
+        """1 - tanh(x)^2 = 4 e / (1 + e)^2 with e = exp(-2 |x|): without cancellation where it is small."""
+        e = np.exp(-2 * abs(S / S.dtype.type(self.cap)))
+        return 4 * e / (1 + e) ** 2
+
+    def _curvature(self, S: Any) -> Any:
+        cap = S.dtype.type(self.cap)
+        return -2 / cap * np.tanh(S / cap) * self._derivative(S)

@@ -8,16 +8,16 @@ import pytest
 import numbattn as na
 from numbattn.distributed.facts import Agreed, agreed, failure, value
 from numbattn.distributed.messages import Gather, Near
-from numbattn.distributed.passes import forward
-from numbattn.distributed.share import Call, Place
+from numbattn.distributed.rank import forward
+from numbattn.distributed.share import Options, RankPlace
 
 X = np.zeros((2, 32, 8))
-SAME = Call(False, None, None, None, None)
+SAME = Options(False, None, None, None, None)
 
 
 def errors(*by_rank):
     """The error of each rank, which is given its own (q, k, v, call)."""
-    running = [forward(Place(rank, len(by_rank), "contiguous"), *own) for rank, own in enumerate(by_rank)]
+    running = [forward(RankPlace(rank, len(by_rank), "contiguous"), *own) for rank, own in enumerate(by_rank)]
     answer = None
     while True:
         messages = []
@@ -87,20 +87,22 @@ def test_an_error_of_one_rank_names_it_on_all_others():
 
 
 @pytest.mark.parametrize(("error", "raised"), [
-    (ValueError("q: no"), "ValueError('rank 1: q: no')"), (KeyError("an alarm"), "KeyError('an alarm')"),
-], ids=["of an argument", "another"])  # fmt: skip
+    (failure(ValueError("q: no")), "ValueError('rank 1: q: no')"),
+    (failure(KeyError("an alarm")), "KeyError('an alarm')"),
+    (pickle.loads(pickle.dumps(failure(ValueError("q: no")))), "ValueError('rank 1: q: no')"),
+    (pickle.loads(pickle.dumps(failure(KeyError("an alarm")))), 'RuntimeError("rank 1: KeyError(\'an alarm\')")'),
+], ids=["of an argument", "another", "of an argument elsewhere", "another elsewhere"])  # fmt: skip
 def test_an_error_of_another_rank(error, raised):
     """It is the error itself if it is none of an argument and this process has it: a signal handler's, say."""
     asks = agreed(0, {})
     next(asks)
     with pytest.raises(Agreed) as found:
-        asks.send([{}, failure(error)])
+        asks.send([{}, error])
     assert repr(found.value.error) == raised
-    assert type(pickle.loads(pickle.dumps(failure(error)))) is str
 
 
 FAULTS = {
-    "if isinstance(found, str)": "if False",
+    "if isinstance(found, Failure)": "if False",
     "if gathered.count(gathered[0]) == len(gathered):": "if True:",
     "if values.count(values[0]) < len(values):": "if values.count(values[0]) < len(values) - 1:",
     "isinstance(x, Mask) and isinstance(held, np.ndarray)": "False",

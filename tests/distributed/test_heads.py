@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 import numbattn as na
 from numbattn import distributed as nad
-from numbattn.distributed.passes import backward, forward
-from numbattn.distributed.share import Call
+from numbattn.distributed.rank import backward, forward
+from numbattn.distributed.share import Options
 
 from .test_ring import MASKS, Strict, each, far, segments
 
@@ -111,7 +111,7 @@ def test_ranks_may_hold_their_own_rows_alone(rng, kind):
     o, backprop = na.attention_vjp(q, k, v, causal=True, mask=mask(rows), score=list(map(na.Bias, biases)))
     grads = backprop(do)
     own = zip(ring.split(rows, 0 if kind == "intervals" else -2), *map(ring.split, biases))
-    calls = [Call(True, mask(x), None, None, list(map(na.Bias, of_bias)), "heads") for x, *of_bias in own]
+    calls = [Options(True, mask(x), None, None, list(map(na.Bias, of_bias)), "heads") for x, *of_bias in own]
     o_parts, saved = each(ring, forward, *map(ring.split, (q, k, v)), calls)
     *found, score = each(ring, backward, ring.split(do), [None] * 3, saved, [False] * 3)
     for parts, want in zip((o_parts, *found, *zip(*score)), (o, *grads, *grads.score), strict=True):
@@ -139,7 +139,7 @@ def test_all_rows_beside_rows_of_one_rank(rng):
     q, ring = rng.standard_normal((2, 64, 8)), nad.Simulated(2)
     visible = rng.random((64, 64)) < 0.5
     for plan in ("heads", None):
-        calls = [Call(False, x, None, None, None, plan) for x in (ring.split(visible)[0], visible)]
+        calls = [Options(False, x, None, None, None, plan) for x in (ring.split(visible)[0], visible)]
         parts = [ring.split(q)] * 3
         if plan is None:
             o, _ = each(ring, forward, *parts, calls)

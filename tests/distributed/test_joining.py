@@ -48,7 +48,7 @@ def test_what_does_not_fit(joined, change, axis, message):
 
 FAULTS = {
     '        pieces_by_rank("parts", lengths, place)': "        pass",
-    '    pieces_by_rank("parts", lengths_in(facts), Place(0, len(parts), order))': "    pass",
+    '    pieces_by_rank("parts", lengths_in(facts), RankPlace(0, len(parts), order))': "    pass",
     "    check_same(facts)": "    pass",
     '"..." if number == axis else str(n)': "str(n)",
     "distributed/test_nccl.py::test_as_on_one_device": {

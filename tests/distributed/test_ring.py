@@ -13,8 +13,8 @@ from numbattn import reference
 from numbattn.distributed import ring as ring_module
 from numbattn.distributed import totals
 from numbattn.distributed.messages import Exchange, Wait
-from numbattn.distributed.passes import backward, forward
-from numbattn.distributed.share import Call, Place
+from numbattn.distributed.rank import backward, forward
+from numbattn.distributed.share import Options, RankPlace
 from numbattn.distributed.simulated import Turns
 
 from .problems import found_wrong
@@ -247,7 +247,7 @@ def test_as_few_calls_as_masks_allow(logged, order, options, calls):
 # ------------------------------------------------------------------------------------------------- rows of one rank
 def each(ring, work, *by_rank):
     """The results of generators that are given their own arguments."""
-    places = [Place(rank, ring.ranks, ring.order) for rank in range(ring.ranks)]
+    places = [RankPlace(rank, ring.ranks, ring.order) for rank in range(ring.ranks)]
     turns = Turns(ring, [strict(work)(place, *own) for place, *own in zip(places, *by_rank)])
     return zip(*ring._together("each", turns.results))
 
@@ -263,7 +263,7 @@ def test_ranks_may_hold_their_own_rows_alone(rng, kind):
     o, backprop = na.attention_vjp(q, k, v, mask=whole[kind], score=[na.Bias(bias), na.Alibi(0.1)])
     grads = backprop(do)
     rows = ring.split(first, axis=0) if kind == "intervals" else ring.split(visible)
-    calls = [Call(False, masks[kind](own), None, None, [na.Bias(b), na.Alibi(0.1)])
+    calls = [Options(False, masks[kind](own), None, None, [na.Bias(b), na.Alibi(0.1)])
              for own, b in zip(rows, ring.split(bias))]  # fmt: skip
     o_parts, saved = each(ring, forward, *map(ring.split, (q, k, v)), calls)
     dq, dk, dv, score = each(ring, backward, ring.split(do), [None] * 3, saved, [False] * 3)

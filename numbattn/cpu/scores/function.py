@@ -9,7 +9,7 @@ from .kind import Kind, Lowered
 def lower(part, problem, derivatives):
     """A function, Lowered, with the record of its arrays; its numbers are the addresses of it and its derivative."""
     function = tile_function(part, problem.sum_dtype)
-    slope = tile_function(part, problem.sum_dtype, derivative=True) if derivatives else None
+    slope = tile_function(part, problem.sum_dtype, order=1) if derivatives else None
     numbers = function.address, slope.address if derivatives else 0
     return Lowered((0, 0), (0, 0), numbers=numbers), record_of(part.arrays), (function, slope)
 

@@ -8,7 +8,7 @@ from .. import compiler  # noqa: F401, before anything of numba.cuda
 from ..words.spec import Route, everything
 from ..words.tiers import MMA
 from . import hopper, small
-from .any import backward, combine, decode, delta, forward, score_gradient
+from .any import backward, combine, decode, delta, forward, score_gradient, tangent
 from .hopper.score_gradient import bias_route, diagonals_route
 from .mma import backward as mma_backward
 from .mma import forward as mma_forward
@@ -27,6 +27,8 @@ LARGE_BACKWARD = (
     Route(everything, (delta.SPEC, backward.SPEC_KV, backward.SPEC_Q)),
 )
 FORWARD, BACKWARD = small.FORWARD + LARGE_FORWARD, small.BACKWARD + LARGE_BACKWARD
+TANGENT = (Route(everything, (tangent.SPEC,)),)
+BACKWARD_TANGENT = ()
 
 
 def bias_gradients(name, **about):

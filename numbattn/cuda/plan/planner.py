@@ -133,7 +133,7 @@ class Planner:
 
     def work(self, spec):
         """What `spec` has to do."""
-        matrices = [x.name for x in spec.arguments if isinstance(x, Matrix)]
+        matrices = [x.name for x in spec.arguments if isinstance(x, Matrix) and x.is_given(self)]
         aligned = all(alignment(self.layouts[name]) == VECTOR_BYTES for name in matrices)
         dtypes = {name: layout.dtype for name, layout in self.layouts.items()}
         nbytes = VECTOR_BYTES if aligned else 0

@@ -27,7 +27,7 @@ plain one. Numbers take the dtype of the tile that they are combined with.
 | rescaled, spread, wide_product | scaling by what is often 1; shared values; 64-bit products | vote.any, mul.wide |
 | column_halves, beside | a tile's halves, and the tile of two halves | |
 | transposed_halves | 2x2 matrices of half words in two lanes | shfl.bfly, prmt |
-| dot | a product of tiles; (positive_)operand, wgmma_wait: by a warpgroup | fma, mma.sync, wgmma |
+| dot, dots | a product of tiles, or several; (positive_)operand, wgmma_wait: by a warpgroup | fma, mma.sync, wgmma |
 | Pipeline, init_pipelines, stage, advance | stages of shared memory in turn | mbarrier.init |
 | acquire, wait, release, commit, read | who may write a stage, who read it | mbarrier.try_wait, .arrive |
 | tma_load(_part, _pages), tma_store, tma_store_wait | tiles of boxes, in the background | cp.async.bulk.tensor |
@@ -78,7 +78,7 @@ from .mapping import map_elements
 from .matrices import aligned, heads_as_rows, lines_of, rows_between, rows_of_pages
 from .pipeline import Pipeline, acquire, advance, init_pipelines, release, stage, wait
 from .places import SharedMemory
-from .product import dot
+from .product import dot, dots
 from .races import RaceError
 from .reductions import part_sum, row_max, row_sum
 from .shared_memory import allocate, clear, columns, get, get_number, put, put_number
@@ -158,6 +158,7 @@ __all__ = [
     "device",
     "diagonal_index",
     "dot",
+    "dots",
     "exp",
     "exp2",
     "fence_async_proxy",

@@ -13,7 +13,7 @@ class Pieces:
 
     def __init__(self, layout, registers):
         self.layout, self.registers = layout, registers
-        self.row_slots = range(0, layout.rows.slots, 2)
+        self.row_slots = range(0, len(registers), 2)
 
     def get(self, r, col):
         pair = self.pair(col)

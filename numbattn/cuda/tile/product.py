@@ -1,4 +1,4 @@
-"""Products of tiles, added to a fragment: `dot`. The sum's layout says which unit multiplies.
+"""Products of tiles, added to fragments: `dot`, `dots`. The sum's layout says which unit multiplies.
 
 On CUDA cores ("fma") both operands are in shared memory, of any dtype; they are converted on the way. On the
 tensor cores ("mma") they are float16, bfloat16 or float64, or float32 by way of three products of TF32; the left one
@@ -83,9 +83,55 @@ def dot(acc, x, y):
     if from_zero:
         acc = FragmentType(acc.value, types.float64 if y.dtype == types.float64 else types.float32)
     _check(acc, x, y)
-    emit = {"fma": emit_fma, "mma": emit_mma, "wgmma": emit_wgmma}[acc.layout.unit](acc, x, y)
-    start = None if acc.layout.unit == "wgmma" else ir.Constant(acc.llvm, None)
-    return acc(given, x, y), lambda b, value, *operands: emit(b, start if from_zero else value, *operands)
+    if acc.layout.unit == "wgmma":
+        emit = emit_wgmma(acc, x, y)
+        return acc(given, x, y), lambda b, value, *operands: emit(b, None if from_zero else value, *operands)
+    emit, zeros = EMIT[acc.layout.unit](acc, [x], y), ir.Constant(acc.llvm, None)
+
+    def generate(b, value, x_value, y_pointer):
+        sums = unpack(b, acc, zeros if from_zero else value)
+        return pack(b, acc, emit(b, sums, [x_value], y_pointer))
+
+    return acc(given, x, y), generate
+
+
+@primitive
+def dots(sums, xs, y):
+    """dot(acc, x, y) for each acc of `sums` and x of `xs`, tuples of alike tiles: y is read once. Not by a warpgroup.
+
+    >>> SUMS = simt(2, 2, 32, 2, 1)
+    >>> def kernel(x, z):
+    ...     sX = allocate(PLACE)
+    ...     put(sX, load(x, TILE, 0))
+    ...     sync_threads()
+    ...     zeros = full(SUMS, np.float32(0))
+    ...     one, other = dots((zeros, zeros + 1), (sX, sX), sX.T)
+    ...     save(z, other - one, 0)
+    >>> run(kernel, ARRAY, np.zeros((2, 2)))
+    array([[1., 1.],
+           [1., 1.]])
+    """
+    return tuple(dot(acc, x, y) for acc, x in zip(sums, xs, strict=True))
+
+
+@dots.lowering
+def dots(sums, xs, y):
+    (acc, *others), kinds = sums, {isinstance(x, FragmentType) for x in xs}
+    for x in xs:
+        _check_operands(x, y)
+        _check(acc, x, y)
+    if any(other != acc for other in others) or len(xs) != len(sums) or len(kinds) > 1 or acc.layout.unit not in EMIT:
+        raise TypingError(f"dots: got {sums} and {xs}, expected as many tiles, alike")
+    emit, rows = EMIT[acc.layout.unit](acc, list(xs), y), acc.layout.rows.slots
+
+    def generate(b, values, x_values, y_pointer):
+        registers = [row for i in range(len(sums)) for row in unpack(b, acc, b.extract_value(values, i))]
+        found = emit(b, registers, [b.extract_value(x_values, i) for i in range(len(xs))], y_pointer)
+        for i in range(len(sums)):
+            values = b.insert_value(values, pack(b, acc, found[i * rows : (i + 1) * rows]), i)
+        return values
+
+    return sums(sums, xs, y), generate
 
 
 def _check_operands(x, y):
@@ -147,19 +193,24 @@ def reader(b, tile, pointer, axis, along, dtype):
     return read
 
 
-def emit_fma(acc, x, y):
+def emit_fma(acc, lefts, y):
+    """The function (builder, sums, pointers of the left operands, pointer) -> sums, rows of registers: as many for each
+    of the left operands as `acc` has."""
     depth, step = y.plan.shape[0], depth_step(name_of(acc.dtype))
 
-    def generate(b, value, x_pointer, y_pointer):
-        read_x = reader(b, x, x_pointer, acc.layout.rows, 0, acc.dtype)
+    def generate(b, sums, x_pointers, y_pointer):
+        readers = [reader(b, x, at, acc.layout.rows, 0, acc.dtype) for x, at in zip(lefts, x_pointers)]
         read_y = reader(b, y, y_pointer, acc.layout.cols, 1, acc.dtype)
 
         def turn(k, sums):
-            xs, ys = read_x(k, step), read_y(k, step)
-            for i, r, c in product(range(step), range(acc.layout.rows.slots), range(acc.layout.cols.slots)):
+            xs, ys = [row for read_x in readers for row in read_x(k, step)], read_y(k, step)
+            for i, r, c in product(range(step), range(len(sums)), range(acc.layout.cols.slots)):
                 sums[r][c] = b.fma(xs[r][i], ys[c][i], sums[r][c])
             return sums
 
-        return pack(b, acc, loop(b, range(0, depth, step), unpack(b, acc, value), turn))
+        return loop(b, range(0, depth, step), sums, turn)
 
     return generate
+
+
+EMIT = {"fma": emit_fma, "mma": emit_mma}

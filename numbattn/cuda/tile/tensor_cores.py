@@ -11,7 +11,6 @@ from .boxes import Boxes
 from .conversion import HALVES, emit_widened
 from .emit import F32, I32, Index, capability, in_own_block, load_vector, loop
 from .fragment import BYTES, FLOATS, HALF_FLOATS, FragmentType, element_type, is_tile, name_of
-from .fragment import fragment as pack
 from .fragment import registers as unpack
 from .layout import Layout
 from .pieces import Pieces, bits_of_lane, ldmatrix, matrix_lane, mma_sync, warp_col, warp_row
@@ -50,30 +49,35 @@ def check_order(layout, left, right):
             raise TypingError(f"dot: with {right}, {what} is {'not ' * (not by_fours)}of a layout by_fours")
 
 
-def emit_mma(acc, x, y):
-    in_registers = isinstance(x, FragmentType)
+def emit_mma(acc, lefts, y):
+    """As `product.emit_fma`. The pieces of several sums are one another's rows."""
     emit = emit_bytes if name_of(y.dtype) in BYTES else emit_halves if y.dtype in HALVES else emit_words
 
-    def generate(b, value, x_value, y_pointer):
-        sums = Pieces(acc.layout, unpack(b, acc, value))
-        left = Pieces(x.layout, unpack(b, x, x_value)) if in_registers else x_value
-        emit(b, sums, x, left, y, y_pointer)
-        return pack(b, acc, sums.registers)
+    def generate(b, registers, values, y_pointer):
+        sums = Pieces(acc.layout, registers)
+        if isinstance(lefts[0], FragmentType):
+            rows = [row for x, value in zip(lefts, values) for row in unpack(b, x, value)]
+            left = Pieces(lefts[0].layout, rows)
+        else:
+            left = [*zip(lefts, values)]
+        emit(b, sums, left, y, y_pointer)
+        return sums.registers
 
     return generate
 
 
 # ------------------------------------------------------------------------------- tensor cores: float16 and bfloat16
-def emit_halves(b, sums, x, left, y, y_pointer):
+def emit_halves(b, sums, left, y, y_pointer):
     kind, depth, starts = HALVES[y.dtype], y.plan.shape[0], sums.layout.cols.offsets[::2]
     read_y = right_reader(b, y, y_pointer, warp_col(b, sums.layout), starts[1] - starts[0])
     if isinstance(left, Pieces):
         left_operand = partial(left.left_operand, b, y.dtype)
     else:
-        read_x = left_reader(b, x, left, warp_row(b, sums.layout))
+        readers = [left_reader(b, *tile, warp_row(b, sums.layout)) for tile in left]
 
         def left_operand(r, k):
-            return read_x(sums.layout.rows.offsets[r], k)
+            which, slot = divmod(r, sums.layout.rows.slots)
+            return readers[which](sums.layout.rows.offsets[slot], k)
 
     for k in range(0, depth, 16):
         lefts = [(r, left_operand(r, k)) for r in sums.row_slots]
@@ -126,7 +130,7 @@ def boxes_reader(b, plan, pointer, first, beside, transposed):
 
 
 # ------------------------------------------------------------------------- tensor cores: 8 bits, widened in registers
-def emit_bytes(b, sums, x, left, y, y_pointer):
+def emit_bytes(b, sums, left, y, y_pointer):
     factor, (depth, cols) = element_type(y.plan.factor), y.plan.shape
     read = bytes_reader(b, y, factor, y_pointer)
     step_k, step_n = (32, 16) if y.plan.transposed else (16, 32)
@@ -170,7 +174,7 @@ def bytes_reader(b, tile, factor, pointer):
 
 
 # -------------------------------------------------------------------------------- tensor cores: float32 and float64
-def emit_words(b, sums, x, left, y, y_pointer):
+def emit_words(b, sums, left, y, y_pointer):
     """The product of elements that fill registers, 8 of k per instruction: added chunk by chunk of k, see WORDS."""
     in_registers, depth = isinstance(left, Pieces), y.plan.shape[0]
     add, chunk = WORDS[y.dtype]
@@ -181,12 +185,12 @@ def emit_words(b, sums, x, left, y, y_pointer):
             ks = range(k, min(k + chunk, depth), 8)
             add(b, sums, [[left_words(left.get(r, i)) for i in ks] for r in sums.row_slots], ys.at(I32(k)))
         return
-    xs = WordReader(b, x, left, 0, warp_row(b, sums.layout), order, (8, 0))
+    readers = [WordReader(b, *tile, 0, warp_row(b, sums.layout), order, (8, 0)) for tile in left]
 
     def turn(k, registers, length=chunk):
-        part, x_here = Pieces(sums.layout, registers), xs.at(k)
-        rows = [sums.layout.rows.offsets[r] for r in sums.row_slots]
-        lefts = [[left_words([*chain(*x_here.blocks(row, i, 2))]) for i in range(0, length, 8)] for row in rows]
+        part, rows = Pieces(sums.layout, registers), sums.layout.rows.offsets[::2]
+        lefts = [[left_words([*chain(*x_here.blocks(row, i, 2))]) for i in range(0, length, 8)]
+                 for x_here in (xs.at(k) for xs in readers) for row in rows]  # fmt: skip
         add(b, part, lefts, ys.at(k))
         return part.registers
 

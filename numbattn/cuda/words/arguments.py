@@ -27,20 +27,26 @@ class Matrix(Argument):
 
     name: str
     heads: str = "q"
+    optional: bool = False  # whether a call may lack it, and then there is nothing
+    aligned = False  # whether its rows are moved in vectors of 16 bytes
+
+    def is_given(self, planner):
+        return not self.optional or self.name in planner.layouts
 
     def find(self, planner, work):
-        planner.find_matrix(self.name, self.heads)
+        if self.is_given(planner):
+            planner.find_matrix(self.name, self.heads, self.aligned)
 
     def flat(self, planner, work):
-        yield planner.at(self.name, self.heads)
+        if self.is_given(planner):
+            yield planner.at(self.name, self.heads)
 
 
 @dataclass(frozen=True)
 class AlignedMatrix(Matrix):
     """A Matrix whose rows are moved in vectors of 16 bytes."""
 
-    def find(self, planner, work):
-        planner.find_matrix(self.name, self.heads, aligned=True)
+    aligned = True
 
 
 @dataclass(frozen=True)
@@ -49,14 +55,20 @@ class TmaMatrix(Argument):
 
     name: str
     heads: str = "q"
+    optional: bool = False  # see Matrix
+
+    def is_given(self, planner):
+        return not self.optional or self.name in planner.layouts
 
     def find(self, planner, work):
-        planner.find_matrix(self.name, self.heads, aligned=True)
+        if self.is_given(planner):
+            planner.find_matrix(self.name, self.heads, aligned=True)
 
     def flat(self, planner, work):
-        call = planner.call
-        last = call.last_key if self.heads == "k" else call.last_query if self.name in ("q", "do") else None
-        yield planner.at(self.name, self.heads, rows=None if last is None else max(last, 1))
+        call, inputs = planner.call, ("q", "do", "tq", "tdo")
+        last = call.last_key if self.heads == "k" else call.last_query if self.name in inputs else None
+        if self.is_given(planner):
+            yield planner.at(self.name, self.heads, rows=None if last is None else max(last, 1))
 
 
 @dataclass(frozen=True)

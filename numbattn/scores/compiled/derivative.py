@@ -8,7 +8,7 @@ from numba.core.errors import NumbaError
 from numba.extending import intrinsic, models, overload, register_model
 
 from ...compiling import check_setting
-from .dual import REAL, dual, slope_of
+from .dual import ONE, REAL, dual, like, slope_of
 from .numpy_functions import INSTEAD
 from .strict import compiled
 
@@ -25,16 +25,23 @@ def compiled_of(function):
     return compiled(linked(function))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=512)
 def derivative_of(function):
-    """The derivative of a Frozen by the first argument, compiled for dual numbers."""
-    value_of = compiled_of(function)
+    """The derivative of a compiled function by the first argument, which is a dual number to the function."""
 
     @compiled
     def derivative(s, *others):
-        return slope_of(value_of(dual(s, type(s)(1)), *others))
+        return slope_of(function(dual(s, like(s, ONE)), *others))
 
     return derivative
+
+
+@lru_cache(maxsize=512)
+def differentiated(identity, order):
+    """A function of a function.Identity, order 0, its derivative, 1, or the derivative of that, 2: the user's own if
+    there is one, compiled when it is called."""
+    given = identity.key[order]
+    return derivative_of(differentiated(identity, order - 1)) if given is None else compiled_of(given)
 
 
 class Shifted(types.Type):

@@ -2,7 +2,8 @@
 
 A function that is called with a Dual is compiled for it, for CPUs and GPUs alike: operators and the functions of math
 follow the rules of calculus, comparisons compare values, and branches are those of the value. NumPy's functions are in
-`numpy_functions`.
+`numpy_functions`. Value and slope may be Duals themselves: so a derivative is differentiated once more, and the rules
+are written for both.
 """
 
 import math
@@ -43,7 +44,7 @@ class DualModel(models.StructModel):
 
 @intrinsic
 def dual(typingctx, value, slope):
-    """A Dual of two floats."""
+    """A Dual of two floats, or of two Duals."""
     out = Dual(value)
 
     def generate(context, builder, signature, args):
@@ -82,15 +83,39 @@ def _slope_of(x):
 def number_to_dual(context, builder, given, out, number):
     made = cgutils.create_struct_proxy(out)(context, builder)
     made.value = context.cast(builder, number, given, out.dtype)
-    made.slope = context.get_constant(out.dtype, 0)
+    made.slope = context.cast(builder, context.get_constant(types.int64, 0), types.int64, out.dtype)
     return made._getvalue()
 
 
+@intrinsic
+def like(typingctx, x, y):
+    """The number y in the type of x."""
+    return x(x, y), lambda context, builder, signature, args: context.cast(builder, args[1], y, x)
+
+
+def real(x, y):
+    """The number y in the type of the floats that x consists of: it does not depend on anything."""
+
+
+@overload(real)
+def _real(x, y):
+    return (lambda x, y: real(value(x), y)) if isinstance(x, Dual) else (lambda x, y: like(x, y))
+
+
 # --------------------------------------------------------------------------------------------------- of one, of two
-@compiled
-def term(partial, slope):
+def term(partial, change):
     """A term of the chain rule. What does not depend on s adds nothing, be its factor inf or NaN."""
-    return partial * slope if slope != 0 else slope
+
+
+@overload(term)
+def _term(partial, change):
+    if not isinstance(change, Dual):
+        return lambda partial, change: partial * change if change != 0 else change
+    if not isinstance(partial, Dual):
+        return lambda partial, change: dual(term(partial, value(change)), term(partial, slope(change)))
+    return lambda partial, change: dual(
+        term(value(partial), value(change)), term(value(partial), slope(change)) + term(slope(partial), value(change))
+    )
 
 
 def rule_of_one(function, partial):
@@ -100,10 +125,8 @@ def rule_of_one(function, partial):
     @overload(function)
     def of_dual(x):
         if isinstance(x, Dual):
-            kind = x.dtype
-
             def rule(x):
-                z = kind(function(value(x)))
+                z = like(value(x), function(value(x)))
                 return dual(z, term(partial(value(x), z), slope(x)))
 
             return rule
@@ -115,29 +138,23 @@ def rule_of_two(function, by_x, by_y, *others):
 
     def of_duals(x, y):
         if isinstance(x, Dual) and isinstance(y, Dual):
-            kind = x.dtype
-
             def rule(x, y):
-                a, b = value(x), kind(value(y))
-                z = kind(function(a, b))
-                return dual(z, term(by_x(a, b, z), slope(x)) + term(by_y(a, b, z), kind(slope(y))))
+                a, b = value(x), like(value(x), value(y))
+                z = like(a, function(a, b))
+                return dual(z, term(by_x(a, b, z), slope(x)) + term(by_y(a, b, z), like(a, slope(y))))
 
             return rule
         if isinstance(x, Dual) and isinstance(y, REAL):
-            kind = x.dtype
-
             def rule_by_x(x, y):
-                a, b = value(x), kind(y)
-                z = kind(function(a, b))
+                a, b = value(x), like(value(x), y)
+                z = like(a, function(a, b))
                 return dual(z, term(by_x(a, b, z), slope(x)))
 
             return rule_by_x
         if isinstance(x, REAL) and isinstance(y, Dual):
-            kind = y.dtype
-
             def rule_by_y(x, y):
-                a, b = kind(x), value(y)
-                z = kind(function(a, b))
+                a, b = like(value(y), x), value(y)
+                z = like(b, function(a, b))
                 return dual(z, term(by_y(a, b, z), slope(y)))
 
             return rule_by_y
@@ -183,11 +200,11 @@ of_values(operator.floordiv, operator.ifloordiv, bool, int, round, round_to, mat
 of_values(math.isnan, math.isinf, math.isfinite)
 FUNCTIONS = {  # of math: their derivatives by x, where they are z
     "exp": lambda x, z: z,
-    "exp2": lambda x, z: z * type(x)(LN_2),
+    "exp2": lambda x, z: z * real(x, LN_2),
     "expm1": lambda x, z: z + ONE,
     "log": lambda x, z: ONE / x,
-    "log2": lambda x, z: ONE / (x * type(x)(LN_2)),
-    "log10": lambda x, z: ONE / (x * type(x)(LN_10)),
+    "log2": lambda x, z: ONE / (x * real(x, LN_2)),
+    "log10": lambda x, z: ONE / (x * real(x, LN_10)),
     "log1p": lambda x, z: ONE / (ONE + x),
     "sqrt": lambda x, z: HALF / z,
     "sin": lambda x, z: math.cos(x),
@@ -202,11 +219,11 @@ FUNCTIONS = {  # of math: their derivatives by x, where they are z
     "asinh": lambda x, z: ONE / math.sqrt(x * x + ONE),
     "acosh": lambda x, z: ONE / math.sqrt(x * x - ONE),
     "atanh": lambda x, z: ONE / (ONE - x * x),
-    "erf": lambda x, z: type(x)(2 / SQRT_PI) * math.exp(-x * x),
-    "erfc": lambda x, z: type(x)(-2 / SQRT_PI) * math.exp(-x * x),
+    "erf": lambda x, z: real(x, 2 / SQRT_PI) * math.exp(-x * x),
+    "erfc": lambda x, z: real(x, -2 / SQRT_PI) * math.exp(-x * x),
     "fabs": lambda x, z: ONE if x >= 0 else -ONE,
-    "degrees": lambda x, z: type(x)(180 / math.pi),
-    "radians": lambda x, z: type(x)(math.pi / 180),
+    "degrees": lambda x, z: real(x, 180 / math.pi),
+    "radians": lambda x, z: real(x, math.pi / 180),
 }
 for name, partial in FUNCTIONS.items():
     if hasattr(math, name):
@@ -223,8 +240,8 @@ rule_of_two(operator.truediv, lambda x, y, z: ONE / y, lambda x, y, z: -z / y, o
 rule_of_two(operator.mod, lambda x, y, z: ONE, lambda x, y, z: (z - x) / y, operator.imod)
 rule_of_two(
     operator.pow,
-    lambda x, y, z: y * x ** (y - ONE) if y != 0 else type(x)(0),
-    lambda x, y, z: z * math.log(x) if z != 0 else type(x)(0),
+    lambda x, y, z: y * x ** (y - ONE) if y != 0 else ZERO,
+    lambda x, y, z: z * math.log(x) if z != 0 else ZERO,
     operator.ipow, pow, math.pow,
 )  # fmt: skip
 rule_of_two(math.atan2, lambda x, y, z: y / (x * x + y * y), lambda x, y, z: -x / (x * x + y * y))

@@ -8,7 +8,8 @@ from numba import types
 from numba.extending import intrinsic
 
 from ...checks import UserTypeError
-from .derivative import compiled_of, derivative_of
+from ..function import ORDERS
+from .derivative import differentiated
 from .errors import naming, number_of
 from .nothrow import may_fail, reason
 from .strict import compiled
@@ -37,42 +38,38 @@ def element_of(function):
     return element
 
 
-def value_of(identity):
-    """The element of a function.Identity, compiled when it is called."""
-    return element_of(compiled_of(identity.function))
+def differentiated_element(identity, order):
+    """The element of a function.Identity, its derivative, or the derivative of that, compiled when it is called."""
+    return element_of(differentiated(identity, order))
 
 
-def slope_of(identity):
-    """The derivative of that element."""
-    given = identity.derivative
-    return element_of(derivative_of(identity.function) if given is None else compiled_of(given))
+def in_python(identity: Any, order: int, arrays: Any) -> Any:
+    """A derivative that the user has not written, (s, batch, head, i, j), for arrays of NumPy's."""
+    of_element = differentiated_element(identity, order)
 
-
-def slope_in_python(identity: Any, function: Any, arrays: Any) -> Any:
-    """The derivative of a function without one of its own, (s, batch, head, i, j), for arrays of NumPy's."""
-    of_element = slope_of(identity)
-
-    def slope(*element):
-        with naming(function):
+    def derivative(*element):
+        with naming(identity.key[order_given(identity, order)].python):
             return of_element(*element, arrays)
 
-    return slope
+    return derivative
+
+
+def order_given(identity, order):
+    """The order of the function of the user's own that a derivative is, or follows from."""
+    return max(lower for lower in range(order + 1) if identity.key[lower] is not None)
 
 
 @lru_cache(maxsize=512)
-def check(identity, real, kinds, derivative=False):
-    """A TypeError where the function of a function.Identity may raise an error, print or allocate memory, called with
-    s of this type and arrays of these types; or with `derivative` its derivative."""
-    element = slope_of(identity) if derivative else value_of(identity)
+def check(identity, real, kinds, order=0):
+    """A TypeError where the function of a function.Identity, or its derivative of this order, may raise an error, print
+    or allocate memory, called with s of this type and arrays of these types."""
+    element, given = differentiated_element(identity, order), order_given(identity, order)
     arguments = real, *[types.int64] * 4, types.Tuple(kinds)
-    with naming(identity.function.python):
+    with naming(identity.key[given].python):
         element.compile(arguments)
     overload = element.overloads[arguments]
     if may_fail(overload):
-        words, failing = "Score function", identity.function
-        if derivative and identity.derivative is not None:
-            words, failing = "Score derivative", identity.derivative
-        raise UserTypeError(_message(words, failing, reason(overload)))
+        raise UserTypeError(_message(f"Score {ORDERS[given]}", identity.key[given], reason(overload)))
 
 
 def _message(words, function, found):

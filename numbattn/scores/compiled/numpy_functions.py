@@ -8,7 +8,7 @@ import numpy as np
 from numba import types
 from numba.extending import overload, register_jitable
 
-from .dual import FUNCTIONS, LN_2, Dual, rule_of_two, value
+from .dual import FUNCTIONS, LN_2, ONE, Dual, rule_of_two, value
 from .strict import power, round_to
 
 ALL_WHOLE = 2.0**52  # a float from here on is an integer
@@ -68,8 +68,8 @@ def _logaddexp(x, y):
         return of_numbers
 
 
-rule_of_two(logaddexp, lambda x, y, z: math.exp(x - z) if x != z else type(x)(1),
-            lambda x, y, z: math.exp(y - z) if y != z else type(x)(1))  # fmt: skip
+rule_of_two(logaddexp, lambda x, y, z: math.exp(x - z) if x != z else ONE,
+            lambda x, y, z: math.exp(y - z) if y != z else ONE)  # fmt: skip
 
 
 def reciprocal(x):

@@ -7,7 +7,7 @@ import pytest
 from numba.core.errors import NumbaError
 
 from numbattn.cuda.tile import device, index, load, map_elements, save
-from numbattn.scores.compiled.derivative import derivative_of, linked
+from numbattn.scores.compiled.derivative import compiled_of, derivative_of, linked
 from numbattn.scores.frozen import frozen
 from tests.tools.assembler import compile_ptx
 from tests.tools.launch import compiled_only, launch, poisoned
@@ -127,7 +127,7 @@ def test_beyond_the_matrix_it_looks_up_what_is_there(weights):
 
 def test_derivatives(weights):
     """Functions that Numba has compiled already, with dual numbers in them."""
-    slope = derivative_of(frozen(lambda s, i, j: s * s * (i - j) if j > 9 else min(s, 0.5) + i))
+    slope = derivative_of(compiled_of(frozen(lambda s, i, j: s * s * (i - j) if j > 9 else min(s, 0.5) + i)))
     x = numbers(SHAPE, np.float32)
     got = run(lambda s, i, j, weights: slope(s, i, j), x, weights)
     i, j = np.ogrid[ROW : ROW + SHAPE[0], COL : COL + SHAPE[1]]
@@ -165,7 +165,7 @@ USERS = {  # what math, NumPy and Python have for numbers, in functions of the u
 def test_functions_of_math_and_numpy(weights, name):
     """Libdevice has them all, and their derivatives; what these are is tested on CPUs."""
     made, layout = frozen(USERS[name]), LAYOUTS["mma"]
-    value, slope = device(linked(made)), derivative_of(made)
+    value, slope = device(linked(made)), derivative_of(compiled_of(made))
 
     def kernel(x, weights, z):
         where = (index(200), index(300))

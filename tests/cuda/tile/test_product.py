@@ -1,4 +1,4 @@
-"""dot: operands either way round, on CUDA cores; those on tensor cores are in test_tensor_cores."""
+"""dot: operands either way round, on CUDA cores; those on tensor cores are in test_tensor_cores. dots: on both."""
 
 import numpy as np
 import pytest
@@ -9,8 +9,10 @@ from numbattn.cuda.tile import (
     bfloat16,
     copy_layout,
     dot,
+    dots,
     full,
     load,
+    mma,
     put,
     save,
     simt,
@@ -18,7 +20,7 @@ from numbattn.cuda.tile import (
 )
 from tests.tools.launch import compiled_only, launch, poisoned, ptx_of
 
-from .tiles import FORMS, THREADS, K, M, N, multiplier, numbers
+from .tiles import FORMS, THREADS, K, M, N, as_device, multiplier, numbers
 
 FMA = {
     "k in turn": simt(M, N, THREADS, 16, 1),
@@ -80,6 +82,77 @@ def test_a_tile_is_turned_on_its_way_without_conflicts():
     found = launch(turn, (1, 1, 1), THREADS, shared.nbytes, numbers((M, K), np.float32))
     assert found.count(r"st\.shared\.[bf]32") == M * K // THREADS
     assert not +found.conflicts
+
+
+def several_products(unit, dtype, in_registers, several=True):
+    """The kernel z = [x y + 1, w y + 2], by one word or by two, its nbytes and arrays, and what is to come out."""
+    make = mma if unit == "mma" else lambda *shape: simt(*shape, 8, 4)
+    SUM, LEFT, shared = make(M, K, THREADS), mma(M, K, THREADS), SharedMemory()
+    X, W, Y = (shared.tile(*shape, dtype) for shape in ((M, K), (M, K), (K, K)))
+    COPY_X, COPY_Y = copy_layout(M, K, THREADS, 4), copy_layout(K, K, THREADS, 4)
+    ACC = np.float64 if dtype == np.float64 else np.float32
+
+    def multiply(x, w, y, z):
+        sX, sW, sY = allocate(X), allocate(W), allocate(Y)
+        put(sX, load(x, COPY_X, 0))
+        put(sW, load(w, COPY_X, 0))
+        put(sY, load(y, COPY_Y, 0))
+        sync_threads()
+        one, two = full(SUM, ACC(1)), full(SUM, ACC(2))
+        left, other = (load(x, LEFT, 0), load(w, LEFT, 0)) if in_registers else (sX, sW)
+        one, two = dots((one, two), (left, other), sY.T) if several else (dot(one, left, sY.T), dot(two, other, sY.T))
+        save(z[0], one, 0)
+        save(z[1], two, 0)
+
+    x, w, y = arrays = [numbers(shape, dtype, seed) for seed, shape in enumerate(((M, K), (M, K), (K, K)))]
+    want = [a.astype(np.float64) @ y.astype(np.float64).T + i for i, a in ((1, x), (2, w))]
+    return multiply, shared.nbytes, [*map(as_device, arrays), poisoned((2, M, K), ACC)], want
+
+
+SEVERAL = pytest.mark.parametrize(("unit", "dtype", "in_registers"), [
+    ("fma", np.float32, False), ("fma", np.float16, False), ("mma", np.float16, False), ("mma", bfloat16, True),
+    ("mma", np.float32, False), ("mma", np.float32, True), ("mma", np.float64, False), ("mma", np.float64, True),
+])  # fmt: skip
+
+
+@SEVERAL
+def test_several_products(unit, dtype, in_registers):
+    kernel, nbytes, arrays, want = several_products(unit, dtype, in_registers)
+    launch(kernel, (1, 1, 1), THREADS, nbytes, *arrays, cc=(9, 0))
+    np.testing.assert_allclose(arrays[-1], want, atol=1e-13 if dtype == np.float64 else 5e-5)
+
+
+@compiled_only
+@SEVERAL
+def test_several_products_read_their_right_operand_once(unit, dtype, in_registers):
+    one, two = (ptx_of(kernel, THREADS, *arrays, cc=(9, 0)) for several in (True, False)
+                for kernel, _, arrays, _ in [several_products(unit, dtype, in_registers, several)])  # fmt: skip
+    loads, sums = r"ld\.shared|ldmatrix", r"fma\.rn|mma\.sync"
+    assert one.count(sums) == two.count(sums)
+    if in_registers:
+        assert one.count(loads) == two.count(loads) / 2
+    else:
+        assert two.count(loads) / 2 < one.count(loads) < two.count(loads)
+
+
+@compiled_only
+def test_several_products_are_alike():
+    shared, HALF, ONE = SharedMemory(), np.float16(0), np.float32(0)
+    X, Y, LEFT = shared.tile(M, K, np.float16), shared.tile(K, N, np.float16), mma(M, K, THREADS)
+    SUM, OTHER = mma(M, N, THREADS), simt(M, N, THREADS, 4, 4)
+
+    def other_sums(z):
+        dots((full(SUM, ONE), full(OTHER, ONE)), (full(LEFT, HALF), full(LEFT, HALF)), allocate(Y))
+
+    def other_operands(z):
+        dots((full(SUM, ONE), full(SUM, ONE)), (full(LEFT, HALF), allocate(X)), allocate(Y))
+
+    def more_operands(z):
+        dots((full(SUM, ONE), full(SUM, ONE)), (allocate(X), allocate(X), allocate(X)), allocate(Y))
+
+    for kernel in other_sums, other_operands, more_operands:
+        with pytest.raises(Exception, match="dots: got .* and .*, expected as many tiles, alike"):
+            ptx_of(kernel, THREADS, poisoned((M, N)))
 
 
 def test_shapes_have_to_fit():

@@ -55,6 +55,13 @@ def test_derivatives_follow(name):
     assert na.check_score(na.Score(FUNCTIONS[name]), 12, 17) < 1e-6
 
 
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_second_derivatives_follow(rng, name):
+    score, S, h = na.Score(FUNCTIONS[name]), rng.normal(scale=3, size=(1, 6, 7)), 1e-5
+    want = (score._derivative(S + h) - score._derivative(S - h)) / (2 * h)
+    np.testing.assert_allclose(score._curvature(S), want, rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize("name", ["steps", "choices", "arithmetic", "exponentials"])
 def test_compiled_values_are_those_of_numpy(name):
     function = FUNCTIONS[name]
@@ -97,7 +104,27 @@ CORNERS = {  # of a function, where, and its derivative there
 def test_numbers_add_nothing_to_a_derivative(dtype):
     """Not even where values are infinite."""
     for name, (function, s, want) in CORNERS.items():
-        assert derivative_of(frozen(function))(dtype(s)) == want, name
+        assert derivative_of(compiled_of(frozen(function)))(dtype(s)) == want, name
+
+
+CORNERS_OF_SECONDS = {  # of a function, where, and its second derivative there
+    "a product": (lambda s: s * s, 0.0, 2),
+    "a factor": (lambda s: 0.5 * s, -math.inf, 0),
+    "a power": (lambda s: s**3, 0.0, 0),
+    "what is not seen": (lambda s: math.sqrt(max(s, 0.0)), -1.0, 0),
+    "a power of the sum": (lambda s: (s - 1) ** 2, 1.0, 2),
+    "a branch": (lambda s: s * s if s > 0 else 0, -1.0, 0),
+    "a choice": (lambda s: max(s * s, 1), 0.0, 0),
+    "far": (lambda s: np.logaddexp(s, -math.inf), 0.5, 0),
+    "a sign": (lambda s: s * np.sign(s), 3.0, 0),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_numbers_add_nothing_to_a_second_derivative(dtype):
+    for name, (function, s, want) in CORNERS_OF_SECONDS.items():
+        second = derivative_of(derivative_of(compiled_of(frozen(function))))
+        assert second(dtype(s)) == want, name
 
 
 def test_in_place_operators_follow():

@@ -64,7 +64,7 @@ class DsArguments(NamedTuple):
     kept_scale: Any
 
 
-class Place(NamedTuple):
+class ScoreTile(NamedTuple):
     """A tile of a score matrix; after it in its row are those up to n_end."""
 
     matrix: Any  # number of a Share
@@ -76,7 +76,7 @@ class Place(NamedTuple):
 
 
 def walk_steps(keys_of, mask):
-    """Device functions: (walk, given) -> the first Place, and (walk, given, at) -> the next one; see `sum_step`."""
+    """Device functions: (walk, given) -> the first ScoreTile, and (walk, given, at) -> the next one; see `sum_step`."""
     band_at, shown = band_of(mask), is_shown(mask)
 
     @device
@@ -87,7 +87,7 @@ def walk_steps(keys_of, mask):
         while matrix < walk.share.end:
             while n_block < n_end:
                 if shown(given.mask, batch, head, m_block, n_block):
-                    return Place(matrix, batch, head, m_block, n_block, n_end)
+                    return ScoreTile(matrix, batch, head, m_block, n_block, n_end)
                 n_block += 1
             m_block += 1
             if m_block >= walk.m_end:
@@ -95,12 +95,13 @@ def walk_steps(keys_of, mask):
             if matrix < walk.share.end:
                 batch, head = score_matrix(walk.share, matrix)
                 n_block, n_end = keys_of(walk, given, band_at(given.mask, batch, head), batch, head, m_block)
-        return Place(matrix, batch, head, m_block, n_block, n_end)
+        return ScoreTile(matrix, batch, head, m_block, n_block, n_end)
 
     @device
     def first_place(walk, given):
         nowhere = index(0)
-        return next_place(walk, given, Place(walk.share.first - 1, nowhere, nowhere, walk.m_end - 1, nowhere, nowhere))
+        before = ScoreTile(walk.share.first - 1, nowhere, nowhere, walk.m_end - 1, nowhere, nowhere)
+        return next_place(walk, given, before)
 
     return first_place, next_place
 

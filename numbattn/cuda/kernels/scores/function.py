@@ -10,7 +10,7 @@ import numpy as np
 from numba import from_dtype
 from numba.cuda import types
 
-from ....scores.compiled.derivative import derivative_of, is_additive, linked
+from ....scores.compiled.derivative import differentiated, is_additive, linked
 from ....scores.compiled.element import check
 from ....scores.compiled.errors import number_of
 from ....scores.compiled.wide import seen, widened
@@ -48,15 +48,16 @@ class FunctionKind(Kind):
         """The types of the place of a launch, seqlen_q, seqlen_k, arrays."""
         return *PLACE_TYPES, INDEX, INDEX, types.Tuple(self.array_types)
 
-    def check(self, ACC, derivative=False):
-        """A TypeError where the function may fail."""
-        check(self.identity, from_dtype(ACC), self.array_types, derivative)
+    def mapped(self, order, at, layout, ACC, transposed):
+        """The device function (S, scores, batch, head, m0, n0): the function, or its derivative of this order, of all
+        elements of a tile. A TypeError where it may fail."""
+        check(self.identity, from_dtype(ACC), self.array_types, order)
+        function = self.identity.key[order] or differentiated(self.identity, order)
+        return mapped_over(layout, transposed, at)(function, same if order else number_of)
 
     def steps(self, at, unit, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
-        (_, natural), identity, ONE = unit, self.identity, ACC(1)
-        self.check(ACC)
-        mapped = mapped_over(layout, transposed, at)
-        value_of, HIDDEN = mapped(identity.function, number_of), ACC(-np.inf)
+        (_, natural), ONE, HIDDEN = unit, ACC(1), ACC(-np.inf)
+        value_of = self.mapped(0, at, layout, ACC, transposed)
 
         @device
         def value_alone(S, F, found, scores, batch, head, m0, n0):
@@ -65,8 +66,7 @@ class FunctionKind(Kind):
         if not has_derivative:  # it is not even looked for
             return nothing_ahead, value_alone
 
-        self.check(ACC, derivative=True)
-        slope_of = mapped(identity.derivative or derivative_of(identity.function), same)
+        slope_of = self.mapped(1, at, layout, ACC, transposed)
 
         @device
         def step(S, F, found, scores, batch, head, m0, n0):
@@ -103,8 +103,7 @@ class ShiftKind(FunctionKind):
 
     def steps(self, at, unit, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
         (_, natural), ONE, NOTHING = unit, ACC(1), ACC(-0.0)  # x + -0.0 is x
-        self.check(ACC)
-        added_by = mapped_over(layout, transposed, at)(self.identity.function, number_of)
+        added_by = self.mapped(0, at, layout, ACC, transposed)
 
         @device
         def step(S, F, found, scores, batch, head, m0, n0):
@@ -118,7 +117,7 @@ class ShiftKind(FunctionKind):
 def part_of(identity, arrays):
     """What is compiled in for a function.Identity and arrays of these (dtype, ndim)."""
     kinds = [widened(array_type(dtype, ndim)) for dtype, ndim in arrays]
-    only_adds = identity.derivative is None and is_additive(identity.function, (*[types.int64] * 4, *kinds))
+    only_adds = identity.key[1] is None and is_additive(identity.function, (*[types.int64] * 4, *kinds))
     KNOWN[identity.digest] = identity
     name = ShiftKind.name if only_adds else FunctionKind.name
     return " ".join([name, identity.digest, *(f"{dtype}:{ndim}" for dtype, ndim in arrays)])

@@ -17,7 +17,8 @@ def check(case, size=16, threads=32, stages=1, blocks=2, saves=True):
     dtype = case.q.dtype
     source = small_forward(
         dtype=dtype.name, out_dtypes=(dtype.name,), head_dim=16, head_dim_v=16, size=size, threads=threads, blocks=1,
-        stages=stages, mask=case.kinds, score=(), dropout=case.kept_scale != 1, nbytes=0, saves=saves, keeps_score=False,
+        stages=stages, mask=case.kinds, score=(), dropout=case.kept_scale != 1, nbytes=0, saves=saves,
+        keeps_score=False,
     )  # fmt: skip
     o, lse = poisoned(case.do.shape, dtype), poisoned(case.lse.shape, case.lse.dtype)
     launch(

@@ -5,16 +5,16 @@ import pytest
 
 import numbattn as na
 from numbattn import distributed as nad
-from numbattn.distributed import plan
-from numbattn.distributed.passes import backward, forward
-from numbattn.distributed.share import Call
+from numbattn.distributed import costs as plans
+from numbattn.distributed.rank import backward, forward
+from numbattn.distributed.share import Options
 
 from .test_ring import Watched
 
 
 def shares(ring, heads, heads_k, m=1024, n=1024, dtype=np.float32, **options):
     """Of all ranks."""
-    return plan.shares_of(ring, dtype, (2, heads, m, 8), *[(2, heads_k, n, 8)] * 2, **options)
+    return plans.shares_of(ring, dtype, (2, heads, m, 8), *[(2, heads_k, n, 8)] * 2, **options)
 
 
 @pytest.mark.parametrize("order", ["zigzag", "contiguous"])
@@ -27,12 +27,12 @@ def test_cost_is_what_travels(options, order, dtype):
     ring = Watched(4, order)
     n = 1024 if "mask" in options else 1000
     q, k = np.zeros((2, 8, 1024, 8), dtype), np.zeros((2, 4, n, 8), dtype)
-    for name, cost_of in (("ring", plan.cost_of_ring), ("heads", plan.cost_of_heads)):
+    for name, cost_of in (("ring", plans.cost_of_ring), ("heads", plans.cost_of_heads)):
         costs = [cost_of(share) for share in shares(ring, 8, 4, n=n, dtype=dtype, **options)]
         assert costs == [costs[0]] * 4
         call = {"causal": False, "mask": None, "scale": None, "dropout": None, "score": None} | options
         o, saved = ring._run(forward, {"q": ring.split(q), "k": ring.split(k), "v": ring.split(k)},
-                             Call(**call, plan=name))  # fmt: skip
+                             Options(**call, plan=name))  # fmt: skip
         assert ring.sent == costs[0].forward
         ring._run(backward, {"do": o, "dlse": None, "saved": saved}, False)
         assert ring.sent == costs[0].backward
@@ -47,8 +47,8 @@ def test_pairs_are_those_that_see_each_other(mask):
     share, *_ = shares(ring, 4, 4, 512, 512, mask=mask)
     visible = np.broadcast_to(True if mask is None else mask.dense(512, 512), (2, 4, 512, 512))
     by_query = ring.split(visible.sum(axis=(0, 1, 3)), axis=0)
-    assert plan.cost_of_ring(share).pairs == pytest.approx([x.sum() for x in by_query])
-    assert plan.cost_of_heads(share).pairs == pytest.approx(visible.sum(axis=(0, 2, 3)))
+    assert plans.cost_of_ring(share).pairs == pytest.approx([x.sum() for x in by_query])
+    assert plans.cost_of_heads(share).pairs == pytest.approx(visible.sum(axis=(0, 2, 3)))
 
 
 def test_what_no_rank_knows_counts_as_visible():
@@ -56,7 +56,7 @@ def test_what_no_rank_knows_counts_as_visible():
     three = na.Window(0, 0) | na.Window(1, 0) | na.Prefix(1)
     for mask in (nothing, na.Intervals(none, none), na.Causal() | nothing, three):
         share, _ = shares(nad.Simulated(2), 2, 2, 64, 64, mask=mask)
-        assert plan.cost_of_heads(share).pairs == [2 * 64 * 64] * 2
+        assert plans.cost_of_heads(share).pairs == [2 * 64 * 64] * 2
 
 
 @pytest.mark.parametrize(("taken", "why", "heads_k", "order", "options"), [
@@ -70,18 +70,18 @@ def test_what_no_rank_knows_counts_as_visible():
 ], ids=["all", "causal", "window", "few heads", "heads differ", "ranks differ"])  # fmt: skip
 def test_which_plan_is_taken(taken, why, heads_k, order, options):
     of_all = shares(nad.Simulated(4, order), 8, heads_k, **options)
-    _, found, reason = plan.costs_of(of_all[0])
+    _, found, reason = plans.costs_of(of_all[0])
     assert found == taken
     assert reason.startswith(f"since {why}")
-    assert {plan.plan_of(share, None) for share in of_all} == {taken}
+    assert {plans.plan_of(share, None) for share in of_all} == {taken}
 
 
 def test_a_choice_is_made_once(monkeypatch):
     """For calls of a kind, by what is in arrays of the mask on the host."""
     ring, counted = nad.Simulated(2), []
     x = ring.split(np.zeros((2, 64, 8)))
-    monkeypatch.setattr(plan, "KNOWN", {})
-    monkeypatch.setattr(plan, "cost_of_ring", lambda share: counted.append(1) or plan.Cost([1.0], [0], [0]))
+    monkeypatch.setattr(plans, "KNOWN", {})
+    monkeypatch.setattr(plans, "cost_of_ring", lambda share: counted.append(1) or plans.Cost([1.0], [0], [0]))
     for end in (30, 30, 40):
         nad.attention(ring, x, x, x, mask=na.Segments([0, end, 64]))
     assert len(counted) == 2

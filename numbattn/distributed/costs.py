@@ -13,7 +13,7 @@ from .driver import Together
 from .heads import Axes, axes_of_results, rows_of, weights_of, why_not
 from .pieces import lengths_of, tokens_of
 from .ring import Messages
-from .share import Call, Place, Share, share_of
+from .share import Options, RankPlace, Share, share_of
 
 RING, HEADS = PLANS = "ring", "heads"
 UNEQUAL = 1.1  # a busiest rank that has so many times the work of the other plan's outweighs all that travels
@@ -72,13 +72,13 @@ def costs_of(share: Share) -> tuple[dict[str, Cost], str, str]:
 
 def shares_of(ring: Together, dtype: Any, *shapes: tuple[int, ...], **options: Any) -> list[Share]:
     """The Share of each rank in a call on q, k and v of these shapes, of which there is no memory."""
-    def alone(place: Place, *given: Any) -> Messages:
+    def alone(place: RankPlace, *given: Any) -> Messages:
         return ((yield from share_of(place, *given)),)
 
     parts = {name: [np.broadcast_to(np.zeros((), dtype), (*lead, length, features))
                     for length in lengths_of(tokens, ring.ranks, ring.order)]
              for name, (*lead, tokens, features) in zip("qkv", shapes)}  # fmt: skip
-    call = Call(**{"causal": False, "mask": None, "scale": None, "dropout": None, "score": None, **options})
+    call = Options(**{"causal": False, "mask": None, "scale": None, "dropout": None, "score": None, **options})
     return ring._run(alone, parts, call)[0]
 
 

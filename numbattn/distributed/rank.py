@@ -10,13 +10,13 @@ from typing import Any
 from ..checks import flag, words_for
 from ..problem import checked_gradients
 from . import heads, ring
+from .costs import HEADS, plan_of
 from .facts import ALIKE, Facts, agreed
-from .plan import HEADS, plan_of
 from .ring import Messages, Saved
-from .share import Call, Place, share_of
+from .share import Options, RankPlace, share_of
 
 
-def forward(place: Place, q: Any, k: Any, v: Any, call: Call) -> Messages:
+def forward(place: RankPlace, q: Any, k: Any, v: Any, call: Options) -> Messages:
     """o and what is saved."""
     share = yield from share_of(place, q, k, v, call)
     with ALIKE:
@@ -24,7 +24,7 @@ def forward(place: Place, q: Any, k: Any, v: Any, call: Call) -> Messages:
     return (yield from plan.forward(share))
 
 
-def backward(place: Place, do: Any, dlse: Any, saved: Saved, deterministic: bool) -> Messages:
+def backward(place: RankPlace, do: Any, dlse: Any, saved: Saved, deterministic: bool) -> Messages:
     """dq, dk, dv and the gradients of the score."""
     own: Facts | Exception
     try:

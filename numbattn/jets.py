@@ -1,0 +1,350 @@
+"""Tangents of attention and of its gradients: what forward mode, Hessian-vector products, gradients of gradients and
+Laplacians are made of. The equations are derived in reference.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from .backends import run
+from .checks import A, Array, flag
+from .dropout import Dropout
+from .gradients import Gradients, SecondGradients
+from .masks import Mask
+from .problem import Saved, checked_gradients, describe, refuse_cache
+from .scores import Scores
+from .tangents import SavedTangents, checked_tangents, checked_tangents_of_gradients
+
+
+def attention_jvp(
+    q: A,
+    k: A,
+    v: A,
+    tq: Array | None,
+    tk: Array | None,
+    tv: Array | None,
+    *,
+    tscore: Sequence[Array | None] = (),
+    causal: bool = False,
+    mask: Mask | Array | None = None,
+    scale: float | None = None,
+    dropout: Dropout | None = None,
+    score: Scores = None,
+) -> tuple[A, A]:
+    """`attention` and its tangent, in one pass: forward-mode differentiation, a Jacobian-vector product.
+
+    Parameters
+    ----------
+    q, k, v, causal, mask, scale, dropout, score
+        As in `attention`, but k is no cache.
+    tq, tk, tv : arrays or None
+        The tangents of q, k and v: of the shape and dtype of each; None is zero. Several tangents at once have one axis
+        more in front, all that are given: S and P are computed once for a few of them.
+    tscore : list or tuple, optional
+        The tangents of the arrays in score, likewise: one for each gradient in ``grads.score``, in its order, None
+        where it is zero. Default: all are.
+
+    Returns
+    -------
+    o : array, (..., seqlen_q, head_dim_v), of the dtype of q
+    to : array, likewise
+        The tangent of o; of several tangents with their axis in front. 0 where a query sees nothing.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what does not fit: see `attention`.
+    NotImplementedError
+        For tangents that are not there yet: those of the arrays of a `Score`.
+
+    Notes
+    -----
+    With S = scale Q K^T, P = softmax(S), and Z the dropout mask times its scale,
+
+        tS = scale (tQ K^T + Q tK^T),  tlse = rowsum(P tS),  tO = (Z P) tV + (Z P tS) V - tlse O,
+
+    six products of matrices and in memory linear in the sequence length. A part S = f(S0) of a score multiplies tS by
+    f'(S0); its array A adds (df / dA) tA.
+
+    Examples
+    --------
+    >>> import numbattn as na, numpy as np
+    >>> q, k, v, tq, tk, tv = np.random.default_rng(0).standard_normal((6, 8, 100, 64))
+    >>> o, to = na.attention_jvp(q, k, v, tq, tk, tv, causal=True)
+    >>> h = 1e-5
+    >>> ahead, behind = (na.attention(q + x * tq, k + x * tk, v + x * tv, causal=True) for x in (h, -h))
+    >>> np.allclose(to, (ahead - behind) / (2 * h), atol=1e-6)
+    True
+    """
+    options: Any = {"causal": causal, "mask": mask, "scale": scale, "dropout": dropout, "score": score}
+    o, to, _, _ = attention_forward_jvp(q, k, v, tq, tk, tv, tscore=tscore, **options)
+    return o, to
+
+
+def attention_forward_jvp(
+    q: A,
+    k: A,
+    v: A,
+    tq: Array | None,
+    tk: Array | None,
+    tv: Array | None,
+    *,
+    tscore: Sequence[Array | None] = (),
+    causal: bool = False,
+    mask: Mask | Array | None = None,
+    scale: float | None = None,
+    dropout: Dropout | None = None,
+    score: Scores = None,
+) -> tuple[A, A, Saved[A], SavedTangents[A]]:
+    """`attention_jvp`, and what `attention_backward_jvp` needs.
+
+    Parameters
+    ----------
+    q, k, v, tq, tk, tv, tscore, causal, mask, scale, dropout, score
+        As in `attention_jvp`.
+
+    Returns
+    -------
+    o, to : arrays, (..., seqlen_q, head_dim_v)
+        As from `attention_jvp`.
+    saved : Saved
+        As from `attention_forward`.
+    tsaved : SavedTangents
+        ``tsaved.tlse`` is the tangent of ``saved.lse``. Both refer to what the call was given and has returned: editing
+        that in place before the backward pass changes what it returns.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError
+        As in `attention_jvp`.
+
+    Examples
+    --------
+    >>> import numbattn as na, numpy as np
+    >>> q, k, v, tk = np.random.default_rng(0).standard_normal((4, 100, 64))
+    >>> o, to, saved, tsaved = na.attention_forward_jvp(q, k, v, None, tk, None)
+    >>> to.shape, tsaved.tlse.shape
+    ((100, 64), (100,))
+    """
+    refuse_cache(k, "tangents")
+    problem, inputs = describe(q, k, v, causal, mask, scale, dropout, score)
+    tangents, several = checked_tangents(inputs, tq, tk, tv, tscore)
+    o, lse, to, tlse = run(problem, "tangent", problem, inputs, tangents)
+    if not several:
+        to, tlse = to[0], tlse[0]
+    return o, to, Saved(problem, inputs, o, lse), SavedTangents(problem, tangents, to, tlse, several)
+
+
+def attention_backward_jvp(
+    do: Array,
+    saved: Saved[A],
+    tsaved: SavedTangents[A],
+    *,
+    tdo: Array | None = None,
+    dlse: Array | None = None,
+    tdlse: Array | None = None,
+    deterministic: bool = False,
+) -> tuple[Gradients[A], Gradients[A]]:
+    """The gradients of `attention_forward`, and their tangents: forward over reverse, Hessian-vector products.
+
+    Parameters
+    ----------
+    do, saved, dlse, deterministic
+        As in `attention_backward`.
+    tsaved : SavedTangents
+        What `attention_forward_jvp` returned along with saved.
+    tdo : array, (..., seqlen_q, head_dim_v), optional
+        The tangent of do, with an axis of tangents in front if q, k and v have it; of another floating dtype it is
+        converted. Default: zero.
+    tdlse : array, (..., seqlen_q), optional
+        The tangent of dlse, likewise.
+
+    Returns
+    -------
+    grads : Gradients
+        As from `attention_backward`.
+    tgrads : Gradients
+        The tangents of dq, dk and dv; ``tgrads.score`` has those of ``grads.score``. Of several tangents with their
+        axis in front.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what does not fit: see `attention`.
+
+    Notes
+    -----
+    With dP = Z (dO V^T), D = rowsum(dO O) - dlse and dS = P (dP - D), where P is recomputed from lse, and tP from tlse,
+
+        tP = P (tS - tlse),  tdP = Z (dO tV^T + tdO V^T),  tD = rowsum(tdO O + dO tO) - tdlse,
+        tdS = tP (dP - D) + P (tdP - tD),
+        tdQ = scale (tdS K + dS tK),  tdK = scale (tdS^T Q + dS^T tQ),  tdV = (Z tP)^T dO + (Z P)^T tdO:
+
+    ten products of matrices, twelve with tdO. A part S = f(S0) of a score makes f' dS of dS, and f' tdS + f'' tS0 dS of
+    tdS. Where tdO and tdlse are zero this is the Hessian of <do, o> + <dlse, lse> times the tangents.
+
+    Examples
+    --------
+    >>> import numbattn as na, numpy as np
+    >>> q, k, v, tq, do = np.random.default_rng(0).standard_normal((5, 100, 64))
+    >>> o, to, saved, tsaved = na.attention_forward_jvp(q, k, v, tq, None, None)
+    >>> (dq, dk, dv), (tdq, tdk, tdv) = na.attention_backward_jvp(do, saved, tsaved)
+    >>> h = 1e-5
+    >>> ahead, behind = (na.attention_vjp(q + x * tq, k, v)[1](do) for x in (h, -h))
+    >>> np.allclose(tdk, (ahead.dk - behind.dk) / (2 * h), atol=1e-6)
+    True
+    """
+    do, dlse = checked_gradients(saved, do, dlse)
+    tdo, tdlse = checked_tangents_of_gradients(saved, tsaved, tdo, dlse, tdlse)
+    flag("deterministic", deterministic)
+    tangents, to, tlse = tsaved.tangents, tsaved.to, tsaved.tlse
+    if not tsaved.several:
+        to, tlse = to[None], tlse[None]
+    grads = run(saved.problem, "backward", saved, do, dlse, deterministic)
+    given = saved, do, dlse, tangents, to, tlse, tdo, tdlse, deterministic
+    tgrads = run(saved.problem, "backward_tangent", *given)
+    return grads, tgrads if tsaved.several else _only(tgrads)
+
+
+class SecondBackprop(Protocol[A]):
+    """What `attention_backward_vjp` returns along with the gradients."""
+
+    def __call__(
+        self, ddq: Array | None, ddk: Array | None, ddv: Array | None, *, ddscore: Sequence[Array | None] = ()
+    ) -> SecondGradients[A]: ...
+
+
+def attention_backward_vjp(
+    do: Array, saved: Saved[A], *, dlse: Array | None = None, deterministic: bool = False
+) -> tuple[Gradients[A], SecondBackprop[A]]:
+    """`attention_backward` with its own gradients as a closure: reverse over reverse, as for gradient penalties.
+
+    Parameters
+    ----------
+    do, saved, dlse, deterministic
+        As in `attention_backward`.
+
+    Returns
+    -------
+    grads : Gradients
+        As from `attention_backward`.
+    backprop2 : function
+        ``backprop2(ddq, ddk, ddv, ddscore=())`` takes the gradients of a function of dq, dk, dv and ``grads.score`` by
+        these: of the shape and dtype of each, None is zero. It returns those by q, k, v and do, a tuple with the
+        attributes `dlse` and `score`. As in `attention_jvp` there may be several at once.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what does not fit: see `attention`.
+
+    Notes
+    -----
+    dq, dk and dv are the gradient of <do, o> + <dlse, lse>, whose Hessian is symmetric: so gq, gk and gv are what
+    `attention_backward_jvp` returns as tangents in the direction ddq, ddk, ddv, and gdo, and the gradient by dlse, the
+    tangents of o and lse in that direction.
+
+    Examples
+    --------
+    >>> import numbattn as na, numpy as np
+    >>> q, k, v, do = np.random.default_rng(0).standard_normal((4, 100, 64))
+    >>> o, saved = na.attention_forward(q, k, v)
+    >>> (dq, dk, dv), backprop2 = na.attention_backward_vjp(do, saved)
+    >>> gq, gk, gv, gdo = backprop2(2 * dq, None, None)        # of the penalty (dq**2).sum()
+    >>> gdo.shape
+    (100, 64)
+    """
+    do, dlse = checked_gradients(saved, do, dlse)
+    flag("deterministic", deterministic)
+    problem, inputs = saved.problem, saved.inputs
+    grads: Gradients[A] = run(problem, "backward", saved, do, dlse, deterministic)
+
+    def backprop2(
+        ddq: Array | None, ddk: Array | None, ddv: Array | None, *, ddscore: Sequence[Array | None] = ()
+    ) -> SecondGradients[A]:
+        tangents, several = checked_tangents(inputs, ddq, ddk, ddv, ddscore, prefix="dd")
+        _, _, to, tlse = run(problem, "tangent", problem, inputs, tangents)
+        given = saved, do, dlse, tangents, to, tlse, None, None, deterministic
+        found = run(problem, "backward_tangent", *given)
+        if not several:
+            to, tlse, found = to[0], tlse[0], _only(found)
+        return SecondGradients(found.dq, found.dk, found.dv, to, tlse, found.score)
+
+    return grads, backprop2
+
+
+def attention_laplacian(
+    q: A,
+    k: A,
+    v: A,
+    jq: Array | None,
+    jk: Array | None,
+    jv: Array | None,
+    lq: Array | None = None,
+    lk: Array | None = None,
+    lv: Array | None = None,
+    *,
+    causal: bool = False,
+    mask: Mask | Array | None = None,
+    scale: float | None = None,
+    dropout: Dropout | None = None,
+    score: Scores = None,
+) -> tuple[A, A, A]:
+    """`attention` with its tangents and its Laplacian: the forward Laplacian of quantum Monte Carlo.
+
+    Of coordinates x_1, ..., x_T on which q, k and v depend it takes the first derivatives by each and the Laplacian,
+    the sum of second derivatives, and returns both of o.
+
+    Parameters
+    ----------
+    q, k, v, causal, mask, scale, dropout, score
+        As in `attention`, but k is no cache.
+    jq, jk, jv : arrays, (T, ...), or None
+        The derivatives of q, k and v by each coordinate, of their dtype; None is zero.
+    lq, lk, lv : arrays or None, optional
+        Their Laplacians, of the shape and dtype of q, k and v; None is zero.
+
+    Returns
+    -------
+    o : array, (..., seqlen_q, head_dim_v), of the dtype of q
+    jo : array, (T, ..., seqlen_q, head_dim_v)
+        The derivatives of o.
+    lo : array, (..., seqlen_q, head_dim_v)
+        Its Laplacian.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what does not fit: see `attention`.
+    NotImplementedError
+        For CuPy arrays, whose Laplacians are not there yet.
+
+    Notes
+    -----
+    lo is the tangent of o in the direction lq, lk, lv, see `attention_jvp`, plus the sum over tangents of
+
+        (Z P2) V + 2 (Z P tS) tV - 2 tlse tO - rowsum(P2) O,  P2 = P (2 scale tQ tK^T + tS^2),
+
+    the second derivative of o along q + h tq, k + h tk, v + h tv. Arrays in a score are constants.
+
+    Examples
+    --------
+    >>> import numbattn as na, numpy as np
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 5, 4))
+    >>> jq = np.eye(20).reshape(20, 5, 4)                      # by the elements of q themselves
+    >>> o, jo, lo = na.attention_laplacian(q, k, v, jq, None, None)
+    >>> jo.shape, lo.shape
+    ((20, 5, 4), (5, 4))
+    """
+    refuse_cache(k, "tangents")
+    problem, inputs = describe(q, k, v, causal, mask, scale, dropout, score)
+    tangents, _ = checked_tangents(inputs, jq, jk, jv, prefix="j", several=True)
+    laplacians, _ = checked_tangents(inputs, lq, lk, lv, prefix="l", several=False)
+    o, _, jo, lo = run(problem, "laplacian", problem, inputs, tangents, laplacians)
+    return o, jo, lo
+
+
+def _only(grads: Gradients[Any]) -> Gradients[Any]:
+    """The only ones of several."""
+    score = tuple([None if x is None else x[0] for x in grads.score])
+    return Gradients(grads.dq[0], grads.dk[0], grads.dv[0], score)

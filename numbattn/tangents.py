@@ -1,0 +1,165 @@
+"""Tangents of a call's arrays and of its results, checked. Backends see them with an axis of the tangents in front."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, NamedTuple, cast
+
+from .checks import A, library, same_library, words_for, words_for_dtype
+from .problem import Inputs, Problem, Saved, converted
+from .scores import ArrayPart, Part
+from .values import moved
+
+
+class Tangents(NamedTuple):
+    """Directions in which the arrays of a call change; None stands for zero."""
+
+    q: Any  # (count, *shape of q)
+    k: Any
+    v: Any
+    score: tuple[Any, ...]  # one for each array that has a place in `grads.score`, (count, *shape of it)
+    count: int = 1  # type: ignore[assignment]  # it hides a method of tuples
+
+
+def parts_of(inputs: Inputs, tangents: Tangents, number: int) -> list[Any]:
+    """For each part of the score, a part with tangent `number` of its array in that one's place: S and the tangent of S
+    are linear in it. None where that tangent is zero."""
+    given, found = iter(tangents.score), list[Any]()
+    for part in inputs.score:
+        own = [x for _, x in zip(part._weights, given)]
+        if isinstance(part, ArrayPart) and own[0] is not None:
+            tangent = replace(cast(Any, part), **{part._name: own[0][number]})
+            found.append(tangent._within(inputs.mask._frame))
+        else:
+            found.append(None)
+    return found
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SavedTangents(Generic[A]):
+    """What the tangent of the forward pass leaves for that of the backward pass. It refers to the tangents of q, k and
+    v and to that of o; it does not copy them.
+
+    Attributes
+    ----------
+    to : array, (..., seqlen_q, head_dim_v)
+        The tangent of o; of several tangents with their axis in front.
+    tlse : array, (..., seqlen_q), float32, or float64 for float64
+        The tangent of lse, likewise; 0 where a query sees nothing.
+    """
+
+    problem: Problem
+    tangents: Tangents
+    to: A
+    tlse: A
+    several: bool  # whether there is an axis of tangents
+
+    def __repr__(self) -> str:
+        count = f"{self.tangents.count} tangents" if self.several else "a tangent"
+        return f"<SavedTangents: {count} of {self.to.dtype}, {self.problem.xp}>"
+
+
+class Given(NamedTuple):
+    """A tangent that is given."""
+
+    name: str  # of the argument
+    tangent: Any
+    array: Any  # whose tangent it is
+    of: str  # what that is called
+
+
+def checked_tangents(
+    inputs: Inputs, q: Any, k: Any, v: Any, score: Any = (), prefix: str = "t", several: bool | None = None
+) -> tuple[Tangents, bool]:
+    """The Tangents of a call, and whether those that are given have an axis in front.
+
+    prefix: of the arguments' names, as in tq; several: whether they have to have that axis, if it is known.
+    """
+    tangents, weights = (q, k, v, *_of_score(f"{prefix}score", score, inputs)), _weights(inputs)
+    names = [*(f"{prefix}{name}" for name in "qkv"), *(f"{prefix}score[{i}]" for i in range(len(weights)))]
+    arrays = inputs.q, inputs.k, inputs.v, *(x for _, x in weights)
+    wanted = map(Given, names, tangents, arrays, [*"qkv", *(type(part).__name__ for part, _ in weights)])
+    given = [x for x in wanted if x.tangent is not None]
+    for x in given:
+        _check_array(x, inputs)
+    if several is None:
+        several = bool(given) and given[0].tangent.ndim > given[0].array.ndim
+    lead: tuple[int, ...] = () if not several else given[0].tangent.shape[:1] if given else (0,)
+    for x in given:
+        _check_shape(x, lead, given[0])
+    q, k, v, *score = (x if x is None or several else x[None] for x in tangents)
+    score = tuple([x if x is None else moved(x, inputs.q) for x in score])
+    return Tangents(q, k, v, score, lead[0] if several else 1), several
+
+
+def _weights(inputs: Inputs) -> list[tuple[Part, Any]]:
+    """The arrays that have a place in `grads.score`, each with its part of the score."""
+    return [(part, x) for part in inputs.score for x in part._weights]
+
+
+def _of_score(name: str, score: Any, inputs: Inputs) -> Sequence[Any]:
+    """The tangents of arrays in the score, one for each."""
+    if not isinstance(score, list | tuple):
+        raise TypeError(f"{name}: got {words_for(score)}, expected a list or tuple of arrays or None")
+    parts = [part for part, _ in _weights(inputs)]
+    if not score:
+        return [None] * len(parts)
+    if len(score) != len(parts):
+        names = ", ".join(type(part).__name__ for part in parts)
+        raise ValueError(f"{name}: got {len(score)} tangents, expected {len(parts)}, one for each array in score"
+                         f"{f', of {names}' * bool(names)}")  # fmt: skip
+    for number, (part, tangent) in enumerate(zip(parts, score)):
+        if tangent is not None and name == "ddscore" and not part._wants_gradient:
+            raise ValueError(f"{name}[{number}]: got {words_for(tangent)} for a {type(part).__name__} whose gradient "
+                             "is not wanted, expected None")  # fmt: skip
+        if tangent is not None and not isinstance(part, ArrayPart):
+            raise NotImplementedError(f"{name}[{number}]: got {words_for(tangent)} for an array of a "
+                                      f"{type(part).__name__}: expected None, these have no tangents yet")  # fmt: skip
+    return score
+
+
+def _check_array(x: Given, inputs: Inputs) -> None:
+    if not library(x.tangent) or x.of in "qkv":  # arrays in scores may be of NumPy with inputs of CuPy
+        same_library(q=inputs.q, **{x.name: x.tangent})
+    if x.tangent.dtype != x.array.dtype:
+        got = words_for_dtype(x.tangent.dtype)
+        raise TypeError(f"{x.name}: got {got}, expected {x.array.dtype}, the dtype of {x.of}")
+
+
+def _check_shape(x: Given, lead: tuple[int, ...], first: Given) -> None:
+    """lead: the axis of tangents, if there is one, that the first tangent given has."""
+    expected = (*lead, *x.array.shape)
+    if x.tangent.shape == expected:
+        return
+    said = f"{expected}, the shape of {x.of}"
+    if x is first and not lead:
+        said += ", or one axis more in front, of several tangents"
+    elif x is first:
+        said += " after an axis of tangents"
+    elif lead:
+        said += f" after the axis of {first.name}, of {lead[0]} tangents"
+    else:
+        said += f": {first.name} has no axis of tangents"
+    raise ValueError(f"{x.name}: got the shape {x.tangent.shape}, expected {said}")
+
+
+def checked_tangents_of_gradients(
+    saved: Saved[Any], tangents: SavedTangents[Any], tdo: Any, dlse: Any, tdlse: Any
+) -> tuple[Any, Any]:
+    """The tangents of do and dlse as the backward pass takes them: of their dtypes, with an axis in front."""
+    if not isinstance(tangents, SavedTangents):
+        raise TypeError(f"tsaved: got {words_for(tangents)}, expected what attention_forward_jvp returned")
+    problem, own = saved.problem, tangents.problem
+    if (own.xp, own.dtype, own.shapes) != (problem.xp, problem.dtype, problem.shapes):
+        raise ValueError(f"tsaved: got {tangents} of the shapes {own.shapes}, expected that of the same call as saved, "
+                         f"{saved}")  # fmt: skip
+    if tdlse is not None and dlse is None:
+        raise ValueError(f"tdlse: got {words_for(tdlse)} without dlse, whose tangent it is: pass dlse, too")
+    lead = (tangents.tangents.count,) if tangents.several else ()
+    if tdo is not None:
+        tdo = converted("tdo", tdo, "to", (*lead, *problem.out_shape), problem.dtype, saved.inputs)
+    if tdlse is not None:
+        tdlse = converted("tdlse", tdlse, "tlse", (*lead, *problem.lse_shape), problem.sum_dtype, saved.inputs)
+    tdo, tdlse = (x if x is None or tangents.several else x[None] for x in (tdo, tdlse))
+    return tdo, tdlse
