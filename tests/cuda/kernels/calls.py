@@ -26,11 +26,7 @@ class Call(NamedTuple):
     v: Any
     do: Any
     dlse: Any
-<<<<<<< HEAD
-    kinds: tuple  # of the mask
-=======
     kinds: tuple  # of its mask, see kernels.shared.visibility
->>>>>>> main
     mask: MaskArgs  # without states
     drops: Drops
     kept_scale: Any
