@@ -1,16 +1,13 @@
-"""Tangent of attention's forward pass on Hopper (wgmma, TMA): O, lse and their derivatives in the direction tQ, tK, tV.
+"""The tangent of attention forward on Hopper (wgmma, TMA): O, lse and their directional derivatives, see `any.tangent`.
 
-    S = scale Q K^T                     tS = scale (tQ K^T + Q tK^T)
-    P = exp(S - lse)                    tlse = rowsum(P tS)
-    O = (Z P) V                         tO = (Z P) tV + (Z P tS) V - tlse O
+A warp-specialised kernel with the producer of `hopper_forward`: a stage of its pipelines holds a tile and that of its
+tangent, [Q tQ], [tK K] and [V tV], and O and tO are staged in the buffers of [Q tQ]. So tS is one product of twice the
+depth, [Q tQ] [tK K]^T. A consumer has S and tS in flight, computes the softmax of S while it waits for tS, and P tS
+while O + P V and tO + P tV are in flight; then tO + (P tS) V. There are no registers for more of it at once: O, tO, S
+and tS take 192 of 240 at head_dim 128. Meanwhile the tensor cores work for the other consumer, too.
 
-Z is what dropout multiplies P by. All is summed in one pass over the keys: like O and l, the sums of P~ tV + (P~ tS) V
-and of P~ tS, where P~ lacks the factor 1 / l, are rescaled by alpha when m rises. P tS is rounded to q's dtype, as P
-is: in float16 it overflows where |tS| is beyond 32000.
-
-A warp-specialised kernel like `hopper_forward`, with the same producer. A stage of K holds [tK K], one of V [V tV] and
-one of Q [Q tQ], so that tS is one product [Q tQ] [tK K]^T of twice the depth. A consumer starts S and tS, computes the
-softmax while tS is in flight, and P tS while O and P tV are.
+P and P tS are left operands, rounded to q's dtype relative to the maximum so far: P is at most 2, and P tS as large as
+tS may be, in float16 up to 65504.
 """
 
 from typing import Any, NamedTuple
@@ -47,13 +44,15 @@ from ...tile import (
     wgmma_wait,
     where,
 )
-from ...words.arguments import COUNTERS, Statistic, TmaMatrix
+from ...words.arguments import COUNTERS, RaggedMatrix, Statistic, TmaMatrix
 from ...words.spec import Spec
+from ..any.tangent import tangents_of
 from ..scores import sink_steps
 from ..shared.dropout import DROPOUT, DROPS
 from ..shared.layouts import DTYPES, array_type, sum_type
+from ..shared.segments import mask_within_step, queries_of
 from ..shared.softmax import LN_2, logsumexp, softmax_steps
-from ..shared.visibility import MASK, mask_type
+from ..shared.visibility import MASK, PACKED, mask_type, several
 from ..shared.warps import source_of, warp_specialised
 from ..tables import compiled_in
 from .forward_producer import TILES_AHEAD, Moved, producer_steps
@@ -69,8 +68,9 @@ REGISTERS = {2: (32, 240), 3: (32, 160)}  # {consumers: of a producer's thread, 
 class TangentArguments(NamedTuple):
     """What consumers need of the kernel's arguments."""
 
+    by_rows: Any  # O and tO, where TMA does not store all of them
     mLse: Any
-    mtLse: Any
+    mTLse: Any
     mask: Any
     drops: Any
     scale: Any
@@ -90,35 +90,45 @@ class TangentAccumulators(NamedTuple):
 
 
 def hopper_tangent(
-    *, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages, mask, score, dropout,
+    *, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages, tangents, mask, score, dropout,
 ):  # fmt: skip
     """The kernel for tiles of 64 queries a consumer, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
 
-    Its parameters and arguments are those of `hopper_forward`.
+    tangents: which of "q", "k" and "v" have one, the first or the second at least. The others, and the arguments of the
+    kernel, are those of `hopper_forward`.
     """
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
+    HAS_TQ, HAS_TK, HAS_TV = (name in tangents for name in "qkv")
     S_TILE, O_TILE = wgmma(tile_n), wgmma(head_dim_v)
     VECTOR, PARTS, ZERO, LN2 = S_TILE.row_vector(), S_TILE.row_parts(), ACC(0), ACC(LN_2)
     shared = SharedMemory()
-    SHARED_Q = shared.boxes(ROWS, 2 * head_dim, dtype, q_stages, room=2 * head_dim_v)       # [Q tQ], then [O tO]
-    SHARED_K, SHARED_V = (shared.boxes(tile_n, 2 * cols, dtype, stages) for cols in (head_dim, head_dim_v))
-    (ONLY_Q, ONLY_TQ), (ONLY_TK, ONLY_K) = halves(SHARED_Q, head_dim), halves(SHARED_K, head_dim)
-    (ONLY_V, ONLY_TV), (SHARED_O, SHARED_TO) = halves(SHARED_V, head_dim_v), halves(SHARED_Q, head_dim_v)
-    Q_PIPELINE = Pipeline.within(shared, SHARED_Q, readers=1, fills=2)
-    K_PIPELINE, V_PIPELINE = (Pipeline.within(shared, tile, consumers, fills=2) for tile in (SHARED_K, SHARED_V))
+    SHARED_Q = shared.boxes(ROWS, head_dim * (1 + HAS_TQ), dtype, q_stages, room=2 * head_dim_v)
+    SHARED_K = shared.boxes(tile_n, head_dim * (1 + HAS_TK), dtype, stages)
+    SHARED_V = shared.boxes(tile_n, head_dim_v * (1 + HAS_TV), dtype, stages)
+    ONLY_Q, *ONLY_TQ = parts(SHARED_Q, head_dim, 1 + HAS_TQ)
+    *ONLY_TK, ONLY_K = parts(SHARED_K, head_dim, 1 + HAS_TK)
+    ONLY_V, *ONLY_TV = parts(SHARED_V, head_dim_v, 1 + HAS_TV)
+    SHARED_O, SHARED_TO = parts(SHARED_Q, head_dim_v, 2)
+    LEFT_OF_TS = SHARED_Q if HAS_TK else ONLY_TQ[0]
+    RIGHT_OF_TS = SHARED_K if HAS_TQ else ONLY_TK[0]
+    TANGENT_V = ONLY_TV[0] if HAS_TV else ONLY_V
+    Q_PIPELINE = Pipeline.within(shared, SHARED_Q, readers=1, fills=1 + HAS_TQ)
+    K_PIPELINE = Pipeline.within(shared, SHARED_K, consumers, fills=1 + HAS_TK)
+    V_PIPELINE = Pipeline.within(shared, SHARED_V, consumers, fills=1 + HAS_TV)
     _, from_record, NO_WORK = record_steps(mask)
     O_COORDINATES, WORK = (shared.tile(1, size, np.int32, stages=count)
                            for size, count in ((3, q_stages), (len(NO_WORK), TILES_AHEAD)))  # fmt: skip
     O_PIPELINE, WORK_PIPELINE = Pipeline.within(shared, O_COORDINATES, 1), Pipeline.within(shared, WORK, consumers + 1)
     pipelines = Pipelines(Q_PIPELINE, K_PIPELINE, V_PIPELINE, O_PIPELINE, WORK_PIPELINE)
-    moved = Moved((ONLY_Q, ONLY_TQ), (ONLY_K, ONLY_TK), (ONLY_V, ONLY_TV), (SHARED_O, SHARED_TO))
+    moved = Moved((ONLY_Q, *ONLY_TQ), (ONLY_K, *ONLY_TK), (ONLY_V, *ONLY_TV), (SHARED_O, SHARED_TO))
     schedule, load = producer_steps(pipelines, moved, shared.boxes(ROWS, tile_n, dtype, 0), mask, tile_n, consumers)
-    CONSUMERS, TILE_N = consumers, tile_n
-    (_, next_n_block), (share_of, _) = block_steps(mask, tile_n), share_steps(mask, consumers)
+    CONSUMERS, TILE_N, IS_PACKED = consumers, tile_n, PACKED in mask
+    (_, next_n_block), (share_of, is_whole) = block_steps(mask, tile_n), share_steps(mask, consumers)
     needs_mask, masked = mask_steps(mask, S_TILE, tile_n, ACC)
     (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC), sink_steps(score, ACC)
     mark, left_operand, both_factors = drop_steps(S_TILE, dropout, ONLY_V)
     clear_beyond, skip, n_block_range = key_tile_steps(mask, tile_n, consumers)
+    mask_of = mask_within_step(mask, ROWS)
 
     def step_with(masks):
         @device
@@ -126,30 +136,32 @@ def hopper_tangent(
             """Adds a tile of keys to all sums; also returns the tile after it."""
             O, tO, m, l, tl = acc
             wait(K)
-            q, k = allocate(ONLY_Q, Q.index), allocate(ONLY_K, K.index)
-            S = dot(S_TILE, q, k.T)                             # S = Q K^T, in flight
-            tS = dot(S_TILE, Q.tile, K.tile.T)                  # tS = Q tK^T + tQ K^T, in flight
+            S = dot(S_TILE, allocate(ONLY_Q, Q.index), allocate(ONLY_K, K.index).T)     # (1), in flight
+            tS = dot(S_TILE, allocate(LEFT_OF_TS, Q.index), allocate(RIGHT_OF_TS, K.index).T)   # (2), in flight
             after = next_n_block(tile, args.mask, here + 1)
             S = wgmma_wait(S, 1)
             if masks:
                 S = masked(S, tile, args.mask, here)
-            P, m, l, alpha = softmax_step(S, m, l, args.scale_log2)
+            P, m, l, alpha = softmax_step(S, m, l, args.scale_log2)     # (4), relative to the maximum so far
             P = mark(P, args.drops, tile.batch, tile.head, tile.m0, here * TILE_N)
             O, tO = rescaled(O, alpha), rescaled(tO, alpha)
             if masks:
                 clear_beyond(V, tile, args.mask, here)
             wait(V)
             v, left = allocate(ONLY_V, V.index), left_operand(P)
-            O = dot(O, left, v)                                 # O = O + P V, in flight
-            tO = dot(tO, left, allocate(ONLY_TV, V.index))      # tO = tO + P tV, in flight
-            tS = wgmma_wait(tS, 2)
+            O = dot(O, left, v)                                 # (3): O = O + P V, in flight
+            if HAS_TV:
+                tO = dot(tO, left, allocate(TANGENT_V, V.index))    # (6): tO = tO + P tV, in flight
+                tS = wgmma_wait(tS, 2)
+            else:
+                tS = wgmma_wait(tS, 1)
             release(K)
             if masks:
                 tS = where(P != ZERO, tS, ZERO)                 # what is masked may be NaN
             P, kept = both_factors(P)
             tS = tS * args.scale
-            tl = part_sum(P * tS, tl * alpha)
-            tO = dot(tO, operand(kept * tS, ONLY_V), v)         # tO = tO + (P tS) V, in flight
+            tl = part_sum(P * tS, tl * alpha)                   # (5)
+            tO = dot(tO, operand(kept * tS, ONLY_V), v)         # (6): tO = tO + (P tS) V, in flight
             O, tO = wgmma_wait(O, 0), wgmma_wait(tO, 0)
             release(V)
             return TangentAccumulators(O, tO, m, l, tl), advance(K, 1), advance(V, 1), after
@@ -184,20 +196,30 @@ def hopper_tangent(
         O, tO, m, l, tl = acc
         m = m * (args.scale_log2 * LN2)
         m, total, alpha = with_sink(m, row_sum(l), (), tile.batch, tile.head)   # total is 0 if nothing is seen
-        factor = inverse(total, alpha)
-        tlse = row_sum(tl) * factor
-        save(args.mLse[tile.batch, tile.head], logsumexp(m, total, LN2), tile.m0)
-        save(args.mtLse[tile.batch, tile.head], tlse, tile.m0)
-        factor = factor * args.kept_scale
-        O = O * factor                                          # O = O / l
-        tO = tO * factor - O * tlse                             # tO = tO / l - tlse O
+        over_l = inverse(total, alpha)
+        O, tlse = O * (over_l * args.kept_scale), row_sum(tl) * over_l
+        tO = tO * (over_l * args.kept_scale) - O * tlse         # (6)
+        first, end = queries_of(tile.segment)
+        save(args.mLse[tile.batch, tile.head][first:end], logsumexp(m, total, LN2), tile.m0)
+        save(args.mTLse[tile.batch, tile.head][first:end], tlse, tile.m0)
         sync_warpgroup()                                        # all have read Q
         put(allocate(SHARED_O, Q.index), O)
         put(allocate(SHARED_TO, Q.index), tO)
+        if IS_PACKED and not is_whole(tile.segment, tile.m0):
+            save(args.by_rows[0][tile.batch, tile.head][first:end], O, tile.m0)
+            save(args.by_rows[1][tile.batch, tile.head][first:end], tO, tile.m0)
         fence_async_proxy()
         sync_warpgroup()
         release(Q)                                              # to the scheduler, which stores both
         release(W)
+
+    @device
+    def within(args, tile):
+        """The arguments with what a segment's queries see."""
+        return TangentArguments(
+            args.by_rows, args.mLse, args.mTLse, mask_of(args.mask, tile.segment), args.drops, args.scale,
+            args.scale_log2, args.kept_scale, args.heads_per_tile,
+        )  # fmt: skip
 
     @device
     def compute(args):
@@ -206,13 +228,14 @@ def hopper_tangent(
         Q = stage(Q_PIPELINE, warpgroup_index())
         tile = receive(W, args.heads_per_tile)
         while tile.n_blocks > 0:
-            first, end = n_block_range(tile, args.mask)
-            K, V, here = skip(K, V, tile, args.mask, tile.n_block, first)
+            here = within(args, tile)
+            first, end = n_block_range(tile, here.mask)
+            K, V, n_block = skip(K, V, tile, here.mask, tile.n_block, first)
             acquire(Q)                                          # consumers take turns with these stages: see pipeline
             wait(Q)
-            acc, K, V, here = main_loop(Q, K, V, tile, here, end, args)
-            K, V, _ = skip(K, V, tile, args.mask, here, tile.n_blocks)
-            epilogue(acc, W, Q, tile, args)
+            acc, K, V, n_block = main_loop(Q, K, V, tile, n_block, end, here)
+            K, V, _ = skip(K, V, tile, here.mask, n_block, tile.n_blocks)
+            epilogue(acc, W, Q, tile, here)
             W, Q = advance(W, 1), advance(Q, CONSUMERS)
             tile = receive(W, args.heads_per_tile)
             sync_warp()                                         # reconverge: the first thread did more
@@ -220,39 +243,44 @@ def hopper_tangent(
     begin, take_roles = warp_specialised(pipelines, consumers, REGISTERS[consumers], compute, load, schedule)
 
     def kernel(
-        mQ, mtQ, mK, mtK, mV, mtV, mO, mtO, mLse, mtLse, mask, drops, counters, group_size, scale, scale_log2,
+        mQ, mK, mV, mTQ, mTK, mTV, mO, mTO, by_rows, mLse, mTLse, mask, drops, counters, group_size, scale, scale_log2,
         kept_scale, at_once, heads_per_tile, ascending,
     ):  # fmt: skip
         batches, heads, seqlen_q = shape(mLse)
         begin()
-        args = TangentArguments(mLse, mtLse, mask, drops, scale, scale_log2, kept_scale, heads_per_tile)
-        of_loader = (mK, mtK), (mV, mtV), (), mask, group_size, heads_per_tile
+        args = TangentArguments(
+            by_rows, mLse, mTLse, mask, drops, scale, scale_log2, kept_scale, heads_per_tile
+        )  # fmt: skip
+        of_loader = (mK, *mTK), (mV, *mTV), (), mask, group_size, heads_per_tile
         sizes = seqlen_q, heads, batches * heads
-        of_scheduler = (mQ, mtQ), (mO, mtO), mask, counters, *sizes, at_once, heads_per_tile, ascending
+        of_scheduler = (mQ, *mTQ), (mO, mTO), mask, counters, *sizes, at_once, heads_per_tile, ascending
         take_roles((args,), (of_loader, of_scheduler))
 
-    number = getattr(types, ACC.__name__)
+    number, matrix, statistic = getattr(types, ACC.__name__), array_type(dtype, 4), array_type(ACC, 3)
     signature = types.void(
-        *[types.uint64] * 8, *[array_type(ACC, 3)] * 2, mask_type(mask), DROPS, types.uint32[:], INDEX,
+        *[types.uint64] * 3, *[several(types.uint64, has) for has in (HAS_TQ, HAS_TK, HAS_TV)], *[types.uint64] * 2,
+        several(matrix, 2 * IS_PACKED), statistic, statistic, mask_type(mask), DROPS, types.uint32[:], INDEX,
         *[number] * 3, *[INDEX] * 3,
     )  # fmt: skip
-    tiles = ONLY_Q, ONLY_TQ, ONLY_K, ONLY_TK, ONLY_V, ONLY_TV, SHARED_O, SHARED_TO
+    tiles = ONLY_Q, ONLY_K, ONLY_V, *ONLY_TQ, *ONLY_TK, *ONLY_TV, SHARED_O, SHARED_TO
     return source_of(kernel, signature, consumers, shared, tiles)
 
 
-def halves(tile, cols):
-    """The places of both halves of the first 2 * cols columns of each stage."""
-    return tile.part(0, cols), tile.part(cols, cols)
+def parts(tile, cols, count):
+    """The places of so many parts of each stage, each of `cols` columns."""
+    return [tile.part(number * cols, cols) for number in range(count)]
 
 
 SPEC = Spec(
     hopper_tangent,
-    (TmaMatrix("q"), TmaMatrix("tq"), TmaMatrix("k", "k"), TmaMatrix("tk", "k"), TmaMatrix("v", "k"),
-     TmaMatrix("tv", "k"), TmaMatrix("o"), TmaMatrix("to"), Statistic("lse"), Statistic("tlse"), MASK, DROPOUT,
-     COUNTERS, "group_size", "scale", "scale_log2", "kept_scale", "at_once", "heads_per_tile", "ascending"),
+    (TmaMatrix("q"), TmaMatrix("k", "k"), TmaMatrix("v", "k"), TmaMatrix("tq", optional=True),
+     TmaMatrix("tk", "k", optional=True), TmaMatrix("tv", "k", optional=True), TmaMatrix("o"), TmaMatrix("to"),
+     RaggedMatrix("o"), RaggedMatrix("to"), Statistic("lse"), Statistic("tlse"), MASK, DROPOUT, COUNTERS, "group_size",
+     "scale", "scale_log2", "kept_scale", "at_once", "heads_per_tile", "ascending"),
     tiles=rows,
-    parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)),
+    parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | tangents_of(work),
     numbers=numbers,
     persistent=True,
     arch="a",
+    packs=True,
 )  # fmt: skip

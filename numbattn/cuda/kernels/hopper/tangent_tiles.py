@@ -1,6 +1,6 @@
 """Which tiles the tangent of the forward pass on Hopper takes."""
 
-from .forward_tiles import Warpgroups, head_dims, heads_per_tile, is_for_hopper
+from .forward_tiles import Warpgroups, head_dims, is_for_hopper
 
 # O and its tangent take half of a consumer's registers at head_dim 128
 USUAL = {  # of the largest head_dim
@@ -14,11 +14,12 @@ def rows(work):
 
 
 def takes(work):
-    """Whether TMA and wgmma compute it: no scores yet, nor an O that is not rounded."""
-    problem = work.problem
+    """Whether TMA and wgmma compute it: without a score, and where S has a tangent and O is rounded to q's dtype."""
+    problem, dtypes = work.problem, work.dtypes
     return (
         is_for_hopper(work)
         and max(head_dims(problem)) <= max(USUAL)
         and not work.score
-        and work.dtypes["o"] == work.dtypes["to"] == problem.dtype
+        and dtypes["o"] == dtypes["to"] == problem.dtype
+        and ("tq" in dtypes or "tk" in dtypes)
     )
