@@ -130,3 +130,44 @@ def test_calls(rng, case):
     assert "hopper_tangent" in launched
     np.testing.assert_allclose(o.astype(np.float64), reference.attention_forward(*arrays, **options)[0], atol=0.02)
     assert_accurate_tangents((to, tsaved.tlse), arrays, tangents, options)
+
+
+FAULTS = {
+    "            wait(K)\n            S": "            S",
+    "            if masks:\n                S = masked(": "            if False:\n                S = masked(",
+    "rescaled(O, alpha), rescaled(tO, alpha)": "rescaled(O, alpha), tO",
+    "            wait(V)\n            v": "            v",
+    "                clear_beyond(V, tile, args.mask, here)\n": "                pass\n",
+    "tS = wgmma_wait(tS, 2)": "tS = wgmma_wait(tS, 3)",
+    "tS = wgmma_wait(tS, 1)": "tS = wgmma_wait(tS, 2)",
+    "            release(K)\n            if masks:": "            if masks:",
+    "where(P != ZERO, tS, ZERO)": "tS",
+    "tS = tS * args.scale\n": "pass\n",
+    "tl * alpha)                   # (5)": "tl)                   # (5)",
+    "operand(kept * tS, ONLY_V)": "operand(P * tS, ONLY_V)",
+    "            O, tO = wgmma_wait(O, 0), wgmma_wait(tO, 0)\n            release(V)\n":
+        "            release(V)\n            O, tO = wgmma_wait(O, 0), wgmma_wait(tO, 0)\n",
+    "row_sum(tl) * over_l": "row_sum(tl)",
+    "tO * (over_l * args.kept_scale) - O * tlse": "tO * over_l - O * tlse",
+    "        sync_warpgroup()                                        # all have read Q\n": "",
+    "        fence_async_proxy()\n": "",
+    "        release(Q)                                              #": "        pass  #",
+    "        release(W)\n": "",
+    "            acquire(Q)  ": "            pass  ",
+    "            wait(Q)\n": "",
+    "K, V, n_block = skip(K, V, tile, here.mask, tile.n_block, first)": "n_block = first",
+    "K, V, _ = skip(K, V, tile, here.mask, n_block, tile.n_blocks)": "pass",
+    "advance(Q, CONSUMERS)": "advance(Q, 1)",
+    "LEFT_OF_TS = SHARED_Q if HAS_TK else ONLY_TQ[0]": "LEFT_OF_TS = SHARED_Q",
+    "test_calls": {
+        "save(args.by_rows[1][tile.batch, tile.head][first:end], tO, tile.m0)": "pass",
+        "mask_of(args.mask, tile.segment), args.drops": "args.mask, args.drops",
+    },
+    "cuda/kernels/hopper/tangent_steps.py": {
+        "abs(P), maximum(P, 0)": "maximum(P, 0), maximum(P, 0)",
+        "return positive_operand(P, SHARED_V)": "return operand(P, SHARED_V)",
+    },
+    "cuda/tile/boxes.py": {
+        "first // self.width * self.box_bytes": "first * self.box_bytes",
+    },
+}
