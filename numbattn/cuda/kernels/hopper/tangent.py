@@ -13,10 +13,8 @@ tS may be, in float16 up to 65504.
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba.cuda import types
 
 from ...tile import (
-    INDEX,
     Pipeline,
     SharedMemory,
     acquire,
@@ -45,14 +43,15 @@ from ...tile import (
     where,
 )
 from ...words.arguments import COUNTERS, RaggedMatrix, Statistic, TmaMatrix
+from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..any.tangent import tangents_of
 from ..scores import sink_steps
-from ..shared.dropout import DROPOUT, DROPS
-from ..shared.layouts import DTYPES, array_type, sum_type
+from ..shared.dropout import DROPOUT
+from ..shared.layouts import DTYPES, sum_type
 from ..shared.segments import mask_within_step, queries_of
 from ..shared.softmax import LN_2, logsumexp, softmax_steps
-from ..shared.visibility import MASK, PACKED, mask_type, several
+from ..shared.visibility import MASK, PACKED
 from ..shared.warps import source_of, warp_specialised
 from ..tables import compiled_in
 from .forward_producer import TILES_AHEAD, Moved, producer_steps
@@ -243,24 +242,22 @@ def hopper_tangent(
     begin, take_roles = warp_specialised(pipelines, consumers, REGISTERS[consumers], compute, load, schedule)
 
     def kernel(
-        mQ, mK, mV, mTQ, mTK, mTV, mO, mTO, by_rows, mLse, mTLse, mask, drops, counters, group_size, scale, scale_log2,
-        kept_scale, at_once, heads_per_tile, ascending,
+        mQ, mK, mV, mTQ, mTK, mTV, mO, mTO, o_by_rows, to_by_rows, mLse, mTLse, mask, drops, counters, group_size,
+        scale, scale_log2, kept_scale, at_once, heads_per_tile, ascending,
     ):  # fmt: skip
         batches, heads, seqlen_q = shape(mLse)
         begin()
         args = TangentArguments(
-            by_rows, mLse, mTLse, mask, drops, scale, scale_log2, kept_scale, heads_per_tile
+            (*o_by_rows, *to_by_rows), mLse, mTLse, mask, drops, scale, scale_log2, kept_scale, heads_per_tile
         )  # fmt: skip
         of_loader = (mK, *mTK), (mV, *mTV), (), mask, group_size, heads_per_tile
         sizes = seqlen_q, heads, batches * heads
         of_scheduler = (mQ, *mTQ), (mO, mTO), mask, counters, *sizes, at_once, heads_per_tile, ascending
         take_roles((args,), (of_loader, of_scheduler))
 
-    number, matrix, statistic = getattr(types, ACC.__name__), array_type(dtype, 4), array_type(ACC, 3)
-    signature = types.void(
-        *[types.uint64] * 3, *[several(types.uint64, has) for has in (HAS_TQ, HAS_TK, HAS_TV)], *[types.uint64] * 2,
-        several(matrix, 2 * IS_PACKED), statistic, statistic, mask_type(mask), DROPS, types.uint32[:], INDEX,
-        *[number] * 3, *[INDEX] * 3,
+    given = [f"t{name}" for name in tangents]
+    signature = signature_of(
+        kernel, SPEC.arguments, dtype, ACC, mask=mask, score=score, given=given, is_packed=IS_PACKED
     )  # fmt: skip
     tiles = ONLY_Q, ONLY_K, ONLY_V, *ONLY_TQ, *ONLY_TK, *ONLY_TV, SHARED_O, SHARED_TO
     return source_of(kernel, signature, consumers, shared, tiles)

@@ -37,7 +37,7 @@ def check(rng, at_once=1, heads_per_tile=1, ascending=0, blocks=1, sizes=(), giv
     along, counters = iter(along), np.zeros(2, np.uint32)
     launch(
         source.function, (blocks, 1, 1), source.threads, source.shared, q, k, v,
-        *[() if x is None else (next(along),) for x in tangents], o_map, to_map, (), lse, tlse,
+        *[() if x is None else (next(along),) for x in tangents], o_map, to_map, (), (), lse, tlse,
         case.mask_of("q", 64 * sizes["consumers"], sizes["tile_n"]), case.drops, counters, case.group_size, case.scale,
         case.scale_log2, case.kept_scale, *map(np.int32, (at_once, heads_per_tile, ascending)),
         cc=(9, 0, "a"),
