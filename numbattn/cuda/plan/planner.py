@@ -42,6 +42,7 @@ from ..words.steps import (
     array_of_offset,
     array_of_part,
     gradient_of_part,
+    tangent_of_part,
 )
 from ..words.tiers import is_allowed
 from .score_gradients import add_gradient, add_sum
@@ -81,10 +82,9 @@ class Planner:
         grids = (GRIDS[kind] for kind in problem.mask_kinds if kind in GRIDS)
         self.gaps = range(count_of_gaps([part.kind for part in call.intervals]))
         self.mask = (*sides, *grids, *[BY_INTERVALS] * bool(call.intervals), *[GAP for _ in self.gaps])
-        self.score = tuple(
-            CLASSES[part.kind.partition(" ")[0]].compiled_in(part.kind, self.layouts.get(array_of_part(number)))
-            for number, part in enumerate(call.score)
-        )
+        self.score = tuple([self.compiled_in(part, number) for number, part in enumerate(call.score)])
+        self.tscore = tuple([self.compiled_in(part, tangent_of_part(number)) if part else ""
+                             for number, part in enumerate(call.tscore)])  # fmt: skip
         wanted = [(number, kind(self.score[number])) for number, part in enumerate(call.score)
                   if part.gradient and pass_.with_score]  # fmt: skip
         sinks = [number for number, part in wanted if part.gradient == WITH_DELTA]
@@ -109,6 +109,11 @@ class Planner:
         counted = any(isinstance(x, At) and x.array == COUNTERS_ARRAY for step in self.steps for x in step.arguments)
         allocates = bool(stand_ins or temporaries)
         return Plan(stand_ins, temporaries, tuple(self.steps), allocates, counted, Workspace.of(temporaries))
+
+    def compiled_in(self, part, number):
+        """What kernels have compiled in of a part of the score, Lowered."""
+        kind = CLASSES[part.kind.partition(" ")[0]]
+        return kind.compiled_in(part.kind, self.layouts.get(array_of_part(number)))
 
     def first_of(self, *routes):
         """The Specs of the first Route that takes the work."""
@@ -138,13 +143,14 @@ class Planner:
         dtypes = {name: layout.dtype for name, layout in self.layouts.items()}
         nbytes = VECTOR_BYTES if aligned else 0
         mask, keys, segments = self.mask, self.call.keys, self.segments if spec.packs else 0
-        score = tuple([part.replace(ALIGNED, BY_SEGMENT if segments else BY_QUERY) for part in self.score])
+        score, tscore = (tuple([part.replace(ALIGNED, BY_SEGMENT if segments else BY_QUERY) for part in parts])
+                         for parts in (self.score, self.tscore))  # fmt: skip
         if segments:
             mask, keys = (PACKED,), min(keys, -(-self.problem.seqlen_k // (segments - 1)))  # on average
         return Work(
             self.problem, self.device, mask, keys, dtypes, nbytes, self.call.deterministic, score,
             tuple(part.kind for part in self.call.intervals), self.sink, self.mask_by_head(),
-            self.score_gradients(), self.score_added(), self.call.whole, segments,
+            self.score_gradients(), self.score_added(), self.call.whole, tscore, segments,
         )  # fmt: skip
 
     def mask_by_head(self):

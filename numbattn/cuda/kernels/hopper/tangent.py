@@ -4,7 +4,7 @@ A warp-specialised kernel with the producer of `hopper_forward`: a stage of its 
 tangent, [Q tQ], [tK K] and [V tV], and O and tO are staged in the buffers of [Q tQ]. So tS is one product of twice the
 depth, [Q tQ] [tK K]^T. A consumer has S and tS in flight, computes the softmax of S while it waits for tS, and P tS
 while O + P V and tO + P tV are in flight; then tO + (P tS) V. There are no registers for more of it at once: O, tO, S
-and tS take 192 of 240 at head_dim 128. Meanwhile the tensor cores work for the other consumer, too.
+and tS take 192 of 232 at head_dim 128. Meanwhile the tensor cores work for the other consumer, too.
 
 P and P tS are left operands, rounded to q's dtype relative to the maximum so far: P is at most 2, and P tS as large as
 tS may be, in float16 up to 65504.
@@ -61,7 +61,7 @@ from .tangent_steps import drop_steps
 from .tangent_tiles import rows
 from .walk import ConsumerTile, block_steps
 
-REGISTERS = {2: (32, 240), 3: (32, 160)}  # {consumers: of a producer's thread, of a consumer's}
+REGISTERS = {2: (40, 232), 3: (32, 160)}  # {consumers: of a producer's thread, of a consumer's}
 
 
 class TangentArguments(NamedTuple):
