@@ -10,8 +10,6 @@ P and P tS are left operands, rounded to q's dtype relative to the maximum so fa
 tS may be, in float16 up to 65504.
 """
 
-from typing import Any, NamedTuple
-
 import numpy as np
 
 from ...tile import (
@@ -46,10 +44,10 @@ from ...words.arguments import COUNTERS, RaggedMatrix, Statistic, TmaMatrix
 from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..any.tangent import tangents_of
-from ..scores import sink_steps
+from ..scores import SCORE, TSCORE, kind, may_be_far, sink_steps, sink_tangent_step
 from ..shared.dropout import DROPOUT
 from ..shared.layouts import DTYPES, sum_type
-from ..shared.segments import mask_within_step, queries_of
+from ..shared.segments import queries_of
 from ..shared.softmax import LN_2, logsumexp, softmax_steps
 from ..shared.visibility import MASK, PACKED
 from ..shared.warps import source_of, warp_specialised
@@ -57,44 +55,20 @@ from ..tables import compiled_in
 from .forward_producer import TILES_AHEAD, Moved, producer_steps
 from .forward_steps import Pipelines, key_tile_steps, mask_steps, record_steps, share_steps
 from .forward_tiles import ROWS, head_dims, numbers
-from .tangent_steps import drop_steps
+from .tangent_steps import TangentAccumulators, TangentArguments, drop_steps, scored_step, within_step
 from .tangent_tiles import rows
 from .walk import ConsumerTile, block_steps
 
 REGISTERS = {2: (40, 232), 3: (32, 160)}  # {consumers: of a producer's thread, of a consumer's}
 
 
-class TangentArguments(NamedTuple):
-    """What consumers need of the kernel's arguments."""
-
-    by_rows: Any  # O and tO, where TMA does not store all of them
-    mLse: Any
-    mTLse: Any
-    mask: Any
-    drops: Any
-    scale: Any
-    scale_log2: Any
-    kept_scale: Any
-    heads_per_tile: Any
-
-
-class TangentAccumulators(NamedTuple):
-    """What a consumer carries from tile to tile."""
-
-    O: Any
-    tO: Any
-    m: Any
-    l: Any
-    tl: Any
-
-
 def hopper_tangent(
-    *, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages, tangents, mask, score, dropout,
+    *, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages, tangents, mask, score, tscore, dropout,
 ):  # fmt: skip
     """The kernel for tiles of 64 queries a consumer, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
 
-    tangents: which of "q", "k" and "v" have one, the first or the second at least. The others, and the arguments of the
-    kernel, are those of `hopper_forward`.
+    tangents: which of "q", "k" and "v" have one, the first or the second at least; tscore: see Work. The others, and
+    the arguments of the kernel, are those of `hopper_forward`.
     """
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     HAS_TQ, HAS_TK, HAS_TV = (name in tangents for name in "qkv")
@@ -124,10 +98,12 @@ def hopper_tangent(
     CONSUMERS, TILE_N, IS_PACKED = consumers, tile_n, PACKED in mask
     (_, next_n_block), (share_of, is_whole) = block_steps(mask, tile_n), share_steps(mask, consumers)
     needs_mask, masked = mask_steps(mask, S_TILE, tile_n, ACC)
-    (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC), sink_steps(score, ACC)
+    (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
+    scored, with_tsink = scored_step(score, tscore, S_TILE, tile_n, ACC), sink_tangent_step(tscore, ACC)
+    HAS_SCORE = any(kind(part).has_step for part in score)
     mark, left_operand, both_factors = drop_steps(S_TILE, dropout, ONLY_V)
     clear_beyond, skip, n_block_range = key_tile_steps(mask, tile_n, consumers)
-    mask_of = mask_within_step(mask, ROWS)
+    within = within_step(mask, score, tscore)
 
     def step_with(masks):
         @device
@@ -138,7 +114,11 @@ def hopper_tangent(
             S = dot(S_TILE, allocate(ONLY_Q, Q.index), allocate(ONLY_K, K.index).T)     # (1), in flight
             tS = dot(S_TILE, allocate(LEFT_OF_TS, Q.index), allocate(RIGHT_OF_TS, K.index).T)   # (2), in flight
             after = next_n_block(tile, args.mask, here + 1)
-            S = wgmma_wait(S, 1)
+            if HAS_SCORE:
+                S, tS = scored(wgmma_wait(S, 0), wgmma_wait(tS, 0), tile, args.scores, args.tscores, here)
+                release(K)
+            else:
+                S = wgmma_wait(S, 1)
             if masks:
                 S = masked(S, tile, args.mask, here)
             P, m, l, alpha = softmax_step(S, m, l, args.scale_log2)     # (4), relative to the maximum so far
@@ -151,14 +131,13 @@ def hopper_tangent(
             O = dot(O, left, v)                                 # (3): O = O + P V, in flight
             if HAS_TV:
                 tO = dot(tO, left, allocate(TANGENT_V, V.index))    # (6): tO = tO + P tV, in flight
-                tS = wgmma_wait(tS, 2)
-            else:
-                tS = wgmma_wait(tS, 1)
-            release(K)
+            if not HAS_SCORE:
+                tS = wgmma_wait(tS, 2) if HAS_TV else wgmma_wait(tS, 1)
+                release(K)
             if masks:
                 tS = where(P != ZERO, tS, ZERO)                 # what is masked may be NaN
             P, kept = both_factors(P)
-            tS = tS * args.scale
+            tS = tS * (args.scale_log2 * LN2)
             tl = part_sum(P * tS, tl * alpha)                   # (5)
             tO = dot(tO, operand(kept * tS, ONLY_V), v)         # (6): tO = tO + (P tS) V, in flight
             O, tO = wgmma_wait(O, 0), wgmma_wait(tO, 0)
@@ -194,9 +173,10 @@ def hopper_tangent(
         """O and tO, staged, lse and tlse."""
         O, tO, m, l, tl = acc
         m = m * (args.scale_log2 * LN2)
-        m, total, alpha = with_sink(m, row_sum(l), (), tile.batch, tile.head)   # total is 0 if nothing is seen
+        m, total, alpha = with_sink(m, row_sum(l), args.scores, tile.batch, tile.head)     # total is 0: nothing is seen
         over_l = inverse(total, alpha)
         O, tlse = O * (over_l * args.kept_scale), row_sum(tl) * over_l
+        tlse = with_tsink(tlse, m, total, args.scores, args.tscores, tile.batch, tile.head)
         tO = tO * (over_l * args.kept_scale) - O * tlse         # (6)
         first, end = queries_of(tile.segment)
         save(args.mLse[tile.batch, tile.head][first:end], logsumexp(m, total, LN2), tile.m0)
@@ -211,14 +191,6 @@ def hopper_tangent(
         sync_warpgroup()
         release(Q)                                              # to the scheduler, which stores both
         release(W)
-
-    @device
-    def within(args, tile):
-        """The arguments with what a segment's queries see."""
-        return TangentArguments(
-            args.by_rows, args.mLse, args.mTLse, mask_of(args.mask, tile.segment), args.drops, args.scale,
-            args.scale_log2, args.kept_scale, args.heads_per_tile,
-        )  # fmt: skip
 
     @device
     def compute(args):
@@ -242,22 +214,22 @@ def hopper_tangent(
     begin, take_roles = warp_specialised(pipelines, consumers, REGISTERS[consumers], compute, load, schedule)
 
     def kernel(
-        mQ, mK, mV, mTQ, mTK, mTV, mO, mTO, o_by_rows, to_by_rows, mLse, mTLse, mask, drops, counters, group_size,
-        scale, scale_log2, kept_scale, at_once, heads_per_tile, ascending,
+        mQ, mK, mV, mTQ, mTK, mTV, mO, mTO, o_by_rows, to_by_rows, mLse, mTLse, mask, scores, tscores, drops, counters,
+        group_size, scale_log2, kept_scale, at_once, heads_per_tile, ascending,
     ):  # fmt: skip
         batches, heads, seqlen_q = shape(mLse)
         begin()
-        args = TangentArguments(
-            (*o_by_rows, *to_by_rows), mLse, mTLse, mask, drops, scale, scale_log2, kept_scale, heads_per_tile
-        )  # fmt: skip
+        by_rows = *o_by_rows, *to_by_rows
+        args = by_rows, mLse, mTLse, mask, scores, tscores, drops, scale_log2, kept_scale, heads_per_tile
         of_loader = (mK, *mTK), (mV, *mTV), (), mask, group_size, heads_per_tile
         sizes = seqlen_q, heads, batches * heads
         of_scheduler = (mQ, *mTQ), (mO, mTO), mask, counters, *sizes, at_once, heads_per_tile, ascending
-        take_roles((args,), (of_loader, of_scheduler))
+        take_roles((TangentArguments(*args),), (of_loader, of_scheduler))
 
     given = [f"t{name}" for name in tangents]
     signature = signature_of(
-        kernel, SPEC.arguments, dtype, ACC, mask=mask, score=score, given=given, is_packed=IS_PACKED
+        kernel, SPEC.arguments, dtype, ACC, mask=mask, score=score, tscore=tscore, given=given,
+        is_packed=IS_PACKED,
     )  # fmt: skip
     tiles = ONLY_Q, ONLY_K, ONLY_V, *ONLY_TQ, *ONLY_TK, *ONLY_TV, SHARED_O, SHARED_TO
     return source_of(kernel, signature, consumers, shared, tiles)
@@ -272,8 +244,8 @@ SPEC = Spec(
     hopper_tangent,
     (TmaMatrix("q"), TmaMatrix("k", "k"), TmaMatrix("v", "k"), TmaMatrix("tq", optional=True),
      TmaMatrix("tk", "k", optional=True), TmaMatrix("tv", "k", optional=True), TmaMatrix("o"), TmaMatrix("to"),
-     RaggedMatrix("o"), RaggedMatrix("to"), Statistic("lse"), Statistic("tlse"), MASK, DROPOUT, COUNTERS, "group_size",
-     "scale", "scale_log2", "kept_scale", "at_once", "heads_per_tile", "ascending"),
+     RaggedMatrix("o"), RaggedMatrix("to"), Statistic("lse"), Statistic("tlse"), MASK, SCORE, TSCORE, DROPOUT, COUNTERS,
+     "group_size", "scale_log2", "kept_scale", "at_once", "heads_per_tile", "ascending"),
     tiles=rows,
     parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | tangents_of(work),
     numbers=numbers,

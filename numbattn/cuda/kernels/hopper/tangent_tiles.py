@@ -14,12 +14,11 @@ def rows(work):
 
 
 def takes(work):
-    """Whether TMA and wgmma compute it: without a score, and where S has a tangent and O is rounded to q's dtype."""
+    """Whether TMA and wgmma compute it: where Q K^T has a tangent and O is rounded to q's dtype."""
     problem, dtypes = work.problem, work.dtypes
     return (
         is_for_hopper(work)
         and max(head_dims(problem)) <= max(USUAL)
-        and not work.score
         and dtypes["o"] == dtypes["to"] == problem.dtype
         and ("tq" in dtypes or "tk" in dtypes)
     )

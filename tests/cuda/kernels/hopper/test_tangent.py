@@ -29,7 +29,7 @@ def check(rng, at_once=1, heads_per_tile=1, ascending=0, blocks=1, sizes=(), giv
     sizes, dropout, arrays = SIZES | dict(sizes), case.kept_scale != 1, (case.q, case.k, case.v)
     tangents = tangents_of(rng, arrays, given)
     source = hopper_tangent(
-        dtype="float16", tangents=tuple(given), mask=case.kinds, score=(), dropout=dropout, **sizes
+        dtype="float16", tangents=tuple(given), mask=case.kinds, score=(), tscore=(), dropout=dropout, **sizes
     )  # fmt: skip
     o, to, lse, tlse = (poisoned(x.shape, x.dtype) for x in (case.do, case.do, case.lse, case.lse))
     moved, boxes = [*arrays, *[x for x in tangents if x is not None], o, to], iter(source.tensor_maps)
@@ -38,7 +38,7 @@ def check(rng, at_once=1, heads_per_tile=1, ascending=0, blocks=1, sizes=(), giv
     launch(
         source.function, (blocks, 1, 1), source.threads, source.shared, q, k, v,
         *[() if x is None else (next(along),) for x in tangents], o_map, to_map, (), (), lse, tlse,
-        case.mask_of("q", 64 * sizes["consumers"], sizes["tile_n"]), case.drops, counters, case.group_size, case.scale,
+        case.mask_of("q", 64 * sizes["consumers"], sizes["tile_n"]), (), (), case.drops, counters, case.group_size,
         case.scale_log2, case.kept_scale, *map(np.int32, (at_once, heads_per_tile, ascending)),
         cc=(9, 0, "a"),
     )  # fmt: skip
@@ -142,7 +142,7 @@ FAULTS = {
     "tS = wgmma_wait(tS, 1)": "tS = wgmma_wait(tS, 2)",
     "            release(K)\n            if masks:": "            if masks:",
     "where(P != ZERO, tS, ZERO)": "tS",
-    "tS = tS * args.scale\n": "pass\n",
+    "tS = tS * (args.scale_log2 * LN2)\n": "pass\n",
     "tl * alpha)                   # (5)": "tl)                   # (5)",
     "operand(kept * tS, ONLY_V)": "operand(P * tS, ONLY_V)",
     "            O, tO = wgmma_wait(O, 0), wgmma_wait(tO, 0)\n            release(V)\n":
