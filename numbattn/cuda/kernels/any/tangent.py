@@ -208,7 +208,8 @@ def tangent(
             copy_async(allocate(SHARED_TQ), tQ, COPY_Q, m0)
 
     def kernel(
-        mQ, mK, mV, mTQ, mTK, mTV, mO, mTO, mLse, mTLse, mask, scores, tscores, drops, group_size, scale_log2, kept_scale
+        mQ, mK, mV, mTQ, mTK, mTV, mO, mTO, mLse, mTLse, mask, scores, tscores, drops, group_size, scale_log2,
+        kept_scale,
     ):
         batches, heads, seqlen_q = shape(mLse)
         tile, batch, head = place(block_index(), batches * heads, heads)
