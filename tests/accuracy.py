@@ -80,6 +80,37 @@ def plain_tangents(q, k, v, tq, tk, tv, work=None, **options):
     return to.reshape(problem.out_shape).astype(dtype), tlse.reshape(problem.lse_shape)
 
 
+def plain_backward_tangents(do, q, k, v, tq, tk, tv, tdo=None, dlse=None, tdlse=None, work=None, **options):
+    """tdq, tdk and tdv by the plain formula, as `plain`: Z P and Z tP are rounded. None is zero; no score."""
+    problem, inputs = reference.describe(q, k, v, **options)
+    dtype = problem.dtype if work is None else work
+    work = problem.sum_dtype if work is None else work
+    Q, K, V, P, Z, lse, _ = _scores(problem, inputs, work)
+    seen_q, seen_k, scale = np.isfinite(lse)[..., None], P.any(-2)[..., None], np.asarray(inputs.scale, work)
+    tQ, tK, tV = (np.where(seen, 0 * X if x is None else reference._heads(x, problem).astype(work), 0)
+                  for X, x, seen in ((Q, tq, seen_q), (K, tk, seen_k), (V, tv, seen_k)))  # fmt: skip
+    dO, tdO = (np.where(seen_q, x.astype(work).reshape(*lse.shape, problem.head_dim_v), 0)
+               for x in (do, 0 * do if tdo is None else tdo))  # fmt: skip
+    dL, tdL = (np.where(seen_q, 0 if x is None else x.astype(work).reshape(*lse.shape, 1), 0) for x in (dlse, tdlse))
+    KT, VT, tKT, tVT = (X.swapaxes(-2, -1) for X in (K, V, tK, tV))
+    tS = scale * (tQ @ KT + Q @ tKT)
+    tP = P * (tS - (P * tS).sum(-1, keepdims=True))
+    dP, tdP = Z * (dO @ VT), Z * (dO @ tVT + tdO @ VT)
+    D, tD = (x.sum(-1, keepdims=True) - dl for x, dl in ((P * dP, dL), (tP * dP + P * tdP, tdL)))
+    dS, tdS = P * (dP - D), tP * (dP - D) + P * (tdP - tD)
+    PT, tPT = ((Z * x).astype(dtype).astype(work).swapaxes(-2, -1) for x in (P, tP))
+    dST, tdST = (x.swapaxes(-2, -1) for x in (dS, tdS))
+    grads = scale * (tdS @ K + dS @ tK), scale * (tdST @ Q + dST @ tQ), tPT @ dO + PT @ tdO
+    return [reference.sum_to(dX, x.shape).astype(dtype) for dX, x in zip(grads, (q, k, v))]
+
+
+def exact_backward_tangents(do, q, *arrays, **options):
+    """The same in float64, or in what is better for float64."""
+    if q.dtype == np.float64:
+        return plain_backward_tangents(do, q, *arrays, work=np.longdouble, **options)
+    return reference.attention_backward_jvp(do, q, *arrays, **options)
+
+
 def _scores(problem, inputs, work):
     Q, K, V = (reference._heads(x, problem).astype(work) for x in (inputs.q, inputs.k, inputs.v))
     shape = (*problem.batch, problem.seqlen_q, problem.seqlen_k)
