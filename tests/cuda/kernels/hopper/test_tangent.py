@@ -6,7 +6,7 @@ import pytest
 import numbattn as na
 from numbattn import reference
 from numbattn.cuda.kernels.hopper.tangent import hopper_tangent
-from tests.accuracy import assert_accurate, plain_tangents, random
+from tests.accuracy import assert_accurate, plain_forward_tangents, random
 from tests.tools.device import HOPPER, on
 from tests.tools.launch import compiled_only, launch, poisoned, simulated_only, tensor_map
 
@@ -50,7 +50,7 @@ def check(rng, at_once=1, heads_per_tile=1, ascending=0, blocks=1, sizes=(), giv
 
 
 def assert_accurate_tangents(found, arrays, tangents, options):
-    wanted, others = (formula(*arrays, *tangents, **options) for formula in (reference.attention_jvp, plain_tangents))
+    wanted, others = (formula(*arrays, *tangents, **options) for formula in (reference.attention_jvp, plain_forward_tangents))
     for name, got, want, other in zip(("to", "tlse"), found, wanted, others, strict=True):
         assert_accurate(name, got, want, other, got.dtype)
 
