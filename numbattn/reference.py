@@ -124,9 +124,9 @@ def _heads(x: Any, problem: Problem) -> Any:
 
 
 # ------------------------------------------------------------------------------------------------------------ tangents
-# Along a direction each array X is X + h tX, and what is made of it changes, to first order, by h times its tangent. That
-# of a product X Y is tX Y + X tY. So with E = exp(S), l = rowsum(E), P = E / l, lse = log(l), O = (Z P) V, and a score
-# S = f(S0, A) of arrays A:
+# Along a direction each array X is X + h tX, and what is made of it changes, to first order, by h times its tangent.
+# That of a product X Y is tX Y + X tY. So with E = exp(S), l = rowsum(E), P = E / l, lse = log(l), O = (Z P) V, and a
+# score S = f(S0, A) of arrays A:
 #     tS0 = scale (tQ K^T + Q tK^T),    tS = f' tS0 + (df / dA) tA,    tE = E tS
 #     tlse = tl / l = rowsum(P tS),    tP = P (tS - tlse),    tO = (Z tP) V + (Z P) tV
 # and of dP = Z (dO V^T), D = rowsum(dO O) - dlse, dS = P (dP - D), dS0 = f' dS, dQ = scale dS0 K and all others:

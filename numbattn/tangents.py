@@ -21,6 +21,11 @@ class Tangents(NamedTuple):
     score: tuple[Any, ...]  # one for each array that has a place in `grads.score`, (count, *shape of it)
     count: int = 1  # type: ignore[assignment]  # it hides a method of tuples
 
+    def some(self, first: int, end: int) -> Tangents:
+        """Those from one to another."""
+        q, k, v, *score = (x if x is None else x[first:end] for x in (self.q, self.k, self.v, *self.score))
+        return Tangents(q, k, v, tuple(score), len(range(self.count)[first:end]))
+
 
 def parts_of(inputs: Inputs, tangents: Tangents, number: int) -> list[Any]:
     """For each part of the score, a part with tangent `number` of its array in that one's place: S and the tangent of S

@@ -7,5 +7,6 @@ shapes, masks and scores, their arguments are of the same types: they are compil
 from .backward import backward
 from .forward import forward
 from .function import applied
+from .tangent import laplacian, tangent
 
-__all__ = ["applied", "backward", "forward"]
+__all__ = ["applied", "backward", "forward", "laplacian", "tangent"]

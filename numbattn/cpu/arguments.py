@@ -96,7 +96,7 @@ LONG = 8192  # keys that are summed before they are added to others; of 128
 NO_BANDS, NO_CELLS, NO_GRIDS = (np.zeros(shape, np.int64) for shape in ((0, 0, 4), (0, 0, 0), (0, 7)))
 NO_TILES = np.zeros((0, 5), np.int64)
 NO_FRAME = All()  # a mask without segments
-NO_INTERVALS = Matrices(0, np.zeros((0, 0), np.int64), 0, 0, 1)
+NO_MATRICES = NO_INTERVALS = Matrices(0, np.zeros((0, 0), np.int64), 0, 0, 1)
 NO_SCALES = RowAddresses(0, np.zeros((0, 0), np.int64), 0, 0)
 KINDS = {DTYPES[0]: FLOAT16, DTYPES[1]: BFLOAT16, eight_bits.INT8: INT8, eight_bits.FLOAT8: FLOAT8}
 NO_DROPS = DropoutNumbers(*[np.uint64(0)] * 4, Origin())
@@ -131,6 +131,18 @@ def matrices(problem, shape, strides, itemsize):
     *_, rows, cols = shape
     offsets = offsets_of(shape[:-2], strides[:-2], problem.batch, problem.heads)
     return Matrices(HOLE, offsets, rows, cols, max(strides[-2] // itemsize, cols, 1))
+
+
+def directions(problem, count, layout):
+    """The Matrices of an array (count, ..., rows, columns) of this shape and these strides: that of direction t and
+    element b of the batch has number t * batches + b. None, for zero, has no rows."""
+    if layout is None:
+        return NO_MATRICES
+    (number, *own, rows, cols), (stride, *strides, row_stride, _) = layout
+    batch = count, *(problem.batch or (1,))
+    missing = len(batch) - 1 - len(own)
+    offsets = offsets_of((number, *[1] * missing, *own), (stride, *[0] * missing, *strides), batch, problem.heads)
+    return Matrices(HOLE, offsets, rows, cols, max(row_stride // problem.sum_dtype.itemsize, cols, 1))
 
 
 def operands_of(problem, inputs, o, *lse):
@@ -337,9 +349,15 @@ def scratch_of(problem, tile_m, tile_n, backward=False, slopes=0):
     sizes = (elements, elements * backward, elements * slopes, tile_m * problem.head_dim,
              tile_m * problem.head_dim_v * backward, tile_m * problem.head_dim_v * (problem.seqlen_k > LONG),
              6 * tile_m)  # fmt: skip
-    places, nbytes = [], 0
     dtypes = *[problem.sum_dtype] * len(sizes), np.dtype(np.uint8), np.dtype(np.uint64), problem.sum_dtype
-    for size, dtype in zip((*sizes, dropped, 2 * (tile_m + 16) if dropped else 0, wide), dtypes, strict=True):
+    return memory_of(Scratch, (*sizes, dropped, 2 * (tile_m + 16) if dropped else 0, wide), dtypes)
+
+
+def memory_of(kind, sizes, dtypes):
+    """The Record of buffers of so many elements, a NamedTuple of this kind, whose addresses count from the beginning of
+    one memory, and a function that allocates it."""
+    places, nbytes = [], 0
+    for size, dtype in zip(sizes, dtypes, strict=True):
         places.append(At(nbytes, (size,), dtype))
         nbytes += -(-size * dtype.itemsize // LINE) * LINE
-    return Record(Scratch(*places)), partial(np.empty, nbytes, np.uint8)
+    return Record(kind(*places)), partial(np.empty, nbytes, np.uint8)

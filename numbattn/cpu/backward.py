@@ -46,7 +46,7 @@ def backward(saved, do, dlse=None, deterministic=True):
     problem, inputs = saved.problem, saved.inputs
     given = (
         operands_of(saved, do, dlse), mask_of(problem, inputs.mask),
-        steps_of(problem, inputs.score, inputs.origin, derivatives=True),
+        steps_of(problem, inputs.score, inputs.origin, order=1),
         numbers_of(inputs.dropout, inputs.origin, inputs.scale),
     )  # fmt: skip
     sizes = min(TILE_M, problem.seqlen_q), min(TILE_N, problem.seqlen_k)
@@ -93,23 +93,25 @@ class BackwardPlan(NamedTuple):
 
 
 @kept
-def plan_of(problem, mask, shapes):
-    """The BackwardPlan. shapes: of the arrays of steps, as from shapes_of."""
+def plan_of(problem, mask, shapes, lead=()):
+    """The BackwardPlan. shapes: of the arrays of steps, as from shapes_of; lead: an axis in front of all results."""
     tiles, shares, (batches, heads) = tiles_of(problem, mask, TILE_M), shares_of(problem, shapes), problem.matrices
     n_blocks, longest = -(-problem.seqlen_k // TILE_N), -(-tiles.longest // TILE_N)
     chunks = max(1, min(n_blocks, BLOCKS // max(len(shares.starts) - 1, 1)))
     if tiles.by_head:
         chunks = 1  # the heads of a group cut their keys at different places: no two blocks may add to one dK
     parts = max(1, min(chunks, longest))
-    sizes = [((parts,), (heads, problem.seqlen_q, problem.head_dim)),
-             ((), (problem.heads_k, problem.seqlen_k, problem.head_dim)),
-             ((), (problem.heads_k, problem.seqlen_k, problem.head_dim_v))]  # fmt: skip
-    grads = [Later((*lead, batches, *size), problem.sum_dtype) for lead, size in sizes]
-    sums, layouts = sums_for(problem, shapes, shares, chunks)
+    sizes = [((*lead, parts), (heads, problem.seqlen_q, problem.head_dim)),
+             (lead, (problem.heads_k, problem.seqlen_k, problem.head_dim)),
+             (lead, (problem.heads_k, problem.seqlen_k, problem.head_dim_v))]  # fmt: skip
+    grads = [Later((*first, batches, *size), problem.sum_dtype) for first, size in sizes]
+    sums, layouts = sums_for(problem, shapes, shares, chunks, lead)
     results = Record(tiles.table, tiles.starts, shares.order, shares.starts, chunks, sums, *grads)
     new = np.empty if chunks == 1 else np.zeros  # blocks that have a dK of their own clear it
-    return BackwardPlan(tiles.pairs, (len(shares.starts) - 1) * chunks, results,
-                [(*lead, *problem.batch[:-1], *size) for lead, size in sizes], new, layouts, shares.firsts)  # fmt: skip
+    shapes = [(*first, *problem.batch[:-1], *size) for first, size in sizes]
+    return BackwardPlan(
+        tiles.pairs, (len(shares.starts) - 1) * chunks, results, shapes, new, layouts, shares.firsts
+    )  # fmt: skip
 
 
 def gradients_of_score(saved, do, dlse, summed):

@@ -28,8 +28,8 @@ def tile_function(score, dtype, order=0):
     """The CFunction (S, F, rows, cols, batch, head, m0, n0, record) of a numbattn.Score.
 
     S: address of a tile of keys x queries of this dtype, which becomes what the function makes of it. With the order 1
-    or 2 its derivative, or the derivative of that, goes to F instead, another such tile. record: of what `record_of`
-    makes of the arrays.
+    its derivative goes to F instead, another such tile, with the order 2 the derivative of that, too, to the tile after
+    it. record: of what `record_of` makes of the arrays.
     """
     kinds = tuple([types.Array(numba.from_dtype(x.dtype), x.ndim, "A") for x in score.arrays])
     with naming(score.function):
@@ -51,21 +51,28 @@ def _tile_function(identity, kinds, dtype, order):
     """identity: a function.Identity; kinds: the types of the arrays."""
 
     def make():
-        check(identity, numba.from_dtype(dtype), kinds, order)
-        real, arrays_of, hidden = dtype.type, reader(kinds), -np.inf
-        of_element = differentiated_element(identity, order)
+        for each in {min(order, 1), order}:
+            check(identity, numba.from_dtype(dtype), kinds, each)
+        real, arrays_of, hidden, has_second = dtype.type, reader(kinds), -np.inf, order > 1
+        of_element, slope_of = differentiated_element(identity, order), differentiated_element(identity, min(order, 1))
 
         def apply(S, F, rows, cols, batch, head, m0, n0, record):
             S, arrays = contiguous_view(S, rows, cols, cols, real), arrays_of(record, 0)
-            out = contiguous_view(F, rows, cols, cols, real) if order else S
             for j in range(rows):
                 for i in range(cols):
-                    if order and S[j, i] == hidden:  # where it may be NaN
-                        out[j, i] = 0
-                    else:
-                        out[j, i] = of_element(S[j, i], batch, head, m0 + i, n0 + j, arrays)
+                    S[j, i] = of_element(S[j, i], batch, head, m0 + i, n0 + j, arrays)
 
-        return apply
+        def differentiate(S, F, rows, cols, batch, head, m0, n0, record):
+            S, arrays = contiguous_view(S, rows, cols, cols, real), arrays_of(record, 0)
+            F = contiguous_view(F, order * rows, cols, cols, real)
+            for j in range(rows):
+                for i in range(cols):
+                    seen = S[j, i] != hidden  # where it is not, derivatives may be NaN
+                    F[j, i] = slope_of(S[j, i], batch, head, m0 + i, n0 + j, arrays) if seen else 0
+                    if has_second:
+                        F[rows + j, i] = of_element(S[j, i], batch, head, m0 + i, n0 + j, arrays) if seen else 0
+
+        return differentiate if order else apply
 
     return c_function((identity.digest, kinds, dtype.str, order), ARGUMENTS, make)
 
@@ -78,12 +85,12 @@ def element(score, order=0):
     """The function of a Score, its derivative, or the derivative of that, of one (s, batch, head, i, j), as kernels
     compute it in float64."""
     function, record = tile_function(score, np.float64, order), record_of(score.arrays)
-    S, F = np.zeros((2, 1, 1))
+    found = np.zeros(3)  # s or the function of it, its derivative, and the derivative of that
 
     def of_one(s, batch, head, i, j):
-        S[0, 0] = s
-        function.ctypes(S.ctypes.data, F.ctypes.data, 1, 1, batch, head, i, j, record.ctypes.data)
-        return float((F if order else S)[0, 0])
+        found[0], address = s, found.ctypes.data
+        function.ctypes(address, address + found.itemsize, 1, 1, batch, head, i, j, record.ctypes.data)
+        return float(found[order])
 
     return of_one
 

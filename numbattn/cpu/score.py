@@ -16,15 +16,16 @@ from .record import Later, Record, data_address
 from .scores import KINDS, Row
 from .tile import inline
 
+NOTHING = -1  # the number of no kind
 NUMBERS = {kind.of: number for number, kind in enumerate(KINDS)}
-KIND, SLOPES, ROWS, COLS, ROW_STRIDE, COL_STRIDE, IS_ALIGNED, ONE, OTHER = range(9)
+KIND, SLOPES, ORDER, ROWS, COLS, ROW_STRIDE, COL_STRIDE, IS_ALIGNED, ONE, OTHER = range(10)
 
 
 class Steps(NamedTuple):
     """The parts of a score but for a Sink, as kernels take them: one type for all."""
 
-    numbers: Any  # int64 (steps, 9): number of the kind, and of its slopes, or -1; rows and columns of its matrices,
-    # strides; whether it is aligned by tile; two numbers of the kind's own
+    numbers: Any  # int64 (steps, 10): number of the kind; of its first tile of derivatives, or -1, and how many it has;
+    # rows and columns of its matrices, strides; whether it is aligned by tile; two numbers of the kind's own
     caps: Any  # float64 (steps)
     offsets: Any  # int64 (steps, batch, heads), of parts that are not aligned by tile
     addresses: Any  # int64 (steps), of arrays
@@ -32,35 +33,36 @@ class Steps(NamedTuple):
     origin: Origin  # from which functions count
 
 
-NO_STEPS = Record(Steps(np.zeros((0, 9), np.int64), np.zeros(0), np.zeros((0, 0, 0), np.int64), np.zeros(0, np.int64),
+NO_STEPS = Record(Steps(np.zeros((0, 10), np.int64), np.zeros(0), np.zeros((0, 0, 0), np.int64), np.zeros(0, np.int64),
                         np.zeros((0, 0, 0), np.int64), Origin()))  # fmt: skip
 
 
-def steps_of(problem, parts, origin, derivatives=False):
-    """The Record of the Steps of a score. derivatives: whether those of functions are wanted."""
+def steps_of(problem, parts, origin, order=0):
+    """The Record of the Steps of a score. order: up to which derivatives are wanted, of parts that are not linear."""
     if not parts:
         return NO_STEPS
     steps, arrays, held = [], [], []
     for part in scores.steps_of(parts):
         number = NUMBERS[type(part)]
-        lowered, x, owners = KINDS[number].lower(part, problem, derivatives)
+        lowered, x, owners = KINDS[number].lower(part, problem, order)
         steps.append((number, lowered))
         arrays.append(x)
         held.append(owners)
     addresses = np.array([*map(data_address, arrays)], np.int64)
-    return _steps(problem, tuple(steps), origin).filled(addresses, held=(arrays, held))
+    return lowered_steps(problem, tuple(steps), origin, order).filled(addresses, held=(arrays, held))
 
 
 @lru_cache(maxsize=64)
-def _steps(problem, steps, origin):
-    """The Record of Steps: of each part the number of its kind, and what it is Lowered."""
+def lowered_steps(problem, steps, origin, order):
+    """The Record of Steps: of each part the number of its kind, or NOTHING, and what it is Lowered."""
     count, caps = len(steps), np.array([lowered.cap for _, lowered in steps], np.float64)
-    numbers, offsets = np.zeros((count, 9), np.int64), np.zeros((count, *problem.matrices), np.int64)
-    places, slopes = np.zeros_like(offsets), 0
+    numbers, offsets = np.zeros((count, 10), np.int64), np.zeros((count, *problem.matrices), np.int64)
+    places, tiles = np.zeros_like(offsets), 0
     for step, (kind, (shape, strides, offset, own, _)) in enumerate(steps):
-        is_nonlinear = KINDS[kind].of._is_nonlinear
-        numbers[step] = kind, slopes if is_nonlinear else -1, *shape[-2:], *strides[-2:], offset is None, *own
-        slopes += is_nonlinear
+        is_nonlinear = kind != NOTHING and KINDS[kind].of._is_nonlinear
+        derivatives = (tiles, order) if is_nonlinear else (-1, 0)
+        numbers[step] = kind, *derivatives, *shape[-2:], *strides[-2:], offset is None, *own
+        tiles += derivatives[1]
         if isinstance(offset, bytes):
             offset = np.frombuffer(offset, np.int64).reshape(problem.matrices)
         offsets[step] = 0 if offset is None else offset
@@ -115,13 +117,13 @@ apply = by_kind([kind.apply for kind in KINDS])
 
 @inline
 def score(S, steps, slopes, batch, head, m0, n0, aligned):
-    """All steps in order. slopes: a tile for each derivative that is not 1, or nothing.
+    """All steps in order. slopes: tiles for derivatives of parts that are not linear, or nothing.
 
     aligned: the offset of the tile's queries within their segment.
     """
     for step in range(steps.caps.size):
-        own = steps.numbers[step, SLOPES]
-        own_slopes = slopes[own * S.size : (own + 1) * S.size] if own >= 0 else slopes[:0]
+        own, order = steps.numbers[step, SLOPES], steps.numbers[step, ORDER]
+        own_slopes = slopes[own * S.size : (own + order) * S.size] if own >= 0 else slopes[:0]
         row = row_of(steps, step, batch, head, aligned)
         apply(steps.numbers[step, KIND], S, own_slopes, row, batch, head, m0, n0)
 

@@ -88,8 +88,9 @@ class Sums(NamedTuple):
     places: Any  # int64 (wanted gradients, batch, heads), bytes: where in the array the sum of each begins
 
 
-def sums_for(problem, shapes, shares, chunks):
-    """The Sums of steps, and the shape and dtype of the array of each wanted gradient. shapes: as from shapes_of."""
+def sums_for(problem, shapes, shares, chunks, lead=()):
+    """The Sums of steps, and the shape and dtype of the array of each wanted gradient. shapes: as from shapes_of; lead:
+    axes in front of addresses, of which there are more then."""
     numbers, layouts = np.full((len(shapes), 4), -1, np.int64), []
     places = np.zeros((len(shares.places), *problem.matrices), np.int64)
     for step, shape in enumerate(shapes):
@@ -101,7 +102,7 @@ def sums_for(problem, shapes, shares, chunks):
             numbers[step] = number, rows, cols, 0 if whole else nbytes
             places[number] = place * parts * nbytes
             layouts.append(((int(place.max(initial=0)) + 1, parts, rows, cols), dtype))
-    return Sums(numbers, Later((len(layouts),), np.int64), places), layouts
+    return Sums(numbers, Later((*lead, len(layouts)), np.int64), places), layouts
 
 
 def merged(dx, firsts):
@@ -125,15 +126,21 @@ def pull_back(dS, steps, slopes, sums, batch, head, chunk, m0, n0, aligned):
         if own >= 0:
             multiply_by_slopes(dS, tile(slopes[own * dS.size : (own + 1) * dS.size], dS.shape[0], dS.shape[1]))
         elif sums.numbers[step, 0] >= 0:
-            number, rows, cols, stride = sums.numbers[step]
-            place = sums.addresses[number] + sums.places[number, batch, head] + chunk * stride
-            if rows > 1 and cols > 1:
-                whole = contiguous_view(place, rows, cols, cols, dS.dtype)
-                transpose(whole[m0 : m0 + dS.shape[1], n0 : n0 + dS.shape[0]], dS, dS.dtype.type(1), True)
-            else:
-                row = row_of(steps, step, batch, head, aligned)
-                dx = contiguous_view(place, rows, cols, cols, np.float64)
-                collect(steps.numbers[step, KIND], dx, dS, row, batch, head, m0, n0)
+            add_to_sum(dS, steps, step, sums, batch, head, chunk, m0, n0, aligned)
+
+
+@inline
+def add_to_sum(dS, steps, step, sums, batch, head, chunk, m0, n0, aligned):
+    """Add dS to the gradient of the array of a step."""
+    number, rows, cols, stride = sums.numbers[step]
+    place = sums.addresses[number] + sums.places[number, batch, head] + chunk * stride
+    if rows > 1 and cols > 1:
+        whole = contiguous_view(place, rows, cols, cols, dS.dtype)
+        transpose(whole[m0 : m0 + dS.shape[1], n0 : n0 + dS.shape[0]], dS, dS.dtype.type(1), True)
+    else:
+        row = row_of(steps, step, batch, head, aligned)
+        dx = contiguous_view(place, rows, cols, cols, np.float64)
+        collect(steps.numbers[step, KIND], dx, dS, row, batch, head, m0, n0)
 
 
 @inline

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import cache, cached_property
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -36,11 +36,6 @@ class Part(Value):
     def _curvature(self, S: Any) -> Any:
         """The derivative of `_derivative` by S."""
         return 0
-
-    def _tangent(self, S: Any, tS: Any, tangent: Any = None) -> Any:
-        """The tangent of what this part returns: tS is that of S, and `tangent` that of its array, or None for zero."""
-        with np.errstate(invalid="ignore"):  # a derivative at -inf may be NaN: what has no tangent gets none
-            return np.where(tS == 0, 0, tS * self._derivative(S))
 
     def _gradient(self, dS: Any, lse: Any, delta: Any) -> Any:
         """The gradient of its array: from dS, that of S after it; of a Sink from lse and delta = rowsum(dO * O) - dlse.
@@ -115,13 +110,6 @@ class ArrayPart(Part):
     @property
     def _wants_gradient(self) -> bool:
         return self.gradient
-
-    def _with_array(self, array: Any) -> Any:
-        """The part with another array, such as the tangent of its own: what it adds is linear in the array."""
-        return replace(cast(Any, self), **{self._name: array})
-
-    def _tangent(self, S: Any, tS: Any, tangent: Any = None) -> Any:
-        return tS if tangent is None else self._with_array(tangent)._applied(tS)
 
     def _whole_shape(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> tuple[int, ...]:
         """What its array is broadcast to."""

@@ -530,6 +530,22 @@ def test_a_derivative_of_the_users_own():
         na.check_score(na.Score(square, lambda s, batch, head, i, j: 2 * s))
 
 
+def test_second_derivatives(rng):
+    """Also far out, where 1 - tanh(x)^2 would be 0."""
+    cube = na.Score(lambda s, batch, head, i, j: s**3, lambda s, batch, head, i, j: 3 * s * s)
+    given = na.Score(*cube._functions[:2], second=lambda s, batch, head, i, j: 6 * s)
+    S, h = rng.normal(scale=3, size=(1, 4, 5)), 1e-5
+    for score in (cube, given, na.Softcap(3.0)):
+        want = (score._derivative(S + h) - score._derivative(S - h)) / (2 * h)
+        np.testing.assert_allclose(score._curvature(S), want, rtol=1e-6, atol=1e-9)
+    assert na.check_score(given) < 1e-6
+    far = np.full((1, 1, 1), 60.0)
+    assert na.Softcap(3.0)._derivative(far) == pytest.approx(1 / math.cosh(20) ** 2, rel=1e-12)
+    assert na.Softcap(3.0)._curvature(far) == pytest.approx(-2 / 3 / math.cosh(20) ** 2, rel=1e-12)
+    assert na.Bias(0.0)._curvature(S) == 0
+    assert given == na.Score(*given._functions[:2], second=given.second) != cube
+
+
 def test_gradients_of_a_function_by_finite_differences(rng):
     q, k, v, do = rng.standard_normal((4, 2, 6, 4))
     for derivative in (None, lambda s, batch, head, i, j: 1 - math.tanh(s) ** 2):
@@ -712,6 +728,8 @@ WRONG = {
               r"score: Sink logits: got the shape \(3,\), which does not broadcast to \(2,\)"),
     "no function": (lambda: na.Score("s"), TypeError, "Score function: got 's', expected a Python function"),
     "no derivative": (lambda: na.Score(far_and_foreign, 1), TypeError, "Score derivative: got 1, expected a"),
+    "no second": (lambda: na.Score(scaled, scaled, second=1), TypeError, "Score second: got 1, expected a"),
+    "a second alone": (lambda: na.Score(scaled, second=scaled), ValueError, "Score second: got one without a deriv"),
     "half arrays": (lambda: na.Score(far_and_foreign, arrays=[np.zeros(3, np.float16)]), TypeError,
                     r"Score arrays\[0\]: got numpy.ndarray of float16, expected an array of"),
     "no arrays": (lambda: na.Score(far_and_foreign, arrays=None), TypeError, "Score arrays: got None, expected a"),
@@ -721,6 +739,7 @@ WRONG = {
                      r"Score arrays\[0\]: got numpy.ndarray of uint64, which int64 cannot hold: give x.astype"),
     "few arrays": (lambda: na.Score(scaled, arrays=[X]), TypeError, r"Score function: scaled.* with 1 arrays: too"),
     "few arrays of a derivative": (lambda: na.Score(scaled, lambda s: 1), TypeError, r"Score derivative: .* with 0"),
+    "few arrays of a second": (lambda: na.Score(scaled, scaled, (), lambda s: 1), TypeError, "Score second: .* with 0"),
     "by name": (lambda: na.Score(lambda s, batch, head, i, j, *, n=1: s), TypeError, "takes arguments by name only"),
     "keywords": (lambda: na.Score(lambda *x, **names: x[0]), TypeError, r"takes keywords by \*\* in line"),
     "checks what is no function": (lambda: na.check_score(na.Softcap(1.0)), TypeError, "expected a numbattn.Score"),
@@ -752,7 +771,10 @@ FAULTS = {
     "sorted(kind.__name__ for": "list(kind.__name__ for",
     "if not kind.__subclasses__() and fits": "if fits",
     "scores/softcap.py": {
-        "return 1 - np.tanh(S / S.dtype.type(self.cap)) ** 2": "return 1",
+        "return 4 * e / (1 + e) ** 2": "return 1",
+        "test_second_derivatives": {
+            "return -2 / cap * np.tanh(S / cap)": "return -2 * np.tanh(S / cap)",
+        },
     },
     "scores/alibi.py": {
         "sum_broadcast(-(dS * distance)": "sum_broadcast((dS * distance)",
@@ -768,9 +790,10 @@ FAULTS = {
         },
     },
     "scores/function.py": {
-        "copies, _identity=self._identity)": "copies, _identity=Identity(self.function, self.derivative))",
+        "copies, _identity=self._identity)": "copies, _identity=Identity(*self._functions))",
         "test_what_was_minus_infinity_has_no_gradient": {
-            "np.where(np.isneginf(S), 0, self._of_each(self._slope, S))": "self._of_each(self._slope, S)",
+            "np.where(np.isneginf(S), 0, self._of_each(self._element(order), S))":
+                "self._of_each(self._element(order), S)",
         },
     },
 }

@@ -14,7 +14,7 @@ NUMBERS = dict(zip(DTYPES, (FLOAT16, BFLOAT16, FLOAT32, FLOAT64)))
 QUERIES_AT_ONCE = 8  # whose rows of a bias are read together: more of them drive each other out of the cache
 
 
-def lower(part, problem, derivatives):
+def lower(part, problem, order):
     x = aligned(compact(matrix_of(part)))
     return Lowered(x.shape, x.strides, numbers=(NUMBERS[x.dtype], 0)), x, None
 

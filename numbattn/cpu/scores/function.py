@@ -6,12 +6,12 @@ from ..tile import address_of, inline
 from .kind import Kind, Lowered
 
 
-def lower(part, problem, derivatives):
-    """A function, Lowered, with the record of its arrays; its numbers are the addresses of it and its derivative."""
+def lower(part, problem, order):
+    """A function, Lowered, with the record of its arrays; its numbers are the addresses of it and its derivatives."""
     function = tile_function(part, problem.sum_dtype)
-    slope = tile_function(part, problem.sum_dtype, order=1) if derivatives else None
-    numbers = function.address, slope.address if derivatives else 0
-    return Lowered((0, 0), (0, 0), numbers=numbers), record_of(part.arrays), (function, slope)
+    derivatives = tile_function(part, problem.sum_dtype, order) if order else None
+    numbers = function.address, derivatives.address if order else 0
+    return Lowered((0, 0), (0, 0), numbers=numbers), record_of(part.arrays), (function, derivatives)
 
 
 @inline

@@ -16,10 +16,10 @@ class Kind(NamedTuple):
     """A kind of part of a score."""
 
     of: type  # in numbattn.scores
-    lower: Any  # (part, problem, derivatives) -> Lowered, its array, what has to live as long. derivatives: whether
-    # those of functions are wanted
+    lower: Any  # (part, problem, order) -> Lowered, its array, what has to live as long. order: up to which derivatives
+    # of functions are wanted
     apply: Any  # device function (S, slopes, row, batch, head, m0, n0): S becomes what it is after the part. slopes: a
-    # tile of its derivatives, if it has any and they are wanted; else nothing
+    # tile of its derivatives, if they are not 1 and wanted, and one of the derivatives of those; else nothing
     collect: Any = None  # device function (dx, dS, row, batch, head, m0, n0): adds a tile of dS to the gradient of the
     # part's array, each number of which serves many elements
 

@@ -5,7 +5,7 @@ from ..tile import inline
 from .kind import Kind, lower_distance, matrix_at
 
 
-def lower(part, problem, derivatives):
+def lower(part, problem, order):
     return lower_distance(part, problem, (part._reach, 0))
 
 

@@ -94,7 +94,7 @@ class Planner:
 
     def plan(self):
         chosen = self.first_of(*self.pass_.routes)
-        arguments = [(x, spec) for spec in chosen for x in spec.arguments if isinstance(x, Argument)]
+        arguments = [(x, spec) for spec in chosen for x in spec.described]
         # those of all steps first, since a stand-in takes an array's place in all of them: what needs most
         for argument, spec in sorted(arguments, key=lambda found: not isinstance(found[0], TmaMatrix | AlignedMatrix)):
             argument.find(self, self.work(spec))
@@ -133,7 +133,7 @@ class Planner:
 
     def work(self, spec):
         """What `spec` has to do."""
-        matrices = [x.name for x in spec.arguments if isinstance(x, Matrix) and x.is_given(self)]
+        matrices = [x.name for x in spec.described if isinstance(x, Matrix) and x.is_given(self)]
         aligned = all(alignment(self.layouts[name]) == VECTOR_BYTES for name in matrices)
         dtypes = {name: layout.dtype for name, layout in self.layouts.items()}
         nbytes = VECTOR_BYTES if aligned else 0
@@ -269,7 +269,10 @@ class Planner:
 
     def flat(self, argument, numbers, work):
         """An argument of a Spec as the signature has it: At, names of NUMBERS, numbers."""
-        if isinstance(argument, Argument):
+        if isinstance(argument, tuple):
+            for x in argument:
+                yield from self.flat(x, numbers, work)
+        elif isinstance(argument, Argument):
             yield from argument.flat(self, work)
         elif argument == "scale_log2" and is_natural(self.score):
             yield LOG2_E

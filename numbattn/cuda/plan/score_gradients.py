@@ -114,15 +114,15 @@ def add_diagonal_sums(planner, name, lead, about):
     step, pitch = tiles.tile_m * width * size, width * size
     skewed = View((tiles.tile_m - 1) * size, size, (most, tiles.tile_m, tiles.tile_n), (step, pitch - size, size))
     plain = View(0, size, (most, tiles.tile_m, width), (step, pitch, size))
-    scratch, shape = (At(SCRATCH, skewed), At(SCRATCH, plain)), (*lead, diagonals, width)
+    scratch, shape = {"skewed": At(SCRATCH, skewed), "plain": At(SCRATCH, plain)}, (*lead, diagonals, width)
     add_own(planner, partial(diagonals_spec, planner, **about), tiles, name, shape, diagonals, scratch, most)
 
 
-def add_own(planner, spec_of_target, tiles, name, shape, blocks, scratch=(), most=math.inf):
+def add_own(planner, spec_of_target, tiles, name, shape, blocks, scratch=None, most=math.inf):
     """The steps of a kernel for an array (*lead, rows, cols): of so many blocks for each of its matrices; or of each
     for several parts of what it is broadcast to, where the GPU has room for more, whose sums are then added up.
 
-    spec_of_target: (name of the array to which the kernel writes) -> its Spec.
+    spec_of_target: (name of the array to which the kernel writes) -> its Spec; scratch: At, by name.
     """
     *lead, rows, cols = shape
     planner.layouts[name] = contiguous((*lead, 1, rows, cols), planner.layouts[name].dtype)
@@ -138,8 +138,8 @@ def add_own(planner, spec_of_target, tiles, name, shape, blocks, scratch=(), mos
     arguments, launches = launches_of(planner, spec)
     for piece, numbers in launches:
         own = numbers["own_batches"] * numbers["own_heads"]
-        given = planner.arguments_of(piece, arguments, **numbers)
-        planner.steps.append(Step(key, tiles, min(own * parts * blocks, most), (*given, *scratch)))
+        given = planner.arguments_of(piece, arguments, **numbers, **scratch or {})
+        planner.steps.append(Step(key, tiles, min(own * parts * blocks, most), given))
     if parts > 1:
         add_sum(planner, name)
 

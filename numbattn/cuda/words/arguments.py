@@ -1,14 +1,20 @@
-"""The arguments by which a kernel's file says what the kernel takes. No CUDA here.
+"""The arguments by which a kernel's file says what the kernel takes.
 
-Each says what it needs found or made for a call, and what it passes. Arguments of a type of their own, as a mask is,
-are in the file of that type: `kernels.shared.visibility.MASK` and PACKING, `kernels.any.intervals.INTERVALS`,
-`kernels.scores.SCORE`, `kernels.shared.dropout.DROPOUT`, `kernels.any.delta.SINK_SUMS`.
+Each says what it needs found or made for a call, what it passes, and the type of that: kernels' signatures are made of
+these, see signatures.py. Arguments of a type of their own, as a mask is, are in the file of that type:
+`kernels.shared.visibility.MASK` and PACKING, `kernels.any.intervals.INTERVALS`, `kernels.scores.SCORE`,
+`kernels.shared.dropout.DROPOUT`, `kernels.any.delta.SINK_SUMS`.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba.cuda import types
 
 from ..views import View, contiguous
+from .signatures import array_type, several
 from .steps import BEFORE, COUNTERS_ARRAY, SCRAP, SCRAP_BYTES, At, array_of_part
 
 
@@ -18,6 +24,10 @@ class Argument:
 
     def flat(self, planner, work):
         """What the signature has of it, tuples flat: At, names of spec.NUMBERS, numbers."""
+        raise NotImplementedError
+
+    def type(self, about):
+        """Numba's type of it; about: a signatures.Compiled."""
         raise NotImplementedError
 
 
@@ -41,6 +51,10 @@ class Matrix(Argument):
         if self.is_given(planner):
             yield planner.at(self.name, self.heads)
 
+    def type(self, about):
+        matrix = about.matrix(self.name)
+        return several(matrix, self.name in about.given) if self.optional else matrix
+
 
 @dataclass(frozen=True)
 class AlignedMatrix(Matrix):
@@ -51,7 +65,9 @@ class AlignedMatrix(Matrix):
 
 @dataclass(frozen=True)
 class TmaMatrix(Argument):
-    """A Matrix that TMA moves, a tensor map: up to the last query or key that counts, since after it may be NaN."""
+    """A Matrix that TMA moves, a tensor map: up to the last query or key that counts, since after it may be NaN.
+
+    One of another dtype than those that are given is no tensor map: tiles in shared memory are of that."""
 
     name: str
     heads: str = "q"
@@ -70,6 +86,10 @@ class TmaMatrix(Argument):
         if self.is_given(planner):
             yield planner.at(self.name, self.heads, rows=None if last is None else max(last, 1))
 
+    def type(self, about):
+        matrix = types.uint64 if about.dtype_of(self.name) == about.dtype else about.matrix(self.name)
+        return several(matrix, self.name in about.given) if self.optional else matrix
+
 
 @dataclass(frozen=True)
 class RaggedMatrix(Argument):
@@ -82,6 +102,9 @@ class RaggedMatrix(Argument):
         if work.segments:
             yield planner.at(self.name)
 
+    def type(self, about):
+        return several(about.matrix(self.name), about.is_packed)
+
 
 class OBefore(Argument):
     """O over other keys, from which a call goes on, a Matrix; nothing where it starts: see kernels.shared.start."""
@@ -93,6 +116,9 @@ class OBefore(Argument):
     def flat(self, planner, work):
         if BEFORE in planner.layouts:
             yield planner.at(BEFORE)
+
+    def type(self, about):
+        return several(about.sums_of(4), about.resumes)
 
 
 O_BEFORE = OBefore()
@@ -125,6 +151,9 @@ class Statistic(Argument):
         name = self.name if self.name in planner.layouts else SCRAP
         yield planner.at(name, own=1, rows=None if self.padded else work.problem.seqlen_q)
 
+    def type(self, about):
+        return about.sums_of(3)
+
 
 @dataclass(frozen=True)
 class MatrixSums(Argument):
@@ -140,6 +169,9 @@ class MatrixSums(Argument):
     def flat(self, planner, work):
         yield planner.at(self.name, own=1)
 
+    def type(self, about):
+        return about.sums_of(3)
+
 
 @dataclass(frozen=True)
 class TmaBias(Argument):
@@ -151,6 +183,9 @@ class TmaBias(Argument):
         if (number := self.number(work)) is not None:
             yield planner.at(array_of_part(number))
 
+    def type(self, about):
+        return several(types.uint64, about.bias_dtype != "")
+
 
 @dataclass(frozen=True)
 class Own(Argument):
@@ -161,6 +196,22 @@ class Own(Argument):
     def flat(self, planner, work):
         yield planner.at(self.name, own=3)
 
+    def type(self, about):
+        return array_type(about.own_dtype, 5)
+
+
+@dataclass(frozen=True)
+class Scratch(Argument):
+    """Memory of a kernel's blocks, a matrix each. It is planned with the launch, by this name."""
+
+    name: str
+
+    def flat(self, planner, work):
+        yield self.name
+
+    def type(self, about):
+        return about.sums_of(3)
+
 
 @dataclass(frozen=True)
 class Numbers(Argument):
@@ -168,9 +219,13 @@ class Numbers(Argument):
     of the batch begins."""
 
     names: tuple
+    kind: Any  # its type
 
     def flat(self, planner, work):
         yield from self.names
+
+    def type(self, about):
+        return self.kind
 
 
 class CountersArgument(Argument):
@@ -178,6 +233,9 @@ class CountersArgument(Argument):
 
     def flat(self, planner, work):
         yield At(COUNTERS_ARRAY, View(0, 4, (2,), (4,)), has_batch=False)
+
+    def type(self, about):
+        return array_type(np.uint32, 1)
 
 
 COUNTERS = CountersArgument()

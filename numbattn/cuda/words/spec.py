@@ -3,9 +3,9 @@
     SPEC = Spec(forward, (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("o"), Statistic("lse"), MASK, SCORE,
                           DROPOUT, "group_size", "scale_log2", "kept_scale"), tiles=..., parameters=...)
 
-The arguments are in the order of the kernel's signature, see arguments.py. A name alone is a number: one
-of numbers.py, which come with each call, one of the problem's (group_size, seqlen_q, seqlen_k), or one that the spec's
-`numbers` computes.
+The arguments are in the order of the kernel's parameters, see arguments.py; their types are its signature. A name alone
+is a number: one of numbers.py, which come with each call, one of the problem's (group_size, seqlen_q, seqlen_k), or one
+that the spec's `numbers` computes. Several in a tuple are one parameter, a tuple.
 """
 
 from collections.abc import Callable
@@ -89,6 +89,12 @@ class Spec:
     @property
     def name(self):
         return self.factory.__name__
+
+    @property
+    def described(self):
+        """All arguments that are not mere names of numbers, out of their tuples."""
+        every = (x for argument in self.arguments for x in (argument if isinstance(argument, tuple) else (argument,)))
+        return [x for x in every if not isinstance(x, str)]
 
     def cc(self, device):
         """What it is compiled for on a Device."""

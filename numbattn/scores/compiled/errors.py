@@ -48,8 +48,8 @@ def naming(*functions):
                 raise UserTypeError(f"score: {where}, {refusal}{_line(text, refusal)}") from None
         if "Dual(" in text:
             raise UserTypeError(f"score: the derivative of {where}, cannot be found:\n{without_rule(text)}\n"
-                                "Write it down: Score(function, derivative=...), and compare both by "
-                                "check_score") from None
+                                "Write it down, as derivative= of the Score, or second= if it is that of a derivative, "
+                                "and compare both by check_score") from None
         raise UserTypeError(f"score: Numba cannot compile {where}: {error}") from None
 
 
@@ -61,5 +61,5 @@ def _line(text, refusal):
 
 def without_rule(text):
     """What of an error of Numba's says that something has no meaning for dual numbers."""
-    found = re.findall(r">>> (\S+\(.*Dual\(.*\))", text) or re.findall(r"attribute '\w+' of type Dual\(\w+\)", text)
+    found = re.findall(r">>> (\S+\(.*Dual\(.*\))", text) or re.findall(r"attribute '\w+' of type Dual\([\w()]+\)", text)
     return f"{found[-1]} has no rule here" if found else text.strip().splitlines()[0]

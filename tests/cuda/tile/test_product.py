@@ -151,7 +151,7 @@ def test_several_products_are_alike():
         dots((full(SUM, ONE), full(SUM, ONE)), (allocate(X), allocate(X), allocate(X)), allocate(Y))
 
     for kernel in other_sums, other_operands, more_operands:
-        with pytest.raises(Exception, match="dots: got .* and .*, expected as many tiles, alike"):
+        with pytest.raises(Exception, match=r"dots: got .* and .*, expected as many tiles, alike"):
             ptx_of(kernel, THREADS, poisoned((M, N)))
 
 

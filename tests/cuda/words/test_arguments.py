@@ -90,7 +90,7 @@ def test_lse_that_nobody_wants_goes_to_scrap_memory_if_it_fits(seqlen, is_scrapp
 
 FAULTS = {
     "<= SCRAP_BYTES": ">= SCRAP_BYTES",
-    'self.name in ("q", "do") else None': "else None",
+    "self.name in inputs else None": "else None",
     "rows=None if last is None else max(last, 1)": "rows=last",
     "rows=None if self.padded else work.problem.seqlen_q": "rows=None",
     "shape = *shape[:-1], work.padded_length": "pass",
@@ -99,6 +99,6 @@ FAULTS = {
     "        if BEFORE in planner.layouts:\n            yield": "        if False:\n            yield",
     "        if work.segments:\n            yield": "        if False:\n            yield",
     "cuda/plan/test_planner.py::test_what_is_not_aligned_is_copied_for_cp_async": {
-        "class AlignedMatrix(Matrix):": "class AlignedMatrix(Matrix):\n    find = Matrix.find\n\nclass Unused(Matrix):",
+        "    aligned = True\n": "    aligned = False\n",
     },
 }

@@ -16,11 +16,8 @@ Unlike in the paper MASK follows the exponential: what is masked may be NaN. dP 
 
 from dataclasses import replace
 
-from numba.cuda import types
-
 from ...build import Source
 from ...tile import (
-    INDEX,
     Alignment,
     SharedMemory,
     aligned,
@@ -42,28 +39,18 @@ from ...tile import (
     wait_copies,
 )
 from ...words.arguments import Matrix, Statistic
+from ...words.signatures import signature_of
 from ...words.spec import Spec
-from ..scores import SCORE, score_steps, scores_type, within_segment
+from ..scores import SCORE, score_steps, within_segment
 from ..shared.all_keys import dq_steps, no_dq_steps
-from ..shared.dropout import DROPOUT, DROPS, drop_step
-from ..shared.layouts import (
-    DTYPES,
-    array_type,
-    buffers,
-    left_operand,
-    product_step,
-    result_types,
-    sum_type,
-    sums,
-    vector,
-)
+from ..shared.dropout import DROPOUT, drop_step
+from ..shared.layouts import DTYPES, buffers, left_operand, product_step, sum_type, sums, vector
 from ..shared.recompute import mask_step_with_dp, recompute_capped
 from ..shared.schedule import place
 from ..shared.segments import count_step, keys_of, mask_within_step, queries_of, slot_step
 from ..shared.visibility import (
     MASK,
     band_of,
-    mask_type,
     needs_test,
     steps_to_next,
     visible_keys,
@@ -183,9 +170,10 @@ def backward_kv(
         save(aligned(mDK[batch, head_k][key:end_key], ROWS_OF), dK * scale, n0)     # line 24
         save(aligned(mDV[batch, head_k][key:end_key], ROWS_OF), dV, n0)
 
-    results, number = result_types(out_dtypes[:2]), getattr(types, ACC.__name__)
-    to_dq = types.Tuple(result_types(out_dtypes[2:]))
-    return source(kernel, dtype, results, mask, score, threads, shared, number, to_dq, blocks=blocks)
+    arguments = (SPEC_ALL if HAS_ALL_KEYS else SPEC_KV).arguments
+    dtypes = dict(zip(("dk", "dv", "dq"), out_dtypes))
+    signature = signature_of(kernel, arguments, dtype, ACC, dtypes, mask=mask, score=score)
+    return Source(kernel, signature, threads, blocks, shared.nbytes)
 
 
 def backward_q(
@@ -276,18 +264,7 @@ def backward_q(
                 stage = 1 - stage
         save(aligned(mDQ[batch, head][query:end_query], ROWS_OF), dQ * scale, m0)
 
-    results, number = result_types(out_dtypes), getattr(types, ACC.__name__)
-    return source(kernel, dtype, results, mask, score, threads, shared, number, blocks=blocks)
-
-
-def source(kernel, dtype, results, mask, score, threads, shared, *after, blocks=1):
-    """results: the types of what is written; after: of what is given after group_size and a number."""
-    ACC = sum_type(dtype)
-    matrix, statistic, number = array_type(dtype, 4), array_type(ACC, 3), getattr(types, ACC.__name__)
-    signature = types.void(
-        *[matrix] * 4, *results, statistic, statistic, mask_type(mask), scores_type(score, dtype),
-        DROPS, INDEX, number, *after
-    )
+    signature = signature_of(kernel, SPEC_Q.arguments, dtype, ACC, {"dq": out_dtypes[0]}, mask=mask, score=score)
     return Source(kernel, signature, threads, blocks, shared.nbytes)
 
 
@@ -299,9 +276,10 @@ def has_all_keys(work):
 GIVEN = Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("do")
 STATISTICS = Statistic("lse_log2", padded=True), Statistic("delta", padded=True)
 STATISTICS_AND_NUMBERS = *STATISTICS, MASK, SCORE, DROPOUT, "group_size", "scale", "kept_scale"
+ARGUMENTS_KV = *GIVEN, Matrix("dk", "k"), Matrix("dv", "k"), *STATISTICS_AND_NUMBERS
 SPEC_KV = Spec(
     backward_kv,
-    (*GIVEN, Matrix("dk", "k"), Matrix("dv", "k"), *STATISTICS_AND_NUMBERS),
+    (*ARGUMENTS_KV, ()),  # no dQ
     tiles=lambda work: rows_of(TILES_KV, UNDER_PRESSURE_KV, work, SHORT_KV),
     parameters=with_results("dk", "dv"),
     keeps="k",
@@ -317,7 +295,7 @@ SPEC_Q = Spec(
 )
 SPEC_ALL = replace(
     SPEC_KV,
-    arguments=(*SPEC_KV.arguments, Matrix("dq")),
+    arguments=(*ARGUMENTS_KV, (Matrix("dq"),)),
     tiles=lambda work: short_rows(ALL_KEYS, work),
     parameters=with_results("dk", "dv", "dq"),
     packs=False,

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numba.cuda import types
 
 from ...build import Source
 from ...tile import (
@@ -35,14 +34,15 @@ from ...tile import (
     where,
 )
 from ...words.arguments import O_BEFORE, Argument, Matrix, Statistic
+from ...words.signatures import signature_of
 from ...words.spec import Spec
-from ..scores import SCORE, may_be_far, scores_type, sink_steps
+from ..scores import SCORE, may_be_far, sink_steps
 from ..shared.chunks import chunks_between, count_of_chunks
-from ..shared.layouts import DTYPES, array_type, result_types, sum_type
+from ..shared.layouts import DTYPES, sum_type
 from ..shared.schedule import overlap_launches, split
 from ..shared.softmax import LN_2, logsumexp, softmax_steps
-from ..shared.start import before_type, resume_step
-from ..shared.visibility import BAND, band_kinds, band_of, mask_type, visible_keys
+from ..shared.start import resume_step
+from ..shared.visibility import BAND, band_kinds, band_of, visible_keys
 from ..tables import of_o, rounded
 
 THREADS = 128
@@ -63,6 +63,9 @@ class Partials(Argument):
 
     def flat(self, planner, work):
         yield planner.at(self.name, own=3)
+
+    def type(self, about):
+        return about.sums_of(5)
 
 
 PARTIALS = Partials("partial o"), Partials("statistics")  # of each row m and l
@@ -143,11 +146,8 @@ def combine(*, dtype, out_dtypes, head_dim_v, threads, mask, score, resumes=Fals
             save(mO[batch, head, query], o_line * factor, 0)
             save(mLse[batch, head], logsumexp(m, total, LN2), query)
 
-    number, partial = getattr(types, ACC.__name__), array_type(ACC, 5)
-    signature = types.void(
-        partial, partial, *result_types(out_dtypes), before_type(ACC, resumes), array_type(ACC, 3),
-        mask_type(mask), scores_type(score, dtype), number, number,
-    )  # fmt: skip
+    dtypes = {"o": out_dtypes[0]}
+    signature = signature_of(kernel, SPEC.arguments, dtype, ACC, dtypes, mask=mask, score=score, resumes=resumes)
     return Source(kernel, signature, THREADS, shared=shared.nbytes, overlaps=True)
 
 

@@ -8,7 +8,6 @@ Which keys are a chunk, which warp takes which of them and the order of all sums
 the results of a sequence are the same to the bit, alone or in any batch.
 """
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -17,7 +16,6 @@ from numba.cuda import types
 
 from ...build import Source
 from ...tile import (
-    INDEX,
     WARP,
     Alignment,
     SharedMemory,
@@ -51,19 +49,20 @@ from ...tile import (
 from ...tile.alignment import VECTOR_BYTES
 from ...views import View
 from ...words.arguments import COUNTERS, Argument, Matrix
+from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ...words.steps import At
-from ..scores import SCORE, differs_by_head, may_be_far, score_steps, scores_type
+from ..scores import SCORE, differs_by_head, may_be_far, score_steps
 from ..shared.cached import EIGHT_BITS, cached
 from ..shared.chunks import count_of_chunks, first_key, longest_steps
-from ..shared.dropout import DROPOUT, DROPS, drop_step
-from ..shared.layouts import DTYPES, array_type, sum_type
+from ..shared.dropout import DROPOUT, drop_step
+from ..shared.layouts import DTYPES, sum_type
 from ..shared.schedule import finish, next_number, overlap_launches, split
 from ..shared.softmax import softmax_steps
-from ..shared.visibility import MASK, band_of, element_test, is_shown, mask_type, needs_test, visible_keys
+from ..shared.visibility import MASK, band_of, element_test, is_shown, needs_test, visible_keys
 from ..tables import has_tensor_cores, head_dims
 from .combine import PARTIALS
-from .decode_loads import WARPS, cp_async_loads
+from .decode_loads import KEYS, WARPS, cp_async_loads
 from .packing import packing_steps, queries_of, shares_keys
 
 ROWS = 16  # of a work tile
@@ -109,15 +108,8 @@ class CacheArgument(Argument):
                 shape, strides = (*shape, 1), (*strides, itemsize)
             yield At(array, View(pointer, itemsize, shape, strides), has_batch)
 
-
-@dataclass(frozen=True)
-class Keys(Matrix):
-    """A Matrix of keys or values, in pages if a cache has any."""
-
-    heads: str = "k"
-
-    def flat(self, planner, work):
-        yield planner.whole(self.name) if work.problem.page_size else planner.at(self.name, self.heads)
+    def type(self, about):
+        return types.Tuple.from_types(about.cached.types)
 
 
 def decode(
@@ -138,7 +130,7 @@ def decode(
     ROW_VECTOR, PARTS = S_TILE.row_vector(), S_TILE.row_parts()
     shared = SharedMemory()
     held = cached(shared, dtype, held, S_TILE, page_size, WARPS)
-    start, stages, load_k, load_v, wait_k, wait_v, next_use, matrix, maps = loads(
+    start, stages, load_k, load_v, wait_k, wait_v, next_use, keys, maps = loads(
         shared, held, head_dim, head_dim_v, tile_n, page_size, mask, nbytes
     )
     of_keys, of_values, of_sums = held.of_keys, held.of_values, held.of_sums
@@ -246,11 +238,8 @@ def decode(
         if thread_index() == 0:
             finish(counters, grid_size())
 
-    partial, number = array_type(ACC, 5), getattr(types, ACC.__name__)
-    signature = types.void(
-        array_type(dtype, 4), matrix, matrix, types.Tuple.from_types(held.types), partial, partial, mask_type(mask),
-        scores_type(score, dtype), DROPS, array_type(np.uint32, 1), INDEX, number,
-    )  # fmt: skip
+    arguments, dtypes = (Matrix("q"), *keys, *ARGUMENTS), {"k": held.dtype, "v": held.dtype}
+    signature = signature_of(kernel, arguments, dtype, ACC, dtypes, mask=mask, score=score, cached=held)
     return Source(kernel, signature, WARP * WARPS, shared=shared.nbytes, overlaps=True, tensor_maps=maps)
 
 
@@ -404,7 +393,7 @@ CACHE = CacheArgument()
 ARGUMENTS = CACHE, *PARTIALS, MASK, SCORE, DROPOUT, COUNTERS, "group_size", "scale_log2"
 SPEC = Spec(
     decode,
-    (Matrix("q"), Keys("k"), Keys("v"), *ARGUMENTS),
+    (Matrix("q"), *KEYS, *ARGUMENTS),
     tiles=rows,
     parameters=parameters,
     blocks=blocks,

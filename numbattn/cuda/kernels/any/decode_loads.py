@@ -1,5 +1,6 @@
 """How the kernel for few queries loads keys and values."""
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,13 +16,27 @@ from ...tile import (
     sync_warp,
     wait_copies,
 )
-from ..shared.layouts import array_type, vector
+from ...words.arguments import Matrix
+from ..shared.layouts import vector
 
 WARPS = 4  # of a block
 
 
+@dataclass(frozen=True)
+class Keys(Matrix):
+    """A Matrix of keys or values, in pages if a cache has any."""
+
+    heads: str = "k"
+
+    def flat(self, planner, work):
+        yield planner.whole(self.name) if work.problem.page_size else planner.at(self.name, self.heads)
+
+
+KEYS = Keys("k"), Keys("v")
+
+
 class Loads(NamedTuple):
-    """How a warp loads its tiles of K and of V: device functions, and the type of mK and mV."""
+    """How a warp loads its tiles of K and of V: device functions, and what mK and mV are."""
 
     start: Any  # (), by all threads of a block
     stages: Any  # (warp) -> K and V, its stages
@@ -30,7 +45,7 @@ class Loads(NamedTuple):
     wait_k: Any  # (K, work, n_block) -> the tile, when it is there
     wait_v: Any
     next_use: Any  # (K or V) -> the same stage, for the next tile
-    matrix: Any
+    keys: Any  # the arguments
     maps: tuple = ()  # tensor maps
 
 
@@ -72,4 +87,4 @@ def cp_async_loads(shared, held, head_dim, head_dim_v, tile_n, page_size, mask, 
         return place
 
     steps = load_step(head_dim, held.load_k), load_step(head_dim_v, held.load_v), arrived, arrived
-    return Loads(start, stages, *steps, next_use, array_type(held.dtype, 4))
+    return Loads(start, stages, *steps, next_use, KEYS)

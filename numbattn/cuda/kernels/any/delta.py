@@ -30,12 +30,13 @@ from ...tile import (
 )
 from ...words.arguments import Argument, Matrix, Statistic
 from ...words.numbers import LOG2_E
+from ...words.signatures import signature_of
 from ...words.spec import PADDED, Spec, block_per_query_tile
 from ...words.steps import array_of_part, sums_by_row
-from ..shared.layouts import DTYPES, array_type, result_types, sum_type, vector
+from ..shared.layouts import DTYPES, sum_type, vector
 from ..shared.schedule import overlap_launches, place
 from ..shared.segments import slot_step
-from ..shared.visibility import PACKING, packing_of, packing_type
+from ..shared.visibility import PACKING, packing_of
 from ..tables import dtypes_of, rounded
 
 
@@ -106,11 +107,7 @@ def delta(*, dtype, out_dtypes, head_dim_v, dlse, nbytes, bounded, mask=(), sink
             save(mLseLog2[batch, head], to_log2(lse, sees), padded_row)
             save_sink(sinks, batch, head, lse, D, sees, first, end, m0)
 
-    dO, statistic = array_type(dtype, 4), array_type(ACC, 3)
-    sinks = types.Tuple((array_type(ACC, 2), statistic) if sink else ())
-    signature = types.void(
-        dO, *result_types(out_dtypes), statistic, statistic, sinks, statistic, statistic, packing_type(mask)
-    )
+    signature = signature_of(kernel, SPEC.arguments, dtype, ACC, {"o": out_dtypes[0]}, mask=mask, sink=sink)
     return Source(kernel, signature, THREADS, overlaps=True)
 
 
@@ -132,6 +129,9 @@ class SinkSums(Argument):
     def flat(self, planner, work):
         if work.sink is not None:
             yield from (planner.at(array_of_part(work.sink), own=0), planner.at(sums_by_row(work.sink), own=1))
+
+    def type(self, about):
+        return types.Tuple((about.sums_of(2), about.sums_of(3)) if about.sink else ())
 
 
 def blocks_of_slots(work, tiles, m_blocks, n_blocks):

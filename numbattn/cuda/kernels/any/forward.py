@@ -6,11 +6,9 @@ while O is computed. O is divided by l once, in the epilogue. Tiles of packed ar
 """
 
 import numpy as np
-from numba.cuda import types
 
 from ...build import Source
 from ...tile import (
-    INDEX,
     Alignment,
     SharedMemory,
     aligned,
@@ -28,25 +26,16 @@ from ...tile import (
     where,
 )
 from ...words.arguments import O_BEFORE, Matrix, Statistic
+from ...words.signatures import signature_of
 from ...words.spec import Spec
-from ..scores import SCORE, may_be_far, score_steps, scores_type, sink_steps, within_segment
-from ..shared.dropout import DROPOUT, DROPS, drop_step
-from ..shared.layouts import (
-    DTYPES,
-    array_type,
-    buffers,
-    left_operand,
-    product_step,
-    result_types,
-    sum_type,
-    sums,
-    vector,
-)
+from ..scores import SCORE, may_be_far, score_steps, sink_steps, within_segment
+from ..shared.dropout import DROPOUT, drop_step
+from ..shared.layouts import DTYPES, buffers, left_operand, product_step, sum_type, sums, vector
 from ..shared.schedule import place
 from ..shared.segments import count_step, mask_within_step, queries_of, slot_step
 from ..shared.softmax import LN_2, logsumexp, softmax_steps
-from ..shared.start import before_type, start_step
-from ..shared.visibility import MASK, band_of, element_test, mask_type, needs_test, steps_to_next, visible_keys
+from ..shared.start import start_step
+from ..shared.visibility import MASK, band_of, element_test, needs_test, steps_to_next, visible_keys
 from ..tables import Crowded, Tiles, of_o, parameters, rows_of
 
 
@@ -122,11 +111,8 @@ def forward(
         save(aligned(mO[batch, head][query:end_query], ROWS_OF), O, m0)
         save(mLse[batch, head][query:end_query], logsumexp(m, total, LN2), m0)      # line 16
 
-    matrix, number = array_type(dtype, 4), getattr(types, ACC.__name__)
-    signature = types.void(
-        matrix, matrix, matrix, *result_types(out_dtypes), before_type(ACC, resumes), array_type(ACC, 3),
-        mask_type(mask), scores_type(score, dtype), DROPS, INDEX, number, number
-    )
+    dtypes = {"o": out_dtypes[0]}
+    signature = signature_of(kernel, SPEC.arguments, dtype, ACC, dtypes, mask=mask, score=score, resumes=resumes)
     return Source(kernel, signature, threads, blocks, shared.nbytes)
 
 

@@ -26,12 +26,13 @@ from ...tile import (
 )
 from ...words.arguments import Argument
 from ...words.numbers import SIDES
+from ...words.signatures import several, signature_of
 from ...words.spec import Spec
 from ...words.steps import END, FIRST, OFFSETS, array_of_mask
 from ..scores import takes_offsets
 from ..shared.schedule import overlap_launches, place
 from ..shared.segments import inside
-from ..shared.visibility import BY_INTERVALS, EDGE, LINE, several
+from ..shared.visibility import BY_INTERVALS, EDGE, LINE
 
 SEGMENTS = "segments queries keys"
 OPEN, OR, CLOSE = "(", "|", ")"
@@ -69,6 +70,9 @@ class IntervalsArgument(Argument):
         for number, part in enumerate(planner.call.intervals):
             for which, x in enumerate(part.numbers):
                 yield planner.at(array_of_mask(number, which), own=int(kind_of(part.kind).has_rows)) if x is None else x
+
+    def type(self, about):
+        return parts_type(about.parts, about.offsets)
 
 
 INTERVALS = IntervalsArgument()
@@ -148,7 +152,8 @@ def intervals(*, parts, offsets):
             if HAS_OFFSETS:
                 mask.offsets[0][batch, head, i] = segment.own - i
 
-    return Source(kernel, types.void(parts_type(parts, offsets), INDEX, INDEX), QUERIES, overlaps=True)
+    signature = signature_of(kernel, SPEC.arguments, parts=parts, offsets=offsets)
+    return Source(kernel, signature, QUERIES, overlaps=True)
 
 
 def steps_of(parts):

@@ -3,7 +3,6 @@
 from typing import NamedTuple
 
 import numpy as np
-from numba.cuda import types
 
 from ...build import Source
 from ...tile import (
@@ -16,11 +15,12 @@ from ...tile import (
     shape,
 )
 from ...words.arguments import Matrix, MatrixSums
+from ...words.signatures import signature_of
 from ...words.spec import PADDED, Spec
-from ..shared.layouts import DTYPES, array_type, result_types, save_sums_step
+from ..shared.layouts import DTYPES, save_sums_step
 from ..shared.schedule import overlap_launches, place
 from ..shared.segments import queries_of, slot_step
-from ..shared.visibility import PACKING, packing_of, packing_type
+from ..shared.visibility import PACKING, packing_of
 from ..tables import dtypes_of
 
 
@@ -42,7 +42,7 @@ def round_dq(*, dtype, out_dtypes, col_parts, tile_m, tile_n, threads, across, i
     PLACE, load_part = shared.tile(tile_m, tile_n, DTYPES[dtype]), load_lines if in_lines else load_registers
     save_part = save_sums_step(DTYPES[dtype], *out_dtypes, tile_m, tile_n, threads, nbytes)
 
-    def kernel(mSums, mDQ, scale, packing):
+    def kernel(mSums, mDQ, ds_scale, packing):
         overlap_launches()
         batches, heads, seqlen_q, _ = shape(mDQ)
         part, batch, head = place(block_index(), batches * heads, heads)
@@ -52,13 +52,14 @@ def round_dq(*, dtype, out_dtypes, col_parts, tile_m, tile_n, threads, across, i
         if m0 < segment.queries:
             dQ = load_part(mSums[batch, head], part, LAYOUT)
             first, end = queries_of(segment)
-            save_part(mDQ[batch, head][first:end, col : col + TILE_N], dQ * scale, allocate(PLACE), m0)     # line 24
+            save_part(mDQ[batch, head][first:end, col : col + TILE_N], dQ * ds_scale, allocate(PLACE), m0)     # line 24
 
-    signature = types.void(array_type(np.float32, 3), *result_types(out_dtypes), types.float32, packing_type(mask))
+    signature = signature_of(kernel, ARGUMENTS, DTYPES[dtype], np.float32, {"dq": out_dtypes[0]}, mask=mask)
     return Source(kernel, signature, threads, shared=shared.nbytes, overlaps=True)
 
 
 DQ_SUMS = MatrixSums("sums of dq")
+ARGUMENTS = DQ_SUMS, Matrix("dq"), "ds_scale", PACKING
 
 
 def col_parts(work, part):
@@ -69,7 +70,7 @@ def round_spec(part_of):
     """The Spec of this kernel after one that adds up such a DqPart: part_of(work)."""
     return Spec(
         round_dq,
-        (DQ_SUMS, Matrix("dq"), "ds_scale", PACKING),
+        ARGUMENTS,
         tiles=lambda work: (part_of(work),),
         parameters=lambda work, part: {
             "dtype": work.problem.dtype.name, **dtypes_of(work, "dq"), "nbytes": work.nbytes,

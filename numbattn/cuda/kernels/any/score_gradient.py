@@ -10,8 +10,8 @@ in every run.
 
 from typing import Any, NamedTuple
 
+from ...build import Source
 from ...tile import (
-    INDEX,
     Alignment,
     SharedMemory,
     aligned,
@@ -35,21 +35,20 @@ from ...tile import (
     wait_copies,
     where,
 )
-from ...words.arguments import Matrix, Own, Statistic
+from ...words.arguments import Matrix, Own, Scratch, Statistic
+from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..scores import SCORE, entry_steps, kind, parts_of, score_steps
 from ..shared.diagonals import diagonal_steps
 from ..shared.dropout import DROPOUT, drop_step
-from ..shared.layouts import DTYPES, array_type, buffers, sum_type, sums
+from ..shared.layouts import DTYPES, buffers, sum_type, sums
 from ..shared.recompute import recompute_capped
 from ..shared.shares import score_matrix, share_of
 from ..shared.visibility import FARTHEST, MASK, band_of, element_test, is_shown, needs_test, visible_keys
 from ..tables import parameters, rows_of
-from .backward import source
 from .backward_tiles import TILES_Q, UNDER_PRESSURE_Q
 
 OWN_NUMBERS = "own_batches", "own_heads", "adds"  # how many matrices the array has, and whether it holds sums already
-OWN_TYPES = [INDEX] * len(OWN_NUMBERS)
 
 
 class DsArguments(NamedTuple):
@@ -200,7 +199,7 @@ def bias_gradient(*, out_dtype, sums_rows, sums_cols, **about):
 
     sums_rows: over all queries, up to the rows of a tile, which are left to be summed; sums_cols: over all keys.
     """
-    dtype, mask, score, after = DTYPES[about["dtype"]], about["mask"], about["score"], about["after"]
+    dtype, score, after = DTYPES[about["dtype"]], about["score"], about["after"]
     TILE_M, TILE_N, ACC, SUMS_ROWS, SUMS_COLS = about["tile_m"], about["tile_n"], sum_type(dtype), sums_rows, sums_cols
     S_TILE = sums(about["unit"], about["lanes"], TILE_M, TILE_N, about["threads"])
     ROWS = S_TILE.row_vector()
@@ -241,8 +240,7 @@ def bias_gradient(*, out_dtype, sums_rows, sums_cols, **about):
                 dB = dB + convert(load(target, S_TILE, m0), ACC)
             save(target, dB, m0)
 
-    results = [array_type(DTYPES[out_dtype], 5)]
-    return source(kernel, dtype, results, mask, score, about["threads"], shared, *OWN_TYPES, blocks=about["blocks"])
+    return source(kernel, arguments_of("gradient"), shared, DTYPES[out_dtype], about)
 
 
 def diagonal_sums(**about):
@@ -280,9 +278,7 @@ def diagonal_sums(**about):
             target = mSums[at.share.own_batch, at.share.own_head, at.share.part, at.number]
             sum_along(target, mPlain[place], adds)
 
-    results, scratch = [array_type(sum_type(dtype), 5)], [array_type(sum_type(dtype), 3)] * 2
-    mask, score, threads, blocks = about["mask"], about["score"], about["threads"], about["blocks"]
-    return source(kernel, dtype, results, mask, score, threads, shared, *OWN_TYPES, *scratch, blocks=blocks)
+    return source(kernel, arguments_of("sums", *DIAGONALS), shared, sum_type(dtype), about)
 
 
 class Entry(NamedTuple):
@@ -344,9 +340,14 @@ def entry_sums(**about):
             total = total + load(target, ROWS, 0)
         save(target, total, 0)
 
-    results = [array_type(sum_type(dtype), 5)]
-    mask, threads, blocks = about["mask"], about["threads"], about["blocks"]
-    return source(kernel, dtype, results, mask, score, threads, shared, *OWN_TYPES, blocks=blocks)
+    return source(kernel, arguments_of("sums"), shared, sum_type(dtype), about)
+
+
+def source(kernel, arguments, shared, own_dtype, about):
+    """The Source; own_dtype: of the array to which the kernel writes."""
+    dtype, mask, score = DTYPES[about["dtype"]], about["mask"], about["score"]
+    signature = signature_of(kernel, arguments, dtype, sum_type(dtype), mask=mask, score=score, own_dtype=own_dtype)
+    return Source(kernel, signature, about["threads"], about["blocks"], shared.nbytes)
 
 
 class Summed(NamedTuple):
@@ -400,12 +401,22 @@ def rows(factory, work, sums_cols=False, **others):
     return found or tuple(Summed(*row[:5]) for row in rows_of(TILES_Q, UNDER_PRESSURE_Q, work))
 
 
+DIAGONALS = Scratch("skewed"), Scratch("plain")
+
+
+def arguments_of(name, *others):
+    """What a kernel takes that writes to an array of this name."""
+    return (
+        Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("do"), Own(name), Statistic("lse_log2"),
+        Statistic("delta"), MASK, SCORE, DROPOUT, "group_size", "kept_scale", *OWN_NUMBERS, *others,
+    )  # fmt: skip
+
+
 def spec_of(factory, name, **about):
     """The Spec of a kernel that writes to an array of this name; about: more parameters."""
     return Spec(
         factory,
-        (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("do"), Own(name),
-         Statistic("lse_log2"), Statistic("delta"), MASK, SCORE, DROPOUT, "group_size", "kept_scale", *OWN_NUMBERS),
+        arguments_of(name, *DIAGONALS if factory is diagonal_sums else ()),
         tiles=lambda work: rows(factory, work, **about),
         parameters=lambda work, tiles: parameters(work, tiles) | about,
-    )  # fmt: skip
+    )

@@ -24,7 +24,8 @@ from ...tile import (
     simt,
     sync_threads,
 )
-from ..shared.layouts import DTYPES, array_type
+from ...words.signatures import array_type
+from ..shared.layouts import DTYPES
 from ..shared.schedule import overlap_launches, split
 
 

@@ -33,7 +33,8 @@ from ...tile import (
     take,
     where,
 )
-from ..shared.layouts import DTYPES, array_type
+from ...words.signatures import array_type
+from ..shared.layouts import DTYPES
 from ..shared.schedule import overlap_launches, split
 from ..shared.visibility import EDGE
 

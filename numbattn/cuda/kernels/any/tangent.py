@@ -15,11 +15,9 @@ rounded to its dtype, relative to the maximum so far, where P is at most 2 and P
 """
 
 import numpy as np
-from numba.cuda import types
 
 from ...build import Source
 from ...tile import (
-    INDEX,
     Alignment,
     SharedMemory,
     aligned,
@@ -42,24 +40,15 @@ from ...tile import (
     where,
 )
 from ...words.arguments import Matrix, Statistic
+from ...words.signatures import signature_of
 from ...words.spec import Spec
-from ..scores import SCORE, may_be_far, score_steps, scores_type, sink_steps, within_segment
-from ..shared.dropout import DROPOUT, DROPS, drop_step
-from ..shared.layouts import (
-    DTYPES,
-    array_type,
-    buffers,
-    left_operand,
-    product_step,
-    result_types,
-    sum_type,
-    sums,
-    vector,
-)
+from ..scores import SCORE, may_be_far, score_steps, sink_steps, within_segment
+from ..shared.dropout import DROPOUT, drop_step
+from ..shared.layouts import DTYPES, buffers, left_operand, product_step, sum_type, sums, vector
 from ..shared.schedule import place
 from ..shared.segments import count_step, mask_within_step, queries_of, slot_step
 from ..shared.softmax import LN_2, logsumexp, softmax_steps
-from ..shared.visibility import MASK, band_of, element_test, mask_type, needs_test, several, steps_to_next, visible_keys
+from ..shared.visibility import MASK, band_of, element_test, needs_test, steps_to_next, visible_keys
 from ..tables import dtypes_of, parameters, rows_of
 from .tangent_tiles import SHORT, TILES
 
@@ -223,12 +212,8 @@ def tangent(
         save(mLse[batch, head][query:end_query], logsumexp(m, total, LN2), m0)
         save(mTLse[batch, head][query:end_query], tlse, m0)
 
-    matrix, statistic, number = array_type(dtype, 4), array_type(ACC, 3), getattr(types, ACC.__name__)
-    signature = types.void(
-        matrix, matrix, matrix, *[several(matrix, has) for has in (HAS_TQ, HAS_TK, HAS_TV)],
-        *result_types(out_dtypes), statistic, statistic, mask_type(mask), scores_type(score, dtype), DROPS, INDEX,
-        number, number, number,
-    )  # fmt: skip
+    given, dtypes = [f"t{name}" for name in tangents], dict(zip(("o", "to"), out_dtypes))
+    signature = signature_of(kernel, SPEC.arguments, dtype, ACC, dtypes, mask=mask, score=score, given=given)
     return Source(kernel, signature, threads, blocks, shared.nbytes)
 
 

@@ -8,11 +8,8 @@ empty, and one that says which are full. `visibility.next_tile` and `visibility.
 
 from functools import reduce
 
-from numba.cuda import types
-
 from ...build import Source
 from ...tile import (
-    INDEX,
     ballot,
     block_index,
     device,
@@ -21,9 +18,10 @@ from ...tile import (
     shape,
     thread_index,
 )
+from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..shared.schedule import overlap_launches, place, split
-from ..shared.visibility import BY_INTERVALS, GAP, MASK, WORD, grids_of, mask_type
+from ..shared.visibility import BY_INTERVALS, GAP, MASK, WORD, grids_of
 
 EMPTY, PARTIAL, FULL = 0, 1, 2
 TILES = 64  # of a block, one a thread
@@ -104,7 +102,7 @@ def tile_states(*, tile_m, tile_n, kept, mask):
                 out[batch, head, kept_tile, 2 * word] = not_empty
                 out[batch, head, kept_tile, 2 * word + 1] = full
 
-    return Source(kernel, types.void(mask_type(mask), INDEX, INDEX), TILES, overlaps=True)
+    return Source(kernel, signature_of(kernel, ARGUMENTS, mask=mask), TILES, overlaps=True)
 
 
 def states_shape(kept_tiles, other_tiles):
@@ -126,7 +124,7 @@ def states_spec(kept):
 
     return Spec(
         tile_states,
-        (MASK, "seqlen_q", "seqlen_k"),
+        ARGUMENTS,
         tiles=None,
         parameters=lambda work, tiles: {
             "tile_m": tiles.tile_m, "tile_n": tiles.tile_n, "kept": kept, "mask": work.mask,
@@ -136,4 +134,5 @@ def states_spec(kept):
     )  # fmt: skip
 
 
+ARGUMENTS = MASK, "seqlen_q", "seqlen_k"
 STATES = {kept: states_spec(kept) for kept in ("q", "k")}

@@ -45,7 +45,6 @@ from ..shared.warps import warp_specialised
 from .backward_steps import (
     BIAS,
     CONSUMERS,
-    FLOATS,
     GIVEN,
     PART,
     REGISTERS,
@@ -233,7 +232,7 @@ def hopper_backward_kv(
     keys_of_block = keys_step(mask, tile_n)
 
     def kernel(
-        mQ, mK, mV, mDO, biases, mDK, mDV, mSums, mLse, mDelta, mask, scores, drops, group_size, scale, scale_log2,
+        mQ, mK, mV, mDO, biases, mDK, mDV, mSums, mLse, mDelta, mask, scores, drops, group_size, ds_scale, scale_log2,
         kept_scale, at_once, delta_scale,
     ):  # fmt: skip
         begin()
@@ -244,10 +243,11 @@ def hopper_backward_kv(
             )  # fmt: skip
             B = stage(B_PIPELINE, 0)
             given = mQ, mK, mV, mDO, biases, mLse, mDelta, mask, tile, B
-            take_roles((mDK, mDV, mSums, tile, scale, args), (given,))
+            take_roles((mDK, mDV, mSums, tile, ds_scale, args), (given,))
 
     tiles = *given, *[SHARED_B] * bool(bias_dtype)
-    return source(kernel, dtype, out_dtypes, mask, score, shared, tiles, [FLOATS])
+    dtypes = dict(zip(("dk", "dv"), out_dtypes))
+    return source(kernel, SPEC.arguments, shared, tiles, dtype, dtypes, mask=mask, score=score, bias_dtype=bias_dtype)
 
 
 # ------------------------------------------------------------------------------------------------------------- tiles

@@ -211,7 +211,7 @@ def hopper_backward_q(
     begin, take_roles = warp_specialised(own_pipelines, CONSUMERS, REGISTERS, compute, load_tiles)
 
     def kernel(
-        mQ, mK, mV, mDO, biases, mDQ, mLse, mDelta, mask, scores, drops, group_size, scale, scale_log2,
+        mQ, mK, mV, mDO, biases, mDQ, mLse, mDelta, mask, scores, drops, group_size, ds_scale, scale_log2,
         kept_scale, at_once, delta_scale,
     ):
         begin()
@@ -224,10 +224,11 @@ def hopper_backward_q(
             tile = segment, batch, head, m_block, m_end
             args = BackwardArguments(mask, scores_of(scores, segment), drops, scale_log2, kept_scale, delta_scale)
             given = mQ, mK, mV, mDO, biases, mask, tile, head // group_size
-            take_roles((mDQ, mLse, mDelta, tile, scale, args), (given,))
+            take_roles((mDQ, mLse, mDelta, tile, ds_scale, args), (given,))
 
     tiles = SHARED_Q, SHARED_K, SHARED_V, SHARED_DO, *[SHARED_B] * HAS_TMA_BIAS
-    return source(kernel, dtype, out_dtypes, mask, score, shared, tiles)
+    dtypes = {"dq": out_dtypes[0]}
+    return source(kernel, SPEC.arguments, shared, tiles, dtype, dtypes, mask=mask, score=score, bias_dtype=bias_dtype)
 
 
 # ------------------------------------------------------------------------------------------------------------- tiles

@@ -18,10 +18,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba.cuda import types
 
 from ...tile import (
-    INDEX,
     WARPGROUP,
     Pipeline,
     acquire,
@@ -37,13 +35,14 @@ from ...tile import (
     tma_load,
 )
 from ...words.arguments import Matrix, Statistic, TmaBias, TmaMatrix
+from ...words.signatures import signature_of
 from ...words.spec import Spec
 from .. import tables
-from ..scores import SCORE, dtype_of_part, number_of_tma_bias, scores_type
-from ..shared.dropout import DROPOUT, DROPS
-from ..shared.layouts import array_type, result_types, save_sums_step
+from ..scores import SCORE, dtype_of_part, number_of_tma_bias
+from ..shared.dropout import DROPOUT
+from ..shared.layouts import save_sums_step
 from ..shared.schedule import at_once
-from ..shared.visibility import MASK, mask_type, several
+from ..shared.visibility import MASK
 from ..shared.warps import source_of
 from .forward_tiles import ROWS, head_dims
 
@@ -141,16 +140,9 @@ STATISTICS_AND_NUMBERS = (
 )  # fmt: skip
 
 
-FLOATS = array_type(np.float32, 3)
-
-
-def source(kernel, dtype, out_dtypes, mask, score, shared, tiles, sums=()):
-    """tiles: of what is given; sums: their types, if the kernel takes some after its results."""
-    number, statistics, maps = types.float32, [FLOATS] * 2, several(types.uint64, len(tiles) - 4)
-    signature = types.void(
-        *[types.uint64] * 4, maps, *result_types(out_dtypes), *sums, *statistics, mask_type(mask),
-        scores_type(score, dtype), DROPS, INDEX, *[number] * 3, INDEX, number,
-    )  # fmt: skip
+def source(kernel, arguments, shared, tiles, dtype, dtypes, **about):
+    """tiles: of what is given; dtypes: of results."""
+    signature = signature_of(kernel, arguments, dtype, np.float32, dtypes, **about)
     return source_of(kernel, signature, CONSUMERS, shared, tiles)
 
 
@@ -172,7 +164,7 @@ def size_of(work):
 with_results = partial(tables.with_results, sizes=head_dims)
 
 
-def keys_spec(factory, rows, parameters, given=GIVEN, sums=()):
+def keys_spec(factory, rows, parameters, given, sums=()):
     """The Spec of a kernel that keeps keys."""
     return Spec(
         factory,

@@ -36,6 +36,7 @@ from ..shared.visibility import band_of, has_key_lengths, has_query_lengths
 from ..shared.warps import warp_specialised
 from .backward_steps import (
     CONSUMERS,
+    GIVEN,
     REGISTERS,
     ROWS,
     ZERO,
@@ -203,7 +204,7 @@ def hopper_backward_wide(
     begin, take_roles = warp_specialised(own_pipelines, CONSUMERS, REGISTERS, compute, load_tiles)
 
     def kernel(
-        mQ, mK, mV, mDO, biases, mDK, mDV, mLse, mDelta, mask, scores, drops, group_size, scale, scale_log2,
+        mQ, mK, mV, mDO, biases, mDK, mDV, mLse, mDelta, mask, scores, drops, group_size, ds_scale, scale_log2,
         kept_scale, at_once, delta_scale,
     ):  # fmt: skip
         begin()
@@ -213,12 +214,13 @@ def hopper_backward_wide(
                 mask, scores_of(scores, tile.segment), drops, scale_log2, kept_scale, delta_scale
             )  # fmt: skip
             given = mQ, mK, mV, mDO, biases, mLse, mDelta, mask, tile, ()
-            take_roles((mDK, mDV, tile, scale, args), (given,))
+            take_roles((mDK, mDV, tile, ds_scale, args), (given,))
 
-    return source(kernel, dtype, out_dtypes, mask, score, shared, given)
+    dtypes = dict(zip(("dk", "dv"), out_dtypes))
+    return source(kernel, SPEC.arguments, shared, given, dtype, dtypes, mask=mask, score=score)
 
 
 # ------------------------------------------------------------------------------------------------------------- tiles
 WIDE = {64: WgmmaTiles(64, 64, 4), 128: WgmmaTiles(64, 64, 4), 192: WgmmaTiles(64, 64, 3), 256: WgmmaTiles(64, 64, 2)}
 
-SPEC = keys_spec(hopper_backward_wide, WIDE, with_results("dk", "dv"))
+SPEC = keys_spec(hopper_backward_wide, WIDE, with_results("dk", "dv"), (*GIVEN, ()))  # no bias

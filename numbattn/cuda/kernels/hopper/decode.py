@@ -1,8 +1,6 @@
 """`kernels.any.decode` on Hopper, where each warp has its tiles of keys loaded by TMA."""
 
 
-from numba.cuda import types
-
 from ...build import TensorMapArgument
 from ...tile import (
     WARP,
@@ -36,6 +34,9 @@ class TmaKeys(TmaMatrix):
 
     def flat(self, planner, work):
         return [planner.whole(self.name)] if work.problem.page_size else super().flat(planner, work)
+
+
+KEYS = TmaKeys("k", "k"), TmaKeys("v", "k")
 
 
 def tma_loads(shared, held, head_dim, head_dim_v, tile_n, page_size, mask, nbytes):
@@ -85,7 +86,7 @@ def tma_loads(shared, held, head_dim, head_dim_v, tile_n, page_size, mask, nbyte
     load_tile, rows = (of_pages, min(page_size, tile_n)) if page_size else (of_sequence, tile_n)
     boxes = ((i, (1, 1, rows, tiles.width)) for i, tiles in ((1, SHARED_K), (2, SHARED_V)))
     maps = tuple(TensorMapArgument(i, box, l2_promotion=0) for i, box in boxes)
-    return Loads(start, stages, load_tile, load_tile, wait_k, wait_v, next_use, types.uint64, maps)
+    return Loads(start, stages, load_tile, load_tile, wait_k, wait_v, next_use, KEYS, maps)
 
 
 def hopper_decode(**parameters):
@@ -108,7 +109,7 @@ def takes_pages(work):
 
 SPEC = Spec(
     hopper_decode,
-    (Matrix("q"), TmaKeys("k", "k"), TmaKeys("v", "k"), *ARGUMENTS),
+    (Matrix("q"), *KEYS, *ARGUMENTS),
     tiles=rows,
     parameters=lambda work, tiles: parameters(work, tiles, head_dims),
     blocks=blocks,

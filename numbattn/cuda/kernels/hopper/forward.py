@@ -11,10 +11,8 @@ computes exponentials, or is in its epilogue, the tensor cores work for the othe
 
 
 import numpy as np
-from numba.cuda import types
 
 from ...tile import (
-    INDEX,
     Alignment,
     Pipeline,
     SharedMemory,
@@ -43,22 +41,22 @@ from ...tile import (
 )
 from ...tile.alignment import VECTOR_BYTES
 from ...words.arguments import COUNTERS, O_BEFORE, RaggedMatrix, Statistic, TmaBias, TmaMatrix
+from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..scores import (
     SCORE,
     dtype_of_tma_bias,
     may_be_far,
     number_of_tma_bias,
-    scores_type,
     sink_steps,
     softmax_score_steps,
 )
-from ..shared.dropout import DROPOUT, DROPS, drop_step
-from ..shared.layouts import DTYPES, array_type, result_types, sum_type
+from ..shared.dropout import DROPOUT, drop_step
+from ..shared.layouts import DTYPES, sum_type
 from ..shared.segments import queries_of
 from ..shared.softmax import LN_2, logsumexp, softmax_steps
-from ..shared.start import before_type, start_step
-from ..shared.visibility import MASK, PACKED, mask_type, several
+from ..shared.start import start_step
+from ..shared.visibility import MASK, PACKED
 from ..shared.warps import source_of, warp_specialised
 from ..tables import compiled_in, of_o
 from .forward_producer import TILES_AHEAD, producer_steps
@@ -271,20 +269,12 @@ def hopper_forward(
         of_scheduler = mQ, mO, mask, counters, *sizes, at_once, heads_per_tile, ascending
         take_roles((ForwardArguments(*args),), (of_loader, of_scheduler))
 
-    signature = signature_of(dtype, out_dtypes, mask, score, resumes, HAS_TMA_BIAS, IS_STAGED)
+    signature = signature_of(
+        kernel, SPEC.arguments, dtype, ACC, {"o": out_dtypes[0]}, mask=mask, score=score, resumes=resumes,
+        bias_dtype=bias_dtype, is_packed=IS_PACKED,
+    )  # fmt: skip
     tiles = SHARED_Q, SHARED_K, SHARED_V, SHARED_O, *[SHARED_B] * HAS_TMA_BIAS
     return source_of(kernel, signature, consumers, shared, tiles)
-
-
-def signature_of(dtype, out_dtypes, mask, score, resumes, has_tma_bias, is_staged):
-    """The types of the kernel's arguments."""
-    ACC = sum_type(dtype)
-    number, (matrix,) = getattr(types, ACC.__name__), result_types(out_dtypes)
-    return types.void(
-        *[types.uint64] * 3, types.uint64 if is_staged else matrix, several(types.uint64, has_tma_bias),
-        several(matrix, PACKED in mask), before_type(ACC, resumes), array_type(ACC, 3), mask_type(mask),
-        scores_type(score, dtype), DROPS, types.uint32[:], INDEX, number, number, *[INDEX] * 3,
-    )  # fmt: skip
 
 
 SPEC = Spec(

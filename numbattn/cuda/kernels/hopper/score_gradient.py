@@ -7,10 +7,8 @@ the next one meanwhile.
 """
 
 import numpy as np
-from numba.cuda import types
 
 from ...tile import (
-    INDEX,
     WARPGROUP,
     Pipeline,
     SharedMemory,
@@ -41,9 +39,10 @@ from ...tile import (
     where,
 )
 from ...words.arguments import Own, Statistic, TmaBias
+from ...words.signatures import signature_of
 from ...words.spec import Route, Spec
 from ...words.tiers import WGMMA
-from ..any.score_gradient import OWN_NUMBERS, DsArguments
+from ..any.score_gradient import DIAGONALS, OWN_NUMBERS, DsArguments
 from ..scores import (
     ENTRIES,
     SCORE,
@@ -52,16 +51,15 @@ from ..scores import (
     number_of_tma_bias,
     parts_of,
     score_steps_ahead,
-    scores_type,
 )
 from ..shared.diagonals import Diagonal, diagonal_steps
-from ..shared.layouts import DTYPES, array_type
+from ..shared.layouts import DTYPES
 from ..shared.recompute import recompute
 from ..shared.shares import score_matrix, share_of
-from ..shared.visibility import MASK, band_of, element_test, is_looked_up, mask_type, needs_test, visible_keys
+from ..shared.visibility import MASK, band_of, element_test, is_looked_up, needs_test, visible_keys
 from ..shared.warps import source_of, warp_specialised
 from ..tables import compiled_in
-from .backward_steps import CONSUMERS, FLOATS, GIVEN, ROWS, ZERO, WgmmaTiles, save_step, size_of
+from .backward_steps import CONSUMERS, GIVEN, ROWS, ZERO, WgmmaTiles, save_step, size_of
 from .forward_tiles import head_dims, is_for_hopper
 from .tma_bias import load_bias_step
 
@@ -155,7 +153,7 @@ def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mas
 
 def hopper_bias_gradient(*, out_dtype, bias_dtype, nbytes, **about):
     """The gradient of part number `after`, whose dtype is `bias_dtype`."""
-    dtype, bias, tile_m, tile_n = about["dtype"], DTYPES[bias_dtype], about["tile_m"], about["tile_n"]
+    bias, tile_m, tile_n = DTYPES[bias_dtype], about["tile_m"], about["tile_n"]
     shared = SharedMemory()
     S_TILE, (K_PIPELINE, V_PIPELINE), maps, load_tiles, add_tiles = ds_steps(shared, **about, by_tma=True)
     SHARED_B = shared.boxes(ROWS, tile_n, bias, CONSUMERS)
@@ -206,11 +204,8 @@ def hopper_bias_gradient(*, out_dtype, bias_dtype, nbytes, **about):
         at = Diagonal(tile, share_of(number, parts, own_batches, own_heads, batches, heads), m_tile, m_tile + 1, n0)
         take_roles((mDB, given, scale_log2, at, adds, seqlen_q), ((biases, given, at, seqlen_q),))
 
-    signature = types.void(
-        *[types.uint64] * 4, types.UniTuple(types.uint64, 1), array_type(DTYPES[out_dtype], 5), FLOATS, FLOATS,
-        mask_type(about["mask"]), scores_type(about["score"], DTYPES[dtype]), INDEX, types.float32, *[INDEX] * 3,
-    )  # fmt: skip
-    return source_of(kernel, signature, CONSUMERS, shared, (*maps, SHARED_B))
+    tiles, own_dtype = (*maps, SHARED_B), DTYPES[out_dtype]
+    return source(kernel, bias_arguments("gradient"), shared, tiles, about, own_dtype=own_dtype, bias_dtype=bias_dtype)
 
 
 def hopper_diagonal_sums(*, tile_m, tile_n, **about):
@@ -263,11 +258,14 @@ def hopper_diagonal_sums(*, tile_m, tile_n, **about):
             ((given, items, diagonals, seqlen_q),),
         )
 
-    signature = types.void(
-        *[types.uint64] * 4, array_type(np.float32, 5), FLOATS, FLOATS, mask_type(about["mask"]),
-        scores_type(about["score"], DTYPES[about["dtype"]]), INDEX, types.float32, *[INDEX] * 5, FLOATS, FLOATS,
-    )  # fmt: skip
-    return source_of(kernel, signature, CONSUMERS, shared, maps)
+    return source(kernel, diagonal_arguments("sums"), shared, maps, about, own_dtype=np.float32)
+
+
+def source(kernel, arguments, shared, tiles, about, **types):
+    """tiles: of what is given; types: what types follow from."""
+    dtype, mask, score = DTYPES[about["dtype"]], about["mask"], about["score"]
+    signature = signature_of(kernel, arguments, dtype, np.float32, mask=mask, score=score, **types)
+    return source_of(kernel, signature, CONSUMERS, shared, tiles)
 
 
 # ------------------------------------------------------------------------------------------------------------- tiles
@@ -279,6 +277,17 @@ BIASES = {
 }
 WITH_OTHERS = BIASES | {64: WgmmaTiles(128, 64, 2)}  # parts of a score, which take registers
 STATISTICS = Statistic("lse_log2", padded=True), Statistic("delta", padded=True)
+
+
+def bias_arguments(name):
+    """What a kernel takes that writes to an array of this name."""
+    given = (*GIVEN, TmaBias(number_of_tma_bias), Own(name), *STATISTICS)
+    return (*given, MASK, SCORE, "group_size", "scale_log2", *OWN_NUMBERS)
+
+
+def diagonal_arguments(name):
+    numbers = "group_size", "scale_log2", "seqlen_q", "seqlen_k", *OWN_NUMBERS
+    return (*GIVEN, Own(name), *STATISTICS, MASK, SCORE, *numbers, *DIAGONALS)
 
 
 def fills_tiles(work):
@@ -295,8 +304,7 @@ def bias_route(name, *, out_dtype, after, sums_rows, sums_cols):
 
     spec = Spec(
         hopper_bias_gradient,
-        (*GIVEN, TmaBias(number_of_tma_bias), Own(name), *STATISTICS, MASK, SCORE, "group_size", "scale_log2",
-         *OWN_NUMBERS),
+        bias_arguments(name),
         tiles=lambda work: ((WITH_OTHERS if len(work.score) > 1 else BIASES)[size_of(work)],),
         parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | {
             "out_dtype": out_dtype, "after": after, "bias_dtype": dtype_of_tma_bias(work), "nbytes": work.nbytes,
@@ -316,7 +324,7 @@ def diagonals_route(name, *, after):
 
     spec = Spec(
         hopper_diagonal_sums,
-        (*GIVEN, Own(name), *STATISTICS, MASK, SCORE, "group_size", "scale_log2", "seqlen_q", "seqlen_k", *OWN_NUMBERS),
+        diagonal_arguments(name),
         tiles=lambda work: (WITH_OTHERS[size_of(work)],),
         parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | {"after": after},
         arch="a",

@@ -17,11 +17,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from numba.cuda import types
 
 from ...build import Source
 from ...tile import (
-    INDEX,
     Alignment,
     SharedMemory,
     add_lines,
@@ -47,21 +45,22 @@ from ...tile import (
 )
 from ...tile.alignment import VECTOR_BYTES
 from ...words.arguments import AlignedMatrix, Matrix, Statistic
+from ...words.signatures import signature_of
 from ...words.spec import Route, Spec
 from ...words.tiers import MMA
 from ..any import backward, delta
 from ..any.round_dq import DQ_SUMS, DqPart, round_spec
-from ..scores import SCORE, score_steps, scores_type, within_segment
-from ..shared.dropout import DROPOUT, DROPS, dropout_steps
-from ..shared.layouts import DTYPES, array_type, result_types, save_sums_step, vector, warps_across
+from ..scores import SCORE, score_steps, within_segment
+from ..shared.dropout import DROPOUT, dropout_steps
+from ..shared.layouts import DTYPES, save_sums_step, vector, warps_across
 from ..shared.query_tiles import QueryTile, key_lengths, keys_step, padded_number, queries_steps
 from ..shared.recompute import mask_step, recompute
 from ..shared.schedule import at_once
 from ..shared.segments import keys_of
-from ..shared.visibility import MASK, band_of, mask_type
+from ..shared.visibility import MASK, band_of
 from ..tables import compiled_in, dtypes_of, has_tensor_cores, head_dims, is_under_pressure, size_of_rows
 
-FLOATS, ZERO = array_type(np.float32, 3), np.float32(0)
+ZERO = np.float32(0)
 
 
 def mma_backward(
@@ -88,7 +87,7 @@ def mma_backward(
     TILE_M, STAGES, VECTORS, HAS_DROPOUT = tile_m, stages, Alignment(VECTOR_BYTES), dropout
     masked, band_at, longest = mask_step(mask, S_TILE, transposed=True), band_of(mask), key_lengths(mask)
     first_queries, next_queries, needs_mask = queries_steps(mask, tile_m, tile_n)
-    mark, dS_of = dropout_steps(S_TILE, dropout, transposed=True)
+    sign_dropped, dS_of = dropout_steps(S_TILE, dropout, transposed=True)
     (apply, pull_back, _), scores_of = score_steps(score, S_TILE, np.float32, transposed=True), within_segment(score)
     keys_of_block = keys_step(mask, tile_n)
     sizes = zip(out_dtypes, (head_dim, head_dim_v))
@@ -115,8 +114,8 @@ def mma_backward(
             copy_async(allocate(SHARED_DELTA, stage), lines_of(mDelta, batch, head, TILE_M), COPY_LINE, line)
 
     def kernel(
-        mQ, mK, mV, mDO, mDK, mDV, mSums, mLse, mDelta, mask, scores, drops, group_size, scale, scale_log2, kept_scale,
-        at_once, delta_scale,
+        mQ, mK, mV, mDO, mDK, mDV, mSums, mLse, mDelta, mask, scores, drops, group_size, ds_scale, scale_log2,
+        kept_scale, at_once, delta_scale,
     ):
         launch_dependents()
         wait_on_dependencies()
@@ -145,7 +144,7 @@ def mma_backward(
             if needs_mask(mask, tile, at, n0):
                 band = band_at(mask, batch, at.head)
                 P, F = masked(P, F, mask, band, batch, at.head, m0, n0)    # line 12: MASK
-            P = mark(P, drops, batch, at.head, m0, n0)          # line 14
+            P = sign_dropped(P, drops, batch, at.head, m0, n0)  # line 14
             dP = dot(S_TILE, sV, sdO.T)                         # line 17: dP = dO V^T
             dS = pull_back(dS_of(P, dP, get(allocate(SHARED_DELTA, stage), COLS), delta_scale), F)  # lines 18 and 20
             left_P, left_dS = share(maximum(P, 0) if HAS_DROPOUT else P, dS, stage)     # line 15: what is kept
@@ -163,14 +162,11 @@ def mma_backward(
             add_dq(mSums, tile, last, 1 - stage)
             sync_threads()                                      # all have read K
         first, end = keys_of(tile.segment)
-        save_dk(mDK[batch, tile.head_k][first:end], dK * scale, sK, n0)         # line 24
+        save_dk(mDK[batch, tile.head_k][first:end], dK * ds_scale, sK, n0)      # line 24
         save_dv(mDV[batch, tile.head_k][first:end], dV * kept_scale, sV, n0)
 
-    matrix, number = array_type(dtype, 4), types.float32
-    signature = types.void(
-        *[matrix] * 4, *result_types(out_dtypes), *[FLOATS] * 3, mask_type(mask), scores_type(score, dtype), DROPS,
-        INDEX, *[number] * 3, INDEX, number
-    )
+    dtypes = dict(zip(("dk", "dv"), out_dtypes))
+    signature = signature_of(kernel, SPEC.arguments, dtype, np.float32, dtypes, mask=mask, score=score)
     return Source(kernel, signature, threads, shared=shared.nbytes, overlaps=True)
 
 

@@ -9,11 +9,9 @@ the epilogue, and is stored by way of shared memory if its dtype is that of q.
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba.cuda import types
 
 from ...build import Source
 from ...tile import (
-    INDEX,
     Alignment,
     SharedMemory,
     aligned,
@@ -40,15 +38,16 @@ from ...tile import (
 )
 from ...tile.alignment import VECTOR_BYTES
 from ...words.arguments import O_BEFORE, AlignedMatrix, Statistic
+from ...words.signatures import signature_of
 from ...words.spec import Spec
-from ..scores import SCORE, may_be_far, scores_type, sink_steps, softmax_score_steps, within_segment
-from ..shared.dropout import DROPOUT, DROPS, drop_step
-from ..shared.layouts import DTYPES, array_type, result_types, vector
+from ..scores import SCORE, may_be_far, sink_steps, softmax_score_steps, within_segment
+from ..shared.dropout import DROPOUT, drop_step
+from ..shared.layouts import DTYPES, vector
 from ..shared.schedule import place_grouped
 from ..shared.segments import count_step, mask_within_step, queries_of, slot_step
 from ..shared.softmax import LN_2, logsumexp, softmax_parts
-from ..shared.start import before_type, start_step
-from ..shared.visibility import MASK, band_of, element_test, mask_type, needs_test, steps_to_next, visible_keys
+from ..shared.start import start_step
+from ..shared.visibility import MASK, band_of, element_test, needs_test, steps_to_next, visible_keys
 from ..tables import compiled_in, has_tensor_cores, head_dims, of_o
 from .tiles import matrices_at_once, rows
 
@@ -191,11 +190,8 @@ def mma_forward(
             sync_threads()
         save(aligned(mO[batch, head][first:end], VECTORS), get(sO, COPY_O) if IS_STAGED else O, tile.m0)
 
-    matrix = array_type(dtype, 4)
-    signature = types.void(
-        matrix, matrix, matrix, *result_types(out_dtypes), before_type(ACC, resumes), array_type(ACC, 3),
-        mask_type(mask), scores_type(score, dtype), DROPS, INDEX, types.float32, types.float32, INDEX,
-    )  # fmt: skip
+    dtypes = {"o": out_dtypes[0]}
+    signature = signature_of(kernel, SPEC.arguments, dtype, ACC, dtypes, mask=mask, score=score, resumes=resumes)
     return Source(kernel, signature, threads, shared=shared.nbytes)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from ....scores.alibi import Alibi
 from ...tile import device
-from ..shared.layouts import array_type
+from ...words.signatures import array_type
 from .distance import Distance, distance_steps
 from .kind import ValueAndSlope
 

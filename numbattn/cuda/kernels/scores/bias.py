@@ -6,8 +6,9 @@ from ....scores.bias import Bias
 from ...tile import Alignment, aligned, convert, device, get, load
 from ...tile.alignment import alignment
 from ...views import fits_tensor_map
+from ...words.signatures import array_type
 from ...words.steps import array_of_part
-from ..shared.layouts import DTYPES, array_type
+from ..shared.layouts import DTYPES
 from .kind import Kind, ValueAndSlope
 
 

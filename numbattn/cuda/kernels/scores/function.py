@@ -17,8 +17,8 @@ from ....scores.compiled.wide import seen, widened
 from ....scores.frozen import Frozen
 from ....scores.function import Score
 from ...tile import INDEX, device, full, map_elements, where
+from ...words.signatures import array_type
 from ...words.steps import array_of_function
-from ..shared.layouts import array_type
 from ..shared.origin import PLACE, PLACE_TYPES
 from .kind import Kind, ValueAndSlope, nothing_ahead
 

@@ -5,7 +5,7 @@ import numpy as np
 from ....scores.relative import RelativeBias
 from ....values import sum_broadcast
 from ...tile import device, diagonal_index, maximum, minimum, shape, take
-from ..shared.layouts import array_type
+from ...words.signatures import array_type
 from .distance import BY_QUERY, Distance, offsets_step, own_key_step
 from .kind import ENTRIES, ValueAndSlope, kind, nothing_ahead
 

@@ -13,7 +13,8 @@ from numba.cuda import types
 from ...tile import device, full
 from ...words.arguments import Argument
 from ...words.numbers import LOG2_E
-from ..shared.layouts import array_type, sum_type
+from ...words.signatures import array_type
+from ..shared.layouts import sum_type
 from .kind import ValueAndSlope, kind, nothing_ahead
 from .traits import is_natural, parts_of
 
@@ -37,6 +38,9 @@ class ScoreArgument(Argument):
         for number, part in parts:
             yield from kind(part).flat(planner, work, number)
             yield from planner.call.score[number].numbers
+
+    def type(self, about):
+        return scores_type(about.score, about.dtype)
 
 
 SCORE = ScoreArgument()

@@ -20,7 +20,7 @@ from ...tile import (
     simt,
     thread_index,
 )
-from .layouts import array_type
+from ...words.signatures import array_type
 
 EIGHT_BITS = {"int8": np.dtype(np.int8), "float8_e4m3fn": np.dtype(np.uint8)}  # which arrays hold them
 

@@ -53,7 +53,7 @@ class Drops(NamedTuple):
 
 OWN_TYPES = [from_dtype(np.dtype(kind)) for kind in DropoutNumbers.__annotations__.values()]
 DROPS = types.NamedTuple([*OWN_TYPES, *PLACE_TYPES], Drops)
-DROPOUT = Numbers((*DropoutNumbers._fields, *PLACE))
+DROPOUT = Numbers((*DropoutNumbers._fields, *PLACE), DROPS)
 
 
 def keep_test(layout, transposed=False):
@@ -115,21 +115,21 @@ def drop_step(layout, dropout, transposed=False):
 
 
 def dropout_steps(layout, dropout, transposed=False):
-    """Device functions of lines 14 to 20 of Algorithm 4: `mark` P, with a minus sign where it is dropped; and dS.
+    """Device functions of lines 14 to 20 of Algorithm 4: `sign_dropped`, P with a minus sign where dropped; and dS.
 
     With dropout it is dS * 2 / kept_scale, for which "ds_scale" makes up: Z dP - D takes fewer instructions so.
     """
     if not dropout:
 
         @device
-        def mark(P, drops, batch, head, m0, n0):
+        def sign_dropped(P, drops, batch, head, m0, n0):
             return P
 
         @device
         def dS_of(P, dP, D, delta_scale):
             return P * (dP - D)
 
-        return mark, dS_of
+        return sign_dropped, dS_of
 
     # By halves, each a basic block: else ptxas overlaps all calls of the generator, and all of dS, and spills; and it
     # delays the product dO V^T, which is to run meanwhile, until the generator is done
@@ -138,16 +138,16 @@ def dropout_steps(layout, dropout, transposed=False):
     keeps, ZERO = keep_test(HALF, transposed), np.float32(0)
 
     @device
-    def mark_half(P, drops, batch, head, m0, n0):
+    def sign_half(P, drops, batch, head, m0, n0):
         if always():
             P = where(keeps(drops, batch, head, m0, n0), P, ZERO - P)
         return P
 
     @device
-    def mark(P, drops, batch, head, m0, n0):
+    def sign_dropped(P, drops, batch, head, m0, n0):
         left, right = column_halves(P)
-        left = mark_half(left, drops, batch, head, m0, n0)
-        return beside(left, mark_half(right, drops, batch, head, m0 + DOWN, n0 + RIGHT), layout)
+        left = sign_half(left, drops, batch, head, m0, n0)
+        return beside(left, sign_half(right, drops, batch, head, m0 + DOWN, n0 + RIGHT), layout)
 
     @device
     def dS_half(P, dP, D):
@@ -166,4 +166,4 @@ def dropout_steps(layout, dropout, transposed=False):
     def halves_of_D(D):
         return column_halves(D) if transposed else (D, D)       # a row vector is that of both halves
 
-    return mark, dS_of
+    return sign_dropped, dS_of

@@ -1,7 +1,6 @@
 """Layouts and types of tiles by dtype and unit. Nothing else in a kernel depends on the unit that multiplies."""
 
 import numpy as np
-from numba.cuda import types
 
 from .... import problem
 from ...tile import (
@@ -36,17 +35,6 @@ DTYPES = {dtype.name: dtype for dtype in problem.DTYPES}
 def sum_type(dtype):
     """The accumulator type of a dtype."""
     return np.float64 if dtype == np.float64 else np.float32
-
-
-def array_type(dtype, ndim):
-    """Numba's type of an array of any strides. bfloat16, which it has no arrays of, is passed as uint16."""
-    name = np.dtype(dtype).name
-    return types.Array(getattr(types, {"bfloat16": "uint16", "bool": "boolean"}.get(name, name)), ndim, "A")
-
-
-def result_types(out_dtypes):
-    """Numba's types of the matrices that a kernel writes."""
-    return [array_type(DTYPES[out], 4) for out in out_dtypes]
 
 
 def vector(dtype):

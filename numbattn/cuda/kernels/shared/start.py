@@ -7,15 +7,8 @@ needs no pass that merges the parts.
 from ...tile import Alignment, aligned, device, exp2, full, load, maximum, minimum
 from ...tile.alignment import VECTOR_BYTES
 from ...words.numbers import LOG2_E
-from .layouts import array_type
 from .segments import queries_of
 from .softmax import LN_2
-from .visibility import several
-
-
-def before_type(ACC, resumes):
-    """Numba's type of the argument `before`, see `start_step`."""
-    return several(array_type(ACC, 4), resumes)
 
 
 def resume_step(ACC, NO_MAX):

@@ -14,11 +14,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba.cuda import types
 
 from ...build import Source
 from ...tile import (
-    INDEX,
     Alignment,
     SharedMemory,
     allocate,
@@ -40,15 +38,16 @@ from ...tile import (
     where,
 )
 from ...words.arguments import Argument, Matrix, Statistic
+from ...words.signatures import several, signature_of
 from ...words.spec import BY_HEAD, SHARED, Spec
 from ...words.steps import SUMS_OF_DS, gradient_of_part, partial_sums
-from ..scores import SCORE, kind, may_be_far, scores_type, sink_steps
-from ..shared.dropout import DROPOUT, DROPS, drop_step
-from ..shared.layouts import DTYPES, array_type, result_types, sum_type
+from ..scores import SCORE, kind, may_be_far, sink_steps
+from ..shared.dropout import DROPOUT, drop_step
+from ..shared.layouts import DTYPES, sum_type
 from ..shared.recompute import recompute_capped
 from ..shared.schedule import split
 from ..shared.softmax import LN_2, softmax_steps
-from ..shared.visibility import MASK, band_of, mask_type, several
+from ..shared.visibility import MASK, band_of
 from ..tables import dtypes_of
 from .steps import (
     SmallTiles,
@@ -165,12 +164,8 @@ def small_backward(
             fetch_queries(fetch_q, mQ, at, count, mask)
         save_sum(sum_dS, mSums)
 
-    array, number, statistics = array_type(dtype, 4), getattr(types, ACC.__name__), 2 if given else dlse
-    signature = types.void(
-        *[array] * 4, *result_types(out_dtypes), several(array_type(ACC, 4), sums),
-        several(array_type(ACC, 3), statistics), mask_type(mask), scores_type(score, dtype), DROPS, INDEX,
-        *[number] * 3
-    )  # fmt: skip
+    arguments, dtypes = (SPEC_GIVEN if given else SPEC).arguments, dict(zip(("dq", "dk", "dv"), out_dtypes))
+    signature = signature_of(kernel, arguments, dtype, ACC, dtypes, mask=mask, score=score, dlse=dlse, sums_dS=sums)
     return Source(kernel, signature, threads, blocks, shared.nbytes)
 
 
@@ -326,6 +321,9 @@ class PartialSums(Argument):
             view = at.view._replace(shape=(blocks, heads, *sizes), strides=(by_block, by_head, *others))
             yield at._replace(view=view)
 
+    def type(self, about):
+        return several(about.sums_of(4), about.sums_dS)
+
 
 class Dlse(Statistic):
     """dlse, if there is one."""
@@ -333,6 +331,9 @@ class Dlse(Statistic):
     def flat(self, planner, work):
         if self.name in work.dtypes:
             yield from super().flat(planner, work)
+
+    def type(self, about):
+        return several(super().type(about), about.dlse)
 
 
 def is_grouped(work):
@@ -385,6 +386,7 @@ TILES = {
 MATRICES = (
     Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("do"), Matrix("dq"), Matrix("dk", "k"), Matrix("dv", "k"),
 )  # fmt: skip
+GIVEN_STATISTICS = Statistic("lse_log2", padded=True), Statistic("delta", padded=True)  # one parameter
 NUMBERS = MASK, SCORE, DROPOUT, "group_size", "scale", "scale_log2", "kept_scale"
 SPEC = Spec(
     small_backward,
@@ -398,6 +400,6 @@ SPEC = Spec(
 )
 SPEC_GIVEN = replace(
     SPEC,
-    arguments=(*MATRICES, PARTIAL_SUMS, Statistic("lse_log2", padded=True), Statistic("delta", padded=True), *NUMBERS),
+    arguments=(*MATRICES, PARTIAL_SUMS, GIVEN_STATISTICS, *NUMBERS),
     parameters=parameters_of(given=True),
 )

@@ -7,11 +7,9 @@ there are two pipeline stages. Else several blocks share a multiprocessor, and c
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba.cuda import types
 
 from ...build import Source
 from ...tile import (
-    INDEX,
     Alignment,
     SharedMemory,
     allocate,
@@ -30,13 +28,14 @@ from ...tile import (
     wait_copies,
 )
 from ...words.arguments import Matrix, Statistic
+from ...words.signatures import signature_of
 from ...words.spec import Spec
-from ..scores import SCORE, may_be_far, scores_type, sink_steps
-from ..shared.dropout import DROPOUT, DROPS, drop_step
-from ..shared.layouts import DTYPES, array_type, result_types, sum_type
+from ..scores import SCORE, may_be_far, sink_steps
+from ..shared.dropout import DROPOUT, drop_step
+from ..shared.layouts import DTYPES, sum_type
 from ..shared.schedule import split
 from ..shared.softmax import LN_2, logsumexp, softmax_steps
-from ..shared.visibility import MASK, band_of, mask_type
+from ..shared.visibility import MASK, band_of
 from ..tables import dtypes_of
 from .steps import (
     SmallTiles,
@@ -120,11 +119,7 @@ def small_forward(
             if SAVES:
                 save(mLse[batch, head], logsumexp(m, total, LN2), 0)
 
-    array, number = array_type(dtype, 4), getattr(types, ACC.__name__)
-    signature = types.void(
-        array, array, array, *result_types(out_dtypes), array_type(ACC, 3), mask_type(mask), scores_type(score, dtype),
-        DROPS, INDEX, number, number
-    )  # fmt: skip
+    signature = signature_of(kernel, SPEC.arguments, dtype, ACC, {"o": out_dtypes[0]}, mask=mask, score=score)
     return Source(kernel, signature, threads, blocks, shared.nbytes)
 
 

@@ -139,7 +139,7 @@ FAULTS = {
         "P, F = masked(P, F, mask": "_, F = masked(P, F, mask",
         "drops, batch, at.head, m0": "drops, 0, at.head, m0",
         "maximum(P, 0) if HAS_DROPOUT else P": "P",
-        "dK * scale": "dK",
+        "dK * ds_scale": "dK",
         "dV * kept_scale": "dV",
         "stages * adds_dq if HAS_WHOLE_ROWS else 1": "1",
         "ADDS_DQ and at.m_blocks > 0": "ADDS_DQ",
@@ -158,7 +158,7 @@ FAULTS = {
         ("test_causal", "cuda/kernels/hopper/test_backward.py::test_causal"): {
             "down % PARTS_A_SLOT * TILE_M": "down * TILE_M",
             "load_lines if in_lines else load_registers": "load_lines",
-            "dQ * scale": "dQ",
+            "dQ * ds_scale": "dQ",
         },
     },
 }

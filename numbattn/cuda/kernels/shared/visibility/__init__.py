@@ -35,7 +35,6 @@ from .args import (
     mask_type,
     packing_of,
     packing_type,
-    several,
     sides_of,
 )
 from .band import (
@@ -87,7 +86,6 @@ __all__ = [
     "next_tile",
     "packing_of",
     "packing_type",
-    "several",
     "sides_of",
     "steps_to_next",
     "visible_keys",

@@ -8,6 +8,7 @@ from .....masks import Bits, BlockSparse, Dense, Tail
 from ....tile import INDEX
 from ....words.arguments import Argument
 from ....words.numbers import SIDES
+from ....words.signatures import several
 from ....words.steps import END, FIRST, array_of_mask
 
 GRIDS = {Dense: "dense", Bits: "bits", BlockSparse: "blocks", Tail: "tail"}
@@ -64,6 +65,9 @@ class MaskArgument(Argument):
         if has_states(work.mask):
             yield planner.at(planner.states)
 
+    def type(self, about):
+        return mask_type(about.mask)
+
 
 class BandArgument(Argument):
     """The fields of a MaskArgs of the band alone, see `band_kinds`."""
@@ -75,6 +79,9 @@ class BandArgument(Argument):
         for side in diagonals_of(work.mask):
             yield f"{side}_shift"
 
+    def type(self, about):
+        return mask_type(band_kinds(about.mask))
+
 
 class PackingArgument(Argument):
     """The fields of a Packing where arrays are packed, else nothing."""
@@ -83,6 +90,9 @@ class PackingArgument(Argument):
         if PACKED in work.mask:
             yield from (planner.at(array_of_mask(0, which), own=1) for which in range(2))
             yield from (work.problem.seqlen_q, work.problem.seqlen_k, "own_lo", "own_hi")
+
+    def type(self, about):
+        return packing_type(about.mask)
 
 
 MASK, BAND, PACKING = MaskArgument(), BandArgument(), PackingArgument()
@@ -131,10 +141,6 @@ def has_query_lengths(mask):
 def is_looked_up(mask):
     """Whether what a query sees is looked up for each element."""
     return bool(grids_of(mask)) or BY_INTERVALS in mask
-
-
-def several(kind, count):
-    return types.UniTuple(kind, count) if count else types.Tuple(())
 
 
 def packing_of(mask):

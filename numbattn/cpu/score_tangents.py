@@ -1,0 +1,116 @@
+"""Tangents of scores, tile by tile, and those of their gradients.
+
+As everywhere here tiles are transposed: a row is a key, a column a query.
+"""
+
+import numpy as np
+
+from ..tangents import parts_of
+from ..values import rounded
+from .record import Record, data_address
+from .score import KIND, NO_STEPS, NOTHING, NUMBERS, ORDER, SLOPES, apply, lowered_steps, row_of
+from .score_gradients import add_to_sum
+from .scores import KINDS
+from .scores.kind import Lowered
+from .softmax import multiply
+from .tile import inline, inline_view, tile
+
+NO_ARRAY = np.zeros(0)
+
+
+def tangents_of_steps(problem, inputs, tangents):
+    """The Record of Steps that have tangents for arrays: all steps of the first direction, then those of the next.
+    NO_STEPS where all are zero."""
+    steps, arrays, held = [], [], []
+    for number in range(tangents.count):
+        for part, tangent in zip(inputs.score, parts_of(inputs, tangents, number)):
+            if part._has_step and tangent is None:
+                steps.append((NOTHING, Lowered((0, 0), (0, 0))))
+                arrays.append(NO_ARRAY)
+            elif part._has_step:
+                kind = NUMBERS[type(part)]
+                lowered, x, owners = KINDS[kind].lower(tangent, problem, 0)
+                steps.append((kind, lowered))
+                arrays.append(x)
+                held.append(owners)
+    if not held:
+        return NO_STEPS
+    addresses = np.array([*map(data_address, arrays)], np.int64)
+    return lowered_steps(problem, tuple(steps), inputs.origin, 0).filled(addresses, held=(arrays, held))
+
+
+def tangents_of_sinks(problem, inputs, tangents):
+    """The Record of the tangents of logits, (directions, batch, heads); empty where they are zero."""
+    parts = [part for number in range(tangents.count) for part in parts_of(inputs, tangents, number)]
+    logits = [rounded(part.logits, problem.sum_dtype) for part in parts if part is not None and not part._has_step]
+    if not logits:
+        return Record(np.zeros((0, 0, 0), problem.sum_dtype))
+    logits = [np.broadcast_to(x, problem.batch).reshape(problem.matrices) for x in logits]
+    return Record(np.array(logits, order="C"))
+
+
+@inline
+def differentiate_score(tS, S2, steps, tsteps, number, slopes, bends, batch, head, m0, n0, aligned):
+    """tS before all steps becomes that after them, S2 the second derivative along the same direction, if it is wanted.
+
+    tsteps: tangents of arrays, of which those of direction `number` are added. slopes: as `score` has left them. bends:
+    a tile for each step that is not linear, which becomes the tangent of its slope, or nothing.
+    """
+    count = steps.caps.size
+    for step in range(count):
+        first, order = steps.numbers[step, SLOPES], steps.numbers[step, ORDER]
+        if first >= 0:
+            slope = numbered_tile(slopes, first, tS)
+            if order > 1:
+                curvature = numbered_tile(slopes, first + 1, tS)
+                bend_both(S2, tS, slope, curvature)
+                if bends.size:
+                    bend(numbered_tile(bends, first // order, tS), tS, curvature)
+            multiply(tS, slope)
+        elif tsteps.caps.size:
+            row = row_of(tsteps, number * count + step, batch, head, aligned)
+            apply(tsteps.numbers[number * count + step, KIND], tS, slopes[:0], row, batch, head, m0, n0)
+
+
+@inline
+def pull_back_tangents(dS, tdS, steps, slopes, bends, sums, batch, head, chunk, m0, n0, aligned):
+    """As `pull_back` of dS, and of its tangent, which is added to the tangents of gradients of arrays on the way."""
+    for step in range(steps.caps.size - 1, -1, -1):
+        first, order = steps.numbers[step, SLOPES], steps.numbers[step, ORDER]
+        if first >= 0:
+            multiply_duals(dS, tdS, numbered_tile(slopes, first, dS), numbered_tile(bends, first // order, dS))
+        elif sums.numbers[step, 0] >= 0:
+            add_to_sum(tdS, steps, step, sums, batch, head, chunk, m0, n0, aligned)
+
+
+@inline_view
+def numbered_tile(buffer, number, like):
+    """A tile of a buffer of tiles as large as this one."""
+    return tile(buffer[number * like.size : (number + 1) * like.size], like.shape[0], like.shape[1])
+
+
+@inline
+def bend(out, tS, curvature):
+    """The tangent of a slope."""
+    for j in range(tS.shape[0]):
+        for i in range(tS.shape[1]):
+            out[j, i] = curvature[j, i] * tS[j, i]
+
+
+@inline
+def bend_both(S2, tS, slope, curvature):
+    """S2 = f' S2 + f'' tS^2; S2 may be empty."""
+    for j in range(S2.shape[0]):
+        for i in range(S2.shape[1]):
+            S2[j, i] = slope[j, i] * S2[j, i] + curvature[j, i] * (tS[j, i] * tS[j, i])
+
+
+@inline
+def multiply_duals(dS, tdS, slope, bend):
+    """tdS = f' tdS + tf' dS and dS = f' dS. Where both are 0 already, as where P is, slopes may be NaN."""
+    zero = dS.dtype.type(0)
+    for j in range(dS.shape[0]):
+        for i in range(dS.shape[1]):
+            some = dS[j, i] != zero or tdS[j, i] != zero
+            tdS[j, i] = slope[j, i] * tdS[j, i] + bend[j, i] * dS[j, i] if some else zero
+            dS[j, i] = slope[j, i] * dS[j, i] if some else zero

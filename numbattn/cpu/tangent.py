@@ -1,0 +1,350 @@
+"""The tangent of attention on the CPU, and its second derivatives: Algorithm 2 with more columns.
+
+Of each tile S and P are computed once for several directions. What is summed over keys stands side by side in a matrix
+of sums, which is rescaled as O is: O, its tangents and second derivatives, then the tangents of l and those of second
+order.
+"""
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..values import rounded
+from .arguments import LONG, directions, mask_of, matrices, memory_of, numbers_of, readable, tiles_of
+from .compile import Kernel
+from .exponentials import exp
+from .forward import EXPONENTIAL, TILE_M, TILE_N, Queries
+from .launch import launch
+from .product import product, product_tn
+from .record import Later, Record
+from .score import nonlinear_in, score, sinks_of, steps_of
+from .score_tangents import differentiate_score, numbered_tile, tangents_of_sinks, tangents_of_steps
+from .softmax import SUMMED, absorb, add_sink, multiply, rescale, softmax_step
+from .tile import (
+    EMPTY,
+    PARTIAL,
+    address_of,
+    band_of,
+    clear,
+    draw,
+    fill,
+    inline,
+    inline_in_place,
+    inline_view,
+    intervals_of,
+    is_set,
+    mask_band,
+    mask_cells,
+    mask_intervals,
+    matrix,
+    strided_view,
+    tile,
+    tile_state,
+    visible_keys,
+)
+from .transposition import transpose
+
+AT_ONCE = 4  # directions: more would drive tiles out of the cache
+
+
+def tangent(problem, inputs, tangents):
+    """o, lse, and their tangents."""
+    o, lse, to, tlse, _ = along(problem, inputs, tangents)
+    return rounded(o, problem.result_dtype), lse, rounded(to, problem.result_dtype), tlse
+
+
+def laplacian(problem, inputs, tangents, laplacians):
+    """o, lse, the tangents of o, and its Laplacian; laplacians: of q, k and v, as tangents in one direction."""
+    o, lse, to, _, seconds = along(problem, inputs, tangents, bends=True)
+    _, _, (lo,), _, _ = along(problem, inputs, laplacians)
+    o, to, lo = (rounded(x, problem.result_dtype) for x in (o, to, sum(seconds, lo)))
+    return o, lse, to, lo
+
+
+def along(problem, inputs, tangents, bends=False):
+    """o, lse and their tangents in the dtype of sums; with `bends` arrays whose sum is that of second derivatives of o.
+    """
+    shapes = problem.out_shape, problem.lse_shape
+    o, lse = (np.empty(shape, problem.sum_dtype) for shape in shapes)
+    to, tlse = (np.empty((tangents.count, *shape), problem.sum_dtype) for shape in shapes)
+    tiles, seconds = tiles_of(problem, inputs.mask, TILE_M), []
+    given = (
+        Record(tiles.table), mask_of(problem, inputs.mask),
+        steps_of(problem, inputs.score, inputs.origin, order=1 + bends), sinks_of(problem, inputs.score),
+        numbers_of(inputs.dropout, inputs.origin, inputs.scale),
+    )  # fmt: skip
+    depth = problem.head_dim + problem.head_dim_v
+    for first in range(0, max(tangents.count, 1), AT_ONCE):
+        some, end = tangents.some(first, first + AT_ONCE), first + AT_ONCE
+        results = [o, lse, to[first:end], tlse[first:end]]
+        if bends:
+            seconds.append(np.empty_like(o))
+        operands = operands_of(problem, inputs, some, results + seconds[-1:])
+        scratch, memory = scratch_of(problem, some.count, nonlinear_in(inputs.score), bends)
+        of_score = tangents_of_steps(problem, inputs, some), tangents_of_sinks(problem, inputs, some)
+        work = tiles.pairs * (depth + EXPONENTIAL + 2 * some.count * depth)
+        launch(tangent_kernel.given(scratch, operands, *given, *of_score), len(tiles.table), work, memory)
+    return o, lse, to, tlse, seconds
+
+
+def operands_of(problem, inputs, tangents, results):
+    """The Record of q, k, v, their tangents, and of results."""
+    given = inputs.q, inputs.k, inputs.v, tangents.q, tangents.k, tangents.v
+    arrays = [x if x is None else readable(x, problem.sum_dtype) for x in given]
+    layouts = [x if x is None else (x.shape, x.strides) for x in arrays]
+    found = [x for x in arrays if x is not None]
+    return _operands(problem, tangents.count, len(results), *layouts).filled(*found, *results)
+
+
+@lru_cache(maxsize=64)
+def _operands(problem, count, results, q, k, v, *tangents):
+    """The Record of calls on arrays of these shapes and strides, or None, with so many results."""
+    rows, dtype = (*problem.matrices, problem.seqlen_q), problem.sum_dtype
+    wholes = [matrices(problem, *layout, dtype.itemsize) for layout in (q, k, v)]
+    shapes = (*rows, problem.head_dim_v), rows, (count, *rows, problem.head_dim_v), (count, *rows)
+    second = Later(shapes[0], dtype) if results > len(shapes) else np.zeros((0, 0, 0, 0), dtype)
+    return Record(*wholes, *[directions(problem, count, layout) for layout in tangents],
+                  *[Later(shape, dtype) for shape in shapes], second)  # fmt: skip
+
+
+class Scratch(NamedTuple):
+    """Memory of one thread, for one tile at a time."""
+
+    S: Any  # then P
+    tS: Any  # then P tS
+    S2: Any  # the second derivative along a direction
+    slopes: Any  # derivatives of scores
+    QT: Any
+    tQT: Any  # of all directions
+    sums: Any
+    next_sums: Any  # of further keys, where rows are long
+    vectors: Any  # one number a query
+    Z: Any  # uint8
+    words: Any  # uint64
+
+
+@lru_cache(maxsize=64)
+def scratch_of(problem, count, nonlinear, bends):
+    """The Record of a Scratch for so many directions, and a function that allocates its memory."""
+    rows, keys = min(TILE_M, problem.seqlen_q), min(TILE_N, problem.seqlen_k)
+    elements, dropped = rows * keys, rows * keys if problem.dropout else 0
+    sums = rows * ((1 + count + bends) * problem.head_dim_v + count + bends)
+    sizes = (elements, elements, elements * bends, elements * nonlinear * (1 + bends), rows * problem.head_dim,
+             count * rows * problem.head_dim, sums, sums * (problem.seqlen_k > LONG), 6 * rows)  # fmt: skip
+    dtypes = *[problem.sum_dtype] * len(sizes), np.dtype(np.uint8), np.dtype(np.uint64)
+    return memory_of(Scratch, (*sizes, dropped, 2 * (rows + 16) if dropped else 0), dtypes)
+
+
+# ------------------------------------------------------------------------------------------------------------- kernel
+class Operands(NamedTuple):
+    """What a call computes with."""
+
+    q: Any
+    k: Any
+    v: Any
+    tq: Any  # of direction t and element b of the batch number t * batches + b; without rows where it is zero
+    tk: Any
+    tv: Any
+    mask: Any
+    steps: Any
+    tsteps: Any
+    drops: Any
+    batches: Any
+    count: Any  # of directions
+    bends: Any  # 1 if second derivatives are wanted, or 0
+
+
+@Kernel
+def tangent_kernel(
+    first_block, end_block, stop, scratch, q, k, v, tq, tk, tv, o, lse, to, tlse, second, tiles, mask, steps, sinks,
+    drops, scale, kept_scale, tsteps, tsinks,
+):  # fmt: skip
+    """Blocks [first_block, end_block); a block is a tile of queries of one (batch, head)."""
+    dtype, batches, count, bends = lse.dtype, lse.shape[0], to.shape[0], 1 if second.size else 0
+    given = Operands(q, k, v, tq, tk, tv, mask, steps, tsteps, drops, batches, count, bends)
+    width = (1 + count + bends) * v.cols + count + bends
+    for block in range(first_block, end_block):
+        batch, head, m0, m_end, segment, segment_end, offset = tiles[block]
+        sums, next_sums = tile(scratch.sums, m_end - m0, width), tile(scratch.next_sums, m_end - m0, width)
+        QT = tile(scratch.QT, q.cols, m_end - m0)
+        transpose(QT, matrix(q, batch, head, dtype)[m0:m_end], dtype.type(scale), False)
+        for t in range(count if tq.rows else 0):
+            tQ = matrix(tq, t * batches + batch, head, dtype)[m0:m_end]
+            transpose(numbered_tile(scratch.tQT, t, QT), tQ, dtype.type(scale), False)
+        vectors = tile(scratch.vectors, 6, m_end - m0)
+        m, l, alpha, part, m_next, l_next = vectors[0], vectors[1], vectors[2], vectors[3], vectors[4], vectors[5]
+        band, intervals = band_of(mask, batch, head), intervals_of(mask, batch, head)
+        first, end = visible_keys(band, intervals, m0, m_end, segment, segment_end)
+        first -= (first - segment) % TILE_N
+        at = Queries(batch, head, m0, m_end, offset, band, intervals, QT, alpha, part)
+        for n_next in range(first, max(end, first + 1), LONG):
+            own = (sums, m, l) if n_next == first else (next_sums, m_next, l_next)
+            attend(*own, at, given, scratch, stop, n_next, min(n_next + LONG, end))
+            if n_next != first:
+                absorb(sums, m, l, next_sums, m_next, l_next)
+        tl, l2 = sums[:, width - bends - count : width - bends], sums[:, width - 1]
+        if sinks.size:
+            add_sink(sums, m, l, alpha, sinks[batch, head])
+        for t in range(tsinks.shape[0]):
+            add_tangent_of_sink(tl[:, t], m, l, sinks[batch, head], tsinks[t, batch, head])
+        O, tO = o[batch, head, m0:m_end], to[:, batch, head, m0:m_end]
+        finish(O, lse[batch, head, m0:m_end], sums, m, l, kept_scale, count + bends)
+        for t in range(count):
+            finish_tangent(tO[t], tlse[t, batch, head, m0:m_end], O, columns(sums, 1 + t, v.cols), tl[:, t])
+        if bends:
+            finish_second(second[batch, head, m0:m_end], O, tO, columns(sums, 1 + count, v.cols), tl, l2)
+
+
+@inline_view
+def columns(sums, number, count):
+    """So many columns of sums: those of O, of tangent number - 1 of O, or of the second derivatives after them."""
+    address = address_of(sums) + number * count * sums.itemsize
+    return strided_view(address, sums.shape[0], count, sums.shape[1], sums.dtype)
+
+
+@inline_in_place
+def attend(sums, m, l, at, given, scratch, stop, first, end):
+    """All sums, m and l of keys [first, end), which begin with a tile."""
+    batch, head, m0, m_end = at.batch, at.head, at.m0, at.m_end
+    dtype, one, features = m.dtype, m.dtype.type(1), given.v.cols
+    fill(m, np.finfo(dtype).min)                                            # finite, since (-inf) - (-inf) is NaN
+    fill(l, 0)
+    clear(sums)
+    for n0 in range(first, end, TILE_N):
+        n_end = min(n0 + TILE_N, end)
+        state = tile_state(given.mask, at.intervals, batch, head, m0, m_end, n0, n_end)
+        if state == EMPTY:
+            continue
+        if is_set(stop):
+            return
+        S, Z = tile(scratch.S, n_end - n0, m_end - m0), tile(scratch.Z, n_end - n0, m_end - m0)
+        K, V = matrix(given.k, batch, head, dtype)[n0:n_end], matrix(given.v, batch, head, dtype)[n0:n_end]
+        product(S, K, at.QT, one, False)                                    # S = scale Q K^T
+        score(S, given.steps, scratch.slopes, batch, head, m0, n0, at.offset)
+        mask_band(S, at.band, m0, n0)
+        mask_intervals(S, at.intervals, m0, n0)
+        if state == PARTIAL:
+            mask_cells(S, given.mask, batch, head, m0, n0)
+        softmax_step(S, m, l, at.alpha, at.part)                            # S becomes P
+        rescale(sums, at.alpha)
+        if given.drops.threshold > 0:
+            draw(Z, scratch.words, given.drops, batch, head, m0, n0)
+        for t in range(given.count):
+            add_direction(sums, S, Z, K, V, t, at, given, scratch, n0, n_end)
+        if given.drops.threshold > 0:
+            multiply(S, Z)
+        product_tn(columns(sums, 0, features), S, V, one, True)             # O = O + (Z P) V
+        for t in range(given.count if given.tv.rows else 0):
+            tV = matrix(given.tv, t * given.batches + batch, head, dtype)[n0:n_end]
+            product_tn(columns(sums, 1 + t, features), S, tV, one, True)    # tO = tO + (Z P) tV
+
+
+@inline
+def add_direction(sums, P, Z, K, V, t, at, given, scratch, n0, n_end):
+    """Add to sums, but for (Z P) tV, what keys [n0, n_end) have of a direction."""
+    batch, head, features = t * given.batches + at.batch, at.head, given.v.cols
+    dtype, one, two = P.dtype, P.dtype.type(1), P.dtype.type(2)
+    tS, tQT = tile(scratch.tS, P.shape[0], P.shape[1]), numbered_tile(scratch.tQT, t, at.QT)
+    S2 = tile(scratch.S2, P.shape[0] * given.bends, P.shape[1])
+    tK = matrix(given.tk, batch, head, dtype)[n0:n_end] if given.tk.rows else K[:0]
+    differentiate_products(tS, K, tK, at.QT, tQT, given.tq.rows > 0)        # tS = scale (tQ K^T + Q tK^T)
+    if given.tq.rows and given.tk.rows and given.bends:
+        product(S2, tK, tQT, two, False)                                    # S2 = 2 scale tQ tK^T
+    else:
+        clear(S2)
+    differentiate_score(tS, S2, given.steps, given.tsteps, t, scratch.slopes, scratch.slopes[:0], at.batch, head,
+                        at.m0, n0, at.offset)  # fmt: skip
+    weigh(P, tS, S2, sums, t, given.count, at.part)                         # tl = tl + rowsum(P tS)
+    if given.drops.threshold > 0:
+        multiply(tS, Z)
+        multiply(S2, Z)
+    product_tn(columns(sums, 1 + t, features), tS, V, one, True)            # tO = tO + (Z P tS) V
+    if given.bends:
+        second = columns(sums, 1 + given.count, features)
+        product_tn(second, S2, V, one, True)                                # (Z P (S2 + tS^2)) V + 2 (Z P tS) tV
+        if given.tv.rows:
+            product_tn(second, tS, matrix(given.tv, batch, head, dtype)[n0:n_end], two, True)
+
+
+@inline
+def differentiate_products(tS, K, tK, QT, tQT, has_tQ):
+    """tS = K tQ^T + tK Q^T, transposed; tK may be empty."""
+    one = tS.dtype.type(1)
+    if has_tQ:
+        product(tS, K, tQT, one, False)
+    else:
+        clear(tS)
+    if tK.shape[0]:
+        product(tS, tK, QT, one, True)
+
+
+@inline
+def weigh(P, tS, S2, sums, t, count, part):
+    """P tS in place of tS, 0 where P is, and P (S2 + tS^2) in place of S2; their sums over keys are added."""
+    keys, queries = tS.shape
+    bends, zero = 1 if S2.shape[0] else 0, tS.dtype.type(0)
+    own = sums.shape[1] - bends - count + t
+    for first in range(0, keys, SUMMED):
+        end = min(first + SUMMED, keys)
+        if bends:
+            fill(part, 0)
+            for j in range(first, end):
+                for i in range(queries):
+                    S2[j, i] = P[j, i] * (S2[j, i] + tS[j, i] * tS[j, i]) if P[j, i] != zero else zero
+                    part[i] += S2[j, i]
+            for i in range(queries):
+                sums[i, sums.shape[1] - 1] += part[i]
+        fill(part, 0)
+        for j in range(first, end):
+            for i in range(queries):
+                tS[j, i] = P[j, i] * tS[j, i] if P[j, i] != zero else zero
+                part[i] += tS[j, i]
+        for i in range(queries):
+            sums[i, own] += part[i]
+
+
+@inline
+def add_tangent_of_sink(tl, m, l, logit, tangent):
+    """tl = tl + exp(logit - m) times the tangent of the logit, where a row has seen anything."""
+    for i in range(m.size):
+        if l[i] != 0:
+            tl[i] += exp(logit - m[i]) * tangent
+
+
+@inline
+def finish(O, lse, sums, m, l, kept_scale, statistics):
+    """lse = m + log(l) and O = O / l, likewise all sums, the last of which are so many that dropout leaves alone; -inf
+    and 0 for a row that saw nothing."""
+    width = sums.shape[1] - statistics
+    for i in range(m.size):
+        lse[i] = m[i] + np.log(l[i]) if l[i] != 0 else -np.inf
+        inverse = O.dtype.type(1 / l[i] if l[i] != 0 else 0.0)
+        factor = O.dtype.type(kept_scale * inverse)
+        for c in range(width):
+            sums[i, c] *= factor
+        for c in range(width, sums.shape[1]):
+            sums[i, c] *= inverse
+        for c in range(O.shape[1]):
+            O[i, c] = sums[i, c]
+
+
+@inline
+def finish_tangent(tO, tlse, O, sums, tl):
+    """tlse = tl / l, tO = tO / l - tlse O; sums: those of the direction."""
+    for i in range(tlse.size):
+        tlse[i] = tl[i]
+        for c in range(O.shape[1]):
+            tO[i, c] = sums[i, c] - tl[i] * O[i, c]
+
+
+@inline
+def finish_second(out, O, tO, sums, tl, l2):
+    """The sum of (Z P2) V + 2 (Z P tS) tV - 2 tlse tO - rowsum(P2) O over all directions, P2 = P (S2 + tS^2)."""
+    for i in range(l2.size):
+        for c in range(O.shape[1]):
+            out[i, c] = sums[i, c] - l2[i] * O[i, c]
+        for t in range(tl.shape[1]):
+            twice = out.dtype.type(2) * tl[i, t]
+            for c in range(O.shape[1]):
+                out[i, c] -= twice * tO[t, i, c]

@@ -1,0 +1,63 @@
+"""The types of what kernels take, and a kernel's signature: it follows from the arguments of its Spec."""
+
+from types import SimpleNamespace
+
+import numpy as np
+from numba.cuda import types
+
+from ..tile import INDEX
+from .numbers import NUMBERS
+
+
+def array_type(dtype, ndim):
+    """Numba's type of an array of any strides. bfloat16, which it has no arrays of, is passed as uint16."""
+    name = np.dtype(dtype).name
+    return types.Array(getattr(types, {"bfloat16": "uint16", "bool": "boolean"}.get(name, name)), ndim, "A")
+
+
+def several(kind, count):
+    """The type of a tuple of so many."""
+    return types.UniTuple(kind, int(count)) if count else types.Tuple(())
+
+
+class Compiled(SimpleNamespace):
+    """What the types of a kernel's arguments follow from: what is compiled in, parameters of its factory by name.
+
+    dtype: that of matrices; dtypes: by name, those of matrices of another one; sums: that of statistics and of numbers
+    which are not integers.
+    """
+
+    def dtype_of(self, name):
+        return self.dtypes.get(name, self.dtype)
+
+    def matrix(self, name):
+        """The type of a matrix (batch, heads, rows, features)."""
+        return array_type(self.dtype_of(name), 4)
+
+    def sums_of(self, ndim):
+        """The type of an array of sums."""
+        return array_type(self.sums, ndim)
+
+
+def signature_of(kernel, arguments, dtype=None, sums=None, dtypes=None, **about):
+    """The signature of a kernel with a parameter for each of these arguments of a Spec, numbers by their names.
+
+    dtype, sums, dtypes, about: see Compiled.
+    """
+    names = kernel.__code__.co_varnames[: kernel.__code__.co_argcount]
+    numbers = [isinstance(argument, str) and argument for argument in arguments]
+    if len(names) != len(numbers) or any(number not in (False, name) for name, number in zip(names, numbers)):
+        raise TypeError(f"{kernel.__qualname__}: got parameters {', '.join(names)}, expected one for each of "
+                        f"{', '.join(map(str, arguments))}")
+    dtypes = {name: np.dtype(of_name) for name, of_name in (dtypes or {}).items()}
+    about = Compiled(dtype=dtype, sums=sums, dtypes=dtypes, **about)
+    return types.void(*[type_of(argument, about) for argument in arguments])
+
+
+def type_of(argument, about):
+    """The type of an argument of a Spec; about: a Compiled."""
+    if isinstance(argument, str):
+        return getattr(types, np.dtype(about.sums).name) if NUMBERS.get(argument) is float else INDEX
+    if isinstance(argument, tuple):
+        return types.Tuple.from_types([type_of(x, about) for x in argument])
+    return argument.type(about)
