@@ -13,6 +13,7 @@ from ..gradients import Gradients, sum_to
 from ..problem import Saved, describe
 from ..scores.compiled.errors import naming
 from ..scores.function import Score
+from ..tangents import parts_of
 from ..values import put
 from . import kernels
 from .caches.gather import gather
@@ -23,7 +24,7 @@ from .tile.alignment import VECTOR_BYTES, layout_of
 from .views import contiguous
 from .words.numbers import numbers_of
 from .words.spec import Pass
-from .words.steps import BEFORE, Call, gradient_of_part
+from .words.steps import BEFORE, Call, gradient_of_part, tangent_of_part
 from .words.tiers import latest
 
 FORWARD = Pass(
@@ -123,11 +124,13 @@ class Passes:
     def tangent(self, problem, inputs, tangents):
         """o, lse, and to and tlse of all Tangents, their axis in front."""
         gpu = self.current()
-        given = {"tq": tangents.q, "tk": tangents.k, "tv": tangents.v}
+        along = empty_along(gpu, tangents.count, problem, inputs, ("to", "tlse"))
+        if not tangents.count:
+            o, saved = self.forward(problem, inputs)
+            return o, saved.lse, *along.values()
         arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v}
         arrays |= {name: gpu.empty(*ARRAYS[name](problem, inputs)) for name in ("o", "lse")}
-        along = empty_along(gpu, tangents.count, problem, inputs, ("to", "tlse"))
-        if not run_along(gpu, TANGENT, problem, inputs, arrays, given, along):
+        if not run_along(gpu, TANGENT, problem, inputs, tangents, arrays, {}, along):
             arrays["o"].fill(0)
             arrays["lse"].fill(-math.inf)
         return arrays["o"], arrays["lse"], *along.values()
@@ -135,14 +138,15 @@ class Passes:
     def backward_tangent(self, saved, do, dlse, tangents, to, tlse, tdo=None, tdlse=None, deterministic=False):
         """The tangents of the Gradients, with the axis of the Tangents in front, as to, tlse, tdo and tdlse have it."""
         problem, inputs, gpu = saved.problem, saved.inputs, self.current()
+        refuse_gradients(inputs.score)
         arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "o": saved.o, "lse": saved.lse, "do": do}
         if dlse is not None:
             arrays["dlse"] = dlse
-        given = {"tq": tangents.q, "tk": tangents.k, "tv": tangents.v}
-        given |= {"to": to, "tlse": tlse, "tdo": tdo, "tdlse": tdlse}
+        given = {"to": to, "tlse": tlse, "tdo": tdo, "tdlse": tdlse}
         along = empty_along(gpu, tangents.count, problem, inputs, BACKWARD_TANGENT.gives)
-        run_along(gpu, BACKWARD_TANGENT, problem, inputs, arrays, given, along, deterministic, saved.whole)
-        return Gradients(*along.values())
+        options = deterministic, saved.whole
+        run_along(gpu, BACKWARD_TANGENT, problem, inputs, tangents, arrays, given, along, *options)
+        return Gradients(*along.values(), (None,) * len(tangents.score))
 
 
 def empty_along(gpu, count, problem, inputs, names):
@@ -151,20 +155,31 @@ def empty_along(gpu, count, problem, inputs, names):
     return {name: gpu.empty((count, *shape), dtype) for name, (shape, dtype) in about.items()}
 
 
-def run_along(gpu, pass_, problem, inputs, arrays, given, along, *options):
-    """Launch a pass once for each tangent. False, and results 0, if nobody sees anything.
+def run_along(gpu, pass_, problem, inputs, tangents, arrays, given, along, *options):
+    """Launch a pass once for each of Tangents. False, and results 0, if nobody sees anything.
 
-    arrays: of all tangents; given, along: arrays and results with an axis of the tangents in front, or None.
+    arrays: the same for all; given, along: others, or None, and results, with an axis of the tangents in front.
     """
+    given = {"tq": tangents.q, "tk": tangents.k, "tv": tangents.v, **given, **along}
     given = {name: x for name, x in given.items() if x is not None}
-    for number in range(len(next(iter(along.values())))):
-        all_ = arrays | {name: x[number] for name, x in (given | along).items()}
-        strides = tuple([all_[name].strides if name in all_ else None for name in pass_.takes if name not in "qkv"])
-        if not run(gpu, pass_, problem, inputs, all_, strides, *options):
+    others = [name for name in pass_.takes if name not in ("q", "k", "v")]
+    for number in range(tangents.count):
+        own = arrays | {name: x[number] for name, x in given.items()}
+        strides = tuple([own[name].strides if name in own else None for name in others])
+        tparts = parts_of(inputs, tangents, number)
+        if not run(gpu, pass_, problem, inputs, own, strides, *options, tparts=tparts):
             for x in along.values():
                 x.fill(0)
             return False
     return True
+
+
+def refuse_gradients(score):
+    """Of arrays of a score, whose tangents no kernel computes."""
+    wanted = sorted({type(part).__name__ for part in score if part._wants_gradient})
+    if wanted:
+        raise NotImplementedError(f"score: got {', '.join(wanted)} whose gradient is wanted; on GPUs there are no "
+                                  "tangents of gradients of a score: pass gradient=False")  # fmt: skip
 
 
 def gradients_of_score(problem, parts):
@@ -193,25 +208,27 @@ def dense(gpu, problem, inputs):
     return replace(problem, strides=strides, cache=None), inputs._replace(k=k, v=v, cache=None)
 
 
-def run(gpu, pass_, problem, inputs, arrays, strides, deterministic=True, whole=False):
+def run(gpu, pass_, problem, inputs, arrays, strides, deterministic=True, whole=False, tparts=()):
     """Launch a pass; plan it first, if there is no such plan yet. False if nobody sees anything: nothing is launched.
 
     arrays by name. strides: of the given arrays other than q, k and v, or None for those that are missing; all others
-    are new and contiguous. whole: see problem.Saved.
+    are new and contiguous. whole: see problem.Saved; tparts: see tangents.parts_of.
     """
     with gpu.scratch_memory((inputs.mask._holds_arrays or inputs.score) and gpu.stream().is_capturing()):
         mask, score, found, lies = lower(problem, inputs)
-    arrays |= found
+        tscore, of_tangents, at = lower_parts(tparts, problem, tangent_of_part)
+    arrays |= found | of_tangents
     addresses, odd = gpu.addresses(arrays)
     if sees_nothing(problem, mask):
         return False
     misaligned = tuple([address % VECTOR_BYTES for address in addresses]) if odd else ()
     tier = latest.get()
-    key = pass_, problem, mask[1:], score, deterministic, whole, strides, lies, misaligned, tier
+    key = pass_, problem, mask[1:], score, deterministic, whole, strides, lies, tscore, at, misaligned, tier
     program = gpu.programs.get(key)
     if program is None:
         layouts = {name: layout_of(x, address) for (name, x), address in zip(arrays.items(), addresses)}
-        planned = plan(pass_, problem, gpu.device, Call(layouts, *mask[1:], deterministic, score, tier, whole))
+        call = Call(layouts, *mask[1:], deterministic, score, tier, whole, tscore)
+        planned = plan(pass_, problem, gpu.device, call)
         with naming(*[part.function for part in inputs.score if isinstance(part, Score)]):
             program = gpu.load(planned, tuple(arrays), problem.sum_dtype)
         gpu.keep(key, program)
@@ -229,10 +246,17 @@ def lower(problem, inputs):
     mask, arrays, lies = lowered_mask(inputs.mask, problem.seqlen_q, problem.seqlen_k)
     if not inputs.score or sees_nothing(problem, mask):
         return mask, (), arrays, lies
-    parts = [lowered_part(part, number, problem) for number, part in enumerate(inputs.score)]
-    for _, of_part, _ in parts:
-        arrays = arrays | of_part
-    return mask, tuple([part for part, _, _ in parts]), arrays, (lies, *[at for _, _, at in parts])
+    score, of_parts, at = lower_parts(inputs.score, problem)
+    return mask, score, arrays | of_parts, (lies, *at)
+
+
+def lower_parts(parts, problem, numbered=int):
+    """Of each part, or None, the Lowered, arrays by name, with what `numbered` makes of its number, and where they lie.
+    """
+    found = [part and lowered_part(part, numbered(number), problem) for number, part in enumerate(parts)]
+    found = [each or (None, {}, ()) for each in found]
+    arrays = {name: x for _, of_part, _ in found for name, x in of_part.items()}
+    return tuple([lowered for lowered, _, _ in found]), arrays, tuple([at for _, _, at in found])
 
 
 def launch(gpu, program, arrays, addresses, numbers, problem, parts):

@@ -54,6 +54,18 @@ class Staged(NamedTuple):
     parts: int = 1
 
 
+class Streamed(NamedTuple):
+    """As Staged, for kernels whose warps that share rows of S have some columns each."""
+
+    unit: str
+    tile_m: int
+    tile_n: int
+    threads: int
+    lanes: int = 0
+    stages: int = 1
+    blocks: int = 1
+
+
 def rounded(name, head_dim):
     """The head_dim that a kernel is compiled for."""
     for size in HEAD_DIMS:
@@ -128,6 +140,11 @@ def dtypes_of(work, *names):
 def of_o(work):
     """The parameters that say what a kernel rounds O to, and whether it goes on from O over other keys."""
     return dtypes_of(work, "o") | {"resumes": work.resumes}
+
+
+def lse_alone(work):
+    """The parameter of a kernel that takes V without features, and computes lse alone then."""
+    return {} if work.problem.head_dim_v else {"head_dim_v": 0}
 
 
 def parameters(work, tiles, sizes=head_dims):

@@ -42,6 +42,7 @@ from ..words.steps import (
     array_of_offset,
     array_of_part,
     gradient_of_part,
+    tangent_of_part,
 )
 from ..words.tiers import is_allowed
 from .score_gradients import add_gradient, add_sum
@@ -81,10 +82,9 @@ class Planner:
         grids = (GRIDS[kind] for kind in problem.mask_kinds if kind in GRIDS)
         self.gaps = range(count_of_gaps([part.kind for part in call.intervals]))
         self.mask = (*sides, *grids, *[BY_INTERVALS] * bool(call.intervals), *[GAP for _ in self.gaps])
-        self.score = tuple(
-            CLASSES[part.kind.partition(" ")[0]].compiled_in(part.kind, self.layouts.get(array_of_part(number)))
-            for number, part in enumerate(call.score)
-        )
+        self.score = tuple([self.compiled_in(part, number) for number, part in enumerate(call.score)])
+        self.tscore = tuple([self.compiled_in(part, tangent_of_part(number)) if part else ""
+                             for number, part in enumerate(call.tscore)])  # fmt: skip
         wanted = [(number, kind(self.score[number])) for number, part in enumerate(call.score)
                   if part.gradient and pass_.with_score]  # fmt: skip
         sinks = [number for number, part in wanted if part.gradient == WITH_DELTA]
@@ -110,6 +110,11 @@ class Planner:
         allocates = bool(stand_ins or temporaries)
         return Plan(stand_ins, temporaries, tuple(self.steps), allocates, counted, Workspace.of(temporaries))
 
+    def compiled_in(self, part, number):
+        """What kernels have compiled in of a part of the score, Lowered."""
+        kind = CLASSES[part.kind.partition(" ")[0]]
+        return kind.compiled_in(part.kind, self.layouts.get(array_of_part(number)))
+
     def first_of(self, *routes):
         """The Specs of the first Route that takes the work."""
         allowed = (route for route in routes if is_allowed(route.tier, self.call.tier))
@@ -134,17 +139,19 @@ class Planner:
     def work(self, spec):
         """What `spec` has to do."""
         matrices = [x.name for x in spec.described if isinstance(x, Matrix) and x.is_given(self)]
-        aligned = all(alignment(self.layouts[name]) == VECTOR_BYTES for name in matrices)
+        layouts = [layout for name in matrices if (layout := self.layouts[name]).shape[-1]]
+        aligned = all(alignment(layout) == VECTOR_BYTES for layout in layouts)
         dtypes = {name: layout.dtype for name, layout in self.layouts.items()}
         nbytes = VECTOR_BYTES if aligned else 0
         mask, keys, segments = self.mask, self.call.keys, self.segments if spec.packs else 0
-        score = tuple([part.replace(ALIGNED, BY_SEGMENT if segments else BY_QUERY) for part in self.score])
+        score, tscore = (tuple([part.replace(ALIGNED, BY_SEGMENT if segments else BY_QUERY) for part in parts])
+                         for parts in (self.score, self.tscore))  # fmt: skip
         if segments:
             mask, keys = (PACKED,), min(keys, -(-self.problem.seqlen_k // (segments - 1)))  # on average
         return Work(
             self.problem, self.device, mask, keys, dtypes, nbytes, self.call.deterministic, score,
             tuple(part.kind for part in self.call.intervals), self.sink, self.mask_by_head(),
-            self.score_gradients(), self.score_added(), self.call.whole, segments,
+            self.score_gradients(), self.score_added(), self.call.whole, tscore, segments,
         )  # fmt: skip
 
     def mask_by_head(self):
@@ -185,9 +192,10 @@ class Planner:
         return segments_of(self.mask, [part.kind for part in self.call.intervals], self.layouts)
 
     # ------------------------------------------------------------------------------------------------------- arrays
-    def find_matrix(self, name, heads, aligned=False):
-        """Let a kernel take this array as it is given, or a stand-in. aligned: so that vectors may be moved."""
-        if name in self.stand_ins:
+    def find_matrix(self, name, heads, aligned=False, may_be_empty=False):
+        """Let a kernel take this array as it is given, or a stand-in. aligned: so that vectors may be moved;
+        may_be_empty: also one without features."""
+        if name in self.stand_ins or (may_be_empty and not self.layouts[name].shape[-1]):
             return
         given, is_result = self.layouts[name], name in self.pass_.gives
         shape, dtype, why = given.shape, given.dtype, None

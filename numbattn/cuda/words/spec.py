@@ -49,6 +49,7 @@ class Work(NamedTuple):
     score_gradients: str = ""  # who shares arrays of a score whose gradients are wanted: SHARED, BY_HEAD, OWN; "": none
     score_added: str = ""  # who shares what a score adds to S, if it does nothing else: SHARED, BY_HEAD
     whole: bool = False  # whether lse is over the keys of the call and no others
+    tscore: tuple = ()  # for each part of the score its kind with the tangent of its array in that one's place, or ""
     segments: int = 0  # of packed arrays, the tokens before and after them included: see kernels.shared.segments
 
     @property

@@ -113,6 +113,7 @@ class Call(NamedTuple):
     score: tuple = ()  # a Lowered for each of its parts
     tier: str = WGMMA  # the latest that may be taken: see tiers
     whole: bool = False  # whether lse is over these keys alone: see problem.Saved
+    tscore: tuple = ()  # for each part of the score one with the tangent of its array in that one's place, or None
 
 
 def array_of_mask(number, which):
@@ -131,6 +132,11 @@ def array_of_offset(number):
 
 def array_of_function(number, which):
     return f"{array_of_part(number)} array {which}"
+
+
+def tangent_of_part(number):
+    """What stands for its number in the names of arrays of one with a tangent in its array's place."""
+    return f"{number} tangent"
 
 
 def gradient_of_part(number):

@@ -24,6 +24,7 @@ from ...tile import (
     allocate,
     block_index,
     columns,
+    convert,
     copy_async,
     device,
     dot,
@@ -42,7 +43,17 @@ from ...tile import (
 from ...words.arguments import Matrix, Statistic
 from ...words.signatures import signature_of
 from ...words.spec import Spec
-from ..scores import SCORE, may_be_far, score_steps, sink_steps, within_segment
+from ..scores import (
+    SCORE,
+    TSCORE,
+    may_be_far,
+    parts_of,
+    score_steps,
+    sink_steps,
+    sink_tangent_step,
+    tangent_steps,
+    within_segment,
+)
 from ..shared.dropout import DROPOUT, drop_step
 from ..shared.layouts import DTYPES, buffers, left_operand, product_step, sum_type, sums, vector
 from ..shared.schedule import place
@@ -59,66 +70,124 @@ def with_tangent(shared, dtype, threads, rows, width, has_tangent):
     return place, others[0][0] if others else place, copy
 
 
-def products_step(layout, product, dtype, parts, has_tq, has_tk):
-    """The device function (sQ, stQ, sK, stK): Q K^T, and tQ K^T + Q tK^T of what is given. A tile of K is read once for
-    both products with it. parts: of the depth, see `product_step`."""
+def left_step(layout, shared, dtype):
+    """As `left_operand`. Of half precision a fragment is rounded as soon as it is known: it takes half of the registers
+    until it is multiplied."""
+    HALF = dtype
+
+    @device
+    def rounded(P):
+        return convert(P, HALF)
+
+    return rounded if layout.unit == "mma" and dtype.itemsize == 2 else left_operand(layout, shared, sum_type(dtype))
+
+
+@device
+def dot_by_dot(sums, xs, y):
+    return dot(sums[0], xs[0], y), dot(sums[1], xs[1], y)
+
+
+def products_step(layout, product, both, dtype, parts, sliced, tangents):
+    """The device function (sQ, stQ, sK, stK): Q K^T, and tQ K^T + Q tK^T of the tangents that there are.
+
+    product, parts, sliced: see `product_step`; both: `dots`, or one by one.
+    """
     PARTS, ZERO = parts, dtype(0)
 
     @device
-    def with_tq(sQ, stQ, sK, stK):
+    def together(sQ, stQ, sK):
         S, tS = full(layout, ZERO), full(layout, ZERO)
         for part in range(PARTS):
             queries = columns(sQ, part, PARTS), columns(stQ, part, PARTS)
-            S, tS = dots((S, tS), queries, columns(sK, part, PARTS).T)
+            S, tS = both((S, tS), queries, columns(sK, part, PARTS).T)
         return S, tS
+
+    @device
+    def apart(sQ, stQ, sK):
+        return product(sQ, sK), product(stQ, sK)
+
+    @device
+    def added(tS, sQ, stK):
+        for part in range(PARTS):
+            tS = dot(tS, columns(sQ, part, PARTS), columns(stK, part, PARTS).T)
+        return tS
+
+    @device
+    def added_slices(tS, sQ, stK):
+        return tS + product(sQ, stK)
+
+    of_k, add_of_tk = (apart, added_slices) if sliced else (together, added)
+
+    @device
+    def with_both(sQ, stQ, sK, stK):
+        S, tS = of_k(sQ, stQ, sK)
+        return S, add_of_tk(tS, sQ, stK)
+
+    @device
+    def with_tq(sQ, stQ, sK, stK):
+        return of_k(sQ, stQ, sK)
 
     @device
     def with_tk(sQ, stQ, sK, stK):
         return product(sQ, sK), product(sQ, stK)
 
     @device
-    def with_both(sQ, stQ, sK, stK):
-        S, tS = with_tq(sQ, stQ, sK, stK)
-        for part in range(PARTS):
-            tS = dot(tS, columns(sQ, part, PARTS), columns(stK, part, PARTS).T)
+    def without(sQ, stQ, sK, stK):
+        return product(sQ, sK), full(layout, ZERO)
+
+    with_tangents = {(True, True): with_both, (True, False): with_tq, (False, True): with_tk}
+    return with_tangents.get(("q" in tangents, "k" in tangents), without)
+
+
+def both_scores_step(score, tscore, layout, ACC, has_ts):
+    """The device function (S, tS, scores, tscores, batch, head, m0, n0): both after all parts of the score; tS as it is
+    if it is zero anyway."""
+    value_of, *_ = score_steps(score, layout, ACC, after=len(score))
+    both_of, _ = tangent_steps(score, tscore, layout, ACC, after=len(score))
+
+    @device
+    def value(S, tS, scores, tscores, batch, head, m0, n0):
+        S, _ = value_of(S, scores, batch, head, m0, n0)
         return S, tS
 
     @device
-    def without(sQ, stQ, sK, stK):
-        return product(sQ, sK), ZERO
+    def value_and_tangent(S, tS, scores, tscores, batch, head, m0, n0):
+        S, tS, _ = both_of(S, tS, scores, tscores, batch, head, m0, n0)
+        return S, tS
 
-    return {(True, True): with_both, (True, False): with_tq, (False, True): with_tk}.get((has_tq, has_tk), without)
+    return value_and_tangent if has_ts else value
 
 
 def tangent(
-    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, tangents, mask, score, dropout,
-    nbytes, blocks=1, parts=1,
+    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, tangents, mask, score, tscore,
+    dropout, nbytes, blocks=1, parts=1, sliced=False,
 ):  # fmt: skip
     """The kernel for tiles of tile_m queries, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
 
-    tangents: which of "q", "k" and "v" have one. unit, lanes, nbytes: as in `forward`.
+    tangents: which of "q", "k" and "v" have one; tscore: see Work. unit, lanes, nbytes: as in `forward`.
     """
-    if score:
-        raise NotImplementedError(f"score: got {', '.join(score)}; tangents on GPUs are those of calls without a score")
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     HAS_TQ, HAS_TK, HAS_TV = (name in tangents for name in "qkv")
-    HAS_TS = HAS_TQ or HAS_TK
+    of_parts = tuple(filter(None, tscore))
+    HAS_TS = bool(HAS_TQ or HAS_TK or parts_of(of_parts))
     O_TILE = sums(unit, lanes, tile_m, head_dim_v, threads, run=vector(dtype))
     shared = SharedMemory()
-    S_TILE, product = product_step(unit, lanes, tile_m, tile_n, threads, False, shared, ACC, parts)
+    S_TILE, product = product_step(unit, lanes, tile_m, tile_n, threads, sliced, shared, ACC, parts)
     SHARED_Q, SHARED_TQ, COPY_Q = with_tangent(shared, dtype, threads, tile_m, head_dim, HAS_TQ)
     SHARED_K, SHARED_TK, COPY_K = with_tangent(shared, dtype, threads, tile_n, head_dim, HAS_TK)
     SHARED_V, SHARED_TV, COPY_V = with_tangent(shared, dtype, threads, tile_n, head_dim_v, HAS_TV)
-    products = products_step(S_TILE, product, ACC, parts, HAS_TQ, HAS_TK)
-    left, left_tangent = left_operand(S_TILE, shared, ACC), left_operand(S_TILE, shared, ACC)
+    both = dot_by_dot if unit == "mma" and dtype.itemsize > 2 else dots    # two left operands of words do not fit
+    products = products_step(S_TILE, product, both, ACC, parts, sliced, tangents)
+    left, left_tangent = left_step(S_TILE, shared, dtype), left_step(S_TILE, shared, dtype)
     TILE_M, TILE_N, ROWS_OF = tile_m, tile_n, Alignment(nbytes)
     PARTS, ZERO, NO_SCORE, LN2 = S_TILE.row_parts(), ACC(0), ACC(-np.inf), ACC(LN_2)
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
-    drop, (apply, *_) = drop_step(S_TILE, dropout), score_steps(score, S_TILE, ACC, after=len(score))
+    drop, apply = drop_step(S_TILE, dropout), both_scores_step(score, tscore, S_TILE, ACC, HAS_TS)
     (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
     ROWS = S_TILE.row_vector()
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
-    mask_of, scores_of = mask_within_step(mask), within_segment(score)
+    mask_of, scores_of, tscores_of = mask_within_step(mask), within_segment(score), within_segment(of_parts)
+    with_tsink = sink_tangent_step(tscore, ACC)
 
     @device
     def fetch_k(K, tK, n0):
@@ -139,8 +208,9 @@ def tangent(
             copy_async(allocate(SHARED_TQ), tQ, COPY_Q, m0)
 
     def kernel(
-        mQ, mK, mV, mTQ, mTK, mTV, mO, mTO, mLse, mTLse, mask, scores, drops, group_size, scale, scale_log2, kept_scale
-    ):
+        mQ, mK, mV, mTQ, mTK, mTV, mO, mTO, mLse, mTLse, mask, scores, tscores, drops, group_size, scale_log2,
+        kept_scale,
+    ):  # fmt: skip
         batches, heads, seqlen_q = shape(mLse)
         tile, batch, head = place(block_index(), batches * heads, heads)
         number = tiles_of(mask.packing, seqlen_q) - 1 - tile   # the heaviest tiles of a causal mask first
@@ -148,7 +218,7 @@ def tangent(
         m0 = m_block * TILE_M
         if m0 >= segment.queries:                               # a slot without a tile
             return
-        mask, scores = mask_of(mask, segment), scores_of(scores, segment)
+        mask, scores, tscores = mask_of(mask, segment), scores_of(scores, segment), tscores_of(tscores, segment)
         band = band_at(mask, batch, head)
         first, end = visible_keys(band, m0, minimum(m0 + TILE_M, segment.queries))
         head_k, key, (query, end_query) = head // group_size, segment.first_key, queries_of(segment)
@@ -178,7 +248,7 @@ def tangent(
             n0 = n_block * TILE_N
             fetch_v(V, tV, n0)                                  # in flight while S and tS are computed
             S, tS = products(sQ, stQ, sK, stK)                  # (1) and (2)
-            S, _ = apply(S, scores, batch, head, query + m0, key + n0)
+            S, tS = apply(S, tS, scores, tscores, batch, head, query + m0, key + n0)
             if tested(mask, band, batch, head, m_block, n_block, m0, m0 + TILE_M, n0, n0 + TILE_N):
                 visible = sees(mask, band, batch, head, m0, n0)
                 S = where(visible, S, NO_SCORE)
@@ -186,17 +256,20 @@ def tangent(
                     tS = where(visible, tS, ZERO)               # what is masked may be NaN
             P, m, l, alpha = softmax_step(S, m, l, scale_log2)  # (4), relative to the maximum so far
             if HAS_TS:
-                tS = tS * scale
+                tS = tS * (scale_log2 * LN2)
                 tl = part_sum(P * tS, tl * alpha)               # (5)
             P = drop(P, drops, batch, head, m0, n0)
+            P_left = left(P)
+            if HAS_TS:
+                PtS = left_tangent(P * tS)
             wait_copies()
             sync_threads()                                      # V has arrived, all have read K
             n_block += 1
             n_block += steps(mask, batch, head, m_block, n_block, n_blocks - n_block)
             fetch_k(K, tK, n_block * TILE_N)                    # in flight while O and tO are computed
-            P_left, O, tO = left(P), O * alpha, tO * alpha
+            O, tO = O * alpha, tO * alpha
             if HAS_TS:                                          # (3) and (6): O += P V, tO += (P tS) V + P tV
-                O, tO = dots((O, tO), (P_left, left_tangent(P * tS)), sV)
+                O, tO = both((O, tO), (P_left, PtS), sV)
             else:
                 O = dot(O, P_left, sV)
             if HAS_TV:
@@ -206,6 +279,7 @@ def tangent(
         m, total, alpha = with_sink(m * (scale_log2 * LN2), row_sum(l), scores, batch, head)
         over_l = inverse(total, alpha)
         O, tlse = O * (over_l * kept_scale), row_sum(tl) * over_l
+        tlse = with_tsink(tlse, m, total, scores, tscores, batch, head)
         tO = tO * (over_l * kept_scale) - O * tlse              # (6)
         save(aligned(mO[batch, head][query:end_query], ROWS_OF), O, m0)
         save(aligned(mTO[batch, head][query:end_query], ROWS_OF), tO, m0)
@@ -213,20 +287,21 @@ def tangent(
         save(mTLse[batch, head][query:end_query], tlse, m0)
 
     given, dtypes = [f"t{name}" for name in tangents], dict(zip(("o", "to"), out_dtypes))
-    signature = signature_of(kernel, SPEC.arguments, dtype, ACC, dtypes, mask=mask, score=score, given=given)
+    signature = signature_of(kernel, SPEC.arguments, dtype, ACC, dtypes, mask=mask, score=score, tscore=tscore,
+                             given=given)  # fmt: skip
     return Source(kernel, signature, threads, blocks, shared.nbytes)
 
 
 def tangents_of(work):
-    """The parameter that says which of q, k and v have a tangent."""
-    return {"tangents": tuple([name for name in "qkv" if f"t{name}" in work.dtypes])}
+    """The parameters that say which of q, k and v have a tangent, and which parts of the score."""
+    return {"tangents": tuple([name for name in "qkv" if f"t{name}" in work.dtypes]), "tscore": work.tscore}
 
 
 SPEC = Spec(
     tangent,
     (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("tq", optional=True), Matrix("tk", "k", optional=True),
      Matrix("tv", "k", optional=True), Matrix("o"), Matrix("to"), Statistic("lse"), Statistic("tlse"), MASK, SCORE,
-     DROPOUT, "group_size", "scale", "scale_log2", "kept_scale"),
+     TSCORE, DROPOUT, "group_size", "scale_log2", "kept_scale"),
     tiles=lambda work: rows_of(TILES, {}, work, SHORT),
     parameters=lambda work, tiles: parameters(work, tiles) | dtypes_of(work, "o", "to") | tangents_of(work),
     packs=True,

@@ -7,8 +7,9 @@ from .distance import ALIGNED, BY_MATRIX, BY_QUERY, BY_SEGMENT, own_key_step
 from .kind import CLASSES, ENTRIES, WITH_DELTA, kind
 from .packed import within_segment
 from .relative import entry_steps
-from .score import SCORE, score_steps, score_steps_ahead, scores_type, softmax_score_steps
-from .sink import sink_steps
+from .score import SCORE, TSCORE, score_steps, score_steps_ahead, scores_type, softmax_score_steps
+from .sink import sink_steps, sink_tangent_step
+from .tangent import tangent_steps
 from .traits import (
     differs_by_head,
     dtype_of_part,
@@ -28,8 +29,9 @@ for _module in iter_modules(__path__):  # a kind is known when its file has been
     import_module(f".{_module.name}", __name__)
 
 __all__ = [
-    "ALIGNED", "BY_MATRIX", "BY_QUERY", "BY_SEGMENT", "CLASSES", "ENTRIES", "SCORE", "WITH_DELTA", "differs_by_head",
-    "dtype_of_part", "dtype_of_tma_bias", "entry_steps", "is_natural", "is_nonlinear", "is_packed", "kind",
-    "looks_up", "may_be_far", "number_of_tma_bias", "own_key_step", "parts_of", "place_of_part", "score_steps",
-    "score_steps_ahead", "scores_type", "sink_steps", "softmax_score_steps", "takes_offsets", "within_segment",
+    "ALIGNED", "BY_MATRIX", "BY_QUERY", "BY_SEGMENT", "CLASSES", "ENTRIES", "SCORE", "TSCORE", "WITH_DELTA",
+    "differs_by_head", "dtype_of_part", "dtype_of_tma_bias", "entry_steps", "is_natural", "is_nonlinear", "is_packed",
+    "kind", "looks_up", "may_be_far", "number_of_tma_bias", "own_key_step", "parts_of", "place_of_part", "score_steps",
+    "score_steps_ahead", "scores_type", "sink_steps", "sink_tangent_step", "softmax_score_steps", "takes_offsets",
+    "tangent_steps", "within_segment",
 ]  # fmt: skip

@@ -56,26 +56,45 @@ class FunctionKind(Kind):
         return mapped_over(layout, transposed, at)(function, same if order else number_of)
 
     def steps(self, at, unit, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
-        (_, natural), ONE, HIDDEN = unit, ACC(1), ACC(-np.inf)
-        value_of = self.mapped(0, at, layout, ACC, transposed)
-
-        @device
-        def value_alone(S, F, found, scores, batch, head, m0, n0):
-            return ValueAndSlope(value_of(S * natural(ONE, scores), scores, batch, head, m0, n0), F)
-
+        (_, natural), ONE = unit, ACC(1)
         if not has_derivative:  # it is not even looked for
+            value_of = self.mapped(0, at, layout, ACC, transposed)
+
+            @device
+            def value_alone(S, F, found, scores, batch, head, m0, n0):
+                return ValueAndSlope(value_of(S * natural(ONE, scores), scores, batch, head, m0, n0), F)
+
             return nothing_ahead, value_alone
 
-        slope_of = self.mapped(1, at, layout, ACC, transposed)
+        value_and_slope = self.derivatives(at, unit, layout, ACC, transposed, order=1)
 
         @device
         def step(S, F, found, scores, batch, head, m0, n0):
-            """The derivative is 0 where the score is -inf, before the function or after it."""
-            S = S * natural(ONE, scores)
-            value, slope = value_of(S, scores, batch, head, m0, n0), slope_of(S, scores, batch, head, m0, n0)
-            return ValueAndSlope(value, F * where((S != HIDDEN) & (value != HIDDEN), slope, 0))
+            value, slope = value_and_slope(S, scores, batch, head, m0, n0)
+            return ValueAndSlope(value, F * slope)
 
         return nothing_ahead, step
+
+    def derivatives(self, at, unit, layout, ACC, transposed=False, order=2):
+        """Derivatives are 0 where the score is -inf, before the function or after it."""
+        (_, natural), ONE, HIDDEN = unit, ACC(1), ACC(-np.inf)
+        value_of, *slopes_of = (self.mapped(each, at, layout, ACC, transposed) for each in range(order + 1))
+        slope_of, bend_of = slopes_of[0], slopes_of[-1]
+
+        @device
+        def first(S, scores, batch, head, m0, n0):
+            S = S * natural(ONE, scores)
+            value, slope = value_of(S, scores, batch, head, m0, n0), slope_of(S, scores, batch, head, m0, n0)
+            return value, where((S != HIDDEN) & (value != HIDDEN), slope, 0)
+
+        @device
+        def both(S, scores, batch, head, m0, n0):
+            value, slope = first(S, scores, batch, head, m0, n0)
+            S = S * natural(ONE, scores)
+            bend = bend_of(S, scores, batch, head, m0, n0)
+            return value, slope, where((S != HIDDEN) & (value != HIDDEN), bend, 0)
+
+        return first if order == 1 else both
 
     @classmethod
     def lowered(cls, part, number, problem):

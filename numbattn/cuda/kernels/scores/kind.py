@@ -72,6 +72,11 @@ class Kind:
         """
         raise NotImplementedError
 
+    def derivatives(self, at, unit, layout, ACC, transposed=False, order=2):
+        """Of a part that is not linear: the device function (S, scores, batch, head, m0, n0) -> what S becomes, the
+        derivative of that, and, unless the order is 1, the second one: tiles."""
+        raise NotImplementedError
+
     def levels(self, at, unit, layout, ACC):
         """Where the part adds one number, a level, to some tiles: device functions (S, scores, batch, head, m0, n0) ->
         S after the part; and (scores, batch, head, m0, n0) -> whether it is such a tile, and the level."""

@@ -14,6 +14,7 @@ from ...tile import device, full
 from ...words.arguments import Argument
 from ...words.numbers import LOG2_E
 from ...words.signatures import array_type
+from ...words.steps import tangent_of_part
 from ..shared.layouts import sum_type
 from .kind import ValueAndSlope, kind, nothing_ahead
 from .traits import is_natural, parts_of
@@ -32,18 +33,34 @@ class ScoreArgument(Argument):
     """The fields of Scores; nothing without a score."""
 
     def flat(self, planner, work):
-        parts = sorted(enumerate(work.score), key=lambda x: not kind(x[1]).has_step)
-        if parts:
-            yield from ("scale", "inverse_scale")
-        for number, part in parts:
-            yield from kind(part).flat(planner, work, number)
-            yield from planner.call.score[number].numbers
+        numbered = [(number, *each) for number, each in enumerate(zip(work.score, planner.call.score))]
+        return self.fields(planner, work, numbered)
 
     def type(self, about):
         return scores_type(about.score, about.dtype)
 
+    @staticmethod
+    def fields(planner, work, parts):
+        """parts: (number in names of its arrays, what is compiled in, Lowered) of each."""
+        if parts:
+            yield from ("scale", "inverse_scale")
+        for number, part, lowered in sorted(parts, key=lambda x: not kind(x[1]).has_step):
+            yield from kind(part).flat(planner, work, number)
+            yield from lowered.numbers
 
-SCORE = ScoreArgument()
+
+class ScoreTangents(ScoreArgument):
+    """The same with tangents in the place of the parts' arrays, of the parts that have one."""
+
+    def flat(self, planner, work):
+        parts = enumerate(zip(work.tscore, planner.call.tscore))
+        return self.fields(planner, work, [(tangent_of_part(number), *each) for number, each in parts if each[0]])
+
+    def type(self, about):
+        return scores_type(tuple(filter(None, about.tscore)), about.dtype)
+
+
+SCORE, TSCORE = ScoreArgument(), ScoreTangents()
 
 
 def scores_type(score, dtype):

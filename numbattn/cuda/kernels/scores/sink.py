@@ -36,3 +36,20 @@ def sink_steps(score, ACC):
         return alpha * reciprocal(total)
 
     return (with_sink, rescaled_inverse) if SinkKind.name in score else (without, inverse)
+
+
+def sink_tangent_step(tscore, ACC):
+    """The device function of a row's end (tlse, m, total, scores, tscores, batch, head) -> tlse with what the tangent
+    of the sink's logit adds: P of the sink times that. m, total: with the sink; tscore, tscores: see `tangent`."""
+    LOG2E = ACC(LOG2_E)
+
+    @device
+    def without(tlse, m, total, scores, tscores, batch, head):
+        return tlse
+
+    @device
+    def with_tangent(tlse, m, total, scores, tscores, batch, head):
+        logit, tangent = scores.logits[0][batch, head], tscores.logits[0][batch, head]
+        return tlse + where(total > 0, exp2((logit - m) * LOG2E) * reciprocal(total) * tangent, 0)
+
+    return with_tangent if SinkKind.name in tscore else without

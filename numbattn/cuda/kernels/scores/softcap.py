@@ -14,16 +14,38 @@ class SoftcapKind(Kind):
         return number, number  # the cap, and 1 / cap
 
     def steps(self, at, unit, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
-        (_, natural), TWO_LOG2E = unit, ACC(2 * LOG2_E)
+        value_and_slope = self.derivatives(at, unit, layout, ACC, order=1)
 
         @device
         def step(S, F, found, scores, batch, head, m0, n0):
-            """tanh(x) = 1 - 2 r with r = 1 / (exp(2 x) + 1), and its derivative 4 r (1 - r): off by 1e-7, absolute."""
-            cap, inverse = scores.parts[at]
-            r = reciprocal(exp2(S * natural(inverse * TWO_LOG2E, scores)) + 1)
-            return ValueAndSlope(cap - 2 * cap * r, F * (4 * r * (1 - r)))
+            value, slope = value_and_slope(S, scores, batch, head, m0, n0)
+            return ValueAndSlope(value, F * slope)
 
         return nothing_ahead, step
+
+    def derivatives(self, at, unit, layout, ACC, transposed=False, order=2):
+        (_, natural), TWO_LOG2E = unit, ACC(2 * LOG2_E)
+
+        @device
+        def rest(S, scores):
+            """r = 1 / (exp(2 x) + 1), with which tanh(x) = 1 - 2 r."""
+            _, inverse = scores.parts[at]
+            return reciprocal(exp2(S * natural(inverse * TWO_LOG2E, scores)) + 1)
+
+        @device
+        def first(S, scores, batch, head, m0, n0):
+            """cap tanh(x), and its derivative 4 r (1 - r): off by 1e-7, absolute."""
+            (cap, _), r = scores.parts[at], rest(S, scores)
+            return cap - 2 * cap * r, 4 * r * (1 - r)
+
+        @device
+        def both(S, scores, batch, head, m0, n0):
+            """The second derivative is -2 tanh(x) / cap times the first."""
+            (_, inverse), r = scores.parts[at], rest(S, scores)
+            value, slope = first(S, scores, batch, head, m0, n0)
+            return value, slope, (2 * r - 1) * (2 * inverse) * slope
+
+        return first if order == 1 else both
 
     @classmethod
     def lowered(cls, part, number, problem):

@@ -1,0 +1,128 @@
+"""Tangents of scores: what parts do to S and its tangent tS, and how gradients and their tangents go back through them.
+
+A part S -> f(S, A) with an array A makes f' tS + (df / dA) tA of tS. Those that only add are linear in A, too: what
+they do to S they do to tS, with tA in the place of A. Others have no tangents of arrays. F is the product of all f', tF
+its tangent: that of f' is f'' tS.
+"""
+
+from functools import reduce
+from itertools import zip_longest
+
+from ...tile import device
+from .kind import kind
+from .score import units
+from .traits import parts_of
+
+
+def tangent_steps(score, tangents, layout, ACC, transposed=False, after=-1):
+    """Device functions for tiles of S = Q K^T and of tS: (S, tS, scores, tscores, batch, head, m0, n0) -> S, tS after
+    all parts, and F, tF; (dS, tdS, F, tF) -> dS F, tdS F + dS tF.
+
+    tangents: for each part what is compiled in of it with the tangent of its array in that one's place, or "" where
+    that is zero; tscores: the Scores of those that are not. Both tS have the unit of S, as `score_steps` knows it: tS
+    after all parts, times what S is multiplied by to be an exponent of 2, and times ln 2, is the tangent of one of e.
+    F and tF are of what the parts after number `after` do; with after=len(score), in the forward pass, there are none,
+    and no second derivative is asked for.
+    """
+    steps, before, given, counted = [], [], [], 0
+    for part, tangent in zip_longest(score, tangents, fillvalue=""):
+        if kind(part).has_step:
+            about = units(before, part), layout, ACC, transposed
+            if kind(part).is_nonlinear:
+                is_counted = len(before) > after
+                steps.append(nonlinear_step(part, len(before), counted if is_counted else None, *about))
+                counted += is_counted
+            else:
+                steps.append(linear_step(part, len(before), tangent, len(parts_of(given)), *about))
+            before.append(part)
+        given += [tangent] * bool(tangent)
+    every_step = reduce(then, steps, as_they_are)
+
+    @device
+    def apply(S, tS, scores, tscores, batch, head, m0, n0):
+        return every_step(S, tS, (), scores, tscores, batch, head, m0, n0)
+
+    @device
+    def apply_linear(S, tS, scores, tscores, batch, head, m0, n0):
+        S, tS, _ = every_step(S, tS, (), scores, tscores, batch, head, m0, n0)
+        return S, tS, (S, tS)
+
+    return (apply, times) if counted else (apply_linear, linear)
+
+
+def linear_step(part, at, tangent, at_tangent, unit, layout, ACC, transposed):
+    """The step of a part that only adds: (S, tS, FF, scores, tscores, batch, head, m0, n0) -> S, tS, FF.
+
+    tangent: the same part with the tangent of its array, or ""; at_tangent: where the parts of tscores have it.
+    """
+    look_up, apply = kind(part).steps(at, unit, layout, ACC, transposed, has_derivative=False)
+    (_, natural), ONE = unit, ACC(1)
+
+    @device
+    def of_constant(S, tS, FF, scores, tscores, batch, head, m0, n0):
+        S, _ = apply(S, S, look_up(scores, (), batch, head, m0, n0), scores, batch, head, m0, n0)
+        return S, tS * natural(ONE, scores), FF
+
+    if not tangent:
+        return of_constant
+
+    look_up_tangent, add_tangent = kind(tangent).steps(at_tangent, unit, layout, ACC, transposed, has_derivative=False)
+
+    @device
+    def of_variable(S, tS, FF, scores, tscores, batch, head, m0, n0):
+        S, _ = apply(S, S, look_up(scores, (), batch, head, m0, n0), scores, batch, head, m0, n0)
+        found = look_up_tangent(tscores, (), batch, head, m0, n0)
+        tS, _ = add_tangent(tS, tS, found, tscores, batch, head, m0, n0)
+        return S, tS, FF
+
+    return of_variable
+
+
+def nonlinear_step(part, at, counted, unit, layout, ACC, transposed):
+    """The same of other parts. counted: how many of those before are in F, which is nothing without any; None if this
+    one is not to be in it."""
+    derivatives = kind(part).derivatives(at, unit, layout, ACC, transposed, order=1 if counted is None else 2)
+    (_, natural), ONE = unit, ACC(1)
+
+    @device
+    def forward(S, tS, FF, scores, tscores, batch, head, m0, n0):
+        S, slope = derivatives(S, scores, batch, head, m0, n0)
+        return S, tS * natural(ONE, scores) * slope, FF
+
+    @device
+    def first(S, tS, FF, scores, tscores, batch, head, m0, n0):
+        S, slope, bend = derivatives(S, scores, batch, head, m0, n0)
+        tS = tS * natural(ONE, scores)
+        return S, tS * slope, (slope, tS * bend)
+
+    @device
+    def following(S, tS, FF, scores, tscores, batch, head, m0, n0):
+        S, tS, (slope, tslope) = first(S, tS, (), scores, tscores, batch, head, m0, n0)
+        F, tF = FF
+        return S, tS, (F * slope, tF * slope + F * tslope)
+
+    return forward if counted is None else following if counted else first
+
+
+def then(one, other):
+    @device
+    def both(S, tS, FF, scores, tscores, batch, head, m0, n0):
+        S, tS, FF = one(S, tS, FF, scores, tscores, batch, head, m0, n0)
+        return other(S, tS, FF, scores, tscores, batch, head, m0, n0)
+
+    return both
+
+
+@device
+def as_they_are(S, tS, FF, scores, tscores, batch, head, m0, n0):
+    return S, tS, FF
+
+
+@device
+def linear(dS, tdS, F, tF):
+    return dS, tdS
+
+
+@device
+def times(dS, tdS, F, tF):
+    return dS * F, tdS * F + dS * tF

@@ -1,0 +1,155 @@
+"""In tiles of 16 queries and keys; and by plans, on all kinds of cores."""
+
+import numpy as np
+import pytest
+
+import numbattn as na
+from numbattn import reference
+from numbattn.cuda.kernels.any.tangent import tangent
+from tests.accuracy import assert_accurate, exact, plain, plain_forward_tangents, random
+from tests.tools.device import AMPERE, HOPPER, TURING, on
+from tests.tools.launch import compiled_only, launch, poisoned, simulated_only
+
+from ..calls import call
+
+TILE_N = 16
+NAMES = "to", "tlse"
+
+
+def exact_tangents(q, *arrays, **options):
+    """to and tlse in float64, or in what is better for float64."""
+    if q.dtype == np.float64:
+        return plain_forward_tangents(q, *arrays, work=np.longdouble, **options)
+    return reference.attention_jvp(q, *arrays, **options)
+
+
+def tangents_of(rng, arrays, given="qkv"):
+    return [random(rng, x.shape, x.dtype) if name in given else None for name, x in zip("qkv", arrays)]
+
+
+def check_small(
+    rng, unit="fma", threads=32, tile_m=16, *, m, n, batch=1, heads=1, given="qkv", poison=None, dtype=np.float32,
+    **options,
+):  # fmt: skip
+    """The kernel in small tiles."""
+    case = call(rng, dtype, poison=poison, m=m, n=n, batch=batch, heads=heads, **options)
+    arrays, dtype = (case.q, case.k, case.v), case.q.dtype
+    tangents = tangents_of(rng, arrays, given)
+    if poison is not None:
+        for x, of in zip(tangents, arrays):
+            x[np.isnan(of).all(-1)] = poison
+    source = tangent(
+        dtype=dtype.name, out_dtypes=(dtype.name,) * 2, head_dim=16, head_dim_v=16 if unit == "mma" else 8,
+        tile_m=tile_m, tile_n=TILE_N, threads=threads, unit=unit, lanes=4, tangents=tuple(given), mask=case.kinds,
+        score=(), tscore=(), dropout=case.kept_scale != 1, nbytes=0,
+    )  # fmt: skip
+    o, to, lse, tlse = (poisoned(x.shape, x.dtype) for x in (case.do, case.do, case.lse, case.lse))
+    launch(
+        source.function, (batch * heads * -(-m // tile_m), 1, 1), threads, source.shared, *arrays,
+        *[() if x is None else (x,) for x in tangents], o, to, lse, tlse, case.mask_of("q", tile_m, TILE_N), (),
+        (), case.drops, case.group_size, case.scale_log2, case.kept_scale,
+    )  # fmt: skip
+    wanted, others = (formula(*arrays, *tangents, **options) for formula in (exact_tangents, plain_forward_tangents))
+    for name, got in (("o", o), ("lse", lse)):
+        assert_accurate(name, got, case.wanted[name], case.plain[name], got.dtype)
+    for name, got, want, other in zip(NAMES, (to, tlse), wanted, others):
+        assert_accurate(name, got, want, other, got.dtype)
+
+
+@pytest.mark.parametrize(("unit", "tile_m", "dtype"), [
+    ("fma", 16, np.float32), ("mma", 32, np.float32), ("mma", 32, np.float16), ("mma", 32, np.float64),
+])  # fmt: skip
+@simulated_only
+def test_two_warps(rng, unit, tile_m, dtype):
+    """They share tiles of K and V."""
+    check_small(rng, unit, 64, tile_m, m=16, n=40, dtype=dtype)
+
+
+MASKS = {
+    "causal": {"causal": True},
+    "lengths": {"mask": na.Lengths(np.array([[16, 33]]), np.array([[19, 0]])) & na.Window(20, 9), "poison": np.nan},
+    "one length": {"mask": na.Lengths(19, 17), "poison": np.nan},
+    "blocks": {"mask": na.BlockSparse(np.array([[[[0, 0, 1, 0], [0, 0, 0, 0], [1, 0, 1, 1]]]], bool), (8, 11))},
+}
+
+
+@simulated_only
+@pytest.mark.parametrize("mask", MASKS)
+def test_masks(rng, mask):
+    check_small(rng, heads=2, m=20, n=35, **MASKS[mask])
+
+
+@simulated_only
+@pytest.mark.parametrize("unit", ["fma", "mma"])
+def test_dropout(rng, unit):
+    check_small(rng, unit, batch=2, heads=2, m=16, n=16, dropout=na.Dropout(0.3, seed=5))
+
+
+@simulated_only
+@pytest.mark.parametrize("given", ["q", "k", "v", "qk", "qv", "kv", ""])
+def test_tangents_that_are_not_given_are_zero(rng, given):
+    check_small(rng, m=16, n=20, given=given)
+
+
+def check(rng, dtype, *, batch=(1,), heads=2, heads_k=1, m=40, n=70, d=24, e=40, given="qkv", count=None, **options):
+    """A call of numbattn."""
+    dtype = np.dtype(dtype)
+    arrays = [random(rng, (*batch, *shape), dtype) for shape in ((heads, m, d), (heads_k, n, d), (heads_k, n, e))]
+    lead = () if count is None else (count,)
+    tangents = [random(rng, (*lead, *x.shape), dtype) if name in given else None for name, x in zip("qkv", arrays)]
+    o, to, saved, tsaved = na.attention_forward_jvp(*arrays, *tangents, **options)
+    wanted, others = (formula(np.zeros_like(o), *arrays, **options) for formula in (exact, plain))
+    for name, got, want, other in zip(("o", "lse"), (o, saved.lse), wanted, others):
+        assert_accurate(name, got, want, other, got.dtype)
+    for number in range(count or 1):
+        along = [x if x is None or count is None else x[number] for x in tangents]
+        found = (to, tsaved.tlse) if count is None else (to[number], tsaved.tlse[number])
+        wanted, others = (formula(*arrays, *along, **options) for formula in (exact_tangents, plain_forward_tangents))
+        for name, got, want, other in zip(NAMES, found, wanted, others):
+            assert_accurate(name, got, want, other, got.dtype)
+
+
+@pytest.mark.parametrize(("device", "dtype", "options"), [
+    (TURING, "float16", {}), (TURING, "float32", {"count": 2}), (TURING, "float64", {"d": 70}),
+    (AMPERE, "float16", {"d": 100, "e": 128}), (AMPERE, "bfloat16", {"causal": True}),
+    (AMPERE, "float32", {"d": 70, "e": 100}), (HOPPER, "float64", {"causal": True}),
+    (AMPERE, "bfloat16", {"d": 200}),
+    *(pytest.param(AMPERE, dtype, {"d": 200}, marks=pytest.mark.slow) for dtype in ("float32", "float64")),
+])  # fmt: skip
+@compiled_only
+def test_calls(rng, device, dtype, options):
+    """Each table of tiles."""
+    with on(device):
+        check(rng, dtype, **options)
+
+
+M, N, HEADS = 40, 70, 2
+SCORES = {
+    "softcap": lambda rng: na.Softcap(2.0),
+    "sink": lambda rng: na.Sink(random(rng, HEADS, np.float32)),
+    "bias": lambda rng: na.Bias(random(rng, (HEADS, M, N), np.float32)),
+    "alibi": lambda rng: na.Alibi(random(rng, HEADS, np.float32) / 8),
+    "alibi of queries": lambda rng: na.Alibi(random(rng, (1, HEADS), np.float32) / 8, offset=np.array([[3, -5]])),
+    "relative": lambda rng: na.RelativeBias(random(rng, (HEADS, 31), np.float32)),
+    "function": lambda rng: na.Score(lambda s, b, h, i, j: s + 0.25 * s * s),
+}
+
+
+@pytest.mark.parametrize(("names", "given"), [
+    (["softcap"], "qkv"), (["sink"], "qkv"), (["bias", "softcap"], "q"), (["alibi", "sink"], ""),
+    (["relative", "function", "alibi of queries"], "kv"),
+], ids=lambda x: "-".join(x) if isinstance(x, list) else x)  # fmt: skip
+@pytest.mark.parametrize("device", [
+    pytest.param(TURING, marks=simulated_only, id="CUDA cores"), pytest.param(AMPERE, marks=compiled_only, id="mma"),
+])  # fmt: skip
+def test_scores(rng, device, names, given):
+    """With tangents of their arrays, and without."""
+    shapes = (1, HEADS, M, 24), (1, 1, N, 24), (1, 1, N, 40)
+    arrays, score = [random(rng, shape, np.float32) for shape in shapes], [SCORES[name](rng) for name in names]
+    tangents, options = tangents_of(rng, arrays, given), {"score": score, "mask": na.Window(30, 9)}
+    weights = [x for part in score for x in part._weights]
+    for tscore in ([random(rng, x.shape, x.dtype) for x in weights], [None] * len(weights)):
+        with on(device):
+            _, to, _, tsaved = na.attention_forward_jvp(*arrays, *tangents, tscore=tscore, **options)
+        for got, want in zip((to, tsaved.tlse), reference.attention_jvp(*arrays, *tangents, tscore=tscore, **options)):
+            np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max())
