@@ -15,6 +15,7 @@ from .checks import dtype_of_sums
 from .compiling import keep_quiet
 from .machine import cpu, kept, progress, say, table, why_no_gpu
 from .scores import Part
+from .tangents import SavedTangents, checked_tangents
 from .values import kinds
 
 
@@ -172,11 +173,17 @@ def make_calls(name, dtype, score, gradient):
     shape = 1, 2, 32, 8
     options = _call(dtype, shape, shape, "none", score, gradient)
     x, lse = np.zeros(shape, dtype), np.zeros(shape[:-1], dtype)
-    if name == "backward":
-        na.attention_backward(x, na.Saved.of(x, x, x, x, lse, **options))
-    else:
+    saved = na.Saved.of(x, x, x, x, lse, **options)
+    if name == "forward":
         na.attention(x, x, x, **options)
         na.attention(x[..., :1, :], x, x, **_call(dtype, (1, 2, 1, 8), shape, "none", score, gradient))
+    elif name == "backward":
+        na.attention_backward(x, saved)
+    elif name == "tangent":
+        na.attention_jvp(x, x, x, x, x, x, **options)
+    else:
+        tangents, _ = checked_tangents(saved.inputs, x, x, x)
+        na.attention_backward_jvp(x, saved, SavedTangents(saved.problem, tangents, x, lse, False))
 
 
 def _in_processes(most, function, jobs, unit):
