@@ -165,6 +165,18 @@ def plain_forward_tangents(q, k, v, tq, tk, tv, **options):
     return plain_tangents(do, q, k, v, tq, tk, tv, **options)[:2]
 
 
+def plain_backward_tangents(*arrays, **options):
+    """tdq, tdk and tdv by the plain formula."""
+    return plain_tangents(*arrays, **options)[2:5]
+
+
+def exact_backward_tangents(do, q, *arrays, **options):
+    """The same in float64, or in what is better for float64."""
+    if q.dtype == np.float64:
+        return plain_backward_tangents(do, q, *arrays, work=np.longdouble, **options)
+    return reference.attention_backward_jvp(do, q, *arrays, **options)
+
+
 def plain_tangents(
     do, q, k, v, tq, tk, tv, tdo=None, dlse=None, tdlse=None, tscore=(), work=None, of_dS=np.asarray, **options
 ):  # fmt: skip

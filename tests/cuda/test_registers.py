@@ -12,7 +12,7 @@ import pytest
 from numbattn.caches.eight_bits import FLOAT8, INT8
 from numbattn.caches.kv_cache import CacheLayout
 from numbattn.cuda.build import assemble, compile_ptx
-from numbattn.cuda.kernels import BACKWARD, FORWARD
+from numbattn.cuda.kernels import BACKWARD, FORWARD, TANGENT
 from numbattn.cuda.kernels.any.score_gradient import bias_gradient, diagonal_sums, entry_sums, spec_of
 from numbattn.cuda.kernels.hopper.forward_tiles import MANY
 from numbattn.cuda.kernels.hopper.score_gradient import bias_route, diagonals_route
@@ -49,7 +49,7 @@ def small(kernel, dtype, n, d, spills=0, **about):
 
 def spec(kernel, work):
     """That of a pass by its first Route with a kernel of this name, or the first, or of the gradient of a part."""
-    passes = (route.specs for routes in (FORWARD, BACKWARD) for route in routes if route.takes(work))
+    passes = (route.specs for routes in (FORWARD, BACKWARD, TANGENT) for route in routes if route.takes(work))
     after = next((i for i, part in enumerate(work.score) if part.startswith(("bias", "relative"))), 0)
     whole = {"out_dtype": work.problem.dtype.name, "sums_rows": False, "sums_cols": False}
     gradients = (
@@ -112,6 +112,13 @@ BACKWARD_MMA = [  # dK, dV and a tile of dQ, beside S and dP: each row of its ta
     row("mma_backward", "bfloat16", 128, 128, "dense", cc=(8, 0), **DETERMINISTIC),
     row("backward_q", "float16", 192, 32, "blocks", cc=(8, 9), **DETERMINISTIC),
     row("backward_q", "float16", 128, 128, "packed", cc=(8, 0), **DETERMINISTIC),
+]
+LSE_ALONE = [  # of v without features
+    row("forward", "float32", 64, 0, cc=(8, 0)),
+    row("forward", "float16", 128, 0, ALL, cc=(7, 5), **DROPOUT),
+    row("mma_forward", "bfloat16", 128, 0, EDGES, cc=(8, 0), **DROPOUT),
+    row("hopper_forward", "bfloat16", 128, 0, EDGES),
+    row("hopper_forward", "float16", 256, 0, ALL, **FEW, **DROPOUT),
 ]
 FORWARD_MMA = [  # 32 queries a warp, and 16, on each kind of GPU
     row("mma_forward", "bfloat16", 128, 128, cc=(8, 0)),
@@ -177,6 +184,20 @@ BACKWARD_ROWS = [  # both sums in a consumer's registers, wide ones by two, and 
     row("hopper_backward_q", "bfloat16", 128, 128, "intervals", "alibi query, relative query"),
     row("hopper_backward_q", "bfloat16", 256, 256, "packed", **NARROW, **DETERMINISTIC),
 ]
+TANGENT_ROWS = [  # O, S and their tangents; outside the loops over tiles addresses and stages are read back
+    row("hopper_tangent", "bfloat16", 128, 128, along="qkv"),
+    row("hopper_tangent", "float16", 128, 128, "intervals", along="qk"),
+    row("hopper_tangent", "bfloat16", 128, 128, EDGES, along="qkv", spills=64),
+    row("hopper_tangent", "bfloat16", 128, 128, "packed", along="qkv", spills=64),
+    row("hopper_tangent", "bfloat16", 128, 128, ALL, along="qkv", **DROPOUT, spills=64),
+    row("hopper_tangent", "bfloat16", 128, 128, EDGES, "sink, alibi", along="qkv", spills=64),
+    row("hopper_tangent", "float16", 128, 128, EDGES, "relative", along="qkv", spills=64),
+    row("hopper_tangent", "bfloat16", 128, 128, "", "bias float16 16, softcap", along="qkv", **DROPOUT),
+    row("hopper_tangent", "float16", 64, 64, EDGES, along="qkv"),
+    row("hopper_tangent", "bfloat16", 64, 64, ALL, along="kv", **DROPOUT),
+    row("hopper_tangent", "float16", 64, 64, EDGES, "softcap", along="qkv"),
+    row("hopper_tangent", "bfloat16", 64, 64, ALL, "bias float16 16, softcap", along="qkv"),
+]
 GRADIENTS = [
     row("hopper_bias_gradient", "float16", 64, 64, "", "bias float16 16 tma", keys=MANY),
     row("hopper_bias_gradient", "bfloat16", 256, 256, EDGES, "softcap, bias bfloat16 16 tma", keys=MANY),
@@ -220,7 +241,10 @@ SPILLS = [
 ]
 
 
-EVERY = [*ANY_GPU, *SMALL, *FORWARD_MMA, *BACKWARD_MMA, *DECODING, *FORWARD_ROWS, *BACKWARD_ROWS, *GRADIENTS, *SPILLS]
+EVERY = [
+    *ANY_GPU, *SMALL, *LSE_ALONE, *FORWARD_MMA, *BACKWARD_MMA, *DECODING, *FORWARD_ROWS, *BACKWARD_ROWS,
+    *TANGENT_ROWS, *GRADIENTS, *SPILLS,
+]  # fmt: skip
 MARKED = [  # each takes 3 s
     pytest.param(*row.values, id=row.id, marks=[pytest.mark.slow] * (number % 16 > 0))
     for number, row in enumerate(EVERY)
@@ -243,3 +267,18 @@ def test_nothing_is_spilled(kernel, work, spills):
         words = ["cp.async.bulk.tensor", "mbarrier.try_wait"]
         words += [] if kernel == "hopper_decode" else ["wgmma.mma_async", "setmaxnreg"]
         assert all(word in ptx for word in words)
+
+
+@pytest.mark.parametrize(("kernel", "dtype", "cc", "product"), [
+    ("forward", "float32", (8, 0), "mma.sync"), ("mma_forward", "float16", (8, 0), "mma.sync"),
+    ("hopper_forward", "bfloat16", (9, 0), "wgmma.mma_async"),
+])  # fmt: skip
+def test_lse_alone_takes_one_product(kernel, dtype, cc, product):
+    """Half as many instructions of the tensor cores as O and lse."""
+    counts = []
+    for size in (64, 0):
+        found = work(dtype, 64, size, device=DEVICES[cc])
+        made = spec(kernel, found)
+        source = made.factory(**made.parameters(found, made.fitting(found)))
+        counts.append(compile_ptx(source, made.cc(found.device)).count(product))
+    assert counts[0] == 2 * counts[1] > 0

@@ -61,6 +61,8 @@ def tma_load(stage, matrices, batch, head, row):
     """
     plan = stage.pipeline.tile
     check_boxes("tma_load", plan)
+    if stage.pipeline.is_empty:
+        return
     part, values = _rows(matrices, plan, batch, head, row), np.zeros(plan.shape, plan.dtype)
     values[: part.shape[0], : part.shape[1]] = part
     _start_load(stage, stage.tile, values)
@@ -93,12 +95,15 @@ def tma_load(stage, matrices, batch, head, row):
     plan = stage.pipeline.tile
     check_boxes("tma_load", plan)
 
+    index = types.int32
+    if stage.pipeline.is_empty:                                 # nor is there a tensor map of no columns
+        return types.void(stage, matrices, index, index, index), lambda b, *operands: None
+
     def generate(b, value, tensor_map, batch, head, row):
         index, _ = unpack(b, value)
         filled = emit_expect(b, stage.pipeline, index, I32(plan.nbytes))
         emit_load(b, plan, emit_stage(b, plan, index), tensor_map, batch, head, row, I32(0), filled)
 
-    index = types.int32
     return types.void(stage, types.uint64, index, index, index), generate
 
 
@@ -166,8 +171,10 @@ def tma_load_pages(stage, pages, table, head, row, page_size):
     array([2., 2., 2., 2., 2., 2., 2., 2., 1., 1., 1., 1., 1., 1., 1., 1.])
     """
     plan = stage.pipeline.tile
-    values = np.zeros(plan.shape, plan.dtype)
-    for down in _parts("tma_load_pages", plan, page_size):
+    parts, values = _parts("tma_load_pages", plan, page_size), np.zeros(plan.shape, plan.dtype)
+    if stage.pipeline.is_empty:
+        return
+    for down in parts:
         place, first = divmod(int(row) + down, page_size)
         page = table[min(place, len(table) - 1)]
         if 0 <= page < len(pages):
@@ -189,7 +196,9 @@ def tma_load_pages(stage, pages, table, head, row, page_size):
     if not isinstance(page_size, types.IntegerLiteral):
         return None
     plan, size = stage.pipeline.tile, page_size.literal_value
-    parts = _parts("tma_load_pages", plan, size)
+    parts, index = _parts("tma_load_pages", plan, size), types.int32
+    if stage.pipeline.is_empty:
+        return types.void(stage, pages, table, index, index, page_size), lambda b, *operands: None
 
     def generate(b, value, tensor_map, numbers, head, row, _):
         index, _ = unpack(b, value)
@@ -199,7 +208,6 @@ def tma_load_pages(stage, pages, table, head, row, page_size):
         for down, row, page in zip(parts, rows, found):
             emit_load(b, plan, pointer, tensor_map, page, head, b.urem(row, I32(size)), I32(0), filled, down)
 
-    index = types.int32
     return types.void(stage, types.uint64, table, index, index, page_size), generate
 
 

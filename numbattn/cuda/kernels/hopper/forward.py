@@ -58,8 +58,8 @@ from ..shared.softmax import LN_2, logsumexp, softmax_steps
 from ..shared.start import start_step
 from ..shared.visibility import MASK, PACKED
 from ..shared.warps import source_of, warp_specialised
-from ..tables import compiled_in, of_o
-from .forward_producer import TILES_AHEAD, producer_steps
+from ..tables import compiled_in, lse_alone, of_o
+from .forward_producer import TILES_AHEAD, Moved, producer_steps
 from .forward_steps import (
     ForwardAccumulators,
     ForwardArguments,
@@ -95,7 +95,7 @@ def hopper_forward(
     S_TILE, O_TILE = wgmma(tile_n), wgmma(head_dim_v)
     shared = SharedMemory()
     SHARED_Q = shared.boxes(ROWS, head_dim, dtype, q_stages, room=head_dim_v)
-    IS_STAGED = out_dtypes == (dtype.name,)
+    IS_STAGED = out_dtypes == (dtype.name,) and head_dim_v > 0
     SHARED_O = SHARED_Q.of_columns(head_dim_v) if IS_STAGED else None
     SHARED_K, SHARED_V = (shared.boxes(tile_n, cols, dtype, stages) for cols in (head_dim, head_dim_v))
     Q_PIPELINE = Pipeline.within(shared, SHARED_Q, readers=1)
@@ -110,7 +110,8 @@ def hopper_forward(
                            for size, count in ((3, q_stages), (len(NO_WORK), TILES_AHEAD)))  # fmt: skip
     O_PIPELINE, WORK_PIPELINE = Pipeline.within(shared, O_COORDINATES, 1), Pipeline.within(shared, WORK, consumers + 1)
     pipelines = Pipelines(Q_PIPELINE, K_PIPELINE, V_PIPELINE, O_PIPELINE, WORK_PIPELINE)
-    schedule, load = producer_steps(pipelines, SHARED_O, SHARED_B, mask, tile_n, consumers)
+    moved = Moved((SHARED_Q,), (SHARED_K,), (SHARED_V,) * (head_dim_v > 0), (SHARED_O,) * IS_STAGED)
+    schedule, load = producer_steps(pipelines, moved, SHARED_B, mask, tile_n, consumers)
     CONSUMERS, TILE_N, LN2 = consumers, tile_n, ACC(LN_2)
     RESCALES_FIRST = head_dim_v > 192  # more of O than can be rescaled while S is in flight
     (_, next_n_block), (share_of, is_whole) = block_steps(mask, tile_n), share_steps(mask, consumers)
@@ -264,28 +265,29 @@ def hopper_forward(
         begin()
         by_rows = ragged if IS_STAGED else (mO,)
         args = by_rows, before, mLse, mask, scores, drops, scale_log2, kept_scale, heads_per_tile, ()
-        of_loader = mK, mV, biases, mask, group_size, heads_per_tile
+        of_loader = (mK,), (mV,), biases, mask, group_size, heads_per_tile
         sizes = seqlen_q, heads, batches * heads
-        of_scheduler = mQ, mO, mask, counters, *sizes, at_once, heads_per_tile, ascending
+        of_scheduler = (mQ,), (mO,), mask, counters, *sizes, at_once, heads_per_tile, ascending
         take_roles((ForwardArguments(*args),), (of_loader, of_scheduler))
 
     signature = signature_of(
         kernel, SPEC.arguments, dtype, ACC, {"o": out_dtypes[0]}, mask=mask, score=score, resumes=resumes,
-        bias_dtype=bias_dtype, is_packed=IS_PACKED,
+        bias_dtype=bias_dtype, is_packed=IS_PACKED, head_dim_v=head_dim_v,
     )  # fmt: skip
-    tiles = SHARED_Q, SHARED_K, SHARED_V, SHARED_O, *[SHARED_B] * HAS_TMA_BIAS
+    tiles = SHARED_Q, SHARED_K, SHARED_V if head_dim_v else None, SHARED_O, *[SHARED_B] * HAS_TMA_BIAS
     return source_of(kernel, signature, consumers, shared, tiles)
 
 
 SPEC = Spec(
     hopper_forward,
-    (TmaMatrix("q"), TmaMatrix("k", "k"), TmaMatrix("v", "k"), TmaMatrix("o"), TmaBias(number_of_tma_bias),
-     RaggedMatrix("o"), O_BEFORE, Statistic("lse"), MASK, SCORE, DROPOUT, COUNTERS, "group_size", "scale_log2",
-     "kept_scale", "at_once", "heads_per_tile", "ascending"),
+    (TmaMatrix("q"), TmaMatrix("k", "k"), TmaMatrix("v", "k", may_be_empty=True), TmaMatrix("o", may_be_empty=True),
+     TmaBias(number_of_tma_bias), RaggedMatrix("o"), O_BEFORE, Statistic("lse"), MASK, SCORE, DROPOUT, COUNTERS,
+     "group_size", "scale_log2", "kept_scale", "at_once", "heads_per_tile", "ascending"),
     tiles=rows,
-    parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | of_o(work) | {
-        "bias_dtype": dtype_of_tma_bias(work),
-    },
+    parameters=lambda work, tiles: (
+        compiled_in(work, tiles, head_dims(work.problem)) | of_o(work) | lse_alone(work)
+        | {"bias_dtype": dtype_of_tma_bias(work)}
+    ),
     numbers=numbers,
     persistent=True,
     arch="a",
