@@ -328,6 +328,7 @@ def test_second_gradients_are_a_named_tuple(rng):
     grads, backprop2 = backprop.vjp(do)
     second = backprop2(q, None, None)
     assert [getattr(second, name) is x for name, x in zip(second._fields, second)] == [True] * 4
+    assert isinstance(second.score[0], np.ndarray)      # of no axes, as the slope
     for same in (copy.deepcopy(second), pickle.loads(pickle.dumps(second))):
         assert isinstance(same, na.SecondGradients)
         for x, y in zip((*same, same.dlse, *same.score), (*second, second.dlse, *second.score), strict=True):
