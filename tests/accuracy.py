@@ -65,23 +65,6 @@ def plain(do, q, k, v, dlse=None, work=None, of_dS=None, **options):
     return (rounded @ V).reshape(problem.out_shape).astype(dtype), lse.reshape(problem.lse_shape), *grads, *of_score
 
 
-def plain_forward_tangents(q, k, v, tq, tk, tv, work=None, **options):
-    """to and tlse by the plain formula, as `plain`: P and P tS are rounded. None is a zero tangent; no score."""
-    problem, inputs = reference.describe(q, k, v, **options)
-    dtype = problem.dtype if work is None else work
-    work = problem.sum_dtype if work is None else work
-    Q, K, V, P, Z, lse, _ = _scores(problem, inputs, work)
-    tQ, tK, tV = (0 * X if x is None else reference._heads(x, problem).astype(work)
-                  for X, x in ((Q, tq), (K, tk), (V, tv)))  # fmt: skip
-    with np.errstate(invalid="ignore"):
-        tS = np.asarray(inputs.scale, work) * (tQ @ K.swapaxes(-2, -1) + Q @ tK.swapaxes(-2, -1))
-    tS, tV = np.where(P > 0, tS, 0), np.where(P.any(-2)[..., None], tV, 0)
-    tlse = (P * tS).sum(-1, keepdims=True)
-    rounded, times_tS = ((x * Z).astype(dtype).astype(work) for x in (P, P * tS))
-    to = rounded @ tV + times_tS @ V - tlse * (rounded @ V)
-    return to.reshape(problem.out_shape).astype(dtype), tlse.reshape(problem.lse_shape)
-
-
 def _scores(problem, inputs, work):
     Q, K, V = (reference._heads(x, problem).astype(work) for x in (inputs.q, inputs.k, inputs.v))
     shape = (*problem.batch, problem.seqlen_q, problem.seqlen_k)
@@ -176,7 +159,13 @@ def assert_all_accurate(results, do, q, k, v, dlse, bits=4, **options):
 
 
 # ------------------------------------------------------------------------------------------------------------ tangents
-def plain_tangents(
+def plain_tangents(q, k, v, tq, tk, tv, **options):
+    """to and tlse by the plain formula: P and P tS are rounded."""
+    do = np.zeros(reference.describe(q, k, v)[0].out_shape, q.dtype)
+    return plain_tangents_of_all(do, q, k, v, tq, tk, tv, **options)[:2]
+
+
+def plain_tangents_of_all(
     do, q, k, v, tq, tk, tv, tdo=None, dlse=None, tdlse=None, tscore=(), work=None, of_dS=np.asarray, **options
 ):  # fmt: skip
     """to, tlse and the tangents of dq, dk, dv and of the gradients of the score's arrays, by the plain formula, in one
@@ -249,10 +238,10 @@ def check_tangents(q, k, v, rng, xp=np, bits=8, tscore=(), dlse=True, **options)
     results = [*map(to_numpy, results)]
     options["mask"] = as_mask(options.get("mask"))._like(do)
     call = do, q, k, v, tq, tk, tv, tdo
-    wanted = plain_tangents(*call, **rows, tscore=tscore, work=np.longdouble, **options)
-    others = plain_tangents(*call, **rows, tscore=tscore, **options)
+    wanted = plain_tangents_of_all(*call, **rows, tscore=tscore, work=np.longdouble, **options)
+    others = plain_tangents_of_all(*call, **rows, tscore=tscore, **options)
     names = "to", "tlse", "tdq", "tdk", "tdv", *(f"gradient {i} of score" for i in range(len(results) - 5))
-    terms = plain_tangents(*call, **rows, tscore=tscore, of_dS=abs, **options)[5:]     # sums of which may cancel
+    terms = plain_tangents_of_all(*call, **rows, tscore=tscore, of_dS=abs, **options)[5:]     # sums of which may cancel
     largest = *[None] * 5, *(abs(x).max(initial=0) for x in terms)
     for name, got, want, other, size in zip(names, results, wanted, others, largest, strict=True):
         assert got.dtype == other.dtype

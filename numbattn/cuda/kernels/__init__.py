@@ -37,7 +37,7 @@ LARGE_BACKWARD = (
     Route(everything, (delta.SPEC, backward.SPEC_KV, backward.SPEC_Q)),
 )
 FORWARD, BACKWARD = small.FORWARD + LARGE_FORWARD, small.BACKWARD + LARGE_BACKWARD
-TANGENT = (Route(everything, (tangent.SPEC,)),)
+TANGENT = (*hopper.TANGENT, Route(everything, (tangent.SPEC,)))
 BACKWARD_TANGENT = (
     Route(
         everything,
