@@ -58,6 +58,11 @@ class Work(NamedTuple):
         return BEFORE in self.dtypes
 
     @property
+    def is_along(self):
+        """Whether tangents of gradients are computed, along a direction."""
+        return "tdelta" in self.dtypes
+
+    @property
     def padded_length(self):
         """The length of statistics that kernels copy tile by tile: of packed arrays tiles end with their segment."""
         seqlen = self.problem.seqlen_q
