@@ -2,6 +2,7 @@
 problems, of which there are many, what rounding explains, see `rounding`."""
 
 import math
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -64,7 +65,7 @@ def plain(do, q, k, v, dlse=None, work=None, of_dS=None, **options):
     return (rounded @ V).reshape(problem.out_shape).astype(dtype), lse.reshape(problem.lse_shape), *grads, *of_score
 
 
-def plain_tangents(q, k, v, tq, tk, tv, work=None, **options):
+def plain_forward_tangents(q, k, v, tq, tk, tv, work=None, **options):
     """to and tlse by the plain formula, as `plain`: P and P tS are rounded. None is a zero tangent; no score."""
     problem, inputs = reference.describe(q, k, v, **options)
     dtype = problem.dtype if work is None else work
@@ -176,10 +177,10 @@ def assert_all_accurate(results, do, q, k, v, dlse, bits=4, **options):
 
 # ------------------------------------------------------------------------------------------------------------ tangents
 def plain_tangents(
-    do, q, k, v, tq, tk, tv, tdo=None, dlse=None, tdlse=None, tscore=(), work=None, **options
+    do, q, k, v, tq, tk, tv, tdo=None, dlse=None, tdlse=None, tscore=(), work=None, of_dS=np.asarray, **options
 ):  # fmt: skip
-    """to, tlse and the tangents of dq, dk, dv and of the gradients of the score's arrays, by the plain formula, see
-    `plain`, in one direction: P, P tS, tP and the results are rounded."""
+    """to, tlse and the tangents of dq, dk, dv and of the gradients of the score's arrays, by the plain formula, in one
+    direction: P, P tS, tP and the results are rounded. work, of_dS: as in `plain`."""
     problem, inputs = reference.describe(q, k, v, **options)
     tangents, _ = checked_tangents(inputs, tq, tk, tv, tscore)
     dtype, work = (problem.dtype, problem.sum_dtype) if work is None else (work, work)
@@ -219,7 +220,7 @@ def plain_tangents(
     for part, tpart, (slope, bend) in reversed(list(zip(inputs.score, parts, slopes))):
         if part._wants_gradient:
             logits = 0 if tpart is None or part._has_step else tpart._logits(lse)[..., None]
-            of_score[:0] = [part._gradient(tdS, lse, ((logits - tlse) * D + tD)[..., 0])]
+            of_score[:0] = [part._gradient(of_dS(tdS), lse, of_dS((logits - tlse) * D + tD)[..., 0])]
         with np.errstate(invalid="ignore"):
             tdS, dS = (np.where(P > 0, x, 0) for x in (slope * tdS + bend * dS, slope * dS))
     tdQ = scale * (tdS @ K + dS @ tK)
@@ -251,9 +252,11 @@ def check_tangents(q, k, v, rng, xp=np, bits=8, tscore=(), dlse=True, **options)
     wanted = plain_tangents(*call, **rows, tscore=tscore, work=np.longdouble, **options)
     others = plain_tangents(*call, **rows, tscore=tscore, **options)
     names = "to", "tlse", "tdq", "tdk", "tdv", *(f"gradient {i} of score" for i in range(len(results) - 5))
-    for name, got, want, other in zip(names, results, wanted, others, strict=True):
+    terms = plain_tangents(*call, **rows, tscore=tscore, of_dS=abs, **options)[5:]     # sums of which may cancel
+    largest = *[None] * 5, *(abs(x).max(initial=0) for x in terms)
+    for name, got, want, other, size in zip(names, results, wanted, others, largest, strict=True):
         assert got.dtype == other.dtype
-        assert_accurate(name, got, want, other, got.dtype, bits)
+        assert_accurate(name, got, want, other, got.dtype, bits, size)
     return results
 
 
@@ -272,25 +275,11 @@ def rounding(do, q, k, v, dlse=None, **options):
     are: where nothing is seen. Takes arrays of NumPy and of CuPy, as the reference does.
     """
     problem, inputs = reference.describe(q, k, v, **options)
-    Q, K, V, P, Z, lse, scores = reference._recompute(problem, inputs)
-    seen, some, lse = P > 0, np.isfinite(lse)[..., None], finite(lse)[..., None]
-    scale, (KT, VT) = inputs.scale, (X.swapaxes(-2, -1) for X in (K, V))
-    info, of_sums = ml_dtypes.finfo(problem.dtype), np.finfo(problem.sum_dtype)
-    u, least = float(info.eps), max(float(info.smallest_subnormal), float(of_sums.tiny))
-    longest = max(problem.seqlen_q, problem.seqlen_k, problem.head_dim, problem.head_dim_v)
-    eps = float(of_sums.eps) * (8 + math.sqrt(longest))     # of a sum: its errors are as good as random
-
-    S, S_error, slopes = scale * Q @ KT, eps * scale * abs(Q) @ abs(KT), []
-    for part, before in zip(inputs.score, scores):
-        S, slope = finite(part._applied(before)), finite(part._derivative(before))
-        near = (part._derivative(before + side * S_error) for side in (-1, 1))
-        bend = sum(abs(finite(x) - slope) for x in near) + eps * abs(slope)     # the error of the slope
-        bend = bend + eps * isinstance(part, na.Softcap)    # 1 - tanh(x)**2 has that of tanh
-        slopes.append((slope, bend))
-        S_error = S_error * (abs(slope) + bend) + eps * (abs(finite(before)) + abs(S))
-    lse_error = ((P * S_error).sum(-1, keepdims=True) + eps * (1 + abs(lse))) * some
-    P_error = P * (S_error + lse_error + eps * (1 + abs(S)) + u) + least * seen
-    PZ, PZ_error = P * Z, (P_error + eps * P) * Z
+    x = rounding_of_weights(problem, inputs)
+    Q, K, V, P, Z, lse, u, eps, least = x.Q, x.K, x.V, x.P, x.Z, x.lse, x.u, x.eps, x.least
+    seen, some, slopes, P_error, lse_error = P > 0, x.some, x.slopes, x.P_error, x.lse_error
+    scale, VT = inputs.scale, V.swapaxes(-2, -1)
+    PZ, PZ_error = P * Z, x.PZ_error
     O_error = PZ_error @ abs(V) + u * abs(PZ @ V)
 
     dO = np.where(some, do.astype(np.float64).reshape(*lse.shape[:-1], problem.head_dim_v), 0)
@@ -316,6 +305,102 @@ def rounding(do, q, k, v, dlse=None, **options):
     grads = [error + 2 * max(scale, 1) * least * count for error, count in zip(grads, terms)]   # products, then sums
     grads = [reference.sum_to(error, x.shape) for error, x in zip(grads, (q, k, v))]
     return O_error.reshape(problem.out_shape), lse_error.reshape(problem.lse_shape), *grads, *of_score
+
+
+def rounding_of_weights(problem, inputs):
+    """The largest errors of S, of derivatives of scores, of lse and of P, and what they follow from: see `rounding`."""
+    Q, K, V, P, Z, lse, scores = reference._recompute(problem, inputs)
+    seen, some, lse = P > 0, np.isfinite(lse)[..., None], finite(lse)[..., None]
+    scale, KT = inputs.scale, K.swapaxes(-2, -1)
+    info, of_sums = ml_dtypes.finfo(problem.dtype), np.finfo(problem.sum_dtype)
+    u, least = float(info.eps), max(float(info.smallest_subnormal), float(of_sums.tiny))
+    longest = max(problem.seqlen_q, problem.seqlen_k, problem.head_dim, problem.head_dim_v)
+    eps = float(of_sums.eps) * (8 + math.sqrt(longest))     # of a sum: its errors are as good as random
+
+    S, S_error, slopes, S_errors = scale * Q @ KT, eps * scale * abs(Q) @ abs(KT), [], []
+    for part, before in zip(inputs.score, scores):
+        S_errors.append(S_error)
+        S, slope = finite(part._applied(before)), finite(part._derivative(before))
+        near = (part._derivative(before + side * S_error) for side in (-1, 1))
+        bend = sum(abs(finite(x) - slope) for x in near) + eps * abs(slope)     # the error of the slope
+        bend = bend + eps * isinstance(part, na.Softcap)    # 1 - tanh(x)**2 has that of tanh
+        slopes.append((slope, bend))
+        S_error = S_error * (abs(slope) + bend) + eps * (abs(finite(before)) + abs(S))
+    lse_error = ((P * S_error).sum(-1, keepdims=True) + eps * (1 + abs(lse))) * some
+    P_error = P * (S_error + lse_error + eps * (1 + abs(S)) + u) + least * seen
+    PZ_error = (P_error + eps * P) * Z
+    return SimpleNamespace(Q=Q, K=K, V=V, P=P, Z=Z, lse=lse, some=some, u=u, eps=eps, least=least, slopes=slopes,
+                           S_errors=S_errors, S_error=S_error, lse_error=lse_error, P_error=P_error, PZ_error=PZ_error)
+
+
+def rounding_of_tangents(do, q, k, v, tq, tk, tv, tdo=None, dlse=None, tdlse=None, tscore=(), **options):
+    """As `rounding`, of to, tlse and the tangents of dq, dk, dv and of the gradients of the score's arrays, in one
+    direction."""
+    problem, inputs = reference.describe(q, k, v, **options)
+    tangents, _ = checked_tangents(inputs, tq, tk, tv, tscore)
+    x, y = rounding_of_weights(problem, inputs), reference._along(problem, inputs, tangents, 0)
+    P, Z, u, eps, scale, least = x.P, x.Z, x.u, x.eps, inputs.scale, x.least * (x.P > 0)
+    tS, tS_error, chain = y.tS, eps * scale * (abs(y.tQ) @ abs(t(x.K)) + abs(x.Q) @ abs(t(y.tK))), []
+    about = zip(inputs.score, y.tparts, y.scores, y.tscores, x.slopes, x.S_errors)
+    for part, of_array, S, before, (slope, slope_error), S_error in about:
+        bend, ahead, behind = (finite(reference._curvature(part, S + side * S_error)) for side in (0, 1, -1))
+        bend_error = abs(ahead - bend) + abs(behind - bend) + 4 * eps * (abs(bend) + part._is_nonlinear)
+        bend_error = abs(bend) * tS_error + bend_error * abs(before)
+        chain.append((part, of_array, slope, slope_error, bend * before, bend_error))
+        tS_error = abs(slope) * tS_error + slope_error * abs(before)
+        if of_array is not None:
+            tS_error = tS_error + eps * (2 * abs(before) + abs(of_array._applied(before)))
+    tlse_error = (x.P_error * abs(tS) + P * (tS_error + eps * abs(tS))).sum(-1, keepdims=True) + eps * abs(y.tlse)
+    for part, of_array in zip(inputs.score, y.tparts):
+        if of_array is not None and not part._has_step:     # its P is at most 1
+            own = abs(of_array._logits(x.lse[..., 0])[..., None])
+            tlse_error = tlse_error + (x.lse_error + eps * (1 + abs(x.lse))) * own
+    tlse_error = tlse_error * x.some
+    W_error = (x.P_error * abs(tS) + P * (tS_error + (eps + u) * abs(tS)) + least) * Z
+    O_error = x.PZ_error @ abs(x.V) + u * abs(y.O) + x.least
+    tO_error = x.PZ_error @ abs(y.tV) + W_error @ abs(x.V) + tlse_error * abs(y.O) + abs(y.tlse) * O_error
+    tO_error = tO_error + u * (abs(y.tO) + abs(y.tlse * y.O)) + x.least * x.some
+
+    (dO, tdO), (dL, tdL) = ([reference._rows(rows, y, n) for rows in pair] for pair, n in
+                            (((do, tdo), problem.head_dim_v), ((dlse, tdlse), 1)))  # fmt: skip
+    dP, tdP = Z * (dO @ t(x.V)), Z * (dO @ t(y.tV) + tdO @ t(x.V))
+    dP_error = eps * Z * (abs(dO) @ abs(t(x.V)))
+    tdP_error = eps * Z * (abs(dO) @ abs(t(y.tV)) + abs(tdO) @ abs(t(x.V)))
+    D, tD = rowsum(dO * y.O) - dL, rowsum(tdO * y.O + dO * y.tO) - tdL
+    D_error = rowsum(abs(dO) * (O_error + eps * abs(y.O))) + eps * abs(dL)
+    tD_error = rowsum(abs(dO) * (tO_error + eps * abs(y.tO)) + abs(tdO) * (O_error + eps * abs(y.O))) + eps * abs(tdL)
+    tP, A, B, A_error, B_error = P * (tS - y.tlse), dP - D, tdP - tD, dP_error + D_error, tdP_error + tD_error
+    tP_error = x.P_error * abs(tS - y.tlse) + P * (tS_error + tlse_error + eps * (abs(tS) + abs(y.tlse)))
+    tP_error = tP_error + u * abs(tP) + least
+    dS, dS_error = P * A, x.P_error * abs(A) + P * A_error + u * abs(P * A) + least
+    tdS, tdS_error = tP * A + P * B, tP_error * abs(A) + abs(tP) * A_error + x.P_error * abs(B) + P * B_error
+    tdS_error = tdS_error + (u + 2 * eps) * (abs(tP * A) + abs(P * B)) + least
+    tdV_error = t(Z * (tP_error + eps * abs(tP))) @ abs(dO) + t(x.PZ_error) @ abs(tdO)
+    of_score = []
+    for part, of_array, slope, slope_error, bend, bend_error in reversed(chain):
+        if part._wants_gradient and part._has_step:
+            of_score[:0] = [abs(part._gradient(tdS_error + eps * abs(tdS), None, None))]
+        elif part._wants_gradient:
+            factor = (0 if of_array is None else of_array._logits(x.lse[..., 0])[..., None]) - y.tlse
+            error = abs(factor) * D_error + tlse_error * abs(D) + tD_error
+            error = error + (x.lse_error + eps * (2 + abs(x.lse))) * (abs(factor * D) + abs(tD))
+            of_score[:0] = [abs(part._gradient(None, np.where(x.some, x.lse, -math.inf)[..., 0], error[..., 0]))]
+        tdS_error = abs(slope) * tdS_error + slope_error * abs(tdS) + abs(bend) * dS_error + bend_error * abs(dS)
+        dS_error = abs(slope) * dS_error + slope_error * abs(dS)
+        tdS, dS = slope * tdS + bend * dS, slope * dS
+    tdS_error, dS_error = scale * (tdS_error + eps * abs(tdS)), scale * (dS_error + eps * abs(dS))
+    grads = (tdS_error @ abs(x.K) + dS_error @ abs(y.tK), t(tdS_error) @ abs(x.Q) + t(dS_error) @ abs(y.tQ), tdV_error)
+    grads = [reference.sum_to(error + 4 * x.least, like.shape) for error, like in zip(grads, (q, k, v))]
+    results = tO_error.reshape(problem.out_shape), tlse_error.reshape(problem.lse_shape), *grads, *of_score
+    return [2 * error for error in results]
+
+
+def t(x):
+    return x.swapaxes(-2, -1)
+
+
+def rowsum(x):
+    return x.sum(-1, keepdims=True)
 
 
 def finite(x):

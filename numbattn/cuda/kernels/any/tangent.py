@@ -210,7 +210,7 @@ def tangent(
     def kernel(
         mQ, mK, mV, mTQ, mTK, mTV, mO, mTO, mLse, mTLse, mask, scores, tscores, drops, group_size, scale_log2,
         kept_scale,
-    ):
+    ):  # fmt: skip
         batches, heads, seqlen_q = shape(mLse)
         tile, batch, head = place(block_index(), batches * heads, heads)
         number = tiles_of(mask.packing, seqlen_q) - 1 - tile   # the heaviest tiles of a causal mask first

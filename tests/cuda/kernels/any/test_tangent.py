@@ -6,7 +6,7 @@ import pytest
 import numbattn as na
 from numbattn import reference
 from numbattn.cuda.kernels.any.tangent import tangent
-from tests.accuracy import assert_accurate, exact, plain, plain_tangents, random
+from tests.accuracy import assert_accurate, exact, plain, plain_forward_tangents, random
 from tests.tools.device import AMPERE, HOPPER, TURING, on
 from tests.tools.launch import compiled_only, launch, poisoned, simulated_only
 
@@ -19,7 +19,7 @@ NAMES = "to", "tlse"
 def exact_tangents(q, *arrays, **options):
     """to and tlse in float64, or in what is better for float64."""
     if q.dtype == np.float64:
-        return plain_tangents(q, *arrays, work=np.longdouble, **options)
+        return plain_forward_tangents(q, *arrays, work=np.longdouble, **options)
     return reference.attention_jvp(q, *arrays, **options)
 
 
@@ -49,7 +49,7 @@ def check_small(
         *[() if x is None else (x,) for x in tangents], o, to, lse, tlse, case.mask_of("q", tile_m, TILE_N), (),
         (), case.drops, case.group_size, case.scale_log2, case.kept_scale,
     )  # fmt: skip
-    wanted, others = (formula(*arrays, *tangents, **options) for formula in (exact_tangents, plain_tangents))
+    wanted, others = (formula(*arrays, *tangents, **options) for formula in (exact_tangents, plain_forward_tangents))
     for name, got in (("o", o), ("lse", lse)):
         assert_accurate(name, got, case.wanted[name], case.plain[name], got.dtype)
     for name, got, want, other in zip(NAMES, (to, tlse), wanted, others):
@@ -104,7 +104,7 @@ def check(rng, dtype, *, batch=(1,), heads=2, heads_k=1, m=40, n=70, d=24, e=40,
     for number in range(count or 1):
         along = [x if x is None or count is None else x[number] for x in tangents]
         found = (to, tsaved.tlse) if count is None else (to[number], tsaved.tlse[number])
-        wanted, others = (formula(*arrays, *along, **options) for formula in (exact_tangents, plain_tangents))
+        wanted, others = (formula(*arrays, *along, **options) for formula in (exact_tangents, plain_forward_tangents))
         for name, got, want, other in zip(NAMES, found, wanted, others):
             assert_accurate(name, got, want, other, got.dtype)
 
@@ -121,3 +121,35 @@ def test_calls(rng, device, dtype, options):
     """Each table of tiles."""
     with on(device):
         check(rng, dtype, **options)
+
+
+M, N, HEADS = 40, 70, 2
+SCORES = {
+    "softcap": lambda rng: na.Softcap(2.0),
+    "sink": lambda rng: na.Sink(random(rng, HEADS, np.float32)),
+    "bias": lambda rng: na.Bias(random(rng, (HEADS, M, N), np.float32)),
+    "alibi": lambda rng: na.Alibi(random(rng, HEADS, np.float32) / 8),
+    "alibi of queries": lambda rng: na.Alibi(random(rng, (1, HEADS), np.float32) / 8, offset=np.array([[3, -5]])),
+    "relative": lambda rng: na.RelativeBias(random(rng, (HEADS, 31), np.float32)),
+    "function": lambda rng: na.Score(lambda s, b, h, i, j: s + 0.25 * s * s),
+}
+
+
+@pytest.mark.parametrize(("names", "given"), [
+    (["softcap"], "qkv"), (["sink"], "qkv"), (["bias", "softcap"], "q"), (["alibi", "sink"], ""),
+    (["relative", "function", "alibi of queries"], "kv"),
+], ids=lambda x: "-".join(x) if isinstance(x, list) else x)  # fmt: skip
+@pytest.mark.parametrize("device", [
+    pytest.param(TURING, marks=simulated_only, id="CUDA cores"), pytest.param(AMPERE, marks=compiled_only, id="mma"),
+])  # fmt: skip
+def test_scores(rng, device, names, given):
+    """With tangents of their arrays, and without."""
+    shapes = (1, HEADS, M, 24), (1, 1, N, 24), (1, 1, N, 40)
+    arrays, score = [random(rng, shape, np.float32) for shape in shapes], [SCORES[name](rng) for name in names]
+    tangents, options = tangents_of(rng, arrays, given), {"score": score, "mask": na.Window(30, 9)}
+    weights = [x for part in score for x in part._weights]
+    for tscore in ([random(rng, x.shape, x.dtype) for x in weights], [None] * len(weights)):
+        with on(device):
+            _, to, _, tsaved = na.attention_forward_jvp(*arrays, *tangents, tscore=tscore, **options)
+        for got, want in zip((to, tsaved.tlse), reference.attention_jvp(*arrays, *tangents, tscore=tscore, **options)):
+            np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max())
