@@ -148,4 +148,3 @@ class Pass:
     routes: tuple  # the first Route that takes the work is taken
     takes: tuple  # names of arrays; of those that a call may lack no kernel reads anything then
     gives: tuple  # names of results; statistics among them that nobody wants go nowhere
-    with_score: bool = False  # whether it gives the gradients of the score's arrays, too
