@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, cast
 
@@ -187,7 +187,7 @@ class Rows(NamedTuple):
         return Rows(self.do, self.dlse, *[x if x is None else x[first:end] for x in self[2:]])
 
 
-def gradients_of_sink(saved: Any, rows: Rows, sink: Any, tangents: Sequence[Any]) -> Iterator[Any]:
+def gradients_of_sink(saved: Any, rows: Rows, sink: Any, tangents: Sequence[Any]) -> list[Any]:
     """The tangents of -rowsum(P D) in each direction, P that of the sink; tangents: as sinks, or None."""
     do, o, to, tdo = (x if x is None else x.astype(saved.problem.sum_dtype, copy=False)
                       for x in (rows.do, saved.o, rows.to, rows.tdo))  # fmt: skip

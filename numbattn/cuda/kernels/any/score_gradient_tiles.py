@@ -41,7 +41,7 @@ SHORT, TILES_OF_SHORT = 32, {  # where there are no more queries than that, nor 
     (True, 4): {64: (Summed("mma", 32, 32, 64, blocks=6),), 128: (Summed("mma", 32, 32, 64, blocks=3),)},
     (True, 8): {64: (Summed("mma", 32, 32, 64, blocks=4),), 128: (Summed("mma", 32, 16, 64),)},
 }  # fmt: skip
-ALONG_DIRECTIONS = {  # of tangents
+ALONG_DIRECTIONS = {  # of tangents, before those of `backward_tangent` for tdQ: the largest that spill nothing
     (True, 2): {
         64: (Summed("mma", 64, 32, 128),), 128: (Summed("mma", 64, 32, 128), Summed("mma", 64, 16, 128)),
         256: (Summed("mma", 64, 16, 128), Summed("mma", 32, 16, 64), Summed("mma", 16, 8, 32)),
@@ -67,12 +67,12 @@ SUMMED = {  # for sums along rows, of which a warp holds whole ones, and along d
 }
 
 
-def rows(work, sums_matrices, sums_cols=False, **others):
-    """Those for this work, the fastest first. sums_matrices: whether the sums are of matrices alone, tile by tile."""
+def rows(work, of_bias, sums_cols=False, **others):
+    """Those for this work, the fastest first. of_bias: for `bias_gradient`, else for sums by diagonal or by entry."""
     if work.is_along:
-        some = rows_of(ALONG_DIRECTIONS, {}, work)
-        return some or tuple(Summed(*row[:5]) for row in rows_of(TILES_OF_TANGENTS, {}, work))
+        found = (*rows_of(ALONG_DIRECTIONS, {}, work), *rows_of(TILES_OF_TANGENTS, {}, work))
+        return tuple([Summed(*row[:5]) for row in found])
     is_short = max(work.problem.seqlen_q, work.problem.seqlen_k) <= SHORT
-    tables = *[TILES_OF_SHORT] * is_short, *[SUMMED] * (sums_cols or not sums_matrices), TILES
+    tables = *[TILES_OF_SHORT] * is_short, *[SUMMED] * (sums_cols or not of_bias), TILES
     found = tuple(row for table in tables for row in rows_of(table, {}, work))
     return found or tuple(Summed(*row[:5]) for row in rows_of(TILES_Q, UNDER_PRESSURE_Q, work))
