@@ -117,7 +117,7 @@ def test_what_numba_cannot_compile_is_named():
 
 FAULTS = {
     "return differentiate if order else apply": "return apply",
-    "of_element(S[j, i], batch, head, m0 + i, n0 + j, arrays)": "of_element(S[j, i], batch, head, i, j, arrays)",
+    "value_of(S[j, i], batch, head, m0 + i, n0 + j, arrays)": "value_of(S[j, i], batch, head, i, j, arrays)",
     "(data_address(x), *x.shape": "(data_address(x), *x.shape[::-1]",
     "scores/test_parts.py::test_what_was_minus_infinity_has_no_gradient": {
         "derivative and S[j, i] == hidden": "False",
