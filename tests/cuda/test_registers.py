@@ -12,7 +12,7 @@ import pytest
 from numbattn.caches.eight_bits import FLOAT8, INT8
 from numbattn.caches.kv_cache import CacheLayout
 from numbattn.cuda.build import assemble, compile_ptx
-from numbattn.cuda.kernels import BACKWARD, FORWARD
+from numbattn.cuda.kernels import BACKWARD, FORWARD, TANGENT
 from numbattn.cuda.kernels.any.score_gradient import bias_gradient, diagonal_sums, entry_sums, spec_of
 from numbattn.cuda.kernels.hopper.forward_tiles import MANY
 from numbattn.cuda.kernels.hopper.score_gradient import bias_route, diagonals_route
@@ -49,7 +49,7 @@ def small(kernel, dtype, n, d, spills=0, **about):
 
 def spec(kernel, work):
     """That of a pass by its first Route with a kernel of this name, or the first, or of the gradient of a part."""
-    passes = (route.specs for routes in (FORWARD, BACKWARD) for route in routes if route.takes(work))
+    passes = (route.specs for routes in (FORWARD, BACKWARD, TANGENT) for route in routes if route.takes(work))
     after = next((i for i, part in enumerate(work.score) if part.startswith(("bias", "relative"))), 0)
     whole = {"out_dtype": work.problem.dtype.name, "sums_rows": False, "sums_cols": False}
     gradients = (
@@ -184,6 +184,20 @@ BACKWARD_ROWS = [  # both sums in a consumer's registers, wide ones by two, and 
     row("hopper_backward_q", "bfloat16", 128, 128, "intervals", "alibi query, relative query"),
     row("hopper_backward_q", "bfloat16", 256, 256, "packed", **NARROW, **DETERMINISTIC),
 ]
+TANGENT_ROWS = [  # O, S and their tangents; outside the loops over tiles addresses and stages are read back
+    row("hopper_tangent", "bfloat16", 128, 128, along="qkv"),
+    row("hopper_tangent", "float16", 128, 128, "intervals", along="qk"),
+    row("hopper_tangent", "bfloat16", 128, 128, EDGES, along="qkv", spills=64),
+    row("hopper_tangent", "bfloat16", 128, 128, "packed", along="qkv", spills=64),
+    row("hopper_tangent", "bfloat16", 128, 128, ALL, along="qkv", **DROPOUT, spills=64),
+    row("hopper_tangent", "bfloat16", 128, 128, EDGES, "sink, alibi", along="qkv", spills=64),
+    row("hopper_tangent", "float16", 128, 128, EDGES, "relative", along="qkv", spills=64),
+    row("hopper_tangent", "bfloat16", 128, 128, "", "bias float16 16, softcap", along="qkv", **DROPOUT),
+    row("hopper_tangent", "float16", 64, 64, EDGES, along="qkv"),
+    row("hopper_tangent", "bfloat16", 64, 64, ALL, along="kv", **DROPOUT),
+    row("hopper_tangent", "float16", 64, 64, EDGES, "softcap", along="qkv"),
+    row("hopper_tangent", "bfloat16", 64, 64, ALL, "bias float16 16, softcap", along="qkv"),
+]
 GRADIENTS = [
     row("hopper_bias_gradient", "float16", 64, 64, "", "bias float16 16 tma", keys=MANY),
     row("hopper_bias_gradient", "bfloat16", 256, 256, EDGES, "softcap, bias bfloat16 16 tma", keys=MANY),
@@ -228,8 +242,8 @@ SPILLS = [
 
 
 EVERY = [
-    *ANY_GPU, *SMALL, *LSE_ALONE, *FORWARD_MMA, *BACKWARD_MMA, *DECODING, *FORWARD_ROWS, *BACKWARD_ROWS, *GRADIENTS,
-    *SPILLS,
+    *ANY_GPU, *SMALL, *LSE_ALONE, *FORWARD_MMA, *BACKWARD_MMA, *DECODING, *FORWARD_ROWS, *BACKWARD_ROWS,
+    *TANGENT_ROWS, *GRADIENTS, *SPILLS,
 ]  # fmt: skip
 MARKED = [  # each takes 3 s
     pytest.param(*row.values, id=row.id, marks=[pytest.mark.slow] * (number % 16 > 0))
