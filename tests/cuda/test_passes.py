@@ -387,8 +387,8 @@ FAULTS = {
         "cuda/words/numbers.py": {"scale * LOG2_E": "scale"},
     },
     "cuda/words/test_tiers.py": {
-        "lies, misaligned, tier": "lies, misaligned",
-        "score, tier, whole))": "score))",
+        "at, misaligned, tier": "at, misaligned",
+        "score, tier, whole, tscore)": "score)",
         "score, latest.get(), True))": "score))",
     },
 }
