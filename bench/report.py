@@ -31,6 +31,7 @@ from pictures.costs import costs, host
 from pictures.cpu import cpu, decoding_cpu
 from pictures.distributed import ring, ring_model
 from pictures.features import decoding, packed, scores
+from pictures.second import second, second_cpu
 from pictures.small import readme_sentence, small
 from pictures.speed import accuracy, deterministic, floats, mma, readme_table, rooflines, speed
 from PIL import Image
@@ -75,6 +76,7 @@ RUNS = {
     "decoding": Run("decode.py --peers numbattn lengths ragged cudnn flash 'pages of 16' 'pages of 64' 'pages of 256' "
                     "int8 float8"),
     "small": Run("small.py"),
+    "second": Run("second.py"),
     "ring": Run("ring.py --devices 2",
                 "ring.py --devices 2 --engine simulated --seqlen 512 --dtype float32 --heads 2 --heads-k 1 --rounds 1",
                 gpus=2),
@@ -83,6 +85,7 @@ RUNS = {
     "costs": Run("gpu.py --memory --latency --first-call"),
     "host": Run("overhead.py"),
     "cpu": Run("cpu.py", "cpu.py --what speed --seqlens 64 --rounds 1", gpus=0),
+    "second_cpu": Run("second.py --cpu", "second.py --cpu --quick", gpus=0),
     "decoding_cpu": Run("decode_cpu.py --rounds 10",
                         "decode_cpu.py --kinds float32 --head-dims 64 --keys 128 256 --rounds 2", gpus=0),
 }  # fmt: skip
@@ -101,12 +104,14 @@ SECTIONS = [
     Section("Packed sequences", "packed", packed),
     Section("Few queries, many keys", "decoding", decoding),
     Section("Many small attentions", "small", small),
+    Section("Second derivatives", "second", second),
     Section("Several devices", "ring", ring),
     Section("A model of many devices", "ring_model", ring_model),
     Section("float32 and float64", "floats", floats),
     Section("Memory, latency, first calls", "costs", costs),
     Section("Host time", "host", host),
     Section("CPU", "cpu", cpu),
+    Section("Second derivatives on a CPU", "second_cpu", second_cpu),
     Section("Few queries on a CPU", "decoding_cpu", decoding_cpu),
 ]
 

@@ -27,6 +27,9 @@ STYLES = {  # by the name in results: label, colour, marker, hatch of bars
     "rabe-staats": ("Rabe and Staats", "#c0602f", "<", "|||"),
     "linformer": ("Linformer", "#8f9a3c", ">", "**"),
     "linear": ("linear attention", "#d59ac0", "*", "OO"),
+    "numbattn, mma": ("numbattn, kernels for Ampere", "#4a7ab5", "h", "oooo"),
+    "jvp-flash-attention": ("jvp-flash-attention", "#c0602f", "d", "||"),
+    "fa4-jax": ("fa4-jax", "#b5385a", "8", "//"),
 } | dict.fromkeys(("standard", "cupy", "numpy", "NumPy"), ("standard formula", "#b0b0b0", "X", "----"))
 TINTS = "#08306b", "#4a7ab5", "#8fb3d9"  # variants of numbattn
 MARKERS = "osD^vPX*<>"

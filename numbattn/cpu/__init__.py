@@ -5,8 +5,9 @@ shapes, masks and scores, their arguments are of the same types: they are compil
 """
 
 from .backward import backward
+from .backward_tangent import backward_tangent
 from .forward import forward
 from .function import applied
 from .tangent import laplacian, tangent
 
-__all__ = ["applied", "backward", "forward", "laplacian", "tangent"]
+__all__ = ["applied", "backward", "backward_tangent", "forward", "laplacian", "tangent"]

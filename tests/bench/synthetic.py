@@ -222,6 +222,34 @@ def small(sizes=((16, 32), (64, 32), (64, 64)), batches=(1, 1000)):
     }  # fmt: skip
 
 
+def tangents(shapes, dtypes, peers):
+    """Records of all passes; a tangent's rate is 0.7 of its pass's."""
+    rates = {"forward": 1.0, "backward": 0.8, "tangent": 0.7, "backward_tangent": 0.56}
+    return [{"dtype": dtype, "head_dim": d, "causal": causal, "seqlen": n, "batch": batch, "heads": 8, "heads_k": 8,
+             "pass": of, "errors": {}, "failed": {},
+             "tflops": {name: 100 * x * share for name, x in peers.items() if name in OURS or "tangent" in of},
+             "seconds": {name: 1e-3 / x for name, x in peers.items() if name in OURS or "tangent" in of}}
+            for dtype, (batch, n, d), causal, (of, share) in product(dtypes, shapes, (False, True), rates.items())
+            ]  # fmt: skip
+
+
+OURS = "numbattn", "numbattn, mma"
+
+
+def second(shapes=((16, 1024, 64), (4, 4096, 64), (16, 1024, 128), (4, 4096, 128))):
+    """The formula does not fit at the end."""
+    half = {"numbattn": 1.0, "numbattn, mma": 0.6, "jvp-flash-attention": 0.1, "cupy": 0.05}
+    records = tangents(shapes, ["bfloat16"], half) + tangents(shapes, ["float32"], {"numbattn": 0.1, "cupy": 0.02})
+    del records[-1]["tflops"]["cupy"]
+    small = tangents([(4096, 32, 64), (1024, 128, 64)], ["float32", "float64"], {"numbattn": 0.05, "cupy": 0.02})
+    return {"arguments": {}, "speed": records, "small": small}
+
+
+def second_cpu():
+    shapes = (64, 64, 32), (1, 1024, 64)
+    return {"arguments": {}, "cpu": tangents(shapes, ["float32", "float64"], {"numbattn": 1e-3, "cupy": 5e-4})}
+
+
 def decoding_cpu(keys=(128, 512)):
     kinds = {"float32": 1.8, "bfloat16": 6, "float16": 5, "float16 cache": 5.2, "int8 cache": 9}
     return {"options": {}, "records": [
@@ -308,5 +336,5 @@ def documents(contexts=(512, 1024, 2048, 4096)):
 
 
 RUNS = (accuracy, costs, cpu, decoding, decoding_cpu, deterministic, documents, figure2, figure3, floats, host,
-        long_range, mma, packed, ring, ring_model, scores, small, speed, training)
+        long_range, mma, packed, ring, ring_model, scores, second, second_cpu, small, speed, training)
 MADE = {run.__name__: run for run in RUNS}

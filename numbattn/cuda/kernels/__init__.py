@@ -8,7 +8,17 @@ from .. import compiler  # noqa: F401, before anything of numba.cuda
 from ..words.spec import Route, everything
 from ..words.tiers import MMA
 from . import hopper, small
-from .any import backward, combine, decode, delta, forward, score_gradient, tangent
+from .any import (
+    backward,
+    backward_tangent,
+    combine,
+    decode,
+    delta,
+    delta_tangent,
+    forward,
+    score_gradient,
+    tangent,
+)
 from .hopper.score_gradient import bias_route, diagonals_route
 from .mma import backward as mma_backward
 from .mma import forward as mma_forward
@@ -28,7 +38,12 @@ LARGE_BACKWARD = (
 )
 FORWARD, BACKWARD = small.FORWARD + LARGE_FORWARD, small.BACKWARD + LARGE_BACKWARD
 TANGENT = (Route(everything, (tangent.SPEC,)),)
-BACKWARD_TANGENT = ()
+BACKWARD_TANGENT = (
+    Route(
+        everything,
+        (delta.SPEC_BOUNDED, delta_tangent.SPEC, backward_tangent.SPEC_KV, backward_tangent.SPEC_Q),
+    ),
+)
 
 
 def bias_gradients(name, **about):

@@ -54,6 +54,18 @@ class Staged(NamedTuple):
     parts: int = 1
 
 
+class Streamed(NamedTuple):
+    """As Staged, for kernels whose warps that share rows of S have some columns each."""
+
+    unit: str
+    tile_m: int
+    tile_n: int
+    threads: int
+    lanes: int = 0
+    stages: int = 1
+    blocks: int = 1
+
+
 def rounded(name, head_dim):
     """The head_dim that a kernel is compiled for."""
     for size in HEAD_DIMS:

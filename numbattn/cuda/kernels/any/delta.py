@@ -62,7 +62,8 @@ def delta(*, dtype, out_dtypes, head_dim_v, dlse, nbytes, bounded, mask=(), sink
     TILE_M, ROWS_OF = TILES.tile_m, Alignment(nbytes)
     TILE = simt(TILES.tile_m, head_dim_v, THREADS, LANES, vector(dtype))
     ROWS, INFINITE, LOG2E = TILE.row_vector(), ACC(np.inf), ACC(LOG2_E)
-    LOWEST, FAR, MARGIN = ACC(np.finfo(ACC).min), ACC(2.0**23), ACC(2.0**-20)
+    digits = np.finfo(ACC).nmant
+    LOWEST, FAR, MARGIN = ACC(np.finfo(ACC).min), ACC(2.0**digits), ACC(2.0 ** (3 - digits))
     TILES_A_SLOT, segment_of = PADDED // TILE_M, slot_step(mask, "q", PADDED)
     HAS_SINK, BOUNDED = sink, bounded
 

@@ -39,8 +39,8 @@ def sink_steps(score, ACC):
 
 
 def sink_tangent_step(tscore, ACC):
-    """The device function (tlse, m, total, scores, tscores, batch, head): tlse with the tangent of the sink's logit, if
-    it has one: times its probability. m and total: with the sink, see `sink_steps`."""
+    """The device function of a row's end (tlse, m, total, scores, tscores, batch, head) -> tlse with what the tangent
+    of the sink's logit adds: P of the sink times that. m, total: with the sink; tscore, tscores: see `tangent`."""
     LOG2E = ACC(LOG2_E)
 
     @device
@@ -50,6 +50,6 @@ def sink_tangent_step(tscore, ACC):
     @device
     def with_tangent(tlse, m, total, scores, tscores, batch, head):
         logit, tangent = scores.logits[0][batch, head], tscores.logits[0][batch, head]
-        return tlse + exp2((logit - m) * LOG2E) * reciprocal(total) * tangent
+        return tlse + where(total > 0, exp2((logit - m) * LOG2E) * reciprocal(total) * tangent, 0)
 
     return with_tangent if SinkKind.name in tscore else without

@@ -1,8 +1,8 @@
-"""Tangents of scores: what parts do to S and to its tangent tS, and how gradients and their tangents go back through them.
+"""Tangents of scores: what parts do to S and its tangent tS, and how gradients and their tangents go back through them.
 
-A part S -> f(S, A) with an array A makes f' tS + (df / dA) tA of tS. Those that only add are linear in A, too: what they
-do to S they do to tS, with tA in the place of A. Others have no tangents of arrays. F is the product of all f', tF its
-tangent: that of f' is f'' tS.
+A part S -> f(S, A) with an array A makes f' tS + (df / dA) tA of tS. Those that only add are linear in A, too: what
+they do to S they do to tS, with tA in the place of A. Others have no tangents of arrays. F is the product of all f', tF
+its tangent: that of f' is f'' tS.
 """
 
 from functools import reduce

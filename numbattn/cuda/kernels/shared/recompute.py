@@ -5,6 +5,7 @@ is masked may be NaN.
 """
 
 from ...tile import capped, device, exp2, where
+from .softmax import LN_2
 from .visibility import element_test
 
 
@@ -41,3 +42,35 @@ def mask_step_with_dp(mask, layout, transposed=False):
         return where(visible, P, 0), where(visible, F, 0), where(visible, dP, 0)
 
     return masked
+
+
+@device
+def recompute_tangents(S, tS, lse, tlse, scale_log2):
+    """P and its tangent. tlse is in base e."""
+    P = recompute(S, lse, scale_log2)
+    return P, P * (tS * (scale_log2 * LN_2) - tlse)             # tP = P (tS - tlse)
+
+
+def mask_tangent_step(mask, layout, transposed=False):
+    """As `mask_step`, for P and its tangent."""
+    sees = element_test(mask, layout, transposed)
+
+    @device
+    def masked(P, tP, mask, band, batch, head, m0, n0):
+        visible = sees(mask, band, batch, head, m0, n0)
+        return where(visible, P, 0), where(visible, tP, 0)
+
+    return masked
+
+
+@device
+def clear_tangents(P, dP, tdP, F, tF):
+    """dP, F and their tangents, 0 where P is: what is masked may be NaN."""
+    hidden = P == 0
+    return where(hidden, 0, dP), where(hidden, 0, tdP), where(hidden, 0, F), where(hidden, 0, tF)
+
+
+@device
+def tangents_of_ds(P, tP, dP, tdP):
+    """dS and its tangent; dP and tdP less D and tD."""
+    return P * dP, tP * dP + P * tdP

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import numbattn as na
-from numbattn.cuda.kernels.scores import CLASSES, is_natural, tangent_steps
+from numbattn.cuda.kernels.scores import CLASSES, is_natural, sink_tangent_step, tangent_steps
 from numbattn.cuda.kernels.scores.score import Scores
 from numbattn.cuda.tile import load, mma, save
 from numbattn.cuda.views import contiguous
@@ -100,8 +100,10 @@ CASES = [("softcap",), ("sink", "alibi"), ("bias", "softcap", "alibi"), ("relati
 ])  # fmt: skip
 def test_a_tile(rng, names, after, constant, transposed):
     parts = [PARTS[name](rng) for name in names]
-    tparts = [replace(part, **{part._name: random(rng, *part._array.shape)})
-              if isinstance(part, ArrayPart) and name != constant else None for name, part in zip(names, parts)]  # fmt: skip
+    tparts = [
+        replace(part, **{part._name: random(rng, *part._array.shape)})
+        if isinstance(part, ArrayPart) and name != constant else None for name, part in zip(names, parts)
+    ]  # fmt: skip
     given = random(rng, 4, 2, HEADS, M, N)
     problem, _ = describe(given[0, ..., :1], *[given[0, ..., :N, :1]] * 2)
     (score, scores), (tangents, tscores) = lowered(parts, problem), lowered(tparts, problem)
@@ -120,8 +122,49 @@ def test_a_tile(rng, names, after, constant, transposed):
         x = x[ONE][M0 : M0 + 16, N0 : N0 + 16]
         return x.T[:, :8] if transposed else x[:, :8]
 
-    found = tuple(poisoned((16, 8)) for _ in range(4))
-    launch(kernel, (1, 1, 1), 32, 0, tuple(np.ascontiguousarray(tile(x)) for x in given), found, scores, tscores, m0, n0)
+    inputs, found = tuple(map(np.ascontiguousarray, map(tile, given))), tuple(poisoned((16, 8)) for _ in range(4))
+    launch(kernel, (1, 1, 1), 32, 0, inputs, found, scores, tscores, m0, n0)
     factors = (1 if is_natural(score) else SCALE,) * 2 + (1, 1)
     for x, want, factor in zip(found, formulas(parts, tparts, after, *given.astype(float)), factors):
         np.testing.assert_allclose(x * factor, tile(want), rtol=1e-4, atol=1e-5)
+
+
+def test_the_tangent_of_a_sink(rng):
+    """Where rows see nothing it adds nothing."""
+    step, ROWS = sink_tangent_step(("", "sink"), np.float32), TILE.row_vector()
+    logits, tangents = random(rng, 2, 1, HEADS)
+    m, total, tlse = random(rng, 3, 16)
+    total = np.where(np.arange(16) == 3, 0, 1 + total**2)
+
+    def kernel(tlse, m, total, scores, tscores, out):
+        tlse, m, total = load(tlse, ROWS, 0), load(m, ROWS, 0), load(total, ROWS, 0)
+        save(out, step(tlse, m, total, scores, tscores, 0, 1), 0)
+
+    scores, tscores = (Scores(np.float32(1), np.float32(1), (), (x,)) for x in (logits, tangents))
+    out = poisoned(16)
+    launch(kernel, (1, 1, 1), 32, 0, tlse, m, total, scores, tscores, out)
+    P = np.where(total > 0, np.exp(logits[0, 1] - m) / np.where(total > 0, total, 1), 0)
+    np.testing.assert_allclose(out, tlse + P * tangents[0, 1], rtol=1e-5)
+    assert sink_tangent_step(("", ""), np.float32)(tlse, m, total, scores, (), 0, 1) is tlse
+
+
+FAULTS = {
+    "tS * natural(ONE, scores), FF": "tS, FF",
+    "tS = tS * natural(ONE, scores)": "pass",
+    "tF * slope + F * tslope": "tF * slope + tslope",
+    "return dS * F, tdS * F + dS * tF": "return dS * F, tdS * F",
+    "given += [tangent] * bool(tangent)": "given += [tangent]",
+    "is_counted = len(before) > after": "is_counted = len(before) >= after",
+    "add_tangent(tS, tS, found, tscores,": "add_tangent(tS, tS, found, scores,",
+    "(slope, tS * bend)": "(slope, bend)",
+    "cuda/kernels/scores/softcap.py": {
+        "(2 * r - 1) * (2 * inverse)": "(1 - 2 * r) * (2 * inverse)",
+    },
+    "cuda/kernels/scores/function.py": {
+        "where((S != HIDDEN) & (value != HIDDEN), bend, 0)": "bend",
+    },
+    "cuda/kernels/scores/sink.py": {
+        "where(total > 0, exp2((logit - m) * LOG2E) * reciprocal(total) * tangent, 0)":
+            "exp2((logit - m) * LOG2E) * tangent",
+    },
+}

@@ -1,0 +1,155 @@
+"""Tangents of attention and of its gradients, on a GPU and on a CPU."""
+
+from itertools import product
+
+from .basics import (
+    OURS,
+    TINTS,
+    bars,
+    finish,
+    geometric_mean,
+    label_of,
+    lines,
+    panels,
+    powers_of_two,
+    select,
+    sorted_names,
+    span,
+    table,
+    values,
+)
+
+CALLED = {"tangent": "tangent of forward", "backward_tangent": "tangents of gradients"}
+BASE = {"tangent": "forward", "backward_tangent": "backward"}
+MMA = "numbattn, mma"
+FORMULAS = "cupy", "numpy"
+
+
+def second(results):
+    """TFLOP/s of both tangents by seqlen, those of forward or backward as a limit."""
+    records = results["speed"]
+    full = [record for record in records if not record["causal"]] or records
+    columns = list(dict.fromkeys((record["dtype"], record["head_dim"]) for record in full))
+    seqlens = values(full, "seqlen")
+    figure, axes = panels(len(CALLED), len(columns), 1.8, sharex=True)
+    for (of, (dtype, head_dim)), axis in zip(product(CALLED, columns), axes.flat):
+        by_seqlen = {record["seqlen"]: record for record in select(full, dtype=dtype, head_dim=head_dim)
+                     if record["pass"] == of}  # fmt: skip
+        names = {name for record in by_seqlen.values() for name in record["tflops"]}
+        lines(axis, seqlens, {name: [rate_of(by_seqlen.get(n), name) for n in seqlens] for name in names})
+        base = {record["seqlen"]: record for record in select(full, dtype=dtype, head_dim=head_dim)
+                if record["pass"] == BASE[of]}  # fmt: skip
+        axis.plot(seqlens, [rate_of(base.get(n), OURS) or float("nan") for n in seqlens], color=TINTS[1], linewidth=1,
+                  linestyle="--", label="numbattn, the pass itself")  # fmt: skip
+        axis.set_title(f"{dtype}, {head_dim}\n{CALLED[of]}")
+        axis.set_ylim(bottom=0)
+        powers_of_two(axis, seqlens)
+        if axis in axes[-1]:
+            axis.set_xlabel("seqlen")
+    figure.supylabel("TFLOP/s", fontsize=8)
+    ratios = {of: ratios_of(records, of, OURS) for of in CALLED}
+    told = [f"{geometric_mean(found):.2f} of {BASE[of]}'s" for of, found in ratios.items() if found]
+    title = f"Second derivatives, tangents in products per second: {', '.join(told)}"
+    said = " ".join([COUNTED, _of_ratios(records), _of_others(records), *_of_small(results.get("small", []))])
+    return finish(figure, title), f"{said}\n\n{table(_rows([*records, *results.get('small', [])]))}"
+
+
+def rate_of(record, name):
+    return record["tflops"].get(name) if record else None
+
+
+def ratios_of(records, of, name):
+    """The rate of a tangent over that of the pass, in each case where both have run."""
+    base = {_case(record): record["tflops"].get(name) for record in records if record["pass"] == BASE[of]}
+    return [rate / base[_case(record)] for record in records
+            if record["pass"] == of and (rate := record["tflops"].get(name)) and base.get(_case(record))]  # fmt: skip
+
+
+def _case(record):
+    return tuple(record[key] for key in ("dtype", "head_dim", "causal", "seqlen", "batch", "heads"))
+
+
+COUNTED = ("Products of matrices that are counted: 2 in the forward pass, 5 in the backward pass, 6 in the tangent of "
+           "forward, 10 in the tangents of gradients; half of them in causal attention.")
+
+
+def _of_ratios(records):
+    """How fast tangents are next to the passes themselves, by dtype and tier."""
+    told = []
+    for dtype in dict.fromkeys(record["dtype"] for record in records):
+        for name in (OURS, MMA):
+            chosen = select(records, dtype=dtype)
+            found = [f"{CALLED[of]} {_mean(ratios)} of {BASE[of]}"
+                     for of in CALLED if (ratios := ratios_of(chosen, of, name))]  # fmt: skip
+            if found:
+                told.append(f"{dtype}{', kernels for Ampere' * (name == MMA)}: {', '.join(found)}")
+    return f"Products per second, geometric means and ranges: {'; '.join(told)}."
+
+
+def _of_others(records):
+    """How fast numbattn is next to each other peer, and where the formula did not run."""
+    told = []
+    for name in sorted_names(name for record in records for name in record["tflops"] if name not in (OURS, MMA)):
+        for of in CALLED:
+            found = [record["tflops"][OURS] / record["tflops"][name] for record in records
+                     if record["pass"] == of and {OURS, name} <= record["tflops"].keys()]  # fmt: skip
+            if found:
+                told.append(f"the {CALLED[of]} {_mean(found)} times as fast as {_who(name)}")
+    ran = [record for record in records if record["pass"] in CALLED]
+    missing = sum(OURS in record["tflops"] and not {*FORMULAS} & record["tflops"].keys() for record in ran)
+    left = f" In {missing} of {len(ran)} cells the formula, whose memory is quadratic, did not run." if missing else ""
+    return f"numbattn computes {'; '.join(told)}.{left}" if told else left.strip()
+
+
+def _mean(ratios):
+    return f"{geometric_mean(ratios):.2f} ({span(ratios)})"
+
+
+def _who(name):
+    return "the standard formula" if name in FORMULAS else label_of(name)
+
+
+def _of_small(records):
+    """A sentence on many small problems, if there are records."""
+    told = [f"{dtype}, {CALLED[of]}, {_mean(found)}"
+            for dtype, of in product(dict.fromkeys(record["dtype"] for record in records), CALLED)
+            if (found := [record["seconds"]["cupy"] / record["seconds"][OURS]
+                          for record in select(records, dtype=dtype)
+                          if record["pass"] == of and {OURS, "cupy"} <= record["seconds"].keys()])]  # fmt: skip
+    if told:
+        sizes = values(records, "seqlen")
+        yield (f"Thousands of small problems at a time, {sizes[0]} to {sizes[-1]} tokens, speed over the formula's: "
+               f"{'; '.join(told)}.")  # fmt: skip
+
+
+def _rows(records):
+    """A row for each case; a cell has the rates of all peers in a pass."""
+    names = sorted_names(name for record in records for name in record["tflops"])
+    head = f"TFLOP/s: {' / '.join(map(label_of, names))}"
+    rows = {}
+    for record in records:
+        case = "{dtype}, {batch} x {heads} x {seqlen}, {head_dim}".format(**record) + ", causal" * record["causal"]
+        row = rows.setdefault(case, {head: case, **dict.fromkeys([*BASE.values(), *CALLED.values()])})
+        rates = [f"{record['tflops'][name]:.3g}" if name in record["tflops"] else "-" for name in names]
+        row[CALLED.get(record["pass"], record["pass"])] = " / ".join(rates)
+    return [*rows.values()]
+
+
+def second_cpu(results):
+    """GFLOP/s of both tangents on a CPU."""
+    records = results["cpu"]
+    for record in records:
+        record["tflops"] = {("numpy" if name == "cupy" else name): rate for name, rate in record["tflops"].items()}
+    dtypes = list(dict.fromkeys(record["dtype"] for record in records))
+    figure, axes = panels(1, len(CALLED) * len(dtypes), 2)
+    for (of, dtype), axis in zip(product(CALLED, dtypes), axes[0]):
+        chosen = [record for record in select(records, dtype=dtype) if record["pass"] == of]
+        bars(axis, [f"{record['batch']} x {record['seqlen']}" + "\ncausal" * record["causal"] for record in chosen],
+             {name: [1e3 * record["tflops"][name] for record in chosen] for name in (OURS, "numpy")})
+        axis.tick_params(axis="x", labelsize=5, rotation=90)
+        axis.set_title(f"{dtype}, {CALLED[of]}")
+    axes[0, 0].set_ylabel("GFLOP/s")
+    over = [record["tflops"][OURS] / record["tflops"]["numpy"] for record in records if record["pass"] in CALLED]
+    title = f"Second derivatives on a CPU: {geometric_mean(over):.1f} times as fast as the formula in NumPy"
+    text = f"8 heads. {COUNTED} {_of_ratios(records)} {_of_others(records)}"
+    return finish(figure, title), f"{text}\n\n{table(_rows(records))}"

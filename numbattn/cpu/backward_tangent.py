@@ -1,0 +1,351 @@
+"""The tangent of the gradients on the CPU: Algorithm 4 along several directions, P and dP of each tile once for all.
+
+The equations are those of `attention_backward_jvp`; blocks, and the order of all sums, are those of `backward`.
+"""
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..gradients import Gradients, sum_to
+from ..tangents import parts_of
+from ..values import put
+from .arguments import directions, mask_of, memory_of, numbers_of, readable
+from .backward import TILE_M, TILE_N, Given, load_queries, operands_of, plan_of, queries_of, recompute
+from .compile import Kernel
+from .forward import EXPONENTIAL
+from .launch import launch
+from .product import product, product_tn, row_dots
+from .record import Later, Record, data_address
+from .score import nonlinear_in, steps_of
+from .score_gradients import Sums, merged, shapes_of
+from .score_tangents import differentiate_score, numbered_tile, pull_back_tangents, tangents_of_steps
+from .softmax import multiply
+from .subnormals import flush_subnormals, restore
+from .tangent import AT_ONCE, differentiate_products
+from .tile import EMPTY, clear, draw, inline, inline_view, is_set, matrix, tile, tile_state
+from .transposition import transpose
+
+
+class Rows(NamedTuple):
+    """What a call is given of results, each but do and dlse with an axis of directions in front."""
+
+    do: Any
+    dlse: Any  # or None, for zero
+    to: Any
+    tlse: Any
+    tdo: Any  # or None
+    tdlse: Any  # or None
+
+    def some(self, first, end):
+        """Those of some directions."""
+        return Rows(self.do, self.dlse, *[x if x is None else x[first:end] for x in self[2:]])
+
+
+def backward_tangent(saved, do, dlse, tangents, to, tlse, tdo=None, tdlse=None, deterministic=True):
+    """The tangents of the Gradients, each with an axis of directions in front, bitwise reproducible."""
+    rows, found = Rows(do, dlse, to, tlse, tdo, tdlse), []
+    for first in range(0, max(tangents.count, 1), AT_ONCE):
+        end = first + AT_ONCE
+        found.append(along(saved, rows.some(first, end), tangents.some(first, end)))
+    grads = [x[0] if len(x) == 1 or x[0] is None else np.concatenate(x) for x in zip(*found)]
+    return Gradients(*grads[:3], tuple(grads[3:]))
+
+
+def along(saved, rows, tangents):
+    """The tangents of dq, dk, dv and of the gradients of the score's arrays, None where these are not wanted."""
+    problem, inputs, count = saved.problem, saved.inputs, tangents.count
+    given = (
+        operands_of(saved, rows.do, rows.dlse), operands_of_tangents(problem, tangents, rows),
+        mask_of(problem, inputs.mask), steps_of(problem, inputs.score, inputs.origin, order=2),
+        tangents_of_steps(problem, inputs, tangents), numbers_of(inputs.dropout, inputs.origin, inputs.scale),
+    )  # fmt: skip
+    scratch, memory = scratch_of(problem, count, nonlinear_in(inputs.score))
+    plan = plan_of(problem, inputs.mask, shapes_of(inputs.score), (count,))
+    depth = problem.head_dim + problem.head_dim_v
+    work = plan.pairs * (depth + EXPONENTIAL + count * (6 * problem.head_dim + 4 * problem.head_dim_v))
+    tdq, tdk, tdv = [plan.new(shape, problem.sum_dtype) for shape in plan.shapes]
+    sums = [[np.zeros(*layout) for layout in plan.sums] for _ in range(count)]
+    addresses = np.array([[*map(data_address, own)] for own in sums], np.int64)
+    results = plan.results.filled(addresses, tdq, tdk, tdv, held=sums)
+    launch(backward_tangent_kernel.given(scratch, *given, results), plan.blocks, work, memory)
+    tdq = tdq[:, 0] if tdq.shape[1] == 1 else tdq.sum(axis=1)
+    of = (tdq, inputs.q), (tdk, inputs.k), (tdv, inputs.v)
+    grads = [joined([sum_to(x, like.shape) for x in each], like.shape, problem.result_dtype) for each, like in of]
+    return *grads, *gradients_of_score(saved, rows, tangents, [[*map(merged, own, plan.firsts)] for own in sums])
+
+
+def gradients_of_score(saved, rows, tangents, summed):
+    """The tangent of the gradient of each array in the score. summed: of each direction what kernels have summed up."""
+    problem, step = saved.problem, 0
+    for number, part in enumerate(saved.inputs.score):
+        if not part._wants_gradient:
+            yield from [None] * len(part._weights)
+            continue
+        (array,) = part._weights
+        if part._has_step:
+            found = [own[step].reshape(array.shape) if own[step].size else 0 for own in summed]     # 0: of no score
+            step += 1
+        else:
+            own = [parts_of(saved.inputs, tangents, t)[number] for t in range(tangents.count)]
+            found = gradients_of_sink(saved, rows, part, own)
+        yield joined(found, array.shape, problem.sum_dtype if problem.wide else array.dtype)
+
+
+def gradients_of_sink(saved, rows, sink, tangents):
+    """The tangents of -rowsum(P D) in each direction, P that of the sink; tangents: as sinks, or None."""
+    do, o, to, tdo = (x if x is None else x.astype(saved.problem.sum_dtype, copy=False)
+                      for x in (rows.do, saved.o, rows.to, rows.tdo))  # fmt: skip
+    D = dots(do, o) - (0 if rows.dlse is None else rows.dlse)
+    for t, tangent in enumerate(tangents):
+        tD = dots(do, to[t]) - (0 if rows.tdlse is None else rows.tdlse[t])
+        tD += 0 if tdo is None else dots(tdo[t], o)
+        logits = 0 if tangent is None else tangent._logits(saved.lse)
+        yield sink._gradient(None, saved.lse, (logits - rows.tlse[t]) * D + tD)
+
+
+def dots(x, y):
+    return np.einsum("...mc,...mc->...m", x, y)
+
+
+def joined(found, shape, dtype):
+    """Arrays of this shape as one with an axis in front."""
+    found = [*found]
+    out = np.empty((len(found), *shape), dtype)
+    for number, x in enumerate(found):
+        put(out[number], x)
+    return out
+
+
+def operands_of_tangents(problem, tangents, rows):
+    """The Record of tangents: of q, k, v, o and do, of lse and dlse."""
+    arrays = [x if x is None else readable(x, problem.sum_dtype) for x in (*tangents[:3], rows.to, rows.tdo)]
+    statistics = [np.ascontiguousarray(x) for x in (rows.tlse, rows.tdlse) if x is not None]
+    layouts = [x if x is None else (x.shape, x.strides) for x in arrays]
+    found = [x for x in arrays if x is not None]
+    return _operands(problem, tangents.count, len(statistics), *layouts).filled(*found, *statistics)
+
+
+@lru_cache(maxsize=64)
+def _operands(problem, count, statistics, *layouts):
+    """The Record of calls on arrays of these shapes and strides, or None, with tlse alone or with tdlse, too."""
+    rows = Later((count, *problem.matrices, problem.seqlen_q), problem.sum_dtype)
+    tdlse = rows if statistics == 2 else np.zeros((0, 0, 0, 0), problem.sum_dtype)
+    return Record(*[directions(problem, count, layout) for layout in layouts], rows, tdlse)
+
+
+class Scratch(NamedTuple):
+    """Memory of one thread, for one tile at a time. Names are those of the tiles in the kernels."""
+
+    S: Any  # then P
+    dP: Any  # then dP - D
+    dS: Any
+    tS: Any  # then tP
+    tdP: Any  # then tdS
+    slopes: Any  # derivatives of scores
+    bends: Any  # tangents of their slopes
+    QT: Any
+    dOT: Any
+    tQT: Any  # of all directions
+    tdOT: Any
+    vectors: Any  # one number a query: lse, D, and tlse, tD of each direction
+    more: Any  # one number a query
+    Z: Any  # uint8
+    words: Any  # uint64
+
+
+@lru_cache(maxsize=64)
+def scratch_of(problem, count, nonlinear):
+    """The Record of a Scratch for so many directions, and a function that allocates its memory."""
+    rows, keys = min(TILE_M, problem.seqlen_q), min(TILE_N, problem.seqlen_k)
+    elements, dropped = rows * keys, rows * keys if problem.dropout else 0
+    of_q, of_do = rows * problem.head_dim, rows * problem.head_dim_v
+    sizes = (*[elements] * 5, 2 * elements * nonlinear, elements * nonlinear, of_q, of_do, count * of_q, count * of_do,
+             2 * (1 + count) * rows, rows)  # fmt: skip
+    dtypes = *[problem.sum_dtype] * len(sizes), np.dtype(np.uint8), np.dtype(np.uint64)
+    return memory_of(Scratch, (*sizes, dropped, 2 * (rows + 16) if dropped else 0), dtypes)
+
+
+# ------------------------------------------------------------------------------------------------------------- kernel
+class Tangents(NamedTuple):
+    """What a call computes with along its directions. Of direction t and element b of the batch matrices have number
+    t * batches + b; those of zero have no rows."""
+
+    q: Any
+    k: Any
+    v: Any
+    o: Any
+    do: Any
+    lse: Any
+    dlse: Any  # or nothing
+    steps: Any
+    count: Any
+    batches: Any
+
+
+@Kernel
+def backward_tangent_kernel(
+    first_block, end_block, stop, scratch, q, k, v, do, o, lse, dlse, tq, tk, tv, to, tdo, tlse, tdlse, mask, steps,
+    tsteps, drops, scale, kept_scale, tiles, tile_starts, pairs, starts, chunks, sums, tdq, tdk, tdv,
+):  # fmt: skip
+    """Blocks [first_block, end_block); a block is every chunks-th tile of keys of some (batch, key head) pairs."""
+    before, heads_k = flush_subnormals(), tdk.shape[2]
+    given = Given(q, k, v, do, o, lse, dlse, mask, steps, drops, scale, kept_scale)
+    tangents = Tangents(tq, tk, tv, to, tdo, tlse, tdlse, tsteps, tdk.shape[0], tdk.shape[1])
+    for block in range(first_block, end_block):
+        chunk, share = block % chunks, block // chunks
+        for number in range(starts[share], starts[share + 1]):
+            batch, head_k = pairs[number] // heads_k, pairs[number] % heads_k
+            add_gradients(batch, head_k, chunk, stop, scratch, given, tangents, tiles, tile_starts, chunks, sums, tdq,
+                          tdk, tdv)  # fmt: skip
+    restore(before)
+
+
+@inline
+def add_gradients(batch, head_k, chunk, stop, scratch, given, tangents, tiles, starts, chunks, sums, tdq, tdk, tdv):
+    """Add the tangents of the gradients of every chunks-th tile of keys of a (batch, key head), as in `backward`."""
+    count, _, _, heads, _, _ = tdq.shape
+    group_size = heads // tdk.shape[2]
+    if chunks == 1:
+        for t in range(count):
+            clear(tdk[t, batch, head_k])
+            clear(tdv[t, batch, head_k])
+    for head in range(head_k * group_size, (head_k + 1) * group_size):
+        number = batch * heads + head
+        if chunks == 1:
+            for t in range(count):
+                clear(tdq[t, 0, batch, head])
+        for row in range(starts[number], starts[number + 1]):
+            at = queries_of(scratch, given, tiles[row])
+            part = (chunk - at.segment // TILE_N) % chunks
+            n_block = (at.first - at.segment) // TILE_N
+            n_first = at.segment + (n_block + (part - n_block) % chunks) * TILE_N
+            if max(n_first, at.first) >= at.end:
+                continue
+            load_queries(at, given)
+            load_tangents(at, given, tangents, scratch)
+            for n_tile in range(n_first, at.end, chunks * TILE_N):
+                if is_set(stop):
+                    return
+                n0, n_end = max(n_tile, at.first), min(n_tile + TILE_N, at.end)
+                state = tile_state(given.mask, at.intervals, batch, head, at.m0, at.m_end, n0, n_end)
+                if state != EMPTY:
+                    add_tile(n0, n_end, state, head_k, chunk, part, at, scratch, given, tangents, sums, tdq, tdk, tdv)
+
+
+@inline_view
+def statistics(scratch, t, at):
+    """tlse and tD of a direction, in two rows."""
+    size = at.D.size
+    return tile(scratch.vectors[2 * (1 + t) * size : 2 * (2 + t) * size], 2, size)
+
+
+@inline
+def load_tangents(at, given, tangents, scratch):
+    """tQ and tdO, transposed, tlse and tD of each direction; 0 for a query that sees nothing."""
+    head, dtype, zero = at.head, given.lse.dtype, given.lse.dtype.type(0)
+    dO = matrix(given.do, at.batch, head, dtype)[at.m0 : at.m_end]
+    O = matrix(given.o, at.batch, head, dtype)[at.m0 : at.m_end]
+    more = tile(scratch.more, 1, at.D.size)[0]
+    for t in range(tangents.count):
+        batch, of_row = t * tangents.batches + at.batch, statistics(scratch, t, at)
+        tlse, tD = of_row[0], of_row[1]
+        row_dots(tD, dO, matrix(tangents.o, batch, head, dtype)[at.m0 : at.m_end])      # tD = rowsum(dO tO + tdO O)
+        if tangents.q.rows:
+            tQ = matrix(tangents.q, batch, head, dtype)[at.m0 : at.m_end]
+            transpose(numbered_tile(scratch.tQT, t, at.QT), tQ, dtype.type(given.scale), False)
+        if tangents.do.rows:
+            tdO = matrix(tangents.do, batch, head, dtype)[at.m0 : at.m_end]
+            transpose(numbered_tile(scratch.tdOT, t, at.dOT), tdO, dtype.type(given.kept_scale), False)
+            row_dots(more, tdO, O)
+            for i in range(tD.size):
+                tD[i] += more[i]
+        if tangents.dlse.size:
+            tdlse = tangents.dlse[t, at.batch, head, at.m0 : at.m_end]
+            for i in range(tD.size):
+                tD[i] -= tdlse[i]
+        of_call = tangents.lse[t, at.batch, head, at.m0 : at.m_end]
+        for i in range(tD.size):
+            seen = at.lse[i] != dtype.type(np.inf)
+            tD[i] = tD[i] if seen else zero
+            tlse[i] = of_call[i] if seen else zero
+
+
+@inline
+def add_tile(n0, n_end, state, head_k, chunk, part, at, scratch, given, tangents, sums, tdq, tdk, tdv):
+    """Add what the tile of keys [n0, n_end) adds along all directions."""
+    batch, head, dtype = at.batch, at.head, given.lse.dtype
+    kept_scale, has_drops = dtype.type(given.kept_scale), given.drops.threshold > 0
+    P, dP = tile(scratch.S, n_end - n0, at.m_end - at.m0), tile(scratch.dP, n_end - n0, at.m_end - at.m0)
+    Z = tile(scratch.Z, n_end - n0, at.m_end - at.m0)
+    K, V = matrix(given.k, batch, head, dtype)[n0:n_end], matrix(given.v, batch, head, dtype)[n0:n_end]
+    recompute(P, state, K, scratch, given, at, n0)
+    product(dP, V, at.dOT, dtype.type(1), False)                            # dP = Z (dO V^T), then dP - D
+    if has_drops:
+        draw(Z, scratch.words, given.drops, batch, head, at.m0, n0)
+        multiply(dP, Z)
+    subtract(dP, at.D)
+    for t in range(tangents.count):
+        dQ, dK = tdq[t, part, batch, head, at.m0 : at.m_end], tdk[t, batch, head_k, n0:n_end]
+        own = Sums(sums.numbers, sums.addresses[t], sums.places)
+        add_direction(t, P, dP, Z, K, V, n0, chunk, at, scratch, given, tangents, own, dQ, dK,
+                      tdv[t, batch, head_k, n0:n_end])  # fmt: skip
+    if tangents.do.rows:
+        if has_drops:
+            multiply(P, Z)
+        for t in range(tangents.count):                                     # tdV = tdV + (Z P)^T tdO
+            tdO = matrix(tangents.do, t * tangents.batches + batch, head, dtype)[at.m0 : at.m_end]
+            product(tdv[t, batch, head_k, n0:n_end], P, tdO, kept_scale, True)
+
+
+@inline
+def add_direction(t, P, dP, Z, K, V, n0, chunk, at, scratch, given, tangents, sums, tdQ, tdK, tdV):
+    """Add what a tile of keys adds along a direction, but for (Z P)^T tdO. dP: dP - D."""
+    batch, head, dtype, n_end = t * tangents.batches + at.batch, at.head, P.dtype, n0 + P.shape[0]
+    scale, kept_scale = dtype.type(given.scale), dtype.type(given.kept_scale)
+    tQT, tdOT = numbered_tile(scratch.tQT, t, at.QT), numbered_tile(scratch.tdOT, t, at.dOT)
+    of_row = statistics(scratch, t, at)
+    dS, tS, tdP = numbered_tile(scratch.dS, 0, P), numbered_tile(scratch.tS, 0, P), numbered_tile(scratch.tdP, 0, P)
+    Q = matrix(given.q, at.batch, head, dtype)[at.m0 : at.m_end]
+    dO = matrix(given.do, at.batch, head, dtype)[at.m0 : at.m_end]
+    tK = matrix(tangents.k, batch, head, dtype)[n0:n_end] if tangents.k.rows else K[:0]
+    tV = matrix(tangents.v, batch, head, dtype)[n0:n_end] if tangents.v.rows else V[:0]
+    differentiate_products(tS, K, tK, at.QT, tQT, tangents.q.rows > 0)      # tS = scale (tQ K^T + Q tK^T)
+    differentiate_score(tS, tS[:0], given.steps, tangents.steps, t, scratch.slopes, scratch.bends, at.batch, head,
+                        at.m0, n0, at.offset)  # fmt: skip
+    differentiate_products(tdP, V, tV, at.dOT, tdOT, tangents.do.rows > 0)  # tdP = Z (dO tV^T + tdO V^T)
+    if given.drops.threshold > 0:
+        multiply(tdP, Z)
+    differentiate(P, dP, tS, tdP, dS, of_row[0], of_row[1])
+    if given.drops.threshold > 0:
+        multiply(tS, Z)
+    product(tdV, tS, dO, kept_scale, True)                                  # tdV = tdV + (Z tP)^T dO
+    pull_back_tangents(dS, tdP, given.steps, scratch.slopes, scratch.bends, sums, at.batch, head, chunk, at.m0, n0,
+                       at.offset)  # fmt: skip
+    product(tdK, tdP, Q, scale, True)                                       # tdK = tdK + scale (tdS^T Q + dS^T tQ)
+    if tangents.q.rows:
+        product(tdK, dS, matrix(tangents.q, batch, head, dtype)[at.m0 : at.m_end], scale, True)
+    product_tn(tdQ, tdP, K, scale, True)                                    # tdQ = tdQ + scale (tdS K + dS tK)
+    if tK.shape[0]:
+        product_tn(tdQ, dS, tK, scale, True)
+
+
+@inline
+def subtract(dP, D):
+    for j in range(dP.shape[0]):
+        for i in range(dP.shape[1]):
+            dP[j, i] -= D[i]
+
+
+@inline
+def differentiate(P, dP, tS, tdP, dS, tlse, tD):
+    """tP = P (tS - tlse) in place of tS, tdS = tP (dP - D) + P (tdP - tD) in place of tdP, and dS = P (dP - D), all of
+    them 0 where P is. dP: dP - D."""
+    zero = P.dtype.type(0)
+    for j in range(P.shape[0]):
+        for i in range(P.shape[1]):
+            seen = P[j, i] != zero
+            tS[j, i] = P[j, i] * (tS[j, i] - tlse[i]) if seen else zero
+            tdP[j, i] = tS[j, i] * dP[j, i] + P[j, i] * (tdP[j, i] - tD[i]) if seen else zero
+            dS[j, i] = P[j, i] * dP[j, i] if seen else zero
