@@ -41,11 +41,6 @@ class DistancePart(ArrayPart):
             ALIGNED.keep(self, frame, part)
         return cast(Part, part)
 
-    def _with_array(self, array: Any) -> Any:
-        made = super()._with_array(array)
-        made._set(_frame=self._frame)
-        return made
-
     def _cropped(self, crop: Crop, frame: Any) -> Part:
         offset = self.offset
         if frame is not None and offset is None:

@@ -25,6 +25,7 @@ from ..checks import library, words_for
 
 Path: TypeAlias = tuple[str, ...]  # a name, and attributes of modules: ("params", "SLOPE")
 
+ORDERS = "function", "derivative", "second"  # what a Score has
 LIBRARIES = frozenset({"_operator", "builtins", "cmath", "math", "numba", "numpy", "operator", "scipy"})
 CONSTANTS = frozenset({bool, int, float, complex, str, bytes, type(None), type(...)})
 READING_ANYTHING = frozenset({"__import__", "compile", "eval", "exec", "getattr", "globals", "locals", "vars"})

@@ -15,11 +15,10 @@ import numpy as np
 from ..checks import Array, library, words_for
 from ..values import shown
 from .entries import IS_A_MASK, entries_of
-from .frozen import frozen
+from .frozen import ORDERS, frozen
 from .parts import Part
 
 PLACE = "batch", "head", "i", "j"
-ORDERS = "function", "derivative", "second"  # fields of a Score
 DTYPES = tuple(map(np.dtype, "?bhilqBHIfd"))  # what compiled functions read on CPUs and GPUs
 
 

@@ -8,7 +8,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from ...checks import UserTypeError
-from ..function import ORDERS
+from ..frozen import ORDERS
 from .derivative import differentiated
 from .errors import naming, number_of
 from .nothrow import may_fail, reason
