@@ -2,6 +2,7 @@
 problems, of which there are many, what rounding explains, see `rounding`."""
 
 import math
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -10,6 +11,7 @@ import numbattn as na
 from numbattn import reference
 from numbattn.masks import as_mask
 from numbattn.scores import as_parts, sink_of
+from numbattn.tangents import checked_tangents, parts_of
 
 
 def random(rng, shape, dtype):
@@ -173,6 +175,91 @@ def assert_all_accurate(results, do, q, k, v, dlse, bits=4, **options):
         assert_accurate(name, *pair, dtype, bits, largest)
 
 
+# ------------------------------------------------------------------------------------------------------------ tangents
+def plain_tangents(
+    do, q, k, v, tq, tk, tv, tdo=None, dlse=None, tdlse=None, tscore=(), work=None, of_dS=np.asarray, **options
+):  # fmt: skip
+    """to, tlse and the tangents of dq, dk, dv and of the gradients of the score's arrays, by the plain formula, in one
+    direction: P, P tS, tP and the results are rounded. work, of_dS: as in `plain`."""
+    problem, inputs = reference.describe(q, k, v, **options)
+    tangents, _ = checked_tangents(inputs, tq, tk, tv, tscore)
+    dtype, work = (problem.dtype, problem.sum_dtype) if work is None else (work, work)
+    Q, K, V, P, Z, lse, scores = _scores(problem, inputs, work)
+    seen = np.isfinite(lse)[..., None]
+
+    def rounded(x):
+        return x.astype(dtype).astype(work)
+
+    def wide(x, like, keep=True):
+        return np.zeros_like(like) if x is None else np.where(keep, reference._heads(x[0], problem).astype(work), 0)
+
+    def rows(x, columns):
+        return work(0) if x is None else np.where(seen, x.astype(work).reshape(*lse.shape, columns), 0)
+
+    work, keys = np.dtype(work).type, P.any(-2)[..., None]
+    tQ, tK, tV = wide(tangents.q, Q, seen), wide(tangents.k, K, keys), wide(tangents.v, V, keys)
+    scale, parts = work(inputs.scale), parts_of(inputs, tangents, 0)
+    tS, slopes, tlse = scale * (tQ @ K.swapaxes(-2, -1) + Q @ tK.swapaxes(-2, -1)), [], 0
+    with np.errstate(invalid="ignore"):
+        for part, tpart, S in zip(inputs.score, parts, scores):
+            slopes.append((part._derivative(S), part._curvature(S) * tS))
+            tS = np.where(P > 0, part._derivative(S) * tS if tpart is None else tpart._applied(tS), 0)
+    for part, tpart in zip(inputs.score, parts):
+        if tpart is not None and not part._has_step:
+            of_sink = np.where(seen, part._logits(lse)[..., None] - lse[..., None], -np.inf)
+            tlse = np.exp(of_sink) * tpart._logits(lse)[..., None]
+    tlse = (P * tS).sum(-1, keepdims=True) + tlse
+    O, tP = rounded(P * Z) @ V, P * (tS - tlse)
+    tO = rounded(P * Z) @ tV + rounded(P * Z * tS) @ V - tlse * O
+
+    dO, tdO, dL, tdL = (rows(*x) for x in ((do, O.shape[-1]), (tdo, O.shape[-1]), (dlse, 1), (tdlse, 1)))
+    dP, tdP = Z * (dO @ V.swapaxes(-2, -1)), Z * (dO @ tV.swapaxes(-2, -1) + (tdO + 0 * O) @ V.swapaxes(-2, -1))
+    D, tD = (dO * O).sum(-1, keepdims=True) - dL, (tdO * O + dO * tO).sum(-1, keepdims=True) - tdL
+    dS, tdS, of_score = P * (dP - D), tP * (dP - D) + P * (tdP - tD), []
+    tdV = rounded(Z * tP).swapaxes(-2, -1) @ dO + rounded(P * Z).swapaxes(-2, -1) @ (tdO + 0 * O)
+    for part, tpart, (slope, bend) in reversed(list(zip(inputs.score, parts, slopes))):
+        if part._wants_gradient:
+            logits = 0 if tpart is None or part._has_step else tpart._logits(lse)[..., None]
+            of_score[:0] = [part._gradient(of_dS(tdS), lse, of_dS((logits - tlse) * D + tD)[..., 0])]
+        with np.errstate(invalid="ignore"):
+            tdS, dS = (np.where(P > 0, x, 0) for x in (slope * tdS + bend * dS, slope * dS))
+    tdQ = scale * (tdS @ K + dS @ tK)
+    tdK = scale * (tdS.swapaxes(-2, -1) @ Q + dS.swapaxes(-2, -1) @ tQ)
+    grads = [reference.sum_to(dX, x.shape).astype(dtype) for dX, x in zip((tdQ, tdK, tdV), (q, k, v))]
+    arrays = differentiated(inputs.score)
+    of_score = [dx.astype(x.dtype if dtype == problem.dtype else dtype) for dx, x in zip(of_score, arrays)]
+    return tO.reshape(problem.out_shape).astype(dtype), tlse.reshape(problem.lse_shape), *grads, *of_score
+
+
+def check_tangents(q, k, v, rng, xp=np, bits=8, tscore=(), dlse=True, **options):
+    """The tangents of one call and of its gradients in one direction, all tangents given, against long doubles.
+
+    Returns to, tlse and the tangents of the gradients as NumPy arrays.
+    """
+    tq, tk, tv = (random(rng, x.shape, x.dtype) for x in (q, k, v))
+    o, to, saved, tsaved = na.attention_forward_jvp(*map(xp.asarray, (q, k, v, tq, tk, tv)), tscore=tscore, **options)
+    do, tdo = random(rng, o.shape, q.dtype), random(rng, o.shape, q.dtype)
+    rows = {x: random(rng, tsaved.tlse.shape, tsaved.tlse.dtype) for x in ("dlse", "tdlse") if dlse}
+    on_device = {name: xp.asarray(x) for name, x in {"tdo": tdo, **rows}.items()}
+    grads, tgrads = na.attention_backward_jvp(xp.asarray(do), saved, tsaved, **on_device)
+    for grad, x in zip(grads, na.attention_backward(xp.asarray(do), saved, dlse=on_device.get("dlse"))):
+        assert_equal(grad, x)
+    results = to, tsaved.tlse, *tgrads, *(x for x in tgrads.score if x is not None)
+    assert all(isinstance(x, xp.ndarray) for x in results)
+    results = [*map(to_numpy, results)]
+    options["mask"] = as_mask(options.get("mask"))._like(do)
+    call = do, q, k, v, tq, tk, tv, tdo
+    wanted = plain_tangents(*call, **rows, tscore=tscore, work=np.longdouble, **options)
+    others = plain_tangents(*call, **rows, tscore=tscore, **options)
+    names = "to", "tlse", "tdq", "tdk", "tdv", *(f"gradient {i} of score" for i in range(len(results) - 5))
+    terms = plain_tangents(*call, **rows, tscore=tscore, of_dS=abs, **options)[5:]     # sums of which may cancel
+    largest = *[None] * 5, *(abs(x).max(initial=0) for x in terms)
+    for name, got, want, other, size in zip(names, results, wanted, others, largest, strict=True):
+        assert got.dtype == other.dtype
+        assert_accurate(name, got, want, other, got.dtype, bits, size)
+    return results
+
+
 # ----------------------------------------------------------------------------------------------------- random problems
 def wrong_elements(got, want, error):
     """Where a result is not what rounding, of all terms by `rounding` and of itself, makes of the exact one."""
@@ -188,25 +275,11 @@ def rounding(do, q, k, v, dlse=None, **options):
     are: where nothing is seen. Takes arrays of NumPy and of CuPy, as the reference does.
     """
     problem, inputs = reference.describe(q, k, v, **options)
-    Q, K, V, P, Z, lse, scores = reference._recompute(problem, inputs)
-    seen, some, lse = P > 0, np.isfinite(lse)[..., None], finite(lse)[..., None]
-    scale, (KT, VT) = inputs.scale, (X.swapaxes(-2, -1) for X in (K, V))
-    info, of_sums = ml_dtypes.finfo(problem.dtype), np.finfo(problem.sum_dtype)
-    u, least = float(info.eps), max(float(info.smallest_subnormal), float(of_sums.tiny))
-    longest = max(problem.seqlen_q, problem.seqlen_k, problem.head_dim, problem.head_dim_v)
-    eps = float(of_sums.eps) * (8 + math.sqrt(longest))     # of a sum: its errors are as good as random
-
-    S, S_error, slopes = scale * Q @ KT, eps * scale * abs(Q) @ abs(KT), []
-    for part, before in zip(inputs.score, scores):
-        S, slope = finite(part._applied(before)), finite(part._derivative(before))
-        near = (part._derivative(before + side * S_error) for side in (-1, 1))
-        bend = sum(abs(finite(x) - slope) for x in near) + eps * abs(slope)     # the error of the slope
-        bend = bend + eps * isinstance(part, na.Softcap)    # 1 - tanh(x)**2 has that of tanh
-        slopes.append((slope, bend))
-        S_error = S_error * (abs(slope) + bend) + eps * (abs(finite(before)) + abs(S))
-    lse_error = ((P * S_error).sum(-1, keepdims=True) + eps * (1 + abs(lse))) * some
-    P_error = P * (S_error + lse_error + eps * (1 + abs(S)) + u) + least * seen
-    PZ, PZ_error = P * Z, (P_error + eps * P) * Z
+    x = rounding_of_weights(problem, inputs)
+    Q, K, V, P, Z, lse, u, eps, least = x.Q, x.K, x.V, x.P, x.Z, x.lse, x.u, x.eps, x.least
+    seen, some, slopes, P_error, lse_error = P > 0, x.some, x.slopes, x.P_error, x.lse_error
+    scale, VT = inputs.scale, V.swapaxes(-2, -1)
+    PZ, PZ_error = P * Z, x.PZ_error
     O_error = PZ_error @ abs(V) + u * abs(PZ @ V)
 
     dO = np.where(some, do.astype(np.float64).reshape(*lse.shape[:-1], problem.head_dim_v), 0)
@@ -232,6 +305,102 @@ def rounding(do, q, k, v, dlse=None, **options):
     grads = [error + 2 * max(scale, 1) * least * count for error, count in zip(grads, terms)]   # products, then sums
     grads = [reference.sum_to(error, x.shape) for error, x in zip(grads, (q, k, v))]
     return O_error.reshape(problem.out_shape), lse_error.reshape(problem.lse_shape), *grads, *of_score
+
+
+def rounding_of_weights(problem, inputs):
+    """The largest errors of S, of derivatives of scores, of lse and of P, and what they follow from: see `rounding`."""
+    Q, K, V, P, Z, lse, scores = reference._recompute(problem, inputs)
+    seen, some, lse = P > 0, np.isfinite(lse)[..., None], finite(lse)[..., None]
+    scale, KT = inputs.scale, K.swapaxes(-2, -1)
+    info, of_sums = ml_dtypes.finfo(problem.dtype), np.finfo(problem.sum_dtype)
+    u, least = float(info.eps), max(float(info.smallest_subnormal), float(of_sums.tiny))
+    longest = max(problem.seqlen_q, problem.seqlen_k, problem.head_dim, problem.head_dim_v)
+    eps = float(of_sums.eps) * (8 + math.sqrt(longest))     # of a sum: its errors are as good as random
+
+    S, S_error, slopes, S_errors = scale * Q @ KT, eps * scale * abs(Q) @ abs(KT), [], []
+    for part, before in zip(inputs.score, scores):
+        S_errors.append(S_error)
+        S, slope = finite(part._applied(before)), finite(part._derivative(before))
+        near = (part._derivative(before + side * S_error) for side in (-1, 1))
+        bend = sum(abs(finite(x) - slope) for x in near) + eps * abs(slope)     # the error of the slope
+        bend = bend + eps * isinstance(part, na.Softcap)    # 1 - tanh(x)**2 has that of tanh
+        slopes.append((slope, bend))
+        S_error = S_error * (abs(slope) + bend) + eps * (abs(finite(before)) + abs(S))
+    lse_error = ((P * S_error).sum(-1, keepdims=True) + eps * (1 + abs(lse))) * some
+    P_error = P * (S_error + lse_error + eps * (1 + abs(S)) + u) + least * seen
+    PZ_error = (P_error + eps * P) * Z
+    return SimpleNamespace(Q=Q, K=K, V=V, P=P, Z=Z, lse=lse, some=some, u=u, eps=eps, least=least, slopes=slopes,
+                           S_errors=S_errors, S_error=S_error, lse_error=lse_error, P_error=P_error, PZ_error=PZ_error)
+
+
+def rounding_of_tangents(do, q, k, v, tq, tk, tv, tdo=None, dlse=None, tdlse=None, tscore=(), **options):
+    """As `rounding`, of to, tlse and the tangents of dq, dk, dv and of the gradients of the score's arrays, in one
+    direction."""
+    problem, inputs = reference.describe(q, k, v, **options)
+    tangents, _ = checked_tangents(inputs, tq, tk, tv, tscore)
+    x, y = rounding_of_weights(problem, inputs), reference._along(problem, inputs, tangents, 0)
+    P, Z, u, eps, scale, least = x.P, x.Z, x.u, x.eps, inputs.scale, x.least * (x.P > 0)
+    tS, tS_error, chain = y.tS, eps * scale * (abs(y.tQ) @ abs(t(x.K)) + abs(x.Q) @ abs(t(y.tK))), []
+    about = zip(inputs.score, y.tparts, y.scores, y.tscores, x.slopes, x.S_errors)
+    for part, of_array, S, before, (slope, slope_error), S_error in about:
+        bend, ahead, behind = (finite(reference._curvature(part, S + side * S_error)) for side in (0, 1, -1))
+        bend_error = abs(ahead - bend) + abs(behind - bend) + 4 * eps * (abs(bend) + part._is_nonlinear)
+        bend_error = abs(bend) * tS_error + bend_error * abs(before)
+        chain.append((part, of_array, slope, slope_error, bend * before, bend_error))
+        tS_error = abs(slope) * tS_error + slope_error * abs(before)
+        if of_array is not None:
+            tS_error = tS_error + eps * (2 * abs(before) + abs(of_array._applied(before)))
+    tlse_error = (x.P_error * abs(tS) + P * (tS_error + eps * abs(tS))).sum(-1, keepdims=True) + eps * abs(y.tlse)
+    for part, of_array in zip(inputs.score, y.tparts):
+        if of_array is not None and not part._has_step:     # its P is at most 1
+            own = abs(of_array._logits(x.lse[..., 0])[..., None])
+            tlse_error = tlse_error + (x.lse_error + eps * (1 + abs(x.lse))) * own
+    tlse_error = tlse_error * x.some
+    W_error = (x.P_error * abs(tS) + P * (tS_error + (eps + u) * abs(tS)) + least) * Z
+    O_error = x.PZ_error @ abs(x.V) + u * abs(y.O) + x.least
+    tO_error = x.PZ_error @ abs(y.tV) + W_error @ abs(x.V) + tlse_error * abs(y.O) + abs(y.tlse) * O_error
+    tO_error = tO_error + u * (abs(y.tO) + abs(y.tlse * y.O)) + x.least * x.some
+
+    (dO, tdO), (dL, tdL) = ([reference._rows(rows, y, n) for rows in pair] for pair, n in
+                            (((do, tdo), problem.head_dim_v), ((dlse, tdlse), 1)))  # fmt: skip
+    dP, tdP = Z * (dO @ t(x.V)), Z * (dO @ t(y.tV) + tdO @ t(x.V))
+    dP_error = eps * Z * (abs(dO) @ abs(t(x.V)))
+    tdP_error = eps * Z * (abs(dO) @ abs(t(y.tV)) + abs(tdO) @ abs(t(x.V)))
+    D, tD = rowsum(dO * y.O) - dL, rowsum(tdO * y.O + dO * y.tO) - tdL
+    D_error = rowsum(abs(dO) * (O_error + eps * abs(y.O))) + eps * abs(dL)
+    tD_error = rowsum(abs(dO) * (tO_error + eps * abs(y.tO)) + abs(tdO) * (O_error + eps * abs(y.O))) + eps * abs(tdL)
+    tP, A, B, A_error, B_error = P * (tS - y.tlse), dP - D, tdP - tD, dP_error + D_error, tdP_error + tD_error
+    tP_error = x.P_error * abs(tS - y.tlse) + P * (tS_error + tlse_error + eps * (abs(tS) + abs(y.tlse)))
+    tP_error = tP_error + u * abs(tP) + least
+    dS, dS_error = P * A, x.P_error * abs(A) + P * A_error + u * abs(P * A) + least
+    tdS, tdS_error = tP * A + P * B, tP_error * abs(A) + abs(tP) * A_error + x.P_error * abs(B) + P * B_error
+    tdS_error = tdS_error + (u + 2 * eps) * (abs(tP * A) + abs(P * B)) + least
+    tdV_error = t(Z * (tP_error + eps * abs(tP))) @ abs(dO) + t(x.PZ_error) @ abs(tdO)
+    of_score = []
+    for part, of_array, slope, slope_error, bend, bend_error in reversed(chain):
+        if part._wants_gradient and part._has_step:
+            of_score[:0] = [abs(part._gradient(tdS_error + eps * abs(tdS), None, None))]
+        elif part._wants_gradient:
+            factor = (0 if of_array is None else of_array._logits(x.lse[..., 0])[..., None]) - y.tlse
+            error = abs(factor) * D_error + tlse_error * abs(D) + tD_error
+            error = error + (x.lse_error + eps * (2 + abs(x.lse))) * (abs(factor * D) + abs(tD))
+            of_score[:0] = [abs(part._gradient(None, np.where(x.some, x.lse, -math.inf)[..., 0], error[..., 0]))]
+        tdS_error = abs(slope) * tdS_error + slope_error * abs(tdS) + abs(bend) * dS_error + bend_error * abs(dS)
+        dS_error = abs(slope) * dS_error + slope_error * abs(dS)
+        tdS, dS = slope * tdS + bend * dS, slope * dS
+    tdS_error, dS_error = scale * (tdS_error + eps * abs(tdS)), scale * (dS_error + eps * abs(dS))
+    grads = (tdS_error @ abs(x.K) + dS_error @ abs(y.tK), t(tdS_error) @ abs(x.Q) + t(dS_error) @ abs(y.tQ), tdV_error)
+    grads = [reference.sum_to(error + 4 * x.least, like.shape) for error, like in zip(grads, (q, k, v))]
+    results = tO_error.reshape(problem.out_shape), tlse_error.reshape(problem.lse_shape), *grads, *of_score
+    return [2 * error for error in results]
+
+
+def t(x):
+    return x.swapaxes(-2, -1)
+
+
+def rowsum(x):
+    return x.sum(-1, keepdims=True)
 
 
 def finite(x):

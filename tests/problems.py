@@ -28,9 +28,10 @@ import numpy as np
 import numbattn as na
 from numbattn import reference
 from numbattn.masks import as_mask
+from numbattn.scores import ArrayPart
 from numbattn.values import shown, sum_broadcast
 
-from .accuracy import differentiated, rounding, to_numpy, wrong_elements
+from .accuracy import differentiated, finite, rounding, rounding_of_tangents, to_numpy, wrong_elements
 
 DTYPES = [np.dtype(x) for x in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)]
 SCALES = dict(zip(DTYPES, [(-2, 2), (-30, 30), (-30, 30), (-30, 30)]))  # of v, powers of ten
@@ -47,11 +48,12 @@ class Limit(NamedTuple):
     elements: int  # of all score matrices, each with a margin
     head_dim: int
     run: int = 1
+    tangents: float = 0.0  # of so many problems
 
 
 MARGIN, MARGIN_OF_SHORT = 32, 16  # rows and columns, so that there are not too many rows either
 LIMITS = {
-    "cpu": Limit(300, 100_000, 256),  # kernels there are compiled for all masks and scores
+    "cpu": Limit(300, 100_000, 256, tangents=0.4),  # kernels there are compiled for all masks and scores
     **dict.fromkeys(("turing", "ampere", "hopper"), Limit(140, 40_000, 192, 2)),
     "gpu": Limit(100_000, 1 << 24, 256, 10),
 }
@@ -157,13 +159,13 @@ NONLINEAR = {"softcap", "leaky", "bent", "softplus", "squared", "by head"}  # ar
 
 # ------------------------------------------------------------------------------------------------------------ drawing
 class Draw:
-    """What MASKS and SCORES draw from: `kind` for all that is compiled in, `rng` for all else, and `late` and `short`,
-    two `kind`s for what has been added since, so that older problems stay as they are."""
+    """What MASKS and SCORES draw from: `kind` for all that is compiled in, `rng` for all else, and `late`, `short` and
+    `jets`, `kind`s for what has been added since, so that older problems stay as they are."""
 
     def __init__(self, seed, number, limit, xp):
         run = number // limit.run
-        seeds = [seed, run], [seed, number, 1], [seed, run, 2], [seed, run, 3]
-        self.kind, self.rng, self.late, self.short = map(np.random.default_rng, seeds)
+        seeds = [seed, run], [seed, number, 1], [seed, run, 2], [seed, run, 3], [seed, run, 4]
+        self.kind, self.rng, self.late, self.short, self.jets = map(np.random.default_rng, seeds)
         self.is_short, self.is_plain = self.short.random(2) < (1 / 3, 1 / 2)  # many short sequences; in plain layouts
         self.xp = xp
 
@@ -379,6 +381,20 @@ class Problem(Draw):
         self.options = {"causal": causal, "mask": mask, "scale": scale, "dropout": dropout, "score": score}
         self.out = self.placed(np.full(self.do.shape, np.nan, dtype)) if self.late.random() < 0.5 else None
         self.numpy_errors = {"all": "raise"} if self.late.random() < 0.25 else {}
+        self.tangents = self.directions() if self.jets.random() < limit.tangents else None
+
+    def directions(self):
+        """The tangents of all arrays, by name, some of them None: as large as these, and NaN where they are."""
+        score = [x if isinstance(part, ArrayPart) else None for part in self.options["score"] for x in part._weights]
+        names = ["tq", "tk", "tv", "tdo", "tdlse", *(f"tscore {at}" for at in range(len(score)))]
+        found = dict.fromkeys(names)
+        for name, x in zip(names, [*self.arrays, self.do, self.dlse, *score]):
+            if x is not None and self.jets.random() < 0.75:
+                values = to_numpy(x).astype(np.float64)
+                tangent = np.asarray(self.jets.standard_normal(x.shape) * abs(finite(values)).max(initial=0) / 3)
+                tangent[~np.isfinite(values) & ~np.isneginf(values)] = np.nan
+                found[name] = self.placed(tangent.astype(x.dtype))
+        return found
 
     def names(self):
         """Of masks and of the parts of a score."""
@@ -430,12 +446,14 @@ class Problem(Draw):
         options = ", ".join(f"{name}={shown(x)}" for name, x in self.options.items()
                             if x is not None and not (isinstance(x, list) and not x))
         return (f"q {q}, k {k}, v {v}, strides {[x.strides for x in self.arrays]}, {options}, "
-                f"{'no ' * (self.dlse is None)}dlse, {'not ' * (not self.deterministic)}deterministic")
+                f"{'no ' * (self.dlse is None)}dlse, {'not ' * (not self.deterministic)}deterministic, tangents "
+                f"{[name for name, x in (self.tangents or {}).items() if x is not None]}")
 
     # -------------------------------------------------------------------------------------------------------- measure
     @property
     def names_of_results(self):
-        return [*NAMES, *(f"gradient {at} of score" for at in range(len(differentiated(self.options["score"]))))]
+        names = [*NAMES, *(f"gradient {at} of score" for at in range(len(differentiated(self.options["score"]))))]
+        return names + [f"tangent of {name}" for name in names if self.tangents]
 
     def run(self):
         """o, lse, dq, dk, dv and the gradients of the score's arrays that are wanted; NumPy stays as it was."""
@@ -449,21 +467,38 @@ class Problem(Draw):
         o, saved = na.attention_forward(*self.arrays, out=self.out, **self.options)
         assert self.out is None or o is self.out
         grads = na.attention_backward(self.do, saved, dlse=self.dlse, deterministic=self.deterministic)
-        return o, saved.lse, *grads, *present(grads.score)
+        return o, saved.lse, *grads, *present(grads.score), *(self.along() if self.tangents else ())
+
+    def along(self):
+        """The tangents of all results."""
+        tq, tk, tv, tdo, tdlse, *tscore = self.tangents.values()
+        _, to, saved, tsaved = na.attention_forward_jvp(*self.arrays, tq, tk, tv, tscore=tscore, **self.options)
+        rows = {"tdo": tdo, "dlse": self.dlse, "tdlse": tdlse, "deterministic": self.deterministic}
+        _, tgrads = na.attention_backward_jvp(self.do, saved, tsaved, **rows)
+        return to, tsaved.tlse, *tgrads, *present(tgrads.score)
 
     @cached_property
     def expected(self):
         """What the results are, and their largest errors; on the host where the reference has to call Python."""
         call, options = [self.do, *self.arrays, self.dlse], dict(self.options)
+        tangents = [*(self.tangents or {}).values()]
         if any(isinstance(part, na.Score) for part in options["score"]):
-            call, host = [None if x is None else to_numpy(x) for x in call], np.empty(0)
+            call, tangents = ([None if x is None else to_numpy(x) for x in some] for some in (call, tangents))
+            host = np.empty(0)
             options["mask"] = as_mask(options["mask"])._like(host)
             options["score"] = [part._like(host) for part in options["score"]]
         do, q, k, v, dlse = call
         with np.errstate(all="ignore"):
             grads = reference.attention_backward(*call[:4], **options, dlse=dlse)
             exact = *reference.attention_forward(q, k, v, **options), *grads, *present(grads.score)
-            return exact, rounding(*call, **options)
+            errors = rounding(*call, **options)
+            if tangents:
+                tq, tk, tv, tdo, tdlse, *tscore = tangents
+                given, rows = (q, k, v, tq, tk, tv), {"tdo": tdo, "dlse": dlse, "tdlse": tdlse}
+                grads = reference.attention_backward_jvp(do, *given, **rows, tscore=tscore, **options)
+                exact += *reference.attention_jvp(*given, tscore=tscore, **options), *grads, *present(grads.score)
+                errors += *rounding_of_tangents(do, *given, **rows, tscore=tscore, **options),
+            return exact, errors
 
     def wrong(self, results):
         """A line for each result that is wrong."""
@@ -471,6 +506,7 @@ class Problem(Draw):
         inputs, scores = self.arrays, differentiated(self.options["score"])
         dtypes = [self.dtype, lse, *[self.dtype] * 3, *(x.dtype for x in scores)]
         shapes = [self.do.shape, self.do.shape[:-1], *(x.shape for x in (*inputs, *scores))]
+        dtypes, shapes = (x * (2 if self.tangents else 1) for x in (dtypes, shapes))
         found = zip(self.names_of_results, dtypes, shapes, results, *self.expected, strict=True)
         for name, dtype, shape, got, exact, error in found:
             if (got.dtype, got.shape) != (dtype, shape):

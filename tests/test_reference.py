@@ -61,3 +61,64 @@ def test_gradients_by_finite_differences(rng, options):
             step[i][at] = 1e-6
             ahead, behind = (loss(*(y + sign * s for y, s in zip(x, step))) for sign in (1, -1))
             assert grad[at] == pytest.approx((ahead - behind) / 2e-6, rel=1e-6, abs=1e-8)
+
+
+def small(rng):
+    """Arguments with everything in a call that tangents go through, and as many tangents."""
+    q, k, v, do = (rng.standard_normal(x) for x in ((4, 5, 3), (2, 6, 3), (1, 6, 4), (4, 5, 4)))
+    arrays = q, k, v, rng.standard_normal((4, 5, 6)), rng.random(4), rng.standard_normal(5), rng.random(4)
+    rows = do, rng.standard_normal((4, 5))
+    return arrays, rows, *([rng.standard_normal(x.shape) for x in some] for some in (arrays, rows))
+
+
+def options(bias, slopes, table, logits):
+    return {
+        "score": [na.Bias(bias), na.Softcap(2.0), na.Alibi(slopes), na.RelativeBias(table), na.Sink(logits)],
+        "mask": na.Causal() & na.Lengths(queries=4, keys=5), "dropout": na.Dropout(0.3, 1), "scale": 0.7,
+    }  # fmt: skip
+
+
+def test_tangents_by_finite_differences(rng):
+    """Of o and lse, and of all gradients, along all arguments at once."""
+    arrays, rows, tangents, trows = small(rng)
+
+    def at(h):
+        q, k, v, *parts = (x + h * t for x, t in zip(arrays, tangents))
+        do, dlse = (x + h * t for x, t in zip(rows, trows))
+        o, lse = reference.attention_forward(q, k, v, **options(*parts))
+        grads = reference.attention_backward(do, q, k, v, dlse=dlse, **options(*parts))
+        return o, np.where(np.isfinite(lse), lse, 0), *grads, *(x for x in grads.score if x is not None)
+
+    given = *arrays[:3], *tangents[:3]
+    to, tlse = reference.attention_jvp(*given, tscore=tangents[3:], **options(*arrays[3:]))
+    tgrads = reference.attention_backward_jvp(
+        rows[0], *given, tdo=trows[0], dlse=rows[1], tdlse=trows[1], tscore=tangents[3:], **options(*arrays[3:])
+    )
+    for got, ahead, behind in zip((to, tlse, *tgrads, *tgrads.score), at(1e-5), at(-1e-5), strict=True):
+        np.testing.assert_allclose(got, (ahead - behind) / 2e-5, rtol=1e-6, atol=1e-8)
+
+
+def test_several_tangents_have_an_axis(rng):
+    arrays, (do, _), tangents, _ = small(rng)
+    q, k, v, *parts = arrays
+    both, given = [np.stack([x, 2 * x]) for x in tangents[:3]], options(*parts)
+    one = reference.attention_backward_jvp(do, q, k, v, *tangents[:3], **given)
+    for got, want in zip(reference.attention_backward_jvp(do, q, k, v, *both, **given), one):
+        np.testing.assert_allclose(got, [want, 2 * want])
+    for got, want in zip(reference.attention_jvp(q, k, v, *both, **given),
+                         reference.attention_jvp(q, k, v, *tangents[:3], **given)):  # fmt: skip
+        np.testing.assert_allclose(got, [want, 2 * want])
+
+
+def test_laplacian_by_finite_differences(rng):
+    (q, k, v, *parts), _, seconds, _ = small(rng)
+    firsts, given = [rng.standard_normal((2, *x.shape)) for x in (q, k, v)], options(*parts)
+
+    def at(h, along):
+        return reference.attention_forward(*(x + h * t for x, t in zip((q, k, v), along)), **given)[0]
+
+    _, _, lo = reference.attention_laplacian(q, k, v, *firsts, *seconds[:3], **given)
+    want = (at(1e-5, seconds) - at(-1e-5, seconds)) / 2e-5
+    for along in zip(*firsts):
+        want += (at(1e-4, along) - 2 * at(0, along) + at(-1e-4, along)) / 1e-8
+    np.testing.assert_allclose(lo, want, rtol=1e-6, atol=2e-6)

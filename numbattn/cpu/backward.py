@@ -279,14 +279,8 @@ def differentiate_tile(scratch, given, at, n0, n_end):
     S, dP = tile(scratch.S, n_end - n0, at.m_end - at.m0), tile(scratch.dP, n_end - n0, at.m_end - at.m0)
     if state == EMPTY:
         return S, dP
-    K, V = matrix(given.k, batch, head, dtype)[n0:n_end], matrix(given.v, batch, head, dtype)[n0:n_end]
-    product(S, K, at.QT, one, False)                                        # line 11: S = scale Q K^T, transposed
-    score(S, given.steps, scratch.slopes, batch, head, at.m0, n0, at.offset)
-    mask_band(S, at.band, at.m0, n0)                                        # line 12: MASK(S)
-    mask_intervals(S, at.intervals, at.m0, n0)
-    if state == PARTIAL:
-        mask_cells(S, given.mask, batch, head, at.m0, n0)
-    exponentiate(S, at.lse)                                                 # line 13: P = exp(S - lse)
+    recompute(S, state, matrix(given.k, batch, head, dtype)[n0:n_end], scratch, given, at, n0)
+    V = matrix(given.v, batch, head, dtype)[n0:n_end]
     product(dP, V, at.dOT, one, False)                                      # line 17: dP = dO V^T, transposed
     if given.drops.threshold > 0:
         Z = tile(scratch.Z, n_end - n0, at.m_end - at.m0)
@@ -295,6 +289,19 @@ def differentiate_tile(scratch, given, at, n0, n_end):
     else:
         differentiate(S, dP, at.D)                                          # line 20
     return S, dP
+
+
+@inline
+def recompute(S, state, K, scratch, given, at, n0):
+    """P, of the tile of keys that begins at n0, in S."""
+    batch, head = at.batch, at.head
+    product(S, K, at.QT, S.dtype.type(1), False)                            # line 11: S = scale Q K^T, transposed
+    score(S, given.steps, scratch.slopes, batch, head, at.m0, n0, at.offset)
+    mask_band(S, at.band, at.m0, n0)                                        # line 12: MASK(S)
+    mask_intervals(S, at.intervals, at.m0, n0)
+    if state == PARTIAL:
+        mask_cells(S, given.mask, batch, head, at.m0, n0)
+    exponentiate(S, at.lse)                                                 # line 13: P = exp(S - lse)
 
 
 @inline

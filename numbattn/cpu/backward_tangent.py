@@ -93,16 +93,18 @@ def gradients_of_score(saved, rows, tangents, summed):
         yield joined(found, array.shape, problem.sum_dtype if problem.wide else array.dtype)
 
 
+@np.errstate(under="ignore")
 def gradients_of_sink(saved, rows, sink, tangents):
     """The tangents of -rowsum(P D) in each direction, P that of the sink; tangents: as sinks, or None."""
     do, o, to, tdo = (x if x is None else x.astype(saved.problem.sum_dtype, copy=False)
                       for x in (rows.do, saved.o, rows.to, rows.tdo))  # fmt: skip
-    D = dots(do, o) - (0 if rows.dlse is None else rows.dlse)
+    D, found = dots(do, o) - (0 if rows.dlse is None else rows.dlse), []
     for t, tangent in enumerate(tangents):
         tD = dots(do, to[t]) - (0 if rows.tdlse is None else rows.tdlse[t])
         tD += 0 if tdo is None else dots(tdo[t], o)
         logits = 0 if tangent is None else tangent._logits(saved.lse)
-        yield sink._gradient(None, saved.lse, (logits - rows.tlse[t]) * D + tD)
+        found.append(sink._gradient(None, saved.lse, (logits - rows.tlse[t]) * D + tD))
+    return found
 
 
 def dots(x, y):
@@ -111,7 +113,6 @@ def dots(x, y):
 
 def joined(found, shape, dtype):
     """Arrays of this shape as one with an axis in front."""
-    found = [*found]
     out = np.empty((len(found), *shape), dtype)
     for number, x in enumerate(found):
         put(out[number], x)

@@ -157,7 +157,7 @@ def attend(O, m, l, at, given, scratch, stop, first, end):
             mask_cells(S, given.mask, batch, head, m0, n0)
         softmax_step(S, m, l, at.alpha, at.part)                            # lines 12 and 13: S becomes P
         rescale(O, at.alpha)                                                # line 15: O = alpha O
-        if given.drops.threshold > 0:
+        if given.drops.threshold > 0 and O.shape[1] > 0:                    # else lse alone is wanted
             Z = tile(scratch.Z, n_end - n0, m_end - m0)
             draw(Z, scratch.words, given.drops, batch, head, m0, n0)
             multiply(S, Z)                                                  # line 14: dropout(P)

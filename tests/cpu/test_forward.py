@@ -65,8 +65,8 @@ FAULTS = {
         "scores/test_parts.py": {
             "offsets[step] = 0 if offset is None else offset": "offsets[step] = 0",
             "aligned if numbers[IS_ALIGNED] else ": "",
-            "slopes[own * S.size : (own + 1) * S.size]": "slopes[: S.size]",
-            "slopes if is_nonlinear else -1": "slopes",
+            "slopes[own * S.size : (own + order) * S.size]": "slopes[: order * S.size]",
+            "(tiles, order) if is_nonlinear else (-1, 0)": "(tiles, order)",
             "if kind == number:": "if kind <= number:",
         },
     },

@@ -9,7 +9,7 @@ import numbattn as na
 from numbattn import reference
 from numbattn.cuda.kernels.hopper.forward_tiles import LONG, USUAL
 from numbattn.cuda.plan import tier
-from tests.tools.device import AMPERE, HOPPER, TURING, on
+from tests.tools.device import AMPERE, BY_UNIT, HOPPER, TURING, on
 from tests.tools.launch import compiled_only, simulated_only
 
 from ..accuracy import assert_accurate, check, exact, plain, random
@@ -167,6 +167,27 @@ def test_beyond_one_length_for_all_nothing_leaks(rng, hopper, dtype):
 def test_shapes(rng, hopper, q_shape, k_shape, v_shape, dtype):
     q, k, v = (random(rng, shape, dtype) for shape in (q_shape, k_shape, v_shape))
     check(q, k, v, rng, causal=True, dropout=na.Dropout(0.2, seed=5))
+
+
+@both_worlds
+@pytest.mark.parametrize(("device", "dtype", "small"), [
+    ("warpgroups", np.float16, False), ("tensor cores", np.float16, False),
+    *(pytest.param(*which, marks=slow) for which in (
+        ("tensor cores", np.float32, False), ("CUDA cores", np.float16, False), ("tensor cores", np.float32, True),
+    )),
+])  # fmt: skip
+def test_lse_alone(rng, device, dtype, small):
+    """Of v without features it is the same, bit for bit, but for small matrices, whose exponentials are compiled into
+    other instructions."""
+    q, k, v = qkv(rng, dtype, m=30 if small else 70, n=30 if small else 70)
+    k[..., 25:, :] = v[..., 25:, :] = np.nan
+    options = {"mask": na.Lengths(keys=np.array(25)), "score": na.Sink(np.ones(2, np.float32)),
+               "dropout": na.Dropout(0.2, seed=5)}  # fmt: skip
+    with on(BY_UNIT[device], small=small):
+        o, saved = na.attention_forward(q, k, v[..., :0], **options)
+        _, with_v = na.attention_forward(q, k, v, **options)
+    assert (o.shape, o.dtype) == ((1, 2, q.shape[-2], 0), dtype)
+    np.testing.assert_allclose(saved.lse, with_v.lse, rtol=1e-6 if small else 0)
 
 
 BANDS = {

@@ -113,6 +113,13 @@ BACKWARD_MMA = [  # dK, dV and a tile of dQ, beside S and dP: each row of its ta
     row("backward_q", "float16", 192, 32, "blocks", cc=(8, 9), **DETERMINISTIC),
     row("backward_q", "float16", 128, 128, "packed", cc=(8, 0), **DETERMINISTIC),
 ]
+LSE_ALONE = [  # of v without features
+    row("forward", "float32", 64, 0, cc=(8, 0)),
+    row("forward", "float16", 128, 0, ALL, cc=(7, 5), **DROPOUT),
+    row("mma_forward", "bfloat16", 128, 0, EDGES, cc=(8, 0), **DROPOUT),
+    row("hopper_forward", "bfloat16", 128, 0, EDGES),
+    row("hopper_forward", "float16", 256, 0, ALL, **FEW, **DROPOUT),
+]
 FORWARD_MMA = [  # 32 queries a warp, and 16, on each kind of GPU
     row("mma_forward", "bfloat16", 128, 128, cc=(8, 0)),
     row("mma_forward", "float16", 64, 64, ALL, cc=(8, 0), **DROPOUT),
@@ -220,7 +227,10 @@ SPILLS = [
 ]
 
 
-EVERY = [*ANY_GPU, *SMALL, *FORWARD_MMA, *BACKWARD_MMA, *DECODING, *FORWARD_ROWS, *BACKWARD_ROWS, *GRADIENTS, *SPILLS]
+EVERY = [
+    *ANY_GPU, *SMALL, *LSE_ALONE, *FORWARD_MMA, *BACKWARD_MMA, *DECODING, *FORWARD_ROWS, *BACKWARD_ROWS, *GRADIENTS,
+    *SPILLS,
+]  # fmt: skip
 MARKED = [  # each takes 3 s
     pytest.param(*row.values, id=row.id, marks=[pytest.mark.slow] * (number % 16 > 0))
     for number, row in enumerate(EVERY)
@@ -243,3 +253,18 @@ def test_nothing_is_spilled(kernel, work, spills):
         words = ["cp.async.bulk.tensor", "mbarrier.try_wait"]
         words += [] if kernel == "hopper_decode" else ["wgmma.mma_async", "setmaxnreg"]
         assert all(word in ptx for word in words)
+
+
+@pytest.mark.parametrize(("kernel", "dtype", "cc", "product"), [
+    ("forward", "float32", (8, 0), "mma.sync"), ("mma_forward", "float16", (8, 0), "mma.sync"),
+    ("hopper_forward", "bfloat16", (9, 0), "wgmma.mma_async"),
+])  # fmt: skip
+def test_lse_alone_takes_one_product(kernel, dtype, cc, product):
+    """Half as many instructions of the tensor cores as O and lse."""
+    counts = []
+    for size in (64, 0):
+        found = work(dtype, 64, size, device=DEVICES[cc])
+        made = spec(kernel, found)
+        source = made.factory(**made.parameters(found, made.fitting(found)))
+        counts.append(compile_ptx(source, made.cc(found.device)).count(product))
+    assert counts[0] == 2 * counts[1] > 0

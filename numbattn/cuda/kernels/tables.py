@@ -142,6 +142,11 @@ def of_o(work):
     return dtypes_of(work, "o") | {"resumes": work.resumes}
 
 
+def lse_alone(work):
+    """The parameter of a kernel that takes V without features, and computes lse alone then."""
+    return {} if work.problem.head_dim_v else {"head_dim_v": 0}
+
+
 def parameters(work, tiles, sizes=head_dims):
     """Parameters of kernels whose rows have an alignment; sizes: of a problem, as they round them."""
     return compiled_in(work, tiles, sizes(work.problem)) | {"nbytes": work.nbytes}

@@ -139,7 +139,8 @@ class Planner:
     def work(self, spec):
         """What `spec` has to do."""
         matrices = [x.name for x in spec.described if isinstance(x, Matrix) and x.is_given(self)]
-        aligned = all(alignment(self.layouts[name]) == VECTOR_BYTES for name in matrices)
+        layouts = [layout for name in matrices if (layout := self.layouts[name]).shape[-1]]
+        aligned = all(alignment(layout) == VECTOR_BYTES for layout in layouts)
         dtypes = {name: layout.dtype for name, layout in self.layouts.items()}
         nbytes = VECTOR_BYTES if aligned else 0
         mask, keys, segments = self.mask, self.call.keys, self.segments if spec.packs else 0
@@ -191,9 +192,10 @@ class Planner:
         return segments_of(self.mask, [part.kind for part in self.call.intervals], self.layouts)
 
     # ------------------------------------------------------------------------------------------------------- arrays
-    def find_matrix(self, name, heads, aligned=False):
-        """Let a kernel take this array as it is given, or a stand-in. aligned: so that vectors may be moved."""
-        if name in self.stand_ins:
+    def find_matrix(self, name, heads, aligned=False, may_be_empty=False):
+        """Let a kernel take this array as it is given, or a stand-in. aligned: so that vectors may be moved;
+        may_be_empty: also one without features."""
+        if name in self.stand_ins or (may_be_empty and not self.layouts[name].shape[-1]):
             return
         given, is_result = self.layouts[name], name in self.pass_.gives
         shape, dtype, why = given.shape, given.dtype, None

@@ -358,6 +358,8 @@ def rescaled(x, factor):
 
     def generate(b, tile, by):
         rows, (count, cols) = registers(b, x, tile), x.layout.slots
+        if not cols:
+            return tile
         factors = [f for (f,) in registers(b, factor, by, (count, 1))]
 
         def products(at):

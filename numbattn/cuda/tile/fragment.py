@@ -53,7 +53,7 @@ def name_of(dtype):
 @cache
 def broadcast(*layouts):
     def common(axes, what):
-        long = {axis for axis in axes if axis.size > 1}
+        long = {axis for axis in axes if axis.size != 1}
         if len(long) > 1:
             raise TypingError(f"the {what} of the tiles lie in different registers: " + ", ".join(map(str, long)))
         return long.pop() if long else axes[0]

@@ -171,7 +171,7 @@ class Layout:
     @cache  # noqa: B019, layouts are few
     def positions(self, thread):
         """Rows and columns of a thread's registers, as indices of a tile."""
-        rows, cols = (axis.base(thread) + np.array(axis.offsets) for axis in (self.rows, self.cols))
+        rows, cols = (axis.base(thread) + np.array(axis.offsets, int) for axis in (self.rows, self.cols))
         return rows[:, None], cols[None, :]
 
     @cache  # noqa: B019
@@ -259,8 +259,11 @@ def log2(n):
 
 
 def deal(size, shift, hands, run):
-    """An axis dealt out in runs to `hands` hands in turn; bits `shift`... of the thread number are the hand."""
-    hands = min(hands, size // run)
+    """An axis dealt out in runs to `hands` hands in turn; bits `shift`... of the thread number are the hand.
+
+    Of no positions nobody gets any: words do nothing with a tile of no columns.
+    """
+    hands = max(min(hands, size // run), 1)
     bits = log2(hands)
     if size % (hands * run):
         raise ValueError(f"{size} is no multiple of {hands} runs of {run}")
@@ -289,7 +292,7 @@ def copy_layout(rows, cols, threads, vector):
     (4, 4)
     """
     vectors = cols // vector
-    per_row = min(vectors & -vectors, threads)  # the largest power of two in it: 4 for a head_dim of 96 float16
+    per_row = min(max(vectors & -vectors, 1), threads)  # the largest power of two in it: 4 for a head_dim of 96 float16
     return simt(rows, cols, threads, per_row, vector)
 
 

@@ -91,6 +91,11 @@ class Pipeline:
         """Bytes of shared memory up to the end of the last barrier."""
         return self.barriers + 2 * self.tile.stages * BARRIER_BYTES
 
+    @property
+    def is_empty(self):
+        """Whether there is nothing to fill, of no columns: nobody waits for anything."""
+        return self.tile.nbytes == 0
+
     @classmethod
     def within(cls, shared, tile, readers, fills=1):
         return cls(tile, shared.reserve(2 * tile.stages * BARRIER_BYTES), readers, fills)
@@ -277,12 +282,15 @@ def acquire(stage):
     >>> run(kernel, np.zeros(2), threads=256)
     array([4., 5.])
     """
-    stage.barrier(free=True).wait(stage.round - 1)
+    if not stage.pipeline.is_empty:
+        stage.barrier(free=True).wait(stage.round - 1)
 
 
 @acquire.lowering
 def acquire(stage):
     def generate(b, value):
+        if stage.pipeline.is_empty:
+            return
         index, parity = unpack(b, value)
         emit_wait(b, emit_barrier(b, stage.pipeline, index, True), b.xor(parity, I32(1)))
 
@@ -305,13 +313,16 @@ def wait(stage):
     >>> run(kernel, np.zeros((1, 4)))
     array([[3., 4., 5., 6.]])
     """
-    stage.barrier(free=False).wait(stage.round)
-    stage.note_wait()
+    if not stage.pipeline.is_empty:
+        stage.barrier(free=False).wait(stage.round)
+        stage.note_wait()
 
 
 @wait.lowering
 def wait(stage):
     def generate(b, value):
+        if stage.pipeline.is_empty:
+            return
         index, parity = unpack(b, value)
         emit_wait(b, emit_barrier(b, stage.pipeline, index, False), parity)
 
@@ -332,13 +343,17 @@ def release(stage):
     >>> run(kernel, np.zeros(1), threads=128)
     array([1.])
     """
-    if simulator.thread_index() % WARPGROUP == 0:
+    if simulator.thread_index() % WARPGROUP == 0 and not stage.pipeline.is_empty:
         stage.barrier(free=True).arrive()
 
 
 @release.lowering
 def release(stage):
-    return types.void(stage), lambda b, value: emit_arrival_of_warpgroup(b, stage, value, True)
+    def generate(b, value):
+        if not stage.pipeline.is_empty:
+            emit_arrival_of_warpgroup(b, stage, value, True)
+
+    return types.void(stage), generate
 
 
 def emit_arrival(b, pipeline, index, free):

@@ -38,6 +38,8 @@ class SharedTile(Place):
     @property
     def nbytes(self):
         """Bytes of one stage."""
+        if not self.cols:
+            return 0
         return -(-self.rows * self.pitch * self.dtype.itemsize // VECTOR_BYTES) * VECTOR_BYTES
 
     def place(self, row, col):

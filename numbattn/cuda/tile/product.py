@@ -56,6 +56,8 @@ def dot(acc, x, y):
     _check(acc, x, y)
     if acc.layout.unit == "wgmma":
         return start_product(acc, x, y)
+    if is_empty(acc):
+        return acc
     rows, cols = places(acc.layout)
     depth = np.arange(y.plan.shape[0])
     left = x.read(rows, depth) if isinstance(x, Tile) else round_to(y.plan.factor, whole_rows(x))
@@ -86,7 +88,10 @@ def dot(acc, x, y):
     if acc.layout.unit == "wgmma":
         emit = emit_wgmma(acc, x, y)
         return acc(given, x, y), lambda b, value, *operands: emit(b, None if from_zero else value, *operands)
-    emit, zeros = EMIT[acc.layout.unit](acc, [x], y), ir.Constant(acc.llvm, None)
+    zeros = ir.Constant(acc.llvm, None)
+    if is_empty(acc):
+        return acc(given, x, y), lambda b, *operands: zeros
+    emit = EMIT[acc.layout.unit](acc, [x], y)
 
     def generate(b, value, x_value, y_pointer):
         sums = unpack(b, acc, zeros if from_zero else value)
@@ -122,6 +127,8 @@ def dots(sums, xs, y):
         _check(acc, x, y)
     if any(other != acc for other in others) or len(xs) != len(sums) or len(kinds) > 1 or acc.layout.unit not in EMIT:
         raise TypingError(f"dots: got {sums} and {xs}, expected as many tiles, alike")
+    if is_empty(acc):
+        return sums(sums, xs, y), lambda b, values, *operands: values
     emit, rows = EMIT[acc.layout.unit](acc, list(xs), y), acc.layout.rows.slots
 
     def generate(b, values, x_values, y_pointer):
@@ -146,7 +153,13 @@ def _check(acc, x, y):
     if (left.shape[0], right.shape[1]) != layout.shape or left.shape[1] != right.shape[0]:
         (m, k), (l, n) = left.shape, right.shape
         raise TypingError(f"dot: {m}x{k} @ {l}x{n} is no {layout}")
-    {"fma": check_fma, "mma": check_mma, "wgmma": check_wgmma}[layout.unit](layout, name_of(acc.dtype), x, right)
+    if not is_empty(acc):
+        {"fma": check_fma, "mma": check_mma, "wgmma": check_wgmma}[layout.unit](layout, name_of(acc.dtype), x, right)
+
+
+def is_empty(acc):
+    """Whether there is nothing to sum: a product of no columns."""
+    return not acc.layout.cols.size
 
 
 def check_fma(layout, total, x, right):

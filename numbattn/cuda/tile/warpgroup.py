@@ -117,6 +117,8 @@ def _lower_operand(relu):
 
         def generate(b, value, _):
             found = ir.Constant(ir.ArrayType(I32, tile.layout.rows.slots * tile.layout.cols.slots // 2), ir.Undefined)
+            if not plan.value.cols:                             # products there read nothing
+                return found
             for i, pair in enumerate(left_pairs(b, out.dtype, unpack(b, tile, value), relu)):
                 found = b.insert_value(found, pair, i)
             return found
@@ -238,6 +240,9 @@ def wgmma_wait(tile, later):
     text = f"wgmma.wait_group.sync.aligned {later.literal_value};"
 
     def generate(b, value, _):
+        if not tile.layout.cols.size:
+            asm(b, text, VOID, effect=True)
+            return value
         return pack(b, tile, by_rows(asm_in_place(b, text, in_order(unpack(b, tile, value)))))
 
     return tile(tile, later), generate
@@ -276,7 +281,7 @@ def emit_wgmma(acc, x, y):
         ys = InShared(b, y.plan, right, k_axis=0)
         xs = None if in_registers else InShared(b, x.plan, left, k_axis=1)
         asm(b, "wgmma.fence.sync.aligned;", VOID, effect=True)
-        for k in range(0, depth, DEPTH):
+        for k in range(0, depth if cols else 0, DEPTH):         # of no columns an empty group: waits count groups
             a = InRegisters([b.extract_value(left, k // 4 + i) for i in range(4)]) if in_registers else xs.at(k)
             sums = multiply(b, HALVES[y.dtype], cols, sums, a, ys.at(k))
         asm(b, "wgmma.commit_group.sync.aligned;", VOID, effect=True)

@@ -38,6 +38,7 @@ class Matrix(Argument):
     name: str
     heads: str = "q"
     optional: bool = False  # whether a call may lack it, and then there is nothing
+    may_be_empty: bool = False  # whether the kernel takes one without features as it is, else as one feature
     aligned = False  # whether its rows are moved in vectors of 16 bytes
 
     def is_given(self, planner):
@@ -45,7 +46,7 @@ class Matrix(Argument):
 
     def find(self, planner, work):
         if self.is_given(planner):
-            planner.find_matrix(self.name, self.heads, self.aligned)
+            planner.find_matrix(self.name, self.heads, self.aligned, self.may_be_empty)
 
     def flat(self, planner, work):
         if self.is_given(planner):
@@ -67,18 +68,21 @@ class AlignedMatrix(Matrix):
 class TmaMatrix(Argument):
     """A Matrix that TMA moves, a tensor map: up to the last query or key that counts, since after it may be NaN.
 
-    One of another dtype than those that are given is no tensor map: tiles in shared memory are of that."""
+    One of another dtype than those that are given is no tensor map: tiles in shared memory are of that. Nor is one
+    without features.
+    """
 
     name: str
     heads: str = "q"
     optional: bool = False  # see Matrix
+    may_be_empty: bool = False
 
     def is_given(self, planner):
         return not self.optional or self.name in planner.layouts
 
     def find(self, planner, work):
         if self.is_given(planner):
-            planner.find_matrix(self.name, self.heads, aligned=True)
+            planner.find_matrix(self.name, self.heads, True, self.may_be_empty)
 
     def flat(self, planner, work):
         call, inputs = planner.call, ("q", "do", "tq", "tdo")
@@ -87,7 +91,8 @@ class TmaMatrix(Argument):
             yield planner.at(self.name, self.heads, rows=None if last is None else max(last, 1))
 
     def type(self, about):
-        matrix = types.uint64 if about.dtype_of(self.name) == about.dtype else about.matrix(self.name)
+        is_map = about.dtype_of(self.name) == about.dtype and not (self.may_be_empty and about.head_dim_v == 0)
+        matrix = types.uint64 if is_map else about.matrix(self.name)
         return several(matrix, self.name in about.given) if self.optional else matrix
 
 
@@ -111,7 +116,7 @@ class OBefore(Argument):
 
     def find(self, planner, work):
         if BEFORE in planner.layouts:
-            planner.find_matrix(BEFORE, "q", aligned=True)
+            planner.find_matrix(BEFORE, "q", aligned=True, may_be_empty=True)
 
     def flat(self, planner, work):
         if BEFORE in planner.layouts:

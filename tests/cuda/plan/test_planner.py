@@ -507,6 +507,20 @@ def test_matrices_without_features_get_a_column():
     assert [x.name for x in backward.stand_ins] == ["q", "k", "dk", "dq"]
 
 
+@pytest.mark.parametrize(("device", "dtype"), [
+    ((9, 0), "bfloat16"), ((8, 0), "float16"), ((8, 0), "float32"), ((7, 5), "float16"),
+])  # fmt: skip
+def test_v_without_features_takes_nothing(device, dtype):
+    """Kernels of the forward pass compute lse alone; others take a column of zeros."""
+    q = array(2, 500, 64, dtype=NAMED[dtype])
+    forward, backward = plans(DEVICES[device], q, q, q[..., :0])
+    (step,) = forward.steps
+    assert (forward.stand_ins, dict(step.key.parameters)["head_dim_v"]) == ((), 0)
+    assert {x.name for x in backward.stand_ins} >= {"v", "do", "dv"}
+    few, _ = plans(DEVICES[8, 0], q[:, :1], q, q[..., :0])
+    assert {x.name for x in few.stand_ins} == {"v", "o"}
+
+
 def test_a_batch_that_is_no_single_stride_takes_a_launch_a_piece():
     forward, _ = plans(HOPPER, array(2, 3, 8, 200, 64), array(1, 3, 8, 200, 64), array(2, 3, 8, 200, 64))
     assert kernels(forward) == ["hopper_forward", "hopper_forward"]

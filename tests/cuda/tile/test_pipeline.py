@@ -175,6 +175,30 @@ def turns(acquires):
     return copy, 3 * WARPGROUP, shared.nbytes
 
 
+def test_nobody_waits_for_tiles_of_no_columns(x):
+    """Nor are there any: no load fills them, no reader releases them."""
+    shared = SharedMemory()
+    PIPELINE = Pipeline.within(shared, shared.boxes(64, 0, np.float16, 2), readers=2)
+
+    def kernel(x, y):
+        init_pipelines(PIPELINE)
+        sync_threads()
+        S = stage(PIPELINE, 0)
+        for _ in range(5):
+            acquire(S)
+            if thread_index() == 0:
+                tma_load(S, x, 0, 0, 0)
+            wait(S)
+            release(S)
+            S = advance(S)
+        y[thread_index()] = S.index
+
+    y = poisoned(WARPGROUP)
+    start(kernel, WARPGROUP, shared.nbytes, np.zeros((1, 1, 64, 0), np.float16), y)
+    assert (y == 1).all()
+    assert shared.nbytes == PIPELINE.end == 4 * 8
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_readers_that_take_turns(x, seed):
     y = poisoned((5 * 64, 64))
@@ -196,6 +220,7 @@ FAULTS = {
     "stage.barrier(free=False).wait(stage.round)": "pass",
     "    stage.note_wait()\n": "",
     "simulator.thread_index() % WARPGROUP == 0": "simulator.thread_index() == 0",
+    "        return self.tile.nbytes == 0": "        return False",
     ("cuda/tile/test_hopper.py", "cuda/tile/test_pipeline.py"): {
         "2 * tile.stages * BARRIER_BYTES": "tile.stages * BARRIER_BYTES",
         "free * pipeline.tile.stages * BARRIER_BYTES": "free * BARRIER_BYTES",

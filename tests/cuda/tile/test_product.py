@@ -7,6 +7,7 @@ from numbattn.cuda.tile import (
     SharedMemory,
     allocate,
     bfloat16,
+    copy_async,
     copy_layout,
     dot,
     dots,
@@ -14,14 +15,18 @@ from numbattn.cuda.tile import (
     load,
     mma,
     put,
+    rescaled,
+    row_index,
     save,
     simt,
     sync_threads,
+    wait_copies,
 )
 from tests.tools.launch import compiled_only, launch, poisoned, ptx_of
 
 from .tiles import FORMS, THREADS, K, M, N, as_device, multiplier, numbers
 
+TWO = np.float32(2)
 FMA = {
     "k in turn": simt(M, N, THREADS, 16, 1),
     "vectors": simt(M, 64, THREADS, 8, 4),
@@ -153,6 +158,48 @@ def test_several_products_are_alike():
     for kernel in other_sums, other_operands, more_operands:
         with pytest.raises(Exception, match=r"dots: got .* and .*, expected as many tiles, alike"):
             ptx_of(kernel, THREADS, poisoned((M, N)))
+
+
+@pytest.mark.parametrize("unit", ["fma", "mma"])
+def test_of_no_columns(unit):
+    """As of V where lse alone is wanted: nothing is copied, multiplied or saved."""
+    shared = SharedMemory()
+    X, Y = shared.tile(M, K, np.float32), shared.tile(K, 0, np.float32)
+    SUM = {"fma": simt(M, 0, THREADS, 8, 4), "mma": mma(M, 0, THREADS)}[unit]
+    COPY_X, COPY_Y, ROWS = copy_layout(M, K, THREADS, 4), copy_layout(K, 0, THREADS, 4), SUM.row_vector()
+
+    def kernel(x, y, z, rows):
+        copy_async(allocate(X), x, COPY_X, 0)
+        copy_async(allocate(Y), y, COPY_Y, 0)
+        wait_copies()
+        sync_threads()
+        acc = full(ROWS, TWO) * dot(full(SUM, TWO), allocate(X), allocate(Y))
+        acc, _ = dots((acc, acc), (allocate(X), allocate(X)), allocate(Y))
+        save(z, rescaled(acc + dot(SUM, allocate(X), allocate(Y)), full(ROWS, TWO)), 0)
+        save(rows, row_index(ROWS, 0), 0)
+
+    assert shared.nbytes == X.nbytes
+    x, y, z, rows = numbers((M, K)), numbers((K, 0)), poisoned((M, 5)), poisoned((M,))
+    launch(kernel, (1, 1, 1), THREADS, shared.nbytes, x, y, z, rows)
+    assert np.isnan(z).all()
+    np.testing.assert_array_equal(rows, np.arange(M))
+
+
+@compiled_only
+@pytest.mark.parametrize("unit", ["fma", "mma"])
+def test_what_has_no_columns_takes_no_instructions(unit):
+    shared = SharedMemory()
+    X, Y = shared.tile(M, K, np.float32), shared.tile(K, 0, np.float32)
+    SUM, COPY = {"fma": simt(M, 0, THREADS, 8, 4), "mma": mma(M, 0, THREADS)}[unit], copy_layout(K, 0, THREADS, 4)
+    ROWS = SUM.row_vector()
+
+    def kernel(y, z):
+        copy_async(allocate(Y), y, COPY, 0)
+        acc = dot(full(SUM, TWO), allocate(X), allocate(Y))
+        save(z, rescaled(acc, full(ROWS, TWO)), 0)
+
+    found = ptx_of(kernel, THREADS, numbers((K, 0)), poisoned((M, 5)))
+    assert found.count(r"mma|fma|shared|global|vote|cvt") == 0
 
 
 def test_shapes_have_to_fit():

@@ -370,6 +370,26 @@ def test_a_ring_of_operands(ring_arguments, seed):
     np.testing.assert_allclose(z, want, atol=1e-3)
 
 
+def test_a_product_of_no_columns_is_one_that_is_waited_for():
+    """A wait counts products: that before it is there, and may be read."""
+    shared, SUMS, NOTHING, COPY = SharedMemory(), wgmma(64), wgmma(0), copy_layout(64, 64, WARPGROUP, 8)
+    X, Y = shared.boxes(64, 64, np.float16), shared.boxes(64, 0, np.float16)
+
+    def kernel(x, z):
+        put(allocate(X), load(x, COPY, 0))
+        fence_async_proxy()
+        sync_warpgroup()
+        S = dot(SUMS, allocate(X), allocate(X).T)
+        O = dot(full(NOTHING, np.float32(0)), operand(full(SUMS, np.float32(1)), Y), allocate(Y))
+        S = wgmma_wait(S, 1)
+        save(z, S, 0)
+        save(z, wgmma_wait(O, 0), 0)
+
+    x, z = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float16), poisoned((64, 64))
+    launch(kernel, (1, 1, 1), WARPGROUP, shared.nbytes, x, z, cc=(9, 0, "a"))
+    np.testing.assert_allclose(z, x.astype(np.float32) @ x.astype(np.float32).T, atol=1e-3)
+
+
 def test_a_positive_operand():
     shared, SUMS, COPY = SharedMemory(), wgmma(64), copy_layout(64, 64, WARPGROUP, 8)
     X = shared.boxes(64, 64, np.float16)

@@ -1,4 +1,4 @@
-"""The tangent of the backward pass on any GPU: what the gradients change by as Q, K, V and dO move, as two kernels.
+"""The tangent of the backward pass on any GPU: the directional derivatives of dQ, dK and dV, as two kernels.
 
 tX is the tangent of X. What `backward` computes, differentiated line by line, Z being what P is multiplied by for
 dropout:
@@ -48,8 +48,7 @@ from ...tile import (
 from ...words.arguments import Matrix, Statistic
 from ...words.signatures import signature_of
 from ...words.spec import Spec
-from ..scores import SCORE, within_segment
-from ..scores.score import to_log2_of
+from ..scores import SCORE, TSCORE, tangent_steps, within_segment
 from ..shared.dropout import DROPOUT, drop_step
 from ..shared.layouts import DTYPES, sum_type, sums, vector
 from ..shared.recompute import clear_tangents, mask_tangent_step, recompute_tangents, tangents_of_ds
@@ -79,11 +78,11 @@ class Statistics(NamedTuple):
 
 def backward_tangent_kv(
     *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, stages, blocks, mask, score,
-    dropout, nbytes, tangents,
+    tscore, dropout, nbytes, tangents,
 ):  # fmt: skip
     """tdK and tdV; S, P, dP, dS and their tangents are transposed: a row is a key, a column a query.
 
-    tangents: which of "q", "k", "v" and "do" have one.
+    tangents: which of "q", "k", "v" and "do" have one; tscore: see Work.
     """
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     has_tq, has_tk, has_tv, has_tdo = (name in tangents for name in ("q", "k", "v", "do"))
@@ -105,8 +104,9 @@ def backward_tangent_kv(
     TILE_M, TILE_N, STAGES, ROWS_OF, ZERO = tile_m, tile_n, stages, Alignment(nbytes), ACC(0)
     tested, steps, band_at = needs_test(mask), steps_to_next(mask), band_of(mask)
     masked, drop = mask_tangent_step(mask, S_TILE, transposed=True), drop_step(S_TILE, dropout, transposed=True)
-    (apply, pull_back), to_log2 = tangent_steps(score, (), S_TILE, ACC, transposed=True), to_log2_of(score, ACC)
-    tile_of, mask_of, score_of = slot_step(mask, "k", tile_n), mask_within_step(mask), within_segment(score)
+    apply, pull_back = tangent_steps(score, tscore, S_TILE, ACC, transposed=True)
+    tile_of, mask_of = slot_step(mask, "k", tile_n), mask_within_step(mask)
+    scores_within, tscores_within = within_segment(score), within_segment(tuple(filter(None, tscore)))
 
     @device
     def fetch(stage, mQ, mDO, mTQ, mTDO, statistics, queries, row, m0):
@@ -120,8 +120,8 @@ def backward_tangent_kv(
         copy_async(allocate(SHARED_TDELTA, stage), lines_of(statistics.tdelta, batch, head, TILE_M), COPY_LINE, line)
 
     def kernel(
-        mQ, mK, mV, mDO, mTQ, mTK, mTV, mTDO, mTDK, mTDV, mLse, mTLse, mDelta, mTDelta, mask, scores, drops,
-        group_size, scale, kept_scale,
+        mQ, mK, mV, mDO, mTQ, mTK, mTV, mTDO, mTDK, mTDV, mLse, mTLse, mDelta, mTDelta, mask, scores, tscores,
+        drops, group_size, scale, scale_log2, kept_scale,
     ):  # fmt: skip
         batches, heads, _ = shape(mLse)
         _, heads_k, seqlen_k, _ = shape(mTDK)
@@ -130,7 +130,8 @@ def backward_tangent_kv(
         n0 = n_block * TILE_N
         if n0 >= segment.keys:                                  # a slot without a tile
             return
-        mask, scores = mask_of(mask, segment), score_of(scores, segment)
+        mask, scores = mask_of(mask, segment), scores_within(scores, segment)
+        tscores = tscores_within(tscores, segment)
         query, row, (key, end_key) = segment.first_query, segment.first_padded_row, keys_of(segment)
         keys = Rows(batch, head_k, key, end_key - key)
         copy_k(0, mK, mTK, keys, n0)
@@ -158,9 +159,9 @@ def backward_tangent_kv(
                     fetch(1 - stage, mQ, mDO, mTQ, mTDO, statistics, queries, row, m_block * TILE_M)
                 (sQ, stQ), (sdO, stdO) = q_tiles(stage), do_tiles(stage)
                 S, tS = scores_of(sK, stK, sQ, stQ)             # S = Q K^T, tS = tQ K^T + Q tK^T
-                S, tS, (F, tF) = apply(S, tS, scores, (), batch, head, query + m0, key + n0)
+                S, tS, (F, tF) = apply(S, tS, scores, tscores, batch, head, query + m0, key + n0)
                 lse, tlse = get(allocate(SHARED_LSE, stage), COLS), get(allocate(SHARED_TLSE, stage), COLS)
-                P, tP = recompute_tangents(S, tS, lse, tlse, to_log2(scale))    # P = exp(S - lse), tP = P (tS - tlse)
+                P, tP = recompute_tangents(S, tS, lse, tlse, scale_log2)    # P = exp(S - lse), tP = P (tS - tlse)
                 needs_mask = tested(mask, band, batch, head, n_block, this, m0, m0 + TILE_M, n0, n0 + TILE_N)
                 if needs_mask:
                     P, tP = masked(P, tP, mask, band, batch, head, m0, n0)
@@ -181,13 +182,14 @@ def backward_tangent_kv(
         save(aligned(mTDV[batch, head_k][key:end_key], ROWS_OF), tdV, n0)
 
     dtypes, given = dict(zip(("tdk", "tdv"), out_dtypes)), [f"t{name}" for name in tangents]
-    signature = signature_of(kernel, SPEC_KV.arguments, dtype, ACC, dtypes, mask=mask, score=score, given=given)
+    signature = signature_of(kernel, SPEC_KV.arguments, dtype, ACC, dtypes, mask=mask, score=score, tscore=tscore,
+                             given=given)  # fmt: skip
     return Source(kernel, signature, threads, blocks, shared.nbytes)
 
 
 def backward_tangent_q(
     *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, stages, blocks, mask, score,
-    dropout, nbytes, tangents,
+    tscore, dropout, nbytes, tangents,
 ):  # fmt: skip
     """tdQ; a row of S, P, dP, dS and their tangents is a query."""
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
@@ -207,9 +209,10 @@ def backward_tangent_q(
     TILE_M, TILE_N, STAGES, ROWS_OF, ZERO = tile_m, tile_n, stages, Alignment(nbytes), ACC(0)
     tested, steps, band_at = needs_test(mask), steps_to_next(mask), band_of(mask)
     masked, drop = mask_tangent_step(mask, S_TILE), drop_step(S_TILE, dropout)
-    (apply, pull_back), to_log2 = tangent_steps(score, (), S_TILE, ACC), to_log2_of(score, ACC)
+    apply, pull_back = tangent_steps(score, tscore, S_TILE, ACC)
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
-    mask_of, score_of = mask_within_step(mask), within_segment(score)
+    mask_of = mask_within_step(mask)
+    scores_within, tscores_within = within_segment(score), within_segment(tuple(filter(None, tscore)))
 
     @device
     def fetch(stage, mK, mV, mTK, mTV, keys, n0):
@@ -218,8 +221,8 @@ def backward_tangent_q(
         copy_v(stage, mV, mTV, keys, n0)
 
     def kernel(
-        mQ, mK, mV, mDO, mTQ, mTK, mTV, mTDO, mTDQ, mLse, mTLse, mDelta, mTDelta, mask, scores, drops, group_size,
-        scale, kept_scale,
+        mQ, mK, mV, mDO, mTQ, mTK, mTV, mTDO, mTDQ, mLse, mTLse, mDelta, mTDelta, mask, scores, tscores, drops,
+        group_size, scale, scale_log2, kept_scale,
     ):  # fmt: skip
         batches, heads, seqlen_q, _ = shape(mTDQ)
         tile, batch, head = place(block_index(), batches * heads, heads)
@@ -228,7 +231,8 @@ def backward_tangent_q(
         m0 = m_block * TILE_M
         if m0 >= segment.queries:                               # a slot without a tile
             return
-        mask, scores = mask_of(mask, segment), score_of(scores, segment)
+        mask, scores = mask_of(mask, segment), scores_within(scores, segment)
+        tscores = tscores_within(tscores, segment)
         band = band_at(mask, batch, head)
         first, end = visible_keys(band, m0, minimum(m0 + TILE_M, segment.queries))
         key, row, (query, end_query) = segment.first_key, segment.first_padded_row, queries_of(segment)
@@ -255,8 +259,8 @@ def backward_tangent_q(
                 fetch(1 - stage, mK, mV, mTK, mTV, keys, n_block * TILE_N)
             (sK, stK), (sV, stV) = k_tiles(stage), v_tiles(stage)
             S, tS = scores_of(sQ, stQ, sK, stK)                 # S = Q K^T, tS = tQ K^T + Q tK^T
-            S, tS, (F, tF) = apply(S, tS, scores, (), batch, head, query + m0, key + n0)
-            P, tP = recompute_tangents(S, tS, lse, tlse, to_log2(scale))    # P = exp(S - lse), tP = P (tS - tlse)
+            S, tS, (F, tF) = apply(S, tS, scores, tscores, batch, head, query + m0, key + n0)
+            P, tP = recompute_tangents(S, tS, lse, tlse, scale_log2)    # P = exp(S - lse), tP = P (tS - tlse)
             needs_mask = tested(mask, band, batch, head, m_block, this, m0, m0 + TILE_M, n0, n0 + TILE_N)
             if needs_mask:
                 P, tP = masked(P, tP, mask, band, batch, head, m0, n0)
@@ -274,30 +278,18 @@ def backward_tangent_q(
         save(aligned(mTDQ[batch, head][query:end_query], ROWS_OF), tdQ * scale, m0)
 
     dtypes, given = {"tdq": out_dtypes[0]}, [f"t{name}" for name in tangents]
-    signature = signature_of(kernel, SPEC_Q.arguments, dtype, ACC, dtypes, mask=mask, score=score, given=given)
+    signature = signature_of(kernel, SPEC_Q.arguments, dtype, ACC, dtypes, mask=mask, score=score, tscore=tscore,
+                             given=given)  # fmt: skip
     return Source(kernel, signature, threads, blocks, shared.nbytes)
 
 
-def tangent_steps(score, tangents, layout, ACC, transposed=False):
-    """Until there is a hook: no scores."""
-
-    @device
-    def apply(S, tS, scores, tscores, batch, head, m0, n0):
-        return S, tS, (S, tS)
-
-    @device
-    def pull_back(dS, tdS, F, tF):
-        return dS, tdS
-
-    return apply, pull_back
-
-
 def parameters(*names):
-    """Those of both kernels, with the dtypes of these results."""
+    """`tables.with_results`, and what has a tangent."""
     found = with_results(*names)
 
     def with_tangents(work, tiles):
-        return found(work, tiles) | {"tangents": tuple([x.name for x in GIVEN if f"t{x.name}" in work.dtypes])}
+        tangents = tuple([x.name for x in GIVEN if f"t{x.name}" in work.dtypes])
+        return found(work, tiles) | {"tangents": tangents, "tscore": work.tscore}
 
     return with_tangents
 
@@ -305,7 +297,7 @@ def parameters(*names):
 GIVEN = Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("do")
 TANGENTS = tuple(replace(x, name=f"t{x.name}", optional=True) for x in GIVEN)
 STATISTICS = tuple(Statistic(name, padded=True) for name in ("lse_log2", "padded tlse", "delta", "tdelta"))
-NUMBERS = MASK, SCORE, DROPOUT, "group_size", "scale", "kept_scale"
+NUMBERS = MASK, SCORE, TSCORE, DROPOUT, "group_size", "scale", "scale_log2", "kept_scale"
 SPEC_KV = Spec(
     backward_tangent_kv,
     (*GIVEN, *TANGENTS, Matrix("tdk", "k"), Matrix("tdv", "k"), *STATISTICS, *NUMBERS),

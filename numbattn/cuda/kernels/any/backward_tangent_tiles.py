@@ -10,7 +10,7 @@ TILES_KV = {  # four tiles of keys, two accumulators of keys x head_dim
             Streamed("mma", 32, 128, 256, stages=2), Streamed("mma", 16, 64, 128, stages=2),
             Streamed("mma", 16, 64, 128),
         ),
-        256: (Streamed("mma", 16, 64, 256, 8, 2), Streamed("mma", 16, 32, 128, 8), Streamed("mma", 16, 16, 64, 8)),
+        256: (Streamed("mma", 32, 64, 256, 8), Streamed("mma", 32, 32, 128, 8), Streamed("fma", 16, 16, 64, 8)),
     },
     (True, 4): {
         64: (Streamed("mma", 32, 128, 256, stages=2), Streamed("mma", 32, 64, 128), Streamed("mma", 16, 64, 128)),
@@ -35,7 +35,7 @@ TILES_KV = {  # four tiles of keys, two accumulators of keys x head_dim
     (False, 8): {
         64: (Streamed("fma", 8, 16, 64, 8),),
         128: (Streamed("fma", 4, 8, 64, 8),),
-        256: (Streamed("fma", 2, 4, 32, 32),),
+        256: (Streamed("fma", 2, 4, 128, 32),),
     },
 }
 TILES_Q = {  # four tiles of queries, and an accumulator of queries x head_dim
@@ -70,6 +70,6 @@ TILES_Q = {  # four tiles of queries, and an accumulator of queries x head_dim
     (False, 8): {
         64: (Streamed("fma", 16, 8, 64, 8),),
         128: (Streamed("fma", 8, 4, 64, 8),),
-        256: (Streamed("fma", 4, 2, 32, 32),),
+        256: (Streamed("fma", 4, 2, 128, 32),),
     },
 }

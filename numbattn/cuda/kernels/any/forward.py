@@ -36,7 +36,7 @@ from ..shared.segments import count_step, mask_within_step, queries_of, slot_ste
 from ..shared.softmax import LN_2, logsumexp, softmax_steps
 from ..shared.start import start_step
 from ..shared.visibility import MASK, band_of, element_test, needs_test, steps_to_next, visible_keys
-from ..tables import Crowded, Tiles, of_o, parameters, rows_of
+from ..tables import Crowded, Tiles, lse_alone, of_o, parameters, rows_of
 
 
 def forward(
@@ -54,7 +54,7 @@ def forward(
     S_TILE, product = product_step(unit, lanes, tile_m, tile_n, threads, False, shared, ACC, parts)
     ((SHARED_Q, COPY_Q),) = buffers(shared, dtype, threads, tile_m, [head_dim])
     (SHARED_K, COPY_K), (SHARED_V, COPY_V) = buffers(shared, dtype, threads, tile_n, [head_dim, head_dim_v])
-    left = left_operand(S_TILE, shared, ACC)
+    left = left_operand(S_TILE, shared, ACC, head_dim_v)
     TILE_M, TILE_N, ROWS_OF = tile_m, tile_n, Alignment(nbytes)
     NO_SCORE, LN2 = ACC(-np.inf), ACC(LN_2)
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
@@ -179,9 +179,9 @@ SHORT = {
 }
 SPEC = Spec(
     forward,
-    (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("o"), O_BEFORE, Statistic("lse"), MASK, SCORE, DROPOUT,
-     "group_size", "scale_log2", "kept_scale"),
+    (Matrix("q"), Matrix("k", "k"), Matrix("v", "k", may_be_empty=True), Matrix("o", may_be_empty=True), O_BEFORE,
+     Statistic("lse"), MASK, SCORE, DROPOUT, "group_size", "scale_log2", "kept_scale"),
     tiles=lambda work: rows_of(TILES, UNDER_PRESSURE, work, SHORT),
-    parameters=lambda work, tiles: parameters(work, tiles) | of_o(work),
+    parameters=lambda work, tiles: parameters(work, tiles) | of_o(work) | lse_alone(work),
     packs=True,
 )  # fmt: skip

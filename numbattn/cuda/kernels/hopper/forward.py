@@ -58,7 +58,7 @@ from ..shared.softmax import LN_2, logsumexp, softmax_steps
 from ..shared.start import start_step
 from ..shared.visibility import MASK, PACKED
 from ..shared.warps import source_of, warp_specialised
-from ..tables import compiled_in, of_o
+from ..tables import compiled_in, lse_alone, of_o
 from .forward_producer import TILES_AHEAD, producer_steps
 from .forward_steps import (
     ForwardAccumulators,
@@ -95,7 +95,7 @@ def hopper_forward(
     S_TILE, O_TILE = wgmma(tile_n), wgmma(head_dim_v)
     shared = SharedMemory()
     SHARED_Q = shared.boxes(ROWS, head_dim, dtype, q_stages, room=head_dim_v)
-    IS_STAGED = out_dtypes == (dtype.name,)
+    IS_STAGED = out_dtypes == (dtype.name,) and head_dim_v > 0
     SHARED_O = SHARED_Q.of_columns(head_dim_v) if IS_STAGED else None
     SHARED_K, SHARED_V = (shared.boxes(tile_n, cols, dtype, stages) for cols in (head_dim, head_dim_v))
     Q_PIPELINE = Pipeline.within(shared, SHARED_Q, readers=1)
@@ -271,21 +271,22 @@ def hopper_forward(
 
     signature = signature_of(
         kernel, SPEC.arguments, dtype, ACC, {"o": out_dtypes[0]}, mask=mask, score=score, resumes=resumes,
-        bias_dtype=bias_dtype, is_packed=IS_PACKED,
+        bias_dtype=bias_dtype, is_packed=IS_PACKED, head_dim_v=head_dim_v,
     )  # fmt: skip
-    tiles = SHARED_Q, SHARED_K, SHARED_V, SHARED_O, *[SHARED_B] * HAS_TMA_BIAS
+    tiles = SHARED_Q, SHARED_K, SHARED_V if head_dim_v else None, SHARED_O, *[SHARED_B] * HAS_TMA_BIAS
     return source_of(kernel, signature, consumers, shared, tiles)
 
 
 SPEC = Spec(
     hopper_forward,
-    (TmaMatrix("q"), TmaMatrix("k", "k"), TmaMatrix("v", "k"), TmaMatrix("o"), TmaBias(number_of_tma_bias),
-     RaggedMatrix("o"), O_BEFORE, Statistic("lse"), MASK, SCORE, DROPOUT, COUNTERS, "group_size", "scale_log2",
-     "kept_scale", "at_once", "heads_per_tile", "ascending"),
+    (TmaMatrix("q"), TmaMatrix("k", "k"), TmaMatrix("v", "k", may_be_empty=True), TmaMatrix("o", may_be_empty=True),
+     TmaBias(number_of_tma_bias), RaggedMatrix("o"), O_BEFORE, Statistic("lse"), MASK, SCORE, DROPOUT, COUNTERS,
+     "group_size", "scale_log2", "kept_scale", "at_once", "heads_per_tile", "ascending"),
     tiles=rows,
-    parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | of_o(work) | {
-        "bias_dtype": dtype_of_tma_bias(work),
-    },
+    parameters=lambda work, tiles: (
+        compiled_in(work, tiles, head_dims(work.problem)) | of_o(work) | lse_alone(work)
+        | {"bias_dtype": dtype_of_tma_bias(work)}
+    ),
     numbers=numbers,
     persistent=True,
     arch="a",

@@ -38,6 +38,7 @@ def producer_steps(pipelines, SHARED_O, SHARED_B, mask, tile_n, consumers):
     Q_PIPELINE, K_PIPELINE, V_PIPELINE, O_PIPELINE, WORK_PIPELINE = pipelines
     TILE_M, TILE_N, CONSUMERS, Q_STAGES = ROWS * consumers, tile_n, consumers, Q_PIPELINE.tile.stages
     HAS_TMA_BIAS, IS_PACKED, IS_STAGED = SHARED_B.stages > 0, PACKED in mask, SHARED_O is not None
+    HAS_V = not V_PIPELINE.is_empty
     (to_record, from_record, NO_WORK), tile_of = record_steps(mask), slot_step(mask, "q", TILE_M, by_warp=False)
     tiles_of, mask_of = count_step(mask, TILE_M), mask_within_step(mask, ROWS)
     (visible_blocks, next_n_block), (share_of, is_whole) = block_steps(mask, tile_n), share_steps(mask, consumers)
@@ -117,7 +118,8 @@ def producer_steps(pipelines, SHARED_O, SHARED_B, mask, tile_n, consumers):
     def load(mK, mV, biases, mask, group_size, heads_per_tile):
         """The loader, one thread of the producer: TMA-loads K and V for the work tiles, as stages become free."""
         prefetch_tensor_map(mK)
-        prefetch_tensor_map(mV)
+        if HAS_V:
+            prefetch_tensor_map(mV)
         if HAS_TMA_BIAS:
             prefetch_tensor_map(biases[0])
         W, K, V = stage(WORK_PIPELINE, 0), stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)

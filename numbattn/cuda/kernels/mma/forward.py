@@ -48,7 +48,7 @@ from ..shared.segments import count_step, mask_within_step, queries_of, slot_ste
 from ..shared.softmax import LN_2, logsumexp, softmax_parts
 from ..shared.start import start_step
 from ..shared.visibility import MASK, band_of, element_test, needs_test, steps_to_next, visible_keys
-from ..tables import compiled_in, has_tensor_cores, head_dims, of_o
+from ..tables import compiled_in, has_tensor_cores, head_dims, lse_alone, of_o
 from .tiles import matrices_at_once, rows
 
 
@@ -201,10 +201,11 @@ def takes(work):
 
 SPEC = Spec(
     mma_forward,
-    (AlignedMatrix("q"), AlignedMatrix("k", "k"), AlignedMatrix("v", "k"), AlignedMatrix("o"), O_BEFORE,
-     Statistic("lse"), MASK, SCORE, DROPOUT, "group_size", "scale_log2", "kept_scale", "at_once"),
+    (AlignedMatrix("q"), AlignedMatrix("k", "k"), AlignedMatrix("v", "k", may_be_empty=True),
+     AlignedMatrix("o", may_be_empty=True), O_BEFORE, Statistic("lse"), MASK, SCORE, DROPOUT, "group_size",
+     "scale_log2", "kept_scale", "at_once"),
     tiles=rows,
-    parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | of_o(work),
+    parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | of_o(work) | lse_alone(work),
     numbers=lambda work, tiles: {"at_once": matrices_at_once(work.problem)},
     packs=True,
 )  # fmt: skip

@@ -128,13 +128,14 @@ def places_of(transposed):
     return keys_by_queries if transposed else queries_by_keys
 
 
-def left_operand(layout, shared, dtype):
-    """How an accumulator becomes the left operand of the next product.
+def left_operand(layout, shared, dtype, cols=None):
+    """How an accumulator becomes the left operand of the next product, of so many columns.
 
     Tensor cores read it from registers, where it already is. CUDA cores read it from shared memory, each row by the
-    warp that wrote it; and so do tensor cores where several warps share a row, after a barrier.
+    warp that wrote it; and so do tensor cores where several warps share a row, after a barrier. A product of no columns
+    reads nothing.
     """
-    if layout.unit == "mma" and layout.has_whole_rows:
+    if (layout.unit == "mma" and layout.has_whole_rows) or cols == 0:
 
         @device
         def left(P):

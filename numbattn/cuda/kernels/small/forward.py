@@ -36,7 +36,7 @@ from ..shared.layouts import DTYPES, sum_type
 from ..shared.schedule import split
 from ..shared.softmax import LN_2, logsumexp, softmax_steps
 from ..shared.visibility import MASK, band_of
-from ..tables import dtypes_of
+from ..tables import dtypes_of, lse_alone
 from .steps import (
     SmallTiles,
     barrier_of,
@@ -146,10 +146,12 @@ TILES = {
 }  # fmt: skip
 SPEC = Spec(
     small_forward,
-    (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("o"), Statistic("lse"), MASK, SCORE, DROPOUT,
-     "group_size", "scale_log2", "kept_scale"),
+    (Matrix("q"), Matrix("k", "k"), Matrix("v", "k", may_be_empty=True), Matrix("o", may_be_empty=True),
+     Statistic("lse"), MASK, SCORE, DROPOUT, "group_size", "scale_log2", "kept_scale"),
     tiles=lambda work: rows_of(TILES, work),
-    parameters=lambda work, tiles: parameters(work, tiles) | dtypes_of(work, "o") | {"saves": "lse" in work.dtypes},
+    parameters=lambda work, tiles: (
+        parameters(work, tiles) | dtypes_of(work, "o") | lse_alone(work) | {"saves": "lse" in work.dtypes}
+    ),
     persistent=True,
     multiple=lambda work: heads_apart(work.score_added, work),
     resident=lambda work, tiles: resident(SPEC, work, tiles),

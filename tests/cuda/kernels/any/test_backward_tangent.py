@@ -88,7 +88,7 @@ def check(moved, sums_of, tiles=SMALL, sizes=(16, 8), nbytes=0):
     grads = {name: poisoned(inputs[name].shape, dtype) for name in sums_of}
     source = (backward_tangent_q if sums_of == "q" else backward_tangent_kv)(
         dtype=dtype.name, out_dtypes=(dtype.name,) * len(grads), head_dim=sizes[0], head_dim_v=sizes[1],
-        **tiles._asdict(), mask=case.kinds, score=(), dropout=case.kept_scale != 1, nbytes=nbytes,
+        **tiles._asdict(), mask=case.kinds, score=(), tscore=(), dropout=case.kept_scale != 1, nbytes=nbytes,
         tangents=tuple(name for name in ("q", "k", "v", "do") if getattr(moved, name) is not None),
     )  # fmt: skip
     given = case.lse_log2, *(moved.wanted[name].astype(case.dlse.dtype) for name in ("tlse", "tdelta"))
@@ -99,8 +99,8 @@ def check(moved, sums_of, tiles=SMALL, sizes=(16, 8), nbytes=0):
     blocks = batches * heads * -(-length // (tiles.tile_m if kept == "q" else tiles.tile_n))
     known = launch(
         source.function, (blocks, 1, 1), tiles.threads, source.shared, case.q, case.k, case.v, case.do, *tangents,
-        *grads.values(), *statistics, case.mask_of(kept, tiles.tile_m, tiles.tile_n), (), case.drops, case.group_size,
-        case.scale, case.kept_scale, cc=(9, 0),
+        *grads.values(), *statistics, case.mask_of(kept, tiles.tile_m, tiles.tile_n), (), (), case.drops,
+        case.group_size, case.scale, case.scale_log2, case.kept_scale, cc=(9, 0),
     )  # fmt: skip
     for name in sums_of:
         assert_accurate("td" + name, grads[name], moved.wanted["td" + name], moved.plain["td" + name], dtype)

@@ -1,0 +1,67 @@
+"""How the tiles of keys are shared out among blocks, several directions at once. All else: see test_jets."""
+
+import numpy as np
+
+import numbattn as na
+from numbattn import reference
+from numbattn.cpu.backward_tangent import TILE_N, backward_tangent
+
+
+def test_blocks_share_the_tiles_of_all_segments(rng, monkeypatch):
+    """Each tile is one block's, so that no two add to the same tdK, and sums for a slope are each block's own."""
+    touched = []
+
+    def one_by_one(kernel, blocks, work, scratch):
+        (_, _, tdk, _), _ = kernel.records[-1].held
+        for block in range(blocks):
+            before = tdk.copy()
+            kernel(block, block + 1, np.zeros(1, np.int32), scratch())
+            touched.append((tdk != before).any(axis=(0, 1, 3)))
+
+    monkeypatch.setitem(backward_tangent.__globals__, "launch", one_by_one)
+    segments = np.arange(5) * 2 * TILE_N  # of two tiles each
+    q, k, v, do = rng.standard_normal((4, segments[-1], 4))
+    tq, slopes = rng.standard_normal((2, *q.shape)), rng.standard_normal(2)
+    options = {"mask": na.Segments(segments), "score": na.Alibi(np.array(0.1))}
+    _, _, saved, tsaved = na.attention_forward_jvp(q, k, v, tq, None, None, tscore=[slopes], **options)
+    _, tgrads = na.attention_backward_jvp(do, saved, tsaved)
+    assert (np.sum(touched, axis=0) == 1).all()
+    assert len(touched) > 1
+    wanted = reference.attention_backward_jvp(do, q, k, v, tq, None, None, tscore=[slopes], **options)
+    for got, want in zip((*tgrads, *tgrads.score), (*wanted, *wanted.score), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-10)
+
+
+def test_results_do_not_depend_on_threads(rng):
+    """Nor on who computes along with them: to the bit."""
+    q, k, v, do, tq, tk = rng.standard_normal((6, 2, 700, 16))
+    for x in q, k:
+        _, _, saved, tsaved = na.attention_forward_jvp(x, k, v, tq, tk, None)
+        one, other = (na.attention_backward_jvp(do, saved, tsaved)[1] for _ in range(2))
+        for a, b in zip(one, other):
+            np.testing.assert_array_equal(a, b)
+
+
+FAULTS = {
+    "for n_tile in range(n_first, at.end": "for n_tile in range(at.first, at.end",
+    "(chunk - at.segment // TILE_N) % chunks": "chunk",
+    "sums.addresses[t]": "sums.addresses[0]",
+    "test_jets.py": {
+        "tD[i] += more[i]": "pass",
+        "tD[i] -= tdlse[i]": "pass",
+        "tD[i] if seen else zero": "tD[i]",
+        "of_call[i] if seen else zero": "of_call[i]",
+        "subtract(dP, at.D)": "pass",
+        "tS[j, i] * dP[j, i] + P[j, i] * (tdP[j, i] - tD[i])": "tS[j, i] * dP[j, i] + P[j, i] * tdP[j, i]",
+        "P[j, i] * (tS[j, i] - tlse[i])": "P[j, i] * tS[j, i]",
+        "multiply(tS, Z)": "pass",
+        "multiply(tdP, Z)": "pass",
+        "            multiply(P, Z)": "            pass",
+        "product(tdV, tS, dO, kept_scale, True)": "product(tdV, tS, dO, scale, True)",
+        "product_tn(tdQ, dS, tK, scale, True)": "pass",
+        "tdq[:, 0] if tdq.shape[1] == 1 else tdq.sum(axis=1)": "tdq[:, 0]",
+        "(logits - rows.tlse[t]) * D + tD": "-rows.tlse[t] * D + tD",
+        "            clear(tdk[t, batch, head_k])": "            pass",
+        "tD += 0 if tdo is None else dots(tdo[t], o)": "pass",
+    },
+}

@@ -1,0 +1,336 @@
+"""Tangents, gradients of gradients and Laplacians, on NumPy and on CuPy arrays."""
+
+import copy
+import itertools
+import pickle
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import numbattn as na
+from numbattn import reference
+
+from .accuracy import assert_equal, check_tangents, random, to_numpy
+
+M, N = 150, 270  # several tiles, with tails
+MASKS = {
+    "all": lambda rng: None,
+    "causal": lambda rng: na.Causal(),
+    "lengths": lambda rng: na.Lengths(keys=np.array([[200], [0]]), queries=np.array([[140], [7]])),
+    "segments": lambda rng: na.Segments([0, 40, 40, 150], [0, 100, 120, 270]) & na.Causal(),
+    "dense": lambda rng: na.Dense(rng.random((2, 1, M, N)) < 0.3),
+}
+SCORES = {  # the parts, and the tangents of their arrays
+    "none": lambda rng: ([], []),
+    "bias": lambda rng: ([na.Bias(rng.standard_normal((4, M, N)))], [rng.standard_normal((4, M, N))]),
+    "linear": lambda rng: (
+        [na.Alibi(rng.random(4)), na.RelativeBias(rng.standard_normal((4, 33))), na.Bias(rng.standard_normal(N))],
+        [rng.random(4), rng.standard_normal((4, 33)), None],
+    ),
+    "bent": lambda rng: (
+        [na.Bias(rng.standard_normal((M, 1))), na.Softcap(1.5), na.Alibi(rng.random(4)), na.Sink(rng.random(4))],
+        [rng.standard_normal((M, 1)), rng.random(4), rng.random(4)],
+    ),
+}
+
+
+def qkv(rng, dtype=np.float64, heads_k=2, m=M, n=N, d=8, e=8):
+    shapes = (2, 4, m, d), (2, heads_k, n, d), (2, heads_k, n, e)
+    return [random(rng, shape, dtype) for shape in shapes]
+
+
+def like(rng, *arrays):
+    return [rng.standard_normal(x.shape).astype(x.dtype) for x in arrays]
+
+
+def small(rng, m=6, n=7):
+    """q, k, v, and an argument of each kind."""
+    q, k, v = rng.standard_normal((2, m, 3)), rng.standard_normal((1, n, 3)), rng.standard_normal((2, n, 4))
+    bias, logits = rng.standard_normal((2, m, n)), rng.standard_normal(2)
+    options = {"mask": na.Causal() & na.Lengths(queries=m - 1), "dropout": na.Dropout(0.2, 3), "scale": 0.7}
+    return (q, k, v), (bias, logits), options
+
+
+def score_of(bias, logits):
+    return [na.Bias(bias), na.Softcap(2.0), na.Sink(logits)]
+
+
+# ----------------------------------------------------------------------------------------------------------- accuracy
+@pytest.mark.parametrize("dropout", [None, na.Dropout(0.3, seed=5)], ids=["", "dropout"])
+@pytest.mark.parametrize("mask", MASKS)
+def test_masks(rng, xp, mask, dropout):
+    check_tangents(*qkv(rng), rng, xp, mask=MASKS[mask](rng), dropout=dropout)
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_scores(rng, xp, score):
+    score, tscore = SCORES[score](rng)
+    options = {"score": score, "tscore": tscore, "mask": na.Causal(), "dropout": na.Dropout(0.3, 5)}
+    check_tangents(*qkv(rng, heads_k=4), rng, xp, **options)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32], ids=["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize(("d", "e"), [(64, 64), (24, 40)])
+def test_dtypes(rng, xp, dtype, d, e):
+    check_tangents(*qkv(rng, dtype, heads_k=4, d=d, e=e), rng, xp, causal=True)
+
+
+# ---------------------------------------------------------------------------------------------------------- definition
+def test_tangents_are_finite_differences(rng, xp):
+    """Of o, lse and gradients by the public functions, along all arguments at once, in float64."""
+    arrays, of_score, options = small(rng)
+    do, dlse = rng.standard_normal((2, 6, 4)), rng.standard_normal((2, 6))
+    given = [*arrays, *of_score, do, dlse]
+    tangents = like(rng, *given)
+
+    def at(h):
+        q, k, v, *parts, do, dlse = (xp.asarray(x + h * tx) for x, tx in zip(given, tangents))
+        o, saved = na.attention_forward(q, k, v, **options | {"score": score_of(*parts)})
+        grads = na.attention_backward(do, saved, dlse=dlse)
+        return [to_numpy(x) for x in (o, saved.lse, *grads, *grads.score)]
+
+    q, k, v, *parts, do, dlse = map(xp.asarray, given)
+    tq, tk, tv, *tparts, tdo, tdlse = map(xp.asarray, tangents)
+    options["score"] = score_of(*parts)
+    o, to, saved, tsaved = na.attention_forward_jvp(q, k, v, tq, tk, tv, tscore=tparts, **options)
+    _, tgrads = na.attention_backward_jvp(do, saved, tsaved, tdo=tdo, dlse=dlse, tdlse=tdlse)
+    h = 1e-5
+    with np.errstate(invalid="ignore"):
+        wanted = [(ahead - behind) / (2 * h) for ahead, behind in zip(at(h), at(-h))]
+    wanted[1] = np.where(np.isfinite(to_numpy(saved.lse)), wanted[1], 0)
+    for got, want in zip((to, tsaved.tlse, *tgrads, *tgrads.score), wanted, strict=True):
+        np.testing.assert_allclose(to_numpy(got), want, rtol=1e-6, atol=1e-6 * abs(want).max())
+
+
+def test_forward_and_reverse_agree(rng, xp):
+    """<to, do> + <tlse, dlse> = <t, grads>, arrays of the score included."""
+    arrays, of_score, options = small(rng)
+    arrays, of_score, tangents, tscore = (
+        [*map(xp.asarray, x)] for x in (arrays, of_score, like(rng, *arrays), like(rng, *of_score))
+    )  # fmt: skip
+    score = score_of(*of_score)
+    o, to, saved, tsaved = na.attention_forward_jvp(*arrays, *tangents, tscore=tscore, score=score, **options)
+    assert_equal(o, na.attention(*arrays, score=score, **options))
+    do, dlse = map(xp.asarray, like(rng, o, saved.lse))
+    grads = na.attention_backward(do, saved, dlse=dlse)
+    left = (to * do).sum() + (tsaved.tlse * dlse).sum()
+    right = sum((x * y).sum() for x, y in zip((*tangents, *tscore), (*grads, *grads.score), strict=True))
+    assert float(left) == pytest.approx(float(right), rel=1e-12)
+
+
+def test_hessians_are_symmetric(rng, xp):
+    """u.H v = v.H u, and backprop2 is the same product."""
+    arrays, of_score, options = small(rng)
+    q, k, v, bias, logits = map(xp.asarray, (*arrays, *of_score))
+    options["score"] = score_of(bias, logits)
+    one, other = ([*map(xp.asarray, like(rng, q, k, v, bias, logits))] for _ in range(2))
+    do, dlse = xp.asarray(rng.standard_normal((2, 6, 4))), xp.asarray(rng.standard_normal((2, 6)))
+    found = []
+    for x in one, other:
+        _, to, saved, tsaved = na.attention_forward_jvp(q, k, v, *x[:3], tscore=x[3:], **options)
+        _, tgrads = na.attention_backward_jvp(do, saved, tsaved, dlse=dlse)
+        found.append([*tgrads, *tgrads.score])
+        _, backprop2 = na.attention_backward_vjp(do, saved, dlse=dlse)
+        second = backprop2(*x[:3], ddscore=x[3:])
+        for a, b in zip((*second, second.dlse, *second.score), (*tgrads, to, tsaved.tlse, *tgrads.score), strict=True):
+            assert_equal(a, b)
+    left, right = (sum(float((a * b).sum()) for a, b in zip(x, y)) for x, y in zip((one, other), reversed(found)))
+    assert left == pytest.approx(right, rel=1e-11)
+
+
+def test_gradients_of_gradients(rng, xp):
+    """Of the penalty sum(dk**2) + sum(dbias**2), by q and do, against finite differences."""
+    (q, k, v), (bias, logits), options = small(rng)
+    do = rng.standard_normal((2, 6, 4))
+
+    def vjp(q, do):
+        _, backprop = na.attention_vjp(*map(xp.asarray, (q, k, v)), score=score_of(bias, logits), **options)
+        return backprop.vjp(xp.asarray(do))
+
+    def penalty(q, do):
+        grads, _ = vjp(q, do)
+        return float((grads.dk**2).sum() + (grads.score[0] ** 2).sum())
+
+    grads, backprop2 = vjp(q, do)
+    second = backprop2(None, 2 * grads.dk, None, ddscore=[2 * grads.score[0], None])
+    for name, step in (("gq", (1e-5, 0)), ("gdo", (0, 1e-5))):
+        tangents = like(rng, q, do)
+        ahead, behind = (penalty(*(x + sign * h * t for x, h, t in zip((q, do), step, tangents))) for sign in (1, -1))
+        got = np.vdot(to_numpy(getattr(second, name)), tangents[name == "gdo"])
+        assert got == pytest.approx((ahead - behind) / 2e-5, rel=1e-6)
+
+
+def test_laplacian_by_finite_differences(rng):
+    """Along each coordinate, by the values alone, and the tangent of lq, lk, lv."""
+    arrays, of_score, options = small(rng)
+    options["score"] = score_of(*of_score)
+    firsts = [rng.standard_normal((3, *x.shape)) for x in arrays]
+    seconds = like(rng, *arrays)
+    o, jo, lo = na.attention_laplacian(*arrays, *firsts, *seconds, **options)
+
+    def at(h, along):
+        return na.attention(*(x + h * t for x, t in zip(arrays, along)), **options)
+
+    want = (at(1e-5, seconds) - at(-1e-5, seconds)) / 2e-5
+    weights = np.array([-1, 16, -30, 16, -1]) / 12e-6
+    for t, along in enumerate(zip(*firsts)):
+        want += sum(w * at(h * 1e-3, along) for h, w in zip((-2, -1, 0, 1, 2), weights))
+        np.testing.assert_allclose(jo[t], na.attention_jvp(*arrays, *along, **options)[1], rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(lo, want, rtol=1e-6, atol=1e-6)
+    assert_equal(o, na.attention(*arrays, **options))
+
+
+@pytest.mark.parametrize("given", ["q", "v", "qk", ""])
+def test_a_laplacian_of_some(rng, given):
+    """None is zero, and is left out; float32 and several tiles."""
+    arrays, options = qkv(rng, np.float32, heads_k=4), {"causal": True, "score": na.Softcap(3.0)}
+    firsts = [random(rng, (6, *x.shape), x.dtype) if name in given else None for name, x in zip("qkv", arrays)]
+    o, jo, lo = na.attention_laplacian(*arrays, *firsts, None, arrays[1], None, **options)
+    assert (o.dtype, jo.dtype, lo.dtype) == (np.float32,) * 3
+    wanted = reference.attention_laplacian(*arrays, *firsts, None, arrays[1], None, **options)
+    for got, want in zip((o, jo, lo), wanted):
+        np.testing.assert_allclose(got, want, rtol=0, atol=2e-5 * abs(want).max(initial=0))
+
+
+# ---------------------------------------------------------------------------------------------------------- directions
+@pytest.mark.parametrize("count", [0, 1, 6])
+def test_several_tangents_are_as_one_by_one(rng, xp, count):
+    arrays, of_score, options = small(rng)
+    q, k, v, bias, logits = map(xp.asarray, (*arrays, *of_score))
+    options["score"] = score_of(bias, logits)
+    tq, tv, tbias, tdo, tdlse = (xp.asarray(rng.standard_normal((count, *x))) for x in
+                                 (q.shape, v.shape, bias.shape, (2, 6, 4), (2, 6)))  # fmt: skip
+    do, dlse = xp.asarray(rng.standard_normal((2, 6, 4))), xp.asarray(rng.standard_normal((2, 6)))
+
+    def run(tq, tv, tbias, tdo, tdlse):
+        _, to, saved, tsaved = na.attention_forward_jvp(q, k, v, tq, None, tv, tscore=[tbias, None], **options)
+        _, tgrads = na.attention_backward_jvp(do, saved, tsaved, tdo=tdo, dlse=dlse, tdlse=tdlse)
+        _, backprop2 = na.attention_backward_vjp(do, saved)
+        second = backprop2(tq, None, tv)
+        return to, tsaved.tlse, *tgrads, *tgrads.score, *second, second.dlse, *second.score
+
+    together = run(tq, tv, tbias, tdo, tdlse)
+    assert all(len(x) == count for x in together)
+    for t in range(count):
+        for x, y in zip(together, run(*(x[t] for x in (tq, tv, tbias, tdo, tdlse))), strict=True):
+            np.testing.assert_allclose(to_numpy(x[t]), to_numpy(y), rtol=1e-12, atol=1e-14)
+
+
+def test_no_tangents_are_zero(rng, xp):
+    (q, k, v), _, options = small(rng)
+    q, k, v = map(xp.asarray, (q, k, v))
+    _, to, saved, tsaved = na.attention_forward_jvp(q, k, v, None, None, None, **options)
+    _, tgrads = na.attention_backward_jvp(saved.o, saved, tsaved)
+    for x, shape in zip((to, tsaved.tlse, *tgrads), ((2, 6, 4), (2, 6), q.shape, k.shape, v.shape)):
+        assert x.shape == shape
+        assert not x.any()
+
+
+@pytest.mark.parametrize("given", list(itertools.product([False, True], repeat=3))[1:-1])
+def test_a_tangent_that_is_not_given_is_zero(rng, xp, given):
+    arrays, _, options = small(rng)
+    tangents = like(rng, *arrays)
+    some = [xp.asarray(x) if there else None for x, there in zip(tangents, given)]
+    wholes = [xp.asarray(x * there) for x, there in zip(tangents, given)]
+    do = xp.asarray(rng.standard_normal((2, 6, 4)))
+    results = []
+    for directions in some, wholes:
+        _, to, saved, tsaved = na.attention_forward_jvp(*map(xp.asarray, arrays), *directions, **options)
+        _, tgrads = na.attention_backward_jvp(do, saved, tsaved)
+        results.append([to, tsaved.tlse, *tgrads])
+    for x, y in zip(*results):
+        np.testing.assert_allclose(to_numpy(x), to_numpy(y), rtol=1e-12, atol=1e-14)
+
+
+# ---------------------------------------------------------------------------------------------------- what is not seen
+@pytest.mark.parametrize("nothing", [np.nan, np.inf])
+def test_padding_never_leaks(rng, xp, nothing):
+    """Into tangents; those of queries that see nothing are 0."""
+    q, k, v = qkv(rng, heads_k=4)
+    mask = na.Lengths(keys=200, queries=130) & na.Causal(-20)
+    arrays, cut = [], []
+    for x, end in zip((q, k, v, *like(rng, q, k, v), *like(rng, q, q)), (130, 200, 200) * 2 + (130, 130)):
+        y = x.copy()
+        y[..., end:, :] = nothing
+        arrays.append(xp.asarray(y))
+        cut.append(np.where(np.isfinite(y), y, 0))
+    *arrays, do, tdo = arrays
+    _, to, saved, tsaved = na.attention_forward_jvp(*arrays, mask=mask)
+    _, tgrads = na.attention_backward_jvp(do, saved, tsaved, tdo=tdo)
+    *cut, do, tdo = cut
+    wanted = *reference.attention_jvp(*cut, mask=mask), *reference.attention_backward_jvp(do, *cut, tdo=tdo, mask=mask)
+    for got, want in zip((to, tsaved.tlse, *tgrads), wanted, strict=True):
+        np.testing.assert_allclose(to_numpy(got), want, rtol=1e-10, atol=1e-12)
+    for x in to, tsaved.tlse, tgrads.dq:
+        assert not to_numpy(x)[:, :, :20].any()
+
+
+def test_scores_of_minus_infinity(rng, xp):
+    """By a Bias, of whole rows too: no tangents."""
+    q, k, v = qkv(rng, heads_k=4)
+    bias = np.where(rng.random((4, M, N)) < 0.5, -np.inf, 0.0)
+    bias[:, 3] = -np.inf
+    results = check_tangents(q, k, v, rng, xp, score=na.Bias(bias, gradient=False), causal=True)
+    assert all(np.isfinite(x).all() for x in results)
+    assert not results[0][:, :, 3].any()
+
+
+@pytest.mark.parametrize(("m", "n", "d", "e"), [(0, 5, 3, 4), (5, 0, 3, 4), (5, 6, 0, 4), (5, 6, 3, 0)])
+def test_empty_arrays(rng, xp, m, n, d, e):
+    q, k, v = (xp.asarray(rng.standard_normal((2, *x))) for x in ((m, d), (n, d), (n, e)))
+    _, to, saved, tsaved = na.attention_forward_jvp(q, k, v, q, k, v)
+    assert to.shape == (2, m, e)
+    _, tgrads = na.attention_backward_jvp(to, saved, tsaved, tdo=to)
+    assert [x.shape for x in tgrads] == [x.shape for x in (q, k, v)]
+    assert not any(x.any() for x in tgrads) or (d and n and e)
+    if xp is np:
+        _, jo, lo = na.attention_laplacian(q, k, v, q[None], None, None)
+        assert (jo.shape, lo.shape) == ((1, 2, m, e), (2, m, e))
+
+
+# ------------------------------------------------------------------------------------------------------------- layouts
+def test_layouts_and_broadcasting(rng, xp):
+    """Tangents lie as they like; 2-D arrays, and keys that a batch shares."""
+    shapes = (5, 2, 3), (7, 6), (2, 7, 4), (3, 7), (2, 7, 4)
+    q, k, v, tk, tv = (rng.standard_normal(shape) for shape in shapes)
+    q, k, tangents = q.swapaxes(0, 1), k[:, ::2], (np.broadcast_to(np.float64(1), (2, 5, 3)), tk.T, tv[:, ::-1])
+    wanted = reference.attention_jvp(q, k, v, *tangents)
+    _, to, saved, tsaved = na.attention_forward_jvp(*map(xp.asarray, (q, k, v, *tangents)))
+    for got, want in zip((to, tsaved.tlse), wanted):
+        np.testing.assert_allclose(to_numpy(got), want, rtol=1e-12, atol=1e-13)
+    do = rng.standard_normal((2, 5, 4))
+    _, tgrads = na.attention_backward_jvp(xp.asarray(do), saved, tsaved)
+    for got, want in zip(tgrads, reference.attention_backward_jvp(do, q, k, v, *tangents)):
+        np.testing.assert_allclose(to_numpy(got), want, rtol=1e-12, atol=1e-13)
+
+
+def test_packed_sequences_are_as_separate(rng, xp):
+    offsets = [0, 30, 30, 90, 150]
+    q, k, v, tq, tk, tv, do = rng.standard_normal((7, 2, 150, 8))
+    options = {"causal": True}
+
+    def run(rows, mask):
+        given = (xp.asarray(x[:, rows]) for x in (q, k, v, tq, tk, tv))
+        _, to, saved, tsaved = na.attention_forward_jvp(*given, mask=mask, **options)
+        _, tgrads = na.attention_backward_jvp(xp.asarray(do[:, rows]), saved, tsaved)
+        return [to_numpy(x) for x in (to, *tgrads)]
+
+    packed = run(slice(None), na.Segments(offsets))
+    for first, end in itertools.pairwise(offsets):
+        for x, y in zip(packed, run(slice(first, end), None)):
+            np.testing.assert_allclose(x[:, first:end], y, rtol=1e-10, atol=1e-12)
+
+
+def test_second_gradients_are_a_named_tuple(rng):
+    q, k, v, do = rng.standard_normal((4, 6, 4))
+    o, backprop = na.attention_vjp(q, k, v, score=na.Alibi(0.1))
+    grads, backprop2 = backprop.vjp(do)
+    second = backprop2(q, None, None)
+    assert [getattr(second, name) is x for name, x in zip(second._fields, second)] == [True] * 4
+    for same in (copy.deepcopy(second), pickle.loads(pickle.dumps(second))):
+        assert isinstance(same, na.SecondGradients)
+        for x, y in zip((*same, same.dlse, *same.score), (*second, second.dlse, *second.score), strict=True):
+            np.testing.assert_array_equal(x, y)
+    named = "gq=1, gk=2, gv=3, gdo=4, dlse=5, score=(6,)"
+    assert repr(na.SecondGradients(1, 2, 3, 4, 5, (6,))) == f"SecondGradients({named})"
