@@ -12,7 +12,7 @@ import pytest
 from numbattn.caches.eight_bits import FLOAT8, INT8
 from numbattn.caches.kv_cache import CacheLayout
 from numbattn.cuda.build import assemble, compile_ptx
-from numbattn.cuda.kernels import BACKWARD, FORWARD
+from numbattn.cuda.kernels import BACKWARD, FORWARD, TANGENT
 from numbattn.cuda.kernels.any.score_gradient import bias_gradient, diagonal_sums, entry_sums, spec_of
 from numbattn.cuda.kernels.hopper.forward_tiles import MANY
 from numbattn.cuda.kernels.hopper.score_gradient import bias_route, diagonals_route
@@ -49,7 +49,7 @@ def small(kernel, dtype, n, d, spills=0, **about):
 
 def spec(kernel, work):
     """That of a pass by its first Route with a kernel of this name, or the first, or of the gradient of a part."""
-    passes = (route.specs for routes in (FORWARD, BACKWARD) for route in routes if route.takes(work))
+    passes = (route.specs for routes in (FORWARD, BACKWARD, TANGENT) for route in routes if route.takes(work))
     after = next((i for i, part in enumerate(work.score) if part.startswith(("bias", "relative"))), 0)
     whole = {"out_dtype": work.problem.dtype.name, "sums_rows": False, "sums_cols": False}
     gradients = (
@@ -79,6 +79,26 @@ ANY_GPU = [  # up to 255 registers: CUDA cores, and tensor cores of each generat
     row("bias_gradient", "float64", 64, 64, "", "bias float64 16"),
     row("bias_gradient", "float32", 32, 32, "", "bias float32 16", seqlen_q=32, seqlen_k=32),
     row("entry_sums", "float32", 64, 64, "intervals", "relative query", cc=(7, 5)),
+]
+TANGENTS = [  # two sums for O, and two tiles of S
+    row("tangent", "bfloat16", 64, 64, cc=(8, 0), along="qkv"),
+    row("tangent", "float16", 64, 64, ALL, cc=(8, 6), along="qkv", **DROPOUT),
+    row("tangent", "bfloat16", 128, 128, cc=(8, 6), along="qkv"),
+    row("tangent", "float16", 128, 128, "hi", cc=(8, 0), along="qkv", spills=160),
+    row("tangent", "bfloat16", 256, 256, cc=(8, 0), along="qkv", spills=96),
+    row("tangent", "bfloat16", 256, 256, EDGES, cc=(12, 0), along="qkv"),
+    row("tangent", "float32", 64, 64, EDGES, along="qkv", **DROPOUT),
+    row("tangent", "float32", 128, 128, along="qkv", spills=160),
+    row("tangent", "float32", 128, 128, "packed", cc=(8, 0), along="qkv"),
+    row("tangent", "float32", 256, 256, along="qkv"),
+    row("tangent", "float64", 64, 64, "hi", along="qkv"),
+    row("tangent", "float64", 128, 128, along="qkv"),
+    row("tangent", "float64", 256, 256, along="qkv"),
+    row("tangent", "float32", 32, 32, along="qkv", seqlen_q=32, seqlen_k=32),
+    row("tangent", "float64", 32, 32, along="qkv", seqlen_q=64, seqlen_k=64),
+    row("tangent", "float32", 64, 64, cc=(7, 5), along="qkv"),
+    row("tangent", "float64", 128, 128, cc=(7, 5), along="qkv"),
+    row("tangent", "float16", 256, 256, ALL, cc=(7, 5), along="qkv"),
 ]
 OF_HEADS = {"score_added": "by head", "score_gradients": "by head"}
 SMALL = [  # all of S, and dP, beside what a head shares
@@ -228,8 +248,8 @@ SPILLS = [
 
 
 EVERY = [
-    *ANY_GPU, *SMALL, *LSE_ALONE, *FORWARD_MMA, *BACKWARD_MMA, *DECODING, *FORWARD_ROWS, *BACKWARD_ROWS, *GRADIENTS,
-    *SPILLS,
+    *ANY_GPU, *TANGENTS, *SMALL, *LSE_ALONE, *FORWARD_MMA, *BACKWARD_MMA, *DECODING, *FORWARD_ROWS, *BACKWARD_ROWS,
+    *GRADIENTS, *SPILLS,
 ]  # fmt: skip
 MARKED = [  # each takes 3 s
     pytest.param(*row.values, id=row.id, marks=[pytest.mark.slow] * (number % 16 > 0))

@@ -17,9 +17,9 @@ class TangentTiles(NamedTuple):
     sliced: bool = False  # whether warps that share rows each sum a slice of the depth of S: see product_step
 
 
-# (with tensor cores, bytes of an element): {largest head_dim: rows}. TFLOP/s of six products on Hopper: 16 heads, seqlen
-# 4096, full. "-": not measured. The forward pass by the same instructions: half precision 315, 364, 330 by head_dim,
-# float32 55, 58, float64 35, 37
+# (with tensor cores, bytes of an element): {largest head_dim: rows}. TFLOP/s of six products on Hopper: 16 heads,
+# seqlen 4096, full; "-": not measured. The forward pass by the same instructions: 315, 364, 330 in half precision, 55,
+# 58 in float32, 35, 37 in float64
 TILES = {
     (True, 2): {
         64: (TangentTiles("mma", 128, 64, 256),),               # 354; 64 x 64 346; warps of 32 queries 300

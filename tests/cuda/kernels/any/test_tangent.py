@@ -123,6 +123,20 @@ def test_calls(rng, device, dtype, options):
         check(rng, dtype, **options)
 
 
+OPTIONS = {
+    "packed": {"mask": na.Segments([0, 20, 20, 40], [0, 33, 60, 70]), "causal": True},
+    "intervals": {"mask": na.Prefix(3) | na.Window(9, 0)},
+    "grids": {"mask": (np.indices((40, 70)).sum(0) % 3 > 0), "dropout": na.Dropout(0.3, seed=5)},
+    "pieces": {"batch": (2, 1), "heads": 4, "heads_k": 2},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_options(rng, options):
+    with on(AMPERE):
+        check(rng, "float32", d=16, e=16, **options)
+
+
 M, N, HEADS = 40, 70, 2
 SCORES = {
     "softcap": lambda rng: na.Softcap(2.0),
