@@ -65,7 +65,7 @@ def plain(do, q, k, v, dlse=None, work=None, of_dS=None, **options):
     return (rounded @ V).reshape(problem.out_shape).astype(dtype), lse.reshape(problem.lse_shape), *grads, *of_score
 
 
-def plain_tangents(q, k, v, tq, tk, tv, work=None, **options):
+def plain_forward_tangents(q, k, v, tq, tk, tv, work=None, **options):
     """to and tlse by the plain formula, as `plain`: P and P tS are rounded. None is a zero tangent; no score."""
     problem, inputs = reference.describe(q, k, v, **options)
     dtype = problem.dtype if work is None else work
