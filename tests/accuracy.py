@@ -65,23 +65,6 @@ def plain(do, q, k, v, dlse=None, work=None, of_dS=None, **options):
     return (rounded @ V).reshape(problem.out_shape).astype(dtype), lse.reshape(problem.lse_shape), *grads, *of_score
 
 
-def plain_forward_tangents(q, k, v, tq, tk, tv, work=None, **options):
-    """to and tlse by the plain formula, as `plain`: P and P tS are rounded. None is a zero tangent; no score."""
-    problem, inputs = reference.describe(q, k, v, **options)
-    dtype = problem.dtype if work is None else work
-    work = problem.sum_dtype if work is None else work
-    Q, K, V, P, Z, lse, _ = _scores(problem, inputs, work)
-    tQ, tK, tV = (0 * X if x is None else reference._heads(x, problem).astype(work)
-                  for X, x in ((Q, tq), (K, tk), (V, tv)))  # fmt: skip
-    with np.errstate(invalid="ignore"):
-        tS = np.asarray(inputs.scale, work) * (tQ @ K.swapaxes(-2, -1) + Q @ tK.swapaxes(-2, -1))
-    tS, tV = np.where(P > 0, tS, 0), np.where(P.any(-2)[..., None], tV, 0)
-    tlse = (P * tS).sum(-1, keepdims=True)
-    rounded, times_tS = ((x * Z).astype(dtype).astype(work) for x in (P, P * tS))
-    to = rounded @ tV + times_tS @ V - tlse * (rounded @ V)
-    return to.reshape(problem.out_shape).astype(dtype), tlse.reshape(problem.lse_shape)
-
-
 def _scores(problem, inputs, work):
     Q, K, V = (reference._heads(x, problem).astype(work) for x in (inputs.q, inputs.k, inputs.v))
     shape = (*problem.batch, problem.seqlen_q, problem.seqlen_k)
