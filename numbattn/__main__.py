@@ -16,7 +16,7 @@ import numpy as np
 
 import numbattn as na
 from numbattn import cache, reference
-from numbattn.ahead import MASKS, PASSES, SCORES, capability, compile_kernels, device_of, plan, plans
+from numbattn.ahead import MASKS, PASSES, SCORES, USUAL, capability, compile_kernels, device_of, plan, plans
 from numbattn.machine import cpu, gpus, kept, progress, say, table, why_no_gpu
 from numbattn.problem import DTYPES
 
@@ -59,6 +59,8 @@ def _add_options(parser, command):
     parser.add_argument("--score", choices=SCORES, nargs="+", default=[], metavar="PART",
                         help=f"parts of the score, in this order: {', '.join(SCORES)}; their arrays have the dtype")
     parser.add_argument("--no-gradient", action="store_true", help="leave out the gradients of the arrays in the score")
+    parser.add_argument("--pass", nargs="+", choices=PASSES, default=USUAL, dest="passes",
+                        help="tangents are those of q, k and v (default: forward backward)")
     parser.add_argument("--dropout", action="store_true")
     parser.add_argument("--deterministic", action="store_true", help="gradients equal bit for bit from call to call")
     target = parser.add_mutually_exclusive_group()
@@ -78,7 +80,6 @@ def _add_options(parser, command):
         target.add_argument("--cpu", action="store_true",
                             help="for CPUs like this one, or the one that NUMBA_CPU_NAME and NUMBA_CPU_FEATURES name; "
                                  "its kernels are the same for all head_dims, seqlens, masks and dropouts")  # fmt: skip
-        parser.add_argument("--pass", nargs="+", choices=PASSES, default=PASSES, dest="passes")
         parser.add_argument("-j", type=int, default=os.cpu_count(), metavar="N", help="processes (default: all cores)")
 
 

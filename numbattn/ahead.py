@@ -25,7 +25,8 @@ def _samples(base):
 
 MASKS = {"none": lambda m, n: None, **dict(_samples(na.Mask))}
 SCORES = dict(_samples(Part))
-PASSES = ["forward", "backward"]
+PASSES = ["forward", "backward", "tangent", "backward_tangent"]
+USUAL = PASSES[:2]
 
 
 def capability(text):
@@ -48,14 +49,16 @@ def device_of(cc):
     return import_module("numbattn.cuda.launch").current_gpu().device
 
 
-def plans(device, dtype, q, k, v, mask, dropout, deterministic=False, score=(), gradient=True):
-    """Plans of both passes for arrays of these shapes, which take no memory."""
+def plans(device, dtype, q, k, v, mask, dropout, deterministic=False, score=(), gradient=True, passes=USUAL):
+    """Plans of these passes by name for arrays of these shapes, which take no memory. Tangents are those of q, k, v."""
+    from numbattn.cuda.passes import PASSES as BY_NAME
     from numbattn.cuda.passes import plans as plans_of
     from numbattn.cuda.views import without_memory
 
     arrays, options = [without_memory(shape, dtype) for shape in (q, k, v)], _call(dtype, q, k, mask, score, gradient)
     dropout = na.Dropout(0.1, seed=0) if dropout else None
-    return dict(zip(PASSES, plans_of(device, *arrays, deterministic=deterministic, dropout=dropout, **options)))
+    options |= {"deterministic": deterministic, "passes": [BY_NAME[name] for name in passes]}
+    return dict(zip(passes, plans_of(device, *arrays, dropout=dropout, **options)))
 
 
 def _call(dtype, q, k, mask, score, gradient):
@@ -65,7 +68,7 @@ def _call(dtype, q, k, mask, score, gradient):
 
 
 def plan(args):
-    """Print the plans of both passes."""
+    """Print the plans of passes."""
     dtype = np.dtype(args.dtype)
     n, d, heads_k = args.seqlen_k or args.seqlen, args.head_dim, args.heads_k or args.heads
     q, k, v = ((args.batch, args.heads, args.seqlen, d), (args.batch, heads_k, n, d),
@@ -116,7 +119,7 @@ def _plan_of_devices(count, order, shown, dtype, shapes, options):
 
 def _options(args):
     """The arguments of `plans` after the mask."""
-    return args.dropout, args.deterministic, args.score, not args.no_gradient
+    return args.dropout, args.deterministic, args.score, not args.no_gradient, args.passes
 
 
 def _row(step, device):
@@ -170,6 +173,11 @@ def make_calls(name, dtype, score, gradient):
     x, lse = np.zeros(shape, dtype), np.zeros(shape[:-1], dtype)
     if name == "backward":
         na.attention_backward(x, na.Saved.of(x, x, x, x, lse, **options))
+    elif name == "tangent":
+        na.attention_jvp(x, x, x, x, x, x, **options)
+    elif name == "backward_tangent":
+        _, _, saved, tsaved = na.attention_forward_jvp(x, x, x, x, x, x, **options)
+        na.attention_backward_jvp(x, saved, tsaved)
     else:
         na.attention(x, x, x, **options)
         na.attention(x[..., :1, :], x, x, **_call(dtype, (1, 2, 1, 8), shape, "none", score, gradient))

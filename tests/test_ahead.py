@@ -95,6 +95,22 @@ def test_a_plan_with_scores_and_segments(unbuilt, capsys):
         assert len(re.findall("^  diagonal_sums", shown, re.M)) == count
 
 
+def test_a_plan_of_tangents(unbuilt, capsys):
+    options = "--cc 8.0 --seqlen 200 --head-dim 32 --heads 2 --mask causal --score bias --pass tangent backward_tangent"
+    assert main(["plan", *options.split()]) == 0
+    first, second = capsys.readouterr().out.partition("\ntangent\n")[2].split("backward_tangent\n")
+    assert re.findall(r"^  (\w+)$", first, re.M) == ["kernel", "tangent"]
+    assert re.findall(r"^  (\w+)$", second, re.M)[1:] == [
+        "delta", "delta_tangent", "backward_tangent_kv", "backward_tangent_q",
+    ]  # fmt: skip
+
+
+def test_passes_have_the_names_of_backends():
+    passes, cpus = pytest.importorskip("numbattn.cuda.passes", exc_type=ImportError), import_module("numbattn.cpu")
+    assert list(passes.PASSES) == ahead.PASSES
+    assert all(hasattr(backend, name) for backend in (cpus, passes.Passes) for name in ahead.PASSES)
+
+
 @pytest.mark.parametrize("command", ["plan", "compile"])
 def test_errors_are_said_without_a_traceback(command, capsys):
     pytest.importorskip("numba_cuda")
