@@ -159,6 +159,24 @@ def assert_all_accurate(results, do, q, k, v, dlse, bits=4, **options):
 
 
 # ------------------------------------------------------------------------------------------------------------ tangents
+def plain_forward_tangents(q, k, v, tq, tk, tv, **options):
+    """to and tlse by the plain formula: P and P tS are rounded."""
+    do = np.zeros(reference.describe(q, k, v)[0].out_shape, q.dtype)
+    return plain_tangents(do, q, k, v, tq, tk, tv, **options)[:2]
+
+
+def plain_backward_tangents(*arrays, **options):
+    """tdq, tdk and tdv by the plain formula."""
+    return plain_tangents(*arrays, **options)[2:5]
+
+
+def exact_backward_tangents(do, q, *arrays, **options):
+    """The same in float64, or in what is better for float64."""
+    if q.dtype == np.float64:
+        return plain_backward_tangents(do, q, *arrays, work=np.longdouble, **options)
+    return reference.attention_backward_jvp(do, q, *arrays, **options)
+
+
 def plain_tangents(
     do, q, k, v, tq, tk, tv, tdo=None, dlse=None, tdlse=None, tscore=(), work=None, of_dS=np.asarray, **options
 ):  # fmt: skip
@@ -332,7 +350,7 @@ def rounding_of_tangents(do, q, k, v, tq, tk, tv, tdo=None, dlse=None, tdlse=Non
         chain.append((part, of_array, slope, slope_error, bend * before, bend_error))
         tS_error = abs(slope) * tS_error + slope_error * abs(before)
         if of_array is not None:
-            tS_error = tS_error + eps * (2 * abs(before) + abs(of_array._applied(before)))
+            tS_error = tS_error + eps * (2 * abs(before) + abs(finite(of_array._applied(before))))
     tlse_error = (x.P_error * abs(tS) + P * (tS_error + eps * abs(tS))).sum(-1, keepdims=True) + eps * abs(y.tlse)
     for part, of_array in zip(inputs.score, y.tparts):
         if of_array is not None and not part._has_step:     # its P is at most 1

@@ -204,6 +204,20 @@ BACKWARD_ROWS = [  # both sums in a consumer's registers, wide ones by two, and 
     row("hopper_backward_q", "bfloat16", 128, 128, "intervals", "alibi query, relative query"),
     row("hopper_backward_q", "bfloat16", 256, 256, "packed", **NARROW, **DETERMINISTIC),
 ]
+TANGENT_ROWS = [  # O, S and their tangents; outside the loops over tiles addresses and stages are read back
+    row("hopper_tangent", "bfloat16", 128, 128, along="qkv"),
+    row("hopper_tangent", "float16", 128, 128, "intervals", along="qk"),
+    row("hopper_tangent", "bfloat16", 128, 128, EDGES, along="qkv", spills=64),
+    row("hopper_tangent", "bfloat16", 128, 128, "packed", along="qkv", spills=64),
+    row("hopper_tangent", "bfloat16", 128, 128, ALL, along="qkv", **DROPOUT, spills=64),
+    row("hopper_tangent", "bfloat16", 128, 128, EDGES, "sink, alibi", along="qkv", spills=64),
+    row("hopper_tangent", "float16", 128, 128, EDGES, "relative", along="qkv", spills=64),
+    row("hopper_tangent", "bfloat16", 128, 128, "", "bias float16 16, softcap", along="qkv", **DROPOUT),
+    row("hopper_tangent", "float16", 64, 64, EDGES, along="qkv"),
+    row("hopper_tangent", "bfloat16", 64, 64, ALL, along="kv", **DROPOUT),
+    row("hopper_tangent", "float16", 64, 64, EDGES, "softcap", along="qkv"),
+    row("hopper_tangent", "bfloat16", 64, 64, ALL, "bias float16 16, softcap", along="qkv"),
+]
 GRADIENTS = [
     row("hopper_bias_gradient", "float16", 64, 64, "", "bias float16 16 tma", keys=MANY),
     row("hopper_bias_gradient", "bfloat16", 256, 256, EDGES, "softcap, bias bfloat16 16 tma", keys=MANY),
@@ -249,7 +263,7 @@ SPILLS = [
 
 EVERY = [
     *ANY_GPU, *TANGENTS, *SMALL, *LSE_ALONE, *FORWARD_MMA, *BACKWARD_MMA, *DECODING, *FORWARD_ROWS, *BACKWARD_ROWS,
-    *GRADIENTS, *SPILLS,
+    *TANGENT_ROWS, *GRADIENTS, *SPILLS,
 ]  # fmt: skip
 MARKED = [  # each takes 3 s
     pytest.param(*row.values, id=row.id, marks=[pytest.mark.slow] * (number % 16 > 0))

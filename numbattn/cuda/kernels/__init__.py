@@ -14,7 +14,6 @@ from .any import (
     combine,
     decode,
     delta,
-    delta_tangent,
     forward,
     score_gradient,
     tangent,
@@ -37,13 +36,8 @@ LARGE_BACKWARD = (
     Route(everything, (delta.SPEC, backward.SPEC_KV, backward.SPEC_Q)),
 )
 FORWARD, BACKWARD = small.FORWARD + LARGE_FORWARD, small.BACKWARD + LARGE_BACKWARD
-TANGENT = (Route(everything, (tangent.SPEC,)),)
-BACKWARD_TANGENT = (
-    Route(
-        everything,
-        (delta.SPEC_BOUNDED, delta_tangent.SPEC, backward_tangent.SPEC_KV, backward_tangent.SPEC_Q),
-    ),
-)
+TANGENT = (*hopper.TANGENT, Route(everything, (tangent.SPEC,)))
+BACKWARD_TANGENT = (Route(everything, backward_tangent.SPECS),)
 
 
 def bias_gradients(name, **about):

@@ -77,6 +77,11 @@ class Boxes(Place):
         """These tiles with so many stages of several each: only to count the stages of what fills them."""
         return replace(self, stages=stages)
 
+    def part(self, first, cols):
+        """The place of so many columns of each stage from column `first` on, which is a multiple of a box's width."""
+        offset = self.offset + first // self.width * self.box_bytes
+        return replace(self, cols=cols, offset=offset, room=max(self.cols, self.room))
+
     def parts(self, cols):
         """The tile's parts of so many columns: part p of stage s is stage s * (parts of a stage) + p."""
         return replace(self, cols=cols, stages=self.stages * (self.cols // cols), room=0)

@@ -7,8 +7,9 @@ from ...words.tiers import WGMMA
 from ..any import combine, delta
 from ..any.decode import has_few_queries, held_of
 from ..mma import backward as mma_backward
-from . import backward_kv, backward_q, backward_wide, decode, dq_sums, forward
+from . import backward_kv, backward_q, backward_wide, decode, dq_sums, forward, tangent
 from .forward_tiles import is_for_hopper
+from .tangent_tiles import takes as takes_tangent
 from .variants import BOTH, GENERAL, KERNELS, SUMS, WIDE, variant_of
 
 
@@ -30,6 +31,7 @@ def decodes(work):
 
 
 FORWARD = Route(decodes, (decode.SPEC, combine.SPEC), WGMMA), Route(attends, (forward.SPEC,), WGMMA)
+TANGENT = (Route(takes_tangent, (tangent.SPEC,), WGMMA),)
 BACKWARD = (
     Route(partial(takes, SUMS), (delta.SPEC_BOUNDED, backward_kv.SPEC_SUMS, dq_sums.SPEC), WGMMA),
     Route(partial(takes, BOTH), (delta.SPEC_BOUNDED, backward_kv.SPEC, backward_q.SPEC), WGMMA),

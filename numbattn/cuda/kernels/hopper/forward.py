@@ -59,7 +59,7 @@ from ..shared.start import start_step
 from ..shared.visibility import MASK, PACKED
 from ..shared.warps import source_of, warp_specialised
 from ..tables import compiled_in, lse_alone, of_o
-from .forward_producer import TILES_AHEAD, producer_steps
+from .forward_producer import TILES_AHEAD, Moved, producer_steps
 from .forward_steps import (
     ForwardAccumulators,
     ForwardArguments,
@@ -110,7 +110,8 @@ def hopper_forward(
                            for size, count in ((3, q_stages), (len(NO_WORK), TILES_AHEAD)))  # fmt: skip
     O_PIPELINE, WORK_PIPELINE = Pipeline.within(shared, O_COORDINATES, 1), Pipeline.within(shared, WORK, consumers + 1)
     pipelines = Pipelines(Q_PIPELINE, K_PIPELINE, V_PIPELINE, O_PIPELINE, WORK_PIPELINE)
-    schedule, load = producer_steps(pipelines, SHARED_O, SHARED_B, mask, tile_n, consumers)
+    moved = Moved((SHARED_Q,), (SHARED_K,), (SHARED_V,) * (head_dim_v > 0), (SHARED_O,) * IS_STAGED)
+    schedule, load = producer_steps(pipelines, moved, SHARED_B, mask, tile_n, consumers)
     CONSUMERS, TILE_N, LN2 = consumers, tile_n, ACC(LN_2)
     RESCALES_FIRST = head_dim_v > 192  # more of O than can be rescaled while S is in flight
     (_, next_n_block), (share_of, is_whole) = block_steps(mask, tile_n), share_steps(mask, consumers)
@@ -264,9 +265,9 @@ def hopper_forward(
         begin()
         by_rows = ragged if IS_STAGED else (mO,)
         args = by_rows, before, mLse, mask, scores, drops, scale_log2, kept_scale, heads_per_tile, ()
-        of_loader = mK, mV, biases, mask, group_size, heads_per_tile
+        of_loader = (mK,), (mV,), biases, mask, group_size, heads_per_tile
         sizes = seqlen_q, heads, batches * heads
-        of_scheduler = mQ, mO, mask, counters, *sizes, at_once, heads_per_tile, ascending
+        of_scheduler = (mQ,), (mO,), mask, counters, *sizes, at_once, heads_per_tile, ascending
         take_roles((ForwardArguments(*args),), (of_loader, of_scheduler))
 
     signature = signature_of(

@@ -1,4 +1,8 @@
-"""The producer of `hopper_forward`, two threads: a scheduler that draws work tiles, and a loader of K and V."""
+"""The producer of `hopper_forward`, two threads: a scheduler that draws work tiles, and a loader of K and V; that of
+`hopper_tangent` moves tangents with them."""
+
+from functools import reduce
+from typing import NamedTuple
 
 from ...tile import (
     acquire,
@@ -15,7 +19,7 @@ from ...tile import (
     read,
     release,
     stage,
-    tma_load,
+    tma_load_part,
     tma_store,
     tma_store_wait,
     wait,
@@ -32,16 +36,66 @@ BY_CONSUMER = -1  # in place of a row: TMA does not store this O
 TILES_AHEAD = 4  # stages of the pipeline of work tiles
 
 
-def producer_steps(pipelines, SHARED_O, SHARED_B, mask, tile_n, consumers):
-    """Device functions of the scheduler and of the loader. SHARED_O: where O is staged, or None; SHARED_B: see
-    `score_tile_steps`."""
+class Moved(NamedTuple):
+    """Places of the tiles that TMA moves, each with a matrix: what fills a stage of each pipeline, and what is stored.
+    """
+
+    Q: tuple
+    K: tuple
+    V: tuple
+    O: tuple  # in the buffers of Q; none: not staged
+
+
+@device
+def nothing(stage, matrices, at):
+    pass
+
+
+def each(step, places):
+    """The device function (stage, matrices, at) that does a step, (stage, tile, matrix, at), for all of these places,
+    each with its matrix."""
+
+    def then(before, numbered):
+        NUMBER, PLACE = numbered
+
+        @device
+        def both(stage, matrices, at):
+            before(stage, matrices, at)
+            step(stage, allocate(PLACE, stage.index), matrices[NUMBER], at)
+
+        return both
+
+    return reduce(then, enumerate(places), nothing)
+
+
+@device
+def prefetch(stage, tile, matrix, at):
+    prefetch_tensor_map(matrix)
+
+
+@device
+def load(stage, tile, matrix, at):
+    batch, head, row = at
+    tma_load_part(stage, tile, matrix, batch, head, row, 0)
+
+
+@device
+def store(stage, tile, matrix, at):
+    batch, head, row = at
+    tma_store(matrix, tile, batch, head, row)
+
+
+def producer_steps(pipelines, moved, SHARED_B, mask, tile_n, consumers):
+    """Device functions of the scheduler and of the loader. moved: see Moved; SHARED_B: see `score_tile_steps`."""
     Q_PIPELINE, K_PIPELINE, V_PIPELINE, O_PIPELINE, WORK_PIPELINE = pipelines
     TILE_M, TILE_N, CONSUMERS, Q_STAGES = ROWS * consumers, tile_n, consumers, Q_PIPELINE.tile.stages
-    HAS_TMA_BIAS, IS_PACKED, IS_STAGED = SHARED_B.stages > 0, PACKED in mask, SHARED_O is not None
-    HAS_V = not V_PIPELINE.is_empty
+    HAS_TMA_BIAS, IS_PACKED, IS_STAGED = SHARED_B.stages > 0, PACKED in mask, bool(moved.O)
     (to_record, from_record, NO_WORK), tile_of = record_steps(mask), slot_step(mask, "q", TILE_M, by_warp=False)
     tiles_of, mask_of = count_step(mask, TILE_M), mask_within_step(mask, ROWS)
     (visible_blocks, next_n_block), (share_of, is_whole) = block_steps(mask, tile_n), share_steps(mask, consumers)
+    load_q, load_k, load_v = (each(load, places) for places in (moved.Q, moved.K, moved.V))
+    prefetch_q, prefetch_k, prefetch_v, prefetch_o = (each(prefetch, places) for places in moved)
+    store_all = each(store, moved.O)
 
     @device
     def work_tile(number, mask, seqlen_q, m_blocks, heads, matrices, at_once, heads_per_tile, ascending):
@@ -64,16 +118,17 @@ def producer_steps(pipelines, SHARED_O, SHARED_B, mask, tile_n, consumers):
         if IS_STAGED and count >= Q_STAGES:
             batch, head, row = read(stage(O_PIPELINE, Q.index))
             if not IS_PACKED or row != BY_CONSUMER:
-                tma_store(mO, allocate(SHARED_O, Q.index), batch, head, row)
+                store_all(Q, mO, (batch, head, row))
                 tma_store_wait()
 
     @device
     def schedule(mQ, mO, mask, counters, seqlen_q, heads, matrices, at_once, heads_per_tile, ascending):
-        """The scheduler, one thread of the producer: draws work tiles, TMA-loads their Q, TMA-stores their O."""
-        prefetch_tensor_map(mQ)
-        if IS_STAGED:
-            prefetch_tensor_map(mO)
+        """The scheduler, one thread of the producer: draws work tiles, TMA-loads their Q, TMA-stores their O.
+
+        mQ, mO: tuples of matrices, as are mK and mV of the loader."""
         W, Q, count = stage(WORK_PIPELINE, 0), stage(Q_PIPELINE, 0), index(0)
+        prefetch_q(Q, mQ, ())
+        prefetch_o(Q, mO, ())
         m_blocks = tiles_of(mask.packing, seqlen_q)
         heads, matrices = heads // heads_per_tile, matrices // heads_per_tile
         number = block_index()
@@ -94,7 +149,7 @@ def producer_steps(pipelines, SHARED_O, SHARED_B, mask, tile_n, consumers):
                 stored_at = row if is_whole(work.segment, m0) else BY_CONSUMER
                 store_o(Q, count, mO)
                 commit(stage(O_PIPELINE, Q.index), (work.batch, head, stored_at))
-                tma_load(Q, mQ, work.batch, head, row)
+                load_q(Q, mQ, (work.batch, head, row))
                 Q, count = advance(Q, 1), count + 1
                 consumer = opaque(consumer + 1)
             number = next_number(counters, grid_size())
@@ -115,14 +170,13 @@ def producer_steps(pipelines, SHARED_O, SHARED_B, mask, tile_n, consumers):
     load_bias = load_bias_step(SHARED_B, consumers, bias_of)
 
     @device
-    def load(mK, mV, biases, mask, group_size, heads_per_tile):
+    def load_keys(mK, mV, biases, mask, group_size, heads_per_tile):
         """The loader, one thread of the producer: TMA-loads K and V for the work tiles, as stages become free."""
-        prefetch_tensor_map(mK)
-        if HAS_V:
-            prefetch_tensor_map(mV)
+        W, K, V = stage(WORK_PIPELINE, 0), stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
+        prefetch_k(K, mK, ())
+        prefetch_v(V, mV, ())
         if HAS_TMA_BIAS:
             prefetch_tensor_map(biases[0])
-        W, K, V = stage(WORK_PIPELINE, 0), stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
         while True:
             wait(W)
             work = from_record(read(W))
@@ -134,13 +188,13 @@ def producer_steps(pipelines, SHARED_O, SHARED_B, mask, tile_n, consumers):
             while n_block < work.n_blocks:
                 n0 = work.segment.first_key + n_block * TILE_N
                 acquire(K)
-                tma_load(K, mK, work.batch, head_k, n0)
+                load_k(K, mK, (work.batch, head_k, n0))
                 if HAS_TMA_BIAS:
                     load_bias(K, biases, (work, n0, heads_per_tile))
                 K = advance(K, 1)
                 acquire(V)
-                tma_load(V, mV, work.batch, head_k, n0)
+                load_v(V, mV, (work.batch, head_k, n0))
                 V = advance(V, 1)
                 n_block = next_n_block(work, mask, opaque(n_block + 1))
 
-    return schedule, load
+    return schedule, load_keys

@@ -1,0 +1,33 @@
+"""Which tiles the tangent of the forward pass on Hopper takes: tables, as in `forward_tiles`."""
+
+from ..scores import kind, looks_up
+from .choice import Row, first_of, words_of
+from .forward_tiles import Warpgroups, head_dims, is_for_hopper
+
+# TFLOP/s, six products counted, on an H100: seqlen 1024, 4096, 16384. O, S and their tangents fill the registers of two
+# consumers, whose products and exponentials overlap as it is: (P tS) V of the tile before, in flight with the next S,
+# is up to 9 % slower, and so are 48 keys at head_dim 128
+USUAL = {  # of the largest head_dim
+    64: Warpgroups(96, 2, 2, 4),                                    # 614, 660, 616; 112 keys 553, 672, 643
+    128: Warpgroups(64, 2, 2, 3),                                   # 681, 726, 675; `hopper_forward` 585, 705, 695
+}
+SCORED = USUAL | {128: Warpgroups(48, 2, 2, 3)}  # S and tS are both there before the softmax
+LOOKED_UP = {64: Warpgroups(64, 2, 3, 4), 128: Warpgroups(32, 2, 3, 3)}  # and what a score's arrays add to them
+
+CHOICES = Row("looked-up", LOOKED_UP), Row("scored", SCORED), Row("", USUAL)
+
+
+def rows(work):
+    found = {"looked-up": looks_up(work.score), "scored": any(kind(part).has_step for part in work.score)}
+    return (first_of(CHOICES, words_of(found))[max(head_dims(work.problem))],)
+
+
+def takes(work):
+    """Whether TMA and wgmma compute it: where Q K^T has a tangent and O is rounded to q's dtype."""
+    problem, dtypes = work.problem, work.dtypes
+    return (
+        is_for_hopper(work)
+        and max(head_dims(problem)) <= max(USUAL)
+        and dtypes["o"] == dtypes["to"] == problem.dtype
+        and ("tq" in dtypes or "tk" in dtypes)
+    )
