@@ -216,7 +216,7 @@ TANGENT_ROWS = [  # O, S and their tangents; outside the loops over tiles addres
     row("hopper_tangent", "float16", 128, 128, "intervals", along="qk"),
     row("hopper_tangent", "bfloat16", 128, 128, EDGES, along="qkv", spills=64),
     row("hopper_tangent", "bfloat16", 128, 128, "packed", along="qkv", spills=64),
-    row("hopper_tangent", "bfloat16", 128, 128, ALL, along="qkv", **DROPOUT, spills=64),
+    row("hopper_tangent", "bfloat16", 128, 128, ALL, along="qkv", **DROPOUT, spills=80),
     row("hopper_tangent", "bfloat16", 128, 128, EDGES, "sink, alibi", along="qkv", spills=64),
     row("hopper_tangent", "float16", 128, 128, EDGES, "relative", along="qkv", spills=64),
     row("hopper_tangent", "bfloat16", 128, 128, "", "bias float16 16, softcap", along="qkv", **DROPOUT),
