@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..gradients import Gradients, sum_to
-from ..tangents import parts_of
+from ..tangents import Rows, gradients_of_sink, parts_of
 from ..values import put
 from .arguments import directions, mask_of, memory_of, numbers_of, readable
 from .backward import TILE_M, TILE_N, Given, load_queries, operands_of, plan_of, queries_of, recompute
@@ -26,21 +26,6 @@ from .subnormals import flush_subnormals, restore
 from .tangent import AT_ONCE, differentiate_products
 from .tile import EMPTY, clear, draw, inline, is_set, matrix, tile, tile_state
 from .transposition import transpose
-
-
-class Rows(NamedTuple):
-    """What a call is given of results, each but do and dlse with an axis of directions in front."""
-
-    do: Any
-    dlse: Any  # or None, for zero
-    to: Any
-    tlse: Any
-    tdo: Any  # or None
-    tdlse: Any  # or None
-
-    def some(self, first, end):
-        """Those of some directions."""
-        return Rows(self.do, self.dlse, *[x if x is None else x[first:end] for x in self[2:]])
 
 
 def backward_tangent(saved, do, dlse, tangents, to, tlse, tdo=None, tdlse=None, deterministic=True):
@@ -94,23 +79,6 @@ def gradients_of_score(saved, rows, tangents, summed):
 
 
 @np.errstate(under="ignore")
-def gradients_of_sink(saved, rows, sink, tangents):
-    """The tangents of -rowsum(P D) in each direction, P that of the sink; tangents: as sinks, or None."""
-    do, o, to, tdo = (x if x is None else x.astype(saved.problem.sum_dtype, copy=False)
-                      for x in (rows.do, saved.o, rows.to, rows.tdo))  # fmt: skip
-    D, found = dots(do, o) - (0 if rows.dlse is None else rows.dlse), []
-    for t, tangent in enumerate(tangents):
-        tD = dots(do, to[t]) - (0 if rows.tdlse is None else rows.tdlse[t])
-        tD += 0 if tdo is None else dots(tdo[t], o)
-        logits = 0 if tangent is None else tangent._logits(saved.lse)
-        found.append(sink._gradient(None, saved.lse, (logits - rows.tlse[t]) * D + tD))
-    return found
-
-
-def dots(x, y):
-    return np.einsum("...mc,...mc->...m", x, y)
-
-
 def joined(found, shape, dtype):
     """Arrays of this shape as one with an axis in front."""
     out = np.empty((len(found), *shape), dtype)

@@ -58,8 +58,6 @@ FAULTS = {
         "product(tdV, tS, dO, kept_scale, True)": "product(tdV, tS, dO, scale, True)",
         "product_tn(tdQ, dS, tK, scale, True)": "pass",
         "tdq[:, 0] if tdq.shape[1] == 1 else tdq.sum(axis=1)": "tdq[:, 0]",
-        "(logits - rows.tlse[t]) * D + tD": "-rows.tlse[t] * D + tD",
         "            clear(tdk[t, batch, head_k])": "            pass",
-        "tD += 0 if tdo is None else dots(tdo[t], o)": "pass",
     },
 }
