@@ -189,8 +189,9 @@ class Rows(NamedTuple):
 
 def gradients_of_sink(saved: Any, rows: Rows, sink: Any, tangents: Sequence[Any]) -> list[Any]:
     """The tangents of -rowsum(P D) in each direction, P that of the sink; tangents: as sinks, or None."""
-    do, o, to, tdo = (x if x is None else x.astype(saved.problem.sum_dtype, copy=False)
-                      for x in (rows.do, saved.o, rows.to, rows.tdo))  # fmt: skip
+    wide: list[Any] = [x if x is None else x.astype(saved.problem.sum_dtype, copy=False)
+                       for x in (rows.do, saved.o, rows.to, rows.tdo)]  # fmt: skip
+    do, o, to, tdo = wide
     D, found = dots(do, o) - (0 if rows.dlse is None else rows.dlse), []
     for t, tangent in enumerate(tangents):
         tD = dots(do, to[t]) - (0 if rows.tdlse is None else rows.tdlse[t])

@@ -308,6 +308,7 @@ def plans(device, q, k, v, deterministic=False, passes=(FORWARD, BACKWARD), **op
         made = {name: ARRAYS[name](problem, inputs) for name in (*pass_.takes, *pass_.gives) if name in ARRAYS}
         made |= gradients_of_score(pass_, problem, inputs.score)
         layouts = {name: contiguous(*about) for name, about in made.items()} | given
-        return plan(pass_, problem, device, Call(layouts, *mask[1:], deterministic, score, latest.get(), True))
+        tscore = (None,) * len(score)
+        return plan(pass_, problem, device, Call(layouts, *mask[1:], deterministic, score, latest.get(), True, tscore))
 
     return tuple(map(planned, passes))
