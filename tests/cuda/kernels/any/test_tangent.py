@@ -166,3 +166,48 @@ def test_scores(rng, device, names, given):
             _, to, _, tsaved = na.attention_forward_jvp(*arrays, *tangents, tscore=tscore, **options)
         for got, want in zip((to, tsaved.tlse), reference.attention_jvp(*arrays, *tangents, tscore=tscore, **options)):
             np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max())
+
+
+FAULTS = {
+    ("test_two_warps", "test_masks"): {
+        "wait_copies()\n        sync_threads()\n": "sync_threads()\n",
+        "        sync_threads()\n        while": "        while",
+        "wait_copies()\n            sync_threads()                                      # V":
+            "sync_threads()                                      # V",
+        "sync_threads()                                      # V": "pass  # V",
+        "wait_copies()\n            sync_threads()                                      # K":
+            "sync_threads()                                      # K",
+        "sync_threads()                                      # K": "pass  # K",
+        "tS = where(visible, tS, ZERO)": "tS = tS",
+        "sees(mask, band, batch, head, m0, n0)": "sees(mask, band, batch, head, n0, m0)",
+        "mTK[0][batch, head_k][key:seen_k]": "mTK[0][batch, head_k][key:]",
+        "mTV[0][batch, head_k][key:seen_k]": "mTV[0][batch, head_k][key:]",
+        "tl * alpha": "tl",
+        "tO * alpha": "tO",
+        "- O * tlse": "- O",
+    },
+    "test_dropout": {
+        "drops, batch, head, m0": "drops, head, batch, m0",
+        "tO * (over_l * kept_scale)": "tO * over_l",
+        "P = drop(P, drops": "_ = drop(P, drops",
+    },
+    "test_tangents_that_are_not_given_are_zero": {
+        "if HAS_TV:\n                tO": "if HAS_TV and HAS_TQ:\n                tO",
+        "(False, True): with_tk": "(False, True): without",
+        "(True, False): with_tq": "(True, False): with_tk",
+        'f"t{name}" for name in tangents': 'f"t{name}" for name in "qkv"',
+    },
+    "test_scores": {
+        "query + m0, key + n0": "m0, key + n0 + 1",
+        "HAS_TQ or HAS_TK or parts_of(of_parts)": "HAS_TQ or HAS_TK",
+        "tlse = with_tsink(": "with_tsink(",
+        "cuda/kernels/scores/sink.py": {"* reciprocal(total) * tangent": "* tangent"},
+        "cuda/kernels/scores/score.py": {"if each[0]": "if True", "tangent_of_part(number), *each": "number, *each"},
+    },
+    "test_options": {
+        "mTO[batch, head][query:end_query]": "mTO[batch, head][query:]",
+    },
+    "test_calls": {
+        "tS + product(sQ, stK)": "tS",
+    },
+}
