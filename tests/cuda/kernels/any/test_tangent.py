@@ -168,6 +168,32 @@ def test_scores(rng, device, names, given):
             np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max())
 
 
+@pytest.mark.parametrize(("device", "dtype", "d", "e", "given", "names", "options"), [
+    *(pytest.param(*case, marks=simulated_only) for case in (
+        (TURING, "float32", 24, 16, "qkv", [], {"dropout": na.Dropout(0.3, seed=5)}),
+        (TURING, "float32", 24, 16, "q", ["softcap"], {"mask": na.Lengths(np.array([[33]]), np.array([[9, 40]]))}),
+        (AMPERE, "float64", 24, 16, "qk", ["alibi", "softcap", "sink"], {"causal": True}),
+        (AMPERE, "float16", 24, 16, "kv", [], {}), (TURING, "float32", 24, 16, "v", [], {}),
+        (AMPERE, "float32", 24, 16, "qkv", ["relative", "function", "softcap"], {}),
+    )),
+    *(pytest.param(*case, marks=compiled_only) for case in (
+        (AMPERE, "float32", 24, 16, "qkv", ["softcap"], {}), (HOPPER, "float16", 100, 128, "qkv", [], {}),
+    )),
+])  # fmt: skip
+def test_laplacians(rng, device, dtype, d, e, given, names, options):
+    """The sum of second derivatives of O along tangents."""
+    shapes, score = ((1, HEADS, M, d), (1, 1, N, d), (1, 1, N, e)), [SCORES[name](rng) for name in names]
+    arrays = [random(rng, shape, np.dtype(dtype)) for shape in shapes]
+    tangents = [random(rng, (2, *x.shape), x.dtype) if name in given else None for name, x in zip("qkv", arrays)]
+    call = *arrays, *tangents, *tangents_of(rng, arrays, "qv")
+    with on(device):
+        found = na.attention_laplacian(*call, score=score, **options)
+    error = {"float16": 3e-3, "float32": 1e-5, "float64": 1e-13}[dtype]
+    for got, want in zip(found, reference.attention_laplacian(*call, score=score, **options)):
+        assert got.dtype == dtype
+        np.testing.assert_allclose(got, want, atol=error * np.abs(want).max())
+
+
 FAULTS = {
     ("test_two_warps", "test_masks"): {
         "wait_copies()\n        sync_threads()\n": "sync_threads()\n",
@@ -203,6 +229,18 @@ FAULTS = {
         "tlse = with_tsink(": "with_tsink(",
         "cuda/kernels/scores/sink.py": {"* reciprocal(total) * tangent": "* tangent"},
         "cuda/kernels/scores/score.py": {"if each[0]": "if True", "tangent_of_part(number), *each": "number, *each"},
+    },
+    "test_laplacians": {
+        "S2 = where(visible, S2, ZERO)": "S2 = S2",
+        "S2 = product(stQ, stK) * TWO": "S2 = product(stQ, stK)",
+        "tS * tS) * HALF": "tS) * HALF",
+        "P2 = left_second(P * S2)": "P2 = left_second(S2)",
+        "l2 * alpha": "l2",
+        "O2 * alpha": "O2",
+        "O2 = dot(O2, PtS, stV)": "O2 = dot(O2, P_left, stV)",
+        "_, S2 = pull_back(tS0, S2, F, tF)": "_, S2 = pull_back(tS, S2, F, tF)",
+        "- O * (row_sum(l2) * over_l)": "",
+        "cuda/passes.py": {"o2.sum(axis=0) + lo": "o2.sum(axis=0)"},
     },
     "test_options": {
         "mTO[batch, head][query:end_query]": "mTO[batch, head][query:]",
