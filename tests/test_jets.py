@@ -283,7 +283,7 @@ def test_empty_arrays(rng, xp, m, n, d, e):
     assert to.shape == (2, m, e)
     _, tgrads = na.attention_backward_jvp(to, saved, tsaved, tdo=to)
     assert [x.shape for x in tgrads] == [x.shape for x in (q, k, v)]
-    assert not any(x.any() for x in tgrads) or (d and n and e)
+    assert all(np.isfinite(to_numpy(x)).all() for x in tgrads)
     if xp is np:
         _, jo, lo = na.attention_laplacian(q, k, v, q[None], None, None)
         assert (jo.shape, lo.shape) == ((1, 2, m, e), (2, m, e))

@@ -29,6 +29,7 @@ PAGES_OF_INT8, OF_INT8, OF_FLOAT8 = (
 )
 UNALIGNED, DROPOUT, DETERMINISTIC = {"nbytes": 0}, {"dropout": True}, {"deterministic": True}
 RESUMES = {"resumes": True}
+OF_TANGENTS = {"along": ("q", "k", "v", "do", "delta")}
 
 
 def row(kernel, dtype, d, e, mask="", score="", cc=(9, 0), spills=0, **options):
@@ -81,6 +82,12 @@ ANY_GPU = [  # up to 255 registers: CUDA cores, and tensor cores of each generat
     row("bias_gradient", "float64", 64, 64, "", "bias float64 16"),
     row("bias_gradient", "float32", 32, 32, "", "bias float32 16", seqlen_q=32, seqlen_k=32),
     row("entry_sums", "float32", 64, 64, "intervals", "relative query", cc=(7, 5)),
+    row("bias_gradient", "bfloat16", 128, 128, EDGES, "bias bfloat16 16, softcap", tscore=("bias bfloat16 16", ""),
+        **OF_TANGENTS),
+    row("bias_gradient", "float64", 64, 64, "", "bias float64 16, softcap", tscore=("bias float64 16", ""),
+        **OF_TANGENTS),
+    row("diagonal_sums", "float16", 64, 64, ALL, "relative, softcap", cc=(8, 0), tscore=("relative", ""),
+        **DROPOUT, **OF_TANGENTS),
 ]
 TANGENTS = [  # two sums for O, and two tiles of S
     row("tangent", "bfloat16", 64, 64, cc=(8, 0), along="qkv"),
@@ -219,7 +226,7 @@ TANGENT_ROWS = [  # O, S and their tangents; outside the loops over tiles addres
     row("hopper_tangent", "float16", 128, 128, "intervals", along="qk"),
     row("hopper_tangent", "bfloat16", 128, 128, EDGES, along="qkv", spills=64),
     row("hopper_tangent", "bfloat16", 128, 128, "packed", along="qkv", spills=64),
-    row("hopper_tangent", "bfloat16", 128, 128, ALL, along="qkv", **DROPOUT, spills=64),
+    row("hopper_tangent", "bfloat16", 128, 128, ALL, along="qkv", **DROPOUT, spills=80),
     row("hopper_tangent", "bfloat16", 128, 128, EDGES, "sink, alibi", along="qkv", spills=64),
     row("hopper_tangent", "float16", 128, 128, EDGES, "relative", along="qkv", spills=64),
     row("hopper_tangent", "bfloat16", 128, 128, "", "bias float16 16, softcap", along="qkv", **DROPOUT),

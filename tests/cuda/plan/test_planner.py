@@ -587,7 +587,7 @@ FAULTS = {
     },
     ("test_packed_arrays_are_computed_by_segment", "test_packed_arrays_on_other_gpus"): {
         " if number != self.sink]": "]",
-        "if part.gradient and pass_.with_score": "if part.gradient",
+        "if part.gradient and gradient_of_part(number) in self.layouts": "if part.gradient",
         "self.problem.dropout or self.wanted or not": "self.problem.dropout or not",
     },
     "cuda/plan/masks.py": {
