@@ -12,7 +12,7 @@ import pytest
 from numbattn.caches.eight_bits import FLOAT8, INT8
 from numbattn.caches.kv_cache import CacheLayout
 from numbattn.cuda.build import assemble, compile_ptx
-from numbattn.cuda.kernels import BACKWARD, FORWARD, TANGENT
+from numbattn.cuda.kernels import BACKWARD, FORWARD, LAPLACIAN, TANGENT
 from numbattn.cuda.kernels.any.score_gradient import bias_gradient, diagonal_sums, entry_sums, spec_of
 from numbattn.cuda.kernels.hopper.forward_tiles import MANY
 from numbattn.cuda.kernels.hopper.score_gradient import bias_route, diagonals_route
@@ -50,6 +50,8 @@ def small(kernel, dtype, n, d, spills=0, **about):
 
 def spec(kernel, work):
     """That of a pass by its first Route with a kernel of this name, or the first, or of the gradient of a part."""
+    if kernel == "laplacian":
+        return LAPLACIAN[0].specs[0]
     passes = (route.specs for routes in (FORWARD, BACKWARD, TANGENT) for route in routes if route.takes(work))
     after = next((i for i, part in enumerate(work.score) if part.startswith(("bias", "relative"))), 0)
     whole = {"out_dtype": work.problem.dtype.name, "sums_rows": False, "sums_cols": False}
@@ -106,6 +108,14 @@ TANGENTS = [  # two sums for O, and two tiles of S
     row("tangent", "float32", 64, 64, cc=(7, 5), along="qkv"),
     row("tangent", "float64", 128, 128, cc=(7, 5), along="qkv"),
     row("tangent", "float16", 256, 256, ALL, cc=(7, 5), along="qkv"),
+    row("laplacian", "float16", 64, 64, "hi", along="qkv"),     # and a third sum
+    row("laplacian", "bfloat16", 128, 128, along="qkv", spills=32),
+    row("laplacian", "float32", 64, 64, EDGES, along="qkv", **DROPOUT),
+    row("laplacian", "float32", 32, 32, along="qkv", seqlen_q=64, seqlen_k=64),
+    row("laplacian", "float32", 256, 256, along="qkv"),
+    row("laplacian", "float64", 64, 64, along="qkv", spills=32),
+    row("laplacian", "float64", 128, 128, "", "softcap", along="qkv"),
+    row("laplacian", "float32", 128, 128, cc=(7, 5), along="qkv"),
 ]
 OF_HEADS = {"score_added": "by head", "score_gradients": "by head"}
 SMALL = [  # all of S, and dP, beside what a head shares
