@@ -24,6 +24,8 @@ SHORT = {  # options
     "08_attention_maps.py": "--steps 5",
     "10_pair_bias.py": "--steps 20",
     "11_generate.py": "--steps 10 --count 20 --nodes 8",
+    "14_wave_function.py": "--steps 5",
+    "15_curvature.py": "--steps 5 --products 5",
 }
 
 
@@ -44,6 +46,14 @@ def maps(file, small):
 
 def bias(file, small):
     run("10_pair_bias.py", small, "--plot", file)
+
+
+def energy(file, small):
+    run("14_wave_function.py", small, "--plot", file)
+
+
+def spectrum(file, small):
+    run("15_curvature.py", small, "--plot", file)
 
 
 def metric(file, small):
@@ -127,7 +137,7 @@ def masks(file, small):
     figure.savefig(file, dpi=150)
 
 
-PICTURES = {draw.__name__: draw for draw in (loss, maps, bias, metric, tree, masks)}
+PICTURES = {draw.__name__: draw for draw in (loss, maps, bias, energy, spectrum, metric, tree, masks)}
 
 
 def make_smaller(file):

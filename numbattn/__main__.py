@@ -15,8 +15,8 @@ from time import perf_counter, sleep
 import numpy as np
 
 import numbattn as na
-from numbattn import cache, reference
-from numbattn.ahead import MASKS, PASSES, SCORES, capability, compile_kernels, device_of, plan, plans
+from numbattn import backends, cache, reference
+from numbattn.ahead import MASKS, PASSES, SCORES, USUAL, capability, compile_kernels, device_of, plan, plans
 from numbattn.machine import cpu, gpus, kept, progress, say, table, why_no_gpu
 from numbattn.problem import DTYPES
 
@@ -60,6 +60,8 @@ def _add_options(parser, command):
                         help=f"parts of the score, in this order: {', '.join(SCORES)}; their arrays have the dtype")
     parser.add_argument("--no-gradient", action="store_true", help="leave out the gradients of the arrays in the score")
     parser.add_argument("--dropout", action="store_true")
+    parser.add_argument("--pass", nargs="+", choices=PASSES, default=USUAL, dest="passes",
+                        help=f"default: {' '.join(USUAL)}; the others are tangents of these")
     parser.add_argument("--deterministic", action="store_true", help="gradients equal bit for bit from call to call")
     target = parser.add_mutually_exclusive_group()
     target.add_argument("--cc", type=capability,
@@ -78,7 +80,6 @@ def _add_options(parser, command):
         target.add_argument("--cpu", action="store_true",
                             help="for CPUs like this one, or the one that NUMBA_CPU_NAME and NUMBA_CPU_FEATURES name; "
                                  "its kernels are the same for all head_dims, seqlens, masks and dropouts")  # fmt: skip
-        parser.add_argument("--pass", nargs="+", choices=PASSES, default=PASSES, dest="passes")
         parser.add_argument("-j", type=int, default=os.cpu_count(), metavar="N", help="processes (default: all cores)")
 
 
@@ -202,7 +203,7 @@ def check(args):
     why_not = why_no_gpu()
     for line in [f"none: {why_not}"] if why_not else gpus():
         say(f"GPU: {line}")
-    print("\ntier   dtype     pass      error    allowed")
+    print("\ntier dtype    pass              error allowed")
     tiers, wrong = {"cpu": np} if why_not else {"cpu": np, "cuda": import_module("cupy")}, 0
     for tier, xp in tiers.items():
         for dtype, allowed in TOLERANCES.items():
@@ -210,7 +211,7 @@ def check(args):
                 right = error <= allowed  # False for NaN
                 wrong += not right
                 by = f"  {_unit(device_of(None), name, dtype)}" if tier == "cuda" else ""
-                print(f"{tier:6} {dtype.name:9} {name:8} {error:7.0e} {allowed:10.0e}{by}{'' if right else '  WRONG'}")
+                print(f"{tier:4} {dtype.name:8} {name:16} {error:6.0e}  {allowed:6.0e}{by}{'' if right else '  WRONG'}")
     if why_not:
         print("cuda   not checked: there is no GPU to check")
     print()
@@ -220,19 +221,34 @@ def check(args):
 
 
 def _errors(xp, dtype):
-    """The largest error of each pass, relative to the largest value, on a small problem with all options."""
+    """The largest error of each pass that is there, relative to the largest value, on a small problem with all
+    options."""
     (d, e), rng = HEAD_DIMS, np.random.default_rng(0)
-    q, k, v, do = (rng.standard_normal(shape).astype(dtype)
-                   for shape in ((2, 4, 300, d), (2, 2, 270, d), (2, 2, 270, e), (2, 4, 300, e)))
+    of_q, of_k, of_v, of_o = (2, 4, 300, d), (2, 2, 270, d), (2, 2, 270, e), (2, 4, 300, e)
+    q, k, v, do, tq, tk, tv, tdo = (rng.standard_normal(shape).astype(dtype)
+                                    for shape in (of_q, of_k, of_v, of_o, of_q, of_k, of_v, of_o))
     options = {
         "mask": na.Window(200, 60) & na.Lengths(keys=np.array([[270], [150]])) & (rng.random((1, 4, 300, 270)) < 0.9),
         "dropout": na.Dropout(0.1, seed=1),
     }
-    o, saved = na.attention_forward(*map(xp.asarray, (q, k, v)), **options)
-    grads = na.attention_backward(xp.asarray(do), saved)
-    o_exact, _ = reference.attention_forward(q, k, v, **options)
-    exact = reference.attention_backward(do, q, k, v, **options)
-    return {"forward": _error(o, o_exact), "backward": max(map(_error, grads, exact))}
+    on = xp.asarray
+    o, saved = na.attention_forward(on(q), on(k), on(v), **options)
+    found = {"forward": [o], "backward": na.attention_backward(on(do), saved)}
+    exact = {"forward": [reference.attention_forward(q, k, v, **options)[0]],
+             "backward": reference.attention_backward(do, q, k, v, **options)}  # fmt: skip
+    if _has(xp, "tangent"):
+        along = tq, tk, tv
+        _, to, saved, tsaved = na.attention_forward_jvp(on(q), on(k), on(v), *map(on, along), **options)
+        found["tangent"] = to, tsaved.tlse
+        exact["tangent"] = reference.attention_jvp(q, k, v, *along, **options)
+        if _has(xp, "backward_tangent"):
+            _, found["backward_tangent"] = na.attention_backward_jvp(on(do), saved, tsaved, tdo=on(tdo))
+            exact["backward_tangent"] = reference.attention_backward_jvp(do, q, k, v, *along, tdo=tdo, **options)
+    return {name: max(map(_error, arrays, exact[name])) for name, arrays in found.items()}
+
+
+def _has(xp, name):
+    return hasattr(backends.backend(xp.__name__), name)
 
 
 def _error(got, exact):
@@ -250,7 +266,7 @@ def _version(package):
 def _unit(device, name, dtype):
     """Which cores compute a pass of `_errors`."""
     shapes = [(2, heads, n, d) for heads, n, d in zip((4, 2, 2), (300, 270, 270), (HEAD_DIMS[0], *HEAD_DIMS))]
-    planned = plans(device, dtype, *shapes, mask="dense", dropout=True)[name]
+    planned = plans(device, dtype, *shapes, mask="dense", dropout=True, passes=[name])[name]
     units = {step.tiles.unit for step in planned.steps if hasattr(step.tiles, "unit")}
     return " and ".join(sorted({CORES[unit] for unit in units}, reverse=True))
 

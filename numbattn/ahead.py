@@ -15,6 +15,7 @@ from .checks import dtype_of_sums
 from .compiling import keep_quiet
 from .machine import cpu, kept, progress, say, table, why_no_gpu
 from .scores import Part
+from .tangents import SavedTangents, checked_tangents
 from .values import kinds
 
 
@@ -25,7 +26,8 @@ def _samples(base):
 
 MASKS = {"none": lambda m, n: None, **dict(_samples(na.Mask))}
 SCORES = dict(_samples(Part))
-PASSES = ["forward", "backward"]
+PASSES = ["forward", "backward", "tangent", "backward_tangent"]
+USUAL = PASSES[:2]
 
 
 def capability(text):
@@ -48,14 +50,17 @@ def device_of(cc):
     return import_module("numbattn.cuda.launch").current_gpu().device
 
 
-def plans(device, dtype, q, k, v, mask, dropout, deterministic=False, score=(), gradient=True):
-    """Plans of both passes for arrays of these shapes, which take no memory."""
+def plans(device, dtype, q, k, v, mask, dropout, deterministic=False, score=(), gradient=True, passes=USUAL):
+    """Plans of passes by name for arrays of these shapes, which take no memory."""
+    from numbattn.cuda.passes import PASSES as NAMED
     from numbattn.cuda.passes import plans as plans_of
     from numbattn.cuda.views import without_memory
 
     arrays, options = [without_memory(shape, dtype) for shape in (q, k, v)], _call(dtype, q, k, mask, score, gradient)
     dropout = na.Dropout(0.1, seed=0) if dropout else None
-    return dict(zip(PASSES, plans_of(device, *arrays, deterministic=deterministic, dropout=dropout, **options)))
+    chosen = [NAMED[name] for name in passes]
+    found = plans_of(device, *arrays, deterministic=deterministic, passes=chosen, dropout=dropout, **options)
+    return dict(zip(passes, found))
 
 
 def _call(dtype, q, k, mask, score, gradient):
@@ -65,7 +70,7 @@ def _call(dtype, q, k, mask, score, gradient):
 
 
 def plan(args):
-    """Print the plans of both passes."""
+    """Print the plans of passes."""
     dtype = np.dtype(args.dtype)
     n, d, heads_k = args.seqlen_k or args.seqlen, args.head_dim, args.heads_k or args.heads
     q, k, v = ((args.batch, args.heads, args.seqlen, d), (args.batch, heads_k, n, d),
@@ -94,7 +99,7 @@ def plan(args):
 def _plan_of_devices(count, order, shown, dtype, shapes, options):
     """Print what ranks have, compute and send by each plan of `numbattn.distributed`."""
     from numbattn.distributed import Simulated
-    from numbattn.distributed.plan import costs_of, shares_of
+    from numbattn.distributed.costs import costs_of, shares_of
 
     share, *_ = shares_of(Simulated(count, order), dtype, *shapes, **options)
     costs, taken, why = costs_of(share)
@@ -116,7 +121,7 @@ def _plan_of_devices(count, order, shown, dtype, shapes, options):
 
 def _options(args):
     """The arguments of `plans` after the mask."""
-    return args.dropout, args.deterministic, args.score, not args.no_gradient
+    return args.dropout, args.deterministic, args.score, not args.no_gradient, args.passes
 
 
 def _row(step, device):
@@ -151,7 +156,7 @@ def _compile_for_gpu(args):
     for dtype, d, n, mask, batch in product(args.dtype, args.head_dim, args.seqlen, args.mask, (1, 2)):
         shape = batch, 2, n, d                                  # what a batch shares may be summed in parts
         planned = plans(device, np.dtype(dtype), shape, shape, shape, mask, *_options(args))
-        keys |= {(step.key,): None for name in args.passes for step in planned[name].steps}
+        keys |= {(step.key,): None for passed in planned.values() for step in passed.steps}
     _in_processes(args.j, import_module("numbattn.cuda.build").build, keys, unit="kernel")
     return f"{len(keys)} kernels for compute capability {device.cc[0]}.{device.cc[1]}"
 
@@ -168,11 +173,17 @@ def make_calls(name, dtype, score, gradient):
     shape = 1, 2, 32, 8
     options = _call(dtype, shape, shape, "none", score, gradient)
     x, lse = np.zeros(shape, dtype), np.zeros(shape[:-1], dtype)
-    if name == "backward":
-        na.attention_backward(x, na.Saved.of(x, x, x, x, lse, **options))
-    else:
+    saved = na.Saved.of(x, x, x, x, lse, **options)
+    if name == "forward":
         na.attention(x, x, x, **options)
         na.attention(x[..., :1, :], x, x, **_call(dtype, (1, 2, 1, 8), shape, "none", score, gradient))
+    elif name == "backward":
+        na.attention_backward(x, saved)
+    elif name == "tangent":
+        na.attention_jvp(x, x, x, x, x, x, **options)
+    else:
+        tangents, _ = checked_tangents(saved.inputs, x, x, x)
+        na.attention_backward_jvp(x, saved, SavedTangents(saved.problem, tangents, x, lse, False))
 
 
 def _in_processes(most, function, jobs, unit):

@@ -138,6 +138,10 @@ def attention_forward(
     TypeError, ValueError
         For what does not fit: see `attention`.
 
+    Notes
+    -----
+    With a v of no features, ``v[..., :0]``, lse alone is computed, at the cost of one of the two products.
+
     Examples
     --------
     >>> import numbattn as na, numpy as np

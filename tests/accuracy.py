@@ -65,23 +65,6 @@ def plain(do, q, k, v, dlse=None, work=None, of_dS=None, **options):
     return (rounded @ V).reshape(problem.out_shape).astype(dtype), lse.reshape(problem.lse_shape), *grads, *of_score
 
 
-def plain_forward_tangents(q, k, v, tq, tk, tv, work=None, **options):
-    """to and tlse by the plain formula, as `plain`: P and P tS are rounded. None is a zero tangent; no score."""
-    problem, inputs = reference.describe(q, k, v, **options)
-    dtype = problem.dtype if work is None else work
-    work = problem.sum_dtype if work is None else work
-    Q, K, V, P, Z, lse, _ = _scores(problem, inputs, work)
-    tQ, tK, tV = (0 * X if x is None else reference._heads(x, problem).astype(work)
-                  for X, x in ((Q, tq), (K, tk), (V, tv)))  # fmt: skip
-    with np.errstate(invalid="ignore"):
-        tS = np.asarray(inputs.scale, work) * (tQ @ K.swapaxes(-2, -1) + Q @ tK.swapaxes(-2, -1))
-    tS, tV = np.where(P > 0, tS, 0), np.where(P.any(-2)[..., None], tV, 0)
-    tlse = (P * tS).sum(-1, keepdims=True)
-    rounded, times_tS = ((x * Z).astype(dtype).astype(work) for x in (P, P * tS))
-    to = rounded @ tV + times_tS @ V - tlse * (rounded @ V)
-    return to.reshape(problem.out_shape).astype(dtype), tlse.reshape(problem.lse_shape)
-
-
 def _scores(problem, inputs, work):
     Q, K, V = (reference._heads(x, problem).astype(work) for x in (inputs.q, inputs.k, inputs.v))
     shape = (*problem.batch, problem.seqlen_q, problem.seqlen_k)
@@ -176,6 +159,24 @@ def assert_all_accurate(results, do, q, k, v, dlse, bits=4, **options):
 
 
 # ------------------------------------------------------------------------------------------------------------ tangents
+def plain_forward_tangents(q, k, v, tq, tk, tv, **options):
+    """to and tlse by the plain formula: P and P tS are rounded."""
+    do = np.zeros(reference.describe(q, k, v)[0].out_shape, q.dtype)
+    return plain_tangents(do, q, k, v, tq, tk, tv, **options)[:2]
+
+
+def plain_backward_tangents(*arrays, **options):
+    """tdq, tdk and tdv by the plain formula."""
+    return plain_tangents(*arrays, **options)[2:5]
+
+
+def exact_backward_tangents(do, q, *arrays, **options):
+    """The same in float64, or in what is better for float64."""
+    if q.dtype == np.float64:
+        return plain_backward_tangents(do, q, *arrays, work=np.longdouble, **options)
+    return reference.attention_backward_jvp(do, q, *arrays, **options)
+
+
 def plain_tangents(
     do, q, k, v, tq, tk, tv, tdo=None, dlse=None, tdlse=None, tscore=(), work=None, of_dS=np.asarray, **options
 ):  # fmt: skip
@@ -349,7 +350,7 @@ def rounding_of_tangents(do, q, k, v, tq, tk, tv, tdo=None, dlse=None, tdlse=Non
         chain.append((part, of_array, slope, slope_error, bend * before, bend_error))
         tS_error = abs(slope) * tS_error + slope_error * abs(before)
         if of_array is not None:
-            tS_error = tS_error + eps * (2 * abs(before) + abs(of_array._applied(before)))
+            tS_error = tS_error + eps * (2 * abs(before) + abs(finite(of_array._applied(before))))
     tlse_error = (x.P_error * abs(tS) + P * (tS_error + eps * abs(tS))).sum(-1, keepdims=True) + eps * abs(y.tlse)
     for part, of_array in zip(inputs.score, y.tparts):
         if of_array is not None and not part._has_step:     # its P is at most 1

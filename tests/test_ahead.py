@@ -95,6 +95,12 @@ def test_a_plan_with_scores_and_segments(unbuilt, capsys):
         assert len(re.findall("^  diagonal_sums", shown, re.M)) == count
 
 
+def test_passes_have_the_names_of_backends():
+    passes, cpus = pytest.importorskip("numbattn.cuda.passes", exc_type=ImportError), import_module("numbattn.cpu")
+    assert list(passes.PASSES) == ahead.PASSES
+    assert all(hasattr(backend, name) for backend in (cpus, passes.Passes) for name in ahead.PASSES)
+
+
 @pytest.mark.parametrize("command", ["plan", "compile"])
 def test_errors_are_said_without_a_traceback(command, capsys):
     pytest.importorskip("numba_cuda")
@@ -199,6 +205,46 @@ def test_what_is_compiled_for_cpus_is_all_that_calls_need(kinds, monkeypatch, ca
     assert len(kinds) == 6  # three kernels, by the dtype of sums
 
 
+# tangents and Laplacians of all dtypes
+CALLS_ALONG = """
+import ml_dtypes
+import numpy as np
+import numbattn as na
+from numbattn.ahead import SCORES
+for dtype in ("float16", ml_dtypes.bfloat16, "float32", "float64"):
+    q, k, v = x = np.ones((3, 2, 70, 24), dtype)
+    parts = [make((2, 70, 70), dtype, True) for name, make in SCORES.items() if name != "function"]
+    for mask, score, dropout in (None, None, None), (na.Causal() & na.Lengths(60), parts, na.Dropout(0.1, 0)):
+        options = {"mask": mask, "score": score, "dropout": dropout}
+        o, to, saved, tsaved = na.attention_forward_jvp(q, k, v, None, k, None, **options)
+        na.attention_backward_jvp(o, saved, tsaved, tdo=to, dlse=saved.lse, tdlse=saved.lse)
+        na.attention_laplacian(q, k, v, q[None], None, v[None], **options)
+"""
+ALONG = ["--pass", "tangent", "backward_tangent"]
+
+
+def test_what_is_compiled_of_tangents_is_all_that_calls_need(kinds, monkeypatch, capsys):
+    monkeypatch.setattr(ahead, "_in_processes", lambda most, function, jobs, unit: [function(*job) for job in jobs])
+    assert main([*FOR_CPUS.split(), *ALONG]) == 0
+    assert capsys.readouterr().out.startswith("tangent and backward_tangent with sums in float32 and float64, ")
+    compiled = set(kinds)
+    kinds.clear()
+    with np.errstate(all="ignore"):  # results are whatever there was in memory
+        exec(CALLS_ALONG, {})
+    assert kinds == compiled
+    assert {name for name, *_ in kinds} == {"tangent_kernel", "backward_tangent_kernel", "backward_kernel"}
+    assert len(kinds) == 6
+
+
+def test_tangents_are_planned(unbuilt, capsys):
+    """The passes that are asked for, and no others."""
+    for options, expected in ([], ["forward", "backward"]), (ALONG, ALONG[1:]):
+        assert main(["plan", "--cc", "8.0", "--seqlen", "300", *options]) == 0
+        shown = capsys.readouterr().out
+        assert re.findall(r"^(forward|backward|tangent|backward_tangent)$", shown, re.M) == expected
+        assert ("tangent" in shown) == bool(options)
+
+
 @pytest.mark.slow
 def test_after_it_no_process_compiles(tmp_path, monkeypatch):
     monkeypatch.setenv("NUMBATTN_CACHE_DIR", str(tmp_path))
@@ -225,6 +271,9 @@ FAULTS = {
         "dtype_of_sums(np.dtype(name)).name: None": "name: None",
         "na.attention(x[..., :1, :], x, x,": "na.attention(x[..., :20, :], x, x,",
         '        raise ValueError(f"no GPU': '        raise SystemExit(f"no GPU',
+    },
+    "test_what_is_compiled_of_tangents_is_all_that_calls_need": {
+        "na.attention_jvp(x, x, x, x, x, x, **options)": "na.attention(x, x, x, **options)",
     },
     "test_sums_of_what_a_batch_shares_are_compiled_too": {
         "args.mask, (1, 2)):": "args.mask, (1,)):",

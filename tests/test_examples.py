@@ -279,10 +279,59 @@ def test_molecule(tmp_path):
     assert float(re.search(r"changes by (\S+) at most", out)[1]) < 1e-4
 
 
+def test_wave_function(tmp_path):
+    """The energy falls below what can be reached without attention, so its Laplacian is right."""
+    out = run(tmp_path, "14_wave_function.py", "--steps", "80", "--plot", "drawn.png")
+    first, after, exact, gaussian = map(float, re.findall(r"\d\.\d{3,4}", out)[:4])
+    assert exact - 0.01 < after < exact + 0.3 * (gaussian - exact) < first
+    assert float(re.search(r"spread over (\S+)", out)[1]) < 0.2
+    assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_gradient_of_the_wave_function(rng):
+    example = loaded("14_wave_function")
+    weights, x = example.init_weights(rng), rng.standard_normal((5, example.SIZE, 1))
+    factor = rng.standard_normal(5)
+    _, backprop = example.log_psi(x, weights)
+    for name, grad in backprop(factor).items():
+        direction = rng.standard_normal(grad.shape)
+        along = ({name: weights[name] + h * direction} for h in (1e-5, -1e-5))
+        above, below = (factor @ example.log_psi(x, weights | there)[0] for there in along)
+        np.testing.assert_allclose((grad * direction).sum(), (above - below) / 2e-5, rtol=1e-6, err_msg=name)
+
+
+def test_curvature(tmp_path):
+    out = run(tmp_path, "15_curvature.py", "--steps", "40", "--products", "20", "--plot", "drawn.png")
+    largest = [float(number) for number in re.findall(r"to (\S+); u H v", out)]
+    assert largest[1] > 2 * largest[0] > 0
+    assert all(float(number) < 1e-12 for number in re.findall(r"differ by (\S+)$", out, re.M))
+    assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_curvature_is_that_of_the_loss(rng, monkeypatch):
+    """The gradient and the Hessian, against differences of the loss and of the gradient."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    example = importlib.import_module("15_curvature")
+    weights = example.init_weights(rng)
+    batch = rng.integers(256, size=(example.BATCH, example.SEQLEN)), rng.integers(256, size=512)
+    times, size = example.hessian(weights, batch)
+    v, h = rng.standard_normal(size), 1e-4
+
+    def along(s):
+        parts = np.split(v, np.cumsum([w.size for w in weights.values()])[:-1])
+        there = {name: w + s * part.reshape(w.shape) for (name, w), part in zip(weights.items(), parts)}
+        loss, grads = example.gradients({name: example.Dual(w, np.zeros_like(w)) for name, w in there.items()}, *batch)
+        return loss, np.concatenate([grad.x.ravel() for grad in grads.values()])
+
+    (above, grad_above), (below, grad_below), (_, grad) = along(h), along(-h), along(0)
+    np.testing.assert_allclose(grad @ v, (above - below) / (2 * h), rtol=1e-5)
+    np.testing.assert_allclose(times(v), (grad_above - grad_below) / (2 * h), atol=1e-6)
+
+
 @needs("autograd")
 def test_gallery(tmp_path):
     """The pictures that no example draws by itself, and one that an example does."""
-    names = "bias", "metric", "tree", "masks"
+    names = "bias", "energy", "spectrum", "metric", "tree", "masks"
     run(tmp_path, "gallery.py", *names, "--small", "--folder", "drawn")
     for name in names:
         assert (tmp_path / f"drawn/{name}.png").read_bytes().startswith(b"\x89PNG")

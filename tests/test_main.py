@@ -9,6 +9,7 @@ import pytest
 import numbattn as na
 from numbattn import __main__ as main
 from numbattn import cache, cpu, machine
+from numbattn.ahead import PASSES
 
 from .conftest import no_gpu
 
@@ -26,7 +27,7 @@ def lines():
 @pytest.mark.parametrize("tier", TIERS)
 def test_every_dtype_and_pass_is_checked(lines, tier):
     for dtype in ("float16", "bfloat16", "float32", "float64"):
-        for name in ("forward", "backward"):
+        for name in PASSES:
             assert any(line.split()[:3] == [tier, dtype, name] for line in lines)
     assert any("all results agree" in line for line in lines)
 
@@ -91,7 +92,7 @@ def test_a_wrong_result_is_reported(monkeypatch, capsys):
 @pytest.mark.parametrize(("cc", "cores"), [((7, 5), "CUDA cores"), ((8, 6), "tensor cores")])
 def test_which_cores_compute(cc, cores):
     plan = pytest.importorskip("numbattn.cuda.plan.planner", exc_type=ImportError)
-    for name in ("forward", "backward"):
+    for name in PASSES:
         assert main._unit(plan.DEVICES[cc], name, np.dtype(np.float32)) == cores
 
 

@@ -18,6 +18,7 @@ from numba.core.registry import cpu_target
 from .. import cache as disk
 from .. import sources
 from ..compiling import compiling
+from .linked import LINKED
 from .record import data_address, kind_of, reader
 from .tile import contiguous_view
 
@@ -59,7 +60,8 @@ class Kernel:
         return self.entries[form]
 
     def _entry(self, kinds):
-        body, read = numba.njit(error_model="numpy", _nrt=False, fastmath={"contract"})(self.function), reader(kinds)
+        options = {**LINKED, "error_model": "numpy", "fastmath": {"contract"}, "_nrt": False}
+        body, read = numba.njit(**options)(self.function), reader(kinds)
 
         def entry(first, end, stop, memory, arguments):
             body(first, end, contiguous_view(stop, 1, 1, 1, np.int32), *read(arguments, memory))

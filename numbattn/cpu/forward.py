@@ -26,7 +26,6 @@ from .tile import (
     draw,
     fill,
     inline,
-    inline_in_place,
     intervals_of,
     is_set,
     mask_band,
@@ -132,7 +131,7 @@ def prefetch_inputs(given, row, scratch, dtype):
         prefetch(rows_of(given.v, batch, head, first, end, scratch.wide, dtype))
 
 
-@inline_in_place
+@inline
 def attend(O, m, l, at, given, scratch, stop, first, end):
     """O, m and l of keys [first, end), which begin with a tile."""
     batch, head, m0, m_end = at.batch, at.head, at.m0, at.m_end

@@ -6,12 +6,13 @@ registers: for each k one element of every row of a is multiplied by the vectors
 """
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from ..compiling import check_setting
+from .linked import linked
 
 check_setting("DISABLE_JIT")
 # of the CPU that Numba compiles for, which NUMBA_CPU_NAME and NUMBA_CPU_FEATURES may make another than this one
@@ -173,7 +174,7 @@ def product_of(transposed, name, block_rows, vectors):
     # Numba names symbols by qualified name, types, and a count of its own, which differs between processes: of two
     # functions of one name and types, a kernel from the disk cache might be linked with the wrong one
     product.__qualname__ = name
-    return njit(product)
+    return linked(product)
 
 
 product = product_of(False, "product", ROWS, VECTORS)  # out = alpha a b, plus out if `add`
@@ -230,7 +231,7 @@ def block_dots(block_rows):
 one_row, some_rows = block_dots(1), block_dots(FEW_DOTS)
 
 
-@njit
+@linked
 def product_nt(out, a, b):
     """out = a b^T, for few rows of a."""
     width = VECTOR_BYTES // out.itemsize
@@ -268,7 +269,7 @@ def some_row_dots(typingctx, out, a, b, row):
     return types.void(out, a, b, types.intp), generate
 
 
-@njit
+@linked
 def row_dots(out, a, b):
     """out[r] = a[r] b[r]"""
     for row in range(0, len(a), VECTOR_BYTES // out.itemsize):

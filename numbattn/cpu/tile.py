@@ -13,17 +13,17 @@ from numba.np.arrayobj import populate_array
 
 from .. import dropout
 from .exponentials import float_of
+from .linked import LINKED, linked
 from .product import FEATURES
 
 # inlined, or most of the time of a small tile would go into copies of arguments
-OPTIONS = {"forceinline": True, "fastmath": {"contract"}, "no_cpython_wrapper": True, "no_cfunc_wrapper": True,
-           "error_model": "numpy"}  # fmt: skip
+OPTIONS = {**LINKED, "forceinline": True, "fastmath": {"contract"}, "error_model": "numpy"}
 inline = register_jitable(**OPTIONS)
 inline_in_place = register_jitable(**OPTIONS, inline="always")  # takes all of a call: passing that takes 0.1 us
 inline_view = register_jitable(**OPTIONS, _nrt=True)  # returns a view, which Numba refuses without reference counts
 for function in dropout.wide_product, dropout.philox_round:
-    register_jitable(function)
-philox4x32 = register_jitable(dropout.philox4x32)
+    linked(function)
+philox4x32 = linked(dropout.philox4x32)
 EMPTY, PARTIAL, FULL = 0, 1, 2
 OF_SUMS, FLOAT16, BFLOAT16, INT8, FLOAT8 = range(5)  # numbers of K and V: of the dtype of sums, or narrower
 INT64 = ir.IntType(64)

@@ -1,9 +1,10 @@
 """Transposition of tiles, by squares of as many rows as a vector has elements."""
 
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from .linked import linked
 from .product import LONG, VECTOR_BYTES, Elements, Vectors, clamped
 
 
@@ -53,7 +54,7 @@ def transposed(unit, lines):
 whole, edge = square_transposition(masked=False), square_transposition(masked=True)
 
 
-@njit
+@linked
 def transpose(out, x, factor, add):
     """out = factor x^T, plus out if `add`"""
     rows, cols = x.shape

@@ -31,9 +31,11 @@ def check(multiply, form, rng, dtype, rows, cols, inner):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_products(rng, form, dtype):
+    function = getattr(product, form)
+    multiply = numba.njit(lambda *args: function(*args))
     whole = product.VECTORS * product.VECTOR_BYTES // dtype().itemsize
     for rows, cols, inner in itertools.product([1, 8, 13], [1, 7, whole, whole + 9], [0, 1, 30]):
-        check(getattr(product, form), form, rng, dtype, rows, cols, inner)
+        check(multiply, form, rng, dtype, rows, cols, inner)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -1,0 +1,53 @@
+"""Functions that only compiled ones call are linked into these as they are: LLVM optimises a kernel once, as a whole.
+
+Numba optimises each function, makes machine code of it, and does both again wherever it is inlined: all in all two
+thirds of the time that a kernel took.
+"""
+
+from numba import _dynfunc
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import CompilerBase, DefaultPassBuilder
+from numba.core.compiler_machinery import register_pass
+from numba.core.typed_passes import NativeLowering
+from numba.extending import register_jitable
+
+
+class Library(JITCodeLibrary):
+    """The code of a function and of all that it calls, for other libraries: it is not optimised and has no address."""
+
+    def _optimize_final_module(self):
+        pass
+
+    def _finalize_final_module(self):
+        self._finalize_dynamic_globals()
+        self._finalized = True
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class Lowering(NativeLowering):
+    """Numba's, but nothing is made that could be executed."""
+
+    _name = "numbattn_lowers_to_be_linked"
+
+    def run_pass(self, state):
+        context = state.targetctx
+        state.library, state.flags.no_compile = Library(context.codegen(), state.func_id.func_qualname), True
+        super().run_pass(state)
+        about, env = state.cr.fndesc, state.cr.env
+        # the object by which Numba finds the code of a call; of Python it is not to be called
+        function = _dynfunc.make_function(about.lookup_module(), about.qualname, "", 0, env, (state.library,))
+        context.insert_user_function(function, about, [state.library])
+        state.cr = state.cr._replace(cfunc=function)
+        return True
+
+
+class Compiler(CompilerBase):
+    def define_pipelines(self):
+        passes = DefaultPassBuilder.define_nopython_pipeline(self.state)
+        passes.passes = [(Lowering if each is NativeLowering else each, why) for each, why in passes.passes]
+        passes.finalize()
+        return [passes]
+
+
+LINKED = {"pipeline_class": Compiler, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+linked = register_jitable(**LINKED)
