@@ -231,6 +231,7 @@ TANGENT_ROWS = [  # O, S and their tangents; outside the loops over tiles addres
     row("hopper_tangent", "bfloat16", 128, 128, EDGES, "sink, alibi", along="qkv", spills=64),
     row("hopper_tangent", "float16", 128, 128, EDGES, "relative", along="qkv", spills=64),
     row("hopper_tangent", "bfloat16", 128, 128, "", "bias float16 16, softcap", along="qkv", **DROPOUT),
+    row("hopper_tangent", "float16", 192, 128, EDGES, along="qkv"),
     row("hopper_tangent", "float16", 64, 64, EDGES, along="qkv"),
     row("hopper_tangent", "bfloat16", 64, 64, ALL, along="kv", **DROPOUT),
     row("hopper_tangent", "float16", 64, 64, EDGES, "softcap", along="qkv"),
