@@ -138,8 +138,6 @@ def _rows(records):
 def second_cpu(results):
     """GFLOP/s of both tangents on a CPU."""
     records = results["cpu"]
-    for record in records:
-        record["tflops"] = {("numpy" if name == "cupy" else name): rate for name, rate in record["tflops"].items()}
     dtypes = list(dict.fromkeys(record["dtype"] for record in records))
     figure, axes = panels(1, len(CALLED) * len(dtypes), 2)
     for (of, dtype), axis in zip(product(CALLED, dtypes), axes[0]):
