@@ -99,7 +99,7 @@ def plan(args):
 def _plan_of_devices(count, order, shown, dtype, shapes, options):
     """Print what ranks have, compute and send by each plan of `numbattn.distributed`."""
     from numbattn.distributed import Simulated
-    from numbattn.distributed.plan import costs_of, shares_of
+    from numbattn.distributed.costs import costs_of, shares_of
 
     share, *_ = shares_of(Simulated(count, order), dtype, *shapes, **options)
     costs, taken, why = costs_of(share)

@@ -64,7 +64,8 @@ def attention_jvp(
         tS = scale (tQ K^T + Q tK^T),  tlse = rowsum(P tS),  tO = (Z P) tV + (Z P tS) V - tlse O,
 
     six products of matrices and in memory linear in the sequence length. A part S = f(S0) of a score multiplies tS by
-    f'(S0); its array A adds (df / dA) tA.
+    f'(S0); its array A adds (df / dA) tA. On a GPU P tS is rounded to the dtype of q before it is multiplied, as P is:
+    in float16 it must not be beyond 65504. The tangent of lse, tlse, is that of all keys: dropout does not touch it.
 
     Examples
     --------

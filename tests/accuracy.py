@@ -159,13 +159,25 @@ def assert_all_accurate(results, do, q, k, v, dlse, bits=4, **options):
 
 
 # ------------------------------------------------------------------------------------------------------------ tangents
-def plain_tangents(q, k, v, tq, tk, tv, **options):
+def plain_forward_tangents(q, k, v, tq, tk, tv, **options):
     """to and tlse by the plain formula: P and P tS are rounded."""
     do = np.zeros(reference.describe(q, k, v)[0].out_shape, q.dtype)
-    return plain_tangents_of_all(do, q, k, v, tq, tk, tv, **options)[:2]
+    return plain_tangents(do, q, k, v, tq, tk, tv, **options)[:2]
 
 
-def plain_tangents_of_all(
+def plain_backward_tangents(*arrays, **options):
+    """tdq, tdk and tdv by the plain formula."""
+    return plain_tangents(*arrays, **options)[2:5]
+
+
+def exact_backward_tangents(do, q, *arrays, **options):
+    """The same in float64, or in what is better for float64."""
+    if q.dtype == np.float64:
+        return plain_backward_tangents(do, q, *arrays, work=np.longdouble, **options)
+    return reference.attention_backward_jvp(do, q, *arrays, **options)
+
+
+def plain_tangents(
     do, q, k, v, tq, tk, tv, tdo=None, dlse=None, tdlse=None, tscore=(), work=None, of_dS=np.asarray, **options
 ):  # fmt: skip
     """to, tlse and the tangents of dq, dk, dv and of the gradients of the score's arrays, by the plain formula, in one
@@ -238,10 +250,10 @@ def check_tangents(q, k, v, rng, xp=np, bits=8, tscore=(), dlse=True, **options)
     results = [*map(to_numpy, results)]
     options["mask"] = as_mask(options.get("mask"))._like(do)
     call = do, q, k, v, tq, tk, tv, tdo
-    wanted = plain_tangents_of_all(*call, **rows, tscore=tscore, work=np.longdouble, **options)
-    others = plain_tangents_of_all(*call, **rows, tscore=tscore, **options)
+    wanted = plain_tangents(*call, **rows, tscore=tscore, work=np.longdouble, **options)
+    others = plain_tangents(*call, **rows, tscore=tscore, **options)
     names = "to", "tlse", "tdq", "tdk", "tdv", *(f"gradient {i} of score" for i in range(len(results) - 5))
-    terms = plain_tangents_of_all(*call, **rows, tscore=tscore, of_dS=abs, **options)[5:]     # sums of which may cancel
+    terms = plain_tangents(*call, **rows, tscore=tscore, of_dS=abs, **options)[5:]     # sums of which may cancel
     largest = *[None] * 5, *(abs(x).max(initial=0) for x in terms)
     for name, got, want, other, size in zip(names, results, wanted, others, largest, strict=True):
         assert got.dtype == other.dtype
@@ -338,7 +350,7 @@ def rounding_of_tangents(do, q, k, v, tq, tk, tv, tdo=None, dlse=None, tdlse=Non
         chain.append((part, of_array, slope, slope_error, bend * before, bend_error))
         tS_error = abs(slope) * tS_error + slope_error * abs(before)
         if of_array is not None:
-            tS_error = tS_error + eps * (2 * abs(before) + abs(of_array._applied(before)))
+            tS_error = tS_error + eps * (2 * abs(before) + abs(finite(of_array._applied(before))))
     tlse_error = (x.P_error * abs(tS) + P * (tS_error + eps * abs(tS))).sum(-1, keepdims=True) + eps * abs(y.tlse)
     for part, of_array in zip(inputs.score, y.tparts):
         if of_array is not None and not part._has_step:     # its P is at most 1

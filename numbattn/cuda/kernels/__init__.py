@@ -14,7 +14,6 @@ from .any import (
     combine,
     decode,
     delta,
-    delta_tangent,
     forward,
     score_gradient,
     tangent,
@@ -38,12 +37,7 @@ LARGE_BACKWARD = (
 )
 FORWARD, BACKWARD = small.FORWARD + LARGE_FORWARD, small.BACKWARD + LARGE_BACKWARD
 TANGENT = (*hopper.TANGENT, Route(everything, (tangent.SPEC,)))
-BACKWARD_TANGENT = (
-    Route(
-        everything,
-        (delta.SPEC_BOUNDED, delta_tangent.SPEC, backward_tangent.SPEC_KV, backward_tangent.SPEC_Q),
-    ),
-)
+BACKWARD_TANGENT = (Route(everything, backward_tangent.SPECS),)
 
 
 def bias_gradients(name, **about):

@@ -83,8 +83,6 @@ def copy_async(shared, matrix, layout, first):
                     emit_copy(b, len(run) * item, b.ptrtoint(target, I32), at, left, down, *places)
 
         def write():
-            if not layout.cols.size:
-                return
             if in_background and source.alignment == VECTOR_BYTES:
                 copy_rows()
                 return

@@ -171,8 +171,10 @@ def tma_load_pages(stage, pages, table, head, row, page_size):
     array([2., 2., 2., 2., 2., 2., 2., 2., 1., 1., 1., 1., 1., 1., 1., 1.])
     """
     plan = stage.pipeline.tile
-    values = np.zeros(plan.shape, plan.dtype)
-    for down in _parts("tma_load_pages", plan, page_size):
+    parts, values = _parts("tma_load_pages", plan, page_size), np.zeros(plan.shape, plan.dtype)
+    if stage.pipeline.is_empty:
+        return
+    for down in parts:
         place, first = divmod(int(row) + down, page_size)
         page = table[min(place, len(table) - 1)]
         if 0 <= page < len(pages):
@@ -194,7 +196,9 @@ def tma_load_pages(stage, pages, table, head, row, page_size):
     if not isinstance(page_size, types.IntegerLiteral):
         return None
     plan, size = stage.pipeline.tile, page_size.literal_value
-    parts = _parts("tma_load_pages", plan, size)
+    parts, index = _parts("tma_load_pages", plan, size), types.int32
+    if stage.pipeline.is_empty:
+        return types.void(stage, pages, table, index, index, page_size), lambda b, *operands: None
 
     def generate(b, value, tensor_map, numbers, head, row, _):
         index, _ = unpack(b, value)
@@ -204,7 +208,6 @@ def tma_load_pages(stage, pages, table, head, row, page_size):
         for down, row, page in zip(parts, rows, found):
             emit_load(b, plan, pointer, tensor_map, page, head, b.urem(row, I32(size)), I32(0), filled, down)
 
-    index = types.int32
     return types.void(stage, types.uint64, table, index, index, page_size), generate
 
 

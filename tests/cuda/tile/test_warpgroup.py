@@ -412,6 +412,7 @@ FAULTS = {
     'asm(b, "wgmma.fence.sync.aligned;", VOID, effect=True)': "pass",
     'asm(b, "wgmma.commit_group.sync.aligned;", VOID, effect=True)': "pass",
     "{int(sums[0] is not None)}": "1",
+    "depth if cols else 0": "depth",
     "== bool(k_axis)": "!= bool(k_axis)",
     "k // 4 + i": "k // 8 + i",
     "nbytes = k * ROW_BYTES": "nbytes = k * CHUNK_BYTES",

@@ -64,7 +64,8 @@ from ..shared.visibility import (
     visible_queries,
 )
 from ..tables import rows_of, with_results
-from .backward_tangent_tiles import TILES_KV, TILES_Q
+from . import delta, delta_tangent
+from .backward_tangent_tiles import SHORT_KV, SHORT_Q, TILES_KV, TILES_Q
 
 
 class Statistics(NamedTuple):
@@ -301,7 +302,7 @@ NUMBERS = MASK, SCORE, TSCORE, DROPOUT, "group_size", "scale", "scale_log2", "ke
 SPEC_KV = Spec(
     backward_tangent_kv,
     (*GIVEN, *TANGENTS, Matrix("tdk", "k"), Matrix("tdv", "k"), *STATISTICS, *NUMBERS),
-    tiles=lambda work: rows_of(TILES_KV, {}, work),
+    tiles=lambda work: rows_of(TILES_KV, {}, work, SHORT_KV),
     parameters=parameters("tdk", "tdv"),
     keeps="k",
     blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads_k * n_blocks,
@@ -310,7 +311,21 @@ SPEC_KV = Spec(
 SPEC_Q = Spec(
     backward_tangent_q,
     (*GIVEN, *TANGENTS, Matrix("tdq"), *STATISTICS, *NUMBERS),
-    tiles=lambda work: rows_of(TILES_Q, {}, work),
+    tiles=lambda work: rows_of(TILES_Q, {}, work, SHORT_Q),
     parameters=parameters("tdq"),
     packs=True,
 )
+
+
+def blocks_of_rows(work, tiles, m_blocks, n_blocks):
+    """For the statistics that both kernels read: of whole tiles of queries, where tiles do not end with a segment."""
+    if work.segments:
+        return delta.blocks_of_slots(work, tiles, m_blocks, n_blocks)
+    tile_m = max(tiles.tile_m, *[spec.fitting(work).tile_m for spec in (SPEC_KV, SPEC_Q)])
+    return work.problem.heads * (-(-work.problem.seqlen_q // tile_m) * tile_m // tiles.tile_m)
+
+
+SPECS = (
+    replace(delta.SPEC_BOUNDED, blocks=blocks_of_rows), replace(delta_tangent.SPEC, blocks=blocks_of_rows), SPEC_KV,
+    SPEC_Q,
+)  # fmt: skip

@@ -49,6 +49,12 @@ THREADS = 128
 PARTS = 16  # sums of a row
 
 
+def columns_of_o(work):
+    """Rounded; none where lse alone is wanted."""
+    size = work.problem.head_dim_v
+    return rounded("head_dim_v", size) if size else 0
+
+
 @dataclass(frozen=True)
 class Partials(Argument):
     """What chunks leave of each query, (batch, heads, chunks, seqlen_q, columns)."""
@@ -57,7 +63,7 @@ class Partials(Argument):
 
     def find(self, planner, work):
         problem = work.problem
-        columns = {"partial o": rounded("head_dim_v", problem.head_dim_v), "statistics": 2}[self.name]
+        columns = {"partial o": columns_of_o(work), "statistics": 2}[self.name]
         chunks = count_of_chunks(problem.seqlen_k)
         planner.add_temporary(self.name, (*problem.batch, chunks, problem.seqlen_q, columns), problem.sum_dtype)
 
@@ -86,7 +92,7 @@ def combine(*, dtype, out_dtypes, head_dim_v, threads, mask, score, resumes=Fals
     """
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     TILE = copy_layout(PARTS, head_dim_v, threads, 4)
-    COLUMNS = simt(head_dim_v, PARTS, min(threads, head_dim_v & -head_dim_v), 1, 4)  # a power of two that divides both
+    COLUMNS = simt(head_dim_v, PARTS, min(threads, max(head_dim_v & -head_dim_v, 1)), 1, 4)  # divides both
     CHUNKS, MAXIMA, SUMS = TILE.row_vector(), simt(1, 4 * WARP, WARP, WARP, 1), simt(1, PARTS, WARP, 1, 4)
     ONE, O_LINE = SUMS.row_vector(), COLUMNS.row_vector()
     shared, COUNT, SHARE = SharedMemory(), THREADS // threads, threads
@@ -164,11 +170,11 @@ def blocks(work, tiles, m_blocks, n_blocks):
 
 SPEC = Spec(
     combine,
-    (*PARTIALS, Matrix("o"), O_BEFORE, Statistic("lse"), BAND, SCORE, "scale_log2", "kept_scale"),
+    (*PARTIALS, Matrix("o", may_be_empty=True), O_BEFORE, Statistic("lse"), BAND, SCORE, "scale_log2", "kept_scale"),
     tiles=row_threads,
     parameters=lambda work, tiles: {
         "dtype": work.problem.dtype.name, "threads": tiles.threads, **of_o(work),
-        "head_dim_v": rounded("head_dim_v", work.problem.head_dim_v), "mask": band_kinds(work.mask),
+        "head_dim_v": columns_of_o(work), "mask": band_kinds(work.mask),
         "score": work.score,
     },
     blocks=blocks,

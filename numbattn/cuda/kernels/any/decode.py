@@ -60,7 +60,7 @@ from ..shared.layouts import DTYPES, sum_type
 from ..shared.schedule import finish, next_number, overlap_launches, split
 from ..shared.softmax import softmax_steps
 from ..shared.visibility import MASK, band_of, element_test, is_shown, needs_test, visible_keys
-from ..tables import has_tensor_cores, head_dims
+from ..tables import has_tensor_cores, head_dims, lse_alone
 from .combine import PARTIALS
 from .decode_loads import KEYS, WARPS, cp_async_loads
 from .packing import packing_steps, queries_of, shares_keys
@@ -239,7 +239,8 @@ def decode(
             finish(counters, grid_size())
 
     arguments, dtypes = (Matrix("q"), *keys, *ARGUMENTS), {"k": held.dtype, "v": held.dtype}
-    signature = signature_of(kernel, arguments, dtype, ACC, dtypes, mask=mask, score=score, cached=held)
+    about = {"mask": mask, "score": score, "cached": held, "head_dim_v": head_dim_v}
+    signature = signature_of(kernel, arguments, dtype, ACC, dtypes, **about)
     return Source(kernel, signature, WARP * WARPS, shared=shared.nbytes, overlaps=True, tensor_maps=maps)
 
 
@@ -370,7 +371,7 @@ def parameters(work, tiles, head_dims=head_dims):
         "dtype": work.problem.dtype.name, "held": held_of(work.problem), "head_dim": head_dim, "head_dim_v": head_dim_v,
         "queries": queries_of(work, ROWS), "of_batch": shares_keys(work), "tile_n": tiles.tile_n,
         "page_size": work.problem.page_size, "mask": work.mask, "mask_by_head": work.mask_by_head, "score": work.score,
-        "dropout": work.problem.dropout, "nbytes": work.nbytes,
+        "dropout": work.problem.dropout, "nbytes": work.nbytes, **lse_alone(work),
     }  # fmt: skip
 
 

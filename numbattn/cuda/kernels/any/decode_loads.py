@@ -32,7 +32,7 @@ class Keys(Matrix):
         yield planner.whole(self.name) if work.problem.page_size else planner.at(self.name, self.heads)
 
 
-KEYS = Keys("k"), Keys("v")
+KEYS = Keys("k"), Keys("v", may_be_empty=True)
 
 
 class Loads(NamedTuple):

@@ -36,7 +36,7 @@ class TmaKeys(TmaMatrix):
         return [planner.whole(self.name)] if work.problem.page_size else super().flat(planner, work)
 
 
-KEYS = TmaKeys("k", "k"), TmaKeys("v", "k")
+KEYS = TmaKeys("k", "k"), TmaKeys("v", "k", may_be_empty=True)
 
 
 def tma_loads(shared, held, head_dim, head_dim_v, tile_n, page_size, mask, nbytes):
@@ -84,7 +84,7 @@ def tma_loads(shared, held, head_dim, head_dim_v, tile_n, page_size, mask, nbyte
         return advance(place, WARPS)
 
     load_tile, rows = (of_pages, min(page_size, tile_n)) if page_size else (of_sequence, tile_n)
-    boxes = ((i, (1, 1, rows, tiles.width)) for i, tiles in ((1, SHARED_K), (2, SHARED_V)))
+    boxes = ((i, (1, 1, rows, tiles.width)) for i, tiles in ((1, SHARED_K), (2, SHARED_V)) if tiles.cols)
     maps = tuple(TensorMapArgument(i, box, l2_promotion=0) for i, box in boxes)
     return Loads(start, stages, load_tile, load_tile, wait_k, wait_v, next_use, KEYS, maps)
 

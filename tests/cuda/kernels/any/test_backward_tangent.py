@@ -1,123 +1,81 @@
-"""In tiles of 16 queries and keys, simulated, and rows of tables, compiled."""
+"""In tiles of 16 queries and keys, simulated, and rows of tables, compiled; and by plans, on all kinds of cores."""
 
-from typing import Any, NamedTuple
+from functools import partial
 
 import numpy as np
 import pytest
 
 import numbattn as na
+from numbattn import reference
 from numbattn.cuda.kernels.any.backward_tangent import backward_tangent_kv, backward_tangent_q
+from numbattn.cuda.kernels.any.backward_tangent_tiles import TILES_KV, TILES_Q
 from numbattn.cuda.kernels.shared.layouts import DTYPES
 from numbattn.cuda.kernels.tables import Streamed
-from tests import accuracy
-from tests.accuracy import assert_accurate, random
+from numbattn.cuda.plan.planner import DEVICES
+from tests.accuracy import assert_accurate, exact_backward_tangents, plain_backward_tangents, random
+from tests.tools.device import AMPERE, HOPPER, TURING, on
 from tests.tools.launch import compiled_only, launch, poisoned, simulated_only
 
 from ..calls import call, padded
 
 SMALL = Streamed("fma", 16, 16, 32, 4)
-RESULTS = "tdq", "tdk", "tdv", "tlse", "tdelta"
+GIVEN = "q", "k", "v", "do"
+BOTH = pytest.mark.parametrize("sums_of", ["q", "kv"])
 
 
-class Moved(NamedTuple):
-    """A Call and the tangents of q, k, v, do and dlse."""
-
-    case: Any
-    q: Any
-    k: Any
-    v: Any
-    do: Any  # or None
-    dlse: Any
-    wanted: dict  # results in float64, by name
-    plain: dict  # and by the plain formula
-
-
-def moved(rng, dtype=np.float32, *, tdo=True, poison=None, **sizes_and_options):
-    case = call(rng, dtype, poison=poison, **sizes_and_options)
-    tangents = [random(rng, x.shape, x.dtype) for x in (case.q, case.k, case.v, case.do)]
-    for x, tx in zip((case.q, case.k, case.v), tangents):
-        tx[np.isnan(x)] = np.nan if poison is None else poison
-    tangents[3] = tangents[3] if tdo else None
-    tdlse = random(rng, case.dlse.shape, case.dlse.dtype)
-    options = {name: x for name, x in sizes_and_options.items() if name in ("causal", "mask", "dropout", "scale")}
-    exact = np.longdouble if case.q.dtype == np.float64 else np.float64
-    results = (formula(case, *tangents, tdlse, work, rounds, **options)
-               for work, rounds in ((exact, False), (case.dlse.dtype.type, True)))  # fmt: skip
-    return Moved(case, *tangents, tdlse, *results)
-
-
-def formula(case, tq, tk, tv, tdo, tdlse, work, rounds, **options):
-    """S, P, dP, dS and their tangents in `work`, and if it rounds, P, tP and the results rounded."""
-    dtype = case.q.dtype if rounds else work
-    problem, inputs = accuracy.reference.describe(case.q, case.k, case.v, **options)
-    Q, K, V, P, Z, lse, _ = accuracy._scores(problem, inputs, work)
-    seen, scale = P > 0, np.asarray(inputs.scale, work)
-    rows = seen.any(-1, keepdims=True)
-
-    def there(x, visible):
-        return np.where(visible, np.repeat(x, problem.heads // x.shape[1], 1).astype(work), 0)
-
-    tQ, dO = there(tq, rows), there(case.do, rows)
-    tdO = np.zeros_like(dO) if tdo is None else there(tdo, rows)
-    tK, tV = (there(x, seen.any(-2)[..., None]) for x in (tk, tv))
-    T = lambda x: x.swapaxes(-2, -1)  # noqa: E731
-    tS = scale * (tQ @ T(K) + Q @ T(tK))
-    tlse = (P * tS).sum(-1, keepdims=True)
-    tP = P * (tS - tlse)
-    dL, tdL = (np.where(rows[..., 0], x, 0).astype(work)[..., None] for x in (case.dlse, tdlse))
-    dP, tdP = Z * (dO @ T(V)), Z * (dO @ T(tV) + tdO @ T(V))
-    D = (P * dP).sum(-1, keepdims=True) - dL
-    tD = (tP * dP + P * tdP).sum(-1, keepdims=True) - tdL
-    dS = P * (dP - D)
-    tdS = tP * (dP - D) + P * (tdP - tD)
-    round_ = lambda x: x.astype(dtype).astype(work)  # noqa: E731
-    tdQ = scale * (tdS @ K + dS @ tK)
-    tdK = scale * (T(tdS) @ Q + T(dS) @ tQ)
-    tdV = T(round_(Z * tP)) @ dO + T(round_(Z * P)) @ tdO
-    tdK, tdV = (accuracy.reference.sum_to(
-        x.reshape(*x.shape[:1], problem.heads_k, -1, *x.shape[2:]).sum(2), shape.shape) for x, shape in
-        ((tdK, case.k), (tdV, case.v)))
-    results = (*(x.astype(dtype) for x in (tdQ, tdK, tdV)), tlse[..., 0], tD[..., 0])
-    return dict(zip(RESULTS, results))
-
-
-def check(moved, sums_of, tiles=SMALL, sizes=(16, 8), nbytes=0):
-    """The tangents of the gradients of `sums_of`, "q" or "kv"; what is known of the PTX, compiled."""
-    case, dtype = moved.case, moved.case.q.dtype
-    inputs = {"q": case.q, "k": case.k, "v": case.v}
-    grads = {name: poisoned(inputs[name].shape, dtype) for name in sums_of}
+def check(rng, sums_of, tiles=SMALL, sizes=(16, 8), nbytes=0, given=GIVEN, poison=None, dtype=np.float32, **options):
+    """The tangents of the gradients of `sums_of`, "q" or "kv". sizes: the rounded head_dims; given: what has a
+    tangent."""
+    case = call(rng, dtype, poison=poison, **options)
+    dtype, arrays = case.q.dtype, (case.q, case.k, case.v)
+    tangents = [random(rng, x.shape, dtype) if name in given else None for name, x in zip(GIVEN, (*arrays, case.do))]
+    for tangent, x in zip(tangents[:3] * (poison is not None), arrays):
+        tangent[np.isnan(x)] = poison
+    tdlse, wanted = random(rng, case.dlse.shape, case.dlse.dtype), {}
+    options = {name: x for name, x in options.items() if name in ("causal", "mask", "dropout")}
+    rows = case.do, *arrays, *tangents[:3]
+    wanted, plain = (
+        dict(zip("qkv", formula(*rows, tdo=tangents[3], dlse=case.dlse, tdlse=tdlse, **options)))
+        for formula in (exact_backward_tangents, plain_backward_tangents)
+    )
+    lse, tlse, delta, tdelta = (x.astype(case.dlse.dtype) for x in statistics(case, tangents, tdlse, **options))
+    grads = {name: poisoned(x.shape, dtype) for name, x in zip("qkv", arrays) if name in sums_of}
     source = (backward_tangent_q if sums_of == "q" else backward_tangent_kv)(
         dtype=dtype.name, out_dtypes=(dtype.name,) * len(grads), head_dim=sizes[0], head_dim_v=sizes[1],
         **tiles._asdict(), mask=case.kinds, score=(), tscore=(), dropout=case.kept_scale != 1, nbytes=nbytes,
-        tangents=tuple(name for name in ("q", "k", "v", "do") if getattr(moved, name) is not None),
+        tangents=tuple(given),
     )  # fmt: skip
-    given = case.lse_log2, *(moved.wanted[name].astype(case.dlse.dtype) for name in ("tlse", "tdelta"))
-    statistics = (padded(given[0], np.inf), *(padded(x, 0) for x in (given[1], case.delta, given[2])))
-    tangents = (() if x is None else (x,) for x in (moved.q, moved.k, moved.v, moved.do))
-    kept = sums_of[0]
-    batches, heads, length = inputs[kept].shape[:3]
-    blocks = batches * heads * -(-length // (tiles.tile_m if kept == "q" else tiles.tile_n))
-    known = launch(
-        source.function, (blocks, 1, 1), tiles.threads, source.shared, case.q, case.k, case.v, case.do, *tangents,
-        *grads.values(), *statistics, case.mask_of(kept, tiles.tile_m, tiles.tile_n), (), (), case.drops,
-        case.group_size, case.scale, case.scale_log2, case.kept_scale, cc=(9, 0),
+    kept, tile = ("q", tiles.tile_m) if sums_of == "q" else ("k", tiles.tile_n)
+    batches, heads, length = (case.q if kept == "q" else case.k).shape[:3]
+    launch(
+        source.function, (batches * heads * -(-length // tile), 1, 1), tiles.threads, source.shared, *arrays, case.do,
+        *[() if x is None else (x,) for x in tangents], *grads.values(), padded(lse, np.inf),
+        *[padded(x, 0) for x in (tlse, delta, tdelta)], case.mask_of(kept, tiles.tile_m, tiles.tile_n), (), (),
+        case.drops, case.group_size, case.scale, case.scale_log2, case.kept_scale, cc=(9, 0),
     )  # fmt: skip
-    for name in sums_of:
-        assert_accurate("td" + name, grads[name], moved.wanted["td" + name], moved.plain["td" + name], dtype)
-    return known
+    for name, got in grads.items():
+        assert_accurate("td" + name, got, wanted[name], plain[name], dtype)
 
 
-BOTH = pytest.mark.parametrize("sums_of", ["q", "kv"])
+def statistics(case, tangents, tdlse, **options):
+    """lse in base 2, tlse, delta and its tangent, as `delta` and `delta_tangent` make them."""
+    to, tlse = reference.attention_jvp(case.q, case.k, case.v, *tangents[:3], **options)
+    tdo = np.zeros_like(case.do) if tangents[3] is None else tangents[3]
+    tdelta = (case.do.astype(np.float64) * to + tdo.astype(np.float64) * case.wanted["o"]).sum(-1) - tdlse
+    return case.lse_log2, tlse, case.delta, np.where(np.isfinite(case.lse), tdelta, 0)
 
 
 @simulated_only
 @BOTH
-@pytest.mark.parametrize(("stages", "tdo"), [(1, False), (2, True)])
-@pytest.mark.parametrize(("unit", "tile", "lanes"), [("fma", 16, 4), ("mma", 32, 4), ("mma", 16, 8)])
-def test_two_warps(rng, unit, tile, lanes, stages, tdo, sums_of):
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize(("unit", "tile", "lanes", "dtype"), [
+    ("fma", 16, 4, "float32"), ("mma", 32, 4, "float32"), ("mma", 32, 4, "float16"), ("mma", 16, 8, "float64"),
+])  # fmt: skip
+def test_two_warps(rng, unit, tile, lanes, dtype, stages, sums_of):
     """They share the tiles that they loop over; with 8 lanes the rows, too."""
     m, n, tile_m, tile_n = (16, 40, tile, 16) if sums_of == "q" else (40, 16, 16, tile)
-    check(moved(rng, heads=2, m=m, n=n, tdo=tdo), sums_of, Streamed(unit, tile_m, tile_n, 64, lanes, stages), (16, 16))
+    tiles = Streamed(unit, tile_m, tile_n, 64, lanes, stages)
+    check(rng, sums_of, tiles, (16, 16), dtype=np.dtype(dtype), heads=2, m=m, n=n)
 
 
 MASKS = {
@@ -132,13 +90,20 @@ MASKS = {
 @BOTH
 @pytest.mark.parametrize("mask", MASKS)
 def test_masks(rng, mask, sums_of):
-    check(moved(rng, heads=2, m=20, n=35, **MASKS[mask]), sums_of)
+    check(rng, sums_of, heads=2, m=20, n=35, **MASKS[mask])
 
 
 @simulated_only
 @BOTH
 def test_dropout_of_groups(rng, sums_of):
-    check(moved(rng, heads=4, heads_k=2, m=16, n=20, dropout=na.Dropout(0.3, seed=5)), sums_of)
+    check(rng, sums_of, batch=2, heads=4, heads_k=2, m=16, n=20, dropout=na.Dropout(0.3, seed=5))
+
+
+@simulated_only
+@BOTH
+@pytest.mark.parametrize("given", [("q",), ("k",), ("v",), ("do",), ("q", "k", "v"), ()])
+def test_tangents_that_are_not_given_are_zero(rng, given, sums_of):
+    check(rng, sums_of, m=16, n=20, given=given)
 
 
 @compiled_only
@@ -149,5 +114,80 @@ def test_dropout_of_groups(rng, sums_of):
     ("kv", Streamed("mma", 16, 64, 128, stages=2), "float32", 64),
 ])  # fmt: skip
 def test_rows_of_tables(rng, sums_of, tiles, dtype, size):
-    case = moved(rng, DTYPES[dtype], m=70, n=40, d=size, e=size, causal=True)
-    check(case, sums_of, tiles, (size, size), nbytes=16)
+    check(rng, sums_of, tiles, (size, size), nbytes=16, dtype=DTYPES[dtype], m=70, n=40, d=size, e=size, causal=True)
+
+
+@simulated_only
+def test_every_device_has_rows():
+    """Of all that there is with a tangent of dO, whose tiles take the most room."""
+    units = {(device.cc >= (8, 0)): device.shared for device in sorted(DEVICES.values(), key=lambda x: -x.shared)}
+    for (has_tensor_cores, nbytes), size in ((unit, size) for unit in TILES_KV for size in TILES_KV[unit]):
+        dtype = {2: "bfloat16", 4: "float32", 8: "float64"}[nbytes]
+        about = {"dtype": dtype, "head_dim": size, "head_dim_v": size, "mask": (), "score": (), "tscore": (),
+                 "dropout": False, "nbytes": 16, "tangents": GIVEN}  # fmt: skip
+        kernels = (partial(backward_tangent_kv, out_dtypes=(dtype,) * 2), TILES_KV), (
+            partial(backward_tangent_q, out_dtypes=(dtype,)), TILES_Q)  # fmt: skip
+        for kernel, table in kernels:
+            least = min(kernel(**about, **row._asdict()).shared for row in table[has_tensor_cores, nbytes][size])
+            assert least <= units[has_tensor_cores]
+
+
+# ------------------------------------------------------------------------------------------------------------- by plans
+def check_call(rng, dtype, *, score=None, count=None, m=20, n=30, d=24, e=40, **options):
+    """A call of numbattn."""
+    dtype, lead = np.dtype(dtype), () if count is None else (count,)
+    arrays = [random(rng, shape, dtype) for shape in ((1, 2, m, d), (1, 1, n, d), (1, 1, n, e))]
+    tangents = [random(rng, (*lead, *x.shape), dtype) for x in arrays]
+    of_score = [random(rng, (*lead, *x.shape), x.dtype) for part in score or () for x in part._weights]
+    options |= {} if score is None else {"score": score}
+    o, to, saved, tsaved = na.attention_forward_jvp(*arrays, *tangents, tscore=of_score, **options)
+    do, tdo = random(rng, o.shape, dtype), random(rng, to.shape, dtype)
+    rows = {"dlse": random(rng, saved.lse.shape, saved.lse.dtype)}
+    rows |= {"tdlse": random(rng, tsaved.tlse.shape, tsaved.tlse.dtype), "tdo": tdo}
+    _, found = na.attention_backward_jvp(do, saved, tsaved, **rows)
+    if score is not None:
+        wanted = reference.attention_backward_jvp(do, *arrays, *tangents, **rows, tscore=of_score, **options)
+        for name, got, want in zip("qkv", found, wanted):
+            np.testing.assert_allclose(got, want, atol=32 * np.finfo(dtype).eps * abs(want).max(), err_msg=name)
+        return
+    for number in range(count or 1):
+        along, of_rows, got = tangents, rows, found
+        if count is not None:
+            along, got = ([x[number] for x in arrays] for arrays in (tangents, found))
+            of_rows = rows | {name: rows[name][number] for name in ("tdlse", "tdo")}
+        wanted, plain = (formula(do, *arrays, *along, **of_rows, **options)
+                         for formula in (exact_backward_tangents, plain_backward_tangents))  # fmt: skip
+        for name, *results in zip("qkv", got, wanted, plain):
+            assert_accurate("td" + name, *results, dtype)
+
+
+@compiled_only
+@pytest.mark.parametrize(("device", "dtype", "options"), [
+    (TURING, "float16", {}), (TURING, "float32", {"count": 2}), (AMPERE, "bfloat16", {"causal": True}),
+    (AMPERE, "float32", {"d": 70, "e": 100}),
+    *(pytest.param(device, dtype, {"d": d, "e": d}, marks=pytest.mark.slow)
+      for device in (AMPERE, TURING) for dtype in ("float16", "float32", "float64") for d in (60, 120, 200)),
+    *(pytest.param(HOPPER, dtype, {"d": 120}, marks=pytest.mark.slow) for dtype in ("bfloat16", "float32", "float64")),
+])  # fmt: skip
+def test_calls(rng, device, dtype, options):
+    """Each table of tiles."""
+    with on(device):
+        check_call(rng, dtype, **options)
+
+
+@compiled_only
+def test_packed(rng):
+    mask = na.Segments(np.array([0, 7, 7, 20]), np.array([0, 10, 12, 30])) & na.Causal()
+    with on(AMPERE):
+        check_call(rng, "bfloat16", mask=mask)
+
+
+@compiled_only
+@pytest.mark.parametrize("scores", ["softcap", "bias, softcap", "softcap, alibi"])
+def test_scores(rng, scores):
+    parts = {
+        "softcap": na.Softcap(2.0), "bias": na.Bias(random(rng, (2, 20, 30), np.float32), gradient=False),
+        "alibi": na.Alibi(random(rng, 2, np.float32), gradient=False),
+    }  # fmt: skip
+    with on(TURING):
+        check_call(rng, "float32", score=[parts[name] for name in scores.split(", ")], causal=True)

@@ -6,7 +6,7 @@ import pytest
 import numbattn as na
 from numbattn import reference
 from numbattn.cuda.kernels.hopper.tangent import hopper_tangent
-from tests.accuracy import assert_accurate, plain_tangents, random
+from tests.accuracy import assert_accurate, plain_forward_tangents, plain_tangents, random
 from tests.tools.device import HOPPER, on
 from tests.tools.launch import compiled_only, launch, poisoned, simulated_only, tensor_map
 
@@ -46,12 +46,12 @@ def check(rng, at_once=1, heads_per_tile=1, ascending=0, blocks=1, sizes=(), giv
     for name, got in (("o", o), ("lse", lse)):
         assert_accurate(name, got, case.wanted[name], case.plain[name], got.dtype)
     options = {name: problem[name] for name in ("causal", "mask", "dropout") if name in problem}
-    assert_accurate_tangents((to, tlse), arrays, tangents, options)
+    formulas = reference.attention_jvp, plain_forward_tangents
+    assert_accurate_tangents((to, tlse), *[formula(*arrays, *tangents, **options) for formula in formulas])
 
 
-def assert_accurate_tangents(found, arrays, tangents, options):
-    wanted, others = (formula(*arrays, *tangents, **options) for formula in (reference.attention_jvp, plain_tangents))
-    for name, got, want, other in zip(("to", "tlse"), found, wanted, others, strict=True):
+def assert_accurate_tangents(found, wanted, others):
+    for name, got, want, other in zip(("to", "tlse"), found, wanted, others):
         assert_accurate(name, got, want, other, got.dtype)
 
 
@@ -116,26 +116,30 @@ def test_dropout(rng):
 
 PACKED = na.Segments([0, 40, 100], [0, 90, 150]) & na.Causal()
 CALLS = {
-    "float16": ("float16", {"d": 64, "e": 64, "dropout": na.Dropout(0.3, seed=5)}),
-    "bfloat16": ("bfloat16", {"d": 128, "e": 100, "causal": True}),
-    "packed": ("float16", {"d": 64, "e": 64, "mask": PACKED}),
+    "float16": ("float16", 64, 64, {"dropout": na.Dropout(0.3, seed=5)}),
+    "bfloat16": ("bfloat16", 128, 100, {"causal": True}),
+    "packed": ("float16", 64, 64, {"mask": PACKED}),
+    "scores": ("float16", 64, 64, {"score": "softcap, bias, sink", "causal": True}),
 }
 
 
 @pytest.mark.parametrize("case", CALLS)
 @compiled_only
 def test_calls(rng, case):
-    dtype, options = CALLS[case]
-    options = dict(options)
-    d, e, dtype = options.pop("d"), options.pop("e"), np.dtype(dtype)
-    arrays = [random(rng, shape, dtype) for shape in ((2, 100, d), (1, 150, d), (1, 150, e))]
+    (dtype, d, e, options), tscore = CALLS[case], []
+    arrays = [random(rng, shape, np.dtype(dtype)) for shape in ((2, 100, d), (1, 150, d), (1, 150, e))]
     tangents = tangents_of(rng, arrays)
+    if "score" in options:
+        bias, sink, *tscore = (random(rng, shape, np.float32) for shape in ((2, 100, 150), (2,)) * 2)
+        options = options | {"score": [na.Softcap(3.0), na.Bias(bias), na.Sink(sink)]}
     with on(HOPPER._replace(multiprocessors=1)) as gpu:
-        o, to, saved, tsaved = na.attention_forward_jvp(*arrays, *tangents, **options)
+        o, to, _, tsaved = na.attention_forward_jvp(*arrays, *tangents, tscore=tscore, **options)
         launched = [step.key.name for program in gpu.programs.values() for step in program.plan.steps]
     assert "hopper_tangent" in launched
     np.testing.assert_allclose(o.astype(np.float64), reference.attention_forward(*arrays, **options)[0], atol=0.02)
-    assert_accurate_tangents((to, tsaved.tlse), arrays, tangents, options)
+    wanted = reference.attention_jvp(*arrays, *tangents, tscore=tscore, **options)
+    others = plain_tangents(np.zeros_like(o), *arrays, *tangents, tscore=tscore, **options)
+    assert_accurate_tangents((to, tsaved.tlse), wanted, others)
 
 
 FAULTS = {
