@@ -317,8 +317,6 @@ def attention_laplacian(
     ------
     TypeError, ValueError
         For what does not fit: see `attention`.
-    NotImplementedError
-        For CuPy arrays, whose Laplacians are not there yet.
 
     Notes
     -----
