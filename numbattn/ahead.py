@@ -26,7 +26,7 @@ def _samples(base):
 
 MASKS = {"none": lambda m, n: None, **dict(_samples(na.Mask))}
 SCORES = dict(_samples(Part))
-PASSES = ["forward", "backward", "tangent", "backward_tangent"]
+PASSES = ["forward", "backward", "tangent", "backward_tangent", "laplacian"]
 USUAL = PASSES[:2]
 
 
@@ -181,6 +181,8 @@ def make_calls(name, dtype, score, gradient):
         na.attention_backward(x, saved)
     elif name == "tangent":
         na.attention_jvp(x, x, x, x, x, x, **options)
+    elif name == "laplacian":
+        na.attention_laplacian(x, x, x, x[None], x[None], x[None], **options)
     else:
         tangents, _ = checked_tangents(saved.inputs, x, x, x)
         na.attention_backward_jvp(x, saved, SavedTangents(saved.problem, tangents, x, lse, False))

@@ -46,13 +46,19 @@ TANGENT = Pass(
     takes=("q", "k", "v", "tq", "tk", "tv"),
     gives=("o", "lse", "to", "tlse"),
 )
+LAPLACIAN = Pass(  # of which kernels compute the second derivative along each tangent, o2
+    "laplacian",
+    kernels.LAPLACIAN,
+    takes=("q", "k", "v", "tq", "tk", "tv"),
+    gives=("o", "lse", "to", "tlse", "o2"),
+)
 BACKWARD_TANGENT = Pass(
     "backward_tangent",
     kernels.BACKWARD_TANGENT,
     takes=("q", "k", "v", "o", "lse", "do", "dlse", "tq", "tk", "tv", "to", "tlse", "tdo", "tdlse"),
     gives=("tdq", "tdk", "tdv"),
 )
-PASSES = {pass_.name: pass_ for pass_ in (FORWARD, BACKWARD, TANGENT, BACKWARD_TANGENT)}
+PASSES = {pass_.name: pass_ for pass_ in (FORWARD, BACKWARD, TANGENT, BACKWARD_TANGENT, LAPLACIAN)}
 ARRAYS = {  # (problem, inputs) -> shape and dtype, of those that each call has if its pass takes or gives them
     "q": lambda problem, inputs: (inputs.q.shape, problem.dtype),
     "k": lambda problem, inputs: (inputs.k.shape, problem.dtype),
@@ -64,6 +70,7 @@ ARRAYS = {  # (problem, inputs) -> shape and dtype, of those that each call has 
     "dk": lambda problem, inputs: (inputs.k.shape, problem.result_dtype),
     "dv": lambda problem, inputs: (inputs.v.shape, problem.result_dtype),
 }
+ARRAYS["o2"] = lambda problem, inputs: (problem.out_shape, problem.sum_dtype)
 ARRAYS |= {f"t{name}": about for name, about in ARRAYS.items() if name != "do"}  # a tangent is as what it is of
 
 
@@ -123,14 +130,25 @@ class Passes:
 
     def tangent(self, problem, inputs, tangents):
         """o, lse, and to and tlse of all Tangents, their axis in front."""
-        gpu = self.current()
-        along = empty_along(gpu, tangents.count, {name: ARRAYS[name](problem, inputs) for name in ("to", "tlse")})
+        return self.forward_along(TANGENT, problem, inputs, tangents)
+
+    def laplacian(self, problem, inputs, tangents, laplacians):
+        """o, lse, to of all Tangents, and the Laplacian of o; laplacians: of q, k and v, as Tangents in one direction.
+        """
+        o, lse, to, _, o2 = self.forward_along(LAPLACIAN, problem, inputs, tangents)
+        _, _, (lo,), _ = self.tangent(replace(problem, wide=True), inputs, laplacians)
+        return o, lse, to, (o2.sum(axis=0) + lo).astype(problem.result_dtype)
+
+    def forward_along(self, pass_, problem, inputs, tangents):
+        """What a Pass gives, TANGENT say; all but o and lse of all Tangents, their axis in front."""
+        gpu, (_, _, *own) = self.current(), pass_.gives
+        along = empty_along(gpu, tangents.count, {name: ARRAYS[name](problem, inputs) for name in own})
         if not tangents.count:
             o, saved = self.forward(problem, inputs)
             return o, saved.lse, *along.values()
         arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v}
         arrays |= {name: gpu.empty(*ARRAYS[name](problem, inputs)) for name in ("o", "lse")}
-        if not run_along(gpu, TANGENT, problem, inputs, tangents, arrays, {}, along):
+        if not run_along(gpu, pass_, problem, inputs, tangents, arrays, {}, along):
             arrays["o"].fill(0)
             arrays["lse"].fill(-math.inf)
         return arrays["o"], arrays["lse"], *along.values()

@@ -375,14 +375,6 @@ def test_tangents_are_zero_where_nobody_sees_anything(rng, length):
     assert np.isneginf(saved.lse).all()
 
 
-def test_gradients_of_a_score_have_no_tangents(rng):
-    arrays, score = qkv(rng, m=8, n=9, d=8, e=8), na.Sink(random(rng, (2,), np.float32))
-    with on(TURING):
-        o, _, saved, tsaved = na.attention_forward_jvp(*arrays, *tangents_of(rng, *arrays), score=score)
-        with pytest.raises(NotImplementedError, match=r"got Sink whose gradient is wanted; .* pass gradient=False"):
-            na.attention_backward_jvp(o, saved, tsaved)
-
-
 CACHED = {
     "edges": lambda rng: {"mask": na.Causal() & na.Window(40, 9)},
     "intervals": lambda rng: {"mask": na.Prefix(2) & (na.Window(9, 0) | na.Prefix(5))},
@@ -431,9 +423,23 @@ FAULTS = {
         "sum_to(whole[..., : given.shape[-1]], given.shape)": "whole[..., : given.shape[-1]][:1]",
         "cuda/words/numbers.py": {"scale * LOG2_E": "scale"},
     },
+    ("test_several_tangents_are_as_each_alone", "test_no_tangents"): {
+        "x[number] for name, x in given.items()": "x[0] for name, x in given.items()",
+        "if not tangents.count:": "if False:",
+        "own[name].strides if name in own else None": "None",
+        "(count, *shape)": "shape",
+    },
+    "test_tangents_are_zero_where_nobody_sees_anything": {
+        "                x.fill(0)\n            return False": "                pass\n            return False",
+        'arrays["lse"].fill(-math.inf)\n        return arrays': "return arrays",
+    },
+    "cuda/kernels/any/test_tangent.py::test_scores": {
+        "tscore, of_tangents, at = lower_parts(tparts": "tscore, of_tangents, at = lower_parts(()",
+        "numbered(number), problem)": "number, problem)",
+    },
     "cuda/words/test_tiers.py": {
         "at, misaligned, tier": "at, misaligned",
         "score, tier, whole, tscore)": "score)",
-        "score, latest.get(), True))": "score))",
+        "score, latest.get(), True, tscore))": "score))",
     },
 }

@@ -71,3 +71,37 @@ SHORT = {
     },
     256: {(True, 4): {32: (TangentTiles("mma", 32, 32, 64, blocks=6),)}},   # n 128: 1048, 8925
 }
+# With O2, a third sum: twice as many warps share rows of wide ones. "-": not measured
+TILES_SECOND = {
+    (True, 2): {
+        64: (TangentTiles("mma", 64, 32, 128),),
+        128: (TangentTiles("mma", 32, 32, 128, 8, sliced=True),),
+        256: (TangentTiles("mma", 32, 16, 256, 16, sliced=True),),
+    },
+    (True, 4): {
+        64: (TangentTiles("mma", 64, 16, 128),),
+        128: (TangentTiles("mma", 32, 16, 128, 8, sliced=True), TangentTiles("mma", 16, 16, 64, 8, sliced=True)),
+        256: (TangentTiles("mma", 16, 8, 128, 16, sliced=True),),
+    },
+    (True, 8): {
+        64: (TangentTiles("mma", 32, 16, 128, 8, sliced=True),),
+        128: (TangentTiles("mma", 16, 8, 128, 16, sliced=True),),
+        256: (TangentTiles("fma", 8, 4, 128, 16),),
+    },
+    (False, 2): {
+        64: (TangentTiles("fma", 32, 32, 128, 8),),
+        128: (TangentTiles("fma", 32, 16, 128, 8),),
+        256: (TangentTiles("fma", 16, 16, 128, 8),),
+    },
+    (False, 4): {
+        64: (TangentTiles("fma", 32, 16, 128, 8),),
+        128: (TangentTiles("fma", 16, 16, 128, 8),),
+        256: (TangentTiles("fma", 16, 4, 128, 8),),
+    },
+    (False, 8): {
+        64: (TangentTiles("fma", 16, 16, 128, 8),),
+        128: (TangentTiles("fma", 16, 4, 128, 8),),
+        256: (TangentTiles("fma", 8, 2, 128, 16),),
+    },
+}
+SHORT_SECOND = {128: {(True, 4): {32: (TangentTiles("mma", 32, 32, 64, blocks=4),)}}}

@@ -45,8 +45,8 @@ def check_small(
     o, to, lse, tlse = (poisoned(x.shape, x.dtype) for x in (case.do, case.do, case.lse, case.lse))
     launch(
         source.function, (batch * heads * -(-m // tile_m), 1, 1), threads, source.shared, *arrays,
-        *[() if x is None else (x,) for x in tangents], o, to, lse, tlse, case.mask_of("q", tile_m, TILE_N), (),
-        (), case.drops, case.group_size, case.scale_log2, case.kept_scale,
+        *[() if x is None else (x,) for x in tangents], o, to, (), lse, tlse, case.mask_of("q", tile_m, TILE_N), (),
+        (), case.drops, case.group_size, case.scale, case.scale_log2, case.kept_scale,
     )  # fmt: skip
     wanted, others = (tangents_by(work, *arrays, *tangents, **options) for work in (np.longdouble, None))
     for name, got in (("o", o), ("lse", lse)):
@@ -166,3 +166,86 @@ def test_scores(rng, device, names, given):
             _, to, _, tsaved = na.attention_forward_jvp(*arrays, *tangents, tscore=tscore, **options)
         for got, want in zip((to, tsaved.tlse), reference.attention_jvp(*arrays, *tangents, tscore=tscore, **options)):
             np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max())
+
+
+@pytest.mark.parametrize(("device", "dtype", "d", "e", "given", "names", "options"), [
+    *(pytest.param(*case, marks=simulated_only) for case in (
+        (TURING, "float32", 24, 16, "qkv", [], {"dropout": na.Dropout(0.3, seed=5)}),
+        (TURING, "float32", 24, 16, "q", ["softcap"], {"mask": na.Lengths(np.array([[33]]), np.array([[9, 40]]))}),
+        (AMPERE, "float64", 24, 16, "qk", ["alibi", "softcap", "sink"], {"causal": True}),
+        (AMPERE, "float16", 24, 16, "kv", [], {}), (TURING, "float32", 24, 16, "v", [], {}),
+        (AMPERE, "float32", 24, 16, "qkv", ["relative", "function", "softcap"], {}),
+    )),
+    *(pytest.param(*case, marks=compiled_only) for case in (
+        (AMPERE, "float32", 24, 16, "qkv", ["softcap"], {}), (HOPPER, "float16", 100, 128, "qkv", [], {}),
+    )),
+])  # fmt: skip
+def test_laplacians(rng, device, dtype, d, e, given, names, options):
+    """The sum of second derivatives of O along tangents."""
+    shapes, score = ((1, HEADS, M, d), (1, 1, N, d), (1, 1, N, e)), [SCORES[name](rng) for name in names]
+    arrays = [random(rng, shape, np.dtype(dtype)) for shape in shapes]
+    tangents = [random(rng, (2, *x.shape), x.dtype) if name in given else None for name, x in zip("qkv", arrays)]
+    call = *arrays, *tangents, *tangents_of(rng, arrays, "qv")
+    with on(device):
+        found = na.attention_laplacian(*call, score=score, **options)
+    error = {"float16": 3e-3, "float32": 1e-5, "float64": 1e-13}[dtype]
+    for got, want in zip(found, reference.attention_laplacian(*call, score=score, **options)):
+        assert got.dtype == dtype
+        np.testing.assert_allclose(got, want, atol=error * np.abs(want).max())
+
+
+FAULTS = {
+    ("test_two_warps", "test_masks"): {
+        "wait_copies()\n        sync_threads()\n": "sync_threads()\n",
+        "        sync_threads()\n        while": "        while",
+        "wait_copies()\n            sync_threads()                                      # V":
+            "sync_threads()                                      # V",
+        "sync_threads()                                      # V": "pass  # V",
+        "wait_copies()\n            sync_threads()                                      # K":
+            "sync_threads()                                      # K",
+        "sync_threads()                                      # K": "pass  # K",
+        "tS = where(visible, tS, ZERO)": "tS = tS",
+        "sees(mask, band, batch, head, m0, n0)": "sees(mask, band, batch, head, n0, m0)",
+        "mTK[0][batch, head_k][key:seen_k]": "mTK[0][batch, head_k][key:]",
+        "mTV[0][batch, head_k][key:seen_k]": "mTV[0][batch, head_k][key:]",
+        "tl * alpha": "tl",
+        "tO * alpha": "tO",
+        "- O * tlse": "- O",
+    },
+    "test_dropout": {
+        "drops, batch, head, m0": "drops, head, batch, m0",
+        "tO * (over_l * kept_scale)": "tO * over_l",
+        "P = drop(P, drops": "_ = drop(P, drops",
+    },
+    "test_tangents_that_are_not_given_are_zero": {
+        "if HAS_TV:\n                tO": "if HAS_TV and HAS_TQ:\n                tO",
+        "(False, True): with_tk": "(False, True): without",
+        "(True, False): with_tq": "(True, False): with_tk",
+        'f"t{name}" for name in tangents': 'f"t{name}" for name in "qkv"',
+    },
+    "test_scores": {
+        "query + m0, key + n0": "m0, key + n0 + 1",
+        "HAS_TQ or HAS_TK or parts_of(of_parts)": "HAS_TQ or HAS_TK",
+        "tlse = with_tsink(": "with_tsink(",
+        "cuda/kernels/scores/sink.py": {"* reciprocal(total) * tangent": "* tangent"},
+        "cuda/kernels/scores/score.py": {"if each[0]": "if True", "tangent_of_part(number), *each": "number, *each"},
+    },
+    "test_laplacians": {
+        "S2 = where(visible, S2, ZERO)": "S2 = S2",
+        "S2 = product(stQ, stK) * TWO": "S2 = product(stQ, stK)",
+        "tS * tS) * HALF": "tS) * HALF",
+        "P2 = left_second(P * S2)": "P2 = left_second(S2)",
+        "l2 * alpha": "l2",
+        "O2 * alpha": "O2",
+        "O2 = dot(O2, PtS, stV)": "O2 = dot(O2, P_left, stV)",
+        "_, S2 = pull_back(tS0, S2, F, tF)": "_, S2 = pull_back(tS, S2, F, tF)",
+        "- O * (row_sum(l2) * over_l)": "",
+        "cuda/passes.py": {"o2.sum(axis=0) + lo": "o2.sum(axis=0)"},
+    },
+    "test_options": {
+        "mTO[batch, head][query:end_query]": "mTO[batch, head][query:]",
+    },
+    "test_calls": {
+        "tS + product(sQ, stK)": "tS",
+    },
+}
