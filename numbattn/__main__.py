@@ -15,7 +15,7 @@ from time import perf_counter, sleep
 import numpy as np
 
 import numbattn as na
-from numbattn import backends, cache, reference
+from numbattn import cache, reference
 from numbattn.ahead import MASKS, PASSES, SCORES, USUAL, capability, compile_kernels, device_of, plan, plans
 from numbattn.machine import cpu, gpus, kept, progress, say, table, why_no_gpu
 from numbattn.problem import DTYPES
@@ -221,8 +221,7 @@ def check(args):
 
 
 def _errors(xp, dtype):
-    """The largest error of each pass that is there, relative to the largest value, on a small problem with all
-    options."""
+    """The largest error of each pass, relative to the largest value, on a small problem with all options."""
     (d, e), rng = HEAD_DIMS, np.random.default_rng(0)
     of_q, of_k, of_v, of_o = (2, 4, 300, d), (2, 2, 270, d), (2, 2, 270, e), (2, 4, 300, e)
     q, k, v, do, tq, tk, tv, tdo = (rng.standard_normal(shape).astype(dtype)
@@ -236,19 +235,16 @@ def _errors(xp, dtype):
     found = {"forward": [o], "backward": na.attention_backward(on(do), saved)}
     exact = {"forward": [reference.attention_forward(q, k, v, **options)[0]],
              "backward": reference.attention_backward(do, q, k, v, **options)}  # fmt: skip
-    if _has(xp, "tangent"):
-        along = tq, tk, tv
-        _, to, saved, tsaved = na.attention_forward_jvp(on(q), on(k), on(v), *map(on, along), **options)
-        found["tangent"] = to, tsaved.tlse
-        exact["tangent"] = reference.attention_jvp(q, k, v, *along, **options)
-        if _has(xp, "backward_tangent"):
-            _, found["backward_tangent"] = na.attention_backward_jvp(on(do), saved, tsaved, tdo=on(tdo))
-            exact["backward_tangent"] = reference.attention_backward_jvp(do, q, k, v, *along, tdo=tdo, **options)
+    along = tq, tk, tv
+    _, to, saved, tsaved = na.attention_forward_jvp(on(q), on(k), on(v), *map(on, along), **options)
+    found["tangent"] = to, tsaved.tlse
+    exact["tangent"] = reference.attention_jvp(q, k, v, *along, **options)
+    _, found["backward_tangent"] = na.attention_backward_jvp(on(do), saved, tsaved, tdo=on(tdo))
+    exact["backward_tangent"] = reference.attention_backward_jvp(do, q, k, v, *along, tdo=tdo, **options)
+    several = [x[None] for x in along]
+    found["laplacian"] = na.attention_laplacian(on(q), on(k), on(v), *map(on, several), **options)
+    exact["laplacian"] = reference.attention_laplacian(q, k, v, *several, **options)
     return {name: max(map(_error, arrays, exact[name])) for name, arrays in found.items()}
-
-
-def _has(xp, name):
-    return hasattr(backends.backend(xp.__name__), name)
 
 
 def _error(got, exact):

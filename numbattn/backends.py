@@ -8,7 +8,6 @@ from . import faults
 # Each has passes; that of NumPy also applied, for functions of scores; that of CuPy append and check_device, for
 # caches, merge_into and sum_into
 MODULES = {"numpy": "numbattn.cpu", "cupy": "numbattn.cuda.backend"}
-PASSES = "forward", "backward", "tangent", "backward_tangent", "laplacian"  # the last ones need not be there
 BACKENDS: dict[str, Any] = {}  # by library, as they are needed: importing Numba takes its time
 
 
@@ -25,9 +24,6 @@ def on_cpus() -> Any:
 def run(problem: Any, name: str, *args: Any, **options: Any) -> Any:
     """A pass, "forward" say, of a Problem; an error in it that is numbattn's own says so."""
     chosen = backend(problem.xp)
-    if not hasattr(chosen, name):
-        there = ", ".join(x for x in PASSES if hasattr(chosen, x))
-        raise NotImplementedError(f"{name}: not there yet for {problem.xp} arrays, which have {there}")
     try:
         return getattr(chosen, name)(*args, **options)
     except Exception as error:

@@ -1,12 +1,10 @@
 """Every error that a user can make with tangents: what is raised, and what it says. Nothing is computed before."""
 
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import numbattn as na
-from numbattn import backends
 from numbattn.problem import describe
 from numbattn.tangents import checked_tangents, parts_of
 
@@ -139,12 +137,6 @@ def test_caches_have_no_tangents():
 def test_all_but_tangents_is_named():
     with pytest.raises(TypeError, match="positional"):
         na.attention_jvp(Q, K, V, Q, None, None, ())
-
-
-def test_what_is_not_there_says_what_is(monkeypatch):
-    monkeypatch.setitem(backends.BACKENDS, "numpy", SimpleNamespace(forward=1, backward=2, tangent=3))
-    with pytest.raises(NotImplementedError, match="laplacian: not there yet for numpy arrays, which have forward, ba"):
-        na.attention_laplacian(Q, K, V, Q[None], None, None)
 
 
 def test_parts_of_tangents_lie_as_the_parts_do(rng):

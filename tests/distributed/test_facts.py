@@ -109,6 +109,6 @@ FAULTS = {
     '"rows" if number == held.ndim + axis else str(n)': "str(n)",
     "distributed/test_driver.py": {
         "except Exception as error:": "except ValueError as error:",
-        "isinstance(error, TypeError | ValueError)": "isinstance(error, TypeError)",
+        "if isinstance(error, TypeError | ValueError)": "if isinstance(error, TypeError)",
     },
 }
