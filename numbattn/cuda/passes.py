@@ -8,6 +8,8 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from ..caches.eight_bits import bits_of
 from ..gradients import Gradients, sum_to
 from ..problem import Saved, describe
@@ -179,22 +181,42 @@ def empty_along(gpu, count, about):
 
 
 def run_along(gpu, pass_, problem, inputs, tangents, arrays, given, along, *options):
-    """Launch a pass once for each of Tangents. False, and results 0, if nobody sees anything.
+    """Run a pass for each of Tangents. False, and results 0, if nobody sees anything.
 
     arrays: the same for all; given, along: others, or None, and results, with an axis of the tangents in front.
     """
-    given = {"tq": tangents.q, "tk": tangents.k, "tv": tangents.v, **given, **along}
+    given = {"tq": tangents.q, "tk": tangents.k, "tv": tangents.v, **given}
     given = {name: x for name, x in given.items() if x is not None}
-    others = [name for name in pass_.takes if name not in ("q", "k", "v")]
-    for number in range(tangents.count):
-        own = arrays | {name: x[number] for name, x in given.items()}
-        strides = tuple([own[name].strides if name in own else None for name in others])
+    runs = as_a_batch if may_be_a_batch(problem, inputs, tangents) else one_by_one
+    for number, part, own in runs(pass_, problem, tangents, arrays, given, along):
+        strides = tuple([own[name].strides if name in own else None for name in pass_.takes[3:]])   # after q, k, v
         tparts = parts_of(inputs, tangents, number)
-        if not run(gpu, pass_, problem, inputs, own, strides, *options, tparts=tparts):
+        if not run(gpu, pass_, part, inputs, own, strides, *options, tparts=tparts):
             for x in along.values():
                 x.fill(0)
             return False
     return True
+
+
+def one_by_one(pass_, problem, tangents, arrays, given, along):
+    """The runs of `run_along`, one for each tangent: its number, the Problem, the arrays."""
+    for number in range(tangents.count):
+        yield number, problem, arrays | {name: x[number] for name, x in (given | along).items()}
+
+
+def may_be_a_batch(problem, inputs, tangents):
+    """Whether Tangents may be one more axis of the batch: nothing else tells elements of the batch apart."""
+    alike = not (problem.dropout or inputs.score or inputs.mask._holds_arrays)
+    return alike and problem.batch and tangents.count > 1
+
+
+def as_a_batch(pass_, problem, tangents, arrays, given, along):
+    """The only run for what `may_be_a_batch`. Results that are the same for all are written by all."""
+    count, axes, own = tangents.count, len(problem.batch) + 3, given | along
+    own |= {name: own[name][(slice(None), *[None] * (axes - own[name].ndim))]
+            for name in ("tq", "tk", "tv", "tdq", "tdk", "tdv") if name in own}  # fmt: skip
+    shared = {name: np.broadcast_to(x, (count, *x.shape)) for name, x in arrays.items() if name in pass_.gives}
+    yield 0, replace(problem, batch=(count, *problem.batch)), arrays | own | shared
 
 
 def gradients_of_score(pass_, problem, parts):
