@@ -345,5 +345,5 @@ def attention_laplacian(
 
 def _only(grads: Gradients[Any]) -> Gradients[Any]:
     """The only ones of several."""
-    score = tuple([None if x is None else x[0] for x in grads.score])
+    score = tuple([None if x is None else x[0, ...] for x in grads.score])  # of a number, too, an array
     return Gradients(grads.dq[0], grads.dk[0], grads.dv[0], score)

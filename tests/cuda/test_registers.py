@@ -12,7 +12,7 @@ import pytest
 from numbattn.caches.eight_bits import FLOAT8, INT8
 from numbattn.caches.kv_cache import CacheLayout
 from numbattn.cuda.build import assemble, compile_ptx
-from numbattn.cuda.kernels import BACKWARD, FORWARD, LAPLACIAN, TANGENT
+from numbattn.cuda.kernels import BACKWARD, BACKWARD_TANGENT, FORWARD, LAPLACIAN, TANGENT
 from numbattn.cuda.kernels.any.score_gradient import bias_gradient, diagonal_sums, entry_sums, spec_of
 from numbattn.cuda.kernels.hopper.forward_tiles import MANY
 from numbattn.cuda.kernels.hopper.score_gradient import bias_route, diagonals_route
@@ -28,7 +28,7 @@ PAGES_OF_INT8, OF_INT8, OF_FLOAT8 = (
     {"cache": CacheLayout(*held)} for held in ((INT8, 16), (INT8, None), (FLOAT8, None))
 )
 UNALIGNED, DROPOUT, DETERMINISTIC = {"nbytes": 0}, {"dropout": True}, {"deterministic": True}
-RESUMES = {"resumes": True}
+RESUMES, WITH_TDO = {"resumes": True}, ("q", "k", "v", "do")
 OF_TANGENTS = {"along": ("q", "k", "v", "do", "delta")}
 
 
@@ -52,7 +52,8 @@ def spec(kernel, work):
     """That of a pass by its first Route with a kernel of this name, or the first, or of the gradient of a part."""
     if kernel == "laplacian":
         return LAPLACIAN[0].specs[0]
-    passes = (route.specs for routes in (FORWARD, BACKWARD, TANGENT) for route in routes if route.takes(work))
+    passes = (route.specs for routes in (FORWARD, BACKWARD, TANGENT, BACKWARD_TANGENT) for route in routes
+              if route.takes(work))  # fmt: skip
     after = next((i for i, part in enumerate(work.score) if part.startswith(("bias", "relative"))), 0)
     whole = {"out_dtype": work.problem.dtype.name, "sums_rows": False, "sums_cols": False}
     gradients = (
@@ -230,6 +231,7 @@ TANGENT_ROWS = [  # O, S and their tangents; outside the loops over tiles addres
     row("hopper_tangent", "bfloat16", 128, 128, EDGES, "sink, alibi", along="qkv", spills=64),
     row("hopper_tangent", "float16", 128, 128, EDGES, "relative", along="qkv", spills=64),
     row("hopper_tangent", "bfloat16", 128, 128, "", "bias float16 16, softcap", along="qkv", **DROPOUT),
+    row("hopper_tangent", "float16", 192, 128, EDGES, along="qkv"),
     row("hopper_tangent", "float16", 64, 64, EDGES, along="qkv"),
     row("hopper_tangent", "bfloat16", 64, 64, ALL, along="kv", **DROPOUT),
     row("hopper_tangent", "float16", 64, 64, EDGES, "softcap", along="qkv"),
@@ -278,9 +280,36 @@ SPILLS = [
 ]
 
 
+BACKWARD_TANGENT_ROWS = [  # two accumulators, or one, with S, P, dP, dS and their tangents
+    row("backward_tangent_kv", "bfloat16", 64, 64, EDGES, along="qkv"),
+    row("backward_tangent_kv", "float16", 64, 64, "packed", along="qkv", cc=(8, 0)),
+    row("backward_tangent_kv", "bfloat16", 64, 64, along=WITH_TDO),
+    row("backward_tangent_kv", "bfloat16", 64, 64, ALL, along="qkv", **DROPOUT, spills=32),
+    row("backward_tangent_kv", "bfloat16", 64, 64, EDGES, "softcap", along="qkv"),
+    row("backward_tangent_kv", "bfloat16", 128, 128, along="qkv"),
+    row("backward_tangent_kv", "bfloat16", 128, 128, "", "bias float16 16, softcap", along="qkv", spills=128),
+    row("backward_tangent_kv", "float16", 128, 128, "packed", along="qkv", cc=(8, 0)),
+    row("backward_tangent_kv", "bfloat16", 128, 128, ALL, along=WITH_TDO, **DROPOUT, spills=400),
+    row("backward_tangent_kv", "bfloat16", 256, 256, along="qkv", spills=64),
+    row("backward_tangent_kv", "float32", 64, 64, along="qkv"),
+    row("backward_tangent_kv", "float32", 128, 128, ALL, along="qkv", **DROPOUT),
+    row("backward_tangent_kv", "float64", 64, 64, ALL, along="qkv", **DROPOUT),
+    row("backward_tangent_kv", "float64", 128, 128, along=WITH_TDO, spills=256),
+    row("backward_tangent_kv", "float32", 64, 64, along="qkv", **SHORT),
+    row("backward_tangent_q", "bfloat16", 64, 64, EDGES, along="qkv"),
+    row("backward_tangent_q", "bfloat16", 64, 64, ALL, along=WITH_TDO, **DROPOUT, spills=128),
+    row("backward_tangent_q", "bfloat16", 64, 64, EDGES, "softcap", along="qkv"),
+    row("backward_tangent_q", "bfloat16", 128, 128, ALL, along=WITH_TDO, **DROPOUT),
+    row("backward_tangent_q", "float16", 256, 256, "packed", along="qkv"),
+    row("backward_tangent_q", "float32", 128, 128, EDGES, "softcap", along=WITH_TDO),
+    row("backward_tangent_q", "float64", 64, 64, ALL, along="qkv", **DROPOUT),
+    row("backward_tangent_q", "float32", 64, 64, along="qkv", **SHORT),
+]
+
+
 EVERY = [
     *ANY_GPU, *TANGENTS, *SMALL, *LSE_ALONE, *FORWARD_MMA, *BACKWARD_MMA, *DECODING, *FORWARD_ROWS, *BACKWARD_ROWS,
-    *TANGENT_ROWS, *GRADIENTS, *SPILLS,
+    *TANGENT_ROWS, *BACKWARD_TANGENT_ROWS, *GRADIENTS, *SPILLS,
 ]  # fmt: skip
 MARKED = [  # each takes 3 s
     pytest.param(*row.values, id=row.id, marks=[pytest.mark.slow] * (number % 16 > 0))

@@ -32,7 +32,7 @@ def work(dtype="float16", d=64, e=64, *, batch=(16, 16), group_size=1, seqlen_q=
     q = array(*lead, heads_k * group_size, seqlen_q, d, dtype=dtype)
     k, v = (array(*batch, seqlen_k, size, dtype=dtype) for size in (d, e))
     problem, _ = describe(q, k, v)
-    dtypes = dict.fromkeys(["o", "dq", "dk", "dv", "to", *(f"t{name}" for name in along)], dtype)
+    dtypes = dict.fromkeys(["o", "dq", "dk", "dv", "to", "tdq", "tdk", "tdv", *(f"t{name}" for name in along)], dtype)
     dtypes["o2"] = problem.sum_dtype
     if resumes:
         dtypes[BEFORE] = np.dtype(np.float32)

@@ -48,7 +48,7 @@ from ...tile import (
 from ...words.arguments import Matrix, Statistic
 from ...words.signatures import signature_of
 from ...words.spec import Spec
-from ..scores import SCORE, TSCORE, tangent_steps, within_segment
+from ..scores import SCORE, TSCORE, is_nonlinear, tangent_steps, within_segment
 from ..shared.dropout import DROPOUT, drop_step
 from ..shared.layouts import DTYPES, sum_type, sums, vector
 from ..shared.recompute import clear_tangents, mask_tangent_step, recompute_tangents, tangents_of_ds
@@ -65,7 +65,7 @@ from ..shared.visibility import (
 )
 from ..tables import rows_of, with_results
 from . import delta, delta_tangent
-from .backward_tangent_tiles import SHORT_KV, SHORT_Q, TILES_KV, TILES_Q
+from .backward_tangent_tiles import NONLINEAR_KV, NONLINEAR_Q, SHORT_KV, SHORT_Q, TILES_KV, TILES_Q
 
 
 class Statistics(NamedTuple):
@@ -284,6 +284,11 @@ def backward_tangent_q(
     return Source(kernel, signature, threads, blocks, shared.nbytes)
 
 
+def rows(table, nonlinear, short):
+    """Those of these tables for a work; of a score that is not linear first those of `nonlinear`."""
+    return lambda work: rows_of(table, nonlinear if is_nonlinear(work.score) else {}, work, short)
+
+
 def parameters(*names):
     """`tables.with_results`, and what has a tangent."""
     found = with_results(*names)
@@ -302,7 +307,7 @@ NUMBERS = MASK, SCORE, TSCORE, DROPOUT, "group_size", "scale", "scale_log2", "ke
 SPEC_KV = Spec(
     backward_tangent_kv,
     (*GIVEN, *TANGENTS, Matrix("tdk", "k"), Matrix("tdv", "k"), *STATISTICS, *NUMBERS),
-    tiles=lambda work: rows_of(TILES_KV, {}, work, SHORT_KV),
+    tiles=rows(TILES_KV, NONLINEAR_KV, SHORT_KV),
     parameters=parameters("tdk", "tdv"),
     keeps="k",
     blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads_k * n_blocks,
@@ -311,7 +316,7 @@ SPEC_KV = Spec(
 SPEC_Q = Spec(
     backward_tangent_q,
     (*GIVEN, *TANGENTS, Matrix("tdq"), *STATISTICS, *NUMBERS),
-    tiles=lambda work: rows_of(TILES_Q, {}, work, SHORT_Q),
+    tiles=rows(TILES_Q, NONLINEAR_Q, SHORT_Q),
     parameters=parameters("tdq"),
     packs=True,
 )

@@ -42,6 +42,7 @@ TILES_KV = {  # four tiles of keys, two accumulators of keys x head_dim
         256: (Streamed("fma", 2, 4, 128, 32),),
     },
 }
+NONLINEAR_KV = {(True, 2): {64: (Streamed("mma", 32, 128, 256, stages=2),)}}    # with F and tF: others spill
 TILES_Q = {  # four tiles of queries, and an accumulator of queries x head_dim
     (True, 2): {
         64: (Streamed("mma", 128, 32, 128, stages=2), Streamed("mma", 64, 32, 128)),    # 408; warps of 16 queries 338
@@ -78,6 +79,7 @@ TILES_Q = {  # four tiles of queries, and an accumulator of queries x head_dim
         256: (Streamed("fma", 4, 2, 128, 32),),
     },
 }
+NONLINEAR_Q = {(True, 2): {64: (Streamed("mma", 128, 32, 256, stages=2),)}}
 # {longest sequence: the same}. us on an H100, 8 heads: n times batch 65536 with float32, 32768 with float64
 SHORT_KV = {
     32: {
