@@ -8,8 +8,6 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from ..caches.eight_bits import bits_of
 from ..gradients import Gradients, sum_to
 from ..problem import Saved, describe
@@ -143,17 +141,19 @@ class Passes:
 
     def forward_along(self, pass_, problem, inputs, tangents):
         """What a Pass gives, TANGENT say; all but o and lse of all Tangents, their axis in front."""
-        gpu, (_, _, *own) = self.current(), pass_.gives
-        along = empty_along(gpu, tangents.count, {name: ARRAYS[name](problem, inputs) for name in own})
+        gpu, about = self.current(), {name: ARRAYS[name](problem, inputs) for name in pass_.gives}
+        once = () if may_be_a_batch(problem, inputs, tangents) else ("o", "lse")    # else each element has them
+        arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v} | {name: gpu.empty(*about[name]) for name in once}
+        along = empty_along(gpu, tangents.count, {name: x for name, x in about.items() if name not in once})
         if not tangents.count:
             o, saved = self.forward(problem, inputs)
             return o, saved.lse, *along.values()
-        arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v}
-        arrays |= {name: gpu.empty(*ARRAYS[name](problem, inputs)) for name in ("o", "lse")}
-        if not run_along(gpu, pass_, problem, inputs, tangents, arrays, {}, along):
-            arrays["o"].fill(0)
-            arrays["lse"].fill(-math.inf)
-        return arrays["o"], arrays["lse"], *along.values()
+        is_seen = run_along(gpu, pass_, problem, inputs, tangents, arrays, {}, along)
+        o, lse = (arrays[name] if name in once else along[name][0] for name in ("o", "lse"))
+        if not is_seen:
+            o.fill(0)
+            lse.fill(-math.inf)
+        return o, lse, *[along[name] for name in pass_.gives[2:]]
 
     def backward_tangent(self, saved, do, dlse, tangents, to, tlse, tdo=None, tdlse=None, deterministic=False):
         """The tangents of the Gradients, with the axis of the Tangents in front, as to, tlse, tdo and tdlse have it."""
@@ -188,7 +188,7 @@ def run_along(gpu, pass_, problem, inputs, tangents, arrays, given, along, *opti
     given = {"tq": tangents.q, "tk": tangents.k, "tv": tangents.v, **given}
     given = {name: x for name, x in given.items() if x is not None}
     runs = as_a_batch if may_be_a_batch(problem, inputs, tangents) else one_by_one
-    for number, part, own in runs(pass_, problem, tangents, arrays, given, along):
+    for number, part, own in runs(problem, tangents, arrays, given, along):
         strides = tuple([own[name].strides if name in own else None for name in pass_.takes[3:]])   # after q, k, v
         tparts = parts_of(inputs, tangents, number)
         if not run(gpu, pass_, part, inputs, own, strides, *options, tparts=tparts):
@@ -198,7 +198,7 @@ def run_along(gpu, pass_, problem, inputs, tangents, arrays, given, along, *opti
     return True
 
 
-def one_by_one(pass_, problem, tangents, arrays, given, along):
+def one_by_one(problem, tangents, arrays, given, along):
     """The runs of `run_along`, one for each tangent: its number, the Problem, the arrays."""
     for number in range(tangents.count):
         yield number, problem, arrays | {name: x[number] for name, x in (given | along).items()}
@@ -210,13 +210,12 @@ def may_be_a_batch(problem, inputs, tangents):
     return alike and problem.batch and tangents.count > 1
 
 
-def as_a_batch(pass_, problem, tangents, arrays, given, along):
-    """The only run for what `may_be_a_batch`. Results that are the same for all are written by all."""
+def as_a_batch(problem, tangents, arrays, given, along):
+    """The only run for what `may_be_a_batch`."""
     count, axes, own = tangents.count, len(problem.batch) + 3, given | along
     own |= {name: own[name][(slice(None), *[None] * (axes - own[name].ndim))]
             for name in ("tq", "tk", "tv", "tdq", "tdk", "tdv") if name in own}  # fmt: skip
-    shared = {name: np.broadcast_to(x, (count, *x.shape)) for name, x in arrays.items() if name in pass_.gives}
-    yield 0, replace(problem, batch=(count, *problem.batch)), arrays | own | shared
+    yield 0, replace(problem, batch=(count, *problem.batch)), arrays | own
 
 
 def gradients_of_score(pass_, problem, parts):

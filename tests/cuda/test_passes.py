@@ -448,7 +448,7 @@ FAULTS = {
     },
     "test_tangents_are_zero_where_nobody_sees_anything": {
         "                x.fill(0)\n            return False": "                pass\n            return False",
-        'arrays["lse"].fill(-math.inf)\n        return arrays': "return arrays",
+        "        if not is_seen:": "        if False:",
     },
     "cuda/kernels/any/test_tangent.py::test_scores": {
         "tscore, of_tangents, at = lower_parts(tparts": "tscore, of_tangents, at = lower_parts(()",
