@@ -59,7 +59,7 @@ SMALL, QUICK_SMALL = [*product((32, 64, 128), (32, 64))], [(64, 32)]  # seqlen, 
 NBYTES, SMALL_HEADS = 64 << 20, 8  # of an array of small problems
 CPU = [(64, 32, 32), (1, 256, 64), (1, 1024, 64), (1, 2048, 64)]  # batch, seqlen, head_dim; 8 heads
 QUICK_CPU = [(2, 64, 32)]
-TOLERANCE = {"float32": 1e-4, "float64": 1e-11, "bfloat16": 5e-2}  # of the largest element of an array
+TOLERANCE = {"float32": 2e-5, "float64": 1e-12, "bfloat16": 2e-2}  # of the largest element of an array
 MATRICES = 8  # that the formula keeps at a time
 
 
@@ -152,11 +152,11 @@ def causal_bias(q):
 
 
 def bytes_here(x):
-    """How much memory is for arrays like x."""
+    """How much memory there is for arrays like x, if a fifth is left for what a pool wastes."""
     if isinstance(x, np.ndarray):
         return math.inf
     release()
-    return cupy.cuda.Device().mem_info[0]
+    return 0.8 * cupy.cuda.Device().mem_info[0]
 
 
 def jvp_flash(of, x, causal):

@@ -127,7 +127,7 @@ def _of_score(name: str, score: Any, inputs: Inputs) -> Sequence[Any]:
 
 
 def _check_array(x: Given, inputs: Inputs) -> None:
-    if not library(x.tangent) or x.of in "qkv":  # arrays in scores may be of NumPy with inputs of CuPy
+    if library(x.tangent) != "numpy" or x.of in "qkv":  # arrays in scores may be of NumPy with inputs of CuPy
         same_library(q=inputs.q, **{x.name: x.tangent})
     if x.tangent.dtype != x.array.dtype:
         got = words_for_dtype(x.tangent.dtype)
