@@ -208,9 +208,7 @@ FAULTS = {
         "wait_copies()\n            sync_threads()                                      # K":
             "sync_threads()                                      # K",
         "sync_threads()                                      # K": "pass  # K",
-        "tS = where(visible, tS, ZERO)": "tS = tS",
         "sees(mask, band, batch, head, m0, n0)": "sees(mask, band, batch, head, n0, m0)",
-        "mTK[0][batch, head_k][key:seen_k]": "mTK[0][batch, head_k][key:]",
         "mTV[0][batch, head_k][key:seen_k]": "mTV[0][batch, head_k][key:]",
         "tl * alpha": "tl",
         "tO * alpha": "tO",
@@ -225,9 +223,9 @@ FAULTS = {
         "if HAS_TV:\n                tO": "if HAS_TV and HAS_TQ:\n                tO",
         "(False, True): with_tk": "(False, True): without",
         "(True, False): with_tq": "(True, False): with_tk",
-        'f"t{name}" for name in tangents': 'f"t{name}" for name in "qkv"',
     },
     "test_scores": {
+        'f"t{name}" for name in tangents': 'f"t{name}" for name in "qkv"',
         "query + m0, key + n0": "m0, key + n0 + 1",
         "HAS_TQ or HAS_TK or parts_of(of_parts)": "HAS_TQ or HAS_TK",
         "tlse = with_tsink(": "with_tsink(",
@@ -235,6 +233,7 @@ FAULTS = {
         "cuda/kernels/scores/score.py": {"if each[0]": "if True", "tangent_of_part(number), *each": "number, *each"},
     },
     "test_laplacians": {
+        "tS = where(visible, tS, ZERO)": "tS = tS",
         "S2 = where(visible, S2, ZERO)": "S2 = S2",
         "S2 = product(stQ, stK) * TWO": "S2 = product(stQ, stK)",
         "tS * tS) * HALF": "tS) * HALF",
