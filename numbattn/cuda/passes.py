@@ -141,17 +141,19 @@ class Passes:
 
     def forward_along(self, pass_, problem, inputs, tangents):
         """What a Pass gives, TANGENT say; all but o and lse of all Tangents, their axis in front."""
-        gpu, (_, _, *own) = self.current(), pass_.gives
-        along = empty_along(gpu, tangents.count, {name: ARRAYS[name](problem, inputs) for name in own})
+        gpu, about = self.current(), {name: ARRAYS[name](problem, inputs) for name in pass_.gives}
+        once = () if may_be_a_batch(problem, inputs, tangents) else ("o", "lse")    # else each element has them
+        arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v} | {name: gpu.empty(*about[name]) for name in once}
+        along = empty_along(gpu, tangents.count, {name: x for name, x in about.items() if name not in once})
         if not tangents.count:
             o, saved = self.forward(problem, inputs)
             return o, saved.lse, *along.values()
-        arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v}
-        arrays |= {name: gpu.empty(*ARRAYS[name](problem, inputs)) for name in ("o", "lse")}
-        if not run_along(gpu, pass_, problem, inputs, tangents, arrays, {}, along):
-            arrays["o"].fill(0)
-            arrays["lse"].fill(-math.inf)
-        return arrays["o"], arrays["lse"], *along.values()
+        is_seen = run_along(gpu, pass_, problem, inputs, tangents, arrays, {}, along)
+        o, lse = (arrays[name] if name in once else along[name][0] for name in ("o", "lse"))
+        if not is_seen:
+            o.fill(0)
+            lse.fill(-math.inf)
+        return o, lse, *[along[name] for name in pass_.gives[2:]]
 
     def backward_tangent(self, saved, do, dlse, tangents, to, tlse, tdo=None, tdlse=None, deterministic=False):
         """The tangents of the Gradients, with the axis of the Tangents in front, as to, tlse, tdo and tdlse have it."""
@@ -179,22 +181,41 @@ def empty_along(gpu, count, about):
 
 
 def run_along(gpu, pass_, problem, inputs, tangents, arrays, given, along, *options):
-    """Launch a pass once for each of Tangents. False, and results 0, if nobody sees anything.
+    """Run a pass for each of Tangents. False, and results 0, if nobody sees anything.
 
     arrays: the same for all; given, along: others, or None, and results, with an axis of the tangents in front.
     """
-    given = {"tq": tangents.q, "tk": tangents.k, "tv": tangents.v, **given, **along}
+    given = {"tq": tangents.q, "tk": tangents.k, "tv": tangents.v, **given}
     given = {name: x for name, x in given.items() if x is not None}
-    others = [name for name in pass_.takes if name not in ("q", "k", "v")]
-    for number in range(tangents.count):
-        own = arrays | {name: x[number] for name, x in given.items()}
-        strides = tuple([own[name].strides if name in own else None for name in others])
+    runs = as_a_batch if may_be_a_batch(problem, inputs, tangents) else one_by_one
+    for number, part, own in runs(problem, tangents, arrays, given, along):
+        strides = tuple([own[name].strides if name in own else None for name in pass_.takes[3:]])   # after q, k, v
         tparts = parts_of(inputs, tangents, number)
-        if not run(gpu, pass_, problem, inputs, own, strides, *options, tparts=tparts):
+        if not run(gpu, pass_, part, inputs, own, strides, *options, tparts=tparts):
             for x in along.values():
                 x.fill(0)
             return False
     return True
+
+
+def one_by_one(problem, tangents, arrays, given, along):
+    """The runs of `run_along`, one for each tangent: its number, the Problem, the arrays."""
+    for number in range(tangents.count):
+        yield number, problem, arrays | {name: x[number] for name, x in (given | along).items()}
+
+
+def may_be_a_batch(problem, inputs, tangents):
+    """Whether Tangents may be one more axis of the batch: nothing else tells elements of the batch apart."""
+    alike = not (problem.dropout or inputs.score or inputs.mask._holds_arrays)
+    return alike and problem.batch and tangents.count > 1
+
+
+def as_a_batch(problem, tangents, arrays, given, along):
+    """The only run for what `may_be_a_batch`."""
+    count, axes, own = tangents.count, len(problem.batch) + 3, given | along
+    own |= {name: own[name][(slice(None), *[None] * (axes - own[name].ndim))]
+            for name in ("tq", "tk", "tv", "tdq", "tdk", "tdv") if name in own}  # fmt: skip
+    yield 0, replace(problem, batch=(count, *problem.batch)), arrays | own
 
 
 def gradients_of_score(pass_, problem, parts):

@@ -9,7 +9,7 @@ import numbattn as na
 from numbattn import reference
 from numbattn.cuda.kernels.hopper.forward_tiles import LONG, USUAL
 from numbattn.cuda.plan import tier
-from tests.tools.device import AMPERE, BY_UNIT, HOPPER, TURING, on
+from tests.tools.device import AMPERE, BY_UNIT, HOPPER, TURING, execute, on
 from tests.tools.launch import compiled_only, simulated_only
 
 from ..accuracy import assert_accurate, check, exact, plain, random
@@ -342,17 +342,32 @@ def tangents_of(rng, *arrays, lead=()):
     return [random(rng, (*lead, *x.shape), x.dtype) for x in arrays]
 
 
+ALONE, OF_A_BATCH = ((2, 8, 8), (1, 9, 8), (1, 9, 8)), ((2, 1, 2, 8, 8), (1, 9, 8), (3, 1, 9, 8))
+
+
 @compiled_only
-def test_several_tangents_are_as_each_alone(rng):
-    q, k, v = arrays = qkv(rng, m=8, n=9, d=8, e=8)
+@pytest.mark.parametrize(("shapes", "options", "launches"), [
+    (ALONE, {"causal": True}, 1), (ALONE, {"score": na.Softcap(2)}, 3),
+    (ALONE, {"dropout": na.Dropout(0.3, seed=1)}, 3),
+    (OF_A_BATCH, {"causal": True}, 6), (OF_A_BATCH, {"mask": na.Lengths(np.array([[[5]], [[9]]]))}, 6),
+], ids=["a batch", "score", "dropout", "pieces", "lengths"])  # fmt: skip
+def test_several_tangents_are_as_each_alone(rng, shapes, options, launches):
+    """They are one more axis of the batch where nothing tells its elements apart."""
+    arrays = q, k, v = [random(rng, shape, np.float32) for shape in shapes]
     tq, tk, tv = tangents_of(rng, q, k, v, lead=(3,))
-    with on(TURING):
-        o, to, _, tsaved = na.attention_forward_jvp(*arrays, tq, tk[..., ::-1, :], tv)
+    executed = []
+    with on(TURING, lambda *launched: executed.append(execute(*launched))):
+        o, to, saved, tsaved = na.attention_forward_jvp(*arrays, tq, tk[..., ::-1, :], tv, **options)
+        assert len(executed) == launches
+        _, tgrads = na.attention_backward_jvp(o, saved, tsaved)
         for number in range(3):
-            alone = na.attention_forward_jvp(*arrays, tq[number], tk[number][..., ::-1, :], tv[number])
+            alone = na.attention_forward_jvp(*arrays, tq[number], tk[number][..., ::-1, :], tv[number], **options)
             np.testing.assert_array_equal(to[number], alone[1])
             np.testing.assert_array_equal(tsaved.tlse[number], alone[3].tlse)
             np.testing.assert_array_equal(o, alone[0])
+            _, others = na.attention_backward_jvp(o, *alone[2:])
+            for x, want in zip(tgrads, others):
+                np.testing.assert_array_equal(x[number], want)
 
 
 @compiled_only
@@ -424,14 +439,16 @@ FAULTS = {
         "cuda/words/numbers.py": {"scale * LOG2_E": "scale"},
     },
     ("test_several_tangents_are_as_each_alone", "test_no_tangents"): {
-        "x[number] for name, x in given.items()": "x[0] for name, x in given.items()",
+        "x[number] for name, x in (given": "x[0] for name, x in (given",
+        "(slice(None), *[None] * (axes": "(slice(None), *[None] * (axes - 1",
+        "not (problem.dropout or inputs.score or inputs.mask": "not (inputs.score or inputs.mask",
         "if not tangents.count:": "if False:",
         "own[name].strides if name in own else None": "None",
         "(count, *shape)": "shape",
     },
     "test_tangents_are_zero_where_nobody_sees_anything": {
         "                x.fill(0)\n            return False": "                pass\n            return False",
-        'arrays["lse"].fill(-math.inf)\n        return arrays': "return arrays",
+        "        if not is_seen:": "        if False:",
     },
     "cuda/kernels/any/test_tangent.py::test_scores": {
         "tscore, of_tangents, at = lower_parts(tparts": "tscore, of_tangents, at = lower_parts(()",
