@@ -106,8 +106,8 @@ def tensor_of(x):
 
 
 def array_of(x):
-    """The CuPy array in the memory of a torch tensor."""
-    if isinstance(x, cupy.ndarray):
+    """The CuPy array in the memory of a torch tensor; other arrays as they are."""
+    if torch is None or not isinstance(x, torch.Tensor):
         return x
     if x.dtype == torch.bfloat16:
         return cupy.from_dlpack(x.detach().view(torch.uint16)).view(DTYPE["bfloat16"])

@@ -70,6 +70,7 @@ ARRAYS = {"forward": 4, "backward": 7}  # number that a pass reads and writes
 RUNS = {"none": ["forward", "backward"], "shared": ["forward", "backward"], "with gradient": ["backward"]}  # by bias
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12, "bfloat16": 3e-2}  # of the largest element of an array
 SAMPLE_SECONDS, SETTLE_SECONDS = 0.005, 0.05  # less than in timing.py: there are many similar cells
+LONG_SECONDS = 0.2
 CALLS = 20  # in a graph
 CHECKED = 3  # problems of a variant that are compared
 MOST_SCORES = 1 << 26  # so many at a time in float64
@@ -141,7 +142,8 @@ def error_of(result, expected):
 def timed(makers, check, tolerance, rounds, graph=False):
     """Medians of seconds by name, errors, and why others are not timed: they do not run, or are wrong.
 
-    makers[name]() prepares a run; check(name, result) is its error, None if there is nothing to compare.
+    makers[name]() prepares a run; check(name, result) is its error, None if there is nothing to compare. A long run is
+    timed once.
     """
     timers, errors, failed = {}, {}, {}
     for name, make in makers.items():
@@ -156,8 +158,9 @@ def timed(makers, check, tolerance, rounds, graph=False):
                         raise ArithmeticError(f"wrong by {error:.1e} of the largest element")
                 if graph:
                     run = Replay(partial(in_turn, run))
-                repetitions = max(3, math.ceil(SAMPLE_SECONDS / event_seconds(run)))
-            timers[name] = partial(sample, name, run, repetitions)
+                once = event_seconds(run)
+                repetitions = max(3, math.ceil(SAMPLE_SECONDS / once))
+            timers[name] = partial(sample, name, run, repetitions) if once < LONG_SECONDS else partial(float, once)
         except Exception as error:  # not running is a result, too
             failed[name] = why(error)
             if not graph:  # a graph writes to memory that torch has cached

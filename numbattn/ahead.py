@@ -26,7 +26,7 @@ def _samples(base):
 
 MASKS = {"none": lambda m, n: None, **dict(_samples(na.Mask))}
 SCORES = dict(_samples(Part))
-PASSES = ["forward", "backward", "tangent", "backward_tangent"]
+PASSES = ["forward", "backward", "tangent", "backward_tangent", "laplacian"]
 USUAL = PASSES[:2]
 
 
@@ -99,7 +99,7 @@ def plan(args):
 def _plan_of_devices(count, order, shown, dtype, shapes, options):
     """Print what ranks have, compute and send by each plan of `numbattn.distributed`."""
     from numbattn.distributed import Simulated
-    from numbattn.distributed.plan import costs_of, shares_of
+    from numbattn.distributed.costs import costs_of, shares_of
 
     share, *_ = shares_of(Simulated(count, order), dtype, *shapes, **options)
     costs, taken, why = costs_of(share)
@@ -181,6 +181,8 @@ def make_calls(name, dtype, score, gradient):
         na.attention_backward(x, saved)
     elif name == "tangent":
         na.attention_jvp(x, x, x, x, x, x, **options)
+    elif name == "laplacian":
+        na.attention_laplacian(x, x, x, x[None], x[None], x[None], **options)
     else:
         tangents, _ = checked_tangents(saved.inputs, x, x, x)
         na.attention_backward_jvp(x, saved, SavedTangents(saved.problem, tangents, x, lse, False))

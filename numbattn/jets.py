@@ -64,7 +64,8 @@ def attention_jvp(
         tS = scale (tQ K^T + Q tK^T),  tlse = rowsum(P tS),  tO = (Z P) tV + (Z P tS) V - tlse O,
 
     six products of matrices and in memory linear in the sequence length. A part S = f(S0) of a score multiplies tS by
-    f'(S0); its array A adds (df / dA) tA.
+    f'(S0); its array A adds (df / dA) tA. On a GPU P tS is rounded to the dtype of q before it is multiplied, as P is:
+    in float16 it must not be beyond 65504. The tangent of lse, tlse, is that of all keys: dropout does not touch it.
 
     Examples
     --------
@@ -316,8 +317,6 @@ def attention_laplacian(
     ------
     TypeError, ValueError
         For what does not fit: see `attention`.
-    NotImplementedError
-        For CuPy arrays, whose Laplacians are not there yet.
 
     Notes
     -----
@@ -346,5 +345,5 @@ def attention_laplacian(
 
 def _only(grads: Gradients[Any]) -> Gradients[Any]:
     """The only ones of several."""
-    score = tuple([None if x is None else x[0] for x in grads.score])
+    score = tuple([None if x is None else x[0, ...] for x in grads.score])  # of a number, too, an array
     return Gradients(grads.dq[0], grads.dk[0], grads.dv[0], score)

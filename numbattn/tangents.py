@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, cast
 
+import numpy as np
+
 from .checks import A, library, same_library, words_for, words_for_dtype
 from .problem import Inputs, Problem, Saved, converted
 from .scores import ArrayPart, Part
@@ -125,7 +127,7 @@ def _of_score(name: str, score: Any, inputs: Inputs) -> Sequence[Any]:
 
 
 def _check_array(x: Given, inputs: Inputs) -> None:
-    if not library(x.tangent) or x.of in "qkv":  # arrays in scores may be of NumPy with inputs of CuPy
+    if library(x.tangent) != "numpy" or x.of in "qkv":  # arrays in scores may be of NumPy with inputs of CuPy
         same_library(q=inputs.q, **{x.name: x.tangent})
     if x.tangent.dtype != x.array.dtype:
         got = words_for_dtype(x.tangent.dtype)
@@ -168,3 +170,36 @@ def checked_tangents_of_gradients(
         tdlse = converted("tdlse", tdlse, "tlse", (*lead, *problem.lse_shape), problem.sum_dtype, saved.inputs)
     tdo, tdlse = (x if x is None or tangents.several else x[None] for x in (tdo, tdlse))
     return tdo, tdlse
+
+
+class Rows(NamedTuple):
+    """What the tangent of the backward pass is given, each but do and dlse with an axis of the tangents in front."""
+
+    do: Any
+    dlse: Any  # or None, for zero
+    to: Any
+    tlse: Any
+    tdo: Any  # or None
+    tdlse: Any  # or None
+
+    def some(self, first: int, end: int) -> Rows:
+        """Those of some directions."""
+        return Rows(self.do, self.dlse, *[x if x is None else x[first:end] for x in self[2:]])
+
+
+def gradients_of_sink(saved: Any, rows: Rows, sink: Any, tangents: Sequence[Any]) -> list[Any]:
+    """The tangents of -rowsum(P D) in each direction, P that of the sink; tangents: as sinks, or None."""
+    wide: list[Any] = [x if x is None else x.astype(saved.problem.sum_dtype, copy=False)
+                       for x in (rows.do, saved.o, rows.to, rows.tdo)]  # fmt: skip
+    do, o, to, tdo = wide
+    D, found = dots(do, o) - (0 if rows.dlse is None else rows.dlse), []
+    for t, tangent in enumerate(tangents):
+        tD = dots(do, to[t]) - (0 if rows.tdlse is None else rows.tdlse[t])
+        tD += 0 if tdo is None else dots(tdo[t], o)
+        logits = 0 if tangent is None else tangent._logits(saved.lse)
+        found.append(sink._gradient(None, saved.lse, (logits - rows.tlse[t]) * D + tD))
+    return found
+
+
+def dots(x: Any, y: Any) -> Any:
+    return np.einsum("...mc,...mc->...m", x, y)

@@ -95,6 +95,12 @@ def test_a_plan_with_scores_and_segments(unbuilt, capsys):
         assert len(re.findall("^  diagonal_sums", shown, re.M)) == count
 
 
+def test_passes_have_the_names_of_backends():
+    passes, cpus = pytest.importorskip("numbattn.cuda.passes", exc_type=ImportError), import_module("numbattn.cpu")
+    assert list(passes.PASSES) == ahead.PASSES
+    assert all(hasattr(backend, name) for backend in (cpus, passes.Passes) for name in ahead.PASSES)
+
+
 @pytest.mark.parametrize("command", ["plan", "compile"])
 def test_errors_are_said_without_a_traceback(command, capsys):
     pytest.importorskip("numba_cuda")

@@ -58,7 +58,7 @@ for score in None, na.Score(lambda s, batch, head, i, j: s / 2):
             print(error)
 numba.config.DISABLE_JIT = 0
 from numbattn.cpu import product
-print(hasattr(product.product, "py_func"))
+print(hasattr(product, "product"))
 """
 
 

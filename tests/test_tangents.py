@@ -18,6 +18,15 @@ def zeros(*shape, dtype=np.float32):
 Q, K, V = zeros(2, 4, 5, 8), zeros(2, 2, 7, 8), zeros(2, 2, 7, 3)
 O, LSE = zeros(2, 4, 5, 3), zeros(2, 4, 5)
 WIDE = zeros(2, 4, 5, 8, dtype=np.float64)
+
+
+class CupyLike:
+    """Looks like a CuPy array from outside."""
+
+    shape, strides, ndim, dtype = (4, 5, 7), (140, 28, 4), 3, Q.dtype
+
+
+CupyLike.__module__ = "cupy"
 TANGENTS = [
     ((zeros(4, 5, 8), None, None), ValueError,
      r"tq: got the shape \(4, 5, 8\), expected \(2, 4, 5, 8\), the shape of q, or one axis more in front, of s"),
@@ -51,6 +60,7 @@ PARTS = [na.Bias(BIAS), na.Softcap(3.0), na.Sink(LOGITS)]
     (PARTS, [BIAS[0], None], ValueError, r"tscore\[0\]: got the shape \(5, 7\), expected \(4, 5, 7\), the shape of B"),
     (PARTS, [None, LOGITS.astype(float)], TypeError, r"tscore\[1\]: got float64, expected float32, the dtype of Sink"),
     (PARTS, [None, 3.0], TypeError, r"tscore\[1\]: got 3.0, expected a numpy.ndarray"),
+    (PARTS, [CupyLike(), None], TypeError, "arrays of NumPy and CuPy do not mix: q is a numpy.ndarray"),
     (PARTS, [BIAS[None], None], ValueError, r"tscore\[0\]: .* tq has no axis of tangents"),
     (na.Score(lambda s, batch, head, i, j, x: s + x[i], arrays=[zeros(5)]), [zeros(5)], NotImplementedError,
      r"tscore\[0\]: got numpy.ndarray of float32 for an array of a Score: expected None, these have no tangents yet"),
@@ -144,9 +154,10 @@ def test_parts_of_tangents_lie_as_the_parts_do(rng):
     _, inputs = describe(Q, K, V, mask=na.Segments([0, 2, 5], [0, 4, 7]), score=score)
     tangents, _ = checked_tangents(inputs, None, None, None, [table, None])
     assert tangents.count == 2
-    softcap, part, sink = parts_of(inputs, tangents.some(1, 2), 0)
-    assert softcap is sink is None
-    np.testing.assert_array_equal(part.table, table[1])
+    for some, number in (tangents, 1), (tangents.some(1, 2), 0):
+        softcap, part, sink = parts_of(inputs, some, number)
+        assert softcap is sink is None
+        np.testing.assert_array_equal(part.table, table[1])
     np.testing.assert_array_equal(part._ahead(np.empty((5, 7))), inputs.score[1]._ahead(np.empty((5, 7))))
 
 
@@ -159,6 +170,10 @@ FAULTS = {
     "if len(score) != len(parts)": "if len(score) > len(parts)",
     "found.append(tangent._within(inputs.mask._frame))": "found.append(tangent)",
     "own[0][number]": "own[0][0]",
-    "x[first:end] for x": "x[:end] for x",
-    "several = bool(given) and": "several = not given or",
+    "x[first:end] for x in (self.q": "x[:end] for x in (self.q",
+    "test_jets.py": {
+        "several = bool(given) and": "several = not given or",
+        "(logits - rows.tlse[t]) * D + tD": "-rows.tlse[t] * D + tD",
+        "tD += 0 if tdo is None else dots(tdo[t], o)": "pass",
+    },
 }

@@ -19,7 +19,7 @@ from .basics import (
     values,
 )
 
-CALLED = {"tangent": "tangent of forward", "backward_tangent": "tangents of gradients"}
+CALLED = {"tangent": "tangent of o", "backward_tangent": "tangents of dq, dk, dv"}
 BASE = {"tangent": "forward", "backward_tangent": "backward"}
 MMA = "numbattn, mma"
 FORMULAS = "cupy", "numpy"
@@ -40,7 +40,7 @@ def second(results):
         base = {record["seqlen"]: record for record in select(full, dtype=dtype, head_dim=head_dim)
                 if record["pass"] == BASE[of]}  # fmt: skip
         axis.plot(seqlens, [rate_of(base.get(n), OURS) or float("nan") for n in seqlens], color=TINTS[1], linewidth=1,
-                  linestyle="--", label="numbattn, the pass itself")  # fmt: skip
+                  linestyle="--", label="numbattn, forward or backward")  # fmt: skip
         axis.set_title(f"{dtype}, {head_dim}\n{CALLED[of]}")
         axis.set_ylim(bottom=0)
         powers_of_two(axis, seqlens)
@@ -48,8 +48,8 @@ def second(results):
             axis.set_xlabel("seqlen")
     figure.supylabel("TFLOP/s", fontsize=8)
     ratios = {of: ratios_of(records, of, OURS) for of in CALLED}
-    told = [f"{geometric_mean(found):.2f} of {BASE[of]}'s" for of, found in ratios.items() if found]
-    title = f"Second derivatives, tangents in products per second: {', '.join(told)}"
+    told = [f"{CALLED[of]} at {geometric_mean(found):.2f} of {BASE[of]}'s" for of, found in ratios.items() if found]
+    title = f"TFLOP/s of second derivatives: {', '.join(told)}"
     said = " ".join([COUNTED, _of_ratios(records), _of_others(records), *_of_small(results.get("small", []))])
     return finish(figure, title), f"{said}\n\n{table(_rows([*records, *results.get('small', [])]))}"
 
@@ -69,8 +69,8 @@ def _case(record):
     return tuple(record[key] for key in ("dtype", "head_dim", "causal", "seqlen", "batch", "heads"))
 
 
-COUNTED = ("Products of matrices that are counted: 2 in the forward pass, 5 in the backward pass, 6 in the tangent of "
-           "forward, 10 in the tangents of gradients; half of them in causal attention.")
+COUNTED = ("Products of matrices that are counted: 2 forward, 5 backward, 6 for the tangent of o, with o, 10 for the "
+           "tangents of dq, dk and dv; half of them in causal attention.")
 
 
 def _of_ratios(records):
@@ -82,23 +82,25 @@ def _of_ratios(records):
             found = [f"{CALLED[of]} {_mean(ratios)} of {BASE[of]}"
                      for of in CALLED if (ratios := ratios_of(chosen, of, name))]  # fmt: skip
             if found:
-                told.append(f"{dtype}{', kernels for Ampere' * (name == MMA)}: {', '.join(found)}")
-    return f"Products per second, geometric means and ranges: {'; '.join(told)}."
+                told.append(f"{dtype}{', kernels for Ampere' * (name == MMA)}, {', '.join(found)}")
+    return f"TFLOP/s relative to those of the passes, geometric means and ranges: {'; '.join(told)}."
 
 
 def _of_others(records):
     """How fast numbattn is next to each other peer, and where the formula did not run."""
-    told = []
+    said = []
     for name in sorted_names(name for record in records for name in record["tflops"] if name not in (OURS, MMA)):
-        for of in CALLED:
-            found = [record["tflops"][OURS] / record["tflops"][name] for record in records
-                     if record["pass"] == of and {OURS, name} <= record["tflops"].keys()]  # fmt: skip
-            if found:
-                told.append(f"the {CALLED[of]} {_mean(found)} times as fast as {_who(name)}")
+        told = [f"{CALLED[of]}, {dtype}, {_mean(found)}"
+                for of, dtype in product(CALLED, dict.fromkeys(record["dtype"] for record in records))
+                if (found := [record["tflops"][OURS] / record["tflops"][name] for record in select(records, dtype=dtype)
+                              if record["pass"] == of and {OURS, name} <= record["tflops"].keys()])]  # fmt: skip
+        if told:
+            said.append(f"Speed over that of {_who(name)}: {'; '.join(told)}.")
     ran = [record for record in records if record["pass"] in CALLED]
     missing = sum(OURS in record["tflops"] and not {*FORMULAS} & record["tflops"].keys() for record in ran)
-    left = f" In {missing} of {len(ran)} cells the formula, whose memory is quadratic, did not run." if missing else ""
-    return f"numbattn computes {'; '.join(told)}.{left}" if told else left.strip()
+    if missing:
+        said.append(f"In {missing} of {len(ran)} cells the formula, whose memory is quadratic, did not run.")
+    return " ".join(said)
 
 
 def _mean(ratios):
@@ -106,7 +108,8 @@ def _mean(ratios):
 
 
 def _who(name):
-    return "the standard formula" if name in FORMULAS else label_of(name)
+    names = {"cupy": "the standard formula, in float16 instead of bfloat16", "numpy": "the standard formula"}
+    return names.get(name) or label_of(name)
 
 
 def _of_small(records):
@@ -117,20 +120,20 @@ def _of_small(records):
                           for record in select(records, dtype=dtype)
                           if record["pass"] == of and {OURS, "cupy"} <= record["seconds"].keys()])]  # fmt: skip
     if told:
-        sizes = values(records, "seqlen")
-        yield (f"Thousands of small problems at a time, {sizes[0]} to {sizes[-1]} tokens, speed over the formula's: "
+        sizes = span(values(records, "seqlen"), 0)
+        yield (f"Thousands of small problems at a time, {sizes} tokens each, speed over the formula's: "
                f"{'; '.join(told)}.")  # fmt: skip
 
 
-def _rows(records):
-    """A row for each case; a cell has the rates of all peers in a pass."""
+def _rows(records, unit="TFLOP/s", factor=1):
+    """A row for each case; a cell has the rates of all peers in a pass, in units of 1 / factor TFLOP/s."""
     names = sorted_names(name for record in records for name in record["tflops"])
-    head = f"TFLOP/s: {' / '.join(map(label_of, names))}"
+    head = f"{unit}: {' / '.join(map(label_of, names))}"
     rows = {}
     for record in records:
         case = "{dtype}, {batch} x {heads} x {seqlen}, {head_dim}".format(**record) + ", causal" * record["causal"]
         row = rows.setdefault(case, {head: case, **dict.fromkeys([*BASE.values(), *CALLED.values()])})
-        rates = [f"{record['tflops'][name]:.3g}" if name in record["tflops"] else "-" for name in names]
+        rates = [f"{factor * record['tflops'][name]:.3g}" if name in record["tflops"] else "-" for name in names]
         row[CALLED.get(record["pass"], record["pass"])] = " / ".join(rates)
     return [*rows.values()]
 
@@ -138,8 +141,6 @@ def _rows(records):
 def second_cpu(results):
     """GFLOP/s of both tangents on a CPU."""
     records = results["cpu"]
-    for record in records:
-        record["tflops"] = {("numpy" if name == "cupy" else name): rate for name, rate in record["tflops"].items()}
     dtypes = list(dict.fromkeys(record["dtype"] for record in records))
     figure, axes = panels(1, len(CALLED) * len(dtypes), 2)
     for (of, dtype), axis in zip(product(CALLED, dtypes), axes[0]):
@@ -152,4 +153,4 @@ def second_cpu(results):
     over = [record["tflops"][OURS] / record["tflops"]["numpy"] for record in records if record["pass"] in CALLED]
     title = f"Second derivatives on a CPU: {geometric_mean(over):.1f} times as fast as the formula in NumPy"
     text = f"8 heads. {COUNTED} {_of_ratios(records)} {_of_others(records)}"
-    return finish(figure, title), f"{text}\n\n{table(_rows(records))}"
+    return finish(figure, title), f"{text}\n\n{table(_rows(records, 'GFLOP/s', 1000))}"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..gradients import Gradients, sum_to
-from ..tangents import parts_of
+from ..tangents import Rows, gradients_of_sink, parts_of
 from ..values import put
 from .arguments import directions, mask_of, memory_of, numbers_of, readable
 from .backward import TILE_M, TILE_N, Given, load_queries, operands_of, plan_of, queries_of, recompute
@@ -24,23 +24,8 @@ from .score_tangents import differentiate_score, numbered_tile, pull_back_tangen
 from .softmax import multiply
 from .subnormals import flush_subnormals, restore
 from .tangent import AT_ONCE, differentiate_products
-from .tile import EMPTY, clear, draw, inline, inline_view, is_set, matrix, tile, tile_state
+from .tile import EMPTY, clear, draw, inline, is_set, matrix, tile, tile_state
 from .transposition import transpose
-
-
-class Rows(NamedTuple):
-    """What a call is given of results, each but do and dlse with an axis of directions in front."""
-
-    do: Any
-    dlse: Any  # or None, for zero
-    to: Any
-    tlse: Any
-    tdo: Any  # or None
-    tdlse: Any  # or None
-
-    def some(self, first, end):
-        """Those of some directions."""
-        return Rows(self.do, self.dlse, *[x if x is None else x[first:end] for x in self[2:]])
 
 
 def backward_tangent(saved, do, dlse, tangents, to, tlse, tdo=None, tdlse=None, deterministic=True):
@@ -94,28 +79,11 @@ def gradients_of_score(saved, rows, tangents, summed):
 
 
 @np.errstate(under="ignore")
-def gradients_of_sink(saved, rows, sink, tangents):
-    """The tangents of -rowsum(P D) in each direction, P that of the sink; tangents: as sinks, or None."""
-    do, o, to, tdo = (x if x is None else x.astype(saved.problem.sum_dtype, copy=False)
-                      for x in (rows.do, saved.o, rows.to, rows.tdo))  # fmt: skip
-    D, found = dots(do, o) - (0 if rows.dlse is None else rows.dlse), []
-    for t, tangent in enumerate(tangents):
-        tD = dots(do, to[t]) - (0 if rows.tdlse is None else rows.tdlse[t])
-        tD += 0 if tdo is None else dots(tdo[t], o)
-        logits = 0 if tangent is None else tangent._logits(saved.lse)
-        found.append(sink._gradient(None, saved.lse, (logits - rows.tlse[t]) * D + tD))
-    return found
-
-
-def dots(x, y):
-    return np.einsum("...mc,...mc->...m", x, y)
-
-
 def joined(found, shape, dtype):
     """Arrays of this shape as one with an axis in front."""
     out = np.empty((len(found), *shape), dtype)
     for number, x in enumerate(found):
-        put(out[number], x)
+        put(out[number, ...], x)
     return out
 
 
@@ -150,8 +118,8 @@ class Scratch(NamedTuple):
     dOT: Any
     tQT: Any  # of all directions
     tdOT: Any
-    vectors: Any  # one number a query: lse, D, and tlse, tD of each direction
-    more: Any  # one number a query
+    vectors: Any  # one number a query: lse, D
+    tD: Any  # likewise, of all directions, and of one more
     Z: Any  # uint8
     words: Any  # uint64
 
@@ -163,13 +131,13 @@ def scratch_of(problem, count, nonlinear):
     elements, dropped = rows * keys, rows * keys if problem.dropout else 0
     of_q, of_do = rows * problem.head_dim, rows * problem.head_dim_v
     sizes = (*[elements] * 5, 2 * elements * nonlinear, elements * nonlinear, of_q, of_do, count * of_q, count * of_do,
-             2 * (1 + count) * rows, rows)  # fmt: skip
+             2 * rows, (count + 1) * rows)  # fmt: skip
     dtypes = *[problem.sum_dtype] * len(sizes), np.dtype(np.uint8), np.dtype(np.uint64)
     return memory_of(Scratch, (*sizes, dropped, 2 * (rows + 16) if dropped else 0), dtypes)
 
 
 # ------------------------------------------------------------------------------------------------------------- kernel
-class Tangents(NamedTuple):
+class Directions(NamedTuple):
     """What a call computes with along its directions. Of direction t and element b of the batch matrices have number
     t * batches + b; those of zero have no rows."""
 
@@ -193,7 +161,7 @@ def backward_tangent_kernel(
     """Blocks [first_block, end_block); a block is every chunks-th tile of keys of some (batch, key head) pairs."""
     before, heads_k = flush_subnormals(), tdk.shape[2]
     given = Given(q, k, v, do, o, lse, dlse, mask, steps, drops, scale, kept_scale)
-    tangents = Tangents(tq, tk, tv, to, tdo, tlse, tdlse, tsteps, tdk.shape[0], tdk.shape[1])
+    tangents = Directions(tq, tk, tv, to, tdo, tlse, tdlse, tsteps, tdk.shape[0], tdk.shape[1])
     for block in range(first_block, end_block):
         chunk, share = block % chunks, block // chunks
         for number in range(starts[share], starts[share + 1]):
@@ -235,23 +203,16 @@ def add_gradients(batch, head_k, chunk, stop, scratch, given, tangents, tiles, s
                     add_tile(n0, n_end, state, head_k, chunk, part, at, scratch, given, tangents, sums, tdq, tdk, tdv)
 
 
-@inline_view
-def statistics(scratch, t, at):
-    """tlse and tD of a direction, in two rows."""
-    size = at.D.size
-    return tile(scratch.vectors[2 * (1 + t) * size : 2 * (2 + t) * size], 2, size)
-
-
 @inline
 def load_tangents(at, given, tangents, scratch):
-    """tQ and tdO, transposed, tlse and tD of each direction; 0 for a query that sees nothing."""
-    head, dtype, zero = at.head, given.lse.dtype, given.lse.dtype.type(0)
+    """tQ and tdO, transposed, and tD of each direction."""
+    head, dtype = at.head, given.lse.dtype
     dO = matrix(given.do, at.batch, head, dtype)[at.m0 : at.m_end]
     O = matrix(given.o, at.batch, head, dtype)[at.m0 : at.m_end]
-    more = tile(scratch.more, 1, at.D.size)[0]
+    vectors = tile(scratch.tD, tangents.count + 1, at.D.size)
+    more = vectors[tangents.count]
     for t in range(tangents.count):
-        batch, of_row = t * tangents.batches + at.batch, statistics(scratch, t, at)
-        tlse, tD = of_row[0], of_row[1]
+        batch, tD = t * tangents.batches + at.batch, vectors[t]
         row_dots(tD, dO, matrix(tangents.o, batch, head, dtype)[at.m0 : at.m_end])      # tD = rowsum(dO tO + tdO O)
         if tangents.q.rows:
             tQ = matrix(tangents.q, batch, head, dtype)[at.m0 : at.m_end]
@@ -266,11 +227,6 @@ def load_tangents(at, given, tangents, scratch):
             tdlse = tangents.dlse[t, at.batch, head, at.m0 : at.m_end]
             for i in range(tD.size):
                 tD[i] -= tdlse[i]
-        of_call = tangents.lse[t, at.batch, head, at.m0 : at.m_end]
-        for i in range(tD.size):
-            seen = at.lse[i] != dtype.type(np.inf)
-            tD[i] = tD[i] if seen else zero
-            tlse[i] = of_call[i] if seen else zero
 
 
 @inline
@@ -306,7 +262,7 @@ def add_direction(t, P, dP, Z, K, V, n0, chunk, at, scratch, given, tangents, su
     batch, head, dtype, n_end = t * tangents.batches + at.batch, at.head, P.dtype, n0 + P.shape[0]
     scale, kept_scale = dtype.type(given.scale), dtype.type(given.kept_scale)
     tQT, tdOT = numbered_tile(scratch.tQT, t, at.QT), numbered_tile(scratch.tdOT, t, at.dOT)
-    of_row = statistics(scratch, t, at)
+    tlse, tD = tangents.lse[t, at.batch, head, at.m0 : at.m_end], tile(scratch.tD, tangents.count, at.D.size)[t]
     dS, tS, tdP = numbered_tile(scratch.dS, 0, P), numbered_tile(scratch.tS, 0, P), numbered_tile(scratch.tdP, 0, P)
     Q = matrix(given.q, at.batch, head, dtype)[at.m0 : at.m_end]
     dO = matrix(given.do, at.batch, head, dtype)[at.m0 : at.m_end]
@@ -318,7 +274,7 @@ def add_direction(t, P, dP, Z, K, V, n0, chunk, at, scratch, given, tangents, su
     differentiate_products(tdP, V, tV, at.dOT, tdOT, tangents.do.rows > 0)  # tdP = Z (dO tV^T + tdO V^T)
     if given.drops.threshold > 0:
         multiply(tdP, Z)
-    differentiate(P, dP, tS, tdP, dS, of_row[0], of_row[1])
+    differentiate(P, dP, tS, tdP, dS, tlse, tD)
     if given.drops.threshold > 0:
         multiply(tS, Z)
     product(tdV, tS, dO, kept_scale, True)                                  # tdV = tdV + (Z tP)^T dO

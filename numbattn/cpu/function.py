@@ -54,13 +54,13 @@ def _tile_function(identity, kinds, dtype, order):
         for each in {min(order, 1), order}:
             check(identity, numba.from_dtype(dtype), kinds, each)
         real, arrays_of, hidden, has_second = dtype.type, reader(kinds), -np.inf, order > 1
-        of_element, slope_of = differentiated_element(identity, order), differentiated_element(identity, min(order, 1))
+        value_of, slope_of, bend_of = (differentiated_element(identity, each) for each in range(3))
 
         def apply(S, F, rows, cols, batch, head, m0, n0, record):
             S, arrays = contiguous_view(S, rows, cols, cols, real), arrays_of(record, 0)
             for j in range(rows):
                 for i in range(cols):
-                    S[j, i] = of_element(S[j, i], batch, head, m0 + i, n0 + j, arrays)
+                    S[j, i] = value_of(S[j, i], batch, head, m0 + i, n0 + j, arrays)
 
         def differentiate(S, F, rows, cols, batch, head, m0, n0, record):
             S, arrays = contiguous_view(S, rows, cols, cols, real), arrays_of(record, 0)
@@ -70,7 +70,7 @@ def _tile_function(identity, kinds, dtype, order):
                     seen = S[j, i] != hidden  # where it is not, derivatives may be NaN
                     F[j, i] = slope_of(S[j, i], batch, head, m0 + i, n0 + j, arrays) if seen else 0
                     if has_second:
-                        F[rows + j, i] = of_element(S[j, i], batch, head, m0 + i, n0 + j, arrays) if seen else 0
+                        F[rows + j, i] = bend_of(S[j, i], batch, head, m0 + i, n0 + j, arrays) if seen else 0
 
         return differentiate if order else apply
 

@@ -57,8 +57,9 @@ def tangent(problem, inputs, tangents):
 def laplacian(problem, inputs, tangents, laplacians):
     """o, lse, the tangents of o, and its Laplacian; laplacians: of q, k and v, as tangents in one direction."""
     o, lse, to, _, seconds = along(problem, inputs, tangents, bends=True)
-    _, _, (lo,), _, _ = along(problem, inputs, laplacians)
-    o, to, lo = (rounded(x, problem.result_dtype) for x in (o, to, sum(seconds, lo)))
+    if any(x is not None for x in laplacians[:3]):
+        seconds.append(along(problem, inputs, laplacians)[2][0])
+    o, to, lo = (rounded(x, problem.result_dtype) for x in (o, to, sum(seconds)))
     return o, lse, to, lo
 
 

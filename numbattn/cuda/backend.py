@@ -7,8 +7,9 @@ from .passes import Passes
 
 PASSES = Passes(current)
 forward, backward = PASSES.forward, PASSES.backward
-tangent, backward_tangent = PASSES.tangent, PASSES.backward_tangent
+tangent, backward_tangent, laplacian = PASSES.tangent, PASSES.backward_tangent, PASSES.laplacian
 
 __all__ = [
-    "append", "backward", "backward_tangent", "check_device", "current", "forward", "merge_into", "sum_into", "tangent",
+    "append", "backward", "backward_tangent", "check_device", "current", "forward", "laplacian", "merge_into",
+    "sum_into", "tangent",
 ]  # fmt: skip

@@ -11,9 +11,10 @@ from typing import Any
 from ..caches.eight_bits import bits_of
 from ..gradients import Gradients, sum_to
 from ..problem import Saved, describe
+from ..scores import sink_of
 from ..scores.compiled.errors import naming
 from ..scores.function import Score
-from ..tangents import parts_of
+from ..tangents import Rows, gradients_of_sink, parts_of
 from ..values import put
 from . import kernels
 from .caches.gather import gather
@@ -38,7 +39,6 @@ BACKWARD = Pass(
     kernels.BACKWARD,
     takes=("q", "k", "v", "o", "lse", "do", "dlse"),
     gives=("dq", "dk", "dv"),
-    with_score=True,
 )
 TANGENT = Pass(
     "tangent",
@@ -46,13 +46,19 @@ TANGENT = Pass(
     takes=("q", "k", "v", "tq", "tk", "tv"),
     gives=("o", "lse", "to", "tlse"),
 )
+LAPLACIAN = Pass(  # of which kernels compute the second derivative along each tangent, o2
+    "laplacian",
+    kernels.LAPLACIAN,
+    takes=("q", "k", "v", "tq", "tk", "tv"),
+    gives=("o", "lse", "to", "tlse", "o2"),
+)
 BACKWARD_TANGENT = Pass(
     "backward_tangent",
     kernels.BACKWARD_TANGENT,
     takes=("q", "k", "v", "o", "lse", "do", "dlse", "tq", "tk", "tv", "to", "tlse", "tdo", "tdlse"),
     gives=("tdq", "tdk", "tdv"),
 )
-PASSES = {pass_.name: pass_ for pass_ in (FORWARD, BACKWARD, TANGENT, BACKWARD_TANGENT)}
+PASSES = {pass_.name: pass_ for pass_ in (FORWARD, BACKWARD, TANGENT, BACKWARD_TANGENT, LAPLACIAN)}
 ARRAYS = {  # (problem, inputs) -> shape and dtype, of those that each call has if its pass takes or gives them
     "q": lambda problem, inputs: (inputs.q.shape, problem.dtype),
     "k": lambda problem, inputs: (inputs.k.shape, problem.dtype),
@@ -64,6 +70,7 @@ ARRAYS = {  # (problem, inputs) -> shape and dtype, of those that each call has 
     "dk": lambda problem, inputs: (inputs.k.shape, problem.result_dtype),
     "dv": lambda problem, inputs: (inputs.v.shape, problem.result_dtype),
 }
+ARRAYS["o2"] = lambda problem, inputs: (problem.out_shape, problem.sum_dtype)
 ARRAYS |= {f"t{name}": about for name, about in ARRAYS.items() if name != "do"}  # a tangent is as what it is of
 
 
@@ -109,7 +116,7 @@ class Passes:
         problem, inputs, o, lse = saved.problem, saved.inputs, saved.o, saved.lse
         gpu, pass_ = self.current(), self.backward_pass
         made = {name: ARRAYS[name](problem, inputs) for name in pass_.gives}
-        made |= gradients_of_score(problem, inputs.score)
+        made |= gradients_of_score(pass_, problem, inputs.score)
         results = {name: gpu.empty(*about) for name, about in made.items()}
         arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "o": o, "lse": lse, "do": do, **results}
         if dlse is not None:
@@ -123,35 +130,51 @@ class Passes:
 
     def tangent(self, problem, inputs, tangents):
         """o, lse, and to and tlse of all Tangents, their axis in front."""
-        gpu = self.current()
-        along = empty_along(gpu, tangents.count, problem, inputs, ("to", "tlse"))
+        return self.forward_along(TANGENT, problem, inputs, tangents)
+
+    def laplacian(self, problem, inputs, tangents, laplacians):
+        """o, lse, to of all Tangents, and the Laplacian of o; laplacians: of q, k and v, as Tangents in one direction.
+        """
+        o, lse, to, _, o2 = self.forward_along(LAPLACIAN, problem, inputs, tangents)
+        _, _, (lo,), _ = self.tangent(replace(problem, wide=True), inputs, laplacians)
+        return o, lse, to, (o2.sum(axis=0) + lo).astype(problem.result_dtype)
+
+    def forward_along(self, pass_, problem, inputs, tangents):
+        """What a Pass gives, TANGENT say; all but o and lse of all Tangents, their axis in front."""
+        gpu, (_, _, *own) = self.current(), pass_.gives
+        along = empty_along(gpu, tangents.count, {name: ARRAYS[name](problem, inputs) for name in own})
         if not tangents.count:
             o, saved = self.forward(problem, inputs)
             return o, saved.lse, *along.values()
         arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v}
         arrays |= {name: gpu.empty(*ARRAYS[name](problem, inputs)) for name in ("o", "lse")}
-        if not run_along(gpu, TANGENT, problem, inputs, tangents, arrays, {}, along):
+        if not run_along(gpu, pass_, problem, inputs, tangents, arrays, {}, along):
             arrays["o"].fill(0)
             arrays["lse"].fill(-math.inf)
         return arrays["o"], arrays["lse"], *along.values()
 
     def backward_tangent(self, saved, do, dlse, tangents, to, tlse, tdo=None, tdlse=None, deterministic=False):
         """The tangents of the Gradients, with the axis of the Tangents in front, as to, tlse, tdo and tdlse have it."""
-        problem, inputs, gpu = saved.problem, saved.inputs, self.current()
-        refuse_gradients(inputs.score)
+        problem, inputs, gpu, pass_ = saved.problem, saved.inputs, self.current(), BACKWARD_TANGENT
         arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "o": saved.o, "lse": saved.lse, "do": do}
         if dlse is not None:
             arrays["dlse"] = dlse
         given = {"to": to, "tlse": tlse, "tdo": tdo, "tdlse": tdlse}
-        along = empty_along(gpu, tangents.count, problem, inputs, BACKWARD_TANGENT.gives)
-        options = deterministic, saved.whole
-        run_along(gpu, BACKWARD_TANGENT, problem, inputs, tangents, arrays, given, along, *options)
-        return Gradients(*along.values(), (None,) * len(tangents.score))
+        about = {name: ARRAYS[name](problem, inputs) for name in pass_.gives}
+        along = empty_along(gpu, tangents.count, about | gradients_of_score(pass_, problem, inputs.score))
+        run_along(gpu, pass_, problem, inputs, tangents, arrays, given, along, deterministic, saved.whole)
+        if (sink := sink_of(inputs.score)) is not None and sink._wants_gradient:
+            number, rows = inputs.score.index(sink), Rows(do, dlse, to, tlse, tdo, tdlse)
+            along |= empty_along(gpu, tangents.count, {gradient_of_part(number): gradient_like(problem, sink)})
+            tsinks = [parts_of(inputs, tangents, which)[number] for which in range(tangents.count)]
+            for grad, x in zip(along[gradient_of_part(number)], gradients_of_sink(saved, rows, sink, tsinks)):
+                put(grad, x)
+        of_score = [along.get(gradient_of_part(i)) for i, part in enumerate(inputs.score) for _ in part._weights]
+        return Gradients(*[along[name] for name in pass_.gives], tuple(of_score))
 
 
-def empty_along(gpu, count, problem, inputs, names):
-    """Arrays by name for results of so many tangents."""
-    about = {name: ARRAYS[name](problem, inputs) for name in names}
+def empty_along(gpu, count, about):
+    """Arrays by name for results of so many tangents; about: shape and dtype of each."""
     return {name: gpu.empty((count, *shape), dtype) for name, (shape, dtype) in about.items()}
 
 
@@ -174,19 +197,18 @@ def run_along(gpu, pass_, problem, inputs, tangents, arrays, given, along, *opti
     return True
 
 
-def refuse_gradients(score):
-    """Of arrays of a score, whose tangents no kernel computes."""
-    wanted = sorted({type(part).__name__ for part in score if part._wants_gradient})
-    if wanted:
-        raise NotImplementedError(f"score: got {', '.join(wanted)} whose gradient is wanted; on GPUs there are no "
-                                  "tangents of gradients of a score: pass gradient=False")  # fmt: skip
+def gradients_of_score(pass_, problem, parts):
+    """Shape and dtype of the gradients of a score's arrays that are wanted and that kernels of a pass compute, by name:
+    along directions that of a sink is left to array operations."""
+    wanted = [(number, part) for number, part in enumerate(parts)
+              if part._wants_gradient and "do" in pass_.takes and (part._has_step or pass_ is not BACKWARD_TANGENT)]
+    return {gradient_of_part(number): gradient_like(problem, part) for number, part in wanted}
 
 
-def gradients_of_score(problem, parts):
-    """Shape and dtype of the gradients of a score's arrays that are wanted, by name."""
-    wanted = [(number, *part._weights) for number, part in enumerate(parts) if part._wants_gradient]
-    dtype = problem.sum_dtype if problem.wide else None
-    return {gradient_of_part(number): (x.shape, dtype or x.dtype) for number, x in wanted}
+def gradient_like(problem, part):
+    """Shape and dtype of the gradient of a part's array."""
+    (array,) = part._weights
+    return array.shape, problem.sum_dtype if problem.wide else array.dtype
 
 
 def arrays_of(cache):
@@ -302,8 +324,9 @@ def plans(device, q, k, v, deterministic=False, passes=(FORWARD, BACKWARD), **op
 
     def planned(pass_):
         made = {name: ARRAYS[name](problem, inputs) for name in (*pass_.takes, *pass_.gives) if name in ARRAYS}
-        made |= gradients_of_score(problem, inputs.score) if pass_.with_score else {}
+        made |= gradients_of_score(pass_, problem, inputs.score)
         layouts = {name: contiguous(*about) for name, about in made.items()} | given
-        return plan(pass_, problem, device, Call(layouts, *mask[1:], deterministic, score, latest.get(), True))
+        tscore = (None,) * len(score)
+        return plan(pass_, problem, device, Call(layouts, *mask[1:], deterministic, score, latest.get(), True, tscore))
 
     return tuple(map(planned, passes))

@@ -1,9 +1,9 @@
 """Scores: what happens to S = scale Q K^T before the mask, in the order in which the parts are given.
 
 Every part is an element-wise function of S, or, as a Sink, one more logit of each row: a file a kind. It says what it
-does to S, its derivative, and the gradient of its array, all three as NumPy's functions do, which pass CuPy's arrays on
-to CuPy. Backends have tiles of their own for each kind of part. Parts are values: two are equal if their numbers are
-equal and they hold the same arrays, so that a pickled copy of one with arrays is unequal.
+does to S, its derivative and the derivative of that, and the gradient of its array, all as NumPy's functions do, which
+pass CuPy's arrays on to CuPy. Backends have tiles of their own for each kind of part. Parts are values: two are equal
+if their numbers are equal and they hold the same arrays, so that a pickled copy of one with arrays is unequal.
 
 A user's function, a `Score`, is taken as it is when the `Score` is made, `frozen`, and reads its arrays as `entries`
 shows them; Numba compiles it in `compiled`, which nothing else here imports before it is needed.

@@ -247,7 +247,7 @@ def second(shapes=((16, 1024, 64), (4, 4096, 64), (16, 1024, 128), (4, 4096, 128
 
 def second_cpu():
     shapes = (64, 64, 32), (1, 1024, 64)
-    return {"arguments": {}, "cpu": tangents(shapes, ["float32", "float64"], {"numbattn": 1e-3, "cupy": 5e-4})}
+    return {"arguments": {}, "cpu": tangents(shapes, ["float32", "float64"], {"numbattn": 1e-3, "numpy": 5e-4})}
 
 
 def decoding_cpu(keys=(128, 512)):

@@ -158,6 +158,13 @@ def test_a_call_of_a_graph_is_timed(on_numpy, monkeypatch):
     assert seconds == {"a": 2.0 / small.CALLS}
 
 
+def test_a_long_run_is_timed_once(on_numpy, monkeypatch):
+    taken = iter([1.0])
+    monkeypatch.setattr(small, "event_seconds", lambda run, repetitions=1: next(taken))
+    seconds, _, _ = small.timed({"a": lambda: tuple}, lambda name, result: None, 0, rounds=3)
+    assert seconds == {"a": 1.0}
+
+
 def test_a_gradient_that_is_missing_is_an_error(on_numpy):
     with pytest.raises(ValueError, match="longer"):
         small.error_of([np.ones(1)], [np.ones(1), np.ones(1)])

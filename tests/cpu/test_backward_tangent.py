@@ -21,7 +21,7 @@ def test_blocks_share_the_tiles_of_all_segments(rng, monkeypatch):
     monkeypatch.setitem(backward_tangent.__globals__, "launch", one_by_one)
     segments = np.arange(5) * 2 * TILE_N  # of two tiles each
     q, k, v, do = rng.standard_normal((4, segments[-1], 4))
-    tq, slopes = rng.standard_normal((2, *q.shape)), rng.standard_normal(2)
+    tq, slopes = rng.standard_normal((2, *q.shape)), rng.standard_normal(2)  # two directions
     options = {"mask": na.Segments(segments), "score": na.Alibi(np.array(0.1))}
     _, _, saved, tsaved = na.attention_forward_jvp(q, k, v, tq, None, None, tscore=[slopes], **options)
     _, tgrads = na.attention_backward_jvp(do, saved, tsaved)
@@ -49,8 +49,6 @@ FAULTS = {
     "test_jets.py": {
         "tD[i] += more[i]": "pass",
         "tD[i] -= tdlse[i]": "pass",
-        "tD[i] if seen else zero": "tD[i]",
-        "of_call[i] if seen else zero": "of_call[i]",
         "subtract(dP, at.D)": "pass",
         "tS[j, i] * dP[j, i] + P[j, i] * (tdP[j, i] - tD[i])": "tS[j, i] * dP[j, i] + P[j, i] * tdP[j, i]",
         "P[j, i] * (tS[j, i] - tlse[i])": "P[j, i] * tS[j, i]",
@@ -60,8 +58,6 @@ FAULTS = {
         "product(tdV, tS, dO, kept_scale, True)": "product(tdV, tS, dO, scale, True)",
         "product_tn(tdQ, dS, tK, scale, True)": "pass",
         "tdq[:, 0] if tdq.shape[1] == 1 else tdq.sum(axis=1)": "tdq[:, 0]",
-        "(logits - rows.tlse[t]) * D + tD": "-rows.tlse[t] * D + tD",
         "            clear(tdk[t, batch, head_k])": "            pass",
-        "tD += 0 if tdo is None else dots(tdo[t], o)": "pass",
     },
 }

@@ -338,6 +338,43 @@ def test_keys_of_length_0_may_be_nan(rng, score):
     assert all((x == 0).all() for x in results)
 
 
+def tangents_of(rng, *arrays, lead=()):
+    return [random(rng, (*lead, *x.shape), x.dtype) for x in arrays]
+
+
+@compiled_only
+def test_several_tangents_are_as_each_alone(rng):
+    q, k, v = arrays = qkv(rng, m=8, n=9, d=8, e=8)
+    tq, tk, tv = tangents_of(rng, q, k, v, lead=(3,))
+    with on(TURING):
+        o, to, _, tsaved = na.attention_forward_jvp(*arrays, tq, tk[..., ::-1, :], tv)
+        for number in range(3):
+            alone = na.attention_forward_jvp(*arrays, tq[number], tk[number][..., ::-1, :], tv[number])
+            np.testing.assert_array_equal(to[number], alone[1])
+            np.testing.assert_array_equal(tsaved.tlse[number], alone[3].tlse)
+            np.testing.assert_array_equal(o, alone[0])
+
+
+@compiled_only
+def test_no_tangents(rng):
+    q, k, v = arrays = qkv(rng, m=8, n=9, d=8, e=8)
+    with on(TURING):
+        o, to = na.attention_jvp(*arrays, *tangents_of(rng, q, k, v, lead=(0,)))
+        np.testing.assert_array_equal(o, na.attention(*arrays))
+    assert to.shape == (0, *o.shape)
+
+
+@pytest.mark.parametrize("length", [0, None], ids=["no length", "no keys"])
+def test_tangents_are_zero_where_nobody_sees_anything(rng, length):
+    arrays, mask = qkv(rng, n=9 if length == 0 else 0), na.Lengths(keys=length)
+    with on(TURING) as gpu:
+        o, to, saved, tsaved = na.attention_forward_jvp(*arrays, *tangents_of(rng, *arrays), mask=mask)
+        _, tgrads = na.attention_backward_jvp(o, saved, tsaved)
+    assert not gpu.programs
+    assert all((x == 0).all() for x in (o, to, tsaved.tlse, *tgrads))
+    assert np.isneginf(saved.lse).all()
+
+
 CACHED = {
     "edges": lambda rng: {"mask": na.Causal() & na.Window(40, 9)},
     "intervals": lambda rng: {"mask": na.Prefix(2) & (na.Window(9, 0) | na.Prefix(5))},
@@ -386,9 +423,23 @@ FAULTS = {
         "sum_to(whole[..., : given.shape[-1]], given.shape)": "whole[..., : given.shape[-1]][:1]",
         "cuda/words/numbers.py": {"scale * LOG2_E": "scale"},
     },
+    ("test_several_tangents_are_as_each_alone", "test_no_tangents"): {
+        "x[number] for name, x in given.items()": "x[0] for name, x in given.items()",
+        "if not tangents.count:": "if False:",
+        "own[name].strides if name in own else None": "None",
+        "(count, *shape)": "shape",
+    },
+    "test_tangents_are_zero_where_nobody_sees_anything": {
+        "                x.fill(0)\n            return False": "                pass\n            return False",
+        'arrays["lse"].fill(-math.inf)\n        return arrays': "return arrays",
+    },
+    "cuda/kernels/any/test_tangent.py::test_scores": {
+        "tscore, of_tangents, at = lower_parts(tparts": "tscore, of_tangents, at = lower_parts(()",
+        "numbered(number), problem)": "number, problem)",
+    },
     "cuda/words/test_tiers.py": {
-        "lies, misaligned, tier": "lies, misaligned",
-        "score, tier, whole))": "score))",
-        "score, latest.get(), True))": "score))",
+        "at, misaligned, tier": "at, misaligned",
+        "score, tier, whole, tscore)": "score)",
+        "score, latest.get(), True, tscore))": "score))",
     },
 }

@@ -12,7 +12,7 @@ import pytest
 from numbattn.caches.eight_bits import FLOAT8, INT8
 from numbattn.caches.kv_cache import CacheLayout
 from numbattn.cuda.build import assemble, compile_ptx
-from numbattn.cuda.kernels import BACKWARD, BACKWARD_TANGENT, FORWARD, TANGENT
+from numbattn.cuda.kernels import BACKWARD, BACKWARD_TANGENT, FORWARD, LAPLACIAN, TANGENT
 from numbattn.cuda.kernels.any.score_gradient import bias_gradient, diagonal_sums, entry_sums, spec_of
 from numbattn.cuda.kernels.hopper.forward_tiles import MANY
 from numbattn.cuda.kernels.hopper.score_gradient import bias_route, diagonals_route
@@ -29,6 +29,7 @@ PAGES_OF_INT8, OF_INT8, OF_FLOAT8 = (
 )
 UNALIGNED, DROPOUT, DETERMINISTIC = {"nbytes": 0}, {"dropout": True}, {"deterministic": True}
 RESUMES, WITH_TDO = {"resumes": True}, ("q", "k", "v", "do")
+OF_TANGENTS = {"along": ("q", "k", "v", "do", "delta")}
 
 
 def row(kernel, dtype, d, e, mask="", score="", cc=(9, 0), spills=0, **options):
@@ -49,6 +50,8 @@ def small(kernel, dtype, n, d, spills=0, **about):
 
 def spec(kernel, work):
     """That of a pass by its first Route with a kernel of this name, or the first, or of the gradient of a part."""
+    if kernel == "laplacian":
+        return LAPLACIAN[0].specs[0]
     passes = (route.specs for routes in (FORWARD, BACKWARD, TANGENT, BACKWARD_TANGENT) for route in routes
               if route.takes(work))  # fmt: skip
     after = next((i for i, part in enumerate(work.score) if part.startswith(("bias", "relative"))), 0)
@@ -80,6 +83,40 @@ ANY_GPU = [  # up to 255 registers: CUDA cores, and tensor cores of each generat
     row("bias_gradient", "float64", 64, 64, "", "bias float64 16"),
     row("bias_gradient", "float32", 32, 32, "", "bias float32 16", seqlen_q=32, seqlen_k=32),
     row("entry_sums", "float32", 64, 64, "intervals", "relative query", cc=(7, 5)),
+    row("bias_gradient", "bfloat16", 128, 128, EDGES, "bias bfloat16 16, softcap", tscore=("bias bfloat16 16", ""),
+        **OF_TANGENTS),
+    row("bias_gradient", "float64", 64, 64, "", "bias float64 16, softcap", tscore=("bias float64 16", ""),
+        **OF_TANGENTS),
+    row("diagonal_sums", "float16", 64, 64, ALL, "relative, softcap", cc=(8, 0), tscore=("relative", ""),
+        **DROPOUT, **OF_TANGENTS),
+]
+TANGENTS = [  # two sums for O, and two tiles of S
+    row("tangent", "bfloat16", 64, 64, cc=(8, 0), along="qkv"),
+    row("tangent", "float16", 64, 64, ALL, cc=(8, 6), along="qkv", **DROPOUT),
+    row("tangent", "bfloat16", 128, 128, cc=(8, 6), along="qkv"),
+    row("tangent", "float16", 128, 128, "hi", cc=(8, 0), along="qkv", spills=160),
+    row("tangent", "bfloat16", 256, 256, cc=(8, 0), along="qkv", spills=96),
+    row("tangent", "bfloat16", 256, 256, EDGES, cc=(12, 0), along="qkv"),
+    row("tangent", "float32", 64, 64, EDGES, along="qkv", **DROPOUT),
+    row("tangent", "float32", 128, 128, along="qkv", spills=160),
+    row("tangent", "float32", 128, 128, "packed", cc=(8, 0), along="qkv"),
+    row("tangent", "float32", 256, 256, along="qkv"),
+    row("tangent", "float64", 64, 64, "hi", along="qkv"),
+    row("tangent", "float64", 128, 128, along="qkv"),
+    row("tangent", "float64", 256, 256, along="qkv"),
+    row("tangent", "float32", 32, 32, along="qkv", seqlen_q=32, seqlen_k=32),
+    row("tangent", "float64", 32, 32, along="qkv", seqlen_q=64, seqlen_k=64),
+    row("tangent", "float32", 64, 64, cc=(7, 5), along="qkv"),
+    row("tangent", "float64", 128, 128, cc=(7, 5), along="qkv"),
+    row("tangent", "float16", 256, 256, ALL, cc=(7, 5), along="qkv"),
+    row("laplacian", "float16", 64, 64, "hi", along="qkv"),     # and a third sum
+    row("laplacian", "bfloat16", 128, 128, along="qkv", spills=32),
+    row("laplacian", "float32", 64, 64, EDGES, along="qkv", **DROPOUT),
+    row("laplacian", "float32", 32, 32, along="qkv", seqlen_q=64, seqlen_k=64),
+    row("laplacian", "float32", 256, 256, along="qkv"),
+    row("laplacian", "float64", 64, 64, along="qkv", spills=32),
+    row("laplacian", "float64", 128, 128, "", "softcap", along="qkv"),
+    row("laplacian", "float32", 128, 128, cc=(7, 5), along="qkv"),
 ]
 OF_HEADS = {"score_added": "by head", "score_gradients": "by head"}
 SMALL = [  # all of S, and dP, beside what a head shares
@@ -190,10 +227,11 @@ TANGENT_ROWS = [  # O, S and their tangents; outside the loops over tiles addres
     row("hopper_tangent", "float16", 128, 128, "intervals", along="qk"),
     row("hopper_tangent", "bfloat16", 128, 128, EDGES, along="qkv", spills=64),
     row("hopper_tangent", "bfloat16", 128, 128, "packed", along="qkv", spills=64),
-    row("hopper_tangent", "bfloat16", 128, 128, ALL, along="qkv", **DROPOUT, spills=64),
+    row("hopper_tangent", "bfloat16", 128, 128, ALL, along="qkv", **DROPOUT, spills=80),
     row("hopper_tangent", "bfloat16", 128, 128, EDGES, "sink, alibi", along="qkv", spills=64),
     row("hopper_tangent", "float16", 128, 128, EDGES, "relative", along="qkv", spills=64),
     row("hopper_tangent", "bfloat16", 128, 128, "", "bias float16 16, softcap", along="qkv", **DROPOUT),
+    row("hopper_tangent", "float16", 192, 128, EDGES, along="qkv"),
     row("hopper_tangent", "float16", 64, 64, EDGES, along="qkv"),
     row("hopper_tangent", "bfloat16", 64, 64, ALL, along="kv", **DROPOUT),
     row("hopper_tangent", "float16", 64, 64, EDGES, "softcap", along="qkv"),
@@ -270,7 +308,7 @@ BACKWARD_TANGENT_ROWS = [  # two accumulators, or one, with S, P, dP, dS and the
 
 
 EVERY = [
-    *ANY_GPU, *SMALL, *LSE_ALONE, *FORWARD_MMA, *BACKWARD_MMA, *DECODING, *FORWARD_ROWS, *BACKWARD_ROWS,
+    *ANY_GPU, *TANGENTS, *SMALL, *LSE_ALONE, *FORWARD_MMA, *BACKWARD_MMA, *DECODING, *FORWARD_ROWS, *BACKWARD_ROWS,
     *TANGENT_ROWS, *BACKWARD_TANGENT_ROWS, *GRADIENTS, *SPILLS,
 ]  # fmt: skip
 MARKED = [  # each takes 3 s

@@ -25,14 +25,15 @@ def kernels(planned):
 
 def work(dtype="float16", d=64, e=64, *, batch=(16, 16), group_size=1, seqlen_q=1000, seqlen_k=1000, device=HOPPER,
          mask=(), keys=1000, nbytes=16, deterministic=False, score=(), resumes=False,
-         along="", **fields):  # fmt: skip
+         along="", tscore=(), **fields):  # fmt: skip
     """The Work of a kernel. batch: the axes of k before its last two, heads last; fields: of the Problem;
-    along: which of q, k, v and do have a tangent."""
+    along: which of q, k and v, and of do and delta, have a tangent."""
     dtype, (*lead, heads_k) = NAMED[dtype], batch
     q = array(*lead, heads_k * group_size, seqlen_q, d, dtype=dtype)
     k, v = (array(*batch, seqlen_k, size, dtype=dtype) for size in (d, e))
     problem, _ = describe(q, k, v)
     dtypes = dict.fromkeys(["o", "dq", "dk", "dv", "to", "tdq", "tdk", "tdv", *(f"t{name}" for name in along)], dtype)
+    dtypes["o2"] = problem.sum_dtype
     if resumes:
         dtypes[BEFORE] = np.dtype(np.float32)
-    return Work(replace(problem, **fields), device, mask, keys, dtypes, nbytes, deterministic, score)
+    return Work(replace(problem, **fields), device, mask, keys, dtypes, nbytes, deterministic, score, tscore=tscore)

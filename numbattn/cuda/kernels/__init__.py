@@ -37,6 +37,7 @@ LARGE_BACKWARD = (
 )
 FORWARD, BACKWARD = small.FORWARD + LARGE_FORWARD, small.BACKWARD + LARGE_BACKWARD
 TANGENT = (*hopper.TANGENT, Route(everything, (tangent.SPEC,)))
+LAPLACIAN = (Route(everything, (tangent.SPEC_SECOND,)),)
 BACKWARD_TANGENT = (Route(everything, backward_tangent.SPECS),)
 
 

@@ -86,7 +86,7 @@ class Planner:
         self.tscore = tuple([self.compiled_in(part, tangent_of_part(number)) if part else ""
                              for number, part in enumerate(call.tscore)])  # fmt: skip
         wanted = [(number, kind(self.score[number])) for number, part in enumerate(call.score)
-                  if part.gradient and pass_.with_score]  # fmt: skip
+                  if part.gradient and gradient_of_part(number) in self.layouts]  # fmt: skip
         sinks = [number for number, part in wanted if part.gradient == WITH_DELTA]
         self.sink = sinks[0] if sinks else None
         self.wanted = [number for number, _ in wanted if number != self.sink]

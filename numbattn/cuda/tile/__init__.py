@@ -2,7 +2,7 @@
 
 A kernel is a Python function over tiles; all unrolling happens inside. Layouts and places in shared memory are made
 before the kernel, which captures them. Every word has two meanings, see `world`; `simulate` runs a kernel with the
-plain one. Numbers take the dtype of the tile that they are combined with.
+plain one. Numbers take the dtype of the tile that they are combined with. With a tile of no columns words do nothing.
 
 | word | what it does | PTX |
 |---|---|---|

@@ -58,6 +58,11 @@ class Work(NamedTuple):
         return BEFORE in self.dtypes
 
     @property
+    def is_along(self):
+        """Whether tangents of gradients are computed, along a direction."""
+        return "tdelta" in self.dtypes
+
+    @property
     def padded_length(self):
         """The length of statistics that kernels copy tile by tile: of packed arrays tiles end with their segment."""
         seqlen = self.problem.seqlen_q
@@ -143,4 +148,3 @@ class Pass:
     routes: tuple  # the first Route that takes the work is taken
     takes: tuple  # names of arrays; of those that a call may lack no kernel reads anything then
     gives: tuple  # names of results; statistics among them that nobody wants go nowhere
-    with_score: bool = False  # whether it gives the gradients of the score's arrays, too

@@ -160,13 +160,13 @@ def test_several_products_are_alike():
             ptx_of(kernel, THREADS, poisoned((M, N)))
 
 
-@pytest.mark.parametrize("unit", ["fma", "mma"])
-def test_of_no_columns(unit):
+@pytest.mark.parametrize(("unit", "dtype"), [("fma", np.float32), ("mma", np.float16)])
+def test_of_no_columns(unit, dtype):
     """As of V where lse alone is wanted: nothing is copied, multiplied or saved."""
     shared = SharedMemory()
-    X, Y = shared.tile(M, K, np.float32), shared.tile(K, 0, np.float32)
+    X, Y = shared.tile(M, K, dtype), shared.tile(K, 0, dtype)
     SUM = {"fma": simt(M, 0, THREADS, 8, 4), "mma": mma(M, 0, THREADS)}[unit]
-    COPY_X, COPY_Y, ROWS = copy_layout(M, K, THREADS, 4), copy_layout(K, 0, THREADS, 4), SUM.row_vector()
+    COPY_X, COPY_Y, ROWS = copy_layout(M, K, THREADS, 8), copy_layout(K, 0, THREADS, 8), SUM.row_vector()
 
     def kernel(x, y, z, rows):
         copy_async(allocate(X), x, COPY_X, 0)
@@ -179,7 +179,7 @@ def test_of_no_columns(unit):
         save(rows, row_index(ROWS, 0), 0)
 
     assert shared.nbytes == X.nbytes
-    x, y, z, rows = numbers((M, K)), numbers((K, 0)), poisoned((M, 5)), poisoned((M,))
+    x, y, z, rows = numbers((M, K), dtype), numbers((K, 0), dtype), poisoned((M, 5)), poisoned((M,))
     launch(kernel, (1, 1, 1), THREADS, shared.nbytes, x, y, z, rows)
     assert np.isnan(z).all()
     np.testing.assert_array_equal(rows, np.arange(M))

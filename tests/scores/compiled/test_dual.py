@@ -191,7 +191,7 @@ FAULTS = {
     "lambda x, y, z: -z / y": "lambda x, y, z: z / y",
     "y if first(y, x) else x": "x if first(y, x) else y",
     "y * x ** (y - ONE) if y != 0": "x ** (y - ONE) if y != 0",
-    "y * x ** (y - ONE) if y != 0 else type(x)(0)": "y * x ** (y - ONE)",
+    "y * x ** (y - ONE) if y != 0 else ZERO": "y * x ** (y - ONE)",
     "z * math.log(x) if z != 0": "z if z != 0",
     "lambda x, z: math.cos(x)": "lambda x, z: math.sin(x)",
     "partial * change if change != 0 else change": "partial * change",

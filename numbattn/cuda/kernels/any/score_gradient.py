@@ -6,22 +6,19 @@ tiles, and sums along the diagonals; `entry_sums` serves them where each query h
 Where that would be fewer blocks than a GPU holds, each takes a share of the score matrices only; `sum_parts` adds up
 what they leave. All recompute S, P and dS, as in `backward`: no temporaries of the size of S, no atomics, the same bits
 in every run.
+
+The tangents of these gradients are the same sums of the tangent of dS, which is recomputed as in `backward_tangent`.
 """
 
 from typing import Any, NamedTuple
 
 from ...build import Source
 from ...tile import (
-    Alignment,
     SharedMemory,
-    aligned,
-    allocate,
     block_index,
     commit_copies,
     convert,
-    copy_async,
     device,
-    dot,
     full,
     grid_size,
     index,
@@ -38,29 +35,18 @@ from ...tile import (
 from ...words.arguments import Matrix, Own, Scratch, Statistic
 from ...words.signatures import signature_of
 from ...words.spec import Spec
-from ..scores import SCORE, entry_steps, kind, parts_of, score_steps
+from ..scores import SCORE, entry_steps, kind, parts_of
 from ..shared.diagonals import diagonal_steps
 from ..shared.dropout import DROPOUT, drop_step
-from ..shared.layouts import DTYPES, buffers, sum_type, sums
-from ..shared.recompute import recompute_capped
+from ..shared.layouts import DTYPES, sum_type, sums
 from ..shared.shares import score_matrix, share_of
+from ..shared.tangents import Rows, products_step, tiles_step
 from ..shared.visibility import FARTHEST, MASK, band_of, element_test, is_shown, needs_test, visible_keys
-from ..tables import parameters, rows_of
-from .backward_tiles import TILES_Q, UNDER_PRESSURE_Q
+from ..tables import parameters
+from .score_gradient_ds import ALONG, DsArguments, ds_steps
+from .score_gradient_tiles import rows
 
 OWN_NUMBERS = "own_batches", "own_heads", "adds"  # how many matrices the array has, and whether it holds sums already
-
-
-class DsArguments(NamedTuple):
-    """What kernels are given to compute dS of."""
-
-    inputs: Any  # Q, K, V, dO
-    statistics: Any  # of rows: lse in base 2, delta
-    mask: Any
-    scores: Any
-    drops: Any
-    group_size: Any
-    kept_scale: Any
 
 
 class ScoreTile(NamedTuple):
@@ -107,71 +93,83 @@ def walk_steps(keys_of, mask):
 
 def sum_step(
     keys_of, add, *, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, mask, score, dropout, nbytes,
-    after, blocks,
+    after, blocks, tangents=None, tscore=(),
 ):  # fmt: skip
     """What adds up tiles of dS, that after part number `after` of the score: their layout, shared memory, and the
     device function (walk, given) -> the sum over all that a block walks over.
 
     walk: `share`, and the tiles of queries from m_first to m_end; keys_of: the device function (walk, given, band,
     batch, head, m_block) -> tiles of keys in such a row; add: (total, dS, given, batch, head, m0, n0, walk) -> total.
+    tangents: None, or which of "q", "k", "v" and "do" have one: then it is the tangent of dS that is added up.
 
     dO and V of the next tile are in flight while S is computed, Q and K while P, dS and the next dP are.
     """
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     S_TILE = sums(unit, lanes, tile_m, tile_n, threads)
-    ROWS, shared, ROWS_OF = S_TILE.row_vector(), SharedMemory(), Alignment(nbytes)
-    (SHARED_Q, COPY_Q), (SHARED_DO, COPY_DO) = buffers(shared, dtype, threads, tile_m, [head_dim, head_dim_v])
-    (SHARED_K, COPY_K), (SHARED_V, COPY_V) = buffers(shared, dtype, threads, tile_n, [head_dim, head_dim_v])
+    shared = SharedMemory()
+    has_tq, has_tk, has_tv, has_tdo = (name in (tangents or ()) for name in ("q", "k", "v", "do"))
+    of_rows, of_keys = (shared, dtype, threads, tile_m), (shared, dtype, threads, tile_n)
+    copy_q, q_tiles = tiles_step(*of_rows, head_dim, has_tq, nbytes)
+    copy_do, do_tiles = tiles_step(*of_rows, head_dim_v, has_tdo, nbytes)
+    copy_k, k_tiles = tiles_step(*of_keys, head_dim, has_tk, nbytes)
+    copy_v, v_tiles = tiles_step(*of_keys, head_dim_v, has_tv, nbytes)
+    scores_of = products_step(S_TILE, ACC, dtype, has_tq, has_tk)
+    dp_of = products_step(S_TILE, ACC, dtype, has_tdo, has_tv)
     sees, tested, drop = element_test(mask, S_TILE), needs_test(mask), drop_step(S_TILE, dropout)
     band_at, (first_place, next_place) = band_of(mask), walk_steps(keys_of, mask)
     TILE_M, TILE_N, ZERO = tile_m, tile_n, ACC(0)
-    apply, pull_back, to_log2 = score_steps(score, S_TILE, ACC, after=after)
+    ds_of, tangents_of = ds_steps(score, tangents, tscore, S_TILE, ACC, after)
 
     @device
-    def lengths_of(given, at):
-        """Rows beyond a sequence's length are cut off: they may be NaN."""
-        band = band_at(given.mask, at.batch, at.head)
-        return maximum(band[2], 1), maximum(band[3], 1)
+    def rows_of(given, at):
+        """Rows of queries and of keys: those beyond a sequence's length are cut off, they may be NaN."""
+        band, none = band_at(given.mask, at.batch, at.head), index(0)
+        queries = Rows(at.batch, at.head, none, maximum(band[2], 1))
+        return queries, Rows(at.batch, at.head // given.group_size, none, maximum(band[3], 1))
 
     @device
-    def fetch(given, at, end, q, k, SHARED_ROWS, COPY_ROWS, SHARED_KEYS, COPY_KEYS):
-        """q and k: Q and K, or dO and V."""
+    def fetch_do_and_v(given, at, end):
+        (_, _, V, dO), (_, _, tV, tdO) = given.inputs, tangents_of(given)
         if at.matrix < end:
-            length_q, length_k = lengths_of(given, at)
-            rows, keys = q[at.batch, at.head][:length_q], k[at.batch, at.head // given.group_size][:length_k]
-            copy_async(allocate(SHARED_ROWS), aligned(rows, ROWS_OF), COPY_ROWS, at.m_block * TILE_M)
-            copy_async(allocate(SHARED_KEYS), aligned(keys, ROWS_OF), COPY_KEYS, at.n_block * TILE_N)
+            queries, keys = rows_of(given, at)
+            copy_do(0, dO, tdO, queries, at.m_block * TILE_M)
+            copy_v(0, V, tV, keys, at.n_block * TILE_N)
+        commit_copies()
+
+    @device
+    def fetch_q_and_k(given, at, end):
+        (Q, K, _, _), (tQ, tK, _, _) = given.inputs, tangents_of(given)
+        if at.matrix < end:
+            queries, keys = rows_of(given, at)
+            copy_q(0, Q, tQ, queries, at.m_block * TILE_M)
+            copy_k(0, K, tK, keys, at.n_block * TILE_N)
         commit_copies()
 
     @device
     def sum_of(walk, given):
         """By all threads."""
-        (mQ, mK, mV, mDO), (mLse, mDelta), mask, scores, drops, group_size, kept_scale = given
-        sQ, sdO, sK, sV = allocate(SHARED_Q), allocate(SHARED_DO), allocate(SHARED_K), allocate(SHARED_V)
+        (sQ, stQ), (sdO, stdO), (sK, stK), (sV, stV) = q_tiles(0), do_tiles(0), k_tiles(0), v_tiles(0)
         total, end, at = full(S_TILE, ZERO), walk.share.end, first_place(walk, given)
         sync_threads()                                          # all have read the last tiles
-        fetch(given, at, end, mDO, mV, SHARED_DO, COPY_DO, SHARED_V, COPY_V)
-        fetch(given, at, end, mQ, mK, SHARED_Q, COPY_Q, SHARED_K, COPY_K)
+        fetch_do_and_v(given, at, end)
+        fetch_q_and_k(given, at, end)
         while at.matrix < end:
             batch, head, m0, n0 = at.batch, at.head, at.m_block * TILE_M, at.n_block * TILE_N
-            following, (length_q, _) = next_place(walk, given, at), lengths_of(given, at)
+            following, (queries, _) = next_place(walk, given, at), rows_of(given, at)
             wait_copies(1)
             sync_threads()                                      # dO and V have arrived
-            dP = dot(S_TILE, sdO, sV.T)                         # Alg. 4 line 17
+            dP, tdP = dp_of(sdO, stdO, sV, stV)                 # Alg. 4 line 17
             wait_copies()
             sync_threads()                                      # Q and K have arrived; all have read dO and V
-            fetch(given, following, end, mDO, mV, SHARED_DO, COPY_DO, SHARED_V, COPY_V)
-            S = dot(S_TILE, sQ, sK.T)                           # line 11
+            fetch_do_and_v(given, following, end)
+            S, tS = scores_of(sQ, stQ, sK, stK)                 # line 11
             sync_threads()                                      # all have read Q and K
-            fetch(given, following, end, mQ, mK, SHARED_Q, COPY_Q, SHARED_K, COPY_K)
-            lse_log2, D = load(mLse[batch, head][:length_q], ROWS, m0), load(mDelta[batch, head][:length_q], ROWS, m0)
-            S, F = apply(S, scores, batch, head, m0, n0)
-            P = recompute_capped(S, lse_log2, to_log2(scores.scale))    # line 13
-            Z = drop(full(S_TILE, kept_scale), drops, batch, head, m0, n0)  # line 14
-            dS = pull_back(P * (dP * Z - D), F)                 # line 20
-            band = band_at(mask, batch, head)
-            if tested(mask, band, batch, head, at.m_block, at.n_block, m0, m0 + TILE_M, n0, n0 + TILE_N):
-                dS = where(sees(mask, band, batch, head, m0, n0), dS, 0)   # line 12: what is masked may be NaN
+            fetch_q_and_k(given, following, end)
+            Z = drop(full(S_TILE, given.kept_scale), given.drops, batch, head, m0, n0)  # line 14
+            dS = ds_of(S, tS, dP * Z, tdP * Z, given, batch, head, queries.length, m0, n0)
+            band = band_at(given.mask, batch, head)
+            if tested(given.mask, band, batch, head, at.m_block, at.n_block, m0, m0 + TILE_M, n0, n0 + TILE_N):
+                dS = where(sees(given.mask, band, batch, head, m0, n0), dS, 0)  # line 12: what is masked may be NaN
             total = add(total, dS, given, batch, head, m0, n0, walk)
             at = following
         return total
@@ -218,9 +216,10 @@ def bias_gradient(*, out_dtype, sums_rows, sums_cols, **about):
     _, shared, sum_of = sum_step(keys_of, plain_sum if weighted is None else weighted_sum, **about)
 
     def kernel(
-        mQ, mK, mV, mDO, mDB, mLse, mDelta, mask, scores, drops, group_size, kept_scale, own_batches, own_heads, adds
-    ):
-        given = DsArguments((mQ, mK, mV, mDO), (mLse, mDelta), mask, scores, drops, group_size, kept_scale)
+        mQ, mK, mV, mDO, mDB, mLse, mDelta, mask, scores, drops, along, group_size, kept_scale, own_batches,
+        own_heads, adds,
+    ):  # fmt: skip
+        given = DsArguments((mQ, mK, mV, mDO), (mLse, mDelta), mask, scores, drops, group_size, kept_scale, along)
         (batches, heads, seqlen_q), (_, _, seqlen_k, _), (_, _, parts, _, _) = shape(mLse), shape(mK), shape(mDB)
         m_blocks, n_blocks = (seqlen_q + TILE_M - 1) // TILE_M, (seqlen_k + TILE_N - 1) // TILE_N
         m_count, n_count = 1 if SUMS_ROWS else m_blocks, 1 if SUMS_COLS else n_blocks
@@ -263,10 +262,10 @@ def diagonal_sums(**about):
     _, shared, sum_of = sum_step(keys_of, plain_sum, **about)
 
     def kernel(
-        mQ, mK, mV, mDO, mSums, mLse, mDelta, mask, scores, drops, group_size, kept_scale, own_batches, own_heads,
-        adds, mSkewed, mPlain,
+        mQ, mK, mV, mDO, mSums, mLse, mDelta, mask, scores, drops, along, group_size, kept_scale, own_batches,
+        own_heads, adds, mSkewed, mPlain,
     ):  # fmt: skip
-        given = DsArguments((mQ, mK, mV, mDO), (mLse, mDelta), mask, scores, drops, group_size, kept_scale)
+        given = DsArguments((mQ, mK, mV, mDO), (mLse, mDelta), mask, scores, drops, group_size, kept_scale, along)
         (batches, heads, seqlen_q), (_, _, seqlen_k, _), (_, _, parts, _, _) = shape(mLse), shape(mK), shape(mSums)
         items, place = own_batches * own_heads * parts * count(seqlen_q, seqlen_k), block_index()
         for item in range(block_index(), items, grid_size()):
@@ -328,9 +327,10 @@ def entry_sums(**about):
     _, shared, sum_of = sum_step(keys_of, sum_of_entry, **about)
 
     def kernel(
-        mQ, mK, mV, mDO, mSums, mLse, mDelta, mask, scores, drops, group_size, kept_scale, own_batches, own_heads, adds
-    ):
-        given = DsArguments((mQ, mK, mV, mDO), (mLse, mDelta), mask, scores, drops, group_size, kept_scale)
+        mQ, mK, mV, mDO, mSums, mLse, mDelta, mask, scores, drops, along, group_size, kept_scale, own_batches,
+        own_heads, adds,
+    ):  # fmt: skip
+        given = DsArguments((mQ, mK, mV, mDO), (mLse, mDelta), mask, scores, drops, group_size, kept_scale, along)
         (batches, heads, seqlen_q), (_, _, parts, _, entries) = shape(mLse), shape(mSums)
         entry, number = block_index() % entries, block_index() // entries
         share = share_of(number, parts, own_batches, own_heads, batches, heads)
@@ -346,59 +346,12 @@ def entry_sums(**about):
 def source(kernel, arguments, shared, own_dtype, about):
     """The Source; own_dtype: of the array to which the kernel writes."""
     dtype, mask, score = DTYPES[about["dtype"]], about["mask"], about["score"]
-    signature = signature_of(kernel, arguments, dtype, sum_type(dtype), mask=mask, score=score, own_dtype=own_dtype)
+    tangents, tscore = about.get("tangents"), about.get("tscore", ())
+    signature = signature_of(
+        kernel, arguments, dtype, sum_type(dtype), mask=mask, score=score, own_dtype=own_dtype, tangents=tangents,
+        tscore=tscore, given=[f"t{name}" for name in tangents or ()],
+    )  # fmt: skip
     return Source(kernel, signature, about["threads"], about["blocks"], shared.nbytes)
-
-
-class Summed(NamedTuple):
-    """A row of the tables: Tiles, and how many blocks a multiprocessor is to hold."""
-
-    unit: str
-    tile_m: int
-    tile_n: int
-    threads: int
-    lanes: int = 0
-    blocks: int = 1
-
-
-# (with tensor cores, bytes of an element): {largest head_dim: rows}; where there is none, those of `backward` for dQ.
-# us of the gradient of a bias that 256 elements of a batch share, 8 heads, 256 queries and keys, on an H100
-TILES = {
-    (True, 2): {
-        64: (Summed("mma", 64, 64, 128, blocks=3),), 128: (Summed("mma", 64, 64, 128, blocks=3),),
-        256: (Summed("mma", 64, 32, 128, blocks=2), Summed("mma", 64, 16, 128)),
-    },
-    (True, 4): {
-        64: (Summed("mma", 64, 64, 128, blocks=2),),                # 897; 128 x 64 1114, 64 x 32 1133
-        128: (Summed("mma", 64, 32, 128, blocks=2), Summed("mma", 32, 32, 64)),
-    },
-    (True, 8): {
-        64: (  # 1742, 2058, 2551
-            Summed("mma", 64, 64, 256, 8), Summed("mma", 64, 32, 128, blocks=2), Summed("mma", 64, 16, 128, blocks=2),
-        ),
-        128: (Summed("mma", 64, 32, 256, 8), Summed("mma", 32, 16, 64)),
-    },
-}  # fmt: skip
-SHORT, TILES_OF_SHORT = 32, {  # where there are no more queries than that, nor keys
-    (True, 2): {64: (Summed("mma", 32, 32, 64, blocks=8),), 128: (Summed("mma", 32, 32, 64, blocks=6),)},
-    (True, 4): {64: (Summed("mma", 32, 32, 64, blocks=6),), 128: (Summed("mma", 32, 32, 64, blocks=3),)},
-    (True, 8): {64: (Summed("mma", 32, 32, 64, blocks=4),), 128: (Summed("mma", 32, 16, 64),)},
-}  # fmt: skip
-SUMMED = {  # for sums along rows, of which a warp holds whole ones, and along diagonals: before others
-    (True, 4): {256: (Summed("mma", 64, 32, 128), Summed("mma", 64, 16, 128), Summed("mma", 32, 16, 64))},
-    (True, 8): {
-        64: (Summed("mma", 64, 32, 128, blocks=2), Summed("mma", 64, 16, 128)),
-        128: (Summed("mma", 64, 32, 128), Summed("mma", 32, 16, 64)),
-        256: (Summed("mma", 32, 16, 64), Summed("mma", 16, 8, 32)),
-    },
-}
-
-
-def rows(factory, work, sums_cols=False, **others):
-    is_short = max(work.problem.seqlen_q, work.problem.seqlen_k) <= SHORT
-    tables = *[TILES_OF_SHORT] * is_short, *[SUMMED] * (sums_cols or factory is not bias_gradient), TILES
-    found = tuple(row for table in tables for row in rows_of(table, {}, work))
-    return found or tuple(Summed(*row[:5]) for row in rows_of(TILES_Q, UNDER_PRESSURE_Q, work))
 
 
 DIAGONALS = Scratch("skewed"), Scratch("plain")
@@ -408,7 +361,7 @@ def arguments_of(name, *others):
     """What a kernel takes that writes to an array of this name."""
     return (
         Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("do"), Own(name), Statistic("lse_log2"),
-        Statistic("delta"), MASK, SCORE, DROPOUT, "group_size", "kept_scale", *OWN_NUMBERS, *others,
+        Statistic("delta"), MASK, SCORE, DROPOUT, ALONG, "group_size", "kept_scale", *OWN_NUMBERS, *others,
     )  # fmt: skip
 
 
@@ -417,6 +370,14 @@ def spec_of(factory, name, **about):
     return Spec(
         factory,
         arguments_of(name, *DIAGONALS if factory is diagonal_sums else ()),
-        tiles=lambda work: rows(factory, work, **about),
-        parameters=lambda work, tiles: parameters(work, tiles) | about,
+        tiles=lambda work: rows(work, factory is bias_gradient, **about),
+        parameters=lambda work, tiles: parameters(work, tiles) | about | along(work),
     )
+
+
+def along(work):
+    """The parameters of tangents, where there are some."""
+    if not work.is_along:
+        return {}
+    return {"tangents": tuple([name for name in ("q", "k", "v", "do") if f"t{name}" in work.dtypes]),
+            "tscore": work.tscore}  # fmt: skip

@@ -10,9 +10,16 @@ since tP = P (tS - tlse). The loop is that of `forward`: rowsum(P tS) and P tV +
 maximum so far, too, rescaled as the sums for l and O are, and divided by l in the epilogue: six products of tiles.
 Those with a tangent that is not given, which is zero, are not compiled in.
 
+With `bends` there is the second derivative of O along Q + h tQ, K + h tK, V + h tV, too, three products more:
+
+    (7) S2 = 2 scale tQ tK^T, of a score f: f' S2 + f'' tS0^2;  P2 = P (S2 + tS^2)
+    (8) O2 = (Z P2) V + 2 (Z P tS) tV - 2 tlse tO - rowsum(P2) O
+
 One source for tensor cores and for CUDA cores. P and P tS are left operands: tensor cores of half precision take them
 rounded to its dtype, relative to the maximum so far, where P is at most 2 and P tS as large as tS may be.
 """
+
+from dataclasses import replace
 
 import numpy as np
 
@@ -61,7 +68,7 @@ from ..shared.segments import count_step, mask_within_step, queries_of, slot_ste
 from ..shared.softmax import LN_2, logsumexp, softmax_steps
 from ..shared.visibility import MASK, band_of, element_test, needs_test, steps_to_next, visible_keys
 from ..tables import dtypes_of, parameters, rows_of
-from .tangent_tiles import SHORT, TILES
+from .tangent_tiles import SHORT, SHORT_SECOND, TILES, TILES_SECOND
 
 
 def with_tangent(shared, dtype, threads, rows, width, has_tangent):
@@ -139,32 +146,39 @@ def products_step(layout, product, both, dtype, parts, sliced, tangents):
     return with_tangents.get(("q" in tangents, "k" in tangents), without)
 
 
-def both_scores_step(score, tscore, layout, ACC, has_ts):
-    """The device function (S, tS, scores, tscores, batch, head, m0, n0): both after all parts of the score; tS as it is
-    if it is zero anyway."""
+def all_scores_step(score, tscore, layout, ACC, has_ts, bends):
+    """The device function (S, tS, S2, scores, tscores, batch, head, m0, n0): these after all parts of the score. tS
+    stays as it is where it is zero anyway, and S2 without `bends`; with it S2 stays in the unit of Q K^T."""
     value_of, *_ = score_steps(score, layout, ACC, after=len(score))
-    both_of, _ = tangent_steps(score, tscore, layout, ACC, after=len(score))
+    both_of, pull_back = tangent_steps(score, tscore, layout, ACC, after=-1 if bends else len(score))
 
     @device
-    def value(S, tS, scores, tscores, batch, head, m0, n0):
+    def value(S, tS, S2, scores, tscores, batch, head, m0, n0):
         S, _ = value_of(S, scores, batch, head, m0, n0)
-        return S, tS
+        return S, tS, S2
 
     @device
-    def value_and_tangent(S, tS, scores, tscores, batch, head, m0, n0):
+    def value_and_tangent(S, tS, S2, scores, tscores, batch, head, m0, n0):
         S, tS, _ = both_of(S, tS, scores, tscores, batch, head, m0, n0)
-        return S, tS
+        return S, tS, S2
 
-    return value_and_tangent if has_ts else value
+    @device
+    def with_second(S, tS0, S2, scores, tscores, batch, head, m0, n0):
+        S, tS, (F, tF) = both_of(S, tS0, scores, tscores, batch, head, m0, n0)
+        _, S2 = pull_back(tS0, S2, F, tF)
+        return S, tS, S2
+
+    return with_second if has_ts and bends else value_and_tangent if has_ts else value
 
 
 def tangent(
     *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, tangents, mask, score, tscore,
-    dropout, nbytes, blocks=1, parts=1, sliced=False,
+    dropout, nbytes, bends=False, blocks=1, parts=1, sliced=False,
 ):  # fmt: skip
     """The kernel for tiles of tile_m queries, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
 
-    tangents: which of "q", "k" and "v" have one; tscore: see Work. unit, lanes, nbytes: as in `forward`.
+    tangents: which of "q", "k" and "v" have one; tscore: see Work; bends: whether O2 is wanted, the third of
+    out_dtypes then. unit, lanes, nbytes: as in `forward`.
     """
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     HAS_TQ, HAS_TK, HAS_TV = (name in tangents for name in "qkv")
@@ -179,10 +193,12 @@ def tangent(
     both = dot_by_dot if unit == "mma" and dtype.itemsize > 2 else dots    # two left operands of words do not fit
     products = products_step(S_TILE, product, both, ACC, parts, sliced, tangents)
     left, left_tangent = left_step(S_TILE, shared, dtype), left_step(S_TILE, shared, dtype)
+    SAVES_O2, BENDS, HAS_S2, HALF, TWO = bends, bends and HAS_TS, bends and HAS_TQ and HAS_TK, ACC(0.5), ACC(2)
+    left_second = left_step(S_TILE, shared, dtype) if BENDS else left
     TILE_M, TILE_N, ROWS_OF = tile_m, tile_n, Alignment(nbytes)
     PARTS, ZERO, NO_SCORE, LN2 = S_TILE.row_parts(), ACC(0), ACC(-np.inf), ACC(LN_2)
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
-    drop, apply = drop_step(S_TILE, dropout), both_scores_step(score, tscore, S_TILE, ACC, HAS_TS)
+    drop, apply = drop_step(S_TILE, dropout), all_scores_step(score, tscore, S_TILE, ACC, HAS_TS, bends)
     (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
     ROWS = S_TILE.row_vector()
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
@@ -208,8 +224,8 @@ def tangent(
             copy_async(allocate(SHARED_TQ), tQ, COPY_Q, m0)
 
     def kernel(
-        mQ, mK, mV, mTQ, mTK, mTV, mO, mTO, mLse, mTLse, mask, scores, tscores, drops, group_size, scale_log2,
-        kept_scale,
+        mQ, mK, mV, mTQ, mTK, mTV, mO, mTO, mO2, mLse, mTLse, mask, scores, tscores, drops, group_size, scale,
+        scale_log2, kept_scale,
     ):  # fmt: skip
         batches, heads, seqlen_q = shape(mLse)
         tile, batch, head = place(block_index(), batches * heads, heads)
@@ -237,6 +253,7 @@ def tangent(
         stQ, stK, stV = allocate(SHARED_TQ), allocate(SHARED_TK), allocate(SHARED_TV)
         O, tO, m = full(O_TILE, ZERO), full(O_TILE, ZERO), full(ROWS, NO_MAX)
         l, tl = full(PARTS, ZERO), full(PARTS, ZERO)
+        O2, l2 = tO, tl                                         # halves of these sums
         n_block = first // TILE_N
         n_blocks = (end + TILE_N - 1) // TILE_N
         n_block += steps(mask, batch, head, m_block, n_block, n_blocks - n_block)
@@ -248,20 +265,32 @@ def tangent(
             n0 = n_block * TILE_N
             fetch_v(V, tV, n0)                                  # in flight while S and tS are computed
             S, tS = products(sQ, stQ, sK, stK)                  # (1) and (2)
-            S, tS = apply(S, tS, scores, tscores, batch, head, query + m0, key + n0)
+            S2 = tS
+            if HAS_S2:
+                S2 = product(stQ, stK) * TWO                    # (7)
+            elif BENDS:
+                S2 = full(S_TILE, ZERO)
+            S, tS, S2 = apply(S, tS, S2, scores, tscores, batch, head, query + m0, key + n0)
             if tested(mask, band, batch, head, m_block, n_block, m0, m0 + TILE_M, n0, n0 + TILE_N):
                 visible = sees(mask, band, batch, head, m0, n0)
                 S = where(visible, S, NO_SCORE)
                 if HAS_TS:
                     tS = where(visible, tS, ZERO)               # what is masked may be NaN
+                if BENDS:
+                    S2 = where(visible, S2, ZERO)
             P, m, l, alpha = softmax_step(S, m, l, scale_log2)  # (4), relative to the maximum so far
             if HAS_TS:
                 tS = tS * (scale_log2 * LN2)
                 tl = part_sum(P * tS, tl * alpha)               # (5)
+            if BENDS:
+                S2 = (S2 * scale + tS * tS) * HALF
+                l2 = part_sum(P * S2, l2 * alpha)
             P = drop(P, drops, batch, head, m0, n0)
             P_left = left(P)
             if HAS_TS:
                 PtS = left_tangent(P * tS)
+            if BENDS:
+                P2 = left_second(P * S2)
             wait_copies()
             sync_threads()                                      # V has arrived, all have read K
             n_block += 1
@@ -274,6 +303,10 @@ def tangent(
                 O = dot(O, P_left, sV)
             if HAS_TV:
                 tO = dot(tO, P_left, stV)
+            if BENDS:                                           # (8)
+                O2 = dot(O2 * alpha, P2, sV)
+                if HAS_TV:
+                    O2 = dot(O2, PtS, stV)
             wait_copies()
             sync_threads()                                      # K has arrived, all have read V
         m, total, alpha = with_sink(m * (scale_log2 * LN2), row_sum(l), scores, batch, head)
@@ -283,10 +316,13 @@ def tangent(
         tO = tO * (over_l * kept_scale) - O * tlse              # (6)
         save(aligned(mO[batch, head][query:end_query], ROWS_OF), O, m0)
         save(aligned(mTO[batch, head][query:end_query], ROWS_OF), tO, m0)
+        if SAVES_O2:
+            O2 = (O2 * (over_l * kept_scale) - tO * tlse - O * (row_sum(l2) * over_l)) * TWO
+            save(aligned(mO2[0][batch, head][query:end_query], ROWS_OF), O2, m0)
         save(mLse[batch, head][query:end_query], logsumexp(m, total, LN2), m0)
         save(mTLse[batch, head][query:end_query], tlse, m0)
 
-    given, dtypes = [f"t{name}" for name in tangents], dict(zip(("o", "to"), out_dtypes))
+    given, dtypes = [f"t{name}" for name in tangents] + ["o2"] * bends, dict(zip(RESULTS, out_dtypes))
     signature = signature_of(kernel, SPEC.arguments, dtype, ACC, dtypes, mask=mask, score=score, tscore=tscore,
                              given=given)  # fmt: skip
     return Source(kernel, signature, threads, blocks, shared.nbytes)
@@ -297,12 +333,22 @@ def tangents_of(work):
     return {"tangents": tuple([name for name in "qkv" if f"t{name}" in work.dtypes]), "tscore": work.tscore}
 
 
+RESULTS = "o", "to", "o2"
+
+
 SPEC = Spec(
     tangent,
     (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("tq", optional=True), Matrix("tk", "k", optional=True),
-     Matrix("tv", "k", optional=True), Matrix("o"), Matrix("to"), Statistic("lse"), Statistic("tlse"), MASK, SCORE,
-     TSCORE, DROPOUT, "group_size", "scale_log2", "kept_scale"),
+     Matrix("tv", "k", optional=True), Matrix("o"), Matrix("to"), Matrix("o2", optional=True), Statistic("lse"),
+     Statistic("tlse"), MASK, SCORE, TSCORE, DROPOUT, "group_size", "scale", "scale_log2", "kept_scale"),
     tiles=lambda work: rows_of(TILES, {}, work, SHORT),
     parameters=lambda work, tiles: parameters(work, tiles) | dtypes_of(work, "o", "to") | tangents_of(work),
     packs=True,
+)  # fmt: skip
+SPEC_SECOND = replace(
+    SPEC,
+    tiles=lambda work: rows_of(TILES_SECOND, {}, work, SHORT_SECOND),
+    parameters=lambda work, tiles: {
+        **parameters(work, tiles), **dtypes_of(work, *RESULTS), **tangents_of(work), "bends": True,
+    },
 )  # fmt: skip

@@ -42,7 +42,8 @@ from ...words.arguments import Own, Statistic, TmaBias
 from ...words.signatures import signature_of
 from ...words.spec import Route, Spec
 from ...words.tiers import WGMMA
-from ..any.score_gradient import DIAGONALS, OWN_NUMBERS, DsArguments
+from ..any.score_gradient import DIAGONALS, OWN_NUMBERS
+from ..any.score_gradient_ds import DsArguments
 from ..scores import (
     ENTRIES,
     SCORE,
@@ -196,7 +197,7 @@ def hopper_bias_gradient(*, out_dtype, bias_dtype, nbytes, **about):
     ):
         begin()
         batches, heads, _ = shape(mLse)
-        given = DsArguments((mQ, mK, mV, mDO), (mLse, mDelta), mask, scores, (), group_size, ())
+        given = DsArguments((mQ, mK, mV, mDO), (mLse, mDelta), mask, scores, (), group_size, (), ())
         _, _, parts, seqlen_q, seqlen_k = shape(mDB)
         m_count, n_count = (seqlen_q + TILE_M - 1) // TILE_M, (seqlen_k + TILE_N - 1) // TILE_N
         tile, number = block_index() % (m_count * n_count), block_index() // (m_count * n_count)
@@ -249,7 +250,7 @@ def hopper_diagonal_sums(*, tile_m, tile_n, **about):
     ):  # fmt: skip
         begin()
         batches, heads, _ = shape(mLse)
-        given = DsArguments((mQ, mK, mV, mDO), (mLse, mDelta), mask, scores, (), group_size, ())
+        given = DsArguments((mQ, mK, mV, mDO), (mLse, mDelta), mask, scores, (), group_size, (), ())
         _, _, parts, _, _ = shape(mSums)
         items = own_batches * own_heads * parts * count(seqlen_q, seqlen_k)
         diagonals = seqlen_q, seqlen_k, parts, own_batches, own_heads, batches, heads
@@ -300,7 +301,8 @@ def bias_route(name, *, out_dtype, after, sums_rows, sums_cols):
 
     def takes(work):
         whole = not (kind(parts_of(work.score)[after]).is_weighted or sums_rows or sums_cols)
-        return whole and fills_tiles(work) and is_for_hopper(work) and bool(dtype_of_tma_bias(work))
+        fits = whole and fills_tiles(work) and is_for_hopper(work)
+        return fits and bool(dtype_of_tma_bias(work)) and not work.is_along
 
     spec = Spec(
         hopper_bias_gradient,
@@ -320,7 +322,7 @@ def diagonals_route(name, *, after):
     def takes(work):
         few = all(part.takes_few_registers or part.gradient == ENTRIES for part in map(kind, work.score))
         alone = few and not (is_looked_up(work.mask) or work.problem.dropout)
-        return alone and fills_tiles(work) and is_for_hopper(work)
+        return alone and fills_tiles(work) and is_for_hopper(work) and not work.is_along
 
     spec = Spec(
         hopper_diagonal_sums,

@@ -10,9 +10,15 @@ from .forward_tiles import Warpgroups, head_dims, is_for_hopper
 USUAL = {  # of the largest head_dim
     64: Warpgroups(96, 2, 2, 4),                                    # 614, 660, 616; 112 keys 553, 672, 643
     128: Warpgroups(64, 2, 2, 3),                                   # 681, 726, 675; `hopper_forward` 585, 705, 695
+    192: Warpgroups(48, 2, 2, 2),                                   # of head_dim, and head_dim_v at most 128
 }
+LARGEST_V = 128
 SCORED = USUAL | {128: Warpgroups(48, 2, 2, 3)}  # S and tS are both there before the softmax
-LOOKED_UP = {64: Warpgroups(64, 2, 3, 4), 128: Warpgroups(32, 2, 3, 3)}  # and what a score's arrays add to them
+LOOKED_UP = {  # and what a score's arrays add to them
+    64: Warpgroups(64, 2, 3, 4),
+    128: Warpgroups(32, 2, 3, 3),
+    192: Warpgroups(32, 2, 2, 2),
+}
 
 CHOICES = Row("looked-up", LOOKED_UP), Row("scored", SCORED), Row("", USUAL)
 
@@ -25,9 +31,11 @@ def rows(work):
 def takes(work):
     """Whether TMA and wgmma compute it: where Q K^T has a tangent and O is rounded to q's dtype."""
     problem, dtypes = work.problem, work.dtypes
+    head_dim, head_dim_v = head_dims(problem)
     return (
         is_for_hopper(work)
-        and max(head_dims(problem)) <= max(USUAL)
+        and head_dim <= max(USUAL)
+        and head_dim_v <= LARGEST_V
         and dtypes["o"] == dtypes["to"] == problem.dtype
         and ("tq" in dtypes or "tk" in dtypes)
     )

@@ -82,17 +82,21 @@ class FunctionKind(Kind):
         slope_of, bend_of = slopes_of[0], slopes_of[-1]
 
         @device
-        def first(S, scores, batch, head, m0, n0):
+        def values(S, scores, batch, head, m0, n0):
             S = S * natural(ONE, scores)
-            value, slope = value_of(S, scores, batch, head, m0, n0), slope_of(S, scores, batch, head, m0, n0)
-            return value, where((S != HIDDEN) & (value != HIDDEN), slope, 0)
+            value = value_of(S, scores, batch, head, m0, n0)
+            return S, value, (S != HIDDEN) & (value != HIDDEN)
+
+        @device
+        def first(S, scores, batch, head, m0, n0):
+            S, value, seen = values(S, scores, batch, head, m0, n0)
+            return value, where(seen, slope_of(S, scores, batch, head, m0, n0), 0)
 
         @device
         def both(S, scores, batch, head, m0, n0):
-            value, slope = first(S, scores, batch, head, m0, n0)
-            S = S * natural(ONE, scores)
-            bend = bend_of(S, scores, batch, head, m0, n0)
-            return value, slope, where((S != HIDDEN) & (value != HIDDEN), bend, 0)
+            S, value, seen = values(S, scores, batch, head, m0, n0)
+            slope, bend = slope_of(S, scores, batch, head, m0, n0), bend_of(S, scores, batch, head, m0, n0)
+            return value, where(seen, slope, 0), where(seen, bend, 0)
 
         return first if order == 1 else both
 

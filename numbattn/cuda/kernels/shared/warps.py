@@ -16,6 +16,8 @@ from ...tile import (
 )
 from .schedule import overlap_launches
 
+REGISTERS = 65536  # of a multiprocessor
+
 
 def warp_specialised(pipelines, consumers, registers, consume, *producers):
     """Device functions with which such a kernel begins and ends: () -> barriers are ready, and what the kernels before
@@ -25,6 +27,7 @@ def warp_specialised(pipelines, consumers, registers, consume, *producers):
     producers: each by one thread, the first of a warp of its own. The first producer may also `release` stages, since
     it is the first thread of its warpgroup.
     """
+    check_registers(registers, consumers)
     PIPELINES, CONSUMERS, (PRODUCER_REGISTERS, CONSUMER_REGISTERS) = tuple(pipelines), consumers, registers
     first = WARPGROUP * consumers
     threads = [(first + WARP * number, number, function) for number, function in enumerate(producers)]
@@ -46,6 +49,15 @@ def warp_specialised(pipelines, consumers, registers, consume, *producers):
             consume(*of_consumers)
 
     return begin, part
+
+
+def check_registers(registers, consumers):
+    """Warpgroups share what a block is launched with: one that asks for more waits for ever."""
+    producer, consumer = registers
+    wanted, groups = producer + consumers * consumer, consumers + 1
+    given = REGISTERS // (WARPGROUP * groups) // 8 * 8 * groups
+    if wanted > given:
+        raise ValueError(f"registers: got {producer} and {consumers} times {consumer}, at most {given} in all")
 
 
 def then_by_thread(before, producer):

@@ -6,7 +6,7 @@ import pytest
 import numbattn as na
 from numbattn import reference
 from numbattn.cuda.kernels.any.tangent import tangent
-from tests.accuracy import assert_accurate, exact, plain, plain_forward_tangents, random
+from tests.accuracy import assert_accurate, exact, plain, plain_tangents, random
 from tests.tools.device import AMPERE, HOPPER, TURING, on
 from tests.tools.launch import compiled_only, launch, poisoned, simulated_only
 
@@ -16,11 +16,10 @@ TILE_N = 16
 NAMES = "to", "tlse"
 
 
-def exact_tangents(q, *arrays, **options):
-    """to and tlse in float64, or in what is better for float64."""
-    if q.dtype == np.float64:
-        return plain_forward_tangents(q, *arrays, work=np.longdouble, **options)
-    return reference.attention_jvp(q, *arrays, **options)
+def tangents_by(work, q, k, v, *tangents, **options):
+    """to and tlse by the plain formula, in long doubles or, if `work` is None, rounded as ours."""
+    do = np.zeros((*q.shape[:-1], v.shape[-1]), q.dtype)
+    return plain_tangents(do, q, k, v, *tangents, work=work, **options)[:2]
 
 
 def tangents_of(rng, arrays, given="qkv"):
@@ -46,10 +45,10 @@ def check_small(
     o, to, lse, tlse = (poisoned(x.shape, x.dtype) for x in (case.do, case.do, case.lse, case.lse))
     launch(
         source.function, (batch * heads * -(-m // tile_m), 1, 1), threads, source.shared, *arrays,
-        *[() if x is None else (x,) for x in tangents], o, to, lse, tlse, case.mask_of("q", tile_m, TILE_N), (),
-        (), case.drops, case.group_size, case.scale_log2, case.kept_scale,
+        *[() if x is None else (x,) for x in tangents], o, to, (), lse, tlse, case.mask_of("q", tile_m, TILE_N), (),
+        (), case.drops, case.group_size, case.scale, case.scale_log2, case.kept_scale,
     )  # fmt: skip
-    wanted, others = (formula(*arrays, *tangents, **options) for formula in (exact_tangents, plain_forward_tangents))
+    wanted, others = (tangents_by(work, *arrays, *tangents, **options) for work in (np.longdouble, None))
     for name, got in (("o", o), ("lse", lse)):
         assert_accurate(name, got, case.wanted[name], case.plain[name], got.dtype)
     for name, got, want, other in zip(NAMES, (to, tlse), wanted, others):
@@ -104,7 +103,7 @@ def check(rng, dtype, *, batch=(1,), heads=2, heads_k=1, m=40, n=70, d=24, e=40,
     for number in range(count or 1):
         along = [x if x is None or count is None else x[number] for x in tangents]
         found = (to, tsaved.tlse) if count is None else (to[number], tsaved.tlse[number])
-        wanted, others = (formula(*arrays, *along, **options) for formula in (exact_tangents, plain_forward_tangents))
+        wanted, others = (tangents_by(work, *arrays, *along, **options) for work in (np.longdouble, None))
         for name, got, want, other in zip(NAMES, found, wanted, others):
             assert_accurate(name, got, want, other, got.dtype)
 
@@ -121,6 +120,20 @@ def test_calls(rng, device, dtype, options):
     """Each table of tiles."""
     with on(device):
         check(rng, dtype, **options)
+
+
+OPTIONS = {
+    "packed": {"mask": na.Segments([0, 20, 20, 40], [0, 33, 60, 70]), "causal": True},
+    "intervals": {"mask": na.Prefix(3) | na.Window(9, 0)},
+    "grids": {"mask": (np.indices((40, 70)).sum(0) % 3 > 0), "dropout": na.Dropout(0.3, seed=5)},
+    "pieces": {"batch": (2, 1), "heads": 4, "heads_k": 2},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_options(rng, options):
+    with on(AMPERE):
+        check(rng, "float32", d=16, e=16, **options)
 
 
 M, N, HEADS = 40, 70, 2
@@ -153,3 +166,86 @@ def test_scores(rng, device, names, given):
             _, to, _, tsaved = na.attention_forward_jvp(*arrays, *tangents, tscore=tscore, **options)
         for got, want in zip((to, tsaved.tlse), reference.attention_jvp(*arrays, *tangents, tscore=tscore, **options)):
             np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max())
+
+
+@pytest.mark.parametrize(("device", "dtype", "d", "e", "given", "names", "options"), [
+    *(pytest.param(*case, marks=simulated_only) for case in (
+        (TURING, "float32", 24, 16, "qkv", [], {"dropout": na.Dropout(0.3, seed=5)}),
+        (TURING, "float32", 24, 16, "q", ["softcap"], {"mask": na.Lengths(np.array([[33]]), np.array([[9, 40]]))}),
+        (AMPERE, "float64", 24, 16, "qk", ["alibi", "softcap", "sink"], {"causal": True}),
+        (AMPERE, "float16", 24, 16, "kv", [], {}), (TURING, "float32", 24, 16, "v", [], {}),
+        (AMPERE, "float32", 24, 16, "qkv", ["relative", "function", "softcap"], {}),
+    )),
+    *(pytest.param(*case, marks=compiled_only) for case in (
+        (AMPERE, "float32", 24, 16, "qkv", ["softcap"], {}), (HOPPER, "float16", 100, 128, "qkv", [], {}),
+    )),
+])  # fmt: skip
+def test_laplacians(rng, device, dtype, d, e, given, names, options):
+    """The sum of second derivatives of O along tangents."""
+    shapes, score = ((1, HEADS, M, d), (1, 1, N, d), (1, 1, N, e)), [SCORES[name](rng) for name in names]
+    arrays = [random(rng, shape, np.dtype(dtype)) for shape in shapes]
+    tangents = [random(rng, (2, *x.shape), x.dtype) if name in given else None for name, x in zip("qkv", arrays)]
+    call = *arrays, *tangents, *tangents_of(rng, arrays, "qv")
+    with on(device):
+        found = na.attention_laplacian(*call, score=score, **options)
+    error = {"float16": 3e-3, "float32": 1e-5, "float64": 1e-13}[dtype]
+    for got, want in zip(found, reference.attention_laplacian(*call, score=score, **options)):
+        assert got.dtype == dtype
+        np.testing.assert_allclose(got, want, atol=error * np.abs(want).max())
+
+
+FAULTS = {
+    ("test_two_warps", "test_masks"): {
+        "wait_copies()\n        sync_threads()\n": "sync_threads()\n",
+        "        sync_threads()\n        while": "        while",
+        "wait_copies()\n            sync_threads()                                      # V":
+            "sync_threads()                                      # V",
+        "sync_threads()                                      # V": "pass  # V",
+        "wait_copies()\n            sync_threads()                                      # K":
+            "sync_threads()                                      # K",
+        "sync_threads()                                      # K": "pass  # K",
+        "tS = where(visible, tS, ZERO)": "tS = tS",
+        "sees(mask, band, batch, head, m0, n0)": "sees(mask, band, batch, head, n0, m0)",
+        "mTK[0][batch, head_k][key:seen_k]": "mTK[0][batch, head_k][key:]",
+        "mTV[0][batch, head_k][key:seen_k]": "mTV[0][batch, head_k][key:]",
+        "tl * alpha": "tl",
+        "tO * alpha": "tO",
+        "- O * tlse": "- O",
+    },
+    "test_dropout": {
+        "drops, batch, head, m0": "drops, head, batch, m0",
+        "tO * (over_l * kept_scale)": "tO * over_l",
+        "P = drop(P, drops": "_ = drop(P, drops",
+    },
+    "test_tangents_that_are_not_given_are_zero": {
+        "if HAS_TV:\n                tO": "if HAS_TV and HAS_TQ:\n                tO",
+        "(False, True): with_tk": "(False, True): without",
+        "(True, False): with_tq": "(True, False): with_tk",
+        'f"t{name}" for name in tangents': 'f"t{name}" for name in "qkv"',
+    },
+    "test_scores": {
+        "query + m0, key + n0": "m0, key + n0 + 1",
+        "HAS_TQ or HAS_TK or parts_of(of_parts)": "HAS_TQ or HAS_TK",
+        "tlse = with_tsink(": "with_tsink(",
+        "cuda/kernels/scores/sink.py": {"* reciprocal(total) * tangent": "* tangent"},
+        "cuda/kernels/scores/score.py": {"if each[0]": "if True", "tangent_of_part(number), *each": "number, *each"},
+    },
+    "test_laplacians": {
+        "S2 = where(visible, S2, ZERO)": "S2 = S2",
+        "S2 = product(stQ, stK) * TWO": "S2 = product(stQ, stK)",
+        "tS * tS) * HALF": "tS) * HALF",
+        "P2 = left_second(P * S2)": "P2 = left_second(S2)",
+        "l2 * alpha": "l2",
+        "O2 * alpha": "O2",
+        "O2 = dot(O2, PtS, stV)": "O2 = dot(O2, P_left, stV)",
+        "_, S2 = pull_back(tS0, S2, F, tF)": "_, S2 = pull_back(tS, S2, F, tF)",
+        "- O * (row_sum(l2) * over_l)": "",
+        "cuda/passes.py": {"o2.sum(axis=0) + lo": "o2.sum(axis=0)"},
+    },
+    "test_options": {
+        "mTO[batch, head][query:end_query]": "mTO[batch, head][query:]",
+    },
+    "test_calls": {
+        "tS + product(sQ, stK)": "tS",
+    },
+}

@@ -6,8 +6,10 @@ import pytest
 import numbattn as na
 from numbattn import reference
 from numbattn.cuda.kernels.hopper.tangent import hopper_tangent
+from numbattn.cuda.kernels.hopper.tangent_tiles import takes
 from tests.accuracy import assert_accurate, plain_forward_tangents, plain_tangents, random
-from tests.tools.device import HOPPER, on
+from tests.cuda.works import work
+from tests.tools.device import AMPERE, HOPPER, on
 from tests.tools.launch import compiled_only, launch, poisoned, simulated_only, tensor_map
 
 from ..calls import call
@@ -65,7 +67,7 @@ def test_causal(rng, ascending):
 @simulated_only
 def test_window(rng):
     """The second consumer skips keys that the first one sees."""
-    check(rng, m=190, n=190, mask=na.Window(30, 9))
+    check(rng, m=250, n=250, mask=na.Window(30, 9))
 
 
 @pytest.mark.parametrize("given", ["q", "k", "qk", "qv", "kv"])
@@ -100,7 +102,7 @@ def test_blocks(rng):
 def test_uneven_head_dims(rng):
     """Both tiles are staged in the buffers of Q and tQ, whichever are wider."""
     check(rng, m=70, n=140, e=110, sizes={"head_dim_v": 128})
-    check(rng, m=70, n=140, d=110, sizes={"head_dim": 128})
+    check(rng, m=70, n=140, d=150, sizes={"head_dim": 192, "tile_n": 48, "q_stages": 2})
 
 
 @simulated_only
@@ -112,6 +114,16 @@ def test_several_work_tiles(rng):
 @simulated_only
 def test_dropout(rng):
     check(rng, batch=2, heads=2, m=70, n=70, dropout=na.Dropout(0.3, seed=5), at_once=2, blocks=2)
+
+
+@pytest.mark.parametrize(("taken", "about"), [
+    (True, {"dtype": "bfloat16", "d": 128, "e": 128, "along": "kv"}), (True, {"d": 192, "e": 128, "along": "q"}),
+    (False, {"along": "v"}), (False, {"dtype": "float32", "along": "qkv"}), (False, {"d": 256, "along": "qkv"}),
+    (False, {"e": 192, "along": "qkv"}), (False, {"device": AMPERE, "along": "qkv"}),
+])  # fmt: skip
+def test_what_it_takes(taken, about):
+    """The kernel for any GPU takes the rest."""
+    assert takes(work(**about)) == taken
 
 
 PACKED = na.Segments([0, 40, 100], [0, 90, 150]) & na.Causal()
@@ -148,9 +160,9 @@ FAULTS = {
     "rescaled(O, alpha), rescaled(tO, alpha)": "rescaled(O, alpha), tO",
     "            wait(V)\n            v": "            v",
     "                clear_beyond(V, tile, args.mask, here)\n": "                pass\n",
-    "tS = wgmma_wait(tS, 2)": "tS = wgmma_wait(tS, 3)",
-    "tS = wgmma_wait(tS, 1)": "tS = wgmma_wait(tS, 2)",
-    "            release(K)\n            if masks:": "            if masks:",
+    "tS = wgmma_wait(tS, 2) if": "tS = wgmma_wait(tS, 3) if",
+    "else wgmma_wait(tS, 1)\n": "else wgmma_wait(tS, 2)\n",
+    "                release(K)\n            if masks:": "                pass\n            if masks:",
     "where(P != ZERO, tS, ZERO)": "tS",
     "tS = tS * (args.scale_log2 * LN2)\n": "pass\n",
     "tl * alpha)                   # (5)": "tl)                   # (5)",
@@ -169,12 +181,23 @@ FAULTS = {
     "advance(Q, CONSUMERS)": "advance(Q, 1)",
     "LEFT_OF_TS = SHARED_Q if HAS_TK else ONLY_TQ[0]": "LEFT_OF_TS = SHARED_Q",
     "test_calls": {
+        "with_tsink(tlse, m, total, args.scores, args.tscores, tile.batch, tile.head)": "tlse",
         "save(args.by_rows[1][tile.batch, tile.head][first:end], tO, tile.m0)": "pass",
-        "mask_of(args.mask, tile.segment), args.drops": "args.mask, args.drops",
     },
     "cuda/kernels/hopper/tangent_steps.py": {
         "abs(P), maximum(P, 0)": "maximum(P, 0), maximum(P, 0)",
         "return positive_operand(P, SHARED_V)": "return operand(P, SHARED_V)",
+        "test_calls": {
+            "mask_of(args.mask, at), scores_of": "args.mask, scores_of",
+            "n_block * TILE_N": "n_block",
+        },
+    },
+    "cuda/kernels/hopper/tangent_tiles.py": {
+        "head_dim_v <= LARGEST_V": "True",
+        "(\"tq\" in dtypes or \"tk\" in dtypes)": "True",
+    },
+    "cuda/kernels/hopper/forward_producer.py": {
+        "matrices[NUMBER], at)": "matrices[0], at)",
     },
     "cuda/tile/boxes.py": {
         "first // self.width * self.box_bytes": "first * self.box_bytes",

@@ -39,6 +39,6 @@ FAULTS = {
         "cuda/kernels/scores/test_score.py::test_small_problems[simulated-CUDA cores-relative-function-shift]",
     ): {
         "cap - 2 * cap * r": "cap - cap * r",
-        "F * (4 * r * (1 - r))": "F * (4 * r)",
+        "cap - 2 * cap * r, 4 * r * (1 - r)": "cap - 2 * cap * r, 4 * r",
     },
 }

@@ -161,7 +161,7 @@ FAULTS = {
         "(2 * r - 1) * (2 * inverse)": "(1 - 2 * r) * (2 * inverse)",
     },
     "cuda/kernels/scores/function.py": {
-        "where((S != HIDDEN) & (value != HIDDEN), bend, 0)": "bend",
+        "where(seen, bend, 0)": "bend",
     },
     "cuda/kernels/scores/sink.py": {
         "where(total > 0, exp2((logit - m) * LOG2E) * reciprocal(total) * tangent, 0)":

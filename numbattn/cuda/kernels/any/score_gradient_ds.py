@@ -1,0 +1,98 @@
+"""dS of a tile, of which gradients of the arrays of a score are sums, or the tangent of dS.
+
+Lines are those of Algorithm 4; tangents are recomputed as in `backward_tangent`.
+"""
+
+from typing import Any, NamedTuple
+
+from numba.cuda import types
+
+from ...tile import device, load
+from ...words.arguments import Argument, Matrix, Statistic
+from ...words.signatures import type_of
+from ..scores import TSCORE, score_steps, tangent_steps
+from ..scores.score import to_log2_of
+from ..shared.recompute import recompute_capped, recompute_tangents, tangents_of_ds
+
+
+class DsArguments(NamedTuple):
+    """What kernels are given to compute dS of."""
+
+    inputs: Any  # Q, K, V, dO
+    statistics: Any  # of rows: lse in base 2, delta
+    mask: Any
+    scores: Any
+    drops: Any
+    group_size: Any
+    kept_scale: Any
+    along: Any  # Along; nothing where it is not the tangent of dS that is summed
+
+
+class Along(NamedTuple):
+    """What the tangent of dS is computed of, too."""
+
+    inputs: Any  # tQ, tK, tV, tdO, each a tuple of one or none
+    statistics: Any  # of rows: tlse, tdelta
+    scores: Any  # see scores.tangent
+
+
+class AlongArgument(Argument):
+    """The fields of Along; nothing in passes without tangents."""
+
+    inputs = tuple(Matrix(name, heads, optional=True) for name, heads in zip(("tq", "tk", "tv", "tdo"), "qkkq"))
+    statistics = Statistic("padded tlse"), Statistic("tdelta")
+
+    def flat(self, planner, work):
+        if work.is_along:
+            for argument in (*self.inputs, *self.statistics, TSCORE):
+                yield from argument.flat(planner, work)
+
+    def type(self, about):
+        if about.tangents is None:
+            return types.Tuple(())
+        kinds = [type_of(x, about) for x in (self.inputs, self.statistics, TSCORE)]
+        return types.NamedTuple(kinds, Along)
+
+
+ALONG = AlongArgument()
+
+
+def ds_steps(score, tangents, tscore, layout, ACC, after):
+    """Device functions (S, tS, dP, tdP, given, batch, head, length, m0, n0) -> dS after part number `after`, or the
+    tangent of it; and (given) -> tQ, tK, tV, tdO. length: of the queries."""
+    ROWS, NOTHING = layout.row_vector(), ((), (), (), ())
+    if tangents is None:
+        apply, pull_back, to_log2 = score_steps(score, layout, ACC, after=after)
+
+        @device
+        def ds_of(S, tS, dP, tdP, given, batch, head, length, m0, n0):
+            mLse, mDelta = given.statistics
+            lse_log2, D = load(mLse[batch, head][:length], ROWS, m0), load(mDelta[batch, head][:length], ROWS, m0)
+            S, F = apply(S, given.scores, batch, head, m0, n0)
+            P = recompute_capped(S, lse_log2, to_log2(given.scores.scale))  # line 13
+            return pull_back(P * (dP - D), F)                   # line 20
+
+        @device
+        def no_tangents(given):
+            return NOTHING
+
+        return ds_of, no_tangents
+
+    (apply, pull_back), to_log2 = tangent_steps(score, tscore, layout, ACC, after=after), to_log2_of(score, ACC)
+
+    @device
+    def tangent_of_ds(S, tS, dP, tdP, given, batch, head, length, m0, n0):
+        (mLse, mDelta), (mTLse, mTDelta) = given.statistics, given.along.statistics
+        lse_log2, D = load(mLse[batch, head][:length], ROWS, m0), load(mDelta[batch, head][:length], ROWS, m0)
+        tlse, tD = load(mTLse[batch, head][:length], ROWS, m0), load(mTDelta[batch, head][:length], ROWS, m0)
+        S, tS, (F, tF) = apply(S, tS, given.scores, given.along.scores, batch, head, m0, n0)
+        P, tP = recompute_tangents(S, tS, lse_log2, tlse, to_log2(given.scores.scale))
+        dS, tdS = tangents_of_ds(P, tP, dP - D, tdP - tD)
+        _, tdS = pull_back(dS, tdS, F, tF)
+        return tdS
+
+    @device
+    def tangents_of(given):
+        return given.along.inputs
+
+    return tangent_of_ds, tangents_of
