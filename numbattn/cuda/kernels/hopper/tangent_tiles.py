@@ -6,7 +6,7 @@ from .forward_tiles import Warpgroups, head_dims, is_for_hopper
 
 # TFLOP/s, six products counted, on an H100: seqlen 1024, 4096, 16384. O, S and their tangents fill the registers of two
 # consumers, whose products and exponentials overlap as it is: (P tS) V of the tile before, in flight with the next S,
-# is up to 9 % slower, and so are 48 keys at head_dim 128
+# is up to 9 % slower, and so are 48 keys at head_dim 128. Rows without numbers: the most keys that fit registers
 USUAL = {  # of the largest head_dim
     64: Warpgroups(96, 2, 2, 4),                                    # 614, 660, 616; 112 keys 553, 672, 643
     128: Warpgroups(64, 2, 2, 3),                                   # 681, 726, 675; `hopper_forward` 585, 705, 695
