@@ -5,7 +5,7 @@ Both are 0 where a query sees nothing, and padded, as lse and delta are: see `de
 """
 
 from ...build import Source
-from ...tile import Alignment, aligned, block_index, convert, device, load, row_index, row_sum, save, shape, simt, where
+from ...tile import Alignment, aligned, block_index, convert, device, load, row_sum, save, shape, simt, where
 from ...words.arguments import Matrix, Statistic
 from ...words.signatures import signature_of
 from ...words.spec import PADDED, Spec
@@ -46,7 +46,7 @@ def delta_tangent(*, dtype, out_dtypes, head_dim_v, tdo, tdlse, nbytes, mask=())
             if HAS_TDLSE:
                 tD = tD - load(mTDLse[batch, head][first:end], ROWS, m0)
             lse, tlse = load(mLse[batch, head][first:end], ROWS, m0), load(mTLse[batch, head][first:end], ROWS, m0)
-            sees = (lse != -INFINITE) & (row_index(ROWS, m0) < end - first)
+            sees = lse != -INFINITE                             # beyond the last query all are 0
             save(mTDelta[batch, head], where(sees, tD, 0), padded_row)
             save(mPadded[batch, head], where(sees, tlse, 0), padded_row)
 

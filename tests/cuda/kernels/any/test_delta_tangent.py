@@ -33,7 +33,6 @@ FAULTS = {
     "tD = tD - load(": "tD = tD + load(",
     "where(sees, tD, 0)": "tD",
     "where(sees, tlse, 0)": "tlse",
-    " & (row_index(ROWS, m0) < end - first)": "",
     "tile % TILES_A_SLOT * TILE_M": "tile % TILES_A_SLOT",
     "batches * heads, heads)": "batches * heads, batches)",
 }
