@@ -39,7 +39,7 @@ def attention_jvp(
         As in `attention`, but k is no cache.
     tq, tk, tv : arrays or None
         The tangents of q, k and v: of the shape and dtype of each; None is zero. Several tangents at once have one axis
-        more in front, all that are given: S and P are computed once for a few of them.
+        more in front, all that are given; on CPUs S and P are computed once for four of them.
     tscore : list or tuple, optional
         The tangents of the arrays in score, likewise: one for each gradient in ``grads.score``, in its order, None
         where it is zero. Default: all are.
