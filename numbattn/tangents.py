@@ -36,7 +36,7 @@ def parts_of(inputs: Inputs, tangents: Tangents, number: int) -> list[Any]:
     for part in inputs.score:
         own = [x for _, x in zip(part._weights, given)]
         if isinstance(part, ArrayPart) and own[0] is not None:
-            tangent = replace(cast(Any, part), **{part._name: own[0][number]})
+            tangent = replace(cast(Any, part), **{part._name: own[0][number, ...]})  # an array, also of a number
             found.append(tangent._within(inputs.mask._frame))
         else:
             found.append(None)

@@ -1,6 +1,7 @@
 """Every error that a user can make with tangents: what is raised, and what it says. Nothing is computed before."""
 
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -153,6 +154,14 @@ def test_parts_of_tangents_lie_as_the_parts_do(rng):
     np.testing.assert_array_equal(part._ahead(np.empty((5, 7))), inputs.score[1]._ahead(np.empty((5, 7))))
 
 
+def test_a_number_has_a_tangent():
+    """In bfloat16, too: what NumPy makes of an element is no array."""
+    bias, tangent = (np.array(x, ml_dtypes.bfloat16) for x in (0.5, 2.0))
+    _, inputs = describe(Q, K, V, score=na.Bias(bias))
+    (part,) = parts_of(inputs, checked_tangents(inputs, None, None, None, [tangent])[0], 0)
+    assert (part.bias.shape, float(part.bias)) == ((), 2.0)
+
+
 FAULTS = {
     "x.tangent.dtype != x.array.dtype": "False",
     "given[0].tangent.ndim > given[0].array.ndim": "False",
@@ -161,7 +170,7 @@ FAULTS = {
     "if tdlse is not None and dlse is None": "if False",
     "if len(score) != len(parts)": "if len(score) > len(parts)",
     "found.append(tangent._within(inputs.mask._frame))": "found.append(tangent)",
-    "own[0][number]": "own[0][0]",
+    "own[0][number, ...]": "own[0][0, ...]",
     "x[first:end] for x in (self.q": "x[:end] for x in (self.q",
     "test_jets.py": {
         "several = bool(given) and": "several = not given or",

@@ -10,7 +10,7 @@ class SplitProblem(Problem):
     """A problem of tests.problems, on 1 to 8 ranks."""
 
     def __init__(self, seed, number):
-        super().__init__(seed, number, LIMITS["cpu"])
+        super().__init__(seed, number, LIMITS["cpu"]._replace(tangents=0.0))
         self.ring = nad.Simulated(int(self.rng.integers(1, 9)), self.one_of("zigzag", "contiguous"))
         self.plan = self.one_of("ring", None)
 
