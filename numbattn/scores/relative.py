@@ -90,10 +90,11 @@ class RelativeBias(DistancePart):
 def sums_along_diagonals(S: Any) -> Any:
     """(..., m + n - 1), from the lower left on, of matrices (..., m, n)."""
     *lead, m, n = S.shape
+    count = max(m + n - 1, 0)
     skewed = np.zeros_like(S, shape=(*lead, m, m + n))
     skewed[..., :n] = S[..., ::-1, :]
-    rows = skewed.reshape(*lead, m * (m + n))[..., : m * (m + n - 1)]  # each row starts one later than the one before
-    return rows.reshape(*lead, m, m + n - 1).sum(axis=-2)
+    rows = skewed.reshape(*lead, m * (m + n))[..., : m * count]  # each row starts one later than the one before
+    return rows.reshape(*lead, m, count).sum(axis=-2)
 
 
 def _by_entry(sums: Any, own: int, entries: int) -> Any:

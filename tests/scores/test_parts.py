@@ -766,6 +766,13 @@ def test_errors(call, error, message):
         call()
 
 
+def test_a_table_of_no_scores_has_a_gradient_of_zeros():
+    part = na.RelativeBias(np.ones((2, 3)))
+    for m, n in itertools.product((0, 1), repeat=2):
+        found = part._gradient(np.zeros((2, m, n)), None, None)
+        np.testing.assert_array_equal(found, np.zeros((2, 3)))
+
+
 FAULTS = {
     "if sum(not part._has_step for part in parts) > 1": "if False",
     "sorted(kind.__name__ for": "list(kind.__name__ for",

@@ -68,7 +68,9 @@ TANGENTS = {
 
 
 @simulated_only
-@pytest.mark.parametrize("name", TANGENTS)
+@pytest.mark.parametrize("name", [
+    "tables", *(pytest.param(name, marks=pytest.mark.slow) for name in ("slopes", "biases")),   # 40 s each
+])  # fmt: skip
 def test_tangents(rng, name):
     """Of gradients along directions of all that there is, or of arrays in the score alone."""
     device, dtype, score_of = TANGENTS[name]
