@@ -10,7 +10,7 @@ import numpy as np
 
 from .backends import backend
 from .checks import DTYPES, FLOATING, A, Array, dtype_of_sums, library, same_library, words_for
-from .values import rounded
+from .values import rounded, rowsum
 
 # NumPy's functions pass CuPy's arrays on to CuPy
 
@@ -107,7 +107,7 @@ def merge_vjp(states: Iterable[tuple[A, A]]) -> tuple[tuple[A, A], MergeBackprop
         dL = 0 if dlse is None else _gradient("dlse", dlse, lse)
         found: list[Any] = []
         for (o_i, _), w in zip(checked, weights):
-            along = np.einsum("...mc,...mc->...m", dO, o_i.astype(o.dtype, copy=False) - o) + dL
+            along = rowsum(dO, o_i.astype(o.dtype, copy=False) - o) + dL
             found.append(((w[..., None] * dO).astype(dtype, copy=False), np.where(w == 0, 0, w * along)))
         return found
 

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, cast
 
-import numpy as np
-
 from .checks import A, library, same_library, words_for, words_for_dtype
 from .problem import Inputs, Problem, Saved, converted
 from .scores import ArrayPart, Part
-from .values import moved
+from .values import moved, rowsum
 
 
 class Tangents(NamedTuple):
@@ -192,14 +190,10 @@ def gradients_of_sink(saved: Any, rows: Rows, sink: Any, tangents: Sequence[Any]
     wide: list[Any] = [x if x is None else x.astype(saved.problem.sum_dtype, copy=False)
                        for x in (rows.do, saved.o, rows.to, rows.tdo)]  # fmt: skip
     do, o, to, tdo = wide
-    D, found = dots(do, o) - (0 if rows.dlse is None else rows.dlse), []
+    D, found = rowsum(do, o) - (0 if rows.dlse is None else rows.dlse), []
     for t, tangent in enumerate(tangents):
-        tD = dots(do, to[t]) - (0 if rows.tdlse is None else rows.tdlse[t])
-        tD += 0 if tdo is None else dots(tdo[t], o)
+        tD = rowsum(do, to[t]) - (0 if rows.tdlse is None else rows.tdlse[t])
+        tD += 0 if tdo is None else rowsum(tdo[t], o)
         logits = 0 if tangent is None else tangent._logits(saved.lse)
         found.append(sink._gradient(None, saved.lse, (logits - rows.tlse[t]) * D + tD))
     return found
-
-
-def dots(x: Any, y: Any) -> Any:
-    return np.einsum("...mc,...mc->...m", x, y)

@@ -125,6 +125,11 @@ def put(out: Any, x: Any) -> None:
     out[...] = x
 
 
+def rowsum(x: Any, y: Any) -> Any:
+    """rowsum(x * y), (..., rows), of arrays (..., rows, features)."""
+    return np.einsum("...mc,...mc->...m", x, y)
+
+
 def sum_broadcast(x: Any, shape: tuple[int, ...]) -> Any:
     """The gradient of an array of this shape, from that of what it was broadcast to."""
     own = (1,) * (x.ndim - len(shape)) + shape

@@ -175,6 +175,6 @@ FAULTS = {
     "test_jets.py": {
         "several = bool(given) and": "several = not given or",
         "(logits - rows.tlse[t]) * D + tD": "-rows.tlse[t] * D + tD",
-        "tD += 0 if tdo is None else dots(tdo[t], o)": "pass",
+        "tD += 0 if tdo is None else rowsum(tdo[t], o)": "pass",
     },
 }

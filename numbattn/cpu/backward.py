@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..gradients import Gradients, sum_to
-from ..values import rounded
+from ..values import rounded, rowsum
 from .arguments import kept, mask_of, matrices, numbers_of, readable, scratch_of, tiles_of
 from .compile import Kernel
 from .exponentials import exp
@@ -123,7 +123,7 @@ def gradients_of_score(saved, do, dlse, summed):
             continue
         (array,) = part._weights
         if not part._has_step:
-            delta = np.einsum("...mc,...mc->...m", *[x.astype(problem.sum_dtype, copy=False) for x in (do, saved.o)])
+            delta = rowsum(*[x.astype(problem.sum_dtype, copy=False) for x in (do, saved.o)])
             dx = part._gradient(None, saved.lse, delta if dlse is None else delta - dlse)
         else:
             dx = next(summed)

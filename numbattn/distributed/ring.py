@@ -17,7 +17,7 @@ from .. import problem
 from ..backends import run
 from ..origin import Crop
 from ..scores import ArrayPart, Part
-from ..values import rounded
+from ..values import rounded, rowsum
 from .messages import Exchange, Like, Sum, Wait
 from .share import Share
 from .totals import Output, Total
@@ -164,7 +164,7 @@ def gradients_of_score(share: Share, saved: Any, do: Any, dlse: Any, of_score: l
             of_part = next(rest)
             found += [of_part._weights[0]] if part._wants_gradient else [None] * len(part._weights)
         elif part._wants_gradient:
-            delta = np.einsum("...mc,...mc->...m", *(x.astype(saved.lse.dtype, copy=False) for x in (do, saved.o)))
+            delta = rowsum(*(x.astype(saved.lse.dtype, copy=False) for x in (do, saved.o)))
             delta = delta - (0 if dlse is None else dlse)
             found.append(part._like(do)._gradient(None, saved.lse, delta))
         else:
