@@ -41,10 +41,11 @@ def backward_tangent(saved, do, dlse, tangents, to, tlse, tdo=None, tdlse=None, 
 def along(saved, rows, tangents):
     """The tangents of dq, dk, dv and of the gradients of the score's arrays, None where these are not wanted."""
     problem, inputs, count = saved.problem, saved.inputs, tangents.count
+    tparts = [parts_of(inputs, tangents, number) for number in range(count)]
     given = (
         operands_of(saved, rows.do, rows.dlse), operands_of_tangents(problem, tangents, rows),
         mask_of(problem, inputs.mask), steps_of(problem, inputs.score, inputs.origin, order=2),
-        tangents_of_steps(problem, inputs, tangents), numbers_of(inputs.dropout, inputs.origin, inputs.scale),
+        tangents_of_steps(problem, inputs, tparts), numbers_of(inputs.dropout, inputs.origin, inputs.scale),
     )  # fmt: skip
     scratch, memory = scratch_of(problem, count, nonlinear_in(inputs.score))
     plan = plan_of(problem, inputs.mask, shapes_of(inputs.score), (count,))
@@ -58,11 +59,12 @@ def along(saved, rows, tangents):
     tdq = tdq[:, 0] if tdq.shape[1] == 1 else tdq.sum(axis=1)
     of = (tdq, inputs.q), (tdk, inputs.k), (tdv, inputs.v)
     grads = [joined([sum_to(x, like.shape) for x in each], like.shape, problem.result_dtype) for each, like in of]
-    return *grads, *gradients_of_score(saved, rows, tangents, [[*map(merged, own, plan.firsts)] for own in sums])
+    return *grads, *gradients_of_score(saved, rows, tparts, [[*map(merged, own, plan.firsts)] for own in sums])
 
 
-def gradients_of_score(saved, rows, tangents, summed):
-    """The tangent of the gradient of each array in the score. summed: of each direction what kernels have summed up."""
+def gradients_of_score(saved, rows, tparts, summed):
+    """The tangent of the gradient of each array in the score. tparts, summed: of each direction the parts with tangents
+    of their arrays, and what kernels have summed up."""
     problem, step = saved.problem, 0
     for number, part in enumerate(saved.inputs.score):
         if not part._wants_gradient:
@@ -73,8 +75,7 @@ def gradients_of_score(saved, rows, tangents, summed):
             found = [own[step].reshape(array.shape) if own[step].size else 0 for own in summed]     # 0: of no score
             step += 1
         else:
-            own = [parts_of(saved.inputs, tangents, t)[number] for t in range(tangents.count)]
-            found = gradients_of_sink(saved, rows, part, own)
+            found = gradients_of_sink(saved, rows, part, [own[number] for own in tparts])
         yield joined(found, array.shape, problem.sum_dtype if problem.wide else array.dtype)
 
 

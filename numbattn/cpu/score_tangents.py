@@ -5,7 +5,6 @@ As everywhere here tiles are transposed: a row is a key, a column a query.
 
 import numpy as np
 
-from ..tangents import parts_of
 from ..values import rounded
 from .record import Record, data_address
 from .score import KIND, NO_STEPS, NOTHING, NUMBERS, ORDER, SLOPES, apply, lowered_steps, row_of
@@ -18,12 +17,12 @@ from .tile import inline, inline_view, tile
 NO_ARRAY = np.zeros(0)
 
 
-def tangents_of_steps(problem, inputs, tangents):
+def tangents_of_steps(problem, inputs, tparts):
     """The Record of Steps that have tangents for arrays: all steps of the first direction, then those of the next.
-    NO_STEPS where all are zero."""
+    NO_STEPS where all are zero. tparts: of each direction, see `parts_of`."""
     steps, arrays, held = [], [], []
-    for number in range(tangents.count):
-        for part, tangent in zip(inputs.score, parts_of(inputs, tangents, number)):
+    for own in tparts:
+        for part, tangent in zip(inputs.score, own):
             if part._has_step and tangent is None:
                 steps.append((NOTHING, Lowered((0, 0), (0, 0))))
                 arrays.append(NO_ARRAY)
@@ -39,10 +38,10 @@ def tangents_of_steps(problem, inputs, tangents):
     return lowered_steps(problem, tuple(steps), inputs.origin, 0).filled(addresses, held=(arrays, held))
 
 
-def tangents_of_sinks(problem, inputs, tangents):
+def tangents_of_sinks(problem, tparts):
     """The Record of the tangents of logits, (directions, batch, heads); empty where they are zero."""
-    parts = [part for number in range(tangents.count) for part in parts_of(inputs, tangents, number)]
-    logits = [rounded(part.logits, problem.sum_dtype) for part in parts if part is not None and not part._has_step]
+    sinks = [part for own in tparts for part in own if part is not None and not part._has_step]
+    logits = [rounded(sink.logits, problem.sum_dtype) for sink in sinks]
     if not logits:
         return Record(np.zeros((0, 0, 0), problem.sum_dtype))
     logits = [np.broadcast_to(x, problem.batch).reshape(problem.matrices) for x in logits]

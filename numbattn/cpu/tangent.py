@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..tangents import parts_of
 from ..values import rounded
 from .arguments import LONG, directions, mask_of, matrices, memory_of, numbers_of, readable, tiles_of
 from .compile import Kernel
@@ -83,7 +84,8 @@ def along(problem, inputs, tangents, bends=False):
             seconds.append(np.empty_like(o))
         operands = operands_of(problem, inputs, some, results + seconds[-1:])
         scratch, memory = scratch_of(problem, some.count, nonlinear_in(inputs.score), bends)
-        of_score = tangents_of_steps(problem, inputs, some), tangents_of_sinks(problem, inputs, some)
+        tparts = [parts_of(inputs, some, number) for number in range(some.count)]
+        of_score = tangents_of_steps(problem, inputs, tparts), tangents_of_sinks(problem, tparts)
         work = tiles.pairs * (depth + EXPONENTIAL + 2 * some.count * depth)
         launch(tangent_kernel.given(scratch, operands, *given, *of_score), len(tiles.table), work, memory)
     return o, lse, to, tlse, seconds
