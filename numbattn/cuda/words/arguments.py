@@ -32,8 +32,8 @@ class Argument:
 
 
 @dataclass(frozen=True)
-class Matrix(Argument):
-    """An array (batch, heads, rows, features), with the heads of "q" or of "k"."""
+class MatrixOfCall(Argument):
+    """An array (batch, heads, rows, features), with the heads of "q" or of "k"; see Matrix and TmaMatrix."""
 
     name: str
     heads: str = "q"
@@ -50,11 +50,23 @@ class Matrix(Argument):
 
     def flat(self, planner, work):
         if self.is_given(planner):
-            yield planner.at(self.name, self.heads)
+            yield planner.at(self.name, self.heads, rows=self.rows(planner.call))
 
     def type(self, about):
-        matrix = about.matrix(self.name)
-        return several(matrix, self.name in about.given) if self.optional else matrix
+        kind = self.kind(about)
+        return several(kind, self.name in about.given) if self.optional else kind
+
+    def rows(self, call):
+        """How many of its rows are passed; None: all."""
+
+    def kind(self, about):
+        """Numba's type of it where it is given."""
+        return about.matrix(self.name)
+
+
+@dataclass(frozen=True)
+class Matrix(MatrixOfCall):
+    """One that threads read or write, of any layout."""
 
 
 @dataclass(frozen=True)
@@ -65,35 +77,23 @@ class AlignedMatrix(Matrix):
 
 
 @dataclass(frozen=True)
-class TmaMatrix(Argument):
-    """A Matrix that TMA moves, a tensor map: up to the last query or key that counts, since after it may be NaN.
+class TmaMatrix(MatrixOfCall):
+    """One that TMA moves, a tensor map: up to the last query or key that counts, since after it may be NaN.
 
     One of another dtype than those that are given is no tensor map: tiles in shared memory are of that. Nor is one
     without features.
     """
 
-    name: str
-    heads: str = "q"
-    optional: bool = False  # see Matrix
-    may_be_empty: bool = False
+    aligned = True
 
-    def is_given(self, planner):
-        return not self.optional or self.name in planner.layouts
-
-    def find(self, planner, work):
-        if self.is_given(planner):
-            planner.find_matrix(self.name, self.heads, True, self.may_be_empty)
-
-    def flat(self, planner, work):
-        call, inputs = planner.call, ("q", "do", "tq", "tdo")
+    def rows(self, call):
+        inputs = "q", "do", "tq", "tdo"
         last = call.last_key if self.heads == "k" else call.last_query if self.name in inputs else None
-        if self.is_given(planner):
-            yield planner.at(self.name, self.heads, rows=None if last is None else max(last, 1))
+        return None if last is None else max(last, 1)
 
-    def type(self, about):
+    def kind(self, about):
         is_map = about.dtype_of(self.name) == about.dtype and not (self.may_be_empty and about.head_dim_v == 0)
-        matrix = types.uint64 if is_map else about.matrix(self.name)
-        return several(matrix, self.name in about.given) if self.optional else matrix
+        return types.uint64 if is_map else about.matrix(self.name)
 
 
 @dataclass(frozen=True)

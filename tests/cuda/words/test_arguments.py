@@ -91,7 +91,7 @@ def test_lse_that_nobody_wants_goes_to_scrap_memory_if_it_fits(seqlen, is_scrapp
 FAULTS = {
     "<= SCRAP_BYTES": ">= SCRAP_BYTES",
     "self.name in inputs else None": "else None",
-    "rows=None if last is None else max(last, 1)": "rows=last",
+    "return None if last is None else max(last, 1)": "return last",
     "rows=None if self.padded else work.problem.seqlen_q": "rows=None",
     "shape = *shape[:-1], work.padded_length": "pass",
     "max(64, -(-work.problem.head_dim // 64) * 64)": "work.problem.head_dim",
@@ -99,6 +99,6 @@ FAULTS = {
     "        if BEFORE in planner.layouts:\n            yield": "        if False:\n            yield",
     "        if work.segments:\n            yield": "        if False:\n            yield",
     "cuda/plan/test_planner.py::test_what_is_not_aligned_is_copied_for_cp_async": {
-        "    aligned = True\n": "    aligned = False\n",
+        '16 bytes."""\n\n    aligned = True\n': '16 bytes."""\n\n    aligned = False\n',
     },
 }
