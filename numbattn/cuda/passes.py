@@ -39,6 +39,7 @@ BACKWARD = Pass(
     kernels.BACKWARD,
     takes=("q", "k", "v", "o", "lse", "do", "dlse"),
     gives=("dq", "dk", "dv"),
+    differentiates=lambda part: True,
 )
 TANGENT = Pass(
     "tangent",
@@ -57,6 +58,7 @@ BACKWARD_TANGENT = Pass(
     kernels.BACKWARD_TANGENT,
     takes=("q", "k", "v", "o", "lse", "do", "dlse", "tq", "tk", "tv", "to", "tlse", "tdo", "tdlse"),
     gives=("tdq", "tdk", "tdv"),
+    differentiates=lambda part: part._has_step,  # that of a sink is left to array operations
 )
 PASSES = {pass_.name: pass_ for pass_ in (FORWARD, BACKWARD, TANGENT, BACKWARD_TANGENT, LAPLACIAN)}
 ARRAYS = {  # (problem, inputs) -> shape and dtype, of those that each call has if its pass takes or gives them
@@ -219,11 +221,10 @@ def as_a_batch(problem, tangents, arrays, given, along):
 
 
 def gradients_of_score(pass_, problem, parts):
-    """Shape and dtype of the gradients of a score's arrays that are wanted and that kernels of a pass compute, by name:
-    along directions that of a sink is left to array operations."""
-    wanted = [(number, part) for number, part in enumerate(parts)
-              if part._wants_gradient and "do" in pass_.takes and (part._has_step or pass_ is not BACKWARD_TANGENT)]
-    return {gradient_of_part(number): gradient_like(problem, part) for number, part in wanted}
+    """Shape and dtype of the gradients of a score's arrays that are wanted and that kernels of a pass compute, by name.
+    """
+    return {gradient_of_part(number): gradient_like(problem, part) for number, part in enumerate(parts)
+            if part._wants_gradient and pass_.differentiates(part)}  # fmt: skip
 
 
 def gradient_like(problem, part):
@@ -251,6 +252,9 @@ def dense(gpu, problem, inputs):
     return replace(problem, strides=strides, cache=None), inputs._replace(k=k, v=v, cache=None)
 
 
+NO_PARTS = (), {}, ()  # as `lower_parts` lowers them
+
+
 def run(gpu, pass_, problem, inputs, arrays, strides, deterministic=True, whole=False, tparts=()):
     """Launch a pass; plan it first, if there is no such plan yet. False if nobody sees anything: nothing is launched.
 
@@ -259,7 +263,7 @@ def run(gpu, pass_, problem, inputs, arrays, strides, deterministic=True, whole=
     """
     with gpu.scratch_memory((inputs.mask._holds_arrays or inputs.score) and gpu.stream().is_capturing()):
         mask, score, found, lies = lower(problem, inputs)
-        tscore, of_tangents, at = lower_parts(tparts, problem, tangent_of_part)
+        tscore, of_tangents, at = lower_parts(tparts, problem, tangent_of_part) if tparts else NO_PARTS
     arrays |= found | of_tangents
     addresses, odd = gpu.addresses(arrays)
     if sees_nothing(problem, mask):

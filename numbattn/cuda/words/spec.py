@@ -140,6 +140,10 @@ class Route(NamedTuple):
     reads: Callable = nothing  # (problem, device) -> whether they read a cache in pages, or of 8 bits, where it lies
 
 
+def no_part(part):
+    return False
+
+
 @dataclass(frozen=True, eq=False)
 class Pass:
     """What is computed of a problem, and by which kernels. To the planner all passes are alike."""
@@ -148,3 +152,4 @@ class Pass:
     routes: tuple  # the first Route that takes the work is taken
     takes: tuple  # names of arrays; of those that a call may lack no kernel reads anything then
     gives: tuple  # names of results; statistics among them that nobody wants go nowhere
+    differentiates: Callable = no_part  # (a part of the score) -> whether kernels compute the gradient of its array
