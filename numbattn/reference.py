@@ -199,7 +199,7 @@ def attention_laplacian(
         S2 = 2 * inputs.scale * x.tQ @ _T(x.tK)
         with np.errstate(invalid="ignore"):
             for part, S, tS in zip(inputs.score, x.scores, x.tscores):
-                S2 = np.where(x.P > 0, part._derivative(S) * S2 + _curvature(part, S) * tS**2, 0)
+                S2 = np.where(x.P > 0, part._derivative(S) * S2 + part._curvature(S) * tS**2, 0)
         P2 = x.P * (S2 + x.tS**2)
         O2 = (x.Z * P2) @ x.V + 2 * (x.Z * x.P * x.tS) @ x.tV
         O2 = O2 - 2 * x.tlse * x.tO - P2.sum(axis=-1, keepdims=True) * x.O
@@ -281,7 +281,7 @@ def _backward_along(
             found = part._gradient(tdS, x.lse, None)
         of_score[:0] = [found] * len(part._weights)
         with np.errstate(invalid="ignore"):
-            slope, bend = part._derivative(S), _curvature(part, S) * before
+            slope, bend = part._derivative(S), part._curvature(S) * before
             tdS, dS = (np.where(P > 0, y, 0) for y in (slope * tdS + bend * dS, slope * dS))
     tdQ = inputs.scale * (tdS @ K + dS @ tK)
     tdK = inputs.scale * (_T(tdS) @ Q + _T(dS) @ tQ)

@@ -345,7 +345,7 @@ def rounding_of_tangents(do, q, k, v, tq, tk, tv, tdo=None, dlse=None, tdlse=Non
     tS, tS_error, chain = y.tS, eps * scale * (abs(y.tQ) @ abs(t(x.K)) + abs(x.Q) @ abs(t(y.tK))), []
     about = zip(inputs.score, y.tparts, y.scores, y.tscores, x.slopes, x.S_errors)
     for part, of_array, S, before, (slope, slope_error), S_error in about:
-        bend, ahead, behind = (finite(reference._curvature(part, S + side * S_error)) for side in (0, 1, -1))
+        bend, ahead, behind = (finite(part._curvature(S + side * S_error)) for side in (0, 1, -1))
         bend_error = abs(ahead - bend) + abs(behind - bend) + 4 * eps * (abs(bend) + part._is_nonlinear)
         bend_error = abs(bend) * tS_error + bend_error * abs(before)
         chain.append((part, of_array, slope, slope_error, bend * before, bend_error))

@@ -51,7 +51,7 @@ from ...words.spec import Spec
 from ..scores import SCORE, TSCORE, is_nonlinear, tangent_steps, within_segment
 from ..shared.dropout import DROPOUT, drop_step
 from ..shared.layouts import DTYPES, sum_type, sums, vector
-from ..shared.recompute import clear_tangents, mask_tangent_step, recompute_tangents, tangents_of_ds
+from ..shared.recompute import clear_tangents, mask_step, recompute_tangents, tangents_of_ds
 from ..shared.schedule import place
 from ..shared.segments import count_step, keys_of, mask_within_step, queries_of, slot_step
 from ..shared.tangents import Rows, add_tangent_step, products_step, tiles_step
@@ -104,7 +104,7 @@ def backward_tangent_kv(
     add_dk = add_tangent_step(S_TILE, shared, ACC, dtype, has_tq)
     TILE_M, TILE_N, STAGES, ROWS_OF, ZERO = tile_m, tile_n, stages, Alignment(nbytes), ACC(0)
     tested, steps, band_at = needs_test(mask), steps_to_next(mask), band_of(mask)
-    masked, drop = mask_tangent_step(mask, S_TILE, transposed=True), drop_step(S_TILE, dropout, transposed=True)
+    masked, drop = mask_step(mask, S_TILE, transposed=True), drop_step(S_TILE, dropout, transposed=True)
     apply, pull_back = tangent_steps(score, tscore, S_TILE, ACC, transposed=True)
     tile_of, mask_of = slot_step(mask, "k", tile_n), mask_within_step(mask)
     scores_within, tscores_within = within_segment(score), within_segment(tuple(filter(None, tscore)))
@@ -209,7 +209,7 @@ def backward_tangent_q(
     add_dq = add_tangent_step(S_TILE, shared, ACC, dtype, has_tk)
     TILE_M, TILE_N, STAGES, ROWS_OF, ZERO = tile_m, tile_n, stages, Alignment(nbytes), ACC(0)
     tested, steps, band_at = needs_test(mask), steps_to_next(mask), band_of(mask)
-    masked, drop = mask_tangent_step(mask, S_TILE), drop_step(S_TILE, dropout)
+    masked, drop = mask_step(mask, S_TILE), drop_step(S_TILE, dropout)
     apply, pull_back = tangent_steps(score, tscore, S_TILE, ACC)
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
     mask_of = mask_within_step(mask)

@@ -101,7 +101,7 @@ def hopper_tangent(
     (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
     scored, with_tsink = scored_step(score, tscore, S_TILE, tile_n, ACC), sink_tangent_step(tscore, ACC)
     HAS_SCORE = any(kind(part).has_step for part in score)
-    mark, left_operand, both_factors = drop_steps(S_TILE, dropout, ONLY_V)
+    sign_dropped, left_operand, both_factors = drop_steps(S_TILE, dropout, ONLY_V)
     clear_beyond, skip, n_block_range = key_tile_steps(mask, tile_n, consumers)
     within = within_step(mask, score, tscore)
 
@@ -122,7 +122,7 @@ def hopper_tangent(
             if masks:
                 S = masked(S, tile, args.mask, here)
             P, m, l, alpha = softmax_step(S, m, l, args.scale_log2)     # (4), relative to the maximum so far
-            P = mark(P, args.drops, tile.batch, tile.head, tile.m0, here * TILE_N)
+            P = sign_dropped(P, args.drops, tile.batch, tile.head, tile.m0, here * TILE_N)
             O, tO = rescaled(O, alpha), rescaled(tO, alpha)
             if masks:
                 clear_beyond(V, tile, args.mask, here)

@@ -66,9 +66,9 @@ def scored_step(score, tscore, layout, tile_n, ACC):
 
 
 def drop_steps(layout, dropout, SHARED_V):
-    """Device functions: `mark` P as `dropout_steps` does, and of what that returns: Z P as the left operand of products
-    with V; P and Z P, what tS is multiplied by. Z is 0 or 1 here."""
-    mark, _ = dropout_steps(layout, dropout)
+    """Device functions: `sign_dropped`, see `dropout_steps`, and of what that returns: Z P as the left operand of
+    products with V; P and Z P, what tS is multiplied by. Z is 0 or 1 here."""
+    sign_dropped, _ = dropout_steps(layout, dropout)
 
     @device
     def left(P):
@@ -79,11 +79,11 @@ def drop_steps(layout, dropout, SHARED_V):
         return P, P
 
     @device
-    def left_of_marked(P):
+    def left_of_signed(P):
         return positive_operand(P, SHARED_V)
 
     @device
-    def factors_of_marked(P):
+    def factors_of_signed(P):
         return abs(P), maximum(P, 0)
 
-    return (mark, left_of_marked, factors_of_marked) if dropout else (mark, left, factors)
+    return (sign_dropped, left_of_signed, factors_of_signed) if dropout else (sign_dropped, left, factors)

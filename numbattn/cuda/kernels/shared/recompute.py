@@ -21,7 +21,10 @@ def recompute_capped(S, lse, scale_log2):
 
 
 def mask_step(mask, layout, transposed=False):
-    """The device function (P, F, mask, band, batch, head, m0, n0): both, 0 where a tile from there on is masked."""
+    """The device function (P, F, mask, band, batch, head, m0, n0): both, 0 where a tile from there on is masked.
+
+    In place of F there may be the tangent of P.
+    """
     sees = element_test(mask, layout, transposed)
 
     @device
@@ -49,18 +52,6 @@ def recompute_tangents(S, tS, lse, tlse, scale_log2):
     """P and its tangent. tlse is in base e."""
     P = recompute(S, lse, scale_log2)
     return P, P * (tS * (scale_log2 * LN_2) - tlse)             # tP = P (tS - tlse)
-
-
-def mask_tangent_step(mask, layout, transposed=False):
-    """As `mask_step`, for P and its tangent."""
-    sees = element_test(mask, layout, transposed)
-
-    @device
-    def masked(P, tP, mask, band, batch, head, m0, n0):
-        visible = sees(mask, band, batch, head, m0, n0)
-        return where(visible, P, 0), where(visible, tP, 0)
-
-    return masked
 
 
 @device
