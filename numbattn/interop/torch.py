@@ -37,6 +37,10 @@ from ..tangents import SavedTangents, checked_tangents
 from .options import Options, taken_apart
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+NOT_THERE = (
+    "numbattn has second derivatives by reverse over reverse, forward over reverse and reverse over forward mode, but "
+    "not by forward over forward mode, and no third ones"
+)
 
 
 def attention(
@@ -300,11 +304,12 @@ class Tangent(Pass):
         return None, *grads, None, None, *tgrads
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        raise NotImplementedError(
-            "numbattn has no forward mode over forward mode; there are reverse over forward, forward over reverse, as in "
-            "torch.func.hessian, and reverse over reverse"
-        )
+    def jvp(ctx: Any, _: Any, *of_operands: Any) -> Any:
+        call, (primals, results, _) = ctx.call, split(ctx.call, ctx.saved_tensors, 2)
+        along, _, of_tangents = split(call, of_operands, 2)
+        if not all(x is None for x in along):
+            raise NotImplementedError(NOT_THERE)
+        return Tangent.apply(call, *primals, *results, *of_tangents)
 
 
 class Backward(Pass):
@@ -375,7 +380,7 @@ class BackwardTangent(Pass):
 
     @staticmethod
     def backward(ctx: Any, *directions: Any) -> Any:
-        raise NotImplementedError("numbattn has no third derivatives")
+        raise NotImplementedError(NOT_THERE)
 
     jvp = backward
 
