@@ -1,6 +1,8 @@
 """Attention of torch's tensors: all that a call can be asked for, and under all that torch does to functions."""
 
+import gc
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -327,3 +329,196 @@ def test_per_sample_gradients_of_a_module():
     grads = func.vmap(func.grad(loss), (None, 0))(parameters, x)
     for i in range(3):
         assert_close({name: dx[i] for name, dx in grads.items()}, func.grad(loss)(parameters, x[i]))
+
+
+# ------------------------------------------------------------------------------------------------ all else torch does
+DTYPES = torch.float16, torch.bfloat16, torch.float32, torch.float64
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_memory_is_shared_in_every_dtype(dtype):
+    """Of tensors with any strides, and of results."""
+    x = torch.randn(2, 5, 3, 4).to(dtype).swapaxes(1, 2)
+    array = interop.array_of(x)
+    assert array.ctypes.data == x.data_ptr()
+    assert array.strides == tuple(x.element_size() * stride for stride in x.stride())
+    assert interop.tensor_of(array).data_ptr() == x.data_ptr()
+    o, lse = attention(x, x, x, return_lse=True)
+    assert (o.dtype, lse.dtype) == (dtype, torch.float64 if dtype == torch.float64 else torch.float32)
+    o, saved = na.attention_forward(array, array, array)
+    np.testing.assert_array_equal(interop.array_of(attention(x, x, x)), o)
+    x.requires_grad_()
+    attention(x, x, x).sum().backward()
+    dq, dk, dv = na.attention_backward(np.ones_like(o), saved)
+    assert x.grad.dtype == dtype
+    torch.testing.assert_close(x.grad, sum(map(interop.tensor_of, (dq, dk, dv))), rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize(("m", "n", "d"), [(0, 5, 2), (3, 0, 2), (1, 1, 1), (3, 5, 0)])
+def test_shapes_with_nothing_in_them(m, n, d):
+    tensors = q, k, v = leaves((2, m, d), (2, n, d), (2, n, 3))
+    o, lse = attention(q, k, v, return_lse=True)
+    (o.sum() + lse[~lse.isinf()].sum()).backward()
+    assert o.shape == (2, m, 3)
+    assert all(x.grad.shape == x.shape for x in tensors)
+    (dq,) = torch.autograd.grad(attention(*tensors).sum(), q, create_graph=True)
+    torch.autograd.grad(dq.sum(), tensors)
+
+
+def test_modification_in_place_is_torchs_own_error():
+    q, k, v = (x * 1 for x in leaves(*QKV))
+    for change in (lambda o: k.add_(1), lambda o: o.add_(1)):
+        o = attention(q, k, v)
+        change(o)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            o.sum().backward()
+
+
+def test_nothing_is_kept_alive():
+    """Not even until the garbage is collected."""
+    q, k, v = leaves(*QKV)
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        attention(q, k, v)
+        torch.autograd.grad(attention(q, k, v).sum(), q, create_graph=True)
+        func.jvp(partial(attention, q, k), (v,), (v,))
+        gc.collect()
+        assert not [x for x in gc.garbage if issubclass(type(x), torch.Tensor)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoint(use_reentrant):
+    q, k, v = leaves(*QKV)
+    o = checkpoint(partial(attention, causal=True), q, k, v, use_reentrant=use_reentrant)
+    expected = torch.autograd.grad(attention(q, k, v, causal=True).sum(), (q, k, v))
+    o.sum().backward()
+    assert_close([q.grad, k.grad, v.grad], expected)
+
+
+def test_autocast_casts_as_for_torchs_own():
+    q, k, v = (torch.randn(2, 5, 4, requires_grad=True) for _ in range(3))
+    with torch.autocast("cpu", torch.bfloat16):
+        o, theirs = attention(q, k, v), torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        assert o.dtype == theirs.dtype == torch.bfloat16
+    o.sum().backward()
+    assert q.grad.dtype == torch.float32
+    torch.testing.assert_close(o, theirs, rtol=0.02, atol=0.02)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert attention(*(x.double() for x in (q, k, v))).dtype == torch.float64
+
+
+@pytest.mark.parametrize("by_torch", [False, True])
+def test_deterministic(monkeypatch, by_torch):
+    seen, backward = [], interop.attention_backward
+
+    def spy(*args, deterministic, **options):
+        seen.append(deterministic)
+        return backward(*args, deterministic=deterministic, **options)
+
+    monkeypatch.setattr(interop, "attention_backward", spy)
+    q, k, v = leaves(*QKV)
+    o, other = attention(q, k, v, deterministic=not by_torch), attention(q, k, v)
+    torch.use_deterministic_algorithms(by_torch)
+    try:
+        o.sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    other.sum().backward()
+    assert seen == [True, False]
+
+
+@pytest.mark.parametrize(("change", "error", "match"), [
+    ({"q": np.zeros((3, 4))}, TypeError, "q: got numpy.ndarray of float64, expected a torch.Tensor"),
+    ({"k": na.KVCache.zeros(1, 1, 5, 4, like=np.zeros(1)), "v": None}, TypeError, "k: got a KVCache"),
+    ({"q": torch.zeros(3, 4, dtype=torch.int64)}, TypeError, "q: got int64, allowed float16, bfloat16"),
+    ({"k": torch.zeros(5, 4)}, TypeError, "k: got float32, expected float64"),
+    ({"k": torch.zeros(5, 3)}, (TypeError, ValueError), "k: got"),
+    ({"mask": na.Lengths(keys=torch.tensor([2, 3]))}, ValueError, "Lengths"),
+    ({"return_lse": 1}, TypeError, "return_lse: got 1, expected True or False"),
+    ({"deterministic": None}, TypeError, "deterministic: got None"),
+    ({"causal": 1}, TypeError, "causal: got 1"),
+    ({"scale": torch.ones(())}, TypeError, "scale"),
+    ({"scale": -1.0}, ValueError, "scale: got -1.0"),
+    ({"dropout": 0.1}, TypeError, "dropout: got 0.1, expected a numbattn.Dropout"),
+    ({"q": torch.zeros(3, 4, device="meta")}, TypeError, "q: got a tensor on the device meta"),
+])  # fmt: skip
+def test_what_does_not_fit_is_refused(change, error, match):
+    given = {"q": randn(3, 4), "k": randn(5, 4), "v": randn(5, 2), **change}
+    with pytest.raises(error, match=match):
+        attention(**given)
+
+
+# ----------------------------------------------------------------------------------------------------------------- GPU
+@pytest.mark.gpu
+def test_random_problems_on_a_gpu():
+    import cupy
+
+    for number in range(30):
+        problem = Through(11, number, LIMITS["gpu"]._replace(tangents=0.4), cupy)
+        assert not list(problem.wrong(problem.run())), problem
+
+
+def on_gpu(*shapes, dtype=torch.float32):
+    return [torch.randn(shape, dtype=dtype, device="cuda", requires_grad=True) for shape in shapes]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_on_a_gpu_as_torchs_own(dtype):
+    tensors = on_gpu(*[(2, 4, 300, 64)] * 3, dtype=dtype)
+    o = attention(*tensors, causal=True)
+    theirs = torch.nn.functional.scaled_dot_product_attention(*tensors, is_causal=True)
+    do = torch.randn_like(o)
+    pairs = zip((o, *torch.autograd.grad(o, tensors, do)), (theirs, *torch.autograd.grad(theirs, tensors, do)))
+    for x, y in pairs:
+        torch.testing.assert_close(x, y, rtol=0.02, atol=1e-4 if dtype == torch.float32 else 0.05)
+
+
+@pytest.mark.gpu
+def test_work_is_on_torchs_current_stream_and_memory_its_own():
+    """Behind a stream that waits: nothing is computed before what it waits for."""
+    q, k, v = on_gpu(*[(2, 4, 300, 64)] * 3)
+    expected = torch.autograd.grad(attention(q, k, v).sum(), (q, k, v))
+    torch.cuda.synchronize()
+    for stream in (torch.cuda.Stream(), torch.cuda.default_stream()):
+        with torch.cuda.stream(stream):
+            late = [torch.full_like(x, torch.nan) for x in (q, k, v)]
+            torch.cuda._sleep(200_000_000)
+            for x, y in zip(late, (q, k, v)):
+                x.copy_(y.detach())
+            late = [x.requires_grad_() for x in late]
+            before = torch.cuda.memory_allocated()
+            o = attention(*late)
+            assert torch.cuda.memory_allocated() >= before + o.nbytes
+            grads = torch.autograd.grad(o.sum(), late)
+            assert not stream.query()
+            stream.synchronize()
+        for x, y in zip(grads, expected):
+            torch.testing.assert_close(x, y)
+
+
+@pytest.mark.gpu
+def test_in_a_graph_of_torch():
+    q, k, v = (x.detach() for x in on_gpu(*[(2, 4, 300, 64)] * 3, dtype=torch.float16))
+    expected, graph = attention(q, k, v), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o = attention(q, k, v)
+    o.zero_()
+    graph.replay()
+    torch.testing.assert_close(o, expected)
+
+
+@pytest.mark.gpu
+def test_on_another_device_than_the_current_one():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("there is one GPU")
+    q, k, v = on_gpu(*[(2, 4, 300, 64)] * 3)
+    far = [x.detach().to("cuda:1").requires_grad_() for x in (q, k, v)]
+    grads = torch.autograd.grad(attention(*far).sum(), far)
+    assert torch.cuda.current_device() == 0
+    for x, y in zip(grads, torch.autograd.grad(attention(q, k, v).sum(), (q, k, v))):
+        torch.testing.assert_close(x.cpu(), y.cpu())
