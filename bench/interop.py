@@ -20,7 +20,7 @@ from tqdm import tqdm
 import numbattn as na
 
 SHAPE = 1, 2, 16, 16
-BATCH = 50  # calls between two waits for the GPU, and of one sample
+BATCH = 20  # calls between two waits for the GPU, and of one sample
 FRAMEWORKS = ("torch",)
 PACKAGES = "numpy", "numba", "cupy-cuda13x", *FRAMEWORKS
 
