@@ -26,8 +26,10 @@ class Directions:
         given = [x is not None and some < 0.75 for x, some in zip(arrays, kind.random(len(arrays)))]
         if self.way != "jvp":
             given[3:5] = False, False
-        several = any(given[:3] + given[5:]) or self.way == "laplacian"     # an axis of tangents of dO alone is none
-        self.count = COUNTS[rng.integers(2 * (self.way == "laplacian"), len(COUNTS))] if several else None
+        if self.way == "laplacian" and not any(given):
+            given[0] = True
+        several = any(given[:3] + given[5:])    # an axis of the tangents of do and dlse alone is none
+        self.count = rng.choice(COUNTS[2 * (self.way == "laplacian") :]) if several else None
         lead = () if self.count is None else (self.count,)
         names = *GIVEN, *(f"score {at}" for at in range(len(arrays) - len(GIVEN)))
         self.tangents = {name: self.like(x, lead) if there else None for name, x, there in zip(names, arrays, given)}
