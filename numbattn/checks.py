@@ -15,6 +15,8 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import ml_dtypes
 import numpy as np
 
+from .values import Value, is_foreign
+
 DTYPES = tuple(map(np.dtype, ("float16", ml_dtypes.bfloat16, "float32", "float64")))
 FLOATING = ", ".join(map(str, DTYPES))
 
@@ -69,6 +71,16 @@ def _library(kind: Any) -> str | None:
     return "cupy" if kind.__module__.partition(".")[0] == "cupy" and hasattr(kind, "strides") else None
 
 
+def dtype_of(x: Any) -> np.dtype[Any]:
+    """The dtype of an array, NumPy's, CuPy's or a framework's, as NumPy knows it; that of objects for anything else."""
+    if library(x):
+        return np.dtype(x.dtype)
+    try:
+        return np.dtype(str(x.dtype).removeprefix("torch.")) if is_foreign(x) else np.dtype(object)
+    except TypeError:
+        return np.dtype(object)  # keys of random numbers, quantised numbers
+
+
 def words_for(x: Any) -> str:
     """What x is, for a message: "numpy.ndarray of float32", "torch.Tensor", 'three', 3.5."""
     if isinstance(x, int | float | str | bytes | None):
@@ -96,7 +108,8 @@ def words_for_dtype(dtype: np.dtype[Any]) -> str:
 
 def number(name: str, value: Any) -> float:
     """As a float."""
-    if isinstance(value, bool | np.bool_) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
+    is_number = hasattr(value, "__float__") or hasattr(value, "__index__")
+    if isinstance(value, bool | np.bool_) or not is_number or is_foreign(value):  # a float would have no gradient
         raise TypeError(f"{name}: got {words_for(value)}, expected a number")
     try:
         return float(value)
@@ -131,23 +144,23 @@ def integers(name: str, value: Any) -> Any:
     if isinstance(value, int | np.integer):
         return integer(name, value, -(2**63), 2**63 - 1)
     array = _array_of(name, value)
-    if not library(array) or array.dtype.kind not in "iu":
+    if dtype_of(array).kind not in "iu":
         raise TypeError(f"{name}: got {words_for(value)}, expected an int or an integer array of NumPy or CuPy")
     check_axes(name, array)
-    return array if array.ndim else int(array)
+    return array if array.ndim or is_foreign(array) else int(array)
 
 
 def integer_array(name: str, value: Any, shape: str) -> Any:
     """An integer array of at least one axis."""
     array = integers(name, value)
-    if isinstance(array, int):
+    if isinstance(array, int) or not array.ndim:
         raise ValueError(f"{name}: got a number, expected an array {shape}")
     return array
 
 
 def floats(name: str, value: Any) -> Any:
     """A floating array as it is; of numbers and lists a NumPy array is made."""
-    if library(value) and value.dtype in DTYPES:
+    if dtype_of(value) in DTYPES:
         check_axes(name, value)
         return value
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
@@ -197,11 +210,19 @@ def shape_of(name: str, value: Iterable[int]) -> tuple[int, ...]:
 
 def check_array(name: str, array: Any, dtype: Any, ndim: int = 2) -> None:
     """Refuse what is no array of this dtype."""
-    if not library(array) or array.dtype != dtype:
+    if dtype_of(array) != dtype:
         raise TypeError(f"{name}: got {words_for(array)}, expected an array of {np.dtype(dtype)} of NumPy or CuPy")
     if array.ndim < ndim:
         raise ValueError(f"{name}: got the shape {array.shape}, expected (..., rows, columns)")
     check_axes(name, array)
+
+
+def refuse_foreign(of: str, values: Iterable[Value]) -> None:
+    """Refuse values with arrays of a framework where NumPy or CuPy computes."""
+    for value in values:
+        if name := value._foreign:
+            raise TypeError(f"{of}: {type(value).__name__} {name}: got {words_for(value._arrays()[name])}, expected an "
+                            "array of NumPy or CuPy; those of frameworks go with the functions of numbattn.interop")
 
 
 def same_library(**arrays: Any) -> str:

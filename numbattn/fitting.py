@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from .checks import check_values, library, warn
+from .checks import check_values, library, refuse_foreign, warn
 from .masks import AnyOf, Lengths, Mask, drawn
 from .scores import Part
 from .values import Memo, shown
@@ -31,6 +31,7 @@ def fitted_mask(mask: Mask, q: Any, shape: Shape, xp: str) -> Mask:
 
 
 def _fitted_anew(mask: Mask, q: Any, shape: Shape, xp: str) -> Mask:
+    refuse_foreign("mask", mask._leaves)
     fitted = mask._fit(shape)
     check_mask(fitted, shape, xp)
     near = mask._like(q)  # arrays are copied to the device before they are broadcast
@@ -55,6 +56,7 @@ def _fitted_part(part: Part, q: Any, shape: Shape, xp: str) -> Part:
 
 
 def check_part(part: Part, shape: Shape, xp: str) -> None:
+    refuse_foreign("score", (part,))
     for name, array in part._arrays().items():
         if library(array) not in ("numpy", xp):
             raise TypeError(f"score: {type(part).__name__} {name}: got a {library(array)}.ndarray with inputs of "

@@ -195,16 +195,22 @@ def attention_backward_jvp(
     >>> np.allclose(tdk, (ahead.dk - behind.dk) / (2 * h), atol=1e-6)
     True
     """
+    tgrads = tangents_of_gradients(do, saved, tsaved, tdo, dlse, tdlse, deterministic)
+    do, dlse = checked_gradients(saved, do, dlse)
+    return run(saved.problem, "backward", saved, do, dlse, deterministic), tgrads
+
+
+def tangents_of_gradients(
+    do: Any, saved: Saved[A], tsaved: SavedTangents[A], tdo: Any, dlse: Any, tdlse: Any, deterministic: bool
+) -> Gradients[A]:
+    """What `attention_backward_jvp` returns, without the gradients themselves."""
     do, dlse = checked_gradients(saved, do, dlse)
     tdo, tdlse = checked_tangents_of_gradients(saved, tsaved, tdo, dlse, tdlse)
     flag("deterministic", deterministic)
-    tangents, to, tlse = tsaved.tangents, tsaved.to, tsaved.tlse
-    if not tsaved.several:
-        to, tlse = to[None], tlse[None]
-    grads = run(saved.problem, "backward", saved, do, dlse, deterministic)
-    given = saved, do, dlse, tangents, to, tlse, tdo, tdlse, deterministic
+    to, tlse = (tsaved.to, tsaved.tlse) if tsaved.several else (tsaved.to[None], tsaved.tlse[None])
+    given = saved, do, dlse, tsaved.tangents, to, tlse, tdo, tdlse, deterministic
     tgrads = run(saved.problem, "backward_tangent", *given)
-    return grads, tgrads if tsaved.several else _only(tgrads)
+    return tgrads if tsaved.several else _only(tgrads)
 
 
 class SecondBackprop(Protocol[A]):

@@ -7,13 +7,14 @@ Also what both do with arrays, of NumPy or of CuPy.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
 V = TypeVar("V", bound="Value")
+FRAMEWORKS = "torch", "jax", "jaxlib", "autograd"  # packages whose arrays values may hold, for numbattn.interop
 MOST_KNOWN = 32  # entries of a Memo
 
 
@@ -25,6 +26,24 @@ class Held(NamedTuple):
     shape: tuple[int, ...]
     largest: Any = None  # math.inf: any that is not negative
     rising: bool = False  # whether it must not decrease along its last axis
+
+
+@dataclass(frozen=True)
+class Placeholder:
+    """Stands for an array that is given later, so that values can be compared without their arrays."""
+
+    number: int  # among the arrays of a call's mask and score
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+
+def is_foreign(x: Any) -> bool:
+    """Whether x is an array that only numbattn.interop takes, of one of its frameworks, or stands for one."""
+    return isinstance(x, Placeholder) or (type(x).__module__.partition(".")[0] in FRAMEWORKS and hasattr(x, "shape"))
 
 
 class Value:
@@ -45,9 +64,14 @@ class Value:
         copies = {name: copy for name, x in self._arrays().items() if (copy := function(x)) is not x}
         return replace(cast(Any, self), **copies) if copies else self
 
+    @cached_property
+    def _foreign(self) -> str | None:
+        """The name of an array that numbattn's own functions do not take, if there is one."""
+        return next((name for name, x in self._arrays().items() if is_foreign(x)), None)
+
     def _key(self) -> tuple[Any, ...]:
         values = (getattr(self, field.name) for field in fields(cast(Any, self)))
-        return type(self), tuple(("array", id(x)) if hasattr(x, "shape") else x for x in values)
+        return type(self), tuple(map(identity, values))
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Value) and self._key() == other._key())
@@ -71,6 +95,11 @@ class Value:
     def _set(self, **values: Any) -> None:
         for name, value in values.items():
             object.__setattr__(self, name, value)
+
+
+def identity(x: Any) -> Any:
+    """What a field is compared by: of an array, which object it is."""
+    return ("array", id(x)) if hasattr(x, "shape") and not isinstance(x, Placeholder) else x
 
 
 class Memo:

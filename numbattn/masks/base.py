@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import Array, integer
+from ..checks import Array, integer, refuse_foreign
 from ..origin import FAR, Crop
 from ..values import Held, Value, broadcasts, clip
 
@@ -106,6 +106,7 @@ class Mask(Value):
                [1, 1, 1]])
         """
         seqlen_q, seqlen_k = integer("seqlen_q", seqlen_q, low=0), integer("seqlen_k", seqlen_k, low=0)
+        refuse_foreign("mask", self._leaves)
         array = next((x for x in arrays_of(self) if not isinstance(x, np.ndarray)), np.empty(0))
         return OPERATORS["dense"](self._like(array), seqlen_q, seqlen_k, array)
 

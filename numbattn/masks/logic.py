@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from ..checks import library, words_for
+from ..checks import dtype_of, words_for
 from ..origin import Crop
 from ..values import clip, for_queries
 from .bands import Causal, Window
@@ -164,7 +164,7 @@ def as_mask(mask: Any, name: str = "mask") -> Mask:
         return All()
     if isinstance(mask, Mask):
         return mask
-    if library(mask) and mask.dtype == np.bool_:
+    if dtype_of(mask) == np.bool_:
         return Dense(mask)
     raise TypeError(f"{name}: got {words_for(mask)}, expected a numbattn mask or a boolean array of NumPy or CuPy, "
                     "True = visible (numbers that are added to the scores go into score=numbattn.Bias)")

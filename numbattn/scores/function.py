@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import Array, library, words_for
-from ..values import shown
+from ..checks import Array, dtype_of, library, words_for
+from ..values import identity, shown
 from .entries import IS_A_MASK, entries_of
 from .frozen import ORDERS, frozen
 from .parts import Part
@@ -101,9 +101,10 @@ class Score(Part):
             raise ValueError("Score second: got one without a derivative, expected both or neither")
         self._set(arrays=_arrays(self.arrays))
         for name, x in self._arrays().items():
-            if library(x) and x.dtype == np.uint64:
+            dtype = dtype_of(x)
+            if dtype == np.uint64:
                 raise TypeError(f"Score {name}: got {words_for(x)}, which int64 cannot hold: give x.astype(np.int64)")
-            if not library(x) or x.dtype not in DTYPES:
+            if dtype not in DTYPES:
                 raise TypeError(f"Score {name}: got {words_for(x)}, expected an array of NumPy or CuPy, of booleans, "
                                 "integers, float32 or float64")
         for order, given in zip(ORDERS, self._functions):
@@ -129,7 +130,7 @@ class Score(Part):
         return Score, (self.function, self.derivative, self.arrays, self.second)
 
     def _key(self) -> tuple[Any, ...]:
-        return type(self), self._identity, tuple(map(id, self.arrays))
+        return type(self), self._identity, tuple(map(identity, self.arrays))
 
     @cached_property
     def _kind(self) -> tuple[Any, ...]:

@@ -1,0 +1,125 @@
+"""Attention of JAX arrays: primitives whose derivatives are numbattn's own passes.
+
+`attention` works outside and inside of `jax.jit`, and under
+
+- `grad`, `value_and_grad`, `vjp`, `jacrev`: a backward pass;
+- `jvp`, `linearize`, `jacfwd`: a forward pass and one with a tangent. Several tangents of one call, as in `jacfwd` and
+  `hessian`, are one pass;
+- `hessian`, `jacfwd` of `grad` and `grad` of `grad`: the tangent of the backward pass; `grad` of `jvp` likewise;
+- `vmap`, of derivatives, too: one more batch axis in front of all, and the same bits as without. With dropout, and with
+  mapped arrays of a `Score`, a pass for each element: a Dropout counts (batch, head), so that each drops what it would
+  drop alone;
+- `checkpoint`, `scan`, `cond`.
+
+`jvp` of `jvp` and third derivatives raise NotImplementedError, as do derivatives by the arrays of a `Score`.
+
+Masks, scores and `Gradients` are pytrees as soon as this module is imported: as arguments of a compiled function their
+arrays are traced, and all else of them is static. A changed array, seed or offset compiles nothing again.
+
+On CPUs, outside of jit, arrays are read as they lie, and results are copied once into memory that is aligned as JAX
+wants it: some 20 us more than numbattn's own call. Inside of jit a pass is a callback, to which XLA hands copies: some
+15 us more, and the time to copy. No function of JAX is called in it, so that it never waits for JAX, and asynchronous
+dispatch may stay on. On a GPU, outside of jit, CuPy arrays share memory with JAX's; inside of jit arrays are copied to
+the host and computed there: slow, so leave attention out of what is compiled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+from jax import numpy as jnp
+
+from ...checks import flag, library, words_for
+from ...dropout import Dropout
+from ...masks import Mask
+from ...problem import refuse_cache
+from ...scores import Scores
+from ..options import taken_apart
+from . import primitives, pytrees  # noqa: F401  # which register what JAX has to know
+from .operands import How, Operands, bind
+from .passes import forward
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = False,
+    mask: Mask | Any = None,
+    scale: float | None = None,
+    dropout: Dropout | None = None,
+    score: Scores = None,
+    return_lse: bool = False,
+    deterministic: bool = False,
+    dropout_offset: Any = None,
+) -> Any:
+    """`numbattn.attention` of JAX arrays.
+
+    Parameters
+    ----------
+    q, k, v, causal, mask, scale, dropout, score
+        As in `numbattn.attention`; their arrays are JAX's or NumPy's. Those in scores have gradients, unless they were
+        given with ``gradient=False``.
+    return_lse : bool, optional
+        Whether lse is returned, too.
+    deterministic : bool, optional
+        Of gradients: see `numbattn.attention_backward`.
+    dropout_offset : int or integer array without axes, optional
+        In the place of that of dropout; it may be traced, as the number of a step of training.
+
+    Returns
+    -------
+    o : jax.Array, (..., seqlen_q, head_dim_v)
+    lse : jax.Array, (..., seqlen_q), float32, or float64 for float64
+        With return_lse.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what does not fit: see `numbattn.attention`. What is in traced arrays is looked at when they are there.
+    NotImplementedError
+        For a derivative that is not there: see above.
+
+    Examples
+    --------
+    >>> import jax, numbattn as na
+    >>> from numbattn.interop.jax import attention
+    >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 8, 100, 64))
+    >>> loss = lambda q: (attention(q, k, v, mask=na.Window(16, 0)) ** 2).sum()
+    >>> jax.jit(jax.grad(loss))(q).shape
+    (2, 8, 100, 64)
+    """
+    refuse_cache(k)
+    q, k, v = (_array(name, x) for name, x in zip("qkv", (q, k, v)))
+    flag("return_lse", return_lse), flag("deterministic", deterministic)
+    seed = offset = None
+    if isinstance(dropout, Dropout):
+        seed, offset = np.array(dropout.key, np.uint32), _offset(dropout, dropout_offset)
+        dropout = Dropout(dropout.p, 0)
+    options, arrays = taken_apart(causal, mask, scale, dropout, score)
+    how = How(options, options.wanted, bool(deterministic), bool(return_lse))
+    results = bind(forward, Operands(q, k, v, tuple(arrays), seed, offset), how)
+    return tuple(results) if return_lse else results[0]
+
+
+def _array(name: str, x: Any) -> Any:
+    if isinstance(x, jax.Array):
+        return x
+    if library(x) != "numpy":
+        raise TypeError(f"{name}: got {words_for(x)}, expected a jax.Array or a numpy.ndarray")
+    return jnp.asarray(x)
+
+
+def _offset(dropout: Dropout, offset: Any) -> Any:
+    """The offset of dropout as an array."""
+    if not isinstance(offset, jax.Array):
+        given = dropout if offset is None else replace(dropout, offset=offset)
+        return np.array(given.offset, np.uint32)
+    if offset.ndim or offset.dtype.kind not in "iu":
+        raise TypeError(f"dropout_offset: got an array of {offset.dtype} of the shape {offset.shape}, expected an "
+                        "integer without axes")  # fmt: skip
+    return offset.astype(np.uint32)

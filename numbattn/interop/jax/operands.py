@@ -1,0 +1,72 @@
+"""What JAX's primitives of numbattn take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+
+from ..options import Options
+
+Results = Sequence[Any]
+Pass = Callable[["Operands", "How"], Results]
+PRIMITIVES: dict[Pass, Any] = {}  # by what computes them
+
+
+class Directions(NamedTuple):
+    """Tangents, or gradients, of all that can be differentiated by; None is zero."""
+
+    q: Any
+    k: Any
+    v: Any
+    score: tuple[Any, ...]  # one for each weight of the options
+
+    def __bool__(self) -> bool:
+        return any(x is not None for x in (*self[:3], *self.score))
+
+
+class Operands(NamedTuple):
+    """The arrays that primitives take; None for what one does not take."""
+
+    q: Any
+    k: Any
+    v: Any
+    arrays: tuple[Any, ...]  # of the mask and the score
+    seed: Any = None
+    offset: Any = None
+    o: Any = None  # what the forward pass made of those above; derivatives are total, through o and lse, too
+    lse: Any = None
+    do: Any = None
+    dlse: Any = None
+    tangents: Directions | None = None
+    tdo: Any = None
+    tdlse: Any = None
+    second: Directions | None = None  # tangents of what `tangents` are taken at
+
+    def with_(self, **values: Any) -> Operands:
+        """What the forward pass took and returned, with these."""
+        return Operands(*self[: Operands._fields.index("do")], **values)
+
+
+@dataclass(frozen=True)
+class How:
+    """What is static."""
+
+    options: Options  # with a Dropout of no seed; `options.wanted` says which gradients a pass returns
+    wanted: tuple[bool, ...]  # which of them the user wants
+    deterministic: bool
+    with_lse: bool = True  # of the forward pass
+    several: bool = False  # whether tangents, tdo and tdlse have one axis more in front
+    loops: int = 0  # axes in front of all operands: a pass for each element
+
+
+def bind(compute: Pass, x: Operands, how: How) -> list[Any]:
+    operands, tree = jax.tree.flatten(x)
+    found: list[Any] = PRIMITIVES[compute].bind(*operands, tree=tree, how=how)
+    return found
+
+
+def is_none(x: Any) -> bool:
+    return x is None

@@ -1,0 +1,98 @@
+"""The passes, each of NumPy's or CuPy's arrays, and what they return."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from ...api import attention_backward, attention_forward
+from ...dropout import Dropout
+from ...gradients import Gradients
+from ...jets import attention_forward_jvp, tangents_of_gradients
+from ...problem import Saved, describe
+from .operands import How, Operands, Pass, Results
+
+
+def forward(x: Operands, how: How) -> Results:
+    o, saved = attention_forward(x.q, x.k, x.v, **_given(x, how))
+    return (o, saved.lse) if how.with_lse else (o,)
+
+
+def tangent(x: Operands, how: How) -> Results:
+    _, to, _, tsaved = _forward_tangent(x, how)
+    return to, tsaved.tlse
+
+
+def backward(x: Operands, how: How) -> Results:
+    saved = Saved.of(x.q, x.k, x.v, x.o, x.lse, **_given(x, how))
+    return _wanted(attention_backward(x.do, saved, dlse=x.dlse, deterministic=how.deterministic), how)
+
+
+def hessian(x: Operands, how: How) -> Results:
+    """The Hessian of <do, o> + <dlse, lse>, by do and dlse, too, times tangents: a symmetric matrix."""
+    _, to, saved, tsaved = _forward_tangent(x, how)
+    dlse = np.zeros_like(saved.lse) if x.dlse is None and x.tdlse is not None else x.dlse
+    tgrads = tangents_of_gradients(x.do, saved, tsaved, x.tdo, dlse, x.tdlse, how.deterministic)
+    return *_wanted(tgrads, how), to, tsaved.tlse
+
+
+def second_tangent(x: Operands, how: How) -> Results:
+    """The tangent of `tangent`. It is not there; its transpose is a `hessian`."""
+    raise NotImplementedError("a tangent of a tangent of attention, as in jvp of jvp: of second derivatives there are "
+                              "jvp of grad, grad of jvp and grad of grad")  # fmt: skip
+
+
+def _forward_tangent(x: Operands, how: How) -> Any:
+    t: Any = x.tangents
+    return attention_forward_jvp(x.q, x.k, x.v, t.q, t.k, t.v, tscore=t.score, **_given(x, how))
+
+
+def _given(x: Operands, how: How) -> dict[str, Any]:
+    """The options as numbattn's functions take them."""
+    given = how.options.given(x.arrays)
+    if x.seed is not None:
+        low, high = map(int, x.seed)
+        given["dropout"] = Dropout(given["dropout"].p, low | high << 32, int(x.offset))
+    return given
+
+
+def _wanted(grads: Gradients[Any], how: How) -> Results:
+    return *grads, *(x for x, wanted in zip(grads.score, how.options.wanted) if wanted)
+
+
+def run(compute: Pass, x: Operands, how: How) -> Results:
+    """A pass, or one for each element of the axes in front."""
+    if not how.loops:
+        return compute(x, how)
+    found = [np.empty(like.shape, like.dtype, like=x.q) for like in results_of(compute, x, how)]
+    for index in np.ndindex(x.q.shape[: how.loops]):
+        one = jax.tree.map(lambda a, index=index: a[index], x)
+        for whole, result in zip(found, compute(one, replace(how, loops=0))):
+            whole[index] = result
+    return found
+
+
+def results_of(compute: Pass, x: Operands, how: How) -> list[Any]:
+    """The shapes and dtypes of what a pass returns."""
+    if compute is forward:
+        return _results_of_forward(x, how)
+    weights = [x.arrays[i] for i, wanted in zip(how.options.weights, how.options.wanted) if wanted]
+    ends, starts = (x.o, x.lse), (x.q, x.k, x.v, *weights)
+    likes = {tangent: ends, second_tangent: ends, backward: starts, hessian: (*starts, *ends)}[compute]
+    loops, count = how.loops, ()
+    if how.several:
+        count = jax.tree.leaves(x.tangents)[0].shape[loops : loops + 1]
+    return [jax.ShapeDtypeStruct((*a.shape[:loops], *count, *a.shape[loops:]), a.dtype) for a in likes]
+
+
+def _results_of_forward(x: Operands, how: How) -> list[Any]:
+    """Refuses what does not fit, whatever will be in the arrays."""
+    lead = x.q.shape[: how.loops]
+    x = jax.tree.map(lambda a: np.broadcast_to(np.zeros((), a.dtype), a.shape[how.loops :]), x)
+    problem, _ = describe(x.q, x.k, x.v, **_given(x, how))
+    o = jax.ShapeDtypeStruct((*lead, *problem.out_shape), problem.dtype)
+    lse = jax.ShapeDtypeStruct((*lead, *problem.lse_shape), problem.sum_dtype)
+    return [o, lse] if how.with_lse else [o]

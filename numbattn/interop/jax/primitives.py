@@ -1,0 +1,86 @@
+"""JAX's primitives: where and how a pass is computed, differentiated and mapped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from . import derivatives
+from .operands import PRIMITIVES, How, Pass, Results
+from .passes import backward, forward, hessian, results_of, run, second_tangent, tangent
+from .vmap import mapped
+
+SMALL = 1 << 17  # bytes of results: below it, what a copy costs is the call
+
+
+def eagerly(compute: Pass, *operands: Any, tree: Any, how: How) -> Results:
+    """Outside of jit."""
+    device = operands[0].device
+    if getattr(device, "platform", "cpu") != "cpu":
+        return _on_gpu(compute, operands, tree, how)
+    results = run(compute, tree.unflatten(map(np.asarray, operands)), how)
+    with jax.default_device(device):
+        return _copied(*results) if sum(x.nbytes for x in results) < SMALL else jax.device_put(list(results))
+
+
+@jax.jit
+def _copied(*arrays: Any) -> Any:
+    """The fastest way of small arrays to JAX."""
+    return arrays
+
+
+def _on_gpu(compute: Pass, operands: Sequence[Any], tree: Any, how: How) -> Results:
+    """CuPy's arrays share memory with JAX's; those of NumPy, in options, numbattn copies."""
+    import cupy
+
+    with cupy.cuda.Device(operands[0].device.local_hardware_id):
+        shared = [cupy.from_dlpack(x) if isinstance(x, jax.Array) else x for x in operands]
+        return [jax.dlpack.from_dlpack(x) for x in run(compute, tree.unflatten(shared), how)]
+
+
+def abstract(compute: Pass, *avals: Any, tree: Any, how: How) -> list[Any]:
+    return [jax.core.ShapedArray(x.shape, x.dtype) for x in results_of(compute, tree.unflatten(avals), how)]
+
+
+def lowered(compute: Pass, context: Any, *operands: Any, tree: Any, how: How) -> Any:
+    """Inside of jit: a callback that takes and returns NumPy arrays."""
+    if compute is second_tangent:
+        compute(tree.unflatten(operands), how)
+
+    def callback(*arrays: Any) -> Results:
+        return run(compute, tree.unflatten(arrays), how)
+
+    results, _, _ = mlir.emit_python_callback(
+        context, callback, None, operands, context.avals_in, context.avals_out, has_side_effect=False,
+        returns_token=False,
+    )  # fmt: skip
+    return results
+
+
+def _primitive(compute: Pass, jvp: Any, transpose: Any = None) -> Primitive:
+    primitive = Primitive(f"numbattn_{compute.__name__}")
+    primitive.multiple_results = True
+    primitive.def_impl(partial(eagerly, compute))
+    primitive.def_abstract_eval(partial(abstract, compute))
+    mlir.register_lowering(primitive, partial(lowered, compute))
+    batching.primitive_batchers[primitive] = partial(mapped, compute)
+    ad.primitive_jvps[primitive] = jvp
+    if transpose:
+        ad.primitive_transposes[primitive] = transpose
+    return primitive
+
+
+for _compute, *_rules in (
+    (forward, derivatives.forward_jvp),
+    (tangent, derivatives.tangent_jvp, derivatives.tangent_transpose),
+    (backward, derivatives.backward_jvp, derivatives.backward_transpose),
+    (hessian, derivatives.hessian_jvp, derivatives.hessian_transpose),
+    (second_tangent, derivatives.second_tangent_jvp, derivatives.second_tangent_transpose),
+):
+    PRIMITIVES[_compute] = _primitive(_compute, *_rules)

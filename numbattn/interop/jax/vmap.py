@@ -1,0 +1,118 @@
+"""vmap: several tangents of one call, a loop, or one more batch axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+from jax import numpy as jnp
+
+from .operands import Directions, How, Operands, Pass, Results, bind, is_none
+from .passes import backward, hessian, results_of, tangent
+
+
+def mapped(compute: Pass, operands: Results, dims: Sequence[int | None], *, tree: Any, how: How) -> Any:
+    """vmap: several tangents of one call, a loop, or one more batch axis."""
+    x, at = tree.unflatten(operands), tree.unflatten(dims)
+    size = next(a.shape[dim] for a, dim in zip(operands, dims) if dim is not None)
+    mapped = {name for name, dim in zip(Operands._fields, at) if jax.tree.leaves(dim)}
+    if compute in (tangent, hessian) and mapped <= {"tangents", "tdo", "tdlse"}:
+        return _of_several(compute, x, at, size, how)
+    unplaced = (dim for dim, own in zip(at.arrays, how.options.own_axes) if own is None)
+    if how.loops or x.seed is not None or any(dim is not None for dim in unplaced):
+        x = jax.tree.map(lambda a, dim: _placed(a, dim, 0, size), x, at, is_leaf=is_none)
+        return _at(0, bind(compute, x, replace(how, loops=how.loops + 1)))
+    return _lifted(compute, x, at, size, how)
+
+
+def _at(axis: int, results: Results) -> Any:
+    return results, [axis] * len(results)
+
+
+def _placed(a: Any, dim: int | None, axis: int, size: int) -> Any:
+    """With the mapped axis there."""
+    if a is None or dim is not None:
+        return None if a is None else jnp.moveaxis(a, dim, axis)
+    return jnp.broadcast_to(jnp.expand_dims(a, axis), (*a.shape[:axis], size, *a.shape[axis:]))
+
+
+def _of_several(compute: Pass, x: Operands, at: Operands, size: int, how: How) -> Any:
+    """Where nothing but tangents is mapped: their axis; one axis is made of two."""
+    first = how.loops
+
+    def joined(a: Any, dim: Any) -> Any:
+        a = _placed(a, dim, first, size)
+        if a is None or not how.several:
+            return a
+        return a.reshape(*a.shape[:first], size * a.shape[first + 1], *a.shape[first + 2 :])
+
+    names = "tangents", "tdo", "tdlse"
+    given = {name: jax.tree.map(joined, getattr(x, name), getattr(at, name), is_leaf=is_none) for name in names}
+    results = bind(compute, x._replace(**given), replace(how, several=True))
+    if how.several:
+        count = results[0].shape[first] // size
+        results = [r.reshape(*r.shape[:first], size, count, *r.shape[first + 1 :]) for r in results]
+    return _at(first, results)
+
+
+def _lifted(compute: Pass, x: Operands, at: Operands, size: int, how: How) -> Any:
+    """With one more batch axis, in front of all; batch axes in between, that of the heads at least, are 1."""
+    batch = max(a.ndim - (dim is not None) for a, dim in zip(x[:3], at[:3])) - 2
+
+    def lifted(a: Any, dim: Any, place: Place) -> Any:
+        if a is None or place.own is None:
+            return a
+        a = jnp.expand_dims(a, place.lead) if dim is None else jnp.moveaxis(a, dim, place.lead)
+        before, after = a.shape[: place.lead], a.shape[place.lead + 1 :]
+        missing = max(max(batch, 1) + place.own - len(after), 0)
+        a = a.reshape(*before, a.shape[place.lead], *[1] * missing, *after)
+        return jnp.broadcast_to(a, (*before, size, *a.shape[place.lead + 1 :])) if place.whole else a
+
+    def alone(a: Any, dim: Any) -> Any:
+        if a is None:
+            return None
+        return jax.ShapeDtypeStruct(tuple([n for axis, n in enumerate(a.shape) if axis != dim]), a.dtype)
+
+    places = _places(compute, at, how)
+    results = bind(compute, jax.tree.map(lifted, x, at, places, is_leaf=is_none), how)
+    likes = results_of(compute, jax.tree.map(alone, x, at, is_leaf=is_none), how)
+    lead = int(how.several)
+    return _at(lead, [r.reshape(*a.shape[:lead], size, *a.shape[lead:]) for r, a in zip(results, likes)])
+
+
+class Place(NamedTuple):
+    """Where the mapped axis of an operand belongs."""
+
+    own: int | None  # its last axes that are no batch axes
+    whole: bool = True  # whether it has to have that axis at full size
+    lead: int = 0  # axes in front of it
+
+
+def _places(compute: Pass, at: Operands, how: How) -> Operands:
+    """Of each operand. What is not mapped keeps an axis of 1, if no gradient by it is asked of each element."""
+    options = how.options
+
+    def flat(x: Any) -> list[Any]:
+        return [None] * (3 + len(how.wanted)) if x is None else [*x[:3], *x.score]
+
+    by_inputs = [*at[:3], *[at.arrays[i] for i in options.weights]]
+    whole = [any(dim is not None for dim in each) for each in zip(by_inputs, flat(at.tangents), flat(at.second))]
+    if compute in (backward, hessian):
+        whole = [x or asked for x, asked in zip(whole, (True, True, True, *options.wanted))]
+    whole[0] |= not any(whole[:3])
+    own = [2, 2, 2, *[options.own_axes[i] for i in options.weights]]
+    arrays = [Place(own, False) for own in options.own_axes]
+    for i, is_whole in zip(options.weights, whole[3:]):
+        arrays[i] = arrays[i]._replace(whole=is_whole)
+
+    def directions(lead: int) -> Directions:
+        places = [Place(*about, lead) for about in zip(own, whole)]
+        return Directions(*places[:3], tuple(places[3:]))
+
+    lead = int(how.several)
+    return Operands(
+        *directions(0)[:3], tuple(arrays), o=Place(2), lse=Place(1), do=Place(2), dlse=Place(1),
+        tangents=directions(lead), tdo=Place(2, lead=lead), tdlse=Place(1, lead=lead), second=directions(0),
+    )  # fmt: skip

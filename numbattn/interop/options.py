@@ -1,0 +1,87 @@
+"""The options of a call taken apart: arrays, which a framework traces, and all else, which it compares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..checks import Array, dtype_of, flag, number
+from ..dropout import Dropout
+from ..masks import Mask, as_mask
+from ..scores import Part, Scores, as_parts
+from ..values import Placeholder
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a call, with a Placeholder for each array in its mask and score: hashable, and equal to those of
+    any other call that differs in the elements of these arrays alone.
+
+    Attributes
+    ----------
+    own_axes : tuple
+        Of each array how many of its last axes are not batch axes; None where it has no batch axes at all.
+    weights : tuple
+        Which of the arrays have a place in ``grads.score``, in its order.
+    wanted : tuple
+        Of each of these whether its gradient is wanted.
+    """
+
+    causal: bool
+    mask: Mask | None
+    scale: float | None
+    dropout: Dropout | None
+    score: tuple[Part, ...]
+    own_axes: tuple[int | None, ...]
+    weights: tuple[int, ...]
+    wanted: tuple[bool, ...]
+
+    def given(self, arrays: Sequence[Any]) -> dict[str, Any]:
+        """The options of numbattn's functions, with these arrays, of NumPy or CuPy, in their places."""
+
+        def filled(x: Any) -> Any:
+            return arrays[x.number] if isinstance(x, Placeholder) else x
+
+        mask = None if self.mask is None else self.mask._mapped(filled)
+        score = [part._mapped(filled) for part in self.score]
+        return {"causal": self.causal, "mask": mask, "scale": self.scale, "dropout": self.dropout, "score": score}
+
+
+def taken_apart(
+    causal: bool = False,
+    mask: Mask | Array | None = None,
+    scale: float | None = None,
+    dropout: Dropout | None = None,
+    score: Scores = None,
+) -> tuple[Options, list[Any]]:
+    """Options and their arrays: first those of the mask, then those of the parts of the score."""
+    arrays: list[Any] = []
+
+    def placeholder(x: Any) -> Placeholder:
+        arrays.append(x)
+        return Placeholder(len(arrays) - 1, tuple(x.shape), dtype_of(x))
+
+    causal, scale = flag("causal", causal), None if scale is None else number("scale", scale)
+    mask = None if mask is None else as_mask(mask)
+    parts = as_parts(score)
+    values: list[Mask | Part] = [*(() if mask is None else mask._leaves), *parts]
+    own_axes = tuple([axes for value in values for axes in _own_axes(value)])
+    weights, first = list[int](), sum(len(leaf._arrays()) for leaf in values[: len(values) - len(parts)])
+    for part in parts:
+        own = list(part._arrays().values())
+        weights += [first + [x is weight for x in own].index(True) for weight in part._weights]
+        first += len(own)
+    wanted = tuple([part._wants_gradient for part in parts for _ in part._weights])
+    return Options(
+        causal, None if mask is None else mask._mapped(placeholder), scale, dropout,
+        tuple([part._mapped(placeholder) for part in parts]), own_axes, tuple(weights), wanted,
+    ), arrays  # fmt: skip
+
+
+def _own_axes(value: Mask | Part) -> list[int | None]:
+    """Of each array of a value."""
+    known = {held.name: len(held.shape) for held in value._held(1, 1)}
+    if isinstance(value, Part) and value._weights and value._own_axes is not None:
+        known[next(iter(value._arrays()))] = value._own_axes
+    return [known.get(name) for name in value._arrays()]
