@@ -9,19 +9,17 @@ from numbattn.values import shown
 
 from .accuracy import finite, present, rounding_of_laplacian, rounding_of_tangents, to_numpy
 
+WAYS = "jvp", "jvp", "vjp", "laplacian"  # all tangents; those of a gradient of gradients
 COUNTS = None, None, 1, 3, 3, 6  # of tangents at once; None: without an axis of them
 GIVEN = "q", "k", "v", "do", "lse"  # before the arrays of a score
 
 
 class Directions:
     """Tangents of the arrays of a problem, by name, some of them None: as large as these, and NaN where they are. What
-    is compiled in comes from `kind`, all else from `rng`.
+    is compiled in comes from `kind`, all else from `rng`."""
 
-    way: "jvp", all tangents; "vjp", those of a gradient of gradients; "laplacian".
-    """
-
-    def __init__(self, problem, kind, rng):
-        self.problem, self.rng, self.way = problem, rng, str(kind.choice(["jvp", "jvp", "vjp", "laplacian"]))
+    def __init__(self, problem, kind, rng, ways=WAYS, counts=COUNTS):
+        self.problem, self.rng, self.way = problem, rng, str(kind.choice(ways))
         arrays = [*problem.arrays, problem.do, problem.dlse, *self.arrays_of_score()]
         given = [x is not None and some < 0.75 for x, some in zip(arrays, kind.random(len(arrays)))]
         if self.way != "jvp":
@@ -29,7 +27,8 @@ class Directions:
         if self.way == "laplacian" and not any(given):
             given[0] = True
         several = any(given[:3] + given[5:])    # an axis of the tangents of do and dlse alone is none
-        self.count = rng.choice(COUNTS[2 * (self.way == "laplacian") :]) if several else None
+        counts = [x for x in counts if x is not None or self.way != "laplacian"]
+        self.count = counts[rng.integers(len(counts))] if several else None
         lead = () if self.count is None else (self.count,)
         names = *GIVEN, *(f"score {at}" for at in range(len(arrays) - len(GIVEN)))
         self.tangents = {name: self.like(x, lead) if there else None for name, x, there in zip(names, arrays, given)}

@@ -381,7 +381,10 @@ class Problem(Draw):
         self.options = {"causal": causal, "mask": mask, "scale": scale, "dropout": dropout, "score": score}
         self.out = self.placed(np.full(self.do.shape, np.nan, dtype)) if self.late.random() < 0.5 else None
         self.numpy_errors = {"all": "raise"} if self.late.random() < 0.25 else {}
-        self.directions = Directions(self, self.jets, self.along) if self.jets.random() < limit.tangents else None
+        self.directions = self.drawn_directions() if self.jets.random() < limit.tangents else None
+
+    def drawn_directions(self):
+        return Directions(self, self.jets, self.along)
 
     def names(self):
         """Of masks and of the parts of a score."""
