@@ -10,6 +10,8 @@ from threadpoolctl import threadpool_limits
 # what needs the packages of the extras cu12 and cu13 is collected where they are
 HAS_CUDA = find_spec("numba_cuda") and find_spec("cupy")
 collect_ignore_glob = [] if HAS_CUDA else ["numbattn/cuda/*", "tests/cuda/*", "tests/tools/*"]
+# and each module of numbattn.interop where its framework is
+collect_ignore_glob += [f"numbattn/interop/{x}.py" for x in ("torch", "autograd", "thinc") if not find_spec(x)]
 collect_ignore_glob += ["numbattn/interop/jax/*"]  # by a process of its own: see tests/interop/test_jax.py
 
 SHARED_BYTES = 1 << 14  # of the kernels of examples

@@ -1,0 +1,146 @@
+"""Attention as a layer of thinc, with parameters for the arrays in its score.
+
+thinc's layers are functions that return their own backpropagation; it has no second derivatives.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from thinc.api import Model
+
+from ..api import attention_vjp
+from ..checks import Array, flag, integer, words_for
+from ..dropout import Dropout
+from ..masks import All, Mask, Segments, as_mask
+from ..scores import ArrayPart, Part, Scores, as_parts
+
+
+def attention(
+    heads: int,
+    *,
+    causal: bool = False,
+    mask: Mask | Array | None = None,
+    scale: float | None = None,
+    dropout: Dropout | None = None,
+    score: Scores = None,
+    deterministic: bool = False,
+) -> Model[Any, Any]:
+    """A layer of attention within each of several sequences.
+
+    Parameters
+    ----------
+    heads : int
+        1 or more.
+    causal, mask, scale, score
+        As in `numbattn.attention`. The sequences of a batch are packed, one after the other: masks and scores are
+        aligned within each, and arrays in them are by head alone.
+    dropout : Dropout, optional
+        In training only. Its offset counts the calls, from its own on; `thinc.api.set_dropout_rate` changes p.
+    deterministic : bool, optional
+        As in `numbattn.attention_backward`.
+
+    Returns
+    -------
+    Model
+        From a list of arrays (seqlen, 3 * width), queries, keys and values side by side, each by head, to a list of
+        (seqlen, width); or from one array to one. Arrays are NumPy's or CuPy's, as `model.ops` has them. The arrays in
+        the score whose gradients are wanted are parameters: "bias", "slopes", "table" or "logits", with a number after
+        a second one of a kind.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what does not fit: see `numbattn.attention`; when called, for widths that 3 * heads does not divide.
+
+    Examples
+    --------
+    >>> import numbattn as na, numpy as np
+    >>> from numbattn.interop.thinc import attention
+    >>> model = attention(2, causal=True, score=na.Alibi([0.5, 0.25]))
+    >>> ys, backprop = model.begin_update([np.ones((5, 12), "f"), np.ones((3, 12), "f")])
+    >>> [y.shape for y in ys], [dx.shape for dx in backprop(ys)]
+    ([(5, 4), (3, 4)], [(5, 12), (3, 12)])
+    >>> model.get_grad("slopes").shape
+    (2,)
+    """
+    mask = as_mask(mask)
+    if mask._segments is not None:
+        raise ValueError("mask: got Segments, expected a mask within each sequence: the layer packs them itself")
+    if dropout is not None and not isinstance(dropout, Dropout):
+        raise TypeError(f"dropout: got {words_for(dropout)}, expected a numbattn.Dropout(p, seed)")
+    parts = as_parts(score)
+    names = names_of(parts)
+    attrs = {
+        "heads": integer("heads", heads, low=1),
+        "options": {"causal": flag("causal", causal), "mask": mask, "scale": scale},
+        "deterministic": flag("deterministic", deterministic),
+        "score": parts,
+        "names": names,
+        "dropout": dropout,
+        "dropout_rate": 0.0 if dropout is None else dropout.p,
+    }
+    params: Any = {name: part._weights[0] for name, part in zip(names, parts) if name}
+    return Model("attention", forward, params=params, attrs=attrs)
+
+
+def names_of(parts: Sequence[Part]) -> list[str | None]:
+    """Of each part of a score the name of its parameter, if it has one."""
+    names, seen = list[str | None](), Counter[str]()
+    for part in parts:
+        if isinstance(part, ArrayPart) and part.gradient:
+            seen[part._name] += 1
+            names.append(part._name + (str(seen[part._name]) if seen[part._name] > 1 else ""))
+        else:
+            names.append(None)
+    return names
+
+
+def forward(model: Model[Any, Any], sequences: Any, is_train: bool) -> tuple[Any, Callable[[Any], Any]]:
+    if not isinstance(sequences, list | tuple):
+        ys, backprop_all = forward(model, [sequences], is_train)
+        return ys[0], lambda dy: backprop_all([dy])[0]
+    heads, lengths = model.attrs["heads"], [len(x) for x in sequences]
+    packed = model.ops.flatten(sequences)
+    width = packed.shape[-1]
+    if width % (3 * heads):
+        raise ValueError(f"sequences: got the width {width}, expected a multiple of {3 * heads}: queries, keys and "
+                         f"values of {heads} heads")  # fmt: skip
+    q, k, v = packed.reshape(-1, 3, heads, width // (3 * heads)).transpose(1, 2, 0, 3)
+    ends = model.ops.asarray([0, *lengths], dtype="int32").cumsum(dtype="int32")
+    options = dict(model.attrs["options"])
+    options["mask"] = All((Segments(ends), *options["mask"]._parts))
+    o, attention_back = attention_vjp(q, k, v, score=score_of(model), dropout=dropout_of(model, is_train), **options)
+
+    def backprop(dys: Any) -> Any:
+        do = model.ops.flatten(dys).reshape(-1, heads, width // (3 * heads)).swapaxes(0, 1)
+        grads = attention_back(do, deterministic=model.attrs["deterministic"])
+        for name, gradient in zip(filter(None, model.attrs["names"]), filter(is_wanted, grads.score)):
+            model.inc_grad(name, gradient)
+        dqkv = model.ops.xp.stack(grads).transpose(2, 0, 1, 3)
+        return model.ops.unflatten(dqkv.reshape(packed.shape), lengths)
+
+    return model.ops.unflatten(o.swapaxes(0, 1).reshape(len(packed), -1), lengths), backprop
+
+
+def is_wanted(gradient: Any) -> bool:
+    return gradient is not None
+
+
+def score_of(model: Model[Any, Any]) -> list[Part]:
+    """The score with the parameters as they are now."""
+    found: Sequence[Any] = model.attrs["score"]
+    return [replace(part, **{part._name: model.get_param(name)}) if name else part
+            for name, part in zip(model.attrs["names"], found)]  # fmt: skip
+
+
+def dropout_of(model: Model[Any, Any], is_train: bool) -> Dropout | None:
+    """The dropout of this call, of a number of its own."""
+    dropout, rate = model.attrs["dropout"], model.attrs["dropout_rate"]
+    if not is_train or dropout is None:
+        return None
+    model.attrs["dropout"] = replace(dropout, offset=(dropout.offset + 1) % 2**32)
+    return replace(dropout, p=rate)
