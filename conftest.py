@@ -1,10 +1,12 @@
 import gc
 import os
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 
 import numpy as np
 import pytest
+from llvmlite.binding import ffi
 from threadpoolctl import threadpool_limits
 
 # what needs the packages of the extras cu12 and cu13 is collected where they are
@@ -12,7 +14,8 @@ HAS_CUDA = find_spec("numba_cuda") and find_spec("cupy")
 collect_ignore_glob = [] if HAS_CUDA else ["numbattn/cuda/*", "tests/cuda/*", "tests/tools/*"]
 # and each module of numbattn.interop where its framework is
 collect_ignore_glob += [f"numbattn/interop/{x}.py" for x in ("torch", "autograd", "thinc") if not find_spec(x)]
-collect_ignore_glob += ["numbattn/interop/jax/*"]  # by a process of its own: see tests/interop/test_jax.py
+# what imports JAX runs in a process of its own: see tests/interop/test_jax.py
+collect_ignore_glob += ["numbattn/interop/jax/*", "tests/interop/in_jax.py"]
 
 SHARED_BYTES = 1 << 14  # of the kernels of examples
 
@@ -33,18 +36,34 @@ def pytest_collection_finish():
     gc.set_threshold(100_000, 20, 100)
 
 
-def compare_flags_at_once(module):
-    """Numba looks up functions by its flags, too, and compares them option by option: 6 % of a run that compiles. Flags
-    that are set alike are equal."""
-    config = import_module(module).TargetConfig
-    by_option = config.__eq__
-    config.__eq__ = lambda one, other: one._values == getattr(other, "_values", None) or by_option(one, other)
+def keep_no_records(package):
+    """For each pass over a function Numba writes down its flags and types, for profiles that nobody asks for here; and
+    it compares flags option by option wherever it looks up a function: together a tenth of a run that compiles."""
+    config, machinery = (import_module(f"{package}.{name}") for name in ("targetconfig", "compiler_machinery"))
+    flags, by_option = config.TargetConfig, config.TargetConfig.__eq__
+    flags.__eq__ = lambda one, other: one._values == getattr(other, "_values", None) or by_option(one, other)
+    flags.values = lambda self: defaults(type(self)) | self._values
+    machinery.str = Unsaid
+
+
+class Unsaid(str):
+    """The text of nothing."""
+
+    def __new__(cls, _):
+        return super().__new__(cls)
+
+
+@cache
+def defaults(flags):
+    return {name: option.default for name, option in flags.options.items()}
 
 
 if HAS_CUDA:
     import_module("numbattn.cuda.compiler")  # before anything of numba.cuda
-for _module in ["numba.core.targetconfig", *["numba.cuda.core.targetconfig"] * bool(HAS_CUDA)]:
-    compare_flags_at_once(_module)
+for _package in ["numba.core", *["numba.cuda.core"] * bool(HAS_CUDA)]:
+    keep_no_records(_package)
+import_module("numba.core.base")  # which has each call of LLVM recorded
+ffi.lib._lock._cblist.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -26,13 +26,14 @@ PACKAGES = "numpy", "numba", "cupy-cuda13x", *FRAMEWORKS
 
 
 # --------------------------------------------------------------------------------------------------------------- calls
-# Each framework has functions (arrays of q, k, v and do, of NumPy or CuPy) -> {kind of call: (function, numbattn's own)}
+# Of arrays q, k, v and do, NumPy's or CuPy's: {kind of call: (the framework's function, numbattn's own)}
 def of_torch(arrays):
     import torch
 
     from numbattn.interop import torch as interop
+    from numbattn.interop import torch_passes
 
-    *qkv, do = map(interop.tensor_of, arrays)
+    *qkv, do = map(torch_passes.tensor_of, arrays)
     leaves = [x.clone().requires_grad_() for x in qkv]
 
     def both():

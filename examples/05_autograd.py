@@ -1,4 +1,4 @@
-"""Attention as a primitive of HIPS autograd, in a kernel regression that learns its metric.
+"""Attention in HIPS autograd: a kernel regression that learns its metric.
 
     python examples/05_autograd.py
 
@@ -8,46 +8,21 @@ The estimate at x is the mean of the observed y, weighted by Gaussians of the di
 
 import autograd.numpy as np
 from autograd import grad
-from autograd.extend import defvjp_argnums, primitive
 from autograd.misc.optimizers import adam
 
-import numbattn as na
+from numbattn.interop.autograd import attention
 
 
-@primitive
-def attention(q, k, v):
-    """o, and lse, which has a gradient, too."""
-    o, saved = na.attention_forward(q, k, v, scale=1.0)
-    return o, saved.lse
-
-
-@primitive  # it has no derivative: autograd raises a NotImplementedError if a second one is asked for
-def backward(do, dlse, *saved):
-    return tuple(na.attention_backward(do, na.Saved.of(*saved, scale=1.0), dlse=dlse))
-
-
-def attention_vjp(argnums, ans, args, kwargs):
-    def vjp(gradients):
-        dq_dk_dv = backward(*gradients, *args, *ans)
-        return [dq_dk_dv[i] for i in argnums]
-
-    return vjp
-
-
-defvjp_argnums(attention, attention_vjp)  # one backward pass for all three; defvjp would take a function for each
-
-
-def formula(q, k, v):
-    S = q @ k.T
-    lse = np.log(np.sum(np.exp(S), axis=-1))
-    return np.exp(S - lse[:, None]) @ v, lse
+def formula(q, k, v, scale):
+    P = np.exp(scale * q @ k.T)
+    return P / np.sum(P, axis=-1, keepdims=True) @ v
 
 
 def estimate(attend, log_w, x, observed_x, observed_y):
     a, b = x * np.exp(log_w), observed_x * np.exp(log_w)
     q = np.hstack([a, np.ones((len(a), 1))])
     k = np.hstack([b, -np.sum(b * b, axis=1, keepdims=True) / 2])
-    return attend(q, k, observed_y)[0]
+    return attend(q, k, observed_y, scale=1.0)
 
 
 if __name__ == "__main__":

@@ -4,30 +4,10 @@
 """
 
 import numpy as np
-from thinc.api import Adam, Embed, Linear, Model, Softmax, chain, fix_random_seed, with_array
+from thinc.api import Adam, Embed, Linear, Softmax, chain, fix_random_seed, with_array
 
 import numbattn as na
-
-
-def Attention(heads):
-    """From a list of (seqlen, 3 * width), queries, keys and values side by side, to a list of (seqlen, width)."""
-    return Model("attention", forward, attrs={"heads": heads})
-
-
-def forward(model, sequences, is_train):
-    lengths = [len(qkv) for qkv in sequences]
-    visible = na.Lengths(keys=np.array(lengths)[:, None])  # by sequence; the heads' axis has size 1
-    padded = model.ops.pad(sequences)
-    qkv = padded.reshape(*padded.shape[:2], 3, model.attrs["heads"], -1).transpose(2, 0, 3, 1, 4)
-    o, attention_back = na.attention_vjp(*qkv, mask=visible)  # (batch, heads, seqlen, head_dim), like q, k and v
-
-    def backprop(dys):
-        do = model.ops.pad(dys).reshape(o.swapaxes(1, 2).shape).swapaxes(1, 2)
-        dqkv = model.ops.xp.stack(attention_back(do))
-        return model.ops.unpad(dqkv.transpose(1, 3, 0, 2, 4).reshape(padded.shape), lengths)
-
-    y = o.swapaxes(1, 2).reshape(*padded.shape[:2], -1)
-    return model.ops.unpad(y, lengths), backprop
+from numbattn.interop.thinc import attention
 
 
 def draw(rng, batch):
@@ -40,7 +20,8 @@ if __name__ == "__main__":
     fix_random_seed(0)  # for the weights
     rng = np.random.default_rng(0)
     embed, project, classify = (with_array(layer) for layer in (Embed(32, 10), Linear(96, 32), Softmax(10, 32)))
-    model = chain(embed, project, Attention(heads=4), classify)
+    distances = na.RelativeBias(np.zeros((4, 2 * 40 - 1), np.float32))  # a number by head and distance, learned, too
+    model = chain(embed, project, attention(heads=4, score=distances), classify)
     model.initialize()
     adam = Adam(0.01)
     for step in range(201):

@@ -25,7 +25,7 @@ from .tile.alignment import VECTOR_BYTES, layout_of
 from .views import contiguous
 from .words.numbers import numbers_of
 from .words.spec import Pass
-from .words.steps import BEFORE, Call, gradient_of_part, tangent_of_part
+from .words.steps import BEFORE, LoweredCall, gradient_of_part, tangent_of_part
 from .words.tiers import latest
 
 FORWARD = Pass(
@@ -274,7 +274,7 @@ def run(gpu, pass_, problem, inputs, arrays, strides, deterministic=True, whole=
     program = gpu.programs.get(key)
     if program is None:
         layouts = {name: layout_of(x, address) for (name, x), address in zip(arrays.items(), addresses)}
-        call = Call(layouts, *mask[1:], deterministic, score, tier, whole, tscore)
+        call = LoweredCall(layouts, *mask[1:], deterministic, score, tier, whole, tscore)
         planned = plan(pass_, problem, gpu.device, call)
         with naming(*[part.function for part in inputs.score if isinstance(part, Score)]):
             program = gpu.load(planned, tuple(arrays), problem.sum_dtype)
@@ -352,6 +352,7 @@ def plans(device, q, k, v, deterministic=False, passes=(FORWARD, BACKWARD), **op
         made |= gradients_of_score(pass_, problem, inputs.score)
         layouts = {name: contiguous(*about) for name, about in made.items()} | given
         tscore = (None,) * len(score)
-        return plan(pass_, problem, device, Call(layouts, *mask[1:], deterministic, score, latest.get(), True, tscore))
+        call = LoweredCall(layouts, *mask[1:], deterministic, score, latest.get(), True, tscore)
+        return plan(pass_, problem, device, call)
 
     return tuple(map(planned, passes))

@@ -17,8 +17,7 @@ class Alarm(BaseException):
 @contextmanager
 def alarmed(seconds, again=0.0):
     """An Alarm is raised so many seconds later, and again and again, where numbattn runs then; for 0 there is none. Not
-    in finalizers of what other tests have left, from which no exception comes."""
-    gc.collect()
+    in finalizers of what other tests have left, from which no exception comes: garbage waits."""
     gc.disable()
     before = signal.signal(signal.SIGALRM, handler)
     signal.setitimer(signal.ITIMER_REAL, seconds, again)

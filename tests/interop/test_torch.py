@@ -1,8 +1,8 @@
 """Attention of torch's tensors: all that a call can be asked for, and under all that torch does to functions."""
 
 import gc
-import math
 from functools import partial
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -15,14 +15,10 @@ from ..problems import LIMITS, Problem
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from torch import func
-from torch.autograd import forward_ad, gradcheck, gradgradcheck
-from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import checkpoint
-
-from numbattn.interop import torch as interop
-from numbattn.interop.torch import attention
-
+passes = import_module("numbattn.interop.torch_passes")
+attention = import_module("numbattn.interop.torch").attention
+func, forward_ad, checkpoint = torch.func, torch.autograd.forward_ad, import_module("torch.utils.checkpoint").checkpoint
+gradcheck, gradgradcheck = torch.autograd.gradcheck, torch.autograd.gradgradcheck
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # by make_dual itself
 FLOAT64 = {"dtype": torch.float64}
 
@@ -36,7 +32,7 @@ def tensor_of(x):
     """A tensor of an array: torch has no negative strides."""
     if isinstance(x, np.ndarray) and min(x.strides, default=0) < 0:
         x = x.copy()
-    return interop.tensor_of(x)
+    return passes.tensor_of(x)
 
 
 def randn(*shape, grad=False):
@@ -56,7 +52,7 @@ def formula(q, k, v, *, causal=False, bias=None, visible=None, scale=None):
 
 
 def assert_close(got, expected):
-    for x, y in zip(tree_leaves(got), tree_leaves(expected), strict=True):
+    for x, y in zip(torch.utils._pytree.tree_leaves(got), torch.utils._pytree.tree_leaves(expected), strict=True):
         torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-10)
 
 
@@ -76,7 +72,7 @@ class Through(Problem):
         results = [x.primal for x in duals]
         if self.tangents:
             results += [torch.zeros_like(x.primal) if x.tangent is None else x.tangent for x in duals]
-        return [interop.array_of(x.detach()) for x in results]
+        return [passes.array_of(x.detach()) for x in results]
 
     def through_torch(self):
         """o, lse and gradients."""
@@ -241,14 +237,14 @@ def test_an_array_whose_gradient_is_not_wanted_is_a_constant():
 def test_what_needs_no_gradient_is_not_computed(monkeypatch):
     q, k, v, pairs = leaves(*QKV, (3, 5))
     seen = []
-    backward = interop.attention_backward
+    backward = passes.attention_backward
 
     def spy(*args, **options):
         grads = backward(*args, **options)
         seen.append(grads.score)
         return grads
 
-    monkeypatch.setattr(interop, "attention_backward", spy)
+    monkeypatch.setattr(passes, "attention_backward", spy)
     for x in (pairs, pairs.detach(), pairs.detach().numpy()):
         attention(q, k, v, score=[na.Softcap(2.0), na.Bias(x)]).sum().backward()
     assert [x is None for (x,) in seen] == [False, True, True]
@@ -339,19 +335,19 @@ DTYPES = torch.float16, torch.bfloat16, torch.float32, torch.float64
 def test_memory_is_shared_in_every_dtype(dtype):
     """Of tensors with any strides, and of results."""
     x = torch.randn(2, 5, 3, 4).to(dtype).swapaxes(1, 2)
-    array = interop.array_of(x)
+    array = passes.array_of(x)
     assert array.ctypes.data == x.data_ptr()
     assert array.strides == tuple(x.element_size() * stride for stride in x.stride())
-    assert interop.tensor_of(array).data_ptr() == x.data_ptr()
+    assert passes.tensor_of(array).data_ptr() == x.data_ptr()
     o, lse = attention(x, x, x, return_lse=True)
     assert (o.dtype, lse.dtype) == (dtype, torch.float64 if dtype == torch.float64 else torch.float32)
     o, saved = na.attention_forward(array, array, array)
-    np.testing.assert_array_equal(interop.array_of(attention(x, x, x)), o)
+    np.testing.assert_array_equal(passes.array_of(attention(x, x, x)), o)
     x.requires_grad_()
     attention(x, x, x).sum().backward()
     dq, dk, dv = na.attention_backward(np.ones_like(o), saved)
     assert x.grad.dtype == dtype
-    torch.testing.assert_close(x.grad, sum(map(interop.tensor_of, (dq, dk, dv))), rtol=0.02, atol=0.02)
+    torch.testing.assert_close(x.grad, sum(map(passes.tensor_of, (dq, dk, dv))), rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize(("m", "n", "d"), [(0, 5, 2), (3, 0, 2), (1, 1, 1), (3, 5, 0)])
@@ -413,13 +409,13 @@ def test_autocast_casts_as_for_torchs_own():
 
 @pytest.mark.parametrize("by_torch", [False, True])
 def test_deterministic(monkeypatch, by_torch):
-    seen, backward = [], interop.attention_backward
+    seen, backward = [], passes.attention_backward
 
     def spy(*args, deterministic, **options):
         seen.append(deterministic)
         return backward(*args, deterministic=deterministic, **options)
 
-    monkeypatch.setattr(interop, "attention_backward", spy)
+    monkeypatch.setattr(passes, "attention_backward", spy)
     q, k, v = leaves(*QKV)
     o, other = attention(q, k, v, deterministic=not by_torch), attention(q, k, v)
     torch.use_deterministic_algorithms(by_torch)

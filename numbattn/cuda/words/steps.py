@@ -100,8 +100,8 @@ class Lowered(NamedTuple):
     gradient: bool = False  # whether that of its array is wanted
 
 
-class Call(NamedTuple):
-    """What a plan depends on, besides Problem and Device."""
+class LoweredCall(NamedTuple):
+    """A call as it is planned: what a plan depends on, besides Problem and Device."""
 
     layouts: dict  # of all its arrays by name, without "lse" if it is not wanted
     keys: int  # the most that a query sees, by the mask's band alone

@@ -1,0 +1,395 @@
+"""Passes as torch's functions: attention, its tangent, its gradients and theirs, each the derivative of another one.
+
+With primals p, directions t and rows do, dlse they are
+
+    Forward(p) = o, lse                         its tangent is Tangent, its gradient Backward
+    Tangent(p; t) = to, tlse                    linear in t: its gradient by t is Backward, by p BackwardTangent
+    Backward(p, do, dlse) = dp                  its tangent is BackwardTangent, its gradient this one and Tangent
+    BackwardTangent(p, do, dlse; t, tdo, tdlse) has no derivatives
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib import import_module
+from typing import Any, NamedTuple, cast
+
+import ml_dtypes
+import numpy as np
+import torch
+from torch.autograd import forward_ad
+
+from ..api import attention_backward, attention_forward
+from ..gradients import Gradients
+from ..jets import attention_forward_jvp, tangents_of_gradients
+from ..problem import Saved
+from ..scores import ArrayPart, Part
+from ..scores.function import Score
+from ..tangents import SavedTangents, checked_tangents
+from .options import Options
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+NOT_THERE = (
+    "numbattn has second derivatives by reverse over reverse, forward over reverse and reverse over forward mode, but "
+    "not by forward over forward mode, and no third ones"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """What a call is given but for its tensors."""
+
+    options: Options
+    arrays: tuple[Any, ...]  # of NumPy and CuPy, in its mask and score; None in place of a tensor
+    deterministic: bool
+    needs: tuple[bool, ...] | None = None  # which primals need a gradient, if not all
+
+    @classmethod
+    def of(cls, options: Options, arrays: Sequence[Any], deterministic: bool) -> tuple[Call, list[Any]]:
+        """A call, and the tensors in its mask and score: detached where no gradient is wanted."""
+        call = cls(options, tuple([None if isinstance(x, torch.Tensor) else x for x in arrays]), deterministic)
+        constant = [at for at, part in call.weights.items() if isinstance(part, ArrayPart) and not part.gradient]
+        return call, [arrays[at].detach() if at in constant else arrays[at] for at in call.places]
+
+    @cached_property
+    def places(self) -> list[int]:
+        """Which of the arrays are tensors."""
+        return [at for at, x in enumerate(self.arrays) if x is None]
+
+    @cached_property
+    def weights(self) -> dict[int, Part]:
+        """The arrays that have a place among the gradients, each with its part of the score."""
+        return dict(zip(self.options.weights, [part for part in self.options.score for _ in part._weights]))
+
+    @cached_property
+    def axes(self) -> tuple[int | None, ...]:
+        """How many of its last axes are not batch axes, for each primal."""
+        return 2, 2, 2, *[self.options.own_axes[at] for at in self.places]
+
+    @property
+    def counts_batches(self) -> bool:
+        """Whether what becomes of an element of the batch depends on its number."""
+        return self.options.dropout is not None or any(isinstance(part, Score) for part in self.options.score)
+
+    def wanting(self, needs: Sequence[bool]) -> Call:
+        """The call with gradients of these primals alone, so far as others cost anything."""
+        if not self.weights:
+            return self
+        for at, need in zip(self.places, needs[3:]):
+            if need and at in self.weights and not self.weights[at]._wants_gradient:
+                part = type(self.weights[at]).__name__
+                raise NotImplementedError(f"score: an array of a {part} requires a gradient: these have none yet")
+        return replace(self, needs=tuple(needs))
+
+    def given(self, primals: Sequence[Any]) -> dict[str, Any]:
+        """The options of numbattn's functions, from primals that are arrays."""
+        if not self.arrays:
+            return self._given
+        arrays = list(self.arrays)
+        for at, x in zip(self.places, primals[3:]):
+            arrays[at] = x
+        options = self.options.given(arrays)
+        if self.needs is not None:
+            needed, weights = dict(zip(self.places, self.needs[3:])), iter(self.weights)
+            for number, part in enumerate(options["score"]):
+                own = [needed.get(at) for _, at in zip(part._weights, weights)]
+                if part._wants_gradient and not own[0]:
+                    options["score"][number] = replace(part, gradient=False)
+        return options
+
+    def of_score(self, tangents: Sequence[Any]) -> list[Any]:
+        """Of the tangents of primals those of arrays in the score."""
+        found = dict(zip(self.places, tangents[3:]))
+        return [found.get(at) for at in self.weights]
+
+    def of_primals(self, grads: Gradients[Any]) -> list[Any]:
+        """The gradient of each primal."""
+        found = dict(zip(self.weights, grads.score))
+        return [*grads, *[found.get(at) for at in self.places]]
+
+    @cached_property
+    def _given(self) -> dict[str, Any]:
+        """The same of a call without arrays."""
+        return self.options.given(())
+
+    @property
+    def is_deterministic(self) -> bool:
+        return self.deterministic or torch.are_deterministic_algorithms_enabled()
+
+
+class Positional(inspect.Signature):
+    """The signature of a Pass: torch binds the arguments of each call to it, which takes 15 us unless it is known that
+    there is nothing to do."""
+
+    class Bound(NamedTuple):
+        args: tuple[Any, ...]
+        kwargs: dict[str, Any]
+
+        def apply_defaults(self) -> None:
+            """There are none."""
+
+    def bind(self, *args: Any, **kwargs: Any) -> Any:
+        return self.Bound(args, kwargs)
+
+
+# ------------------------------------------------------------------------------------------------------------- passes
+# Operands are the primals: q, k, v and the tensors of mask and score; then o and lse, which are functions of these:
+# derivatives by primals are total, and those by o and lse None. A gradient or tangent that is None is zero.
+class Pass(torch.autograd.Function):
+    """A function of a call and its operands."""
+
+    is_of_rows = True  # whether results are like o and lse, or else like the primals
+
+    def __init_subclass__(cls) -> None:
+        cast(Any, cls.forward).__signature__ = Positional()
+
+    @classmethod
+    def run(cls, call: Call, *operands: Any) -> Any:
+        """The same as `apply`, and quicker where nothing is recorded or transformed."""
+        if torch.is_grad_enabled() or forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+            return cls.apply(call, *operands)
+        return cls.forward(call, *operands)
+
+    @staticmethod
+    def axes(call: Call) -> tuple[int | None, ...]:
+        """How many of its last axes are not batch axes, for each operand."""
+        raise NotImplementedError
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.call, *tensors = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors)
+        if forward_ad._current_level >= 0:  # what is saved for jvp is kept until the context goes
+            ctx.save_for_forward(*tensors)
+
+    @classmethod
+    def vmap(cls, info: Any, in_dims: Any, call: Call, *operands: Any) -> Any:
+        dims = in_dims[1:]
+        if call.counts_batches:
+            each = [cls.apply(call, *[x if dim is None else x.select(dim, i) for x, dim in zip(operands, dims)])
+                    for i in range(info.batch_size)]  # fmt: skip
+            results = [None if x[0] is None else torch.stack(x) for x in zip(*each)]
+        else:
+            results = cls.batched(info.batch_size, dims, call, operands)
+        return tuple(results), tuple([None if x is None else 0 for x in results])
+
+    @classmethod
+    def batched(cls, size: int, dims: Sequence[int | None], call: Call, operands: Sequence[Any]) -> list[Any]:
+        """Results with vmap's axis as one more batch axis, in front of all others."""
+        mapped = [x if dim is None else x.movedim(dim, 0) for x, dim in zip(operands, dims)]
+        shapes = [x if x is None else x.shape[dim is not None :] for x, dim in zip(mapped, dims)]
+        own_axes, whole = cls.axes(call), [True] * len(mapped)
+        for number, at in enumerate(call.places, 3):  # those of a mask, which have no gradients, are broadcast
+            whole[number] = at in call.weights
+        batch_axes = max(map(len, shapes[:3])) - 2
+        for number, (x, dim, shape, own) in enumerate(zip(mapped, dims, shapes, own_axes)):
+            if x is not None and (dim is not None or whole[number]):
+                missing = [1] * (max(batch_axes, 1) - len(shape) + cast(int, own))
+                x = x if dim is not None else x.expand(size, *shape)
+                mapped[number] = x.reshape(size, *missing, *shape)
+        results = cls.apply(call, *mapped)
+        if cls.is_of_rows:
+            return [x if batch_axes else x[:, 0] for x in results]
+        return [x if x is None else x.reshape(size, *shape) for x, shape in zip(results, shapes)]
+
+
+class Forward(Pass):
+    """Primals -> o, lse."""
+
+    @staticmethod
+    def axes(call: Call) -> tuple[int | None, ...]:
+        return call.axes
+
+    @staticmethod
+    def forward(call: Call, *primals: Any) -> Any:
+        with on_device(primals[0]):
+            arrays = arrays_of(primals)
+            o, saved = attention_forward(*arrays[:3], **call.given(arrays))
+            return tensors_of((o, saved.lse))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        Pass.setup_context(ctx, (*inputs, *output), output)
+
+    @staticmethod
+    def backward(ctx: Any, do: Any, dlse: Any) -> Any:
+        needs = ctx.needs_input_grad[1:]
+        if do is None and dlse is None:
+            return None, *[None] * len(needs)
+        return None, *Backward.run(ctx.call.wanting(needs), *ctx.saved_tensors, do, dlse)
+
+    @staticmethod
+    def jvp(ctx: Any, _: Any, *tangents: Any) -> Any:
+        results = Tangent.run(ctx.call, *ctx.saved_tensors, *tangents)
+        ctx.save_for_forward()  # or o would refer to itself
+        return results
+
+
+class Tangent(Pass):
+    """Primals, o, lse and tangents of the primals -> to, tlse."""
+
+    @staticmethod
+    def axes(call: Call) -> tuple[int | None, ...]:
+        return *call.axes, 2, 1, *call.axes
+
+    @staticmethod
+    def forward(call: Call, *operands: Any) -> Any:
+        with on_device(operands[0]):
+            primals, _, tangents = split(call, arrays_of(operands), 2)
+            _, to, _, tsaved = attention_forward_jvp(
+                *primals[:3], *tangents[:3], tscore=call.of_score(tangents), **call.given(primals)
+            )
+            return tensors_of((to, tsaved.tlse))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        Pass.setup_context(ctx, (*inputs, *output), output)
+
+    @staticmethod
+    def backward(ctx: Any, c: Any, e: Any) -> Any:
+        """The gradients of <c, to> + <e, tlse>, which is linear in the tangents."""
+        call, (primals, results, rest) = ctx.call, split(ctx.call, ctx.saved_tensors, 2)
+        needs, _, tneeds = split(call, ctx.needs_input_grad[1:], 2)
+        grads = tgrads = [None] * len(primals)
+        if not (c is None and e is None):
+            if any(needs):
+                along = *rest, None, None
+                grads = BackwardTangent.run(call.wanting(needs), *primals, *results, c, e, *along)
+            if any(tneeds):
+                tgrads = Backward.run(call.wanting(tneeds), *primals, *results, c, e)
+        return None, *grads, None, None, *tgrads
+
+    @staticmethod
+    def jvp(ctx: Any, _: Any, *of_operands: Any) -> Any:
+        call, (primals, results, _) = ctx.call, split(ctx.call, ctx.saved_tensors, 2)
+        along, _, of_tangents = split(call, of_operands, 2)
+        if not all(x is None for x in along):
+            raise NotImplementedError(NOT_THERE)
+        return Tangent.run(call, *primals, *results, *of_tangents)
+
+
+class Backward(Pass):
+    """Primals, o, lse, do, dlse -> the gradients of the primals."""
+
+    is_of_rows = False
+
+    @staticmethod
+    def axes(call: Call) -> tuple[int | None, ...]:
+        return *call.axes, 2, 1, 2, 1
+
+    @staticmethod
+    def forward(call: Call, *operands: Any) -> Any:
+        with on_device(operands[0]):
+            primals, (o, lse), (do, dlse) = split(call, arrays_of(operands), 2)
+            saved = Saved.of(*primals[:3], o, lse, **call.given(primals))
+            do = np.zeros_like(o) if do is None else do
+            grads = attention_backward(do, saved, dlse=dlse, deterministic=call.is_deterministic)
+            return tensors_of(call.of_primals(grads))
+
+    @staticmethod
+    def backward(ctx: Any, *directions: Any) -> Any:
+        call, needs = ctx.call, ctx.needs_input_grad[1:]
+        primals, results, rows = split(call, ctx.saved_tensors, 2)
+        if all(x is None for x in directions):
+            return None, *[None] * len(needs)
+        along = Tangent.run(call, *primals, *results, *directions)
+        grads = [None] * len(primals)
+        if any(needs[: len(primals)]):
+            given = *primals, *results, *rows, *directions, *along, None, None
+            grads = BackwardTangent.run(call.wanting(needs), *given)
+        return None, *grads, None, None, *[x if row is not None else None for x, row in zip(along, rows)]
+
+    @staticmethod
+    def jvp(ctx: Any, _: Any, *tangents: Any) -> Any:
+        call, (primals, results, rows) = ctx.call, split(ctx.call, ctx.saved_tensors, 2)
+        along, of_results, of_rows = split(call, tangents, 2)
+        if all(x is None for x in along):
+            return Backward.run(call, *primals, *results, *of_rows)
+        return BackwardTangent.run(call, *primals, *results, *rows, *along, *of_results, *of_rows)
+
+
+class BackwardTangent(Pass):
+    """Primals, o, lse, do, dlse, and the tangents of all of these -> those of the gradients."""
+
+    is_of_rows = False
+
+    @staticmethod
+    def axes(call: Call) -> tuple[int | None, ...]:
+        return *call.axes, 2, 1, 2, 1, *call.axes, 2, 1, 2, 1
+
+    @staticmethod
+    def forward(call: Call, *operands: Any) -> Any:
+        with on_device(operands[0]):
+            primals, (o, lse), rest = split(call, arrays_of(operands), 2)
+            (do, dlse), (tangents, (to, tlse), (tdo, tdlse)) = rest[:2], split(call, rest[2:], 2)
+            saved = Saved.of(*primals[:3], o, lse, **call.given(primals))
+            do = np.zeros_like(o) if do is None else do
+            dlse = np.zeros_like(lse) if dlse is None and tdlse is not None else dlse
+            directions, several = checked_tangents(saved.inputs, *tangents[:3], call.of_score(tangents))
+            tsaved = SavedTangents(saved.problem, directions, to, tlse, several)
+            tgrads = tangents_of_gradients(do, saved, tsaved, tdo, dlse, tdlse, call.is_deterministic)
+            return tensors_of(call.of_primals(tgrads))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Save nothing."""
+
+    @staticmethod
+    def backward(ctx: Any, *directions: Any) -> Any:
+        raise NotImplementedError(NOT_THERE)
+
+    jvp = backward
+
+
+def split(call: Call, values: Sequence[Any], count: int) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+    """Those of the primals, of so many more, and the rest."""
+    first = len(call.places) + 3
+    return values[:first], values[first : first + count], values[first + count :]
+
+
+# ------------------------------------------------------------------------------------------------------------- arrays
+def on_device(x: Any) -> Any:
+    """Inside, CuPy has torch's device, its current stream there, and its allocator."""
+    return on_gpu(x.device) if x.is_cuda else nullcontext()
+
+
+@contextmanager
+def on_gpu(device: Any) -> Any:
+    cuda = import_module("cupy").cuda
+
+    def malloc(nbytes: int) -> Any:
+        memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        return cuda.MemoryPointer(cuda.UnownedMemory(memory.data_ptr(), nbytes, memory, device.index), 0)
+
+    with ExitStack() as stack:
+        stack.enter_context(cuda.Device(device.index))
+        stack.enter_context(cuda.ExternalStream(torch.cuda.current_stream(device).cuda_stream, device.index))
+        stack.enter_context(cuda.using_allocator(malloc))
+        yield
+
+
+def arrays_of(tensors: Iterable[Any]) -> list[Any]:
+    """The arrays in the memory of tensors."""
+    return [x if x is None else array_of(x.detach()) for x in tensors]
+
+
+def array_of(x: Any) -> Any:
+    if x.dtype is torch.bfloat16:
+        return array_of(x.view(torch.int16)).view(BFLOAT16)
+    return import_module("cupy").from_dlpack(x) if x.is_cuda else x.numpy()
+
+
+def tensors_of(arrays: Iterable[Any]) -> tuple[Any, ...]:
+    """The tensors in the memory of arrays."""
+    return tuple([x if x is None else tensor_of(x) for x in arrays])
+
+
+def tensor_of(x: Any) -> Any:
+    if x.dtype == BFLOAT16:
+        return tensor_of(x.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(x) if isinstance(x, np.ndarray) else torch.from_dlpack(x)
