@@ -7,8 +7,9 @@ Forward over forward, third derivatives and those by the arrays of a `Score` rai
 CPU tensors are passed as NumPy arrays, GPU tensors as CuPy arrays, without a copy. On a GPU all work is on torch's
 current stream and all memory of torch's allocator.
 
-`torch.compile` takes `attention` as one operation, without a break of the graph and with its gradients. Masks, scores
-and dropout are constants there: another one compiles anew, and arrays in them have no gradients.
+`torch.compile` takes `attention` with its gradients as one operator, without a break of the graph, if the mask is None,
+a boolean tensor or a constant, such as ``Window(100, 0) & First(4)``, and the score None or a Softcap. With anything else
+the graph breaks, and attention is computed as without it. There are no second derivatives in compiled graphs, says torch.
 """
 
 from __future__ import annotations
@@ -44,24 +45,45 @@ def attention(
     deterministic: bool = False,
 ) -> Any:
     """`numbattn.attention` of torch's tensors."""
+    options = causal, mask, scale, dropout, score
     if torch.compiler.is_compiling():
-        number = torch_ops.kept(causal, mask, scale, dropout, score, deterministic=deterministic)
-        o, lse = torch_ops.forward(number, *autocast(q, k, v))
-        return (o, lse) if return_lse else o
+        o, lse = compiled(q, k, v, options, deterministic)
+    else:
+        o, lse = eager(q, k, v, options, deterministic)
+    return (o, lse) if flag("return_lse", return_lse) else o
+
+
+def eager(q: Any, k: Any, v: Any, options: tuple[Any, ...], deterministic: bool) -> tuple[Any, Any]:
+    """o and lse."""
     for name, x in zip("qkv", (q, k, v)):
         if not isinstance(x, torch.Tensor):
             refuse_cache(x)
             raise TypeError(f"{name}: got {words_for(x)}, expected a torch.Tensor")
-        if x.device.type not in ("cpu", "cuda"):
+        if not (x.is_cpu or x.is_cuda):
             raise TypeError(f"{name}: got a tensor on the device {x.device}, expected one of a CPU or of CUDA")
-    flag("return_lse", return_lse)
     flag("deterministic", deterministic)
+    causal, mask, scale, dropout, score = options
     if mask is None and score is None and type(scale) in (float, NoneType):
         call, tensors = call_without_arrays(causal, scale, dropout, deterministic), []
     else:
-        call, tensors = Call.of(*taken_apart(causal, mask, scale, dropout, score), deterministic)
-    o, lse = Forward.run(call, *autocast(q, k, v), *tensors)
-    return (o, lse) if return_lse else o
+        call, tensors = Call.of(*taken_apart(*options), deterministic)
+    return Forward.run(call, *autocast(q, k, v), *tensors)
+
+
+def compiled(q: Any, k: Any, v: Any, options: tuple[Any, ...], deterministic: bool) -> tuple[Any, Any]:
+    """The same where torch.compile traces it."""
+    causal, mask, scale, dropout, score = options
+    visible = mask if isinstance(mask, torch.Tensor) else None
+    mask = None if visible is not None else mask
+    if not torch_ops.are_constants(mask, dropout, score):
+        return outside(q, k, v, options, deterministic)
+    number = torch_ops.kept(causal, mask, scale, dropout, score, deterministic, visible is not None)
+    return torch_ops.forward(number, visible, *autocast(q, k, v))
+
+
+outside = torch.compiler.disable(
+    eager, reason="numbattn's dropout, and masks and scores with arrays, are not part of compiled graphs"
+)
 
 
 def autocast(*qkv: Any) -> Sequence[Any]:
