@@ -112,13 +112,24 @@ def test_own_attention_simulated(tmp_path):
     assert float(re.search(r"float64: (\S+)", out)[1]) < 1e-5
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param("04_jax.py", marks=needs("jax")), pytest.param("07_torch.py", marks=needs("torch"))]
-)
-def test_gradients_in_other_libraries(tmp_path, name):
+@pytest.mark.parametrize(("name", "gradients"), [
+    pytest.param("04_jax.py", ["dq", "dk", "dv"], marks=needs("jax")),
+    pytest.param("07_torch.py", ["dq", "dk", "dv", "dbias"], marks=needs("torch")),
+])  # fmt: skip
+def test_gradients_in_other_libraries(tmp_path, name, gradients):
     errors = re.findall(r"^(\w+) .*largest difference .*: (\S+)$", run(tmp_path, name), re.M)
-    assert [gradient for gradient, _ in errors] == ["dq", "dk", "dv"]
+    assert [gradient for gradient, _ in errors] == gradients
     assert all(float(error) < 1e-4 for _, error in errors)
+
+
+@needs("transformers")
+def test_under_a_model_of_hugging_face(tmp_path):
+    """Its loss and gradients are those with torch's own attention."""
+    out = run(tmp_path, "16_hugging_face.py")
+    loss, expected, error = re.search(r"loss (\S+), .* attention (\S+); .* gradients: (\S+)", out).groups()
+    assert abs(float(loss) - float(expected)) < 1e-4
+    assert float(error) < 1e-4
+    assert "generated: [" in out
 
 
 def in_a_process(check):
@@ -172,31 +183,6 @@ OF_UNEQUAL_AXES = [
 ]
 
 
-def check_torch():
-    import torch
-    from torch import func
-
-    attention = loaded("07_torch").Attention.apply
-    rng = np.random.default_rng(0)
-    for shapes, axes in SAMPLES + OF_UNEQUAL_AXES:
-        qkv = [torch.from_numpy(rng.standard_normal(shape)) for shape in shapes]
-        assert_as_each_alone(attention, func.vmap, func.grad, torch, qkv, axes)
-    qkv = [torch.from_numpy(rng.standard_normal(shape)).requires_grad_() for shape in ((2, 4, 3, 2), (2, 5, 2), (5, 3))]
-    assert torch.autograd.gradcheck(attention, qkv)
-
-    def total(*qkv):  # its gradient by o needs no gradient
-        return attention(*qkv).sum()
-
-    assert_nothing_twice(func.grad, total, NotImplementedError, *qkv)
-    for twice in (func.hessian, func.jacfwd):
-        with pytest.raises(NotImplementedError):
-            twice(total)(*qkv)
-    for by in itertools.combinations(qkv, 2):  # neither o nor its gradient lead to the second
-        (grad,) = torch.autograd.grad(total(*qkv), by[0], create_graph=True)
-        with pytest.raises(NotImplementedError, match="no second derivatives"):
-            torch.autograd.grad(grad.sum(), by[1])
-
-
 def check_jax():
     import jax
 
@@ -217,11 +203,6 @@ def check_jax():
     assert_nothing_twice(jax.grad, total, ValueError, *qkv)
     with pytest.raises(ValueError, match="do not support JVP"):
         jax.hessian(total)(*qkv)
-
-
-@needs("torch")
-def test_torch_maps_samples_and_differentiates_once():
-    in_a_process(check_torch)
 
 
 @needs("jax")

@@ -7,9 +7,9 @@ Forward over forward, third derivatives and those by the arrays of a `Score` rai
 CPU tensors are passed as NumPy arrays, GPU tensors as CuPy arrays, without a copy. On a GPU all work is on torch's
 current stream and all memory of torch's allocator.
 
-`torch.compile` takes `attention` with its gradients as one operator, without a break of the graph, if the mask is None,
-a boolean tensor or a constant, such as ``Window(100, 0) & First(4)``, and the score None or a Softcap. With anything else
-the graph breaks, and attention is computed as without it. There are no second derivatives in compiled graphs, says torch.
+`torch.compile` takes `attention` and its gradients as operators, without a break of the graph, where the mask is None,
+a boolean tensor or a constant such as ``Window(100, 0) & First(4)``, and the score None or a `Softcap`. Anything else
+breaks the graph, and attention is what it is without. Compiled graphs have no second derivatives: torch says so.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import Any
 
 import torch
 
-from ..checks import Array, flag, words_for
-from ..dropout import Dropout
-from ..masks import Mask
-from ..problem import refuse_cache
-from ..scores import Scores
-from . import torch_ops
-from .options import taken_apart
-from .torch_passes import Call, Forward
+from ...checks import Array, flag, words_for
+from ...dropout import Dropout
+from ...masks import Mask
+from ...problem import refuse_cache
+from ...scores import Scores
+from ..options import taken_apart
+from . import operators
+from .passes import Call, Forward
 
 
 def attention(
@@ -44,7 +44,42 @@ def attention(
     return_lse: bool = False,
     deterministic: bool = False,
 ) -> Any:
-    """`numbattn.attention` of torch's tensors."""
+    """`numbattn.attention` of torch's tensors.
+
+    Parameters
+    ----------
+    q, k, v, causal, mask, scale, dropout, score
+        As in `numbattn.attention`, but k is no cache. Arrays in masks and scores are tensors, or NumPy's or CuPy's.
+        Tensors in a score have derivatives, too, unless it has ``gradient=False``. Under `torch.autocast` q, k and v
+        are cast as for `torch.nn.functional.scaled_dot_product_attention`.
+    return_lse : bool, optional
+        Whether to return lse as well.
+    deterministic : bool, optional
+        As in `numbattn.attention_backward`, of all gradients; also where `torch.use_deterministic_algorithms` is on.
+
+    Returns
+    -------
+    o : torch.Tensor, (..., seqlen_q, head_dim_v), of the dtype of q
+    lse : torch.Tensor, (..., seqlen_q), float32, or float64 for float64
+        With return_lse: the natural logarithm of the sum of exponentials of the scores that each query sees.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what does not fit: see `numbattn.attention`.
+    NotImplementedError
+        When a derivative is asked for that is not there: see above.
+
+    Examples
+    --------
+    >>> import torch, numbattn as na
+    >>> from numbattn.interop.torch import attention
+    >>> q, k, v = torch.randn(3, 2, 8, 100, 64, requires_grad=True)
+    >>> slopes = torch.ones(8, requires_grad=True)
+    >>> attention(q, k, v, causal=True, score=na.Alibi(slopes)).sum().backward()
+    >>> slopes.grad.shape
+    torch.Size([8])
+    """
     options = causal, mask, scale, dropout, score
     if torch.compiler.is_compiling():
         o, lse = compiled(q, k, v, options, deterministic)
@@ -75,10 +110,10 @@ def compiled(q: Any, k: Any, v: Any, options: tuple[Any, ...], deterministic: bo
     causal, mask, scale, dropout, score = options
     visible = mask if isinstance(mask, torch.Tensor) else None
     mask = None if visible is not None else mask
-    if not torch_ops.are_constants(mask, dropout, score):
+    if not operators.are_constants(mask, dropout, score):
         return outside(q, k, v, options, deterministic)
-    number = torch_ops.kept(causal, mask, scale, dropout, score, deterministic, visible is not None)
-    return torch_ops.forward(number, visible, *autocast(q, k, v))
+    number = operators.kept(causal, mask, scale, dropout, score, deterministic, visible is not None)
+    return operators.forward(number, visible, *autocast(q, k, v))
 
 
 outside = torch.compiler.disable(

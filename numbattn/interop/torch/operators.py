@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from ..masks import Causal, First, Window
-from ..scores.softcap import Softcap
-from .options import taken_apart
-from .torch_passes import Backward, Call, Forward
+from ...masks import Causal, First, Window
+from ...scores.softcap import Softcap
+from ..options import taken_apart
+from .passes import Backward, Call, Forward
 
 CALLS: list[tuple[Call, list[torch.Tensor]]] = []  # each with the tensors in its mask
 CONSTANTS = Causal, Window, First, type(Causal() & First(1)), type(Causal() | First(1)), Softcap
@@ -26,7 +26,7 @@ for kind in CONSTANTS:  # whose values may be made within what is compiled; guar
 
 def are_constants(*options: Any) -> bool:
     """Whether torch.compile can treat all that is not None as constants: no Dropout, whose offset changes."""
-    return all([x is None or isinstance(x, CONSTANTS) for x in options])
+    return all(x is None or isinstance(x, CONSTANTS) for x in options)
 
 
 @torch.compiler.assume_constant_result

@@ -1,7 +1,5 @@
 """Attention in what torch.compile makes, against the same without."""
 
-from importlib import import_module
-
 import numpy as np
 import pytest
 
@@ -9,8 +7,11 @@ import numbattn as na
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-attention = import_module("numbattn.interop.torch").attention
-ops = import_module("numbattn.interop.torch_ops")
+from torch._dynamo.backends.debugging import aot_eager
+
+from numbattn.interop.torch import attention
+from numbattn.interop.torch import operators as ops
+
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # of torch.compile, about itself
 
 
@@ -26,7 +27,7 @@ def graphs(function, fullgraph=True):
 
     def backend(graph, inputs):
         made.append(graph)
-        return import_module("torch._dynamo.backends.debugging").aot_eager(graph, inputs)
+        return aot_eager(graph, inputs)
 
     return torch.compile(function, backend=backend, fullgraph=fullgraph), made
 
@@ -96,8 +97,10 @@ def test_other_options_compile_anew():
 
     compiled, made = graphs(function)
     tensors = leaves(*QKV)
-    for change in ({}, {"causal": True}, {"mask": na.Window(1, 0)}, {"mask": na.Window(2, 0)}, {"score": na.Softcap(1.0)},
-                   {"score": na.Softcap(2.0)}, {"scale": 0.3}):  # fmt: skip
+    for change in (
+        {}, {"causal": True}, {"mask": na.Window(1, 0)}, {"mask": na.Window(2, 0)}, {"score": na.Softcap(1.0)},
+        {"score": na.Softcap(2.0)}, {"scale": 0.3},
+    ):  # fmt: skip
         now |= change
         assert_same(compiled, function, *tensors)
     assert len(made) == 7
