@@ -112,11 +112,9 @@ def test_own_attention_simulated(tmp_path):
     assert float(re.search(r"float64: (\S+)", out)[1]) < 1e-5
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param("04_jax.py", marks=needs("jax")), pytest.param("07_torch.py", marks=needs("torch"))]
-)
-def test_gradients_in_other_libraries(tmp_path, name):
-    errors = re.findall(r"^(\w+) .*largest difference .*: (\S+)$", run(tmp_path, name), re.M)
+@needs("torch")
+def test_gradients_in_torch(tmp_path):
+    errors = re.findall(r"^(\w+) .*largest difference .*: (\S+)$", run(tmp_path, "07_torch.py"), re.M)
     assert [gradient for gradient, _ in errors] == ["dq", "dk", "dv"]
     assert all(float(error) < 1e-4 for _, error in errors)
 
@@ -197,36 +195,17 @@ def check_torch():
             torch.autograd.grad(grad.sum(), by[1])
 
 
-def check_jax():
-    import jax
-
-    jax.config.update("jax_enable_x64", True)
-    attention = loaded("04_jax").attention
-    rng = np.random.default_rng(0)
-    for shapes, axes in SAMPLES:
-        qkv = [jax.numpy.array(rng.standard_normal(shape)) for shape in shapes]
-        assert_as_each_alone(attention, lambda *args: jax.jit(jax.vmap(*args)), jax.grad, jax.numpy, qkv, axes)
-    for shapes, axes in OF_UNEQUAL_AXES:
-        with pytest.raises(ValueError, match="expected equal batch axes"):
-            jax.vmap(attention, axes)(*map(np.zeros, shapes))
-
-    def total(*qkv):
-        return attention(*qkv).sum()
-
-    qkv = rng.standard_normal((3, 2, 6, 4))
-    assert_nothing_twice(jax.grad, total, ValueError, *qkv)
-    with pytest.raises(ValueError, match="do not support JVP"):
-        jax.hessian(total)(*qkv)
-
-
 @needs("torch")
 def test_torch_maps_samples_and_differentiates_once():
     in_a_process(check_torch)
 
 
 @needs("jax")
-def test_jax_maps_samples_and_differentiates_once():
-    in_a_process(check_jax)
+def test_jax_learns_a_bias(tmp_path):
+    out = run(tmp_path, "04_jax.py")
+    assert float(re.search(r"largest difference from the formula (\S+)", out)[1]) < 1e-4
+    first, *_, last = map(float, re.findall(r"squared error (\S+)", out))
+    assert last < 0.01 * first
 
 
 @needs("autograd")
