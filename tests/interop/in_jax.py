@@ -14,9 +14,10 @@ import numbattn as na
 from numbattn.interop.jax import attention
 
 from ..directions import Directions
-from ..problems import LIMITS, Draw, Problem, present
+from ..problems import FUNCTIONS, LIMITS, MASKS, SCORES, Draw, Problem, present
 
 jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_num_cpu_devices", 2)
 
 BATCH, HEADS, M, N, D, E = 2, 4, 5, 6, 3, 2
 SHAPES = (BATCH, HEADS, M, D), (BATCH, 2, N, D), (BATCH, 2, N, E), (HEADS, M, N), (HEADS,), (HEADS, 5), (HEADS,)
@@ -297,3 +298,244 @@ def test_samples_with_arrays_of_a_function(rng):
 
     q, tables = rng.standard_normal((4, 6, 3)), rng.standard_normal((SAMPLES, 6))
     assert_as_alone(lambda x: attention(q, q, q, score=na.Score(tilted, arrays=[x])), (0,), tables)
+
+
+# ---------------------------------------------------------------------------------------------------------- semantics
+@pytest.fixture
+def qkv(rng):
+    return tuple(map(jnp.asarray, rng.standard_normal((3, 2, 4, 6, 3))))
+
+
+def operands_of(primitive, function, *x):
+    """How many arrays it is given, in all calls of it."""
+    return [len(call.invars) for call in jax.make_jaxpr(function)(*x).eqns if call.primitive.name == primitive]
+
+
+def test_what_is_not_asked_for_costs_nothing(qkv):
+    bias, constant = jnp.zeros((2, 6, 6))
+    assert [x.aval.shape for x in jax.make_jaxpr(attention)(*qkv).eqns[0].outvars] == [(2, 4, 6, 3)]  # no lse
+
+    def by_k(k):
+        return attention(qkv[0], k, qkv[2])
+
+    def by_bias(bias):
+        return attention(*qkv, score=[na.Bias(bias), na.Bias(constant)]).sum()
+
+    assert operands_of("numbattn_tangent", lambda k: jax.jvp(by_k, (k,), (k,)), qkv[1]) == [3 + 2 + 1]
+    assert operands_of("numbattn_backward", jax.grad(lambda k: by_k(k).sum()), qkv[1]) == [3 + 2 + 1]  # no dlse
+    calls = jax.make_jaxpr(jax.grad(by_bias))(bias).eqns
+    (call,) = (call for call in calls if call.primitive.name == "numbattn_backward")
+    assert [x.aval.shape for x in call.outvars] == [x.shape for x in (*qkv, bias)]  # none by the constant
+
+
+def test_gradients_that_are_not_wanted_are_zero(qkv):
+    bias = jnp.ones((6, 6))
+    for wanted in (True, False):
+        def f(bias, wanted=wanted):
+            return attention(*qkv, score=na.Bias(bias, gradient=wanted))
+
+        assert jax.grad(lambda bias, f=f: (f(bias) ** 2).sum())(bias).any() == wanted
+        assert jax.jvp(f, (bias,), (bias.at[0].set(3),))[1].any() == wanted
+
+
+def test_lse_is_differentiated_alone(qkv):
+    def lse(q, k):
+        return attention(q, k, qkv[2], return_lse=True)[1].sum()
+
+    def of_formula(q, k):
+        return jax.nn.logsumexp(q @ k.mT * 3**-0.5, axis=-1).sum()
+
+    for derivative in (jax.grad, jax.hessian, jax.jacfwd):
+        assert_close(jax.jit(derivative(lse, (0, 1)))(*qkv[:2]), jax.jit(derivative(of_formula, (0, 1)))(*qkv[:2]))
+
+
+def test_derivatives_by_gradients_of_results(qkv):
+    """A pullback is linear: its Jacobian is that of o, transposed."""
+    f = partial(attention, causal=True)
+    jacobian = jax.jacrev(f)(*qkv)
+    for forward_or_reverse in (jax.jacfwd, jax.jacrev):
+        assert_close(forward_or_reverse(lambda do: jax.vjp(f, *qkv)[1](do)[0])(qkv[0]), jnp.moveaxis(
+            jacobian, (4, 5, 6, 7), (0, 1, 2, 3)))  # fmt: skip
+
+
+THIRD = {
+    "tangent of a tangent": lambda f, q: jax.jvp(lambda q: jax.jvp(f, (q,), (q,))[1], (q,), (q,)),
+    "jacfwd of hessian": lambda f, q: jax.jacfwd(jax.hessian(lambda q: f(q).sum()))(q),
+    "jacrev of hessian": lambda f, q: jax.jacrev(jax.hessian(lambda q: f(q).sum()))(q),
+    "grad of the hessian": lambda f, q: jax.grad(lambda q: squares([jax.hessian(lambda q: f(q).sum())(q)]))(q),
+}
+
+
+@pytest.mark.parametrize("name", THIRD)
+def test_derivatives_that_are_not_there(qkv, name):
+    for jit in (jax.jit, lambda f: f):
+        with pytest.raises(NotImplementedError, match=r"(third derivatives|tangent of a tangent) of attention"):
+            jit(partial(THIRD[name], lambda q: attention(q, *qkv[1:])))(qkv[0])
+
+
+def test_arrays_of_a_function_have_no_derivatives(qkv):
+    def by_head(s, batch, head, i, j, factor):
+        return s * factor[head]
+
+    def f(x):
+        return attention(*qkv, score=na.Score(by_head, arrays=[x])).sum()
+
+    for derivative in (jax.grad(f), lambda x: jax.jvp(f, (x,), (x,))):
+        with pytest.raises(NotImplementedError, match="derivatives by the arrays of a Score"):
+            derivative(jnp.ones(4))
+    assert jax.grad(lambda x: f(jax.lax.stop_gradient(x)))(jnp.ones(4)).sum() == 0
+
+
+def test_no_number_compiles_anything_again(qkv):
+    traced = []
+
+    @jax.jit
+    def step(q, mask, score, offset, slope):
+        traced.append(score)
+        options = {"mask": mask, "score": [*score, na.Alibi(slope)], "dropout": na.Dropout(0.5, 9)}
+        return attention(q, *qkv[1:], **options, dropout_offset=offset)
+
+    for number in range(3):
+        bias, lengths = np.full((6, 6), float(number)), np.full((2, 1), 3 + number)
+        score, mask = [na.Bias(bias)], na.Causal() & na.Lengths(lengths)
+        got = step(qkv[0], mask, score, number, 0.5 * number)
+        dropout = na.Dropout(0.5, 9, number)
+        slopes = na.Alibi(np.float64(0.5 * number))
+        assert_same(got, na.attention(*map(np.asarray, qkv), mask=mask, score=[*score, slopes], dropout=dropout))
+    assert len(traced) == 1
+    assert isinstance(traced[0][0], na.Bias)
+
+
+def test_masks_scores_and_gradients_are_pytrees(rng):
+    draw = Draw(58, 0, LIMITS["cpu"], np)
+    draw.m, draw.n, draw.batch, draw.dtype = 5, 5, (2, 3), np.dtype(float)
+    draw.visible = np.ones((2, 3, 5, 5), bool)
+    values = [table[name](draw) for table in (MASKS, SCORES, FUNCTIONS) for name in table if name != "array"]
+    for value in [*values, na.Causal() & na.Lengths(keys=np.ones((2, 3), int)) | na.First(1)]:
+        leaves, tree = jax.tree.flatten(value)
+        assert all(isinstance(x, np.ndarray) for x in leaves)
+        assert tree.unflatten(leaves) == value
+        copies = jax.tree.map(np.copy, value)
+        assert (copies == value) == (not leaves)
+        assert jax.tree.structure(copies) == tree
+        assert hash(jax.tree.structure(copies)) == hash(tree)
+    assert jax.tree.structure(na.Window(3, 0)) != jax.tree.structure(na.Window(4, 0))
+
+
+def test_gradients_are_pytrees(rng):
+    x, y, z, u = rng.standard_normal((4, 2))
+    grads, second = na.Gradients(x, y, z, (u, None)), na.SecondGradients(x, y, z, u, x, (y, None))
+    doubled = jax.jit(lambda x: jax.tree.map(lambda a: 2 * a, x))
+    for found, given in ((doubled(grads), grads), (doubled(second), second)):
+        assert type(found) is type(given)
+        assert_same([*found, found.score], [*(2 * x for x in given), (2 * given.score[0], None)])
+    assert_same(doubled(second).dlse, 2 * x)
+
+
+def test_without_x64_numbers_are_float32(rng):
+    q, bias = rng.standard_normal((4, 6, 3)), rng.standard_normal((6, 6))
+    with jax.enable_x64(False):
+        o, lse = attention(q, q, q, score=na.Bias(bias), mask=na.Lengths(np.full(4, 3)), return_lse=True)
+        x, narrow = q.astype(np.float32), na.Bias(bias.astype(np.float32))
+        assert_same(o, na.attention(x, x, x, score=narrow, mask=na.Lengths(np.full(4, 3))))
+        assert lse.dtype == np.float32
+        grads = jax.jit(jax.grad(lambda bias: attention(q, q, q, score=na.Bias(bias)).sum()))(bias)
+        assert grads.dtype == np.float32
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_narrow_numbers(rng, dtype):
+    """Second derivatives, too: all that numbattn computes comes as it is."""
+    q, k, v, do, t = (jnp.asarray(x, dtype) for x in rng.standard_normal((5, 2, 70, 16)))
+    grads = jax.jit(jax.grad(lambda q: (attention(q, k, v, causal=True) * do).astype("float32").sum()))
+    got = jax.jvp(grads, (q,), (t,))
+    x, kn, vn, don, tn = map(np.asarray, (q, k, v, do, t))
+    _, _, saved, tsaved = na.attention_forward_jvp(x, kn, vn, tn, None, None, causal=True)
+    expected = na.attention_backward_jvp(don, saved, tsaved)
+    assert_same(got, [g.dq for g in expected])
+
+
+@pytest.mark.parametrize("m", [0, 1, 2])
+@pytest.mark.parametrize("n", [0, 1, 2])
+def test_few_rows(m, n):
+    q, k = jnp.ones((2, m, 3)), jnp.ones((2, n, 3))
+
+    def f(q, k):
+        return (attention(q, k, k, causal=True) ** 2).sum()
+
+    value, (dq, dk) = jax.jit(jax.value_and_grad(f, (0, 1)))(q, k)
+    assert (value, dq.shape, dk.shape) == (6 * min(m, n), q.shape, k.shape)
+    assert jax.jit(jax.vmap(f, (None, 0)))(q, k[None][:0]).shape == (0,)
+    assert jax.hessian(f)(q, k).shape == q.shape * 2
+
+
+def test_rows_that_see_nothing(qkv):
+    q, k, v = qkv
+    o, lse = jax.jit(partial(attention, mask=np.zeros((6, 6), bool), return_lse=True))(q, k, v)
+    assert not o.any()
+    assert (lse == -jnp.inf).all()
+    assert not jax.grad(lambda q: attention(q, k, v, mask=np.zeros((6, 6), bool)).sum())(q).any()
+
+
+HALF, CACHE = na.Dropout(0.5, seed=1), na.KVCache(*np.ones((2, 1, 4, 6, 3)), np.ones(1, np.int32))
+REFUSED = {
+    "a list": (lambda q: attention([1.0], q, q), TypeError, "q: got list, expected a jax.Array or a numpy.nd"),
+    "a cache": (lambda q: attention(q, CACHE, None), TypeError, "k: got a KVCache"),
+    "integers": (lambda q: attention(*[q.astype(int)] * 3), TypeError, "q: got int64"),
+    "shapes": (lambda q: attention(q, q, q[:-1]), ValueError, "v: got"),
+    "mask": (lambda q: attention(q, q, q, mask=na.Lengths(np.ones((7, 7), int))), ValueError, "Lengths keys"),
+    "score": (lambda q: attention(q, q, q, score=na.Bias(q[:, :5])), ValueError, "score: Bias bias: got the"),
+    "dropout": (lambda q: attention(q, q, q, dropout=0.5), TypeError, "dropout: got 0.5"),
+    "offset": (lambda q: attention(q, q, q, dropout=HALF, dropout_offset=-1), ValueError, "Dropout offset"),
+    "offsets": (lambda q: attention(q, q, q, dropout=HALF, dropout_offset=q), TypeError, "offset: got an array of fl"),
+    "no dropout": (lambda q: attention(q, q, q, dropout_offset=1), ValueError, "dropout_offset: got 1 without dropout"),
+    "scale": (lambda q: attention(q, q, q, scale=q[0, 0, 0]), TypeError, "scale: got"),
+    "flag": (lambda q: attention(q, q, q, return_lse=1), TypeError, "return_lse: got 1"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit(rng, name):
+    function, error, message = REFUSED[name]
+    q = jnp.asarray(rng.standard_normal((4, 6, 3)))
+    for call in (function, jax.jit(function)):
+        with pytest.raises(error, match=message):
+            call(q)
+
+
+def test_numbers_in_traced_arrays_are_looked_at_later(qkv):
+    f = jax.jit(lambda lengths: attention(*qkv, mask=na.Lengths(lengths)))
+    f(np.full((2, 1), 6))
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="Lengths keys: got values from 7 to 7, allowed"):
+        f(np.full((2, 1), 7)).block_until_ready()
+
+
+def test_many_callbacks_at_once():
+    """None waits for JAX, though arrays are large and nothing waits for them: see the docstring."""
+    @jax.jit
+    def step(x):
+        return sum(attention(q, q * 1.01, q) for q in (jnp.sin(x + i) for i in range(6))) / 6
+
+    gradient = jax.jit(jax.grad(lambda x: (step(x) ** 2).sum()))
+    x = jax.random.normal(jax.random.key(0), (2, 8, 256, 64), np.float32)
+    for _ in range(5):
+        x = step(x) + 0.01 * gradient(x)
+    assert jnp.isfinite(x).all()
+
+
+def test_several_devices(rng):
+    """Inside of jit; in a shard_map each computes its own."""
+    if len(jax.devices()) < 2:
+        pytest.skip("one device")
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), "b")
+    axes = jax.sharding.PartitionSpec("b")
+    q = jnp.asarray(rng.standard_normal((2, 4, 6, 3)))
+    expected = attention(q, q, q)
+    apart = jax.device_put(q, jax.sharding.NamedSharding(mesh, axes))
+    assert_same(jax.jit(attention)(apart, apart, apart), expected)
+    assert_same(jax.jit(jax.shard_map(attention, mesh=mesh, in_specs=axes, out_specs=axes))(*[apart] * 3), expected)
+    with pytest.raises(NotImplementedError, match="arrays on 2 devices outside of jit"):
+        attention(apart, apart, apart)
+    for size in (4, 100):  # small results and large ones get there in two ways
+        x = jax.device_put(jnp.ones((4, size, 64)), jax.devices()[1])
+        assert attention(x, x, x).devices() == {jax.devices()[1]}
