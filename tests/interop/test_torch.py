@@ -146,8 +146,9 @@ def test_derivatives_are_finite_differences(case):
         return attention(*tensors[:3], **(fixed or options_of(*tensors[3:])))
 
     inputs = leaves(*QKV, *shapes)
-    assert gradcheck(function, inputs, check_forward_ad=True, fast_mode=True)
-    assert gradgradcheck(function, inputs, check_fwd_over_rev=True, fast_mode=True)
+    batched = {"check_batched_grad": True, "fast_mode": True}
+    assert gradcheck(function, inputs, check_forward_ad=True, check_batched_forward_grad=True, **batched)
+    assert gradgradcheck(function, inputs, check_fwd_over_rev=True, **batched)
 
 
 ALL = 0, 1, 2, 3
@@ -179,6 +180,20 @@ def test_functions_of_torch_func():
                            tuple(tangents), tuple(tangents)),
     ):  # fmt: skip
         assert_close(transform(bias), transform(of_formula))
+
+
+@pytest.mark.parametrize("strategy", ["reverse-mode", "forward-mode"])
+def test_jacobians_of_torch_autograd(strategy):
+    """By its own vmap, which is another one, and without."""
+    tensors = tuple(leaves((2, 3, 2), (2, 5, 2), (2, 5, 3), (3, 5)))
+    jacobian, hessian = torch.autograd.functional.jacobian, torch.autograd.functional.hessian
+    assert_close(jacobian(bias, tensors, vectorize=True, strategy=strategy), jacobian(bias, tensors))
+
+    def loss(*tensors):
+        return (bias(*tensors) ** 2).sum()
+
+    found = hessian(loss, tensors, vectorize=True, outer_jacobian_strategy=strategy)
+    assert_close(found, hessian(loss, tensors))
 
 
 def test_dual_tensors_and_gradients_of_gradients():
@@ -315,6 +330,21 @@ def test_vmap_over_arrays_of_masks_and_functions(options_of):
         tensors = [q if dims[0] == 0 else q[0], k, v, lengths]
         for x, y in zip(func.vmap(attend, dims)(*tensors), per_sample(attend, dims, tensors), strict=True):
             assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("as_array", [torch.as_tensor, np.asarray], ids=["tensors", "NumPy's"])
+def test_vmap_with_arrays_of_masks_that_all_samples_share(as_array):
+    """Which lack the samples' axis."""
+    q, k, v = randn(3, 2, 6, 4), randn(2, 5, 4), randn(2, 5, 2)
+    visible = torch.rand(6, 5) > 0.2
+    mask = na.Lengths(keys=as_array([2, 5])) & na.Dense(as_array(visible)) & na.Causal(as_array([[3], [1]])[:, 0])
+
+    def grads(q, k, v):
+        return func.grad(lambda *x: (attention(*x, mask=mask, score=na.Alibi(as_array([0.5, 1.0]))) ** 2).sum(),
+                         (0, 1, 2))(q, k, v)  # fmt: skip
+
+    for x, y in zip(func.vmap(grads, (0, None, None))(q, k, v), per_sample(grads, (0, None, None), (q, k, v))):
+        assert torch.equal(x, y)
 
 
 def test_per_sample_gradients_of_a_module():

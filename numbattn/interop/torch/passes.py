@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import ml_dtypes
@@ -72,8 +73,9 @@ class Call:
 
     @property
     def counts_batches(self) -> bool:
-        """Whether what becomes of an element of the batch depends on its number."""
-        return self.options.dropout is not None or any(isinstance(part, Score) for part in self.options.score)
+        """Whether what becomes of an element of the batch depends on its number, or an array has no batch axes."""
+        has_functions = any(isinstance(part, Score) for part in self.options.score)
+        return self.options.dropout is not None or has_functions or None in self.options.own_axes
 
     def wanting(self, needs: Sequence[bool]) -> Call:
         """The call with gradients of these primals alone, so far as others cost anything."""
@@ -149,7 +151,9 @@ class Pass(torch.autograd.Function):
 
     @classmethod
     def run(cls, call: Call, *operands: Any) -> Any:
-        """The same as `apply`, and quicker where nothing is recorded or transformed."""
+        """The same as `apply`, quicker where nothing is recorded or transformed, and within torch's older vmap, too."""
+        if any(map(is_batched, operands)):
+            return cls.run_batched(call, operands)
         if torch.is_grad_enabled() or forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
             return cls.apply(call, *operands)
         return cls.forward(call, *operands)
@@ -168,6 +172,18 @@ class Pass(torch.autograd.Function):
             ctx.save_for_forward(*tensors)
 
     @classmethod
+    def run_batched(cls, call: Call, operands: Sequence[Any]) -> tuple[Any, ...]:
+        """Within the vmap of torch.autograd, as in `torch.autograd.grad(..., is_grads_batched=True)`, which does not
+        know the one of a Function."""
+        level = torch._C._vmapmode_increment_nesting() - 1
+        torch._C._vmapmode_decrement_nesting()
+        dims = [0 if is_batched(x) else None for x in operands]
+        inner = [x if dim is None else torch._remove_batch_dim(x, level, 0, 0) for x, dim in zip(operands, dims)]
+        info = SimpleNamespace(batch_size=next(x for x, dim in zip(inner, dims) if dim is not None).shape[0])
+        results, _ = cls.vmap(info, (None, *dims), call, *inner)
+        return tuple([x if x is None else torch._add_batch_dim(x, 0, level) for x in results])
+
+    @classmethod
     def vmap(cls, info: Any, in_dims: Any, call: Call, *operands: Any) -> Any:
         dims = in_dims[1:]
         if call.counts_batches:
@@ -183,16 +199,23 @@ class Pass(torch.autograd.Function):
         """Results with vmap's axis as one more batch axis, in front of all others."""
         mapped = [x if dim is None else x.movedim(dim, 0) for x, dim in zip(operands, dims)]
         shapes = [x if x is None else x.shape[dim is not None :] for x, dim in zip(mapped, dims)]
-        own_axes, whole = cls.axes(call), [True] * len(mapped)
-        for number, at in enumerate(call.places, 3):  # those of a mask, which have no gradients, are broadcast
-            whole[number] = at in call.weights
+        counts = [size] * len(mapped)
+        for number, at in enumerate(call.places, 3):
+            if at not in call.weights and dims[number] is None:
+                counts[number] = 1  # an array of a mask, which has no gradient for each
         batch_axes = max(map(len, shapes[:3])) - 2
-        for number, (x, dim, shape, own) in enumerate(zip(mapped, dims, shapes, own_axes)):
-            if x is not None and (dim is not None or whole[number]):
-                missing = [1] * (max(batch_axes, 1) - len(shape) + cast(int, own))
-                x = x if dim is not None else x.expand(size, *shape)
-                mapped[number] = x.reshape(size, *missing, *shape)
-        results = cls.apply(call, *mapped)
+
+        def whole(count: int, shape: Sequence[int], own: int | None) -> Sequence[int]:
+            """The shape with that axis, and with all batch axes after it."""
+            return count, *[1] * (max(batch_axes, 1) - len(shape) + cast(int, own)), *shape
+
+        for number, (x, dim, count, own) in enumerate(zip(mapped, dims, counts, cls.axes(call))):
+            if x is not None:
+                x = x.expand(count, *x.shape) if dim is None else x
+                mapped[number] = x.reshape(whole(count, shapes[number], own))
+        arrays = [x if x is None else x.reshape(whole(1, x.shape, own))
+                  for x, own in zip(call.arrays, call.options.own_axes)]  # fmt: skip
+        results = cls.apply(replace(call, arrays=tuple(arrays)), *mapped)
         if cls.is_of_rows:
             return [x if batch_axes else x[:, 0] for x in results]
         return [x if x is None else x.reshape(size, *shape) for x, shape in zip(results, shapes)]
@@ -344,6 +367,11 @@ class BackwardTangent(Pass):
         raise NotImplementedError(NOT_THERE)
 
     jvp = backward
+
+
+def is_batched(x: Any) -> bool:
+    """Whether it is a batch to the vmap of torch.autograd, which is older than torch.func's."""
+    return x is not None and torch._C._functorch.is_legacy_batchedtensor(x)
 
 
 def split(call: Call, values: Sequence[Any], count: int) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
