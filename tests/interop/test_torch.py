@@ -11,6 +11,7 @@ import numbattn as na
 from numbattn.masks import as_mask
 from numbattn.scores import ArrayPart
 
+from ..directions import Directions
 from ..problems import LIMITS, Problem
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -61,39 +62,40 @@ def assert_close(got, expected):
 class Through(Problem):
     """A random problem, through torch: gradients by autograd, their tangents by dual tensors."""
 
-    def __init__(self, *args):
-        super().__init__(*args)
-        if self.tangents:  # torch has none of arrays whose gradient is not wanted
-            wanted = [part._wants_gradient for part in self.options["score"] for _ in part._weights]
-            self.tangents |= {f"tscore {at}": None for at, yes in enumerate(wanted) if not yes}
+    def drawn_directions(self):
+        """One; torch has no tangents of arrays whose gradient is not wanted."""
+        directions = Directions(self, self.jets, self.along, ["jvp"], [None])
+        wanted = [part._wants_gradient for part in self.options["score"] for _ in part._weights]
+        directions.tangents |= {f"score {at}": None for at, yes in enumerate(wanted) if not yes}
+        return directions
 
     def called(self):
         with forward_ad.dual_level():
             duals = [forward_ad.unpack_dual(x) for x in self.through_torch()]
         results = [x.primal for x in duals]
-        if self.tangents:
+        if self.directions:
             results += [torch.zeros_like(x.primal) if x.tangent is None else x.tangent for x in duals]
         return [passes.array_of(x.detach()) for x in results]
 
     def through_torch(self):
         """o, lse and gradients."""
         def tensor(x, name, grad=True):
-            tangent = (self.tangents or {}).get(name)
+            tangent = self.directions.tangents.get(name) if self.directions else None
             x = tensor_of(x).requires_grad_(grad)
             return x if tangent is None else forward_ad.make_dual(x, tensor_of(tangent))
 
         def held(x):
             return weights[id(x)] if id(x) in weights else tensor_of(x)
 
-        arrays = [*map(tensor, self.arrays, ("tq", "tk", "tv"))]
+        arrays = [*map(tensor, self.arrays, "qkv")]
         of_score = [(part, x) for part in self.options["score"] for x in part._weights]
-        weights = {id(x): tensor(x, f"tscore {at}", part._wants_gradient)
+        weights = {id(x): tensor(x, f"score {at}", part._wants_gradient)
                    for at, (part, x) in enumerate(of_score) if isinstance(part, ArrayPart)}  # fmt: skip
         score = [part._mapped(held) for part in self.options["score"]]
         options = self.options | {"mask": as_mask(self.options["mask"])._mapped(tensor_of), "score": score}
         o, lse = attention(*arrays, **options, return_lse=True, deterministic=self.deterministic)
         leaves = [*arrays, *[weights[id(x)] for part, x in of_score if part._wants_gradient]]
-        rows = [tensor(x, name, False) for x, name in ((self.do, "tdo"), (self.dlse, "tdlse")) if x is not None]
+        rows = [tensor(x, name, False) for x, name in ((self.do, "do"), (self.dlse, "lse")) if x is not None]
         return o, lse, *torch.autograd.grad((o, lse)[: len(rows)], leaves, rows)
 
 

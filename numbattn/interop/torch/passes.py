@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
+from weakref import WeakValueDictionary
 
 import ml_dtypes
 import numpy as np
@@ -25,6 +26,7 @@ import torch
 from torch.autograd import forward_ad
 
 from ...api import attention_backward, attention_forward
+from ...checks import dtype_of
 from ...gradients import Gradients
 from ...jets import attention_forward_jvp, tangents_of_gradients
 from ...problem import Saved
@@ -388,16 +390,41 @@ def on_device(x: Any) -> Any:
 @contextmanager
 def on_gpu(device: Any) -> Any:
     cuda = import_module("cupy").cuda
+    stream = stream_of(device.index, torch.cuda.current_stream(device).cuda_stream)
 
     def malloc(nbytes: int) -> Any:
         memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
-        return cuda.MemoryPointer(cuda.UnownedMemory(memory.data_ptr(), nbytes, memory, device.index), 0)
+        ALLOCATED[memory.data_ptr()] = memory
+        return pointer_to(memory, nbytes)
 
-    with ExitStack() as stack:
-        stack.enter_context(cuda.Device(device.index))
-        stack.enter_context(cuda.ExternalStream(torch.cuda.current_stream(device).cuda_stream, device.index))
-        stack.enter_context(cuda.using_allocator(malloc))
+    with cuda.Device(device.index), stream, cuda.using_allocator(malloc):
         yield
+
+
+ALLOCATED: WeakValueDictionary[int, Any] = WeakValueDictionary()  # by address, what CuPy has of torch's allocator
+
+
+class Borrowed(NamedTuple):
+    """A stream of torch's, for CuPy."""
+
+    address: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.address
+
+
+@lru_cache
+def stream_of(device: int, address: int) -> Any:
+    """CuPy's stream with this address."""
+    cuda = import_module("cupy").cuda
+    with cuda.Device(device):
+        return cuda.Stream.from_external(Borrowed(address)) if address else cuda.Stream.null
+
+
+def pointer_to(x: Any, nbytes: int) -> Any:
+    """CuPy's pointer to the memory of a tensor, which it keeps."""
+    cuda = import_module("cupy").cuda
+    return cuda.MemoryPointer(cuda.UnownedMemory(x.data_ptr(), nbytes, x, x.device.index), 0)
 
 
 def arrays_of(tensors: Iterable[Any]) -> list[Any]:
@@ -406,9 +433,17 @@ def arrays_of(tensors: Iterable[Any]) -> list[Any]:
 
 
 def array_of(x: Any) -> Any:
-    if x.dtype is torch.bfloat16:
-        return array_of(x.view(torch.int16)).view(BFLOAT16)
-    return import_module("cupy").from_dlpack(x) if x.is_cuda else x.numpy()
+    if x.is_cuda:
+        return cupy_array_of(x)
+    return x.view(torch.int16).numpy().view(BFLOAT16) if x.dtype is torch.bfloat16 else x.numpy()
+
+
+def cupy_array_of(x: Any) -> Any:
+    """By address: DLPack, which would wait for streams, takes several times as long."""
+    cupy, dtype = import_module("cupy"), dtype_of(x)
+    strides = tuple([stride * dtype.itemsize for stride in x.stride()])
+    nbytes = x.untyped_storage().nbytes() - x.storage_offset() * dtype.itemsize
+    return cupy.ndarray(tuple(x.shape), dtype, pointer_to(x, nbytes), strides)
 
 
 def tensors_of(arrays: Iterable[Any]) -> tuple[Any, ...]:
@@ -417,6 +452,11 @@ def tensors_of(arrays: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def tensor_of(x: Any) -> Any:
-    if x.dtype == BFLOAT16:
-        return tensor_of(x.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(x) if isinstance(x, np.ndarray) else torch.from_dlpack(x)
+    if isinstance(x, np.ndarray):
+        return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16) if x.dtype == BFLOAT16 else torch.from_numpy(x)
+    memory = ALLOCATED.get(x.data.mem.ptr)
+    if memory is None or not x.size:
+        return torch.from_dlpack(x.view(np.int16)).view(torch.bfloat16) if x.dtype == BFLOAT16 else torch.from_dlpack(x)
+    first, size = x.data.ptr - x.data.mem.ptr, x.itemsize
+    whole = memory[first : first + (memory.numel() - first) // size * size].view(getattr(torch, str(x.dtype)))
+    return whole.as_strided(x.shape, [stride // size for stride in x.strides])
