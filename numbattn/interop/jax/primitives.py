@@ -60,9 +60,8 @@ def lowered(compute: Pass, context: Any, *operands: Any, tree: Any, how: How) ->
         return run(compute, tree.unflatten(arrays), how)
 
     results, _, _ = mlir.emit_python_callback(
-        context, callback, None, operands, context.avals_in, context.avals_out, has_side_effect=False,
-        returns_token=False,
-    )  # fmt: skip
+        context, callback, None, operands, context.avals_in, context.avals_out, has_side_effect=False
+    )
     return results
 
 
