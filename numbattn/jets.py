@@ -42,7 +42,7 @@ def attention_jvp(
         more in front, all that are given; on CPUs S and P are computed once for four of them.
     tscore : list or tuple, optional
         The tangents of the arrays in score, likewise: one for each gradient in ``grads.score``, in its order, None
-        where it is zero. Default: all are.
+        where it is zero. Default: all are. Elements that are -inf in the array have finite ones, which change nothing.
 
     Returns
     -------

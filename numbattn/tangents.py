@@ -88,11 +88,12 @@ def checked_tangents(
     given = [x for x in wanted if x.tangent is not None]
     for x in given:
         _check_array(x, inputs)
+    may_be_several = several is None
     if several is None:
         several = bool(given) and given[0].tangent.ndim > given[0].array.ndim
     lead: tuple[int, ...] = () if not several else given[0].tangent.shape[:1] if given else (0,)
     for x in given:
-        _check_shape(x, lead, given[0])
+        _check_shape(x, lead, given[0], may_be_several)
     q, k, v, *score = (x if x is None or several else x[None] for x in tangents)
     score = tuple([x if x is None else moved(x, inputs.q) for x in score])
     return Tangents(q, k, v, score, lead[0] if several else 1), several
@@ -132,19 +133,20 @@ def _check_array(x: Given, inputs: Inputs) -> None:
         raise TypeError(f"{x.name}: got {got}, expected {x.array.dtype}, the dtype of {x.of}")
 
 
-def _check_shape(x: Given, lead: tuple[int, ...], first: Given) -> None:
-    """lead: the axis of tangents, if there is one, that the first tangent given has."""
+def _check_shape(x: Given, lead: tuple[int, ...], first: Given, may_be_several: bool) -> None:
+    """lead: the axis of tangents, if there is one, that the first tangent given has; may_be_several: whether it was
+    free to have one or not."""
     expected = (*lead, *x.array.shape)
     if x.tangent.shape == expected:
         return
     said = f"{expected}, the shape of {x.of}"
-    if x is first and not lead:
-        said += ", or one axis more in front, of several tangents"
-    elif x is first:
+    if x is first and lead:
         said += " after an axis of tangents"
     elif lead:
         said += f" after the axis of {first.name}, of {lead[0]} tangents"
-    else:
+    elif x is first and may_be_several:
+        said += ", or one axis more in front, of several tangents"
+    elif may_be_several:
         said += f": {first.name} has no axis of tangents"
     raise ValueError(f"{x.name}: got the shape {x.tangent.shape}, expected {said}")
 
@@ -156,9 +158,9 @@ def checked_tangents_of_gradients(
     if not isinstance(tangents, SavedTangents):
         raise TypeError(f"tsaved: got {words_for(tangents)}, expected what attention_forward_jvp returned")
     problem, own = saved.problem, tangents.problem
-    if (own.xp, own.dtype, own.shapes) != (problem.xp, problem.dtype, problem.shapes):
+    if _call(own) != _call(problem):
         raise ValueError(f"tsaved: got {tangents} of the shapes {own.shapes}, expected that of the same call as saved, "
-                         f"{saved}")  # fmt: skip
+                         f"{saved}, with the same kinds of mask and score")  # fmt: skip
     if tdlse is not None and dlse is None:
         raise ValueError(f"tdlse: got {words_for(tdlse)} without dlse, whose tangent it is: pass dlse, too")
     lead = (tangents.tangents.count,) if tangents.several else ()
@@ -168,6 +170,12 @@ def checked_tangents_of_gradients(
         tdlse = converted("tdlse", tdlse, "tlse", (*lead, *problem.lse_shape), problem.sum_dtype, saved.inputs)
     tdo, tdlse = (x if x is None or tangents.several else x[None] for x in (tdo, tdlse))
     return tdo, tdlse
+
+
+def _call(problem: Problem) -> tuple[Any, ...]:
+    """What is the same in what a call has saved and in copies of it, functions of a Score aside."""
+    parts = [kind for kind, *_ in problem.score_kinds]
+    return problem.xp, problem.dtype, problem.shapes, problem.mask_kinds, parts, problem.dropout
 
 
 class Rows(NamedTuple):

@@ -13,6 +13,8 @@ from numbattn.masks import as_mask
 from numbattn.scores import as_parts, sink_of
 from numbattn.tangents import checked_tangents, parts_of
 
+BOUNDLESS = 1e100  # an error; not inf, of which products with 0 are NaN
+
 
 def random(rng, shape, dtype):
     return rng.standard_normal(shape).astype(dtype)
@@ -315,7 +317,7 @@ def rounding_of_weights(problem, inputs):
     seen, some, lse = P > 0, np.isfinite(lse)[..., None], finite(lse)[..., None]
     scale, KT = inputs.scale, K.swapaxes(-2, -1)
     info, of_sums = ml_dtypes.finfo(problem.dtype), np.finfo(problem.sum_dtype)
-    u, least = float(info.eps), max(float(info.smallest_subnormal), float(of_sums.tiny))
+    u, largest, least = float(info.eps), float(info.max), max(float(info.smallest_subnormal), float(of_sums.tiny))
     longest = max(problem.seqlen_q, problem.seqlen_k, problem.head_dim, problem.head_dim_v)
     eps = float(of_sums.eps) * (8 + math.sqrt(longest))     # of a sum: its errors are as good as random
 
@@ -331,8 +333,9 @@ def rounding_of_weights(problem, inputs):
     lse_error = ((P * S_error).sum(-1, keepdims=True) + eps * (1 + abs(lse))) * some
     P_error = P * (S_error + lse_error + eps * (1 + abs(S)) + u) + least * seen
     PZ_error = (P_error + eps * P) * Z
-    return SimpleNamespace(Q=Q, K=K, V=V, P=P, Z=Z, lse=lse, some=some, u=u, eps=eps, least=least, slopes=slopes,
-                           S_errors=S_errors, S_error=S_error, lse_error=lse_error, P_error=P_error, PZ_error=PZ_error)
+    return SimpleNamespace(Q=Q, K=K, V=V, P=P, Z=Z, lse=lse, some=some, u=u, eps=eps, least=least, largest=largest,
+                           slopes=slopes, S_errors=S_errors, S_error=S_error, lse_error=lse_error, P_error=P_error,
+                           PZ_error=PZ_error)
 
 
 def rounding_of_tangents(do, q, k, v, tq, tk, tv, tdo=None, dlse=None, tdlse=None, tscore=(), **options):
@@ -340,29 +343,10 @@ def rounding_of_tangents(do, q, k, v, tq, tk, tv, tdo=None, dlse=None, tdlse=Non
     direction."""
     problem, inputs = reference.describe(q, k, v, **options)
     tangents, _ = checked_tangents(inputs, tq, tk, tv, tscore)
-    x, y = rounding_of_weights(problem, inputs), reference._along(problem, inputs, tangents, 0)
-    P, Z, u, eps, scale, least = x.P, x.Z, x.u, x.eps, inputs.scale, x.least * (x.P > 0)
-    tS, tS_error, chain = y.tS, eps * scale * (abs(y.tQ) @ abs(t(x.K)) + abs(x.Q) @ abs(t(y.tK))), []
-    about = zip(inputs.score, y.tparts, y.scores, y.tscores, x.slopes, x.S_errors)
-    for part, of_array, S, before, (slope, slope_error), S_error in about:
-        bend, ahead, behind = (finite(part._curvature(S + side * S_error)) for side in (0, 1, -1))
-        bend_error = abs(ahead - bend) + abs(behind - bend) + 4 * eps * (abs(bend) + part._is_nonlinear)
-        bend_error = abs(bend) * tS_error + bend_error * abs(before)
-        chain.append((part, of_array, slope, slope_error, bend * before, bend_error))
-        tS_error = abs(slope) * tS_error + slope_error * abs(before)
-        if of_array is not None:
-            tS_error = tS_error + eps * (2 * abs(before) + abs(finite(of_array._applied(before))))
-    tlse_error = (x.P_error * abs(tS) + P * (tS_error + eps * abs(tS))).sum(-1, keepdims=True) + eps * abs(y.tlse)
-    for part, of_array in zip(inputs.score, y.tparts):
-        if of_array is not None and not part._has_step:     # its P is at most 1
-            own = abs(of_array._logits(x.lse[..., 0])[..., None])
-            tlse_error = tlse_error + (x.lse_error + eps * (1 + abs(x.lse))) * own
-    tlse_error = tlse_error * x.some
-    W_error = (x.P_error * abs(tS) + P * (tS_error + (eps + u) * abs(tS)) + least) * Z
-    O_error = x.PZ_error @ abs(x.V) + u * abs(y.O) + x.least
-    tO_error = x.PZ_error @ abs(y.tV) + W_error @ abs(x.V) + tlse_error * abs(y.O) + abs(y.tlse) * O_error
-    tO_error = tO_error + u * (abs(y.tO) + abs(y.tlse * y.O)) + x.least * x.some
-
+    x = rounding_of_weights(problem, inputs)
+    f = rounding_along(problem, inputs, tangents, x)
+    y, P, Z, u, eps, scale, least = f.along, x.P, x.Z, x.u, x.eps, inputs.scale, x.least * (x.P > 0)
+    tS, tS_error, tlse_error, O_error, tO_error = y.tS, f.tS_error, f.tlse_error, f.O_error, f.tO_error
     (dO, tdO), (dL, tdL) = ([reference._rows(rows, y, n) for rows in pair] for pair, n in
                             (((do, tdo), problem.head_dim_v), ((dlse, tdlse), 1)))  # fmt: skip
     dP, tdP = Z * (dO @ t(x.V)), Z * (dO @ t(y.tV) + tdO @ t(x.V))
@@ -379,7 +363,7 @@ def rounding_of_tangents(do, q, k, v, tq, tk, tv, tdo=None, dlse=None, tdlse=Non
     tdS_error = tdS_error + (u + 2 * eps) * (abs(tP * A) + abs(P * B)) + least
     tdV_error = t(Z * (tP_error + eps * abs(tP))) @ abs(dO) + t(x.PZ_error) @ abs(tdO)
     of_score = []
-    for part, of_array, slope, slope_error, bend, bend_error in reversed(chain):
+    for part, of_array, slope, slope_error, _, _, bend, bend_error in reversed(f.chain):
         if part._wants_gradient and part._has_step:
             of_score[:0] = [abs(part._gradient(tdS_error + eps * abs(tdS), None, None))]
         elif part._wants_gradient:
@@ -397,12 +381,75 @@ def rounding_of_tangents(do, q, k, v, tq, tk, tv, tdo=None, dlse=None, tdlse=Non
     return [2 * error for error in results]
 
 
+def rounding_of_laplacian(q, k, v, directions, laplacians, options):
+    """As `rounding`, of the Laplacian of o; directions: tq, tk and tv of each, laplacians: lq, lk and lv."""
+    problem, inputs = reference.describe(q, k, v, **options)
+    x = rounding_of_weights(problem, inputs)
+    error = rounding_along(problem, inputs, checked_tangents(inputs, *laplacians)[0], x).tO_error
+    for tangents in directions:
+        f = rounding_along(problem, inputs, checked_tangents(inputs, *tangents)[0], x)
+        y, scale, eps, u, tS, seen = f.along, inputs.scale, x.eps, x.u, f.along.tS, x.P > 0
+        S2, S2_error = 2 * scale * y.tQ @ t(y.tK), 2 * eps * scale * (abs(y.tQ) @ abs(t(y.tK)))
+        for _, _, slope, slope_error, before, before_error, bend, bend_error in f.chain:
+            S2_error = abs(slope) * S2_error + slope_error * abs(S2) + bend_error * abs(before)
+            S2_error = S2_error + abs(bend) * before_error + eps * (abs(slope * S2) + abs(bend * before))
+            S2 = slope * S2 + bend * before
+        bent, sizes = S2 + tS**2, abs(S2) + tS**2
+        P2_error = x.P_error * abs(bent) + x.P * (S2_error + 2 * abs(tS) * f.tS_error + (eps + u) * sizes)
+        P2_error = P2_error + x.least * seen + beyond(sizes, x) * seen
+        l2, l2_error = rowsum(x.P * bent), rowsum(P2_error + eps * x.P * sizes)
+        error = error + (x.Z * P2_error) @ abs(x.V) + 2 * f.W_error @ abs(y.tV)
+        error = error + 2 * (f.tlse_error * abs(y.tO) + abs(y.tlse) * f.tO_error)
+        error = error + l2_error * abs(y.O) + abs(l2) * f.O_error
+        terms = x.Z * x.P * sizes @ abs(x.V) + 2 * (x.Z * x.P * abs(tS)) @ abs(y.tV)
+        error = error + eps * (terms + abs(y.tlse * y.tO) + abs(l2 * y.O)) + x.least * x.some
+    return 2 * error.reshape(problem.out_shape)
+
+
+def rounding_along(problem, inputs, tangents, x):
+    """The largest errors of tS, tlse, Z P tS, o and to in the first direction of Tangents, and what they follow from;
+    x: from `rounding_of_weights`."""
+    y = reference._along(problem, inputs, tangents, 0)
+    P, Z, u, eps, scale, least = x.P, x.Z, x.u, x.eps, inputs.scale, x.least * (x.P > 0)
+    tS, tS_error, chain = y.tS, eps * scale * (abs(y.tQ) @ abs(t(x.K)) + abs(x.Q) @ abs(t(y.tK))), []
+    about = zip(inputs.score, y.tparts, y.scores, y.tscores, x.slopes, x.S_errors)
+    for part, of_array, S, before, (slope, slope_error), S_error in about:
+        bend, ahead, behind = (finite(part._curvature(S + side * S_error)) for side in (0, 1, -1))
+        bend_error = abs(ahead - bend) + abs(behind - bend) + 4 * eps * (abs(bend) + part._is_nonlinear)
+        bend_error = abs(bend) * tS_error + bend_error * abs(before)
+        chain.append((part, of_array, slope, slope_error, before, tS_error, bend * before, bend_error))
+        tS_error = abs(slope) * tS_error + slope_error * abs(before)
+        if of_array is not None:
+            tS_error = tS_error + eps * (2 * abs(before) + abs(finite(of_array._applied(before))))
+    tlse_error = (x.P_error * abs(tS) + P * (tS_error + eps * abs(tS))).sum(-1, keepdims=True) + eps * abs(y.tlse)
+    for part, of_array in zip(inputs.score, y.tparts):
+        if of_array is not None and not part._has_step:     # its P is at most 1
+            own = abs(of_array._logits(x.lse[..., 0])[..., None])
+            tlse_error = tlse_error + (x.lse_error + eps * (1 + abs(x.lse))) * own
+    tlse_error = tlse_error * x.some
+    W_error = (x.P_error * abs(tS) + P * (tS_error + (eps + u) * abs(tS)) + least + beyond(tS, x) * (P > 0)) * Z
+    O_error = x.PZ_error @ abs(x.V) + u * abs(y.O) + x.least
+    tO_error = x.PZ_error @ abs(y.tV) + W_error @ abs(x.V) + tlse_error * abs(y.O) + abs(y.tlse) * O_error
+    tO_error = tO_error + u * (abs(y.tO) + abs(y.tlse * y.O)) + x.least * x.some
+    return SimpleNamespace(along=y, tS_error=tS_error, tlse_error=tlse_error, W_error=W_error, O_error=O_error,
+                           tO_error=tO_error, chain=chain)
+
+
+def beyond(terms, x):
+    """An error without bounds where what kernels round to the dtype of q may not be finite: P is at most 2 then."""
+    return BOUNDLESS * (abs(terms) > x.largest / 2)
+
+
 def t(x):
     return x.swapaxes(-2, -1)
 
 
 def rowsum(x):
     return x.sum(-1, keepdims=True)
+
+
+def present(gradients):
+    return [x for x in gradients if x is not None]
 
 
 def finite(x):

@@ -28,10 +28,10 @@ import numpy as np
 import numbattn as na
 from numbattn import reference
 from numbattn.masks import as_mask
-from numbattn.scores import ArrayPart
 from numbattn.values import shown, sum_broadcast
 
-from .accuracy import differentiated, finite, rounding, rounding_of_tangents, to_numpy, wrong_elements
+from .accuracy import differentiated, present, rounding, to_numpy, wrong_elements
+from .directions import Directions
 
 DTYPES = [np.dtype(x) for x in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)]
 SCALES = dict(zip(DTYPES, [(-2, 2), (-30, 30), (-30, 30), (-30, 30)]))  # of v, powers of ten
@@ -53,9 +53,9 @@ class Limit(NamedTuple):
 
 MARGIN, MARGIN_OF_SHORT = 32, 16  # rows and columns, so that there are not too many rows either
 LIMITS = {
-    "cpu": Limit(300, 100_000, 256, tangents=0.4),  # kernels there are compiled for all masks and scores
-    **dict.fromkeys(("turing", "ampere", "hopper"), Limit(140, 40_000, 192, 2)),
-    "gpu": Limit(100_000, 1 << 24, 256, 10),
+    "cpu": Limit(300, 100_000, 256, tangents=0.6),  # kernels there are compiled for all masks and scores
+    **dict.fromkeys(("turing", "ampere", "hopper"), Limit(140, 40_000, 192, 2, tangents=0.3)),
+    "gpu": Limit(100_000, 1 << 24, 256, 10, tangents=0.3),
 }
 ELEMENTS_IN_PYTHON = 30_000  # with a Score, whose function the reference calls for each element
 ELEMENTS_DROPPED = 1 << 20  # with dropout, which the reference has from the host
@@ -160,12 +160,12 @@ NONLINEAR = {"softcap", "leaky", "bent", "softplus", "squared", "by head"}  # ar
 # ------------------------------------------------------------------------------------------------------------ drawing
 class Draw:
     """What MASKS and SCORES draw from: `kind` for all that is compiled in, `rng` for all else, and `late`, `short` and
-    `jets`, `kind`s for what has been added since, so that older problems stay as they are."""
+    `jets`, `kind`s for what has been added since, so that older problems stay as they are; with `jets` goes `along`."""
 
     def __init__(self, seed, number, limit, xp):
         run = number // limit.run
-        seeds = [seed, run], [seed, number, 1], [seed, run, 2], [seed, run, 3], [seed, run, 4]
-        self.kind, self.rng, self.late, self.short, self.jets = map(np.random.default_rng, seeds)
+        seeds = [seed, run], [seed, number, 1], [seed, run, 2], [seed, run, 3], [seed, run, 4], [seed, number, 5]
+        self.kind, self.rng, self.late, self.short, self.jets, self.along = map(np.random.default_rng, seeds)
         self.is_short, self.is_plain = self.short.random(2) < (1 / 3, 1 / 2)  # many short sequences; in plain layouts
         self.xp = xp
 
@@ -381,20 +381,10 @@ class Problem(Draw):
         self.options = {"causal": causal, "mask": mask, "scale": scale, "dropout": dropout, "score": score}
         self.out = self.placed(np.full(self.do.shape, np.nan, dtype)) if self.late.random() < 0.5 else None
         self.numpy_errors = {"all": "raise"} if self.late.random() < 0.25 else {}
-        self.tangents = self.directions() if self.jets.random() < limit.tangents else None
+        self.directions = self.drawn_directions() if self.jets.random() < limit.tangents else None
 
-    def directions(self):
-        """The tangents of all arrays, by name, some of them None: as large as these, and NaN where they are."""
-        score = [x if isinstance(part, ArrayPart) else None for part in self.options["score"] for x in part._weights]
-        names = ["tq", "tk", "tv", "tdo", "tdlse", *(f"tscore {at}" for at in range(len(score)))]
-        found = dict.fromkeys(names)
-        for name, x in zip(names, [*self.arrays, self.do, self.dlse, *score]):
-            if x is not None and self.jets.random() < 0.75:
-                values = to_numpy(x).astype(np.float64)
-                tangent = np.asarray(self.jets.standard_normal(x.shape) * abs(finite(values)).max(initial=0) / 3)
-                tangent[~np.isfinite(values) & ~np.isneginf(values)] = np.nan
-                found[name] = self.placed(tangent.astype(x.dtype))
-        return found
+    def drawn_directions(self):
+        return Directions(self, self.jets, self.along)
 
     def names(self):
         """Of masks and of the parts of a score."""
@@ -446,14 +436,24 @@ class Problem(Draw):
         options = ", ".join(f"{name}={shown(x)}" for name, x in self.options.items()
                             if x is not None and not (isinstance(x, list) and not x))
         return (f"q {q}, k {k}, v {v}, strides {[x.strides for x in self.arrays]}, {options}, "
-                f"{'no ' * (self.dlse is None)}dlse, {'not ' * (not self.deterministic)}deterministic, tangents "
-                f"{[name for name, x in (self.tangents or {}).items() if x is not None]}")
+                f"{'no ' * (self.dlse is None)}dlse, {'not ' * (not self.deterministic)}deterministic, "
+                f"{self.directions or 'no tangents'}")
 
     # -------------------------------------------------------------------------------------------------------- measure
     @property
+    def about_results(self):
+        """Name, dtype and shape of each."""
+        (q, k, v), rows, weights = self.arrays, self.do.shape, differentiated(self.options["score"])
+        lse = np.float64 if self.dtype == np.float64 else np.float32
+        dtypes = self.dtype, lse, *[self.dtype] * 3, *(x.dtype for x in weights)
+        shapes = rows, rows[:-1], *(x.shape for x in (q, k, v, *weights))
+        names = *NAMES, *(f"gradient {at} of score" for at in range(len(weights)))
+        about = [*zip(names, dtypes, shapes)]
+        return about + (self.directions.about_results(about) if self.directions else [])
+
+    @property
     def names_of_results(self):
-        names = [*NAMES, *(f"gradient {at} of score" for at in range(len(differentiated(self.options["score"]))))]
-        return names + [f"tangent of {name}" for name in names if self.tangents]
+        return [name for name, _, _ in self.about_results]
 
     def run(self):
         """o, lse, dq, dk, dv and the gradients of the score's arrays that are wanted; NumPy stays as it was."""
@@ -467,23 +467,14 @@ class Problem(Draw):
         o, saved = na.attention_forward(*self.arrays, out=self.out, **self.options)
         assert self.out is None or o is self.out
         grads = na.attention_backward(self.do, saved, dlse=self.dlse, deterministic=self.deterministic)
-        return o, saved.lse, *grads, *present(grads.score), *(self.along() if self.tangents else ())
-
-    def along(self):
-        """The tangents of all results."""
-        tq, tk, tv, tdo, tdlse, *tscore = self.tangents.values()
-        _, to, saved, tsaved = na.attention_forward_jvp(*self.arrays, tq, tk, tv, tscore=tscore, **self.options)
-        rows = {"tdo": tdo, "dlse": self.dlse, "tdlse": tdlse, "deterministic": self.deterministic}
-        _, tgrads = na.attention_backward_jvp(self.do, saved, tsaved, **rows)
-        return to, tsaved.tlse, *tgrads, *present(tgrads.score)
+        return o, saved.lse, *grads, *present(grads.score), *(self.directions.called() if self.directions else ())
 
     @cached_property
     def expected(self):
         """What the results are, and their largest errors; on the host where the reference has to call Python."""
-        call, options = [self.do, *self.arrays, self.dlse], dict(self.options)
-        tangents = [*(self.tangents or {}).values()]
-        if any(isinstance(part, na.Score) for part in options["score"]):
-            call, tangents = ([None if x is None else to_numpy(x) for x in some] for some in (call, tangents))
+        on_host, options = any(isinstance(part, na.Score) for part in self.options["score"]), dict(self.options)
+        call = [x if x is None or not on_host else to_numpy(x) for x in (self.do, *self.arrays, self.dlse)]
+        if on_host:
             host = np.empty(0)
             options["mask"] = as_mask(options["mask"])._like(host)
             options["score"] = [part._like(host) for part in options["score"]]
@@ -491,24 +482,15 @@ class Problem(Draw):
         with np.errstate(all="ignore"):
             grads = reference.attention_backward(*call[:4], **options, dlse=dlse)
             exact = *reference.attention_forward(q, k, v, **options), *grads, *present(grads.score)
-            errors = rounding(*call, **options)
-            if tangents:
-                tq, tk, tv, tdo, tdlse, *tscore = tangents
-                given, rows = (q, k, v, tq, tk, tv), {"tdo": tdo, "dlse": dlse, "tdlse": tdlse}
-                grads = reference.attention_backward_jvp(do, *given, **rows, tscore=tscore, **options)
-                exact += *reference.attention_jvp(*given, tscore=tscore, **options), *grads, *present(grads.score)
-                errors += *rounding_of_tangents(do, *given, **rows, tscore=tscore, **options),
+            errors = *rounding(*call, **options),
+            if self.directions:
+                along = self.directions.expected(*call, options, on_host)
+                exact, errors = (*exact, *along[0]), (*errors, *along[1])
             return exact, errors
 
     def wrong(self, results):
         """A line for each result that is wrong."""
-        lse = np.float64 if self.dtype == np.float64 else np.float32
-        inputs, scores = self.arrays, differentiated(self.options["score"])
-        dtypes = [self.dtype, lse, *[self.dtype] * 3, *(x.dtype for x in scores)]
-        shapes = [self.do.shape, self.do.shape[:-1], *(x.shape for x in (*inputs, *scores))]
-        dtypes, shapes = (x * (2 if self.tangents else 1) for x in (dtypes, shapes))
-        found = zip(self.names_of_results, dtypes, shapes, results, *self.expected, strict=True)
-        for name, dtype, shape, got, exact, error in found:
+        for (name, dtype, shape), got, exact, error in zip(self.about_results, results, *self.expected, strict=True):
             if (got.dtype, got.shape) != (dtype, shape):
                 yield f"{name}: got {shown(got)}, expected {dtype} {shape}"
                 continue
@@ -519,10 +501,6 @@ class Problem(Draw):
                 here, there, most = (float(x[at].astype(np.float64)) for x in (got, exact, error))
                 yield (f"{name}: {int(wrong.sum())} of {wrong.size} are wrong, at {at} {here:.6g}, "
                        f"exactly {there:.6g}, give or take {most:.2g}")
-
-
-def present(gradients):
-    return [x for x in gradients if x is not None]
 
 
 # ------------------------------------------------------------------------------------------------------------ devices

@@ -15,8 +15,8 @@ import pytest
 import numbattn as na
 from numbattn import reference
 
-from .accuracy import random, rounding, to_numpy, wrong_elements
-from .problems import on_device, present
+from .accuracy import present, random, rounding, to_numpy, wrong_elements
+from .problems import on_device
 
 BFLOAT16 = ml_dtypes.bfloat16
 LITTLE = {"multiprocessors": 1, "shared": 24 << 10}  # of the device: room for a few blocks

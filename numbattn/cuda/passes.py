@@ -171,8 +171,8 @@ class Passes:
             number, rows = inputs.score.index(sink), Rows(do, dlse, to, tlse, tdo, tdlse)
             along |= empty_along(gpu, tangents.count, {gradient_of_part(number): gradient_like(problem, sink)})
             tsinks = [parts_of(inputs, tangents, which)[number] for which in range(tangents.count)]
-            for grad, x in zip(along[gradient_of_part(number)], gradients_of_sink(saved, rows, sink, tsinks)):
-                put(grad, x)
+            for which, x in enumerate(gradients_of_sink(saved, rows, sink, tsinks)):
+                put(along[gradient_of_part(number)][which, ...], x)
         of_score = [along.get(gradient_of_part(i)) for i, part in enumerate(inputs.score) for _ in part._weights]
         return Gradients(*[along[name] for name in pass_.gives], tuple(of_score))
 
@@ -203,7 +203,7 @@ def run_along(gpu, pass_, problem, inputs, tangents, arrays, given, along, *opti
 def one_by_one(problem, tangents, arrays, given, along):
     """The runs of `run_along`, one for each tangent: its number, the Problem, the arrays."""
     for number in range(tangents.count):
-        yield number, problem, arrays | {name: x[number] for name, x in (given | along).items()}
+        yield number, problem, arrays | {name: x[number, ...] for name, x in (given | along).items()}
 
 
 def may_be_a_batch(problem, inputs, tangents):

@@ -1,7 +1,8 @@
 """Random problems, of sequences that are split over ranks."""
 
 from numbattn import distributed as nad
-from tests.problems import LIMITS, Problem, present
+from tests.accuracy import present
+from tests.problems import LIMITS, Problem
 
 UNEQUAL = "without an offset within Segments of unequal queries and keys"  # what is refused
 

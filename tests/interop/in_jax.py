@@ -13,6 +13,7 @@ from jax import numpy as jnp
 import numbattn as na
 from numbattn.interop.jax import attention
 
+from ..directions import Directions
 from ..problems import FUNCTIONS, LIMITS, MASKS, SCORES, Draw, Problem, present
 
 jax.config.update("jax_enable_x64", True)
@@ -137,7 +138,8 @@ def placed(x):
 def test_random_problems_bit_for_bit(number):
     """All results and their derivatives are numbattn's own, inside and outside of jit."""
     problem = Problem(58, number, LIMITS["cpu"]._replace(longest=100, elements=20_000))
-    options, tangents = dict(problem.options), problem.directions()
+    options = dict(problem.options)
+    tangents = Directions(problem, problem.jets, problem.along, ["jvp"], [None]).tangents
     (q, k, v), do, dlse, *tqkv = (jax.tree.map(np.ascontiguousarray, x) for x in (
         problem.arrays, problem.do, problem.dlse, *list(tangents.values())[:3]))  # fmt: skip
     o, saved = na.attention_forward(q, k, v, **options)
@@ -537,3 +539,18 @@ def test_several_devices(rng):
     for size in (4, 100):  # small results and large ones get there in two ways
         x = jax.device_put(jnp.ones((4, size, 64)), jax.devices()[1])
         assert attention(x, x, x).devices() == {jax.devices()[1]}
+
+
+@pytest.mark.gpu
+def test_arrays_on_a_gpu(arrays):
+    """Outside of jit they share memory with CuPy's; inside, passes are computed on the host."""
+    try:
+        gpu = jax.devices("gpu")[0]
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    there = jax.device_put(arrays, gpu)
+    for derivative in (total, jax.grad(total, tuple(range(1, 8))), jax.jacfwd(jax.grad(total, 1), 2)):
+        expected = derivative(ours, *arrays)
+        for found in (derivative(ours, *there), jax.jit(derivative, static_argnums=0)(ours, *there)):
+            assert {x.device for x in jax.tree.leaves(found)} == {gpu}
+            assert_close(jax.device_get(found), jax.device_get(expected))

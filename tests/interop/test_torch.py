@@ -2,7 +2,6 @@
 
 import gc
 from functools import partial
-from importlib import import_module
 
 import numpy as np
 import pytest
@@ -11,14 +10,18 @@ import numbattn as na
 from numbattn.masks import as_mask
 from numbattn.scores import ArrayPart
 
+from ..directions import Directions
 from ..problems import LIMITS, Problem
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-passes = import_module("numbattn.interop.torch_passes")
-attention = import_module("numbattn.interop.torch").attention
-func, forward_ad, checkpoint = torch.func, torch.autograd.forward_ad, import_module("torch.utils.checkpoint").checkpoint
-gradcheck, gradgradcheck = torch.autograd.gradcheck, torch.autograd.gradgradcheck
+from torch import func
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+
+from numbattn.interop.torch import attention, passes
+
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # by make_dual itself
 FLOAT64 = {"dtype": torch.float64}
 
@@ -52,7 +55,7 @@ def formula(q, k, v, *, causal=False, bias=None, visible=None, scale=None):
 
 
 def assert_close(got, expected):
-    for x, y in zip(torch.utils._pytree.tree_leaves(got), torch.utils._pytree.tree_leaves(expected), strict=True):
+    for x, y in zip(tree_leaves(got), tree_leaves(expected), strict=True):
         torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-10)
 
 
@@ -60,39 +63,40 @@ def assert_close(got, expected):
 class Through(Problem):
     """A random problem, through torch: gradients by autograd, their tangents by dual tensors."""
 
-    def __init__(self, *args):
-        super().__init__(*args)
-        if self.tangents:  # torch has none of arrays whose gradient is not wanted
-            wanted = [part._wants_gradient for part in self.options["score"] for _ in part._weights]
-            self.tangents |= {f"tscore {at}": None for at, yes in enumerate(wanted) if not yes}
+    def drawn_directions(self):
+        """One; torch has no tangents of arrays whose gradient is not wanted."""
+        directions = Directions(self, self.jets, self.along, ["jvp"], [None])
+        wanted = [part._wants_gradient for part in self.options["score"] for _ in part._weights]
+        directions.tangents |= {f"score {at}": None for at, yes in enumerate(wanted) if not yes}
+        return directions
 
     def called(self):
         with forward_ad.dual_level():
             duals = [forward_ad.unpack_dual(x) for x in self.through_torch()]
         results = [x.primal for x in duals]
-        if self.tangents:
+        if self.directions:
             results += [torch.zeros_like(x.primal) if x.tangent is None else x.tangent for x in duals]
         return [passes.array_of(x.detach()) for x in results]
 
     def through_torch(self):
         """o, lse and gradients."""
         def tensor(x, name, grad=True):
-            tangent = (self.tangents or {}).get(name)
+            tangent = self.directions.tangents.get(name) if self.directions else None
             x = tensor_of(x).requires_grad_(grad)
             return x if tangent is None else forward_ad.make_dual(x, tensor_of(tangent))
 
         def held(x):
             return weights[id(x)] if id(x) in weights else tensor_of(x)
 
-        arrays = [*map(tensor, self.arrays, ("tq", "tk", "tv"))]
+        arrays = [*map(tensor, self.arrays, "qkv")]
         of_score = [(part, x) for part in self.options["score"] for x in part._weights]
-        weights = {id(x): tensor(x, f"tscore {at}", part._wants_gradient)
+        weights = {id(x): tensor(x, f"score {at}", part._wants_gradient)
                    for at, (part, x) in enumerate(of_score) if isinstance(part, ArrayPart)}  # fmt: skip
         score = [part._mapped(held) for part in self.options["score"]]
         options = self.options | {"mask": as_mask(self.options["mask"])._mapped(tensor_of), "score": score}
         o, lse = attention(*arrays, **options, return_lse=True, deterministic=self.deterministic)
         leaves = [*arrays, *[weights[id(x)] for part, x in of_score if part._wants_gradient]]
-        rows = [tensor(x, name, False) for x, name in ((self.do, "tdo"), (self.dlse, "tdlse")) if x is not None]
+        rows = [tensor(x, name, False) for x, name in ((self.do, "do"), (self.dlse, "lse")) if x is not None]
         return o, lse, *torch.autograd.grad((o, lse)[: len(rows)], leaves, rows)
 
 
@@ -142,8 +146,9 @@ def test_derivatives_are_finite_differences(case):
         return attention(*tensors[:3], **(fixed or options_of(*tensors[3:])))
 
     inputs = leaves(*QKV, *shapes)
-    assert gradcheck(function, inputs, check_forward_ad=True, fast_mode=True)
-    assert gradgradcheck(function, inputs, check_fwd_over_rev=True, fast_mode=True)
+    batched = {"check_batched_grad": True, "fast_mode": True}
+    assert gradcheck(function, inputs, check_forward_ad=True, check_batched_forward_grad=True, **batched)
+    assert gradgradcheck(function, inputs, check_fwd_over_rev=True, **batched)
 
 
 ALL = 0, 1, 2, 3
@@ -175,6 +180,20 @@ def test_functions_of_torch_func():
                            tuple(tangents), tuple(tangents)),
     ):  # fmt: skip
         assert_close(transform(bias), transform(of_formula))
+
+
+@pytest.mark.parametrize("strategy", ["reverse-mode", "forward-mode"])
+def test_jacobians_of_torch_autograd(strategy):
+    """By its own vmap, which is another one, and without."""
+    tensors = tuple(leaves((2, 3, 2), (2, 5, 2), (2, 5, 3), (3, 5)))
+    jacobian, hessian = torch.autograd.functional.jacobian, torch.autograd.functional.hessian
+    assert_close(jacobian(bias, tensors, vectorize=True, strategy=strategy), jacobian(bias, tensors))
+
+    def loss(*tensors):
+        return (bias(*tensors) ** 2).sum()
+
+    found = hessian(loss, tensors, vectorize=True, outer_jacobian_strategy=strategy)
+    assert_close(found, hessian(loss, tensors))
 
 
 def test_dual_tensors_and_gradients_of_gradients():
@@ -311,6 +330,21 @@ def test_vmap_over_arrays_of_masks_and_functions(options_of):
         tensors = [q if dims[0] == 0 else q[0], k, v, lengths]
         for x, y in zip(func.vmap(attend, dims)(*tensors), per_sample(attend, dims, tensors), strict=True):
             assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("as_array", [torch.as_tensor, np.asarray], ids=["tensors", "NumPy's"])
+def test_vmap_with_arrays_of_masks_that_all_samples_share(as_array):
+    """Which lack the samples' axis."""
+    q, k, v = randn(3, 2, 6, 4), randn(2, 5, 4), randn(2, 5, 2)
+    visible = torch.rand(6, 5) > 0.2
+    mask = na.Lengths(keys=as_array([2, 5])) & na.Dense(as_array(visible)) & na.Causal(as_array([[3], [1]])[:, 0])
+
+    def grads(q, k, v):
+        return func.grad(lambda *x: (attention(*x, mask=mask, score=na.Alibi(as_array([0.5, 1.0]))) ** 2).sum(),
+                         (0, 1, 2))(q, k, v)  # fmt: skip
+
+    for x, y in zip(func.vmap(grads, (0, None, None))(q, k, v), per_sample(grads, (0, None, None), (q, k, v))):
+        assert torch.equal(x, y)
 
 
 def test_per_sample_gradients_of_a_module():

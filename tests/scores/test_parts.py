@@ -319,15 +319,17 @@ def test_bias_broadcasts_as_in_numpy(call):
     check(q, k, v, rng, score=na.Bias(random(rng, shape, np.float32)), causal=True)
 
 
-def test_bias_of_any_strides(rng):
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("part", "shape"), [(na.Bias, (H, 40, 40)), (na.RelativeBias, (H, 9))])
+def test_arrays_of_any_strides(rng, part, shape, dtype):
     q, k, v, do = (random(rng, (H, 40, 8), np.float32) for _ in range(4))
-    whole = random(rng, (H, 40, 40), np.float32)
-    views = [whole.swapaxes(-2, -1), whole[:, ::-1], whole[..., ::-1], np.broadcast_to(whole[:, :1], whole.shape),
-             np.broadcast_to(whole[..., :1], whole.shape)]  # fmt: skip
+    whole = random(rng, shape, dtype)
+    views = [whole.swapaxes(-2, -1).copy().swapaxes(-2, -1), whole[:, ::-1], whole[..., ::-1],
+             np.broadcast_to(whole[:, :1], shape), np.broadcast_to(whole[..., :1], shape)]  # fmt: skip
     for view in views:
         results = []
-        for bias in (view, view.copy()):
-            o, backprop = na.attention_vjp(q, k, v, score=na.Bias(bias))
+        for x in (view, view.copy()):
+            o, backprop = na.attention_vjp(q, k, v, score=part(x))
             grads = backprop(do)
             results.append((o, *grads, *grads.score))
         for one, other in zip(*results):

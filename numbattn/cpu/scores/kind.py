@@ -68,7 +68,9 @@ def aligned(x):
 
 def lower_distance(part, problem, numbers=(0, 0)):
     """A part that depends on distances, Lowered, and its array, in the dtype of sums; numbers: of the kind's own."""
-    x = aligned(rounded(compact(matrix_of(part)), problem.sum_dtype))
+    x = matrix_of(part)
+    *lead, _ = compact(x).shape  # a table keeps its columns, in whatever memory
+    x = aligned(rounded(x[tuple(map(slice, lead))], problem.sum_dtype))
     offset = part._whole_offset(problem.seqlen_q, problem.seqlen_k)
     if isinstance(offset, np.ndarray):
         offset = np.broadcast_to(offset, problem.batch).astype(np.int64).tobytes()

@@ -12,25 +12,28 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
+from weakref import WeakValueDictionary
 
 import ml_dtypes
 import numpy as np
 import torch
 from torch.autograd import forward_ad
 
-from ..api import attention_backward, attention_forward
-from ..gradients import Gradients
-from ..jets import attention_forward_jvp, tangents_of_gradients
-from ..problem import Saved
-from ..scores import ArrayPart, Part
-from ..scores.function import Score
-from ..tangents import SavedTangents, checked_tangents
-from .options import Options
+from ...api import attention_backward, attention_forward
+from ...checks import dtype_of
+from ...gradients import Gradients
+from ...jets import attention_forward_jvp, tangents_of_gradients
+from ...problem import Saved
+from ...scores import ArrayPart, Part
+from ...scores.function import Score
+from ...tangents import SavedTangents, checked_tangents
+from ..options import Options
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 NOT_THERE = (
@@ -72,8 +75,9 @@ class Call:
 
     @property
     def counts_batches(self) -> bool:
-        """Whether what becomes of an element of the batch depends on its number."""
-        return self.options.dropout is not None or any(isinstance(part, Score) for part in self.options.score)
+        """Whether what becomes of an element of the batch depends on its number, or an array has no batch axes."""
+        has_functions = any(isinstance(part, Score) for part in self.options.score)
+        return self.options.dropout is not None or has_functions or None in self.options.own_axes
 
     def wanting(self, needs: Sequence[bool]) -> Call:
         """The call with gradients of these primals alone, so far as others cost anything."""
@@ -149,7 +153,9 @@ class Pass(torch.autograd.Function):
 
     @classmethod
     def run(cls, call: Call, *operands: Any) -> Any:
-        """The same as `apply`, and quicker where nothing is recorded or transformed."""
+        """The same as `apply`, quicker where nothing is recorded or transformed, and within torch's older vmap, too."""
+        if any(map(is_batched, operands)):
+            return cls.run_batched(call, operands)
         if torch.is_grad_enabled() or forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
             return cls.apply(call, *operands)
         return cls.forward(call, *operands)
@@ -168,6 +174,18 @@ class Pass(torch.autograd.Function):
             ctx.save_for_forward(*tensors)
 
     @classmethod
+    def run_batched(cls, call: Call, operands: Sequence[Any]) -> tuple[Any, ...]:
+        """Within the vmap of torch.autograd, as in `torch.autograd.grad(..., is_grads_batched=True)`, which does not
+        know the one of a Function."""
+        level = torch._C._vmapmode_increment_nesting() - 1
+        torch._C._vmapmode_decrement_nesting()
+        dims = [0 if is_batched(x) else None for x in operands]
+        inner = [x if dim is None else torch._remove_batch_dim(x, level, 0, 0) for x, dim in zip(operands, dims)]
+        info = SimpleNamespace(batch_size=next(x for x, dim in zip(inner, dims) if dim is not None).shape[0])
+        results, _ = cls.vmap(info, (None, *dims), call, *inner)
+        return tuple([x if x is None else torch._add_batch_dim(x, 0, level) for x in results])
+
+    @classmethod
     def vmap(cls, info: Any, in_dims: Any, call: Call, *operands: Any) -> Any:
         dims = in_dims[1:]
         if call.counts_batches:
@@ -183,16 +201,23 @@ class Pass(torch.autograd.Function):
         """Results with vmap's axis as one more batch axis, in front of all others."""
         mapped = [x if dim is None else x.movedim(dim, 0) for x, dim in zip(operands, dims)]
         shapes = [x if x is None else x.shape[dim is not None :] for x, dim in zip(mapped, dims)]
-        own_axes, whole = cls.axes(call), [True] * len(mapped)
-        for number, at in enumerate(call.places, 3):  # those of a mask, which have no gradients, are broadcast
-            whole[number] = at in call.weights
+        counts = [size] * len(mapped)
+        for number, at in enumerate(call.places, 3):
+            if at not in call.weights and dims[number] is None:
+                counts[number] = 1  # an array of a mask, which has no gradient for each
         batch_axes = max(map(len, shapes[:3])) - 2
-        for number, (x, dim, shape, own) in enumerate(zip(mapped, dims, shapes, own_axes)):
-            if x is not None and (dim is not None or whole[number]):
-                missing = [1] * (max(batch_axes, 1) - len(shape) + cast(int, own))
-                x = x if dim is not None else x.expand(size, *shape)
-                mapped[number] = x.reshape(size, *missing, *shape)
-        results = cls.apply(call, *mapped)
+
+        def whole(count: int, shape: Sequence[int], own: int | None) -> Sequence[int]:
+            """The shape with that axis, and with all batch axes after it."""
+            return count, *[1] * (max(batch_axes, 1) - len(shape) + cast(int, own)), *shape
+
+        for number, (x, dim, count, own) in enumerate(zip(mapped, dims, counts, cls.axes(call))):
+            if x is not None:
+                x = x.expand(count, *x.shape) if dim is None else x
+                mapped[number] = x.reshape(whole(count, shapes[number], own))
+        arrays = [x if x is None else x.reshape(whole(1, x.shape, own))
+                  for x, own in zip(call.arrays, call.options.own_axes)]  # fmt: skip
+        results = cls.apply(replace(call, arrays=tuple(arrays)), *mapped)
         if cls.is_of_rows:
             return [x if batch_axes else x[:, 0] for x in results]
         return [x if x is None else x.reshape(size, *shape) for x, shape in zip(results, shapes)]
@@ -346,6 +371,11 @@ class BackwardTangent(Pass):
     jvp = backward
 
 
+def is_batched(x: Any) -> bool:
+    """Whether it is a batch to the vmap of torch.autograd, which is older than torch.func's."""
+    return x is not None and torch._C._functorch.is_legacy_batchedtensor(x)
+
+
 def split(call: Call, values: Sequence[Any], count: int) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
     """Those of the primals, of so many more, and the rest."""
     first = len(call.places) + 3
@@ -361,16 +391,41 @@ def on_device(x: Any) -> Any:
 @contextmanager
 def on_gpu(device: Any) -> Any:
     cuda = import_module("cupy").cuda
+    stream = stream_of(device.index, torch.cuda.current_stream(device).cuda_stream)
 
     def malloc(nbytes: int) -> Any:
         memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
-        return cuda.MemoryPointer(cuda.UnownedMemory(memory.data_ptr(), nbytes, memory, device.index), 0)
+        ALLOCATED[memory.data_ptr()] = memory
+        return pointer_to(memory, nbytes)
 
-    with ExitStack() as stack:
-        stack.enter_context(cuda.Device(device.index))
-        stack.enter_context(cuda.ExternalStream(torch.cuda.current_stream(device).cuda_stream, device.index))
-        stack.enter_context(cuda.using_allocator(malloc))
+    with cuda.Device(device.index), stream, cuda.using_allocator(malloc):
         yield
+
+
+ALLOCATED: WeakValueDictionary[int, Any] = WeakValueDictionary()  # by address, what CuPy has of torch's allocator
+
+
+class Borrowed(NamedTuple):
+    """A stream of torch's, for CuPy."""
+
+    address: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.address
+
+
+@lru_cache
+def stream_of(device: int, address: int) -> Any:
+    """CuPy's stream with this address."""
+    cuda = import_module("cupy").cuda
+    with cuda.Device(device):
+        return cuda.Stream.from_external(Borrowed(address)) if address else cuda.Stream.null
+
+
+def pointer_to(x: Any, nbytes: int) -> Any:
+    """CuPy's pointer to the memory of a tensor, which it keeps."""
+    cuda = import_module("cupy").cuda
+    return cuda.MemoryPointer(cuda.UnownedMemory(x.data_ptr(), nbytes, x, x.device.index), 0)
 
 
 def arrays_of(tensors: Iterable[Any]) -> list[Any]:
@@ -379,9 +434,17 @@ def arrays_of(tensors: Iterable[Any]) -> list[Any]:
 
 
 def array_of(x: Any) -> Any:
-    if x.dtype is torch.bfloat16:
-        return array_of(x.view(torch.int16)).view(BFLOAT16)
-    return import_module("cupy").from_dlpack(x) if x.is_cuda else x.numpy()
+    if x.is_cuda:
+        return cupy_array_of(x)
+    return x.view(torch.int16).numpy().view(BFLOAT16) if x.dtype is torch.bfloat16 else x.numpy()
+
+
+def cupy_array_of(x: Any) -> Any:
+    """By address: DLPack, which would wait for streams, takes several times as long."""
+    cupy, dtype = import_module("cupy"), dtype_of(x)
+    strides = tuple([stride * dtype.itemsize for stride in x.stride()])
+    nbytes = x.untyped_storage().nbytes() - x.storage_offset() * dtype.itemsize
+    return cupy.ndarray(tuple(x.shape), dtype, pointer_to(x, nbytes), strides)
 
 
 def tensors_of(arrays: Iterable[Any]) -> tuple[Any, ...]:
@@ -390,6 +453,11 @@ def tensors_of(arrays: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def tensor_of(x: Any) -> Any:
-    if x.dtype == BFLOAT16:
-        return tensor_of(x.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(x) if isinstance(x, np.ndarray) else torch.from_dlpack(x)
+    if isinstance(x, np.ndarray):
+        return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16) if x.dtype == BFLOAT16 else torch.from_numpy(x)
+    memory = ALLOCATED.get(x.data.mem.ptr)
+    if memory is None or not x.size:
+        return torch.from_dlpack(x.view(np.int16)).view(torch.bfloat16) if x.dtype == BFLOAT16 else torch.from_dlpack(x)
+    first, size = x.data.ptr - x.data.mem.ptr, x.itemsize
+    whole = memory[first : first + (memory.numel() - first) // size * size].view(getattr(torch, str(x.dtype)))
+    return whole.as_strided(x.shape, [stride // size for stride in x.strides])

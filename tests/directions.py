@@ -1,0 +1,96 @@
+"""Directions of random problems: tangents of what a problem is given, and what is computed along them."""
+
+import numpy as np
+
+import numbattn as na
+from numbattn import reference
+from numbattn.scores import ArrayPart
+from numbattn.values import shown
+
+from .accuracy import finite, present, rounding_of_laplacian, rounding_of_tangents, to_numpy
+
+WAYS = "jvp", "jvp", "vjp", "laplacian"  # all tangents; those of a gradient of gradients
+COUNTS = None, None, 1, 3, 3, 6  # of tangents at once; None: without an axis of them
+GIVEN = "q", "k", "v", "do", "lse"  # before the arrays of a score
+
+
+class Directions:
+    """Tangents of the arrays of a problem, by name, some of them None: as large as these, and NaN where they are. What
+    is compiled in comes from `kind`, all else from `rng`."""
+
+    def __init__(self, problem, kind, rng, ways=WAYS, counts=COUNTS):
+        self.problem, self.rng, self.way = problem, rng, str(kind.choice(ways))
+        arrays = [*problem.arrays, problem.do, problem.dlse, *self.arrays_of_score()]
+        given = [x is not None and some < 0.75 for x, some in zip(arrays, kind.random(len(arrays)))]
+        if self.way != "jvp":
+            given[3:5] = False, False
+        if self.way == "laplacian" and not any(given):
+            given[0] = True
+        several = any(given[:3] + given[5:])    # an axis of the tangents of do and dlse alone is none
+        counts = [x for x in counts if x is not None or self.way != "laplacian"]
+        self.count = counts[rng.integers(len(counts))] if several else None
+        lead = () if self.count is None else (self.count,)
+        names = *GIVEN, *(f"score {at}" for at in range(len(arrays) - len(GIVEN)))
+        self.tangents = {name: self.like(x, lead) if there else None for name, x, there in zip(names, arrays, given)}
+        self.laplacians = [self.like(x) if some < 0.5 else None for x, some in zip(problem.arrays, kind.random(3))]
+
+    def arrays_of_score(self):
+        """One for each place of `grads.score`, None where there is no tangent."""
+        for part in self.problem.options["score"]:
+            has_tangent = isinstance(part, ArrayPart) and (self.way == "jvp" or part._wants_gradient)
+            yield from part._weights if has_tangent and self.way != "laplacian" else [None] * len(part._weights)
+
+    def like(self, x, lead=()):
+        values = to_numpy(x).astype(np.float64)
+        tangent = np.asarray(self.rng.standard_normal((*lead, *x.shape)) * (abs(finite(values)).max(initial=0) / 3))
+        tangent[..., ~np.isfinite(values) & ~np.isneginf(values)] = np.nan
+        return self.problem.placed(tangent.astype(x.dtype))
+
+    def __repr__(self):
+        found = {name: shown(x) for name, x in self.tangents.items() if x is not None}
+        return f"{self.way} of {found}" + f", {[*map(shown, self.laplacians)]}" * (self.way == "laplacian")
+
+    # -------------------------------------------------------------------------------------------------------- measure
+    def about_results(self, about):
+        """Name, dtype and shape of each result; about: those of what they are tangents of."""
+        lead = () if self.count is None else (self.count,)
+        found = [(f"tangent of {name}", dtype, (*lead, *shape)) for name, dtype, shape in about]
+        if self.way != "laplacian":
+            return found
+        _, dtype, shape = about[0]
+        return [found[0], ("Laplacian of o", dtype, shape)]
+
+    def called(self):
+        problem, (tq, tk, tv, tdo, tdlse, *tscore) = self.problem, self.tangents.values()
+        given, more = (*problem.arrays, tq, tk, tv), {"dlse": problem.dlse, "deterministic": problem.deterministic}
+        if self.way == "laplacian":
+            return na.attention_laplacian(*given, *self.laplacians, **problem.options)[1:]
+        if self.way == "vjp":
+            _, saved = na.attention_forward(*problem.arrays, **problem.options)
+            _, backprop2 = na.attention_backward_vjp(problem.do, saved, **more)
+            found = backprop2(tq, tk, tv, ddscore=tscore)
+            return found.gdo, found.dlse, *found[:3], *present(found.score)
+        _, to, saved, tsaved = na.attention_forward_jvp(*given, tscore=tscore, **problem.options)
+        _, tgrads = na.attention_backward_jvp(problem.do, saved, tsaved, tdo=tdo, tdlse=tdlse, **more)
+        return to, tsaved.tlse, *tgrads, *present(tgrads.score)
+
+    def expected(self, do, q, k, v, dlse, options, on_host):
+        """What the results are, and their largest errors, of these arrays."""
+        tangents, laplacians = ([x if x is None or not on_host else to_numpy(x) for x in some]
+                                for some in (self.tangents.values(), self.laplacians))  # fmt: skip
+        given, each = (q, k, v), [self.at(t, tangents) for t in range(self.count or 1)]
+        if self.way == "laplacian":
+            exact = reference.attention_laplacian(*given, *tangents[:3], *laplacians, **options)[1:]
+            first = [rounding_of_tangents(do, *given, *own[:3], **options)[0] for own in each]
+            of_laplacian = rounding_of_laplacian(*given, [own[:3] for own in each], laplacians, options)
+            return exact, (np.stack(first), of_laplacian)
+        tq, tk, tv, tdo, tdlse, *tscore = tangents
+        of_dlse, given = {"dlse": dlse}, (*given, tq, tk, tv)
+        grads = reference.attention_backward_jvp(do, *given, tdo=tdo, tdlse=tdlse, **of_dlse, tscore=tscore, **options)
+        exact = *reference.attention_jvp(*given, tscore=tscore, **options), *grads, *present(grads.score)
+        errors = [rounding_of_tangents(do, q, k, v, *own[:4], tdlse=own[4], **of_dlse, tscore=own[5:], **options)
+                  for own in each]  # fmt: skip
+        return exact, errors[0] if self.count is None else [*map(np.stack, zip(*errors))]
+
+    def at(self, number, tangents):
+        return tangents if self.count is None else [x if x is None else x[number, ...] for x in tangents]
