@@ -94,8 +94,8 @@ def attention(
     (2, 8, 100, 64)
     """
     refuse_cache(k)
-    q, k, v = (_array(name, x) for name, x in zip("qkv", (q, k, v)))
-    flag("return_lse", return_lse), flag("deterministic", deterministic)
+    q, k, v = _array("q", q), _array("k", k), _array("v", v)
+    return_lse, deterministic = flag("return_lse", return_lse), flag("deterministic", deterministic)
     seed = offset = None
     if dropout is None and dropout_offset is not None:
         raise ValueError(f"dropout_offset: got {words_for(dropout_offset)} without dropout")
@@ -103,7 +103,7 @@ def attention(
         seed, offset = np.array(dropout.key, np.uint32), _offset(dropout, dropout_offset)
         dropout = Dropout(dropout.p, 0)
     options, arrays = taken_apart(causal, mask, scale, dropout, score)
-    how = How(options, options.wanted, bool(deterministic), bool(return_lse))
+    how = How(options, options.wanted, deterministic, return_lse)
     results = bind(forward, Operands(q, k, v, tuple(arrays), seed, offset), how)
     return tuple(results) if return_lse else results[0]
 
