@@ -13,7 +13,7 @@ from threadpoolctl import threadpool_limits
 HAS_CUDA = find_spec("numba_cuda") and find_spec("cupy")
 collect_ignore_glob = [] if HAS_CUDA else ["numbattn/cuda/*", "tests/cuda/*", "tests/tools/*"]
 # and each module of numbattn.interop where its framework is
-collect_ignore_glob += [f"numbattn/interop/{x}.py" for x in ("torch", "autograd", "thinc") if not find_spec(x)]
+collect_ignore_glob += [f"numbattn/interop/{x}*" for x in ("torch", "autograd", "thinc") if not find_spec(x)]
 # what imports JAX runs in a process of its own: see tests/interop/test_jax.py
 collect_ignore_glob += ["numbattn/interop/jax/*", "tests/interop/in_jax.py"]
 

@@ -1,53 +1,26 @@
-"""Attention with gradients in JAX: callbacks to the host, with their derivative given by `jax.custom_vjp`.
+"""Attention in JAX: a bias of pairs is learned from what another attention returns.
 
-    pip install jax && python examples/04_jax.py
+    pip install 'numbattn[jax]' && python examples/04_jax.py
 
-`attention` works under `jit`, `grad` and `vmap` and all combinations of them, except for second derivatives: a
-callback has none, and JAX says so. On a GPU, JAX copies its arrays to the host and back.
+`numbattn.interop.jax.attention` works under `jit`, `grad`, `vmap` and most of what they are combined to: its module
+says what. Arrays in scores have gradients, and scores are pytrees, as weights are.
 """
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import numbattn as na
-
-# or a callback may wait forever for its arguments: https://github.com/jax-ml/jax/issues/24255
-jax.config.update("jax_cpu_enable_async_dispatch", False)
-jax.config.update("jax_default_matmul_precision", "highest")  # for the formula: float32, not TF32, on a GPU
+from numbattn.interop.jax import attention
 
 
-@jax.custom_vjp
-def attention(q, k, v):
-    """Causal attention of arrays (..., heads, seqlen, head_dim) with equal batch axes."""
-    return forward(q, k, v)[0]
+def attend(bias, q, k, v):
+    """Causal attention of one sequence, (heads, seqlen, head_dim)."""
+    return attention(q, k, v, causal=True, score=bias)
 
 
-def forward(q, k, v):
-    if len({(x.ndim, *x.shape[:-3]) for x in (q, k, v)}) > 1:  # vmap would put its axis in different places
-        raise ValueError(f"q, k and v: got the shapes {q.shape}, {k.shape} and {v.shape}, expected equal batch axes")
-    o = jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), q.dtype)
-    lse = jax.ShapeDtypeStruct(q.shape[:-1], jnp.promote_types(q.dtype, jnp.float32))
-    o, lse = jax.pure_callback(forward_on_host, (o, lse), q, k, v, vmap_method="broadcast_all")
-    return o, (q, k, v, o, lse)  # JAX keeps arrays between the passes, not objects
-
-
-def backward(residuals, do):
-    like_qkv = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in residuals[:3])
-    return jax.pure_callback(backward_on_host, like_qkv, do, *residuals, vmap_method="broadcast_all")
-
-
-attention.defvjp(forward, backward)
-
-
-def forward_on_host(*qkv):
-    o, saved = na.attention_forward(*map(np.asarray, qkv), causal=True)
-    return o, saved.lse
-
-
-def backward_on_host(*arrays):
-    do, *residuals = map(np.asarray, arrays)
-    return na.attention_backward(do, na.Saved.of(*residuals, causal=True))
+def loss(bias, qkv, wanted):
+    """Of a batch: vmap gives `attend` one more axis, and numbattn computes all sequences at once."""
+    return ((jax.vmap(attend, (None, 0, 0, 0))(bias, *qkv) - wanted) ** 2).mean()
 
 
 def formula(q, k, v):
@@ -55,13 +28,22 @@ def formula(q, k, v):
     return jax.nn.softmax(S, where=jnp.tri(*S.shape[-2:], dtype=bool)) @ v
 
 
+def hessian_times(function, q, k, v, t):
+    """The Hessian of a sum of squares, by q, times t."""
+    return jax.jvp(jax.grad(lambda q: (function(q, k, v) ** 2).sum()), (q,), (t,))[1]
+
+
 if __name__ == "__main__":
-    q, k, v, do = jax.random.normal(jax.random.key(0), (4, 2, 8, 500, 64))
+    jax.config.update("jax_default_matmul_precision", "highest")  # for the formula: float32, not TF32, on a GPU
+    *qkv, t = jax.random.normal(jax.random.key(0), (4, 32, 4, 30, 32))
+    products = [hessian_times(function, *qkv, t) for function in (lambda *qkv: attention(*qkv, causal=True), formula)]
+    print(f"Hessian times a vector: largest difference from the formula {abs(products[0] - products[1]).max():.1e}")
 
-    def loss(attend, *qkv):
-        return (attend(*qkv) * do).sum()
-
-    gradients = jax.jit(jax.grad(loss, argnums=(1, 2, 3)), static_argnums=0)
-    for name, x, y in zip(("dq", "dk", "dv"), gradients(attention, q, k, v), gradients(formula, q, k, v)):
-        error = abs(x - y).max()
-        print(f"{name} {x.shape} {x.dtype}, largest difference from the gradient of the formula: {error:.1e}")
+    hidden = na.Bias(jax.random.normal(jax.random.key(1), (4, 30, 30)))
+    wanted, bias = jax.vmap(attend, (None, 0, 0, 0))(hidden, *qkv), jax.tree.map(jnp.zeros_like, hidden)
+    gradient = jax.jit(jax.value_and_grad(loss))
+    for number in range(301):
+        error, grad = gradient(bias, qkv, wanted)
+        bias = jax.tree.map(lambda x, dx: x - 500 * dx, bias, grad)
+        if number % 100 == 0:
+            print(f"step {number}: mean squared error {error:.1e}")

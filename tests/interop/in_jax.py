@@ -3,11 +3,9 @@
 `test_jax.py` runs this file in a process of its own: a process that has JAX warns of every fork.
 """
 
-import math
 from functools import partial
 
 import jax
-import ml_dtypes
 import numpy as np
 import pytest
 from jax import numpy as jnp
@@ -15,9 +13,11 @@ from jax import numpy as jnp
 import numbattn as na
 from numbattn.interop.jax import attention
 
-from ..problems import LIMITS, MASKS, SCORES, Draw, Problem, present
+from ..directions import Directions
+from ..problems import FUNCTIONS, LIMITS, MASKS, SCORES, Draw, Problem, present
 
 jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_num_cpu_devices", 2)
 
 BATCH, HEADS, M, N, D, E = 2, 4, 5, 6, 3, 2
 SHAPES = (BATCH, HEADS, M, D), (BATCH, 2, N, D), (BATCH, 2, N, E), (HEADS, M, N), (HEADS,), (HEADS, 5), (HEADS,)
@@ -126,3 +126,416 @@ def test_derivatives_outside_of_jit(arrays, name):
     """They are passes on the very same numbers, which JAX's own functions may round in another way."""
     derivative = partial(DERIVATIVES[name], ours)
     assert_close(derivative(*arrays), jax.jit(derivative)(*arrays), 1e-13)
+
+
+# ---------------------------------------------------------------------------------------------------- random problems
+def placed(x):
+    """Arrays, in masks and scores, too, as JAX has them."""
+    return jax.tree.map(lambda a: jnp.asarray(np.ascontiguousarray(a)), x)
+
+
+@pytest.mark.parametrize("number", range(16))
+def test_random_problems_bit_for_bit(number):
+    """All results and their derivatives are numbattn's own, inside and outside of jit."""
+    problem = Problem(58, number, LIMITS["cpu"]._replace(longest=100, elements=20_000))
+    options = dict(problem.options)
+    tangents = Directions(problem, problem.jets, problem.along, ["jvp"], [None]).tangents
+    (q, k, v), do, dlse, *tqkv = (jax.tree.map(np.ascontiguousarray, x) for x in (
+        problem.arrays, problem.do, problem.dlse, *list(tangents.values())[:3]))  # fmt: skip
+    o, saved = na.attention_forward(q, k, v, **options)
+    grads = na.attention_backward(do, saved, dlse=dlse, deterministic=problem.deterministic)
+    mask, score = placed((options.pop("mask"), options.pop("score")))
+    is_differentiable = not any(isinstance(part, na.Score) for part in score)
+
+    def attend(q, k, v, mask, score):
+        return attention(q, k, v, mask=mask, score=score, **options, deterministic=problem.deterministic,
+                         return_lse=True)  # fmt: skip
+
+    def derivatives(q, k, v, do, dlse, mask, score, *tqkv):
+        def of_floats(q, k, v, own):
+            return attend(q, k, v, mask, own if is_differentiable else score)
+
+        results, pullback = jax.vjp(of_floats, q, k, v, score if is_differentiable else 0.0)
+        dlse = jnp.zeros_like(results[1]) if dlse is None else dlse
+        *grads, of_score = pullback((do, dlse))
+        tqkv = [jnp.zeros_like(x) if t is None else t for x, t in zip((q, k, v), tqkv)]
+        along = jax.jvp(lambda *x: attend(*x, mask, score), (q, k, v), tuple(tqkv))[1]
+        return results, grads, of_score, along
+
+    given = placed((q, k, v, do, dlse)), mask, score, *placed(tqkv)
+    eager = derivatives(*given[0], *given[1:])
+    assert_same(jax.jit(derivatives)(*given[0], *given[1:]), eager)
+    results, qkv, of_score, (to, tlse) = eager
+    assert_same(results, (o, saved.lse))
+    assert_same(qkv, [*grads])
+    if is_differentiable:
+        found = [x for part in of_score if part._wants_gradient for x in part._weights]
+        assert_same(found, present(grads.score))
+    tqkv = [np.zeros_like(x) if t is None else t for x, t in zip((q, k, v), tqkv)]
+    _, own, _, tsaved = na.attention_forward_jvp(q, k, v, *tqkv, **problem.options)
+    assert_same((to, tlse), (own, tsaved.tlse))
+
+
+# --------------------------------------------------------------------------------------------------------------- vmap
+SAMPLES = 3
+MAPPED = {  # shapes of q, k and v, and the axes of the samples
+    "q of matrices": ([(SAMPLES, 6, 4), (5, 4), (5, 2)], (0, None, None)),
+    "k and v of matrices": ([(6, 4), (5, SAMPLES, 4), (5, 2, SAMPLES)], (None, 1, 2)),
+    "few heads, last axes": ([(4, 3, 6, 4), (2, 5, 4), (2, 5, 3, 2)], (1, None, 2)),
+    "keys of all heads": ([(3, 6, 4), (3, 3, 5, 4), (3, 3, 5, 2)], (None, 0, 0)),
+    "unequal axes": ([(3, 3, 6, 4), (5, 4), (3, 5, 2)], (0, None, 0)),
+    "few heads, fewer axes": ([(3, 3, 4, 6, 4), (2, 5, 4), (3, 2, 5, 2)], (0, None, None)),
+}
+
+
+def assert_as_alone(function, axes, *x):
+    """What vmap gives is what each sample gives alone, bit for bit, inside and outside of jit."""
+    def sample(i):
+        return [a if axis is None else jax.tree.map(lambda a, axis=axis: np.take(np.asarray(a), i, axis), a)
+                for a, axis in zip(x, axes)]  # fmt: skip
+
+    mapped = jax.vmap(function, axes)
+    alone = [function(*sample(i)) for i in range(SAMPLES)]
+    expected = jax.tree.map(lambda *each: np.stack(each), *alone)
+    assert_same(mapped(*x), expected)
+    assert_same(jax.jit(mapped)(*x), expected)
+
+
+def derivatives(attend):
+    """o, the gradients, and the Hessian times the arrays themselves, by arrays of floats."""
+    def function(*x):
+        grads = jax.grad(lambda *x: (attend(*x) ** 2).sum(), tuple(range(len(x))))
+        return attend(*x), jax.jvp(grads, x, x)
+
+    return function
+
+
+@pytest.mark.parametrize("name", MAPPED)
+def test_samples_are_as_alone(rng, name):
+    shapes, axes = MAPPED[name]
+    assert_as_alone(derivatives(partial(attention, causal=True)), axes, *map(rng.standard_normal, shapes))
+
+
+@pytest.mark.parametrize("name", MAPPED)
+def test_gradients_of_all_samples_are_sums(rng, name):
+    shapes, axes = MAPPED[name]
+    arrays = tuple(map(rng.standard_normal, shapes))
+
+    def one_by_one(*x):
+        return sum((attention(*(a if axis is None else jnp.take(a, i, axis) for a, axis in zip(x, axes))) ** 2).sum()
+                   for i in range(SAMPLES))  # fmt: skip
+
+    def all_at_once(*x):
+        return (jax.vmap(attention, axes)(*x) ** 2).sum()
+
+    def found(f):
+        return jax.jit(lambda *x: (jax.grad(f, (0, 1, 2))(*x), jax.jacfwd(jax.grad(f, 1), 2)(*x)))(*arrays)
+
+    assert_close(found(all_at_once), found(one_by_one))
+
+
+SCORE_AXES = {"bias": (SAMPLES, 4, 6, 6), "slopes": (SAMPLES, 4), "table": (SAMPLES, 4, 5), "logits": (SAMPLES, 4)}
+
+
+def scored(q, k, v, bias, slopes, table, logits):
+    score = [na.Bias(bias), na.Alibi(slopes), na.RelativeBias(table), na.Sink(logits)]
+    return attention(q, k, v, causal=True, score=score)
+
+
+@pytest.mark.parametrize("mapped", [*SCORE_AXES, "q", "all"])
+def test_samples_with_scores_of_their_own(rng, mapped):
+    qkv = rng.standard_normal((3, SAMPLES, 4, 6, 3))
+    axes = tuple([0 if mapped in ("all", name) else None for name in ("q", "k", "v", *SCORE_AXES)])
+    arrays = *qkv, *map(rng.standard_normal, SCORE_AXES.values())
+    assert_as_alone(derivatives(scored), axes, *[x if axis == 0 else x[0] for x, axis in zip(arrays, axes)])
+
+
+def test_samples_in_samples(rng):
+    q, k, v = rng.standard_normal((3, SAMPLES, 2, 4, 5, 3))
+    inner = jax.vmap(derivatives(partial(attention, causal=True)), (0, None, 0))
+    assert_as_alone(inner, (0, 0, None), q, k[:, 0], v[0])
+
+
+def sliced_dropout(i, q, k, v):
+    """Two heads with a step of training as the offset."""
+    return attention(q, k, v, dropout=na.Dropout(0.4, 2**40 + 7), dropout_offset=i)
+
+
+def test_samples_drop_what_they_drop_alone(rng):
+    q, k, v = rng.standard_normal((3, SAMPLES, 2, 6, 3))
+    fixed = partial(attention, dropout=na.Dropout(0.5, 3))
+    assert_as_alone(derivatives(fixed), (0, None, 0), q, k[0], v)
+    assert_as_alone(jax.vmap(derivatives(fixed), (0, None, None)), (None, 0, None), q, k, v[0])
+    assert_as_alone(sliced_dropout, (0, 0, None, None), np.arange(SAMPLES), q, k[0], v[0])
+    assert_close(jax.hessian(lambda q: fixed(q, k[0], v[0]).sum())(q[0]),
+                 jax.jacrev(jax.grad(lambda q: fixed(q, k[0], v[0]).sum()))(q[0]))  # fmt: skip
+
+
+MASKS_OF_ARRAYS = {
+    "lengths": lambda x: na.Lengths(keys=x.whole(0, 6, SAMPLES, 4)),
+    "offsets": lambda x: na.Causal(x.whole(-2, 6, SAMPLES, 4)) | na.First(x.whole(0, 3, SAMPLES, 4)),
+    "segments": lambda x: na.Segments(np.sort(x.whole(0, 6, SAMPLES, 4))),
+    "booleans": lambda x: na.Dense(x.truths(SAMPLES, 6, 6)) & na.Dense(x.truths(SAMPLES, 4, 1, 6)),
+    "bits": lambda x: na.Bits.pack(x.truths(SAMPLES, 4, 6, 6)),
+    "blocks": lambda x: na.BlockSparse(x.truths(SAMPLES, 1, 2, 3), (3, 2)),
+    "intervals": lambda x: na.Intervals(x.whole(0, 2, SAMPLES, 4, 6), x.whole(3, 6, SAMPLES, 4, 6)),
+}
+
+
+@pytest.mark.parametrize("name", MASKS_OF_ARRAYS)
+@pytest.mark.parametrize("alone", ["mask", "both"])
+def test_samples_with_masks_of_their_own(rng, name, alone):
+    draw = Draw(58, 0, LIMITS["cpu"], np)
+    mask, (q, k, v) = placed(MASKS_OF_ARRAYS[name](draw)), rng.standard_normal((3, SAMPLES, 4, 6, 3))
+    q, axis = (q, 0) if alone == "both" else (q[0], None)
+    assert_as_alone(lambda mask, q, k, v: derivatives(partial(attention, mask=mask))(q, k, v), (0, axis, None, None),
+                    mask, q, k[0], v[0])  # fmt: skip
+
+
+def test_samples_with_arrays_of_a_function(rng):
+    def tilted(s, batch, head, i, j, table):
+        return s * table[j]
+
+    q, tables = rng.standard_normal((4, 6, 3)), rng.standard_normal((SAMPLES, 6))
+    assert_as_alone(lambda x: attention(q, q, q, score=na.Score(tilted, arrays=[x])), (0,), tables)
+
+
+# ---------------------------------------------------------------------------------------------------------- semantics
+@pytest.fixture
+def qkv(rng):
+    return tuple(map(jnp.asarray, rng.standard_normal((3, 2, 4, 6, 3))))
+
+
+def operands_of(primitive, function, *x):
+    """How many arrays it is given, in all calls of it."""
+    return [len(call.invars) for call in jax.make_jaxpr(function)(*x).eqns if call.primitive.name == primitive]
+
+
+def test_what_is_not_asked_for_costs_nothing(qkv):
+    bias, constant = jnp.zeros((2, 6, 6))
+    assert [x.aval.shape for x in jax.make_jaxpr(attention)(*qkv).eqns[0].outvars] == [(2, 4, 6, 3)]  # no lse
+
+    def by_k(k):
+        return attention(qkv[0], k, qkv[2])
+
+    def by_bias(bias):
+        return attention(*qkv, score=[na.Bias(bias), na.Bias(constant)]).sum()
+
+    assert operands_of("numbattn_tangent", lambda k: jax.jvp(by_k, (k,), (k,)), qkv[1]) == [3 + 2 + 1]
+    assert operands_of("numbattn_backward", jax.grad(lambda k: by_k(k).sum()), qkv[1]) == [3 + 2 + 1]  # no dlse
+    calls = jax.make_jaxpr(jax.grad(by_bias))(bias).eqns
+    (call,) = (call for call in calls if call.primitive.name == "numbattn_backward")
+    assert [x.aval.shape for x in call.outvars] == [x.shape for x in (*qkv, bias)]  # none by the constant
+
+
+def test_gradients_that_are_not_wanted_are_zero(qkv):
+    bias = jnp.ones((6, 6))
+    for wanted in (True, False):
+        def f(bias, wanted=wanted):
+            return attention(*qkv, score=na.Bias(bias, gradient=wanted))
+
+        assert jax.grad(lambda bias, f=f: (f(bias) ** 2).sum())(bias).any() == wanted
+        assert jax.jvp(f, (bias,), (bias.at[0].set(3),))[1].any() == wanted
+
+
+def test_lse_is_differentiated_alone(qkv):
+    def lse(q, k):
+        return attention(q, k, qkv[2], return_lse=True)[1].sum()
+
+    def of_formula(q, k):
+        return jax.nn.logsumexp(q @ k.mT * 3**-0.5, axis=-1).sum()
+
+    for derivative in (jax.grad, jax.hessian, jax.jacfwd):
+        assert_close(jax.jit(derivative(lse, (0, 1)))(*qkv[:2]), jax.jit(derivative(of_formula, (0, 1)))(*qkv[:2]))
+
+
+def test_derivatives_by_gradients_of_results(qkv):
+    """A pullback is linear: its Jacobian is that of o, transposed."""
+    f = partial(attention, causal=True)
+    jacobian = jax.jacrev(f)(*qkv)
+    for forward_or_reverse in (jax.jacfwd, jax.jacrev):
+        assert_close(forward_or_reverse(lambda do: jax.vjp(f, *qkv)[1](do)[0])(qkv[0]), jnp.moveaxis(
+            jacobian, (4, 5, 6, 7), (0, 1, 2, 3)))  # fmt: skip
+
+
+THIRD = {
+    "tangent of a tangent": lambda f, q: jax.jvp(lambda q: jax.jvp(f, (q,), (q,))[1], (q,), (q,)),
+    "jacfwd of hessian": lambda f, q: jax.jacfwd(jax.hessian(lambda q: f(q).sum()))(q),
+    "jacrev of hessian": lambda f, q: jax.jacrev(jax.hessian(lambda q: f(q).sum()))(q),
+    "grad of the hessian": lambda f, q: jax.grad(lambda q: squares([jax.hessian(lambda q: f(q).sum())(q)]))(q),
+}
+
+
+@pytest.mark.parametrize("name", THIRD)
+def test_derivatives_that_are_not_there(qkv, name):
+    for jit in (jax.jit, lambda f: f):
+        with pytest.raises(NotImplementedError, match=r"(third derivatives|tangent of a tangent) of attention"):
+            jit(partial(THIRD[name], lambda q: attention(q, *qkv[1:])))(qkv[0])
+
+
+def test_arrays_of_a_function_have_no_derivatives(qkv):
+    def by_head(s, batch, head, i, j, factor):
+        return s * factor[head]
+
+    def f(x):
+        return attention(*qkv, score=na.Score(by_head, arrays=[x])).sum()
+
+    for derivative in (jax.grad(f), lambda x: jax.jvp(f, (x,), (x,))):
+        with pytest.raises(NotImplementedError, match="derivatives by the arrays of a Score"):
+            derivative(jnp.ones(4))
+    assert jax.grad(lambda x: f(jax.lax.stop_gradient(x)))(jnp.ones(4)).sum() == 0
+
+
+def test_no_number_compiles_anything_again(qkv):
+    traced = []
+
+    @jax.jit
+    def step(q, mask, score, offset, slope):
+        traced.append(score)
+        options = {"mask": mask, "score": [*score, na.Alibi(slope)], "dropout": na.Dropout(0.5, 9)}
+        return attention(q, *qkv[1:], **options, dropout_offset=offset)
+
+    for number in range(3):
+        bias, lengths = np.full((6, 6), float(number)), np.full((2, 1), 3 + number)
+        score, mask = [na.Bias(bias)], na.Causal() & na.Lengths(lengths)
+        got = step(qkv[0], mask, score, number, 0.5 * number)
+        dropout = na.Dropout(0.5, 9, number)
+        slopes = na.Alibi(np.float64(0.5 * number))
+        assert_same(got, na.attention(*map(np.asarray, qkv), mask=mask, score=[*score, slopes], dropout=dropout))
+    assert len(traced) == 1
+    assert isinstance(traced[0][0], na.Bias)
+
+
+def test_masks_scores_and_gradients_are_pytrees(rng):
+    draw = Draw(58, 0, LIMITS["cpu"], np)
+    draw.m, draw.n, draw.batch, draw.dtype = 5, 5, (2, 3), np.dtype(float)
+    draw.visible = np.ones((2, 3, 5, 5), bool)
+    values = [table[name](draw) for table in (MASKS, SCORES, FUNCTIONS) for name in table if name != "array"]
+    for value in [*values, na.Causal() & na.Lengths(keys=np.ones((2, 3), int)) | na.First(1)]:
+        leaves, tree = jax.tree.flatten(value)
+        assert all(isinstance(x, np.ndarray) for x in leaves)
+        assert tree.unflatten(leaves) == value
+        copies = jax.tree.map(np.copy, value)
+        assert (copies == value) == (not leaves)
+        assert jax.tree.structure(copies) == tree
+        assert hash(jax.tree.structure(copies)) == hash(tree)
+    assert jax.tree.structure(na.Window(3, 0)) != jax.tree.structure(na.Window(4, 0))
+
+
+def test_gradients_are_pytrees(rng):
+    x, y, z, u = rng.standard_normal((4, 2))
+    grads, second = na.Gradients(x, y, z, (u, None)), na.SecondGradients(x, y, z, u, x, (y, None))
+    doubled = jax.jit(lambda x: jax.tree.map(lambda a: 2 * a, x))
+    for found, given in ((doubled(grads), grads), (doubled(second), second)):
+        assert type(found) is type(given)
+        assert_same([*found, found.score], [*(2 * x for x in given), (2 * given.score[0], None)])
+    assert_same(doubled(second).dlse, 2 * x)
+
+
+def test_without_x64_numbers_are_float32(rng):
+    q, bias = rng.standard_normal((4, 6, 3)), rng.standard_normal((6, 6))
+    with jax.enable_x64(False):
+        o, lse = attention(q, q, q, score=na.Bias(bias), mask=na.Lengths(np.full(4, 3)), return_lse=True)
+        x, narrow = q.astype(np.float32), na.Bias(bias.astype(np.float32))
+        assert_same(o, na.attention(x, x, x, score=narrow, mask=na.Lengths(np.full(4, 3))))
+        assert lse.dtype == np.float32
+        grads = jax.jit(jax.grad(lambda bias: attention(q, q, q, score=na.Bias(bias)).sum()))(bias)
+        assert grads.dtype == np.float32
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_narrow_numbers(rng, dtype):
+    """Second derivatives, too: all that numbattn computes comes as it is."""
+    q, k, v, do, t = (jnp.asarray(x, dtype) for x in rng.standard_normal((5, 2, 70, 16)))
+    grads = jax.jit(jax.grad(lambda q: (attention(q, k, v, causal=True) * do).astype("float32").sum()))
+    got = jax.jvp(grads, (q,), (t,))
+    x, kn, vn, don, tn = map(np.asarray, (q, k, v, do, t))
+    _, _, saved, tsaved = na.attention_forward_jvp(x, kn, vn, tn, None, None, causal=True)
+    expected = na.attention_backward_jvp(don, saved, tsaved)
+    assert_same(got, [g.dq for g in expected])
+
+
+@pytest.mark.parametrize("m", [0, 1, 2])
+@pytest.mark.parametrize("n", [0, 1, 2])
+def test_few_rows(m, n):
+    q, k = jnp.ones((2, m, 3)), jnp.ones((2, n, 3))
+
+    def f(q, k):
+        return (attention(q, k, k, causal=True) ** 2).sum()
+
+    value, (dq, dk) = jax.jit(jax.value_and_grad(f, (0, 1)))(q, k)
+    assert (value, dq.shape, dk.shape) == (6 * min(m, n), q.shape, k.shape)
+    assert jax.jit(jax.vmap(f, (None, 0)))(q, k[None][:0]).shape == (0,)
+    assert jax.hessian(f)(q, k).shape == q.shape * 2
+
+
+def test_rows_that_see_nothing(qkv):
+    q, k, v = qkv
+    o, lse = jax.jit(partial(attention, mask=np.zeros((6, 6), bool), return_lse=True))(q, k, v)
+    assert not o.any()
+    assert (lse == -jnp.inf).all()
+    assert not jax.grad(lambda q: attention(q, k, v, mask=np.zeros((6, 6), bool)).sum())(q).any()
+
+
+HALF, CACHE = na.Dropout(0.5, seed=1), na.KVCache(*np.ones((2, 1, 4, 6, 3)), np.ones(1, np.int32))
+REFUSED = {
+    "a list": (lambda q: attention([1.0], q, q), TypeError, "q: got list, expected a jax.Array or a numpy.nd"),
+    "a cache": (lambda q: attention(q, CACHE, None), TypeError, "k: got a KVCache"),
+    "integers": (lambda q: attention(*[q.astype(int)] * 3), TypeError, "q: got int64"),
+    "shapes": (lambda q: attention(q, q, q[:-1]), ValueError, "v: got"),
+    "mask": (lambda q: attention(q, q, q, mask=na.Lengths(np.ones((7, 7), int))), ValueError, "Lengths keys"),
+    "score": (lambda q: attention(q, q, q, score=na.Bias(q[:, :5])), ValueError, "score: Bias bias: got the"),
+    "dropout": (lambda q: attention(q, q, q, dropout=0.5), TypeError, "dropout: got 0.5"),
+    "offset": (lambda q: attention(q, q, q, dropout=HALF, dropout_offset=-1), ValueError, "Dropout offset"),
+    "offsets": (lambda q: attention(q, q, q, dropout=HALF, dropout_offset=q), TypeError, "offset: got an array of fl"),
+    "no dropout": (lambda q: attention(q, q, q, dropout_offset=1), ValueError, "dropout_offset: got 1 without dropout"),
+    "scale": (lambda q: attention(q, q, q, scale=q[0, 0, 0]), TypeError, "scale: got"),
+    "flag": (lambda q: attention(q, q, q, return_lse=1), TypeError, "return_lse: got 1"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit(rng, name):
+    function, error, message = REFUSED[name]
+    q = jnp.asarray(rng.standard_normal((4, 6, 3)))
+    for call in (function, jax.jit(function)):
+        with pytest.raises(error, match=message):
+            call(q)
+
+
+def test_numbers_in_traced_arrays_are_looked_at_later(qkv):
+    f = jax.jit(lambda lengths: attention(*qkv, mask=na.Lengths(lengths)))
+    f(np.full((2, 1), 6))
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="Lengths keys: got values from 7 to 7, allowed"):
+        f(np.full((2, 1), 7)).block_until_ready()
+
+
+def test_many_callbacks_at_once():
+    """None waits for JAX, though arrays are large and nothing waits for them: see the docstring."""
+    @jax.jit
+    def step(x):
+        return sum(attention(q, q * 1.01, q) for q in (jnp.sin(x + i) for i in range(6))) / 6
+
+    gradient = jax.jit(jax.grad(lambda x: (step(x) ** 2).sum()))
+    x = jax.random.normal(jax.random.key(0), (2, 8, 256, 64), np.float32)
+    for _ in range(5):
+        x = step(x) + 0.01 * gradient(x)
+    assert jnp.isfinite(x).all()
+
+
+def test_several_devices(rng):
+    """Inside of jit; in a shard_map each computes its own."""
+    if len(jax.devices()) < 2:
+        pytest.skip("one device")
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), "b")
+    axes = jax.sharding.PartitionSpec("b")
+    q = jnp.asarray(rng.standard_normal((2, 4, 6, 3)))
+    expected = attention(q, q, q)
+    apart = jax.device_put(q, jax.sharding.NamedSharding(mesh, axes))
+    assert_same(jax.jit(attention)(apart, apart, apart), expected)
+    assert_same(jax.jit(jax.shard_map(attention, mesh=mesh, in_specs=axes, out_specs=axes))(*[apart] * 3), expected)
+    with pytest.raises(NotImplementedError, match="arrays on 2 devices outside of jit"):
+        attention(apart, apart, apart)
+    for size in (4, 100):  # small results and large ones get there in two ways
+        x = jax.device_put(jnp.ones((4, size, 64)), jax.devices()[1])
+        assert attention(x, x, x).devices() == {jax.devices()[1]}

@@ -2,7 +2,6 @@
 
 import gc
 from functools import partial
-from importlib import import_module
 
 import numpy as np
 import pytest
@@ -16,10 +15,13 @@ from ..problems import LIMITS, Problem
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-passes = import_module("numbattn.interop.torch_passes")
-attention = import_module("numbattn.interop.torch").attention
-func, forward_ad, checkpoint = torch.func, torch.autograd.forward_ad, import_module("torch.utils.checkpoint").checkpoint
-gradcheck, gradgradcheck = torch.autograd.gradcheck, torch.autograd.gradgradcheck
+from torch import func
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+
+from numbattn.interop.torch import attention, passes
+
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # by make_dual itself
 FLOAT64 = {"dtype": torch.float64}
 
@@ -53,7 +55,7 @@ def formula(q, k, v, *, causal=False, bias=None, visible=None, scale=None):
 
 
 def assert_close(got, expected):
-    for x, y in zip(torch.utils._pytree.tree_leaves(got), torch.utils._pytree.tree_leaves(expected), strict=True):
+    for x, y in zip(tree_leaves(got), tree_leaves(expected), strict=True):
         torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-10)
 
 

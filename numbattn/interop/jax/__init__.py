@@ -97,6 +97,8 @@ def attention(
     q, k, v = (_array(name, x) for name, x in zip("qkv", (q, k, v)))
     flag("return_lse", return_lse), flag("deterministic", deterministic)
     seed = offset = None
+    if dropout is None and dropout_offset is not None:
+        raise ValueError(f"dropout_offset: got {words_for(dropout_offset)} without dropout")
     if isinstance(dropout, Dropout):
         seed, offset = np.array(dropout.key, np.uint32), _offset(dropout, dropout_offset)
         dropout = Dropout(dropout.p, 0)

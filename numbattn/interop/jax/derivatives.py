@@ -17,10 +17,10 @@ from .passes import backward, forward, hessian, second_tangent, tangent
 
 def forward_jvp(primals: Any, tangents: Any, *, tree: Any, how: How) -> Any:
     x, t = tree.unflatten(primals), _directions(tree.unflatten(tangents), how)
-    how = replace(how, with_lse=True)
-    o, lse = bind(forward, x, how)
-    x = x._replace(o=o, lse=lse)
-    return (o, lse), _zeros_filled((o, lse), bind(tangent, x._replace(tangents=t), how) if t else (None, None))
+    o, lse = bind(forward, x, replace(how, with_lse=True))
+    results, wanted = (o, lse), slice(1 + how.with_lse)
+    along = bind(tangent, x._replace(o=o, lse=lse, tangents=t), how) if t else (None, None)
+    return results[wanted], _zeros_filled(results, along)[wanted]
 
 
 def tangent_jvp(primals: Any, tangents: Any, *, tree: Any, how: How) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -10,6 +9,7 @@ import jax
 import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jax.sharding import Sharding
 
 from . import derivatives
 from .operands import PRIMITIVES, How, Pass, Results
@@ -21,9 +21,12 @@ SMALL = 1 << 17  # bytes of results: below it, what a copy costs is the call
 
 def eagerly(compute: Pass, *operands: Any, tree: Any, how: How) -> Results:
     """Outside of jit."""
-    device = operands[0].device
-    if getattr(device, "platform", "cpu") != "cpu":
-        return _on_gpu(compute, operands, tree, how)
+    device = next((x.device for x in operands if isinstance(x, jax.Array)), None)  # others are NumPy's
+    if isinstance(device, Sharding):
+        raise NotImplementedError(f"attention of arrays on {len(device.device_set)} devices outside of jit: inside of "
+                                  "jax.shard_map each device computes its own")  # fmt: skip
+    if device and device.platform != "cpu":
+        return _on_gpu(compute, operands, tree, how, device)
     results = run(compute, tree.unflatten(map(np.asarray, operands)), how)
     with jax.default_device(device):
         return _copied(*results) if sum(x.nbytes for x in results) < SMALL else jax.device_put(list(results))
@@ -35,11 +38,11 @@ def _copied(*arrays: Any) -> Any:
     return arrays
 
 
-def _on_gpu(compute: Pass, operands: Sequence[Any], tree: Any, how: How) -> Results:
+def _on_gpu(compute: Pass, operands: Results, tree: Any, how: How, device: Any) -> Results:
     """CuPy's arrays share memory with JAX's; those of NumPy, in options, numbattn copies."""
     import cupy
 
-    with cupy.cuda.Device(operands[0].device.local_hardware_id):
+    with cupy.cuda.Device(device.local_hardware_id):
         shared = [cupy.from_dlpack(x) if isinstance(x, jax.Array) else x for x in operands]
         return [jax.dlpack.from_dlpack(x) for x in run(compute, tree.unflatten(shared), how)]
 

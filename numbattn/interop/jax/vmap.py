@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -12,13 +13,15 @@ from jax import numpy as jnp
 from .operands import Directions, How, Operands, Pass, Results, bind, is_none
 from .passes import backward, hessian, results_of, tangent
 
+TANGENTS = {"tangents", "tdo", "tdlse"}  # operands that there may be several of
+
 
 def mapped(compute: Pass, operands: Results, dims: Sequence[int | None], *, tree: Any, how: How) -> Any:
     """vmap: several tangents of one call, a loop, or one more batch axis."""
     x, at = tree.unflatten(operands), tree.unflatten(dims)
     size = next(a.shape[dim] for a, dim in zip(operands, dims) if dim is not None)
     mapped = {name for name, dim in zip(Operands._fields, at) if jax.tree.leaves(dim)}
-    if compute in (tangent, hessian) and mapped <= {"tangents", "tdo", "tdlse"}:
+    if compute in (tangent, hessian) and mapped <= TANGENTS:
         return _of_several(compute, x, at, size, how)
     unplaced = (dim for dim, own in zip(at.arrays, how.options.own_axes) if own is None)
     if how.loops or x.seed is not None or any(dim is not None for dim in unplaced):
@@ -41,20 +44,12 @@ def _placed(a: Any, dim: int | None, axis: int, size: int) -> Any:
 def _of_several(compute: Pass, x: Operands, at: Operands, size: int, how: How) -> Any:
     """Where nothing but tangents is mapped: their axis; one axis is made of two."""
     first = how.loops
-
-    def joined(a: Any, dim: Any) -> Any:
-        a = _placed(a, dim, first, size)
-        if a is None or not how.several:
-            return a
-        return a.reshape(*a.shape[:first], size * a.shape[first + 1], *a.shape[first + 2 :])
-
-    names = "tangents", "tdo", "tdlse"
-    given = {name: jax.tree.map(joined, getattr(x, name), getattr(at, name), is_leaf=is_none) for name in names}
+    given = {name: jax.tree.map(lambda a, dim: _placed(a, dim, first, size), getattr(x, name), getattr(at, name),
+                                is_leaf=is_none) for name in TANGENTS}  # fmt: skip
+    axes = jax.tree.leaves(given)[0].shape[first : first + 1 + how.several]
+    given = jax.tree.map(lambda a: a.reshape(*a.shape[:first], math.prod(axes), *a.shape[first + len(axes) :]), given)
     results = bind(compute, x._replace(**given), replace(how, several=True))
-    if how.several:
-        count = results[0].shape[first] // size
-        results = [r.reshape(*r.shape[:first], size, count, *r.shape[first + 1 :]) for r in results]
-    return _at(first, results)
+    return _at(first, [r.reshape(*r.shape[:first], *axes, *r.shape[first + 1 :]) for r in results])
 
 
 def _lifted(compute: Pass, x: Operands, at: Operands, size: int, how: How) -> Any:

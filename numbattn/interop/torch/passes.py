@@ -23,14 +23,14 @@ import numpy as np
 import torch
 from torch.autograd import forward_ad
 
-from ..api import attention_backward, attention_forward
-from ..gradients import Gradients
-from ..jets import attention_forward_jvp, tangents_of_gradients
-from ..problem import Saved
-from ..scores import ArrayPart, Part
-from ..scores.function import Score
-from ..tangents import SavedTangents, checked_tangents
-from .options import Options
+from ...api import attention_backward, attention_forward
+from ...gradients import Gradients
+from ...jets import attention_forward_jvp, tangents_of_gradients
+from ...problem import Saved
+from ...scores import ArrayPart, Part
+from ...scores.function import Score
+from ...tangents import SavedTangents, checked_tangents
+from ..options import Options
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 NOT_THERE = (

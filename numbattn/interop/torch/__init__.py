@@ -1,0 +1,135 @@
+"""Attention of PyTorch's tensors, with first and second derivatives.
+
+`attention` works under autograd and `torch.func`, alone and composed: in reverse and in forward mode; reverse over
+reverse, forward over reverse and reverse over forward, as in `torch.func.hessian`; and `vmap` around all of these.
+Forward over forward, third derivatives and those by the arrays of a `Score` raise a NotImplementedError.
+
+CPU tensors are passed as NumPy arrays, GPU tensors as CuPy arrays, without a copy. On a GPU all work is on torch's
+current stream and all memory of torch's allocator.
+
+`torch.compile` takes `attention` and its gradients as operators, without a break of the graph, where the mask is None,
+a boolean tensor or a constant such as ``Window(100, 0) & First(4)``, and the score None or a `Softcap`. Anything else
+breaks the graph, and attention is what it is without. Compiled graphs have no second derivatives: torch says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from types import NoneType
+from typing import Any
+
+import torch
+
+from ...checks import Array, flag, words_for
+from ...dropout import Dropout
+from ...masks import Mask
+from ...problem import refuse_cache
+from ...scores import Scores
+from ..options import taken_apart
+from . import operators
+from .passes import Call, Forward
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    mask: Mask | Array | None = None,
+    scale: float | None = None,
+    dropout: Dropout | None = None,
+    score: Scores = None,
+    return_lse: bool = False,
+    deterministic: bool = False,
+) -> Any:
+    """`numbattn.attention` of torch's tensors.
+
+    Parameters
+    ----------
+    q, k, v, causal, mask, scale, dropout, score
+        As in `numbattn.attention`, but k is no cache. Arrays in masks and scores are tensors, or NumPy's or CuPy's.
+        Tensors in a score have derivatives, too, unless it has ``gradient=False``. Under `torch.autocast` q, k and v
+        are cast as for `torch.nn.functional.scaled_dot_product_attention`.
+    return_lse : bool, optional
+        Whether to return lse as well.
+    deterministic : bool, optional
+        As in `numbattn.attention_backward`, of all gradients; also where `torch.use_deterministic_algorithms` is on.
+
+    Returns
+    -------
+    o : torch.Tensor, (..., seqlen_q, head_dim_v), of the dtype of q
+    lse : torch.Tensor, (..., seqlen_q), float32, or float64 for float64
+        With return_lse: the natural logarithm of the sum of exponentials of the scores that each query sees.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what does not fit: see `numbattn.attention`.
+    NotImplementedError
+        When a derivative is asked for that is not there: see above.
+
+    Examples
+    --------
+    >>> import torch, numbattn as na
+    >>> from numbattn.interop.torch import attention
+    >>> q, k, v = torch.randn(3, 2, 8, 100, 64, requires_grad=True)
+    >>> slopes = torch.ones(8, requires_grad=True)
+    >>> attention(q, k, v, causal=True, score=na.Alibi(slopes)).sum().backward()
+    >>> slopes.grad.shape
+    torch.Size([8])
+    """
+    options = causal, mask, scale, dropout, score
+    if torch.compiler.is_compiling():
+        o, lse = compiled(q, k, v, options, deterministic)
+    else:
+        o, lse = eager(q, k, v, options, deterministic)
+    return (o, lse) if flag("return_lse", return_lse) else o
+
+
+def eager(q: Any, k: Any, v: Any, options: tuple[Any, ...], deterministic: bool) -> tuple[Any, Any]:
+    """o and lse."""
+    for name, x in zip("qkv", (q, k, v)):
+        if not isinstance(x, torch.Tensor):
+            refuse_cache(x)
+            raise TypeError(f"{name}: got {words_for(x)}, expected a torch.Tensor")
+        if not (x.is_cpu or x.is_cuda):
+            raise TypeError(f"{name}: got a tensor on the device {x.device}, expected one of a CPU or of CUDA")
+    flag("deterministic", deterministic)
+    causal, mask, scale, dropout, score = options
+    if mask is None and score is None and type(scale) in (float, NoneType):
+        call, tensors = call_without_arrays(causal, scale, dropout, deterministic), []
+    else:
+        call, tensors = Call.of(*taken_apart(*options), deterministic)
+    return Forward.run(call, *autocast(q, k, v), *tensors)
+
+
+def compiled(q: Any, k: Any, v: Any, options: tuple[Any, ...], deterministic: bool) -> tuple[Any, Any]:
+    """The same where torch.compile traces it."""
+    causal, mask, scale, dropout, score = options
+    visible = mask if isinstance(mask, torch.Tensor) else None
+    mask = None if visible is not None else mask
+    if not operators.are_constants(mask, dropout, score):
+        return outside(q, k, v, options, deterministic)
+    number = operators.kept(causal, mask, scale, dropout, score, deterministic, visible is not None)
+    return operators.forward(number, visible, *autocast(q, k, v))
+
+
+outside = torch.compiler.disable(
+    eager, reason="numbattn's dropout, and masks and scores with arrays, are not part of compiled graphs"
+)
+
+
+def autocast(*qkv: Any) -> Sequence[Any]:
+    """The same in the dtype of torch.autocast, if that is on."""
+    device = qkv[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return qkv
+    dtype = torch.get_autocast_dtype(device)
+    return [x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in qkv]
+
+
+@lru_cache(typed=True)
+def call_without_arrays(causal: bool, scale: float | None, dropout: Dropout | None, deterministic: bool) -> Call:
+    return Call(taken_apart(causal, None, scale, dropout)[0], (), deterministic)
