@@ -539,3 +539,18 @@ def test_several_devices(rng):
     for size in (4, 100):  # small results and large ones get there in two ways
         x = jax.device_put(jnp.ones((4, size, 64)), jax.devices()[1])
         assert attention(x, x, x).devices() == {jax.devices()[1]}
+
+
+@pytest.mark.gpu
+def test_arrays_on_a_gpu(arrays):
+    """Outside of jit they share memory with CuPy's; inside, passes are computed on the host."""
+    try:
+        gpu = jax.devices("gpu")[0]
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    there = jax.device_put(arrays, gpu)
+    for derivative in (total, jax.grad(total, tuple(range(1, 8))), jax.jacfwd(jax.grad(total, 1), 2)):
+        expected = derivative(ours, *arrays)
+        for found in (derivative(ours, *there), jax.jit(derivative, static_argnums=0)(ours, *there)):
+            assert {x.device for x in jax.tree.leaves(found)} == {gpu}
+            assert_close(jax.device_get(found), jax.device_get(expected))
