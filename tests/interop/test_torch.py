@@ -34,7 +34,7 @@ def seed():
 
 def tensor_of(x):
     """A tensor of an array: torch has no negative strides."""
-    if isinstance(x, np.ndarray) and min(x.strides, default=0) < 0:
+    if min(x.strides, default=0) < 0:
         x = x.copy()
     return passes.tensor_of(x)
 
