@@ -31,9 +31,9 @@ def of_torch(arrays):
     import torch
 
     from numbattn.interop import torch as interop
-    from numbattn.interop.torch import passes
+    from numbattn.interop.torch.arrays import tensor_of
 
-    *qkv, do = map(passes.tensor_of, arrays)
+    *qkv, do = map(tensor_of, arrays)
     leaves = [x.clone().requires_grad_() for x in qkv]
 
     def both():
