@@ -36,6 +36,7 @@ from ...tangents import SavedTangents, checked_tangents
 from ..options import Options
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+NOWHERE = nullcontext()
 NOT_THERE = (
     "numbattn has second derivatives by reverse over reverse, forward over reverse and reverse over forward mode, but "
     "not by forward over forward mode, and no third ones"
@@ -153,9 +154,7 @@ class Pass(torch.autograd.Function):
 
     @classmethod
     def run(cls, call: Call, *operands: Any) -> Any:
-        """The same as `apply`, quicker where nothing is recorded or transformed, and within torch's older vmap, too."""
-        if any(map(is_batched, operands)):
-            return cls.run_batched(call, operands)
+        """The same as `apply`, quicker where nothing is recorded or transformed."""
         if torch.is_grad_enabled() or forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
             return cls.apply(call, *operands)
         return cls.forward(call, *operands)
@@ -167,16 +166,18 @@ class Pass(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.call, *tensors = inputs
+        ctx.call = inputs[0]
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors)
-        if forward_ad._current_level >= 0:  # what is saved for jvp is kept until the context goes
-            ctx.save_for_forward(*tensors)
+        ctx.save_for_backward(*inputs[1:])
+        if forward_ad._current_level >= 0:  # or nobody asks for a tangent
+            ctx.save_for_forward(*inputs[1:])
 
     @classmethod
-    def run_batched(cls, call: Call, operands: Sequence[Any]) -> tuple[Any, ...]:
-        """Within the vmap of torch.autograd, as in `torch.autograd.grad(..., is_grads_batched=True)`, which does not
-        know the one of a Function."""
+    def derive(cls, call: Call, *operands: Any) -> Any:
+        """The same, also within the vmap of torch.autograd, as in `torch.autograd.grad(..., is_grads_batched=True)`,
+        which does not know the one of a Function."""
+        if not any(map(is_batched, operands)):
+            return cls.run(call, *operands)
         level = torch._C._vmapmode_increment_nesting() - 1
         torch._C._vmapmode_decrement_nesting()
         dims = [0 if is_batched(x) else None for x in operands]
@@ -246,13 +247,11 @@ class Forward(Pass):
         needs = ctx.needs_input_grad[1:]
         if do is None and dlse is None:
             return None, *[None] * len(needs)
-        return None, *Backward.run(ctx.call.wanting(needs), *ctx.saved_tensors, do, dlse)
+        return None, *Backward.derive(ctx.call.wanting(needs), *ctx.saved_tensors, do, dlse)
 
     @staticmethod
     def jvp(ctx: Any, _: Any, *tangents: Any) -> Any:
-        results = Tangent.run(ctx.call, *ctx.saved_tensors, *tangents)
-        ctx.save_for_forward()  # or o would refer to itself
-        return results
+        return Tangent.derive(ctx.call, *ctx.saved_tensors, *tangents)
 
 
 class Tangent(Pass):
@@ -284,9 +283,9 @@ class Tangent(Pass):
         if not (c is None and e is None):
             if any(needs):
                 along = *rest, None, None
-                grads = BackwardTangent.run(call.wanting(needs), *primals, *results, c, e, *along)
+                grads = BackwardTangent.derive(call.wanting(needs), *primals, *results, c, e, *along)
             if any(tneeds):
-                tgrads = Backward.run(call.wanting(tneeds), *primals, *results, c, e)
+                tgrads = Backward.derive(call.wanting(tneeds), *primals, *results, c, e)
         return None, *grads, None, None, *tgrads
 
     @staticmethod
@@ -295,7 +294,7 @@ class Tangent(Pass):
         along, _, of_tangents = split(call, of_operands, 2)
         if not all(x is None for x in along):
             raise NotImplementedError(NOT_THERE)
-        return Tangent.run(call, *primals, *results, *of_tangents)
+        return Tangent.derive(call, *primals, *results, *of_tangents)
 
 
 class Backward(Pass):
@@ -322,11 +321,11 @@ class Backward(Pass):
         primals, results, rows = split(call, ctx.saved_tensors, 2)
         if all(x is None for x in directions):
             return None, *[None] * len(needs)
-        along = Tangent.run(call, *primals, *results, *directions)
+        along = Tangent.derive(call, *primals, *results, *directions)
         grads = [None] * len(primals)
         if any(needs[: len(primals)]):
             given = *primals, *results, *rows, *directions, *along, None, None
-            grads = BackwardTangent.run(call.wanting(needs), *given)
+            grads = BackwardTangent.derive(call.wanting(needs), *given)
         return None, *grads, None, None, *[x if row is not None else None for x, row in zip(along, rows)]
 
     @staticmethod
@@ -334,8 +333,8 @@ class Backward(Pass):
         call, (primals, results, rows) = ctx.call, split(ctx.call, ctx.saved_tensors, 2)
         along, of_results, of_rows = split(call, tangents, 2)
         if all(x is None for x in along):
-            return Backward.run(call, *primals, *results, *of_rows)
-        return BackwardTangent.run(call, *primals, *results, *rows, *along, *of_results, *of_rows)
+            return Backward.derive(call, *primals, *results, *of_rows)
+        return BackwardTangent.derive(call, *primals, *results, *rows, *along, *of_results, *of_rows)
 
 
 class BackwardTangent(Pass):
@@ -385,7 +384,7 @@ def split(call: Call, values: Sequence[Any], count: int) -> tuple[Sequence[Any],
 # ------------------------------------------------------------------------------------------------------------- arrays
 def on_device(x: Any) -> Any:
     """Inside, CuPy has torch's device, its current stream there, and its allocator."""
-    return on_gpu(x.device) if x.is_cuda else nullcontext()
+    return on_gpu(x.device) if x.is_cuda else NOWHERE
 
 
 @contextmanager
