@@ -293,10 +293,6 @@ def _T(x: Any) -> Any:
     return np.swapaxes(x, -2, -1)
 
 
-def _curvature(part: Any, S: Any) -> Any:
-    return part._curvature(S) if part._is_nonlinear else 0
-
-
 def _rows(rows: Any, x: _Along, columns: int) -> Any:
     """do or dlse, or a tangent of them, 0 where nothing is seen."""
     shape = *x.lse.shape, columns

@@ -357,7 +357,7 @@ def rounding_of_tangents(do, q, k, v, tq, tk, tv, tdo=None, dlse=None, tdlse=Non
     tD_error = rowsum(abs(dO) * (tO_error + eps * abs(y.tO)) + abs(tdO) * (O_error + eps * abs(y.O))) + eps * abs(tdL)
     tP, A, B, A_error, B_error = P * (tS - y.tlse), dP - D, tdP - tD, dP_error + D_error, tdP_error + tD_error
     tP_error = x.P_error * abs(tS - y.tlse) + P * (tS_error + tlse_error + eps * (abs(tS) + abs(y.tlse)))
-    tP_error = tP_error + u * abs(tP) + least
+    tP_error = tP_error + u * abs(tP) + least + beyond(tP, x)
     dS, dS_error = P * A, x.P_error * abs(A) + P * A_error + u * abs(P * A) + least
     tdS, tdS_error = tP * A + P * B, tP_error * abs(A) + abs(tP) * A_error + x.P_error * abs(B) + P * B_error
     tdS_error = tdS_error + (u + 2 * eps) * (abs(tP * A) + abs(P * B)) + least
@@ -374,7 +374,8 @@ def rounding_of_tangents(do, q, k, v, tq, tk, tv, tdo=None, dlse=None, tdlse=Non
         tdS_error = abs(slope) * tdS_error + slope_error * abs(tdS) + abs(bend) * dS_error + bend_error * abs(dS)
         dS_error = abs(slope) * dS_error + slope_error * abs(dS)
         tdS, dS = slope * tdS + bend * dS, slope * dS
-    tdS_error, dS_error = scale * (tdS_error + eps * abs(tdS)), scale * (dS_error + eps * abs(dS))
+    tdS_error, dS_error = tdS_error + eps * abs(tdS) + beyond(tdS, x), dS_error + eps * abs(dS)
+    tdS_error, dS_error = scale * tdS_error, scale * dS_error
     grads = (tdS_error @ abs(x.K) + dS_error @ abs(y.tK), t(tdS_error) @ abs(x.Q) + t(dS_error) @ abs(y.tQ), tdV_error)
     grads = [reference.sum_to(error + 4 * x.least, like.shape) for error, like in zip(grads, (q, k, v))]
     results = tO_error.reshape(problem.out_shape), tlse_error.reshape(problem.lse_shape), *grads, *of_score
@@ -436,7 +437,8 @@ def rounding_along(problem, inputs, tangents, x):
 
 
 def beyond(terms, x):
-    """An error without bounds where what kernels round to the dtype of q may not be finite: P is at most 2 then."""
+    """An error without bounds where what kernels round to the dtype of q may not be finite; of P times terms it is at
+    most 2 relative to the maximum so far."""
     return BOUNDLESS * (abs(terms) > x.largest / 2)
 
 

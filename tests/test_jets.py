@@ -318,6 +318,48 @@ def test_layouts_and_broadcasting(rng, xp):
         np.testing.assert_allclose(to_numpy(got), want, rtol=1e-12, atol=1e-13)
 
 
+VIEWS = {
+    "negative": lambda x: x[..., ::-1],
+    "steps": lambda x: x.repeat(2, axis=-1)[..., ::2],
+    "Fortran": lambda x: x.T.copy().T,
+    "broadcast rows": lambda x: np.broadcast_to(x[..., :1, :], x.shape),
+    "broadcast columns": lambda x: np.broadcast_to(x[..., :1], x.shape),
+    "the same in all directions": lambda x: np.broadcast_to(x[:1], x.shape),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_several_tangents_lie_as_they_like(rng, xp, view):
+    """They, do and dlse give what copies of them give; with groups of heads and in Segments, too."""
+    q, k, v = (xp.asarray(rng.standard_normal(x)) for x in ((2, 4, 9, 3), (1, 2, 11, 3), (2, 11, 4)))
+    shapes = q.shape, k.shape, v.shape, (5, 7), (2, 4, 9, 4), (2, 4, 9)
+    tangents = [view(xp.asarray(rng.standard_normal((5, *x)))) for x in shapes]
+    do, dlse = tangents[4][0], tangents[5][0]
+    score, mask = na.RelativeBias(xp.asarray(rng.standard_normal((5, 7)))[0]), na.Segments([0, 4, 9], [0, 5, 11])
+    options, results = {"score": [na.Softcap(2.0), score], "mask": mask}, []
+    for copied in lambda x: x, lambda x: x.copy():
+        *tqkv, table, tdo, tdlse = map(copied, tangents)
+        _, to, saved, tsaved = na.attention_forward_jvp(q, k, v, *tqkv, tscore=[table[:, 0]], **options)
+        rows = {"tdo": tdo, "dlse": copied(dlse), "tdlse": tdlse, "deterministic": True}
+        _, tgrads = na.attention_backward_jvp(copied(do), saved, tsaved, **rows)
+        found = na.attention_laplacian(q, k, v, *tqkv, *[x[1] for x in tqkv], **options)
+        results.append([to, tsaved.tlse, *tgrads, *tgrads.score, *found])
+    for x, y in zip(*results):
+        np.testing.assert_allclose(to_numpy(x), to_numpy(y), rtol=1e-12, atol=1e-13)
+
+
+def test_all_may_share_memory(rng, xp):
+    x = xp.asarray(rng.standard_normal((3, 2, 6, 4)))
+    results = []
+    for copied in lambda x: x, lambda x: x.copy():
+        q, k, v, do, *tangents = map(copied, (x[0], x[0], x[0], x[0], x, x[::-1], x))
+        _, to, saved, tsaved = na.attention_forward_jvp(q, k, v, *tangents)
+        _, tgrads = na.attention_backward_jvp(do, saved, tsaved, tdo=tangents[0], deterministic=True)
+        results.append([to, *tgrads, *na.attention_laplacian(q, k, v, *tangents, q, k, v)])
+    for x, y in zip(*results):
+        np.testing.assert_allclose(to_numpy(x), to_numpy(y), rtol=1e-12, atol=1e-13)
+
+
 def test_packed_sequences_are_as_separate(rng, xp):
     offsets = [0, 30, 30, 90, 150]
     q, k, v, tq, tk, tv, do = rng.standard_normal((7, 2, 150, 8))

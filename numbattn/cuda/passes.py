@@ -138,8 +138,11 @@ class Passes:
         """o, lse, to of all Tangents, and the Laplacian of o; laplacians: of q, k and v, as Tangents in one direction.
         """
         o, lse, to, _, o2 = self.forward_along(LAPLACIAN, problem, inputs, tangents)
-        _, _, (lo,), _ = self.tangent(replace(problem, wide=True), inputs, laplacians)
-        return o, lse, to, (o2.sum(axis=0) + lo).astype(problem.result_dtype)
+        lo = o2.sum(axis=0)
+        if any(x is not None for x in laplacians[:3]):
+            _, _, (more,), _ = self.tangent(replace(problem, wide=True), inputs, laplacians)
+            lo += more
+        return o, lse, to, lo.astype(problem.result_dtype)
 
     def forward_along(self, pass_, problem, inputs, tangents):
         """What a Pass gives, TANGENT say; all but o and lse of all Tangents, their axis in front."""
