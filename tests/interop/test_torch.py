@@ -318,6 +318,10 @@ def test_vmap_gives_the_bits_of_each_alone(shapes, dims, dropout):
     assert_close(of_sum, one_by_one)
 
 
+def by_batch(s, batch, head, i, j):
+    return s * (0.5 + batch)
+
+
 def half_of(s, batch, head, i, j, table):
     return s * (0.5 + batch) + table[head]
 
@@ -326,7 +330,8 @@ def half_of(s, batch, head, i, j, table):
     lambda x: {"mask": na.Lengths(keys=x)}, lambda x: {"mask": na.Segments([0, 2, 6], x.new_tensor([0, 1, 5]) + 0 * x)},
     lambda x: {"mask": torch.arange(5) < x}, lambda x: {"mask": na.Causal(x) | na.First(1)},
     lambda x: {"score": na.Score(half_of, arrays=[x.to(torch.float64)[None]])},
-], ids=["lengths", "segments", "booleans", "or", "function"])  # fmt: skip
+    lambda x: {"score": na.Score(by_batch), "mask": na.Lengths(keys=x)},
+], ids=["lengths", "segments", "booleans", "or", "function", "function without arrays"])  # fmt: skip
 def test_vmap_over_arrays_of_masks_and_functions(options_of):
     q, k, v, lengths = randn(3, 1, 6, 4), randn(5, 4), randn(5, 2), torch.tensor([2, 5, 1])
 
@@ -583,6 +588,7 @@ FAULTS = {
             "return self.options.dropout is not None or has_functions": "return has_functions",
             "max(batch_axes, 1) - len(shape)": "batch_axes - len(shape)",
         },
+        "test_vmap_over_arrays_of_masks_and_functions": {"is not None or has_functions or": "is not None or"},
         "test_vmap_with_arrays_of_masks_that_all_samples_share": {"replace(call, arrays=tuple(arrays))": "call"},
         "test_deterministic": {"self.deterministic or torch": "False or torch"},
     },
