@@ -214,15 +214,17 @@ def test_gradients_that_are_not_wanted_are_zero(qkv):
         assert jax.jvp(f, (bias,), (bias.at[0].set(3),))[1].any() == wanted
 
 
-def test_lse_is_differentiated_alone(qkv):
-    def lse(q, k):
-        return attention(q, k, qkv[2], return_lse=True)[1].sum()
+def test_squares_of_both_results(qkv):
+    """Gradients of the two change with q, k and v, too."""
+    def of_attention(*x):
+        return squares(attention(*x, return_lse=True))
 
-    def of_formula(q, k):
-        return jax.nn.logsumexp(q @ k.mT * 3**-0.5, axis=-1).sum()
+    def of_formula(q, k, v):
+        S = q @ k.mT * 3**-0.5
+        return squares([jax.nn.softmax(S) @ v, jax.nn.logsumexp(S, axis=-1)])
 
-    for derivative in (jax.grad, jax.hessian, jax.jacfwd):
-        assert_close(jax.jit(derivative(lse, (0, 1)))(*qkv[:2]), jax.jit(derivative(of_formula, (0, 1)))(*qkv[:2]))
+    for derivative in (jax.grad, jax.hessian, lambda f, by: jax.jacrev(jax.grad(f, by), by)):
+        assert_close(*(jax.jit(derivative(f, (0, 1, 2)))(*qkv) for f in (of_attention, of_formula)))
 
 
 def test_derivatives_by_gradients_of_results(qkv):
