@@ -1,4 +1,4 @@
-"""The tests of in_jax.py and the examples of numbattn.interop.jax, in a process of their own."""
+"""The tests of in_jax.py and in_jax_vmap.py and the examples of numbattn.interop.jax, in a process of their own."""
 
 import os
 import subprocess
@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-
-
 pytestmark = pytest.mark.skipif(not find_spec("jax"), reason="jax is not installed")
 
 
@@ -22,7 +20,10 @@ def in_a_process(*arguments, **environment):
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("file", ["tests/interop/in_jax.py", "numbattn/interop/jax/__init__.py"])
+FILES = "tests/interop/in_jax.py", "tests/interop/in_jax_vmap.py", "numbattn/interop/jax/__init__.py"
+
+
+@pytest.mark.parametrize("file", FILES)
 def test_on_cpus(file):
     in_a_process(file, JAX_PLATFORMS="cpu")
 
@@ -30,3 +31,41 @@ def test_on_cpus(file):
 @pytest.mark.gpu
 def test_on_gpus():
     in_a_process("tests/interop/in_jax.py", "-m", "gpu", JAX_PLATFORMS="", XLA_PYTHON_CLIENT_PREALLOCATE="false")
+
+
+FAULTS = {
+    "interop/in_jax.py::test_many_callbacks_at_once": {
+        "interop/jax/derivatives.py": {"return results[wanted], _zeros": "return results, _zeros"},
+    },
+    "interop/in_jax.py::test_gradients_that_are_not_wanted_are_zero": {
+        "interop/jax/derivatives.py": {"of_score.append(t if wanted else None)": "of_score.append(t)"},
+    },
+    "interop/in_jax.py::test_what_is_not_asked_for_costs_nothing": {
+        "interop/jax/derivatives.py": {"if wanted == options.wanted:": "if True:"},
+        "interop/jax/__init__.py": {"deterministic, return_lse)": "deterministic)"},
+    },
+    "interop/in_jax.py::test_derivatives[reverse over reverse]": {
+        "interop/jax/derivatives.py": {
+            "tangents=t, tdo=tdo": "tangents=t, tdo=None",
+            "tangents=along, tdo=to": "tangents=along, tdo=None",
+        },
+    },
+    "interop/in_jax_vmap.py::test_samples_with_masks_of_their_own[mask-lengths]": {
+        "interop/jax/vmap.py": {"whole[0] |= not any(whole[:3])": "pass"},
+    },
+    "interop/in_jax_vmap.py::test_samples_drop_what_they_drop_alone": {
+        "interop/jax/vmap.py": {"if how.loops or x.seed is not None or any(": "if how.loops or any("},
+    },
+    "interop/in_jax_vmap.py::test_samples_are_as_alone[few heads, last axes]": {
+        "interop/jax/vmap.py": {"if compute in (backward, hessian):": "if compute is hessian:"},
+    },
+    "interop/in_jax.py::test_several_devices": {
+        "interop/jax/primitives.py": {"with jax.default_device(device):": "with jax.default_device(None):"},
+    },
+    "interop/in_jax.py::test_no_number_compiles_anything_again": {
+        "interop/jax/passes.py": {", int(x.offset))": ", 0)"},
+    },
+    "interop/in_jax.py::test_masks_scores_and_gradients_are_pytrees": {
+        "interop/jax/pytrees.py": {"isinstance(x, Mask) or ": ""},
+    },
+}

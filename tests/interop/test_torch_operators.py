@@ -138,3 +138,15 @@ def test_shapes_that_torch_is_told_are_right(shapes):
     rows = o, lse, torch.ones_like(o), None
     torch.library.opcheck(ops.backward, (number, None, q, k, v, *rows), test_utils=["test_schema", "test_faketensor"])
     np.testing.assert_array_equal(ops.forward(number, None, q, k, v)[0], o)
+
+
+FAULTS = {
+    "interop/torch/operators.py": {
+        "test_one_graph": {
+            "*ctx.saved_tensors, do, dlse)": "*ctx.saved_tensors, do, None)",
+            "tensors if visible is None else [visible]": "tensors",
+        },
+        "test_anything_else_breaks_the_graph_and_is_right": {"x is None or isinstance(x, CONSTANTS)": "True"},
+        "test_shapes_that_torch_is_told_are_right": {"heads_k if heads == 1 else heads": "heads"},
+    },
+}

@@ -50,10 +50,15 @@ def by_place(s, batch, head, i, j):
     return s * s / (1 + i + j)
 
 
+def slope_by_place(s, batch, head, i, j):
+    return 2 * s / (1 + i + j)
+
+
 SCORES = {  # whose arrays have the dtype of q: see cuda/test_scores.py
     "bias": lambda rng, dtype: na.Bias(random(rng, (M, N), dtype)),
     "biases": lambda rng, dtype: na.Bias(random(rng, (B, 1, M, N), dtype)),
-    "nonlinear": lambda rng, dtype: [na.Softcap(2.0), na.Bias(random(rng, (H, 1, N), dtype)), na.Score(by_place)],
+    "nonlinear": lambda rng, dtype: [na.Softcap(2.0), na.Bias(random(rng, (H, 1, N), dtype)),
+                                     na.Score(by_place, slope_by_place)],
     "sums": lambda rng, dtype: [na.Alibi(random(rng, H, dtype) / 50), na.RelativeBias(random(rng, (H, 41), dtype)),
                                 na.Sink(random(rng, H, dtype))],
 }  # fmt: skip

@@ -130,7 +130,8 @@ def _packed(b, ty, parts):
 def elements(array, inside, *places):
     """Elements of an array, which may be empty, at these indices where they are `inside`; 0 elsewhere."""
     found = np.zeros(inside.shape, array.dtype)
-    found[inside] = array[tuple(x[inside] for x in np.broadcast_arrays(*places))]
+    if inside.any():
+        np.copyto(found, array[tuple([x * inside for x in places])], where=inside)
     return found
 
 

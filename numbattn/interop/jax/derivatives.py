@@ -17,7 +17,7 @@ from .passes import backward, forward, hessian, second_tangent, tangent
 
 def forward_jvp(primals: Any, tangents: Any, *, tree: Any, how: How) -> Any:
     x, t = tree.unflatten(primals), _directions(tree.unflatten(tangents), how)
-    o, lse = bind(forward, x, replace(how, with_lse=True))
+    o, lse = bind(forward, x, how._replace(with_lse=True))
     results, wanted = (o, lse), slice(1 + how.with_lse)
     along = bind(tangent, x._replace(o=o, lse=lse, tangents=t), how) if t else (None, None)
     return results[wanted], _zeros_filled(results, along)[wanted]
@@ -30,7 +30,7 @@ def tangent_jvp(primals: Any, tangents: Any, *, tree: Any, how: How) -> Any:
     if second:
 
         def bent(t: Directions) -> Results:
-            return bind(second_tangent, x._replace(tangents=t, second=second), replace(how, several=False))
+            return bind(second_tangent, x._replace(tangents=t, second=second), how._replace(several=False))
 
         more = (jax.vmap(bent, how.loops, how.loops) if how.several else bent)(x.tangents)
         along = [a + b for a, b in zip(along, more)] if linear else more
@@ -97,7 +97,7 @@ def _pulled_back(x: Operands, how: How, do: Any, dlse: Any) -> Directions:
 
     def of_one(do: Any, dlse: Any) -> Results:
         do = jnp.zeros(x.o.shape, x.o.dtype) if do is None else do
-        return bind(backward, x.with_(do=do, dlse=dlse), replace(how, several=False))
+        return bind(backward, x.with_(do=do, dlse=dlse), how._replace(several=False))
 
     if do is None and dlse is None:
         return Directions(None, None, None, (None,) * len(how.wanted))
@@ -137,7 +137,7 @@ def _asking(how: How, t: Directions) -> How:
     own = [[next(each) for _ in part._weights] for part in options.score]
     score = [replace(part, gradient=asked[0]) if isinstance(part, ArrayPart) else part
              for part, asked in zip(options.score, own)]  # fmt: skip
-    return replace(how, options=replace(options, score=tuple(score), wanted=wanted))
+    return how._replace(options=replace(options, score=tuple(score), wanted=wanted))
 
 
 def _nonzero(tangents: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -50,8 +49,7 @@ class Operands(NamedTuple):
         return Operands(*self[: Operands._fields.index("do")], **values)
 
 
-@dataclass(frozen=True)
-class How:
+class How(NamedTuple):
     """What is static."""
 
     options: Options  # with a Dropout of no seed; `options.wanted` says which gradients a pass returns

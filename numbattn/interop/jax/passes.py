@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -34,8 +33,7 @@ def backward(x: Operands, how: How) -> Results:
 def hessian(x: Operands, how: How) -> Results:
     """The Hessian of <do, o> + <dlse, lse>, by do and dlse, too, times tangents: a symmetric matrix."""
     _, to, saved, tsaved = _forward_tangent(x, how)
-    dlse = np.zeros_like(saved.lse) if x.dlse is None and x.tdlse is not None else x.dlse
-    tgrads = tangents_of_gradients(x.do, saved, tsaved, x.tdo, dlse, x.tdlse, how.deterministic)
+    tgrads = tangents_of_gradients(x.do, saved, tsaved, x.tdo, x.dlse, x.tdlse, how.deterministic)
     return *_wanted(tgrads, how), to, tsaved.tlse
 
 
@@ -70,7 +68,7 @@ def run(compute: Pass, x: Operands, how: How) -> Results:
     found = [np.empty(like.shape, like.dtype, like=x.q) for like in results_of(compute, x, how)]
     for index in np.ndindex(x.q.shape[: how.loops]):
         one = jax.tree.map(lambda a, index=index: a[index], x)
-        for whole, result in zip(found, compute(one, replace(how, loops=0))):
+        for whole, result in zip(found, compute(one, how._replace(loops=0))):
             whole[index] = result
     return found
 

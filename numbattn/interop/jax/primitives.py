@@ -21,7 +21,7 @@ SMALL = 1 << 17  # bytes of results: below it, what a copy costs is the call
 
 def eagerly(compute: Pass, *operands: Any, tree: Any, how: How) -> Results:
     """Outside of jit."""
-    device = next((x.device for x in operands if isinstance(x, jax.Array)), None)  # others are NumPy's
+    device = operands[0].device if isinstance(operands[0], jax.Array) else None
     if isinstance(device, Sharding):
         raise NotImplementedError(f"attention of arrays on {len(device.device_set)} devices outside of jit: inside of "
                                   "jax.shard_map each device computes its own")  # fmt: skip
@@ -35,7 +35,7 @@ def eagerly(compute: Pass, *operands: Any, tree: Any, how: How) -> Results:
 @jax.jit
 def _copied(*arrays: Any) -> Any:
     """The fastest way of small arrays to JAX."""
-    return arrays
+    return jax.lax.optimization_barrier(arrays)
 
 
 def _on_gpu(compute: Pass, operands: Results, tree: Any, how: How, device: Any) -> Results:
@@ -60,9 +60,8 @@ def lowered(compute: Pass, context: Any, *operands: Any, tree: Any, how: How) ->
         return run(compute, tree.unflatten(arrays), how)
 
     results, _, _ = mlir.emit_python_callback(
-        context, callback, None, operands, context.avals_in, context.avals_out, has_side_effect=False,
-        returns_token=False,
-    )  # fmt: skip
+        context, callback, None, operands, context.avals_in, context.avals_out, has_side_effect=False
+    )
     return results
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -26,7 +25,7 @@ def mapped(compute: Pass, operands: Results, dims: Sequence[int | None], *, tree
     unplaced = (dim for dim, own in zip(at.arrays, how.options.own_axes) if own is None)
     if how.loops or x.seed is not None or any(dim is not None for dim in unplaced):
         x = jax.tree.map(lambda a, dim: _placed(a, dim, 0, size), x, at, is_leaf=is_none)
-        return _at(0, bind(compute, x, replace(how, loops=how.loops + 1)))
+        return _at(0, bind(compute, x, how._replace(loops=how.loops + 1)))
     return _lifted(compute, x, at, size, how)
 
 
@@ -48,7 +47,7 @@ def _of_several(compute: Pass, x: Operands, at: Operands, size: int, how: How) -
                                 is_leaf=is_none) for name in TANGENTS}  # fmt: skip
     axes = jax.tree.leaves(given)[0].shape[first : first + 1 + how.several]
     given = jax.tree.map(lambda a: a.reshape(*a.shape[:first], math.prod(axes), *a.shape[first + len(axes) :]), given)
-    results = bind(compute, x._replace(**given), replace(how, several=True))
+    results = bind(compute, x._replace(**given), how._replace(several=True))
     return _at(first, [r.reshape(*r.shape[:first], *axes, *r.shape[first + 1 :]) for r in results])
 
 

@@ -123,7 +123,7 @@ outside = torch.compiler.disable(
 
 def autocast(*qkv: Any) -> Sequence[Any]:
     """The same in the dtype of torch.autocast, if that is on."""
-    device = qkv[0].device.type
+    device = "cpu" if qkv[0].is_cpu else "cuda"
     if not torch.is_autocast_enabled(device):
         return qkv
     dtype = torch.get_autocast_dtype(device)

@@ -11,14 +11,12 @@ With primals p, directions t and rows do, dlse they are
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib import import_module
+from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
-import ml_dtypes
 import numpy as np
 import torch
 from torch.autograd import forward_ad
@@ -31,8 +29,8 @@ from ...scores import ArrayPart, Part
 from ...scores.function import Score
 from ...tangents import SavedTangents, checked_tangents
 from ..options import Options
+from .arrays import arrays_of, on_device, tensors_of
 
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 NOT_THERE = (
     "numbattn has second derivatives by reverse over reverse, forward over reverse and reverse over forward mode, but "
     "not by forward over forward mode, and no third ones"
@@ -72,8 +70,9 @@ class Call:
 
     @property
     def counts_batches(self) -> bool:
-        """Whether what becomes of an element of the batch depends on its number."""
-        return self.options.dropout is not None or any(isinstance(part, Score) for part in self.options.score)
+        """Whether what becomes of an element of the batch depends on its number, or an array has no batch axes."""
+        has_functions = any(isinstance(part, Score) for part in self.options.score)
+        return self.options.dropout is not None or has_functions or None in self.options.own_axes
 
     def wanting(self, needs: Sequence[bool]) -> Call:
         """The call with gradients of these primals alone, so far as others cost anything."""
@@ -149,7 +148,7 @@ class Pass(torch.autograd.Function):
 
     @classmethod
     def run(cls, call: Call, *operands: Any) -> Any:
-        """The same as `apply`, and quicker where nothing is recorded or transformed."""
+        """The same as `apply`, quicker where nothing is recorded or transformed."""
         if torch.is_grad_enabled() or forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
             return cls.apply(call, *operands)
         return cls.forward(call, *operands)
@@ -161,11 +160,25 @@ class Pass(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.call, *tensors = inputs
+        ctx.call = inputs[0]
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors)
-        if forward_ad._current_level >= 0:  # what is saved for jvp is kept until the context goes
-            ctx.save_for_forward(*tensors)
+        ctx.save_for_backward(*inputs[1:])
+        if forward_ad._current_level >= 0:  # or nobody asks for a tangent
+            ctx.save_for_forward(*inputs[1:])
+
+    @classmethod
+    def derive(cls, call: Call, *operands: Any) -> Any:
+        """The same, also within the vmap of torch.autograd, as in `torch.autograd.grad(..., is_grads_batched=True)`,
+        which does not know the one of a Function."""
+        if not any(map(is_batched, operands)):
+            return cls.run(call, *operands)
+        level = torch._C._vmapmode_increment_nesting() - 1
+        torch._C._vmapmode_decrement_nesting()
+        dims = [0 if is_batched(x) else None for x in operands]
+        inner = [x if dim is None else torch._remove_batch_dim(x, level, 0, 0) for x, dim in zip(operands, dims)]
+        info = SimpleNamespace(batch_size=next(x for x, dim in zip(inner, dims) if dim is not None).shape[0])
+        results, _ = cls.vmap(info, (None, *dims), call, *inner)
+        return tuple([x if x is None else torch._add_batch_dim(x, 0, level) for x in results])
 
     @classmethod
     def vmap(cls, info: Any, in_dims: Any, call: Call, *operands: Any) -> Any:
@@ -183,16 +196,23 @@ class Pass(torch.autograd.Function):
         """Results with vmap's axis as one more batch axis, in front of all others."""
         mapped = [x if dim is None else x.movedim(dim, 0) for x, dim in zip(operands, dims)]
         shapes = [x if x is None else x.shape[dim is not None :] for x, dim in zip(mapped, dims)]
-        own_axes, whole = cls.axes(call), [True] * len(mapped)
-        for number, at in enumerate(call.places, 3):  # those of a mask, which have no gradients, are broadcast
-            whole[number] = at in call.weights
+        counts = [size] * len(mapped)
+        for number, at in enumerate(call.places, 3):
+            if at not in call.weights and dims[number] is None:
+                counts[number] = 1  # an array of a mask, which has no gradient for each
         batch_axes = max(map(len, shapes[:3])) - 2
-        for number, (x, dim, shape, own) in enumerate(zip(mapped, dims, shapes, own_axes)):
-            if x is not None and (dim is not None or whole[number]):
-                missing = [1] * (max(batch_axes, 1) - len(shape) + cast(int, own))
-                x = x if dim is not None else x.expand(size, *shape)
-                mapped[number] = x.reshape(size, *missing, *shape)
-        results = cls.apply(call, *mapped)
+
+        def whole(count: int, shape: Sequence[int], own: int | None) -> Sequence[int]:
+            """The shape with that axis, and with all batch axes after it."""
+            return count, *[1] * (max(batch_axes, 1) - len(shape) + cast(int, own)), *shape
+
+        for number, (x, dim, count, own) in enumerate(zip(mapped, dims, counts, cls.axes(call))):
+            if x is not None:
+                x = x.expand(count, *x.shape) if dim is None else x
+                mapped[number] = x.reshape(whole(count, shapes[number], own))
+        arrays = [x if x is None else x.reshape(whole(1, x.shape, own))
+                  for x, own in zip(call.arrays, call.options.own_axes)]  # fmt: skip
+        results = cls.apply(replace(call, arrays=tuple(arrays)), *mapped)
         if cls.is_of_rows:
             return [x if batch_axes else x[:, 0] for x in results]
         return [x if x is None else x.reshape(size, *shape) for x, shape in zip(results, shapes)]
@@ -221,13 +241,11 @@ class Forward(Pass):
         needs = ctx.needs_input_grad[1:]
         if do is None and dlse is None:
             return None, *[None] * len(needs)
-        return None, *Backward.run(ctx.call.wanting(needs), *ctx.saved_tensors, do, dlse)
+        return None, *Backward.derive(ctx.call.wanting(needs), *ctx.saved_tensors, do, dlse)
 
     @staticmethod
     def jvp(ctx: Any, _: Any, *tangents: Any) -> Any:
-        results = Tangent.run(ctx.call, *ctx.saved_tensors, *tangents)
-        ctx.save_for_forward()  # or o would refer to itself
-        return results
+        return Tangent.derive(ctx.call, *ctx.saved_tensors, *tangents)
 
 
 class Tangent(Pass):
@@ -259,9 +277,9 @@ class Tangent(Pass):
         if not (c is None and e is None):
             if any(needs):
                 along = *rest, None, None
-                grads = BackwardTangent.run(call.wanting(needs), *primals, *results, c, e, *along)
+                grads = BackwardTangent.derive(call.wanting(needs), *primals, *results, c, e, *along)
             if any(tneeds):
-                tgrads = Backward.run(call.wanting(tneeds), *primals, *results, c, e)
+                tgrads = Backward.derive(call.wanting(tneeds), *primals, *results, c, e)
         return None, *grads, None, None, *tgrads
 
     @staticmethod
@@ -270,7 +288,7 @@ class Tangent(Pass):
         along, _, of_tangents = split(call, of_operands, 2)
         if not all(x is None for x in along):
             raise NotImplementedError(NOT_THERE)
-        return Tangent.run(call, *primals, *results, *of_tangents)
+        return Tangent.derive(call, *primals, *results, *of_tangents)
 
 
 class Backward(Pass):
@@ -297,11 +315,11 @@ class Backward(Pass):
         primals, results, rows = split(call, ctx.saved_tensors, 2)
         if all(x is None for x in directions):
             return None, *[None] * len(needs)
-        along = Tangent.run(call, *primals, *results, *directions)
+        along = Tangent.derive(call, *primals, *results, *directions)
         grads = [None] * len(primals)
         if any(needs[: len(primals)]):
             given = *primals, *results, *rows, *directions, *along, None, None
-            grads = BackwardTangent.run(call.wanting(needs), *given)
+            grads = BackwardTangent.derive(call.wanting(needs), *given)
         return None, *grads, None, None, *[x if row is not None else None for x, row in zip(along, rows)]
 
     @staticmethod
@@ -309,8 +327,8 @@ class Backward(Pass):
         call, (primals, results, rows) = ctx.call, split(ctx.call, ctx.saved_tensors, 2)
         along, of_results, of_rows = split(call, tangents, 2)
         if all(x is None for x in along):
-            return Backward.run(call, *primals, *results, *of_rows)
-        return BackwardTangent.run(call, *primals, *results, *rows, *along, *of_results, *of_rows)
+            return Backward.derive(call, *primals, *results, *of_rows)
+        return BackwardTangent.derive(call, *primals, *results, *rows, *along, *of_results, *of_rows)
 
 
 class BackwardTangent(Pass):
@@ -346,50 +364,12 @@ class BackwardTangent(Pass):
     jvp = backward
 
 
+def is_batched(x: Any) -> bool:
+    """Whether it is a batch to the vmap of torch.autograd, which is older than torch.func's."""
+    return x is not None and torch._C._functorch.is_legacy_batchedtensor(x)
+
+
 def split(call: Call, values: Sequence[Any], count: int) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
     """Those of the primals, of so many more, and the rest."""
     first = len(call.places) + 3
     return values[:first], values[first : first + count], values[first + count :]
-
-
-# ------------------------------------------------------------------------------------------------------------- arrays
-def on_device(x: Any) -> Any:
-    """Inside, CuPy has torch's device, its current stream there, and its allocator."""
-    return on_gpu(x.device) if x.is_cuda else nullcontext()
-
-
-@contextmanager
-def on_gpu(device: Any) -> Any:
-    cuda = import_module("cupy").cuda
-
-    def malloc(nbytes: int) -> Any:
-        memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
-        return cuda.MemoryPointer(cuda.UnownedMemory(memory.data_ptr(), nbytes, memory, device.index), 0)
-
-    with ExitStack() as stack:
-        stack.enter_context(cuda.Device(device.index))
-        stack.enter_context(cuda.ExternalStream(torch.cuda.current_stream(device).cuda_stream, device.index))
-        stack.enter_context(cuda.using_allocator(malloc))
-        yield
-
-
-def arrays_of(tensors: Iterable[Any]) -> list[Any]:
-    """The arrays in the memory of tensors."""
-    return [x if x is None else array_of(x.detach()) for x in tensors]
-
-
-def array_of(x: Any) -> Any:
-    if x.dtype is torch.bfloat16:
-        return array_of(x.view(torch.int16)).view(BFLOAT16)
-    return import_module("cupy").from_dlpack(x) if x.is_cuda else x.numpy()
-
-
-def tensors_of(arrays: Iterable[Any]) -> tuple[Any, ...]:
-    """The tensors in the memory of arrays."""
-    return tuple([x if x is None else tensor_of(x) for x in arrays])
-
-
-def tensor_of(x: Any) -> Any:
-    if x.dtype == BFLOAT16:
-        return tensor_of(x.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(x) if isinstance(x, np.ndarray) else torch.from_dlpack(x)

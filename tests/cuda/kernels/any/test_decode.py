@@ -20,6 +20,9 @@ from tests.tools.launch import compiled_only, simulated_only
 
 DEVICES = {"cp.async": AMPERE, "TMA": HOPPER}
 simulated = simulated_only
+BY_BOTH = pytest.mark.parametrize(  # and compiled by one
+    "device", [pytest.param("cp.async", marks=simulated), "TMA"], indirect=True
+)
 HALF = np.dtype(np.float16)
 
 
@@ -59,6 +62,7 @@ def test_heads_of_a_group_are_packed(rng, device, m):
     check(device, *qkv(rng, heads=6, heads_k=1, m=m), causal=True)
 
 
+@BY_BOTH
 def test_several_chunks_and_work_tiles_of_a_block(rng, device):
     """The last chunk has fewer tiles than the block has warps. Blocks draw: what there is none of, and the end."""
     lengths = np.array([[SHORT + 40], [0], [2 * SHORT]], np.int32)
@@ -163,7 +167,7 @@ def test_bits_depend_on_the_sequence_alone(rng, device):
 
 
 @pytest.mark.parametrize(("device", "batch", "heads", "heads_k", "m", "of_batch"), [
-    ("TMA", 5, 2, 2, 3, True), ("cp.async", 3, 2, 1, 3, True), ("TMA", 3, 4, 1, 1, False),
+    ("TMA", 5, 2, 2, 3, True), pytest.param("cp.async", 3, 2, 1, 3, True, marks=simulated), ("TMA", 3, 4, 1, 1, False),
 ], indirect=["device"])  # fmt: skip
 def test_keys_that_all_sequences_share(rng, device, batch, heads, heads_k, m, of_batch):
     """A tile has rows of several sequences, if these are more than the heads of a group; the bits are the same."""
@@ -192,6 +196,7 @@ def test_sequences_that_differ_share_no_tile(rng, option):
     assert not dict(program.plan.steps[-2].key.parameters)["of_batch"]
 
 
+@BY_BOTH
 def test_a_cache_without_pages(rng, device):
     """Its lengths are where the keys end, and where masks are aligned."""
     q, k, v = qkv(rng, batch=2, m=3, n=100)
@@ -205,7 +210,7 @@ def test_a_cache_without_pages(rng, device):
 
 
 @pytest.mark.parametrize(("device", "page_size"), [
-    ("TMA", 16), ("cp.async", 40), pytest.param("TMA", 128, marks=pytest.mark.slow),
+    ("TMA", 16), pytest.param("cp.async", 40, marks=simulated), pytest.param("TMA", 128, marks=pytest.mark.slow),
 ], indirect=["device"])  # fmt: skip
 def test_a_cache_in_pages(rng, device, page_size):
     """The same bits as without pages, whatever pages there are after the lengths, and whatever is on them."""

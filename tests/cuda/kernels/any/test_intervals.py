@@ -134,13 +134,14 @@ def test_compiled(rng, sizes, kind):
 
 
 @compiled_only
-@pytest.mark.parametrize("kind", [
-    pytest.param("stream", marks=pytest.mark.slow), pytest.param("segments", marks=pytest.mark.slow), "sinks",
+@pytest.mark.parametrize(("unit", "kind"), [
+    ("tensor cores", "sinks"),
+    *(pytest.param("warpgroups", kind, marks=pytest.mark.slow) for kind in ("stream", "segments", "sinks")),
 ])  # fmt: skip
-def test_unions_of_calls(rng, sizes, kind):
-    """Two intervals a query, with a gap between them; on Hopper, and compiled."""
+def test_unions_of_calls(rng, sizes, unit, kind):
+    """Two intervals a query, with a gap between them."""
     sizes(1, 2, 70, 135)
-    with on(HOPPER):
+    with on(BY_UNIT[unit]):
         check(*calls.qkv(rng, np.float16, heads_k=1), rng, mask=calls.UNIONS[kind](rng), bits=ONE_KEY)
 
 
