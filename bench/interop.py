@@ -21,7 +21,7 @@ import numbattn as na
 
 SHAPE = 1, 2, 16, 16
 BATCH = 20  # calls between two waits for the GPU, and of one sample
-FRAMEWORKS = ("torch",)
+FRAMEWORKS = "torch", "jax"
 PACKAGES = "numpy", "numba", "cupy-cuda13x", *FRAMEWORKS
 
 
@@ -31,9 +31,9 @@ def of_torch(arrays):
     import torch
 
     from numbattn.interop import torch as interop
-    from numbattn.interop.torch import passes
+    from numbattn.interop.torch.arrays import tensor_of
 
-    *qkv, do = map(passes.tensor_of, arrays)
+    *qkv, do = map(tensor_of, arrays)
     leaves = [x.clone().requires_grad_() for x in qkv]
 
     def both():
@@ -43,6 +43,28 @@ def of_torch(arrays):
         "no gradients": (lambda: interop.attention(*qkv, causal=True), own_forward(arrays)),
         "forward": (lambda: interop.attention(*leaves, causal=True), own_forward(arrays)),
         "forward + backward": (both, own_both(arrays)),
+    }
+
+
+def of_jax(arrays):
+    import jax
+
+    from numbattn.interop.jax import attention
+
+    *qkv, do = map(jax.device_put, arrays) if isinstance(arrays[0], np.ndarray) else map(jax.dlpack.from_dlpack, arrays)
+
+    def attend(*qkv):
+        return attention(*qkv, causal=True)
+
+    def both(*operands):
+        return jax.vjp(attend, *operands[:3])[1](operands[3])
+
+    compiled, compiled_both = jax.jit(attend), jax.jit(both)
+    return {
+        "no gradients": (lambda: attend(*qkv), own_forward(arrays)),
+        "forward + backward": (lambda: both(*qkv, do), own_both(arrays)),
+        "no gradients, jit": (lambda: jax.block_until_ready(compiled(*qkv)), own_forward(arrays)),
+        "forward + backward, jit": (lambda: jax.block_until_ready(compiled_both(*qkv, do)), own_both(arrays)),
     }
 
 
@@ -60,7 +82,7 @@ def own_both(arrays):
     return run
 
 
-CALLS = {"torch": of_torch}
+CALLS = {"torch": of_torch, "jax": of_jax}
 
 
 def libraries():

@@ -11,7 +11,7 @@ from pathlib import Path
 from uuid import uuid4
 
 PACKAGE = Path(__file__).parent
-BACKENDS = "cpu", "cuda"  # neither has code of the other
+APART = {"cpu", "cuda", "interop"}  # folders of which a backend has code of its own alone
 
 
 def unchanged() -> bool:
@@ -32,7 +32,7 @@ def digest(backend: str) -> str:
 
 
 def _belongs(path: Path, backend: str) -> bool:
-    return not any(PACKAGE / other in path.parents for other in BACKENDS if other != backend)
+    return not any(PACKAGE / other in path.parents for other in APART - {backend})
 
 
 def _files() -> list[Path]:

@@ -7,7 +7,8 @@ from numbattn import reference
 from numbattn.scores import ArrayPart
 from numbattn.values import shown
 
-from .accuracy import finite, present, rounding_of_laplacian, rounding_of_tangents, to_numpy
+from .accuracy import present, to_numpy
+from .rounding import finite, rounding_of_laplacian, rounding_of_tangents
 
 WAYS = "jvp", "jvp", "vjp", "laplacian"  # all tangents; those of a gradient of gradients
 COUNTS = None, None, 1, 3, 3, 6  # of tangents at once; None: without an axis of them

@@ -30,8 +30,9 @@ from numbattn import reference
 from numbattn.masks import as_mask
 from numbattn.values import shown, sum_broadcast
 
-from .accuracy import differentiated, present, rounding, to_numpy, wrong_elements
+from .accuracy import differentiated, present, to_numpy
 from .directions import Directions
+from .rounding import rounding, wrong_elements
 
 DTYPES = [np.dtype(x) for x in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)]
 SCALES = dict(zip(DTYPES, [(-2, 2), (-30, 30), (-30, 30), (-30, 30)]))  # of v, powers of ten

@@ -15,8 +15,9 @@ import pytest
 import numbattn as na
 from numbattn import reference
 
-from .accuracy import present, random, rounding, to_numpy, wrong_elements
+from .accuracy import present, random, to_numpy
 from .problems import on_device
+from .rounding import rounding, wrong_elements
 
 BFLOAT16 = ml_dtypes.bfloat16
 LITTLE = {"multiprocessors": 1, "shared": 24 << 10}  # of the device: room for a few blocks

@@ -21,9 +21,9 @@ import cupy
 import numpy as np
 from tqdm import tqdm
 
-from tests.accuracy import wrong_elements
 from tests.conftest import no_gpu
 from tests.problems import LIMITS, Problem
+from tests.rounding import wrong_elements
 
 REPEATS = 16  # calls of a problem after the first
 ENOUGH = 5  # wrong problems, after which a process stops

@@ -116,9 +116,7 @@ def compiled(q: Any, k: Any, v: Any, options: tuple[Any, ...], deterministic: bo
     return operators.forward(number, visible, *autocast(q, k, v))
 
 
-outside = torch.compiler.disable(
-    eager, reason="numbattn's dropout, and masks and scores with arrays, are not part of compiled graphs"
-)
+outside = torch._disable_dynamo(eager)  # as torch.compiler.disable, which imports the compiler at once
 
 
 def autocast(*qkv: Any) -> Sequence[Any]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core.errors import NumbaError
 from numba.extending import intrinsic
 
 from ...checks import UserTypeError
@@ -45,11 +46,14 @@ def differentiated_element(identity, order):
 
 def in_python(identity: Any, order: int, arrays: Any) -> Any:
     """A derivative that the user has not written, (s, batch, head, i, j), for arrays of NumPy's."""
-    of_element = differentiated_element(identity, order)
+    of_element, given = differentiated_element(identity, order), identity.key[order_given(identity, order)].python
 
     def derivative(*element):
-        with naming(identity.key[order_given(identity, order)].python):
+        try:
             return of_element(*element, arrays)
+        except NumbaError:  # a context for each element would take as long as the element
+            with naming(given):
+                raise
 
     return derivative
 

@@ -85,7 +85,7 @@ def test_what_prints_or_may_fail_is_refused(rng, route):
             na.attention(q, q, q, score=na.Score(lambda s, batch, head, i, j: s + (1, 2)[j]))
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint32])
+@pytest.mark.parametrize("dtype", [np.uint8, pytest.param(np.uint32, marks=pytest.mark.slow)])
 def test_differences_of_unsigned_entries_are_negative(rng, small, dtype):
     def apart(s, batch, head, i, j, place, flag):
         return s * (1 + flag[i] - flag[j]) - 0.1 * (place[0, i] - place[0][j] - i) * (flag[j] - flag[i])

@@ -7,7 +7,8 @@ import pytest
 
 import numbattn as na
 from numbattn.cuda.kernels.small.steps import SmallTiles
-from tests.accuracy import exact, random, rounding, wrong_elements
+from tests.accuracy import exact, random
+from tests.rounding import rounding, wrong_elements
 from tests.tools.device import AMPERE, on
 
 M, N, HEADS = 9, 13, 2
