@@ -1,4 +1,4 @@
-"""vmap: several tangents of one call, a loop, or one more batch axis."""
+"""How vmap maps a pass: as several tangents of one call, in a loop, or with one more batch axis."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ TANGENTS = {"tangents", "tdo", "tdlse"}  # operands that there may be several of
 
 
 def mapped(compute: Pass, operands: Results, dims: Sequence[int | None], *, tree: Any, how: How) -> Any:
-    """vmap: several tangents of one call, a loop, or one more batch axis."""
+    """The rule of vmap: results, and where their mapped axes are."""
     x, at = tree.unflatten(operands), tree.unflatten(dims)
     size = next(a.shape[dim] for a, dim in zip(operands, dims) if dim is not None)
-    mapped = {name for name, dim in zip(Operands._fields, at) if jax.tree.leaves(dim)}
-    if compute in (tangent, hessian) and mapped <= TANGENTS:
+    names = {name for name, dim in zip(Operands._fields, at) if jax.tree.leaves(dim)}
+    if compute in (tangent, hessian) and names <= TANGENTS:
         return _of_several(compute, x, at, size, how)
     unplaced = (dim for dim, own in zip(at.arrays, how.options.own_axes) if own is None)
     if how.loops or x.seed is not None or any(dim is not None for dim in unplaced):
@@ -35,8 +35,10 @@ def _at(axis: int, results: Results) -> Any:
 
 def _placed(a: Any, dim: int | None, axis: int, size: int) -> Any:
     """With the mapped axis there."""
-    if a is None or dim is not None:
-        return None if a is None else jnp.moveaxis(a, dim, axis)
+    if a is None:
+        return None
+    if dim is not None:
+        return jnp.moveaxis(a, dim, axis)
     return jnp.broadcast_to(jnp.expand_dims(a, axis), (*a.shape[:axis], size, *a.shape[axis:]))
 
 
