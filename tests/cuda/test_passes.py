@@ -464,6 +464,6 @@ FAULTS = {
     "cuda/words/test_tiers.py": {
         "at, misaligned, tier": "at, misaligned",
         "score, tier, whole, tscore)": "score)",
-        "score, latest.get(), True, tscore))": "score))",
+        "score, latest.get(), True, tscore)": "score)",
     },
 }
