@@ -289,7 +289,10 @@ def test_masks_scores_and_gradients_are_pytrees(rng):
     draw.m, draw.n, draw.batch, draw.dtype = 5, 5, (2, 3), np.dtype(float)
     draw.visible = np.ones((2, 3, 5, 5), bool)
     values = [table[name](draw) for table in (MASKS, SCORES, FUNCTIONS) for name in table if name != "array"]
-    for value in [*values, na.Causal() & na.Lengths(keys=np.ones((2, 3), int)) | na.First(1)]:
+    lengths = np.ones((2, 3), int)
+    joined = na.Causal() & na.Lengths(keys=lengths) | na.First(1)
+    assert [x is lengths for x in jax.tree.leaves(joined)] == [True]
+    for value in [*values, joined]:
         leaves, tree = jax.tree.flatten(value)
         assert all(isinstance(x, np.ndarray) for x in leaves)
         assert tree.unflatten(leaves) == value
