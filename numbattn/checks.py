@@ -73,10 +73,11 @@ def _library(kind: Any) -> str | None:
 
 def dtype_of(x: Any) -> np.dtype[Any]:
     """The dtype of an array, NumPy's, CuPy's or a framework's, as NumPy knows it; that of objects for anything else."""
-    if library(x):
-        return np.dtype(x.dtype)
+    dtype = x.dtype if library(x) or is_foreign(x) else np.dtype(object)
+    if isinstance(dtype, np.dtype):
+        return dtype
     try:
-        return np.dtype(str(x.dtype).removeprefix("torch.")) if is_foreign(x) else np.dtype(object)
+        return np.dtype(str(dtype).removeprefix("torch."))
     except TypeError:
         return np.dtype(object)  # keys of random numbers, quantised numbers
 
