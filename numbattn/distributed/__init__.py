@@ -26,6 +26,8 @@ the plan is chosen by numbers, which ``python -m numbattn plan --devices 8`` sho
 For decoding, `attention_over_keys` leaves keys where they are: each rank has all queries and a part of the cache.
 """
 
+from typing import Any
+
 from .api import attention, attention_backward, attention_forward, attention_over_keys, attention_vjp
 from .devices import Devices
 from .driver import Interrupted, Ring
@@ -49,3 +51,19 @@ __all__ = [
     "attention_over_keys",
     "attention_vjp",
 ]
+
+_SECOND_DERIVATIVES = (
+    "attention_backward_jvp",
+    "attention_backward_vjp",
+    "attention_forward_jvp",
+    "attention_jvp",
+    "attention_laplacian",
+)
+
+
+def __getattr__(name: str) -> Any:
+    """Functions of numbattn that are not here yet say so."""
+    if name in _SECOND_DERIVATIVES:
+        raise AttributeError(f"numbattn.distributed has no {name} yet: sequences that are split have first derivatives "
+                             f"alone, numbattn.{name} takes whole arrays")  # fmt: skip
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+import numbattn as na
 from numbattn import distributed as nad
 
 
@@ -28,3 +29,12 @@ def test_docstrings_are_whole(name):
 def test_import_is_light():
     code = "import sys, numbattn.distributed; print(sorted({'numba', 'cupy', 'mpi4py'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_second_derivatives_are_not_there_yet():
+    for name in set(na.__all__) - set(nad.__all__):
+        if name.endswith(("jvp", "backward_vjp", "laplacian")):
+            with pytest.raises(AttributeError, match=f"no {name} yet: .* numbattn.{name} takes whole arrays"):
+                getattr(nad, name)
+    with pytest.raises(AttributeError, match=r"module 'numbattn.distributed' has no attribute 'attend'"):
+        nad.attend  # noqa: B018
