@@ -151,6 +151,13 @@ def integers(name: str, value: Any) -> Any:
     return array if array.ndim or is_foreign(array) else int(array)
 
 
+def own(name: str, array: Any) -> Any:
+    """An integer array where one of a framework is not for numbattn.interop."""
+    if is_foreign(array):
+        raise TypeError(f"{name}: got {words_for(array)}, expected an int or an integer array of NumPy or CuPy")
+    return array
+
+
 def integer_array(name: str, value: Any, shape: str) -> Any:
     """An integer array of at least one axis."""
     array = integers(name, value)

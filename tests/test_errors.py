@@ -1,6 +1,7 @@
 """Every error a user can make: the call, what is raised, and what it says. Nothing is computed before."""
 
 import types
+from itertools import product
 
 import ml_dtypes
 import numpy as np
@@ -314,7 +315,13 @@ MAY_BE_ARRAYS = (
     "First n", "Prefix lengths", "Prefix offset", "Intervals first", "Intervals end", "offsets",
 )  # fmt: skip
 DROP = na.Dropout(0.5, 1)
+CACHE = na.KVCache.zeros(1, 2, 8, 8, like=Q)
 VALUES = [
+    (lambda: na.attention(Q, K, V, mask=na.Lengths(Array())), TypeError, r"mask: Lengths keys: got jaxlib.Array, .* "
+     r"those of frameworks go with the functions of numbattn.interop"),
+    (lambda: CACHE.truncate(Array()), TypeError, r"lengths: got jaxlib.Array, expected an int or an integer array"),
+    (lambda: CACHE.keep(Array(), nodes=1), TypeError, r"path: got jaxlib.Array, expected an int or an integer array"),
+    (lambda: CACHE.append(Q[0, :2], Q[0, :2], segments=Array()), TypeError, r"segments: got jaxlib.Array, expected an int or an int"),
     (lambda: na.Dropout(-0.1, 1), ValueError, r"Dropout p: got -0.1, allowed 0 <= p < 1"),
     (lambda: na.Dropout(1, 1), ValueError, r"Dropout p: got 1, allowed 0 <= p < 1"),
     (lambda: na.Dropout(float("nan"), 1), ValueError, r"Dropout p: got nan, allowed 0 <= p < 1"),
@@ -464,8 +471,8 @@ def calls():
     for name, make in WITH_INTEGERS.items():
         for kind, (x, message) in INTEGERS.items():
             yield f"{name} {kind}", lambda x=x, make=make: make(x), TypeError, f"{name}: {message}"
-    for name in MAY_BE_ARRAYS:
-        for kind, (x, message) in NO_INTEGER_ARRAYS.items():
+    for name, (kind, (x, message)) in product(MAY_BE_ARRAYS, NO_INTEGER_ARRAYS.items()):
+        if kind != "jax" or name == "offsets":  # masks hold arrays of frameworks, for numbattn.interop
             error = ValueError if kind in ("large", "small", "axes", "rows of unequal length") else TypeError
             yield f"{name} {kind}", lambda x=x, make=WITH_INTEGERS[name]: make(x), error, f"{name}: {message}"
     for i, (call, error, message) in enumerate(VALUES):

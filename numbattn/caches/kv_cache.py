@@ -18,6 +18,7 @@ from ..checks import (
     integer_array,
     integers,
     overlaps_itself,
+    own,
     same_library,
 )
 from ..values import Value, moved
@@ -283,7 +284,7 @@ class KVCache(Value):
         array([0., 1., 2., 4.])
         """
         nodes, batch, lengths = integer("nodes", nodes, 0, self.capacity), len(self.lengths), self._checked_lengths()
-        steps = moved(integer_array("path", path, "(batch, depth)"), lengths).astype(np.int64)
+        steps = moved(own("path", integer_array("path", path, "(batch, depth)")), lengths).astype(np.int64)
         if steps.ndim != 2 or len(steps) != batch or steps.shape[1] > nodes:
             raise ValueError(f"path: got the shape {steps.shape}, expected ({batch}, depth), a depth of 0 to {nodes}")
         if self._is_numpy:
@@ -333,7 +334,7 @@ class KVCache(Value):
         >>> cache.lengths
         array([4, 0], dtype=int32)
         """
-        given, held = integers("lengths", lengths), self._checked_lengths()
+        given, held = own("lengths", integers("lengths", lengths)), self._checked_lengths()
         given = np.full_like(held, given) if isinstance(given, int) else moved(given, held)
         if given.shape != held.shape:
             raise ValueError(f"lengths: got the shape {given.shape}, expected {held.shape}")

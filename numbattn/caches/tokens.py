@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import check_values, integer_array, same_library
+from ..checks import check_values, integer_array, own, same_library
 from .eight_bits import FLOAT8, INT8, to_float8, to_int8
 
 
@@ -22,7 +22,7 @@ def offsets_of_tokens(segments: Any, batch: int, count: int) -> Any:
 
 
 def checked_offsets(segments: Any, batch: int) -> Any:
-    offsets = integer_array("segments", segments, "(batch + 1,)")
+    offsets = own("segments", integer_array("segments", segments, "(batch + 1,)"))
     if offsets.shape != (batch + 1,):
         raise ValueError(f"segments: got the shape {offsets.shape}, expected ({batch + 1},)")
     return offsets

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import Array, Integers, check_values, integer, integer_array, same_library, words_for
+from ..checks import Array, Integers, check_values, integer, integer_array, own, same_library, words_for
 from ..origin import Crop
 from ..values import Held, clip, moved
 from .bands import Cached, Causal, Window
@@ -237,7 +237,7 @@ def unpack(packed: A, offsets: Sequence[int] | Array) -> list[A]:
     same_library(packed=packed)
     if packed.ndim < 2:
         raise ValueError(f"packed: got the shape {packed.shape}, expected (..., total, features)")
-    found = moved(_offsets("offsets", offsets), np.empty(0))
+    found = moved(own("offsets", _offsets("offsets", offsets)), np.empty(0))
     if found.ndim > 1:
         raise ValueError(f"offsets: got the shape {found.shape}, expected (count + 1,)")
     check_values("offsets", found, packed.shape[-2], rising=True)
