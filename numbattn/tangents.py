@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, cast
 
+import numpy as np
+
 from .checks import A, library, same_library, words_for, words_for_dtype
 from .problem import Inputs, Problem, Saved, converted
 from .scores import ArrayPart, Part
@@ -199,6 +201,7 @@ def gradients_of_sink(saved: Any, rows: Rows, sink: Any, tangents: Sequence[Any]
                        for x in (rows.do, saved.o, rows.to, rows.tdo)]  # fmt: skip
     do, o, to, tdo = wide
     D, found = rowsum(do, o) - (0 if rows.dlse is None else rows.dlse), []
+    D = np.where(np.isfinite(saved.lse), D, 0)  # dlse may be anything where a query sees nothing
     for t, tangent in enumerate(tangents):
         tD = rowsum(do, to[t]) - (0 if rows.tdlse is None else rows.tdlse[t])
         tD += 0 if tdo is None else rowsum(tdo[t], o)
