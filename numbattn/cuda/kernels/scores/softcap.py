@@ -1,7 +1,9 @@
 """Softcap: S -> cap tanh(S / cap)."""
 
+import numpy as np
+
 from ....scores.softcap import Softcap
-from ...tile import device, exp2, reciprocal
+from ...tile import device, exp2, reciprocal, tanh, where
 from ...words.numbers import LOG2_E
 from .kind import Kind, ValueAndSlope, nothing_ahead
 
@@ -24,7 +26,7 @@ class SoftcapKind(Kind):
         return nothing_ahead, step
 
     def derivatives(self, at, unit, layout, ACC, transposed=False, order=2):
-        (_, natural), TWO_LOG2E = unit, ACC(2 * LOG2_E)
+        (_, natural), TWO_LOG2E, bounded = unit, ACC(2 * LOG2_E), tanh_step(ACC)
 
         @device
         def rest(S, scores):
@@ -34,9 +36,9 @@ class SoftcapKind(Kind):
 
         @device
         def first(S, scores, batch, head, m0, n0):
-            """cap tanh(x), and its derivative 4 r (1 - r): off by 1e-7, absolute."""
-            (cap, _), r = scores.parts[at], rest(S, scores)
-            return cap - 2 * cap * r, 4 * r * (1 - r)
+            """cap tanh(x), and its derivative 4 r (1 - r), off by 1e-7, absolute."""
+            (cap, inverse), r = scores.parts[at], rest(S, scores)
+            return cap * bounded(S * natural(inverse, scores), r), 4 * r * (1 - r)
 
         @device
         def both(S, scores, batch, head, m0, n0):
@@ -50,3 +52,17 @@ class SoftcapKind(Kind):
     @classmethod
     def lowered(cls, part, number, problem):
         return cls.name, (part.cap, 1 / part.cap), {}
+
+
+def tanh_step(ACC):
+    """tanh(x) of x and r = 1 / (exp(2 x) + 1): where x is small by its series, since 1 - 2 r has lost digits there."""
+    if ACC is np.float64:
+        return device(lambda x, r: tanh(x))
+    NEAR, CUBE, FIFTH, SEVENTH = ACC(0.04), ACC(-1 / 3), ACC(2 / 15), ACC(-17 / 315)
+
+    @device
+    def step(x, r):
+        square = x * x
+        return where(square < NEAR, x + x * (square * (CUBE + square * (FIFTH + square * SEVENTH))), 1 - 2 * r)
+
+    return step
