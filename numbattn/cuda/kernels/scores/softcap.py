@@ -26,7 +26,7 @@ class SoftcapKind(Kind):
         return nothing_ahead, step
 
     def derivatives(self, at, unit, layout, ACC, transposed=False, order=2):
-        (_, natural), TWO_LOG2E, bounded = unit, ACC(2 * LOG2_E), tanh_step(ACC)
+        (_, natural), TWO_LOG2E, bounded = unit, ACC(2 * LOG2_E), tanh_step(ACC if self.about else None)
 
         @device
         def rest(S, scores):
@@ -51,14 +51,17 @@ class SoftcapKind(Kind):
 
     @classmethod
     def lowered(cls, part, number, problem):
-        return cls.name, (part.cap, 1 / part.cap), {}
+        return cls.name + " exact" * (problem.dtype == problem.sum_dtype), (part.cap, 1 / part.cap), {}
 
 
-def tanh_step(ACC):
-    """tanh(x) of x and r = 1 / (exp(2 x) + 1): where x is small by its series, since 1 - 2 r has lost digits there."""
-    if ACC is np.float64:
+def tanh_step(dtype):
+    """tanh(x) of x and r = 1 / (exp(2 x) + 1), which are of this dtype; None: to 1e-7, absolute, of a cap in half
+    precision. Where x is small 1 - 2 r has lost digits: by a series there."""
+    if dtype is None:
+        return device(lambda x, r: 1 - 2 * r)
+    if dtype is np.float64:
         return device(lambda x, r: tanh(x))
-    NEAR, CUBE, FIFTH, SEVENTH = ACC(0.04), ACC(-1 / 3), ACC(2 / 15), ACC(-17 / 315)
+    NEAR, CUBE, FIFTH, SEVENTH = dtype(0.04), dtype(-1 / 3), dtype(2 / 15), dtype(-17 / 315)
 
     @device
     def step(x, r):
