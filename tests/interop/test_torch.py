@@ -35,7 +35,7 @@ def seed():
 
 def placed(x):
     """A tensor of an array: torch has no negative strides."""
-    negative = isinstance(x, np.ndarray) and min(x.strides, default=0) < 0
+    negative = min(getattr(x, "strides", ()), default=0) < 0
     return tensor_of(x.copy() if negative else x)
 
 
@@ -497,7 +497,7 @@ def test_what_does_not_fit_is_refused(change, error, match):
 def test_random_problems_on_a_gpu():
     import cupy
 
-    for number in range(12):
+    for number in range(6):
         problem = Through(11, number, LIMITS["gpu"]._replace(tangents=0.4), cupy)
         assert not list(problem.wrong(problem.run())), problem
 
@@ -535,6 +535,7 @@ def test_work_is_on_torchs_current_stream_and_memory_its_own():
             o = attention(*late)
             assert torch.cuda.memory_allocated() >= before + o.nbytes
             grads = torch.autograd.grad(o.sum(), late)
+            del o
             assert not stream.query()
             stream.synchronize()
         for x, y in zip(grads, expected):

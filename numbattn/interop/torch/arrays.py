@@ -7,7 +7,6 @@ from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from importlib import import_module
 from typing import Any, NamedTuple
-from weakref import WeakValueDictionary
 
 import ml_dtypes
 import numpy as np
@@ -19,26 +18,22 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 NOWHERE = nullcontext()
 
 
+@lru_cache(None)
+def library() -> Any:
+    """CuPy, imported only when a tensor is on a GPU."""
+    return import_module("cupy")
+
+
 def on_device(x: Any) -> Any:
     """Inside, CuPy has torch's device, its current stream there, and its allocator."""
-    return on_gpu(x.device) if x.is_cuda else NOWHERE
+    return on_gpu(x.device.index) if x.is_cuda else NOWHERE
 
 
 @contextmanager
-def on_gpu(device: Any) -> Any:
-    cuda = import_module("cupy").cuda
-    stream = stream_of(device.index, torch.cuda.current_stream(device).cuda_stream)
-
-    def malloc(nbytes: int) -> Any:
-        memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
-        ALLOCATED[memory.data_ptr()] = memory
-        return pointer_to(memory, nbytes)
-
-    with cuda.Device(device.index), stream, cuda.using_allocator(malloc):
+def on_gpu(device: int) -> Any:
+    cuda, stream = library().cuda, stream_of(device, torch._C._cuda_getCurrentRawStream(device))
+    with cuda.Device(device), stream, cuda.using_allocator(allocator_of(device)):
         yield
-
-
-ALLOCATED: WeakValueDictionary[int, Any] = WeakValueDictionary()  # by address, what CuPy has of torch's allocator
 
 
 class Borrowed(NamedTuple):
@@ -53,15 +48,26 @@ class Borrowed(NamedTuple):
 @lru_cache
 def stream_of(device: int, address: int) -> Any:
     """CuPy's stream with this address."""
-    cuda = import_module("cupy").cuda
+    cuda = library().cuda
     with cuda.Device(device):
         return cuda.Stream.from_external(Borrowed(address)) if address else cuda.Stream.null
 
 
-def pointer_to(x: Any, nbytes: int) -> Any:
+@lru_cache
+def allocator_of(device: int) -> Any:
+    """Torch's allocator as CuPy wants one."""
+    place = torch.device("cuda", device)
+
+    def malloc(nbytes: int) -> Any:
+        return pointer_to(torch.empty(nbytes, dtype=torch.uint8, device=place), nbytes, device)
+
+    return malloc
+
+
+def pointer_to(x: Any, nbytes: int, device: int) -> Any:
     """CuPy's pointer to the memory of a tensor, which it keeps."""
-    cuda = import_module("cupy").cuda
-    return cuda.MemoryPointer(cuda.UnownedMemory(x.data_ptr(), nbytes, x, x.device.index), 0)
+    cuda = library().cuda
+    return cuda.MemoryPointer(cuda.UnownedMemory(x.data_ptr(), nbytes, x, device), 0)
 
 
 def arrays_of(tensors: Iterable[Any]) -> list[Any]:
@@ -77,10 +83,20 @@ def array_of(x: Any) -> Any:
 
 def cupy_array_of(x: Any) -> Any:
     """By address: DLPack, which would wait for streams, takes several times as long."""
-    cupy, dtype = import_module("cupy"), dtype_of(x)
+    dtype = numpy_dtype(x.dtype)
     strides = tuple([stride * dtype.itemsize for stride in x.stride()])
     nbytes = x.untyped_storage().nbytes() - x.storage_offset() * dtype.itemsize
-    return cupy.ndarray(tuple(x.shape), dtype, pointer_to(x, nbytes), strides)
+    return library().ndarray(tuple(x.shape), dtype, pointer_to(x, nbytes, x.device.index), strides)
+
+
+@lru_cache(None)
+def numpy_dtype(dtype: Any) -> Any:
+    return dtype_of(torch.empty(0, dtype=dtype))
+
+
+@lru_cache(None)
+def torch_dtype(dtype: Any) -> Any:
+    return getattr(torch, str(dtype))
 
 
 def tensors_of(arrays: Iterable[Any]) -> tuple[Any, ...]:
@@ -91,9 +107,10 @@ def tensors_of(arrays: Iterable[Any]) -> tuple[Any, ...]:
 def tensor_of(x: Any) -> Any:
     if isinstance(x, np.ndarray):
         return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16) if x.dtype == BFLOAT16 else torch.from_numpy(x)
-    memory = ALLOCATED.get(x.data.mem.ptr)
-    if memory is None or not x.size:
+    memory = getattr(x.data.mem, "_owner", None)
+    if not isinstance(memory, torch.Tensor) or memory.dtype is not torch.uint8 or not x.size:
         return torch.from_dlpack(x.view(np.int16)).view(torch.bfloat16) if x.dtype == BFLOAT16 else torch.from_dlpack(x)
     first, size = x.data.ptr - x.data.mem.ptr, x.itemsize
-    whole = memory[first : first + (memory.numel() - first) // size * size].view(getattr(torch, str(x.dtype)))
-    return whole.as_strided(x.shape, [stride // size for stride in x.strides])
+    if first or memory.numel() % size:
+        memory = memory[first : first + (memory.numel() - first) // size * size]
+    return memory.view(torch_dtype(x.dtype)).as_strided(x.shape, [stride // size for stride in x.strides])

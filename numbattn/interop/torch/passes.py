@@ -149,7 +149,8 @@ class Pass(torch.autograd.Function):
     @classmethod
     def run(cls, call: Call, *operands: Any) -> Any:
         """The same as `apply`, quicker where nothing is recorded or transformed."""
-        if torch.is_grad_enabled() or forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+        recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
+        if recorded or forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
             return cls.apply(call, *operands)
         return cls.forward(call, *operands)
 
