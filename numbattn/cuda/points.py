@@ -3,9 +3,10 @@ and y, and b."""
 
 from typing import Any
 
+from ..points.kinds import DIFFERENCES
 from . import kernels
 from .kernels.points.kinds import lowered, of_products
-from .kernels.points.pairs import COLUMNS, DIFFERENCES, ROWS, X_NORMS, Y_NORMS
+from .kernels.points.pairs import COLUMNS, ROWS, X_NORMS, Y_NORMS
 from .passes import run
 from .words.spec import Pass
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from numba.cuda import types
 
+from ....points.kinds import DIFFERENCES
 from ...tile import (
     Alignment,
     SharedMemory,
@@ -47,7 +48,6 @@ from .features import (
 )
 from .kinds import of_products
 
-DIFFERENCES = 8  # dimensions up to which differences are taken
 FEW = 4  # features up to which each thread sums its own products
 ROWS, COLUMNS, X_NORMS, Y_NORMS = "rows", "columns", "norms of x", "norms of y"
 
