@@ -1,40 +1,18 @@
-"""Sums over pairs of points by the CUDA kernels, without a GPU: against the formula in float64."""
+"""Passes over pairs of points, in tiles of their plans; kernels/points has smaller ones."""
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose
 
 import numbattn as na
-from numbattn.cuda.points import Points, norms
+from numbattn.cuda.points import norms
 from numbattn.points import kinds
 from numbattn.problem import describe
-from tests.points import plain
-from tests.tools.device import GPU, HOPPER, TURING
+from tests.tools.device import HOPPER, TURING
 from tests.tools.launch import compiled_only, simulated_only
 
+from .kernels.points.calls import check, drawn
+
 pytestmark = pytest.mark.usefixtures("world")
-EPS = {np.dtype(dtype): eps for dtype, eps in (("float16", 2e-3), ("float32", 4e-6), ("float64", 1e-12))}
-
-
-def drawn(rng, dtype=np.float32, batch=(1, 1), m=40, n=70, d=3, e=1):
-    """x, y, b and c: some of x are some of y."""
-    x, y, b, c = (rng.standard_normal((*batch, *sizes)).astype(dtype) for sizes in ((m, d), (n, d), (n, e), (m, e)))
-    return x, y, b, c
-
-
-def check(x, y, b, c, kind=kinds.GAUSSIAN, mask=None, device=HOPPER, visible=True, **vectors):
-    """Both passes."""
-    gpu, (problem, inputs) = GPU(device), describe(x, y, b, mask=mask)
-    points = Points(lambda: gpu)
-    given = {name: x.astype(problem.sum_dtype) for name, x in vectors.items()}
-    found = points.sums(problem, inputs, kind, **given), points.gradient(problem, inputs, kind, c, **given)
-    if mask is not None:
-        visible = np.broadcast_to(inputs.mask.dense(problem.seqlen_q, problem.seqlen_k), problem.score_shape)
-        x, y, b, c = (np.nan_to_num(points) for points in (x, y, b, c))
-    wanted = plain.sums(kind, x, y, b, visible, **given), plain.gradient(kind, x, y, b, c, visible, **given)
-    for got, want in zip(found, wanted):
-        assert got.dtype == problem.sum_dtype
-        assert_allclose(got, want, atol=EPS[x.dtype] * (abs(want).max(initial=0) + 1e-30), rtol=0)
 
 
 @pytest.mark.parametrize(("dtype", "d", "e"), [("float32", 3, 1), pytest.param("float64", 20, 6, marks=simulated_only)])
