@@ -8,6 +8,8 @@ from . import faults
 # Each has passes; that of NumPy also applied, for functions of scores; that of CuPy append and check_device, for
 # caches, merge_into and sum_into
 MODULES = {"numpy": "numbattn.cpu", "cupy": "numbattn.cuda.backend"}
+# of sums over pairs of points: sums, gradient, logsumexp and nearest, see numbattn/points/formula.py
+POINTS = {"numpy": "numbattn.points.formula", "cupy": "numbattn.points.formula"}
 BACKENDS: dict[str, Any] = {}  # by library, as they are needed: importing Numba takes its time
 
 
@@ -23,7 +25,15 @@ def on_cpus() -> Any:
 
 def run(problem: Any, name: str, *args: Any, **options: Any) -> Any:
     """A pass, "forward" say, of a Problem; an error in it that is numbattn's own says so."""
-    chosen = backend(problem.xp)
+    return _run(backend(problem.xp), problem, name, *args, **options)
+
+
+def run_points(problem: Any, name: str, *args: Any, **options: Any) -> Any:
+    """A sum over the pairs of points of a Problem, likewise; it takes the Problem first."""
+    return _run(import_module(POINTS[problem.xp]), problem, name, problem, *args, **options)
+
+
+def _run(chosen: Any, problem: Any, name: str, *args: Any, **options: Any) -> Any:
     try:
         return getattr(chosen, name)(*args, **options)
     except Exception as error:

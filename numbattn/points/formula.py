@@ -1,0 +1,166 @@
+"""The four sums over pairs of points by array operations, block by block: of NumPy's arrays or of CuPy's.
+
+What kernels are compared with, and what computes where there is none. All else in this folder follows from these:
+
+    sums       o_i  = sum_j kappa_ij b_j
+    gradient   dx_i = sum_j kappa'_ij <c_i, b_j> 2 (x_i - y_j)      of a Polynomial ... y_j
+    logsumexp  log sum_j exp(columns_j) kappa_ij
+    nearest    the k smallest t_ij of each row, by which they rise, and their j
+
+kappa_ij = value(t_ij) exp(rows_i + columns_j), and kappa' has the derivative of a kind in place of its value: see
+`kinds`. rows and columns, (..., m) and (..., n), are logarithms, of kinds that are exponentials alone; None is 0. The
+points x, y are q, k of a Problem, b is its v; batch axes are broadcast, there are no grouped heads, and results are of
+its sum_dtype. What is hidden adds nothing, be it NaN; where nothing is in sight sums are 0, logarithms -inf, t inf and
+j -1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..masks import Mask, cropped, visible
+from ..origin import Crop
+from ..problem import NOTHING_HIDDEN, Inputs, Problem
+from .kinds import DIFFERENCES, Kind
+
+ROWS, COLUMNS, PAIRS = 1024, 4096, 2**22  # of a block, at most; COLUMNS is a multiple of 32, as Bits need it
+quiet = np.errstate(all="ignore")  # of what is hidden, and of numbers too small for the dtype
+
+
+class Block(NamedTuple):
+    """Rows i and columns j of all pairs."""
+
+    i: slice
+    j: slice
+    x: Any  # (..., rows, features)
+    y: Any
+    b: Any
+    visible: Any  # (..., rows, columns)
+
+    def only_visible(self, kappa: Any) -> Any:
+        return np.where(self.visible, kappa, 0)
+
+
+@quiet
+def sums(problem: Problem, inputs: Inputs, kind: Kind, rows: Any = None, columns: Any = None) -> Any:
+    o = _zeros(inputs, (*problem.batch, problem.seqlen_q, problem.head_dim_v), problem.sum_dtype)
+    for block in _blocks(problem, inputs):
+        o[..., block.i, :] += _kappa(block, kind, rows, columns) @ block.b
+    return o
+
+
+@quiet
+def gradient(problem: Problem, inputs: Inputs, kind: Kind, c: Any, rows: Any = None, columns: Any = None) -> Any:
+    dx = _zeros(inputs, (*problem.batch, problem.seqlen_q, problem.head_dim), problem.sum_dtype)
+    for block in _blocks(problem, inputs):
+        product = c[..., block.i, :].astype(problem.sum_dtype, copy=False) @ np.swapaxes(block.b, -2, -1)
+        weights = _kappa(block, kind, rows, columns, derivative=True) * product
+        found = dx[..., block.i, :]
+        if kind.is_of_product:
+            found += weights @ block.y
+        elif problem.head_dim > DIFFERENCES:
+            found += 2 * (block.x * weights.sum(axis=-1)[..., None] - weights @ block.y)
+        else:
+            for f in range(problem.head_dim):
+                found[..., f] += 2 * (weights * _differences(block, f)).sum(axis=-1)
+    return dx
+
+
+@quiet
+def logsumexp(problem: Problem, inputs: Inputs, kind: Kind, columns: Any = None) -> Any:
+    shape = *problem.batch, problem.seqlen_q
+    highest, total = _zeros(inputs, shape, problem.sum_dtype) - math.inf, _zeros(inputs, shape, problem.sum_dtype)
+    for block in _blocks(problem, inputs):
+        logs = np.where(block.visible, _log_kappa(block, kind, None, columns), -math.inf)
+        before = highest[..., block.i]
+        new = np.maximum(before, logs.max(axis=-1))
+        finite = np.where(np.isneginf(new), 0, new)
+        total[..., block.i] *= np.exp(before - finite)
+        total[..., block.i] += np.exp(logs - finite[..., None]).sum(axis=-1)
+        highest[..., block.i] = new
+    return np.where(np.isneginf(highest), -math.inf, highest + np.log(total))
+
+
+@quiet
+def nearest(problem: Problem, inputs: Inputs, k: int) -> tuple[Any, Any]:
+    shape = *problem.batch, problem.seqlen_q, k
+    t, j = _zeros(inputs, shape, problem.sum_dtype) + math.inf, _zeros(inputs, shape, np.int32) - 1
+    for block in _blocks(problem, inputs):
+        here = np.where(block.visible, _distances(block), math.inf)
+        numbers = np.arange(block.j.start, block.j.stop, dtype=np.int32, like=here)
+        numbers = np.where(np.isinf(here), np.int32(-1), numbers)
+        ts, js = (np.concatenate([x[..., block.i, :], y], axis=-1) for x, y in ((t, here), (j, numbers)))
+        first = np.argsort(ts, axis=-1, kind="stable")[..., :k]  # of equal ones the lowest number
+        t[..., block.i, :], j[..., block.i, :] = (np.take_along_axis(x, first, axis=-1) for x in (ts, js))
+    return t, j
+
+
+def _blocks(problem: Problem, inputs: Inputs) -> Iterator[Block]:
+    m, n, batch = problem.seqlen_q, problem.seqlen_k, problem.batch
+    columns = min(n, COLUMNS)
+    rows = min(m, ROWS, max(PAIRS // max(math.prod(batch) * columns, 1), 1))
+    for first_row in range(0, m if n else 0, max(rows, 1)):
+        i = slice(first_row, min(first_row + rows, m))
+        x = _rows(inputs.q, i, problem)
+        for first_column in range(0, n, columns):
+            j = slice(first_column, min(first_column + columns, n))
+            seen = _visible(inputs.mask, i, j, m, n, x)
+            y, b = (_rows(points, j, problem) for points in (inputs.k, inputs.v))
+            by_column = seen.any(axis=-2)[..., None]  # what nobody sees may be NaN
+            yield Block(i, j, np.where(seen.any(axis=-1)[..., None], x, 0), np.where(by_column, y, 0),
+                        np.where(by_column, b, 0), seen)  # fmt: skip
+
+
+def _rows(points: Any, at: slice, problem: Problem) -> Any:
+    points = np.broadcast_to(points, (*problem.batch, *points.shape[-2:]))
+    return points[..., at, :].astype(problem.sum_dtype, copy=False)
+
+
+def _visible(mask: Mask, i: slice, j: slice, m: int, n: int, array: Any) -> Any:
+    if mask is NOTHING_HIDDEN:
+        return np.ones((1, 1), bool, like=array)
+    rows, columns = i.stop - i.start, j.stop - j.start
+    return visible(cropped(mask, Crop(i.start, rows, j.start, columns, m, n)), rows, columns, array)
+
+
+def _kappa(block: Block, kind: Kind, rows: Any, columns: Any, derivative: bool = False) -> Any:
+    """kappa, or kappa'."""
+    t = _distances(block, kind.is_of_product)
+    if rows is None and columns is None:
+        return block.only_visible(kind.derivative(t) if derivative else kind.value(t))
+    kappa = np.exp(_log_kappa(block, kind, rows, columns))
+    return block.only_visible(kappa * kind.log_derivative(t) if derivative else kappa)  # type: ignore[attr-defined]
+
+
+def _log_kappa(block: Block, kind: Any, rows: Any, columns: Any) -> Any:
+    logs = kind.log_value(_distances(block))
+    if rows is not None:
+        logs = logs + rows[..., block.i, None]
+    return logs if columns is None else logs + columns[..., None, block.j]
+
+
+def _distances(block: Block, is_of_product: bool = False) -> Any:
+    """t: squared distances, or products."""
+    x, y = block.x, block.y
+    features = x.shape[-1]
+    if is_of_product:
+        return x @ np.swapaxes(y, -2, -1)
+    if features > DIFFERENCES:
+        norms = np.einsum("...f,...f->...", x, x)[..., None] + np.einsum("...f,...f->...", y, y)[..., None, :]
+        return np.maximum(norms - 2 * (x @ np.swapaxes(y, -2, -1)), 0)
+    t = np.zeros((*x.shape[:-1], y.shape[-2]), x.dtype, like=x)
+    for f in range(features):
+        t += _differences(block, f) ** 2
+    return t
+
+
+def _differences(block: Block, f: int) -> Any:
+    return block.x[..., :, None, f] - block.y[..., None, :, f]
+
+
+def _zeros(inputs: Inputs, shape: tuple[int, ...], dtype: Any) -> Any:
+    return np.zeros(shape, dtype, like=inputs.q)

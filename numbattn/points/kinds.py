@@ -1,0 +1,184 @@
+"""What is left of a kernel where points have unit length: a function of t, the squared distance of two points.
+
+Each says what it is here, by functions of arrays of t, in which only elementary functions occur; kernels for CPUs and
+GPUs have the same of one number. Derivatives are by t, and 0 at t = 0 where they are not finite. A kind is hashable.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..scores.frozen import Frozen
+from ..values import moved
+
+DIFFERENCES = 8  # features up to which distances are sums of squared differences; beyond |x|^2 + |y|^2 - 2 x.y
+
+
+class Kind:
+    """What all kinds share."""
+
+    is_exponential = False  # whether there are log_value and log_derivative
+    is_of_product = False  # whether t is the product of two points
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """What changes without compiling anything."""
+        return tuple([float(x) for x in vars(self).values()])
+
+    def value(self, t: Any) -> Any:
+        """What two points are weighed by."""
+        raise NotImplementedError
+
+    def derivative(self, t: Any) -> Any:
+        raise NotImplementedError
+
+
+class Exponent(Kind):
+    """The exponential of log_value."""
+
+    is_exponential = True
+
+    def log_value(self, t: Any) -> Any:
+        raise NotImplementedError
+
+    def log_derivative(self, t: Any) -> Any:
+        raise NotImplementedError
+
+    def value(self, t: Any) -> Any:
+        return np.exp(self.log_value(t))
+
+    def derivative(self, t: Any) -> Any:
+        return np.exp(self.log_value(t)) * self.log_derivative(t)
+
+
+@dataclass(frozen=True)
+class Gaussian(Exponent):
+    """exp(-t / 2)"""
+
+    def log_value(self, t: Any) -> Any:
+        return -t / 2
+
+    def log_derivative(self, t: Any) -> Any:
+        return 0 * t - 0.5
+
+
+@dataclass(frozen=True)
+class Exponential(Exponent):
+    """exp(-sqrt(t))"""
+
+    def log_value(self, t: Any) -> Any:
+        return -np.sqrt(t)
+
+    def log_derivative(self, t: Any) -> Any:
+        return -_power(t, -0.5) / 2
+
+
+@dataclass(frozen=True)
+class Power(Exponent):
+    """exp(-sqrt(t)**p / p)"""
+
+    p: float
+
+    def log_value(self, t: Any) -> Any:
+        return -(t ** (self.p / 2)) / self.p
+
+    def log_derivative(self, t: Any) -> Any:
+        return -_power(t, self.p / 2 - 1) / 2
+
+
+@dataclass(frozen=True)
+class Matern32(Kind):
+    """(1 + r) exp(-r), r = sqrt(3 t)"""
+
+    def value(self, t: Any) -> Any:
+        r = np.sqrt(3 * t)
+        return (1 + r) * np.exp(-r)
+
+    def derivative(self, t: Any) -> Any:
+        return -3 / 2 * np.exp(-np.sqrt(3 * t))
+
+
+@dataclass(frozen=True)
+class Matern52(Kind):
+    """(1 + r + r**2 / 3) exp(-r), r = sqrt(5 t)"""
+
+    def value(self, t: Any) -> Any:
+        r = np.sqrt(5 * t)
+        return (1 + r + 5 / 3 * t) * np.exp(-r)
+
+    def derivative(self, t: Any) -> Any:
+        r = np.sqrt(5 * t)
+        return -5 / 6 * (1 + r) * np.exp(-r)
+
+
+@dataclass(frozen=True)
+class Cauchy(Kind):
+    """1 / (1 + t)"""
+
+    def value(self, t: Any) -> Any:
+        return 1 / (1 + t)
+
+    def derivative(self, t: Any) -> Any:
+        return -1 / (1 + t) ** 2
+
+
+@dataclass(frozen=True)
+class RationalQuadratic(Kind):
+    """(1 + t / (2 alpha))**-alpha"""
+
+    alpha: float
+
+    def value(self, t: Any) -> Any:
+        return np.exp(-self.alpha * np.log1p(t / (2 * self.alpha)))
+
+    def derivative(self, t: Any) -> Any:
+        return -np.exp(-(self.alpha + 1) * np.log1p(t / (2 * self.alpha))) / 2
+
+
+@dataclass(frozen=True)
+class Polynomial(Kind):
+    """(t + offset)**degree, where t is the product of two points, and degree is a whole number > 0."""
+
+    degree: int
+    offset: float
+
+    is_of_product = True
+
+    def value(self, t: Any) -> Any:
+        return (t + self.offset) ** self.degree
+
+    def derivative(self, t: Any) -> Any:
+        return self.degree * (t + self.offset) ** (self.degree - 1)
+
+
+@dataclass(frozen=True)
+class Radial(Kind):
+    """function(t), a function of the user's own: its derivative follows by dual numbers."""
+
+    function: Frozen
+
+    numbers = ()
+
+    def value(self, t: Any) -> Any:
+        return self._of_each(0, t)
+
+    def derivative(self, t: Any) -> Any:
+        slope = self._of_each(1, t)
+        return np.where((t > 0) | np.isfinite(slope), slope, 0)
+
+    def _of_each(self, order: int, t: Any) -> Any:
+        from ..scores.compiled.elementwise import elementwise  # Numba is not imported before it is needed
+
+        return moved(elementwise(self.function, order)(moved(t, np.empty(0))), t)
+
+
+def _power(t: Any, exponent: float) -> Any:
+    """t**exponent; 0 where t is."""
+    return np.where(t > 0, np.where(t > 0, t, 1) ** exponent, 0)
+
+
+GAUSSIAN, EXPONENTIAL, MATERN32, MATERN52, CAUCHY = Gaussian(), Exponential(), Matern32(), Matern52(), Cauchy()
+LINEAR = Polynomial(1, 0.0)
