@@ -41,7 +41,7 @@ from ...tile import (
 from ...words.arguments import Matrix, TmaMatrix
 from ...words.signatures import signature_of
 from ...words.spec import Spec
-from ..points.norms import NORMS
+from ..points.norms import NORMS_OF_Y
 from ..shared.layouts import DTYPES
 from ..shared.schedule import place
 from ..shared.smallest import minimum_steps
@@ -173,13 +173,13 @@ def size_of(work):
 
 
 def takes(work):
-    """No masks: every y is in sight, so that nothing but the end of all is tested for."""
-    return is_for_hopper(work) and not work.problem.mask_kinds
+    """The one nearest, and no masks: every y is in sight."""
+    return is_for_hopper(work) and not work.problem.mask_kinds and work.kind == "Nearest 1"
 
 
 SPEC = Spec(
     hopper_nearest,
-    (TmaMatrix("q"), TmaMatrix("k", "k"), NORMS, Matrix("r2"), Matrix("j"), "seqlen_k"),
+    (TmaMatrix("q"), TmaMatrix("k", "k"), NORMS_OF_Y, Matrix("r2"), Matrix("j"), "seqlen_k"),
     tiles=lambda work: (TILES[size_of(work)],),
     parameters=lambda work, tiles: {"dtype": work.problem.dtype.name, "head_dim": size_of(work), **tiles._asdict()},
     persistent=True,

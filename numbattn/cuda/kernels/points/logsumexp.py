@@ -20,7 +20,7 @@ from .pairs import COLUMNS, VECTORS, Pairs, PointTiles, block_steps, has_few, ma
 def point_logsumexp(
     *, dtype, dim, dim_b, unit, tile_m, tile_n, threads, lanes, chunks, stages, blocks, kind, given, mask, nbytes,
 ):  # fmt: skip
-    """The kernel for points of `dim` dimensions; `dim_b` is 0. Other parameters: see `point_sums`."""
+    """The kernel for points of `dim` dimensions. Other parameters: see `point_sums`."""
     pairs = Pairs(dtype, dim, dim_b, unit, tile_m, tile_n, threads, lanes, chunks, stages, nbytes)
     keep_points, fetch_points, get_points, distances = pairs.distances(dim, kind)
     _, fetch_columns, shift_of = pairs.shifts(given)
