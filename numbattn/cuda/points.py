@@ -11,7 +11,7 @@ from .words.spec import Pass
 
 VECTORS = ROWS, COLUMNS, X_NORMS, Y_NORMS
 SUMS = Pass("sums", kernels.POINT_SUMS, takes=("q", "k", "v", *VECTORS), gives=("o",))
-GRADIENT = Pass("gradient", kernels.POINT_SUMS, takes=("q", "k", "v", "c", *VECTORS), gives=("dq",))
+GRADIENT = Pass("gradient", kernels.POINT_GRADIENT, takes=("q", "k", "v", "c", *VECTORS), gives=("dq",))
 
 
 class Points:

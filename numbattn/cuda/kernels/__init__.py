@@ -21,6 +21,7 @@ from .any import (
 from .hopper.score_gradient import bias_route, diagonals_route
 from .mma import backward as mma_backward
 from .mma import forward as mma_forward
+from .points import gradient as point_gradient
 from .points import sums as point_sums
 
 # Of each pass: the first Route that takes the work is taken
@@ -41,6 +42,7 @@ TANGENT = (*hopper.TANGENT, Route(everything, (tangent.SPEC,)))
 LAPLACIAN = (Route(everything, (tangent.SPEC_SECOND,)),)
 BACKWARD_TANGENT = (Route(everything, backward_tangent.SPECS),)
 POINT_SUMS = (Route(everything, (point_sums.SPEC,)),)
+POINT_GRADIENT = (Route(everything, (point_gradient.SPEC,)),)
 
 
 def bias_gradients(name, **about):

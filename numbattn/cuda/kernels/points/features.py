@@ -4,7 +4,20 @@ What a thread needs of its rows stays in registers; what it needs of its columns
 feature is a line. All is unrolled.
 """
 
-from ...tile import allocate, columns, convert, copy_async, copy_layout, device, get, load, part_sum, row_sum, save
+from ...tile import (
+    allocate,
+    columns,
+    convert,
+    copy_async,
+    copy_layout,
+    device,
+    full,
+    get,
+    load,
+    part_sum,
+    row_sum,
+    save,
+)
 
 
 def tuple_of(function, count):
@@ -148,7 +161,7 @@ class Lines:
 
 
 def part_sums_step(count):
-    """The device function (sums, W, ys): each of `sums`, row parts, plus those of W times each of ys, column vectors."""
+    """The device function (sums, W, ys): each of `sums`, row parts, plus W times each of ys, column vectors."""
 
     @device
     def added(total, y, same, W):
@@ -179,14 +192,31 @@ def part_differences_step(count):
     return add
 
 
-def save_sums_step(count):
-    """The device function (matrix, sums, first): save row parts, added up, as columns of a matrix."""
-    NUMBERS = tuple(range(count))
+def no_sums_step(layout, ACC, count):
+    """The device function (): so many row parts of zeros."""
+    PARTS, ZERO = layout.row_parts(), ACC(0)
+
+    @device
+    def nothing(number, given):
+        return full(PARTS, ZERO)
+
+    nothings = tuple_of(nothing, count)
+
+    @device
+    def no_sums():
+        return nothings(())
+
+    return no_sums
+
+
+def save_sums_step(count, factor):
+    """The device function (matrix, sums, first): save row parts, added up, times a factor, as columns of a matrix."""
+    NUMBERS, FACTOR = tuple(range(count)), factor
 
     @device
     def save_one(total, number, same, given):
         matrix, first = given
-        save(matrix[:, number], row_sum(total), first)
+        save(matrix[:, number], row_sum(total) * FACTOR, first)
         return 0
 
     save_each = map_of(save_one, count)

@@ -34,16 +34,16 @@ from ..shared.layouts import DTYPES, buffers, left_operand, product_step, sum_ty
 from ..shared.schedule import place
 from ..shared.segments import count_step, keys_of, mask_within_step, queries_of, slot_step
 from ..shared.visibility import band_of, element_test, needs_test, steps_to_next, visible_keys
-from ..tables import rounded
+from ..tables import has_tensor_cores, rounded
 from .features import (
     Lines,
     load_rows_step,
+    no_sums_step,
     part_sums_step,
     product,
     save_sums_step,
     squared_difference,
     sum_of,
-    tuple_of,
 )
 from .kinds import of_products
 
@@ -63,6 +63,12 @@ class PointTiles(NamedTuple):
     chunks: int = 1  # of a tile's columns, each a tile in registers
     stages: int = 2
     blocks: int = 1
+
+
+CUDA_CORES = (
+    PointTiles("fma", 64, 64, 128, lanes=8), PointTiles("fma", 32, 32, 128, lanes=8),
+    PointTiles("fma", 16, 16, 64, lanes=8, stages=1), PointTiles("fma", 8, 8, 64, lanes=8, stages=1),
+)  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------- its arguments
@@ -91,9 +97,15 @@ HEADS = {ROWS: "q", COLUMNS: "k", X_NORMS: "q", Y_NORMS: "k"}  # of Vectors, by 
 VECTORS = VectorsArgument()
 
 
-def has_few(work):
-    """Whether points have few dimensions, and b few features."""
-    return work.problem.head_dim <= DIFFERENCES, work.problem.head_dim_v <= FEW
+def rows_of(table, work):
+    """The rows for this work: of {(few dimensions of points, few features of b, bytes of an element): {largest of the
+    others: rows}}, and those of CUDA_CORES. Where there are few of both, and before 8.0, tensor cores are of no use."""
+    sizes, nbytes = (work.problem.head_dim, work.problem.head_dim_v), work.problem.dtype.itemsize
+    few = [size <= most for size, most in zip(sizes, (DIFFERENCES, FEW))]
+    found = table[(*few, nbytes)] if all(few) or has_tensor_cores(work.device) else {}
+    size = max([size for size, is_few in zip(sizes, few) if not is_few], default=0)
+    rows = next((found[largest] for largest in sorted(found) if size <= largest), ())
+    return *rows, *CUDA_CORES
 
 
 def sizes_of(problem):
@@ -169,8 +181,8 @@ def mask_steps(mask, layout, tile_m, tile_n, hidden=0):
 
     @device
     def needs_mask(mask, block, n_block):
-        m0, n0 = block.m0, n_block * TILE_N
-        return tested(mask, block.band, block.batch, block.head, block.m_block, n_block, m0, m0 + TILE_M, n0, n0 + TILE_N)
+        (batch, head, m_block, m0), n0 = block[:4], n_block * TILE_N
+        return tested(mask, block.band, batch, head, m_block, n_block, m0, m0 + TILE_M, n0, n0 + TILE_N)
 
     @device
     def masked(P, mask, block, n0):
@@ -308,25 +320,17 @@ class Pairs:
 
         return keep, fetch, of_both if HAS_ROWS and HAS_COLUMNS else of_columns if HAS_COLUMNS else of_rows
 
+    def tile_of_sums(self, count):
+        """The layout of a tile of sums of so many features."""
+        return sums(self.unit, self.lanes, self.tile_m, count, self.threads, run=vector(self.dtype))
+
     def outer(self, count, most):
         """Device functions for sums over columns, of so many features: none yet; (O, P, B) -> O with P B added;
         (matrix, O, m0) saves them."""
-        ZERO, ROWS_OF = self.ACC(0), self.rows_of
         if count <= most:
-            NO_PARTS = self.layout.row_parts()
-
-            @device
-            def nothing(number, given):
-                return full(NO_PARTS, ZERO)
-
-            @device
-            def no_parts():
-                return nothings(())
-
-            nothings = tuple_of(nothing, count)
-            return no_parts, part_sums_step(count), save_sums_step(count)
-        O_TILE = sums(self.unit, self.lanes, self.tile_m, count, self.threads, run=vector(self.dtype))
-        left = left_operand(self.layout, self.shared, self.ACC, count)
+            return no_sums_step(self.layout, self.ACC, count), part_sums_step(count), save_sums_step(count, self.ACC(1))
+        O_TILE = self.tile_of_sums(count)
+        left, ZERO, ROWS_OF = left_operand(self.layout, self.shared, self.ACC, count), self.ACC(0), self.rows_of
 
         @device
         def no_sums():

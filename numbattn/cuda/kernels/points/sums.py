@@ -11,9 +11,8 @@ from ...words.arguments import Matrix
 from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..shared.visibility import MASK
-from ..tables import has_tensor_cores
 from .kinds import pair_step
-from .pairs import COLUMNS, FEW, ROWS, VECTORS, Pairs, PointTiles, block_steps, has_few, mask_steps, parameters
+from .pairs import COLUMNS, FEW, ROWS, VECTORS, Pairs, PointTiles, block_steps, mask_steps, parameters, rows_of
 
 
 def point_sums(
@@ -71,23 +70,52 @@ def point_sums(
     return Source(kernel, signature, threads, blocks, pairs.shared.nbytes)
 
 
-# {(few dimensions, few features of b, tensor cores, bytes of an element): rows}
+# see `pairs.rows_of`
 TILES = {
-    (True, True, True, 4): (PointTiles("fma", 128, 256, 128, lanes=8, chunks=4, blocks=4),),
+    (True, True, 2): {0: (PointTiles("fma", 64, 512, 256, lanes=32, chunks=4, blocks=2),)},
+    (True, True, 4): {0: (PointTiles("fma", 64, 512, 256, lanes=32, chunks=4, blocks=2),)},
+    (True, True, 8): {0: (PointTiles("fma", 32, 256, 256, lanes=32, chunks=4, blocks=2),)},
+    (True, False, 2): {
+        128: (PointTiles("mma", 128, 64, 256),),
+        256: (PointTiles("mma", 64, 32, 128),),
+    },
+    (True, False, 4): {
+        128: (PointTiles("mma", 128, 64, 256), PointTiles("mma", 64, 32, 128)),
+        256: (PointTiles("mma", 128, 32, 256), PointTiles("mma", 64, 16, 128)),
+    },
+    (True, False, 8): {
+        64: (PointTiles("mma", 128, 32, 256), PointTiles("mma", 64, 16, 128)),
+        128: (PointTiles("mma", 128, 16, 256), PointTiles("mma", 64, 16, 128)),
+    },
+    (False, True, 2): {
+        256: (PointTiles("mma", 128, 64, 256), PointTiles("mma", 64, 32, 128)),
+    },
+    (False, True, 4): {
+        128: (PointTiles("mma", 128, 64, 256), PointTiles("mma", 64, 32, 128)),
+        256: (PointTiles("mma", 128, 32, 256), PointTiles("mma", 64, 16, 128)),
+    },
+    (False, True, 8): {
+        128: (PointTiles("mma", 64, 32, 128), PointTiles("mma", 64, 16, 128, stages=1)),
+        256: (PointTiles("mma", 64, 16, 128), PointTiles("mma", 64, 8, 128, stages=1)),
+    },
+    (False, False, 2): {
+        128: (PointTiles("mma", 128, 64, 256), PointTiles("mma", 64, 32, 128)),
+        256: (PointTiles("mma", 64, 32, 128),),
+    },
+    (False, False, 4): {
+        64: (PointTiles("mma", 128, 64, 256), PointTiles("mma", 64, 32, 128)),
+        128: (PointTiles("mma", 128, 32, 256), PointTiles("mma", 64, 16, 128)),
+        256: (PointTiles("mma", 128, 16, 256), PointTiles("mma", 64, 16, 128, stages=1)),
+    },
+    (False, False, 8): {
+        64: (PointTiles("mma", 128, 16, 256), PointTiles("mma", 64, 16, 128)),
+        128: (PointTiles("mma", 64, 16, 128), PointTiles("mma", 64, 8, 128, stages=1)),
+    },
 }
-FMA = (PointTiles("fma", 64, 64, 128, lanes=8, stages=1), PointTiles("fma", 16, 16, 64, lanes=8, stages=1))
-
-
-def tiles_of(work):
-    """The rows for this work."""
-    unit = has_tensor_cores(work.device), work.problem.dtype.itemsize
-    return TILES.get((*has_few(work), *unit), FMA)
-
-
 SPEC = Spec(
     point_sums,
     (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("o"), VECTORS, MASK, "kind_number"),
-    tiles=tiles_of,
+    tiles=lambda work: rows_of(TILES, work),
     parameters=parameters,
     packs=True,
 )
