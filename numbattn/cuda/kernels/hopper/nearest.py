@@ -41,6 +41,7 @@ from ...tile import (
 from ...words.arguments import Matrix, TmaMatrix
 from ...words.signatures import signature_of
 from ...words.spec import Spec
+from ..points.nearest import takes_one
 from ..points.norms import NORMS_OF_Y
 from ..shared.layouts import DTYPES
 from ..shared.schedule import place
@@ -174,7 +175,7 @@ def size_of(work):
 
 def takes(work):
     """The one nearest, and no masks: every y is in sight."""
-    return is_for_hopper(work) and not work.problem.mask_kinds and work.kind == "Nearest 1"
+    return is_for_hopper(work) and not work.problem.mask_kinds and takes_one(work)
 
 
 SPEC = Spec(

@@ -12,9 +12,8 @@ from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..shared.softmax import LN_2, logsumexp, softmax_steps
 from ..shared.visibility import MASK
-from ..tables import has_tensor_cores
 from .kinds import steps_of
-from .pairs import COLUMNS, VECTORS, Pairs, PointTiles, block_steps, has_few, mask_steps, parameters
+from .pairs import COLUMNS, VECTORS, Pairs, PointTiles, block_steps, mask_steps, parameters, rows_of
 
 
 def point_logsumexp(
@@ -62,33 +61,39 @@ def point_logsumexp(
             elif n_block < block.tiles:
                 sync_threads()                                  # all have read this tile
                 fetch(mY, vectors, block, stage, n_block)
-        save(mLse[block.batch, block.head][block.query : block.end_query], logsumexp(m * LN2, row_sum(l), LN2), block.m0)
+        lse = logsumexp(m * LN2, row_sum(l), LN2)               # line 16
+        save(mLse[block.batch, block.head][block.query : block.end_query], lse, block.m0)
 
     signature = signature_of(kernel, SPEC.arguments, pairs.dtype, ACC, mask=mask, given=given)
     return Source(kernel, signature, threads, blocks, pairs.shared.nbytes)
 
 
-LOW = {  # {(tensor cores, bytes of an element): rows}, of few dimensions
-    (True, 4): (PointTiles("fma", 128, 256, 128, lanes=4, chunks=8, blocks=4),),
+# {(few dimensions, no b, bytes of an element): {largest dimension: rows}}
+TILES = {
+    (True, True, 2): {0: (PointTiles("fma", 128, 256, 128, lanes=4, chunks=8, blocks=4),)},
+    (True, True, 4): {0: (PointTiles("fma", 128, 256, 128, lanes=4, chunks=8, blocks=4),)},
+    (True, True, 8): {0: (PointTiles("fma", 64, 128, 64, lanes=4, chunks=8, blocks=4),)},
+    (False, True, 2): {
+        128: (PointTiles("mma", 128, 64, 128, blocks=2), PointTiles("mma", 64, 64, 128)),
+        256: (PointTiles("mma", 64, 64, 128, blocks=2), PointTiles("mma", 64, 32, 128)),
+    },
+    (False, True, 4): {
+        64: (PointTiles("mma", 128, 64, 128, blocks=2), PointTiles("mma", 64, 32, 128)),
+        128: (PointTiles("mma", 128, 32, 128, blocks=2), PointTiles("mma", 64, 32, 128)),
+        256: (PointTiles("mma", 64, 32, 128), PointTiles("mma", 32, 16, 64)),
+    },
+    (False, True, 8): {
+        64: (PointTiles("mma", 64, 32, 128), PointTiles("mma", 32, 32, 64)),
+        128: (PointTiles("mma", 64, 32, 128), PointTiles("mma", 32, 16, 64)),
+        256: (PointTiles("mma", 32, 16, 64),),
+    },
 }
-HIGH = {
-    (True, 2): (PointTiles("mma", 128, 64, 128, blocks=2), PointTiles("mma", 64, 64, 128)),
-    (True, 4): (PointTiles("mma", 128, 64, 128, blocks=2), PointTiles("mma", 64, 32, 128)),
-    (True, 8): (PointTiles("mma", 64, 32, 128), PointTiles("fma", 32, 16, 128, lanes=8)),
-}
-ANY = PointTiles("fma", 64, 32, 128, lanes=8, stages=1), PointTiles("fma", 16, 16, 64, lanes=8, stages=1)
-
-
-def tiles_of(work):
-    """The rows for this work."""
-    unit = has_tensor_cores(work.device), work.problem.dtype.itemsize
-    return (LOW if has_few(work)[0] else HIGH).get(unit, ()) + ANY
 
 
 SPEC = Spec(
     point_logsumexp,
     (Matrix("q"), Matrix("k", "k"), Statistic("lse"), VECTORS, MASK, "kind_number"),
-    tiles=tiles_of,
+    tiles=lambda work: rows_of(TILES, work),
     parameters=parameters,
     packs=True,
 )

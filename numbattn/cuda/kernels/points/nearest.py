@@ -12,14 +12,15 @@ from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..shared.smallest import smallest_steps
 from ..shared.visibility import MASK
-from ..tables import has_tensor_cores
-from .pairs import VECTORS, Pairs, PointTiles, block_steps, has_few, mask_steps, parameters
+from .pairs import VECTORS, Pairs, PointTiles, block_steps, mask_steps, parameters, rows_of
+
+NEAREST = "Nearest"  # in place of a kind, before k
 
 
 def point_nearest(
     *, dtype, dim, dim_b, unit, tile_m, tile_n, threads, lanes, chunks, stages, blocks, kind, given, mask, nbytes,
 ):  # fmt: skip
-    """The kernel for points of `dim` dimensions; kind: "Nearest" and k. Other parameters: see `point_sums`."""
+    """The kernel for points of `dim` dimensions; kind: NEAREST and k. Other parameters: see `point_sums`."""
     pairs = Pairs(dtype, dim, dim_b, unit, tile_m, tile_n, threads, lanes, chunks, stages, nbytes)
     keep_points, fetch_points, get_points, distances = pairs.distances(dim, kind)
     block_of, next_tile = block_steps(mask, tile_m, tile_n)
@@ -65,27 +66,37 @@ def point_nearest(
     return Source(kernel, signature, threads, blocks, pairs.shared.nbytes)
 
 
-LOW = {  # {(tensor cores, bytes of an element): rows}, of few dimensions
-    (True, 4): (PointTiles("fma", 128, 256, 128, lanes=4, chunks=8, blocks=4),),
+# {(few dimensions, no b, bytes of an element): {largest dimension: rows}}
+TILES = {
+    (True, True, 2): {0: (PointTiles("fma", 128, 256, 128, lanes=4, chunks=8, blocks=4),)},
+    (True, True, 4): {0: (PointTiles("fma", 128, 256, 128, lanes=4, chunks=8, blocks=4),)},
+    (True, True, 8): {0: (PointTiles("fma", 64, 128, 64, lanes=4, chunks=8, blocks=4),)},
+    (False, True, 2): {
+        128: (PointTiles("mma", 128, 64, 128, blocks=2), PointTiles("mma", 64, 64, 128)),
+        256: (PointTiles("mma", 64, 64, 128, blocks=2), PointTiles("mma", 64, 32, 128)),
+    },
+    (False, True, 4): {
+        64: (PointTiles("mma", 128, 64, 128, blocks=2), PointTiles("mma", 64, 32, 128)),
+        128: (PointTiles("mma", 128, 32, 128, blocks=2), PointTiles("mma", 64, 32, 128)),
+        256: (PointTiles("mma", 64, 32, 128), PointTiles("mma", 32, 16, 64)),
+    },
+    (False, True, 8): {
+        64: (PointTiles("mma", 64, 32, 128), PointTiles("mma", 32, 32, 64)),
+        128: (PointTiles("mma", 64, 32, 128), PointTiles("mma", 32, 16, 64)),
+        256: (PointTiles("mma", 32, 16, 64),),
+    },
 }
-HIGH = {
-    (True, 2): (PointTiles("mma", 128, 64, 128, blocks=2), PointTiles("mma", 64, 32, 128)),
-    (True, 4): (PointTiles("mma", 128, 64, 128, blocks=2), PointTiles("mma", 64, 32, 128)),
-    (True, 8): (PointTiles("mma", 64, 32, 128), PointTiles("fma", 32, 16, 128, lanes=8)),
-}
-ANY = PointTiles("fma", 64, 32, 128, lanes=8, stages=1), PointTiles("fma", 16, 16, 64, lanes=8, stages=1)
 
 
-def tiles_of(work):
-    """The rows for this work."""
-    unit = has_tensor_cores(work.device), work.problem.dtype.itemsize
-    return (LOW if has_few(work)[0] else HIGH).get(unit, ()) + ANY
+def takes_one(work):
+    """Whether the one nearest point is asked for."""
+    return work.kind == f"{NEAREST} 1"
 
 
 SPEC = Spec(
     point_nearest,
     (Matrix("q"), Matrix("k", "k"), Matrix("r2"), Matrix("j"), VECTORS, MASK),
-    tiles=tiles_of,
+    tiles=lambda work: rows_of(TILES, work),
     parameters=parameters,
     packs=True,
 )

@@ -10,11 +10,12 @@ from ...build import Source
 from ...tile import Alignment, aligned, block_index, convert, load, row_index, row_sum, save, shape, simt, where
 from ...words.arguments import Argument, Matrix
 from ...words.signatures import signature_of
-from ...words.spec import Spec
+from ...words.spec import Route, Spec, everything
 from ..shared.layouts import DTYPES, sum_type, vector
 from ..shared.schedule import overlap_launches, place
 from ..tables import rounded
-from .pairs import X_NORMS, Y_NORMS
+from .kinds import of_products
+from .pairs import DIFFERENCES, X_NORMS, Y_NORMS
 
 PADDED = 256  # of which their number is a multiple: no tile of points is longer
 
@@ -90,3 +91,13 @@ def spec_of(points, norms):
 
 NORMS_OF_X, NORMS_OF_Y = Norms(X_NORMS, "q"), Norms(Y_NORMS, "k")
 OF_X, OF_Y = spec_of(Matrix("q"), NORMS_OF_X), spec_of(Matrix("k", "k"), NORMS_OF_Y)
+
+
+def takes_distances(work):
+    """Whether squared distances come from products."""
+    return work.problem.head_dim > DIFFERENCES and not of_products(work.kind)
+
+
+def point_routes(spec):
+    """The Routes of a kernel over pairs, with the norms that it needs."""
+    return Route(takes_distances, (OF_X, OF_Y, spec)), Route(everything, (spec,))
