@@ -83,12 +83,13 @@ def smallest_steps(layout, ACC, k, shared):
         return minimum_steps(layout, ACC)
     rows, cols = layout.shape
     FOUND, FOUR, VECTOR = by_row(layout, k), by_row(layout, 4), layout.row_vector()
+    ROWS = FOUND.row_vector()
     PLACE, BOUND = shared.tile(rows, cols, ACC), shared.tile(1, rows, ACC)
     INFINITE, NONE, GROUPS = ACC(np.inf), np.int32(NOBODY), cols // 4
 
     @device
     def start():
-        put(allocate(BOUND).T, full(FOUND.row_vector(), INFINITE))
+        put(allocate(BOUND).T, full(ROWS, INFINITE))
         return Smallest(full(FOUND, INFINITE), full(FOUND, NONE))
 
     @device
