@@ -51,7 +51,10 @@ def of_jax(arrays):
 
     from numbattn.interop.jax import attention
 
-    *qkv, do = map(jax.device_put, arrays) if isinstance(arrays[0], np.ndarray) else map(jax.dlpack.from_dlpack, arrays)
+    def placed(x):
+        return jax.device_put(x, jax.devices("cpu")[0]) if isinstance(x, np.ndarray) else jax.dlpack.from_dlpack(x)
+
+    *qkv, do = map(placed, arrays)
 
     def attend(*qkv):
         return attention(*qkv, causal=True)

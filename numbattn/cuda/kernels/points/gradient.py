@@ -153,16 +153,26 @@ def displacement_steps(pairs, dim, kind):
 
 # see `pairs.rows_of`
 TILES = {
-    (True, True, 2): {0: (PointTiles("fma", 32, 512, 256, lanes=32, chunks=4, blocks=2),)},
-    (True, True, 4): {0: (PointTiles("fma", 32, 512, 256, lanes=32, chunks=4, blocks=2),)},
-    (True, True, 8): {0: (PointTiles("fma", 32, 256, 256, lanes=32, chunks=4, blocks=2),)},
+    (True, True, 2): {
+        4: (PointTiles("fma", 32, 512, 256, lanes=32, chunks=4, blocks=2),),
+        12: (PointTiles("fma", 32, 512, 256, lanes=32, chunks=8),),
+    },
+    (True, True, 4): {
+        4: (PointTiles("fma", 32, 512, 256, lanes=32, chunks=4, blocks=2),),
+        12: (PointTiles("fma", 32, 512, 256, lanes=32, chunks=8),),
+    },
+    (True, True, 8): {
+        7: (PointTiles("fma", 32, 256, 256, lanes=32, chunks=4),),
+        12: (PointTiles("fma", 16, 256, 256, lanes=32, chunks=4),),
+    },
     (True, False, 2): {256: (PointTiles("mma", 128, 64, 256), PointTiles("mma", 64, 32, 128))},
     (True, False, 4): {
-        128: (PointTiles("mma", 128, 64, 256), PointTiles("mma", 64, 32, 128)),
+        64: (PointTiles("mma", 128, 64, 256), PointTiles("mma", 64, 32, 128)),
+        128: (PointTiles("mma", 128, 32, 256), PointTiles("mma", 64, 32, 128)),
         256: (PointTiles("mma", 128, 32, 256), PointTiles("mma", 64, 16, 128)),
     },
     (True, False, 8): {
-        128: (PointTiles("mma", 64, 32, 128), PointTiles("mma", 64, 16, 128, stages=1)),
+        128: (PointTiles("mma", 64, 16, 128), PointTiles("mma", 64, 16, 128, stages=1)),
         256: (PointTiles("mma", 64, 16, 128), PointTiles("mma", 64, 8, 128, stages=1)),
     },
     (False, True, 2): {

@@ -98,12 +98,14 @@ VECTORS = VectorsArgument()
 
 
 def rows_of(table, work):
-    """The rows for this work: of {(few dimensions of points, few features of b, bytes of an element): {largest of the
-    others: rows}}, and those of CUDA_CORES. Where there are few of both, and before 8.0, tensor cores are of no use."""
-    sizes, nbytes = (work.problem.head_dim, work.problem.head_dim_v), work.problem.dtype.itemsize
-    few = [size <= most for size, most in zip(sizes, (DIFFERENCES, FEW))]
+    """The rows for this work: of {(few dimensions of points, few features of b, bytes of an element): {size: rows}},
+    the size up to the sum of both where both are few, up to the larger of the others where not, and those of
+    CUDA_CORES. Before 8.0 products are for CUDA cores."""
+    problem = work.problem
+    sizes, nbytes = sizes_of(problem), problem.dtype.itemsize
+    few = sizes[0] <= DIFFERENCES, sizes[1] <= FEW
     found = table[(*few, nbytes)] if all(few) or has_tensor_cores(work.device) else {}
-    size = max([size for size, is_few in zip(sizes, few) if not is_few], default=0)
+    size = sum(sizes) if all(few) else max(size for size, is_few in zip(sizes, few) if not is_few)
     rows = next((found[largest] for largest in sorted(found) if size <= largest), ())
     return *rows, *CUDA_CORES
 
@@ -259,10 +261,11 @@ class Pairs:
 
         if dim <= DIFFERENCES or of_products(kind):
             sum_over = self.inner(dim, DIFFERENCES, product if of_products(kind) else squared_difference)
+            TILE, NOTHING = self.layout, self.ACC(-0.0)         # x + -0.0 is x
 
             @device
             def summed(X, Y, stage, chunk):
-                return sum_over(X[0], Y)
+                return sum_over(X[0], Y) + full(TILE, NOTHING)  # a tile of the unit that multiplies
 
             return keep, fetch, get_points, summed
 

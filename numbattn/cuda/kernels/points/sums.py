@@ -72,9 +72,19 @@ def point_sums(
 
 # see `pairs.rows_of`
 TILES = {
-    (True, True, 2): {0: (PointTiles("fma", 64, 512, 256, lanes=32, chunks=4, blocks=2),)},
-    (True, True, 4): {0: (PointTiles("fma", 64, 512, 256, lanes=32, chunks=4, blocks=2),)},
-    (True, True, 8): {0: (PointTiles("fma", 32, 256, 256, lanes=32, chunks=4, blocks=2),)},
+    (True, True, 2): {
+        4: (PointTiles("fma", 64, 512, 256, lanes=32, chunks=4, blocks=2),),
+        12: (PointTiles("fma", 32, 512, 256, lanes=32, chunks=4, blocks=2),),
+    },
+    (True, True, 4): {
+        4: (PointTiles("fma", 64, 512, 256, lanes=32, chunks=4, blocks=2),),
+        7: (PointTiles("fma", 64, 512, 256, lanes=32, chunks=8, blocks=2),),
+        12: (PointTiles("fma", 32, 512, 256, lanes=32, chunks=4, blocks=2),),
+    },
+    (True, True, 8): {
+        7: (PointTiles("fma", 32, 256, 256, lanes=32, chunks=4, blocks=2),),
+        12: (PointTiles("fma", 32, 256, 256, lanes=32, chunks=4),),
+    },
     (True, False, 2): {
         128: (PointTiles("mma", 128, 64, 256),),
         256: (PointTiles("mma", 64, 32, 128),),
