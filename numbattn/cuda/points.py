@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from ..points.kinds import DIFFERENCES
 from . import kernels
 from .kernels.points.kinds import lowered, of_products
 from .kernels.points.nearest import NEAREST as NEAREST_KIND
-from .kernels.points.pairs import COLUMNS, DIFFERENCES, ROWS, X_NORMS, Y_NORMS
+from .kernels.points.pairs import COLUMNS, ROWS, X_NORMS, Y_NORMS
 from .kernels.shared.smallest import NOBODY
 from .passes import run
 from .words.spec import Pass
