@@ -178,10 +178,10 @@ def block_steps(mask, tile_m, tile_n):
     return block_of, next_tile
 
 
-def mask_steps(mask, layout, tile_m, tile_n):
+def mask_steps(mask, layout, tile_m, tile_n, hidden=0):
     """Device functions: (mask, block, n_block), whether a tile needs a test per element; (P, mask, block, n0), P of a
-    part of it from column n0 on, 0 where it is masked."""
-    TILE_M, TILE_N, sees, tested = tile_m, tile_n, element_test(mask, layout), needs_test(mask)
+    part of it from column n0 on, `hidden` where it is masked."""
+    TILE_M, TILE_N, HIDDEN, sees, tested = tile_m, tile_n, hidden, element_test(mask, layout), needs_test(mask)
 
     @device
     def needs_mask(mask, block, n_block):
@@ -190,7 +190,7 @@ def mask_steps(mask, layout, tile_m, tile_n):
 
     @device
     def masked(P, mask, block, n0):
-        return where(sees(mask, block.band, block.batch, block.head, block.m0, n0), P, 0)
+        return where(sees(mask, block.band, block.batch, block.head, block.m0, n0), P, HIDDEN)
 
     return needs_mask, masked
 
