@@ -1,13 +1,19 @@
 """Passes over pairs of points, in tiles of their plans; kernels/points has smaller ones."""
 
+import sys
+from unittest.mock import patch
+
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import numbattn as na
-from numbattn.cuda.points import norms
-from numbattn.points import kinds
+import numbattn.points
+from numbattn import backends
+from numbattn.cuda.points import Points, norms
+from numbattn.points import formula, kinds
 from numbattn.problem import describe
-from tests.tools.device import HOPPER, TURING
+from tests.tools.device import GPU, HOPPER, TURING
 from tests.tools.launch import compiled_only, simulated_only
 
 from .kernels.points.calls import check, drawn
@@ -85,6 +91,27 @@ def test_points_far_off(rng):
 def test_no_columns(rng):
     x, y, b, c = drawn(rng, n=0)
     check(x, y, b, c)
+
+
+@simulated_only
+def test_by_the_layer(rng):
+    """Lengths, a centre, gradients of both points and of the length."""
+    x, y, b, ds = drawn(rng, np.float64, batch=(2,), m=21, n=30, d=3, e=2)
+    y[1, 25:] = b[1, 25:] = np.nan
+    options = {"kernel": na.points.Matern(1.5, length=0.8), "mask": na.Lengths(np.array([30, 25]))}
+    gpu, found = GPU(HOPPER), []
+    for backend in (Points(lambda: gpu), formula):
+        with patch.object(backends, "POINTS", {"numpy": "here"}), patch.dict(sys.modules, here=backend):
+            s, backprop = na.points.product_vjp(x, y, b, **options)
+            found.append((s, *backprop(ds)))
+    for got, want in zip(*found, strict=True):
+        assert_allclose(got, want, rtol=1e-9, atol=1e-12)
+
+
+@simulated_only
+def test_many_dimensions(rng):
+    """By array operations."""
+    check(*drawn(rng, np.float64, m=5, n=6, d=300))
 
 
 FAULTS = {
