@@ -15,7 +15,7 @@ which points see each other, ``mask=numbattn.Segments(...)`` for clouds of unequ
 have exact gradients, of points, weights and lengths of kernels.
 """
 
-from .gradients import LogsumexpGradients, ProductGradients
+from .gradients import LogsumexpGradients, ProductGradients, SinkhornGradients
 from .kernels import (
     Cauchy,
     Cosine,
@@ -32,6 +32,7 @@ from .kernels import (
 from .logsumexp import logsumexp, logsumexp_vjp
 from .nearest import nearest
 from .product import product, product_vjp
+from .sinkhorn import Transport, sinkhorn, sinkhorn_vjp
 
 __all__ = [
     "Cauchy",
@@ -47,9 +48,13 @@ __all__ = [
     "ProductGradients",
     "Radial",
     "RationalQuadratic",
+    "SinkhornGradients",
+    "Transport",
     "logsumexp",
     "logsumexp_vjp",
     "nearest",
     "product",
     "product_vjp",
+    "sinkhorn",
+    "sinkhorn_vjp",
 ]
