@@ -36,8 +36,7 @@ def operator(x: Array, y: Array, kernel: Kernel, *, ridge: float = 0.0, mask: Ma
     -------
     scipy.sparse.linalg.LinearOperator, (m, n)
         Of SciPy, or for CuPy arrays of cupyx.scipy: ``cg``, ``minres``, ``eigsh`` and others take it. float32, or
-        float64 for float64. ``A @ v`` takes vectors and matrices, of each of which there is one pass over all pairs; with
-        ``A.T`` it is the other way round.
+        float64 for float64. ``A @ v`` takes vectors and matrices, and is one pass over all pairs; so is ``A.T @ v``.
 
     Raises
     ------

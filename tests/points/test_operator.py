@@ -53,7 +53,7 @@ def test_solvers_of_single_precision(rng):
     assert A.dtype == (A @ v).dtype == np.float32
     K = np.exp(-plain.distances(x, x, 0.3)) + 0.1 * np.eye(100)
     for solve in cg, minres:
-        assert_allclose(solve(A, v, rtol=1e-5)[0], np.linalg.solve(K, v), atol=1e-3)
+        assert_allclose(solve(A, v, rtol=1e-5)[0], np.linalg.solve(K, v), atol=5e-3)
     assert_allclose(np.sort(eigsh(A, k=3)[0]), np.linalg.eigvalsh(K)[-3:], rtol=1e-5)
 
 
