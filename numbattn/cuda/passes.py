@@ -258,11 +258,12 @@ def dense(gpu, problem, inputs):
 NO_PARTS = (), {}, ()  # as `lower_parts` lowers them
 
 
-def run(gpu, pass_, problem, inputs, arrays, strides, deterministic=True, whole=False, tparts=()):
+def run(gpu, pass_, problem, inputs, arrays, strides, deterministic=True, whole=False, tparts=(), kind=("", 0.0)):
     """Launch a pass; plan it first, if there is no such plan yet. False if nobody sees anything: nothing is launched.
 
     arrays by name. strides: of the given arrays other than q, k and v, or None for those that are missing; all others
-    are new and contiguous. whole: see problem.Saved; tparts: see tangents.parts_of.
+    are new and contiguous. whole: see problem.Saved; tparts: see tangents.parts_of; kind: what kernels have compiled in
+    of a function of pairs of points, and its number.
     """
     with gpu.scratch_memory((inputs.mask._holds_arrays or inputs.score) and gpu.stream().is_capturing()):
         mask, score, found, lies = lower(problem, inputs)
@@ -273,16 +274,16 @@ def run(gpu, pass_, problem, inputs, arrays, strides, deterministic=True, whole=
         return False
     misaligned = tuple([address % VECTOR_BYTES for address in addresses]) if odd else ()
     tier = latest.get()
-    key = pass_, problem, mask[1:], score, deterministic, whole, strides, lies, tscore, at, misaligned, tier
+    key = pass_, problem, mask[1:], score, deterministic, whole, strides, lies, tscore, at, misaligned, tier, kind[0]
     program = gpu.programs.get(key)
     if program is None:
         layouts = {name: layout_of(x, address) for (name, x), address in zip(arrays.items(), addresses)}
-        call = LoweredCall(layouts, *mask[1:], deterministic, score, tier, whole, tscore)
+        call = LoweredCall(layouts, *mask[1:], deterministic, score, tier, whole, tscore, kind[0])
         planned = plan(pass_, problem, gpu.device, call)
         with naming(*[part.function for part in inputs.score if isinstance(part, Score)]):
             program = gpu.load(planned, tuple(arrays), problem.sum_dtype)
         gpu.keep(key, program)
-    numbers = numbers_of(mask.numbers, inputs.dropout, inputs.origin, inputs.scale)
+    numbers = numbers_of(mask.numbers, inputs.dropout, inputs.origin, inputs.scale, kind[1])
     launch(gpu, program, arrays, addresses, numbers, problem, inputs.score)
     return True
 

@@ -46,6 +46,9 @@ class Causal(Mask):
     def _aligned(self, rows: Rows) -> Interval:
         return Interval(rows.first, rows.own + 1)
 
+    def _transposed(self, seqlen_q: int, seqlen_k: int, frame: Any = None) -> Window:
+        return Window(0, None, _negative(self.offset))
+
     def _cropped(self, crop: Crop) -> Causal:
         return Causal(crop.offset(self.offset))
 
@@ -102,6 +105,9 @@ class Window(Mask):
         left, right = (FAR if x is None else clip(x, -FAR, FAR) for x in (self.left, self.right))
         return Interval(rows.own - left, rows.own + right + 1)
 
+    def _transposed(self, seqlen_q: int, seqlen_k: int, frame: Any = None) -> Window:
+        return Window(self.right, self.left, _negative(self.offset))
+
     def _cropped(self, crop: Crop) -> Window:
         return Window(self.left, self.right, crop.offset(self.offset))
 
@@ -150,6 +156,9 @@ class Lengths(Mask):
     def _edges(self, seqlen_q: int, seqlen_k: Any) -> tuple[Edge, ...]:
         edges = Edge("keys", self.keys), Edge("queries", self.queries)
         return tuple(edge for edge in edges if edge.at is not None)
+
+    def _transposed(self, seqlen_q: int, seqlen_k: int, frame: Any = None) -> Lengths:
+        return Lengths(self.queries, self.keys)
 
     def _cropped(self, crop: Crop) -> Lengths:
         keys = None if self.keys is None else crop.keys_before(self.keys)
@@ -204,6 +213,11 @@ class First(Mask):
     def _aligned(self, rows: Rows) -> Interval:
         return Interval(rows.first, rows.first + for_queries(clip(self.n, 0, FAR)))
 
+    def _transposed(self, seqlen_q: int, seqlen_k: int, frame: Any = None) -> Mask:
+        if frame is not None:
+            return super()._transposed(seqlen_q, seqlen_k, frame)
+        return Lengths(queries=clip(self.n, 0, seqlen_k))
+
     def _cropped(self, crop: Crop) -> First:
         return First(crop.keys_before(self.n))
 
@@ -229,3 +243,7 @@ class Cached(Lengths):
         keys: Any = self.keys
         counts: Any = seqlen_q if self.queries is None else self.queries
         return keys if self.queries is None else keys + (seqlen_q - counts)
+
+
+def _negative(offset: Any) -> Any:
+    return None if offset is None else -clip(offset, -FAR, FAR)

@@ -166,6 +166,13 @@ class Mask(Value):
         """The mask of a part of the score matrix."""
         raise NotImplementedError
 
+    def _transposed(self, seqlen_q: int, seqlen_k: int, frame: Any = None) -> Mask:
+        """The mask with queries and keys exchanged, for an `&` with its exchanged `_frame`, if it has one: Bits, unless
+        a kind knows better. Itself fitted, for so many queries and keys."""
+        whole = OPERATORS["&"](frame, self) if frame is not None and self._is_aligned else self
+        kind: Any = self._kind_drawn
+        return kind.pack(np.swapaxes(whole.dense(seqlen_q, seqlen_k), -2, -1))
+
     def _may_show(self, seqlen_q: int, seqlen_k: int) -> bool:
         """Whether a query may see a key: a guess that reads no array on a GPU, nor one with rows for queries."""
         if any(not isinstance(x, np.ndarray) for x in arrays_of(self)):

@@ -172,6 +172,10 @@ class BlockSparse(Mask):
         rows, cols = self.block_size
         return (Held("blocks", self.blocks, (-(-seqlen_q // rows), -(-seqlen_k // cols))),)
 
+    def _transposed(self, seqlen_q: int, seqlen_k: int, frame: Any = None) -> BlockSparse:
+        rows, cols = self.block_size
+        return BlockSparse(np.swapaxes(cast(Any, self.blocks), -2, -1), (cols, rows))
+
     def _cropped(self, crop: Crop) -> BlockSparse:
         """A mask of blocks so small that the crop begins with one."""
         for held in self._held(crop.seqlen_q, crop.seqlen_k):

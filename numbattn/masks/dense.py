@@ -47,6 +47,9 @@ class Dense(Mask):
     def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
         return (Held("visible", self.visible, (seqlen_q, seqlen_k)),)
 
+    def _transposed(self, seqlen_q: int, seqlen_k: int, frame: Any = None) -> Dense:
+        return Dense(np.swapaxes(cast(Any, self.visible), -2, -1))
+
     def _cropped(self, crop: Crop) -> Dense:
         return Dense(crop.of_keys("mask: Dense", crop.of_queries("mask: Dense", self.visible)))
 

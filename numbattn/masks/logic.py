@@ -38,6 +38,10 @@ class Joined(Mask):
     def _mapped(self: J, function: Callable[[Any], Any]) -> J:
         return self._with(tuple(mask._mapped(function) for mask in self.of))
 
+    def _transposed(self, seqlen_q: int, seqlen_k: int, frame: Any = None) -> Mask:
+        frame = frame if self._segments is None else self._segments
+        return self._with(tuple(mask._transposed(seqlen_q, seqlen_k, frame) for mask in self.of))
+
     def _with(self: J, of: tuple[Mask, ...]) -> J:
         """These, joined in the same way; itself if they are its own."""
         return self if of == self.of else type(self)(of)

@@ -137,6 +137,9 @@ class Segments(Mask):
         held: Any = ("queries", self.queries, seqlen_q), ("keys", self.keys, seqlen_k)
         return tuple(Held(name, x, x.shape[-1:], largest, rising=True) for name, x, largest in held if x is not None)
 
+    def _transposed(self, seqlen_q: int, seqlen_k: int, frame: Any = None) -> Segments:
+        return self if self.keys is None else Segments(self.keys, self.queries)
+
     def _cropped(self, crop: Crop) -> Segments:
         """Masks and scores are aligned within the whole: see `cropped`."""
         keys = self.queries if self.keys is None else self.keys

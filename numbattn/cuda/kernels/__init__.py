@@ -21,6 +21,11 @@ from .any import (
 from .hopper.score_gradient import bias_route, diagonals_route
 from .mma import backward as mma_backward
 from .mma import forward as mma_forward
+from .points import gradient as point_gradient
+from .points import logsumexp as point_logsumexp
+from .points import nearest as point_nearest
+from .points import sums as point_sums
+from .points.norms import point_routes
 
 # Of each pass: the first Route that takes the work is taken
 LARGE_FORWARD = (
@@ -39,6 +44,10 @@ FORWARD, BACKWARD = small.FORWARD + LARGE_FORWARD, small.BACKWARD + LARGE_BACKWA
 TANGENT = (*hopper.TANGENT, Route(everything, (tangent.SPEC,)))
 LAPLACIAN = (Route(everything, (tangent.SPEC_SECOND,)),)
 BACKWARD_TANGENT = (Route(everything, backward_tangent.SPECS),)
+POINT_SUMS = (Route(everything, (point_sums.SPEC,)),)
+POINT_GRADIENT = (Route(everything, (point_gradient.SPEC,)),)
+POINT_LOGSUMEXP = point_routes(point_logsumexp.SPEC)
+POINT_NEAREST = hopper.NEAREST + point_routes(point_nearest.SPEC)
 
 
 def bias_gradients(name, **about):

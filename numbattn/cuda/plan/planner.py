@@ -151,7 +151,7 @@ class Planner:
         return Work(
             self.problem, self.device, mask, keys, dtypes, nbytes, self.call.deterministic, score,
             tuple(part.kind for part in self.call.intervals), self.sink, self.mask_by_head(),
-            self.score_gradients(), self.score_added(), self.call.whole, tscore, segments,
+            self.score_gradients(), self.score_added(), self.call.whole, tscore, segments, self.call.kind,
         )  # fmt: skip
 
     def mask_by_head(self):

@@ -23,9 +23,11 @@ plain one. Numbers take the dtype of the tile that they are combined with. With 
 | maximum, minimum, capped, where | for tiles and numbers; `capped` keeps NaN | max, min, min.NaN, selp |
 | map_elements | any function of an element and its position | |
 | row_max, row_sum, part_sum | along the rows: by a warp, or by each thread | max, add, shfl.bfly |
+| part_argmin, anywhere | a running minimum of each row and its column; whether truths hold | min, vote.any |
 | convert, bitcast | another dtype; the same bits as another dtype | cvt, mov |
 | rescaled, spread, wide_product | scaling by what is often 1; shared values; 64-bit products | vote.any, mul.wide |
 | column_halves, beside | a tile's halves, and the tile of two halves | |
+| shifted | the rows of a tile, moved one column on | |
 | transposed_halves | 2x2 matrices of half words in two lanes | shfl.bfly, prmt |
 | dot, dots | a product of tiles, or several; (positive_)operand, wgmma_wait: by a warpgroup | fma, mma.sync, wgmma |
 | Pipeline, init_pipelines, stage, advance | stages of shared memory in turn | mbarrier.init |
@@ -64,6 +66,7 @@ from .elementwise import (
     maximum,
     minimum,
     rescaled,
+    shifted,
     spread,
     transposed_halves,
     where,
@@ -80,7 +83,7 @@ from .pipeline import Pipeline, acquire, advance, init_pipelines, release, stage
 from .places import SharedMemory
 from .product import dot, dots
 from .races import RaceError
-from .reductions import part_sum, row_max, row_sum
+from .reductions import anywhere, part_argmin, part_sum, row_max, row_sum
 from .shared_memory import allocate, clear, columns, get, get_number, put, put_number
 from .simulator import DeadlockError, simulate
 from .synchronisation import (
@@ -134,6 +137,7 @@ __all__ = [
     "aligned",
     "allocate",
     "always",
+    "anywhere",
     "atomic_add",
     "atomic_inc",
     "ballot",
@@ -188,6 +192,7 @@ __all__ = [
     "of_first_lane",
     "opaque",
     "operand",
+    "part_argmin",
     "part_sum",
     "positive_operand",
     "prefetch_tensor_map",
@@ -205,6 +210,7 @@ __all__ = [
     "rows_of_pages",
     "save",
     "shape",
+    "shifted",
     "simt",
     "simulate",
     "spread",

@@ -1,7 +1,7 @@
 """Tiles and numbers, element by element: maxima, choices, and values that serve several elements at once."""
 
 from dataclasses import replace
-from functools import cache, partial, reduce
+from functools import cache, partial
 from itertools import chain
 
 import numpy as np
@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.core.errors import TypingError
 
-from .emit import F32, I32, I64, asm, capability, computed_if, shuffle_xor, thread_index
+from .emit import F32, I32, I64, any_lane, asm, capability, computed_if, shuffle_xor, thread_index
 from .fragment import (
     ANY,
     FLOATS,
@@ -292,6 +292,32 @@ def _check_beside(left, right, layout):
 
 
 @primitive
+def shifted(x, first):
+    """Each row moved one column on, with the number `first` in front; the last column is left out. A thread has whole
+    rows: no data moves.
+
+    >>> show(lambda x: shifted(x, 9), simt(2, 4, 32, 1, 4))
+    array([[9., 0., 1., 2.],
+           [9., 4., 5., 6.]], dtype=float32)
+    """
+    _check_shifted(x)
+    front = np.full((len(x.registers), 1), first, x.dtype)
+    return Fragment(x.layout, np.hstack([front, x.registers[:, :-1]]))
+
+
+@shifted.lowering
+def shifted(x, first):
+    _check_shifted(x)
+    return x(x, x.dtype), lambda b, value, first: fragment(b, x, [[first, *row[:-1]] for row in registers(b, x, value)])
+
+
+def _check_shifted(x):
+    check_tile("shifted", x)
+    if x.layout.cols.offsets != tuple(range(x.layout.cols.size)):
+        raise TypingError(f"shifted: a row of {x.layout} is not held by one thread")
+
+
+@primitive
 def transposed_halves(x, lane):
     """Transpose the 2x2 matrix of the 16-bit halves of uint32 in two lanes whose numbers differ in the bit `lane`.
 
@@ -351,10 +377,7 @@ def rescaled(x, factor):
 
     def differs(b, factors):
         """Whether any factor is not 1 in any lane of this warp."""
-        others = [b.fcmp_unordered("une", f, ir.Constant(f.type, 1.0)) for f in factors]
-        other = b.zext(reduce(b.or_, others), I32)
-        text = "{ .reg .pred p; setp.ne.b32 p, $1, 0; vote.sync.any.pred p, p, 0xffffffff; selp.b32 $0, 1, 0, p; }"
-        return b.icmp_unsigned("!=", asm(b, text, I32, other, effect=True), I32(0))
+        return any_lane(b, [b.fcmp_unordered("une", f, ir.Constant(f.type, 1.0)) for f in factors])
 
     def generate(b, tile, by):
         rows, (count, cols) = registers(b, x, tile), x.layout.slots

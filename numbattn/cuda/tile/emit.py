@@ -1,5 +1,6 @@
 """LLVM for one thread: the few idioms that all lowerings are built from."""
 
+from functools import reduce
 from itertools import chain
 
 from llvmlite import ir
@@ -127,6 +128,13 @@ def is_first_holder(b, layout):
     """Whether this thread is the first of those that hold the same elements; None if there are no others."""
     idle = sum(1 << bit for bit in layout.idle_bits())
     return b.icmp_unsigned("==", b.and_(thread_index(b), I32(idle)), I32(0)) if idle else None
+
+
+def any_lane(b, truths):
+    """Whether any of these holds in any lane of the warp."""
+    text = "{ .reg .pred p; setp.ne.b32 p, $1, 0; vote.sync.any.pred p, p, 0xffffffff; selp.b32 $0, 1, 0, p; }"
+    truth = b.zext(reduce(b.or_, truths), I32)
+    return b.icmp_unsigned("!=", asm(b, text, I32, truth, effect=True), I32(0))
 
 
 def shuffle_xor(b, x, mask):

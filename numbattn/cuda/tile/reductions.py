@@ -1,13 +1,15 @@
-"""Sums and maxima along the rows."""
+"""Sums, maxima and minima along the rows."""
 
 import numpy as np
+from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.core.errors import TypingError
 
-from .elementwise import emit_maximum
-from .emit import shuffle_xor
+from .elementwise import emit_maximum, emit_minimum
+from .emit import I32, any_lane, base, computed_if, shuffle_xor
 from .fragment import (
     FLOATS,
+    TRUTHS,
     WORDS,
     Fragment,
     FragmentType,
@@ -166,3 +168,87 @@ def _check_part(x, seed):
         if seed.layout != out:
             raise TypingError(f"part_sum: the sums of {x.layout} have the layout {out}, not {seed.layout}")
     return out
+
+
+@primitive
+def part_argmin(x, first, least, col):
+    """Running minimum: the smallest of what this THREAD holds of each row of a tile whose columns are numbers `first`
+    and on, and its number; or `least` and `col`, what this returned for the tiles before, where that is no larger. Of
+    equal ones the first; a NaN loses. Both have the layout x.layout.row_parts(), see `part_sum`.
+
+    Columns are looked for only where one of the warp's rows has a new minimum.
+
+    >>> PARTS = TILE.row_parts()
+    >>> start = full(PARTS, np.float32(5)), full(PARTS, np.int32(-1))
+    >>> show(lambda x: part_argmin(x, 8, *start)[0])
+    array([[0.],
+           [4.]], dtype=float32)
+    >>> show(lambda x: part_argmin(x + 3, 8, *start)[1])
+    array([[ 8],
+           [-1]], dtype=int32)
+    """
+    _check_argmin(x, least, col)
+    values = np.where(np.isnan(x.registers), x.dtype.type(np.inf), x.registers)
+    at = values.argmin(axis=1, keepdims=True)
+    found, (_, cols) = np.take_along_axis(values, at, 1), x.layout.positions(my_index())
+    smaller = found < least.registers
+    return (
+        Fragment(least.layout, np.where(smaller, found, least.registers)),
+        Fragment(col.layout, np.where(smaller, (cols[0][at] + int(first)).astype(np.int32), col.registers)),
+    )
+
+
+@part_argmin.lowering
+def part_argmin(x, first, least, col):
+    _check_argmin(x, least, col)
+    both = types.Tuple((least, col))
+
+    def generate(b, tile, first, seed, number):
+        rows, offsets = registers(b, x, tile), x.layout.cols.offsets
+        seeds, numbers = ([value for (value,) in registers(b, *given)] for given in ((least, seed), (col, number)))
+        found = [fold(b, emit_minimum, x.dtype, row, chains=4) for row in rows]
+        smaller = [b.fcmp_ordered("<", *two) for two in zip(found, seeds)]
+
+        def compute():
+            start, cols = b.add(first, base(b, x.layout.cols)), []
+            for row, smallest, is_new, before in zip(rows, found, smaller, numbers):
+                at = I32(offsets[-1])
+                for value, offset in [*zip(row, offsets)][-2::-1]:
+                    at = b.select(b.fcmp_ordered("==", value, smallest), I32(offset), at)
+                cols.append(b.select(is_new, b.add(start, at), before))
+            return [b.select(*three) for three in zip(smaller, found, seeds)] + cols
+
+        chosen = computed_if(b, any_lane(b, smaller), [*seeds, *numbers], compute)
+        result = ir.Constant(ir.LiteralStructType([least.llvm, col.llvm]), ir.Undefined)
+        for i, (ty, values) in enumerate(((least, chosen[: len(rows)]), (col, chosen[len(rows) :]))):
+            result = b.insert_value(result, fragment(b, ty, [[value] for value in values]), i)
+        return result
+
+    return both(x, types.int32, least, col), generate
+
+
+def _check_argmin(x, least, col):
+    """Check that a running minimum and its columns suit the tile."""
+    check_tile("part_argmin", x, FLOATS)
+    check_tile("part_argmin", least, {name_of(x.dtype)})
+    check_tile("part_argmin", col, {"int32"})
+    out = x.layout.row_parts()
+    if least.layout != out or col.layout != out:
+        raise TypingError(f"part_argmin: minima of {x.layout} have the layout {out}, not {least.layout}, {col.layout}")
+
+
+@primitive
+def anywhere(truths):
+    """Whether a tile of truths holds anywhere in this warp: a number that is the same in all lanes.
+
+    >>> show(lambda x: full(TILE, np.int32(1) if anywhere(x > 6) else np.int32(0)))[0]
+    array([1, 1, 1, 1], dtype=int32)
+    """
+    check_tile("anywhere", truths, TRUTHS)
+    return any(values.any() for values in gather_lanes(truths.registers).values())
+
+
+@anywhere.lowering
+def anywhere(truths):
+    check_tile("anywhere", truths, TRUTHS)
+    return types.boolean(truths), lambda b, value: any_lane(b, [x for row in registers(b, truths, value) for x in row])

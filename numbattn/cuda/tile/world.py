@@ -9,6 +9,7 @@ ordinary Python, and one process may simulate what it then compiles.
 import functools
 import inspect
 
+import numpy as np
 from numba.cuda import types
 from numba.cuda.extending import register_jitable
 from numba.cuda.typing.templates import infer, infer_global, make_intrinsic_template
@@ -66,10 +67,37 @@ class primitive:
 def device(function):
     """Decorate a function over tiles that kernels may call; the compiler inlines it.
 
+    Functions of one definition that are closed over equal values are one function, which is compiled once.
+
     >>> @device
     ... def softplus(x):
     ...     return log(exp(x) + 1)
     >>> show(softplus)[0].round(4)
     array([0.6931, 1.3133, 2.1269, 3.0486], dtype=float32)
     """
-    return register_jitable(forceinline=True)(function)
+    try:
+        key = _meaning(function)
+    except (TypeError, ValueError):  # closed over what may change, or what is defined after it
+        return _registered(function)
+    if key not in _known:
+        _known[key] = _registered(function)
+    return _known[key]
+
+
+_known = {}
+_registered = register_jitable(forceinline=True)
+
+
+def _meaning(function):
+    """What a function is made of. Raises an error where that may change."""
+    cells = tuple(cell.cell_contents for cell in function.__closure__ or ())
+    key = function.__module__, function.__code__, _typed(function.__defaults__), _typed(cells)
+    hash(key)
+    return key
+
+
+def _typed(x):
+    """A value with its type: 1 and 1.0 are equal otherwise, as 0.0 and -0.0 are."""
+    if isinstance(x, tuple):
+        return type(x), tuple(map(_typed, x))
+    return type(x), repr(x) if isinstance(x, (float, np.floating)) else x

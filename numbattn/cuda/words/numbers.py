@@ -57,16 +57,22 @@ class Factors(NamedTuple):
     inverse_scale: float  # of what is added to S before it is scaled
 
 
-GROUPS = MaskNumbers, DropoutNumbers, OriginNumbers, Factors
+class KindNumbers(NamedTuple):
+    """The number of a kind of function of pairs of points, see `kernels.points.kinds`, or 0."""
+
+    kind_number: float = 0.0
+
+
+GROUPS = MaskNumbers, DropoutNumbers, OriginNumbers, Factors, KindNumbers
 NUMBERS = {name: kind for group in GROUPS for name, kind in group.__annotations__.items()}
 SIDES, ORIGIN, NO_DROPOUT = MaskNumbers._fields[:4], OriginNumbers._fields, DropoutNumbers()
 
 
-def numbers_of(mask, dropout, origin, scale):
+def numbers_of(mask, dropout, origin, scale, kind_number=0.0):
     """The values of a call, in the order of NUMBERS; mask: its MaskNumbers."""
     if dropout is None:
-        return *mask, *NO_DROPOUT, *origin, *factors(scale)
-    return *mask, *dropout._numbers, *origin, *factors(scale, dropout.scale, 2)
+        return *mask, *NO_DROPOUT, *origin, *factors(scale), kind_number
+    return *mask, *dropout._numbers, *origin, *factors(scale, dropout.scale, 2), kind_number
 
 
 @lru_cache(maxsize=1024)

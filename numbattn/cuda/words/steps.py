@@ -114,6 +114,7 @@ class LoweredCall(NamedTuple):
     tier: str = WGMMA  # the latest that may be taken: see tiers
     whole: bool = False  # whether lse is over these keys alone: see problem.Saved
     tscore: tuple = ()  # for each part of the score one with the tangent of its array in that one's place, or None
+    kind: str = ""  # of a function of pairs of points: see kernels.points.kinds
 
 
 def array_of_mask(number, which):

@@ -10,6 +10,7 @@ import pytest
 
 from numbattn.cuda.tile import block_index, device, exp2, full, load, save, simt, simulate
 from tests.tools.assembler import compile_ptx
+from tests.tools.launch import simulated_only
 from tests.tools.ptx import interpret
 
 ROOT = Path(__file__).parents[3]
@@ -41,3 +42,57 @@ def test_one_function_is_simulated_and_compiled(rng, world):
     interpret(compile_ptx(kernel, (x, compiled), TILE.threads), (2, 1, 1), TILE.threads, 0, x, compiled)
     np.testing.assert_allclose(simulated, np.exp2(x) / 2 + 1, rtol=1e-6)
     np.testing.assert_allclose(compiled, simulated, rtol=1e-6)
+
+
+def times(factor):
+    @device
+    def scaled(x):
+        return x * factor
+
+    return scaled
+
+
+@simulated_only
+@pytest.mark.parametrize(("factor", "others"), [
+    (2, [2.0, np.float32(2), True, 3]), (0.0, [-0.0, 0]), (np.float32(0), [np.float32(-0.0), 0.0]),
+    ((1, times(2)), [(1.0, times(2)), (1, times(2.0)), (True, times(2))]),
+])  # fmt: skip
+def test_functions_of_equal_values_are_one(factor, others):
+    """Those of values that are compiled into other code are not, equal though they be."""
+    assert times(factor) is times(factor)
+    assert len({times(x) for x in (factor, *others)}) == 1 + len(others)
+
+
+@simulated_only
+def test_functions_of_what_may_change_are_not_shared():
+    def counted(calls):
+        @device
+        def count(x):
+            calls.append(x)
+
+        return count
+
+    def called_before(change):
+        @device
+        def early(x):
+            return late(x) + 1
+
+        def late(x):
+            return x + change
+
+        return early
+
+    assert counted([]) is not counted([])
+    assert [called_before(x)(5) for x in (1, 2)] == [7, 8]
+
+
+FAULTS = {
+    "test_functions_of_equal_values_are_one": {
+        "type(x), tuple(map(_typed, x))": "type(x), x",
+        "type(x), repr(x)": "repr(x)",
+        "isinstance(x, (float, np.floating))": "isinstance(x, float)",
+    },
+    "test_functions_of_what_may_change_are_not_shared": {
+        "except (TypeError, ValueError)": "except ValueError",
+    },
+}

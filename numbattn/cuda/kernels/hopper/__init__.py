@@ -7,7 +7,8 @@ from ...words.tiers import WGMMA
 from ..any import combine, delta
 from ..any.decode import has_few_queries, held_of
 from ..mma import backward as mma_backward
-from . import backward_kv, backward_q, backward_wide, decode, dq_sums, forward, tangent
+from ..points import norms
+from . import backward_kv, backward_q, backward_wide, decode, dq_sums, forward, nearest, tangent
 from .forward_tiles import is_for_hopper
 from .tangent_tiles import takes as takes_tangent
 from .variants import BOTH, GENERAL, KERNELS, SUMS, WIDE, variant_of
@@ -38,3 +39,4 @@ BACKWARD = (
     Route(partial(takes, WIDE), (delta.SPEC_BOUNDED, backward_wide.SPEC, backward_q.SPEC), WGMMA),
     Route(partial(takes, GENERAL), (delta.SPEC_BOUNDED, mma_backward.SPEC_KV, backward_q.SPEC), WGMMA),
 )
+NEAREST = (Route(nearest.takes, (norms.OF_Y, nearest.SPEC), WGMMA),)

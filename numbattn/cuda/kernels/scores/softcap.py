@@ -1,7 +1,9 @@
 """Softcap: S -> cap tanh(S / cap)."""
 
+import numpy as np
+
 from ....scores.softcap import Softcap
-from ...tile import device, exp2, reciprocal
+from ...tile import device, exp2, reciprocal, tanh, where
 from ...words.numbers import LOG2_E
 from .kind import Kind, ValueAndSlope, nothing_ahead
 
@@ -24,7 +26,7 @@ class SoftcapKind(Kind):
         return nothing_ahead, step
 
     def derivatives(self, at, unit, layout, ACC, transposed=False, order=2):
-        (_, natural), TWO_LOG2E = unit, ACC(2 * LOG2_E)
+        (_, natural), TWO_LOG2E, bounded = unit, ACC(2 * LOG2_E), tanh_step(ACC if self.about else None)
 
         @device
         def rest(S, scores):
@@ -34,9 +36,9 @@ class SoftcapKind(Kind):
 
         @device
         def first(S, scores, batch, head, m0, n0):
-            """cap tanh(x), and its derivative 4 r (1 - r): off by 1e-7, absolute."""
-            (cap, _), r = scores.parts[at], rest(S, scores)
-            return cap - 2 * cap * r, 4 * r * (1 - r)
+            """cap tanh(x), and its derivative 4 r (1 - r), off by 1e-7, absolute."""
+            (cap, inverse), r = scores.parts[at], rest(S, scores)
+            return cap * bounded(S * natural(inverse, scores), r), 4 * r * (1 - r)
 
         @device
         def both(S, scores, batch, head, m0, n0):
@@ -49,4 +51,21 @@ class SoftcapKind(Kind):
 
     @classmethod
     def lowered(cls, part, number, problem):
-        return cls.name, (part.cap, 1 / part.cap), {}
+        return cls.name + " exact" * (problem.dtype == problem.sum_dtype), (part.cap, 1 / part.cap), {}
+
+
+def tanh_step(dtype):
+    """tanh(x) of x and r = 1 / (exp(2 x) + 1), which are of this dtype; None: to 1e-7, absolute, of a cap in half
+    precision. Where x is small 1 - 2 r has lost digits: by a series there."""
+    if dtype is None:
+        return device(lambda x, r: 1 - 2 * r)
+    if dtype is np.float64:
+        return device(lambda x, r: tanh(x))
+    NEAR, CUBE, FIFTH, SEVENTH = dtype(0.04), dtype(-1 / 3), dtype(2 / 15), dtype(-17 / 315)
+
+    @device
+    def step(x, r):
+        square = x * x
+        return where(square < NEAR, x + x * (square * (CUBE + square * (FIFTH + square * SEVENTH))), 1 - 2 * r)
+
+    return step

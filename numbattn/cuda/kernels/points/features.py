@@ -1,0 +1,228 @@
+"""Tuples of vectors, one for each feature of points: sums over few features, on CUDA cores, without a tile of products.
+
+What a thread needs of its rows stays in registers; what it needs of its columns it reads from shared memory, where each
+feature is a line. All is unrolled.
+"""
+
+from ...tile import (
+    allocate,
+    columns,
+    convert,
+    copy_async,
+    copy_layout,
+    device,
+    full,
+    get,
+    load,
+    part_sum,
+    row_sum,
+    save,
+)
+
+
+def tuple_of(function, count):
+    """The device function (given): the tuple of function(number, given) for each number up to count."""
+    LAST = count - 1
+
+    @device
+    def nothing(given):
+        return ()
+
+    if not count:
+        return nothing
+    others = tuple_of(function, count - 1)
+
+    @device
+    def of_each(given):
+        return (*others(given), function(LAST, given))
+
+    return of_each
+
+
+def map_of(function, count):
+    """The device function (xs, ys, zs, given): the tuple of function(x, y, z, given) for each of three tuples."""
+    LAST = count - 1
+
+    @device
+    def nothing(xs, ys, zs, given):
+        return ()
+
+    if not count:
+        return nothing
+    others = map_of(function, count - 1)
+
+    @device
+    def of_each(xs, ys, zs, given):
+        return (*others(xs, ys, zs, given), function(xs[LAST], ys[LAST], zs[LAST], given))
+
+    return of_each
+
+
+def sum_of(term, count):
+    """The device function (xs, ys): the sum of term(x, y) over two tuples."""
+    LAST = count - 1
+
+    @device
+    def alone(xs, ys):
+        return term(xs[LAST], ys[LAST])
+
+    if count == 1:
+        return alone
+    others = sum_of(term, count - 1)
+
+    @device
+    def total(xs, ys):
+        return others(xs, ys) + term(xs[LAST], ys[LAST])
+
+    return total
+
+
+@device
+def squared_difference(x, y):
+    difference = x - y
+    return difference * difference
+
+
+@device
+def product(x, y):
+    return x * y
+
+
+def load_rows_step(layout, ACC, count):
+    """The device function (matrix, m0): the features of a tile's rows from m0 on, row vectors."""
+    ROWS = layout.row_vector()
+
+    @device
+    def feature(number, given):
+        matrix, m0 = given
+        return convert(load(matrix[:, number], ROWS, m0), ACC)
+
+    features = tuple_of(feature, count)
+
+    @device
+    def load_rows(matrix, m0):
+        return features((matrix, m0))
+
+    return load_rows
+
+
+class Lines:
+    """Places in shared memory for vectors along columns: of a matrix's features, or one that is given as a vector."""
+
+    def __init__(self, shared, dtype, layout, threads, count=1, chunks=1, stages=1):
+        """layout: of a tile, of which `chunks` side by side are copied together."""
+        cols = layout.cols.size * chunks
+        self.place = shared.tile(1, cols, dtype, stages * count)
+        self.copy, self.cols = copy_layout(1, cols, threads, 1).col_vector(), layout.col_vector()
+        self.count, self.chunks = count, chunks
+
+    def matrix_steps(self, ACC):
+        """Device functions: (matrix, stage, n0) starts to copy the features of columns from n0 on; (stage, chunk) gets
+        those of a tile."""
+        PLACE, COPY, COUNT = self.place, self.copy, self.count
+        get_one = self.get_step(ACC)
+
+        @device
+        def fetch(matrix, stage, n0):
+            for number in range(COUNT):
+                copy_async(allocate(PLACE, stage * COUNT + number), matrix[:, number], COPY, n0)
+
+        @device
+        def get_feature(number, given):
+            stage, chunk = given
+            return get_one(stage * COUNT + number, chunk)
+
+        features = tuple_of(get_feature, COUNT)
+
+        @device
+        def get_features(stage, chunk):
+            return features((stage, chunk))
+
+        return fetch, get_features
+
+    def vector_steps(self, ACC):
+        """The same of one vector, given as it is."""
+        PLACE, COPY = self.place, self.copy
+
+        @device
+        def fetch(vector, stage, n0):
+            copy_async(allocate(PLACE, stage), vector, COPY, n0)
+
+        return fetch, self.get_step(ACC)
+
+    def get_step(self, ACC):
+        PLACE, COLS, CHUNKS = self.place, self.cols, self.chunks
+
+        @device
+        def get_one(line, chunk):
+            return convert(get(columns(allocate(PLACE, line), chunk, CHUNKS), COLS), ACC)
+
+        return get_one
+
+
+def part_sums_step(count):
+    """The device function (sums, W, ys): each of `sums`, row parts, plus W times each of ys, column vectors."""
+
+    @device
+    def added(total, y, same, W):
+        return part_sum(W * y, total)
+
+    added_to_each = map_of(added, count)
+
+    @device
+    def add(sums, W, ys):
+        return added_to_each(sums, ys, ys, W)
+
+    return add
+
+
+def part_differences_step(count):
+    """The device function (sums, W, xs, ys): each of `sums`, row parts, plus those of W (x - y)."""
+
+    @device
+    def added(total, x, y, W):
+        return part_sum(W * (x - y), total)
+
+    added_to_each = map_of(added, count)
+
+    @device
+    def add(sums, W, xs, ys):
+        return added_to_each(sums, xs, ys, W)
+
+    return add
+
+
+def no_sums_step(layout, ACC, count):
+    """The device function (): so many row parts of zeros."""
+    PARTS, ZERO = layout.row_parts(), ACC(0)
+
+    @device
+    def nothing(number, given):
+        return full(PARTS, ZERO)
+
+    nothings = tuple_of(nothing, count)
+
+    @device
+    def no_sums():
+        return nothings(())
+
+    return no_sums
+
+
+def save_sums_step(count, factor):
+    """The device function (matrix, sums, first): save row parts, added up, times a factor, as columns of a matrix."""
+    NUMBERS, FACTOR = tuple(range(count)), factor
+
+    @device
+    def save_one(total, number, same, given):
+        matrix, first = given
+        save(matrix[:, number], row_sum(total) * FACTOR, first)
+        return 0
+
+    save_each = map_of(save_one, count)
+
+    @device
+    def save_sums(matrix, sums, first):
+        save_each(sums, NUMBERS, NUMBERS, (matrix, first))
+
+    return save_sums

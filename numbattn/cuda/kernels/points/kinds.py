@@ -1,0 +1,265 @@
+"""Kinds of functions of pairs of points, as steps over tiles: kappa of t = |x - y|^2, or of x . y, and its derivative.
+
+What is compiled in of a kind is its name; its number, if it has one, comes with each call. Most are made of E, a power
+of 2: logarithms that rows and columns bring are added to its exponent, so that nothing overflows.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ....points.kinds import Polynomial, Radial
+from ....scores.compiled.derivative import compiled_of, derivative_of
+from ....scores.compiled.errors import number_of
+from ...tile import device, exp2, log2, map_elements, reciprocal, sqrt, where
+from ...words.numbers import LOG2_E
+from ..scores.function import inlined
+
+KNOWN = {}  # functions of Radial, Frozen, by their digests: what has been asked for in this process
+
+
+class Steps(NamedTuple):
+    """Device functions of a tile T of t."""
+
+    exponent: Any  # (T, number) -> log2(E); None: there is no E
+    value: Any  # (T, E, number) -> kappa
+    slope: Any  # (T, E, number) -> its derivative by t, 0 where it is not finite at t = 0
+
+
+@device
+def power_itself(T, E, number):
+    return E
+
+
+def gaussian(ACC):
+    """exp(-t / 2)"""
+    RATE, HALF = ACC(-LOG2_E / 2), ACC(-1 / 2)
+
+    @device
+    def exponent(T, number):
+        return T * RATE
+
+    @device
+    def slope(T, E, number):
+        return E * HALF
+
+    return Steps(exponent, power_itself, slope)
+
+
+def exponential(ACC):
+    """exp(-r), r the distance"""
+    RATE, HALF = ACC(-LOG2_E), ACC(-1 / 2)
+
+    @device
+    def exponent(T, number):
+        return sqrt(T) * RATE
+
+    @device
+    def slope(T, E, number):
+        return E * (HALF * reciprocal(sqrt(T)))                 # reciprocal(0) is 0
+
+    return Steps(exponent, power_itself, slope)
+
+
+def matern32(ACC):
+    """(1 + a) exp(-a), a = sqrt(3) r"""
+    RATE, ROOT, SLOPE = ACC(-math.sqrt(3) * LOG2_E), ACC(math.sqrt(3)), ACC(-3 / 2)
+
+    @device
+    def exponent(T, number):
+        return sqrt(T) * RATE
+
+    @device
+    def value(T, E, number):
+        return (sqrt(T) * ROOT + 1) * E
+
+    @device
+    def slope(T, E, number):
+        return E * SLOPE
+
+    return Steps(exponent, value, slope)
+
+
+def matern52(ACC):
+    """(1 + a + a^2 / 3) exp(-a), a = sqrt(5) r"""
+    RATE, ROOT, SQUARE, SLOPE = ACC(-math.sqrt(5) * LOG2_E), ACC(math.sqrt(5)), ACC(5 / 3), ACC(-5 / 6)
+
+    @device
+    def exponent(T, number):
+        return sqrt(T) * RATE
+
+    @device
+    def value(T, E, number):
+        return (T * SQUARE + (sqrt(T) * ROOT + 1)) * E
+
+    @device
+    def slope(T, E, number):
+        return (sqrt(T) * ROOT + 1) * (E * SLOPE)
+
+    return Steps(exponent, value, slope)
+
+
+def cauchy(ACC):
+    """1 / (1 + t)"""
+
+    @device
+    def value(T, E, number):
+        return reciprocal(T + 1)
+
+    @device
+    def slope(T, E, number):
+        kappa = reciprocal(T + 1)
+        return -(kappa * kappa)
+
+    return Steps(None, value, slope)
+
+
+def rational_quadratic(ACC):
+    """(1 + t / (2 alpha))^-alpha; its number is alpha"""
+    HALF = ACC(1 / 2)
+
+    @device
+    def exponent(T, alpha):
+        return log2(T * (HALF / alpha) + 1) * -alpha
+
+    @device
+    def slope(T, E, alpha):
+        return -(E * HALF * reciprocal(T * (HALF / alpha) + 1))
+
+    return Steps(exponent, power_itself, slope)
+
+
+def power(ACC):
+    """exp(-r^p / p); its number is p"""
+    RATE, HALF = ACC(-LOG2_E), ACC(1 / 2)
+
+    @device
+    def exponent(T, p):
+        return exp2(log2(T) * (p * HALF)) * (RATE / p)
+
+    @device
+    def slope(T, E, p):
+        return -(E * HALF * (exp2(log2(T) * (p * HALF)) * reciprocal(T)))
+
+    return Steps(exponent, power_itself, slope)
+
+
+def polynomial(ACC, degree):
+    """(x . y + offset)^degree, of the products instead of the distances; its number is the offset"""
+    to_degree, to_less, DEGREE = raised(int(degree)), raised(int(degree) - 1), ACC(degree)
+
+    @device
+    def value(T, E, offset):
+        return to_degree(T + offset)
+
+    @device
+    def slope(T, E, offset):
+        return to_less(T + offset) * DEGREE
+
+    return Steps(None, value, slope)
+
+
+def raised(degree):
+    """The device function (x): x to this power, not negative."""
+    if degree < 2:
+
+        @device
+        def one_or_x(x):
+            return x if degree else x * 0 + 1
+
+        return one_or_x
+
+    to_half, is_odd = raised(degree // 2), degree % 2
+
+    @device
+    def of_halves(x):
+        half = to_half(x)
+        return half * half * x if is_odd else half * half
+
+    return of_halves
+
+
+def radial(ACC, digest):
+    """A function of the user's own, and its derivative by dual numbers"""
+    function, INFINITE = KNOWN[digest], ACC(np.inf)
+    of_one, slope_of_one = inlined(function), derivative_of(compiled_of(function))
+
+    @device
+    def value_of_each(t, i, j):
+        return number_of(of_one(t))
+
+    @device
+    def slope_of_each(t, i, j):
+        return slope_of_one(t)
+
+    @device
+    def value(T, E, number):
+        return map_elements(value_of_each, T, 0, 0, (1, 1), ())
+
+    @device
+    def slope(T, E, number):
+        found = map_elements(slope_of_each, T, 0, 0, (1, 1), ())
+        return where((T > 0) | (abs(found) < INFINITE), found, 0)
+
+    return Steps(None, value, slope)
+
+
+KINDS = {
+    "Gaussian": gaussian, "Exponential": exponential, "Matern32": matern32, "Matern52": matern52, "Cauchy": cauchy,
+    "RationalQuadratic": rational_quadratic, "Power": power, "Polynomial": polynomial, "Radial": radial,
+}  # fmt: skip
+
+
+def lowered(kind):
+    """What is compiled in of a `points.kinds.Kind`, its name and perhaps one thing more, and its number."""
+    name, numbers = type(kind).__name__, kind.numbers
+    if isinstance(kind, Radial):
+        KNOWN[kind.function.digest] = kind.function
+        return f"{name} {kind.function.digest}", 0.0
+    if isinstance(kind, Polynomial):
+        return f"{name} {kind.degree}", float(kind.offset)
+    return name, numbers[0] if numbers else 0.0
+
+
+def of_products(kind):
+    """Whether a kind, as it is compiled in, is a function of x . y."""
+    return kind.startswith(Polynomial.__name__)
+
+
+def steps_of(kind, ACC):
+    """The Steps of a kind, as it is compiled in."""
+    name, *about = kind.split()
+    return KINDS[name](ACC, *about)
+
+
+def exponential_step(exponent, shifted):
+    """The device function (T, shift, number): E, with logarithms to base 2 added to its exponent, if it is `shifted`.
+    """
+
+    @device
+    def plain(T, shift, number):
+        return exp2(exponent(T, number))
+
+    @device
+    def with_shift(T, shift, number):
+        return exp2(exponent(T, number) + shift)
+
+    @device
+    def nothing(T, shift, number):
+        return ()
+
+    return nothing if exponent is None else with_shift if shifted else plain
+
+
+def pair_step(kind, ACC, shifted=False, derivative=False):
+    """The device function (T, shift, number): kappa of each element of a tile of t, or its derivative."""
+    steps = steps_of(kind, ACC)
+    E_of, made_of = exponential_step(steps.exponent, shifted), steps.slope if derivative else steps.value
+
+    @device
+    def of_pairs(T, shift, number):
+        return made_of(T, E_of(T, shift, number), number)
+
+    return of_pairs
+

@@ -1,0 +1,56 @@
+"""One block that takes all work tiles in turn, simulated; and compiled, with the norms."""
+
+import numpy as np
+import pytest
+
+from numbattn.cuda.kernels.hopper.nearest import hopper_nearest
+from numbattn.cuda.kernels.points.norms import PADDED
+from tests.accuracy import random
+from tests.tools.launch import launch, poisoned, simulated_only, tensor_map
+
+
+def nearest(x, y, sizes, blocks=1):
+    """What the kernel finds, squared distances and indices."""
+    source = hopper_nearest(dtype=x.dtype.name, **sizes)
+    batches, heads, n, _ = y.shape
+    norms = np.full((batches, heads, -(-n // PADDED) * PADDED), np.inf, np.float32)
+    norms[..., :n] = (y.astype(np.float32) ** 2).sum(-1)
+    shape = *x.shape[:-1], 1
+    r2, j = poisoned(shape), np.full(shape, 77, np.int32)
+    maps = [tensor_map(given, found.box) for given, found in zip((x, y), source.tensor_maps)]
+    launch(
+        source.function, (blocks, 1, 1), source.threads, source.shared, *maps, norms, r2, j, np.int32(n), cc=(9, 0, "a")
+    )  # fmt: skip
+    return r2, j
+
+
+def check(x, y, sizes, blocks=1):
+    r2, j = nearest(x, y, sizes, blocks)
+    exact = ((x.astype(float)[..., :, None, :] - y.astype(float)[..., None, :, :]) ** 2).sum(-1)
+    scale = (x.astype(float) ** 2).sum(-1).max() + (y.astype(float) ** 2).sum(-1).max()
+    np.testing.assert_allclose(r2[..., 0], exact.min(-1), atol=1e-6 * scale)
+    np.testing.assert_allclose(np.take_along_axis(exact, j, -1)[..., 0], exact.min(-1), atol=1e-6 * scale)
+
+
+SIZES = {"head_dim": 64, "tile_n": 64, "consumers": 2, "stages": 2, "x_stages": 4}
+
+
+@simulated_only
+def test_several_work_tiles(rng):
+    """More of them than there are stages of x, more tiles of y than of these."""
+    x, y = (random(rng, (1, 3, n, 40), np.float16) for n in (150, 170))
+    check(x, y, SIZES)
+
+
+@pytest.mark.parametrize("blocks", [2])
+def test_one_tile(rng, blocks):
+    x, y = (random(rng, (2, 1, n, 64), np.float16) for n in (70, 50))
+    check(x, y, SIZES, blocks)
+
+
+@simulated_only
+def test_of_equal_ones_the_first(rng):
+    y = random(rng, (1, 1, 10, 8), np.float16).repeat(13, axis=2)
+    x = y[:, :, ::13] + np.float16(0.125)
+    _, j = nearest(x, y, SIZES)
+    np.testing.assert_array_equal(j[0, 0, :, 0] % 13, 0)
