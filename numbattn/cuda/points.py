@@ -1,5 +1,5 @@
-"""Sums over pairs of points on CuPy arrays, see `numbattn.points.formula`: passes over a Problem whose q, k and v are
-points x and y, and b. What tiles have no room for, many dimensions or features, array operations compute."""
+"""Sums over pairs of points on CuPy arrays, see `numbattn.points`: passes over a Problem whose q, k and v are points x
+and y, and b."""
 
 import math
 from typing import Any
@@ -32,7 +32,7 @@ class Points:
 
     def sums(self, problem, inputs, kind, rows=None, columns=None):
         """o_i = sum_j kappa_ij b_j, in the dtype of sums; kappa_ij is multiplied by exp(rows_i + columns_j)."""
-        if is_large(problem):
+        if is_wide(problem):
             return formula.sums(problem, inputs, kind, rows, columns)
         o = self.current().empty(problem.out_shape, problem.sum_dtype)
         self.run(SUMS, problem, inputs, lowered(kind), {"o": o}, rows, columns)
@@ -40,16 +40,17 @@ class Points:
 
     def gradient(self, problem, inputs, kind, c, rows=None, columns=None):
         """dx_i = sum_j kappa'_ij <c_i, b_j> 2 (x_i - y_j), or y_j for a function of x . y, in the dtype of sums."""
-        if is_large(problem):
+        if is_wide(problem):
             return formula.gradient(problem, inputs, kind, c, rows, columns)
-        dx = self.current().empty((*problem.batch, problem.seqlen_q, problem.head_dim), problem.sum_dtype)
+        shape = *problem.batch, problem.seqlen_q, problem.head_dim
+        dx = self.current().empty(shape, problem.sum_dtype)
         c = c.astype(problem.dtype, copy=False)
         self.run(GRADIENT, problem, inputs, lowered(kind), {"c": c, "dq": dx}, rows, columns)
         return dx
 
     def logsumexp(self, problem, inputs, kind, columns=None):
         """log sum_j exp(columns_j) kappa_ij, in the dtype of sums."""
-        if is_large(problem):
+        if is_wide(problem):
             return formula.logsumexp(problem, inputs, kind, columns)
         lse = self.current().empty(problem.lse_shape, problem.sum_dtype)
         self.run(LOGSUMEXP, problem, inputs, lowered(kind), {"lse": lse}, columns=columns, nothing=(-math.inf,))
@@ -57,7 +58,7 @@ class Points:
 
     def nearest(self, problem, inputs, k):
         """The squared distances of the k nearest y_j of each x_i, in the dtype of sums, ascending, and their j."""
-        if is_large(problem):
+        if is_wide(problem):
             return formula.nearest(problem, inputs, k)
         gpu, shape = self.current(), (*problem.lse_shape, k)
         r2, j = gpu.empty(shape, problem.sum_dtype), gpu.empty(shape, np.dtype(np.int32))
@@ -80,7 +81,8 @@ class Points:
                 x.fill(number)
 
 
-def is_large(problem):
+def is_wide(problem):
+    """Whether there are more dimensions or features than kernels hold: then products are cuBLAS', block by block."""
     return max(problem.head_dim, problem.head_dim_v) > HEAD_DIMS[-1]
 
 

@@ -65,15 +65,22 @@ def replace(best, numbers, t, number):
 @inline
 def insert_some(best, numbers, t, number):
     """A point takes its place after all that are as near."""
-    zero, last = t.dtype.type(0), best.shape[0] - 1
+    last = best.shape[0] - 1
     for first in range(0, t.size, SOME):
-        some, end = 0, min(first + SOME, t.size)
-        for i in range(first, end):
-            some += zero <= t[i] < best[last, i]
-        for i in range(first, end if some else first):
-            if zero <= t[i] < best[last, i]:
-                place = last
-                while place > 0 and best[place - 1, i] > t[i]:
-                    best[place, i], numbers[place, i] = best[place - 1, i], numbers[place - 1, i]
-                    place -= 1
-                best[place, i], numbers[place, i] = t[i], number
+        some = slice(first, min(first + SOME, t.size))
+        if any_nearer(t[some], best[last, some]):
+            for i in range(some.start, some.stop):
+                if 0 <= t[i] < best[last, i]:
+                    place = last
+                    while place > 0 and best[place - 1, i] > t[i]:
+                        best[place, i], numbers[place, i] = best[place - 1, i], numbers[place - 1, i]
+                        place -= 1
+                    best[place, i], numbers[place, i] = t[i], number
+
+
+@inline
+def any_nearer(t, farthest):
+    zero, found = t.dtype.type(0), False
+    for i in range(t.size):
+        found |= (zero <= t[i]) & (t[i] < farthest[i])                      # not `and`: it is vectorised
+    return found
