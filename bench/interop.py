@@ -4,9 +4,10 @@
     python bench/interop.py --calls 20000 --json interop.json
 
 The problem is so small that its computation hides nothing: batch 1, 2 heads of 16, seqlen 16. A call in which gradients
-may be asked for is compared with attention_forward, forward + backward with attention_vjp and its backprop. Frameworks
-and devices that are not there have no rows. On a GPU, calls return before it has computed; the host waits for it off
-the clock. Needs tabulate and tqdm.
+may be asked for is compared with attention_forward, forward + backward with attention_vjp and its backprop. What torch
+itself takes for a function that computes nothing, recorded and differentiated, is "empty". Frameworks and devices that
+are not there have no rows. On a GPU, calls return before it has computed; the host waits for it off the clock. Needs
+tabulate and tqdm.
 """
 
 import argparse
@@ -22,11 +23,12 @@ import numbattn as na
 SHAPE = 1, 2, 16, 16
 BATCH = 20  # calls between two waits for the GPU, and of one sample
 FRAMEWORKS = "torch", "jax"
+PARTS = "framework's", "own", "empty"
 PACKAGES = "numpy", "numba", "cupy-cuda13x", *FRAMEWORKS
 
 
 # --------------------------------------------------------------------------------------------------------------- calls
-# Of arrays q, k, v and do, NumPy's or CuPy's: {kind of call: (the framework's function, numbattn's own)}
+# Of arrays q, k, v and do, NumPy's or CuPy's: {kind of call: (the framework's function, numbattn's own, an empty one)}
 def of_torch(arrays):
     import torch
 
@@ -36,13 +38,29 @@ def of_torch(arrays):
     *qkv, do = map(tensor_of, arrays)
     leaves = [x.clone().requires_grad_() for x in qkv]
 
-    def both():
-        return torch.autograd.grad(interop.attention(*leaves, causal=True), leaves, do)
+    class Empty(torch.autograd.Function):
+        @staticmethod
+        def forward(q, k, v):
+            return q.detach()
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(*inputs, output)
+
+        @staticmethod
+        def backward(ctx, do):
+            return tuple(ctx.saved_tensors[:3])
+
+    def attend(*qkv):
+        return interop.attention(*qkv, causal=True)
+
+    def both(function):
+        return torch.autograd.grad(function(*leaves), leaves, do)
 
     return {
-        "no gradients": (lambda: interop.attention(*qkv, causal=True), own_forward(arrays)),
-        "forward": (lambda: interop.attention(*leaves, causal=True), own_forward(arrays)),
-        "forward + backward": (both, own_both(arrays)),
+        "no gradients": (lambda: attend(*qkv), own_forward(arrays), None),
+        "forward": (lambda: attend(*leaves), own_forward(arrays), lambda: Empty.apply(*leaves)),
+        "forward + backward": (lambda: both(attend), own_both(arrays), lambda: both(Empty.apply)),
     }
 
 
@@ -64,10 +82,10 @@ def of_jax(arrays):
 
     compiled, compiled_both = jax.jit(attend), jax.jit(both)
     return {
-        "no gradients": (lambda: attend(*qkv), own_forward(arrays)),
-        "forward + backward": (lambda: both(*qkv, do), own_both(arrays)),
-        "no gradients, jit": (lambda: jax.block_until_ready(compiled(*qkv)), own_forward(arrays)),
-        "forward + backward, jit": (lambda: jax.block_until_ready(compiled_both(*qkv, do)), own_both(arrays)),
+        "no gradients": (lambda: attend(*qkv), own_forward(arrays), None),
+        "forward + backward": (lambda: both(*qkv, do), own_both(arrays), None),
+        "no gradients, jit": (lambda: jax.block_until_ready(compiled(*qkv)), own_forward(arrays), None),
+        "forward + backward, jit": (lambda: jax.block_until_ready(compiled_both(*qkv, do)), own_both(arrays), None),
     }
 
 
@@ -107,9 +125,10 @@ def overheads(calls):
     for name, device, xp, wait in tqdm(cases, disable=None, leave=False):
         arrays = xp.asarray(np.random.default_rng(0).standard_normal((4, *SHAPE), dtype=np.float32))
         for kind, functions in CALLS[name](list(arrays)).items():
-            samples = [(sample(functions[0], wait), sample(functions[1], wait)) for _ in range(calls // BATCH + 2)]
-            theirs, own = np.median(samples[2:], axis=0).tolist()  # the first ones compile
-            records.append({"framework": name, "device": device, "call": kind, "framework's": theirs, "own": own})
+            timed = [function for function in functions if function]
+            samples = [[sample(function, wait) for function in timed] for _ in range(calls // BATCH + 2)]
+            medians = np.median(samples[2:], axis=0).tolist()  # the first ones compile
+            records.append({"framework": name, "device": device, "call": kind, **dict(zip(PARTS, medians))})
     return records
 
 
@@ -125,8 +144,9 @@ def sample(function, wait):
 
 def show_overheads(records):
     rows = [record | {"on top": record["framework's"] - record["own"]} for record in records]
+    rows = [{key: row.get(key) for key in ("framework", "device", "call", *PARTS, "on top")} for row in rows]
     title = "Microseconds of a call, float32, batch {}, {} heads, seqlen {}, head_dim {}".format(*SHAPE)
-    show(title, rows, ["", "", ""] + [".1f"] * 3)
+    show(title, rows, ["", "", ""] + [".1f"] * 4)
 
 
 def main():

@@ -31,6 +31,7 @@ from pictures.costs import costs, host
 from pictures.cpu import cpu, decoding_cpu
 from pictures.distributed import ring, ring_model
 from pictures.features import decoding, packed, scores
+from pictures.interop import interop
 from pictures.second import second, second_cpu
 from pictures.small import readme_sentence, small
 from pictures.speed import accuracy, deterministic, floats, mma, readme_table, rooflines, speed
@@ -84,6 +85,7 @@ RUNS = {
     "floats": Run("gpu.py --dtype float32 float64 --setting single --seqlen 4096 --head-dim 64 128"),
     "costs": Run("gpu.py --memory --latency --first-call"),
     "host": Run("overhead.py"),
+    "interop": Run("interop.py", "interop.py --calls 100", gpus=0),
     "cpu": Run("cpu.py", "cpu.py --what speed --seqlens 64 --rounds 1", gpus=0),
     "second_cpu": Run("second.py --cpu", "second.py --cpu --quick", gpus=0),
     "decoding_cpu": Run("decode_cpu.py --rounds 10",
@@ -110,6 +112,7 @@ SECTIONS = [
     Section("float32 and float64", "floats", floats),
     Section("Memory, latency, first calls", "costs", costs),
     Section("Host time", "host", host),
+    Section("In other frameworks", "interop", interop),
     Section("CPU", "cpu", cpu),
     Section("Second derivatives on a CPU", "second_cpu", second_cpu),
     Section("Few queries on a CPU", "decoding_cpu", decoding_cpu),

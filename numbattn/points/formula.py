@@ -58,7 +58,7 @@ def gradient(problem: Problem, inputs: Inputs, kind: Kind, c: Any, rows: Any = N
     dx = _zeros(inputs, (*problem.batch, problem.seqlen_q, problem.head_dim), problem.sum_dtype)
     for block in _blocks(problem, inputs):
         product = c[..., block.i, :].astype(problem.sum_dtype, copy=False) @ np.swapaxes(block.b, -2, -1)
-        weights = _kappa(block, kind, rows, columns, derivative=True) * product
+        weights = block.only_visible(_kappa(block, kind, rows, columns, derivative=True) * product)
         found = dx[..., block.i, :]
         if kind.is_of_product:
             found += weights @ block.y
@@ -127,13 +127,13 @@ def _visible(mask: Mask, i: slice, j: slice, m: int, n: int, array: Any) -> Any:
     return visible(cropped(mask, Crop(i.start, rows, j.start, columns, m, n)), rows, columns, array)
 
 
-def _kappa(block: Block, kind: Kind, rows: Any, columns: Any, derivative: bool = False) -> Any:
+def _kappa(block: Block, kind: Any, rows: Any, columns: Any, derivative: bool = False) -> Any:
     """kappa, or kappa'."""
     t = _distances(block, kind.is_of_product)
     if rows is None and columns is None:
         return block.only_visible(kind.derivative(t) if derivative else kind.value(t))
     kappa = np.exp(_log_kappa(block, kind, rows, columns))
-    return block.only_visible(kappa * kind.log_derivative(t) if derivative else kappa)  # type: ignore[attr-defined]
+    return block.only_visible(kappa * kind.log_derivative(t) if derivative else kappa)
 
 
 def _log_kappa(block: Block, kind: Any, rows: Any, columns: Any) -> Any:

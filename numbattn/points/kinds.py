@@ -28,6 +28,9 @@ class Kind:
         """What changes without compiling anything."""
         return tuple([float(x) for x in vars(self).values()])
 
+    def check(self, dtype: Any) -> None:
+        """Refuse what cannot be computed in this dtype."""
+
     def value(self, t: Any) -> Any:
         """What two points are weighed by."""
         raise NotImplementedError
@@ -162,6 +165,12 @@ class Radial(Kind):
 
     numbers = ()
 
+    def check(self, dtype: Any) -> None:
+        from ..scores.compiled.elementwise import check  # Numba is not imported before it is needed
+
+        for order in range(2):
+            check("Radial function", self.function, dtype, order)
+
     def value(self, t: Any) -> Any:
         return self._of_each(0, t)
 
@@ -170,7 +179,7 @@ class Radial(Kind):
         return np.where((t > 0) | np.isfinite(slope), slope, 0)
 
     def _of_each(self, order: int, t: Any) -> Any:
-        from ..scores.compiled.elementwise import elementwise  # Numba is not imported before it is needed
+        from ..scores.compiled.elementwise import elementwise
 
         return moved(elementwise(self.function, order)(moved(t, np.empty(0))), t)
 

@@ -96,7 +96,7 @@ class Score(Part):
     def __post_init__(self) -> None:
         for order in ORDERS:
             if order == "function" or getattr(self, order) is not None:
-                self._set(**{order: _function(f"Score {order}", getattr(self, order))})
+                self._set(**{order: python_function(f"Score {order}", getattr(self, order))})
         if self.second is not None and self.derivative is None:
             raise ValueError("Score second: got one without a derivative, expected both or neither")
         self._set(arrays=_arrays(self.arrays))
@@ -211,7 +211,7 @@ def _far(s: Any, batch: Any, head: Any, i: Any, j: Any) -> Any:
     return s / (1 + abs(i - j))
 
 
-def _function(name: str, function: Any) -> FunctionType:
+def python_function(name: str, function: Any) -> FunctionType:
     """A Python function; of a function that Numba has compiled, what it was made of."""
     function = getattr(function, "py_func", function)
     if not isinstance(function, FunctionType):

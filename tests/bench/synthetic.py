@@ -327,6 +327,16 @@ def curve(high, slower):
     return [[10.0 * i, 1000 * i // slower, high * (1 - 0.5 ** (i / slower))] for i in range(1, 11)]
 
 
+def interop():
+    """Of torch and JAX, of which torch tells what an empty function takes."""
+    def record(framework, call, own, empty):
+        return {"framework": framework, "device": "CPU", "call": call, "framework's": 2.5 * own, "own": own, **empty}
+
+    calls = {"no gradients": (14.0, {}), "forward": (14.0, {"empty": 8.0}), "both": (40.0, {"empty": 30.0})}
+    records = [record("torch", call, *about) for call, about in calls.items()]
+    return {"arguments": {}, "interop": records + [record("jax", call, own, {}) for call, (own, _) in calls.items()]}
+
+
 def documents(contexts=(512, 1024, 2048, 4096)):
     return {"arguments": LONG_RANGE, "records": [
         {"part": "documents", "task": "documents", "seqlen": n, "attention": "numbattn", "batch": 32768 // n,
@@ -336,5 +346,5 @@ def documents(contexts=(512, 1024, 2048, 4096)):
 
 
 RUNS = (accuracy, costs, cpu, decoding, decoding_cpu, deterministic, documents, figure2, figure3, floats, host,
-        long_range, mma, packed, ring, ring_model, scores, second, second_cpu, small, speed, training)
+        interop, long_range, mma, packed, ring, ring_model, scores, second, second_cpu, small, speed, training)
 MADE = {run.__name__: run for run in RUNS}

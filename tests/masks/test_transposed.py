@@ -33,8 +33,11 @@ def test_each(mask):
     assert_transposed(mask & na.Window(2, 2) & na.Lengths(4, 3), M, N)
 
 
-@pytest.mark.parametrize("other", [na.Causal(), na.Window(1, 0), na.Window(1, 0) | na.First(1), na.First(2), na.Prefix(1),
-                                   na.Causal(0) & na.First(1), na.Prefix(2) | na.Causal(-1) | na.First(1)], ids=repr)
+WITHIN = [na.Causal(), na.Window(1, 0), na.Window(1, 0) | na.First(1), na.First(2), na.Prefix(1),
+          na.Causal(0) & na.First(1), na.Prefix(2) | na.Causal(-1) | na.First(1)]  # fmt: skip
+
+
+@pytest.mark.parametrize("other", WITHIN, ids=repr)
 @settings(max_examples=20)
 @given(drawn=segments())
 def test_within_segments(other, drawn):

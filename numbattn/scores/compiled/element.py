@@ -73,10 +73,10 @@ def check(identity, real, kinds, order=0):
         element.compile(arguments)
     overload = element.overloads[arguments]
     if may_fail(overload):
-        raise UserTypeError(_message(f"Score {ORDERS[given]}", identity.key[given], reason(overload)))
+        raise UserTypeError(message(f"Score {ORDERS[given]}", identity.key[given], reason(overload)))
 
 
-def _message(words, function, found):
+def message(words, function, found):
     code = function.pieces[0].code
     line, file, text = found or (code.co_firstlineno, code.co_filename,
                                  "may raise an error: nobody would see it")  # fmt: skip

@@ -1,22 +1,51 @@
-"""A user's function of one number, and its derivative, of the elements of NumPy's arrays."""
+"""A user's function of one number, and its derivative: compiled, checked, and of the elements of NumPy's arrays."""
 
 from functools import lru_cache
 
+import numba
 import numpy as np
 
+from ...checks import UserTypeError
 from .derivative import compiled_of, derivative_of
+from .element import message
+from .errors import naming, number_of
+from .nothrow import may_fail, reason
 from .strict import compiled
 
 
 @lru_cache(maxsize=128)
+def of_one(function, order=0):
+    """A Frozen of one number, compiled when it is called; order 1: its derivative."""
+    of_number = derivative_of(compiled_of(function)) if order else compiled_of(function)
+
+    @compiled
+    def one(t):
+        return number_of(of_number(t))
+
+    return one
+
+
+@lru_cache(maxsize=128)
+def check(words, function, dtype, order=0):
+    """A TypeError where it may raise an error, print or allocate memory, for numbers of this dtype; words: for it, the
+    name of the function."""
+    one, arguments = of_one(function, order), (numba.from_dtype(dtype),)
+    with naming(function.python):
+        one.compile(arguments)
+    overload = one.overloads[arguments]
+    if may_fail(overload):
+        raise UserTypeError(message(words, function, reason(overload)))
+
+
+@lru_cache(maxsize=128)
 def elementwise(function, order=0):
-    """A function of arrays of floats; function: a Frozen, order: 1 for its derivative."""
-    of_one = derivative_of(compiled_of(function)) if order else compiled_of(function)
+    """A function of arrays."""
+    one = of_one(function, order)
 
     @compiled
     def fill(given, found):
         for at in range(given.size):
-            found[at] = of_one(given[at])
+            found[at] = one(given[at])
 
     def of_array(x):
         given = np.ascontiguousarray(x)

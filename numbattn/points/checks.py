@@ -1,0 +1,66 @@
+"""What a call on points is given: checked, before anything runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..checks import DTYPES, FLOATING, MOST_AXES, cast_of, same_library, words_for_dtype
+
+
+def check_points(x: Any, y: Any, **others: Any) -> str:
+    """The library of arrays of one dtype; x (..., m, d), y (..., n, d)."""
+    given = {"x": x, "y": y, **others}
+    xp = same_library(**given)
+    for name, array in given.items():
+        if array.dtype not in DTYPES:
+            raise TypeError(_wrong_dtype(name, array.dtype))
+        if array.dtype != x.dtype:
+            raise TypeError(f"{name}: got {array.dtype}, expected {x.dtype}, the dtype of x")
+        if array.ndim > MOST_AXES:
+            raise ValueError(f"{name}: got {array.ndim} axes, at most {MOST_AXES}")
+    for name, array in (("x", x), ("y", y)):
+        if array.ndim < 2:
+            way = f"; pass {name}[:, None] for points of one feature" if array.ndim else ""
+            raise ValueError(f"{name}: got the shape {array.shape}, expected (..., points, features){way}")
+    if y.shape[-1] != x.shape[-1]:
+        raise ValueError(f"y: got {y.shape[-1]} features, expected {x.shape[-1]}, as many as x")
+    return xp
+
+
+def check_columns(name: str, b: Any, rows: int, of: str) -> None:
+    """b (..., rows, e): a row for each point of what it is `of`."""
+    if b.ndim == 1:
+        raise ValueError(f"{name}: got the shape {b.shape}, expected (..., {rows}, columns); pass {name}[:, None]")
+    if b.ndim < 1 or b.shape[-2] != rows:
+        raise ValueError(f"{name}: got the shape {b.shape}, expected (..., {rows}, columns), a row for each point of "
+                         f"{of}")
+
+
+def check_vector(name: str, w: Any, rows: int, of: str) -> None:
+    """w (..., rows): a number for each point of what it is `of`."""
+    if w.ndim < 1 or w.shape[-1] != rows:
+        raise ValueError(f"{name}: got the shape {w.shape}, expected (..., {rows}), a number for each point of {of}")
+
+
+def batch_of(**batches: tuple[int, ...]) -> tuple[int, ...]:
+    """Batch axes, broadcast."""
+    try:
+        return np.broadcast_shapes(*batches.values())
+    except ValueError:
+        found = ", ".join(f"{name} {shape}" for name, shape in batches.items())
+        raise ValueError(f"batch axes of {found} do not broadcast") from None
+
+
+def check_result(name: str, x: Any, of: str, shape: tuple[int, ...], like: Any) -> None:
+    """A gradient of a result; of another floating dtype it is converted later."""
+    same_library(**{of: like, name: x})
+    if x.shape != shape:
+        raise ValueError(f"{name}: got the shape {x.shape}, expected {shape}, the shape of {of}")
+    if x.dtype not in DTYPES:
+        raise TypeError(_wrong_dtype(name, x.dtype))
+
+
+def _wrong_dtype(name: str, dtype: Any) -> str:
+    return f"{name}: got {words_for_dtype(dtype)}, allowed {FLOATING}{cast_of(name, dtype)}"

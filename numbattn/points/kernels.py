@@ -1,0 +1,414 @@
+"""Kernels: values that say what two points are weighed by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from inspect import signature
+from typing import Any
+
+import numpy as np
+
+from ..checks import Floats, floats, integer, library, number, words_for
+from ..scores.frozen import Frozen, frozen
+from ..scores.function import python_function
+from ..values import Value, identity, moved, shown, sum_broadcast
+from . import kinds
+
+
+class Kernel(Value):
+    """What all kernels share: ``k1 + k2`` and ``2.0 * k`` are kernels, too.
+
+    Notes
+    -----
+    Kernels are values, as masks are: two are equal if their numbers are equal and they hold the same arrays.
+    """
+
+    __array_ufunc__ = None  # so that `scalar * kernel` comes to __rmul__
+    _is_centred = True  # whether it stays the same where both points are moved
+
+    def __add__(self, other: Kernel) -> Kernel:
+        return Sum(self._terms + other._terms) if isinstance(other, Kernel) else NotImplemented
+
+    def __mul__(self, factor: float) -> Kernel:
+        factor = number("kernel: factor", factor)
+        return Sum(tuple([(factor * other, kernel) for other, kernel in self._terms]))
+
+    __rmul__ = __mul__
+
+    @property
+    def _terms(self) -> tuple[tuple[float, Kernel], ...]:
+        """What it is the sum of: factors and kernels."""
+        return ((1.0, self),)
+
+    @property
+    def _kind(self) -> kinds.Kind:
+        """What is left of it for points of unit length."""
+        raise NotImplementedError
+
+    def _check(self, features: int) -> None:
+        """Refuse points of so many features."""
+
+    def _unit(self, x: Any) -> Any:
+        """Points of unit length."""
+        return x
+
+    def _of_points(self, x: Any, gradient: Any) -> Any:
+        """The gradient of points, from that of points of unit length."""
+        return gradient
+
+    def _of_parameter(self, units: Any, gradients: Any) -> Any:
+        """The gradient of what it is made with, from points of unit length, x and y, and their gradients; or None."""
+        return None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Sum(Kernel):
+    """Kernels, each times a factor: what ``2.0 * k1 + k2`` is."""
+
+    terms: tuple[tuple[float, Kernel], ...]
+
+    @property
+    def _terms(self) -> tuple[tuple[float, Kernel], ...]:
+        return self.terms
+
+    def _check(self, features: int) -> None:
+        for _, kernel in self.terms:
+            kernel._check(features)
+
+    def __repr__(self) -> str:
+        return " + ".join(f"{factor:g} * {kernel}" for factor, kernel in self.terms)
+
+
+class WithLength(Kernel):
+    """A kernel of points that are divided by a length."""
+
+    length: Floats
+
+    def __post_init__(self) -> None:
+        self._set(length=_length(f"{type(self).__name__} length", self.length))
+
+    def _check(self, features: int) -> None:
+        shape = np.shape(self.length)
+        if shape not in ((), (features,)):
+            raise ValueError(f"kernel: {type(self).__name__} length: got the shape {shape}, expected a number or the "
+                             f"shape ({features},), one for each feature")
+
+    def _unit(self, x: Any) -> Any:
+        return x / self._length_like(x)
+
+    def _of_points(self, x: Any, gradient: Any) -> Any:
+        return gradient / self._length_like(gradient)
+
+    def _of_parameter(self, units: Any, gradients: Any) -> Any:
+        """t is a function of x / length and y / length."""
+        found = sum(map(_products, units, gradients)) / self._length_like(gradients[0])
+        found = sum_broadcast(-found, np.shape(self.length))
+        return found.astype(getattr(self.length, "dtype", gradients[0].dtype), copy=False)
+
+    def _length_like(self, x: Any) -> Any:
+        """The length in the dtype and library of x."""
+        length: Any = self.length
+        return length if isinstance(length, float) else moved(length, x).astype(x.dtype, copy=False)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Gaussian(WithLength):
+    """exp(-r**2 / (2 length**2)), r the Euclidean distance: RBF, the squared exponential.
+
+    Parameters
+    ----------
+    length : float or array, (features,)
+        > 0: one for all features, or one for each. CuPy's arrays are not looked into.
+
+    Examples
+    --------
+    >>> from numbattn import points
+    >>> 0.5 * points.Gaussian(0.2) + points.Gaussian([1.0, 2.0])
+    0.5 * Gaussian(length=0.2) + 1 * Gaussian(length=<float64 array (2,)>)
+    """
+
+    length: Floats = 1.0
+
+    @property
+    def _kind(self) -> kinds.Kind:
+        return kinds.GAUSSIAN
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Laplacian(WithLength):
+    """exp(-r / length), r the Euclidean distance: the same as ``Matern(0.5)``.
+
+    Parameters
+    ----------
+    length : float or array, (features,)
+        > 0: one for all features, or one for each. CuPy's arrays are not looked into.
+    """
+
+    length: Floats = 1.0
+
+    @property
+    def _kind(self) -> kinds.Kind:
+        return kinds.EXPONENTIAL
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Matern(WithLength):
+    """Matern's kernel for nu = 1/2, 3/2 and 5/2: exp(-s), (1 + s) exp(-s) and (1 + s + s**2 / 3) exp(-s).
+
+    s = sqrt(2 nu) r / length, r the Euclidean distance.
+
+    Parameters
+    ----------
+    nu : float
+        0.5, 1.5 or 2.5.
+    length : float or array, (features,)
+        > 0: one for all features, or one for each. CuPy's arrays are not looked into.
+    """
+
+    nu: float
+    length: Floats = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._set(nu=number("Matern nu", self.nu))
+        if self.nu not in MATERN:
+            raise ValueError(f"Matern nu: got {self.nu}, allowed {', '.join(map(str, MATERN))}")
+
+    @property
+    def _kind(self) -> kinds.Kind:
+        return MATERN[self.nu]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Cauchy(WithLength):
+    """1 / (1 + (r / length)**2), r the Euclidean distance.
+
+    Parameters
+    ----------
+    length : float or array, (features,)
+        > 0: one for all features, or one for each. CuPy's arrays are not looked into.
+    """
+
+    length: Floats = 1.0
+
+    @property
+    def _kind(self) -> kinds.Kind:
+        return kinds.CAUCHY
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RationalQuadratic(WithLength):
+    """(1 + r**2 / (2 alpha length**2))**-alpha, r the Euclidean distance.
+
+    Parameters
+    ----------
+    alpha : float
+        > 0.
+    length : float or array, (features,)
+        > 0: one for all features, or one for each. CuPy's arrays are not looked into.
+    """
+
+    alpha: float
+    length: Floats = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._set(alpha=_positive("RationalQuadratic alpha", self.alpha))
+
+    @property
+    def _kind(self) -> kinds.Kind:
+        return kinds.RationalQuadratic(self.alpha)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Radial(WithLength):
+    """function((r / length)**2), r the Euclidean distance: a function of your own.
+
+    Its derivative follows by dual numbers, see `numbattn.Score`, of whose functions this is one.
+
+    Parameters
+    ----------
+    function : callable
+        ``function(t)`` of a number t, the squared distance: an ordinary Python function, compiled by Numba. It is taken
+        when the kernel is made, with all that it reads. Its derivative at t = 0 is taken to be 0 if it is not finite.
+    length : float or array, (features,)
+        > 0: one for all features, or one for each. CuPy's arrays are not looked into.
+
+    Raises
+    ------
+    TypeError
+        If it is no function of one number, raises or asserts, or reads what could change unseen.
+
+    Examples
+    --------
+    >>> from numbattn import points
+    >>> import numpy as np
+    >>> x, b = np.zeros((1, 2)), np.ones((1, 1))
+    >>> points.product(x, x + 3, b, points.Radial(lambda t: 1 / (1 + t / 9)))
+    array([[0.33333333]])
+    """
+
+    function: Callable[[Any], Any]
+    length: Floats = 1.0
+    _frozen: Frozen = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        function = python_function("Radial function", self.function)
+        try:
+            signature(function).bind(0.0)
+        except TypeError as error:
+            raise TypeError(f"Radial function: {function.__qualname__}{signature(function)} cannot be called as (t): "
+                            f"{error}") from None
+        self._set(function=function, _frozen=frozen(function, "Radial function"))
+
+    @property
+    def _kind(self) -> kinds.Kind:
+        return kinds.Radial(self._frozen)
+
+    def _key(self) -> tuple[Any, ...]:
+        return type(self), self._frozen, identity(self.length)
+
+    def __reduce__(self) -> Any:
+        return Radial, (self.function, self.length)
+
+    def __repr__(self) -> str:
+        return f"Radial({self.function.__qualname__}, length={shown(self.length)})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Polynomial(WithLength):
+    """(<x, y> / length**2 + offset)**degree.
+
+    Parameters
+    ----------
+    degree : int
+        1 or more.
+    offset : float
+    length : float or array, (features,)
+        > 0: one for all features, or one for each. CuPy's arrays are not looked into.
+    """
+
+    degree: int
+    offset: float = 1.0
+    length: Floats = 1.0
+
+    _is_centred = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._set(degree=integer("Polynomial degree", self.degree, low=1),
+                  offset=number("Polynomial offset", self.offset))
+
+    @property
+    def _kind(self) -> kinds.Kind:
+        return kinds.Polynomial(self.degree, self.offset)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Linear(Kernel):
+    """<x, y>, the product of two points. Without a mask no pairs are visited: x (y^T b)."""
+
+    _is_centred = False
+
+    @property
+    def _kind(self) -> kinds.Kind:
+        return kinds.LINEAR
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Cosine(Linear):
+    """<x, y> / (|x| |y|), the cosine of the angle between two points; 0 where one of them is 0."""
+
+    def _unit(self, x: Any) -> Any:
+        return x / _norms(x)
+
+    def _of_points(self, x: Any, gradient: Any) -> Any:
+        unit = self._unit(x)
+        along = np.einsum("...f,...f->...", unit, gradient)[..., None]
+        return (gradient - unit * along) / _norms(x)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Cost(Kernel):
+    """exp(-r**power / (power epsilon)), r the Euclidean distance: what `logsumexp` and `sinkhorn` take.
+
+    Parameters
+    ----------
+    power : float
+        > 0.
+    epsilon : float
+        > 0.
+    """
+
+    power: float
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        self._set(power=_positive("Cost power", self.power), epsilon=_positive("Cost epsilon", self.epsilon))
+
+    @property
+    def _kind(self) -> kinds.Kind:
+        return COSTS.get(self.power) or kinds.Power(self.power)
+
+    def _unit(self, x: Any) -> Any:
+        return x / self.epsilon ** (1 / self.power)
+
+    def _of_points(self, x: Any, gradient: Any) -> Any:
+        return gradient / self.epsilon ** (1 / self.power)
+
+    def _of_parameter(self, units: Any, gradients: Any) -> Any:
+        found = sum(map(_products, units, gradients)).sum()[...]
+        return (-found / (self.power * self.epsilon)).astype(gradients[0].dtype)
+
+
+MATERN: dict[float, kinds.Kind] = {0.5: kinds.EXPONENTIAL, 1.5: kinds.MATERN32, 2.5: kinds.MATERN52}
+COSTS: dict[float, kinds.Kind] = {1.0: kinds.EXPONENTIAL, 2.0: kinds.GAUSSIAN}
+
+
+def as_kernel(kernel: Any, features: int) -> Kernel:
+    """A kernel for points of so many features."""
+    if not isinstance(kernel, Kernel):
+        raise TypeError(f"kernel: got {words_for(kernel)}, expected one of numbattn.points, as points.Gaussian(0.5)")
+    kernel._check(features)
+    return kernel
+
+
+def as_exponential(kernel: Any, features: int) -> Kernel:
+    """One whose logarithm is taken."""
+    kernel = as_kernel(kernel, features)
+    if isinstance(kernel, Sum) or not kernel._kind.is_exponential:
+        raise TypeError(f"kernel: got {kernel}, expected Cost, Gaussian, Laplacian or Matern(0.5), an exponential")
+    return kernel
+
+
+def _length(name: str, value: Any) -> Any:
+    if not library(value) and not isinstance(value, list | tuple):
+        return _positive(name, value)
+    array = floats(name, value)
+    if array.ndim > 1:
+        raise ValueError(f"{name}: got the shape {array.shape}, expected a number or an array (features,)")
+    if isinstance(array, np.ndarray) and not (np.isfinite(array).all() and (array > 0).all()):
+        raise ValueError(f"{name}: got values from {array.min()} to {array.max()}, allowed finite and > 0")
+    return array
+
+
+def _positive(name: str, value: Any) -> float:
+    found = number(name, value)
+    if not 0 < found < math.inf:
+        raise ValueError(f"{name}: got {value!r}, allowed finite and > 0")
+    return found
+
+
+def _products(x: Any, gradient: Any) -> Any:
+    """The sum over points of x * gradient, (features,), in float64; x may be NaN where there is no gradient."""
+    products = np.where(gradient == 0, 0, x * gradient)
+    return products.sum(axis=tuple(range(x.ndim - 1)), dtype=np.float64)
+
+
+def _norms(x: Any) -> Any:
+    """Euclidean norms (..., 1); inf for 0, by which it may be divided."""
+    norms = np.sqrt(np.einsum("...f,...f->...", x, x))[..., None]
+    return np.where(norms == 0, math.inf, norms)

@@ -1,0 +1,156 @@
+"""The pairs of points of a call, and for one kernel its points of unit length, over which backends sum.
+
+Points are moved to a common centre, under which kernels of distances stay as they are, and divided by the length of the
+kernel: so far-off points keep the digits of their differences, and kernels know no lengths. The gradient of a length l
+follows from those of the points x' = (x - centre) / l: dl = -(sum x' dx' + sum y' dy') / l.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ..backends import run_points
+from ..checks import dtype_of_sums
+from ..masks import Mask
+from ..problem import NOTHING_HIDDEN, describe
+from ..values import sum_broadcast
+from . import kinds
+from .kernels import Kernel
+
+quiet = np.errstate(all="ignore")  # of points that nobody sees, and of numbers too small for the dtype
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Points x (..., m, d), y (..., n, d) as they were given, batch axes and a mask, fitted."""
+
+    x: Any
+    y: Any
+    batch: tuple[int, ...]
+    mask: Mask
+
+    @classmethod
+    def of(cls, x: Any, y: Any, batch: tuple[int, ...], mask: Any = None) -> Pairs:
+        """Of points that are checked."""
+        X, Y = (np.broadcast_to(points, (*batch, *points.shape[-2:])) for points in (x, y))
+        _, inputs = describe(X, Y, Y[..., :0], mask=mask)
+        return cls(x, y, batch, inputs.mask)
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of sums."""
+        return dtype_of_sums(self.x.dtype)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        return self.x.shape[-2], self.y.shape[-2]
+
+    def broadcast(self, x: Any, axes: int = 2) -> Any:
+        """An array with all batch axes."""
+        return np.broadcast_to(x, (*self.batch, *x.shape[x.ndim - axes :]))
+
+    @cached_property
+    def exchanged(self) -> Pairs:
+        return Pairs(self.y, self.x, self.batch, self.mask._transposed(*self.sizes))
+
+    @cached_property
+    def seen(self) -> tuple[Any, Any]:
+        """Which points of x and of y may be looked at, (..., m) and (..., n); True for all. Others may be NaN."""
+        if self.mask is NOTHING_HIDDEN:
+            return True, True
+        m, n = self.sizes
+        i, j = np.arange(m, like=self.x), np.arange(n, like=self.x)
+        _, _, queries, keys = (x if isinstance(x, int) else x[..., None] for x in self.mask._band(m, n))
+        rows, columns = i < queries, j < keys
+        interval = self.mask._interval(i, n)
+        if interval is not None and m:
+            rows = rows & (interval.first < interval.end)
+            columns = columns & (interval.first.min(-1)[..., None] <= j) & (j < interval.end.max(-1)[..., None])
+        return rows, columns
+
+    def centred(self, points: Any) -> Any:
+        """x or y, moved to the centre."""
+        centre = self.centre  # its axes before those of the points are of size 1
+        return points - centre.reshape(centre.shape[max(centre.ndim - points.ndim, 0) :])
+
+    @cached_property
+    @quiet
+    def centre(self) -> Any:
+        """A point amid the others, (..., 1, d), for each element of the batch that both x and y have."""
+        sizes = [math.prod(points.shape[:-2]) for points in (self.x, self.y)]
+        which = 0 if sizes[0] < sizes[1] else 1
+        points, other, seen = (self.x, self.y)[which], (self.x, self.y)[1 - which], self.seen[which]
+        if seen is not True:
+            seen = sum_broadcast(np.broadcast_to(seen, (*self.batch, points.shape[-2])), points.shape[:-1]) > 0
+            points = np.where(seen[..., None], points, 0)
+        own = points.shape[:-2]
+        others = (1,) * (len(own) - other.ndim + 2) + other.shape[:-2]
+        axes = tuple([axis for axis, n in enumerate(others[len(others) - len(own) :]) if n == 1])
+        axes = *axes, points.ndim - 2
+        total = points.sum(axis=axes, keepdims=True, dtype=np.float64)
+        if seen is True:
+            return (total / max(math.prod(points.shape[axis] for axis in axes), 1)).astype(self.dtype)
+        return (total / np.maximum(seen[..., None].sum(axis=axes, keepdims=True), 1)).astype(self.dtype)
+
+
+class Term:
+    """One kernel of a sum: points of unit length and what is summed over their pairs."""
+
+    @quiet
+    def __init__(self, pairs: Pairs, kernel: Kernel) -> None:
+        self.pairs, self.kernel, self.kind = pairs, kernel, kernel._kind
+        self.kind.check(pairs.dtype)
+        self.x, self.y = (self._unit(points) for points in (pairs.x, pairs.y))
+
+    def _unit(self, points: Any) -> Any:
+        points = points.astype(self.pairs.dtype, copy=False)
+        return self.kernel._unit(self.pairs.centred(points) if self.kernel._is_centred else points)
+
+    @cached_property
+    def exchanged(self) -> Term:
+        """With the roles of x and y exchanged."""
+        other = object.__new__(Term)
+        other.pairs, other.kernel, other.kind = self.pairs.exchanged, self.kernel, self.kind
+        other.x, other.y = self.y, self.x
+        return other
+
+    @property
+    def has_no_pairs(self) -> bool:
+        """Whether sums are products of three matrices."""
+        return self.kind == kinds.LINEAR and self.pairs.mask is NOTHING_HIDDEN
+
+    def sums(self, b: Any, rows: Any = None, columns: Any = None) -> Any:
+        """sum_j kappa_ij b_j; b: with all batch axes."""
+        if self.has_no_pairs:
+            return self.x @ (np.swapaxes(self.y, -2, -1) @ b)
+        return self._run("sums", b, rows=rows, columns=columns)
+
+    def gradient(self, b: Any, c: Any, rows: Any = None, columns: Any = None) -> Any:
+        """The gradient of points x of unit length, summed to the batch axes that x has; b, c: as of `sums`."""
+        if self.has_no_pairs:
+            found = c @ (np.swapaxes(b, -2, -1) @ self.y)
+        else:
+            found = self._run("gradient", b, c, rows=rows, columns=columns)
+        return sum_broadcast(found, self.x.shape)
+
+    def logsumexp(self, columns: Any = None) -> Any:
+        return self._run("logsumexp", self.y[..., :0], columns=columns)
+
+    def _run(self, name: str, b: Any, *args: Any, **options: Any) -> Any:
+        x, y, b = (self.pairs.broadcast(array) for array in (self.x, self.y, b))
+        problem, inputs = describe(x, y, b, mask=self.pairs.mask)
+        return run_points(problem, name, inputs, self.kind, *args, **options)
+
+
+@quiet
+def of_points(term: Term, dx: Any, dy: Any) -> tuple[Any, Any, Any]:
+    """Gradients of the points as they were given, and of what the kernel is made with or None, from those of points of
+    unit length."""
+    kernel, pairs = term.kernel, term.pairs
+    parameter = kernel._of_parameter((term.x, term.y), (dx, dy))
+    return kernel._of_points(pairs.x, dx), kernel._of_points(pairs.y, dy), parameter

@@ -1,0 +1,237 @@
+"""Kernel products and their gradients."""
+
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+
+import numbattn as na
+from numbattn import points
+
+from ..accuracy import to_numpy
+from . import plain
+
+DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
+
+
+@pytest.mark.parametrize("kernel", plain.KERNELS, ids=repr)
+def test_kernels(xp, rng, kernel):
+    x, y, b = rng.standard_normal((2, 5, 3)), rng.standard_normal((2, 7, 3)), rng.standard_normal((2, 7, 4))
+    s = points.product(*map(xp.asarray, (x, y, b)), kernel)
+    assert isinstance(s, xp.ndarray)
+    assert_allclose(to_numpy(s), plain.KERNELS[kernel](x, y) @ b, atol=1e-12)
+
+
+@pytest.mark.parametrize("kernel", plain.KERNELS, ids=repr)
+@pytest.mark.parametrize("mask", [None, na.Causal() | na.First(1)], ids=["", "mask"])
+def test_gradients_are_those_of_finite_differences(rng, kernel, mask):
+    arrays = x, y, b = rng.standard_normal((2, 6, 3)), rng.standard_normal((7, 3)), rng.standard_normal((1, 7, 2))
+    s, backprop = points.product_vjp(*arrays, kernel, mask=mask)
+    assert_array_equal(s, points.product(*arrays, kernel, mask=mask))
+    ds = rng.standard_normal(s.shape)
+    grads = backprop(ds)
+    assert grads._fields == ("dx", "dy", "db")
+    for at, (gradient, array) in enumerate(zip(grads, arrays)):
+        assert (gradient.shape, gradient.dtype) == (array.shape, array.dtype)
+        direction = rng.standard_normal(array.shape)
+        exact = plain.slope(lambda *now: (ds * points.product(*now, kernel, mask=mask)).sum(), arrays, at, direction)
+        assert_allclose((gradient * direction).sum(), exact, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("kernel", plain.KERNELS, ids=repr)
+def test_gradients_of_lengths(rng, kernel):
+    x, y, b = rng.standard_normal((2, 6, 3)), rng.standard_normal((7, 3)), rng.standard_normal((7, 2))
+    s, backprop = points.product_vjp(x, y, b, kernel)
+    ds = rng.standard_normal(s.shape)
+    found = backprop(ds).kernel
+    several, h = isinstance(found, tuple), 1e-5
+    assert several == (len(kernel._terms) > 1)
+    for (factor, one), gradient in zip(kernel._terms, found if several else (found,), strict=True):
+        name = next((name for name in ("length", "epsilon") if hasattr(one, name)), None)
+        if name is None:
+            assert gradient is None
+            continue
+        now = np.asarray(getattr(one, name))
+        assert gradient.shape == now.shape
+        direction = rng.standard_normal(now.shape)
+        ends = [points.product(x, y, b, factor * replace(one, **{name: now + step * direction})) for step in (h, -h)]
+        exact = (ds * (ends[0] - ends[1])).sum() / (2 * h)
+        assert_allclose((gradient * direction).sum(), exact, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("kernel", [kernel for kernel in plain.KERNELS if kernel != points.Cosine()], ids=repr)
+def test_gradients_where_points_coincide_are_finite(rng, kernel):
+    x, b = rng.standard_normal((5, 3)), rng.standard_normal((5, 2))
+    _, backprop = points.product_vjp(x, x, b, kernel)
+    dx, dy, _ = backprop(b)
+    assert np.isfinite(dx).all()
+    one, ds = np.zeros((1, 3)), np.ones((1, 1))
+    for gradient in points.product_vjp(one, one, ds, kernel)[1](ds)[:2]:
+        assert_array_equal(gradient, 0 * one)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("d", [3, 40])
+def test_dtypes(xp, rng, dtype, d):
+    x, y, b, ds = (rng.standard_normal(shape).astype(dtype) for shape in ((60, d), (70, d), (70, 2), (60, 2)))
+    kernel = points.Matern(1.5, d**0.5)
+    s, backprop = points.product_vjp(*map(xp.asarray, (x, y, b)), kernel)
+    grads = backprop(xp.asarray(ds))
+    exact, exact_backprop = points.product_vjp(*(z.astype(np.float64) for z in (x, y, b)), kernel)
+    eps = float(ml_dtypes.finfo(dtype).eps)
+    for got, wanted in zip((s, *grads), (exact, *exact_backprop(ds.astype(np.float64)))):
+        assert got.dtype == dtype
+        error = np.abs(to_numpy(got).astype(np.float64) - wanted).max()
+        assert error < 4 * max(eps, 2e-16) * np.abs(wanted).max() * (1 if dtype in DTYPES[:2] else 8)
+
+
+@pytest.mark.parametrize("d", [3, 20])
+@pytest.mark.parametrize("batch", [(), (2,)], ids=["", "batch"])
+def test_points_far_off_keep_the_digits_of_their_differences(rng, d, batch):
+    """In float32, whichever of x and y is shared by the batch, and where clouds of a batch are far from each other."""
+    x, y, b = rng.random((*batch, 30, d)), rng.random((*batch, 40, d)), rng.random((40, 2))
+    offsets = 1000 * (1 + np.arange(len(x)))[:, None, None] if batch else 1000
+    arrays = (x + offsets).astype(np.float32), (y + offsets).astype(np.float32), b.astype(np.float32)
+    if batch:
+        arrays = arrays[0][:1, :, :], arrays[1][0], arrays[2]
+    kernel = points.Gaussian(0.3 * d**0.5)
+    exact = points.product(*(z.astype(np.float64) for z in arrays), kernel)
+    assert_allclose(points.product(*arrays, kernel), exact, rtol=3e-6)
+
+
+def test_clouds_of_a_batch_have_centres_of_their_own(rng):
+    offsets = np.array([1e3, 0, -1e3])[:, None, None]
+    x, y = (rng.random((3, n, 20)) + offsets for n in (30, 40))
+    x, y, b = (z.astype(np.float32) for z in (x, y, rng.random((40, 2))))
+    exact = points.product(*(z.astype(np.float64) for z in (x, y, b)), points.Gaussian())
+    assert_allclose(points.product(x, y, b, points.Gaussian()), exact, rtol=3e-6)
+
+
+def test_what_nobody_sees_may_be_nan_and_moves_no_centre(rng):
+    x, y, b, ds = (rng.random((2, 9, n)) for n in (12, 12, 2, 2))
+    mask, seen = na.Lengths(keys=np.array([6, 4]), queries=np.array([5, 7])), np.arange(9)[:, None]
+    for array, lengths in ((x, [5, 7]), (y, [6, 4]), (b, [6, 4]), (ds, [5, 7])):
+        array[np.broadcast_to(seen >= np.array(lengths)[:, None, None], array.shape)] = np.nan
+    s, backprop = points.product_vjp(x, y, b, points.Laplacian(), mask=mask)
+    grads = backprop(ds)
+    clean = [np.nan_to_num(array) for array in (x, y, b)]
+    visible = mask.dense(9, 9)
+    assert_allclose(s, np.where(visible, np.exp(-plain.distances(*clean[:2], 1)), 0) @ clean[2], rtol=1e-9)
+    assert all(np.isfinite(gradient).all() for gradient in (*grads, grads.kernel))
+    for array in (x, y):
+        array[np.isnan(array)] = 1e30
+    assert_allclose(points.product(x, y, b, points.Laplacian(), mask=mask), s, rtol=1e-9)
+
+
+SHAPES = st.lists(st.sampled_from([1, 2, 3]), max_size=3)
+
+
+@st.composite
+def calls(draw):
+    """Shapes that broadcast."""
+    whole = draw(SHAPES)
+    batches = [[n if draw(st.booleans()) else 1 for n in whole][draw(st.integers(0, len(whole))) :] for _ in range(3)]
+    m, n, d, e = (draw(st.integers(0, 4)) for _ in range(4))
+    return [(*batch, *own) for batch, own in zip(batches, ((m, d), (n, d), (n, e)))]
+
+
+@settings(max_examples=60)
+@given(calls(), st.integers(0, 3))
+def test_shapes(shapes, which):
+    rng = np.random.default_rng(0)
+    x, y, b = arrays = [rng.standard_normal(shape) for shape in shapes]
+    kernel = [points.Gaussian(), points.Linear(), points.Cosine(), points.Polynomial(2) + points.Cauchy(3.0)][which]
+    s, backprop = points.product_vjp(x, y, b, kernel)
+    with np.errstate(invalid="ignore"):
+        K = [lambda: np.exp(-plain.squares(x, y, 1) / 2), lambda: x @ plain.T(y),
+             lambda: np.nan_to_num(x @ plain.T(y) / plain.norms(x) / plain.T(plain.norms(y))),
+             lambda: (x @ plain.T(y) + 1) ** 2 + 1 / (1 + plain.squares(x, y, 3))][which]()  # fmt: skip
+    assert_allclose(s, np.broadcast_to(K @ b, s.shape), atol=1e-12)
+    batch = np.broadcast_shapes(*(shape[:-2] for shape in shapes))
+    assert s.shape == (*batch, x.shape[-2], b.shape[-1])
+    grads = backprop(np.ones(s.shape))
+    assert [gradient.shape for gradient in grads] == shapes
+    assert_allclose((grads.db * b).sum(), s.sum(), atol=1e-10)
+    assert all(np.isfinite(gradient).all() for gradient in grads)
+    for array, gradient in zip(arrays[:2], grads):
+        assert gradient.dtype == array.dtype
+
+
+def test_strides(rng):
+    x, y, b = rng.random((3, 5, 2)).T, rng.random((14, 3))[::2], np.broadcast_to(rng.random(2), (7, 2))
+    y = np.broadcast_to(y, (2, 7, 3))
+    s, backprop = points.product_vjp(x[:, ::-1], y, b, points.Gaussian())
+    copies = [np.ascontiguousarray(z) for z in (x[:, ::-1], y, b)]
+    again, backprop_again = points.product_vjp(*copies, points.Gaussian())
+    assert_array_equal(s, again)
+    for one, other in zip(backprop(s), backprop_again(s)):
+        assert_array_equal(one, other)
+
+
+def test_masks_say_who_sees_whom(rng):
+    x, y, b = rng.random((20, 3)), rng.random((30, 3)), rng.random((30, 2))
+    K = np.exp(-plain.squares(x, y, 1) / 2)
+    for mask in (na.Segments([0, 5, 20], [0, 20, 30]), na.Window(3, 3), rng.random((20, 30)) < 0.5,
+                 na.BlockSparse(rng.random((2, 3)) < 0.5, (10, 10))):  # fmt: skip
+        visible = mask if isinstance(mask, np.ndarray) else mask.dense(20, 30)
+        for kernel, pairs in ((points.Gaussian(), K), (points.Linear(), x @ y.T)):
+            assert_allclose(points.product(x, y, b, kernel, mask=mask), np.where(visible, pairs, 0) @ b, atol=1e-12)
+
+
+def test_gradients_are_values(rng):
+    import copy
+    import pickle
+
+    x = rng.random((3, 2))
+    grads = points.product_vjp(x, x, x, points.Gaussian())[1](x)
+    for again in (copy.copy(grads), pickle.loads(pickle.dumps(grads))):
+        assert type(again) is points.ProductGradients
+        assert_array_equal(again, grads)
+        assert again.kernel == grads.kernel
+    assert repr(grads).startswith("ProductGradients(dx=array(")
+
+
+X, B = np.zeros((4, 3)), np.zeros((4, 2))
+ERRORS = {
+    "b: got the shape (4,), expected (..., 4, columns); pass b[:, None]": (X, X, B[:, 0], points.Gaussian()),
+    "b: got the shape (3, 2), expected (..., 4, columns), a row for each point of y": (X, X, B[:3], points.Gaussian()),
+    "x: got int64, allowed float16, bfloat16, float32, float64; pass x.astype(np.float32)": (
+        X.astype(int), X, B, points.Gaussian()),
+    "b: got float32, expected float64, the dtype of x": (X, X, B.astype(np.float32), points.Gaussian()),
+    "x: got the shape (4,), expected (..., points, features); pass x[:, None] for points of one feature": (
+        X[:, 0], X, B, points.Gaussian()),
+    "y: got 2 features, expected 3, as many as x": (X, B, B, points.Gaussian()),
+    "y: got [], expected a numpy.ndarray or a cupy.ndarray": (X, [], B, points.Gaussian()),
+    "batch axes of x (2,), y (3,), b () do not broadcast": (
+        np.zeros((2, 4, 3)), np.zeros((3, 4, 3)), B, points.Gaussian()),
+    "kernel: got 0.5, expected one of numbattn.points, as points.Gaussian(0.5)": (X, X, B, 0.5),
+    "kernel: Gaussian length: got the shape (2,), expected a number or the shape (3,), one for each feature": (
+        X, X, B, points.Linear() + points.Gaussian([1.0, 2.0])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", ERRORS)
+def test_errors(message):
+    kind = TypeError if "dtype of x" in message or "allowed float16" in message or "[]" in message else ValueError
+    kind = TypeError if message.startswith("kernel: got 0.5") else kind
+    for function in (points.product, points.product_vjp):
+        with pytest.raises(kind) as found:
+            function(*ERRORS[message])
+        assert str(found.value).replace("got list", "got []") == message
+
+
+def test_errors_of_gradients():
+    s, backprop = points.product_vjp(X, X, B, points.Gaussian())
+    with pytest.raises(ValueError, match=r"ds: got the shape \(4,\), expected \(4, 2\), the shape of s"):
+        backprop(s[:, 0])
+    with pytest.raises(TypeError, match="ds: got int64, allowed float16"):
+        backprop(s.astype(int))
+
+
+def test_errors_of_masks():
+    with pytest.raises(ValueError, match=r"mask: Lengths keys: got 9, allowed 0 to 4"):
+        points.product(X, X, B, points.Gaussian(), mask=na.Lengths(keys=9))
