@@ -77,11 +77,8 @@ FAULTS = {
     "smaller = x < found.values": "smaller = x <= found.values",
     "insert(insert(found, left, col), right, col + 1)": "insert(insert(found, right, col + 1), left, col)",
     "n0 + 4 * group + 2)": "n0 + 4 * group)",
-    "four < row_max(found.values)": "four < row_max(four)",
-    "            put(allocate(BOUND).T, row_max(found.values))\n": "",
     "        sync_warp()                                             # the bound": "        pass  # the bound",
     "            sync_warp()\n            found": "            found",
-    "            sync_warp()                                         # all": "            pass  # all",
     "fields = [(bit, 1, weight) for bit, weight in [*enumerate(lanes), *((of_warps[x], x) for x in of_warps)]]":
         "fields = [(bit, 1, weight) for bit, weight in enumerate(lanes)]",
 }
