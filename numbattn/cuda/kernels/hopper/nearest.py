@@ -39,7 +39,7 @@ from ...tile import (
     wgmma,
     wgmma_wait,
 )
-from ...words.arguments import Matrix, TmaMatrix
+from ...words.arguments import MatrixOfCall, TmaMatrix
 from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..points.nearest import takes_one
@@ -184,7 +184,7 @@ def takes(work):
 
 SPEC = Spec(
     hopper_nearest,
-    (TmaMatrix("q"), TmaMatrix("k", "k"), HALF_NORMS_OF_Y, Matrix("r2"), Matrix("j"), "seqlen_k"),
+    (TmaMatrix("q"), TmaMatrix("k", "k"), HALF_NORMS_OF_Y, MatrixOfCall("r2"), MatrixOfCall("j"), "seqlen_k"),
     tiles=lambda work: (TILES[size_of(work)],),
     parameters=lambda work, tiles: {"dtype": work.problem.dtype.name, "head_dim": size_of(work), **tiles._asdict()},
     persistent=True,

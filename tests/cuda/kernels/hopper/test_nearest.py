@@ -54,3 +54,19 @@ def test_of_equal_ones_the_first(rng):
     x = y[:, :, ::13] + np.float16(0.125)
     _, j = nearest(x, y, SIZES)
     np.testing.assert_array_equal(j[0, 0, :, 0] % 13, 0)
+
+
+FAULTS = {
+    "        sync_warpgroup()                                        # all have read the norms\n": "",
+    "            sync_warpgroup()                                    # all have read X\n": "",
+    "        release(Y)\n": "",
+    "            release(X)\n": "",
+    "            wait(X)\n": "",
+    "norms_x + 2 * least": "norms_x + least",
+    "X, number = advance(X, CONSUMERS)": "X, number = advance(X, 1)",
+    "found = with_tile(found, dot(": "found = with_tile(start(), dot(",
+    "fills=2": "fills=1",
+    "                acquire(Y)\n": "",
+    "                acquire(X)\n": "",
+    "m0 + consumer * ROWS)": "m0)",
+}
