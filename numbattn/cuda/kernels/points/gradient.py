@@ -51,7 +51,7 @@ def point_gradient(
     keep_rows, fetch_columns, shift_of = pairs.shifts(given)
     keep_c, (fetch_b, get_b), inner = pairs.kept(dim_b, FEW), pairs.walked(dim_b, FEW), pairs.inner(dim_b, FEW)
     no_sums, add, save_dx = displacement_steps(pairs, dim, kind)
-    slope_of = pair_step(kind, pairs.ACC, shifted=ROWS in given or COLUMNS in given, derivative=True)
+    slope_of = pair_step(pairs.steps(dim, kind), shifted=ROWS in given or COLUMNS in given, derivative=True)
     block_of, next_tile = block_steps(mask, tile_m, tile_n)
     needs_mask, masked = mask_steps(mask, pairs.layout, tile_m, tile_n)
     TILE_N, COLS, CHUNKS, IN_TURN = tile_n, tile_n // chunks, chunks, stages == 1
@@ -116,7 +116,8 @@ def displacement_steps(pairs, dim, kind):
         return no_sums, add_points, save_as_it_is
 
     if dim <= DIFFERENCES:
-        add_to_parts, save_parts = part_differences_step(dim), save_sums_step(dim, TWO)
+        unit = pairs.unit_of(dim, kind)
+        add_to_parts, save_parts = part_differences_step(dim, pairs.ACC(unit)), save_sums_step(dim, pairs.ACC(2 / unit))
 
         @device
         def add_differences(dX, W, X, Y):

@@ -12,7 +12,6 @@ from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..shared.softmax import LN_2, logsumexp, softmax_steps
 from ..shared.visibility import MASK
-from .kinds import steps_of
 from .pairs import COLUMNS, VECTORS, Pairs, PointTiles, block_steps, mask_steps, parameters, rows_of
 
 
@@ -23,7 +22,7 @@ def point_logsumexp(
     pairs = Pairs(dtype, dim, dim_b, unit, tile_m, tile_n, threads, lanes, chunks, stages, nbytes)
     keep_points, fetch_points, get_points, distances = pairs.distances(dim, kind)
     _, fetch_columns, shift_of = pairs.shifts(given)
-    exponent, ACC = steps_of(kind, pairs.ACC).exponent, pairs.ACC
+    exponent, ACC = pairs.steps(dim, kind).exponent, pairs.ACC
     block_of, next_tile = block_steps(mask, tile_m, tile_n)
     needs_mask, masked = mask_steps(mask, pairs.layout, tile_m, tile_n, hidden=-np.inf)
     VECTOR, PARTS, ZERO, ONE, LN2 = pairs.layout.row_vector(), pairs.layout.row_parts(), ACC(0), ACC(1), ACC(LN_2)

@@ -27,7 +27,7 @@ def point_sums(
     keep_rows, fetch_columns, shift_of = pairs.shifts(given)
     fetch_b, get_b = pairs.walked(dim_b, FEW)
     no_sums, add, save_o = pairs.outer(dim_b, FEW)
-    kappa_of = pair_step(kind, pairs.ACC, shifted=ROWS in given or COLUMNS in given)
+    kappa_of = pair_step(pairs.steps(dim, kind), shifted=ROWS in given or COLUMNS in given)
     block_of, next_tile = block_steps(mask, tile_m, tile_n)
     needs_mask, masked = mask_steps(mask, pairs.layout, tile_m, tile_n)
     TILE_N, COLS, CHUNKS, IN_TURN = tile_n, tile_n // chunks, chunks, stages == 1

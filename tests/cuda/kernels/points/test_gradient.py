@@ -60,7 +60,9 @@ FAULTS = {
     "            if is_masked:": "            if not is_masked:",
     "derivative=True": "derivative=False",
     "X * row_sum(total) - WY": "X * row_sum(total) + WY",
-    "save_sums_step(dim, TWO)": "save_sums_step(dim, pairs.ACC(1))",
+    "pairs.ACC(2 / unit)": "pairs.ACC(2)",
     "if of_products(kind):": "if not of_products(kind):",
-    "cuda/kernels/points/features.py": {"part_sum(W * (x - y), total)": "part_sum(W * (x + y), total)"},
+    "cuda/kernels/points/features.py": {
+        "part_sum(W * (x - y * UNIT), total)": "part_sum(W * (x - y), total)",
+    },
 }
