@@ -82,18 +82,19 @@ class Pairs:
         """A point amid the others, (..., 1, d), for each element of the batch that both x and y have."""
         sizes = [math.prod(points.shape[:-2]) for points in (self.x, self.y)]
         which = 0 if sizes[0] < sizes[1] else 1
-        points, other, seen = (self.x, self.y)[which], (self.x, self.y)[1 - which], self.seen[which]
+        points, other, seen = (self.x, self.y)[which], (self.x, self.y)[1 - which], None
         if self.mask is not NOTHING_HIDDEN:
-            seen = sum_broadcast(np.broadcast_to(seen, (*self.batch, points.shape[-2])), points.shape[:-1]) > 0
-            points = np.where(seen[..., None], points, 0)
+            seen = np.broadcast_to(self.seen[which], (*self.batch, points.shape[-2]))
+            seen = sum_broadcast(seen, points.shape[:-1])[..., None] > 0
+            points = np.where(seen, points, 0)
         own = points.shape[:-2]
         others = (1,) * (len(own) - other.ndim + 2) + other.shape[:-2]
         axes = tuple([axis for axis, n in enumerate(others[len(others) - len(own) :]) if n == 1])
         axes = *axes, points.ndim - 2
         total = points.sum(axis=axes, keepdims=True, dtype=np.float64)
-        if self.mask is NOTHING_HIDDEN:
+        if seen is None:
             return (total / max(math.prod(points.shape[axis] for axis in axes), 1)).astype(self.dtype)
-        return (total / np.maximum(seen[..., None].sum(axis=axes, keepdims=True), 1)).astype(self.dtype)
+        return (total / np.maximum(seen.sum(axis=axes, keepdims=True), 1)).astype(self.dtype)
 
 
 class Term:

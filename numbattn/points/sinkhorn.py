@@ -312,10 +312,10 @@ class _Clouds:
 
     def is_done(self, before: Any, f: Any, tol: float) -> bool:
         """Whether sums of rows of the plan, a exp((before - f) / epsilon), are a."""
-        some, epsilon = self.a > 0, self.cost.epsilon
-        excess = np.where(some, self.a * np.abs(np.expm1((before - f) / epsilon)), 0).sum(axis=-1)
         if not self.a.size:
             return True
+        some, epsilon = self.a > 0, self.cost.epsilon
+        excess = np.where(some, self.a * np.abs(np.expm1((before - f) / epsilon)), 0).sum(axis=-1)
         largest = np.where(some, np.abs(f), 0).max(axis=-1) / epsilon
         allowed = np.maximum(ROUNDINGS * np.finfo(f.dtype).eps * (1 + largest), tol) * self.a.sum(axis=-1)
         return bool((excess <= allowed).all())
