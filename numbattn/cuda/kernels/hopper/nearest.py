@@ -106,7 +106,7 @@ def hopper_nearest(*, dtype, head_dim, tile_n, consumers, stages, x_stages):
     def with_tile(found, S, norms, Y, n0):
         """The nearest y up to a tile, whose product with x is in flight."""
         S = wgmma_wait(S, 0)
-        sync_warpgroup()                                        # all have read the norms
+        sync_warpgroup()                                        # all have read the norms, and X
         release(Y)
         return add(found, norms - S, n0)
 
@@ -130,9 +130,8 @@ def hopper_nearest(*, dtype, head_dim, tile_n, consumers, stages, x_stages):
                 norms = get(allocate(SHARED_NORMS, Y.index), COLS)
                 found = with_tile(found, dot(S_TILE, X.tile, Y.tile.T), norms, Y, n0)
                 Y, n0 = advance(Y, 1), n0 + TILE_N
-            least, j = finish(found)
-            sync_warpgroup()                                    # all have read X
             release(X)
+            least, j = finish(found)
             save(mR2[batch, head], maximum(norms_x + 2 * least, ZERO), m0 + warpgroup_index() * ROWS)
             save(mJ[batch, head], j, m0 + warpgroup_index() * ROWS)
             X, number = advance(X, CONSUMERS), number + grid_size()
