@@ -6,11 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from ..points import formula
+from ..points.kinds import DIFFERENCES
 from . import kernels
 from .kernels.points.kinds import lowered, of_products
 from .kernels.points.nearest import NEAREST as NEAREST_KIND
-from .kernels.points.pairs import COLUMNS, DIFFERENCES, ROWS, X_NORMS, Y_NORMS
+from .kernels.points.pairs import COLUMNS, ROWS, X_NORMS, Y_NORMS
 from .kernels.shared.smallest import NOBODY
+from .kernels.tables import HEAD_DIMS
 from .passes import run
 from .words.spec import Pass
 
@@ -29,12 +32,16 @@ class Points:
 
     def sums(self, problem, inputs, kind, rows=None, columns=None):
         """o_i = sum_j kappa_ij b_j, in the dtype of sums; kappa_ij is multiplied by exp(rows_i + columns_j)."""
+        if is_wide(problem):
+            return formula.sums(problem, inputs, kind, rows, columns)
         o = self.current().empty(problem.out_shape, problem.sum_dtype)
         self.run(SUMS, problem, inputs, lowered(kind), {"o": o}, rows, columns)
         return o
 
     def gradient(self, problem, inputs, kind, c, rows=None, columns=None):
         """dx_i = sum_j kappa'_ij <c_i, b_j> 2 (x_i - y_j), or y_j for a function of x . y, in the dtype of sums."""
+        if is_wide(problem):
+            return formula.gradient(problem, inputs, kind, c, rows, columns)
         shape = *problem.batch, problem.seqlen_q, problem.head_dim
         dx = self.current().empty(shape, problem.sum_dtype)
         c = c.astype(problem.dtype, copy=False)
@@ -43,12 +50,16 @@ class Points:
 
     def logsumexp(self, problem, inputs, kind, columns=None):
         """log sum_j exp(columns_j) kappa_ij, in the dtype of sums."""
+        if is_wide(problem):
+            return formula.logsumexp(problem, inputs, kind, columns)
         lse = self.current().empty(problem.lse_shape, problem.sum_dtype)
         self.run(LOGSUMEXP, problem, inputs, lowered(kind), {"lse": lse}, columns=columns, nothing=(-math.inf,))
         return lse
 
     def nearest(self, problem, inputs, k):
         """The squared distances of the k nearest y_j of each x_i, in the dtype of sums, ascending, and their j."""
+        if is_wide(problem):
+            return formula.nearest(problem, inputs, k)
         gpu, shape = self.current(), (*problem.lse_shape, k)
         r2, j = gpu.empty(shape, problem.sum_dtype), gpu.empty(shape, np.dtype(np.int32))
         self.run(NEAREST, problem, inputs, (f"{NEAREST_KIND} {k}", 0.0), {"r2": r2, "j": j}, nothing=(math.inf, NOBODY))
@@ -68,6 +79,11 @@ class Points:
         if not run(self.current(), pass_, problem, inputs, arrays, strides, kind=(text, number)):
             for x, number in zip(results, nothing):
                 x.fill(number)
+
+
+def is_wide(problem):
+    """Whether there are more dimensions or features than kernels hold: then products are cuBLAS', block by block."""
+    return max(problem.head_dim, problem.head_dim_v) > HEAD_DIMS[-1]
 
 
 def norms(x, problem):

@@ -154,3 +154,8 @@ def of_points(term: Term, dx: Any, dy: Any) -> tuple[Any, Any, Any]:
     kernel, pairs = term.kernel, term.pairs
     parameter = kernel._of_parameter((term.x, term.y), (dx, dy))
     return kernel._of_points(pairs.x, dx), kernel._of_points(pairs.y, dy), parameter
+
+
+def ones(pairs: Pairs) -> Any:
+    """A column of ones for points y."""
+    return pairs.broadcast(np.ones((pairs.y.shape[-2], 1), pairs.dtype, like=pairs.x))
