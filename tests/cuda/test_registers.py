@@ -18,12 +18,15 @@ from numbattn.cuda.kernels import (
     FORWARD,
     LAPLACIAN,
     POINT_GRADIENT,
+    POINT_LOGSUMEXP,
+    POINT_NEAREST,
     POINT_SUMS,
     TANGENT,
 )
 from numbattn.cuda.kernels.any.score_gradient import bias_gradient, diagonal_sums, entry_sums, spec_of
 from numbattn.cuda.kernels.hopper.forward_tiles import MANY
 from numbattn.cuda.kernels.hopper.score_gradient import bias_route, diagonals_route
+from numbattn.cuda.kernels.points.pairs import COLUMNS, DIFFERENCES, X_NORMS, Y_NORMS
 from numbattn.cuda.plan.planner import DEVICES
 from tests.cuda.works import work
 
@@ -56,19 +59,20 @@ def small(kernel, dtype, n, d, spills=0, **about):
     return pytest.param(kernel, found._replace(whole=True, **about), spills, id=" ".join(map(str, words)))
 
 
-def pairs(kernel, dtype, d, e, kind="Gaussian", cc=(9, 0), spills=0, given=()):
-    """A kernel over pairs of points, with `given` logarithms of rows and columns."""
-    found = work(dtype, d, e, device=DEVICES[cc], kind=kind)
-    found.dtypes.update(dict.fromkeys(given, found.problem.sum_dtype))
-    return pytest.param(kernel, found, spills, id=" ".join(map(str, (kernel, dtype, d, e, kind, *given))))
+def pairs(kernel, dtype, d, kind, e=0, cc=(9, 0), spills=0):
+    """A kernel over pairs of points; kind: what is compiled in of it."""
+    found = work(dtype, d, e, device=DEVICES[cc])
+    vectors = dict.fromkeys((COLUMNS, X_NORMS, Y_NORMS)[: None if d > DIFFERENCES else 1], found.problem.sum_dtype)
+    found = found._replace(kind=kind, dtypes=found.dtypes | vectors)
+    return pytest.param(kernel, found, spills, id=f"{kernel} {dtype} {d} {e} {kind}")
 
 
 def spec(kernel, work):
     """That of a pass by its first Route with a kernel of this name, or the first, or of the gradient of a part."""
     if kernel == "laplacian":
         return LAPLACIAN[0].specs[0]
-    routes = chain(FORWARD, BACKWARD, TANGENT, BACKWARD_TANGENT, POINT_SUMS, POINT_GRADIENT)
-    passes = (route.specs for route in routes if route.takes(work))
+    every = FORWARD, BACKWARD, TANGENT, BACKWARD_TANGENT, POINT_SUMS, POINT_GRADIENT, POINT_LOGSUMEXP, POINT_NEAREST
+    passes = (route.specs for routes in every for route in routes if route.takes(work))
     after = next((i for i, part in enumerate(work.score) if part.startswith(("bias", "relative"))), 0)
     whole = {"out_dtype": work.problem.dtype.name, "sums_rows": False, "sums_cols": False}
     gradients = (
@@ -79,23 +83,6 @@ def spec(kernel, work):
     return next(spec for spec in (*chain(*passes), *gradients) if spec.name == kernel)
 
 
-BOTH = "rows", "columns"
-POINTS = [
-    pairs("point_sums", "float32", 3, 1, "Matern52", given=BOTH),
-    pairs("point_sums", "float32", 8, 4, "Exponential", given=BOTH),
-    pairs("point_sums", "float64", 8, 4, "Power"),
-    pairs("point_sums", "float32", 3, 256),
-    pairs("point_sums", "float32", 64, 64, "RationalQuadratic"),
-    pairs("point_sums", "float32", 256, 256),
-    pairs("point_sums", "float64", 64, 64),
-    pairs("point_gradient", "float32", 3, 1, "Matern52", given=BOTH),
-    pairs("point_gradient", "float32", 8, 4, "Exponential", given=BOTH),
-    pairs("point_gradient", "float64", 8, 4),
-    pairs("point_gradient", "float32", 3, 128),
-    pairs("point_gradient", "float32", 128, 1),
-    pairs("point_gradient", "float32", 256, 256, spills=80),    # in the epilogue
-    pairs("point_gradient", "float64", 64, 64),
-]
 ANY_GPU = [  # up to 255 registers: CUDA cores, and tensor cores of each generation; dQ, dK and dV take the most
     row("forward", "float16", 128, 192, ALL, cc=(7, 5), **DROPOUT),
     row("forward", "float64", 192, 128, cc=(12, 0), **DROPOUT),
@@ -338,10 +325,37 @@ BACKWARD_TANGENT_ROWS = [  # two accumulators, or one, with S, P, dP, dS and the
     row("backward_tangent_q", "float32", 64, 64, along="qkv", **SHORT),
 ]
 
+PAIRS = [
+    pairs("point_sums", "float32", 3, "Matern52", 1),
+    pairs("point_sums", "float32", 8, "Exponential", 4),
+    pairs("point_sums", "float64", 8, "Power", 4),
+    pairs("point_sums", "float32", 3, "Gaussian", 256),
+    pairs("point_sums", "float32", 64, "RationalQuadratic", 64),
+    pairs("point_sums", "float32", 256, "Gaussian", 256),
+    pairs("point_sums", "float64", 64, "Gaussian", 64),
+    pairs("point_gradient", "float32", 3, "Matern52", 1),
+    pairs("point_gradient", "float32", 8, "Exponential", 4),
+    pairs("point_gradient", "float64", 8, "Gaussian", 4),
+    pairs("point_gradient", "float32", 3, "Gaussian", 128),
+    pairs("point_gradient", "float32", 128, "Gaussian", 1),
+    pairs("point_gradient", "float32", 256, "Gaussian", 256, spills=80),    # in the epilogue
+    pairs("point_gradient", "float64", 64, "Gaussian", 64),
+    pairs("hopper_nearest", "float16", 128, "Nearest 1"),
+    pairs("point_logsumexp", "float32", 64, "Gaussian", spills=32),
+    pairs("point_logsumexp", "float32", 8, "Power"),
+    pairs("point_logsumexp", "float64", 128, "Gaussian", cc=(8, 0)),
+    pairs("point_nearest", "float32", 3, "Nearest 10"),
+    pairs("point_nearest", "float32", 64, "Nearest 1", cc=(8, 0), spills=64),
+    pairs("point_nearest", "bfloat16", 128, "Nearest 32"),
+    pairs("hopper_nearest", "float16", 64, "Nearest 1"),
+    pairs("hopper_nearest", "bfloat16", 192, "Nearest 1"),
+    pairs("hopper_nearest", "bfloat16", 256, "Nearest 1"),
+]
+
 
 EVERY = [
     *ANY_GPU, *TANGENTS, *SMALL, *LSE_ALONE, *FORWARD_MMA, *BACKWARD_MMA, *DECODING, *FORWARD_ROWS, *BACKWARD_ROWS,
-    *TANGENT_ROWS, *BACKWARD_TANGENT_ROWS, *GRADIENTS, *SPILLS, *POINTS,
+    *TANGENT_ROWS, *BACKWARD_TANGENT_ROWS, *GRADIENTS, *SPILLS, *PAIRS,
 ]  # fmt: skip
 MARKED = [  # each takes 3 s
     pytest.param(*row.values, id=row.id, marks=[pytest.mark.slow] * (number % 16 > 0))

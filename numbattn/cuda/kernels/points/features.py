@@ -216,6 +216,22 @@ def no_sums_step(layout, ACC, count):
     return no_sums
 
 
+def two_sums_step(count):
+    """The device function (sums, others): each of two tuples of row parts, added."""
+
+    @device
+    def added(one, other, same, given):
+        return one + other
+
+    added_to_each = map_of(added, count)
+
+    @device
+    def add(sums, others):
+        return added_to_each(sums, others, others, ())
+
+    return add
+
+
 def save_sums_step(count, factor):
     """The device function (matrix, sums, first): save row parts, added up, times a factor, as columns of a matrix."""
     NUMBERS, FACTOR = tuple(range(count)), factor

@@ -45,6 +45,7 @@ from .features import (
     save_sums_step,
     squared_difference_step,
     sum_of,
+    two_sums_step,
 )
 from .kinds import of_products, steps_of, unit_of
 
@@ -195,6 +196,38 @@ def mask_steps(mask, layout, tile_m, tile_n, hidden=0):
     return needs_mask, masked
 
 
+class Sums(NamedTuple):
+    """Device functions for sums over columns."""
+
+    none: Any  # () -> none yet
+    begin: Any  # (sums) -> those with which a tile begins
+    add: Any  # (sums, P, ...) -> with those of P added
+    end: Any  # (sums, those of a tile) -> with these
+    save: Any  # (matrix, sums, m0): rows of a matrix from m0 on
+
+
+@device
+def same(sums):
+    return sums
+
+
+@device
+def latest(sums, new):
+    return new
+
+
+def few_sums(layout, ACC, count, add, factor=1.0):
+    """The Sums, times a factor, of so many features on CUDA cores. Those of a tile are added up on their own: with as
+    many terms, one after the other, as a thread has in all, more digits would be lost."""
+    none = no_sums_step(layout, ACC, count)
+
+    @device
+    def begin(sums):
+        return none()
+
+    return Sums(none, begin, add, two_sums_step(count), save_sums_step(count, ACC(factor)))
+
+
 class Pairs:
     """The layout of a tile of pairs, places in shared memory, and the steps that kernels are made of."""
 
@@ -339,15 +372,14 @@ class Pairs:
         return sums(self.unit, self.lanes, self.tile_m, count, self.threads, run=vector(self.dtype))
 
     def outer(self, count, most):
-        """Device functions for sums over columns, of so many features: none yet; (O, P, B) -> O with P B added;
-        (matrix, O, m0) saves them."""
+        """The Sums of P B over columns, B of so many features."""
         if count <= most:
-            return no_sums_step(self.layout, self.ACC, count), part_sums_step(count), save_sums_step(count, self.ACC(1))
-        O_TILE = self.tile_of_sums(count)
+            return few_sums(self.layout, self.ACC, count, part_sums_step(count))
         left, ZERO, ROWS_OF = left_operand(self.layout, self.shared, self.ACC, count), self.ACC(0), self.rows_of
+        O_TILE = self.tile_of_sums(count)
 
         @device
-        def no_sums():
+        def none():
             return full(O_TILE, ZERO)
 
         @device
@@ -358,4 +390,4 @@ class Pairs:
         def save_tile(matrix, O, m0):
             save(aligned(matrix, ROWS_OF), O, m0)
 
-        return no_sums, add, save_tile
+        return Sums(none, same, add, latest, save_tile)
