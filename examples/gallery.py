@@ -147,7 +147,8 @@ def masks(file, small):
     figure.savefig(file, dpi=150)
 
 
-PICTURES = {draw.__name__: draw for draw in (loss, maps, bias, energy, spectrum, metric, tree, masks, terrain, transport)}
+DRAWN = loss, maps, bias, energy, spectrum, metric, tree, masks, terrain, transport
+PICTURES = {draw.__name__: draw for draw in DRAWN}
 
 
 def make_smaller(file):
