@@ -90,6 +90,45 @@ def test_dtypes(xp, rng, dtype, d):
         assert error < 4 * max(eps, 2e-16) * np.abs(wanted).max() * (1 if dtype in DTYPES[:2] else 8)
 
 
+@pytest.mark.parametrize("kernel", [points.Gaussian, points.Laplacian, points.Matern], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("d", [2, 8, 10, 64, 300])
+def test_errors_are_no_more_than_twice_those_of_the_plain_formula(xp, rng, kernel, d):
+    """In float32, of differences, all pairs at once."""
+    length = 0.6 * d**0.5
+    kernel = kernel(1.5, length) if kernel is points.Matern else kernel(length)
+    x, y, b, ds = (rng.standard_normal(shape).astype(np.float32) for shape in ((200, d), (250, d), (250, 3), (200, 3)))
+    exact, backprop = points.product_vjp(*(z.astype(np.float64) for z in (x, y, b)), kernel)
+    wanted = exact, *backprop(ds.astype(np.float64))
+    s, backprop = points.product_vjp(*map(xp.asarray, (x, y, b)), kernel)
+    found = [to_numpy(z) for z in (s, *backprop(xp.asarray(ds)))]
+    differences = (x[:, None] - y) / np.float32(length)
+    t = (differences**2).sum(-1)
+    slopes = 2 * kernel._kind.derivative(t) * (ds @ b.T) / np.float32(length)
+    K = kernel._kind.value(t)
+    slopes = slopes[..., None] * differences
+    plainly = K @ b, slopes.sum(1), -slopes.sum(0), K.T @ ds
+    for got, other, exactly in zip(found, plainly, wanted):
+        for norm in (np.linalg.norm, lambda error: np.abs(error).max()):
+            assert norm(got - exactly) < 2 * norm(other - exactly) + 1e-7 * norm(exactly)
+
+
+def test_numpy_told_to_raise_errors_does_not_change_that(rng):
+    """Kernels fall below the smallest number, and far-off points have none."""
+    x, y, b = (rng.standard_normal((30, n)).astype(np.float32) for n in (3, 3, 1))
+    y[20:] *= 1e3
+    b, small = np.abs(b), np.float32(1e-30) * np.abs(b)
+    with np.errstate(all="raise"):
+        for kernel in (points.Gaussian(0.1), points.Matern(1.5, 0.1) + 0.5 * points.Cosine(), points.Cost(2, 1e-3)):
+            s, backprop = points.product_vjp(x, y, small, kernel)
+            backprop(s)
+        f, backprop = points.logsumexp_vjp(x, y, b[:, 0], points.Cost(2, 1e-3))
+        backprop(f)
+        points.nearest(x, y, 3)
+        a = np.full(30, np.float32(1 / 30))
+        points.sinkhorn_vjp(x, x[::-1] + b, a, a, points.Cost(2, 0.5), debias=True, tol=1e-2)[1]()
+        points.operator(x, x, points.Gaussian(0.1), ridge=0.5) @ small
+
+
 @pytest.mark.parametrize("d", [3, 20])
 @pytest.mark.parametrize("batch", [(), (2,)], ids=["", "batch"])
 def test_points_far_off_keep_the_digits_of_their_differences(rng, d, batch):
