@@ -1,5 +1,8 @@
 """Kernel products and their gradients."""
 
+import copy
+import pickle
+import warnings
 from dataclasses import replace
 
 import ml_dtypes
@@ -184,12 +187,12 @@ def calls(draw):
 def test_shapes(shapes, which):
     rng = np.random.default_rng(0)
     x, y, b = arrays = [rng.standard_normal(shape) for shape in shapes]
-    kernel = [points.Gaussian(), points.Linear(), points.Cosine(), points.Polynomial(2) + points.Cauchy(3.0)][which]
+    kernel = [points.Gaussian(), points.Linear(), points.Cosine(), 2 * points.Polynomial(2) + points.Cauchy(3.0)][which]
     s, backprop = points.product_vjp(x, y, b, kernel)
     with np.errstate(invalid="ignore"):
         K = [lambda: np.exp(-plain.squares(x, y, 1) / 2), lambda: x @ plain.T(y),
              lambda: np.nan_to_num(x @ plain.T(y) / plain.norms(x) / plain.T(plain.norms(y))),
-             lambda: (x @ plain.T(y) + 1) ** 2 + 1 / (1 + plain.squares(x, y, 3))][which]()  # fmt: skip
+             lambda: 2 * (x @ plain.T(y) + 1) ** 2 + 1 / (1 + plain.squares(x, y, 3))][which]()  # fmt: skip
     assert_allclose(s, np.broadcast_to(K @ b, s.shape), atol=1e-12)
     batch = np.broadcast_shapes(*(shape[:-2] for shape in shapes))
     assert s.shape == (*batch, x.shape[-2], b.shape[-1])
@@ -222,10 +225,37 @@ def test_masks_say_who_sees_whom(rng):
             assert_allclose(points.product(x, y, b, kernel, mask=mask), np.where(visible, pairs, 0) @ b, atol=1e-12)
 
 
-def test_gradients_are_values(rng):
-    import copy
-    import pickle
+@st.composite
+def masked(draw):
+    """Numbers of points, and a mask for them."""
+    m, n = draw(st.integers(1, 40)), draw(st.integers(1, 40))
+    bounds = [sorted(draw(st.lists(st.integers(0, count), min_size=3, max_size=3))) for count in (m, n)]
+    masks = [na.Causal(draw(st.none() | st.integers(-40, 40))), na.Window(draw(st.integers(0, 9)), 2), na.First(3),
+             na.Lengths(draw(st.integers(0, n)), draw(st.integers(0, m))), na.Prefix(draw(st.integers(0, n))),
+             na.Dense(np.random.default_rng(m).random((m, n)) < 0.5), na.Segments(*bounds)]  # fmt: skip
+    one, other, third = draw(st.permutations(masks))[:3]
+    is_joined = draw(st.booleans()) and not any(isinstance(mask, na.Segments) for mask in (one, other))
+    return m, n, (one | other if is_joined else one & other) & third
 
+
+@settings(max_examples=60)
+@given(masked(), st.sampled_from([3, 12]))
+def test_masks_are_their_booleans(drawn, d):
+    m, n, mask = drawn
+    rng = np.random.default_rng(0)
+    x, y, b, ds = (rng.random(shape) for shape in ((2, m, d), (2, n, d), (2, n, 2), (2, m, 2)))
+    visible = mask.dense(m, n)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "mask: ")  # of Lengths in an | with Segments
+        s, backprop = points.product_vjp(x, y, b, points.Gaussian(), mask=mask)
+        grads = backprop(ds)
+    wanted, backprop = points.product_vjp(x, y, b, points.Gaussian(), mask=visible)
+    for found, exact in zip((s, *grads), (wanted, *backprop(ds))):
+        assert_allclose(found, exact, atol=1e-12)
+    assert_allclose(s, np.where(visible, np.exp(-plain.squares(x, y, 1) / 2), 0) @ b, atol=1e-12)
+
+
+def test_gradients_are_values(rng):
     x = rng.random((3, 2))
     grads = points.product_vjp(x, x, x, points.Gaussian())[1](x)
     for again in (copy.copy(grads), pickle.loads(pickle.dumps(grads))):
@@ -287,24 +317,37 @@ def test_errors_of_masks():
 
 
 FAULTS = {
-    "db = factor * term.exchanged.sums(dS)": "db = term.exchanged.sums(dS)",
-    "if isinstance(self.kernel, Sum) else parameters[0]": "if False else parameters[0]",
-    "points/pairs.py": {
-        "which = 0 if sizes[0] < sizes[1] else 1": ("which = 1"),
-        "points = np.where(seen, points, 0)": "points = points",
-        "return self.kind == kinds.LINEAR and self.pairs.mask is NOTHING_HIDDEN": "return self.kind == kinds.LINEAR",
-        "return sum_broadcast(found, self.x.shape)": "return found",
-        "return points - centre.reshape(centre.shape[max(centre.ndim - points.ndim, 0) :])": "return points - centre",
-        "self.pairs.centred(points) if self.kernel._is_centred else points": "points",
-        "points.sum(axis=axes, keepdims=True, dtype=np.float64)": "0 * points.sum(axis=axes, keepdims=True)",
+    "test_shapes": {
+        "db = factor * term.exchanged.sums(dS)": "db = term.exchanged.sums(dS)",
+        "points/pairs.py": {
+            "return sum_broadcast(found, self.x.shape)": "return found",
+            "return points - centre.reshape(centre.shape[max(centre.ndim - points.ndim, 0) :])": (
+                "return points - centre"
+            ),
+        },
+        "points/kernels.py": {"return np.where(norms == 0, math.inf, norms)": "return norms"},
     },
-    "points/kernels.py": {
-        "products = np.where(gradient == 0, 0, x * gradient)": "products = x * gradient",
-        "return (gradient - unit * along) / _norms(x)": "return gradient / _norms(x)",
-        "return np.where(norms == 0, math.inf, norms)": "return norms",
-        "return (-found / (self.power * self.epsilon))": "return (-found / self.epsilon)",
+    "test_gradients_of_lengths[Cost(power=2.0, epsilon=0.3)]": {
+        "points/kernels.py": {"return (-found / (self.power * self.epsilon))": "return (-found / self.epsilon)"},
     },
-    "points/checks.py": {
-        "if array.dtype != x.dtype:": "if False:",
+    "test_gradients_are_those_of_finite_differences[-Cosine()]": {
+        "points/kernels.py": {"return (gradient - unit * along) / _norms(x)": "return gradient / _norms(x)"},
     },
+    "test_points_far_off_keep_the_digits_of_their_differences": {
+        "points/pairs.py": {
+            "which = 0 if sizes[0] < sizes[1] else 1": "which = 1",
+            "self.pairs.centred(points) if self.kernel._is_centred else points": "points",
+            "points.sum(axis=axes, keepdims=True, dtype=np.float64)": "0 * points.sum(axis=axes, keepdims=True)",
+        },
+    },
+    "test_what_nobody_sees_may_be_nan_and_moves_no_centre": {
+        "points/pairs.py": {"points = np.where(seen, points, 0)": "points = points"},
+        "points/kernels.py": {"products = np.where(gradient == 0, 0, x * gradient)": "products = x * gradient"},
+    },
+    "test_masks_say_who_sees_whom": {
+        "points/pairs.py": {
+            "return self.kind == kinds.LINEAR and self.pairs.mask is NOTHING_HIDDEN": "return self.kind == kinds.LINEAR",
+        },
+    },
+    "test_errors": {"points/checks.py": {"if array.dtype != x.dtype:": "if False:"}},
 }
