@@ -346,7 +346,7 @@ FAULTS = {
     },
     "test_masks_say_who_sees_whom": {
         "points/pairs.py": {
-            "return self.kind == kinds.LINEAR and self.pairs.mask is NOTHING_HIDDEN": "return self.kind == kinds.LINEAR",
+            "self.kind == kinds.LINEAR and self.pairs.mask is NOTHING_HIDDEN": "self.kind == kinds.LINEAR",
         },
     },
     "test_errors": {"points/checks.py": {"if array.dtype != x.dtype:": "if False:"}},
