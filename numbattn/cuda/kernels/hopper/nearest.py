@@ -1,9 +1,9 @@
 """The nearest of the points y for each point x on Hopper, as k-means assigns points to centres: wgmma, TMA.
 
 A persistent, warp-specialised kernel. A block takes work tiles in turn, 64 points x for each consumer, and loops over
-all tiles of y. |x - y|^2 = |x|^2 + 2 (|y|^2 / 2 - x . y): consumers compute S = x y^T, then the running minimum of
-|y|^2 / 2 - S and its column, while the tensor cores work for the other consumers; |x|^2, which changes no order, is
-added once. Two threads of the producer load x and y, and halves of |y|^2 with it.
+all tiles of y. |x - y|^2 = |x|^2 + 2 (|y|^2 / 2 - x . y): consumers compute S = x y^T of a tile, in flight, while they
+find the running minimum of |y|^2 / 2 - S and its column in the tile before; |x|^2, which changes no order, is added
+once. Two threads of the producer load x and y, and halves of |y|^2 with it.
 """
 
 from typing import NamedTuple
@@ -103,12 +103,42 @@ def hopper_nearest(*, dtype, head_dim, tile_n, consumers, stages, x_stages):
             number = number + grid_size()
 
     @device
-    def with_tile(found, S, norms, Y, n0):
-        """The nearest y up to a tile, whose product with x is in flight."""
-        S = wgmma_wait(S, 0)
+    def product(X, Y):
+        """S of a tile of y, in flight."""
+        wait(Y)
+        return dot(S_TILE, X.tile, Y.tile.T)
+
+    @device
+    def with_tile(found, S, Y, n0):
+        """The nearest y up to those of a tile."""
+        found = add(found, get(allocate(SHARED_NORMS, Y.index), COLS) - S, n0)
         sync_warpgroup()                                        # all have read the norms
         release(Y)
-        return add(found, norms - S, n0)
+        return found
+
+    @device
+    def step(found, S, X, Y, n0):
+        """The same, while S of the next tile is computed: returns that, too, and its stage."""
+        after = advance(Y, 1)
+        T = product(X, after)
+        found = with_tile(found, S, Y, n0)
+        return found, wgmma_wait(T, 0), after
+
+    @device
+    def nearest_of(X, Y, seqlen_k):
+        """The nearest y of a consumer's points x, |x|^2, and the stage of the next tile."""
+        wait(X)
+        S, n0 = product(X, Y), index(0)
+        points = convert(get(X.tile, X_TILE), ACC)
+        norms_x, found, S = row_sum(points * points), start(), wgmma_wait(S, 0)
+        while n0 + 2 * TILE_N < seqlen_k:                       # two at a time: no register of S is moved
+            found, T, Y = step(found, S, X, Y, n0)
+            found, S, Y = step(found, T, X, Y, n0 + TILE_N)
+            n0 = n0 + 2 * TILE_N
+        if n0 + TILE_N < seqlen_k:
+            found, S, Y = step(found, S, X, Y, n0)
+            n0 = n0 + TILE_N
+        return with_tile(found, S, Y, n0), norms_x, advance(Y, 1)
 
     @device
     def compute(mR2, mJ, seqlen_k, heads, matrices):
@@ -117,22 +147,9 @@ def hopper_nearest(*, dtype, head_dim, tile_n, consumers, stages, x_stages):
         X, Y, number = stage(X_PIPELINE, warpgroup_index()), stage(Y_PIPELINE, 0), block_index()
         while number < blocks_of(seqlen_q, CONSUMERS * ROWS) * matrices:
             batch, head, m0 = work_tile(number, matrices, heads)
-            wait(X)
-            wait(Y)
-            norms = get(allocate(SHARED_NORMS, Y.index), COLS)
-            S = dot(S_TILE, X.tile, Y.tile.T)                   # in flight
-            points = convert(get(X.tile, X_TILE), ACC)
-            norms_x = row_sum(points * points)
-            found = with_tile(start(), S, norms, Y, 0)
-            Y, n0 = advance(Y, 1), index(TILE_N)
-            while n0 < seqlen_k:
-                wait(Y)
-                norms = get(allocate(SHARED_NORMS, Y.index), COLS)
-                found = with_tile(found, dot(S_TILE, X.tile, Y.tile.T), norms, Y, n0)
-                Y, n0 = advance(Y, 1), n0 + TILE_N
+            found, norms_x, Y = nearest_of(X, Y, seqlen_k)
+            release(X)                                          # the last barrier came after all have read it
             least, j = finish(found)
-            sync_warpgroup()                                    # all have read X
-            release(X)
             save(mR2[batch, head], maximum(norms_x + 2 * least, ZERO), m0 + warpgroup_index() * ROWS)
             save(mJ[batch, head], j, m0 + warpgroup_index() * ROWS)
             X, number = advance(X, CONSUMERS), number + grid_size()

@@ -17,7 +17,7 @@ from ..tables import rounded
 from .kinds import of_products
 from .pairs import DIFFERENCES, X_NORMS, Y_NORMS
 
-PADDED = 256  # of which their number is a multiple: no tile of points is longer
+PADDED = 768  # of which their number is a multiple, as it is one of the points in a tile: tiles of norms are copied
 
 
 class PointRows(NamedTuple):

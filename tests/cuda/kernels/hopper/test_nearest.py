@@ -57,8 +57,7 @@ def test_of_equal_ones_the_first(rng):
 
 
 FAULTS = {
-    "        sync_warpgroup()                                        # all have read the norms\n": "",
-    "            sync_warpgroup()                                    # all have read X\n": "",
+    "        sync_warpgroup()                                        # all have read the norms, and X\n": "",
     "        release(Y)\n": "",
     "            release(X)\n": "",
     "            wait(X)\n": "",

@@ -74,20 +74,10 @@ def test_nothing_in_sight(rng):
 
 
 FAULTS = {
-    "test_many_tiles": {
-        "            sync_threads()                                      # this": "            pass  # this",
-        "            wait_copies()\n": "",
-        "n0 = this * TILE_N + chunk * COLS": "n0 = this * TILE_N",
-        "stage = 1 - stage": "stage = stage",
-    },
     "test_masks": {
-        "block.key + n0)": "n0)",
+        "block.key + part.n0)": "part.n0)",
         "hidden=np.inf": "hidden=0",
-        "if is_masked:": "if not is_masked:",
         "block.end_query], j,": "block.end_query], j + 1,",
-    },
-    "test_units": {
-        "sync_threads()                                  # all": "pass  # all",
     },
     "cuda/kernels/points/norms.py": {
         "test_units": {
@@ -95,6 +85,20 @@ FAULTS = {
         },
         "test_how_many": {
             "Route(takes_distances, (OF_X, OF_Y, spec))": "Route(takes_distances, (OF_Y, spec))",
+        },
+    },
+    "cuda/kernels/points/loop.py": {
+        "test_many_tiles": {
+            "                sync_threads()                                  # this": "                pass  # this",
+            "                wait_copies()\n": "",
+            "this * TILE_N + chunk * COLS": "this * TILE_N",
+            "stage = 1 - stage": "stage = stage",
+        },
+        "test_masks": {
+            "if part.is_masked:": "if not part.is_masked:",
+        },
+        "test_units": {
+            "sync_threads()                              # all": "pass  # all",
         },
     },
 }
