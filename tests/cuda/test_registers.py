@@ -325,7 +325,7 @@ BACKWARD_TANGENT_ROWS = [  # two accumulators, or one, with S, P, dP, dS and the
 
 PAIRS = [
     pairs("hopper_nearest", "float16", 128, "Nearest 1"),
-    pairs("point_logsumexp", "float32", 64, "Gaussian", spills=32),
+    pairs("point_logsumexp", "float32", 64, "Gaussian"),
     pairs("point_logsumexp", "float32", 8, "Power"),
     pairs("point_logsumexp", "float64", 128, "Gaussian", cc=(8, 0)),
     pairs("point_nearest", "float32", 3, "Nearest 10"),
