@@ -20,17 +20,17 @@ from .pairs import REGISTERS, PairTiles, Sizes, pair_steps
 from .parts import LINE_OF_X, LINE_OF_Y, MAP_OF_X, MAP_OF_Y, PARTS, dim_of
 
 
-def hopper_logsumexp(*, dim, tile_n, consumers, stages, x_stages):
+def hopper_logsumexp(*, dim, tile_n, consumers, stages):
     """The kernel for tiles of 64 points x a consumer, tile_n points y and dimensions rounded up to dim.
 
-    stages, x_stages: see PairTiles.
+    stages: of the pipeline of y.
     """
     dtype, ACC = DTYPES["bfloat16"], np.float32
     S_TILE = wgmma(tile_n)
     VECTOR, OF_LANES = S_TILE.row_vector(), S_TILE.row_parts()
     ZERO, ONE, LOG2E, LN2 = ACC(0), ACC(1), ACC(LOG2_E), ACC(LN_2)
     shared = SharedMemory()
-    X1, X2, X3 = (shared.boxes(ROWS, dim, dtype, x_stages) for _ in range(PARTS))
+    X1, X2, X3 = (shared.boxes(ROWS, dim, dtype, 2 * consumers) for _ in range(PARTS))
     Y1, Y2, Y3 = (shared.boxes(tile_n, dim, dtype, stages) for _ in range(PARTS))
     pipelines, (load_x, load_y), consumer_of = pair_steps(
         shared, (X1, X2, X3), (Y1, Y2, Y3), tile_n, consumers, S_TILE, ACC
@@ -78,23 +78,21 @@ def hopper_logsumexp(*, dim, tile_n, consumers, stages, x_stages):
     return source_of(kernel, signature, consumers, shared, (X1, Y1))
 
 
-TILES = {  # of the largest dimension
-    64: PairTiles(128, 2, 3, 2),
-    128: PairTiles(64, 2, 2, 2),
-}
+MOST = 64  # dimensions: parts of more leave too little room in shared memory
+TILES = PairTiles(128, 2, 2)
 
 
 def takes(work):
     """Of a Gaussian, and no masks: every y is in sight."""
     problem = work.problem
-    fits = problem.dtype == np.float32 and DIFFERENCES < problem.head_dim <= max(TILES)
+    fits = problem.dtype == np.float32 and DIFFERENCES < problem.head_dim <= MOST
     return fits and work.device.cc == (9, 0) and not problem.mask_kinds and work.kind == "Gaussian"
 
 
 SPEC = Spec(
     hopper_logsumexp,
     (MAP_OF_X, MAP_OF_Y, LINE_OF_X, LINE_OF_Y, Statistic("lse"), "seqlen_k"),
-    tiles=lambda work: (TILES[dim_of(work.problem)],),
+    tiles=lambda work: (TILES,),
     parameters=lambda work, tiles: {"dim": dim_of(work.problem), **tiles._asdict()},
     persistent=True,
     arch="a",

@@ -19,15 +19,16 @@ from .forward_tiles import ROWS, head_dims, is_for_hopper
 from .pairs import REGISTERS, PairTiles, Sizes, pair_steps
 
 
-def hopper_nearest(*, dtype, head_dim, tile_n, consumers, stages, x_stages):
+def hopper_nearest(*, dtype, head_dim, tile_n, consumers, stages):
     """The kernel for tiles of 64 points x a consumer, tile_n points y and dimensions rounded up to head_dim.
 
-    stages, x_stages: see PairTiles.
+    stages: of the pipeline of y.
     """
     dtype, ACC = DTYPES[dtype], np.float32
     S_TILE, X_TILE, ZERO = wgmma(tile_n), wgmma(head_dim), ACC(0)
     shared = SharedMemory()
-    SHARED_X, SHARED_Y = shared.boxes(ROWS, head_dim, dtype, x_stages), shared.boxes(tile_n, head_dim, dtype, stages)
+    SHARED_X = shared.boxes(ROWS, head_dim, dtype, 2 * consumers)
+    SHARED_Y = shared.boxes(tile_n, head_dim, dtype, stages)
     pipelines, (load_x, load_y), consumer_of = pair_steps(
         shared, (SHARED_X,), (SHARED_Y,), tile_n, consumers, S_TILE, ACC
     )  # fmt: skip
@@ -66,10 +67,10 @@ def hopper_nearest(*, dtype, head_dim, tile_n, consumers, stages, x_stages):
 
 
 TILES = {  # of the largest dimension
-    64: PairTiles(128, 3, 4, 6),
-    128: PairTiles(128, 3, 4, 6),
-    192: PairTiles(128, 2, 2, 4),
-    256: PairTiles(96, 2, 2, 4),
+    64: PairTiles(128, 3, 6),
+    128: PairTiles(128, 3, 4),
+    192: PairTiles(96, 2, 3),
+    256: PairTiles(64, 2, 3),
 }
 
 

@@ -1,8 +1,8 @@
 """Pairs of points on Hopper: a persistent, warp-specialised walk over all of them.
 
-A block takes work tiles in turn, 64 points x for each consumer, and loops over all tiles of y: while a product with the
-next tile is in flight, a consumer does what is to be done with this one. Two threads of the producer load x and y, and
-with y a line of numbers, one for each point.
+A block takes work tiles in turn, 64 points x for each consumer, and loops over all tiles of y: while the next product
+is in flight, be it the first of the next work tile, a consumer does what is to be done with this one. Two threads of
+the producer load x and y, and with y a line of numbers, one for each point.
 """
 
 from functools import reduce
@@ -41,7 +41,6 @@ class PairTiles(NamedTuple):
     tile_n: int
     consumers: int
     stages: int  # of y
-    x_stages: int  # of 64 points x: a multiple of the consumers, so that each has its own
 
     unit = "wgmma"
 
@@ -88,10 +87,10 @@ def pair_steps(shared, x_places, y_places, tile_n, consumers, layout, ACC):
     (mX, sizes) and (mY, mLine, sizes), and a function (start, product, meanwhile, add, finish) -> the consumers, a
     device function (given, sizes). Of these, device functions themselves,
 
-        start() is what is found so far, product(X, Y) starts S of two stages, meanwhile(X) is done while the first is
-        in flight, add(found, S, line, n0) adds a tile, and finish(found, aside, given, batch, head, m0) saves results.
+        start() is what is found so far, product(X, Y) starts S of two stages, add(found, S, line, n0) adds a tile,
+        meanwhile(X) is done before x is released, and finish(found, aside, given, batch, head, m0) saves results.
 
-    x_places, y_places: of the parts of a tile of points.
+    x_places, y_places: of the parts of a tile of points; those of x have two stages for each consumer.
     """
     LINE = shared.tile(1, tile_n, ACC, y_places[0].stages)
     X_PIPELINE = Pipeline.within(shared, x_places[0], 1, fills=len(x_places))
@@ -138,22 +137,23 @@ def pair_steps(shared, x_places, y_places, tile_n, consumers, layout, ACC):
             return found
 
         @device
+        def start_product(X, Y):
+            wait(X)
+            wait(Y)
+            return product(X, Y)
+
+        @device
         def step(found, S, X, Y, n0):
             """Add a tile, and compute S of the next one: returns that, too, and its stage."""
             after = advance(Y, 1)
-            wait(after)
-            T = product(X, after)                               # in flight
+            T = start_product(X, after)                         # in flight
             found = with_tile(found, S, Y, n0)
             return found, wgmma_wait(T, 0), after
 
         @device
-        def over_all(X, Y, seqlen_k):
-            """What is found in all tiles of y, what was done meanwhile, and the stage after them."""
-            wait(X)
-            wait(Y)
-            S, n0 = product(X, Y), index(0)
-            aside, found = meanwhile(X), start()
-            S = wgmma_wait(S, 0)
+        def all_but_last(S, X, Y, seqlen_k):
+            """Steps from S of the first tile to that of the last one; also returns where it begins."""
+            found, n0 = start(), index(0)
             while n0 + 2 * TILE_N < seqlen_k:                   # two at a time: no register of S is moved
                 found, T, Y = step(found, S, X, Y, n0)
                 found, S, Y = step(found, T, X, Y, n0 + TILE_N)
@@ -161,17 +161,31 @@ def pair_steps(shared, x_places, y_places, tile_n, consumers, layout, ACC):
             if n0 + TILE_N < seqlen_k:
                 found, S, Y = step(found, S, X, Y, n0)
                 n0 = n0 + TILE_N
-            return with_tile(found, S, Y, n0), aside, advance(Y, 1)
+            return found, S, Y, n0
+
+        @device
+        def last(found, S, X, Y, n0, number, given, sizes):
+            """The last tile of y, and what is saved of a work tile."""
+            m_block, batch, head = place(number, sizes.matrices, sizes.heads)
+            aside = meanwhile(X)
+            found = with_tile(found, S, Y, n0)
+            release(X)
+            finish(found, aside, given, batch, head, m_block * TILE_M + warpgroup_index() * ROWS)
 
         @device
         def compute(given, sizes):
             X, Y, number = stage(X_PIPELINE, warpgroup_index()), stage(Y_PIPELINE, 0), block_index()
+            S = wgmma_wait(start_product(X, Y), 0)
             while number < count_of(sizes):
-                m_block, batch, head = place(number, sizes.matrices, sizes.heads)
-                found, aside, Y = over_all(X, Y, sizes.seqlen_k)
-                release(X)
-                finish(found, aside, given, batch, head, m_block * TILE_M + warpgroup_index() * ROWS)
-                X, number = advance(X, CONSUMERS), number + grid_size()
+                found, S, Y, n0 = all_but_last(S, X, Y, sizes.seqlen_k)
+                next_x, after, next_number = advance(X, CONSUMERS), advance(Y, 1), number + grid_size()
+                if next_number < count_of(sizes):
+                    T = start_product(next_x, after)            # in flight
+                    last(found, S, X, Y, n0, number, given, sizes)
+                    S = wgmma_wait(T, 0)
+                else:
+                    last(found, S, X, Y, n0, number, given, sizes)
+                X, Y, number = next_x, after, next_number
 
         return compute
 

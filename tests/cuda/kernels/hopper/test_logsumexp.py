@@ -38,7 +38,7 @@ def test_one_tile(rng, columns):
 
 @simulated_only
 def test_several_tiles(rng):
-    check(rng, d=70, m=150, n=150, batch=())
+    check(rng, d=40, m=300, n=150, batch=())
 
 
 @simulated_only

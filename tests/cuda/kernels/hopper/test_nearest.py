@@ -32,7 +32,7 @@ def check(x, y, sizes, blocks=1):
     np.testing.assert_allclose(np.take_along_axis(exact, j, -1)[..., 0], exact.min(-1), atol=1e-6 * scale)
 
 
-SIZES = {"head_dim": 64, "tile_n": 64, "consumers": 2, "stages": 2, "x_stages": 4}
+SIZES = {"head_dim": 64, "tile_n": 64, "consumers": 2, "stages": 2}
 
 
 @simulated_only
