@@ -62,7 +62,7 @@ FAULTS = {
     "cuda/kernels/hopper/pairs.py": {
         "            sync_warpgroup()                                    # all": "            pass  # all",
         "            release(Y)\n": "",
-        "                release(X)\n": "",
+        "            release(X)\n": "",
         "            wait(X)\n": "",
         "            wait(after)\n": "",
         "X, number = advance(X, CONSUMERS)": "X, number = advance(X, 1)",
