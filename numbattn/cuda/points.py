@@ -7,19 +7,17 @@ from typing import Any
 import numpy as np
 
 from ..points import formula
-from ..points.kinds import DIFFERENCES
 from . import kernels
-from .kernels.points.kinds import lowered, of_products
+from .kernels.points.kinds import lowered
 from .kernels.points.nearest import NEAREST as NEAREST_KIND
-from .kernels.points.pairs import COLUMNS, ROWS, X_NORMS, Y_NORMS
+from .kernels.points.pairs import COLUMNS, ROWS
 from .kernels.shared.smallest import NOBODY
 from .kernels.tables import HEAD_DIMS
 from .passes import run
 from .words.spec import Pass
 
-VECTORS = ROWS, COLUMNS, X_NORMS, Y_NORMS
-SUMS = Pass("sums", kernels.POINT_SUMS, takes=("q", "k", "v", *VECTORS), gives=("o",))
-GRADIENT = Pass("gradient", kernels.POINT_GRADIENT, takes=("q", "k", "v", "c", *VECTORS), gives=("dq",))
+SUMS = Pass("sums", kernels.POINT_SUMS, takes=("q", "k", "v", ROWS, COLUMNS), gives=("o",))
+GRADIENT = Pass("gradient", kernels.POINT_GRADIENT, takes=("q", "k", "v", "c", ROWS, COLUMNS), gives=("dq",))
 LOGSUMEXP = Pass("logsumexp", kernels.POINT_LOGSUMEXP, takes=("q", "k", "v", COLUMNS), gives=("lse",))
 NEAREST = Pass("nearest", kernels.POINT_NEAREST, takes=("q", "k", "v"), gives=("r2", "j"))
 
@@ -68,15 +66,11 @@ class Points:
     def run(self, pass_, problem, inputs, kind, arrays, rows=None, columns=None, nothing=(0,)):
         """Run a pass with arrays of its own by name. kind: as `lowered`; nothing: what its results are if nobody sees
         anything."""
-        text, number = kind
-        given = {ROWS: rows, COLUMNS: columns}
-        if X_NORMS in pass_.takes and problem.head_dim > DIFFERENCES and not of_products(text):
-            given |= {X_NORMS: norms(inputs.q, problem), Y_NORMS: norms(inputs.k, problem)}
-        given = {name: x for name, x in given.items() if x is not None}
+        given = {name: x for name, x in ((ROWS, rows), (COLUMNS, columns)) if x is not None}
         results = [arrays[name] for name in pass_.gives]
         arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, **given, **arrays}
         strides = tuple([arrays[name].strides if name in arrays else None for name in pass_.takes[3:]])
-        if not run(self.current(), pass_, problem, inputs, arrays, strides, kind=(text, number)):
+        if not run(self.current(), pass_, problem, inputs, arrays, strides, kind=kind):
             for x, number in zip(results, nothing):
                 x.fill(number)
 
@@ -84,9 +78,3 @@ class Points:
 def is_wide(problem):
     """Whether there are more dimensions or features than kernels hold: then products are cuBLAS', block by block."""
     return max(problem.head_dim, problem.head_dim_v) > HEAD_DIMS[-1]
-
-
-def norms(x, problem):
-    """|x|^2 of each point, once where a batch shares them."""
-    x = x[tuple([slice(None, None if stride else 1) for stride in x.strides[:-2]])]
-    return (x.astype(problem.sum_dtype, copy=False) ** 2).sum(axis=-1)

@@ -312,9 +312,11 @@ class _Clouds:
 
     def is_done(self, before: Any, f: Any, tol: float) -> bool:
         """Whether sums of rows of the plan, a exp((before - f) / epsilon), are a."""
+        if not self.a.size:
+            return True
         some, epsilon = self.a > 0, self.cost.epsilon
         excess = np.where(some, self.a * np.abs(np.expm1((before - f) / epsilon)), 0).sum(axis=-1)
-        largest = np.where(some, np.abs(f), 0).max(axis=-1, initial=0) / epsilon
+        largest = np.where(some, np.abs(f), 0).max(axis=-1) / epsilon
         allowed = np.maximum(ROUNDINGS * np.finfo(f.dtype).eps * (1 + largest), tol) * self.a.sum(axis=-1)
         return bool((excess <= allowed).all())
 
@@ -323,7 +325,7 @@ class _Clouds:
         epsilon = self.cost.epsilon
         rows, columns = _logs(self.a, solution.f, epsilon), _logs(self.b, solution.g, epsilon)
         m, _ = self.pairs.sizes
-        c = self.pairs.broadcast(-epsilon * dcost[..., None, None], axes=2) * np.ones((m, 1), dcost.dtype, like=dcost)
+        c = self.pairs.broadcast(-epsilon * dcost[..., None, None], axes=2) * np.ones_like(dcost, shape=(m, 1))
         return self.term.gradient(ones(self.pairs), c, rows, columns)
 
 
@@ -347,7 +349,7 @@ def _weighed(weights: Any, potential: Any) -> Any:
 def _radius(x: Any, seen: Any) -> float:
     """How far the farthest point is from 0."""
     squares = np.where(seen, np.einsum("...f,...f->...", x, x), 0)
-    return math.sqrt(float(squares.max(initial=0)))
+    return math.sqrt(float(squares.max())) if squares.size else 0.0
 
 
 def _check_weights(a: Any, b: Any, rounding: float) -> None:

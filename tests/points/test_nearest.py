@@ -92,3 +92,11 @@ def test_errors(k, kind, message):
         points.nearest(np.zeros((3, 2)), np.zeros((3, 2)), k)
     with pytest.raises(TypeError, match=r"x: got int64, allowed .*; pass x.astype\(np.float32\)"):
         points.nearest(np.zeros((3, 2), int), np.zeros((3, 2), int))
+
+
+FAULTS = {
+    "is_again = x.shape[-1] > DIFFERENCES and x.dtype == pairs.dtype": "is_again = False",
+    "j.sort(axis=-1)": "j[...] = j[..., ::-1]",
+    "first = pairs.broadcast(n * np": "first = pairs.broadcast(0 * np",
+    "squares = np.where(j < n, squares, math.inf)": "squares = squares",
+}

@@ -6,14 +6,14 @@
 
 import numpy as np
 
-from ...tile import SharedMemory, allocate, device, dot, full, load, row_sum, save, shape, wgmma
+from ...tile import SharedMemory, allocate, device, dot, full, load, part_sum, row_sum, save, shape, wgmma
 from ...words.arguments import Statistic
 from ...words.numbers import LOG2_E
 from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..points.pairs import DIFFERENCES
 from ..shared.layouts import DTYPES
-from ..shared.softmax import LN_2, logsumexp, softmax_steps
+from ..shared.softmax import LN_2, logsumexp, softmax_parts
 from ..shared.warps import source_of, warp_specialised
 from .forward_tiles import ROWS
 from .pairs import REGISTERS, PairTiles, Sizes, pair_steps
@@ -35,7 +35,7 @@ def hopper_logsumexp(*, dim, tile_n, consumers, stages):
     pipelines, (load_x, load_y), consumer_of = pair_steps(
         shared, (X1, X2, X3), (Y1, Y2, Y3), tile_n, consumers, S_TILE, ACC
     )  # fmt: skip
-    NO_MAX, softmax_step = softmax_steps(ACC)
+    NO_MAX, new_max, exponentials = softmax_parts(ACC)
 
     @device
     def start():
@@ -55,9 +55,9 @@ def hopper_logsumexp(*, dim, tile_n, consumers, stages):
 
     @device
     def add(found, S, line, n0):
-        m, l = found
-        _, m, l, _ = softmax_step(S * LOG2E + line, m, l, ONE)  # Alg. 2 lines 12 and 13, in base 2
-        return m, l
+        (m, l), S = found, S * LOG2E + line                     # in base 2
+        m, alpha, zero = new_max(S, m, ONE)                     # Alg. 2 line 13
+        return m, l * alpha + part_sum(exponentials(S, zero, ONE))     # the sum of a tile on its own: more digits
 
     @device
     def finish(found, aside, given, batch, head, m0):

@@ -6,13 +6,12 @@ See `loop` for how a block comes by its pairs.
 import numpy as np
 
 from ...build import Source
-from ...tile import device, full, row_sum, save
+from ...tile import device, full, part_sum, row_sum, save
 from ...words.arguments import Matrix, Statistic
 from ...words.signatures import signature_of
 from ...words.spec import Spec
-from ..shared.softmax import LN_2, logsumexp, softmax_steps
+from ..shared.softmax import LN_2, logsumexp, softmax_parts
 from ..shared.visibility import MASK
-from .kinds import steps_of
 from .loop import loop_steps
 from .pairs import COLUMNS, VECTORS, Pairs, PointTiles, parameters, rows_of
 
@@ -24,10 +23,10 @@ def point_logsumexp(
     pairs = Pairs(dtype, dim, dim_b, unit, tile_m, tile_n, threads, lanes, chunks, stages, nbytes)
     keep_points, fetch_points, get_points, distances = pairs.distances(dim, kind)
     _, fetch_columns, shift_of = pairs.shifts(given)
-    exponent, ACC = steps_of(kind, pairs.ACC).exponent, pairs.ACC
+    exponent, ACC = pairs.steps(dim, kind).exponent, pairs.ACC
     VECTOR, PARTS, ZERO, ONE, LN2 = pairs.layout.row_vector(), pairs.layout.row_parts(), ACC(0), ACC(1), ACC(LN_2)
     HAS_COLUMNS = COLUMNS in given
-    NO_MAX, softmax_step = softmax_steps(ACC)
+    NO_MAX, new_max, exponentials = softmax_parts(ACC)
 
     @device
     def fetch(given, block, stage, n0):
@@ -43,8 +42,10 @@ def point_logsumexp(
         S = exponent(distances(X, get_points(part.stage, part.chunk), part.stage, part.chunk), kind_number)  # in base 2
         if HAS_COLUMNS:
             S = S + shift_of((), part.stage, part.chunk)
-        _, m, l, _ = softmax_step(in_sight(S, mask, block, part), m, l, ONE)    # Alg. 2 lines 12 and 13
-        return m, l
+        S = in_sight(S, mask, block, part)
+        m, alpha, zero = new_max(S, m, ONE)                     # Alg. 2 line 13
+        # the sum of a tile on its own: with as many terms as a thread has in all, more digits would be lost
+        return m, l * alpha + part_sum(exponentials(S, zero, ONE))
 
     loop = loop_of(add)
 
