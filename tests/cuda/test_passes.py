@@ -463,7 +463,7 @@ FAULTS = {
     },
     "cuda/words/test_tiers.py": {
         "at, misaligned, tier": "at, misaligned",
-        "score, tier, whole, tscore)": "score)",
+        "score, tier, whole, tscore, kind[0])": "score)",
         "score, latest.get(), True, tscore)": "score)",
     },
 }

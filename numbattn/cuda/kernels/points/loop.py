@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 from ...tile import device, index, sync_threads, wait_copies
-from .pairs import block_steps, mask_steps
+from .pairs import block_steps, latest, mask_steps, same
 
 
 class Part(NamedTuple):
@@ -17,8 +17,9 @@ class Part(NamedTuple):
 
 def loop_steps(pairs, mask, fetch, hidden=0):
     """Device functions: (array with the axes of rows, mask) -> the Block of this block, and the mask of its segment;
-    (P, mask, block, part) -> P, `hidden` out of sight; and a function (add) -> the loop, a device function (found,
-    given, mask, block) -> what is found in the end, add(found, given, mask, block, part) of each Part in turn.
+    (P, mask, block, part) -> P, `hidden` out of sight; and a function (add, begin, end) -> the loop, a device function
+    (found, given, mask, block) -> what is found in the end, add(found, given, mask, block, part) of each Part in turn.
+    Of those of a tile begin(found) may start anew, whose end(found, new) adds them to what was found before.
 
     fetch: a device function (given, block, stage, n0) that starts to copy columns from n0 on. The next tile is in
     flight while this one is computed.
@@ -33,7 +34,7 @@ def loop_steps(pairs, mask, fetch, hidden=0):
             P = masked(P, mask, block, part.n0)
         return P
 
-    def loop_of(add):
+    def loop_of(add, begin=same, end=latest):
         @device
         def loop(found, given, mask, block):
             n_block, stage = block.first, index(0)
@@ -47,8 +48,10 @@ def loop_steps(pairs, mask, fetch, hidden=0):
                 if not IN_TURN and n_block < block.tiles:
                     fetch(given, block, 1 - stage, n_block * TILE_N)
                 is_masked = needs_mask(mask, block, this)
+                new = begin(found)
                 for chunk in range(CHUNKS):
-                    found = add(found, given, mask, block, Part(stage, chunk, this * TILE_N + chunk * COLS, is_masked))
+                    new = add(new, given, mask, block, Part(stage, chunk, this * TILE_N + chunk * COLS, is_masked))
+                found = end(found, new)
                 if not IN_TURN:
                     stage = 1 - stage
                 elif n_block < block.tiles:

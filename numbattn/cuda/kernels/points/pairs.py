@@ -43,10 +43,11 @@ from .features import (
     part_sums_step,
     product,
     save_sums_step,
-    squared_difference,
+    squared_difference_step,
     sum_of,
+    two_sums_step,
 )
-from .kinds import of_products
+from .kinds import of_products, steps_of, unit_of
 
 FEW = 4  # features up to which each thread sums its own products
 SMALLEST = 16  # features of a tile that tensor cores multiply
@@ -195,6 +196,38 @@ def mask_steps(mask, layout, tile_m, tile_n, hidden=0):
     return needs_mask, masked
 
 
+class Sums(NamedTuple):
+    """Device functions for sums over columns."""
+
+    none: Any  # () -> none yet
+    begin: Any  # (sums) -> those with which a tile begins
+    add: Any  # (sums, P, ...) -> with those of P added
+    end: Any  # (sums, those of a tile) -> with these
+    save: Any  # (matrix, sums, m0): rows of a matrix from m0 on
+
+
+@device
+def same(sums):
+    return sums
+
+
+@device
+def latest(sums, new):
+    return new
+
+
+def few_sums(layout, ACC, count, add, factor=1.0):
+    """The Sums, times a factor, of so many features on CUDA cores. Those of a tile are added up on their own: with as
+    many terms, one after the other, as a thread has in all, more digits would be lost."""
+    none = no_sums_step(layout, ACC, count)
+
+    @device
+    def begin(sums):
+        return none()
+
+    return Sums(none, begin, add, two_sums_step(count), save_sums_step(count, ACC(factor)))
+
+
 class Pairs:
     """The layout of a tile of pairs, places in shared memory, and the steps that kernels are made of."""
 
@@ -210,11 +243,19 @@ class Pairs:
     def lines(self, dtype, count=1):
         return Lines(self.shared, dtype, self.layout, self.threads, count, self.chunks, self.stages)
 
-    def kept(self, count, most):
-        """The device function (matrix, m0): a block's rows of a matrix of so many features: row vectors, where there
-        are no more than `most`, or a tile in shared memory, to which it starts to copy them."""
+    def unit_of(self, dim, kind):
+        """In which differences of points are."""
+        return unit_of(kind) if dim <= DIFFERENCES and not of_products(kind) else 1.0
+
+    def steps(self, dim, kind):
+        """The kind's Steps for T as `distances` gives it."""
+        return steps_of(kind, self.ACC, in_units=self.unit_of(dim, kind) != 1)
+
+    def kept(self, count, most, unit=1.0):
+        """The device function (matrix, m0): a block's rows of a matrix of so many features: row vectors, in a unit,
+        where there are no more than `most`, or a tile in shared memory, to which it starts to copy them."""
         if count <= most:
-            return load_rows_step(self.layout, self.ACC, count)
+            return load_rows_step(self.layout, self.ACC, count, unit)
         ((PLACE, COPY),), ROWS_OF = buffers(self.shared, self.dtype, self.threads, self.tile_m, [count]), self.rows_of
 
         @device
@@ -250,8 +291,8 @@ class Pairs:
     def distances(self, dim, kind):
         """Device functions for t: (matrix, vectors, block) keeps rows; (matrix, vectors, block, stage, n0) starts to
         copy columns; (stage, chunk) gets these; (X, Y, stage, chunk) -> T."""
-        keep_points, (fetch_points, get_points) = self.kept(dim, DIFFERENCES), self.walked(dim, DIFFERENCES)
-        VECTOR = self.layout.row_vector()
+        unit, VECTOR = self.unit_of(dim, kind), self.layout.row_vector()
+        keep_points, (fetch_points, get_points) = self.kept(dim, DIFFERENCES, unit), self.walked(dim, DIFFERENCES)
 
         @device
         def keep(matrix, vectors, block):
@@ -262,7 +303,8 @@ class Pairs:
             fetch_points(matrix[block.batch, block.head][block.key : block.seen_key], stage, n0)
 
         if dim <= DIFFERENCES or of_products(kind):
-            sum_over = self.inner(dim, DIFFERENCES, product if of_products(kind) else squared_difference)
+            term = product if of_products(kind) else squared_difference_step(self.ACC(unit))
+            sum_over = self.inner(dim, DIFFERENCES, term)
             TILE, NOTHING = self.layout, self.ACC(-0.0)         # x + -0.0 is x
 
             @device
@@ -330,15 +372,14 @@ class Pairs:
         return sums(self.unit, self.lanes, self.tile_m, count, self.threads, run=vector(self.dtype))
 
     def outer(self, count, most):
-        """Device functions for sums over columns, of so many features: none yet; (O, P, B) -> O with P B added;
-        (matrix, O, m0) saves them."""
+        """The Sums of P B over columns, B of so many features."""
         if count <= most:
-            return no_sums_step(self.layout, self.ACC, count), part_sums_step(count), save_sums_step(count, self.ACC(1))
-        O_TILE = self.tile_of_sums(count)
+            return few_sums(self.layout, self.ACC, count, part_sums_step(count))
         left, ZERO, ROWS_OF = left_operand(self.layout, self.shared, self.ACC, count), self.ACC(0), self.rows_of
+        O_TILE = self.tile_of_sums(count)
 
         @device
-        def no_sums():
+        def none():
             return full(O_TILE, ZERO)
 
         @device
@@ -349,4 +390,4 @@ class Pairs:
         def save_tile(matrix, O, m0):
             save(aligned(matrix, ROWS_OF), O, m0)
 
-        return no_sums, add, save_tile
+        return Sums(none, same, add, latest, save_tile)
