@@ -26,6 +26,8 @@ SHORT = {  # options
     "11_generate.py": "--steps 10 --count 20 --nodes 8",
     "14_wave_function.py": "--steps 5",
     "15_curvature.py": "--steps 5 --products 5",
+    "17_kernel_ridge.py": "--points 1000",
+    "18_optimal_transport.py": "--points 200",
 }
 
 
@@ -54,6 +56,14 @@ def energy(file, small):
 
 def spectrum(file, small):
     run("15_curvature.py", small, "--plot", file)
+
+
+def terrain(file, small):
+    run("17_kernel_ridge.py", small, "--plot", file)
+
+
+def transport(file, small):
+    run("18_optimal_transport.py", small, "--plot", file)
 
 
 def metric(file, small):
@@ -137,7 +147,8 @@ def masks(file, small):
     figure.savefig(file, dpi=150)
 
 
-PICTURES = {draw.__name__: draw for draw in (loss, maps, bias, energy, spectrum, metric, tree, masks)}
+DRAWN = loss, maps, bias, energy, spectrum, metric, tree, masks, terrain, transport
+PICTURES = {draw.__name__: draw for draw in DRAWN}
 
 
 def make_smaller(file):

@@ -238,6 +238,19 @@ def test_gallery(tmp_path):
         assert (tmp_path / f"drawn/{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_kernel_ridge(tmp_path):
+    out = run(tmp_path, "17_kernel_ridge.py", "--points", "2000", "--plot", "terrain.png")
+    assert float(re.search(r"a map with an error of (\S+)", out)[1]) < 0.2  # of the measurements 0.3
+    assert int(re.search(r"after (\d+) iterations", out)[1]) < 20
+    assert (tmp_path / "terrain.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_optimal_transport(tmp_path):
+    out = run(tmp_path, "18_optimal_transport.py", "--points", "500", "--plot", "transport.png")
+    assert float(re.search(r"(\S+) away", out)[1]) < 0.03  # of words that are about 1 high
+    assert (tmp_path / "transport.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_readme_names_every_example_and_picture():
     text = (EXAMPLES / "README.md").read_text()
     assert set(re.findall(r"^\| \[(\w+\.py)\]\(\1\) ", text, re.M)) == {x.name for x in EXAMPLES.glob("[0-9]*.py")}
@@ -359,6 +372,14 @@ def test_transformer_on_a_gpu(tmp_path):
 def test_molecule_on_a_gpu(tmp_path):
     out = run(tmp_path, "13_molecule.py", "--xp", "cupy")
     assert float(re.search(r"learned to (\S+) kT", out)[1]) < 0.15
+
+
+@pytest.mark.gpu
+def test_points_on_a_gpu(tmp_path):
+    out = run(tmp_path, "17_kernel_ridge.py", "--xp", "cupy")
+    assert float(re.search(r"a map with an error of (\S+)", out)[1]) < 0.05
+    out = run(tmp_path, "18_optimal_transport.py", "--xp", "cupy")
+    assert float(re.search(r"(\S+) away", out)[1]) < 0.02
 
 
 @pytest.mark.gpu

@@ -1,40 +1,23 @@
-"""Sums over pairs of points by the CUDA kernels, without a GPU: against the formula in float64."""
+"""Passes over pairs of points, in tiles of their plans; kernels/points has smaller ones."""
+
+import sys
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
 import numbattn as na
-from numbattn.cuda.points import Points, norms
-from numbattn.points import kinds
-from numbattn.problem import describe
-from tests.points import plain
+import numbattn.points
+from numbattn import backends
+from numbattn.cuda.points import Points
+from numbattn.points import formula, kinds
 from tests.tools.device import GPU, HOPPER, TURING
 from tests.tools.launch import compiled_only, simulated_only
 
+from .kernels.points.calls import check, drawn
+
 pytestmark = pytest.mark.usefixtures("world")
-EPS = {np.dtype(dtype): eps for dtype, eps in (("float16", 2e-3), ("float32", 4e-6), ("float64", 1e-12))}
-
-
-def drawn(rng, dtype=np.float32, batch=(1, 1), m=40, n=70, d=3, e=1):
-    """x, y, b and c: some of x are some of y."""
-    x, y, b, c = (rng.standard_normal((*batch, *sizes)).astype(dtype) for sizes in ((m, d), (n, d), (n, e), (m, e)))
-    return x, y, b, c
-
-
-def check(x, y, b, c, kind=kinds.GAUSSIAN, mask=None, device=HOPPER, visible=True, **vectors):
-    """Both passes."""
-    gpu, (problem, inputs) = GPU(device), describe(x, y, b, mask=mask)
-    points = Points(lambda: gpu)
-    given = {name: x.astype(problem.sum_dtype) for name, x in vectors.items()}
-    found = points.sums(problem, inputs, kind, **given), points.gradient(problem, inputs, kind, c, **given)
-    if mask is not None:
-        visible = np.broadcast_to(inputs.mask.dense(problem.seqlen_q, problem.seqlen_k), problem.score_shape)
-        x, y, b, c = (np.nan_to_num(points) for points in (x, y, b, c))
-    wanted = plain.sums(kind, x, y, b, visible, **given), plain.gradient(kind, x, y, b, c, visible, **given)
-    for got, want in zip(found, wanted):
-        assert got.dtype == problem.sum_dtype
-        assert_allclose(got, want, atol=EPS[x.dtype] * (abs(want).max(initial=0) + 1e-30), rtol=0)
 
 
 @pytest.mark.parametrize(("dtype", "d", "e"), [("float32", 3, 1), pytest.param("float64", 20, 6, marks=simulated_only)])
@@ -94,7 +77,6 @@ def test_shared_points(rng):
     x, y, b, c = drawn(rng, batch=(3, 1), d=12, n=40)
     x, y = (np.broadcast_to(points[:1, :, ::-1], points.shape) for points in (x, y))
     check(x, y, b, c)
-    assert norms(x, describe(x, y, b)[0]).shape == (1, 1, 40)
 
 
 @simulated_only
@@ -109,9 +91,29 @@ def test_no_columns(rng):
     check(x, y, b, c)
 
 
+@simulated_only
+def test_by_the_layer(rng):
+    """Lengths, a centre, gradients of both points and of the length."""
+    x, y, b, ds = drawn(rng, np.float64, batch=(2,), m=21, n=30, d=3, e=2)
+    y[1, 25:] = b[1, 25:] = np.nan
+    options = {"kernel": na.points.Matern(1.5, length=0.8), "mask": na.Lengths(np.array([30, 25]))}
+    gpu, found = GPU(HOPPER), []
+    for backend in (Points(lambda: gpu), formula):
+        with patch.object(backends, "POINTS", {"numpy": "here"}), patch.dict(sys.modules, here=backend):
+            s, backprop = na.points.product_vjp(x, y, b, **options)
+            found.append((s, *backprop(ds)))
+    for got, want in zip(*found, strict=True):
+        assert_allclose(got, want, rtol=1e-9, atol=1e-12)
+
+
+@simulated_only
+def test_many_dimensions(rng):
+    """By array operations."""
+    check(*drawn(rng, np.float64, m=5, n=6, d=300))
+
+
 FAULTS = {
-    "x.fill(0)": "pass",
-    "if stride else 1": "if stride else None",
-    "{ROWS: rows, COLUMNS: columns}": "{ROWS: columns, COLUMNS: rows}",
-    "not of_products(text)": "of_products(text)",
+    "x.fill(number)": "pass",
+    "((ROWS, rows), (COLUMNS, columns))": "((COLUMNS, rows), (ROWS, columns))",
+    "max(problem.head_dim, problem.head_dim_v)": "problem.head_dim_v",
 }

@@ -12,10 +12,19 @@ import pytest
 from numbattn.caches.eight_bits import FLOAT8, INT8
 from numbattn.caches.kv_cache import CacheLayout
 from numbattn.cuda.build import assemble, compile_ptx
-from numbattn.cuda.kernels import BACKWARD, BACKWARD_TANGENT, FORWARD, LAPLACIAN, TANGENT
+from numbattn.cuda.kernels import (
+    BACKWARD,
+    BACKWARD_TANGENT,
+    FORWARD,
+    LAPLACIAN,
+    POINT_LOGSUMEXP,
+    POINT_NEAREST,
+    TANGENT,
+)
 from numbattn.cuda.kernels.any.score_gradient import bias_gradient, diagonal_sums, entry_sums, spec_of
 from numbattn.cuda.kernels.hopper.forward_tiles import MANY
 from numbattn.cuda.kernels.hopper.score_gradient import bias_route, diagonals_route
+from numbattn.cuda.kernels.points.pairs import COLUMNS, DIFFERENCES, X_NORMS, Y_NORMS
 from numbattn.cuda.plan.planner import DEVICES
 from tests.cuda.works import work
 
@@ -48,12 +57,20 @@ def small(kernel, dtype, n, d, spills=0, **about):
     return pytest.param(kernel, found._replace(whole=True, **about), spills, id=" ".join(map(str, words)))
 
 
+def pairs(kernel, dtype, d, kind, e=0, cc=(9, 0), spills=0):
+    """A kernel over pairs of points; kind: what is compiled in of it."""
+    found = work(dtype, d, e, device=DEVICES[cc])
+    vectors = dict.fromkeys((COLUMNS, X_NORMS, Y_NORMS)[: None if d > DIFFERENCES else 1], found.problem.sum_dtype)
+    found = found._replace(kind=kind, dtypes=found.dtypes | vectors)
+    return pytest.param(kernel, found, spills, id=f"{kernel} {dtype} {d} {kind}")
+
+
 def spec(kernel, work):
     """That of a pass by its first Route with a kernel of this name, or the first, or of the gradient of a part."""
     if kernel == "laplacian":
         return LAPLACIAN[0].specs[0]
-    passes = (route.specs for routes in (FORWARD, BACKWARD, TANGENT, BACKWARD_TANGENT) for route in routes
-              if route.takes(work))  # fmt: skip
+    every = FORWARD, BACKWARD, TANGENT, BACKWARD_TANGENT, POINT_LOGSUMEXP, POINT_NEAREST
+    passes = (route.specs for routes in every for route in routes if route.takes(work))
     after = next((i for i, part in enumerate(work.score) if part.startswith(("bias", "relative"))), 0)
     whole = {"out_dtype": work.problem.dtype.name, "sums_rows": False, "sums_cols": False}
     gradients = (
@@ -306,10 +323,23 @@ BACKWARD_TANGENT_ROWS = [  # two accumulators, or one, with S, P, dP, dS and the
     row("backward_tangent_q", "float32", 64, 64, along="qkv", **SHORT),
 ]
 
+PAIRS = [
+    pairs("hopper_nearest", "float16", 128, "Nearest 1"),
+    pairs("point_logsumexp", "float32", 64, "Gaussian", spills=32),
+    pairs("point_logsumexp", "float32", 8, "Power"),
+    pairs("point_logsumexp", "float64", 128, "Gaussian", cc=(8, 0)),
+    pairs("point_nearest", "float32", 3, "Nearest 10"),
+    pairs("point_nearest", "float32", 64, "Nearest 1", cc=(8, 0), spills=64),
+    pairs("point_nearest", "bfloat16", 128, "Nearest 32"),
+    pairs("hopper_nearest", "float16", 64, "Nearest 1"),
+    pairs("hopper_nearest", "bfloat16", 192, "Nearest 1"),
+    pairs("hopper_nearest", "bfloat16", 256, "Nearest 1"),
+]
+
 
 EVERY = [
     *ANY_GPU, *TANGENTS, *SMALL, *LSE_ALONE, *FORWARD_MMA, *BACKWARD_MMA, *DECODING, *FORWARD_ROWS, *BACKWARD_ROWS,
-    *TANGENT_ROWS, *BACKWARD_TANGENT_ROWS, *GRADIENTS, *SPILLS,
+    *TANGENT_ROWS, *BACKWARD_TANGENT_ROWS, *GRADIENTS, *SPILLS, *PAIRS,
 ]  # fmt: skip
 MARKED = [  # each takes 3 s
     pytest.param(*row.values, id=row.id, marks=[pytest.mark.slow] * (number % 16 > 0))

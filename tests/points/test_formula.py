@@ -90,6 +90,15 @@ def test_large_logarithms_do_not_overflow(rng):
     assert_allclose(found, plain.logsumexp(kind, x, y) - 1e4)
 
 
+def test_what_has_no_weight_at_first(rng):
+    """As many points as a block has, and more."""
+    problem, inputs, (x, y, _), _ = drawn(rng)
+    columns = rng.standard_normal((*problem.batch, problem.seqlen_k))
+    columns[..., :40] = -np.inf
+    found = formula.logsumexp(problem, inputs, plain.KINDS[0], columns)
+    assert_allclose(found, plain.logsumexp(plain.KINDS[0], x, y, True, columns))
+
+
 def test_equal_distances_go_to_the_lower_index(rng):
     x = np.zeros((50, 2))
     problem, inputs = describe(x, np.tile(np.eye(2), (50, 1)), np.zeros((100, 0)))
@@ -118,3 +127,31 @@ def test_sums_are_of_the_dtype_of_sums(rng, dtype):
     found = formula.sums(problem, inputs, plain.KINDS[0])
     assert found.dtype == np.float32
     assert_allclose(found, plain.sums(plain.KINDS[0], x, y, b), atol=2e-5)
+
+
+FAULTS = {
+    "test_masks": {
+        "return np.where(self.visible, kappa, 0)": "return kappa",
+        "weights = block.only_visible(_kappa(block, kind, rows, columns, derivative=True) * product)": (
+            "weights = _kappa(block, kind, rows, columns, derivative=True) * product"
+        ),
+        "np.where(by_column, y, 0)": "y",
+        "np.where(np.isinf(here), np.int32(-1), numbers)": "numbers",
+    },
+    "test_what_has_no_weight_at_first": {
+        "finite = np.where(np.isneginf(new), 0, new)": "finite = new",
+    },
+    "test_large_logarithms_do_not_overflow": {
+        "kappa = np.exp(_log_kappa(block, kind, rows, columns))": (
+            "kappa = kind.value(t) * np.exp(rows[..., block.i, None]) * np.exp(columns[..., None, block.j])"
+        ),
+    },
+    "test_sums_and_gradients_of_each_kind": {
+        "[..., None] - weights @ block.y)": "[..., None] + weights @ block.y)",
+        "points/kinds.py": {
+            "return -3 / 2 * np.exp(": "return -np.exp(",
+            "return -5 / 6 * (1 + r)": "return -5 / 6 * (1 - r)",
+            "return -_power(t, self.p / 2 - 1) / 2": "return -_power(t, self.p / 2) / 2",
+        },
+    },
+}

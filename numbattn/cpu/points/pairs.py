@@ -126,6 +126,8 @@ def queries_of(given, row, scratch):
     first, end = visible_keys(band, intervals, m0, m_end, segment, segment_end)
     X, XT = matrix(given.x, batch, head, dtype)[m0:m_end], tile(scratch.XT, given.x.cols, size)
     transpose(XT, X, dtype.type(1), False)
+    for f in range(XT.shape[0]):
+        fill(XT[f, max(band[2] - m0, 0) :], 0)            # queries beyond a length may be NaN
     vectors = tile(scratch.vectors, VECTORS, size)
     norms, rows = vectors[0], vectors[1]
     row_dots(norms, X, X)

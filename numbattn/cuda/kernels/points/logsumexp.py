@@ -1,19 +1,20 @@
 """log sum_j exp(columns_j) kappa_ij over pairs of points: the online softmax of attention (Algorithm 2), with no P V.
 
-A block keeps a tile of rows and loops over the columns that they see, as `point_sums` does.
+See `loop` for how a block comes by its pairs.
 """
 
 import numpy as np
 
 from ...build import Source
-from ...tile import device, full, index, row_sum, save, sync_threads, wait_copies
+from ...tile import device, full, row_sum, save
 from ...words.arguments import Matrix, Statistic
 from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..shared.softmax import LN_2, logsumexp, softmax_steps
 from ..shared.visibility import MASK
 from .kinds import steps_of
-from .pairs import COLUMNS, VECTORS, Pairs, PointTiles, block_steps, mask_steps, parameters, rows_of
+from .loop import loop_steps
+from .pairs import COLUMNS, VECTORS, Pairs, PointTiles, parameters, rows_of
 
 
 def point_logsumexp(
@@ -24,43 +25,33 @@ def point_logsumexp(
     keep_points, fetch_points, get_points, distances = pairs.distances(dim, kind)
     _, fetch_columns, shift_of = pairs.shifts(given)
     exponent, ACC = steps_of(kind, pairs.ACC).exponent, pairs.ACC
-    block_of, next_tile = block_steps(mask, tile_m, tile_n)
-    needs_mask, masked = mask_steps(mask, pairs.layout, tile_m, tile_n, hidden=-np.inf)
     VECTOR, PARTS, ZERO, ONE, LN2 = pairs.layout.row_vector(), pairs.layout.row_parts(), ACC(0), ACC(1), ACC(LN_2)
-    TILE_N, COLS, CHUNKS, IN_TURN, HAS_COLUMNS = tile_n, tile_n // chunks, chunks, stages == 1, COLUMNS in given
+    HAS_COLUMNS = COLUMNS in given
     NO_MAX, softmax_step = softmax_steps(ACC)
 
     @device
-    def fetch(mY, vectors, block, stage, n_block):
-        fetch_points(mY, vectors, block, stage, n_block * TILE_N)
-        fetch_columns(vectors, block, stage, n_block * TILE_N)
+    def fetch(given, block, stage, n0):
+        _, mY, vectors, _ = given
+        fetch_points(mY, vectors, block, stage, n0)
+        fetch_columns(vectors, block, stage, n0)
+
+    block_of, in_sight, loop_of = loop_steps(pairs, mask, fetch, hidden=-np.inf)
+
+    @device
+    def add(found, given, mask, block, part):
+        (m, l), (X, _, _, kind_number) = found, given
+        S = exponent(distances(X, get_points(part.stage, part.chunk), part.stage, part.chunk), kind_number)  # in base 2
+        if HAS_COLUMNS:
+            S = S + shift_of((), part.stage, part.chunk)
+        _, m, l, _ = softmax_step(in_sight(S, mask, block, part), m, l, ONE)    # Alg. 2 lines 12 and 13
+        return m, l
+
+    loop = loop_of(add)
 
     def kernel(mX, mY, mLse, vectors, mask, kind_number):
         block, mask = block_of(mX, mask)
-        n_block, stage = block.first, index(0)
-        X, m, l = keep_points(mX, vectors, block), full(VECTOR, NO_MAX), full(PARTS, ZERO)
-        if n_block < block.tiles:
-            fetch(mY, vectors, block, stage, n_block)
-        while n_block < block.tiles:
-            this = n_block
-            n_block = next_tile(mask, block, n_block)
-            wait_copies()
-            sync_threads()                                      # this tile has arrived, all have read the last one
-            if not IN_TURN and n_block < block.tiles:
-                fetch(mY, vectors, block, 1 - stage, n_block)
-            is_masked = needs_mask(mask, block, this)
-            for chunk in range(CHUNKS):
-                S = exponent(distances(X, get_points(stage, chunk), stage, chunk), kind_number)    # in base 2
-                if HAS_COLUMNS:
-                    S = S + shift_of((), stage, chunk)
-                if is_masked:
-                    S = masked(S, mask, block, this * TILE_N + chunk * COLS)
-                _, m, l, _ = softmax_step(S, m, l, ONE)         # Alg. 2 lines 12 and 13
-            if not IN_TURN:
-                stage = 1 - stage
-            elif n_block < block.tiles:
-                sync_threads()                                  # all have read this tile
-                fetch(mY, vectors, block, stage, n_block)
+        given = keep_points(mX, vectors, block), mY, vectors, kind_number
+        m, l = loop((full(VECTOR, NO_MAX), full(PARTS, ZERO)), given, mask, block)
         lse = logsumexp(m * LN2, row_sum(l), LN2)               # line 16
         save(mLse[block.batch, block.head][block.query : block.end_query], lse, block.m0)
 
@@ -68,11 +59,11 @@ def point_logsumexp(
     return Source(kernel, signature, threads, blocks, pairs.shared.nbytes)
 
 
-# {(few dimensions, no b, bytes of an element): {largest dimension: rows}}
+# As those of `point_sums`
 TILES = {
-    (True, True, 2): {0: (PointTiles("fma", 128, 256, 128, lanes=4, chunks=8, blocks=4),)},
-    (True, True, 4): {0: (PointTiles("fma", 128, 256, 128, lanes=4, chunks=8, blocks=4),)},
-    (True, True, 8): {0: (PointTiles("fma", 64, 128, 64, lanes=4, chunks=8, blocks=4),)},
+    (True, True, 2): {12: (PointTiles("fma", 128, 256, 128, lanes=4, chunks=8, blocks=4),)},
+    (True, True, 4): {12: (PointTiles("fma", 128, 256, 128, lanes=4, chunks=8, blocks=4),)},
+    (True, True, 8): {12: (PointTiles("fma", 64, 128, 64, lanes=4, chunks=8, blocks=4),)},
     (False, True, 2): {
         128: (PointTiles("mma", 128, 64, 128, blocks=2), PointTiles("mma", 64, 64, 128)),
         256: (PointTiles("mma", 64, 64, 128, blocks=2), PointTiles("mma", 64, 32, 128)),

@@ -53,3 +53,15 @@ def test_many_tiles(rng, d):
 def test_nothing_in_sight(rng):
     problem, inputs, _, _ = drawn(rng, e=0, n=0)
     assert (Points(lambda: GPU(AMPERE)).logsumexp(problem, inputs, kinds.GAUSSIAN) == -np.inf).all()
+
+
+FAULTS = {
+    "test_many_tiles": {
+        "S = S + shift_of((), part.stage, part.chunk)": "S = S",
+        "logsumexp(m * LN2, row_sum(l), LN2)": "logsumexp(m, row_sum(l), LN2)",
+        "        fetch_columns(vectors, block, stage, n0)\n": "",
+    },
+    "test_masks": {
+        "hidden=-np.inf": "hidden=0",
+    },
+}
