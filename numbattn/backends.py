@@ -9,7 +9,7 @@ from . import faults
 # caches, merge_into and sum_into
 MODULES = {"numpy": "numbattn.cpu", "cupy": "numbattn.cuda.backend"}
 # of sums over pairs of points: sums, gradient, logsumexp and nearest, see numbattn/points/formula.py
-POINTS = {"numpy": "numbattn.points.formula", "cupy": "numbattn.points.formula"}
+POINTS = {"numpy": "numbattn.cpu.points", "cupy": "numbattn.cuda.backend"}
 BACKENDS: dict[str, Any] = {}  # by library, as they are needed: importing Numba takes its time
 
 

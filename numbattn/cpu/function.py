@@ -10,6 +10,7 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from ..scores.compiled.element import check, differentiated_element
@@ -136,12 +137,14 @@ def record_of(arrays):
 
 
 @intrinsic
-def call_at(typingctx, address, S, slopes, rows, cols, batch, head, m0, n0, record):
-    """Call the cfunc at an address."""
+def call_at(typingctx, address, arguments):
+    """Call the cfunc at an address, of integers."""
 
     def generate(context, builder, signature, args):
-        kind = ir.FunctionType(ir.VoidType(), [INT64] * len(ARGUMENTS))
-        builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
+        words = [context.cast(builder, word, kind, types.int64)
+                 for word, kind in zip(cgutils.unpack_tuple(builder, args[1]), arguments)]  # fmt: skip
+        kind = ir.FunctionType(ir.VoidType(), [INT64] * len(words))
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), words)
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * (len(ARGUMENTS) + 1)), generate
+    return types.void(types.int64, arguments), generate

@@ -53,6 +53,10 @@ class Vectors:
     def multiply_add(self, x, y, z):
         return self.call(f"llvm.fmuladd.{self.name}", self.type, x, y, z)
 
+    def add_square(self, x, y, z):
+        difference = self.b.fsub(x, y)
+        return self.multiply_add(difference, difference, z)
+
     def add_pairs(self, x, y):
         """Sums of neighbours: of the elements of x, then of those of y."""
         return self.b.fadd(self.pick(x, y, range(0, 2 * self.width, 2)), self.pick(x, y, range(1, 2 * self.width, 2)))
@@ -109,11 +113,12 @@ class Elements:
         return self.b.bitcast(at, self.data.type)
 
 
-def block_product(transposed, block_rows, vectors, masked):
+def block_product(transposed, block_rows, vectors, masked, add_term):
     """The intrinsic (out, a, b, alpha, add, row, col): out = alpha a b, plus out if `add`, for the block at (row, col).
 
     transposed: a is given as its transpose. masked: columns may end within a vector. Rows of b and out are contiguous.
-    Rows beyond the last one are clamped to it: the same values are stored several times.
+    Rows beyond the last one are clamped to it: the same values are stored several times. add_term: the method of
+    Vectors that adds the product of two elements to a sum, or what stands for it.
     """
 
     @intrinsic
@@ -133,7 +138,7 @@ def block_product(transposed, block_rows, vectors, masked):
                 lefts = {r: unit.splat(builder.load(at)) for r, at in lefts.items()}
                 rights = {c: unit.load(mB.element(loop.index, c)) for c in cols}
                 for (r, c), total in sums.items():
-                    builder.store(unit.multiply_add(lefts[r], rights[c], builder.load(total)), total)
+                    builder.store(add_term(unit, lefts[r], rights[c], builder.load(total)), total)
             alpha = unit.splat(alpha)
             for total in sums.values():
                 builder.store(builder.fmul(builder.load(total), alpha), total)
@@ -156,9 +161,9 @@ def clamped(builder, first, count, end):
     return [builder.select(builder.icmp_signed("<", index, last), index, last) for index in indices]
 
 
-def product_of(transposed, name, block_rows, vectors):
-    blocks = block_product(transposed, block_rows, vectors, masked=False)
-    edge = block_product(transposed, block_rows, 1, masked=True)
+def product_of(transposed, name, block_rows, vectors, add_term=Vectors.multiply_add):
+    blocks = block_product(transposed, block_rows, vectors, False, add_term)
+    edge = block_product(transposed, block_rows, 1, True, add_term)
 
     def product(out, a, b, alpha, add):
         rows, cols = out.shape
@@ -180,6 +185,8 @@ def product_of(transposed, name, block_rows, vectors):
 product = product_of(False, "product", ROWS, VECTORS)  # out = alpha a b, plus out if `add`
 product_tn = product_of(True, "product_tn", ROWS, VECTORS)  # out = alpha a^T b, plus out if `add`
 product_few = product_of(False, "product_few", FEW_ROWS, FEW_VECTORS)  # `product` for few rows
+product_tn_row = product_of(True, "product_tn_row", 1, 8)  # `product_tn` for one row of out
+distances = product_of(False, "distances", ROWS, VECTORS, Vectors.add_square)  # `product`, of (a - b)**2 for a b
 
 
 def along(builder, dtype, depth, step):

@@ -4,12 +4,14 @@ from .caches.append import append, check_device
 from .launch import current_gpu as current
 from .merge import merge_into, sum_into
 from .passes import Passes
+from .points import Points
 
-PASSES = Passes(current)
+PASSES, POINTS = Passes(current), Points(current)
 forward, backward = PASSES.forward, PASSES.backward
 tangent, backward_tangent, laplacian = PASSES.tangent, PASSES.backward_tangent, PASSES.laplacian
+sums, gradient, logsumexp, nearest = POINTS.sums, POINTS.gradient, POINTS.logsumexp, POINTS.nearest
 
 __all__ = [
-    "append", "backward", "backward_tangent", "check_device", "current", "forward", "laplacian", "merge_into",
-    "sum_into", "tangent",
+    "append", "backward", "backward_tangent", "check_device", "current", "forward", "gradient", "laplacian",
+    "logsumexp", "merge_into", "nearest", "sum_into", "sums", "tangent",
 ]  # fmt: skip

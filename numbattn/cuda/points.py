@@ -6,17 +6,18 @@ from typing import Any
 
 import numpy as np
 
+from ..points import formula
 from . import kernels
-from .kernels.points.kinds import lowered, of_products
+from .kernels.points.kinds import lowered
 from .kernels.points.nearest import NEAREST as NEAREST_KIND
-from .kernels.points.pairs import COLUMNS, DIFFERENCES, ROWS, X_NORMS, Y_NORMS
+from .kernels.points.pairs import COLUMNS, ROWS
 from .kernels.shared.smallest import NOBODY
+from .kernels.tables import HEAD_DIMS
 from .passes import run
 from .words.spec import Pass
 
-VECTORS = ROWS, COLUMNS, X_NORMS, Y_NORMS
-SUMS = Pass("sums", kernels.POINT_SUMS, takes=("q", "k", "v", *VECTORS), gives=("o",))
-GRADIENT = Pass("gradient", kernels.POINT_GRADIENT, takes=("q", "k", "v", "c", *VECTORS), gives=("dq",))
+SUMS = Pass("sums", kernels.POINT_SUMS, takes=("q", "k", "v", ROWS, COLUMNS), gives=("o",))
+GRADIENT = Pass("gradient", kernels.POINT_GRADIENT, takes=("q", "k", "v", "c", ROWS, COLUMNS), gives=("dq",))
 LOGSUMEXP = Pass("logsumexp", kernels.POINT_LOGSUMEXP, takes=("q", "k", "v", COLUMNS), gives=("lse",))
 NEAREST = Pass("nearest", kernels.POINT_NEAREST, takes=("q", "k", "v"), gives=("r2", "j"))
 
@@ -29,12 +30,16 @@ class Points:
 
     def sums(self, problem, inputs, kind, rows=None, columns=None):
         """o_i = sum_j kappa_ij b_j, in the dtype of sums; kappa_ij is multiplied by exp(rows_i + columns_j)."""
+        if is_wide(problem):
+            return formula.sums(problem, inputs, kind, rows, columns)
         o = self.current().empty(problem.out_shape, problem.sum_dtype)
         self.run(SUMS, problem, inputs, lowered(kind), {"o": o}, rows, columns)
         return o
 
     def gradient(self, problem, inputs, kind, c, rows=None, columns=None):
         """dx_i = sum_j kappa'_ij <c_i, b_j> 2 (x_i - y_j), or y_j for a function of x . y, in the dtype of sums."""
+        if is_wide(problem):
+            return formula.gradient(problem, inputs, kind, c, rows, columns)
         shape = *problem.batch, problem.seqlen_q, problem.head_dim
         dx = self.current().empty(shape, problem.sum_dtype)
         c = c.astype(problem.dtype, copy=False)
@@ -43,12 +48,16 @@ class Points:
 
     def logsumexp(self, problem, inputs, kind, columns=None):
         """log sum_j exp(columns_j) kappa_ij, in the dtype of sums."""
+        if is_wide(problem):
+            return formula.logsumexp(problem, inputs, kind, columns)
         lse = self.current().empty(problem.lse_shape, problem.sum_dtype)
         self.run(LOGSUMEXP, problem, inputs, lowered(kind), {"lse": lse}, columns=columns, nothing=(-math.inf,))
         return lse
 
     def nearest(self, problem, inputs, k):
         """The squared distances of the k nearest y_j of each x_i, in the dtype of sums, ascending, and their j."""
+        if is_wide(problem):
+            return formula.nearest(problem, inputs, k)
         gpu, shape = self.current(), (*problem.lse_shape, k)
         r2, j = gpu.empty(shape, problem.sum_dtype), gpu.empty(shape, np.dtype(np.int32))
         self.run(NEAREST, problem, inputs, (f"{NEAREST_KIND} {k}", 0.0), {"r2": r2, "j": j}, nothing=(math.inf, NOBODY))
@@ -57,20 +66,15 @@ class Points:
     def run(self, pass_, problem, inputs, kind, arrays, rows=None, columns=None, nothing=(0,)):
         """Run a pass with arrays of its own by name. kind: as `lowered`; nothing: what its results are if nobody sees
         anything."""
-        text, number = kind
-        given = {ROWS: rows, COLUMNS: columns}
-        if X_NORMS in pass_.takes and problem.head_dim > DIFFERENCES and not of_products(text):
-            given |= {X_NORMS: norms(inputs.q, problem), Y_NORMS: norms(inputs.k, problem)}
-        given = {name: x for name, x in given.items() if x is not None}
+        given = {name: x for name, x in ((ROWS, rows), (COLUMNS, columns)) if x is not None}
         results = [arrays[name] for name in pass_.gives]
         arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, **given, **arrays}
         strides = tuple([arrays[name].strides if name in arrays else None for name in pass_.takes[3:]])
-        if not run(self.current(), pass_, problem, inputs, arrays, strides, kind=(text, number)):
+        if not run(self.current(), pass_, problem, inputs, arrays, strides, kind=kind):
             for x, number in zip(results, nothing):
                 x.fill(number)
 
 
-def norms(x, problem):
-    """|x|^2 of each point, once where a batch shares them."""
-    x = x[tuple([slice(None, None if stride else 1) for stride in x.strides[:-2]])]
-    return (x.astype(problem.sum_dtype, copy=False) ** 2).sum(axis=-1)
+def is_wide(problem):
+    """Whether there are more dimensions or features than kernels hold: then products are cuBLAS', block by block."""
+    return max(problem.head_dim, problem.head_dim_v) > HEAD_DIMS[-1]

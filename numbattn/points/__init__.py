@@ -8,14 +8,17 @@
 >>> points.logsumexp(x, y, np.zeros(1000), points.Cost(power=2, epsilon=0.05)).shape    # log sum_j exp(w_j - ...)
 (1000,)
 >>> distances, indices = points.nearest(x, y, k=5)
+>>> a = np.full(1000, 1 / 1000)
+>>> r = points.sinkhorn(x, y, a, a, points.Cost(power=2, epsilon=0.05))                 # r.cost, r.f, r.g
+>>> A = points.operator(x, x, points.Gaussian(0.5), ridge=0.1)                          # for scipy's cg, eigsh
 
 Each takes NumPy arrays, computed on CPUs, or CuPy arrays, computed on the GPU, of float16, bfloat16, float32 or
 float64, in memory linear in the number of points; batch axes broadcast as in `numpy.matmul`, and numbattn's masks say
 which points see each other, ``mask=numbattn.Segments(...)`` for clouds of unequal size. `product_vjp`, `logsumexp_vjp`
-have exact gradients, of points, weights and lengths of kernels.
+and `sinkhorn_vjp` have gradients, of points, weights and lengths of kernels.
 """
 
-from .gradients import LogsumexpGradients, ProductGradients
+from .gradients import LogsumexpGradients, ProductGradients, SinkhornGradients
 from .kernels import (
     Cauchy,
     Cosine,
@@ -31,7 +34,9 @@ from .kernels import (
 )
 from .logsumexp import logsumexp, logsumexp_vjp
 from .nearest import nearest
+from .operator import operator
 from .product import product, product_vjp
+from .sinkhorn import Transport, sinkhorn, sinkhorn_vjp
 
 __all__ = [
     "Cauchy",
@@ -47,9 +52,14 @@ __all__ = [
     "ProductGradients",
     "Radial",
     "RationalQuadratic",
+    "SinkhornGradients",
+    "Transport",
     "logsumexp",
     "logsumexp_vjp",
     "nearest",
+    "operator",
     "product",
     "product_vjp",
+    "sinkhorn",
+    "sinkhorn_vjp",
 ]

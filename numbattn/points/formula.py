@@ -122,7 +122,7 @@ def _rows(points: Any, at: slice, problem: Problem) -> Any:
 
 def _visible(mask: Mask, i: slice, j: slice, m: int, n: int, array: Any) -> Any:
     if mask is NOTHING_HIDDEN:
-        return np.ones((1, 1), bool, like=array)
+        return np.ones_like(array, dtype=bool, shape=(1, 1))
     rows, columns = i.stop - i.start, j.stop - j.start
     return visible(cropped(mask, Crop(i.start, rows, j.start, columns, m, n)), rows, columns, array)
 

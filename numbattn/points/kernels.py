@@ -360,8 +360,8 @@ class Cost(Kernel):
         return gradient / self.epsilon ** (1 / self.power)
 
     def _of_parameter(self, units: Any, gradients: Any) -> Any:
-        found = sum(map(_products, units, gradients)).sum()[...]
-        return (-found / (self.power * self.epsilon)).astype(gradients[0].dtype)
+        found = sum(map(_products, units, gradients)).sum()
+        return (-found / (self.power * self.epsilon)).astype(gradients[0].dtype)[...]
 
 
 MATERN: dict[float, kinds.Kind] = {0.5: kinds.EXPONENTIAL, 1.5: kinds.MATERN32, 2.5: kinds.MATERN52}

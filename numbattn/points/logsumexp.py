@@ -13,7 +13,7 @@ from ..values import rounded, sum_broadcast
 from .checks import batch_of, check_points, check_result, check_vector
 from .gradients import LogsumexpGradients
 from .kernels import Kernel, as_exponential
-from .pairs import Pairs, Term, of_points
+from .pairs import Pairs, Term, of_points, ones
 
 
 def logsumexp(x: A, y: A, w: A | None, kernel: Kernel, *, mask: Mask | Array | None = None) -> A:
@@ -93,7 +93,7 @@ def logsumexp_vjp(
         check_result("df", df, "f", f.shape, f)
         seen = ~np.isneginf(f)
         dF = np.where(seen, rounded(df, pairs.dtype), 0)[..., None]
-        one, rows = _ones(pairs), np.where(seen, -f, -np.inf)  # P_ij = exp(rows_i + w_j) K_ij
+        one, rows = ones(pairs), np.where(seen, -f, -np.inf)  # P_ij = exp(rows_i + w_j) K_ij
         dx = term.gradient(one, dF, rows, W)
         dy = term.exchanged.gradient(dF, one, W, rows)
         dx, dy, parameter = of_points(term, dx, dy)
@@ -115,8 +115,3 @@ def _prepared(x: Any, y: Any, w: Any, kernel: Any, mask: Any) -> tuple[Pairs, Te
     kernel = as_exponential(kernel, x.shape[-1])
     pairs = Pairs.of(x, y, batch_of(**batches), mask)
     return pairs, Term(pairs, kernel), None if w is None else pairs.broadcast(rounded(w, pairs.dtype), axes=1)
-
-
-def _ones(pairs: Pairs) -> Any:
-    """A column of ones for points y."""
-    return pairs.broadcast(np.ones((pairs.y.shape[-2], 1), pairs.dtype, like=pairs.x))

@@ -60,9 +60,7 @@ class Pairs:
 
     @cached_property
     def seen(self) -> tuple[Any, Any]:
-        """Which points of x and of y may be looked at, (..., m) and (..., n); True for all. Others may be NaN."""
-        if self.mask is NOTHING_HIDDEN:
-            return True, True
+        """Which points of x and of y may be looked at, (..., m) and (..., n). Others may be NaN."""
         m, n = self.sizes
         i, j = np.arange(m, like=self.x), np.arange(n, like=self.x)
         _, _, queries, keys = (x if isinstance(x, int) else x[..., None] for x in self.mask._band(m, n))
@@ -84,18 +82,19 @@ class Pairs:
         """A point amid the others, (..., 1, d), for each element of the batch that both x and y have."""
         sizes = [math.prod(points.shape[:-2]) for points in (self.x, self.y)]
         which = 0 if sizes[0] < sizes[1] else 1
-        points, other, seen = (self.x, self.y)[which], (self.x, self.y)[1 - which], self.seen[which]
-        if seen is not True:
-            seen = sum_broadcast(np.broadcast_to(seen, (*self.batch, points.shape[-2])), points.shape[:-1]) > 0
-            points = np.where(seen[..., None], points, 0)
+        points, other, seen = (self.x, self.y)[which], (self.x, self.y)[1 - which], None
+        if self.mask is not NOTHING_HIDDEN:
+            seen = np.broadcast_to(self.seen[which], (*self.batch, points.shape[-2]))
+            seen = sum_broadcast(seen, points.shape[:-1])[..., None] > 0
+            points = np.where(seen, points, 0)
         own = points.shape[:-2]
         others = (1,) * (len(own) - other.ndim + 2) + other.shape[:-2]
         axes = tuple([axis for axis, n in enumerate(others[len(others) - len(own) :]) if n == 1])
         axes = *axes, points.ndim - 2
         total = points.sum(axis=axes, keepdims=True, dtype=np.float64)
-        if seen is True:
+        if seen is None:
             return (total / max(math.prod(points.shape[axis] for axis in axes), 1)).astype(self.dtype)
-        return (total / np.maximum(seen[..., None].sum(axis=axes, keepdims=True), 1)).astype(self.dtype)
+        return (total / np.maximum(seen.sum(axis=axes, keepdims=True), 1)).astype(self.dtype)
 
 
 class Term:
@@ -154,3 +153,8 @@ def of_points(term: Term, dx: Any, dy: Any) -> tuple[Any, Any, Any]:
     kernel, pairs = term.kernel, term.pairs
     parameter = kernel._of_parameter((term.x, term.y), (dx, dy))
     return kernel._of_points(pairs.x, dx), kernel._of_points(pairs.y, dy), parameter
+
+
+def ones(pairs: Pairs) -> Any:
+    """A column of ones for points y."""
+    return pairs.broadcast(np.ones_like(pairs.y, dtype=pairs.dtype, shape=(pairs.y.shape[-2], 1)))

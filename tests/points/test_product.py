@@ -56,6 +56,7 @@ def test_gradients_of_lengths(rng, kernel):
             assert gradient is None
             continue
         now = np.asarray(getattr(one, name))
+        assert isinstance(gradient, np.ndarray)
         assert gradient.shape == now.shape
         direction = rng.standard_normal(now.shape)
         ends = [points.product(x, y, b, factor * replace(one, **{name: now + step * direction})) for step in (h, -h)]

@@ -25,7 +25,7 @@ def apply(S, slopes, row, batch, head, m0, n0):
 def call(function, S, slopes, row, batch, head, m0, n0):
     at = row.origin
     batch, head, m0, n0 = batch + at.batch, head + at.head, m0 + at.query, n0 + at.key
-    call_at(function, address_of(S), slopes, S.shape[0], S.shape[1], batch, head, m0, n0, row.address)
+    call_at(function, (address_of(S), slopes, S.shape[0], S.shape[1], batch, head, m0, n0, row.address))
 
 
 KIND = Kind(Score, lower, apply)

@@ -44,8 +44,8 @@ FORWARD, BACKWARD = small.FORWARD + LARGE_FORWARD, small.BACKWARD + LARGE_BACKWA
 TANGENT = (*hopper.TANGENT, Route(everything, (tangent.SPEC,)))
 LAPLACIAN = (Route(everything, (tangent.SPEC_SECOND,)),)
 BACKWARD_TANGENT = (Route(everything, backward_tangent.SPECS),)
-POINT_SUMS = (Route(everything, (point_sums.SPEC,)),)
-POINT_GRADIENT = (Route(everything, (point_gradient.SPEC,)),)
+POINT_SUMS = point_routes(point_sums.SPEC)
+POINT_GRADIENT = point_routes(point_gradient.SPEC)
 POINT_LOGSUMEXP = point_routes(point_logsumexp.SPEC)
 POINT_NEAREST = hopper.NEAREST + point_routes(point_nearest.SPEC)
 

@@ -12,6 +12,7 @@ from numbattn.cuda.tile import (
     SharedMemory,
     aligned,
     allocate,
+    anywhere,
     atomic_add,
     beside,
     bitcast,
@@ -35,6 +36,7 @@ from numbattn.cuda.tile import (
     minimum,
     mma,
     operand,
+    part_argmin,
     part_sum,
     put,
     reciprocal,
@@ -44,6 +46,7 @@ from numbattn.cuda.tile import (
     row_sum,
     rows_between,
     save,
+    shifted,
     simt,
     spread,
     sqrt,
@@ -58,6 +61,7 @@ from tests.tools.launch import launch, simulated_only, world_of
 
 TILE = simt(8, 16, 32, 4, 1)
 ROWS, COLS, PARTS = TILE.row_vector(), TILE.col_vector(), TILE.row_parts()
+NOBODY = np.int32(-1)
 OTHER, SUMS = simt(8, 16, 32, 8, 2), mma(16, 16, 32)
 
 
@@ -89,6 +93,9 @@ STEPS = [
     lambda X, Y, r, c: X + row_max(Y, r),
     lambda X, Y, r, c: row_sum(X) * Y,
     lambda X, Y, r, c: row_sum(part_sum(X, part_sum(Y)), 1) + X,
+    lambda X, Y, r, c: X - row_max(-part_argmin(Y, 3, part_sum(X), full(PARTS, NOBODY))[0]),
+    lambda X, Y, r, c: X + row_max(convert(part_argmin(Y, 3, part_sum(X), full(PARTS, NOBODY))[1], np.float32)),
+    lambda X, Y, r, c: X if anywhere(c - 5 > X) else Y,
     lambda X, Y, r, c: full(TILE, r) + full(TILE, c),
     lambda X, Y, r, c: rescaled(X, r),
     lambda X, Y, r, c: convert(convert(X * 8, np.int32) // 3 // 2 ^ (row_index(TILE, 3) << 1), np.float32),
@@ -201,6 +208,12 @@ WRONG = {
     "parts into a row vector": lambda x, v, X, I, F, T, r, c: part_sum(X, r),
     "parts into a number": lambda x, v, X, I, F, T, r, c: part_sum(X, 0),
     "parts of another dtype": lambda x, v, X, I, F, T, r, c: part_sum(X, part_sum(I)),
+    "a running minimum of integers": lambda x, v, X, I, F, T, r, c: part_argmin(I, 0, part_sum(I), part_sum(I))[0],
+    "a running minimum into a row vector": lambda x, v, X, I, F, T, r, c: part_argmin(X, 0, r, row_index(TILE, 0))[0],
+    "columns of a minimum that are floats": lambda x, v, X, I, F, T, r, c: part_argmin(
+        X, 0, part_sum(X), part_sum(X))[0],
+    "anywhere of floats": lambda x, v, X, I, F, T, r, c: X if anywhere(X) else -X,
+    "rows in several lanes, shifted": lambda x, v, X, I, F, T, r, c: shifted(X, 0),
     "a vector full of a tile": lambda x, v, X, I, F, T, r, c: full(ROWS, X),
     "a tile full of another": lambda x, v, X, I, F, T, r, c: full(TILE, load(x, OTHER, 0)),
     "full of None": lambda x, v, X, I, F, T, r, c: full(TILE, None),

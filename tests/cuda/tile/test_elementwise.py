@@ -17,6 +17,7 @@ from numbattn.cuda.tile import (
     rescaled,
     row_index,
     save,
+    shifted,
     simt,
     transposed_halves,
     where,
@@ -140,3 +141,14 @@ def test_rescaled(layout, ones):
     x, factors = numbers(SHAPE), np.ones(32, np.float32)
     factors[{"all": 32, "some": 20, "none": 0}[ones] :] = 0.5
     np.testing.assert_array_equal(run(kernel, x, factors), x * factors[:, None])
+
+
+def test_shifted():
+    layout = simt(64, 5, THREADS, 1, 5)
+
+    def kernel(x, y):
+        save(y, shifted(load(x, layout, 0), 7), 0)
+
+    x, y = numbers((64, 5)), poisoned((64, 5))
+    launch(kernel, (1, 1, 1), THREADS, 0, x, y)
+    np.testing.assert_array_equal(y, np.hstack([np.full((64, 1), 7), x[:, :-1]]))

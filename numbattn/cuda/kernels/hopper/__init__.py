@@ -39,4 +39,4 @@ BACKWARD = (
     Route(partial(takes, WIDE), (delta.SPEC_BOUNDED, backward_wide.SPEC, backward_q.SPEC), WGMMA),
     Route(partial(takes, GENERAL), (delta.SPEC_BOUNDED, mma_backward.SPEC_KV, backward_q.SPEC), WGMMA),
 )
-NEAREST = (Route(nearest.takes, (norms.OF_Y, nearest.SPEC), WGMMA),)
+NEAREST = (Route(nearest.takes, (norms.HALF_OF_Y, nearest.SPEC), WGMMA),)

@@ -1,9 +1,9 @@
 """The nearest of the points y for each point x on Hopper, as k-means assigns points to centres: wgmma, TMA.
 
 A persistent, warp-specialised kernel. A block takes work tiles in turn, 64 points x for each consumer, and loops over
-all tiles of y. |x - y|^2 = |x|^2 + |y|^2 - 2 x . y: consumers compute S = x y^T, then the running minimum of
-|y|^2 - 2 S and its column, while the tensor cores work for the other consumers; |x|^2, which changes no order, is added
-once. Two threads of the producer load x and y.
+all tiles of y. |x - y|^2 = |x|^2 + 2 (|y|^2 / 2 - x . y): consumers compute S = x y^T, then the running minimum of
+|y|^2 / 2 - S and its column, while the tensor cores work for the other consumers; |x|^2, which changes no order, is
+added once. Two threads of the producer load x and y, and halves of |y|^2 with it.
 """
 
 from typing import NamedTuple
@@ -15,14 +15,15 @@ from ...tile import (
     SharedMemory,
     acquire,
     advance,
+    allocate,
     block_index,
+    bulk_load,
     convert,
     device,
     dot,
     get,
     grid_size,
     index,
-    load,
     maximum,
     opaque,
     prefetch_tensor_map,
@@ -38,11 +39,11 @@ from ...tile import (
     wgmma,
     wgmma_wait,
 )
-from ...words.arguments import Matrix, TmaMatrix
+from ...words.arguments import MatrixOfCall, TmaMatrix
 from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..points.nearest import takes_one
-from ..points.norms import NORMS_OF_Y
+from ..points.norms import HALF_NORMS_OF_Y
 from ..shared.layouts import DTYPES
 from ..shared.schedule import place
 from ..shared.smallest import minimum_steps
@@ -62,7 +63,8 @@ def hopper_nearest(*, dtype, head_dim, tile_n, consumers, stages, x_stages):
     COLS, TILE_N, CONSUMERS, ZERO = S_TILE.col_vector(), tile_n, consumers, ACC(0)
     shared = SharedMemory()
     SHARED_X, SHARED_Y = shared.boxes(ROWS, head_dim, dtype, x_stages), shared.boxes(tile_n, head_dim, dtype, stages)
-    X_PIPELINE, Y_PIPELINE = Pipeline.within(shared, SHARED_X, 1), Pipeline.within(shared, SHARED_Y, consumers)
+    SHARED_NORMS = shared.tile(1, tile_n, ACC, stages)
+    X_PIPELINE, Y_PIPELINE = Pipeline.within(shared, SHARED_X, 1), Pipeline.within(shared, SHARED_Y, consumers, fills=2)
     start, add, finish = minimum_steps(S_TILE, ACC)
 
     @device
@@ -88,7 +90,7 @@ def hopper_nearest(*, dtype, head_dim, tile_n, consumers, stages, x_stages):
             number = number + grid_size()
 
     @device
-    def load_y(mY, seqlen_q, seqlen_k, heads, matrices):
+    def load_y(mY, mNorms, seqlen_q, seqlen_k, heads, matrices):
         Y, number = stage(Y_PIPELINE, 0), block_index()
         prefetch_tensor_map(mY)
         while number < blocks_of(seqlen_q, CONSUMERS * ROWS) * matrices:
@@ -96,27 +98,28 @@ def hopper_nearest(*, dtype, head_dim, tile_n, consumers, stages, x_stages):
             while n0 < seqlen_k:
                 acquire(Y)
                 tma_load(Y, mY, batch, head, n0)
+                bulk_load(Y, allocate(SHARED_NORMS, Y.index), mNorms[batch, head], n0)
                 Y, n0 = advance(Y, 1), opaque(n0 + TILE_N)
             number = number + grid_size()
 
     @device
     def with_tile(found, S, norms, Y, n0):
-        """The smallest distances, less |x|^2, of y up to a tile, whose product with x is in flight."""
-        norms_y = load(norms, COLS, n0)                         # infinite beyond the last y
+        """The nearest y up to a tile, whose product with x is in flight."""
         S = wgmma_wait(S, 0)
+        sync_warpgroup()                                        # all have read the norms
         release(Y)
-        return add(found, norms_y - 2 * S, n0)
+        return add(found, norms - S, n0)
 
     @device
-    def compute(mNorms, mR2, mJ, seqlen_k, heads, matrices):
+    def compute(mR2, mJ, seqlen_k, heads, matrices):
         """The consumers, whole warpgroups."""
         _, _, seqlen_q, _ = shape(mR2)
         X, Y, number = stage(X_PIPELINE, warpgroup_index()), stage(Y_PIPELINE, 0), block_index()
         while number < blocks_of(seqlen_q, CONSUMERS * ROWS) * matrices:
             batch, head, m0 = work_tile(number, matrices, heads)
-            norms = mNorms[batch, head]
             wait(X)
             wait(Y)
+            norms = get(allocate(SHARED_NORMS, Y.index), COLS)
             S = dot(S_TILE, X.tile, Y.tile.T)                   # in flight
             points = convert(get(X.tile, X_TILE), ACC)
             norms_x = row_sum(points * points)
@@ -124,12 +127,13 @@ def hopper_nearest(*, dtype, head_dim, tile_n, consumers, stages, x_stages):
             Y, n0 = advance(Y, 1), index(TILE_N)
             while n0 < seqlen_k:
                 wait(Y)
+                norms = get(allocate(SHARED_NORMS, Y.index), COLS)
                 found = with_tile(found, dot(S_TILE, X.tile, Y.tile.T), norms, Y, n0)
                 Y, n0 = advance(Y, 1), n0 + TILE_N
-            r2, j = finish(found)
+            least, j = finish(found)
             sync_warpgroup()                                    # all have read X
             release(X)
-            save(mR2[batch, head], maximum(r2 + norms_x, ZERO), m0 + warpgroup_index() * ROWS)
+            save(mR2[batch, head], maximum(norms_x + 2 * least, ZERO), m0 + warpgroup_index() * ROWS)
             save(mJ[batch, head], j, m0 + warpgroup_index() * ROWS)
             X, number = advance(X, CONSUMERS), number + grid_size()
 
@@ -139,8 +143,8 @@ def hopper_nearest(*, dtype, head_dim, tile_n, consumers, stages, x_stages):
     def kernel(mX, mY, mNorms, mR2, mJ, seqlen_k):
         batches, heads, seqlen_q, _ = shape(mR2)
         begin()
-        of_x, of_y = (mX, seqlen_q, heads, batches * heads), (mY, seqlen_q, seqlen_k, heads, batches * heads)
-        take_roles((mNorms, mR2, mJ, seqlen_k, heads, batches * heads), (of_x, of_y))
+        of_x, of_y = (mX, seqlen_q, heads, batches * heads), (mY, mNorms, seqlen_q, seqlen_k, heads, batches * heads)
+        take_roles((mR2, mJ, seqlen_k, heads, batches * heads), (of_x, of_y))
 
     signature = signature_of(kernel, SPEC.arguments, dtype, ACC, {"r2": "float32", "j": "int32"})
     return source_of(kernel, signature, consumers, shared, (SHARED_X, SHARED_Y))
@@ -180,7 +184,7 @@ def takes(work):
 
 SPEC = Spec(
     hopper_nearest,
-    (TmaMatrix("q"), TmaMatrix("k", "k"), NORMS_OF_Y, Matrix("r2"), Matrix("j"), "seqlen_k"),
+    (TmaMatrix("q"), TmaMatrix("k", "k"), HALF_NORMS_OF_Y, MatrixOfCall("r2"), MatrixOfCall("j"), "seqlen_k"),
     tiles=lambda work: (TILES[size_of(work)],),
     parameters=lambda work, tiles: {"dtype": work.problem.dtype.name, "head_dim": size_of(work), **tiles._asdict()},
     persistent=True,

@@ -5,6 +5,7 @@ A block keeps a tile of rows and loops over the columns that they see, as in `su
 its own differences. Of more they are 2 (x_i rowsum(W)_i - (W Y)_i).
 """
 
+from ....points.kinds import DIFFERENCES
 from ...build import Source
 from ...tile import (
     aligned,
@@ -29,7 +30,6 @@ from .features import no_sums_step, part_differences_step, save_sums_step
 from .kinds import of_products, pair_step
 from .pairs import (
     COLUMNS,
-    DIFFERENCES,
     FEW,
     ROWS,
     VECTORS,

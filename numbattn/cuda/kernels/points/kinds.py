@@ -7,10 +7,16 @@ of 2: logarithms that rows and columns bring are added to its exponent, so that 
 import math
 from typing import Any, NamedTuple
 
-from ...tile import device, exp2, log2, reciprocal, sqrt
-from ...words.numbers import LOG2_E
+import numpy as np
 
-POLYNOMIAL = "Polynomial"
+from ....points.kinds import Polynomial, Radial
+from ....scores.compiled.derivative import compiled_of, derivative_of
+from ....scores.compiled.errors import number_of
+from ...tile import device, exp2, log2, map_elements, reciprocal, sqrt, where
+from ...words.numbers import LOG2_E
+from ..scores.function import inlined
+
+KNOWN = {}  # functions of Radial, Frozen, by their digests: what has been asked for in this process
 
 
 class Steps(NamedTuple):
@@ -141,7 +147,7 @@ def power(ACC):
 
 def polynomial(ACC, degree):
     """(x . y + offset)^degree, of the products instead of the distances; its number is the offset"""
-    to_degree, to_less, DEGREE = raised(degree), raised(degree - 1), ACC(degree)
+    to_degree, to_less, DEGREE = raised(int(degree)), raised(int(degree) - 1), ACC(degree)
 
     @device
     def value(T, E, offset):
@@ -174,21 +180,57 @@ def raised(degree):
     return of_halves
 
 
+def radial(ACC, digest):
+    """A function of the user's own, and its derivative by dual numbers"""
+    function, INFINITE = KNOWN[digest], ACC(np.inf)
+    of_one, slope_of_one = inlined(function), derivative_of(compiled_of(function))
+
+    @device
+    def value_of_each(t, i, j):
+        return number_of(of_one(t))
+
+    @device
+    def slope_of_each(t, i, j):
+        return slope_of_one(t)
+
+    @device
+    def value(T, E, number):
+        return map_elements(value_of_each, T, 0, 0, (1, 1), ())
+
+    @device
+    def slope(T, E, number):
+        found = map_elements(slope_of_each, T, 0, 0, (1, 1), ())
+        return where((T > 0) | (abs(found) < INFINITE), found, 0)
+
+    return Steps(None, value, slope)
+
+
 KINDS = {
     "Gaussian": gaussian, "Exponential": exponential, "Matern32": matern32, "Matern52": matern52, "Cauchy": cauchy,
-    "RationalQuadratic": rational_quadratic, "Power": power, POLYNOMIAL: polynomial,
+    "RationalQuadratic": rational_quadratic, "Power": power, "Polynomial": polynomial, "Radial": radial,
 }  # fmt: skip
+
+
+def lowered(kind):
+    """What is compiled in of a `points.kinds.Kind`, its name and perhaps one thing more, and its number."""
+    name, numbers = type(kind).__name__, kind.numbers
+    if isinstance(kind, Radial):
+        KNOWN[kind.function.digest] = kind.function
+        return f"{name} {kind.function.digest}", 0.0
+    if isinstance(kind, Polynomial):
+        return f"{name} {kind.degree}", float(kind.offset)
+    return name, numbers[0] if numbers else 0.0
 
 
 def of_products(kind):
     """Whether a kind, as it is compiled in, is a function of x . y."""
-    return kind.partition(" ")[0] == POLYNOMIAL
+    return kind.startswith(Polynomial.__name__)
 
 
 def steps_of(kind, ACC):
-    """The Steps of a kind: its name, then numbers that are compiled in."""
-    name, *numbers = kind.split()
-    return KINDS[name](ACC, *map(int, numbers))
+    """The Steps of a kind, as it is compiled in."""
+    name, *about = kind.split()
+    return KINDS[name](ACC, *about)
 
 
 def exponential_step(exponent, shifted):
@@ -221,11 +263,3 @@ def pair_step(kind, ACC, shifted=False, derivative=False):
 
     return of_pairs
 
-
-def lowered(kind):
-    """What is compiled in of a `numbattn.points.kinds.Kind`, and its number."""
-    name, numbers = type(kind).__name__, kind.numbers
-    if name == POLYNOMIAL:
-        degree, offset = numbers
-        return f"{name} {int(degree)}", offset
-    return name, numbers[0] if numbers else 0.0

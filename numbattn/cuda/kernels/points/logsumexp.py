@@ -68,11 +68,11 @@ def point_logsumexp(
     return Source(kernel, signature, threads, blocks, pairs.shared.nbytes)
 
 
-# {(few dimensions, no b, bytes of an element): {largest dimension: rows}}
+# As those of `point_sums`
 TILES = {
-    (True, True, 2): {0: (PointTiles("fma", 128, 256, 128, lanes=4, chunks=8, blocks=4),)},
-    (True, True, 4): {0: (PointTiles("fma", 128, 256, 128, lanes=4, chunks=8, blocks=4),)},
-    (True, True, 8): {0: (PointTiles("fma", 64, 128, 64, lanes=4, chunks=8, blocks=4),)},
+    (True, True, 2): {12: (PointTiles("fma", 128, 256, 128, lanes=4, chunks=8, blocks=4),)},
+    (True, True, 4): {12: (PointTiles("fma", 128, 256, 128, lanes=4, chunks=8, blocks=4),)},
+    (True, True, 8): {12: (PointTiles("fma", 64, 128, 64, lanes=4, chunks=8, blocks=4),)},
     (False, True, 2): {
         128: (PointTiles("mma", 128, 64, 128, blocks=2), PointTiles("mma", 64, 64, 128)),
         256: (PointTiles("mma", 64, 64, 128, blocks=2), PointTiles("mma", 64, 32, 128)),

@@ -7,7 +7,7 @@ import numpy as np
 
 from ...build import Source
 from ...tile import device, index, save, sync_threads, wait_copies
-from ...words.arguments import Matrix
+from ...words.arguments import Matrix, MatrixOfCall
 from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..shared.smallest import smallest_steps
@@ -66,11 +66,11 @@ def point_nearest(
     return Source(kernel, signature, threads, blocks, pairs.shared.nbytes)
 
 
-# {(few dimensions, no b, bytes of an element): {largest dimension: rows}}
+# As those of `point_sums`
 TILES = {
-    (True, True, 2): {0: (PointTiles("fma", 128, 256, 128, lanes=4, chunks=8, blocks=4),)},
-    (True, True, 4): {0: (PointTiles("fma", 128, 256, 128, lanes=4, chunks=8, blocks=4),)},
-    (True, True, 8): {0: (PointTiles("fma", 64, 128, 64, lanes=4, chunks=8, blocks=4),)},
+    (True, True, 2): {12: (PointTiles("fma", 128, 256, 128, lanes=4, chunks=8, blocks=4),)},
+    (True, True, 4): {12: (PointTiles("fma", 128, 256, 128, lanes=4, chunks=8, blocks=4),)},
+    (True, True, 8): {12: (PointTiles("fma", 64, 128, 64, lanes=4, chunks=8, blocks=4),)},
     (False, True, 2): {
         128: (PointTiles("mma", 128, 64, 128, blocks=2), PointTiles("mma", 64, 64, 128)),
         256: (PointTiles("mma", 64, 64, 128, blocks=2), PointTiles("mma", 64, 32, 128)),
@@ -95,7 +95,7 @@ def takes_one(work):
 
 SPEC = Spec(
     point_nearest,
-    (Matrix("q"), Matrix("k", "k"), Matrix("r2"), Matrix("j"), VECTORS, MASK),
+    (Matrix("q"), Matrix("k", "k"), MatrixOfCall("r2"), MatrixOfCall("j"), VECTORS, MASK),
     tiles=lambda work: rows_of(TILES, work),
     parameters=parameters,
     packs=True,

@@ -31,10 +31,10 @@ TILES = PointRows(32)
 THREADS, LANES = 4 * TILES.tile_m, 8
 
 
-def squared_norms(*, dtype, head_dim, nbytes):
-    """The kernel; nbytes: alignment of the rows."""
+def squared_norms(*, dtype, head_dim, nbytes, factor):
+    """The kernel; nbytes: alignment of the rows; factor: by which the norms are multiplied."""
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
-    TILE_M, ROWS_OF, INFINITE = TILES.tile_m, Alignment(nbytes), ACC(np.inf)
+    TILE_M, ROWS_OF, INFINITE, FACTOR = TILES.tile_m, Alignment(nbytes), ACC(np.inf), ACC(factor)
     TILE = simt(TILES.tile_m, head_dim, THREADS, LANES, vector(dtype))
     ROWS = TILE.row_vector()
 
@@ -45,7 +45,8 @@ def squared_norms(*, dtype, head_dim, nbytes):
         X, m0 = mX[batch, head], tile * TILE_M
         count, _ = shape(X)
         points = convert(load(aligned(X, ROWS_OF), TILE, m0), ACC)
-        save(mNorms[batch, head], where(row_index(ROWS, m0) < count, row_sum(points * points), INFINITE), m0)
+        norms = row_sum(points * points) * FACTOR
+        save(mNorms[batch, head], where(row_index(ROWS, m0) < count, norms, INFINITE), m0)
 
     return Source(kernel, signature_of(kernel, OF_X.arguments, dtype, ACC), THREADS, overlaps=True)
 
@@ -56,6 +57,7 @@ class Norms(Argument):
 
     name: str
     heads: str
+    factor: float = 1.0
 
     def find(self, planner, work):
         problem = work.problem
@@ -82,15 +84,16 @@ def spec_of(points, norms):
         tiles=lambda work: (TILES,),
         parameters=lambda work, tiles: {
             "dtype": work.problem.dtype.name, "head_dim": rounded("features", work.problem.head_dim),
-            "nbytes": work.nbytes,
+            "nbytes": work.nbytes, "factor": norms.factor,
         },
         blocks=lambda work, tiles, m_blocks, n_blocks:
             work.problem.heads * padded_length(work.problem, norms.heads) // TILES.tile_m,
     )  # fmt: skip
 
 
-NORMS_OF_X, NORMS_OF_Y = Norms(X_NORMS, "q"), Norms(Y_NORMS, "k")
-OF_X, OF_Y = spec_of(Matrix("q"), NORMS_OF_X), spec_of(Matrix("k", "k"), NORMS_OF_Y)
+OF_X, OF_Y = spec_of(Matrix("q"), Norms(X_NORMS, "q")), spec_of(Matrix("k", "k"), Norms(Y_NORMS, "k"))
+HALF_NORMS_OF_Y = Norms("half norms of y", "k", 0.5)
+HALF_OF_Y = spec_of(Matrix("k", "k"), HALF_NORMS_OF_Y)
 
 
 def takes_distances(work):

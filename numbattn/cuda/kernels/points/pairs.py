@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from numba.cuda import types
 
+from ....points.kinds import DIFFERENCES
 from ...tile import (
     Alignment,
     SharedMemory,
@@ -47,8 +48,8 @@ from .features import (
 )
 from .kinds import of_products
 
-DIFFERENCES = 8  # dimensions up to which differences are taken
 FEW = 4  # features up to which each thread sums its own products
+SMALLEST = 16  # features of a tile that tensor cores multiply
 ROWS, COLUMNS, X_NORMS, Y_NORMS = "rows", "columns", "norms of x", "norms of y"
 
 
@@ -113,7 +114,8 @@ def rows_of(table, work):
 def sizes_of(problem):
     """Dimensions of points, and features of b, as kernels are compiled for them: few are as they are."""
     few = (problem.head_dim, DIFFERENCES), (problem.head_dim_v, FEW)
-    return tuple([max(size, 1) if size <= most else rounded("features", size) for size, most in few])
+    return tuple([max(size, 1) if size <= most else SMALLEST if size <= SMALLEST else rounded("features", size)
+                  for size, most in few])  # fmt: skip
 
 
 def parameters(work, tiles):

@@ -118,13 +118,12 @@ def smallest_steps(layout, ACC, k, shared):
 
     @device
     def add(found, tile, n0):
-        sync_warp()                                             # the bound is there
+        sync_warp()                                             # the bound is there, all have read the tile before
         if anywhere(tile < get(allocate(BOUND).T, VECTOR)):
             put(allocate(PLACE), tile)
             sync_warp()
             found = insert_all(found, n0)
             put(allocate(BOUND).T, row_max(found.values))
-            sync_warp()                                         # all have read the tile
         return found
 
     @device

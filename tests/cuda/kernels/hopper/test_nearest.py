@@ -14,7 +14,7 @@ def nearest(x, y, sizes, blocks=1):
     source = hopper_nearest(dtype=x.dtype.name, **sizes)
     batches, heads, n, _ = y.shape
     norms = np.full((batches, heads, -(-n // PADDED) * PADDED), np.inf, np.float32)
-    norms[..., :n] = (y.astype(np.float32) ** 2).sum(-1)
+    norms[..., :n] = (y.astype(np.float32) ** 2).sum(-1) / 2
     shape = *x.shape[:-1], 1
     r2, j = poisoned(shape), np.full(shape, 77, np.int32)
     maps = [tensor_map(given, found.box) for given, found in zip((x, y), source.tensor_maps)]
@@ -54,3 +54,19 @@ def test_of_equal_ones_the_first(rng):
     x = y[:, :, ::13] + np.float16(0.125)
     _, j = nearest(x, y, SIZES)
     np.testing.assert_array_equal(j[0, 0, :, 0] % 13, 0)
+
+
+FAULTS = {
+    "        sync_warpgroup()                                        # all have read the norms\n": "",
+    "            sync_warpgroup()                                    # all have read X\n": "",
+    "        release(Y)\n": "",
+    "            release(X)\n": "",
+    "            wait(X)\n": "",
+    "norms_x + 2 * least": "norms_x + least",
+    "X, number = advance(X, CONSUMERS)": "X, number = advance(X, 1)",
+    "found = with_tile(found, dot(": "found = with_tile(start(), dot(",
+    "fills=2": "fills=1",
+    "                acquire(Y)\n": "",
+    "                acquire(X)\n": "",
+    "m0 + consumer * ROWS)": "m0)",
+}

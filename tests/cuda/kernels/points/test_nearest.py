@@ -34,9 +34,8 @@ def test_how_many(rng, k, d):
 
 @simulated_only
 @pytest.mark.parametrize("mask", [mask for mask in MASKS if mask != "none"])
-@pytest.mark.parametrize("k", [1, 5])
-def test_masks(rng, mask, k):
-    check(rng, k, mask=mask, d=3, batch=(2, 1))
+def test_masks(rng, mask):
+    check(rng, 5 if mask in ("segments", "lengths") else 1, mask=mask, d=3, batch=(2, 1))
 
 
 @simulated_only
@@ -72,3 +71,30 @@ def test_nothing_in_sight(rng):
     t, j = Points(lambda: GPU(AMPERE)).nearest(problem, inputs, 2)
     assert (t == np.inf).all()
     assert (j == -1).all()
+
+
+FAULTS = {
+    "test_many_tiles": {
+        "            sync_threads()                                      # this": "            pass  # this",
+        "            wait_copies()\n": "",
+        "n0 = this * TILE_N + chunk * COLS": "n0 = this * TILE_N",
+        "stage = 1 - stage": "stage = stage",
+    },
+    "test_masks": {
+        "block.key + n0)": "n0)",
+        "hidden=np.inf": "hidden=0",
+        "if is_masked:": "if not is_masked:",
+        "block.end_query], j,": "block.end_query], j + 1,",
+    },
+    "test_units": {
+        "sync_threads()                                  # all": "pass  # all",
+    },
+    "cuda/kernels/points/norms.py": {
+        "test_units": {
+            "row_sum(points * points) * FACTOR": "row_sum(points * points)",
+        },
+        "test_how_many": {
+            "Route(takes_distances, (OF_X, OF_Y, spec))": "Route(takes_distances, (OF_Y, spec))",
+        },
+    },
+}

@@ -1,0 +1,11 @@
+"""Sums over pairs of points on NumPy arrays: Numba kernels over tiles of pairs, none of which is kept.
+
+A kernel has the steps of all kinds: it is compiled once for each dtype of sums.
+"""
+
+from .gradient import gradient
+from .logsumexp import logsumexp
+from .nearest import nearest
+from .sums import sums
+
+__all__ = ["gradient", "logsumexp", "nearest", "sums"]

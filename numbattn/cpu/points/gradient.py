@@ -1,0 +1,99 @@
+"""dx_i = sum_j kappa'_ij <c_i, b_j> 2 (x_i - y_j), of a product of points ... y_j"""
+
+import numpy as np
+
+from ...points.kinds import DIFFERENCES
+from ..compile import Kernel
+from ..product import product
+from ..subnormals import flush_subnormals, restore
+from ..tile import clear, fill, inline, is_set, matrix, tile
+from ..transposition import transpose
+from .kinds import DERIVATIVE, apply, step_of
+from .pairs import LONG, TILE_N, Points, pairs_of, queries_of, run
+from .sums import add_products
+
+
+def gradient(problem, inputs, kind, c, rows=None, columns=None):
+    """dx, (..., m, d), in the dtype of sums."""
+    dx = np.empty((*problem.batch, problem.seqlen_q, problem.head_dim), problem.sum_dtype)
+    step = step_of(kind, DERIVATIVE, problem.sum_dtype)
+    run(gradient_kernel, problem, inputs, step, dx, b=inputs.v, c=c, rows=rows, columns=columns)
+    return dx
+
+
+@Kernel
+def gradient_kernel(first_block, end_block, stop, scratch, x, y, b, c, rows, columns, mask, step, tiles, dx):
+    """Blocks [first_block, end_block); a block is a tile of points of x."""
+    before, given = flush_subnormals(), Points(x, y, b, c, rows, columns, mask, step)
+    for block in range(first_block, end_block):
+        at = queries_of(given, tiles[block], scratch)
+        differentiate(dx[at.batch, at.head, at.m0 : at.m_end], given, at, scratch, stop)
+    restore(before)
+
+
+@inline
+def differentiate(dX, given, at, scratch, stop):
+    """dX of all points of y, those of LONG of them at once."""
+    dtype = dX.dtype
+    dXT, CT = tile(scratch.sums, dX.shape[1], dX.shape[0]), tile(scratch.CT, given.c.cols, dX.shape[0])
+    transpose(CT, matrix(given.c, at.batch, at.head, dtype)[at.m0 : at.m_end], dtype.type(1), False)
+    Y, B = matrix(given.y, at.batch, at.head, dtype), matrix(given.b, at.batch, at.head, dtype)
+    total = at.vectors[0]
+    clear(dX)
+    for n_next in range(at.first, at.end, LONG):
+        clear(dXT)
+        fill(total, 0)
+        for n0 in range(n_next, min(n_next + LONG, at.end), TILE_N):
+            if is_set(stop):
+                return
+            n_end = min(n0 + TILE_N, at.end)
+            S, columns = pairs_of(given, at, n0, n_end, scratch)
+            if S.size:
+                apply(S, given.step, at.rows, columns)
+                W = tile(scratch.weights, S.shape[0], S.shape[1])
+                product(W, B[n0:n_end], CT, dtype.type(1), False)
+                multiply(S, W)
+                add_gradient(dXT, at, total, S, Y[n0:n_end], given.step.is_of_product)
+        if not given.step.is_of_product and given.x.cols > DIFFERENCES:
+            add_points(dXT, at.XT, total)
+        transpose(dX, dXT, dtype.type(1 if given.step.is_of_product else 2), True)
+
+
+@inline
+def multiply(S, W):
+    """S = S W, of which W may be NaN where nothing is seen."""
+    for j in range(S.shape[0]):
+        for i in range(S.shape[1]):
+            S[j, i] = S[j, i] * W[j, i] if S[j, i] != 0 else S.dtype.type(0)
+
+
+@inline
+def add_gradient(dXT, at, total, S, Y, is_of_product):
+    """What the weights S of the points Y add to dX: sum_j S_ij (x_i - y_j), or minus the second term alone, the first
+    being x_i times the total of S."""
+    if is_of_product:
+        add_products(dXT, Y, S, dXT.dtype.type(1))
+    elif dXT.shape[0] <= DIFFERENCES:
+        for f in range(dXT.shape[0]):
+            add_differences(dXT[f], at.XT[f], S, Y, f)
+    else:
+        add_products(dXT, Y, S, dXT.dtype.type(-1))
+        for j in range(S.shape[0]):
+            for i in range(S.shape[1]):
+                total[i] += S[j, i]
+
+
+@inline
+def add_differences(dx, x, S, Y, f):
+    for j in range(S.shape[0]):
+        y = Y[j, f]
+        for i in range(dx.size):
+            dx[i] += S[j, i] * (x[i] - y)
+
+
+@inline
+def add_points(dXT, XT, total):
+    """dX += total x"""
+    for f in range(dXT.shape[0]):
+        for i in range(total.size):
+            dXT[f, i] += total[i] * XT[f, i]

@@ -1,0 +1,218 @@
+"""What kernels make of a tile of t, compiled apart from them for each kind.
+
+Kernels call it by its address: they are compiled once for all kinds, functions of the user's own among them. Hidden
+pairs have t = -inf, which no others have; each becomes 0, or -inf of a logarithm.
+"""
+
+import ctypes
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...points import kinds
+from ...scores.compiled.derivative import compiled_of, derivative_of
+from ...scores.compiled.errors import naming, number_of
+from ...scores.compiled.strict import compiled
+from ..compile import c_function
+from ..exponentials import exp
+from ..function import call_at
+from ..logarithms import log1p, power
+from ..tile import address_of, contiguous_view, inline
+
+VALUE, DERIVATIVE, LOGARITHM = "value", "derivative", "log_value"
+ARGUMENTS = [ctypes.c_int64] * 6  # of a CFunction here
+LARGEST = {np.dtype(np.float32): 88.0, np.dtype(np.float64): 709.0}  # of which there is an exponential
+
+
+# --------------------------------------------------------------------------------------------------------------- steps
+class Step(NamedTuple):
+    """A kind as kernels take it."""
+
+    function: int  # address
+    numbers: Any  # float64, of the kind's own
+    is_of_product: int  # whether t is a product
+
+
+def step_of(kind, what, dtype):
+    """The Step of a kind, and what has to live as long. what: VALUE, DERIVATIVE or LOGARITHM."""
+    numbers = np.zeros(2)
+    numbers[: len(kind.numbers)] = kind.numbers
+    if isinstance(kind, kinds.Radial):
+        with naming(kind.function.python):
+            function = function_of_user(kind.function, what, dtype)
+    else:
+        degree = kind.degree if isinstance(kind, kinds.Polynomial) else 0
+        function = function_of(type(kind), degree, what, dtype)
+    return Step(function.address, numbers, int(kind.is_of_product)), function
+
+
+NO_STEP = Step(0, np.zeros(2), 0)  # t alone
+
+
+@inline
+def apply(S, step, rows, columns):
+    """S, of t, becomes kappa, kappa' or the logarithm of kappa, with exp(rows + columns)."""
+    numbers = address_of(step.numbers)
+    call_at(step.function, (address_of(S), S.shape[0], S.shape[1], address_of(rows), address_of(columns), numbers))
+
+
+# ------------------------------------------------------------------------------------------------------------ elements
+# What points/kinds.py says of arrays, of one number: the value of a kind and its derivative, or their logarithms where
+# it is an exponential, of t and the two numbers of the kind. Literals are of the dtype, or all would be in float64.
+def gaussian(real, degree):
+    half = real(-0.5)
+    return lambda t, a, b: half * t, lambda t, a, b: half
+
+
+def exponential(real, degree):
+    half, zero = real(-0.5), real(0)
+    return lambda t, a, b: -np.sqrt(t), lambda t, a, b: half / np.sqrt(t) if t > zero else zero
+
+
+def of_power(real, degree):
+    half, zero = real(0.5), real(0)
+
+    def log_derivative(t, p, b):
+        return -half * (power(t, half * p) / t) if t > zero else zero
+
+    return lambda t, p, b: -power(t, half * p) / p, log_derivative
+
+
+def matern32(real, degree):
+    one, three, slope = map(real, (1, 3, -1.5))
+
+    def value(t, a, b):
+        r = np.sqrt(three * t)
+        return (one + r) * exp(-r)
+
+    return value, lambda t, a, b: slope * exp(-np.sqrt(three * t))
+
+
+def matern52(real, degree):
+    one, five, third, slope = map(real, (1, 5, 5 / 3, -5 / 6))
+
+    def value(t, a, b):
+        r = np.sqrt(five * t)
+        return (one + r + third * t) * exp(-r)
+
+    def derivative(t, a, b):
+        r = np.sqrt(five * t)
+        return slope * (one + r) * exp(-r)
+
+    return value, derivative
+
+
+def cauchy(real, degree):
+    one = real(1)
+
+    def derivative(t, a, b):
+        value = one / (one + t)
+        return -value * value
+
+    return lambda t, a, b: one / (one + t), derivative
+
+
+def rational(real, degree):
+    one, half = real(1), real(0.5)
+
+    def value(t, alpha, b):
+        return exp(-alpha * log1p(half * t / alpha))
+
+    def derivative(t, alpha, b):
+        return -half * exp(-(alpha + one) * log1p(half * t / alpha))
+
+    return value, derivative
+
+
+def polynomial(real, degree):
+    factor, above = real(degree), degree - 1
+
+    def derivative(t, a, offset):
+        x, y = t + offset, factor
+        for _ in range(above):
+            y *= x
+        return y
+
+    def value(t, a, offset):
+        x = t + offset
+        y = x
+        for _ in range(above):
+            y *= x
+        return y
+
+    return value, derivative
+
+
+ELEMENTS = {
+    kinds.Gaussian: gaussian, kinds.Exponential: exponential, kinds.Power: of_power, kinds.Matern32: matern32,
+    kinds.Matern52: matern52, kinds.Cauchy: cauchy, kinds.RationalQuadratic: rational, kinds.Polynomial: polynomial,
+}  # fmt: skip
+
+
+def _with_logarithms(log_value, log_derivative, what, dtype):
+    """The element of (t, rows + columns, a, b) of a kind that is an exponential."""
+    largest, infinite = dtype.type(LARGEST[dtype]), dtype.type(np.inf)
+
+    @inline
+    def exponential(x):
+        y = exp(x)
+        return infinite if x > largest else y
+
+    return {
+        VALUE: lambda t, more, a, b: exponential(log_value(t, a, b) + more),
+        DERIVATIVE: lambda t, more, a, b: log_derivative(t, a, b) * exponential(log_value(t, a, b) + more),
+        LOGARITHM: lambda t, more, a, b: log_value(t, a, b) + more,
+    }[what]
+
+
+@lru_cache(maxsize=256)
+def function_of(kind, degree, what, dtype):
+    """The CFunction (S, keys, queries, rows, columns, numbers) of a kind: all addresses but for two."""
+
+    def make():
+        value, derivative = map(inline, ELEMENTS[kind](dtype.type, degree))
+        if kind.is_exponential:
+            element = inline(_with_logarithms(value, derivative, what, dtype))
+        else:
+            of_t = value if what == VALUE else derivative
+            element = inline(lambda t, more, a, b: of_t(t, a, b))
+        return _over_tiles(element, what, dtype.type)
+
+    name = f"{__name__}.{kind.__name__}", degree, what, dtype.str
+    return c_function(name, ARGUMENTS, make, f"{kind.__name__} for points, {what}")
+
+
+@lru_cache(maxsize=256)
+def function_of_user(function, what, dtype):
+    """The CFunction of a Frozen."""
+
+    def make():
+        of_number = derivative_of(compiled_of(function)) if what == DERIVATIVE else compiled_of(function)
+        zero, infinite = dtype.type(0), dtype.type(np.inf)
+
+        @compiled
+        def element(t, more, a, b):
+            x = number_of(of_number(t))
+            return x if what == VALUE or t > zero or abs(x) < infinite else zero
+
+        return _over_tiles(element, what, dtype.type)
+
+    return c_function((function.digest, what, dtype.str), ARGUMENTS, make, "a function of points")
+
+
+def _over_tiles(element, what, real):
+    hidden, nothing = real(-np.inf), real(-np.inf if what == LOGARITHM else 0)
+
+    def apply(S, keys, queries, rows, columns, numbers):
+        S, numbers = contiguous_view(S, keys, queries, queries, real), contiguous_view(numbers, 1, 2, 2, np.float64)[0]
+        rows = contiguous_view(rows, 1, queries, queries, real)[0]
+        columns = contiguous_view(columns, 1, keys, keys, real)[0]
+        a, b = real(numbers[0]), real(numbers[1])
+        for j in range(keys):
+            for i in range(queries):
+                t = S[j, i]
+                x = element(t, rows[i] + columns[j], a, b)
+                S[j, i] = nothing if t == hidden else x
+
+    return apply

@@ -1,0 +1,48 @@
+"""log sum_j exp(columns_j) kappa_ij, as it goes along the points of y"""
+
+import numpy as np
+
+from ..compile import Kernel
+from ..softmax import absorb, epilogue, softmax_step
+from ..subnormals import flush_subnormals, restore
+from ..tile import fill, inline, is_set, tile
+from .kinds import LOGARITHM, apply, step_of
+from .pairs import LONG, TILE_N, Points, pairs_of, queries_of, run
+
+
+def logsumexp(problem, inputs, kind, columns=None):
+    """(..., m), in the dtype of sums; -inf where nothing is seen."""
+    lse, step = np.empty(problem.lse_shape, problem.sum_dtype), step_of(kind, LOGARITHM, problem.sum_dtype)
+    run(logsumexp_kernel, problem, inputs, step, lse[..., None], columns=columns)
+    return lse
+
+
+@Kernel
+def logsumexp_kernel(first_block, end_block, stop, scratch, x, y, b, c, rows, columns, mask, step, tiles, lse):
+    """Blocks [first_block, end_block); a block is a tile of points of x."""
+    before, given = flush_subnormals(), Points(x, y, b, c, rows, columns, mask, step)
+    for block in range(first_block, end_block):
+        at = queries_of(given, tiles[block], scratch)
+        sum_up(lse[at.batch, at.head, at.m0 : at.m_end, 0], given, at, scratch, stop)
+    restore(before)
+
+
+@inline
+def sum_up(lse, given, at, scratch, stop):
+    """m and l of all points of y, those of LONG of them at once: lse = m + log(l)."""
+    O, vectors = tile(scratch.sums, lse.size, 0), at.vectors
+    m, l, m_next, l_next, alpha, part = vectors[0], vectors[1], vectors[2], vectors[3], vectors[4], vectors[5]
+    fill(m, np.finfo(lse.dtype).min)                                # finite, since (-inf) - (-inf) is NaN
+    fill(l, 0)
+    for n_next in range(at.first, at.end, LONG):
+        fill(m_next, np.finfo(lse.dtype).min)
+        fill(l_next, 0)
+        for n0 in range(n_next, min(n_next + LONG, at.end), TILE_N):
+            if is_set(stop):
+                return
+            S, columns = pairs_of(given, at, n0, min(n0 + TILE_N, at.end), scratch)
+            if S.size:
+                apply(S, given.step, at.rows, columns)
+                softmax_step(S, m_next, l_next, alpha, part)
+        absorb(O, m, l, O, m_next, l_next)
+    epilogue(O, lse, m, l, 1.0)

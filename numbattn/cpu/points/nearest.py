@@ -1,0 +1,86 @@
+"""The k nearest points of y, as they are found along them; of equally near ones those with the lower numbers."""
+
+import numpy as np
+
+from ..compile import Kernel
+from ..subnormals import flush_subnormals, restore
+from ..tile import fill, inline, is_set, tile
+from .kinds import NO_STEP
+from .pairs import TILE_N, Points, pairs_of, queries_of, run
+
+SOME = 32  # points of x that are looked through one by one if any of them has found a nearer point
+
+
+def nearest(problem, inputs, k):
+    """t and j, (..., m, k), in the dtype of sums and int32: squared distances in rising order, and the numbers of
+    points; inf and -1 where fewer than k are seen."""
+    t, j = (np.empty((*problem.batch, problem.seqlen_q, k), dtype) for dtype in (problem.sum_dtype, np.int32))
+    run(nearest_kernel, problem, inputs, (NO_STEP, None), t, j)
+    return t, j
+
+
+@Kernel
+def nearest_kernel(first_block, end_block, stop, scratch, x, y, b, c, rows, columns, mask, step, tiles, t, j):
+    """Blocks [first_block, end_block); a block is a tile of points of x."""
+    before, given = flush_subnormals(), Points(x, y, b, c, rows, columns, mask, step)
+    for block in range(first_block, end_block):
+        at = queries_of(given, tiles[block], scratch)
+        size, k = at.m_end - at.m0, t.shape[3]
+        best, numbers = tile(scratch.sums, k, size), tile(scratch.numbers, k, size)
+        find(best, numbers, given, at, scratch, stop)
+        T, J = t[at.batch, at.head, at.m0 : at.m_end], j[at.batch, at.head, at.m0 : at.m_end]
+        for i in range(size):
+            for place in range(k):
+                T[i, place], J[i, place] = best[place, i], numbers[place, i]
+    restore(before)
+
+
+@inline
+def find(best, numbers, given, at, scratch, stop):
+    """The nearest points of all of y: their t, in rising order, and their numbers."""
+    for place in range(best.shape[0]):
+        fill(best[place], np.inf)
+        fill(numbers[place], -1)
+    for n0 in range(at.first, at.end, TILE_N):
+        if is_set(stop):
+            return
+        S, _ = pairs_of(given, at, n0, min(n0 + TILE_N, at.end), scratch)
+        for j in range(S.shape[0]):
+            if best.shape[0] == 1:
+                replace(best[0], numbers[0], S[j], n0 + j)
+            else:
+                insert_some(best, numbers, S[j], n0 + j)
+
+
+@inline
+def replace(best, numbers, t, number):
+    """Hidden pairs have t = -inf."""
+    zero, number = t.dtype.type(0), np.int32(number)
+    for i in range(t.size):
+        is_nearer = zero <= t[i] < best[i]
+        best[i] = t[i] if is_nearer else best[i]
+        numbers[i] = number if is_nearer else numbers[i]
+
+
+@inline
+def insert_some(best, numbers, t, number):
+    """A point takes its place after all that are as near."""
+    last = best.shape[0] - 1
+    for first in range(0, t.size, SOME):
+        some = slice(first, min(first + SOME, t.size))
+        if any_nearer(t[some], best[last, some]):
+            for i in range(some.start, some.stop):
+                if 0 <= t[i] < best[last, i]:
+                    place = last
+                    while place > 0 and best[place - 1, i] > t[i]:
+                        best[place, i], numbers[place, i] = best[place - 1, i], numbers[place - 1, i]
+                        place -= 1
+                    best[place, i], numbers[place, i] = t[i], number
+
+
+@inline
+def any_nearer(t, farthest):
+    zero, found = t.dtype.type(0), False
+    for i in range(t.size):
+        found |= (zero <= t[i]) & (t[i] < farthest[i])                      # not `and`: it is vectorised
+    return found

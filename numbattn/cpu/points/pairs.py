@@ -1,0 +1,181 @@
+"""Tiles of pairs of points: how kernels are called, and what all of them compute of a tile first.
+
+As everywhere in cpu/ tiles are transposed: a row is a point of y, a column a point of x.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...points.kinds import DIFFERENCES
+from ..arguments import NO_MATRICES, kept, mask_of, matrices_of, memory_of, readable, tiles_of
+from ..launch import launch
+from ..product import distances, product, row_dots
+from ..record import Record
+from ..tile import (
+    EMPTY,
+    PARTIAL,
+    band_of,
+    fill,
+    inline,
+    intervals_of,
+    mask_band,
+    mask_cells,
+    mask_intervals,
+    matrix,
+    tile,
+    tile_state,
+    visible_keys,
+)
+from ..transposition import transpose
+
+TILE_M, TILE_N = 128, 64  # points of x, of y
+LONG = 1024  # points of y of which sums are made before they are added to others: many lose fewer digits
+EXPONENTIAL = 32  # the cost of one, in multiplications
+VECTORS = 9
+
+
+# ---------------------------------------------------------------------------------------------------------- arguments
+class Points(NamedTuple):
+    """What a call computes with: Matrices, which have no rows where there is nothing, a MaskArrays and a Step."""
+
+    x: Any
+    y: Any
+    b: Any  # a row for each point of y
+    c: Any  # a row for each point of x
+    rows: Any  # logarithms: one row, a number for each point of x
+    columns: Any  # and for each point of y
+    mask: Any
+    step: Any
+
+
+class Scratch(NamedTuple):
+    """Memory of one thread, for one tile at a time."""
+
+    S: Any  # t, then what a kind makes of it
+    weights: Any  # of a tile like S
+    XT: Any
+    CT: Any
+    sums: Any  # a row for each column of a result
+    vectors: Any  # numbers of points of x, VECTORS of them
+    lines: Any  # numbers of points of y, two
+    numbers: Any  # int32, a row for each column of a result
+
+
+def run(kernel, problem, inputs, step, *results, b=None, c=None, rows=None, columns=None):
+    """Call a kernel of (first block, end block, stop, scratch, the fields of Points, tiles, results).
+
+    step: as from step_of; results: arrays (..., m, columns).
+    """
+    problem_sums, (step, function) = problem.sum_dtype, step
+    vectors = [None if x is None else x[..., None, :] for x in (rows, columns)]
+    given = [None if x is None else readable(x, problem_sums) for x in (inputs.q, inputs.k, b, c, *vectors)]
+    matrices = [NO_MATRICES if x is None else matrices_of(x, problem) for x in given]
+    of_heads = [x.reshape(*problem.matrices, *x.shape[-2:]) for x in results]
+    tiles, pairs = tiles_record(problem, inputs.mask)
+    scratch, memory = scratch_of(problem, results[0].shape[-1], results[-1].dtype, c is not None)
+    records = (Record(*matrices, held=given), mask_of(problem, inputs.mask), Record(step, held=function), tiles,
+               Record(*of_heads))  # fmt: skip
+    cost = problem.head_dim + results[0].shape[-1] + (0 if b is None else b.shape[-1]) + EXPONENTIAL
+    launch(kernel.given(scratch, *records), len(tiles.arguments[0]), pairs * cost, memory)
+
+
+@kept
+def tiles_record(problem, mask):
+    """The Record of tiles of points of x, and how many pairs they have."""
+    tiles = tiles_of(problem, mask, TILE_M)
+    return Record(tiles.table), tiles.pairs
+
+
+def scratch_of(problem, columns, dtype, has_weights):
+    """The Record of a Scratch, whose addresses count from its beginning, and a function that allocates its memory.
+    columns, dtype: of the results."""
+    tile_m, tile_n = min(TILE_M, problem.seqlen_q), min(TILE_N, problem.seqlen_k)
+    sizes = (tile_m * tile_n, tile_m * tile_n * has_weights, tile_m * problem.head_dim,
+             tile_m * problem.head_dim_v * has_weights, tile_m * columns, tile_m * VECTORS, 2 * tile_n,
+             tile_m * columns * (dtype == np.int32))  # fmt: skip
+    return memory_of(Scratch, sizes, [problem.sum_dtype] * (len(sizes) - 1) + [np.dtype(np.int32)])
+
+
+# -------------------------------------------------------------------------------------------------------------- tiles
+class Queries(NamedTuple):
+    """A tile of points [m0, m_end) of x, which see points [first, end) of y."""
+
+    batch: Any
+    head: Any
+    m0: Any
+    m_end: Any
+    first: Any
+    end: Any
+    band: Any
+    intervals: Any
+    XT: Any
+    norms: Any
+    rows: Any  # logarithms
+    vectors: Any  # more memory like these
+
+
+@inline
+def queries_of(given, row, scratch):
+    """The Queries of a row of WorkTiles.table."""
+    batch, head, m0, m_end, segment, segment_end, _ = row
+    dtype, size = scratch.S.dtype, m_end - m0
+    band, intervals = band_of(given.mask, batch, head), intervals_of(given.mask, batch, head)
+    first, end = visible_keys(band, intervals, m0, m_end, segment, segment_end)
+    first -= (first - segment) % TILE_N
+    X, XT = matrix(given.x, batch, head, dtype)[m0:m_end], tile(scratch.XT, given.x.cols, size)
+    transpose(XT, X, dtype.type(1), False)
+    for f in range(XT.shape[0]):
+        fill(XT[f, max(band[2] - m0, 0) :], 0)            # queries beyond a length may be NaN
+    vectors = tile(scratch.vectors, VECTORS, size)
+    norms, rows = vectors[0], vectors[1]
+    row_dots(norms, X, X)
+    load(rows, given.rows, batch, head, m0)
+    return Queries(batch, head, m0, m_end, first, end, band, intervals, XT, norms, rows, vectors[2:])
+
+
+@inline
+def load(out, x, batch, head, first):
+    """The numbers of points from one on, or zeros where none are given."""
+    fill(out, 0)
+    if x.rows:
+        given = matrix(x, batch, head, out.dtype)[0]
+        for i in range(out.size):
+            out[i] = given[first + i]
+
+
+@inline
+def pairs_of(given, at, n0, n_end, scratch):
+    """t of pairs with the points [n0, n_end) of y, -inf where it is hidden, which no t is, and the logarithms of these
+    points. Of no points where all is hidden."""
+    state = tile_state(given.mask, at.intervals, at.batch, at.head, at.m0, at.m_end, n0, n_end)
+    n_end = n0 if state == EMPTY else n_end
+    S, lines = tile(scratch.S, n_end - n0, at.m_end - at.m0), tile(scratch.lines, 2, n_end - n0)
+    norms, columns = lines[0], lines[1]
+    if state == EMPTY:
+        return S, columns
+    Y = matrix(given.y, at.batch, at.head, S.dtype)[n0:n_end]
+    if given.step.is_of_product:
+        product(S, Y, at.XT, S.dtype.type(1), False)
+    elif given.x.cols <= DIFFERENCES:
+        distances(S, Y, at.XT, S.dtype.type(1), False)
+    else:
+        product(S, Y, at.XT, S.dtype.type(-2), False)
+        row_dots(norms, Y, Y)
+        add_norms(S, at.norms, norms)
+    mask_band(S, at.band, at.m0, n0)
+    mask_intervals(S, at.intervals, at.m0, n0)
+    if state == PARTIAL:
+        mask_cells(S, given.mask, at.batch, at.head, at.m0, n0)
+    load(columns, given.columns, at.batch, at.head, n0)
+    return S, columns
+
+
+@inline
+def add_norms(S, of_x, of_y):
+    """|x|**2 + |y|**2 - 2 x y, of which S is the last term; not below 0."""
+    zero = S.dtype.type(0)
+    for j in range(S.shape[0]):
+        for i in range(S.shape[1]):
+            t = S[j, i] + (of_x[i] + of_y[j])
+            S[j, i] = zero if t < zero else t

@@ -1,0 +1,60 @@
+"""o_i = sum_j kappa_ij b_j"""
+
+import numpy as np
+
+from ..compile import Kernel
+from ..product import product_tn, product_tn_row
+from ..subnormals import flush_subnormals, restore
+from ..tile import clear, inline, is_set, matrix, tile
+from ..transposition import transpose
+from .kinds import VALUE, apply, step_of
+from .pairs import LONG, TILE_N, Points, pairs_of, queries_of, run
+
+FEW = 4  # columns, fewer than which are summed one by one
+
+
+def sums(problem, inputs, kind, rows=None, columns=None):
+    """o, (..., m, e), in the dtype of sums."""
+    o, step = np.empty(problem.out_shape, problem.sum_dtype), step_of(kind, VALUE, problem.sum_dtype)
+    run(sums_kernel, problem, inputs, step, o, b=inputs.v, rows=rows, columns=columns)
+    return o
+
+
+@Kernel
+def sums_kernel(first_block, end_block, stop, scratch, x, y, b, c, rows, columns, mask, step, tiles, o):
+    """Blocks [first_block, end_block); a block is a tile of points of x."""
+    before, given = flush_subnormals(), Points(x, y, b, c, rows, columns, mask, step)
+    for block in range(first_block, end_block):
+        at = queries_of(given, tiles[block], scratch)
+        sum_up(o[at.batch, at.head, at.m0 : at.m_end], given, at, scratch, stop)
+    restore(before)
+
+
+@inline
+def sum_up(O, given, at, scratch, stop):
+    """O of all points of y."""
+    one, B = O.dtype.type(1), matrix(given.b, at.batch, at.head, O.dtype)
+    OT = tile(scratch.sums, O.shape[1], O.shape[0])
+    clear(O)
+    for n_next in range(at.first, at.end, LONG):
+        clear(OT)
+        for n0 in range(n_next, min(n_next + LONG, at.end), TILE_N):
+            if is_set(stop):
+                return
+            n_end = min(n0 + TILE_N, at.end)
+            S, columns = pairs_of(given, at, n0, n_end, scratch)
+            if S.size:
+                apply(S, given.step, at.rows, columns)
+                add_products(OT, B[n0:n_end], S, one)
+        transpose(O, OT, one, True)
+
+
+@inline
+def add_products(out, a, b, alpha):
+    """out += alpha a^T b"""
+    rows = out.shape[0]
+    if rows < FEW:
+        for row in range(rows):
+            product_tn_row(out[row : row + 1], a[:, row : row + 1], b, alpha, True)
+    else:
+        product_tn(out, a, b, alpha, True)

@@ -1,0 +1,91 @@
+"""Kernel matrices as operators, for the solvers of SciPy and CuPy."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from ..checks import Array, number
+from ..masks import Mask
+from ..values import rounded
+from .checks import check_points
+from .kernels import Kernel, as_kernel
+from .pairs import Pairs, Term
+
+MODULES = {"numpy": "scipy.sparse.linalg", "cupy": "cupyx.scipy.sparse.linalg"}
+
+
+def operator(x: Array, y: Array, kernel: Kernel, *, ridge: float = 0.0, mask: Mask | Array | None = None) -> Any:
+    """Kernel matrix K(x_i, y_j) as a linear operator, of which only products are computed.
+
+    Parameters
+    ----------
+    x : array, (m, d)
+    y : array, (n, d)
+        NumPy arrays, or CuPy arrays, all of one dtype. y may be x.
+    kernel : Gaussian, Laplacian, Matern, Cauchy, RationalQuadratic, Radial, Linear, Cosine, Polynomial, Cost
+        Or a sum of multiples of these.
+    ridge : float, optional
+        What is added to the diagonal, >= 0, as in kernel ridge regression and Gaussian processes. Only where y is x.
+    mask : a mask of numbattn's, or a boolean array, optional
+        Which points y_j are seen by x_i; other elements are 0.
+
+    Returns
+    -------
+    scipy.sparse.linalg.LinearOperator, (m, n)
+        Of SciPy, or for CuPy arrays of cupyx.scipy: ``cg``, ``minres``, ``eigsh`` and others take it. float32, or
+        float64 for float64. ``A @ v`` takes vectors and matrices, and is one pass over all pairs; so is ``A.T @ v``.
+
+    Raises
+    ------
+    TypeError
+        For what is not an array or not a kernel, or of a wrong kind or dtype.
+    ValueError
+        For shapes and numbers that do not fit. Both name the argument, what it got and what it takes.
+    ImportError
+        Without SciPy.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from scipy.sparse.linalg import cg
+    >>> from numbattn import points
+    >>> x = np.random.default_rng(0).random((500, 2))
+    >>> A = points.operator(x, x, points.Gaussian(0.1), ridge=1e-2)
+    >>> weights, info = cg(A, np.sin(6 * x[:, 0]), rtol=1e-5)
+    >>> info
+    0
+    """
+    xp = check_points(x, y)
+    for name, array in (("x", x), ("y", y)):
+        if array.ndim != 2:
+            raise ValueError(f"{name}: got the shape {array.shape}, expected (points, features): an operator is one "
+                             "matrix")
+    kernel, ridge = as_kernel(kernel, x.shape[-1]), number("ridge", ridge)
+    if not 0 <= ridge < np.inf:
+        raise ValueError(f"ridge: got {ridge}, allowed finite and >= 0")
+    if ridge and y is not x:
+        raise ValueError(f"ridge: got {ridge} with a y that is not x, whose matrix has no diagonal to add it to")
+    pairs = Pairs.of(x, y, (), mask)
+    terms = [(factor, Term(pairs, term)) for factor, term in kernel._terms]
+
+    def times(v: Any) -> Any:
+        return _times(terms, ridge, v)
+
+    def transposed_times(v: Any) -> Any:
+        return _times([(factor, term.exchanged) for factor, term in terms], ridge, v)
+
+    return import_module(MODULES[xp]).LinearOperator(
+        pairs.sizes, matvec=times, rmatvec=transposed_times, matmat=times, rmatmat=transposed_times, dtype=pairs.dtype
+    )
+
+
+def _times(terms: list[tuple[float, Term]], ridge: float, v: Any) -> Any:
+    """The kernel matrix times a vector (n,) or a matrix (n, e), in the dtype of sums."""
+    _, term = terms[0]
+    b = rounded(v, term.pairs.dtype)
+    columns = b.reshape(len(b), -1)
+    found = sum(factor * term.sums(columns) for factor, term in terms)
+    return (found + ridge * columns if ridge else found).reshape(-1, *b.shape[1:])

@@ -1,0 +1,85 @@
+"""What kernels take."""
+
+import copy
+import math
+import pickle
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from numbattn import points
+
+from . import plain
+
+
+def test_kernels_are_values():
+    assert points.Gaussian(0.5) == points.Gaussian(0.5) != points.Gaussian(0.6)
+    assert points.Gaussian(0.5) != points.Laplacian(0.5)
+    assert len({points.Matern(1.5, 2), points.Matern(1.5, 2.0), points.Matern(0.5, 2)}) == 2
+    assert points.Radial(plain.multiquadric) == points.Radial(plain.multiquadric)
+    for kernel in plain.KERNELS:
+        again = pickle.loads(pickle.dumps(kernel))
+        assert repr(again) == repr(kernel) == repr(copy.copy(kernel))
+
+
+def test_sums_and_multiples():
+    one, other = points.Gaussian(0.5), points.Linear()
+    assert repr(2 * (one + 3 * other)) == "2 * Gaussian(length=0.5) + 6 * Linear()"
+    assert np.float32(2) * one == one * 2
+    with pytest.raises(TypeError, match="unsupported operand"):
+        one + 1
+    with pytest.raises(TypeError, match="kernel: factor: got 'two', expected a number"):
+        "two" * one
+
+
+@pytest.mark.parametrize(("make", "kind", "message"), [
+    (lambda: points.Gaussian(0), ValueError, "Gaussian length: got 0, allowed finite and > 0"),
+    (lambda: points.Laplacian(-1.0), ValueError, "Laplacian length: got -1.0, allowed finite and > 0"),
+    (lambda: points.Cauchy(math.nan), ValueError, "Cauchy length: got nan, allowed finite and > 0"),
+    (lambda: points.Gaussian([1.0, 0.0]), ValueError, "Gaussian length: got values from 0.0 to 1.0, allowed finite"),
+    (lambda: points.Gaussian(np.ones((2, 2))), ValueError, r"Gaussian length: got the shape \(2, 2\), expected a num"),
+    (lambda: points.Gaussian("long"), TypeError, "Gaussian length: got 'long', expected a number"),
+    (lambda: points.Matern(1.0), ValueError, "Matern nu: got 1.0, allowed 0.5, 1.5, 2.5"),
+    (lambda: points.RationalQuadratic(0.0), ValueError, "RationalQuadratic alpha: got 0.0, allowed finite and > 0"),
+    (lambda: points.Polynomial(0), ValueError, "Polynomial degree: got 0, allowed 1 or more"),
+    (lambda: points.Polynomial(1.5), TypeError, "Polynomial degree: got 1.5, expected an integer"),
+    (lambda: points.Cost(2, 0.0), ValueError, "Cost epsilon: got 0.0, allowed finite and > 0"),
+    (lambda: points.Cost(-1, 0.1), ValueError, "Cost power: got -1, allowed finite and > 0"),
+    (lambda: points.Radial(math.exp), TypeError, "Radial function: got .*, expected a Python function"),
+    (lambda: points.Radial(lambda s, t: s), TypeError, r"<lambda>\(s, t\) cannot be called as \(t\)"),
+])  # fmt: skip
+def test_errors(make, kind, message):
+    with pytest.raises(kind, match=message):
+        make()
+
+
+def test_functions_that_might_raise_are_refused_before_anything_runs():
+    x, table = np.zeros((3, 2)), (1.0, 2.0)
+
+    def looked_up(t):
+        return table[int(t)]
+
+    with pytest.raises(TypeError, match="Radial function: looked_up, line"):
+        points.product(x, x, x, points.Radial(looked_up))
+    with pytest.raises(TypeError, match="is_near"):
+        points.product(x, x, x, points.Radial(is_near))
+
+
+def is_near(t):
+    return t < 1
+
+
+def test_functions_have_branches_and_derivatives(rng):
+    x, y, b = rng.random((3, 20, 2))
+    kernel = points.Radial(wendland, 0.5)
+    t = plain.squares(x, y, 0.5)
+    r = np.sqrt(t)
+    assert_allclose(points.product(x, y, b, kernel), np.where(r < 1, (1 - r) ** 4 * (4 * r + 1), 0) @ b, atol=1e-12)
+    _, backprop = points.product_vjp(x, x, b, kernel)
+    assert all(np.isfinite(gradient).all() for gradient in backprop(b))
+
+
+def wendland(t):
+    r = math.sqrt(t)
+    return (1 - r) ** 4 * (4 * r + 1) if t < 1 else 0.0

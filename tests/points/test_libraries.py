@@ -1,0 +1,112 @@
+"""The same calls on NumPy's and on CuPy's arrays."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+import numbattn as na
+from numbattn import points
+
+from ..accuracy import to_numpy
+from . import plain
+
+MASKS = {
+    "none": None,
+    "lengths": na.Lengths(keys=np.array([[60], [75]]), queries=np.array([[50], [3]])),
+    "causal segments": na.Segments([0, 20, 50], [0, 30, 80]) & na.Causal(),
+    "union": na.Window(5, 5) | na.First(3),
+    "dense": np.random.default_rng(0).random((50, 80)) < 0.5,
+    "blocks": na.BlockSparse(np.random.default_rng(1).random((1, 1, 4, 3)) < 0.5, (16, 32)),
+}
+
+
+@pytest.fixture
+def cupy():
+    return pytest.importorskip("cupy")
+
+
+def drawn(rng, cupy, *shapes, dtype=np.float64):
+    """Arrays of NumPy and the same of CuPy."""
+    arrays = [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+    return arrays, [cupy.asarray(array) for array in arrays]
+
+
+def assert_same(found, wanted, scale=1e-12):
+    assert not isinstance(found, np.ndarray)
+    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+    largest = np.abs(wanted[np.isfinite(wanted)]).max(initial=1)
+    assert_allclose(to_numpy(found), wanted, atol=scale * largest, rtol=scale)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", plain.KERNELS, ids=repr)
+@pytest.mark.parametrize("mask", ["none", "causal segments"])
+def test_kernels(cupy, rng, kernel, mask):
+    here, there = drawn(rng, cupy, (2, 2, 50, 3), (2, 1, 80, 3), (80, 4), (2, 2, 50, 4))
+    (s, backprop), (s_there, backprop_there) = (
+        points.product_vjp(*arrays[:3], kernel, mask=MASKS[mask]) for arrays in (here, there)
+    )
+    assert_same(s_there, s)
+    grads, grads_there = backprop(here[3]), backprop_there(there[3])
+    for found, wanted in zip(grads_there, grads):
+        assert_same(found, wanted)
+    if not isinstance(grads.kernel, tuple) and grads.kernel is not None:
+        assert_same(grads_there.kernel, grads.kernel, 1e-10)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("d", [3, 17, 70, 300])
+def test_masks(cupy, rng, mask, d):
+    here, there = drawn(rng, cupy, (2, 2, 50, d), (2, 1, 80, d), (2, 2, 80), (2, 2, 50))
+    cost, weights = points.Cost(1.5, float(d)), slice(0, 3)
+    (f, backprop), (f_there, backprop_there) = (
+        points.logsumexp_vjp(*arrays[weights], cost, mask=MASKS[mask]) for arrays in (here, there)
+    )
+    assert_same(f_there, f)
+    for found, wanted in zip(backprop_there(there[3]), backprop(here[3])):
+        assert_same(found, wanted)
+    for k in (1, 5, 32):
+        (distances, j), (distances_there, j_there) = (
+            points.nearest(*arrays[:2], k, mask=MASKS[mask]) for arrays in (here, there)
+        )
+        assert_same(distances_there, distances)
+        assert_array_equal(to_numpy(j_there), j)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("debias", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_transport(cupy, rng, debias, dtype):
+    here, there = drawn(rng, cupy, (2, 50, 3), (2, 80, 3), dtype=dtype)
+    for arrays, xp in ((here, np), (there, cupy)):
+        arrays += [xp.full(n, 1 / n, dtype) for n in (50, 80)]
+    (r, backprop), (r_there, backprop_there) = (
+        points.sinkhorn_vjp(*arrays, points.Cost(2, 0.5), tol=1e-6, debias=debias) for arrays in (here, there)
+    )
+    scale = 1e-5 if dtype == np.float64 else 1e-4
+    assert r_there.converged
+    assert_same(r_there.cost, r.cost, scale)
+    for found, wanted in zip(backprop_there(), backprop()):
+        assert_same(found, wanted, scale)
+
+
+@pytest.mark.gpu
+def test_calls_do_not_wait_for_the_device(cupy, rng):
+    """Whatever does cannot be captured in a graph; sinkhorn does, see there."""
+    from ..tools.graphs import capture, own_stream
+
+    x, y, b, ds, lengths = drawn(rng, cupy, (500, 3), (400, 3), (400, 2), (500, 2), (3,))[1]
+    kernel = points.Gaussian() + points.Matern(1.5, lengths**2 + 1)
+
+    def calls():
+        s, backprop = points.product_vjp(x, y, b, kernel)
+        f, backprop_of_logs = points.logsumexp_vjp(x, y, b[:, 0], points.Cost(2, 0.1))
+        return s, *backprop(ds), f, *backprop_of_logs(ds[:, 0]), *points.nearest(x, y, 3)
+
+    with own_stream():
+        wanted = calls()
+        found, graph = capture(calls)
+        graph.launch()
+        for one, other in zip(found, wanted):
+            assert_array_equal(to_numpy(one), to_numpy(other))

@@ -1,0 +1,106 @@
+"""Logarithms of kernel sums and their gradients."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+import numbattn as na
+from numbattn import points
+
+from ..accuracy import to_numpy
+from . import plain
+
+COST = points.Cost(2, 0.05)
+
+
+def exact_of(kernel, x, y, w, visible=True):
+    with np.errstate(divide="ignore"):
+        return np.log((np.where(visible, plain.KERNELS[kernel](x, y), 0) * np.exp(w)[..., None, :]).sum(-1))
+
+
+@pytest.mark.parametrize("kernel", plain.EXPONENTIALS, ids=repr)
+def test_kernels(xp, rng, kernel):
+    x, y, w = rng.standard_normal((2, 5, 3)), rng.standard_normal((7, 3)), rng.standard_normal((2, 7))
+    w[:, 2] = -np.inf
+    f = points.logsumexp(*map(xp.asarray, (x, y, w)), kernel)
+    assert isinstance(f, xp.ndarray)
+    assert_allclose(to_numpy(f), exact_of(kernel, x, y, w))
+    assert_allclose(points.logsumexp(x, y, None, kernel), exact_of(kernel, x, y, np.zeros(7)))
+
+
+@pytest.mark.parametrize("kernel", plain.EXPONENTIALS, ids=repr)
+@pytest.mark.parametrize("mask", [None, na.Causal(-1)], ids=["", "mask"])
+def test_gradients_are_those_of_finite_differences(rng, kernel, mask):
+    arrays = x, y, w = rng.standard_normal((2, 6, 3)), rng.standard_normal((7, 3)), rng.standard_normal((1, 7))
+    w[0, 1] = -np.inf
+    f, backprop = points.logsumexp_vjp(*arrays, kernel, mask=mask)
+    assert_array_equal(f, points.logsumexp(*arrays, kernel, mask=mask))
+    df, seen = rng.standard_normal(f.shape), np.isfinite(f)
+    grads = backprop(np.where(seen, df, np.nan))
+    assert grads._fields == ("dx", "dy", "dw")
+
+    def loss(*now, kernel=kernel):
+        return (df * points.logsumexp(*now, kernel, mask=mask))[seen].sum()
+
+    for at, (gradient, array) in enumerate(zip(grads, arrays)):
+        assert (gradient.shape, gradient.dtype) == (array.shape, array.dtype)
+        direction = rng.standard_normal(array.shape)
+        assert_allclose((gradient * direction).sum(), plain.slope(loss, arrays, at, direction), rtol=1e-6, atol=1e-7)
+    assert grads.dw[0, 1] == 0
+    name, h = "epsilon" if isinstance(kernel, points.Cost) else "length", 1e-5
+    now = np.asarray(getattr(kernel, name))
+    direction = rng.standard_normal(now.shape)
+    ends = [loss(*arrays, kernel=replace(kernel, **{name: now + step * direction})) for step in (h, -h)]
+    assert_allclose((grads.kernel * direction).sum(), (ends[0] - ends[1]) / (2 * h), rtol=1e-6, atol=1e-7)
+
+
+def test_small_epsilons_do_not_overflow(rng):
+    x, y, w = rng.random((20, 3)), rng.random((30, 3)), 1e4 * rng.random(30)
+    epsilon = 1e-5
+    f, backprop = points.logsumexp_vjp(x, y, w, points.Cost(2, epsilon))
+    logs = w - plain.squares(x, y, 1) / 2 / epsilon
+    assert_allclose(f, logs.max(-1), rtol=1e-6)
+    assert_allclose(backprop(np.ones(20)).dw.sum(), 20)
+
+
+def test_what_sees_nothing_is_minus_infinity(rng):
+    x, y = rng.random((4, 3)), rng.random((5, 3))
+    for n, weight, mask in ((0, 0.0, None), (5, -np.inf, None), (5, 0.0, na.Lengths(0))):
+        f, backprop = points.logsumexp_vjp(x, y[:n], np.full(n, weight), COST, mask=mask)
+        assert_array_equal(f, np.full(4, -np.inf))
+        for gradient in backprop(np.full(4, np.nan)):
+            assert_array_equal(gradient, 0 * gradient)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_results_are_of_the_dtype_of_sums(rng, dtype):
+    x, y, w = (rng.random(shape).astype(dtype) for shape in ((50, 20), (60, 20), (60,)))
+    f, backprop = points.logsumexp_vjp(x, y, w, points.Cost(2, 0.5))
+    assert f.dtype == np.float32
+    assert_allclose(f, points.logsumexp(*(z.astype(np.float64) for z in (x, y, w)), points.Cost(2, 0.5)), atol=2e-6)
+    assert {gradient.dtype for gradient in backprop(f)} == {np.dtype(dtype)}
+
+
+def test_no_weights_have_no_gradient(rng):
+    x, df = rng.random((5, 2)), rng.random(5)
+    grads = points.logsumexp_vjp(x, x, None, COST)[1](df)
+    with_weights = points.logsumexp_vjp(x, x, np.zeros(5), COST)[1](df)
+    assert grads.dw is None
+    assert_array_equal(grads[:2], with_weights[:2])
+
+
+X, W = np.zeros((4, 3)), np.zeros(4)
+
+
+@pytest.mark.parametrize(("given", "kind", "message"), [
+    ((X, X, W[:3], COST), ValueError, r"w: got the shape \(3,\), expected \(..., 4\), a number for each point of y"),
+    ((X, X, W.astype(int), COST), TypeError, r"w: got int64, allowed .*; pass w.astype\(np.float32\)"),
+    ((X, X, W, points.Matern(1.5)), TypeError, r"kernel: got Matern.*, expected Cost, Gaussian, Laplacian or Matern"),
+    ((X, X, W, 2 * COST), TypeError, r"kernel: got 2 \* Cost.*, expected Cost, Gaussian"),
+    ((X, X, np.zeros((2, 4)), COST, np.zeros((3, 4, 4))), TypeError, "takes"),
+])  # fmt: skip
+def test_errors(given, kind, message):
+    with pytest.raises(kind, match=message):
+        points.logsumexp(*given)

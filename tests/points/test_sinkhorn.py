@@ -1,0 +1,211 @@
+"""Entropic optimal transport."""
+
+import math
+import sys
+import warnings
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+import numbattn as na
+from numbattn import backends, points
+
+from ..accuracy import to_numpy
+from . import plain
+
+COST = points.Cost(2, 0.1)
+
+
+def clouds(rng, m=20, n=30, d=2, batch=()):
+    x, y = rng.random((*batch, m, d)), rng.random((*batch, n, d)) + 0.5
+    a, b = (rng.random((*batch, count)) + 0.1 for count in (m, n))
+    return [x, y, a / a.sum(-1, keepdims=True), b / b.sum(-1, keepdims=True)]
+
+
+def exact_cost(x, y, a, b, cost, iterations=3000):
+    """By the plain formula, without annealing."""
+    C = plain.distances(x, y, 1) ** cost.power / cost.power
+    K, u, v = np.exp(-C / cost.epsilon), np.ones_like(a), np.ones_like(b)
+    for _ in range(iterations):
+        u = 1 / (K @ (b * v)[..., None])[..., 0]
+        v = 1 / (plain.T(K) @ (a * u)[..., None])[..., 0]
+    return cost.epsilon * ((a * np.log(u)).sum(-1) + (b * np.log(v)).sum(-1))
+
+
+@pytest.mark.parametrize("power", [1, 1.5, 2, 3])
+@pytest.mark.parametrize("batch", [(), (3,)], ids=["", "batch"])
+def test_costs(xp, rng, power, batch):
+    given, cost = clouds(rng, batch=batch), points.Cost(power, 0.1)
+    r = points.sinkhorn(*map(xp.asarray, given), cost, tol=1e-9)
+    assert r.converged
+    assert r.iterations < 1000
+    assert all(isinstance(found, xp.ndarray) for found in (r.f, r.g, r.cost))
+    assert (r.f.shape, r.g.shape, r.cost.shape) == ((*batch, 20), (*batch, 30), batch)
+    assert_allclose(to_numpy(r.cost), exact_cost(*given, cost), rtol=1e-7)
+
+
+def test_the_plan_has_the_marginals(rng):
+    x, y, a, b = clouds(rng)
+    r = points.sinkhorn(x, y, a, b, COST, tol=1e-10)
+    plan = a[:, None] * b * np.exp((r.f[:, None] + r.g - plain.squares(x, y, 1) / 2) / 0.1)
+    assert_allclose(plan.sum(0), b, atol=1e-10)
+    assert_allclose(plan.sum(1), a, atol=1e-10)
+
+
+def test_small_epsilons_sort_points_on_a_line(rng):
+    x, y, a = rng.random((200, 1)), 3 + rng.random((200, 1)), np.full(200, 1 / 200)
+    r = points.sinkhorn(x, y, a, a, points.Cost(2, 1e-3), tol=1e-2)
+    assert r.converged
+    assert_allclose(r.cost, ((np.sort(x, 0) - np.sort(y, 0)) ** 2).mean() / 2, rtol=2e-3)
+
+
+def test_annealing_saves_iterations(rng, monkeypatch):
+    given = clouds(rng, 100, 100)
+    given[2:] = np.full((2, 100), 0.01)
+    found = []
+    for shrinkage in (2, 1e9):
+        monkeypatch.setattr(sys.modules["numbattn.points.sinkhorn"], "SHRINKAGE", shrinkage)
+        found.append(points.sinkhorn(*given, points.Cost(2, 2e-3), tol=1e-3))
+    assert_allclose(found[0].cost, found[1].cost, rtol=1e-3)
+    assert found[0].iterations < 0.9 * found[1].iterations
+
+
+@pytest.mark.parametrize("debias", [False, True])
+@pytest.mark.parametrize("power", [1.5, 2])
+def test_gradients_are_those_of_finite_differences(rng, debias, power):
+    x, y, a, b = clouds(rng, m=6, n=7, batch=(2,))
+    arrays = x[0], y, a, b
+    cost, dcost = points.Cost(power, 0.2), rng.standard_normal(2)
+
+    def loss(*now, cost=cost):
+        return (dcost * points.sinkhorn(*now, cost, tol=1e-12, debias=debias).cost).sum()
+
+    r, backprop = points.sinkhorn_vjp(*arrays, cost, tol=1e-12, debias=debias)
+    grads = backprop(dcost)
+    assert grads._fields == ("dx", "dy", "da", "db")
+    for at, (gradient, array) in enumerate(zip(grads, arrays)):
+        assert gradient.shape == array.shape
+        direction = rng.standard_normal(array.shape)
+        if at > 1:
+            direction -= direction.mean(-1, keepdims=True)
+        exact = plain.slope(loss, arrays, at, direction, h=1e-4)
+        assert_allclose((gradient * direction).sum(), exact, rtol=1e-5)
+    h = 1e-4
+    ends = [loss(*arrays, cost=points.Cost(power, 0.2 + step)) for step in (h, -h)]
+    assert_allclose(grads.kernel, (ends[0] - ends[1]) / (2 * h), rtol=1e-5)
+    for one, other in zip(backprop(), backprop(np.ones(2))):
+        assert_array_equal(one, other)
+
+
+def test_weights_of_any_sum(rng):
+    x, y, a, b = clouds(rng)
+    r, backprop = points.sinkhorn_vjp(x, y, 5 * a, 5 * b, COST, tol=1e-12)
+    one, backprop_one = points.sinkhorn_vjp(x, y, a, b, COST, tol=1e-12)
+    assert_allclose(backprop().dx, 5 * backprop_one().dx, atol=1e-9)
+    assert_allclose(backprop().kernel, 5 * (backprop_one().kernel - math.log(5)), rtol=1e-9)
+    nothing = points.sinkhorn(x, y, 0 * a, 0 * b, COST)
+    assert nothing.converged
+    assert nothing.cost == 0
+
+
+def test_debiased_costs_are_divergences(rng):
+    x, y, a, b = clouds(rng)
+    again = points.sinkhorn_vjp(x, x[::-1], a, a[::-1], COST, tol=1e-10, debias=True)
+    assert_allclose(again[0].cost, 0, atol=1e-9)
+    assert_allclose(again[1]().dx, 0 * x, atol=1e-9)
+    cost = exact_cost(x, y, a, b, COST) - (exact_cost(x, x, a, a, COST) + exact_cost(y, y, b, b, COST)) / 2
+    r = points.sinkhorn(x, y, a, b, COST, tol=1e-10, debias=True)
+    assert_allclose(r.cost, cost, rtol=1e-7)
+    assert_allclose(r.cost, (a * r.f).sum() + (b * r.g).sum())
+
+
+def test_points_without_weight_change_nothing(rng):
+    x, y, a, b = clouds(rng)
+    r, backprop = points.sinkhorn_vjp(x, y, a, b, COST, tol=1e-9)
+    more, some = np.concatenate([x, x[:3] + 0.1]), np.concatenate([a, np.zeros(3)])
+    again, backprop_again = points.sinkhorn_vjp(more, y, some, b, COST, tol=1e-9)
+    assert_allclose(again.cost, r.cost, rtol=1e-6)
+    assert np.isfinite(again.f).all()
+    grads = backprop_again()
+    assert_array_equal(grads.dx[20:], np.zeros((3, 2)))
+    assert_allclose(grads.dx[:20], backprop().dx, atol=1e-6)
+
+
+def test_segments_are_problems_of_their_own(rng):
+    one, other = clouds(rng), clouds(rng, m=15, n=10)
+    together = [np.concatenate(pair) for pair in zip(one, other)]
+    mask = na.Segments([0, 20, 35], [0, 30, 40])
+    r, backprop = points.sinkhorn_vjp(*together, COST, tol=1e-9, mask=mask)
+    assert_allclose(r.cost, sum(exact_cost(*given, COST) for given in (one, other)), rtol=1e-7)
+    dx = [points.sinkhorn_vjp(*given, COST, tol=1e-9)[1]().dx for given in (one, other)]
+    assert_allclose(backprop().dx, np.concatenate(dx), atol=1e-6)
+
+
+def test_what_is_beyond_lengths_may_be_nan(rng):
+    x, y, a, b = clouds(rng)
+    padded = [np.concatenate([array, np.full((5, *array.shape[1:]), np.nan)]) for array in (x, y, a, b)]
+    r, backprop = points.sinkhorn_vjp(*padded, COST, tol=1e-9, mask=na.Lengths(30, 20))
+    assert_allclose(r.cost, exact_cost(x, y, a, b, COST), rtol=1e-7)
+    assert all(np.isfinite(gradient).all() for gradient in backprop())
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_single_precision_converges(rng, dtype):
+    """To what rounding leaves of the tolerance."""
+    x, y, _, _ = clouds(rng, d=20)
+    given = [array.astype(dtype) for array in (x, y, np.full(20, 1 / 20), np.full(30, 1 / 30))]
+    r, backprop = points.sinkhorn_vjp(*given, points.Cost(2, 0.5))
+    assert r.converged
+    assert r.cost.dtype == np.float32
+    wide = [array.astype(np.float64) for array in given]
+    assert_allclose(r.cost, points.sinkhorn(*wide, points.Cost(2, 0.5), tol=1e-9).cost, rtol=3e-6)
+    assert {gradient.dtype for gradient in backprop()} == {np.dtype(dtype)}
+
+
+def test_an_iteration_is_two_passes(rng, monkeypatch):
+    passes, run = [], backends.run_points
+    monkeypatch.setattr("numbattn.points.pairs.run_points", lambda *args, **options: (
+        passes.append(args[1]) or run(*args, **options)))  # fmt: skip
+    with pytest.warns(UserWarning, match="sinkhorn: not converged to 0 within 10 iterations: allow more") as found:
+        r = points.sinkhorn(*clouds(rng), COST, tol=0, max_iterations=10)
+    assert found[0].filename == __file__
+    assert not r.converged
+    assert r.iterations == 10
+    assert passes == ["logsumexp"] * 20
+
+
+def test_no_points():
+    x, a = np.zeros((0, 2)), np.zeros(0)
+    r, backprop = points.sinkhorn_vjp(x, x, a, a, COST)
+    assert (r.converged, float(r.cost)) == (True, 0.0)
+    assert backprop().dx.shape == (0, 2)
+
+
+X, W = np.zeros((4, 3)), np.full(4, 0.25)
+
+
+@pytest.mark.parametrize(("given", "options", "kind", "message"), [
+    ((X, X, W[:3], W, COST), {}, ValueError, r"a: got the shape \(3,\), expected \(..., 4\), a number for each poi"),
+    ((X, X, W, 2 * W, COST), {}, ValueError, "b: got weights whose sum is 2, expected 1, the sum of a"),
+    ((X, X, W, W - 1, COST), {}, ValueError, "b: got weights from -0.75 to -0.75, allowed finite and >= 0"),
+    ((X, X, W, np.full(4, np.nan), COST), {}, ValueError, "b: got weights from nan to nan"),
+    ((X, X, W, W, points.Gaussian()), {}, TypeError, r"cost: got .*Gaussian, expected points.Cost\(power, epsilon\)"),
+    ((X, X, W, W, COST), {"tol": -1.0}, ValueError, "tol: got -1.0, allowed finite and >= 0"),
+    ((X, X, W, W, COST), {"max_iterations": 0}, ValueError, "max_iterations: got 0, allowed 1 or more"),
+    ((X, X, W, W, COST), {"debias": 1}, TypeError, "debias: got 1, expected True or False"),
+    ((X, X, W, W, COST), {"debias": True, "mask": na.Causal()}, ValueError, "debias: got True with a mask"),
+])  # fmt: skip
+def test_errors(given, options, kind, message):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(kind, match=message):
+            points.sinkhorn(*given, **options)
+
+
+def test_errors_of_gradients(rng):
+    _, backprop = points.sinkhorn_vjp(*clouds(rng), COST)
+    with pytest.raises(ValueError, match=r"dcost: got the shape \(2,\), expected \(\), the shape of cost"):
+        backprop(np.ones(2))
+    with pytest.raises(TypeError, match="dcost: got 'one', expected a number"):
+        backprop("one")
