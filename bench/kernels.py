@@ -35,8 +35,19 @@ from typing import NamedTuple
 import numpy as np
 from common import interleaved, machine, save, show, show_machine
 from cpu import peak_resident
-from pairs import FORMULA, MAKERS, OURS, PACKAGES, PEERS, available, formula_product, formula_sinkhorn
-from peers import DTYPE, array_of, cupy, gpu, one_stream, release, require_gpu
+from pairs import (
+    FORMULA,
+    KEOPS,
+    MAKERS,
+    OURS,
+    PACKAGES,
+    PEERS,
+    TORCH,
+    available,
+    formula_product,
+    formula_sinkhorn,
+)
+from peers import DTYPE, cupy, gpu, one_stream, release, require_gpu
 from peers import PACKAGES as INSTALLED
 from second import host_seconds
 from small import rounded, timed
@@ -44,7 +55,6 @@ from timing import extra_bytes, progress, why
 
 from numbattn.values import moved
 
-PARTS = "sinkhorn", "nearest", "products", "errors", "costs"
 DIMENSIONS, COLUMNS = (3, 10, 64, 512), (1, 64)
 LENGTHS, OFFSETS, EPSILONS = (0.1, 0.3, 1.0, 3.0), (0.0, 1e3), (1.0, 0.1, 0.01, 0.001)
 EPSILON, ITERATIONS = 0.1, 10  # Sinkhorn's
@@ -120,7 +130,8 @@ class Nearest(NamedTuple):
 
 
 def cloud(xp, dtype, n, features, seed, offset=0.0):
-    return (normal(xp, "float64", (n, features), seed) / math.sqrt(features) + offset).astype(DTYPE[dtype])
+    x = normal(xp, "float32", (n, features), seed) / np.float32(math.sqrt(features)) + np.float32(offset)
+    return x.astype(DTYPE[dtype])
 
 
 def normal(xp, dtype, shape, seed):
@@ -143,13 +154,9 @@ def host(x):
     return moved(x, np.empty(0)).astype(np.float64)
 
 
-def cases_of(part, args):
-    return {"products": products, "sinkhorn": sinkhorns, "nearest": neighbours, "errors": errors, "costs": costs}[part](args)
-
-
 def products(args):
-    sizes = {3: 10_000} if args.cpu else {3: 10**6 if not args.quick else 10**5}
-    usual = 2_000 if args.cpu else 10**5 if not args.quick else 20_000
+    sizes = {3: 10_000 if args.cpu else 10**5 if args.quick else 10**6}
+    usual = 2_000 if args.cpu else 20_000 if args.quick else 10**5
     dimensions, columns = ((3, 64), (1,)) if args.quick else (DIMENSIONS, COLUMNS)
     return [Product(dtype, sizes.get(d, usual), d, e)
             for dtype, d, e in product(dtypes(args, "float32", "float64"), args.features or dimensions, columns)]
@@ -161,18 +168,19 @@ def sinkhorns(args):
 
 
 def neighbours(args):
-    n, shapes = (5_000, (500,)) if args.cpu else (10**5, (1000,)) if args.quick else (10**6, (1000, 4096, 32768))
-    dtype, cloud_size = ("float32", 10_000) if args.cpu else ("float16", 10**5)
-    return [*(Nearest(dtype, n, centres, 128) for centres in shapes if dtype in dtypes(args, dtype)),
-            *(Nearest("float32", cloud_size, cloud_size, 3, k) for k in (1, 10) if "float32" in dtypes(args, "float32"))]
+    points, centres = (5_000, (500,)) if args.cpu else (10**5, (1000,)) if args.quick else (10**6, (1000, 4096, 32768))
+    cloud_size = 10_000 if args.cpu else 10**5
+    found = [Nearest("float32" if args.cpu else "float16", points, n, 128) for n in centres]
+    found += [Nearest("float32", cloud_size, cloud_size, 3, k) for k in (1, 10)]
+    return [case for case in found if case.dtype in (args.dtype or [case.dtype])]
 
 
 def errors(args):
-    n = 2_000 if args.cpu else 20_000
-    found = [Product("float32", n, d, 1, length, offset)
-             for d, offset, length in product((3, 64), OFFSETS, LENGTHS[1:3] if args.quick else LENGTHS)]
-    return found + [case._replace(epsilon=epsilon, iterations=1) for case in sinkhorns(args)
-                    for epsilon in (EPSILONS[1:3] if args.quick else EPSILONS)]  # fmt: skip
+    n, some = 2_000 if args.cpu else 20_000, slice(1, 3) if args.quick else slice(None)
+    found = [Product(dtype, n, d, 1, length, offset)
+             for dtype, d, offset, length in product(dtypes(args, "float32"), (3, 64), OFFSETS, LENGTHS[some])]
+    return found + [case._replace(epsilon=epsilon, iterations=1)
+                    for case, epsilon in product(sinkhorns(args), EPSILONS[some])]  # fmt: skip
 
 
 def costs(args):
@@ -188,12 +196,10 @@ def dtypes(args, *usual):
 
 # ------------------------------------------------------------------------------------------------------------- measured
 def speeds(cases, args):
-    """One record for each case: seconds and errors by peer."""
-    records = []
+    """A record for each case: seconds and errors by peer."""
     for case in progress(cases):
         found = (timed_on_cpu if args.cpu else timed)(*makers_of(case, args), TOLERANCE[case.dtype], args.rounds)
-        records.append({**case._asdict(), **dict(zip(("seconds", "errors", "failed"), found))})
-    return records
+        yield {**case._asdict(), **dict(zip(("seconds", "errors", "failed"), found))}
 
 
 def makers_of(case, args):
@@ -228,31 +234,30 @@ def timed_on_cpu(makers, check, tolerance, rounds):
 
 
 def accuracies(cases, args):
-    """One record for each case: errors by peer."""
-    records = []
+    """A record for each case: errors by peer."""
     for case in progress(cases):
         errors, failed = {}, {}
         makers, check = makers_of(case, args)
         for name, make in makers.items():
             try:
-                errors[name] = check(name, make()())
+                with np.errstate(all="ignore"):  # the formula far from the origin
+                    errors[name] = check(name, make()())
+                if not math.isfinite(errors[name]):
+                    raise ArithmeticError(f"wrong by {errors.pop(name)}")
             except Exception as error:
                 failed[name] = why(error)
-        records.append({"of": case.of, **case._asdict(), "errors": errors, "failed": failed})
-    return records
+        yield {"of": case.of, **case._asdict(), "errors": errors, "failed": failed}
 
 
 def calls(cases, args):
-    """One record for each case: seconds of first and later calls of numbattn in a process, and bytes it takes."""
-    records = []
+    """A record for each case: seconds of first and later calls of numbattn in a process, and bytes it takes."""
     for case in progress(cases):
         record = {"of": case.of, **case._asdict(), "failed": {}}
         with tempfile.TemporaryDirectory() as folder:
             for cache in ("empty", "warm"):
                 first, later, nbytes = in_fresh_process(folder, call, case, args)
                 record |= {f"first, {cache} cache": first, "later": later, "bytes": nbytes}
-        records.append(record)
-    return records
+        yield record
 
 
 def in_fresh_process(cache_folder, function, *arguments):
@@ -292,41 +297,51 @@ def growth(run):
     return round(1e6 * (peak_resident() - before))
 
 
-MEASURES = dict.fromkeys(PARTS, speeds) | {"errors": accuracies, "costs": calls}
+PARTS = {
+    "sinkhorn": (sinkhorns, speeds), "nearest": (neighbours, speeds), "products": (products, speeds),
+    "errors": (errors, accuracies), "costs": (costs, calls),
+}  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------------------------------- shown
-def show_part(part, records):
+def show_records(part, records):
     if part == "costs":
-        keys = [key for key in records[0] if key not in ("failed", "length", "offset", "iterations")]
-        return show("Seconds of a process's calls of numbattn, bytes", [{key: r.get(key) for key in keys} for r in records], ".3g")
-    values = "errors" if part == "errors" else "seconds"
-    names = [name for name in PEERS if any(name in record[values] for record in records)]
-    about = list(dict.fromkeys(key for record in records for key in record if key not in ("seconds", "errors", "failed")))
-    rows = []
-    for record in records:
-        found = record[values]
-        row = {key: record.get(key) for key in about} | {name: found.get(name) for name in names}
-        if part == "nearest" and OURS in found:
-            row["TFLOP/s"] = 2e-12 * record["m"] * record["n"] * record["features"] / found[OURS]
-        if values == "seconds":
-            row |= {f"{name} /": found[name] / found[OURS] if {name, OURS} <= found.keys() else None
+        title = "Seconds of numbattn's calls in a process, and bytes beyond the inputs"
+        return show(title, [*map(about, records)], ".3g")
+    measured = "errors" if part == "errors" else "seconds"
+    names = [name for name in PEERS if any(name in record[measured] for record in records)]
+    rows = [about(record) | {name: record[measured].get(name) for name in names} for record in records]
+    if measured == "seconds":
+        for row in rows:
+            row |= {f"{name} / {OURS}": row[name] / row[OURS] if row[name] and row.get(OURS) else None
                     for name in names if name != OURS}  # fmt: skip
-        rows.append(row)
-    show(f"{part}: {'relative rms errors' if part == 'errors' else 'seconds, and in parts of numbattn’s'}", rows, ".4g")
+    show(f"{part}: {'relative errors, root mean square' if part == 'errors' else 'seconds'}", rows, ".4g")
     for record in records:
         for name, reason in record["failed"].items():
-            print(f"{name} is not in {', '.join(f'{key} {record[key]}' for key in about if key in record)}: {reason}")
+            case = ", ".join(f"{key} {value}" for key, value in about(record).items())
+            print(f"{name} was not measured, {case}: {reason}")
+
+
+def about(record):
+    return {key: value for key, value in record.items() if key not in ("seconds", "errors", "failed")}
 
 
 # ------------------------------------------------------------------------------------------------------------ compiled
 def prepare(cases, peers):
     """Let all compile into their caches on disk, by several processes; what does not run is seen later."""
-    tasks = [(case, name) for case in cases for name in available(case.of, case.dtype, False, peers)
-             if name not in (FORMULA, "torch")]  # fmt: skip
+    tasks = {(alike(case, name), name) for case in cases for name in available(case.of, case.dtype, False, peers)
+             if name not in (FORMULA, TORCH)}  # fmt: skip
+    if any(name == KEOPS for _, name in tasks):
+        import pykeops.torch  # noqa: F401, it compiles what all share
     with ProcessPoolExecutor(min(WORKERS, os.cpu_count()), get_context("spawn")) as workers:
-        for _ in workers.map(first_call, *zip(*tasks)):
+        for _ in workers.map(first_call, *zip(*sorted(tasks, key=lambda task: task[1]))):
             pass
+
+
+def alike(case, name):
+    """A case that takes the same kernels: those of KeOps are for all sizes."""
+    usual = {"length": 1.0, "offset": 0.0, "epsilon": EPSILON, "iterations": 1} | ({"n": 1000} if name == KEOPS else {})
+    return case._replace(**{field: value for field, value in usual.items() if field in case._fields})
 
 
 def first_call(case, name):
@@ -334,12 +349,14 @@ def first_call(case, name):
         MAKERS[case.of][name](*case.arguments(cupy))()
     except Exception as error:
         return why(error)
+    finally:
+        release()
 
 
 # --------------------------------------------------------------------------------------------------------- command line
 def parse(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--cpu", action="store_true", help="on NumPy arrays instead")
     parser.add_argument("--quick", action="store_true", help="fewer and smaller cases, 2 rounds")
     parser.add_argument("--dtype", nargs="+", choices=list(TOLERANCE))
@@ -356,13 +373,14 @@ def main():
     args = parse()
     if not args.cpu:
         require_gpu()
-    results = {"machine": machine(*INSTALLED, *PACKAGES) | ({} if args.cpu else {"gpu": gpu()}), "arguments": vars(args)}
+    about_gpu = {} if args.cpu else {"gpu": gpu()}
+    results = {"machine": machine(*INSTALLED, *PACKAGES) | about_gpu, "arguments": vars(args)}
     show_machine(results["machine"])
-    cases = {part: cases_of(part, args) for part in args.parts}
+    cases = {part: PARTS[part][0](args) for part in args.parts}
     if args.cpu:
         return sum(finish(part, cases[part], args, results) for part in args.parts)
     start = time.perf_counter()
-    prepare({case for part, found in cases.items() if part != "costs" for case in found}, args.peers)
+    prepare([case for part, found in cases.items() if part != "costs" for case in found], args.peers)
     print(f"kernels are in their caches after {time.perf_counter() - start:.0f} s", flush=True)
     with one_stream():
         return sum(finish(part, cases[part], args, results) for part in args.parts)
@@ -370,12 +388,13 @@ def main():
 
 def finish(part, cases, args, results):
     """Measure, show and save a part. Returns in how many records numbattn does not run."""
-    start = time.perf_counter()
-    results[part] = MEASURES[part](cases, args)
-    show_part(part, results[part])
+    start, results[part] = time.perf_counter(), []
+    for record in PARTS[part][1](cases, args):
+        results[part].append(record)
+        if args.json:
+            save(args.json, results)  # after each, so that what was measured is not lost
+    show_records(part, results[part])
     print(f"{part}: {time.perf_counter() - start:.0f} s", flush=True)
-    if args.json:
-        save(args.json, results)  # after each part, so that what was measured is not lost
     return sum(OURS in record["failed"] for record in results[part])
 
 
