@@ -10,9 +10,9 @@ from ..checks import MOST_AXES
 from ..points import formula
 from ..problem import NOTHING_HIDDEN, describe
 from . import kernels
+from .kernels.points.arguments import COLUMNS, ROWS
 from .kernels.points.kinds import lowered
 from .kernels.points.nearest import NEAREST as NEAREST_KIND
-from .kernels.points.pairs import COLUMNS, ROWS
 from .kernels.shared.smallest import NOBODY
 from .kernels.tables import HEAD_DIMS
 from .passes import run
