@@ -80,6 +80,5 @@ FAULTS = {
         "allocate(PLACE, stage * COUNT + number), matrix": "allocate(PLACE, number), matrix",
         "others(xs, ys) + term": "term",
         "return one + other": "return other",
-        "ROWS, m0), ACC) * UNIT": "ROWS, m0), ACC)",
     },
 }  # fmt: skip
