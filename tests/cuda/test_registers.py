@@ -26,7 +26,7 @@ from numbattn.cuda.kernels import (
 from numbattn.cuda.kernels.any.score_gradient import bias_gradient, diagonal_sums, entry_sums, spec_of
 from numbattn.cuda.kernels.hopper.forward_tiles import MANY
 from numbattn.cuda.kernels.hopper.score_gradient import bias_route, diagonals_route
-from numbattn.cuda.kernels.points.pairs import COLUMNS, DIFFERENCES, X_NORMS, Y_NORMS
+from numbattn.cuda.kernels.points.arguments import COLUMNS, DIFFERENCES, X_NORMS, Y_NORMS
 from numbattn.cuda.plan.planner import DEVICES
 from tests.cuda.works import work
 

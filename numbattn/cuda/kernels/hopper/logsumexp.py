@@ -6,12 +6,12 @@
 
 import numpy as np
 
+from ....points.kinds import DIFFERENCES
 from ...tile import SharedMemory, allocate, device, dot, full, load, part_sum, row_sum, save, shape, wgmma
 from ...words.arguments import Statistic
 from ...words.numbers import LOG2_E
 from ...words.signatures import signature_of
 from ...words.spec import Spec
-from ..points.pairs import DIFFERENCES
 from ..shared.layouts import DTYPES
 from ..shared.softmax import LN_2, logsumexp, softmax_parts
 from ..shared.warps import source_of, warp_specialised

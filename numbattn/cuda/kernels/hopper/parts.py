@@ -30,8 +30,8 @@ from ...words.arguments import Argument, Matrix
 from ...words.numbers import LOG2_E
 from ...words.signatures import array_type, signature_of
 from ...words.spec import Spec
+from ..points.arguments import COLUMNS, VECTORS
 from ..points.norms import LANES, THREADS, TILES, Norms, padded_length
-from ..points.pairs import COLUMNS, VECTORS
 from ..shared.schedule import overlap_launches, place
 
 PARTS = 3

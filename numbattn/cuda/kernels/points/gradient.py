@@ -23,23 +23,12 @@ from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..shared.layouts import left_operand
 from ..shared.visibility import MASK
+from .arguments import COLUMNS, FEW, ROWS, VECTORS, PointTiles, parameters, rows_of
 from .features import part_differences_step
 from .kinds import of_products, pair_step
 from .loop import loop_steps
-from .pairs import (
-    COLUMNS,
-    FEW,
-    ROWS,
-    VECTORS,
-    Pairs,
-    PointTiles,
-    Sums,
-    few_sums,
-    latest,
-    parameters,
-    rows_of,
-    same,
-)
+from .outer import Sums, few_sums, latest, outer, same, tile_of_sums
+from .pairs import Pairs
 
 
 def point_gradient(
@@ -90,7 +79,7 @@ def displacements(pairs, dim, kind):
     """The Sums of W (x - y) over columns, add(dX, W, X, Y), twice that when it is saved, save(matrix, dX, points, m0);
     or those of W y."""
     if of_products(kind):
-        return with_points(pairs.outer(dim, DIFFERENCES), of_y)
+        return with_points(outer(pairs, dim, DIFFERENCES), of_y)
     if dim <= DIFFERENCES:
         unit = pairs.unit_of(dim, kind)
         add_to_parts = part_differences_step(dim, pairs.ACC(unit))
@@ -127,7 +116,7 @@ def with_points(sums, given):
 
 def many_displacements(pairs, dim):
     """Of many dimensions they are made of W Y and the sums of W."""
-    X_TILE, PARTS, ACC, ROWS_OF = pairs.tile_of_sums(dim), pairs.layout.row_parts(), pairs.ACC, pairs.rows_of
+    X_TILE, PARTS, ACC, ROWS_OF = tile_of_sums(pairs, dim), pairs.layout.row_parts(), pairs.ACC, pairs.rows_of
     TWO, ZERO, left = ACC(2), ACC(0), left_operand(pairs.layout, pairs.shared, ACC, dim)
 
     @device
@@ -148,7 +137,7 @@ def many_displacements(pairs, dim):
     return Sums(none, same, add, latest, save_tile)
 
 
-# see `pairs.rows_of`
+# see `arguments.rows_of`
 TILES = {
     (True, True, 2): {
         4: (PointTiles("fma", 32, 512, 256, lanes=32, chunks=4, blocks=2),),

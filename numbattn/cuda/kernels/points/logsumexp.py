@@ -12,8 +12,9 @@ from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..shared.softmax import LN_2, logsumexp, softmax_parts
 from ..shared.visibility import MASK
+from .arguments import COLUMNS, VECTORS, PointTiles, parameters, rows_of
 from .loop import loop_steps
-from .pairs import COLUMNS, VECTORS, Pairs, PointTiles, parameters, rows_of
+from .pairs import Pairs
 
 
 def point_logsumexp(

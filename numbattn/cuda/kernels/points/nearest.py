@@ -12,8 +12,9 @@ from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..shared.smallest import smallest_steps
 from ..shared.visibility import MASK
+from .arguments import VECTORS, PointTiles, parameters, rows_of
 from .loop import loop_steps
-from .pairs import VECTORS, Pairs, PointTiles, parameters, rows_of
+from .pairs import Pairs
 
 NEAREST = "Nearest"  # in place of a kind, before k
 

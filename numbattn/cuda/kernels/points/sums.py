@@ -10,9 +10,11 @@ from ...words.arguments import Matrix
 from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..shared.visibility import MASK
+from .arguments import COLUMNS, FEW, ROWS, VECTORS, PointTiles, parameters, rows_of
 from .kinds import pair_step
 from .loop import loop_steps
-from .pairs import COLUMNS, FEW, ROWS, VECTORS, Pairs, PointTiles, parameters, rows_of
+from .outer import outer
+from .pairs import Pairs
 
 
 def point_sums(
@@ -25,7 +27,7 @@ def point_sums(
     pairs = Pairs(dtype, dim, dim_b, unit, tile_m, tile_n, threads, lanes, chunks, stages, nbytes)
     keep_points, fetch_points, get_points, distances = pairs.distances(dim, kind)
     keep_rows, fetch_columns, shift_of = pairs.shifts(given)
-    (fetch_b, get_b), sums = pairs.walked(dim_b, FEW), pairs.outer(dim_b, FEW)
+    (fetch_b, get_b), sums = pairs.walked(dim_b, FEW), outer(pairs, dim_b, FEW)
     kappa_of = pair_step(pairs.steps(dim, kind), shifted=ROWS in given or COLUMNS in given)
     none, add_products, save_o = sums.none, sums.add, sums.save
 
@@ -57,7 +59,7 @@ def point_sums(
     return Source(kernel, signature, threads, blocks, pairs.shared.nbytes)
 
 
-# see `pairs.rows_of`
+# see `arguments.rows_of`
 TILES = {
     (True, True, 2): {
         4: (PointTiles("fma", 64, 512, 256, lanes=32, chunks=4, blocks=2),),

@@ -5,7 +5,7 @@ import pytest
 
 import numbattn as na
 from numbattn.cuda.kernels.points import gradient
-from numbattn.cuda.kernels.points.pairs import PointTiles
+from numbattn.cuda.kernels.points.arguments import PointTiles
 from numbattn.points import kinds
 from tests.tools.launch import simulated_only
 
@@ -62,7 +62,7 @@ FAULTS = {
     "2 / unit)": "2.0)",
     "if of_products(kind):": "if not of_products(kind):",
     "points = mX[batch, head][block.query : block.seen_query]": "points = mX[batch, head]",
-    "cuda/kernels/points/pairs.py": {"query + maximum(band[2], 1)": "query + segment.queries"},
+    "cuda/kernels/points/loop.py": {"query + maximum(band[2], 1)": "query + segment.queries"},
     "cuda/kernels/points/features.py": {
         "part_sum(W * (x - y * UNIT), total)": "part_sum(W * (x - y), total)",
         "row_sum(total) * FACTOR": "row_sum(total)",

@@ -5,7 +5,7 @@ import pytest
 
 import numbattn as na
 from numbattn.cuda.kernels.points import sums
-from numbattn.cuda.kernels.points.pairs import PointTiles
+from numbattn.cuda.kernels.points.arguments import PointTiles
 from numbattn.points import kinds
 from tests.tools.launch import simulated_only
 
@@ -64,16 +64,16 @@ FAULTS = {
         "found = end(found, new)": "found = new",
         "this * TILE_N + chunk * COLS": "this * TILE_N",
         "needs_mask(mask, block, this)": "needs_mask(mask, block, n_block)",
+        "(end + TILE_N - 1) // TILE_N": "end // TILE_N",
+        "n_block = n_block + 1\n": "",
+        "block[:4], n_block * TILE_N": "block[:4], n_block",
     },
     "cuda/kernels/points/pairs.py": {
         "norms + norms_of(stage, chunk), 0)": "norms - norms_of(stage, chunk), 0)",
         "[block.batch, block.head][block.key : block.seen_key], stage, n0)\n\n        if dim":
             "[block.batch, block.head], stage, n0)\n\n        if dim",
         "return R + line_of": "return R - line_of",
-        "(end + TILE_N - 1) // TILE_N": "end // TILE_N",
-        "n_block = n_block + 1\n": "",
         "full(TILE, NOTHING)": "full(TILE, 1)",
-        "block[:4], n_block * TILE_N": "block[:4], n_block",
     },
     "cuda/kernels/points/features.py": {
         "columns(allocate(PLACE, line), chunk, CHUNKS)": "columns(allocate(PLACE, line), 0, CHUNKS)",
