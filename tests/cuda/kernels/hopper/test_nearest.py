@@ -64,7 +64,7 @@ FAULTS = {
         "            release(Y)\n": "",
         "            release(X)\n": "",
         "            wait(X)\n": "",
-        "            wait(after)\n": "",
+        "            wait(Y)\n": "",
         "X, number = advance(X, CONSUMERS)": "X, number = advance(X, 1)",
         "fills=len(y_places) + 1": "fills=len(y_places)",
         "                acquire(Y)\n": "",
