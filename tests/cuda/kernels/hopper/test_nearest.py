@@ -65,7 +65,7 @@ FAULTS = {
         "            release(X)\n": "",
         "            wait(X)\n": "",
         "            wait(Y)\n": "",
-        "X, number = advance(X, CONSUMERS)": "X, number = advance(X, 1)",
+        "advance(X, CONSUMERS)": "advance(X, 1)",
         "fills=len(y_places) + 1": "fills=len(y_places)",
         "                acquire(Y)\n": "",
         "                acquire(X)\n": "",
