@@ -52,7 +52,8 @@ class Pairs:
 
     def broadcast(self, x: Any, axes: int = 2) -> Any:
         """An array with all batch axes."""
-        return np.broadcast_to(x, (*self.batch, *x.shape[x.ndim - axes :]))
+        shape = *self.batch, *x.shape[x.ndim - axes :]
+        return x if x.shape == shape else np.broadcast_to(x, shape)
 
     @cached_property
     def exchanged(self) -> Pairs:

@@ -1,0 +1,78 @@
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from numbattn.cpu.points import sums
+from numbattn.cpu.points.pairs import LONG
+from numbattn.problem import describe
+from tests.points import plain, test_formula
+
+from .calls import DTYPES, SIZES, check, drawn
+
+GAUSSIAN = plain.KINDS[0]
+
+
+@pytest.mark.parametrize("kind", [*plain.KINDS, plain.radial()], ids=str)
+def test_each_kind(rng, kind):
+    problem, inputs, (x, y, b), _ = test_formula.drawn(rng)
+    assert_allclose(sums(problem, inputs, kind), plain.sums(kind, x, y, b), atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_accuracy(rng, dtype):
+    for (m, n, d), e in zip(SIZES, (1, 0, 3, 5, 40, 1)):
+        problem, inputs, _ = drawn(rng, m, n, d, e, dtype, (2,))
+        for kind in (GAUSSIAN, plain.KINDS[5], plain.KINDS[8]):
+            check("sums", sums(problem, inputs, kind), problem, inputs, kind)
+
+
+@pytest.mark.parametrize("mask", test_formula.MASKS)
+def test_masks(rng, mask):
+    problem, inputs, (x, y, b), visible = test_formula.drawn(rng, mask, m=150, n=177)
+    for kind in (GAUSSIAN, plain.KINDS[8]):  # of which the second is not 0 at any t
+        assert_allclose(sums(problem, inputs, kind), plain.sums(kind, x, y, b, visible), atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_logarithms(rng, dtype):
+    """Also where one is -inf, and where exp of one alone would overflow."""
+    problem, inputs, _ = drawn(rng, 130, 70, 3, 2, dtype, (2,))
+    for big in (0, 1000):
+        rows, columns = (rng.standard_normal((2, size)) + shift for size, shift in ((130, big), (70, -big)))
+        columns[:, ::3] = -np.inf
+        given = {"rows": rows.astype(dtype), "columns": columns.astype(dtype)}
+        check("sums", sums(problem, inputs, GAUSSIAN, **given), problem, inputs, GAUSSIAN, **given)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_what_is_too_large_is_infinite(rng, dtype):
+    problem, inputs = describe(np.zeros((2, 1), dtype), np.zeros((1, 1), dtype), np.ones((1, 1), dtype))
+    assert_array_equal(sums(problem, inputs, GAUSSIAN, np.array([1, 1e4], dtype))[:, 0] > 3, [False, True])
+    assert np.isposinf(sums(problem, inputs, GAUSSIAN, np.array([1, 1e4], dtype))[1, 0])
+
+
+def test_many_terms_lose_no_digits(rng):
+    x, y, b = (rng.random((n, d), dtype=np.float32) for n, d in ((8, 2), (100 * LONG, 2), (100 * LONG, 1)))
+    problem, inputs = describe(x, y, b)
+    check("sums", sums(problem, inputs, GAUSSIAN), problem, inputs, GAUSSIAN)
+
+
+def test_broadcast_and_reversed_arrays(rng):
+    x, y, b = (rng.standard_normal(shape) for shape in ((9, 3), (2, 1, 30, 3), (30, 2)))
+    x, y, b = (np.broadcast_to(a, (2, 4, *a.shape[-2:]))[..., ::-1, :] for a in (x, y, b))
+    problem, inputs = describe(x, y, b)
+    assert_allclose(sums(problem, inputs, GAUSSIAN), plain.sums(GAUSSIAN, x, y, b))
+
+
+def test_nothing_to_sum():
+    for m, n, batch in ((3, 0, (2,)), (0, 3, (2,)), (3, 3, (0,))):
+        problem, inputs = describe(np.ones((*batch, m, 3)), np.ones((*batch, n, 3)), np.ones((*batch, n, 2)))
+        assert_array_equal(sums(problem, inputs, GAUSSIAN), np.zeros((*batch, m, 2)))
+
+
+FAULTS = {
+    "clear(OT)": "pass",
+    "transpose(O, OT, one, True)": "transpose(O, OT, one, False)",
+    "a[:, row : row + 1]": "a[:, :1]",
+    "test_masks": {"if S.size:": "if True:"},
+}
