@@ -63,7 +63,7 @@ FAULTS = {
         "            sync_warpgroup()                                    # all": "            pass  # all",
         "            release(Y)\n": "",
         "            release(X)\n": "",
-        "            wait(X)\n": "",
+        "                    wait(next_x)\n": "",
         "            wait(Y)\n": "",
         "advance(X, CONSUMERS)": "advance(X, 1)",
         "fills=len(y_places) + 1": "fills=len(y_places)",
