@@ -20,10 +20,10 @@ from tests.tools.launch import compiled_only, simulated_only
 pytestmark = compiled_only  # but for the tests that say otherwise
 
 
-def on_device(rng, device, dtype, names, **options):
+def on_device(rng, device, dtype, names, d=24, e=40, **options):
     score = [PARTS[name](rng, dtype) for name in names]
     with on(device):
-        check(*scores.qkv(rng, dtype, heads_k=1, d=24, e=40), rng, score=score, **options)
+        check(*scores.qkv(rng, dtype, heads_k=1, d=d, e=e), rng, score=score, **options)
 
 
 SMALL = [("softcap", "alibi", "sink"), ("relative", "softcap"), ("pair bias", "softcap", "bias of queries"),
@@ -37,11 +37,13 @@ SMALL = [("softcap", "alibi", "sink"), ("relative", "softcap"), ("pair bias", "s
 ], ids=lambda x: x if isinstance(x, str) else "-".join(x))  # fmt: skip
 def test_small_problems(rng, sizes, device, names):
     sizes(1, 2, 34, 40)
-    on_device(rng, BY_UNIT[device], np.float16 if device == "warpgroups" else np.float32, names, causal=True)
+    on_device(rng, BY_UNIT[device], np.float16 if device == "warpgroups" else np.float32, names, 8, 8, causal=True)
 
 
-@pytest.mark.parametrize("names", [("shift", "softcap", "alibi"), ("relative", "sink"), ("pair bias", "function")],
-                         ids="-".join)  # fmt: skip
+@pytest.mark.parametrize("names", [
+    ("pair bias", "function"),
+    *(pytest.param(names, marks=pytest.mark.slow) for names in (("shift", "softcap", "alibi"), ("relative", "sink"))),
+], ids="-".join)
 def test_compiled(rng, small, names):
     """As the PTX says."""
     on_device(rng, HOPPER, np.float32, names, mask=na.Window(30, 9))
@@ -52,7 +54,8 @@ def test_compiled(rng, small, names):
         (np.float16, "bias of queries"), (np.float16, "function"), (np.float16, "softcap after"), (np.float32, "all"),
     )), (AMPERE, np.float32, "softcap after"),
 ], ids=lambda x: x if isinstance(x, str) else x.__name__ if isinstance(x, type) else str(x.cc))  # fmt: skip
-def test_scores_of_minus_infinity(rng, small, device, dtype, name):
+def test_scores_of_minus_infinity(rng, sizes, device, dtype, name):
+    sizes(1, 1, 40, 70)
     with on(device):
         check_corner(rng, name, dtype)
 
@@ -62,7 +65,8 @@ def test_scores_of_minus_infinity(rng, small, device, dtype, name):
     pytest.param(HOPPER, ml_dtypes.bfloat16, id="Hopper", marks=pytest.mark.slow),
     pytest.param(TURING, np.float32, id="any GPU"),
 ])
-def test_scores_at_the_ends(rng, small, device, dtype):
+def test_scores_at_the_ends(rng, sizes, device, dtype):
+    sizes(1, 1, 40, 70)
     with on(device):
         scores.check_lowest(rng, np.dtype(dtype))
         scores.check_large_scores(rng, np.dtype(dtype))
