@@ -359,7 +359,7 @@ EVERY = [
     *TANGENT_ROWS, *BACKWARD_TANGENT_ROWS, *GRADIENTS, *SPILLS, *PAIRS,
 ]  # fmt: skip
 MARKED = [  # each takes 3 s
-    pytest.param(*row.values, id=row.id, marks=[pytest.mark.slow] * (number % 16 > 0))
+    pytest.param(*row.values, id=row.id, marks=[pytest.mark.slow] * (number % 40 > 0))
     for number, row in enumerate(EVERY)
 ]
 
