@@ -61,7 +61,7 @@ DIMENSIONS, COLUMNS = (3, 10, 64, 512), (1, 64)
 LENGTHS, OFFSETS, EPSILONS = (0.1, 0.3, 1.0, 3.0), (0.0, 1e3), (1.0, 0.1, 0.01, 0.001)
 EPSILON, ITERATIONS = 0.1, 10  # Sinkhorn's
 CHECKED = 64  # rows that are compared with float64
-TOLERANCE = {"float64": 1e-10, "float32": 1e-2, "bfloat16": 5e-2, "float16": 5e-2}  # TF32 counts as float32
+TOLERANCE = {"float64": 1e-10, "float32": 1e-3, "bfloat16": 5e-2, "float16": 5e-2}
 WORKERS = 12  # processes that compile
 
 
