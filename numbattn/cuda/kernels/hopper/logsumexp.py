@@ -6,7 +6,6 @@
 
 import numpy as np
 
-from ....points.kinds import DIFFERENCES
 from ...tile import SharedMemory, allocate, device, dot, full, load, part_sum, row_sum, save, shape, wgmma
 from ...words.arguments import Statistic
 from ...words.numbers import LOG2_E
