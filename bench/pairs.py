@@ -21,6 +21,7 @@ PEERS = OURS, FORMULA, TORCH, KEOPS, FLASH_SINKHORN, TF32, FLASH_KMEANS
 MODULES = {KEOPS: "pykeops", FLASH_SINKHORN: "flash_sinkhorn", TF32: "flash_sinkhorn", FLASH_KMEANS: "flash_kmeans"}
 PACKAGES = "pykeops", "flash-sinkhorn", "flash-kmeans", "triton"
 PAIRS = {"numpy": 1 << 22, "cupy": 1 << 27}  # of a block
+MOST_PAIRS = 10**11  # that a formula is timed with: more take it a minute
 
 
 # ------------------------------------------------------------------------------------------------------------ numbattn
@@ -93,6 +94,8 @@ def library_of(x):
 
 def squared_distances(x, y):
     """|x|^2 + |y|^2 - 2 x y, some rows at a time."""
+    if len(x) * len(y) > MOST_PAIRS:
+        raise TimeoutError(f"more than {MOST_PAIRS:.0e} pairs")
     norms = (y * y).sum(-1)
     rows = max(1, PAIRS["numpy" if is_on_cpu(x) else "cupy"] // len(y))
     for at in range(0, len(x), rows):
@@ -133,6 +136,7 @@ def keops_sinkhorn(x, y, epsilon, iterations):
     keops, (x, y) = keops_of(in_single(x), in_single(y))
 
     def update(x, y, w):
+        wait_before_keops(w)
         logs = keops.Vj(w[:, None]) - keops_squares(keops, x, y) / (2 * epsilon)
         return logs.logsumexp(axis=1)[:, 0]
 
@@ -149,8 +153,14 @@ def keops_of(*arrays):
     """KeOps for a library, and its arrays."""
     if isinstance(arrays[0], np.ndarray):
         return import_module("pykeops.numpy"), arrays
-    cupy.cuda.get_current_stream().synchronize()  # it has a stream of its own
+    wait_before_keops(arrays[0])
     return import_module("pykeops.torch"), [*map(tensor_of, arrays)]
+
+
+def wait_before_keops(x):
+    """On a GPU KeOps waits for the default stream alone."""
+    if not is_on_cpu(x):
+        cupy.cuda.get_current_stream().synchronize()
 
 
 def keops_squares(keops, x, y):

@@ -5,6 +5,7 @@ from itertools import product
 from .basics import OURS, PEAKS, bars, finish, geometric_mean, label_of, lines, logarithmic, panels, select, span, table
 
 FORMULAS = "standard", "torch"
+PAIRS = 1e10  # those of products
 WRONG = 1.0  # an error of no digit right
 HALF = "float16"
 
@@ -36,14 +37,15 @@ def draw_products(axes, records):
     for (dtype, columns), axis in zip(cells, axes):
         chosen = select(records, dtype=dtype, columns=columns)
         names = {name for record in chosen for name in record["seconds"]}
-        by_features = {record["features"]: record["seconds"] for record in chosen}
+        by_features = {record["features"]: {name: PAIRS / record["n"] ** 2 * s for name, s in record["seconds"].items()}
+                       for record in chosen}  # fmt: skip
         at = range(len(by_features))
         lines(axis, at, {name: [found.get(name) for found in by_features.values()] for name in names})
         axis.set_xticks(at, [*by_features])
         axis.set_title(f"product, {dtype}\n{columns} column{'s' * (columns > 1)}")
         axis.set_xlabel("features")
         finish_axis(axis, by_features)
-    axes[0].set_ylabel("seconds")
+    axes[0].set_ylabel("seconds for 10¹⁰ pairs")
 
 
 def draw_others(axes, results):

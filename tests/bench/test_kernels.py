@@ -70,7 +70,8 @@ def test_peers_take_the_dtype(monkeypatch):
 def test_kernels_are_compiled_once():
     cases = [PRODUCT, PRODUCT._replace(length=3.0, offset=1e3)]
     assert len({kernels.alike(case, pairs.OURS) for case in cases}) == 1
-    assert kernels.alike(PRODUCT, pairs.KEOPS).n == 1000
+    assert kernels.alike(PRODUCT._replace(n=10**6), pairs.KEOPS).n == 2000
+    assert kernels.alike(SINKHORN._replace(dtype="bfloat16"), pairs.TF32).dtype == "float32"
     assert kernels.alike(NEAREST, pairs.OURS) == NEAREST
     assert kernels.alike(SINKHORN, pairs.OURS).iterations == 1
 
@@ -94,6 +95,12 @@ def test_others_are_right(case):
     given = case.arguments(np)
     for name in others:
         assert case.error(pairs.MAKERS[case.of][name](*given)(), case.expected(*given)) < 1e-5
+
+
+def test_the_formula_is_not_run_for_minutes():
+    x = np.lib.stride_tricks.as_strided(np.zeros(3, np.float32), (10**6, 3), (0, 4))
+    with pytest.raises(TimeoutError, match=r"more than 1e\+11 pairs"):
+        pairs.MAKERS["product"][pairs.FORMULA](x, x, x[:, :1], 1.0)()
 
 
 def test_neighbours_that_are_wrong():

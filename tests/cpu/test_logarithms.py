@@ -66,7 +66,7 @@ FAULTS = {
     "y = ZERO if x < SMALLEST else y": "pass",
     "y = ZERO if k == BELOW else y": "pass",
     "y = INFINITE if k == MOST else y": "pass",
-    "return y if x == x else x\n\n    return power": "return y\n\n    return power",
-    "whole, part = leading * n, (exponent - leading) * n + exponent * (LOG2_E * log_m)":
-        "whole, part = leading * n, exponent * (LOG2_E * log_m)",
+    "return y if x == x else x": "return y",
+    "(exponent - leading) * n + exponent * (LOG2_E * log_m)":
+        "exponent * (LOG2_E * log_m)",
 }

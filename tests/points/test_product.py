@@ -79,10 +79,11 @@ def test_gradients_where_points_coincide_are_finite(rng, kernel):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("d", [3, 40])
-def test_dtypes(xp, rng, dtype, d):
+@pytest.mark.parametrize(("d", "kernel"), [(3, points.Matern(1.5, 2.0)), (40, points.Matern(1.5, 6.0)),
+                                           (40, points.Cosine())], ids=str)  # fmt: skip
+def test_dtypes(xp, rng, dtype, d, kernel):
     x, y, b, ds = (rng.standard_normal(shape).astype(dtype) for shape in ((60, d), (70, d), (70, 2), (60, 2)))
-    kernel = points.Matern(1.5, d**0.5)
+    x, y = (100 * z for z in (x, y)) if kernel == points.Cosine() else (x, y)
     s, backprop = points.product_vjp(*map(xp.asarray, (x, y, b)), kernel)
     grads = backprop(xp.asarray(ds))
     exact, exact_backprop = points.product_vjp(*(z.astype(np.float64) for z in (x, y, b)), kernel)

@@ -11,7 +11,7 @@ from ..tile import clear, fill, inline, is_set, matrix, tile
 from ..transposition import transpose
 from .differences import add_differences
 from .kinds import DERIVATIVE, apply, step_of
-from .pairs import LONG, TILE_N, Points, pairs_of, queries_of, run, sees_nothing
+from .pairs import LONG, TILE_N, Points, add_part, pairs_of, parts_of, queries_of, run, sees_nothing
 from .sums import add_products
 
 
@@ -37,13 +37,13 @@ def gradient_kernel(first_block, end_block, stop, scratch, x, y, b, c, rows, col
 def differentiate(dX, given, at, scratch, stop):
     """dX of all points of y."""
     dtype = dX.dtype
-    dXT, CT = tile(scratch.sums, dX.shape[1], dX.shape[0]), tile(scratch.CT, given.c.cols, dX.shape[0])
+    dXT, lost, part = parts_of(scratch, dX.shape[1], dX.shape[0])
+    CT = tile(scratch.CT, given.c.cols, dX.shape[0])
     transpose(CT, matrix(given.c, at.batch, at.head, dtype)[at.m0 : at.m_end], dtype.type(1), False)
     Y, B = matrix(given.y, at.batch, at.head, dtype), matrix(given.b, at.batch, at.head, dtype)
     total = at.vectors[:1]
-    clear(dX)
     for n_next in range(at.first, at.end, LONG):
-        clear(dXT)
+        clear(part)
         clear(total)
         for n0 in range(n_next, min(n_next + LONG, at.end), TILE_N):
             if is_set(stop):
@@ -55,10 +55,11 @@ def differentiate(dX, given, at, scratch, stop):
                 W = tile(scratch.weights, S.shape[0], S.shape[1])
                 product(W, B[n0:n_end], CT, dtype.type(1), False)
                 multiply(S, W)
-                add_gradient(dXT, total, at.XT, S, Y[n0:n_end], given.step.is_of_product, scratch.lines)
+                add_gradient(part, total, at.XT, S, Y[n0:n_end], given.step.is_of_product, scratch.lines)
         if not given.step.is_of_product and given.x.cols > DIFFERENCES:
-            add_points(dXT, at.XT, total[0])
-        transpose(dX, dXT, dtype.type(1 if given.step.is_of_product else 2), True)
+            add_points(part, at.XT, total[0])
+        add_part(dXT, lost, part)
+    transpose(dX, dXT, dtype.type(1 if given.step.is_of_product else 2), False)
     for i in range(dX.shape[0]):
         if sees_nothing(at, i):
             fill(dX[i], 0)

@@ -16,6 +16,7 @@ from ..tile import (
     EMPTY,
     PARTIAL,
     band_of,
+    clear,
     fill,
     inline,
     intervals_of,
@@ -32,7 +33,7 @@ from ..transposition import transpose
 TILE_M, TILE_N = 128, 64  # points of x, of y: from 128 x 64 to 512 x 32 all are alike
 LONG = 1024  # points of y of which sums are made before they are added to others: many lose fewer digits
 EXPONENTIAL = 32  # the cost of one, in multiplications
-VECTORS, LINES = 8, 2  # of a Scratch
+PARTS, VECTORS, LINES = 3, 8, 2  # of a Scratch
 
 
 # ---------------------------------------------------------------------------------------------------------- arguments
@@ -56,7 +57,7 @@ class Scratch(NamedTuple):
     weights: Any  # of a tile like S
     XT: Any
     CT: Any
-    sums: Any  # a row for each column of a result
+    sums: Any  # PARTS tiles of a row for each column of a result
     vectors: Any  # numbers of points of x, VECTORS of them
     lines: Any  # numbers of points of y, LINES of them
     numbers: Any  # int32, a row for each column of a result
@@ -94,7 +95,7 @@ def scratch_of(problem, columns, dtype, has_weights):
     columns, dtype: of the results."""
     tile_m, tile_n = min(TILE_M, problem.seqlen_q), min(TILE_N, problem.seqlen_k)
     sizes = (tile_m * tile_n, tile_m * tile_n * has_weights, tile_m * problem.head_dim,
-             tile_m * problem.head_dim_v * has_weights, tile_m * columns, tile_m * VECTORS, LINES * tile_n,
+             tile_m * problem.head_dim_v * has_weights, PARTS * tile_m * columns, tile_m * VECTORS, LINES * tile_n,
              tile_m * columns * (dtype == np.int32))  # fmt: skip
     return memory_of(Scratch, sizes, [problem.sum_dtype] * (len(sizes) - 1) + [np.dtype(np.int32)])
 
@@ -126,8 +127,6 @@ def queries_of(given, row, scratch):
     first, end = visible_keys(band, intervals, m0, m_end, segment, segment_end)
     X, XT = matrix(given.x, batch, head, dtype)[m0:m_end], tile(scratch.XT, given.x.cols, size)
     transpose(XT, X, dtype.type(1), False)
-    for f in range(XT.shape[0]):
-        fill(XT[f, max(band[2] - m0, 0) :], 0)            # queries beyond a length may be NaN
     vectors = tile(scratch.vectors, VECTORS, size)
     norms, rows = vectors[0], vectors[1]
     row_dots(norms, X, X)
@@ -177,6 +176,27 @@ def pairs_of(given, at, n0, n_end, scratch):
         mask_cells(S, given.mask, at.batch, at.head, at.m0, n0)
     load(columns, given.columns, at.batch, at.head, n0)
     return S, columns
+
+
+@inline
+def parts_of(scratch, rows, cols):
+    """Tiles for a sum, for what rounding it has lost, and for a part of it."""
+    size = rows * cols
+    total, lost = tile(scratch.sums, rows, cols), tile(scratch.sums[size:], rows, cols)
+    clear(total)
+    clear(lost)
+    return total, lost, tile(scratch.sums[2 * size :], rows, cols)
+
+
+@inline
+def add_part(total, lost, part):
+    """total += part. What rounding loses is added to the next part: however many there are, no digits are lost."""
+    for row in range(part.shape[0]):
+        for i in range(part.shape[1]):
+            x = part[row, i] - lost[row, i]
+            new = total[row, i] + x
+            rest = (new - total[row, i]) - x
+            total[row, i], lost[row, i] = new, rest if rest == rest else part.dtype.type(0)     # of infinite sums NaN
 
 
 @inline

@@ -52,10 +52,18 @@ def test_equal_points_have_no_gradient(kind):
 
 
 FAULTS = {
-    "fill(total, 0)": "pass",
-    "clear(dXT)": "pass",
-    "1 if given.step.is_of_product else 2": "2",
-    "dXT.dtype.type(-1)": "dXT.dtype.type(1)",
-    "add_points(dXT, at.XT, total)": "pass",
-    "test_masks[lengths]": {"if sees_nothing(at, i):": "if False:"},
+    "test_accuracy[float64]": {
+        "clear(total)": "pass",
+        "clear(part)": "pass",
+    },
+    "test_each_kind[3-Polynomial(degree=3, offset=0.5)]": {
+        "1 if given.step.is_of_product else 2": "2",
+    },
+    "test_each_kind[20-Gaussian()]": {
+        "add_products(dXT, Y, S, -one)": "add_products(dXT, Y, S, one)",
+        "add_points(part, at.XT, total[0])": "pass",
+    },
+    "test_masks[lengths]": {
+        "if sees_nothing(at, i):": "if False:",
+    },
 }

@@ -67,9 +67,16 @@ def test_a_function_of_the_users_own(dtype):
 
 
 FAULTS = {
-    "infinite if x > largest else y": "y",
-    "half / np.sqrt(t) if t > zero else zero": "half / np.sqrt(t)",
-    "nothing if t == hidden else x": "x",
-    "x if t > zero or abs(x) < infinite else zero": "x",
-    "for j in range(keys):": "for j in range(keys - 1):",
+    "test_logarithms_are_added": {
+        "infinite if x > largest else y": "y",
+    },
+    "test_each_kind[float64-Exponential()-derivative]": {
+        "half / np.sqrt(t) if t > zero else zero": "half / np.sqrt(t)",
+    },
+    "test_what_is_hidden": {
+        "nothing if t == hidden else x": "x",
+    },
+    "test_a_function_of_the_users_own": {
+        "x if t > zero or abs(x) < infinite else zero": "x",
+    },
 }

@@ -46,8 +46,19 @@ def test_parts_without_weight():
     assert_allclose(logsumexp(problem, inputs, GAUSSIAN, columns), [1.5, 1.5])
 
 
+def test_equal_points_far_off(rng):
+    """Their squared distance, a difference of squares, is not below 0."""
+    x = 1000 * rng.standard_normal((130, 20)).astype(np.float32)
+    problem, inputs = describe(x, x, x[:, :0])
+    assert (logsumexp(problem, inputs, GAUSSIAN) <= 0).all()
+
+
 FAULTS = {
-    "fill(l_next, 0)": "pass",
-    "absorb(O, m, l, O, m_next, l_next)": "pass",
-    "fill(m_next, np.finfo(lse.dtype).min)": "fill(m_next, 0)",
+    "test_parts_without_weight": {
+        "fill(l_next, 0)": "pass",
+        "absorb(O, m, l, O, m_next, l_next)": "pass",
+    },
+    "test_accuracy[float32-Gaussian()]": {
+        "fill(m_next, np.finfo(lse.dtype).min)": "fill(m_next, 0)",
+    },
 }

@@ -54,9 +54,16 @@ def test_points_of_nan_are_not_found(rng):
 
 
 FAULTS = {
-    "fill(numbers[place], -1)": "fill(numbers[place], 0)",
-    "is_nearer = zero <= t[i] < best[i]": "is_nearer = zero <= t[i] <= best[i]",
-    "best[place - 1, i] > t[i]": "best[place - 1, i] >= t[i]",
-    "if 0 <= t[i] < best[last, i]:": "if t[i] < best[last, i]:",
-    "best[last, some]": "best[0, some]",
+    "test_masks[1-lengths]": {
+        "fill(numbers[place], -1)": "fill(numbers[place], 0)",
+        "is_nearer = zero <= t[i] < best[i]": "is_nearer = t[i] < best[i]",
+    },
+    "test_masks[5-window]": {
+        "if 0 <= t[i] < best[last, i]:": "if t[i] < best[last, i]:",
+        "best[last, some]": "best[0, some]",
+    },
+    "test_equal_distances_go_to_the_lower_number": {
+        "zero <= t[i] < best[i]": "zero <= t[i] <= best[i]",
+        "best[place - 1, i] > t[i]": "best[place - 1, i] >= t[i]",
+    },
 }

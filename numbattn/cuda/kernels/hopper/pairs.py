@@ -137,8 +137,8 @@ def pair_steps(shared, x_places, y_places, tile_n, consumers, layout, ACC):
             return found
 
         @device
-        def start_product(X, Y):
-            wait(X)
+        def product_with(X, Y):
+            """In flight."""
             wait(Y)
             return product(X, Y)
 
@@ -146,7 +146,7 @@ def pair_steps(shared, x_places, y_places, tile_n, consumers, layout, ACC):
         def step(found, S, X, Y, n0):
             """Add a tile, and compute S of the next one: returns that, too, and its stage."""
             after = advance(Y, 1)
-            T = start_product(X, after)                         # in flight
+            T = product_with(X, after)
             found = with_tile(found, S, Y, n0)
             return found, wgmma_wait(T, 0), after
 
@@ -175,12 +175,14 @@ def pair_steps(shared, x_places, y_places, tile_n, consumers, layout, ACC):
         @device
         def compute(given, sizes):
             X, Y, number = stage(X_PIPELINE, warpgroup_index()), stage(Y_PIPELINE, 0), block_index()
-            S = wgmma_wait(start_product(X, Y), 0)
+            wait(X)
+            S = wgmma_wait(product_with(X, Y), 0)
             while number < count_of(sizes):
                 found, S, Y, n0 = all_but_last(S, X, Y, sizes.seqlen_k)
                 next_x, after, next_number = advance(X, CONSUMERS), advance(Y, 1), number + grid_size()
                 if next_number < count_of(sizes):
-                    T = start_product(next_x, after)            # in flight
+                    wait(next_x)
+                    T = product_with(next_x, after)
                     last(found, S, X, Y, n0, number, given, sizes)
                     S = wgmma_wait(T, 0)
                 else:

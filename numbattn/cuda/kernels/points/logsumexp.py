@@ -73,11 +73,11 @@ TILES = {
     },
     (False, True, 4): {
         64: (PointTiles("mma", 128, 128, 256), PointTiles("mma", 64, 64, 128, blocks=2)),   # 50; 64 x 64 48
-        128: (PointTiles("mma", 128, 64, 256), PointTiles("mma", 64, 32, 128)),
+        128: (PointTiles("mma", 128, 64, 256), PointTiles("mma", 64, 32, 128)),             # 56
         256: (PointTiles("mma", 64, 32, 128), PointTiles("mma", 32, 16, 64)),
     },
     (False, True, 8): {
-        64: (PointTiles("mma", 64, 32, 128), PointTiles("mma", 32, 32, 64)),                # 13
+        64: (PointTiles("mma", 128, 64, 256), PointTiles("mma", 64, 32, 128)),              # 15, 13
         128: (PointTiles("mma", 64, 32, 128), PointTiles("mma", 32, 16, 64)),
         256: (PointTiles("mma", 32, 16, 64),),
     },
