@@ -8,7 +8,9 @@ import pytest
 
 from numbattn.cpu import product
 
-FORMS = {"product": lambda x: x, "product_tn": lambda x: x.T, "product_few": lambda x: x}
+FORMS = {
+    "product": lambda x: x, "product_tn": lambda x: x.T, "product_few": lambda x: x, "product_tn_row": lambda x: x.T,
+}  # fmt: skip
 
 
 def check(multiply, form, rng, dtype, rows, cols, inner):
@@ -36,6 +38,19 @@ def test_products(rng, form, dtype):
     whole = product.VECTORS * product.VECTOR_BYTES // dtype().itemsize
     for rows, cols, inner in itertools.product([1, 8, 13], [1, 7, whole, whole + 9], [0, 1, 30]):
         check(multiply, form, rng, dtype, rows, cols, inner)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_distances(rng, dtype):
+    """Of points far off, too: they lose no digits."""
+    distances = numba.njit(lambda *args: product.distances(*args))
+    for rows, cols, features in itertools.product([1, 13], [7, 41], [0, 1, 3, 30]):
+        shapes = (rows, features), (features, cols)
+        a, b = (rng.standard_normal(shape).astype(dtype) + dtype(1000) for shape in shapes)
+        out = np.full((rows, cols), np.nan, dtype)
+        distances(out, a, b, dtype(1), False)
+        exact = ((a[:, :, None].astype(np.longdouble) - b) ** 2).sum(axis=1)
+        np.testing.assert_allclose(out, exact, rtol=20 * np.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -76,7 +91,7 @@ def test_row_dots(rng, dtype):
 @pytest.mark.parametrize(("nbytes", "rows", "vectors"), [(16, 6, 2), (32, 6, 2), (64, 8, 2)])
 def test_any_vectors(rng, monkeypatch, form, nbytes, rows, vectors):
     monkeypatch.setattr(product, "VECTOR_BYTES", nbytes)
-    multiply = product.product_of(form == "product_tn", f"{form}_of_{nbytes}_bytes", rows, vectors)
+    multiply = product.product_of("_tn" in form, f"{form}_of_{nbytes}_bytes", rows, vectors)
     check(numba.njit(lambda *args: multiply(*args)), form, rng, np.float32, 13, 75, 20)
 
 
@@ -85,6 +100,7 @@ FAULTS = {
     "self.b.mul(index, stride)": "self.b.mul(index, self.strides[0])",
     "builder.sub(end, LONG(1))": "end",
     "builder.fmul(builder.load(total), alpha)": "builder.load(total)",
+    "difference = self.b.fsub(x, y)": "difference = self.b.fadd(x, y)",
     "with builder.if_then(add):": "with builder.if_then(builder.not_(add)):",
     "cols // (vectors * width) * (vectors * width)":
         "(cols + vectors * width - 1) // (vectors * width) * (vectors * width)",

@@ -5,11 +5,13 @@ import numpy as np
 from ...points.kinds import DIFFERENCES
 from ..compile import Kernel
 from ..product import product
+from ..softmax import multiply
 from ..subnormals import flush_subnormals, restore
 from ..tile import clear, fill, inline, is_set, matrix, tile
 from ..transposition import transpose
+from .differences import add_differences
 from .kinds import DERIVATIVE, apply, step_of
-from .pairs import LONG, TILE_N, Points, pairs_of, queries_of, run
+from .pairs import LONG, TILE_N, Points, add_part, pairs_of, parts_of, queries_of, run, sees_nothing
 from .sums import add_products
 
 
@@ -33,16 +35,16 @@ def gradient_kernel(first_block, end_block, stop, scratch, x, y, b, c, rows, col
 
 @inline
 def differentiate(dX, given, at, scratch, stop):
-    """dX of all points of y, those of LONG of them at once."""
+    """dX of all points of y."""
     dtype = dX.dtype
-    dXT, CT = tile(scratch.sums, dX.shape[1], dX.shape[0]), tile(scratch.CT, given.c.cols, dX.shape[0])
+    dXT, lost, part = parts_of(scratch, dX.shape[1], dX.shape[0])
+    CT = tile(scratch.CT, given.c.cols, dX.shape[0])
     transpose(CT, matrix(given.c, at.batch, at.head, dtype)[at.m0 : at.m_end], dtype.type(1), False)
     Y, B = matrix(given.y, at.batch, at.head, dtype), matrix(given.b, at.batch, at.head, dtype)
-    total = at.vectors[0]
-    clear(dX)
+    total = at.vectors[:1]
     for n_next in range(at.first, at.end, LONG):
-        clear(dXT)
-        fill(total, 0)
+        clear(part)
+        clear(total)
         for n0 in range(n_next, min(n_next + LONG, at.end), TILE_N):
             if is_set(stop):
                 return
@@ -53,42 +55,30 @@ def differentiate(dX, given, at, scratch, stop):
                 W = tile(scratch.weights, S.shape[0], S.shape[1])
                 product(W, B[n0:n_end], CT, dtype.type(1), False)
                 multiply(S, W)
-                add_gradient(dXT, at, total, S, Y[n0:n_end], given.step.is_of_product)
+                add_gradient(part, total, at.XT, S, Y[n0:n_end], given.step.is_of_product, scratch.lines)
         if not given.step.is_of_product and given.x.cols > DIFFERENCES:
-            add_points(dXT, at.XT, total)
-        transpose(dX, dXT, dtype.type(1 if given.step.is_of_product else 2), True)
+            add_points(part, at.XT, total[0])
+        add_part(dXT, lost, part)
+    transpose(dX, dXT, dtype.type(1 if given.step.is_of_product else 2), False)
+    for i in range(dX.shape[0]):
+        if sees_nothing(at, i):
+            fill(dX[i], 0)
 
 
 @inline
-def multiply(S, W):
-    """S = S W, of which W may be NaN where nothing is seen."""
-    for j in range(S.shape[0]):
-        for i in range(S.shape[1]):
-            S[j, i] = S[j, i] * W[j, i] if S[j, i] != 0 else S.dtype.type(0)
-
-
-@inline
-def add_gradient(dXT, at, total, S, Y, is_of_product):
+def add_gradient(dXT, total, XT, S, Y, is_of_product, lines):
     """What the weights S of the points Y add to dX: sum_j S_ij (x_i - y_j), or minus the second term alone, the first
     being x_i times the total of S."""
+    one = dXT.dtype.type(1)
     if is_of_product:
-        add_products(dXT, Y, S, dXT.dtype.type(1))
+        add_products(dXT, Y, S, one)
     elif dXT.shape[0] <= DIFFERENCES:
-        for f in range(dXT.shape[0]):
-            add_differences(dXT[f], at.XT[f], S, Y, f)
+        add_differences(dXT, XT, Y, S)
     else:
-        add_products(dXT, Y, S, dXT.dtype.type(-1))
-        for j in range(S.shape[0]):
-            for i in range(S.shape[1]):
-                total[i] += S[j, i]
-
-
-@inline
-def add_differences(dx, x, S, Y, f):
-    for j in range(S.shape[0]):
-        y = Y[j, f]
-        for i in range(dx.size):
-            dx[i] += S[j, i] * (x[i] - y)
+        ones = tile(lines, S.shape[0], 1)
+        fill(ones[:, 0], 1)
+        add_products(dXT, Y, S, -one)
+        add_products(total, ones, S, one)
 
 
 @inline

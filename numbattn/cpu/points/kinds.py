@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...points import kinds
-from ...scores.compiled.derivative import compiled_of, derivative_of
-from ...scores.compiled.errors import naming, number_of
-from ...scores.compiled.strict import compiled
+from ...scores.compiled.elementwise import of_one
+from ...scores.compiled.errors import naming
 from ..compile import c_function
 from ..exponentials import exp
 from ..function import call_at
@@ -188,15 +187,15 @@ def function_of_user(function, what, dtype):
     """The CFunction of a Frozen."""
 
     def make():
-        of_number = derivative_of(compiled_of(function)) if what == DERIVATIVE else compiled_of(function)
+        value, derivative = of_one(function), of_one(function, 1)
         zero, infinite = dtype.type(0), dtype.type(np.inf)
 
-        @compiled
-        def element(t, more, a, b):
-            x = number_of(of_number(t))
-            return x if what == VALUE or t > zero or abs(x) < infinite else zero
+        @inline
+        def slope(t, more, a, b):
+            x = derivative(t)
+            return x if t > zero or abs(x) < infinite else zero
 
-        return _over_tiles(element, what, dtype.type)
+        return _over_tiles(slope if what == DERIVATIVE else inline(lambda t, more, a, b: value(t)), what, dtype.type)
 
     return c_function((function.digest, what, dtype.str), ARGUMENTS, make, "a function of points")
 

@@ -29,7 +29,7 @@ def logsumexp_kernel(first_block, end_block, stop, scratch, x, y, b, c, rows, co
 
 @inline
 def sum_up(lse, given, at, scratch, stop):
-    """m and l of all points of y, those of LONG of them at once: lse = m + log(l)."""
+    """lse of all points of y."""
     O, vectors = tile(scratch.sums, lse.size, 0), at.vectors
     m, l, m_next, l_next, alpha, part = vectors[0], vectors[1], vectors[2], vectors[3], vectors[4], vectors[5]
     fill(m, np.finfo(lse.dtype).min)                                # finite, since (-inf) - (-inf) is NaN

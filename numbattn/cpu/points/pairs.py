@@ -16,6 +16,7 @@ from ..tile import (
     EMPTY,
     PARTIAL,
     band_of,
+    clear,
     fill,
     inline,
     intervals_of,
@@ -29,10 +30,10 @@ from ..tile import (
 )
 from ..transposition import transpose
 
-TILE_M, TILE_N = 128, 64  # points of x, of y
+TILE_M, TILE_N = 128, 64  # points of x, of y: from 128 x 64 to 512 x 32 all are alike
 LONG = 1024  # points of y of which sums are made before they are added to others: many lose fewer digits
 EXPONENTIAL = 32  # the cost of one, in multiplications
-VECTORS = 9
+PARTS, VECTORS, LINES = 3, 8, 2  # of a Scratch
 
 
 # ---------------------------------------------------------------------------------------------------------- arguments
@@ -56,9 +57,9 @@ class Scratch(NamedTuple):
     weights: Any  # of a tile like S
     XT: Any
     CT: Any
-    sums: Any  # a row for each column of a result
+    sums: Any  # PARTS tiles of a row for each column of a result
     vectors: Any  # numbers of points of x, VECTORS of them
-    lines: Any  # numbers of points of y, two
+    lines: Any  # numbers of points of y, LINES of them
     numbers: Any  # int32, a row for each column of a result
 
 
@@ -67,15 +68,17 @@ def run(kernel, problem, inputs, step, *results, b=None, c=None, rows=None, colu
 
     step: as from step_of; results: arrays (..., m, columns).
     """
-    problem_sums, (step, function) = problem.sum_dtype, step
+    step, function = step
     vectors = [None if x is None else x[..., None, :] for x in (rows, columns)]
-    given = [None if x is None else readable(x, problem_sums) for x in (inputs.q, inputs.k, b, c, *vectors)]
+    given = [None if x is None else readable(x, problem.sum_dtype) for x in (inputs.q, inputs.k, b, c, *vectors)]
     matrices = [NO_MATRICES if x is None else matrices_of(x, problem) for x in given]
     of_heads = [x.reshape(*problem.matrices, *x.shape[-2:]) for x in results]
     tiles, pairs = tiles_record(problem, inputs.mask)
     scratch, memory = scratch_of(problem, results[0].shape[-1], results[-1].dtype, c is not None)
-    records = (Record(*matrices, held=given), mask_of(problem, inputs.mask), Record(step, held=function), tiles,
-               Record(*of_heads))  # fmt: skip
+    records = (
+        Record(*matrices, held=given), mask_of(problem, inputs.mask), Record(step, held=function), tiles,
+        Record(*of_heads),
+    )  # fmt: skip
     cost = problem.head_dim + results[0].shape[-1] + (0 if b is None else b.shape[-1]) + EXPONENTIAL
     launch(kernel.given(scratch, *records), len(tiles.arguments[0]), pairs * cost, memory)
 
@@ -92,7 +95,7 @@ def scratch_of(problem, columns, dtype, has_weights):
     columns, dtype: of the results."""
     tile_m, tile_n = min(TILE_M, problem.seqlen_q), min(TILE_N, problem.seqlen_k)
     sizes = (tile_m * tile_n, tile_m * tile_n * has_weights, tile_m * problem.head_dim,
-             tile_m * problem.head_dim_v * has_weights, tile_m * columns, tile_m * VECTORS, 2 * tile_n,
+             tile_m * problem.head_dim_v * has_weights, PARTS * tile_m * columns, tile_m * VECTORS, LINES * tile_n,
              tile_m * columns * (dtype == np.int32))  # fmt: skip
     return memory_of(Scratch, sizes, [problem.sum_dtype] * (len(sizes) - 1) + [np.dtype(np.int32)])
 
@@ -122,16 +125,20 @@ def queries_of(given, row, scratch):
     dtype, size = scratch.S.dtype, m_end - m0
     band, intervals = band_of(given.mask, batch, head), intervals_of(given.mask, batch, head)
     first, end = visible_keys(band, intervals, m0, m_end, segment, segment_end)
-    first -= (first - segment) % TILE_N
     X, XT = matrix(given.x, batch, head, dtype)[m0:m_end], tile(scratch.XT, given.x.cols, size)
     transpose(XT, X, dtype.type(1), False)
-    for f in range(XT.shape[0]):
-        fill(XT[f, max(band[2] - m0, 0) :], 0)            # queries beyond a length may be NaN
     vectors = tile(scratch.vectors, VECTORS, size)
     norms, rows = vectors[0], vectors[1]
     row_dots(norms, X, X)
     load(rows, given.rows, batch, head, m0)
     return Queries(batch, head, m0, m_end, first, end, band, intervals, XT, norms, rows, vectors[2:])
+
+
+@inline
+def sees_nothing(at, i):
+    """Whether the point m0 + i of x lies outside of the mask's band or has an empty interval: it may be NaN."""
+    m = at.m0 + i
+    return m >= at.band[2] or (at.intervals.size > 0 and at.intervals[0, m] >= at.intervals[1, m])
 
 
 @inline
@@ -150,7 +157,7 @@ def pairs_of(given, at, n0, n_end, scratch):
     points. Of no points where all is hidden."""
     state = tile_state(given.mask, at.intervals, at.batch, at.head, at.m0, at.m_end, n0, n_end)
     n_end = n0 if state == EMPTY else n_end
-    S, lines = tile(scratch.S, n_end - n0, at.m_end - at.m0), tile(scratch.lines, 2, n_end - n0)
+    S, lines = tile(scratch.S, n_end - n0, at.m_end - at.m0), tile(scratch.lines, LINES, n_end - n0)
     norms, columns = lines[0], lines[1]
     if state == EMPTY:
         return S, columns
@@ -169,6 +176,27 @@ def pairs_of(given, at, n0, n_end, scratch):
         mask_cells(S, given.mask, at.batch, at.head, at.m0, n0)
     load(columns, given.columns, at.batch, at.head, n0)
     return S, columns
+
+
+@inline
+def parts_of(scratch, rows, cols):
+    """Tiles for a sum, for what rounding it has lost, and for a part of it."""
+    size = rows * cols
+    total, lost = tile(scratch.sums, rows, cols), tile(scratch.sums[size:], rows, cols)
+    clear(total)
+    clear(lost)
+    return total, lost, tile(scratch.sums[2 * size :], rows, cols)
+
+
+@inline
+def add_part(total, lost, part):
+    """total += part. What rounding loses is added to the next part: however many there are, no digits are lost."""
+    for row in range(part.shape[0]):
+        for i in range(part.shape[1]):
+            x = part[row, i] - lost[row, i]
+            new = total[row, i] + x
+            rest = (new - total[row, i]) - x
+            total[row, i], lost[row, i] = new, rest if rest == rest else part.dtype.type(0)     # of infinite sums NaN
 
 
 @inline

@@ -5,10 +5,10 @@ import numpy as np
 from ..compile import Kernel
 from ..product import product_tn, product_tn_row
 from ..subnormals import flush_subnormals, restore
-from ..tile import clear, inline, is_set, matrix, tile
+from ..tile import clear, inline, is_set, matrix
 from ..transposition import transpose
 from .kinds import VALUE, apply, step_of
-from .pairs import LONG, TILE_N, Points, pairs_of, queries_of, run
+from .pairs import LONG, TILE_N, Points, add_part, pairs_of, parts_of, queries_of, run
 
 FEW = 4  # columns, fewer than which are summed one by one
 
@@ -34,10 +34,9 @@ def sums_kernel(first_block, end_block, stop, scratch, x, y, b, c, rows, columns
 def sum_up(O, given, at, scratch, stop):
     """O of all points of y."""
     one, B = O.dtype.type(1), matrix(given.b, at.batch, at.head, O.dtype)
-    OT = tile(scratch.sums, O.shape[1], O.shape[0])
-    clear(O)
+    OT, lost, part = parts_of(scratch, O.shape[1], O.shape[0])
     for n_next in range(at.first, at.end, LONG):
-        clear(OT)
+        clear(part)
         for n0 in range(n_next, min(n_next + LONG, at.end), TILE_N):
             if is_set(stop):
                 return
@@ -45,8 +44,9 @@ def sum_up(O, given, at, scratch, stop):
             S, columns = pairs_of(given, at, n0, n_end, scratch)
             if S.size:
                 apply(S, given.step, at.rows, columns)
-                add_products(OT, B[n0:n_end], S, one)
-        transpose(O, OT, one, True)
+                add_products(part, B[n0:n_end], S, one)
+        add_part(OT, lost, part)
+    transpose(O, OT, one, False)
 
 
 @inline
