@@ -121,6 +121,12 @@ def test_few_rows(rng, monkeypatch, d, n):
 
 
 @simulated_only
+def test_little_shared_memory(rng):
+    """What Turing has room for."""
+    check(*drawn(rng, np.float64, m=5, n=9, d=256, e=256), device=TURING, only=["gradient"])
+
+
+@simulated_only
 def test_many_dimensions(rng):
     """By array operations."""
     check(*drawn(rng, np.float64, m=5, n=6, d=300))

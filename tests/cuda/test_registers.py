@@ -330,7 +330,7 @@ PAIRS = [
     pairs("point_sums", "float32", 8, "Exponential", 4),
     pairs("point_sums", "float64", 8, "Power", 4),
     pairs("point_sums", "float32", 3, "Gaussian", 256),
-    pairs("point_sums", "float32", 64, "RationalQuadratic", 64),
+    pairs("point_sums", "float32", 64, "RationalQuadratic", 64, spills=32),
     pairs("point_sums", "float32", 256, "Gaussian", 256),
     pairs("point_sums", "float64", 64, "Gaussian", 64),
     pairs("point_gradient", "float32", 3, "Matern52", 1),

@@ -30,6 +30,7 @@ class PointTiles(NamedTuple):
 CUDA_CORES = (
     PointTiles("fma", 64, 64, 128, lanes=8), PointTiles("fma", 32, 32, 128, lanes=8),
     PointTiles("fma", 16, 16, 64, lanes=8, stages=1), PointTiles("fma", 8, 8, 64, lanes=8, stages=1),
+    PointTiles("fma", 4, 8, 32, lanes=8, stages=1),
 )  # fmt: skip
 
 

@@ -77,16 +77,10 @@ def sum_of(term, count):
     return total
 
 
-def squared_difference_step(unit):
-    """The device function (x, y): (x - y unit)^2, where x is in the unit."""
-    UNIT = unit
-
-    @device
-    def squared_difference(x, y):
-        difference = x - y * UNIT
-        return difference * difference
-
-    return squared_difference
+@device
+def squared_difference(x, y):
+    difference = x - y
+    return difference * difference
 
 
 @device
@@ -94,14 +88,14 @@ def product(x, y):
     return x * y
 
 
-def load_rows_step(layout, ACC, count, unit=1.0):
-    """The device function (matrix, m0): the features of a tile's rows from m0 on, row vectors, in a unit."""
-    ROWS, UNIT = layout.row_vector(), ACC(unit)
+def load_rows_step(layout, ACC, count):
+    """The device function (matrix, m0): the features of a tile's rows from m0 on, row vectors."""
+    ROWS = layout.row_vector()
 
     @device
     def feature(number, given):
         matrix, m0 = given
-        return convert(load(matrix[:, number], ROWS, m0), ACC) * UNIT
+        return convert(load(matrix[:, number], ROWS, m0), ACC)
 
     features = tuple_of(feature, count)
 
@@ -182,13 +176,12 @@ def part_sums_step(count):
     return add
 
 
-def part_differences_step(count, unit):
-    """The device function (sums, W, xs, ys): each of `sums`, row parts, plus those of W (x - y unit)."""
-    UNIT = unit
+def part_differences_step(count):
+    """The device function (sums, W, xs, ys): each of `sums`, row parts, plus those of W (x - y)."""
 
     @device
     def added(total, x, y, W):
-        return part_sum(W * (x - y * UNIT), total)
+        return part_sum(W * (x - y), total)
 
     added_to_each = map_of(added, count)
 

@@ -25,7 +25,7 @@ from ..shared.layouts import left_operand
 from ..shared.visibility import MASK
 from .arguments import COLUMNS, FEW, ROWS, VECTORS, PointTiles, parameters, rows_of
 from .features import part_differences_step
-from .kinds import of_products, pair_step
+from .kinds import of_products, pair_step, steps_of
 from .loop import loop_steps
 from .outer import Sums, few_sums, latest, outer, same, tile_of_sums
 from .pairs import Pairs
@@ -39,7 +39,7 @@ def point_gradient(
     keep_points, fetch_points, get_points, distances = pairs.distances(dim, kind)
     keep_rows, fetch_columns, shift_of = pairs.shifts(given)
     keep_c, (fetch_b, get_b), inner = pairs.kept(dim_b, FEW), pairs.walked(dim_b, FEW), pairs.inner(dim_b, FEW)
-    slope_of = pair_step(pairs.steps(dim, kind), shifted=ROWS in given or COLUMNS in given, derivative=True)
+    slope_of = pair_step(steps_of(kind, pairs.ACC), shifted=ROWS in given or COLUMNS in given, derivative=True)
     sums = displacements(pairs, dim, kind)
     none, add_displacements, save_dx = sums.none, sums.add, sums.save
 
@@ -81,9 +81,7 @@ def displacements(pairs, dim, kind):
     if of_products(kind):
         return with_points(outer(pairs, dim, DIFFERENCES), of_y)
     if dim <= DIFFERENCES:
-        unit = pairs.unit_of(dim, kind)
-        add_to_parts = part_differences_step(dim, pairs.ACC(unit))
-        return with_points(few_sums(pairs.layout, pairs.ACC, dim, add_to_parts, 2 / unit), of_x_and_y)
+        return with_points(few_sums(pairs.layout, pairs.ACC, dim, part_differences_step(dim), 2.0), of_x_and_y)
     return many_displacements(pairs, dim)
 
 
@@ -137,14 +135,14 @@ def many_displacements(pairs, dim):
     return Sums(none, same, add, latest, save_tile)
 
 
-# see `arguments.rows_of`
+# As those of `point_sums`
 TILES = {
     (True, True, 2): {
         4: (PointTiles("fma", 32, 512, 256, lanes=32, chunks=4, blocks=2),),
         12: (PointTiles("fma", 32, 512, 256, lanes=32, chunks=8),),
     },
     (True, True, 4): {
-        4: (PointTiles("fma", 32, 512, 256, lanes=32, chunks=4, blocks=2),),
+        4: (PointTiles("fma", 64, 256, 128, lanes=16, chunks=4, blocks=2),),        # 1.7; 32 rows 1.6
         12: (PointTiles("fma", 32, 512, 256, lanes=32, chunks=8),),
     },
     (True, True, 8): {
@@ -166,7 +164,7 @@ TILES = {
         256: (PointTiles("mma", 64, 32, 128),),
     },
     (False, True, 4): {
-        64: (PointTiles("mma", 128, 64, 256), PointTiles("mma", 64, 32, 128)),
+        64: (PointTiles("mma", 128, 32, 128, blocks=2), PointTiles("mma", 64, 32, 128)),    # 0.22; 64 columns 0.19
         128: (PointTiles("mma", 128, 32, 256), PointTiles("mma", 64, 16, 128)),
         256: (PointTiles("mma", 128, 16, 256), PointTiles("mma", 64, 16, 128, stages=1)),
     },

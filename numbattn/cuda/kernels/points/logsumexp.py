@@ -13,6 +13,7 @@ from ...words.spec import Spec
 from ..shared.softmax import LN_2, logsumexp, softmax_parts
 from ..shared.visibility import MASK
 from .arguments import COLUMNS, VECTORS, PointTiles, parameters, rows_of
+from .kinds import steps_of
 from .loop import loop_steps
 from .pairs import Pairs
 
@@ -24,7 +25,7 @@ def point_logsumexp(
     pairs = Pairs(dtype, dim, dim_b, unit, tile_m, tile_n, threads, lanes, chunks, stages, nbytes)
     keep_points, fetch_points, get_points, distances = pairs.distances(dim, kind)
     _, fetch_columns, shift_of = pairs.shifts(given)
-    exponent, ACC = pairs.steps(dim, kind).exponent, pairs.ACC
+    exponent, ACC = steps_of(kind, pairs.ACC).exponent, pairs.ACC
     VECTOR, PARTS, ZERO, ONE, LN2 = pairs.layout.row_vector(), pairs.layout.row_parts(), ACC(0), ACC(1), ACC(LN_2)
     HAS_COLUMNS = COLUMNS in given
     NO_MAX, new_max, exponentials = softmax_parts(ACC)

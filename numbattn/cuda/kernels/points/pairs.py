@@ -9,8 +9,8 @@ from ...tile import Alignment, SharedMemory, aligned, allocate, copy_async, devi
 from ...words.numbers import LOG2_E
 from ..shared.layouts import DTYPES, buffers, product_step, sum_type, vector
 from .arguments import COLUMNS, FEW, ROWS
-from .features import Lines, load_rows_step, product, squared_difference_step, sum_of
-from .kinds import of_products, steps_of, unit_of
+from .features import Lines, load_rows_step, product, squared_difference, sum_of
+from .kinds import of_products
 
 
 class Pairs:
@@ -28,19 +28,11 @@ class Pairs:
     def lines(self, dtype, count=1):
         return Lines(self.shared, dtype, self.layout, self.threads, count, self.chunks, self.stages)
 
-    def unit_of(self, dim, kind):
-        """In which differences of points are."""
-        return unit_of(kind) if dim <= DIFFERENCES and not of_products(kind) else 1.0
-
-    def steps(self, dim, kind):
-        """The kind's Steps for T as `distances` gives it."""
-        return steps_of(kind, self.ACC, in_units=self.unit_of(dim, kind) != 1)
-
-    def kept(self, count, most, unit=1.0):
-        """The device function (matrix, m0): a block's rows of a matrix of so many features: row vectors, in a unit,
-        where there are no more than `most`, or a tile in shared memory, to which it starts to copy them."""
+    def kept(self, count, most):
+        """The device function (matrix, m0): a block's rows of a matrix of so many features: row vectors, where there
+        are no more than `most`, or a tile in shared memory, to which it starts to copy them."""
         if count <= most:
-            return load_rows_step(self.layout, self.ACC, count, unit)
+            return load_rows_step(self.layout, self.ACC, count)
         ((PLACE, COPY),), ROWS_OF = buffers(self.shared, self.dtype, self.threads, self.tile_m, [count]), self.rows_of
 
         @device
@@ -76,8 +68,8 @@ class Pairs:
     def distances(self, dim, kind):
         """Device functions for t: (matrix, vectors, block) keeps rows; (matrix, vectors, block, stage, n0) starts to
         copy columns; (stage, chunk) gets these; (X, Y, stage, chunk) -> T."""
-        unit, VECTOR = self.unit_of(dim, kind), self.layout.row_vector()
-        keep_points, (fetch_points, get_points) = self.kept(dim, DIFFERENCES, unit), self.walked(dim, DIFFERENCES)
+        keep_points, (fetch_points, get_points) = self.kept(dim, DIFFERENCES), self.walked(dim, DIFFERENCES)
+        VECTOR = self.layout.row_vector()
 
         @device
         def keep(matrix, vectors, block):
@@ -88,8 +80,7 @@ class Pairs:
             fetch_points(matrix[block.batch, block.head][block.key : block.seen_key], stage, n0)
 
         if dim <= DIFFERENCES or of_products(kind):
-            term = product if of_products(kind) else squared_difference_step(self.ACC(unit))
-            sum_over = self.inner(dim, DIFFERENCES, term)
+            sum_over = self.inner(dim, DIFFERENCES, product if of_products(kind) else squared_difference)
             TILE, NOTHING = self.layout, self.ACC(-0.0)         # x + -0.0 is x
 
             @device

@@ -59,12 +59,12 @@ FAULTS = {
     "derivative=True": "derivative=False",
     "slope * inner(C": "inner(C",
     "X * row_sum(total) - WY": "X * row_sum(total) + WY",
-    "2 / unit)": "2.0)",
+    "part_differences_step(dim), 2.0)": "part_differences_step(dim), 1.0)",
     "if of_products(kind):": "if not of_products(kind):",
     "points = mX[batch, head][block.query : block.seen_query]": "points = mX[batch, head]",
     "cuda/kernels/points/loop.py": {"query + maximum(band[2], 1)": "query + segment.queries"},
     "cuda/kernels/points/features.py": {
-        "part_sum(W * (x - y * UNIT), total)": "part_sum(W * (x - y), total)",
+        "part_sum(W * (x - y), total)": "part_sum(W * (x + y), total)",
         "row_sum(total) * FACTOR": "row_sum(total)",
     },
 }

@@ -62,7 +62,7 @@ FAULTS = {
     "in_sight(kappa_of(": "(kappa_of(",
     "cuda/kernels/points/loop.py": {
         "found = end(found, new)": "found = new",
-        "this * TILE_N + chunk * COLS": "this * TILE_N",
+        "sync_threads()                              # all": "pass  # all",
         "needs_mask(mask, block, this)": "needs_mask(mask, block, n_block)",
         "(end + TILE_N - 1) // TILE_N": "end // TILE_N",
         "n_block = n_block + 1\n": "",
@@ -80,6 +80,5 @@ FAULTS = {
         "allocate(PLACE, stage * COUNT + number), matrix": "allocate(PLACE, number), matrix",
         "others(xs, ys) + term": "term",
         "return one + other": "return other",
-        "ROWS, m0), ACC) * UNIT": "ROWS, m0), ACC)",
     },
 }  # fmt: skip
