@@ -32,6 +32,7 @@ from pictures.cpu import cpu, decoding_cpu
 from pictures.distributed import ring, ring_model
 from pictures.features import decoding, packed, scores
 from pictures.interop import interop
+from pictures.kernels import kernels, kernels_cpu
 from pictures.second import second, second_cpu
 from pictures.small import readme_sentence, small
 from pictures.speed import accuracy, deterministic, floats, mma, readme_table, rooflines, speed
@@ -78,6 +79,7 @@ RUNS = {
                     "int8 float8"),
     "small": Run("small.py"),
     "second": Run("second.py"),
+    "kernels": Run("kernels.py"),
     "ring": Run("ring.py --devices 2",
                 "ring.py --devices 2 --engine simulated --seqlen 512 --dtype float32 --heads 2 --heads-k 1 --rounds 1",
                 gpus=2),
@@ -88,6 +90,7 @@ RUNS = {
     "interop": Run("interop.py", "interop.py --calls 100", gpus=0),
     "cpu": Run("cpu.py", "cpu.py --what speed --seqlens 64 --rounds 1", gpus=0),
     "second_cpu": Run("second.py --cpu", "second.py --cpu --quick", gpus=0),
+    "kernels_cpu": Run("kernels.py --cpu", "kernels.py --cpu --quick", gpus=0),
     "decoding_cpu": Run("decode_cpu.py --rounds 10",
                         "decode_cpu.py --kinds float32 --head-dims 64 --keys 128 256 --rounds 2", gpus=0),
 }  # fmt: skip
@@ -107,6 +110,7 @@ SECTIONS = [
     Section("Few queries, many keys", "decoding", decoding),
     Section("Many small attentions", "small", small),
     Section("Second derivatives", "second", second),
+    Section("Kernels over pairs of points", "kernels", kernels),
     Section("Several devices", "ring", ring),
     Section("A model of many devices", "ring_model", ring_model),
     Section("float32 and float64", "floats", floats),
@@ -115,6 +119,7 @@ SECTIONS = [
     Section("In other frameworks", "interop", interop),
     Section("CPU", "cpu", cpu),
     Section("Second derivatives on a CPU", "second_cpu", second_cpu),
+    Section("Kernels over pairs of points on a CPU", "kernels_cpu", kernels_cpu),
     Section("Few queries on a CPU", "decoding_cpu", decoding_cpu),
 ]
 

@@ -32,10 +32,10 @@ def scattered(word, size, rng):
 
 
 def plot(file, start, end):
-    figure = Figure(figsize=(7.2, 1.6), layout="constrained")
+    figure = Figure(figsize=(7.2, 0.9), layout="constrained")
     for axes, part in zip(figure.subplots(1, STEPS), np.linspace(0, 1, STEPS)):
         axes.scatter(*((1 - part) * start + part * end).T, c=start[:, 0], s=0.6, cmap="viridis", linewidths=0)
-        axes.set(aspect="equal", xlim=(-1.6, 1.6), ylim=(-0.7, 0.7))
+        axes.set(aspect="equal", xlim=(-1.8, 1.8), ylim=(-0.6, 0.6))
         axes.axis("off")
     figure.savefig(file, dpi=150)
 

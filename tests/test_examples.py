@@ -239,7 +239,7 @@ def test_gallery(tmp_path):
 
 
 def test_kernel_ridge(tmp_path):
-    out = run(tmp_path, "17_kernel_ridge.py", "--points", "2000", "--plot", "terrain.png")
+    out = run(tmp_path, "17_kernel_ridge.py", "--points", "4000", "--plot", "terrain.png")
     assert float(re.search(r"a map with an error of (\S+)", out)[1]) < 0.2  # of the measurements 0.3
     assert int(re.search(r"after (\d+) iterations", out)[1]) < 20
     assert (tmp_path / "terrain.png").read_bytes().startswith(b"\x89PNG")

@@ -1,6 +1,6 @@
 """Random problems of tests/problems.py: a fixed set, and new ones for NUMBATTN_SECONDS on each device.
 
-Without the variable there are new ones for 6 seconds on the CPU, and for 6 more that are planned for a GPU: kernels
+Without the variable there are new ones for 4 seconds on the CPU, and for 4 more that are planned for a GPU: kernels
 take too long where there is none.
 """
 
@@ -13,7 +13,7 @@ import pytest
 from .problems import LIMITS, Problem, again, checked, many
 
 GIVEN = os.environ.get("NUMBATTN_SECONDS")
-SECONDS = 6 if GIVEN is None else float(GIVEN)  # for the new ones of each device
+SECONDS = 4 if GIVEN is None else float(GIVEN)  # for the new ones of each device
 SEED = int.from_bytes(os.urandom(4), "big")  # of the new ones
 WITHOUT_GPU = ["hopper", "ampere", "turing"] if find_spec("numba_cuda") else []
 with_kernels = pytest.mark.skipif(GIVEN is None, reason="NUMBATTN_SECONDS is not set")

@@ -30,6 +30,10 @@ STYLES = {  # by the name in results: label, colour, marker, hatch of bars
     "numbattn, mma": ("numbattn, kernels for Ampere", "#4a7ab5", "h", "oooo"),
     "jvp-flash-attention": ("jvp-flash-attention", "#c0602f", "d", "||"),
     "fa4-jax": ("fa4-jax", "#b5385a", "8", "//"),
+    "keops": ("KeOps", "#c0602f", "H", "++"),
+    "flash-sinkhorn": ("flash-sinkhorn", "#2f9e6e", "x", ".."),
+    "flash-sinkhorn, TF32": ("flash-sinkhorn, TF32", "#8f9a3c", "1", "xx"),
+    "flash-kmeans": ("flash-kmeans", "#f0a830", "2", "\\\\"),
 } | dict.fromkeys(("standard", "cupy", "numpy", "NumPy"), ("standard formula", "#b0b0b0", "X", "----"))
 TINTS = "#08306b", "#4a7ab5", "#8fb3d9"  # variants of numbattn
 MARKERS = "osD^vPX*<>"

@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from ..checks import MOST_AXES
 from ..points import formula
+from ..problem import NOTHING_HIDDEN, describe
 from . import kernels
+from .kernels.points.arguments import COLUMNS, ROWS
 from .kernels.points.kinds import lowered
 from .kernels.points.nearest import NEAREST as NEAREST_KIND
-from .kernels.points.pairs import COLUMNS, ROWS
 from .kernels.shared.smallest import NOBODY
 from .kernels.tables import HEAD_DIMS
 from .passes import run
@@ -20,6 +22,8 @@ SUMS = Pass("sums", kernels.POINT_SUMS, takes=("q", "k", "v", ROWS, COLUMNS), gi
 GRADIENT = Pass("gradient", kernels.POINT_GRADIENT, takes=("q", "k", "v", "c", ROWS, COLUMNS), gives=("dq",))
 LOGSUMEXP = Pass("logsumexp", kernels.POINT_LOGSUMEXP, takes=("q", "k", "v", COLUMNS), gives=("lse",))
 NEAREST = Pass("nearest", kernels.POINT_NEAREST, takes=("q", "k", "v"), gives=("r2", "j"))
+ROWS_OF_A_BLOCK, BLOCKS_OF_A_MULTIPROCESSOR = 64, 2
+COLUMNS_AT_LEAST = 2048  # of a part
 
 
 class Points:
@@ -32,6 +36,9 @@ class Points:
         """o_i = sum_j kappa_ij b_j, in the dtype of sums; kappa_ij is multiplied by exp(rows_i + columns_j)."""
         if is_wide(problem):
             return formula.sums(problem, inputs, kind, rows, columns)
+        if (count := self.parts(problem, inputs)) > 1:
+            calls = divided(problem, inputs, count, rows, columns)
+            return sum([self.sums(*call, kind, *vectors).sum(axis=-3) for call, vectors in calls])
         o = self.current().empty(problem.out_shape, problem.sum_dtype)
         self.run(SUMS, problem, inputs, lowered(kind), {"o": o}, rows, columns)
         return o
@@ -40,6 +47,10 @@ class Points:
         """dx_i = sum_j kappa'_ij <c_i, b_j> 2 (x_i - y_j), or y_j for a function of x . y, in the dtype of sums."""
         if is_wide(problem):
             return formula.gradient(problem, inputs, kind, c, rows, columns)
+        if (count := self.parts(problem, inputs)) > 1:
+            calls = divided(problem, inputs, count, rows, columns)
+            return sum([self.gradient(*call, kind, for_all_parts(c, call[0].batch[-1], 2), *vectors).sum(axis=-3)
+                        for call, vectors in calls])  # fmt: skip
         shape = *problem.batch, problem.seqlen_q, problem.head_dim
         dx = self.current().empty(shape, problem.sum_dtype)
         c = c.astype(problem.dtype, copy=False)
@@ -63,6 +74,14 @@ class Points:
         self.run(NEAREST, problem, inputs, (f"{NEAREST_KIND} {k}", 0.0), {"r2": r2, "j": j}, nothing=(math.inf, NOBODY))
         return r2, j
 
+    def parts(self, problem, inputs):
+        """Into how many parts columns are divided, so that few rows occupy the whole GPU, too."""
+        if inputs.mask is not NOTHING_HIDDEN or problem.is_empty or inputs.q.ndim == MOST_AXES:
+            return 1
+        blocks = math.prod(problem.batch) * -(-problem.seqlen_q // ROWS_OF_A_BLOCK)
+        room = BLOCKS_OF_A_MULTIPROCESSOR * self.current().device.multiprocessors
+        return max(min(room // blocks, problem.seqlen_k // COLUMNS_AT_LEAST), 1)
+
     def run(self, pass_, problem, inputs, kind, arrays, rows=None, columns=None, nothing=(0,)):
         """Run a pass with arrays of its own by name. kind: as `lowered`; nothing: what its results are if nobody sees
         anything."""
@@ -73,6 +92,27 @@ class Points:
         if not run(self.current(), pass_, problem, inputs, arrays, strides, kind=kind):
             for x, number in zip(results, nothing):
                 x.fill(number)
+
+
+def divided(problem, inputs, count, rows, columns):
+    """The Problem and Inputs of so many parts of the columns, which are one more axis of the batch, the last one, with
+    logarithms of rows and columns; and the same of what is left, if parts are not equal."""
+    whole = problem.seqlen_k // count * count
+    for first, end, parts in ((0, whole, count), (whole, problem.seqlen_k, 1)):
+        if first == end:
+            continue
+        lead, size = (*problem.batch, parts), (end - first) // parts
+        y, b = (x[..., first:end, :].reshape(*lead, size, x.shape[-1]) for x in (inputs.k, inputs.v))
+        x = for_all_parts(inputs.q, parts, 2)
+        own_rows = rows if rows is None else for_all_parts(rows, parts, 1)
+        own_columns = columns if columns is None else columns[..., first:end].reshape(*lead, size)
+        yield describe(x, y, b), (own_rows, own_columns)
+
+
+def for_all_parts(x, parts, axes):
+    """An array with one more axis before its last `axes`, along which it is the same."""
+    lead = x.ndim - axes
+    return np.broadcast_to(x[(..., None, *[slice(None)] * axes)], (*x.shape[:lead], parts, *x.shape[lead:]))
 
 
 def is_wide(problem):

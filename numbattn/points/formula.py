@@ -91,10 +91,9 @@ def nearest(problem: Problem, inputs: Inputs, k: int) -> tuple[Any, Any]:
     t, j = _zeros(inputs, shape, problem.sum_dtype) + math.inf, _zeros(inputs, shape, np.int32) - 1
     for block in _blocks(problem, inputs):
         here = np.where(block.visible, _distances(block), math.inf)
-        numbers = np.arange(block.j.start, block.j.stop, dtype=np.int32, like=here)
-        numbers = np.where(np.isinf(here), np.int32(-1), numbers)
+        numbers = np.broadcast_to(np.arange(block.j.start, block.j.stop, dtype=np.int32, like=here), here.shape)
         ts, js = (np.concatenate([x[..., block.i, :], y], axis=-1) for x, y in ((t, here), (j, numbers)))
-        first = np.argsort(ts, axis=-1, kind="stable")[..., :k]  # of equal ones the lowest number
+        first = np.argsort(ts, axis=-1, kind="stable")[..., :k]  # of equal ones the lowest number; of inf -1
         t[..., block.i, :], j[..., block.i, :] = (np.take_along_axis(x, first, axis=-1) for x in (ts, js))
     return t, j
 

@@ -13,7 +13,7 @@ from ..values import rounded, sum_broadcast
 from .checks import batch_of, check_points, check_result, check_vector
 from .gradients import LogsumexpGradients
 from .kernels import Kernel, as_exponential
-from .pairs import Pairs, Term, of_points, ones
+from .pairs import Pairs, Term, of_points, ones, quiet
 
 
 def logsumexp(x: A, y: A, w: A | None, kernel: Kernel, *, mask: Mask | Array | None = None) -> A:
@@ -89,6 +89,7 @@ def logsumexp_vjp(
     pairs, term, W = _prepared(x, y, w, kernel, mask)
     f = term.logsumexp(W)
 
+    @quiet
     def backprop(df: Any) -> LogsumexpGradients:
         check_result("df", df, "f", f.shape, f)
         seen = ~np.isneginf(f)

@@ -12,7 +12,7 @@ from ..masks import Mask
 from ..values import rounded
 from .checks import check_points
 from .kernels import Kernel, as_kernel
-from .pairs import Pairs, Term
+from .pairs import Pairs, Term, quiet
 
 MODULES = {"numpy": "scipy.sparse.linalg", "cupy": "cupyx.scipy.sparse.linalg"}
 
@@ -82,6 +82,7 @@ def operator(x: Array, y: Array, kernel: Kernel, *, ridge: float = 0.0, mask: Ma
     )
 
 
+@quiet
 def _times(terms: list[tuple[float, Term]], ridge: float, v: Any) -> Any:
     """The kernel matrix times a vector (n,) or a matrix (n, e), in the dtype of sums."""
     _, term = terms[0]

@@ -52,7 +52,8 @@ class Pairs:
 
     def broadcast(self, x: Any, axes: int = 2) -> Any:
         """An array with all batch axes."""
-        return np.broadcast_to(x, (*self.batch, *x.shape[x.ndim - axes :]))
+        shape = *self.batch, *x.shape[x.ndim - axes :]
+        return x if x.shape == shape else np.broadcast_to(x, shape)
 
     @cached_property
     def exchanged(self) -> Pairs:
@@ -152,7 +153,8 @@ def of_points(term: Term, dx: Any, dy: Any) -> tuple[Any, Any, Any]:
     unit length."""
     kernel, pairs = term.kernel, term.pairs
     parameter = kernel._of_parameter((term.x, term.y), (dx, dy))
-    return kernel._of_points(pairs.x, dx), kernel._of_points(pairs.y, dy), parameter
+    x, y = (points.astype(pairs.dtype, copy=False) for points in (pairs.x, pairs.y))
+    return kernel._of_points(x, dx), kernel._of_points(y, dy), parameter
 
 
 def ones(pairs: Pairs) -> Any:

@@ -11,7 +11,7 @@ from ..values import rounded, sum_broadcast
 from .checks import batch_of, check_columns, check_points, check_result
 from .gradients import ProductGradients
 from .kernels import Kernel, Sum, as_kernel
-from .pairs import Pairs, Term, of_points
+from .pairs import Pairs, Term, of_points, quiet
 
 
 def product(x: A, y: A, b: A, kernel: Kernel, *, mask: Mask | Array | None = None) -> A:
@@ -119,9 +119,11 @@ class _Product(NamedTuple):
         terms = [(factor, Term(pairs, term)) for factor, term in kernel._terms]
         return cls(x, y, b, kernel, pairs, terms, pairs.broadcast(rounded(b, pairs.dtype)))
 
+    @quiet
     def value(self) -> Any:
         return rounded(sum(factor * term.sums(self.B) for factor, term in self.terms), self.x.dtype)
 
+    @quiet
     def backprop(self, ds: Any) -> ProductGradients:
         shape = *self.pairs.batch, self.x.shape[-2], self.b.shape[-1]
         check_result("ds", ds, "s", shape, self.x)

@@ -61,6 +61,9 @@ class Frozen:
     def __init__(self, key: Any, pieces: list[BareFunction]) -> None:
         self.key, self.pieces = key, pieces
 
+    def __repr__(self) -> str:
+        return f"<{self.pieces[0].code.co_name}>"
+
     @cached_property
     def digest(self) -> str:
         """The same in every process, and only for what does the same."""

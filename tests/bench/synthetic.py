@@ -345,6 +345,48 @@ def documents(contexts=(512, 1024, 2048, 4096)):
     ]}  # fmt: skip
 
 
+FLASH = "keops", "flash-sinkhorn", "flash-sinkhorn, TF32"
+
+
+def kernels(factor=1.0, dtypes=("float32", "bfloat16"), of_nearest="float16", others=FLASH, clusters=("flash-kmeans",)):
+    """The formula has no digit right far from the origin, and does not run in the last product."""
+    def record(shares, **about):
+        seconds = {name: factor * share for name, share in shares.items()}
+        return {**about, "seconds": seconds, "errors": dict.fromkeys(seconds, 1e-6), "failed": {}}
+
+    def errors(of, shares, **about):
+        return {"of": of, **about, "errors": dict(shares), "failed": {}}
+
+    products = [record({"numbattn": 1e-4 * d * e**0.5, "standard": 1e-3 * d, "keops": 4e-4 * d * e**0.5},
+                       dtype=dtype, n=100_000, features=d, columns=e, length=1.0, offset=0.0)
+                for dtype, d, e in product(("float32", "float64"), (3, 64, 512), (1, 64))]  # fmt: skip
+    del products[-1]["seconds"]["standard"]
+    of_products = [errors("product", {"numbattn": 2e-7, "keops": 3e-7, "standard": 4e-7 if offset == 0 else 40.0},
+                          dtype="float32", n=2000, features=d, columns=1, length=length, offset=offset)
+                   for d, offset, length in product((3, 64), (0.0, 1e3), (0.3, 1.0))]  # fmt: skip
+    potentials = [errors("sinkhorn", dict.fromkeys(("numbattn", "standard", *others), 1e-7 / epsilon), dtype=dtype,
+                         n=2000, features=64, epsilon=epsilon, iterations=1)
+                  for dtype, epsilon in product(dtypes, (0.1, 0.01))]  # fmt: skip
+    return {
+        "arguments": {},
+        "sinkhorn": [record({"numbattn": 0.1, "standard": 0.4, **dict.fromkeys(others, 0.3)}, dtype=dtype, n=50_000,
+                            features=64, epsilon=0.1, iterations=10) for dtype in dtypes],
+        "nearest": [*(record({"numbattn": 1e-6 * n, "standard": 1e-5 * n, **dict.fromkeys(clusters, 2e-6 * n)},
+                             dtype=of_nearest, m=1_000_000, n=n, features=128, k=1) for n in (1000, 4096)),
+                    *(record({"numbattn": 0.01 * k, "keops": 0.02 * k}, dtype="float32", m=100_000, n=100_000,
+                             features=3, k=k) for k in (1, 10))],
+        "products": products, "errors": of_products + potentials,
+        "costs": [{"of": "product", "dtype": "float32", "n": 50_000, "features": 3, "columns": 1, "length": 1.0,
+                   "offset": 0.0, "failed": {}, "first, empty cache": 2.5, "later": 0.01, "bytes": 200_000,
+                   "first, warm cache": 0.4}],
+    }  # fmt: skip
+
+
+def kernels_cpu():
+    return kernels(100.0, ("float32",), "float32", ("keops",), ("keops",))
+
+
 RUNS = (accuracy, costs, cpu, decoding, decoding_cpu, deterministic, documents, figure2, figure3, floats, host,
-        interop, long_range, mma, packed, ring, ring_model, scores, second, second_cpu, small, speed, training)
+        interop, kernels, kernels_cpu, long_range, mma, packed, ring, ring_model, scores, second, second_cpu, small,
+        speed, training)
 MADE = {run.__name__: run for run in RUNS}

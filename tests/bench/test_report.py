@@ -107,6 +107,19 @@ def test_small_attentions_against_a_copy():
     assert not any(word in text for word in ("nan", "fastest other", "batches,", "plain call"))
 
 
+def test_pairs_of_points():
+    """Ratios, rates and errors are those of the records; a part may be missing."""
+    results = synthetic.results("kernels")
+    figure, text = report.kernels(results)
+    assert figure.get_suptitle() == "Sums over pairs of points: 4.0 times as fast as KeOps"
+    assert "numbattn's products run at 256 TFLOP/s, 0.26 of the peak" in text
+    assert "moved by 1000: numbattn 2.0e-07, KeOps 3.0e-07, standard formula no digit right" in text
+    figure, text = report.kernels({"sinkhorn": results["sinkhorn"]})
+    assert figure.get_suptitle() == "Sums over pairs of points"
+    assert [axis.get_visible() for axis in figure.axes] == [False] * 4 + [True] + [False] * 3
+    assert "float32, milliseconds: numbattn 100, standard formula 400" in text
+
+
 @pytest.mark.skipif(not report.load(BENCH), reason="there are no results")
 def test_the_page_is_up_to_date():
     results = report.load(BENCH)

@@ -15,11 +15,18 @@ def world(request):
 def pytest_collection_modifyitems(items):
     """Tests marked for one world are not collected for the other, those that need a GPU for one only."""
     items[:] = [item for item in items if suits(item)]
+    for item in items:
+        if item.get_closest_marker("mostly_simulated") and world_of_item(item) == "compiled":
+            item.add_marker("slow")
+
+
+def world_of_item(item):
+    parameters = getattr(item, "callspec", None)
+    return parameters and parameters.params.get("world")
 
 
 def suits(item):
-    marker, parameters = item.get_closest_marker("world"), getattr(item, "callspec", None)
-    world = parameters and parameters.params.get("world")
+    marker, world = item.get_closest_marker("world"), world_of_item(item)
     worlds = marker.args if marker else WORLDS[:1] if item.get_closest_marker("gpu") else WORLDS
     return world is None or world in worlds
 

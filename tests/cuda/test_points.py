@@ -10,8 +10,10 @@ from numpy.testing import assert_allclose
 import numbattn as na
 import numbattn.points
 from numbattn import backends
+from numbattn.cuda import points
 from numbattn.cuda.points import Points
 from numbattn.points import formula, kinds
+from numbattn.problem import describe
 from tests.tools.device import GPU, HOPPER, TURING
 from tests.tools.launch import compiled_only, simulated_only
 
@@ -107,6 +109,18 @@ def test_by_the_layer(rng):
 
 
 @simulated_only
+@pytest.mark.parametrize(("d", "n"), [(3, 70), (12, 64)])
+def test_few_rows(rng, monkeypatch, d, n):
+    """Columns in parts, as an axis of the batch, and what is left of them."""
+    monkeypatch.setattr(points, "COLUMNS_AT_LEAST", 16)
+    x, y, b, c = drawn(rng, np.float64, batch=(2,), m=10, n=n, d=d, e=2)
+    problem, inputs = describe(x, y, b)
+    assert Points(lambda: GPU(HOPPER)).parts(problem, inputs) == 4
+    check(x, y, b, c)
+    check(x, y, b, c, rows=rng.standard_normal((2, 10)), columns=rng.standard_normal((2, n)))
+
+
+@simulated_only
 def test_many_dimensions(rng):
     """By array operations."""
     check(*drawn(rng, np.float64, m=5, n=6, d=300))
@@ -116,4 +130,8 @@ FAULTS = {
     "x.fill(number)": "pass",
     "((ROWS, rows), (COLUMNS, columns))": "((COLUMNS, rows), (ROWS, columns))",
     "max(problem.head_dim, problem.head_dim_v)": "problem.head_dim_v",
+    "test_few_rows": {
+        "first:end].reshape(*lead, size)": ": end - first].reshape(*lead, size)",
+        "((0, whole, count), (whole, problem.seqlen_k, 1))": "((0, whole, count),)",
+            },
 }

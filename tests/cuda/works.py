@@ -4,12 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from numbattn.cuda.kernels.points.pairs import X_NORMS, Y_NORMS
 from numbattn.cuda.plan.planner import DEVICES
 from numbattn.cuda.views import without_memory
 from numbattn.cuda.words.spec import Work
 from numbattn.cuda.words.steps import BEFORE
-from numbattn.points.kinds import DIFFERENCES
 from numbattn.problem import DTYPES, describe
 
 NAMED = {dtype.name: dtype for dtype in DTYPES}
@@ -27,7 +25,7 @@ def kernels(planned):
 
 def work(dtype="float16", d=64, e=64, *, batch=(16, 16), group_size=1, seqlen_q=1000, seqlen_k=1000, device=HOPPER,
          mask=(), keys=1000, nbytes=16, deterministic=False, score=(), resumes=False,
-         along="", tscore=(), kind="", **fields):  # fmt: skip
+         along="", tscore=(), **fields):  # fmt: skip
     """The Work of a kernel. batch: the axes of k before its last two, heads last; fields: of the Problem;
     along: which of q, k and v, and of do and delta, have a tangent."""
     dtype, (*lead, heads_k) = NAMED[dtype], batch
@@ -36,9 +34,6 @@ def work(dtype="float16", d=64, e=64, *, batch=(16, 16), group_size=1, seqlen_q=
     problem, _ = describe(q, k, v)
     dtypes = dict.fromkeys(["o", "dq", "dk", "dv", "to", "tdq", "tdk", "tdv", *(f"t{name}" for name in along)], dtype)
     dtypes["o2"] = problem.sum_dtype
-    if kind and d > DIFFERENCES:
-        dtypes |= dict.fromkeys([X_NORMS, Y_NORMS], problem.sum_dtype)
     if resumes:
         dtypes[BEFORE] = np.dtype(np.float32)
-    return Work(replace(problem, **fields), device, mask, keys, dtypes, nbytes, deterministic, score, tscore=tscore,
-                kind=kind)  # fmt: skip
+    return Work(replace(problem, **fields), device, mask, keys, dtypes, nbytes, deterministic, score, tscore=tscore)

@@ -62,12 +62,18 @@ def test_functions_that_might_raise_are_refused_before_anything_runs():
 
     with pytest.raises(TypeError, match="Radial function: looked_up, line"):
         points.product(x, x, x, points.Radial(looked_up))
-    with pytest.raises(TypeError, match="is_near"):
+    with pytest.raises(TypeError, match=r"kernel: is_near, line .*, returns True or False: let it return a number"):
         points.product(x, x, x, points.Radial(is_near))
+    with pytest.raises(TypeError, match=r"(?s)kernel: the derivative of gamma.* has no rule here\nWrite the function"):
+        points.product(x, x, x, points.Radial(gamma))
 
 
 def is_near(t):
     return t < 1
+
+
+def gamma(t):
+    return math.gamma(t)
 
 
 def test_functions_have_branches_and_derivatives(rng):

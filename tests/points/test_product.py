@@ -1,5 +1,8 @@
 """Kernel products and their gradients."""
 
+import copy
+import pickle
+import warnings
 from dataclasses import replace
 
 import ml_dtypes
@@ -76,10 +79,11 @@ def test_gradients_where_points_coincide_are_finite(rng, kernel):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("d", [3, 40])
-def test_dtypes(xp, rng, dtype, d):
+@pytest.mark.parametrize(("d", "kernel"), [(3, points.Matern(1.5, 2.0)), (40, points.Matern(1.5, 6.0)),
+                                           (40, points.Cosine())], ids=str)  # fmt: skip
+def test_dtypes(xp, rng, dtype, d, kernel):
     x, y, b, ds = (rng.standard_normal(shape).astype(dtype) for shape in ((60, d), (70, d), (70, 2), (60, 2)))
-    kernel = points.Matern(1.5, d**0.5)
+    x, y = (100 * z for z in (x, y)) if kernel == points.Cosine() else (x, y)
     s, backprop = points.product_vjp(*map(xp.asarray, (x, y, b)), kernel)
     grads = backprop(xp.asarray(ds))
     exact, exact_backprop = points.product_vjp(*(z.astype(np.float64) for z in (x, y, b)), kernel)
@@ -88,6 +92,45 @@ def test_dtypes(xp, rng, dtype, d):
         assert got.dtype == dtype
         error = np.abs(to_numpy(got).astype(np.float64) - wanted).max()
         assert error < 4 * max(eps, 2e-16) * np.abs(wanted).max() * (1 if dtype in DTYPES[:2] else 8)
+
+
+@pytest.mark.parametrize("kernel", [points.Gaussian, points.Laplacian, points.Matern], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("d", [2, 8, 10, 64, 300])
+def test_errors_are_no_more_than_twice_those_of_the_plain_formula(xp, rng, kernel, d):
+    """In float32, of differences, all pairs at once."""
+    length = 0.6 * d**0.5
+    kernel = kernel(1.5, length) if kernel is points.Matern else kernel(length)
+    x, y, b, ds = (rng.standard_normal(shape).astype(np.float32) for shape in ((200, d), (250, d), (250, 3), (200, 3)))
+    exact, backprop = points.product_vjp(*(z.astype(np.float64) for z in (x, y, b)), kernel)
+    wanted = exact, *backprop(ds.astype(np.float64))
+    s, backprop = points.product_vjp(*map(xp.asarray, (x, y, b)), kernel)
+    found = [to_numpy(z) for z in (s, *backprop(xp.asarray(ds)))]
+    differences = (x[:, None] - y) / np.float32(length)
+    t = (differences**2).sum(-1)
+    slopes = 2 * kernel._kind.derivative(t) * (ds @ b.T) / np.float32(length)
+    K = kernel._kind.value(t)
+    slopes = slopes[..., None] * differences
+    plainly = K @ b, slopes.sum(1), -slopes.sum(0), K.T @ ds
+    for got, other, exactly in zip(found, plainly, wanted):
+        for norm in (np.linalg.norm, lambda error: np.abs(error).max()):
+            assert norm(got - exactly) < 2 * norm(other - exactly) + 1e-7 * norm(exactly)
+
+
+def test_numpy_told_to_raise_errors_does_not_change_that(rng):
+    """Kernels fall below the smallest number, and far-off points have none."""
+    x, y, b = (rng.standard_normal((30, n)).astype(np.float32) for n in (3, 3, 1))
+    y[20:] *= 1e3
+    b, small = np.abs(b), np.float32(1e-30) * np.abs(b)
+    with np.errstate(all="raise"):
+        for kernel in (points.Gaussian(0.1), points.Matern(1.5, 0.1) + 0.5 * points.Cosine(), points.Cost(2, 1e-3)):
+            s, backprop = points.product_vjp(x, y, small, kernel)
+            backprop(s)
+        f, backprop = points.logsumexp_vjp(x, y, b[:, 0], points.Cost(2, 1e-3))
+        backprop(f)
+        points.nearest(x, y, 3)
+        a = np.full(30, np.float32(1 / 30))
+        points.sinkhorn_vjp(x, x[::-1] + b, a, a, points.Cost(2, 0.5), debias=True, tol=1e-2)[1]()
+        points.operator(x, x, points.Gaussian(0.1), ridge=0.5) @ small
 
 
 @pytest.mark.parametrize("d", [3, 20])
@@ -145,12 +188,12 @@ def calls(draw):
 def test_shapes(shapes, which):
     rng = np.random.default_rng(0)
     x, y, b = arrays = [rng.standard_normal(shape) for shape in shapes]
-    kernel = [points.Gaussian(), points.Linear(), points.Cosine(), points.Polynomial(2) + points.Cauchy(3.0)][which]
+    kernel = [points.Gaussian(), points.Linear(), points.Cosine(), 2 * points.Polynomial(2) + points.Cauchy(3.0)][which]
     s, backprop = points.product_vjp(x, y, b, kernel)
     with np.errstate(invalid="ignore"):
         K = [lambda: np.exp(-plain.squares(x, y, 1) / 2), lambda: x @ plain.T(y),
              lambda: np.nan_to_num(x @ plain.T(y) / plain.norms(x) / plain.T(plain.norms(y))),
-             lambda: (x @ plain.T(y) + 1) ** 2 + 1 / (1 + plain.squares(x, y, 3))][which]()  # fmt: skip
+             lambda: 2 * (x @ plain.T(y) + 1) ** 2 + 1 / (1 + plain.squares(x, y, 3))][which]()  # fmt: skip
     assert_allclose(s, np.broadcast_to(K @ b, s.shape), atol=1e-12)
     batch = np.broadcast_shapes(*(shape[:-2] for shape in shapes))
     assert s.shape == (*batch, x.shape[-2], b.shape[-1])
@@ -183,10 +226,37 @@ def test_masks_say_who_sees_whom(rng):
             assert_allclose(points.product(x, y, b, kernel, mask=mask), np.where(visible, pairs, 0) @ b, atol=1e-12)
 
 
-def test_gradients_are_values(rng):
-    import copy
-    import pickle
+@st.composite
+def masked(draw):
+    """Numbers of points, and a mask for them."""
+    m, n = draw(st.integers(1, 40)), draw(st.integers(1, 40))
+    bounds = [sorted(draw(st.lists(st.integers(0, count), min_size=3, max_size=3))) for count in (m, n)]
+    masks = [na.Causal(draw(st.none() | st.integers(-40, 40))), na.Window(draw(st.integers(0, 9)), 2), na.First(3),
+             na.Lengths(draw(st.integers(0, n)), draw(st.integers(0, m))), na.Prefix(draw(st.integers(0, n))),
+             na.Dense(np.random.default_rng(m).random((m, n)) < 0.5), na.Segments(*bounds)]  # fmt: skip
+    one, other, third = draw(st.permutations(masks))[:3]
+    is_joined = draw(st.booleans()) and not any(isinstance(mask, na.Segments) for mask in (one, other))
+    return m, n, (one | other if is_joined else one & other) & third
 
+
+@settings(max_examples=60)
+@given(masked(), st.sampled_from([3, 12]))
+def test_masks_are_their_booleans(drawn, d):
+    m, n, mask = drawn
+    rng = np.random.default_rng(0)
+    x, y, b, ds = (rng.random(shape) for shape in ((2, m, d), (2, n, d), (2, n, 2), (2, m, 2)))
+    visible = mask.dense(m, n)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "mask: ")  # of Lengths in an | with Segments
+        s, backprop = points.product_vjp(x, y, b, points.Gaussian(), mask=mask)
+        grads = backprop(ds)
+    wanted, backprop = points.product_vjp(x, y, b, points.Gaussian(), mask=visible)
+    for found, exact in zip((s, *grads), (wanted, *backprop(ds))):
+        assert_allclose(found, exact, atol=1e-12)
+    assert_allclose(s, np.where(visible, np.exp(-plain.squares(x, y, 1) / 2), 0) @ b, atol=1e-12)
+
+
+def test_gradients_are_values(rng):
     x = rng.random((3, 2))
     grads = points.product_vjp(x, x, x, points.Gaussian())[1](x)
     for again in (copy.copy(grads), pickle.loads(pickle.dumps(grads))):
@@ -248,24 +318,37 @@ def test_errors_of_masks():
 
 
 FAULTS = {
-    "db = factor * term.exchanged.sums(dS)": "db = term.exchanged.sums(dS)",
-    "if isinstance(self.kernel, Sum) else parameters[0]": "if False else parameters[0]",
-    "points/pairs.py": {
-        "which = 0 if sizes[0] < sizes[1] else 1": ("which = 1"),
-        "points = np.where(seen, points, 0)": "points = points",
-        "return self.kind == kinds.LINEAR and self.pairs.mask is NOTHING_HIDDEN": "return self.kind == kinds.LINEAR",
-        "return sum_broadcast(found, self.x.shape)": "return found",
-        "return points - centre.reshape(centre.shape[max(centre.ndim - points.ndim, 0) :])": "return points - centre",
-        "self.pairs.centred(points) if self.kernel._is_centred else points": "points",
-        "points.sum(axis=axes, keepdims=True, dtype=np.float64)": "0 * points.sum(axis=axes, keepdims=True)",
+    "test_shapes": {
+        "db = factor * term.exchanged.sums(dS)": "db = term.exchanged.sums(dS)",
+        "points/pairs.py": {
+            "return sum_broadcast(found, self.x.shape)": "return found",
+            "return points - centre.reshape(centre.shape[max(centre.ndim - points.ndim, 0) :])": (
+                "return points - centre"
+            ),
+        },
+        "points/kernels.py": {"return np.where(norms == 0, math.inf, norms)": "return norms"},
     },
-    "points/kernels.py": {
-        "products = np.where(gradient == 0, 0, x * gradient)": "products = x * gradient",
-        "return (gradient - unit * along) / _norms(x)": "return gradient / _norms(x)",
-        "return np.where(norms == 0, math.inf, norms)": "return norms",
-        "return (-found / (self.power * self.epsilon))": "return (-found / self.epsilon)",
+    "test_gradients_of_lengths[Cost(power=2.0, epsilon=0.3)]": {
+        "points/kernels.py": {"return (-found / (self.power * self.epsilon))": "return (-found / self.epsilon)"},
     },
-    "points/checks.py": {
-        "if array.dtype != x.dtype:": "if False:",
+    "test_gradients_are_those_of_finite_differences[-Cosine()]": {
+        "points/kernels.py": {"return (gradient - unit * along) / _norms(x)": "return gradient / _norms(x)"},
     },
+    "test_points_far_off_keep_the_digits_of_their_differences": {
+        "points/pairs.py": {
+            "which = 0 if sizes[0] < sizes[1] else 1": "which = 1",
+            "self.pairs.centred(points) if self.kernel._is_centred else points": "points",
+            "points.sum(axis=axes, keepdims=True, dtype=np.float64)": "0 * points.sum(axis=axes, keepdims=True)",
+        },
+    },
+    "test_what_nobody_sees_may_be_nan_and_moves_no_centre": {
+        "points/pairs.py": {"points = np.where(seen, points, 0)": "points = points"},
+        "points/kernels.py": {"products = np.where(gradient == 0, 0, x * gradient)": "products = x * gradient"},
+    },
+    "test_masks_say_who_sees_whom": {
+        "points/pairs.py": {
+            "self.kind == kinds.LINEAR and self.pairs.mask is NOTHING_HIDDEN": "self.kind == kinds.LINEAR",
+        },
+    },
+    "test_errors": {"points/checks.py": {"if array.dtype != x.dtype:": "if False:"}},
 }

@@ -212,16 +212,23 @@ def test_errors_of_gradients(rng):
 
 
 FAULTS = {
-    "return np.where(weights > 0, np.log(weights) + potential / epsilon, -math.inf)": (
-        "return np.log(weights) + potential / epsilon"
-    ),
-    "if steady and self.is_time(at, max_iterations) and self.is_done(before, f, tol):": (
-        "if self.is_time(at, max_iterations) and self.is_done(before, f, tol):"
-    ),
-    "dx = dx - clouds.among.gradient(alone[0], dcost)": "dx = dx - clouds.among.gradient(alone[0], dcost) / 2",
-    "depsilon = depsilon + (dcost * r.cost).sum() / clouds.cost.epsilon": "pass",
-    "_Clouds(pairs, first, _of_sum(second, first), cost)": "_Clouds(pairs, first, second, cost)",
-    "r.f - alone[0].f, r.g - alone[1].f": "r.f, r.g - alone[1].f",
-    "max(rounding, EQUAL) * np": "0 * np",
-    "epsilon = last * SHRINKAGE**at": "epsilon = last",
+    "test_points_without_weight_change_nothing": {
+        "return np.where(weights > 0, np.log(weights) + potential / epsilon, -math.inf)": (
+            "return np.log(weights + 1e-30) + potential / epsilon"
+        ),
+    },
+    "test_debiased_costs_are_divergences": {
+        "dx = dx - clouds.among.gradient(alone[0], dcost)": "dx = dx - clouds.among.gradient(alone[0], dcost) / 2",
+        "r.f - alone[0].f, r.g - alone[1].f": "r.f, r.g - alone[1].f",
+    },
+    "test_weights_of_any_sum": {
+        "depsilon = depsilon + (dcost * r.cost).sum() / clouds.cost.epsilon": "pass",
+    },
+    "test_single_precision_converges": {
+        "_Clouds(pairs, first, _of_sum(second, first), cost)": "_Clouds(pairs, first, second, cost)",
+        "max(rounding, EQUAL) * np": "0 * np",
+    },
+    "test_annealing_saves_iterations": {
+        "epsilon = last * SHRINKAGE**at": "epsilon = last",
+    },
 }

@@ -12,6 +12,7 @@ from .ptx import Kernel, TensorMap, interpret
 
 WORLDS = "simulated", "compiled"
 simulated_only, compiled_only = map(pytest.mark.world, WORLDS)
+mostly_simulated = pytest.mark.mostly_simulated
 _world = ["compiled"]
 
 

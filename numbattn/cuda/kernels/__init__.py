@@ -46,7 +46,7 @@ LAPLACIAN = (Route(everything, (tangent.SPEC_SECOND,)),)
 BACKWARD_TANGENT = (Route(everything, backward_tangent.SPECS),)
 POINT_SUMS = point_routes(point_sums.SPEC)
 POINT_GRADIENT = point_routes(point_gradient.SPEC)
-POINT_LOGSUMEXP = point_routes(point_logsumexp.SPEC)
+POINT_LOGSUMEXP = hopper.LOGSUMEXP + point_routes(point_logsumexp.SPEC)
 POINT_NEAREST = hopper.NEAREST + point_routes(point_nearest.SPEC)
 
 

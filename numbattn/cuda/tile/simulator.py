@@ -1,7 +1,7 @@
 """Run a kernel in Python, one simulated GPU thread at a time: in a debugger, or to find what a GPU would not show.
 
 `simulate(kernel, grid, threads, shared_bytes, *arguments)` takes the same function as the compiler, NumPy arrays and
-scalars. A thread runs until it must wait, then passes the baton on, so a run is deterministic, or shuffled by a seed.
+scalars. A thread runs until it must wait, then another one does, so a run is deterministic, or shuffled by a seed.
 When no thread can go on, the error says who waits for what. `races` checks accesses to shared memory.
 """
 
@@ -11,6 +11,7 @@ from collections import deque
 
 import numpy as np
 
+from .fibers import Fiber, current
 from .layout import WARP
 from .races import RaceError, SharedMemory
 
@@ -26,7 +27,7 @@ class DeadlockError(RuntimeError):
     """
 
 
-_running = threading.local()  # .thread: the simulated thread, found faster than by current_thread()
+_running = threading.local()  # .thread: the simulated thread
 
 
 class Stopped(BaseException):
@@ -156,23 +157,22 @@ class Barrier:
         self.wait(phase)
 
 
-class Thread(threading.Thread):
-    """One GPU thread of each block in turn; it runs while it holds its baton."""
+class Thread:
+    """One GPU thread of each block in turn."""
 
     def __init__(self, number):
-        super().__init__(daemon=True)
         self.number, self.block, self.received, self.gate = number, None, None, None
-        self.baton = threading.Lock()
-        self.baton.acquire()
+        self.fiber = Fiber(self.run)
+        self.fiber.switch()  # started by another thread, it would count the calls of that one as its own
 
     def run(self):
-        _running.thread = self
+        self.fiber.parent.switch()
         with np.errstate(all="ignore"):  # a GPU does not warn
-            while self.baton.acquire() and self.block:
+            while self.block:
                 self.run_block()
 
     def run_block(self):
-        block = self.block
+        block, _running.thread = self.block, self
         try:
             if not block.failure:
                 block.body()
@@ -185,8 +185,7 @@ class Thread(threading.Thread):
     def dismiss(self):
         """End: there are no more blocks."""
         self.block = None
-        self.baton.release()
-        self.join()
+        self.fiber.switch()
 
 
 class Block:
@@ -200,7 +199,7 @@ class Block:
             Meeting(f"a warp operation of warp {first // WARP}", range(first, min(first + WARP, threads)))
             for first in range(0, threads, WARP)
         ]
-        self.failure, self.finished = None, threading.Semaphore(0)
+        self.failure, self.caller = None, current()
 
     def warp_of(self, thread):
         return self.warps[thread.number // WARP]
@@ -210,27 +209,25 @@ class Block:
         for thread in self.threads:
             thread.block = self
         self.pass_on()
-        self.finished.acquire()
         return self.failure
 
     def pass_on(self):
-        """Pass the baton to a thread that is ready."""
+        """Let a thread run that is ready, until it is this one's turn again."""
         if not self.alive:
-            self.finished.release()
+            self.caller.switch()
             return
         if not self.ready:
             self.fail(DeadlockError(self.who_waits()))
         if self.order:
             self.ready.rotate(self.order.randrange(len(self.ready)))
-        self.ready.popleft().baton.release()
+        self.ready.popleft().fiber.switch()
 
     def wait(self, gate):
         """Called by a thread: wait until somebody has made it ready and its turn has come."""
         thread = _running.thread
         thread.gate = gate
         self.pass_on()
-        thread.baton.acquire()
-        thread.gate = None
+        thread.gate, _running.thread = None, thread
         if self.failure:
             raise Stopped
 
@@ -295,8 +292,6 @@ def simulate(kernel, grid, threads, shared_bytes, *arguments, seed=None):
     """
     order, failure = None if seed is None else random.Random(seed), None
     crew = [Thread(number) for number in range(threads)]
-    for thread in crew:
-        thread.start()
     for place in np.ndindex(*grid[::-1]):
         failure = Block(lambda: kernel(*arguments), place[::-1], grid, crew, shared_bytes, order).run()
         if failure:

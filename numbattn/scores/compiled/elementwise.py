@@ -30,7 +30,7 @@ def check(words, function, dtype, order=0):
     """A TypeError where it may raise an error, print or allocate memory, for numbers of this dtype; words: for it, the
     name of the function."""
     one, arguments = of_one(function, order), (numba.from_dtype(dtype),)
-    with naming(function.python):
+    with naming(function.python, of="kernel"):
         one.compile(arguments)
     overload = one.overloads[arguments]
     if may_fail(overload):

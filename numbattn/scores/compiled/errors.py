@@ -14,6 +14,15 @@ from ..entries import IS_A_MASK
 from .strict import REFUSED
 
 RETURNS_NONE = "may return None: let it return a number on every way, s, say"
+OF_KERNELS = {  # how the same is said of a function of distances
+    IS_A_MASK: "returns True or False: let it return a number, 1.0 or 0.0",
+    RETURNS_NONE: "may return None: let it return a number on every way",
+}
+HOW_TO_DERIVE = {
+    "score": "Write it down, as derivative= of the Score, or second= if it is that of a derivative, and compare both "
+             "by check_score",
+    "kernel": "Write the function with others, which have one",
+}  # fmt: skip
 
 
 def number_of(x):
@@ -33,8 +42,9 @@ def _number_of(x):
 
 
 @contextmanager
-def naming(*functions):
-    """Where Numba cannot compile, say which functions of the user's own it may be, and what can be done."""
+def naming(*functions, of="score"):
+    """Where Numba cannot compile, say which functions of the user's own it may be, and what can be done; of: a score,
+    or a kernel of points."""
     try:
         yield
     except NumbaError as error:
@@ -45,12 +55,12 @@ def naming(*functions):
         where = " or ".join(f"{name}, line {line} of {file}" for name, line, file in codes)
         for refusal in (IS_A_MASK, RETURNS_NONE, *REFUSED):
             if refusal in text:
-                raise UserTypeError(f"score: {where}, {refusal}{_line(text, refusal)}") from None
+                words = refusal if of == "score" else OF_KERNELS.get(refusal, refusal)
+                raise UserTypeError(f"{of}: {where}, {words}{_line(text, refusal)}") from None
         if "Dual(" in text:
-            raise UserTypeError(f"score: the derivative of {where}, cannot be found:\n{without_rule(text)}\n"
-                                "Write it down, as derivative= of the Score, or second= if it is that of a derivative, "
-                                "and compare both by check_score") from None
-        raise UserTypeError(f"score: Numba cannot compile {where}: {error}") from None
+            raise UserTypeError(f"{of}: the derivative of {where}, cannot be found:\n{without_rule(text)}\n"
+                                f"{HOW_TO_DERIVE[of]}") from None
+        raise UserTypeError(f"{of}: Numba cannot compile {where}: {error}") from None
 
 
 def _line(text, refusal):

@@ -7,7 +7,7 @@ import pytest
 import numbattn as na
 from numbattn.checks import DTYPES
 from numbattn.cuda.caches import append as module
-from tests.tools.launch import launch
+from tests.tools.launch import launch, mostly_simulated
 
 FLOAT16, BFLOAT16, FLOAT32, FLOAT64 = DTYPES
 INT8, FLOAT8 = np.dtype(np.int8), np.dtype(ml_dtypes.float8_e4m3fn)
@@ -40,9 +40,11 @@ def assert_equal(cache, other):
 
 
 @pytest.mark.parametrize(("held", "dtype", "paged"), [
-    (FLOAT32, FLOAT32, False), (FLOAT32, FLOAT32, True), (BFLOAT16, BFLOAT16, True), (INT8, FLOAT16, True),
-    (INT8, BFLOAT16, False), (INT8, FLOAT64, True), (FLOAT8, FLOAT16, False), (FLOAT8, BFLOAT16, True),
-    (FLOAT8, FLOAT64, False),
+    (FLOAT32, FLOAT32, False), (BFLOAT16, BFLOAT16, True), (INT8, FLOAT16, True), (FLOAT8, BFLOAT16, True),
+    *(pytest.param(*which, marks=mostly_simulated) for which in (
+        (FLOAT32, FLOAT32, True), (INT8, BFLOAT16, False), (INT8, FLOAT64, True), (FLOAT8, FLOAT16, False),
+        (FLOAT8, FLOAT64, False),
+    )),
 ], ids=str)  # fmt: skip
 def test_as_on_numpy_arrays(rng, held, dtype, paged):
     cache, other = caches(rng, held, paged)

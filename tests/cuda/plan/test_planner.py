@@ -596,7 +596,7 @@ FAULTS = {
             "cuda/test_passes.py::test_beyond_one_length_for_all_nothing_leaks[warpgroups]",
             "cuda/test_passes.py::test_masks[compiled-edges in int32-warps]",
             "cuda/test_passes.py::test_masks[compiled-two edges of a side-warps]",
-            "cuda/test_passes.py::test_shapes[pieces]",
+            "cuda/test_passes.py::test_shapes[simulated-pieces]",
         ): {
             "else band.keys\n": "else seqlen_k\n",
             "shifts[side] = max(-FARTHEST, min(shift, FARTHEST))": "pass",

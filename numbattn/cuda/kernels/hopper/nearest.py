@@ -1,192 +1,76 @@
-"""The nearest of the points y for each point x on Hopper, as k-means assigns points to centres: wgmma, TMA.
+"""The nearest of the points y for each point x on Hopper, as k-means assigns points to centres: by wgmma, see `pairs`.
 
-A persistent, warp-specialised kernel. A block takes work tiles in turn, 64 points x for each consumer, and loops over
-all tiles of y. |x - y|^2 = |x|^2 + 2 (|y|^2 / 2 - x . y): consumers compute S = x y^T of a tile, in flight, while they
-find the running minimum of |y|^2 / 2 - S and its column in the tile before; |x|^2, which changes no order, is added
-once. Two threads of the producer load x and y, and halves of |y|^2 with it.
+|x - y|^2 = |x|^2 + 2 (|y|^2 / 2 - x . y): consumers find the running minimum of |y|^2 / 2 - S, S = x y^T, and its
+column; |x|^2, which changes no order, is added once.
 """
-
-from typing import NamedTuple
 
 import numpy as np
 
-from ...tile import (
-    Pipeline,
-    SharedMemory,
-    acquire,
-    advance,
-    allocate,
-    block_index,
-    bulk_load,
-    convert,
-    device,
-    dot,
-    get,
-    grid_size,
-    index,
-    maximum,
-    opaque,
-    prefetch_tensor_map,
-    release,
-    row_sum,
-    save,
-    shape,
-    stage,
-    sync_warpgroup,
-    tma_load,
-    wait,
-    warpgroup_index,
-    wgmma,
-    wgmma_wait,
-)
+from ...tile import SharedMemory, convert, device, dot, get, maximum, row_sum, save, shape, wgmma
 from ...words.arguments import MatrixOfCall, TmaMatrix
 from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..points.nearest import takes_one
 from ..points.norms import HALF_NORMS_OF_Y
 from ..shared.layouts import DTYPES
-from ..shared.schedule import place
 from ..shared.smallest import minimum_steps
 from ..shared.warps import source_of, warp_specialised
 from .forward_tiles import ROWS, head_dims, is_for_hopper
+from .pairs import REGISTERS, PairTiles, Sizes, pair_steps
 
-REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}  # {consumers: of a producer's thread, of a consumer's}
 
-
-def hopper_nearest(*, dtype, head_dim, tile_n, consumers, stages, x_stages):
+def hopper_nearest(*, dtype, head_dim, tile_n, consumers, stages):
     """The kernel for tiles of 64 points x a consumer, tile_n points y and dimensions rounded up to head_dim.
 
-    stages: of the pipeline of y; x_stages: of that of x, a multiple of the consumers, so that each has its own.
+    stages: of the pipeline of y.
     """
     dtype, ACC = DTYPES[dtype], np.float32
-    S_TILE, X_TILE = wgmma(tile_n), wgmma(head_dim)
-    COLS, TILE_N, CONSUMERS, ZERO = S_TILE.col_vector(), tile_n, consumers, ACC(0)
+    S_TILE, X_TILE, ZERO = wgmma(tile_n), wgmma(head_dim), ACC(0)
     shared = SharedMemory()
-    SHARED_X, SHARED_Y = shared.boxes(ROWS, head_dim, dtype, x_stages), shared.boxes(tile_n, head_dim, dtype, stages)
-    SHARED_NORMS = shared.tile(1, tile_n, ACC, stages)
-    X_PIPELINE, Y_PIPELINE = Pipeline.within(shared, SHARED_X, 1), Pipeline.within(shared, SHARED_Y, consumers, fills=2)
-    start, add, finish = minimum_steps(S_TILE, ACC)
-
-    @device
-    def blocks_of(length, tile):
-        return (length + tile - 1) // tile
-
-    @device
-    def work_tile(number, matrices, heads):
-        """The batch, the head and the first point x of a work tile."""
-        m_block, batch, head = place(number, matrices, heads)
-        return batch, head, m_block * (CONSUMERS * ROWS)
-
-    @device
-    def load_x(mX, seqlen_q, heads, matrices):
-        X, number = stage(X_PIPELINE, 0), block_index()
-        prefetch_tensor_map(mX)
-        while number < blocks_of(seqlen_q, CONSUMERS * ROWS) * matrices:
-            (batch, head, m0), consumer = work_tile(number, matrices, heads), index(0)
-            while consumer < CONSUMERS:
-                acquire(X)
-                tma_load(X, mX, batch, head, m0 + consumer * ROWS)
-                X, consumer = advance(X, 1), opaque(consumer + 1)
-            number = number + grid_size()
-
-    @device
-    def load_y(mY, mNorms, seqlen_q, seqlen_k, heads, matrices):
-        Y, number = stage(Y_PIPELINE, 0), block_index()
-        prefetch_tensor_map(mY)
-        while number < blocks_of(seqlen_q, CONSUMERS * ROWS) * matrices:
-            (batch, head, _), n0 = work_tile(number, matrices, heads), index(0)
-            while n0 < seqlen_k:
-                acquire(Y)
-                tma_load(Y, mY, batch, head, n0)
-                bulk_load(Y, allocate(SHARED_NORMS, Y.index), mNorms[batch, head], n0)
-                Y, n0 = advance(Y, 1), opaque(n0 + TILE_N)
-            number = number + grid_size()
+    SHARED_X = shared.boxes(ROWS, head_dim, dtype, 2 * consumers)
+    SHARED_Y = shared.boxes(tile_n, head_dim, dtype, stages)
+    pipelines, (load_x, load_y), consumer_of = pair_steps(
+        shared, (SHARED_X,), (SHARED_Y,), tile_n, consumers, S_TILE, ACC
+    )  # fmt: skip
+    start, add_tile, nearest_of = minimum_steps(S_TILE, ACC)
 
     @device
     def product(X, Y):
-        """S of a tile of y, in flight."""
-        wait(Y)
         return dot(S_TILE, X.tile, Y.tile.T)
 
     @device
-    def with_tile(found, S, Y, n0):
-        """The nearest y up to those of a tile."""
-        found = add(found, get(allocate(SHARED_NORMS, Y.index), COLS) - S, n0)
-        sync_warpgroup()                                        # all have read the norms
-        release(Y)
-        return found
-
-    @device
-    def step(found, S, X, Y, n0):
-        """The same, while S of the next tile is computed: returns that, too, and its stage."""
-        after = advance(Y, 1)
-        T = product(X, after)
-        found = with_tile(found, S, Y, n0)
-        return found, wgmma_wait(T, 0), after
-
-    @device
-    def nearest_of(X, Y, seqlen_k):
-        """The nearest y of a consumer's points x, |x|^2, and the stage of the next tile."""
-        wait(X)
-        S, n0 = product(X, Y), index(0)
+    def norms(X):
         points = convert(get(X.tile, X_TILE), ACC)
-        norms_x, found, S = row_sum(points * points), start(), wgmma_wait(S, 0)
-        while n0 + 2 * TILE_N < seqlen_k:                       # two at a time: no register of S is moved
-            found, T, Y = step(found, S, X, Y, n0)
-            found, S, Y = step(found, T, X, Y, n0 + TILE_N)
-            n0 = n0 + 2 * TILE_N
-        if n0 + TILE_N < seqlen_k:
-            found, S, Y = step(found, S, X, Y, n0)
-            n0 = n0 + TILE_N
-        return with_tile(found, S, Y, n0), norms_x, advance(Y, 1)
+        return row_sum(points * points)
 
     @device
-    def compute(mR2, mJ, seqlen_k, heads, matrices):
-        """The consumers, whole warpgroups."""
-        _, _, seqlen_q, _ = shape(mR2)
-        X, Y, number = stage(X_PIPELINE, warpgroup_index()), stage(Y_PIPELINE, 0), block_index()
-        while number < blocks_of(seqlen_q, CONSUMERS * ROWS) * matrices:
-            batch, head, m0 = work_tile(number, matrices, heads)
-            found, norms_x, Y = nearest_of(X, Y, seqlen_k)
-            release(X)                                          # the last barrier came after all have read it
-            least, j = finish(found)
-            save(mR2[batch, head], maximum(norms_x + 2 * least, ZERO), m0 + warpgroup_index() * ROWS)
-            save(mJ[batch, head], j, m0 + warpgroup_index() * ROWS)
-            X, number = advance(X, CONSUMERS), number + grid_size()
+    def add(found, S, half_norms, n0):
+        return add_tile(found, half_norms - S, n0)
 
-    pipelines = X_PIPELINE, Y_PIPELINE
+    @device
+    def finish(found, norms_x, given, batch, head, m0):
+        (mR2, mJ), (least, j) = given, nearest_of(found)
+        save(mR2[batch, head], maximum(norms_x + 2 * least, ZERO), m0)
+        save(mJ[batch, head], j, m0)
+
+    compute = consumer_of(start, product, norms, add, finish)
     begin, take_roles = warp_specialised(pipelines, consumers, REGISTERS[consumers], compute, load_x, load_y)
 
     def kernel(mX, mY, mNorms, mR2, mJ, seqlen_k):
         batches, heads, seqlen_q, _ = shape(mR2)
         begin()
-        of_x, of_y = (mX, seqlen_q, heads, batches * heads), (mY, mNorms, seqlen_q, seqlen_k, heads, batches * heads)
-        take_roles((mR2, mJ, seqlen_k, heads, batches * heads), (of_x, of_y))
+        sizes = Sizes(seqlen_q, seqlen_k, heads, batches * heads, 0, 0)
+        take_roles(((mR2, mJ), sizes), ((mX, sizes), (mY, mNorms, sizes)))
 
     signature = signature_of(kernel, SPEC.arguments, dtype, ACC, {"r2": "float32", "j": "int32"})
     return source_of(kernel, signature, consumers, shared, (SHARED_X, SHARED_Y))
 
 
-class NearestTiles(NamedTuple):
-    """A row: tiles of 64 points x for each consumer, and of tile_n points y."""
-
-    tile_n: int
-    consumers: int
-    stages: int  # of y
-    x_stages: int  # of 64 points x
-
-    unit = "wgmma"
-
-    @property
-    def tile_m(self):
-        return ROWS * self.consumers
-
-
-TILES = {  # of the largest dimension
-    64: NearestTiles(128, 3, 4, 6),
-    128: NearestTiles(128, 3, 4, 6),
-    192: NearestTiles(128, 2, 2, 4),
-    256: NearestTiles(96, 2, 2, 4),
+TILES = {  # of the largest dimension. TFLOP/s on an H100, 1,000,000 points x
+    64: PairTiles(64, 4, 8),            # 4096 points y: 388; 3 consumers, 128 334
+    128: PairTiles(128, 3, 4),          # 1000 505, 32768 587 to 625; 2 consumers 412, 574
+    192: PairTiles(96, 2, 3),           # 4096 659
+    256: PairTiles(64, 2, 3),           # 642
 }
 
 

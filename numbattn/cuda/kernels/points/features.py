@@ -77,10 +77,16 @@ def sum_of(term, count):
     return total
 
 
-@device
-def squared_difference(x, y):
-    difference = x - y
-    return difference * difference
+def squared_difference_step(unit):
+    """The device function (x, y): (x - y unit)^2, where x is in the unit."""
+    UNIT = unit
+
+    @device
+    def squared_difference(x, y):
+        difference = x - y * UNIT
+        return difference * difference
+
+    return squared_difference
 
 
 @device
@@ -88,14 +94,14 @@ def product(x, y):
     return x * y
 
 
-def load_rows_step(layout, ACC, count):
-    """The device function (matrix, m0): the features of a tile's rows from m0 on, row vectors."""
-    ROWS = layout.row_vector()
+def load_rows_step(layout, ACC, count, unit=1.0):
+    """The device function (matrix, m0): the features of a tile's rows from m0 on, row vectors, in a unit."""
+    ROWS, UNIT = layout.row_vector(), ACC(unit)
 
     @device
     def feature(number, given):
         matrix, m0 = given
-        return convert(load(matrix[:, number], ROWS, m0), ACC)
+        return convert(load(matrix[:, number], ROWS, m0), ACC) * UNIT
 
     features = tuple_of(feature, count)
 
@@ -176,12 +182,13 @@ def part_sums_step(count):
     return add
 
 
-def part_differences_step(count):
-    """The device function (sums, W, xs, ys): each of `sums`, row parts, plus those of W (x - y)."""
+def part_differences_step(count, unit):
+    """The device function (sums, W, xs, ys): each of `sums`, row parts, plus those of W (x - y unit)."""
+    UNIT = unit
 
     @device
     def added(total, x, y, W):
-        return part_sum(W * (x - y), total)
+        return part_sum(W * (x - y * UNIT), total)
 
     added_to_each = map_of(added, count)
 
@@ -207,6 +214,22 @@ def no_sums_step(layout, ACC, count):
         return nothings(())
 
     return no_sums
+
+
+def two_sums_step(count):
+    """The device function (sums, others): each of two tuples of row parts, added."""
+
+    @device
+    def added(one, other, same, given):
+        return one + other
+
+    added_to_each = map_of(added, count)
+
+    @device
+    def add(sums, others):
+        return added_to_each(sums, others, others, ())
+
+    return add
 
 
 def save_sums_step(count, factor):

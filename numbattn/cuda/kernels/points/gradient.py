@@ -1,8 +1,8 @@
 """The gradient of sums over pairs of points: dx_i = sum_j W_ij 2 (x_i - y_j), W_ij = kappa'_ij <c_i, b_j>, or
 sum_j W_ij y_j for a function of x . y.
 
-A block keeps a tile of rows and loops over the columns that they see, as in `sums`. Of few dimensions each thread sums
-its own differences. Of more they are 2 (x_i rowsum(W)_i - (W Y)_i).
+See `loop` for how a block comes by its pairs. Of few dimensions each thread sums its own differences; of more they are
+2 (x_i rowsum(W)_i - (W Y)_i).
 """
 
 from ....points.kinds import DIFFERENCES
@@ -13,33 +13,22 @@ from ...tile import (
     device,
     dot,
     full,
-    index,
     load,
     part_sum,
     row_sum,
     save,
-    sync_threads,
-    wait_copies,
 )
 from ...words.arguments import Matrix
 from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..shared.layouts import left_operand
 from ..shared.visibility import MASK
-from .features import no_sums_step, part_differences_step, save_sums_step
+from .arguments import COLUMNS, FEW, ROWS, VECTORS, PointTiles, parameters, rows_of
+from .features import part_differences_step
 from .kinds import of_products, pair_step
-from .pairs import (
-    COLUMNS,
-    FEW,
-    ROWS,
-    VECTORS,
-    Pairs,
-    PointTiles,
-    block_steps,
-    mask_steps,
-    parameters,
-    rows_of,
-)
+from .loop import loop_steps
+from .outer import Sums, few_sums, latest, outer, same, tile_of_sums
+from .pairs import Pairs
 
 
 def point_gradient(
@@ -50,47 +39,35 @@ def point_gradient(
     keep_points, fetch_points, get_points, distances = pairs.distances(dim, kind)
     keep_rows, fetch_columns, shift_of = pairs.shifts(given)
     keep_c, (fetch_b, get_b), inner = pairs.kept(dim_b, FEW), pairs.walked(dim_b, FEW), pairs.inner(dim_b, FEW)
-    no_sums, add, save_dx = displacement_steps(pairs, dim, kind)
-    slope_of = pair_step(kind, pairs.ACC, shifted=ROWS in given or COLUMNS in given, derivative=True)
-    block_of, next_tile = block_steps(mask, tile_m, tile_n)
-    needs_mask, masked = mask_steps(mask, pairs.layout, tile_m, tile_n)
-    TILE_N, COLS, CHUNKS, IN_TURN = tile_n, tile_n // chunks, chunks, stages == 1
+    slope_of = pair_step(pairs.steps(dim, kind), shifted=ROWS in given or COLUMNS in given, derivative=True)
+    sums = displacements(pairs, dim, kind)
+    none, add_displacements, save_dx = sums.none, sums.add, sums.save
 
     @device
-    def fetch(mY, mB, vectors, block, stage, n_block):
-        n0 = n_block * TILE_N
+    def fetch(given, block, stage, n0):
+        _, _, _, mY, mB, vectors, _ = given
         fetch_points(mY, vectors, block, stage, n0)
         fetch_columns(vectors, block, stage, n0)
         fetch_b(mB[block.batch, block.head][block.key : block.seen_key], stage, n0)
 
+    block_of, in_sight, loop_of = loop_steps(pairs, mask, fetch)
+
+    @device
+    def add(dX, given, mask, block, part):
+        X, R, C, _, _, _, kind_number = given
+        Y = get_points(part.stage, part.chunk)
+        slope = slope_of(distances(X, Y, part.stage, part.chunk), shift_of(R, part.stage, part.chunk), kind_number)
+        W = in_sight(slope * inner(C, get_b(part.stage, part.chunk)), mask, block, part)   # W_ij = kappa'_ij <c_i, b_j>
+        return add_displacements(dX, W, X, Y)                   # dx_i += sum_j W_ij (x_i - y_j)
+
+    loop = loop_of(add, sums.begin, sums.end)
+
     def kernel(mX, mY, mB, mC, mDX, vectors, mask, kind_number):
         block, mask = block_of(mDX, mask)
-        n_block, stage, batch, head = block.first, index(0), block.batch, block.head
-        X, R, dX = keep_points(mX, vectors, block), keep_rows(vectors, block), no_sums()
+        batch, head = block.batch, block.head
+        X, R = keep_points(mX, vectors, block), keep_rows(vectors, block)
         C = keep_c(mC[batch, head][block.query : block.seen_query], block.m0)
-        if n_block < block.tiles:
-            fetch(mY, mB, vectors, block, stage, n_block)
-        while n_block < block.tiles:
-            this = n_block
-            n_block = next_tile(mask, block, n_block)
-            wait_copies()
-            sync_threads()                                      # this tile has arrived, all have read the last one
-            if not IN_TURN and n_block < block.tiles:
-                fetch(mY, mB, vectors, block, 1 - stage, n_block)
-            is_masked = needs_mask(mask, block, this)
-            for chunk in range(CHUNKS):
-                Y = get_points(stage, chunk)
-                T = distances(X, Y, stage, chunk)
-                W = slope_of(T, shift_of(R, stage, chunk), kind_number)
-                W = W * inner(C, get_b(stage, chunk))           # W_ij = kappa'_ij <c_i, b_j>
-                if is_masked:
-                    W = masked(W, mask, block, this * TILE_N + chunk * COLS)
-                dX = add(dX, W, X, Y)                           # dx_i += sum_j W_ij (x_i - y_j)
-            if not IN_TURN:
-                stage = 1 - stage
-            elif n_block < block.tiles:
-                sync_threads()                                  # all have read this tile
-                fetch(mY, mB, vectors, block, stage, n_block)
+        dX = loop(none(), (X, R, C, mY, mB, vectors, kind_number), mask, block)
         points = mX[batch, head][block.query : block.seen_query]
         save_dx(mDX[batch, head][block.query : block.end_query], dX, points, block.m0)
 
@@ -98,47 +75,56 @@ def point_gradient(
     return Source(kernel, signature, threads, blocks, pairs.shared.nbytes)
 
 
-def displacement_steps(pairs, dim, kind):
-    """Device functions for sums of displacements: none yet; (dX, W, X, Y) -> dX with those of a tile added; (matrix,
-    dX, points, m0) saves them."""
-    TWO, ZERO, ROWS_OF = pairs.ACC(2), pairs.ACC(0), pairs.rows_of
+def displacements(pairs, dim, kind):
+    """The Sums of W (x - y) over columns, add(dX, W, X, Y), twice that when it is saved, save(matrix, dX, points, m0);
+    or those of W y."""
     if of_products(kind):
-        no_sums, add_products, save_sums = pairs.outer(dim, DIFFERENCES)
-
-        @device
-        def add_points(dX, W, X, Y):
-            return add_products(dX, W, Y)
-
-        @device
-        def save_as_it_is(matrix, dX, points, m0):
-            save_sums(matrix, dX, m0)
-
-        return no_sums, add_points, save_as_it_is
-
+        return with_points(outer(pairs, dim, DIFFERENCES), of_y)
     if dim <= DIFFERENCES:
-        add_to_parts, save_parts = part_differences_step(dim), save_sums_step(dim, TWO)
+        unit = pairs.unit_of(dim, kind)
+        add_to_parts = part_differences_step(dim, pairs.ACC(unit))
+        return with_points(few_sums(pairs.layout, pairs.ACC, dim, add_to_parts, 2 / unit), of_x_and_y)
+    return many_displacements(pairs, dim)
 
-        @device
-        def add_differences(dX, W, X, Y):
-            return add_to_parts(dX, W, X[0], Y)
 
-        @device
-        def save_differences(matrix, dX, points, m0):
-            save_parts(matrix, dX, m0)
+def of_y(add):
+    @device
+    def added(dX, W, X, Y):
+        return add(dX, W, Y)
 
-        return no_sums_step(pairs.layout, pairs.ACC, dim), add_differences, save_differences
+    return added
 
-    X_TILE, PARTS, left = pairs.tile_of_sums(dim), pairs.layout.row_parts(), left_operand(
-        pairs.layout, pairs.shared, pairs.ACC, dim
-    )  # fmt: skip
-    ACC = pairs.ACC
+
+def of_x_and_y(add):
+    @device
+    def added(dX, W, X, Y):
+        return add(dX, W, X[0], Y)
+
+    return added
+
+
+def with_points(sums, given):
+    """Sums whose `save` has no use for points."""
+    save_sums = sums.save
 
     @device
-    def nothing():
+    def save_without(matrix, dX, points, m0):
+        save_sums(matrix, dX, m0)
+
+    return sums._replace(add=given(sums.add), save=save_without)
+
+
+def many_displacements(pairs, dim):
+    """Of many dimensions they are made of W Y and the sums of W."""
+    X_TILE, PARTS, ACC, ROWS_OF = tile_of_sums(pairs, dim), pairs.layout.row_parts(), pairs.ACC, pairs.rows_of
+    TWO, ZERO, left = ACC(2), ACC(0), left_operand(pairs.layout, pairs.shared, ACC, dim)
+
+    @device
+    def none():
         return full(X_TILE, ZERO), full(PARTS, ZERO)
 
     @device
-    def add_tile(dX, W, X, Y):
+    def add(dX, W, X, Y):
         WY, total = dX
         return dot(WY, left(W), Y), part_sum(W, total)
 
@@ -148,10 +134,10 @@ def displacement_steps(pairs, dim, kind):
         X = convert(load(aligned(points, ROWS_OF), X_TILE, m0), ACC)
         save(aligned(matrix, ROWS_OF), (X * row_sum(total) - WY) * TWO, m0)
 
-    return nothing, add_tile, save_tile
+    return Sums(none, same, add, latest, save_tile)
 
 
-# see `pairs.rows_of`
+# see `arguments.rows_of`
 TILES = {
     (True, True, 2): {
         4: (PointTiles("fma", 32, 512, 256, lanes=32, chunks=4, blocks=2),),

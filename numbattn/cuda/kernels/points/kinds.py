@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ....points.kinds import Polynomial, Radial
+from ....points.kinds import Gaussian, Polynomial, Radial
 from ....scores.compiled.derivative import compiled_of, derivative_of
 from ....scores.compiled.errors import number_of
 from ...tile import device, exp2, log2, map_elements, reciprocal, sqrt, where
@@ -32,9 +32,9 @@ def power_itself(T, E, number):
     return E
 
 
-def gaussian(ACC):
+def gaussian(ACC, in_units=False):
     """exp(-t / 2)"""
-    RATE, HALF = ACC(-LOG2_E / 2), ACC(-1 / 2)
+    RATE, HALF = ACC(-1 if in_units else -LOG2_E / 2), ACC(-1 / 2)
 
     @device
     def exponent(T, number):
@@ -205,8 +205,9 @@ def radial(ACC, digest):
     return Steps(None, value, slope)
 
 
+GAUSSIAN = Gaussian.__name__
 KINDS = {
-    "Gaussian": gaussian, "Exponential": exponential, "Matern32": matern32, "Matern52": matern52, "Cauchy": cauchy,
+    GAUSSIAN: gaussian, "Exponential": exponential, "Matern32": matern32, "Matern52": matern52, "Cauchy": cauchy,
     "RationalQuadratic": rational_quadratic, "Power": power, "Polynomial": polynomial, "Radial": radial,
 }  # fmt: skip
 
@@ -227,10 +228,16 @@ def of_products(kind):
     return kind.startswith(Polynomial.__name__)
 
 
-def steps_of(kind, ACC):
-    """The Steps of a kind, as it is compiled in."""
+def unit_of(kind):
+    """What differences of points are multiplied by, which takes no time where they are taken: of a Gaussian so that t
+    is the exponent of 2."""
+    return math.sqrt(LOG2_E / 2) if kind == GAUSSIAN else 1.0
+
+
+def steps_of(kind, ACC, in_units=False):
+    """The Steps of a kind, as it is compiled in. in_units: whether T is of differences in the kind's unit."""
     name, *about = kind.split()
-    return KINDS[name](ACC, *about)
+    return gaussian(ACC, in_units) if name == GAUSSIAN else KINDS[name](ACC, *about)
 
 
 def exponential_step(exponent, shifted):
@@ -252,9 +259,8 @@ def exponential_step(exponent, shifted):
     return nothing if exponent is None else with_shift if shifted else plain
 
 
-def pair_step(kind, ACC, shifted=False, derivative=False):
-    """The device function (T, shift, number): kappa of each element of a tile of t, or its derivative."""
-    steps = steps_of(kind, ACC)
+def pair_step(steps, shifted=False, derivative=False):
+    """The device function (T, shift, number): kappa of each element of a tile of t, or its derivative, by Steps."""
     E_of, made_of = exponential_step(steps.exponent, shifted), steps.slope if derivative else steps.value
 
     @device

@@ -2,8 +2,77 @@
 
 from typing import Any, NamedTuple
 
-from ...tile import device, index, sync_threads, wait_copies
-from .pairs import block_steps, mask_steps
+from ...tile import block_index, device, index, maximum, minimum, shape, sync_threads, wait_copies, where
+from ..shared.schedule import place
+from ..shared.segments import count_step, keys_of, mask_within_step, queries_of, slot_step
+from ..shared.visibility import band_of, element_test, needs_test, steps_to_next, visible_keys
+from .outer import latest, same
+
+
+class Block(NamedTuple):
+    """What a block computes: a tile of rows of a matrix, and the tiles of columns that these see."""
+
+    batch: Any
+    head: Any
+    m_block: Any
+    m0: Any
+    first: Any  # tile of columns
+    tiles: Any
+    band: Any
+    query: Any  # rows [query, end_query) of the arrays are those of its segment
+    end_query: Any
+    seen_query: Any  # those before it may be read
+    key: Any
+    seen_key: Any
+
+
+def block_steps(mask, tile_m, tile_n):
+    """Device functions: (mO, mask) -> the Block of this block, and the mask of its segment; (mask, block, n_block) ->
+    the next tile of columns after this one."""
+    TILE_M, TILE_N = tile_m, tile_n
+    band_at, steps = band_of(mask), steps_to_next(mask)
+    tiles_of, tile_of, mask_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m), mask_within_step(mask)
+
+    @device
+    def block_of(mO, mask):
+        batches, heads, rows, _ = shape(mO)
+        tile, batch, head = place(block_index(), batches * heads, heads)
+        number = tiles_of(mask.packing, rows) - 1 - tile        # the heaviest tiles of a causal mask first
+        segment, m_block = tile_of(mask.packing, batch, number, rows)
+        mask, m0 = mask_of(mask, segment), m_block * TILE_M
+        band = band_at(mask, batch, head)
+        first, end = visible_keys(band, m0, minimum(m0 + TILE_M, segment.queries))  # none in a slot without a tile
+        (query, end_query), (key, _) = queries_of(segment), keys_of(segment)
+        n_block, n_blocks = first // TILE_N, (end + TILE_N - 1) // TILE_N
+        n_block = n_block + steps(mask, batch, head, m_block, n_block, n_blocks - n_block)
+        # beyond a sequence's length there may be NaN
+        seen_query, seen_key = query + maximum(band[2], 1), key + maximum(band[3], 1)
+        block = Block(batch, head, m_block, m0, n_block, n_blocks, band, query, end_query, seen_query, key, seen_key)
+        return block, mask
+
+    @device
+    def next_tile(mask, block, n_block):
+        n_block = n_block + 1
+        return n_block + steps(mask, block.batch, block.head, block.m_block, n_block, block.tiles - n_block)
+
+    return block_of, next_tile
+
+
+def mask_steps(mask, layout, tile_m, tile_n, hidden=0):
+    """Device functions: (mask, block, n_block), whether a tile needs a test per element; (P, mask, block, n0), P of a
+    part of it from column n0 on, `hidden` where it is masked."""
+    TILE_M, TILE_N, HIDDEN, sees, tested = tile_m, tile_n, hidden, element_test(mask, layout), needs_test(mask)
+
+    @device
+    def needs_mask(mask, block, n_block):
+        (batch, head, m_block, m0), n0 = block[:4], n_block * TILE_N
+        return tested(mask, block.band, batch, head, m_block, n_block, m0, m0 + TILE_M, n0, n0 + TILE_N)
+
+    @device
+    def masked(P, mask, block, n0):
+        return where(sees(mask, block.band, block.batch, block.head, block.m0, n0), P, HIDDEN)
+
+    return needs_mask, masked
 
 
 class Part(NamedTuple):
@@ -17,8 +86,9 @@ class Part(NamedTuple):
 
 def loop_steps(pairs, mask, fetch, hidden=0):
     """Device functions: (array with the axes of rows, mask) -> the Block of this block, and the mask of its segment;
-    (P, mask, block, part) -> P, `hidden` out of sight; and a function (add) -> the loop, a device function (found,
-    given, mask, block) -> what is found in the end, add(found, given, mask, block, part) of each Part in turn.
+    (P, mask, block, part) -> P, `hidden` out of sight; and a function (add, begin, end) -> the loop, a device function
+    (found, given, mask, block) -> what is found in the end, add(found, given, mask, block, part) of each Part in turn.
+    Of those of a tile begin(found) may start anew, whose end(found, new) adds them to what was found before.
 
     fetch: a device function (given, block, stage, n0) that starts to copy columns from n0 on. The next tile is in
     flight while this one is computed.
@@ -33,7 +103,7 @@ def loop_steps(pairs, mask, fetch, hidden=0):
             P = masked(P, mask, block, part.n0)
         return P
 
-    def loop_of(add):
+    def loop_of(add, begin=same, end=latest):
         @device
         def loop(found, given, mask, block):
             n_block, stage = block.first, index(0)
@@ -47,8 +117,10 @@ def loop_steps(pairs, mask, fetch, hidden=0):
                 if not IN_TURN and n_block < block.tiles:
                     fetch(given, block, 1 - stage, n_block * TILE_N)
                 is_masked = needs_mask(mask, block, this)
+                new = begin(found)
                 for chunk in range(CHUNKS):
-                    found = add(found, given, mask, block, Part(stage, chunk, this * TILE_N + chunk * COLS, is_masked))
+                    new = add(new, given, mask, block, Part(stage, chunk, this * TILE_N + chunk * COLS, is_masked))
+                found = end(found, new)
                 if not IN_TURN:
                     stage = 1 - stage
                 elif n_block < block.tiles:

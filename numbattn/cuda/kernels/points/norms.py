@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ....points.kinds import DIFFERENCES
 from ...build import Source
 from ...tile import Alignment, aligned, block_index, convert, load, row_index, row_sum, save, shape, simt, where
 from ...words.arguments import Argument, Matrix
@@ -14,8 +15,8 @@ from ...words.spec import Route, Spec, everything
 from ..shared.layouts import DTYPES, sum_type, vector
 from ..shared.schedule import overlap_launches, place
 from ..tables import rounded
+from .arguments import X_NORMS, Y_NORMS
 from .kinds import of_products
-from .pairs import DIFFERENCES, X_NORMS, Y_NORMS
 
 PADDED = 768  # of which their number is a multiple, as it is one of the points in a tile: tiles of norms are copied
 

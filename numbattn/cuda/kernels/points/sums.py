@@ -1,18 +1,20 @@
 """Sums over pairs of points: o_i = sum_j kappa_ij b_j.
 
-A block keeps a tile of rows and loops over the columns that they see; the next tile is in flight while this one is
-computed. Of few features of b each thread sums its own products, and lanes meet in the epilogue; of more a tile of
-kappa is a left operand.
+See `loop` for how a block comes by its pairs. Of few features of b each thread sums its own products, and lanes meet in
+the epilogue; of more a tile of kappa is a left operand.
 """
 
 from ...build import Source
-from ...tile import device, index, sync_threads, wait_copies
+from ...tile import device
 from ...words.arguments import Matrix
 from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..shared.visibility import MASK
+from .arguments import COLUMNS, FEW, ROWS, VECTORS, PointTiles, parameters, rows_of
 from .kinds import pair_step
-from .pairs import COLUMNS, FEW, ROWS, VECTORS, Pairs, PointTiles, block_steps, mask_steps, parameters, rows_of
+from .loop import loop_steps
+from .outer import outer
+from .pairs import Pairs
 
 
 def point_sums(
@@ -25,52 +27,39 @@ def point_sums(
     pairs = Pairs(dtype, dim, dim_b, unit, tile_m, tile_n, threads, lanes, chunks, stages, nbytes)
     keep_points, fetch_points, get_points, distances = pairs.distances(dim, kind)
     keep_rows, fetch_columns, shift_of = pairs.shifts(given)
-    fetch_b, get_b = pairs.walked(dim_b, FEW)
-    no_sums, add, save_o = pairs.outer(dim_b, FEW)
-    kappa_of = pair_step(kind, pairs.ACC, shifted=ROWS in given or COLUMNS in given)
-    block_of, next_tile = block_steps(mask, tile_m, tile_n)
-    needs_mask, masked = mask_steps(mask, pairs.layout, tile_m, tile_n)
-    TILE_N, COLS, CHUNKS, IN_TURN = tile_n, tile_n // chunks, chunks, stages == 1
+    (fetch_b, get_b), sums = pairs.walked(dim_b, FEW), outer(pairs, dim_b, FEW)
+    kappa_of = pair_step(pairs.steps(dim, kind), shifted=ROWS in given or COLUMNS in given)
+    none, add_products, save_o = sums.none, sums.add, sums.save
 
     @device
-    def fetch(mY, mB, vectors, block, stage, n_block):
-        n0 = n_block * TILE_N
+    def fetch(given, block, stage, n0):
+        _, _, mY, mB, vectors, _ = given
         fetch_points(mY, vectors, block, stage, n0)
         fetch_columns(vectors, block, stage, n0)
         fetch_b(mB[block.batch, block.head][block.key : block.seen_key], stage, n0)
 
+    block_of, in_sight, loop_of = loop_steps(pairs, mask, fetch)
+
+    @device
+    def add(O, given, mask, block, part):
+        X, R, _, _, _, kind_number = given
+        T = distances(X, get_points(part.stage, part.chunk), part.stage, part.chunk)
+        P = in_sight(kappa_of(T, shift_of(R, part.stage, part.chunk), kind_number), mask, block, part)
+        return add_products(O, P, get_b(part.stage, part.chunk))    # o_i += sum_j kappa_ij b_j
+
+    loop = loop_of(add, sums.begin, sums.end)
+
     def kernel(mX, mY, mB, mO, vectors, mask, kind_number):
         block, mask = block_of(mO, mask)
-        n_block, stage = block.first, index(0)
-        X, R, O = keep_points(mX, vectors, block), keep_rows(vectors, block), no_sums()
-        if n_block < block.tiles:
-            fetch(mY, mB, vectors, block, stage, n_block)
-        while n_block < block.tiles:
-            this = n_block
-            n_block = next_tile(mask, block, n_block)
-            wait_copies()
-            sync_threads()                                      # this tile has arrived, all have read the last one
-            if not IN_TURN and n_block < block.tiles:
-                fetch(mY, mB, vectors, block, 1 - stage, n_block)
-            is_masked = needs_mask(mask, block, this)
-            for chunk in range(CHUNKS):
-                T = distances(X, get_points(stage, chunk), stage, chunk)
-                P = kappa_of(T, shift_of(R, stage, chunk), kind_number)
-                if is_masked:
-                    P = masked(P, mask, block, this * TILE_N + chunk * COLS)
-                O = add(O, P, get_b(stage, chunk))              # o_i += sum_j kappa_ij b_j
-            if not IN_TURN:
-                stage = 1 - stage
-            elif n_block < block.tiles:
-                sync_threads()                                  # all have read this tile
-                fetch(mY, mB, vectors, block, stage, n_block)
+        given = keep_points(mX, vectors, block), keep_rows(vectors, block), mY, mB, vectors, kind_number
+        O = loop(none(), given, mask, block)
         save_o(mO[block.batch, block.head][block.query : block.end_query], O, block.m0)
 
     signature = signature_of(kernel, SPEC.arguments, pairs.dtype, pairs.ACC, {"o": pairs.ACC}, mask=mask, given=given)
     return Source(kernel, signature, threads, blocks, pairs.shared.nbytes)
 
 
-# see `pairs.rows_of`
+# see `arguments.rows_of`
 TILES = {
     (True, True, 2): {
         4: (PointTiles("fma", 64, 512, 256, lanes=32, chunks=4, blocks=2),),

@@ -16,13 +16,14 @@ from numbattn.masks import as_mask
 from tests.accuracy import assert_accurate, exact, plain, random
 from tests.caches.test_kv_cache import laid_out
 from tests.tools.device import AMPERE, HOPPER, on
-from tests.tools.launch import compiled_only, simulated_only
+from tests.tools.launch import compiled_only, mostly_simulated, simulated_only
 
 DEVICES = {"cp.async": AMPERE, "TMA": HOPPER}
 simulated = simulated_only
 BY_BOTH = pytest.mark.parametrize(  # and compiled by one
     "device", [pytest.param("cp.async", marks=simulated), "TMA"], indirect=True
 )
+BY_ONE = pytest.mark.parametrize("device", ["TMA"], indirect=True)  # what does not depend on how keys are loaded
 HALF = np.dtype(np.float16)
 
 
@@ -56,12 +57,13 @@ def test_a_query(rng, device):
 
 
 @simulated
-@pytest.mark.parametrize("m", [2, 3, 16])
+@pytest.mark.parametrize(("device", "m"), [("cp.async", 2), ("TMA", 3), ("cp.async", 16)], indirect=["device"])
 def test_heads_of_a_group_are_packed(rng, device, m):
     """With 3 queries a head has 4 rows; with 16 it has a work tile of its own; 6 heads do not fill the last one."""
     check(device, *qkv(rng, heads=6, heads_k=1, m=m), causal=True)
 
 
+@mostly_simulated
 @BY_BOTH
 def test_several_chunks_and_work_tiles_of_a_block(rng, device):
     """The last chunk has fewer tiles than the block has warps. Blocks draw: what there is none of, and the end."""
@@ -71,6 +73,7 @@ def test_several_chunks_and_work_tiles_of_a_block(rng, device):
 
 
 @simulated
+@BY_ONE
 def test_work_tiles_behind_those_that_are_empty(rng, device):
     """A block draws many at once, and does all of them."""
     lengths = np.repeat([0, 35, 0, 35], [LONG + 5, 3, 2, 8]).astype(np.int32)
@@ -101,7 +104,9 @@ def test_dtypes(rng, world, dtype):
 
 
 @compiled_only
-@pytest.mark.parametrize(("device", "d", "e"), [("TMA", 250, 130), ("cp.async", 100, 256)], indirect=["device"])
+@pytest.mark.parametrize(("device", "d", "e"), [
+    ("TMA", 250, 130), pytest.param("cp.async", 100, 256, marks=pytest.mark.slow),
+], indirect=["device"])  # fmt: skip
 def test_large_head_dims(rng, device, d, e):
     check(device, *qkv(rng, heads=2, heads_k=1, n=40, d=d, e=e))
 
@@ -130,13 +135,19 @@ def test_masks(rng, device, name):
     check(device, *qkv(rng, batch=2, m=3, n=120), **MASKS[name](rng))
 
 
-@pytest.mark.parametrize(("device", "name"), list(zip(["TMA", "cp.async"] * 3, SCORES)), indirect=["device"])
+@pytest.mark.parametrize(("device", "name"), [
+    ("TMA", "table"), ("TMA", "function"),
+    *(pytest.param(*which, marks=mostly_simulated) for which in (
+        ("TMA", "softcap"), ("cp.async", "alibi and sink"), ("cp.async", "bias"),
+    )),
+], indirect=["device"])  # fmt: skip
 def test_scores(rng, device, name):
     """Each head by its own numbers, though several share a work tile. How keys are loaded makes no difference."""
     check(device, *qkv(rng, batch=2, m=3, n=120), score=SCORES[name](rng))
 
 
 @simulated
+@BY_ONE
 def test_dropout(rng, device):
     check(device, *qkv(rng, batch=2, m=3, n=120), dropout=na.Dropout(0.3, seed=5))
 
@@ -153,6 +164,7 @@ def test_values_beyond_the_length_are_not_read(rng, device):
 
 
 @simulated
+@BY_ONE
 def test_bits_depend_on_the_sequence_alone(rng, device):
     """Not on the batch, the capacity, or how many blocks there are."""
     n, capacity = SHORT + 70, 2 * SHORT + 300
@@ -167,7 +179,8 @@ def test_bits_depend_on_the_sequence_alone(rng, device):
 
 
 @pytest.mark.parametrize(("device", "batch", "heads", "heads_k", "m", "of_batch"), [
-    ("TMA", 5, 2, 2, 3, True), pytest.param("cp.async", 3, 2, 1, 3, True, marks=simulated), ("TMA", 3, 4, 1, 1, False),
+    ("TMA", 5, 2, 2, 3, True), pytest.param("cp.async", 3, 2, 1, 3, True, marks=simulated),
+    pytest.param("TMA", 3, 4, 1, 1, False, marks=mostly_simulated),
 ], indirect=["device"])  # fmt: skip
 def test_keys_that_all_sequences_share(rng, device, batch, heads, heads_k, m, of_batch):
     """A tile has rows of several sequences, if these are more than the heads of a group; the bits are the same."""
@@ -196,6 +209,7 @@ def test_sequences_that_differ_share_no_tile(rng, option):
     assert not dict(program.plan.steps[-2].key.parameters)["of_batch"]
 
 
+@mostly_simulated
 @BY_BOTH
 def test_a_cache_without_pages(rng, device):
     """Its lengths are where the keys end, and where masks are aligned."""
@@ -264,7 +278,8 @@ def check_cache(device, q, cache, mask=None, **options):
 
 
 @pytest.mark.parametrize(("device", "held", "page_size", "dtype"), [
-    ("cp.async", np.int8, 16, "bfloat16"), ("cp.async", FLOAT8, None, "bfloat16"), ("TMA", FLOAT8, 16, "float16"),
+    ("cp.async", np.int8, 16, "bfloat16"), ("TMA", FLOAT8, 16, "float16"),
+    pytest.param("cp.async", FLOAT8, None, "bfloat16", marks=mostly_simulated),
     pytest.param("cp.async", np.int8, None, "float16", marks=pytest.mark.slow),
     pytest.param("cp.async", FLOAT8, 16, "float16", marks=pytest.mark.slow),
     pytest.param("TMA", FLOAT8, None, "bfloat16", marks=pytest.mark.slow),

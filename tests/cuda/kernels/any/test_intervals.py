@@ -135,8 +135,8 @@ def test_compiled(rng, sizes, kind):
 
 @compiled_only
 @pytest.mark.parametrize(("unit", "kind"), [
-    ("tensor cores", "sinks"),
-    *(pytest.param("warpgroups", kind, marks=pytest.mark.slow) for kind in ("stream", "segments", "sinks")),
+    pytest.param(unit, kind, marks=pytest.mark.slow)
+    for unit, kind in (("tensor cores", "sinks"), *(("warpgroups", kind) for kind in ("stream", "segments", "sinks")))
 ])  # fmt: skip
 def test_unions_of_calls(rng, sizes, unit, kind):
     """Two intervals a query, with a gap between them."""

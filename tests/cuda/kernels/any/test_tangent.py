@@ -8,7 +8,7 @@ from numbattn import reference
 from numbattn.cuda.kernels.any.tangent import tangent
 from tests.accuracy import assert_accurate, exact, plain, plain_tangents, random
 from tests.tools.device import AMPERE, HOPPER, TURING, on
-from tests.tools.launch import compiled_only, launch, poisoned, simulated, simulated_only
+from tests.tools.launch import compiled_only, launch, mostly_simulated, poisoned, simulated, simulated_only
 
 from ..calls import call
 
@@ -109,11 +109,12 @@ def check(rng, dtype, *, batch=(1,), heads=2, heads_k=1, m=40, n=70, d=24, e=40,
 
 
 @pytest.mark.parametrize(("device", "dtype", "options"), [
-    (TURING, "float16", {}), (TURING, "float32", {"count": 2}), (TURING, "float64", {"d": 70}),
-    (AMPERE, "float16", {"d": 100, "e": 128}), (AMPERE, "bfloat16", {"causal": True}),
-    (AMPERE, "float32", {"d": 70, "e": 100}), (HOPPER, "float64", {"causal": True}),
-    (AMPERE, "bfloat16", {"d": 200}),
-    *(pytest.param(AMPERE, dtype, {"d": 200}, marks=pytest.mark.slow) for dtype in ("float32", "float64")),
+    (TURING, "float32", {"count": 2}), (AMPERE, "float16", {"d": 100, "e": 128}),
+    (AMPERE, "bfloat16", {"causal": True}), (HOPPER, "float64", {"causal": True}),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        (TURING, "float16", {}), (TURING, "float64", {"d": 70}), (AMPERE, "float32", {"d": 70, "e": 100}),
+    )),
+    *(pytest.param(AMPERE, dtype, {"d": 200}, marks=pytest.mark.slow) for dtype in ("bfloat16", "float32", "float64")),
 ])  # fmt: skip
 @compiled_only
 def test_calls(rng, device, dtype, options):
@@ -130,7 +131,10 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("options", [
+    pytest.param(options, id=name, marks={"packed": (), "pieces": compiled_only}.get(name, mostly_simulated))
+    for name, options in OPTIONS.items()
+])  # fmt: skip
 def test_options(rng, options):
     with on(AMPERE):
         check(rng, "float32", d=16, e=16, **options)
@@ -149,8 +153,10 @@ SCORES = {
 
 
 @pytest.mark.parametrize(("names", "given"), [
-    (["softcap"], "qkv"), (["sink"], "qkv"), (["bias", "softcap"], "q"), (["alibi", "sink"], ""),
-    (["relative", "function", "alibi of queries"], "kv"),
+    (["bias", "softcap"], "q"), (["relative", "function", "alibi of queries"], "kv"),
+    *(pytest.param(*which, marks=mostly_simulated) for which in (
+        (["softcap"], "qkv"), (["sink"], "qkv"), (["alibi", "sink"], ""),
+    )),
 ], ids=lambda x: "-".join(x) if isinstance(x, list) else x)  # fmt: skip
 @pytest.mark.parametrize("device", [
     pytest.param(TURING, marks=simulated_only, id="CUDA cores"), pytest.param(AMPERE, marks=compiled_only, id="mma"),
@@ -173,11 +179,11 @@ HIDDEN, FEW = 5, 40  # a key, of so many
 
 @pytest.mark.parametrize(("device", "dtype", "d", "e", "given", "names", "options"), [
     *(pytest.param(*case, marks=simulated_only) for case in (
-        (TURING, "float32", 24, 16, "qkv", [], {"dropout": na.Dropout(0.3, seed=5)}),
-        (TURING, "float32", 24, 16, "q", ["softcap"], {"mask": np.arange(FEW) != HIDDEN}),
-        (AMPERE, "float64", 24, 16, "qk", ["alibi", "softcap", "sink"], {"causal": True}),
-        (AMPERE, "float16", 24, 16, "kv", [], {}), (TURING, "float32", 24, 16, "v", [], {}),
-        (AMPERE, "float32", 24, 16, "qkv", ["relative", "function", "softcap"], {}),
+        (TURING, "float32", 8, 8, "qkv", [], {"dropout": na.Dropout(0.3, seed=5)}),
+        (TURING, "float32", 8, 8, "q", ["softcap"], {"mask": np.arange(FEW) != HIDDEN}),
+        (AMPERE, "float64", 8, 8, "qk", ["alibi", "softcap", "sink"], {"causal": True}),
+        (AMPERE, "float16", 8, 8, "kv", [], {}), (TURING, "float32", 8, 8, "v", [], {}),
+        (AMPERE, "float32", 8, 8, "qkv", ["relative", "function", "softcap"], {}),
     )),
     *(pytest.param(*case, marks=compiled_only) for case in (
         (AMPERE, "float32", 24, 16, "qkv", ["softcap"], {}), (HOPPER, "float16", 100, 128, "qkv", [], {}),
@@ -185,7 +191,8 @@ HIDDEN, FEW = 5, 40  # a key, of so many
 ])  # fmt: skip
 def test_laplacians(rng, device, dtype, d, e, given, names, options):
     """The sum of second derivatives of O along tangents."""
-    shapes, score = ((1, HEADS, 20, d), (1, 1, FEW, d), (1, 1, FEW, e)), [SCORES[name](rng) for name in names]
+    m = 10 if simulated() else 20
+    shapes, score = ((1, HEADS, m, d), (1, 1, FEW, d), (1, 1, FEW, e)), [SCORES[name](rng) for name in names]
     arrays = [random(rng, shape, np.dtype(dtype)) for shape in shapes]
     arrays[1][..., HIDDEN, :] = np.nan if "mask" in options else 1
     tangents = [random(rng, (2, *x.shape), x.dtype) if name in given else None for name, x in zip("qkv", arrays)]

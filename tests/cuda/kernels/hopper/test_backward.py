@@ -91,8 +91,7 @@ def test_dropout_of_more_tiles_than_stages(rng, kernel):
     check(rng, kernel, m=300, n=130, causal=True, dropout=na.Dropout(0.5, seed=7), order=DP_DS_DV)
 
 
-@pytest.mark.parametrize("kernel", ["kv", "sums"])
-@pytest.mark.parametrize("order", [DP_DS_DV, DV_DP_DS])
+@pytest.mark.parametrize(("kernel", "order"), [("kv", DV_DP_DS), ("sums", DP_DS_DV)])
 def test_other_orders_of_products(rng, kernel, order):
     check(rng, kernel, m=300, n=130, order=order)
 

@@ -32,13 +32,13 @@ def check(x, y, sizes, blocks=1):
     np.testing.assert_allclose(np.take_along_axis(exact, j, -1)[..., 0], exact.min(-1), atol=1e-6 * scale)
 
 
-SIZES = {"head_dim": 64, "tile_n": 64, "consumers": 2, "stages": 2, "x_stages": 4}
+SIZES = {"head_dim": 64, "tile_n": 64, "consumers": 2, "stages": 2}
 
 
 @simulated_only
 def test_several_work_tiles(rng):
     """More of them than there are stages of x, more tiles of y than of these."""
-    x, y = (random(rng, (1, 3, n, 40), np.float16) for n in (150, 170))
+    x, y = (random(rng, (1, 3, n, 40), np.float16) for n in (150, 192))
     check(x, y, SIZES)
 
 
@@ -50,22 +50,28 @@ def test_one_tile(rng, blocks):
 
 @simulated_only
 def test_of_equal_ones_the_first(rng):
-    y = random(rng, (1, 1, 10, 8), np.float16).repeat(13, axis=2)
-    x = y[:, :, ::13] + np.float16(0.125)
+    """Whole tiles of y, too."""
+    y = random(rng, (1, 1, 8, 8), np.float16).repeat(16, axis=2)
+    x = y[:, :, ::16] + np.float16(0.125)
     _, j = nearest(x, y, SIZES)
-    np.testing.assert_array_equal(j[0, 0, :, 0] % 13, 0)
+    np.testing.assert_array_equal(j[0, 0, :, 0] % 16, 0)
 
 
 FAULTS = {
-    "        sync_warpgroup()                                        # all have read the norms, and X\n": "",
-    "        release(Y)\n": "",
-    "            release(X)\n": "",
-    "            wait(X)\n": "",
     "norms_x + 2 * least": "norms_x + least",
-    "X, number = advance(X, CONSUMERS)": "X, number = advance(X, 1)",
-    "found = with_tile(found, dot(": "found = with_tile(start(), dot(",
-    "fills=2": "fills=1",
-    "                acquire(Y)\n": "",
-    "                acquire(X)\n": "",
-    "m0 + consumer * ROWS)": "m0)",
+    "half_norms - S": "half_norms + S",
+    "cuda/kernels/hopper/pairs.py": {
+        "            sync_warpgroup()                                    # all": "            pass  # all",
+        "            release(Y)\n": "",
+        "            release(X)\n": "",
+        "                    wait(next_x)\n": "",
+        "            wait(Y)\n": "",
+        "advance(X, CONSUMERS)": "advance(X, 1)",
+        "fills=len(y_places) + 1": "fills=len(y_places)",
+        "                acquire(Y)\n": "",
+        "                acquire(X)\n": "",
+        "m_block * TILE_M + consumer * ROWS": "m_block * TILE_M",
+        "while n0 + 2 * TILE_N < seqlen_k:": "while n0 + 2 * TILE_N <= seqlen_k:",
+        "if n0 + TILE_N < seqlen_k:": "if n0 + TILE_N <= seqlen_k:",
+    },
 }

@@ -135,7 +135,9 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("case", CALLS)
+@pytest.mark.parametrize("case", [
+    "packed", "scores", *(pytest.param(name, marks=pytest.mark.slow) for name in ("float16", "bfloat16")),
+])  # fmt: skip
 @compiled_only
 def test_calls(rng, case):
     (dtype, d, e, options), tscore = CALLS[case], []

@@ -14,7 +14,7 @@ from numbattn.cuda.kernels.shared.layouts import warps_across
 from numbattn.cuda.kernels.tables import HEAD_DIMS
 from numbattn.cuda.tile import mma
 from tests.accuracy import assert_accurate
-from tests.tools.launch import compiled_only, launch, poisoned, simulated_only
+from tests.tools.launch import compiled_only, launch, mostly_simulated, poisoned, simulated_only
 
 from ..calls import call, padded
 
@@ -55,6 +55,7 @@ def check(rng, tiles, adds_dq=True, at_once=2, cc=(8, 0), size=32, nbytes=0, **p
     return known
 
 
+@mostly_simulated
 @EACH
 def test_causal(rng, tiles):
     """More tiles of queries than stages; some need a test of each element."""
@@ -97,8 +98,10 @@ def test_without_dq(rng, tiles):
 @compiled_only
 @pytest.mark.parametrize(("tiles", "cc", "size"), [
     (BackwardTiles(32, 128, 128, 2), (8, 0), 64), (BackwardTiles(64, 128, 256, 2, swizzled=True), (8, 0), 128),
-    (BackwardTiles(64, 64, 128, 1), (8, 6), 128), (BackwardTiles(64, 64, 256, 2), (9, 0), 192),
-    (BackwardTiles(32, 32, 128, 1), (8, 9), 256),
+    *(pytest.param(*which, marks=pytest.mark.slow) for which in (
+        (BackwardTiles(64, 64, 128, 1), (8, 6), 128), (BackwardTiles(64, 64, 256, 2), (9, 0), 192),
+        (BackwardTiles(32, 32, 128, 1), (8, 9), 256),
+    )),
 ], ids=str)  # fmt: skip
 def test_no_bank_conflicts(rng, tiles, cc, size):
     """Rows of tables, with aligned rows."""

@@ -5,7 +5,7 @@ import pytest
 
 import numbattn as na
 from numbattn.cuda.kernels.points import gradient
-from numbattn.cuda.kernels.points.pairs import PointTiles
+from numbattn.cuda.kernels.points.arguments import PointTiles
 from numbattn.points import kinds
 from tests.tools.launch import simulated_only
 
@@ -21,6 +21,7 @@ TILES = {
 }
 MASKS = {
     "window": lambda: na.Window(20, 9),
+    "causal": lambda: na.Causal(offset=9),
     "lengths": lambda: na.Lengths(np.array([[37]]), np.array([[19]])),
     "blocks": lambda: na.BlockSparse(np.array([[[[0, 0, 1, 0], [0, 0, 0, 0], [1, 0, 1, 1]]]], bool), (7, 11)),
     "segments": lambda: na.Segments([1, 5, 20], [0, 18, 37]),
@@ -55,12 +56,15 @@ def test_number_of_a_kind(rng, sizes):
 
 FAULTS = {
     "mC[batch, head][block.query : block.seen_query]": "mC[batch, head]",
-    "sync_threads()                                      # this tile": "pass  # this tile",
-    "this * TILE_N + chunk * COLS": "this * TILE_N",
-    "            if is_masked:": "            if not is_masked:",
     "derivative=True": "derivative=False",
+    "slope * inner(C": "inner(C",
     "X * row_sum(total) - WY": "X * row_sum(total) + WY",
-    "save_sums_step(dim, TWO)": "save_sums_step(dim, pairs.ACC(1))",
+    "2 / unit)": "2.0)",
     "if of_products(kind):": "if not of_products(kind):",
-    "cuda/kernels/points/features.py": {"part_sum(W * (x - y), total)": "part_sum(W * (x + y), total)"},
+    "points = mX[batch, head][block.query : block.seen_query]": "points = mX[batch, head]",
+    "cuda/kernels/points/loop.py": {"query + maximum(band[2], 1)": "query + segment.queries"},
+    "cuda/kernels/points/features.py": {
+        "part_sum(W * (x - y * UNIT), total)": "part_sum(W * (x - y), total)",
+        "row_sum(total) * FACTOR": "row_sum(total)",
+    },
 }

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from numbattn.cuda.kernels.points.kinds import lowered, of_products, pair_step
+from numbattn.cuda.kernels.points.kinds import lowered, of_products, pair_step, steps_of
 from numbattn.cuda.tile import load, save, simt
 from numbattn.points import kinds
 from numbattn.scores.frozen import frozen
@@ -18,7 +18,7 @@ TILE = simt(4, 8, 32, 8, 1)
 def applied(kind, t, dtype, shift=None, derivative=False):
     """kappa of each element of t, or its derivative."""
     text, number = lowered(kind)
-    step = pair_step(text, dtype, shifted=shift is not None, derivative=derivative)
+    step = pair_step(steps_of(text, dtype), shifted=shift is not None, derivative=derivative)
 
     def kernel(x, y, shifts, number):
         save(y, step(load(x, TILE, 0), load(shifts, TILE, 0), number), 0)

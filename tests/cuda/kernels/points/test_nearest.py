@@ -97,8 +97,5 @@ FAULTS = {
         "test_masks": {
             "if part.is_masked:": "if not part.is_masked:",
         },
-        "test_units": {
-            "sync_threads()                              # all": "pass  # all",
-        },
     },
 }

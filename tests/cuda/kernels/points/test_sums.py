@@ -5,7 +5,7 @@ import pytest
 
 import numbattn as na
 from numbattn.cuda.kernels.points import sums
-from numbattn.cuda.kernels.points.pairs import PointTiles
+from numbattn.cuda.kernels.points.arguments import PointTiles
 from numbattn.points import kinds
 from tests.tools.launch import simulated_only
 
@@ -21,6 +21,7 @@ TILES = {
 }
 MASKS = {
     "window": lambda: na.Window(20, 9),
+    "causal": lambda: na.Causal(offset=9),
     "lengths": lambda: na.Lengths(np.array([[37]]), np.array([[19]])),
     "blocks": lambda: na.BlockSparse(np.array([[[[0, 0, 1, 0], [0, 0, 0, 0], [1, 0, 1, 1]]]], bool), (7, 11)),
     "segments": lambda: na.Segments([1, 5, 20], [0, 18, 37]),
@@ -55,29 +56,30 @@ def test_number_of_a_kind(rng, sizes):
 
 FAULTS = {
     "mB[block.batch, block.head][block.key : block.seen_key]": "mB[block.batch, block.head]",
-    "sync_threads()                                      # this tile": "pass  # this tile",
-    "sync_threads()                                  # all have read this": "pass  # all have read this",
-    "            wait_copies()\n": "",
-    "this * TILE_N + chunk * COLS": "this * TILE_N",
-    "1 - stage, n_block)": "stage, n_block)",
     "[block.query : block.end_query]": "[block.query :]",
-    "P = masked(": "masked(",
-    "            if is_masked:": "            if not is_masked:",
+    "shift_of(R, part.stage, part.chunk), kind_number)": "shift_of(R, part.stage, 0), kind_number)",
+    "loop_of(add, sums.begin, sums.end)": "loop_of(add, sums.begin)",
+    "in_sight(kappa_of(": "(kappa_of(",
+    "cuda/kernels/points/loop.py": {
+        "found = end(found, new)": "found = new",
+        "this * TILE_N + chunk * COLS": "this * TILE_N",
+        "needs_mask(mask, block, this)": "needs_mask(mask, block, n_block)",
+        "(end + TILE_N - 1) // TILE_N": "end // TILE_N",
+        "n_block = n_block + 1\n": "",
+        "block[:4], n_block * TILE_N": "block[:4], n_block",
+    },
     "cuda/kernels/points/pairs.py": {
         "norms + norms_of(stage, chunk), 0)": "norms - norms_of(stage, chunk), 0)",
         "[block.batch, block.head][block.key : block.seen_key], stage, n0)\n\n        if dim":
             "[block.batch, block.head], stage, n0)\n\n        if dim",
-        "query + maximum(band[2], 1)": "query + segment.queries",
         "return R + line_of": "return R - line_of",
-        "n_block * TILE_N\n        return tested": "n_block\n        return tested",
-        "(end + TILE_N - 1) // TILE_N": "end // TILE_N",
-        "n_block = n_block + 1\n": "",
         "full(TILE, NOTHING)": "full(TILE, 1)",
     },
     "cuda/kernels/points/features.py": {
         "columns(allocate(PLACE, line), chunk, CHUNKS)": "columns(allocate(PLACE, line), 0, CHUNKS)",
         "allocate(PLACE, stage * COUNT + number), matrix": "allocate(PLACE, number), matrix",
         "others(xs, ys) + term": "term",
-        "row_sum(total) * FACTOR": "row_sum(total)",
+        "return one + other": "return other",
+        "ROWS, m0), ACC) * UNIT": "ROWS, m0), ACC)",
     },
 }  # fmt: skip

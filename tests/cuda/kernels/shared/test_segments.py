@@ -151,9 +151,11 @@ PACKED_PARTS = {"sink": [na.Sink], "slopes and sink": [GIVEN_SLOPES, na.Sink], "
 
 @compiled_only
 @pytest.mark.parametrize(("device", "dtype", "heads_k", "d", "parts"), [
-    (HOPPER, np.float16, 1, 24, "slopes and sink"), (HOPPER, np.float16, 2, 40, "slopes and sink"),
-    (AMPERE, np.float16, 1, 40, "sink"), (TURING, np.float32, 1, 24, "slopes"),
-], ids=["warpgroups in two", "warpgroups", "warps", "CUDA cores"])  # fmt: skip
+    pytest.param(HOPPER, np.float16, 1, 24, "slopes and sink", id="warpgroups in two"),
+    pytest.param(HOPPER, np.float16, 2, 40, "slopes and sink", id="warpgroups", marks=pytest.mark.slow),
+    pytest.param(AMPERE, np.float16, 1, 40, "sink", id="warps"),
+    pytest.param(TURING, np.float32, 1, 24, "slopes", id="CUDA cores"),
+])  # fmt: skip
 def test_gradients_without_own_kernels(rng, sizes, device, dtype, heads_k, d, parts):
     """Sequences are computed as matrices of their own; some are empty, some tokens are in none."""
     score = [kind(random(rng, 2, dtype) / 9) for kind in PACKED_PARTS[parts]]

@@ -10,6 +10,7 @@ from numbattn.cuda.kernels.small.steps import SmallTiles
 from tests.accuracy import exact, random
 from tests.rounding import rounding, wrong_elements
 from tests.tools.device import AMPERE, on
+from tests.tools.launch import mostly_simulated
 
 M, N, HEADS = 9, 13, 2
 BFLOAT16 = ml_dtypes.bfloat16
@@ -35,7 +36,13 @@ SCORES = {
 }
 
 
-@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("score", [
+    "slopes and bias", "bias of its own", "distances",
+    *(pytest.param(name, marks=mostly_simulated) for name in (
+        "bias by head", "bias for all", "bias of keys", "two biases", "as many distances as scores", "slopes",
+        "bias, capped", "sink and bias",
+    )),
+])  # fmt: skip
 def test_gradients(rng, world, score):
     q, k, v, do = (random(rng, (5, HEADS, rows, 8), np.float32) for rows in (M, N, N, M))
     options, dlse = {"score": SCORES[score](rng), "causal": True}, random(rng, (5, HEADS, M), np.float32)
@@ -49,8 +56,10 @@ def test_gradients(rng, world, score):
         assert not wrong_elements(got, want, error).any()
 
 
-@pytest.mark.parametrize("dtype", [BFLOAT16, np.float32])
-@pytest.mark.parametrize("heads_k", [1, 2])
+@pytest.mark.parametrize(("dtype", "heads_k"), [
+    (BFLOAT16, 1), (np.float32, 2),
+    *(pytest.param(*which, marks=mostly_simulated) for which in ((BFLOAT16, 2), (np.float32, 1))),
+])  # fmt: skip
 def test_sequences_without_keys_or_queries(rng, world, dtype, heads_k):
     """No row is read of them, not even to be ignored: the first lie at the beginning of an array."""
     shapes = [(3, HEADS, M, 5), (3, heads_k, N, 5), (3, heads_k, N, 3), (3, HEADS, M, 3)]

@@ -1,0 +1,207 @@
+"""Sums over pairs of points: numbattn, KeOps, flash-sinkhorn, flash-kmeans and the formulas in blocks, as runs.
+
+A maker takes NumPy's or CuPy's arrays and returns a run, a function without arguments. A product is sum_j K(x_i, y_j)
+b_j of a Gaussian K, Sinkhorn's are the potentials f and g after so many iterations, each an update of f, then of g, by
+a logsumexp over all pairs; nearest are the indices of the k nearest y of each x.
+"""
+
+import math
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+
+import numpy as np
+from peers import cupy, tensor_of, torch
+
+from numbattn import points
+
+OURS, FORMULA, TORCH, KEOPS = "numbattn", "standard", "torch", "keops"
+FLASH_SINKHORN, TF32, FLASH_KMEANS = "flash-sinkhorn", "flash-sinkhorn, TF32", "flash-kmeans"
+PEERS = OURS, FORMULA, TORCH, KEOPS, FLASH_SINKHORN, TF32, FLASH_KMEANS
+MODULES = {KEOPS: "pykeops", FLASH_SINKHORN: "flash_sinkhorn", TF32: "flash_sinkhorn", FLASH_KMEANS: "flash_kmeans"}
+PACKAGES = "pykeops", "flash-sinkhorn", "flash-kmeans", "triton"
+PAIRS = {"numpy": 1 << 22, "cupy": 1 << 27}  # of a block
+MOST_PAIRS = 10**11  # that a formula is timed with: more take it a minute
+
+
+# ------------------------------------------------------------------------------------------------------------ numbattn
+def our_product(x, y, b, length):
+    return partial(points.product, x, y, b, points.Gaussian(length))
+
+
+def our_sinkhorn(x, y, epsilon, iterations):
+    cost = points.Cost(2, epsilon)
+    updates = [lambda w, x=x, y=y: points.logsumexp(x, y, w.astype(x.dtype, copy=False), cost)
+               for x, y in ((x, y), (y, x))]  # fmt: skip
+    return partial(alternating, *updates, zeros(y), epsilon, iterations)
+
+
+def our_nearest(x, y, k):
+    return lambda: points.nearest(x, y, k)[1]
+
+
+def alternating(update_f, update_g, g, epsilon, iterations):
+    """f and g of uniform weights; an update is log sum_j exp(w_j - C_ij / epsilon), and likewise."""
+    for _ in range(iterations):
+        f = -epsilon * update_f(g / epsilon - math.log(len(g)))
+        g = -epsilon * update_g(f / epsilon - math.log(len(f)))
+    return f, g
+
+
+def zeros(x):
+    return np.zeros(len(x), np.promote_types(x.dtype, np.float32), like=x)
+
+
+# ------------------------------------------------------------------------------------------------- formulas, in blocks
+# As one writes them in NumPy, in CuPy, whose arrays NumPy's functions take, or in torch.
+def formula_product(x, y, b, length):
+    f = functions_of(x)
+
+    def run():
+        return f.concatenate([f.exp(squares / (-2 * length**2)) @ b for squares in squared_distances(x, y)])
+
+    return run
+
+
+def formula_sinkhorn(x, y, epsilon, iterations):
+    f, x, y = functions_of(x), in_single(x), in_single(y)
+
+    def update(x, y, w):
+        return f.concatenate([logsumexp(f, w - squares / (2 * epsilon)) for squares in squared_distances(x, y)])
+
+    g = f.zeros_like(y[:, 0])
+    return partial(alternating, partial(update, x, y), partial(update, y, x), g, epsilon, iterations)
+
+
+def formula_nearest(x, y, k):
+    f = functions_of(x)
+
+    def smallest(squares):
+        if k == 1:
+            return squares.argmin(-1)[:, None]
+        return torch.topk(squares, k, largest=False)[1] if f is torch else np.argpartition(squares, k, -1)[:, :k]
+
+    return lambda: f.concatenate([smallest(squares) for squares in squared_distances(x, y)])
+
+
+def functions_of(x):
+    return np if library_of(x) in ("numpy", "cupy") else torch
+
+
+def library_of(x):
+    return type(x).__module__.partition(".")[0]
+
+
+def squared_distances(x, y):
+    """|x|^2 + |y|^2 - 2 x y, some rows at a time."""
+    if len(x) * len(y) > MOST_PAIRS:
+        raise TimeoutError(f"more than {MOST_PAIRS:.0e} pairs")
+    norms = (y * y).sum(-1)
+    rows = max(1, PAIRS["numpy" if is_on_cpu(x) else "cupy"] // len(y))
+    for at in range(0, len(x), rows):
+        part = x[at : at + rows]
+        yield (part * part).sum(-1)[:, None] + norms - 2 * part @ y.T
+
+
+def is_on_cpu(x):
+    return isinstance(x, np.ndarray) or (library_of(x) == "torch" and x.device.type == "cpu")
+
+
+def logsumexp(f, z):
+    highest = f.amax(z, -1)
+    return f.log(f.exp(z - highest[:, None]).sum(-1)) + highest
+
+
+def in_single(x):
+    """Points in half precision as float32."""
+    if library_of(x) == "torch":
+        return x.float() if x.element_size() == 2 else x
+    return x.astype(np.promote_types(x.dtype, np.float32), copy=False)
+
+
+def in_torch(formula, *arguments):
+    """A formula on torch's tensors."""
+    return formula(*(tensor_of(x) if hasattr(x, "dtype") else x for x in arguments))
+
+
+# --------------------------------------------------------------------------------------------------------------- KeOps
+# On a GPU of torch's tensors: NumPy's arrays it would copy there and back.
+def keops_product(x, y, b, length):
+    keops, (x, y, b) = keops_of(x, y, b)
+    kernel = (-keops_squares(keops, x, y) / (2 * length**2)).exp()
+    return (kernel * keops.Vj(b)).sum(axis=1, call=False)
+
+
+def keops_sinkhorn(x, y, epsilon, iterations):
+    keops, (x, y) = keops_of(in_single(x), in_single(y))
+
+    def update(x, y, w):
+        wait_before_keops(w)
+        logs = keops.Vj(w[:, None]) - keops_squares(keops, x, y) / (2 * epsilon)
+        return logs.logsumexp(axis=1)[:, 0]
+
+    g = functions_of(x).zeros_like(y[:, 0])
+    return partial(alternating, partial(update, x, y), partial(update, y, x), g, epsilon, iterations)
+
+
+def keops_nearest(x, y, k):
+    keops, (x, y) = keops_of(x, y)
+    return lambda: keops_squares(keops, x, y).argKmin(k, axis=1)
+
+
+def keops_of(*arrays):
+    """KeOps for a library, and its arrays."""
+    if isinstance(arrays[0], np.ndarray):
+        return import_module("pykeops.numpy"), arrays
+    wait_before_keops(arrays[0])
+    return import_module("pykeops.torch"), [*map(tensor_of, arrays)]
+
+
+def wait_before_keops(x):
+    """On a GPU KeOps waits for the default stream alone."""
+    if not is_on_cpu(x):
+        cupy.cuda.get_current_stream().synchronize()
+
+
+def keops_squares(keops, x, y):
+    return ((keops.Vi(x) - keops.Vj(y)) ** 2).sum(-1)
+
+
+# --------------------------------------------------------------------------------------------------------------- others
+def flash_sinkhorn(x, y, epsilon, iterations, allow_tf32=False):
+    """Its points are float32, whatever they were."""
+    from flash_sinkhorn.sinkhorn_solvers import sinkhorn_flashstyle_alternating
+
+    x, y = map(tensor_of, (x, y))
+    weights = [torch.full((len(points),), 1 / len(points), device=points.device) for points in (x, y)]
+    options = {"eps": epsilon, "n_iters": iterations, "cost_scale": 0.5, "allow_tf32": allow_tf32}
+    return partial(sinkhorn_flashstyle_alternating, x, y, *weights, **options)
+
+
+def flash_kmeans(x, y, k):
+    from flash_kmeans.assign_euclid_triton import euclid_assign_triton
+
+    x, y = (tensor_of(points)[None] for points in (x, y))
+    norms = (x.float() ** 2).sum(-1)  # once for all iterations of k-means
+    return lambda: euclid_assign_triton(x, y, norms)[0][:, None]
+
+
+MAKERS = {
+    "product": {OURS: our_product, FORMULA: formula_product, KEOPS: keops_product},
+    "sinkhorn": {OURS: our_sinkhorn, FORMULA: formula_sinkhorn, KEOPS: keops_sinkhorn, FLASH_SINKHORN: flash_sinkhorn,
+                 TF32: partial(flash_sinkhorn, allow_tf32=True)},
+    "nearest": {OURS: our_nearest, FORMULA: formula_nearest, KEOPS: keops_nearest, FLASH_KMEANS: flash_kmeans},
+}  # fmt: skip
+for _makers in MAKERS.values():
+    _makers[TORCH] = partial(in_torch, _makers[FORMULA])
+
+
+def available(of, dtype, on_cpu, peers=PEERS):
+    """The peers that this machine has and that take the dtype."""
+    here = {OURS: True, FORMULA: True, TORCH: torch is not None}
+    for name, module in MODULES.items():
+        here[name] = find_spec(module) is not None and (torch is not None if not on_cpu else name == KEOPS)
+    half = dtype in ("float16", "bfloat16")
+    here[KEOPS] &= of == "sinkhorn" or not half
+    here[FLASH_KMEANS] &= half
+    return [name for name in peers if name in MAKERS[of] and here[name]]

@@ -1,0 +1,194 @@
+"""Pairs of points on Hopper: a persistent, warp-specialised walk over all of them.
+
+A block takes work tiles in turn, 64 points x for each consumer, and loops over all tiles of y: while the next product
+is in flight, be it the first of the next work tile, a consumer does what is to be done with this one. Two threads of
+the producer load x and y, and with y a line of numbers, one for each point.
+"""
+
+from functools import reduce
+from typing import Any, NamedTuple
+
+from ...tile import (
+    Pipeline,
+    acquire,
+    advance,
+    allocate,
+    block_index,
+    bulk_load,
+    device,
+    get,
+    grid_size,
+    index,
+    opaque,
+    prefetch_tensor_map,
+    release,
+    stage,
+    sync_warpgroup,
+    tma_load_part,
+    wait,
+    warpgroup_index,
+    wgmma_wait,
+)
+from ..shared.schedule import place
+from .forward_tiles import ROWS
+
+REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}  # {consumers: of a producer's thread, of a consumer's}
+
+
+class PairTiles(NamedTuple):
+    """A row: tiles of 64 points x for each consumer, and of tile_n points y."""
+
+    tile_n: int
+    consumers: int
+    stages: int  # of y
+
+    unit = "wgmma"
+
+    @property
+    def tile_m(self):
+        return ROWS * self.consumers
+
+
+class Sizes(NamedTuple):
+    """How many points and matrices there are, and how many rows the parts of points are apart, if they have any."""
+
+    seqlen_q: Any
+    seqlen_k: Any
+    heads: Any
+    matrices: Any
+    apart_x: Any
+    apart_y: Any
+
+
+def load_parts_step(places):
+    """The device function (stage, matrix, batch, head, row, apart): TMA-load rows of a matrix from `row` on to the
+    first place, from `apart` rows further on to the next one, and so on."""
+
+    def then(before, numbered):
+        NUMBER, PLACE = numbered
+
+        @device
+        def both(stage, matrix, batch, head, row, apart):
+            before(stage, matrix, batch, head, row, apart)
+            tma_load_part(stage, allocate(PLACE, stage.index), matrix, batch, head, row + NUMBER * apart, 0)
+
+        return both
+
+    return reduce(then, enumerate(places), nothing)
+
+
+@device
+def nothing(stage, matrix, batch, head, row, apart):
+    pass
+
+
+def pair_steps(shared, x_places, y_places, tile_n, consumers, layout, ACC):
+    """The pipelines of x and y, and of a kernel's threads what is common to all: the two producers, device functions
+    (mX, sizes) and (mY, mLine, sizes), and a function (start, product, meanwhile, add, finish) -> the consumers, a
+    device function (given, sizes). Of these, device functions themselves,
+
+        start() is what is found so far, product(X, Y) starts S of two stages, add(found, S, line, n0) adds a tile,
+        meanwhile(X) is done before x is released, and finish(found, aside, given, batch, head, m0) saves results.
+
+    x_places, y_places: of the parts of a tile of points; those of x have two stages for each consumer.
+    """
+    LINE = shared.tile(1, tile_n, ACC, y_places[0].stages)
+    X_PIPELINE = Pipeline.within(shared, x_places[0], 1, fills=len(x_places))
+    Y_PIPELINE = Pipeline.within(shared, y_places[0], consumers, fills=len(y_places) + 1)
+    COLS, TILE_N, CONSUMERS, TILE_M = layout.col_vector(), tile_n, consumers, consumers * ROWS
+    load_x_parts, load_y_parts = load_parts_step(x_places), load_parts_step(y_places)
+
+    @device
+    def count_of(sizes):
+        """How many work tiles there are."""
+        return (sizes.seqlen_q + TILE_M - 1) // TILE_M * sizes.matrices
+
+    @device
+    def load_x(mX, sizes):
+        X, number = stage(X_PIPELINE, 0), block_index()
+        prefetch_tensor_map(mX)
+        while number < count_of(sizes):
+            (m_block, batch, head), consumer = place(number, sizes.matrices, sizes.heads), index(0)
+            while consumer < CONSUMERS:
+                acquire(X)
+                load_x_parts(X, mX, batch, head, m_block * TILE_M + consumer * ROWS, sizes.apart_x)
+                X, consumer = advance(X, 1), opaque(consumer + 1)
+            number = number + grid_size()
+
+    @device
+    def load_y(mY, mLine, sizes):
+        Y, number = stage(Y_PIPELINE, 0), block_index()
+        prefetch_tensor_map(mY)
+        while number < count_of(sizes):
+            (_, batch, head), n0 = place(number, sizes.matrices, sizes.heads), index(0)
+            while n0 < sizes.seqlen_k:
+                acquire(Y)
+                load_y_parts(Y, mY, batch, head, n0, sizes.apart_y)
+                bulk_load(Y, allocate(LINE, Y.index), mLine[batch, head], n0)
+                Y, n0 = advance(Y, 1), opaque(n0 + TILE_N)
+            number = number + grid_size()
+
+    def consumer_of(start, product, meanwhile, add, finish):
+        @device
+        def with_tile(found, S, Y, n0):
+            found = add(found, S, get(allocate(LINE, Y.index), COLS), n0)
+            sync_warpgroup()                                    # all have read the line, and X
+            release(Y)
+            return found
+
+        @device
+        def product_with(X, Y):
+            """In flight."""
+            wait(Y)
+            return product(X, Y)
+
+        @device
+        def step(found, S, X, Y, n0):
+            """Add a tile, and compute S of the next one: returns that, too, and its stage."""
+            after = advance(Y, 1)
+            T = product_with(X, after)
+            found = with_tile(found, S, Y, n0)
+            return found, wgmma_wait(T, 0), after
+
+        @device
+        def all_but_last(S, X, Y, seqlen_k):
+            """Steps from S of the first tile to that of the last one; also returns where it begins."""
+            found, n0 = start(), index(0)
+            while n0 + 2 * TILE_N < seqlen_k:                   # two at a time: no register of S is moved
+                found, T, Y = step(found, S, X, Y, n0)
+                found, S, Y = step(found, T, X, Y, n0 + TILE_N)
+                n0 = n0 + 2 * TILE_N
+            if n0 + TILE_N < seqlen_k:
+                found, S, Y = step(found, S, X, Y, n0)
+                n0 = n0 + TILE_N
+            return found, S, Y, n0
+
+        @device
+        def last(found, S, X, Y, n0, number, given, sizes):
+            """The last tile of y, and what is saved of a work tile."""
+            m_block, batch, head = place(number, sizes.matrices, sizes.heads)
+            aside = meanwhile(X)
+            found = with_tile(found, S, Y, n0)
+            release(X)
+            finish(found, aside, given, batch, head, m_block * TILE_M + warpgroup_index() * ROWS)
+
+        @device
+        def compute(given, sizes):
+            X, Y, number = stage(X_PIPELINE, warpgroup_index()), stage(Y_PIPELINE, 0), block_index()
+            wait(X)
+            S = wgmma_wait(product_with(X, Y), 0)
+            while number < count_of(sizes):
+                found, S, Y, n0 = all_but_last(S, X, Y, sizes.seqlen_k)
+                next_x, after, next_number = advance(X, CONSUMERS), advance(Y, 1), number + grid_size()
+                if next_number < count_of(sizes):
+                    wait(next_x)
+                    T = product_with(next_x, after)
+                    last(found, S, X, Y, n0, number, given, sizes)
+                    S = wgmma_wait(T, 0)
+                else:
+                    last(found, S, X, Y, n0, number, given, sizes)
+                X, Y, number = next_x, after, next_number
+
+        return compute
+
+    return (X_PIPELINE, Y_PIPELINE), (load_x, load_y), consumer_of

@@ -1,0 +1,67 @@
+"""Sums over columns of products with a tile of pairs, P B: of few features on CUDA cores, of more by products of tiles.
+"""
+
+from typing import Any, NamedTuple
+
+from ...tile import aligned, device, dot, full, save
+from ..shared.layouts import left_operand, sums, vector
+from .features import no_sums_step, part_sums_step, save_sums_step, two_sums_step
+
+
+class Sums(NamedTuple):
+    """Device functions for sums over columns."""
+
+    none: Any  # () -> none yet
+    begin: Any  # (sums) -> those with which a tile begins
+    add: Any  # (sums, P, ...) -> with those of P added
+    end: Any  # (sums, those of a tile) -> with these
+    save: Any  # (matrix, sums, m0): rows of a matrix from m0 on
+
+
+@device
+def same(sums):
+    return sums
+
+
+@device
+def latest(sums, new):
+    return new
+
+
+def few_sums(layout, ACC, count, add, factor=1.0):
+    """The Sums, times a factor, of so many features on CUDA cores. Those of a tile are added up on their own: with as
+    many terms, one after the other, as a thread has in all, more digits would be lost."""
+    none = no_sums_step(layout, ACC, count)
+
+    @device
+    def begin(sums):
+        return none()
+
+    return Sums(none, begin, add, two_sums_step(count), save_sums_step(count, ACC(factor)))
+
+
+def tile_of_sums(pairs, count):
+    """The layout of a tile of sums of so many features; pairs: a `pairs.Pairs`."""
+    return sums(pairs.unit, pairs.lanes, pairs.tile_m, count, pairs.threads, run=vector(pairs.dtype))
+
+
+def outer(pairs, count, most):
+    """The Sums of P B, B of so many features, of which more than `most` are many."""
+    if count <= most:
+        return few_sums(pairs.layout, pairs.ACC, count, part_sums_step(count))
+    left, ZERO, ROWS_OF = left_operand(pairs.layout, pairs.shared, pairs.ACC, count), pairs.ACC(0), pairs.rows_of
+    O_TILE = tile_of_sums(pairs, count)
+
+    @device
+    def none():
+        return full(O_TILE, ZERO)
+
+    @device
+    def add(O, P, B):
+        return dot(O, left(P), B)
+
+    @device
+    def save_tile(matrix, O, m0):
+        save(aligned(matrix, ROWS_OF), O, m0)
+
+    return Sums(none, same, add, latest, save_tile)

@@ -1,0 +1,75 @@
+"""Plans of a call against the formula: parts of points, and their products."""
+
+import numpy as np
+import pytest
+
+from numbattn.cuda.points import Points
+from numbattn.points import formula, kinds
+from tests.cuda.works import kernels
+from tests.points.test_formula import drawn
+from tests.tools.device import GPU, HOPPER
+from tests.tools.launch import simulated_only
+
+
+def check(rng, columns=True, times=1, **about):
+    """Errors are to be no more than twice those of the formula in float32. times: how far apart points are."""
+    problem, inputs, (x, y, _), _ = drawn(rng, dtype=np.float32, e=0, **about)
+    for points in (inputs.q, inputs.k):
+        points *= times
+    w = rng.standard_normal((*problem.batch, problem.seqlen_k)).astype(np.float32) if columns else None
+    if columns:
+        w[..., 3] = -np.inf
+    gpu = GPU(HOPPER)
+    found = [f(problem, inputs, kinds.GAUSSIAN, w) for f in (Points(lambda: gpu).logsumexp, formula.logsumexp)]
+    (program,) = gpu.programs.values()
+    assert kernels(program.plan) == ["point_parts", "point_parts", "hopper_logsumexp"]
+    t = ((inputs.q.astype(float)[..., :, None, :] - inputs.k[..., None, :, :]) ** 2).sum(-1)
+    logs = -t / 2 + (0 if w is None else w.astype(float)[..., None, :])
+    top = logs.max(-1)
+    wanted = top + np.log(np.exp(logs - top[..., None]).sum(-1))
+    errors = [abs(x - wanted).max() for x in found]
+    assert errors[0] <= 2 * errors[1] + 1e-6
+
+
+@pytest.mark.parametrize("columns", [True, False])
+def test_one_tile(rng, columns):
+    check(rng, columns, d=20, m=30, n=50, batch=())
+
+
+@simulated_only
+def test_several_tiles(rng):
+    check(rng, d=40, m=300, n=150, batch=())
+
+
+@simulated_only
+def test_digits_of_all_parts(rng):
+    """Of terms that are large and cancel."""
+    check(rng, times=30, d=40, m=64, n=128, batch=())
+
+
+FAULTS = {
+    "test_digits_of_all_parts": {
+        "dot(dot(dot(S_TILE, x3, y1.T), x2, y2.T), x1, y3.T)": "dot(dot(S_TILE, x2, y2.T), x1, y3.T)",
+        "dot(dot(dot(S, x2, y1.T), x1, y2.T), x1, y1.T)": "dot(dot(S, x2, y1.T), x1, y1.T)",
+        "S * LOG2E + line": "S + line",
+        "lse + load(mLineX[batch, head], VECTOR, m0)": "lse",
+    },
+    "cuda/kernels/hopper/parts.py": {
+        "test_several_tiles": {
+            "number * apart + m0": "number * apart",
+            "rest = rest - convert(part, ACC)": "rest = rest",
+            "row_index(ROWS, m0) < count": "row_index(ROWS, m0) <= count",
+        },
+        "test_one_tile": {
+            "found = found + load(": "found = found - load(",
+        },
+    },
+    "cuda/kernels/hopper/pairs.py": {
+        "test_several_tiles": {
+            "row + NUMBER * apart": "row",
+        },
+        "test_one_tile": {
+            "fills=len(x_places)": "fills=1",
+        },
+    },
+}

@@ -1,0 +1,43 @@
+"""What the package shows."""
+
+import inspect
+import re
+import subprocess
+import sys
+
+import pytest
+
+from numbattn import points
+
+FUNCTIONS = "logsumexp", "logsumexp_vjp", "nearest", "operator", "product", "product_vjp", "sinkhorn", "sinkhorn_vjp"
+
+
+def test_public_names():
+    assert points.__all__ == [
+        "Cauchy", "Cosine", "Cost", "Gaussian", "Kernel", "Laplacian", "Linear", "LogsumexpGradients", "Matern",
+        "Polynomial", "ProductGradients", "Radial", "RationalQuadratic", "SinkhornGradients", "Transport", *FUNCTIONS,
+    ]  # fmt: skip
+    for name in points.__all__:
+        assert hasattr(points, name)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_docstrings_are_whole(name):
+    function = getattr(points, name)
+    sections = re.findall(r"^ *(\w+)\n *-+$", function.__doc__, re.M)
+    wanted = ["Parameters", "Returns", "Raises", "Examples"]
+    assert [section for section in sections if section not in ("Notes", "Warns")] == wanted
+    described = re.search(r"Parameters\n *-+\n(.*?)\n *Returns", function.__doc__, re.S)[1]
+    names = re.findall(r"^ *(\w+(?:, \w+)*)(?: : .*)?$", described, re.M)
+    assert set(inspect.signature(function).parameters) <= set(re.findall(r"\w+", " ".join(names)))
+
+
+@pytest.mark.parametrize("name", ["Gaussian", "Matern", "Polynomial", "Cost", "Radial"])
+def test_kernels_show_nothing_internal(name):
+    public = {attribute for attribute in dir(getattr(points, name)) if not attribute.startswith("_")}
+    assert public <= {"length", "nu", "degree", "offset", "power", "epsilon", "function"}
+
+
+def test_it_is_imported_without_numba_and_scipy():
+    code = "import sys, numbattn.points; assert not {'numba', 'scipy', 'cupy', 'numbattn.cpu'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
