@@ -44,10 +44,10 @@ def test_first_call(tmp_path):
     assert all(float(error) < 1e-4 for error in re.findall(r"float64: (\S+)", out))
 
 
-@pytest.mark.parametrize(
-    "attention", [("--dropout", "0.1"), ("--attention", "standard"), ("--dtype", "bfloat16"), ("--packed",)],
-    ids="=".join,
-)
+@pytest.mark.parametrize("attention", [
+    ("--dropout", "0.1", "--dtype", "bfloat16"), ("--packed",),
+    pytest.param(("--attention", "standard"), marks=pytest.mark.slow),
+], ids="=".join)
 def test_transformer_learns(tmp_path, attention):
     tiny = "--steps 60 --batch 4 --seqlen 64 --width 32 --layers 2 --heads 2 --lr 1e-2"
     out = run(tmp_path, "02_transformer.py", *tiny.split(), *attention, "--plot", "loss.png")

@@ -210,7 +210,7 @@ BANDS = {
     "left": st.none() | st.integers(-5, 80), "right": st.none() | st.integers(5, 80),
 }  # fmt: skip
 SOME = settings(
-    max_examples=4, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=3, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 

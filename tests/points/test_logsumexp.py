@@ -71,7 +71,7 @@ def test_what_sees_nothing_is_minus_infinity(rng):
         f, backprop = points.logsumexp_vjp(x, y[:n], np.full(n, weight), COST, mask=mask)
         assert_array_equal(f, np.full(4, -np.inf))
         for gradient in backprop(np.full(4, np.nan)):
-            assert_array_equal(gradient, 0 * gradient)
+            assert_array_equal(gradient, np.zeros(gradient.shape))
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])

@@ -155,6 +155,26 @@ def test_clouds_of_a_batch_have_centres_of_their_own(rng):
     assert_allclose(points.product(x, y, b, points.Gaussian()), exact, rtol=3e-6)
 
 
+@pytest.mark.parametrize("far", [0, 1], ids="xy")
+def test_a_cloud_that_a_batch_shares_is_the_centre(rng, far):
+    """Of the others, some are far from it."""
+    clouds = [rng.random((30, 20)), rng.random((40, 20))]
+    clouds[far] = clouds[far] + np.array([0, 3e3, -1e4])[:, None, None]
+    x, y, b = (z.astype(np.float32) for z in (*clouds, rng.random((40, 2))))
+    exact = points.product(*(z.astype(np.float64) for z in (x, y, b)), points.Gaussian())
+    assert_allclose(points.product(x, y, b, points.Gaussian()), exact, rtol=3e-6)
+
+
+def test_the_cosine_of_nothing_is_0(rng):
+    x, b = rng.standard_normal((4, 3)), rng.random((4, 2))
+    x[1] = 0
+    s, backprop = points.product_vjp(x, x, b, points.Cosine())
+    dx, dy, db = backprop(b)
+    for found in (s, dx, dy, db):
+        assert np.isfinite(found).all()
+        assert_array_equal(found[1], 0 * found[1])
+
+
 def test_what_nobody_sees_may_be_nan_and_moves_no_centre(rng):
     x, y, b, ds = (rng.random((2, 9, n)) for n in (12, 12, 2, 2))
     mask, seen = na.Lengths(keys=np.array([6, 4]), queries=np.array([5, 7])), np.arange(9)[:, None]
@@ -326,7 +346,12 @@ FAULTS = {
                 "return points - centre"
             ),
         },
+    },
+    "test_the_cosine_of_nothing_is_0": {
         "points/kernels.py": {"return np.where(norms == 0, math.inf, norms)": "return norms"},
+    },
+    "test_a_cloud_that_a_batch_shares_is_the_centre": {
+        "points/pairs.py": {"which = 0 if sizes[0] < sizes[1] else 1": "which = 1"},
     },
     "test_gradients_of_lengths[Cost(power=2.0, epsilon=0.3)]": {
         "points/kernels.py": {"return (-found / (self.power * self.epsilon))": "return (-found / self.epsilon)"},
@@ -336,7 +361,6 @@ FAULTS = {
     },
     "test_points_far_off_keep_the_digits_of_their_differences": {
         "points/pairs.py": {
-            "which = 0 if sizes[0] < sizes[1] else 1": "which = 1",
             "self.pairs.centred(points) if self.kernel._is_centred else points": "points",
             "points.sum(axis=axes, keepdims=True, dtype=np.float64)": "0 * points.sum(axis=axes, keepdims=True)",
         },

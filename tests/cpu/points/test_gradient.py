@@ -2,7 +2,9 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
+import numbattn as na
 from numbattn.cpu.points import gradient
+from numbattn.problem import describe
 from tests.points import plain, test_formula
 
 from .calls import DTYPES, SIZES, check, drawn
@@ -47,8 +49,20 @@ def test_logarithms(rng, dtype):
 def test_equal_points_have_no_gradient(kind):
     problem, inputs, c = drawn(np.random.default_rng(0), 20, 20, 2, 1, np.float64)
     inputs = inputs._replace(k=inputs.q[:1], q=np.repeat(inputs.q[:1], 20, axis=0), v=inputs.v[:1])
-    problem, inputs = test_formula.describe(inputs.q, inputs.k, inputs.v)
+    problem, inputs = describe(inputs.q, inputs.k, inputs.v)
     assert_array_equal(gradient(problem, inputs, kind, c), np.zeros((20, 2)))
+
+
+INTERVALS = np.zeros(40, int), np.where(np.arange(40) < 30, 60, 0)
+
+
+@pytest.mark.parametrize("mask", [na.Lengths(queries=[30], keys=[60]), na.Intervals(*INTERVALS)])
+def test_points_that_see_nothing_may_be_nan(rng, mask):
+    x, y, b, c = (rng.standard_normal((1, n, d)) for n, d in ((40, 3), (60, 3), (60, 2), (40, 2)))
+    exact = plain.gradient(GAUSSIAN, x, y, b, c)
+    exact[:, 30:], x[:, 30:] = 0, np.nan
+    problem, inputs = describe(x, y, b, mask=mask)
+    assert_allclose(gradient(problem, inputs, GAUSSIAN, c), exact)
 
 
 FAULTS = {
@@ -63,7 +77,7 @@ FAULTS = {
         "add_products(dXT, Y, S, -one)": "add_products(dXT, Y, S, one)",
         "add_points(part, at.XT, total[0])": "pass",
     },
-    "test_masks[lengths]": {
+    "test_points_that_see_nothing_may_be_nan": {
         "if sees_nothing(at, i):": "if False:",
     },
 }

@@ -55,7 +55,6 @@ def test_equal_points_far_off(rng):
 
 FAULTS = {
     "test_parts_without_weight": {
-        "fill(l_next, 0)": "pass",
         "absorb(O, m, l, O, m_next, l_next)": "pass",
     },
     "test_accuracy[float32-Gaussian()]": {
