@@ -34,6 +34,12 @@ def test_sizes(sizes, compiled):
     assert sizes_of(of_points("float32", *sizes, DEVICES[9, 0]).problem) == compiled
 
 
+def test_rows_are_for_sizes_up_to_theirs():
+    found = [sums.SPEC.fitting(of_points("float32", d, 1, DEVICES[9, 0])) for d in (33, 64, 65)]
+    rows = sums.TILES[False, True, 4]
+    assert found == [rows[64][0], rows[64][0], rows[128][0]]
+
+
 def test_few_of_both_are_for_cuda_cores():
     first = sums.SPEC.fitting(of_points("float32", 8, 4, DEVICES[9, 0]))
     assert (first.unit, sums.SPEC.fitting(of_points("float32", 9, 4, DEVICES[9, 0])).unit) == ("fma", "mma")
