@@ -78,9 +78,9 @@ if __name__ == "__main__":
     x, y = xp.asarray(places), xp.asarray(heights)
 
     A = points.operator(x, x, KERNEL, ridge=RIDGE)
-    bar = tqdm(unit=" iterations")
-    weights, _ = linalg.cg(A, y, rtol=3e-3, maxiter=200, M=preconditioner(x, rng), callback=lambda _: bar.update())
-    bar.close()
+    M = preconditioner(x, rng)
+    with tqdm(unit=" iterations") as bar:
+        weights, _ = linalg.cg(A, y, rtol=3e-3, maxiter=200, M=M, callback=lambda _: bar.update())
     side = (np.arange(PIXELS, dtype=np.float32) + 0.5) / PIXELS
     pixels = np.stack(np.meshgrid(side, side), axis=-1).reshape(-1, 2)
     found = points.product(xp.asarray(pixels), x, weights[:, None].astype(x.dtype), KERNEL)[:, 0]
