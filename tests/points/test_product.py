@@ -14,6 +14,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import numbattn as na
 from numbattn import points
+from numbattn.points.kinds import DIFFERENCES
 
 from ..accuracy import to_numpy
 from . import plain
@@ -96,8 +97,8 @@ def test_dtypes(xp, rng, dtype, d, kernel):
 
 @pytest.mark.parametrize("kernel", [points.Gaussian, points.Laplacian, points.Matern], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("d", [2, 8, 10, 64, 300])
-def test_errors_are_no_more_than_twice_those_of_the_plain_formula(xp, rng, kernel, d):
-    """In float32, of differences, all pairs at once."""
+def test_errors_are_about_those_of_the_plain_formula(xp, rng, kernel, d):
+    """At most twice, in float32, of differences, all pairs at once; three times by products on a GPU."""
     length = 0.6 * d**0.5
     kernel = kernel(1.5, length) if kernel is points.Matern else kernel(length)
     x, y, b, ds = (rng.standard_normal(shape).astype(np.float32) for shape in ((200, d), (250, d), (250, 3), (200, 3)))
@@ -111,9 +112,10 @@ def test_errors_are_no_more_than_twice_those_of_the_plain_formula(xp, rng, kerne
     K = kernel._kind.value(t)
     slopes = slopes[..., None] * differences
     plainly = K @ b, slopes.sum(1), -slopes.sum(0), K.T @ ds
+    times = 3 if xp is not np and d > DIFFERENCES else 2  # sums of tensor cores are not rounded, but cut off
     for got, other, exactly in zip(found, plainly, wanted):
         for norm in (np.linalg.norm, lambda error: np.abs(error).max()):
-            assert norm(got - exactly) < 2 * norm(other - exactly) + 1e-7 * norm(exactly)
+            assert norm(got - exactly) < times * norm(other - exactly) + 1e-7 * norm(exactly)
 
 
 def test_numpy_told_to_raise_errors_does_not_change_that(rng):
