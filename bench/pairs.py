@@ -79,7 +79,9 @@ def formula_nearest(x, y, k):
     def smallest(squares):
         if k == 1:
             return squares.argmin(-1)[:, None]
-        return torch.topk(squares, k, largest=False)[1] if f is torch else np.argpartition(squares, k, -1)[:, :k]
+        if f is torch:
+            return torch.topk(squares, k, largest=False)[1]
+        return np.argpartition(squares, k, -1)[:, :k].copy()  # a view would keep all
 
     return lambda: f.concatenate([smallest(squares) for squares in squared_distances(x, y)])
 
