@@ -28,6 +28,7 @@ from ..problem import NOTHING_HIDDEN, Inputs, Problem
 from .kinds import DIFFERENCES, Kind
 
 ROWS, COLUMNS, PAIRS = 1024, 4096, 2**22  # of a block, at most; COLUMNS is a multiple of 32, as Bits need it
+ON_GPUS = 3  # times as many rows and columns of a block there: a GPU is quicker than its host launches small ones
 quiet = np.errstate(all="ignore")  # of what is hidden, and of numbers too small for the dtype
 
 
@@ -39,10 +40,10 @@ class Block(NamedTuple):
     x: Any  # (..., rows, features)
     y: Any
     b: Any
-    visible: Any  # (..., rows, columns)
+    visible: Any  # (..., rows, columns); None where nothing is hidden
 
-    def only_visible(self, kappa: Any) -> Any:
-        return np.where(self.visible, kappa, 0)
+    def only_visible(self, kappa: Any, hidden: float = 0) -> Any:
+        return kappa if self.visible is None else np.where(self.visible, kappa, hidden)
 
 
 @quiet
@@ -75,7 +76,7 @@ def logsumexp(problem: Problem, inputs: Inputs, kind: Kind, columns: Any = None)
     shape = *problem.batch, problem.seqlen_q
     highest, total = _zeros(inputs, shape, problem.sum_dtype) - math.inf, _zeros(inputs, shape, problem.sum_dtype)
     for block in _blocks(problem, inputs):
-        logs = np.where(block.visible, _log_kappa(block, kind, None, columns), -math.inf)
+        logs = block.only_visible(_log_kappa(block, kind, None, columns), -math.inf)
         before = highest[..., block.i]
         new = np.maximum(before, logs.max(axis=-1))
         finite = np.where(np.isneginf(new), 0, new)
@@ -90,7 +91,7 @@ def nearest(problem: Problem, inputs: Inputs, k: int) -> tuple[Any, Any]:
     shape = *problem.batch, problem.seqlen_q, k
     t, j = _zeros(inputs, shape, problem.sum_dtype) + math.inf, _zeros(inputs, shape, np.int32) - 1
     for block in _blocks(problem, inputs):
-        here = np.where(block.visible, _distances(block), math.inf)
+        here = block.only_visible(_distances(block), math.inf)
         numbers = np.broadcast_to(np.arange(block.j.start, block.j.stop, dtype=np.int32, like=here), here.shape)
         ts, js = (np.concatenate([x[..., block.i, :], y], axis=-1) for x, y in ((t, here), (j, numbers)))
         first = np.argsort(ts, axis=-1, kind="stable")[..., :k]  # of equal ones the lowest number; of inf -1
@@ -100,8 +101,9 @@ def nearest(problem: Problem, inputs: Inputs, k: int) -> tuple[Any, Any]:
 
 def _blocks(problem: Problem, inputs: Inputs) -> Iterator[Block]:
     m, n, batch = problem.seqlen_q, problem.seqlen_k, problem.batch
-    columns = min(n, COLUMNS)
-    rows = min(m, ROWS, max(PAIRS // max(math.prod(batch) * columns, 1), 1))
+    times = 1 if problem.xp == "numpy" else ON_GPUS
+    columns = min(n, times * COLUMNS)
+    rows = min(m, times * ROWS, max(times**2 * PAIRS // max(math.prod(batch) * columns, 1), 1))
     for first_row in range(0, m if n else 0, max(rows, 1)):
         i = slice(first_row, min(first_row + rows, m))
         x = _rows(inputs.q, i, problem)
@@ -109,6 +111,9 @@ def _blocks(problem: Problem, inputs: Inputs) -> Iterator[Block]:
             j = slice(first_column, min(first_column + columns, n))
             seen = _visible(inputs.mask, i, j, m, n, x)
             y, b = (_rows(points, j, problem) for points in (inputs.k, inputs.v))
+            if seen is None:
+                yield Block(i, j, x, y, b, None)
+                continue
             by_column = seen.any(axis=-2)[..., None]  # what nobody sees may be NaN
             yield Block(i, j, np.where(seen.any(axis=-1)[..., None], x, 0), np.where(by_column, y, 0),
                         np.where(by_column, b, 0), seen)  # fmt: skip
@@ -121,7 +126,7 @@ def _rows(points: Any, at: slice, problem: Problem) -> Any:
 
 def _visible(mask: Mask, i: slice, j: slice, m: int, n: int, array: Any) -> Any:
     if mask is NOTHING_HIDDEN:
-        return np.ones_like(array, dtype=bool, shape=(1, 1))
+        return None
     rows, columns = i.stop - i.start, j.stop - j.start
     return visible(cropped(mask, Crop(i.start, rows, j.start, columns, m, n)), rows, columns, array)
 

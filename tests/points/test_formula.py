@@ -131,12 +131,12 @@ def test_sums_are_of_the_dtype_of_sums(rng, dtype):
 
 FAULTS = {
     "test_masks": {
-        "return np.where(self.visible, kappa, 0)": "return kappa",
+        "return kappa if self.visible is None else np.where(self.visible, kappa, hidden)": "return kappa",
         "weights = block.only_visible(_kappa(block, kind, rows, columns, derivative=True) * product)": (
             "weights = _kappa(block, kind, rows, columns, derivative=True) * product"
         ),
         "np.where(by_column, y, 0)": "y",
-        "here = np.where(block.visible, _distances(block), math.inf)": "here = _distances(block)",
+        "here = block.only_visible(_distances(block), math.inf)": "here = _distances(block)",
     },
     "test_what_has_no_weight_at_first": {
         "finite = np.where(np.isneginf(new), 0, new)": "finite = new",
