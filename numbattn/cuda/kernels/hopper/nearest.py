@@ -68,9 +68,9 @@ def hopper_nearest(*, dtype, head_dim, tile_n, consumers, stages):
 
 TILES = {  # of the largest dimension. TFLOP/s on an H100, 1,000,000 points x
     64: PairTiles(64, 4, 8),            # 4096 points y: 388; 3 consumers, 128 334
-    128: PairTiles(128, 3, 4),          # 1000 505, 32768 587 to 625; 2 consumers 412, 574
-    192: PairTiles(96, 2, 3),           # 4096 659
-    256: PairTiles(64, 2, 3),           # 642
+    128: PairTiles(128, 3, 4),          # 1000 512, 8192 558, 32768 605; 2 consumers 412, -, 574
+    192: PairTiles(96, 2, 3),           # 4096 642
+    256: PairTiles(64, 2, 3),           # 4096 668
 }
 
 
