@@ -6,18 +6,20 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import DTYPES, FLOATING, MOST_AXES, cast_of, same_library, words_for_dtype
+from ..checks import DTYPES, FLOATING, MOST_AXES, cast_of, dtype_of_sums, same_library, words_for_dtype
 
 
-def check_points(x: Any, y: Any, **others: Any) -> str:
-    """The library of arrays of one dtype; x (..., m, d), y (..., n, d)."""
-    given = {"x": x, "y": y, **others}
+def check_points(x: Any, y: Any, vectors: dict[str, Any] | None = None, **others: Any) -> str:
+    """The library of arrays of one dtype; x (..., m, d), y (..., n, d). Vectors may be of the dtype of sums, too."""
+    vectors = vectors or {}
+    given = {"x": x, "y": y, **others, **vectors}
     xp = same_library(**given)
     for name, array in given.items():
         if array.dtype not in DTYPES:
             raise TypeError(_wrong_dtype(name, array.dtype))
-        if array.dtype != x.dtype:
-            raise TypeError(f"{name}: got {array.dtype}, expected {x.dtype}, the dtype of x")
+        if array.dtype != x.dtype and (name not in vectors or array.dtype != dtype_of_sums(x.dtype)):
+            sums = f" or {dtype_of_sums(x.dtype)}" if name in vectors and x.dtype.itemsize == 2 else ""
+            raise TypeError(f"{name}: got {array.dtype}, expected {x.dtype}{sums}, the dtype of x")
         if array.ndim > MOST_AXES:
             raise ValueError(f"{name}: got {array.ndim} axes, at most {MOST_AXES}")
     for name, array in (("x", x), ("y", y)):

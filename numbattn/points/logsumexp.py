@@ -26,8 +26,8 @@ def logsumexp(x: A, y: A, w: A | None, kernel: Kernel, *, mask: Mask | Array | N
     x : array, (..., m, d)
     y : array, (..., n, d)
     w : array, (..., n), or None
-        NumPy arrays or CuPy arrays, all of one dtype, with any strides; batch axes broadcast. -inf: a point without
-        weight. None: all are 0.
+        NumPy arrays or CuPy arrays, all of one dtype, with any strides; w of points in half precision may be float32.
+        Batch axes broadcast. -inf: a point without weight. None: all are 0.
     kernel : Cost, Gaussian, Laplacian or Matern(0.5)
     mask : a mask of numbattn's, or a boolean array, optional
         Which points y_j are seen by x_i.
@@ -108,7 +108,7 @@ def logsumexp_vjp(
 
 def _prepared(x: Any, y: Any, w: Any, kernel: Any, mask: Any) -> tuple[Pairs, Term, Any]:
     """Pairs, the term, and w with all batch axes."""
-    check_points(x, y, **({} if w is None else {"w": w}))
+    check_points(x, y, {} if w is None else {"w": w})
     batches = {"x": x.shape[:-2], "y": y.shape[:-2]}
     if w is not None:
         check_vector("w", w, y.shape[-2], "y")

@@ -70,8 +70,9 @@ def sinkhorn(
     y : array, (..., n, d)
     a : array, (..., m)
     b : array, (..., n)
-        Points and their weights: NumPy arrays or CuPy arrays, all of one dtype; batch axes broadcast. Weights are 0 or
-        more, and sums of b are those of a but for rounding, after which b is scaled; CuPy's are not looked into.
+        Points and their weights: NumPy arrays or CuPy arrays, all of one dtype; weights of points in half precision may
+        be float32. Batch axes broadcast. Weights are 0 or more, and sums of b are those of a but for rounding, after
+        which b is scaled; CuPy's are not looked into.
     cost : Cost
         ``Cost(power, epsilon)``: |x - y|**power / power, and epsilon, by which the entropy is weighed.
     tol : float, optional
@@ -174,7 +175,7 @@ class _Call:
     def of(
         cls, x: Any, y: Any, a: Any, b: Any, cost: Any, tol: Any, max_iterations: Any, debias: Any, mask: Any
     ) -> _Call:
-        check_points(x, y, a=a, b=b)
+        check_points(x, y, {"a": a, "b": b})
         check_vector("a", a, x.shape[-2], "x")
         check_vector("b", b, y.shape[-2], "y")
         if not isinstance(cost, Cost):

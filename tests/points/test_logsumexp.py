@@ -83,6 +83,13 @@ def test_results_are_of_the_dtype_of_sums(rng, dtype):
     assert {gradient.dtype for gradient in backprop(f)} == {np.dtype(dtype)}
 
 
+def test_weights_of_half_precision_points_may_be_single(rng):
+    x, y, w = rng.random((50, 20)).astype(np.float16), rng.random((60, 20)).astype(np.float16), 100 + rng.random(60)
+    f, backprop = points.logsumexp_vjp(x, y, w.astype(np.float32), points.Cost(2, 0.5))
+    assert_allclose(f, points.logsumexp(x.astype(float), y.astype(float), w, points.Cost(2, 0.5)), rtol=1e-6)
+    assert [gradient.dtype for gradient in backprop(f)] == [np.float16, np.float16, np.float32]
+
+
 def test_no_weights_have_no_gradient(rng):
     x, df = rng.random((5, 2)), rng.random(5)
     grads = points.logsumexp_vjp(x, x, None, COST)[1](df)
@@ -97,6 +104,8 @@ X, W = np.zeros((4, 3)), np.zeros(4)
 @pytest.mark.parametrize(("given", "kind", "message"), [
     ((X, X, W[:3], COST), ValueError, r"w: got the shape \(3,\), expected \(..., 4\), a number for each point of y"),
     ((X, X, W.astype(int), COST), TypeError, r"w: got int64, allowed .*; pass w.astype\(np.float32\)"),
+    ((X.astype("f2"), X.astype("f2"), W, COST), TypeError, "w: got float64, expected float16 or float32, the dtype of"),
+    ((X, X, W.astype("f4"), COST), TypeError, "w: got float32, expected float64, the dtype of x"),
     ((X, X, W, points.Matern(1.5)), TypeError, r"kernel: got Matern.*, expected Cost, Gaussian, Laplacian or Matern"),
     ((X, X, W, 2 * COST), TypeError, r"kernel: got 2 \* Cost.*, expected Cost, Gaussian"),
     ((X, X, np.zeros((2, 4)), COST, np.zeros((3, 4, 4))), TypeError, "takes"),

@@ -180,12 +180,12 @@ def part_argmin(x, first, least, col):
 
     >>> PARTS = TILE.row_parts()
     >>> start = full(PARTS, np.float32(5)), full(PARTS, np.int32(-1))
-    >>> show(lambda x: part_argmin(x, 8, *start)[0])
-    array([[0.],
-           [4.]], dtype=float32)
+    >>> show(lambda x: part_argmin(x, 8, *start)[0])                            # here a thread has one element
+    array([[0., 1., 2., 3.],
+           [4., 5., 5., 5.]], dtype=float32)
     >>> show(lambda x: part_argmin(x + 3, 8, *start)[1])
-    array([[ 8],
-           [-1]], dtype=int32)
+    array([[ 8,  9, -1, -1],
+           [-1, -1, -1, -1]], dtype=int32)
     """
     _check_argmin(x, least, col)
     values = np.where(np.isnan(x.registers), x.dtype.type(np.inf), x.registers)
