@@ -21,7 +21,7 @@ def interop(results):
         is_first = named.index(framework) == number
         axis.set_yticks(at, [record["call"] * is_first for record in chosen])
         axis.invert_yaxis()
-        axis.set_title(f"{framework}, {device}")
+        axis.set_title(f"{framework}, {device.removeprefix('NVIDIA ').split()[0]}")
         axis.set_xlabel("microseconds")
     plain = [record for record in records if record["call"] == "no gradients"]
     least = min(plain, key=on_top)
