@@ -71,12 +71,16 @@ def check(identity, real, kinds, order=0):
     arguments = real, *[types.int64] * 4, types.Tuple(kinds)
     with naming(identity.key[given].python):
         element.compile(arguments)
-    overload = element.overloads[arguments]
+    refuse_failing(element.overloads[arguments], f"Score {ORDERS[given]}", identity.key[given])
+
+
+def refuse_failing(overload, words, function):
+    """Raise a TypeError, words: if what is compiled of a Frozen may raise an error, print or allocate memory."""
     if may_fail(overload):
-        raise UserTypeError(message(f"Score {ORDERS[given]}", identity.key[given], reason(overload)))
+        raise UserTypeError(_message(words, function, reason(overload)))
 
 
-def message(words, function, found):
+def _message(words, function, found):
     code = function.pieces[0].code
     line, file, text = found or (code.co_firstlineno, code.co_filename,
                                  "may raise an error: nobody would see it")  # fmt: skip

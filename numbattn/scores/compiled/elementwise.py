@@ -5,11 +5,9 @@ from functools import lru_cache
 import numba
 import numpy as np
 
-from ...checks import UserTypeError
 from .derivative import compiled_of, derivative_of
-from .element import message
+from .element import refuse_failing
 from .errors import naming, number_of
-from .nothrow import may_fail, reason
 from .strict import compiled
 
 
@@ -32,9 +30,7 @@ def check(words, function, dtype, order=0):
     one, arguments = of_one(function, order), (numba.from_dtype(dtype),)
     with naming(function.python, of="kernel"):
         one.compile(arguments)
-    overload = one.overloads[arguments]
-    if may_fail(overload):
-        raise UserTypeError(message(words, function, reason(overload)))
+    refuse_failing(one.overloads[arguments], words, function)
 
 
 @lru_cache(maxsize=128)

@@ -3,6 +3,8 @@
 import numpy as np
 from numpy.testing import assert_allclose
 
+import numbattn as na
+from numbattn.cuda.kernels.points.arguments import PointTiles
 from numbattn.cuda.points import Points
 from numbattn.points import kinds
 from numbattn.problem import describe
@@ -10,6 +12,20 @@ from tests.points import plain
 from tests.tools.device import GPU, HOPPER
 
 EPS = {np.dtype(dtype): eps for dtype, eps in (("float16", 2e-3), ("float32", 4e-6), ("float64", 1e-12))}
+TILES = {
+    "few features": (3, 2, PointTiles("fma", 16, 32, 64, lanes=8, chunks=2)),
+    "many of b": (2, 6, PointTiles("mma", 16, 16, 32)),
+    "many dimensions": (10, 2, PointTiles("mma", 32, 16, 64)),
+    "CUDA cores": (10, 6, PointTiles("fma", 16, 16, 64, lanes=8)),
+    "in turn": (10, 6, PointTiles("mma", 32, 16, 64, stages=1)),
+}
+MASKS = {
+    "window": lambda: na.Window(20, 9),
+    "causal": lambda: na.Causal(offset=9),
+    "lengths": lambda: na.Lengths(np.array([[37]]), np.array([[19]])),
+    "blocks": lambda: na.BlockSparse(np.array([[[[0, 0, 1, 0], [0, 0, 0, 0], [1, 0, 1, 1]]]], bool), (7, 11)),
+    "segments": lambda: na.Segments([1, 5, 20], [0, 18, 37]),
+}
 
 
 def drawn(rng, dtype=np.float32, batch=(1, 1), m=40, n=70, d=3, e=1):
@@ -30,3 +46,23 @@ def check(x, y, b, c, kind=kinds.GAUSSIAN, mask=None, device=HOPPER, only=("sums
         want = getattr(plain, name)(kind, x, y, b, *[c] * (name == "gradient"), visible, **given)
         assert got.dtype == problem.sum_dtype
         assert_allclose(got, want, atol=EPS[x.dtype] * (abs(want).max(initial=0) + 1e-30), rtol=0)
+
+
+def check_tiles(rng, only, sizes):
+    """Several matrices, with logarithms of rows and columns."""
+    x, y, b, c = drawn(rng, batch=(2, 2), m=21, n=39, **sizes)
+    rows, columns = rng.standard_normal((2, 2, 21)), rng.standard_normal((2, 2, 39))
+    check(x, y, b, c, only=(only,), rows=rows, columns=columns)
+
+
+def check_mask(rng, only, sizes, mask):
+    """One of MASKS; beyond lengths there is NaN."""
+    x, y, b, c = drawn(rng, m=21, n=40, **sizes)
+    if mask == "lengths":
+        x[:, :, 19:], y[:, :, 37:], b[:, :, 37:] = np.nan, np.nan, np.nan
+    check(x, y, b, c, mask=MASKS[mask](), only=(only,))
+
+
+def check_number(rng, only, sizes):
+    """A kind with a number."""
+    check(*drawn(rng, m=16, n=16, **sizes), kinds.Polynomial(2, 0.5), only=(only,))

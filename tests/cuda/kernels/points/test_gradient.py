@@ -1,31 +1,13 @@
 """In tiles of 16 x 16 pairs, or two of 16 x 32, simulated; test_points has those of a plan."""
 
-import numpy as np
 import pytest
 
-import numbattn as na
 from numbattn.cuda.kernels.points import gradient
-from numbattn.cuda.kernels.points.arguments import PointTiles
-from numbattn.points import kinds
 from tests.tools.launch import simulated_only
 
-from .calls import check, drawn
+from .calls import MASKS, TILES, check_mask, check_number, check_tiles
 
 pytestmark = simulated_only
-TILES = {
-    "few features": (3, 2, PointTiles("fma", 16, 32, 64, lanes=8, chunks=2)),
-    "many of b": (2, 6, PointTiles("mma", 16, 16, 32)),
-    "many dimensions": (10, 2, PointTiles("mma", 32, 16, 64)),
-    "CUDA cores": (10, 6, PointTiles("fma", 16, 16, 64, lanes=8)),
-    "in turn": (10, 6, PointTiles("mma", 32, 16, 64, stages=1)),
-}
-MASKS = {
-    "window": lambda: na.Window(20, 9),
-    "causal": lambda: na.Causal(offset=9),
-    "lengths": lambda: na.Lengths(np.array([[37]]), np.array([[19]])),
-    "blocks": lambda: na.BlockSparse(np.array([[[[0, 0, 1, 0], [0, 0, 0, 0], [1, 0, 1, 1]]]], bool), (7, 11)),
-    "segments": lambda: na.Segments([1, 5, 20], [0, 18, 37]),
-}
 
 
 @pytest.fixture(params=TILES)
@@ -37,21 +19,16 @@ def sizes(request, monkeypatch):
 
 
 def test_tiles(rng, sizes):
-    x, y, b, c = drawn(rng, batch=(2, 2), m=21, n=39, **sizes)
-    rows, columns = rng.standard_normal((2, 2, 21)), rng.standard_normal((2, 2, 39))
-    check(x, y, b, c, only=("gradient",), rows=rows, columns=columns)
+    check_tiles(rng, "gradient", sizes)
 
 
 @pytest.mark.parametrize("mask", MASKS)
 def test_masks(rng, sizes, mask):
-    x, y, b, c = drawn(rng, m=21, n=40, **sizes)
-    if mask == "lengths":
-        x[:, :, 19:], y[:, :, 37:], b[:, :, 37:] = np.nan, np.nan, np.nan
-    check(x, y, b, c, mask=MASKS[mask](), only=("gradient",))
+    check_mask(rng, "gradient", sizes, mask)
 
 
 def test_number_of_a_kind(rng, sizes):
-    check(*drawn(rng, m=16, n=16, **sizes), kinds.Polynomial(2, 0.5), only=("gradient",))
+    check_number(rng, "gradient", sizes)
 
 
 FAULTS = {
