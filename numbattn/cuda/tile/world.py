@@ -67,7 +67,7 @@ class primitive:
 def device(function):
     """Decorate a function over tiles that kernels may call; the compiler inlines it.
 
-    Functions of one definition that are closed over equal values are one function, which is compiled once.
+    Functions of one definition that read equal values are one function, which is compiled once.
 
     >>> @device
     ... def softplus(x):
@@ -77,7 +77,7 @@ def device(function):
     """
     try:
         key = _meaning(function)
-    except (TypeError, ValueError):  # closed over what may change, or what is defined after it
+    except (TypeError, ValueError):  # reads what may change, or what is defined after it
         return _registered(function)
     if key not in _known:
         _known[key] = _registered(function)
@@ -90,8 +90,11 @@ _registered = register_jitable(forceinline=True)
 
 def _meaning(function):
     """What a function is made of. Raises an error where that may change."""
+    code, known = function.__code__, function.__globals__
     cells = tuple(cell.cell_contents for cell in function.__closure__ or ())
-    key = function.__module__, function.__code__, _typed(function.__defaults__), _typed(cells)
+    read = tuple((name, known[name]) for name in code.co_names if name in known)
+    defaults = function.__defaults__, tuple((function.__kwdefaults__ or {}).items())
+    key = function.__module__, code, _typed(defaults), _typed(cells), _typed(read)
     hash(key)
     return key
 

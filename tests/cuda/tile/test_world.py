@@ -64,6 +64,15 @@ def test_functions_of_equal_values_are_one(factor, others):
 
 
 @simulated_only
+@pytest.mark.parametrize("source", ["def f(x): return x * FACTOR", "def f(x, *, n=FACTOR): return x * n"])
+def test_a_definition_that_is_repeated_takes_what_it_reads_now(source):
+    """As a cell of a notebook that runs again."""
+    for factor in (2, 3):
+        exec(source, {"FACTOR": factor, "__name__": "user"}, found := {})
+        assert device(found["f"])(5) == 5 * factor
+
+
+@simulated_only
 def test_functions_of_what_may_change_are_not_shared():
     def counted(calls):
         @device
@@ -91,6 +100,10 @@ FAULTS = {
         "type(x), tuple(map(_typed, x))": "type(x), x",
         "type(x), repr(x)": "repr(x)",
         "isinstance(x, (float, np.floating))": "isinstance(x, float)",
+    },
+    "test_a_definition_that_is_repeated_takes_what_it_reads_now": {
+        "_typed(cells), _typed(read)": "_typed(cells)",
+        "tuple((function.__kwdefaults__ or {}).items())": "()",
     },
     "test_functions_of_what_may_change_are_not_shared": {
         "except (TypeError, ValueError)": "except ValueError",
