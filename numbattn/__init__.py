@@ -39,6 +39,7 @@ from .scores.sink import Sink
 from .scores.softcap import Softcap
 from .tangents import SavedTangents
 from .version import __version__
+from .where import Where
 
 __all__ = [
     "Alibi",
@@ -64,6 +65,7 @@ __all__ = [
     "Sink",
     "Softcap",
     "Tail",
+    "Where",
     "Window",
     "__version__",
     "attention",

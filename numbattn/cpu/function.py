@@ -8,10 +8,7 @@ from functools import lru_cache
 
 import numba
 import numpy as np
-from llvmlite import ir
 from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from ..scores.compiled.element import check, differentiated_element
 from ..scores.compiled.errors import naming
@@ -20,7 +17,7 @@ from ..scores.compiled.strict import Compiler, compiled
 from ..scores.compiled.wide import seen
 from .compile import c_function
 from .record import data_address, reader
-from .tile import INT64, contiguous_view
+from .tile import contiguous_view
 
 ARGUMENTS = [ctypes.c_int64] * 9  # of a CFunction here
 
@@ -134,17 +131,3 @@ def record_of(arrays):
     """Address, shape and strides of each array, one after the other, int64."""
     numbers = [number for x in arrays for number in (data_address(x), *x.shape, *x.strides)]
     return np.array(numbers or [0], np.int64)
-
-
-@intrinsic
-def call_at(typingctx, address, arguments):
-    """Call the cfunc at an address, of integers."""
-
-    def generate(context, builder, signature, args):
-        words = [context.cast(builder, word, kind, types.int64)
-                 for word, kind in zip(cgutils.unpack_tuple(builder, args[1]), arguments)]  # fmt: skip
-        kind = ir.FunctionType(ir.VoidType(), [INT64] * len(words))
-        builder.call(builder.inttoptr(args[0], kind.as_pointer()), words)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, arguments), generate
