@@ -64,9 +64,9 @@ class MaskArrays(NamedTuple):
     intervals: Matrices  # int64, two rows: the first key that each query sees, and the end of those; or no rows
     # and two more rows for each gap between these
     cells: Any  # int64 (grids, batch, heads), addresses of uint8 matrices
-    grids: Any  # int64 (grids, 14): rows and columns of cells, and strides; rows, columns and packed of a cell, and what
-    # it is if all of it is visible, 0 for anything but 0; of a function its address, that of a record of its arrays, or
-    # 0, and from which query, key, element of the batch and head it counts
+    grids: Any  # int64 (grids, 14): rows and columns of cells, and strides; rows, columns and packed of a cell, and its
+    # value if all of it is visible, 0 for any but 0; of a function, else 0, its address, that of a record of its arrays,
+    # and from which query, key, element of the batch and head it counts
 
 
 class DropoutNumbers(NamedTuple):

@@ -6,9 +6,7 @@ Kernels call it by its address, as functions of scores: see `function`.
 import ctypes
 from functools import lru_cache
 
-import numba
 import numpy as np
-from numba import types
 
 from ..scores.compiled.errors import naming
 from ..scores.compiled.truth import check, test_of

@@ -174,7 +174,13 @@ def as_mask(mask: Any, name: str = "mask") -> Mask:
                     "True = visible (numbers that are added to the scores go into score=numbattn.Bias)")
 
 
-def drawn(mask: Mask, seqlen_q: int, seqlen_k: int, array: Any, also: Callable[[Mask], bool] = lambda part: False) -> Mask:
+def no_part(part: Mask) -> bool:
+    return False
+
+
+def drawn(
+    mask: Mask, seqlen_q: int, seqlen_k: int, array: Any, also: Callable[[Mask], bool] = no_part
+) -> Mask:  # fmt: skip
     """The mask with Bits, in the library of `array`, where that is how it comes to kernels, and for some parts `also`;
     with states of tiles for functions."""
     if not (mask._is_drawn or any(part._is_tail or part._is_function for part in mask._parts)):
