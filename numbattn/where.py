@@ -56,10 +56,10 @@ class Where(Mask):
     Notes
     -----
     The function is taken when the Where is made, as that of a `Score` is. The states of blocks take a byte each, 102 KB
-    for 40,960 queries and keys, of each head and element of the batch if the function reads `head` and `batch`. They are
-    kept with the Where, for each shape and each of CuPy's streams; of NumPy arrays that are copied to a GPU they are
-    found in each call. ``|`` with another mask becomes Bits in each call. With a `KVCache` i counts the queries of a
-    call, j the keys of a sequence.
+    for 40,960 queries and keys, of each head and element of the batch if the function reads `head` and `batch`. They
+    are kept with the Where, for each shape and each of CuPy's streams; of NumPy arrays that are copied to a GPU they
+    are found in each call. ``|`` with another mask becomes Bits in each call. With a `KVCache` i counts the queries of
+    a call, j the keys of a sequence.
 
     Examples
     --------
@@ -106,8 +106,8 @@ class Where(Mask):
         Returns
         -------
         array of bool, (..., seqlen_q, seqlen_k)
-            True = visible. With several heads or elements of the batch there are axes of both, of size 1 if the function
-            does not read them. It is a CuPy array if the mask holds one.
+            True = visible. With several heads or elements of the batch there are axes of both, of size 1 if the
+            function does not read them. It is a CuPy array if the mask holds one.
 
         Raises
         ------

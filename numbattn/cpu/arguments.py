@@ -65,8 +65,8 @@ class MaskArrays(NamedTuple):
     # and two more rows for each gap between these
     cells: Any  # int64 (grids, batch, heads), addresses of uint8 matrices
     grids: Any  # int64 (grids, 14): rows and columns of cells, and strides; rows, columns and packed of a cell, and its
-    # value if all of it is visible, 0 for any but 0; of a function, else 0, its address, that of a record of its arrays,
-    # and from which query, key, element of the batch and head it counts
+    # value if all of it is visible, 0 for any but 0; of a function, else 0, its address, that of a record of its
+    # arrays, and from which query, key, element of the batch and head it counts
 
 
 class DropoutNumbers(NamedTuple):

@@ -42,9 +42,11 @@ def states_of_function(*, kind):
                 if ballot(some) == 0 or ballot(not every) == 0:         # else it is known that it is partial
                     j = n + lane
                     if j < n_end:
-                        for i in range(m0, m_end):
+                        i = m0
+                        while i < m_end:                                # a range would count twice
                             seen = test(function, batch, head, i, j)
                             some, every = some or seen, every and seen
+                            i += 1
             shown, hidden = ballot(some), ballot(not every)
             if lane == 0:
                 out[batch, head, m_block, n_block] = FULL if hidden == 0 else PARTIAL if shown != 0 else EMPTY

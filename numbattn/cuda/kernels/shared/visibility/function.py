@@ -72,6 +72,12 @@ def inlined(kind):
     return device(linked(function))
 
 
+@device
+def counting(x):
+    """An index as an int64, of which the compiler sees that it is not negative."""
+    return convert(convert(x, np.uint32), np.int64)
+
+
 def pair_test(kind):
     """The device function (function, batch, head, i, j): whether a Function shows key j to query i."""
     of_user = inlined(kind)
@@ -79,8 +85,8 @@ def pair_test(kind):
     @device
     def test(function, batch, head, i, j):
         at = function.at
-        batch, head = convert(at.batch + function.first + batch, np.int64), convert(at.head + head, np.int64)
-        i, j = convert(at.query + i, np.int64), convert(at.key + j, np.int64)
+        batch, head = counting(at.batch + function.first + batch), counting(at.head + head)
+        i, j = counting(at.query + i), counting(at.key + j)
         return truth_of(of_user(batch, head, i, j, *seen(function.arrays)))
 
     return test
