@@ -193,11 +193,11 @@ def test_errors(given, kind, message):
 
 
 FAULTS = {
-    "test_products_of_each_kernel[Matern(nu=1.5, length=0.9)]": {
+    "test_products_of_each_kernel[numpy-Matern(nu=1.5, length=0.9)]": {
         "2 * ((0 if tx is None else tx * total[..., :1]) - of_y)": "(0 if tx is None else tx * total[..., :1]) - of_y",
         "return sum_broadcast(of_y, self.term.x.shape)": "return of_y",
     },
-    "test_products_of_each_kernel[Cosine()]": {
+    "test_products_of_each_kernel[numpy-Cosine()]": {
         "if kernel._is_linear or self.tx is None:": "if True:",
         "points/kernels.py": {"+ self._of_points(x, gradient) * dots(unit, tx)": ""},
     },
