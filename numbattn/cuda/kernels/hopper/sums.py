@@ -57,7 +57,7 @@ from ..shared.layouts import DTYPES
 from ..shared.schedule import place
 from ..shared.warps import source_of, warp_specialised
 from .forward_tiles import ROWS
-from .pairs import REGISTERS, load_parts_step
+from .pairs import load_parts_step
 from .parts import (
     LINE_OF_X,
     LINE_OF_Y,
@@ -69,6 +69,9 @@ from .parts import (
     WIDTH,
     whole_boxes,
 )
+
+
+REGISTERS = {2: (24, 240), 3: (32, 160)}  # {consumers: of a producer's thread, of a consumer's}
 
 
 class SumTiles(NamedTuple):
@@ -279,19 +282,24 @@ def few_steps(layout, ACC, count, lines):
 def many_steps(places, ACC):
     """The same of products of parts; places: of the parts of b. The sum of a tile on its own: the unit cuts off what
     does not fit into a sum, and in the end there are many."""
-    O_TILE, ZERO, (B1, B2, B3) = wgmma(WIDTH), ACC(0), places
+    O_TILE, ZERO, HIGH, (B1, B2, B3) = wgmma(WIDTH), ACC(0), np.uint32(0xFFFF0000), places
 
     @device
     def none():
         return full(O_TILE, ZERO)
 
     @device
+    def split(kappa):
+        """The first 8 bits, as they are, as an operand; and the rest."""
+        first = bitcast(bitcast(kappa, np.uint32) & HIGH, np.float32)
+        return operand(first, B1), kappa - first
+
+    @device
     def of_tile(kappa, B):
         b1, b2, b3 = allocate(B1, B.index), allocate(B2, B.index), allocate(B3, B.index)
-        first = upper_half(kappa)
-        rest = kappa - first
-        second = upper_half(rest)
-        p1, p2, p3 = operand(first, B1), operand(second, B2), operand(rest - second, B3)
+        p1, rest = split(kappa)
+        p2, rest = split(rest)
+        p3 = operand(rest, B1)
         O = dot(dot(dot(O_TILE, p3, b1), p2, b2), p1, b3)
         return wgmma_wait(dot(dot(dot(O, p2, b1), p1, b2), p1, b1), 0)
 
@@ -306,10 +314,6 @@ def many_steps(places, ACC):
     return load_parts_step(places), none, of_tile, add, save_tile
 
 
-@device
-def upper_half(x):
-    """The first 8 bits of float32, a bfloat16."""
-    return bitcast(bitcast(x, np.uint32) & np.uint32(0xFFFF0000), np.float32)
 
 
 MOST_OF_MMA = 32  # dimensions up to which mma.sync is as fast for few features

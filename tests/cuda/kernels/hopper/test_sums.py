@@ -56,7 +56,7 @@ FAULTS = {
         "dot(dot(S, x3, y1.T), x1, y3.T)": "dot(S, x1, y3.T)",
         "dot(S, x_of(Q), allocate(Y_PLACE, Q.index).T)": "dot(S, x_of(P), allocate(Y_PLACE, P.index).T)",
         "dot(dot(dot(O_TILE, p3, b1), p2, b2), p1, b3)": "dot(dot(O_TILE, p3, b1), p2, b2)",
-        "second = upper_half(rest)": "second = rest",
+        "return operand(first, B1), kappa - first": "return operand(first, B1), kappa",
     },
     "test_several_tiles_and_chunks": {
         "col_index(S_TILE, n0) < sizes.seqlen_k": "col_index(S_TILE, n0) <= sizes.seqlen_k",
