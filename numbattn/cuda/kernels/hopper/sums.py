@@ -70,7 +70,6 @@ from .parts import (
     whole_boxes,
 )
 
-
 REGISTERS = {2: (24, 240), 3: (32, 160)}  # {consumers: of a producer's thread, of a consumer's}
 
 
