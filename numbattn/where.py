@@ -113,6 +113,16 @@ class Where(Mask):
         ------
         TypeError, ValueError
             For what are no lengths and numbers.
+
+        Examples
+        --------
+        >>> import numbattn as na
+        >>> na.Where(lambda batch, head, i, j: j <= i + head).dense(2, 3, heads=2).astype(int)
+        array([[[[1, 0, 0],
+                 [1, 1, 0]],
+        <BLANKLINE>
+                [[1, 1, 0],
+                 [1, 1, 1]]]])
         """
         lead = integer("batch", batch, low=1), integer("heads", heads, low=1)
         if lead == (1, 1):

@@ -93,22 +93,31 @@ def element(score, order=0):
     return of_one
 
 
-def place_outside(score, shape, walks, S):
-    """(batch, head, i, j) of `shape` where the function of a Score reads outside of its arrays, or None. walks: steps
-    along each axis; S: scores."""
-    at = np.zeros(4, np.int64)
-    with naming(score.function):
-        for steps in walks:
-            try:
-                _walk(score._identity.function)(S, shape, steps, at, score.arrays)
-            except IndexError:
-                return at.tolist()
+def place_outside(function, arrays, shape, walks, S=None):
+    """(batch, head, i, j) of `shape` where a Frozen reads outside of its arrays, or None. walks: steps along each axis;
+    S: scores, for a function of these."""
+    at, walk = np.zeros(4, np.int64), _walk(function, S is not None)
+    for steps in walks:
+        try:
+            walk(np.zeros(1) if S is None else S, shape, steps, at, arrays)
+        except IndexError:
+            return at.tolist()
     return None
 
 
 @lru_cache(maxsize=64)
-def _walk(function):
+def _walk(function, of_scores):
     of_user = checked(function.linked(checked, INSTEAD))
+
+    @compiled
+    def call_with_score(S, at, arrays):
+        of_user(S[(at[2] + at[3]) % S.size], at[0], at[1], at[2], at[3], *seen(arrays))
+
+    @compiled
+    def call_without(S, at, arrays):
+        of_user(at[0], at[1], at[2], at[3], *seen(arrays))
+
+    call = call_with_score if of_scores else call_without
 
     @compiled
     def walk(S, shape, steps, at, arrays):
@@ -122,7 +131,7 @@ def _walk(function):
                     at[2] = min(i, last[2])
                     for j in range(0, last[3] + steps[3], steps[3]):
                         at[3] = min(j, last[3])
-                        of_user(S[(at[2] + at[3]) % S.size], at[0], at[1], at[2], at[3], *seen(arrays))
+                        call(S, at, arrays)
 
     return walk
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from ..scores.compiled.errors import naming
-from ..scores.compiled.truth import check, test_of
+from ..scores.compiled.truth import check, truth_element
 from .compile import c_function
 from .function import record_of
 from .record import data_address, reader
@@ -34,7 +34,7 @@ def _tile_function(function, kinds, dtype):
 
     def make():
         check(function, kinds)
-        real, arrays_of, hidden, test = dtype.type, reader(kinds), dtype.type(-np.inf), test_of(function)
+        real, arrays_of, hidden, test = dtype.type, reader(kinds), dtype.type(-np.inf), truth_element(function)
 
         def apply(S, rows, cols, batch, head, m0, n0, record):
             S, arrays = contiguous_view(S, rows, cols, cols, real), arrays_of(record, 0)
@@ -70,13 +70,26 @@ def _states(mask, size):
     return states
 
 
+def one_test(mask):
+    """The function (batch, head, i, j) of a Where, as kernels compute it."""
+    with naming(mask.function, of="mask"):
+        function = _states_function(mask._identity, mask._kinds_of_arrays)
+    state, record = np.empty((1, 1), np.uint8), record_of(mask.arrays)
+
+    def test(*place):
+        function.ctypes(data_address(state), 1, 1, 1, *place, data_address(record))
+        return bool(state[0, 0] == FULL)
+
+    return test
+
+
 @lru_cache(maxsize=256)
 def _states_function(function, kinds):
     """The CFunction (states, seqlen_q, seqlen_k, size, batch, head, first_query, first_key, record)."""
 
     def make():
         check(function, kinds)
-        arrays_of, test = reader(kinds), test_of(function)
+        arrays_of, test = reader(kinds), truth_element(function)
 
         def find(states, seqlen_q, seqlen_k, size, batch, head, first_query, first_key, record):
             rows, cols, arrays = (seqlen_q + size - 1) // size, (seqlen_k + size - 1) // size, arrays_of(record, 0)

@@ -10,11 +10,11 @@ from .derivative import compiled_of
 from .element import place, refuse_failing
 from .errors import naming, truth_of
 from .strict import compiled
-from .wide import seen, widened
+from .wide import seen
 
 
 @lru_cache(maxsize=512)
-def test_of(function):
+def truth_element(function):
     """(batch, head, i, j, arrays) of a Frozen, compiled when it is called: whether key j is visible to query i."""
     of_user = compiled_of(function)
 
@@ -29,7 +29,7 @@ def test_of(function):
 def check(function, kinds):
     """A TypeError where a Frozen may raise an error, print or allocate memory, or returns no truth, called with arrays
     of these types."""
-    test, arguments = test_of(function), (*[types.int64] * 4, types.Tuple(kinds))
+    test, arguments = truth_element(function), (*[types.int64] * 4, types.Tuple(kinds))
     with naming(function.python, of="mask"):
         test.compile(arguments)
     refuse_failing(test.overloads[arguments], "Where function", function)
@@ -49,11 +49,15 @@ register_model(Unread)(models.OpaqueModel)
 @lru_cache(maxsize=256)
 def reads(function, kinds):
     """Whether a Frozen reads batch, and whether it reads head, as types tell. kinds: of its arrays."""
-    of_user, others = compiled_of(function), (types.int64, types.int64, *map(widened, kinds))
+    of_user, others = compiled_of(function), (types.int64, types.int64, types.Tuple(kinds))
+
+    @compiled
+    def call(batch, head, i, j, arrays):
+        return of_user(batch, head, i, j, *seen(arrays))
 
     def works_with(batch, head):
         try:
-            of_user.compile((batch, head, *others))
+            call.compile((batch, head, *others))
         except NumbaError:
             return False
         return True
