@@ -250,9 +250,9 @@ def holds(function, layout, row, col, shape, others):
     array([[False, False,  True,  True],
            [False, False, False,  True]])
     """
-    whole = [np.minimum(places, size - 1) for places, size in zip(places_of(layout.indices, row, col), shape)]
+    inside = [np.minimum(at, size - 1) for at, size in zip(places_of(layout.indices, row, col), shape)]
     others = [int(other) if isinstance(other, np.int32) else other for other in others]
-    rows, cols = np.broadcast_arrays(*whole)
+    rows, cols = np.broadcast_arrays(*inside)
     found = [function(int(i), int(j), *others) for i, j in zip(rows.flat, cols.flat)]
     return Fragment(layout, np.array(found, bool).reshape(layout.slots))
 
