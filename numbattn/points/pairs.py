@@ -8,6 +8,7 @@ follows from those of the points x' = (x - centre) / l: dl = -(sum x' dx' + sum 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -51,6 +52,11 @@ class Pairs:
     def sizes(self) -> tuple[int, int]:
         return self.x.shape[-2], self.y.shape[-2]
 
+    @cached_property
+    def points(self) -> tuple[Any, Any]:
+        """x and y in the dtype of sums."""
+        return self.x.astype(self.dtype, copy=False), self.y.astype(self.dtype, copy=False)
+
     def broadcast(self, x: Any, axes: int = 2) -> Any:
         """An array with all batch axes."""
         shape = *self.batch, *x.shape[x.ndim - axes :]
@@ -72,6 +78,10 @@ class Pairs:
             rows = rows & (interval.first < interval.end)
             columns = columns & (interval.first.min(-1)[..., None] <= j) & (j < interval.end.max(-1)[..., None])
         return rows, columns
+
+    def only_seen(self, side: int, points: Any) -> Any:
+        """What belongs to points x, side 0, or y, side 1: 0 for those that may not be looked at."""
+        return points if self.mask is NOTHING_HIDDEN else np.where(self.seen[side][..., None], points, 0)
 
     def centred(self, points: Any) -> Any:
         """x or y, moved to the centre."""
@@ -118,7 +128,8 @@ class Term:
     @quiet
     def units(self) -> tuple[Any, Any]:
         """Points x and y of unit length."""
-        return self.kernel._unit(self._moved(self.pairs.x)), self.kernel._unit(self._moved(self.pairs.y))
+        x, y = map(self.kernel._unit, self._moved)
+        return x, y
 
     @property
     def x(self) -> Any:
@@ -128,15 +139,26 @@ class Term:
     def y(self) -> Any:
         return self.units[1]
 
-    def _moved(self, points: Any) -> Any:
-        points = points.astype(self.pairs.dtype, copy=False)
-        return self.pairs.centred(points) if self.kernel._is_centred else points
+    @property
+    def _moved(self) -> Iterator[Any]:
+        """Points x and y, centred if that changes nothing."""
+        return map(self.pairs.centred, self.pairs.points) if self.kernel._is_centred else iter(self.pairs.points)
 
     @cached_property
     def exchanged(self) -> Term:
         """With the roles of x and y exchanged."""
-        other = Term(self.pairs.exchanged, self.kernel)
-        other.units = self.units[::-1]
+        return self._with(pairs=self.pairs.exchanged, units=self.units[::-1])
+
+    @cached_property
+    def slopes(self) -> Term:
+        """With the derivative of the kernel by t in its place."""
+        kind = kinds.Derivative(self.kind)
+        kind.check(self.pairs.dtype)
+        return self._with(kind=kind)
+
+    def _with(self, **changes: Any) -> Term:
+        other = object.__new__(Term)
+        vars(other).update({name: getattr(self, name) for name in ("pairs", "kernel", "kind", "units")}, **changes)
         return other
 
     @cached_property
@@ -148,7 +170,7 @@ class Term:
         if self.pairs.x.dtype.itemsize > 2 or isinstance(self.pairs.x, np.ndarray) or length is None:
             return self.x, self.y, {}
         mantissa, exponent = math.frexp(length)
-        x, y = (self._moved(points) * 2.0**-exponent for points in (self.pairs.x, self.pairs.y))
+        x, y = (points * 2.0**-exponent for points in self._moved)
         return x, y, {"rate": mantissa**-2}
 
     @property
@@ -189,7 +211,7 @@ def of_points(term: Term, dx: Any, dy: Any) -> tuple[Any, Any, Any]:
     unit length."""
     kernel, pairs = term.kernel, term.pairs
     parameter = kernel._of_parameter((term.x, term.y), (dx, dy))
-    x, y = (points.astype(pairs.dtype, copy=False) for points in (pairs.x, pairs.y))
+    x, y = pairs.points
     return kernel._of_points(x, dx), kernel._of_points(y, dy), parameter
 
 
