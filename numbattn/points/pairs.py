@@ -155,7 +155,8 @@ class Term:
 
     def _with(self, **changes: Any) -> Term:
         other = object.__new__(Term)
-        vars(other).update({"pairs": self.pairs, "kernel": self.kernel, "kind": self.kind, "units": self.units, **changes})
+        same = {"pairs": self.pairs, "kernel": self.kernel, "kind": self.kind, "units": self.units}
+        vars(other).update({**same, **changes})
         return other
 
     @cached_property
