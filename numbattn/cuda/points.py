@@ -10,6 +10,7 @@ from ..checks import MOST_AXES
 from ..points import formula
 from ..problem import NOTHING_HIDDEN, describe
 from . import kernels
+from .kernels.hopper import sums
 from .kernels.points.arguments import COLUMNS, ROWS
 from .kernels.points.kinds import lowered
 from .kernels.points.nearest import NEAREST as NEAREST_KIND
@@ -17,6 +18,7 @@ from .kernels.shared.smallest import NOBODY
 from .kernels.tables import HEAD_DIMS
 from .passes import run
 from .words.spec import Pass
+from .words.tiers import WGMMA, is_allowed, latest
 
 SUMS = Pass("sums", kernels.POINT_SUMS, takes=("q", "k", "v", ROWS, COLUMNS), gives=("o",))
 GRADIENT = Pass("gradient", kernels.POINT_GRADIENT, takes=("q", "k", "v", "c", ROWS, COLUMNS), gives=("dq",))
@@ -24,6 +26,7 @@ LOGSUMEXP = Pass("logsumexp", kernels.POINT_LOGSUMEXP, takes=("q", "k", "v", COL
 NEAREST = Pass("nearest", kernels.POINT_NEAREST, takes=("q", "k", "v"), gives=("r2", "j"))
 ROWS_OF_A_BLOCK, BLOCKS_OF_A_MULTIPROCESSOR = 64, 2
 COLUMNS_AT_LEAST = 2048  # of a part
+SLICES = 3  # of the features of b at most, for each of which kappa is computed anew
 
 
 class Points:
@@ -34,8 +37,13 @@ class Points:
 
     def sums(self, problem, inputs, kind, rows=None, columns=None):
         """o_i = sum_j kappa_ij b_j, in the dtype of sums; kappa_ij is multiplied by exp(rows_i + columns_j)."""
-        if is_wide(problem):
+        most = self.features_at_once(problem, kind, rows is None and columns is None)
+        if not most:
             return formula.sums(problem, inputs, kind, rows, columns)
+        if problem.head_dim_v > most:
+            slices = [inputs.v[..., at : at + most] for at in range(0, problem.head_dim_v, most)]
+            calls = [describe(inputs.q, inputs.k, b, mask=inputs.mask) for b in slices]
+            return np.concatenate([self.sums(*call, kind, rows, columns) for call in calls], axis=-1)
         if (count := self.parts(problem, inputs)) > 1:
             calls = divided(problem, inputs, count, rows, columns)
             return sum([self.sums(*call, kind, *vectors).sum(axis=-3) for call, vectors in calls])
@@ -73,6 +81,17 @@ class Points:
         r2, j = gpu.empty(shape, problem.sum_dtype), gpu.empty(shape, np.dtype(np.int32))
         self.run(NEAREST, problem, inputs, (f"{NEAREST_KIND} {k}", 0.0), {"r2": r2, "j": j}, nothing=(math.inf, NOBODY))
         return r2, j
+
+    def features_at_once(self, problem, kind, is_plain):
+        """How many features of b kernels sum in one pass; 0: products of cuBLAS, block by block, are faster.
+
+        is_plain: whether there are no logarithms of rows or columns.
+        """
+        if problem.head_dim <= HEAD_DIMS[-1]:
+            return HEAD_DIMS[-1]
+        by_chunks = is_allowed(WGMMA, latest.get()) and is_plain and sums.fits(problem, self.current().device)
+        is_few = problem.head_dim_v <= SLICES * sums.WIDTH
+        return sums.WIDTH if by_chunks and is_few and not kind.is_of_product else 0
 
     def parts(self, problem, inputs):
         """Into how many parts columns are divided, so that few rows occupy the whole GPU, too."""

@@ -50,6 +50,11 @@ class Pairs:
     def sizes(self) -> tuple[int, int]:
         return self.x.shape[-2], self.y.shape[-2]
 
+    @cached_property
+    def points(self) -> tuple[Any, Any]:
+        """x and y in the dtype of sums."""
+        return self.x.astype(self.dtype, copy=False), self.y.astype(self.dtype, copy=False)
+
     def broadcast(self, x: Any, axes: int = 2) -> Any:
         """An array with all batch axes."""
         shape = *self.batch, *x.shape[x.ndim - axes :]
@@ -71,6 +76,10 @@ class Pairs:
             rows = rows & (interval.first < interval.end)
             columns = columns & (interval.first.min(-1)[..., None] <= j) & (j < interval.end.max(-1)[..., None])
         return rows, columns
+
+    def only_seen(self, side: int, points: Any) -> Any:
+        """What belongs to points x, side 0, or y, side 1: 0 for those that may not be looked at."""
+        return points if self.mask is NOTHING_HIDDEN else np.where(self.seen[side][..., None], points, 0)
 
     def centred(self, points: Any) -> Any:
         """x or y, moved to the centre."""
@@ -105,18 +114,26 @@ class Term:
     def __init__(self, pairs: Pairs, kernel: Kernel) -> None:
         self.pairs, self.kernel, self.kind = pairs, kernel, kernel._kind
         self.kind.check(pairs.dtype)
-        self.x, self.y = (self._unit(points) for points in (pairs.x, pairs.y))
+        self.x, self.y = map(self._unit, pairs.points)
 
     def _unit(self, points: Any) -> Any:
-        points = points.astype(self.pairs.dtype, copy=False)
         return self.kernel._unit(self.pairs.centred(points) if self.kernel._is_centred else points)
 
     @cached_property
     def exchanged(self) -> Term:
         """With the roles of x and y exchanged."""
+        return self._with(pairs=self.pairs.exchanged, x=self.y, y=self.x)
+
+    @cached_property
+    def slopes(self) -> Term:
+        """With the derivative of the kernel by t in its place."""
+        kind = kinds.Derivative(self.kind)
+        kind.check(self.pairs.dtype)
+        return self._with(kind=kind)
+
+    def _with(self, **changes: Any) -> Term:
         other = object.__new__(Term)
-        other.pairs, other.kernel, other.kind = self.pairs.exchanged, self.kernel, self.kind
-        other.x, other.y = self.y, self.x
+        vars(other).update({name: vars(self)[name] for name in ("pairs", "kernel", "kind", "x", "y")}, **changes)
         return other
 
     @property
@@ -153,7 +170,7 @@ def of_points(term: Term, dx: Any, dy: Any) -> tuple[Any, Any, Any]:
     unit length."""
     kernel, pairs = term.kernel, term.pairs
     parameter = kernel._of_parameter((term.x, term.y), (dx, dy))
-    x, y = (points.astype(pairs.dtype, copy=False) for points in (pairs.x, pairs.y))
+    x, y = pairs.points
     return kernel._of_points(x, dx), kernel._of_points(y, dy), parameter
 
 

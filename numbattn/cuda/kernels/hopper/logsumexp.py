@@ -16,7 +16,7 @@ from ..shared.softmax import LN_2, logsumexp, softmax_parts
 from ..shared.warps import source_of, warp_specialised
 from .forward_tiles import ROWS
 from .pairs import REGISTERS, PairTiles, Sizes, pair_steps
-from .parts import LINE_OF_X, LINE_OF_Y, MAP_OF_X, MAP_OF_Y, PARTS, dim_of
+from .parts import LINE_OF_X, LINE_OF_Y, PARTS, PARTS_OF_X, PARTS_OF_Y, whole_boxes
 
 
 def hopper_logsumexp(*, dim, tile_n, consumers, stages):
@@ -90,9 +90,9 @@ def takes(work):
 
 SPEC = Spec(
     hopper_logsumexp,
-    (MAP_OF_X, MAP_OF_Y, LINE_OF_X, LINE_OF_Y, Statistic("lse"), "seqlen_k"),
+    (PARTS_OF_X.map, PARTS_OF_Y.map, LINE_OF_X, LINE_OF_Y, Statistic("lse"), "seqlen_k"),
     tiles=lambda work: (TILES,),
-    parameters=lambda work, tiles: {"dim": dim_of(work.problem), **tiles._asdict()},
+    parameters=lambda work, tiles: {"dim": whole_boxes(work.problem.head_dim), **tiles._asdict()},
     persistent=True,
     arch="a",
 )
