@@ -8,7 +8,6 @@ follows from those of the points x' = (x - centre) / l: dl = -(sum x' dx' + sum 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -128,8 +127,8 @@ class Term:
     @quiet
     def units(self) -> tuple[Any, Any]:
         """Points x and y of unit length."""
-        x, y = map(self.kernel._unit, self._moved)
-        return x, y
+        x, y = map(self._moved, self.pairs.points)
+        return self.kernel._unit(x), self.kernel._unit(y)
 
     @property
     def x(self) -> Any:
@@ -139,10 +138,8 @@ class Term:
     def y(self) -> Any:
         return self.units[1]
 
-    @property
-    def _moved(self) -> Iterator[Any]:
-        """Points x and y, centred if that changes nothing."""
-        return map(self.pairs.centred, self.pairs.points) if self.kernel._is_centred else iter(self.pairs.points)
+    def _moved(self, points: Any) -> Any:
+        return self.pairs.centred(points) if self.kernel._is_centred else points
 
     @cached_property
     def exchanged(self) -> Term:
@@ -158,7 +155,8 @@ class Term:
 
     def _with(self, **changes: Any) -> Term:
         other = object.__new__(Term)
-        vars(other).update({name: getattr(self, name) for name in ("pairs", "kernel", "kind", "units")}, **changes)
+        same = {"pairs": self.pairs, "kernel": self.kernel, "kind": self.kind, "units": self.units}
+        vars(other).update({**same, **changes})
         return other
 
     @cached_property
@@ -170,7 +168,7 @@ class Term:
         if self.pairs.x.dtype.itemsize > 2 or isinstance(self.pairs.x, np.ndarray) or length is None:
             return self.x, self.y, {}
         mantissa, exponent = math.frexp(length)
-        x, y = (points * 2.0**-exponent for points in self._moved)
+        x, y = (self._moved(points) * 2.0**-exponent for points in self.pairs.points)
         return x, y, {"rate": mantissa**-2}
 
     @property
