@@ -18,9 +18,7 @@ from .origin import Crop, Origin
 from .scores.entries import IS_NO_TRUTH, entries_of
 from .scores.frozen import Frozen, frozen
 from .scores.function import PLACE, arrays_given, check_signature, python_function
-from .values import Memo, identity, shown
-
-STATES = Memo("states")  # of tiles, by where they are, and of which part of a score matrix
+from .values import MOST_KNOWN, identity, shown
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -81,7 +79,7 @@ class Where(Mask):
     _at: Origin = field(init=False, default=Origin())  # of its first element, in a larger attention
     _shape: tuple[int, ...] | None = field(init=False, default=None)  # of S, in a call
     _states: Any = field(init=False, default=None)  # of blocks, uint8 (..., rows, columns): see Grid
-    _kept: Any = field(init=False, default=None)  # the Where with which states are kept
+    _kept: dict[Any, Any] = field(init=False, default_factory=dict)  # states, by where they are and of what
 
     _is_interval = False
     _is_function = True
@@ -136,14 +134,14 @@ class Where(Mask):
     def _with(self, **values: Any) -> Where:
         """It, with the function as it was taken, and other values."""
         made = object.__new__(Where)
-        made._set(**{name.name: getattr(self, name.name) for name in fields(self)} | values)
+        made._set(**{name: getattr(self, name) for name in FIELDS} | values)
         return made
 
     def _mapped(self, function: Callable[[Any], Any]) -> Where:
         copies = tuple(map(function, self.arrays))
         if all(x is y for x, y in zip(copies, self.arrays)):
             return self
-        return self._with(arrays=copies, _states=None, _kept=None)
+        return self._with(arrays=copies, _states=None, _kept={})
 
     def __reduce__(self) -> Any:
         return Where, (self.function, self.arrays, self.block_size)
@@ -153,16 +151,16 @@ class Where(Mask):
         return type(self), self._identity, arrays, self.block_size, self._at, self._shape, identity(self._states)
 
     def _fit(self, shape: tuple[int, ...]) -> Where:
-        return self if shape == self._shape else self._with(_shape=shape, _states=None, _kept=self._keeper)
+        return self if shape == self._shape else self._with(_shape=shape, _states=None)
 
     def _cropped(self, crop: Crop) -> Where:
         at = self._at._replace(query=self._at.query + crop.first_query, key=self._at.key + crop.first_key)
         shape = None if self._shape is None else (*self._shape[:-2], crop.queries, crop.keys)
-        return self._with(_at=at, _shape=shape, _states=None, _kept=self._keeper)
+        return self._with(_at=at, _shape=shape, _states=None)
 
     def _from_head(self, head: int) -> Where:
         at = self._at._replace(head=self._at.head + head)
-        return self._with(_at=at, _states=None, _kept=self._keeper)
+        return self._with(_at=at, _states=None)
 
     def _with_states(self, array: Any) -> Where:
         """With the states of its blocks, in the library of `array`."""
@@ -170,18 +168,14 @@ class Where(Mask):
             return self
         return self._with(_states=backend(cast(str, library(array))).states_of_blocks(self))
 
-    @property
-    def _keeper(self) -> Where:
-        return self if self._kept is None else self._kept
-
     def _states_kept(self, place: Any, find: Callable[[Where], Any]) -> Any:
         """The states of its blocks, as they were found, or as find(self) finds them; place: where they are."""
-        keeper, key = self._keeper, (place, self._at, self._lead, self._sizes)
-        states = STATES.get(keeper, key)
-        if states is None:
-            states = find(self)
-            STATES.keep(keeper, key, states)
-        return states
+        known, key = self._kept, (place, self._at, self._lead, self._sizes)
+        if key not in known:
+            if len(known) >= MOST_KNOWN:
+                known.clear()
+            known[key] = find(self)
+        return known[key]
 
     @property
     def _sizes(self) -> tuple[int, int]:
@@ -238,6 +232,9 @@ class Where(Mask):
     def __repr__(self) -> str:
         arrays = f", arrays=[{', '.join(map(shown, self.arrays))}]" if self.arrays else ""
         return f"Where({self.function.__qualname__}{arrays})"
+
+
+FIELDS = tuple([each.name for each in fields(Where)])
 
 
 def _striped(batch: Any, head: Any, i: Any, j: Any) -> Any:

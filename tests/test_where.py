@@ -203,5 +203,5 @@ FAULTS = {
     "head=self._at.head + head": "head=head",
     "*(n if by_head else 1": "*(n if by_batch else 1",
     "(place, self._at, self._lead, self._sizes)": "(place, self._lead, self._sizes)",
-    "arrays=copies, _states=None, _kept=None": "arrays=copies, _states=None",
+    "arrays=copies, _states=None, _kept={}": "arrays=copies, _states=None",
 }

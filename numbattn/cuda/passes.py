@@ -6,6 +6,7 @@ be captured in a CUDA graph. What follows from shapes, strides and kinds is plan
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ..caches.eight_bits import bits_of
@@ -24,7 +25,7 @@ from .plan.planner import plan
 from .plan.scores import finish_gradients, lowered_part
 from .tile.alignment import VECTOR_BYTES, layout_of
 from .views import contiguous
-from .where import shown_by_function, states_of_blocks
+from .where import shown_by_function, states
 from .words.numbers import numbers_of
 from .words.spec import Pass
 from .words.steps import BEFORE, LoweredCall, gradient_of_part, tangent_of_part
@@ -132,9 +133,16 @@ class Passes:
         of_score = [results.get(gradient_of_part(i)) for i, part in enumerate(inputs.score) for _ in part._weights]
         return Gradients(*[results[name] for name in pass_.gives], tuple(of_score))
 
+    def place(self):
+        """Where and when what is computed now may be read later on; None in a capture, whose memory is the graph's."""
+        gpu = self.current()
+        stream = gpu.stream()
+        return None if stream.is_capturing() else (gpu.device.index, stream.ptr)
+
     def states_of_blocks(self, mask):
-        """The states of the blocks of a fitted Where."""
-        return states_of_blocks(self.current(), mask)
+        """The states of the blocks of a fitted Where: kept, if they may be read later on."""
+        gpu, place = self.current(), self.place()
+        return states(gpu, mask) if place is None else mask._states_kept(place, partial(states, gpu))
 
     def shown_by_function(self, mask):
         """What a fitted Where shows, booleans."""

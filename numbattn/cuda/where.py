@@ -54,21 +54,14 @@ def states_of_function(*, kind):
     return Source(kernel, types.void(function_type(kind, BYTES)), THREADS)
 
 
-def states_of_blocks(gpu, mask):
-    """The states of a fitted Where's blocks: kept, unless the call is captured, whose memory is the graph's."""
-    stream = gpu.stream()
-    if stream.is_capturing():
-        return states(gpu, mask, mask.block_size)
-    return mask._states_kept((gpu.device.index, stream.ptr), lambda mask: states(gpu, mask, mask.block_size))
-
-
 def shown_by_function(gpu, mask):
     """What a fitted Where shows, booleans (..., seqlen_q, seqlen_k)."""
     return states(gpu, mask, 1) == FULL
 
 
-def states(gpu, mask, size):
-    """Of blocks of this size."""
+def states(gpu, mask, size=None):
+    """Of blocks of this size, or of its own: uint8 (..., rows, columns)."""
+    size = mask.block_size if size is None else size
     with gpu.scratch_memory(gpu.stream().is_capturing()):
         found = gpu.empty(mask._blocks(size), np.dtype(np.uint8))
     if found.size:

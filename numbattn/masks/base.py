@@ -277,9 +277,8 @@ class Mask(Value):
 
     @cached_property
     def _lasts(self) -> bool:
-        """Whether what a call has found out about it holds for the next: its arrays, on a GPU, are not read, and it
-        has no states of tiles, which are found for a device."""
-        return not (self._is_drawn or self._has_functions or any(isinstance(x, np.ndarray) for x in arrays_of(self)))
+        """Whether what a call has found out about it holds for the next: its arrays, on a GPU, are not read."""
+        return not self._is_drawn and not any(isinstance(x, np.ndarray) for x in arrays_of(self))
 
     @cached_property
     def _has_frame(self) -> bool:

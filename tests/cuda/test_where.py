@@ -5,7 +5,7 @@ import pytest
 
 import numbattn as na
 from numbattn.cpu.where import _states
-from numbattn.cuda import where
+from numbattn.cuda import passes, where
 from tests.accuracy import random
 from tests.tools.device import AMPERE, GPU, HOPPER, on
 
@@ -39,7 +39,7 @@ def test_parts_count_from_their_first_element(world):
 def test_states_are_kept_for_a_device(rng, device, monkeypatch):
     """And what calls compute with them is right."""
     found, states = [], where.states
-    monkeypatch.setattr(where, "states", lambda gpu, mask, size: found.append(gpu) or states(gpu, mask, size))
+    monkeypatch.setattr(passes, "states", lambda gpu, mask: found.append(gpu) or states(gpu, mask))
     q, k, v = (random(rng, (1, 2, n, 16), np.float16) for n in (40, 70, 70))
     mask = na.Where(within, [REACH], block_size=24)
     with on(device):

@@ -42,7 +42,8 @@ def without_arrays(mask, seqlen_q, seqlen_k):
 
 
 def own_arrays(mask):
-    return arrays_of(mask) if mask._lasts else None
+    states = [leaf._states for leaf in mask._leaves if leaf._is_function]
+    return [*arrays_of(mask), *states] if mask._lasts else None
 
 
 def mask_and_arrays(mask, seqlen_q, seqlen_k):

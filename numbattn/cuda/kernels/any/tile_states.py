@@ -21,7 +21,7 @@ from ...tile import (
 from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..shared.schedule import overlap_launches, place, split
-from ..shared.visibility import BY_INTERVALS, GAP, MASK, WORD, grids_of, is_function
+from ..shared.visibility import BY_INTERVALS, GAP, MASK, WORD, grids_of, has_blocks, is_function
 
 EMPTY, PARTIAL, FULL = 0, 1, 2
 TILES = 64  # of a block, one a thread
@@ -83,7 +83,7 @@ def tile_states(*, tile_m, tile_n, kept, mask):
         return state
 
     states = [state_of(g, is_function(kind)) for g, kind in enumerate(grids_of(mask))
-              if kind == "blocks" or is_function(kind)]  # fmt: skip
+              if has_blocks(kind)]  # fmt: skip
     by_intervals = [*map(state_beside_gap, range(mask.count(GAP)))] or [state_by_intervals] * (BY_INTERVALS in mask)
     state = reduce(least, states + by_intervals)
 

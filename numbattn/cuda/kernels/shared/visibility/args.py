@@ -128,9 +128,14 @@ def grids_of(mask):
     return [kind for kind in mask if kind.partition(" ")[0] in GRIDS.values()]
 
 
+def has_blocks(kind):
+    """Whether a grid of this kind tells blocks apart that are empty."""
+    return kind == "blocks" or is_function(kind)
+
+
 def has_states(mask):
     """Whether it tells tiles apart that are empty, partial or full."""
-    return "blocks" in mask or BY_INTERVALS in mask or has_functions(mask)
+    return BY_INTERVALS in mask or any(map(has_blocks, mask))
 
 
 def has_key_lengths(mask):
