@@ -94,7 +94,7 @@ FAULTS = {
             "found = found * scales[0]": "pass",
         },
         "test_several_tiles": {
-            "number * apart + m0": "number * apart",
+            "number * (rows // PARTS) + m0": "number * (rows // PARTS)",
             "rest = rest - convert(part, ACC)": "rest = rest",
             "row_index(ROWS, m0) < length": "row_index(ROWS, m0) <= length",
         },

@@ -43,7 +43,7 @@ def test_one_tile(rng, e):
 def test_several_tiles_and_chunks(rng, monkeypatch, e, kind):
     """And matrices, by one block; the last tile ends beyond the points."""
     monkeypatch.setattr(norms, "PADDED", 128)
-    monkeypatch.setattr(sums, "tiles_of", lambda problem, is_few: ChunkTiles(64, 2, 5, 1))
+    monkeypatch.setattr(sums, "tiles_of", lambda problem, is_few: ChunkTiles(64, 2, 5, 2))
     check(rng, 70, e, 20, 100, kind, batch=(2,))
 
 
