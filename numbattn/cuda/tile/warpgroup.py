@@ -163,6 +163,13 @@ class Products(Barrier):
         super().__init__(what, count)
         self.of, self.shares = None, []  # the next product: layout, right operand, and what threads bring
         self.sums = None  # those of the last product
+        first = warpgroup_of() * WARPGROUP
+        self.threads = slice(first, first + WARPGROUP)
+
+    def meet(self, shared):
+        """All have done their share: after `wgmma_wait` a thread knows that of all, and that none of them waits for
+        anything earlier. Otherwise it orders nothing."""
+        shared.merge_waits(self.threads)
 
 
 def _products():
@@ -187,20 +194,13 @@ def start_product(acc, x, y):
     products.of = acc.layout, y
     products.shares.append((at, acc.sums if isinstance(acc, InFlight) else acc.registers, *left))
     if len(products.shares) == WARPGROUP:
-        first = warpgroup_of() * WARPGROUP
-        right = y.read(slice(None), slice(None), work, by=np.arange(first, first + WARPGROUP))
+        right = y.read(slice(None), slice(None), work, by=products.threads)
         sums, rows = np.empty(acc.layout.shape, acc.dtype), np.empty((WARPGROUP_ROWS, len(right)), right.dtype)
         for where, registers, part, values in products.shares:
             sums[where], rows[part] = registers, values
         products.sums, products.shares = sums + rows.astype(acc.dtype) @ right.astype(acc.dtype), []
-    meet_for_product()
+    products.sync()
     return InFlight(acc.layout, products.sums[at], work)
-
-
-def meet_for_product():
-    """All threads of the warpgroup have done their share: after `wgmma_wait` a thread knows that of all, and that none
-    of them waits for anything earlier. Otherwise it orders nothing."""
-    _products().sync(shared_memory().tell_waits())
 
 
 @primitive
