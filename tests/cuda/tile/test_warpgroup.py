@@ -422,6 +422,6 @@ FAULTS = {
     "over = _products().phases - later": "over = _products().phases",
     "    shared_memory().note_end(unit, over)\n": "",
     "shared.merge_waits(self.threads)": "super().meet(shared)",
-    ", by=products.threads)": ")",
-    "products.of != (acc.layout, y)": "False",
+    "(work, products.threads)": "(work,)",
+    "products.of != (acc.layout, tile, y)": "False",
 }
