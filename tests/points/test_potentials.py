@@ -6,6 +6,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import numbattn as na
 from numbattn import backends, points
+from numbattn.points.potentials import conjugate_gradients
 
 from ..accuracy import to_numpy
 from .test_sinkhorn import clouds
@@ -73,14 +74,26 @@ def test_nothing_moves(rng):
 
 
 def test_segments_are_problems_of_their_own(rng):
+    """One of them without weights."""
     one, other = clouds(rng), clouds(rng, m=15, n=10)
-    together = [np.concatenate(pair) for pair in zip(one, other)]
+    together = [np.concatenate(three) for three in zip(one, other, [*one[:2], 0 * one[2], 0 * one[3]])]
     tx, ty = (rng.standard_normal(z.shape) for z in together[:2])
-    mask = na.Segments([0, 20, 35], [0, 30, 40])
+    mask = na.Segments([0, 20, 35, 55], [0, 30, 40, 70])
     found = points.sinkhorn_vjp(*together, COST, tol=1e-10, mask=mask)[1].hvp(tx, ty, tol=1e-9)
     parts = [points.sinkhorn_vjp(*given, COST, tol=1e-10)[1].hvp(*ts, tol=1e-9).dx
-             for given, ts in ((one, (tx[:20], ty[:30])), (other, (tx[20:], ty[30:])))]  # fmt: skip
-    assert_allclose(found.dx, np.concatenate(parts), atol=1e-7)
+             for given, ts in ((one, (tx[:20], ty[:30])), (other, (tx[20:35], ty[30:40])))]  # fmt: skip
+    assert_allclose(found.dx, np.concatenate([*parts, 0 * one[0]]), atol=1e-7)
+    assert all(np.isfinite(gradient).all() for gradient in found)
+
+
+def test_points_without_weight_have_potentials(rng):
+    """Conjugate gradients do not find these."""
+    (x, y, a, b), h = clouds(rng, m=2, n=3), 1e-4
+    b = np.array([0.4, 0.6, 0.0])
+    ty = rng.standard_normal(y.shape)
+    ahead, zero, behind = (points.sinkhorn_vjp(x, y + step * ty, a, b, COST, tol=1e-12)[1] for step in (h, 0, -h))
+    found, exact = zero.hvp(None, ty, tol=1e-10).db, (ahead().db - behind().db) / (2 * h)
+    assert_allclose(found - found[0], exact - exact[0], atol=1e-6)
 
 
 def test_what_is_beyond_lengths_may_be_nan(rng):
@@ -107,6 +120,21 @@ def test_single_precision(xp, rng, dtype, d):
         assert got.dtype == dtype
         atol = (1e-3 if dtype == np.float16 else 3e-5) * np.abs(wanted).max()
         assert_allclose(to_numpy(got).astype(float), wanted, rtol=0, atol=atol)
+
+
+def test_conjugate_gradients(rng):
+    """Of a batch, each with weights of its own: as many iterations as there are unknowns; one of them weighs nothing.
+    """
+    weights, side = rng.random((3, 6)) + 0.1, rng.standard_normal((3, 6))
+    weights[:, 5] = 0
+    A = rng.standard_normal((3, 6, 6))
+    A[:, 5], A[:, :, 5] = 0, 0
+    A = (A @ np.swapaxes(A, -2, -1)) / np.where(weights > 0, weights, 1)[..., None]
+    x, is_found = conjugate_gradients(lambda v: (A @ v[..., None])[..., 0], (side, 0 * side), weights, 1e-6, 5)
+    assert is_found
+    assert_allclose((A @ x[..., None])[:, :5, 0], side[:, :5], atol=1e-6)
+    _, is_found = conjugate_gradients(lambda v: (A @ v[..., None])[..., 0], (side,), weights, 1e-6, 4)
+    assert not is_found
 
 
 def test_iterations_are_two_passes(rng, monkeypatch):
@@ -138,9 +166,11 @@ def test_errors(rng, given, options, kind, message):
 
 
 FAULTS = {
+    "test_points_without_weight_have_potentials": {
+        "return tF, ry - Q(tF), is_found": "return tF, tG, is_found",
+    },
     "test_hessians_are_those_of_finite_differences[numpy-2-False]": {
         "side = but_for_constants(ry), but_for_constants(-Q(rx))": "side = but_for_constants(ry), -0 * rx[..., :1]",
-        "return tF, ry - Q(tF), is_found": "return tF, tG, is_found",
         "logs(self.clouds.a, self.over_y.rows)": "logs(self.clouds.a, 0 * self.over_y.rows)",
         "points/clouds.py": {"c * tF[..., None]": "tF[..., None]"},
     },
@@ -151,10 +181,14 @@ FAULTS = {
     "test_iterations_are_two_passes": {
         "bool((now <= allowed).all())": "bool((now < before).all())",
     },
-    "test_segments_are_problems_of_their_own": {
-        "_ratio(now, before) * p": "0 * p",
+    "test_single_precision": {
+        "_marginal(clouds.b, self.solution.g / clouds.cost.epsilon, Q.rows)": "clouds.a.sum() + 0 * clouds.b",
     },
-    "test_what_is_beyond_lengths_may_be_nan": {
+    "test_conjugate_gradients": {
+        "_ratio(now, before) * p": "0 * p",
+        "return weighed(weights, u * v)[..., None]": "return (u * v).sum(-1)[..., None]",
+    },
+    "test_segments_are_problems_of_their_own": {
         "np.where(np.isneginf(logarithms), -np.inf, -logarithms)": "-logarithms",
     },
 }
