@@ -128,7 +128,7 @@ def conjugate_gradients(
     p = r
     for at in range(1, max_iterations + 1):
         q = times(p)
-        step = _ratio(before, dot(p, q))
+        step = np.where(before > allowed, _ratio(before, dot(p, q)), 0)  # what is found stays
         x, r = x + step * p, r - step * q
         now = dot(r, r)
         if is_time(r, at, max_iterations) and bool((now <= allowed).all()):
