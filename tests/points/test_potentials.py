@@ -196,9 +196,6 @@ FAULTS = {
     "test_iterations_are_two_passes": {
         "bool((now <= allowed).all())": "bool((now < before).all())",
     },
-    "test_single_precision": {
-        "_marginal(clouds.b, self.solution.g / clouds.cost.epsilon, Q.rows)": "clouds.a.sum() + 0 * clouds.b",
-    },
     "test_what_is_found_stays": {
         "np.where(before > allowed, _ratio(before, dot(p, q)), 0)": "_ratio(before, dot(p, q))",
     },
