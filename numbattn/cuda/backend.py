@@ -1,6 +1,7 @@
 """What calls on CuPy arrays ask for, see `numbattn.backends`."""
 
 from .caches.append import append, check_device
+from .chosen import chosen
 from .launch import current_gpu as current
 from .merge import merge_into, sum_into
 from .passes import Passes
@@ -12,6 +13,6 @@ tangent, backward_tangent, laplacian = PASSES.tangent, PASSES.backward_tangent, 
 sums, gradient, logsumexp, nearest = POINTS.sums, POINTS.gradient, POINTS.logsumexp, POINTS.nearest
 
 __all__ = [
-    "append", "backward", "backward_tangent", "check_device", "current", "forward", "gradient", "laplacian",
+    "append", "backward", "backward_tangent", "check_device", "chosen", "current", "forward", "gradient", "laplacian",
     "logsumexp", "merge_into", "nearest", "sum_into", "sums", "tangent",
 ]  # fmt: skip
