@@ -87,8 +87,8 @@ class BlockSparse(Mask):
         Returns
         -------
         BlockSparse
-            In the library of `indices`. CuPy's arrays are not read: all is done by kernels, without waiting for them,
-            and may be captured in a CUDA graph.
+            In the library of `indices`. CuPy's arrays are not read: all is done by kernels, for which nothing waits.
+            Captured in a CUDA graph, it is made anew whenever that is launched, as long as it is kept alive.
 
         Raises
         ------
