@@ -2,6 +2,7 @@
 and y, and b."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from ..checks import MOST_AXES
 from ..points import formula
 from ..problem import NOTHING_HIDDEN, describe
 from . import kernels
-from .kernels.hopper import sums
+from .kernels import hopper
 from .kernels.points.arguments import COLUMNS, ROWS
 from .kernels.points.kinds import lowered
 from .kernels.points.nearest import NEAREST as NEAREST_KIND
@@ -23,6 +24,7 @@ from .words.tiers import WGMMA, is_allowed, latest
 SUMS = Pass("sums", kernels.POINT_SUMS, takes=("q", "k", "v", ROWS, COLUMNS), gives=("o",))
 GRADIENT = Pass("gradient", kernels.POINT_GRADIENT, takes=("q", "k", "v", "c", ROWS, COLUMNS), gives=("dq",))
 LOGSUMEXP = Pass("logsumexp", kernels.POINT_LOGSUMEXP, takes=("q", "k", "v", COLUMNS), gives=("lse",))
+LOGSUMEXP_OF_HALVES = replace(LOGSUMEXP, routes=kernels.POINT_LOGSUMEXP_OF_HALVES)
 NEAREST = Pass("nearest", kernels.POINT_NEAREST, takes=("q", "k", "v"), gives=("r2", "j"))
 ROWS_OF_A_BLOCK, BLOCKS_OF_A_MULTIPROCESSOR = 64, 2
 COLUMNS_AT_LEAST = 2048  # of a part
@@ -65,12 +67,20 @@ class Points:
         self.run(GRADIENT, problem, inputs, lowered(kind), {"c": c, "dq": dx}, rows, columns)
         return dx
 
-    def logsumexp(self, problem, inputs, kind, columns=None):
-        """log sum_j exp(columns_j) kappa_ij, in the dtype of sums."""
+    def logsumexp(self, problem, inputs, kind, columns=None, rate=None):
+        """log sum_j exp(columns_j) kappa_ij, in the dtype of sums.
+
+        rate: of points of half precision, times a power of two, what t is to be multiplied by.
+        """
+        pass_ = LOGSUMEXP
+        if rate is not None and self.has_wgmma and hopper.logsumexp.fits(problem, lowered(kind)[0]):
+            pass_, inputs = LOGSUMEXP_OF_HALVES, inputs._replace(scale=rate)
+        elif rate is not None:
+            problem, inputs = of_unit_length(inputs, rate)
         if is_wide(problem):
             return formula.logsumexp(problem, inputs, kind, columns)
         lse = self.current().empty(problem.lse_shape, problem.sum_dtype)
-        self.run(LOGSUMEXP, problem, inputs, lowered(kind), {"lse": lse}, columns=columns, nothing=(-math.inf,))
+        self.run(pass_, problem, inputs, lowered(kind), {"lse": lse}, columns=columns, nothing=(-math.inf,))
         return lse
 
     def nearest(self, problem, inputs, k):
@@ -89,9 +99,14 @@ class Points:
         """
         if problem.head_dim <= HEAD_DIMS[-1]:
             return HEAD_DIMS[-1]
-        by_chunks = is_allowed(WGMMA, latest.get()) and is_plain and sums.fits(problem, self.current().device)
-        is_few = problem.head_dim_v <= SLICES * sums.WIDTH
-        return sums.WIDTH if by_chunks and is_few and not kind.is_of_product else 0
+        width = hopper.sums.WIDTH
+        fits = self.has_wgmma and is_plain and hopper.sums.fits(problem, lowered(kind)[0])
+        return width if fits and problem.head_dim_v <= SLICES * width else 0
+
+    @property
+    def has_wgmma(self):
+        """Whether kernels for Hopper may be taken."""
+        return self.current().device.cc == (9, 0) and is_allowed(WGMMA, latest.get())
 
     def parts(self, problem, inputs):
         """Into how many parts columns are divided, so that few rows occupy the whole GPU, too."""
@@ -126,6 +141,12 @@ def divided(problem, inputs, count, rows, columns):
         own_rows = rows if rows is None else for_all_parts(rows, parts, 1)
         own_columns = columns if columns is None else columns[..., first:end].reshape(*lead, size)
         yield describe(x, y, b), (own_rows, own_columns)
+
+
+def of_unit_length(inputs, rate):
+    """The Problem and Inputs of points whose squared distances need no such factor."""
+    x, y = (points * math.sqrt(rate) for points in (inputs.q, inputs.k))
+    return describe(x, y, inputs.v, mask=inputs.mask)
 
 
 def for_all_parts(x, parts, axes):

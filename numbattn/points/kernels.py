@@ -48,6 +48,11 @@ class Kernel(Value):
         """What is left of it for points of unit length."""
         raise NotImplementedError
 
+    @property
+    def _one_length(self) -> float | None:
+        """The number by which it divides all features of centred points, if it is that simple."""
+        return None
+
     def _check(self, features: int) -> None:
         """Refuse points of so many features."""
 
@@ -100,6 +105,10 @@ class WithLength(Kernel):
         if shape not in ((), (features,)):
             raise ValueError(f"kernel: {type(self).__name__} length: got the shape {shape}, expected a number or the "
                              f"shape ({features},), one for each feature")
+
+    @property
+    def _one_length(self) -> float | None:
+        return self.length if isinstance(self.length, float) else None
 
     def _unit(self, x: Any) -> Any:
         return x / self._length_like(x)
@@ -365,11 +374,15 @@ class Cost(Kernel):
     def _kind(self) -> kinds.Kind:
         return COSTS.get(self.power) or kinds.Power(self.power)
 
+    @property
+    def _one_length(self) -> float:
+        return self.epsilon ** (1 / self.power)
+
     def _unit(self, x: Any) -> Any:
-        return x / self.epsilon ** (1 / self.power)
+        return x / self._one_length
 
     def _of_points(self, x: Any, gradient: Any) -> Any:
-        return gradient / self.epsilon ** (1 / self.power)
+        return gradient / self._one_length
 
     def _of_parameter(self, units: Any, gradients: Any) -> Any:
         found = sum(map(_products, units, gradients)).sum()

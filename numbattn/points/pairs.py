@@ -22,6 +22,7 @@ from ..values import sum_broadcast
 from . import kinds
 from .kernels import Kernel
 
+ENOUGH = 4096  # points, of which a centre is the mean
 quiet = np.errstate(all="ignore")  # of points that nobody sees, and of numbers too small for the dtype
 
 
@@ -101,28 +102,49 @@ class Pairs:
         others = (1,) * (len(own) - other.ndim + 2) + other.shape[:-2]
         axes = tuple([axis for axis, n in enumerate(others[len(others) - len(own) :]) if n == 1])
         axes = *axes, points.ndim - 2
-        total = points.sum(axis=axes, keepdims=True, dtype=np.float64)
-        if seen is None:
-            return (total / max(math.prod(points.shape[axis] for axis in axes), 1)).astype(self.dtype)
-        return (total / np.maximum(seen.sum(axis=axes, keepdims=True), 1)).astype(self.dtype)
+        if seen is None:  # some of them will do
+            points = points[..., :: max(points.shape[-2] // ENOUGH, 1), :]
+            count = max(math.prod(points.shape[axis] for axis in axes), 1)
+        else:
+            count = np.maximum(seen.sum(axis=axes, keepdims=True), 1)
+        points = points.astype(self.dtype, copy=False)
+        centre = points.sum(axis=axes, keepdims=True, dtype=np.float64) / count
+        if self.x.dtype.itemsize == 2:  # such points keep their few digits where they stay: about the origin they may
+            squares = (points * points).sum(axis=axes, keepdims=True, dtype=np.float64) / count
+            is_near = 2 * (centre * centre).sum(axis=-1) <= squares.sum(axis=-1)
+            centre = np.where(is_near[..., None], 0, centre)
+        return centre.astype(self.dtype)
 
 
 class Term:
     """One kernel of a sum: points of unit length and what is summed over their pairs."""
 
-    @quiet
     def __init__(self, pairs: Pairs, kernel: Kernel) -> None:
         self.pairs, self.kernel, self.kind = pairs, kernel, kernel._kind
         self.kind.check(pairs.dtype)
-        self.x, self.y = map(self._unit, pairs.points)
 
-    def _unit(self, points: Any) -> Any:
-        return self.kernel._unit(self.pairs.centred(points) if self.kernel._is_centred else points)
+    @cached_property
+    @quiet
+    def units(self) -> tuple[Any, Any]:
+        """Points x and y of unit length."""
+        x, y = map(self._moved, self.pairs.points)
+        return self.kernel._unit(x), self.kernel._unit(y)
+
+    @property
+    def x(self) -> Any:
+        return self.units[0]
+
+    @property
+    def y(self) -> Any:
+        return self.units[1]
+
+    def _moved(self, points: Any) -> Any:
+        return self.pairs.centred(points) if self.kernel._is_centred else points
 
     @cached_property
     def exchanged(self) -> Term:
         """With the roles of x and y exchanged."""
-        return self._with(pairs=self.pairs.exchanged, x=self.y, y=self.x)
+        return self._with(pairs=self.pairs.exchanged, units=self.units[::-1])
 
     @cached_property
     def slopes(self) -> Term:
@@ -133,8 +155,21 @@ class Term:
 
     def _with(self, **changes: Any) -> Term:
         other = object.__new__(Term)
-        vars(other).update({name: vars(self)[name] for name in ("pairs", "kernel", "kind", "x", "y")}, **changes)
+        same = {"pairs": self.pairs, "kernel": self.kernel, "kind": self.kind, "units": self.units}
+        vars(other).update({**same, **changes})
         return other
+
+    @cached_property
+    @quiet
+    def in_halves(self) -> tuple[Any, Any, dict[str, float]]:
+        """Points of half precision on a GPU, times a power of two, which costs them no digits, and what their squared
+        distances are to be multiplied by then; of others those of unit length."""
+        length = self.kernel._one_length
+        if self.pairs.x.dtype.itemsize > 2 or isinstance(self.pairs.x, np.ndarray) or length is None:
+            return self.x, self.y, {}
+        mantissa, exponent = math.frexp(length)
+        x, y = (self._moved(points) * 2.0**-exponent for points in self.pairs.points)
+        return x, y, {"rate": mantissa**-2}
 
     @property
     def has_no_pairs(self) -> bool:
@@ -156,10 +191,14 @@ class Term:
         return sum_broadcast(found, self.x.shape)
 
     def logsumexp(self, columns: Any = None) -> Any:
-        return self._run("logsumexp", self.y[..., :0], columns=columns)
+        x, y, options = self.in_halves
+        return self._run_with(x, y, "logsumexp", y[..., :0], columns=columns, **options)
 
     def _run(self, name: str, b: Any, *args: Any, **options: Any) -> Any:
-        x, y, b = (self.pairs.broadcast(array) for array in (self.x, self.y, b))
+        return self._run_with(self.x, self.y, name, b, *args, **options)
+
+    def _run_with(self, x: Any, y: Any, name: str, b: Any, *args: Any, **options: Any) -> Any:
+        x, y, b = (self.pairs.broadcast(array) for array in (x, y, b))
         problem, inputs = describe(x, y, b, mask=self.pairs.mask)
         return run_points(problem, name, inputs, self.kind, *args, **options)
 

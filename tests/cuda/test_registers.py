@@ -344,6 +344,7 @@ PAIRS = [
     pairs("point_gradient", "float32", 128, "Gaussian", 1),
     pairs("point_gradient", "float32", 256, "Gaussian", 256, spills=80),    # in the epilogue
     pairs("point_gradient", "float64", 64, "Gaussian", 64),
+    pairs("point_gradient", "float32", 3, "Derivative Power", 16),
     pairs("hopper_nearest", "float16", 128, "Nearest 1"),
     pairs("point_logsumexp", "float32", 64, "Gaussian"),
     pairs("point_logsumexp", "float32", 8, "Power"),

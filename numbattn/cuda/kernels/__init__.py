@@ -47,6 +47,7 @@ BACKWARD_TANGENT = (Route(everything, backward_tangent.SPECS),)
 POINT_SUMS = hopper.POINT_SUMS + point_routes(point_sums.SPEC)
 POINT_GRADIENT = point_routes(point_gradient.SPEC)
 POINT_LOGSUMEXP = hopper.LOGSUMEXP + point_routes(point_logsumexp.SPEC)
+POINT_LOGSUMEXP_OF_HALVES = hopper.LOGSUMEXP_OF_HALVES
 POINT_NEAREST = hopper.NEAREST + point_routes(point_nearest.SPEC)
 
 

@@ -41,6 +41,9 @@ BACKWARD = (
 )
 NEAREST = (Route(nearest.takes, (norms.HALF_OF_Y, nearest.SPEC), WGMMA),)
 LOGSUMEXP = (Route(logsumexp.takes, (parts.OF_X, parts.OF_Y_AND_COLUMNS, logsumexp.SPEC), WGMMA),)
+LOGSUMEXP_OF_HALVES = (
+    Route(logsumexp.takes, (parts.OF_X_IN_HALVES, parts.OF_Y_IN_HALVES, logsumexp.EXACT, logsumexp.INEXACT), WGMMA),
+)
 POINT_SUMS = (
     Route(sums.takes_few, (parts.OF_X, parts.OF_Y, parts.AS_LINES, sums.SPEC_FEW), WGMMA),
     Route(sums.takes_many, (parts.OF_X, parts.OF_Y, parts.OF_B, sums.SPEC), WGMMA),

@@ -13,6 +13,8 @@ from ...build import Source
 from ...tile import (
     Alignment,
     aligned,
+    anywhere,
+    atomic_add,
     bfloat16,
     block_index,
     convert,
@@ -39,29 +41,37 @@ PARTS, WIDTH = 3, 64  # WIDTH: columns of a box
 HALF_NORMS, LOGARITHMS = "half norms", "logarithms"
 
 
-def point_parts(*, dim, nbytes, numbers, given=()):
+def point_parts(*, dim, nbytes, numbers, given=(), of_halves=False):
     """The kernel for rows of dim columns, a multiple of WIDTH; nbytes: alignment of the rows.
 
     numbers: HALF_NORMS, -|x|^2 / 2; LOGARITHMS, (columns - |y|^2 / 2) log2(e), -inf after the last point, with the
-    columns that are given; "", none.
+    columns that are given; "", none. of_halves: see `hopper_logsumexp`.
     """
     BFLOAT16, ACC, HAS_COLUMNS = bfloat16, np.float32, COLUMNS in given
-    OF_Y, HAS_LINE = numbers == LOGARITHMS, numbers != ""
+    OF_Y, HAS_LINE, OF_HALVES = numbers == LOGARITHMS, numbers != "", of_halves
     TILE_M, ROWS_OF, VECTORS_OF = TILES.tile_m, Alignment(nbytes), Alignment(VECTOR_BYTES)
     COLS, CHUNKS = WIDTH, dim // WIDTH
     TILE = simt(TILES.tile_m, COLS, THREADS, LANES, 8)
     ROWS, ZERO, HALF, LOG2E, NOTHING = TILE.row_vector(), ACC(0), ACC(-1 / 2), ACC(LOG2_E), ACC(-np.inf)
+    ONE = np.uint32(1)
 
     @device
-    def numbers_of(norms, vectors, batch, head, m0, count):
+    def numbers_of(norms, vectors, scales, batch, head, m0, length):
         if not OF_Y:
             return norms * HALF
         found = norms * HALF
+        if OF_HALVES:
+            found = found * scales[0]
         if HAS_COLUMNS:
             found = found + load(vectors.columns[0][batch, head], ROWS, m0)
-        return where(row_index(ROWS, m0) < count, found * LOG2E, NOTHING)
+        return where(row_index(ROWS, m0) < length, found * LOG2E, NOTHING)
 
-    def kernel(mX, vectors, mParts, lines):
+    @device
+    def count(inexact, rest, number):
+        if number == 0 and anywhere(rest != ZERO):
+            atomic_add(inexact, 0, ONE)
+
+    def kernel(mX, vectors, mParts, lines, counts, scales):
         overlap_launches()
         batches, heads, rows, _ = shape(mParts)
         tile, batch, head = place(block_index(), batches * heads, heads)
@@ -74,11 +84,14 @@ def point_parts(*, dim, nbytes, numbers, given=()):
                 part = convert(rest, BFLOAT16)
                 save(aligned(parts[:, chunk * COLS :], VECTORS_OF), part, number * (rows // PARTS) + m0)
                 rest = rest - convert(part, ACC)
+                if OF_HALVES:
+                    count(counts[0], rest, number)
         if HAS_LINE:
-            count, _ = shape(X)
-            save(lines[0][batch, head], numbers_of(norms, vectors, batch, head, m0, count), m0)
+            length, _ = shape(X)
+            save(lines[0][batch, head], numbers_of(norms, vectors, scales, batch, head, m0, length), m0)
 
-    spec = OF_Y_AND_COLUMNS if OF_Y else OF_X if HAS_LINE else OF_B
+    spec = (OF_Y_IN_HALVES if OF_Y else OF_X_IN_HALVES) if of_halves else (
+        OF_Y_AND_COLUMNS if OF_Y else OF_X if HAS_LINE else OF_B)
     return Source(kernel, signature_of(kernel, spec.arguments, np.dtype(ACC), ACC, given=given), THREADS, overlaps=True)
 
 
@@ -145,15 +158,33 @@ def blocks_of(heads):
     )
 
 
-def spec_of(matrix, parts, numbers, line=(), vectors=()):
+class InexactPoints(Argument):
+    """A temporary that is 0 if all points are no more than their first parts."""
+
+    name = "inexact points"
+
+    def find(self, planner, work):
+        planner.add_temporary(self.name, (1,), np.dtype(np.uint32), is_zero=True)
+
+    def flat(self, planner, work):
+        yield planner.whole(self.name)
+
+    def type(self, about):
+        return array_type(np.uint32, 1)
+
+
+INEXACT_POINTS = InexactPoints()
+
+
+def spec_of(matrix, parts, numbers, line=(), vectors=(), of_halves=False):
     """The Spec for the parts of a Matrix, and the line of its numbers."""
     return Spec(
         point_parts,
-        (matrix, vectors, parts, line),
+        (matrix, vectors, parts, line, (INEXACT_POINTS,) * of_halves, ("scale",) * of_halves),
         tiles=lambda work: (TILES,),
         parameters=lambda work, tiles: {
             "dim": whole_boxes(getattr(work.problem, parts.columns)), "nbytes": work.nbytes, "numbers": numbers,
-            "given": (COLUMNS,) * (vectors is VECTORS and COLUMNS in work.dtypes),
+            "given": (COLUMNS,) * (vectors is VECTORS and COLUMNS in work.dtypes), "of_halves": of_halves,
         },
         blocks=blocks_of(parts.heads),
     )  # fmt: skip
@@ -165,6 +196,8 @@ PARTS_OF_B = PartsOfRows("parts of b", "k", "head_dim_v")
 OF_X, OF_Y = (spec_of(Matrix(name, parts.heads), parts, HALF_NORMS, (line,)) for name, parts, line in (
     ("q", PARTS_OF_X, LINE_OF_X), ("k", PARTS_OF_Y, LINE_OF_Y)))  # fmt: skip
 OF_Y_AND_COLUMNS = spec_of(Matrix("k", "k"), PARTS_OF_Y, LOGARITHMS, (LINE_OF_Y,), VECTORS)
+OF_X_IN_HALVES = spec_of(Matrix("q"), PARTS_OF_X, HALF_NORMS, (LINE_OF_X,), of_halves=True)
+OF_Y_IN_HALVES = spec_of(Matrix("k", "k"), PARTS_OF_Y, LOGARITHMS, (LINE_OF_Y,), VECTORS, of_halves=True)
 OF_B = spec_of(Matrix("v", "k"), PARTS_OF_B, "")
 AS_LINES = Spec(
     feature_lines,

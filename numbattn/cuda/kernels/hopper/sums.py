@@ -9,6 +9,7 @@ A block takes work tiles in turn, 64 points x for each consumer, and loops over 
 with kappa, another one multiplies.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -316,18 +317,26 @@ def many_steps(places, ACC):
 
 
 MOST_OF_MMA = 32  # dimensions up to which mma.sync is as fast for few features
-TILES = {True: SumTiles(192, 2, 5, 2), False: SumTiles(128, 2, 5, 1)}  # whether features of b are few
+TILES_OF_FEW = SumTiles(192, 2, 5, 2)  # ms for 100,000 points each, an H100, d 64: 11.4; 128 columns 12.4
+TILES = {  # of the largest number of dimensions, for 64 features
+    64: SumTiles(96, 2, 5, 2),              # 23; 128 columns 26
+    math.inf: SumTiles(128, 2, 5, 1),       # d 512: 131; 96 columns 158
+}
 
 
-def fits(problem, device):
+def tiles_of(problem, is_few):
+    return TILES_OF_FEW if is_few else next(tiles for most, tiles in TILES.items() if problem.head_dim <= most)
+
+
+def fits(problem, kind):
     """Whether these points are for the kernel, of however many dimensions; no masks: every y is in sight."""
-    return problem.dtype == np.float32 and device.cc == (9, 0) and not problem.mask_kinds
+    return problem.dtype == np.float32 and not problem.mask_kinds and not of_products(kind)
 
 
 def takes(work):
-    """Of distances, and of no more features of b than a box has."""
-    is_plain = ROW_SHIFTS not in work.dtypes and COLUMNS not in work.dtypes and not of_products(work.kind)
-    return fits(work.problem, work.device) and is_plain and work.problem.head_dim_v <= WIDTH
+    """Of no more features of b than a box has, and no logarithms of rows or columns."""
+    is_plain = ROW_SHIFTS not in work.dtypes and COLUMNS not in work.dtypes and work.problem.head_dim_v <= WIDTH
+    return is_plain and work.device.cc == (9, 0) and fits(work.problem, work.kind)
 
 
 def takes_few(work):
@@ -342,7 +351,7 @@ def spec_of(b, is_few):
     return Spec(
         hopper_sums,
         (PARTS_OF_X.map, PARTS_OF_Y.map, b, LINE_OF_X, LINE_OF_Y, Matrix("o"), "seqlen_k", "chunks", "kind_number"),
-        tiles=lambda work: (TILES[is_few],),
+        tiles=lambda work: (tiles_of(work.problem, is_few),),
         parameters=lambda work, tiles: {
             "dim_b": work.problem.head_dim_v if is_few else WIDTH, "kind": work.kind, **tiles._asdict(),
         },
