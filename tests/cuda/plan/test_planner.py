@@ -215,7 +215,7 @@ def test_small_blocks_of_a_mask_are_tiles(size, tile_m, blocks):
 
 
 @pytest.mark.parametrize(("seqlen", "group_size", "forward", "backward"), [
-    (40960, 1, 1, 1), (40960, 4, 4, 1), (8192, 1, 8, 8), (1000, 1, 32, 8), (1 << 20, 1, 1, 1),
+    (40960, 1, 1, 1), (40960, 4, 4, 1), (8192, 1, 8, 8), (8192, 4, 32, 8), (1000, 1, 32, 8), (1 << 20, 1, 1, 1),
 ])  # fmt: skip
 def test_matrices_of_which_blocks_are_read_stay_in_l2(seqlen, group_size, forward, backward):
     found = work(d=128, e=128, seqlen_q=seqlen, seqlen_k=seqlen, group_size=group_size, mask=("blocks",),

@@ -38,6 +38,8 @@ def tile_states(*, tile_m, tile_n, kept, mask):
         def state(mask, batch, head, m0, n0, seqlen_q, seqlen_k):
             cells, rows, cols = mask.grids[g]
             cells = cells[batch, head]
+            if rows == TILE_M and cols == TILE_N:               # without divisions
+                return FULL if cells[m0 // TILE_M, n0 // TILE_N] != 0 else EMPTY
             some, every = False, True
             for r in range(m0 // rows, (minimum(m0 + TILE_M, seqlen_q) - 1) // rows + 1):
                 for c in range(n0 // cols, (minimum(n0 + TILE_N, seqlen_k) - 1) // cols + 1):
