@@ -146,7 +146,7 @@ FAULTS = {
     "minimum(n0 + TILE_N, seqlen_k) - 1": "n0 + TILE_N - 1",
     "minimum((run + 1) * WORDS, words)": "run * WORDS + 1",
     "-(-words // 2 // WORDS)": "1",
-    "some or shown": "shown",
+    "some or cell != 0": "cell != 0",
     "minimum(one(mask": "max(one(mask",
     "(kept_tile, tile) if KEEPS_Q else (tile, kept_tile)": "(kept_tile, tile)",
     "if m0 < seqlen_q and n0 < seqlen_k": "if True",
