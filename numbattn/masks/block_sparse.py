@@ -96,7 +96,7 @@ class BlockSparse(Mask):
             For what are no integers.
         ValueError
             For shapes that do not fit, for blocks without elements, and in NumPy's arrays for counts and indices out of
-            range; in CuPy's those are no blocks.
+            range: in CuPy's such indices are dropped.
 
         Notes
         -----
@@ -112,7 +112,7 @@ class BlockSparse(Mask):
                [0, 1, 0, 0]])
         """
         name = "BlockSparse.from_indices indices"
-        given = integer_array(name, indices, "(..., blocks of queries, k)")
+        given = own(name, integer_array(name, indices, "(..., blocks of queries, k)"))
         *batch, m, n = shape_of("shape", shape)
         rows, cols = _block_size(block_size)
         (*lead, k), m_blocks, n_blocks = given.shape, -(-m // rows), -(-n // cols)
