@@ -37,9 +37,14 @@ class Part(Value):
         """The derivative of `_derivative` by S."""
         return 0
 
-    def _gradient(self, dS: Any, lse: Any, delta: Any) -> Any:
+    def _gradient(self, dS: Any, lse: Any, delta: Any, S: Any = None) -> Any:
         """The gradient of its array: from dS, that of S after it; of a Sink from lse and delta = rowsum(dO * O) - dlse.
+        Of a Score those of all its arrays, one after the other, from S before it, too.
         """
+
+    def _gradients(self, found: Any) -> tuple[Any, ...]:
+        """The gradient of each of `_weights`, None for one that is not wanted; found: what `_gradient` returns."""
+        return (found,) * len(self._weights)
 
     def _fit(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> None:
         """Refuse arrays that do not broadcast to the batch axes, heads included, and the lengths."""
