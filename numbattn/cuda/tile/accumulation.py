@@ -270,6 +270,33 @@ def bulk_add(array, number, shared):
     return types.void(array, types.int32, shared), generate
 
 
+@primitive
+def add_element(array, index, value):
+    """Add to an element of an array of sums, in one step for all threads of the grid.
+
+    >>> run(lambda sums: add_element(sums, 1, np.float32(0.5)), np.zeros(2, np.float32))
+    array([ 0., 16.], dtype=float32)
+    """
+    _check_element(array)
+    array[index] += array.dtype.type(value)
+
+
+@add_element.lowering
+def add_element(array, index, value):
+    _check_element(array)
+
+    def generate(b, memory, index, value):
+        target = b.ptrtoint(emit_element(b, array, memory, index), I64)
+        asm(b, f"red.global.add.f{array.dtype.bitwidth} [$0], $1;", VOID, target, value, effect=True)
+
+    return types.void(array, types.int64, array.dtype), generate
+
+
+def _check_element(array):
+    if array.ndim != 1 or name_of(array.dtype) not in FLOATS:
+        raise TypingError(f"add_element: got {array.dtype} of {array.ndim} axes, expected floats of 1")
+
+
 def _tile_start(number, layout):
     return int(number) * prod(layout.shape)
 

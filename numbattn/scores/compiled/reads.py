@@ -17,7 +17,7 @@ from numba.extending import intrinsic, models, overload, overload_attribute, reg
 
 from .derivative import compiled_of
 from .dual import Dual, slope_of
-from .element import place, refuse_failing
+from .element import refuse_failing
 from .errors import naming, number_of
 from .strict import compiled
 from .wide import emit_widened, widened
@@ -196,7 +196,7 @@ def by_read(function, wanted):
     @compiled
     def derivative(s, batch, head, i, j, arrays, number):
         reads = reads_from(number)
-        found = of_user(s, place(batch), place(head), place(i), place(j), *counting_arrays(arrays, reads, s))
+        found = of_user(s, batch, head, i, j, *counting_arrays(arrays, reads, s))
         return slope_of(number_of(found)), read_of(reads, ELEMENT), read_of(reads, COUNT)
 
     return derivative
