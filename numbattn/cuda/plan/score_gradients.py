@@ -16,6 +16,7 @@ from ..kernels.any.sum_parts import sum_parts
 from ..kernels.any.table_gradient import TILES as ENTRIES_AT_ONCE
 from ..kernels.any.table_gradient import table_gradient
 from ..kernels.scores import ALIGNED, BY_MATRIX, ENTRIES, READS, kind, place_of_part
+from ..kernels.shared.exact_sums import SIZE
 from ..kernels.shared.visibility import has_states
 from ..views import View, contiguous, fits_tensor_map
 from ..words.arguments import Own, TmaMatrix
@@ -72,13 +73,17 @@ def add_gradient(planner, number):
 
 def add_gradient_of_function(planner, number, own):
     """The steps of the gradients of a function's arrays, one after the other in one array."""
-    name, ((elements,), _, dtype, _) = partial_sums(own), planner.layouts[own]
-    if planner.call.deterministic:
-        raise NotImplementedError("deterministic: gradients of a Score's arrays are added up by atomics on a GPU, in "
-                                  "any order: pass deterministic=False, or gradient=False")  # fmt: skip
-    parts, after = sums_of_each(elements, dtype.itemsize), place_of_part(planner.score, number)
+    ((elements,), _, dtype, _), exact = planner.layouts[own], planner.call.deterministic
+    about = {"after": place_of_part(planner.score, number), "wanted": planner.call.score[number].gradient,
+             "sum_dtype": dtype.name, "exact": exact}  # fmt: skip
+    if exact:
+        name = sums_of_part(number)
+        planner.add_temporary(name, (1, elements * SIZE), np.dtype(np.int64), is_zero=True)
+        planner.add(spec_of_function(name, **about))
+        return
+    name, parts = partial_sums(own), sums_of_each(elements, dtype.itemsize)
     planner.add_temporary(name, (parts, elements), dtype, is_zero=True)
-    planner.add(spec_of_function(name, after=after, wanted=planner.call.score[number].gradient, out_dtype=dtype.name))
+    planner.add(spec_of_function(name, **about))
     planner.layouts[name] = contiguous((parts, 1, elements), dtype)
     add_sum(planner, own)
 

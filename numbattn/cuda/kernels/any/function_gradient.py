@@ -2,7 +2,8 @@
 
 A block takes a row of tiles of a score matrix, and adds dS times the derivative by each element that was read to where
 it was read, by atomics: a thread once for as many as follow one another. S, P and dS are recomputed as in
-`score_gradient`. Small arrays have several sums, so that few blocks meet at one: `sum_parts` adds these up.
+`score_gradient`. Small arrays have several sums, so that few blocks meet at one: `sum_parts` adds these up. Where the
+same bits are wanted in every run, what is added are integers: see `exact_sums`.
 """
 
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from ...words.spec import Spec
 from ..scores import SCORE, parts_of, read_step, score_steps
 from ..scores.score import units
 from ..shared.dropout import DROPOUT
+from ..shared.exact_sums import add_atomically, add_exactly
 from ..shared.layouts import DTYPES, sum_type, sums
 from ..shared.shares import Share
 from ..shared.visibility import MASK, visible_keys
@@ -37,14 +39,16 @@ class Row(NamedTuple):
     sums: Any
 
 
-def function_gradient(*, out_dtype, wanted, **about):
-    """The gradients of the arrays of part number `after`; wanted: of which."""
+def function_gradient(*, sum_dtype, exact, wanted, **about):
+    """The gradients of the arrays of part number `after`; wanted: of which; exact: in sums that are the same in any
+    order."""
     score, after, TILE_M, TILE_N = about["score"], about["after"], about["tile_m"], about["tile_n"]
-    ACC, SUM = sum_type(DTYPES[about["dtype"]]), np.dtype(out_dtype).type
+    ACC, SUM = sum_type(DTYPES[about["dtype"]]), np.dtype(sum_dtype).type
     S_TILE = sums(about["unit"], about["lanes"], TILE_M, TILE_N, about["threads"])
     part, before, ONE, ZERO = parts_of(score)[after], parts_of(score)[:after], ACC(1), SUM(0)
     (apply, *_), (_, natural) = score_steps(before, S_TILE, ACC, after=after), units(before, part)
-    add_reads, add_pending = read_step(part, after, wanted, ACC, SUM)
+    add_pending = add_exactly if exact else add_atomically
+    add_reads = read_step(part, after, wanted, ACC, SUM, add_pending)
 
     @device
     def keys_of(walk, given, band, batch, head, m_block):
@@ -68,13 +72,12 @@ def function_gradient(*, out_dtype, wanted, **about):
         walk = Row(share, m_block, m_block + 1, mSums[block_index() % parts])
         add_pending(sum_of(walk, given, (0, ZERO)), walk.sums)
 
-    return source(kernel, ARGUMENTS, shared, SUM, about)
+    return source(kernel, ARGUMENTS, shared, np.int64 if exact else SUM, about)
 
 
 @dataclass(frozen=True)
 class FunctionSums(Argument):
-    """Sums of the elements of a function's arrays, (parts, elements). They are planned with the launch, by this name.
-    """
+    """Sums of the elements of a function's arrays, (parts, elements), planned with the launch, by this name."""
 
     name: str
 
@@ -100,7 +103,7 @@ def spec_of(name, **about):
     return Spec(
         function_gradient,
         arguments_of(name),
-        tiles=lambda work: rows(work, True),
+        tiles=lambda work: tuple([row._replace(blocks=1) for row in rows(work, True)]),     # functions take registers
         parameters=lambda work, tiles: parameters(work, tiles) | about,
     )
 

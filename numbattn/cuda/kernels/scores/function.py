@@ -18,9 +18,10 @@ from ....scores.compiled.reads import check as check_reads
 from ....scores.compiled.wide import seen, widened
 from ....scores.frozen import Frozen
 from ....scores.function import Score
-from ...tile import INDEX, add_element, device, fold_elements, full, map_elements, where
+from ...tile import INDEX, device, fold_elements, full, map_elements, where
 from ...words.signatures import array_type
 from ...words.steps import array_of_function
+from ..shared import exact_sums
 from ..shared.origin import PLACE, PLACE_TYPES
 from .kind import READS, Kind, ValueAndSlope, kind, nothing_ahead
 
@@ -112,7 +113,8 @@ class FunctionKind(Kind):
 
     @classmethod
     def finish(cls, part, grad, sums, problem):
-        """Kernels have written it."""
+        if sums is not None:
+            grad[...] = exact_sums.rounded(sums)
 
     def flat(self, planner, work, number):
         yield from (*PLACE, work.problem.seqlen_q, work.problem.seqlen_k)
@@ -194,12 +196,13 @@ def counted(part, batch, head):
     return at.query, at.key, seqlen_q, seqlen_k, (first + at.batch + batch, at.head + head, arrays)
 
 
-def read_step(part, number, wanted, ACC, SUM):
-    """Device functions: (pending, S, dS, scores, sums, batch, head, m0, n0) -> pending, which adds to the gradients of
-    a function's arrays; (pending, sums), which adds what is left of it.
+def read_step(part, number, wanted, ACC, SUM, add_pending):
+    """The device function (pending, S, dS, scores, sums, batch, head, m0, n0) -> pending, which adds to the gradients
+    of a function's arrays.
 
-    S, dS: tiles before the function and after it; sums: of the elements of all arrays wanted, of the dtype SUM;
-    pending: an element, and what a thread has not yet added to it, so that it adds once for many.
+    S, dS: tiles before the function and after it; sums: of the elements of all arrays wanted; pending: an element, and
+    what a thread has not yet added to it, so that it adds once for many; add_pending: the device function (pending,
+    sums) that adds it.
     """
     check_reads(kind(part).identity.function, wanted, from_dtype(ACC), kind(part).array_types)
     derivative, ZERO = by_read(kind(part).identity.function, wanted), SUM(0)
@@ -227,14 +230,7 @@ def read_step(part, number, wanted, ACC, SUM):
             read += 1
         return element, total
 
-    return add, add_pending
-
-
-@device
-def add_pending(pending, sums):
-    element, total = pending
-    if total != 0:
-        add_element(sums, element, total)
+    return add
 
 
 @lru_cache(maxsize=256)
