@@ -173,7 +173,7 @@ def attention_backward_jvp(
         along = _along(problem, inputs, tangents, number)
         rows = [None if x is None else x[number] for x in (tdo, tdlse)]
         found.append(_backward_along(problem, inputs, along, do, dlse, *rows))
-    weights = [(x, part._wants_gradient) for part in inputs.score for x in part._weights]
+    weights = [pair for part in inputs.score for pair in zip(part._weights, part._wanted)]
     tdq, tdk, tdv = (_joined([x[i] for x in found], x.shape, several, q) for i, x in enumerate((q, k, v)))
     of_score = [_joined([grads.score[i] for grads in found], x.shape, several, q) if is_wanted else None
                 for i, (x, is_wanted) in enumerate(weights)]  # fmt: skip

@@ -15,6 +15,7 @@ from .scores.function import PLACE, Score
 
 MOST_PLACES = 2**24  # where it is looked for reads outside of arrays, along each axis
 MOST_COMPARED = 256  # elements
+MOST_READS = 16  # of an element that are compared
 LARGEST_ERROR = 1e-4
 NAMES = "function", "derivative", "second derivative"
 
@@ -23,8 +24,8 @@ NAMES = "function", "derivative", "second derivative"
 def check_score(
     score: Score, seqlen_q: int = 16, seqlen_k: int = 16, spread: float = 3.0, *, heads: int = 1, batch: int = 1
 ) -> float:
-    """Compare derivatives of a score function with finite differences, and the compiled function with plain Python;
-    look for reads outside of its arrays.
+    """Compare derivatives of a score function, by the score and by its arrays, with finite differences, and the
+    compiled function with plain Python; look for reads outside of its arrays.
 
     Compiled for a call of attention it reads what is there, or not there: nothing looks at indices. So give this
     function the lengths, heads and elements of a batch that the score is to be used with.
@@ -45,7 +46,8 @@ def check_score(
     -------
     error : float
         The largest difference of derivatives, relative to 1 or, if that is larger, to the derivative, at up to 256
-        elements where the score is finite. The second derivative is compared where it is given.
+        elements where the score is finite. The second derivative is compared where it is given, those by arrays where
+        their gradients are wanted.
 
     Raises
     ------
@@ -86,6 +88,8 @@ def check_score(
     error, finite = 0.0, np.isfinite(in_python)
     for order, derivative in enumerate(derivatives, 1):
         error = max(error, elements.compare_derivative(order, elements.of(derivative), finite))
+    if score._wants_gradient:
+        error = max(error, elements.compare_reads(finite))
     cupy = _cupy()
     if cupy is not None:
         _compare_on_a_gpu(cupy, score, shape, rng, spread)
@@ -175,6 +179,35 @@ class _Elements:
             raise ValueError(f"score: the {name} is {got[worst]:.6g}, finite differences give {want[worst]:.6g}, "
                              f"{self.at(worst)}")  # fmt: skip
         return float(errors[worst])
+
+    def compare_reads(self, finite: Any) -> float:
+        """The largest error of derivatives by what is read of arrays."""
+        from .scores.compiled.reads import in_python
+
+        given, h, worst = self.score, 1e-5, 0.0
+        arrays = [x.astype(np.float64) if x.dtype.kind == "f" else x for x in given.arrays]
+        flat = [(n, at) for n, wanted in enumerate(given._wanted) if wanted for at in range(arrays[n].size)]
+        function = Score(given.function, arrays=arrays)._value
+        reads = in_python(given._identity, given._wanted, tuple(arrays))
+        for number in np.flatnonzero(finite):
+            found: dict[int, float] = {}
+            for element, slope in reads(self.S[number], *self.places[number]):
+                found[element] = found.get(element, 0.0) + slope
+            for element, got in [*found.items()][:MOST_READS]:
+                which, at = flat[element]
+                two = []
+                for shift in (h, -h):
+                    arrays[which].flat[at] += shift
+                    two.append(float(function(self.S[number], *self.places[number])))
+                    arrays[which].flat[at] -= shift
+                want = (two[0] - two[1]) / (2 * h)
+                error = abs(got - want) / max(abs(want), 1)
+                if not error <= LARGEST_ERROR:
+                    place = tuple(map(int, np.unravel_index(at, arrays[which].shape)))
+                    raise ValueError(f"score: the derivative by arrays[{which}]{list(place)} is {got:.6g}, finite "
+                                     f"differences give {want:.6g}, {self.at(number)}")  # fmt: skip
+                worst = max(worst, error)
+        return worst
 
     def at(self, number: Any) -> str:
         return f"at s = {self.S[number]:.6g}, {_words(self.places[number])}"

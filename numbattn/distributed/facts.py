@@ -79,7 +79,7 @@ def value(x: Any) -> str:
     if isinstance(x, tuple):
         return ", ".join(map(value, x))
     if isinstance(x, Score):
-        return f"Score({x.function.__qualname__} of digest {x._identity.digest}, {value(x.arrays)})"
+        return f"Score({x.function.__qualname__} of digest {x._identity.digest}, {value(x.arrays)}, {x.gradient})"
     if not isinstance(x, Mask | Part):
         return shown(x)
     axis, found = x._axis_of_queries, []

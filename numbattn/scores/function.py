@@ -94,7 +94,7 @@ class Score(Part):
     >>> def bucket(distance):  # of 16: 0 to 7 one each, then those up to 128 on a logarithmic scale
     ...     if distance < 8:
     ...         return distance
-    ...     return min(8 + int(math.log(distance / 8.0) / math.log(16.0) * 8), 15)
+    ...     return min(8 + int(math.log(max(distance / 8.0, 1.0)) / math.log(16.0) * 8), 15)
     >>> def relative(s, batch, head, i, j, table):
     ...     return s + table[bucket(abs(i - j)), head]
     >>> table, (q, k, v, do) = np.zeros((16, 2)), np.ones((4, 2, 50, 8))
@@ -145,9 +145,16 @@ class Score(Part):
         copies = tuple(map(function, self.arrays))
         if all(x is y for x, y in zip(copies, self.arrays)):
             return self
-        made = object.__new__(Score)  # with the function as it was taken
-        made._set(**dict(zip(ORDERS, self._functions)), arrays=copies, gradient=self.gradient, _identity=self._identity)
+        return self._again(copies, self._wanted)
+
+    def _again(self, arrays: tuple[Any, ...], gradient: tuple[bool, ...]) -> Score:
+        """With the function as it was taken."""
+        made = object.__new__(Score)
+        made._set(**dict(zip(ORDERS, self._functions)), arrays=arrays, gradient=gradient, _identity=self._identity)
         return made
+
+    def _asking(self, wanted: Sequence[bool]) -> Part:
+        return self._again(self.arrays, tuple(wanted))
 
     def __reduce__(self) -> Any:
         return Score, (self.function, self.derivative, self.arrays, self.second, self.gradient)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache, cached_property
 from typing import Any, TypeAlias
 
@@ -80,6 +80,15 @@ class Part(Value):
     def _wants_gradient(self) -> bool:
         return False
 
+    @property
+    def _wanted(self) -> tuple[bool, ...]:
+        """Of each of `_weights` whether its gradient is wanted."""
+        return (self._wants_gradient,) * len(self._weights)
+
+    def _asking(self, wanted: Sequence[bool]) -> Part:
+        """The part with gradients of these of `_weights` alone."""
+        return self
+
 
 @cache
 def _first_field(kind: Any) -> str:
@@ -115,6 +124,9 @@ class ArrayPart(Part):
     @property
     def _wants_gradient(self) -> bool:
         return self.gradient
+
+    def _asking(self, wanted: Sequence[bool]) -> Part:
+        return self if wanted[0] == self.gradient else replace(self, gradient=wanted[0])
 
     def _whole_shape(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> tuple[int, ...]:
         """What its array is broadcast to."""

@@ -18,13 +18,12 @@ from numba.extending import intrinsic, models, overload, overload_attribute, reg
 from .derivative import compiled_of
 from .dual import Dual, slope_of
 from .element import refuse_failing
-from .errors import naming, number_of
+from .errors import PART_OF_COUNTED, naming, number_of
 from .strict import compiled
 from .wide import emit_widened, widened
 
 INT64, READS = ir.IntType(64), types.CPointer(types.int64)
 COUNT, NUMBER, ELEMENT = range(3)  # of READS: reads so far; which of them yields a slope; the element that it reads
-ONLY_NUMBERS = "has a slice of an array whose gradient is wanted: read its entries, x[i, j]"
 
 
 class Counted(types.Type):
@@ -109,7 +108,7 @@ def _getitem(x, place):
     if isinstance(x, Counted):
         places = place if isinstance(place, types.BaseTuple) else [place]
         if any(isinstance(each, types.SliceType | types.EllipsisType) for each in places):
-            raise TypingError(ONLY_NUMBERS)
+            raise TypingError(PART_OF_COUNTED)
         return lambda x, place: counted_part(x, array_of(x)[place], place)
 
 
@@ -207,7 +206,7 @@ def check(function, wanted, real, kinds):
     """A TypeError where the derivatives of a Frozen by what it reads cannot be found, for s of this type and arrays of
     these types."""
     derivative, arguments = by_read(function, wanted), (real, *[types.int64] * 4, types.Tuple(kinds), types.int64)
-    with naming(function.python):
+    with naming(function.python, of="gradient"):
         derivative.compile(arguments)
     refuse_failing(derivative.overloads[arguments], "Score function", function)
 
@@ -222,7 +221,7 @@ def in_python(identity, wanted, arrays):
             try:
                 slope, at, count = derivative(*element, arrays, number)
             except NumbaError:
-                with naming(identity.function.python):
+                with naming(identity.function.python, of="gradient"):
                     raise
             if count:
                 yield at, slope
