@@ -424,7 +424,7 @@ def test_several_devices(rng):
 
 @pytest.mark.gpu
 def test_arrays_on_a_gpu(arrays):
-    """Outside of jit they share memory with CuPy's; inside, passes are computed on the host."""
+    """They share memory with CuPy's."""
     try:
         gpu = jax.devices("gpu")[0]
     except RuntimeError as error:
@@ -435,3 +435,25 @@ def test_arrays_on_a_gpu(arrays):
         for found in (derivative(ours, *there), jax.jit(derivative, static_argnums=0)(ours, *there)):
             assert {x.device for x in jax.tree.leaves(found)} == {gpu}
             assert_close(jax.device_get(found), jax.device_get(expected))
+
+
+@pytest.mark.gpu
+def test_passes_keep_their_place_on_the_stream(rng):
+    """Inside of jit, among XLA's kernels."""
+    q, k, v = jax.device_put(rng.standard_normal((3, 2, 4, 512, 64), np.float32), jax.devices("gpu")[0])
+
+    def steps(q):
+        for _ in range(8):
+            q = jnp.tanh(attention(q + 1, k, v, causal=True)) * 2
+        return q
+
+    for function in (steps, jax.grad(lambda q: steps(q).sum())):
+        assert_close(jax.jit(function)(q), function(q), 1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [np.float16, jnp.bfloat16, np.float32, np.float64])
+def test_the_same_bits_on_a_gpu(rng, dtype):
+    x = jax.device_put(rng.standard_normal((3, 2, 4, 70, 64)).astype(dtype), jax.devices("gpu")[0])
+    function = partial(attention, mask=na.Lengths(np.full((2, 1), 50)), dropout=na.Dropout(0.2, seed=3))
+    assert_same(jax.jit(function)(*x), function(*x))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental.buffer_callback import buffer_callback
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import Sharding
 
+from ..streams import library, stream_of
 from . import derivatives
 from .operands import PRIMITIVES, How, Pass, Results
 from .passes import backward, forward, hessian, results_of, run, second_tangent, tangent
@@ -40,8 +43,7 @@ def _copied(*arrays: Any) -> Any:
 
 def _on_gpu(compute: Pass, operands: Results, tree: Any, how: How, device: Any) -> Results:
     """CuPy's arrays share memory with JAX's; those of NumPy, in options, numbattn copies."""
-    import cupy
-
+    cupy = library()
     with cupy.cuda.Device(device.local_hardware_id):
         shared = [cupy.from_dlpack(x) if isinstance(x, jax.Array) else x for x in operands]
         return [jax.dlpack.from_dlpack(x) for x in run(compute, tree.unflatten(shared), how)]
@@ -51,18 +53,32 @@ def abstract(compute: Pass, *avals: Any, tree: Any, how: How) -> list[Any]:
     return [jax.core.ShapedArray(x.shape, x.dtype) for x in results_of(compute, tree.unflatten(avals), how)]
 
 
-def lowered(compute: Pass, context: Any, *operands: Any, tree: Any, how: How) -> Any:
-    """Inside of jit: a callback that takes and returns NumPy arrays."""
+def lowered(compute: Pass, sharing: Any, context: Any, *operands: Any, tree: Any, how: How) -> Any:
+    """Inside of jit: a callback that reads XLA's buffers, and writes to those of results, where they are."""
     if compute is second_tangent:
         compute(tree.unflatten(operands), how)
 
-    def callback(*arrays: Any) -> Results:
-        return run(compute, tree.unflatten(arrays), how)
+    def callback(execution: Any, results: Results, *buffers: Any) -> None:
+        with sharing(execution, results[0]) as array_of:
+            found = run(compute, tree.unflatten(map(array_of, buffers)), how)
+            for place, result in zip(results, found):
+                array_of(place)[...] = result
 
-    results, _, _ = mlir.emit_python_callback(
-        context, callback, None, operands, context.avals_in, context.avals_out, has_side_effect=False
-    )
-    return results
+    likes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in context.avals_out]
+    return mlir.lower_fun(buffer_callback(callback, likes))(context, *operands)
+
+
+def on_cpu(*_: Any) -> Any:
+    """What makes NumPy's arrays of buffers."""
+    return nullcontext(np.asarray)
+
+
+@contextmanager
+def on_gpu(execution: Any, like: Any) -> Any:
+    """What makes CuPy's arrays of buffers; inside, CuPy has their device and XLA's stream, for which nothing waits."""
+    cupy, (_, device) = library(), like.__dlpack_device__()
+    with cupy.cuda.Device(device), stream_of(device, execution.stream):
+        yield cupy.from_dlpack
 
 
 def _primitive(compute: Pass, jvp: Any, transpose: Any = None) -> Primitive:
@@ -70,7 +86,8 @@ def _primitive(compute: Pass, jvp: Any, transpose: Any = None) -> Primitive:
     primitive.multiple_results = True
     primitive.def_impl(partial(eagerly, compute))
     primitive.def_abstract_eval(partial(abstract, compute))
-    mlir.register_lowering(primitive, partial(lowered, compute))
+    for platform, sharing in (("cpu", on_cpu), ("cuda", on_gpu)):
+        mlir.register_lowering(primitive, partial(lowered, compute, sharing), platform)
     batching.primitive_batchers[primitive] = partial(mapped, compute)
     ad.primitive_jvps[primitive] = jvp
     if transpose:

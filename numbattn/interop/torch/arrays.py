@@ -5,23 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache
-from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import torch
 
 from ...checks import dtype_of
+from ..streams import library, stream_of
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 NOWHERE = nullcontext()
-
-
-@lru_cache(None)
-def library() -> Any:
-    """CuPy, imported only when a tensor is on a GPU."""
-    return import_module("cupy")
 
 
 def on_device(x: Any) -> Any:
@@ -34,23 +28,6 @@ def on_gpu(device: int) -> Any:
     cuda, stream = library().cuda, stream_of(device, torch._C._cuda_getCurrentRawStream(device))
     with cuda.Device(device), stream, cuda.using_allocator(allocator_of(device)):
         yield
-
-
-class Borrowed(NamedTuple):
-    """A stream of torch's, for CuPy."""
-
-    address: int
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self.address
-
-
-@lru_cache
-def stream_of(device: int, address: int) -> Any:
-    """CuPy's stream with this address."""
-    cuda = library().cuda
-    with cuda.Device(device):
-        return cuda.Stream.from_external(Borrowed(address)) if address else cuda.Stream.null
 
 
 @lru_cache

@@ -5,7 +5,8 @@ import pytest
 
 from numbattn.cuda.points import Points
 from numbattn.points import formula, kinds
-from tests.cuda.works import kernels
+from numbattn.problem import describe
+from tests.cuda.works import NAMED, kernels
 from tests.points.test_formula import drawn
 from tests.tools.device import GPU, HOPPER
 from tests.tools.launch import simulated_only
@@ -47,18 +48,42 @@ def test_digits_of_all_parts(rng):
     check(rng, times=30, d=40, m=64, n=128, batch=())
 
 
+@simulated_only
+@pytest.mark.parametrize(("dtype", "shift"), [("bfloat16", 0), ("bfloat16", 0.3), ("float16", 0)])
+def test_points_of_half_precision(rng, dtype, shift):
+    """One product where they are bfloat16 as they are; else three parts, as of float32."""
+    rate = 1.5
+    x, y = (rng.standard_normal((2, rows, 20)).astype(NAMED[dtype]).astype(np.float32) + np.float32(shift)
+            for rows in (30, 50))  # fmt: skip
+    w = rng.standard_normal((2, 50)).astype(np.float32)
+    problem, inputs = describe(x, y, y[..., :0])
+    found = Points(lambda: GPU(HOPPER)).logsumexp(problem, inputs, kinds.GAUSSIAN, w, rate=rate)
+    t = ((x.astype(float)[..., :, None, :] - y[..., None, :, :]) ** 2).sum(-1)
+    wanted = np.log(np.exp(w[..., None, :] - rate / 2 * t).sum(-1))
+    assert abs(found - wanted).max() < 2e-5
+
+
 FAULTS = {
     "test_digits_of_all_parts": {
         "dot(dot(dot(S_TILE, x3, y1.T), x2, y2.T), x1, y3.T)": "dot(dot(S_TILE, x2, y2.T), x1, y3.T)",
         "dot(dot(dot(S, x2, y1.T), x1, y2.T), x1, y1.T)": "dot(dot(S, x2, y1.T), x1, y1.T)",
-        "S * LOG2E + line": "S + line",
-        "lse + load(mLineX[batch, head], VECTOR, m0)": "lse",
+        "S * scale_log2_of(given) + line": "S + line",
+        "lse + load(mLineX[batch, head], VECTOR, m0) * scale_of(given)": "lse",
+    },
+    "test_points_of_half_precision": {
+        "(counts[0][0] == 0) == IS_EXACT": "IS_EXACT",
+        "return given[2][0]": "return given[2][1]",
+        "return given[2][1]": "return given[2][0]",
     },
     "cuda/kernels/hopper/parts.py": {
+        "test_points_of_half_precision": {
+            "number == 0 and anywhere(rest != ZERO)": "False",
+            "found = found * scales[0]": "pass",
+        },
         "test_several_tiles": {
             "number * apart + m0": "number * apart",
             "rest = rest - convert(part, ACC)": "rest = rest",
-            "row_index(ROWS, m0) < count": "row_index(ROWS, m0) <= count",
+            "row_index(ROWS, m0) < length": "row_index(ROWS, m0) <= length",
         },
         "test_one_tile": {
             "found = found + load(": "found = found - load(",
