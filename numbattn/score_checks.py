@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -184,30 +184,34 @@ class _Elements:
         """The largest error of derivatives by what is read of arrays."""
         from .scores.compiled.reads import in_python
 
-        given, h, worst = self.score, 1e-5, 0.0
-        arrays = [x.astype(np.float64) if x.dtype.kind == "f" else x for x in given.arrays]
-        flat = [(n, at) for n, wanted in enumerate(given._wanted) if wanted for at in range(arrays[n].size)]
-        function = Score(given.function, arrays=arrays)._value
-        reads = in_python(given._identity, given._wanted, tuple(arrays))
-        for number in np.flatnonzero(finite):
+        arrays = [cast(Any, x).astype(np.float64) if x.dtype.kind == "f" else x for x in self.score.arrays]
+        score, worst = self.score._again(arrays, self.score._wanted), 0.0
+        reads = in_python(score._identity, score._wanted, score.arrays)
+        for at in np.flatnonzero(finite):
             found: dict[int, float] = {}
-            for element, slope in reads(self.S[number], *self.places[number]):
+            for element, slope in reads(self.S[at], *self.places[at]):
                 found[element] = found.get(element, 0.0) + slope
             for element, got in [*found.items()][:MOST_READS]:
-                which, at = flat[element]
-                two = []
-                for shift in (h, -h):
-                    arrays[which].flat[at] += shift
-                    two.append(float(function(self.S[number], *self.places[number])))
-                    arrays[which].flat[at] -= shift
-                want = (two[0] - two[1]) / (2 * h)
-                error = abs(got - want) / max(abs(want), 1)
-                if not error <= LARGEST_ERROR:
-                    place = tuple(map(int, np.unravel_index(at, arrays[which].shape)))
-                    raise ValueError(f"score: the derivative by arrays[{which}]{list(place)} is {got:.6g}, finite "
-                                     f"differences give {want:.6g}, {self.at(number)}")  # fmt: skip
-                worst = max(worst, error)
+                worst = max(worst, self.compare_read(score, at, element, got))
         return worst
+
+    def compare_read(self, score: Score, at: Any, element: int, got: float) -> float:
+        """The error of the derivative by an element of all wanted arrays, at one of the places."""
+        sizes, h = np.array([cast(Any, x).size * wanted for x, wanted in zip(score.arrays, score._wanted)]), 1e-5
+        which = int(np.searchsorted(np.cumsum(sizes), element, side="right"))
+        array: Any = score.arrays[which]
+        place, two = tuple(map(int, np.unravel_index(element - sizes[:which].sum(), array.shape))), []
+        before = array[place]
+        for shift in (h, -h):
+            array[place] = before + shift
+            two.append(float(score._value(self.S[at], *self.places[at])))
+        array[place] = before
+        want = (two[0] - two[1]) / (2 * h)
+        error = abs(got - want) / max(abs(want), 1)
+        if not error <= LARGEST_ERROR:
+            raise ValueError(f"score: the derivative by arrays[{which}]{[*place]} is {got:.6g}, finite differences "
+                             f"give {want:.6g}, {self.at(at)}")  # fmt: skip
+        return float(error)
 
     def at(self, number: Any) -> str:
         return f"at s = {self.S[number]:.6g}, {_words(self.places[number])}"

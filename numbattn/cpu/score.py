@@ -35,8 +35,8 @@ class Steps(NamedTuple):
     origin: Origin  # from which functions count
 
 
-NO_STEPS = Record(Steps(np.zeros((0, COLUMNS), np.int64), np.zeros(0), np.zeros((0, 0, 0), np.int64), np.zeros(0, np.int64),
-                        np.zeros((0, 0, 0), np.int64), Origin()))  # fmt: skip
+NO_STEPS = Record(Steps(np.zeros((0, COLUMNS), np.int64), np.zeros(0), np.zeros((0, 0, 0), np.int64),
+                        np.zeros(0, np.int64), np.zeros((0, 0, 0), np.int64), Origin()))  # fmt: skip
 
 
 def steps_of(problem, parts, origin, order=0):
@@ -126,7 +126,7 @@ apply = by_kind([kind.apply for kind in KINDS])
 
 @inline
 def score(S, steps, slopes, batch, head, m0, n0, aligned):
-    """All steps in order. slopes: tiles for derivatives of parts that are not linear, and of S that is kept, or nothing.
+    """All steps in order. slopes: tiles for derivatives of parts that are not linear, and for S that is kept, if any.
 
     aligned: the offset of the tile's queries within their segment.
     """

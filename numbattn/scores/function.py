@@ -147,10 +147,11 @@ class Score(Part):
             return self
         return self._again(copies, self._wanted)
 
-    def _again(self, arrays: tuple[Any, ...], gradient: tuple[bool, ...]) -> Score:
+    def _again(self, arrays: Sequence[Any], gradient: tuple[bool, ...]) -> Score:
         """With the function as it was taken."""
         made = object.__new__(Score)
-        made._set(**dict(zip(ORDERS, self._functions)), arrays=arrays, gradient=gradient, _identity=self._identity)
+        made._set(**dict(zip(ORDERS, self._functions)), arrays=tuple(arrays), gradient=gradient)
+        made._set(_identity=self._identity)
         return made
 
     def _asking(self, wanted: Sequence[bool]) -> Part:
@@ -176,23 +177,26 @@ class Score(Part):
         return cast(tuple[bool, ...], self.gradient)
 
     @property
+    def _trained(self) -> list[Any]:
+        """The arrays whose gradients are wanted."""
+        return [x for x, wanted in zip(self.arrays, self._wanted) if wanted]
+
+    @property
     def _sum_dtype(self) -> np.dtype[Any]:
         """The least one in which its gradients are summed."""
-        return np.result_type(np.float32, *[x.dtype for x, wanted in zip(self.arrays, self._wanted) if wanted])
+        return np.result_type(np.float32, *[x.dtype for x in self._trained])
 
     @property
     def _elements(self) -> int:
         """How many elements the arrays have whose gradients are wanted."""
-        return sum(x.size for x, wanted in zip(self.arrays, self._wanted) if wanted)
+        return sum(x.size for x in self._trained)
 
     def _gradients(self, found: Any) -> tuple[Any, ...]:
         if found is None:
             return (None,) * len(self.arrays)
-        of_each, first, found = list[Any](), 0, found.reshape(-1)
-        for x, wanted in zip(self.arrays, self._wanted):
-            of_each.append(found[first : first + x.size].reshape(x.shape) if wanted else None)
-            first += x.size * wanted
-        return tuple(of_each)
+        ends = np.cumsum([x.size for x in self._trained]).tolist()
+        each = iter([found.reshape(-1)[end - x.size : end].reshape(x.shape) for end, x in zip(ends, self._trained)])
+        return tuple([next(each) if wanted else None for wanted in self._wanted])
 
     def _gradient(self, dS: Any, lse: Any, delta: Any, S: Any = None) -> Any:
         from .compiled.reads import in_python  # Numba is not imported before it is needed
@@ -307,8 +311,8 @@ def _wanted(gradient: Any, arrays: Sequence[Any]) -> tuple[bool, ...]:
         raise ValueError(f"Score gradient: got {len(gradient)} bools, expected {len(arrays)}, one for each array")
     for number, (wanted_too, x) in enumerate(zip(gradient, arrays)):
         if wanted_too and dtype_of(x).kind != "f":
-            raise TypeError(f"Score gradient[{number}]: got True for arrays[{number}] of {dtype_of(x)}, expected False: "
-                            "only floats have a gradient")  # fmt: skip
+            raise TypeError(f"Score gradient[{number}]: got True for arrays[{number}] of {dtype_of(x)}, expected "
+                            "False: only floats have a gradient")  # fmt: skip
     return tuple(map(bool, gradient))
 
 

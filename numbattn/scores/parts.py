@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import cache, cached_property
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -126,7 +126,7 @@ class ArrayPart(Part):
         return self.gradient
 
     def _asking(self, wanted: Sequence[bool]) -> Part:
-        return self if wanted[0] == self.gradient else replace(self, gradient=wanted[0])
+        return self if wanted[0] == self.gradient else replace(cast(Any, self), gradient=wanted[0])
 
     def _whole_shape(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> tuple[int, ...]:
         """What its array is broadcast to."""

@@ -7,6 +7,7 @@ noted which element that was. So the function is called once for each read, what
 
 import operator
 from functools import lru_cache
+from typing import Any
 
 from llvmlite import ir
 from numba import types
@@ -172,8 +173,8 @@ def counting(wanted):
             made, first = [], INT64(0)
             for kind, to, x in zip(arrays, out, cgutils.unpack_tuple(builder, args[0], len(arrays))):
                 if isinstance(to, Counted):
-                    strides = [INT64(1)]
-                    for size in reversed(cgutils.unpack_tuple(builder, context.make_array(kind)(context, builder, x).shape)):
+                    shape, strides = context.make_array(kind)(context, builder, x).shape, [INT64(1)]
+                    for size in reversed(cgutils.unpack_tuple(builder, shape)):
                         strides.insert(0, builder.mul(strides[0], size))
                     made.append(counted(context, builder, to, x, first, strides[1:], args[1]))
                     first = builder.add(first, strides[0])
@@ -211,7 +212,7 @@ def check(function, wanted, real, kinds):
     refuse_failing(derivative.overloads[arguments], "Score function", function)
 
 
-def in_python(identity, wanted, arrays):
+def in_python(identity: Any, wanted: tuple[bool, ...], arrays: Any) -> Any:
     """(s, batch, head, i, j) -> element and derivative of each read, for arrays of NumPy's."""
     derivative = by_read(identity.function, wanted)
 

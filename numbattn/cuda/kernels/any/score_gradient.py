@@ -100,7 +100,8 @@ def sum_step(
 
     walk: `share`, and the tiles of queries from m_first to m_end; keys_of: the device function (walk, given, band,
     batch, head, m_block) -> tiles of keys in such a row; add: (total, dS, S, given, batch, head, m0, n0, walk) ->
-    total, of S = Q K^T. tangents: None, or which of "q", "k", "v" and "do" have one: then it is the tangent of dS that is added up.
+    total, of S = Q K^T. tangents: None, or which of "q", "k", "v" and "do" have one: then it is the tangent of dS that
+    is added up.
 
     dO and V of the next tile are in flight while S is computed, Q and K while P, dS and the next dP are.
     """
