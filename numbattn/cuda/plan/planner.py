@@ -80,8 +80,8 @@ class Planner:
         self.layouts, self.stand_ins, self.temporaries, self.steps = dict(call.layouts), {}, {}, []
         self.axes, self.states = problem.batch[:-1] or (1,), None
         sides = [side for side in SIDES if side in self.layouts]
-        grids = [GRIDS[kind] for kind in problem.mask_kinds if kind in GRIDS]
-        self.cells = tuple([sizes for kind, sizes in zip(grids, call.grids) if kind == "blocks"])
+        grids = [GRIDS[name] for name in problem.mask_kinds if name in GRIDS]
+        self.cells = tuple([sizes for grid, sizes in zip(grids, call.grids) if grid == "blocks"])
         self.gaps = range(count_of_gaps([part.kind for part in call.intervals]))
         self.mask = (*sides, *grids, *[BY_INTERVALS] * bool(call.intervals), *[GAP for _ in self.gaps])
         self.score = tuple([self.compiled_in(part, number) for number, part in enumerate(call.score)])
