@@ -242,14 +242,16 @@ def fold_elements(function, carried, tiles, row, col, shape, others):
     """carried = function(carried, *elements, i, j, *others) for each element of tiles of one layout, one after the
     other, of all that this thread holds; carried is a tuple of numbers, the last one is returned. See `map_elements`.
 
+    >>> LAYOUT = simt(2, 64, 32, 16, 2)
     >>> @device
-    ... def largest(carried, s, i, j, shift):
-    ...     return (max(carried[0], s + shift * i),)
+    ... def added(carried, s, i, j, factor):
+    ...     return (carried[0] + factor * s,)
     >>> def kernel(x, y):
-    ...     tile = load(x, TILE, 0)
-    ...     (found,) = fold_elements(largest, (tile.dtype.type(0),), (tile,), 0, 0, (2, 4), (100,))
-    ...     save(y, full(TILE, tile.dtype.type(found)), 0)
-    >>> run(kernel, ARRAY, np.zeros((2, 4), np.float32))
+    ...     tile = load(x, LAYOUT, 0)
+    ...     (total,) = fold_elements(added, (np.float32(0),), (tile,), 0, 0, (2, 64), (10,))
+    ...     save(y, full(LAYOUT, np.float32(total)), 0)
+    >>> run(kernel, np.ones((2, 64), np.float32), np.zeros((1, 2)))
+    array([[40., 40.]])
     """
     check_folded(tiles)
     for *found, i, j, given in elements(tiles, row, col, shape, others):
