@@ -77,7 +77,7 @@ class Points:
             pass_, inputs = LOGSUMEXP_OF_HALVES, inputs._replace(scale=rate)
         elif rate is not None:
             problem, inputs = of_unit_length(inputs, rate)
-        if is_wide(problem):
+        if is_wide(problem) and not (self.has_wgmma and hopper.wide_logsumexp.fits(problem, lowered(kind)[0])):
             return formula.logsumexp(problem, inputs, kind, columns)
         lse = self.current().empty(problem.lse_shape, problem.sum_dtype)
         self.run(pass_, problem, inputs, lowered(kind), {"lse": lse}, columns=columns, nothing=(-math.inf,))

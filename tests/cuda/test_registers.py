@@ -63,7 +63,8 @@ def small(kernel, dtype, n, d, spills=0, **about):
 def pairs(kernel, dtype, d, kind, e=0, cc=(9, 0), spills=0):
     """A kernel over pairs of points; kind: what is compiled in of it."""
     found = work(dtype, d, e, device=DEVICES[cc])
-    vectors = dict.fromkeys((COLUMNS, X_NORMS, Y_NORMS)[: None if d > DIFFERENCES else 1], found.problem.sum_dtype)
+    names = (COLUMNS,) * (kernel != "hopper_sums") + (X_NORMS, Y_NORMS) * (d > DIFFERENCES)
+    vectors = dict.fromkeys(names, found.problem.sum_dtype)
     found = found._replace(kind=kind, dtypes=found.dtypes | vectors)
     return pytest.param(kernel, found, spills, id=f"{kernel} {dtype} {d} {e} {kind}")
 
@@ -356,6 +357,11 @@ PAIRS = [
     pairs("hopper_nearest", "float16", 64, "Nearest 1"),
     pairs("hopper_nearest", "bfloat16", 192, "Nearest 1"),
     pairs("hopper_nearest", "bfloat16", 256, "Nearest 1"),
+    pairs("hopper_wide_logsumexp", "float32", 128, "Gaussian"),
+    pairs("hopper_sums", "float32", 64, "Gaussian", 1),
+    pairs("hopper_sums", "float32", 256, "Matern52", 4),
+    pairs("hopper_sums", "float32", 64, "RationalQuadratic", 64),
+    pairs("hopper_sums", "float32", 256, "Derivative Power", 64, spills=48),
 ]
 
 

@@ -28,8 +28,6 @@ def hopper_logsumexp(*, dim, tile_n, consumers, stages, parts=PARTS, of_halves=F
     """
     dtype, ACC = DTYPES["bfloat16"], np.float32
     S_TILE = wgmma(tile_n)
-    VECTOR, OF_LANES = S_TILE.row_vector(), S_TILE.row_parts()
-    ZERO, ONE, LN2 = ACC(0), ACC(1), ACC(LN_2)
     shared = SharedMemory()
     X_PLACES = tuple(shared.boxes(ROWS, dim, dtype, 2 * consumers) for _ in range(parts))
     Y_PLACES = tuple(shared.boxes(tile_n, dim, dtype, stages) for _ in range(parts))
@@ -37,29 +35,12 @@ def hopper_logsumexp(*, dim, tile_n, consumers, stages, parts=PARTS, of_halves=F
         shared, X_PLACES, Y_PLACES, tile_n, consumers, S_TILE, ACC
     )  # fmt: skip
     product = product_step(S_TILE, X_PLACES, Y_PLACES)
-    is_called_for, scale_of, scale_log2_of = halves_steps(parts, ACC) if of_halves else whole_steps(ACC)
-    NO_MAX, new_max, exponentials = softmax_parts(ACC)
-
-    @device
-    def start():
-        return full(VECTOR, NO_MAX), full(OF_LANES, ZERO)
+    is_called_for, *scales = halves_steps(parts, ACC) if of_halves else whole_steps(ACC)
+    start, add, finish = softmax_of_tiles(S_TILE, ACC, *scales)
 
     @device
     def nothing(X):
         return ()
-
-    @device
-    def add(found, S, line, n0, given):
-        m, l = found
-        S = S * scale_log2_of(given) + line                     # in base 2
-        m, alpha, zero = new_max(S, m, ONE)                     # Alg. 2 line 13
-        return m, l * alpha + part_sum(exponentials(S, zero, ONE))     # the sum of a tile on its own: more digits
-
-    @device
-    def finish(found, aside, given, batch, head, m0):
-        (m, l), (mLineX, mLse, _) = found, given
-        lse = logsumexp(m * LN2, row_sum(l), LN2)               # line 16
-        save(mLse[batch, head], lse + load(mLineX[batch, head], VECTOR, m0) * scale_of(given), m0)
 
     compute = consumer_of(start, product, nothing, add, finish)
     begin, take_roles = warp_specialised(pipelines, consumers, REGISTERS[consumers], compute, load_x, load_y)
@@ -74,6 +55,33 @@ def hopper_logsumexp(*, dim, tile_n, consumers, stages, parts=PARTS, of_halves=F
     spec = SPEC if not of_halves else EXACT if parts == 1 else INEXACT
     signature = signature_of(kernel, spec.arguments, dtype, ACC)
     return source_of(kernel, signature, consumers, shared, (X_PLACES[0], Y_PLACES[0]))
+
+
+def softmax_of_tiles(layout, ACC, scale_of, scale_log2_of):
+    """Device functions: () -> the online softmax of no tile; (found, S, line, n0, given) -> that with a tile of
+    products; and (found, aside, given, batch, head, m0) saves lse. given: the line of x, lse, and scales, if any.
+    """
+    VECTOR, OF_LANES, ZERO, ONE, LN2 = layout.row_vector(), layout.row_parts(), ACC(0), ACC(1), ACC(LN_2)
+    NO_MAX, new_max, exponentials = softmax_parts(ACC)
+
+    @device
+    def start():
+        return full(VECTOR, NO_MAX), full(OF_LANES, ZERO)
+
+    @device
+    def add(found, S, line, n0, given):
+        m, l = found
+        S = S * scale_log2_of(given) + line                     # in base 2
+        m, alpha, zero = new_max(S, m, ONE)                     # Alg. 2 line 13
+        return m, l * alpha + part_sum(exponentials(S, zero, ONE))     # the sum of a tile on its own: more digits
+
+    @device
+    def finish(found, aside, given, batch, head, m0):
+        (m, l), (mLineX, mLse, _) = found, given
+        lse = logsumexp(m * LN2, row_sum(l), LN2)               # line 16
+        save(mLse[batch, head], lse + load(mLineX[batch, head], VECTOR, m0) * scale_of(given), m0)
+
+    return start, add, finish
 
 
 def whole_steps(ACC):
@@ -142,10 +150,13 @@ TILES = PairTiles(96, 2, 3)  # ms for 50,000 points each, d 64, on an H100: 2.6;
 OF_FIRST_PARTS = PairTiles(128, 2, 6)
 
 
+def is_gaussian(problem, kind):
+    """Whether points are of float32 and a Gaussian's, without masks: every y is in sight."""
+    return problem.dtype == np.float32 and not problem.mask_kinds and kind == "Gaussian"
+
+
 def fits(problem, kind):
-    """Whether these points are for the kernel, a Gaussian's, without masks: every y is in sight."""
-    is_plain = problem.dtype == np.float32 and not problem.mask_kinds
-    return is_plain and FEW < problem.head_dim <= MOST and kind == "Gaussian"
+    return is_gaussian(problem, kind) and FEW < problem.head_dim <= MOST
 
 
 def takes(work):

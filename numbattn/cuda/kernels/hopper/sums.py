@@ -1,48 +1,29 @@
-"""Sums over pairs of points of float32 on Hopper, o_i = sum_j kappa_ij b_j, of any number of dimensions.
+"""Sums over pairs of points of float32 on Hopper, o_i = sum_j kappa_ij b_j, of any number of dimensions: see `chunks`.
 
-The products x . y are those of matrix multiplication: tiles of x and y, chunk by chunk of their dimensions, and of each
-chunk part by part (see `parts`), come through one ring of stages, and wgmma adds them up. Then
 |x - y|^2 = -2 (x . y - |x|^2 / 2 - |y|^2 / 2). Of few features of b each thread sums its own products; of more they are
 products of the parts of kappa and of b.
-
-A block takes work tiles in turn, 64 points x for each consumer, and loops over all tiles of y. While a consumer is busy
-with kappa, another one multiplies.
 """
 
 import math
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...tile import (
-    Pipeline,
     SharedMemory,
-    acquire,
-    advance,
     allocate,
+    bfloat16,
     bitcast,
-    block_index,
     bulk_load,
     col_index,
     device,
     dot,
     full,
     get,
-    grid_size,
-    index,
     load,
     maximum,
-    opaque,
     operand,
-    prefetch_tensor_map,
-    release,
     save,
     shape,
-    stage,
-    sync_warpgroup,
-    tma_load_part,
-    wait,
-    warpgroup_index,
     wgmma,
     wgmma_wait,
     where,
@@ -55,10 +36,9 @@ from ..points.arguments import ROWS as ROW_SHIFTS
 from ..points.features import no_sums_step, part_sums_step, save_sums_step, tuple_of, two_sums_step
 from ..points.kinds import of_products, pair_step, steps_of
 from ..shared.layouts import DTYPES
-from ..shared.schedule import place
 from ..shared.warps import source_of, warp_specialised
-from .forward_tiles import ROWS
-from .pairs import load_parts_step
+from .chunks import ChunkTiles, Sizes, chunk_steps
+from .pairs import REGISTERS, load_parts_step
 from .parts import (
     LINE_OF_X,
     LINE_OF_Y,
@@ -71,185 +51,56 @@ from .parts import (
     whole_boxes,
 )
 
-REGISTERS = {2: (24, 240), 3: (32, 160)}  # {consumers: of a producer's thread, of a consumer's}
+MANY_REGISTERS = 24, 240  # of a producer's thread, and of each of two consumers'
 
 
-class SumTiles(NamedTuple):
-    """A row: tiles of 64 points x for each consumer, and of tile_n points y."""
-
-    tile_n: int
-    consumers: int
-    stages: int  # of the ring, each with a part of a chunk of both
-    b_stages: int  # of b
-
-    unit = "wgmma"
-
-    @property
-    def tile_m(self):
-        return ROWS * self.consumers
-
-
-class Sizes(NamedTuple):
-    """How many points, matrices and chunks of dimensions there are, and how many rows the parts of points are apart."""
-
-    seqlen_q: Any
-    seqlen_k: Any
-    heads: Any
-    matrices: Any
-    chunks: Any
-    apart_x: Any
-    apart_y: Any
-
-
-def hopper_sums(*, dim_b, tile_n, consumers, stages, b_stages, kind):
+def hopper_sums(*, dim_b, tile_n, consumers, stages, y_stages, kind):
     """The kernel for tiles of 64 points x a consumer, tile_n points y, and dim_b features of b: up to FEW, or WIDTH.
 
-    stages: of parts of points; b_stages: of those of b. kind: what is compiled in of it, see `points.kinds`.
+    stages: of parts of points; y_stages: of b. kind: what is compiled in of it, see `points.kinds`.
     """
-    dtype, ACC, IS_FEW = DTYPES["bfloat16"], np.float32, dim_b <= FEW
-    TILE_N, CONSUMERS, TILE_M, CHUNK = tile_n, consumers, consumers * ROWS, WIDTH
-    S_TILE, ZERO, TWICE = wgmma(tile_n), ACC(0), ACC(-2)
-    VECTOR, COLS = S_TILE.row_vector(), S_TILE.col_vector()
-    shared = SharedMemory()
-    X_PLACE = shared.boxes(ROWS, WIDTH, dtype, stages * consumers)
-    Y_PLACE = shared.boxes(tile_n, WIDTH, dtype, stages)
-    B_PLACES = () if IS_FEW else tuple(shared.boxes(tile_n, WIDTH, dtype, b_stages) for _ in range(PARTS))
-    B_LINES = shared.tile(1, tile_n, ACC, b_stages * dim_b) if IS_FEW else None
-    LINE = shared.tile(1, tile_n, ACC, b_stages)
-    RING = Pipeline.within(shared, Y_PLACE, consumers, fills=consumers + 1)
-    B_PIPELINE = Pipeline.within(shared, LINE, consumers, fills=1 + (dim_b if IS_FEW else PARTS))
-    steps = few_steps(S_TILE, ACC, dim_b, B_LINES) if IS_FEW else many_steps(B_PLACES, ACC)
-    load_b_tile, none, of_tile, add, save_sums = steps
-    kappa_of = pair_step(steps_of(kind, ACC))
+    ACC, IS_FEW, tiles = np.float32, dim_b <= FEW, ChunkTiles(tile_n, consumers, stages, y_stages)
+    S_TILE, TILE_N, ZERO, TWICE, shared = wgmma(tile_n), tile_n, ACC(0), ACC(-2), SharedMemory()
+    if IS_FEW:
+        steps = few_steps(S_TILE, ACC, dim_b, shared.tile(1, tile_n, ACC, y_stages * dim_b))
+        fills, registers, places = dim_b, REGISTERS[consumers], ()
+    else:
+        places = tuple(shared.boxes(tile_n, WIDTH, bfloat16, y_stages) for _ in range(PARTS))
+        fills, registers, steps = PARTS, MANY_REGISTERS, many_steps(places, ACC)
+    load_b, none, of_tile, add_sums, save_sums = steps
+    pipelines, producers, consumer_of, of_points = chunk_steps(shared, S_TILE, tiles, ACC, fills, load_b)
+    VECTOR, kappa_of = S_TILE.row_vector(), pair_step(steps_of(kind, ACC))
 
     @device
-    def count_of(sizes):
-        """How many work tiles there are."""
-        return (sizes.seqlen_q + TILE_M - 1) // TILE_M * sizes.matrices
+    def start(given, batch, head, m0):
+        return load(given[0][batch, head], VECTOR, m0) * TWICE, none()
 
     @device
-    def load_part(P, mX, mY, batch, head, m0, n0, col):
-        acquire(P)
-        for consumer in range(CONSUMERS):
-            X = allocate(X_PLACE, P.index * CONSUMERS + consumer)
-            tma_load_part(P, X, mX, batch, head, m0 + consumer * ROWS, col)
-        tma_load_part(P, allocate(Y_PLACE, P.index), mY, batch, head, n0, col)
+    def add(found, S, line, B, n0, given):
+        (norms, O), (_, _, seqlen_k, kind_number) = found, given
+        T = maximum(S * TWICE + norms + line * TWICE, ZERO)
+        kappa = kappa_of(T, (), kind_number)
+        if n0 + TILE_N > seqlen_k:
+            kappa = where(col_index(S_TILE, n0) < seqlen_k, kappa, ZERO)
+        return norms, add_sums(O, of_tile(kappa, B))            # the sum of a tile on its own: more digits
 
     @device
-    def load_points(mX, mY, sizes):
-        """Of each chunk the last part first."""
-        P, number = stage(RING, 0), block_index()
-        prefetch_tensor_map(mX)
-        prefetch_tensor_map(mY)
-        while number < count_of(sizes):
-            (m_block, batch, head), n0 = place(number, sizes.matrices, sizes.heads), index(0)
-            while n0 < sizes.seqlen_k:
-                chunk = index(0)
-                while chunk < sizes.chunks:
-                    part = index(PARTS - 1)
-                    while part >= 0:
-                        m0 = part * sizes.apart_x + m_block * TILE_M
-                        load_part(P, mX, mY, batch, head, m0, part * sizes.apart_y + n0, chunk * CHUNK)
-                        P, part = advance(P, 1), opaque(part - 1)
-                    chunk = opaque(chunk + 1)
-                n0 = opaque(n0 + TILE_N)
-            number = number + grid_size()
+    def finish(found, given, batch, head, m0):
+        save_sums(given[1][batch, head], found[1], m0)
 
-    @device
-    def load_b(mB, mLine, sizes):
-        B, number = stage(B_PIPELINE, 0), block_index()
-        while number < count_of(sizes):
-            (_, batch, head), n0 = place(number, sizes.matrices, sizes.heads), index(0)
-            while n0 < sizes.seqlen_k:
-                acquire(B)
-                load_b_tile(B, mB, batch, head, n0, sizes.apart_y)
-                bulk_load(B, allocate(LINE, B.index), mLine[batch, head], n0)
-                B, n0 = advance(B, 1), opaque(n0 + TILE_N)
-            number = number + grid_size()
-
-    @device
-    def x_of(P):
-        return allocate(X_PLACE, P.index * CONSUMERS + warpgroup_index())
-
-    @device
-    def begin_chunk(S, P):
-        """Of the parts that come first."""
-        wait(P)
-        wait(advance(P, 1))
-        Q = advance(P, 1)
-        return dot(S, x_of(Q), allocate(Y_PLACE, Q.index).T)
-
-    @device
-    def end_chunk(S, P):
-        """All other products, in flight; the small terms first, since the unit cuts off what does not fit into a sum.
-        """
-        Q, R = advance(P, 1), advance(P, 2)
-        wait(R)
-        x1, x2, x3 = x_of(R), x_of(Q), x_of(P)
-        y1, y2, y3 = allocate(Y_PLACE, R.index), allocate(Y_PLACE, Q.index), allocate(Y_PLACE, P.index)
-        S = dot(dot(S, x3, y1.T), x1, y3.T)
-        return dot(dot(dot(S, x2, y1.T), x1, y2.T), x1, y1.T)
-
-    @device
-    def release_chunk(P):
-        release(P)
-        release(advance(P, 1))
-        release(advance(P, 2))
-        return advance(P, 3)
-
-    @device
-    def products(P, chunks):
-        """S of a tile, and the stage after it."""
-        S, chunk = end_chunk(begin_chunk(S_TILE, P), P), index(1)
-        while chunk < chunks:
-            S = wgmma_wait(begin_chunk(S, advance(P, 3)), 1)    # all products of the chunk before are there
-            P = release_chunk(P)
-            S, chunk = end_chunk(S, P), chunk + 1
-        S = wgmma_wait(S, 0)
-        return S, release_chunk(P)
-
-    @device
-    def tile_of_work(P, B, norms, batch, head, sizes, kind_number):
-        """The sums of a work tile, and the stages after it."""
-        O, n0 = none(), index(0)
-        while n0 < sizes.seqlen_k:
-            S, P = products(P, sizes.chunks)
-            wait(B)
-            T = maximum(S * TWICE + norms + get(allocate(LINE, B.index), COLS) * TWICE, ZERO)
-            kappa = kappa_of(T, (), kind_number)
-            if n0 + TILE_N > sizes.seqlen_k:
-                kappa = where(col_index(S_TILE, n0) < sizes.seqlen_k, kappa, ZERO)
-            O = add(O, of_tile(kappa, B))
-            sync_warpgroup()                                    # all have read b
-            release(B)
-            B, n0 = advance(B, 1), n0 + TILE_N
-        return O, P, B
-
-    @device
-    def compute(mLineX, mO, sizes, kind_number):
-        P, B, number = stage(RING, 0), stage(B_PIPELINE, 0), block_index()
-        while number < count_of(sizes):
-            m_block, batch, head = place(number, sizes.matrices, sizes.heads)
-            m0 = m_block * TILE_M + warpgroup_index() * ROWS
-            norms = load(mLineX[batch, head], VECTOR, m0) * TWICE
-            O, P, B = tile_of_work(P, B, norms, batch, head, sizes, kind_number)
-            save_sums(mO[batch, head], O, m0)
-            number = number + grid_size()
-
-    begin, take_roles = warp_specialised(
-        (RING, B_PIPELINE), consumers, REGISTERS[consumers], compute, load_points, load_b
-    )  # fmt: skip
+    compute = consumer_of(start, add, finish)
+    begin, take_roles = warp_specialised(pipelines, consumers, registers, compute, *producers)
 
     def kernel(mX, mY, mB, mLineX, mLineY, mO, seqlen_k, chunks, kind_number):
         batches, heads, seqlen_q, _ = shape(mO)
         (_, _, apart_x), (_, _, apart_y) = shape(mLineX), shape(mLineY)
         begin()
         sizes = Sizes(seqlen_q, seqlen_k, heads, batches * heads, chunks, apart_x, apart_y)
-        take_roles((mLineX, mO, sizes, kind_number), ((mX, mY, sizes), (mB, mLineY, sizes)))
+        take_roles(((mLineX, mO, seqlen_k, kind_number), sizes), ((mX, mY, sizes), (mB, mLineY, sizes)))
 
     spec = SPEC_FEW if IS_FEW else SPEC
-    signature = signature_of(kernel, spec.arguments, dtype, ACC, {"o": "float32"})
-    return source_of(kernel, signature, consumers, shared, (X_PLACE, Y_PLACE, *B_PLACES[:1]))
+    signature = signature_of(kernel, spec.arguments, DTYPES["bfloat16"], ACC, {"o": "float32"})
+    return source_of(kernel, signature, consumers, shared, (*of_points, *places[:1]))
 
 
 def few_steps(layout, ACC, count, lines):
@@ -280,8 +131,7 @@ def few_steps(layout, ACC, count, lines):
 
 
 def many_steps(places, ACC):
-    """The same of products of parts; places: of the parts of b. The sum of a tile on its own: the unit cuts off what
-    does not fit into a sum, and in the end there are many."""
+    """The same of products of parts; places: of the parts of b."""
     O_TILE, ZERO, HIGH, (B1, B2, B3) = wgmma(WIDTH), ACC(0), np.uint32(0xFFFF0000), places
 
     @device
@@ -317,10 +167,10 @@ def many_steps(places, ACC):
 
 
 MOST_OF_MMA = 32  # dimensions up to which mma.sync is as fast for few features
-TILES_OF_FEW = SumTiles(192, 2, 5, 2)  # ms for 100,000 points each, an H100, d 64: 11.4; 128 columns 12.4
+TILES_OF_FEW = ChunkTiles(192, 2, 5, 2)  # ms for 100,000 points each, an H100, d 64: 11.4; 128 columns 12.4
 TILES = {  # of the largest number of dimensions, for 64 features
-    64: SumTiles(96, 2, 5, 2),              # 23; 128 columns 26
-    math.inf: SumTiles(128, 2, 5, 1),       # d 512: 131; 96 columns 158
+    64: ChunkTiles(96, 2, 5, 2),              # 23; 128 columns 26
+    math.inf: ChunkTiles(128, 2, 5, 1),       # d 512: 131; 96 columns 158
 }
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from numbattn.cuda import points
 from numbattn.cuda.points import Points
 from numbattn.points import formula, kinds
 from numbattn.problem import describe
@@ -15,15 +16,16 @@ from tests.tools.launch import simulated_only
 def check(rng, columns=True, times=1, **about):
     """Errors are to be no more than twice those of the formula in float32. times: how far apart points are."""
     problem, inputs, (x, y, _), _ = drawn(rng, dtype=np.float32, e=0, **about)
-    for points in (inputs.q, inputs.k):
-        points *= times
+    for array in (inputs.q, inputs.k):
+        array *= times
     w = rng.standard_normal((*problem.batch, problem.seqlen_k)).astype(np.float32) if columns else None
     if columns:
         w[..., 3] = -np.inf
     gpu = GPU(HOPPER)
     found = [f(problem, inputs, kinds.GAUSSIAN, w) for f in (Points(lambda: gpu).logsumexp, formula.logsumexp)]
     (program,) = gpu.programs.values()
-    assert kernels(program.plan) == ["point_parts", "point_parts", "hopper_logsumexp"]
+    name = "hopper_wide_logsumexp" if inputs.q.shape[-1] > 64 else "hopper_logsumexp"
+    assert kernels(program.plan) == ["point_parts", "point_parts", name]
     t = ((inputs.q.astype(float)[..., :, None, :] - inputs.k[..., None, :, :]) ** 2).sum(-1)
     logs = -t / 2 + (0 if w is None else w.astype(float)[..., None, :])
     top = logs.max(-1)
@@ -49,13 +51,19 @@ def test_digits_of_all_parts(rng):
 
 
 @simulated_only
-@pytest.mark.parametrize(("dtype", "shift"), [("bfloat16", 0), ("bfloat16", 0.3), ("float16", 0)])
-def test_points_of_half_precision(rng, dtype, shift):
-    """One product where they are bfloat16 as they are; else three parts, as of float32."""
+def test_many_dimensions(rng, monkeypatch):
+    """More than other kernels hold: chunk by chunk."""
+    monkeypatch.setattr(points, "HEAD_DIMS", (64,))
+    check(rng, d=70, m=30, n=250, batch=(2,))
+
+
+@simulated_only
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_points_of_half_precision(rng, dtype):
+    """One product where they are bfloat16; else three parts, as of float32."""
     rate = 1.5
-    x, y = (rng.standard_normal((2, rows, 20)).astype(NAMED[dtype]).astype(np.float32) + np.float32(shift)
-            for rows in (30, 50))  # fmt: skip
-    w = rng.standard_normal((2, 50)).astype(np.float32)
+    x, y = (rng.standard_normal((rows, 20)).astype(NAMED[dtype]).astype(np.float32) for rows in (30, 50))
+    w = rng.standard_normal(50).astype(np.float32)
     problem, inputs = describe(x, y, y[..., :0])
     found = Points(lambda: GPU(HOPPER)).logsumexp(problem, inputs, kinds.GAUSSIAN, w, rate=rate)
     t = ((x.astype(float)[..., :, None, :] - y[..., None, :, :]) ** 2).sum(-1)
@@ -70,6 +78,11 @@ FAULTS = {
         "S * scale_log2_of(given) + line": "S + line",
         "lse + load(mLineX[batch, head], VECTOR, m0) * scale_of(given)": "lse",
     },
+    "cuda/kernels/hopper/wide_logsumexp.py": {
+        "test_many_dimensions": {
+            '"chunks": whole_boxes(work.problem.head_dim) // WIDTH': '"chunks": work.problem.head_dim // WIDTH',
+        },
+    },
     "test_points_of_half_precision": {
         "(counts[0][0] == 0) == IS_EXACT": "IS_EXACT",
         "return given[2][0]": "return given[2][1]",
@@ -81,7 +94,7 @@ FAULTS = {
             "found = found * scales[0]": "pass",
         },
         "test_several_tiles": {
-            "number * apart + m0": "number * apart",
+            "number * (rows // PARTS) + m0": "number * (rows // PARTS)",
             "rest = rest - convert(part, ACC)": "rest = rest",
             "row_index(ROWS, m0) < length": "row_index(ROWS, m0) <= length",
         },
