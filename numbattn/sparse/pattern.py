@@ -138,7 +138,7 @@ class Pattern:
             raise ValueError(f"dense: got the shape {dense.shape}, expected {self.shape}")
         (rows, columns), (height, width) = self.blocks.shape, self.block_size
         whole: Any = dense
-        row, column = self.places.T
+        row, column = np.asarray(self.places.T, like=whole)
         found: Any = whole.reshape(rows, height, columns, width).swapaxes(1, 2)[row, column]
         return found
 
@@ -157,7 +157,7 @@ class Pattern:
             raise ValueError(f"w: got the shape {w.shape}, expected {(self.count, *self.block_size)}")
         (rows, columns), (height, width) = self.blocks.shape, self.block_size
         whole: Any = np.zeros((rows, columns, height, width), w.dtype, like=w)
-        row, column = self.places.T
+        row, column = np.asarray(self.places.T, like=whole)
         whole[row, column] = w
         found: Any = whole.swapaxes(1, 2).reshape(self.shape)
         return found

@@ -123,7 +123,7 @@ class Products:
         found = []
         for name, x in arrays.items():
             _, odd = self.current().addresses({name: x})
-            found.append(x.copy() if odd else np.ascontiguousarray(x))
+            found.append(x.copy() if odd or not x.flags.c_contiguous else x)
         return found
 
     def on_device(self, name, pattern, like, make):
