@@ -52,7 +52,7 @@ def product(x: A, w: A, pattern: Pattern) -> A:
     array([32., 16.])
     """
     check(x, w, pattern)
-    return _run("forward", _rows(x), w, pattern, (*x.shape[:-1], pattern.shape[1]))
+    return run("forward", _rows(x), w, pattern, (*x.shape[:-1], pattern.shape[1]))
 
 
 def product_vjp(x: A, w: A, pattern: Pattern) -> tuple[A, Callable[[Array], tuple[A, A]]]:
@@ -96,7 +96,7 @@ def product_vjp(x: A, w: A, pattern: Pattern) -> tuple[A, Callable[[Array], tupl
         if dy.dtype not in DTYPES:
             raise TypeError(_wrong_dtype("dy", dy.dtype))
         dY = _rows(dy.astype(y.dtype, copy=False))
-        return _run("backward_x", dY, w, pattern, x.shape), _run("backward_w", _rows(x), dY, pattern, w.shape)
+        return run("backward_x", dY, w, pattern, x.shape), run("backward_w", _rows(x), dY, pattern, w.shape)
 
     return y, backprop
 
@@ -120,7 +120,7 @@ def _wrong_dtype(name: str, dtype: Any) -> str:
     return f"{name}: got {words_for_dtype(dtype)}, allowed {FLOATING}{cast_of(name, dtype)}"
 
 
-def _run(name: str, one: Any, other: Any, pattern: Pattern, shape: tuple[int, ...]) -> Any:
+def run(name: str, one: Any, other: Any, pattern: Pattern, shape: tuple[int, ...]) -> Any:
     """A pass by the backend for the arrays' library; without rows, or without blocks, there is nothing to add up."""
     if not one.size or not other.size:
         return np.zeros(shape, one.dtype, like=one)

@@ -88,7 +88,7 @@ def test_wrong_arguments(rng):
         with pytest.raises(error, match=words):
             sparse.product(*arguments)
     _, backprop = sparse.product_vjp(x, w, pattern)
-    with pytest.raises(ValueError, match="dy: got the shape .*, the shape of y"):
+    with pytest.raises(ValueError, match=r"dy: got the shape .*, the shape of y"):
         backprop(x)
     with pytest.raises(TypeError, match="dy: got int64, allowed"):
         backprop(dy.astype(int))
@@ -121,7 +121,7 @@ def test_on_a_gpu(rng, dtype, block_size):
 
 
 FAULTS = {
-    '_run("backward_x", dY, w, pattern, x.shape)': '_run("forward", _rows(x), w, pattern, y.shape)',
+    'run("backward_x", dY, w, pattern, x.shape)': 'run("forward", _rows(x), w, pattern, y.shape)',
     "formula.py": {
         "dw[numbers] = found": "dw[numbers[::-1]] = found",
         "w.swapaxes(1, 2), pattern.by_row": "w.swapaxes(1, 2), pattern.by_column",
