@@ -18,13 +18,13 @@ quiet = np.errstate(under="ignore")
 @quiet
 def forward(x: Any, w: Any, pattern: Pattern) -> Any:
     """Y = X W."""
-    return _product(x, w, pattern.by_column, pattern.block_size, pattern.shape[1])
+    return _product(x, w, pattern._by_column, pattern.block_size, pattern.shape[1])
 
 
 @quiet
 def backward_x(dy: Any, w: Any, pattern: Pattern) -> Any:
     """dX = dY W^T."""
-    return _product(dy, w.swapaxes(1, 2), pattern.by_row, pattern.block_size[::-1], pattern.shape[0])
+    return _product(dy, w.swapaxes(1, 2), pattern._by_row, pattern.block_size[::-1], pattern.shape[0])
 
 
 def _product(x: Any, w: Any, lists: Lists, block_size: tuple[int, int], features: int) -> Any:
@@ -45,7 +45,7 @@ def backward_w(x: Any, dy: Any, pattern: Pattern) -> Any:
     panels, X = dy.astype(ACC, copy=False).reshape(len(dy), -1, width), x.astype(ACC, copy=False)
     dw = np.empty((pattern.count, height, width), x.dtype)
     for line in range(len(pattern.blocks)):
-        places, numbers = pattern.by_row.of(line)
+        places, numbers = pattern._by_row.of(line)
         found = X[:, line * height : (line + 1) * height].T @ panels[:, places].reshape(len(dy), -1)
         dw[numbers] = found.reshape(height, -1, width).swapaxes(0, 1)
     return dw

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -43,7 +43,9 @@ class Pattern:
     blocks : array of bool
         NumPy's.
     count : int
-        Number of blocks that are there, numbered row by row.
+        Number of blocks that are there.
+    places : array of int32, (count, 2)
+        Row and column of each of them, row by row.
 
     Raises
     ------
@@ -83,7 +85,7 @@ class Pattern:
 
     @cached_property
     def places(self) -> Any:
-        """Of each block its row and column of blocks, (count, 2)."""
+        """Of each block its row and its column."""
         return np.argwhere(self.blocks).astype(np.int32)
 
     @cached_property
@@ -91,11 +93,11 @@ class Pattern:
         return len(self.places)
 
     @cached_property
-    def by_column(self) -> Lists:
+    def _by_column(self) -> Lists:
         return self._lists(1)
 
     @cached_property
-    def by_row(self) -> Lists:
+    def _by_row(self) -> Lists:
         return self._lists(0)
 
     def _lists(self, axis: int) -> Lists:
@@ -105,12 +107,12 @@ class Pattern:
         entries = np.stack([self.places[order, 1 - axis], order], axis=1)
         return Lists(starts.astype(np.int32), entries.astype(np.int32))
 
-    def groups(self, members: int) -> Any:
+    def _groups(self, members: int) -> Any:
         """Blocks of one row by so many, (groups, 1 + 2 members): the row; of each block its column and its number, -1
         if there is none left."""
         found = []
         for row in range(len(self.blocks)):
-            entries = self.by_row.of(row).T
+            entries = self._by_row.of(row).T
             for first in range(0, len(entries), members):
                 group = np.full((members, 2), -1, np.int32)
                 some = entries[first : first + members]
@@ -118,7 +120,7 @@ class Pattern:
                 found.append([row, *group.ravel()])
         return np.array(found, np.int32).reshape(-1, 1 + 2 * members)
 
-    def kept(self, key: Any, make: Callable[[], Any]) -> Any:
+    def _kept(self, key: Any, make: Callable[[], Any]) -> Any:
         """What a backend has made of the lists before under this key."""
         found = self._on_devices.get(key)
         return self._on_devices.setdefault(key, make()) if found is None else found
@@ -156,7 +158,7 @@ class Pattern:
         if w.shape != (self.count, *self.block_size):
             raise ValueError(f"w: got the shape {w.shape}, expected {(self.count, *self.block_size)}")
         (rows, columns), (height, width) = self.blocks.shape, self.block_size
-        whole: Any = np.zeros((rows, columns, height, width), w.dtype, like=w)
+        whole: Any = np.zeros((rows, columns, height, width), w.dtype, like=cast(Any, w))
         row, column = np.asarray(self.places.T, like=whole)
         whole[row, column] = w
         found: Any = whole.swapaxes(1, 2).reshape(self.shape)

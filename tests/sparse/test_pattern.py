@@ -19,11 +19,11 @@ def test_lists(pattern):
     assert (pattern.shape, pattern.count) == ((48, 128), 5)
     assert repr(pattern) == "Pattern(5 of 12 blocks of (16, 32), (48, 128))"
     assert_array_equal(pattern.places, [[0, 1], [0, 3], [2, 0], [2, 1], [2, 3]])
-    assert_array_equal(pattern.by_column.starts, [0, 1, 3, 3, 5])
-    assert_array_equal(pattern.by_column.entries, [[2, 2], [0, 0], [2, 3], [0, 1], [2, 4]])
-    assert_array_equal(pattern.by_row.starts, [0, 2, 2, 5])
-    assert_array_equal(pattern.by_row.entries, [[1, 0], [3, 1], [0, 2], [1, 3], [3, 4]])
-    assert_array_equal(pattern.groups(2), [[0, 1, 0, 3, 1], [2, 0, 2, 1, 3], [2, 3, 4, -1, -1]])
+    assert_array_equal(pattern._by_column.starts, [0, 1, 3, 3, 5])
+    assert_array_equal(pattern._by_column.entries, [[2, 2], [0, 0], [2, 3], [0, 1], [2, 4]])
+    assert_array_equal(pattern._by_row.starts, [0, 2, 2, 5])
+    assert_array_equal(pattern._by_row.entries, [[1, 0], [3, 1], [0, 2], [1, 3], [3, 4]])
+    assert_array_equal(pattern._groups(2), [[0, 1, 0, 3, 1], [2, 0, 2, 1, 3], [2, 3, 4, -1, -1]])
 
 
 def test_values_of_a_dense_matrix_and_back(pattern, rng):

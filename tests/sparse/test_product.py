@@ -124,6 +124,6 @@ FAULTS = {
     'run("backward_x", dY, w, pattern, x.shape)': 'run("forward", _rows(x), w, pattern, y.shape)',
     "formula.py": {
         "dw[numbers] = found": "dw[numbers[::-1]] = found",
-        "w.swapaxes(1, 2), pattern.by_row": "w.swapaxes(1, 2), pattern.by_column",
+        "w.swapaxes(1, 2), pattern._by_row": "w.swapaxes(1, 2), pattern._by_column",
     },
 }

@@ -25,12 +25,12 @@ class Products:
 
     def forward(self, x, w, pattern):
         """Y = X W."""
-        lists = self.on_device("by_column", pattern, x, lambda: pattern.by_column)
+        lists = self.on_device("by_column", pattern, x, lambda: pattern._by_column)
         return self.product(x, w, lists, pattern.block_size, pattern.shape[1])
 
     def backward_x(self, dy, w, pattern):
         """dX = dY W^T."""
-        lists = self.on_device("by_row", pattern, dy, lambda: pattern.by_row)
+        lists = self.on_device("by_row", pattern, dy, lambda: pattern._by_row)
         return self.product(dy, w, lists, pattern.block_size[::-1], pattern.shape[0], transposed=True)
 
     def backward_w(self, x, dy, pattern):
@@ -87,7 +87,7 @@ class Products:
         height, _ = pattern.block_size
         members = max(hopper.MOST_CONSUMERS * hopper.ROWS // height, 1)
         kernel, places = hopper.gradient(x.dtype, *pattern.block_size, members)
-        (groups,) = self.on_device(("groups", members), pattern, x, lambda: (pattern.groups(members),))
+        (groups,) = self.on_device(("groups", members), pattern, x, lambda: (pattern._groups(members),))
         count, rows_of_part = self.parts(len(x), len(groups), hopper.CHUNK)
         arrays = zip((x, dy), pattern.block_size, places)
         maps = [TensorMap(panels(array, size), place.box) for array, size, place in arrays]
@@ -128,7 +128,7 @@ class Products:
 
     def on_device(self, name, pattern, like, make):
         """A pattern's lists, copied to the GPU once."""
-        return pattern.kept((name, type(like), self.device), lambda: [np.asarray(x, like=like) for x in make()])
+        return pattern._kept((name, type(like), self.device), lambda: [np.asarray(x, like=like) for x in make()])
 
 
 def sums_of_parts(count, dw):
