@@ -1,14 +1,14 @@
-"""Train a network with block-sparse weights beside dense ones: predict a byte of a text from the 16 before it.
+"""A network with block-sparse weights beside one with dense weights: both learn how a chaotic field evolves.
 
-    python examples/19_sparse_layers.py --plot sparse.png
+    python examples/19_sparse_layers.py --plot chaos.png
 
-Three networks of three layers each. The sparse one is as wide as the wide dense one, and has an eighth of its weights:
-as many as the narrow dense one. Its products, and those of both its gradients, take the time of the blocks that are
-there, which are drawn once, at random.
+The field u(x, t) obeys the equation of Kuramoto and Sivashinsky, u_t = -u u_x - u_xx - u_xxxx, on a ring of 256 sites,
+with a force that differs from site to site. A network, u + tanh(u W1) W2, is to say what the field is a unit of time
+later. That depends on the surroundings of each site, so W1 and W2 need only blocks of neighbouring sites, a fifth of
+all. With these the network learns faster, and from fewer fields, than with all weights.
 """
 
 import argparse
-import math
 import time
 from importlib import import_module
 
@@ -17,123 +17,131 @@ import numpy as np
 import numbattn as na
 from numbattn import sparse
 
-model = import_module("02_transformer")  # its text and its optimiser; `import` takes no name that starts with a digit
-BYTES, CONTEXT, FEATURES, SIZE = 256, 16, 32, 32  # bytes, so many before, features of each; rows and columns of a block
+SITES, SPACING, SIZE, FEATURES = 256, 0.5, 16, 8  # sites of a block; hidden features of a site
+STEP, STEPS = 0.05, 20  # of time, in a step of the network
+FIELDS, BATCH, RATE = 4000, 256, 3e-3
 
 
-class Linear:
-    """A layer with dense weights."""
-
-    def __init__(self, rng, rows, columns):
-        self.shape = rows, columns
-        self.count = rows * columns
-
-    def weights(self, rng):
-        rows, _ = self.shape
-        return rng.standard_normal(self.shape) / math.sqrt(rows)
-
-    def __call__(self, x, w):
-        def backprop(dy):
-            return dy @ w.T, x.T @ dy
-
-        return x @ w, backprop
+# ----------------------------------------------------------------------------------------------------------- the field
+def evolve(u, force):
+    """Fields (batch, SITES) a unit of time later: linear terms implicitly, the others explicitly."""
+    k = 2 * np.pi * np.fft.rfftfreq(SITES, SPACING)
+    for _ in range(STEPS):
+        change = np.fft.rfft(force) - 0.5j * k * np.fft.rfft(u * u)
+        u = np.fft.irfft((np.fft.rfft(u) + STEP * change) / (1 - STEP * (k**2 - k**4)), SITES)
+    return u
 
 
-class SparseLinear:
-    """A layer with a share of the blocks of its weights."""
-
-    def __init__(self, rng, rows, columns, share):
-        blocks = rng.random((rows // SIZE, columns // SIZE)).argsort(axis=0) < max(round(share * rows / SIZE), 1)
-        self.pattern = sparse.Pattern(na.BlockSparse(blocks, (SIZE, SIZE)))
-        self.count = self.pattern.count * SIZE**2
-
-    def weights(self, rng):
-        blocks_of_column = self.pattern.count / self.pattern.blocks.shape[1]
-        return rng.standard_normal((self.pattern.count, SIZE, SIZE)) / math.sqrt(blocks_of_column * SIZE)
-
-    def __call__(self, x, w):
-        return sparse.product_vjp(x, w, self.pattern)
+def observe(rng, force, count, times):
+    """Fields (times, count, SITES), which have evolved for long enough to forget how they began."""
+    u = rng.standard_normal((count, SITES))
+    for _ in range(100):
+        u = evolve(u, force)
+    fields = [u]
+    while len(fields) < times:
+        fields.append(evolve(fields[-1], force))
+    return xp.asarray(np.stack(fields), dtype=np.float32)
 
 
-def layers_of(rng, width, share=None):
-    sizes = CONTEXT * FEATURES, width, width, BYTES
-    if share is None:
-        return [Linear(rng, *shape) for shape in zip(sizes, sizes[1:])]
-    return [SparseLinear(rng, *shape, share) for shape in zip(sizes, sizes[1:])]
+# ---------------------------------------------------------------------------------------------------------- the network
+def neighbours(height, width):
+    """The pattern of blocks of neighbouring sites, on a ring: so many rows and columns a block."""
+    i = np.arange(SITES // SIZE)
+    apart = (i[:, None] - i) % len(i)
+    return sparse.Pattern(na.BlockSparse((apart <= 1) | (apart == len(i) - 1), (height, width)))
 
 
-def init_weights(rng, layers):
-    weights = {"embed": rng.standard_normal((BYTES, FEATURES))}
-    weights |= {f"layer {i}": layer.weights(rng) for i, layer in enumerate(layers)}
-    weights[f"layer {len(layers) - 1}"] *= 0  # at first all bytes are equally likely
-    return {name: xp.asarray(weight, dtype=np.float32) for name, weight in weights.items()}
+PATTERNS = neighbours(SIZE, SIZE * FEATURES), neighbours(SIZE * FEATURES, SIZE)
 
 
-def network(contexts, weights, layers):
-    """Logits (batch, 256) of the byte after each of the contexts, (batch, CONTEXT)."""
-    backs = []
-    x, embed_back = model.embed(contexts.ravel(), weights["embed"])
-    x = x.reshape(len(contexts), CONTEXT, FEATURES).swapaxes(1, 2).reshape(len(contexts), -1)
-    for i, layer in enumerate(layers):
-        if i:
-            x, relu_back = model.squared_relu(x)
-            x, norm_back = model.rmsnorm(x)
-            backs += [relu_back, norm_back]
-        x, layer_back = layer(x, weights[f"layer {i}"])
-        backs.append(layer_back)
-
-    def backprop(dx):
-        grads = {}
-        for i in reversed(range(len(layers))):
-            dx, grads[f"layer {i}"] = backs.pop()(dx)
-            if i:
-                dx = backs.pop()(dx)
-                dx = backs.pop()(dx)
-        grads["embed"] = embed_back(dx.reshape(-1, FEATURES, CONTEXT).swapaxes(1, 2).reshape(-1, FEATURES))
-        return grads
-
-    return x, backprop
+def dense_vjp(x, w, pattern):
+    return x @ w, lambda dy: (dy @ w.T, x.T @ dy)
 
 
-def examples(text, at):
-    """Contexts, and the byte after each of them."""
-    return (xp.asarray(x) for x in (text[at[:, None] + np.arange(CONTEXT)], text[at + CONTEXT]))
+def network(u, weights, product_vjp):
+    """Fields a unit of time later, and a function from the gradient of these to the weights'."""
+    h, back_in = product_vjp(u, weights[0], PATTERNS[0])
+    s = xp.tanh(h)
+    y, back_out = product_vjp(s, weights[1], PATTERNS[1])
+
+    def backprop(dy):
+        ds, dw_out = back_out(dy)
+        _, dw_in = back_in(ds * (1 - s * s))
+        return dw_in, dw_out
+
+    return u + y, backprop
 
 
-def train(name, layers, text, held_out, args):
-    """Steps, and bits per byte of a held-out text after so many."""
-    rng = np.random.default_rng(0)
-    weights = init_weights(rng, layers)
-    adam, found, seconds = model.Adam(weights, decay=0.1), [], 0.0
-    contexts, targets = examples(held_out, np.arange(0, len(held_out) - CONTEXT, 5))
-    for step in range(args.steps + 1):
-        if step % max(1, args.steps // 20) == 0 or step == args.steps:
-            logits, _ = network(contexts, weights, layers)
-            loss, _ = model.cross_entropy(logits, targets)
-            found.append((step, float(loss) / math.log(2)))
-        start = time.process_time()
-        logits, backprop = network(*(some := [*examples(text, rng.integers(len(text) - CONTEXT, size=args.batch))])[:1], weights, layers)
-        loss, loss_back = model.cross_entropy(logits, some[1])
-        adam.step(weights, backprop(loss_back()), args.lr * model.schedule((step + 0.5) / (args.steps + 1)))
-        seconds += time.process_time() - start
-    size = sum(layer.count for layer in layers)
-    print(f"{name}: {size:,} weights in its layers, {found[-1][1]:.3f} bits per byte, {seconds / args.steps * 1e3:.1f} ms a step", flush=True)
+def init_weights(rng):
+    """Sparse weights, and dense ones of the same network: at first nothing changes."""
+    inwards = rng.standard_normal((PATTERNS[0].count, SIZE, SIZE * FEATURES)) / np.sqrt(3 * SIZE)
+    outwards = np.zeros((PATTERNS[1].count, SIZE * FEATURES, SIZE))
+    few = [xp.asarray(w, dtype=np.float32) for w in (inwards, outwards)]
+    return few, [pattern.dense(w) for pattern, w in zip(PATTERNS, few)]
+
+
+def mean_square(x):
+    return float((x * x).mean())
+
+
+def train(weights, product_vjp, before, after, held_out, steps):
+    """Train in place, by Adam. Returns steps, and mean square errors of fields held out after so many."""
+    rng, moments = np.random.default_rng(1), [(xp.zeros_like(w), xp.zeros_like(w)) for w in weights]
+    found = []
+    for step in range(1, steps + 1):
+        some = rng.integers(len(before), size=BATCH)
+        y, backprop = network(before[some], weights, product_vjp)
+        wrong = y - after[some]
+        for w, grad, (mean, square) in zip(weights, backprop(2 / wrong.size * wrong), moments):
+            mean += 0.1 * (grad - mean)
+            square += 0.01 * (grad * grad - square)
+            size = xp.sqrt(square / (1 - 0.99**step)) + 1e-8
+            w -= RATE * min(1, 2 * (1 - step / steps)) / (1 - 0.9**step) * mean / size
+        if step % max(1, steps // 40) == 0:
+            y, _ = network(held_out[0], weights, product_vjp)
+            found.append((step, mean_square(y - held_out[1])))
     return found
+
+
+def plot(file, pictures, curves):
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 2.4), layout="constrained")
+    *panels, axes = figure.subplots(1, len(pictures) + 1, width_ratios=(*[1] * len(pictures), 1.4))
+    for panel, (name, fields) in zip(panels, pictures.items()):
+        panel.imshow(fields, origin="lower", aspect="auto", cmap="RdBu", vmin=-4, vmax=4, interpolation="bilinear")
+        panel.set(title=name, xlabel="site", xticks=[0, SITES])
+        panel.label_outer()
+    panels[0].set_ylabel("time")
+    for name, curve in curves.items():
+        axes.semilogy(*zip(*curve), label=name)
+    axes.set(title="mean square error, held out", xlabel="step")
+    axes.legend(frameon=False)
+    figure.savefig(file, dpi=150)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--batch", type=int, default=512)
-    parser.add_argument("--width", type=int, default=1024)
-    parser.add_argument("--lr", type=float, default=1e-2)
+    parser.add_argument("--steps", type=int, default=400, help="training steps, %(default)s unless given")
     parser.add_argument("--xp", choices=["numpy", "cupy"], default="numpy", help="%(default)s unless given")
+    parser.add_argument("--plot", metavar="FILE", help="save a picture, e.g. chaos.png (needs matplotlib)")
     args = parser.parse_args()
-    model.xp = xp = import_module(args.xp)
-    rng = np.random.default_rng(0)
-    text, held_out = model.read_text()
-    sparse_layers = layers_of(rng, args.width, 1 / 8)
-    count = sum(l.count for l in sparse_layers)
-    narrow = next(w for w in range(1, 4096) if (CONTEXT * FEATURES + w + BYTES) * w >= count)
-    for name, layers in [("narrow", layers_of(rng, narrow)), ("sparse", sparse_layers), ("wide", layers_of(rng, args.width))][: 2]:
-        train(name, layers, text, held_out, args)
+    xp, rng = import_module(args.xp), np.random.default_rng(0)
+    force = 0.1 * rng.standard_normal(SITES)
+    fields, held_out = observe(rng, force, FIELDS // 20, 21), observe(rng, force, 200, 21)
+    before, after = (x.reshape(-1, SITES) for x in (fields[:-1], fields[1:]))
+    few, all_weights = init_weights(rng)
+    networks = {"sparse weights": (few, sparse.product_vjp), "dense weights": (all_weights, dense_vjp)}
+
+    curves, pictures = {}, {"the field": held_out[:, 0]}
+    for name, (weights, product_vjp) in networks.items():
+        start = time.process_time()
+        curves[name] = train(weights, product_vjp, before, after, held_out, args.steps)
+        seconds, run = time.process_time() - start, [held_out[0, :1]]
+        while len(run) < len(held_out):
+            run.append(network(run[-1], weights, product_vjp)[0])
+        pictures[name] = xp.concatenate(run)
+        print(f"{sum(w.size for w in weights):,} {name}: after {args.steps} steps, {seconds:.1f} CPU seconds, a mean "
+              f"square error of {curves[name][-1][1]:.4f}; the field changes by {mean_square(after - before):.4f}")
+    if args.plot:
+        plot(args.plot, {name: x if xp is np else x.get() for name, x in pictures.items()}, curves)

@@ -10,12 +10,9 @@ from numbattn.problem import DTYPES
 
 from ..accuracy import to_numpy
 
-SHARE = 0.4
-
-
-def drawn(rng, dtype, shape=(4, 5), block_size=(32, 16), lead=(3, 7)):
+def drawn(rng, dtype, shape=(4, 5), block_size=(32, 16), lead=(3, 7), share=0.4):
     """x, w, dy and a pattern, one column of which has no block."""
-    blocks = rng.random(shape) < SHARE
+    blocks = rng.random(shape) < share
     blocks[:, 1] = False
     pattern = sparse.Pattern(na.BlockSparse(blocks, block_size))
     shapes = (*lead, pattern.shape[0]), (pattern.count, *block_size), (*lead, pattern.shape[1])

@@ -7,6 +7,8 @@ depth, the next one is on its way to shared memory.
 from functools import cache
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ..kernels.shared.layouts import sum_type, vector, warps_across
 from ..tile import (
     WARP,
@@ -41,11 +43,29 @@ VECTORS = Alignment(VECTOR_BYTES)
 
 
 class Kernel(NamedTuple):
-    """What `kernel.launch` takes before a kernel's arguments, but for the grid."""
+    """A kernel, and how it is launched."""
 
     function: Any
     threads: int
     shared_bytes: int
+    lay_out: Any  # (device, *arrays) -> the grid, and the kernel's arguments
+
+
+def panels(x, size):
+    """A matrix as panels of so many columns, (1, panels, rows, size), not copied."""
+    return x.reshape(len(x), -1, size).swapaxes(0, 1)[None]
+
+
+def chunks(w, size, transposed):
+    """Blocks as panels of so many rows, (blocks, panels, size, width); or transposed, of so many columns (blocks,
+    panels, height, size)."""
+    blocks, height, width = w.shape
+    return w.reshape(blocks, height, -1, size).swapaxes(1, 2) if transposed else w.reshape(blocks, -1, size, width)
+
+
+def rows_of_part(rows, count, chunk):
+    """How many rows each of so many parts has, but for the last one, in whole chunks."""
+    return np.int32(-(-rows // (count * chunk)) * chunk)
 
 
 def sums_of(unit, rows, cols):
@@ -83,12 +103,11 @@ def summing(SUMS, ZERO, copy, product):
 
 @cache
 def product(dtype, unit, depth, width, transposed):
-    """The Kernel of Y = X W: blocks (TILE_M rows, block columns of Y).
+    """The Kernel of Y = X W, or X W^T, for blocks of this depth and width: by blocks of threads, for TILE_M rows of a
+    block column of Y.
 
-    Its arguments: X as panels of a chunk's columns (1, panels, rows, chunk); W's blocks as panels of the depth
-    (blocks, chunks, chunk, width), or with `transposed`, for X W^T, (blocks, chunks, width, chunk); Y as panels
-    (1, block columns, rows, width); of each block column of Y where its entries start (block columns + 1,), and the
-    entries (blocks, 2): which block column of X, and which block of W.
+    Arrays: x, w, y; of each block column of Y where its entries start (block columns + 1,), and the entries (blocks,
+    2): which block column of X, and which block of W.
     """
     ACC, chunk = sum_type(dtype), chunk_of(dtype, depth)
     SUMS, threads = sums_of(unit, TILE_M, width)
@@ -122,15 +141,19 @@ def product(dtype, unit, depth, width, transposed):
         sums = add_up((mX, mW, entries, first), (end - first) * CHUNKS)
         save(aligned(mY[0, column], VECTORS), sums, block_index(0) * TILE_M)
 
-    return Kernel(sparse_product, threads, shared.nbytes)
+    def lay_out(device, x, w, y, *lists):
+        arrays = panels(x, chunk), chunks(w, chunk, transposed), panels(y, width)
+        return (-(-len(x) // TILE_M), y.shape[1] // width), (*arrays, *lists)
+
+    return Kernel(sparse_product, threads, shared.nbytes, lay_out)
 
 
 @cache
 def gradient(dtype, unit, rows, cols):
-    """The Kernel of dW = X^T dY, the blocks that are there: blocks (of dW, parts of the rows of X).
+    """The Kernel of dW = X^T dY for blocks of so many rows and columns: by blocks of threads, for a block of dW and a
+    part of the rows of X.
 
-    Its arguments: X and dY as panels (1, block rows or columns of W, rows, block's rows or columns); the sums of each
-    part (parts, blocks, rows, cols); of each block where it is in W (blocks, 2); the rows of a part.
+    Arrays: x, dy; the sums of each part (parts, blocks, rows, cols); of each block where it is in W (blocks, 2).
     """
     ACC, chunk = sum_type(dtype), CHUNK_ROWS[dtype.itemsize]
     SUMS, threads = sums_of(unit, rows, cols)
@@ -159,12 +182,17 @@ def gradient(dtype, unit, rows, cols):
         sums = add_up((X, dY, first), (end - first + DEPTH - 1) // DEPTH)
         save(aligned(mParts[part, block], VECTORS), sums, 0)
 
-    return Kernel(sparse_gradient, threads, shared.nbytes)
+    def lay_out(device, x, dy, sums, places):
+        count, blocks, _, _ = sums.shape
+        size = rows_of_part(len(x), count, chunk)
+        return (blocks, count), (panels(x, rows), panels(dy, cols), sums, places, size)
+
+    return Kernel(sparse_gradient, threads, shared.nbytes, lay_out)
 
 
 @cache
-def sum_of_parts(cols):
-    """The Kernel that adds up mParts (parts, rows, cols) into mSum (rows, cols), some rows a block."""
+def sum_of_parts(dtype, cols):
+    """The Kernel that adds up parts (parts, blocks, rows, cols) into dW (blocks, rows, cols) of a dtype."""
     threads = 4 * WARP
     TILE, ROWS = copy_layout(ROWS_OF_SUM, cols, threads, 4), ROWS_OF_SUM
 
@@ -176,4 +204,8 @@ def sum_of_parts(cols):
             total = total + load(aligned(mParts[part], VECTORS), TILE, first)
         save(aligned(mSum, VECTORS), total, first)
 
-    return Kernel(sparse_sum, threads, 0)
+    def lay_out(device, parts, dw):
+        rows = dw.size // cols
+        return -(-rows // ROWS_OF_SUM), (parts.reshape(len(parts), rows, cols), dw.reshape(rows, cols))
+
+    return Kernel(sparse_sum, threads, 0, lay_out)

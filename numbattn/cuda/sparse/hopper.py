@@ -8,7 +8,8 @@ from functools import cache
 
 import numpy as np
 
-from ..kernels.shared.schedule import next_number, split
+from ..kernel import TensorMap
+from ..kernels.shared.schedule import finish, next_number, split
 from ..kernels.shared.warps import warp_specialised
 from ..tile import (
     WARPGROUP,
@@ -27,7 +28,6 @@ from ..tile import (
     full,
     grid_size,
     index,
-    minimum,
     opaque,
     prefetch_tensor_map,
     put,
@@ -49,14 +49,16 @@ from ..tile import (
     wgmma_wait,
 )
 from ..tile.alignment import VECTOR_BYTES
-from .any import Kernel
+from ..views import without_memory
+from .any import Kernel, chunks, panels, rows_of_part
 
 ROWS, CHUNK = 64, 64  # of a consumer; of the depth, in a stage
-SIZES = 64, 128  # of blocks
+SIZES = {64, 128}  # of blocks
 REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160), 4: (32, 112)}  # {consumers: of a thread: producer's, consumer's}
 MOST_CONSUMERS, SHARED_BYTES = 4, 227 << 10
-TILES_AHEAD, NO_TILE, ZERO = 2, -1, np.float32(0)
+TILES_AHEAD, NO_TILE, ZERO = 4, -1, np.float32(0)
 VECTORS = Alignment(VECTOR_BYTES)
+COUNTERS = without_memory((2,), np.dtype(np.uint32))
 
 
 def stages_of(nbytes, stage):
@@ -66,11 +68,9 @@ def stages_of(nbytes, stage):
 
 @cache
 def product(dtype, depth, width, transposed, consumers):
-    """The Kernel of Y = X W, and the places of the boxes of X, W and Y: blocks of any number.
-
-    Its arguments are those of `any.product` with chunks of 64, X, W and Y as tensor maps, the number of rows, and a
-    counter that is 0. Tiles of Y are drawn one after another, all block columns of some rows before the next rows,
-    which keeps these in the L2 cache.
+    """The Kernel of Y = X W, or X W^T, for blocks of this depth and width. Tiles of Y, 64 rows of a block column for
+    each consumer, are drawn one after another, all block columns of some rows before the next rows, which keeps these
+    in the L2 cache. The arrays are those of `any.product`.
     """
     TILE_M, CONSUMERS, SUMS = ROWS * consumers, consumers, wgmma(width)
     CHUNKS, TRANSPOSED, shared = depth // CHUNK, transposed, SharedMemory()
@@ -99,7 +99,7 @@ def product(dtype, depth, width, transposed, consumers):
         return X, W
 
     @device
-    def produce(mX, mW, mY, starts, entries, rows, counter):
+    def produce(mX, mW, mY, starts, entries, rows, counters):
         X, W, T = stage(X_PIPELINE, 0), stage(W_PIPELINE, 0), stage(TILE_PIPELINE, 0)
         prefetch_tensor_map(mX)
         prefetch_tensor_map(mW)
@@ -107,13 +107,14 @@ def product(dtype, depth, width, transposed, consumers):
         (after_last,) = shape(starts)
         columns, number = after_last - 1, block_index()
         while number < (rows + TILE_M - 1) // TILE_M * columns:
-            following = next_number(counter, grid_size())
+            following = next_number(counters, grid_size())
             m_block, column = split(number, columns)
             first, end = index(starts[column]), index(starts[column + 1])
             acquire(T)
             commit(T, (m_block * TILE_M, column, (end - first) * CHUNKS, 0))
             X, W = load_tile(X, W, mX, mW, entries, first, end, m_block * TILE_M)
             T, number = advance(T, 1), following
+        finish(counters, grid_size())
         acquire(T)
         commit(T, (0, NO_TILE, 0, 0))
 
@@ -175,24 +176,29 @@ def product(dtype, depth, width, transposed, consumers):
     pipelines = X_PIPELINE, W_PIPELINE, TILE_PIPELINE
     begin, take_roles = warp_specialised(pipelines, consumers, REGISTERS[consumers], consume, produce)
 
-    def hopper_sparse_product(mX, mW, mY, starts, entries, rows, counter):
+    def hopper_sparse_product(mX, mW, mY, starts, entries, rows, counters):
         begin()
-        take_roles((mY,), ((mX, mW, mY, starts, entries, rows, counter),))
+        take_roles((mY,), ((mX, mW, mY, starts, entries, rows, counters),))
 
-    return Kernel(hopper_sparse_product, WARPGROUP * (consumers + 1), shared.nbytes), (X_PLACE, W_PLACE, Y_PLACE)
+    def lay_out(gpu, x, w, y, *lists):
+        matrices = panels(x, CHUNK), chunks(w, CHUNK, transposed), panels(y, width)
+        maps = [TensorMap(x, place.box) for x, place in zip(matrices, (X_PLACE, W_PLACE, Y_PLACE))]
+        tiles = -(-len(x) // TILE_M) * (y.shape[1] // width)
+        return min(tiles, gpu.multiprocessors), (*maps, *lists, np.int32(len(x)), COUNTERS)
+
+    return Kernel(hopper_sparse_product, WARPGROUP * (consumers + 1), shared.nbytes, lay_out)
 
 
 @cache
 def gradient(dtype, rows, cols, members):
-    """The Kernel of dW = X^T dY, and the places of the boxes of X and dY: blocks of any number.
+    """The Kernel of dW = X^T dY for blocks of so many rows and columns.
 
     A tile is a group of up to so many blocks of dW in one block row: they are products of the same X, which is loaded
     once. A consumer has 64 rows of one of them. All groups of some rows of X come before the next rows, which keeps
     these in the L2 cache.
 
-    Its arguments are those of `any.gradient`, X and dY as tensor maps, in place of the blocks' places these groups
-    (groups, 1 + 2 members): the block row, and of each member the block column and which block of dW, -1 if there is
-    none; and the number of rows.
+    Arrays: x, dy; the sums of each part (parts, blocks, rows, cols); the groups (groups, 1 + 2 members): the block row,
+    and of each member the block column and which block of dW, -1 if there is none.
     """
     halves, consumers = rows // ROWS, rows // ROWS * members
     HALVES, MEMBERS, SUMS, shared = halves, members, wgmma(cols), SharedMemory()
@@ -202,20 +208,15 @@ def gradient(dtype, rows, cols, members):
     PIPELINE = Pipeline.within(shared, X_PLACE, readers=consumers, fills=1 + members)
 
     @device
-    def steps_of(part, rows_of_part, rows):
-        """How many chunks a part has."""
-        return (minimum(rows_of_part, rows - part * rows_of_part) + CHUNK - 1) // CHUNK
-
-    @device
-    def produce(mX, mDY, groups, rows_of_part, rows, tiles):
+    def produce(mX, mDY, groups, steps, tiles):
         S, number = stage(PIPELINE, 0), block_index()
         prefetch_tensor_map(mX)
         prefetch_tensor_map(mDY)
         count, _ = shape(groups)
         while number < tiles:
             part, group = split(number, count)
-            row, block_row = part * rows_of_part, index(groups[group, 0])
-            for _ in range(steps_of(part, rows_of_part, rows)):
+            row, block_row = part * steps * CHUNK, index(groups[group, 0])
+            for _ in range(steps):
                 acquire(S)
                 tma_load_part(S, S.tile, mX, 0, block_row, row, 0)
                 member = index(0)
@@ -258,13 +259,13 @@ def gradient(dtype, rows, cols, members):
         return S
 
     @device
-    def consume(mParts, groups, rows_of_part, rows, tiles):
+    def consume(mParts, groups, steps, tiles):
         S, number = stage(PIPELINE, 0), block_index()
         count, _ = shape(groups)
         member, half = split(warpgroup_index(), HALVES)
         while number < tiles:
             part, group = split(number, count)
-            block, steps = index(groups[group, 2 + 2 * member]), steps_of(part, rows_of_part, rows)
+            block = index(groups[group, 2 + 2 * member])
             if block >= 0:
                 C, S = sums_of(S, steps, member, half)
                 save(aligned(mParts[part, block], VECTORS), C, half * ROWS)
@@ -274,10 +275,14 @@ def gradient(dtype, rows, cols, members):
 
     begin, take_roles = warp_specialised((PIPELINE,), consumers, REGISTERS[consumers], consume, produce)
 
-    def hopper_sparse_gradient(mX, mDY, mParts, groups, rows_of_part, rows):
+    def hopper_sparse_gradient(mX, mDY, mParts, groups, steps):
         begin()
-        parts, (groups_in_all, _) = (rows + rows_of_part - 1) // rows_of_part, shape(groups)
-        about = groups, rows_of_part, rows, parts * groups_in_all
-        take_roles((mParts, *about), ((mX, mDY, *about),))
+        (parts, _, _, _), (count, _) = shape(mParts), shape(groups)
+        take_roles((mParts, groups, steps, parts * count), ((mX, mDY, groups, steps, parts * count),))
 
-    return Kernel(hopper_sparse_gradient, WARPGROUP * (consumers + 1), shared.nbytes), (X_PLACE, DY_PLACE)
+    def lay_out(gpu, x, dy, sums, groups):
+        maps = TensorMap(panels(x, rows), X_PLACE.box), TensorMap(panels(dy, cols), DY_PLACE.box)
+        count, steps = len(sums), rows_of_part(len(x), len(sums), CHUNK) // CHUNK
+        return min(count * len(groups), gpu.multiprocessors), (*maps, sums, groups, np.int32(steps))
+
+    return Kernel(hopper_sparse_gradient, WARPGROUP * (consumers + 1), shared.nbytes, lay_out)
