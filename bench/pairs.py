@@ -31,8 +31,7 @@ def our_product(x, y, b, length):
 
 def our_sinkhorn(x, y, epsilon, iterations):
     cost = points.Cost(2, epsilon)
-    updates = [lambda w, x=x, y=y: points.logsumexp(x, y, w.astype(x.dtype, copy=False), cost)
-               for x, y in ((x, y), (y, x))]  # fmt: skip
+    updates = [lambda w, x=x, y=y: points.logsumexp(x, y, w, cost) for x, y in ((x, y), (y, x))]
     return partial(alternating, *updates, zeros(y), epsilon, iterations)
 
 

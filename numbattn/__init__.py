@@ -1,4 +1,33 @@
-"""Exact FlashAttention and its gradients for NumPy and CuPy arrays."""
+"""Exact FlashAttention and its gradients for NumPy and CuPy arrays.
+
+===============================================  ====================================================================
+attention                                        softmax(scale Q K^T) V; attention_weights is the softmax itself
+attention_vjp                                    with its gradients as a closure
+attention_forward, attention_backward            the same in two calls, with a `Saved` between them
+attention_jvp, attention_laplacian               tangents, and the forward Laplacian
+attention_forward_jvp, attention_backward_jvp    tangents of the gradients: Hessian-vector products
+attention_backward_vjp                           gradients of the gradients
+merge, merge_vjp                                 attention over all keys, from results over disjoint parts of them
+pack, unpack                                     sequences one after the other, for `Segments`
+KVCache                                          keys and values that are kept: decoding, pages, 8 bits
+
+Causal, Window, Lengths, Prefix, Intervals       masks: who sees whom; `&` and `|` combine them
+First, Tail, Segments, Dense, Bits, BlockSparse  more of them; boolean arrays are masks, too
+Alibi, Bias, RelativeBias, Softcap, Sink         scores: what happens to S before the softmax
+Score, check_score                               a score that is a function of your own, and its test
+Dropout, dropout_mask                            dropout of P, and what it keeps
+
+numbattn.points                                  kernel products, optimal transport, nearest neighbours of points
+numbattn.distributed                             attention over several devices: rings, NCCL, MPI
+numbattn.interop                                 attention of JAX, PyTorch, autograd and thinc
+numbattn.reference                               the paper's algorithms in float64 NumPy
+===============================================  ====================================================================
+
+``help(na.attention)`` says what the calls share; ``python -m numbattn`` what this machine can run.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from . import forks, sources  # noqa: F401  before all others, whose files are looked at
 from .api import attention, attention_backward, attention_forward, attention_vjp, attention_weights
@@ -83,3 +112,17 @@ __all__ = [
     "pack",
     "unpack",
 ]
+
+MODULES = "distributed", "interop", "points", "reference"
+
+if not TYPE_CHECKING:  # else any name would do
+
+    def __getattr__(name):
+        """The modules of the table above are imported when they are first asked for."""
+        if name not in MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return import_module(f".{name}", __name__)
+
+
+def __dir__() -> list[str]:
+    return sorted((*__all__, *MODULES))

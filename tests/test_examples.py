@@ -337,6 +337,26 @@ def test_long_context_is_example_02(rng, monkeypatch):
 
 
 @needs("numba_cuda")
+def test_top_blocks(tmp_path):
+    out = run(tmp_path, "20_top_blocks.py", "--seqlen", "1024", "--heads", "1", "--keep", "0.3")
+    errors = [float(x) for x in re.findall(r"(0\.\d+)$", out, re.M)]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] > 0.3
+    assert errors[2] < 0.15
+
+
+def test_gradients_of_top_blocks(rng):
+    """Along a line, as by finite differences; the blocks stay those of its middle."""
+    example = loaded("20_top_blocks")
+    example.xp = np
+    qkv, line, do = (rng.standard_normal((3, 1, 192, 8)) for _ in range(3))
+    blocks = example.promising(*qkv[:2], 2)
+    example.promising = lambda *_: blocks
+    _, backprop = example.coarse_to_fine(*qkv, 2)
+    ahead, behind = (example.coarse_to_fine(*(qkv + step * line), 2)[0] for step in (1e-3, -1e-3))
+    np.testing.assert_allclose((backprop(do[0]) * line).sum(), ((ahead - behind) * do[0]).sum() / 2e-3, rtol=1e-3)
+
+
 def test_matrix_product_simulated(tmp_path):
     out = run(tmp_path, "09_matrix_product.py", CUDA_VISIBLE_DEVICES="")
     assert "simulated" in out
@@ -380,6 +400,12 @@ def test_points_on_a_gpu(tmp_path):
     assert float(re.search(r"a map with an error of (\S+)", out)[1]) < 0.05
     out = run(tmp_path, "18_optimal_transport.py", "--xp", "cupy")
     assert float(re.search(r"(\S+) away", out)[1]) < 0.02
+
+
+@pytest.mark.gpu
+def test_top_blocks_on_a_gpu(tmp_path):
+    out = run(tmp_path, "20_top_blocks.py", "--seqlen", "8192", "--xp", "cupy")
+    assert float(re.search(r"the means of others (\S+)", out)[1]) < 0.1
 
 
 @pytest.mark.gpu

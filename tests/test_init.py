@@ -17,8 +17,27 @@ def test_public_names():
         "attention_jvp", "attention_laplacian", "attention_vjp", "attention_weights", "check_score", "dropout_mask",
         "merge", "merge_vjp", "pack", "unpack",
     ]  # fmt: skip
-    for name in na.__all__:
+    for name in dir(na):
         assert hasattr(na, name)
+
+
+def test_help_begins_with_a_table_of_what_there_is():
+    table = na.__doc__[: na.__doc__.index("``help")]
+    for name in set(dir(na)) - {"__version__", "Mask", "Gradients", "SecondGradients", "SavedTangents"}:
+        assert re.search(rf"\b{name}\b", table), name
+    assert max(map(len, table.splitlines())) <= 120
+
+
+def test_dir_shows_public_names_alone():
+    assert dir(na) == sorted([*na.__all__, "distributed", "interop", "points", "reference"])
+    with pytest.raises(AttributeError, match="module 'numbattn' has no attribute 'attnetion'"):
+        na.attnetion  # noqa: B018
+
+
+def test_modules_are_imported_when_asked_for():
+    code = "import numbattn as na; print(na.points.product.__name__, na.distributed.__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "product numbattn.distributed\n", done.stderr
 
 
 def functions():

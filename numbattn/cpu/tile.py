@@ -15,6 +15,7 @@ from .. import dropout
 from .exponentials import float_of
 from .linked import LINKED, linked
 from .product import FEATURES
+from .selection import select
 
 # inlined, or most of the time of a small tile would go into copies of arguments
 OPTIONS = {**LINKED, "forceinline": True, "fastmath": {"contract"}, "error_model": "numpy"}
@@ -371,6 +372,8 @@ def tile_state(mask, intervals, batch, head, m0, m_end, n0, n_end):
                 some += cells[r, c] != 0
                 every += cells[r, c] == 255 if packed else cells[r, c] != 0
                 total += 1
+            if some > 0 and every < total:
+                break                                                       # PARTIAL, whatever follows
         if some == 0:
             return EMPTY
         if every < total:
@@ -384,6 +387,9 @@ def mask_cells(S, mask, batch, head, m0, n0):
     for g in range(mask.grids.shape[0]):
         height, width, row_stride, col_stride, rows, cols, packed = mask.grids[g]
         cells = any_view(mask.cells[g, batch, head], height, width, row_stride, col_stride, np.uint8)
+        if rows == 1 and S.shape[1] > 1:
+            select(S, cells, cols, packed, m0, n0)
+            continue
         for j in range(S.shape[0]):
             c, bit = (n0 + j) // cols, (n0 + j) % cols * packed
             first, r = 0, m0 // rows

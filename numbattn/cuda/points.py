@@ -2,6 +2,7 @@
 and y, and b."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from ..checks import MOST_AXES
 from ..points import formula
 from ..problem import NOTHING_HIDDEN, describe
 from . import kernels
+from .kernels import hopper
 from .kernels.points.arguments import COLUMNS, ROWS
 from .kernels.points.kinds import lowered
 from .kernels.points.nearest import NEAREST as NEAREST_KIND
@@ -17,13 +19,16 @@ from .kernels.shared.smallest import NOBODY
 from .kernels.tables import HEAD_DIMS
 from .passes import run
 from .words.spec import Pass
+from .words.tiers import WGMMA, is_allowed, latest
 
 SUMS = Pass("sums", kernels.POINT_SUMS, takes=("q", "k", "v", ROWS, COLUMNS), gives=("o",))
 GRADIENT = Pass("gradient", kernels.POINT_GRADIENT, takes=("q", "k", "v", "c", ROWS, COLUMNS), gives=("dq",))
 LOGSUMEXP = Pass("logsumexp", kernels.POINT_LOGSUMEXP, takes=("q", "k", "v", COLUMNS), gives=("lse",))
+LOGSUMEXP_OF_HALVES = replace(LOGSUMEXP, routes=kernels.POINT_LOGSUMEXP_OF_HALVES)
 NEAREST = Pass("nearest", kernels.POINT_NEAREST, takes=("q", "k", "v"), gives=("r2", "j"))
 ROWS_OF_A_BLOCK, BLOCKS_OF_A_MULTIPROCESSOR = 64, 2
 COLUMNS_AT_LEAST = 2048  # of a part
+SLICES = 3  # of the features of b at most, for each of which kappa is computed anew
 
 
 class Points:
@@ -34,8 +39,13 @@ class Points:
 
     def sums(self, problem, inputs, kind, rows=None, columns=None):
         """o_i = sum_j kappa_ij b_j, in the dtype of sums; kappa_ij is multiplied by exp(rows_i + columns_j)."""
-        if is_wide(problem):
+        most = self.features_at_once(problem, kind, rows is None and columns is None)
+        if not most:
             return formula.sums(problem, inputs, kind, rows, columns)
+        if problem.head_dim_v > most:
+            slices = [inputs.v[..., at : at + most] for at in range(0, problem.head_dim_v, most)]
+            calls = [describe(inputs.q, inputs.k, b, mask=inputs.mask) for b in slices]
+            return np.concatenate([self.sums(*call, kind, rows, columns) for call in calls], axis=-1)
         if (count := self.parts(problem, inputs)) > 1:
             calls = divided(problem, inputs, count, rows, columns)
             return sum([self.sums(*call, kind, *vectors).sum(axis=-3) for call, vectors in calls])
@@ -57,12 +67,20 @@ class Points:
         self.run(GRADIENT, problem, inputs, lowered(kind), {"c": c, "dq": dx}, rows, columns)
         return dx
 
-    def logsumexp(self, problem, inputs, kind, columns=None):
-        """log sum_j exp(columns_j) kappa_ij, in the dtype of sums."""
-        if is_wide(problem):
+    def logsumexp(self, problem, inputs, kind, columns=None, rate=None):
+        """log sum_j exp(columns_j) kappa_ij, in the dtype of sums.
+
+        rate: of points of half precision, times a power of two, what t is to be multiplied by.
+        """
+        pass_ = LOGSUMEXP
+        if rate is not None and self.has_wgmma and hopper.logsumexp.fits(problem, lowered(kind)[0]):
+            pass_, inputs = LOGSUMEXP_OF_HALVES, inputs._replace(scale=rate)
+        elif rate is not None:
+            problem, inputs = of_unit_length(inputs, rate)
+        if is_wide(problem) and not (self.has_wgmma and hopper.wide_logsumexp.fits(problem, lowered(kind)[0])):
             return formula.logsumexp(problem, inputs, kind, columns)
         lse = self.current().empty(problem.lse_shape, problem.sum_dtype)
-        self.run(LOGSUMEXP, problem, inputs, lowered(kind), {"lse": lse}, columns=columns, nothing=(-math.inf,))
+        self.run(pass_, problem, inputs, lowered(kind), {"lse": lse}, columns=columns, nothing=(-math.inf,))
         return lse
 
     def nearest(self, problem, inputs, k):
@@ -73,6 +91,22 @@ class Points:
         r2, j = gpu.empty(shape, problem.sum_dtype), gpu.empty(shape, np.dtype(np.int32))
         self.run(NEAREST, problem, inputs, (f"{NEAREST_KIND} {k}", 0.0), {"r2": r2, "j": j}, nothing=(math.inf, NOBODY))
         return r2, j
+
+    def features_at_once(self, problem, kind, is_plain):
+        """How many features of b kernels sum in one pass; 0: products of cuBLAS, block by block, are faster.
+
+        is_plain: whether there are no logarithms of rows or columns.
+        """
+        if problem.head_dim <= HEAD_DIMS[-1]:
+            return HEAD_DIMS[-1]
+        width = hopper.sums.WIDTH
+        fits = self.has_wgmma and is_plain and hopper.sums.fits(problem, lowered(kind)[0])
+        return width if fits and problem.head_dim_v <= SLICES * width else 0
+
+    @property
+    def has_wgmma(self):
+        """Whether kernels for Hopper may be taken."""
+        return self.current().device.cc == (9, 0) and is_allowed(WGMMA, latest.get())
 
     def parts(self, problem, inputs):
         """Into how many parts columns are divided, so that few rows occupy the whole GPU, too."""
@@ -107,6 +141,12 @@ def divided(problem, inputs, count, rows, columns):
         own_rows = rows if rows is None else for_all_parts(rows, parts, 1)
         own_columns = columns if columns is None else columns[..., first:end].reshape(*lead, size)
         yield describe(x, y, b), (own_rows, own_columns)
+
+
+def of_unit_length(inputs, rate):
+    """The Problem and Inputs of points whose squared distances need no such factor."""
+    x, y = (points * math.sqrt(rate) for points in (inputs.q, inputs.k))
+    return describe(x, y, inputs.v, mask=inputs.mask)
 
 
 def for_all_parts(x, parts, axes):

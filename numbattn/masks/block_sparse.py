@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 
-from ..checks import Array, check_array, integer, shape_of, words_for
+from ..checks import (
+    Array,
+    Integers,
+    check_array,
+    check_values,
+    integer,
+    integer_array,
+    integers,
+    own,
+    shape_of,
+    words_for,
+)
 from ..origin import Crop
-from ..values import Held
+from ..values import Held, broadcasts, moved
 from .base import Grid, Mask
 
 
@@ -28,6 +39,7 @@ class BlockSparse(Mask):
 
     See Also
     --------
+    BlockSparse.from_indices : from the blocks that each block of queries has chosen.
     BlockSparse.butterfly, BlockSparse.local_global, BlockSparse.strided : patterns.
 
     Notes
@@ -47,6 +59,74 @@ class BlockSparse(Mask):
     def __post_init__(self) -> None:
         check_array("BlockSparse blocks", self.blocks, np.bool_)
         self._set(block_size=_block_size(self.block_size))
+
+    @classmethod
+    def from_indices(
+        cls,
+        indices: Array | Sequence[Any],
+        counts: Integers | None = None,
+        *,
+        shape: Iterable[int],
+        block_size: tuple[int, int] = (64, 64),
+    ) -> BlockSparse:
+        """Each block of queries sees the blocks of keys that it has chosen, as by the largest of pooled scores.
+
+        Parameters
+        ----------
+        indices : integer array, (..., ceil(seqlen_q / rows), k)
+            Blocks of keys, in any order; -1 is none, and one that is named twice counts once. The leading axes are the
+            batch axes, heads included, each of full size or 1.
+        counts : integer array or int, optional
+            How many of the k are given, broadcast against (..., ceil(seqlen_q / rows)); what follows is not looked at.
+        shape : tuple of int
+            Shape of the mask: (..., seqlen_q, seqlen_k), its leading axes, if any, those of `indices` or 1.
+        block_size : (int, int), optional
+            Rows and columns of a block.
+
+        Returns
+        -------
+        BlockSparse
+            In the library of `indices`. CuPy's arrays are not read: all is done by kernels, without waiting for them,
+            and may be captured in a CUDA graph.
+
+        Raises
+        ------
+        TypeError
+            For what are no integers.
+        ValueError
+            For shapes that do not fit, for blocks without elements, and in NumPy's arrays for counts and indices out of
+            range; in CuPy's those are no blocks.
+
+        Notes
+        -----
+        Blocks of 64 x 64 or of 128 x 128 waste nothing on Hopper. `attention_forward` gives the lse by which the result
+        is merged with attention to other keys, as to pooled ones.
+
+        Examples
+        --------
+        >>> import numbattn as na
+        >>> na.BlockSparse.from_indices([[0, -1], [2, 0], [1, 1]], shape=(3, 4), block_size=(1, 1)).blocks.astype(int)
+        array([[1, 0, 0, 0],
+               [1, 0, 1, 0],
+               [0, 1, 0, 0]])
+        """
+        name = "BlockSparse.from_indices indices"
+        given = integer_array(name, indices, "(..., blocks of queries, k)").astype(np.int64, copy=False)
+        *batch, m, n = shape_of("shape", shape)
+        rows, cols = _block_size(block_size)
+        (*lead, k), m_blocks, n_blocks = given.shape, -(-m // rows), -(-n // cols)
+        fits = all(a == b or 1 in (a, b) for a, b in zip(reversed(batch), reversed(lead[:-1])))
+        if lead[-1:] != [m_blocks] or len(batch) >= len(lead) or not fits:
+            raise ValueError(f"{name}: got the shape {given.shape}, expected (..., {m_blocks}, k), for the shape "
+                             f"{(*batch, m, n)} in blocks of {rows} x {cols}")
+        is_counted = _is_counted(counts, given)
+        is_block = is_counted & (given >= 0) & (given < n_blocks)
+        if isinstance(given, np.ndarray) and (wrong := given[is_counted & ~is_block & (given != -1)]).size:
+            raise ValueError(f"{name}: got {wrong[0]}, allowed -1 to {n_blocks - 1}")
+        places = np.where(is_block, given, n_blocks).reshape(math.prod(lead), k)
+        blocks = np.zeros((len(places), n_blocks + 1), np.bool_, like=given)  # the last column is for what is no block
+        blocks[np.arange(len(places), like=given)[:, None], places] = True
+        return cls(blocks.reshape(*lead, n_blocks + 1)[..., :n_blocks], (rows, cols))
 
     @classmethod
     def butterfly(cls, shape: Iterable[int], block_size: tuple[int, int] = (64, 64)) -> BlockSparse:
@@ -190,6 +270,20 @@ class BlockSparse(Mask):
 
     def _may_show(self, seqlen_q: int, seqlen_k: int) -> bool:
         return not isinstance(self.blocks, np.ndarray) or bool(self.blocks.any())
+
+
+def _is_counted(counts: Any, indices: Any) -> Any:
+    """Which of the indices are given."""
+    *rows, k = indices.shape
+    name, number = "BlockSparse.from_indices counts", np.arange(k, like=indices)
+    counts = own(name, integers(name, k if counts is None else counts))
+    if isinstance(counts, int):
+        return np.broadcast_to(number < integer(name, counts, low=0, high=k), indices.shape)
+    if not broadcasts(counts.shape, tuple(rows)):
+        raise ValueError(f"{name}: got the shape {counts.shape}, which does not broadcast to {tuple(rows)}")
+    if isinstance(counts, np.ndarray):
+        check_values(name, counts, largest=k)
+    return np.broadcast_to(number < moved(counts, indices)[..., None], indices.shape)
 
 
 def _block_size(block_size: Any) -> tuple[int, int]:

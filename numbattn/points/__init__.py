@@ -32,11 +32,11 @@ from .kernels import (
     Radial,
     RationalQuadratic,
 )
-from .logsumexp import logsumexp, logsumexp_vjp
+from .logsumexp import LogsumexpBackprop, logsumexp, logsumexp_jvp, logsumexp_vjp
 from .nearest import nearest
 from .operator import operator
-from .product import product, product_vjp
-from .sinkhorn import Transport, sinkhorn, sinkhorn_vjp
+from .product import ProductBackprop, product, product_jvp, product_vjp
+from .sinkhorn import SinkhornBackprop, Transport, sinkhorn, sinkhorn_vjp
 
 __all__ = [
     "Cauchy",
@@ -46,19 +46,24 @@ __all__ = [
     "Kernel",
     "Laplacian",
     "Linear",
+    "LogsumexpBackprop",
     "LogsumexpGradients",
     "Matern",
     "Polynomial",
+    "ProductBackprop",
     "ProductGradients",
     "Radial",
     "RationalQuadratic",
+    "SinkhornBackprop",
     "SinkhornGradients",
     "Transport",
     "logsumexp",
+    "logsumexp_jvp",
     "logsumexp_vjp",
     "nearest",
     "operator",
     "product",
+    "product_jvp",
     "product_vjp",
     "sinkhorn",
     "sinkhorn_vjp",

@@ -72,11 +72,12 @@ def gradient(problem: Problem, inputs: Inputs, kind: Kind, c: Any, rows: Any = N
 
 
 @quiet
-def logsumexp(problem: Problem, inputs: Inputs, kind: Kind, columns: Any = None) -> Any:
+def logsumexp(problem: Problem, inputs: Inputs, kind: Any, columns: Any = None) -> Any:
     shape = *problem.batch, problem.seqlen_q
     highest, total = _zeros(inputs, shape, problem.sum_dtype) - math.inf, _zeros(inputs, shape, problem.sum_dtype)
     for block in _blocks(problem, inputs):
-        logs = block.only_visible(_log_kappa(block, kind, None, columns), -math.inf)
+        logs = sum(_shift(block, None, columns), kind.log_value(_distances(block)))
+        logs = block.only_visible(logs, -math.inf)
         before = highest[..., block.i]
         new = np.maximum(before, logs.max(axis=-1))
         finite = np.where(np.isneginf(new), 0, new)
@@ -133,18 +134,15 @@ def _visible(mask: Mask, i: slice, j: slice, m: int, n: int, array: Any) -> Any:
 
 def _kappa(block: Block, kind: Any, rows: Any, columns: Any, derivative: bool = False) -> Any:
     """kappa, or kappa'."""
-    t = _distances(block, kind.is_of_product)
-    if rows is None and columns is None:
-        return block.only_visible(kind.derivative(t) if derivative else kind.value(t))
-    kappa = np.exp(_log_kappa(block, kind, rows, columns))
-    return block.only_visible(kappa * kind.log_derivative(t) if derivative else kappa)
+    of_t = kind.derivative if derivative else kind.value
+    return block.only_visible(of_t(_distances(block, kind.is_of_product), *_shift(block, rows, columns)))
 
 
-def _log_kappa(block: Block, kind: Any, rows: Any, columns: Any) -> Any:
-    logs = kind.log_value(_distances(block))
-    if rows is not None:
-        logs = logs + rows[..., block.i, None]
-    return logs if columns is None else logs + columns[..., None, block.j]
+def _shift(block: Block, rows: Any, columns: Any) -> list[Any]:
+    """The logarithm that is added to that of kappa, if there is one."""
+    found = [] if rows is None else [rows[..., block.i, None]]
+    found += [] if columns is None else [columns[..., None, block.j]]
+    return [sum(found)] if found else []
 
 
 def _distances(block: Block, is_of_product: bool = False) -> Any:

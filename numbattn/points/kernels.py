@@ -27,6 +27,7 @@ class Kernel(Value):
 
     __array_ufunc__ = None  # so that `scalar * kernel` comes to __rmul__
     _is_centred = True  # whether it stays the same where both points are moved
+    _is_linear = True  # whether points of unit length depend on points linearly
 
     def __add__(self, other: Kernel) -> Kernel:
         return Sum(self._terms + other._terms) if isinstance(other, Kernel) else NotImplemented
@@ -47,6 +48,11 @@ class Kernel(Value):
         """What is left of it for points of unit length."""
         raise NotImplementedError
 
+    @property
+    def _one_length(self) -> float | None:
+        """The number by which it divides all features of centred points, if it is that simple."""
+        return None
+
     def _check(self, features: int) -> None:
         """Refuse points of so many features."""
 
@@ -55,8 +61,13 @@ class Kernel(Value):
         return x
 
     def _of_points(self, x: Any, gradient: Any) -> Any:
-        """The gradient of points, from that of points of unit length."""
+        """The gradient of points, from that of points of unit length; by a symmetric Jacobian, which gives the tangent
+        of points of unit length from that of points, too."""
         return gradient
+
+    def _of_moved_points(self, x: Any, tx: Any, gradient: Any) -> Any:
+        """How much `_of_points` moves with x, if it is not linear."""
+        raise NotImplementedError
 
     def _of_parameter(self, units: Any, gradients: Any) -> Any:
         """The gradient of what it is made with, from points of unit length, x and y, and their gradients; or None."""
@@ -94,6 +105,10 @@ class WithLength(Kernel):
         if shape not in ((), (features,)):
             raise ValueError(f"kernel: {type(self).__name__} length: got the shape {shape}, expected a number or the "
                              f"shape ({features},), one for each feature")
+
+    @property
+    def _one_length(self) -> float | None:
+        return self.length if isinstance(self.length, float) else None
 
     def _unit(self, x: Any) -> Any:
         return x / self._length_like(x)
@@ -322,13 +337,19 @@ class Linear(Kernel):
 class Cosine(Linear):
     """<x, y> / (|x| |y|), the cosine of the angle between two points; 0 where one of them is 0."""
 
+    _is_linear = False
+
     def _unit(self, x: Any) -> Any:
         return x / _norms(x)
 
     def _of_points(self, x: Any, gradient: Any) -> Any:
         unit = self._unit(x)
-        along = np.einsum("...f,...f->...", unit, gradient)[..., None]
-        return (gradient - unit * along) / _norms(x)
+        return (gradient - unit * dots(unit, gradient)) / _norms(x)
+
+    def _of_moved_points(self, x: Any, tx: Any, gradient: Any) -> Any:
+        unit, tunit = self._unit(x), self._of_points(x, tx)
+        turned = tunit * dots(unit, gradient) + unit * dots(tunit, gradient)
+        return -(turned + self._of_points(x, gradient) * dots(unit, tx)) / _norms(x)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -353,11 +374,15 @@ class Cost(Kernel):
     def _kind(self) -> kinds.Kind:
         return COSTS.get(self.power) or kinds.Power(self.power)
 
+    @property
+    def _one_length(self) -> float:
+        return self.epsilon ** (1 / self.power)
+
     def _unit(self, x: Any) -> Any:
-        return x / self.epsilon ** (1 / self.power)
+        return x / self._one_length
 
     def _of_points(self, x: Any, gradient: Any) -> Any:
-        return gradient / self.epsilon ** (1 / self.power)
+        return gradient / self._one_length
 
     def _of_parameter(self, units: Any, gradients: Any) -> Any:
         found = sum(map(_products, units, gradients)).sum()
@@ -408,7 +433,12 @@ def _products(x: Any, gradient: Any) -> Any:
     return products.sum(axis=tuple(range(x.ndim - 1)), dtype=np.float64)
 
 
+def dots(x: Any, y: Any) -> Any:
+    """Products of points, (..., 1)."""
+    return np.einsum("...f,...f->...", x, y)[..., None]
+
+
 def _norms(x: Any) -> Any:
     """Euclidean norms (..., 1); inf for 0, by which it may be divided."""
-    norms = np.sqrt(np.einsum("...f,...f->...", x, x))[..., None]
+    norms = np.sqrt(dots(x, x))
     return np.where(norms == 0, math.inf, norms)

@@ -1,7 +1,8 @@
 """What is left of a kernel where points have unit length: a function of t, the squared distance of two points.
 
 Each says what it is here, by functions of arrays of t, in which only elementary functions occur; kernels for CPUs and
-GPUs have the same of one number. Derivatives are by t, and 0 at t = 0 where they are not finite. A kind is hashable.
+GPUs have the same of one number. Derivatives, the second being the curvature, are by t, and 0 at t = 0 where they are
+not finite. A kind is hashable.
 """
 
 from __future__ import annotations
@@ -38,9 +39,12 @@ class Kind:
     def derivative(self, t: Any) -> Any:
         raise NotImplementedError
 
+    def curvature(self, t: Any) -> Any:
+        raise NotImplementedError
+
 
 class Exponent(Kind):
-    """The exponential of log_value."""
+    """The exponential of log_value, times that of a shift."""
 
     is_exponential = True
 
@@ -50,11 +54,17 @@ class Exponent(Kind):
     def log_derivative(self, t: Any) -> Any:
         raise NotImplementedError
 
-    def value(self, t: Any) -> Any:
-        return np.exp(self.log_value(t))
+    def log_curvature(self, t: Any) -> Any:
+        raise NotImplementedError
 
-    def derivative(self, t: Any) -> Any:
-        return np.exp(self.log_value(t)) * self.log_derivative(t)
+    def value(self, t: Any, shift: Any = 0) -> Any:
+        return np.exp(self.log_value(t) + shift)
+
+    def derivative(self, t: Any, shift: Any = 0) -> Any:
+        return self.value(t, shift) * self.log_derivative(t)
+
+    def curvature(self, t: Any, shift: Any = 0) -> Any:
+        return self.value(t, shift) * (self.log_derivative(t) ** 2 + self.log_curvature(t))
 
 
 @dataclass(frozen=True)
@@ -67,6 +77,9 @@ class Gaussian(Exponent):
     def log_derivative(self, t: Any) -> Any:
         return 0 * t - 0.5
 
+    def log_curvature(self, t: Any) -> Any:
+        return 0 * t
+
 
 @dataclass(frozen=True)
 class Exponential(Exponent):
@@ -77,6 +90,9 @@ class Exponential(Exponent):
 
     def log_derivative(self, t: Any) -> Any:
         return -_power(t, -0.5) / 2
+
+    def log_curvature(self, t: Any) -> Any:
+        return _power(t, -1.5) / 4
 
 
 @dataclass(frozen=True)
@@ -91,6 +107,9 @@ class Power(Exponent):
     def log_derivative(self, t: Any) -> Any:
         return -_power(t, self.p / 2 - 1) / 2
 
+    def log_curvature(self, t: Any) -> Any:
+        return (2 - self.p) / 4 * _power(t, self.p / 2 - 2)
+
 
 @dataclass(frozen=True)
 class Matern32(Kind):
@@ -102,6 +121,9 @@ class Matern32(Kind):
 
     def derivative(self, t: Any) -> Any:
         return -3 / 2 * np.exp(-np.sqrt(3 * t))
+
+    def curvature(self, t: Any) -> Any:
+        return 9 / 4 * np.exp(-np.sqrt(3 * t)) * _power(3 * t, -0.5)
 
 
 @dataclass(frozen=True)
@@ -116,6 +138,9 @@ class Matern52(Kind):
         r = np.sqrt(5 * t)
         return -5 / 6 * (1 + r) * np.exp(-r)
 
+    def curvature(self, t: Any) -> Any:
+        return 25 / 12 * np.exp(-np.sqrt(5 * t))
+
 
 @dataclass(frozen=True)
 class Cauchy(Kind):
@@ -126,6 +151,9 @@ class Cauchy(Kind):
 
     def derivative(self, t: Any) -> Any:
         return -1 / (1 + t) ** 2
+
+    def curvature(self, t: Any) -> Any:
+        return 2 / (1 + t) ** 3
 
 
 @dataclass(frozen=True)
@@ -139,6 +167,10 @@ class RationalQuadratic(Kind):
 
     def derivative(self, t: Any) -> Any:
         return -np.exp(-(self.alpha + 1) * np.log1p(t / (2 * self.alpha))) / 2
+
+    def curvature(self, t: Any) -> Any:
+        factor = (self.alpha + 1) / (4 * self.alpha)
+        return factor * np.exp(-(self.alpha + 2) * np.log1p(t / (2 * self.alpha)))
 
 
 @dataclass(frozen=True)
@@ -156,6 +188,9 @@ class Polynomial(Kind):
     def derivative(self, t: Any) -> Any:
         return self.degree * (t + self.offset) ** (self.degree - 1)
 
+    def curvature(self, t: Any) -> Any:
+        return self.degree * (self.degree - 1) * (t + self.offset) ** max(self.degree - 2, 0)
+
 
 @dataclass(frozen=True)
 class Radial(Kind):
@@ -165,23 +200,54 @@ class Radial(Kind):
 
     numbers = ()
 
-    def check(self, dtype: Any) -> None:
+    def check(self, dtype: Any, orders: int = 2) -> None:
         from ..scores.compiled.elementwise import check  # Numba is not imported before it is needed
 
-        for order in range(2):
+        for order in range(orders):
             check("Radial function", self.function, dtype, order)
 
     def value(self, t: Any) -> Any:
         return self._of_each(0, t)
 
     def derivative(self, t: Any) -> Any:
-        slope = self._of_each(1, t)
+        return self._finite_at_0(1, t)
+
+    def curvature(self, t: Any) -> Any:
+        return self._finite_at_0(2, t)
+
+    def _finite_at_0(self, order: int, t: Any) -> Any:
+        slope = self._of_each(order, t)
         return np.where((t > 0) | np.isfinite(slope), slope, 0)
 
     def _of_each(self, order: int, t: Any) -> Any:
         from ..scores.compiled.elementwise import elementwise
 
         return moved(elementwise(self.function, order)(moved(t, np.empty(0))), t)
+
+
+@dataclass(frozen=True)
+class Derivative(Kind):
+    """The derivative of a kind as a kind: what tangents are summed with. It has no logarithm."""
+
+    of: Any  # a Kind
+
+    @property
+    def is_of_product(self) -> bool:  # type: ignore[override]
+        return bool(self.of.is_of_product)
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        return tuple(self.of.numbers)
+
+    def check(self, dtype: Any) -> None:
+        if isinstance(self.of, Radial):
+            self.of.check(dtype, orders=3)
+
+    def value(self, t: Any, *shift: Any) -> Any:
+        return self.of.derivative(t, *shift)
+
+    def derivative(self, t: Any, *shift: Any) -> Any:
+        return self.of.curvature(t, *shift)
 
 
 def _power(t: Any, exponent: float) -> Any:

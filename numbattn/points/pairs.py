@@ -22,6 +22,7 @@ from ..values import sum_broadcast
 from . import kinds
 from .kernels import Kernel
 
+ENOUGH = 4096  # points, of which a centre is the mean
 quiet = np.errstate(all="ignore")  # of points that nobody sees, and of numbers too small for the dtype
 
 
@@ -50,6 +51,11 @@ class Pairs:
     def sizes(self) -> tuple[int, int]:
         return self.x.shape[-2], self.y.shape[-2]
 
+    @cached_property
+    def points(self) -> tuple[Any, Any]:
+        """x and y in the dtype of sums."""
+        return self.x.astype(self.dtype, copy=False), self.y.astype(self.dtype, copy=False)
+
     def broadcast(self, x: Any, axes: int = 2) -> Any:
         """An array with all batch axes."""
         shape = *self.batch, *x.shape[x.ndim - axes :]
@@ -72,6 +78,10 @@ class Pairs:
             columns = columns & (interval.first.min(-1)[..., None] <= j) & (j < interval.end.max(-1)[..., None])
         return rows, columns
 
+    def only_seen(self, side: int, points: Any) -> Any:
+        """What belongs to points x, side 0, or y, side 1: 0 for those that may not be looked at."""
+        return points if self.mask is NOTHING_HIDDEN else np.where(self.seen[side][..., None], points, 0)
+
     def centred(self, points: Any) -> Any:
         """x or y, moved to the centre."""
         centre = self.centre  # its axes before those of the points are of size 1
@@ -92,32 +102,74 @@ class Pairs:
         others = (1,) * (len(own) - other.ndim + 2) + other.shape[:-2]
         axes = tuple([axis for axis, n in enumerate(others[len(others) - len(own) :]) if n == 1])
         axes = *axes, points.ndim - 2
-        total = points.sum(axis=axes, keepdims=True, dtype=np.float64)
-        if seen is None:
-            return (total / max(math.prod(points.shape[axis] for axis in axes), 1)).astype(self.dtype)
-        return (total / np.maximum(seen.sum(axis=axes, keepdims=True), 1)).astype(self.dtype)
+        if seen is None:  # some of them will do
+            points = points[..., :: max(points.shape[-2] // ENOUGH, 1), :]
+            count = max(math.prod(points.shape[axis] for axis in axes), 1)
+        else:
+            count = np.maximum(seen.sum(axis=axes, keepdims=True), 1)
+        points = points.astype(self.dtype, copy=False)
+        centre = points.sum(axis=axes, keepdims=True, dtype=np.float64) / count
+        if self.x.dtype.itemsize == 2:  # such points keep their few digits where they stay: about the origin they may
+            squares = (points * points).sum(axis=axes, keepdims=True, dtype=np.float64) / count
+            is_near = 2 * (centre * centre).sum(axis=-1) <= squares.sum(axis=-1)
+            centre = np.where(is_near[..., None], 0, centre)
+        return centre.astype(self.dtype)
 
 
 class Term:
     """One kernel of a sum: points of unit length and what is summed over their pairs."""
 
-    @quiet
     def __init__(self, pairs: Pairs, kernel: Kernel) -> None:
         self.pairs, self.kernel, self.kind = pairs, kernel, kernel._kind
         self.kind.check(pairs.dtype)
-        self.x, self.y = (self._unit(points) for points in (pairs.x, pairs.y))
 
-    def _unit(self, points: Any) -> Any:
-        points = points.astype(self.pairs.dtype, copy=False)
-        return self.kernel._unit(self.pairs.centred(points) if self.kernel._is_centred else points)
+    @cached_property
+    @quiet
+    def units(self) -> tuple[Any, Any]:
+        """Points x and y of unit length."""
+        x, y = map(self._moved, self.pairs.points)
+        return self.kernel._unit(x), self.kernel._unit(y)
+
+    @property
+    def x(self) -> Any:
+        return self.units[0]
+
+    @property
+    def y(self) -> Any:
+        return self.units[1]
+
+    def _moved(self, points: Any) -> Any:
+        return self.pairs.centred(points) if self.kernel._is_centred else points
 
     @cached_property
     def exchanged(self) -> Term:
         """With the roles of x and y exchanged."""
+        return self._with(pairs=self.pairs.exchanged, units=self.units[::-1])
+
+    @cached_property
+    def slopes(self) -> Term:
+        """With the derivative of the kernel by t in its place."""
+        kind = kinds.Derivative(self.kind)
+        kind.check(self.pairs.dtype)
+        return self._with(kind=kind)
+
+    def _with(self, **changes: Any) -> Term:
         other = object.__new__(Term)
-        other.pairs, other.kernel, other.kind = self.pairs.exchanged, self.kernel, self.kind
-        other.x, other.y = self.y, self.x
+        same = {"pairs": self.pairs, "kernel": self.kernel, "kind": self.kind, "units": self.units}
+        vars(other).update({**same, **changes})
         return other
+
+    @cached_property
+    @quiet
+    def in_halves(self) -> tuple[Any, Any, dict[str, float]]:
+        """Points of half precision on a GPU, times a power of two, which costs them no digits, and what their squared
+        distances are to be multiplied by then; of others those of unit length."""
+        length = self.kernel._one_length
+        if self.pairs.x.dtype.itemsize > 2 or isinstance(self.pairs.x, np.ndarray) or length is None:
+            return self.x, self.y, {}
+        mantissa, exponent = math.frexp(length)
+        x, y = (self._moved(points) * 2.0**-exponent for points in self.pairs.points)
+        return x, y, {"rate": mantissa**-2}
 
     @property
     def has_no_pairs(self) -> bool:
@@ -139,10 +191,14 @@ class Term:
         return sum_broadcast(found, self.x.shape)
 
     def logsumexp(self, columns: Any = None) -> Any:
-        return self._run("logsumexp", self.y[..., :0], columns=columns)
+        x, y, options = self.in_halves
+        return self._run_with(x, y, "logsumexp", y[..., :0], columns=columns, **options)
 
     def _run(self, name: str, b: Any, *args: Any, **options: Any) -> Any:
-        x, y, b = (self.pairs.broadcast(array) for array in (self.x, self.y, b))
+        return self._run_with(self.x, self.y, name, b, *args, **options)
+
+    def _run_with(self, x: Any, y: Any, name: str, b: Any, *args: Any, **options: Any) -> Any:
+        x, y, b = (self.pairs.broadcast(array) for array in (x, y, b))
         problem, inputs = describe(x, y, b, mask=self.pairs.mask)
         return run_points(problem, name, inputs, self.kind, *args, **options)
 
@@ -153,7 +209,7 @@ def of_points(term: Term, dx: Any, dy: Any) -> tuple[Any, Any, Any]:
     unit length."""
     kernel, pairs = term.kernel, term.pairs
     parameter = kernel._of_parameter((term.x, term.y), (dx, dy))
-    x, y = (points.astype(pairs.dtype, copy=False) for points in (pairs.x, pairs.y))
+    x, y = pairs.points
     return kernel._of_points(x, dx), kernel._of_points(y, dy), parameter
 
 

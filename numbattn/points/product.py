@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..checks import A, Array
@@ -12,6 +11,7 @@ from .checks import batch_of, check_columns, check_points, check_result
 from .gradients import ProductGradients
 from .kernels import Kernel, Sum, as_kernel
 from .pairs import Pairs, Term, of_points, quiet
+from .tangents import Moving, checked, tangents_of
 
 
 def product(x: A, y: A, b: A, kernel: Kernel, *, mask: Mask | Array | None = None) -> A:
@@ -61,7 +61,7 @@ def product(x: A, y: A, b: A, kernel: Kernel, *, mask: Mask | Array | None = Non
 
 def product_vjp(
     x: A, y: A, b: A, kernel: Kernel, *, mask: Mask | Array | None = None
-) -> tuple[A, Callable[[Array], ProductGradients]]:
+) -> tuple[A, ProductBackprop]:
     """`product` with its gradients as a closure.
 
     Parameters
@@ -72,11 +72,12 @@ def product_vjp(
     Returns
     -------
     s : array, (..., m, e), of the dtype of x
-    backprop : function
+    backprop : ProductBackprop
         ``backprop(ds)`` returns dx, dy, db, of the shapes and dtypes of x, y, b, over broadcast axes they are summed; a
         tuple with the attribute `kernel`, the gradient of its length: an array of its shape, None of a kernel without,
         and of a sum of kernels a tuple of these. It refers to x, y and b: editing them in place before it is called
         changes the gradients. The derivative of a kernel at r = 0 is taken to be 0 where it is not finite.
+        ``backprop.hvp(ds, tx, ty, tb)`` has Hessian-vector products.
 
     Raises
     ------
@@ -94,8 +95,123 @@ def product_vjp(
     >>> dx.shape, grads.kernel.shape
     ((1000, 3), (3,))
     """
-    given = _Product.of(x, y, b, kernel, mask)
-    return given.value(), given.backprop
+    call = _Product.of(x, y, b, kernel, mask)
+    return call.value(), ProductBackprop(call)
+
+
+def product_jvp(
+    x: A, y: A, b: A, kernel: Kernel, tx: Array | None, ty: Array | None, tb: Array | None, *,
+    mask: Mask | Array | None = None,
+) -> tuple[A, A]:  # fmt: skip
+    """`product` and its tangent: forward-mode differentiation, a Jacobian-vector product.
+
+    Parameters
+    ----------
+    x, y, b, kernel, mask
+        As in `product`.
+    tx, ty, tb : arrays or None
+        The tangents of x, y and b, of the shape of each; of another floating dtype they are converted. None is zero.
+
+    Returns
+    -------
+    s : array, (..., m, e), of the dtype of x
+    ts : array, (..., m, e), likewise
+        The tangent of s.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what does not fit: see `product`.
+
+    Notes
+    -----
+    Two passes over all pairs more than `product` for each term of a kernel, one where tb is None: see
+    `ProductBackprop.hvp`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from numbattn import points
+    >>> x, y, b, tx = np.random.default_rng(0).random((4, 100, 3))
+    >>> s, ts = points.product_jvp(x, y, b, points.Gaussian(0.5), tx, None, None)
+    >>> h = 1e-6
+    >>> ahead, behind = (points.product(x + step * tx, y, b, points.Gaussian(0.5)) for step in (h, -h))
+    >>> np.allclose(ts, (ahead - behind) / (2 * h))
+    True
+    """
+    call = _Product.of(x, y, b, kernel, mask)
+    return call.value(), call.tangent(call.moving(tx, ty, tb))
+
+
+class ProductBackprop:
+    """What `product_vjp` returns along with the sums: ``backprop(ds)`` returns dx, dy, db."""
+
+    def __init__(self, call: _Product) -> None:
+        self._call = call
+
+    def __call__(self, ds: Array) -> ProductGradients:
+        return self._call.backprop(ds)
+
+    def hvp(
+        self, ds: Array, tx: Array | None, ty: Array | None, tb: Array | None, *, tds: Array | None = None
+    ) -> ProductGradients:
+        """The tangents of the gradients: forward over reverse, Hessian-vector products.
+
+        Parameters
+        ----------
+        ds : array, (..., m, e)
+            As in ``backprop(ds)``.
+        tx, ty, tb : arrays or None
+            The tangents of x, y and b, of the shape of each; of another floating dtype they are converted. None is
+            zero.
+        tds : array, (..., m, e), optional
+            The tangent of ds. Default: zero. Then this is the Hessian of <ds, s> times the tangents.
+
+        Returns
+        -------
+        tgrads : ProductGradients
+            The tangents of dx, dy and db, of the shapes and dtypes of x, y, b; ``tgrads.kernel`` is None.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For what does not fit: see `product`.
+
+        Notes
+        -----
+        With W_ij = <ds_i, b_j>, and r^2 moving by tt_ij = 2 <x_i - y_j, tx_i - ty_j>,
+
+            tdx_i = sum_j (K''_ij tt_ij W_ij + K'_ij tW_ij) 2 (x_i - y_j) + K'_ij W_ij 2 (tx_i - ty_j),
+
+        where K' and K'' are derivatives by r^2. Of the features of x_i and y_j whose products tt_ij is, there are d + 1
+        for each of tx and ty that is given, and they are multiplied by the columns of b, as many at a time as make 256.
+        So there are five passes over all pairs for each term of a kernel, with many columns several times, and three
+        more with tb and tds. tt_ij is right to a rounding of |x|, from the centre and in lengths. Derivatives of a
+        kernel at r = 0 are taken to be 0 where they are not finite.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from numbattn import points
+        >>> x, y, b, tx = np.random.default_rng(0).random((4, 100, 3))
+        >>> kernel = points.Gaussian(0.5)
+        >>> s, backprop = points.product_vjp(x, y, b, kernel)
+        >>> _, ts = points.product_jvp(x, y, b, kernel, tx, None, None)
+        >>> tdx, tdy, tdb = backprop.hvp(s, tx, None, None, tds=ts)     # the Hessian of (s**2).sum() / 2, times tx
+        >>> h = 1e-6
+        >>> ends = [points.product_vjp(x + step * tx, y, b, kernel) for step in (h, -h)]
+        >>> ahead, behind = (backprop(s) for s, backprop in ends)
+        >>> np.allclose(tdy, (ahead.dy - behind.dy) / (2 * h))
+        True
+        """
+        return self._call.tangent_of_gradients(ds, tds, self._call.moving(tx, ty, tb))
+
+
+class _Moving(NamedTuple):
+    """How the arrays of a call move."""
+
+    terms: list[tuple[float, Moving]]
+    tb: Any  # likewise B
 
 
 class _Product(NamedTuple):
@@ -123,11 +239,24 @@ class _Product(NamedTuple):
     def value(self) -> Any:
         return rounded(sum(factor * term.sums(self.B) for factor, term in self.terms), self.x.dtype)
 
+    def moving(self, tx: Any, ty: Any, tb: Any) -> _Moving:
+        pairs, (tx, ty), tb = self.pairs, tangents_of(self.pairs, tx, ty), checked(self.pairs, "tb", tb, self.b, "b")
+        terms = [(factor, Moving(term, tx, ty)) for factor, term in self.terms]
+        return _Moving(terms, None if tb is None else pairs.broadcast(tb))
+
+    @quiet
+    def tangent(self, moving: _Moving) -> Any:
+        terms, tb = moving
+        return rounded(sum(factor * term.sums(self.B, tb) for factor, term in terms), self.x.dtype)
+
+    def of_s(self, name: str, ds: Any) -> Any:
+        """A gradient of s, checked and in the dtype of sums."""
+        check_result(name, ds, "s", (*self.pairs.batch, self.x.shape[-2], self.b.shape[-1]), self.x)
+        return rounded(ds, self.pairs.dtype)
+
     @quiet
     def backprop(self, ds: Any) -> ProductGradients:
-        shape = *self.pairs.batch, self.x.shape[-2], self.b.shape[-1]
-        check_result("ds", ds, "s", shape, self.x)
-        dS, found = rounded(ds, self.pairs.dtype), []
+        dS, found = self.of_s("ds", ds), []
         for factor, term in self.terms:
             db = factor * term.exchanged.sums(dS)
             dx = factor * term.gradient(self.B, dS)
@@ -136,3 +265,13 @@ class _Product(NamedTuple):
         dx, dy, parameters, db = zip(*found)
         dtypes, kernel = self.x.dtype, tuple(parameters) if isinstance(self.kernel, Sum) else parameters[0]
         return ProductGradients(*(rounded(sum(x), dtypes) for x in (dx, dy, db)), kernel=kernel)
+
+    @quiet
+    def tangent_of_gradients(self, ds: Any, tds: Any, moving: _Moving) -> ProductGradients:
+        dS, tdS, found = self.of_s("ds", ds), None if tds is None else self.of_s("tds", tds), []
+        for factor, term in moving.terms:
+            tdx = factor * term.gradient(self.B, dS, moving.tb, tdS)
+            tdy = factor * term.exchanged.gradient(dS, self.B, tdS, moving.tb)
+            tdb = factor * term.exchanged.sums(dS, tdS)
+            found.append((tdx, tdy, sum_broadcast(tdb, self.b.shape)))
+        return ProductGradients(*(rounded(sum(x), self.x.dtype) for x in zip(*found)))

@@ -12,10 +12,9 @@ held fixed: f by a, g by b, sum_j pi_ij dC_ij / dx_i by x_i, and (cost - <pi, C>
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Generic, NamedTuple, cast
+from typing import Any, Generic, cast
 
 import ml_dtypes
 import numpy as np
@@ -24,14 +23,14 @@ from ..checks import A, Array, flag, integer, library, number, warn, words_for
 from ..masks import Mask
 from ..values import rounded, sum_broadcast
 from .checks import batch_of, check_points, check_result, check_vector
+from .clouds import Clouds, Solution, weighed
 from .gradients import SinkhornGradients
 from .kernels import Cost
-from .pairs import Pairs, Term, of_points, ones, quiet
+from .pairs import Pairs, of_points, quiet
+from .potentials import Potentials
+from .tangents import Moving, tangents_of
 
-EVERY = 10  # iterations, after which a GPU is asked whether to stop
-SHRINKAGE = 2  # of epsilon, from one iteration to the next, while it is annealed
 EQUAL = 1e-5  # relative difference of two sums of weights that are called equal
-ROUNDINGS = 8  # of the largest f / epsilon: no sums of rows are expected to be better
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +123,7 @@ def sinkhorn(
 def sinkhorn_vjp(
     x: A, y: A, a: A, b: A, cost: Cost, *, tol: float = 1e-6, max_iterations: int = 1000, debias: bool = False,
     mask: Mask | Array | None = None,
-) -> tuple[Transport[A], Callable[..., SinkhornGradients]]:  # fmt: skip
+) -> tuple[Transport[A], SinkhornBackprop]:  # fmt: skip
     """`sinkhorn`, with the gradients of the cost as a closure.
 
     Parameters
@@ -135,11 +134,11 @@ def sinkhorn_vjp(
     Returns
     -------
     r : Transport
-    backprop : function
+    backprop : SinkhornBackprop
         ``backprop(dcost=1.0)`` returns dx, dy, da, db, of the shapes and dtypes of x, y, a, b; a tuple with the
         attribute `kernel`, the gradient of epsilon. dcost, a number or an array (...), is the gradient of ``r.cost``.
         By the envelope theorem: exact where it has converged. da and db are potentials: right for changes that leave
-        the sums of a and b equal.
+        the sums of a and b equal. ``backprop.hvp(tx, ty)`` has Hessian-vector products.
 
     Raises
     ------
@@ -158,7 +157,86 @@ def sinkhorn_vjp(
     array([-0.94, -0.99])
     """
     call = _Call.of(x, y, a, b, cost, tol, max_iterations, debias, mask)
-    return call.checked(), call.backprop
+    return call.checked(), SinkhornBackprop(call)
+
+
+class SinkhornBackprop:
+    """What `sinkhorn_vjp` returns along with the transport: ``backprop(dcost=1.0)`` returns dx, dy, da, db."""
+
+    def __init__(self, call: _Call) -> None:
+        self._call = call
+
+    def __call__(self, dcost: float | Array = 1.0) -> SinkhornGradients:
+        return self._call.backprop(dcost)
+
+    def hvp(
+        self, tx: Array | None, ty: Array | None, *, dcost: float | Array = 1.0, tol: float = 1e-6,
+        max_iterations: int = 1000,
+    ) -> SinkhornGradients:  # fmt: skip
+        """The Hessian of the cost times tangents of the points, as the potentials change with these.
+
+        Parameters
+        ----------
+        tx, ty : arrays or None
+            The tangents of x and y, of the shape of each; of another floating dtype they are converted. None is zero.
+        dcost : float or array, (...), optional
+            As in ``backprop(dcost)``.
+        tol : float, optional
+            The residual of the linear system for the tangents of the potentials, in parts of its right side, at which
+            it is solved; not below what rounding leaves.
+        max_iterations : int, optional
+            1 or more, of conjugate gradients.
+
+        Returns
+        -------
+        tgrads : SinkhornGradients
+            The tangents of dx, dy, da, db, of the shapes and dtypes of x, y, a, b: those of da and db are tangents of
+            potentials, to which a number may be added. ``tgrads.kernel`` is None.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For what does not fit: see `product`.
+
+        Warns
+        -----
+        UserWarning
+            If conjugate gradients have not converged.
+
+        Notes
+        -----
+        By implicit differentiation, exact where the transport has converged. Rows of the plan sum to a, and columns to
+        b, whatever the points:
+
+            a_i tf_i + sum_j pi_ij tg_j = sum_j pi_ij tC_ij,  b_j tg_j + sum_i pi_ij tf_i = sum_i pi_ij tC_ij.
+
+        Without tf this is a system for tg, semi-definite, with the constants as its null space; each of its products is
+        two passes over all pairs. As the square of Sinkhorn's own rate, they need about the root of its number of
+        iterations. Eleven passes more find the right side and, of tpi_ij = pi_ij (tf_i + tg_j - tC_ij) / epsilon, the
+        tangents of the gradients. With debias the systems of a with itself and of b with itself are better conditioned,
+        and a product is one pass. On a GPU the residual is looked at every 10 iterations.
+
+        Examples
+        --------
+        A step of Newton's method, which moves points to where a gradient is 0, here their transport to others with half
+        the squared distance from where they were:
+
+        >>> import numpy as np
+        >>> from scipy.sparse.linalg import LinearOperator, cg
+        >>> from numbattn import points
+        >>> x, y = np.random.default_rng(0).random((2, 50, 2))
+        >>> a, cost = np.full(50, 1 / 50), points.Cost(power=2, epsilon=0.1)
+        >>> r, backprop = points.sinkhorn_vjp(x, y, a, a, cost, tol=1e-9)
+        >>> def times(t):
+        ...     tdx, *_ = backprop.hvp(t.reshape(50, 2), None)
+        ...     return (tdx + t.reshape(50, 2)).ravel()
+        >>> step, info = cg(LinearOperator((100, 100), times, dtype=float), -backprop().dx.ravel(), rtol=1e-6)
+        >>> z = x + step.reshape(50, 2)
+        >>> gradient = points.sinkhorn_vjp(z, y, a, a, cost, tol=1e-9)[1]().dx + z - x
+        >>> bool(np.abs(gradient).max() < 1e-3 * np.abs(step).max())
+        True
+        """
+        return self._call.hvp(tx, ty, dcost, tol, max_iterations)
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +244,7 @@ class _Call:
     """A call that is checked."""
 
     given: tuple[Any, Any]  # a and b
-    clouds: _Clouds
+    clouds: Clouds
     tol: float
     max_iterations: int
     debias: bool
@@ -180,9 +258,7 @@ class _Call:
         check_vector("b", b, y.shape[-2], "y")
         if not isinstance(cost, Cost):
             raise TypeError(f"cost: got {words_for(cost)}, expected points.Cost(power, epsilon)")
-        tol, max_iterations = number("tol", tol), integer("max_iterations", max_iterations, low=1)
-        if not 0 <= tol < math.inf:
-            raise ValueError(f"tol: got {tol}, allowed finite and >= 0")
+        tol, max_iterations = _how(tol, max_iterations)
         if flag("debias", debias) and mask is not None:
             raise ValueError("debias: got True with a mask, which does not say which x see each other")
         batch = batch_of(x=x.shape[:-2], y=y.shape[:-2], a=a.shape[:-1], b=b.shape[:-1])
@@ -191,10 +267,10 @@ class _Call:
                          for w, seen in zip((a, b), pairs.seen))  # fmt: skip
         if isinstance(a, np.ndarray):
             _check_weights(first, second, 4 * float(cast(Any, ml_dtypes).finfo(a.dtype).eps))
-        return cls((a, b), _Clouds(pairs, first, _of_sum(second, first), cost), tol, max_iterations, debias)
+        return cls((a, b), Clouds(pairs, first, _of_sum(second, first), cost), tol, max_iterations, debias)
 
     @cached_property
-    def solved(self) -> list[_Solution]:
+    def solved(self) -> list[Solution]:
         """Between x and y; to remove the bias also between x and x, and between y and y."""
         how = self.tol, self.max_iterations
         between = self.clouds.solved(*how)
@@ -214,16 +290,13 @@ class _Call:
         clouds, (r, *alone) = self.clouds, self.solved
         f, g = (r.f, r.g) if not alone else (r.f - alone[0].f, r.g - alone[1].f)
         converged = all(solution.converged for solution in self.solved)
-        cost = (_weighed(clouds.a, f) + _weighed(clouds.b, g))[...]  # an array of no axes, where NumPy has a scalar
+        cost = (weighed(clouds.a, f) + weighed(clouds.b, g))[...]  # an array of no axes, where NumPy has a scalar
         return Transport(f, g, cost, converged, r.iterations)
 
     @quiet
     def backprop(self, dcost: Any = 1.0) -> SinkhornGradients:
         clouds, r = self.clouds, self.transport
-        if not library(dcost):
-            dcost = np.full_like(r.cost, number("dcost", dcost))
-        check_result("dcost", dcost, "cost", r.cost.shape, r.cost)
-        dcost = rounded(dcost, r.cost.dtype)
+        dcost = self.of_cost(dcost)
         between, *alone = self.solved
         dx, dy = clouds.gradient(between, dcost), clouds.exchanged.gradient(between.exchanged, dcost)
         if alone:
@@ -231,108 +304,56 @@ class _Call:
             dy = dy - clouds.exchanged.among.gradient(alone[1], dcost)
         dx, dy, depsilon = of_points(clouds.term, dx, dy)
         depsilon = depsilon + (dcost * r.cost).sum() / clouds.cost.epsilon
-        weights = [sum_broadcast(dcost[..., None] * np.where(np.isfinite(f), f, 0), w.shape)
-                   for f, w in zip((r.f, r.g), self.given)]  # fmt: skip
-        grads = [rounded(gradient, clouds.pairs.x.dtype) for gradient in (dx, dy, *weights)]
-        return SinkhornGradients(*grads, kernel=depsilon[...])
+        return SinkhornGradients(*self.of_all(dcost, dx, dy, r.f, r.g), kernel=depsilon[...])
 
+    def of_cost(self, dcost: Any) -> Any:
+        """A gradient of the cost, checked and in its dtype."""
+        cost = self.transport.cost
+        if not library(dcost):
+            dcost = np.full_like(cost, number("dcost", dcost))
+        check_result("dcost", dcost, "cost", cost.shape, cost)
+        return rounded(dcost, cost.dtype)
 
-class _Solution(NamedTuple):
-    f: Any
-    g: Any
-    converged: bool
-    iterations: int
-
-    @property
-    def exchanged(self) -> _Solution:
-        return self._replace(f=self.g, g=self.f)
-
-
-@dataclass(frozen=True, eq=False)
-class _Clouds:
-    """Two weighted clouds of points, and what it costs to go from one to the other."""
-
-    pairs: Pairs
-    a: Any  # (..., m), with all batch axes, in the dtype of sums
-    b: Any
-    cost: Cost
+    def of_all(self, dcost: Any, dx: Any, dy: Any, f: Any, g: Any) -> list[Any]:
+        """Gradients in the dtype of what is given; by its weights they are potentials."""
+        weights = [sum_broadcast(dcost[..., None] * np.where(np.isfinite(potential), potential, 0), w.shape)
+                   for potential, w in zip((f, g), self.given)]  # fmt: skip
+        return [rounded(gradient, self.clouds.pairs.x.dtype) for gradient in (dx, dy, *weights)]
 
     @cached_property
-    def exchanged(self) -> _Clouds:
-        return _Clouds(self.pairs.exchanged, self.b, self.a, self.cost)
+    def potentials(self) -> list[Potentials]:
+        """Of each solution."""
+        clouds = self.clouds
+        return [*map(Potentials, (clouds, clouds.among, clouds.exchanged.among), self.solved)]
 
-    @cached_property
-    def among(self) -> _Clouds:
-        """The first one and itself."""
-        return _Clouds(replace(self.pairs, y=self.pairs.x), self.a, self.a, self.cost)
-
-    @cached_property
-    def term(self) -> Term:
-        return Term(self.pairs, self.cost)
-
-    def epsilons(self, max_iterations: int) -> Iterator[tuple[float, Term]]:
-        """Epsilon of each iteration, and exp(-C / epsilon). It begins with the cost of the diameter."""
-        last, power = self.cost.epsilon, self.cost.power
-        radius = max(_radius(*given) for given in zip((self.term.x, self.term.y), self.pairs.seen))
-        levels = math.log(max((2 * radius) ** power / power, 1), SHRINKAGE)
-        levels = min(math.ceil(levels), max_iterations // 2)
-        for at in range(levels, 0, -1):
-            epsilon = last * SHRINKAGE**at
-            yield epsilon, Term(self.pairs, Cost(power, epsilon))
-        for _ in range(max_iterations - levels):
-            yield last, self.term
+    def hvp(self, tx: Any, ty: Any, dcost: Any, tol: Any, max_iterations: Any) -> SinkhornGradients:
+        tangents, how = tangents_of(self.clouds.pairs, tx, ty), _how(tol, max_iterations)
+        tgrads, is_found = self.tangent_of_gradients(*tangents, self.of_cost(dcost), *how)
+        if not is_found:
+            warn(f"hvp: conjugate gradients have not converged to {tol:g} within {max_iterations} iterations: allow "
+                 "more, or take a larger tol or epsilon")
+        return tgrads
 
     @quiet
-    def solved(self, tol: float, max_iterations: int) -> _Solution:
-        """Updates of f and g by turns."""
-        f, g = 0 * self.a, 0 * self.b
-        steady = 0  # iterations with the last epsilon
-        for at, (epsilon, term) in enumerate(self.epsilons(max_iterations), start=1):
-            before, f = f, -epsilon * term.logsumexp(_logs(self.b, g, epsilon))
-            if steady and self.is_time(at, max_iterations) and self.is_done(before, f, tol):
-                return _Solution(f, g, True, at)
-            g = -epsilon * term.exchanged.logsumexp(_logs(self.a, f, epsilon))
-            steady += term is self.term
-        return _Solution(f, g, False, max_iterations)
-
-    @quiet
-    def solved_alone(self, tol: float, max_iterations: int) -> _Solution:
-        """Of a cloud and itself, where f = g: the mean of f and its update."""
-        f, steady = 0 * self.a, 0
-        for at, (epsilon, term) in enumerate(self.epsilons(max_iterations), start=1):
-            before, new = f, -epsilon * term.logsumexp(_logs(self.a, f, epsilon))
-            f = (before + new) / 2
-            if steady and self.is_time(at, max_iterations) and self.is_done(before, new, tol):
-                return _Solution(f, f, True, at)
-            steady += term is self.term
-        return _Solution(f, f, False, max_iterations)
-
-    def is_time(self, at: int, max_iterations: int) -> bool:
-        """Whether to look."""
-        return isinstance(self.a, np.ndarray) or at % EVERY == 0 or at == max_iterations
-
-    def is_done(self, before: Any, f: Any, tol: float) -> bool:
-        """Whether sums of rows of the plan, a exp((before - f) / epsilon), are a."""
-        if not self.a.size:
-            return True
-        some, epsilon = self.a > 0, self.cost.epsilon
-        excess = np.where(some, self.a * np.abs(np.expm1((before - f) / epsilon)), 0).sum(axis=-1)
-        largest = np.where(some, np.abs(f), 0).max(axis=-1) / epsilon
-        allowed = np.maximum(ROUNDINGS * np.finfo(f.dtype).eps * (1 + largest), tol) * self.a.sum(axis=-1)
-        return bool((excess <= allowed).all())
-
-    def gradient(self, solution: _Solution, dcost: Any) -> Any:
-        """sum_j pi_ij dC_ij / dx_i, times dcost, of points x of unit length."""
-        epsilon = self.cost.epsilon
-        rows, columns = _logs(self.a, solution.f, epsilon), _logs(self.b, solution.g, epsilon)
-        m, _ = self.pairs.sizes
-        c = self.pairs.broadcast(-epsilon * dcost[..., None, None], axes=2) * np.ones_like(dcost, shape=(m, 1))
-        return self.term.gradient(ones(self.pairs), c, rows, columns)
-
-
-def _logs(weights: Any, potential: Any, epsilon: float) -> Any:
-    """Logarithms of weights times exp(potential / epsilon)."""
-    return np.where(weights > 0, np.log(weights) + potential / epsilon, -math.inf)
+    def tangent_of_gradients(
+        self, tx: Any, ty: Any, dcost: Any, tol: float, max_iterations: int
+    ) -> tuple[SinkhornGradients, bool]:
+        """And whether tangents of potentials are found."""
+        clouds, how, (between, *alone) = self.clouds, (tol, max_iterations), self.potentials
+        moving = Moving(clouds.term, tx, ty)
+        tF, tG, is_found = between.tangents(moving, *how)
+        tdx = clouds.tangent_of_gradient(between.solution, dcost, moving, tF, tG)
+        tdy = clouds.exchanged.tangent_of_gradient(between.solution.exchanged, dcost, moving.exchanged, tG, tF)
+        found = [(tdx, tF), (tdy, tG)]
+        for side, (potentials, tangent) in enumerate(zip(alone, (tx, ty))):
+            among, moving = potentials.clouds, Moving(potentials.clouds.term, tangent, tangent)
+            tF, is_found_alone = potentials.tangents_alone(moving, *how)
+            own = among.tangent_of_gradient(potentials.solution, dcost, moving, tF, tF), tF
+            found[side] = found[side][0] - own[0], found[side][1] - own[1]
+            is_found &= is_found_alone
+        (tdx, tF), (tdy, tG) = found
+        epsilon = clouds.cost.epsilon
+        return SinkhornGradients(*self.of_all(dcost, tdx, tdy, epsilon * tF, epsilon * tG)), is_found
 
 
 @quiet
@@ -342,15 +363,12 @@ def _of_sum(b: Any, a: Any) -> Any:
     return b * np.where(ours > 0, theirs / ours, 1).astype(b.dtype)
 
 
-def _weighed(weights: Any, potential: Any) -> Any:
-    """<a, f>; points without weight may have an f of inf."""
-    return np.where(weights > 0, weights * potential, 0).sum(axis=-1)
-
-
-def _radius(x: Any, seen: Any) -> float:
-    """How far the farthest point is from 0."""
-    squares = np.where(seen, np.einsum("...f,...f->...", x, x), 0)
-    return math.sqrt(float(squares.max())) if squares.size else 0.0
+def _how(tol: Any, max_iterations: Any) -> tuple[float, int]:
+    """When iterations end, checked."""
+    tol, max_iterations = number("tol", tol), integer("max_iterations", max_iterations, low=1)
+    if not 0 <= tol < math.inf:
+        raise ValueError(f"tol: got {tol}, allowed finite and >= 0")
+    return tol, max_iterations
 
 
 def _check_weights(a: Any, b: Any, rounding: float) -> None:

@@ -51,6 +51,7 @@ def test_logarithms_of_rows_and_columns(rng, d):
     check(x, y, b, c, rows=rows)
     check(x, y, b, c, columns=columns)
     check(x, y, b, c, kinds.EXPONENTIAL, rows=rows + 800, columns=columns - 800)
+    check(x, y, b, c, kinds.Derivative(kinds.EXPONENTIAL), rows=rows + 800, columns=columns - 800)
 
 
 MASKS = {
@@ -95,7 +96,7 @@ def test_no_columns(rng):
 
 @simulated_only
 def test_by_the_layer(rng):
-    """Lengths, a centre, gradients of both points and of the length."""
+    """Lengths, a centre, gradients of both points and of the length, and tangents of gradients."""
     x, y, b, ds = drawn(rng, np.float64, batch=(2,), m=21, n=30, d=3, e=2)
     y[1, 25:] = b[1, 25:] = np.nan
     options = {"kernel": na.points.Matern(1.5, length=0.8), "mask": na.Lengths(np.array([30, 25]))}
@@ -103,7 +104,7 @@ def test_by_the_layer(rng):
     for backend in (Points(lambda: gpu), formula):
         with patch.object(backends, "POINTS", {"numpy": "here"}), patch.dict(sys.modules, here=backend):
             s, backprop = na.points.product_vjp(x, y, b, **options)
-            found.append((s, *backprop(ds)))
+            found.append((s, *backprop(ds), *backprop.hvp(ds, x, None, None)))
     for got, want in zip(*found, strict=True):
         assert_allclose(got, want, rtol=1e-9, atol=1e-12)
 

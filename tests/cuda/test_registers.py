@@ -40,6 +40,7 @@ PAGES_OF_INT8, OF_INT8, OF_FLOAT8 = (
 )
 UNALIGNED, DROPOUT, DETERMINISTIC = {"nbytes": 0}, {"dropout": True}, {"deterministic": True}
 RESUMES, WITH_TDO = {"resumes": True}, ("q", "k", "v", "do")
+SMALL_BLOCKS = {"cells": ((64, 64),)}  # two blocks share the registers of a multiprocessor
 OF_TANGENTS = {"along": ("q", "k", "v", "do", "delta")}
 
 
@@ -62,7 +63,8 @@ def small(kernel, dtype, n, d, spills=0, **about):
 def pairs(kernel, dtype, d, kind, e=0, cc=(9, 0), spills=0):
     """A kernel over pairs of points; kind: what is compiled in of it."""
     found = work(dtype, d, e, device=DEVICES[cc])
-    vectors = dict.fromkeys((COLUMNS, X_NORMS, Y_NORMS)[: None if d > DIFFERENCES else 1], found.problem.sum_dtype)
+    names = (COLUMNS,) * (kernel != "hopper_sums") + (X_NORMS, Y_NORMS) * (d > DIFFERENCES)
+    vectors = dict.fromkeys(names, found.problem.sum_dtype)
     found = found._replace(kind=kind, dtypes=found.dtypes | vectors)
     return pytest.param(kernel, found, spills, id=f"{kernel} {dtype} {d} {e} {kind}")
 
@@ -210,6 +212,7 @@ FORWARD_ROWS = [
     row("hopper_forward", "bfloat16", 192, 128, ALL, **FEW, **DROPOUT),
     row("hopper_forward", "bfloat16", 256, 256, ALL, **FEW, **DROPOUT),
     row("hopper_forward", "bfloat16", 128, 128, EDGES, **LONG),
+    row("hopper_forward", "bfloat16", 128, 128, ALL, **SMALL_BLOCKS),
     # where a matrix starts at an offset of its own
     row("hopper_forward", "float16", 64, 64, "packed", **NARROW),
     row("hopper_forward", "float16", 128, 128, "packed", keys=MANY),
@@ -232,6 +235,8 @@ FORWARD_ROWS = [
 BACKWARD_ROWS = [  # both sums in a consumer's registers, wide ones by two, and dQ alone
     row("hopper_backward_kv", "bfloat16", 128, 64, "dense", **DROPOUT, **UNALIGNED),
     row("hopper_backward_kv", "float16", 64, 64, "packed", **NARROW),
+    row("hopper_backward_kv", "float16", 128, 128, ALL, **DROPOUT, **SMALL_BLOCKS),
+    row("hopper_backward_q", "float16", 128, 128, ALL, **DROPOUT, **SMALL_BLOCKS),
     row("hopper_backward_wide", "float16", 64, 64, "blocks", "bias float16 16, softcap", keys=MANY),
     row("hopper_backward_wide", "bfloat16", 64, 64, "", "softcap, relative", **DROPOUT, **DETERMINISTIC),
     row("hopper_backward_wide", "bfloat16", 128, 128, "intervals", "alibi query, relative query"),
@@ -340,6 +345,7 @@ PAIRS = [
     pairs("point_gradient", "float32", 128, "Gaussian", 1),
     pairs("point_gradient", "float32", 256, "Gaussian", 256, spills=80),    # in the epilogue
     pairs("point_gradient", "float64", 64, "Gaussian", 64),
+    pairs("point_gradient", "float32", 3, "Derivative Power", 16),
     pairs("hopper_nearest", "float16", 128, "Nearest 1"),
     pairs("point_logsumexp", "float32", 64, "Gaussian"),
     pairs("point_logsumexp", "float32", 8, "Power"),
@@ -351,6 +357,11 @@ PAIRS = [
     pairs("hopper_nearest", "float16", 64, "Nearest 1"),
     pairs("hopper_nearest", "bfloat16", 192, "Nearest 1"),
     pairs("hopper_nearest", "bfloat16", 256, "Nearest 1"),
+    pairs("hopper_wide_logsumexp", "float32", 128, "Gaussian"),
+    pairs("hopper_sums", "float32", 64, "Gaussian", 1),
+    pairs("hopper_sums", "float32", 256, "Matern52", 4),
+    pairs("hopper_sums", "float32", 64, "RationalQuadratic", 64),
+    pairs("hopper_sums", "float32", 256, "Derivative Power", 64, spills=48),
 ]
 
 

@@ -25,9 +25,9 @@ def kernels(planned):
 
 def work(dtype="float16", d=64, e=64, *, batch=(16, 16), group_size=1, seqlen_q=1000, seqlen_k=1000, device=HOPPER,
          mask=(), keys=1000, nbytes=16, deterministic=False, score=(), resumes=False,
-         along="", tscore=(), **fields):  # fmt: skip
+         along="", tscore=(), cells=(), **fields):  # fmt: skip
     """The Work of a kernel. batch: the axes of k before its last two, heads last; fields: of the Problem;
-    along: which of q, k and v, and of do and delta, have a tangent."""
+    along: which of q, k and v, and of do and delta, have a tangent; cells: sizes of a mask's blocks."""
     dtype, (*lead, heads_k) = NAMED[dtype], batch
     q = array(*lead, heads_k * group_size, seqlen_q, d, dtype=dtype)
     k, v = (array(*batch, seqlen_k, size, dtype=dtype) for size in (d, e))
@@ -36,4 +36,5 @@ def work(dtype="float16", d=64, e=64, *, batch=(16, 16), group_size=1, seqlen_q=
     dtypes["o2"] = problem.sum_dtype
     if resumes:
         dtypes[BEFORE] = np.dtype(np.float32)
-    return Work(replace(problem, **fields), device, mask, keys, dtypes, nbytes, deterministic, score, tscore=tscore)
+    about = {"tscore": tscore, "cells": cells}
+    return Work(replace(problem, **fields), device, mask, keys, dtypes, nbytes, deterministic, score, **about)

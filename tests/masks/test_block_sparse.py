@@ -65,7 +65,49 @@ def test_builders_fit_their_shape(build, shape):
     assert mask.dense(*shape[-2:]).any(axis=-1).all()
 
 
+@given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 4), st.integers(0, 2**32))
+def test_from_indices(m, n, k, seed):
+    """Of blocks of 2 x 3 elements, named twice or not at all, with counts or without."""
+    rng, (m_blocks, n_blocks) = np.random.default_rng(seed), (-(-m // 2), -(-n // 3))
+    indices = rng.integers(-1, n_blocks, (2, m_blocks, k), np.int32)
+    counts = rng.integers(0, k, (2, m_blocks), np.int32, endpoint=True)
+    for some, of_rows in [(None, np.full((2, m_blocks), k)), (counts, counts), (counts[:1], counts[[0, 0]]),
+                          (k // 2, np.full((2, m_blocks), k // 2))]:  # fmt: skip
+        mask = na.BlockSparse.from_indices(indices, some, shape=(m, n), block_size=(2, 3))
+        want = np.zeros((2, m_blocks, n_blocks), bool)
+        for place in np.ndindex(*of_rows.shape):
+            chosen = indices[place][: of_rows[place]]
+            want[place][chosen[chosen >= 0]] = True
+        np.testing.assert_array_equal(mask.blocks, want)
+        assert mask.block_size == (2, 3)
+    na.BlockSparse.from_indices(np.full((2, m_blocks, k), n_blocks), 0, shape=(1, m, n), block_size=(2, 3))
+
+
+@pytest.mark.parametrize(("indices", "about", "error", "words"), [
+    ([[0], [3]], {}, ValueError, "indices: got 3, allowed -1 to 2"),
+    ([[0], [-2]], {}, ValueError, "indices: got -2, allowed -1 to 2"),
+    ([0, 1], {}, ValueError, r"indices: got the shape \(2,\), expected \(..., 2, k\)"),
+    ([[0], [1], [1]], {}, ValueError, r"indices: got the shape \(3, 1\), expected \(..., 2, k\)"),
+    ([[[0], [1]]] * 2, {"shape": (3, 4, 6)}, ValueError, r"for the shape \(3, 4, 6\) in blocks of 2 x 2"),
+    ([[0], [1]], {"shape": (1, 4, 6)}, ValueError, r"for the shape \(1, 4, 6\)"),
+    ([[0], [1]], {"counts": [1, 2]}, ValueError, "counts: got values from 1 to 2, allowed 0 to 1"),
+    ([[0], [1]], {"counts": 2}, ValueError, "counts: got 2, allowed 0 to 1"),
+    ([[0], [1]], {"counts": [1, 1, 1]}, ValueError, "counts: got the shape"),
+    ([[0.0], [1.0]], {}, TypeError, "indices: got .* expected an int or an integer array"),
+    ([[0], [1]], {"counts": "1"}, TypeError, "counts: got '1'"),
+    ([[0], [1]], {"block_size": (0, 2)}, ValueError, "block_size: got 0"),
+])  # fmt: skip
+def test_indices_that_do_not_fit(indices, about, error, words):
+    with pytest.raises(error, match=words):
+        na.BlockSparse.from_indices(indices, **{"shape": (4, 6), "block_size": (2, 2), **about})
+
+
 FAULTS = {
+    "given[is_counted & ~is_block & (given != -1)]": "given[~is_block & (given != -1)]",
+    "is_block = is_counted & (given >= 0)": "is_block = (given >= 0)",
+    "(*lead, n_blocks + 1)[..., :n_blocks]": "(*lead, n_blocks + 1)[..., 1:]",
+    "or len(batch) >= len(lead)": "",
+    "check_values(name, counts, largest=k)": "pass",
     "(i ^ j) & ((i ^ j) - 1)": "(i ^ j) & (i ^ j)",
     "(abs(i - j) <= local) | (np.minimum(i, j) < everywhere)":
         "(abs(i - j) <= local) | (np.minimum(i, j) <= everywhere)",

@@ -1,5 +1,6 @@
 """The same calls on NumPy's and on CuPy's arrays."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
@@ -72,6 +73,31 @@ def test_masks(cupy, rng, mask, d):
         )
         assert_same(distances_there, distances)
         assert_array_equal(to_numpy(j_there), j)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("d", "e"), [(40, 1), (64, 20), (300, 3), (300, 70)])
+def test_products_of_parts(cupy, rng, d, e):
+    """By Hopper's kernels for float32, of many tiles, against float64."""
+    here, there = drawn(rng, cupy, (1000, d), (3000, d), (3000, e), (3000,), dtype=np.float32)
+    wide, kernel = [array.astype(np.float64) for array in here], points.Gaussian(d**0.5)
+    found = points.product(*there[:3], kernel), points.logsumexp(*there[:2], there[3], kernel)
+    wanted = points.product(*wide[:3], kernel), points.logsumexp(*wide[:2], wide[3], kernel)
+    for got, want in zip(found, wanted):
+        assert_allclose(to_numpy(got), want, atol=3e-6 * np.abs(want).max())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("offset", [0, 300])
+def test_half_precision(cupy, rng, dtype, offset):
+    """As exact as of float32, near the origin, where Hopper has one product, and far off."""
+    x, y = (offset + (30 if offset else 1) * rng.standard_normal((n, 40)) for n in (1000, 3000))
+    x, y, w = x.astype(dtype), y.astype(dtype), rng.standard_normal(3000).astype(np.float32)
+    cost = points.Cost(2, 3000.0 if offset else 3.0)
+    found = points.logsumexp(*map(cupy.asarray, (x, y, w)), cost)
+    wanted = points.logsumexp(*[array.astype(np.float64) for array in (x, y, w)], cost)
+    assert_allclose(to_numpy(found), wanted, atol=2e-6 * np.abs(wanted).max())
 
 
 @pytest.mark.gpu

@@ -117,9 +117,9 @@ def test_errors(given, kind, message):
 
 FAULTS = {
     "test_what_sees_nothing_is_minus_infinity": {
-        "dF = np.where(seen, rounded(df, pairs.dtype), 0)[..., None]": "dF = rounded(df, pairs.dtype)[..., None]",
+        "np.where(self.seen, rounded(df, self.pairs.dtype), 0)": "rounded(df, self.pairs.dtype)",
     },
     "test_gradients_are_those_of_finite_differences": {
-        "dy = term.exchanged.gradient(dF, one, W, rows)": "dy = term.exchanged.gradient(dF, one, rows=W)",
+        "dy = self.term.exchanged.gradient(dF, one, W, rows)": "dy = self.term.exchanged.gradient(dF, one, rows=W)",
     },
 }

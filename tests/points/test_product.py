@@ -359,7 +359,9 @@ FAULTS = {
         "points/kernels.py": {"return (-found / (self.power * self.epsilon))": "return (-found / self.epsilon)"},
     },
     "test_gradients_are_those_of_finite_differences[-Cosine()]": {
-        "points/kernels.py": {"return (gradient - unit * along) / _norms(x)": "return gradient / _norms(x)"},
+        "points/kernels.py": {
+            "return (gradient - unit * dots(unit, gradient)) / _norms(x)": "return gradient / _norms(x)",
+        },
     },
     "test_points_far_off_keep_the_digits_of_their_differences": {
         "points/pairs.py": {

@@ -19,7 +19,9 @@ from ..function import call_at
 from ..logarithms import log1p, power
 from ..tile import address_of, contiguous_view, inline
 
-VALUE, DERIVATIVE, LOGARITHM = "value", "derivative", "log_value"
+VALUE, DERIVATIVE, CURVATURE, LOGARITHM = "value", "derivative", "curvature", "log_value"
+ORDERS = {VALUE: 0, DERIVATIVE: 1, CURVATURE: 2}
+DIFFERENTIATED = {VALUE: DERIVATIVE, DERIVATIVE: CURVATURE}
 ARGUMENTS = [ctypes.c_int64] * 6  # of a CFunction here
 LARGEST = {np.dtype(np.float32): 88.0, np.dtype(np.float64): 709.0}  # of which there is an exponential
 
@@ -34,7 +36,9 @@ class Step(NamedTuple):
 
 
 def step_of(kind, what, dtype):
-    """The Step of a kind, and what has to live as long. what: VALUE, DERIVATIVE or LOGARITHM."""
+    """The Step of a kind, and what has to live as long. what: VALUE, DERIVATIVE, CURVATURE or LOGARITHM."""
+    if isinstance(kind, kinds.Derivative):
+        return step_of(kind.of, DIFFERENTIATED[what], dtype)
     numbers = np.zeros(2)
     numbers[: len(kind.numbers)] = kind.numbers
     if isinstance(kind, kinds.Radial):
@@ -57,39 +61,51 @@ def apply(S, step, rows, columns):
 
 
 # ------------------------------------------------------------------------------------------------------------ elements
-# What points/kinds.py says of arrays, of one number: the value of a kind and its derivative, or their logarithms where
-# it is an exponential, of t and the two numbers of the kind. Literals are of the dtype, or all would be in float64.
+# What points/kinds.py says of arrays, of one number: the value of a kind, its derivative and its curvature, or those of
+# its logarithm where it is an exponential, of t and the two numbers of the kind. Literals are of the dtype, or all
+# would be in float64.
 def gaussian(real, degree):
-    half = real(-0.5)
-    return lambda t, a, b: half * t, lambda t, a, b: half
+    half, zero = real(-0.5), real(0)
+    return lambda t, a, b: half * t, lambda t, a, b: half, lambda t, a, b: zero
 
 
 def exponential(real, degree):
-    half, zero = real(-0.5), real(0)
-    return lambda t, a, b: -np.sqrt(t), lambda t, a, b: half / np.sqrt(t) if t > zero else zero
+    half, quarter, zero = real(-0.5), real(0.25), real(0)
+
+    def log_curvature(t, a, b):
+        return quarter / (t * np.sqrt(t)) if t > zero else zero
+
+    return lambda t, a, b: -np.sqrt(t), lambda t, a, b: half / np.sqrt(t) if t > zero else zero, log_curvature
 
 
 def of_power(real, degree):
-    half, zero = real(0.5), real(0)
+    half, quarter, two, zero = real(0.5), real(0.25), real(2), real(0)
 
     def log_derivative(t, p, b):
         return -half * (power(t, half * p) / t) if t > zero else zero
 
-    return lambda t, p, b: -power(t, half * p) / p, log_derivative
+    def log_curvature(t, p, b):
+        return quarter * (two - p) * (power(t, half * p) / t / t) if t > zero else zero
+
+    return lambda t, p, b: -power(t, half * p) / p, log_derivative, log_curvature
 
 
 def matern32(real, degree):
-    one, three, slope = map(real, (1, 3, -1.5))
+    one, three, slope, zero = map(real, (1, 3, -1.5, 0))
 
     def value(t, a, b):
         r = np.sqrt(three * t)
         return (one + r) * exp(-r)
 
-    return value, lambda t, a, b: slope * exp(-np.sqrt(three * t))
+    def curvature(t, a, b):
+        r = np.sqrt(three * t)
+        return slope * slope * exp(-r) / r if t > zero else zero
+
+    return value, lambda t, a, b: slope * exp(-np.sqrt(three * t)), curvature
 
 
 def matern52(real, degree):
-    one, five, third, slope = map(real, (1, 5, 5 / 3, -5 / 6))
+    one, five, third, slope, bend = map(real, (1, 5, 5 / 3, -5 / 6, 25 / 12))
 
     def value(t, a, b):
         r = np.sqrt(five * t)
@@ -99,21 +115,25 @@ def matern52(real, degree):
         r = np.sqrt(five * t)
         return slope * (one + r) * exp(-r)
 
-    return value, derivative
+    return value, derivative, lambda t, a, b: bend * exp(-np.sqrt(five * t))
 
 
 def cauchy(real, degree):
-    one = real(1)
+    one, two = real(1), real(2)
 
     def derivative(t, a, b):
         value = one / (one + t)
         return -value * value
 
-    return lambda t, a, b: one / (one + t), derivative
+    def curvature(t, a, b):
+        value = one / (one + t)
+        return two * value * value * value
+
+    return lambda t, a, b: one / (one + t), derivative, curvature
 
 
 def rational(real, degree):
-    one, half = real(1), real(0.5)
+    one, half, quarter, two = map(real, (1, 0.5, 0.25, 2))
 
     def value(t, alpha, b):
         return exp(-alpha * log1p(half * t / alpha))
@@ -121,26 +141,25 @@ def rational(real, degree):
     def derivative(t, alpha, b):
         return -half * exp(-(alpha + one) * log1p(half * t / alpha))
 
-    return value, derivative
+    def curvature(t, alpha, b):
+        return quarter * (alpha + one) / alpha * exp(-(alpha + two) * log1p(half * t / alpha))
+
+    return value, derivative, curvature
 
 
 def polynomial(real, degree):
-    factor, above = real(degree), degree - 1
+    def times_power(factor, exponent):
+        factor = real(factor)
 
-    def derivative(t, a, offset):
-        x, y = t + offset, factor
-        for _ in range(above):
-            y *= x
-        return y
+        def of_t(t, a, offset):
+            x, y = t + offset, factor
+            for _ in range(exponent):
+                y *= x
+            return y
 
-    def value(t, a, offset):
-        x = t + offset
-        y = x
-        for _ in range(above):
-            y *= x
-        return y
+        return of_t
 
-    return value, derivative
+    return times_power(1, degree), times_power(degree, degree - 1), times_power(degree * (degree - 1), degree - 2)
 
 
 ELEMENTS = {
@@ -149,7 +168,7 @@ ELEMENTS = {
 }  # fmt: skip
 
 
-def _with_logarithms(log_value, log_derivative, what, dtype):
+def _with_logarithms(log_value, log_derivative, log_curvature, what, dtype):
     """The element of (t, rows + columns, a, b) of a kind that is an exponential."""
     largest, infinite = dtype.type(LARGEST[dtype]), dtype.type(np.inf)
 
@@ -158,9 +177,14 @@ def _with_logarithms(log_value, log_derivative, what, dtype):
         y = exp(x)
         return infinite if x > largest else y
 
+    def curvature(t, more, a, b):
+        slope = log_derivative(t, a, b)
+        return (slope * slope + log_curvature(t, a, b)) * exponential(log_value(t, a, b) + more)
+
     return {
         VALUE: lambda t, more, a, b: exponential(log_value(t, a, b) + more),
         DERIVATIVE: lambda t, more, a, b: log_derivative(t, a, b) * exponential(log_value(t, a, b) + more),
+        CURVATURE: curvature,
         LOGARITHM: lambda t, more, a, b: log_value(t, a, b) + more,
     }[what]
 
@@ -170,11 +194,11 @@ def function_of(kind, degree, what, dtype):
     """The CFunction (S, keys, queries, rows, columns, numbers) of a kind: all addresses but for two."""
 
     def make():
-        value, derivative = map(inline, ELEMENTS[kind](dtype.type, degree))
+        elements = [*map(inline, ELEMENTS[kind](dtype.type, degree))]
         if kind.is_exponential:
-            element = inline(_with_logarithms(value, derivative, what, dtype))
+            element = inline(_with_logarithms(*elements, what, dtype))
         else:
-            of_t = value if what == VALUE else derivative
+            of_t = elements[ORDERS[what]]
             element = inline(lambda t, more, a, b: of_t(t, a, b))
         return _over_tiles(element, what, dtype.type)
 
@@ -187,15 +211,15 @@ def function_of_user(function, what, dtype):
     """The CFunction of a Frozen."""
 
     def make():
-        value, derivative = of_one(function), of_one(function, 1)
+        of_number = of_one(function, ORDERS[what])
         zero, infinite = dtype.type(0), dtype.type(np.inf)
 
         @inline
         def slope(t, more, a, b):
-            x = derivative(t)
+            x = of_number(t)
             return x if t > zero or abs(x) < infinite else zero
 
-        return _over_tiles(slope if what == DERIVATIVE else inline(lambda t, more, a, b: value(t)), what, dtype.type)
+        return _over_tiles(inline(lambda t, more, a, b: of_number(t)) if what == VALUE else slope, what, dtype.type)
 
     return c_function((function.digest, what, dtype.str), ARGUMENTS, make, "a function of points")
 

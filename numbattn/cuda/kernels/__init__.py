@@ -44,9 +44,10 @@ FORWARD, BACKWARD = small.FORWARD + LARGE_FORWARD, small.BACKWARD + LARGE_BACKWA
 TANGENT = (*hopper.TANGENT, Route(everything, (tangent.SPEC,)))
 LAPLACIAN = (Route(everything, (tangent.SPEC_SECOND,)),)
 BACKWARD_TANGENT = (Route(everything, backward_tangent.SPECS),)
-POINT_SUMS = point_routes(point_sums.SPEC)
+POINT_SUMS = hopper.POINT_SUMS + point_routes(point_sums.SPEC)
 POINT_GRADIENT = point_routes(point_gradient.SPEC)
 POINT_LOGSUMEXP = hopper.LOGSUMEXP + point_routes(point_logsumexp.SPEC)
+POINT_LOGSUMEXP_OF_HALVES = hopper.LOGSUMEXP_OF_HALVES
 POINT_NEAREST = hopper.NEAREST + point_routes(point_nearest.SPEC)
 
 

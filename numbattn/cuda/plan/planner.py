@@ -79,7 +79,8 @@ class Planner:
         self.layouts, self.stand_ins, self.temporaries, self.steps = dict(call.layouts), {}, {}, []
         self.axes, self.states = problem.batch[:-1] or (1,), None
         sides = [side for side in SIDES if side in self.layouts]
-        grids = (GRIDS[kind] for kind in problem.mask_kinds if kind in GRIDS)
+        grids = [GRIDS[kind] for kind in problem.mask_kinds if kind in GRIDS]
+        self.cells = tuple([sizes for kind, sizes in zip(grids, call.grids) if kind == "blocks"])
         self.gaps = range(count_of_gaps([part.kind for part in call.intervals]))
         self.mask = (*sides, *grids, *[BY_INTERVALS] * bool(call.intervals), *[GAP for _ in self.gaps])
         self.score = tuple([self.compiled_in(part, number) for number, part in enumerate(call.score)])
@@ -151,7 +152,7 @@ class Planner:
         return Work(
             self.problem, self.device, mask, keys, dtypes, nbytes, self.call.deterministic, score,
             tuple(part.kind for part in self.call.intervals), self.sink, self.mask_by_head(),
-            self.score_gradients(), self.score_added(), self.call.whole, tscore, segments, self.call.kind,
+            self.score_gradients(), self.score_added(), self.call.whole, tscore, segments, self.cells, self.call.kind,
         )  # fmt: skip
 
     def mask_by_head(self):

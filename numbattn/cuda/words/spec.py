@@ -51,6 +51,7 @@ class Work(NamedTuple):
     whole: bool = False  # whether lse is over the keys of the call and no others
     tscore: tuple = ()  # for each part of the score its kind with the tangent of its array in that one's place, or ""
     segments: int = 0  # of packed arrays, the tokens before and after them included: see kernels.shared.segments
+    cells: tuple = ()  # (rows, columns) of a block of each mask of blocks
     kind: str = ""  # of a function of pairs of points: see kernels.points.kinds
 
     @property

@@ -1,4 +1,4 @@
-"""A user's function of one number, and its derivative: compiled, checked, and of the elements of NumPy's arrays."""
+"""A user's function of one number, and its derivatives: compiled, checked, and of the elements of NumPy's arrays."""
 
 from functools import lru_cache
 
@@ -13,8 +13,10 @@ from .strict import compiled
 
 @lru_cache(maxsize=128)
 def of_one(function, order=0):
-    """A Frozen of one number, compiled when it is called; order 1: its derivative."""
-    of_number = derivative_of(compiled_of(function)) if order else compiled_of(function)
+    """A Frozen of one number, compiled when it is called; order 1: its derivative, 2: the second one."""
+    of_number = compiled_of(function)
+    for _ in range(order):
+        of_number = derivative_of(of_number)
 
     @compiled
     def one(t):

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from numbattn.cpu.points.kinds import ARGUMENTS, DERIVATIVE, LOGARITHM, VALUE, step_of
+from numbattn.cpu.points.kinds import ARGUMENTS, CURVATURE, DERIVATIVE, LOGARITHM, ORDERS, VALUE, step_of
 from numbattn.points import kinds
 from numbattn.scores.frozen import frozen
 from tests.accuracy import assert_accurate
 from tests.points import plain
 
 KINDS = [*plain.KINDS, kinds.Power(0.5), kinds.Power(2.0), kinds.RationalQuadratic(200.0), kinds.Polynomial(5, -1.0)]
-ALL = [(kind, what) for kind in KINDS for what in (VALUE, DERIVATIVE, LOGARITHM) if what != LOGARITHM or
+ALL = [(kind, what) for kind in KINDS for what in (VALUE, DERIVATIVE, CURVATURE, LOGARITHM) if what != LOGARITHM or
        kind.is_exponential]  # fmt: skip
 
 
@@ -38,21 +38,29 @@ def test_each_kind(rng, kind, what, dtype):
         assert_accurate(str(kind), got[row], exact[row], other[row], dtype, bits=2)
 
 
-@pytest.mark.parametrize(("kind", "what"), [*ALL, (plain.radial(), VALUE), (plain.radial(), DERIVATIVE)], ids=str)
+@pytest.mark.parametrize(("kind", "what"), [*ALL, *[(plain.radial(), what) for what in ORDERS]], ids=str)
 def test_what_is_hidden(kind, what):
     got = applied(kind, what, np.array([[-np.inf, 1.0], [2.0, -np.inf]]))
     assert (got[[0, 1], [0, 1]] == (-np.inf if what == LOGARITHM else 0)).all()
     assert np.isfinite(got[[0, 1], [1, 0]]).all()
 
 
-@pytest.mark.parametrize("what", [VALUE, DERIVATIVE, LOGARITHM])
+@pytest.mark.parametrize("what", [*ORDERS, LOGARITHM])
 def test_logarithms_are_added(what):
     t, rows, columns = np.ones((2, 3)), np.array([0.0, 0.5, 1000.0]), np.array([0.25, -1000.0])
     got = applied(kinds.GAUSSIAN, what, t, rows, columns)
     logarithm = -0.5 + rows + columns[:, None]
     with np.errstate(over="ignore"):
-        exact = {VALUE: np.exp(logarithm), DERIVATIVE: -0.5 * np.exp(logarithm), LOGARITHM: logarithm}[what]
+        kappa = np.exp(logarithm)
+        exact = {VALUE: kappa, DERIVATIVE: -kappa / 2, CURVATURE: kappa / 4, LOGARITHM: logarithm}[what]
     np.testing.assert_allclose(got, exact)
+
+
+def test_derivatives_are_kinds():
+    t = np.array([[0.5, 2.0]])
+    for kind in (kinds.Power(1.5), kinds.Polynomial(3, 0.5)):
+        for what, wanted in ((VALUE, kind.derivative(t)), (DERIVATIVE, kind.curvature(t))):
+            np.testing.assert_allclose(applied(kinds.Derivative(kind), what, t), wanted)
 
 
 def logarithm(t):
@@ -64,6 +72,7 @@ def test_a_function_of_the_users_own(dtype):
     kind, t = kinds.Radial(frozen(logarithm, "Radial function")), np.array([[0, 0.5, 2]], dtype)
     np.testing.assert_allclose(applied(kind, VALUE, t), np.log(t, where=t > 0, out=np.full_like(t, -np.inf)), rtol=1e-6)
     np.testing.assert_allclose(applied(kind, DERIVATIVE, t), [[0, 2, 0.5]])  # 0 where it is not finite, at t = 0
+    np.testing.assert_allclose(applied(kind, CURVATURE, t), [[0, -4, -0.25]])
 
 
 FAULTS = {
@@ -72,6 +81,13 @@ FAULTS = {
     },
     "test_each_kind[float64-Exponential()-derivative]": {
         "half / np.sqrt(t) if t > zero else zero": "half / np.sqrt(t)",
+    },
+    "test_each_kind[float64-Power(p=1.5)-curvature]": {
+        "quarter * (two - p)": "quarter * (two + p)",
+    },
+    "test_derivatives_are_kinds": {
+        "step_of(kind.of, DIFFERENTIATED[what], dtype)": "step_of(kind.of, what, dtype)",
+        "times_power(degree * (degree - 1), degree - 2)": "times_power(degree, degree - 2)",
     },
     "test_what_is_hidden": {
         "nothing if t == hidden else x": "x",

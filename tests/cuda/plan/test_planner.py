@@ -195,7 +195,7 @@ def test_blocks_of_a_mask_are_looked_up_first():
     mask = na.BlockSparse(np.ones((1, 1, 10, 10), bool), (100, 100))
     forward, backward = plans(HOPPER, Q, Q, Q, mask=mask)
     assert kernels(forward) == ["tile_states", "hopper_forward"]
-    assert kernels(backward) == ["delta", "tile_states", "hopper_backward_kv", "round_dq"]
+    assert kernels(backward) == ["delta", "tile_states", "hopper_backward_kv", "tile_states", "hopper_backward_q"]
     for planned in forward, backward:
         for states, step in zip(planned.steps, planned.steps[1:]):
             assert states.key.name != "tile_states" or states.tiles == step.tiles

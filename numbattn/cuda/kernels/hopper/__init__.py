@@ -8,7 +8,20 @@ from ..any import combine, delta
 from ..any.decode import has_few_queries, held_of
 from ..mma import backward as mma_backward
 from ..points import norms
-from . import backward_kv, backward_q, backward_wide, decode, dq_sums, forward, logsumexp, nearest, parts, tangent
+from . import (
+    backward_kv,
+    backward_q,
+    backward_wide,
+    decode,
+    dq_sums,
+    forward,
+    logsumexp,
+    nearest,
+    parts,
+    sums,
+    tangent,
+    wide_logsumexp,
+)
 from .forward_tiles import is_for_hopper
 from .tangent_tiles import takes as takes_tangent
 from .variants import BOTH, GENERAL, KERNELS, SUMS, WIDE, variant_of
@@ -40,4 +53,14 @@ BACKWARD = (
     Route(partial(takes, GENERAL), (delta.SPEC_BOUNDED, mma_backward.SPEC_KV, backward_q.SPEC), WGMMA),
 )
 NEAREST = (Route(nearest.takes, (norms.HALF_OF_Y, nearest.SPEC), WGMMA),)
-LOGSUMEXP = (Route(logsumexp.takes, (parts.OF_X_SPEC, parts.OF_Y_SPEC, logsumexp.SPEC), WGMMA),)
+LOGSUMEXP = (
+    Route(logsumexp.takes, (parts.OF_X, parts.OF_Y_AND_COLUMNS, logsumexp.SPEC), WGMMA),
+    Route(wide_logsumexp.takes, (parts.OF_X, parts.OF_Y_AND_COLUMNS, wide_logsumexp.SPEC), WGMMA),
+)
+LOGSUMEXP_OF_HALVES = (
+    Route(logsumexp.takes, (parts.OF_X_IN_HALVES, parts.OF_Y_IN_HALVES, logsumexp.EXACT, logsumexp.INEXACT), WGMMA),
+)
+POINT_SUMS = (
+    Route(sums.takes_few, (parts.OF_X, parts.OF_Y, parts.AS_LINES, sums.SPEC_FEW), WGMMA),
+    Route(sums.takes_many, (parts.OF_X, parts.OF_Y, parts.OF_B, sums.SPEC), WGMMA),
+)

@@ -44,24 +44,26 @@ from ..shared.visibility import band_of, has_key_lengths, has_query_lengths
 from ..shared.warps import warp_specialised
 from .backward_steps import (
     BIAS,
-    CONSUMERS,
     GIVEN,
     PART,
     REGISTERS,
     ROWS,
     ZERO,
     BackwardArguments,
+    Crowded,
     WgmmaTiles,
     dtype_of_bias,
     keys_spec,
     loader,
     pipelines_within,
     save_step,
+    size_of,
     source,
     with_results,
 )
 from .dq_sums import dq_steps
 from .forward_steps import clear_step
+from .forward_tiles import has_small_blocks
 from .kv_steps import BackwardAccumulators, Stages, advance_all, bias_steps, ds_step, statistic_steps
 from .variants import DQ, EARLY, KERNELS, LATE, ORDERS, STATISTICS, SUMS, variant_of
 
@@ -85,26 +87,26 @@ def wait_for(filled, count):
 
 def hopper_backward_kv(
     *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, order, adds_dq, mask, score, dropout,
-    nbytes, bias_dtype="", statistics_early=False, dq_late=False,
+    nbytes, bias_dtype="", statistics_early=False, dq_late=False, blocks=1,
 ):  # fmt: skip
     """dK and dV, 64 keys a consumer; if it adds_dq, sums for dQ, of which a consumer computes 64 rows and columns.
 
     stages: of the pipelines of Q and of dO. order: of products 2 and 3, and dS. bias_dtype: that of a bias that TMA
     loads. statistics_early: whether lse and delta of a tile are read a step ahead. dq_late: whether dQ leaves shared
     memory a step later still, with two places for it: then one fence and one barrier serve dS and dQ, and no store is
-    waited for after the products.
+    waited for after the products. blocks: that share a multiprocessor.
     """
     dtype = DTYPES[dtype]
-    S_TILE, K_TILE, V_TILE = wgmma(tile_m), wgmma(head_dim), wgmma(head_dim_v)
+    S_TILE, K_TILE, V_TILE, CONSUMERS = wgmma(tile_m), wgmma(head_dim), wgmma(head_dim_v), tile_n // ROWS
     COLS, TILE_M, ADDS_DQ = S_TILE.col_vector(), tile_m, adds_dq
     shared = SharedMemory()
     SHARED_K, SHARED_V = (shared.boxes(ROWS, cols, dtype, CONSUMERS) for cols in (head_dim, head_dim_v))
     SHARED_Q, SHARED_DO = (shared.boxes(tile_m, cols, dtype, stages) for cols in (head_dim, head_dim_v))
     SHARED_DS = shared.boxes(ROWS, tile_m, dtype, 2 * CONSUMERS if adds_dq else 0)
-    SHARED_B, B_PIPELINE, load_biases = bias_steps(shared, bias_dtype, tile_m)
+    SHARED_B, B_PIPELINE, load_biases = bias_steps(shared, bias_dtype, tile_m, CONSUMERS)
     SHARED_DQ = shared.tile(1, PART * PART, np.float32, (1 + dq_late) * CONSUMERS if adds_dq else 0)
     given = SHARED_Q, SHARED_K, SHARED_V, SHARED_DO
-    pipelines = pipelines_within(shared, *given)
+    pipelines = pipelines_within(shared, *given, CONSUMERS)
     Q_PIPELINE, K_PIPELINE, V_PIPELINE, DO_PIPELINE, SHARED_LSE, SHARED_DELTA = pipelines
     DS_PIPELINE = Pipeline.within(shared, SHARED_DS.of_stages(2), CONSUMERS, fills=CONSUMERS)
     band_at, longest, scores_of = band_of(mask), key_lengths(mask), within_segment(score)
@@ -113,7 +115,10 @@ def hopper_backward_kv(
     read_lse, lse_of = statistic_steps(SHARED_LSE, COLS, early=statistics_early)
     read_delta, delta_of = statistic_steps(SHARED_DELTA, COLS, early=statistics_early)
     plain_ds, masked_ds = (
-        ds_step(order, S_TILE, tile_m, mask, score, dropout, SHARED_DO, SHARED_B, lse_of, delta_of, dq_late, masks)
+        ds_step(
+            order, S_TILE, tile_m, CONSUMERS, mask, score, dropout, SHARED_DO, SHARED_B, lse_of, delta_of, dq_late,
+            masks,
+        )
         for masks in (False, True)
     )
     publish_ds, start_dq, store_dq, drain_dq = dq_steps(SHARED_DS, SHARED_K, SHARED_DQ, late=dq_late)
@@ -228,7 +233,8 @@ def hopper_backward_kv(
 
     own_pipelines = K_PIPELINE, V_PIPELINE, Q_PIPELINE, DO_PIPELINE, DS_PIPELINE, B_PIPELINE
     load_tiles = loader(pipelines, first_queries, next_queries, load_biases)
-    begin, take_roles = warp_specialised(own_pipelines, CONSUMERS, REGISTERS, compute, load_tiles)
+    registers = REGISTERS[CONSUMERS]
+    begin, take_roles = warp_specialised(own_pipelines, CONSUMERS, registers, compute, load_tiles, blocks=blocks)
     keys_of_block = keys_step(mask, tile_n)
 
     def kernel(
@@ -246,8 +252,8 @@ def hopper_backward_kv(
             take_roles((mDK, mDV, mSums, tile, ds_scale, args), (given,))
 
     tiles = *given, *[SHARED_B] * bool(bias_dtype)
-    dtypes = dict(zip(("dk", "dv"), out_dtypes))
-    return source(kernel, SPEC.arguments, shared, tiles, dtype, dtypes, mask=mask, score=score, bias_dtype=bias_dtype)
+    dtypes, about = dict(zip(("dk", "dv"), out_dtypes)), {"mask": mask, "score": score, "bias_dtype": bias_dtype}
+    return source(kernel, SPEC.arguments, shared, tiles, dtype, dtypes, CONSUMERS, blocks, **about)
 
 
 # ------------------------------------------------------------------------------------------------------------- tiles
@@ -256,6 +262,11 @@ KEYS = {  # of the largest head_dim
     64: WgmmaTiles(128, 128, 2),                                    # 388, 510, 528
     128: WgmmaTiles(64, 128, 2),                                    # 425, 560, 583; three stages are no faster
 }
+SMALL_BLOCKS = {64: Crowded(64, 64, 4, 2), 128: Crowded(64, 64, 2, 2)}
+
+
+def keys_row(work):
+    return (SMALL_BLOCKS if has_small_blocks(work) else KEYS)[size_of(work)]
 
 
 def adds_dq(work):
@@ -272,5 +283,5 @@ def parameters_kv(work, tiles):
 
 NO_SUMS = Statistic("delta", padded=True)  # in place of sums, which are not touched then
 
-SPEC_SUMS = keys_spec(hopper_backward_kv, KEYS, parameters_kv, (*GIVEN, BIAS), [DQ_SUMS])
-SPEC = keys_spec(hopper_backward_kv, KEYS, parameters_kv, (*GIVEN, BIAS), [NO_SUMS])
+SPEC_SUMS = keys_spec(hopper_backward_kv, keys_row, parameters_kv, (*GIVEN, BIAS), [DQ_SUMS])
+SPEC = keys_spec(hopper_backward_kv, keys_row, parameters_kv, (*GIVEN, BIAS), [NO_SUMS])

@@ -48,13 +48,13 @@ from ..shared.warps import warp_specialised
 from ..tables import is_under_pressure
 from .backward_steps import (
     BIAS,
-    CONSUMERS,
     GIVEN,
     REGISTERS,
     ROWS,
     STATISTICS_AND_NUMBERS,
     ZERO,
     BackwardArguments,
+    Crowded,
     WgmmaTiles,
     dtype_of_bias,
     save_step,
@@ -63,6 +63,7 @@ from .backward_steps import (
     with_results,
 )
 from .forward_steps import clear_step
+from .forward_tiles import has_small_blocks
 from .tma_bias import load_bias_step
 from .walk import ConsumerTile, WorkTile, block_steps, score_tile_steps
 
@@ -78,13 +79,15 @@ class Kept(NamedTuple):
 
 def hopper_backward_q(
     *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, mask, score, dropout, nbytes, bias_dtype="",
+    blocks=1,
 ):  # fmt: skip
     """dQ, 64 queries a consumer; a row of S, P, dP and dS is a query.
 
     stages: of the pipelines of K and of V. bias_dtype: that of a bias whose tiles come with those of K.
+    blocks: that share a multiprocessor.
     """
     dtype = DTYPES[dtype]
-    S_TILE, Q_TILE = wgmma(tile_n), wgmma(head_dim)
+    S_TILE, Q_TILE, CONSUMERS = wgmma(tile_n), wgmma(head_dim), tile_m // ROWS
     ROW_VECTOR = S_TILE.row_vector()
     shared = SharedMemory()
     SHARED_Q, SHARED_DO = (shared.boxes(ROWS, cols, dtype, CONSUMERS) for cols in (head_dim, head_dim_v))
@@ -208,7 +211,8 @@ def hopper_backward_q(
         save_dq(mDQ[batch, head][first:end], dQ * scale, Q, m0) # line 24
 
     own_pipelines = Q_PIPELINE, DO_PIPELINE, K_PIPELINE, V_PIPELINE
-    begin, take_roles = warp_specialised(own_pipelines, CONSUMERS, REGISTERS, compute, load_tiles)
+    registers = REGISTERS[CONSUMERS]
+    begin, take_roles = warp_specialised(own_pipelines, CONSUMERS, registers, compute, load_tiles, blocks=blocks)
 
     def kernel(
         mQ, mK, mV, mDO, biases, mDQ, mLse, mDelta, mask, scores, drops, group_size, ds_scale, scale_log2,
@@ -227,8 +231,8 @@ def hopper_backward_q(
             take_roles((mDQ, mLse, mDelta, tile, ds_scale, args), (given,))
 
     tiles = SHARED_Q, SHARED_K, SHARED_V, SHARED_DO, *[SHARED_B] * HAS_TMA_BIAS
-    dtypes = {"dq": out_dtypes[0]}
-    return source(kernel, SPEC.arguments, shared, tiles, dtype, dtypes, mask=mask, score=score, bias_dtype=bias_dtype)
+    dtypes, about = {"dq": out_dtypes[0]}, {"mask": mask, "score": score, "bias_dtype": bias_dtype}
+    return source(kernel, SPEC.arguments, shared, tiles, dtype, dtypes, CONSUMERS, blocks, **about)
 
 
 # ------------------------------------------------------------------------------------------------------------- tiles
@@ -239,10 +243,13 @@ QUERIES = {
     256: WgmmaTiles(128, 64, (2, 1)),
 }  # fmt: skip
 QUERIES_UNDER_PRESSURE = {256: WgmmaTiles(128, 32, (3, 2))}  # with dropout or a mask's grids
+SMALL_BLOCKS = {64: Crowded(64, 64, (4, 4), 2), 128: Crowded(64, 64, (2, 2), 2)}
 QUERIES_SCORED = QUERIES_UNDER_PRESSURE | {64: WgmmaTiles(128, 64, (3, 3))}
 
 
 def queries_row(work):
+    if has_small_blocks(work) and size_of(work) in SMALL_BLOCKS:
+        return SMALL_BLOCKS[size_of(work)]
     size, under_pressure = size_of(work), QUERIES_SCORED if work.score else QUERIES_UNDER_PRESSURE
     return under_pressure.get(size, QUERIES[size]) if is_under_pressure(work) else QUERIES[size]
 

@@ -48,7 +48,7 @@ from .forward_tiles import ROWS, head_dims
 
 PART = 64  # rows and columns of a part of dQ
 CONSUMERS = 2
-REGISTERS = 24, 240  # of a thread of the producer, and of a consumer
+REGISTERS = {1: (24, 232), 2: (24, 240)}  # {consumers: of a thread of the producer, of a consumer}
 ZERO = np.float32(0)
 
 
@@ -74,11 +74,11 @@ def save_step(dtype, out, cols, nbytes):
     return save_sums_step(dtype, out, ROWS, cols, WARPGROUP, nbytes, sync_warpgroup)
 
 
-def pipelines_within(shared, Q, K, V, dO):
+def pipelines_within(shared, Q, K, V, dO, consumers=CONSUMERS):
     """Pipelines of these tiles, and places of the lse and the delta that fill a stage of Q together with it."""
     lse, delta = (shared.tile(1, Q.rows, np.float32, Q.stages) for _ in range(2))
     K, V = Pipeline.within(shared, K, readers=1), Pipeline.within(shared, V, readers=1)
-    Q, dO = Pipeline.within(shared, Q, CONSUMERS, fills=3), Pipeline.within(shared, dO, CONSUMERS)
+    Q, dO = Pipeline.within(shared, Q, consumers, fills=3), Pipeline.within(shared, dO, consumers)
     return Q, K, V, dO, lse, delta
 
 
@@ -140,10 +140,10 @@ STATISTICS_AND_NUMBERS = (
 )  # fmt: skip
 
 
-def source(kernel, arguments, shared, tiles, dtype, dtypes, **about):
+def source(kernel, arguments, shared, tiles, dtype, dtypes, consumers=CONSUMERS, blocks=1, **about):
     """tiles: of what is given; dtypes: of results."""
     signature = signature_of(kernel, arguments, dtype, np.float32, dtypes, **about)
-    return source_of(kernel, signature, CONSUMERS, shared, tiles)
+    return source_of(kernel, signature, consumers, shared, tiles, blocks)
 
 
 # ------------------------------------------------------------------------------------------------------------- tiles
@@ -157,6 +157,17 @@ class WgmmaTiles(NamedTuple):
     unit = "wgmma"
 
 
+class Crowded(NamedTuple):
+    """The same where a multiprocessor holds several blocks, of one consumer each, which has a list of its own."""
+
+    tile_m: int
+    tile_n: int
+    stages: Any
+    blocks: int
+
+    unit = "wgmma"
+
+
 def size_of(work):
     return max(head_dims(work.problem))
 
@@ -164,12 +175,12 @@ def size_of(work):
 with_results = partial(tables.with_results, sizes=head_dims)
 
 
-def keys_spec(factory, rows, parameters, given, sums=()):
-    """The Spec of a kernel that keeps keys."""
+def keys_spec(factory, row, parameters, given, sums=()):
+    """The Spec of a kernel that keeps keys. row: a function of the work, that of a table."""
     return Spec(
         factory,
         (*given, Matrix("dk", "k"), Matrix("dv", "k"), *sums, *STATISTICS_AND_NUMBERS),
-        tiles=lambda work: (rows[size_of(work)],),
+        tiles=lambda work: (row(work),),
         parameters=parameters,
         numbers=at_once,
         keeps="k",

@@ -47,6 +47,7 @@ from .backward_steps import (
     loader,
     pipelines_within,
     save_step,
+    size_of,
     source,
     with_results,
 )
@@ -201,7 +202,7 @@ def hopper_backward_wide(
 
     own_pipelines = K_PIPELINE, V_PIPELINE, Q_PIPELINE, DO_PIPELINE, P_PIPELINE
     load_tiles = loader(pipelines, first_queries, next_queries)
-    begin, take_roles = warp_specialised(own_pipelines, CONSUMERS, REGISTERS, compute, load_tiles)
+    begin, take_roles = warp_specialised(own_pipelines, CONSUMERS, REGISTERS[CONSUMERS], compute, load_tiles)
 
     def kernel(
         mQ, mK, mV, mDO, biases, mDK, mDV, mLse, mDelta, mask, scores, drops, group_size, ds_scale, scale_log2,
@@ -223,4 +224,9 @@ def hopper_backward_wide(
 # ------------------------------------------------------------------------------------------------------------- tiles
 WIDE = {64: WgmmaTiles(64, 64, 4), 128: WgmmaTiles(64, 64, 4), 192: WgmmaTiles(64, 64, 3), 256: WgmmaTiles(64, 64, 2)}
 
-SPEC = keys_spec(hopper_backward_wide, WIDE, with_results("dk", "dv"), (*GIVEN, ()))  # no bias
+
+def keys_row(work):
+    return WIDE[size_of(work)]
+
+
+SPEC = keys_spec(hopper_backward_wide, keys_row, with_results("dk", "dv"), (*GIVEN, ()))  # no bias

@@ -74,18 +74,20 @@ from .forward_tiles import ROWS, head_dims, numbers, rows
 from .linear_bias import DEPTH, is_linear_bias, linear_bias_steps
 from .walk import ConsumerTile, block_steps, score_tile_steps
 
-REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}  # {consumers: of a producer's thread, of a consumer's}
+# {consumers: of a producer's thread, of a consumer's}; two blocks of one consumer share a multiprocessor
+REGISTERS = {1: (40, 216), 2: (40, 232), 3: (32, 160), 4: (32, 112)}
 
 
 def hopper_forward(
     *, dtype, out_dtypes, head_dim, head_dim_v, tile_n, consumers, stages, q_stages, mask, score, dropout,
-    bias_dtype="", resumes=False,
+    bias_dtype="", resumes=False, blocks=1,
 ):  # fmt: skip
     """The kernel for tiles of 64 queries a consumer, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
 
     stages: of the pipelines of K and of V; q_stages: of that of Q, in whose buffers O is staged. bias_dtype: that of
     a bias whose tiles come with those of K. resumes: whether the loop goes on from O and lse over other keys, see
-    `shared.start`. An O of another dtype than q is not staged, nor is it a tensor map.
+    `shared.start`. An O of another dtype than q is not staged, nor is it a tensor map. blocks: that share a
+    multiprocessor.
 
     Arguments of the kernel: at_once, see `schedule.place_grouped`; heads_per_tile, the query heads of a group that are
     packed into one work tile and share the tiles of K and V; ascending, whether the first tiles of queries come first,
@@ -254,7 +256,8 @@ def hopper_forward(
             W, Q = advance(W, 1), advance(Q, CONSUMERS)
             sync_warp()                                         # reconverge: the first thread did more
 
-    begin, take_roles = warp_specialised(pipelines, consumers, REGISTERS[consumers], compute, load, schedule)
+    roles, registers = (compute, load, schedule), REGISTERS[consumers]
+    begin, take_roles = warp_specialised(pipelines, consumers, registers, *roles, blocks=blocks)
 
     def kernel(
         mQ, mK, mV, mO, biases, ragged, before, mLse, mask, scores, drops, counters, group_size, scale_log2,
@@ -275,7 +278,7 @@ def hopper_forward(
         bias_dtype=bias_dtype, is_packed=IS_PACKED, head_dim_v=head_dim_v,
     )  # fmt: skip
     tiles = SHARED_Q, SHARED_K, SHARED_V if head_dim_v else None, SHARED_O, *[SHARED_B] * HAS_TMA_BIAS
-    return source_of(kernel, signature, consumers, shared, tiles)
+    return source_of(kernel, signature, consumers, shared, tiles, blocks)
 
 
 SPEC = Spec(
@@ -290,6 +293,7 @@ SPEC = Spec(
     ),
     numbers=numbers,
     persistent=True,
+    resident=lambda work, tiles: tiles.blocks,
     arch="a",
     packs=True,
 )  # fmt: skip

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from ...tile import WARPGROUP_ROWS
 from ..scores import ENTRIES, kind, looks_up, number_of_tma_bias, parts_of
+from ..shared.schedule import scattered
 from ..shared.visibility import PACKED, has_band, is_looked_up
 from .choice import Row, first_of, words_of
 
@@ -19,11 +20,23 @@ class Warpgroups(NamedTuple):
     stages: int  # of K and of V
     q_stages: int  # of Q, and of O staged in its buffers
 
-    unit = "wgmma"
+    unit, blocks = "wgmma", 1
 
     @property
     def tile_m(self):
         return ROWS * self.consumers
+
+
+class Crowded(NamedTuple):
+    """The same where a multiprocessor holds several blocks, of one consumer each, which has a list of its own."""
+
+    tile_n: int
+    stages: int
+    q_stages: int
+    blocks: int
+    consumers: int = 1
+
+    unit, tile_m = "wgmma", ROWS
 
 
 # Of the tensor cores' peak, by bench/rows.py on an H200: seqlen 512, 16384
@@ -48,6 +61,10 @@ CELLS = {  # for grids: 128 queries, a power of two of keys, so that tiles lie w
     192: Warpgroups(64, 2, 2, 4),
     256: Warpgroups(64, 2, 2, 3),
 }
+BLOCKS = CELLS | {  # for masks of small blocks
+    64: Crowded(64, 4, 2, 2),
+    128: Crowded(64, 2, 2, 2),
+}
 CELLS_AND_DROPOUT = CELLS | {128: Warpgroups(64, 2, 4, 4), 256: Warpgroups(32, 2, 2, 4)}
 LOOKED_UP = CELLS_AND_DROPOUT | {64: Warpgroups(64, 2, 4, 4)}  # for a score's arrays
 
@@ -67,6 +84,7 @@ CHOICES = (
     Row("score-lookups", LOOKED_UP),
     Row("dropout cells", CELLS_AND_DROPOUT),
     Row("dropout", CELLS),               # at 4096 26.3 % at head_dim 64, 41.6 at 128; the others 25.5, 39.4
+    Row("small-blocks", BLOCKS),
     Row("cells", CELLS),
     Row("packed many-keys", USUAL | LONG),
     Row("packed", USUAL | {64: LONG[64]}),   # long sequences take the most time, however many short ones there are
@@ -86,6 +104,7 @@ def traits(work):
         "score-lookups": looks_up(work.score),
         "table-alone": is_table(work.score) and not (work.problem.dropout or work.mask),
         "dropout": work.problem.dropout,
+        "small-blocks": has_small_blocks(work),
         "cells": is_looked_up(work.mask),
         "packed": PACKED in work.mask,
         "many-keys": work.keys >= MANY,
@@ -139,14 +158,21 @@ def is_uneven(work):
     return has_band(work.problem) and (work.keys >= work.problem.seqlen_k or PACKED in work.mask)
 
 
-def matrices_in_l2(head_dim):
-    """How many matrices at a time give enough work tiles, heavy and light, and stay in the L2 cache."""
-    return 64 if head_dim <= 64 else 32
+def matrices_in_l2(work):
+    """How many matrices at a time give enough work tiles, heavy and light, and stay in the L2 cache: all of their keys
+    and values, if blocks of them are read in no order."""
+    most = 64 if work.problem.head_dim <= 64 else 32
+    return min(scattered(work) * work.problem.group_size, most) if work.cells else most
 
 
 def head_dims(problem):
     """Both head_dims, rounded up to multiples of 64."""
     return tuple(max(64, -(-size // 64) * 64) for size in (problem.head_dim, problem.head_dim_v))
+
+
+def has_small_blocks(work):
+    """Whether blocks of a mask are smaller than the usual tiles."""
+    return any(min(sizes) < 2 * ROWS for sizes in work.cells)
 
 
 def is_for_hopper(work):
@@ -158,6 +184,6 @@ def is_for_hopper(work):
 def numbers(work, tiles):
     """at_once, heads_per_tile and ascending: see `hopper_forward`."""
     together = heads_per_tile(tiles, work)
-    at_once = matrices_in_l2(work.problem.head_dim) if has_band(work.problem) or is_looked_up(work.mask) else 1
+    at_once = matrices_in_l2(work) if has_band(work.problem) or is_looked_up(work.mask) else 1
     at_once = -(-max(at_once, work.problem.group_size) // together)
     return {"at_once": at_once, "heads_per_tile": together, "ascending": int(not is_uneven(work))}

@@ -23,7 +23,7 @@ from ..shared.dropout import dropout_steps
 from ..shared.layouts import DTYPES
 from ..shared.recompute import mask_step, recompute
 from ..shared.visibility import band_of
-from .backward_steps import CONSUMERS, ROWS, kept_operand
+from .backward_steps import ROWS, kept_operand
 from .tma_bias import load_bias_step
 from .variants import DP_DS_DV, DP_DV_DS, DV_DP_DS
 
@@ -77,18 +77,18 @@ def statistic_steps(places, layout, early):
     return (read, same) if early else (read_nothing, read_now)
 
 
-def bias_steps(shared, dtype, tile_m):
+def bias_steps(shared, dtype, tile_m, consumers):
     """A pipeline of the tiles of a bias that TMA loads, transposed; and the device function of the producer, (biases,
     tile, at, row, B) -> the next B. dtype: "", and there is none."""
     STAGES, HAS_TMA_BIAS = 1 if tile_m > 64 else 2, bool(dtype)
-    SHARED_B = shared.boxes(tile_m, ROWS, DTYPES[dtype or "float16"], STAGES * CONSUMERS * HAS_TMA_BIAS)
+    SHARED_B = shared.boxes(tile_m, ROWS, DTYPES[dtype or "float16"], STAGES * consumers * HAS_TMA_BIAS)
 
     @device
     def place_of(consumer, where):
         tile, at, row = where
         return tile.batch, at.head, row, tile.segment.first_key + tile.first + consumer * ROWS
 
-    load_bias = load_bias_step(SHARED_B, CONSUMERS, place_of)
+    load_bias = load_bias_step(SHARED_B, consumers, place_of)
 
     @device
     def load_biases(biases, tile, at, row, B):
@@ -98,12 +98,12 @@ def bias_steps(shared, dtype, tile_m):
         load_bias(B, biases, (tile, at, row))
         return advance(B, 1)
 
-    return SHARED_B, Pipeline.within(shared, SHARED_B.of_stages(STAGES), CONSUMERS, fills=CONSUMERS), load_biases
+    return SHARED_B, Pipeline.within(shared, SHARED_B.of_stages(STAGES), consumers, fills=consumers), load_biases
 
 
-def score_step(score, layout, tile_m, SHARED_B):
+def score_step(score, layout, tile_m, consumers, SHARED_B):
     """The device function (S, B, tile, at, n0, args): S after the score, and F; and (P, F) -> P F."""
-    HAS_TMA_BIAS, TILE_M = SHARED_B.stages > 0, tile_m
+    HAS_TMA_BIAS, TILE_M, CONSUMERS = SHARED_B.stages > 0, tile_m, consumers
     look_up, apply, pull_back, _ = score_steps_ahead(score, layout, np.float32, transposed=True, by_tma=HAS_TMA_BIAS)
 
     @device
@@ -138,12 +138,14 @@ def p_step(mask, layout, tile_m, sign_dropped, lse_of, masks):
     return p_of
 
 
-def ds_step(order, layout, tile_m, mask, score, dropout, SHARED_DO, SHARED_B, lse_of, delta_of, dq_late, masks):
+def ds_step(
+    order, layout, tile_m, consumers, mask, score, dropout, SHARED_DO, SHARED_B, lse_of, delta_of, dq_late, masks,
+):  # fmt: skip
     """The device function (acc, V, stages, tile, at, n0, args): dS of the tile of queries `at`, transposed, and dV with
     this tile's added, in flight. masks: whether some of it may be masked; order: see `variants`."""
     S_TILE, HAS_TMA_BIAS, DQ_LATE = layout, SHARED_B.stages > 0, dq_late
     (sign_dropped, dS_of), kept = dropout_steps(S_TILE, dropout, transposed=True), kept_operand(dropout)
-    scored, pull_back = score_step(score, S_TILE, tile_m, SHARED_B)
+    scored, pull_back = score_step(score, S_TILE, tile_m, consumers, SHARED_B)
     p_of = p_step(mask, S_TILE, tile_m, sign_dropped, lse_of, masks)
 
     @device

@@ -44,7 +44,7 @@ def hopper_nearest(*, dtype, head_dim, tile_n, consumers, stages):
         return row_sum(points * points)
 
     @device
-    def add(found, S, half_norms, n0):
+    def add(found, S, half_norms, n0, given):
         return add_tile(found, half_norms - S, n0)
 
     @device

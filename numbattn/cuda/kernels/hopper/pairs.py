@@ -87,8 +87,8 @@ def pair_steps(shared, x_places, y_places, tile_n, consumers, layout, ACC):
     (mX, sizes) and (mY, mLine, sizes), and a function (start, product, meanwhile, add, finish) -> the consumers, a
     device function (given, sizes). Of these, device functions themselves,
 
-        start() is what is found so far, product(X, Y) starts S of two stages, add(found, S, line, n0) adds a tile,
-        meanwhile(X) is done before x is released, and finish(found, aside, given, batch, head, m0) saves results.
+        start() is what is found so far, product(X, Y) starts S of two stages, add(found, S, line, n0, given) adds a
+        tile, meanwhile(X) is done before x is released, and finish(found, aside, given, batch, head, m0) saves results.
 
     x_places, y_places: of the parts of a tile of points; those of x have two stages for each consumer.
     """
@@ -130,8 +130,8 @@ def pair_steps(shared, x_places, y_places, tile_n, consumers, layout, ACC):
 
     def consumer_of(start, product, meanwhile, add, finish):
         @device
-        def with_tile(found, S, Y, n0):
-            found = add(found, S, get(allocate(LINE, Y.index), COLS), n0)
+        def with_tile(found, S, Y, n0, given):
+            found = add(found, S, get(allocate(LINE, Y.index), COLS), n0, given)
             sync_warpgroup()                                    # all have read the line, and X
             release(Y)
             return found
@@ -143,23 +143,23 @@ def pair_steps(shared, x_places, y_places, tile_n, consumers, layout, ACC):
             return product(X, Y)
 
         @device
-        def step(found, S, X, Y, n0):
+        def step(found, S, X, Y, n0, given):
             """Add a tile, and compute S of the next one: returns that, too, and its stage."""
             after = advance(Y, 1)
             T = product_with(X, after)
-            found = with_tile(found, S, Y, n0)
+            found = with_tile(found, S, Y, n0, given)
             return found, wgmma_wait(T, 0), after
 
         @device
-        def all_but_last(S, X, Y, seqlen_k):
+        def all_but_last(S, X, Y, seqlen_k, given):
             """Steps from S of the first tile to that of the last one; also returns where it begins."""
             found, n0 = start(), index(0)
             while n0 + 2 * TILE_N < seqlen_k:                   # two at a time: no register of S is moved
-                found, T, Y = step(found, S, X, Y, n0)
-                found, S, Y = step(found, T, X, Y, n0 + TILE_N)
+                found, T, Y = step(found, S, X, Y, n0, given)
+                found, S, Y = step(found, T, X, Y, n0 + TILE_N, given)
                 n0 = n0 + 2 * TILE_N
             if n0 + TILE_N < seqlen_k:
-                found, S, Y = step(found, S, X, Y, n0)
+                found, S, Y = step(found, S, X, Y, n0, given)
                 n0 = n0 + TILE_N
             return found, S, Y, n0
 
@@ -168,7 +168,7 @@ def pair_steps(shared, x_places, y_places, tile_n, consumers, layout, ACC):
             """The last tile of y, and what is saved of a work tile."""
             m_block, batch, head = place(number, sizes.matrices, sizes.heads)
             aside = meanwhile(X)
-            found = with_tile(found, S, Y, n0)
+            found = with_tile(found, S, Y, n0, given)
             release(X)
             finish(found, aside, given, batch, head, m_block * TILE_M + warpgroup_index() * ROWS)
 
@@ -178,7 +178,7 @@ def pair_steps(shared, x_places, y_places, tile_n, consumers, layout, ACC):
             wait(X)
             S = wgmma_wait(product_with(X, Y), 0)
             while number < count_of(sizes):
-                found, S, Y, n0 = all_but_last(S, X, Y, sizes.seqlen_k)
+                found, S, Y, n0 = all_but_last(S, X, Y, sizes.seqlen_k, given)
                 next_x, after, next_number = advance(X, CONSUMERS), advance(Y, 1), number + grid_size()
                 if next_number < count_of(sizes):
                     wait(next_x)

@@ -7,7 +7,7 @@ from ..scores import is_nonlinear, kind, looks_up
 from ..shared.visibility import BY_INTERVALS, PACKED, is_looked_up
 from .backward_steps import dtype_of_bias, size_of
 from .choice import Row, first_of, words_of
-from .forward_tiles import head_dims
+from .forward_tiles import has_small_blocks, head_dims
 
 SUMS, BOTH, WIDE, GENERAL = "sums", "both", "wide", "general"
 DP_DS_DV, DP_DV_DS, DV_DP_DS = "dP, dS, dV", "dP, dV, dS", "dV, dP, dS"
@@ -23,6 +23,7 @@ KERNELS = (  # backward_kv and round_dq; backward_kv and backward_q; backward_wi
     Row("nonlinear looked-up", WIDE),           # the derivative of a score and what is looked up for each element,
     Row("128 nonlinear dropout", WIDE),         # or dropout
     Row("deterministic", BOTH),                 # dQ is added up in no fixed order
+    Row("small-blocks", BOTH),                  # one consumer a block, and dQ has no room in shared memory
     Row("narrow", BOTH),                        # the sums would take 8 times the memory of dQ, to save 10 % of the time
     Row("uneven", BOTH),
     Row("64 nonlinear sloped", BOTH),           # spills registers
@@ -62,6 +63,7 @@ def traits(work):
         "looked-up": looked_up,                                 # something for each element
         "loaded": looked_up and (is_looked_up(work.mask) or not dtype_of_bias(work)),   # and not by TMA
         "tma-bias": dtype_of_bias(work),                        # a bias that TMA loads
+        "small-blocks": has_small_blocks(work),
         "scored": work.score,
         "plain": set(work.mask) <= {"lo", "hi", PACKED} and not (work.score or work.problem.dropout),
         "few": all(part.takes_few_registers for part in kinds),

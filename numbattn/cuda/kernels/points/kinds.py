@@ -1,4 +1,4 @@
-"""Kinds of functions of pairs of points, as steps over tiles: kappa of t = |x - y|^2, or of x . y, and its derivative.
+"""Kinds of functions of pairs of points, as steps over tiles: kappa of t = |x - y|^2, or of x . y, and its derivatives.
 
 What is compiled in of a kind is its name; its number, if it has one, comes with each call. Most are made of E, a power
 of 2: logarithms that rows and columns bring are added to its exponent, so that nothing overflows.
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ....points.kinds import Polynomial, Radial
+from ....points.kinds import Derivative, Polynomial, Radial
 from ....scores.compiled.derivative import compiled_of, derivative_of
 from ....scores.compiled.errors import number_of
 from ...tile import device, exp2, log2, map_elements, reciprocal, sqrt, where
@@ -25,6 +25,7 @@ class Steps(NamedTuple):
     exponent: Any  # (T, number) -> log2(E); None: there is no E
     value: Any  # (T, E, number) -> kappa
     slope: Any  # (T, E, number) -> its derivative by t, 0 where it is not finite at t = 0
+    curvature: Any  # (T, E, number) -> the derivative of that, likewise
 
 
 @device
@@ -34,7 +35,7 @@ def power_itself(T, E, number):
 
 def gaussian(ACC):
     """exp(-t / 2)"""
-    RATE, HALF = ACC(-LOG2_E / 2), ACC(-1 / 2)
+    RATE, HALF, QUARTER = ACC(-LOG2_E / 2), ACC(-1 / 2), ACC(1 / 4)
 
     @device
     def exponent(T, number):
@@ -44,12 +45,16 @@ def gaussian(ACC):
     def slope(T, E, number):
         return E * HALF
 
-    return Steps(exponent, power_itself, slope)
+    @device
+    def curvature(T, E, number):
+        return E * QUARTER
+
+    return Steps(exponent, power_itself, slope, curvature)
 
 
 def exponential(ACC):
     """exp(-r), r the distance"""
-    RATE, HALF = ACC(-LOG2_E), ACC(-1 / 2)
+    RATE, HALF, QUARTER = ACC(-LOG2_E), ACC(-1 / 2), ACC(1 / 4)
 
     @device
     def exponent(T, number):
@@ -59,12 +64,16 @@ def exponential(ACC):
     def slope(T, E, number):
         return E * (HALF * reciprocal(sqrt(T)))                 # reciprocal(0) is 0
 
-    return Steps(exponent, power_itself, slope)
+    @device
+    def curvature(T, E, number):
+        return E * (QUARTER * reciprocal(T) * (reciprocal(sqrt(T)) + 1))
+
+    return Steps(exponent, power_itself, slope, curvature)
 
 
 def matern32(ACC):
     """(1 + a) exp(-a), a = sqrt(3) r"""
-    RATE, ROOT, SLOPE = ACC(-math.sqrt(3) * LOG2_E), ACC(math.sqrt(3)), ACC(-3 / 2)
+    RATE, ROOT, SLOPE, BEND = map(ACC, (-math.sqrt(3) * LOG2_E, math.sqrt(3), -3 / 2, 9 / 4 / math.sqrt(3)))
 
     @device
     def exponent(T, number):
@@ -78,12 +87,17 @@ def matern32(ACC):
     def slope(T, E, number):
         return E * SLOPE
 
-    return Steps(exponent, value, slope)
+    @device
+    def curvature(T, E, number):
+        return E * (BEND * reciprocal(sqrt(T)))
+
+    return Steps(exponent, value, slope, curvature)
 
 
 def matern52(ACC):
     """(1 + a + a^2 / 3) exp(-a), a = sqrt(5) r"""
-    RATE, ROOT, SQUARE, SLOPE = ACC(-math.sqrt(5) * LOG2_E), ACC(math.sqrt(5)), ACC(5 / 3), ACC(-5 / 6)
+    RATE, ROOT, SQUARE = ACC(-math.sqrt(5) * LOG2_E), ACC(math.sqrt(5)), ACC(5 / 3)
+    SLOPE, BEND = ACC(-5 / 6), ACC(25 / 12)
 
     @device
     def exponent(T, number):
@@ -97,7 +111,11 @@ def matern52(ACC):
     def slope(T, E, number):
         return (sqrt(T) * ROOT + 1) * (E * SLOPE)
 
-    return Steps(exponent, value, slope)
+    @device
+    def curvature(T, E, number):
+        return E * BEND
+
+    return Steps(exponent, value, slope, curvature)
 
 
 def cauchy(ACC):
@@ -112,12 +130,17 @@ def cauchy(ACC):
         kappa = reciprocal(T + 1)
         return -(kappa * kappa)
 
-    return Steps(None, value, slope)
+    @device
+    def curvature(T, E, number):
+        kappa = reciprocal(T + 1)
+        return kappa * kappa * (kappa + kappa)
+
+    return Steps(None, value, slope, curvature)
 
 
 def rational_quadratic(ACC):
     """(1 + t / (2 alpha))^-alpha; its number is alpha"""
-    HALF = ACC(1 / 2)
+    HALF, QUARTER = ACC(1 / 2), ACC(1 / 4)
 
     @device
     def exponent(T, alpha):
@@ -127,7 +150,12 @@ def rational_quadratic(ACC):
     def slope(T, E, alpha):
         return -(E * HALF * reciprocal(T * (HALF / alpha) + 1))
 
-    return Steps(exponent, power_itself, slope)
+    @device
+    def curvature(T, E, alpha):
+        step = reciprocal(T * (HALF / alpha) + 1)
+        return E * (QUARTER * (alpha + 1) / alpha) * (step * step)
+
+    return Steps(exponent, power_itself, slope, curvature)
 
 
 def power(ACC):
@@ -142,12 +170,19 @@ def power(ACC):
     def slope(T, E, p):
         return -(E * HALF * (exp2(log2(T) * (p * HALF)) * reciprocal(T)))
 
-    return Steps(exponent, power_itself, slope)
+    @device
+    def curvature(T, E, p):
+        step = exp2(log2(T) * (p * HALF)) * reciprocal(T) * HALF
+        return E * step * (step - reciprocal(T) * (p * HALF - 1))
+
+    return Steps(exponent, power_itself, slope, curvature)
 
 
 def polynomial(ACC, degree):
     """(x . y + offset)^degree, of the products instead of the distances; its number is the offset"""
-    to_degree, to_less, DEGREE = raised(int(degree)), raised(int(degree) - 1), ACC(degree)
+    degree = int(degree)
+    to_degree, to_less, to_least = raised(degree), raised(degree - 1), raised(max(degree - 2, 0))
+    DEGREE, TWICE = ACC(degree), ACC(degree * (degree - 1))
 
     @device
     def value(T, E, offset):
@@ -157,7 +192,11 @@ def polynomial(ACC, degree):
     def slope(T, E, offset):
         return to_less(T + offset) * DEGREE
 
-    return Steps(None, value, slope)
+    @device
+    def curvature(T, E, offset):
+        return to_least(T + offset) * TWICE
+
+    return Steps(None, value, slope, curvature)
 
 
 def raised(degree):
@@ -181,7 +220,7 @@ def raised(degree):
 
 
 def radial(ACC, digest):
-    """A function of the user's own, and its derivative by dual numbers"""
+    """A function of the user's own, and its derivatives by dual numbers"""
     function, INFINITE = KNOWN[digest], ACC(np.inf)
     of_one, slope_of_one = inlined(function), derivative_of(compiled_of(function))
 
@@ -190,30 +229,43 @@ def radial(ACC, digest):
         return number_of(of_one(t))
 
     @device
-    def slope_of_each(t, i, j):
-        return slope_of_one(t)
-
-    @device
     def value(T, E, number):
         return map_elements(value_of_each, T, 0, 0, (1, 1), ())
 
-    @device
-    def slope(T, E, number):
-        found = map_elements(slope_of_each, T, 0, 0, (1, 1), ())
-        return where((T > 0) | (abs(found) < INFINITE), found, 0)
+    def finite_at_0(slope_of_one):
+        @device
+        def slope_of_each(t, i, j):
+            return slope_of_one(t)
 
-    return Steps(None, value, slope)
+        @device
+        def slope(T, E, number):
+            found = map_elements(slope_of_each, T, 0, 0, (1, 1), ())
+            return where((T > 0) | (abs(found) < INFINITE), found, 0)
+
+        return slope
+
+    return Steps(None, value, finite_at_0(slope_of_one), finite_at_0(derivative_of(slope_of_one)))
+
+
+def derivative(ACC, name, *about):
+    """That of another kind"""
+    steps = KINDS[name](ACC, *about)
+    return Steps(steps.exponent, steps.slope, steps.curvature, None)
 
 
 KINDS = {
     "Gaussian": gaussian, "Exponential": exponential, "Matern32": matern32, "Matern52": matern52, "Cauchy": cauchy,
     "RationalQuadratic": rational_quadratic, "Power": power, "Polynomial": polynomial, "Radial": radial,
+    "Derivative": derivative,
 }  # fmt: skip
 
 
 def lowered(kind):
     """What is compiled in of a `points.kinds.Kind`, its name and perhaps one thing more, and its number."""
     name, numbers = type(kind).__name__, kind.numbers
+    if isinstance(kind, Derivative):
+        of, number = lowered(kind.of)
+        return f"{name} {of}", number
     if isinstance(kind, Radial):
         KNOWN[kind.function.digest] = kind.function
         return f"{name} {kind.function.digest}", 0.0
@@ -224,7 +276,7 @@ def lowered(kind):
 
 def of_products(kind):
     """Whether a kind, as it is compiled in, is a function of x . y."""
-    return kind.startswith(Polynomial.__name__)
+    return Polynomial.__name__ in kind.split()
 
 
 def steps_of(kind, ACC):

@@ -39,6 +39,17 @@ def place_grouped(number, tiles, matrices, heads, at_once):
 L2_BYTES, FLOAT = 16 << 20, 4  # of Q and dO that are read at once, and of dQ, to which blocks add
 
 
+SCATTERED_BYTES = 32 << 20  # of matrices that are read in no order
+
+
+def scattered(work):
+    """How many matrices, of both that a kernel walks over by a list of blocks, stay in the L2 cache."""
+    problem = work.problem
+    features = problem.head_dim + problem.head_dim_v
+    nbytes = max(problem.seqlen_q, problem.seqlen_k) * features * problem.dtype.itemsize
+    return max(SCATTERED_BYTES // max(nbytes, 1), 1)
+
+
 def at_once(work, tiles):
     """Matrices at a time in a backward pass, so that blocks that run together read the same Q and dO; see
     `place_grouped`.
@@ -49,6 +60,8 @@ def at_once(work, tiles):
     constant in the kernels it made them up to 3 % slower.
     """
     problem = work.problem
+    if work.cells:
+        return {"at_once": min(scattered(work), 8)}
     if not has_band(problem):
         return {"at_once": 2}
     of_q_and_do = (problem.head_dim + problem.head_dim_v) * problem.dtype.itemsize

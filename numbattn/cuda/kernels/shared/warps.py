@@ -19,15 +19,15 @@ from .schedule import overlap_launches
 REGISTERS = 65536  # of a multiprocessor
 
 
-def warp_specialised(pipelines, consumers, registers, consume, *producers):
+def warp_specialised(pipelines, consumers, registers, consume, *producers, blocks=1):
     """Device functions with which such a kernel begins and ends: () -> barriers are ready, and what the kernels before
     have written is there; (arguments of `consume`, a tuple of arguments for each producer) -> all do what is theirs.
 
     registers: of a thread of the producer, and of a consumer. consume: a device function, by whole warpgroups;
     producers: each by one thread, the first of a warp of its own. The first producer may also `release` stages, since
-    it is the first thread of its warpgroup.
+    it is the first thread of its warpgroup. blocks: that share a multiprocessor.
     """
-    check_registers(registers, consumers)
+    check_registers(registers, consumers, blocks)
     PIPELINES, CONSUMERS, (PRODUCER_REGISTERS, CONSUMER_REGISTERS) = tuple(pipelines), consumers, registers
     first = WARPGROUP * consumers
     threads = [(first + WARP * number, number, function) for number, function in enumerate(producers)]
@@ -51,11 +51,11 @@ def warp_specialised(pipelines, consumers, registers, consume, *producers):
     return begin, part
 
 
-def check_registers(registers, consumers):
+def check_registers(registers, consumers, blocks):
     """Warpgroups share what a block is launched with: one that asks for more waits for ever."""
     producer, consumer = registers
     wanted, groups = producer + consumers * consumer, consumers + 1
-    given = REGISTERS // (WARPGROUP * groups) // 8 * 8 * groups
+    given = REGISTERS // blocks // (WARPGROUP * groups) // 8 * 8 * groups
     if wanted > given:
         raise ValueError(f"registers: got {producer} and {consumers} times {consumer}, at most {given} in all")
 
@@ -77,8 +77,10 @@ def nobody(arguments):
     pass
 
 
-def source_of(kernel, signature, consumers, shared, tiles):
-    """The Source of such a kernel; tiles: of its tensor maps, its first arguments; None for one that is none."""
+def source_of(kernel, signature, consumers, shared, tiles, blocks=1):
+    """The Source of such a kernel; tiles: of its tensor maps, its first arguments; None for one that is none; blocks:
+    that share a multiprocessor."""
     maps = tuple(TensorMapArgument(i, tile.box) for i, tile in enumerate(tiles) if tile is not None)
     threads = WARPGROUP * (consumers + 1)
-    return Source(kernel, signature, threads, shared=shared.nbytes, overlaps=True, tensor_maps=maps)
+    about = {"shared": shared.nbytes, "overlaps": True, "tensor_maps": maps, "blocks": blocks}
+    return Source(kernel, signature, threads, **about)

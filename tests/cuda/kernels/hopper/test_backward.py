@@ -20,9 +20,9 @@ SIZES = {"kv": (128, 128), "sums": (128, 128), "late": (128, 128), "wide": (64, 
 KERNELS = pytest.mark.parametrize("kernel", SIZES)
 
 
-def check(rng, kernel, order=DP_DV_DS, at_once=2, **problem):
+def check(rng, kernel, order=DP_DV_DS, at_once=2, sizes=None, **problem):
     case = call(rng, DTYPE, **{"d": 24, "e": 40} | problem)
-    tile_m, tile_n = SIZES[kernel]
+    tile_m, tile_n = sizes or SIZES[kernel]
     is_late, adds_dq = kernel == "late", kernel in ("sums", "late")
     of = "q" if kernel == "q" else "qkv" if adds_dq else "kv"
     grads = {name: poisoned({"q": case.q, "k": case.k, "v": case.v}[name].shape, DTYPE) for name in of}
@@ -74,6 +74,13 @@ def test_groups_of_heads(rng, kernel):
 def test_blocks(rng, kernel):
     blocks = np.array([[[[0, 0, 1, 0], [0, 0, 0, 0], [1, 0, 1, 1]]]], bool)
     check(rng, kernel, m=192, n=256, mask=na.BlockSparse(blocks, (64, 64)))
+
+
+@pytest.mark.parametrize("kernel", ["kv", "q"])
+def test_one_consumer(rng, kernel):
+    """Whose tiles of queries and of keys are small blocks of a mask, all or nothing, but for the last ones."""
+    blocks = np.array([[[[0, 0, 1], [1, 0, 0], [1, 1, 0]], [[0, 0, 0], [1, 0, 1], [0, 0, 0]]]], bool)
+    check(rng, kernel, heads=2, m=180, n=140, mask=na.BlockSparse(blocks, (64, 64)), sizes=(64, 64))
 
 
 @KERNELS

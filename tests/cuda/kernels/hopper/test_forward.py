@@ -57,6 +57,13 @@ def test_blocks(rng):
     check(rng, m=192, n=256, mask=na.BlockSparse(blocks, (64, 64)))
 
 
+def test_one_consumer(rng):
+    """Whose tiles of queries and of keys are small blocks of a mask, all or nothing, but for the last ones."""
+    blocks = np.array([[[[0, 0, 1], [1, 0, 0], [1, 1, 0]], [[0, 0, 0], [1, 0, 1], [0, 0, 0]]]], bool)
+    mask, sizes = na.BlockSparse(blocks, (64, 64)), {"consumers": 1, "q_stages": 2}
+    check(rng, heads=2, m=180, n=140, mask=mask, sizes=sizes, blocks=2)
+
+
 def test_wide_heads(rng):
     check(rng, m=70, n=140, e=210, sizes={"head_dim_v": 256})
 

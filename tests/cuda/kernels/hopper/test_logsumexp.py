@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+from numbattn.cuda import points
 from numbattn.cuda.points import Points
 from numbattn.points import formula, kinds
-from tests.cuda.works import kernels
+from numbattn.problem import describe
+from tests.cuda.works import NAMED, kernels
 from tests.points.test_formula import drawn
 from tests.tools.device import GPU, HOPPER
 from tests.tools.launch import simulated_only
@@ -14,15 +16,16 @@ from tests.tools.launch import simulated_only
 def check(rng, columns=True, times=1, **about):
     """Errors are to be no more than twice those of the formula in float32. times: how far apart points are."""
     problem, inputs, (x, y, _), _ = drawn(rng, dtype=np.float32, e=0, **about)
-    for points in (inputs.q, inputs.k):
-        points *= times
+    for array in (inputs.q, inputs.k):
+        array *= times
     w = rng.standard_normal((*problem.batch, problem.seqlen_k)).astype(np.float32) if columns else None
     if columns:
         w[..., 3] = -np.inf
     gpu = GPU(HOPPER)
     found = [f(problem, inputs, kinds.GAUSSIAN, w) for f in (Points(lambda: gpu).logsumexp, formula.logsumexp)]
     (program,) = gpu.programs.values()
-    assert kernels(program.plan) == ["point_parts", "point_parts", "hopper_logsumexp"]
+    name = "hopper_wide_logsumexp" if inputs.q.shape[-1] > 64 else "hopper_logsumexp"
+    assert kernels(program.plan) == ["point_parts", "point_parts", name]
     t = ((inputs.q.astype(float)[..., :, None, :] - inputs.k[..., None, :, :]) ** 2).sum(-1)
     logs = -t / 2 + (0 if w is None else w.astype(float)[..., None, :])
     top = logs.max(-1)
@@ -47,18 +50,53 @@ def test_digits_of_all_parts(rng):
     check(rng, times=30, d=40, m=64, n=128, batch=())
 
 
+@simulated_only
+def test_many_dimensions(rng, monkeypatch):
+    """More than other kernels hold: chunk by chunk."""
+    monkeypatch.setattr(points, "HEAD_DIMS", (64,))
+    check(rng, d=70, m=30, n=250, batch=(2,))
+
+
+@simulated_only
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_points_of_half_precision(rng, dtype):
+    """One product where they are bfloat16; else three parts, as of float32."""
+    rate = 1.5
+    x, y = (rng.standard_normal((rows, 20)).astype(NAMED[dtype]).astype(np.float32) for rows in (30, 50))
+    w = rng.standard_normal(50).astype(np.float32)
+    problem, inputs = describe(x, y, y[..., :0])
+    found = Points(lambda: GPU(HOPPER)).logsumexp(problem, inputs, kinds.GAUSSIAN, w, rate=rate)
+    t = ((x.astype(float)[..., :, None, :] - y[..., None, :, :]) ** 2).sum(-1)
+    wanted = np.log(np.exp(w[..., None, :] - rate / 2 * t).sum(-1))
+    assert abs(found - wanted).max() < 2e-5
+
+
 FAULTS = {
     "test_digits_of_all_parts": {
         "dot(dot(dot(S_TILE, x3, y1.T), x2, y2.T), x1, y3.T)": "dot(dot(S_TILE, x2, y2.T), x1, y3.T)",
         "dot(dot(dot(S, x2, y1.T), x1, y2.T), x1, y1.T)": "dot(dot(S, x2, y1.T), x1, y1.T)",
-        "S * LOG2E + line": "S + line",
-        "lse + load(mLineX[batch, head], VECTOR, m0)": "lse",
+        "S * scale_log2_of(given) + line": "S + line",
+        "lse + load(mLineX[batch, head], VECTOR, m0) * scale_of(given)": "lse",
+    },
+    "cuda/kernels/hopper/wide_logsumexp.py": {
+        "test_many_dimensions": {
+            '"chunks": whole_boxes(work.problem.head_dim) // WIDTH': '"chunks": work.problem.head_dim // WIDTH',
+        },
+    },
+    "test_points_of_half_precision": {
+        "(counts[0][0] == 0) == IS_EXACT": "IS_EXACT",
+        "return given[2][0]": "return given[2][1]",
+        "return given[2][1]": "return given[2][0]",
     },
     "cuda/kernels/hopper/parts.py": {
+        "test_points_of_half_precision": {
+            "number == 0 and anywhere(rest != ZERO)": "False",
+            "found = found * scales[0]": "pass",
+        },
         "test_several_tiles": {
-            "number * apart + m0": "number * apart",
+            "number * (rows // PARTS) + m0": "number * (rows // PARTS)",
             "rest = rest - convert(part, ACC)": "rest = rest",
-            "row_index(ROWS, m0) < count": "row_index(ROWS, m0) <= count",
+            "row_index(ROWS, m0) < length": "row_index(ROWS, m0) <= length",
         },
         "test_one_tile": {
             "found = found + load(": "found = found - load(",

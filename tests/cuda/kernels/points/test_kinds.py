@@ -40,8 +40,9 @@ def drawn(rng, kind):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_each(rng, kind, dtype):
     t = drawn(rng, kind)
-    for derivative, wanted in ((False, kind.value(t)), (True, kind.derivative(t))):
-        got = applied(kind, t, dtype, derivative=derivative)
+    for of, derivative, wanted in ((kind, False, kind.value(t)), (kind, True, kind.derivative(t)),
+                                   (kinds.Derivative(kind), True, kind.curvature(t))):  # fmt: skip
+        got = applied(of, t, dtype, derivative=derivative)
         np.testing.assert_allclose(got, wanted, rtol=50 * np.finfo(dtype).eps, atol=4 * np.finfo(dtype).eps)
 
 
@@ -54,9 +55,10 @@ RADIAL = kinds.Radial(frozen(bumpy, "function"))
 
 @pytest.mark.parametrize("kind", [kinds.EXPONENTIAL, kinds.Power(3.0), RADIAL], ids=["r", "r^3", "own"])
 def test_some_in_both_worlds(rng, kind):
-    t = drawn(rng, kind)
-    for derivative, wanted in ((False, kind.value(t)), (True, kind.derivative(t))):
-        got = applied(kind, t, np.float32, derivative=derivative)
+    t, slope = drawn(rng, kind), kinds.Derivative(kind)
+    for of, derivative, wanted in ((kind, False, kind.value(t)), (kind, True, kind.derivative(t)),
+                                   (slope, False, kind.derivative(t)), (slope, True, kind.curvature(t))):  # fmt: skip
+        got = applied(of, t, np.float32, derivative=derivative)
         np.testing.assert_allclose(got, wanted, rtol=5e-6, atol=5e-7)
 
 
@@ -75,14 +77,19 @@ def test_names():
     assert lowered(kinds.Power(1.5)) == ("Power", 1.5)
     assert lowered(kinds.Polynomial(3, 0.5)) == ("Polynomial 3", 0.5)
     assert lowered(kinds.GAUSSIAN) == ("Gaussian", 0.0)
-    assert [of_products(lowered(kind)[0]) for kind in (kinds.LINEAR, kinds.CAUCHY)] == [True, False]
+    assert lowered(kinds.Derivative(kinds.Power(1.5))) == ("Derivative Power", 1.5)
+    several = kinds.LINEAR, kinds.CAUCHY, kinds.Derivative(kinds.LINEAR), kinds.Derivative(kinds.CAUCHY)
+    assert [of_products(lowered(kind)[0]) for kind in several] == [True, False] * 2
 
 
 FAULTS = {
     "E * (HALF * reciprocal(sqrt(T)))": "E * (HALF / sqrt(T))",
     "(T * SQUARE + (sqrt(T) * ROOT + 1)) * E": "(sqrt(T) * ROOT + 1) * E",
     "return -(kappa * kappa)": "return kappa * kappa",
-    "reciprocal(T * (HALF / alpha) + 1)": "reciprocal(T * HALF + 1)",
+    "return -(E * HALF * reciprocal(T * (HALF / alpha) + 1))": "return -(E * HALF * reciprocal(T * HALF + 1))",
+    "step - reciprocal(T) * (p * HALF - 1)": "step - reciprocal(T) * p * HALF",
+    "(kappa + kappa)": "kappa",
+    "steps.exponent, steps.slope, steps.curvature": "steps.exponent, steps.value, steps.slope",
     "half * half * x if is_odd": "half * half if is_odd",
     "where((T > 0) | (abs(found) < INFINITE), found, 0)": "found",
     "exponent(T, number) + shift": "exponent(T, number)",

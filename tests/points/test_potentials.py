@@ -1,0 +1,160 @@
+"""How the potentials of optimal transport change with the points, and Hessian-vector products of its cost."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+import numbattn as na
+from numbattn import backends, points
+
+from ..accuracy import to_numpy
+from .test_sinkhorn import clouds
+
+COST = points.Cost(2, 0.1)
+EXACT = {"tol": 1e-13, "max_iterations": 3000}
+
+
+def but_for_constants(x):
+    return x - x.mean(-1, keepdims=True)
+
+
+@pytest.mark.filterwarnings("ignore:sinkhorn")  # more iterations than it takes
+@pytest.mark.parametrize("debias", [False, True])
+@pytest.mark.parametrize("power", [1, 1.5, 2, 3])
+def test_hessians_are_those_of_finite_differences(xp, rng, power, debias):
+    """Of a batch that shares x, points without weight among them."""
+    x, y, a, b = clouds(rng, m=6, n=7, batch=(2,))
+    a[1, 2] = b[1, 3] = 0
+    a, b = (weights / weights.sum(-1, keepdims=True) for weights in (a, b))
+    x, dcost, cost = x[0], rng.standard_normal(2), points.Cost(power, 0.3)
+    tx, ty = rng.standard_normal(x.shape), rng.standard_normal(y.shape)
+    h = 1e-4
+
+    def backprop_at(step, of=np.asarray):
+        given = x + step * tx, y + step * ty, a, b
+        return points.sinkhorn_vjp(*map(of, given), cost, **EXACT, debias=debias)[1]
+
+    ahead, behind = (backprop_at(step)(dcost) for step in (h, -h))
+    found = backprop_at(0, xp.asarray).hvp(*map(xp.asarray, (tx, ty)), dcost=xp.asarray(dcost), tol=1e-10)
+    assert found.kernel is None
+    for at, (got, *ends) in enumerate(zip(found, ahead, behind, strict=True)):
+        assert isinstance(got, xp.ndarray)
+        got, exact = to_numpy(got), (ends[0] - ends[1]) / (2 * h)
+        if at > 1:
+            got, exact = but_for_constants(got), but_for_constants(exact)
+        assert_allclose(got, exact, rtol=1e-4, atol=3e-5 * np.abs(exact).max())
+
+
+@pytest.mark.parametrize("debias", [False, True])
+def test_hessians_are_symmetric(rng, debias):
+    x, y, a, b = clouds(rng, d=10)
+    _, backprop = points.sinkhorn_vjp(x, y, a, b, points.Cost(2, 0.5), tol=1e-9, debias=debias)
+    one, other = ([rng.standard_normal(z.shape) for z in (x, y)] for _ in range(2))
+    there, back = (sum((u * v).sum() for u, v in zip(backprop.hvp(*from_, tol=1e-9), to))
+                   for from_, to in ((one, other), (other, one)))  # fmt: skip
+    assert_allclose(there, back, rtol=1e-8)
+
+
+def test_the_cost_of_moving_both_clouds_does_not_change(rng):
+    """By the same vector."""
+    x, y, a, b = clouds(rng)
+    _, backprop = points.sinkhorn_vjp(x, y, a, b, COST, tol=1e-10)
+    move = rng.standard_normal(2)
+    for found in backprop.hvp(*(np.broadcast_to(move, z.shape) for z in (x, y)))[:2]:
+        assert_allclose(found, 0, atol=1e-10)
+    alone = backprop.hvp(np.broadcast_to(move, x.shape), None, tol=1e-9).dx  # each point by its weight
+    assert_allclose(alone.sum(0), move, rtol=1e-6)
+
+
+def test_nothing_moves(rng):
+    _, backprop = points.sinkhorn_vjp(*clouds(rng), COST, debias=True)
+    for found in backprop.hvp(None, None):
+        assert_array_equal(found, 0 * found)
+
+
+def test_segments_are_problems_of_their_own(rng):
+    one, other = clouds(rng), clouds(rng, m=15, n=10)
+    together = [np.concatenate(pair) for pair in zip(one, other)]
+    tx, ty = (rng.standard_normal(z.shape) for z in together[:2])
+    mask = na.Segments([0, 20, 35], [0, 30, 40])
+    found = points.sinkhorn_vjp(*together, COST, tol=1e-10, mask=mask)[1].hvp(tx, ty, tol=1e-9)
+    parts = [points.sinkhorn_vjp(*given, COST, tol=1e-10)[1].hvp(*ts, tol=1e-9).dx
+             for given, ts in ((one, (tx[:20], ty[:30])), (other, (tx[20:], ty[30:])))]  # fmt: skip
+    assert_allclose(found.dx, np.concatenate(parts), atol=1e-7)
+
+
+def test_what_is_beyond_lengths_may_be_nan(rng):
+    given = clouds(rng)
+    given += [rng.standard_normal(z.shape) for z in given[:2]]
+    padded = [np.concatenate([array, np.full((5, *array.shape[1:]), np.nan)]) for array in given]
+    found, wanted = (points.sinkhorn_vjp(*arrays[:4], COST, tol=1e-10, mask=mask)[1].hvp(*arrays[4:], tol=1e-9)
+                     for arrays, mask in ((padded, na.Lengths(30, 20)), (given, None)))  # fmt: skip
+    for whole, part in zip(found, wanted):
+        assert np.isfinite(whole).all()
+        assert_allclose(whole[: len(part)], part, atol=1e-8)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("d", [2, 20])
+def test_single_precision(xp, rng, dtype, d):
+    x, y, _, _ = clouds(rng, d=d)
+    tx, ty = (rng.standard_normal(z.shape) for z in (x, y))
+    given = [array.astype(dtype) for array in (x, y, np.full(20, 1 / 20), np.full(30, 1 / 30), tx, ty)]
+    cost = points.Cost(2, 0.05 * d)
+    found, exact = (points.sinkhorn_vjp(*arrays[:4], cost, tol=tol)[1].hvp(*arrays[4:], tol=tol)
+                    for tol, arrays in ((1e-6, [*map(xp.asarray, given)]), (1e-11, [z.astype(float) for z in given])))
+    for got, wanted in zip(found[:2], exact):
+        assert got.dtype == dtype
+        atol = (1e-3 if dtype == np.float16 else 3e-5) * np.abs(wanted).max()
+        assert_allclose(to_numpy(got).astype(float), wanted, rtol=0, atol=atol)
+
+
+def test_iterations_are_two_passes(rng, monkeypatch):
+    passes, run = [], backends.run_points
+    monkeypatch.setattr("numbattn.points.pairs.run_points", lambda *args, **options: (
+        passes.append(args[1]) or run(*args, **options)))  # fmt: skip
+    x, y, a, b = clouds(rng)
+    _, backprop = points.sinkhorn_vjp(x, y, a, b, COST)
+    counts = []
+    for count in (2, 5):
+        passes.clear()
+        with pytest.warns(UserWarning, match=rf"hvp: .* converged to 0 within {count} iterations: allow more") as found:
+            backprop.hvp(x, y, tol=0, max_iterations=count)
+        assert found[0].filename == __file__
+        counts.append(len(passes))
+    assert counts == [2 + 11 + 2 * 2, 11 + 2 * 5]  # potentials are normalised once
+
+
+@pytest.mark.parametrize(("given", "options", "kind", "message"), [
+    ((np.zeros((3, 2)), None), {}, ValueError, r"tx: got the shape \(3, 2\), expected \(20, 2\), the shape of x"),
+    ((None, None), {"tol": -1.0}, ValueError, "tol: got -1.0, allowed finite and >= 0"),
+    ((None, None), {"max_iterations": 0}, ValueError, "max_iterations: got 0, allowed 1 or more"),
+    ((None, None), {"dcost": np.ones(2)}, ValueError, r"dcost: got the shape \(2,\), expected \(\), the shape of cost"),
+])  # fmt: skip
+def test_errors(rng, given, options, kind, message):
+    _, backprop = points.sinkhorn_vjp(*clouds(rng), COST)
+    with pytest.raises(kind, match=message):
+        backprop.hvp(*given, **options)
+
+
+FAULTS = {
+    "test_hessians_are_those_of_finite_differences[numpy-2-False]": {
+        "side = but_for_constants(ry), but_for_constants(-Q(rx))": "side = but_for_constants(ry), -0 * rx[..., :1]",
+        "return tF, ry - Q(tF), is_found": "return tF, tG, is_found",
+        "logs(self.clouds.a, self.over_y.rows)": "logs(self.clouds.a, 0 * self.over_y.rows)",
+        "points/clouds.py": {"c * tF[..., None]": "tF[..., None]"},
+    },
+    "test_hessians_are_those_of_finite_differences[numpy-2-True]": {
+        "lambda v: v + R(v)": "lambda v: v - R(v)",
+        "points/sinkhorn.py": {"found[side][1] - own[1]": "found[side][1]"},
+    },
+    "test_iterations_are_two_passes": {
+        "bool((now <= allowed).all())": "bool((now < before).all())",
+    },
+    "test_segments_are_problems_of_their_own": {
+        "_ratio(now, before) * p": "0 * p",
+    },
+    "test_what_is_beyond_lengths_may_be_nan": {
+        "np.where(np.isneginf(logarithms), -np.inf, -logarithms)": "-logarithms",
+    },
+}
