@@ -19,7 +19,8 @@ from numbattn import sparse
 
 SITES, SPACING, SIZE, FEATURES = 256, 0.5, 16, 8  # sites of a block; hidden features of a site
 STEP, STEPS = 0.05, 20  # of time, in a step of the network
-FIELDS, BATCH, RATE = 4000, 256, 3e-3
+TIMES = 21  # that a field is observed at
+BATCH, RATE = 256, 3e-3
 
 
 # ----------------------------------------------------------------------------------------------------------- the field
@@ -73,11 +74,12 @@ def network(u, weights, product_vjp):
 
 
 def init_weights(rng):
-    """Sparse weights, and dense ones of the same network: at first nothing changes."""
-    inwards = rng.standard_normal((PATTERNS[0].count, SIZE, SIZE * FEATURES)) / np.sqrt(3 * SIZE)
-    outwards = np.zeros((PATTERNS[1].count, SIZE * FEATURES, SIZE))
-    few = [xp.asarray(w, dtype=np.float32) for w in (inwards, outwards)]
-    return few, [pattern.dense(w) for pattern, w in zip(PATTERNS, few)]
+    """The blocks that are there, and all weights: with either the network changes nothing at first."""
+    blocks = [np.zeros((pattern.count, *pattern.block_size)) for pattern in PATTERNS]
+    whole = [np.zeros(pattern.shape) for pattern in PATTERNS]
+    for (inwards, _), inputs in ((blocks, 3 * SIZE), (whole, SITES)):
+        inwards[:] = rng.standard_normal(inwards.shape) / np.sqrt(inputs)
+    return [[xp.asarray(w, dtype=np.float32) for w in weights] for weights in (blocks, whole)]
 
 
 def mean_square(x):
@@ -106,32 +108,33 @@ def train(weights, product_vjp, before, after, held_out, steps):
 def plot(file, pictures, curves):
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.2, 2.4), layout="constrained")
+    figure = Figure(figsize=(7, 1.8), layout="constrained")
     *panels, axes = figure.subplots(1, len(pictures) + 1, width_ratios=(*[1] * len(pictures), 1.4))
     for panel, (name, fields) in zip(panels, pictures.items()):
-        panel.imshow(fields, origin="lower", aspect="auto", cmap="RdBu", vmin=-4, vmax=4, interpolation="bilinear")
-        panel.set(title=name, xlabel="site", xticks=[0, SITES])
+        panel.imshow(fields, origin="lower", aspect="auto", cmap="RdBu", vmin=-3, vmax=3)
+        panel.set(title=name, xlabel="site", xticks=[0, 128, 256])
         panel.label_outer()
     panels[0].set_ylabel("time")
     for name, curve in curves.items():
-        axes.semilogy(*zip(*curve), label=name)
-    axes.set(title="mean square error, held out", xlabel="step")
+        axes.plot(*zip(*curve), label=name)
+    axes.set(title="mean square error", xlabel="training step", ylim=(0, None))
     axes.legend(frameon=False)
-    figure.savefig(file, dpi=150)
+    figure.savefig(file, dpi=135)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fields", type=int, default=4000, help="to learn from, %(default)s unless given")
     parser.add_argument("--steps", type=int, default=400, help="training steps, %(default)s unless given")
     parser.add_argument("--xp", choices=["numpy", "cupy"], default="numpy", help="%(default)s unless given")
     parser.add_argument("--plot", metavar="FILE", help="save a picture, e.g. chaos.png (needs matplotlib)")
     args = parser.parse_args()
     xp, rng = import_module(args.xp), np.random.default_rng(0)
     force = 0.1 * rng.standard_normal(SITES)
-    fields, held_out = observe(rng, force, FIELDS // 20, 21), observe(rng, force, 200, 21)
+    fields, held_out = (observe(rng, force, count, TIMES) for count in (args.fields // (TIMES - 1), 50))
     before, after = (x.reshape(-1, SITES) for x in (fields[:-1], fields[1:]))
-    few, all_weights = init_weights(rng)
-    networks = {"sparse weights": (few, sparse.product_vjp), "dense weights": (all_weights, dense_vjp)}
+    blocks, whole = init_weights(rng)
+    networks = {"sparse weights": (blocks, sparse.product_vjp), "dense weights": (whole, dense_vjp)}
 
     curves, pictures = {}, {"the field": held_out[:, 0]}
     for name, (weights, product_vjp) in networks.items():
