@@ -10,6 +10,7 @@ from numbattn.problem import DTYPES
 
 from ..accuracy import to_numpy
 
+
 def drawn(rng, dtype, shape=(4, 5), block_size=(32, 16), lead=(3, 7), share=0.4):
     """x, w, dy and a pattern, one column of which has no block."""
     blocks = rng.random(shape) < share
@@ -119,7 +120,7 @@ def test_on_a_gpu(rng, dtype, block_size):
 
 FAULTS = {
     'run("backward_x", dY, w, pattern, x.shape)': 'run("forward", _rows(x), w, pattern, y.shape)',
-    "formula.py": {
+    "sparse/formula.py": {
         "dw[numbers] = found": "dw[numbers[::-1]] = found",
         "w.swapaxes(1, 2), pattern._by_row": "w.swapaxes(1, 2), pattern._by_column",
     },
