@@ -1,10 +1,16 @@
 """The kernels of products with block-sparse matrices, by device: warpgroups, tensor cores, CUDA cores."""
 
+import ml_dtypes  # noqa: F401, the name of a dtype
 import numpy as np
 import pytest
 
-from numbattn.cuda.sparse import hopper
+import numbattn as na
+from numbattn import sparse
+from numbattn.cuda import kernel
+from numbattn.cuda.build import assemble, compile_ptx
+from numbattn.cuda.sparse import hopper, products
 from numbattn.cuda.sparse.products import On, Products
+from numbattn.cuda.views import without_memory
 from tests.sparse.test_product import assert_right, drawn
 from tests.tools.device import AMPERE, GPU, HOPPER, TURING
 from tests.tools.launch import mostly_simulated, simulated_only
@@ -55,14 +61,38 @@ def test_parts_keep_all_multiprocessors_busy():
     assert all(-(-steps // by.parts(steps, 7)) * (by.parts(steps, 7) - 1) < steps for steps in range(1, 60))
 
 
+@simulated_only
+@pytest.mark.parametrize(("device", "dtype", "size"), [
+    (HOPPER, "float16", 128),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        (HOPPER, "float16", 64), (HOPPER, "float64", 128), (AMPERE, "float32", 128), (TURING, "float64", 128))),
+])  # fmt: skip
+def test_registers(monkeypatch, device, dtype, size):
+    """No kernel spills, and none needs more shared memory than there is."""
+    found = []
+
+    def assembled(gpu, function, grid, threads, shared_bytes, arguments):
+        (step,) = kernel.plan_of(gpu.device, function, grid, threads, shared_bytes, arguments).steps
+        found.append(assemble(compile_ptx(step.key.given, step.key.cc, step.key.name), step.key.cc)[1])
+        assert shared_bytes <= device.shared
+        return lambda *_: None
+
+    monkeypatch.setattr(products, "loaded", assembled)
+    gpu, pattern = GPU(device), sparse.Pattern(na.BlockSparse(np.ones((2, 2), bool), (size, size)))
+    monkeypatch.setattr(gpu, "empty", without_memory)
+    x, w = (without_memory(shape, np.dtype(dtype)) for shape in ((200_000, 2 * size), (4, size, size)))
+    by = Products(lambda: gpu)
+    for call, other in ((by.forward, w), (by.backward_x, w), (by.backward_w, x)):
+        call(x, other, pattern)
+    assert len(found) == 4
+    assert all(report.spills == report.stack == 0 and not report.losses for report in found)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_many_rows(rng, dtype):
     """Tiles of four consumers, more of them than multiprocessors."""
     import cupy
-    import ml_dtypes  # noqa: F401, the name of a dtype
-
-    from numbattn import sparse
 
     *given, pattern = drawn(rng, np.dtype(dtype), (8, 8), (128, 128), lead=(9001,))
     x, w, dy = map(cupy.asarray, given)
