@@ -27,7 +27,7 @@ class Lists(NamedTuple):
 class Pattern:
     """The sparsity pattern of a weight matrix: which of its blocks are there.
 
-    Its lists are made once, here on the CPU, and on each GPU when they are first needed there.
+    Its lists are made once on the CPU, and copied to a GPU when they are first needed there, which waits for it.
 
     Parameters
     ----------

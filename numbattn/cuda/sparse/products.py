@@ -101,8 +101,13 @@ class On:
         return [x.copy() if odd or not x.flags.c_contiguous else x for x in arrays.values()]
 
     def lists(self, name, pattern, like, make):
-        """A pattern's lists, copied to the GPU once."""
-        return pattern._kept((name, type(like), self.device), lambda: [np.asarray(x, like=like) for x in make()])
+        """A pattern's lists, copied to the GPU once; then they are there for all streams."""
+        def copied():
+            found = [np.asarray(x, like=like) for x in make()]
+            self.stream.synchronize()
+            return found
+
+        return pattern._kept((name, type(like), self.device), copied)
 
     def start(self, kernel, arrays, *counters):
         """Launch a kernel. What depends on the shapes alone is kept with the GPU."""
