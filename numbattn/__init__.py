@@ -14,7 +14,8 @@ KVCache                                          keys and values that are kept: 
 Causal, Window, Lengths, Prefix, Intervals       masks: who sees whom; `&` and `|` combine them
 First, Tail, Segments, Dense, Bits, BlockSparse  more of them; boolean arrays are masks, too
 Alibi, Bias, RelativeBias, Softcap, Sink         scores: what happens to S before the softmax
-Score, check_score                               a score that is a function of your own, and its test
+Where, check_mask                                a mask that is a function of your own, and its test
+Score, check_score                               a score that is one, and its test
 Dropout, dropout_mask                            dropout of P, and what it keeps
 
 numbattn.points                                  kernel products, optimal transport, nearest neighbours of points
@@ -41,6 +42,7 @@ from .jets import (
     attention_jvp,
     attention_laplacian,
 )
+from .mask_checks import check_mask
 from .masks import (
     Bits,
     BlockSparse,
@@ -68,6 +70,7 @@ from .scores.sink import Sink
 from .scores.softcap import Softcap
 from .tangents import SavedTangents
 from .version import __version__
+from .where import Where
 
 __all__ = [
     "Alibi",
@@ -93,6 +96,7 @@ __all__ = [
     "Sink",
     "Softcap",
     "Tail",
+    "Where",
     "Window",
     "__version__",
     "attention",
@@ -105,6 +109,7 @@ __all__ = [
     "attention_laplacian",
     "attention_vjp",
     "attention_weights",
+    "check_mask",
     "check_score",
     "dropout_mask",
     "merge",

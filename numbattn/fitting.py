@@ -8,13 +8,14 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+from .backends import backend
 from .checks import check_values, library, refuse_foreign, warn
 from .masks import AnyOf, Lengths, Mask, drawn
 from .scores import Part
 from .values import Memo, shown
 
 Shape = tuple[int, ...]
-FITTED = Memo("fitted")  # by shape, masks as they come to kernels; () for the mask itself
+FITTED = Memo("fitted")  # by shape and place, masks as they come to kernels; () for the mask itself
 CHECKED = Memo("checked")  # by shape, parts of scores that fit
 
 
@@ -22,11 +23,14 @@ def fitted_mask(mask: Mask, q: Any, shape: Shape, xp: str) -> Mask:
     """A mask with arrays."""
     if xp == "numpy" or not mask._lasts:
         return _fitted_anew(mask, q, shape, xp)
-    known = FITTED.get(mask, shape)
+    place = backend(xp).place() if mask._has_functions else ()
+    if place is None:
+        return _fitted_anew(mask, q, shape, xp)
+    known = FITTED.get(mask, (shape, place))
     if known is None:
         fitted = _fitted_anew(mask, q, shape, xp)
         known = () if fitted is mask else (fitted,)     # not itself: no cycle, which only a collector would end
-        FITTED.keep(mask, shape, known)
+        FITTED.keep(mask, (shape, place), known)
     return known[0] if known else mask
 
 

@@ -78,15 +78,15 @@ def check_score(
     compiled = _compiled()
     orders = range(2 if score.second is None else 3)
     value, *derivatives = [compiled.element(score, order) for order in orders]
-    _check_reads(score, shape, rng.normal(scale=spread, size=1021))
-    places = list(_compared(shape))
+    check_reads("score", score, shape, rng.normal(scale=spread, size=1021))
+    places = list(compared(shape))
     elements = _Elements(score, places, rng.normal(scale=spread, size=len(places)))
     in_python = elements.in_python(score._value)
     elements.compare("compiled", elements.of(value), in_python)
     error, finite = 0.0, np.isfinite(in_python)
     for order, derivative in enumerate(derivatives, 1):
         error = max(error, elements.compare_derivative(order, elements.of(derivative), finite))
-    cupy = _cupy()
+    cupy = cupy_if_any()
     if cupy is not None:
         _compare_on_a_gpu(cupy, score, shape, rng, spread)
     return error
@@ -99,12 +99,17 @@ def _compiled() -> Any:
     return function
 
 
-def _check_reads(score: Score, shape: tuple[int, ...], S: Any) -> None:
-    outside = _compiled().place_outside(score, shape, _walks(shape), S)
+def check_reads(of: str, value: Any, shape: tuple[int, ...], S: Any = None) -> None:
+    """Refuse a function that reads outside of its arrays; of: a "score", which S are, or a "mask"."""
+    from .scores.compiled.errors import naming
+
+    function = value._identity if S is None else value._identity.function
+    with naming(value.function, of=of):
+        outside = _compiled().place_outside(function, value.arrays, shape, _walks(shape), S)
     if outside is not None:
-        shapes = ", ".join(str(x.shape) for x in score.arrays)
-        raise ValueError(f"score: {score.function.__qualname__} reads outside of its arrays, of shapes {shapes}, at "
-                         f"{_words(outside)}")  # fmt: skip
+        shapes = ", ".join(str(x.shape) for x in value.arrays)
+        raise ValueError(f"{of}: {value.function.__qualname__} reads outside of its arrays, of shapes {shapes}, at "
+                         f"{words_of(outside)}")  # fmt: skip
 
 
 def _walks(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -124,7 +129,7 @@ def _walks(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
     return walks
 
 
-def _compared(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+def compared(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """Places (batch, head, i, j) far and wide, the first and the last among them."""
     lead = [min(size, 2) for size in shape[:2]]
     each = math.isqrt(MOST_COMPARED // math.prod(lead))
@@ -151,7 +156,7 @@ class _Elements:
                     found.append(float(function(s, *place)))
             except (ArithmeticError, LookupError, TypeError, ValueError) as error:
                 raise ValueError(f"score: {self.name} raises {type(error).__name__} in Python, {error}, at "
-                                 f"s = {s:.6g}, {_words(place)}; compiled it raises nothing") from error  # fmt: skip
+                                 f"s = {s:.6g}, {words_of(place)}; compiled it raises nothing") from error  # fmt: skip
         return np.array(found)
 
     def compare(self, how: str, got: Any, want: Any) -> None:
@@ -177,7 +182,7 @@ class _Elements:
         return float(errors[worst])
 
     def at(self, number: Any) -> str:
-        return f"at s = {self.S[number]:.6g}, {_words(self.places[number])}"
+        return f"at s = {self.S[number]:.6g}, {words_of(self.places[number])}"
 
 
 def _errors(got: Any, want: Any) -> Any:
@@ -187,12 +192,12 @@ def _errors(got: Any, want: Any) -> Any:
         return np.where(same, 0, abs(got - want) / np.maximum(abs(want), 1))
 
 
-def _words(place: Any) -> str:
+def words_of(place: Any) -> str:
     return ", ".join(f"{name} = {x}" for name, x in zip(PLACE, place))
 
 
 # ------------------------------------------------------------------------------------------------------------ on a GPU
-def _cupy() -> Any:
+def cupy_if_any() -> Any:
     """CuPy, if it finds a device."""
     try:
         cupy: Any = import_module("cupy")

@@ -107,6 +107,18 @@ def of_products(s, batch, head, i, j, mine, yours):
     return s + 0.125 * (mine[i] * yours[j] % 17 - mine[i] // 7)
 
 
+def striped(batch, head, i, j):
+    return j <= i and (i - j < 40 or j % 7 == 0)
+
+
+def same_group(batch, head, i, j, mine, yours):
+    return mine[i] == yours[j]
+
+
+def near(batch, head, i, j, reach, least):
+    return abs(i - j) <= reach[head] and i + j >= least[batch]
+
+
 def distance(slope):
     def function(s, batch, head, i, j):
         return s - slope * abs(i - j)
@@ -130,6 +142,9 @@ MASKS = {  # of a Problem
     "tree": lambda x: na.Bits.tree(x.parents()),
     "tail": lambda x: na.Tail(x.truths(*x.broadcast(*x.batch, x.m, x.m))),
     "blocks": lambda x: na.BlockSparse(*x.blocks(x.one_of(1, 3, 16, 64, 100), x.one_of(1, 7, 64, 128))),
+    "where": lambda x: na.Where(striped, block_size=x.one_of(8, 128)),
+    "where in groups": lambda x: na.Where(same_group, [np.sort(x.whole(0, 3, size)) for size in (x.m, x.n)]),
+    "where by head": lambda x: na.Where(near, [x.whole(0, 90, n) for n in x.heads_and_batches()], x.one_of(9, 64)),
 }
 SCORES = {
     "softcap": lambda x: na.Softcap(x.one_of(0.7, 3.0, 30.0)),
@@ -326,6 +341,8 @@ class Draw:
     # memory
     def placed(self, x):
         """An array in `xp`, in some layout; a mask or part of a score, all whose arrays are."""
+        if isinstance(x, na.Where):
+            return x._mapped(self.placed)
         if isinstance(x, na.Score):
             return na.Score(x.function, x.derivative, [*map(self.placed, x.arrays)])
         if isinstance(x, na.Tail):

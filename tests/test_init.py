@@ -12,10 +12,10 @@ def test_public_names():
     assert sorted(na.__all__) == [
         "Alibi", "Bias", "Bits", "BlockSparse", "Causal", "Dense", "Dropout", "First", "Gradients", "Intervals",
         "KVCache", "Lengths", "Mask", "Prefix", "RelativeBias", "Saved", "SavedTangents", "Score", "SecondGradients",
-        "Segments", "Sink", "Softcap", "Tail", "Window", "__version__", "attention", "attention_backward",
+        "Segments", "Sink", "Softcap", "Tail", "Where", "Window", "__version__", "attention", "attention_backward",
         "attention_backward_jvp", "attention_backward_vjp", "attention_forward", "attention_forward_jvp",
-        "attention_jvp", "attention_laplacian", "attention_vjp", "attention_weights", "check_score", "dropout_mask",
-        "merge", "merge_vjp", "pack", "unpack",
+        "attention_jvp", "attention_laplacian", "attention_vjp", "attention_weights", "check_mask", "check_score",
+        "dropout_mask", "merge", "merge_vjp", "pack", "unpack",
     ]  # fmt: skip
     for name in dir(na):
         assert hasattr(na, name)
@@ -72,7 +72,7 @@ def test_masks_show_nothing_internal(name):
     public = {attribute for attribute in dir(getattr(na, name)) if not attribute.startswith("_")}
     fields = {"left", "right", "offset", "keys", "queries", "lengths", "first", "end", "visible", "words", "blocks",
               "block_size", "mask", "max_queries", "n"}  # fmt: skip
-    assert public - fields <= {"dense", "pack", "tree", "butterfly", "local_global", "strided"}
+    assert public - fields <= {"dense", "from_indices", "pack", "tree", "butterfly", "local_global", "strided"}
 
 
 @pytest.mark.parametrize("name", ["Alibi", "Bias", "RelativeBias", "Score", "Sink", "Softcap"])

@@ -46,7 +46,7 @@ def test_many_heads_of_many_batches():
 def test_places_that_are_compared():
     """As many as are wanted, with the ends of all axes."""
     for shape in (1, 1, 1, 1), (1, 1, 3, 90), (7, 8, 9, 1000):
-        places = np.array([*score_checks._compared(shape)])
+        places = np.array([*score_checks.compared(shape)])
         assert len(places) <= score_checks.MOST_COMPARED
         np.testing.assert_array_equal(places.min(axis=0), 0)
         np.testing.assert_array_equal(places.max(axis=0), np.array(shape) - 1)
@@ -86,7 +86,7 @@ def test_where_a_score_is_infinite_it_has_no_derivative():
 
 
 def test_what_a_gpu_computes_is_compared(monkeypatch):
-    monkeypatch.setattr(score_checks, "_cupy", lambda: np)      # the CPU instead
+    monkeypatch.setattr(score_checks, "cupy_if_any", lambda: np)      # the CPU instead
     score = na.Score(lambda s, batch, head, i, j, x: s - x[j] * head, arrays=[np.arange(9, dtype=np.uint8)])
     assert na.check_score(score, 5, 9, heads=3) < 1e-6
     forward = na.attention_forward

@@ -9,5 +9,7 @@ from .backward_tangent import backward_tangent
 from .forward import forward
 from .function import applied
 from .tangent import laplacian, tangent
+from .where import shown_by_function, states_of_blocks
 
-__all__ = ["applied", "backward", "backward_tangent", "forward", "laplacian", "tangent"]
+__all__ = ["applied", "backward", "backward_tangent", "forward", "laplacian", "shown_by_function",
+           "states_of_blocks", "tangent"]  # fmt: skip

@@ -10,8 +10,10 @@ from ..caches import eight_bits
 from ..checks import DTYPES
 from ..masks import All, Grid, Rows, drawn
 from ..origin import Origin
+from .function import record_of
 from .record import HOLE, At, Later, Record, data_address
-from .tile import BFLOAT16, FLOAT8, FLOAT16, INT8, OF_SUMS
+from .tile import BFLOAT16, FLOAT8, FLOAT16, FULL, INT8, OF_SUMS
+from .where import tile_function
 
 
 class Matrices(NamedTuple):
@@ -62,7 +64,9 @@ class MaskArrays(NamedTuple):
     intervals: Matrices  # int64, two rows: the first key that each query sees, and the end of those; or no rows
     # and two more rows for each gap between these
     cells: Any  # int64 (grids, batch, heads), addresses of uint8 matrices
-    grids: Any  # int64 (grids, 7): rows and columns of cells, and strides; rows, columns and packed of a cell
+    grids: Any  # int64 (grids, 14): rows and columns of cells, and strides; rows, columns and packed of a cell, and its
+    # value if all of it is visible, 0 for any but 0; of a function, else 0, its address, that of a record of its
+    # arrays, and from which query, key, element of the batch and head it counts
 
 
 class DropoutNumbers(NamedTuple):
@@ -93,7 +97,7 @@ class Scratch(NamedTuple):
 FEW = 16  # queries of a tile, at most, that decode.py computes
 LINE = 64  # bytes of a cache line, at a multiple of which each array of a Scratch begins
 LONG = 8192  # keys that are summed before they are added to others; of 128
-NO_BANDS, NO_CELLS, NO_GRIDS = (np.zeros(shape, np.int64) for shape in ((0, 0, 4), (0, 0, 0), (0, 7)))
+NO_BANDS, NO_CELLS, NO_GRIDS = (np.zeros(shape, np.int64) for shape in ((0, 0, 4), (0, 0, 0), (0, 14)))
 NO_TILES = np.zeros((0, 5), np.int64)
 NO_FRAME = All()  # a mask without segments
 NO_MATRICES = NO_INTERVALS = Matrices(0, np.zeros((0, 0), np.int64), 0, 0, 1)
@@ -292,7 +296,7 @@ _known_record_of = lru_cache(maxsize=64)(_record_of)
 
 def _mask_arrays(problem, mask):
     """The MaskArrays, and arrays to which addresses in them lead."""
-    mask = drawn(mask, problem.seqlen_q, problem.seqlen_k, NO_BANDS, tails=True)
+    mask = drawn(mask, problem.seqlen_q, problem.seqlen_k, NO_BANDS, also=lambda part: part._is_tail)
     band, bands = mask._band(problem.seqlen_q, problem.seqlen_k), NO_BANDS
     if not all(isinstance(number, int) for number in band):
         bands = np.empty((*problem.batch, 4), np.int64)
@@ -307,8 +311,20 @@ def _mask_arrays(problem, mask):
     grids = [_compact(grid) for grid in grids]
     matrices = [matrices_of(grid.cells, problem) for grid in grids]
     cells = np.stack([x.address + x.offsets for x in matrices])
-    numbers = [(*x.shape[-2:], *x.strides[-2:], rows, cols, packed) for x, rows, cols, packed in grids]
-    return MaskArrays(tuple(band), bands, intervals, cells, np.array(numbers, np.int64)), (alive, grids)
+    functions = [_function_of(problem, grid) for grid in grids]
+    numbers = [(*x.shape[-2:], *x.strides[-2:], rows, cols, packed, *own)
+               for (x, rows, cols, packed, _), (own, _) in zip(grids, functions)]  # fmt: skip
+    return MaskArrays(tuple(band), bands, intervals, cells, np.array(numbers, np.int64)), (alive, grids, functions)
+
+
+def _function_of(problem, grid):
+    """What is visible as a whole in a Grid, and the numbers of its function; and what has to live as long."""
+    if grid.function is None:
+        return (255 * grid.packed, *[0] * 6), None
+    function, record = tile_function(grid.function, problem.sum_dtype), record_of(grid.function.arrays)
+    at = grid.function._at
+    numbers = FULL, function.address, data_address(record), at.query, at.key, at.batch, at.head
+    return numbers, (function, record)
 
 
 def _intervals(problem, mask):
@@ -324,7 +340,9 @@ def _intervals(problem, mask):
 
 def _compact(grid):
     """A Grid in which equal rows of cells, or columns, that share memory are one."""
-    cells, rows, cols, packed = grid
+    cells, rows, cols, packed, function = grid
+    if function is not None:
+        return grid
     if cells.strides[-2] == 0 and cells.shape[-2] > 1:
         cells, rows = cells[..., :1, :], rows * cells.shape[-2]
     if cells.strides[-1] == 0 and cells.shape[-1] > 1 and not packed:

@@ -8,10 +8,7 @@ from functools import lru_cache
 
 import numba
 import numpy as np
-from llvmlite import ir
 from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from ..scores.compiled.element import check, differentiated_element
 from ..scores.compiled.errors import naming
@@ -20,7 +17,7 @@ from ..scores.compiled.strict import Compiler, compiled
 from ..scores.compiled.wide import seen
 from .compile import c_function
 from .record import data_address, reader
-from .tile import INT64, contiguous_view
+from .tile import contiguous_view
 
 ARGUMENTS = [ctypes.c_int64] * 9  # of a CFunction here
 
@@ -96,22 +93,31 @@ def element(score, order=0):
     return of_one
 
 
-def place_outside(score, shape, walks, S):
-    """(batch, head, i, j) of `shape` where the function of a Score reads outside of its arrays, or None. walks: steps
-    along each axis; S: scores."""
-    at = np.zeros(4, np.int64)
-    with naming(score.function):
-        for steps in walks:
-            try:
-                _walk(score._identity.function)(S, shape, steps, at, score.arrays)
-            except IndexError:
-                return at.tolist()
+def place_outside(function, arrays, shape, walks, S=None):
+    """(batch, head, i, j) of `shape` where a Frozen reads outside of its arrays, or None. walks: steps along each axis;
+    S: scores, for a function of these."""
+    at, walk = np.zeros(4, np.int64), _walk(function, S is not None)
+    for steps in walks:
+        try:
+            walk(np.zeros(1) if S is None else S, shape, steps, at, arrays)
+        except IndexError:
+            return at.tolist()
     return None
 
 
 @lru_cache(maxsize=64)
-def _walk(function):
+def _walk(function, of_scores):
     of_user = checked(function.linked(checked, INSTEAD))
+
+    @compiled
+    def call_with_score(S, at, arrays):
+        of_user(S[(at[2] + at[3]) % S.size], at[0], at[1], at[2], at[3], *seen(arrays))
+
+    @compiled
+    def call_without(S, at, arrays):
+        of_user(at[0], at[1], at[2], at[3], *seen(arrays))
+
+    call = call_with_score if of_scores else call_without
 
     @compiled
     def walk(S, shape, steps, at, arrays):
@@ -125,7 +131,7 @@ def _walk(function):
                     at[2] = min(i, last[2])
                     for j in range(0, last[3] + steps[3], steps[3]):
                         at[3] = min(j, last[3])
-                        of_user(S[(at[2] + at[3]) % S.size], at[0], at[1], at[2], at[3], *seen(arrays))
+                        call(S, at, arrays)
 
     return walk
 
@@ -134,17 +140,3 @@ def record_of(arrays):
     """Address, shape and strides of each array, one after the other, int64."""
     numbers = [number for x in arrays for number in (data_address(x), *x.shape, *x.strides)]
     return np.array(numbers or [0], np.int64)
-
-
-@intrinsic
-def call_at(typingctx, address, arguments):
-    """Call the cfunc at an address, of integers."""
-
-    def generate(context, builder, signature, args):
-        words = [context.cast(builder, word, kind, types.int64)
-                 for word, kind in zip(cgutils.unpack_tuple(builder, args[1]), arguments)]  # fmt: skip
-        kind = ir.FunctionType(ir.VoidType(), [INT64] * len(words))
-        builder.call(builder.inttoptr(args[0], kind.as_pointer()), words)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, arguments), generate

@@ -29,6 +29,7 @@ EMPTY, PARTIAL, FULL = 0, 1, 2
 OF_SUMS, FLOAT16, BFLOAT16, INT8, FLOAT8 = range(5)  # numbers of K and V: of the dtype of sums, or narrower
 INT64 = ir.IntType(64)
 LINE = 64  # bytes of the caches
+WHOLE, FUNCTION, RECORD, QUERY, KEY, BATCH, HEAD = range(7, 14)  # numbers of a grid: see arguments.MaskArrays
 HAS_FLOAT16 = "f16c" in FEATURES
 
 
@@ -192,6 +193,20 @@ def add_one(typingctx, counters, index):
         return builder.add(builder.atomic_rmw("add", place, one, "acq_rel"), one)
 
     return types.int64(counters, types.intp), generate
+
+
+@intrinsic
+def call_at(typingctx, address, arguments):
+    """Call the cfunc at an address, of integers."""
+
+    def generate(context, builder, signature, args):
+        words = [context.cast(builder, word, kind, types.int64)
+                 for word, kind in zip(cgutils.unpack_tuple(builder, args[1]), arguments)]  # fmt: skip
+        kind = ir.FunctionType(ir.VoidType(), [INT64] * len(words))
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), words)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, arguments), generate
 
 
 @inline
@@ -364,13 +379,13 @@ def tile_state(mask, intervals, batch, head, m0, m_end, n0, n_end):
         return EMPTY
     state = FULL
     for g in range(mask.grids.shape[0]):
-        height, width, row_stride, col_stride, rows, cols, packed = mask.grids[g]
+        height, width, row_stride, col_stride, rows, cols, packed = mask.grids[g, :7]
         cells = any_view(mask.cells[g, batch, head], height, width, row_stride, col_stride, np.uint8)
-        some = every = total = 0
+        whole, some, every, total = mask.grids[g, WHOLE], 0, 0, 0
         for r in range(m0 // rows, (m_end + rows - 1) // rows):
             for c in range(n0 // cols, (n_end + cols - 1) // cols):
                 some += cells[r, c] != 0
-                every += cells[r, c] == 255 if packed else cells[r, c] != 0
+                every += cells[r, c] == whole if whole else cells[r, c] != 0
                 total += 1
             if some > 0 and every < total:
                 break                                                       # PARTIAL, whatever follows
@@ -385,7 +400,13 @@ def tile_state(mask, intervals, batch, head, m0, m_end, n0, n_end):
 def mask_cells(S, mask, batch, head, m0, n0):
     """S = -inf where a cell is not set."""
     for g in range(mask.grids.shape[0]):
-        height, width, row_stride, col_stride, rows, cols, packed = mask.grids[g]
+        height, width, row_stride, col_stride, rows, cols, packed = mask.grids[g, :7]
+        if mask.grids[g, FUNCTION]:
+            record, query, key = mask.grids[g, RECORD], mask.grids[g, QUERY] + m0, mask.grids[g, KEY] + n0
+            batch, head = mask.grids[g, BATCH] + batch, mask.grids[g, HEAD] + head
+            given = address_of(S), S.shape[0], S.shape[1], batch, head, query, key, record
+            call_at(mask.grids[g, FUNCTION], given)
+            continue
         cells = any_view(mask.cells[g, batch, head], height, width, row_stride, col_stride, np.uint8)
         if rows == 1 and S.shape[1] > 1:
             select(S, cells, cols, packed, m0, n0)

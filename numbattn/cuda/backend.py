@@ -9,9 +9,11 @@ from .points import Points
 PASSES, POINTS = Passes(current), Points(current)
 forward, backward = PASSES.forward, PASSES.backward
 tangent, backward_tangent, laplacian = PASSES.tangent, PASSES.backward_tangent, PASSES.laplacian
+place, states_of_blocks, shown_by_function = PASSES.place, PASSES.states_of_blocks, PASSES.shown_by_function
 sums, gradient, logsumexp, nearest = POINTS.sums, POINTS.gradient, POINTS.logsumexp, POINTS.nearest
 
 __all__ = [
     "append", "backward", "backward_tangent", "check_device", "current", "forward", "gradient", "laplacian",
-    "logsumexp", "merge_into", "nearest", "sum_into", "sums", "tangent",
+    "logsumexp", "merge_into", "nearest", "place", "shown_by_function", "states_of_blocks",
+    "sum_into", "sums", "tangent",
 ]  # fmt: skip

@@ -6,6 +6,7 @@ be captured in a CUDA graph. What follows from shapes, strides and kinds is plan
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ..caches.eight_bits import bits_of
@@ -16,6 +17,7 @@ from ..scores.compiled.errors import naming
 from ..scores.function import Score
 from ..tangents import Rows, gradients_of_sink, parts_of
 from ..values import put
+from ..where import Where
 from . import kernels
 from .caches.gather import gather
 from .plan.masks import lowered_mask
@@ -23,6 +25,7 @@ from .plan.planner import plan
 from .plan.scores import finish_gradients, lowered_part
 from .tile.alignment import VECTOR_BYTES, layout_of
 from .views import contiguous
+from .where import shown_by_function, states
 from .words.numbers import numbers_of
 from .words.spec import Pass
 from .words.steps import BEFORE, LoweredCall, gradient_of_part, tangent_of_part
@@ -129,6 +132,21 @@ class Passes:
                 grad.fill(0)
         of_score = [results.get(gradient_of_part(i)) for i, part in enumerate(inputs.score) for _ in part._weights]
         return Gradients(*[results[name] for name in pass_.gives], tuple(of_score))
+
+    def place(self):
+        """Where and when what is computed now may be read later on; None in a capture, whose memory is the graph's."""
+        gpu = self.current()
+        stream = gpu.stream()
+        return None if stream.is_capturing() else (gpu.device.index, stream.ptr)
+
+    def states_of_blocks(self, mask):
+        """The states of the blocks of a fitted Where: kept, if they may be read later on."""
+        gpu, place = self.current(), self.place()
+        return states(gpu, mask) if place is None else mask._states_kept(place, partial(states, gpu))
+
+    def shown_by_function(self, mask):
+        """What a fitted Where shows, booleans."""
+        return shown_by_function(self.current(), mask)
 
     def tangent(self, problem, inputs, tangents):
         """o, lse, and to and tlse of all Tangents, their axis in front."""
@@ -280,12 +298,19 @@ def run(gpu, pass_, problem, inputs, arrays, strides, deterministic=True, whole=
         layouts = {name: layout_of(x, address) for (name, x), address in zip(arrays.items(), addresses)}
         call = LoweredCall(layouts, *mask[1:], deterministic, score, tier, whole, tscore, kind[0])
         planned = plan(pass_, problem, gpu.device, call)
-        with naming(*[part.function for part in inputs.score if isinstance(part, Score)]):
+        with naming_functions(inputs):
             program = gpu.load(planned, tuple(arrays), problem.sum_dtype)
         gpu.keep(key, program)
     numbers = numbers_of(mask.numbers, inputs.dropout, inputs.origin, inputs.scale, kind[1])
     launch(gpu, program, arrays, addresses, numbers, problem, inputs.score)
     return True
+
+
+def naming_functions(inputs):
+    """Of the user's own, in what Numba says."""
+    of_score = [part.function for part in inputs.score if isinstance(part, Score)]
+    of_mask = [leaf.function for leaf in inputs.mask._leaves if isinstance(leaf, Where)]
+    return naming(*of_score, *of_mask, of="score" if of_score else "mask")
 
 
 def sees_nothing(problem, mask):

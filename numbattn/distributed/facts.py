@@ -13,6 +13,7 @@ from ..masks import Mask
 from ..scores import Part
 from ..scores.function import Score
 from ..values import shown
+from ..where import Where
 from .messages import Gather
 
 Facts = dict[str, Any]  # by the argument's name, which an error names
@@ -78,8 +79,9 @@ def value(x: Any) -> str:
     decide what travels: they have a checksum."""
     if isinstance(x, tuple):
         return ", ".join(map(value, x))
-    if isinstance(x, Score):
-        return f"Score({x.function.__qualname__} of digest {x._identity.digest}, {value(x.arrays)})"
+    if isinstance(x, Score | Where):
+        name = f"{x.function.__qualname__} of digest {x._identity.digest}"
+        return f"{type(x).__name__}({name}, {value(x.arrays)})"
     if not isinstance(x, Mask | Part):
         return shown(x)
     axis, found = x._axis_of_queries, []

@@ -209,7 +209,9 @@ def axis_of_heads(x: Any, own: int | None) -> int | None:
 
 def of_heads(share: Share, rows: Iterator[Any]) -> Iterator[Any]:
     """The parts of the score and of the mask for the rank's heads; rows: the arrays of `rows_of`, for all queries."""
+    first = share.place.rank * share.problem.heads // share.place.ranks
     for value, alone in zip(share.values, share.alone):
+        value = value._from_head(first) if isinstance(value, Mask) else value
         arrays, own = value._arrays(), own_axes(value)
         if alone:
             yield with_arrays(value, {name: next(rows) for name in arrays})

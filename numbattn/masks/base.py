@@ -54,13 +54,15 @@ class Rows(NamedTuple):
 class Grid(NamedTuple):
     """Element (i, j) is visible iff its cell (i // rows, j // cols) is set; in a packed cell, iff its bit j % cols is.
 
-    cells: uint8, the batch axes and then rows and columns of cells.
+    cells: uint8, the batch axes and then rows and columns of cells. Those of a function are states, 0 for EMPTY, 1 for
+    PARTIAL, where the function tells, 2 for FULL.
     """
 
     cells: Any
     rows: int
     cols: int
     packed: bool = False
+    function: Any = None  # a Where
 
 
 class Mask(Value):
@@ -166,6 +168,10 @@ class Mask(Value):
         """The mask of a part of the score matrix."""
         raise NotImplementedError
 
+    def _from_head(self, head: int) -> Mask:
+        """The mask of heads from this one on, its arrays aside."""
+        return self
+
     def _transposed(self, seqlen_q: int, seqlen_k: int, frame: Any = None) -> Mask:
         """The mask with queries and keys exchanged, for an `&` with its exchanged `_frame`, if it has one: Bits, unless
         a kind knows better. Itself fitted, for so many queries and keys."""
@@ -200,6 +206,7 @@ class Mask(Value):
     _crops_by_sequence = False  # whether `_cropped` takes places that differ between sequences, as in caches
     _is_settled = False  # whether nothing in it can change: its arrays are copies
     _is_tail = False  # whether its grid has a column for each of the last keys alone
+    _is_function = False  # whether a function of the user's own tells what is visible
     _is_segments = False
     _is_frame = False  # whether parts without an offset of their own are aligned within it
     _ends_keys = False  # whether keys, or queries, may end before those of the matrix by it
@@ -262,7 +269,11 @@ class Mask(Value):
     @cached_property
     def _holds_arrays(self) -> bool:
         """Whether kernels take any."""
-        return self._is_drawn or bool(arrays_of(self))
+        return self._is_drawn or self._has_functions or bool(arrays_of(self))
+
+    @cached_property
+    def _has_functions(self) -> bool:
+        return any(leaf._is_function for leaf in self._leaves)
 
     @cached_property
     def _lasts(self) -> bool:

@@ -174,15 +174,22 @@ def as_mask(mask: Any, name: str = "mask") -> Mask:
                     "True = visible (numbers that are added to the scores go into score=numbattn.Bias)")
 
 
-def drawn(mask: Mask, seqlen_q: int, seqlen_k: int, array: Any, tails: bool = False) -> Mask:
-    """The mask with Bits, in the library of `array`, where that is how it comes to kernels; tails: and for a Tail."""
-    if not (mask._is_drawn or any(part._is_tail for part in mask._parts)):
+def no_part(part: Mask) -> bool:
+    return False
+
+
+def drawn(
+    mask: Mask, seqlen_q: int, seqlen_k: int, array: Any, also: Callable[[Mask], bool] = no_part
+) -> Mask:  # fmt: skip
+    """The mask with Bits, in the library of `array`, where that is how it comes to kernels, and for some parts `also`;
+    with states of tiles for functions."""
+    if not (mask._is_drawn or any(part._is_tail or part._is_function for part in mask._parts)):
         return mask
 
     def placed(part: Any) -> Mask:
-        if mask._draws(part) or (tails and part._is_tail):
+        if mask._draws(part) or also(part):
             return part._bits(seqlen_q, seqlen_k, mask._frame, array)
-        return part._packed(seqlen_q) if part._is_tail else part
+        return part._packed(seqlen_q) if part._is_tail else part._with_states(array) if part._is_function else part
 
     parts = tuple(map(placed, mask._parts))
     return mask if parts == mask._parts else All(parts)
@@ -206,7 +213,7 @@ def cropped(mask: Mask, crop: Crop, segments: Segments | None = None) -> Mask:
 
 def visible(mask: Mask, seqlen_q: int, seqlen_k: int, array: Any) -> Any:
     """The booleans that a mask stands for, in the library of `array`, which is that of its arrays."""
-    mask = drawn(mask, seqlen_q, seqlen_k, array, tails=True)
+    mask = drawn(mask, seqlen_q, seqlen_k, array, also=lambda part: part._is_tail or part._is_function)
     i, j = np.arange(seqlen_q, like=array), np.arange(seqlen_k, like=array)
     lo, hi, queries, keys = (for_queries(for_queries(x)) for x in mask._band(seqlen_q, seqlen_k))
     interval, gaps, i = mask._interval(i, seqlen_k), mask._gaps(i, seqlen_k), i[:, None]
@@ -215,7 +222,7 @@ def visible(mask: Mask, seqlen_q: int, seqlen_k: int, array: Any) -> Any:
         found = found & _between(interval, j)
     for gap in gaps:
         found = found & ~_between(gap, j)
-    for cells, rows, cols, packed in mask._grids():
+    for cells, rows, cols, packed, _ in mask._grids():
         row, col = _places(i, rows, cells.shape[-2]), _places(j, cols, cells.shape[-1])
         cell = cells[..., row, col]
         found = found & ((cell >> (j % cols).astype(np.uint8) & 1 if packed else cell) != 0)

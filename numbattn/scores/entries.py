@@ -10,6 +10,8 @@ import numpy as np
 
 IS_A_MASK = "returns True or False, as a mask does: return s where it shows, -math.inf where it hides, or give a mask"
 
+IS_NO_TRUTH = "may return something else than True or False: let it compare, x != 0, say, on every way"
+
 
 class Entries:
     """An array whose entries are Python's numbers: no 8 bits wrap around, and True - False is 1. In compiled code the

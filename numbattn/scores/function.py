@@ -99,16 +99,9 @@ class Score(Part):
                 self._set(**{order: python_function(f"Score {order}", getattr(self, order))})
         if self.second is not None and self.derivative is None:
             raise ValueError("Score second: got one without a derivative, expected both or neither")
-        self._set(arrays=_arrays(self.arrays))
-        for name, x in self._arrays().items():
-            dtype = dtype_of(x)
-            if dtype == np.uint64:
-                raise TypeError(f"Score {name}: got {words_for(x)}, which int64 cannot hold: give x.astype(np.int64)")
-            if dtype not in DTYPES:
-                raise TypeError(f"Score {name}: got {words_for(x)}, expected an array of NumPy or CuPy, of booleans, "
-                                "integers, float32 or float64")
+        self._set(arrays=arrays_given("Score", self.arrays))
         for order, given in zip(ORDERS, self._functions):
-            _check_signature(f"Score {order}", given, len(self.arrays))
+            check_signature(f"Score {order}", given, ("s", *PLACE), len(self.arrays))
         self._set(_identity=Identity(*self._functions))
 
     @property
@@ -219,21 +212,31 @@ def python_function(name: str, function: Any) -> FunctionType:
     return function
 
 
-def _arrays(given: Any) -> tuple[Any, ...]:
+def arrays_given(of: str, given: Any) -> tuple[Any, ...]:
+    """The arrays of a function, of the kind of value that it is in."""
     if not isinstance(given, Iterable) or isinstance(given, str | bytes) or library(given):
-        raise TypeError(f"Score arrays: got {words_for(given)}, expected a sequence of arrays")
-    return tuple(given)
+        raise TypeError(f"{of} arrays: got {words_for(given)}, expected a sequence of arrays")
+    for number, x in enumerate(arrays := tuple(given)):
+        name, dtype = f"{of} arrays[{number}]", dtype_of(x)
+        if dtype == np.uint64:
+            raise TypeError(f"{name}: got {words_for(x)}, which int64 cannot hold: give x.astype(np.int64)")
+        if dtype not in DTYPES:
+            raise TypeError(f"{name}: got {words_for(x)}, expected an array of NumPy or CuPy, of booleans, integers, "
+                            "float32 or float64")
+    return arrays
 
 
-def _check_signature(name: str, function: Callable[..., Any] | None, arrays: int) -> None:
-    """Refuse a function that cannot be called as kernels call it, all by position."""
+def check_signature(name: str, function: Callable[..., Any] | None, arguments: Sequence[str], arrays: int) -> None:
+    """Refuse a function that cannot be called as kernels call it, with these arguments and so many arrays, all by
+    position."""
     if function is None:
         return
+    expected = f"({', '.join(arguments)}, *arrays)"
     try:
-        signature(function).bind(*range(1 + len(PLACE) + arrays))
+        signature(function).bind(*range(len(arguments) + arrays))
     except TypeError as error:
-        raise TypeError(f"{name}: {function.__qualname__}{signature(function)} cannot be called as (s, batch, head, i, "
-                        f"j, *arrays) with {arrays} arrays: {error}") from None  # fmt: skip
+        raise TypeError(f"{name}: {function.__qualname__}{signature(function)} cannot be called as {expected} with "
+                        f"{arrays} arrays: {error}") from None  # fmt: skip
     if any(x.kind is Parameter.KEYWORD_ONLY for x in signature(function).parameters.values()):
         raise TypeError(f"{name}: {function.__qualname__}{signature(function)} takes arguments by name only, which "
-                        "compiled code cannot give: expected (s, batch, head, i, j, *arrays)")  # fmt: skip
+                        f"compiled code cannot give: expected {expected}")  # fmt: skip

@@ -209,7 +209,7 @@ FAULTS = {
     "if n0 + j < keys else first": "if n0 + j <= keys else first",
     "(m_end + rows - 1) // rows": "m_end // rows",
     "(n_end + cols - 1) // cols": "n_end // cols",
-    "cells[r, c] == 255 if packed": "cells[r, c] != 0 if packed",
+    "cells[r, c] == whole if whole": "cells[r, c] != 0 if whole",
     "if every < total": "if every < some",
     "bit = (n0 + j) // cols, (n0 + j) % cols * packed": "bit = (n0 + j) // cols, j % cols * packed",
     "first, r = 0, m0 // rows": "first, r = 0, 0",

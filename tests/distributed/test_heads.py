@@ -23,6 +23,7 @@ BY_HEAD = {  # of rng, heads, m, n
     "dense by head": lambda rng, h, m, n: na.Dense(rng.random((h, m, n)) < 0.4) | na.Causal(),
     "bits by head": lambda rng, h, m, n: na.Bits.pack(rng.random((2, h, m, n)) < 0.4),
     "blocks by head": lambda rng, h, m, n: na.BlockSparse(rng.random((1, h, -(-m // 48), -(-n // 20))) < 0.4, (48, 20)),
+    "where by head": lambda rng, h, m, n: na.Where(near, [rng.integers(0, n + 1, h)], 16),
     "tail by head": lambda rng, h, m, n: na.Tail(rng.random((h, m, m)) < 0.4),
 }
 SCORES = {  # of rng, heads, m, n
@@ -32,6 +33,10 @@ SCORES = {  # of rng, heads, m, n
     "bias": lambda rng, h, m, n: [na.Bias(rng.random((h, m, 1))), na.Bias(rng.random((1, n))), na.Softcap(3.0)],
     "function": lambda rng, h, m, n: [na.Score(far, arrays=[rng.random(m)]), na.Alibi(0.1, gradient=False, offset=0)],
 }
+
+
+def near(batch, head, i, j, reach):
+    return abs(i - j) <= reach[head] + batch
 
 
 def assert_as_on_one_device(ring, q, k, v, rng, **options):

@@ -15,9 +15,8 @@ from ...scores.compiled.elementwise import of_one
 from ...scores.compiled.errors import naming
 from ..compile import c_function
 from ..exponentials import exp
-from ..function import call_at
 from ..logarithms import log1p, power
-from ..tile import address_of, contiguous_view, inline
+from ..tile import address_of, call_at, contiguous_view, inline
 
 VALUE, DERIVATIVE, CURVATURE, LOGARITHM = "value", "derivative", "curvature", "log_value"
 ORDERS = {VALUE: 0, DERIVATIVE: 1, CURVATURE: 2}

@@ -1,8 +1,8 @@
 """Functions of the user's own, numbattn.Score, called by their addresses."""
 
 from ...scores.function import Score
-from ..function import call_at, record_of, tile_function
-from ..tile import address_of, inline
+from ..function import record_of, tile_function
+from ..tile import address_of, call_at, inline
 from .kind import Kind, Lowered
 
 

@@ -8,9 +8,9 @@ import numpy as np
 from ...masks import AnyOf, Window, arrays_of, band_of
 from ...values import clip
 from ..kernels.any.intervals import CLOSE, OPEN, OR, lowered
-from ..kernels.shared.visibility import FARTHEST
+from ..kernels.shared.visibility import FARTHEST, FARTHEST_PLACE, GRIDS, lowered_function
 from ..words.numbers import SIDES, MaskNumbers
-from ..words.steps import Lowered, array_of_mask
+from ..words.steps import Lowered, LoweredGrid, array_of_grid, array_of_mask
 from .known import KNOWN, lower_and_keep
 
 EVERYWHERE = -FARTHEST, FARTHEST  # lo and hi
@@ -22,7 +22,7 @@ class LoweredMask(NamedTuple):
     numbers: MaskNumbers
     keys: int  # the most that a query sees, by the band alone
     last_key: int  # no query sees this one or any after it
-    grids: tuple  # (rows, columns) of a cell of each grid
+    grids: tuple  # a LoweredGrid for each
     last_query: int  # neither it nor any after it sees anything
     intervals: tuple  # each part that gives intervals, Lowered
 
@@ -42,7 +42,8 @@ def without_arrays(mask, seqlen_q, seqlen_k):
 
 
 def own_arrays(mask):
-    return arrays_of(mask) if mask._lasts else None
+    states = [leaf._states for leaf in mask._leaves if leaf._is_function]
+    return [*arrays_of(mask), *states] if mask._lasts else None
 
 
 def mask_and_arrays(mask, seqlen_q, seqlen_k):
@@ -60,13 +61,28 @@ def mask_and_arrays(mask, seqlen_q, seqlen_k):
     own, intervals, of_intervals = intervals_and_arrays(mask, *sizes)
     keys = seqlen_k if arrays else max(min(seqlen_k, band.hi - band.lo + 1), 0)
     last_key = seqlen_k if "keys" in arrays else band.keys
-    grids = mask._grids()
-    arrays.update({f"cells {number}": grid.cells for number, grid in enumerate(grids)})
-    arrays.update(of_intervals)
-    sizes = tuple([(grid.rows, grid.cols) for grid in grids])
+    grids, of_grids = grids_and_arrays(mask, *sizes)
+    arrays |= of_grids | of_intervals
     last_query = seqlen_q if "queries" in arrays else band.queries
     numbers = MaskNumbers(*band, shifts["lo"], shifts["hi"], *own)
-    return LoweredMask(numbers, keys, last_key, sizes, last_query, intervals), arrays
+    return LoweredMask(numbers, keys, last_key, grids, last_query, intervals), arrays
+
+
+def grids_and_arrays(mask, seqlen_q, seqlen_k):
+    """Each grid of a mask, Lowered, and their arrays by name."""
+    found, arrays = [], {}
+    for part in mask._parts:
+        for grid in part._grids():
+            arrays[f"cells {len(found)}"] = grid.cells
+            if grid.function is None:
+                found.append(LoweredGrid(GRIDS[type(part)], grid.rows, grid.cols))
+                continue
+            if max(seqlen_q, seqlen_k) > FARTHEST_PLACE:
+                raise NotImplementedError(f"mask: got a Where of {seqlen_q} queries and {seqlen_k} keys, at most "
+                                          f"{FARTHEST_PLACE} on a GPU")
+            arrays |= {array_of_grid(len(found), which): x for which, x in enumerate(grid.function.arrays)}
+            found.append(lowered_function(grid))
+    return tuple(found), arrays
 
 
 def intervals_and_arrays(mask, seqlen_q, seqlen_k):

@@ -19,7 +19,7 @@ from ..kernels.scores import (
     is_packed,
     kind,
 )
-from ..kernels.shared.visibility import BY_INTERVALS, GAP, GRIDS, MASK, PACKED, has_states
+from ..kernels.shared.visibility import BY_INTERVALS, GAP, MASK, PACKED, has_blocks, has_states
 from ..tile.alignment import VECTOR_BYTES, alignment
 from ..views import View, broadcast, contiguous, fits_tensor_map, pieces
 from ..words.arguments import AlignedMatrix, Argument, Matrix, TmaMatrix
@@ -79,8 +79,8 @@ class Planner:
         self.layouts, self.stand_ins, self.temporaries, self.steps = dict(call.layouts), {}, {}, []
         self.axes, self.states = problem.batch[:-1] or (1,), None
         sides = [side for side in SIDES if side in self.layouts]
-        grids = [GRIDS[kind] for kind in problem.mask_kinds if kind in GRIDS]
-        self.cells = tuple([sizes for kind, sizes in zip(grids, call.grids) if kind == "blocks"])
+        grids = [grid.kind for grid in call.grids]
+        self.cells = tuple([(grid.rows, grid.cols) for grid in call.grids if has_blocks(grid.kind)])
         self.gaps = range(count_of_gaps([part.kind for part in call.intervals]))
         self.mask = (*sides, *grids, *[BY_INTERVALS] * bool(call.intervals), *[GAP for _ in self.gaps])
         self.score = tuple([self.compiled_in(part, number) for number, part in enumerate(call.score)])

@@ -21,7 +21,7 @@ plain one. Numbers take the dtype of the tile that they are combined with. With 
 | exp2, log2, reciprocal, sqrt | in float32; in float64 by libdevice | ex2, lg2, rcp, sqrt.approx.ftz |
 | exp, log, tanh | by those | ex2, lg2, rcp, fma |
 | maximum, minimum, capped, where | for tiles and numbers; `capped` keeps NaN | max, min, min.NaN, selp |
-| map_elements | any function of an element and its position | |
+| map_elements, holds | any function of an element and its position, any truth of its position | |
 | row_max, row_sum, part_sum | along the rows: by a warp, or by each thread | max, add, shfl.bfly |
 | part_argmin, anywhere | a running minimum of each row and its column; whether truths hold | min, vote.any |
 | convert, bitcast | another dtype; the same bits as another dtype | cvt, mov |
@@ -77,7 +77,7 @@ from .functions import exp, exp2, log, log2, reciprocal, sqrt, tanh
 from .global_memory import has_bits, load, save, take
 from .integers import INDEX, always, index, lowest_bit, opaque, shape
 from .layout import ONE, WARP, WARPGROUP, WARPGROUP_ROWS, Axis, Layout, copy_layout, mma, simt, wgmma
-from .mapping import map_elements
+from .mapping import holds, map_elements
 from .matrices import aligned, heads_as_rows, lines_of, rows_between, rows_of_pages
 from .pipeline import Pipeline, acquire, advance, init_pipelines, release, stage, wait
 from .places import SharedMemory
@@ -174,6 +174,7 @@ __all__ = [
     "grid_size",
     "has_bits",
     "heads_as_rows",
+    "holds",
     "increase_registers",
     "index",
     "init_pipelines",

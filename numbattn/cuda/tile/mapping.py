@@ -1,4 +1,4 @@
-"""Any function of numbers, applied to each element of a tile.
+"""Any function of numbers, applied to each element of a tile, or to its place.
 
 The function is compiled by Numba and sees what it would see elsewhere: floats and integers. Row and column of an
 element are passed as a Place, an integer that is also a float: converting them one by one would take as long as an
@@ -7,6 +7,7 @@ exponential.
 
 import math
 import operator
+from functools import partial
 
 import numpy as np
 from llvmlite import ir
@@ -18,8 +19,9 @@ from numba.cuda.typing.templates import AbstractTemplate, infer_global, signatur
 from ...scores.compiled.dual import FUNCTIONS, Dual
 from ...scores.compiled.numpy_functions import logaddexp
 from .elementwise import emit_minimum
-from .emit import F32, I32, base, call
-from .fragment import FLOATS, Fragment, check_tile, fragment, registers
+from .emit import F32, F64, I1, I32, base, call, in_own_block
+from .fragment import FLOATS, Fragment, FragmentType, check_tile, fragment, registers
+from .global_memory import FEW
 from .global_memory import places as places_of
 from .integers import COMPARISONS, INDEX, Counting, IndexType, resized
 from .world import primitive
@@ -235,11 +237,71 @@ def map_elements(context, function, x, row, col, shape, others):
     return x(function, x, INDEX, INDEX, types.UniTuple(INDEX, 2), others), generate
 
 
+@primitive
+def holds(function, layout, row, col, shape, others):
+    """Whether function(i, j, *others) is true for each element of a tile of this layout that starts at (row, column).
+
+    As of `map_elements`, but that a float which is made of i or j is a float64. A truth takes one bit of a register.
+
+    >>> @device
+    ... def above(i, j, shift):
+    ...     return j > i + shift
+    >>> show(lambda x: holds(above, TILE, 0, 0, (2, 4), (1,)))
+    array([[False, False,  True,  True],
+           [False, False, False,  True]])
+    """
+    inside = [np.minimum(at, size - 1) for at, size in zip(places_of(layout.indices, row, col), shape)]
+    others = [int(other) if isinstance(other, np.int32) else other for other in others]
+    rows, cols = np.broadcast_arrays(*inside)
+    found = [function(int(i), int(j), *others) for i, j in zip(rows.flat, cols.flat)]
+    return Fragment(layout, np.array(found, bool).reshape(layout.slots))
+
+
+@holds.calling
+def holds(context, function, layout, row, col, shape, others):
+    where, kinds, out = PlaceType(types.float64), list(others), FragmentType(layout.value, types.boolean)
+    plain = [types.int64 if isinstance(ty, IndexType) else types.unliteral(ty) for ty in kinds]
+    called = context.resolve_function_type(function, (where, where, *plain), {})
+    if not isinstance(called.return_type, types.Boolean):
+        raise TypingError(f"holds: got a function that returns {called.return_type}, expected a truth")
+
+    def generate(context, b, _, __, row, col, shape, others):
+        call, slots = context.get_function(function, called), out.layout.slots
+        given = [context.cast(b, b.extract_value(others, n), ty, to) for n, (ty, to) in enumerate(zip(kinds, plain))]
+        axes, ends = (out.layout.rows.within, out.layout.cols), [b.extract_value(shape, axis) for axis in range(2)]
+        at = [position_on(b, *about, F64) for about in zip(axes, (row, col), ends)]
+
+        def test(few):
+            bits = I32(0)
+            for n, (r, c) in enumerate(few):
+                i, j = (position(axis.offsets[slot]) for position, axis, slot in zip(at, axes, (r, c)))
+                bits = b.or_(bits, b.shl(b.zext(b.trunc(call(b, [i, j, *given]), I1), I32), I32(n)))
+            return [bits]
+
+        tile = [[None] * slots[1] for _ in range(slots[0])]
+        order = [(r, c) for c in range(slots[1]) for r in range(slots[0])]
+        for first in range(0, len(order), FEW):
+            few = order[first : first + FEW]
+            (bits,) = in_own_block(b, [I32(0)], partial(test, few))
+            for n, (r, c) in enumerate(few):
+                tile[r][c] = b.trunc(b.lshr(bits, I32(n)), I1)
+        return fragment(b, out, tile)
+
+    return out(function, layout, INDEX, INDEX, types.UniTuple(INDEX, 2), others), generate
+
+
 def positions(b, axis, first, size, real):
     """The positions of this thread's elements on an axis, as Places. Their integers are less than the size."""
+    return list(map(position_on(b, axis, first, size, real), axis.offsets))
+
+
+def position_on(b, axis, first, size, real):
+    """The function (offset) that emits one of these."""
     start, last = b.add(first, base(b, axis)), b.sub(size, I32(1))
     start_real = b.sitofp(start, real)
-    return [
-        place(b, emit_minimum(b, types.int32, b.add(start, I32(offset)), last), start_real, ir.Constant(real, offset))
-        for offset in axis.offsets
-    ]
+
+    def at(offset):
+        whole = emit_minimum(b, types.int32, b.add(start, I32(offset)), last)
+        return place(b, whole, start_real, ir.Constant(real, offset))
+
+    return at

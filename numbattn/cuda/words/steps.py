@@ -100,13 +100,24 @@ class Lowered(NamedTuple):
     gradient: bool = False  # whether that of its array is wanted
 
 
+class LoweredGrid(NamedTuple):
+    """A grid of a mask, as kernels take it. Its cells are "cells 0" and so on; arrays of a function are "function 0 0",
+    "function 0 1" ...
+    """
+
+    kind: str  # see kernels.shared.visibility
+    rows: int  # of a cell
+    cols: int
+    at: tuple | None = None  # from where a function counts, an Origin
+
+
 class LoweredCall(NamedTuple):
     """A call as it is planned: what a plan depends on, besides Problem and Device."""
 
     layouts: dict  # of all its arrays by name, without "lse" if it is not wanted
     keys: int  # the most that a query sees, by the mask's band alone
     last_key: int  # no query sees this one or any after it: there may be NaN
-    grids: tuple = ()  # (rows, columns) of a cell of each grid of the mask
+    grids: tuple = ()  # a LoweredGrid for each grid of the mask
     last_query: int | None = None  # it and those after it see nothing: there may be NaN
     intervals: tuple = ()  # a Lowered for each of the mask's parts that give intervals
     deterministic: bool = True
@@ -120,6 +131,11 @@ class LoweredCall(NamedTuple):
 def array_of_mask(number, which):
     """Its name: of those that give intervals."""
     return f"mask {number} {which}"
+
+
+def array_of_grid(number, which):
+    """Its name: of a function."""
+    return f"function {number} {which}"
 
 
 def array_of_part(number):

@@ -10,13 +10,15 @@ from numba.core.errors import NumbaError, TypingError
 from numba.extending import overload
 
 from ...checks import UserTypeError
-from ..entries import IS_A_MASK
+from ..entries import IS_A_MASK, IS_NO_TRUTH
 from .strict import REFUSED
 
 RETURNS_NONE = "may return None: let it return a number on every way, s, say"
-OF_KERNELS = {  # how the same is said of a function of distances
-    IS_A_MASK: "returns True or False: let it return a number, 1.0 or 0.0",
-    RETURNS_NONE: "may return None: let it return a number on every way",
+OTHERWISE = {  # how the same is said of a function of distances
+    "kernel": {
+        IS_A_MASK: "returns True or False: let it return a number, 1.0 or 0.0",
+        RETURNS_NONE: "may return None: let it return a number on every way",
+    },
 }
 HOW_TO_DERIVE = {
     "score": "Write it down, as derivative= of the Score, or second= if it is that of a derivative, and compare both "
@@ -41,10 +43,24 @@ def _number_of(x):
     return lambda x: x
 
 
+def truth_of(x):
+    """What a mask function returns, if that is True or False."""
+    if not isinstance(x, bool | np.bool_):
+        raise TypeError(IS_NO_TRUTH)
+    return x
+
+
+@overload(truth_of)
+def _truth_of(x):
+    if not isinstance(x, types.Boolean):
+        raise TypingError(IS_NO_TRUTH)
+    return lambda x: x
+
+
 @contextmanager
 def naming(*functions, of="score"):
     """Where Numba cannot compile, say which functions of the user's own it may be, and what can be done; of: a score,
-    or a kernel of points."""
+    a mask, or a kernel of points."""
     try:
         yield
     except NumbaError as error:
@@ -53,9 +69,9 @@ def naming(*functions, of="score"):
         text = str(error)
         codes = [(f.__qualname__, f.__code__.co_firstlineno, f.__code__.co_filename) for f in functions]
         where = " or ".join(f"{name}, line {line} of {file}" for name, line, file in codes)
-        for refusal in (IS_A_MASK, RETURNS_NONE, *REFUSED):
+        for refusal in (IS_A_MASK, IS_NO_TRUTH, RETURNS_NONE, *REFUSED):
             if refusal in text:
-                words = refusal if of == "score" else OF_KERNELS.get(refusal, refusal)
+                words = OTHERWISE.get(of, {}).get(refusal, refusal)
                 raise UserTypeError(f"{of}: {where}, {words}{_line(text, refusal)}") from None
         if "Dual(" in text:
             raise UserTypeError(f"{of}: the derivative of {where}, cannot be found:\n{without_rule(text)}\n"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numba.core.errors import NumbaError
 
-from numbattn.cuda.tile import device, index, load, map_elements, save
+from numbattn.cuda.tile import device, full, holds, index, load, map_elements, save, where
 from numbattn.scores.compiled.derivative import compiled_of, derivative_of, linked
 from numbattn.scores.frozen import frozen
 from tests.tools.assembler import compile_ptx
@@ -56,8 +56,8 @@ def run(function, x, weights, layout=LAYOUTS["mma"], sizes=SIZES):
     function, z = device(function), poisoned(SHAPE, x.dtype)
 
     def kernel(x, weights, z):
-        where = (index(sizes[0]), index(sizes[1]))
-        save(z, map_elements(function, load(x, layout, 0), index(ROW), index(COL), where, (weights,)), 0)
+        ends = (index(sizes[0]), index(sizes[1]))
+        save(z, map_elements(function, load(x, layout, 0), index(ROW), index(COL), ends, (weights,)), 0)
 
     launch(kernel, (1, 1, 1), THREADS, 0, x, weights, z)
     return z
@@ -89,8 +89,8 @@ def test_a_place_is_a_float_without_conversion():
     layout = LAYOUTS["mma"]
 
     def kernel(x, slope):
-        where = (index(99), index(99))
-        save(x, map_elements(function, load(x, layout, 0), index(0), index(0), where, (slope,)), 0)
+        ends = (index(99), index(99))
+        save(x, map_elements(function, load(x, layout, 0), index(0), index(0), ends, (slope,)), 0)
 
     text = compile_ptx(kernel, (poisoned(SHAPE), np.float32(1)), THREADS, (8, 0))
     assert text.count("cvt.rn.f32.s32") == 2
@@ -168,10 +168,10 @@ def test_functions_of_math_and_numpy(weights, name):
     value, slope = device(linked(made)), derivative_of(compiled_of(made))
 
     def kernel(x, weights, z):
-        where = (index(200), index(300))
+        ends = (index(200), index(300))
         S = load(x, layout, 0)
-        save(x, map_elements(value, S, index(0), index(0), where, (weights,)), 0)
-        save(z, map_elements(slope_of, S, index(0), index(0), where, (weights,)), 0)
+        save(x, map_elements(value, S, index(0), index(0), ends, (weights,)), 0)
+        save(z, map_elements(slope_of, S, index(0), index(0), ends, (weights,)), 0)
 
     slope_of = device(lambda s, i, j, weights: slope(s, i, j, weights))
     x = poisoned(SHAPE, np.float32)
@@ -183,6 +183,22 @@ def test_functions_of_math_and_numpy(weights, name):
 def test_what_is_no_function_of_numbers(weights, function):
     with pytest.raises(NumbaError):
         run(function, numbers(SHAPE, np.float32), weights)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_truths_of_places(rng, name):
+    """What of a float is made is as in Python; within a tile as beyond it."""
+    truths, z = rng.random((210, 301)) < 0.5, poisoned(SHAPE, np.dtype(np.float32))
+    layout, held = LAYOUTS[name], device(lambda i, j, truths: truths[i, j] and i / 3 < j + 0.1)
+
+    def kernel(truths, z):
+        found = holds(held, layout, index(ROW), index(COL), (index(SIZES[0]), index(SIZES[1])), (truths,))
+        save(z, where(found, full(layout, np.float32(1)), np.float32(0)), 0)
+
+    launch(kernel, (1, 1, 1), THREADS, 0, truths, z)
+    i, j = (np.minimum(first + np.arange(32), size - 1) for first, size in zip((ROW, COL), SIZES))
+    i = i[:, None]
+    np.testing.assert_array_equal(z, truths[i, j] & (i / 3 < j + 0.1))
 
 
 FAULTS = {

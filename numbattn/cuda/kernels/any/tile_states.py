@@ -21,7 +21,7 @@ from ...tile import (
 from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..shared.schedule import overlap_launches, place, split
-from ..shared.visibility import BY_INTERVALS, GAP, MASK, WORD, grids_of
+from ..shared.visibility import BY_INTERVALS, GAP, MASK, WORD, grids_of, has_blocks, is_function
 
 EMPTY, PARTIAL, FULL = 0, 1, 2
 TILES = 64  # of a block, one a thread
@@ -32,16 +32,18 @@ def tile_states(*, tile_m, tile_n, kept, mask):
     TILE_M, TILE_N, WARPS = tile_m, tile_n, TILES // WORD
     KEEPS_Q = kept == "q"
 
-    def state_of(g):
+    def state_of(g, has_states):
+        WHOLE = FULL if has_states else 1
+
         @device
         def state(mask, batch, head, m0, n0, seqlen_q, seqlen_k):
-            cells, rows, cols = mask.grids[g]
-            cells = cells[batch, head]
+            grid = mask.grids[g]
+            cells, rows, cols = grid.cells[batch, head], grid.rows, grid.cols
             some, every = False, True
             for r in range(m0 // rows, (minimum(m0 + TILE_M, seqlen_q) - 1) // rows + 1):
                 for c in range(n0 // cols, (minimum(n0 + TILE_N, seqlen_k) - 1) // cols + 1):
-                    shown = cells[r, c] != 0
-                    some, every = some or shown, every and shown
+                    cell = cells[r, c]
+                    some, every = some or cell != 0, every and cell >= WHOLE
             return FULL if every else PARTIAL if some else EMPTY
 
         return state
@@ -80,7 +82,8 @@ def tile_states(*, tile_m, tile_n, kept, mask):
 
         return state
 
-    states = [state_of(g) for g, kind in enumerate(grids_of(mask)) if kind == "blocks"]
+    states = [state_of(g, is_function(kind)) for g, kind in enumerate(grids_of(mask))
+              if has_blocks(kind)]  # fmt: skip
     by_intervals = [*map(state_beside_gap, range(mask.count(GAP)))] or [state_by_intervals] * (BY_INTERVALS in mask)
     state = reduce(least, states + by_intervals)
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from ...tile import WARPGROUP_ROWS
 from ..scores import ENTRIES, kind, looks_up, number_of_tma_bias, parts_of
 from ..shared.schedule import scattered
-from ..shared.visibility import PACKED, has_band, is_looked_up
+from ..shared.visibility import PACKED, has_band, has_functions, is_looked_up
 from .choice import Row, first_of, words_of
 
 ROWS = WARPGROUP_ROWS  # queries of a consumer
@@ -155,7 +155,8 @@ def busy(row, work):
 
 def is_uneven(work):
     """Whether some tiles of queries see more keys than others."""
-    return has_band(work.problem) and (work.keys >= work.problem.seqlen_k or PACKED in work.mask)
+    may_be = has_band(work.problem) or has_functions(work.mask)
+    return may_be and (work.keys >= work.problem.seqlen_k or PACKED in work.mask)
 
 
 def matrices_in_l2(work):

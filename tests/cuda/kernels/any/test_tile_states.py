@@ -133,7 +133,7 @@ def assert_empty(words, visible, tile_m, tile_n, kept):
 FAULTS = {
     "minimum(m0 + TILE_M, seqlen_q) - 1": "minimum(m0 + TILE_M, seqlen_q)",
     "minimum(n0 + TILE_N, seqlen_k) - 1": "n0 + TILE_N - 1",
-    "some or shown": "shown",
+    "some or cell != 0": "cell != 0",
     "minimum(one(mask": "max(one(mask",
     "(kept_tile, tile) if KEEPS_Q else (tile, kept_tile)": "(kept_tile, tile)",
     "if m0 < seqlen_q and n0 < seqlen_k": "if True",

@@ -154,7 +154,7 @@ FAULTS = {
         "cuda/plan/test_planner.py": {
             "(GAIN if x is row else 1)": "1",
             "if is_uneven(work):": "if False:",
-            "has_band(work.problem) and (": "(",
+            "return may_be and (": "return (",
             "all_at_once * row.tile_m)": "all_at_once)",
             "-(-seqlen_q // row.tile_m)": "(seqlen_q // row.tile_m)",
         },

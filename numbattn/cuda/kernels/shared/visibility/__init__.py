@@ -7,8 +7,8 @@ states of tiles, one bit each, which the kernel `tile_states` has computed befor
 number of the block's own tile.
 
 Only the kinds of a mask are compiled in: "lo", "hi", "queries" and "keys" where that edge of the band is an array, then
-"dense", "bits", "blocks" or "tail" for each grid, "intervals", and "gap" for each gap in these; or "packed" alone, for
-segments whose tiles are their own, see `segments`.
+"dense", "bits", "blocks", "tail" or "where ..." for each grid, "intervals", and "gap" for each gap in these; or
+"packed" alone, for segments whose tiles are their own, see `segments`.
 """
 
 from .args import (
@@ -28,6 +28,8 @@ from .args import (
     band_kinds,
     grids_of,
     has_band,
+    has_blocks,
+    has_functions,
     has_key_lengths,
     has_query_lengths,
     has_states,
@@ -45,6 +47,7 @@ from .band import (
     visible_queries,
 )
 from .cells import element_test, looked_up_test
+from .function import FARTHEST_PLACE, Function, function_type, is_function, lowered_function, pair_test
 from .states import (
     WORD,
     is_shown,
@@ -58,6 +61,7 @@ __all__ = [
     "BY_INTERVALS",
     "EDGE",
     "FARTHEST",
+    "FARTHEST_PLACE",
     "GAP",
     "GRIDS",
     "LINE",
@@ -66,26 +70,33 @@ __all__ = [
     "PACKING",
     "WORD",
     "Cells",
+    "Function",
     "MaskArgs",
     "Packing",
     "band_kinds",
     "band_of",
     "band_test",
     "element_test",
+    "function_type",
     "grids_of",
     "has_band",
+    "has_blocks",
+    "has_functions",
     "has_key_lengths",
     "has_query_lengths",
     "has_states",
     "in_band",
+    "is_function",
     "is_looked_up",
     "is_shown",
     "looked_up_test",
+    "lowered_function",
     "mask_type",
     "needs_test",
     "next_tile",
     "packing_of",
     "packing_type",
+    "pair_test",
     "sides_of",
     "steps_to_next",
     "visible_keys",

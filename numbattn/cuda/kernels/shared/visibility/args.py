@@ -5,13 +5,15 @@ from typing import Any, NamedTuple
 from numba.cuda import types
 
 from .....masks import Bits, BlockSparse, Dense, Tail
+from .....where import Where
 from ....tile import INDEX
 from ....words.arguments import Argument
 from ....words.numbers import SIDES
 from ....words.signatures import several
-from ....words.steps import END, FIRST, array_of_mask
+from ....words.steps import END, FIRST, array_of_grid, array_of_mask
+from .function import FUNCTION, function_type, has_functions, is_function
 
-GRIDS = {Dense: "dense", Bits: "bits", BlockSparse: "blocks", Tail: "tail"}
+GRIDS = {Dense: "dense", Bits: "bits", BlockSparse: "blocks", Tail: "tail", Where: FUNCTION}
 BY_INTERVALS, GAP, PACKED = "intervals", "gap", "packed"
 FARTHEST = 2**30  # beyond all rows and columns; a farther shift of an edge means the same, see `edge_of`
 
@@ -44,11 +46,11 @@ class MaskArgs(NamedTuple):
     keys: Any
     edges: Any = ()  # int32 (batch, heads) for each edge that is an array: they narrow the band
     shifts: Any = ()  # added to lo and hi among them
-    grids: Any = ()  # a Cells for each grid
+    grids: Any = ()  # a Cells for each grid, or a Function
     packing: Any = ()  # a Packing, where there is one
     intervals: Any = ()  # first and end, int32 (batch, heads, seqlen_q), where there are some: see any.intervals
     gaps: Any = ()  # of each gap in them first and end, likewise
-    states: Any = ()  # of tiles, where there are blocks or intervals: see tile_states
+    states: Any = ()  # of tiles, where there are blocks, functions or intervals: see tile_states
 
 
 class MaskArgument(Argument):
@@ -56,9 +58,11 @@ class MaskArgument(Argument):
 
     def flat(self, planner, work):
         yield from BAND.flat(planner, work)
-        for number, sizes in enumerate(planner.call.grids):
-            yield planner.at(f"cells {number}")
-            yield from sizes
+        for number, (kind, rows, cols, at) in enumerate(planner.call.grids):
+            yield from (planner.at(f"cells {number}"), rows, cols)
+            if is_function(kind):
+                yield from ("first", *at, work.problem.seqlen_q, work.problem.seqlen_k)
+                yield from (planner.whole(array_of_grid(number, which)) for which in range(len(kind.split()) - 2))
         yield from PACKING.flat(planner, work)
         if BY_INTERVALS in work.mask:
             yield from (planner.at(name, own=1) for name in (FIRST, END, *planner.names_of_gaps()))
@@ -121,12 +125,17 @@ def diagonals_of(mask):
 
 
 def grids_of(mask):
-    return [kind for kind in mask if kind in GRIDS.values()]
+    return [kind for kind in mask if kind.partition(" ")[0] in GRIDS.values()]
+
+
+def has_blocks(kind):
+    """Whether a grid of this kind tells blocks apart that are empty."""
+    return kind == "blocks" or is_function(kind)
 
 
 def has_states(mask):
     """Whether it tells tiles apart that are empty, partial or full."""
-    return "blocks" in mask or BY_INTERVALS in mask
+    return BY_INTERVALS in mask or any(map(has_blocks, mask))
 
 
 def has_key_lengths(mask):
@@ -153,15 +162,23 @@ def packing_type(mask):
     return several(types.NamedTuple([LINE, LINE, INDEX, INDEX, INDEX, INDEX], Packing), PACKED in mask)
 
 
+def grids_type(mask):
+    """The type of a tuple of Cells and Functions."""
+    kinds = grids_of(mask)
+    if not has_functions(mask):
+        return several(CELLS, len(kinds))
+    return types.Tuple.from_types([function_type(kind, BYTES) if is_function(kind) else CELLS for kind in kinds])
+
+
 def mask_type(mask):
     """The type of a MaskArgs for a mask of these kinds."""
-    sides, grids = sides_of(mask), grids_of(mask)
+    sides = sides_of(mask)
     return types.NamedTuple(
         [
             INDEX, INDEX, INDEX, INDEX,
             several(EDGE, len(sides)),
             several(INDEX, len(diagonals_of(mask))),
-            several(CELLS, len(grids)),
+            grids_type(mask),
             packing_type(mask),
             several(LINE, 2 * (BY_INTERVALS in mask)),
             several(LINE, 2 * mask.count(GAP)),

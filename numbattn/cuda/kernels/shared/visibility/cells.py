@@ -6,6 +6,7 @@ from ....tile import device, has_bits, minimum, shape, take
 from ..layouts import places_of
 from .args import BY_INTERVALS, GAP, grids_of, is_looked_up
 from .band import band_test
+from .function import function_test, is_function
 
 
 def cell_test(g, kind):
@@ -93,13 +94,22 @@ def element_test(mask, layout, transposed=False):
 
 def looked_up_test(mask, layout, transposed=False):
     """The same for all of the mask but its band."""
-    tests = [cell_test(g, kind) for g, kind in enumerate(grids_of(mask))] + [interval_test] * (BY_INTERVALS in mask)
-    tests += map(gap_test, range(mask.count(GAP)))
-    places, seen_by_all = places_of(transposed), reduce(both, tests)
+    grids = list(enumerate(grids_of(mask)))
+    tests = [cell_test(g, kind) for g, kind in grids if not is_function(kind)]
+    tests += [*[interval_test] * (BY_INTERVALS in mask), *map(gap_test, range(mask.count(GAP)))]
+    functions = [function_test(g, kind, layout, transposed) for g, kind in grids if is_function(kind)]
+    if not tests:
+        return reduce(both, functions)
+    return reduce(both, [at_places(reduce(both, tests), layout, transposed), *functions])
+
+
+def at_places(seen, layout, transposed):
+    """A test of queries and keys as one of a tile."""
+    places = places_of(transposed)
 
     @device
     def test(mask, band, batch, head, m0, n0):
         i, j = places(layout, m0, n0)
-        return seen_by_all(mask, band, batch, head, i, j)
+        return seen(mask, band, batch, head, i, j)
 
     return test

@@ -1,0 +1,88 @@
+"""A check of a mask function of the user's own: what it reads, and that compiled it does the same."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from .checks import integer, words_for
+from .masks import visible
+from .score_checks import check_reads, compared, cupy_if_any, words_of
+from .values import moved
+from .where import Where
+
+
+def check_mask(mask: Where, seqlen_q: int = 16, seqlen_k: int = 16, *, heads: int = 1, batch: int = 1) -> float:
+    """Look for reads of a mask function outside of its arrays; compare the compiled function with plain Python.
+
+    Compiled for a call of attention it reads what is there, or not there: nothing looks at indices. So give this
+    function the lengths, heads and elements of a batch that the mask is to be used with.
+
+    Parameters
+    ----------
+    mask : Where
+    seqlen_q, seqlen_k : int, optional
+        How many queries and keys there are. The function is called for pairs of these as that of `check_score` is.
+    heads, batch : int, optional
+        How many heads there are, and elements of the batch.
+
+    Returns
+    -------
+    shown : float
+        The share of visible elements, among up to 256 that are compared.
+
+    Raises
+    ------
+    TypeError
+        For what is no Where, and for a function that attention refuses, too.
+    ValueError
+        If the function, compiled for CPUs, or for a GPU if CuPy finds one, says something else than in Python, where
+        it may also raise an error; or if it reads outside of its arrays: with the element where.
+
+    Examples
+    --------
+    >>> import numbattn as na, numpy as np
+    >>> na.check_mask(na.Where(lambda batch, head, i, j: i // 4 == j // 4))
+    0.25
+    >>> looks_up = na.Where(lambda batch, head, i, j, x: x[j], arrays=[np.ones(500, bool)])
+    >>> na.check_mask(looks_up, 500, 501)
+    Traceback (most recent call last):
+      ...
+    ValueError: mask: <lambda> reads outside of its arrays, of shapes (500,), at batch = 0, head = 0, i = 0, j = 500
+    """
+    if not isinstance(mask, Where):
+        raise TypeError(f"mask: got {words_for(mask)}, expected a numbattn.Where")
+    sizes = {"batch": batch, "heads": heads, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k}
+    shape = tuple([integer(name, size, low=1, high=2**48 - 1) for name, size in sizes.items()])
+    mask, of_cpus = mask._like(np.empty(0)), import_module("numbattn.cpu.where")  # Numba is not imported before
+    compiled = of_cpus.one_test(mask)
+    check_reads("mask", mask, shape)
+    places = list(compared(shape))
+    wanted = [_in_python(mask, place) for place in places]
+    _compare(mask, "compiled", places, [compiled(*place) for place in places], wanted)
+    xp = cupy_if_any()
+    if xp is not None:
+        few = tuple(map(min, shape, (2, 2, 16, 16)))
+        near = xp.empty(0)
+        shown = np.broadcast_to(moved(visible(mask._like(near)._fit(few), few[2], few[3], near), np.empty(0)), few)
+        places = list(np.ndindex(few))
+        _compare(mask, "on the GPU", places, shown.ravel(), [_in_python(mask, place) for place in places])
+    return float(np.mean(wanted))
+
+
+def _in_python(mask: Where, place: Any) -> bool:
+    try:
+        with np.errstate(all="ignore"):  # as in compiled code
+            return mask._test(*place)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise ValueError(f"mask: {mask.function.__qualname__} raises {type(error).__name__} in Python, {error}, at "
+                         f"{words_of(place)}; compiled it raises nothing") from error  # fmt: skip
+
+
+def _compare(mask: Where, how: str, places: Any, got: Any, wanted: Any) -> None:
+    for place, one, other in zip(places, got, wanted):
+        if bool(one) != other:
+            raise ValueError(f"mask: {mask.function.__qualname__}, {how} gives {bool(one)}, in Python {other}, at "
+                             f"{words_of(place)}")  # fmt: skip
