@@ -11,6 +11,13 @@ import numpy as np
 from ..checks import A, words_for
 from ..masks import BlockSparse
 
+SIZES = 16, 32, 64, 128  # of blocks
+
+
+def bits(x: Any) -> Any:
+    """The same memory as integers: CuPy does not index all dtypes."""
+    return x.view(f"u{x.dtype.itemsize}")
+
 
 class Lists(NamedTuple):
     """Of each line of blocks, a row or a column, where its entries start (lines + 1,); the entries (blocks, 2): the
@@ -141,7 +148,8 @@ class Pattern:
         (rows, columns), (height, width) = self.blocks.shape, self.block_size
         whole: Any = dense
         row, column = np.asarray(self.places.T, like=whole)
-        found: Any = whole.reshape(rows, height, columns, width).swapaxes(1, 2)[row, column]
+        blocks = whole.reshape(rows, height, columns, width).swapaxes(1, 2)
+        found: Any = bits(blocks)[row, column].view(dense.dtype)
         return found
 
     def dense(self, w: A) -> A:
@@ -160,9 +168,6 @@ class Pattern:
         (rows, columns), (height, width) = self.blocks.shape, self.block_size
         whole: Any = np.zeros((rows, columns, height, width), w.dtype, like=cast(Any, w))
         row, column = np.asarray(self.places.T, like=whole)
-        whole[row, column] = w
+        bits(whole)[row, column] = bits(w)
         found: Any = whole.swapaxes(1, 2).reshape(self.shape)
         return found
-
-
-SIZES = 16, 32, 64, 128
