@@ -84,12 +84,12 @@ class On:
         return next((n for n in (4, 2) if rows // (hopper.ROWS * n) * columns >= self.device.multiprocessors), 1)
 
     def parts(self, steps, tiles):
-        """Into how many parts steps are divided so that all multiprocessors are busy to the end. None is empty."""
+        """Into how many parts steps are divided so that all multiprocessors are busy to the end; the fewest of the
+        fastest, of which none is empty."""
         def duration(count):
             return -(-tiles * count // self.device.multiprocessors) * (-(-steps // count) + SUMS_IN_CHUNKS)
 
-        count = min(range(1, min(MOST_PARTS, steps) + 1), key=duration)
-        return -(-steps // -(-steps // count))
+        return min(range(1, min(MOST_PARTS, steps) + 1), key=duration)
 
     # -------------------------------------------------------------------------------------------------------- launches
     def scratch_memory(self):
