@@ -11,6 +11,8 @@ from . import faults
 MODULES = {"numpy": "numbattn.cpu", "cupy": "numbattn.cuda.backend"}
 # of sums over pairs of points: sums, gradient, logsumexp and nearest, see numbattn/points/formula.py
 POINTS = {"numpy": "numbattn.cpu.points", "cupy": "numbattn.cuda.backend"}
+# of products with block-sparse matrices: forward, backward_x and backward_w, see numbattn/sparse/formula.py
+SPARSE = {"numpy": "numbattn.sparse.formula", "cupy": "numbattn.cuda.sparse.backend"}
 BACKENDS: dict[str, Any] = {}  # by library, as they are needed: importing Numba takes its time
 
 
