@@ -134,7 +134,6 @@ FAULTS = {
     },
     "cuda/kernels/hopper/backward_kv.py": {
         "cuda/kernels/hopper/test_backward.py::test_one_consumer": {
-            "wgmma(head_dim_v), tile_n // ROWS": "wgmma(head_dim_v), 2",
             "pipelines_within(shared, *given, CONSUMERS)": "pipelines_within(shared, *given)",
         },
         "publish_ds(dS, advance(sdS, 1)": "publish_ds(dS, sdS",
