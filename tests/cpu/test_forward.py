@@ -79,7 +79,7 @@ FAULTS = {
     "cpu/scores/function.py": {
         "test_origin.py::test_heads_and_elements_of_the_batch": {
             "batch + origin.batch, head + origin.head": "batch + origin.batch, head",
-            "m0 + at.query, n0 + at.key": "m0 + at.query, n0",
+            "m0 + origin.query, n0 + origin.key": "m0 + origin.query, n0",
         },
     },
     "cpu/scores/softcap.py": {
