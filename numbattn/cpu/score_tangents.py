@@ -79,7 +79,7 @@ def pull_back_tangents(dS, tdS, steps, slopes, bends, sums, batch, head, chunk, 
         if first >= 0:
             multiply_duals(dS, tdS, numbered_tile(slopes, first, dS), numbered_tile(bends, first // order, dS))
         elif sums.numbers[step, 0] >= 0:
-            add_to_sum(tdS, steps, step, sums, batch, head, chunk, m0, n0, aligned)
+            add_to_sum(tdS, dS, steps, step, sums, batch, head, chunk, m0, n0, aligned)
 
 
 @inline

@@ -241,13 +241,27 @@ def test_arrays_of_a_function_have_no_derivatives():
     def attend(table, q=q):
         return attention(q, k, v, score=na.Score(squared, arrays=[table]))
 
-    with pytest.raises(NotImplementedError, match="an array of a Score requires a gradient"):
+    with pytest.raises(NotImplementedError, match="an array of a Score requires a gradient: pass gradient=True"):
         attend(table).sum().backward()
     with pytest.raises(NotImplementedError, match="Score"):
         func.jvp(attend, (table.detach(),), (table.detach(),))
     with pytest.raises(NotImplementedError, match="an array of a Score requires a gradient"):
         func.grad(lambda table: func.grad(lambda q: attend(table, q).sum())(q).sum())(table.detach())
     assert torch.autograd.grad(attend(table.detach()).sum(), q)[0].shape == q.shape
+
+
+def test_arrays_of_a_function_have_gradients_where_they_are_asked_for():
+    q, k, v, table = leaves(*QKV, (3,))
+
+    def attend(table, gradient=True):
+        return attention(q, k, v, score=na.Score(squared, arrays=[table], gradient=gradient)).sum()
+
+    attend(table).backward()
+    step = 1e-6 * torch.eye(3, dtype=table.dtype)
+    wanted = [(attend(table + h, False) - attend(table - h, False)).item() / 2e-6 for h in step]
+    torch.testing.assert_close(table.grad, torch.tensor(wanted, dtype=table.dtype), rtol=1e-6, atol=1e-8)
+    with pytest.raises(NotImplementedError, match="these have no tangents yet"):
+        func.jvp(attend, (table.detach(),), (table.detach(),))
 
 
 def test_an_array_whose_gradient_is_not_wanted_is_a_constant():
