@@ -125,7 +125,8 @@ class Moving:
                 sums = np.broadcast_to(products.sum(axis=-2, keepdims=True), shape)
             else:
                 sums = self.term.slopes.sums(products, rows, columns)
-            yield some, sums.reshape(*sums.shape[:-1], psi.shape[-1], -1)
+            count = products.shape[-1] // psi.shape[-1]
+            yield some, sums.reshape(*sums.shape[:-1], psi.shape[-1], count)
 
 
 def tangents_of(pairs: Pairs, tx: Any, ty: Any) -> tuple[Any, Any]:
@@ -151,7 +152,7 @@ def _columns(b: Any, psi: Any) -> list[slice]:
 def _times(features: Any, b: Any) -> Any:
     """All products of a feature and a column of b."""
     products = features[..., :, None] * b[..., None, :]
-    return products.reshape(*products.shape[:-2], -1)
+    return products.reshape(*products.shape[:-2], features.shape[-1] * b.shape[-1])
 
 
 def _beside(pairs: Pairs, *arrays: Any) -> Any:
