@@ -582,8 +582,8 @@ FAULTS = {
         "test_an_array_whose_gradient_is_not_wanted_is_a_constant": {
             "arrays[at].detach() if at in constant else arrays[at]": "arrays[at]",
         },
-        "test_what_needs_no_gradient_is_not_computed": {"if part._wants_gradient and not own[0]:": "if None:"},
-        "test_arrays_of_a_function_have_no_derivatives": {"if need and at in": "if None and at in"},
+        "test_what_needs_no_gradient_is_not_computed": {"if part._wants_gradient:": "if None:"},
+        "test_arrays_of_a_function_have_no_derivatives": {"if need and not wanted": "if None and not wanted"},
         "test_vmap_gives_the_bits_of_each_alone": {
             "x if dim is None else x.select(dim, i)": "x if dim is None else x.select(dim, 0)",
             "return self.options.dropout is not None or has_functions": "return has_functions",

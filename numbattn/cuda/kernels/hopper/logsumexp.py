@@ -147,7 +147,7 @@ def product_step(layout, x_places, y_places):
 
 FEW, MOST = 16, 64  # dimensions: mma.sync is as fast up to 16; parts of more than 64 leave no room in shared memory
 TILES = PairTiles(96, 2, 3)  # ms for 50,000 points each, d 64, on an H100: 2.6; by mma.sync 6.4
-OF_FIRST_PARTS = PairTiles(128, 2, 6)
+OF_FIRST_PARTS = PairTiles(96, 3, 6)  # 1.2; 128 points y, 2 consumers 1.4
 
 
 def is_gaussian(problem, kind):
