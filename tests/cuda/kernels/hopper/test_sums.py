@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from numbattn.cuda import points
-from numbattn.cuda.kernels.hopper import sums
+from numbattn.cuda.kernels.hopper import parts, sums
 from numbattn.cuda.kernels.hopper.chunks import ChunkTiles
 from numbattn.cuda.kernels.points import norms
 from numbattn.cuda.plan import tier
@@ -16,6 +16,12 @@ from tests.tools.device import GPU, HOPPER
 from tests.tools.launch import simulated_only
 
 ONE_BLOCK = HOPPER._replace(multiprocessors=1)
+
+
+@pytest.fixture(autouse=True)
+def small_matrices(monkeypatch):
+    """May take more room than they would, so that a test needs few points."""
+    monkeypatch.setattr(parts, "MOST_ROOM", np.inf)
 
 
 def check(rng, d, e, m, n, kind=kinds.GAUSSIAN, batch=(), times=1.0):
@@ -72,6 +78,15 @@ def test_whose_points_are_for_it():
             assert backend.features_at_once(problem, kind, is_plain) == (most if d == 256 else 0)
 
 
+def test_room(monkeypatch):
+    """Other kernels are for many small matrices, and for points that many share."""
+    monkeypatch.undo()
+    for n, batch, own, fits in ((300, 1, 1, True), (60, 1, 1, False), (1000, 20, 20, True), (1000, 20, 1, False)):
+        x, b = np.zeros((own, n, 64), np.float32), np.zeros((batch, n, 2), np.float32)
+        x = np.broadcast_to(x, (batch, n, 64))
+        assert parts.take_little_room(describe(x, x, b)[0]) == fits
+
+
 FAULTS = {
     "test_digits_of_all_parts": {
         "return operand(first, B1), kappa - first": "return operand(first, B1), kappa",
@@ -96,6 +111,10 @@ FAULTS = {
         },
     },
     "cuda/kernels/hopper/parts.py": {
+        "test_room": {
+            "strides) if stride)": "strides))",
+            "<= MOST_ROOM * given": "<= 4 * MOST_ROOM * given",
+        },
         "test_several_tiles_and_chunks": {
             "norms = norms + row_sum(rest * rest)": "norms = row_sum(rest * rest)",
             "number * (length // COUNT) + m0": "number + m0",
