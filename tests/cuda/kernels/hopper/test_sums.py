@@ -66,6 +66,7 @@ def test_slices_of_features(rng, monkeypatch):
     check(rng, 40, 70, 20, 30)
 
 
+@simulated_only
 def test_whose_points_are_for_it():
     """Other kernels, which take kinds of products, logarithms and masks, are for no more than 256 dimensions."""
     backend = points.Points(lambda: GPU(HOPPER))
@@ -78,6 +79,7 @@ def test_whose_points_are_for_it():
             assert backend.features_at_once(problem, kind, is_plain) == (most if d == 256 else 0)
 
 
+@simulated_only
 def test_room(monkeypatch):
     """Other kernels are for many small matrices, and for points that many share."""
     monkeypatch.undo()
