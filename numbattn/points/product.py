@@ -187,7 +187,8 @@ class ProductBackprop:
         for each of tx and ty that is given, and they are multiplied by the columns of b, as many at a time as make 256.
         So there are five passes over all pairs for each term of a kernel, with many columns several times, and three
         more with tb and tds. tt_ij is right to a rounding of |x|, from the centre and in lengths. Derivatives of a
-        kernel at r = 0 are taken to be 0 where they are not finite.
+        kernel at r = 0 are taken to be 0 where they are not finite. As Hessians are symmetric, these are gradients of
+        gradients, too: of a function of dx, dy and db by x, y and b, if its gradients by those are tx, ty and tb.
 
         Examples
         --------

@@ -128,7 +128,8 @@ def test_calls_do_not_wait_for_the_device(cupy, rng):
     def calls():
         s, backprop = points.product_vjp(x, y, b, kernel)
         f, backprop_of_logs = points.logsumexp_vjp(x, y, b[:, 0], points.Cost(2, 0.1))
-        return s, *backprop(ds), f, *backprop_of_logs(ds[:, 0]), *points.nearest(x, y, 3)
+        tgrads = *backprop.hvp(ds, x, y, b, tds=ds), *backprop_of_logs.hvp(ds[:, 0], x, None, None)
+        return s, *backprop(ds), *tgrads, f, *backprop_of_logs(ds[:, 0]), *points.nearest(x, y, 3)
 
     with own_stream():
         wanted = calls()
