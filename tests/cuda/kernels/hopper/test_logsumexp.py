@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from numbattn.cuda import points
+from numbattn.cuda.kernels.hopper import parts
 from numbattn.cuda.points import Points
 from numbattn.points import formula, kinds
 from numbattn.problem import describe
@@ -11,6 +12,12 @@ from tests.cuda.works import NAMED, kernels
 from tests.points.test_formula import drawn
 from tests.tools.device import GPU, HOPPER
 from tests.tools.launch import simulated_only
+
+
+@pytest.fixture(autouse=True)
+def small_matrices(monkeypatch):
+    """May take more room than they would, so that a test needs few points."""
+    monkeypatch.setattr(parts, "MOST_ROOM", np.inf)
 
 
 def check(rng, columns=True, times=1, **about):
