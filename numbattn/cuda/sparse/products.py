@@ -21,19 +21,19 @@ class Products:
 
     def forward(self, x, w, pattern):
         """Y = X W."""
-        return On(self.current()).product(x, w, pattern)
+        return Call(self.current()).product(x, w, pattern)
 
     def backward_x(self, dy, w, pattern):
         """dX = dY W^T."""
-        return On(self.current()).product(dy, w, pattern, transposed=True)
+        return Call(self.current()).product(dy, w, pattern, transposed=True)
 
     def backward_w(self, x, dy, pattern):
         """dW = X^T dY, the blocks that are there."""
-        return On(self.current()).gradient(x, dy, pattern)
+        return Call(self.current()).gradient(x, dy, pattern)
 
 
-class On:
-    """The products on a GPU, on its current stream."""
+class Call:
+    """A call on a GPU, on its current stream."""
 
     def __init__(self, gpu):
         self.gpu, self.device, self.stream = gpu, gpu.device, gpu.stream()

@@ -9,7 +9,7 @@ from numbattn import sparse
 from numbattn.cuda import kernel
 from numbattn.cuda.build import assemble, compile_ptx
 from numbattn.cuda.sparse import hopper, products
-from numbattn.cuda.sparse.products import On, Products
+from numbattn.cuda.sparse.products import Call, Products
 from numbattn.cuda.views import without_memory
 from tests.sparse.test_product import assert_right, drawn
 from tests.tools.device import AMPERE, GPU, HOPPER, TURING
@@ -46,7 +46,7 @@ def test_by_warpgroups(rng, block_size):
 @simulated_only
 def test_stages_in_turn(rng, monkeypatch):
     """Several consumers, and fewer stages than a tile takes."""
-    monkeypatch.setattr(On, "consumers", lambda self, rows, columns: 2)
+    monkeypatch.setattr(Call, "consumers", lambda self, rows, columns: 2)
     monkeypatch.setattr(hopper, "stages_of", lambda nbytes, stage: 2)
     for name in ("product", "gradient"):
         monkeypatch.setattr(hopper, name, getattr(hopper, name).__wrapped__)  # not those that are kept
@@ -54,7 +54,7 @@ def test_stages_in_turn(rng, monkeypatch):
 
 
 def test_parts_keep_all_multiprocessors_busy():
-    by = On(GPU(HOPPER._replace(multiprocessors=132)))
+    by = Call(GPU(HOPPER._replace(multiprocessors=132)))
     assert by.parts(256, 59) == 2                               # 118 tiles
     assert by.parts(1, 59) == 1
     assert by.parts(256, 1) == 32
