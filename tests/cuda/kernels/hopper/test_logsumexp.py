@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from numbattn.cuda import points
-from numbattn.cuda.kernels.hopper import parts
+from numbattn.cuda.kernels.hopper import parts, wide_logsumexp
+from numbattn.cuda.kernels.hopper.chunks import ChunkTiles
+from numbattn.cuda.kernels.points import norms
 from numbattn.cuda.points import Points
 from numbattn.points import formula, kinds
 from numbattn.problem import describe
@@ -61,7 +63,9 @@ def test_digits_of_all_parts(rng):
 def test_many_dimensions(rng, monkeypatch):
     """More than other kernels hold: chunk by chunk."""
     monkeypatch.setattr(points, "HEAD_DIMS", (64,))
-    check(rng, d=70, m=30, n=250, batch=(2,))
+    monkeypatch.setattr(norms, "PADDED", 128)
+    monkeypatch.setattr(wide_logsumexp, "TILES", ChunkTiles(64, 2, 5, 2))
+    check(rng, d=70, m=30, n=100, batch=(2,))
 
 
 @simulated_only
