@@ -15,9 +15,13 @@ collect_ignore_glob = [] if HAS_CUDA else ["numbattn/cuda/*", "tests/cuda/*", "t
 # and each module of numbattn.interop where its framework is
 collect_ignore_glob += [f"numbattn/interop/{x}*" for x in ("torch", "autograd", "thinc") if not find_spec(x)]
 # what imports JAX runs in a process of its own: see tests/interop/test_jax.py
-collect_ignore_glob += ["numbattn/interop/jax/*", "tests/interop/in_jax.py"]
+collect_ignore_glob += ["numbattn/interop/jax/*", "tests/interop/in_*.py"]
 
 SHARED_BYTES = 1 << 14  # of the kernels of examples
+
+# what is imported stays, and most of what Numba types: to look through it for garbage, again and again, takes a tenth
+# of the time, and a fifth of that of imports
+gc.set_threshold(100_000, 20, 100)
 
 
 def pytest_configure(config):
@@ -29,11 +33,8 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish():
-    """What is imported stays, and most of what Numba types: to look through it for garbage, again and again, takes a
-    tenth of the time."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(100_000, 20, 100)
 
 
 def pytest_sessionfinish():
@@ -43,13 +44,23 @@ def pytest_sessionfinish():
 
 
 def keep_no_records(package):
-    """For each pass over a function Numba writes down its flags and types, for profiles that nobody asks for here; and
-    it compares flags option by option wherever it looks up a function: together a tenth of a run that compiles."""
+    """For each pass over a function Numba writes down its flags and types, for profiles that nobody asks for here; it
+    compares flags option by option wherever it looks up a function, and for each finds again what a list of passes
+    depends on: together an eighth of a run that compiles."""
     config, machinery = (import_module(f"{package}.{name}") for name in ("targetconfig", "compiler_machinery"))
     flags, by_option = config.TargetConfig, config.TargetConfig.__eq__
     flags.__eq__ = lambda one, other: one._values == getattr(other, "_values", None) or by_option(one, other)
     flags.values = lambda self: defaults(type(self)) | self._values
     machinery.str = Unsaid
+    of_passes, analysis = {}, machinery.PassManager.dependency_analysis
+
+    def dependency_analysis(self):
+        passes = tuple([kind for kind, _ in self.passes])
+        if passes not in of_passes:
+            of_passes[passes] = analysis(self)
+        return of_passes[passes]
+
+    machinery.PassManager.dependency_analysis = dependency_analysis
 
 
 class Unsaid(str):

@@ -27,11 +27,13 @@ VARIABLE = "NUMBATTN_CACHE_DIR"
 KINDS = "cpu", "cuda"
 NAME = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{32})?")  # names of our files; the longer ones are drafts
 MOST_BYTES = 256 << 20  # for each kind; the files unused for longest go first
+SHARES = 16  # of what room there is: other processes are writing, too
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 REMEDY = f"Every process compiles again, unless that changes or {VARIABLE} names another folder"
 # do not follow links, wait for FIFOs or translate line ends
 FLAGS = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
 
+_room: dict[Path, int] = {}  # bytes that this process writes to a folder before it looks through all files there again
 _warned: set[str] = set()  # values of the variable with which a warning was given
 
 
@@ -94,7 +96,9 @@ def write(kind: str, name: str, header: Mapping[str, Any], code: bytes) -> None:
     except OSError as error:
         _warn(f"{error}. {REMEDY}")
     else:
-        _prune(folder)
+        _room[folder] = _room.get(folder, 0) - len(content)
+        if _room[folder] < 0:
+            _room[folder] = _prune(folder) // SHARES
 
 
 def clear() -> None:
@@ -167,7 +171,8 @@ def _kept(folder: Path) -> list[tuple[int, int, Path]]:
     return sorted(found)
 
 
-def _prune(folder: Path) -> None:
+def _prune(folder: Path) -> int:
+    """Remove files until the folder is small enough. Returns how many bytes more there may be."""
     kept = _kept(folder)
     size = sum(size for _, size, _ in kept)
     for _, each, path in kept:
@@ -176,3 +181,4 @@ def _prune(folder: Path) -> None:
         with suppress(OSError):
             path.unlink(missing_ok=True)
         size -= each
+    return MOST_BYTES - size

@@ -167,6 +167,7 @@ def test_what_was_unused_for_longest_goes_first(place, monkeypatch):
     size = first.stat().st_size
     os.utime(first, (0, 0))
     monkeypatch.setattr(cache, "MOST_BYTES", 3 * size)
+    monkeypatch.setattr(cache, "_room", {})
     draft = place / "cpu" / f"{OTHER}.{'1' * 32}"  # of a process that was killed
     draft.write_bytes(b"x" * size)
     os.utime(draft, (0, 0))
@@ -175,6 +176,17 @@ def test_what_was_unused_for_longest_goes_first(place, monkeypatch):
         os.utime(keep(name=digit * 64, code=b"x" * 1000), (1 + age, 1 + age))
     keep(name="d" * 64, code=b"x" * 1000)
     assert names(place / "cpu") == {NAME, "c" * 64, "d" * 64}
+
+
+def test_files_are_looked_through_now_and_then(place, monkeypatch):
+    """As often as their sizes demand it: there may be thousands."""
+    looks, look = [], cache._kept
+    monkeypatch.setattr(cache, "MOST_BYTES", 100_000)
+    monkeypatch.setattr(cache, "_kept", lambda folder: looks.append(folder) or look(folder))
+    for i in range(64):
+        keep(name=f"{i:064}", code=b"x" * 2000)
+    assert len(looks) < 55
+    assert sum(cache.sizes()["cpu"]) <= 100_000
 
 
 def test_only_what_is_ours_is_removed(place, monkeypatch):
@@ -191,6 +203,7 @@ def test_only_what_is_ours_is_removed(place, monkeypatch):
         (place.parent / name).parent.mkdir(exist_ok=True)
         (place.parent / name).write_bytes(bytes(1000))
     monkeypatch.setattr(cache, "MOST_BYTES", 0)
+    monkeypatch.setattr(cache, "_room", {})
     keep()  # prunes
     assert all((place.parent / name).exists() for name in others)
     assert cache.sizes()["cpu"] == []
@@ -279,6 +292,8 @@ FAULTS = {
     "            if kept:\n": "            if True:\n",
     "os.utime(path)": "pass",
     "size <= MOST_BYTES": "not size",
+    "if _room[folder] < 0:": "if True:",
+    "return MOST_BYTES - size": "return MOST_BYTES",
     "_warned.add(place)": "pass",
     "sources.py": {
         "cpu/test_compile.py::test_code_of_other_sources_is_neither_kept_nor_read": {

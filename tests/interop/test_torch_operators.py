@@ -7,8 +7,6 @@ import numbattn as na
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from torch._dynamo.backends.debugging import aot_eager
-
 from numbattn.interop.torch import attention
 from numbattn.interop.torch import operators as ops
 
@@ -23,6 +21,8 @@ def anew():
 
 def graphs(function, fullgraph=True):
     """The function compiled, and a list that has something in it for each graph."""
+    from torch._dynamo.backends.debugging import aot_eager  # takes seconds
+
     made = []
 
     def backend(graph, inputs):
