@@ -335,7 +335,7 @@ class Linear(Kernel):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Cosine(Linear):
-    """<x, y> / (|x| |y|), the cosine of the angle between two points; 0 where one of them is 0."""
+    """``<x, y> / (|x| |y|)``, the cosine of the angle between two points; 0 where one of them is 0."""
 
     _is_linear = False
 

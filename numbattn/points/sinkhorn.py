@@ -73,7 +73,7 @@ def sinkhorn(
         be float32. Batch axes broadcast. Weights are 0 or more, and sums of b are those of a but for rounding, after
         which b is scaled; CuPy's are not looked into.
     cost : Cost
-        ``Cost(power, epsilon)``: |x - y|**power / power, and epsilon, by which the entropy is weighed.
+        ``Cost(power, epsilon)``: ``|x - y|**power / power``, and epsilon, by which the entropy is weighed.
     tol : float, optional
         How far the sums of rows of the plan may be from a: the sum of absolute differences, in parts of the sum of a.
         Less than what rounding leaves, some roundings of the largest f / epsilon, is not asked for.
