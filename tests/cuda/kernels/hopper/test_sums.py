@@ -45,7 +45,7 @@ def test_one_tile(rng, e):
 
 
 @simulated_only
-@pytest.mark.parametrize(("e", "kind"), [(2, kinds.MATERN32), (40, kinds.RationalQuadratic(1.5))])
+@pytest.mark.parametrize(("e", "kind"), [(2, kinds.MATERN32), (40, kinds.Derivative(kinds.RationalQuadratic(1.5)))])
 def test_several_tiles_and_chunks(rng, monkeypatch, e, kind):
     """And matrices, by one block; the last tile ends beyond the points."""
     monkeypatch.setattr(norms, "PADDED", 128)
