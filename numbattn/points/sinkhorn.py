@@ -73,7 +73,7 @@ def sinkhorn(
         be float32. Batch axes broadcast. Weights are 0 or more, and sums of b are those of a but for rounding, after
         which b is scaled; CuPy's are not looked into.
     cost : Cost
-        ``Cost(power, epsilon)``: |x - y|**power / power, and epsilon, by which the entropy is weighed.
+        ``Cost(power, epsilon)``: ``|x - y|**power / power``, and epsilon, by which the entropy is weighed.
     tol : float, optional
         How far the sums of rows of the plan may be from a: the sum of absolute differences, in parts of the sum of a.
         Less than what rounding leaves, some roundings of the largest f / epsilon, is not asked for.
@@ -211,16 +211,16 @@ class SinkhornBackprop:
 
             a_i tf_i + sum_j pi_ij tg_j = sum_j pi_ij tC_ij,  b_j tg_j + sum_i pi_ij tf_i = sum_i pi_ij tC_ij.
 
-        Without tf this is a system for tg, semi-definite, with the constants as its null space; each of its products is
-        two passes over all pairs. As the square of Sinkhorn's own rate, they need about the root of its number of
-        iterations. Eleven passes more find the right side and, of tpi_ij = pi_ij (tf_i + tg_j - tC_ij) / epsilon, the
-        tangents of the gradients. With debias the systems of a with itself and of b with itself are better conditioned,
-        and a product is one pass. On a GPU the residual is looked at every 10 iterations.
+        Without tf this is a system for tg, semi-definite, with the constants as its null space. Conjugate gradients
+        solve it, two passes over all pairs an iteration, in about twice the square root of as many as Sinkhorn's
+        algorithm takes. Eleven passes more are for its right side and for the tangents of the gradients, which follow
+        from tpi_ij = pi_ij (tf_i + tg_j - tC_ij) / epsilon. With debias there are such systems of x alone and of y
+        alone, one pass an iteration, and better conditioned. On a GPU the residual is looked at every 10 iterations.
 
         Examples
         --------
-        A step of Newton's method, which moves points to where a gradient is 0, here their transport to others with half
-        the squared distance from where they were:
+        A step of Newton's method towards the points z whose cost of transport to y, plus half their squared distance
+        from x, is least:
 
         >>> import numpy as np
         >>> from scipy.sparse.linalg import LinearOperator, cg
@@ -232,7 +232,7 @@ class SinkhornBackprop:
         ...     tdx, *_ = backprop.hvp(t.reshape(50, 2), None)
         ...     return (tdx + t.reshape(50, 2)).ravel()
         >>> step, info = cg(LinearOperator((100, 100), times, dtype=float), -backprop().dx.ravel(), rtol=1e-6)
-        >>> z = x + step.reshape(50, 2)
+        >>> z = x + step.reshape(50, 2)                       # from z = x
         >>> gradient = points.sinkhorn_vjp(z, y, a, a, cost, tol=1e-9)[1]().dx + z - x
         >>> bool(np.abs(gradient).max() < 1e-3 * np.abs(step).max())
         True

@@ -85,6 +85,9 @@ def test_products_of_parts(cupy, rng, d, e):
     wanted = points.product(*wide[:3], kernel), points.logsumexp(*wide[:2], wide[3], kernel)
     for got, want in zip(found, wanted):
         assert_allclose(to_numpy(got), want, atol=3e-6 * np.abs(want).max())
+    (distances, j), (wanted, _) = points.nearest(*there[:2]), points.nearest(*wide[:2])
+    assert_allclose(to_numpy(distances), wanted, rtol=1e-6)
+    assert_allclose(np.linalg.norm(wide[0] - wide[1][to_numpy(j)[:, 0]], axis=-1), wanted[:, 0], rtol=1e-6)
 
 
 @pytest.mark.gpu

@@ -16,7 +16,7 @@ from ..shared.softmax import LN_2, logsumexp, softmax_parts
 from ..shared.warps import source_of, warp_specialised
 from .forward_tiles import ROWS
 from .pairs import REGISTERS, PairTiles, Sizes, pair_steps
-from .parts import INEXACT_POINTS, LINE_OF_X, LINE_OF_Y, PARTS, PARTS_OF_X, PARTS_OF_Y, whole_boxes
+from .parts import INEXACT_POINTS, LINE_OF_X, LINE_OF_Y, PARTS, PARTS_OF_X, PARTS_OF_Y, take_little_room, whole_boxes
 
 
 def hopper_logsumexp(*, dim, tile_n, consumers, stages, parts=PARTS, of_halves=False):
@@ -152,7 +152,8 @@ OF_FIRST_PARTS = PairTiles(96, 3, 6)  # 1.2; 128 points y, 2 consumers 1.4
 
 def is_gaussian(problem, kind):
     """Whether points are of float32 and a Gaussian's, without masks: every y is in sight."""
-    return problem.dtype == np.float32 and not problem.mask_kinds and kind == "Gaussian"
+    is_plain = problem.dtype == np.float32 and not problem.mask_kinds and kind == "Gaussian"
+    return is_plain and take_little_room(problem)
 
 
 def fits(problem, kind):
