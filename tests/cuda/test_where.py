@@ -9,6 +9,7 @@ from numbattn.cuda import passes, where
 from numbattn.origin import Origin
 from tests.accuracy import random
 from tests.tools.device import AMPERE, GPU, HOPPER, on
+from tests.tools.launch import world_of
 
 from ..test_where import DOCUMENTS, REACH, same_document, striped, within
 
@@ -36,14 +37,14 @@ def test_parts_count_from_their_first_element(world):
     np.testing.assert_array_equal(where.shown_by_function(gpu, part), whole[:, 1:, 2:7, 90:])
 
 
-@pytest.mark.parametrize("device", [AMPERE, HOPPER], ids=["ampere", "hopper"])
-def test_states_are_kept_for_a_device(rng, device, monkeypatch):
+@pytest.mark.parametrize(("device", "world"), [(AMPERE, "compiled"), (HOPPER, "simulated")], ids=["ampere", "hopper"])
+def test_states_are_kept_for_a_device(rng, device, world, monkeypatch):
     """And what calls compute with them is right."""
     found, states = [], where.states
     monkeypatch.setattr(passes, "states", lambda gpu, mask: found.append(gpu) or states(gpu, mask))
     q, k, v = (random(rng, (1, 2, n, 16), np.float16) for n in (40, 70, 70))
     mask = na.Where(within, [REACH], block_size=24)._with(_at=Origin(query=4, key=90, head=1))
-    with on(device):
+    with world_of(world), on(device):
         o, saved = na.attention_forward(q, k, v, mask=mask)
         grads = na.attention_backward(q, saved)
         assert len(found) == 1
