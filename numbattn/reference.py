@@ -61,8 +61,8 @@ def attention_backward(
     dS = P * (dP - D + dLse)                                    # line 3: dS = P (dP - rowsum(P dP)); d lse / dS = P
     dScores: list[Any] = []
     for part, S in reversed(list(zip(inputs.score, scores))):   # dS after each part of the score, from the last one on
-        found = part._gradient(dS, lse, (D - dLse)[..., 0]) if part._wants_gradient else None
-        dScores[:0] = [found] * len(part._weights)
+        found = part._gradient(dS, lse, (D - dLse)[..., 0], S) if part._wants_gradient else None
+        dScores[:0] = part._gradients(found)
         with np.errstate(invalid="ignore"):                     # a derivative at -inf may be NaN: no gradient is there
             dS = np.where(dS == 0, 0, dS * part._derivative(S))
     dQ = inputs.scale * dS @ K                                  # line 4: dQ = scale dS K
@@ -173,7 +173,7 @@ def attention_backward_jvp(
         along = _along(problem, inputs, tangents, number)
         rows = [None if x is None else x[number] for x in (tdo, tdlse)]
         found.append(_backward_along(problem, inputs, along, do, dlse, *rows))
-    weights = [(x, part._wants_gradient) for part in inputs.score for x in part._weights]
+    weights = [pair for part in inputs.score for pair in zip(part._weights, part._wanted)]
     tdq, tdk, tdv = (_joined([x[i] for x in found], x.shape, several, q) for i, x in enumerate((q, k, v)))
     of_score = [_joined([grads.score[i] for grads in found], x.shape, several, q) if is_wanted else None
                 for i, (x, is_wanted) in enumerate(weights)]  # fmt: skip
@@ -279,7 +279,7 @@ def _backward_along(
             found = part._gradient(None, x.lse, ((tlogits - x.tlse) * D + tD)[..., 0])
         elif part._wants_gradient:
             found = part._gradient(tdS, x.lse, None)
-        of_score[:0] = [found] * len(part._weights)
+        of_score[:0] = part._gradients(found)
         with np.errstate(invalid="ignore"):
             slope, bend = part._derivative(S), part._curvature(S) * before
             tdS, dS = (np.where(P > 0, y, 0) for y in (slope * tdS + bend * dS, slope * dS))

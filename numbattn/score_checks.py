@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from .scores.function import PLACE, Score
 
 MOST_PLACES = 2**24  # where it is looked for reads outside of arrays, along each axis
 MOST_COMPARED = 256  # elements
+MOST_READS = 16  # of an element that are compared
 LARGEST_ERROR = 1e-4
 NAMES = "function", "derivative", "second derivative"
 
@@ -23,8 +24,8 @@ NAMES = "function", "derivative", "second derivative"
 def check_score(
     score: Score, seqlen_q: int = 16, seqlen_k: int = 16, spread: float = 3.0, *, heads: int = 1, batch: int = 1
 ) -> float:
-    """Compare derivatives of a score function with finite differences, and the compiled function with plain Python;
-    look for reads outside of its arrays.
+    """Compare derivatives of a score function, by the score and by its arrays, with finite differences, and the
+    compiled function with plain Python; look for reads outside of its arrays.
 
     Compiled for a call of attention it reads what is there, or not there: nothing looks at indices. So give this
     function the lengths, heads and elements of a batch that the score is to be used with.
@@ -45,7 +46,8 @@ def check_score(
     -------
     error : float
         The largest difference of derivatives, relative to 1 or, if that is larger, to the derivative, at up to 256
-        elements where the score is finite. The second derivative is compared where it is given.
+        elements where the score is finite. The second derivative is compared where it is given, those by arrays where
+        their gradients are wanted.
 
     Raises
     ------
@@ -86,6 +88,8 @@ def check_score(
     error, finite = 0.0, np.isfinite(in_python)
     for order, derivative in enumerate(derivatives, 1):
         error = max(error, elements.compare_derivative(order, elements.of(derivative), finite))
+    if score._wants_gradient:
+        error = max(error, elements.compare_reads(finite))
     cupy = cupy_if_any()
     if cupy is not None:
         _compare_on_a_gpu(cupy, score, shape, rng, spread)
@@ -180,6 +184,39 @@ class _Elements:
             raise ValueError(f"score: the {name} is {got[worst]:.6g}, finite differences give {want[worst]:.6g}, "
                              f"{self.at(worst)}")  # fmt: skip
         return float(errors[worst])
+
+    def compare_reads(self, finite: Any) -> float:
+        """The largest error of derivatives by what is read of arrays."""
+        from .scores.compiled.reads import in_python
+
+        arrays = [cast(Any, x).astype(np.float64) if x.dtype.kind == "f" else x for x in self.score.arrays]
+        score, worst = self.score._again(arrays, self.score._wanted), 0.0
+        reads = in_python(score._identity, score._wanted, score.arrays)
+        for at in np.flatnonzero(finite):
+            found: dict[int, float] = {}
+            for element, slope in reads(self.S[at], *self.places[at]):
+                found[element] = found.get(element, 0.0) + slope
+            for element, got in [*found.items()][:MOST_READS]:
+                worst = max(worst, self.compare_read(score, at, element, got))
+        return worst
+
+    def compare_read(self, score: Score, at: Any, element: int, got: float) -> float:
+        """The error of the derivative by an element of all wanted arrays, at one of the places."""
+        sizes, h = np.array([cast(Any, x).size * wanted for x, wanted in zip(score.arrays, score._wanted)]), 1e-5
+        which = int(np.searchsorted(np.cumsum(sizes), element, side="right"))
+        array: Any = score.arrays[which]
+        place, two = tuple(map(int, np.unravel_index(element - sizes[:which].sum(), array.shape))), []
+        before = array[place]
+        for shift in (h, -h):
+            array[place] = before + shift
+            two.append(float(score._value(self.S[at], *self.places[at])))
+        array[place] = before
+        want = (two[0] - two[1]) / (2 * h)
+        error = abs(got - want) / max(abs(want), 1)
+        if not error <= LARGEST_ERROR:
+            raise ValueError(f"score: the derivative by arrays[{which}]{[*place]} is {got:.6g}, finite differences "
+                             f"give {want:.6g}, {self.at(at)}")  # fmt: skip
+        return float(error)
 
     def at(self, number: Any) -> str:
         return f"at s = {self.S[number]:.6g}, {words_of(self.places[number])}"

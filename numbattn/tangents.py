@@ -11,6 +11,7 @@ import numpy as np
 from .checks import A, library, same_library, words_for, words_for_dtype
 from .problem import Inputs, Problem, Saved, converted
 from .scores import ArrayPart, Part
+from .scores.function import Score
 from .values import moved, rowsum
 
 
@@ -160,6 +161,9 @@ def checked_tangents_of_gradients(
     if not isinstance(tangents, SavedTangents):
         raise TypeError(f"tsaved: got {words_for(tangents)}, expected what attention_forward_jvp returned")
     problem, own = saved.problem, tangents.problem
+    if any(isinstance(part, Score) and part._wants_gradient for part in saved.inputs.score):
+        raise NotImplementedError("score: got a Score with gradients of its arrays, which have no tangents yet: pass "
+                                  "gradient=False")  # fmt: skip
     if _call(own) != _call(problem):
         raise ValueError(f"tsaved: got {tangents} of the shapes {own.shapes}, expected that of the same call as saved, "
                          f"{saved}, with the same kinds of mask and score")  # fmt: skip

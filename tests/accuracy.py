@@ -25,7 +25,7 @@ def assert_equal(got, want):
 
 def differentiated(score):
     """The arrays of a score that have a gradient."""
-    return [x for part in score if part._wants_gradient for x in part._weights]
+    return [x for part in score for x, wanted in zip(part._weights, part._wanted) if wanted]
 
 
 def present(gradients):
@@ -53,7 +53,7 @@ def plain(do, q, k, v, dlse=None, work=None, of_dS=None, **options):
     for part, S in reversed(list(zip(inputs.score, scores))):
         if part._wants_gradient:
             terms = (dS, delta[..., 0]) if of_dS is None else (of_dS(dS), of_dS(delta)[..., 0])
-            of_score[:0] = [part._gradient(terms[0], lse, terms[1])]
+            of_score[:0] = present(part._gradients(part._gradient(terms[0], lse, terms[1], S)))
         with np.errstate(invalid="ignore"):
             dS = np.where(dS == 0, 0, dS * part._derivative(S))
     arrays = differentiated(inputs.score)

@@ -29,7 +29,7 @@ def test_help_begins_with_a_table_of_what_there_is():
 
 
 def test_dir_shows_public_names_alone():
-    assert dir(na) == sorted([*na.__all__, "distributed", "interop", "points", "reference"])
+    assert dir(na) == sorted([*na.__all__, "distributed", "interop", "points", "reference", "sparse"])
     with pytest.raises(AttributeError, match="module 'numbattn' has no attribute 'attnetion'"):
         na.attnetion  # noqa: B018
 
@@ -72,7 +72,7 @@ def test_masks_show_nothing_internal(name):
     public = {attribute for attribute in dir(getattr(na, name)) if not attribute.startswith("_")}
     fields = {"left", "right", "offset", "keys", "queries", "lengths", "first", "end", "visible", "words", "blocks",
               "block_size", "mask", "max_queries", "n"}  # fmt: skip
-    assert public - fields <= {"dense", "pack", "tree", "butterfly", "local_global", "strided"}
+    assert public - fields <= {"dense", "from_indices", "pack", "tree", "butterfly", "local_global", "strided"}
 
 
 @pytest.mark.parametrize("name", ["Alibi", "Bias", "RelativeBias", "Score", "Sink", "Softcap"])

@@ -7,19 +7,38 @@ import pytest
 
 import numbattn as na
 from numbattn import score_checks
+from numbattn.scores.compiled import reads
 
 
-@pytest.mark.parametrize(("lengths", "reads", "at"), [
+@pytest.mark.parametrize(("lengths", "read", "at"), [
     ((5, 7), lambda s, batch, head, i, j, x: s + x[i, j], "i = 0, j = 6"),
     ((5, 6), lambda s, batch, head, i, j, x: s + x[i - 6, j] , "i = 0, j = 0"),
     ((9000, 6000), lambda s, batch, head, i, j, x: s + x[1 if i < 8999 else j, 0], "i = 8999"),
     ((5, 6), lambda s, batch, head, i, j, x: s + x[2 * head, batch], "batch = 0, head = 3, i = 0, j = 0"),
 ])  # fmt: skip
-def test_reads_outside_of_arrays_are_found(lengths, reads, at):
-    score = na.Score(reads, arrays=[np.zeros((5, 6))])
+def test_reads_outside_of_arrays_are_found(lengths, read, at):
+    score = na.Score(read, arrays=[np.zeros((5, 6))])
     with pytest.raises(ValueError, match=rf"reads outside of its arrays, of shapes \(5, 6\), at .*{at}"):
         na.check_score(score, *lengths, heads=4, batch=2)
-    assert na.check_score(na.Score(reads, arrays=[np.zeros((9000, 6000), bool)]), *lengths) < 1e-6
+    assert na.check_score(na.Score(read, arrays=[np.zeros((9000, 6000), bool)]), *lengths) < 1e-6
+
+
+def test_derivatives_by_arrays_are_compared(monkeypatch, rng):
+    """With a wrong one, as of a rule that is, it says where."""
+    def of_two(s, batch, head, i, j, x, y):
+        return s * x[i, 1] + math.exp(y[j]) * x[i, 0]
+
+    score = na.Score(of_two, arrays=[rng.random((5, 2), np.float32), rng.random(6)], gradient=True)
+    assert na.check_score(score, 5, 6) < 1e-6
+    found = reads.in_python
+
+    def wrong(*given):
+        for_each = found(*given)
+        return lambda *element: ((at, slope * (1 + (at == 12))) for at, slope in for_each(*element))
+
+    monkeypatch.setattr(reads, "in_python", wrong)
+    with pytest.raises(ValueError, match=r"the derivative by arrays\[1\]\[2\] is .* at s = .*, i = 0, j = 2"):
+        na.check_score(score, 5, 6)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 5, 7), (2**12, 2**13, 16, 16), (1, 1, 2**20, 2**21), (3, 2**30, 2**40, 2)])

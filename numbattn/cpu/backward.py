@@ -14,8 +14,8 @@ from .forward import EXPONENTIAL
 from .launch import launch
 from .product import product, product_tn, row_dots
 from .record import Later, Record, data_address
-from .score import nonlinear_in, score, steps_of
-from .score_gradients import merged, pull_back, shapes_of, shares_of, sums_for
+from .score import kept_in, nonlinear_in, score, steps_of
+from .score_gradients import merged, pull_back, shape_of, shapes_of, shares_of, sums_for
 from .subnormals import flush_subnormals, restore
 from .tile import (
     EMPTY,
@@ -50,7 +50,8 @@ def backward(saved, do, dlse=None, deterministic=True):
         numbers_of(inputs.dropout, inputs.origin, inputs.scale),
     )  # fmt: skip
     sizes = min(TILE_M, problem.seqlen_q), min(TILE_N, problem.seqlen_k)
-    scratch, memory = scratch_of(problem, *sizes, backward=True, slopes=nonlinear_in(inputs.score))
+    slopes = nonlinear_in(inputs.score) + kept_in(inputs.score)
+    scratch, memory = scratch_of(problem, *sizes, backward=True, slopes=slopes)
     plan = plan_of(problem, inputs.mask, shapes_of(inputs.score))
     work = plan.pairs * (3 * problem.head_dim + 2 * problem.head_dim_v + EXPONENTIAL)
     dq, dk, dv = [plan.new(shape, problem.sum_dtype) for shape in plan.shapes]
@@ -119,16 +120,15 @@ def gradients_of_score(saved, do, dlse, summed):
     problem = saved.problem
     for part in saved.inputs.score:
         if not part._wants_gradient:
-            yield from [None] * len(part._weights)
-            continue
-        (array,) = part._weights
-        if not part._has_step:
-            delta = rowsum(*[x.astype(problem.sum_dtype, copy=False) for x in (do, saved.o)])
-            dx = part._gradient(None, saved.lse, delta if dlse is None else delta - dlse)
+            found = None
+        elif part._has_step:
+            found = next(summed)
+            found = found if found.size else np.zeros(shape_of(part), found.dtype)  # of no score at all
         else:
-            dx = next(summed)
-            dx = dx.reshape(array.shape) if dx.size else np.zeros(array.shape, dx.dtype)    # of no score at all
-        yield dx if problem.wide else rounded(dx, array.dtype)
+            delta = rowsum(*[x.astype(problem.sum_dtype, copy=False) for x in (do, saved.o)])
+            found = part._gradient(None, saved.lse, delta if dlse is None else delta - dlse)
+        for x, dx in zip(part._weights, part._gradients(found)):
+            yield dx if dx is None or problem.wide else rounded(dx.reshape(x.shape), x.dtype)
 
 
 class Given(NamedTuple):

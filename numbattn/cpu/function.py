@@ -13,13 +13,16 @@ from numba import types
 from ..scores.compiled.element import check, differentiated_element
 from ..scores.compiled.errors import naming
 from ..scores.compiled.numpy_functions import INSTEAD
+from ..scores.compiled.reads import by_read
+from ..scores.compiled.reads import check as check_reads
 from ..scores.compiled.strict import Compiler, compiled
 from ..scores.compiled.wide import seen
 from .compile import c_function
 from .record import data_address, reader
 from .tile import contiguous_view
 
-ARGUMENTS = [ctypes.c_int64] * 9  # of a CFunction here
+ARGUMENTS = [ctypes.c_int64] * 9  # of a tile_function
+SUMMED_ARGUMENTS = [ctypes.c_int64] * 11  # of a gradient_function
 
 
 def tile_function(score, dtype, order=0):
@@ -73,6 +76,44 @@ def _tile_function(identity, kinds, dtype, order):
         return differentiate if order else apply
 
     return c_function((identity.digest, kinds, dtype.str, order), ARGUMENTS, make)
+
+
+def gradient_function(score, dtype):
+    """The CFunction (S, dS, sums, elements, rows, cols, batch, head, m0, n0, record) of a numbattn.Score: adds to the
+    gradients of its arrays.
+
+    S, dS: addresses of tiles, before the function and after it; sums: of as many float64, for all wanted gradients one
+    after the other.
+    """
+    kinds = tuple([types.Array(numba.from_dtype(x.dtype), x.ndim, "A") for x in score.arrays])
+    return _gradient_function(score._identity.function, score._wanted, kinds, np.dtype(dtype))
+
+
+@lru_cache(maxsize=256)
+def _gradient_function(function, wanted, kinds, dtype):
+    """function: a Frozen; kinds: the types of the arrays."""
+
+    def make():
+        check_reads(function, wanted, numba.from_dtype(dtype), kinds)
+        real, arrays_of, derivative_of = dtype.type, reader(kinds), by_read(function, wanted)
+
+        def add(S, dS, sums, elements, rows, cols, batch, head, m0, n0, record):
+            S, dS = contiguous_view(S, rows, cols, cols, real), contiguous_view(dS, rows, cols, cols, real)
+            sums, arrays = contiguous_view(sums, 1, elements, elements, np.float64), arrays_of(record, 0)
+            for j in range(rows):
+                for i in range(cols):
+                    number, count = 0, 1 if dS[j, i] != 0 else 0  # where it is 0, derivatives may be NaN
+                    while number < count:
+                        slope, element, count = derivative_of(
+                            S[j, i], batch, head, m0 + i, n0 + j, arrays, number
+                        )
+                        if number < count:
+                            sums[0, element] += slope * dS[j, i]
+                        number += 1
+
+        return add
+
+    return c_function((function.digest, wanted, kinds, dtype.str), SUMMED_ARGUMENTS, make)
 
 
 # -------------------------------------------------------------------------------------------------------------- checks

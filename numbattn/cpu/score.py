@@ -14,18 +14,20 @@ from ..values import rounded
 from .arguments import offsets_of
 from .record import Later, Record, data_address
 from .scores import KINDS, Row
-from .tile import inline
+from .tile import inline, inline_view, tile
 
 NOTHING = -1  # the number of no kind
 NUMBERS = {kind.of: number for number, kind in enumerate(KINDS)}
-KIND, SLOPES, ORDER, ROWS, COLS, ROW_STRIDE, COL_STRIDE, IS_ALIGNED, ONE, OTHER = range(10)
+COLUMNS = 12
+KIND, SLOPES, ORDER, ROWS, COLS, ROW_STRIDE, COL_STRIDE, IS_ALIGNED, ONE, OTHER, SUMS, KEPT = range(COLUMNS)
 
 
 class Steps(NamedTuple):
     """The parts of a score but for a Sink, as kernels take them: one type for all."""
 
-    numbers: Any  # int64 (steps, 10): number of the kind; of its first tile of derivatives, or -1, and how many it has;
-    # rows and columns of its matrices, strides; whether it is aligned by tile; two numbers of the kind's own
+    numbers: Any  # int64 (steps, 12): number of the kind; of its first tile of derivatives, or -1, and how many it has;
+    # rows and columns of its matrices, strides; whether it is aligned by tile; two numbers of the kind's own; of a
+    # function the address of what adds to gradients of its arrays, and the number of the tile where S before it is kept
     caps: Any  # float64 (steps)
     offsets: Any  # int64 (steps, batch, heads), of parts that are not aligned by tile
     addresses: Any  # int64 (steps), of arrays
@@ -33,8 +35,8 @@ class Steps(NamedTuple):
     origin: Origin  # from which functions count
 
 
-NO_STEPS = Record(Steps(np.zeros((0, 10), np.int64), np.zeros(0), np.zeros((0, 0, 0), np.int64), np.zeros(0, np.int64),
-                        np.zeros((0, 0, 0), np.int64), Origin()))  # fmt: skip
+NO_STEPS = Record(Steps(np.zeros((0, COLUMNS), np.int64), np.zeros(0), np.zeros((0, 0, 0), np.int64),
+                        np.zeros(0, np.int64), np.zeros((0, 0, 0), np.int64), Origin()))  # fmt: skip
 
 
 def steps_of(problem, parts, origin, order=0):
@@ -56,17 +58,19 @@ def steps_of(problem, parts, origin, order=0):
 def lowered_steps(problem, steps, origin, order):
     """The Record of Steps: of each part the number of its kind, or NOTHING, and what it is Lowered."""
     count, caps = len(steps), np.array([lowered.cap for _, lowered in steps], np.float64)
-    numbers, offsets = np.zeros((count, 10), np.int64), np.zeros((count, *problem.matrices), np.int64)
+    numbers, offsets = np.zeros((count, COLUMNS), np.int64), np.zeros((count, *problem.matrices), np.int64)
     places, tiles = np.zeros_like(offsets), 0
-    for step, (kind, (shape, strides, offset, own, _)) in enumerate(steps):
+    for step, (kind, (shape, strides, offset, own, _, sums)) in enumerate(steps):
         is_nonlinear = kind != NOTHING and KINDS[kind].of._is_nonlinear
         derivatives = (tiles, order) if is_nonlinear else (-1, 0)
-        numbers[step] = kind, *derivatives, *shape[-2:], *strides[-2:], offset is None, *own
+        numbers[step] = kind, *derivatives, *shape[-2:], *strides[-2:], offset is None, *own, sums, -1
         tiles += derivatives[1]
         if isinstance(offset, bytes):
             offset = np.frombuffer(offset, np.int64).reshape(problem.matrices)
         offsets[step] = 0 if offset is None else offset
         places[step] = offsets_of(shape[:-2], strides[:-2], problem.batch, problem.heads).reshape(problem.matrices)
+    collecting = np.flatnonzero(numbers[:, SUMS])
+    numbers[collecting, KEPT] = tiles + np.arange(len(collecting))
     return Record(Steps(numbers, caps, offsets, Later((count,), np.int64), places, origin))
 
 
@@ -87,6 +91,11 @@ def _no_sinks(dtype):
 def nonlinear_in(parts):
     """How many parts have a derivative that is not 1."""
     return sum(part._is_nonlinear for part in parts)
+
+
+def kept_in(parts):
+    """Before how many parts S is kept, for gradients of their arrays."""
+    return sum(part._is_nonlinear and part._wants_gradient for part in parts)
 
 
 # ------------------------------------------------------------------------------------------------------------- scores
@@ -117,15 +126,30 @@ apply = by_kind([kind.apply for kind in KINDS])
 
 @inline
 def score(S, steps, slopes, batch, head, m0, n0, aligned):
-    """All steps in order. slopes: tiles for derivatives of parts that are not linear, or nothing.
+    """All steps in order. slopes: tiles for derivatives of parts that are not linear, and for S that is kept, if any.
 
     aligned: the offset of the tile's queries within their segment.
     """
     for step in range(steps.caps.size):
         own, order = steps.numbers[step, SLOPES], steps.numbers[step, ORDER]
         own_slopes = slopes[own * S.size : (own + order) * S.size] if own >= 0 else slopes[:0]
+        if steps.numbers[step, KEPT] >= 0:
+            copy(numbered_tile(slopes, steps.numbers[step, KEPT], S), S)
         row = row_of(steps, step, batch, head, aligned)
         apply(steps.numbers[step, KIND], S, own_slopes, row, batch, head, m0, n0)
+
+
+@inline
+def copy(out, S):
+    for j in range(S.shape[0]):
+        for i in range(S.shape[1]):
+            out[j, i] = S[j, i]
+
+
+@inline_view
+def numbered_tile(buffer, number, like):
+    """A tile of a buffer of tiles as large as this one."""
+    return tile(buffer[number * like.size : (number + 1) * like.size], like.shape[0], like.shape[1])
 
 
 @inline

@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..scores import steps_of
+from ..scores.function import Score
 from .record import Later
-from .score import KIND, SLOPES, by_kind, row_of
+from .score import KEPT, KIND, SLOPES, SUMS, by_kind, numbered_tile, row_of
 from .scores import KINDS, matrix_of
-from .tile import contiguous_view, inline, tile
+from .scores.function import collect_reads
+from .tile import contiguous_view, inline
 from .transposition import transpose
 
 NEAR = 2**14  # elements: with 2**13 the order in memory is up to 1.3 times as fast, with 2**15 it is slower
@@ -32,7 +34,12 @@ class Shares(NamedTuple):
 
 def shapes_of(parts):
     """The shape of the array of each step, with rows and columns; None where its gradient is not wanted."""
-    return tuple([matrix_of(part).shape if part._wants_gradient else None for part in steps_of(parts)])
+    return tuple([shape_of(part) if part._wants_gradient else None for part in steps_of(parts)])
+
+
+def shape_of(part):
+    """Of a function all arrays one after the other."""
+    return (1, part._elements) if isinstance(part, Score) else matrix_of(part).shape
 
 
 def shares_of(problem, shapes):
@@ -122,19 +129,23 @@ def pull_back(dS, steps, slopes, sums, batch, head, chunk, m0, n0, aligned):
     aligned: the offset of the tile's queries within their segment.
     """
     for step in range(steps.caps.size - 1, -1, -1):
-        own = steps.numbers[step, SLOPES]
+        own, kept = steps.numbers[step, SLOPES], steps.numbers[step, KEPT]
+        if sums.numbers[step, 0] >= 0:
+            S = numbered_tile(slopes, max(kept, 0), dS)
+            add_to_sum(dS, S, steps, step, sums, batch, head, chunk, m0, n0, aligned)
         if own >= 0:
-            multiply_by_slopes(dS, tile(slopes[own * dS.size : (own + 1) * dS.size], dS.shape[0], dS.shape[1]))
-        elif sums.numbers[step, 0] >= 0:
-            add_to_sum(dS, steps, step, sums, batch, head, chunk, m0, n0, aligned)
+            multiply_by_slopes(dS, numbered_tile(slopes, own, dS))
 
 
 @inline
-def add_to_sum(dS, steps, step, sums, batch, head, chunk, m0, n0, aligned):
-    """Add dS to the gradient of the array of a step."""
+def add_to_sum(dS, S, steps, step, sums, batch, head, chunk, m0, n0, aligned):
+    """Add dS to the gradient of the array of a step. S: before a function; else nobody looks at it."""
     number, rows, cols, stride = sums.numbers[step]
     place = sums.addresses[number] + sums.places[number, batch, head] + chunk * stride
-    if rows > 1 and cols > 1:
+    if steps.numbers[step, KEPT] >= 0:
+        dx, row = contiguous_view(place, rows, cols, cols, np.float64), row_of(steps, step, batch, head, aligned)
+        collect_reads(dx, dS, S, steps.numbers[step, SUMS], row, batch, head, m0, n0)
+    elif rows > 1 and cols > 1:
         whole = contiguous_view(place, rows, cols, cols, dS.dtype)
         transpose(whole[m0 : m0 + dS.shape[1], n0 : n0 + dS.shape[0]], dS, dS.dtype.type(1), True)
     else:

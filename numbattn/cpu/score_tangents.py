@@ -7,12 +7,12 @@ import numpy as np
 
 from ..values import rounded
 from .record import Record, data_address
-from .score import KIND, NO_STEPS, NOTHING, NUMBERS, ORDER, SLOPES, apply, lowered_steps, row_of
+from .score import KIND, NO_STEPS, NOTHING, NUMBERS, ORDER, SLOPES, apply, lowered_steps, numbered_tile, row_of
 from .score_gradients import add_to_sum
 from .scores import KINDS
 from .scores.kind import Lowered
 from .softmax import multiply
-from .tile import inline, inline_view, tile
+from .tile import inline
 
 NO_ARRAY = np.zeros(0)
 
@@ -79,13 +79,7 @@ def pull_back_tangents(dS, tdS, steps, slopes, bends, sums, batch, head, chunk, 
         if first >= 0:
             multiply_duals(dS, tdS, numbered_tile(slopes, first, dS), numbered_tile(bends, first // order, dS))
         elif sums.numbers[step, 0] >= 0:
-            add_to_sum(tdS, steps, step, sums, batch, head, chunk, m0, n0, aligned)
-
-
-@inline_view
-def numbered_tile(buffer, number, like):
-    """A tile of a buffer of tiles as large as this one."""
-    return tile(buffer[number * like.size : (number + 1) * like.size], like.shape[0], like.shape[1])
+            add_to_sum(tdS, dS, steps, step, sums, batch, head, chunk, m0, n0, aligned)
 
 
 @inline

@@ -9,6 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from ..caches.eight_bits import bits_of
 from ..gradients import Gradients, sum_to
 from ..problem import Saved, describe
@@ -16,7 +18,7 @@ from ..scores import sink_of
 from ..scores.compiled.errors import naming
 from ..scores.function import Score
 from ..tangents import Rows, gradients_of_sink, parts_of
-from ..values import put
+from ..values import put, rounded
 from ..where import Where
 from . import kernels
 from .caches.gather import gather
@@ -130,8 +132,7 @@ class Passes:
         if not run(gpu, pass_, problem, inputs, arrays, strides, deterministic, saved.whole):
             for grad in results.values():
                 grad.fill(0)
-        of_score = [results.get(gradient_of_part(i)) for i, part in enumerate(inputs.score) for _ in part._weights]
-        return Gradients(*[results[name] for name in pass_.gives], tuple(of_score))
+        return Gradients(*[results[name] for name in pass_.gives], found_gradients(problem, inputs.score, results))
 
     def place(self):
         """Where and when what is computed now may be read later on; None in a capture, whose memory is the graph's."""
@@ -249,9 +250,21 @@ def gradients_of_score(pass_, problem, parts):
 
 
 def gradient_like(problem, part):
-    """Shape and dtype of the gradient of a part's array."""
+    """Shape and dtype of the gradient of a part's array; of a function all of them, one after the other."""
+    if isinstance(part, Score):
+        return (part._elements,), np.promote_types(part._sum_dtype, problem.sum_dtype)
     (array,) = part._weights
     return array.shape, problem.sum_dtype if problem.wide else array.dtype
+
+
+def found_gradients(problem, parts, found):
+    """The gradient of each array of a score, None where it is not wanted; found: of parts, by name."""
+    of_each = ()
+    for number, part in enumerate(parts):
+        grads = part._gradients(found.get(gradient_of_part(number)))
+        of_each += tuple([dx if dx is None or problem.wide else rounded(dx, x.dtype)
+                          for dx, x in zip(grads, part._weights)])  # fmt: skip
+    return of_each
 
 
 def arrays_of(cache):

@@ -81,7 +81,8 @@ def value(x: Any) -> str:
         return ", ".join(map(value, x))
     if isinstance(x, Score | Where):
         name = f"{x.function.__qualname__} of digest {x._identity.digest}"
-        return f"{type(x).__name__}({name}, {value(x.arrays)})"
+        about = (x.arrays, x.gradient) if isinstance(x, Score) else x.arrays
+        return f"{type(x).__name__}({name}, {value(about)})"
     if not isinstance(x, Mask | Part):
         return shown(x)
     axis, found = x._axis_of_queries, []

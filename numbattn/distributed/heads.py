@@ -97,9 +97,9 @@ def weights_of(share: Share) -> list[Weight]:
     found = [Weight(x, axes, True) for x, axes in zip(share.inputs, axes_of_inputs(share))]
     for part, alone in zip(share.score, share.alone):
         own = own_axes(part)
-        for name, x in zip(part._arrays(), part._weights):
+        for name, x, wanted in zip(part._arrays(), part._weights, part._wanted):
             axes = Axes(part._axis_of_queries or 0, share.queries if alone else (), axis_of_heads(x, own.get(name)))
-            found.append(Weight(x, axes, part._wants_gradient))
+            found.append(Weight(x, axes, wanted))
     return found
 
 

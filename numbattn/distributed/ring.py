@@ -17,6 +17,7 @@ from .. import problem
 from ..backends import run
 from ..origin import Crop
 from ..scores import ArrayPart, Part
+from ..scores.function import Score
 from ..values import rounded, rowsum
 from .messages import Exchange, Like, Sum, Wait
 from .share import Share
@@ -139,20 +140,26 @@ def add_rows(totals: tuple[Total, Total], rows: slice, arrays: list[Any]) -> Non
 
 # ----------------------------------------------------------------------------------------------- gradients of the score
 def zeros_of(part: Part, sums: Any, q: Any) -> Part:
-    """The part with zeros for its array, of the dtype of sums and where q is, to which gradients are added."""
+    """The part with zeros for its arrays, of the dtype of sums and where q is, to which gradients are added."""
+    value: Any = part
+    if isinstance(part, Score):
+        zeros = [np.zeros(x.shape, np.promote_types(sums, x.dtype), like=q) if wanted else x
+                 for x, wanted in zip(part.arrays, part._wanted)]  # fmt: skip
+        return part._again(tuple(zeros), part._wanted)
     if not isinstance(part, ArrayPart):
         return part
-    value: Any = part
     return replace(value, **{fields(value)[0].name: np.zeros(part._array.shape, sums, like=q)})
 
 
 def add_gradients(share: Share, of_score: list[Part], crop: Crop, grads: tuple[Any, ...]) -> None:
-    """Add the gradients of a block to what of each part's array is in it."""
+    """Add the gradients of a block to what of each part's arrays is in it."""
     found = iter(grads)
     for part in of_score:
         own = [next(found) for _ in part._weights]
-        if isinstance(part, ArrayPart) and part.gradient:
-            part._cropped(crop, share.mask._frame)._weights[0][...] += own[0]
+        if part._wants_gradient:
+            for total, dx in zip(part._cropped(crop, share.mask._frame)._weights, own):
+                if dx is not None:
+                    total[...] += dx
 
 
 def gradients_of_score(share: Share, saved: Any, do: Any, dlse: Any, of_score: list[Part]) -> Messages:
@@ -162,7 +169,7 @@ def gradients_of_score(share: Share, saved: Any, do: Any, dlse: Any, of_score: l
     for part in share.score:
         if part._has_step:
             of_part = next(rest)
-            found += [of_part._weights[0]] if part._wants_gradient else [None] * len(part._weights)
+            found += [x if wanted else None for x, wanted in zip(of_part._weights, part._wanted)]
         elif part._wants_gradient:
             delta = rowsum(*(x.astype(saved.lse.dtype, copy=False) for x in (do, saved.o)))
             delta = delta - (0 if dlse is None else dlse)

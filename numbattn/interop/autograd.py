@@ -125,10 +125,10 @@ class Call(NamedTuple):
 def traced(options: Options, arrays: Sequence[Any]) -> list[Any]:
     """Those of the arrays that are in x."""
     parts = [part for part in options.score for _ in part._weights]
-    for at, part in zip(options.weights, parts):
-        if isbox(arrays[at]) and not isinstance(part, ArrayPart):
+    for at, part, wanted in zip(options.weights, parts, options.wanted):
+        if isbox(arrays[at]) and not isinstance(part, ArrayPart) and not wanted:
             raise NotImplementedError(f"score: got {words_for(arrays[at])} in a {type(part).__name__}, expected an "
-                                      "array that is constant: these have no gradients yet")  # fmt: skip
+                                      "array that is constant, or gradient=True")  # fmt: skip
     return [arrays[at] for at, wanted in zip(options.weights, options.wanted) if wanted]
 
 

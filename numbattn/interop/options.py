@@ -72,7 +72,7 @@ def taken_apart(
         own = list(part._arrays().values())
         weights += [first + [x is weight for x in own].index(True) for weight in part._weights]
         first += len(own)
-    wanted = tuple([part._wants_gradient for part in parts for _ in part._weights])
+    wanted = tuple([wanted for part in parts for wanted in part._wanted])
     return Options(
         causal, None if mask is None else mask._mapped(placeholder), scale, dropout,
         tuple([part._mapped(placeholder) for part in parts]), own_axes, tuple(weights), wanted,

@@ -14,7 +14,7 @@ from .distance import DistancePart
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Alibi(DistancePart):
-    """S = S - slope |i + offset - j|: the farther a key from a query's own, the less it counts.
+    """``S = S - slope |i + offset - j|``: the farther a key from a query's own, the less it counts.
 
     Parameters
     ----------
@@ -49,6 +49,6 @@ class Alibi(DistancePart):
     def _applied(self, S: Any) -> Any:
         return S - self._array.astype(S.dtype)[..., None, None] * abs(self._ahead(S)).astype(S.dtype)
 
-    def _gradient(self, dS: Any, lse: Any, delta: Any) -> Any:
+    def _gradient(self, dS: Any, lse: Any, delta: Any, S: Any = None) -> Any:
         distance = abs(self._ahead(dS)).astype(dS.dtype)
         return sum_broadcast(-(dS * distance).sum(axis=(-2, -1)), self._array.shape)

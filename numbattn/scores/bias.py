@@ -54,7 +54,7 @@ class Bias(ArrayPart):
     def _applied(self, S: Any) -> Any:
         return S + self._array.astype(S.dtype)
 
-    def _gradient(self, dS: Any, lse: Any, delta: Any) -> Any:
+    def _gradient(self, dS: Any, lse: Any, delta: Any, S: Any = None) -> Any:
         return sum_broadcast(dS, self._array.shape)
 
     def _cropped(self, crop: Crop, frame: Any) -> Part:

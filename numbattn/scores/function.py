@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import Parameter, signature
 from types import FunctionType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -24,11 +24,11 @@ DTYPES = tuple(map(np.dtype, "?bhilqBHIfd"))  # what compiled functions read on 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Score(Part):
-    """S = function(S, batch, head, i, j, *arrays), element by element: a function of your own.
+    """``S = function(S, batch, head, i, j, *arrays)``, element by element: a function of your own.
 
     It is an ordinary Python function of numbers, compiled by Numba: s is a float of the dtype of sums, batch the number
     of the element of the batch, in C order, the others are indices. Integers, those of arrays, too, are int64, booleans
-    are Python's. Its arrays have no gradients yet.
+    are Python's.
 
     Parameters
     ----------
@@ -45,12 +45,17 @@ class Score(Part):
         The derivative of `derivative` by s, called in the same way, in the backward pass of the backward pass only. By
         default it follows from `derivative`, or from the function, which is then compiled for dual numbers of dual
         numbers.
+    gradient : bool or sequence of bools, optional
+        Whether gradients of the arrays are wanted: of all floats among them, or one bool for each array. They follow
+        from the function, by dual numbers, for each element that it reads; it is called once for each of these. Of an
+        array with a gradient there are entries and parts, x[i], x[i, j], shape, ndim, size, T and len.
 
     Raises
     ------
     ValueError
-        If there is `second` and no `derivative`.
+        If there is `second` and no `derivative`; if `gradient` has not as many bools as there are arrays.
     TypeError
+        For a gradient of an array that is not of floats.
         If the function, or one that it calls, raises or asserts, which a GPU cannot carry out, or reads what could
         change unseen: arrays around it, lists, dictionaries, attributes of other things than modules. If it cannot be
         called with as many arrays. In the first call of attention, before anything runs, if the function, compiled,
@@ -82,12 +87,29 @@ class Score(Part):
     array([[0.5 , 0.5 , 0.01],
            [0.5 , 0.5 , 0.01],
            [0.02, 0.02, 0.96]])
+
+    A table that is trained: of biases by distance, in buckets that grow with it, as in T5.
+
+    >>> import math
+    >>> def bucket(distance):  # of 16: 0 to 7 one each, then those up to 128 on a logarithmic scale
+    ...     if distance < 8:
+    ...         return distance
+    ...     return min(8 + int(math.log(max(distance / 8.0, 1.0)) / math.log(16.0) * 8), 15)
+    >>> def relative(s, batch, head, i, j, table):
+    ...     return s + table[bucket(abs(i - j)), head]
+    >>> table, (q, k, v, do) = np.zeros((16, 2)), np.ones((4, 2, 50, 8))
+    >>> score = na.Score(relative, arrays=[table], gradient=True)
+    >>> o, backprop = na.attention_vjp(q, k, v, causal=True, score=score)
+    >>> (dtable,) = backprop(do).score
+    >>> dtable.shape
+    (16, 2)
     """
 
     function: Callable[..., Any]
     derivative: Callable[..., Any] | None = None
     arrays: Sequence[Array] = ()
     second: Callable[..., Any] | None = None
+    gradient: bool | Sequence[bool] = False
     _identity: Identity = field(init=False)
 
     _is_nonlinear = True
@@ -100,6 +122,7 @@ class Score(Part):
         if self.second is not None and self.derivative is None:
             raise ValueError("Score second: got one without a derivative, expected both or neither")
         self._set(arrays=arrays_given("Score", self.arrays))
+        self._set(gradient=_wanted(self.gradient, self.arrays))
         for order, given in zip(ORDERS, self._functions):
             check_signature(f"Score {order}", given, ("s", *PLACE), len(self.arrays))
         self._set(_identity=Identity(*self._functions))
@@ -115,19 +138,69 @@ class Score(Part):
         copies = tuple(map(function, self.arrays))
         if all(x is y for x, y in zip(copies, self.arrays)):
             return self
-        made = object.__new__(Score)  # with the function as it was taken
-        made._set(**dict(zip(ORDERS, self._functions)), arrays=copies, _identity=self._identity)
+        return self._again(copies, self._wanted)
+
+    def _again(self, arrays: Sequence[Any], gradient: tuple[bool, ...]) -> Score:
+        """With the function as it was taken."""
+        made = object.__new__(Score)
+        made._set(**dict(zip(ORDERS, self._functions)), arrays=tuple(arrays), gradient=gradient)
+        made._set(_identity=self._identity)
         return made
 
+    def _asking(self, wanted: Sequence[bool]) -> Part:
+        return self._again(self.arrays, tuple(wanted))
+
     def __reduce__(self) -> Any:
-        return Score, (self.function, self.derivative, self.arrays, self.second)
+        return Score, (self.function, self.derivative, self.arrays, self.second, self.gradient)
 
     def _key(self) -> tuple[Any, ...]:
-        return type(self), self._identity, tuple(map(identity, self.arrays))
+        return type(self), self._identity, self.gradient, tuple(map(identity, self.arrays))
 
     @cached_property
     def _kind(self) -> tuple[Any, ...]:
         return type(self), self._identity.key, *[(x.dtype, x.ndim) for x in self.arrays]
+
+    @property
+    def _wants_gradient(self) -> bool:
+        return any(self._wanted)
+
+    @property
+    def _wanted(self) -> tuple[bool, ...]:
+        """Of each array whether its gradient is wanted."""
+        return cast(tuple[bool, ...], self.gradient)
+
+    @property
+    def _trained(self) -> list[Any]:
+        """The arrays whose gradients are wanted."""
+        return [x for x, wanted in zip(self.arrays, self._wanted) if wanted]
+
+    @property
+    def _sum_dtype(self) -> np.dtype[Any]:
+        """The least one in which its gradients are summed."""
+        return np.result_type(np.float32, *[x.dtype for x in self._trained])
+
+    @property
+    def _elements(self) -> int:
+        """How many elements the arrays have whose gradients are wanted."""
+        return sum(x.size for x in self._trained)
+
+    def _gradients(self, found: Any) -> tuple[Any, ...]:
+        if found is None:
+            return (None,) * len(self.arrays)
+        ends = np.cumsum([x.size for x in self._trained]).tolist()
+        each = iter([found.reshape(-1)[end - x.size : end].reshape(x.shape) for end, x in zip(ends, self._trained)])
+        return tuple([next(each) if wanted else None for wanted in self._wanted])
+
+    def _gradient(self, dS: Any, lse: Any, delta: Any, S: Any = None) -> Any:
+        from .compiled.reads import in_python  # Numba is not imported before it is needed
+
+        by_read, summed = in_python(self._identity, self._wanted, self.arrays), np.zeros(self._elements)
+        by_batch = (x.reshape(-1 if x.size else 0, *x.shape[-3:]) for x in np.broadcast_arrays(S, dS))
+        S, dS = map(np.asarray, by_batch)
+        for at in zip(*np.nonzero(dS)):
+            for place, slope in by_read(float(S[at]), *map(int, at)):
+                summed[place] += slope * dS[at]
+        return summed
 
     def _applied(self, S: Any) -> Any:
         return self._of_each(self._value, S)
@@ -224,6 +297,24 @@ def arrays_given(of: str, given: Any) -> tuple[Any, ...]:
             raise TypeError(f"{name}: got {words_for(x)}, expected an array of NumPy or CuPy, of booleans, integers, "
                             "float32 or float64")
     return arrays
+
+
+def _wanted(gradient: Any, arrays: Sequence[Any]) -> tuple[bool, ...]:
+    """Of each array whether its gradient is wanted."""
+    if isinstance(gradient, bool | np.bool_):
+        wanted = tuple([bool(gradient) and dtype_of(x).kind == "f" for x in arrays])
+        if gradient and not any(wanted):
+            raise ValueError("Score gradient: got True, expected arrays of floats, which have one")
+        return wanted
+    if not isinstance(gradient, Sequence) or not all(isinstance(x, bool | np.bool_) for x in gradient):
+        raise TypeError(f"Score gradient: got {words_for(gradient)}, expected True, False, or one of them an array")
+    if len(gradient) != len(arrays):
+        raise ValueError(f"Score gradient: got {len(gradient)} bools, expected {len(arrays)}, one for each array")
+    for number, (wanted_too, x) in enumerate(zip(gradient, arrays)):
+        if wanted_too and dtype_of(x).kind != "f":
+            raise TypeError(f"Score gradient[{number}]: got True for arrays[{number}] of {dtype_of(x)}, expected "
+                            "False: only floats have a gradient")  # fmt: skip
+    return tuple(map(bool, gradient))
 
 
 def check_signature(name: str, function: Callable[..., Any] | None, arguments: Sequence[str], arrays: int) -> None:

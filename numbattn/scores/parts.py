@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache, cached_property
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -37,9 +37,14 @@ class Part(Value):
         """The derivative of `_derivative` by S."""
         return 0
 
-    def _gradient(self, dS: Any, lse: Any, delta: Any) -> Any:
+    def _gradient(self, dS: Any, lse: Any, delta: Any, S: Any = None) -> Any:
         """The gradient of its array: from dS, that of S after it; of a Sink from lse and delta = rowsum(dO * O) - dlse.
+        Of a Score those of all its arrays, one after the other, from S before it, too.
         """
+
+    def _gradients(self, found: Any) -> tuple[Any, ...]:
+        """The gradient of each of `_weights`, None for one that is not wanted; found: what `_gradient` returns."""
+        return (found,) * len(self._weights)
 
     def _fit(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> None:
         """Refuse arrays that do not broadcast to the batch axes, heads included, and the lengths."""
@@ -74,6 +79,15 @@ class Part(Value):
     @property
     def _wants_gradient(self) -> bool:
         return False
+
+    @property
+    def _wanted(self) -> tuple[bool, ...]:
+        """Of each of `_weights` whether its gradient is wanted."""
+        return (self._wants_gradient,) * len(self._weights)
+
+    def _asking(self, wanted: Sequence[bool]) -> Part:
+        """The part with gradients of these of `_weights` alone."""
+        return self
 
 
 @cache
@@ -110,6 +124,9 @@ class ArrayPart(Part):
     @property
     def _wants_gradient(self) -> bool:
         return self.gradient
+
+    def _asking(self, wanted: Sequence[bool]) -> Part:
+        return self if wanted[0] == self.gradient else replace(cast(Any, self), gradient=wanted[0])
 
     def _whole_shape(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> tuple[int, ...]:
         """What its array is broadcast to."""

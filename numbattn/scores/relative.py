@@ -77,7 +77,7 @@ class RelativeBias(DistancePart):
         tables = np.broadcast_to(self._array.astype(S.dtype)[..., None, :], (*S.shape[:-1], self._array.shape[-1]))
         return S + np.take_along_axis(tables, np.broadcast_to(self._entries(S), S.shape), -1)
 
-    def _gradient(self, dS: Any, lse: Any, delta: Any) -> Any:
+    def _gradient(self, dS: Any, lse: Any, delta: Any, S: Any = None) -> Any:
         entries, offset = self._array.shape[-1], self._whole_offset(*dS.shape[-2:])
         if isinstance(offset, int):
             table = _by_entry(sums_along_diagonals(dS), dS.shape[-2] - 1 + offset, entries)

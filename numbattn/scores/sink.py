@@ -47,7 +47,7 @@ class Sink(ArrayPart):
         return np.broadcast_to(rounded(self._array, lse.dtype)[..., None], lse.shape)
 
     @np.errstate(under="ignore")
-    def _gradient(self, dS: Any, lse: Any, delta: Any) -> Any:
+    def _gradient(self, dS: Any, lse: Any, delta: Any, S: Any = None) -> Any:
         """The sink has no dP, so that its dS is -P delta."""
         seen = np.isfinite(lse)
         P = np.exp(np.where(seen, self._logits(lse) - np.where(seen, lse, 0), -math.inf))

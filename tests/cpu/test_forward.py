@@ -78,8 +78,8 @@ FAULTS = {
     },
     "cpu/scores/function.py": {
         "test_origin.py::test_heads_and_elements_of_the_batch": {
-            "batch + at.batch, head + at.head": "batch + at.batch, head",
-            "m0 + at.query, n0 + at.key": "m0 + at.query, n0",
+            "batch + origin.batch, head + origin.head": "batch + origin.batch, head",
+            "m0 + origin.query, n0 + origin.key": "m0 + origin.query, n0",
         },
     },
     "cpu/scores/softcap.py": {

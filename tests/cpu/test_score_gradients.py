@@ -76,7 +76,7 @@ FAULTS = {
     "scores/test_parts.py": {
         "if dS[j, i] != 0 else dS.dtype.type(0)": "",
         "range(steps.caps.size - 1, -1, -1)": "range(steps.caps.size)",
-        "slopes[own * dS.size : (own + 1) * dS.size]": "slopes[: dS.size]",
+        "numbered_tile(slopes, own, dS)": "numbered_tile(slopes, 0, dS)",
         "whole[m0 : m0 + dS.shape[1], n0": "whole[: dS.shape[1], n0",
     },
     "cpu/test_backward.py::test_blocks_add_to_sums_of_their_own": {

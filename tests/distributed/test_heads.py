@@ -31,7 +31,8 @@ SCORES = {  # of rng, heads, m, n
     "alibi": lambda rng, h, m, n: [na.Alibi(rng.random(h), offset=rng.integers(0, 9, (2, h))), na.Sink(rng.random(h))],
     "relative": lambda rng, h, m, n: [na.RelativeBias(rng.random((h, 21)), offset=0), na.Sink(0.5)],
     "bias": lambda rng, h, m, n: [na.Bias(rng.random((h, m, 1))), na.Bias(rng.random((1, n))), na.Softcap(3.0)],
-    "function": lambda rng, h, m, n: [na.Score(far, arrays=[rng.random(m)]), na.Alibi(0.1, gradient=False, offset=0)],
+    "function": lambda rng, h, m, n: [na.Score(far, arrays=[rng.random(m)], gradient=True),
+                                      na.Alibi(0.1, gradient=False, offset=0)],
 }
 
 

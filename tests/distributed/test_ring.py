@@ -51,7 +51,7 @@ SCORES = {  # of rng, m, n
     "relative": lambda rng, m, n: na.RelativeBias(rng.random((2, 21)), offset=n - m),
     "bias": lambda rng, m, n: [na.Bias(rng.random((m, 1))), na.Bias(rng.random((2, m, n))), na.Bias(rng.random(n)),
                               na.Bias(0.5)],
-    "function": lambda rng, m, n: [na.Score(far, arrays=[rng.random(m)]), na.Sink(0.5)],
+    "function": lambda rng, m, n: [na.Score(far, arrays=[rng.random(m)], gradient=True), na.Sink(0.5)],
 }
 
 

@@ -264,6 +264,17 @@ def test_arrays_of_a_function_have_no_derivatives(qkv):
     assert jax.grad(lambda x: f(jax.lax.stop_gradient(x)))(jnp.ones(4)).sum() == 0
 
 
+def test_arrays_of_a_function_have_gradients_where_they_are_asked_for(qkv):
+    def f(x, gradient=True):
+        score = na.Score(lambda s, batch, head, i, j, factor: s * factor[head], arrays=[x], gradient=gradient)
+        return attention(*qkv, score=score).sum()
+
+    for derivative in jax.grad(f), jax.jit(jax.grad(f)):
+        got = derivative(jnp.ones(4))
+        wanted = [(f(1 + 1e-3 * h, False) - f(1 - 1e-3 * h, False)) / 2e-3 for h in jnp.eye(4)]
+        np.testing.assert_allclose(got, wanted, rtol=0.02, atol=1e-3)
+
+
 def test_no_number_compiles_anything_again(qkv):
     traced = []
 

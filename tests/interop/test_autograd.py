@@ -113,6 +113,16 @@ def test_arrays_in_a_function_are_constants(rng):
                  grad(lambda q: np.sum(formula(q * scales[:, None, None], q, q)[0] ** 2))(q))  # fmt: skip
 
 
+def test_arrays_in_a_function_have_gradients_where_they_are_asked_for(rng):
+    q, scales = rng.standard_normal((2, 5, 4)), numpy.array([0.5, 2.0])
+
+    def loss(scales):
+        return np.sum(attention(q, q, q, score=na.Score(scaled, arrays=[scales], gradient=True)) ** 2)
+
+    assert_close(grad(loss)(scales),
+                 grad(lambda scales: np.sum(formula(q * scales[:, None, None], q, q)[0] ** 2))(scales))  # fmt: skip
+
+
 def test_a_score_whose_gradient_is_not_wanted_is_a_constant(arrays):
     q, k, v, bias, _ = arrays
 

@@ -799,7 +799,7 @@ FAULTS = {
         },
     },
     "scores/function.py": {
-        "copies, _identity=self._identity)": "copies, _identity=Identity(*self._functions))",
+        "made._set(_identity=self._identity)": "made._set(_identity=Identity(*self._functions))",
         "test_what_was_minus_infinity_has_no_gradient": {
             "np.where(np.isneginf(S), 0, self._of_each(self._element(order), S))":
                 "self._of_each(self._element(order), S)",

@@ -1,7 +1,7 @@
 """Functions of the user's own, numbattn.Score, called by their addresses."""
 
 from ...scores.function import Score
-from ..function import record_of, tile_function
+from ..function import gradient_function, record_of, tile_function
 from ..tile import address_of, call_at, inline
 from .kind import Kind, Lowered
 
@@ -10,8 +10,10 @@ def lower(part, problem, order):
     """A function, Lowered, with the record of its arrays; its numbers are the addresses of it and its derivatives."""
     function = tile_function(part, problem.sum_dtype)
     derivatives = tile_function(part, problem.sum_dtype, order) if order else None
+    gradient = gradient_function(part, problem.sum_dtype) if order and part._wants_gradient else None
     numbers = function.address, derivatives.address if order else 0
-    return Lowered((0, 0), (0, 0), numbers=numbers), record_of(part.arrays), (function, derivatives)
+    lowered = Lowered((0, 0), (0, 0), numbers=numbers, sums=gradient.address if gradient else 0)
+    return lowered, record_of(part.arrays), (function, derivatives, gradient)
 
 
 @inline
@@ -23,9 +25,21 @@ def apply(S, slopes, row, batch, head, m0, n0):
 
 @inline
 def call(function, S, slopes, row, batch, head, m0, n0):
-    at = row.origin
-    batch, head, m0, n0 = batch + at.batch, head + at.head, m0 + at.query, n0 + at.key
-    call_at(function, (address_of(S), slopes, S.shape[0], S.shape[1], batch, head, m0, n0, row.address))
+    place = place_of(row.origin, batch, head, m0, n0)
+    call_at(function, (address_of(S), slopes, S.shape[0], S.shape[1], *place, row.address))
+
+
+@inline
+def place_of(origin, batch, head, m0, n0):
+    return batch + origin.batch, head + origin.head, m0 + origin.query, n0 + origin.key
+
+
+@inline
+def collect_reads(dx, dS, S, sums, row, batch, head, m0, n0):
+    """Add to the gradients of a function's arrays. dS: after it, S: before it; sums: the address of what does that."""
+    place = place_of(row.origin, batch, head, m0, n0)
+    given = address_of(S), address_of(dS), address_of(dx), dx.size, S.shape[0], S.shape[1]
+    call_at(sums, (*given, *place, row.address))
 
 
 KIND = Kind(Score, lower, apply)

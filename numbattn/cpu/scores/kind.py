@@ -32,6 +32,7 @@ class Lowered(NamedTuple):
     offset: Any = 0  # an int, or int64 (batch, heads) as bytes; None if it is aligned by tile
     numbers: tuple = (0, 0)  # two integers of the kind's own
     cap: float = 0.0
+    sums: int = 0  # of a function whose arrays have gradients, the address of what adds to these
 
 
 class Row(NamedTuple):

@@ -13,6 +13,7 @@ from ..kernels.scores import (
     BY_QUERY,
     BY_SEGMENT,
     CLASSES,
+    READS,
     WITH_DELTA,
     is_natural,
     is_nonlinear,
@@ -166,6 +167,8 @@ class Planner:
         over those of a head, BY_HEAD; or not, OWN. "" if none are wanted."""
         if not self.wanted:
             return ""
+        if any(kind(self.score[number]).gradient == READS for number in self.wanted):
+            return OWN
         shapes = [self.layouts[gradient_of_part(number)].shape[: -kind(self.score[number]).own_axes or None]
                   for number in self.wanted]  # fmt: skip
         return OWN if is_nonlinear(self.score) else sharing(shapes + self.shapes_of_offsets(self.wanted)) or OWN

@@ -8,12 +8,15 @@ import numpy as np
 
 from ..build import Key
 from ..kernels import bias_gradients, diagonal_sums
+from ..kernels.any.function_gradient import spec_of as spec_of_function
+from ..kernels.any.function_gradient import sums_of_each
 from ..kernels.any.score_gradient import OWN_NUMBERS, entry_sums, spec_of
 from ..kernels.any.sum_parts import TILES as SUMMED_AT_ONCE
 from ..kernels.any.sum_parts import sum_parts
 from ..kernels.any.table_gradient import TILES as ENTRIES_AT_ONCE
 from ..kernels.any.table_gradient import table_gradient
-from ..kernels.scores import ALIGNED, BY_MATRIX, ENTRIES, kind, place_of_part
+from ..kernels.scores import ALIGNED, BY_MATRIX, ENTRIES, READS, kind, place_of_part
+from ..kernels.shared.exact_sums import SIZE
 from ..kernels.shared.visibility import has_states
 from ..views import View, contiguous, fits_tensor_map
 from ..words.arguments import Own, TmaMatrix
@@ -35,6 +38,9 @@ EVEN = 4  # parts at most where blocks fill a GPU once or twice anyway, but not 
 def add_gradient(planner, number):
     """The steps of the gradient of a part's array."""
     own, kind_of_part = gradient_of_part(number), kind(planner.score[number])
+    if kind_of_part.gradient == READS:
+        add_gradient_of_function(planner, number, own)
+        return
     if SUMS_OF_DS in planner.temporaries:
         if kind_of_part.gradient == ENTRIES:
             add_table_of_sums(planner, number, own)
@@ -63,6 +69,23 @@ def add_gradient(planner, number):
     m_blocks, n_blocks = planner.tiles_of(tiles, planner.work(gradient_spec(planner, own, **about)))
     blocks = (1 if sums_rows else m_blocks) * (1 if sums_cols else n_blocks)
     add_own(planner, partial(gradient_spec, planner, **about), tiles, own, shape, blocks)
+
+
+def add_gradient_of_function(planner, number, own):
+    """The steps of the gradients of a function's arrays, one after the other in one array."""
+    ((elements,), _, dtype, _), exact = planner.layouts[own], planner.call.deterministic
+    about = {"after": place_of_part(planner.score, number), "wanted": planner.call.score[number].gradient,
+             "sum_dtype": dtype.name, "exact": exact}  # fmt: skip
+    if exact:
+        name = sums_of_part(number)
+        planner.add_temporary(name, (1, elements * SIZE), np.dtype(np.int64), is_zero=True)
+        planner.add(spec_of_function(name, **about))
+        return
+    name, parts = partial_sums(own), sums_of_each(elements, dtype.itemsize)
+    planner.add_temporary(name, (parts, elements), dtype, is_zero=True)
+    planner.add(spec_of_function(name, **about))
+    planner.layouts[name] = contiguous((parts, 1, elements), dtype)
+    add_sum(planner, own)
 
 
 def gradient_spec(planner, own, **about):

@@ -16,7 +16,7 @@ def lowered_part(part, number, problem):
 
 def part_and_arrays(part, number, problem):
     kind, numbers, arrays = CLASSES[type(part)].lowered(part, number, problem)
-    return Lowered(kind, numbers, part._wants_gradient), arrays
+    return Lowered(kind, numbers, part._wants_gradient and part.gradient), arrays
 
 
 def own_arrays(part):

@@ -42,6 +42,7 @@ plain one. Numbers take the dtype of the tile that they are combined with. With 
 | index, shape, opaque, always, lowest_bit, ballot | integers that count; bits | mov, bfind, vote.ballot |
 | of_first_lane | one lane's number in all lanes of a warp | shfl.idx |
 | sync_threads, sync_warp, sync_warpgroup(s) | makes what others have written visible | bar.sync, bar.warp.sync |
+| add_element | to one element of sums, immediately | red.global |
 | atomic_add, atomic_inc | counters in global memory | atom.add, atom.inc |
 | launch_dependents, wait_on_dependencies | overlap with the stream's next kernel | griddepcontrol |
 | increase_registers, decrease_registers | register reallocation of a warpgroup | setmaxnreg |
@@ -53,7 +54,16 @@ of boxes of 8x64 float16, RING a pipeline of two stages of four int32 with one r
 
 from .. import compiler  # noqa: F401, before anything of numba.cuda
 from . import operators  # noqa: F401, defines them
-from .accumulation import add_lines, add_registers, bulk_add, get_registers, load_lines, load_registers, put_registers
+from .accumulation import (
+    add_element,
+    add_lines,
+    add_registers,
+    bulk_add,
+    get_registers,
+    load_lines,
+    load_registers,
+    put_registers,
+)
 from .arrays import Alignment
 from .commits import commit, read
 from .conversion import bitcast, convert
@@ -77,7 +87,7 @@ from .functions import exp, exp2, log, log2, reciprocal, sqrt, tanh
 from .global_memory import has_bits, load, save, take
 from .integers import INDEX, always, index, lowest_bit, opaque, shape
 from .layout import ONE, WARP, WARPGROUP, WARPGROUP_ROWS, Axis, Layout, copy_layout, mma, simt, wgmma
-from .mapping import holds, map_elements
+from .mapping import fold_elements, holds, map_elements
 from .matrices import aligned, heads_as_rows, lines_of, rows_between, rows_of_pages
 from .pipeline import Pipeline, acquire, advance, init_pipelines, release, stage, wait
 from .places import SharedMemory
@@ -131,6 +141,7 @@ __all__ = [
     "RaceError",
     "SharedMemory",
     "acquire",
+    "add_element",
     "add_lines",
     "add_registers",
     "advance",
@@ -166,6 +177,7 @@ __all__ = [
     "exp",
     "exp2",
     "fence_async_proxy",
+    "fold_elements",
     "fold_index",
     "full",
     "get",

@@ -38,6 +38,7 @@ from .synchronisation import emit_element
 from .tma import check_line, emit_commit, start_store
 from .world import primitive
 
+ADDED = {"float32": "f32", "float64": "f64", "int64": "u64"}  # what is added one by one, as PTX calls it
 RUN = 4  # registers of float32 that are moved at once
 
 
@@ -268,6 +269,33 @@ def bulk_add(array, number, shared):
         emit_commit(b)
 
     return types.void(array, types.int32, shared), generate
+
+
+@primitive
+def add_element(array, index, value):
+    """Add to an element of an array of floats or int64, in one step for all threads of the grid.
+
+    >>> run(lambda sums: add_element(sums, 1, np.float32(0.5)), np.zeros(2, np.float32))
+    array([ 0., 16.], dtype=float32)
+    """
+    _check_element(array)
+    array[index] += array.dtype.type(value)
+
+
+@add_element.lowering
+def add_element(array, index, value):
+    _check_element(array)
+
+    def generate(b, memory, index, value):
+        target, kind = b.ptrtoint(emit_element(b, array, memory, index), I64), ADDED[name_of(array.dtype)]
+        asm(b, f"red.global.add.{kind} [$0], $1;", VOID, target, value, effect=True)
+
+    return types.void(array, types.int64, array.dtype), generate
+
+
+def _check_element(array):
+    if array.ndim != 1 or name_of(array.dtype) not in ADDED:
+        raise TypingError(f"add_element: got {array.dtype} of {array.ndim} axes, expected {' or '.join(ADDED)} of 1")
 
 
 def _tile_start(number, layout):

@@ -206,28 +206,30 @@ def map_elements(function, x, row, col, shape, others):
            [-1., -1., -1.,  7.]], dtype=float32)
     """
     check_tile("map_elements", x, FLOATS)
-    whole = [np.minimum(places, size - 1) for places, size in zip(places_of(x.layout.indices, row, col), shape)]
-    others = [int(other) if isinstance(other, np.int32) else other for other in others]
-    rows, cols = np.broadcast_arrays(*whole)
-    found = [function(s, int(i), int(j), *others) for s, i, j in zip(x.registers.flat, rows.flat, cols.flat)]
+    found = [function(s, i, j, *others) for s, i, j, others in elements((x,), row, col, shape, others)]
     return Fragment(x.layout, np.array(found, x.dtype).reshape(x.layout.slots))
+
+
+def elements(tiles, row, col, shape, others):
+    """Of each element of tiles of one layout: the elements, its place, and others, as functions are given them."""
+    layout = tiles[0].layout
+    whole = [np.minimum(places, size - 1) for places, size in zip(places_of(layout.indices, row, col), shape)]
+    others = [int(other) if isinstance(other, np.int32) else other for other in others]
+    for *found, i, j in zip(*[x.registers.flat for x in tiles], *[x.flat for x in np.broadcast_arrays(*whole)]):
+        yield *found, int(i), int(j), others
 
 
 @map_elements.calling
 def map_elements(context, function, x, row, col, shape, others):
     check_tile("map_elements", x, FLOATS)
-    where, kinds = PlaceType(x.dtype), list(others)
-    plain = [types.int64 if isinstance(ty, IndexType) else types.unliteral(ty) for ty in kinds]
+    where, plain = PlaceType(x.dtype), as_given(others)
     called = context.resolve_function_type(function, (x.dtype, where, where, *plain), {})
     if not isinstance(called.return_type, types.Number | types.Boolean | PlaceType):
         raise TypingError(f"map_elements: got a function that returns {called.return_type}, expected a number")
 
-    def generate(context, b, _, tile, row, col, shape, others):
-        call, real = context.get_function(function, called), context.get_value_type(x.dtype)
-        given = [context.cast(b, b.extract_value(others, n), ty, to) for n, (ty, to) in enumerate(zip(kinds, plain))]
-        ends = [b.extract_value(shape, axis) for axis in range(2)]
-        axes = x.layout.rows.within, x.layout.cols
-        rows, cols = (positions(b, *about, real) for about in zip(axes, (row, col), ends))
+    def generate(context, b, _, tile, row, col, shape, given):
+        call, given = context.get_function(function, called), cast_each(context, b, given, others, plain)
+        rows, cols = places_in(context, b, x, row, col, shape)
         found = [
             [context.cast(b, call(b, [s, i, j, *given]), called.return_type, x.dtype) for s, j in zip(elements, cols)]
             for elements, i in zip(registers(b, x, tile), rows)
@@ -235,6 +237,74 @@ def map_elements(context, function, x, row, col, shape, others):
         return fragment(b, x, found)
 
     return x(function, x, INDEX, INDEX, types.UniTuple(INDEX, 2), others), generate
+
+
+@primitive
+def fold_elements(function, carried, tiles, row, col, shape, others):
+    """carried = function(carried, *elements, i, j, *others) for each element of tiles of one layout, one after the
+    other, of all that this thread holds; carried is a tuple of numbers, the last one is returned. See `map_elements`.
+
+    >>> LAYOUT = simt(2, 64, 32, 16, 2)
+    >>> @device
+    ... def added(carried, s, i, j, factor):
+    ...     return (carried[0] + factor * s,)
+    >>> def kernel(x, y):
+    ...     tile = load(x, LAYOUT, 0)
+    ...     (total,) = fold_elements(added, (np.float32(0),), (tile,), 0, 0, (2, 64), (10,))
+    ...     save(y, full(LAYOUT, np.float32(total)), 0)
+    >>> run(kernel, np.ones((2, 64), np.float32), np.zeros((1, 2)))
+    array([[40., 40.]])
+    """
+    check_folded(tiles)
+    for *found, i, j, given in elements(tiles, row, col, shape, others):
+        carried = function(carried, *found, i, j, *given)
+    return carried
+
+
+@fold_elements.calling
+def fold_elements(context, function, carried, tiles, row, col, shape, others):
+    check_folded(tiles)
+    x, plain = tiles[0], as_given(others)
+    kinds = types.Tuple([types.unliteral(kind) for kind in carried])
+    where = PlaceType(x.dtype)
+    called = context.resolve_function_type(
+        function, (kinds, *[tile.dtype for tile in tiles], where, where, *plain), {}
+    )
+
+    def generate(context, b, _, found, values, row, col, shape, given):
+        call, given = context.get_function(function, called), cast_each(context, b, given, others, plain)
+        rows, cols = places_in(context, b, x, row, col, shape)
+        found = context.cast(b, found, carried, kinds)
+        every = [registers(b, tile, b.extract_value(values, n)) for n, tile in enumerate(tiles)]
+        for *each, i in zip(*every, rows):
+            for *elements, j in zip(*each, cols):
+                found = context.cast(b, call(b, [found, *elements, i, j, *given]), called.return_type, kinds)
+        return found
+
+    return kinds(function, carried, tiles, INDEX, INDEX, types.UniTuple(INDEX, 2), others), generate
+
+
+def check_folded(tiles):
+    for x in tiles:
+        check_tile("fold_elements", x, FLOATS)
+        if x.layout != tiles[0].layout or x.layout.idle_bits():
+            raise TypingError(f"fold_elements: got {x.layout}, expected that of all tiles, without copies")
+
+
+def as_given(others):
+    """The types in which a function is given what is the same for all elements."""
+    return [types.int64 if isinstance(kind, IndexType) else types.unliteral(kind) for kind in others]
+
+
+def cast_each(context, b, values, kinds, plain):
+    return [context.cast(b, b.extract_value(values, n), ty, to) for n, (ty, to) in enumerate(zip(kinds, plain))]
+
+
+def places_in(context, b, x, row, col, shape):
+    """The Places of the rows and of the columns of a tile of this type."""
+    axes, real = (x.layout.rows.within, x.layout.cols), context.get_value_type(x.dtype)
+    ends = [b.extract_value(shape, axis) for axis in range(2)]
+    return [positions(b, *about, real) for about in zip(axes, (row, col), ends)]
 
 
 @primitive

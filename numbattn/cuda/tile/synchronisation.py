@@ -107,7 +107,8 @@ def emit_element(b, ty, value, index):
     get = data_models.lookup(ty).get
     data = b.addrspacecast(get(b, value, "data"), ir.PointerType(memory_type(ty.dtype), GLOBAL))
     stride = b.extract_value(get(b, value, "strides"), 0)
-    at = b.gep(b.bitcast(data, ir.PointerType(I8, GLOBAL)), [b.mul(b.sext(index, I64), stride)])
+    index = index if index.type == I64 else b.sext(index, I64)
+    at = b.gep(b.bitcast(data, ir.PointerType(I8, GLOBAL)), [b.mul(index, stride)])
     return b.bitcast(at, data.type)
 
 

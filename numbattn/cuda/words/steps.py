@@ -97,7 +97,7 @@ class Lowered(NamedTuple):
 
     kind: str  # see kernels.scores, kernels.any.intervals
     numbers: tuple = ()  # in place of the arrays of a mask's part there is None
-    gradient: bool = False  # whether that of its array is wanted
+    gradient: Any = False  # whether that of its array is wanted; of a function's arrays, if any is, a bool for each
 
 
 class LoweredGrid(NamedTuple):

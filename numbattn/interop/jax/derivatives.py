@@ -109,8 +109,8 @@ def _directions(tx: Operands, how: How) -> Directions:
     of_score, parts = [], [part for part in how.options.score for _ in part._weights]
     for part, index, wanted in zip(parts, how.options.weights, how.wanted):
         t = _nonzero(tx.arrays[index])
-        if t is not None and not isinstance(part, ArrayPart):
-            raise NotImplementedError(f"derivatives by the arrays of a {type(part).__name__}: there are none yet; "
+        if t is not None and not wanted and not isinstance(part, ArrayPart):
+            raise NotImplementedError(f"derivatives by the arrays of a {type(part).__name__} without gradient=True: "
                                       "jax.lax.stop_gradient makes constants of them")  # fmt: skip
         of_score.append(t if wanted else None)
     return Directions(*_nonzero(tx[:3]), tuple(of_score))
@@ -135,8 +135,7 @@ def _asking(how: How, t: Directions) -> How:
         return how
     each = iter(wanted)
     own = [[next(each) for _ in part._weights] for part in options.score]
-    score = [replace(part, gradient=asked[0]) if isinstance(part, ArrayPart) else part
-             for part, asked in zip(options.score, own)]  # fmt: skip
+    score = [part._asking(asked) if asked else part for part, asked in zip(options.score, own)]
     return how._replace(options=replace(options, score=tuple(score), wanted=wanted))
 
 

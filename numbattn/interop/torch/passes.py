@@ -78,10 +78,11 @@ class Call:
         """The call with gradients of these primals alone, so far as others cost anything."""
         if not self.weights:
             return self
+        wanted = dict(zip(self.options.weights, self.options.wanted))
         for at, need in zip(self.places, needs[3:]):
-            if need and at in self.weights and not self.weights[at]._wants_gradient:
+            if need and not wanted.get(at, True):
                 part = type(self.weights[at]).__name__
-                raise NotImplementedError(f"score: an array of a {part} requires a gradient: these have none yet")
+                raise NotImplementedError(f"score: an array of a {part} requires a gradient: pass gradient=True")
         return replace(self, needs=tuple(needs))
 
     def given(self, primals: Sequence[Any]) -> dict[str, Any]:
@@ -95,9 +96,9 @@ class Call:
         if self.needs is not None:
             needed, weights = dict(zip(self.places, self.needs[3:])), iter(self.weights)
             for number, part in enumerate(options["score"]):
-                own = [needed.get(at) for _, at in zip(part._weights, weights)]
-                if part._wants_gradient and not own[0]:
-                    options["score"][number] = replace(part, gradient=False)
+                own = [wanted and bool(needed.get(at)) for wanted, at in zip(part._wanted, weights)]
+                if part._wants_gradient:
+                    options["score"][number] = part._asking(own)
         return options
 
     def of_score(self, tangents: Sequence[Any]) -> list[Any]:

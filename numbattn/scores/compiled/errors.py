@@ -14,6 +14,7 @@ from ..entries import IS_A_MASK, IS_NO_TRUTH
 from .strict import REFUSED
 
 RETURNS_NONE = "may return None: let it return a number on every way, s, say"
+PART_OF_COUNTED = "has a slice of an array whose gradient is wanted, or iterates over it: read its entries, x[i, j]"
 OTHERWISE = {  # how the same is said of a function of distances
     "kernel": {
         IS_A_MASK: "returns True or False: let it return a number, 1.0 or 0.0",
@@ -23,6 +24,7 @@ OTHERWISE = {  # how the same is said of a function of distances
 HOW_TO_DERIVE = {
     "score": "Write it down, as derivative= of the Score, or second= if it is that of a derivative, and compare both "
              "by check_score",
+    "gradient": "Write the function with others, which have one, or pass gradient=False",
     "kernel": "Write the function with others, which have one",
 }  # fmt: skip
 
@@ -60,7 +62,7 @@ def _truth_of(x):
 @contextmanager
 def naming(*functions, of="score"):
     """Where Numba cannot compile, say which functions of the user's own it may be, and what can be done; of: a score,
-    a mask, or a kernel of points."""
+    the gradient of its arrays, a mask, or a kernel of points."""
     try:
         yield
     except NumbaError as error:
@@ -73,6 +75,8 @@ def naming(*functions, of="score"):
             if refusal in text:
                 words = OTHERWISE.get(of, {}).get(refusal, refusal)
                 raise UserTypeError(f"{of}: {where}, {words}{_line(text, refusal)}") from None
+        if PART_OF_COUNTED in text or "getiter with parameters (Counted(" in text:
+            raise UserTypeError(f"{of}: {where}, {PART_OF_COUNTED}") from None
         if "Dual(" in text:
             raise UserTypeError(f"{of}: the derivative of {where}, cannot be found:\n{without_rule(text)}\n"
                                 f"{HOW_TO_DERIVE[of]}") from None

@@ -96,11 +96,12 @@ def sum_step(
     after, blocks, tangents=None, tscore=(),
 ):  # fmt: skip
     """What adds up tiles of dS, that after part number `after` of the score: their layout, shared memory, and the
-    device function (walk, given) -> the sum over all that a block walks over.
+    device function (walk, given, total) -> the sum over all that a block walks over, and the total before.
 
     walk: `share`, and the tiles of queries from m_first to m_end; keys_of: the device function (walk, given, band,
-    batch, head, m_block) -> tiles of keys in such a row; add: (total, dS, given, batch, head, m0, n0, walk) -> total.
-    tangents: None, or which of "q", "k", "v" and "do" have one: then it is the tangent of dS that is added up.
+    batch, head, m_block) -> tiles of keys in such a row; add: (total, dS, S, given, batch, head, m0, n0, walk) ->
+    total, of S = Q K^T. tangents: None, or which of "q", "k", "v" and "do" have one: then it is the tangent of dS that
+    is added up.
 
     dO and V of the next tile are in flight while S is computed, Q and K while P, dS and the next dP are.
     """
@@ -117,7 +118,7 @@ def sum_step(
     dp_of = products_step(S_TILE, ACC, dtype, has_tdo, has_tv)
     sees, tested, drop = element_test(mask, S_TILE), needs_test(mask), drop_step(S_TILE, dropout)
     band_at, (first_place, next_place) = band_of(mask), walk_steps(keys_of, mask)
-    TILE_M, TILE_N, ZERO = tile_m, tile_n, ACC(0)
+    TILE_M, TILE_N = tile_m, tile_n
     ds_of, tangents_of = ds_steps(score, tangents, tscore, S_TILE, ACC, after)
 
     @device
@@ -146,10 +147,10 @@ def sum_step(
         commit_copies()
 
     @device
-    def sum_of(walk, given):
+    def sum_of(walk, given, total):
         """By all threads."""
         (sQ, stQ), (sdO, stdO), (sK, stK), (sV, stV) = q_tiles(0), do_tiles(0), k_tiles(0), v_tiles(0)
-        total, end, at = full(S_TILE, ZERO), walk.share.end, first_place(walk, given)
+        end, at = walk.share.end, first_place(walk, given)
         sync_threads()                                          # all have read the last tiles
         fetch_do_and_v(given, at, end)
         fetch_q_and_k(given, at, end)
@@ -170,7 +171,7 @@ def sum_step(
             band = band_at(given.mask, batch, head)
             if tested(given.mask, band, batch, head, at.m_block, at.n_block, m0, m0 + TILE_M, n0, n0 + TILE_N):
                 dS = where(sees(given.mask, band, batch, head, m0, n0), dS, 0)  # line 12: what is masked may be NaN
-            total = add(total, dS, given, batch, head, m0, n0, walk)
+            total = add(total, dS, S, given, batch, head, m0, n0, walk)
             at = following
         return total
 
@@ -178,7 +179,7 @@ def sum_step(
 
 
 @device
-def plain_sum(total, dS, given, batch, head, m0, n0, walk):
+def plain_sum(total, dS, S, given, batch, head, m0, n0, walk):
     return total + dS
 
 
@@ -200,7 +201,7 @@ def bias_gradient(*, out_dtype, sums_rows, sums_cols, **about):
     dtype, score, after = DTYPES[about["dtype"]], about["score"], about["after"]
     TILE_M, TILE_N, ACC, SUMS_ROWS, SUMS_COLS = about["tile_m"], about["tile_n"], sum_type(dtype), sums_rows, sums_cols
     S_TILE = sums(about["unit"], about["lanes"], TILE_M, TILE_N, about["threads"])
-    ROWS = S_TILE.row_vector()
+    ROWS, ZERO = S_TILE.row_vector(), ACC(0)
     weighted = kind(parts_of(score)[after]).weighted_sum(after, S_TILE, ACC)
 
     @device
@@ -210,7 +211,7 @@ def bias_gradient(*, out_dtype, sums_rows, sums_cols, **about):
         return maximum(first // TILE_N, walk.n_first), minimum((end + TILE_N - 1) // TILE_N, walk.n_end)
 
     @device
-    def weighted_sum(total, dS, given, batch, head, m0, n0, walk):
+    def weighted_sum(total, dS, S, given, batch, head, m0, n0, walk):
         return weighted(total, dS, given.scores, batch, head, m0, n0)
 
     _, shared, sum_of = sum_step(keys_of, plain_sum if weighted is None else weighted_sum, **about)
@@ -227,7 +228,7 @@ def bias_gradient(*, out_dtype, sums_rows, sums_cols, **about):
         m_first, n_first = tile // n_count, tile % n_count
         m_end, n_end = m_blocks if SUMS_ROWS else m_first + 1, n_blocks if SUMS_COLS else n_first + 1
         share = share_of(number, parts, own_batches, own_heads, batches, heads)
-        dB = sum_of(Rectangle(share, m_first, m_end, n_first, n_end), given)
+        dB = sum_of(Rectangle(share, m_first, m_end, n_first, n_end), given, full(S_TILE, ZERO))
         target, m0 = mDB[share.own_batch, share.own_head, share.part][:, n_first * TILE_N :], m_first * TILE_M
         if SUMS_COLS:
             total = row_sum(dB)
@@ -259,7 +260,8 @@ def diagonal_sums(**about):
         n_block = n0 // TILE_N
         return n_block, n_block + 1 if first < n0 + TILE_N and n0 < end else n_block
 
-    _, shared, sum_of = sum_step(keys_of, plain_sum, **about)
+    S_TILE, shared, sum_of = sum_step(keys_of, plain_sum, **about)
+    ZERO = sum_type(dtype)(0)
 
     def kernel(
         mQ, mK, mV, mDO, mSums, mLse, mDelta, mask, scores, drops, along, group_size, kept_scale, own_batches,
@@ -270,7 +272,7 @@ def diagonal_sums(**about):
         items, place = own_batches * own_heads * parts * count(seqlen_q, seqlen_k), block_index()
         for item in range(block_index(), items, grid_size()):
             at = diagonal_of(item, seqlen_q, seqlen_k, parts, own_batches, own_heads, batches, heads)
-            total = sum_of(at, given)
+            total = sum_of(at, given, full(S_TILE, ZERO))
             sync_threads()                                      # all have read the diagonals before
             save(mSkewed[place], total, 0)
             sync_threads()
@@ -298,7 +300,7 @@ def entry_sums(**about):
     dtype, score, NUMBER = DTYPES[about["dtype"]], about["score"], about["after"]
     TILE_M, TILE_N = about["tile_m"], about["tile_n"]
     S_TILE = sums(about["unit"], about["lanes"], TILE_M, TILE_N, about["threads"])
-    ROWS = S_TILE.row_vector()
+    ROWS, ZERO = S_TILE.row_vector(), sum_type(dtype)(0)
     _, entries_of = entry_steps(parts_of(score)[NUMBER], NUMBER, S_TILE)
 
     @device
@@ -320,7 +322,7 @@ def entry_sums(**about):
         return maximum(first, near) // TILE_N, (minimum(end, far) + TILE_N - 1) // TILE_N
 
     @device
-    def sum_of_entry(total, dS, given, batch, head, m0, n0, walk):
+    def sum_of_entry(total, dS, S, given, batch, head, m0, n0, walk):
         table, offsets = given.scores.parts[NUMBER]
         return total + where(entries_of(m0, offsets[batch, head], n0, table) == walk.entry, dS, 0)
 
@@ -334,7 +336,8 @@ def entry_sums(**about):
         (batches, heads, seqlen_q), (_, _, parts, _, entries) = shape(mLse), shape(mSums)
         entry, number = block_index() % entries, block_index() // entries
         share = share_of(number, parts, own_batches, own_heads, batches, heads)
-        total = row_sum(sum_of(Entry(share, index(0), (seqlen_q + TILE_M - 1) // TILE_M, entry), given))
+        every_query = Entry(share, index(0), (seqlen_q + TILE_M - 1) // TILE_M, entry)
+        total = row_sum(sum_of(every_query, given, full(S_TILE, ZERO)))
         target = mSums[share.own_batch, share.own_head, share.part][:, entry]
         if adds:
             total = total + load(target, ROWS, 0)

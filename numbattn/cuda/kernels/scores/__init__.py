@@ -4,7 +4,8 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from .distance import ALIGNED, BY_MATRIX, BY_QUERY, BY_SEGMENT, own_key_step
-from .kind import CLASSES, ENTRIES, WITH_DELTA, kind
+from .function import read_step
+from .kind import CLASSES, ENTRIES, READS, WITH_DELTA, kind
 from .packed import within_segment
 from .relative import entry_steps
 from .score import SCORE, TSCORE, score_steps, score_steps_ahead, scores_type, softmax_score_steps
@@ -29,9 +30,9 @@ for _module in iter_modules(__path__):  # a kind is known when its file has been
     import_module(f".{_module.name}", __name__)
 
 __all__ = [
-    "ALIGNED", "BY_MATRIX", "BY_QUERY", "BY_SEGMENT", "CLASSES", "ENTRIES", "SCORE", "TSCORE", "WITH_DELTA",
+    "ALIGNED", "BY_MATRIX", "BY_QUERY", "BY_SEGMENT", "CLASSES", "ENTRIES", "READS", "SCORE", "TSCORE", "WITH_DELTA",
     "differs_by_head", "dtype_of_part", "dtype_of_tma_bias", "entry_steps", "is_natural", "is_nonlinear", "is_packed",
-    "kind", "looks_up", "may_be_far", "number_of_tma_bias", "own_key_step", "parts_of", "place_of_part", "score_steps",
-    "score_steps_ahead", "scores_type", "sink_steps", "sink_tangent_step", "softmax_score_steps", "takes_offsets",
-    "tangent_steps", "within_segment",
+    "kind", "looks_up", "may_be_far", "number_of_tma_bias", "own_key_step", "parts_of", "place_of_part", "read_step",
+    "score_steps", "score_steps_ahead", "scores_type", "sink_steps", "sink_tangent_step", "softmax_score_steps",
+    "takes_offsets", "tangent_steps", "within_segment",
 ]  # fmt: skip

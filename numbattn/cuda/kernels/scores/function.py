@@ -13,14 +13,17 @@ from numba.cuda import types
 from ....scores.compiled.derivative import differentiated, is_additive, linked
 from ....scores.compiled.element import check
 from ....scores.compiled.errors import number_of
+from ....scores.compiled.reads import by_read
+from ....scores.compiled.reads import check as check_reads
 from ....scores.compiled.wide import seen, widened
 from ....scores.frozen import Frozen
 from ....scores.function import Score
-from ...tile import INDEX, device, full, map_elements, where
+from ...tile import INDEX, device, fold_elements, full, map_elements, where
 from ...words.signatures import array_type
 from ...words.steps import array_of_function
+from ..shared import exact_sums
 from ..shared.origin import PLACE, PLACE_TYPES
-from .kind import Kind, ValueAndSlope, nothing_ahead
+from .kind import READS, Kind, ValueAndSlope, kind, nothing_ahead
 
 FARTHEST_PLACE = 2**24  # that is a float32, too: see tile.mapping
 KNOWN = {}  # function.Identity by its digest: what has been asked for in this process
@@ -29,7 +32,7 @@ KNOWN = {}  # function.Identity by its digest: what has been asked for in this p
 class FunctionKind(Kind):
     name, of = "function", Score
     may_decrease = may_be_far = looks_up = True
-    gradient = None  # arrays of functions have none
+    gradient = READS
 
     @property
     def identity(self):
@@ -108,6 +111,11 @@ class FunctionKind(Kind):
         text = part_of(part._identity, tuple([(x.dtype.name, x.ndim) for x in part.arrays]))
         return text, (), {array_of_function(number, which): x for which, x in enumerate(part.arrays)}
 
+    @classmethod
+    def finish(cls, part, grad, sums, problem):
+        if sums is not None:
+            grad[...] = exact_sums.rounded(sums)
+
     def flat(self, planner, work, number):
         yield from (*PLACE, work.problem.seqlen_q, work.problem.seqlen_k)
         yield from (planner.whole(array_of_function(number, which)) for which in range(len(self.arrays)))
@@ -167,24 +175,62 @@ def mapped_over(layout, transposed, number):
             return result(of_user(s, batch, head, i, j, *seen(arrays)))
 
         @device
-        def counted(scores, batch, head):
-            """The call's first query and key, how many there are, and what all elements of a tile are given."""
-            first, at, seqlen_q, seqlen_k, arrays = scores.parts[number]
-            return at.query, at.key, seqlen_q, seqlen_k, (first + at.batch + batch, at.head + head, arrays)
-
-        @device
         def queries_by_keys(S, scores, batch, head, m0, n0):
-            i, j, seqlen_q, seqlen_k, given = counted(scores, batch, head)
+            i, j, seqlen_q, seqlen_k, given = counted(scores.parts[number], batch, head)
             return map_elements(of_rows, S, i + m0, j + n0, (i + seqlen_q, j + seqlen_k), given)
 
         @device
         def keys_by_queries(S, scores, batch, head, m0, n0):
-            i, j, seqlen_q, seqlen_k, given = counted(scores, batch, head)
+            i, j, seqlen_q, seqlen_k, given = counted(scores.parts[number], batch, head)
             return map_elements(of_cols, S, j + n0, i + m0, (j + seqlen_k, i + seqlen_q), given)
 
         return keys_by_queries if transposed else queries_by_keys
 
     return mapped
+
+
+@device
+def counted(part, batch, head):
+    """The call's first query and key, how many there are, and what all elements of a tile are given."""
+    first, at, seqlen_q, seqlen_k, arrays = part
+    return at.query, at.key, seqlen_q, seqlen_k, (first + at.batch + batch, at.head + head, arrays)
+
+
+def read_step(part, number, wanted, ACC, SUM, add_pending):
+    """The device function (pending, S, dS, scores, sums, batch, head, m0, n0) -> pending, which adds to the gradients
+    of a function's arrays.
+
+    S, dS: tiles before the function and after it; sums: of the elements of all arrays wanted; pending: an element, and
+    what a thread has not yet added to it, so that it adds once for many; add_pending: the device function (pending,
+    sums) that adds it.
+    """
+    check_reads(kind(part).identity.function, wanted, from_dtype(ACC), kind(part).array_types)
+    derivative, ZERO = by_read(kind(part).identity.function, wanted), SUM(0)
+
+    @device
+    def of_element(carried, s, ds, i, j, batch, head, arrays, read, sums):
+        element, total, most = carried
+        if ds != 0:                                             # else derivatives may be NaN
+            slope, at, count = derivative(s, batch, head, i, j, arrays, read)
+            most = max(most, count)
+            if read < count:
+                if at != element:
+                    add_pending((element, total), sums)
+                    element, total = at, ZERO
+                total += SUM(slope * ds)
+        return element, total, most
+
+    @device
+    def add(pending, S, dS, scores, sums, batch, head, m0, n0):
+        i, j, seqlen_q, seqlen_k, (batch, head, arrays) = counted(scores.parts[number], batch, head)
+        ends, (element, total), read, most = (i + seqlen_q, j + seqlen_k), pending, 0, 1
+        while read < most:                                      # of an element that reads several
+            carried, given = (element, total, 0), (batch, head, arrays, read, sums)
+            element, total, most = fold_elements(of_element, carried, (S, dS), i + m0, j + n0, ends, given)
+            read += 1
+        return element, total
+
+    return add
 
 
 @lru_cache(maxsize=256)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ...tile import device
 from ...words.steps import array_of_part
 
-ELEMENTS, ENTRIES, WITH_DELTA = "elements", "entries", "with delta"  # what the gradient of an array comes from
+ELEMENTS, ENTRIES, WITH_DELTA, READS = "elements", "entries", "with delta", "reads"  # what gradients come from
 CLASSES = {}  # of kinds: by name, and by their class in numbattn.scores
 
 

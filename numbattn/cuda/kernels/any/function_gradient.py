@@ -1,0 +1,113 @@
+"""Gradients of the arrays that a function of the user's own reads, on any GPU.
+
+A block takes a row of tiles of a score matrix, and adds dS times the derivative by each element that was read to where
+it was read, by atomics: a thread once for as many as follow one another. S, P and dS are recomputed as in
+`score_gradient`. Small arrays have several sums, so that few blocks meet at one: `sum_parts` adds these up. Where the
+same bits are wanted in every run, what is added are integers: see `exact_sums`.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...tile import block_index, device, index, minimum, shape
+from ...words.arguments import Argument, Matrix, Statistic
+from ...words.signatures import array_type
+from ...words.spec import Spec
+from ..scores import SCORE, parts_of, read_step, score_steps
+from ..scores.score import units
+from ..shared.dropout import DROPOUT
+from ..shared.exact_sums import add_atomically, add_exactly
+from ..shared.layouts import DTYPES, sum_type, sums
+from ..shared.shares import Share
+from ..shared.visibility import MASK, visible_keys
+from ..tables import parameters
+from .score_gradient import source, sum_step
+from .score_gradient_ds import ALONG, DsArguments
+from .score_gradient_tiles import rows
+
+MOST_SUMS, SUMS_BYTES = 128, 1 << 22  # of each element; in all, where there are several
+
+
+class Row(NamedTuple):
+    """A row of tiles of a score matrix, and the sums to which a block adds."""
+
+    share: Any
+    m_first: Any
+    m_end: Any
+    sums: Any
+
+
+def function_gradient(*, sum_dtype, exact, wanted, **about):
+    """The gradients of the arrays of part number `after`; wanted: of which; exact: in sums that are the same in any
+    order."""
+    score, after, TILE_M, TILE_N = about["score"], about["after"], about["tile_m"], about["tile_n"]
+    ACC, SUM = sum_type(DTYPES[about["dtype"]]), np.dtype(sum_dtype).type
+    S_TILE = sums(about["unit"], about["lanes"], TILE_M, TILE_N, about["threads"])
+    part, before, ONE, ZERO = parts_of(score)[after], parts_of(score)[:after], ACC(1), SUM(0)
+    (apply, *_), (_, natural) = score_steps(before, S_TILE, ACC, after=after), units(before, part)
+    add_pending = add_exactly if exact else add_atomically
+    add_reads = read_step(part, after, wanted, ACC, SUM, add_pending)
+
+    @device
+    def keys_of(walk, given, band, batch, head, m_block):
+        m0, (_, _, seqlen_q) = m_block * TILE_M, shape(given.statistics[0])
+        first, end = visible_keys(band, m0, minimum(m0 + TILE_M, seqlen_q))
+        return first // TILE_N, (end + TILE_N - 1) // TILE_N
+
+    @device
+    def add(pending, dS, S, given, batch, head, m0, n0, walk):
+        S, _ = apply(S, given.scores, batch, head, m0, n0)
+        return add_reads(pending, S * natural(ONE, given.scores), dS, given.scores, walk.sums, batch, head, m0, n0)
+
+    _, shared, sum_of = sum_step(keys_of, add, **about)
+
+    def kernel(mQ, mK, mV, mDO, mSums, mLse, mDelta, mask, scores, drops, along, group_size, kept_scale):
+        given = DsArguments((mQ, mK, mV, mDO), (mLse, mDelta), mask, scores, drops, group_size, kept_scale, along)
+        (_, heads, seqlen_q), (parts, _), none = shape(mLse), shape(mSums), index(0)
+        m_blocks = (seqlen_q + TILE_M - 1) // TILE_M
+        matrix, m_block = block_index() // m_blocks, m_blocks - 1 - block_index() % m_blocks
+        share = Share(matrix // heads, matrix % heads, none, index(1), none, index(1))
+        walk = Row(share, m_block, m_block + 1, mSums[block_index() % parts])
+        add_pending(sum_of(walk, given, (0, ZERO)), walk.sums)
+
+    return source(kernel, ARGUMENTS, shared, np.int64 if exact else SUM, about)
+
+
+@dataclass(frozen=True)
+class FunctionSums(Argument):
+    """Sums of the elements of a function's arrays, (parts, elements), planned with the launch, by this name."""
+
+    name: str
+
+    def flat(self, planner, work):
+        yield planner.whole(self.name)
+
+    def type(self, about):
+        return array_type(about.own_dtype, 2)
+
+
+def arguments_of(name):
+    return (
+        Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("do"), FunctionSums(name), Statistic("lse_log2"),
+        Statistic("delta"), MASK, SCORE, DROPOUT, ALONG, "group_size", "kept_scale",
+    )  # fmt: skip
+
+
+ARGUMENTS = arguments_of("sums")
+
+
+def spec_of(name, **about):
+    """The Spec of the kernel that adds to sums of this name; about: more parameters."""
+    return Spec(
+        function_gradient,
+        arguments_of(name),
+        tiles=lambda work: tuple([row._replace(blocks=1) for row in rows(work, True)]),     # functions take registers
+        parameters=lambda work, tiles: parameters(work, tiles) | about,
+    )
+
+
+def sums_of_each(elements, nbytes):
+    """How many sums each of so many elements has, of so many bytes."""
+    return min(max(SUMS_BYTES // max(elements * nbytes, 1), 1), MOST_SUMS)

@@ -1,0 +1,46 @@
+"""Sums that are the same in any order of what is added: of integers.
+
+A number is cut into parts, integers of at most WIDTH bits times powers of 2, each of which is added to an int64 of its
+own. So a sum has SIZE int64: from the largest unit to the smallest, and one that counts what is not finite, or too
+large. The numbers to be added must be less than 2**(63 - WIDTH) in number.
+"""
+
+import numpy as np
+
+from ...tile import add_element, device
+
+WIDTH, PARTS = 30, 10
+LARGEST_UNIT = 2.0**96
+LARGEST, STEP, SIZE = LARGEST_UNIT * 2.0**WIDTH, 2.0**WIDTH, PARTS + 1
+
+
+@device
+def add_exactly(pending, sums):
+    """Add a number to a sum; pending: which one, and the number."""
+    element, total = pending
+    if total != 0:
+        first, rest, unit = element * SIZE, float(total), LARGEST_UNIT
+        if abs(rest) < LARGEST:
+            for part in range(PARTS):
+                whole = int(rest / unit)
+                if whole != 0:
+                    add_element(sums, first + part, whole)
+                    rest -= whole * unit
+                unit /= STEP
+        else:
+            add_element(sums, first + PARTS, 1)
+
+
+@device
+def add_atomically(pending, sums):
+    """The same where a sum is a float."""
+    element, total = pending
+    if total != 0:
+        add_element(sums, element, total)
+
+
+def rounded(sums):
+    """The sums, float64, of int64 (1, sums * SIZE)."""
+    parts = sums.reshape(-1, SIZE)
+    units = np.asarray([LARGEST_UNIT / STEP**part for part in range(PARTS)], like=sums)
+    return np.where(parts[:, PARTS] == 0, (parts[:, :PARTS] * units).sum(axis=1), np.nan)
