@@ -18,6 +18,7 @@ MASKS = {
     "documents": na.Where(same_document, [DOCUMENTS[::-1][::-1]])._fit((70, 150)),
     "by head": na.Where(within, [REACH])._fit((2, 3, 40, 70)),
     "floats": na.Where(lambda batch, head, i, j: i / 3 < j / 7 + 0.1)._fit((1, 1, 50, 50)),
+    "halves": na.Where(lambda batch, head, i, j: j < 40)._fit((1, 1, 50, 100)),
     "no elements": na.Where(striped)._fit((2, 3, 0, 150)),
 }
 
@@ -56,6 +57,8 @@ def test_states_are_kept_for_a_device(rng, device, world, monkeypatch):
 FAULTS = {
     "test_states[simulated-50-striped]": {
         "shown, hidden = ballot(some), ballot(not every)": "shown, hidden = ballot(some), ballot(not some)",
+    },
+    "test_states[simulated-50-halves]": {
         "if ballot(some) == 0 or ballot(not every) == 0": "if ballot(some) == 0",
         "for n in range(n0, n_end, WARP)": "for n in range(n0, n_end, 2 * WARP)",
     },
