@@ -35,6 +35,7 @@ from pictures.interop import interop
 from pictures.kernels import kernels, kernels_cpu
 from pictures.second import second, second_cpu
 from pictures.small import readme_sentence, small
+from pictures.sparse_layers import sparse_layers
 from pictures.speed import accuracy, deterministic, floats, mma, readme_table, rooflines, speed
 from PIL import Image
 from tabulate import tabulate
@@ -80,6 +81,7 @@ RUNS = {
     "small": Run("small.py"),
     "second": Run("second.py"),
     "kernels": Run("kernels.py"),
+    "sparse_layers": Run("sparse_layers.py"),
     "ring": Run("ring.py --devices 2",
                 "ring.py --devices 2 --engine simulated --seqlen 512 --dtype float32 --heads 2 --heads-k 1 --rounds 1",
                 gpus=2),
@@ -111,6 +113,7 @@ SECTIONS = [
     Section("Many small attentions", "small", small),
     Section("Second derivatives", "second", second),
     Section("Kernels over pairs of points", "kernels", kernels),
+    Section("Products with sparse weights", "sparse_layers", sparse_layers),
     Section("Several devices", "ring", ring),
     Section("A model of many devices", "ring_model", ring_model),
     Section("float32 and float64", "floats", floats),

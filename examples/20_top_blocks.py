@@ -45,10 +45,10 @@ def coarse_to_fine(q, k, v, count):
     """Attention to `count` blocks and the means of all others; and its gradients as a closure: the choice has none."""
     exact, mask = fine(q, k, v, promising(q, k, count))
     means = [pooled(x).astype(x.dtype) for x in (k, v)]
-    others = na.BlockSparse(~mask.blocks, block_size=(BLOCK, 1))  # each block is seen once, as it is or as its mean,
-    many = na.Bias(xp.full((1, 1), math.log(BLOCK), np.float32), gradient=False)  # which stands for BLOCK keys
-    rough = na.attention_forward(q, *means, mask=others, score=many)
-    (o, _), merge_back = na.merge_vjp((o, saved.lse) for o, saved in (exact, rough))
+    others = na.BlockSparse(~mask.blocks, block_size=(BLOCK, 1))  # each block is seen once, as it is or as its mean
+    rough = na.attention_forward(q, *means, mask=others)
+    lse_rough = rough[1].lse + math.log(BLOCK)  # a mean stands for so many keys
+    (o, _), merge_back = na.merge_vjp([(exact[0], exact[1].lse), (rough[0], lse_rough)])
 
     def backprop(do):
         (do, dlse), (do_rough, dlse_rough) = merge_back(do)

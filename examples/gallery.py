@@ -28,6 +28,7 @@ SHORT = {  # options
     "15_curvature.py": "--steps 5 --products 5",
     "17_kernel_ridge.py": "--points 1000",
     "18_optimal_transport.py": "--points 200",
+    "19_sparse_layers.py": "--fields 200 --steps 5",
 }
 
 
@@ -64,6 +65,10 @@ def terrain(file, small):
 
 def transport(file, small):
     run("18_optimal_transport.py", small, "--plot", file)
+
+
+def chaos(file, small):
+    run("19_sparse_layers.py", small, "--plot", file)
 
 
 def metric(file, small):
@@ -147,7 +152,7 @@ def masks(file, small):
     figure.savefig(file, dpi=150)
 
 
-DRAWN = loss, maps, bias, energy, spectrum, metric, tree, masks, terrain, transport
+DRAWN = loss, maps, bias, energy, spectrum, metric, tree, masks, terrain, transport, chaos
 PICTURES = {draw.__name__: draw for draw in DRAWN}
 
 

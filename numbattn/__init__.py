@@ -13,12 +13,13 @@ KVCache                                          keys and values that are kept: 
 
 Causal, Window, Lengths, Prefix, Intervals       masks: who sees whom; `&` and `|` combine them
 First, Tail, Segments, Dense, Bits, BlockSparse  more of them; boolean arrays are masks, too
-Alibi, Bias, RelativeBias, Softcap, Sink         scores: what happens to S before the softmax
 Where, check_mask                                a mask that is a function of your own, and its test
+Alibi, Bias, RelativeBias, Softcap, Sink         scores: what happens to S before the softmax
 Score, check_score                               a score that is one, and its test
 Dropout, dropout_mask                            dropout of P, and what it keeps
 
 numbattn.points                                  kernel products, optimal transport, nearest neighbours of points
+numbattn.sparse                                  products with block-sparse matrices, and their gradients
 numbattn.distributed                             attention over several devices: rings, NCCL, MPI
 numbattn.interop                                 attention of JAX, PyTorch, autograd and thinc
 numbattn.reference                               the paper's algorithms in float64 NumPy
@@ -118,7 +119,7 @@ __all__ = [
     "unpack",
 ]
 
-MODULES = "distributed", "interop", "points", "reference"
+MODULES = "distributed", "interop", "points", "reference", "sparse"
 
 if not TYPE_CHECKING:  # else any name would do
 

@@ -6,10 +6,13 @@ from typing import Any
 from . import faults
 
 # Each has passes, and states_of_blocks and shown_by_function, for functions of masks; that of NumPy also applied, for
-# functions of scores; that of CuPy append and check_device, for caches, merge_into and sum_into
+# functions of scores; that of CuPy append and check_device, for caches, merge_into and sum_into, and chosen, for masks
+# of lists
 MODULES = {"numpy": "numbattn.cpu", "cupy": "numbattn.cuda.backend"}
 # of sums over pairs of points: sums, gradient, logsumexp and nearest, see numbattn/points/formula.py
 POINTS = {"numpy": "numbattn.cpu.points", "cupy": "numbattn.cuda.backend"}
+# of products with block-sparse matrices: forward, backward_x and backward_w, see numbattn/sparse/formula.py
+SPARSE = {"numpy": "numbattn.sparse.formula", "cupy": "numbattn.cuda.sparse.backend"}
 BACKENDS: dict[str, Any] = {}  # by library, as they are needed: importing Numba takes its time
 
 

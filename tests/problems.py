@@ -145,7 +145,7 @@ MASKS = {  # of a Problem
     "bits": lambda x: na.Bits.pack(x.truths(*x.some_axes(), x.m, x.n)),
     "tree": lambda x: na.Bits.tree(x.parents()),
     "tail": lambda x: na.Tail(x.truths(*x.broadcast(*x.batch, x.m, x.m))),
-    "blocks": lambda x: na.BlockSparse(*x.blocks(x.one_of(1, 3, 16, 64, 100), x.one_of(1, 7, 64, 128))),
+    "blocks": lambda x: x.blocks(x.one_of(1, 3, 16, 64, 100), x.one_of(1, 7, 64, 128)),
     "where": lambda x: na.Where(striped, block_size=x.one_of(8, 128)),
     "where in groups": lambda x: na.Where(same_group, [np.sort(x.whole(0, 3, size)) for size in (x.m, x.n)]),
     "where by head": lambda x: na.Where(near, [x.whole(0, 90, n) for n in x.heads_and_batches()], x.one_of(9, 64)),
@@ -329,7 +329,11 @@ class Draw:
         return np.array(nodes, int).reshape(*[1] * len(self.batch), self.m)
 
     def blocks(self, rows, cols):
-        return self.truths(*self.some_axes(), -(-self.m // rows), -(-self.n // cols)), (rows, cols)
+        blocks, size = self.truths(*self.some_axes(), -(-self.m // rows), -(-self.n // cols)), (rows, cols)
+        if rows != 64:
+            return na.BlockSparse(blocks, size)
+        chosen, counts = np.argsort(~blocks, axis=-1), blocks.sum(axis=-1)
+        return na.BlockSparse.from_indices(chosen, counts, shape=(self.m, self.n), block_size=size)
 
     # scores
     def heads_and_batches(self):

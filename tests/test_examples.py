@@ -251,6 +251,14 @@ def test_optimal_transport(tmp_path):
     assert (tmp_path / "transport.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_sparse_layers(tmp_path):
+    out = run(tmp_path, "19_sparse_layers.py", "--fields", "1000", "--steps", "40", "--plot", "chaos.png")
+    (few, sparse), (all_weights, dense) = re.findall(r"^(\S+) \w+ weights: .* square error of (\S+);", out, re.M)
+    assert (few, all_weights) == ("196,608", "1,048,576")
+    assert float(sparse) < 0.85 * float(dense)
+    assert (tmp_path / "chaos.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_readme_names_every_example_and_picture():
     text = (EXAMPLES / "README.md").read_text()
     assert set(re.findall(r"^\| \[(\w+\.py)\]\(\1\) ", text, re.M)) == {x.name for x in EXAMPLES.glob("[0-9]*.py")}
@@ -406,6 +414,13 @@ def test_points_on_a_gpu(tmp_path):
 def test_top_blocks_on_a_gpu(tmp_path):
     out = run(tmp_path, "20_top_blocks.py", "--seqlen", "8192", "--xp", "cupy")
     assert float(re.search(r"the means of others (\S+)", out)[1]) < 0.1
+
+
+@pytest.mark.gpu
+def test_sparse_layers_on_a_gpu(tmp_path):
+    out = run(tmp_path, "19_sparse_layers.py", "--xp", "cupy")
+    sparse, dense = (float(error) for error in re.findall(r"square error of (\S+);", out))
+    assert sparse < dense / 4
 
 
 @pytest.mark.gpu

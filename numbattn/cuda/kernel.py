@@ -19,6 +19,8 @@ from .views import View, fits_tensor_map
 from .words.numbers import NUMBERS
 from .words.steps import At, Plan, Step
 
+NO_NUMBERS = [0] * len(NUMBERS)
+
 
 class TensorMap(NamedTuple):
     """An argument of `launch` whose tiles a kernel moves by TMA, in boxes of this extent: see `tile.tma_load`.
@@ -72,7 +74,7 @@ def launch(kernel: Any, grid: Any, threads: int, shared_bytes: int, *arguments: 
     >>> float(y.min()), float(y.max())
     (2.0, 2.0)
     """
-    grid = (grid, 1, 1) if isinstance(grid, int) else (*grid, *(1,) * (3 - len(grid)))
+    grid = padded(grid)
     if len(grid) > 3 or min(grid) < 1:
         raise ValueError(f"grid: got {grid}, expected at least one block along each of up to three axes")
     if not 1 <= threads <= 1024:
@@ -89,6 +91,11 @@ def launch(kernel: Any, grid: Any, threads: int, shared_bytes: int, *arguments: 
         simulate(kernel, grid, threads, shared_bytes, *map(_array, arguments))
     else:
         raise TypeError(f"arguments: got arrays of {', '.join(libraries)}, expected all of NumPy or all of CuPy")
+
+
+def padded(grid):
+    """A grid along all three axes."""
+    return (grid, 1, 1) if isinstance(grid, int) else (*grid, *(1,) * (3 - len(grid)))
 
 
 @lru_cache(maxsize=1024)
@@ -125,10 +132,15 @@ def run(gpu, kernel, grid, threads, shared_bytes, arguments):
     key = kernel, grid, threads, shared_bytes, tuple(map(_described, arguments))
     program = gpu.programs.get(key)
     if program is None:
-        plan = plan_of(gpu.device, kernel, grid, threads, shared_bytes, arguments)
-        program = gpu.load(plan, tuple(arrays), np.float32)
+        program = loaded(gpu, kernel, grid, threads, shared_bytes, arguments)
         gpu.keep(key, program)
-    program([*addresses, gpu.scrap], [0] * len(NUMBERS), gpu.stream().ptr)
+    program([*addresses, gpu.scrap], NO_NUMBERS, gpu.stream().ptr)
+
+
+def loaded(gpu, kernel, grid, threads, shared_bytes, arguments):
+    """A Program for arrays like these, of which it takes the addresses, and for these numbers."""
+    names = [f"argument {i}" for i, x in enumerate(_flat(arguments)) if not _is_number(x)]
+    return gpu.load(plan_of(gpu.device, kernel, grid, threads, shared_bytes, arguments), tuple(names), np.float32)
 
 
 def plan_of(device, kernel, grid, threads, shared_bytes, arguments):

@@ -86,7 +86,9 @@ class Points:
     def nearest(self, problem, inputs, k):
         """The squared distances of the k nearest y_j of each x_i, in the dtype of sums, ascending, and their j."""
         if is_wide(problem):
-            return formula.nearest(problem, inputs, k)
+            problem, inputs = in_dtype_of_sums(problem, inputs)
+            if not (self.has_wgmma and hopper.wide_nearest.fits(problem, k)):
+                return formula.nearest(problem, inputs, k)
         gpu, shape = self.current(), (*problem.lse_shape, k)
         r2, j = gpu.empty(shape, problem.sum_dtype), gpu.empty(shape, np.dtype(np.int32))
         self.run(NEAREST, problem, inputs, (f"{NEAREST_KIND} {k}", 0.0), {"r2": r2, "j": j}, nothing=(math.inf, NOBODY))
@@ -141,6 +143,13 @@ def divided(problem, inputs, count, rows, columns):
         own_rows = rows if rows is None else for_all_parts(rows, parts, 1)
         own_columns = columns if columns is None else columns[..., first:end].reshape(*lead, size)
         yield describe(x, y, b), (own_rows, own_columns)
+
+
+def in_dtype_of_sums(problem, inputs):
+    """The Problem and Inputs of points of half precision, of float32."""
+    if problem.dtype == problem.sum_dtype:
+        return problem, inputs
+    return describe(*(x.astype(problem.sum_dtype) for x in (inputs.q, inputs.k, inputs.v)), mask=inputs.mask)
 
 
 def of_unit_length(inputs, rate):

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from ..backends import backend
 from ..checks import (
     Array,
     Integers,
@@ -86,8 +87,8 @@ class BlockSparse(Mask):
         Returns
         -------
         BlockSparse
-            In the library of `indices`. CuPy's arrays are not read: all is done by kernels, without waiting for them,
-            and may be captured in a CUDA graph.
+            In the library of `indices`. CuPy's arrays are not read: all is done by kernels, for which nothing waits.
+            Captured in a CUDA graph, it is made anew whenever that is launched, as long as it is kept alive.
 
         Raises
         ------
@@ -95,7 +96,7 @@ class BlockSparse(Mask):
             For what are no integers.
         ValueError
             For shapes that do not fit, for blocks without elements, and in NumPy's arrays for counts and indices out of
-            range; in CuPy's those are no blocks.
+            range: in CuPy's such indices are dropped.
 
         Notes
         -----
@@ -111,7 +112,7 @@ class BlockSparse(Mask):
                [0, 1, 0, 0]])
         """
         name = "BlockSparse.from_indices indices"
-        given = integer_array(name, indices, "(..., blocks of queries, k)").astype(np.int64, copy=False)
+        given = own(name, integer_array(name, indices, "(..., blocks of queries, k)"))
         *batch, m, n = shape_of("shape", shape)
         rows, cols = _block_size(block_size)
         (*lead, k), m_blocks, n_blocks = given.shape, -(-m // rows), -(-n // cols)
@@ -119,14 +120,14 @@ class BlockSparse(Mask):
         if lead[-1:] != [m_blocks] or len(batch) >= len(lead) or not fits:
             raise ValueError(f"{name}: got the shape {given.shape}, expected (..., {m_blocks}, k), for the shape "
                              f"{(*batch, m, n)} in blocks of {rows} x {cols}")
-        is_counted = _is_counted(counts, given)
-        is_block = is_counted & (given >= 0) & (given < n_blocks)
-        if isinstance(given, np.ndarray) and (wrong := given[is_counted & ~is_block & (given != -1)]).size:
-            raise ValueError(f"{name}: got {wrong[0]}, allowed -1 to {n_blocks - 1}")
-        places = np.where(is_block, given, n_blocks).reshape(math.prod(lead), k)
-        blocks = np.zeros((len(places), n_blocks + 1), np.bool_, like=given)  # the last column is for what is no block
-        blocks[np.arange(len(places), like=given)[:, None], places] = True
-        return cls(blocks.reshape(*lead, n_blocks + 1)[..., :n_blocks], (rows, cols))
+        given, of_rows = given.reshape(math.prod(lead), k), _counts(counts, given)
+        if isinstance(given, np.ndarray):
+            blocks = _chosen(given, of_rows, n_blocks)
+        else:
+            arrays = {"indices": given, "counts": of_rows}
+            backend("cupy").check_device({name: x for name, x in arrays.items() if x is not None})
+            blocks = backend("cupy").chosen(given, of_rows, n_blocks)
+        return cls(blocks.reshape(*lead, n_blocks), (rows, cols))
 
     @classmethod
     def butterfly(cls, shape: Iterable[int], block_size: tuple[int, int] = (64, 64)) -> BlockSparse:
@@ -272,18 +273,33 @@ class BlockSparse(Mask):
         return not isinstance(self.blocks, np.ndarray) or bool(self.blocks.any())
 
 
-def _is_counted(counts: Any, indices: Any) -> Any:
-    """Which of the indices are given."""
+def _counts(counts: Any, indices: Any) -> Any:
+    """How many of each row of the indices are given, or None."""
     *rows, k = indices.shape
-    name, number = "BlockSparse.from_indices counts", np.arange(k, like=indices)
-    counts = own(name, integers(name, k if counts is None else counts))
+    name = "BlockSparse.from_indices counts"
+    if counts is None:
+        return None
+    counts = own(name, integers(name, counts))
     if isinstance(counts, int):
-        return np.broadcast_to(number < integer(name, counts, low=0, high=k), indices.shape)
+        return np.full(math.prod(rows), integer(name, counts, low=0, high=k), np.int32, like=indices)
     if not broadcasts(counts.shape, tuple(rows)):
         raise ValueError(f"{name}: got the shape {counts.shape}, which does not broadcast to {tuple(rows)}")
     if isinstance(counts, np.ndarray):
         check_values(name, counts, largest=k)
-    return np.broadcast_to(number < moved(counts, indices)[..., None], indices.shape)
+    return np.broadcast_to(moved(counts, indices), tuple(rows)).reshape(math.prod(rows))
+
+
+def _chosen(indices: Any, counts: Any, n_blocks: int) -> Any:
+    """Which blocks each row of the indices names, (rows, n_blocks), of NumPy's arrays, which are checked."""
+    rows, k = indices.shape
+    is_given = np.ones((rows, k), np.bool_) if counts is None else np.arange(k) < counts[:, None]
+    wrong = indices[is_given & ((indices < -1) | (indices >= n_blocks))]
+    if wrong.size:
+        raise ValueError(f"BlockSparse.from_indices indices: got {wrong[0]}, allowed -1 to {n_blocks - 1}")
+    blocks = np.zeros((rows, n_blocks), np.bool_)
+    row, place = np.nonzero(is_given & (indices >= 0))
+    blocks[row, indices[row, place].astype(np.int64)] = True
+    return blocks
 
 
 def _block_size(block_size: Any) -> tuple[int, int]:

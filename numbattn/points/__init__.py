@@ -15,7 +15,8 @@
 Each takes NumPy arrays, computed on CPUs, or CuPy arrays, computed on the GPU, of float16, bfloat16, float32 or
 float64, in memory linear in the number of points; batch axes broadcast as in `numpy.matmul`, and numbattn's masks say
 which points see each other, ``mask=numbattn.Segments(...)`` for clouds of unequal size. `product_vjp`, `logsumexp_vjp`
-and `sinkhorn_vjp` have gradients, of points, weights and lengths of kernels.
+and `sinkhorn_vjp` have gradients, of points, weights and lengths of kernels. `product_jvp` and `logsumexp_jvp` have
+tangents, and what the first three return has Hessian-vector products, as ``backprop.hvp``.
 """
 
 from .gradients import LogsumexpGradients, ProductGradients, SinkhornGradients

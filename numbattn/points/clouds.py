@@ -12,7 +12,6 @@ import numpy as np
 
 from .kernels import Cost
 from .pairs import Pairs, Term, ones, quiet
-from .tangents import Moving
 
 EVERY = 10  # iterations, after which a GPU is asked whether to stop
 SHRINKAGE = 2  # of epsilon, from one iteration to the next, while it is annealed
@@ -101,15 +100,10 @@ class Clouds:
 
     def gradient(self, solution: Solution, dcost: Any) -> Any:
         """sum_j pi_ij dC_ij / dx_i, times dcost, of points x of unit length."""
-        return self.term.gradient(*self._weights(solution, dcost))
+        return self.term.gradient(*self.weights_of_gradient(solution, dcost))
 
-    def tangent_of_gradient(self, solution: Solution, dcost: Any, moving: Moving, tF: Any, tG: Any) -> Any:
-        """Of points x as they were given; tF, tG: tangents of f / epsilon and g / epsilon."""
-        b, c, *logarithms = self._weights(solution, dcost)
-        return moving.gradient(b, c, tG[..., None], c * tF[..., None], *logarithms)
-
-    def _weights(self, solution: Solution, dcost: Any) -> tuple[Any, Any, Any, Any]:
-        """b, c, rows and columns of a gradient."""
+    def weights_of_gradient(self, solution: Solution, dcost: Any) -> tuple[Any, Any, Any, Any]:
+        """Its b, c, rows and columns."""
         epsilon = self.cost.epsilon
         rows, columns = logs(self.a, solution.f / epsilon), logs(self.b, solution.g / epsilon)
         m, _ = self.pairs.sizes

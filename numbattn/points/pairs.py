@@ -3,6 +3,10 @@
 Points are moved to a common centre, under which kernels of distances stay as they are, and divided by the length of the
 kernel: so far-off points keep the digits of their differences, and kernels know no lengths. The gradient of a length l
 follows from those of the points x' = (x - centre) / l: dl = -(sum x' dx' + sum y' dy') / l.
+
+Points of half precision about the origin stay where they are, and on GPUs are divided by a power of two near the length
+alone: with the few digits that they were given, tensor cores multiply them exactly. Others have more digits once they
+are centred. Whether they are about the origin is decided where they are, since the host does not wait for a GPU.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..backends import run_points
-from ..checks import dtype_of_sums
+from ..checks import dtype_of_sums, library
 from ..masks import Mask
 from ..problem import NOTHING_HIDDEN, describe
 from ..values import sum_broadcast
@@ -165,7 +169,7 @@ class Term:
         """Points of half precision on a GPU, times a power of two, which costs them no digits, and what their squared
         distances are to be multiplied by then; of others those of unit length."""
         length = self.kernel._one_length
-        if self.pairs.x.dtype.itemsize > 2 or isinstance(self.pairs.x, np.ndarray) or length is None:
+        if self.pairs.x.dtype.itemsize > 2 or library(self.pairs.x) == "numpy" or length is None:
             return self.x, self.y, {}
         mantissa, exponent = math.frexp(length)
         x, y = (self._moved(points) * 2.0**-exponent for points in self.pairs.points)

@@ -1,9 +1,9 @@
-"""How the potentials of optimal transport change with the points, by implicit differentiation.
+"""How the potentials of optimal transport change with points and weights, by implicit differentiation.
 
 With F = f / epsilon and G = g / epsilon, R_ij = pi_ij / a_i and Q_ji = pi_ij / b_j have rows that sum to 1 whatever the
-points, so the tangents of these sums are 0:
+points and weights, so the tangents of these sums are 0:
 
-    tF + R tG = rowsum(R tC) / epsilon,  tG + Q tF = rowsum(Q tC) / epsilon.
+    tF + R tG = rowsum(R tC) / epsilon - R tlog(b),  tG + Q tF = rowsum(Q tC) / epsilon - Q tlog(a).
 
 Without tF that is (1 - Q R) tG = ..., self-adjoint with the weights b, semi-definite, and 0 of a constant. Of a cloud
 and itself, where tF = tG, it is (1 + R) tF = ..., definite. Conjugate gradients solve both.
@@ -14,13 +14,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .clouds import ROUNDINGS, Clouds, Solution, is_time, logs, weighed
 from .pairs import Term, ones, quiet
 from .tangents import Moving
+
+
+class Moved(NamedTuple):
+    """How points move, and logarithms of weights (..., m, 1) and (..., n, 1); None: these stay."""
+
+    points: Moving
+    a: Any
+    b: Any
+
+    @property
+    def exchanged(self) -> Moved:
+        return Moved(self.points.exchanged, self.b, self.a)
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,9 +51,9 @@ class Averages:
     def __call__(self, v: Any) -> Any:
         return self.term.sums(v[..., None], self.rows, self.columns)[..., 0]
 
-    def of_costs(self, moving: Moving) -> Any:
-        """Averages of the tangents of costs, in parts of epsilon: minus those of log kappa_ij."""
-        return -moving.sums(ones(self.term.pairs), None, self.rows, self.columns)[..., 0]
+    def of_costs(self, moved: Moved) -> Any:
+        """Averages of the tangents of C / epsilon - log(b): minus those of log(kappa b)."""
+        return -moved.points.sums(ones(self.term.pairs), moved.b, self.rows, self.columns)[..., 0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +62,11 @@ class Potentials:
 
     clouds: Clouds
     solution: Solution
+
+    @property
+    def exchanged(self) -> Potentials:
+        """With the roles of x and y exchanged."""
+        return Potentials(self.clouds.exchanged, self.solution.exchanged)
 
     @cached_property
     def over_y(self) -> Averages:
@@ -62,7 +79,7 @@ class Potentials:
         return Averages(self.clouds.term.exchanged, logs(self.clouds.a, self.over_y.rows))
 
     @quiet
-    def tangents(self, moving: Moving, tol: float, max_iterations: int) -> tuple[Any, Any, bool]:
+    def tangents(self, moved: Moved, tol: float, max_iterations: int) -> tuple[Any, Any, bool]:
         """tF, tG, and whether they are found."""
         clouds, R, Q = self.clouds, self.over_y, self.over_x
         weights = _marginal(clouds.b, self.solution.g / clouds.cost.epsilon, Q.rows)
@@ -71,22 +88,28 @@ class Potentials:
         def but_for_constants(v: Any) -> Any:
             return v - _ratio(weighed(weights, v)[..., None], total)
 
-        rx, ry = R.of_costs(moving), Q.of_costs(moving.exchanged)
+        rx, ry = R.of_costs(moved), Q.of_costs(moved.exchanged)
         side = but_for_constants(ry), but_for_constants(-Q(rx))
-        tG, is_found = conjugate_gradients(
-            lambda v: but_for_constants(v - Q(R(v))), side, weights, tol, max_iterations
-        )
+        tG, is_found = conjugate_gradients(lambda v: but_for_constants(v - Q(R(v))), side, weights, tol, max_iterations)
         tF = rx - R(tG)
         return tF, ry - Q(tF), is_found  # of points without weight, too
 
     @quiet
-    def tangents_alone(self, moving: Moving, tol: float, max_iterations: int) -> tuple[Any, bool]:
+    def tangents_alone(self, moved: Moved, tol: float, max_iterations: int) -> tuple[Any, bool]:
         """tF = tG of a cloud and itself, and whether they are found."""
         clouds, R = self.clouds, self.over_y
         weights = _marginal(clouds.a, self.solution.f / clouds.cost.epsilon, R.rows)
-        rx = R.of_costs(moving)
+        rx = R.of_costs(moved)
         tF, is_found = conjugate_gradients(lambda v: v + R(v), (rx,), weights, tol, max_iterations)
         return rx - R(tF), is_found
+
+    @quiet
+    def tangent_of_gradient(self, moved: Moved, dcost: Any, tF: Any, tG: Any) -> Any:
+        """Of points x, see `Clouds.gradient`."""
+        b, c, *logarithms = self.clouds.weights_of_gradient(self.solution, dcost)
+        tF, tG = (potential[..., None] if log is None else potential[..., None] + log
+                  for potential, log in ((tF, moved.a), (tG, moved.b)))  # fmt: skip
+        return moved.points.gradient(b, c, tG, c * tF, *logarithms)
 
 
 def conjugate_gradients(
@@ -105,13 +128,18 @@ def conjugate_gradients(
     p = r
     for at in range(1, max_iterations + 1):
         q = times(p)
-        step = _ratio(before, dot(p, q))
+        step = np.where(before > allowed, _ratio(before, dot(p, q)), 0)  # what is found stays
         x, r = x + step * p, r - step * q
         now = dot(r, r)
         if is_time(r, at, max_iterations) and bool((now <= allowed).all()):
             return x, True
         p, before = r + _ratio(now, before) * p, now
     return x, False
+
+
+def moved_logarithm(weights: Any, tangent: Any) -> Any:
+    """That of weights (..., n) that move by a tangent; a weight of 0 stays."""
+    return None if tangent is None else np.where(weights > 0, tangent / weights, 0)[..., None]
 
 
 def _marginal(weights: Any, potential: Any, exact: Any) -> Any:

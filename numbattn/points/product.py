@@ -45,8 +45,8 @@ def product(x: A, y: A, b: A, kernel: Kernel, *, mask: Mask | Array | None = Non
     -----
     Points are moved to a common centre and divided by the kernel's length; sums are accumulated in float32, or in
     float64 for float64. Up to 8 features a squared distance is a sum of squared differences, right to a few roundings;
-    beyond it is |x|^2 + |y|^2 - 2 <x, y>, whose error is that of a rounding of |x|^2, from the centre and in lengths.
-    float16 and bfloat16 are computed in float32, and rounded once.
+    beyond it is ``|x|^2 + |y|^2 - 2 <x, y>``, whose error is that of a rounding of ``|x|^2``, from the centre and in
+    lengths. float16 and bfloat16 are computed in float32, and rounded once.
 
     Examples
     --------
@@ -186,8 +186,9 @@ class ProductBackprop:
         where K' and K'' are derivatives by r^2. Of the features of x_i and y_j whose products tt_ij is, there are d + 1
         for each of tx and ty that is given, and they are multiplied by the columns of b, as many at a time as make 256.
         So there are five passes over all pairs for each term of a kernel, with many columns several times, and three
-        more with tb and tds. tt_ij is right to a rounding of |x|, from the centre and in lengths. Derivatives of a
-        kernel at r = 0 are taken to be 0 where they are not finite.
+        more with tb and tds. tt_ij is right to a rounding of ``|x|``, from the centre and in lengths. Derivatives of a
+        kernel at r = 0 are taken to be 0 where they are not finite. As Hessians are symmetric, these are gradients of
+        gradients, too: of a function of dx, dy and db by x, y and b, if its gradients by those are tx, ty and tb.
 
         Examples
         --------

@@ -27,8 +27,8 @@ from .clouds import Clouds, Solution, weighed
 from .gradients import SinkhornGradients
 from .kernels import Cost
 from .pairs import Pairs, of_points, quiet
-from .potentials import Potentials
-from .tangents import Moving, tangents_of
+from .potentials import Moved, Potentials, moved_logarithm
+from .tangents import Moving, checked, tangents_of
 
 EQUAL = 1e-5  # relative difference of two sums of weights that are called equal
 
@@ -73,7 +73,7 @@ def sinkhorn(
         be float32. Batch axes broadcast. Weights are 0 or more, and sums of b are those of a but for rounding, after
         which b is scaled; CuPy's are not looked into.
     cost : Cost
-        ``Cost(power, epsilon)``: |x - y|**power / power, and epsilon, by which the entropy is weighed.
+        ``Cost(power, epsilon)``: ``|x - y|**power / power``, and epsilon, by which the entropy is weighed.
     tol : float, optional
         How far the sums of rows of the plan may be from a: the sum of absolute differences, in parts of the sum of a.
         Less than what rounding leaves, some roundings of the largest f / epsilon, is not asked for.
@@ -170,15 +170,16 @@ class SinkhornBackprop:
         return self._call.backprop(dcost)
 
     def hvp(
-        self, tx: Array | None, ty: Array | None, *, dcost: float | Array = 1.0, tol: float = 1e-6,
-        max_iterations: int = 1000,
+        self, tx: Array | None, ty: Array | None, ta: Array | None = None, tb: Array | None = None, *,
+        dcost: float | Array = 1.0, tol: float = 1e-6, max_iterations: int = 1000,
     ) -> SinkhornGradients:  # fmt: skip
-        """The Hessian of the cost times tangents of the points, as the potentials change with these.
+        """The Hessian of the cost times tangents of points and weights, with which the potentials change.
 
         Parameters
         ----------
-        tx, ty : arrays or None
-            The tangents of x and y, of the shape of each; of another floating dtype they are converted. None is zero.
+        tx, ty, ta, tb : arrays or None
+            The tangents of x, y, a and b, of the shape of each; of another floating dtype they are converted. None is
+            zero. The sums of ta and tb are equal, and a weight of 0 stays 0.
         dcost : float or array, (...), optional
             As in ``backprop(dcost)``.
         tol : float, optional
@@ -206,20 +207,20 @@ class SinkhornBackprop:
         Notes
         -----
         By implicit differentiation, exact where the transport has converged. Rows of the plan sum to a, and columns to
-        b, whatever the points:
+        b, however the points move:
 
             a_i tf_i + sum_j pi_ij tg_j = sum_j pi_ij tC_ij,  b_j tg_j + sum_i pi_ij tf_i = sum_i pi_ij tC_ij.
 
-        Without tf this is a system for tg, semi-definite, with the constants as its null space; each of its products is
-        two passes over all pairs. As the square of Sinkhorn's own rate, they need about the root of its number of
-        iterations. Eleven passes more find the right side and, of tpi_ij = pi_ij (tf_i + tg_j - tC_ij) / epsilon, the
-        tangents of the gradients. With debias the systems of a with itself and of b with itself are better conditioned,
-        and a product is one pass. On a GPU the residual is looked at every 10 iterations.
+        Without tf this is a system for tg, semi-definite, with the constants as its null space. Conjugate gradients
+        solve it, two passes over all pairs an iteration, in about twice the square root of as many as Sinkhorn's
+        algorithm takes. Eleven passes more are for its right side and for the tangents of the gradients, which follow
+        from tpi_ij = pi_ij (tf_i + tg_j - tC_ij) / epsilon. With debias there are such systems of x alone and of y
+        alone, one pass an iteration, and better conditioned. On a GPU the residual is looked at every 10 iterations.
 
         Examples
         --------
-        A step of Newton's method, which moves points to where a gradient is 0, here their transport to others with half
-        the squared distance from where they were:
+        A step of Newton's method towards the points z whose cost of transport to y, plus half their squared distance
+        from x, is least:
 
         >>> import numpy as np
         >>> from scipy.sparse.linalg import LinearOperator, cg
@@ -231,12 +232,12 @@ class SinkhornBackprop:
         ...     tdx, *_ = backprop.hvp(t.reshape(50, 2), None)
         ...     return (tdx + t.reshape(50, 2)).ravel()
         >>> step, info = cg(LinearOperator((100, 100), times, dtype=float), -backprop().dx.ravel(), rtol=1e-6)
-        >>> z = x + step.reshape(50, 2)
+        >>> z = x + step.reshape(50, 2)                       # from z = x
         >>> gradient = points.sinkhorn_vjp(z, y, a, a, cost, tol=1e-9)[1]().dx + z - x
         >>> bool(np.abs(gradient).max() < 1e-3 * np.abs(step).max())
         True
         """
-        return self._call.hvp(tx, ty, dcost, tol, max_iterations)
+        return self._call.hvp(tx, ty, ta, tb, dcost, tol, max_iterations)
 
 
 @dataclass(frozen=True, eq=False)
@@ -326,9 +327,14 @@ class _Call:
         clouds = self.clouds
         return [*map(Potentials, (clouds, clouds.among, clouds.exchanged.among), self.solved)]
 
-    def hvp(self, tx: Any, ty: Any, dcost: Any, tol: Any, max_iterations: Any) -> SinkhornGradients:
-        tangents, how = tangents_of(self.clouds.pairs, tx, ty), _how(tol, max_iterations)
-        tgrads, is_found = self.tangent_of_gradients(*tangents, self.of_cost(dcost), *how)
+    def hvp(
+        self, tx: Any, ty: Any, ta: Any, tb: Any, dcost: Any, tol: Any, max_iterations: Any
+    ) -> SinkhornGradients:
+        pairs, (a, b) = self.clouds.pairs, self.given
+        of_points = tangents_of(pairs, tx, ty)
+        of_weights = checked(pairs, "ta", ta, a, "a"), checked(pairs, "tb", tb, b, "b")
+        how = _how(tol, max_iterations)
+        tgrads, is_found = self.tangent_of_gradients(of_points, of_weights, self.of_cost(dcost), *how)
         if not is_found:
             warn(f"hvp: conjugate gradients have not converged to {tol:g} within {max_iterations} iterations: allow "
                  "more, or take a larger tol or epsilon")
@@ -336,19 +342,19 @@ class _Call:
 
     @quiet
     def tangent_of_gradients(
-        self, tx: Any, ty: Any, dcost: Any, tol: float, max_iterations: int
+        self, of_points: tuple[Any, Any], of_weights: tuple[Any, Any], dcost: Any, tol: float, max_iterations: int
     ) -> tuple[SinkhornGradients, bool]:
         """And whether tangents of potentials are found."""
         clouds, how, (between, *alone) = self.clouds, (tol, max_iterations), self.potentials
-        moving = Moving(clouds.term, tx, ty)
-        tF, tG, is_found = between.tangents(moving, *how)
-        tdx = clouds.tangent_of_gradient(between.solution, dcost, moving, tF, tG)
-        tdy = clouds.exchanged.tangent_of_gradient(between.solution.exchanged, dcost, moving.exchanged, tG, tF)
-        found = [(tdx, tF), (tdy, tG)]
-        for side, (potentials, tangent) in enumerate(zip(alone, (tx, ty))):
-            among, moving = potentials.clouds, Moving(potentials.clouds.term, tangent, tangent)
-            tF, is_found_alone = potentials.tangents_alone(moving, *how)
-            own = among.tangent_of_gradient(potentials.solution, dcost, moving, tF, tF), tF
+        a, b = map(moved_logarithm, (clouds.a, clouds.b), of_weights)
+        moved = Moved(Moving(clouds.term, *of_points), a, b)
+        tF, tG, is_found = between.tangents(moved, *how)
+        found = [(between.tangent_of_gradient(moved, dcost, tF, tG), tF),
+                 (between.exchanged.tangent_of_gradient(moved.exchanged, dcost, tG, tF), tG)]  # fmt: skip
+        for side, (potentials, tangent, logarithm) in enumerate(zip(alone, of_points, (a, b))):
+            moved = Moved(Moving(potentials.clouds.term, tangent, tangent), logarithm, logarithm)
+            tF, is_found_alone = potentials.tangents_alone(moved, *how)
+            own = potentials.tangent_of_gradient(moved, dcost, tF, tF), tF
             found[side] = found[side][0] - own[0], found[side][1] - own[1]
             is_found &= is_found_alone
         (tdx, tF), (tdy, tG) = found

@@ -74,7 +74,7 @@ class Moving:
         if tb is not None:
             found += self.term.sums(tb, rows, columns)
         for some, moments in self._moments(b, psi, rows, columns):
-            found[..., some] += np.einsum("...ik,...ike->...ie", phi, moments)
+            found[..., some] += (phi[..., None] * moments).sum(axis=-2)  # not by cuBLAS, which no CUDA graph captures
         return found
 
     @quiet
@@ -109,7 +109,7 @@ class Moving:
         c = pairs.only_seen(0, c)
         if tx is not None or ty is not None:
             for some, moments in self._moments(b, psi, rows, columns):
-                total[..., : psi.shape[-1]] += np.einsum("...ie,...ike->...ik", c[..., some], moments)
+                total[..., : psi.shape[-1]] += (c[..., None, some] * moments).sum(axis=-1)
         of_y = total[..., 1:]
         if not self.term.kind.is_of_product:
             of_y = 2 * ((0 if tx is None else tx * total[..., :1]) - of_y)
@@ -125,7 +125,8 @@ class Moving:
                 sums = np.broadcast_to(products.sum(axis=-2, keepdims=True), shape)
             else:
                 sums = self.term.slopes.sums(products, rows, columns)
-            yield some, sums.reshape(*sums.shape[:-1], psi.shape[-1], -1)
+            count = products.shape[-1] // psi.shape[-1]
+            yield some, sums.reshape(*sums.shape[:-1], psi.shape[-1], count)
 
 
 def tangents_of(pairs: Pairs, tx: Any, ty: Any) -> tuple[Any, Any]:
@@ -151,7 +152,7 @@ def _columns(b: Any, psi: Any) -> list[slice]:
 def _times(features: Any, b: Any) -> Any:
     """All products of a feature and a column of b."""
     products = features[..., :, None] * b[..., None, :]
-    return products.reshape(*products.shape[:-2], -1)
+    return products.reshape(*products.shape[:-2], features.shape[-1] * b.shape[-1])
 
 
 def _beside(pairs: Pairs, *arrays: Any) -> Any:

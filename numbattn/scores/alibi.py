@@ -14,7 +14,7 @@ from .distance import DistancePart
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Alibi(DistancePart):
-    """S = S - slope |i + offset - j|: the farther a key from a query's own, the less it counts.
+    """``S = S - slope |i + offset - j|``: the farther a key from a query's own, the less it counts.
 
     Parameters
     ----------

@@ -24,7 +24,7 @@ DTYPES = tuple(map(np.dtype, "?bhilqBHIfd"))  # what compiled functions read on 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Score(Part):
-    """S = function(S, batch, head, i, j, *arrays), element by element: a function of your own.
+    """``S = function(S, batch, head, i, j, *arrays)``, element by element: a function of your own.
 
     It is an ordinary Python function of numbers, compiled by Numba: s is a float of the dtype of sums, batch the number
     of the element of the batch, in C order, the others are indices. Integers, those of arrays, too, are int64, booleans

@@ -386,7 +386,15 @@ def kernels_cpu():
     return kernels(100.0, ("float32",), "float32", ("keops",), ("keops",))
 
 
+def sparse_layers():
+    return {"arguments": {}, "sparse_layers": [
+        {"dtype": dtype, "size": size, "share": share, "rows": 16384, "features": 4096, "pass": of, "errors": {},
+         "seconds": {"numbattn": 1e-3 * share * 128 / size, "dense": 8e-4}, "failed": {}}
+        for dtype, size, share, of in product(("bfloat16", "float32"), (64, 128), (0.1, 0.5), ("forward", "dX", "dW"))
+    ]}  # fmt: skip
+
+
 RUNS = (accuracy, costs, cpu, decoding, decoding_cpu, deterministic, documents, figure2, figure3, floats, host,
         interop, kernels, kernels_cpu, long_range, mma, packed, ring, ring_model, scores, second, second_cpu, small,
-        speed, training)
+        sparse_layers, speed, training)
 MADE = {run.__name__: run for run in RUNS}

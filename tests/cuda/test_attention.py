@@ -210,6 +210,33 @@ def test_graphs(rng, options):
             del others, want
 
 
+@pytest.mark.parametrize("size", [16, 64])
+def test_graphs_of_blocks_chosen_on_the_device(rng, size):
+    """Made of what the indices are then; what is out of range is dropped."""
+    q, k, v, do = (cupy.asarray(random(rng, (2, 4, 700, 64), np.float16)) for _ in range(4))
+    count = -(-700 // size)
+    indices = cupy.asarray(rng.integers(-2, count + 2, (2, 4, count, 5), np.int32))
+    counts = cupy.asarray(rng.integers(0, 9, (4, count)))
+
+    def step():
+        mask = na.BlockSparse.from_indices(indices, counts, shape=(700, 700), block_size=(size, size))
+        o, saved = na.attention_forward(q, k, v, mask=mask)
+        return mask, o, *na.attention_backward(do, saved)
+
+    with own_stream():
+        step()
+        (mask, *results), graph = capture(step)
+        indices[...] = cupy.roll(indices, 1, axis=2)
+        graph.launch()
+        chosen = indices[..., None] == cupy.arange(count)
+        chosen = (chosen & (cupy.arange(5) < counts[..., None])[..., None]).any(axis=-2)
+        assert_all_equal([mask.blocks], [chosen])
+        _, saved = na.attention_forward(q, k, v, mask=na.Dense(mask.dense(700, 700)))
+        for got, want in zip(results, (saved.o, *na.attention_backward(do, saved))):
+            got, want = got.astype(np.float32), want.astype(np.float32)
+            assert abs(got - want).max() <= 2e-2 * abs(want).max()
+
+
 def test_graphs_keep_what_nobody_sees(rng):
     """`attention` returns no lse: the graph alone holds the memory that it is written to."""
     q, k, v, _ = inputs(rng)

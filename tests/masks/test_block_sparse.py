@@ -103,9 +103,10 @@ def test_indices_that_do_not_fit(indices, about, error, words):
 
 
 FAULTS = {
-    "given[is_counted & ~is_block & (given != -1)]": "given[~is_block & (given != -1)]",
-    "is_block = is_counted & (given >= 0)": "is_block = (given >= 0)",
-    "(*lead, n_blocks + 1)[..., :n_blocks]": "(*lead, n_blocks + 1)[..., 1:]",
+    "indices[is_given & ((indices < -1)": "indices[((indices < -1)",
+    "| (indices >= n_blocks))]": ")]",
+    "np.nonzero(is_given & (indices >= 0))": "np.nonzero(indices >= 0)",
+    "is_given & (indices >= 0)": "is_given & (indices >= -1)",
     "or len(batch) >= len(lead)": "",
     "check_values(name, counts, largest=k)": "pass",
     "(i ^ j) & ((i ^ j) - 1)": "(i ^ j) & (i ^ j)",

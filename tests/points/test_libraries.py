@@ -85,6 +85,9 @@ def test_products_of_parts(cupy, rng, d, e):
     wanted = points.product(*wide[:3], kernel), points.logsumexp(*wide[:2], wide[3], kernel)
     for got, want in zip(found, wanted):
         assert_allclose(to_numpy(got), want, atol=3e-6 * np.abs(want).max())
+    (distances, j), (wanted, _) = points.nearest(*there[:2]), points.nearest(*wide[:2])
+    assert_allclose(to_numpy(distances), wanted, rtol=1e-6)
+    assert_allclose(np.linalg.norm(wide[0] - wide[1][to_numpy(j)[:, 0]], axis=-1), wanted[:, 0], rtol=1e-6)
 
 
 @pytest.mark.gpu
@@ -128,7 +131,8 @@ def test_calls_do_not_wait_for_the_device(cupy, rng):
     def calls():
         s, backprop = points.product_vjp(x, y, b, kernel)
         f, backprop_of_logs = points.logsumexp_vjp(x, y, b[:, 0], points.Cost(2, 0.1))
-        return s, *backprop(ds), f, *backprop_of_logs(ds[:, 0]), *points.nearest(x, y, 3)
+        tgrads = *backprop.hvp(ds, x, y, b, tds=ds), *backprop_of_logs.hvp(ds[:, 0], x, None, None)
+        return s, *backprop(ds), *tgrads, f, *backprop_of_logs(ds[:, 0]), *points.nearest(x, y, 3)
 
     with own_stream():
         wanted = calls()

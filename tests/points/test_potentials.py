@@ -6,6 +6,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import numbattn as na
 from numbattn import backends, points
+from numbattn.points.potentials import conjugate_gradients
 
 from ..accuracy import to_numpy
 from .test_sinkhorn import clouds
@@ -22,20 +23,21 @@ def but_for_constants(x):
 @pytest.mark.parametrize("debias", [False, True])
 @pytest.mark.parametrize("power", [1, 1.5, 2, 3])
 def test_hessians_are_those_of_finite_differences(xp, rng, power, debias):
-    """Of a batch that shares x, points without weight among them."""
+    """By points and weights, of a batch that shares x, and with points without weight."""
     x, y, a, b = clouds(rng, m=6, n=7, batch=(2,))
     a[1, 2] = b[1, 3] = 0
     a, b = (weights / weights.sum(-1, keepdims=True) for weights in (a, b))
-    x, dcost, cost = x[0], rng.standard_normal(2), points.Cost(power, 0.3)
-    tx, ty = rng.standard_normal(x.shape), rng.standard_normal(y.shape)
-    h = 1e-4
+    dcost, cost, given, h = rng.standard_normal(2), points.Cost(power, 0.3), (x[0], y, a, b), 1e-4
+    moves = [rng.standard_normal(z.shape) for z in given[:2]]
+    moves += [0.1 * weights * but_for_constants(rng.standard_normal(weights.shape)) for weights in given[2:]]
+    moves[2:] = [move - weights * move.sum(-1, keepdims=True) for move, weights in zip(moves[2:], given[2:])]
 
     def backprop_at(step, of=np.asarray):
-        given = x + step * tx, y + step * ty, a, b
-        return points.sinkhorn_vjp(*map(of, given), cost, **EXACT, debias=debias)[1]
+        now = (of(z + step * move) for z, move in zip(given, moves))
+        return points.sinkhorn_vjp(*now, cost, **EXACT, debias=debias)[1]
 
     ahead, behind = (backprop_at(step)(dcost) for step in (h, -h))
-    found = backprop_at(0, xp.asarray).hvp(*map(xp.asarray, (tx, ty)), dcost=xp.asarray(dcost), tol=1e-10)
+    found = backprop_at(0, xp.asarray).hvp(*map(xp.asarray, moves), dcost=xp.asarray(dcost), tol=1e-10)
     assert found.kernel is None
     for at, (got, *ends) in enumerate(zip(found, ahead, behind, strict=True)):
         assert isinstance(got, xp.ndarray)
@@ -50,7 +52,9 @@ def test_hessians_are_symmetric(rng, debias):
     x, y, a, b = clouds(rng, d=10)
     _, backprop = points.sinkhorn_vjp(x, y, a, b, points.Cost(2, 0.5), tol=1e-9, debias=debias)
     one, other = ([rng.standard_normal(z.shape) for z in (x, y)] for _ in range(2))
-    there, back = (sum((u * v).sum() for u, v in zip(backprop.hvp(*from_, tol=1e-9), to))
+    one += [0.1 * but_for_constants(rng.standard_normal(z.shape)) for z in (a, b)]
+    other += [None, but_for_constants(rng.standard_normal(b.shape))]
+    there, back = (sum((u * v).sum() for u, v in zip(backprop.hvp(*from_, tol=1e-9), to) if v is not None)
                    for from_, to in ((one, other), (other, one)))  # fmt: skip
     assert_allclose(there, back, rtol=1e-8)
 
@@ -73,14 +77,26 @@ def test_nothing_moves(rng):
 
 
 def test_segments_are_problems_of_their_own(rng):
+    """One of them without weights."""
     one, other = clouds(rng), clouds(rng, m=15, n=10)
-    together = [np.concatenate(pair) for pair in zip(one, other)]
+    together = [np.concatenate(three) for three in zip(one, other, [*one[:2], 0 * one[2], 0 * one[3]])]
     tx, ty = (rng.standard_normal(z.shape) for z in together[:2])
-    mask = na.Segments([0, 20, 35], [0, 30, 40])
+    mask = na.Segments([0, 20, 35, 55], [0, 30, 40, 70])
     found = points.sinkhorn_vjp(*together, COST, tol=1e-10, mask=mask)[1].hvp(tx, ty, tol=1e-9)
     parts = [points.sinkhorn_vjp(*given, COST, tol=1e-10)[1].hvp(*ts, tol=1e-9).dx
-             for given, ts in ((one, (tx[:20], ty[:30])), (other, (tx[20:], ty[30:])))]  # fmt: skip
-    assert_allclose(found.dx, np.concatenate(parts), atol=1e-7)
+             for given, ts in ((one, (tx[:20], ty[:30])), (other, (tx[20:35], ty[30:40])))]  # fmt: skip
+    assert_allclose(found.dx, np.concatenate([*parts, 0 * one[0]]), atol=1e-7)
+    assert all(np.isfinite(gradient).all() for gradient in found)
+
+
+def test_points_without_weight_have_potentials(rng):
+    """Conjugate gradients do not find these."""
+    (x, y, a, b), h = clouds(rng, m=2, n=3), 1e-4
+    b = np.array([0.4, 0.6, 0.0])
+    ty = rng.standard_normal(y.shape)
+    ahead, zero, behind = (points.sinkhorn_vjp(x, y + step * ty, a, b, COST, tol=1e-12)[1] for step in (h, 0, -h))
+    found, exact = zero.hvp(None, ty, tol=1e-10).db, (ahead().db - behind().db) / (2 * h)
+    assert_allclose(found - found[0], exact - exact[0], atol=1e-6)
 
 
 def test_what_is_beyond_lengths_may_be_nan(rng):
@@ -107,6 +123,32 @@ def test_single_precision(xp, rng, dtype, d):
         assert got.dtype == dtype
         atol = (1e-3 if dtype == np.float16 else 3e-5) * np.abs(wanted).max()
         assert_allclose(to_numpy(got).astype(float), wanted, rtol=0, atol=atol)
+
+
+def test_conjugate_gradients(rng):
+    """Of a batch, each with weights of its own: as many iterations as there are unknowns; one of them weighs nothing.
+    """
+    weights, side = rng.random((3, 6)) + 0.1, rng.standard_normal((3, 6))
+    weights[:, 5] = 0
+    A = rng.standard_normal((3, 6, 6))
+    A[:, 5], A[:, :, 5] = 0, 0
+    A = (A @ np.swapaxes(A, -2, -1)) / np.where(weights > 0, weights, 1)[..., None]
+    x, is_found = conjugate_gradients(lambda v: (A @ v[..., None])[..., 0], (side, 0 * side), weights, 1e-6, 5)
+    assert is_found
+    assert_allclose((A @ x[..., None])[:, :5, 0], side[:, :5], atol=1e-6)
+    _, is_found = conjugate_gradients(lambda v: (A @ v[..., None])[..., 0], (side,), weights, 1e-6, 4)
+    assert not is_found
+
+
+def test_what_is_found_stays(rng, monkeypatch):
+    """On a GPU, where nobody looks at each iteration, and where others of a batch take more of them."""
+    x, y, a, b = clouds(rng, m=6, n=7)
+    _, backprop = points.sinkhorn_vjp(x, y, a, b, COST, tol=1e-9)
+    tx, ty = rng.standard_normal(x.shape), rng.standard_normal(y.shape)
+    wanted = backprop.hvp(tx, ty, tol=1e-9)
+    monkeypatch.setattr("numbattn.points.potentials.is_time", lambda array, at, last: at == last)
+    for found, exact in zip(backprop.hvp(tx, ty, tol=1e-9, max_iterations=100), wanted):
+        assert_array_equal(found, exact)
 
 
 def test_iterations_are_two_passes(rng, monkeypatch):
@@ -138,11 +180,14 @@ def test_errors(rng, given, options, kind, message):
 
 
 FAULTS = {
+    "test_points_without_weight_have_potentials": {
+        "return tF, ry - Q(tF), is_found": "return tF, tG, is_found",
+    },
     "test_hessians_are_those_of_finite_differences[numpy-2-False]": {
         "side = but_for_constants(ry), but_for_constants(-Q(rx))": "side = but_for_constants(ry), -0 * rx[..., :1]",
-        "return tF, ry - Q(tF), is_found": "return tF, tG, is_found",
         "logs(self.clouds.a, self.over_y.rows)": "logs(self.clouds.a, 0 * self.over_y.rows)",
-        "points/clouds.py": {"c * tF[..., None]": "tF[..., None]"},
+        "(b, c, tG, c * tF, *logarithms)": "(b, c, tG, tF, *logarithms)",
+        "moved.b, self.rows, self.columns)": "None, self.rows, self.columns)",
     },
     "test_hessians_are_those_of_finite_differences[numpy-2-True]": {
         "lambda v: v + R(v)": "lambda v: v - R(v)",
@@ -151,10 +196,14 @@ FAULTS = {
     "test_iterations_are_two_passes": {
         "bool((now <= allowed).all())": "bool((now < before).all())",
     },
-    "test_segments_are_problems_of_their_own": {
-        "_ratio(now, before) * p": "0 * p",
+    "test_what_is_found_stays": {
+        "np.where(before > allowed, _ratio(before, dot(p, q)), 0)": "_ratio(before, dot(p, q))",
     },
-    "test_what_is_beyond_lengths_may_be_nan": {
+    "test_conjugate_gradients": {
+        "_ratio(now, before) * p": "0 * p",
+        "return weighed(weights, u * v)[..., None]": "return (u * v).sum(-1)[..., None]",
+    },
+    "test_segments_are_problems_of_their_own": {
         "np.where(np.isneginf(logarithms), -np.inf, -logarithms)": "-logarithms",
     },
 }

@@ -132,6 +132,18 @@ def test_points_that_coincide(rng, kernel, d):
     assert all(np.isfinite(found).all() for found in tgrads)
 
 
+@pytest.mark.parametrize("sizes", [(0, 2, 2, 1), (2, 0, 2, 1), (2, 2, 0, 1), (2, 2, 2, 0)], ids=str)
+def test_nothing(rng, sizes):
+    m, n, d, e = sizes
+    (x, y, b, ds), _ = drawn(rng, (m, d), (3, n, d), (n, e), (3, m, e))
+    for kernel in (points.Gaussian(), points.Linear(), points.Polynomial(2)):
+        tgrads = points.product_vjp(x, y, b, kernel)[1].hvp(ds, x, y, b, tds=ds)
+        assert [found.shape for found in tgrads] == [x.shape, y.shape, b.shape]
+    f, tf = points.logsumexp_jvp(x, y, None, points.Cost(2, 0.1), x, y, None)
+    assert tf.shape == f.shape
+    assert np.isfinite(tf).all()
+
+
 def test_many_columns_and_features_are_taken_some_at_a_time(rng, monkeypatch):
     (x, y, b, ds), (tx, ty, _, _) = drawn(rng, (6, 9), (7, 9), (7, 5), (6, 5))
     widths, run = [], backends.run_points

@@ -86,7 +86,7 @@ class GPU:
         return self.counts.ctypes.data
 
     def stream(self):
-        return SimpleNamespace(ptr=0, is_capturing=lambda: False)
+        return SimpleNamespace(ptr=0, is_capturing=lambda: False, synchronize=lambda: None)
 
     def scratch_memory(self, capturing):
         return nullcontext()

@@ -6,14 +6,19 @@ As everywhere in cpu/ tiles are transposed: a row is a point of y, a column a po
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba import types
+from numba.extending import overload
 
 from ...points.kinds import DIFFERENCES
+from ...problem import NOTHING_HIDDEN
 from ..arguments import NO_MATRICES, kept, mask_of, matrices_of, memory_of, readable, tiles_of
 from ..launch import launch
 from ..product import distances, product, row_dots
 from ..record import Record
 from ..tile import (
     EMPTY,
+    FULL,
+    OPTIONS,
     PARTIAL,
     band_of,
     clear,
@@ -46,7 +51,7 @@ class Points(NamedTuple):
     c: Any  # a row for each point of x
     rows: Any  # logarithms: one row, a number for each point of x
     columns: Any  # and for each point of y
-    mask: Any
+    mask: Any  # or () for none
     step: Any
 
 
@@ -75,8 +80,9 @@ def run(kernel, problem, inputs, step, *results, b=None, c=None, rows=None, colu
     of_heads = [x.reshape(*problem.matrices, *x.shape[-2:]) for x in results]
     tiles, pairs = tiles_record(problem, inputs.mask)
     scratch, memory = scratch_of(problem, results[0].shape[-1], results[-1].dtype, c is not None)
+    mask = Record(()) if inputs.mask is NOTHING_HIDDEN else mask_of(problem, inputs.mask)
     records = (
-        Record(*matrices, held=given), mask_of(problem, inputs.mask), Record(step, held=function), tiles,
+        Record(*matrices, held=given), mask, Record(step, held=function), tiles,
         Record(*of_heads),
     )  # fmt: skip
     cost = problem.head_dim + results[0].shape[-1] + (0 if b is None else b.shape[-1]) + EXPONENTIAL
@@ -98,6 +104,63 @@ def scratch_of(problem, columns, dtype, has_weights):
              tile_m * problem.head_dim_v * has_weights, PARTS * tile_m * columns, tile_m * VECTORS, LINES * tile_n,
              tile_m * columns * (dtype == np.int32))  # fmt: skip
     return memory_of(Scratch, sizes, [problem.sum_dtype] * (len(sizes) - 1) + [np.dtype(np.int32)])
+
+
+# -------------------------------------------------------------------------------------------------------------- masks
+def by_mask(masked, whole):
+    """A function in compiled code that is `masked`; or `whole` where there is no mask, whose place is that of the first
+    argument: steps of masks take a third of the time in which a kernel is compiled."""
+
+    def chosen(mask, *others):
+        raise NotImplementedError
+
+    @overload(chosen, jit_options=dict(OPTIONS), strict=False)
+    def of_kind(mask, *others):
+        return whole if mask == types.Tuple(()) else masked
+
+    return chosen
+
+
+def visible_points(mask, batch, head, m0, m_end, first, end):
+    band, intervals = band_of(mask, batch, head), intervals_of(mask, batch, head)
+    first, end = visible_keys(band, intervals, m0, m_end, first, end)
+    return band, intervals, first, end
+
+
+def all_points(mask, batch, head, m0, m_end, first, end):
+    return (), (), first, end
+
+
+def masked_state(mask, at, n0, n_end):
+    return tile_state(mask, at.intervals, at.batch, at.head, at.m0, at.m_end, n0, n_end)
+
+
+def full_state(mask, at, n0, n_end):
+    return FULL
+
+
+def hide(mask, S, at, n0, state):
+    """S = -inf where it is hidden."""
+    mask_band(S, at.band, at.m0, n0)
+    mask_intervals(S, at.intervals, at.m0, n0)
+    if state == PARTIAL:
+        mask_cells(S, mask, at.batch, at.head, at.m0, n0)
+
+
+def hide_nothing(mask, S, at, n0, state):
+    pass
+
+
+def is_blind(band, intervals, m):
+    return m >= band[2] or (intervals.size > 0 and intervals[0, m] >= intervals[1, m])
+
+
+def sees_all(band, intervals, m):
+    return False
+
+
+points_seen, state_of = by_mask(visible_points, all_points), by_mask(masked_state, full_state)
+hide_masked, sees_none = by_mask(hide, hide_nothing), by_mask(is_blind, sees_all)
 
 
 # -------------------------------------------------------------------------------------------------------------- tiles
@@ -123,8 +186,7 @@ def queries_of(given, row, scratch):
     """The Queries of a row of WorkTiles.table."""
     batch, head, m0, m_end, segment, segment_end, _ = row
     dtype, size = scratch.S.dtype, m_end - m0
-    band, intervals = band_of(given.mask, batch, head), intervals_of(given.mask, batch, head)
-    first, end = visible_keys(band, intervals, m0, m_end, segment, segment_end)
+    band, intervals, first, end = points_seen(given.mask, batch, head, m0, m_end, segment, segment_end)
     X, XT = matrix(given.x, batch, head, dtype)[m0:m_end], tile(scratch.XT, given.x.cols, size)
     transpose(XT, X, dtype.type(1), False)
     vectors = tile(scratch.vectors, VECTORS, size)
@@ -137,8 +199,7 @@ def queries_of(given, row, scratch):
 @inline
 def sees_nothing(at, i):
     """Whether the point m0 + i of x lies outside of the mask's band or has an empty interval: it may be NaN."""
-    m = at.m0 + i
-    return m >= at.band[2] or (at.intervals.size > 0 and at.intervals[0, m] >= at.intervals[1, m])
+    return sees_none(at.band, at.intervals, at.m0 + i)
 
 
 @inline
@@ -155,7 +216,7 @@ def load(out, x, batch, head, first):
 def pairs_of(given, at, n0, n_end, scratch):
     """t of pairs with the points [n0, n_end) of y, -inf where it is hidden, which no t is, and the logarithms of these
     points. Of no points where all is hidden."""
-    state = tile_state(given.mask, at.intervals, at.batch, at.head, at.m0, at.m_end, n0, n_end)
+    state = state_of(given.mask, at, n0, n_end)
     n_end = n0 if state == EMPTY else n_end
     S, lines = tile(scratch.S, n_end - n0, at.m_end - at.m0), tile(scratch.lines, LINES, n_end - n0)
     norms, columns = lines[0], lines[1]
@@ -170,10 +231,7 @@ def pairs_of(given, at, n0, n_end, scratch):
         product(S, Y, at.XT, S.dtype.type(-2), False)
         row_dots(norms, Y, Y)
         add_norms(S, at.norms, norms)
-    mask_band(S, at.band, at.m0, n0)
-    mask_intervals(S, at.intervals, at.m0, n0)
-    if state == PARTIAL:
-        mask_cells(S, given.mask, at.batch, at.head, at.m0, n0)
+    hide_masked(given.mask, S, at, n0, state)
     load(columns, given.columns, at.batch, at.head, n0)
     return S, columns
 

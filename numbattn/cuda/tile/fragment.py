@@ -8,7 +8,7 @@ A mistake in one meaning of a word is one in the other: both call the same check
 
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -232,9 +232,13 @@ class Operation:
     emit: Callable
     takes: frozenset
     result: Any = None
+    checked: dict = field(default_factory=dict, init=False, repr=False, compare=False)  # what operands are good for
 
     def __call__(self, *operands):
-        dtype, layout = check_operands(self.word, self.takes, *operands)
+        kinds = tuple([(x.layout, x.registers.dtype) if isinstance(x, Fragment) else type(x) for x in operands])
+        if kinds not in self.checked:
+            self.checked[kinds] = check_operands(self.word, self.takes, *operands)
+        dtype, layout = self.checked[kinds]
         values = [x.registers if isinstance(x, Fragment) else np.asarray(x).astype(dtype) for x in operands]
         return Fragment(layout, self.plain(*values))
 

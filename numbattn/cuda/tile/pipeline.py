@@ -60,7 +60,7 @@ from .emit import I32, VOID, asm, shared_memory, thread_index
 from .fragment import constant
 from .integers import INDEX
 from .layout import WARPGROUP
-from .races import GRANULE, RaceError
+from .races import BARRIERS_OR_WAITS, GRANULE, NOBODY, RaceError, pages_of
 from .shared_memory import TileType, allocate, emit_stage
 from .simulator import Barrier
 from .world import primitive
@@ -130,11 +130,12 @@ class Stage:
         """The stage is filled anew: whoever still waits for the round before would wait for ever."""
         parities = self.parities
         mine = simulator.thread_index() // WARPGROUP % len(parities)
-        simulator.shared_memory().note_write(parities[mine : mine + 1], of=(0, 2))
+        granules = parities[mine : mine + 1]
+        simulator.shared_memory().note_write(granules, pages_of(granules), of=BARRIERS_OR_WAITS)
 
     def note_wait(self):
         memory, parities = simulator.shared_memory(), self.parities
-        memory.note_read(parities[memory.writer[parities] >= 0])
+        memory.note_read(parities[memory.writer[parities] != NOBODY], pages_of(parities))
 
 
 class StageType(types.Type):

@@ -11,6 +11,9 @@ import numpy as np
 
 GRANULE = 2  # bytes of shared memory that share one record
 WORKERS = 32  # at most so many units of a block work in the background
+NOBODY = -1  # the number of a thread, after all others
+NOTHING = np.int32(-1)  # known at no time
+BARRIERS, BARRIERS_OR_WAITS = slice(1), slice(None, None, 2)  # of clocks, see SharedMemory
 PAGE_BITS = 10  # of granules in a page: pages quickly show that nobody has read something lately
 
 
@@ -46,22 +49,32 @@ class SharedMemory:
         granules = -(-nbytes // GRANULE)
         self.bytes = np.full(granules * GRANULE, 0xFF, np.uint8)
         self.granules = np.arange(granules)
-        self.writer = np.full(granules, -1, np.int32)
+        self.writer = np.full(granules, NOBODY, np.int32)
         self.written = np.zeros(granules, np.int32)
         pages = mmap.mmap(-1, 4 * (threads + WORKERS) * granules + 1)  # zeros that take no time until they are touched
         self.read = np.ndarray((threads + WORKERS, granules), np.int32, pages)
-        self.last_read = np.zeros((threads + WORKERS, (granules >> PAGE_BITS) + 1), np.int32)  # per page
+        self.last_read = np.zeros(((granules >> PAGE_BITS) + 1, threads + WORKERS), np.int32)  # per page
         self.fetched_by = np.full(granules, -1, np.int32)  # who waits for what is on its way to a granule
         self.fetches = {}  # what each thread fetches: group by group, the last one open
-        self.clocks = np.zeros((3, threads + WORKERS, threads + WORKERS), np.int32)
+        self.clocks = np.zeros((3, threads + WORKERS + 1, threads + WORKERS + 1), np.int32)
+        self.clocks[..., NOBODY] = -1  # whose writes, those that are still to come, no thread knows of
         np.fill_diagonal(self.clocks[0, :threads, :threads], 1)
         self.numbers = {f"thread {number}": number for number in range(threads)}  # and the units' numbers, after them
         self.tiles, self.pipelines = {}, {}  # see shared_memory.allocate, pipeline.init_pipelines
 
-    def merge(self, threads):
-        """Merge the clocks of these threads at a barrier: each knows what all have done so far."""
-        self.clocks[:, threads] = self.clocks[:, threads].max(axis=1, keepdims=True)
+    def merge(self, threads, told=NOTHING):
+        """Merge the clocks of these threads at a barrier: each knows what all have done so far, and what others have
+        told there. Returns it."""
+        known = np.maximum(self.clocks[:, threads].max(axis=1), told)
+        self.clocks[:, threads] = known[:, None]
         self.clocks[0, threads, threads] += 1
+        return known
+
+    def merge_waits(self, threads):
+        """Like `merge`, for a slice, but each only knows that none of the others waits any more."""
+        now = self.clocks[0, threads, threads].diagonal()
+        self.clocks[2, threads, threads] = now
+        self.clocks[0, threads, threads] += np.eye(len(now), dtype=np.int32)
 
     def tell(self):
         """What this thread knows now, for others to `learn`."""
@@ -70,20 +83,13 @@ class SharedMemory:
         self.clocks[0, me, me] += 1
         return known
 
-    def tell_waits(self):
-        """Like `tell`, but only that this thread no longer waits."""
-        known, me = np.zeros_like(self.clocks[:, 0]), self.me()
-        known[2, me] = self.clocks[0, me, me]
-        self.clocks[0, me, me] += 1
-        return known
-
     def learn(self, known):
         mine = self.clocks[:, self.me()]
         np.maximum(mine, known, out=mine)
 
-    def knows(self, known):
-        """Whether this thread has learned all of that."""
-        return (known <= self.clocks[:, self.me()])[0].all()
+    def who_does_not_know(self, known, threads):
+        """Those of the threads that have not learned all of that."""
+        return [thread for thread in threads if np.count_nonzero(known[0] > self.clocks[0, thread])]
 
     def share(self):
         """Share what this thread has written with the units that work in the background."""
@@ -124,47 +130,56 @@ class SharedMemory:
             self.fetches[self.me()] = groups[end:]
 
     def _demand_arrival(self, granules):
-        if not self.fetches:
-            return
         on_the_way = self.fetched_by[granules]
         if (on_the_way >= 0).any():
             at, by = GRANULE * int(granules[on_the_way >= 0].flat[0]), on_the_way.max()
             what = f"thread {self.me()} touches byte {at} of shared memory"
             raise RaceError(f"{what}, which thread {by} has fetched and not waited for")
 
-    def note_read(self, granules, work=None, by=None):
-        """Record a read by this thread, or by work that it starts, or that the threads in `by` start together."""
-        self._demand_arrival(granules)
-        me, writer = self.me(), self.writer[granules]
-        if (writer < 0).any():
-            at = GRANULE * int(granules[writer < 0].flat[0])
-            raise RaceError(f"thread {me} reads byte {at} of shared memory, which nobody has written")
-        self._demand_written(granules, writer, "reads what {} wrote", work, by)
-        who, when = work or (me, self.clocks[0, me, me])
-        self.read[who, granules] = self.last_read[who, _pages(granules)] = when
-
-    def note_write(self, granules, work=None, of=(0,)):
-        """Record a write. of: what must be known of those who have read, see `clocks`; one of these is enough."""
-        self._demand_arrival(granules)
+    def note_read(self, granules, pages, work=None, by=None):
+        """Record a read by this thread, or by work that it starts, or that the threads in the slice `by` start
+        together. pages: those that the granules are in, see `pages_of`."""
+        if self.fetches:
+            self._demand_arrival(granules)
         me = self.me()
-        self._demand_written(granules, self.writer[granules], "overwrites what {} wrote", work)
-        known = self.clocks[of, me].max(0)
-        (readers,) = (self.last_read[:, _pages(granules)].max(1) > known).nonzero()
+        self._demand_written(granules, "reads what {} wrote", work, by)
+        who, when = work or (me, self.clocks[0, me, me])
+        self.read[who, granules] = self.last_read[pages, who] = when
+
+    def note_write(self, granules, pages, work=None, of=BARRIERS):
+        """Record a write. of: what must be known of those who have read, see `clocks`; one of these is enough."""
+        if self.fetches:
+            self._demand_arrival(granules)
+        me = self.me()
+        self._demand_written(granules, "overwrites what {} wrote", work)
+        known = self.clocks[of, me, :NOBODY].max(0)
+        (readers,) = (self.last_read[pages].max(0) > known).nonzero()
         if len(readers):
             missed = self.read[readers[:, None], granules.ravel()] > known[readers, None]
             self._demand(~missed.any(0), granules.ravel(), readers[missed.argmax(0)], "overwrites what {} reads")
         self.writer[granules], self.written[granules] = work or (me, self.clocks[0, me, me])
 
-    def _demand_written(self, granules, writer, what, work, by=None):
+    def _demand_written(self, granules, what, work, by=None):
         """Check that this thread, or all in `by`, know of it; and where work begins, that it has been shared."""
-        fresh, written = writer < 0, self.written[granules]
-        all_know = self.clocks[:, self.me()] if by is None else self.clocks[:, by].min(1)
-        for time, missing in enumerate(("barrier between", "fence_async_proxy() before the barrier")[: 1 + bool(work)]):
-            known = fresh | (written <= all_know[time, writer])
-            if not known.all():
-                by = [self.me()] if by is None else by
-                who = by[self.clocks[time, by, writer[~known].flat[0]].argmin()]
-                self._demand(known, granules, writer, what, missing, who)
+        writer, written = self.writer[granules], self.written[granules]
+        for time in range(1 + bool(work)):
+            known = self.clocks[time, self.me()] if by is None else self.clocks[time, by].min(0)
+            late = written > known[writer]
+            if np.count_nonzero(late):
+                self._say_what_is_late(time, granules, late, what, by)
+
+    def _say_what_is_late(self, time, granules, late, what, by):
+        me, writer = self.me(), self.writer[granules]
+        if what.startswith("reads") and (writer == NOBODY).any():
+            at = GRANULE * int(granules[writer == NOBODY].flat[0])
+            raise RaceError(f"thread {me} reads byte {at} of shared memory, which nobody has written")
+        late &= writer != NOBODY
+        if late.any():
+            who = me
+            if by is not None:
+                who = by.start + self.clocks[time, by, writer[late].flat[0]].argmin()
+            missing = ("barrier between", "fence_async_proxy() before the barrier")[time]
+            self._demand(~late, granules, writer, what, missing, who)
 
     def _demand(self, known, granules, other, what, missing="barrier between", who=None):
         if not known.all():
@@ -173,6 +188,7 @@ class SharedMemory:
             raise RaceError(f"thread {who} {what.format(other)} at byte {at} of shared memory, with no {missing}")
 
 
-def _pages(granules):
-    """The pages of these granules, and those in between."""
+def pages_of(granules):
+    """The pages of some granules, and those in between. More of them than are touched make a write slower, not wrong.
+    """
     return slice(granules.min() >> PAGE_BITS, (granules.max() >> PAGE_BITS) + 1) if granules.size else slice(1)

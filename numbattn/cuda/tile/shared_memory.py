@@ -20,7 +20,7 @@ from .global_memory import holds_first_copy, places, stored_values
 from .integers import INDEX
 from .layout import WARPGROUP
 from .places import SharedTile
-from .races import GRANULE
+from .races import GRANULE, pages_of
 from .simulator import thread_index as my_index
 from .world import primitive
 
@@ -33,6 +33,7 @@ class Tile:
 
     def __init__(self, plan, memory, values, granules, places):
         self.plan, self.memory, self.values, self.granules, self.places = plan, memory, values, granules, places
+        self.pages = pages_of(granules)
 
     @cached_property
     def T(self):
@@ -44,12 +45,12 @@ class Tile:
 
     def read(self, rows, cols, work=None, by=None):
         at = self.places[rows, cols]
-        self.memory.note_read(self.granules[at], work, by)
+        self.memory.note_read(self.granules[at], self.pages, work, by)
         return self.values[at]
 
     def write(self, rows, cols, values, work=None):
         at = self.places[rows, cols]
-        self.memory.note_write(self.granules[at], work)
+        self.memory.note_write(self.granules[at], self.pages, work)
         self.values[at] = values
 
 

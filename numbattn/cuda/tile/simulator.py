@@ -13,7 +13,7 @@ import numpy as np
 
 from .fibers import Fiber, current
 from .layout import WARP
-from .races import RaceError, SharedMemory
+from .races import NOTHING, RaceError, SharedMemory
 
 
 class DeadlockError(RuntimeError):
@@ -116,7 +116,8 @@ class Barrier:
 
     def __init__(self, what, count):
         self.what, self.count = what, count
-        self.arrived, self.told = 0, np.int32(0)  # number in this phase; what they and those before them know
+        self.arrived, self.told = 0, NOTHING  # number in this phase; what they and those before them know
+        self.met = []  # the numbers of those that arrive and wait in one
         self.ends = []  # what was told by the end of each phase that is over
         self.waiting = []
 
@@ -128,9 +129,15 @@ class Barrier:
     def arrive(self, known=None):
         """Arrive. known: what others learn from this thread, by default all that it knows."""
         self.told = np.maximum(self.told, shared_memory().tell() if known is None else known)
+        self._count()
+
+    def _count(self):
         self.arrived += 1
         if self.arrived == self.count:
             self.arrived = 0
+            if self.met:
+                self.meet(shared_memory())
+            self.met = []
             self.ends.append(self.told)
             _running.thread.block.ready.extend(self.waiting)
             self.waiting = []
@@ -141,20 +148,41 @@ class Barrier:
         On a GPU a phase is known by its parity alone, so a wait for the phase after the next one would end at once.
         """
         thread = _running.thread
-        if phase > self.phases or (phase > 0 and not thread.block.shared.knows(self.ends[phase - 1])):
-            raise RaceError(f"thread {thread.number} waits for phase {phase} of {self.what} and cannot know that phase "
-                            f"{phase - 1} is over: phase {phase - 2} has the same parity")
-        while self.phases % 2 == phase % 2:
-            self.waiting.append(thread)
-            thread.block.wait(self)
+        if phase > self.phases:
+            self._say_who_cannot_know([thread.number], phase)
+        if phase > 0:
+            self._demand_knowledge(thread.block.shared, [thread.number], phase)
+        self._pass(thread, phase)
         if self.ends:
             thread.block.shared.learn(self.ends[-1])
 
-    def sync(self, known=None):
+    def _pass(self, thread, phase):
+        while self.phases % 2 == phase % 2:
+            self.waiting.append(thread)
+            thread.block.wait(self)
+
+    def sync(self):
         """Arrive and wait."""
-        phase = self.phases
-        self.arrive(known)
-        self.wait(phase)
+        phase, thread = self.phases, _running.thread
+        self.met.append(thread.number)
+        self._count()
+        self._pass(thread, phase)
+
+    def meet(self, shared):
+        """What `wait` does, for all at once that arrive and wait in one."""
+        if self.ends:
+            self._demand_knowledge(shared, self.met, self.phases)
+        self.told = shared.merge(self.met, self.told)
+
+    def _demand_knowledge(self, shared, threads, phase):
+        """Check that these threads know that the phase before this one is over."""
+        late = shared.who_does_not_know(self.ends[phase - 1], threads)
+        if late:
+            self._say_who_cannot_know(late, phase)
+
+    def _say_who_cannot_know(self, threads, phase):
+        raise RaceError(f"thread {threads[0]} waits for phase {phase} of {self.what} and cannot know that phase "
+                        f"{phase - 1} is over: phase {phase - 2} has the same parity")
 
 
 class Thread:

@@ -161,8 +161,16 @@ class Products(Barrier):
 
     def __init__(self, what, count):
         super().__init__(what, count)
-        self.of, self.shares = None, []  # the next product: layout, right operand, and what threads bring
+        self.of = None  # the next product: the layout of its sum, operands in shared memory
+        self.shares, self.lefts = [], []  # what threads bring: shares of the sum, and of a left operand in registers
         self.sums = None  # those of the last product
+        first = warpgroup_of() * WARPGROUP
+        self.threads = slice(first, first + WARPGROUP)
+
+    def meet(self, shared):
+        """All have done their share: after `wgmma_wait` a thread knows that of all, and that none of them waits for
+        anything earlier. Otherwise it orders nothing."""
+        shared.merge_waits(self.threads)
 
 
 def _products():
@@ -173,34 +181,34 @@ def start_product(acc, x, y):
     """acc + x @ y, in flight, in plain Python: each thread brings its registers, and the last to come multiplies for
     all.
 
-    The product is a piece of background work, see simulator.SharedMemory.
+    The product is a piece of background work, see races.SharedMemory.
     """
-    products, at = _products(), places(acc.layout)
+    products, at, tile = _products(), places(acc.layout), None if isinstance(x, Operand) else x
     work = shared_memory().unit(products.what), products.phases + 1
-    if isinstance(x, Operand):
-        left = places(x.layout), x.registers
-    else:
-        row_of_x = at[0], np.arange(y.plan.shape[0])
-        left = row_of_x, x.read(*row_of_x, work)
-    if products.shares and products.of != (acc.layout, y):
+    if products.shares and products.of != (acc.layout, tile, y):
         raise ValueError("dot: the threads of a warpgroup multiply different tiles")
-    products.of = acc.layout, y
-    products.shares.append((at, acc.sums if isinstance(acc, InFlight) else acc.registers, *left))
+    products.of = acc.layout, tile, y
+    products.shares.append((at, acc.sums if isinstance(acc, InFlight) else acc.registers))
+    if not tile:
+        products.lefts.append((places(x.layout), x.registers))
     if len(products.shares) == WARPGROUP:
-        first = warpgroup_of() * WARPGROUP
-        right = y.read(slice(None), slice(None), work, by=np.arange(first, first + WARPGROUP))
-        sums, rows = np.empty(acc.layout.shape, acc.dtype), np.empty((WARPGROUP_ROWS, len(right)), right.dtype)
-        for where, registers, part, values in products.shares:
-            sums[where], rows[part] = registers, values
-        products.sums, products.shares = sums + rows.astype(acc.dtype) @ right.astype(acc.dtype), []
-    meet_for_product()
+        whole, together = (slice(None), slice(None)), (work, products.threads)
+        right = y.read(*whole, *together)
+        left = tile.read(*whole, *together) if tile else _whole(
+            (WARPGROUP_ROWS, len(right)), right.dtype, products.lefts)  # fmt: skip
+        sums = _whole(acc.layout.shape, acc.dtype, products.shares)
+        products.sums = sums + left.astype(acc.dtype) @ right.astype(acc.dtype)
+        products.shares, products.lefts = [], []
+    products.sync()
     return InFlight(acc.layout, products.sums[at], work)
 
 
-def meet_for_product():
-    """All threads of the warpgroup have done their share: after `wgmma_wait` a thread knows that of all, and that none
-    of them waits for anything earlier. Otherwise it orders nothing."""
-    _products().sync(shared_memory().tell_waits())
+def _whole(shape, dtype, shares):
+    """The matrix that threads have these shares of."""
+    whole = np.empty(shape, dtype)
+    for at, registers in shares:
+        whole[at] = registers
+    return whole
 
 
 @primitive

@@ -8,6 +8,7 @@ are written for both.
 
 import math
 import operator
+from functools import lru_cache
 
 import numpy as np
 from numba import types
@@ -118,13 +119,26 @@ def _term(partial, change):
     )
 
 
+def depth_of(x):
+    """How many Duals a type has within each other."""
+    return 1 + depth_of(x.dtype) if isinstance(x, Dual) else 0
+
+
+def at_each_depth(partial):
+    """Compiled apart for Duals of each depth: it may contain the function whose derivative it is, of those within. On a
+    GPU no function calls itself, be it for other types."""
+    return lru_cache(maxsize=None)(lambda depth: compiled(partial))
+
+
 def rule_of_one(function, partial):
     """partial(x, z): the derivative of z = function(x)."""
-    partial = compiled(partial)
+    partial_at = at_each_depth(partial)
 
     @overload(function)
     def of_dual(x):
         if isinstance(x, Dual):
+            partial = partial_at(depth_of(x))
+
             def rule(x):
                 z = like(value(x), function(value(x)))
                 return dual(z, term(partial(value(x), z), slope(x)))
@@ -134,9 +148,11 @@ def rule_of_one(function, partial):
 
 def rule_of_two(function, by_x, by_y, *others):
     """by_x(x, y, z) and by_y(x, y, z): the derivatives of z = function(x, y); others: that do the same."""
-    by_x, by_y = compiled(by_x), compiled(by_y)
+    by_x_at, by_y_at = at_each_depth(by_x), at_each_depth(by_y)
 
     def of_duals(x, y):
+        depth = max(depth_of(x), depth_of(y))
+        by_x, by_y = by_x_at(depth), by_y_at(depth)
         if isinstance(x, Dual) and isinstance(y, Dual):
             def rule(x, y):
                 a, b = value(x), like(value(x), value(y))

@@ -109,8 +109,8 @@ def call(rng, dtype=np.float32, *, batch=1, heads=1, heads_k=1, m, n, d=13, e=8,
         edges = tuple(np.broadcast_to(np.asarray(x, np.int32), (batch, heads)) for x in band)
         sides, band = SIDES, (-m, n, m, n)
     grids = tuple(
-        Cells(np.broadcast_to(cells, (batch, heads, *cells.shape[-2:])), np.int32(rows), np.int32(cols))
-        for cells, rows, cols, _ in inputs.mask._grids()
+        Cells(np.broadcast_to(x.cells, (batch, heads, *x.cells.shape[-2:])), np.int32(x.rows), np.int32(x.cols))
+        for x in inputs.mask._grids()
     )
     kinds = *sides, *(GRIDS[kind] for kind in problem.mask_kinds if kind in GRIDS)
     dropout = inputs.dropout

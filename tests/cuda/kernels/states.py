@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from numbattn.cuda.kernels.any.tile_states import TILES, tile_states
+from numbattn.cuda.kernels.any.tile_states import states_blocks, tile_states
 from numbattn.cuda.kernels.shared.visibility import WORD, Cells, MaskArgs
 from tests.tools.launch import launch
 
@@ -43,6 +43,6 @@ def states_of(cells, kept):
         mask, states = mask_of(cells.swapaxes(2, 3), COLS, ROWS, (KEPT, 2 * WORDS))
         sizes, lengths = {"tile_m": TILE_N, "tile_n": TILE_M}, (SEQLEN_K, SEQLEN_Q)
     source = tile_states(**sizes, kept=kept, mask=("blocks",))
-    blocks = 2 * -(-KEPT * WORDS * WORD // TILES)
+    blocks = 2 * states_blocks(KEPT, 2 * WORDS)
     launch(source.function, (blocks, 1, 1), source.threads, 0, mask, *map(np.int32, lengths))
     return mask, states

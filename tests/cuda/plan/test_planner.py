@@ -201,6 +201,29 @@ def test_blocks_of_a_mask_are_looked_up_first():
             assert states.key.name != "tile_states" or states.tiles == step.tiles
 
 
+@pytest.mark.parametrize(("size", "tile_m", "blocks"), [((64, 64), 64, 2), ((128, 64), 64, 2), ((128, 128), 128, 1)])
+def test_small_blocks_of_a_mask_are_tiles(size, tile_m, blocks):
+    """Of kernels of which a multiprocessor holds two."""
+    q = array(2, 16, 2560, 128)
+    mask = na.BlockSparse(np.ones((1, 1, 2560 // size[0], 2560 // size[1]), bool), size)
+    forward, backward = plans(HOPPER, q, q, q, mask=mask)
+    assert forward.steps[-1].tiles.tile_m == tile_m
+    assert forward.steps[-1].blocks == blocks * HOPPER.multiprocessors
+    kept = {step.key.name: step.tiles for step in backward.steps}
+    assert kept["hopper_backward_kv"].tile_n == tile_m
+    assert blocks == 1 or kept["hopper_backward_q"].tile_m == tile_m
+
+
+@pytest.mark.parametrize(("seqlen", "group_size", "forward", "backward"), [
+    (40960, 1, 1, 1), (40960, 4, 4, 1), (8192, 1, 8, 8), (8192, 4, 32, 8), (1000, 1, 32, 8), (1 << 20, 1, 1, 1),
+])  # fmt: skip
+def test_matrices_of_which_blocks_are_read_stay_in_l2(seqlen, group_size, forward, backward):
+    found = work(d=128, e=128, seqlen_q=seqlen, seqlen_k=seqlen, group_size=group_size, mask=("blocks",),
+                 cells=((64, 64),))  # fmt: skip
+    assert hopper.forward.SPEC.numbers(found, hopper.forward.SPEC.fitting(found))["at_once"] == forward
+    assert hopper.backward_q.SPEC.numbers(found, None) == {"at_once": backward}
+
+
 KV_SUMS, KV_AND_Q = ["hopper_backward_kv", "round_dq"], ["hopper_backward_kv", "hopper_backward_q"]
 WIDE_AND_Q = ["hopper_backward_wide", "hopper_backward_q"]
 
@@ -574,6 +597,17 @@ FAULTS = {
         "and shape[:-2] != (whole := self.batch(heads))": "and not (whole := self.batch(heads))",
         "if has_states(work.mask) and MASK in spec.arguments": "if MASK in spec.arguments",
         "if not shape[-1]": "if False",
+    },
+    "cuda/kernels/hopper/forward_tiles.py": {
+        "min(sizes) < 2 * ROWS": "max(sizes) < 2 * ROWS",
+        "scattered(work) * work.problem.group_size": "scattered(work)",
+    },
+    "cuda/kernels/shared/schedule.py": {
+        "features * problem.dtype.itemsize": "problem.dtype.itemsize",
+        "max(SCATTERED_BYTES // max(nbytes, 1), 1)": "SCATTERED_BYTES // max(nbytes, 1)",
+    },
+    "cuda/kernels/hopper/forward.py": {
+        "resident=lambda work, tiles: tiles.blocks,": "",
     },
     "test_v_without_features_takes_nothing": {
         " or (may_be_empty and not self.layouts[name].shape[-1])": "",

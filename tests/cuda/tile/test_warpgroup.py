@@ -421,7 +421,7 @@ FAULTS = {
     "(*upper[c : c + 2], *lower[c : c + 2])": "(*lower[c : c + 2], *upper[c : c + 2])",
     "over = _products().phases - later": "over = _products().phases",
     "    shared_memory().note_end(unit, over)\n": "",
-    "_products().sync(shared_memory().tell_waits())": "_products().sync()",
-    ", by=np.arange(first, first + WARPGROUP))": ")",
-    "products.of != (acc.layout, y)": "False",
+    "shared.merge_waits(self.threads)": "super().meet(shared)",
+    "(work, products.threads)": "(work,)",
+    "products.of != (acc.layout, tile, y)": "False",
 }

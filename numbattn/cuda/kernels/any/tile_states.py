@@ -24,12 +24,13 @@ from ..shared.schedule import overlap_launches, place, split
 from ..shared.visibility import BY_INTERVALS, GAP, MASK, WORD, grids_of, has_blocks, is_function
 
 EMPTY, PARTIAL, FULL = 0, 1, 2
-TILES = 64  # of a block, one a thread
+THREADS = 64  # of a block: each warp finds words of a kept tile, of whose place most of the time is spent
+WORDS = 8  # of a warp
 
 
 def tile_states(*, tile_m, tile_n, kept, mask):
-    """The kernel: one thread per tile, one warp per word. kept: the side whose tiles blocks keep, "q" or "k"."""
-    TILE_M, TILE_N, WARPS = tile_m, tile_n, TILES // WORD
+    """The kernel: a warp finds several words, one bit a thread. kept: the side whose tiles blocks keep, "q" or "k"."""
+    TILE_M, TILE_N, WARPS = tile_m, tile_n, THREADS // WORD
     KEEPS_Q = kept == "q"
 
     def state_of(g, has_states):
@@ -39,6 +40,9 @@ def tile_states(*, tile_m, tile_n, kept, mask):
         def state(mask, batch, head, m0, n0, seqlen_q, seqlen_k):
             grid = mask.grids[g]
             cells, rows, cols = grid.cells[batch, head], grid.rows, grid.cols
+            if rows == TILE_M and cols == TILE_N:               # without divisions
+                cell = cells[m0 // TILE_M, n0 // TILE_N]
+                return FULL if cell >= WHOLE else PARTIAL if cell != 0 else EMPTY
             some, every = False, True
             for r in range(m0 // rows, (minimum(m0 + TILE_M, seqlen_q) - 1) // rows + 1):
                 for c in range(n0 // cols, (minimum(n0 + TILE_N, seqlen_k) - 1) // cols + 1):
@@ -93,8 +97,10 @@ def tile_states(*, tile_m, tile_n, kept, mask):
         batches, heads, kept_tiles, words = shape(out)
         words = words // 2
         chunk, batch, head = place(block_index(), batches * heads, heads)
-        kept_tile, word = split(chunk * WARPS + thread_index() // WORD, words)
-        if kept_tile < kept_tiles:
+        kept_tile, run = split(chunk * WARPS + thread_index() // WORD, (words + WORDS - 1) // WORDS)
+        if kept_tile >= kept_tiles:
+            return
+        for word in range(run * WORDS, minimum((run + 1) * WORDS, words)):
             tile, found = word * WORD + thread_index() % WORD, EMPTY
             m0, n0 = (kept_tile, tile) if KEEPS_Q else (tile, kept_tile)
             m0, n0 = m0 * TILE_M, n0 * TILE_N
@@ -105,7 +111,7 @@ def tile_states(*, tile_m, tile_n, kept, mask):
                 out[batch, head, kept_tile, 2 * word] = not_empty
                 out[batch, head, kept_tile, 2 * word + 1] = full
 
-    return Source(kernel, signature_of(kernel, ARGUMENTS, mask=mask), TILES, overlaps=True)
+    return Source(kernel, signature_of(kernel, ARGUMENTS, mask=mask), THREADS, overlaps=True)
 
 
 def states_shape(kept_tiles, other_tiles):
@@ -115,7 +121,7 @@ def states_shape(kept_tiles, other_tiles):
 
 def states_blocks(kept_tiles, words):
     """The number of blocks that compute the states of one matrix."""
-    return -(-kept_tiles * words // 2 * WORD // TILES)
+    return -(-kept_tiles * -(-words // 2 // WORDS) * WORD // THREADS)
 
 
 def states_spec(kept):

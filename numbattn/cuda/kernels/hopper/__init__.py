@@ -21,6 +21,7 @@ from . import (
     sums,
     tangent,
     wide_logsumexp,
+    wide_nearest,
 )
 from .forward_tiles import is_for_hopper
 from .tangent_tiles import takes as takes_tangent
@@ -52,7 +53,10 @@ BACKWARD = (
     Route(partial(takes, WIDE), (delta.SPEC_BOUNDED, backward_wide.SPEC, backward_q.SPEC), WGMMA),
     Route(partial(takes, GENERAL), (delta.SPEC_BOUNDED, mma_backward.SPEC_KV, backward_q.SPEC), WGMMA),
 )
-NEAREST = (Route(nearest.takes, (norms.HALF_OF_Y, nearest.SPEC), WGMMA),)
+NEAREST = (
+    Route(nearest.takes, (norms.HALF_OF_Y, nearest.SPEC), WGMMA),
+    Route(wide_nearest.takes, (parts.OF_X, parts.OF_Y, wide_nearest.SPEC), WGMMA),
+)
 LOGSUMEXP = (
     Route(logsumexp.takes, (parts.OF_X, parts.OF_Y_AND_COLUMNS, logsumexp.SPEC), WGMMA),
     Route(wide_logsumexp.takes, (parts.OF_X, parts.OF_Y_AND_COLUMNS, wide_logsumexp.SPEC), WGMMA),

@@ -4,6 +4,7 @@
 x3 y1; what is left out is less than a rounding of float32.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -38,6 +39,7 @@ from ..points.norms import LANES, THREADS, TILES, Norms, padded_length
 from ..shared.schedule import overlap_launches, place
 
 PARTS, WIDTH = 3, 64  # WIDTH: columns of a box
+MOST_ROOM = 8
 HALF_NORMS, LOGARITHMS = "half norms", "logarithms"
 
 
@@ -140,6 +142,17 @@ class PartsOfRows(Argument):
 def whole_boxes(columns):
     """So many columns, rounded up to whole boxes."""
     return -(-columns // WIDTH) * WIDTH
+
+
+def take_little_room(problem):
+    """Whether parts of all points have no more than MOST_ROOM times as many elements as what is given: those of many
+    small matrices, which are padded, or of points that many matrices share would have."""
+    rows = padded_length(problem, "q") + padded_length(problem, "k")
+    given = sum(
+        math.prod(size for size, stride in zip(shape, strides) if stride)
+        for shape, strides in zip(problem.shapes, problem.strides)
+    )
+    return math.prod(problem.batch) * rows * whole_boxes(problem.head_dim) <= MOST_ROOM * given
 
 
 class FeatureLines(Norms):

@@ -48,6 +48,7 @@ from .parts import (
     PARTS_OF_X,
     PARTS_OF_Y,
     WIDTH,
+    take_little_room,
     whole_boxes,
 )
 
@@ -180,7 +181,8 @@ def tiles_of(problem, is_few):
 
 def fits(problem, kind):
     """Whether these points are for the kernel, of however many dimensions; no masks: every y is in sight."""
-    return problem.dtype == np.float32 and not problem.mask_kinds and not of_products(kind)
+    is_plain = problem.dtype == np.float32 and not problem.mask_kinds and not of_products(kind)
+    return is_plain and take_little_room(problem)
 
 
 def takes(work):

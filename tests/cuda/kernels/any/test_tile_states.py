@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import numbattn as na
-from numbattn.cuda.kernels.any.tile_states import TILES, tile_states
-from numbattn.cuda.kernels.shared.visibility import WORD, Cells
+from numbattn.cuda.kernels.any.tile_states import states_blocks, tile_states
+from numbattn.cuda.kernels.shared.visibility import WORD, Cells, MaskArgs
 from tests.accuracy import assert_equal
 from tests.tools.device import HOPPER, execute, on
 from tests.tools.launch import compiled_only, launch
@@ -42,13 +42,24 @@ def test_states(rng, kept):
     assert_states(states, *shown(cells))
 
 
+def test_more_words_than_a_warp_finds(rng):
+    cells, words = (rng.random((1, 1, 3, 600)) < 0.5).astype(np.uint8), -(-600 // WORD)
+    states, size = np.full((1, 1, 3, 2 * words), 0xDEADBEEF, np.uint32), np.int32(1)
+    mask = MaskArgs(*[np.int32(600)] * 4, grids=(Cells(cells, size, size),), states=(states,))
+    source = tile_states(tile_m=1, tile_n=1, kept="q", mask=("blocks",))
+    launch(source.function, (states_blocks(3, 2 * words), 1, 1), source.threads, 0, mask, np.int32(3), np.int32(600))
+    for which in range(2):
+        bits = np.unpackbits(states[0, 0, :, which::2].copy().view(np.uint8), axis=-1, bitorder="little")
+        np.testing.assert_array_equal(bits[:, :600], cells[0, 0])
+
+
 def test_states_of_several_grids(rng):
     """A tile is empty if one of them shows nothing of it, full if each of them shows all of it."""
     cells, others = random_cells(rng), rng.random((1, 2, 2, 9)) < 0.6
     mask, states = mask_of(cells, ROWS, COLS, (KEPT, 2 * WORDS))
     grids = *mask.grids, Cells(others.astype(np.uint8), np.int32(5), np.int32(45))
     source = tile_states(tile_m=TILE_M, tile_n=TILE_N, kept="q", mask=("blocks", "blocks"))
-    blocks = 2 * -(-KEPT * WORDS * WORD // TILES)
+    blocks = 2 * states_blocks(KEPT, 2 * WORDS)
     lengths = np.int32(SEQLEN_Q), np.int32(SEQLEN_K)
     launch(source.function, (blocks, 1, 1), source.threads, 0, mask._replace(grids=grids), *lengths)
     assert_states(states, *(one & other for one, other in zip(shown(cells), shown(others, 5, 45))))
@@ -72,7 +83,7 @@ def states_by(kinds, cells, **intervals):
     mask, states = mask_of(cells, ROWS, COLS, (KEPT, 2 * WORDS))
     mask = mask._replace(grids=mask.grids if "blocks" in kinds else (), **intervals)
     source = tile_states(tile_m=TILE_M, tile_n=TILE_N, kept="q", mask=kinds)
-    blocks = 2 * -(-KEPT * WORDS * WORD // TILES)
+    blocks = 2 * states_blocks(KEPT, 2 * WORDS)
     launch(source.function, (blocks, 1, 1), source.threads, 0, mask, np.int32(SEQLEN_Q), np.int32(SEQLEN_K))
     return states
 
@@ -133,6 +144,8 @@ def assert_empty(words, visible, tile_m, tile_n, kept):
 FAULTS = {
     "minimum(m0 + TILE_M, seqlen_q) - 1": "minimum(m0 + TILE_M, seqlen_q)",
     "minimum(n0 + TILE_N, seqlen_k) - 1": "n0 + TILE_N - 1",
+    "minimum((run + 1) * WORDS, words)": "run * WORDS + 1",
+    "-(-words // 2 // WORDS)": "1",
     "some or cell != 0": "cell != 0",
     "minimum(one(mask": "max(one(mask",
     "(kept_tile, tile) if KEEPS_Q else (tile, kept_tile)": "(kept_tile, tile)",

@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 
 from numbattn.cuda import points
+from numbattn.cuda.kernels.hopper import parts, wide_logsumexp
+from numbattn.cuda.kernels.hopper.chunks import ChunkTiles
+from numbattn.cuda.kernels.points import norms
 from numbattn.cuda.points import Points
 from numbattn.points import formula, kinds
 from numbattn.problem import describe
@@ -11,6 +14,12 @@ from tests.cuda.works import NAMED, kernels
 from tests.points.test_formula import drawn
 from tests.tools.device import GPU, HOPPER
 from tests.tools.launch import simulated_only
+
+
+@pytest.fixture(autouse=True)
+def small_matrices(monkeypatch):
+    """May take more room than they would, so that a test needs few points."""
+    monkeypatch.setattr(parts, "MOST_ROOM", np.inf)
 
 
 def check(rng, columns=True, times=1, **about):
@@ -54,7 +63,9 @@ def test_digits_of_all_parts(rng):
 def test_many_dimensions(rng, monkeypatch):
     """More than other kernels hold: chunk by chunk."""
     monkeypatch.setattr(points, "HEAD_DIMS", (64,))
-    check(rng, d=70, m=30, n=250, batch=(2,))
+    monkeypatch.setattr(norms, "PADDED", 128)
+    monkeypatch.setattr(wide_logsumexp, "TILES", ChunkTiles(64, 2, 5, 2))
+    check(rng, d=70, m=30, n=100, batch=(2,))
 
 
 @simulated_only

@@ -3,9 +3,16 @@
 import numpy as np
 import pytest
 
+from numbattn.cuda import points
+from numbattn.cuda.kernels.hopper import parts, wide_nearest
+from numbattn.cuda.kernels.hopper.chunks import ChunkTiles
 from numbattn.cuda.kernels.hopper.nearest import hopper_nearest
+from numbattn.cuda.kernels.points import norms
 from numbattn.cuda.kernels.points.norms import PADDED
+from numbattn.problem import describe
 from tests.accuracy import random
+from tests.cuda.works import NAMED, kernels
+from tests.tools.device import GPU, HOPPER
 from tests.tools.launch import launch, poisoned, simulated_only, tensor_map
 
 
@@ -57,9 +64,34 @@ def test_of_equal_ones_the_first(rng):
     np.testing.assert_array_equal(j[0, 0, :, 0] % 16, 0)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@simulated_only
+def test_many_dimensions(rng, monkeypatch, dtype):
+    """More than other kernels hold: chunk by chunk, as parts of float32."""
+    monkeypatch.setattr(points, "HEAD_DIMS", (64,))
+    monkeypatch.setattr(parts, "MOST_ROOM", np.inf)
+    monkeypatch.setattr(norms, "PADDED", 128)
+    monkeypatch.setattr(wide_nearest, "TILES", ChunkTiles(64, 2, 5, 2))
+    x, y = (rng.standard_normal((2, n, 70)).astype(NAMED[dtype]) for n in (30, 100))
+    gpu = GPU(HOPPER._replace(multiprocessors=1))
+    r2, j = points.Points(lambda: gpu).nearest(*describe(x, y, y[..., :0]), 1)
+    (program,) = gpu.programs.values()
+    assert kernels(program.plan)[-1] == "hopper_wide_nearest"
+    exact = ((x.astype(float)[..., :, None, :] - y.astype(float)[..., None, :, :]) ** 2).sum(-1)
+    np.testing.assert_array_equal(j[..., 0], exact.argmin(-1))
+    np.testing.assert_allclose(r2[..., 0], exact.min(-1), atol=1e-4)
+
+
 FAULTS = {
     "norms_x + 2 * least": "norms_x + least",
     "half_norms - S": "half_norms + S",
+    "cuda/kernels/hopper/wide_nearest.py": {
+        "test_many_dimensions": {
+            "-(S + line)": "-S",
+            "col_index(S_TILE, n0) < seqlen_k": "col_index(S_TILE, n0) <= seqlen_k",
+            "least - load(mLineX[batch, head], VECTOR, m0)": "least + load(mLineX[batch, head], VECTOR, m0)",
+        },
+    },
     "cuda/kernels/hopper/pairs.py": {
         "            sync_warpgroup()                                    # all": "            pass  # all",
         "            release(Y)\n": "",

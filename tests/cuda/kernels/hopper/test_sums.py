@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from numbattn.cuda import points
-from numbattn.cuda.kernels.hopper import sums
+from numbattn.cuda.kernels.hopper import parts, sums
 from numbattn.cuda.kernels.hopper.chunks import ChunkTiles
 from numbattn.cuda.kernels.points import norms
 from numbattn.cuda.plan import tier
@@ -16,6 +16,12 @@ from tests.tools.device import GPU, HOPPER
 from tests.tools.launch import simulated_only
 
 ONE_BLOCK = HOPPER._replace(multiprocessors=1)
+
+
+@pytest.fixture(autouse=True)
+def small_matrices(monkeypatch):
+    """May take more room than they would, so that a test needs few points."""
+    monkeypatch.setattr(parts, "MOST_ROOM", np.inf)
 
 
 def check(rng, d, e, m, n, kind=kinds.GAUSSIAN, batch=(), times=1.0):
@@ -60,6 +66,7 @@ def test_slices_of_features(rng, monkeypatch):
     check(rng, 40, 70, 20, 30)
 
 
+@simulated_only
 def test_whose_points_are_for_it():
     """Other kernels, which take kinds of products, logarithms and masks, are for no more than 256 dimensions."""
     backend = points.Points(lambda: GPU(HOPPER))
@@ -70,6 +77,16 @@ def test_whose_points_are_for_it():
         assert backend.features_at_once(problem, kind, is_plain) == most
         with tier("mma"):
             assert backend.features_at_once(problem, kind, is_plain) == (most if d == 256 else 0)
+
+
+@simulated_only
+def test_room(monkeypatch):
+    """Other kernels are for many small matrices, and for points that many share."""
+    monkeypatch.undo()
+    for n, batch, own, fits in ((300, 1, 1, True), (60, 1, 1, False), (1000, 20, 20, True), (1000, 20, 1, False)):
+        x, b = np.zeros((own, n, 64), np.float32), np.zeros((batch, n, 2), np.float32)
+        x = np.broadcast_to(x, (batch, n, 64))
+        assert parts.take_little_room(describe(x, x, b)[0]) == fits
 
 
 FAULTS = {
@@ -96,6 +113,10 @@ FAULTS = {
         },
     },
     "cuda/kernels/hopper/parts.py": {
+        "test_room": {
+            "strides) if stride)": "strides))",
+            "<= MOST_ROOM * given": "<= 4 * MOST_ROOM * given",
+        },
         "test_several_tiles_and_chunks": {
             "norms = norms + row_sum(rest * rest)": "norms = row_sum(rest * rest)",
             "number * (length // COUNT) + m0": "number + m0",

@@ -35,19 +35,24 @@ def drawn(rng, kind):
     return t
 
 
+def values(kind, t):
+    """What is applied: a kind, whether its derivative, and what that gives."""
+    slope = kinds.Derivative(kind)
+    return (kind, False, kind.value(t)), (kind, True, kind.derivative(t)), (slope, True, kind.curvature(t))
+
+
 @simulated_only
 @pytest.mark.parametrize("kind", [*plain.KINDS, kinds.Polynomial(2, 1.0), kinds.Polynomial(6, 0.1)], ids=repr)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_each(rng, kind, dtype):
     t = drawn(rng, kind)
-    for of, derivative, wanted in ((kind, False, kind.value(t)), (kind, True, kind.derivative(t)),
-                                   (kinds.Derivative(kind), True, kind.curvature(t))):  # fmt: skip
+    for of, derivative, wanted in values(kind, t):
         got = applied(of, t, dtype, derivative=derivative)
         np.testing.assert_allclose(got, wanted, rtol=50 * np.finfo(dtype).eps, atol=4 * np.finfo(dtype).eps)
 
 
 def bumpy(t):
-    return -math.sqrt(1 + t) if t > 0.25 else math.sqrt(t)
+    return t / (1 + t) if t > 0.25 else math.sqrt(t)
 
 
 RADIAL = kinds.Radial(frozen(bumpy, "function"))
@@ -55,9 +60,8 @@ RADIAL = kinds.Radial(frozen(bumpy, "function"))
 
 @pytest.mark.parametrize("kind", [kinds.EXPONENTIAL, kinds.Power(3.0), RADIAL], ids=["r", "r^3", "own"])
 def test_some_in_both_worlds(rng, kind):
-    t, slope = drawn(rng, kind), kinds.Derivative(kind)
-    for of, derivative, wanted in ((kind, False, kind.value(t)), (kind, True, kind.derivative(t)),
-                                   (slope, False, kind.derivative(t)), (slope, True, kind.curvature(t))):  # fmt: skip
+    t = drawn(rng, kind)
+    for of, derivative, wanted in values(kind, t):
         got = applied(of, t, np.float32, derivative=derivative)
         np.testing.assert_allclose(got, wanted, rtol=5e-6, atol=5e-7)
 
@@ -83,6 +87,9 @@ def test_names():
 
 
 FAULTS = {
+    "test_some_in_both_worlds": {
+        "scores/compiled/dual.py": {"depth = max(depth_of(x), depth_of(y))": "depth = 0"},
+    },
     "E * (HALF * reciprocal(sqrt(T)))": "E * (HALF / sqrt(T))",
     "(T * SQUARE + (sqrt(T) * ROOT + 1)) * E": "(sqrt(T) * ROOT + 1) * E",
     "return -(kappa * kappa)": "return kappa * kappa",

@@ -1,0 +1,9 @@
+"""What products of CuPy arrays ask for, see `numbattn.sparse.product`."""
+
+from ..launch import current_gpu
+from .products import Products
+
+PRODUCTS = Products(current_gpu)
+forward, backward_x, backward_w = PRODUCTS.forward, PRODUCTS.backward_x, PRODUCTS.backward_w
+
+__all__ = ["backward_w", "backward_x", "forward"]
