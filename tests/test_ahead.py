@@ -2,6 +2,7 @@ import re
 import subprocess
 import sys
 from importlib import import_module
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -93,6 +94,14 @@ def test_a_plan_with_scores_and_segments(unbuilt, capsys):
         shown = capsys.readouterr().out
         assert "float16, mask causal-segments, score softcap relative\n" in shown
         assert len(re.findall("^  diagonal_sums", shown, re.M)) == count
+
+
+def test_other_processes_know_the_functions_of_samples():
+    pytest.importorskip("numba_cuda")
+    known = import_module("numbattn.cuda.kernels.shared.visibility.function").KNOWN
+    with patch.dict(known, clear=True):
+        ahead.know_functions()
+        assert [*known] == [ahead.MASKS["where"](8, 8)._identity.digest]
 
 
 def test_passes_have_the_names_of_backends():

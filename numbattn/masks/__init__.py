@@ -11,6 +11,7 @@ Every mask is a band, an interval of keys for each query, gaps in it and some gr
   the last, but for the gap between them: `logic`;
 - a `Grid` is an array of cells laid over the score matrix, each cell of rows x cols elements: Dense (1 x 1) and Bits
   (1 x 8, one bit an element) in `dense`, BlockSparse (any size) in `block_sparse`; that of a Tail is for the last keys.
+  A Where, in `numbattn.where`, has one of the states of its blocks.
 
 What all of them have in common is in `base`. Two masks are equal if their numbers are equal and they hold the same
 arrays: a pickled copy of one that holds any is another mask.

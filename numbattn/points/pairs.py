@@ -42,6 +42,8 @@ class Pairs:
     @classmethod
     def of(cls, x: Any, y: Any, batch: tuple[int, ...], mask: Any = None) -> Pairs:
         """Of points that are checked."""
+        if mask is None:
+            return cls(x, y, batch, NOTHING_HIDDEN)
         X, Y = (np.broadcast_to(points, (*batch, *points.shape[-2:])) for points in (x, y))
         _, inputs = describe(X, Y, Y[..., :0], mask=mask)
         return cls(x, y, batch, inputs.mask)

@@ -6,8 +6,10 @@ import pytest
 import numbattn as na
 from numbattn.cpu.where import _states
 from numbattn.cuda import passes, where
+from numbattn.origin import Origin
 from tests.accuracy import random
 from tests.tools.device import AMPERE, GPU, HOPPER, on
+from tests.tools.launch import world_of
 
 from ..test_where import DOCUMENTS, REACH, same_document, striped, within
 
@@ -35,14 +37,14 @@ def test_parts_count_from_their_first_element(world):
     np.testing.assert_array_equal(where.shown_by_function(gpu, part), whole[:, 1:, 2:7, 90:])
 
 
-@pytest.mark.parametrize("device", [AMPERE, HOPPER], ids=["ampere", "hopper"])
-def test_states_are_kept_for_a_device(rng, device, monkeypatch):
+@pytest.mark.parametrize(("device", "world"), [(AMPERE, "compiled"), (HOPPER, "simulated")], ids=["ampere", "hopper"])
+def test_states_are_kept_for_a_device(rng, device, world, monkeypatch):
     """And what calls compute with them is right."""
     found, states = [], where.states
     monkeypatch.setattr(passes, "states", lambda gpu, mask: found.append(gpu) or states(gpu, mask))
     q, k, v = (random(rng, (1, 2, n, 16), np.float16) for n in (40, 70, 70))
-    mask = na.Where(within, [REACH], block_size=24)
-    with on(device):
+    mask = na.Where(within, [REACH], block_size=24)._with(_at=Origin(query=4, key=90, head=1))
+    with world_of(world), on(device):
         o, saved = na.attention_forward(q, k, v, mask=mask)
         grads = na.attention_backward(q, saved)
         assert len(found) == 1
@@ -52,11 +54,18 @@ def test_states_are_kept_for_a_device(rng, device, monkeypatch):
 
 
 FAULTS = {
-    "shown, hidden = ballot(some), ballot(not every)": "shown, hidden = ballot(some), ballot(not some)",
-    "if ballot(some) == 0 or ballot(not every) == 0": "if ballot(some) == 0",
-    "for n in range(n0, n_end, WARP)": "for n in range(n0, n_end, 2 * WARP)",
+    "test_states[simulated-50-striped]": {
+        "shown, hidden = ballot(some), ballot(not every)": "shown, hidden = ballot(some), ballot(not some)",
+        "if ballot(some) == 0 or ballot(not every) == 0": "if ballot(some) == 0",
+        "for n in range(n0, n_end, WARP)": "for n in range(n0, n_end, 2 * WARP)",
+    },
     "cuda/kernels/shared/visibility/function.py": {
-        "counting(at.head + head)": "counting(head)",
-        "return at.query, at.key, at.query + function": "return at.key, at.query, at.query + function",
+        "test_parts_count_from_their_first_element": {
+            "counting(at.head + head)": "counting(head)",
+        },
+        "test_states_are_kept_for_a_device[ampere]": {
+            "return at.query, at.key, at.query + function": "return at.key, at.query, at.query + function",
+            "def of_rows(i, j, batch": "def of_rows(j, i, batch",
+        },
     },
 }

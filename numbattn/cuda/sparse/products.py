@@ -48,7 +48,7 @@ class Call:
             x, w = self.laid_out(x=x, w=w)
             arrays = x, w, y, *self.lists(lists, pattern, x, lambda: getattr(pattern, lists))
             if self.by_warpgroups(x.dtype, pattern):
-                consumers = self.consumers(len(x), pattern.blocks.shape[columns])
+                consumers = self.consumers(len(x), pattern.blocks.shape[columns], width)
                 kernel = hopper.product(x.dtype, depth, width, transposed, consumers)
                 self.start(kernel, arrays, self.gpu.counters(self.stream.ptr, self.capturing))
             else:
@@ -79,9 +79,11 @@ class Call:
     def by_warpgroups(self, dtype, pattern):
         return self.device.cc == HOPPER and dtype.itemsize == 2 and set(pattern.block_size) <= hopper.SIZES
 
-    def consumers(self, rows, columns):
+    def consumers(self, rows, columns, width):
         """As many as leave a tile for each multiprocessor."""
-        return next((n for n in (4, 2) if rows // (hopper.ROWS * n) * columns >= self.device.multiprocessors), 1)
+        *several, one = hopper.OF_A_PRODUCT[width]
+        tiles = rows * columns // hopper.ROWS
+        return next((n for n in several if tiles // n >= self.device.multiprocessors), one)
 
     def parts(self, steps, tiles):
         """Into how many parts steps are divided so that all multiprocessors are busy to the end; the fewest of the

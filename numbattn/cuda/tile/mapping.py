@@ -21,12 +21,12 @@ from ...scores.compiled.numpy_functions import logaddexp
 from .elementwise import emit_minimum
 from .emit import F32, F64, I1, I32, base, call, in_own_block
 from .fragment import FLOATS, Fragment, FragmentType, check_tile, fragment, registers
-from .global_memory import FEW
 from .global_memory import places as places_of
 from .integers import COMPARISONS, INDEX, Counting, IndexType, resized
 from .world import primitive
 
 FREE = ("nsz",)  # integers have one 0
+AT_ONCE = 16  # elements that look something up together: see global_memory.FEW
 SMALL = 2**24  # a sum with a constant up to this is a Place; larger ones may be no float32, and sums of many no int32
 
 
@@ -341,23 +341,38 @@ def holds(context, function, layout, row, col, shape, others):
         axes, ends = (out.layout.rows.within, out.layout.cols), [b.extract_value(shape, axis) for axis in range(2)]
         at = [position_on(b, *about, F64) for about in zip(axes, (row, col), ends)]
 
+        def test_one(*slots):
+            i, j = (not_negative(b, position(axis.offsets[slot])) for position, axis, slot in zip(at, axes, slots))
+            return b.trunc(call(b, [i, j, *given]), I1)
+
         def test(few):
             bits = I32(0)
-            for n, (r, c) in enumerate(few):
-                i, j = (position(axis.offsets[slot]) for position, axis, slot in zip(at, axes, (r, c)))
-                bits = b.or_(bits, b.shl(b.zext(b.trunc(call(b, [i, j, *given]), I1), I32), I32(n)))
+            for n, slots in enumerate(few):
+                bits = b.or_(bits, b.shl(b.zext(test_one(*slots), I32), I32(n)))
             return [bits]
 
+        if not has_arrays(kinds):  # nothing is loaded, and what is compared takes no registers
+            return fragment(b, out, [[test_one(r, c) for c in range(slots[1])] for r in range(slots[0])])
         tile = [[None] * slots[1] for _ in range(slots[0])]
         order = [(r, c) for c in range(slots[1]) for r in range(slots[0])]
-        for first in range(0, len(order), FEW):
-            few = order[first : first + FEW]
+        for first in range(0, len(order), AT_ONCE):
+            few = order[first : first + AT_ONCE]
             (bits,) = in_own_block(b, [I32(0)], partial(test, few))
             for n, (r, c) in enumerate(few):
                 tile[r][c] = b.trunc(b.lshr(bits, I32(n)), I1)
         return fragment(b, out, tile)
 
     return out(function, layout, INDEX, INDEX, types.UniTuple(INDEX, 2), others), generate
+
+
+def has_arrays(kinds):
+    return any(isinstance(x, types.Array) or (isinstance(x, types.BaseTuple) and has_arrays(x)) for x in kinds)
+
+
+def not_negative(b, x):
+    """A Place, of which the compiler sees that it is not: an entry of an array is then not one from the end."""
+    whole, *reals = parts_of(b, x)
+    return place(b, b.and_(whole, I32(2**31 - 1)), *reals)
 
 
 def positions(b, axis, first, size, real):

@@ -46,11 +46,17 @@ def test_by_warpgroups(rng, block_size):
 @simulated_only
 def test_stages_in_turn(rng, monkeypatch):
     """Several consumers, and fewer stages than a tile takes."""
-    monkeypatch.setattr(Call, "consumers", lambda self, rows, columns: 2)
+    monkeypatch.setattr(Call, "consumers", lambda self, rows, columns, width: 2)
     monkeypatch.setattr(hopper, "stages_of", lambda nbytes, stage: 2)
     for name in ("product", "gradient"):
         monkeypatch.setattr(hopper, name, getattr(hopper, name).__wrapped__)  # not those that are kept
     check(rng, HOPPER, np.dtype(np.float16), (64, 64), rows=170, shape=(4, 2), multiprocessors=1, share=0.8)
+
+
+def test_more_rows_have_more_consumers():
+    by = Call(GPU(HOPPER._replace(multiprocessors=132)))
+    assert [by.consumers(rows, 32, 64) for rows in (512, 528, 1056)] == [1, 2, 4]
+    assert [by.consumers(rows, 32, 128) for rows in (100, 100_000)] == [1, 3]
 
 
 def test_parts_keep_all_multiprocessors_busy():

@@ -27,6 +27,7 @@ from ..shared.visibility import (
     band_of,
     element_test,
     has_key_lengths,
+    has_states,
     is_looked_up,
     needs_test,
 )
@@ -140,6 +141,32 @@ def mask_steps(mask, layout, tile_n, ACC):
         return where(sees(mask, band, batch, head, m0, n0), S, NO_SCORE)               # Alg. 2 line 11: MASK(S)
 
     return needs_mask, masked
+
+
+def ahead_steps(mask, needs_mask):
+    """Device functions: (tile, mask, n_block) -> what is found out of the next tile while products are in flight;
+    (tile, mask, n_block, that) -> whether it needs a test per element."""
+    if not has_states(mask):
+
+        @device
+        def nothing(tile, mask, n_block):
+            return ()
+
+        @device
+        def needs_test(tile, mask, n_block, ahead):
+            return needs_mask(tile, mask, n_block)
+
+        return nothing, needs_test
+
+    @device
+    def looked_up(tile, mask, n_block):
+        return needs_mask(tile, mask, minimum(n_block, tile.n_blocks - 1))
+
+    @device
+    def as_found(tile, mask, n_block, ahead):
+        return ahead
+
+    return looked_up, as_found
 
 
 def clear_step(rows, consumers, has_lengths):

@@ -92,8 +92,8 @@ def point_parts(*, dim, nbytes, numbers, given=(), of_halves=False):
             length, _ = shape(X)
             save(lines[0][batch, head], numbers_of(norms, vectors, scales, batch, head, m0, length), m0)
 
-    spec = (OF_Y_IN_HALVES if OF_Y else OF_X_IN_HALVES) if of_halves else (
-        OF_Y_AND_COLUMNS if OF_Y else OF_X if HAS_LINE else OF_B)
+    spec = {(HALF_NORMS, False): OF_X, (HALF_NORMS, True): OF_X_IN_HALVES, (LOGARITHMS, False): OF_Y_AND_COLUMNS,
+            (LOGARITHMS, True): OF_Y_IN_HALVES, ("", False): OF_B}[numbers, of_halves]  # fmt: skip
     return Source(kernel, signature_of(kernel, spec.arguments, np.dtype(ACC), ACC, given=given), THREADS, overlaps=True)
 
 

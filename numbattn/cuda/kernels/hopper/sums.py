@@ -165,13 +165,11 @@ def many_steps(places, ACC):
     return load_parts_step(places), none, of_tile, add, save_tile
 
 
-
-
 MOST_OF_MMA = 32  # dimensions up to which mma.sync is as fast for few features
 TILES_OF_FEW = ChunkTiles(192, 2, 5, 2)  # ms for 100,000 points each, an H100, d 64: 11.4; 128 columns 12.4
 TILES = {  # of the largest number of dimensions, for 64 features
-    64: ChunkTiles(96, 2, 5, 2),              # 23; 128 columns 26
-    math.inf: ChunkTiles(128, 2, 5, 1),       # d 512: 131; 96 columns 158
+    64: ChunkTiles(96, 2, 5, 2),            # 23; 128 columns 26
+    math.inf: ChunkTiles(128, 2, 5, 1),     # d 512: 131; 96 columns 158
 }
 
 

@@ -24,6 +24,13 @@ def small_matrices(monkeypatch):
     monkeypatch.setattr(parts, "MOST_ROOM", np.inf)
 
 
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """And fewer points beyond the last one."""
+    monkeypatch.setattr(norms, "PADDED", 128)
+    monkeypatch.setattr(sums, "tiles_of", lambda problem, is_few: ChunkTiles(64, 2, 5, 2))
+
+
 def check(rng, d, e, m, n, kind=kinds.GAUSSIAN, batch=(), times=1.0):
     """Errors are to be no more than twice those of the formula in float32. times: how far apart points are."""
     x, y = (rng.standard_normal((*batch, rows, d), np.float32) * np.float32(times / d**0.5) for rows in (m, n))
@@ -45,21 +52,22 @@ def test_one_tile(rng, e):
 
 
 @simulated_only
-@pytest.mark.parametrize(("e", "kind"), [(2, kinds.MATERN32), (40, kinds.RationalQuadratic(1.5))])
-def test_several_tiles_and_chunks(rng, monkeypatch, e, kind):
+@pytest.mark.parametrize(("e", "kind"), [(2, kinds.MATERN32), (40, kinds.Derivative(kinds.RationalQuadratic(1.5)))])
+@pytest.mark.usefixtures("small_tiles")
+def test_several_tiles_and_chunks(rng, e, kind):
     """And matrices, by one block; the last tile ends beyond the points."""
-    monkeypatch.setattr(norms, "PADDED", 128)
-    monkeypatch.setattr(sums, "tiles_of", lambda problem, is_few: ChunkTiles(64, 2, 5, 2))
     check(rng, 70, e, 20, 100, kind, batch=(2,))
 
 
 @simulated_only
+@pytest.mark.usefixtures("small_tiles")
 def test_digits_of_all_parts(rng):
     """Of terms that are large and cancel."""
     check(rng, 64, 8, 64, 100, times=8.0)
 
 
 @simulated_only
+@pytest.mark.usefixtures("small_tiles")
 def test_slices_of_features(rng, monkeypatch):
     """Of more dimensions than other kernels hold."""
     monkeypatch.setattr(points, "HEAD_DIMS", (32,))
