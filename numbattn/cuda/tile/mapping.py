@@ -320,24 +320,21 @@ def holds(function, layout, row, col, shape, others):
     array([[False, False,  True,  True],
            [False, False, False,  True]])
     """
-    inside = [np.minimum(at, size - 1) for at, size in zip(places_of(layout.indices, row, col), shape)]
-    others = [int(other) if isinstance(other, np.int32) else other for other in others]
-    rows, cols = np.broadcast_arrays(*inside)
-    found = [function(int(i), int(j), *others) for i, j in zip(rows.flat, cols.flat)]
+    tile = Fragment(layout, np.zeros(layout.slots))
+    found = [function(i, j, *others) for _, i, j, others in elements((tile,), row, col, shape, others)]
     return Fragment(layout, np.array(found, bool).reshape(layout.slots))
 
 
 @holds.calling
 def holds(context, function, layout, row, col, shape, others):
-    where, kinds, out = PlaceType(types.float64), list(others), FragmentType(layout.value, types.boolean)
-    plain = [types.int64 if isinstance(ty, IndexType) else types.unliteral(ty) for ty in kinds]
+    where, plain, out = PlaceType(types.float64), as_given(others), FragmentType(layout.value, types.boolean)
     called = context.resolve_function_type(function, (where, where, *plain), {})
     if not isinstance(called.return_type, types.Boolean):
         raise TypingError(f"holds: got a function that returns {called.return_type}, expected a truth")
 
-    def generate(context, b, _, __, row, col, shape, others):
-        call, slots = context.get_function(function, called), out.layout.slots
-        given = [context.cast(b, b.extract_value(others, n), ty, to) for n, (ty, to) in enumerate(zip(kinds, plain))]
+    def generate(context, b, _, __, row, col, shape, given):
+        call, given = context.get_function(function, called), cast_each(context, b, given, others, plain)
+        slots = out.layout.slots
         axes, ends = (out.layout.rows.within, out.layout.cols), [b.extract_value(shape, axis) for axis in range(2)]
         at = [position_on(b, *about, F64) for about in zip(axes, (row, col), ends)]
 
@@ -351,7 +348,7 @@ def holds(context, function, layout, row, col, shape, others):
                 bits = b.or_(bits, b.shl(b.zext(test_one(*slots), I32), I32(n)))
             return [bits]
 
-        if not has_arrays(kinds):  # nothing is loaded, and what is compared takes no registers
+        if not has_arrays(others):  # nothing is loaded, and what is compared takes no registers
             return fragment(b, out, [[test_one(r, c) for c in range(slots[1])] for r in range(slots[0])])
         tile = [[None] * slots[1] for _ in range(slots[0])]
         order = [(r, c) for c in range(slots[1]) for r in range(slots[0])]
