@@ -173,8 +173,9 @@ def attention_backward(
         The gradient of ``saved.lse``, likewise; ignored where lse is -inf.
     deterministic : bool, optional
         Ask for gradients that are equal bit for bit from call to call. They already are, except dq in float16 and
-        bfloat16 with head_dims up to 128 on Hopper, which blocks add up in the order in which they happen to run; the
-        deterministic path is slower there.
+        bfloat16 with head_dims up to 128 on Hopper, and those of a Score's arrays on GPUs, which blocks add up in the
+        order in which they happen to run; the deterministic path is slower there, and adds up 88 bytes for each element
+        of a Score's arrays.
 
     Returns
     -------

@@ -99,6 +99,10 @@ def hiding(s, batch, head, i, j, hidden):
     return -math.inf if hidden[j] else s
 
 
+def of_kinds(s, batch, head, i, j, weights, mine, yours):
+    return s + weights[mine[i], yours[j]] * weights[0, mine[i]]
+
+
 def apart(s, batch, head, i, j, mine, yours):
     return s - 0.25 * abs(mine[i] - yours[j])
 
@@ -159,11 +163,14 @@ FUNCTIONS = {
     "bent": lambda x: na.Score(bent),
     "softplus": lambda x: na.Score(softplus),
     "squared": lambda x: na.Score(squared, derivative_of_squared),
-    "looked up": lambda x: na.Score(looked_up, arrays=[x.numbers(x.m, x.n)]),
+    "looked up": lambda x: na.Score(looked_up, arrays=[x.numbers(x.m, x.n)], gradient=x.is_trained()),
+    "of kinds": lambda x: na.Score(of_kinds, arrays=[x.numbers(5, 5), x.whole(0, 4, x.m), x.whole(0, 4, x.n)],
+                                   gradient=[x.is_trained(), False, False]),
     "groups": lambda x: na.Score(groups, arrays=[x.whole(0, 2, x.m), x.whole(0, 2, x.n)]),
     "apart": lambda x: na.Score(apart, arrays=[x.small(9, x.m), x.small(9, x.n)]),
     "of products": lambda x: na.Score(of_products, arrays=[x.small(120, x.m), x.small(120, x.n)]),
-    "by head": lambda x: na.Score(by_head, arrays=[x.numbers(size) for size in x.heads_and_batches()]),
+    "by head": lambda x: na.Score(by_head, arrays=[x.numbers(size) for size in x.heads_and_batches()],
+                                  gradient=[x.is_trained(), x.is_trained()]),
     "hiding": lambda x: na.Score(hiding, arrays=[x.truths(x.n)]),
     "distance": lambda x: na.Score(distance(float(x.kind.choice([0.5, 0.125])))),
 }
@@ -175,18 +182,24 @@ NONLINEAR = {"softcap", "leaky", "bent", "softplus", "squared", "by head"}  # ar
 
 # ------------------------------------------------------------------------------------------------------------ drawing
 class Draw:
-    """What MASKS and SCORES draw from: `kind` for all that is compiled in, `rng` for all else, and `late`, `short` and
-    `jets`, `kind`s for what has been added since, so that older problems stay as they are; with `jets` goes `along`."""
+    """What MASKS and SCORES draw from: `kind` for all that is compiled in, `rng` for all else, and `late`, `short`,
+    `jets` and `trained`, `kind`s for what has been added since, so that older problems stay as they are; with `jets`
+    goes `along`."""
 
     def __init__(self, seed, number, limit, xp):
         run = number // limit.run
         seeds = [seed, run], [seed, number, 1], [seed, run, 2], [seed, run, 3], [seed, run, 4], [seed, number, 5]
         self.kind, self.rng, self.late, self.short, self.jets, self.along = map(np.random.default_rng, seeds)
+        self.trained = np.random.default_rng([seed, run, 6])
         self.is_short, self.is_plain = self.short.random(2) < (1 / 3, 1 / 2)  # many short sequences; in plain layouts
         self.xp = xp
 
     def often(self):
         return bool(self.kind.random() < 0.75)
+
+    def is_trained(self):
+        """Whether the gradient of a function's array is wanted."""
+        return bool(self.trained.random() < 0.75)
 
     def one_of(self, *values):
         return values[self.rng.integers(len(values))]
@@ -348,7 +361,7 @@ class Draw:
         if isinstance(x, na.Where):
             return x._mapped(self.placed)
         if isinstance(x, na.Score):
-            return na.Score(x.function, x.derivative, [*map(self.placed, x.arrays)])
+            return na.Score(x.function, x.derivative, [*map(self.placed, x.arrays)], gradient=x.gradient)
         if isinstance(x, na.Tail):
             return na.Tail(self.placed(x.mask))
         if isinstance(x, na.Mask) and len(x._parts) > 1:
@@ -404,6 +417,9 @@ class Problem(Draw):
         self.out = self.placed(np.full(self.do.shape, np.nan, dtype)) if self.late.random() < 0.5 else None
         self.numpy_errors = {"all": "raise"} if self.late.random() < 0.25 else {}
         self.directions = self.drawn_directions() if self.jets.random() < limit.tangents else None
+        if self.directions and self.directions.way != "laplacian":  # those gradients have no tangents yet
+            self.options["score"] = [part._asking([False] * len(part._weights)) if isinstance(part, na.Score) else part
+                                     for part in self.options["score"]]  # fmt: skip
 
     def drawn_directions(self):
         return Directions(self, self.jets, self.along)

@@ -8,6 +8,7 @@ import numpy as np
 
 import numbattn as na
 from numbattn import reference
+from numbattn.scores.compiled.reads import in_python
 from numbattn.tangents import checked_tangents
 
 BOUNDLESS = 1e100  # an error; not inf, of which products with 0 are NaN
@@ -46,8 +47,11 @@ def rounding(do, q, k, v, dlse=None, **options):
     dS_error = P_error * abs(dP - delta) + P * (eps * dP_size + delta_error) + u * abs(dS) + least * coarser * seen
     dS_error = dS_error + flushed
     of_score, of_sink = [], delta_error + (lse_error + eps * (1 + abs(lse))) * abs(delta)
-    for part, (slope, bend) in reversed(list(zip(inputs.score, slopes))):
-        if part._wants_gradient:
+    for part, (slope, bend), S, S_error in reversed(list(zip(inputs.score, slopes, x.scores, x.S_errors))):
+        if isinstance(part, na.Score) and part._wants_gradient:
+            errors = errors_of_reads(part, S, S_error, dS, dS_error + eps * abs(dS), eps)
+            of_score[:0] = [x for x in part._gradients(errors) if x is not None]
+        elif part._wants_gradient:
             terms = dS_error + eps * abs(dS), np.where(some, lse, -math.inf)[..., 0], of_sink[..., 0]
             of_score[:0] = [abs(part._gradient(*terms))]
         dS_error, dS = dS_error * (abs(slope) + bend) + abs(dS) * bend, dS * slope
@@ -57,6 +61,18 @@ def rounding(do, q, k, v, dlse=None, **options):
     grads = [error + 2 * max(scale, 1) * least * count for error, count in zip(grads, terms)]   # products, then sums
     grads = [reference.sum_to(error, x.shape) for error, x in zip(grads, (q, k, v))]
     return O_error.reshape(problem.out_shape), lse_error.reshape(problem.lse_shape), *grads, *of_score
+
+
+def errors_of_reads(part, S, S_error, dS, dS_error, eps):
+    """The largest errors of the gradients of a function's arrays, one after the other. dS: after it, S: before it."""
+    reads, found = in_python(part._identity, part._wanted, part.arrays), np.zeros(part._elements)
+    S, S_error, dS, dS_error = (
+        x.reshape(-1 if x.size else 0, *x.shape[-3:]) for x in np.broadcast_arrays(S, S_error, dS, dS_error)
+    )
+    for at in zip(*map(np.ndarray.tolist, np.nonzero(dS_error))):
+        for (place, slope), (_, near) in zip(*[[*reads(float(s), *at)] for s in (S[at], S[at] + S_error[at])]):
+            found[place] += abs(slope) * dS_error[at] + abs(dS[at]) * (abs(near - slope) + eps * abs(slope))
+    return found
 
 
 def rounding_of_weights(problem, inputs):
@@ -82,8 +98,8 @@ def rounding_of_weights(problem, inputs):
     P_error = P * (S_error + lse_error + eps * (1 + abs(S)) + u) + least * seen
     PZ_error = (P_error + eps * P) * Z
     return SimpleNamespace(Q=Q, K=K, V=V, P=P, Z=Z, lse=lse, some=some, u=u, eps=eps, least=least, largest=largest,
-                           slopes=slopes, S_errors=S_errors, S_error=S_error, lse_error=lse_error, P_error=P_error,
-                           PZ_error=PZ_error)
+                           slopes=slopes, scores=scores, S_errors=S_errors, S_error=S_error, lse_error=lse_error,
+                           P_error=P_error, PZ_error=PZ_error)
 
 
 def rounding_of_tangents(do, q, k, v, tq, tk, tv, tdo=None, dlse=None, tdlse=None, tscore=(), **options):

@@ -252,7 +252,8 @@ def test_optimal_transport(tmp_path):
 
 
 def test_sparse_layers(tmp_path):
-    out = run(tmp_path, "19_sparse_layers.py", "--fields", "1000", "--steps", "40", "--plot", "chaos.png")
+    out = run(tmp_path, "19_sparse_layers.py", "--fields", "1000", "--steps", "40", "--plot", "chaos.png",
+              OPENBLAS_NUM_THREADS="1")
     (few, sparse), (all_weights, dense) = re.findall(r"^(\S+) \w+ weights: .* square error of (\S+);", out, re.M)
     assert (few, all_weights) == ("196,608", "1,048,576")
     assert float(sparse) < 0.85 * float(dense)

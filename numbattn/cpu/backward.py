@@ -38,6 +38,7 @@ from .tile import (
 from .transposition import transpose
 
 TILE_M, TILE_N = 128, 128
+SUMMED = 2**25  # elements of sums that blocks may have together
 BLOCKS = 16  # at least, however few heads: a constant, so that gradients do not depend on the number of threads
 
 
@@ -99,6 +100,8 @@ def plan_of(problem, mask, shapes, lead=()):
     tiles, shares, (batches, heads) = tiles_of(problem, mask, TILE_M), shares_of(problem, shapes), problem.matrices
     n_blocks, longest = -(-problem.seqlen_k // TILE_N), -(-tiles.longest // TILE_N)
     chunks = max(1, min(n_blocks, BLOCKS // max(len(shares.starts) - 1, 1)))
+    largest = max([shape[-1] for shape in shapes if shape is not None and shape[-2] == 1], default=1)
+    chunks = max(1, min(chunks, SUMMED // max(largest, 1)))  # each has sums of its own for a function's arrays
     if tiles.by_head:
         chunks = 1  # the heads of a group cut their keys at different places: no two blocks may add to one dK
     parts = max(1, min(chunks, longest))

@@ -47,8 +47,9 @@ class Score(Part):
         numbers.
     gradient : bool or sequence of bools, optional
         Whether gradients of the arrays are wanted: of all floats among them, or one bool for each array. They follow
-        from the function, by dual numbers, for each element that it reads; it is called once for each of these. Of an
-        array with a gradient there are entries and parts, x[i], x[i, j], shape, ndim, size, T and len.
+        from the function, also beside `derivative`, by dual numbers, and are added up where it reads; it is called once
+        more for each element that it reads. Of an array with a gradient there are entries and parts, x[i], x[i, j],
+        shape, ndim, size, T and len. They have no tangents, and are refused in second derivatives, yet.
 
     Raises
     ------
@@ -88,19 +89,18 @@ class Score(Part):
            [0.5 , 0.5 , 0.01],
            [0.02, 0.02, 0.96]])
 
-    A table that is trained: of biases by distance, in buckets that grow with it, as in T5.
+    A table that is trained: of biases by distance, as in T5, whose buckets are of one distance each up to 7, then on a
+    logarithmic scale up to 128.
 
-    >>> import math
-    >>> def bucket(distance):  # of 16: 0 to 7 one each, then those up to 128 on a logarithmic scale
-    ...     if distance < 8:
-    ...         return distance
-    ...     return min(8 + int(math.log(max(distance / 8.0, 1.0)) / math.log(16.0) * 8), 15)
-    >>> def relative(s, batch, head, i, j, table):
-    ...     return s + table[bucket(abs(i - j)), head]
-    >>> table, (q, k, v, do) = np.zeros((16, 2)), np.ones((4, 2, 50, 8))
-    >>> score = na.Score(relative, arrays=[table], gradient=True)
+    >>> distances = np.arange(300)
+    >>> buckets = 8 + np.log(np.maximum(distances, 8) / 8) / np.log(128 / 8) * 8
+    >>> buckets = np.where(distances < 8, distances, np.minimum(buckets, 15)).astype(int)
+    >>> def relative(s, batch, head, i, j, table, buckets):
+    ...     return s + table[buckets[abs(i - j)], head]
+    >>> table, (q, k, v, do) = np.zeros((16, 2)), np.ones((4, 2, 300, 8))
+    >>> score = na.Score(relative, arrays=[table, buckets], gradient=True)
     >>> o, backprop = na.attention_vjp(q, k, v, causal=True, score=score)
-    >>> (dtable,) = backprop(do).score
+    >>> dtable, _ = backprop(do).score
     >>> dtable.shape
     (16, 2)
     """

@@ -229,7 +229,7 @@ def map_elements(context, function, x, row, col, shape, others):
 
     def generate(context, b, _, tile, row, col, shape, given):
         call, given = context.get_function(function, called), cast_each(context, b, given, others, plain)
-        rows, cols = places_in(context, b, x, row, col, shape)
+        rows, cols = places_in(context, b, x, row, col, shape, others)
         found = [
             [context.cast(b, call(b, [s, i, j, *given]), called.return_type, x.dtype) for s, j in zip(elements, cols)]
             for elements, i in zip(registers(b, x, tile), rows)
@@ -273,7 +273,7 @@ def fold_elements(context, function, carried, tiles, row, col, shape, others):
 
     def generate(context, b, _, found, values, row, col, shape, given):
         call, given = context.get_function(function, called), cast_each(context, b, given, others, plain)
-        rows, cols = places_in(context, b, x, row, col, shape)
+        rows, cols = places_in(context, b, x, row, col, shape, others)
         found = context.cast(b, found, carried, kinds)
         every = [registers(b, tile, b.extract_value(values, n)) for n, tile in enumerate(tiles)]
         for *each, i in zip(*every, rows):
@@ -300,11 +300,11 @@ def cast_each(context, b, values, kinds, plain):
     return [context.cast(b, b.extract_value(values, n), ty, to) for n, (ty, to) in enumerate(zip(kinds, plain))]
 
 
-def places_in(context, b, x, row, col, shape):
+def places_in(context, b, x, row, col, shape, others):
     """The Places of the rows and of the columns of a tile of this type."""
     axes, real = (x.layout.rows.within, x.layout.cols), context.get_value_type(x.dtype)
     ends = [b.extract_value(shape, axis) for axis in range(2)]
-    return [positions(b, *about, real) for about in zip(axes, (row, col), ends)]
+    return [positions(b, *about, real, has_arrays(others)) for about in zip(axes, (row, col), ends)]
 
 
 @primitive
@@ -336,7 +336,7 @@ def holds(context, function, layout, row, col, shape, others):
         call, given = context.get_function(function, called), cast_each(context, b, given, others, plain)
         slots = out.layout.slots
         axes, ends = (out.layout.rows.within, out.layout.cols), [b.extract_value(shape, axis) for axis in range(2)]
-        at = [position_on(b, *about, F64) for about in zip(axes, (row, col), ends)]
+        at = [position_on(b, *about, F64, has_arrays(others)) for about in zip(axes, (row, col), ends)]
 
         def test_one(*slots):
             i, j = (not_negative(b, position(axis.offsets[slot])) for position, axis, slot in zip(at, axes, slots))
@@ -372,18 +372,22 @@ def not_negative(b, x):
     return place(b, b.and_(whole, I32(2**31 - 1)), *reals)
 
 
-def positions(b, axis, first, size, real):
-    """The positions of this thread's elements on an axis, as Places. Their integers are less than the size."""
-    return list(map(position_on(b, axis, first, size, real), axis.offsets))
+def positions(b, axis, first, size, real, both):
+    """The positions of this thread's elements on an axis, as Places. Their integers are less than the size; their
+    floats, too, if both have to be, since what is looked up may follow from either."""
+    return list(map(position_on(b, axis, first, size, real, both), axis.offsets))
 
 
-def position_on(b, axis, first, size, real):
+def position_on(b, axis, first, size, real, both):
     """The function (offset) that emits one of these."""
     start, last = b.add(first, base(b, axis)), b.sub(size, I32(1))
-    start_real = b.sitofp(start, real)
+    start_real, last_real = b.sitofp(start, real), b.sitofp(last, real)
 
     def at(offset):
-        whole = emit_minimum(b, types.int32, b.add(start, I32(offset)), last)
-        return place(b, whole, start_real, ir.Constant(real, offset))
+        whole, constant = emit_minimum(b, types.int32, b.add(start, I32(offset)), last), ir.Constant(real, offset)
+        if not both:
+            return place(b, whole, start_real, constant)
+        value = call(b, "__nv_fminf" if real == F32 else "__nv_fmin", real, b.fadd(start_real, constant), last_real)
+        return place(b, whole, value, ir.Constant(real, 0.0))
 
     return at

@@ -59,6 +59,10 @@ class TileType(types.Type):
         self.plan, self.dtype = plan, element_type(plan.dtype)
         super().__init__(f"Tile({plan})")
 
+    @property
+    def key(self):
+        return self.plan
+
 
 @register_model(TileType)
 class TileModel(core_models.PrimitiveModel):

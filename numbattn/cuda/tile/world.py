@@ -8,6 +8,8 @@ ordinary Python, and one process may simulate what it then compiles.
 
 import functools
 import inspect
+from itertools import chain
+from types import CodeType
 
 import numpy as np
 from numba.cuda import types
@@ -84,7 +86,7 @@ def device(function):
     return _known[key]
 
 
-_known = {}
+_known = {}  # for good, as Numba's registries keep what is registered
 _registered = register_jitable(forceinline=True)
 
 
@@ -92,11 +94,17 @@ def _meaning(function):
     """What a function is made of. Raises an error where that may change."""
     code, known = function.__code__, function.__globals__
     cells = tuple(cell.cell_contents for cell in function.__closure__ or ())
-    read = tuple((name, known[name]) for name in code.co_names if name in known)
+    read = tuple((name, known[name]) for name in _names(code) if name in known)
     defaults = function.__defaults__, tuple((function.__kwdefaults__ or {}).items())
     key = function.__module__, code, _typed(defaults), _typed(cells), _typed(read)
     hash(key)
     return key
+
+
+def _names(code):
+    """The names that a function reads, and those that functions within it read."""
+    within = (_names(x) for x in code.co_consts if isinstance(x, CodeType))
+    return chain(code.co_names, chain.from_iterable(within))
 
 
 def _typed(x):

@@ -125,6 +125,19 @@ def test_beyond_the_matrix_it_looks_up_what_is_there(weights):
     np.testing.assert_allclose(got, x + weights[i, 0][:, None] + weights[j, 1], rtol=1e-6)
 
 
+def test_what_is_looked_up_may_follow_from_a_float(weights):
+    """Its floats are those of the integers that branches compare, so log(0) is not taken of what is at least 8."""
+    def bucket(s, i, j, weights):
+        d = abs(i - j)
+        return s + weights[d if d < 8 else 8 + int(math.log(d / 8.0)), 0]
+
+    x, sizes = numbers(SHAPE, np.float32), (30, 9)
+    got = run(bucket, x, weights, sizes=sizes)
+    i, j = (np.minimum(np.arange(n) + first, size - 1) for n, first, size in zip(SHAPE, (ROW, COL), sizes))
+    expected = np.vectorize(lambda s, i, j: bucket(s, int(i), int(j), weights))(x, i[:, None], j)
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
 def test_derivatives(weights):
     """Functions that Numba has compiled already, with dual numbers in them."""
     slope = derivative_of(compiled_of(frozen(lambda s, i, j: s * s * (i - j) if j > 9 else min(s, 0.5) + i)))

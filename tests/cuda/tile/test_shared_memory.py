@@ -1,14 +1,26 @@
 """Tiles through the memory that a block shares: put and got as they are, turned, in stages."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numba.core.errors import TypingError
 from numba.cuda.core.errors import TypingError as CudaTypingError
 
 from numbattn.cuda.tile import SharedMemory, allocate, columns, dot, get, load, mma, put, save, sync_threads
+from numbattn.cuda.tile.shared_memory import TileType
 from tests.tools.launch import compiled_only, launch, poisoned
 
 from .tiles import ALL_LAYOUTS, DTYPES, THREADS, numbers, start
+
+
+@compiled_only
+def test_types_of_different_places_differ(world):
+    """Though messages call them by one name: Numba takes equal types for one."""
+    one = SharedMemory().boxes(64, 40, np.float16)
+    places = [replace(one, room=room, stages=stages) for room, stages in ((0, 1), (128, 1), (0, 2))]
+    kept = [TileType(place) for place in places]
+    assert [kind.plan for kind in kept] == places
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -121,6 +133,7 @@ FAULTS = {
     "b.mul(part, I32(plan.cols))": "I32(0)",
     "plan.transposed or plan.cols % (parts * plan.vector)": "plan.transposed",
     "b.mul(stage, I32(plan.stride))": "I32(0)",
+    "    @property\n    def key(self):\n        return self.plan\n": "",
     "cuda/tile/places.py": {
         "cols + self.vector if self.rows > 1": "cols if self.rows > 1",
         "self.whole or self.cols": "self.cols",

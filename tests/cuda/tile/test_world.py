@@ -64,7 +64,9 @@ def test_functions_of_equal_values_are_one(factor, others):
 
 
 @simulated_only
-@pytest.mark.parametrize("source", ["def f(x): return x * FACTOR", "def f(x, *, n=FACTOR): return x * n"])
+@pytest.mark.parametrize("source", [
+    "def f(x): return x * FACTOR", "def f(x, *, n=FACTOR): return x * n", "def f(x): return (lambda: x * FACTOR)()",
+])  # fmt: skip
 def test_a_definition_that_is_repeated_takes_what_it_reads_now(source):
     """As a cell of a notebook that runs again."""
     for factor in (2, 3):
@@ -103,6 +105,7 @@ FAULTS = {
     },
     "test_a_definition_that_is_repeated_takes_what_it_reads_now": {
         "_typed(cells), _typed(read)": "_typed(cells)",
+        "chain(code.co_names, chain.from_iterable(within))": "code.co_names",
         "tuple((function.__kwdefaults__ or {}).items())": "()",
     },
     "test_functions_of_what_may_change_are_not_shared": {
