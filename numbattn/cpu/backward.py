@@ -131,7 +131,8 @@ def gradients_of_score(saved, do, dlse, summed):
             delta = rowsum(*[x.astype(problem.sum_dtype, copy=False) for x in (do, saved.o)])
             found = part._gradient(None, saved.lse, delta if dlse is None else delta - dlse)
         for x, dx in zip(part._weights, part._gradients(found)):
-            yield dx if dx is None or problem.wide else rounded(dx.reshape(x.shape), x.dtype)
+            dx = None if dx is None else dx.reshape(x.shape)
+            yield dx if dx is None or problem.wide else rounded(dx, x.dtype)
 
 
 class Given(NamedTuple):
