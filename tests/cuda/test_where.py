@@ -55,12 +55,14 @@ def test_states_are_kept_for_a_device(rng, device, world, monkeypatch):
 
 
 FAULTS = {
-    "test_states[simulated-50-striped]": {
-        "shown, hidden = ballot(some), ballot(not every)": "shown, hidden = ballot(some), ballot(not some)",
-    },
-    "test_states[simulated-50-halves]": {
-        "if ballot(some) == 0 or ballot(not every) == 0": "if ballot(some) == 0",
-        "for n in range(n0, n_end, WARP)": "for n in range(n0, n_end, 2 * WARP)",
+    "cuda/kernels/any/function_states.py": {
+        "test_states[simulated-50-striped]": {
+            "shown, hidden = ballot(some), ballot(not every)": "shown, hidden = ballot(some), ballot(not some)",
+        },
+        "test_states[simulated-50-halves]": {
+            "if ballot(some) == 0 or ballot(not every) == 0": "if ballot(some) == 0",
+            "for n in range(n0, n_end, WARP)": "for n in range(n0, n_end, 2 * WARP)",
+        },
     },
     "cuda/kernels/shared/visibility/function.py": {
         "test_parts_count_from_their_first_element": {
