@@ -19,7 +19,7 @@ arrays are traced, and all else of them is static. A changed array, seed or offs
 On CPUs, outside of jit, arrays are read as they lie, and results are copied once, since JAX wants them at multiples of
 64 bytes: 28 us more than numbattn's own call, 70 us with a `Bias`. How JAX itself differentiates and maps takes 0.3 to
 2 ms there, so compile that. Inside of jit a pass is a callback that reads XLA's buffers as they lie and copies results
-into XLA's: 10 us more. It calls no function of JAX and so never waits for JAX: asynchronous dispatch may stay on. On a
+into XLA's: 12 us more. It calls no function of JAX and so never waits for JAX: asynchronous dispatch may stay on. On a
 GPU all that holds of CuPy arrays, which share memory with JAX's: inside of jit passes run on XLA's stream, and nothing
 waits for them, but for a seed or an offset of `Dropout`, which the host reads. CuPy allocates memory of its own: leave
 it some, by ``XLA_PYTHON_CLIENT_MEM_FRACTION``.
