@@ -157,7 +157,7 @@ def _compile_for_gpu(args):
         shape = batch, 2, n, d                                  # what a batch shares may be summed in parts
         planned = plans(device, np.dtype(dtype), shape, shape, shape, mask, *_options(args))
         keys |= {(step.key,): None for passed in planned.values() for step in passed.steps}
-    _in_processes(args.j, import_module("numbattn.cuda.build").build, keys, unit="kernel")
+    _in_processes(args.j, import_module("numbattn.cuda.build").build, keys, unit="kernel", start=know_functions)
     return f"{len(keys)} kernels for compute capability {device.cc[0]}.{device.cc[1]}"
 
 
@@ -195,8 +195,7 @@ def know_functions():
     plans(device_of((8, 0)), float32, shape, shape, shape, "where", False, score=["function"], passes=["forward"])
 
 
-def _in_processes(most, function, jobs, unit):
-    start = know_functions if unit == "kernel" else keep_quiet
+def _in_processes(most, function, jobs, unit, start=keep_quiet):
     with ProcessPoolExecutor(min(most, len(jobs)), get_context("spawn"), start) as workers:
         started = [workers.submit(function, *job) for job in jobs]
         for found in progress(as_completed(started), total=len(started), unit=unit):

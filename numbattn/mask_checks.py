@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from .checks import integer, words_for
+from .checks import words_for
 from .masks import visible
-from .score_checks import check_reads, compared, cupy_if_any, words_of
+from .score_checks import check_reads, checked_sizes, compared, cupy_if_any, raising_nothing, words_of
 from .values import moved
 from .where import Where
 
@@ -54,8 +54,7 @@ def check_mask(mask: Where, seqlen_q: int = 16, seqlen_k: int = 16, *, heads: in
     """
     if not isinstance(mask, Where):
         raise TypeError(f"mask: got {words_for(mask)}, expected a numbattn.Where")
-    sizes = {"batch": batch, "heads": heads, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k}
-    shape = tuple([integer(name, size, low=1, high=2**48 - 1) for name, size in sizes.items()])
+    shape = checked_sizes(batch=batch, heads=heads, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
     mask, of_cpus = mask._like(np.empty(0)), import_module("numbattn.cpu.where")  # Numba is not imported before
     compiled = of_cpus.one_test(mask)
     check_reads("mask", mask, shape)
@@ -73,12 +72,8 @@ def check_mask(mask: Where, seqlen_q: int = 16, seqlen_k: int = 16, *, heads: in
 
 
 def _in_python(mask: Where, place: Any) -> bool:
-    try:
-        with np.errstate(all="ignore"):  # as in compiled code
-            return mask._test(*place)
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        raise ValueError(f"mask: {mask.function.__qualname__} raises {type(error).__name__} in Python, {error}, at "
-                         f"{words_of(place)}; compiled it raises nothing") from error  # fmt: skip
+    with raising_nothing("mask", mask.function.__qualname__, "", place):
+        return mask._test(*place)
 
 
 def _compare(mask: Where, how: str, places: Any, got: Any, wanted: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, cast
 
@@ -71,8 +72,7 @@ def check_score(
     """
     if not isinstance(score, Score):
         raise TypeError(f"score: got {words_for(score)}, expected a numbattn.Score")
-    sizes = {"batch": batch, "heads": heads, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k}
-    shape = tuple([integer(name, size, low=1, high=2**48 - 1) for name, size in sizes.items()])
+    shape = checked_sizes(batch=batch, heads=heads, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
     spread = number("spread", spread)
     if not 0 <= spread < math.inf:
         raise ValueError(f"spread: got {spread}, allowed are finite numbers, 0 or more")
@@ -94,6 +94,10 @@ def check_score(
     if cupy is not None:
         _compare_on_a_gpu(cupy, score, shape, rng, spread)
     return error
+
+
+def checked_sizes(**sizes: Any) -> tuple[int, ...]:
+    return tuple([integer(name, size, low=1, high=2**48 - 1) for name, size in sizes.items()])
 
 
 def _compiled() -> Any:
@@ -155,12 +159,8 @@ class _Elements:
     def in_python(self, function: Callable[..., Any], shift: float = 0.0) -> Any:
         found = []
         for s, place in zip((self.S + shift).tolist(), self.places):
-            try:
-                with np.errstate(all="ignore"):  # as in compiled code
-                    found.append(float(function(s, *place)))
-            except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-                raise ValueError(f"score: {self.name} raises {type(error).__name__} in Python, {error}, at "
-                                 f"s = {s:.6g}, {words_of(place)}; compiled it raises nothing") from error  # fmt: skip
+            with raising_nothing("score", self.name, f"s = {s:.6g}, ", place):
+                found.append(float(function(s, *place)))
         return np.array(found)
 
     def compare(self, how: str, got: Any, want: Any) -> None:
@@ -220,6 +220,17 @@ class _Elements:
 
     def at(self, number: Any) -> str:
         return f"at s = {self.S[number]:.6g}, {words_of(self.places[number])}"
+
+
+@contextmanager
+def raising_nothing(of: str, name: str, before: str, place: Any) -> Iterator[None]:
+    """Refuse a function that raises an error in Python; before: words before those of the place."""
+    try:
+        with np.errstate(all="ignore"):  # as in compiled code
+            yield
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise ValueError(f"{of}: {name} raises {type(error).__name__} in Python, {error}, at "
+                         f"{before}{words_of(place)}; compiled it raises nothing") from error  # fmt: skip
 
 
 def _errors(got: Any, want: Any) -> Any:

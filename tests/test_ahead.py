@@ -63,7 +63,7 @@ def test_what_is_compiled_is_kept(tmp_path, monkeypatch, capsys):
 def test_sums_of_what_a_batch_shares_are_compiled_too(monkeypatch):
     pytest.importorskip("numba_cuda")
     names, options = set(), "--cc 9.0 --head-dim 64 --seqlen 200 --score bias --pass backward"
-    monkeypatch.setattr(ahead, "_in_processes", lambda most, build, keys, unit: names.update(key.name for key, in keys))
+    monkeypatch.setattr(ahead, "_in_processes", lambda most, build, keys, **_: names.update(key.name for key, in keys))
     assert main(["compile", *options.split()]) == 0
     assert {"hopper_bias_gradient", "sum_parts"} <= names
 

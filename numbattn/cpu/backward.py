@@ -130,9 +130,7 @@ def gradients_of_score(saved, do, dlse, summed):
         else:
             delta = rowsum(*[x.astype(problem.sum_dtype, copy=False) for x in (do, saved.o)])
             found = part._gradient(None, saved.lse, delta if dlse is None else delta - dlse)
-        for x, dx in zip(part._weights, part._gradients(found)):
-            dx = None if dx is None else dx.reshape(x.shape)
-            yield dx if dx is None or problem.wide else rounded(dx, x.dtype)
+        yield from part._rounded_gradients(found, problem.wide)
 
 
 class Given(NamedTuple):

@@ -18,7 +18,7 @@ from ..scores import sink_of
 from ..scores.compiled.errors import naming
 from ..scores.function import Score
 from ..tangents import Rows, gradients_of_sink, parts_of
-from ..values import put, rounded
+from ..values import put
 from ..where import Where
 from . import kernels
 from .caches.gather import gather
@@ -259,12 +259,8 @@ def gradient_like(problem, part):
 
 def found_gradients(problem, parts, found):
     """The gradient of each array of a score, None where it is not wanted; found: of parts, by name."""
-    of_each = ()
-    for number, part in enumerate(parts):
-        grads = part._gradients(found.get(gradient_of_part(number)))
-        of_each += tuple([dx if dx is None or problem.wide else rounded(dx, x.dtype)
-                          for dx, x in zip(grads, part._weights)])  # fmt: skip
-    return of_each
+    return tuple([dx for number, part in enumerate(parts)
+                  for dx in part._rounded_gradients(found.get(gradient_of_part(number)), problem.wide)])  # fmt: skip
 
 
 def arrays_of(cache):

@@ -4,12 +4,12 @@ import numpy as np
 
 from ..scores.compiled.errors import naming
 from .build import Key
+from .kernel import NO_NUMBERS
 from .kernels.any.function_states import THREADS, WARP, states_of_function
 from .kernels.any.tile_states import FULL
 from .kernels.shared.visibility import Function, lowered_function
 from .tile.alignment import layout_of
 from .views import View
-from .words.numbers import NUMBERS
 from .words.steps import At, Plan, Step, array_of_grid
 
 STATES = "states"
@@ -48,4 +48,4 @@ def launch(gpu, mask, grid, arrays):
         with naming(mask.function, of="mask"):
             program = gpu.load(Plan((), (), (step,), False, False), tuple(arrays), np.float32)
         gpu.keep(key, program)
-    program([*addresses, gpu.scrap], [0] * len(NUMBERS), gpu.stream().ptr)
+    program([*addresses, gpu.scrap], NO_NUMBERS, gpu.stream().ptr)

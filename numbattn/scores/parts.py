@@ -11,7 +11,7 @@ import numpy as np
 
 from ..checks import flag, floats, words_for
 from ..origin import Crop
-from ..values import Held, Value, broadcasts, kinds
+from ..values import Held, Value, broadcasts, kinds, rounded
 
 
 class Part(Value):
@@ -43,8 +43,14 @@ class Part(Value):
         """
 
     def _gradients(self, found: Any) -> tuple[Any, ...]:
-        """The gradient of each of `_weights`, None for one that is not wanted; found: what `_gradient` returns."""
-        return (found,) * len(self._weights)
+        """The gradient of each of `_weights`, of its shape, None for one that is not wanted; found: what `_gradient`
+        returns."""
+        return tuple([None if found is None else found.reshape(x.shape) for x in self._weights])
+
+    def _rounded_gradients(self, found: Any, wide: bool) -> list[Any]:
+        """These, of the dtype of each, unless they are to stay wide."""
+        grads = zip(self._gradients(found), self._weights)
+        return [dx if dx is None or wide else rounded(dx, x.dtype) for dx, x in grads]
 
     def _fit(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> None:
         """Refuse arrays that do not broadcast to the batch axes, heads included, and the lengths."""

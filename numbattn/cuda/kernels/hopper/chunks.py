@@ -33,6 +33,7 @@ from ...tile import (
 )
 from ..shared.schedule import place
 from .forward_tiles import ROWS
+from .pairs import nothing
 from .parts import PARTS, WIDTH
 
 
@@ -61,11 +62,6 @@ class Sizes(NamedTuple):
     chunks: Any
     apart_x: Any
     apart_y: Any
-
-
-@device
-def nothing(Y, more, batch, head, row, apart):
-    pass
 
 
 def chunk_steps(shared, layout, tiles, ACC, fills=0, load_more=nothing):
