@@ -29,6 +29,7 @@ from ..shared.visibility import (
     has_key_lengths,
     has_states,
     is_looked_up,
+    looks_up_arrays,
     needs_test,
 )
 from .forward_tiles import ROWS
@@ -121,8 +122,8 @@ def share_steps(mask, consumers):
 
 
 def mask_steps(mask, layout, tile_n, ACC):
-    """Device functions: (tile, mask, n_block) -> whether a tile of S needs a test per element; (S, tile, mask,
-    n_block) -> S where it is seen, else -inf."""
+    """Device functions: (tile, mask, n_block) -> whether a tile of S needs a test per element; the same -> what is
+    looked up for that while products are in flight; (S, that, tile, mask, n_block) -> S where it is seen, else -inf."""
     band_at, sees, tested = band_of(mask), element_test(mask, layout), needs_test(mask)
     TILE_N, NO_SCORE = tile_n, ACC(-float("inf"))
 
@@ -134,13 +135,27 @@ def mask_steps(mask, layout, tile_n, ACC):
         return tested(mask, band, batch, head, tile.m_block, n_block, m0, m_end, n0, n_end)
 
     @device
-    def masked(S, tile, mask, n_block):
+    def seen(tile, mask, n_block):
         batch, head, n0 = tile.batch, tile.head, n_block * TILE_N
         m0 = opaque(tile.m0)                                    # or the rows' bounds take registers in the main loop
         band = band_at(mask, batch, head)
-        return where(sees(mask, band, batch, head, m0, n0), S, NO_SCORE)               # Alg. 2 line 11: MASK(S)
+        return sees(mask, band, batch, head, m0, n0)
 
-    return needs_mask, masked
+    @device
+    def masked_as_seen(S, visible, tile, mask, n_block):
+        return where(visible, S, NO_SCORE)                      # Alg. 2 line 11: MASK(S)
+
+    @device
+    def nothing(tile, mask, n_block):
+        return ()
+
+    @device
+    def masked(S, ahead, tile, mask, n_block):
+        return where(seen(tile, mask, n_block), S, NO_SCORE)    # line 11: MASK(S)
+
+    if looks_up_arrays(mask):
+        return needs_mask, seen, masked_as_seen
+    return needs_mask, nothing, masked
 
 
 def ahead_steps(mask, needs_mask):

@@ -47,7 +47,15 @@ from .band import (
     visible_queries,
 )
 from .cells import element_test, looked_up_test
-from .function import FARTHEST_PLACE, Function, function_type, is_function, lowered_function, pair_test
+from .function import (
+    FARTHEST_PLACE,
+    Function,
+    function_type,
+    is_function,
+    looks_up_arrays,
+    lowered_function,
+    pair_test,
+)
 from .states import (
     WORD,
     is_shown,
@@ -90,6 +98,7 @@ __all__ = [
     "is_looked_up",
     "is_shown",
     "looked_up_test",
+    "looks_up_arrays",
     "lowered_function",
     "mask_type",
     "needs_test",
