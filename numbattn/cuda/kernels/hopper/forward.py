@@ -71,7 +71,7 @@ from .forward_steps import (
     share_steps,
     within_step,
 )
-from .forward_tiles import ROWS, head_dims, numbers, rows
+from .forward_tiles import ROWS, head_dims, numbers, rows, tiles_of_states
 from .linear_bias import DEPTH, is_linear_bias, linear_bias_steps
 from .walk import ConsumerTile, block_steps, score_tile_steps
 
@@ -117,12 +117,12 @@ def hopper_forward(
     schedule, load = producer_steps(pipelines, moved, SHARED_B, mask, tile_n, consumers)
     CONSUMERS, TILE_N, LN2 = consumers, tile_n, ACC(LN_2)
     RESCALES_FIRST = head_dim_v > 192  # more of O than can be rescaled while S is in flight
-    (_, next_n_block), (share_of, is_whole) = block_steps(mask, tile_n), share_steps(mask, consumers)
+    (_, next_n_block), (share_of, is_whole) = block_steps(mask, tile_n, consumers), share_steps(mask, consumers)
     # with levels a RelativeBias is 7 % faster at head_dim 128, at 256 4 % slower (H200)
     look_up, apply = softmax_score_steps(score, S_TILE, ACC, has_levels=not RESCALES_FIRST, by_tma=HAS_TMA_BIAS)
     looked_up, at_hand, scored = score_tile_steps(look_up, apply, tile_n, consumers, SHARED_B)
-    needs_mask, seen_ahead, masked = mask_steps(mask, S_TILE, tile_n, ACC)
-    look_ahead, is_partial = ahead_steps(mask, needs_mask)
+    needs_mask, seen_ahead, masked = mask_steps(mask, S_TILE, tile_n, consumers, ACC)
+    look_ahead, is_partial, goes_on = ahead_steps(mask, needs_mask, consumers)
     (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
     put_columns, linear_bias_of, side_of, add_linear_bias, level_of = linear_bias_steps(score, S_TILE, SHARED_C, ACC)
     within, drop = within_step(mask, score, linear_bias_of), drop_step(S_TILE, dropout)
@@ -206,12 +206,12 @@ def hopper_forward(
         """All tiles of keys but the first, up to `end`. Also returns the last one, and the next one not computed."""
         here = next_n_block(tile, args.mask, before + 1)
         ahead = look_ahead(tile, args.mask, here)
-        while here < end:
+        while goes_on(here, end, ahead):
             side, until = side_of(args.linear_bias, here, end)
             # Nearly all of the time is spent here: this inner loop is 1 to 2 % faster than one loop with if and else.
             while here < until and not is_partial(tile, args.mask, here, ahead):
                 acc, K, V, before, here, ahead = step(acc, Q, K, V, tile, before, here, side, args)
-            if here < end:
+            if goes_on(here, end, ahead):
                 acc, K, V, before, here, ahead = masked_step(acc, Q, K, V, tile, before, here, side, args)
         return acc, K, V, before, here
 
@@ -297,6 +297,7 @@ SPEC = Spec(
         | {"bias_dtype": dtype_of_tma_bias(work)}
     ),
     numbers=numbers,
+    states=tiles_of_states,
     persistent=True,
     resident=lambda work, tiles: tiles.blocks,
     arch="a",

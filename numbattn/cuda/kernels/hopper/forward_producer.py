@@ -92,7 +92,7 @@ def producer_steps(pipelines, moved, SHARED_B, mask, tile_n, consumers):
     HAS_TMA_BIAS, IS_PACKED, IS_STAGED = SHARED_B.stages > 0, PACKED in mask, bool(moved.O)
     (to_record, from_record, NO_WORK), tile_of = record_steps(mask), slot_step(mask, "q", TILE_M, by_warp=False)
     tiles_of, mask_of = count_step(mask, TILE_M), mask_within_step(mask, ROWS)
-    (visible_blocks, next_n_block), (share_of, is_whole) = block_steps(mask, tile_n), share_steps(mask, consumers)
+    (visible_blocks, next_n_block), (share_of, is_whole) = block_steps(mask, tile_n, consumers), share_steps(mask, consumers)
     load_q, load_k, load_v = (each(load, places) for places in (moved.Q, moved.K, moved.V))
     prefetch_q, prefetch_k, prefetch_v, prefetch_o = (each(prefetch, places) for places in moved)
     store_all = each(store, moved.O)

@@ -26,14 +26,16 @@ from ..shared.visibility import (
     PACKED,
     band_of,
     element_test,
+    has_functions,
     has_key_lengths,
     has_states,
     is_looked_up,
     looks_up_arrays,
     needs_test,
+    next_tile,
 )
 from .forward_tiles import ROWS
-from .walk import WorkTile, block_steps, place_of
+from .walk import WorkTile, block_steps, kept_steps, place_of
 
 
 class Pipelines(NamedTuple):
@@ -121,18 +123,18 @@ def share_steps(mask, consumers):
     return share_of, is_whole
 
 
-def mask_steps(mask, layout, tile_n, ACC):
+def mask_steps(mask, layout, tile_n, consumers, ACC):
     """Device functions: (tile, mask, n_block) -> whether a tile of S needs a test per element; the same -> what is
     looked up for that while products are in flight; (S, that, tile, mask, n_block) -> S where it is seen, else -inf."""
     band_at, sees, tested = band_of(mask), element_test(mask, layout), needs_test(mask)
-    TILE_N, NO_SCORE = tile_n, ACC(-float("inf"))
+    TILE_N, NO_SCORE, (_, kept) = tile_n, ACC(-float("inf")), kept_steps(mask, consumers)
 
     @device
     def needs_mask(tile, mask, n_block):
         batch, head, m0, n0 = tile.batch, tile.head, tile.m0, n_block * TILE_N
         band = band_at(mask, batch, head)
         m_end, n_end = m0 + ROWS, n0 + TILE_N
-        return tested(mask, band, batch, head, tile.m_block, n_block, m0, m_end, n0, n_end)
+        return tested(mask, band, batch, head, kept(mask, tile), n_block, m0, m_end, n0, n_end)
 
     @device
     def seen(tile, mask, n_block):
@@ -158,9 +160,16 @@ def mask_steps(mask, layout, tile_n, ACC):
     return needs_mask, nothing, masked
 
 
-def ahead_steps(mask, needs_mask):
+def ahead_steps(mask, needs_mask, consumers):
     """Device functions: (tile, mask, n_block) -> what is found out of the next tile while products are in flight;
-    (tile, mask, n_block, that) -> whether it needs a test per element."""
+    (tile, mask, n_block, that) -> whether it needs a test per element; (n_block, end, that) -> whether this consumer
+    reads it, or any after it."""
+    _, kept = kept_steps(mask, consumers)
+
+    @device
+    def is_before(n_block, end, ahead):
+        return n_block < end
+
     if not has_states(mask):
 
         @device
@@ -171,7 +180,7 @@ def ahead_steps(mask, needs_mask):
         def needs_test(tile, mask, n_block, ahead):
             return needs_mask(tile, mask, n_block)
 
-        return nothing, needs_test
+        return nothing, needs_test, is_before
 
     @device
     def looked_up(tile, mask, n_block):
@@ -181,7 +190,22 @@ def ahead_steps(mask, needs_mask):
     def as_found(tile, mask, n_block, ahead):
         return ahead
 
-    return looked_up, as_found
+    @device
+    def looked_up_alone(tile, mask, n_block):
+        partial, left = looked_up(tile, mask, n_block), tile.n_blocks - n_block
+        return partial, not partial or next_tile(mask, tile.batch, tile.head, kept(mask, tile), n_block, left) < left
+
+    @device
+    def first_as_found(tile, mask, n_block, ahead):
+        return ahead[0]
+
+    @device
+    def is_left(n_block, end, ahead):
+        return n_block < end and ahead[1]
+
+    if has_functions(mask):
+        return looked_up_alone, first_as_found, is_left
+    return looked_up, as_found, is_before
 
 
 def clear_step(rows, consumers, has_lengths):
@@ -208,7 +232,8 @@ def key_tile_steps(mask, tile_n, consumers):
     """Device functions for the tiles of keys of a work tile: (V, tile, mask, n_block) clears the last one beyond the
     keys; (K, V, tile, mask, n_block, end) releases tiles unread; (tile, mask) -> those that a consumer reads."""
     TILE_N, IS_LOOKED_UP, band_at = tile_n, is_looked_up(mask), band_of(mask)
-    visible_blocks, next_n_block = block_steps(mask, tile_n)
+    visible_blocks, next_n_block = block_steps(mask, tile_n, consumers)
+    HAS_FUNCTIONS, (_, kept) = has_functions(mask), kept_steps(mask, consumers)
     clear_keys = clear_step(tile_n, consumers, has_key_lengths(mask))
 
     @device
@@ -236,6 +261,10 @@ def key_tile_steps(mask, tile_n, consumers):
         first, end = visible_blocks(mask, tile.batch, tile.head, tile.m0, tile.m0 + ROWS)
         if IS_LOOKED_UP or first >= end:
             first = tile.n_block
+        if HAS_FUNCTIONS:
+            left = tile.n_blocks - first
+            steps = next_tile(mask, tile.batch, tile.head, kept(mask, tile), first, left)
+            first = first + (steps if steps < left else 0)
         return first, minimum(maximum(end, first + 1), tile.n_blocks)
 
     return clear_beyond, skip, n_block_range

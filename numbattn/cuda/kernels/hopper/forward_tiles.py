@@ -176,6 +176,11 @@ def has_small_blocks(work):
     return any(min(sizes) < 2 * ROWS for sizes in work.cells)
 
 
+def tiles_of_states(work, tiles):
+    """Those of which states are looked up: of a mask with functions each consumer's."""
+    return tiles._replace(consumers=1) if has_functions(work.mask) else tiles
+
+
 def is_for_hopper(work):
     """Whether wgmma and TMA do the work, in the kernels that are called so."""
     problem = work.problem

@@ -54,7 +54,7 @@ from ..shared.warps import source_of, warp_specialised
 from ..tables import compiled_in
 from .forward_producer import TILES_AHEAD, Moved, producer_steps
 from .forward_steps import Pipelines, key_tile_steps, mask_steps, record_steps, share_steps
-from .forward_tiles import ROWS, head_dims, numbers
+from .forward_tiles import ROWS, head_dims, numbers, tiles_of_states
 from .tangent_steps import TangentAccumulators, TangentArguments, drop_steps, scored_step, within_step
 from .tangent_tiles import rows
 from .walk import ConsumerTile, block_steps
@@ -96,8 +96,8 @@ def hopper_tangent(
     moved = Moved((ONLY_Q, *ONLY_TQ), (ONLY_K, *ONLY_TK), (ONLY_V, *ONLY_TV), (SHARED_O, SHARED_TO))
     schedule, load = producer_steps(pipelines, moved, shared.boxes(ROWS, tile_n, dtype, 0), mask, tile_n, consumers)
     CONSUMERS, TILE_N, IS_PACKED = consumers, tile_n, PACKED in mask
-    (_, next_n_block), (share_of, is_whole) = block_steps(mask, tile_n), share_steps(mask, consumers)
-    needs_mask, seen_ahead, masked = mask_steps(mask, S_TILE, tile_n, ACC)
+    (_, next_n_block), (share_of, is_whole) = block_steps(mask, tile_n, consumers), share_steps(mask, consumers)
+    needs_mask, seen_ahead, masked = mask_steps(mask, S_TILE, tile_n, consumers, ACC)
     (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
     scored, with_tsink = scored_step(score, tscore, S_TILE, tile_n, ACC), sink_tangent_step(tscore, ACC)
     HAS_SCORE = any(kind(part).has_step for part in score)
@@ -249,6 +249,7 @@ SPEC = Spec(
     tiles=rows,
     parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | tangents_of(work),
     numbers=numbers,
+    states=tiles_of_states,
     persistent=True,
     arch="a",
     packs=True,

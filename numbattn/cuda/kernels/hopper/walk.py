@@ -5,7 +5,8 @@ Where keys are kept see `shared.query_tiles`."""
 from typing import Any, NamedTuple
 
 from ...tile import allocate, device, sync_warpgroup, warpgroup_index
-from ..shared.visibility import band_of, steps_to_next, visible_keys
+from ..shared.visibility import band_of, has_functions, kept_tile, next_tile_of_any, steps_to_next, visible_keys
+from .forward_tiles import ROWS
 
 
 class WorkTile(NamedTuple):
@@ -31,10 +32,40 @@ class ConsumerTile(NamedTuple):
     segment: Any
 
 
-def block_steps(mask, tile_n):
+def has_own_states(mask, consumers):
+    """Whether states are those of each consumer's queries, not of a work tile's."""
+    return consumers > 0 and has_functions(mask)
+
+
+def kept_steps(mask, consumers):
+    """Device functions for the numbers of kept tiles whose states are looked up: (tile) -> the first one of a work
+    tile; (mask, tile) -> that of a consumer."""
+    CONSUMERS = consumers
+
+    @device
+    def m_block_of(tile):
+        return tile.m_block
+
+    @device
+    def same_for_all(mask, tile):
+        return tile.m_block
+
+    @device
+    def first_of(tile):
+        return tile.m_block * CONSUMERS
+
+    @device
+    def own(mask, tile):
+        return kept_tile(mask, tile.m0 // ROWS)
+
+    return (first_of, own) if has_own_states(mask, consumers) else (m_block_of, same_for_all)
+
+
+def block_steps(mask, tile_n, consumers=0):
     """Device functions that walk over the tiles of keys: (mask, batch, head, m0, m_end) -> those [first, end) visible
     of queries [m0, m_end); (tile, mask, n_block) -> the first one from n_block on that is not empty."""
-    band_at, steps, TILE_N = band_of(mask), steps_to_next(mask), tile_n
+    band_at, (first_kept, _), TILE_N = band_of(mask), kept_steps(mask, consumers), tile_n
+    steps = next_tile_of_any(consumers) if has_own_states(mask, consumers) else steps_to_next(mask)
 
     @device
     def visible_blocks(mask, batch, head, m0, m_end):
@@ -43,7 +74,7 @@ def block_steps(mask, tile_n):
 
     @device
     def next_n_block(tile, mask, n_block):
-        return n_block + steps(mask, tile.batch, tile.head, tile.m_block, n_block, tile.n_blocks - n_block)
+        return n_block + steps(mask, tile.batch, tile.head, first_kept(tile), n_block, tile.n_blocks - n_block)
 
     return visible_blocks, next_n_block
 

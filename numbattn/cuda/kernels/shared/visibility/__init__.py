@@ -59,8 +59,10 @@ from .function import (
 from .states import (
     WORD,
     is_shown,
+    kept_tile,
     needs_test,
     next_tile,
+    next_tile_of_any,
     steps_to_next,
 )
 
@@ -97,12 +99,14 @@ __all__ = [
     "is_function",
     "is_looked_up",
     "is_shown",
+    "kept_tile",
     "looked_up_test",
     "looks_up_arrays",
     "lowered_function",
     "mask_type",
     "needs_test",
     "next_tile",
+    "next_tile_of_any",
     "packing_of",
     "packing_type",
     "pair_test",

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ....tile import convert, device, index, lowest_bit, minimum
+from ....tile import convert, device, index, lowest_bit, minimum, shape
 from .args import has_states
 from .band import in_band
 from .cells import first_of_tail
@@ -25,6 +25,32 @@ def next_tile(mask, batch, head, kept, tile, count):
         found = step < WORD
         steps = steps + (step if found else WORD - at % WORD)
     return minimum(steps, count)
+
+
+def next_tile_of_any(rows):
+    """The device function `next_tile` for so many kept tiles, from number `kept` on: tiles that are empty for all."""
+    ROWS = rows
+
+    @device
+    def next_tile(mask, batch, head, kept, tile, count):
+        steps, found = index(0), False
+        while steps < count and not found:
+            at, word = tile + steps, np.uint32(0)
+            for row in range(ROWS):
+                word = word | states_from(mask, batch, head, kept_tile(mask, kept + row), at, 0)
+            step = lowest_bit(np.uint32(word))
+            found = step < WORD
+            steps = steps + (step if found else WORD - at % WORD)
+        return minimum(steps, count)
+
+    return next_tile
+
+
+@device
+def kept_tile(mask, number):
+    """The number, or that of the last kept tile if there are fewer."""
+    _, _, kept_tiles, _ = shape(mask.states[0])
+    return minimum(number, kept_tiles - 1)
 
 
 @device
