@@ -73,7 +73,7 @@ from .forward_steps import (
 )
 from .forward_tiles import ROWS, head_dims, numbers, rows, tiles_of_states
 from .linear_bias import DEPTH, is_linear_bias, linear_bias_steps
-from .walk import ConsumerTile, block_steps, score_tile_steps
+from .walk import ConsumerTile, score_tile_steps
 
 # {consumers: of a producer's thread, of a consumer's}; two blocks of one consumer share a multiprocessor
 REGISTERS = {1: (40, 216), 2: (40, 232), 3: (32, 160), 4: (32, 112)}
@@ -117,12 +117,12 @@ def hopper_forward(
     schedule, load = producer_steps(pipelines, moved, SHARED_B, mask, tile_n, consumers)
     CONSUMERS, TILE_N, LN2 = consumers, tile_n, ACC(LN_2)
     RESCALES_FIRST = head_dim_v > 192  # more of O than can be rescaled while S is in flight
-    (_, next_n_block), (share_of, is_whole) = block_steps(mask, tile_n, consumers), share_steps(mask, consumers)
+    share_of, is_whole = share_steps(mask, consumers)
     # with levels a RelativeBias is 7 % faster at head_dim 128, at 256 4 % slower (H200)
     look_up, apply = softmax_score_steps(score, S_TILE, ACC, has_levels=not RESCALES_FIRST, by_tma=HAS_TMA_BIAS)
     looked_up, at_hand, scored = score_tile_steps(look_up, apply, tile_n, consumers, SHARED_B)
     needs_mask, seen_ahead, masked = mask_steps(mask, S_TILE, tile_n, consumers, ACC)
-    look_ahead, is_partial, goes_on = ahead_steps(mask, needs_mask, consumers)
+    first_ahead, next_ahead, is_partial, goes_on = ahead_steps(mask, needs_mask, tile_n, consumers)
     (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
     put_columns, linear_bias_of, side_of, add_linear_bias, level_of = linear_bias_steps(score, S_TILE, SHARED_C, ACC)
     within, drop = within_step(mask, score, linear_bias_of), drop_step(S_TILE, dropout)
@@ -138,7 +138,7 @@ def hopper_forward(
         BY_PRODUCT = HAS_LINEAR_BIAS and not masks
 
         @device
-        def step(acc, Q, K, V, tile, before, here, side, args):
+        def step(acc, Q, K, V, tile, before, here, ahead, side, args):
             """The softmax of tile `here` and P V of tile `before`. Also returns `here` and the tile after it."""
             O, P, m, l, alpha = acc
             looked_up_ahead = looked_up(tile, args.scores, here)
@@ -152,8 +152,7 @@ def hopper_forward(
                 O = rescaled(O, alpha)                          # line 15: O = alpha O
             wait(V)
             O = dot(O, P, V.tile)                               # line 15: O = O + P V of the tile before, in flight
-            after = next_n_block(tile, args.mask, here + 1)
-            ahead = look_ahead(tile, args.mask, after)
+            after, ahead = next_ahead(tile, args.mask, here, ahead)
             seen = seen_ahead(tile, args.mask, here) if masks else ()
             S = wgmma_wait(S, 1)
             found = at_hand(looked_up_ahead, K, tile, args.scores)
@@ -204,15 +203,14 @@ def hopper_forward(
     @device
     def main_loop(acc, Q, K, V, tile, before, end, args):
         """All tiles of keys but the first, up to `end`. Also returns the last one, and the next one not computed."""
-        here = next_n_block(tile, args.mask, before + 1)
-        ahead = look_ahead(tile, args.mask, here)
-        while goes_on(here, end, ahead):
+        here, ahead = first_ahead(tile, args.mask, before + 1)
+        while goes_on(tile, args.mask, here, end, ahead):
             side, until = side_of(args.linear_bias, here, end)
             # Nearly all of the time is spent here: this inner loop is 1 to 2 % faster than one loop with if and else.
             while here < until and not is_partial(tile, args.mask, here, ahead):
-                acc, K, V, before, here, ahead = step(acc, Q, K, V, tile, before, here, side, args)
-            if goes_on(here, end, ahead):
-                acc, K, V, before, here, ahead = masked_step(acc, Q, K, V, tile, before, here, side, args)
+                acc, K, V, before, here, ahead = step(acc, Q, K, V, tile, before, here, ahead, side, args)
+            if goes_on(tile, args.mask, here, end, ahead):
+                acc, K, V, before, here, ahead = masked_step(acc, Q, K, V, tile, before, here, ahead, side, args)
         return acc, K, V, before, here
 
     @device

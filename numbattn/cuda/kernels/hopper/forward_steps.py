@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ...tile import (
     Pipeline,
     advance,
@@ -24,18 +26,21 @@ from ..shared.segments import Segment, mask_within_step, whole
 from ..shared.visibility import (
     FARTHEST,
     PACKED,
+    WORD,
     band_of,
     element_test,
-    has_functions,
     has_key_lengths,
     has_states,
     is_looked_up,
+    kept_tile,
     looks_up_arrays,
     needs_test,
+    needs_test_of_full,
     next_tile,
+    word_steps,
 )
 from .forward_tiles import ROWS
-from .walk import WorkTile, block_steps, kept_steps, place_of
+from .walk import WorkTile, block_steps, has_own_states, place_of
 
 
 class Pipelines(NamedTuple):
@@ -127,14 +132,15 @@ def mask_steps(mask, layout, tile_n, consumers, ACC):
     """Device functions: (tile, mask, n_block) -> whether a tile of S needs a test per element; the same -> what is
     looked up for that while products are in flight; (S, that, tile, mask, n_block) -> S where it is seen, else -inf."""
     band_at, sees, tested = band_of(mask), element_test(mask, layout), needs_test(mask)
-    TILE_N, NO_SCORE, (_, kept) = tile_n, ACC(-float("inf")), kept_steps(mask, consumers)
+    TILE_N, NO_SCORE, HAS_OWN_STATES = tile_n, ACC(-float("inf")), has_own_states(mask, consumers)
 
     @device
     def needs_mask(tile, mask, n_block):
         batch, head, m0, n0 = tile.batch, tile.head, tile.m0, n_block * TILE_N
         band = band_at(mask, batch, head)
         m_end, n_end = m0 + ROWS, n0 + TILE_N
-        return tested(mask, band, batch, head, kept(mask, tile), n_block, m0, m_end, n0, n_end)
+        kept = kept_tile(mask, m0 // ROWS) if HAS_OWN_STATES else tile.m_block
+        return tested(mask, band, batch, head, kept, n_block, m0, m_end, n0, n_end)
 
     @device
     def seen(tile, mask, n_block):
@@ -160,52 +166,66 @@ def mask_steps(mask, layout, tile_n, consumers, ACC):
     return needs_mask, nothing, masked
 
 
-def ahead_steps(mask, needs_mask, consumers):
-    """Device functions: (tile, mask, n_block) -> what is found out of the next tile while products are in flight;
-    (tile, mask, n_block, that) -> whether it needs a test per element; (n_block, end, that) -> whether this consumer
-    reads it, or any after it."""
-    _, kept = kept_steps(mask, consumers)
+def ahead_steps(mask, needs_mask, tile_n, consumers):
+    """Device functions for what is found out of the next tile while products are in flight: (tile, mask, n_block) ->
+    the first one from n_block on that is not empty, and what is known of it; (tile, mask, n_block, that) -> the same of
+    the one after it; the same -> whether it needs a test per element; (tile, mask, n_block, end, that) -> whether this
+    consumer reads it, or any after it."""
+    if has_own_states(mask, consumers):
+        return word_ahead_steps(mask, tile_n, consumers)
+    HAS_STATES, (_, next_n_block) = has_states(mask), block_steps(mask, tile_n, consumers)
 
     @device
-    def is_before(n_block, end, ahead):
+    def first(tile, mask, n_block):
+        n_block = next_n_block(tile, mask, n_block)
+        if HAS_STATES:
+            return n_block, needs_mask(tile, mask, minimum(n_block, tile.n_blocks - 1))
+        return n_block, ()
+
+    @device
+    def after(tile, mask, n_block, ahead):
+        return first(tile, mask, n_block + 1)
+
+    @device
+    def needs_test(tile, mask, n_block, ahead):
+        return ahead if HAS_STATES else needs_mask(tile, mask, n_block)
+
+    @device
+    def is_before(tile, mask, n_block, end, ahead):
         return n_block < end
 
-    if not has_states(mask):
+    return first, after, needs_test, is_before
 
-        @device
-        def nothing(tile, mask, n_block):
-            return ()
 
-        @device
-        def needs_test(tile, mask, n_block, ahead):
-            return needs_mask(tile, mask, n_block)
-
-        return nothing, needs_test, is_before
+def word_ahead_steps(mask, tile_n, consumers):
+    """The same by Words, where each consumer has states of its own."""
+    band_at, tested, (first_word, next_word, _) = band_of(mask), needs_test_of_full(mask), word_steps(consumers)
+    TILE_N, CONSUMERS = tile_n, consumers
 
     @device
-    def looked_up(tile, mask, n_block):
-        return needs_mask(tile, mask, minimum(n_block, tile.n_blocks - 1))
+    def first(tile, mask, n_block):
+        kept, own = tile.m_block * CONSUMERS, tile.m0 // ROWS
+        return first_word(mask, tile.batch, tile.head, kept, own, n_block, tile.n_blocks)
 
     @device
-    def as_found(tile, mask, n_block, ahead):
-        return ahead
+    def after(tile, mask, n_block, words):
+        kept, own = tile.m_block * CONSUMERS, tile.m0 // ROWS
+        return next_word(mask, tile.batch, tile.head, kept, own, n_block, words, tile.n_blocks)
 
     @device
-    def looked_up_alone(tile, mask, n_block):
-        partial, left = looked_up(tile, mask, n_block), tile.n_blocks - n_block
-        return partial, not partial or next_tile(mask, tile.batch, tile.head, kept(mask, tile), n_block, left) < left
+    def needs_test(tile, mask, n_block, words):
+        batch, head, m0, n0 = tile.batch, tile.head, tile.m0, n_block * TILE_N
+        band, is_full = band_at(mask, batch, head), (words.full & np.uint32(1)) != 0
+        return not is_full or tested(mask, band, batch, head, 0, n_block, m0, m0 + ROWS, n0, n0 + TILE_N)
 
     @device
-    def first_as_found(tile, mask, n_block, ahead):
-        return ahead[0]
+    def is_left(tile, mask, n_block, end, words):
+        beyond = (n_block // WORD + 1) * WORD
+        left, own = tile.n_blocks - beyond, kept_tile(mask, tile.m0 // ROWS)
+        in_words = words.own != 0 or next_tile(mask, tile.batch, tile.head, own, beyond, left) < left
+        return n_block < end and in_words
 
-    @device
-    def is_left(n_block, end, ahead):
-        return n_block < end and ahead[1]
-
-    if has_functions(mask):
-        return looked_up_alone, first_as_found, is_left
-    return looked_up, as_found, is_before
+    return first, after, needs_test, is_left
 
 
 def clear_step(rows, consumers, has_lengths):
@@ -233,7 +253,7 @@ def key_tile_steps(mask, tile_n, consumers):
     keys; (K, V, tile, mask, n_block, end) releases tiles unread; (tile, mask) -> those that a consumer reads."""
     TILE_N, IS_LOOKED_UP, band_at = tile_n, is_looked_up(mask), band_of(mask)
     visible_blocks, next_n_block = block_steps(mask, tile_n, consumers)
-    HAS_FUNCTIONS, (_, kept) = has_functions(mask), kept_steps(mask, consumers)
+    HAS_OWN_STATES = has_own_states(mask, consumers)
     clear_keys = clear_step(tile_n, consumers, has_key_lengths(mask))
 
     @device
@@ -261,9 +281,9 @@ def key_tile_steps(mask, tile_n, consumers):
         first, end = visible_blocks(mask, tile.batch, tile.head, tile.m0, tile.m0 + ROWS)
         if IS_LOOKED_UP or first >= end:
             first = tile.n_block
-        if HAS_FUNCTIONS:
-            left = tile.n_blocks - first
-            steps = next_tile(mask, tile.batch, tile.head, kept(mask, tile), first, left)
+        if HAS_OWN_STATES:
+            left, own = tile.n_blocks - first, kept_tile(mask, tile.m0 // ROWS)
+            steps = next_tile(mask, tile.batch, tile.head, own, first, left)
             first = first + (steps if steps < left else 0)
         return first, minimum(maximum(end, first + 1), tile.n_blocks)
 

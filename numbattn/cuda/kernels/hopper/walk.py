@@ -4,9 +4,8 @@ Where keys are kept see `shared.query_tiles`."""
 
 from typing import Any, NamedTuple
 
-from ...tile import allocate, device, sync_warpgroup, warpgroup_index
-from ..shared.visibility import band_of, has_functions, kept_tile, next_tile_of_any, steps_to_next, visible_keys
-from .forward_tiles import ROWS
+from ...tile import allocate, device, opaque, sync_warpgroup, warpgroup_index
+from ..shared.visibility import band_of, has_functions, steps_to_next, visible_keys, word_steps
 
 
 class WorkTile(NamedTuple):
@@ -37,35 +36,11 @@ def has_own_states(mask, consumers):
     return consumers > 0 and has_functions(mask)
 
 
-def kept_steps(mask, consumers):
-    """Device functions for the numbers of kept tiles whose states are looked up: (tile) -> the first one of a work
-    tile; (mask, tile) -> that of a consumer."""
-    CONSUMERS = consumers
-
-    @device
-    def m_block_of(tile):
-        return tile.m_block
-
-    @device
-    def same_for_all(mask, tile):
-        return tile.m_block
-
-    @device
-    def first_of(tile):
-        return tile.m_block * CONSUMERS
-
-    @device
-    def own(mask, tile):
-        return kept_tile(mask, tile.m0 // ROWS)
-
-    return (first_of, own) if has_own_states(mask, consumers) else (m_block_of, same_for_all)
-
-
 def block_steps(mask, tile_n, consumers=0):
     """Device functions that walk over the tiles of keys: (mask, batch, head, m0, m_end) -> those [first, end) visible
     of queries [m0, m_end); (tile, mask, n_block) -> the first one from n_block on that is not empty."""
-    band_at, (first_kept, _), TILE_N = band_of(mask), kept_steps(mask, consumers), tile_n
-    steps = next_tile_of_any(consumers) if has_own_states(mask, consumers) else steps_to_next(mask)
+    band_at, steps, TILE_N, CONSUMERS = band_of(mask), steps_to_next(mask), tile_n, consumers
+    first_word, _, _ = word_steps(consumers)
 
     @device
     def visible_blocks(mask, batch, head, m0, m_end):
@@ -74,9 +49,42 @@ def block_steps(mask, tile_n, consumers=0):
 
     @device
     def next_n_block(tile, mask, n_block):
-        return n_block + steps(mask, tile.batch, tile.head, first_kept(tile), n_block, tile.n_blocks - n_block)
+        return n_block + steps(mask, tile.batch, tile.head, tile.m_block, n_block, tile.n_blocks - n_block)
 
-    return visible_blocks, next_n_block
+    @device
+    def next_of_any(tile, mask, n_block):
+        kept = tile.m_block * CONSUMERS
+        found, _ = first_word(mask, tile.batch, tile.head, kept, kept, n_block, tile.n_blocks)
+        return found
+
+    return visible_blocks, next_of_any if has_own_states(mask, consumers) else next_n_block
+
+
+def loader_steps(mask, tile_n, consumers):
+    """Device functions for the loader: (work, mask, n_block) -> what is known of a tile of keys; (work, mask, n_block,
+    that) -> the tile after it, and what is known of that one."""
+    (_, next_n_block), (_, next_word, words) = block_steps(mask, tile_n, consumers), word_steps(consumers)
+    CONSUMERS = consumers
+
+    @device
+    def nothing(work, mask, n_block):
+        return ()
+
+    @device
+    def after(work, mask, n_block, known):
+        return next_n_block(work, mask, opaque(n_block + 1)), known
+
+    @device
+    def words_of(work, mask, n_block):
+        kept = work.m_block * CONSUMERS
+        return words(mask, work.batch, work.head, kept, kept, n_block)
+
+    @device
+    def after_words(work, mask, n_block, known):
+        kept = work.m_block * CONSUMERS
+        return next_word(mask, work.batch, work.head, kept, kept, n_block, known, work.n_blocks)
+
+    return (words_of, after_words) if has_own_states(mask, consumers) else (nothing, after)
 
 
 @device

@@ -61,9 +61,10 @@ from .states import (
     is_shown,
     kept_tile,
     needs_test,
+    needs_test_of_full,
     next_tile,
-    next_tile_of_any,
     steps_to_next,
+    word_steps,
 )
 
 __all__ = [
@@ -105,8 +106,8 @@ __all__ = [
     "lowered_function",
     "mask_type",
     "needs_test",
+    "needs_test_of_full",
     "next_tile",
-    "next_tile_of_any",
     "packing_of",
     "packing_type",
     "pair_test",
@@ -114,4 +115,5 @@ __all__ = [
     "steps_to_next",
     "visible_keys",
     "visible_queries",
+    "word_steps",
 ]  # fmt: skip
