@@ -57,6 +57,7 @@ from .function import (
     pair_test,
 )
 from .states import (
+    NO_WORDS,
     WORD,
     is_shown,
     kept_tile,
@@ -77,6 +78,7 @@ __all__ = [
     "GRIDS",
     "LINE",
     "MASK",
+    "NO_WORDS",
     "PACKED",
     "PACKING",
     "WORD",

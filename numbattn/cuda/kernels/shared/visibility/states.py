@@ -37,6 +37,9 @@ class Words(NamedTuple):
     full: Any  # for that one
 
 
+NO_WORDS = Words(np.uint32(0), np.uint32(0), np.uint32(0))
+
+
 def word_steps(rows):
     """Device functions that walk over tiles which are not empty for one of so many kept tiles, from number `kept` on,
     up to `end`: (mask, batch, head, kept, own, tile, end) -> the first one from `tile` on, and its Words; (mask, batch,
@@ -72,8 +75,7 @@ def word_steps(rows):
 
     @device
     def first(mask, batch, head, kept, own, tile, end):
-        nothing = np.uint32(0)
-        return search(mask, batch, head, kept, own, tile, Words(nothing, nothing, nothing), tile, end)
+        return search(mask, batch, head, kept, own, tile, NO_WORDS, tile, end)
 
     @device
     def after(mask, batch, head, kept, own, tile, words, end):
