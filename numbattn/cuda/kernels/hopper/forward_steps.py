@@ -11,6 +11,7 @@ from ...tile import (
     device,
     fence_async_proxy,
     index,
+    lowest_bit,
     maximum,
     minimum,
     opaque,
@@ -37,10 +38,9 @@ from ..shared.visibility import (
     needs_test,
     needs_test_of_full,
     next_tile,
-    word_steps,
 )
 from .forward_tiles import ROWS
-from .walk import WorkTile, block_steps, has_own_states, place_of
+from .walk import WorkTile, block_steps, has_own_states, known_steps, place_of
 
 
 class Pipelines(NamedTuple):
@@ -167,24 +167,23 @@ def mask_steps(mask, layout, tile_n, consumers, ACC):
 
 
 def ahead_steps(mask, needs_mask, tile_n, consumers):
-    """Device functions for what is found out of the next tile while products are in flight: (tile, mask, n_block) ->
-    the first one from n_block on that is not empty, and what is known of it; (tile, mask, n_block, that) -> the same of
-    the one after it; the same -> whether it needs a test per element; (tile, mask, n_block, end, that) -> whether this
-    consumer reads it, or any after it."""
+    """Device functions for what is known of tiles: (tile, mask, n_block, that) -> the one after it that is not empty,
+    and what is found out of this while products are in flight; the same -> whether it needs a test per element, for the
+    first one and for others; (tile, mask, n_block, end, that) -> whether this consumer reads it, or any after it."""
     if has_own_states(mask, consumers):
         return word_ahead_steps(mask, tile_n, consumers)
     HAS_STATES, (_, next_n_block) = has_states(mask), block_steps(mask, tile_n, consumers)
 
     @device
-    def first(tile, mask, n_block):
-        n_block = next_n_block(tile, mask, n_block)
+    def after(tile, mask, n_block, ahead):
+        n_block = next_n_block(tile, mask, n_block + 1)
         if HAS_STATES:
             return n_block, needs_mask(tile, mask, minimum(n_block, tile.n_blocks - 1))
         return n_block, ()
 
     @device
-    def after(tile, mask, n_block, ahead):
-        return first(tile, mask, n_block + 1)
+    def needs_test_at_once(tile, mask, n_block, nothing):
+        return needs_mask(tile, mask, n_block)
 
     @device
     def needs_test(tile, mask, n_block, ahead):
@@ -194,23 +193,13 @@ def ahead_steps(mask, needs_mask, tile_n, consumers):
     def is_before(tile, mask, n_block, end, ahead):
         return n_block < end
 
-    return first, after, needs_test, is_before
+    return after, needs_test_at_once, needs_test, is_before
 
 
 def word_ahead_steps(mask, tile_n, consumers):
     """The same by Words, where each consumer has states of its own."""
-    band_at, tested, (first_word, next_word, _) = band_of(mask), needs_test_of_full(mask), word_steps(consumers)
-    TILE_N, CONSUMERS = tile_n, consumers
-
-    @device
-    def first(tile, mask, n_block):
-        kept, own = tile.m_block * CONSUMERS, tile.m0 // ROWS
-        return first_word(mask, tile.batch, tile.head, kept, own, n_block, tile.n_blocks)
-
-    @device
-    def after(tile, mask, n_block, words):
-        kept, own = tile.m_block * CONSUMERS, tile.m0 // ROWS
-        return next_word(mask, tile.batch, tile.head, kept, own, n_block, words, tile.n_blocks)
+    band_at, tested, TILE_N = band_of(mask), needs_test_of_full(mask), tile_n
+    _, after = known_steps(mask, tile_n, consumers, by_consumer=True)
 
     @device
     def needs_test(tile, mask, n_block, words):
@@ -220,12 +209,19 @@ def word_ahead_steps(mask, tile_n, consumers):
 
     @device
     def is_left(tile, mask, n_block, end, words):
-        beyond = (n_block // WORD + 1) * WORD
-        left, own = tile.n_blocks - beyond, kept_tile(mask, tile.m0 // ROWS)
-        in_words = words.own != 0 or next_tile(mask, tile.batch, tile.head, own, beyond, left) < left
-        return n_block < end and in_words
+        return n_block < end and own_steps(tile, mask, n_block, words) < tile.n_blocks - n_block
 
-    return first, after, needs_test, is_left
+    return after, needs_test, needs_test, is_left
+
+
+@device
+def own_steps(tile, mask, n_block, words):
+    """How many tiles of keys, from this one on, are empty for a consumer; as many as there are, or more: all."""
+    steps = lowest_bit(words.own)
+    if steps == WORD:
+        beyond, own = (n_block // WORD + 1) * WORD, kept_tile(mask, tile.m0 // ROWS)
+        steps = beyond - n_block + next_tile(mask, tile.batch, tile.head, own, beyond, tile.n_blocks - beyond)
+    return steps
 
 
 def clear_step(rows, consumers, has_lengths):
@@ -250,10 +246,11 @@ def clear_step(rows, consumers, has_lengths):
 
 def key_tile_steps(mask, tile_n, consumers):
     """Device functions for the tiles of keys of a work tile: (V, tile, mask, n_block) clears the last one beyond the
-    keys; (K, V, tile, mask, n_block, end) releases tiles unread; (tile, mask) -> those that a consumer reads."""
+    keys; (K, V, tile, mask, n_block, known, end) releases tiles unread; (tile, mask) -> those that a consumer reads.
+    What is known of them goes with them: see `known_steps`."""
     TILE_N, IS_LOOKED_UP, band_at = tile_n, is_looked_up(mask), band_of(mask)
-    visible_blocks, next_n_block = block_steps(mask, tile_n, consumers)
-    HAS_OWN_STATES = has_own_states(mask, consumers)
+    (visible_blocks, _), HAS_OWN_STATES = block_steps(mask, tile_n, consumers), has_own_states(mask, consumers)
+    known_of, next_known = known_steps(mask, tile_n, consumers, by_consumer=True)
     clear_keys = clear_step(tile_n, consumers, has_key_lengths(mask))
 
     @device
@@ -262,7 +259,7 @@ def key_tile_steps(mask, tile_n, consumers):
         clear_keys(V, band_at(mask, tile.batch, tile.head)[3] - n_block * TILE_N)
 
     @device
-    def skip(K, V, tile, mask, n_block, end):
+    def skip(K, V, tile, mask, n_block, known, end):
         """Release tiles of keys unread; also returns the first one from `end` on."""
         while n_block < end:
             wait(K)
@@ -272,20 +269,21 @@ def key_tile_steps(mask, tile_n, consumers):
             release(K)
             release(V)
             K, V = advance(K, 1), advance(V, 1)
-            n_block = next_n_block(tile, mask, opaque(n_block + 1))
-        return K, V, n_block
+            n_block, known = next_known(tile, mask, n_block, known)
+        return K, V, n_block, known
 
     @device
     def n_block_range(tile, mask):
-        """The tiles of keys [first, end) that this consumer reads, at least one."""
+        """The tiles of keys [first, end) that this consumer reads, at least one; and what is known of the work tile's
+        first one."""
+        known = known_of(tile, mask, tile.n_block)
         first, end = visible_blocks(mask, tile.batch, tile.head, tile.m0, tile.m0 + ROWS)
         if IS_LOOKED_UP or first >= end:
             first = tile.n_block
         if HAS_OWN_STATES:
-            left, own = tile.n_blocks - first, kept_tile(mask, tile.m0 // ROWS)
-            steps = next_tile(mask, tile.batch, tile.head, own, first, left)
-            first = first + (steps if steps < left else 0)
-        return first, minimum(maximum(end, first + 1), tile.n_blocks)
+            steps = own_steps(tile, mask, first, known)
+            first = first + (steps if steps < tile.n_blocks - first else 0)
+        return first, minimum(maximum(end, first + 1), tile.n_blocks), known
 
     return clear_beyond, skip, n_block_range
 

@@ -57,7 +57,7 @@ from .forward_steps import Pipelines, key_tile_steps, mask_steps, record_steps, 
 from .forward_tiles import ROWS, head_dims, numbers, tiles_of_states
 from .tangent_steps import TangentAccumulators, TangentArguments, drop_steps, scored_step, within_step
 from .tangent_tiles import rows
-from .walk import ConsumerTile, block_steps
+from .walk import ConsumerTile, block_steps, known_steps
 
 REGISTERS = {2: (40, 232), 3: (32, 160)}  # {consumers: of a producer's thread, of a consumer's}
 
@@ -103,6 +103,7 @@ def hopper_tangent(
     HAS_SCORE = any(kind(part).has_step for part in score)
     sign_dropped, left_operand, both_factors = drop_steps(S_TILE, dropout, ONLY_V)
     clear_beyond, skip, n_block_range = key_tile_steps(mask, tile_n, consumers)
+    known_of, _ = known_steps(mask, tile_n, consumers, by_consumer=True)
     within = within_step(mask, score, tscore)
 
     def step_with(masks):
@@ -200,12 +201,12 @@ def hopper_tangent(
         tile = receive(W, args.heads_per_tile)
         while tile.n_blocks > 0:
             here = within(args, tile)
-            first, end = n_block_range(tile, here.mask)
-            K, V, n_block = skip(K, V, tile, here.mask, tile.n_block, first)
+            first, end, known = n_block_range(tile, here.mask)
+            K, V, n_block, _ = skip(K, V, tile, here.mask, tile.n_block, known, first)
             acquire(Q)                                          # consumers take turns with these stages: see pipeline
             wait(Q)
             acc, K, V, n_block = main_loop(Q, K, V, tile, n_block, end, here)
-            K, V, _ = skip(K, V, tile, here.mask, n_block, tile.n_blocks)
+            K, V, _, _ = skip(K, V, tile, here.mask, n_block, known_of(tile, here.mask, n_block), tile.n_blocks)
             epilogue(acc, W, Q, tile, here)
             W, Q = advance(W, 1), advance(Q, CONSUMERS)
             tile = receive(W, args.heads_per_tile)

@@ -4,8 +4,9 @@ Where keys are kept see `shared.query_tiles`."""
 
 from typing import Any, NamedTuple
 
-from ...tile import allocate, device, opaque, sync_warpgroup, warpgroup_index
+from ...tile import allocate, device, minimum, opaque, sync_warpgroup, warpgroup_index
 from ..shared.visibility import band_of, has_functions, steps_to_next, visible_keys, word_steps
+from .forward_tiles import ROWS
 
 
 class WorkTile(NamedTuple):
@@ -60,29 +61,39 @@ def block_steps(mask, tile_n, consumers=0):
     return visible_blocks, next_of_any if has_own_states(mask, consumers) else next_n_block
 
 
-def loader_steps(mask, tile_n, consumers):
-    """Device functions for the loader: (work, mask, n_block) -> what is known of a tile of keys; (work, mask, n_block,
-    that) -> the tile after it, and what is known of that one."""
+def known_steps(mask, tile_n, consumers, by_consumer):
+    """Device functions: (tile, mask, n_block) -> what is known of a tile of keys; (tile, mask, n_block, that) -> the
+    tile after it, and what is known of that one. by_consumer: whether for a ConsumerTile; else for a WorkTile."""
     (_, next_n_block), (_, next_word, words) = block_steps(mask, tile_n, consumers), word_steps(consumers)
     CONSUMERS = consumers
 
     @device
-    def nothing(work, mask, n_block):
+    def nothing(tile, mask, n_block):
         return ()
 
     @device
-    def after(work, mask, n_block, known):
-        return next_n_block(work, mask, opaque(n_block + 1)), known
+    def after(tile, mask, n_block, known):
+        return next_n_block(tile, mask, opaque(n_block + 1)), known
 
     @device
-    def words_of(work, mask, n_block):
-        kept = work.m_block * CONSUMERS
-        return words(mask, work.batch, work.head, kept, kept, n_block)
+    def own_of_consumer(tile):
+        return tile.m0 // ROWS
 
     @device
-    def after_words(work, mask, n_block, known):
-        kept = work.m_block * CONSUMERS
-        return next_word(mask, work.batch, work.head, kept, kept, n_block, known, work.n_blocks)
+    def first_of_all(tile):
+        return tile.m_block * CONSUMERS
+
+    own_of = own_of_consumer if by_consumer else first_of_all
+
+    @device
+    def words_of(tile, mask, n_block):
+        n_block = minimum(n_block, tile.n_blocks - 1)
+        return words(mask, tile.batch, tile.head, first_of_all(tile), own_of(tile), n_block)
+
+    @device
+    def after_words(tile, mask, n_block, known):
+        kept = first_of_all(tile)
+        return next_word(mask, tile.batch, tile.head, kept, own_of(tile), n_block, known, tile.n_blocks)
 
     return (words_of, after_words) if has_own_states(mask, consumers) else (nothing, after)
 
