@@ -5,6 +5,9 @@
     python bench/report.py --run speed cpu
     python bench/report.py --run --small --folder /tmp/bench    # takes seconds on any machine, to see that it works
 
+What needs one GPU runs on all GPUs at a time, in the order of the names, its output in results/*.log; put the longest
+first. What fails is said, and the rest goes on.
+
 To add a picture: a line in RUNS, the command that writes its results; a function in pictures/, which makes a figure and
 a few sentences of them; a line in SECTIONS, where it stands on the page. What has no results is left out. What papers
 claim, and which results answer it, is in paper/claims.py.
@@ -14,6 +17,7 @@ Needs matplotlib and tabulate.
 import argparse
 import io
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -21,7 +25,10 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
+from queue import SimpleQueue
 from typing import NamedTuple
 
 from paper import claims
@@ -82,7 +89,7 @@ RUNS = {
     "second": Run("second.py"),
     "kernels": Run("kernels.py"),
     "sparse_layers": Run("sparse_layers.py"),
-    "ring": Run("ring.py --devices 2",
+    "ring": Run("ring.py --devices 2 --seqlen 16384 65536",
                 "ring.py --devices 2 --engine simulated --seqlen 512 --dtype float32 --heads 2 --heads-k 1 --rounds 1",
                 gpus=2),
     "ring_model": Run("ring_model.py", "ring_model.py", gpus=0),
@@ -129,22 +136,46 @@ SECTIONS = [
 
 # ---------------------------------------------------------------------------------------------------------------- runs
 def run(names, small, folder):
-    """Measure. Returns how many commands failed."""
-    failed, here = 0, gpus_here()
+    """Measure: first what needs several GPUs, then what needs one, on all of them at a time, then what needs none.
+    Returns how many commands failed."""
+    here, commands, free = gpus_here(), {}, SimpleQueue()
     for name in names:
         whole, reduced, gpus = RUNS[name]
-        command = reduced if small or here < gpus else whole
-        if command is None:
+        if command := reduced if small or here < gpus else whole:
+            commands[name] = command
+        else:
             print(f"{name}: left out, it needs a GPU", flush=True)
-            continue
-        print(f"{name}: {typed(command)}", flush=True)
-        start = time.perf_counter()
-        script, *options = shlex.split(command)
-        done = subprocess.run([sys.executable, BENCH / script, *options, "--json", folder / f"results/{name}.json"])
-        failed += done.returncode != 0
-        end = "failed" if done.returncode else "done"
-        print(f"{name}: {end} after {time.perf_counter() - start:.0f} s", flush=True)
-    return failed
+    for gpu in range(here) if here > 1 else [None]:
+        free.put(gpu)
+
+    def on_one(name):
+        gpu = free.get()
+        try:
+            return measure(name, commands[name], folder, gpu)
+        finally:
+            free.put(gpu)
+
+    failures = [measure(name, commands[name], folder) for name in commands if RUNS[name].gpus > 1]
+    with ThreadPoolExecutor(max(here, 1)) as threads:
+        failures += threads.map(on_one, [name for name in commands if RUNS[name].gpus == 1])
+    failures += [measure(name, commands[name], folder) for name in commands if RUNS[name].gpus == 0]
+    return sum(failures)
+
+
+def measure(name, command, folder, gpu=None):
+    """Run a command; on a GPU beside others what it prints goes to a file. Returns whether it failed."""
+    print(f"{name}: {typed(command)}", flush=True)
+    start, results = time.perf_counter(), folder / "results"
+    results.mkdir(parents=True, exist_ok=True)
+    script, *options = shlex.split(command)
+    alone = gpu is None
+    environment = os.environ if alone else os.environ | {"CUDA_VISIBLE_DEVICES": str(gpu)}
+    with nullcontext() if alone else open(results / f"{name}.log", "w") as log:
+        done = subprocess.run([sys.executable, BENCH / script, *options, "--json", results / f"{name}.json"],
+                              env=environment, stdout=log, stderr=log)  # fmt: skip
+    end = "failed" if done.returncode else "done"
+    print(f"{name}: {end} after {time.perf_counter() - start:.0f} s", flush=True)
+    return done.returncode != 0
 
 
 def gpus_here():
