@@ -5,8 +5,8 @@
     python bench/report.py --run speed cpu
     python bench/report.py --run --small --folder /tmp/bench    # takes seconds on any machine, to see that it works
 
-What needs one GPU runs on all GPUs at a time, in the order of the names, its output in results/*.log; put the longest
-first. What fails is said, and the rest goes on.
+Where there are several GPUs, each gets the next run in the order of the names, its output in results/*.log; put the
+longest first. What fails is said, and the rest goes on.
 
 To add a picture: a line in RUNS, the command that writes its results; a function in pictures/, which makes a figure and
 a few sentences of them; a line in SECTIONS, where it stands on the page. What has no results is left out. What papers
@@ -136,41 +136,43 @@ SECTIONS = [
 
 # ---------------------------------------------------------------------------------------------------------------- runs
 def run(names, small, folder):
-    """Measure: first what needs several GPUs, then what needs one, on all of them at a time, then what needs none.
-    Returns how many commands failed."""
+    """Measure: on all GPUs at a time, what needs several first; then, one after the other, what needs none. Returns how
+    many commands failed."""
     here, commands, free = gpus_here(), {}, SimpleQueue()
     for name in names:
         whole, reduced, gpus = RUNS[name]
-        if command := reduced if small or here < gpus else whole:
+        if command := reduced if small or len(here) < gpus else whole:
             commands[name] = command
         else:
             print(f"{name}: left out, it needs a GPU", flush=True)
-    for gpu in range(here) if here > 1 else [None]:
+    for gpu in here:
         free.put(gpu)
 
-    def on_one(name):
-        gpu = free.get()
+    def on_gpus(name, gpus):
         try:
-            return measure(name, commands[name], folder, gpu)
+            return measure(name, commands[name], folder, gpus if len(here) > 1 else None)
         finally:
-            free.put(gpu)
+            for gpu in gpus:
+                free.put(gpu)
 
-    failures = [measure(name, commands[name], folder) for name in commands if RUNS[name].gpus > 1]
-    with ThreadPoolExecutor(max(here, 1)) as threads:
-        failures += threads.map(on_one, [name for name in commands if RUNS[name].gpus == 1])
-    failures += [measure(name, commands[name], folder) for name in commands if RUNS[name].gpus == 0]
-    return sum(failures)
+    ordered, runs = sorted(commands, key=lambda name: -RUNS[name].gpus), []
+    with ThreadPoolExecutor(max(len(here), 1)) as threads:
+        for name in ordered:
+            if needed := RUNS[name].gpus:
+                gpus = [free.get() for _ in range(min(needed, len(here)))]  # waits until they are free
+                runs.append(threads.submit(on_gpus, name, gpus))
+    failures = [run.result() for run in runs]
+    return sum(failures + [measure(name, commands[name], folder) for name in ordered if not RUNS[name].gpus])
 
 
-def measure(name, command, folder, gpu=None):
-    """Run a command; on a GPU beside others what it prints goes to a file. Returns whether it failed."""
+def measure(name, command, folder, gpus=None):
+    """Run a command; on some of the GPUs, what it prints goes to a file. Returns whether it failed."""
     print(f"{name}: {typed(command)}", flush=True)
     start, results = time.perf_counter(), folder / "results"
     results.mkdir(parents=True, exist_ok=True)
     script, *options = shlex.split(command)
-    alone = gpu is None
-    environment = os.environ if alone else os.environ | {"CUDA_VISIBLE_DEVICES": str(gpu)}
-    with nullcontext() if alone else open(results / f"{name}.log", "w") as log:
+    environment = os.environ | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
+    with open(results / f"{name}.log", "w") if gpus else nullcontext() as log:
         done = subprocess.run([sys.executable, BENCH / script, *options, "--json", results / f"{name}.json"],
                               env=environment, stdout=log, stderr=log)  # fmt: skip
     end = "failed" if done.returncode else "done"
@@ -179,13 +181,15 @@ def measure(name, command, folder, gpu=None):
 
 
 def gpus_here():
+    """Names of the GPUs, as CUDA_VISIBLE_DEVICES has them."""
     from peers import cupy, require_gpu  # loads torch
 
     try:
         require_gpu()
     except SystemExit:
-        return 0
-    return cupy.cuda.runtime.getDeviceCount()
+        return []
+    count = cupy.cuda.runtime.getDeviceCount()
+    return os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")[:count]
 
 
 def typed(command):

@@ -42,9 +42,9 @@ def scores(results):
         "gradients of a score's arrays, if it has any; FlashAttention 4's time is relative to numbattn's without a "
         "score. Right: the time with a mask relative to the time without, against the share of the scores that it "
         f"shows ({shown}). {chosen}A pair bias shared by {pairs['batch']} rows of a batch, forward and backward with "
-        f"its gradient ({pairs['dtype']}, {pairs['heads']} heads of {pairs['head_dim']}, seqlen {pairs['seqlen']}), takes "
-        f"{ours:.2f} ms and {pairs['bytes'][OURS] / 1e6:.0f} MB; the standard formula in CuPy takes {theirs:.0f} ms "
-        f"and {pairs['bytes']['cupy'] / 1e6:.0f} MB. When this was measured, the gradient of Alibi's slopes came with "
+        f"its gradient ({pairs['dtype']}, {pairs['heads']} heads of {pairs['head_dim']}, seqlen {pairs['seqlen']}), "
+        f"takes {ours:.2f} ms and {pairs['bytes'][OURS] / 1e6:.0f} MB; the standard formula in CuPy takes {theirs:.0f} "
+        f"ms and {pairs['bytes']['cupy'] / 1e6:.0f} MB. When this was measured, the gradient of Alibi's slopes came with "
         "dQ's; since then it has a kernel of its own, and that backward pass takes about twice as long."
     )
     return finish(figure, title), text

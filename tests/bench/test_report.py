@@ -163,8 +163,8 @@ def test_commands_are_understood(name, monkeypatch):
 
 
 def test_what_runs_where(monkeypatch, capsys, tmp_path):
-    """Whole commands; small ones if they are asked for, or if GPUs are missing. What needs one GPU runs on all of them
-    at a time, after what needs several and before what needs none."""
+    """Whole commands; small ones if they are asked for, or if GPUs are missing. Runs share the GPUs;
+    what needs several begins, what needs none comes last."""
     ran = []
 
     def record(command, env, **output):
@@ -180,13 +180,14 @@ def test_what_runs_where(monkeypatch, capsys, tmp_path):
         (False, 2, "d9 a9 b9 c9"), (False, 1, "d1 a9 b9 c9"), (False, 0, "d1 b1 c9"), (True, 1, "d1 b1 c1"),
         (True, 0, "d1 b1 c1"),
     ):  # fmt: skip
-        monkeypatch.setattr(report, "gpus_here", lambda gpus=gpus: gpus)
+        monkeypatch.setattr(report, "gpus_here", lambda gpus=gpus: ["3", "5"][:gpus])
         assert report.run(report.RUNS, small, tmp_path) == 1        # which failed
         commands = [command for command, _ in ran]
         assert commands[0] == expected[:2]
         assert sorted(commands[1:-1]) == expected.split()[1:-1]     # in threads
         assert commands[-1] == expected[-2:]
-        assert {gpu for _, gpu in ran} <= ({None, "0", "1"} if gpus == 2 else {None})
+        assert ran[0][1] == ("3,5" if gpus == 2 else None)
+        assert {gpu for _, gpu in ran[1:-1]} <= ({"3", "5"} if gpus == 2 else {None})
         ran.clear()
     assert "a: left out, it needs a GPU" in capsys.readouterr().out
     assert (tmp_path / "results/a.log").exists()
