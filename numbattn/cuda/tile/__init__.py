@@ -40,7 +40,6 @@ plain one. Numbers take the dtype of the tile that they are combined with. With 
 | prefetch_tensor_map, fence_async_proxy | before all these | prefetch.tensormap, fence.proxy |
 | thread_index, block_index, grid_size, warpgroup_index | where this thread is | %tid, %ctaid, %nctaid |
 | index, shape, opaque, always, lowest_bit, ballot | integers that count; bits | mov, bfind, vote.ballot |
-| of_first_lane | one lane's number in all lanes of a warp | shfl.idx |
 | sync_threads, sync_warp, sync_warpgroup(s) | makes what others have written visible | bar.sync, bar.warp.sync |
 | add_element | to one element of sums, immediately | red.global |
 | atomic_add, atomic_inc | counters in global memory | atom.add, atom.inc |
@@ -105,7 +104,6 @@ from .synchronisation import (
     grid_size,
     increase_registers,
     launch_dependents,
-    of_first_lane,
     sync_threads,
     sync_warp,
     sync_warpgroup,
@@ -202,7 +200,6 @@ __all__ = [
     "maximum",
     "minimum",
     "mma",
-    "of_first_lane",
     "opaque",
     "operand",
     "part_argmin",

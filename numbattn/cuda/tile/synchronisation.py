@@ -199,24 +199,6 @@ def ballot(truth):
     return types.uint32(types.boolean), lambda b, truth: asm(b, text, I32, b.zext(truth, I32), effect=True)
 
 
-@primitive
-def of_first_lane(x):
-    """An integer of the warp's first lane, in all of its lanes.
-
-    >>> run(lambda y: save(y, full(TILE, of_first_lane(thread_index() + 5)), 0), np.zeros((1, 2)))
-    array([[5., 5.]])
-    """
-    return gather_lanes(x)[0]
-
-
-@of_first_lane.lowering
-def of_first_lane(x):
-    if x != INDEX and x not in (types.int32, types.uint32):
-        raise TypingError(f"of_first_lane: got {x}, expected an integer of 32 bits")
-    text = "shfl.sync.idx.b32 $0, $1, 0, 0x1f, 0xffffffff;"
-    return x(x), lambda b, x: asm(b, text, I32, x, effect=True)
-
-
 def warpgroup_of():
     return my_index() >> WARPGROUP_BITS
 
