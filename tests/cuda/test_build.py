@@ -14,6 +14,7 @@ from numba.cuda import dispatcher, types
 from numba.cuda.cudadrv.error import NvvmSupportError
 
 from numbattn.cuda import build as building
+from numbattn.cuda import compiler
 from numbattn.cuda.build import Key, Report, TensorMapArgument, arch, assemble, build, compile_ptx
 
 from . import factories
@@ -148,7 +149,7 @@ def test_numba_stays_as_it_was():
 def test_other_threads_ask_numba_for_their_own_device(monkeypatch):
     monkeypatch.setattr(dispatcher, "get_current_device", lambda: "theirs")
     seen = []
-    with building._device_of((9, 0, "a")):
+    with compiler._device_of((9, 0, "a")):
         thread = threading.Thread(target=lambda: seen.append(dispatcher.get_current_device()))
         thread.start()
         thread.join()

@@ -1,7 +1,6 @@
-"""numba-cuda beside a NumPy that is newer."""
+"""numba-cuda, and beside a NumPy that is newer."""
 
 import importlib
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -38,16 +37,6 @@ def test_what_numpy_has_stays():
     with compiler.numpy_with_row_stack():
         assert hasattr(np, "row_stack")
     assert getattr(np, "row_stack", None) is before
-
-
-def test_nothing_imports_numba_cuda_before():
-    """But for what lies in packages that import `compiler` first."""
-    first = re.compile(r"^(from|import) numba\.cuda|^from numba import .*cuda", re.M)
-    importing = {path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if first.search(path.read_text())}
-    assert {path.parts[:2] for path in importing} <= {("cuda", "tile"), ("cuda", "words"), ("cuda", "kernels")}
-    for package in "tile", "words", "kernels":
-        lines = (PACKAGE / "cuda" / package / "__init__.py").read_text().splitlines()
-        assert next(line for line in lines if line.startswith("from ")).startswith("from .. import compiler")
 
 
 def test_without_numba_cuda(monkeypatch):
