@@ -51,7 +51,6 @@ In the words' examples TILE is a layout of 2x4, x the tile of ARRAY, 0 to 7, and
 of boxes of 8x64 float16, RING a pipeline of two stages of four int32 with one reader.
 """
 
-from .. import compiler  # noqa: F401, before anything of numba.cuda
 from . import operators  # noqa: F401, defines them
 from .accumulation import (
     add_element,
