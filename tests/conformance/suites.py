@@ -1,4 +1,4 @@
-"""Tests of other projects, run as they are: by pytest in a process of its own, with a plugin of this folder, which puts
+"""Tests of other projects, run as they are: by pytest in a process of its own, with one of these plugins, which puts
 numbattn in the place of the function that they test."""
 
 import os
@@ -13,12 +13,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CHECKOUTS = "NUMBATTN_CHECKOUTS"  # a folder of checkouts of repositories whose tests are in no package
+SAMPLE = "NUMBATTN_SAMPLE"  # how many tests of suites with more of them than one wants to wait for
 
 
 class Counts(NamedTuple):
     passed: int
     failed: int
-    skipped: int
+    skipped: int = 0
     ends: str = ""  # the last line of pytest
 
 
@@ -30,13 +31,30 @@ def checkout(repository, file):
     return path
 
 
+def run_sample(plugin, *arguments):
+    """The same of some tests of a suite that wants a GPU, by as many processes as there are tens of them."""
+    sample = int(os.environ.get(SAMPLE, 20))
+    processes = max(1, min(sample // 10, os.cpu_count() or 1, 8))
+    return run(plugin, *arguments, "-p", "tests.conformance.plugins.one_gpu", "--sample", sample, "-n", processes)
+
+
+def version(repository):
+    """The commit of a checkout, if git knows it."""
+    folder = Path(os.environ[CHECKOUTS], repository.partition("/")[2])
+    done = subprocess.run(["git", "-C", folder, "log", "-1", "--format=%h"], capture_output=True, encoding="utf-8")
+    return f"{repository} {done.stdout.strip()}".strip()
+
+
 def run(plugin, *arguments, **environment):
-    """Counts of a run of pytest with a plugin of this folder, without anything that this project sets."""
+    """Counts of a run of pytest with a plugin, without anything that this project sets."""
     with TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
-        command = [sys.executable, "-m", "pytest", "-p", f"tests.conformance.{plugin}", "-c", os.devnull, "--noconftest",
-                   "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *map(str, arguments)]  # fmt: skip
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])} | environment
+        command = [
+            sys.executable, "-m", "pytest", "-p", f"tests.conformance.plugins.{plugin}", *map(str, arguments), "-q",
+            "-c", os.devnull, "--noconftest", "-p", "no:cacheprovider", "-p", "no:warnings", f"--junitxml={report}",
+        ]  # fmt: skip
+        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        environment = os.environ | environment | {"PYTHONPATH": path}
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, encoding="utf-8")
         print(done.stdout, done.stderr)  # which pytest shows if the test fails
         assert report.exists(), done.stderr

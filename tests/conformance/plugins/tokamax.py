@@ -1,8 +1,8 @@
-"""tokamax' own test cases of attention with numbattn as one of its implementations: a file of tests for pytest.
+"""tokamax' own test cases of attention, with numbattn as one of its implementations: a file of tests for pytest.
 
-What is not there, and tokamax then expects an exception: a dropout mask from outside, for numbattn draws its own; logits
-in other dtypes than float32; sums that are not divided by the largest score's, since the row maximum is not kept. Pieces
-of a sequence come with (lse, 1) for their (maximum, denominator), which combine to the same.
+What is not there, and where tokamax then expects an exception: a dropout mask from outside, for numbattn draws its own;
+logits in other dtypes than float32; sums without a denominator, since the largest score of a row is not kept. Of a
+piece of a sequence (maximum, denominator) are (lse, 1), with which pieces are combined to the same.
 """
 
 import functools
@@ -16,7 +16,6 @@ from tokamax._src.ops.attention import base, test_base
 import numbattn as na
 from numbattn.interop.jax import attention
 from numbattn.masks import as_mask
-
 
 flags.FLAGS.mark_as_parsed()  # else absl takes pytest's options for its own
 

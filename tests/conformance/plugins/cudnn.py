@@ -1,10 +1,15 @@
 """A plugin of pytest for the test_mhas_v2.py of cuDNN's frontend: graphs that run numbattn.
 
-Its random configurations, its tensors, with gaps between elements and guards around them, its reference and its checks of
-two runs for equal bits stay as they are. What had to be bent: the largest score of each query and the sum relative to it
-are not asked for, since numbattn keeps their logarithm alone; where keys and values have different numbers of heads, the
-fewer ones are repeated; lse of a query that sees no key is that of the sink there, and -inf here. Left out are the tests of 8-bit floats, whose queries have 8 bits, too. On a CPU, configurations
-with more than 4 million scores are skipped.
+Its random configurations stay as they are, its tensors, with gaps between elements and guards around them, its
+reference and its checks of two runs for equal bits.
+
+What had to be bent: the largest score of each query, and the sum relative to it, are not asked for, since numbattn
+keeps their logarithm alone; where keys and values have different numbers of heads, the fewer ones are repeated; of a
+query that sees no key, lse is the sink there and -inf here; packed sequences whose windows start at the upper left are
+Intervals, since Segments align windows at the lower right.
+
+Left out are the tests of 8-bit floats, where queries have 8 bits, too. On a CPU, configurations with more than 4
+million scores are skipped.
 """
 
 import math
@@ -13,7 +18,6 @@ import sys
 from enum import Enum
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 from unittest.mock import MagicMock
 
 import pytest
@@ -23,7 +27,7 @@ import numbattn as na
 from numbattn.interop.torch import attention
 from numbattn.interop.torch.arrays import array_of, on_device, tensor_of
 
-from .one_gpu import HAS_GPU
+from .one_gpu import HAS_GPU, arrays_in, module
 
 SCALE = 0.125  # of all its tests
 MOST_ON_CPU = 1 << 22
@@ -123,7 +127,7 @@ def of_pages(cfg, q, tensors, score):
     with on_device(q):
         k, v, table = (array_of(found(tensors, name)) for name in ("container_k", "container_v", "page_table_k"))
         cache = na.KVCache(k, v, array_of(lengths(tensors, "kv")[:, 0]), table.reshape(table.shape[0], -1))
-        mask, score = (moved(x) for x in (band(cfg, tensors), score))
+        mask, score = arrays_in(band(cfg, tensors)), [arrays_in(x) for x in score]
         return tensor_of(na.attention(array_of(q), cache, mask=mask, scale=SCALE, score=score)), None
 
 
@@ -136,7 +140,7 @@ def mask_of(cfg, tensors):
     elif cfg.is_padding:
         masks.append(na.Lengths(*(lengths(tensors, side) for side in ("kv", "q"))))
     if cfg.is_block_mask:
-        bits = found(tensors, "block_mask")[..., None] >> torch.arange(8, device=q_device(tensors)) & 1
+        bits = found(tensors, "block_mask")[..., None] >> torch.arange(8, device=found(tensors, "q").device) & 1
         blocks = bits.flatten(-2)[..., : math.ceil(cfg.s_kv / 128)].bool()
         masks.append(na.BlockSparse(blocks, (128, 128)))
     whole = None
@@ -160,7 +164,7 @@ def band(cfg, tensors):
 
 
 def from_the_left(cfg, queries, keys, total):
-    """Packed sequences, the window of each from its upper left: key by key, since `Segments` align them on the right."""
+    """Packed sequences, with the window of each from its upper left."""
     i = torch.arange(total, device=queries.device)
     own = (torch.searchsorted(queries, i, right=True) - 1).clamp(max=len(queries) - 2)
     start, end, row = keys[own], keys[own + 1], keys[own] + i - queries[own]
@@ -175,17 +179,6 @@ def lengths(tensors, side):
 
 def offsets(lengths):
     return torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32)[:, 0], (1, 0))
-
-
-def q_device(tensors):
-    return found(tensors, "q").device
-
-
-def moved(value):
-    """Masks and scores with arrays in the place of tensors."""
-    if isinstance(value, list):
-        return [moved(x) for x in value]
-    return None if value is None else value._mapped(lambda x: array_of(x.detach()) if isinstance(x, torch.Tensor) else x)
 
 
 def tilted(s, batch, head, i, j, slopes):
@@ -203,11 +196,6 @@ def validate_config(cfg):
     cfg.with_score_max = cfg.with_score_sum_exp = False
     if not HAS_GPU and cfg.batches * cfg.h_q * cfg.s_q * cfg.s_kv > MOST_ON_CPU:
         pytest.skip("too large for a CPU")
-
-
-def module(name, **names):
-    sys.modules[name] = ModuleType(name)
-    vars(sys.modules[name]).update(names)
 
 
 class Newest:

@@ -1,7 +1,7 @@
 """A plugin of pytest for JAX's tests of dot_product_attention, in which numbattn is what cuDNN is to JAX.
 
-The tests are told that there is a GPU that cuDNN runs on, since they compare cuDNN's with JAX's own way there alone, and
-that its call is in what XLA compiles. JAX stops gradients of lse in its own way: so does this.
+The tests are told that there is a GPU that cuDNN runs on, since they compare cuDNN with JAX's own way there alone, and
+that its call is in what XLA compiles. JAX's own way stops gradients by lse: so does this.
 """
 
 import jax

@@ -1,10 +1,14 @@
 """A plugin of pytest for suites whose tests want a GPU: some of them at random, and on a CPU where there is no GPU."""
 
 import random
+import sys
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
+
+from numbattn.interop.torch.arrays import array_of
 
 SEED = 20220524
 HAS_GPU = torch.cuda.is_available()
@@ -28,7 +32,7 @@ if not HAS_GPU:
     torch.backends.cudnn.version = lambda: 0
     torch.cuda.get_device_name = lambda *_: "CPU"
     torch.cuda.get_device_capability = lambda *_: (9, 0)
-    torch.cuda.get_device_properties = lambda *_: type("Properties", (), {"total_memory": 0, "multi_processor_count": 0})
+    torch.cuda.get_device_properties = lambda *_: SimpleNamespace(total_memory=0, multi_processor_count=0)
     torch.cuda.synchronize = torch.cuda.empty_cache = lambda *_: None
     OnCpu().__enter__()
 
@@ -45,3 +49,14 @@ def pytest_collection_modifyitems(config, items):
         kept = set(random.Random(SEED).sample(range(len(items)), count))
         config.hook.pytest_deselected(items=[x for number, x in enumerate(items) if number not in kept])
         items[:] = [x for number, x in enumerate(items) if number in kept]
+
+
+def module(name, **names):
+    """Puts a module with these names in the place of one that is not there."""
+    sys.modules[name] = ModuleType(name)
+    vars(sys.modules[name]).update(names)
+
+
+def arrays_in(value):
+    """A mask or a part of a score with arrays in the place of tensors."""
+    return None if value is None else value._mapped(lambda x: array_of(x.detach()) if torch.is_tensor(x) else x)

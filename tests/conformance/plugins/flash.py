@@ -1,14 +1,13 @@
 """A plugin of pytest for the test_flash_attn.py of FlashAttention 2, in which its package is numbattn's interop.torch.
 
-What had to be bent: weights after dropout come normalised, so that the tests need not do it; slopes of Alibi that differ
-between packed sequences are a Score; keys from the left of a cache on are hidden by Intervals, outside of a KVCache.
-Left out are rotary embeddings, which numbattn does not do, and tests of functions of FlashAttention's own inside.
+What had to be bent: weights after dropout come normalised, so that the tests need not do it; slopes of Alibi that
+differ between packed sequences are a Score; a cache with padding on the left is plain arrays, with Intervals as a mask.
+
+Left out are rotary embeddings, which numbattn does not do, and tests of functions inside of FlashAttention.
 """
 
 import os
-import sys
 from itertools import pairwise
-from types import ModuleType
 
 import torch
 from torch.nn.functional import pad
@@ -16,6 +15,8 @@ from torch.nn.functional import pad
 import numbattn as na
 from numbattn.interop.torch import attention
 from numbattn.interop.torch.arrays import array_of, on_device, tensor_of
+
+from .one_gpu import arrays_in, module
 
 DROPOUT_SEED = 7
 INSIDE = "paged_kv_num_splits", "generator_arg"  # of tests of what is inside
@@ -83,7 +84,8 @@ def paged(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, local, scale, block
         cache = na.KVCache(*keys, array_of(cu_seqlens_k.diff()), array_of(block_table))
         mask = na.Segments(array_of(cu_seqlens_q), max_queries=int(max_seqlen_q))
         mask = mask if local is None else mask & local
-        return tensor_of(na.attention(array_of(q.detach().transpose(0, 1)), cache, mask=mask, scale=scale)).transpose(0, 1)
+        o = na.attention(array_of(q.detach().transpose(0, 1)), cache, mask=mask, scale=scale)
+        return tensor_of(o).transpose(0, 1)
 
 
 def band(causal, window_size, offset=None):
@@ -123,10 +125,6 @@ def signed(q, k, options):
     return torch.where(kept, weights, -weights)
 
 
-def arrays_in(value):
-    return None if value is None else value._mapped(lambda x: array_of(x.detach()) if isinstance(x, torch.Tensor) else x)
-
-
 def unpacked(weights, *offsets):
     """(heads, queries, keys) -> (sequences, heads, queries, keys of one)."""
     pieces = [weights[:, q0:q1, k0:k1] for (q0, q1), (k0, k1) in zip(*map(pairwise, map(torch.Tensor.tolist, offsets)))]
@@ -160,11 +158,6 @@ FUNCTIONS = {
     "flash_attn_varlen_qkvpacked_func": qkvpacked_varlen,
     "flash_attn_with_kvcache": flash_attn_with_kvcache,
 }
-
-
-def module(name, **names):
-    sys.modules[name] = ModuleType(name)
-    vars(sys.modules[name]).update(names)
 
 
 checkout = os.path.join(os.environ["NUMBATTN_CHECKOUTS"], "flash-attention", "flash_attn")
