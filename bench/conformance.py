@@ -13,7 +13,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import common
-import pytest
+from tabulate import tabulate
 
 COUNTED = "passed", "failed", "skipped"
 
@@ -48,7 +48,35 @@ def rows(counts):
     ]  # fmt: skip
 
 
+def section(*results):
+    """What the page says."""
+    rows = [{name: row[name] for name in ("suite", "package", "device", *COUNTED)} | {"pytest": row["ends"]}
+            for found in results for row in found["suites"]]  # fmt: skip
+    ends = "; ".join(f"{found['ends']} ({found['commit']})" for found in results)
+    return (
+        "The cases are those of the packages, as they are there. What each adapter in `tests/conformance` had to bend, "
+        "and what it leaves out, stands at its head. Of FlashAttention and cuDNN's frontend a random sample is run. "
+        f"The last lines of pytest were: {ends}.\n\n{tabulate(rows, headers='keys', tablefmt='github')}"
+    )
+
+
+def sentence(cpu, gpu):
+    """What the README says."""
+    (on_cpu, on_gpu) = (", ".join(map(said, found["suites"])) for found in (cpu, gpu))
+    return (
+        "Tests of other projects that pass ([more](bench/README.md#tests-of-other-projects)): "
+        f"{on_cpu} on a CPU; {on_gpu} on an {gpu['machine']['gpu']['name']}."
+    )
+
+
+def said(row):
+    whole = row["passed"] + row["failed"]
+    return f"{row['suite']} {row['passed']}{f' of {whole}' if row['failed'] else ''}"
+
+
 def main():
+    import pytest
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("suites", nargs="*", help="names of files, without test_ (default: all)")
     parser.add_argument("-n", type=int, default=0, help="how many files to run at a time, by pytest-xdist")
@@ -56,7 +84,8 @@ def main():
     options = parser.parse_args()
     folder, found = common.ROOT / "tests/conformance", Found()
     files = [str(folder / f"test_{name}.py") for name in options.suites] or [str(folder)]
-    pytest.main([*files, "-n", str(options.n), "-q", "-rs", "-p", "no:cacheprovider", f"--rootdir={common.ROOT}"], plugins=[found])
+    arguments = ["-n", str(options.n), "-q", "-rs", "-p", "no:cacheprovider", f"--rootdir={common.ROOT}"]
+    pytest.main([*files, *arguments], plugins=[found])
     if found.broken:
         sys.exit(f"failed without a count: {', '.join(found.broken)}")
     results = rows(found.counts)
