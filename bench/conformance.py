@@ -3,11 +3,12 @@
     python bench/conformance.py --json bench/results/conformance.json
     python bench/conformance.py onnx torch          # these files of tests/conformance alone
 
-Needs the extras test and conformance. NUMBATTN_CHECKOUTS names a folder with checkouts of the repositories whose tests
+Results of suites that did not run this time stay in the file. Needs the extras test and conformance. NUMBATTN_CHECKOUTS names a folder with checkouts of the repositories whose tests
 are in no package (tests/conformance says which), NUMBATTN_SAMPLE how many tests of the largest suites run.
 """
 
 import argparse
+import json
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -35,28 +36,35 @@ class Found:
         self.ends = ", ".join(text for text, _ in parts)
 
 
-def rows(counts):
-    """One for each suite and device: the sums of what its tests have counted."""
+def rows(counts, ends, commit):
+    """One for each suite and device: the sums of what its tests have counted, and the last line of its pytest."""
     together = defaultdict(list)
     for one in counts:
         together[one["suite"], one["device"]].append(one)
     return [
         {**{name: ones[0][name] for name in ("suite", "package", "device")},
          **{name: sum(one[name] for one in ones) for name in COUNTED},
-         "ends": "; ".join(one["ends"] for one in ones if one["ends"])}
+         "ends": "; ".join(one["ends"] for one in ones if one["ends"]) or ends, "commit": commit}
         for ones in together.values()
     ]  # fmt: skip
 
 
+def others(path, results):
+    """What is in a file of other suites and devices than these."""
+    known = {(row["suite"], row["device"]) for row in results}
+    before = json.loads(path.read_text())["suites"] if path.exists() else []
+    return [row for row in before if (row["suite"], row["device"]) not in known]
+
+
 def section(*results):
     """What the page says."""
-    rows = [{name: row[name] for name in ("suite", "package", "device", *COUNTED)} | {"pytest": row["ends"]}
-            for found in results for row in found["suites"]]  # fmt: skip
-    ends = "; ".join(f"{found['ends']} ({found['commit']})" for found in results)
+    columns = {"suite": "suite", "package": "package", "device": "device", "ends": "last line of pytest",
+               "commit": "commit"} | {name: name for name in COUNTED}  # fmt: skip
+    shown = [{said: row[name] for name, said in columns.items()} for found in results for row in found["suites"]]
     return (
         "The cases are those of the packages, as they are there. What each adapter in `tests/conformance` had to bend, "
-        "and what it leaves out, stands at its head. Of FlashAttention and cuDNN's frontend a random sample is run. "
-        f"The last lines of pytest were: {ends}.\n\n{tabulate(rows, headers='keys', tablefmt='github')}"
+        "and what it leaves out, stands at its head. Of FlashAttention and cuDNN's frontend a random sample is run.\n\n"
+        f"{tabulate(shown, headers='keys', tablefmt='github')}"
     )
 
 
@@ -88,15 +96,16 @@ def main():
     pytest.main([*files, *arguments], plugins=[found])
     if found.broken:
         sys.exit(f"failed without a count: {', '.join(found.broken)}")
-    results = rows(found.counts)
+    results = rows(found.counts, found.ends, common.commit())
     common.show("Tests of other projects", [{k: v for k, v in row.items() if k != "ends"} for row in results], "g")
     if options.json:
+        results = others(options.json, results) + results
         machine = common.machine("numpy", "numba", "cupy-cuda13x", "torch")
         if any(row["device"] == "GPU" for row in results):
             from peers import gpu  # loads torch
 
             machine |= {"gpu": gpu()}
-        common.save(options.json, {"machine": machine, "ends": found.ends, "suites": results})
+        common.save(options.json, {"machine": machine, "suites": results})
 
 
 if __name__ == "__main__":
