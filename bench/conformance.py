@@ -3,8 +3,9 @@
     python bench/conformance.py --json bench/results/conformance.json
     python bench/conformance.py onnx torch          # these files of tests/conformance alone
 
-Results of suites that did not run this time stay in the file. Needs the extras test and conformance. NUMBATTN_CHECKOUTS names a folder with checkouts of the repositories whose tests
-are in no package (tests/conformance says which), NUMBATTN_SAMPLE how many tests of the largest suites run.
+Results of suites that did not run this time stay in the file. Needs the extras test and conformance. NUMBATTN_CHECKOUTS
+names a folder with checkouts of the repositories whose tests are in no package (tests/conformance says which),
+NUMBATTN_SAMPLE how many tests of the largest suites run.
 """
 
 import argparse
