@@ -17,7 +17,7 @@ collect_ignore_glob += [f"numbattn/interop/{x}*" for x in ("torch", "autograd", 
 # what imports JAX runs in a process of its own: see tests/interop/test_jax.py
 collect_ignore_glob += ["numbattn/interop/jax/*", "tests/interop/in_*.py"]
 # and what adapts packages that may be missing holds no tests
-collect_ignore_glob += ["tests/conformance/onnx_attention.py", "examples/site/*"]
+collect_ignore_glob += ["tests/conformance/onnx_attention.py", "tests/conformance/plugins/*", "examples/site/*"]
 
 SHARED_BYTES = 1 << 14  # of the kernels of examples
 
