@@ -3,10 +3,13 @@
 The fourth output, qk_matmul_output, is a matrix of scores to look at, which numbattn does not keep: it is left out.
 """
 
+import inspect
 import warnings
 
 import numpy as np
 import pytest
+
+from .suites import Counts
 
 onnx = pytest.importorskip("onnx")
 TOLERANCES = {"float16": (2e-3, 1e-3), "bfloat16": (1.6e-2, 8e-3)}  # of results that are rounded once
@@ -23,8 +26,10 @@ def cases():
     return [case for case in found if [node.op_type for node in case.model.graph.node] == ["Attention"]]
 
 
-def test_attention(cases, xp):
+def test_attention(cases, xp, count):
     wrong = {case.name: why for case in cases if (why := differences(case, xp))}
+    found = Counts(len(cases) - len(wrong), len(wrong))
+    count("ONNX", f"onnx {onnx.__version__}", found, "CPU" if xp is np else "GPU")
     assert not wrong, f"{len(wrong)} of {len(cases)}: {wrong}"
     assert len(cases) >= 93
 
@@ -50,4 +55,21 @@ def differences(case, xp):
                 return f"{name}: wrong by {abs(got - want).max()}"
     return ""
 
+
+class AsCupy(np.ndarray):
+    """An array whose functions take the arguments that CuPy's take."""
+
+    def __array_function__(self, function, types, arguments, options):
+        inspect.signature(getattr(pytest.importorskip("cupy"), function.__name__)).bind(*arguments, **options)
+        plain = [x.view(np.ndarray) if isinstance(x, AsCupy) else x for x in arguments]
+        return function(*plain, **options).view(AsCupy)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "float32"])
+def test_masks_of_cupy(dtype):
+    from .onnx_attention import taken_apart
+
+    visible, bias = taken_apart(np.ones((3, 4), dtype).view(AsCupy), (3, 6))
+    assert visible.tolist() == [[True] * 4 + [False] * 2] * 3
+    assert (bias is None) == (dtype == "bool")
 
