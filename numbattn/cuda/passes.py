@@ -16,7 +16,7 @@ from ..gradients import Gradients, sum_to
 from ..problem import Saved, describe
 from ..scores import sink_of
 from ..scores.compiled.errors import naming
-from ..scores.function import Score
+from ..scores.function import Score, ScoreTangent
 from ..tangents import Rows, gradients_of_sink, parts_of
 from ..values import put
 from ..where import Where
@@ -214,7 +214,10 @@ def run_along(gpu, pass_, problem, inputs, tangents, arrays, given, along, *opti
     runs = as_a_batch if may_be_a_batch(problem, inputs, tangents) else one_by_one
     for number, part, own in runs(problem, tangents, arrays, given, along):
         strides = tuple([own[name].strides if name in own else None for name in pass_.takes[3:]])   # after q, k, v
-        tparts = parts_of(inputs, tangents, number)
+        tparts = parts_of(inputs, tangents, number, backward=pass_ is BACKWARD_TANGENT)
+        if any(isinstance(tpart, ScoreTangent) for tpart in tparts):
+            raise NotImplementedError("score: got a Score with gradients of its arrays, whose tangents are computed on "
+                                      "CPUs alone yet: pass gradient=False")  # fmt: skip
         if not run(gpu, pass_, part, inputs, own, strides, *options, tparts=tparts):
             for x in along.values():
                 x.fill(0)

@@ -49,7 +49,7 @@ class Score(Part):
         Whether gradients of the arrays are wanted: of all floats among them, or one bool for each array. They follow
         from the function, also beside `derivative`, by dual numbers, and are added up where it reads; it is called once
         more for each element that it reads. Of an array with a gradient there are entries and parts, x[i], x[i, j],
-        shape, ndim, size, T and len. They have no tangents, and are refused in second derivatives, yet.
+        shape, ndim, size, T and len. So do their tangents, and those of their gradients: on CPUs only, yet.
 
     Raises
     ------
