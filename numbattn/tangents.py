@@ -122,10 +122,14 @@ def _of_score(name: str, score: Any, inputs: Inputs) -> Sequence[Any]:
         raise ValueError(f"{name}: got {len(score)} tangents, expected {len(parts)}, one for each array in score"
                          f"{f', of {names}' * bool(names)}")  # fmt: skip
     for number, (part, tangent, is_wanted) in enumerate(zip(parts, score, wanted)):
-        if tangent is not None and not is_wanted and (name == "ddscore" or isinstance(part, Score)):
-            of = f"{'an array of ' * isinstance(part, Score)}a {type(part).__name__}"
-            raise ValueError(f"{name}[{number}]: got {words_for(tangent)} for {of} whose gradient is not wanted, "
-                             "expected None")  # fmt: skip
+        if tangent is None or is_wanted:
+            continue
+        if isinstance(part, Score):
+            raise NotImplementedError(f"{name}[{number}]: got {words_for(tangent)} for an array of a Score whose "
+                                      "gradient is not wanted, expected None: pass gradient=True")  # fmt: skip
+        if name == "ddscore":
+            raise ValueError(f"{name}[{number}]: got {words_for(tangent)} for a {type(part).__name__} whose gradient "
+                             "is not wanted, expected None")  # fmt: skip
     return score
 
 
