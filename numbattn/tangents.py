@@ -38,7 +38,8 @@ def parts_of(inputs: Inputs, tangents: Tangents, number: int, backward: bool = F
     for part in inputs.score:
         own = [x if x is None else x[number, ...] for _, x in zip(part._weights, given)]  # an array, also of a number
         if isinstance(part, ArrayPart) and own[0] is not None:
-            found.append(replace(cast(Any, part), **{part._name: own[0]})._within(inputs.mask._frame))
+            tangent = replace(cast(Any, part), **{part._name: own[0]})
+            found.append(tangent._within(inputs.mask._frame))
         elif isinstance(part, Score) and (any(x is not None for x in own) or (backward and part._wants_gradient)):
             found.append(ScoreTangent(part, own, np.promote_types(inputs.q.dtype, np.float32)))
         else:

@@ -101,7 +101,7 @@ def test_functions_of_arrays(rng, derivative):
     """Tangents of arrays and of their gradients are finite differences; along several directions, in one of which the
     arrays stay as they are."""
     (q, k, v), _, options = small(rng)
-    x, kind, (y, z, bias) = rng.standard_normal(8), np.arange(7) % 3, like(rng, np.zeros((2, 3)), np.zeros(7), np.zeros(7))
+    kind, (x, y, z, bias) = np.arange(7) % 3, [rng.standard_normal(shape) for shape in (8, (2, 3), 7, 7)]
 
     def score_of(x, y, z, bias):
         return [na.Score(product_of, arrays=[z], gradient=True), na.Bias(bias), na.Softcap(2.0),

@@ -134,8 +134,8 @@ def scratch_of(problem, count, nonlinear, kept):
     rows, keys = min(TILE_M, problem.seqlen_q), min(TILE_N, problem.seqlen_k)
     elements, dropped = rows * keys, rows * keys if problem.dropout else 0
     of_q, of_do = rows * problem.head_dim, rows * problem.head_dim_v
-    sizes = (*[elements] * 5, 2 * elements * (nonlinear + kept), elements * nonlinear, of_q, of_do, count * of_q, count * of_do,
-             2 * rows, (count + 1) * rows)  # fmt: skip
+    sizes = (*[elements] * 5, 2 * elements * (nonlinear + kept), elements * nonlinear, of_q, of_do, count * of_q,
+             count * of_do, 2 * rows, (count + 1) * rows)  # fmt: skip
     dtypes = *[problem.sum_dtype] * len(sizes), np.dtype(np.uint8), np.dtype(np.uint64)
     return memory_of(Scratch, (*sizes, dropped, 2 * (rows + 16) if dropped else 0), dtypes)
 

@@ -27,8 +27,8 @@ class Steps(NamedTuple):
 
     numbers: Any  # int64 (steps, 12): number of the kind; of its first tile of derivatives, or -1, and how many it has;
     # rows and columns of its matrices, strides; whether it is aligned by tile; two numbers of the kind's own; of a
-    # function the address of what adds to gradients of its arrays, and the number of the tile where S before it is kept,
-    # after which its tangent is where second derivatives are wanted
+    # function the address of what adds to gradients of its arrays, and the number of the tile where S before it is
+    # kept, of second derivatives also its tangent, in the tile after that
     caps: Any  # float64 (steps)
     offsets: Any  # int64 (steps, batch, heads), of parts that are not aligned by tile
     addresses: Any  # int64 (steps), of arrays

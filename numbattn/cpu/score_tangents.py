@@ -5,9 +5,9 @@ As everywhere here tiles are transposed: a row is a key, a column a query.
 
 import numpy as np
 
+from ..scores.function import Score
 from ..values import rounded
 from .record import Record, data_address
-from ..scores.function import Score
 from .score import (
     KEPT,
     KIND,
@@ -97,8 +97,8 @@ def differentiate_score(tS, S2, steps, tsteps, number, slopes, bends, batch, hea
 
 @inline
 def pull_back_tangents(dS, tdS, steps, tsteps, t, slopes, bends, sums, batch, head, chunk, m0, n0, aligned):
-    """As `pull_back` of dS, and of its tangent, which is added to the tangents of gradients of arrays on the way. t: the
-    direction, of tsteps."""
+    """As `pull_back` of dS, and of its tangent, which is added to the tangents of gradients of arrays on the way. t:
+    the direction, of tsteps."""
     count = steps.caps.size
     for step in range(count - 1, -1, -1):
         first, order, kept = steps.numbers[step, SLOPES], steps.numbers[step, ORDER], steps.numbers[step, KEPT]
