@@ -191,9 +191,11 @@ class Score(Part):
         return tuple([next(each) if wanted else None for wanted in self._wanted])
 
     def _split(self, elements: Any) -> list[Any]:
-        """What there is of each array whose gradient is wanted; elements: all, one after the other."""
+        """What there is of each array whose gradient is wanted; elements: all, one after the other, after other axes.
+        """
+        *lead, _ = elements.shape
         ends = np.cumsum([x.size for x in self._trained]).tolist()
-        return [elements[end - x.size : end].reshape(x.shape) for end, x in zip(ends, self._trained)]
+        return [elements[..., end - x.size : end].reshape(*lead, *x.shape) for end, x in zip(ends, self._trained)]
 
     def _gradient(self, dS: Any, lse: Any, delta: Any, S: Any = None) -> Any:
         from .compiled.reads import in_python  # Numba is not imported before it is needed
@@ -280,7 +282,8 @@ class ScoreTangent:
     are wanted; where all are zero, all are one element.
     """
 
-    _has_step = True
+    _has_step, _is_nonlinear, _own_axes = True, False, None
+    _wants_gradient = False
 
     def __init__(self, score: Score, tangents: Sequence[Any], sum_dtype: Any) -> None:
         self._score, self._is_zero = score, all(x is None for x in tangents)
@@ -293,6 +296,13 @@ class ScoreTangent:
         for into, x in zip(score._split(self._tangents), of_wanted):
             if x is not None:
                 into[...] = x
+
+    @property
+    def _is_on_host(self) -> bool:
+        return self._score._is_on_host or isinstance(self._tangents, np.ndarray)
+
+    def _arrays(self) -> dict[str, Any]:
+        return {**self._score._arrays(), "tangents": self._tangents}
 
     def _of_value(self, S: Any) -> Any:
         """The tangent of what the Score makes of S, where S has none."""
