@@ -61,8 +61,9 @@ def function_gradient(*, sum_dtype, exact, wanted, **about):
         S, _ = apply(S[0], given.scores, batch, head, m0, n0)
         return add_reads(pending, S * natural(ONE, given.scores), dS, given.scores, walk.sums, batch, head, m0, n0)
 
-    add_both = tangents_step(score, about["tscore"], after, S_TILE, ACC, SUM, add_pending) if "tscore" in about else None
-    _, shared, sum_of = sum_step(keys_of, add, **about, add_both=add_both)
+    if "tscore" in about:
+        about["add_both"] = tangents_step(score, about["tscore"], after, S_TILE, ACC, SUM, add_pending)
+    _, shared, sum_of = sum_step(keys_of, add, **about)
 
     def kernel(mQ, mK, mV, mDO, mSums, mLse, mDelta, mask, scores, drops, along, group_size, kept_scale):
         given = DsArguments((mQ, mK, mV, mDO), (mLse, mDelta), mask, scores, drops, group_size, kept_scale, along)
