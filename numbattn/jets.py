@@ -56,7 +56,7 @@ def attention_jvp(
     TypeError, ValueError
         For what does not fit: see `attention`.
     NotImplementedError
-        On a GPU, for tangents of the arrays of a `Score`.
+        For a tangent of an array of a `Score` whose gradient is not wanted.
 
     Notes
     -----
