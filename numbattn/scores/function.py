@@ -49,8 +49,8 @@ class Score(Part):
         Whether gradients of the arrays are wanted: of all floats among them, or one bool for each array. They follow
         from the function, also beside `derivative`, by dual numbers, and are added up where it reads; it is called once
         more for each element that it reads. Of an array with a gradient there are entries and parts, x[i], x[i, j],
-        shape, ndim, size, T and len. Their tangents, those of their gradients and what mixes derivatives by them and by s
-        follow from the function, too; how the derivative changes with them from `derivative`, if that is given.
+        shape, ndim, size, T and len. Tangents of these gradients follow from the function, too, by dual numbers of dual
+        numbers; what the derivative by s changes by along the arrays, from `derivative` if that is given.
 
     Raises
     ------
