@@ -120,7 +120,9 @@ def sum_step(
     band_at, (first_place, next_place) = band_of(mask), walk_steps(keys_of, mask)
     TILE_M, TILE_N = tile_m, tile_n
     ds_of, tangents_of = ds_steps(score, tangents, tscore, S_TILE, ACC, after)
-    clear, add = (clear_one, add) if tangents is None else (clear_two, add_both or of_tangent(add))
+    if tangents is not None and add_both is None:
+        ds_of = second_of(ds_of)
+    clear, add = (clear_one, add) if add_both is None else (clear_two, add_both)
 
     @device
     def rows_of(given, at):
@@ -189,14 +191,15 @@ def clear_two(visible, dS):
     return where(visible, dS[0], 0), where(visible, dS[1], 0)
 
 
-def of_tangent(add):
-    """The same of the second of a pair."""
+def second_of(both):
+    """The tangent of dS alone, from the device function of both."""
 
     @device
-    def add_second(total, dS, S, given, batch, head, m0, n0, walk):
-        return add(total, dS[1], S, given, batch, head, m0, n0, walk)
+    def tangent_of_ds(S, tS, dP, tdP, given, batch, head, length, m0, n0):
+        _, tdS = both(S, tS, dP, tdP, given, batch, head, length, m0, n0)
+        return tdS
 
-    return add_second
+    return tangent_of_ds
 
 
 @device

@@ -6,10 +6,10 @@ their tangents, which lie one after the other in one array.
 """
 
 import numpy as np
-from numba import from_dtype
 
 from ....scores.compiled.reads import along, by_read_along, check_along, check_by_read_along
 from ....scores.function import ScoreTangent
+from ...compiler import from_dtype
 from ...tile import device, fold_elements, full, where
 from ...words.steps import array_of_function
 from .function import FunctionKind, ShiftKind, check_places, counted, mapped_elements, part_of
