@@ -15,7 +15,7 @@ from ..states import KEPT, WALKED, random_cells, shown, states_of
 def test_tiles_that_are_empty_for_a_consumer(rng):
     """From each tile on, in its word and beyond."""
     cells = random_cells(rng)
-    cells[..., -12:] = 0
+    cells[..., -6:] = 0
     mask, _ = states_of(cells, "q")
     _, _, words_of = word_steps(1)
 
