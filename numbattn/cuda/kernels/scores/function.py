@@ -104,9 +104,7 @@ class FunctionKind(Kind):
 
     @classmethod
     def lowered(cls, part, number, problem):
-        if max(problem.seqlen_q, problem.seqlen_k) > FARTHEST_PLACE:
-            raise NotImplementedError(f"score: got a Score of {problem.seqlen_q} queries and {problem.seqlen_k} "
-                                      f"keys, at most {FARTHEST_PLACE} on a GPU")
+        check_places(problem)
         text = part_of(part._identity, tuple([(x.dtype.name, x.ndim) for x in part.arrays]))
         return text, (), {array_of_function(number, which): x for which, x in enumerate(part.arrays)}
 
@@ -143,6 +141,12 @@ class ShiftKind(FunctionKind):
         return nothing_ahead, step
 
 
+def check_places(problem):
+    if max(problem.seqlen_q, problem.seqlen_k) > FARTHEST_PLACE:
+        raise NotImplementedError(f"score: got a Score of {problem.seqlen_q} queries and {problem.seqlen_k} "
+                                  f"keys, at most {FARTHEST_PLACE} on a GPU")
+
+
 @lru_cache(maxsize=1024)
 def part_of(identity, arrays):
     """What is compiled in for a function.Identity and arrays of these (dtype, ndim)."""
@@ -166,26 +170,37 @@ def mapped_over(layout, transposed, number):
         of_user = inlined(of_user)
 
         @device
-        def of_rows(s, i, j, batch, head, arrays):
+        def of_element(s, batch, head, i, j, arrays):
             return result(of_user(s, batch, head, i, j, *seen(arrays)))
 
-        @device
-        def of_cols(s, j, i, batch, head, arrays):
-            return result(of_user(s, batch, head, i, j, *seen(arrays)))
-
-        @device
-        def queries_by_keys(S, scores, batch, head, m0, n0):
-            i, j, seqlen_q, seqlen_k, given = counted(scores.parts[number], batch, head)
-            return map_elements(of_rows, S, i + m0, j + n0, (i + seqlen_q, j + seqlen_k), given)
-
-        @device
-        def keys_by_queries(S, scores, batch, head, m0, n0):
-            i, j, seqlen_q, seqlen_k, given = counted(scores.parts[number], batch, head)
-            return map_elements(of_cols, S, j + n0, i + m0, (j + seqlen_k, i + seqlen_q), given)
-
-        return keys_by_queries if transposed else queries_by_keys
+        return mapped_elements(of_element, layout, transposed, number)
 
     return mapped
+
+
+def mapped_elements(of_element, layout, transposed, number):
+    """The device function (S, scores, batch, head, m0, n0): the device function (s, batch, head, i, j, arrays) of all
+    elements of a tile."""
+
+    @device
+    def of_rows(s, i, j, batch, head, arrays):
+        return of_element(s, batch, head, i, j, arrays)
+
+    @device
+    def of_cols(s, j, i, batch, head, arrays):
+        return of_element(s, batch, head, i, j, arrays)
+
+    @device
+    def queries_by_keys(S, scores, batch, head, m0, n0):
+        i, j, seqlen_q, seqlen_k, given = counted(scores.parts[number], batch, head)
+        return map_elements(of_rows, S, i + m0, j + n0, (i + seqlen_q, j + seqlen_k), given)
+
+    @device
+    def keys_by_queries(S, scores, batch, head, m0, n0):
+        i, j, seqlen_q, seqlen_k, given = counted(scores.parts[number], batch, head)
+        return map_elements(of_cols, S, j + n0, i + m0, (j + seqlen_k, i + seqlen_q), given)
+
+    return keys_by_queries if transposed else queries_by_keys
 
 
 @device
