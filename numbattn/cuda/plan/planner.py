@@ -19,7 +19,9 @@ from ..kernels.scores import (
     is_nonlinear,
     is_packed,
     kind,
+    place_of_part,
 )
+from ..kernels.scores.reads import Reads, sums_of_each
 from ..kernels.shared.visibility import BY_INTERVALS, GAP, MASK, PACKED, has_blocks, has_states
 from ..tile.alignment import VECTOR_BYTES, alignment
 from ..views import View, broadcast, contiguous, fits_tensor_map, pieces
@@ -43,6 +45,7 @@ from ..words.steps import (
     array_of_offset,
     array_of_part,
     gradient_of_part,
+    partial_sums,
     tangent_of_part,
 )
 from ..words.tiers import is_allowed
@@ -154,7 +157,24 @@ class Planner:
             self.problem, self.device, mask, keys, dtypes, nbytes, self.call.deterministic, score,
             tuple(part.kind for part in self.call.intervals), self.sink, self.mask_by_head(),
             self.score_gradients(), self.score_added(), self.call.whole, tscore, segments, self.cells, self.call.kind,
+            self.reads(),
         )  # fmt: skip
+
+    def reads(self):
+        """The Reads that a kernel for dQ may add up: those of the last function, if what follows it is linear."""
+        number = max((x for x in self.wanted if kind(self.score[x]).gradient == READS), default=None)
+        beside = self.call.deterministic or self.problem.dropout or number is None
+        if beside or is_nonlinear(self.score[number + 1 :]):
+            return ()
+        own = gradient_of_part(number)
+        return Reads(own, place_of_part(self.score, number), self.call.score[number].gradient,
+                     self.layouts[own].dtype.name)  # fmt: skip
+
+    def add_sums_of_reads(self, own):
+        """The temporary for sums to which blocks add, of a function's arrays; several of small ones, so that few blocks
+        meet at one."""
+        ((elements,), _, dtype, _), name = self.layouts[own], partial_sums(own)
+        self.add_temporary(name, (sums_of_each(elements, dtype.itemsize), elements), dtype, is_zero=True)
 
     def mask_by_head(self):
         """Whether an array of the mask has an axis of the heads."""

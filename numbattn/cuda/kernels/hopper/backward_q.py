@@ -33,6 +33,7 @@ from ...tile import (
 from ...words.arguments import Matrix
 from ...words.spec import Spec
 from ..scores import score_steps_ahead, within_segment
+from ..scores.reads import READ_SUMS, reads_steps
 from ..shared.dropout import dropout_steps
 from ..shared.layouts import DTYPES
 from ..shared.recompute import mask_step, recompute
@@ -65,7 +66,7 @@ from .backward_steps import (
 from .forward_steps import clear_step
 from .forward_tiles import has_small_blocks
 from .tma_bias import load_bias_step
-from .walk import ConsumerTile, WorkTile, block_steps, score_tile_steps
+from .walk import ConsumerTile, WorkTile, block_steps, place_of, score_tile_steps
 
 
 class Kept(NamedTuple):
@@ -79,7 +80,7 @@ class Kept(NamedTuple):
 
 def hopper_backward_q(
     *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, mask, score, dropout, nbytes, bias_dtype="",
-    blocks=1,
+    reads=(), blocks=1,
 ):  # fmt: skip
     """dQ, 64 queries a consumer; a row of S, P, dP and dS is a query.
 
@@ -103,6 +104,7 @@ def hopper_backward_q(
     band_at, masked, tested = band_of(mask), mask_step(mask, S_TILE), needs_test(mask)
     sign_dropped, dS_of = dropout_steps(S_TILE, dropout)
     look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, np.float32, by_tma=HAS_TMA_BIAS)
+    none_pending, add_reads, add_last = reads_steps(score, reads, S_TILE)
     looked_up, at_hand, scored = score_tile_steps(look_up, apply, tile_n, CONSUMERS, SHARED_B)
     clear_keys, CLEARS_QUERIES = clear_step(tile_n, CONSUMERS, has_key_lengths(mask)), has_query_lengths(mask)
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
@@ -156,23 +158,26 @@ def hopper_backward_q(
         return dot(S_TILE, Q, K.tile.T)                         # Alg. 4 line 11: S = Q K^T
 
     @device
-    def step(dQ, S, found, kept, K, V, tile, n_block, args):
-        """dQ of a tile of keys, in flight."""
+    def step(dQ, pending, S, found, kept, K, V, tile, n_block, mReads, args):
+        """dQ of a tile of keys, in flight; what is not yet added of gradients of a function's arrays."""
         batch, head, m0, n0 = tile.batch, tile.head, tile.m0, n_block * TILE_N
         here = at_hand(found, K, tile, args.scores)
         wait(V)
         dP = dot(S_TILE, kept.dO, V.tile.T)                     # line 17: dP = dO V^T, in flight
+        QK = S
         S, F = scored(S, here, tile, args.scores, n_block)
         P = recompute(S, kept.lse, args.scale_log2)             # line 13: P = exp(S - lse)
         if tested(args.mask, kept.band, batch, head, tile.m_block, n_block, m0, m0 + ROWS, n0, n0 + TILE_N):
             P, F = masked(P, F, args.mask, kept.band, batch, head, m0, n0)     # line 12: MASK
         P = sign_dropped(P, args.drops, batch, head, m0, n0)                            # line 14
-        dS = pull_back(dS_of(P, wgmma_wait(dP, 0), kept.D, args.delta_scale), F)        # line 20
+        dS = dS_of(P, wgmma_wait(dP, 0), kept.D, args.delta_scale)                      # line 20
         release(V)
-        return dot(dQ, operand(dS, SHARED_K), K.tile)           # line 21: dQ += dS K
+        dQ = dot(dQ, operand(pull_back(dS, F), SHARED_K), K.tile)                       # line 21: dQ += dS K
+        row, col = place_of(tile, n0)
+        return dQ, add_reads(pending, QK, dS, args.scores, mReads, batch, head, row, col)
 
     @device
-    def compute(mDQ, mLse, mDelta, tile, scale, args):
+    def compute(mDQ, mReads, mLse, mDelta, tile, scale, args):
         """The consumers, whole warpgroups."""
         consumer, (batch, head, m_block, first, n_blocks, segment) = warpgroup_index(), work_tile(args.mask, *tile)
         m0, band = m_block * TILE_M + consumer * ROWS, band_at(args.mask, batch, head)
@@ -190,13 +195,13 @@ def hopper_backward_q(
         padded_row = segment.first_padded_row + m0
         lse, D = load(mLse[batch, head], ROW_VECTOR, padded_row), load(mDelta[batch, head], ROW_VECTOR, padded_row)
         dQ, kept = full(Q_TILE, ZERO), Kept(dO, lse, D, band)
-        n_block = next_n_block(tile, args.mask, first)
+        n_block, pending = next_n_block(tile, args.mask, first), none_pending()
         if n_block < n_blocks:
             found = looked_up(tile, args.scores, n_block)
             S = wgmma_wait(start_scores(Q, K, V, n_block, band), 0)
             after = next_n_block(tile, args.mask, opaque(n_block + 1))
             while after < n_blocks:
-                dQ = step(dQ, S, found, kept, K, V, tile, n_block, args)
+                dQ, pending = step(dQ, pending, S, found, kept, K, V, tile, n_block, mReads, args)
                 found = looked_up(tile, args.scores, after)
                 S = start_scores(Q, advance(K, 1), advance(V, 1), after, band)
                 dQ = wgmma_wait(dQ, 1)
@@ -204,8 +209,10 @@ def hopper_backward_q(
                 S = wgmma_wait(S, 0)
                 K, V, n_block = advance(K, 1), advance(V, 1), after
                 after = next_n_block(tile, args.mask, opaque(n_block + 1))
-            dQ = wgmma_wait(step(dQ, S, found, kept, K, V, tile, n_block, args), 0)
+            dQ, pending = step(dQ, pending, S, found, kept, K, V, tile, n_block, mReads, args)
+            dQ = wgmma_wait(dQ, 0)
             release(K)
+        add_last(pending, mReads)
         sync_warpgroup()                                        # all have read Q
         first, end = queries_of(segment)
         save_dq(mDQ[batch, head][first:end], dQ * scale, Q, m0) # line 24
@@ -215,7 +222,7 @@ def hopper_backward_q(
     begin, take_roles = warp_specialised(own_pipelines, CONSUMERS, registers, compute, load_tiles, blocks=blocks)
 
     def kernel(
-        mQ, mK, mV, mDO, biases, mDQ, mLse, mDelta, mask, scores, drops, group_size, ds_scale, scale_log2,
+        mQ, mK, mV, mDO, biases, mDQ, mReads, mLse, mDelta, mask, scores, drops, group_size, ds_scale, scale_log2,
         kept_scale, at_once, delta_scale,
     ):
         begin()
@@ -228,10 +235,11 @@ def hopper_backward_q(
             tile = segment, batch, head, m_block, m_end
             args = BackwardArguments(mask, scores_of(scores, segment), drops, scale_log2, kept_scale, delta_scale)
             given = mQ, mK, mV, mDO, biases, mask, tile, head // group_size
-            take_roles((mDQ, mLse, mDelta, tile, ds_scale, args), (given,))
+            take_roles((mDQ, mReads, mLse, mDelta, tile, ds_scale, args), (given,))
 
     tiles = SHARED_Q, SHARED_K, SHARED_V, SHARED_DO, *[SHARED_B] * HAS_TMA_BIAS
     dtypes, about = {"dq": out_dtypes[0]}, {"mask": mask, "score": score, "bias_dtype": bias_dtype}
+    about["reads"] = reads
     return source(kernel, SPEC.arguments, shared, tiles, dtype, dtypes, CONSUMERS, blocks, **about)
 
 
@@ -255,12 +263,12 @@ def queries_row(work):
 
 
 def parameters_q(work, tiles):
-    return with_results("dq")(work, tiles) | {"bias_dtype": dtype_of_bias(work)}
+    return with_results("dq")(work, tiles) | {"bias_dtype": dtype_of_bias(work), "reads": tuple(work.reads)}
 
 
 SPEC = Spec(
     hopper_backward_q,
-    (*GIVEN, BIAS, Matrix("dq"), *STATISTICS_AND_NUMBERS),
+    (*GIVEN, BIAS, Matrix("dq"), READ_SUMS, *STATISTICS_AND_NUMBERS),
     tiles=lambda work: (queries_row(work),),
     parameters=parameters_q,
     numbers=at_once,

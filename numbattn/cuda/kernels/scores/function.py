@@ -208,27 +208,51 @@ def read_step(part, number, wanted, ACC, SUM, add_pending):
     derivative, ZERO = by_read(kind(part).identity.function, wanted), SUM(0)
 
     @device
+    def term(slope, ds):
+        return SUM(slope * ds) if ds != 0 else ZERO             # the slope of what is masked may be NaN
+
+    @device
+    def moved(pending, at, sums):
+        element, total = pending
+        if at != element:
+            add_pending(pending, sums)
+            total = ZERO
+        return at, total
+
+    @device
+    def of_tile(carried, s, ds, i, j, batch, head, arrays):
+        """Whether all that a thread has reads one element, which, and the sum: without a branch."""
+        is_first, is_same, element, total, most = carried
+        slope, at, count = derivative(s, batch, head, i, j, arrays, 0)
+        element = np.int32(at) if is_first else element
+        is_same = is_same and count > 0 and np.int32(at) == element
+        return False, is_same, element, total + term(slope, ds), max(most, count)
+
+    @device
     def of_element(carried, s, ds, i, j, batch, head, arrays, read, sums):
-        element, total, most = carried
-        if ds != 0:                                             # else derivatives may be NaN
-            slope, at, count = derivative(s, batch, head, i, j, arrays, read)
-            most = max(most, count)
-            if read < count:
-                if at != element:
-                    add_pending((element, total), sums)
-                    element, total = at, ZERO
-                total += SUM(slope * ds)
-        return element, total, most
+        element, total = carried
+        slope, at, count = derivative(s, batch, head, i, j, arrays, read)
+        if read < count:
+            element, total = moved((element, total), np.int32(at), sums)
+            total += term(slope, ds)
+        return element, total
 
     @device
     def add(pending, S, dS, scores, sums, batch, head, m0, n0):
         i, j, seqlen_q, seqlen_k, (batch, head, arrays) = counted(scores.parts[number], batch, head)
-        ends, (element, total), read, most = (i + seqlen_q, j + seqlen_k), pending, 0, 1
+        ends, given, read = (i + seqlen_q, j + seqlen_k), (batch, head, arrays), 0
+        carried = True, True, np.int32(0), ZERO, 0
+        _, is_same, at, total, most = fold_elements(of_tile, carried, (S, dS), i + m0, j + n0, ends, given)
+        element, before = pending
+        if is_same:
+            element, before = moved((element, before), at, sums)
+            before, read = before + total, 1
         while read < most:                                      # of an element that reads several
-            carried, given = (element, total, 0), (batch, head, arrays, read, sums)
-            element, total, most = fold_elements(of_element, carried, (S, dS), i + m0, j + n0, ends, given)
+            element, before = fold_elements(
+                of_element, (element, before), (S, dS), i + m0, j + n0, ends, (*given, read, sums)
+            )
             read += 1
-        return element, total
+        return element, before
 
     return add
 
