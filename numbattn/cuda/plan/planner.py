@@ -41,6 +41,7 @@ from ..words.steps import (
     Step,
     Temporary,
     Workspace,
+    array_of_function,
     array_of_mask,
     array_of_offset,
     array_of_part,
@@ -166,9 +167,11 @@ class Planner:
         beside = self.call.deterministic or self.problem.dropout or number is None
         if beside or is_nonlinear(self.score[number + 1 :]):
             return ()
-        own = gradient_of_part(number)
-        return Reads(own, place_of_part(self.score, number), self.call.score[number].gradient,
-                     self.layouts[own].dtype.name)  # fmt: skip
+        own, wanted = gradient_of_part(number), self.call.score[number].gradient
+        sizes = [self.layouts[array_of_function(number, which)].shape[-1] for which, is_wanted in enumerate(wanted)
+                 if is_wanted]  # fmt: skip
+        columns = sizes[0] if len(sizes) == 1 else 0
+        return Reads(own, place_of_part(self.score, number), wanted, self.layouts[own].dtype.name, columns)
 
     def add_sums_of_reads(self, own):
         """The temporary for sums to which blocks add, of a function's arrays; several of small ones, so that few blocks

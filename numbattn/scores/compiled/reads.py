@@ -9,55 +9,67 @@ import operator
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.core.errors import NumbaError, TypingError
 from numba.core.imputils import impl_ret_borrowed
+from numba.np.numpy_support import as_dtype
 from numba.extending import intrinsic, models, overload, overload_attribute, register_model
 
 from .derivative import compiled_of
 from .dual import Dual, slope_of
 from .element import refuse_failing
 from .errors import PART_OF_COUNTED, naming, number_of
+from .nothrow import arguments_used
 from .strict import compiled
 from .wide import emit_widened, widened
 
 INT64, READS = ir.IntType(64), types.CPointer(types.int64)
-COUNT, NUMBER, ELEMENT = range(3)  # of READS: reads so far; which of them yields a slope; the element that it reads
+# of READS: reads so far; which of them yields a slope; the element that it reads, and its index along the last axis
+COUNT, NUMBER, ELEMENT, LAST = range(4)
 
 
 class Counted(types.Type):
-    """An array that counts what is read of it; what is read are Duals of two numbers of type `real`."""
+    """An array that counts what is read of it; what is read are Duals of two numbers of type `real`.
 
-    def __init__(self, array, real):
-        self.array, self.real = array, real
-        super().__init__(f"Counted({array}, {real})")
+    last: which axis is the last one of the array of which it is a part; -1 if its index is known.
+    """
 
-    def of(self, array):
-        return Counted(array, self.real)
+    def __init__(self, array, real, last):
+        self.array, self.real, self.last = array, real, last
+        super().__init__(f"Counted({array}, {real}, {last})")
+
+    def part(self, array):
+        """Of this array, the part at an index of the first axes."""
+        return Counted(array, self.real, max(self.last - self.array.ndim + array.ndim, -1))
+
+    def transposed(self, array):
+        return Counted(array, self.real, -1 if self.last < 0 else array.ndim - 1 - self.last)
 
 
 @register_model(Counted)
 class CountedModel(models.StructModel):
     def __init__(self, manager, kind):
         strides = types.UniTuple(types.int64, kind.array.ndim)
-        members = ("array", kind.array), ("first", types.int64), ("strides", strides), ("reads", READS)
-        super().__init__(manager, kind, list(members))  # first, strides: which elements of all arrays are its own
+        members = ("array", kind.array), ("first", types.int64), ("strides", strides), ("last", types.int64)
+        # first, strides: which elements of all arrays are its own; last: the index along the last axis, if it is known
+        super().__init__(manager, kind, [*members, ("reads", READS)])
 
 
-def counted(context, builder, kind, array, first, strides, reads):
+def counted(context, builder, kind, array, first, strides, last, reads):
     made = cgutils.create_struct_proxy(kind)(context, builder)
-    made.array, made.first, made.reads = array, first, reads
+    made.array, made.first, made.last, made.reads = array, first, last, reads
     made.strides = cgutils.pack_array(builder, strides, INT64)
     return made._getvalue()
 
 
 def fields_of(context, builder, kind, x):
-    """An array, its shape, first element, strides and reads."""
+    """An array, its shape, first element, strides, last index and reads."""
     x = cgutils.create_struct_proxy(kind)(context, builder, x)
     shape = context.make_array(kind.array)(context, builder, x.array).shape
-    return x.array, cgutils.unpack_tuple(builder, shape), x.first, cgutils.unpack_tuple(builder, x.strides), x.reads
+    return x.array, cgutils.unpack_tuple(builder, shape), x.first, cgutils.unpack_tuple(builder, x.strides), x.last, x.reads
 
 
 @intrinsic
@@ -73,21 +85,22 @@ def array_of(typingctx, x):
 def counted_part(typingctx, x, part, place):
     """What is found at a place of an array, part: as counted, if it is an array, or as a Dual."""
     is_array, places = isinstance(part, types.Array), tuple(place) if isinstance(place, types.BaseTuple) else (place,)
-    out = x.of(part) if is_array else Dual(x.real)
+    out = x.part(part) if is_array else Dual(x.real)
 
     def generate(context, builder, signature, args):
         _, found, at = args
-        _, shape, element, strides, reads = fields_of(context, builder, x, args[0])
+        _, shape, element, strides, last, reads = fields_of(context, builder, x, args[0])
         at = cgutils.unpack_tuple(builder, at) if isinstance(place, types.BaseTuple) else [at]
-        for index, kind, size, stride in zip(at, places, shape, strides):
+        for axis, (index, kind, size, stride) in enumerate(zip(at, places, shape, strides)):
             index = context.cast(builder, index, kind, types.int64)
             index = builder.select(builder.icmp_signed("<", index, INT64(0)), builder.add(index, size), index)
             element = builder.add(element, builder.mul(index, stride))
+            last = index if axis == x.last else last
         if is_array:
-            made = counted(context, builder, out, found, element, strides[len(places) :], reads)
+            made = counted(context, builder, out, found, element, strides[len(places) :], last, reads)
             return impl_ret_borrowed(context, builder, out, made)
         made = cgutils.create_struct_proxy(out)(context, builder)
-        slope = builder.uitofp(is_the_read(builder, reads, element), ir.DoubleType())
+        slope = builder.uitofp(is_the_read(builder, reads, element, last), ir.DoubleType())
         made.value = context.cast(builder, found, part, x.real)
         made.slope = context.cast(builder, slope, types.float64, x.real)
         return made._getvalue()
@@ -95,12 +108,13 @@ def counted_part(typingctx, x, part, place):
     return out(x, part, place), generate
 
 
-def is_the_read(builder, reads, element):
+def is_the_read(builder, reads, element, last):
     """Count a read; whether it is the one that yields a slope."""
-    count, number, known = (builder.load(builder.gep(reads, [INT64(which)])) for which in (COUNT, NUMBER, ELEMENT))
+    count, number, *known = (builder.load(builder.gep(reads, [INT64(which)])) for which in range(4))
     found = builder.icmp_signed("==", count, number)
     builder.store(builder.add(count, INT64(1)), builder.gep(reads, [INT64(COUNT)]))
-    builder.store(builder.select(found, element, known), builder.gep(reads, [INT64(ELEMENT)]))
+    for which, x, before in zip((ELEMENT, LAST), (element, last), known):
+        builder.store(builder.select(found, x, before), builder.gep(reads, [INT64(which)]))
     return found
 
 
@@ -127,11 +141,11 @@ overload_attribute(Counted, "T")(lambda x: lambda x: transposed(x, array_of(x).T
 
 @intrinsic
 def transposed(typingctx, x, array):
-    out = x.of(array)
+    out = x.transposed(array)
 
     def generate(context, builder, signature, args):
-        _, _, first, strides, reads = fields_of(context, builder, x, args[0])
-        made = counted(context, builder, out, args[1], first, strides[::-1], reads)
+        _, _, first, strides, last, reads = fields_of(context, builder, x, args[0])
+        made = counted(context, builder, out, args[1], first, strides[::-1], last, reads)
         return impl_ret_borrowed(context, builder, out, made)
 
     return out(x, array), generate
@@ -143,9 +157,9 @@ def reads_from(typingctx, number):
     """READS in memory of this call, before any read."""
 
     def generate(context, builder, signature, args):
-        reads = cgutils.alloca_once(builder, INT64, size=3)
-        for which, x in (COUNT, INT64(0)), (NUMBER, args[0]), (ELEMENT, INT64(0)):
-            builder.store(x, builder.gep(reads, [INT64(which)]))
+        reads = cgutils.alloca_once(builder, INT64, size=4)
+        for which in COUNT, NUMBER, ELEMENT, LAST:
+            builder.store(args[0] if which == NUMBER else INT64(0), builder.gep(reads, [INT64(which)]))
         return reads
 
     return READS(types.int64), generate
@@ -167,7 +181,7 @@ def counting(wanted):
         is_wide = any(kind.dtype == types.float64 for kind, is_wanted in zip(arrays, wanted) if is_wanted)
         real = types.float64 if is_wide else s
         seen = [widened(kind) for kind in arrays]
-        out = types.Tuple([Counted(kind, real) if is_wanted else kind for kind, is_wanted in zip(seen, wanted)])
+        out = types.Tuple([Counted(kind, real, kind.ndim - 1) if is_wanted else kind for kind, is_wanted in zip(seen, wanted)])
 
         def generate(context, builder, signature, args):
             made, first = [], INT64(0)
@@ -176,7 +190,7 @@ def counting(wanted):
                     shape, strides = context.make_array(kind)(context, builder, x).shape, [INT64(1)]
                     for size in reversed(cgutils.unpack_tuple(builder, shape)):
                         strides.insert(0, builder.mul(strides[0], size))
-                    made.append(counted(context, builder, to, x, first, strides[1:], args[1]))
+                    made.append(counted(context, builder, to, x, first, strides[1:], INT64(0), args[1]))
                     first = builder.add(first, strides[0])
                 else:
                     made.append(emit_widened(context, builder, kind, x))
@@ -190,16 +204,46 @@ def counting(wanted):
 @lru_cache(maxsize=256)
 def by_read(function, wanted):
     """(s, batch, head, i, j, arrays, number) of a Frozen: its derivative by the element of the arrays that it reads as
-    number `number`, which element that is, and how many it reads. wanted: of which arrays."""
+    number `number`, which element that is, its index along the last axis of its array, and how many it reads. wanted:
+    of which arrays."""
     of_user, counting_arrays = compiled_of(function), counting(wanted)
 
     @compiled
     def derivative(s, batch, head, i, j, arrays, number):
         reads = reads_from(number)
         found = of_user(s, batch, head, i, j, *counting_arrays(arrays, reads, s))
-        return slope_of(number_of(found)), read_of(reads, ELEMENT), read_of(reads, COUNT)
+        return slope_of(number_of(found)), read_of(reads, ELEMENT), read_of(reads, LAST), read_of(reads, COUNT)
 
     return derivative
+
+
+@lru_cache(maxsize=256)
+def is_by_class(function, wanted, real, kinds):
+    """Whether each element of S reads one element of the arrays, whose index along the last axis follows from the key,
+    its class, and whose others from the query: as the optimised code tells, which looks at nothing else."""
+    derivative = by_read(function, wanted)
+
+    @compiled
+    def count(s, batch, head, i, j, arrays):
+        return derivative(s, batch, head, i, j, arrays, 0)[3]
+
+    @compiled
+    def last(s, batch, head, i, j, arrays):
+        return derivative(s, batch, head, i, j, arrays, 0)[2]
+
+    @compiled
+    def others(s, batch, head, i, j, arrays):
+        _, element, last, _ = derivative(s, batch, head, i, j, arrays, 0)
+        return element - last
+
+    def used(function):
+        arguments = (real, *[types.int64] * 4, types.Tuple(kinds))
+        function.compile(arguments)
+        return arguments_used(function.overloads[arguments])
+
+    if used(count) or count(0.0, 0, 0, 0, 0, tuple([np.zeros((1,) * kind.ndim, as_dtype(kind.dtype)) for kind in kinds])) != 1:
+        return False
+    return {"s", "i", "j"} & used(last) == {"j"} and used(others).isdisjoint({"s", "j"})
 
 
 @lru_cache(maxsize=256)
@@ -220,7 +264,7 @@ def in_python(identity: Any, wanted: tuple[bool, ...], arrays: Any) -> Any:
         number, count = 0, 1
         while number < count:
             try:
-                slope, at, count = derivative(*element, arrays, number)
+                slope, at, _, count = derivative(*element, arrays, number)
             except NumbaError:
                 with naming(identity.function.python, of="gradient"):
                     raise

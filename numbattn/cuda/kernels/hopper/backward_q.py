@@ -33,7 +33,7 @@ from ...tile import (
 from ...words.arguments import Matrix
 from ...words.spec import Spec
 from ..scores import score_steps_ahead, within_segment
-from ..scores.reads import READ_SUMS, reads_steps
+from ..scores.reads import READ_SUMS
 from ..shared.dropout import dropout_steps
 from ..shared.layouts import DTYPES
 from ..shared.recompute import mask_step, recompute
@@ -65,8 +65,9 @@ from .backward_steps import (
 )
 from .forward_steps import clear_step
 from .forward_tiles import has_small_blocks
+from .read_sums import reads_of, reads_steps
 from .tma_bias import load_bias_step
-from .walk import ConsumerTile, WorkTile, block_steps, place_of, score_tile_steps
+from .walk import ConsumerTile, WorkTile, block_steps, score_tile_steps
 
 
 class Kept(NamedTuple):
@@ -104,7 +105,7 @@ def hopper_backward_q(
     band_at, masked, tested = band_of(mask), mask_step(mask, S_TILE), needs_test(mask)
     sign_dropped, dS_of = dropout_steps(S_TILE, dropout)
     look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, np.float32, by_tma=HAS_TMA_BIAS)
-    none_pending, add_reads, add_last = reads_steps(score, reads, S_TILE)
+    none_pending, add_reads, settled, add_last = reads_steps(shared, score, reads, S_TILE, dtype, stages[0], CONSUMERS)
     looked_up, at_hand, scored = score_tile_steps(look_up, apply, tile_n, CONSUMERS, SHARED_B)
     clear_keys, CLEARS_QUERIES = clear_step(tile_n, CONSUMERS, has_key_lengths(mask)), has_query_lengths(mask)
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
@@ -173,8 +174,7 @@ def hopper_backward_q(
         dS = dS_of(P, wgmma_wait(dP, 0), kept.D, args.delta_scale)                      # line 20
         release(V)
         dQ = dot(dQ, operand(pull_back(dS, F), SHARED_K), K.tile)                       # line 21: dQ += dS K
-        row, col = place_of(tile, n0)
-        return dQ, add_reads(pending, QK, dS, args.scores, mReads, batch, head, row, col)
+        return dQ, add_reads(pending, QK, dS, K, args.scores, mReads, tile, n0)
 
     @device
     def compute(mDQ, mReads, mLse, mDelta, tile, scale, args):
@@ -204,7 +204,7 @@ def hopper_backward_q(
                 dQ, pending = step(dQ, pending, S, found, kept, K, V, tile, n_block, mReads, args)
                 found = looked_up(tile, args.scores, after)
                 S = start_scores(Q, advance(K, 1), advance(V, 1), after, band)
-                dQ = wgmma_wait(dQ, 1)
+                dQ, pending = wgmma_wait(dQ, 1), settled(pending)
                 release(K)
                 S = wgmma_wait(S, 0)
                 K, V, n_block = advance(K, 1), advance(V, 1), after
@@ -212,7 +212,7 @@ def hopper_backward_q(
             dQ, pending = step(dQ, pending, S, found, kept, K, V, tile, n_block, mReads, args)
             dQ = wgmma_wait(dQ, 0)
             release(K)
-        add_last(pending, mReads)
+        add_last(pending, args.scores, mReads, tile)
         sync_warpgroup()                                        # all have read Q
         first, end = queries_of(segment)
         save_dq(mDQ[batch, head][first:end], dQ * scale, Q, m0) # line 24
@@ -239,7 +239,7 @@ def hopper_backward_q(
 
     tiles = SHARED_Q, SHARED_K, SHARED_V, SHARED_DO, *[SHARED_B] * HAS_TMA_BIAS
     dtypes, about = {"dq": out_dtypes[0]}, {"mask": mask, "score": score, "bias_dtype": bias_dtype}
-    about["reads"] = reads
+    about["read_dtype"] = reads[2] if reads else None
     return source(kernel, SPEC.arguments, shared, tiles, dtype, dtypes, CONSUMERS, blocks, **about)
 
 
@@ -263,7 +263,7 @@ def queries_row(work):
 
 
 def parameters_q(work, tiles):
-    return with_results("dq")(work, tiles) | {"bias_dtype": dtype_of_bias(work), "reads": tuple(work.reads)}
+    return with_results("dq")(work, tiles) | {"bias_dtype": dtype_of_bias(work), "reads": reads_of(work, tiles)}
 
 
 SPEC = Spec(

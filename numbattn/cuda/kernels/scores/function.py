@@ -18,7 +18,7 @@ from ....scores.compiled.reads import check as check_reads
 from ....scores.compiled.wide import seen, widened
 from ....scores.frozen import Frozen
 from ....scores.function import Score
-from ...tile import INDEX, device, fold_elements, full, map_elements, where
+from ...tile import INDEX, add_element, device, fold_elements, full, map_elements, where
 from ...words.signatures import array_type
 from ...words.steps import array_of_function
 from ..shared import exact_sums
@@ -223,7 +223,7 @@ def read_step(part, number, wanted, ACC, SUM, add_pending):
     def of_tile(carried, s, ds, i, j, batch, head, arrays):
         """Whether all that a thread has reads one element, which, and the sum: without a branch."""
         is_first, is_same, element, total, most = carried
-        slope, at, count = derivative(s, batch, head, i, j, arrays, 0)
+        slope, at, _, count = derivative(s, batch, head, i, j, arrays, 0)
         element = np.int32(at) if is_first else element
         is_same = is_same and count > 0 and np.int32(at) == element
         return False, is_same, element, total + term(slope, ds), max(most, count)
@@ -231,7 +231,7 @@ def read_step(part, number, wanted, ACC, SUM, add_pending):
     @device
     def of_element(carried, s, ds, i, j, batch, head, arrays, read, sums):
         element, total = carried
-        slope, at, count = derivative(s, batch, head, i, j, arrays, read)
+        slope, at, _, count = derivative(s, batch, head, i, j, arrays, read)
         if read < count:
             element, total = moved((element, total), np.int32(at), sums)
             total += term(slope, ds)
@@ -255,6 +255,50 @@ def read_step(part, number, wanted, ACC, SUM, add_pending):
         return element, before
 
     return add
+
+
+def class_steps(part, number, wanted, ACC, SUM, layout, classes):
+    """The same where `is_by_class`, for sums by query and class of the key, products of dS and a matrix of zeros and
+    ones: device functions (scores, batch, head, n0) -> that of keys and classes, a tile of `classes`; (S, dS, scores,
+    batch, head, m0, n0) -> dS times the slope of what is read; (tile of sums, scores, sums, batch, head, m0), which
+    adds these. layout, classes: of tiles."""
+    derivative, ZERO, ONE, NOWHERE = by_read(kind(part).identity.function, wanted), ACC(0), ACC(1), 0
+    CLASSES = classes.shape[1]
+
+    @device
+    def of_key(x, j, column, batch, head, arrays):
+        _, _, last, _ = derivative(ZERO, batch, head, NOWHERE, j, arrays, 0)
+        return ONE if last == column else ZERO
+
+    @device
+    def slope_of(s, i, j, batch, head, arrays):
+        slope, _, _, _ = derivative(s, batch, head, i, j, arrays, 0)
+        return slope
+
+    @device
+    def add_one(carried, x, i, column, batch, head, arrays, sums):
+        if x != 0:
+            _, element, last, _ = derivative(ZERO, batch, head, i, NOWHERE, arrays, 0)
+            add_element(sums, element - last + column, SUM(x))
+        return carried
+
+    @device
+    def classes_of(scores, batch, head, n0):
+        _, j, _, seqlen_k, given = counted(scores.parts[number], batch, head)
+        return map_elements(of_key, full(classes, ZERO), j + n0, 0, (j + seqlen_k, CLASSES), given)
+
+    @device
+    def terms(S, dS, scores, batch, head, m0, n0):
+        i, j, seqlen_q, seqlen_k, given = counted(scores.parts[number], batch, head)
+        slope = map_elements(slope_of, S, i + m0, j + n0, (i + seqlen_q, j + seqlen_k), given)
+        return where(dS != 0, slope * dS, 0)                    # the slope of what is masked may be NaN
+
+    @device
+    def add(total, scores, sums, batch, head, m0):
+        i, _, seqlen_q, _, given = counted(scores.parts[number], batch, head)
+        fold_elements(add_one, (0,), (total,), i + m0, 0, (i + seqlen_q, CLASSES), (*given, sums))
+
+    return classes_of, terms, add
 
 
 @lru_cache(maxsize=256)

@@ -1,0 +1,142 @@
+"""Gradients of the arrays that a function of the user's own reads, of the tiles of dS of which dQ is computed.
+
+A thread adds up what follows one another of one element, and adds to it once, as in `function_gradient`. Where each
+element of dS belongs to an element whose index along the last axis is a class of the key, while the others follow from
+the query, as in w[kind[i], kind[j]], that would be once for each: there they are summed by query and class, in a
+product of dS with a matrix of zeros and ones.
+"""
+
+import numpy as np
+from numba import from_dtype
+
+from ....scores.compiled.reads import is_by_class
+from ...tile import (
+    allocate,
+    block_index,
+    device,
+    dot,
+    fence_async_proxy,
+    full,
+    operand,
+    put,
+    shape,
+    sync_warpgroup,
+    warpgroup_index,
+    wgmma,
+    wgmma_wait,
+)
+from ..scores import kind, parts_of, read_step, score_steps
+from ..scores.function import class_steps
+from ..scores.score import units
+from ..shared.exact_sums import add_atomically
+from ..shared.layouts import DTYPES
+from .backward_steps import ROWS, ZERO
+from .walk import place_of
+
+MOST_CLASSES, MULTIPLE = 64, 16  # for which consumers have registers; of which products have columns
+
+
+def reads_of(work, tiles):
+    """What is compiled in of the Reads of this work: without their name, the number of classes at the end; or ()."""
+    if not work.reads:
+        return ()
+    _, after, wanted, sum_dtype, columns = work.reads
+    part = kind(parts_of(work.score)[after])
+    by_class = 0 < columns <= MOST_CLASSES and tiles.tile_n == ROWS and max(work.problem.head_dim, work.problem.head_dim_v) <= 128 and is_by_class(
+        part.identity.function, wanted, from_dtype(np.float32), part.array_types
+    )
+    return after, wanted, sum_dtype, -(-columns // MULTIPLE) * MULTIPLE if by_class else 0
+
+
+def reads_steps(shared, score, reads, layout, dtype, stages, consumers):
+    """Device functions of a consumer: () -> what is pending before the first tile; (pending, S, dS, K, scores, mReads,
+    tile, n0) -> what is pending after a tile, of S = Q K^T, dS after the function and the stage of K; (pending) -> the
+    same, when only one product is still in flight; (pending, scores, mReads, tile), which adds it."""
+    if not reads:
+        return nothing_pending, nothing_read, as_it_is, nothing_left
+    after, wanted, sum_dtype, classes = reads
+    SUM, part, before = np.dtype(sum_dtype).type, parts_of(score)[after], parts_of(score)[:after]
+    (apply, *_), (_, natural) = score_steps(before, layout, np.float32, after=after), units(before, part)
+    ONE = np.float32(1)
+
+    @device
+    def before_function(S, scores, batch, head, row, col):
+        S, _ = apply(S, scores, batch, head, row, col)
+        return S * natural(ONE, scores)
+
+    steps = steps_by_class if classes else steps_one_by_one
+    about = part, after, wanted, np.float32, SUM
+    return steps(before_function, about, classes, shared, layout, dtype, stages, consumers)
+
+
+def steps_one_by_one(before_function, about, *others):
+    add_reads, NONE, NOTHING = read_step(*about, add_atomically), np.int32(0), about[-1](0)
+
+    @device
+    def none_pending():
+        return NONE, NOTHING
+
+    @device
+    def add(pending, S, dS, K, scores, mReads, tile, n0):
+        (parts, _), (row, col) = shape(mReads), place_of(tile, n0)
+        S, sums = before_function(S, scores, tile.batch, tile.head, row, col), mReads[block_index() % parts]
+        return add_reads(pending, S, dS, scores, sums, tile.batch, tile.head, row, col)
+
+    @device
+    def add_last(pending, scores, mReads, tile):
+        parts, _ = shape(mReads)
+        add_atomically(pending, mReads[block_index() % parts])
+
+    return none_pending, add, as_it_is, add_last
+
+
+def steps_by_class(before_function, about, classes, shared, layout, dtype, stages, consumers):
+    CLASSES, CONSUMERS = wgmma(classes), consumers
+    SHARED_CLASSES = shared.boxes(ROWS, classes, dtype, stages * consumers)     # of keys, zeros and ones
+    classes_of, terms, add_sums = class_steps(*about, layout, CLASSES)
+
+    @device
+    def none_pending():
+        return full(CLASSES, ZERO)
+
+    @device
+    def add(pending, S, dS, K, scores, mReads, tile, n0):
+        batch, head, (row, col) = tile.batch, tile.head, place_of(tile, n0)
+        place = allocate(SHARED_CLASSES, K.index * CONSUMERS + warpgroup_index())
+        put(place, classes_of(scores, batch, head, col))
+        fence_async_proxy()
+        sync_warpgroup()
+        S = before_function(S, scores, batch, head, row, col)
+        return dot(pending, operand(terms(S, dS, scores, batch, head, row, col), SHARED_CLASSES), place)
+
+    @device
+    def settled(pending):
+        return wgmma_wait(pending, 1)
+
+    @device
+    def add_last(pending, scores, mReads, tile):
+        (parts, _), (row, _) = shape(mReads), place_of(tile, 0)
+        sums = mReads[block_index() % parts]
+        add_sums(wgmma_wait(pending, 0), scores, sums, tile.batch, tile.head, row)
+
+    return none_pending, add, settled, add_last
+
+
+@device
+def as_it_is(pending):
+    return pending
+
+
+@device
+def nothing_pending():
+    return ()
+
+
+@device
+def nothing_read(pending, S, dS, K, scores, mReads, tile, n0):
+    return ()
+
+
+@device
+def nothing_left(pending, scores, mReads, tile):
+    pass
