@@ -168,9 +168,9 @@ class Planner:
         if beside or is_nonlinear(self.score[number + 1 :]):
             return ()
         own, wanted = gradient_of_part(number), self.call.score[number].gradient
-        sizes = [self.layouts[array_of_function(number, which)].shape[-1] for which, is_wanted in enumerate(wanted)
-                 if is_wanted]  # fmt: skip
-        columns = sizes[0] if len(sizes) == 1 else 0
+        shapes = [self.layouts[array_of_function(number, which)].shape for which, is_wanted in enumerate(wanted)
+                  if is_wanted]  # fmt: skip
+        columns = shapes[0][-1] if len(shapes) == 1 and shapes[0] else 0
         return Reads(own, place_of_part(self.score, number), wanted, self.layouts[own].dtype.name, columns)
 
     def add_sums_of_reads(self, own):

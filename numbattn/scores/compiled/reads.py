@@ -15,8 +15,8 @@ from numba import types
 from numba.core import cgutils
 from numba.core.errors import NumbaError, TypingError
 from numba.core.imputils import impl_ret_borrowed
-from numba.np.numpy_support import as_dtype
 from numba.extending import intrinsic, models, overload, overload_attribute, register_model
+from numba.np.numpy_support import as_dtype
 
 from .derivative import compiled_of
 from .dual import Dual, slope_of
@@ -69,7 +69,8 @@ def fields_of(context, builder, kind, x):
     """An array, its shape, first element, strides, last index and reads."""
     x = cgutils.create_struct_proxy(kind)(context, builder, x)
     shape = context.make_array(kind.array)(context, builder, x.array).shape
-    return x.array, cgutils.unpack_tuple(builder, shape), x.first, cgutils.unpack_tuple(builder, x.strides), x.last, x.reads
+    shape, strides = (cgutils.unpack_tuple(builder, each) for each in (shape, x.strides))
+    return x.array, shape, x.first, strides, x.last, x.reads
 
 
 @intrinsic
@@ -180,8 +181,8 @@ def counting(wanted):
     def all_of_them(typingctx, arrays, reads, s):
         is_wide = any(kind.dtype == types.float64 for kind, is_wanted in zip(arrays, wanted) if is_wanted)
         real = types.float64 if is_wide else s
-        seen = [widened(kind) for kind in arrays]
-        out = types.Tuple([Counted(kind, real, kind.ndim - 1) if is_wanted else kind for kind, is_wanted in zip(seen, wanted)])
+        seen = zip(map(widened, arrays), wanted)
+        out = types.Tuple([Counted(kind, real, kind.ndim - 1) if is_wanted else kind for kind, is_wanted in seen])
 
         def generate(context, builder, signature, args):
             made, first = [], INT64(0)
@@ -220,30 +221,30 @@ def by_read(function, wanted):
 @lru_cache(maxsize=256)
 def is_by_class(function, wanted, real, kinds):
     """Whether each element of S reads one element of the arrays, whose index along the last axis follows from the key,
-    its class, and whose others from the query: as the optimised code tells, which looks at nothing else."""
-    derivative = by_read(function, wanted)
+    its class, but whose others, and the derivative, from the query: as w[kind[i], kind[j]]. The optimised code tells,
+    which looks at nothing else. real, kinds: as of `check`."""
+    derivative, arguments = by_read(function, wanted), (real, *[types.int64] * 4, types.Tuple(kinds))
+
+    @compiled
+    def of_query(s, batch, head, i, j, arrays):
+        slope, element, last, _ = derivative(s, batch, head, i, j, arrays, 0)
+        return slope, element - last
+
+    @compiled
+    def of_key(s, batch, head, i, j, arrays):
+        return derivative(s, batch, head, i, j, arrays, 0)[2]
 
     @compiled
     def count(s, batch, head, i, j, arrays):
         return derivative(s, batch, head, i, j, arrays, 0)[3]
 
-    @compiled
-    def last(s, batch, head, i, j, arrays):
-        return derivative(s, batch, head, i, j, arrays, 0)[2]
-
-    @compiled
-    def others(s, batch, head, i, j, arrays):
-        _, element, last, _ = derivative(s, batch, head, i, j, arrays, 0)
-        return element - last
-
-    def used(function):
-        arguments = (real, *[types.int64] * 4, types.Tuple(kinds))
-        function.compile(arguments)
-        return arguments_used(function.overloads[arguments])
-
-    if used(count) or count(0.0, 0, 0, 0, 0, tuple([np.zeros((1,) * kind.ndim, as_dtype(kind.dtype)) for kind in kinds])) != 1:
+    for each in of_query, of_key, count:
+        each.compile(arguments)
+    by_query, by_key, by_all = (arguments_used(each.overloads[arguments]) for each in (of_query, of_key, count))
+    if by_all or by_query & {"s", "j"} or by_key & {"s", "i", "j"} != {"j"}:
         return False
-    return {"s", "i", "j"} & used(last) == {"j"} and used(others).isdisjoint({"s", "j"})
+    nowhere = tuple([np.zeros((1,) * kind.ndim, as_dtype(kind.dtype)) for kind in kinds])
+    return count(0.0, 0, 0, 0, 0, nowhere) == 1
 
 
 @lru_cache(maxsize=256)

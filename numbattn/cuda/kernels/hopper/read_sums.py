@@ -29,11 +29,11 @@ from ..scores import kind, parts_of, read_step, score_steps
 from ..scores.function import class_steps
 from ..scores.score import units
 from ..shared.exact_sums import add_atomically
-from ..shared.layouts import DTYPES
-from .backward_steps import ROWS, ZERO
+from .backward_steps import ROWS, ZERO, size_of
 from .walk import place_of
 
 MOST_CLASSES, MULTIPLE = 64, 16  # for which consumers have registers; of which products have columns
+LARGEST_BY_CLASS = 128  # head_dim: beyond, shared memory has no room for the classes of keys
 
 
 def reads_of(work, tiles):
@@ -42,9 +42,8 @@ def reads_of(work, tiles):
         return ()
     _, after, wanted, sum_dtype, columns = work.reads
     part = kind(parts_of(work.score)[after])
-    by_class = 0 < columns <= MOST_CLASSES and tiles.tile_n == ROWS and max(work.problem.head_dim, work.problem.head_dim_v) <= 128 and is_by_class(
-        part.identity.function, wanted, from_dtype(np.float32), part.array_types
-    )
+    fits = 0 < columns <= MOST_CLASSES and tiles.tile_n == ROWS and size_of(work) <= LARGEST_BY_CLASS
+    by_class = fits and is_by_class(part.identity.function, wanted, from_dtype(np.float32), part.array_types)
     return after, wanted, sum_dtype, -(-columns // MULTIPLE) * MULTIPLE if by_class else 0
 
 
@@ -55,22 +54,17 @@ def reads_steps(shared, score, reads, layout, dtype, stages, consumers):
     if not reads:
         return nothing_pending, nothing_read, as_it_is, nothing_left
     after, wanted, sum_dtype, classes = reads
-    SUM, part, before = np.dtype(sum_dtype).type, parts_of(score)[after], parts_of(score)[:after]
+    about = parts_of(score)[after], after, wanted, np.float32, np.dtype(sum_dtype).type
+    if classes:
+        return steps_by_class(about, wgmma(classes), shared.boxes(ROWS, classes, dtype, stages * consumers), consumers)
+    return steps_one_by_one(about, parts_of(score)[:after], layout)
+
+
+def steps_one_by_one(about, before, layout):
+    """before: the parts of the score before the function."""
+    part, after, _, _, SUM = about
     (apply, *_), (_, natural) = score_steps(before, layout, np.float32, after=after), units(before, part)
-    ONE = np.float32(1)
-
-    @device
-    def before_function(S, scores, batch, head, row, col):
-        S, _ = apply(S, scores, batch, head, row, col)
-        return S * natural(ONE, scores)
-
-    steps = steps_by_class if classes else steps_one_by_one
-    about = part, after, wanted, np.float32, SUM
-    return steps(before_function, about, classes, shared, layout, dtype, stages, consumers)
-
-
-def steps_one_by_one(before_function, about, *others):
-    add_reads, NONE, NOTHING = read_step(*about, add_atomically), np.int32(0), about[-1](0)
+    add_reads, NONE, NOTHING, ONE = read_step(*about, add_atomically), np.int32(0), SUM(0), np.float32(1)
 
     @device
     def none_pending():
@@ -79,7 +73,8 @@ def steps_one_by_one(before_function, about, *others):
     @device
     def add(pending, S, dS, K, scores, mReads, tile, n0):
         (parts, _), (row, col) = shape(mReads), place_of(tile, n0)
-        S, sums = before_function(S, scores, tile.batch, tile.head, row, col), mReads[block_index() % parts]
+        S, _ = apply(S, scores, tile.batch, tile.head, row, col)
+        S, sums = S * natural(ONE, scores), mReads[block_index() % parts]
         return add_reads(pending, S, dS, scores, sums, tile.batch, tile.head, row, col)
 
     @device
@@ -90,24 +85,21 @@ def steps_one_by_one(before_function, about, *others):
     return none_pending, add, as_it_is, add_last
 
 
-def steps_by_class(before_function, about, classes, shared, layout, dtype, stages, consumers):
-    CLASSES, CONSUMERS = wgmma(classes), consumers
-    SHARED_CLASSES = shared.boxes(ROWS, classes, dtype, stages * consumers)     # of keys, zeros and ones
-    classes_of, terms, add_sums = class_steps(*about, layout, CLASSES)
+def steps_by_class(about, layout, places, consumers):
+    """layout: of sums by query and class; places: of the classes of keys, for each stage of K and each consumer."""
+    (classes_of, add_sums), PLACES, CONSUMERS = class_steps(*about, layout), places, consumers
 
     @device
     def none_pending():
-        return full(CLASSES, ZERO)
+        return full(layout, ZERO)
 
     @device
     def add(pending, S, dS, K, scores, mReads, tile, n0):
-        batch, head, (row, col) = tile.batch, tile.head, place_of(tile, n0)
-        place = allocate(SHARED_CLASSES, K.index * CONSUMERS + warpgroup_index())
-        put(place, classes_of(scores, batch, head, col))
+        (_, col), place = place_of(tile, n0), allocate(PLACES, K.index * CONSUMERS + warpgroup_index())
+        put(place, classes_of(scores, tile.batch, tile.head, col))
         fence_async_proxy()
         sync_warpgroup()
-        S = before_function(S, scores, batch, head, row, col)
-        return dot(pending, operand(terms(S, dS, scores, batch, head, row, col), SHARED_CLASSES), place)
+        return dot(pending, operand(dS, PLACES), place)
 
     @device
     def settled(pending):

@@ -257,13 +257,11 @@ def read_step(part, number, wanted, ACC, SUM, add_pending):
     return add
 
 
-def class_steps(part, number, wanted, ACC, SUM, layout, classes):
-    """The same where `is_by_class`, for sums by query and class of the key, products of dS and a matrix of zeros and
-    ones: device functions (scores, batch, head, n0) -> that of keys and classes, a tile of `classes`; (S, dS, scores,
-    batch, head, m0, n0) -> dS times the slope of what is read; (tile of sums, scores, sums, batch, head, m0), which
-    adds these. layout, classes: of tiles."""
-    derivative, ZERO, ONE, NOWHERE = by_read(kind(part).identity.function, wanted), ACC(0), ACC(1), 0
-    CLASSES = classes.shape[1]
+def class_steps(part, number, wanted, ACC, SUM, layout):
+    """The same where `is_by_class`, of dS summed by query and class of the key, products with a matrix of zeros and
+    ones: device functions (scores, batch, head, n0) -> that matrix, of keys and classes; and (tile of such sums,
+    scores, sums, batch, head, m0), which adds them. layout: of both tiles."""
+    derivative, ZERO, ONE, NOWHERE, CLASSES = by_read(kind(part).identity.function, wanted), ACC(0), ACC(1), 0, layout.shape[1]
 
     @device
     def of_key(x, j, column, batch, head, arrays):
@@ -271,34 +269,23 @@ def class_steps(part, number, wanted, ACC, SUM, layout, classes):
         return ONE if last == column else ZERO
 
     @device
-    def slope_of(s, i, j, batch, head, arrays):
-        slope, _, _, _ = derivative(s, batch, head, i, j, arrays, 0)
-        return slope
-
-    @device
     def add_one(carried, x, i, column, batch, head, arrays, sums):
+        slope, element, last, _ = derivative(ZERO, batch, head, i, NOWHERE, arrays, 0)
         if x != 0:
-            _, element, last, _ = derivative(ZERO, batch, head, i, NOWHERE, arrays, 0)
-            add_element(sums, element - last + column, SUM(x))
+            add_element(sums, element - last + column, SUM(slope * x))
         return carried
 
     @device
     def classes_of(scores, batch, head, n0):
         _, j, _, seqlen_k, given = counted(scores.parts[number], batch, head)
-        return map_elements(of_key, full(classes, ZERO), j + n0, 0, (j + seqlen_k, CLASSES), given)
+        return map_elements(of_key, full(layout, ZERO), j + n0, 0, (j + seqlen_k, CLASSES), given)
 
     @device
-    def terms(S, dS, scores, batch, head, m0, n0):
-        i, j, seqlen_q, seqlen_k, given = counted(scores.parts[number], batch, head)
-        slope = map_elements(slope_of, S, i + m0, j + n0, (i + seqlen_q, j + seqlen_k), given)
-        return where(dS != 0, slope * dS, 0)                    # the slope of what is masked may be NaN
-
-    @device
-    def add(total, scores, sums, batch, head, m0):
+    def add_sums(total, scores, sums, batch, head, m0):
         i, _, seqlen_q, _, given = counted(scores.parts[number], batch, head)
         fold_elements(add_one, (0,), (total,), i + m0, 0, (i + seqlen_q, CLASSES), (*given, sums))
 
-    return classes_of, terms, add
+    return classes_of, add_sums
 
 
 @lru_cache(maxsize=256)

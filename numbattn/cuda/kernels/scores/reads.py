@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-import numpy as np
 from numba.cuda import types
 
 from ...words.arguments import Argument
