@@ -219,10 +219,21 @@ def by_read(function, wanted):
 
 
 @lru_cache(maxsize=256)
+def check(function, wanted, real, kinds):
+    """A TypeError where the derivatives of a Frozen by what it reads cannot be found, for s of this type and arrays of
+    these types."""
+    derivative, arguments = by_read(function, wanted), (real, *[types.int64] * 4, types.Tuple(kinds), types.int64)
+    with naming(function.python, of="gradient"):
+        derivative.compile(arguments)
+    refuse_failing(derivative.overloads[arguments], "Score function", function)
+
+
+@lru_cache(maxsize=256)
 def is_by_class(function, wanted, real, kinds):
     """Whether each element of S reads one element of the arrays, whose index along the last axis follows from the key,
     its class, but whose others, and the derivative, from the query: as w[kind[i], kind[j]]. The optimised code tells,
     which looks at nothing else. real, kinds: as of `check`."""
+    check(function, wanted, real, kinds)
     derivative, arguments = by_read(function, wanted), (real, *[types.int64] * 4, types.Tuple(kinds))
 
     @compiled
@@ -245,16 +256,6 @@ def is_by_class(function, wanted, real, kinds):
         return False
     nowhere = tuple([np.zeros((1,) * kind.ndim, as_dtype(kind.dtype)) for kind in kinds])
     return count(0.0, 0, 0, 0, 0, nowhere) == 1
-
-
-@lru_cache(maxsize=256)
-def check(function, wanted, real, kinds):
-    """A TypeError where the derivatives of a Frozen by what it reads cannot be found, for s of this type and arrays of
-    these types."""
-    derivative, arguments = by_read(function, wanted), (real, *[types.int64] * 4, types.Tuple(kinds), types.int64)
-    with naming(function.python, of="gradient"):
-        derivative.compile(arguments)
-    refuse_failing(derivative.overloads[arguments], "Score function", function)
 
 
 def in_python(identity: Any, wanted: tuple[bool, ...], arrays: Any) -> Any:

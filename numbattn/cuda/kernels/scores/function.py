@@ -25,6 +25,7 @@ from ..shared import exact_sums
 from ..shared.origin import PLACE, PLACE_TYPES
 from .kind import READS, Kind, ValueAndSlope, kind, nothing_ahead
 
+MOST_ELEMENTS = 2**31 - 1  # of gradients, that they are counted by int32
 FARTHEST_PLACE = 2**24  # that is a float32, too: see tile.mapping
 KNOWN = {}  # function.Identity by its digest: what has been asked for in this process
 
@@ -108,6 +109,9 @@ class FunctionKind(Kind):
         if max(problem.seqlen_q, problem.seqlen_k) > FARTHEST_PLACE:
             raise NotImplementedError(f"score: got a Score of {problem.seqlen_q} queries and {problem.seqlen_k} "
                                       f"keys, at most {FARTHEST_PLACE} on a GPU")
+        if part._wants_gradient and part._elements > MOST_ELEMENTS:
+            raise NotImplementedError(f"score: got a Score with gradients of {part._elements} elements, at most "
+                                      f"{MOST_ELEMENTS} on a GPU")
         text = part_of(part._identity, tuple([(x.dtype.name, x.ndim) for x in part.arrays]))
         return text, (), {array_of_function(number, which): x for which, x in enumerate(part.arrays)}
 
@@ -261,7 +265,8 @@ def class_steps(part, number, wanted, ACC, SUM, layout):
     """The same where `is_by_class`, of dS summed by query and class of the key, products with a matrix of zeros and
     ones: device functions (scores, batch, head, n0) -> that matrix, of keys and classes; and (tile of such sums,
     scores, sums, batch, head, m0), which adds them. layout: of both tiles."""
-    derivative, ZERO, ONE, NOWHERE, CLASSES = by_read(kind(part).identity.function, wanted), ACC(0), ACC(1), 0, layout.shape[1]
+    derivative, CLASSES = by_read(kind(part).identity.function, wanted), layout.shape[1]
+    ZERO, ONE, NOWHERE = ACC(0), ACC(1), 0
 
     @device
     def of_key(x, j, column, batch, head, arrays):

@@ -92,5 +92,5 @@ FAULTS = {
     "S * natural(ONE, given.scores), dS": "S, dS",
     "(end + TILE_N - 1) // TILE_N": "end // TILE_N",
     "heads, matrix % heads": "heads, matrix // heads",
-    "sum_of(walk, given, (0, ZERO)), walk.sums)": "(0, ZERO), walk.sums)",
+    "sum_of(walk, given, (np.int32(0), ZERO)), walk.sums)": "(np.int32(0), ZERO), walk.sums)",
 }
