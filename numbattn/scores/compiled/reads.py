@@ -229,6 +229,20 @@ def check(function, wanted, real, kinds):
 
 
 @lru_cache(maxsize=256)
+def has_steady_slope(function, wanted, real, kinds):
+    """Whether the derivative by the first element that is read is a number, the same for all, as the optimised code
+    tells."""
+    derivative, arguments = by_read(function, wanted), (real, *[types.int64] * 4, types.Tuple(kinds))
+
+    @compiled
+    def slope(s, batch, head, i, j, arrays):
+        return derivative(s, batch, head, i, j, arrays, 0)[0]
+
+    slope.compile(arguments)
+    return not arguments_used(slope.overloads[arguments])
+
+
+@lru_cache(maxsize=256)
 def is_by_class(function, wanted, real, kinds):
     """Whether each element of S reads one element of the arrays, whose index along the last axis follows from the key,
     its class, but whose others, and the derivative, from the query: as w[kind[i], kind[j]]. The optimised code tells,

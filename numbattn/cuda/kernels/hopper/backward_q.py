@@ -105,7 +105,9 @@ def hopper_backward_q(
     band_at, masked, tested = band_of(mask), mask_step(mask, S_TILE), needs_test(mask)
     sign_dropped, dS_of = dropout_steps(S_TILE, dropout)
     look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, np.float32, by_tma=HAS_TMA_BIAS)
-    none_pending, add_reads, settled, add_last = reads_steps(shared, score, reads, S_TILE, dtype, stages[0], CONSUMERS)
+    none_pending, prepare, add_reads, settled, add_last = reads_steps(
+        shared, score, reads, S_TILE, dtype, stages[0], CONSUMERS
+    )
     looked_up, at_hand, scored = score_tile_steps(look_up, apply, tile_n, CONSUMERS, SHARED_B)
     clear_keys, CLEARS_QUERIES = clear_step(tile_n, CONSUMERS, has_key_lengths(mask)), has_query_lengths(mask)
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
@@ -165,6 +167,7 @@ def hopper_backward_q(
         here = at_hand(found, K, tile, args.scores)
         wait(V)
         dP = dot(S_TILE, kept.dO, V.tile.T)                     # line 17: dP = dO V^T, in flight
+        prepare(K, args.scores, tile, n0)
         QK = S
         S, F = scored(S, here, tile, args.scores, n_block)
         P = recompute(S, kept.lse, args.scale_log2)             # line 13: P = exp(S - lse)

@@ -52,7 +52,7 @@ def reads_steps(shared, score, reads, layout, dtype, stages, consumers):
     tile, n0) -> what is pending after a tile, of S = Q K^T, dS after the function and the stage of K; (pending) -> the
     same, when only one product is still in flight; (pending, scores, mReads, tile), which adds it."""
     if not reads:
-        return nothing_pending, nothing_read, as_it_is, nothing_left
+        return nothing_pending, nothing_ahead, nothing_read, as_it_is, nothing_left
     after, wanted, sum_dtype, classes = reads
     about = parts_of(score)[after], after, wanted, np.float32, np.dtype(sum_dtype).type
     if classes:
@@ -82,7 +82,7 @@ def steps_one_by_one(about, before, layout):
         parts, _ = shape(mReads)
         add_atomically(pending, mReads[block_index() % parts])
 
-    return none_pending, add, as_it_is, add_last
+    return none_pending, nothing_ahead, add, as_it_is, add_last
 
 
 def steps_by_class(about, layout, places, consumers):
@@ -90,16 +90,23 @@ def steps_by_class(about, layout, places, consumers):
     (classes_of, add_sums), PLACES, CONSUMERS = class_steps(*about, layout), places, consumers
 
     @device
+    def place_for(K):
+        return allocate(PLACES, K.index * CONSUMERS + warpgroup_index())
+
+    @device
     def none_pending():
         return full(layout, ZERO)
 
     @device
-    def add(pending, S, dS, K, scores, mReads, tile, n0):
-        (_, col), place = place_of(tile, n0), allocate(PLACES, K.index * CONSUMERS + warpgroup_index())
-        put(place, classes_of(scores, tile.batch, tile.head, col))
+    def prepare(K, scores, tile, n0):
+        _, col = place_of(tile, n0)
+        put(place_for(K), classes_of(scores, tile.batch, tile.head, col))
         fence_async_proxy()
         sync_warpgroup()
-        return dot(pending, operand(dS, PLACES), place)
+
+    @device
+    def add(pending, S, dS, K, scores, mReads, tile, n0):
+        return dot(pending, operand(dS, PLACES), place_for(K))
 
     @device
     def settled(pending):
@@ -111,7 +118,7 @@ def steps_by_class(about, layout, places, consumers):
         sums = mReads[block_index() % parts]
         add_sums(wgmma_wait(pending, 0), scores, sums, tile.batch, tile.head, row)
 
-    return none_pending, add, settled, add_last
+    return none_pending, prepare, add, settled, add_last
 
 
 @device
@@ -122,6 +129,11 @@ def as_it_is(pending):
 @device
 def nothing_pending():
     return ()
+
+
+@device
+def nothing_ahead(K, scores, tile, n0):
+    pass
 
 
 @device

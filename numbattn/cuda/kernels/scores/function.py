@@ -13,7 +13,7 @@ from numba.cuda import types
 from ....scores.compiled.derivative import differentiated, is_additive, linked
 from ....scores.compiled.element import check
 from ....scores.compiled.errors import number_of
-from ....scores.compiled.reads import by_read
+from ....scores.compiled.reads import by_read, has_steady_slope
 from ....scores.compiled.reads import check as check_reads
 from ....scores.compiled.wide import seen, widened
 from ....scores.frozen import Frozen
@@ -208,12 +208,13 @@ def read_step(part, number, wanted, ACC, SUM, add_pending):
     what a thread has not yet added to it, so that it adds once for many; add_pending: the device function (pending,
     sums) that adds it.
     """
-    check_reads(kind(part).identity.function, wanted, from_dtype(ACC), kind(part).array_types)
-    derivative, ZERO = by_read(kind(part).identity.function, wanted), SUM(0)
+    function, about = kind(part).identity.function, (wanted, from_dtype(ACC), kind(part).array_types)
+    check_reads(function, *about)
+    derivative, ZERO, IS_STEADY = by_read(function, wanted), SUM(0), has_steady_slope(function, *about)
 
     @device
     def term(slope, ds):
-        return SUM(slope * ds) if ds != 0 else ZERO             # the slope of what is masked may be NaN
+        return SUM(slope * ds) if IS_STEADY or ds != 0 else ZERO    # the slope of what is masked may be NaN
 
     @device
     def moved(pending, at, sums):
@@ -225,12 +226,12 @@ def read_step(part, number, wanted, ACC, SUM, add_pending):
 
     @device
     def of_tile(carried, s, ds, i, j, batch, head, arrays):
-        """Whether all that a thread has reads one element, which, and the sum: without a branch."""
-        is_first, is_same, element, total, most = carried
+        """Whether all that a thread has reads one element, which, and the sum, by halves: without a branch."""
+        is_first, others, element, total, half, most = carried
         slope, at, _, count = derivative(s, batch, head, i, j, arrays, 0)
-        element = np.int32(at) if is_first else element
-        is_same = is_same and count > 0 and np.int32(at) == element
-        return False, is_same, element, total + term(slope, ds), max(most, count)
+        at = np.int32(at) if count > 0 else np.int32(-1)
+        element = at if is_first else element
+        return False, others | (at ^ element), element, half, total + term(slope, ds), max(most, count)
 
     @device
     def of_element(carried, s, ds, i, j, batch, head, arrays, read, sums):
@@ -245,12 +246,12 @@ def read_step(part, number, wanted, ACC, SUM, add_pending):
     def add(pending, S, dS, scores, sums, batch, head, m0, n0):
         i, j, seqlen_q, seqlen_k, (batch, head, arrays) = counted(scores.parts[number], batch, head)
         ends, given, read = (i + seqlen_q, j + seqlen_k), (batch, head, arrays), 0
-        carried = True, True, np.int32(0), ZERO, 0
-        _, is_same, at, total, most = fold_elements(of_tile, carried, (S, dS), i + m0, j + n0, ends, given)
+        carried = True, np.int32(0), np.int32(0), ZERO, ZERO, 0
+        _, others, at, total, half, most = fold_elements(of_tile, carried, (S, dS), i + m0, j + n0, ends, given)
         element, before = pending
-        if is_same:
+        if others == 0 and at >= 0:
             element, before = moved((element, before), at, sums)
-            before, read = before + total, 1
+            before, read = before + (total + half), 1
         while read < most:                                      # of an element that reads several
             element, before = fold_elements(
                 of_element, (element, before), (S, dS), i + m0, j + n0, ends, (*given, read, sums)
