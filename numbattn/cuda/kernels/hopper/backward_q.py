@@ -161,13 +161,13 @@ def hopper_backward_q(
         return dot(S_TILE, Q, K.tile.T)                         # Alg. 4 line 11: S = Q K^T
 
     @device
-    def step(dQ, pending, S, found, kept, K, V, tile, n_block, mReads, args):
+    def step(dQ, pending, S, found, kept, K, V, tile, n_block, args):
         """dQ of a tile of keys, in flight; what is not yet added of gradients of a function's arrays."""
         batch, head, m0, n0 = tile.batch, tile.head, tile.m0, n_block * TILE_N
         here = at_hand(found, K, tile, args.scores)
         wait(V)
         dP = dot(S_TILE, kept.dO, V.tile.T)                     # line 17: dP = dO V^T, in flight
-        prepare(K, args.scores, tile, n0)
+        prepare(K, args, tile, n0)
         QK = S
         S, F = scored(S, here, tile, args.scores, n_block)
         P = recompute(S, kept.lse, args.scale_log2)             # line 13: P = exp(S - lse)
@@ -177,10 +177,10 @@ def hopper_backward_q(
         dS = dS_of(P, wgmma_wait(dP, 0), kept.D, args.delta_scale)                      # line 20
         release(V)
         dQ = dot(dQ, operand(pull_back(dS, F), SHARED_K), K.tile)                       # line 21: dQ += dS K
-        return dQ, add_reads(pending, QK, dS, K, args.scores, mReads, tile, n0)
+        return dQ, add_reads(pending, QK, dS, K, args, tile, n0)
 
     @device
-    def compute(mDQ, mReads, mLse, mDelta, tile, scale, args):
+    def compute(mDQ, mLse, mDelta, tile, scale, args):
         """The consumers, whole warpgroups."""
         consumer, (batch, head, m_block, first, n_blocks, segment) = warpgroup_index(), work_tile(args.mask, *tile)
         m0, band = m_block * TILE_M + consumer * ROWS, band_at(args.mask, batch, head)
@@ -204,7 +204,7 @@ def hopper_backward_q(
             S = wgmma_wait(start_scores(Q, K, V, n_block, band), 0)
             after = next_n_block(tile, args.mask, opaque(n_block + 1))
             while after < n_blocks:
-                dQ, pending = step(dQ, pending, S, found, kept, K, V, tile, n_block, mReads, args)
+                dQ, pending = step(dQ, pending, S, found, kept, K, V, tile, n_block, args)
                 found = looked_up(tile, args.scores, after)
                 S = start_scores(Q, advance(K, 1), advance(V, 1), after, band)
                 dQ, pending = wgmma_wait(dQ, 1), settled(pending)
@@ -212,10 +212,10 @@ def hopper_backward_q(
                 S = wgmma_wait(S, 0)
                 K, V, n_block = advance(K, 1), advance(V, 1), after
                 after = next_n_block(tile, args.mask, opaque(n_block + 1))
-            dQ, pending = step(dQ, pending, S, found, kept, K, V, tile, n_block, mReads, args)
+            dQ, pending = step(dQ, pending, S, found, kept, K, V, tile, n_block, args)
             dQ = wgmma_wait(dQ, 0)
             release(K)
-        add_last(pending, args.scores, mReads, tile)
+        add_last(pending, args, tile)
         sync_warpgroup()                                        # all have read Q
         first, end = queries_of(segment)
         save_dq(mDQ[batch, head][first:end], dQ * scale, Q, m0) # line 24
@@ -236,9 +236,11 @@ def hopper_backward_q(
         mask, m_end = mask_of(mask, segment), minimum((m_block + 1) * TILE_M, segment.queries)
         if m_block * TILE_M < m_end:                            # else a slot without a tile
             tile = segment, batch, head, m_block, m_end
-            args = BackwardArguments(mask, scores_of(scores, segment), drops, scale_log2, kept_scale, delta_scale)
+            args = BackwardArguments(
+                mask, scores_of(scores, segment), drops, scale_log2, kept_scale, delta_scale, mReads
+            )  # fmt: skip
             given = mQ, mK, mV, mDO, biases, mask, tile, head // group_size
-            take_roles((mDQ, mReads, mLse, mDelta, tile, ds_scale, args), (given,))
+            take_roles((mDQ, mLse, mDelta, tile, ds_scale, args), (given,))
 
     tiles = SHARED_Q, SHARED_K, SHARED_V, SHARED_DO, *[SHARED_B] * HAS_TMA_BIAS
     dtypes, about = {"dq": out_dtypes[0]}, {"mask": mask, "score": score, "bias_dtype": bias_dtype}
@@ -266,7 +268,7 @@ def queries_row(work):
 
 
 def parameters_q(work, tiles):
-    return with_results("dq")(work, tiles) | {"bias_dtype": dtype_of_bias(work), "reads": reads_of(work, tiles)}
+    return with_results("dq")(work, tiles) | {"bias_dtype": dtype_of_bias(work), "reads": reads_of(work)}
 
 
 SPEC = Spec(

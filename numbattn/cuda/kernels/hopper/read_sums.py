@@ -29,6 +29,7 @@ from ..scores import kind, parts_of, read_step, score_steps
 from ..scores.function import class_steps
 from ..scores.score import units
 from ..shared.exact_sums import add_atomically
+from ..tables import is_under_pressure
 from .backward_steps import ROWS, ZERO, size_of
 from .walk import place_of
 
@@ -36,21 +37,26 @@ MOST_CLASSES, MULTIPLE = 64, 16  # for which consumers have registers; of which 
 LARGEST_BY_CLASS = 128  # head_dim: beyond, shared memory has no room for the classes of keys
 
 
-def reads_of(work, tiles):
+def is_summed_by_class(work):
+    """Whether gradients of a function's arrays are sums by query and class, beside dQ."""
+    if not work.reads or work.reads.columns not in range(1, MOST_CLASSES + 1):
+        return False
+    part, fits = kind(parts_of(work.score)[work.reads.after]), is_under_pressure(work) and size_of(work) <= LARGEST_BY_CLASS
+    return fits and is_by_class(part.identity.function, work.reads.wanted, from_dtype(np.float32), part.array_types)
+
+
+def reads_of(work):
     """What is compiled in of the Reads of this work: without their name, the number of classes at the end; or ()."""
     if not work.reads:
         return ()
     _, after, wanted, sum_dtype, columns = work.reads
-    part = kind(parts_of(work.score)[after])
-    fits = 0 < columns <= MOST_CLASSES and tiles.tile_n == ROWS and size_of(work) <= LARGEST_BY_CLASS
-    by_class = fits and is_by_class(part.identity.function, wanted, from_dtype(np.float32), part.array_types)
-    return after, wanted, sum_dtype, -(-columns // MULTIPLE) * MULTIPLE if by_class else 0
+    return after, wanted, sum_dtype, -(-columns // MULTIPLE) * MULTIPLE if is_summed_by_class(work) else 0
 
 
 def reads_steps(shared, score, reads, layout, dtype, stages, consumers):
-    """Device functions of a consumer: () -> what is pending before the first tile; (pending, S, dS, K, scores, mReads,
+    """Device functions of a consumer: () -> what is pending before the first tile; (pending, S, dS, K, args.scores, mReads,
     tile, n0) -> what is pending after a tile, of S = Q K^T, dS after the function and the stage of K; (pending) -> the
-    same, when only one product is still in flight; (pending, scores, mReads, tile), which adds it."""
+    same, when only one product is still in flight; (pending, args, tile), which adds it."""
     if not reads:
         return nothing_pending, nothing_ahead, nothing_read, as_it_is, nothing_left
     after, wanted, sum_dtype, classes = reads
@@ -71,18 +77,47 @@ def steps_one_by_one(about, before, layout):
         return NONE, NOTHING
 
     @device
-    def add(pending, S, dS, K, scores, mReads, tile, n0):
-        (parts, _), (row, col) = shape(mReads), place_of(tile, n0)
-        S, _ = apply(S, scores, tile.batch, tile.head, row, col)
-        S, sums = S * natural(ONE, scores), mReads[block_index() % parts]
-        return add_reads(pending, S, dS, scores, sums, tile.batch, tile.head, row, col)
+    def add(pending, S, dS, K, args, tile, n0):
+        (parts, _), (row, col) = shape(args.reads), place_of(tile, n0)
+        S, _ = apply(S, args.scores, tile.batch, tile.head, row, col)
+        S, sums = S * natural(ONE, scores), args.reads[block_index() % parts]
+        return add_reads(pending, S, dS, args.scores, sums, tile.batch, tile.head, row, col)
 
     @device
-    def add_last(pending, scores, mReads, tile):
-        parts, _ = shape(mReads)
-        add_atomically(pending, mReads[block_index() % parts])
+    def add_last(pending, args, tile):
+        parts, _ = shape(args.reads)
+        add_atomically(pending, args.reads[block_index() % parts])
 
     return none_pending, nothing_ahead, add, as_it_is, add_last
+
+
+def transposed_reads_steps(score, reads, layout, tile_m):
+    """The same where keys are kept, of a score that is linear: device functions () -> what is pending before the first
+    tile; (pending, dS, tile, at, n0, args) -> what is pending after it; (pending, args), which adds it."""
+    if not reads:
+        return nothing_pending, nothing_added, nothing_to_add
+    after, wanted, sum_dtype, _ = reads
+    SUM, TILE_M = np.dtype(sum_dtype).type, tile_m
+    about = parts_of(score)[after], after, wanted, np.float32, SUM
+    add_reads, NONE, NOTHING = read_step(*about, add_atomically, transposed=True), np.int32(0), SUM(0)
+
+    @device
+    def none_pending():
+        return NONE, NOTHING
+
+    @device
+    def add(pending, dS, tile, at, n0, args):
+        parts, _ = shape(args.reads)
+        row, col = tile.segment.first_query + at.m_block * TILE_M, tile.segment.first_key + n0
+        sums = args.reads[block_index() % parts]
+        return add_reads(pending, dS, dS, args.scores, sums, tile.batch, at.head, row, col)
+
+    @device
+    def add_last(pending, args):
+        parts, _ = shape(args.reads)
+        add_atomically(pending, args.reads[block_index() % parts])
+
+    return none_pending, add, add_last
 
 
 def steps_by_class(about, layout, places, consumers):
@@ -98,14 +133,14 @@ def steps_by_class(about, layout, places, consumers):
         return full(layout, ZERO)
 
     @device
-    def prepare(K, scores, tile, n0):
+    def prepare(K, args, tile, n0):
         _, col = place_of(tile, n0)
-        put(place_for(K), classes_of(scores, tile.batch, tile.head, col))
+        put(place_for(K), classes_of(args.scores, tile.batch, tile.head, col))
         fence_async_proxy()
         sync_warpgroup()
 
     @device
-    def add(pending, S, dS, K, scores, mReads, tile, n0):
+    def add(pending, S, dS, K, args, tile, n0):
         return dot(pending, operand(dS, PLACES), place_for(K))
 
     @device
@@ -113,10 +148,10 @@ def steps_by_class(about, layout, places, consumers):
         return wgmma_wait(pending, 1)
 
     @device
-    def add_last(pending, scores, mReads, tile):
-        (parts, _), (row, _) = shape(mReads), place_of(tile, 0)
-        sums = mReads[block_index() % parts]
-        add_sums(wgmma_wait(pending, 0), scores, sums, tile.batch, tile.head, row)
+    def add_last(pending, args, tile):
+        (parts, _), (row, _) = shape(args.reads), place_of(tile, 0)
+        sums = args.reads[block_index() % parts]
+        add_sums(wgmma_wait(pending, 0), args.scores, sums, tile.batch, tile.head, row)
 
     return none_pending, prepare, add, settled, add_last
 
@@ -132,15 +167,25 @@ def nothing_pending():
 
 
 @device
-def nothing_ahead(K, scores, tile, n0):
+def nothing_ahead(K, args, tile, n0):
     pass
 
 
 @device
-def nothing_read(pending, S, dS, K, scores, mReads, tile, n0):
+def nothing_read(pending, S, dS, K, args, tile, n0):
     return ()
 
 
 @device
-def nothing_left(pending, scores, mReads, tile):
+def nothing_left(pending, args, tile):
+    pass
+
+
+@device
+def nothing_added(pending, dS, tile, at, n0, args):
+    return ()
+
+
+@device
+def nothing_to_add(pending, args):
     pass

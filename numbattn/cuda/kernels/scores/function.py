@@ -18,7 +18,7 @@ from ....scores.compiled.reads import check as check_reads
 from ....scores.compiled.wide import seen, widened
 from ....scores.frozen import Frozen
 from ....scores.function import Score
-from ...tile import INDEX, add_element, device, fold_elements, full, map_elements, where
+from ...tile import INDEX, add_element, device, fold_elements, full, map_elements, opaque, where
 from ...words.signatures import array_type
 from ...words.steps import array_of_function
 from ..shared import exact_sums
@@ -200,17 +200,23 @@ def counted(part, batch, head):
     return at.query, at.key, seqlen_q, seqlen_k, (first + at.batch + batch, at.head + head, arrays)
 
 
-def read_step(part, number, wanted, ACC, SUM, add_pending):
+def read_step(part, number, wanted, ACC, SUM, add_pending, transposed=False):
     """The device function (pending, S, dS, scores, sums, batch, head, m0, n0) -> pending, which adds to the gradients
     of a function's arrays.
 
-    S, dS: tiles before the function and after it; sums: of the elements of all arrays wanted; pending: an element, and
+    S, dS: tiles before the function and after it, whose rows are keys if they are transposed; sums: of the elements of all arrays wanted; pending: an element, and
     what a thread has not yet added to it, so that it adds once for many; add_pending: the device function (pending,
     sums) that adds it.
     """
     function, about = kind(part).identity.function, (wanted, from_dtype(ACC), kind(part).array_types)
     check_reads(function, *about)
-    derivative, ZERO, IS_STEADY = by_read(function, wanted), SUM(0), has_steady_slope(function, *about)
+    by_query_and_key, ZERO, IS_STEADY = by_read(function, wanted), SUM(0), has_steady_slope(function, *about)
+
+    @device
+    def by_key_and_query(s, batch, head, j, i, arrays, read):
+        return by_query_and_key(s, batch, head, i, j, arrays, read)
+
+    derivative = by_key_and_query if transposed else by_query_and_key
 
     @device
     def term(slope, ds):
@@ -225,41 +231,50 @@ def read_step(part, number, wanted, ACC, SUM, add_pending):
         return at, total
 
     @device
-    def of_tile(carried, s, ds, i, j, batch, head, arrays):
+    def of_tile(carried, s, ds, row, col, batch, head, arrays):
         """Whether all that a thread has reads one element, which, and the sum, by halves: without a branch."""
         is_first, others, element, total, half, most = carried
-        slope, at, _, count = derivative(s, batch, head, i, j, arrays, 0)
+        slope, at, _, count = derivative(s, batch, head, row, col, arrays, 0)
         at = np.int32(at) if count > 0 else np.int32(-1)
         element = at if is_first else element
         return False, others | (at ^ element), element, half, total + term(slope, ds), max(most, count)
 
     @device
-    def of_element(carried, s, ds, i, j, batch, head, arrays, read, sums):
+    def of_element(carried, s, ds, row, col, batch, head, arrays, read, sums):
         element, total = carried
-        slope, at, _, count = derivative(s, batch, head, i, j, arrays, read)
+        slope, at, _, count = derivative(s, batch, head, row, col, arrays, read)
         if read < count:
             element, total = moved((element, total), np.int32(at), sums)
             total += term(slope, ds)
         return element, total
 
     @device
-    def add(pending, S, dS, scores, sums, batch, head, m0, n0):
-        i, j, seqlen_q, seqlen_k, (batch, head, arrays) = counted(scores.parts[number], batch, head)
-        ends, given, read = (i + seqlen_q, j + seqlen_k), (batch, head, arrays), 0
-        carried = True, np.int32(0), np.int32(0), ZERO, ZERO, 0
-        _, others, at, total, half, most = fold_elements(of_tile, carried, (S, dS), i + m0, j + n0, ends, given)
+    def add_rows(pending, tiles, row, col, ends, given, sums):
+        carried, read = (True, np.int32(0), np.int32(0), ZERO, ZERO, 0), 0
+        _, others, at, total, half, most = fold_elements(of_tile, carried, tiles, row, col, ends, given)
         element, before = pending
         if others == 0 and at >= 0:
             element, before = moved((element, before), at, sums)
             before, read = before + (total + half), 1
+        row = opaque(row)                                       # else registers keep what has been read
         while read < most:                                      # of an element that reads several
-            element, before = fold_elements(
-                of_element, (element, before), (S, dS), i + m0, j + n0, ends, (*given, read, sums)
-            )
+            element, before = fold_elements(of_element, (element, before), tiles, row, col, ends, (*given, read, sums))
             read += 1
         return element, before
 
-    return add
+    @device
+    def add(pending, S, dS, scores, sums, batch, head, m0, n0):
+        i, j, seqlen_q, seqlen_k, (batch, head, arrays) = counted(scores.parts[number], batch, head)
+        query, key, ends = i + m0, j + n0, (i + seqlen_q, j + seqlen_k)
+        return add_rows(pending, (S, dS), query, key, ends, (batch, head, arrays), sums)
+
+    @device
+    def add_transposed(pending, S, dS, scores, sums, batch, head, m0, n0):
+        i, j, seqlen_q, seqlen_k, (batch, head, arrays) = counted(scores.parts[number], batch, head)
+        query, key, ends = i + m0, j + n0, (j + seqlen_k, i + seqlen_q)
+        return add_rows(pending, (S, dS), key, query, ends, (batch, head, arrays), sums)
+
+    return add_transposed if transposed else add
 
 
 def class_steps(part, number, wanted, ACC, SUM, layout):
