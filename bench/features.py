@@ -23,7 +23,7 @@ def sparse(cases, passes, rounds, block_size, dropout):
     records = []
     for case, of in progress(product(cases, passes)):
         release()
-        masks, arrays = make_masks(case.seqlen, block_size), case.inputs()
+        masks, arrays = make_masks(case.heads, case.seqlen, block_size), case.inputs()
         makers = {name: partial(prepare, "numbattn", of, arrays, mask=mask, dropout=dropout)
                   for name, (mask, _) in masks.items()}
         samples, _, failed = measure(makers, rounds, same=False)
@@ -34,7 +34,12 @@ def sparse(cases, passes, rounds, block_size, dropout):
     return records
 
 
-def make_masks(seqlen, block_size):
+def near(batch, head, i, j):
+    """numbattn.Window(1023, 0) again, as a function of the user's."""
+    return i - 1023 <= j <= i
+
+
+def make_masks(heads, seqlen, block_size):
     """Masks by name, each with the share of the scores that is visible."""
     shape, size = (1, 1, seqlen, seqlen), (block_size, block_size)
     blocks = -(-seqlen // block_size)
@@ -44,8 +49,17 @@ def make_masks(seqlen, block_size):
     found["local_global"] = na.BlockSparse.local_global(shape, size)
     on_device = {name: (na.BlockSparse(cupy.asarray(mask.blocks), size), float(mask.blocks.mean()))
                  for name, mask in found.items()}
-    window = na.Window(1023, 0), visible_share(seqlen, 1023)
-    return {"none": (None, 1.0), **on_device, "Window(1023, 0)": window}
+    share = visible_share(seqlen, 1023)
+    windows = {"Window(1023, 0)": (na.Window(1023, 0), share), "Where, as Window": (na.Where(near), share)}
+    return {"none": (None, 1.0), **on_device, "chosen 10%": chosen(heads, seqlen), **windows}
+
+
+def chosen(heads, seqlen):
+    """A tenth of all blocks of 64 keys, chosen by each head for each 64 queries, and the share that is visible."""
+    blocks = seqlen // 64
+    order = np.random.default_rng(0).random((1, heads, blocks, blocks)).argsort(axis=-1)
+    indices = cupy.asarray(order[..., : max(1, blocks // 10)].astype(np.int32))
+    return na.BlockSparse.from_indices(indices, shape=(seqlen, seqlen)), indices.shape[-1] / blocks
 
 
 def sparse_rows(record):

@@ -5,6 +5,9 @@
     python bench/report.py --run speed cpu
     python bench/report.py --run --small --folder /tmp/bench    # takes seconds on any machine, to see that it works
 
+Where there are several GPUs, each gets the next run in the order of the names, its output in results/*.log; put the
+longest first. What fails is said, and the rest goes on.
+
 To add a picture: a line in RUNS, the command that writes its results; a function in pictures/, which makes a figure and
 a few sentences of them; a line in SECTIONS, where it stands on the page. What has no results is left out. What papers
 claim, and which results answer it, is in paper/claims.py.
@@ -14,6 +17,7 @@ Needs matplotlib and tabulate.
 import argparse
 import io
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -21,7 +25,10 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
+from queue import SimpleQueue
 from typing import NamedTuple
 
 from paper import claims
@@ -82,7 +89,7 @@ RUNS = {
     "second": Run("second.py"),
     "kernels": Run("kernels.py"),
     "sparse_layers": Run("sparse_layers.py"),
-    "ring": Run("ring.py --devices 2",
+    "ring": Run("ring.py --devices 2 --seqlen 16384 65536",
                 "ring.py --devices 2 --engine simulated --seqlen 512 --dtype float32 --heads 2 --heads-k 1 --rounds 1",
                 gpus=2),
     "ring_model": Run("ring_model.py", "ring_model.py", gpus=0),
@@ -129,32 +136,60 @@ SECTIONS = [
 
 # ---------------------------------------------------------------------------------------------------------------- runs
 def run(names, small, folder):
-    """Measure. Returns how many commands failed."""
-    failed, here = 0, gpus_here()
+    """Measure: on all GPUs at a time, what needs several first; then, one after the other, what needs none. Returns how
+    many commands failed."""
+    here, commands, free = gpus_here(), {}, SimpleQueue()
     for name in names:
         whole, reduced, gpus = RUNS[name]
-        command = reduced if small or here < gpus else whole
-        if command is None:
+        if command := reduced if small or len(here) < gpus else whole:
+            commands[name] = command
+        else:
             print(f"{name}: left out, it needs a GPU", flush=True)
-            continue
-        print(f"{name}: {typed(command)}", flush=True)
-        start = time.perf_counter()
-        script, *options = shlex.split(command)
-        done = subprocess.run([sys.executable, BENCH / script, *options, "--json", folder / f"results/{name}.json"])
-        failed += done.returncode != 0
-        end = "failed" if done.returncode else "done"
-        print(f"{name}: {end} after {time.perf_counter() - start:.0f} s", flush=True)
-    return failed
+    for gpu in here:
+        free.put(gpu)
+
+    def on_gpus(name, gpus):
+        try:
+            return measure(name, commands[name], folder, gpus if len(here) > 1 else None)
+        finally:
+            for gpu in gpus:
+                free.put(gpu)
+
+    ordered, runs = sorted(commands, key=lambda name: -RUNS[name].gpus), []
+    with ThreadPoolExecutor(max(len(here), 1)) as threads:
+        for name in ordered:
+            if needed := RUNS[name].gpus:
+                gpus = [free.get() for _ in range(min(needed, len(here)))]  # waits until they are free
+                runs.append(threads.submit(on_gpus, name, gpus))
+    failures = [run.result() for run in runs]
+    return sum(failures + [measure(name, commands[name], folder) for name in ordered if not RUNS[name].gpus])
+
+
+def measure(name, command, folder, gpus=None):
+    """Run a command; on some of the GPUs, what it prints goes to a file. Returns whether it failed."""
+    print(f"{name}: {typed(command)}", flush=True)
+    start, results = time.perf_counter(), folder / "results"
+    results.mkdir(parents=True, exist_ok=True)
+    script, *options = shlex.split(command)
+    environment = os.environ | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
+    with open(results / f"{name}.log", "w") if gpus else nullcontext() as log:
+        done = subprocess.run([sys.executable, BENCH / script, *options, "--json", results / f"{name}.json"],
+                              env=environment, stdout=log, stderr=log)  # fmt: skip
+    end = "failed" if done.returncode else "done"
+    print(f"{name}: {end} after {time.perf_counter() - start:.0f} s", flush=True)
+    return done.returncode != 0
 
 
 def gpus_here():
+    """Names of the GPUs, as CUDA_VISIBLE_DEVICES has them."""
     from peers import cupy, require_gpu  # loads torch
 
     try:
         require_gpu()
     except SystemExit:
-        return 0
-    return cupy.cuda.runtime.getDeviceCount()
+        return []
+    count = cupy.cuda.runtime.getDeviceCount()
+    return os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")[:count]
 
 
 def typed(command):

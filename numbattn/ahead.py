@@ -133,8 +133,9 @@ def _row(step, device):
     shared = binary.shared + report.shared
     if shared:
         room.append((device.shared + 1024) // (shared + 1024))
+    module, _, name = step.key.factory.partition(":")
     return {
-        "kernel": step.key.factory.rpartition(".")[2].replace(":", "."),
+        "kernel": name, "in cuda/kernels": f"{module.partition('.kernels.')[2].replace('.', '/')}.py",
         "tile_m": tiles.tile_m, "tile_n": tiles.tile_n, "blocks": step.blocks, "threads": threads,
         "registers": report.registers, "shared": f"{shared / 1024:.1f} KB",
         "waves": f"{step.blocks / device.multiprocessors / max(min(room), 1):.2f}",

@@ -24,20 +24,22 @@ def floors():
     return found
 
 
-def imports(file, path):
-    """The files that one imports from, as parts of their paths: of a folder its face, __init__."""
+def imported(file, path):
+    """(module, what is taken of it) for each import, absolute, as parts."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
             start = file[: len(file) - node.level] if node.level else ()
             module = (*start, *filter(None, (node.module or "").split(".")))
-            names = [(*module, alias.name) for alias in node.names]
+            yield from ((module, (*module, alias.name)) for alias in node.names)
         elif isinstance(node, ast.Import):
-            module, names = (), [tuple(alias.name.split(".")) for alias in node.names]
-        else:
-            continue
-        for name in names:
-            of_name = (name, (*name, "__init__"), module, (*module, "__init__"))
-            yield from [parts for parts in of_name if parts in FILES][:1]
+            yield from (((), tuple(alias.name.split("."))) for alias in node.names)
+
+
+def imports(file, path):
+    """The files that one imports from, as parts of their paths: of a folder its face, __init__."""
+    for module, name in imported(file, path):
+        of_name = (name, (*name, "__init__"), module, (*module, "__init__"))
+        yield from [parts for parts in of_name if parts in FILES][:1]
 
 
 @cache
@@ -72,3 +74,13 @@ def test_everyone_has_a_floor(folder):
     parts = tuple(folder.split("/"))
     inside = {file[len(parts)] for file in FILES if file[: len(parts)] == parts}
     assert inside - {"__init__", "__main__"} == set(FLOORS[folder]) - {"__init__"}
+
+
+def test_one_file_knows_the_compiler_for_gpus():
+    """Elsewhere in cuda/ nothing is taken of Numba or llvmlite, and nothing of numba.cuda anywhere."""
+
+    def takes(file, name):
+        return name[:2] == ("numba", "cuda") or ("cuda" in file and name[0] in ("numba", "numba_cuda", "llvmlite"))
+
+    taking = {file for file, path in FILES.items() for _, name in imported(file, path) if takes(file, name)}
+    assert taking == {("numbattn", "cuda", "compiler")}

@@ -36,19 +36,22 @@ def scores(results):
     pairs = results["score"][-1]
     title = f"With a score, a pass takes up to {most:.1f} times as long; what a mask hides is not computed"
     ours, theirs = (pairs["seconds"][name] * 1e3 for name in (OURS, "cupy"))
+    chosen = CHOSEN if "chosen 10%" in results["sparse"][0]["shares"] else ""
     text = (
         f"Left: {cost}; the dot is the largest head_dim and seqlen, the line spans all of them; backward includes the "
         "gradients of a score's arrays, if it has any; FlashAttention 4's time is relative to numbattn's without a "
         "score. Right: the time with a mask relative to the time without, against the share of the scores that it "
-        f"shows ({shown}). A pair bias shared by {pairs['batch']} rows of a batch, forward and backward with its "
-        f"gradient ({pairs['dtype']}, {pairs['heads']} heads of {pairs['head_dim']}, seqlen {pairs['seqlen']}), takes "
-        f"{ours:.2f} ms and {pairs['bytes'][OURS] / 1e6:.0f} MB; the standard formula in CuPy takes {theirs:.0f} ms "
-        f"and {pairs['bytes']['cupy'] / 1e6:.0f} MB. When this was measured, the gradient of Alibi's slopes came with "
-        "dQ's; since then it has a kernel of its own, and that backward pass takes about twice as long."
+        f"shows ({shown}). {chosen}A pair bias shared by {pairs['batch']} rows of a batch, forward and backward with "
+        f"its gradient ({pairs['dtype']}, {pairs['heads']} heads of {pairs['head_dim']}, seqlen {pairs['seqlen']}), "
+        f"takes {ours:.2f} ms and {pairs['bytes'][OURS] / 1e6:.0f} MB; the standard formula in CuPy takes {theirs:.0f} "
+        f"ms and {pairs['bytes']['cupy'] / 1e6:.0f} MB. When this was measured, the gradient of Alibi's slopes came "
+        "with dQ's; since then it has a kernel of its own, and that backward pass takes about twice as long."
     )
     return finish(figure, title), text
 
 
+CHOSEN = ("Blocks are of 128; those of “chosen” are of 64, each head chooses its own; “Where” is a function of the "
+          "user's. ")
 PASS_STYLES = {"forward": {"marker": "o", "color": "#08306b", "markerfacecolor": "#08306b"},
                "backward": {"marker": "s", "color": "#4a7ab5", "markerfacecolor": "white"}}  # fmt: skip
 SCORES = {"Alibi": "Alibi, no gradient", "Alibi, gradient": "Alibi", "Score as Alibi": "Score, a function like Alibi",
@@ -77,7 +80,8 @@ def _scores(axis, records):
     return most, f"scores in {records[0]['dtype']}, head_dim {head_dims}, seqlen {seqlens}"
 
 
-ON_THE_RIGHT = {"butterfly": (5, 2), "Window(1023, 0)": (5, -6)}  # of the mark, in points: the left is crowded
+ON_THE_RIGHT = {"butterfly": (5, 2), "Window(1023, 0)": (5, -6), "Where, as Window": (5, -13),
+                "chosen 10%": (5, -3)}  # of the mark, in points: the left is crowded
 
 
 def _masks(axis, records):

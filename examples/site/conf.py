@@ -4,7 +4,7 @@
     python -m sphinx -W --keep-going examples/site build/site
 """
 
-import re
+import sys
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -12,6 +12,9 @@ import numbattn
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+sys.path.insert(0, str(HERE))
+from links import led  # noqa: E402
+
 settings = ConfigParser()
 settings.read(ROOT / "setup.cfg")
 ADDRESS = settings["release"]["address"].rstrip("/")
@@ -38,29 +41,30 @@ default_role = "py:obj"
 
 PAGES = {"README.md": "index", "examples/README.md": "examples", "bench/README.md": "measurements",
          "CONTRIBUTING.md": "house", "CHANGELOG.md": "changelog"}  # what of the repository is a page here
-PICTURE = re.compile(r"(!\[[^\]]*\]\()(?!https?:)([^)]+\))")
-LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|!\[[^\]]*\]\([^)]*\))+)\]\((?!https?:|#)([^)#]+)(#[^)]*)?\)")
+MODULES = {"numbattn/points": "points", "numbattn/sparse": "block-sparse-matrices", "numbattn/cuda": "gpus",
+           "numbattn/distributed": "several-devices", "numbattn/interop": "frameworks"}  # sections of api.md
 
 
 def read(app, docname, source):
-    """A page of the repository, with its pictures, and links to pages here, to the repository, or, without an address,
-    to nothing."""
+    """A page of the repository."""
     for page, name in PAGES.items():
         if name == docname:
-            text = PICTURE.sub(rf"\1../../{Path(page).parent.as_posix()}/\2", (ROOT / page).read_text())
+            text = led((ROOT / page).read_text(), page, place)
             text = text.replace("```floors", "```text")  # which no highlighter knows
-            source[0] = source[0].replace("{{ page }}", LINK.sub(leading_from(ROOT / page), text))
+            source[0] = source[0].replace("{{ page }}", text)
 
 
-def leading_from(page):
-    def replaced(match):
-        words, target, anchor = match.groups(default="")
-        path = (page.parent / target).resolve().relative_to(ROOT).as_posix()
-        if path in PAGES:
-            return f"[{words}]({PAGES[path]}.md{anchor})"
-        return f"[{words}]({ADDRESS}/blob/main/{path}{anchor})" if ADDRESS else words
-
-    return replaced
+def place(path, picture):
+    """Where a link leads: to a page here, to the repository or, without an address, nowhere."""
+    if picture:
+        return f"../../{path}"
+    if path in PAGES:
+        return f"{PAGES[path]}.md"
+    if (module := path.removesuffix("/__init__.py")) in MODULES:
+        return f"api.md#{MODULES[module]}"
+    if (ROOT / path).parent == HERE:
+        return Path(path).name
+    return f"{ADDRESS}/blob/main/{path}" if ADDRESS else None
 
 
 def setup(app):

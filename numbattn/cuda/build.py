@@ -9,15 +9,13 @@ import re
 import shutil
 import subprocess
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import get_ident
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from .. import cache as disk
@@ -83,7 +81,7 @@ class Source:
     """A kernel in Python: what a factory returns."""
 
     function: Any
-    signature: Any  # numba.cuda.types.void(...) of arrays, SCALARS and tuples of them
+    signature: Any  # compiler.types.void(...) of arrays, SCALARS and tuples of them
     threads: int  # in a block
     blocks: int = 1  # that a multiprocessor is to hold at least; without it ptxas ignores setmaxnreg
     shared: int = 0  # bytes of dynamic shared memory
@@ -164,50 +162,18 @@ def build(key):
 # ------------------------------------------------------------------------------------------------------------ compile
 def compile_ptx(source, cc, name="kernel"):
     """The PTX of a Source for a compute capability, its entry called `name`. Does not need ptxas."""
-    _packages()  # says what is missing before Numba does, in words that help
+    _packages()  # says what is missing before the compiler does, in words that help
     check_setting("ENABLE_CUDASIM")
-    from cuda.pathfinder import DynamicLibNotFoundError
-    from numba.cuda.cudadrv.error import NvvmSupportError
+    from .compiler import to_ptx
 
-    from .compiler import cuda
-
-    try:
-        with _device_of(cc):
-            ptx, _ = cuda.compile(
-                source.function,
-                source.signature,
-                device=False,
-                abi="numba",
-                cc=cc,
-                launch_bounds=(source.threads, source.blocks),
-                output="ptx",
-            )
-    except (NvvmSupportError, DynamicLibNotFoundError) as error:
-        raise missing("libnvvm or libnvrtc") from error
+    ptx = to_ptx(source.function, source.signature, cc, source.threads, source.blocks)
     mangled = re.search(r"\.visible \.entry (\w+)\(", ptx)[1]
     return _by_value(ptx.replace(mangled, name), name, _tensor_map_parameters(source))
 
 
-@contextmanager
-def _device_of(cc):
-    """Numba asks for the current device while it compiles nested functions: answer for it, in this thread only."""
-    from numba.cuda import dispatcher
-    from numba.cuda.core.compiler_lock import global_compiler_lock
-
-    device, here = SimpleNamespace(compute_capability=cc[:2]), get_ident()
-    with global_compiler_lock:  # no other thread of ours may patch or restore meanwhile
-        ask = dispatcher.get_current_device
-        dispatcher.get_current_device = lambda: device if get_ident() == here else ask()
-        try:
-            yield
-        finally:
-            dispatcher.get_current_device = ask
-
-
 def _arguments(source):
     """What a launch has to pack, argument by argument; tuples are passed as what they hold."""
-    from numba.cuda import types
-    from numba.cuda.np.numpy_support import as_dtype
+    from .compiler import as_dtype, types
 
     maps = {about.argument: about for about in source.tensor_maps}
 

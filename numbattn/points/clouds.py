@@ -126,7 +126,6 @@ def is_time(array: Any, at: int, last: int) -> bool:
     return isinstance(array, np.ndarray) or at % EVERY == 0 or at == last
 
 
-
 def _radius(x: Any, seen: Any) -> float:
     """How far the farthest point is from 0."""
     squares = np.where(seen, np.einsum("...f,...f->...", x, x), 0)

@@ -64,17 +64,17 @@ def nearest(x: A, y: A, k: int = 1, *, mask: Mask | Array | None = None) -> tupl
     check_points(x, y)
     k = integer("k", k, low=1, high=MOST)
     pairs = Pairs.of(x, y, batch_of(x=x.shape[:-2], y=y.shape[:-2]), mask)
-    is_again = x.shape[-1] > DIFFERENCES and x.dtype == pairs.dtype
-    X, Y = map(pairs.broadcast, map(pairs.centred, (x, y)) if is_again else (x, y))
+    is_centred = x.shape[-1] > DIFFERENCES and x.dtype == pairs.dtype
+    X, Y = map(pairs.broadcast, map(pairs.centred, (x, y)) if is_centred else (x, y))
     problem, inputs = describe(X, Y, Y[..., :0], mask=pairs.mask)
     squares, j = run_points(problem, "nearest", inputs, k)
-    if is_again:
-        squares, j = _again(pairs, j)
+    if is_centred:
+        squares, j = _recomputed(pairs, j)
     return np.sqrt(squares), j
 
 
 @quiet
-def _again(pairs: Pairs, j: Any) -> tuple[Any, Any]:
+def _recomputed(pairs: Pairs, j: Any) -> tuple[Any, Any]:
     """Squared distances of neighbours from the differences, and both in their order."""
     m, n = pairs.sizes
     k, features = j.shape[-1], pairs.x.shape[-1]

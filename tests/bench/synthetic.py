@@ -71,7 +71,8 @@ def scores(head_dims=(64, 128), seqlens=(512, 1024)):
     costs = {"plain": 1.0, "Softcap(50)": 1.8, "Alibi": 1.15, "Score as Alibi": 1.35, "Alibi, gradient": 1.16,
              "Sink": 1.02, "RelativeBias": 1.4, "Bias": 1.7, "Softcap(50), fa4": 2.6}  # fmt: skip
     shares = {"none": 1, "random 10%": 0.1, "random 20%": 0.2, "random 50%": 0.5, "random 100%": 1.0,
-              "butterfly": 0.17, "local_global": 0.12, "Window(1023, 0)": 0.0605}  # fmt: skip
+              "butterfly": 0.17, "local_global": 0.12, "chosen 10%": 0.1, "Window(1023, 0)": 0.0605,
+              "Where, as Window": 0.0605}  # fmt: skip
     scores, masks = [], []
     for case in cases(["bfloat16"], head_dims, seqlens):
         if case["causal"]:

@@ -162,27 +162,35 @@ def test_commands_are_understood(name, monkeypatch):
         runpy.run_path(str(BENCH / script), run_name="__main__")
 
 
-def test_what_runs_where(monkeypatch, capsys):
-    """Whole commands; small ones if they are asked for, or if GPUs are missing."""
+def test_what_runs_where(monkeypatch, capsys, tmp_path):
+    """Whole commands; small ones if they are asked for, or if GPUs are missing. Runs share the GPUs;
+    what needs several begins, what needs none comes last."""
     ran = []
+
+    def record(command, env, **output):
+        ran.append((f"{command[1].stem}{command[3]}", env.get("CUDA_VISIBLE_DEVICES")))
+        return subprocess.CompletedProcess([], command[1].stem == "c")
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(report, "RUNS", {"a": report.Run("a.py --n 9"), "b": report.Run("b.py --n 9", "b.py --n 1"),
                                          "c": report.Run("c.py --n 9", "c.py --n 1", gpus=0),
                                          "d": report.Run("d.py --n 9", "d.py --n 1", gpus=2)})  # fmt: skip
-    monkeypatch.setattr(report.subprocess, "run", lambda command: ran.append(command[1:-2]) or command_of(ran))
+    monkeypatch.setattr(report.subprocess, "run", record)
     for small, gpus, expected in (
-        (False, 2, "a9 b9 c9 d9"), (False, 1, "a9 b9 c9 d1"), (False, 0, "b1 c9 d1"), (True, 1, "b1 c1 d1"),
-        (True, 0, "b1 c1 d1"),
+        (False, 2, "d9 a9 b9 c9"), (False, 1, "d1 a9 b9 c9"), (False, 0, "d1 b1 c9"), (True, 1, "d1 b1 c1"),
+        (True, 0, "d1 b1 c1"),
     ):  # fmt: skip
-        monkeypatch.setattr(report, "gpus_here", lambda gpus=gpus: gpus)
-        assert report.run(report.RUNS, small, BENCH) == (expected.count("c"))      # those that fail
-        assert [f"{script.stem}{n}" for script, _, n in ran] == expected.split()
+        monkeypatch.setattr(report, "gpus_here", lambda gpus=gpus: ["3", "5"][:gpus])
+        assert report.run(report.RUNS, small, tmp_path) == 1        # which failed
+        commands = [command for command, _ in ran]
+        assert commands[0] == expected[:2]
+        assert sorted(commands[1:-1]) == expected.split()[1:-1]     # in threads
+        assert commands[-1] == expected[-2:]
+        assert ran[0][1] == ("3,5" if gpus == 2 else None)
+        assert {gpu for _, gpu in ran[1:-1]} <= ({"3", "5"} if gpus == 2 else {None})
         ran.clear()
     assert "a: left out, it needs a GPU" in capsys.readouterr().out
-
-
-def command_of(ran):
-    """A command's outcome: c.py fails."""
-    return subprocess.CompletedProcess([], ran[-1][0].stem == "c")
+    assert (tmp_path / "results/a.log").exists()
 
 
 def test_the_smallest_sizes_run(tmp_path, monkeypatch, capfd):

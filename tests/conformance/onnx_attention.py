@@ -64,7 +64,7 @@ def split(x: Any, heads: int) -> Any:
 def taken_apart(mask: Any, sizes: tuple[int, int]) -> tuple[Any, Any]:
     """Who is visible, and the bias of those, if it is more than that; keys beyond the mask are not visible."""
     shape = (*np.broadcast_shapes((*mask.shape[:-1], 1), (sizes[0], 1))[:-1], sizes[1])
-    whole = np.full(shape, False if mask.dtype == bool else -np.inf, mask.dtype, like=mask)
+    whole = np.full_like(mask, False if mask.dtype == bool else -np.inf, shape=shape)  # not `full`: CuPy's fails
     whole[..., : mask.shape[-1]] = mask
     if mask.dtype == bool:
         return whole, None

@@ -3,6 +3,7 @@
 The fourth output, qk_matmul_output, is a matrix of scores to look at, which numbattn does not keep: it is left out.
 """
 
+import inspect
 import warnings
 
 import numpy as np
@@ -50,4 +51,21 @@ def differences(case, xp):
                 return f"{name}: wrong by {abs(got - want).max()}"
     return ""
 
+
+class AsCupy(np.ndarray):
+    """An array whose functions take the arguments that CuPy's take."""
+
+    def __array_function__(self, function, types, arguments, options):
+        inspect.signature(getattr(pytest.importorskip("cupy"), function.__name__)).bind(*arguments, **options)
+        plain = [x.view(np.ndarray) if isinstance(x, AsCupy) else x for x in arguments]
+        return function(*plain, **options).view(AsCupy)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "float32"])
+def test_masks_of_cupy(dtype):
+    from .onnx_attention import taken_apart
+
+    visible, bias = taken_apart(np.ones((3, 4), dtype).view(AsCupy), (3, 6))
+    assert visible.tolist() == [[True] * 4 + [False] * 2] * 3
+    assert (bias is None) == (dtype == "bool")
 

@@ -1,9 +1,10 @@
-"""numba-cuda beside a NumPy that is newer."""
+"""numba-cuda, and beside a NumPy that is newer."""
 
 import importlib
-import re
 import subprocess
 import sys
+import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,11 @@ import pytest
 
 import numbattn
 from numbattn.cuda import compiler
+from numbattn.cuda.build import compile_ptx
+from numbattn.cuda.compiler import cuda, dispatcher, types
 from numbattn.cuda.missing import Missing
+
+from . import factories
 
 PACKAGE = Path(numbattn.__file__).parent
 AS_NUMPY_2_5 = """
@@ -40,16 +45,6 @@ def test_what_numpy_has_stays():
     assert getattr(np, "row_stack", None) is before
 
 
-def test_nothing_imports_numba_cuda_before():
-    """But for what lies in packages that import `compiler` first."""
-    first = re.compile(r"^(from|import) numba\.cuda|^from numba import .*cuda", re.M)
-    importing = {path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if first.search(path.read_text())}
-    assert {path.parts[:2] for path in importing} <= {("cuda", "tile"), ("cuda", "words"), ("cuda", "kernels")}
-    for package in "tile", "words", "kernels":
-        lines = (PACKAGE / "cuda" / package / "__init__.py").read_text().splitlines()
-        assert next(line for line in lines if line.startswith("from ")).startswith("from .. import compiler")
-
-
 def test_without_numba_cuda(monkeypatch):
     """What is called numba.cuda then is an old part of Numba."""
     monkeypatch.delitem(sys.modules, compiler.__name__)
@@ -58,8 +53,47 @@ def test_without_numba_cuda(monkeypatch):
         importlib.import_module(compiler.__name__)
 
 
+def test_numba_stays_as_it_was():
+    ask = dispatcher.get_current_device
+    compile_ptx(factories.scale(), (8, 0))
+
+    def kernel(x):
+        unknown(x)  # noqa: F821
+
+    with pytest.raises(compiler.TypingError, match="unknown"):
+        compile_ptx(replace(factories.scale(), function=kernel, signature=types.void(types.int32)), (8, 0))
+    assert dispatcher.get_current_device is ask
+
+
+def test_other_threads_ask_numba_for_their_own_device(monkeypatch):
+    monkeypatch.setattr(dispatcher, "get_current_device", lambda: "theirs")
+    seen = []
+    with compiler._device_of((9, 0, "a")):
+        thread = threading.Thread(target=lambda: seen.append(dispatcher.get_current_device()))
+        thread.start()
+        thread.join()
+        assert dispatcher.get_current_device().compute_capability == (9, 0)
+    assert seen == ["theirs"]
+
+
+def test_missing_libnvvm(monkeypatch):
+    def compile(*args, **options):
+        raise cuda.cudadrv.error.NvvmSupportError("libNVVM is not available")
+
+    monkeypatch.setattr(cuda, "compile", compile)
+    with pytest.raises(RuntimeError, match=r"libnvvm.*not found.*numbattn\[cu13\]"):
+        compile_ptx(factories.scale(), (8, 0))
+
+
 FAULTS = {
     "            yield\n            import_module": "            yield\n            len",
     "        del np.row_stack": "        pass",
     'if find_spec("numba_cuda") is None:': "if False:",
+    "lambda: device if get_ident() == here else ask()": "lambda: device",
+    "            dispatcher.get_current_device = ask\n": "            pass\n",
+    "except (NvvmSupportError, ": "except (ZeroDivisionError, ",
+    "cuda/tile/test_mapping.py": {
+        "            return self.implementation": "            return self.key",
+        "        def get_impl_key": "        def get_no_key",
+    },
 }

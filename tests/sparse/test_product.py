@@ -1,11 +1,13 @@
 """Products with block-sparse matrices are those with the dense matrix that has zeros elsewhere."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import numbattn as na
 from numbattn import sparse
+from numbattn.checks import dtype_of_sums
 from numbattn.problem import DTYPES
 
 from ..accuracy import to_numpy
@@ -21,20 +23,23 @@ def drawn(rng, dtype, shape=(4, 5), block_size=(32, 16), lead=(3, 7), share=0.4)
 
 
 def plain(x, w, dy, pattern):
-    """y, dx and dw by the dense matrix, in float64."""
-    x, w, dy = (to_numpy(a).astype(np.float64) for a in (x, w, dy))
+    """y, dx and dw by the dense matrix."""
     W, rows, drows = pattern.dense(w), x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
     return x @ W, dy @ W.T, pattern.values(rows.T @ drows)
 
 
 def assert_right(found, given, pattern):
-    """Up to sums in float32, or in float64, and one rounding."""
-    dtype = given[0].dtype
-    rounding = float(np.finfo(dtype).eps if dtype.kind == "f" else 2.0**-8)
-    for got, wanted in zip(found, plain(*given, pattern), strict=True):
+    """Up to one rounding of sums in float32, or in float64. Of n products each partial sum is rounded, by eps / 2 of at
+    most about the root of all their squares, r. In any order these n errors come to about eps / 2 * sqrt(n) * r; four
+    times as much is allowed."""
+    dtype, exact = given[0].dtype, [to_numpy(a).astype(np.float64) for a in given]
+    of_sums, about = np.finfo(dtype_of_sums(dtype)), ml_dtypes.finfo(dtype)
+    terms = exact[0].shape[-1], exact[2].shape[-1], exact[0][..., 0].size
+    for got, wanted, squares, n in zip(found, plain(*exact, pattern), plain(*(a * a for a in exact), pattern), terms,
+                                       strict=True):  # fmt: skip
         assert got.dtype == dtype
-        got, tolerance = to_numpy(got).astype(np.float64), 2 * max(rounding, 2.0**-52)
-        assert_allclose(got, wanted, rtol=tolerance, atol=tolerance * np.abs(wanted).max())
+        rounding = float(about.eps) / 2 * np.abs(wanted) + float(about.smallest_subnormal)
+        assert (np.abs(to_numpy(got) - wanted) <= rounding + 2 * float(of_sums.eps) * np.sqrt(n * squares)).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -1,18 +1,60 @@
-"""The site has a page for every public name."""
+"""The site: a page for every public name, and links that lead somewhere."""
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
 
 import numbattn as na
 
-REFERENCE = Path(__file__).parents[2] / "examples" / "site" / "api.md"
+ROOT = Path(__file__).parents[2]
+SITE = ROOT / "examples" / "site"
+
+
+@pytest.fixture(scope="module")
+def site():
+    return runpy.run_path(str(SITE / "conf.py"))
 
 
 @pytest.mark.parametrize("module", [na, na.points, na.distributed, na.sparse])
 def test_public_names_have_pages(module):
-    text = REFERENCE.read_text()
+    text = (SITE / "api.md").read_text()
     listed = re.findall(rf"currentmodule:: {re.escape(module.__name__)}\n(.*?)```", text, re.S)
     names = re.findall(r"(?m)^   ([A-Za-z]\w*)$", "".join(listed))
     assert sorted(names) == sorted(set(module.__all__) - {"__version__"})
+
+
+def test_links_lead_somewhere(site):
+    """In the repository and on the site, those to sections included."""
+    pages = [ROOT / page for page in site["PAGES"]] + [*SITE.glob("*.md")]
+    for page in pages:
+        def there(path, picture, page=page):
+            assert (ROOT / path).exists(), (page, path)
+            if found := None if picture else site["place"](path, picture):
+                assert (SITE / found.partition("#")[0]).exists(), (page, found)
+            return path
+
+        text = site["led"](page.read_text(), page.relative_to(ROOT).as_posix(), there)
+        for path, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", text):
+            assert anchor in anchors(ROOT / path if path else page), (page, path, anchor)
+    for module, anchor in site["MODULES"].items():
+        assert (ROOT / module).is_dir()
+        assert anchor in anchors(SITE / "api.md")
+
+
+def anchors(page):
+    """Those of a page's titles, as GitHub makes them."""
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+            for title in re.findall(r"(?m)^#+ (.+)$", page.read_text())}  # fmt: skip
+
+
+def test_pages_of_the_repository(site):
+    """Their links lead to pages of the site."""
+    source = ["before\n{{ page }}"]
+    site["read"](None, "index", source)
+    assert source[0].startswith("before\n# numbattn\n")
+    for link in ("../../bench/plots/figure3.png)](measurements.md", "measurements.md#half-precision-on-a-gpu",
+                 "api.md#points", "which.md", "house.md"):  # fmt: skip
+        assert f"]({link})" in source[0]
+

@@ -4,7 +4,6 @@ A factory takes numbers and names from a plan and returns a `Source`. What the k
 tile sizes, the kinds of masks. Everything else is an argument. The Spec next to the factory says how it is called.
 """
 
-from .. import compiler  # noqa: F401, before anything of numba.cuda
 from ..words.spec import Route, everything
 from ..words.tiers import MMA
 from . import hopper, small

@@ -40,7 +40,6 @@ plain one. Numbers take the dtype of the tile that they are combined with. With 
 | prefetch_tensor_map, fence_async_proxy | before all these | prefetch.tensormap, fence.proxy |
 | thread_index, block_index, grid_size, warpgroup_index | where this thread is | %tid, %ctaid, %nctaid |
 | index, shape, opaque, always, lowest_bit, ballot | integers that count; bits | mov, bfind, vote.ballot |
-| of_first_lane | one lane's number in all lanes of a warp | shfl.idx |
 | sync_threads, sync_warp, sync_warpgroup(s) | makes what others have written visible | bar.sync, bar.warp.sync |
 | add_element | to one element of sums, immediately | red.global |
 | atomic_add, atomic_inc | counters in global memory | atom.add, atom.inc |
@@ -52,7 +51,6 @@ In the words' examples TILE is a layout of 2x4, x the tile of ARRAY, 0 to 7, and
 of boxes of 8x64 float16, RING a pipeline of two stages of four int32 with one reader.
 """
 
-from .. import compiler  # noqa: F401, before anything of numba.cuda
 from . import operators  # noqa: F401, defines them
 from .accumulation import (
     add_element,
@@ -105,7 +103,6 @@ from .synchronisation import (
     grid_size,
     increase_registers,
     launch_dependents,
-    of_first_lane,
     sync_threads,
     sync_warp,
     sync_warpgroup,
@@ -202,7 +199,6 @@ __all__ = [
     "maximum",
     "minimum",
     "mma",
-    "of_first_lane",
     "opaque",
     "operand",
     "part_argmin",

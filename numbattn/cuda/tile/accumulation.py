@@ -25,11 +25,9 @@ Shared memory, but not global memory, also holds float64 in that order: two regi
 from math import prod
 
 import numpy as np
-from llvmlite import ir
-from numba.cuda import types
-from numba.cuda.core.errors import TypingError
 
-from .emit import F32, GLOBAL, I32, I64, VOID, asm, capability, load_vector, store_vector, thread_index
+from ..compiler import TypingError, capability, ir, types
+from .emit import F32, GLOBAL, I32, I64, VOID, asm, load_vector, store_vector, thread_index
 from .fragment import FLOATS, Fragment, FragmentType, check_dtype, check_tile, name_of
 from .fragment import fragment as pack
 from .fragment import registers as unpack

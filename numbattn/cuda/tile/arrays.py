@@ -2,11 +2,7 @@
 
 from dataclasses import dataclass
 
-from llvmlite import ir
-from numba.cuda import types
-from numba.cuda.core.errors import TypingError
-from numba.cuda.extending import core_models, register_model
-
+from ..compiler import TypingError, held_as_llvm, ir, types
 from .alignment import alignment_of
 from .emit import GLOBAL, I8, I32, I64
 from .fragment import ANY, LLVM, constant, name_of
@@ -31,6 +27,7 @@ class Alignment:
         return cls(alignment_of(array))
 
 
+@held_as_llvm
 class MatrixType(types.Type):
     """A matrix in global memory with a promise. With a fold its rows are those of several matrices, with a page_size
     those of pages, whose numbers a table has."""
@@ -47,12 +44,6 @@ class MatrixType(types.Type):
         several = [I32, I64] * bool(self.fold or self.page_size)
         table = [ir.PointerType(I32, GLOBAL), I64] * bool(self.page_size)
         return ir.LiteralStructType([pointer, I32, I32, I64, I64, *several, *table])
-
-
-@register_model(MatrixType)
-class MatrixModel(core_models.PrimitiveModel):
-    def __init__(self, manager, ty):
-        super().__init__(manager, ty, ty.llvm)
 
 
 def stored(dtype):

@@ -1,10 +1,8 @@
 """Stages that threads fill themselves: with integers, or with what a warpgroup has put there. See `pipeline`."""
 
 import numpy as np
-from llvmlite import ir
-from numba.cuda import types
-from numba.cuda.core.errors import TypingError
 
+from ..compiler import TypingError, ir, types
 from . import simulator
 from .emit import I32, load_vector, store_vector
 from .integers import INDEX, INTEGERS, resized

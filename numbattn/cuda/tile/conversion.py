@@ -2,11 +2,9 @@
 
 import ml_dtypes
 import numpy as np
-from llvmlite import ir
-from numba.cuda import types
-from numba.cuda.core.errors import TypingError
 
-from .emit import F32, F64, I8, I16, I32, asm, capability
+from ..compiler import TypingError, capability, ir, types
+from .emit import F32, F64, I8, I16, I32, asm
 from .fragment import (
     ANY,
     LLVM,

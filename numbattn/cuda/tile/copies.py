@@ -2,12 +2,10 @@
 
 from functools import partial
 
-from numba.cuda import types
-from numba.cuda.core.errors import TypingError
-
+from ..compiler import TypingError, capability, types
 from . import simulator
 from .alignment import VECTOR_BYTES
-from .emit import I32, I64, VOID, asm, capability, in_own_block, is_first_holder, load_vector, store_vector
+from .emit import I32, I64, VOID, asm, in_own_block, is_first_holder, load_vector, store_vector
 from .fragment import name_of
 from .global_memory import check_array, holds_first_copy, load, places
 from .matrices import GlobalMatrix

@@ -3,10 +3,8 @@
 from dataclasses import replace
 
 import numpy as np
-from llvmlite import ir
-from numba.cuda import types
-from numba.cuda.core.errors import TypingError
 
+from ..compiler import TypingError, ir, types
 from .elementwise import emit_maximum, emit_minimum
 from .emit import I32, asm, base
 from .fragment import (

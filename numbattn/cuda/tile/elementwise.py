@@ -5,11 +5,9 @@ from functools import cache, partial
 from itertools import chain
 
 import numpy as np
-from llvmlite import ir
-from numba.cuda import types
-from numba.cuda.core.errors import TypingError
 
-from .emit import F32, I32, I64, any_lane, asm, capability, computed_if, shuffle_xor, thread_index
+from ..compiler import TypingError, capability, ir, types
+from .emit import F32, I32, I64, any_lane, asm, computed_if, shuffle_xor, thread_index
 from .fragment import (
     ANY,
     FLOATS,

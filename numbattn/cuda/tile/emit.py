@@ -3,19 +3,13 @@
 from functools import reduce
 from itertools import chain
 
-from llvmlite import ir
-from numba.cuda.core.targetconfig import ConfigStack
+from ..compiler import ir
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 F32, F64, VOID = ir.FloatType(), ir.DoubleType(), ir.VoidType()
 LETTERS = {I16: "h", I32: "r", I64: "l", F32: "f", F64: "d"}
 GLOBAL, SHARED = 1, 3  # address spaces
 SHARED_MEMORY = "numbattn_shared"
-
-
-def capability():
-    """The compute capability that code is compiled for."""
-    return ConfigStack().top().compute_capability
 
 
 def asm(b, text, result, *operands, effect=False):

@@ -14,12 +14,8 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from llvmlite import ir
-from numba.cuda import types
-from numba.cuda.core.errors import TypingError
-from numba.cuda.extending import core_models, register_model, typeof_impl
-from numba.cuda.np import numpy_support
 
+from ..compiler import TypingError, captured_as, from_dtype, held_as_llvm, ir, known_when_compiled, types
 from .emit import F32, F64, I1, I8, I16, I32, I64
 from .integers import IndexType
 from .layout import Layout
@@ -40,7 +36,7 @@ NUMBERS, BITS, ANY = FLOATS | INTEGERS, INTEGERS | TRUTHS, FLOATS | HALF_FLOATS 
 
 def element_type(dtype):
     """Numba's type for a NumPy dtype."""
-    return types.bfloat16 if dtype == bfloat16 else numpy_support.from_dtype(np.dtype(dtype))
+    return types.bfloat16 if dtype == bfloat16 else from_dtype(np.dtype(dtype))
 
 
 @cache
@@ -139,6 +135,7 @@ class Fragment:
 
 
 # ---------------------------------------------------------------------------------------------------------- LLVM
+@held_as_llvm
 class FragmentType(types.Type):
     def __init__(self, layout, dtype):
         self.layout, self.dtype = layout, dtype
@@ -154,12 +151,7 @@ class FragmentType(types.Type):
         return ir.ArrayType(LLVM[self.dtype], rows * cols)
 
 
-@register_model(FragmentType)
-class FragmentModel(core_models.PrimitiveModel):
-    def __init__(self, manager, ty):
-        super().__init__(manager, ty, ty.llvm)
-
-
+@known_when_compiled
 class ConstantType(types.Dummy):
     """The type of a Python object that is known to the compiler: a Layout, a place in shared memory."""
 
@@ -172,12 +164,9 @@ class ConstantType(types.Dummy):
         return self.value
 
 
-register_model(ConstantType)(core_models.OpaqueModel)
-
-
 def constant(cls):
     """Lets kernels capture objects of a frozen dataclass as constants."""
-    typeof_impl.register(cls)(lambda value, context: ConstantType(value))
+    captured_as(cls, ConstantType)
     return cls
 
 

@@ -6,8 +6,8 @@ In float32 they use the GPU's fast instructions, which treat numbers below 1.2e-
 from functools import wraps
 
 import numpy as np
-from llvmlite import ir
 
+from ..compiler import ir
 from .emit import F32, F64, asm, call
 from .fragment import FLOATS, Operation
 from .world import primitive

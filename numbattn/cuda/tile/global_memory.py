@@ -9,9 +9,8 @@ there, because addresses are clamped. Arrays are not empty.
 from functools import partial
 
 import numpy as np
-from numba.cuda import types
-from numba.cuda.core.errors import TypingError
 
+from ..compiler import TypingError, types
 from .arrays import check_array, stored
 from .conversion import round_to, stored_values
 from .emit import (

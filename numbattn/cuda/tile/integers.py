@@ -8,14 +8,8 @@ numbers that are not negative.
 import operator
 
 import numpy as np
-from llvmlite import ir
-from numba.cuda import types
-from numba.cuda.core.errors import TypingError
-from numba.cuda.datamodel import default_manager
-from numba.cuda.extending import core_models, lower_builtin, lower_cast, register_model
-from numba.cuda.models import cuda_data_manager
-from numba.cuda.typing.templates import AbstractTemplate, infer_global, signature
 
+from ..compiler import TypingError, array_part, extend, extend_by_conversion, held_as_llvm, ir, lower_cast, types
 from .emit import I1, I32, asm, floor_divided, modulo
 from .emit import always as emit_always
 from .world import primitive
@@ -25,7 +19,10 @@ class Counting(types.Type):
     """The base of the types of integers that index arrays."""
 
 
+@held_as_llvm
 class IndexType(Counting):
+    llvm = I32
+
     def __init__(self):
         super().__init__("index")
 
@@ -36,13 +33,6 @@ class IndexType(Counting):
 
 INDEX = IndexType()
 INTEGERS = types.Integer, IndexType
-data_models = cuda_data_manager.chain(default_manager)
-
-
-@register_model(IndexType)
-class IndexModel(core_models.PrimitiveModel):
-    def __init__(self, manager, ty):
-        super().__init__(manager, ty, I32)
 
 
 @primitive
@@ -79,7 +69,7 @@ def shape(array):
 @shape.lowering
 def shape(array):
     def generate(b, value):
-        extents = data_models.lookup(array).get(b, value, "shape")
+        extents = array_part(b, array, value, "shape")
         found = ir.Constant(ir.ArrayType(I32, array.ndim), ir.Undefined)
         for i in range(array.ndim):
             found = b.insert_value(found, b.trunc(b.extract_value(extents, i), I32), i)
@@ -183,14 +173,12 @@ COMPARISONS = {operator.lt: "<", operator.le: "<=", operator.gt: ">", operator.g
 
 
 def _define(op, result, emit):
-    @infer_global(op)
-    class Template(AbstractTemplate):
-        def generic(self, args, kws):
-            if any(isinstance(x, IndexType) for x in args) and all(isinstance(x, INTEGERS) for x in args):
-                return signature(result, *[INDEX] * len(args))
-            return None
+    def lowering(*args):
+        if any(isinstance(x, IndexType) for x in args) and all(isinstance(x, INTEGERS) for x in args):
+            return result(*[INDEX] * len(args)), emit
+        return None
 
-    lower_builtin(op, INDEX, INDEX)(lambda context, b, signature, xs: emit(b, *xs))
+    extend(op, lowering, (INDEX, INDEX))
 
 
 for op, emit in RESULTS.items():
@@ -201,12 +189,7 @@ for op, sign in COMPARISONS.items():
 
 
 def _define_unary(op, result, emit):
-    @infer_global(op)
-    class Template(AbstractTemplate):
-        def generic(self, args, kws):
-            return signature(result, INDEX) if args == (INDEX,) else None
-
-    lower_builtin(op, INDEX)(lambda context, b, signature, xs: emit(b, *xs))
+    extend(op, lambda *args: (result(INDEX), emit) if args == (INDEX,) else None, (INDEX,))
 
 
 _define_unary(operator.neg, INDEX, lambda b, x: b.neg(x))
@@ -217,12 +200,10 @@ for op in bool, operator.truth:
 def _takes_indices(function, plain):
     """Let a function of Numba's own take indices as integers of the type `plain`."""
 
-    @infer_global(function)
-    class Template(AbstractTemplate):
-        def generic(self, args, kws):
-            if INDEX not in args:
-                return None
-            return self.context.resolve_function_type(function, tuple(plain if x == INDEX else x for x in args), {})
+    def converted(*args):
+        return tuple(plain if x == INDEX else x for x in args) if INDEX in args else None
+
+    extend_by_conversion(function, converted)
 
 
 _takes_indices(range, types.int32)
@@ -237,20 +218,18 @@ def _plain(ty):
     return types.intp if isinstance(ty, Counting) else ty
 
 
-@infer_global(operator.getitem)
-class GetElement(AbstractTemplate):
-    def generic(self, args, kws):
-        array, place = args
-        if not isinstance(array, types.Array | types.BaseTuple) or _plain(place) == place:
-            return None
-        return self.context.resolve_function_type(operator.getitem, (array, _plain(place)), {})
+def _got(array, place):
+    if not isinstance(array, types.Array | types.BaseTuple) or _plain(place) == place:
+        return None
+    return array, _plain(place)
 
 
-@infer_global(operator.setitem)
-class SetElement(AbstractTemplate):
-    def generic(self, args, kws):
-        array, place, value = args
-        plain = types.int32 if isinstance(value, IndexType) else value
-        if not isinstance(array, types.Array) or (_plain(place), plain) == (place, value):
-            return None
-        return self.context.resolve_function_type(operator.setitem, (array, _plain(place), plain), {})
+def _set(array, place, value):
+    plain = types.int32 if isinstance(value, IndexType) else value
+    if not isinstance(array, types.Array) or (_plain(place), plain) == (place, value):
+        return None
+    return array, _plain(place), plain
+
+
+extend_by_conversion(operator.getitem, _got)
+extend_by_conversion(operator.setitem, _set)

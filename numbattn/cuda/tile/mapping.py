@@ -10,17 +10,13 @@ import operator
 from functools import partial
 
 import numpy as np
-from llvmlite import ir
-from numba.cuda import types
-from numba.cuda.core.errors import TypingError
-from numba.cuda.extending import core_models, lower_builtin, lower_cast, register_model
-from numba.cuda.typing.templates import AbstractTemplate, infer_global, signature
 
 from ...scores.compiled.dual import FUNCTIONS, Dual
 from ...scores.compiled.numpy_functions import logaddexp
+from ..compiler import TypingError, extend, extend_by_conversion, held_as_llvm, ir, lower_cast, types
 from .elementwise import emit_minimum
 from .emit import F32, F64, I1, I32, base, call, in_own_block
-from .fragment import FLOATS, Fragment, FragmentType, check_tile, fragment, registers
+from .fragment import FLOATS, LLVM, Fragment, FragmentType, check_tile, fragment, registers
 from .global_memory import places as places_of
 from .integers import COMPARISONS, INDEX, Counting, IndexType, resized
 from .world import primitive
@@ -30,29 +26,28 @@ AT_ONCE = 16  # elements that look something up together: see global_memory.FEW
 SMALL = 2**24  # a sum with a constant up to this is a Place; larger ones may be no float32, and sums of many no int32
 
 
+@held_as_llvm
 class PlaceType(Counting):
     """The position of an element. Sums and differences of positions, and with small constants, are positions again;
-    with other integers they have 64 bits."""
+    with other integers they have 64 bits.
+
+    An int32; and as a float, exact below 2**24, a part that the thread decides and a constant known to the compiler:
+    the difference of two takes one addition for each element, and no vector is kept.
+    """
 
     def __init__(self, real):
         self.real = real
         super().__init__(f"Place({real})")
+
+    @property
+    def llvm(self):
+        return ir.LiteralStructType([I32, LLVM[self.real], LLVM[self.real]])
 
     def unify(self, typingctx, other):
         """The type of a variable that has two types, on two paths to a line."""
         if isinstance(other, types.Integer):
             return types.int64
         return other if isinstance(other, types.Float | Dual) else None
-
-
-@register_model(PlaceType)
-class PlaceModel(core_models.PrimitiveModel):
-    """An int32; and as a float, exact below 2**24, a part that the thread decides and a constant known to the compiler:
-    the difference of two takes one addition for each element, and no vector is kept."""
-
-    def __init__(self, manager, ty):
-        real = manager.lookup(ty.real).get_value_type()
-        super().__init__(manager, ty, ir.LiteralStructType([I32, real, real]))
 
 
 def place(b, *parts):
@@ -151,6 +146,11 @@ OF_FLOATS |= {getattr(module, name) for module in MODULES for name in FUNCTIONS 
 OF_FLOATS |= {logaddexp, *[getattr(math, name) for name in (*OF_TWO, "isnan", "isinf", "isfinite")]}
 
 
+def first_place(kinds):
+    """The first type of a Place among these, if there is one."""
+    return next((x for x in kinds if isinstance(x, PlaceType)), None)
+
+
 def is_small(x):
     return isinstance(x, types.IntegerLiteral) and abs(x.literal_value) <= SMALL
 
@@ -158,29 +158,23 @@ def is_small(x):
 def _define(function, kept=None):
     """Define a function of Places: as of integers, or as of floats if it takes floats or another argument is one."""
 
-    @infer_global(function)
-    class Template(AbstractTemplate):
-        prefer_literal = True
+    def lowering(*args):
+        found = first_place(args)
+        if found and all(isinstance(x, PlaceType) or is_small(x) for x in args):
+            return found(*[found] * len(args)), kept
+        return None
 
-        def generic(self, args, kws):
-            found = [x for x in args if isinstance(x, PlaceType)]
-            if not found:
-                return None
-            if kept and all(isinstance(x, PlaceType) or is_small(x) for x in args):
-                return signature(found[0], *[found[0]] * len(args))
-            real = function in OF_FLOATS or any(isinstance(x, Dual | types.Float) for x in args)
-            plain = found[0].real if real else types.int64
-            given = tuple([plain if isinstance(x, PlaceType) else x for x in args])
-            resolved = self.context.resolve_function_type(function, given, {})
-            self.resolved = self.context.resolve_value_type(function).get_impl_key(resolved)
-            return resolved
-
-        def get_impl_key(self, sig):
-            return getattr(self, "resolved", None) or super().get_impl_key(sig)
+    def converted(*args):
+        found = first_place(args)
+        if not found or (kept and lowering(*args)):
+            return None
+        real = function in OF_FLOATS or any(isinstance(x, Dual | types.Float) for x in args)
+        plain = found.real if real else types.int64
+        return tuple([plain if isinstance(x, PlaceType) else x for x in args])
 
     if kept:
-        for count in (1, 2):
-            lower_builtin(function, *[PlaceType] * count)(lambda context, b, signature, xs: kept(b, *xs))
+        extend(function, lowering, (PlaceType,), (PlaceType, PlaceType))
+    extend_by_conversion(function, converted)
 
 
 for _function in (*KEPT, *OTHERS, *OF_FLOATS, int):

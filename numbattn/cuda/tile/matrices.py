@@ -1,15 +1,12 @@
 """Matrices in global memory: promises about them, several as one, and the registers that they are made of."""
 
 import numpy as np
-from llvmlite import ir
-from numba.cuda import types
-from numba.cuda.core.errors import TypingError
 
+from ..compiler import TypingError, array_part, ir, types
 from .alignment import VECTOR_BYTES
 from .arrays import Alignment, MatrixType, check_array, memory_type
 from .emit import GLOBAL, I8, I32, I64, base, load_vector, size_of
 from .fragment import bfloat16
-from .integers import data_models
 from .layout import log2, simt
 from .world import primitive
 
@@ -106,10 +103,9 @@ def _check_axes(word, array, ndim):
 
 def _parts(b, ty, value):
     """An array's address, shape and strides."""
-    get = data_models.lookup(ty).get
-    data = b.addrspacecast(get(b, value, "data"), ir.PointerType(memory_type(ty.dtype), GLOBAL))
-    extents = [b.trunc(b.extract_value(get(b, value, "shape"), i), I32) for i in range(ty.ndim)]
-    return data, extents, [b.extract_value(get(b, value, "strides"), i) for i in range(ty.ndim)]
+    data = b.addrspacecast(array_part(b, ty, value, "data"), ir.PointerType(memory_type(ty.dtype), GLOBAL))
+    extents = [b.trunc(b.extract_value(array_part(b, ty, value, "shape"), i), I32) for i in range(ty.ndim)]
+    return data, extents, [b.extract_value(array_part(b, ty, value, "strides"), i) for i in range(ty.ndim)]
 
 
 def _moved(b, data, numbers, strides):

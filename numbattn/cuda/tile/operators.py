@@ -6,11 +6,7 @@ shifts for integers.
 
 import operator
 
-from llvmlite import ir
-from numba.cuda import types
-from numba.cuda.extending import lower_builtin
-from numba.cuda.typing.templates import AbstractTemplate, infer_global
-
+from ..compiler import extend, ir, types
 from .emit import F32, call, floor_divided
 from .fragment import BITS, FLOATS, INTEGERS, NUMBERS, Fragment, FragmentType, Operation, is_float, is_signed
 from .integers import COMPARISONS
@@ -56,26 +52,23 @@ def emit_abs(b, dtype, x):
     return b.select(negative, emit_negative(b, dtype, x), x) if is_signed(dtype) else x
 
 
-def _overload(function, operation, *inputs):
+def _define(op, operation, *inputs):
     """Tell the compiler what an operator does with tiles; anything else is looked up elsewhere."""
 
-    @infer_global(function)
-    class Template(AbstractTemplate):
-        def generic(self, args, kws):
-            return operation.lower(*args)[0] if any(isinstance(x, FragmentType) for x in args) else None
+    def lowering(*args):
+        return operation.lower(*args) if any(isinstance(x, FragmentType) for x in args) else None
 
-    for kinds in inputs:
-        lower_builtin(function, *kinds)(lambda context, b, signature, xs: operation.lower(*signature.args)[1](b, *xs))
+    extend(op, lowering, *inputs)
 
 
 def _define_binary(op, name, operation):
     setattr(Fragment, f"__{name}__", lambda x, y: operation(x, y))
-    _overload(op, operation, (FragmentType, FragmentType), (FragmentType, types.Any), (types.Any, FragmentType))
+    _define(op, operation, (FragmentType, FragmentType), (FragmentType, types.Any), (types.Any, FragmentType))
 
 
 def _define_unary(op, name, operation):
     setattr(Fragment, f"__{name}__", lambda x: operation(x))
-    _overload(op, operation, (FragmentType,))
+    _define(op, operation, (FragmentType,))
 
 
 for _op, (_takes, *_names) in ARITHMETIC.items():

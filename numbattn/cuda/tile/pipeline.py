@@ -50,10 +50,8 @@ each acquires a stage before it waits: then its last reader has seen it filled.
 from dataclasses import dataclass
 
 import numpy as np
-from llvmlite import ir
-from numba.cuda import types
-from numba.cuda.extending import core_models, intrinsic, overload_attribute, register_model
 
+from ..compiler import define_attribute, held_as_llvm, ir, types
 from . import simulator
 from .boxes import Boxes
 from .emit import I32, VOID, asm, shared_memory, thread_index
@@ -138,7 +136,10 @@ class Stage:
         memory.note_read(parities[memory.writer[parities] != NOBODY], pages_of(parities))
 
 
+@held_as_llvm
 class StageType(types.Type):
+    llvm = ir.LiteralStructType([I32, I32])  # the stage's index and the parity of its round
+
     def __init__(self, pipeline):
         self.pipeline = pipeline
         super().__init__(f"Stage({pipeline})")
@@ -148,16 +149,8 @@ class StageType(types.Type):
         return self.pipeline
 
 
-@register_model(StageType)
-class StageModel(core_models.PrimitiveModel):
-    """The stage's index and the parity of its round."""
-
-    def __init__(self, manager, ty):
-        super().__init__(manager, ty, ir.LiteralStructType([I32, I32]))
-
-
 def emit_stage_state(b, index, parity):
-    value = ir.Constant(ir.LiteralStructType([I32, I32]), ir.Undefined)
+    value = ir.Constant(StageType.llvm, ir.Undefined)
     return b.insert_value(b.insert_value(value, index, 0), parity, 1)
 
 
@@ -368,22 +361,10 @@ def emit_arrival_of_warpgroup(b, stage, value, free):
         emit_arrival(b, stage.pipeline, unpack(b, value)[0], free)
 
 
-@intrinsic
-def _tile_of(typingctx, stage):
+def _tile_of(stage):
     plan = stage.pipeline.tile
-    return TileType(plan)(stage), lambda context, b, signature, values: emit_stage(b, plan, unpack(b, values[0])[0])
+    return TileType(plan), lambda b, value: emit_stage(b, plan, unpack(b, value)[0])
 
 
-@overload_attribute(StageType, "tile")
-def _stage_tile(stage):
-    return lambda stage: _tile_of(stage)
-
-
-@intrinsic
-def _index_of(typingctx, stage):
-    return INDEX(stage), lambda context, b, signature, values: unpack(b, values[0])[0]
-
-
-@overload_attribute(StageType, "index")
-def _stage_index(stage):
-    return lambda stage: _index_of(stage)
+define_attribute(StageType, "tile", _tile_of)
+define_attribute(StageType, "index", lambda stage: (INDEX, lambda b, value: unpack(b, value)[0]))

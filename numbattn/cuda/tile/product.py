@@ -9,10 +9,8 @@ right one may have 8 bits, widened in registers. Either operand may be transpose
 from itertools import product
 
 import numpy as np
-from llvmlite import ir
-from numba.cuda import types
-from numba.cuda.core.errors import TypingError
 
+from ..compiler import TypingError, ir, types
 from .alignment import VECTOR_BYTES
 from .conversion import emit_convert, round_to, widen
 from .emit import I32, base, load_vector, loop

@@ -1,10 +1,8 @@
 """Sums, maxima and minima along the rows."""
 
 import numpy as np
-from llvmlite import ir
-from numba.cuda import types
-from numba.cuda.core.errors import TypingError
 
+from ..compiler import TypingError, ir, types
 from .elementwise import emit_maximum, emit_minimum
 from .emit import I32, any_lane, base, computed_if, shuffle_xor
 from .fragment import (

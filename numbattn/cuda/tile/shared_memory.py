@@ -4,11 +4,8 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 
 import numpy as np
-from llvmlite import ir
-from numba.cuda import types
-from numba.cuda.core.errors import TypingError
-from numba.cuda.extending import core_models, intrinsic, overload_attribute, register_model
 
+from ..compiler import TypingError, define_attribute, held_as_llvm, ir, types
 from . import simulator
 from .boxes import CHUNK_BYTES, ROW_BYTES, Boxes, box_places, box_runs, get_matrices, put_matrices
 from .conversion import round_to
@@ -54,6 +51,7 @@ class Tile:
         self.values[at] = values
 
 
+@held_as_llvm
 class TileType(types.Type):
     def __init__(self, plan):
         self.plan, self.dtype = plan, element_type(plan.dtype)
@@ -63,22 +61,16 @@ class TileType(types.Type):
     def key(self):
         return self.plan
 
-
-@register_model(TileType)
-class TileModel(core_models.PrimitiveModel):
-    def __init__(self, manager, ty):
-        super().__init__(manager, ty, ir.PointerType(LLVM[ty.dtype], SHARED))
+    @property
+    def llvm(self):
+        return ir.PointerType(LLVM[self.dtype], SHARED)
 
 
-@intrinsic
-def _transpose(typingctx, tile):
-    out = TileType(replace(tile.plan, transposed=not tile.plan.transposed))
-    return out(tile), lambda context, b, signature, values: values[0]
+def _transposed(tile):
+    return TileType(replace(tile.plan, transposed=not tile.plan.transposed)), lambda b, value: value
 
 
-@overload_attribute(TileType, "T")
-def _tile_transposed(tile):
-    return lambda tile: _transpose(tile)
+define_attribute(TileType, "T", _transposed)
 
 
 @primitive

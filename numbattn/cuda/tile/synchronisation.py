@@ -5,15 +5,13 @@ warpgroup.
 """
 
 import numpy as np
-from llvmlite import ir
-from numba.cuda import types
-from numba.cuda.core.errors import TypingError
 
+from ..compiler import TypingError, array_part, capability, ir, types
 from .arrays import memory_type
-from .emit import GLOBAL, I8, I32, I64, VOID, asm, call, capability, special_register
+from .emit import GLOBAL, I8, I32, I64, VOID, asm, call, special_register
 from .emit import thread_index as emit_thread_index
 from .fragment import WORDS, name_of
-from .integers import INDEX, data_models
+from .integers import INDEX
 from .layout import WARPGROUP, WARPGROUP_BITS
 from .simulator import barrier, block, gather_lanes, sync_lanes
 from .simulator import thread_index as my_index
@@ -104,9 +102,8 @@ def sync_threads():
 
 def emit_element(b, ty, value, index):
     """Pointer to an element of a vector."""
-    get = data_models.lookup(ty).get
-    data = b.addrspacecast(get(b, value, "data"), ir.PointerType(memory_type(ty.dtype), GLOBAL))
-    stride = b.extract_value(get(b, value, "strides"), 0)
+    data = b.addrspacecast(array_part(b, ty, value, "data"), ir.PointerType(memory_type(ty.dtype), GLOBAL))
+    stride = b.extract_value(array_part(b, ty, value, "strides"), 0)
     index = index if index.type == I64 else b.sext(index, I64)
     at = b.gep(b.bitcast(data, ir.PointerType(I8, GLOBAL)), [b.mul(index, stride)])
     return b.bitcast(at, data.type)
@@ -197,24 +194,6 @@ def ballot(truth):
 def ballot(truth):
     text = "{ .reg .pred p; setp.ne.b32 p, $1, 0; vote.sync.ballot.b32 $0, p, 0xffffffff; }"
     return types.uint32(types.boolean), lambda b, truth: asm(b, text, I32, b.zext(truth, I32), effect=True)
-
-
-@primitive
-def of_first_lane(x):
-    """An integer of the warp's first lane, in all of its lanes.
-
-    >>> run(lambda y: save(y, full(TILE, of_first_lane(thread_index() + 5)), 0), np.zeros((1, 2)))
-    array([[5., 5.]])
-    """
-    return gather_lanes(x)[0]
-
-
-@of_first_lane.lowering
-def of_first_lane(x):
-    if x != INDEX and x not in (types.int32, types.uint32):
-        raise TypingError(f"of_first_lane: got {x}, expected an integer of 32 bits")
-    text = "shfl.sync.idx.b32 $0, $1, 0, 0x1f, 0xffffffff;"
-    return x(x), lambda b, x: asm(b, text, I32, x, effect=True)
 
 
 def warpgroup_of():

@@ -4,12 +4,10 @@ from copy import copy
 from functools import partial
 from itertools import chain, product
 
-from numba.cuda import types
-from numba.cuda.core.errors import TypingError
-
+from ..compiler import TypingError, capability, types
 from .boxes import Boxes
 from .conversion import HALVES, emit_widened
-from .emit import F32, I32, Index, capability, in_own_block, load_vector, loop
+from .emit import F32, I32, Index, in_own_block, load_vector, loop
 from .fragment import BYTES, FLOATS, HALF_FLOATS, FragmentType, element_type, is_tile, name_of
 from .fragment import registers as unpack
 from .layout import Layout

@@ -1,14 +1,12 @@
 """The tensor memory accelerator (TMA): tiles of boxes, copied in the background on one thread's order."""
 
 import numpy as np
-from numba.cuda import types
-from numba.cuda.core.errors import TypingError
 
+from ..compiler import TypingError, array_part, types
 from . import simulator
 from .boxes import ROW_BYTES, Boxes, fits_pages
 from .emit import I32, I64, VOID, asm
 from .fragment import name_of
-from .integers import data_models
 from .pipeline import emit_barrier, unpack
 from .shared_memory import emit_stage
 from .synchronisation import emit_element
@@ -213,7 +211,7 @@ def tma_load_pages(stage, pages, table, head, row, page_size):
 
 def emit_page(b, ty, table, place):
     """An element of a table, or its last one."""
-    last = b.sub(b.trunc(b.extract_value(data_models.lookup(ty).get(b, table, "shape"), 0), I32), I32(1))
+    last = b.sub(b.trunc(b.extract_value(array_part(b, ty, table, "shape"), 0), I32), I32(1))
     return b.load(emit_element(b, ty, table, b.select(b.icmp_signed("<", place, last), place, last)))
 
 

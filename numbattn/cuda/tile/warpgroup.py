@@ -21,11 +21,8 @@ Until then the sum must not be touched and the tiles must not change.
 from dataclasses import dataclass
 
 import numpy as np
-from llvmlite import ir
-from numba.cuda import types
-from numba.cuda.core.errors import TypingError
-from numba.cuda.extending import core_models, register_model
 
+from ..compiler import TypingError, held_as_llvm, ir, types
 from .boxes import ALIGNMENT, CHUNK_BYTES, ROW_BYTES, Boxes
 from .conversion import HALVES, left_pairs, round_to
 from .elementwise import maximum
@@ -56,6 +53,7 @@ class Operand:
         return self.registers.dtype
 
 
+@held_as_llvm
 class OperandType(types.Type):
     """A tile in registers as a left operand: neighbours in a row, rounded, in pairs."""
 
@@ -67,12 +65,10 @@ class OperandType(types.Type):
     def key(self):
         return self.layout, self.dtype
 
-
-@register_model(OperandType)
-class OperandModel(core_models.PrimitiveModel):
-    def __init__(self, manager, ty):
-        rows, cols = ty.layout.slots
-        super().__init__(manager, ty, ir.ArrayType(I32, rows * cols // 2))
+    @property
+    def llvm(self):
+        rows, cols = self.layout.slots
+        return ir.ArrayType(I32, rows * cols // 2)
 
 
 @primitive

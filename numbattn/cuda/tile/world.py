@@ -6,15 +6,13 @@ thread, under `simulate`; in the same kernel the compiler finds the lowering. So
 ordinary Python, and one process may simulate what it then compiles.
 """
 
-import functools
 import inspect
 from itertools import chain
 from types import CodeType
 
 import numpy as np
-from numba.cuda import types
-from numba.cuda.extending import register_jitable
-from numba.cuda.typing.templates import infer, infer_global, make_intrinsic_template
+
+from ..compiler import define, inlined
 
 
 class primitive:
@@ -28,41 +26,22 @@ class primitive:
         self.meaning = meaning
 
     def lowering(self, lower):
-        """Tell the compiler what the Python function means, as `numba.cuda.extending.intrinsic` does for a name."""
-
-        def with_context(typingctx, *types):
+        def with_context(context, *types):
             found = lower(*types)
             if found is None:
                 return None
             signature, emit = found
             return signature, lambda context, builder, *values: emit(builder, *values)
 
-        return self._define(with_context, [*inspect.signature(lower).parameters.values()])
+        context = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        parameters = inspect.signature(lower).parameters.values()
+        with_context.__signature__ = inspect.Signature([context, *parameters])
+        return self.calling(with_context)
 
     def calling(self, lower):
-        """Like `lowering`, for a word that calls a function it is given: Numba's contexts come first, for both."""
-        return self._define(lower, [*inspect.signature(lower).parameters.values()][1:])
-
-    def _define(self, lower, parameters):
-        def definition(typingctx, *types):
-            found = lower(typingctx, *types)
-            if found is None:
-                return None
-            signature, emit = found
-
-            def generate(context, builder, signature, values):
-                result = emit(context, builder, *values)
-                return context.get_dummy_value() if result is None else result
-
-            return signature, generate
-
-        functools.update_wrapper(definition, self.meaning)
-        del definition.__wrapped__
-        context = inspect.Parameter("typingctx", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        definition.__signature__ = inspect.Signature([context, *parameters])
-        template = make_intrinsic_template(self.meaning, definition, self.meaning.__name__, kwargs={"target": "cuda"})
-        infer(template)
-        infer_global(self.meaning, types.Function(template))
+        """Like `lowering`, for a word that calls a function it is given: the compiler's contexts come first, for both.
+        """
+        define(self.meaning, lower)
         return self.meaning
 
 
@@ -80,14 +59,13 @@ def device(function):
     try:
         key = _meaning(function)
     except (TypeError, ValueError):  # reads what may change, or what is defined after it
-        return _registered(function)
+        return inlined(function)
     if key not in _known:
-        _known[key] = _registered(function)
+        _known[key] = inlined(function)
     return _known[key]
 
 
 _known = {}  # for good, as Numba's registries keep what is registered
-_registered = register_jitable(forceinline=True)
 
 
 def _meaning(function):

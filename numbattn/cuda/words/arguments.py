@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba.cuda import types
 
+from ..compiler import types
 from ..views import View, contiguous
 from .signatures import array_type, several
 from .steps import BEFORE, COUNTERS_ARRAY, SCRAP, SCRAP_BYTES, At, array_of_part

@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 
 import numpy as np
-from numba.cuda import types
 
+from ..compiler import types
 from ..tile import INDEX
 from .numbers import NUMBERS
 

@@ -12,9 +12,9 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba.cuda import types
 
 from ...build import Source
+from ...compiler import types
 from ...tile import (
     WARP,
     Alignment,

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from numba.cuda import types
 
 from ...build import Source
+from ...compiler import types
 from ...tile import (
     Alignment,
     aligned,

@@ -3,9 +3,9 @@
 A warp looks at a block, each lane at some of its keys, until it has found both what is visible and what is not.
 """
 
-from numba.cuda import types
 
 from ...build import Source
+from ...compiler import types
 from ...tile import ballot, block_index, minimum, shape, thread_index
 from ..shared.schedule import split
 from ..shared.visibility import function_type, pair_test

@@ -10,10 +10,9 @@ one interval again, but for the gap between them, which is written, too.
 from functools import reduce
 from typing import Any, NamedTuple
 
-from numba.cuda import types
-
 from ....masks import First, Intervals, Prefix
 from ...build import Source
+from ...compiler import types
 from ...tile import (
     INDEX,
     block_index,

@@ -5,8 +5,7 @@ Lines are those of Algorithm 4; tangents are recomputed as in `backward_tangent`
 
 from typing import Any, NamedTuple
 
-from numba.cuda import types
-
+from ...compiler import types
 from ...tile import device, load
 from ...words.arguments import Argument, Matrix, Statistic
 from ...words.signatures import type_of

@@ -6,9 +6,8 @@ rows of that tile are added up in the end, by way of shared memory.
 
 from typing import NamedTuple
 
-from numba.cuda import types
-
 from ...build import Source
+from ...compiler import types
 from ...tile import (
     SharedMemory,
     allocate,

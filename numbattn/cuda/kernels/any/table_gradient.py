@@ -7,9 +7,8 @@ add these up likewise. The order is fixed: the same bits in every run.
 
 from typing import NamedTuple
 
-from numba.cuda import types
-
 from ...build import Source
+from ...compiler import types
 from ...tile import (
     INDEX,
     SharedMemory,

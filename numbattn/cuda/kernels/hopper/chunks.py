@@ -65,15 +65,15 @@ class Sizes(NamedTuple):
 
 
 def chunk_steps(shared, layout, tiles, ACC, fills=0, load_more=nothing):
-    """The pipelines of points and of what comes with a tile of y, of a kernel's threads what is common to all: the two
-    producers, device functions (mX, mY, sizes) and (more, mLine, sizes), and a function (start, add, finish) -> the
-    consumers, a device function (given, sizes); and the places of a part of x and of y. Of these, device functions,
+    """What kernels that walk over chunks share. Returns the pipelines of points and of what comes with a tile of y; the
+    two producers, device functions (mX, mY, sizes) and (more, mLine, sizes); a function (start, add, finish) -> the
+    consumers, a device function (given, sizes); and the places in shared memory of a part of x and of y.
 
-        start(given, batch, head, m0) is what is found so far, add(found, S, line, Y, n0, given) adds a tile, and
-        finish(found, given, batch, head, m0) saves results.
+    start, add and finish are device functions: start(given, batch, head, m0) returns what is found before the first
+    tile, add(found, S, line, Y, n0, given) adds a tile, finish(found, given, batch, head, m0) saves the results.
 
-    A line of numbers comes with a tile of y, one for each point, and what load_more(Y, more, batch, head, row, apart),
-    so many loads, copies to the stage Y.
+    With each tile of y come a line of numbers, one for each point, and what load_more(Y, more, batch, head, row, apart)
+    copies to the stage Y, in `fills` loads.
     """
     tile_n, consumers, stages, y_stages = tiles
     TILE_N, CONSUMERS, TILE_M, CHUNK, S_TILE, COLS = tile_n, consumers, tiles.tile_m, WIDTH, layout, layout.col_vector()

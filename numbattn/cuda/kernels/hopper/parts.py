@@ -8,9 +8,9 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numba.cuda import types
 
 from ...build import Source
+from ...compiler import types
 from ...tile import (
     Alignment,
     aligned,

@@ -7,9 +7,9 @@ product of dS with a matrix of zeros and ones.
 """
 
 import numpy as np
-from numba import from_dtype
 
 from ....scores.compiled.reads import is_by_class
+from ...compiler import from_dtype
 from ...tile import (
     allocate,
     block_index,

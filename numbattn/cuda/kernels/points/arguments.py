@@ -2,9 +2,8 @@
 
 from typing import Any, NamedTuple
 
-from numba.cuda import types
-
 from ....points.kinds import DIFFERENCES
+from ...compiler import types
 from ...words.arguments import Argument
 from ...words.signatures import several
 from ..tables import has_tensor_cores, rounded

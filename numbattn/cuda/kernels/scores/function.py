@@ -7,8 +7,6 @@ stands for the function, and its arrays, dtype:ndim.
 from functools import lru_cache
 
 import numpy as np
-from numba import from_dtype
-from numba.cuda import types
 
 from ....scores.compiled.derivative import differentiated, is_additive, linked
 from ....scores.compiled.element import check
@@ -18,6 +16,7 @@ from ....scores.compiled.reads import check as check_reads
 from ....scores.compiled.wide import seen, widened
 from ....scores.frozen import Frozen
 from ....scores.function import Score
+from ...compiler import from_dtype, types
 from ...tile import INDEX, add_element, device, fold_elements, full, map_elements, opaque, where
 from ...words.signatures import array_type
 from ...words.steps import array_of_function

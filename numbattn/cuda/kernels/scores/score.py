@@ -8,8 +8,7 @@ first part of another kind takes scale Q K^T, and what kernels call scale_log2 i
 from functools import reduce
 from typing import Any, NamedTuple
 
-from numba.cuda import types
-
+from ...compiler import types
 from ...tile import device, full
 from ...words.arguments import Argument
 from ...words.numbers import LOG2_E

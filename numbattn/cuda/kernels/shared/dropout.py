@@ -5,10 +5,9 @@ from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba.cuda import types
-from numba.cuda.np.numpy_support import from_dtype
 
 from ....dropout import ROUNDS, round_by
+from ...compiler import from_dtype, types
 from ...tile import (
     always,
     beside,

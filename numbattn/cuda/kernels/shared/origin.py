@@ -1,8 +1,8 @@
 """Where a call is in a larger attention, as kernels take it: see numbattn.origin."""
 
-from numba.cuda import types
 
 from ....origin import Origin
+from ...compiler import types
 from ...tile import INDEX
 from ...words.numbers import ORIGIN
 

@@ -2,10 +2,9 @@
 
 from typing import Any, NamedTuple
 
-from numba.cuda import types
-
 from .....masks import Bits, BlockSparse, Dense, Tail
 from .....where import Where
+from ....compiler import types
 from ....tile import INDEX
 from ....words.arguments import Argument
 from ....words.numbers import SIDES

@@ -7,12 +7,12 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba.cuda import types
 
 from .....scores.compiled.derivative import linked
 from .....scores.compiled.errors import truth_of
 from .....scores.compiled.truth import check
 from .....scores.compiled.wide import seen
+from ....compiler import types
 from ....tile import INDEX, convert, device, holds
 from ....words.signatures import array_type
 from ....words.steps import LoweredGrid
