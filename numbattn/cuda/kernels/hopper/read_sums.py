@@ -54,7 +54,7 @@ def reads_of(work):
 
 
 def reads_steps(shared, score, reads, layout, dtype, stages, consumers):
-    """Device functions of a consumer: () -> what is pending before the first tile; (pending, S, dS, K, args.scores, mReads,
+    """Device functions of a consumer: () -> what is pending before the first tile; (pending, S, dS, K, args, tile, n0) ->
     tile, n0) -> what is pending after a tile, of S = Q K^T, dS after the function and the stage of K; (pending) -> the
     same, when only one product is still in flight; (pending, args, tile), which adds it."""
     if not reads:
@@ -80,7 +80,7 @@ def steps_one_by_one(about, before, layout):
     def add(pending, S, dS, K, args, tile, n0):
         (parts, _), (row, col) = shape(args.reads), place_of(tile, n0)
         S, _ = apply(S, args.scores, tile.batch, tile.head, row, col)
-        S, sums = S * natural(ONE, scores), args.reads[block_index() % parts]
+        S, sums = S * natural(ONE, args.scores), args.reads[block_index() % parts]
         return add_reads(pending, S, dS, args.scores, sums, tile.batch, tile.head, row, col)
 
     @device
