@@ -243,8 +243,8 @@ def hopper_backward_kv(
     keys_of_block = keys_step(mask, tile_n)
 
     def kernel(
-        mQ, mK, mV, mDO, biases, mDK, mDV, mSums, mReads, mLse, mDelta, mask, scores, drops, group_size, ds_scale, scale_log2,
-        kept_scale, at_once, delta_scale,
+        mQ, mK, mV, mDO, biases, mDK, mDV, mSums, mReads, mLse, mDelta, mask, scores, drops, group_size, ds_scale,
+        scale_log2, kept_scale, at_once, delta_scale,
     ):  # fmt: skip
         begin()
         tile, mask = keys_of_block(mLse, mDK, mask, group_size, at_once)

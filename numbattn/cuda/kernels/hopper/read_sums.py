@@ -1,9 +1,9 @@
-"""Gradients of the arrays that a function of the user's own reads, of the tiles of dS of which dQ is computed.
+"""Gradients of the arrays that a function of the user's own reads, beside what else is computed of a tile of dS.
 
 A thread adds up what follows one another of one element, and adds to it once, as in `function_gradient`. Where each
-element of dS belongs to an element whose index along the last axis is a class of the key, while the others follow from
-the query, as in w[kind[i], kind[j]], that would be once for each: there they are summed by query and class, in a
-product of dS with a matrix of zeros and ones.
+element of S reads one whose index along the last axis is the key's class, while the others follow from the query, as
+w[kind[i], kind[j]], that would be once for each: there they are summed by query and class, in a product of dS with a
+matrix of zeros and ones.
 """
 
 import numpy as np
@@ -38,25 +38,30 @@ LARGEST_BY_CLASS = 128  # head_dim: beyond, shared memory has no room for the cl
 
 
 def is_summed_by_class(work):
-    """Whether gradients of a function's arrays are sums by query and class, beside dQ."""
+    """Whether the gradients are sums by query and class of the key."""
     if not work.reads or work.reads.columns not in range(1, MOST_CLASSES + 1):
         return False
-    part, fits = kind(parts_of(work.score)[work.reads.after]), is_under_pressure(work) and size_of(work) <= LARGEST_BY_CLASS
-    return fits and is_by_class(part.identity.function, work.reads.wanted, from_dtype(np.float32), part.array_types)
+    part, wanted = kind(parts_of(work.score)[work.reads.after]), work.reads.wanted
+    fits = is_under_pressure(work) and size_of(work) <= LARGEST_BY_CLASS    # tiles of 64 keys, then
+    return fits and is_by_class(part.identity.function, wanted, from_dtype(np.float32), part.array_types)
 
 
 def reads_of(work):
-    """What is compiled in of the Reads of this work: without their name, the number of classes at the end; or ()."""
+    """What is compiled in of the Reads of this work: all but the name, in place of columns that of classes; or ()."""
     if not work.reads:
         return ()
     _, after, wanted, sum_dtype, columns = work.reads
     return after, wanted, sum_dtype, -(-columns // MULTIPLE) * MULTIPLE if is_summed_by_class(work) else 0
 
 
+# -------------------------------------------------------------------------------------------------- queries are kept
 def reads_steps(shared, score, reads, layout, dtype, stages, consumers):
-    """Device functions of a consumer: () -> what is pending before the first tile; (pending, S, dS, K, args, tile, n0) ->
-    tile, n0) -> what is pending after a tile, of S = Q K^T, dS after the function and the stage of K; (pending) -> the
-    same, when only one product is still in flight; (pending, args, tile), which adds it."""
+    """Device functions of a consumer: () -> what is pending before the first tile; (K, args, tile, n0), which prepares
+    a tile; (pending, S, dS, K, args, tile, n0) -> what is pending after it; (pending) -> the same, when no more than
+    one later product is in flight; (pending, args, tile), which adds it.
+
+    S = Q K^T; dS after the function; K: its stage.
+    """
     if not reads:
         return nothing_pending, nothing_ahead, nothing_read, as_it_is, nothing_left
     after, wanted, sum_dtype, classes = reads
@@ -89,35 +94,6 @@ def steps_one_by_one(about, before, layout):
         add_atomically(pending, args.reads[block_index() % parts])
 
     return none_pending, nothing_ahead, add, as_it_is, add_last
-
-
-def transposed_reads_steps(score, reads, layout, tile_m):
-    """The same where keys are kept, of a score that is linear: device functions () -> what is pending before the first
-    tile; (pending, dS, tile, at, n0, args) -> what is pending after it; (pending, args), which adds it."""
-    if not reads:
-        return nothing_pending, nothing_added, nothing_to_add
-    after, wanted, sum_dtype, _ = reads
-    SUM, TILE_M = np.dtype(sum_dtype).type, tile_m
-    about = parts_of(score)[after], after, wanted, np.float32, SUM
-    add_reads, NONE, NOTHING = read_step(*about, add_atomically, transposed=True), np.int32(0), SUM(0)
-
-    @device
-    def none_pending():
-        return NONE, NOTHING
-
-    @device
-    def add(pending, dS, tile, at, n0, args):
-        parts, _ = shape(args.reads)
-        row, col = tile.segment.first_query + at.m_block * TILE_M, tile.segment.first_key + n0
-        sums = args.reads[block_index() % parts]
-        return add_reads(pending, dS, dS, args.scores, sums, tile.batch, at.head, row, col)
-
-    @device
-    def add_last(pending, args):
-        parts, _ = shape(args.reads)
-        add_atomically(pending, args.reads[block_index() % parts])
-
-    return none_pending, add, add_last
 
 
 def steps_by_class(about, layout, places, consumers):
@@ -157,11 +133,6 @@ def steps_by_class(about, layout, places, consumers):
 
 
 @device
-def as_it_is(pending):
-    return pending
-
-
-@device
 def nothing_pending():
     return ()
 
@@ -177,8 +148,43 @@ def nothing_read(pending, S, dS, K, args, tile, n0):
 
 
 @device
+def as_it_is(pending):
+    return pending
+
+
+@device
 def nothing_left(pending, args, tile):
     pass
+
+
+# ----------------------------------------------------------------------------------------------------- keys are kept
+def transposed_reads_steps(score, reads, layout, tile_m):
+    """The same for tiles with a key in each row, of a linear score: device functions () -> what is pending before the
+    first tile; (pending, dS, tile, at, n0, args) -> what is pending after it; (pending, args), which adds it."""
+    if not reads:
+        return nothing_pending, nothing_added, nothing_to_add
+    after, wanted, sum_dtype, _ = reads
+    SUM, TILE_M = np.dtype(sum_dtype).type, tile_m
+    about = parts_of(score)[after], after, wanted, np.float32, SUM
+    add_reads, NONE, NOTHING = read_step(*about, add_atomically, transposed=True), np.int32(0), SUM(0)
+
+    @device
+    def none_pending():
+        return NONE, NOTHING
+
+    @device
+    def add(pending, dS, tile, at, n0, args):
+        parts, _ = shape(args.reads)
+        row, col = tile.segment.first_query + at.m_block * TILE_M, tile.segment.first_key + n0
+        sums = args.reads[block_index() % parts]
+        return add_reads(pending, dS, dS, args.scores, sums, tile.batch, at.head, row, col)     # S matters to none
+
+    @device
+    def add_last(pending, args):
+        parts, _ = shape(args.reads)
+        add_atomically(pending, args.reads[block_index() % parts])
+
+    return none_pending, add, add_last
 
 
 @device

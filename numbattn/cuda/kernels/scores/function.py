@@ -203,9 +203,9 @@ def read_step(part, number, wanted, ACC, SUM, add_pending, transposed=False):
     """The device function (pending, S, dS, scores, sums, batch, head, m0, n0) -> pending, which adds to the gradients
     of a function's arrays.
 
-    S, dS: tiles before the function and after it, whose rows are keys if they are transposed; sums: of the elements of all arrays wanted; pending: an element, and
-    what a thread has not yet added to it, so that it adds once for many; add_pending: the device function (pending,
-    sums) that adds it.
+    S, dS: tiles before the function and after it, whose rows are keys if they are transposed; sums: of the elements of
+    all arrays wanted; pending: an element, and what a thread has not yet added to it, so that it adds once for many;
+    add_pending: the device function (pending, sums) that adds it.
     """
     function, about = kind(part).identity.function, (wanted, from_dtype(ACC), kind(part).array_types)
     check_reads(function, *about)
