@@ -174,10 +174,11 @@ def hopper_backward_q(
         if tested(args.mask, kept.band, batch, head, tile.m_block, n_block, m0, m0 + ROWS, n0, n0 + TILE_N):
             P, F = masked(P, F, args.mask, kept.band, batch, head, m0, n0)     # line 12: MASK
         P = sign_dropped(P, args.drops, batch, head, m0, n0)                            # line 14
-        dS = dS_of(P, wgmma_wait(dP, 0), kept.D, args.delta_scale)                      # line 20
+        after = dS_of(P, wgmma_wait(dP, 0), kept.D, args.delta_scale)                   # dS after the score
+        dS = pull_back(after, F)                                # line 20
         release(V)
-        dQ = dot(dQ, operand(pull_back(dS, F), SHARED_K), K.tile)                       # line 21: dQ += dS K
-        return dQ, add_reads(pending, QK, dS, K, args, tile, n0)
+        dQ = dot(dQ, operand(dS, SHARED_K), K.tile)             # line 21: dQ += dS K
+        return dQ, add_reads(pending, QK, after, K, args, tile, n0)
 
     @device
     def compute(mDQ, mLse, mDelta, tile, scale, args):
