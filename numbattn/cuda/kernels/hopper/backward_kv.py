@@ -37,7 +37,6 @@ from ...tile import (
 from ...words.arguments import Statistic
 from ..any.round_dq import DQ_SUMS
 from ..scores import within_segment
-from ..scores.reads import READ_SUMS
 from ..shared.layouts import DTYPES
 from ..shared.query_tiles import QueryTile, key_lengths, keys_step, queries_steps
 from ..shared.segments import keys_of
@@ -66,7 +65,6 @@ from .dq_sums import dq_steps
 from .forward_steps import clear_step
 from .forward_tiles import has_small_blocks
 from .kv_steps import BackwardAccumulators, Stages, advance_all, bias_steps, ds_step, statistic_steps
-from .read_sums import reads_of, transposed_reads_steps
 from .variants import DQ, EARLY, KERNELS, LATE, ORDERS, STATISTICS, SUMS, variant_of
 
 
@@ -89,7 +87,7 @@ def wait_for(filled, count):
 
 def hopper_backward_kv(
     *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, order, adds_dq, mask, score, dropout,
-    nbytes, bias_dtype="", statistics_early=False, dq_late=False, reads=(), blocks=1,
+    nbytes, bias_dtype="", statistics_early=False, dq_late=False, blocks=1,
 ):  # fmt: skip
     """dK and dV, 64 keys a consumer; if it adds_dq, sums for dQ, of which a consumer computes 64 rows and columns.
 
@@ -123,7 +121,6 @@ def hopper_backward_kv(
         )
         for masks in (False, True)
     )
-    none_pending, add_reads, add_last = transposed_reads_steps(score, reads, S_TILE, tile_m)
     publish_ds, start_dq, store_dq, drain_dq = dq_steps(SHARED_DS, SHARED_K, SHARED_DQ, late=dq_late)
     save_dk, save_dv = (save_step(dtype, out, cols, nbytes) for out, cols in zip(out_dtypes, (head_dim, head_dim_v)))
     if adds_dq and tile_m // PART * (head_dim // PART) != CONSUMERS:
@@ -162,7 +159,7 @@ def hopper_backward_kv(
                 S = start_s(K, advance(Q, 1), advance(dO, 1), tile, walk.after, args)   # product 1
             dK = wgmma_wait(dK, AHEAD)
             release(Q)
-            return BackwardAccumulators(dK, dV, wgmma_wait(S, 0), (), (), ())
+            return BackwardAccumulators(dK, dV, wgmma_wait(S, 0), (), ())
 
         return step
 
@@ -173,11 +170,10 @@ def hopper_backward_kv(
         @device
         def step(acc, K, V, stages, walk, tile, n0, mSums, args):
             """dV and dK of the tile of queries `at`, dQ of the one before, S of the one after."""
-            (Q, dO, sdS, _), (_, _, S, lse, delta, pending) = stages, acc
+            (Q, dO, sdS, _), (_, _, S, lse, delta) = stages, acc
             dS, dV = ds_of(acc, V, stages, tile, walk.at, n0, args)             # products 2 and 3
             publish_ds(dS, advance(sdS, 1), walk.sent, mSums, tile)
             dK = dot(acc.dK, operand(dS, SHARED_Q), Q.tile)     # product 4, line 22: dK += dS^T Q
-            pending = add_reads(pending, dS, tile, walk.at, n0, args)
             dV = wgmma_wait(dV, 1)
             release(dO)
             dQ = start_dq(sdS)                                  # product 5, line 21: dQ += dS K
@@ -190,7 +186,7 @@ def hopper_backward_kv(
             store_dq(wgmma_wait(dQ, AHEAD), sdS, walk.last, mSums, tile)
             if not is_last:
                 delta = read_delta(advance(Q, 1))
-            return BackwardAccumulators(dK, dV, wgmma_wait(S, 0), lse, delta, pending)
+            return BackwardAccumulators(dK, dV, wgmma_wait(S, 0), lse, delta)
 
         return step
 
@@ -217,7 +213,7 @@ def hopper_backward_kv(
             if ADDS_DQ:
                 publish_ds(full(S_TILE, ZERO), stages.dS, none, mSums, tile)    # before the first tile there is no dS
             S = wgmma_wait(start_s(K, stages.Q, stages.dO, tile, at, args), 0)
-            acc = BackwardAccumulators(dK, dV, S, read_lse(stages.Q), read_delta(stages.Q), none_pending())
+            acc = BackwardAccumulators(dK, dV, S, read_lse(stages.Q), read_delta(stages.Q))
             walk = Walk(none, none, at, next_queries(args.mask, tile, at))
             while has_next(walk):
                 while has_next(walk) and not needs_mask(args.mask, tile, walk.at, n0):
@@ -228,7 +224,6 @@ def hopper_backward_kv(
                     stages, walk = advance_all(stages), go_on(walk, tile, args)
             acc = last_step(acc, K, V, stages, walk, tile, n0, mSums, args)
             dK, dV = acc.dK, acc.dV
-            add_last(acc.reads, args)
             if ADDS_DQ:
                 drain_dq(stages.dS, walk, mSums, tile)
         sync_warpgroups(CONSUMERS)                              # all have read K
@@ -243,14 +238,14 @@ def hopper_backward_kv(
     keys_of_block = keys_step(mask, tile_n)
 
     def kernel(
-        mQ, mK, mV, mDO, biases, mDK, mDV, mSums, mReads, mLse, mDelta, mask, scores, drops, group_size, ds_scale,
-        scale_log2, kept_scale, at_once, delta_scale,
+        mQ, mK, mV, mDO, biases, mDK, mDV, mSums, mLse, mDelta, mask, scores, drops, group_size, ds_scale, scale_log2,
+        kept_scale, at_once, delta_scale,
     ):  # fmt: skip
         begin()
         tile, mask = keys_of_block(mLse, mDK, mask, group_size, at_once)
         if tile.first < tile.end:                               # else a slot without a tile
             args = BackwardArguments(
-                mask, scores_of(scores, tile.segment), drops, scale_log2, kept_scale, delta_scale, mReads
+                mask, scores_of(scores, tile.segment), drops, scale_log2, kept_scale, delta_scale, ()
             )  # fmt: skip
             B = stage(B_PIPELINE, 0)
             given = mQ, mK, mV, mDO, biases, mLse, mDelta, mask, tile, B
@@ -258,9 +253,7 @@ def hopper_backward_kv(
 
     tiles = *given, *[SHARED_B] * bool(bias_dtype)
     dtypes, about = dict(zip(("dk", "dv"), out_dtypes)), {"mask": mask, "score": score, "bias_dtype": bias_dtype}
-    about["read_dtype"] = reads[2] if reads else None
-    arguments = (SPEC_SUMS if adds_dq else SPEC).arguments
-    return source(kernel, arguments, shared, tiles, dtype, dtypes, CONSUMERS, blocks, **about)
+    return source(kernel, SPEC.arguments, shared, tiles, dtype, dtypes, CONSUMERS, blocks, **about)
 
 
 # ------------------------------------------------------------------------------------------------------------- tiles
@@ -285,11 +278,10 @@ def parameters_kv(work, tiles):
     about = {"bias_dtype": dtype_of_bias(work), "adds_dq": adds_dq(work), "order": variant_of(ORDERS, work)}
     about |= {"dq_late": adds_dq(work) and variant_of(DQ, work) == LATE}
     about |= {"statistics_early": variant_of(STATISTICS, work) == EARLY}
-    about |= {"reads": reads_of(work)} if adds_dq(work) else {}
     return with_results("dk", "dv")(work, tiles) | about
 
 
 NO_SUMS = Statistic("delta", padded=True)  # in place of sums, which are not touched then
 
-SPEC_SUMS = keys_spec(hopper_backward_kv, keys_row, parameters_kv, (*GIVEN, BIAS), [DQ_SUMS, READ_SUMS])
-SPEC = keys_spec(hopper_backward_kv, keys_row, parameters_kv, (*GIVEN, BIAS), [NO_SUMS, ()])
+SPEC_SUMS = keys_spec(hopper_backward_kv, keys_row, parameters_kv, (*GIVEN, BIAS), [DQ_SUMS])
+SPEC = keys_spec(hopper_backward_kv, keys_row, parameters_kv, (*GIVEN, BIAS), [NO_SUMS])

@@ -269,7 +269,7 @@ def queries_row(work):
 
 
 def parameters_q(work, tiles):
-    return with_results("dq")(work, tiles) | {"bias_dtype": dtype_of_bias(work), "reads": reads_of(work)}
+    return with_results("dq")(work, tiles) | {"bias_dtype": dtype_of_bias(work), "reads": reads_of(work, tiles)}
 
 
 SPEC = Spec(

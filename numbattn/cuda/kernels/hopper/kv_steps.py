@@ -36,7 +36,6 @@ class BackwardAccumulators(NamedTuple):
     S: Any  # of the tile to come, transposed
     lse: Any  # of its queries, as delta, if they are read so early
     delta: Any
-    reads: Any  # what is pending of the gradients of a function's arrays
 
 
 class Stages(NamedTuple):
@@ -169,7 +168,7 @@ def ds_step(
 
     @device
     def dp_ds_dv(acc, V, stages, tile, at, n0, args):
-        (_, dV, S, lse, delta, _), (Q, dO, _, B) = acc, stages
+        (_, dV, S, lse, delta), (Q, dO, _, B) = acc, stages
         dP, S, F = start_dp(S, V, dO, B, tile, at, n0, args)    # product 2
         P, F = p_of(S, F, lse, Q, tile, at, n0, args)
         PF = pull_back(P, F)                                    # dS is P F times the rest
@@ -178,7 +177,7 @@ def ds_step(
 
     @device
     def dp_dv_ds(acc, V, stages, tile, at, n0, args):
-        (_, dV, S, lse, delta, _), (Q, dO, _, B) = acc, stages
+        (_, dV, S, lse, delta), (Q, dO, _, B) = acc, stages
         dP, S, F = start_dp(S, V, dO, B, tile, at, n0, args)    # product 2
         P, F = p_of(S, F, lse, Q, tile, at, n0, args)
         dV = add_dv(dV, P, dO)                                  # product 3
@@ -187,7 +186,7 @@ def ds_step(
 
     @device
     def dv_dp_ds(acc, V, stages, tile, at, n0, args):
-        (_, dV, S, lse, delta, _), (Q, dO, _, B) = acc, stages
+        (_, dV, S, lse, delta), (Q, dO, _, B) = acc, stages
         S, F = scored(S, B, tile, at, n0, args)
         wait(dO)
         P, F = p_of(S, F, lse, Q, tile, at, n0, args)

@@ -1,4 +1,4 @@
-"""Gradients of the arrays that a function of the user's own reads, beside what else is computed of a tile of dS.
+"""Gradients of the arrays that a function of the user's own reads, of the tiles of dS of which dQ is computed.
 
 A thread adds up what follows one another of one element, and adds to it once, as in `function_gradient`. Where each
 element of S reads one whose index along the last axis is the key's class, while the others follow from the query, as
@@ -29,7 +29,6 @@ from ..scores import kind, parts_of, read_step, score_steps
 from ..scores.function import class_steps
 from ..scores.score import units
 from ..shared.exact_sums import add_atomically
-from ..tables import is_under_pressure
 from .backward_steps import ROWS, ZERO, size_of
 from .walk import place_of
 
@@ -37,24 +36,18 @@ MOST_CLASSES, MULTIPLE = 64, 16  # for which consumers have registers; of which 
 LARGEST_BY_CLASS = 128  # head_dim: beyond, shared memory has no room for the classes of keys
 
 
-def is_summed_by_class(work):
-    """Whether the gradients are sums by query and class of the key."""
-    if not work.reads or work.reads.columns not in range(1, MOST_CLASSES + 1):
-        return False
-    part, wanted = kind(parts_of(work.score)[work.reads.after]), work.reads.wanted
-    fits = is_under_pressure(work) and size_of(work) <= LARGEST_BY_CLASS    # tiles of 64 keys, then
-    return fits and is_by_class(part.identity.function, wanted, from_dtype(np.float32), part.array_types)
-
-
-def reads_of(work):
-    """What is compiled in of the Reads of this work: all but the name, in place of columns that of classes; or ()."""
+def reads_of(work, tiles):
+    """What is compiled in of the Reads of this work: all but the name, and in place of `columns` how many classes of
+    keys there are, 0 where it is not by these that is summed; or nothing."""
     if not work.reads:
         return ()
     _, after, wanted, sum_dtype, columns = work.reads
-    return after, wanted, sum_dtype, -(-columns // MULTIPLE) * MULTIPLE if is_summed_by_class(work) else 0
+    part = kind(parts_of(work.score)[after])
+    fits = 0 < columns <= MOST_CLASSES and tiles.tile_n == ROWS and size_of(work) <= LARGEST_BY_CLASS
+    by_class = fits and is_by_class(part.identity.function, wanted, from_dtype(np.float32), part.array_types)
+    return after, wanted, sum_dtype, -(-columns // MULTIPLE) * MULTIPLE if by_class else 0
 
 
-# -------------------------------------------------------------------------------------------------- queries are kept
 def reads_steps(shared, score, reads, layout, dtype, stages, consumers):
     """Device functions of a consumer: () -> what is pending before the first tile; (K, args, tile, n0), which prepares
     a tile; (pending, S, dS, K, args, tile, n0) -> what is pending after it; (pending) -> the same, when no more than
@@ -154,44 +147,4 @@ def as_it_is(pending):
 
 @device
 def nothing_left(pending, args, tile):
-    pass
-
-
-# ----------------------------------------------------------------------------------------------------- keys are kept
-def transposed_reads_steps(score, reads, layout, tile_m):
-    """The same for tiles with a key in each row, of a linear score: device functions () -> what is pending before the
-    first tile; (pending, dS, tile, at, n0, args) -> what is pending after it; (pending, args), which adds it."""
-    if not reads:
-        return nothing_pending, nothing_added, nothing_to_add
-    after, wanted, sum_dtype, _ = reads
-    SUM, TILE_M = np.dtype(sum_dtype).type, tile_m
-    about = parts_of(score)[after], after, wanted, np.float32, SUM
-    add_reads, NONE, NOTHING = read_step(*about, add_atomically, transposed=True), np.int32(0), SUM(0)
-
-    @device
-    def none_pending():
-        return NONE, NOTHING
-
-    @device
-    def add(pending, dS, tile, at, n0, args):
-        parts, _ = shape(args.reads)
-        row, col = tile.segment.first_query + at.m_block * TILE_M, tile.segment.first_key + n0
-        sums = args.reads[block_index() % parts]
-        return add_reads(pending, dS, dS, args.scores, sums, tile.batch, at.head, row, col)     # S matters to none
-
-    @device
-    def add_last(pending, args):
-        parts, _ = shape(args.reads)
-        add_atomically(pending, args.reads[block_index() % parts])
-
-    return none_pending, add, add_last
-
-
-@device
-def nothing_added(pending, dS, tile, at, n0, args):
-    return ()
-
-
-@device
-def nothing_to_add(pending, args):
     pass

@@ -8,7 +8,6 @@ from ..shared.visibility import BY_INTERVALS, PACKED, is_looked_up
 from .backward_steps import dtype_of_bias, size_of
 from .choice import Row, first_of, words_of
 from .forward_tiles import has_small_blocks, head_dims
-from .read_sums import is_summed_by_class
 
 SUMS, BOTH, WIDE, GENERAL = "sums", "both", "wide", "general"
 DP_DS_DV, DP_DV_DS, DV_DP_DS = "dP, dS, dV", "dP, dV, dS", "dV, dP, dS"
@@ -28,8 +27,7 @@ KERNELS = (  # backward_kv and round_dq; backward_kv and backward_q; backward_wi
     Row("narrow", BOTH),                        # the sums would take 8 times the memory of dQ, to save 10 % of the time
     Row("uneven", BOTH),
     Row("64 nonlinear sloped", BOTH),           # spills registers
-    Row("reads nonlinear", BOTH),               # gradients of a function's arrays are made of dS after it
-    Row("classes", BOTH),                       # and summed by classes of keys
+    Row("reads", BOTH),                         # the kernel for dQ adds up gradients of a function's arrays
     Row("", SUMS),
 )
 ORDERS = (  # dP overlaps with the exponentials where a consumer has registers for it from the first
@@ -75,7 +73,6 @@ def traits(work):
         "sloped": any(part.is_sloped for part in kinds),
         "narrow": work.problem.head_dim <= 32,
         "reads": work.reads,                                    # gradients of a function's arrays
-        "classes": is_summed_by_class(work),
         "even": head_dim == size_of(work),
         "uneven": head_dim != size_of(work),
     }

@@ -199,23 +199,17 @@ def counted(part, batch, head):
     return at.query, at.key, seqlen_q, seqlen_k, (first + at.batch + batch, at.head + head, arrays)
 
 
-def read_step(part, number, wanted, ACC, SUM, add_pending, transposed=False):
+def read_step(part, number, wanted, ACC, SUM, add_pending):
     """The device function (pending, S, dS, scores, sums, batch, head, m0, n0) -> pending, which adds to the gradients
     of a function's arrays.
 
-    S, dS: tiles before the function and after it, whose rows are keys if they are transposed; sums: of the elements of
-    all arrays wanted; pending: an element, and what a thread has not yet added to it, so that it adds once for many;
-    add_pending: the device function (pending, sums) that adds it.
+    S, dS: tiles before the function and after it; sums: of the elements of all arrays wanted; pending: an element, and
+    what a thread has not yet added to it, so that it adds once for many; add_pending: the device function (pending,
+    sums) that adds it.
     """
     function, about = kind(part).identity.function, (wanted, from_dtype(ACC), kind(part).array_types)
     check_reads(function, *about)
-    by_query_and_key, ZERO, IS_STEADY = by_read(function, wanted), SUM(0), has_steady_slope(function, *about)
-
-    @device
-    def by_key_and_query(s, batch, head, j, i, arrays, read):
-        return by_query_and_key(s, batch, head, i, j, arrays, read)
-
-    derivative = by_key_and_query if transposed else by_query_and_key
+    derivative, ZERO, IS_STEADY = by_read(function, wanted), SUM(0), has_steady_slope(function, *about)
 
     @device
     def term(slope, ds):
@@ -230,50 +224,40 @@ def read_step(part, number, wanted, ACC, SUM, add_pending, transposed=False):
         return at, total
 
     @device
-    def of_tile(carried, s, ds, row, col, batch, head, arrays):
+    def of_tile(carried, s, ds, i, j, batch, head, arrays):
         """Whether all that a thread has reads one element, which, and the sum, by halves: without a branch."""
         is_first, others, element, total, half, most = carried
-        slope, at, _, count = derivative(s, batch, head, row, col, arrays, 0)
+        slope, at, _, count = derivative(s, batch, head, i, j, arrays, 0)
         at = np.int32(at) if count > 0 else np.int32(-1)
         element = at if is_first else element
         return False, others | (at ^ element), element, half, total + term(slope, ds), max(most, count)
 
     @device
-    def of_element(carried, s, ds, row, col, batch, head, arrays, read, sums):
+    def of_element(carried, s, ds, i, j, batch, head, arrays, read, sums):
         element, total = carried
-        slope, at, _, count = derivative(s, batch, head, row, col, arrays, read)
+        slope, at, _, count = derivative(s, batch, head, i, j, arrays, read)
         if read < count:
             element, total = moved((element, total), np.int32(at), sums)
             total += term(slope, ds)
         return element, total
 
     @device
-    def add_rows(pending, tiles, row, col, ends, given, sums):
-        carried, read = (True, np.int32(0), np.int32(0), ZERO, ZERO, 0), 0
-        _, others, at, total, half, most = fold_elements(of_tile, carried, tiles, row, col, ends, given)
-        element, before = pending
+    def add(pending, S, dS, scores, sums, batch, head, m0, n0):
+        i, j, seqlen_q, seqlen_k, given = counted(scores.parts[number], batch, head)
+        (element, before), tiles, ends, read = pending, (S, dS), (i + seqlen_q, j + seqlen_k), 0
+        carried = True, np.int32(0), np.int32(0), ZERO, ZERO, 0
+        _, others, at, total, half, most = fold_elements(of_tile, carried, tiles, i + m0, j + n0, ends, given)
         if others == 0 and at >= 0:
-            element, before = moved((element, before), at, sums)
+            element, before = moved(pending, at, sums)
             before, read = before + (total + half), 1
-        row = opaque(row)                                       # else registers keep what has been read
+        row = opaque(i + m0)                                    # else registers keep all that has been read
         while read < most:                                      # of an element that reads several
-            element, before = fold_elements(of_element, (element, before), tiles, row, col, ends, (*given, read, sums))
+            about = *given, read, sums
+            element, before = fold_elements(of_element, (element, before), tiles, row, j + n0, ends, about)
             read += 1
         return element, before
 
-    @device
-    def add(pending, S, dS, scores, sums, batch, head, m0, n0):
-        i, j, seqlen_q, seqlen_k, (batch, head, arrays) = counted(scores.parts[number], batch, head)
-        query, key, ends = i + m0, j + n0, (i + seqlen_q, j + seqlen_k)
-        return add_rows(pending, (S, dS), query, key, ends, (batch, head, arrays), sums)
-
-    @device
-    def add_transposed(pending, S, dS, scores, sums, batch, head, m0, n0):
-        i, j, seqlen_q, seqlen_k, (batch, head, arrays) = counted(scores.parts[number], batch, head)
-        query, key, ends = i + m0, j + n0, (j + seqlen_k, i + seqlen_q)
-        return add_rows(pending, (S, dS), key, query, ends, (batch, head, arrays), sums)
-
-    return add_transposed if transposed else add
+    return add
 
 
 def class_steps(part, number, wanted, ACC, SUM, layout):

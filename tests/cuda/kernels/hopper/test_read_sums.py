@@ -20,20 +20,15 @@ def of_distances(s, batch, head, i, j, table, gain):
     return s * gain[head] + table[bucket(abs(i - j)), head]
 
 
-def of_buckets(s, batch, head, i, j, table):
-    return s + table[bucket(abs(i - j)), head]
-
-
 def check(rng, name, n, d, xp=np, dtype=np.float16, **options):
-    """Before another part, and after one unless all are linear; causal, with queries and keys that nobody sees."""
+    """Between other parts; causal, with queries and keys that nobody sees."""
     q, k, v, do = (xp.asarray(random(rng, (2, 2, n, d), dtype)) for _ in range(4))
     function, arrays = {
         "kinds": (of_kinds, [random(rng, (2, 5, 5), np.float32), rng.integers(5, size=n)]),
-        "buckets": (of_buckets, [random(rng, (8, 2), np.float32)]),
         "distances": (of_distances, [random(rng, (8, 2), np.float32), 1 + rng.random(2)]),
     }[name]
     mask = na.Causal() & na.Lengths(np.array([[n - 9], [n]]))
-    score = [*[na.Softcap(5.0)] * (name != "buckets"), na.Score(function, arrays=arrays, gradient=True), na.Alibi(np.ones(2, np.float32) / 9)]
+    score = [na.Softcap(5.0), na.Score(function, arrays=arrays, gradient=True), na.Alibi(np.ones(2, np.float32) / 9)]
     _, saved = na.attention_forward(q, k, v, mask=mask, score=score, **options)
     found = na.attention_backward(do, saved)
     want = reference.attention_backward(*map(to_numpy, (do, q, k, v)), mask=mask, score=score, **options)
@@ -42,9 +37,7 @@ def check(rng, name, n, d, xp=np, dtype=np.float16, **options):
             np.testing.assert_allclose(to_numpy(got), right, rtol=0, atol=0.01 * abs(right).max())
 
 
-@pytest.mark.parametrize("name", [
-    "kinds", pytest.param("distances", marks=simulated_only), pytest.param("buckets", marks=simulated_only),
-])  # fmt: skip
+@pytest.mark.parametrize("name", ["kinds", pytest.param("distances", marks=simulated_only)])
 def test_gradients(rng, name):
     with on(HOPPER):
         check(rng, name, 70, 8)
@@ -52,7 +45,7 @@ def test_gradients(rng, name):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("d", [64, 128, 192, 256])
-@pytest.mark.parametrize("name", ["kinds", "distances", "buckets"])
+@pytest.mark.parametrize("name", ["kinds", "distances"])
 def test_gradients_on_a_gpu(rng, name, d):
     check(rng, name, 300, d, cupy)
 
