@@ -31,6 +31,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
 
+import conformance
 from paper import claims
 from paper.pictures.figures import figure2, figure3
 from paper.pictures.training import documents, long_range, training
@@ -49,7 +50,13 @@ from tabulate import tabulate
 
 BENCH = Path(__file__).resolve().parent
 COLOURS = 128  # of a picture
-SOURCE = "<!-- from bench/results/speed.json and small.json -->", "<!-- end -->"  # around the numbers in README.md
+COUNTS = "conformance", "conformance_gpu"  # results that are no measurements: counts of tests
+FILLED = {  # the comment before numbers in README.md: the results that say them, and how
+    "<!-- from bench/results/speed.json and small.json -->": (
+        ("speed", "small"), lambda speed, small: f"{readme_table(speed)}\n\n{readme_sentence(small)}"),
+    "<!-- from bench/results/conformance.json and conformance_gpu.json -->": (COUNTS, conformance.sentence),
+}  # fmt: skip
+END = "<!-- end -->"  # the comment after them
 
 
 class Run(NamedTuple):
@@ -199,7 +206,7 @@ def typed(command):
 # ---------------------------------------------------------------------------------------------------------------- page
 def load(folder):
     """Results by the name of their run."""
-    files = {name: folder / f"results/{name}.json" for name in RUNS}
+    files = {name: folder / f"results/{name}.json" for name in (*RUNS, *COUNTS)}
     return {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
 
 
@@ -213,6 +220,8 @@ def page(results):
             figures[file] = figure
             parts.append(f"## {title}\n\n![{figure.get_suptitle()}]({file})\n\n{wrapped(said)}")
     parts.append(f"## What the papers claim\n\n{wrapped(claims.section(results, links(results)))}")
+    if counts := [results[name] for name in COUNTS if name in results]:
+        parts.append(f"## Tests of other projects\n\n{wrapped(conformance.section(*counts))}")
     missing = [f"- {name}: `{typed(RUNS[name].command)} --json bench/results/{name}.json`"
                for name in RUNS if name not in results]
     if missing:
@@ -267,13 +276,13 @@ def describe(machine):
 
 
 def filled(readme, results):
-    """README.md with its speeds up to date: what is between the two comments of SOURCE."""
-    before, start, rest = readme.partition(SOURCE[0])
-    _, end, after = rest.partition(SOURCE[1])
-    if not end or not results.keys() >= {"speed", "small"}:
-        return readme
-    said = wrapped(f"{readme_table(results['speed'])}\n\n{readme_sentence(results['small'])}")
-    return f"{before}{start}\n{said}\n{end}{after}"
+    """README.md with its numbers up to date: what is between the comments of FILLED and END."""
+    for start, (names, said) in FILLED.items():
+        before, _, rest = readme.partition(start)
+        _, end, after = rest.partition(END)
+        if end and results.keys() >= {*names}:
+            readme = f"{before}{start}\n{wrapped(said(*map(results.get, names)))}\n{end}{after}"
+    return readme
 
 
 def write_picture(figure, path):

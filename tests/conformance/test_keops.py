@@ -6,11 +6,14 @@ The other files of its suite are of formulas that are no kernels of a distance, 
 import inspect
 import runpy
 import sys
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from .suites import Counts
 
 FILES = {
     "test_contiguous_numpy": 1, "test_chunks": 1, "test_chunks_ranges": 1, "test_finalchunks": 1,
@@ -21,7 +24,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_kernel_products(name, monkeypatch):
+def test_kernel_products(name, monkeypatch, count):
     if not (package := find_spec("pykeops")):
         pytest.skip("pykeops is not installed")
     if name != "test_contiguous_numpy":
@@ -39,3 +42,4 @@ def test_kernel_products(name, monkeypatch):
     assert len(here) == FILES[name]
     for test in here:
         test()
+    count("KeOps", f"pykeops {version('pykeops')}", Counts(len(here), 0))

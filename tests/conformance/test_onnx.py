@@ -9,6 +9,8 @@ import warnings
 import numpy as np
 import pytest
 
+from .suites import Counts
+
 onnx = pytest.importorskip("onnx")
 TOLERANCES = {"float16": (2e-3, 1e-3), "bfloat16": (1.6e-2, 8e-3)}  # of results that are rounded once
 
@@ -24,8 +26,10 @@ def cases():
     return [case for case in found if [node.op_type for node in case.model.graph.node] == ["Attention"]]
 
 
-def test_attention(cases, xp):
+def test_attention(cases, xp, count):
     wrong = {case.name: why for case in cases if (why := differences(case, xp))}
+    found = Counts(len(cases) - len(wrong), len(wrong))
+    count("ONNX", f"onnx {onnx.__version__}", found, "CPU" if xp is np else "GPU")
     assert not wrong, f"{len(wrong)} of {len(cases)}: {wrong}"
     assert len(cases) >= 93
 

@@ -6,6 +6,8 @@ import pytest
 
 import numbattn as na
 
+from .suites import Counts
+
 torch = pytest.importorskip("torch")
 pytest.importorskip("expecttest")  # which torch's samples import
 
@@ -40,8 +42,14 @@ def ours(q, k, v, attn_mask=None, *, is_causal=False, dropout_p=0.0, enable_gqa=
     return attention(q, k, v, mask=mask, score=score, dropout=dropout)
 
 
+@pytest.fixture
+def passed(count, device):
+    """To be called with how many samples there were, all of which have passed."""
+    return lambda n: count("PyTorch", f"torch {torch.__version__}", Counts(n, 0), "CPU" if device == "cpu" else "GPU")
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
-def test_results(samples, device, dtype):
+def test_results(samples, device, dtype, passed):
     """Against torch's function in float64, to its tolerances of the dtype; but in float32, whose scores, of 200 here,
     are rounded to 1e-5."""
     count, tolerances = 0, {"rtol": 1e-4, "atol": 1e-4} if dtype == "float32" else {}
@@ -52,10 +60,12 @@ def test_results(samples, device, dtype):
         torch.testing.assert_close(ours(*arrays, **options), expected.to(getattr(torch, dtype)), **tolerances)
         count += 1
     assert count >= 25
+    passed(count)
 
 
-def test_gradients(samples, device):
-    for *arrays, options in samples(device, torch.float64, requires_grad=True):
+def test_gradients(samples, device, passed):
+    drawn = list(samples(device, torch.float64, requires_grad=True))
+    for *arrays, options in drawn:
         bias = [options.pop("attn_mask")] if "attn_mask" in options else []
 
         def function(*arrays, options=options):
@@ -63,3 +73,4 @@ def test_gradients(samples, device):
 
         assert torch.autograd.gradcheck(function, (*arrays, *bias))
         assert torch.autograd.gradgradcheck(function, (*arrays, *bias), fast_mode=True, nondet_tol=1e-12)
+    passed(len(drawn))

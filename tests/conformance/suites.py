@@ -1,0 +1,64 @@
+"""Tests of other projects, run as they are: by pytest in a process of its own, with one of these plugins, which puts
+numbattn in the place of the function that they test."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CHECKOUTS = "NUMBATTN_CHECKOUTS"  # a folder of checkouts of repositories whose tests are in no package
+SAMPLE = "NUMBATTN_SAMPLE"  # how many tests of suites with more of them than one wants to wait for
+
+
+class Counts(NamedTuple):
+    passed: int
+    failed: int
+    skipped: int = 0
+    ends: str = ""  # the last line of pytest
+
+
+def checkout(repository, file):
+    """A file of a GitHub repository, in its checkout; skips the test where there is none."""
+    path = Path(os.environ.get(CHECKOUTS, ""), repository.partition("/")[2], file)
+    if CHECKOUTS not in os.environ or not path.exists():
+        pytest.skip(f"no {path.name}: {CHECKOUTS} is to name a folder with a checkout of github.com/{repository}")
+    return path
+
+
+def run_sample(plugin, *arguments):
+    """The same of some tests of a suite that wants a GPU, by as many processes as there are tens of them."""
+    sample = int(os.environ.get(SAMPLE, 20))
+    processes = max(1, min(sample // 10, os.cpu_count() or 1, 8))
+    return run(plugin, *arguments, "-p", "tests.conformance.plugins.one_gpu", "--sample", sample, "-n", processes)
+
+
+def version(repository):
+    """The commit of a checkout, if git knows it."""
+    folder = Path(os.environ[CHECKOUTS], repository.partition("/")[2])
+    done = subprocess.run(["git", "-C", folder, "log", "-1", "--format=%h"], capture_output=True, encoding="utf-8")
+    return f"{repository} {done.stdout.strip()}".strip()
+
+
+def run(plugin, *arguments, **environment):
+    """Counts of a run of pytest with a plugin, without anything that this project sets."""
+    with TemporaryDirectory() as folder:
+        report = Path(folder, "report.xml")
+        command = [
+            sys.executable, "-m", "pytest", "-p", f"tests.conformance.plugins.{plugin}", *map(str, arguments), "-q",
+            "-c", os.devnull, "--noconftest", "-p", "no:cacheprovider", "-p", "no:warnings", f"--junitxml={report}",
+        ]  # fmt: skip
+        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        environment = os.environ | environment | {"PYTHONPATH": path}
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, encoding="utf-8")
+        print(done.stdout, done.stderr)  # which pytest shows if the test fails
+        assert report.exists(), done.stderr
+        found = ElementTree.parse(report).getroot()[0].attrib
+    total, *others = (int(found[name]) for name in ("tests", "failures", "errors", "skipped"))
+    *failed, skipped = others
+    return Counts(total - sum(others), sum(failed), skipped, done.stdout.strip().rpartition("\n")[2].strip("= "))
