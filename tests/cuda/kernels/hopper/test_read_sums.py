@@ -56,6 +56,5 @@ FAULTS = {
         "ONE if last == column else ZERO": "ONE if last <= column else ZERO",
         "element - last + column": "element + column",
         "others | (at ^ element), element": "others, element",
-        "element, half, total + term(slope, ds), max": "element, total, half + term(slope, ds), max",
     },
 }
