@@ -2,8 +2,7 @@
 
 from typing import NamedTuple
 
-from numba.cuda import types
-
+from ...compiler import types
 from ...words.arguments import Argument
 from ...words.signatures import array_type
 from ...words.steps import partial_sums
