@@ -104,7 +104,7 @@ def _gradient_function(function, wanted, kinds, dtype):
                 for i in range(cols):
                     number, count = 0, 1 if dS[j, i] != 0 else 0  # where it is 0, derivatives may be NaN
                     while number < count:
-                        slope, element, count = derivative_of(
+                        slope, element, _, count = derivative_of(
                             S[j, i], batch, head, m0 + i, n0 + j, arrays, number
                         )
                         if number < count:
