@@ -11,7 +11,7 @@ import numpy as np
 from ....scores.compiled.derivative import differentiated, is_additive, linked
 from ....scores.compiled.element import check
 from ....scores.compiled.errors import number_of
-from ....scores.compiled.reads import by_read, has_steady_slope
+from ....scores.compiled.reads import by_last_index, by_read, has_steady_slope
 from ....scores.compiled.reads import check as check_reads
 from ....scores.compiled.wide import seen, widened
 from ....scores.frozen import Frozen
@@ -105,9 +105,7 @@ class FunctionKind(Kind):
 
     @classmethod
     def lowered(cls, part, number, problem):
-        if max(problem.seqlen_q, problem.seqlen_k) > FARTHEST_PLACE:
-            raise NotImplementedError(f"score: got a Score of {problem.seqlen_q} queries and {problem.seqlen_k} "
-                                      f"keys, at most {FARTHEST_PLACE} on a GPU")
+        check_places(problem)
         if part._wants_gradient and part._elements > MOST_ELEMENTS:
             raise NotImplementedError(f"score: got a Score with gradients of {part._elements} elements, at most "
                                       f"{MOST_ELEMENTS} on a GPU")
@@ -147,6 +145,12 @@ class ShiftKind(FunctionKind):
         return nothing_ahead, step
 
 
+def check_places(problem):
+    if max(problem.seqlen_q, problem.seqlen_k) > FARTHEST_PLACE:
+        raise NotImplementedError(f"score: got a Score of {problem.seqlen_q} queries and {problem.seqlen_k} "
+                                  f"keys, at most {FARTHEST_PLACE} on a GPU")
+
+
 @lru_cache(maxsize=1024)
 def part_of(identity, arrays):
     """What is compiled in for a function.Identity and arrays of these (dtype, ndim)."""
@@ -170,26 +174,37 @@ def mapped_over(layout, transposed, number):
         of_user = inlined(of_user)
 
         @device
-        def of_rows(s, i, j, batch, head, arrays):
+        def of_element(s, batch, head, i, j, arrays):
             return result(of_user(s, batch, head, i, j, *seen(arrays)))
 
-        @device
-        def of_cols(s, j, i, batch, head, arrays):
-            return result(of_user(s, batch, head, i, j, *seen(arrays)))
-
-        @device
-        def queries_by_keys(S, scores, batch, head, m0, n0):
-            i, j, seqlen_q, seqlen_k, given = counted(scores.parts[number], batch, head)
-            return map_elements(of_rows, S, i + m0, j + n0, (i + seqlen_q, j + seqlen_k), given)
-
-        @device
-        def keys_by_queries(S, scores, batch, head, m0, n0):
-            i, j, seqlen_q, seqlen_k, given = counted(scores.parts[number], batch, head)
-            return map_elements(of_cols, S, j + n0, i + m0, (j + seqlen_k, i + seqlen_q), given)
-
-        return keys_by_queries if transposed else queries_by_keys
+        return mapped_elements(of_element, layout, transposed, number)
 
     return mapped
+
+
+def mapped_elements(of_element, layout, transposed, number):
+    """The device function (S, scores, batch, head, m0, n0): the device function (s, batch, head, i, j, arrays) of all
+    elements of a tile."""
+
+    @device
+    def of_rows(s, i, j, batch, head, arrays):
+        return of_element(s, batch, head, i, j, arrays)
+
+    @device
+    def of_cols(s, j, i, batch, head, arrays):
+        return of_element(s, batch, head, i, j, arrays)
+
+    @device
+    def queries_by_keys(S, scores, batch, head, m0, n0):
+        i, j, seqlen_q, seqlen_k, given = counted(scores.parts[number], batch, head)
+        return map_elements(of_rows, S, i + m0, j + n0, (i + seqlen_q, j + seqlen_k), given)
+
+    @device
+    def keys_by_queries(S, scores, batch, head, m0, n0):
+        i, j, seqlen_q, seqlen_k, given = counted(scores.parts[number], batch, head)
+        return map_elements(of_cols, S, j + n0, i + m0, (j + seqlen_k, i + seqlen_q), given)
+
+    return keys_by_queries if transposed else queries_by_keys
 
 
 @device
@@ -227,7 +242,7 @@ def read_step(part, number, wanted, ACC, SUM, add_pending):
     def of_tile(carried, s, ds, i, j, batch, head, arrays):
         """Whether all that a thread has reads one element, which, and the sum, by halves: without a branch."""
         is_first, others, element, total, half, most = carried
-        slope, at, _, count = derivative(s, batch, head, i, j, arrays, 0)
+        slope, at, count = derivative(s, batch, head, i, j, arrays, 0)
         at = np.int32(at) if count > 0 else np.int32(-1)
         element = at if is_first else element
         return False, others | (at ^ element), element, half, total + term(slope, ds), max(most, count)
@@ -235,7 +250,7 @@ def read_step(part, number, wanted, ACC, SUM, add_pending):
     @device
     def of_element(carried, s, ds, i, j, batch, head, arrays, read, sums):
         element, total = carried
-        slope, at, _, count = derivative(s, batch, head, i, j, arrays, read)
+        slope, at, count = derivative(s, batch, head, i, j, arrays, read)
         if read < count:
             element, total = moved((element, total), np.int32(at), sums)
             total += term(slope, ds)
@@ -264,19 +279,19 @@ def class_steps(part, number, wanted, ACC, SUM, layout):
     """The same where `is_by_class`, of dS summed by query and class of the key, products with a matrix of zeros and
     ones: device functions (scores, batch, head, n0) -> that matrix, of keys and classes; and (tile of such sums,
     scores, sums, batch, head, m0), which adds them. layout: of both tiles."""
-    derivative, CLASSES = by_read(kind(part).identity.function, wanted), layout.shape[1]
+    derivative, CLASSES = by_last_index(kind(part).identity.function, wanted), layout.shape[1]
     ZERO, ONE, NOWHERE = ACC(0), ACC(1), 0
 
     @device
     def of_key(x, j, column, batch, head, arrays):
-        _, _, last, _ = derivative(ZERO, batch, head, NOWHERE, j, arrays, 0)
+        _, _, last, _ = derivative(ZERO, batch, head, NOWHERE, j, arrays)
         return ONE if last == column else ZERO
 
     @device
     def add_one(carried, x, i, column, batch, head, arrays, sums):
-        slope, element, last, _ = derivative(ZERO, batch, head, i, NOWHERE, arrays, 0)
+        slope, first, _, _ = derivative(ZERO, batch, head, i, NOWHERE, arrays)
         if x != 0:
-            add_element(sums, element - last + column, SUM(slope * x))
+            add_element(sums, first + column, SUM(slope * x))
         return carried
 
     @device

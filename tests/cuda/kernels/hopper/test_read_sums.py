@@ -54,7 +54,7 @@ FAULTS = {
     "classes_of(args.scores, tile.batch, tile.head, col)": "classes_of(args.scores, tile.batch, tile.head, col + 1)",
     "cuda/kernels/scores/function.py": {
         "ONE if last == column else ZERO": "ONE if last <= column else ZERO",
-        "element - last + column": "element + column",
+        "first + column, SUM": "first, SUM",
         "others | (at ^ element), element": "others, element",
     },
 }
