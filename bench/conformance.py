@@ -93,7 +93,7 @@ def main():
     options = parser.parse_args()
     folder, found = common.ROOT / "tests/conformance", Found()
     files = [str(folder / f"test_{name}.py") for name in options.suites] or [str(folder)]
-    arguments = ["-n", str(options.n), "-q", "-rs", "-p", "no:cacheprovider", f"--rootdir={common.ROOT}"]
+    arguments = ["-n", str(options.n), "-q", "-s", "-rs", "-p", "no:cacheprovider", f"--rootdir={common.ROOT}"]
     pytest.main([*files, *arguments], plugins=[found])
     if found.broken:
         sys.exit(f"failed without a count: {', '.join(found.broken)}")
