@@ -79,6 +79,8 @@ def defaults(flags):
 
 if HAS_CUDA:
     import_module("numbattn.cuda.compiler")  # before anything of numba.cuda
+    # to verify what is compiled next, which finds the same, takes a tenth of the time of that
+    import_module("numba.cuda.cudadrv.nvvm").CompilationUnit.verify = lambda unit: None
 for _package in ["numba.core", *["numba.cuda.core"] * bool(HAS_CUDA)]:
     keep_no_records(_package)
 import_module("numba.core.base")  # which has each call of LLVM recorded

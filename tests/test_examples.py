@@ -5,12 +5,14 @@ import importlib.util
 import itertools
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib import pyplot
 
 import numbattn as na
 from numbattn import distributed as nad
@@ -20,8 +22,25 @@ from .distributed.test_mpi import MPIEXEC, with_mpi
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-def run(cwd, name, *args, **environment):
-    """What an example prints."""
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """A function of an example and its arguments that runs it and returns what it prints; in this process: to import
+    what they import would take longer than most of them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(EXAMPLES)
+
+    def run(name, *args):
+        monkeypatch.setattr(sys, "argv", [name, *args])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    with pyplot.rc_context():
+        yield run
+    pyplot.close("all")
+
+
+def run_alone(cwd, name, *args, **environment):
+    """What an example prints in a process of its own."""
     command, environment = [sys.executable, EXAMPLES / name, *args], os.environ | environment
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, encoding="utf-8", timeout=300)
     assert done.returncode == 0, done.stderr
@@ -39,7 +58,7 @@ def example():
 
 
 def test_first_call(tmp_path):
-    out = run(tmp_path, "01_first_call.py")
+    out = run_alone(tmp_path, "01_first_call.py")
     assert re.findall(r"^(\w+) +\(2, 8, 500, 64\) float32", out, re.M) == ["o", "dq", "dk", "dv"]
     assert all(float(error) < 1e-4 for error in re.findall(r"float64: (\S+)", out))
 
@@ -48,9 +67,9 @@ def test_first_call(tmp_path):
     ("--dropout", "0.1", "--dtype", "bfloat16"), ("--packed",),
     pytest.param(("--attention", "standard"), marks=pytest.mark.slow),
 ], ids="=".join)
-def test_transformer_learns(tmp_path, attention):
+def test_transformer_learns(tmp_path, run, attention):
     tiny = "--steps 60 --batch 4 --seqlen 64 --width 32 --layers 2 --heads 2 --lr 1e-2"
-    out = run(tmp_path, "02_transformer.py", *tiny.split(), *attention, "--plot", "loss.png")
+    out = run("02_transformer.py", *tiny.split(), *attention, "--plot", "loss.png")
     bits = float(re.search(r"validation: (\S+) bits per byte", out)[1])
     assert bits < 5  # 8 before the first step
     assert float(re.search(r"training: (\S+) tokens/s", out)[1].replace(",", "")) > 0
@@ -105,14 +124,14 @@ def test_standard_attention_of_the_transformer(example, rng):
 
 @needs("numba_cuda")
 def test_own_attention_simulated(tmp_path):
-    out = run(tmp_path, "03_own_attention.py", CUDA_VISIBLE_DEVICES="")
+    out = run_alone(tmp_path, "03_own_attention.py", CUDA_VISIBLE_DEVICES="")
     assert "simulated" in out
     assert float(re.search(r"float64: (\S+)", out)[1]) < 1e-5
 
 
 @needs("torch")
 def test_gradients_in_torch(tmp_path):
-    errors = re.findall(r"^(\w+) .*largest difference .*: (\S+)$", run(tmp_path, "07_torch.py"), re.M)
+    errors = re.findall(r"^(\w+) .*largest difference .*: (\S+)$", run_alone(tmp_path, "07_torch.py"), re.M)
     assert [gradient for gradient, _ in errors] == ["dq", "dk", "dv", "dbias"]
     assert all(float(error) < 1e-4 for _, error in errors)
 
@@ -120,7 +139,7 @@ def test_gradients_in_torch(tmp_path):
 @needs("transformers")
 def test_under_a_model_of_hugging_face(tmp_path):
     """Its loss and gradients are those with torch's own attention."""
-    out = run(tmp_path, "16_hugging_face.py")
+    out = run_alone(tmp_path, "16_hugging_face.py")
     loss, expected, error = re.search(r"loss (\S+), .* attention (\S+); .* gradients: (\S+)", out).groups()
     assert abs(float(loss) - float(expected)) < 1e-4
     assert float(error) < 1e-4
@@ -136,15 +155,15 @@ def loaded(name):
 
 @needs("jax")
 def test_jax_learns_a_bias(tmp_path):
-    out = run(tmp_path, "04_jax.py")
+    out = run_alone(tmp_path, "04_jax.py")
     assert float(re.search(r"largest difference from the formula (\S+)", out)[1]) < 1e-4
     first, *_, last = map(float, re.findall(r"squared error (\S+)", out))
     assert last < 0.01 * first
 
 
 @needs("autograd")
-def test_autograd_learns_a_metric(tmp_path):
-    out = run(tmp_path, "05_autograd.py")
+def test_autograd_learns_a_metric(run):
+    out = run("05_autograd.py")
     assert float(re.search(r"gradient of the formula: (\S+)", out)[1]) < 1e-12
     at_first, after = re.search(r"error: (\S+) at first, (\S+) after", out).groups()
     assert float(after) < 0.02 < float(at_first)  # of which the noise is 0.01
@@ -153,36 +172,36 @@ def test_autograd_learns_a_metric(tmp_path):
 
 
 @needs("thinc")
-def test_thinc_finds_the_largest(tmp_path):
-    right = re.findall(r"(\d+)% right", run(tmp_path, "06_thinc.py"))
+def test_thinc_finds_the_largest(run):
+    right = re.findall(r"(\d+)% right", run("06_thinc.py"))
     assert int(right[0]) < 40
     assert int(right[-1]) > 90
 
 
-def test_attention_maps(tmp_path):
-    out = run(tmp_path, "08_attention_maps.py", "--steps", "40", "--plot", "drawn.png")
+def test_attention_maps(tmp_path, run):
+    out = run("08_attention_maps.py", "--steps", "40", "--plot", "drawn.png")
     assert float(re.search(r"validation: (\S+) bits per byte", out)[1]) < 5
     assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_pair_bias(tmp_path):
-    out = run(tmp_path, "10_pair_bias.py", "--steps", "300", "--plot", "drawn.png")
+def test_pair_bias(tmp_path, run):
+    out = run("10_pair_bias.py", "--steps", "300", "--plot", "drawn.png")
     assert float(re.search(r"differs from the hidden one by (\S+) of", out)[1]) < 0.05
     assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_molecule(tmp_path):
+def test_molecule(run):
     """The gradient of a bias that all sets share leads to it, and the solvent's order does not matter."""
-    out = run(tmp_path, "13_molecule.py")
+    out = run("13_molecule.py")
     assert float(re.search(r"squared error (\S+),", out)[1]) > 0.02  # of which the noise is 0.01
     assert float(re.findall(r"squared error (\S+),", out)[-1]) < 0.013
     assert float(re.search(r"learned to (\S+) kT", out)[1]) < 0.15
     assert float(re.search(r"changes by (\S+) at most", out)[1]) < 1e-4
 
 
-def test_wave_function(tmp_path):
+def test_wave_function(tmp_path, run):
     """The energy falls below what can be reached without attention, so its Laplacian is right."""
-    out = run(tmp_path, "14_wave_function.py", "--steps", "80", "--plot", "drawn.png")
+    out = run("14_wave_function.py", "--steps", "80", "--plot", "drawn.png")
     first, after, exact, gaussian = map(float, re.findall(r"\d\.\d{3,4}", out)[:4])
     assert exact - 0.01 < after < exact + 0.3 * (gaussian - exact) < first
     assert float(re.search(r"spread over (\S+)", out)[1]) < 0.2
@@ -201,8 +220,8 @@ def test_gradient_of_the_wave_function(rng):
         np.testing.assert_allclose((grad * direction).sum(), (above - below) / 2e-5, rtol=1e-6, err_msg=name)
 
 
-def test_curvature(tmp_path):
-    out = run(tmp_path, "15_curvature.py", "--steps", "40", "--products", "20", "--plot", "drawn.png")
+def test_curvature(tmp_path, run):
+    out = run("15_curvature.py", "--steps", "40", "--products", "20", "--plot", "drawn.png")
     largest = [float(number) for number in re.findall(r"to (\S+); u H v", out)]
     assert largest[1] > 2 * largest[0] > 0
     assert all(float(number) < 1e-12 for number in re.findall(r"differ by (\S+)$", out, re.M))
@@ -230,30 +249,29 @@ def test_curvature_is_that_of_the_loss(rng, monkeypatch):
 
 
 @needs("autograd")
-def test_gallery(tmp_path):
+def test_gallery(tmp_path, run):
     """The pictures that no example draws by itself, and one that an example does."""
     names = "bias", "energy", "spectrum", "metric", "tree", "masks"
-    run(tmp_path, "gallery.py", *names, "--small", "--folder", "drawn")
+    run("gallery.py", *names, "--small", "--folder", "drawn")
     for name in names:
         assert (tmp_path / f"drawn/{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_kernel_ridge(tmp_path):
-    out = run(tmp_path, "17_kernel_ridge.py", "--points", "4000", "--plot", "terrain.png")
+def test_kernel_ridge(tmp_path, run):
+    out = run("17_kernel_ridge.py", "--points", "4000", "--plot", "terrain.png")
     assert float(re.search(r"a map with an error of (\S+)", out)[1]) < 0.2  # of the measurements 0.3
     assert int(re.search(r"after (\d+) iterations", out)[1]) < 20
     assert (tmp_path / "terrain.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_optimal_transport(tmp_path):
-    out = run(tmp_path, "18_optimal_transport.py", "--points", "500", "--plot", "transport.png")
+def test_optimal_transport(tmp_path, run):
+    out = run("18_optimal_transport.py", "--points", "500", "--plot", "transport.png")
     assert float(re.search(r"(\S+) away", out)[1]) < 0.03  # of words that are about 1 high
     assert (tmp_path / "transport.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_sparse_layers(tmp_path):
-    out = run(tmp_path, "19_sparse_layers.py", "--fields", "1000", "--steps", "40", "--plot", "chaos.png",
-              OPENBLAS_NUM_THREADS="1")
+def test_sparse_layers(tmp_path, run):
+    out = run("19_sparse_layers.py", "--fields", "1000", "--steps", "40", "--plot", "chaos.png")
     (few, sparse), (all_weights, dense) = re.findall(r"^(\S+) \w+ weights: .* square error of (\S+);", out, re.M)
     assert (few, all_weights) == ("196,608", "1,048,576")
     assert float(sparse) < 0.85 * float(dense)
@@ -271,9 +289,9 @@ def test_readme_names_every_example_and_picture():
 WAYS = r"^(\w+) +([\d,]+) tokens/s +(\S+) tokens per call"
 
 
-def test_generate(tmp_path):
+def test_generate(run):
     """That the texts are equal it asserts itself."""
-    out = run(tmp_path, "11_generate.py", "--steps", "40", "--count", "60", "--nodes", "8")
+    out = run("11_generate.py", "--steps", "40", "--count", "60", "--nodes", "8")
     assert [way for way, _, _ in re.findall(WAYS, out, re.M)] == ["recomputed", "cached", "speculative"]
     per_call = [float(number) for _, _, number in re.findall(WAYS, out, re.M)]
     assert per_call[0] == per_call[1] == 1 < per_call[2]
@@ -309,9 +327,9 @@ def test_generate_verifies_a_tree(rng, monkeypatch):
 SHORT = "--seqlen", "200", "--steps", "3"
 
 
-def test_long_context(tmp_path):
+def test_long_context(run):
     """That the loss is one device's it asserts itself."""
-    out = run(tmp_path, "12_long_context.py", *SHORT, "--ranks", "3")
+    out = run("12_long_context.py", *SHORT, "--ranks", "3")
     assert "3 ranks, here 72 and 64 and 64 of 200 tokens" in out
     assert "the loss and its gradients are those of one device" in out
 
@@ -346,8 +364,8 @@ def test_long_context_is_example_02(rng, monkeypatch):
 
 
 @needs("numba_cuda")
-def test_top_blocks(tmp_path):
-    out = run(tmp_path, "20_top_blocks.py", "--seqlen", "1024", "--heads", "1", "--keep", "0.3")
+def test_top_blocks(run):
+    out = run("20_top_blocks.py", "--seqlen", "1024", "--heads", "1", "--keep", "0.3")
     errors = [float(x) for x in re.findall(r"(0\.\d+)$", out, re.M)]
     assert errors == sorted(errors, reverse=True)
     assert errors[0] > 0.3
@@ -367,7 +385,7 @@ def test_gradients_of_top_blocks(rng):
 
 
 def test_matrix_product_simulated(tmp_path):
-    out = run(tmp_path, "09_matrix_product.py", CUDA_VISIBLE_DEVICES="")
+    out = run_alone(tmp_path, "09_matrix_product.py", CUDA_VISIBLE_DEVICES="")
     assert "simulated" in out
     assert float(re.search(r"float32: (\S+)", out)[1]) < 1e-3
 
@@ -378,14 +396,14 @@ def test_matrix_product_on_a_gpu(tmp_path):
 
     if cupy.cuda.Device().compute_capability != "90":
         pytest.skip("is for Hopper")
-    out = run(tmp_path, "09_matrix_product.py")
+    out = run_alone(tmp_path, "09_matrix_product.py")
     assert "on the GPU" in out
     assert float(re.search(r"float32: (\S+)", out)[1]) < 1e-3
 
 
 @pytest.mark.gpu
 def test_own_attention_on_a_gpu(tmp_path):
-    out = run(tmp_path, "03_own_attention.py")
+    out = run_alone(tmp_path, "03_own_attention.py")
     assert "on the GPU" in out
     assert float(re.search(r"float64: (\S+)", out)[1]) < 1e-4
 
@@ -393,40 +411,40 @@ def test_own_attention_on_a_gpu(tmp_path):
 @pytest.mark.gpu
 def test_transformer_on_a_gpu(tmp_path):
     tiny = "--steps 60 --batch 4 --seqlen 64 --width 32 --layers 2 --heads 2 --lr 1e-2 --dropout 0.1 --xp cupy"
-    out = run(tmp_path, "02_transformer.py", *tiny.split(), "--plot", "loss.png")
+    out = run_alone(tmp_path, "02_transformer.py", *tiny.split(), "--plot", "loss.png")
     assert float(re.search(r"validation: (\S+) bits per byte", out)[1]) < 5
 
 
 @pytest.mark.gpu
 def test_molecule_on_a_gpu(tmp_path):
-    out = run(tmp_path, "13_molecule.py", "--xp", "cupy")
+    out = run_alone(tmp_path, "13_molecule.py", "--xp", "cupy")
     assert float(re.search(r"learned to (\S+) kT", out)[1]) < 0.15
 
 
 @pytest.mark.gpu
 def test_points_on_a_gpu(tmp_path):
-    out = run(tmp_path, "17_kernel_ridge.py", "--xp", "cupy")
+    out = run_alone(tmp_path, "17_kernel_ridge.py", "--xp", "cupy")
     assert float(re.search(r"a map with an error of (\S+)", out)[1]) < 0.05
-    out = run(tmp_path, "18_optimal_transport.py", "--xp", "cupy")
+    out = run_alone(tmp_path, "18_optimal_transport.py", "--xp", "cupy")
     assert float(re.search(r"(\S+) away", out)[1]) < 0.02
 
 
 @pytest.mark.gpu
 def test_top_blocks_on_a_gpu(tmp_path):
-    out = run(tmp_path, "20_top_blocks.py", "--seqlen", "8192", "--xp", "cupy")
+    out = run_alone(tmp_path, "20_top_blocks.py", "--seqlen", "8192", "--xp", "cupy")
     assert float(re.search(r"the means of others (\S+)", out)[1]) < 0.1
 
 
 @pytest.mark.gpu
 def test_sparse_layers_on_a_gpu(tmp_path):
-    out = run(tmp_path, "19_sparse_layers.py", "--xp", "cupy")
+    out = run_alone(tmp_path, "19_sparse_layers.py", "--xp", "cupy")
     sparse, dense = (float(error) for error in re.findall(r"square error of (\S+);", out))
     assert sparse < dense / 4
 
 
 @pytest.mark.gpu
 def test_generate_on_a_gpu(tmp_path):
-    out = run(tmp_path, "11_generate.py", "--steps", "40", "--count", "60", "--xp", "cupy")
+    out = run_alone(tmp_path, "11_generate.py", "--steps", "40", "--count", "60", "--xp", "cupy")
     assert len(re.findall(WAYS, out, re.M)) == 3
 
 
@@ -436,6 +454,6 @@ def test_long_context_on_gpus(tmp_path):
     import cupy
 
     count = min(2, cupy.cuda.runtime.getDeviceCount())
-    out = run(tmp_path, "12_long_context.py", "--devices", str(count), "--seqlen", "1000", "--steps", "10")
+    out = run_alone(tmp_path, "12_long_context.py", "--devices", str(count), "--seqlen", "1000", "--steps", "10")
     assert f"{count} ranks" in out
     assert "the loss and its gradients are those of one device" in out

@@ -24,20 +24,20 @@ MASKS = {
 }
 SCORES = {  # the parts, and the tangents of their arrays
     "none": lambda rng: ([], []),
-    "bias": lambda rng: ([na.Bias(rng.standard_normal((4, M, N)))], [rng.standard_normal((4, M, N))]),
+    "bias": lambda rng: ([na.Bias(rng.standard_normal((2, M, N)))], [rng.standard_normal((2, M, N))]),
     "linear": lambda rng: (
-        [na.Alibi(rng.random(4)), na.RelativeBias(rng.standard_normal((4, 33))), na.Bias(rng.standard_normal(N))],
-        [rng.random(4), rng.standard_normal((4, 33)), None],
+        [na.Alibi(rng.random(2)), na.RelativeBias(rng.standard_normal((2, 33))), na.Bias(rng.standard_normal(N))],
+        [rng.random(2), rng.standard_normal((2, 33)), None],
     ),
     "bent": lambda rng: (
-        [na.Bias(rng.standard_normal((M, 1))), na.Softcap(1.5), na.Alibi(rng.random(4)), na.Sink(rng.random(4))],
-        [rng.standard_normal((M, 1)), rng.random(4), rng.random(4)],
+        [na.Bias(rng.standard_normal((M, 1))), na.Softcap(1.5), na.Alibi(rng.random(2)), na.Sink(rng.random(2))],
+        [rng.standard_normal((M, 1)), rng.random(2), rng.random(2)],
     ),
 }
 
 
-def qkv(rng, dtype=np.float64, heads_k=2, m=M, n=N, d=8, e=8):
-    shapes = (2, 4, m, d), (2, heads_k, n, d), (2, heads_k, n, e)
+def qkv(rng, dtype=np.float64, heads_k=1, m=M, n=N, d=8, e=8):
+    shapes = (2, 2, m, d), (2, heads_k, n, d), (2, heads_k, n, e)
     return [random(rng, shape, dtype) for shape in shapes]
 
 
@@ -68,7 +68,7 @@ def test_masks(rng, xp, mask, dropout):
 def test_scores(rng, xp, score):
     score, tscore = SCORES[score](rng)
     options = {"score": score, "tscore": tscore, "mask": na.Causal(), "dropout": na.Dropout(0.3, 5)}
-    check_tangents(*qkv(rng, heads_k=4), rng, xp, **options)
+    check_tangents(*qkv(rng, heads_k=2), rng, xp, **options)
 
 
 FUNCTIONS = {  # derivatives follow from the function, the second one from the first, or all are given
@@ -87,7 +87,7 @@ def test_functions(rng, xp, name):
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32], ids=["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize(("d", "e"), [(64, 64), (24, 40)])
 def test_dtypes(rng, xp, dtype, d, e):
-    check_tangents(*qkv(rng, dtype, heads_k=4, d=d, e=e), rng, xp, causal=True)
+    check_tangents(*qkv(rng, dtype, heads_k=2, d=d, e=e), rng, xp, causal=True)
 
 
 # ---------------------------------------------------------------------------------------------------------- definition
@@ -198,7 +198,7 @@ def test_laplacian_by_finite_differences(rng):
 @pytest.mark.parametrize("given", ["q", "v", "qk", ""])
 def test_a_laplacian_of_some(rng, given):
     """None is zero, and is left out; float32 and several tiles."""
-    arrays, options = qkv(rng, np.float32, heads_k=4), {"causal": True, "score": na.Softcap(3.0)}
+    arrays, options = qkv(rng, np.float32, heads_k=2), {"causal": True, "score": na.Softcap(3.0)}
     firsts = [random(rng, (6, *x.shape), x.dtype) if name in given else None for name, x in zip("qkv", arrays)]
     o, jo, lo = na.attention_laplacian(*arrays, *firsts, None, arrays[1], None, **options)
     assert (o.dtype, jo.dtype, lo.dtype) == (np.float32,) * 3
@@ -261,7 +261,7 @@ def test_a_tangent_that_is_not_given_is_zero(rng, xp, given):
 @pytest.mark.parametrize("nothing", [np.nan, np.inf])
 def test_padding_never_leaks(rng, xp, nothing):
     """Into tangents; those of queries that see nothing are 0."""
-    q, k, v = qkv(rng, heads_k=4)
+    q, k, v = qkv(rng, heads_k=2)
     mask = na.Lengths(keys=200, queries=130) & na.Causal(-20)
     arrays, cut = [], []
     for x, end in zip((q, k, v, *like(rng, q, k, v), *like(rng, q, q)), (130, 200, 200) * 2 + (130, 130)):
@@ -282,8 +282,8 @@ def test_padding_never_leaks(rng, xp, nothing):
 
 def test_scores_of_minus_infinity(rng, xp):
     """By a Bias, of whole rows too: no tangents."""
-    q, k, v = qkv(rng, heads_k=4)
-    bias = np.where(rng.random((4, M, N)) < 0.5, -np.inf, 0.0)
+    q, k, v = qkv(rng, heads_k=2)
+    bias = np.where(rng.random((2, M, N)) < 0.5, -np.inf, 0.0)
     bias[:, 3] = -np.inf
     results = check_tangents(q, k, v, rng, xp, score=na.Bias(bias, gradient=False), causal=True)
     assert all(np.isfinite(x).all() for x in results)

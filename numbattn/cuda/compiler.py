@@ -12,6 +12,7 @@
 | define_attribute, lower_cast | the same of attributes, and of conversions |
 | inlined | a Python function that kernels may call |
 | array_part, capability | what a lowering asks for: of an array, and of the GPU |
+| computed_if, loop | branches in a lowering, beside those of `b.if_then` |
 | to_ptx | a kernel in Python -> PTX |
 
 A lowering takes the types of the arguments and returns the signature and emit(builder, *values), which emits code and
@@ -29,6 +30,7 @@ import warnings
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import chain
 from threading import get_ident
 from types import SimpleNamespace
 
@@ -80,9 +82,9 @@ with numpy_with_row_stack():
     from numba.cuda.typing.templates import AbstractTemplate, infer, infer_global, make_intrinsic_template
 
 __all__ = [
-    "TypingError", "array_part", "as_dtype", "capability", "captured_as", "define", "define_attribute", "extend",
-    "extend_by_conversion", "from_dtype", "held_as_llvm", "inlined", "ir", "known_when_compiled", "lower_cast",
-    "to_ptx", "types",
+    "TypingError", "array_part", "as_dtype", "capability", "captured_as", "computed_if", "define", "define_attribute",
+    "extend", "extend_by_conversion", "from_dtype", "held_as_llvm", "inlined", "ir", "known_when_compiled", "loop",
+    "lower_cast", "to_ptx", "types",
 ]  # fmt: skip
 
 
@@ -199,6 +201,45 @@ def array_part(b, ty, array, name):
 def capability():
     """The compute capability that code is compiled for."""
     return ConfigStack().top().compute_capability
+
+
+# -------------------------------------------------------------------------------------------- branches in a lowering
+I32 = ir.IntType(32)
+
+
+def computed_if(b, condition, values, compute):
+    """compute(), which returns values like `values`, if the condition holds, else `values`: a branch."""
+    before, body, after = b.block, b.append_basic_block("computed"), b.append_basic_block("computed_end")
+    b.cbranch(condition, body, after)
+    b.position_at_end(body)
+    computed, body = compute(), b.block
+    b.branch(after)
+    b.position_at_end(after)
+    merged = []
+    for value, other in zip(computed, values):
+        merged.append(b.phi(value.type))
+        merged[-1].add_incoming(other, before)
+        merged[-1].add_incoming(value, body)
+    return merged
+
+
+def loop(b, ks, registers, turn):
+    """for k in ks: registers = turn(k, registers), for rows of registers. Not unrolled."""
+    before, body, after = b.block, b.append_basic_block("dot"), b.append_basic_block("dot_end")
+    b.branch(body)
+    b.position_at_end(body)
+    k = b.phi(I32)
+    k.add_incoming(I32(ks.start), before)
+    phis = [[b.phi(register.type) for register in row] for row in registers]
+    ends = turn(k, [list(row) for row in phis])
+    following = b.add(k, I32(ks.step))
+    k.add_incoming(following, b.block)
+    for phi, start, end in zip(*map(chain.from_iterable, (phis, registers, ends))):
+        phi.add_incoming(start, before)
+        phi.add_incoming(end, b.block)
+    b.cbranch(b.icmp_signed("<", following, I32(ks.stop)), body, after)
+    b.position_at_end(after)
+    return ends
 
 
 # ---------------------------------------------------------------------------------------------------------------- PTX

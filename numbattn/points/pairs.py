@@ -150,19 +150,15 @@ class Term:
     @cached_property
     def exchanged(self) -> Term:
         """With the roles of x and y exchanged."""
-        return self._with(pairs=self.pairs.exchanged, units=self.units[::-1])
+        return _Exchanged(self)
 
     @cached_property
     def slopes(self) -> Term:
         """With the derivative of the kernel by t in its place."""
         kind = kinds.Derivative(self.kind)
         kind.check(self.pairs.dtype)
-        return self._with(kind=kind)
-
-    def _with(self, **changes: Any) -> Term:
         other = object.__new__(Term)
-        same = {"pairs": self.pairs, "kernel": self.kernel, "kind": self.kind, "units": self.units}
-        vars(other).update({**same, **changes})
+        vars(other).update(pairs=self.pairs, kernel=self.kernel, kind=kind, units=self.units)
         return other
 
     @cached_property
@@ -207,6 +203,22 @@ class Term:
         x, y, b = (self.pairs.broadcast(array) for array in (x, y, b))
         problem, inputs = describe(x, y, b, mask=self.pairs.mask)
         return run_points(problem, name, inputs, self.kind, *args, **options)
+
+
+class _Exchanged(Term):
+    """A term with the roles of x and y exchanged: its points are those that the other one makes, where it is asked."""
+
+    def __init__(self, other: Term) -> None:
+        self.pairs, self.kernel, self.kind, self.exchanged = other.pairs.exchanged, other.kernel, other.kind, other
+
+    @cached_property
+    def units(self) -> tuple[Any, Any]:
+        return self.exchanged.units[::-1]
+
+    @cached_property
+    def in_halves(self) -> tuple[Any, Any, dict[str, float]]:
+        x, y, options = self.exchanged.in_halves
+        return y, x, options
 
 
 @quiet

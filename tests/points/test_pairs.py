@@ -43,7 +43,21 @@ def test_points_of_half_precision_on_gpus(rng, monkeypatch, kernel):
     assert_allclose((X - Y) ** 2 * options["rate"], (term.x - term.y) ** 2, rtol=1e-5)
 
 
+def test_exchanged_points_are_those_of_their_twin(rng, monkeypatch):
+    """Moved to one centre; of unit length only where they are asked for."""
+    x, y = rng.standard_normal((2, 20, 2)).astype(np.float16) + np.float16(9)
+    term = Term(Pairs.of(x, y, ()), points.Gaussian(0.3))
+    monkeypatch.setattr(pairs, "library", lambda x: "cupy")
+    assert all(a is b for a, b in zip(term.exchanged.in_halves[1::-1], term.in_halves[:2]))
+    assert "units" not in vars(term)
+    assert all(a is b for a, b in zip(term.exchanged.units[::-1], term.units))
+    assert "centre" not in vars(term.pairs.exchanged)
+    assert term.exchanged.exchanged is term
+
+
 FAULTS = {
+    "return self.exchanged.units[::-1]": "return self.exchanged.units",
+    "return y, x, options": "return x, y, options",
     "2 * (centre * centre)": "0 * (centre * centre)",
     "is_near[..., None], 0, centre": "is_near[..., None], centre, 0",
     "mantissa**-2": "mantissa**-1",

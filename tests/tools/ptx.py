@@ -159,10 +159,15 @@ def split_operands(text):
     return [part.strip() for part in re.findall(r"(?:\{[^}]*\}|\[[^\]]*\]|[^,])+", text)]
 
 
-def interpret(ptx, grid, threads, shared_bytes, *arguments):
+def numbers_of(array, address):
+    """What a kernel takes of an array."""
+    return 0, 0, array.size, array.itemsize, address, *array.shape, *array.strides
+
+
+def interpret(ptx, grid, threads, shared_bytes, *arguments, numbers_of=numbers_of):
     """Launch a kernel on NumPy arrays, in place, TensorMaps of them, scalars of NumPy's types and tuples of them.
 
-    Returns the Kernel, which has counts.
+    numbers_of: of compilers which pass arrays otherwise. Returns the Kernel, which has counts.
     """
     kernel, memory = ptx if isinstance(ptx, Kernel) else Kernel(ptx), Memory(1 << 16, GLOBAL_BASE)
     arrays = [x for x in (getattr(x, "array", x) for x in flat(arguments)) if isinstance(x, np.ndarray)]
@@ -171,8 +176,7 @@ def interpret(ptx, grid, threads, shared_bytes, *arguments):
     for argument in flat(arguments):
         if isinstance(argument, np.ndarray):
             address, _ = added[id(argument)]
-            numbers = 0, 0, argument.size, argument.itemsize, address, *argument.shape, *argument.strides
-            values += map(np.int64, numbers)
+            values += map(np.int64, numbers_of(argument, address))
         elif isinstance(argument, TensorMap):
             address, _ = added[id(argument.array)]
             values.append(np.int64(memory.add_map(argument, address)))

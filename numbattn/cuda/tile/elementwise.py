@@ -6,8 +6,8 @@ from itertools import chain
 
 import numpy as np
 
-from ..compiler import TypingError, capability, ir, types
-from .emit import F32, I32, I64, any_lane, asm, computed_if, shuffle_xor, thread_index
+from ..compiler import TypingError, capability, computed_if, ir, types
+from .emit import F32, I32, I64, any_lane, asm, shuffle_xor, thread_index
 from .fragment import (
     ANY,
     FLOATS,
@@ -375,7 +375,7 @@ def rescaled(x, factor):
 
     def differs(b, factors):
         """Whether any factor is not 1 in any lane of this warp."""
-        return any_lane(b, [b.fcmp_unordered("une", f, ir.Constant(f.type, 1.0)) for f in factors])
+        return any_lane(b, [b.fcmp_unordered("!=", f, ir.Constant(f.type, 1.0)) for f in factors])
 
     def generate(b, tile, by):
         rows, (count, cols) = registers(b, x, tile), x.layout.slots

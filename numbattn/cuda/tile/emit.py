@@ -1,9 +1,8 @@
 """LLVM for one thread: the few idioms that all lowerings are built from."""
 
 from functools import reduce
-from itertools import chain
 
-from ..compiler import ir
+from ..compiler import computed_if, ir
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 F32, F64, VOID = ir.FloatType(), ir.DoubleType(), ir.VoidType()
@@ -212,38 +211,3 @@ def always(b):
     """A condition that always holds, which ptxas cannot know."""
     size = asm(b, "mov.u32 $0, %dynamic_smem_size;", I32)
     return b.icmp_unsigned("!=", size, ir.Constant(I32, -1))
-
-
-def computed_if(b, condition, values, compute):
-    """compute(), which returns values like `values`, if the condition holds, else `values`: a branch."""
-    before, body, after = b.block, b.append_basic_block("computed"), b.append_basic_block("computed_end")
-    b.cbranch(condition, body, after)
-    b.position_at_end(body)
-    computed, body = compute(), b.block
-    b.branch(after)
-    b.position_at_end(after)
-    merged = []
-    for value, other in zip(computed, values):
-        merged.append(b.phi(value.type))
-        merged[-1].add_incoming(other, before)
-        merged[-1].add_incoming(value, body)
-    return merged
-
-
-def loop(b, ks, registers, turn):
-    """for k in ks: registers = turn(k, registers), for rows of registers. Not unrolled."""
-    before, body, after = b.block, b.append_basic_block("dot"), b.append_basic_block("dot_end")
-    b.branch(body)
-    b.position_at_end(body)
-    k = b.phi(I32)
-    k.add_incoming(I32(ks.start), before)
-    phis = [[b.phi(register.type) for register in row] for row in registers]
-    ends = turn(k, [list(row) for row in phis])
-    following = b.add(k, I32(ks.step))
-    k.add_incoming(following, b.block)
-    for phi, start, end in zip(*map(chain.from_iterable, (phis, registers, ends))):
-        phi.add_incoming(start, before)
-        phi.add_incoming(end, b.block)
-    b.cbranch(b.icmp_signed("<", following, I32(ks.stop)), body, after)
-    b.position_at_end(after)
-    return ends

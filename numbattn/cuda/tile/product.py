@@ -10,10 +10,10 @@ from itertools import product
 
 import numpy as np
 
-from ..compiler import TypingError, ir, types
+from ..compiler import TypingError, ir, loop, types
 from .alignment import VECTOR_BYTES
 from .conversion import emit_convert, round_to, widen
-from .emit import I32, base, load_vector, loop
+from .emit import I32, base, load_vector
 from .fragment import FLOATS, ConstantType, Fragment, FragmentType, name_of
 from .fragment import fragment as pack
 from .fragment import registers as unpack

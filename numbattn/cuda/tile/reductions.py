@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from ..compiler import TypingError, ir, types
+from ..compiler import TypingError, computed_if, ir, types
 from .elementwise import emit_maximum, emit_minimum
-from .emit import I32, any_lane, base, computed_if, shuffle_xor
+from .emit import I32, any_lane, base, shuffle_xor
 from .fragment import (
     FLOATS,
     TRUTHS,

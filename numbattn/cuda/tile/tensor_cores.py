@@ -4,10 +4,10 @@ from copy import copy
 from functools import partial
 from itertools import chain, product
 
-from ..compiler import TypingError, capability, types
+from ..compiler import TypingError, capability, loop, types
 from .boxes import Boxes
 from .conversion import HALVES, emit_widened
-from .emit import F32, I32, Index, in_own_block, load_vector, loop
+from .emit import F32, I32, Index, in_own_block, load_vector
 from .fragment import BYTES, FLOATS, HALF_FLOATS, FragmentType, element_type, is_tile, name_of
 from .fragment import registers as unpack
 from .layout import Layout
