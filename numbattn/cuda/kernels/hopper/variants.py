@@ -27,6 +27,7 @@ KERNELS = (  # backward_kv and round_dq; backward_kv and backward_q; backward_wi
     Row("narrow", BOTH),                        # the sums would take 8 times the memory of dQ, to save 10 % of the time
     Row("uneven", BOTH),
     Row("64 nonlinear sloped", BOTH),           # spills registers
+    Row("reads", BOTH),                         # the kernel for dQ adds up gradients of a function's arrays
     Row("", SUMS),
 )
 ORDERS = (  # dP overlaps with the exponentials where a consumer has registers for it from the first
@@ -74,6 +75,7 @@ def traits(work):
         "decreasing": any(part.may_decrease for part in kinds),
         "sloped": any(part.is_sloped for part in kinds),
         "narrow": work.problem.head_dim <= 32,
+        "reads": work.reads,                                    # gradients of a function's arrays
         "even": head_dim == size_of(work),
         "uneven": head_dim != size_of(work),
     }
