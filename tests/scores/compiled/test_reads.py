@@ -83,6 +83,7 @@ BY_CLASS = {
     "transposed": (lambda s, batch, head, i, j, x, kind: s + x.T[kind[j], kind[i]], True),
     "part of transposed": (lambda s, batch, head, i, j, x, kind: s + x.T[kind[j]][kind[i]], True),
     "kinds of the others": (lambda s, batch, head, i, j, x, kind: s + x[kind[j], kind[i]], False),
+    "kinds of the key": (lambda s, batch, head, i, j, x, kind: s + x[kind[j], kind[j]], False),
     "no kind": (lambda s, batch, head, i, j, x, kind: s + x[kind[i], head], False),
     "distances": (lambda s, batch, head, i, j, x, kind: s + x[head, abs(i - j)], False),
     "products": (lambda s, batch, head, i, j, x, kind: s * x[kind[i], kind[j]], False),
