@@ -237,6 +237,7 @@ class Planner:
         """The temporary for the states of tiles, and the step that computes them: once for kernels of like tiles."""
         if self.call.intervals and FIRST not in self.temporaries:
             self.find_intervals(work, tiles)
+        tiles = spec.states(work, tiles)
         m_blocks, n_blocks = self.tiles_of(tiles, work)
         kept_and_other = (m_blocks, n_blocks) if spec.keeps == "q" else (n_blocks, m_blocks)
         shape = *self.problem.batch, *states_shape(*kept_and_other)
