@@ -57,11 +57,11 @@ def others(path, results):
     return [row for row in before if (row["suite"], row["device"]) not in known]
 
 
-def section(*results):
+def section(results):
     """What the page says."""
     columns = {"suite": "suite", "package": "package", "device": "device", "ends": "last line of pytest",
                "commit": "commit"} | {name: name for name in COUNTED}  # fmt: skip
-    shown = [{said: row[name] for name, said in columns.items()} for found in results for row in found["suites"]]
+    shown = [{said: row[name] for name, said in columns.items()} for row in results["suites"]]
     return (
         "The cases are those of the packages, as they are there. What each adapter in `tests/conformance` had to bend, "
         "and what it leaves out, stands at its head. Of FlashAttention and cuDNN's frontend a random sample is run.\n\n"
@@ -69,13 +69,13 @@ def section(*results):
     )
 
 
-def sentence(cpu, gpu):
+def sentence(results):
     """What the README says."""
-    (on_cpu, on_gpu) = (", ".join(map(said, found["suites"])) for found in (cpu, gpu))
-    return (
-        "Tests of other projects that pass ([more](bench/README.md#tests-of-other-projects)): "
-        f"{on_cpu} on a CPU; {on_gpu} on an {gpu['machine']['gpu']['name']}."
-    )
+    on = defaultdict(list)
+    for row in results["suites"]:
+        on[row["device"]].append(said(row))
+    told = [f"on {'a CPU' if device == 'CPU' else f'an {device}'} {', '.join(ran)}" for device, ran in on.items()]
+    return f"Tests of other projects that pass ([more](bench/README.md#tests-of-other-projects)): {'; '.join(told)}."
 
 
 def said(row):
@@ -93,19 +93,21 @@ def main():
     options = parser.parse_args()
     folder, found = common.ROOT / "tests/conformance", Found()
     files = [str(folder / f"test_{name}.py") for name in options.suites] or [str(folder)]
-    arguments = ["-n", str(options.n), "-q", "-rs", "-p", "no:cacheprovider", f"--rootdir={common.ROOT}"]
+    arguments = ["-n", str(options.n), "-q", "-s", "-rs", "-p", "no:cacheprovider", f"--rootdir={common.ROOT}"]
     pytest.main([*files, *arguments], plugins=[found])
     if found.broken:
         sys.exit(f"failed without a count: {', '.join(found.broken)}")
+    machine = common.machine("numpy", "numba", "cupy-cuda13x", "torch")
+    if any(one["device"] == "GPU" for one in found.counts):
+        from peers import gpu  # loads torch
+
+        machine |= {"gpu": gpu()}
+        for one in found.counts:
+            one["device"] = {"GPU": machine["gpu"]["name"]}.get(one["device"], one["device"])
     results = rows(found.counts, found.ends, common.commit())
     common.show("Tests of other projects", [{k: v for k, v in row.items() if k != "ends"} for row in results], "g")
     if options.json:
         results = others(options.json, results) + results
-        machine = common.machine("numpy", "numba", "cupy-cuda13x", "torch")
-        if any(row["device"] == "GPU" for row in results):
-            from peers import gpu  # loads torch
-
-            machine |= {"gpu": gpu()}
         common.save(options.json, {"machine": machine, "suites": results})
 
 

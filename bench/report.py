@@ -50,11 +50,11 @@ from tabulate import tabulate
 
 BENCH = Path(__file__).resolve().parent
 COLOURS = 128  # of a picture
-COUNTS = "conformance", "conformance_gpu"  # results that are no measurements: counts of tests
+COUNTS = "conformance"  # results that are no measurements
 FILLED = {  # the comment before numbers in README.md: the results that say them, and how
     "<!-- from bench/results/speed.json and small.json -->": (
         ("speed", "small"), lambda speed, small: f"{readme_table(speed)}\n\n{readme_sentence(small)}"),
-    "<!-- from bench/results/conformance.json and conformance_gpu.json -->": (COUNTS, conformance.sentence),
+    "<!-- from bench/results/conformance.json -->": ((COUNTS,), conformance.sentence),
 }  # fmt: skip
 END = "<!-- end -->"  # the comment after them
 
@@ -206,7 +206,7 @@ def typed(command):
 # ---------------------------------------------------------------------------------------------------------------- page
 def load(folder):
     """Results by the name of their run."""
-    files = {name: folder / f"results/{name}.json" for name in (*RUNS, *COUNTS)}
+    files = {name: folder / f"results/{name}.json" for name in (*RUNS, COUNTS)}
     return {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
 
 
@@ -220,8 +220,8 @@ def page(results):
             figures[file] = figure
             parts.append(f"## {title}\n\n![{figure.get_suptitle()}]({file})\n\n{wrapped(said)}")
     parts.append(f"## What the papers claim\n\n{wrapped(claims.section(results, links(results)))}")
-    if counts := [results[name] for name in COUNTS if name in results]:
-        parts.append(f"## Tests of other projects\n\n{wrapped(conformance.section(*counts))}")
+    if COUNTS in results:
+        parts.append(f"## Tests of other projects\n\n{wrapped(conformance.section(results[COUNTS]))}")
     missing = [f"- {name}: `{typed(RUNS[name].command)} --json bench/results/{name}.json`"
                for name in RUNS if name not in results]
     if missing:

@@ -55,10 +55,14 @@ def run(plugin, *arguments, **environment):
         ]  # fmt: skip
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         environment = os.environ | environment | {"PYTHONPATH": path}
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, encoding="utf-8")
-        print(done.stdout, done.stderr)  # which pytest shows if the test fails
-        assert report.exists(), done.stderr
+        options = {"cwd": folder, "env": environment, "stderr": subprocess.STDOUT, "encoding": "utf-8"}
+        said = []
+        with subprocess.Popen(command, stdout=subprocess.PIPE, **options) as process:
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                said.append(line)
+        assert report.exists(), said[-20:]
         found = ElementTree.parse(report).getroot()[0].attrib
     total, *others = (int(found[name]) for name in ("tests", "failures", "errors", "skipped"))
     *failed, skipped = others
-    return Counts(total - sum(others), sum(failed), skipped, done.stdout.strip().rpartition("\n")[2].strip("= "))
+    return Counts(total - sum(others), sum(failed), skipped, said[-1].strip("= \n"))

@@ -53,6 +53,7 @@ class Work(NamedTuple):
     segments: int = 0  # of packed arrays, the tokens before and after them included: see kernels.shared.segments
     cells: tuple = ()  # (rows, columns) of a block of each mask of blocks
     kind: str = ""  # of a function of pairs of points: see kernels.points.kinds
+    reads: tuple = ()  # the Reads of a function whose gradients a kernel for dQ may add up
 
     @property
     def resumes(self):

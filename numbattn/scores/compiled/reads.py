@@ -12,37 +12,48 @@ import operator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.core.errors import NumbaError, TypingError
 from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic, models, overload, overload_attribute, register_model
+from numba.np.numpy_support import as_dtype
 
 from ..frozen import ORDERS
 from .derivative import compiled_of, differentiated
 from .dual import Dual, dual, like, slope_of, value_of
 from .element import order_given, refuse_failing
 from .errors import PART_OF_COUNTED, naming, number_of
+from .nothrow import arguments_used
 from .strict import compiled
 from .wide import emit_widened, widened
 
 INT64, READS = ir.IntType(64), types.CPointer(types.int64)
-COUNT, NUMBER, ELEMENT = range(3)  # of READS: reads so far; which of them yields a slope; the element that it reads
+# of READS: reads so far; which of them yields a slope; the element that it reads, and its index along the last axis
+COUNT, NUMBER, ELEMENT, LAST = range(4)
 NO_READ = -1  # its number
 
 
 class Counted(types.Type):
     """An array that counts what is read of it; what is read are Duals of two numbers of type `real`, or, if it moves,
-    of two Duals of these."""
+    of two Duals of these.
 
-    def __init__(self, array, real, moves):
-        self.array, self.real, self.moves = array, real, moves
+    last: which axis is the last one of the array of which it is a part; -1 if its index is known.
+    """
+
+    def __init__(self, array, real, moves, last):
+        self.array, self.real, self.moves, self.last = array, real, moves, last
         self.entry = Dual(Dual(real)) if moves else Dual(real)
-        super().__init__(f"Counted({array}, {real}, {moves})")
+        super().__init__(f"Counted({array}, {real}, {moves}, {last})")
 
-    def of(self, array):
-        return Counted(array, self.real, self.moves)
+    def part(self, array):
+        """Of this array, the part at an index of the first axes."""
+        return Counted(array, self.real, self.moves, max(self.last - self.array.ndim + array.ndim, -1))
+
+    def transposed(self, array):
+        return Counted(array, self.real, self.moves, -1 if self.last < 0 else array.ndim - 1 - self.last)
 
 
 class Common(NamedTuple):
@@ -57,25 +68,26 @@ class Common(NamedTuple):
 class CountedModel(models.StructModel):
     def __init__(self, manager, kind):
         strides, tangents = types.UniTuple(types.int64, kind.array.ndim), types.CPointer(kind.real)
-        own = ("array", kind.array), ("first", types.int64), ("strides", strides)
+        own = ("array", kind.array), ("first", types.int64), ("strides", strides), ("index", types.int64)
         common = ("reads", READS), ("tangents", tangents), ("step", types.int64)
-        super().__init__(manager, kind, [*own, *common])  # first, strides: which elements of all arrays are its own
+        # first, strides: which elements of all arrays are its own; index: along the last axis, if it is known
+        super().__init__(manager, kind, [*own, *common])
 
 
-def counted(context, builder, kind, array, first, strides, common):
+def counted(context, builder, kind, array, first, strides, index, common):
     made = cgutils.create_struct_proxy(kind)(context, builder)
-    made.array, made.first = array, first
+    made.array, made.first, made.index = array, first, index
     made.reads, made.tangents, made.step = common
     made.strides = cgutils.pack_array(builder, strides, INT64)
     return made._getvalue()
 
 
 def fields_of(context, builder, kind, x):
-    """An array, its shape, first element and strides; what all have in Common."""
+    """An array, its shape, first element, strides and last index; what all have in Common."""
     x = cgutils.create_struct_proxy(kind)(context, builder, x)
     shape = context.make_array(kind.array)(context, builder, x.array).shape
-    common = Common(x.reads, x.tangents, x.step)
-    return x.array, cgutils.unpack_tuple(builder, shape), x.first, cgutils.unpack_tuple(builder, x.strides), common
+    shape, strides = (cgutils.unpack_tuple(builder, each) for each in (shape, x.strides))
+    return x.array, shape, x.first, strides, x.index, Common(x.reads, x.tangents, x.step)
 
 
 @intrinsic
@@ -91,21 +103,22 @@ def array_of(typingctx, x):
 def counted_part(typingctx, x, part, place):
     """What is found at a place of an array, part: as counted, if it is an array, or as a Dual."""
     is_array, places = isinstance(part, types.Array), tuple(place) if isinstance(place, types.BaseTuple) else (place,)
-    out = x.of(part) if is_array else x.entry
+    out = x.part(part) if is_array else x.entry
 
     def generate(context, builder, signature, args):
         _, found, at = args
-        _, shape, element, strides, common = fields_of(context, builder, x, args[0])
+        _, shape, element, strides, last, common = fields_of(context, builder, x, args[0])
         at = cgutils.unpack_tuple(builder, at) if isinstance(place, types.BaseTuple) else [at]
-        for index, kind, size, stride in zip(at, places, shape, strides):
+        for axis, (index, kind, size, stride) in enumerate(zip(at, places, shape, strides)):
             index = context.cast(builder, index, kind, types.int64)
             index = builder.select(builder.icmp_signed("<", index, INT64(0)), builder.add(index, size), index)
             element = builder.add(element, builder.mul(index, stride))
+            last = index if axis == x.last else last
         if is_array:
-            made = counted(context, builder, out, found, element, strides[len(places) :], common)
+            made = counted(context, builder, out, found, element, strides[len(places) :], last, common)
             return impl_ret_borrowed(context, builder, out, made)
         made = cgutils.create_struct_proxy(out)(context, builder)
-        slope = builder.uitofp(is_the_read(builder, common.reads, element), ir.DoubleType())
+        slope = builder.uitofp(is_the_read(builder, common.reads, element, last), ir.DoubleType())
         entry = context.cast(builder, found, part, x.real)
         made.value = moving(context, builder, out.dtype, entry, common, element) if x.moves else entry
         made.slope = context.cast(builder, slope, types.float64, out.dtype)
@@ -122,12 +135,13 @@ def moving(context, builder, kind, entry, common, element):
     return made._getvalue()
 
 
-def is_the_read(builder, reads, element):
+def is_the_read(builder, reads, element, last):
     """Count a read; whether it is the one that yields a slope."""
-    count, number, known = (builder.load(builder.gep(reads, [INT64(which)])) for which in (COUNT, NUMBER, ELEMENT))
+    count, number, *known = (builder.load(builder.gep(reads, [INT64(which)])) for which in range(4))
     found = builder.icmp_signed("==", count, number)
     builder.store(builder.add(count, INT64(1)), builder.gep(reads, [INT64(COUNT)]))
-    builder.store(builder.select(found, element, known), builder.gep(reads, [INT64(ELEMENT)]))
+    for which, x, before in zip((ELEMENT, LAST), (element, last), known):
+        builder.store(builder.select(found, x, before), builder.gep(reads, [INT64(which)]))
     return found
 
 
@@ -154,11 +168,11 @@ overload_attribute(Counted, "T")(lambda x: lambda x: transposed(x, array_of(x).T
 
 @intrinsic
 def transposed(typingctx, x, array):
-    out = x.of(array)
+    out = x.transposed(array)
 
     def generate(context, builder, signature, args):
-        _, _, first, strides, common = fields_of(context, builder, x, args[0])
-        made = counted(context, builder, out, args[1], first, strides[::-1], common)
+        _, _, first, strides, last, common = fields_of(context, builder, x, args[0])
+        made = counted(context, builder, out, args[1], first, strides[::-1], last, common)
         return impl_ret_borrowed(context, builder, out, made)
 
     return out(x, array), generate
@@ -170,9 +184,9 @@ def reads_from(typingctx, number):
     """READS in memory of this call, before any read."""
 
     def generate(context, builder, signature, args):
-        reads = cgutils.alloca_once(builder, INT64, size=3)
-        for which, x in (COUNT, INT64(0)), (NUMBER, args[0]), (ELEMENT, INT64(0)):
-            builder.store(x, builder.gep(reads, [INT64(which)]))
+        reads = cgutils.alloca_once(builder, INT64, size=4)
+        for which in COUNT, NUMBER, ELEMENT, LAST:
+            builder.store(args[0] if which == NUMBER else INT64(0), builder.gep(reads, [INT64(which)]))
         return reads
 
     return READS(types.int64), generate
@@ -195,8 +209,8 @@ def counting(wanted):
         moves = isinstance(others, types.Array)
         is_wide = any(kind.dtype == types.float64 for kind, is_wanted in zip(arrays, wanted) if is_wanted)
         real = others.dtype if moves else types.float64 if is_wide else others
-        seen = [widened(kind) for kind in arrays]
-        out = types.Tuple([Counted(kind, real, moves) if is_wanted else kind for kind, is_wanted in zip(seen, wanted)])
+        seen = zip(map(widened, arrays), wanted)
+        out = types.Tuple([Counted(kind, real, moves, kind.ndim - 1) if counts else kind for kind, counts in seen])
 
         def generate(context, builder, signature, args):
             made, first = [], INT64(0)
@@ -210,7 +224,7 @@ def counting(wanted):
                     shape, strides = context.make_array(kind)(context, builder, x).shape, [INT64(1)]
                     for size in reversed(cgutils.unpack_tuple(builder, shape)):
                         strides.insert(0, builder.mul(strides[0], size))
-                    made.append(counted(context, builder, to, x, first, strides[1:], common))
+                    made.append(counted(context, builder, to, x, first, strides[1:], INT64(0), common))
                     first = builder.add(first, strides[0])
                 else:
                     made.append(emit_widened(context, builder, kind, x))
@@ -232,6 +246,22 @@ def by_read(function, wanted):
         reads = reads_from(number)
         found = of_user(s, batch, head, i, j, *counting_arrays(arrays, reads, s))
         return slope_of(number_of(found)), read_of(reads, ELEMENT), read_of(reads, COUNT)
+
+    return derivative
+
+
+@lru_cache(maxsize=256)
+def by_last_index(function, wanted):
+    """The same of the first read, (s, batch, head, i, j, arrays), and the index along the last axis apart: derivative,
+    element at index 0 there, index, count."""
+    of_user, counting_arrays = compiled_of(function), counting(wanted)
+
+    @compiled
+    def derivative(s, batch, head, i, j, arrays):
+        reads = reads_from(0)
+        slope = slope_of(number_of(of_user(s, batch, head, i, j, *counting_arrays(arrays, reads, s))))
+        last = read_of(reads, LAST)
+        return slope, read_of(reads, ELEMENT) - last, last, read_of(reads, COUNT)
 
     return derivative
 
@@ -312,6 +342,49 @@ def _refuse(derivative, arguments, function, words):
     with naming(function.python, of="gradient"):
         derivative.compile(arguments)
     refuse_failing(derivative.overloads[arguments], words, function)
+
+
+@lru_cache(maxsize=256)
+def has_steady_slope(function, wanted, real, kinds):
+    """Whether the derivative by the first element that is read is a number, the same for all, as the optimised code
+    tells."""
+    derivative, arguments = by_last_index(function, wanted), (real, *[types.int64] * 4, types.Tuple(kinds))
+
+    @compiled
+    def slope(s, batch, head, i, j, arrays):
+        return derivative(s, batch, head, i, j, arrays)[0]
+
+    slope.compile(arguments)
+    return not arguments_used(slope.overloads[arguments])
+
+
+@lru_cache(maxsize=256)
+def is_by_class(function, wanted, real, kinds):
+    """Whether each element of S reads one element of the arrays, whose index along the last axis follows from the key,
+    its class, but whose others, and the derivative, from the query: as w[kind[i], kind[j]]. The optimised code tells,
+    which looks at nothing else. real, kinds: as of `check`."""
+    check(function, wanted, real, kinds)
+    derivative, arguments = by_last_index(function, wanted), (real, *[types.int64] * 4, types.Tuple(kinds))
+
+    @compiled
+    def of_query(s, batch, head, i, j, arrays):
+        return derivative(s, batch, head, i, j, arrays)[:2]
+
+    @compiled
+    def of_key(s, batch, head, i, j, arrays):
+        return derivative(s, batch, head, i, j, arrays)[2]
+
+    @compiled
+    def count(s, batch, head, i, j, arrays):
+        return derivative(s, batch, head, i, j, arrays)[3]
+
+    for each in of_query, of_key, count:
+        each.compile(arguments)
+    by_query, by_key, by_all = (arguments_used(each.overloads[arguments]) for each in (of_query, of_key, count))
+    if by_all or by_query & {"s", "j"} or by_key & {"s", "i", "j"} != {"j"}:
+        return False
+    nowhere = tuple([np.zeros((1,) * kind.ndim, as_dtype(kind.dtype)) for kind in kinds])
+    return count(0.0, 0, 0, 0, 0, nowhere) == 1
 
 
 def in_python(identity: Any, wanted: tuple[bool, ...], arrays: Any) -> Any:

@@ -27,8 +27,6 @@ from .score_gradient import along, source, sum_step
 from .score_gradient_ds import ALONG, DsArguments
 from .score_gradient_tiles import rows
 
-MOST_SUMS, SUMS_BYTES = 128, 1 << 22  # of each element; in all, where there are several
-
 
 class Row(NamedTuple):
     """A row of tiles of a score matrix, and the sums to which a block adds."""
@@ -61,6 +59,7 @@ def function_gradient(*, sum_dtype, exact, wanted, **about):
         S, _ = apply(S[0], given.scores, batch, head, m0, n0)
         return add_reads(pending, S * natural(ONE, given.scores), dS, given.scores, walk.sums, batch, head, m0, n0)
 
+    NONE = np.int64(0) if "tscore" in about else np.int32(0)    # as elements are counted
     if "tscore" in about:
         about["add_both"] = tangents_step(score, about["tscore"], after, S_TILE, ACC, SUM, add_pending)
     _, shared, sum_of = sum_step(keys_of, add, **about)
@@ -72,7 +71,7 @@ def function_gradient(*, sum_dtype, exact, wanted, **about):
         matrix, m_block = block_index() // m_blocks, m_blocks - 1 - block_index() % m_blocks
         share = Share(matrix // heads, matrix % heads, none, index(1), none, index(1))
         walk = Row(share, m_block, m_block + 1, mSums[block_index() % parts])
-        add_pending(sum_of(walk, given, (0, ZERO)), walk.sums)
+        add_pending(sum_of(walk, given, (NONE, ZERO)), walk.sums)
 
     return source(kernel, ARGUMENTS, shared, np.int64 if exact else SUM, about)
 
@@ -125,8 +124,3 @@ def spec_of(name, **about):
         tiles=lambda work: tuple([row._replace(blocks=1) for row in rows(work, True)]),     # functions take registers
         parameters=lambda work, tiles: parameters(work, tiles) | about | along(work),
     )
-
-
-def sums_of_each(elements, nbytes):
-    """How many sums each of so many elements has, of so many bytes."""
-    return min(max(SUMS_BYTES // max(elements * nbytes, 1), 1), MOST_SUMS)

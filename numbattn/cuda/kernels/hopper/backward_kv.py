@@ -246,7 +246,7 @@ def hopper_backward_kv(
         tile, mask = keys_of_block(mLse, mDK, mask, group_size, at_once)
         if tile.first < tile.end:                               # else a slot without a tile
             args = BackwardArguments(
-                mask, scores_of(scores, tile.segment), drops, scale_log2, kept_scale, delta_scale
+                mask, scores_of(scores, tile.segment), drops, scale_log2, kept_scale, delta_scale, ()
             )  # fmt: skip
             B = stage(B_PIPELINE, 0)
             given = mQ, mK, mV, mDO, biases, mLse, mDelta, mask, tile, B

@@ -61,6 +61,7 @@ class BackwardArguments(NamedTuple):
     scale_log2: Any
     kept_scale: Any
     delta_scale: Any
+    reads: Any  # sums of what a function reads, where their gradients are wanted
 
 
 # -------------------------------------------------------------------------------------------------- what they share

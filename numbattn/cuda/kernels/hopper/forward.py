@@ -121,7 +121,7 @@ def hopper_forward(
     # with levels a RelativeBias is 7 % faster at head_dim 128, at 256 4 % slower (H200)
     look_up, apply = softmax_score_steps(score, S_TILE, ACC, has_levels=not RESCALES_FIRST, by_tma=HAS_TMA_BIAS)
     looked_up, at_hand, scored = score_tile_steps(look_up, apply, tile_n, consumers, SHARED_B)
-    needs_mask, seen_ahead, masked = mask_steps(mask, S_TILE, tile_n, consumers, ACC)
+    needs_mask, masked = mask_steps(mask, S_TILE, tile_n, consumers, ACC)
     next_ahead, is_first_partial, is_partial, goes_on = ahead_steps(mask, needs_mask, tile_n, consumers)
     (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
     put_columns, linear_bias_of, side_of, add_linear_bias, level_of = linear_bias_steps(score, S_TILE, SHARED_C, ACC)
@@ -153,7 +153,6 @@ def hopper_forward(
             wait(V)
             O = dot(O, P, V.tile)                               # line 15: O = O + P V of the tile before, in flight
             after, ahead = next_ahead(tile, args.mask, here, ahead)
-            seen = seen_ahead(tile, args.mask, here) if masks else ()
             S = wgmma_wait(S, 1)
             found = at_hand(looked_up_ahead, K, tile, args.scores)
             release(K)
@@ -163,7 +162,7 @@ def hopper_forward(
             else:
                 S, level, factor = scored(S, found, tile, args.scores, here)
                 if masks:
-                    S = masked(S, seen, tile, args.mask, here)
+                    S = masked(S, tile, args.mask, here)
                 P_f32, m, l, alpha = softmax_step(S, m, l, args.scale_log2, level, factor)  # lines 12 and 13
             O = wgmma_wait(O, 0)
             release(V)
@@ -196,7 +195,7 @@ def hopper_forward(
         release(K)
         K, (S, level, factor) = advance(K, 1), scored(S, found, tile, args.scores, n_block)
         if is_first_partial(tile, args.mask, n_block, known):
-            S = masked(S, seen_ahead(tile, args.mask, n_block), tile, args.mask, n_block)
+            S = masked(S, tile, args.mask, n_block)
         P_f32, m, l, alpha = softmax_step(S, m, l, args.scale_log2, level, factor)
         return ForwardAccumulators(O, left_operand(P_f32, tile, args, n_block), m, l, alpha), K
 

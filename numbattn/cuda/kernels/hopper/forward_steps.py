@@ -34,7 +34,6 @@ from ..shared.visibility import (
     has_states,
     is_looked_up,
     kept_tile,
-    looks_up_arrays,
     needs_test,
     needs_test_of_full,
     next_tile,
@@ -129,8 +128,8 @@ def share_steps(mask, consumers):
 
 
 def mask_steps(mask, layout, tile_n, consumers, ACC):
-    """Device functions: (tile, mask, n_block) -> whether a tile of S needs a test per element; the same -> what is
-    looked up for that while products are in flight; (S, that, tile, mask, n_block) -> S where it is seen, else -inf."""
+    """Device functions: (tile, mask, n_block) -> whether a tile of S needs a test per element; (S, tile, mask,
+    n_block) -> S where it is seen, else -inf."""
     band_at, sees, tested = band_of(mask), element_test(mask, layout), needs_test(mask)
     TILE_N, NO_SCORE, HAS_OWN_STATES = tile_n, ACC(-float("inf")), has_own_states(mask, consumers)
 
@@ -143,27 +142,13 @@ def mask_steps(mask, layout, tile_n, consumers, ACC):
         return tested(mask, band, batch, head, kept, n_block, m0, m_end, n0, n_end)
 
     @device
-    def seen(tile, mask, n_block):
+    def masked(S, tile, mask, n_block):
         batch, head, n0 = tile.batch, tile.head, n_block * TILE_N
         m0 = opaque(tile.m0)                                    # or the rows' bounds take registers in the main loop
         band = band_at(mask, batch, head)
-        return sees(mask, band, batch, head, m0, n0)
+        return where(sees(mask, band, batch, head, m0, n0), S, NO_SCORE)               # Alg. 2 line 11: MASK(S)
 
-    @device
-    def masked_as_seen(S, visible, tile, mask, n_block):
-        return where(visible, S, NO_SCORE)                      # Alg. 2 line 11: MASK(S)
-
-    @device
-    def nothing(tile, mask, n_block):
-        return ()
-
-    @device
-    def masked(S, ahead, tile, mask, n_block):
-        return where(seen(tile, mask, n_block), S, NO_SCORE)    # line 11: MASK(S)
-
-    if looks_up_arrays(mask):
-        return needs_mask, seen, masked_as_seen
-    return needs_mask, nothing, masked
+    return needs_mask, masked
 
 
 def ahead_steps(mask, needs_mask, tile_n, consumers):

@@ -97,7 +97,7 @@ def hopper_tangent(
     schedule, load = producer_steps(pipelines, moved, shared.boxes(ROWS, tile_n, dtype, 0), mask, tile_n, consumers)
     CONSUMERS, TILE_N, IS_PACKED = consumers, tile_n, PACKED in mask
     (_, next_n_block), (share_of, is_whole) = block_steps(mask, tile_n, consumers), share_steps(mask, consumers)
-    needs_mask, seen_ahead, masked = mask_steps(mask, S_TILE, tile_n, consumers, ACC)
+    needs_mask, masked = mask_steps(mask, S_TILE, tile_n, consumers, ACC)
     (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
     scored, with_tsink = scored_step(score, tscore, S_TILE, tile_n, ACC), sink_tangent_step(tscore, ACC)
     HAS_SCORE = any(kind(part).has_step for part in score)
@@ -121,7 +121,7 @@ def hopper_tangent(
             else:
                 S = wgmma_wait(S, 1)
             if masks:
-                S = masked(S, seen_ahead(tile, args.mask, here), tile, args.mask, here)
+                S = masked(S, tile, args.mask, here)
             P, m, l, alpha = softmax_step(S, m, l, args.scale_log2)     # (4), relative to the maximum so far
             P = sign_dropped(P, args.drops, tile.batch, tile.head, tile.m0, here * TILE_N)
             O, tO = rescaled(O, alpha), rescaled(tO, alpha)

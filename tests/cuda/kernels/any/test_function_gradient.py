@@ -120,7 +120,7 @@ FAULTS = {
     "S * natural(ONE, given.scores), dS": "S, dS",
     "(end + TILE_N - 1) // TILE_N": "end // TILE_N",
     "heads, matrix % heads": "heads, matrix // heads",
-    "sum_of(walk, given, (0, ZERO)), walk.sums)": "(0, ZERO), walk.sums)",
+    "sum_of(walk, given, (NONE, ZERO)), walk.sums)": "(NONE, ZERO), walk.sums)",
     "test_tangents": {
         "sum(map(bool, tangents[:after]))": "after",
         "S * unit, tS * unit": "S * unit, tS",

@@ -47,15 +47,7 @@ from .band import (
     visible_queries,
 )
 from .cells import element_test, looked_up_test
-from .function import (
-    FARTHEST_PLACE,
-    Function,
-    function_type,
-    is_function,
-    looks_up_arrays,
-    lowered_function,
-    pair_test,
-)
+from .function import FARTHEST_PLACE, Function, function_type, is_function, lowered_function, pair_test
 from .states import (
     NO_WORDS,
     WORD,
@@ -104,7 +96,6 @@ __all__ = [
     "is_shown",
     "kept_tile",
     "looked_up_test",
-    "looks_up_arrays",
     "lowered_function",
     "mask_type",
     "needs_test",

@@ -52,11 +52,6 @@ def has_functions(mask):
     return any(map(is_function, mask))
 
 
-def looks_up_arrays(mask):
-    """Whether a function reads arrays: then its test waits for them."""
-    return any(is_function(kind) and array_types(kind) for kind in mask)
-
-
 def array_types(kind):
     """Of the function's arrays."""
     about = [x.split(":") for x in kind.split()[2:]]
