@@ -38,8 +38,9 @@ class Directions:
     def arrays_of_score(self):
         """One for each place of `grads.score`, None where there is no tangent."""
         for part in self.problem.options["score"]:
-            has_tangent = isinstance(part, ArrayPart) and (self.way == "jvp" or part._wants_gradient)
-            yield from part._weights if has_tangent and self.way != "laplacian" else [None] * len(part._weights)
+            for x, wanted in zip(part._weights, part._wanted):
+                has_tangent = wanted or (isinstance(part, ArrayPart) and self.way == "jvp")
+                yield x if has_tangent and self.way != "laplacian" else None
 
     def like(self, x, lead=()):
         values = to_numpy(x).astype(np.float64)

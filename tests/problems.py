@@ -417,9 +417,6 @@ class Problem(Draw):
         self.out = self.placed(np.full(self.do.shape, np.nan, dtype)) if self.late.random() < 0.5 else None
         self.numpy_errors = {"all": "raise"} if self.late.random() < 0.25 else {}
         self.directions = self.drawn_directions() if self.jets.random() < limit.tangents else None
-        if self.directions:  # those gradients have no tangents yet
-            self.options["score"] = [part._asking([False] * len(part._weights)) if isinstance(part, na.Score) else part
-                                     for part in self.options["score"]]  # fmt: skip
 
     def drawn_directions(self):
         return Directions(self, self.jets, self.along)

@@ -8,7 +8,7 @@ import numpy as np
 
 import numbattn as na
 from numbattn import reference
-from numbattn.scores.compiled.reads import in_python
+from numbattn.scores.compiled.reads import in_python, in_python_along
 from numbattn.tangents import checked_tangents
 
 BOUNDLESS = 1e100  # an error; not inf, of which products with 0 are NaN
@@ -75,6 +75,22 @@ def errors_of_reads(part, S, S_error, dS, dS_error, eps):
     return found
 
 
+def errors_of_tangents_of_reads(tangent, of_S, of_tS, of_dS, of_tdS, eps):
+    """The same of their tangents; of_S and so on: S, tS, dS, tdS, each with its error."""
+    score, found = tangent._score, np.zeros(tangent._score._elements)
+    reads = in_python_along(score._identity, score._wanted, score.arrays, tangent._tangents.astype(np.float64))
+    given = np.broadcast_arrays(*of_S, *of_tS, *of_dS, *of_tdS)
+    S, S_error, tS, tS_error, dS, dS_error, tdS, tdS_error = (
+        x.reshape(-1 if x.size else 0, *x.shape[-3:]) for x in given
+    )
+    for at in zip(*map(np.ndarray.tolist, np.nonzero((dS_error != 0) | (tdS_error != 0)))):
+        two = ((S[at] + side * S_error[at], tS[at] + side * tS_error[at]) for side in (0, 1))
+        for (place, f, tf), (_, near, tnear) in zip(*[[*reads(*map(float, each), *at)] for each in two]):
+            found[place] += abs(f) * tdS_error[at] + (abs(near - f) + eps * abs(f)) * abs(tdS[at])
+            found[place] += abs(tf) * dS_error[at] + (abs(tnear - tf) + eps * abs(tf)) * abs(dS[at])
+    return found
+
+
 def rounding_of_weights(problem, inputs):
     """The largest errors of S, of derivatives of scores, of lse and of P, and what they follow from: see `rounding`."""
     Q, K, V, P, Z, lse, scores = reference._recompute(problem, inputs)
@@ -127,8 +143,14 @@ def rounding_of_tangents(do, q, k, v, tq, tk, tv, tdo=None, dlse=None, tdlse=Non
     tdS_error = tdS_error + (u + 2 * eps) * (abs(tP * A) + abs(P * B)) + least
     tdV_error = t(Z * (tP_error + eps * abs(tP))) @ abs(dO) + t(x.PZ_error) @ abs(tdO)
     of_score = []
-    for part, of_array, slope, slope_error, _, _, bend, bend_error in reversed(f.chain):
-        if part._wants_gradient and part._has_step:
+    for number, link in reversed([*enumerate(f.chain)]):
+        part, of_array, slope, slope_error, before, before_error, bend, bend_error = link
+        if isinstance(part, na.Score) and part._wants_gradient:
+            of_S = x.scores[number], x.S_errors[number]
+            sizes = (dS, dS_error + eps * abs(dS)), (tdS, tdS_error + eps * abs(tdS))
+            errors = errors_of_tangents_of_reads(of_array, of_S, (before, before_error), *sizes, eps)
+            of_score[:0] = [error for error in part._gradients(errors) if error is not None]
+        elif part._wants_gradient and part._has_step:
             of_score[:0] = [abs(part._gradient(tdS_error + eps * abs(tdS), None, None))]
         elif part._wants_gradient:
             factor = (0 if of_array is None else of_array._logits(x.lse[..., 0])[..., None]) - y.tlse
@@ -174,7 +196,7 @@ def rounding_of_laplacian(q, k, v, directions, laplacians, options):
 def rounding_along(problem, inputs, tangents, x):
     """The largest errors of tS, tlse, Z P tS, o and to in the first direction of Tangents, and what they follow from;
     x: from `rounding_of_weights`."""
-    y = reference._along(problem, inputs, tangents, 0)
+    y = reference._along(problem, inputs, tangents, 0, backward=True)
     P, Z, u, eps, scale, least = x.P, x.Z, x.u, x.eps, inputs.scale, x.least * (x.P > 0)
     tS, tS_error, chain = y.tS, eps * scale * (abs(y.tQ) @ abs(t(x.K)) + abs(x.Q) @ abs(t(y.tK))), []
     about = zip(inputs.score, y.tparts, y.scores, y.tscores, x.slopes, x.S_errors)
@@ -182,9 +204,15 @@ def rounding_along(problem, inputs, tangents, x):
         bend, ahead, behind = (finite(part._curvature(S + side * S_error)) for side in (0, 1, -1))
         bend_error = abs(ahead - bend) + abs(behind - bend) + 4 * eps * (abs(bend) + part._is_nonlinear)
         bend_error = abs(bend) * tS_error + bend_error * abs(before)
-        chain.append((part, of_array, slope, slope_error, before, tS_error, bend * before, bend_error))
+        moves = isinstance(part, na.Score) and of_array is not None
+        if moves:
+            bend_error = bend_error + change_of(of_array._of_derivative, S, S_error, eps)
+        tslope = finite(part._bend(S, before, of_array))
+        chain.append((part, of_array, slope, slope_error, before, tS_error, tslope, bend_error))
         tS_error = abs(slope) * tS_error + slope_error * abs(before)
-        if of_array is not None:
+        if moves:
+            tS_error = tS_error + change_of(of_array._of_value, S, S_error, eps)
+        elif of_array is not None:
             tS_error = tS_error + eps * (2 * abs(before) + abs(finite(of_array._applied(before))))
     tlse_error = (x.P_error * abs(tS) + P * (tS_error + eps * abs(tS))).sum(-1, keepdims=True) + eps * abs(y.tlse)
     for part, of_array in zip(inputs.score, y.tparts):
@@ -198,6 +226,12 @@ def rounding_along(problem, inputs, tangents, x):
     tO_error = tO_error + u * (abs(y.tO) + abs(y.tlse * y.O)) + x.least * x.some
     return SimpleNamespace(along=y, tS_error=tS_error, tlse_error=tlse_error, W_error=W_error, O_error=O_error,
                            tO_error=tO_error, chain=chain)
+
+
+def change_of(function, S, S_error, eps):
+    """The error of a function of S."""
+    found, ahead, behind = (finite(function(S + side * S_error)) for side in (0, 1, -1))
+    return abs(ahead - found) + abs(behind - found) + 4 * eps * abs(found)
 
 
 def beyond(terms, x):

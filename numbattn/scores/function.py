@@ -316,6 +316,8 @@ class ScoreTangent:
     def _of_each(self, order: int, S: Any) -> Any:
         from .compiled.reads import along  # Numba is not imported before it is needed
 
+        if self._is_zero:
+            return np.zeros_like(S)
         score, tangents = self._score, self._tangents.astype(np.float64)
         tangent = along(score._identity, score._wanted, order)
         found = score._of_each(lambda *element: tangent(*element, score.arrays, tangents), S)

@@ -61,14 +61,14 @@ def tilted(s, batch, head, i, j, x, n, y):
 ])  # fmt: skip
 def test_tangents(rng, device):
     """Of what functions read, and of its gradients: of one that only adds, of one whose arrays stay as they are, and
-    of another, one of whose arrays does."""
+    of another, after a part whose array does."""
     q, k, v, tq, tk, tv, do = rng.standard_normal((7, 1, 9, 4), np.float32)
     x, y, z, tx, ty, tz = rng.standard_normal((6, 9), np.float32)
     functions = (lambda s, batch, head, i, j, x: s + x[i] * x[j]), (lambda s, batch, head, i, j, x: s * x[j]), tilted
     arrays = [z], [y], [x, np.arange(9) % 4, y]
     score = [na.Score(function, arrays=own, gradient=True) for function, own in zip(functions, arrays)]
     options = {"score": [*score[:2], na.Bias(np.zeros(9, np.float32)), *score[2:]], "causal": True}
-    given, tscore = (q, k, v, tq, tk, tv), [tz, None, ty, tx, None, None]
+    given, tscore = (q, k, v, tq, tk, tv), [tz, None, None, tx, None, ty]
     with on(device):
         _, to, saved, tsaved = na.attention_forward_jvp(*given, tscore=tscore, **options)
         _, grads = na.attention_backward_jvp(do, saved, tsaved, deterministic=device is TURING)
