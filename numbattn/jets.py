@@ -43,6 +43,7 @@ def attention_jvp(
     tscore : list or tuple, optional
         The tangents of the arrays in score, likewise: one for each gradient in ``grads.score``, in its order, None
         where it is zero. Default: all are. Elements that are -inf in the array have finite ones, which change nothing.
+        Of a `Score` arrays have one whose gradients are wanted.
 
     Returns
     -------
@@ -55,7 +56,7 @@ def attention_jvp(
     TypeError, ValueError
         For what does not fit: see `attention`.
     NotImplementedError
-        For tangents that are not there yet: those of the arrays of a `Score`.
+        For a tangent of an array of a `Score` whose gradient is not wanted.
 
     Notes
     -----

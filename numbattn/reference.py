@@ -170,7 +170,7 @@ def attention_backward_jvp(
     tdo, tdlse = (x if x is None or several else x[None] for x in (tdo, tdlse))
     found = []
     for number in range(tangents.count):
-        along = _along(problem, inputs, tangents, number)
+        along = _along(problem, inputs, tangents, number, backward=True)
         rows = [None if x is None else x[number] for x in (tdo, tdlse)]
         found.append(_backward_along(problem, inputs, along, do, dlse, *rows))
     weights = [pair for part in inputs.score for pair in zip(part._weights, part._wanted)]
@@ -232,8 +232,8 @@ class _Along(NamedTuple):
 
 
 @np.errstate(under="ignore")
-def _along(problem: Problem, inputs: Inputs, tangents: Tangents, number: int) -> _Along:
-    """The tangents of the forward pass in a direction."""
+def _along(problem: Problem, inputs: Inputs, tangents: Tangents, number: int, backward: bool = False) -> _Along:
+    """The tangents of the forward pass in a direction; backward: for those of the backward pass, see `parts_of`."""
     Q, K, V, P, Z, lse, scores = _recompute(problem, inputs)
     seen, seen_keys, O = np.isfinite(lse)[..., None], P.any(axis=-2)[..., None], (P * Z) @ V
     tQ = 0 * Q if tangents.q is None else np.where(seen, _heads(tangents.q[number], problem), 0)
@@ -242,12 +242,11 @@ def _along(problem: Problem, inputs: Inputs, tangents: Tangents, number: int) ->
     tS: Any = inputs.scale * (tQ @ _T(K) + Q @ _T(tK))
     tscores: list[Any] = []
     part: Any
-    tparts = parts_of(inputs, tangents, number)
+    tparts = parts_of(inputs, tangents, number, backward)
     for part, tpart, S in zip(inputs.score, tparts, scores):
         tscores.append(tS)
         with np.errstate(invalid="ignore"):                     # a derivative at -inf may be NaN: P is 0 there
-            tS = part._derivative(S) * tS if tpart is None else tpart._applied(tS)
-            tS = np.where(P > 0, tS, 0)
+            tS = np.where(P > 0, part._along(S, tS, tpart), 0)
     tlse = (P * tS).sum(axis=-1, keepdims=True)                 # tlse = rowsum(P tS), a sink's tangent included
     for part, tpart in zip(inputs.score, tparts):
         if tpart is not None and not part._has_step:
@@ -278,10 +277,10 @@ def _backward_along(
             tlogits = 0 if tpart is None else tpart._logits(x.lse)[..., None]
             found = part._gradient(None, x.lse, ((tlogits - x.tlse) * D + tD)[..., 0])
         elif part._wants_gradient:
-            found = part._gradient(tdS, x.lse, None)
+            found = part._gradient_along(dS, tdS, S, before, tpart)
         of_score[:0] = part._gradients(found)
         with np.errstate(invalid="ignore"):
-            slope, bend = part._derivative(S), part._curvature(S) * before
+            slope, bend = part._derivative(S), part._bend(S, before, tpart)
             tdS, dS = (np.where(P > 0, y, 0) for y in (slope * tdS + bend * dS, slope * dS))
     tdQ = inputs.scale * (tdS @ K + dS @ tK)
     tdK = inputs.scale * (_T(tdS) @ Q + _T(dS) @ tQ)

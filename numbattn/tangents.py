@@ -11,7 +11,7 @@ import numpy as np
 from .checks import A, library, same_library, words_for, words_for_dtype
 from .problem import Inputs, Problem, Saved, converted
 from .scores import ArrayPart, Part
-from .scores.function import Score
+from .scores.function import Score, ScoreTangent
 from .values import moved, rowsum
 
 
@@ -30,15 +30,18 @@ class Tangents(NamedTuple):
         return Tangents(q, k, v, tuple(score), len(range(self.count)[first:end]))
 
 
-def parts_of(inputs: Inputs, tangents: Tangents, number: int) -> list[Any]:
+def parts_of(inputs: Inputs, tangents: Tangents, number: int, backward: bool = False) -> list[Any]:
     """For each part of the score, a part with tangent `number` of its array in that one's place: S and the tangent of S
-    are linear in it. None where that tangent is zero."""
+    are linear in it. Of a Score a ScoreTangent. None where that tangent is zero, but in the backward pass for a Score
+    whose arrays have gradients."""
     given, found = iter(tangents.score), list[Any]()
     for part in inputs.score:
-        own = [x for _, x in zip(part._weights, given)]
+        own = [x if x is None else x[number, ...] for _, x in zip(part._weights, given)]  # an array, also of a number
         if isinstance(part, ArrayPart) and own[0] is not None:
-            tangent = replace(cast(Any, part), **{part._name: own[0][number, ...]})  # an array, also of a number
+            tangent = replace(cast(Any, part), **{part._name: own[0]})
             found.append(tangent._within(inputs.mask._frame))
+        elif isinstance(part, Score) and (any(x is not None for x in own) or (backward and part._wants_gradient)):
+            found.append(ScoreTangent(part, own, np.promote_types(inputs.q.dtype, np.float32)))
         else:
             found.append(None)
     return found
@@ -112,19 +115,22 @@ def _of_score(name: str, score: Any, inputs: Inputs) -> Sequence[Any]:
     if not isinstance(score, list | tuple):
         raise TypeError(f"{name}: got {words_for(score)}, expected a list or tuple of arrays or None")
     parts = [part for part, _ in _weights(inputs)]
+    wanted = [each for part in inputs.score for each in part._wanted]
     if not score:
         return [None] * len(parts)
     if len(score) != len(parts):
         names = ", ".join(type(part).__name__ for part in parts)
         raise ValueError(f"{name}: got {len(score)} tangents, expected {len(parts)}, one for each array in score"
                          f"{f', of {names}' * bool(names)}")  # fmt: skip
-    for number, (part, tangent) in enumerate(zip(parts, score)):
-        if tangent is not None and name == "ddscore" and not part._wants_gradient:
+    for number, (part, tangent, is_wanted) in enumerate(zip(parts, score, wanted)):
+        if tangent is None or is_wanted:
+            continue
+        if isinstance(part, Score):
+            raise NotImplementedError(f"{name}[{number}]: got {words_for(tangent)} for an array of a Score whose "
+                                      "gradient is not wanted, expected None: pass gradient=True")  # fmt: skip
+        if name == "ddscore":
             raise ValueError(f"{name}[{number}]: got {words_for(tangent)} for a {type(part).__name__} whose gradient "
                              "is not wanted, expected None")  # fmt: skip
-        if tangent is not None and not isinstance(part, ArrayPart):
-            raise NotImplementedError(f"{name}[{number}]: got {words_for(tangent)} for an array of a "
-                                      f"{type(part).__name__}: expected None, these have no tangents yet")  # fmt: skip
     return score
 
 
@@ -161,9 +167,6 @@ def checked_tangents_of_gradients(
     if not isinstance(tangents, SavedTangents):
         raise TypeError(f"tsaved: got {words_for(tangents)}, expected what attention_forward_jvp returned")
     problem, own = saved.problem, tangents.problem
-    if any(isinstance(part, Score) and part._wants_gradient for part in saved.inputs.score):
-        raise NotImplementedError("score: got a Score with gradients of its arrays, which have no tangents yet: pass "
-                                  "gradient=False")  # fmt: skip
     if _call(own) != _call(problem):
         raise ValueError(f"tsaved: got {tangents} of the shapes {own.shapes}, expected that of the same call as saved, "
                          f"{saved}, with the same kinds of mask and score")  # fmt: skip

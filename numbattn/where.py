@@ -53,7 +53,7 @@ class Where(Mask):
 
     Notes
     -----
-    The function is taken when the Where is made, as that of a `Score` is. The states of blocks take a byte each, 102 KB
+    The function is taken when the Where is made, as that of a `Score` is. The states of blocks take a byte each, 410 KB
     for 40,960 queries and keys, of each head and element of the batch if the function reads `head` and `batch`. They
     are kept with the Where, for each shape and each of CuPy's streams; of NumPy arrays that are copied to a GPU they
     are found in each call. ``|`` with another mask becomes Bits in each call. With a `KVCache` i counts the queries of
@@ -74,7 +74,7 @@ class Where(Mask):
 
     function: Callable[..., Any]
     arrays: Sequence[Array] = ()
-    block_size: int = 128
+    block_size: int = 64
     _identity: Frozen = field(init=False)
     _at: Origin = field(init=False, default=Origin())  # of its first element, in a larger attention
     _shape: tuple[int, ...] | None = field(init=False, default=None)  # of S, in a call

@@ -12,7 +12,7 @@ import pytest
 import numbattn as na
 from numbattn import reference
 
-from .accuracy import assert_equal, check_tangents, random, to_numpy
+from .accuracy import assert_equal, check_tangents, present, random, to_numpy
 
 M, N = 150, 270  # several tiles, with tails
 MASKS = {
@@ -82,6 +82,59 @@ FUNCTIONS = {  # derivatives follow from the function, the second one from the f
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions(rng, xp, name):
     check_tangents(*qkv(rng, m=12, n=17), rng, xp, score=[FUNCTIONS[name], na.Softcap(3.0)])
+
+
+def looked_up(s, batch, head, i, j, x, kind, y):
+    return s * math.sin(x[i] * s) * x[j + 1] + y[head, kind[j]] ** 2 * x[i] if i != 2 else -math.inf
+
+
+def derivative_of_looked_up(s, batch, head, i, j, x, kind, y):
+    return (math.sin(x[i] * s) + s * x[i] * math.cos(x[i] * s)) * x[j + 1]
+
+
+def product_of(s, batch, head, i, j, x):
+    return s + x[i] * x[j]
+
+
+@pytest.mark.parametrize("derivative", [None, derivative_of_looked_up])
+def test_functions_of_arrays(rng, xp, derivative):
+    """Tangents of arrays and of their gradients are finite differences; along several directions, in one of which the
+    arrays stay as they are."""
+    (q, k, v), _, options = small(rng)
+    kind, (x, y, z, bias) = np.arange(7) % 3, [rng.standard_normal(shape) for shape in (8, (2, 3), 7, 7)]
+
+    def score_of(x, y, z, bias):
+        return [na.Score(product_of, arrays=[z], gradient=True), na.Bias(bias), na.Softcap(2.0),
+                na.Score(looked_up, derivative, arrays=[x, xp.asarray(kind), y], gradient=True)]  # fmt: skip
+
+    do, dlse, *given = map(xp.asarray, (rng.standard_normal((2, 6, 4)), rng.standard_normal((2, 6)), q, k, v, x, y, z,
+                                        bias))  # fmt: skip
+    tangents = [xp.asarray(np.stack(like(rng, a, a))) for a in (q, k, v, x, y, z, bias)]
+    for tangent in tangents[3:]:
+        tangent[1] = 0
+    q, k, v, *arrays = given
+    tx, ty, tz, tbias = tangents[3:]
+
+    def at(h, number):
+        q, k, v, *arrays = (a + h * t[number] for a, t in zip(given, tangents))
+        o, saved = na.attention_forward(q, k, v, **options | {"score": score_of(*arrays)})
+        grads = na.attention_backward(do, saved, dlse=dlse)
+        found = map(to_numpy, (o, saved.lse, *grads, *present(grads.score)))
+        return [np.where(np.isfinite(a), a, 0) for a in found]
+
+    options["score"], tscore = score_of(*arrays), [tz, tbias, tx, None, ty]
+    _, to, saved, tsaved = na.attention_forward_jvp(q, k, v, *tangents[:3], tscore=tscore, **options)
+    grads, tgrads = na.attention_backward_jvp(do, saved, tsaved, dlse=dlse)
+    assert [x is None for x in tgrads.score] == [x is None for x in grads.score]
+    for number in range(2):
+        wanted = [(ahead - behind) / 2e-5 for ahead, behind in zip(at(1e-5, number), at(-1e-5, number))]
+        for got, want in zip((to, tsaved.tlse, *tgrads, *present(tgrads.score)), wanted, strict=True):
+            np.testing.assert_allclose(to_numpy(got[number]), want, rtol=1e-6, atol=1e-6 * abs(want).max())
+    one = [x[1] for x in tangents[:3]]
+    _, to, saved, tsaved = na.attention_forward_jvp(q, k, v, *one, **options)       # no tangents of arrays at all
+    _, alone = na.attention_backward_jvp(do, saved, tsaved, dlse=dlse)
+    for got, want in zip(present(alone.score), present(tgrads.score), strict=True):
+        np.testing.assert_allclose(to_numpy(got), to_numpy(want[1]), rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32], ids=["float16", "bfloat16", "float32"])

@@ -62,7 +62,9 @@ PARTS = [na.Bias(BIAS), na.Softcap(3.0), na.Sink(LOGITS)]
     (PARTS, [CupyLike(), None], TypeError, "arrays of NumPy and CuPy do not mix: q is a numpy.ndarray"),
     (PARTS, [BIAS[None], None], ValueError, r"tscore\[0\]: .* tq has no axis of tangents"),
     (na.Score(lambda s, batch, head, i, j, x: s + x[i], arrays=[zeros(5)]), [zeros(5)], NotImplementedError,
-     r"tscore\[0\]: got numpy.ndarray of float32 for an array of a Score: expected None, these have no tangents yet"),
+     r"tscore\[0\]: got numpy.ndarray of float32 for an array of a Score whose gradient is not wanted, expected None"),
+    (na.Score(lambda s, batch, head, i, j, n, x: s + x[n[i]], arrays=[zeros(5, dtype=int), zeros(5)], gradient=True),
+     [zeros(5), None], NotImplementedError, r"tscore\[0\]: got numpy.ndarray of float32 for an array of a Score whose"),
 ])  # fmt: skip
 def test_tangents_of_scores(score, tscore, kind, message):
     with pytest.raises(kind, match=message):
@@ -177,7 +179,7 @@ FAULTS = {
     "if tdlse is not None and dlse is None": "if False",
     "if len(score) != len(parts)": "if len(score) > len(parts)",
     "found.append(tangent._within(inputs.mask._frame))": "found.append(tangent)",
-    "own[0][number, ...]": "own[0][0, ...]",
+    "x if x is None else x[number, ...] for _": "x if x is None else x[0, ...] for _",
     "x[first:end] for x in (self.q": "x[:end] for x in (self.q",
     "test_jets.py": {
         "several = bool(given) and": "several = not given or",

@@ -64,7 +64,7 @@ def test_attention(rng, xp, name, joined):
 def test_many_keys(rng):
     """Blocks that are empty are skipped, nothing is tested in those that are full: keys are NaN, or they would be."""
     q, k, v = random(rng, (3, 1, 1, 400, 16), np.float32)
-    mask = na.Where(lambda batch, head, i, j: i // 128 == j // 128)
+    mask = na.Where(lambda batch, head, i, j: i // 128 == j // 128, block_size=128)
     want = na.attention(q, k, v, mask=na.Segments([0, 128, 256, 384, 400]))
     np.testing.assert_allclose(na.attention(q, k, v, mask=mask), want, rtol=1e-5, atol=1e-6)
     assert_equal(mask._fit((400, 400))._with_states(q)._states, 2 * np.eye(4, dtype=np.uint8))
@@ -80,14 +80,14 @@ def test_states_are_found_once(rng, monkeypatch):
         o, saved = na.attention_forward(*x, mask=mask)
         na.attention_backward(o, saved)
     na.attention(*x, mask=mask & na.Causal())
-    assert found == [128]
+    assert found == [64]
     na.attention(*x[..., :50, :], mask=mask)
-    assert found == [128, 128]
+    assert found == [64, 64]
     document[:] = 0                                             # blocks are partial: it is seen in them
     assert not np.array_equal(na.attention(*x, mask=mask), before)
-    assert found == [128, 128]
+    assert found == [64, 64]
     na.attention(*x, mask=mask._mapped(np.copy))
-    assert found == [128, 128, 128]
+    assert found == [64, 64, 64]
 
 
 def test_axes_are_those_of_what_it_reads():
@@ -106,7 +106,7 @@ def test_values():
     assert one == other
     assert hash(one) == hash(other)
     assert one != na.Where(same_document, [DOCUMENTS.copy()])
-    assert one != na.Where(same_document, [DOCUMENTS], 64)
+    assert one != na.Where(same_document, [DOCUMENTS], 128)
     assert na.Where(striped) != na.Where(lambda batch, head, i, j: j > i)
     assert repr(one) == "Where(same_document, arrays=[<int64 array (150,)>])"
     copy = pickle.loads(pickle.dumps(one & na.Causal()))

@@ -47,7 +47,7 @@ def backward(saved, do, dlse=None, deterministic=True):
     problem, inputs = saved.problem, saved.inputs
     given = (
         operands_of(saved, do, dlse), mask_of(problem, inputs.mask),
-        steps_of(problem, inputs.score, inputs.origin, order=1),
+        steps_of(problem, inputs.score, inputs.origin, order=1, sums=True),
         numbers_of(inputs.dropout, inputs.origin, inputs.scale),
     )  # fmt: skip
     sizes = min(TILE_M, problem.seqlen_q), min(TILE_N, problem.seqlen_k)

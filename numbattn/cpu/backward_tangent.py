@@ -18,8 +18,8 @@ from .forward import EXPONENTIAL
 from .launch import launch
 from .product import product, product_tn, row_dots
 from .record import Later, Record, data_address
-from .score import nonlinear_in, steps_of
-from .score_gradients import Sums, merged, shapes_of
+from .score import kept_in, nonlinear_in, steps_of
+from .score_gradients import Sums, merged, shape_of, shapes_of
 from .score_tangents import differentiate_score, numbered_tile, pull_back_tangents, tangents_of_steps
 from .softmax import multiply
 from .subnormals import flush_subnormals, restore
@@ -41,13 +41,13 @@ def backward_tangent(saved, do, dlse, tangents, to, tlse, tdo=None, tdlse=None, 
 def along(saved, rows, tangents):
     """The tangents of dq, dk, dv and of the gradients of the score's arrays, None where these are not wanted."""
     problem, inputs, count = saved.problem, saved.inputs, tangents.count
-    tparts = [parts_of(inputs, tangents, number) for number in range(count)]
+    tparts = [parts_of(inputs, tangents, number, backward=True) for number in range(count)]
     given = (
         operands_of(saved, rows.do, rows.dlse), operands_of_tangents(problem, tangents, rows),
         mask_of(problem, inputs.mask), steps_of(problem, inputs.score, inputs.origin, order=2),
-        tangents_of_steps(problem, inputs, tparts), numbers_of(inputs.dropout, inputs.origin, inputs.scale),
+        tangents_of_steps(problem, inputs, tparts, order=2), numbers_of(inputs.dropout, inputs.origin, inputs.scale),
     )  # fmt: skip
-    scratch, memory = scratch_of(problem, count, nonlinear_in(inputs.score))
+    scratch, memory = scratch_of(problem, count, nonlinear_in(inputs.score), kept_in(inputs.score))
     plan = plan_of(problem, inputs.mask, shapes_of(inputs.score), (count,))
     depth = problem.head_dim + problem.head_dim_v
     work = plan.pairs * (depth + EXPONENTIAL + count * (6 * problem.head_dim + 4 * problem.head_dim_v))
@@ -70,13 +70,15 @@ def gradients_of_score(saved, rows, tparts, summed):
         if not part._wants_gradient:
             yield from [None] * len(part._weights)
             continue
-        (array,) = part._weights
         if part._has_step:
-            found = [own[step].reshape(array.shape) if own[step].size else 0 for own in summed]     # 0: of no score
+            own = [sums[step] for sums in summed]
+            found = [part._gradients(x if x.size else np.zeros(shape_of(part))) for x in own]   # of no score at all
             step += 1
         else:
-            found = gradients_of_sink(saved, rows, part, [own[number] for own in tparts])
-        yield joined(found, array.shape, problem.sum_dtype if problem.wide else array.dtype)
+            found = [(x,) for x in gradients_of_sink(saved, rows, part, [own[number] for own in tparts])]
+        for array, *along in zip(part._weights, *found):
+            dtype = problem.sum_dtype if problem.wide else array.dtype
+            yield None if along[0] is None else joined(along, array.shape, dtype)
 
 
 @np.errstate(under="ignore")
@@ -113,7 +115,7 @@ class Scratch(NamedTuple):
     dS: Any
     tS: Any  # then tP
     tdP: Any  # then tdS
-    slopes: Any  # derivatives of scores
+    slopes: Any  # derivatives of scores, then S and tS before functions whose arrays have gradients
     bends: Any  # tangents of their slopes
     QT: Any
     dOT: Any
@@ -126,13 +128,14 @@ class Scratch(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def scratch_of(problem, count, nonlinear):
-    """The Record of a Scratch for so many directions, and a function that allocates its memory."""
+def scratch_of(problem, count, nonlinear, kept):
+    """The Record of a Scratch for so many directions, and a function that allocates its memory. nonlinear, kept: how
+    many parts of the score are not linear, and before how many S is kept."""
     rows, keys = min(TILE_M, problem.seqlen_q), min(TILE_N, problem.seqlen_k)
     elements, dropped = rows * keys, rows * keys if problem.dropout else 0
     of_q, of_do = rows * problem.head_dim, rows * problem.head_dim_v
-    sizes = (*[elements] * 5, 2 * elements * nonlinear, elements * nonlinear, of_q, of_do, count * of_q, count * of_do,
-             2 * rows, (count + 1) * rows)  # fmt: skip
+    sizes = (*[elements] * 5, 2 * elements * (nonlinear + kept), elements * nonlinear, of_q, of_do, count * of_q,
+             count * of_do, 2 * rows, (count + 1) * rows)  # fmt: skip
     dtypes = *[problem.sum_dtype] * len(sizes), np.dtype(np.uint8), np.dtype(np.uint64)
     return memory_of(Scratch, (*sizes, dropped, 2 * (rows + 16) if dropped else 0), dtypes)
 
@@ -279,8 +282,8 @@ def add_direction(t, P, dP, Z, K, V, n0, chunk, at, scratch, given, tangents, su
     if given.drops.threshold > 0:
         multiply(tS, Z)
     product(tdV, tS, dO, kept_scale, True)                                  # tdV = tdV + (Z tP)^T dO
-    pull_back_tangents(dS, tdP, given.steps, scratch.slopes, scratch.bends, sums, at.batch, head, chunk, at.m0, n0,
-                       at.offset)  # fmt: skip
+    pull_back_tangents(dS, tdP, given.steps, tangents.steps, t, scratch.slopes, scratch.bends, sums, at.batch, head,
+                       chunk, at.m0, n0, at.offset)  # fmt: skip
     product(tdK, tdP, Q, scale, True)                                       # tdK = tdK + scale (tdS^T Q + dS^T tQ)
     if tangents.q.rows:
         product(tdK, dS, matrix(tangents.q, batch, head, dtype)[at.m0 : at.m_end], scale, True)

@@ -32,9 +32,13 @@ def tile_function(score, dtype, order=0):
     its derivative goes to F instead, another such tile, with the order 2 the derivative of that, too, to the tile after
     it. record: of what `record_of` makes of the arrays.
     """
-    kinds = tuple([types.Array(numba.from_dtype(x.dtype), x.ndim, "A") for x in score.arrays])
     with naming(score.function):
-        return _tile_function(score._identity, kinds, np.dtype(dtype), order)
+        return _tile_function(score._identity, kinds_of(score.arrays), np.dtype(dtype), order)
+
+
+def kinds_of(arrays):
+    """Their types."""
+    return tuple([types.Array(numba.from_dtype(x.dtype), x.ndim, "A") for x in arrays])
 
 
 def applied(score, S):
@@ -85,8 +89,7 @@ def gradient_function(score, dtype):
     S, dS: addresses of tiles, before the function and after it; sums: of as many float64, for all wanted gradients one
     after the other.
     """
-    kinds = tuple([types.Array(numba.from_dtype(x.dtype), x.ndim, "A") for x in score.arrays])
-    return _gradient_function(score._identity.function, score._wanted, kinds, np.dtype(dtype))
+    return _gradient_function(score._identity.function, score._wanted, kinds_of(score.arrays), np.dtype(dtype))
 
 
 @lru_cache(maxsize=256)

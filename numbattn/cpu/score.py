@@ -27,7 +27,8 @@ class Steps(NamedTuple):
 
     numbers: Any  # int64 (steps, 12): number of the kind; of its first tile of derivatives, or -1, and how many it has;
     # rows and columns of its matrices, strides; whether it is aligned by tile; two numbers of the kind's own; of a
-    # function the address of what adds to gradients of its arrays, and the number of the tile where S before it is kept
+    # function the address of what adds to gradients of its arrays, and the number of the tile where S before it is
+    # kept, of second derivatives also its tangent, in the tile after that
     caps: Any  # float64 (steps)
     offsets: Any  # int64 (steps, batch, heads), of parts that are not aligned by tile
     addresses: Any  # int64 (steps), of arrays
@@ -39,14 +40,18 @@ NO_STEPS = Record(Steps(np.zeros((0, COLUMNS), np.int64), np.zeros(0), np.zeros(
                         np.zeros(0, np.int64), np.zeros((0, 0, 0), np.int64), Origin()))  # fmt: skip
 
 
-def steps_of(problem, parts, origin, order=0):
-    """The Record of the Steps of a score. order: up to which derivatives are wanted, of parts that are not linear."""
+def steps_of(problem, parts, origin, order=0, sums=False):
+    """The Record of the Steps of a score. order: up to which derivatives are wanted, of parts that are not linear;
+    sums: whether gradients of functions' arrays are."""
     if not parts:
         return NO_STEPS
     steps, arrays, held = [], [], []
     for part in scores.steps_of(parts):
         number = NUMBERS[type(part)]
         lowered, x, owners = KINDS[number].lower(part, problem, order)
+        if sums and lowered.keeps:
+            adding = KINDS[number].sums(part, problem.sum_dtype)
+            lowered, owners = lowered._replace(sums=adding.address), (owners, adding)
         steps.append((number, lowered))
         arrays.append(x)
         held.append(owners)
@@ -60,7 +65,7 @@ def lowered_steps(problem, steps, origin, order):
     count, caps = len(steps), np.array([lowered.cap for _, lowered in steps], np.float64)
     numbers, offsets = np.zeros((count, COLUMNS), np.int64), np.zeros((count, *problem.matrices), np.int64)
     places, tiles = np.zeros_like(offsets), 0
-    for step, (kind, (shape, strides, offset, own, _, sums)) in enumerate(steps):
+    for step, (kind, (shape, strides, offset, own, _, _, sums)) in enumerate(steps):
         is_nonlinear = kind != NOTHING and KINDS[kind].of._is_nonlinear
         derivatives = (tiles, order) if is_nonlinear else (-1, 0)
         numbers[step] = kind, *derivatives, *shape[-2:], *strides[-2:], offset is None, *own, sums, -1
@@ -69,8 +74,8 @@ def lowered_steps(problem, steps, origin, order):
             offset = np.frombuffer(offset, np.int64).reshape(problem.matrices)
         offsets[step] = 0 if offset is None else offset
         places[step] = offsets_of(shape[:-2], strides[:-2], problem.batch, problem.heads).reshape(problem.matrices)
-    collecting = np.flatnonzero(numbers[:, SUMS])
-    numbers[collecting, KEPT] = tiles + np.arange(len(collecting))
+    keeping = np.flatnonzero([lowered.keeps for _, lowered in steps])
+    numbers[keeping, KEPT] = tiles + order * np.arange(len(keeping))
     return Record(Steps(numbers, caps, offsets, Later((count,), np.int64), places, origin))
 
 

@@ -5,11 +5,27 @@ As everywhere here tiles are transposed: a row is a key, a column a query.
 
 import numpy as np
 
+from ..scores.function import Score
 from ..values import rounded
 from .record import Record, data_address
-from .score import KIND, NO_STEPS, NOTHING, NUMBERS, ORDER, SLOPES, apply, lowered_steps, numbered_tile, row_of
-from .score_gradients import add_to_sum
+from .score import (
+    KEPT,
+    KIND,
+    NO_STEPS,
+    NOTHING,
+    NUMBERS,
+    ONE,
+    ORDER,
+    SLOPES,
+    apply,
+    copy,
+    lowered_steps,
+    numbered_tile,
+    row_of,
+)
+from .score_gradients import add_to_sum, sum_of
 from .scores import KINDS
+from .scores.function import collect_reads_along, lower_tangent, move
 from .scores.kind import Lowered
 from .softmax import multiply
 from .tile import inline
@@ -17,9 +33,10 @@ from .tile import inline
 NO_ARRAY = np.zeros(0)
 
 
-def tangents_of_steps(problem, inputs, tparts):
+def tangents_of_steps(problem, inputs, tparts, order=1):
     """The Record of Steps that have tangents for arrays: all steps of the first direction, then those of the next.
-    NO_STEPS where all are zero. tparts: of each direction, see `parts_of`."""
+    NO_STEPS where all are zero. tparts: of each direction, see `parts_of`; order: up to which derivatives are wanted.
+    """
     steps, arrays, held = [], [], []
     for own in tparts:
         for part, tangent in zip(inputs.score, own):
@@ -28,7 +45,8 @@ def tangents_of_steps(problem, inputs, tparts):
                 arrays.append(NO_ARRAY)
             elif part._has_step:
                 kind = NUMBERS[type(part)]
-                lowered, x, owners = KINDS[kind].lower(tangent, problem, 0)
+                lower = lower_tangent if isinstance(part, Score) else KINDS[kind].lower
+                lowered, x, owners = lower(tangent, problem, order)
                 steps.append((kind, lowered))
                 arrays.append(x)
                 held.append(owners)
@@ -52,31 +70,44 @@ def tangents_of_sinks(problem, tparts):
 def differentiate_score(tS, S2, steps, tsteps, number, slopes, bends, batch, head, m0, n0, aligned):
     """tS before all steps becomes that after them, S2 the second derivative along the same direction, if it is wanted.
 
-    tsteps: tangents of arrays, of which those of direction `number` are added. slopes: as `score` has left them. bends:
-    a tile for each step that is not linear, which becomes the tangent of its slope, or nothing.
+    tsteps: tangents of arrays, of which those of direction `number` are added. slopes: as `score` has left them, and,
+    with bends, a tile after each S that is kept, which becomes tS there. bends: a tile for each step that is not
+    linear, which becomes the tangent of its slope, or nothing.
     """
     count = steps.caps.size
     for step in range(count):
-        first, order = steps.numbers[step, SLOPES], steps.numbers[step, ORDER]
+        first, order, kept = steps.numbers[step, SLOPES], steps.numbers[step, ORDER], steps.numbers[step, KEPT]
         if first >= 0:
-            slope = numbered_tile(slopes, first, tS)
+            slope, tangent = numbered_tile(slopes, first, tS), number * count + step
+            if bends.size and kept >= 0:
+                copy(numbered_tile(slopes, kept + 1, tS), tS)
             if order > 1:
                 curvature = numbered_tile(slopes, first + 1, tS)
                 bend_both(S2, tS, slope, curvature)
                 if bends.size:
                     bend(numbered_tile(bends, first // order, tS), tS, curvature)
             multiply(tS, slope)
+            if tsteps.caps.size and tsteps.numbers[tangent, ONE] != 0:
+                S, bends_own = numbered_tile(slopes, kept, tS), bends[first // order * tS.size :]
+                move(S, tS, bends_own, row_of(tsteps, tangent, batch, head, aligned), batch, head, m0, n0)
         elif tsteps.caps.size:
             row = row_of(tsteps, number * count + step, batch, head, aligned)
             apply(tsteps.numbers[number * count + step, KIND], tS, slopes[:0], row, batch, head, m0, n0)
 
 
 @inline
-def pull_back_tangents(dS, tdS, steps, slopes, bends, sums, batch, head, chunk, m0, n0, aligned):
-    """As `pull_back` of dS, and of its tangent, which is added to the tangents of gradients of arrays on the way."""
-    for step in range(steps.caps.size - 1, -1, -1):
-        first, order = steps.numbers[step, SLOPES], steps.numbers[step, ORDER]
+def pull_back_tangents(dS, tdS, steps, tsteps, t, slopes, bends, sums, batch, head, chunk, m0, n0, aligned):
+    """As `pull_back` of dS, and of its tangent, which is added to the tangents of gradients of arrays on the way. t:
+    the direction, of tsteps."""
+    count = steps.caps.size
+    for step in range(count - 1, -1, -1):
+        first, order, kept = steps.numbers[step, SLOPES], steps.numbers[step, ORDER], steps.numbers[step, KEPT]
         if first >= 0:
+            if kept >= 0:
+                S, tS = numbered_tile(slopes, kept, dS), numbered_tile(slopes, kept + 1, dS)
+                row = row_of(tsteps, t * count + step, batch, head, aligned)
+                dx = sum_of(sums, step, batch, head, chunk)
+                collect_reads_along(dx, dS, tdS, S, tS, row, batch, head, m0, n0)
             multiply_duals(dS, tdS, numbered_tile(slopes, first, dS), numbered_tile(bends, first // order, dS))
         elif sums.numbers[step, 0] >= 0:
             add_to_sum(tdS, dS, steps, step, sums, batch, head, chunk, m0, n0, aligned)

@@ -19,7 +19,7 @@ from .forward import EXPONENTIAL, TILE_M, TILE_N, Queries
 from .launch import launch
 from .product import product, product_tn
 from .record import Later, Record
-from .score import nonlinear_in, score, sinks_of, steps_of
+from .score import kept_in, nonlinear_in, score, sinks_of, steps_of
 from .score_tangents import differentiate_score, numbered_tile, tangents_of_sinks, tangents_of_steps
 from .softmax import SUMMED, absorb, add_sink, multiply, rescale, softmax_step
 from .tile import (
@@ -83,7 +83,8 @@ def along(problem, inputs, tangents, bends=False):
         if bends:
             seconds.append(np.empty_like(o))
         operands = operands_of(problem, inputs, some, results + seconds[-1:])
-        scratch, memory = scratch_of(problem, some.count, nonlinear_in(inputs.score), bends)
+        slopes = nonlinear_in(inputs.score) + kept_in(inputs.score)
+        scratch, memory = scratch_of(problem, some.count, slopes, bends)
         tparts = [parts_of(inputs, some, number) for number in range(some.count)]
         of_score = tangents_of_steps(problem, inputs, tparts), tangents_of_sinks(problem, tparts)
         work = tiles.pairs * (depth + EXPONENTIAL + 2 * some.count * depth)
@@ -128,12 +129,13 @@ class Scratch(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def scratch_of(problem, count, nonlinear, bends):
-    """The Record of a Scratch for so many directions, and a function that allocates its memory."""
+def scratch_of(problem, count, slopes, bends):
+    """The Record of a Scratch for so many directions, and a function that allocates its memory. slopes: tiles, with
+    `bends` twice as many."""
     rows, keys = min(TILE_M, problem.seqlen_q), min(TILE_N, problem.seqlen_k)
     elements, dropped = rows * keys, rows * keys if problem.dropout else 0
     sums = rows * ((1 + count + bends) * problem.head_dim_v + count + bends)
-    sizes = (elements, elements, elements * bends, elements * nonlinear * (1 + bends), rows * problem.head_dim,
+    sizes = (elements, elements, elements * bends, elements * slopes * (1 + bends), rows * problem.head_dim,
              count * rows * problem.head_dim, sums, sums * (problem.seqlen_k > LONG), 6 * rows)  # fmt: skip
     dtypes = *[problem.sum_dtype] * len(sizes), np.dtype(np.uint8), np.dtype(np.uint64)
     return memory_of(Scratch, (*sizes, dropped, 2 * (rows + 16) if dropped else 0), dtypes)

@@ -18,7 +18,7 @@ from ..scores import sink_of
 from ..scores.compiled.errors import naming
 from ..scores.function import Score
 from ..tangents import Rows, gradients_of_sink, parts_of
-from ..values import put
+from ..values import put, rounded
 from ..where import Where
 from . import kernels
 from .caches.gather import gather
@@ -195,7 +195,8 @@ class Passes:
             tsinks = [parts_of(inputs, tangents, which)[number] for which in range(tangents.count)]
             for which, x in enumerate(gradients_of_sink(saved, rows, sink, tsinks)):
                 put(along[gradient_of_part(number)][which, ...], x)
-        of_score = [along.get(gradient_of_part(i)) for i, part in enumerate(inputs.score) for _ in part._weights]
+        of_score = [dx for number, part in enumerate(inputs.score)
+                    for dx in gradients_along(problem, part, along.get(gradient_of_part(number)))]  # fmt: skip
         return Gradients(*[along[name] for name in pass_.gives], tuple(of_score))
 
 
@@ -214,7 +215,7 @@ def run_along(gpu, pass_, problem, inputs, tangents, arrays, given, along, *opti
     runs = as_a_batch if may_be_a_batch(problem, inputs, tangents) else one_by_one
     for number, part, own in runs(problem, tangents, arrays, given, along):
         strides = tuple([own[name].strides if name in own else None for name in pass_.takes[3:]])   # after q, k, v
-        tparts = parts_of(inputs, tangents, number)
+        tparts = parts_of(inputs, tangents, number, backward=pass_ is BACKWARD_TANGENT)
         if not run(gpu, pass_, part, inputs, own, strides, *options, tparts=tparts):
             for x in along.values():
                 x.fill(0)
@@ -255,6 +256,15 @@ def gradient_like(problem, part):
         return (part._elements,), np.promote_types(part._sum_dtype, problem.sum_dtype)
     (array,) = part._weights
     return array.shape, problem.sum_dtype if problem.wide else array.dtype
+
+
+def gradients_along(problem, part, found):
+    """The tangents of the gradient of each array of a part; found: of all, with an axis of the tangents in front."""
+    if found is None or not isinstance(part, Score):
+        return [found] * len(part._weights)
+    each = iter(part._split(found))
+    return [rounded(next(each), problem.sum_dtype if problem.wide else x.dtype) if wanted else None
+            for x, wanted in zip(part.arrays, part._wanted)]  # fmt: skip
 
 
 def found_gradients(problem, parts, found):

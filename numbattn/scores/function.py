@@ -49,7 +49,8 @@ class Score(Part):
         Whether gradients of the arrays are wanted: of all floats among them, or one bool for each array. They follow
         from the function, also beside `derivative`, by dual numbers, and are added up where it reads; it is called once
         more for each element that it reads. Of an array with a gradient there are entries and parts, x[i], x[i, j],
-        shape, ndim, size, T and len. They have no tangents, and are refused in second derivatives, yet.
+        shape, ndim, size, T and len. Tangents of these gradients follow from the function, too, by dual numbers of dual
+        numbers; what the derivative by s changes by along the arrays, from `derivative` if that is given.
 
     Raises
     ------
@@ -187,19 +188,43 @@ class Score(Part):
     def _gradients(self, found: Any) -> tuple[Any, ...]:
         if found is None:
             return (None,) * len(self.arrays)
-        ends = np.cumsum([x.size for x in self._trained]).tolist()
-        each = iter([found.reshape(-1)[end - x.size : end].reshape(x.shape) for end, x in zip(ends, self._trained)])
+        each = iter(self._split(found.reshape(-1)))
         return tuple([next(each) if wanted else None for wanted in self._wanted])
+
+    def _split(self, elements: Any) -> list[Any]:
+        """What there is of each array whose gradient is wanted; elements: all, one after the other, after other axes.
+        """
+        *lead, _ = elements.shape
+        ends = np.cumsum([x.size for x in self._trained]).tolist()
+        return [elements[..., end - x.size : end].reshape(*lead, *x.shape) for end, x in zip(ends, self._trained)]
 
     def _gradient(self, dS: Any, lse: Any, delta: Any, S: Any = None) -> Any:
         from .compiled.reads import in_python  # Numba is not imported before it is needed
 
         by_read, summed = in_python(self._identity, self._wanted, self.arrays), np.zeros(self._elements)
-        by_batch = (x.reshape(-1 if x.size else 0, *x.shape[-3:]) for x in np.broadcast_arrays(S, dS))
-        S, dS = map(np.asarray, by_batch)
+        S, dS = _by_batch(S, dS)
         for at in zip(*np.nonzero(dS)):
             for place, slope in by_read(float(S[at]), *map(int, at)):
                 summed[place] += slope * dS[at]
+        return summed
+
+    def _along(self, S: Any, tS: Any, tangent: Any) -> Any:
+        found = self._derivative(S) * tS
+        return found if tangent is None else found + tangent._of_value(S)
+
+    def _bend(self, S: Any, tS: Any, tangent: Any) -> Any:
+        found = self._curvature(S) * tS
+        return found if tangent is None else found + tangent._of_derivative(S)
+
+    def _gradient_along(self, dS: Any, tdS: Any, S: Any, tS: Any, tangent: Any) -> Any:
+        from .compiled.reads import in_python_along  # Numba is not imported before it is needed
+
+        tangents, summed = tangent._tangents.astype(np.float64), np.zeros(self._elements)
+        by_read = in_python_along(self._identity, self._wanted, self.arrays, tangents)
+        S, tS, dS, tdS = _by_batch(S, tS, dS, tdS)
+        for at in zip(*np.nonzero((dS != 0) | (tdS != 0))):
+            for place, slope, tslope in by_read(float(S[at]), float(tS[at]), *map(int, at)):
+                summed[place] += slope * tdS[at] + tslope * dS[at]
         return summed
 
     def _applied(self, S: Any) -> Any:
@@ -251,6 +276,52 @@ class Score(Part):
         return f"Score({self.function.__qualname__}{arrays})"
 
 
+class ScoreTangent:
+    """A Score, and the tangents of its arrays.
+
+    tangents: of each array, None where it is zero. In _tangents they are one after the other, of arrays whose gradients
+    are wanted; where all are zero, all are one element.
+    """
+
+    _has_step, _is_nonlinear, _own_axes = True, False, None
+    _wants_gradient = False
+
+    def __init__(self, score: Score, tangents: Sequence[Any], sum_dtype: Any) -> None:
+        self._score, self._is_zero = score, all(x is None for x in tangents)
+        like, dtype = score._trained[0], np.promote_types(score._sum_dtype, sum_dtype)
+        if self._is_zero:
+            self._tangents: Any = np.broadcast_to(np.zeros_like(like, dtype=dtype, shape=(1,)), (score._elements,))
+            return
+        of_wanted = [x for x, wanted in zip(tangents, score._wanted) if wanted]
+        self._tangents = np.zeros_like(like, dtype=dtype, shape=(score._elements,))
+        for into, x in zip(score._split(self._tangents), of_wanted):
+            if x is not None:
+                into[...] = x
+
+    @property
+    def _is_on_host(self) -> bool:
+        return self._score._is_on_host or isinstance(self._tangents, np.ndarray)
+
+    def _arrays(self) -> dict[str, Any]:
+        return {**self._score._arrays(), "tangents": self._tangents}
+
+    def _of_value(self, S: Any) -> Any:
+        """The tangent of what the Score makes of S, where S has none."""
+        return self._of_each(0, S)
+
+    def _of_derivative(self, S: Any) -> Any:
+        """The tangent of its derivative, likewise."""
+        return self._of_each(1, S)
+
+    def _of_each(self, order: int, S: Any) -> Any:
+        from .compiled.reads import along  # Numba is not imported before it is needed
+
+        score, tangents = self._score, self._tangents.astype(np.float64)
+        tangent = along(score._identity, score._wanted, order)
+        found = score._of_each(lambda *element: tangent(*element, score.arrays, tangents), S)
+        return np.where(np.isneginf(S), 0, found)
+
+
 class Identity:
     """What functions are as they are now: two are the same if they do the same, with the same values."""
 
@@ -271,6 +342,11 @@ class Identity:
         """What stands for it in names of compiled code, on disk, too: the same in every process."""
         digests = [None if function is None else function.digest for function in self.key]
         return hashlib.sha256(repr(digests).encode()).hexdigest()[:32]
+
+
+def _by_batch(*given: Any) -> list[Any]:
+    """Arrays (..., heads, seqlen_q, seqlen_k) with one axis in front of the heads, of the same shape."""
+    return [np.asarray(x.reshape(-1 if x.size else 0, *x.shape[-3:])) for x in np.broadcast_arrays(*given)]
 
 
 def _far(s: Any, batch: Any, head: Any, i: Any, j: Any) -> Any:

@@ -37,6 +37,19 @@ class Part(Value):
         """The derivative of `_derivative` by S."""
         return 0
 
+    def _along(self, S: Any, tS: Any, tangent: Any) -> Any:
+        """The tangent of what this part returns, by that of S, which it is given; tangent: the part with the tangent of
+        its array in that one's place, or None."""
+        return self._derivative(S) * tS if tangent is None else tangent._applied(tS)
+
+    def _bend(self, S: Any, tS: Any, tangent: Any) -> Any:
+        """The tangent of `_derivative`, likewise."""
+        return self._curvature(S) * tS
+
+    def _gradient_along(self, dS: Any, tdS: Any, S: Any, tS: Any, tangent: Any) -> Any:
+        """The tangent of `_gradient`, likewise, but not of a Sink."""
+        return self._gradient(tdS, None, None)
+
     def _gradient(self, dS: Any, lse: Any, delta: Any, S: Any = None) -> Any:
         """The gradient of its array: from dS, that of S after it; of a Sink from lse and delta = rowsum(dO * O) - dlse.
         Of a Score those of all its arrays, one after the other, from S before it, too.

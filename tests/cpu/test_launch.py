@@ -222,8 +222,9 @@ INTERRUPTED = """
 
 
 @pytest.mark.skipif(os.name == "nt", reason="os.kill ends the process there")
-@pytest.mark.parametrize("raised", ["KeyboardInterrupt", "Timeout"])
-@pytest.mark.parametrize("call", ["na.attention(q, k, v)", "na.attention_backward(q, saved)"])
+@pytest.mark.parametrize(("call", "raised"), [
+    ("na.attention(q, k, v)", "KeyboardInterrupt"), ("na.attention_backward(q, saved)", "Timeout"),
+])  # fmt: skip
 def test_a_signal_handler_may_raise(call, raised):
     """Long calls end at once, nothing that a thread still reads is freed, and the next call is as ever."""
     assert run(INTERRUPTED.format(call=call, raised=raised)) == (["True"], 0)

@@ -110,11 +110,11 @@ def test_by_the_layer(rng):
 
 
 @simulated_only
-@pytest.mark.parametrize(("d", "n"), [(3, 70), (12, 64)])
-def test_few_rows(rng, monkeypatch, d, n):
+@pytest.mark.parametrize(("batch", "d", "n"), [(2, 3, 70), (1, 12, 64)])
+def test_few_rows(rng, monkeypatch, batch, d, n):
     """Columns in parts, as an axis of the batch, and what is left of them."""
     monkeypatch.setattr(points, "COLUMNS_AT_LEAST", 16)
-    x, y, b, c = drawn(rng, np.float64, batch=(2,), m=10, n=n, d=d, e=2)
+    x, y, b, c = drawn(rng, np.float64, batch=(batch,), m=10, n=n, d=d, e=2)
     problem, inputs = describe(x, y, b)
     assert Points(lambda: GPU(HOPPER)).parts(problem, inputs) == 4
     given = {"rows": rng.standard_normal((2, 10)), "columns": rng.standard_normal((2, n))} if d == 3 else {}

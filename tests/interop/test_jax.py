@@ -20,12 +20,13 @@ def in_a_process(*arguments, **environment):
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
 
 
-FILES = "tests/interop/in_jax.py", "tests/interop/in_jax_vmap.py", "numbattn/interop/jax/__init__.py"
+IN_TURN = ("tests/interop/in_jax.py",), ("tests/interop/in_jax_vmap.py", "numbattn/interop/jax/__init__.py")
+FAST_TO_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_on_cpus(file):
-    in_a_process(file, JAX_PLATFORMS="cpu")
+@pytest.mark.parametrize("files", IN_TURN, ids=" ".join)
+def test_on_cpus(files):
+    in_a_process(*files, JAX_PLATFORMS="cpu", XLA_FLAGS=FAST_TO_COMPILE)
 
 
 @pytest.mark.gpu

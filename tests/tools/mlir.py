@@ -95,6 +95,9 @@ def emit_call(lower, target, args, signature, emit):
     """Emit what a call does: arguments are converted to the types of the signature first."""
     values = []
     for arg, kind in zip(args, signature.args):
+        if isinstance(kind, types.StarArgTuple):  # the arguments from here on
+            values.append(None)  # which all are constants
+            break
         actual, value = lower.get_numba_type(arg.name), lower.load_var(arg)
         values.append(wrapped(value if actual == kind else lower.lower_cast(actual, kind, value), kind))
     found = emit(Context(lower), Builder(lower), *values)
@@ -212,13 +215,16 @@ def inlined(function):
 
 # ----------------------------------------------------------------------------------------------- what a lowering asks
 def array_part(b, ty, array, name):
+    def number(x):
+        return Value(arith.index_cast(mlir_type(I64), x), I64)
+
+    size, (_, offset, *parts) = I64(as_dtype(ty.dtype).itemsize), memref.extract_strided_metadata(array)
     if name == "data":
-        address = arith.index_cast(mlir_type(I64), memref.extract_aligned_pointer_as_index(array))
-        return b.inttoptr(Value(address, I64), llvmlite_ir.PointerType(I8))
-    parts = list(memref.extract_strided_metadata(array))[2:]  # after address and offset
-    found = parts[: ty.ndim] if name == "shape" else parts[ty.ndim :]
-    numbers = [Value(arith.index_cast(mlir_type(I64), x), I64) for x in found]
-    return tuple(numbers if name == "shape" else [b.mul(x, I64(as_dtype(ty.dtype).itemsize)) for x in numbers])
+        start = number(memref.extract_aligned_pointer_as_index(array))
+        return b.inttoptr(b.add(start, b.mul(number(offset), size)), llvmlite_ir.PointerType(I8))
+    if name == "shape":
+        return tuple(map(number, parts[: ty.ndim]))
+    return tuple(b.mul(number(x), size) for x in parts[ty.ndim :])  # MLIR counts elements
 
 
 def capability():

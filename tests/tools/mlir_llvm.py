@@ -196,6 +196,10 @@ class Builder:
         get_or_insert_function(function.name, ftype, self.lower.mlir_gpu_module)
         return Value(func.call(result=results, callee=function.name, operands_=given), function.returned)
 
+    def atomic_rmw(self, name, place, value, ordering):
+        kinds = getattr(llvm.AtomicBinOp, name), getattr(llvm.AtomicOrdering, ordering)
+        return Value(llvm.atomicrmw(kinds[0], raw(place), raw(value), kinds[1]), value.type)
+
     def cttz(self, x, poison):
         return Value(llvm.intr_cttz(raw(x), False), x.type)
 

@@ -2,6 +2,7 @@
 
 from ...scores.function import Score
 from ..function import gradient_function, record_of, tile_function
+from ..function_tangents import along_function, gradient_along_function
 from ..tile import address_of, call_at, inline
 from .kind import Kind, Lowered
 
@@ -10,10 +11,19 @@ def lower(part, problem, order):
     """A function, Lowered, with the record of its arrays; its numbers are the addresses of it and its derivatives."""
     function = tile_function(part, problem.sum_dtype)
     derivatives = tile_function(part, problem.sum_dtype, order) if order else None
-    gradient = gradient_function(part, problem.sum_dtype) if order and part._wants_gradient else None
     numbers = function.address, derivatives.address if order else 0
-    lowered = Lowered((0, 0), (0, 0), numbers=numbers, sums=gradient.address if gradient else 0)
-    return lowered, record_of(part.arrays), (function, derivatives, gradient)
+    lowered = Lowered((0, 0), (0, 0), numbers=numbers, keeps=order > 0 and part._wants_gradient)
+    return lowered, record_of(part.arrays), (function, derivatives)
+
+
+def lower_tangent(tangent, problem, order):
+    """A ScoreTangent, likewise; its numbers are the addresses of an along_function, or 0, and, with the order 2, of a
+    gradient_along_function."""
+    moves = None if tangent._is_zero else along_function(tangent, problem.sum_dtype, order > 1)
+    gradient = gradient_along_function(tangent, problem.sum_dtype) if order > 1 else None
+    numbers = tuple([function.address if function else 0 for function in (moves, gradient)])
+    record = record_of((*tangent._score.arrays, tangent._tangents))
+    return Lowered((0, 0), (0, 0), numbers=numbers), record, (tangent, moves, gradient)
 
 
 @inline
@@ -42,4 +52,19 @@ def collect_reads(dx, dS, S, sums, row, batch, head, m0, n0):
     call_at(sums, (*given, *place, row.address))
 
 
-KIND = Kind(Score, lower, apply)
+@inline
+def move(S, tS, F, row, batch, head, m0, n0):
+    """Add the tangents of a function whose arrays have these, and of its derivative; F: a tile, or nothing."""
+    given = address_of(S), address_of(tS), address_of(F), S.shape[0], S.shape[1]
+    call_at(row.one, (*given, *place_of(row.origin, batch, head, m0, n0), row.address))
+
+
+@inline
+def collect_reads_along(dx, dS, tdS, S, tS, row, batch, head, m0, n0):
+    """Add to the tangents of the gradients of its arrays."""
+    given = address_of(S), address_of(tS), address_of(dS), address_of(tdS), address_of(dx), dx.size
+    place = place_of(row.origin, batch, head, m0, n0)
+    call_at(row.other, (*given, S.shape[0], S.shape[1], *place, row.address))
+
+
+KIND = Kind(Score, lower, apply, sums=gradient_function)

@@ -22,6 +22,7 @@ class Kind(NamedTuple):
     # tile of its derivatives, if they are not 1 and wanted, and one of the derivatives of those; else nothing
     collect: Any = None  # device function (dx, dS, row, batch, head, m0, n0): adds a tile of dS to the gradient of the
     # part's array, each number of which serves many elements
+    sums: Any = None  # of functions: (part, dtype) -> the CFunction that adds to the gradients of its arrays
 
 
 class Lowered(NamedTuple):
@@ -32,7 +33,8 @@ class Lowered(NamedTuple):
     offset: Any = 0  # an int, or int64 (batch, heads) as bytes; None if it is aligned by tile
     numbers: tuple = (0, 0)  # two integers of the kind's own
     cap: float = 0.0
-    sums: int = 0  # of a function whose arrays have gradients, the address of what adds to these
+    keeps: bool = False  # whether S before it is kept, for derivatives by arrays
+    sums: int = 0  # the address of what Kind.sums makes
 
 
 class Row(NamedTuple):

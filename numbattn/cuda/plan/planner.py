@@ -19,7 +19,9 @@ from ..kernels.scores import (
     is_nonlinear,
     is_packed,
     kind,
+    place_of_part,
 )
+from ..kernels.scores.reads import Reads, sums_of_each
 from ..kernels.shared.visibility import BY_INTERVALS, GAP, MASK, PACKED, has_blocks, has_states
 from ..tile.alignment import VECTOR_BYTES, alignment
 from ..views import View, broadcast, contiguous, fits_tensor_map, pieces
@@ -39,10 +41,12 @@ from ..words.steps import (
     Step,
     Temporary,
     Workspace,
+    array_of_function,
     array_of_mask,
     array_of_offset,
     array_of_part,
     gradient_of_part,
+    partial_sums,
     tangent_of_part,
 )
 from ..words.tiers import is_allowed
@@ -154,7 +158,26 @@ class Planner:
             self.problem, self.device, mask, keys, dtypes, nbytes, self.call.deterministic, score,
             tuple(part.kind for part in self.call.intervals), self.sink, self.mask_by_head(),
             self.score_gradients(), self.score_added(), self.call.whole, tscore, segments, self.cells, self.call.kind,
+            self.reads(),
         )  # fmt: skip
+
+    def reads(self):
+        """The Reads that a kernel for dQ may add up: those of the last function, if what follows it is linear."""
+        number = max((x for x in self.wanted if kind(self.score[x]).gradient == READS), default=None)
+        beside = self.call.deterministic or self.problem.dropout or number is None
+        if beside or is_nonlinear(self.score[number + 1 :]):
+            return ()
+        own, wanted = gradient_of_part(number), self.call.score[number].gradient
+        shapes = [self.layouts[array_of_function(number, which)].shape for which, is_wanted in enumerate(wanted)
+                  if is_wanted]  # fmt: skip
+        columns = shapes[0][-1] if len(shapes) == 1 and shapes[0] else 0
+        return Reads(own, place_of_part(self.score, number), wanted, self.layouts[own].dtype.name, columns)
+
+    def add_sums_of_reads(self, own):
+        """The temporary for sums to which blocks add, of a function's arrays; several of small ones, so that few blocks
+        meet at one."""
+        ((elements,), _, dtype, _), name = self.layouts[own], partial_sums(own)
+        self.add_temporary(name, (sums_of_each(elements, dtype.itemsize), elements), dtype, is_zero=True)
 
     def mask_by_head(self):
         """Whether an array of the mask has an axis of the heads."""
@@ -237,6 +260,7 @@ class Planner:
         """The temporary for the states of tiles, and the step that computes them: once for kernels of like tiles."""
         if self.call.intervals and FIRST not in self.temporaries:
             self.find_intervals(work, tiles)
+        tiles = spec.states(work, tiles)
         m_blocks, n_blocks = self.tiles_of(tiles, work)
         kept_and_other = (m_blocks, n_blocks) if spec.keeps == "q" else (n_blocks, m_blocks)
         shape = *self.problem.batch, *states_shape(*kept_and_other)

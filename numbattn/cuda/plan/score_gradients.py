@@ -9,7 +9,6 @@ import numpy as np
 from ..build import Key
 from ..kernels import bias_gradients, diagonal_sums
 from ..kernels.any.function_gradient import spec_of as spec_of_function
-from ..kernels.any.function_gradient import sums_of_each
 from ..kernels.any.score_gradient import OWN_NUMBERS, entry_sums, spec_of
 from ..kernels.any.sum_parts import TILES as SUMMED_AT_ONCE
 from ..kernels.any.sum_parts import sum_parts
@@ -39,6 +38,9 @@ def add_gradient(planner, number):
     """The steps of the gradient of a part's array."""
     own, kind_of_part = gradient_of_part(number), kind(planner.score[number])
     if kind_of_part.gradient == READS:
+        if partial_sums(own) in planner.temporaries:  # dQ's kernel leaves them
+            add_sum_of_reads(planner, own)
+            return
         add_gradient_of_function(planner, number, own)
         return
     if SUMS_OF_DS in planner.temporaries:
@@ -81,10 +83,15 @@ def add_gradient_of_function(planner, number, own):
         planner.add_temporary(name, (1, elements * SIZE), np.dtype(np.int64), is_zero=True)
         planner.add(spec_of_function(name, **about))
         return
-    name, parts = partial_sums(own), sums_of_each(elements, dtype.itemsize)
-    planner.add_temporary(name, (parts, elements), dtype, is_zero=True)
-    planner.add(spec_of_function(name, **about))
-    planner.layouts[name] = contiguous((parts, 1, elements), dtype)
+    planner.add_sums_of_reads(own)
+    planner.add(spec_of_function(partial_sums(own), **about))
+    add_sum_of_reads(planner, own)
+
+
+def add_sum_of_reads(planner, own):
+    """The step that adds up the sums of a function's arrays."""
+    parts, elements = planner.layouts[name := partial_sums(own)].shape
+    planner.layouts[name] = contiguous((parts, 1, elements), planner.layouts[name].dtype)
     add_sum(planner, own)
 
 

@@ -22,7 +22,7 @@ from .integers import COMPARISONS, INDEX, Counting, IndexType, resized
 from .world import primitive
 
 FREE = ("nsz",)  # integers have one 0
-AT_ONCE = 16  # elements that look something up together: see global_memory.FEW
+AT_ONCE = 32  # elements that look something up together: see global_memory.FEW
 SMALL = 2**24  # a sum with a constant up to this is a Place; larger ones may be no float32, and sums of many no int32
 
 

@@ -53,6 +53,7 @@ class Work(NamedTuple):
     segments: int = 0  # of packed arrays, the tokens before and after them included: see kernels.shared.segments
     cells: tuple = ()  # (rows, columns) of a block of each mask of blocks
     kind: str = ""  # of a function of pairs of points: see kernels.points.kinds
+    reads: tuple = ()  # the Reads of a function whose gradients a kernel for dQ may add up
 
     @property
     def resumes(self):
@@ -86,6 +87,7 @@ class Spec:
     tiles: Callable  # (work) -> rows of a table, the fastest first: the first whose shared memory fits is taken
     parameters: Callable  # (work, tiles) -> what the factory is called with
     numbers: Callable = lambda work, tiles: {}  # (work, tiles) -> numbers of its own, by name
+    states: Callable = lambda work, tiles: tiles  # (work, tiles) -> those of which it looks up states
     keeps: str = "q"  # a block keeps a tile of queries, or of keys, "k", and loops over the tiles of the other side
     blocks: Callable = block_per_query_tile  # (work, tiles, m_blocks, n_blocks) -> blocks for one element of the batch
     persistent: bool = False  # blocks draw work until there is none left

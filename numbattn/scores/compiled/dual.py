@@ -79,6 +79,15 @@ def _slope_of(x):
     return (lambda x: slope(x)) if isinstance(x, Dual) else (lambda x: 0.0)
 
 
+def value_of(x):
+    """The value of a Dual; a number itself."""
+
+
+@overload(value_of)
+def _value_of(x):
+    return (lambda x: value(x)) if isinstance(x, Dual) else (lambda x: x)
+
+
 @lower_cast(types.Number, Dual)
 @lower_cast(types.Boolean, Dual)
 def number_to_dual(context, builder, given, out, number):

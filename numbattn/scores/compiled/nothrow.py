@@ -23,6 +23,13 @@ def may_fail(overload):
     return _may_fail(overload.fndesc.llvm_func_name, functions, set())
 
 
+def arguments_used(overload):
+    """The names of the arguments that the code of a function looks at; parts of them count as they do."""
+    functions = {name.strip('"'): body for name, body in DEFINED.findall(overload.library.get_llvm_str())}
+    _, _, body = functions[overload.fndesc.llvm_func_name].partition("{")
+    return set(re.findall(r"%arg\.(\w+)", body))
+
+
 def _may_fail(name, functions, seen):
     if name in seen:    # it calls itself: an error comes from elsewhere in it
         return False

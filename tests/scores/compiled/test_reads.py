@@ -4,9 +4,10 @@ import math
 
 import numpy as np
 import pytest
+from numba import types
 
 import numbattn as na
-from numbattn.scores.compiled.reads import in_python
+from numbattn.scores.compiled.reads import in_python, is_by_class
 
 
 def of_all_forms(s, batch, head, i, j, x, y, count, table):
@@ -76,7 +77,37 @@ def test_what_cannot_be_differentiated_is_refused(rng, name):
         na.attention_backward(o, saved)
 
 
+BY_CLASS = {
+    "kinds": (lambda s, batch, head, i, j, x, kind: 2 * s - 3 * x[kind[i], kind[j]], True),
+    "parts": (lambda s, batch, head, i, j, x, kind: s + kind[i] * x[head][kind[j]], True),
+    "transposed": (lambda s, batch, head, i, j, x, kind: s + x.T[kind[j], kind[i]], True),
+    "part of transposed": (lambda s, batch, head, i, j, x, kind: s + x.T[kind[j]][kind[i]], True),
+    "kinds of the others": (lambda s, batch, head, i, j, x, kind: s + x[kind[j], kind[i]], False),
+    "no kind": (lambda s, batch, head, i, j, x, kind: s + x[kind[i], head], False),
+    "distances": (lambda s, batch, head, i, j, x, kind: s + x[head, abs(i - j)], False),
+    "products": (lambda s, batch, head, i, j, x, kind: s * x[kind[i], kind[j]], False),
+    "of s": (lambda s, batch, head, i, j, x, kind: s + x[int(s), kind[j]], False),
+    "branches": (lambda s, batch, head, i, j, x, kind: s + x[kind[i], kind[j]] if i > j else s, False),
+    "two": (lambda s, batch, head, i, j, x, kind: s + x[0, kind[j]] + x[1, kind[j]], False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BY_CLASS)
+def test_which_reads_are_of_classes_of_keys(name):
+    function, want = BY_CLASS[name]
+    score = na.Score(function, arrays=[np.ones((3, 3)), np.zeros(5, int)], gradient=True)
+    kinds = types.Array(types.float64, 2, "A"), types.Array(types.int64, 1, "A")
+    assert is_by_class(score._identity.function, score._wanted, types.float32, kinds) == want
+
+
 FAULTS = {
+    "last = index if axis == x.last else last": "last = index",
+    "-1 if self.last < 0 else array.ndim - 1 - self.last": "self.last",
+    "max(self.last - self.array.ndim + array.ndim, -1)": "array.ndim - 1",
+    'by_query & {"s", "j"}': 'by_query & {"s"}',
+    '!= {"j"}': '!= {"i"}',
+    "    if by_all or": "    if",
+    "nowhere) == 1": "nowhere) > 0",
     "builder.add(element, builder.mul(index, stride))": "builder.add(element, index)",
     'builder.icmp_signed("<", index, INT64(0))': 'builder.icmp_signed(">", index, INT64(0))',
     "strides[len(places) :]": "strides[: -len(places)]",

@@ -15,7 +15,7 @@ from ...tile import block_index, device, index, minimum, shape
 from ...words.arguments import Argument, Matrix, Statistic
 from ...words.signatures import array_type
 from ...words.spec import Spec
-from ..scores import SCORE, parts_of, read_step, score_steps
+from ..scores import SCORE, kind, parts_of, read_step, read_tangent_step, score_steps, tangent_steps
 from ..scores.score import units
 from ..shared.dropout import DROPOUT
 from ..shared.exact_sums import add_atomically, add_exactly
@@ -23,11 +23,9 @@ from ..shared.layouts import DTYPES, sum_type, sums
 from ..shared.shares import Share
 from ..shared.visibility import MASK, visible_keys
 from ..tables import parameters
-from .score_gradient import source, sum_step
+from .score_gradient import along, source, sum_step
 from .score_gradient_ds import ALONG, DsArguments
 from .score_gradient_tiles import rows
-
-MOST_SUMS, SUMS_BYTES = 128, 1 << 22  # of each element; in all, where there are several
 
 
 class Row(NamedTuple):
@@ -58,9 +56,12 @@ def function_gradient(*, sum_dtype, exact, wanted, **about):
 
     @device
     def add(pending, dS, S, given, batch, head, m0, n0, walk):
-        S, _ = apply(S, given.scores, batch, head, m0, n0)
+        S, _ = apply(S[0], given.scores, batch, head, m0, n0)
         return add_reads(pending, S * natural(ONE, given.scores), dS, given.scores, walk.sums, batch, head, m0, n0)
 
+    NONE = np.int64(0) if "tscore" in about else np.int32(0)    # as elements are counted
+    if "tscore" in about:
+        about["add_both"] = tangents_step(score, about["tscore"], after, S_TILE, ACC, SUM, add_pending)
     _, shared, sum_of = sum_step(keys_of, add, **about)
 
     def kernel(mQ, mK, mV, mDO, mSums, mLse, mDelta, mask, scores, drops, along, group_size, kept_scale):
@@ -70,9 +71,26 @@ def function_gradient(*, sum_dtype, exact, wanted, **about):
         matrix, m_block = block_index() // m_blocks, m_blocks - 1 - block_index() % m_blocks
         share = Share(matrix // heads, matrix % heads, none, index(1), none, index(1))
         walk = Row(share, m_block, m_block + 1, mSums[block_index() % parts])
-        add_pending(sum_of(walk, given, (0, ZERO)), walk.sums)
+        add_pending(sum_of(walk, given, (NONE, ZERO)), walk.sums)
 
     return source(kernel, ARGUMENTS, shared, np.int64 if exact else SUM, about)
+
+
+def tangents_step(score, tscore, after, layout, ACC, SUM, add_pending):
+    """The same of the tangents of gradients, of dS and S in pairs with their tangents. tscore: see Work."""
+    tangents = [tangent for part, tangent in zip(score, tscore) if kind(part).has_step]
+    part, before, ONE = parts_of(score)[after], parts_of(score)[:after], ACC(1)
+    at = sum(map(bool, tangents[:after]))
+    apply, _ = tangent_steps(before, tangents[:after], layout, ACC, after=len(before))
+    add_reads, (_, natural) = read_tangent_step(tangents[after], at, ACC, SUM, add_pending), units(before, part)
+
+    @device
+    def add_both(pending, dS, S, given, batch, head, m0, n0, walk):
+        S, tS, _ = apply(*S, given.scores, given.along.scores, batch, head, m0, n0)
+        unit, about = natural(ONE, given.scores), (batch, head, m0, n0)
+        return add_reads(pending, S * unit, tS * unit, *dS, given.along.scores, walk.sums, *about)
+
+    return add_both
 
 
 @dataclass(frozen=True)
@@ -104,10 +122,5 @@ def spec_of(name, **about):
         function_gradient,
         arguments_of(name),
         tiles=lambda work: tuple([row._replace(blocks=1) for row in rows(work, True)]),     # functions take registers
-        parameters=lambda work, tiles: parameters(work, tiles) | about,
+        parameters=lambda work, tiles: parameters(work, tiles) | about | along(work),
     )
-
-
-def sums_of_each(elements, nbytes):
-    """How many sums each of so many elements has, of so many bytes."""
-    return min(max(SUMS_BYTES // max(elements * nbytes, 1), 1), MOST_SUMS)

@@ -93,7 +93,7 @@ def walk_steps(keys_of, mask):
 
 def sum_step(
     keys_of, add, *, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, mask, score, dropout, nbytes,
-    after, blocks, tangents=None, tscore=(),
+    after, blocks, tangents=None, tscore=(), add_both=None,
 ):  # fmt: skip
     """What adds up tiles of dS, that after part number `after` of the score: their layout, shared memory, and the
     device function (walk, given, total) -> the sum over all that a block walks over, and the total before.
@@ -101,7 +101,7 @@ def sum_step(
     walk: `share`, and the tiles of queries from m_first to m_end; keys_of: the device function (walk, given, band,
     batch, head, m_block) -> tiles of keys in such a row; add: (total, dS, S, given, batch, head, m0, n0, walk) ->
     total, of S = Q K^T. tangents: None, or which of "q", "k", "v" and "do" have one: then it is the tangent of dS that
-    is added up.
+    is added up; or add_both adds, which is given dS and S in pairs with their tangents.
 
     dO and V of the next tile are in flight while S is computed, Q and K while P, dS and the next dP are.
     """
@@ -120,6 +120,9 @@ def sum_step(
     band_at, (first_place, next_place) = band_of(mask), walk_steps(keys_of, mask)
     TILE_M, TILE_N = tile_m, tile_n
     ds_of, tangents_of = ds_steps(score, tangents, tscore, S_TILE, ACC, after)
+    if tangents is not None and add_both is None:
+        ds_of = second_of(ds_of)
+    clear, add = (clear_one, add) if add_both is None else (clear_two, add_both)
 
     @device
     def rows_of(given, at):
@@ -170,12 +173,33 @@ def sum_step(
             dS = ds_of(S, tS, dP * Z, tdP * Z, given, batch, head, queries.length, m0, n0)
             band = band_at(given.mask, batch, head)
             if tested(given.mask, band, batch, head, at.m_block, at.n_block, m0, m0 + TILE_M, n0, n0 + TILE_N):
-                dS = where(sees(given.mask, band, batch, head, m0, n0), dS, 0)  # line 12: what is masked may be NaN
-            total = add(total, dS, S, given, batch, head, m0, n0, walk)
+                dS = clear(sees(given.mask, band, batch, head, m0, n0), dS)  # line 12: what is masked may be NaN
+            total = add(total, dS, (S, tS), given, batch, head, m0, n0, walk)
             at = following
         return total
 
     return S_TILE, shared, sum_of
+
+
+@device
+def clear_one(visible, dS):
+    return where(visible, dS, 0)
+
+
+@device
+def clear_two(visible, dS):
+    return where(visible, dS[0], 0), where(visible, dS[1], 0)
+
+
+def second_of(both):
+    """The tangent of dS alone, from the device function of both."""
+
+    @device
+    def tangent_of_ds(S, tS, dP, tdP, given, batch, head, length, m0, n0):
+        _, tdS = both(S, tS, dP, tdP, given, batch, head, length, m0, n0)
+        return tdS
+
+    return tangent_of_ds
 
 
 @device

@@ -57,8 +57,8 @@ ALONG = AlongArgument()
 
 
 def ds_steps(score, tangents, tscore, layout, ACC, after):
-    """Device functions (S, tS, dP, tdP, given, batch, head, length, m0, n0) -> dS after part number `after`, or the
-    tangent of it; and (given) -> tQ, tK, tV, tdO. length: of the queries."""
+    """Device functions (S, tS, dP, tdP, given, batch, head, length, m0, n0) -> dS after part number `after`, or dS and
+    the tangent of it; and (given) -> tQ, tK, tV, tdO. length: of the queries."""
     ROWS, NOTHING = layout.row_vector(), ((), (), (), ())
     if tangents is None:
         apply, pull_back, to_log2 = score_steps(score, layout, ACC, after=after)
@@ -80,18 +80,17 @@ def ds_steps(score, tangents, tscore, layout, ACC, after):
     (apply, pull_back), to_log2 = tangent_steps(score, tscore, layout, ACC, after=after), to_log2_of(score, ACC)
 
     @device
-    def tangent_of_ds(S, tS, dP, tdP, given, batch, head, length, m0, n0):
+    def both(S, tS, dP, tdP, given, batch, head, length, m0, n0):
         (mLse, mDelta), (mTLse, mTDelta) = given.statistics, given.along.statistics
         lse_log2, D = load(mLse[batch, head][:length], ROWS, m0), load(mDelta[batch, head][:length], ROWS, m0)
         tlse, tD = load(mTLse[batch, head][:length], ROWS, m0), load(mTDelta[batch, head][:length], ROWS, m0)
         S, tS, (F, tF) = apply(S, tS, given.scores, given.along.scores, batch, head, m0, n0)
         P, tP = recompute_tangents(S, tS, lse_log2, tlse, to_log2(given.scores.scale))
         dS, tdS = tangents_of_ds(P, tP, dP - D, tdP - tD)
-        _, tdS = pull_back(dS, tdS, F, tF)
-        return tdS
+        return pull_back(dS, tdS, F, tF)
 
     @device
     def tangents_of(given):
         return given.along.inputs
 
-    return tangent_of_ds, tangents_of
+    return both, tangents_of

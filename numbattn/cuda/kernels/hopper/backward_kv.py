@@ -40,7 +40,7 @@ from ..scores import within_segment
 from ..shared.layouts import DTYPES
 from ..shared.query_tiles import QueryTile, key_lengths, keys_step, queries_steps
 from ..shared.segments import keys_of
-from ..shared.visibility import band_of, has_key_lengths, has_query_lengths
+from ..shared.visibility import band_of, has_functions, has_key_lengths, has_query_lengths
 from ..shared.warps import warp_specialised
 from .backward_steps import (
     BIAS,
@@ -110,7 +110,7 @@ def hopper_backward_kv(
     Q_PIPELINE, K_PIPELINE, V_PIPELINE, DO_PIPELINE, SHARED_LSE, SHARED_DELTA = pipelines
     DS_PIPELINE = Pipeline.within(shared, SHARED_DS.of_stages(2), CONSUMERS, fills=CONSUMERS)
     band_at, longest, scores_of = band_of(mask), key_lengths(mask), within_segment(score)
-    first_queries, next_queries, needs_mask = queries_steps(mask, tile_m, ROWS)
+    first_queries, next_queries, needs_mask = queries_steps(mask, tile_m, ROWS, CONSUMERS * has_functions(mask))
     clear_queries, CLEARS_KEYS = clear_step(tile_m, CONSUMERS, has_query_lengths(mask)), has_key_lengths(mask)
     read_lse, lse_of = statistic_steps(SHARED_LSE, COLS, early=statistics_early)
     read_delta, delta_of = statistic_steps(SHARED_DELTA, COLS, early=statistics_early)
@@ -208,7 +208,8 @@ def hopper_backward_kv(
             clear(V, left)
             fence_async_proxy()
             sync_warpgroups(CONSUMERS)
-        none, at = QueryTile(index(0), index(0), index(0)), first_queries(args.mask, tile)
+        at = first_queries(args.mask, tile)
+        none = QueryTile(index(0), index(0), index(0), at.known)
         if at.m_block < at.m_blocks:
             if ADDS_DQ:
                 publish_ds(full(S_TILE, ZERO), stages.dS, none, mSums, tile)    # before the first tile there is no dS
@@ -245,7 +246,7 @@ def hopper_backward_kv(
         tile, mask = keys_of_block(mLse, mDK, mask, group_size, at_once)
         if tile.first < tile.end:                               # else a slot without a tile
             args = BackwardArguments(
-                mask, scores_of(scores, tile.segment), drops, scale_log2, kept_scale, delta_scale
+                mask, scores_of(scores, tile.segment), drops, scale_log2, kept_scale, delta_scale, ()
             )  # fmt: skip
             B = stage(B_PIPELINE, 0)
             given = mQ, mK, mV, mDO, biases, mLse, mDelta, mask, tile, B
@@ -283,5 +284,12 @@ def parameters_kv(work, tiles):
 
 NO_SUMS = Statistic("delta", padded=True)  # in place of sums, which are not touched then
 
-SPEC_SUMS = keys_spec(hopper_backward_kv, keys_row, parameters_kv, (*GIVEN, BIAS), [DQ_SUMS])
-SPEC = keys_spec(hopper_backward_kv, keys_row, parameters_kv, (*GIVEN, BIAS), [NO_SUMS])
+
+
+def tiles_of_states(work, tiles):
+    """Those of which states are looked up: of a mask with functions each consumer's."""
+    return tiles._replace(tile_n=ROWS) if has_functions(work.mask) else tiles
+
+
+SPEC_SUMS = keys_spec(hopper_backward_kv, keys_row, parameters_kv, (*GIVEN, BIAS), [DQ_SUMS], tiles_of_states)
+SPEC = keys_spec(hopper_backward_kv, keys_row, parameters_kv, (*GIVEN, BIAS), [NO_SUMS], tiles_of_states)

@@ -33,6 +33,7 @@ from ...tile import (
 from ...words.arguments import Matrix
 from ...words.spec import Spec
 from ..scores import score_steps_ahead, within_segment
+from ..scores.reads import READ_SUMS
 from ..shared.dropout import dropout_steps
 from ..shared.layouts import DTYPES
 from ..shared.recompute import mask_step, recompute
@@ -64,6 +65,7 @@ from .backward_steps import (
 )
 from .forward_steps import clear_step
 from .forward_tiles import has_small_blocks
+from .read_sums import reads_of, reads_steps
 from .tma_bias import load_bias_step
 from .walk import ConsumerTile, WorkTile, block_steps, score_tile_steps
 
@@ -79,7 +81,7 @@ class Kept(NamedTuple):
 
 def hopper_backward_q(
     *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, mask, score, dropout, nbytes, bias_dtype="",
-    blocks=1,
+    reads=(), blocks=1,
 ):  # fmt: skip
     """dQ, 64 queries a consumer; a row of S, P, dP and dS is a query.
 
@@ -103,6 +105,9 @@ def hopper_backward_q(
     band_at, masked, tested = band_of(mask), mask_step(mask, S_TILE), needs_test(mask)
     sign_dropped, dS_of = dropout_steps(S_TILE, dropout)
     look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, np.float32, by_tma=HAS_TMA_BIAS)
+    none_pending, prepare, add_reads, settled, add_last = reads_steps(
+        shared, score, reads, S_TILE, dtype, stages[0], CONSUMERS
+    )
     looked_up, at_hand, scored = score_tile_steps(look_up, apply, tile_n, CONSUMERS, SHARED_B)
     clear_keys, CLEARS_QUERIES = clear_step(tile_n, CONSUMERS, has_key_lengths(mask)), has_query_lengths(mask)
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
@@ -156,20 +161,24 @@ def hopper_backward_q(
         return dot(S_TILE, Q, K.tile.T)                         # Alg. 4 line 11: S = Q K^T
 
     @device
-    def step(dQ, S, found, kept, K, V, tile, n_block, args):
-        """dQ of a tile of keys, in flight."""
+    def step(dQ, pending, S, found, kept, K, V, tile, n_block, args):
+        """dQ of a tile of keys, in flight; what is not yet added of gradients of a function's arrays."""
         batch, head, m0, n0 = tile.batch, tile.head, tile.m0, n_block * TILE_N
         here = at_hand(found, K, tile, args.scores)
         wait(V)
         dP = dot(S_TILE, kept.dO, V.tile.T)                     # line 17: dP = dO V^T, in flight
+        prepare(K, args, tile, n0)
+        QK = S
         S, F = scored(S, here, tile, args.scores, n_block)
         P = recompute(S, kept.lse, args.scale_log2)             # line 13: P = exp(S - lse)
         if tested(args.mask, kept.band, batch, head, tile.m_block, n_block, m0, m0 + ROWS, n0, n0 + TILE_N):
             P, F = masked(P, F, args.mask, kept.band, batch, head, m0, n0)     # line 12: MASK
         P = sign_dropped(P, args.drops, batch, head, m0, n0)                            # line 14
-        dS = pull_back(dS_of(P, wgmma_wait(dP, 0), kept.D, args.delta_scale), F)        # line 20
+        after = dS_of(P, wgmma_wait(dP, 0), kept.D, args.delta_scale)                   # dS after the score
+        dS = pull_back(after, F)                                # line 20
         release(V)
-        return dot(dQ, operand(dS, SHARED_K), K.tile)           # line 21: dQ += dS K
+        dQ = dot(dQ, operand(dS, SHARED_K), K.tile)             # line 21: dQ += dS K
+        return dQ, add_reads(pending, QK, after, K, args, tile, n0)
 
     @device
     def compute(mDQ, mLse, mDelta, tile, scale, args):
@@ -190,22 +199,24 @@ def hopper_backward_q(
         padded_row = segment.first_padded_row + m0
         lse, D = load(mLse[batch, head], ROW_VECTOR, padded_row), load(mDelta[batch, head], ROW_VECTOR, padded_row)
         dQ, kept = full(Q_TILE, ZERO), Kept(dO, lse, D, band)
-        n_block = next_n_block(tile, args.mask, first)
+        n_block, pending = next_n_block(tile, args.mask, first), none_pending()
         if n_block < n_blocks:
             found = looked_up(tile, args.scores, n_block)
             S = wgmma_wait(start_scores(Q, K, V, n_block, band), 0)
             after = next_n_block(tile, args.mask, opaque(n_block + 1))
             while after < n_blocks:
-                dQ = step(dQ, S, found, kept, K, V, tile, n_block, args)
+                dQ, pending = step(dQ, pending, S, found, kept, K, V, tile, n_block, args)
                 found = looked_up(tile, args.scores, after)
                 S = start_scores(Q, advance(K, 1), advance(V, 1), after, band)
-                dQ = wgmma_wait(dQ, 1)
+                dQ, pending = wgmma_wait(dQ, 1), settled(pending)
                 release(K)
                 S = wgmma_wait(S, 0)
                 K, V, n_block = advance(K, 1), advance(V, 1), after
                 after = next_n_block(tile, args.mask, opaque(n_block + 1))
-            dQ = wgmma_wait(step(dQ, S, found, kept, K, V, tile, n_block, args), 0)
+            dQ, pending = step(dQ, pending, S, found, kept, K, V, tile, n_block, args)
+            dQ = wgmma_wait(dQ, 0)
             release(K)
+        add_last(pending, args, tile)
         sync_warpgroup()                                        # all have read Q
         first, end = queries_of(segment)
         save_dq(mDQ[batch, head][first:end], dQ * scale, Q, m0) # line 24
@@ -215,7 +226,7 @@ def hopper_backward_q(
     begin, take_roles = warp_specialised(own_pipelines, CONSUMERS, registers, compute, load_tiles, blocks=blocks)
 
     def kernel(
-        mQ, mK, mV, mDO, biases, mDQ, mLse, mDelta, mask, scores, drops, group_size, ds_scale, scale_log2,
+        mQ, mK, mV, mDO, biases, mDQ, mReads, mLse, mDelta, mask, scores, drops, group_size, ds_scale, scale_log2,
         kept_scale, at_once, delta_scale,
     ):
         begin()
@@ -226,12 +237,15 @@ def hopper_backward_q(
         mask, m_end = mask_of(mask, segment), minimum((m_block + 1) * TILE_M, segment.queries)
         if m_block * TILE_M < m_end:                            # else a slot without a tile
             tile = segment, batch, head, m_block, m_end
-            args = BackwardArguments(mask, scores_of(scores, segment), drops, scale_log2, kept_scale, delta_scale)
+            args = BackwardArguments(
+                mask, scores_of(scores, segment), drops, scale_log2, kept_scale, delta_scale, mReads
+            )  # fmt: skip
             given = mQ, mK, mV, mDO, biases, mask, tile, head // group_size
             take_roles((mDQ, mLse, mDelta, tile, ds_scale, args), (given,))
 
     tiles = SHARED_Q, SHARED_K, SHARED_V, SHARED_DO, *[SHARED_B] * HAS_TMA_BIAS
     dtypes, about = {"dq": out_dtypes[0]}, {"mask": mask, "score": score, "bias_dtype": bias_dtype}
+    about["read_dtype"] = reads[2] if reads else None
     return source(kernel, SPEC.arguments, shared, tiles, dtype, dtypes, CONSUMERS, blocks, **about)
 
 
@@ -255,12 +269,12 @@ def queries_row(work):
 
 
 def parameters_q(work, tiles):
-    return with_results("dq")(work, tiles) | {"bias_dtype": dtype_of_bias(work)}
+    return with_results("dq")(work, tiles) | {"bias_dtype": dtype_of_bias(work), "reads": reads_of(work, tiles)}
 
 
 SPEC = Spec(
     hopper_backward_q,
-    (*GIVEN, BIAS, Matrix("dq"), *STATISTICS_AND_NUMBERS),
+    (*GIVEN, BIAS, Matrix("dq"), READ_SUMS, *STATISTICS_AND_NUMBERS),
     tiles=lambda work: (queries_row(work),),
     parameters=parameters_q,
     numbers=at_once,

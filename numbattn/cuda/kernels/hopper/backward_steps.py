@@ -61,6 +61,7 @@ class BackwardArguments(NamedTuple):
     scale_log2: Any
     kept_scale: Any
     delta_scale: Any
+    reads: Any  # sums of what a function reads, where their gradients are wanted
 
 
 # -------------------------------------------------------------------------------------------------- what they share
@@ -175,7 +176,11 @@ def size_of(work):
 with_results = partial(tables.with_results, sizes=head_dims)
 
 
-def keys_spec(factory, row, parameters, given, sums=()):
+def same_tiles(work, tiles):
+    return tiles
+
+
+def keys_spec(factory, row, parameters, given, sums=(), states=same_tiles):
     """The Spec of a kernel that keeps keys. row: a function of the work, that of a table."""
     return Spec(
         factory,
@@ -183,6 +188,7 @@ def keys_spec(factory, row, parameters, given, sums=()):
         tiles=lambda work: (row(work),),
         parameters=parameters,
         numbers=at_once,
+        states=states,
         keeps="k",
         packs=True,
         blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads_k * n_blocks,

@@ -212,7 +212,7 @@ def hopper_backward_wide(
         tile, mask = keys_of_block(mLse, mDK, mask, group_size, at_once)
         if tile.first < tile.end:                               # else a slot without a tile
             args = BackwardArguments(
-                mask, scores_of(scores, tile.segment), drops, scale_log2, kept_scale, delta_scale
+                mask, scores_of(scores, tile.segment), drops, scale_log2, kept_scale, delta_scale, ()
             )  # fmt: skip
             given = mQ, mK, mV, mDO, biases, mLse, mDelta, mask, tile, ()
             take_roles((mDK, mDV, tile, ds_scale, args), (given,))

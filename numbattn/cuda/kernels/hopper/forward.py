@@ -71,9 +71,9 @@ from .forward_steps import (
     share_steps,
     within_step,
 )
-from .forward_tiles import ROWS, head_dims, numbers, rows
+from .forward_tiles import ROWS, head_dims, numbers, rows, tiles_of_states
 from .linear_bias import DEPTH, is_linear_bias, linear_bias_steps
-from .walk import ConsumerTile, block_steps, score_tile_steps
+from .walk import ConsumerTile, score_tile_steps
 
 # {consumers: of a producer's thread, of a consumer's}; two blocks of one consumer share a multiprocessor
 REGISTERS = {1: (40, 216), 2: (40, 232), 3: (32, 160), 4: (32, 112)}
@@ -117,12 +117,12 @@ def hopper_forward(
     schedule, load = producer_steps(pipelines, moved, SHARED_B, mask, tile_n, consumers)
     CONSUMERS, TILE_N, LN2 = consumers, tile_n, ACC(LN_2)
     RESCALES_FIRST = head_dim_v > 192  # more of O than can be rescaled while S is in flight
-    (_, next_n_block), (share_of, is_whole) = block_steps(mask, tile_n), share_steps(mask, consumers)
+    share_of, is_whole = share_steps(mask, consumers)
     # with levels a RelativeBias is 7 % faster at head_dim 128, at 256 4 % slower (H200)
     look_up, apply = softmax_score_steps(score, S_TILE, ACC, has_levels=not RESCALES_FIRST, by_tma=HAS_TMA_BIAS)
     looked_up, at_hand, scored = score_tile_steps(look_up, apply, tile_n, consumers, SHARED_B)
-    needs_mask, masked = mask_steps(mask, S_TILE, tile_n, ACC)
-    look_ahead, is_partial = ahead_steps(mask, needs_mask)
+    needs_mask, masked = mask_steps(mask, S_TILE, tile_n, consumers, ACC)
+    next_ahead, is_first_partial, is_partial, goes_on = ahead_steps(mask, needs_mask, tile_n, consumers)
     (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
     put_columns, linear_bias_of, side_of, add_linear_bias, level_of = linear_bias_steps(score, S_TILE, SHARED_C, ACC)
     within, drop = within_step(mask, score, linear_bias_of), drop_step(S_TILE, dropout)
@@ -138,7 +138,7 @@ def hopper_forward(
         BY_PRODUCT = HAS_LINEAR_BIAS and not masks
 
         @device
-        def step(acc, Q, K, V, tile, before, here, side, args):
+        def step(acc, Q, K, V, tile, before, here, ahead, side, args):
             """The softmax of tile `here` and P V of tile `before`. Also returns `here` and the tile after it."""
             O, P, m, l, alpha = acc
             looked_up_ahead = looked_up(tile, args.scores, here)
@@ -152,8 +152,7 @@ def hopper_forward(
                 O = rescaled(O, alpha)                          # line 15: O = alpha O
             wait(V)
             O = dot(O, P, V.tile)                               # line 15: O = O + P V of the tile before, in flight
-            after = next_n_block(tile, args.mask, here + 1)
-            ahead = look_ahead(tile, args.mask, after)
+            after, ahead = next_ahead(tile, args.mask, here, ahead)
             S = wgmma_wait(S, 1)
             found = at_hand(looked_up_ahead, K, tile, args.scores)
             release(K)
@@ -183,7 +182,7 @@ def hopper_forward(
         return ConsumerTile(work.batch, head, m0, work.m_block, work.n_block, work.n_blocks, work.segment)
 
     @device
-    def prologue(Q, K, tile, n_block, args):
+    def prologue(Q, K, tile, n_block, known, args):
         """The softmax of the first S."""
         place = tile.segment, tile.batch, tile.head, tile.m0
         O, m, l = start(args.before, args.mLse, *place, args.scale_log2, args.kept_scale)
@@ -195,27 +194,26 @@ def hopper_forward(
         found = at_hand(looked_up_ahead, K, tile, args.scores)
         release(K)
         K, (S, level, factor) = advance(K, 1), scored(S, found, tile, args.scores, n_block)
-        if needs_mask(tile, args.mask, n_block):
+        if is_first_partial(tile, args.mask, n_block, known):
             S = masked(S, tile, args.mask, n_block)
         P_f32, m, l, alpha = softmax_step(S, m, l, args.scale_log2, level, factor)
         return ForwardAccumulators(O, left_operand(P_f32, tile, args, n_block), m, l, alpha), K
 
     @device
-    def main_loop(acc, Q, K, V, tile, before, end, args):
+    def main_loop(acc, Q, K, V, tile, before, known, end, args):
         """All tiles of keys but the first, up to `end`. Also returns the last one, and the next one not computed."""
-        here = next_n_block(tile, args.mask, before + 1)
-        ahead = look_ahead(tile, args.mask, here)
-        while here < end:
+        here, ahead = next_ahead(tile, args.mask, before, known)
+        while goes_on(tile, args.mask, here, end, ahead):
             side, until = side_of(args.linear_bias, here, end)
             # Nearly all of the time is spent here: this inner loop is 1 to 2 % faster than one loop with if and else.
             while here < until and not is_partial(tile, args.mask, here, ahead):
-                acc, K, V, before, here, ahead = step(acc, Q, K, V, tile, before, here, side, args)
-            if here < end:
-                acc, K, V, before, here, ahead = masked_step(acc, Q, K, V, tile, before, here, side, args)
-        return acc, K, V, before, here
+                acc, K, V, before, here, ahead = step(acc, Q, K, V, tile, before, here, ahead, side, args)
+            if goes_on(tile, args.mask, here, end, ahead):
+                acc, K, V, before, here, ahead = masked_step(acc, Q, K, V, tile, before, here, ahead, side, args)
+        return acc, K, V, before, here, ahead
 
     @device
-    def epilogue(acc, W, Q, K, V, tile, before, here, args):
+    def epilogue(acc, W, Q, K, V, tile, before, here, ahead, args):
         """The last P V, O and lse. Also returns the next tile, received while P V is in flight."""
         O, P, m, l, alpha = acc
         clear_beyond(V, tile, args.mask, before)
@@ -231,7 +229,7 @@ def hopper_forward(
         O = wgmma_wait(O, 0)
         release(V)
         V = advance(V, 1)
-        K, V, _ = skip(K, V, tile, args.mask, here, tile.n_blocks)
+        K, V, _, _ = skip(K, V, tile, args.mask, here, ahead, tile.n_blocks)
         sync_warpgroup()                                        # all have read Q
         O = O * (inverse(total, alpha) * args.kept_scale)       # line 15: O = O / l
         if IS_STAGED:
@@ -252,11 +250,11 @@ def hopper_forward(
         tile = receive(W, args.heads_per_tile)
         while tile.n_blocks > 0:
             here = within(args, tile)
-            first, end = n_block_range(tile, here.mask)
-            K, V, n_block = skip(K, V, tile, here.mask, tile.n_block, first)
-            acc, K = prologue(Q, K, tile, n_block, here)
-            acc, K, V, n_block, after = main_loop(acc, Q, K, V, tile, n_block, end, here)
-            K, V, tile = epilogue(acc, W, Q, K, V, tile, n_block, after, here)
+            first, end, known = n_block_range(tile, here.mask)
+            K, V, n_block, known = skip(K, V, tile, here.mask, tile.n_block, known, first)
+            acc, K = prologue(Q, K, tile, n_block, known, here)
+            acc, K, V, n_block, after, ahead = main_loop(acc, Q, K, V, tile, n_block, known, end, here)
+            K, V, tile = epilogue(acc, W, Q, K, V, tile, n_block, after, ahead, here)
             W, Q = advance(W, 1), advance(Q, CONSUMERS)
             sync_warp()                                         # reconverge: the first thread did more
 
@@ -296,6 +294,7 @@ SPEC = Spec(
         | {"bias_dtype": dtype_of_tma_bias(work)}
     ),
     numbers=numbers,
+    states=tiles_of_states,
     persistent=True,
     resident=lambda work, tiles: tiles.blocks,
     arch="a",

@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ...tile import (
     Pipeline,
     advance,
@@ -9,6 +11,7 @@ from ...tile import (
     device,
     fence_async_proxy,
     index,
+    lowest_bit,
     maximum,
     minimum,
     opaque,
@@ -24,15 +27,19 @@ from ..shared.segments import Segment, mask_within_step, whole
 from ..shared.visibility import (
     FARTHEST,
     PACKED,
+    WORD,
     band_of,
     element_test,
     has_key_lengths,
     has_states,
     is_looked_up,
+    kept_tile,
     needs_test,
+    needs_test_of_full,
+    next_tile,
 )
 from .forward_tiles import ROWS
-from .walk import WorkTile, block_steps, place_of
+from .walk import WorkTile, block_steps, has_own_states, known_steps, place_of
 
 
 class Pipelines(NamedTuple):
@@ -120,18 +127,19 @@ def share_steps(mask, consumers):
     return share_of, is_whole
 
 
-def mask_steps(mask, layout, tile_n, ACC):
+def mask_steps(mask, layout, tile_n, consumers, ACC):
     """Device functions: (tile, mask, n_block) -> whether a tile of S needs a test per element; (S, tile, mask,
     n_block) -> S where it is seen, else -inf."""
     band_at, sees, tested = band_of(mask), element_test(mask, layout), needs_test(mask)
-    TILE_N, NO_SCORE = tile_n, ACC(-float("inf"))
+    TILE_N, NO_SCORE, HAS_OWN_STATES = tile_n, ACC(-float("inf")), has_own_states(mask, consumers)
 
     @device
     def needs_mask(tile, mask, n_block):
         batch, head, m0, n0 = tile.batch, tile.head, tile.m0, n_block * TILE_N
         band = band_at(mask, batch, head)
         m_end, n_end = m0 + ROWS, n0 + TILE_N
-        return tested(mask, band, batch, head, tile.m_block, n_block, m0, m_end, n0, n_end)
+        kept = kept_tile(mask, m0 // ROWS) if HAS_OWN_STATES else tile.m_block
+        return tested(mask, band, batch, head, kept, n_block, m0, m_end, n0, n_end)
 
     @device
     def masked(S, tile, mask, n_block):
@@ -143,30 +151,62 @@ def mask_steps(mask, layout, tile_n, ACC):
     return needs_mask, masked
 
 
-def ahead_steps(mask, needs_mask):
-    """Device functions: (tile, mask, n_block) -> what is found out of the next tile while products are in flight;
-    (tile, mask, n_block, that) -> whether it needs a test per element."""
-    if not has_states(mask):
-
-        @device
-        def nothing(tile, mask, n_block):
-            return ()
-
-        @device
-        def needs_test(tile, mask, n_block, ahead):
-            return needs_mask(tile, mask, n_block)
-
-        return nothing, needs_test
+def ahead_steps(mask, needs_mask, tile_n, consumers):
+    """Device functions for what is known of tiles: (tile, mask, n_block, that) -> the one after it that is not empty,
+    and what is found out of this while products are in flight; the same -> whether it needs a test per element, for the
+    first one and for others; (tile, mask, n_block, end, that) -> whether this consumer reads it, or any after it."""
+    if has_own_states(mask, consumers):
+        return word_ahead_steps(mask, tile_n, consumers)
+    HAS_STATES, (_, next_n_block) = has_states(mask), block_steps(mask, tile_n, consumers)
 
     @device
-    def looked_up(tile, mask, n_block):
-        return needs_mask(tile, mask, minimum(n_block, tile.n_blocks - 1))
+    def after(tile, mask, n_block, ahead):
+        n_block = next_n_block(tile, mask, n_block + 1)
+        if HAS_STATES:
+            return n_block, needs_mask(tile, mask, minimum(n_block, tile.n_blocks - 1))
+        return n_block, ()
 
     @device
-    def as_found(tile, mask, n_block, ahead):
-        return ahead
+    def needs_test_at_once(tile, mask, n_block, nothing):
+        return needs_mask(tile, mask, n_block)
 
-    return looked_up, as_found
+    @device
+    def needs_test(tile, mask, n_block, ahead):
+        return ahead if HAS_STATES else needs_mask(tile, mask, n_block)
+
+    @device
+    def is_before(tile, mask, n_block, end, ahead):
+        return n_block < end
+
+    return after, needs_test_at_once, needs_test, is_before
+
+
+def word_ahead_steps(mask, tile_n, consumers):
+    """The same by Words, where each consumer has states of its own."""
+    band_at, tested, TILE_N = band_of(mask), needs_test_of_full(mask), tile_n
+    _, after = known_steps(mask, tile_n, consumers, by_consumer=True)
+
+    @device
+    def needs_test(tile, mask, n_block, words):
+        batch, head, m0, n0 = tile.batch, tile.head, tile.m0, n_block * TILE_N
+        band, is_full = band_at(mask, batch, head), (words.full & np.uint32(1)) != 0
+        return not is_full or tested(mask, band, batch, head, 0, n_block, m0, m0 + ROWS, n0, n0 + TILE_N)
+
+    @device
+    def is_left(tile, mask, n_block, end, words):
+        return n_block < end and own_steps(tile, mask, n_block, words) < tile.n_blocks - n_block
+
+    return after, needs_test, needs_test, is_left
+
+
+@device
+def own_steps(tile, mask, n_block, words):
+    """How many tiles of keys, from this one on, are empty for a consumer; as many as there are, or more: all."""
+    steps = lowest_bit(words.own)
+    if steps == WORD:
+        beyond, own = (n_block // WORD + 1) * WORD, kept_tile(mask, tile.m0 // ROWS)
+        steps = beyond - n_block + next_tile(mask, tile.batch, tile.head, own, beyond, tile.n_blocks - beyond)
+    return steps
 
 
 def clear_step(rows, consumers, has_lengths):
@@ -191,9 +231,11 @@ def clear_step(rows, consumers, has_lengths):
 
 def key_tile_steps(mask, tile_n, consumers):
     """Device functions for the tiles of keys of a work tile: (V, tile, mask, n_block) clears the last one beyond the
-    keys; (K, V, tile, mask, n_block, end) releases tiles unread; (tile, mask) -> those that a consumer reads."""
+    keys; (K, V, tile, mask, n_block, known, end) releases tiles unread; (tile, mask) -> those that a consumer reads.
+    What is known of them goes with them: see `known_steps`."""
     TILE_N, IS_LOOKED_UP, band_at = tile_n, is_looked_up(mask), band_of(mask)
-    visible_blocks, next_n_block = block_steps(mask, tile_n)
+    (visible_blocks, _), HAS_OWN_STATES = block_steps(mask, tile_n, consumers), has_own_states(mask, consumers)
+    known_of, next_known = known_steps(mask, tile_n, consumers, by_consumer=True)
     clear_keys = clear_step(tile_n, consumers, has_key_lengths(mask))
 
     @device
@@ -202,7 +244,7 @@ def key_tile_steps(mask, tile_n, consumers):
         clear_keys(V, band_at(mask, tile.batch, tile.head)[3] - n_block * TILE_N)
 
     @device
-    def skip(K, V, tile, mask, n_block, end):
+    def skip(K, V, tile, mask, n_block, known, end):
         """Release tiles of keys unread; also returns the first one from `end` on."""
         while n_block < end:
             wait(K)
@@ -212,16 +254,21 @@ def key_tile_steps(mask, tile_n, consumers):
             release(K)
             release(V)
             K, V = advance(K, 1), advance(V, 1)
-            n_block = next_n_block(tile, mask, opaque(n_block + 1))
-        return K, V, n_block
+            n_block, known = next_known(tile, mask, n_block, known)
+        return K, V, n_block, known
 
     @device
     def n_block_range(tile, mask):
-        """The tiles of keys [first, end) that this consumer reads, at least one."""
+        """The tiles of keys [first, end) that this consumer reads, at least one; and what is known of the work tile's
+        first one."""
+        known = known_of(tile, mask, tile.n_block)
         first, end = visible_blocks(mask, tile.batch, tile.head, tile.m0, tile.m0 + ROWS)
         if IS_LOOKED_UP or first >= end:
             first = tile.n_block
-        return first, minimum(maximum(end, first + 1), tile.n_blocks)
+        if HAS_OWN_STATES:
+            steps = own_steps(tile, mask, first, known)
+            first = first + (steps if steps < tile.n_blocks - first else 0)
+        return first, minimum(maximum(end, first + 1), tile.n_blocks), known
 
     return clear_beyond, skip, n_block_range
 

@@ -65,6 +65,10 @@ BLOCKS = CELLS | {  # for masks of small blocks
     64: Crowded(64, 4, 2, 2),
     128: Crowded(64, 2, 2, 2),
 }
+FUNCTIONS = CELLS | {  # for functions, where each consumer has states of its own: ms on an H100, seqlen 8192
+    64: Warpgroups(64, 4, 6, 5),                                    # causal, documents: .56, .30; as for cells .62, .35
+    128: Warpgroups(64, 3, 5, 4),                                   # .83, .37; as for cells .81, .40
+}
 CELLS_AND_DROPOUT = CELLS | {128: Warpgroups(64, 2, 4, 4), 256: Warpgroups(32, 2, 2, 4)}
 LOOKED_UP = CELLS_AND_DROPOUT | {64: Warpgroups(64, 2, 4, 4)}  # for a score's arrays
 
@@ -85,6 +89,7 @@ CHOICES = (
     Row("dropout cells", CELLS_AND_DROPOUT),
     Row("dropout", CELLS),               # at 4096 26.3 % at head_dim 64, 41.6 at 128; the others 25.5, 39.4
     Row("small-blocks", BLOCKS),
+    Row("functions", FUNCTIONS),
     Row("cells", CELLS),
     Row("packed many-keys", USUAL | LONG),
     Row("packed", USUAL | {64: LONG[64]}),   # long sequences take the most time, however many short ones there are
@@ -105,6 +110,7 @@ def traits(work):
         "table-alone": is_table(work.score) and not (work.problem.dropout or work.mask),
         "dropout": work.problem.dropout,
         "small-blocks": has_small_blocks(work),
+        "functions": has_functions(work.mask),
         "cells": is_looked_up(work.mask),
         "packed": PACKED in work.mask,
         "many-keys": work.keys >= MANY,
@@ -161,9 +167,11 @@ def is_uneven(work):
 
 def matrices_in_l2(work):
     """How many matrices at a time give enough work tiles, heavy and light, and stay in the L2 cache: all of their keys
-    and values, if blocks of them are read in no order."""
+    and values, if blocks of them are read in no order. Functions show neighbours the same, as a rule."""
     most = 64 if work.problem.head_dim <= 64 else 32
-    return min(scattered(work) * work.problem.group_size, most) if work.cells else most
+    if not work.cells or has_functions(work.mask):
+        return most
+    return min(scattered(work) * work.problem.group_size, most)
 
 
 def head_dims(problem):
@@ -172,8 +180,13 @@ def head_dims(problem):
 
 
 def has_small_blocks(work):
-    """Whether blocks of a mask are smaller than the usual tiles."""
-    return any(min(sizes) < 2 * ROWS for sizes in work.cells)
+    """Whether blocks of a mask, those of functions apart, are smaller than the usual tiles."""
+    return any(min(sizes) < 2 * ROWS for sizes in work.cells) and not has_functions(work.mask)
+
+
+def tiles_of_states(work, tiles):
+    """Those of which states are looked up: of a mask with functions each consumer's."""
+    return tiles._replace(consumers=1) if has_functions(work.mask) else tiles
 
 
 def is_for_hopper(work):

@@ -54,10 +54,10 @@ from ..shared.warps import source_of, warp_specialised
 from ..tables import compiled_in
 from .forward_producer import TILES_AHEAD, Moved, producer_steps
 from .forward_steps import Pipelines, key_tile_steps, mask_steps, record_steps, share_steps
-from .forward_tiles import ROWS, head_dims, numbers
+from .forward_tiles import ROWS, head_dims, numbers, tiles_of_states
 from .tangent_steps import TangentAccumulators, TangentArguments, drop_steps, scored_step, within_step
 from .tangent_tiles import rows
-from .walk import ConsumerTile, block_steps
+from .walk import ConsumerTile, block_steps, known_steps
 
 REGISTERS = {2: (40, 232), 3: (32, 160)}  # {consumers: of a producer's thread, of a consumer's}
 
@@ -96,13 +96,14 @@ def hopper_tangent(
     moved = Moved((ONLY_Q, *ONLY_TQ), (ONLY_K, *ONLY_TK), (ONLY_V, *ONLY_TV), (SHARED_O, SHARED_TO))
     schedule, load = producer_steps(pipelines, moved, shared.boxes(ROWS, tile_n, dtype, 0), mask, tile_n, consumers)
     CONSUMERS, TILE_N, IS_PACKED = consumers, tile_n, PACKED in mask
-    (_, next_n_block), (share_of, is_whole) = block_steps(mask, tile_n), share_steps(mask, consumers)
-    needs_mask, masked = mask_steps(mask, S_TILE, tile_n, ACC)
+    (_, next_n_block), (share_of, is_whole) = block_steps(mask, tile_n, consumers), share_steps(mask, consumers)
+    needs_mask, masked = mask_steps(mask, S_TILE, tile_n, consumers, ACC)
     (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
     scored, with_tsink = scored_step(score, tscore, S_TILE, tile_n, ACC), sink_tangent_step(tscore, ACC)
     HAS_SCORE = any(kind(part).has_step for part in score)
     sign_dropped, left_operand, both_factors = drop_steps(S_TILE, dropout, ONLY_V)
     clear_beyond, skip, n_block_range = key_tile_steps(mask, tile_n, consumers)
+    known_of, _ = known_steps(mask, tile_n, consumers, by_consumer=True)
     within = within_step(mask, score, tscore)
 
     def step_with(masks):
@@ -200,12 +201,12 @@ def hopper_tangent(
         tile = receive(W, args.heads_per_tile)
         while tile.n_blocks > 0:
             here = within(args, tile)
-            first, end = n_block_range(tile, here.mask)
-            K, V, n_block = skip(K, V, tile, here.mask, tile.n_block, first)
+            first, end, known = n_block_range(tile, here.mask)
+            K, V, n_block, _ = skip(K, V, tile, here.mask, tile.n_block, known, first)
             acquire(Q)                                          # consumers take turns with these stages: see pipeline
             wait(Q)
             acc, K, V, n_block = main_loop(Q, K, V, tile, n_block, end, here)
-            K, V, _ = skip(K, V, tile, here.mask, n_block, tile.n_blocks)
+            K, V, _, _ = skip(K, V, tile, here.mask, n_block, known_of(tile, here.mask, n_block), tile.n_blocks)
             epilogue(acc, W, Q, tile, here)
             W, Q = advance(W, 1), advance(Q, CONSUMERS)
             tile = receive(W, args.heads_per_tile)
@@ -249,6 +250,7 @@ SPEC = Spec(
     tiles=rows,
     parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | tangents_of(work),
     numbers=numbers,
+    states=tiles_of_states,
     persistent=True,
     arch="a",
     packs=True,

@@ -1,6 +1,6 @@
 """Which tiles the tangent of the forward pass on Hopper takes: tables, as in `forward_tiles`."""
 
-from ..scores import kind, looks_up
+from ..scores import READS, kind, looks_up
 from .choice import Row, first_of, words_of
 from .forward_tiles import Warpgroups, head_dims, is_for_hopper
 
@@ -29,7 +29,8 @@ def rows(work):
 
 
 def takes(work):
-    """Whether TMA and wgmma compute it: where Q K^T has a tangent and O is rounded to q's dtype."""
+    """Whether TMA and wgmma compute it: where Q K^T has a tangent, what functions read has none, and O is rounded to
+    q's dtype."""
     problem, dtypes = work.problem, work.dtypes
     head_dim, head_dim_v = head_dims(problem)
     return (
@@ -38,4 +39,5 @@ def takes(work):
         and head_dim_v <= LARGEST_V
         and dtypes["o"] == dtypes["to"] == problem.dtype
         and ("tq" in dtypes or "tk" in dtypes)
+        and not any(tangent and kind(tangent).gradient == READS for tangent in work.tscore)     # they would spill
     )

@@ -4,8 +4,9 @@ Where keys are kept see `shared.query_tiles`."""
 
 from typing import Any, NamedTuple
 
-from ...tile import allocate, device, sync_warpgroup, warpgroup_index
-from ..shared.visibility import band_of, steps_to_next, visible_keys
+from ...tile import allocate, device, minimum, opaque, sync_warpgroup, warpgroup_index
+from ..shared.visibility import band_of, has_functions, steps_to_next, visible_keys, word_steps
+from .forward_tiles import ROWS
 
 
 class WorkTile(NamedTuple):
@@ -31,10 +32,16 @@ class ConsumerTile(NamedTuple):
     segment: Any
 
 
-def block_steps(mask, tile_n):
+def has_own_states(mask, consumers):
+    """Whether states are those of each consumer's queries, not of a work tile's."""
+    return consumers > 0 and has_functions(mask)
+
+
+def block_steps(mask, tile_n, consumers=0):
     """Device functions that walk over the tiles of keys: (mask, batch, head, m0, m_end) -> those [first, end) visible
     of queries [m0, m_end); (tile, mask, n_block) -> the first one from n_block on that is not empty."""
-    band_at, steps, TILE_N = band_of(mask), steps_to_next(mask), tile_n
+    band_at, steps, TILE_N, CONSUMERS = band_of(mask), steps_to_next(mask), tile_n, consumers
+    first_word, _, _ = word_steps(consumers)
 
     @device
     def visible_blocks(mask, batch, head, m0, m_end):
@@ -45,7 +52,50 @@ def block_steps(mask, tile_n):
     def next_n_block(tile, mask, n_block):
         return n_block + steps(mask, tile.batch, tile.head, tile.m_block, n_block, tile.n_blocks - n_block)
 
-    return visible_blocks, next_n_block
+    @device
+    def next_of_any(tile, mask, n_block):
+        kept = tile.m_block * CONSUMERS
+        found, _ = first_word(mask, tile.batch, tile.head, kept, kept, n_block, tile.n_blocks)
+        return found
+
+    return visible_blocks, next_of_any if has_own_states(mask, consumers) else next_n_block
+
+
+def known_steps(mask, tile_n, consumers, by_consumer):
+    """Device functions: (tile, mask, n_block) -> what is known of a tile of keys; (tile, mask, n_block, that) -> the
+    tile after it, and what is known of that one. by_consumer: whether for a ConsumerTile; else for a WorkTile."""
+    (_, next_n_block), (_, next_word, words) = block_steps(mask, tile_n, consumers), word_steps(consumers)
+    CONSUMERS = consumers
+
+    @device
+    def nothing(tile, mask, n_block):
+        return ()
+
+    @device
+    def after(tile, mask, n_block, known):
+        return next_n_block(tile, mask, opaque(n_block + 1)), known
+
+    @device
+    def own_of_consumer(tile):
+        return tile.m0 // ROWS
+
+    @device
+    def first_of_all(tile):
+        return tile.m_block * CONSUMERS
+
+    own_of = own_of_consumer if by_consumer else first_of_all
+
+    @device
+    def words_of(tile, mask, n_block):
+        n_block = minimum(n_block, tile.n_blocks - 1)
+        return words(mask, tile.batch, tile.head, first_of_all(tile), own_of(tile), n_block)
+
+    @device
+    def after_words(tile, mask, n_block, known):
+        kept = first_of_all(tile)
+        return next_word(mask, tile.batch, tile.head, kept, own_of(tile), n_block, known, tile.n_blocks)
+
+    return (words_of, after_words) if has_own_states(mask, consumers) else (nothing, after)
 
 
 @device

@@ -125,7 +125,7 @@ def mma_backward(
         batch, n0, scores = tile.batch, tile.first, scores_of(scores, tile.segment)
         sK, sV, stage = allocate(SHARED_K), allocate(SHARED_V), index(0)
         dK, dV = full(K_TILE, ZERO), full(V_TILE, ZERO)
-        last, at = QueryTile(index(0), index(0), index(0)), first_queries(mask, tile)
+        last, at = QueryTile(index(0), index(0), index(0), ()), first_queries(mask, tile)
         copy_keys(mK, mV, tile, mask)
         copy_queries(stage, mQ, mDO, mLse, mDelta, tile, at, mask)
         while at.m_block < at.m_blocks:                         # Alg. 4 line 9

@@ -11,19 +11,20 @@ import numpy as np
 from ....scores.compiled.derivative import differentiated, is_additive, linked
 from ....scores.compiled.element import check
 from ....scores.compiled.errors import number_of
-from ....scores.compiled.reads import by_read
+from ....scores.compiled.reads import by_last_index, by_read, has_steady_slope
 from ....scores.compiled.reads import check as check_reads
 from ....scores.compiled.wide import seen, widened
 from ....scores.frozen import Frozen
 from ....scores.function import Score
 from ...compiler import from_dtype, types
-from ...tile import INDEX, device, fold_elements, full, map_elements, where
+from ...tile import INDEX, add_element, device, fold_elements, full, map_elements, opaque, where
 from ...words.signatures import array_type
 from ...words.steps import array_of_function
 from ..shared import exact_sums
 from ..shared.origin import PLACE, PLACE_TYPES
 from .kind import READS, Kind, ValueAndSlope, kind, nothing_ahead
 
+MOST_ELEMENTS = 2**31 - 1  # of gradients, that they are counted by int32
 FARTHEST_PLACE = 2**24  # that is a float32, too: see tile.mapping
 KNOWN = {}  # function.Identity by its digest: what has been asked for in this process
 
@@ -104,9 +105,10 @@ class FunctionKind(Kind):
 
     @classmethod
     def lowered(cls, part, number, problem):
-        if max(problem.seqlen_q, problem.seqlen_k) > FARTHEST_PLACE:
-            raise NotImplementedError(f"score: got a Score of {problem.seqlen_q} queries and {problem.seqlen_k} "
-                                      f"keys, at most {FARTHEST_PLACE} on a GPU")
+        check_places(problem)
+        if part._wants_gradient and part._elements > MOST_ELEMENTS:
+            raise NotImplementedError(f"score: got a Score with gradients of {part._elements} elements, at most "
+                                      f"{MOST_ELEMENTS} on a GPU")
         text = part_of(part._identity, tuple([(x.dtype.name, x.ndim) for x in part.arrays]))
         return text, (), {array_of_function(number, which): x for which, x in enumerate(part.arrays)}
 
@@ -143,6 +145,12 @@ class ShiftKind(FunctionKind):
         return nothing_ahead, step
 
 
+def check_places(problem):
+    if max(problem.seqlen_q, problem.seqlen_k) > FARTHEST_PLACE:
+        raise NotImplementedError(f"score: got a Score of {problem.seqlen_q} queries and {problem.seqlen_k} "
+                                  f"keys, at most {FARTHEST_PLACE} on a GPU")
+
+
 @lru_cache(maxsize=1024)
 def part_of(identity, arrays):
     """What is compiled in for a function.Identity and arrays of these (dtype, ndim)."""
@@ -166,26 +174,37 @@ def mapped_over(layout, transposed, number):
         of_user = inlined(of_user)
 
         @device
-        def of_rows(s, i, j, batch, head, arrays):
+        def of_element(s, batch, head, i, j, arrays):
             return result(of_user(s, batch, head, i, j, *seen(arrays)))
 
-        @device
-        def of_cols(s, j, i, batch, head, arrays):
-            return result(of_user(s, batch, head, i, j, *seen(arrays)))
-
-        @device
-        def queries_by_keys(S, scores, batch, head, m0, n0):
-            i, j, seqlen_q, seqlen_k, given = counted(scores.parts[number], batch, head)
-            return map_elements(of_rows, S, i + m0, j + n0, (i + seqlen_q, j + seqlen_k), given)
-
-        @device
-        def keys_by_queries(S, scores, batch, head, m0, n0):
-            i, j, seqlen_q, seqlen_k, given = counted(scores.parts[number], batch, head)
-            return map_elements(of_cols, S, j + n0, i + m0, (j + seqlen_k, i + seqlen_q), given)
-
-        return keys_by_queries if transposed else queries_by_keys
+        return mapped_elements(of_element, layout, transposed, number)
 
     return mapped
+
+
+def mapped_elements(of_element, layout, transposed, number):
+    """The device function (S, scores, batch, head, m0, n0): the device function (s, batch, head, i, j, arrays) of all
+    elements of a tile."""
+
+    @device
+    def of_rows(s, i, j, batch, head, arrays):
+        return of_element(s, batch, head, i, j, arrays)
+
+    @device
+    def of_cols(s, j, i, batch, head, arrays):
+        return of_element(s, batch, head, i, j, arrays)
+
+    @device
+    def queries_by_keys(S, scores, batch, head, m0, n0):
+        i, j, seqlen_q, seqlen_k, given = counted(scores.parts[number], batch, head)
+        return map_elements(of_rows, S, i + m0, j + n0, (i + seqlen_q, j + seqlen_k), given)
+
+    @device
+    def keys_by_queries(S, scores, batch, head, m0, n0):
+        i, j, seqlen_q, seqlen_k, given = counted(scores.parts[number], batch, head)
+        return map_elements(of_cols, S, j + n0, i + m0, (j + seqlen_k, i + seqlen_q), given)
+
+    return keys_by_queries if transposed else queries_by_keys
 
 
 @device
@@ -203,33 +222,89 @@ def read_step(part, number, wanted, ACC, SUM, add_pending):
     what a thread has not yet added to it, so that it adds once for many; add_pending: the device function (pending,
     sums) that adds it.
     """
-    check_reads(kind(part).identity.function, wanted, from_dtype(ACC), kind(part).array_types)
-    derivative, ZERO = by_read(kind(part).identity.function, wanted), SUM(0)
+    function, about = kind(part).identity.function, (wanted, from_dtype(ACC), kind(part).array_types)
+    check_reads(function, *about)
+    derivative, ZERO, IS_STEADY = by_read(function, wanted), SUM(0), has_steady_slope(function, *about)
+
+    @device
+    def term(slope, ds):
+        return SUM(slope * ds) if IS_STEADY or ds != 0 else ZERO    # the slope of what is masked may be NaN
+
+    @device
+    def moved(pending, at, sums):
+        element, total = pending
+        if at != element:
+            add_pending(pending, sums)
+            total = ZERO
+        return at, total
+
+    @device
+    def of_tile(carried, s, ds, i, j, batch, head, arrays):
+        """Whether all that a thread has reads one element, which, and the sum, by halves: without a branch."""
+        is_first, others, element, total, half, most = carried
+        slope, at, count = derivative(s, batch, head, i, j, arrays, 0)
+        at = np.int32(at) if count > 0 else np.int32(-1)
+        element = at if is_first else element
+        return False, others | (at ^ element), element, half, total + term(slope, ds), max(most, count)
 
     @device
     def of_element(carried, s, ds, i, j, batch, head, arrays, read, sums):
-        element, total, most = carried
-        if ds != 0:                                             # else derivatives may be NaN
-            slope, at, count = derivative(s, batch, head, i, j, arrays, read)
-            most = max(most, count)
-            if read < count:
-                if at != element:
-                    add_pending((element, total), sums)
-                    element, total = at, ZERO
-                total += SUM(slope * ds)
-        return element, total, most
+        element, total = carried
+        slope, at, count = derivative(s, batch, head, i, j, arrays, read)
+        if read < count:
+            element, total = moved((element, total), np.int32(at), sums)
+            total += term(slope, ds)
+        return element, total
 
     @device
     def add(pending, S, dS, scores, sums, batch, head, m0, n0):
-        i, j, seqlen_q, seqlen_k, (batch, head, arrays) = counted(scores.parts[number], batch, head)
-        ends, (element, total), read, most = (i + seqlen_q, j + seqlen_k), pending, 0, 1
+        i, j, seqlen_q, seqlen_k, given = counted(scores.parts[number], batch, head)
+        (element, before), tiles, ends, read = pending, (S, dS), (i + seqlen_q, j + seqlen_k), 0
+        carried = True, np.int32(0), np.int32(0), ZERO, ZERO, 0
+        _, others, at, total, half, most = fold_elements(of_tile, carried, tiles, i + m0, j + n0, ends, given)
+        if others == 0 and at >= 0:
+            element, before = moved(pending, at, sums)
+            before, read = before + (total + half), 1
+        row = opaque(i + m0)                                    # else registers keep all that has been read
         while read < most:                                      # of an element that reads several
-            carried, given = (element, total, 0), (batch, head, arrays, read, sums)
-            element, total, most = fold_elements(of_element, carried, (S, dS), i + m0, j + n0, ends, given)
+            about = *given, read, sums
+            element, before = fold_elements(of_element, (element, before), tiles, row, j + n0, ends, about)
             read += 1
-        return element, total
+        return element, before
 
     return add
+
+
+def class_steps(part, number, wanted, ACC, SUM, layout):
+    """The same where `is_by_class`, of dS summed by query and class of the key, products with a matrix of zeros and
+    ones: device functions (scores, batch, head, n0) -> that matrix, of keys and classes; and (tile of such sums,
+    scores, sums, batch, head, m0), which adds them. layout: of both tiles."""
+    derivative, CLASSES = by_last_index(kind(part).identity.function, wanted), layout.shape[1]
+    ZERO, ONE, NOWHERE = ACC(0), ACC(1), 0
+
+    @device
+    def of_key(x, j, column, batch, head, arrays):
+        _, _, last, _ = derivative(ZERO, batch, head, NOWHERE, j, arrays)
+        return ONE if last == column else ZERO
+
+    @device
+    def add_one(carried, x, i, column, batch, head, arrays, sums):
+        slope, first, _, _ = derivative(ZERO, batch, head, i, NOWHERE, arrays)
+        if x != 0:
+            add_element(sums, first + column, SUM(slope * x))
+        return carried
+
+    @device
+    def classes_of(scores, batch, head, n0):
+        _, j, _, seqlen_k, given = counted(scores.parts[number], batch, head)
+        return map_elements(of_key, full(layout, ZERO), j + n0, 0, (j + seqlen_k, CLASSES), given)
+
+    @device
+    def add_sums(total, scores, sums, batch, head, m0):
+        i, _, seqlen_q, _, given = counted(scores.parts[number], batch, head)
+        fold_elements(add_one, (0,), (total,), i + m0, 0, (i + seqlen_q, CLASSES), (*given, sums))
+
+    return classes_of, add_sums
 
 
 @lru_cache(maxsize=256)

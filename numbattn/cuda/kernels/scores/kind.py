@@ -36,6 +36,7 @@ class Kind:
     offset = None  # of what depends on distances: how the own key of query 0 is given
     gradient = ELEMENTS
     is_weighted = False  # whether elements of dS have weights in it: see weighted_sum
+    is_zero = False  # whether a tangent is, which is a part for tangents of gradients alone
     is_sloped = False  # whether it adds a slope times how far keys are from the queries' own
 
     def __init_subclass__(cls):

@@ -1,8 +1,8 @@
 """Tangents of scores: what parts do to S and its tangent tS, and how gradients and their tangents go back through them.
 
 A part S -> f(S, A) with an array A makes f' tS + (df / dA) tA of tS. Those that only add are linear in A, too: what
-they do to S they do to tS, with tA in the place of A. Others have no tangents of arrays. F is the product of all f', tF
-its tangent: that of f' is f'' tS.
+they do to S they do to tS, with tA in the place of A; of functions see `function_tangent`. F is the product of all f',
+tF its tangent: that of f' is f'' tS + (df' / dA) tA.
 """
 
 from functools import reduce
@@ -30,7 +30,8 @@ def tangent_steps(score, tangents, layout, ACC, transposed=False, after=-1):
             about = units(before, part), layout, ACC, transposed
             if kind(part).is_nonlinear:
                 is_counted = len(before) > after
-                steps.append(nonlinear_step(part, len(before), counted if is_counted else None, *about))
+                of_arrays = tangent, len(parts_of(given))
+                steps.append(nonlinear_step(part, len(before), counted if is_counted else None, *of_arrays, *about))
                 counted += is_counted
             else:
                 steps.append(linear_step(part, len(before), tangent, len(parts_of(given)), *about))
@@ -63,7 +64,7 @@ def linear_step(part, at, tangent, at_tangent, unit, layout, ACC, transposed):
         S, _ = apply(S, S, look_up(scores, (), batch, head, m0, n0), scores, batch, head, m0, n0)
         return S, tS * natural(ONE, scores), FF
 
-    if not tangent:
+    if not tangent or kind(tangent).is_zero:
         return of_constant
 
     look_up_tangent, add_tangent = kind(tangent).steps(at_tangent, unit, layout, ACC, transposed, has_derivative=False)
@@ -78,9 +79,9 @@ def linear_step(part, at, tangent, at_tangent, unit, layout, ACC, transposed):
     return of_variable
 
 
-def nonlinear_step(part, at, counted, unit, layout, ACC, transposed):
+def nonlinear_step(part, at, counted, tangent, at_tangent, unit, layout, ACC, transposed):
     """The same of other parts. counted: how many of those before are in F, which is nothing without any; None if this
-    one is not to be in it."""
+    one is not to be in it. tangent, at_tangent: as of a `linear_step`."""
     derivatives = kind(part).derivatives(at, unit, layout, ACC, transposed, order=1 if counted is None else 2)
     (_, natural), ONE = unit, ACC(1)
 
@@ -95,13 +96,38 @@ def nonlinear_step(part, at, counted, unit, layout, ACC, transposed):
         tS = tS * natural(ONE, scores)
         return S, tS * slope, (slope, tS * bend)
 
+    step = forward if counted is None else first
+    if tangent and not kind(tangent).is_zero:
+        step = moving_step(step, tangent, at_tangent, counted is not None, unit, layout, ACC, transposed)
+
     @device
     def following(S, tS, FF, scores, tscores, batch, head, m0, n0):
-        S, tS, (slope, tslope) = first(S, tS, (), scores, tscores, batch, head, m0, n0)
+        S, tS, (slope, tslope) = step(S, tS, (), scores, tscores, batch, head, m0, n0)
         F, tF = FF
         return S, tS, (F * slope, tF * slope + F * tslope)
 
-    return forward if counted is None else following if counted else first
+    return following if counted else step
+
+
+def moving_step(step, tangent, at, has_bend, unit, layout, ACC, transposed):
+    """A step of a function whose arrays have tangents, from that of one whose arrays have none. has_bend: whether there
+    is F, of this function alone."""
+    (_, natural), ONE, about = unit, ACC(1), (at, layout, ACC, transposed)
+    of_value = kind(tangent).moves(0, *about)
+    of_slope = kind(tangent).moves(1, *about) if has_bend else None
+
+    @device
+    def forward(S, tS, FF, scores, tscores, batch, head, m0, n0):
+        value, tS, FF = step(S, tS, FF, scores, tscores, batch, head, m0, n0)
+        return value, tS + of_value(S * natural(ONE, scores), value, tscores, batch, head, m0, n0), FF
+
+    @device
+    def with_bend(S, tS, FF, scores, tscores, batch, head, m0, n0):
+        value, tS, (slope, tslope) = forward(S, tS, FF, scores, tscores, batch, head, m0, n0)
+        bend = of_slope(S * natural(ONE, scores), value, tscores, batch, head, m0, n0)
+        return value, tS, (slope, tslope + bend)
+
+    return with_bend if has_bend else forward
 
 
 def then(one, other):

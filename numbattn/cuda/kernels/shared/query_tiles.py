@@ -2,10 +2,21 @@
 
 from typing import Any, NamedTuple
 
-from ...tile import block_index, device, index, maximum, minimum, opaque, shape
+import numpy as np
+
+from ...tile import block_index, device, index, maximum, minimum, opaque, shape, warpgroup_index
 from .schedule import place_grouped
 from .segments import count_step, mask_within_step, slot_step
-from .visibility import PACKED, band_of, needs_test, steps_to_next, visible_queries
+from .visibility import (
+    NO_WORDS,
+    PACKED,
+    band_of,
+    needs_test,
+    needs_test_of_full,
+    steps_to_next,
+    visible_queries,
+    word_steps,
+)
 
 
 class KeyTile(NamedTuple):
@@ -29,6 +40,7 @@ class QueryTile(NamedTuple):
     head: Any
     m_block: Any
     m_blocks: Any
+    known: Any  # of it: see `block_steps`
 
 
 def keys_step(mask, tile_n):
@@ -51,21 +63,64 @@ def keys_step(mask, tile_n):
     return keys_of_block
 
 
-def queries_steps(mask, tile_m, keys):
+def block_steps(mask, consumers):
+    """Device functions that walk over tiles of queries of a head, up to number `end`: (mask, tile, head, m_block, end)
+    -> the first one from m_block on that is not empty, and what is known of it; (mask, tile, head, m_block, that, end)
+    -> the same of the one after it. And one that tells of a tile in sight whether it needs a test per element: (mask,
+    band, tile, at, m0, m_end, n0, n_end).
+
+    consumers: of a block, if they have states of their own, 0 if not.
+    """
+    CONSUMERS, steps, tested = consumers, steps_to_next(mask), needs_test(mask)
+    (first_word, next_word, _), tested_if_full = word_steps(consumers), needs_test_of_full(mask)
+
+    @device
+    def first(mask, tile, head, m_block, end):
+        return m_block + steps(mask, tile.batch, head, tile.n_block, m_block, end - m_block), ()
+
+    @device
+    def after(mask, tile, head, m_block, known, end):
+        return first(mask, tile, head, opaque(m_block + 1), end)
+
+    @device
+    def needs_test_by_states(mask, band, tile, at, m0, m_end, n0, n_end):
+        return tested(mask, band, tile.batch, at.head, tile.n_block, at.m_block, m0, m_end, n0, n_end)
+
+    @device
+    def first_by_words(mask, tile, head, m_block, end):
+        kept = tile.n_block * CONSUMERS
+        return first_word(mask, tile.batch, head, kept, kept + warpgroup_index(), m_block, end)
+
+    @device
+    def after_by_words(mask, tile, head, m_block, words, end):
+        kept = tile.n_block * CONSUMERS
+        return next_word(mask, tile.batch, head, kept, kept + warpgroup_index(), m_block, words, end)
+
+    @device
+    def needs_test_by_words(mask, band, tile, at, m0, m_end, n0, n_end):
+        is_full = (at.known.full & np.uint32(1)) != 0
+        return not is_full or tested_if_full(mask, band, tile.batch, at.head, 0, 0, m0, m_end, n0, n_end)
+
+    if consumers:
+        return first_by_words, after_by_words, needs_test_by_words
+    return first, after, needs_test_by_states
+
+
+def queries_steps(mask, tile_m, keys, consumers=0):
     """Device functions that walk over the queries that see a tile of keys, head by head: the first, the next tile.
-    And whether a tile needs a test per element, with so many keys from n0 on."""
-    TILE_M, KEYS, IS_PACKED = tile_m, keys, PACKED in mask
-    band_at, tested, steps = band_of(mask), needs_test(mask), steps_to_next(mask)
+    And whether a tile needs a test per element, with so many keys from n0 on. consumers: see `block_steps`."""
+    TILE_M, KEYS, IS_PACKED, NOTHING = tile_m, keys, PACKED in mask, NO_WORDS if consumers else ()
+    band_at, (first_block, next_block, tested) = band_of(mask), block_steps(mask, consumers)
 
     @device
     def queries_from(mask, tile, head):
-        m_block, m_blocks = index(0), index(0)
+        m_block, m_blocks, known = index(0), index(0), NOTHING
         while head < tile.heads and m_block >= m_blocks:
             first, end = visible_queries(band_at(mask, tile.batch, head), tile.first, tile.end)
             m_block, m_blocks = first // TILE_M, (end + TILE_M - 1) // TILE_M
-            m_block = m_block + steps(mask, tile.batch, head, tile.n_block, m_block, m_blocks - m_block)
+            m_block, known = first_block(mask, tile, head, m_block, m_blocks)
             head = opaque(head + 1)
-        return QueryTile(head - 1, m_block, m_blocks)
+        return QueryTile(head - 1, m_block, m_blocks, known)
 
     @device
     def first_queries(mask, tile):
@@ -73,10 +128,9 @@ def queries_steps(mask, tile_m, keys):
 
     @device
     def next_queries(mask, tile, at):
-        m_block = opaque(at.m_block + 1)
-        m_block = m_block + steps(mask, tile.batch, at.head, tile.n_block, m_block, at.m_blocks - m_block)
+        m_block, known = next_block(mask, tile, at.head, at.m_block, at.known, at.m_blocks)
         if m_block < at.m_blocks:
-            return QueryTile(at.head, m_block, at.m_blocks)
+            return QueryTile(at.head, m_block, at.m_blocks, known)
         return queries_from(mask, tile, at.head + 1)
 
     @device
@@ -85,7 +139,7 @@ def queries_steps(mask, tile_m, keys):
         m_end = m0 + TILE_M
         if IS_PACKED:
             m_end = minimum(m_end, tile.segment.queries)        # lse is inf after it
-        return tested(mask, band, tile.batch, at.head, tile.n_block, at.m_block, m0, m_end, n0, n0 + KEYS)
+        return tested(mask, band, tile, at, m0, m_end, n0, n0 + KEYS)
 
     return first_queries, next_queries, needs_mask
 

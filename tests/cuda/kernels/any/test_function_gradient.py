@@ -1,12 +1,14 @@
 """Gradients of the arrays that functions read, on any GPU."""
 
+import math
+
 import cupy
 import numpy as np
 import pytest
 
 import numbattn as na
 from numbattn import reference
-from tests.accuracy import assert_equal, check, random, to_numpy
+from tests.accuracy import assert_equal, check, present, random, to_numpy
 from tests.scores.test_function import arrays_of, trained
 from tests.tools.device import HOPPER, TURING, on
 from tests.tools.launch import compiled_only, simulated_only
@@ -33,9 +35,9 @@ def test_gradients(rng, device, dtype, deterministic):
               deterministic=deterministic)  # fmt: skip
 
 
-def check_half(rng, xp, n, d, deterministic=False):
+def check_half(rng, xp, n, d, deterministic=False, batch=2):
     """Beside float16, whose o is rounded, float32."""
-    q, k, v, do = random(rng, (4, 2, 2, n, d), np.float16)
+    q, k, v, do = random(rng, (4, batch, 2, n, d), np.float16)
     score = scores(rng, n, 2, np.float32)
     _, saved = na.attention_forward(*map(xp.asarray, (q, k, v)), causal=True, score=score)
     found = na.attention_backward(xp.asarray(do), saved, deterministic=deterministic).score
@@ -47,7 +49,33 @@ def check_half(rng, xp, n, d, deterministic=False):
 @simulated_only
 def test_gradients_of_halves(rng):
     with on(HOPPER):
-        check_half(rng, np, 70, 8)
+        check_half(rng, np, 70, 8, batch=1)
+
+
+def tilted(s, batch, head, i, j, x, n, y):
+    return s * x[n[i]] * x[n[j]] + math.exp(y[j]) * s * s
+
+
+@pytest.mark.parametrize("device", [
+    pytest.param(HOPPER, marks=simulated_only), pytest.param(TURING, marks=pytest.mark.slow),
+])  # fmt: skip
+def test_tangents(rng, device):
+    """Of what functions read, and of its gradients: of one that only adds, of one whose arrays stay as they are, and
+    of another, one of whose arrays does."""
+    q, k, v, tq, tk, tv, do = rng.standard_normal((7, 1, 9, 4), np.float32)
+    x, y, z, tx, ty, tz = rng.standard_normal((6, 9), np.float32)
+    functions = (lambda s, batch, head, i, j, x: s + x[i] * x[j]), (lambda s, batch, head, i, j, x: s * x[j]), tilted
+    arrays = [z], [y], [x, np.arange(9) % 4, y]
+    score = [na.Score(function, arrays=own, gradient=True) for function, own in zip(functions, arrays)]
+    options = {"score": [*score[:2], na.Bias(np.zeros(9, np.float32)), *score[2:]], "causal": True}
+    given, tscore = (q, k, v, tq, tk, tv), [tz, None, ty, tx, None, None]
+    with on(device):
+        _, to, saved, tsaved = na.attention_forward_jvp(*given, tscore=tscore, **options)
+        _, grads = na.attention_backward_jvp(do, saved, tsaved, deterministic=device is TURING)
+    want = reference.attention_backward_jvp(do, *given, tscore=tscore, **options)
+    wanted = *reference.attention_jvp(*given, tscore=tscore, **options), *want, *present(want.score)
+    for got, exact in zip((to, tsaved.tlse, *grads, *present(grads.score)), wanted, strict=True):
+        np.testing.assert_allclose(got, exact, rtol=0, atol=1e-4 * abs(exact).max())
 
 
 @simulated_only
@@ -92,5 +120,9 @@ FAULTS = {
     "S * natural(ONE, given.scores), dS": "S, dS",
     "(end + TILE_N - 1) // TILE_N": "end // TILE_N",
     "heads, matrix % heads": "heads, matrix // heads",
-    "sum_of(walk, given, (0, ZERO)), walk.sums)": "(0, ZERO), walk.sums)",
+    "sum_of(walk, given, (NONE, ZERO)), walk.sums)": "(NONE, ZERO), walk.sums)",
+    "test_tangents": {
+        "sum(map(bool, tangents[:after]))": "after",
+        "S * unit, tS * unit": "S * unit, tS",
+    },
 }

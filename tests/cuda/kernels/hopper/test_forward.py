@@ -78,7 +78,7 @@ def test_dropout(rng):
 
 
 FAULTS = {
-    "skip(K, V, tile, args.mask, here, tile.n_blocks)": "K, V, here",
+    "skip(K, V, tile, args.mask, here, ahead, tile.n_blocks)": "K, V, here, ahead",
     "if RESCALES_FIRST:\n                O = rescaled(O, alpha)": "if RESCALES_FIRST:\n                pass",
     "if not RESCALES_FIRST:\n                O = rescaled(O, alpha)": "if not RESCALES_FIRST:\n                pass",
     "            wait(K)\n            S = dot(": "            S = dot(",

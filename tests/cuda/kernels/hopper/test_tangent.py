@@ -178,8 +178,8 @@ FAULTS = {
     "        release(W)\n": "",
     "            acquire(Q)  ": "            pass  ",
     "            wait(Q)\n": "",
-    "K, V, n_block = skip(K, V, tile, here.mask, tile.n_block, first)": "n_block = first",
-    "K, V, _ = skip(K, V, tile, here.mask, n_block, tile.n_blocks)": "pass",
+    "K, V, n_block, _ = skip(K, V, tile, here.mask, tile.n_block, known, first)": "n_block = first",
+    "K, V, _, _ = skip(K, V, tile, here.mask, n_block, known_of(tile, here.mask, n_block), tile.n_blocks)": "pass",
     "advance(Q, CONSUMERS)": "advance(Q, 1)",
     "LEFT_OF_TS = SHARED_Q if HAS_TK else ONLY_TQ[0]": "LEFT_OF_TS = SHARED_Q",
     "test_calls": {

@@ -85,7 +85,7 @@ def test_what_lies_within_a_tile_needs_no_test():
     def kernel(mask, tile, out):
         m_block = index(thread_index())
         if m_block < out.shape[0]:
-            out[m_block] = needs_mask(mask, tile, QueryTile(index(0), m_block, index(5)), tile.first)
+            out[m_block] = needs_mask(mask, tile, QueryTile(index(0), m_block, index(5), ()), tile.first)
 
     out = np.zeros(5, np.int32)
     launch(kernel, (1, 1, 1), 32, 0, mask, tile, out)
@@ -116,7 +116,7 @@ def test_numbers_of_padded_tiles():
 
     def kernel(tile, out):
         if thread_index() == 0:
-            out[0] = padded_number(tile, QueryTile(index(0), index(3), index(9)), 64)
+            out[0] = padded_number(tile, QueryTile(index(0), index(3), index(9), ()), 64)
 
     out = np.zeros(1, np.int32)
     launch(kernel, (1, 1, 1), 32, 0, tile, out)
@@ -128,9 +128,8 @@ FAULTS = {
     "return queries_from(mask, tile, at.head + 1)": "return queries_from(mask, tile, tile.heads)",
     "            if queries > 0:\n": "            if queries > -1:\n",
     "head < tile.heads and m_block >= m_blocks": "head < tile.heads and m_block > m_blocks",
-    "m_block + steps(mask, tile.batch, head, tile.n_block, m_block, m_blocks - m_block)": "m_block",
-    "m_block + steps(mask, tile.batch, at.head, tile.n_block, m_block, at.m_blocks - m_block)": "m_block",
-    "return QueryTile(head - 1, m_block, m_blocks)": "return QueryTile(head, m_block, m_blocks)",
+    "return m_block + steps(mask, tile.batch, head, tile.n_block, m_block, end - m_block), ()": "return m_block, ()",
+    "return QueryTile(head - 1, m_block, m_blocks, known)": "return QueryTile(head, m_block, m_blocks, known)",
     "m0, m_end, n0, n0 + KEYS)": "m0, m_end, n0, n0 + 1)",
     "// tile_m + at.m_block": "// tile_m",
     "cuda/kernels/shared/test_segments.py::test_nan_stays_in_its_segment_simulated[simulated-warps]": {

@@ -18,6 +18,7 @@ from numbattn.cuda.kernels.shared.visibility import (
     next_tile,
     visible_keys,
     visible_queries,
+    word_steps,
 )
 from numbattn.cuda.tile import WARPGROUP, block_index, index, save, simt, thread_index
 from numbattn.cuda.words.numbers import SIDES
@@ -190,6 +191,30 @@ def test_next_tile(rng):
             assert left[head, kept, tile] == (ahead[0] if ahead.size else end - tile)
 
 
+def test_words_of_tiles(rng):
+    """Those that one of two kept tiles shows, each with what is known of the second, or the last there is."""
+    cells = random_cells(rng)
+    mask, _ = states_of(cells, "q")
+    some, whole = shown(cells)
+    first, after, _ = word_steps(2)
+
+    def walk(mask, found, end):
+        head, kept = thread_index() // KEPT, thread_index() % KEPT
+        if head < found.shape[0]:
+            tile, words = first(mask, 0, head, kept, kept + 1, index(2), end)
+            while tile < end:
+                found[head, kept, tile] = 1 + 2 * (words.own & np.uint32(1)) + 4 * (words.full & np.uint32(1))
+                tile, words = after(mask, 0, head, kept, kept + 1, tile, words, end)
+
+    for end in (WALKED, WALKED - 7):
+        found = np.zeros((2, KEPT, WALKED), np.int32)
+        launch(walk, (1, 1, 1), WARPGROUP, 0, mask, found, np.int32(end))
+        own = np.minimum(np.arange(KEPT) + 1, KEPT - 1)
+        want = (some | some[:, own]) * (1 + 2 * some[:, own] + 4 * whole[:, own])
+        want[..., :2], want[..., end:] = 0, 0
+        np.testing.assert_array_equal(found, want)
+
+
 def test_tiles_are_whole_if_grids_and_band_say_so(rng):
     cells = random_cells(rng)
     mask, _ = states_of(cells, "q")
@@ -274,6 +299,14 @@ FAULTS = {
         },
     },
     "cuda/kernels/shared/visibility/states.py": {
+        "test_words_of_tiles": {
+            "return minimum(number, kept_tiles - 1)": "return minimum(number, kept_tiles - 2)",
+            "kept_tile(mask, kept + row)": "kept_tile(mask, kept)",
+            "unread = (unread // WORD + 1) * WORD": "unread = unread + WORD",
+            "tile, words, unread, end)": "tile, words, tile, end)",
+            "moved(words, 1), (tile + WORD - 1)": "moved(words, 1), (tile + WORD)",
+            "return minimum(tile + steps, end), moved(words, steps)": "return minimum(tile + steps, end), words",
+        },
         "n_end > first_of_tail(band) or tested": "n_end > first_of_tail(band) or not tested",
         "WORD - at % WORD": "WORD",
         "minimum(steps, count)": "steps",

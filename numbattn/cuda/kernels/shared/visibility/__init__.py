@@ -49,11 +49,15 @@ from .band import (
 from .cells import element_test, looked_up_test
 from .function import FARTHEST_PLACE, Function, function_type, is_function, lowered_function, pair_test
 from .states import (
+    NO_WORDS,
     WORD,
     is_shown,
+    kept_tile,
     needs_test,
+    needs_test_of_full,
     next_tile,
     steps_to_next,
+    word_steps,
 )
 
 __all__ = [
@@ -66,6 +70,7 @@ __all__ = [
     "GRIDS",
     "LINE",
     "MASK",
+    "NO_WORDS",
     "PACKED",
     "PACKING",
     "WORD",
@@ -89,10 +94,12 @@ __all__ = [
     "is_function",
     "is_looked_up",
     "is_shown",
+    "kept_tile",
     "looked_up_test",
     "lowered_function",
     "mask_type",
     "needs_test",
+    "needs_test_of_full",
     "next_tile",
     "packing_of",
     "packing_type",
@@ -101,4 +108,5 @@ __all__ = [
     "steps_to_next",
     "visible_keys",
     "visible_queries",
+    "word_steps",
 ]  # fmt: skip

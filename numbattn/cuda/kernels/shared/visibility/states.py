@@ -1,9 +1,11 @@
 """The states of tiles, empty, partial or full, by which loops skip tiles and leave out tests of elements."""
 
+from typing import Any, NamedTuple
+
 import numpy as np
 
-from ....tile import convert, device, index, lowest_bit, minimum
-from .args import has_states
+from ....tile import convert, device, index, lowest_bit, minimum, shape
+from .args import BY_INTERVALS, GAP, has_blocks, has_states
 from .band import in_band
 from .cells import first_of_tail
 
@@ -25,6 +27,69 @@ def next_tile(mask, batch, head, kept, tile, count):
         found = step < WORD
         steps = steps + (step if found else WORD - at % WORD)
     return minimum(steps, count)
+
+
+class Words(NamedTuple):
+    """What is known of a tile, the lowest bits, and of those after it in its word."""
+
+    shown: Any  # which are not empty for some of several kept tiles
+    own: Any  # for one of them
+    full: Any  # for that one
+
+
+NO_WORDS = Words(np.uint32(0), np.uint32(0), np.uint32(0))
+
+
+def word_steps(rows):
+    """Device functions that walk over tiles which are not empty for one of so many kept tiles, from number `kept` on,
+    up to `end`: (mask, batch, head, kept, own, tile, end) -> the first one from `tile` on, and its Words; (mask, batch,
+    head, kept, own, tile, words, end) -> the same of the one after `tile`; (mask, batch, head, kept, own, tile) -> the
+    Words of a tile. own: the number of one kept tile."""
+    ROWS = rows
+
+    @device
+    def load(mask, batch, head, kept, own, tile):
+        shown = np.uint32(0)
+        for row in range(ROWS):
+            shown = np.uint32(shown | states_from(mask, batch, head, kept_tile(mask, kept + row), tile, 0))
+        own = kept_tile(mask, own)
+        return Words(
+            shown, states_from(mask, batch, head, own, tile, 0), states_from(mask, batch, head, own, tile, 1)
+        )  # fmt: skip
+
+    @device
+    def moved(words, count):
+        count = convert(count & (WORD - 1), np.uint32)
+        return Words(
+            np.uint32(words.shown >> count), np.uint32(words.own >> count), np.uint32(words.full >> count)
+        )  # fmt: skip
+
+    @device
+    def search(mask, batch, head, kept, own, tile, words, unread, end):
+        """The first tile from this one on. unread: the first whose word has not been looked at."""
+        while words.shown == 0 and unread < end:
+            tile, words = unread, load(mask, batch, head, kept, own, unread)
+            unread = (unread // WORD + 1) * WORD
+        steps = lowest_bit(words.shown)
+        return minimum(tile + steps, end), moved(words, steps)
+
+    @device
+    def first(mask, batch, head, kept, own, tile, end):
+        return search(mask, batch, head, kept, own, tile, NO_WORDS, tile, end)
+
+    @device
+    def after(mask, batch, head, kept, own, tile, words, end):
+        tile = tile + 1
+        return search(mask, batch, head, kept, own, tile, moved(words, 1), (tile + WORD - 1) // WORD * WORD, end)
+
+    return first, after, load
+
+
+@device
+def kept_tile(mask, number):
+    """The number, or that of the last kept tile if there are fewer."""
+    _, _, kept_tiles, _ = shape(mask.states[0])
+    return minimum(number, kept_tiles - 1)
 
 
 @device
@@ -83,3 +148,8 @@ def needs_test(mask):
         return n_end > first_of_tail(band) or tested(mask, band, batch, head, kept, tile, m0, m_end, n0, n_end)
 
     return in_tail if "tail" in mask else tested
+
+
+def needs_test_of_full(mask):
+    """The same of tiles that states say are full."""
+    return needs_test(tuple(kind for kind in mask if not (has_blocks(kind) or kind in (BY_INTERVALS, GAP))))

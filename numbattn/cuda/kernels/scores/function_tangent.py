@@ -1,0 +1,125 @@
+"""Tangents of the arrays that functions read: what functions and their derivatives change by where S does not.
+
+What is compiled in is "moving", "moving-shift" for a function that only adds, or "still" where all tangents are zero,
+then the function's digest, a 0 or 1 for each array, whether its gradient is wanted, and dtype:ndim of the arrays and of
+their tangents, which lie one after the other in one array.
+"""
+
+import numpy as np
+
+from ....scores.compiled.reads import along, by_read_along, check_along, check_by_read_along
+from ....scores.function import ScoreTangent
+from ...compiler import from_dtype
+from ...tile import device, fold_elements, full, where
+from ...words.steps import array_of_function
+from .function import FunctionKind, ShiftKind, check_places, counted, mapped_elements, part_of
+from .kind import ValueAndSlope, kind, nothing_ahead
+
+
+class MovingKind(FunctionKind):
+    name, of = "moving", ScoreTangent
+
+    @property
+    def wanted(self):
+        return tuple([x == "1" for x in self.about[1]])
+
+    @property
+    def arrays(self):
+        """(dtype, ndim) of each, their tangents included."""
+        return [(dtype, int(ndim)) for dtype, ndim in (x.split(":") for x in self.about[2:])]
+
+    def moved(self, order, at, layout, ACC, transposed):
+        """The device function (S, tscores, batch, head, m0, n0): of all elements of a tile of S before the function
+        the tangent of the function, or of its derivative of this order, where S has none."""
+        *kinds, tangents = self.array_types
+        check_along(self.identity, self.wanted, from_dtype(ACC), tuple(kinds), tangents, order)
+        tangent_of = along(self.identity, self.wanted, order)
+
+        @device
+        def of_element(s, batch, head, i, j, given):
+            return tangent_of(s, batch, head, i, j, given[:-1], given[-1])
+
+        return mapped_elements(of_element, layout, transposed, at)
+
+    def moves(self, order, at, layout, ACC, transposed):
+        """The same, (S, value, tscores, batch, head, m0, n0), but 0 where the score is -inf, before the function or
+        after it, where it is this value."""
+        moved, HIDDEN = self.moved(order, at, layout, ACC, transposed), ACC(-np.inf)
+
+        @device
+        def of_tile(S, value, tscores, batch, head, m0, n0):
+            found = moved(S, tscores, batch, head, m0, n0)
+            return where((S != HIDDEN) & (value != HIDDEN), found, 0)
+
+        return of_tile
+
+    @classmethod
+    def lowered(cls, part, number, problem):
+        check_places(problem)
+        score, arrays = part._score, (*part._score.arrays, part._tangents)
+        only_adds = part_of(score._identity, tuple([(x.dtype.name, x.ndim) for x in score.arrays]))
+        is_shift = only_adds.startswith(ShiftKind.name)
+        name = "still" if part._is_zero else "moving-shift" if is_shift else "moving"
+        wanted = "".join(str(int(x)) for x in score._wanted)
+        text = " ".join([name, score._identity.digest, wanted, *(f"{x.dtype.name}:{x.ndim}" for x in arrays)])
+        return text, (), {array_of_function(number, which): x for which, x in enumerate(arrays)}
+
+
+class StillKind(MovingKind):
+    """Of which tangents are zero."""
+
+    name, is_zero = "still", True
+
+
+class MovingShiftKind(MovingKind):
+    """Of a function that only adds what does not depend on S."""
+
+    name = "moving-shift"
+
+    def steps(self, at, unit, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
+        (_, natural), ONE, NOTHING = unit, ACC(1), ACC(0)
+        moved = self.moved(0, at, layout, ACC, transposed)
+
+        @device
+        def step(tS, F, found, tscores, batch, head, m0, n0):
+            added = moved(full(layout, NOTHING), tscores, batch, head, m0, n0)
+            return ValueAndSlope(tS * natural(ONE, tscores) + added, F)
+
+        return nothing_ahead, step
+
+
+def read_tangent_step(tangent, at, ACC, SUM, add_pending):
+    """The device function (pending, S, tS, dS, tdS, tscores, sums, batch, head, m0, n0) -> pending, which adds to the
+    tangents of the gradients of a function's arrays, as that of `function.read_step` to these.
+
+    tangent, at: the part with the arrays' tangents, and where the parts of tscores have it.
+    """
+    own = kind(tangent)
+    *kinds, of_tangents = own.array_types
+    check_by_read_along(own.identity.function, own.wanted, from_dtype(ACC), tuple(kinds), of_tangents)
+    derivative, ZERO = by_read_along(own.identity.function, own.wanted), SUM(0)
+
+    @device
+    def of_element(carried, s, ts, ds, tds, i, j, batch, head, given, read, sums):
+        element, total, most = carried
+        if ds != 0 or tds != 0:                                 # else derivatives may be NaN
+            slope, tslope, at, count = derivative(s, ts, batch, head, i, j, given[:-1], given[-1], read)
+            most = max(most, count)
+            if read < count:
+                if at != element:
+                    add_pending((element, total), sums)
+                    element, total = at, ZERO
+                total += SUM(slope * tds + tslope * ds)
+        return element, total, most
+
+    @device
+    def add(pending, S, tS, dS, tdS, tscores, sums, batch, head, m0, n0):
+        i, j, seqlen_q, seqlen_k, (batch, head, arrays) = counted(tscores.parts[at], batch, head)
+        ends, (element, total), read, most = (i + seqlen_q, j + seqlen_k), pending, 0, 1
+        while read < most:                                      # of an element that reads several
+            carried, given = (element, total, 0), (batch, head, arrays, read, sums)
+            element, total, most = fold_elements(of_element, carried, (S, tS, dS, tdS), i + m0, j + n0, ends, given)
+            read += 1
+        return element, total
+
+    return add

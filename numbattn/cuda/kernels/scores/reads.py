@@ -1,0 +1,43 @@
+"""Sums to which kernels add the gradients of the arrays that a function of the user's own reads."""
+
+from typing import NamedTuple
+
+from ...compiler import types
+from ...words.arguments import Argument
+from ...words.signatures import array_type
+from ...words.steps import partial_sums
+
+MOST_SUMS, SUMS_BYTES = 128, 1 << 22  # of each element; in all, where there are several
+
+
+class Reads(NamedTuple):
+    """Which gradients of a function's arrays are wanted."""
+
+    of: str  # name of the gradients, of all elements of the arrays
+    after: int  # the function's place among the parts of the score
+    wanted: tuple  # of each array a bool
+    sum_dtype: str
+    columns: int  # the length of the last axis of the only array wanted; 0: there are several
+
+
+class ReadSums(Argument):
+    """The sums, (parts, elements), beside what else a kernel computes; nothing where no gradients are wanted."""
+
+    def find(self, planner, work):
+        if work.reads:
+            planner.add_sums_of_reads(work.reads.of)
+
+    def flat(self, planner, work):
+        if work.reads:
+            yield planner.whole(partial_sums(work.reads.of))
+
+    def type(self, about):
+        return array_type(about.read_dtype, 2) if about.read_dtype else types.Tuple(())
+
+
+READ_SUMS = ReadSums()
+
+
+def sums_of_each(elements, nbytes):
+    """How many sums each of so many elements has, of so many bytes."""
+    return min(max(SUMS_BYTES // max(elements * nbytes, 1), 1), MOST_SUMS)
