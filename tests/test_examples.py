@@ -67,9 +67,9 @@ def test_first_call(tmp_path):
     ("--dropout", "0.1", "--dtype", "bfloat16"), ("--packed",),
     pytest.param(("--attention", "standard"), marks=pytest.mark.slow),
 ], ids="=".join)
-def test_transformer_learns(tmp_path, run, attention):
+def test_transformer_learns(tmp_path, attention):
     tiny = "--steps 60 --batch 4 --seqlen 64 --width 32 --layers 2 --heads 2 --lr 1e-2"
-    out = run("02_transformer.py", *tiny.split(), *attention, "--plot", "loss.png")
+    out = run_alone(tmp_path, "02_transformer.py", *tiny.split(), *attention, "--plot", "loss.png")
     bits = float(re.search(r"validation: (\S+) bits per byte", out)[1])
     assert bits < 5  # 8 before the first step
     assert float(re.search(r"training: (\S+) tokens/s", out)[1].replace(",", "")) > 0
