@@ -2,7 +2,7 @@
 
 `attention` works under `grad`, `jacobian`, `hessian`, `make_vjp`, `make_hvp`, `make_ggnvp` and `make_jvp`: in reverse
 and in forward mode, reverse over reverse, forward over reverse and reverse over forward. Forward over forward, third
-derivatives and those by the arrays of a `Score` raise a NotImplementedError.
+derivatives, and those by arrays of a `Score` whose gradient is not wanted, raise a NotImplementedError.
 
 Derivatives of the functions below are these functions: with x for q, k, v and the arrays in the score, r = (o, lse),
 c for the gradient of a function of r and t for a tangent of x,

@@ -2,7 +2,8 @@
 
 `attention` works under autograd and `torch.func`, alone and composed: in reverse and in forward mode; reverse over
 reverse, forward over reverse and reverse over forward, as in `torch.func.hessian`; and `vmap` around all of these.
-Forward over forward, third derivatives and those by the arrays of a `Score` raise a NotImplementedError.
+Forward over forward, third derivatives, and those by arrays of a `Score` whose gradient is not wanted, raise a
+NotImplementedError.
 
 CPU tensors are passed as NumPy arrays, GPU tensors as CuPy arrays, without a copy. On a GPU all work is on torch's
 current stream and all memory of torch's allocator.
