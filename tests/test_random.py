@@ -65,7 +65,8 @@ def test_a_problem_is_always_the_same():
 
 @pytest.mark.parametrize("number", range(20, 30))
 def test_what_is_wrong_is_found(number):
-    """The largest element of each result, doubled, and for a tangent, whose terms may cancel, by more than these."""
+    """The largest element of each result, doubled; where terms may cancel, of tangents and gradients of a score, by more
+    than these."""
     problem = Problem(0, number, LIMITS["cpu"])
     results = [np.asarray(x) for x in problem.run()]
     assert not list(problem.wrong(results))
@@ -74,7 +75,7 @@ def test_what_is_wrong_is_found(number):
             continue
         changed, place = x.copy(), abs(x).argmax()
         changed.flat[place] *= 2
-        if name.startswith(("tangent", "Laplacian")):
+        if name.startswith(("tangent", "Laplacian")) or name.endswith("of score"):
             changed.flat[place] += x.dtype.type(3 * problem.expected[1][at].max())
         found = list(problem.wrong([*results[:at], changed, *results[at + 1 :]]))
         assert not x.any() or [line.partition(":")[0] for line in found] == [name]

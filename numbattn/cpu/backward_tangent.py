@@ -76,9 +76,9 @@ def gradients_of_score(saved, rows, tparts, summed):
             step += 1
         else:
             found = [(x,) for x in gradients_of_sink(saved, rows, part, [own[number] for own in tparts])]
-        for array, *along in zip(part._weights, *found):
+        for array, wanted, *along in zip(part._weights, part._wanted, *found):
             dtype = problem.sum_dtype if problem.wide else array.dtype
-            yield None if along[0] is None else joined(along, array.shape, dtype)
+            yield joined(along, array.shape, dtype) if wanted else None
 
 
 @np.errstate(under="ignore")

@@ -11,8 +11,8 @@
   drop alone;
 - `checkpoint`, `scan`, `cond`.
 
-`jvp` of `jvp` and third derivatives raise NotImplementedError, as do derivatives by arrays of a `Score` whose gradient is
-not wanted.
+`jvp` of `jvp` and third derivatives raise NotImplementedError, as do derivatives by arrays of a `Score` whose
+gradient is not wanted.
 
 Masks, scores and `Gradients` are pytrees as soon as this module is imported: as arguments of a compiled function their
 arrays are traced, and all else of them is static. A changed array, seed or offset compiles nothing again.

@@ -35,7 +35,7 @@ def check(rng, kernel, order=DP_DV_DS, at_once=2, sizes=None, **problem):
                case.delta_scale)  # fmt: skip
     if kernel == "q":
         source = hopper_backward_q(**common, stages=(2, 1), out_dtypes=("float16",))
-        blocks, arrays = batches * heads * -(-m // tile_m), (grads["q"],)
+        blocks, arrays = batches * heads * -(-m // tile_m), (grads["q"], ())
     elif kernel == "wide":
         source = hopper_backward_wide(**common, stages=2, out_dtypes=("float16",) * 2)
         blocks, arrays = batches * heads_k * -(-n // tile_n), (grads["k"], grads["v"])
