@@ -65,8 +65,8 @@ def test_a_problem_is_always_the_same():
 
 @pytest.mark.parametrize("number", range(20, 30))
 def test_what_is_wrong_is_found(number):
-    """The largest element of each result, doubled; where terms may cancel, of tangents and gradients of a score, by more
-    than these."""
+    """The largest element of each result, doubled; where terms may cancel, in tangents and gradients of scores, by
+    more than these."""
     problem = Problem(0, number, LIMITS["cpu"])
     results = [np.asarray(x) for x in problem.run()]
     assert not list(problem.wrong(results))
