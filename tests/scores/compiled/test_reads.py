@@ -89,6 +89,7 @@ BY_CLASS = {
     "products": (lambda s, batch, head, i, j, x, kind: s * x[kind[i], kind[j]], False),
     "of s": (lambda s, batch, head, i, j, x, kind: s + x[int(s), kind[j]], False),
     "branches": (lambda s, batch, head, i, j, x, kind: s + x[kind[i], kind[j]] if i > j else s, False),
+    "not in all heads": (lambda s, batch, head, i, j, x, kind: s if head else s + x[kind[i], kind[j]], False),
     "two": (lambda s, batch, head, i, j, x, kind: s + x[0, kind[j]] + x[1, kind[j]], False),
 }  # fmt: skip
 
