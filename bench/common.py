@@ -101,8 +101,11 @@ def save(path, results):
     for options in results.keys() & {"arguments", "options"}:
         results[options] = {name: value for name, value in results[options].items() if name != "json"}
     text = ",\n".join(f"{json.dumps(key)}: {_lines(value)}" for key, value in results.items())
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(f"{{\n{text}\n}}\n")
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    written = path.with_name(path.name + ".new")
+    written.write_text(f"{{\n{text}\n}}\n")
+    written.replace(path)  # at once: who is stopped leaves the last results whole
 
 
 def _lines(value):

@@ -6,7 +6,8 @@
     python bench/report.py --run --small --folder /tmp/bench    # takes seconds on any machine, to see that it works
 
 Where there are several GPUs, each gets the next run in the order of the names, its output in results/*.log; put the
-longest first. What fails is said, and the rest goes on.
+longest first. What fails, or takes longer than --minutes, is said, and the rest goes on; what it has measured is in
+results/*.part.json.
 
 To add a picture: a line in RUNS, the command that writes its results; a function in pictures/, which makes a figure and
 a few sentences of them; a line in SECTIONS, where it stands on the page. What has no results is left out. What papers
@@ -20,15 +21,14 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import textwrap
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from queue import SimpleQueue
 from typing import NamedTuple
 
 import conformance
@@ -50,6 +50,7 @@ from tabulate import tabulate
 
 BENCH = Path(__file__).resolve().parent
 COLOURS = 128  # of a picture
+MINUTES, POLL, GRACE = 30, 0.1, 10  # a command takes at most; seconds between looks; seconds to stop in
 COUNTS = "conformance"  # results that are no measurements
 FILLED = {  # the comment before numbers in README.md: the results that say them, and how
     "<!-- from bench/results/speed.json and small.json -->": (
@@ -142,49 +143,85 @@ SECTIONS = [
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs
-def run(names, small, folder):
+class Running(NamedTuple):
+    name: str
+    process: subprocess.Popen
+    gpus: list
+    start: float
+    written: Path   # its results so far
+
+
+def run(names, small, folder, minutes=MINUTES):
     """Measure: on all GPUs at a time, what needs several first; then, one after the other, what needs none. Returns how
-    many commands failed."""
-    here, commands, free = gpus_here(), {}, SimpleQueue()
+    many commands failed. However it ends, none of them goes on."""
+    here, commands = gpus_here(), {}
     for name in names:
         whole, reduced, gpus = RUNS[name]
         if command := reduced if small or len(here) < gpus else whole:
             commands[name] = command
         else:
             print(f"{name}: left out, it needs a GPU", flush=True)
-    for gpu in here:
-        free.put(gpu)
+    waiting, free, running, failures = sorted(commands, key=lambda name: -RUNS[name].gpus), here or [None], [], 0
+    slots = len(free)
+    try:
+        while waiting or running:
+            while waiting and len(free) >= (needed := min(RUNS[waiting[0]].gpus or slots, slots)):
+                name, gpus, free = waiting.pop(0), free[:needed], free[needed:]
+                running.append(begin(name, commands[name], folder, gpus, slots > 1 and RUNS[name].gpus > 0))
+            time.sleep(POLL)
+            for one in [*running]:
+                if one.process.poll() is not None or time.perf_counter() > one.start + 60 * minutes:
+                    running.remove(one)
+                    free += one.gpus
+                    failures += end(one)
+    finally:
+        stop([one.process for one in running])
+        for one in running:
+            end(one)
+    return failures
 
-    def on_gpus(name, gpus):
-        try:
-            return measure(name, commands[name], folder, gpus if len(here) > 1 else None)
-        finally:
-            for gpu in gpus:
-                free.put(gpu)
 
-    ordered, runs = sorted(commands, key=lambda name: -RUNS[name].gpus), []
-    with ThreadPoolExecutor(max(len(here), 1)) as threads:
-        for name in ordered:
-            if needed := RUNS[name].gpus:
-                gpus = [free.get() for _ in range(min(needed, len(here)))]  # waits until they are free
-                runs.append(threads.submit(on_gpus, name, gpus))
-    failures = [run.result() for run in runs]
-    return sum(failures + [measure(name, commands[name], folder) for name in ordered if not RUNS[name].gpus])
-
-
-def measure(name, command, folder, gpus=None):
-    """Run a command; on some of the GPUs, what it prints goes to a file. Returns whether it failed."""
+def begin(name, command, folder, gpus, beside_others):
+    """Start a command; beside others, what it prints goes to a file."""
     print(f"{name}: {typed(command)}", flush=True)
-    start, results = time.perf_counter(), folder / "results"
+    results = folder / "results"
     results.mkdir(parents=True, exist_ok=True)
     script, *options = shlex.split(command)
-    environment = os.environ | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
-    with open(results / f"{name}.log", "w") if gpus else nullcontext() as log:
-        done = subprocess.run([sys.executable, BENCH / script, *options, "--json", results / f"{name}.json"],
-                              env=environment, stdout=log, stderr=log)  # fmt: skip
-    end = "failed" if done.returncode else "done"
-    print(f"{name}: {end} after {time.perf_counter() - start:.0f} s", flush=True)
-    return done.returncode != 0
+    written = results / f"{name}.part.json"
+    written.unlink(missing_ok=True)
+    environment = os.environ | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if beside_others else {})
+    with open(results / f"{name}.log", "w") if beside_others else nullcontext() as log:
+        process = subprocess.Popen([sys.executable, BENCH / script, *options, "--json", written], env=environment,
+                                   stdout=log, stderr=log, start_new_session=True)  # fmt: skip
+    return Running(name, process, gpus, time.perf_counter(), written)
+
+
+def end(one):
+    """Say how a command went, after stopping it if it still runs; only whole results replace others. Returns whether it
+    failed."""
+    stop([one.process])
+    failed = one.process.returncode != 0
+    said = f"{one.name}: {'failed' if failed else 'done'} after {time.perf_counter() - one.start:.0f} s"
+    if one.written.exists():
+        if failed:
+            said += f"; what it has measured is in {one.written.name}"
+        else:
+            one.written.replace(one.written.with_name(f"{one.name}.json"))
+    print(said, flush=True)
+    return failed
+
+
+def stop(processes):
+    """End those that still run, with all that they have begun: as Ctrl-C does, then for certain."""
+    processes = [process for process in processes if process.poll() is None]
+    for number in signal.SIGINT, signal.SIGKILL:
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+        end = time.monotonic() + GRACE
+        for process in processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0, end - time.monotonic()))
 
 
 def gpus_here():
@@ -310,14 +347,18 @@ def main():
     parser.add_argument("--run", nargs="*", choices=list(RUNS), metavar="NAME",
                         help=f"measure first: {', '.join(RUNS)} (default: all)")
     parser.add_argument("--small", action="store_true", help="--run at the smallest sizes, where a command has them")
+    parser.add_argument("--minutes", type=float, default=MINUTES,
+                        help=f"after which a command of --run is stopped (default: {MINUTES})")
     parser.add_argument("--folder", type=Path, default=BENCH, help="of results, plots and README.md (default: bench)")
     options = parser.parse_args()
     failed = 0
     if options.run is not None:
-        failed = run(options.run or RUNS, options.small, options.folder)
+        failed = run(options.run or RUNS, options.small, options.folder, options.minutes)
     write(options.folder, BENCH.parent / "README.md" if options.folder == BENCH else None)
     return failed
 
 
 if __name__ == "__main__":
+    for number in signal.SIGINT, signal.SIGTERM:  # in the background, too
+        signal.signal(number, signal.default_int_handler)
     sys.exit(main())

@@ -6,6 +6,7 @@ import runpy
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import common
 import pytest
@@ -167,30 +168,79 @@ def test_what_runs_where(monkeypatch, capsys, tmp_path):
     what needs several begins, what needs none comes last."""
     ran = []
 
-    def record(command, env, **output):
-        ran.append((f"{command[1].stem}{command[3]}", env.get("CUDA_VISIBLE_DEVICES")))
-        return subprocess.CompletedProcess([], command[1].stem == "c")
+    class Recorded:
+        def __init__(self, command, env, **output):
+            ran.append((f"{command[1].stem}{command[3]}", env.get("CUDA_VISIBLE_DEVICES")))
+            self.returncode = command[1].stem == "c"
+
+        def poll(self):
+            return self.returncode
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(report, "RUNS", {"a": report.Run("a.py --n 9"), "b": report.Run("b.py --n 9", "b.py --n 1"),
                                          "c": report.Run("c.py --n 9", "c.py --n 1", gpus=0),
                                          "d": report.Run("d.py --n 9", "d.py --n 1", gpus=2)})  # fmt: skip
-    monkeypatch.setattr(report.subprocess, "run", record)
-    for small, gpus, expected in (
-        (False, 2, "d9 a9 b9 c9"), (False, 1, "d1 a9 b9 c9"), (False, 0, "d1 b1 c9"), (True, 1, "d1 b1 c1"),
-        (True, 0, "d1 b1 c1"),
+    monkeypatch.setattr(report.subprocess, "Popen", Recorded)
+    monkeypatch.setattr(report, "POLL", 0)
+    pair, each = "3,5", ["3", "5"]
+    for small, gpus, expected, where in (
+        (False, 4, "d9 a9 b9 c9", [pair, "6", "7", None]), (False, 2, "d9 a9 b9 c9", [pair, *each, None]),
+        (False, 1, "d1 a9 b9 c9", [None] * 4), (False, 0, "d1 b1 c9", [None] * 3), (True, 1, "d1 b1 c1", [None] * 3),
+        (True, 0, "d1 b1 c1", [None] * 3), (True, 2, "d1 b1 c1", [pair, "3", None]),
     ):  # fmt: skip
-        monkeypatch.setattr(report, "gpus_here", lambda gpus=gpus: ["3", "5"][:gpus])
+        monkeypatch.setattr(report, "gpus_here", lambda gpus=gpus: ["3", "5", "6", "7"][:gpus])
         assert report.run(report.RUNS, small, tmp_path) == 1        # which failed
-        commands = [command for command, _ in ran]
-        assert commands[0] == expected[:2]
-        assert sorted(commands[1:-1]) == expected.split()[1:-1]     # in threads
-        assert commands[-1] == expected[-2:]
-        assert ran[0][1] == ("3,5" if gpus == 2 else None)
-        assert {gpu for _, gpu in ran[1:-1]} <= ({"3", "5"} if gpus == 2 else {None})
+        assert ran == [*zip(expected.split(), where, strict=True)]
         ran.clear()
     assert "a: left out, it needs a GPU" in capsys.readouterr().out
     assert (tmp_path / "results/a.log").exists()
+
+
+STUB = """
+import json, os, signal, subprocess, sys, time
+of, part = sys.argv[1], sys.argv[3]
+sleeper = subprocess.Popen(["sleep", "1000"]).pid if of == "stuck" else None
+with open(part, "w") as file:
+    json.dump({"sleeper": sleeper}, file)
+if of == "stuck":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.kill(os.getppid(), signal.SIGINT)
+    time.sleep(1000)
+sys.exit(of == "bad")
+"""
+
+
+def test_only_whole_results_replace_others(monkeypatch, capsys, tmp_path):
+    """Results survive commands that fail, take too long, or are interrupted; none of them, or of theirs, goes on."""
+    (tmp_path / "stub.py").write_text(STUB)
+    (tmp_path / "results").mkdir()
+    runs = {name: report.Run(f"stub.py {name}") for name in ("good", "bad", "late", "stuck")}
+    monkeypatch.setattr(report, "RUNS", runs)
+    monkeypatch.setattr(report, "BENCH", tmp_path)
+    monkeypatch.setattr(report, "gpus_here", lambda: ["0", "1"])
+    monkeypatch.setattr(report, "GRACE", 0.05)
+    files = {name: tmp_path / f"results/{name}.json" for name in runs}
+    for file in files.values():
+        file.write_text("{}")
+    assert report.run(["late"], False, tmp_path, minutes=0) == 1
+    assert report.run(["good", "bad"], False, tmp_path) == 1
+    with pytest.raises(KeyboardInterrupt):
+        report.run(["stuck"], False, tmp_path)
+    assert [name for name, file in files.items() if file.read_text() == "{}"] == ["bad", "late", "stuck"]
+    sleeper = json.loads((tmp_path / "results/stuck.part.json").read_text())["sleeper"]
+    assert not running(sleeper)
+    said = capsys.readouterr().out
+    assert re.search(r"bad: failed after \d+ s; what it has measured is in bad.part.json", said)
+    assert re.search(r"good: done after \d+ s\n", said)
+    assert re.search(r"late: failed after \d+ s", said)
+
+
+def running(process):
+    """Whether a process does more than wait to be buried."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().split()[2] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_the_smallest_sizes_run(tmp_path, monkeypatch, capfd):
@@ -217,6 +267,22 @@ def test_results_say_what_made_them(tmp_path, monkeypatch):
     assert json.loads(text) == {"command": "python bench/x.py --name 'a b'", "commit": "abc", **made,
                                 "arguments": {"name": "a b"}}
     assert '{"n": 1},\n{}' in text      # a line each
+
+
+def test_results_are_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    file = tmp_path / "x.json"
+    common.save(file, {"records": [1]})
+    before = file.read_text()
+
+    def half(path, text):
+        with open(path, "w") as written:
+            written.write(text[: len(text) // 2])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", half)
+    with pytest.raises(KeyboardInterrupt):
+        common.save(file, {"records": [2]})
+    assert file.read_text() == before
 
 
 def test_the_commit_is_gits(monkeypatch):
