@@ -6,7 +6,7 @@ from collections import Counter
 from pictures.basics import OURS, bandwidth_of, geometric_mean, label_of, select, span, values
 
 from paper.pictures.figures import TO_MULTIPROCESSORS, bytes_of
-from paper.pictures.training import SMOOTHED, TASKS, smoothed, tokens_per_second
+from paper.pictures.training import SMOOTHED, TASKS, is_learned, smoothed, tokens_per_second
 
 STANDARD = "standard"
 
@@ -55,9 +55,9 @@ def same_losses(training):
 
 
 def held_out_losses(training):
-    ran = trainings(training)
-    found = [f"{record['validation']:.3f} at {n}" for (name, n), record in sorted(ran.items()) if name == OURS]
-    return f"bits per byte: {', '.join(found)}" if found else None
+    found = {n: record["validation"] for (name, n), record in sorted(trainings(training).items()) if name == OURS}
+    told = ", ".join(f"{loss:.3f} at {n}" for n, loss in found.items())
+    return f"bits per byte: {told}; best at {min(found, key=found.get)}" if found else None
 
 
 # ------------------------------------------------------------------------------------------------------- long inputs
@@ -83,11 +83,13 @@ def steps_of(long_range):
 
 def task_accuracies(long_range):
     """Accuracies of numbattn and of the standard formula after equally many seconds."""
-    found = {}
+    found, learned = {}, set()
     for record in select(long_range["records"], part="tasks", failed=None):
         found.setdefault(record["task"], {})[record["attention"]] = 100 * record["curve"][-1][2]
-    told = ", ".join(f"{TASKS[task]} {x[OURS]:.1f} / {x[STANDARD]:.1f}%" for task, x in found.items()
-                     if {OURS, STANDARD} <= x.keys())  # fmt: skip
+        if is_learned(record, long_range["arguments"]["held_out"]):
+            learned.add(record["task"])
+    told = ", ".join(f"{TASKS[task]} {x[OURS]:.1f} / {x[STANDARD]:.1f}%" + ", not learned" * (task not in learned)
+                     for task, x in found.items() if {OURS, STANDARD} <= x.keys())
     return f"{told}, numbattn / the standard formula" if told else None
 
 

@@ -44,8 +44,7 @@ def scores(results):
         f"shows ({shown}). {chosen}A pair bias shared by {pairs['batch']} rows of a batch, forward and backward with "
         f"its gradient ({pairs['dtype']}, {pairs['heads']} heads of {pairs['head_dim']}, seqlen {pairs['seqlen']}), "
         f"takes {ours:.2f} ms and {pairs['bytes'][OURS] / 1e6:.0f} MB; the standard formula in CuPy takes {theirs:.0f} "
-        f"ms and {pairs['bytes']['cupy'] / 1e6:.0f} MB. When this was measured, the gradient of Alibi's slopes came "
-        "with dQ's; since then it has a kernel of its own, and that backward pass takes about twice as long."
+        f"ms and {pairs['bytes']['cupy'] / 1e6:.0f} MB."
     )
     return finish(figure, title), text
 

@@ -10,13 +10,15 @@ WRONG = 1.0  # an error of no digit right
 HALF = "float16"
 
 
-def kernels(results):
+def kernels(results, where=""):
     """Seconds of products, of Sinkhorn's iterations and of nearest neighbours, and errors."""
     figure, axes = panels(2, 4, 2)
     draw_products(axes[0], results.get("products", []))
     draw_others(axes[1], results)
     ratios = over(results.get("products", []), "keops")
-    title = "Sums over pairs of points" + f": {geometric_mean(ratios):.1f} times as fast as KeOps" * bool(ratios)
+    title = f"Sums over pairs of points{where}"
+    if ratios:
+        title += f": {geometric_mean(ratios):.1f} times as fast as KeOps"
     said = " ".join([*of_products(results.get("products", [])), *of_sinkhorn(results.get("sinkhorn", [])),
                      *of_nearest(results), *of_errors(results.get("errors", [])), *of_costs(results.get("costs", []))])
     return finish(figure, title), f"{POINTS} {said}\n\n{table(rows(results))}"
@@ -24,7 +26,7 @@ def kernels(results):
 
 def kernels_cpu(results):
     """The same on NumPy arrays."""
-    return kernels(results)
+    return kernels(results, " on a CPU")
 
 
 POINTS = ("Points are normal, of unit mean square distance from the origin. The standard formula is |x|² + |y|² - 2 xy "
@@ -52,18 +54,25 @@ def draw_others(axes, results):
     sinkhorn, nearest, errors = (results.get(part, []) for part in ("sinkhorn", "nearest", "errors"))
     draw_bars(axes[0], sinkhorn, "dtype", "seconds", "Sinkhorn, 10 iterations")
     axes[0].set_ylabel("seconds")
-    draw_bars(axes[1], [record for record in nearest if record["features"] > 3], "n", "seconds", "nearest of n centres")
+    draw_bars(axes[1], [record for record in nearest if record["features"] > 3], "n", "seconds", "nearest centre")
+    axes[1].set_xlabel("centres")
     products = [record for record in errors if record["of"] == "product" and record["offset"]]
-    draw_bars(axes[2], select(products, features=3), "length", "errors", "errors by length, far off")
+    draw_bars(axes[2], select(products, features=3), "length", "errors", "products far from the origin")
+    axes[2].set_xlabel("length")
+    axes[2].set_ylabel("relative error")
     potentials = [record for record in errors if record["of"] == "sinkhorn" and record["dtype"] == "float32"]
-    draw_bars(axes[3], potentials, "epsilon", "errors", "errors of potentials\nby epsilon, float32")
+    draw_bars(axes[3], potentials, "epsilon", "errors", "potentials, float32")
+    axes[3].set_xlabel("epsilon")
 
 
 def draw_bars(axis, records, by, measured, title):
     names = {name for record in records for name in record[measured]}
     if names:
+        heights = {name: [clipped(record[measured].get(name), measured) for record in records] for name in names}
         bars(axis, [f"{record[by]:g}" if not isinstance(record[by], str) else record[by] for record in records],
-             {name: [clipped(record[measured].get(name), measured) for record in records] for name in names})
+             heights)
+        axis.set_yscale("log")
+        axis.set_ylim(bottom=min(x for found in heights.values() for x in found if x) / 4)  # or the least is not seen
     axis.set_title(title)
     finish_axis(axis, names)
 
@@ -100,23 +109,30 @@ def of_products(records):
 
 def of_sinkhorn(records):
     for record in records:
-        told = ", ".join(f"{label_of(name)} {milliseconds(s)}" for name, s in record["seconds"].items())
         yield (f"{record['iterations']} iterations of Sinkhorn between {record['n']:,} points of {record['features']} "
-               f"features, {record['dtype']}, milliseconds: {told}.")  # fmt: skip
+               f"features, {record['dtype']}: {by_peer([record])}.")  # fmt: skip
 
 
 def of_nearest(results):
-    peak = peak_of(results)
-    for record in results.get("nearest", []):
-        told = ", ".join(f"{label_of(name)} {milliseconds(s)}" for name, s in record["seconds"].items())
-        what = "neighbour" if record["k"] == 1 else f"{record['k']} neighbours"
-        said = f"Nearest {what} of {record['m']:,} points among {record['n']:,}, {record['features']} features, "
-        said += f"{record['dtype']}, milliseconds: {told}"
-        if record["dtype"] == HALF and OURS in record["seconds"]:
-            rate = 2e-12 * record["m"] * record["n"] * record["features"] / record["seconds"][OURS]
-            said += f"; numbattn's products run at {rate:.0f} TFLOP/s"
-            said += f", {rate / peak:.2f} of the peak" if peak else ""
+    """The nearest centres of many points, and neighbours within a cloud."""
+    peak, records = peak_of(results), results.get("nearest", [])
+    for dtype, features in dict.fromkeys((record["dtype"], record["features"]) for record in records):
+        chosen = select(records, dtype=dtype, features=features)
+        m, n, k = (span([record[key] for record in chosen], 0) for key in ("m", "n", "k"))
+        said = f"Nearest {k} of {n} for {m} points, {features} features, {dtype}: {by_peer(chosen)}"
+        if dtype == HALF:
+            rates = [2e-12 * r["m"] * r["n"] * features / r["seconds"][OURS] for r in chosen if OURS in r["seconds"]]
+            if rates:
+                said += f"; numbattn's products run at {span(rates, 0)} TFLOP/s"
+                said += f", {span([rate / peak for rate in rates])} of the peak" if peak else ""
         yield f"{said}."
+
+
+def by_peer(records):
+    """Speed over that of each other."""
+    others = dict.fromkeys(name for record in records for name in record["seconds"] if name != OURS)
+    told = [f"{label_of(name)} {span(ratios, 1)}" for name in others if (ratios := over(records, name))]
+    return f"speed over that of others: {'; '.join(told)}" if told else "nobody else has run"
 
 
 def milliseconds(seconds):
@@ -148,11 +164,11 @@ def words_for(error):
 
 
 def of_costs(records):
-    for record in records:
-        yield (f"A process's first call, {record['of']}, {record['n']:,} points, {record['features']} features: "
-               f"{record['first, empty cache']:.1f} s, with compiled kernels in the cache "
-               f"{record['first, warm cache']:.1f} s, later {milliseconds(record['later'])} ms; it takes "
-               f"{record['bytes'] / 1e6:.1f} MB beyond its inputs.")  # fmt: skip
+    if records:
+        empty, warm = (span([record[f"first, {cache} cache"] for record in records], 1) for cache in ("empty", "warm"))
+        most = max(record["bytes"] for record in records) / 1e6
+        yield (f"A process's first call takes {empty} s, {warm} s with compiled kernels in the cache. Calls take at "
+               f"most {most:.1f} MB beyond their inputs.")  # fmt: skip
 
 
 def rows(results):

@@ -86,9 +86,10 @@ def deterministic(results):
 def mma(results):
     """The same for the kernels of GPUs before and after Hopper."""
     figure, text = speed(results)
-    gpu = results["machine"]["gpu"]["name"]
-    return figure, (f"The half-precision kernels for compute capability 8.0 and later, by mma.sync, on an {gpu} in "
-                    f"place of Hopper's own (--tier mma); other GPUs were not measured. {text}")  # fmt: skip
+    gpu = results["machine"]["gpu"]
+    own = " in place of Hopper's own (--tier mma)" if gpu.get("compute capability") == "9.0" else ""
+    return figure, (f"The half-precision kernels for compute capability 8.0 and later, by mma.sync, on an "
+                    f"{gpu['name']}{own}; other GPUs were not measured. {text}")  # fmt: skip
 
 
 def speed_rows(records):

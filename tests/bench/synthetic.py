@@ -306,7 +306,7 @@ def training(contexts=(1024, 2048, 4096)):
     return {"arguments": options, "records": records}
 
 
-LONG_RANGE = {"layers": 4, "heads": 4, "dtype": "float16", "tokens": 32768}
+LONG_RANGE = {"layers": 4, "heads": 4, "dtype": "float16", "tokens": 32768, "held_out": 1024}
 
 
 def long_range(sides=(32, 64, 128, 256)):

@@ -8,6 +8,7 @@ from pictures.basics import OURS, STYLES, finish, label_of, lines, logarithmic, 
 SMOOTHED = 20  # steps
 TASKS = {"listops": "ListOps", "pathfinder": "Pathfinder"}
 PATH_X = 128 * 128
+SURE = 3  # standard errors
 
 
 # ------------------------------------------------------------------------------------------------------------ training
@@ -86,7 +87,8 @@ def long_range(results):
     tasks, steps = select(results["records"], part="tasks", failed=None), select(results["records"], part="steps")
     names = list(dict.fromkeys(record["task"] for record in tasks))
     figure, axes = panels(1, len(names) + 2, 2.4)
-    reached = [_curves(axis, select(tasks, task=name)) for axis, name in zip(axes[0], names)]
+    held_out = results["arguments"]["held_out"]
+    reached = [_curves(axis, select(tasks, task=name), held_out) for axis, name in zip(axes[0], names)]
     ran = {(record["attention"], record["seqlen"]): record for record in steps if not record["failed"]}
     seqlens = values(steps, "seqlen")
     time, memory = axes[0, -2:]
@@ -111,7 +113,7 @@ def long_range(results):
     return finish(figure, title), text
 
 
-def _curves(axis, records):
+def _curves(axis, records, held_out):
     """Draw accuracies; returns a sentence."""
     first, said = records[0], []
     for record in records:
@@ -124,7 +126,14 @@ def _curves(axis, records):
     axis.set_ylabel("accuracy, %")
     task = TASKS[first["task"]]
     axis.set_title(f"{task}, {first['seqlen']} tokens")
-    return f"{task}: {', '.join(said)}; always giving the most frequent answer: {100 * first['guess']:.1f}%."
+    in_vain = "" if any(is_learned(record, held_out) for record in records) else "; nothing is learned in this time"
+    return f"{task}: {', '.join(said)}; always giving the most frequent answer: {100 * first['guess']:.1f}%{in_vain}."
+
+
+def is_learned(record, held_out):
+    """Whether more of so many held-out samples are right than by always giving the most frequent answer."""
+    guess = record["guess"]
+    return record["curve"][-1][2] > guess + SURE * math.sqrt(guess * (1 - guess) / held_out)
 
 
 def documents(results):
