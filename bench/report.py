@@ -61,7 +61,7 @@ END = "<!-- end -->"  # the comment after them
 
 
 class Run(NamedTuple):
-    command: str              # takes at most 8 minutes on an H200
+    command: str              # takes at most 8 minutes on Hopper
     small: str | None = None  # takes seconds on any machine
     gpus: int = 1             # how many the command needs; with fewer, the small one runs
 

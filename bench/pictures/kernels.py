@@ -19,9 +19,10 @@ def kernels(results, where=""):
     title = f"Sums over pairs of points{where}"
     if ratios:
         title += f": {geometric_mean(ratios):.1f} times as fast as KeOps"
-    said = " ".join([*of_products(results.get("products", [])), *of_sinkhorn(results.get("sinkhorn", [])),
-                     *of_nearest(results), *of_errors(results.get("errors", [])), *of_costs(results.get("costs", []))])
-    return finish(figure, title), f"{POINTS} {said}\n\n{table(rows(results))}"
+    parts = ([POINTS, *of_products(results.get("products", []))], of_sinkhorn(results.get("sinkhorn", [])),
+             of_nearest(results), of_errors(results.get("errors", [])), of_costs(results.get("costs", [])))  # fmt: skip
+    said = filter(None, map(" ".join, parts))
+    return finish(figure, title), "\n\n".join([*said, table(rows(results))])
 
 
 def kernels_cpu(results):

@@ -50,7 +50,8 @@ def second(results):
     ratios = {of: ratios_of(records, of, OURS) for of in CALLED}
     told = [f"{CALLED[of]} at {geometric_mean(found):.2f} of {BASE[of]}'s" for of, found in ratios.items() if found]
     title = f"TFLOP/s of second derivatives: {', '.join(told)}"
-    said = " ".join([COUNTED, _of_ratios(records), _of_others(records), *_of_small(results.get("small", []))])
+    said = f"{COUNTED} {_of_ratios(records)}"
+    said = "\n\n".join(filter(None, [said, _of_others(records), *_of_small(results.get("small", []))]))
     return finish(figure, title), f"{said}\n\n{table(_rows([*records, *results.get('small', [])]))}"
 
 

@@ -56,7 +56,7 @@ def small(results):
     told = ", ".join(f"{words} {share:.0%}" for words, share in zip(DRAWN.values(), _shares(cells)))
     title = f"Speed relative to a copy of the same bytes: {told}"
     parts = [_of_cells(cells, dtypes), *_of_batches(results.get("batches")), *_of_variants(results.get("variants"))]
-    return finish(figure, title), f"{' '.join(parts)}\n\n{table(_rows(cells, names))}"
+    return finish(figure, title), "\n\n".join([*parts, table(_rows(cells, names))])
 
 
 def readme_sentence(results):

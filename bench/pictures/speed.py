@@ -92,20 +92,21 @@ def mma(results):
                     f"{gpu['name']}{own}; other GPUs were not measured. {text}")  # fmt: skip
 
 
-def speed_rows(records):
+def speed_rows(records, where=""):
     """TFLOP/s, numbattn / each peer."""
     peers = sorted_names(name for record in records for name in record["tflops"])
     rows = {}
     for record in records:
         row = rows.setdefault((record["pass"], record["head_dim"], record["causal"]), {
-            f"TFLOP/s: {' / '.join(map(label_of, peers))}": f"{record['pass']}, {setting_of(record)}"})
+            f"TFLOP/s{where}: {' / '.join(map(label_of, peers))}": f"{record['pass']}, {setting_of(record)}"})
         row[f"{record['seqlen']}"] = rates_of(record, peers)
     return [rows[key] for key in sorted(rows, key=lambda key: (key[0] != "forward", key))]
 
 
 def readme_table(results, head_dim=128, seqlens=(1024, 4096, 16384)):
-    return tabulate(speed_rows([record for record in select(results["speed"], head_dim=head_dim)
-                                if record["seqlen"] in seqlens]), headers="keys", tablefmt="github")
+    records = [record for record in select(results["speed"], head_dim=head_dim) if record["seqlen"] in seqlens]
+    rows = speed_rows(records, f" on an {results['machine']['gpu']['name']}")
+    return tabulate(rows, headers="keys", tablefmt="github")
 
 
 def rates_of(record, peers):

@@ -158,6 +158,7 @@ def test_numbers_of_the_readme_are_filled_in():
     assert [before, head, last, after] == ["Before", start, end, "after"]
     assert "old" not in filled
     assert filled.count("| forward, head_dim 128") == 2
+    assert "| TFLOP/s on an NVIDIA H200: numbattn / FlashAttention 4 / " in filled
     shares = report.small(results["small"])[0].get_suptitle()
     assert re.findall(r"\d+%", filled) == re.findall(r"\d+%", shares)
     assert report.filled(filled, results) == filled
