@@ -21,7 +21,7 @@ from common import machine, save, show, show_machine
 from peers import (
     DTYPE,
     PACKAGES,
-    TORCH,
+    PEERS,
     Replay,
     attention_of,
     available,
@@ -162,7 +162,7 @@ def batch(name, run, arguments):
 
 
 def table(records):
-    names = [name for name in ("numbattn", *TORCH) if any(name in r["median"] or name in r["failed"] for r in records)]
+    names = [name for name in PEERS if any(name in r["median"] or name in r["failed"] for r in records)]
     return [
         {"dtype": record["dtype"], "call": record["call"],
          **dict(chain.from_iterable(((name, record["median"].get(name)), (f"{name} p90", record["p90"].get(name)))
