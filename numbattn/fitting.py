@@ -5,36 +5,51 @@ The shape of a call is that of its S: batch axes, heads included, seqlen_q and s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from .backends import backend
 from .checks import check_values, library, refuse_foreign, warn
 from .masks import AnyOf, Lengths, Mask, drawn
 from .scores import Part
-from .values import Memo, shown
+from .values import Memo, Value, shown
 
+V = TypeVar("V", bound=Value)
 Shape = tuple[int, ...]
-FITTED = Memo("fitted")  # by shape and place, masks as they come to kernels; () for the mask itself
-CHECKED = Memo("checked")  # by shape, parts of scores that fit
+FITTED = Memo("fitted")  # masks and parts of scores as they come to kernels; () for the value itself
+MOST_COMPARED = 1 << 16  # bytes of arrays on the host: more take longer to compare than to copy
 
 
 def fitted_mask(mask: Mask, q: Any, shape: Shape, xp: str) -> Mask:
     """A mask with arrays."""
-    if xp == "numpy" or not mask._lasts:
-        return _fitted_anew(mask, q, shape, xp)
-    place = backend(xp).place() if mask._has_functions else ()
+    if xp == "numpy" or mask._is_drawn:
+        return _fitted_mask(mask, q, shape, xp)
+    return _kept(mask, mask._has_functions, shape, xp, lambda: _fitted_mask(mask, q, shape, xp))
+
+
+def _kept(value: V, has_place: bool, shape: Shape, xp: str, fit: Callable[[], V]) -> V:
+    """fit(), which is kept for later calls on a GPU: by what arrays on the host hold, which may change in between.
+
+    has_place: whether it is computed on a device, in the order of a stream, as copies are.
+    """
+    held = value._on_host
+    if sum([x.nbytes for x in held]) > MOST_COMPARED:
+        return fit()
+    place = backend(xp).place() if has_place or held else ()
     if place is None:
-        return _fitted_anew(mask, q, shape, xp)
-    known = FITTED.get(mask, (shape, place))
+        return fit()
+    key = shape, place, *[x.tobytes() for x in held]
+    known = FITTED.get(value, key)
     if known is None:
-        fitted = _fitted_anew(mask, q, shape, xp)
-        known = () if fitted is mask else (fitted,)     # not itself: no cycle, which only a collector would end
-        FITTED.keep(mask, (shape, place), known)
-    return known[0] if known else mask
+        fitted = fit()
+        fitted._set(_is_private=len(held) == len(value._all_arrays))
+        known = () if fitted is value else (fitted,)    # not itself: no cycle, which only a collector would end
+        FITTED.keep(value, key, known)
+    return known[0] if known else value
 
 
-def _fitted_anew(mask: Mask, q: Any, shape: Shape, xp: str) -> Mask:
+def _fitted_mask(mask: Mask, q: Any, shape: Shape, xp: str) -> Mask:
     refuse_foreign("mask", mask._leaves)
     fitted = mask._fit(shape)
     check_mask(fitted, shape, xp)
@@ -50,13 +65,11 @@ def fitted_score(parts: tuple[Part, ...], q: Any, shape: Shape, xp: str, frame: 
 
 
 def _fitted_part(part: Part, q: Any, shape: Shape, xp: str) -> Part:
-    if xp == "numpy" or part._is_on_host:
+    def fit() -> Part:
         check_part(part, shape, xp)
-        return part if xp == "numpy" else part._like(q)
-    if not CHECKED.get(part, shape):
-        check_part(part, shape, xp)
-        CHECKED.keep(part, shape, True)
-    return part
+        return part._like(q)
+
+    return fit() if xp == "numpy" else _kept(part, False, shape, xp, fit)
 
 
 def check_part(part: Part, shape: Shape, xp: str) -> None:

@@ -52,10 +52,21 @@ class Value:
     """The base of a frozen dataclass."""
 
     _axis_of_queries: int | None = None  # of its arrays: along it one device may hold the rows of its own queries alone
+    _is_private = False  # whether nobody else has its arrays, so that they do not change
 
     def _arrays(self) -> dict[str, Any]:
         """Its own arrays by the names of their fields, without those of its parts."""
         return {name: x for name, x in vars(self).items() if hasattr(x, "shape")}
+
+    @cached_property
+    def _all_arrays(self) -> list[Any]:
+        """Those of its parts, too."""
+        return list(self._arrays().values())
+
+    @cached_property
+    def _on_host(self) -> list[Any]:
+        """Those of NumPy: their elements are read, and may change from call to call."""
+        return [x for x in self._all_arrays if isinstance(x, np.ndarray)]
 
     def _like(self: V, array: Any) -> V:
         """The value with all its arrays in the library of `array`, NumPy or CuPy; itself if they are already."""

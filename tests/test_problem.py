@@ -78,11 +78,4 @@ FAULTS = {
         "*asked._leaves, *wanted)": "*given._leaves, *wanted)",
         '({"q": passed}, (cache,))': '({"q": q}, (cache,))',
     },
-    "fitting.py": {
-        "masks/test_first.py::test_lengths_where_first_was_meant_warn": {
-            "isinstance(leaf, Lengths) and leaf.keys is not None": "isinstance(leaf, Lengths)",
-            "if isinstance(part, AnyOf) for leaf": "for leaf",
-            "if mask._segments is not None:": "if True:",
-        },
-    },
 }

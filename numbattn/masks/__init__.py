@@ -22,7 +22,7 @@ lengths that have no axes. Members with an underscore are the package's own.
 """
 
 from .bands import Cached, Causal, First, Lengths, Window
-from .base import Band, Edge, Grid, Interval, Mask, Rows, arrays_of, band_of, interval_of
+from .base import Band, Edge, Grid, Interval, Mask, Rows, band_of, interval_of
 from .block_sparse import BlockSparse
 from .dense import Bits, Dense
 from .intervals import Intervals, Prefix
@@ -52,7 +52,6 @@ __all__ = [
     "Tail",
     "Window",
     "any_of",
-    "arrays_of",
     "as_mask",
     "band_of",
     "cropped",

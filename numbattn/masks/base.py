@@ -109,7 +109,7 @@ class Mask(Value):
         """
         seqlen_q, seqlen_k = integer("seqlen_q", seqlen_q, low=0), integer("seqlen_k", seqlen_k, low=0)
         refuse_foreign("mask", self._leaves)
-        array = next((x for x in arrays_of(self) if not isinstance(x, np.ndarray)), np.empty(0))
+        array = next((x for x in self._all_arrays if not isinstance(x, np.ndarray)), np.empty(0))
         return OPERATORS["dense"](self._like(array), seqlen_q, seqlen_k, array)
 
     def __bool__(self) -> bool:
@@ -181,7 +181,7 @@ class Mask(Value):
 
     def _may_show(self, seqlen_q: int, seqlen_k: int) -> bool:
         """Whether a query may see a key: a guess that reads no array on a GPU, nor one with rows for queries."""
-        if any(not isinstance(x, np.ndarray) for x in arrays_of(self)):
+        if len(self._on_host) < len(self._all_arrays):
             return True
         lo, hi, queries, keys = self._band(seqlen_q, seqlen_k)
         return bool(np.any((lo < keys) & (hi > -queries) & (lo <= hi) & (queries > 0) & (keys > 0)))
@@ -267,9 +267,13 @@ class Mask(Value):
         return tuple(self._kind_drawn if self._draws(part) else type(part) for part in self._parts)
 
     @cached_property
+    def _all_arrays(self) -> list[Any]:
+        return [x for leaf in self._leaves for x in leaf._arrays().values()]
+
+    @cached_property
     def _holds_arrays(self) -> bool:
         """Whether kernels take any."""
-        return self._is_drawn or self._has_functions or bool(arrays_of(self))
+        return self._is_drawn or self._has_functions or bool(self._all_arrays)
 
     @cached_property
     def _has_functions(self) -> bool:
@@ -278,7 +282,7 @@ class Mask(Value):
     @cached_property
     def _lasts(self) -> bool:
         """Whether what a call has found out about it holds for the next: its arrays, on a GPU, are not read."""
-        return not self._is_drawn and not any(isinstance(x, np.ndarray) for x in arrays_of(self))
+        return not self._is_drawn and not self._on_host
 
     @cached_property
     def _has_frame(self) -> bool:
@@ -288,11 +292,6 @@ class Mask(Value):
     def _and_causal(self) -> Mask:
         """What `causal=True` makes of it."""
         return OPERATORS["causal"](self)
-
-
-def arrays_of(mask: Mask) -> list[Any]:
-    """All arrays in a mask."""
-    return [x for leaf in mask._leaves for x in leaf._arrays().values()]
 
 
 def band_of(edges: Iterable[Edge], seqlen_q: int, seqlen_k: int) -> Band:

@@ -8,7 +8,6 @@ import pytest
 import numbattn as na
 from numbattn import distributed as nad
 from numbattn.distributed import devices, heads, over_keys, ring, totals
-from numbattn.masks.base import arrays_of
 
 from .fakes import Array, Cupy
 
@@ -79,7 +78,7 @@ def test_devices_reach_each_other_where_they_can(cupy):
 
 
 def arrays_in(value):
-    return arrays_of(value) if isinstance(value, na.Mask) else list(value._arrays().values())
+    return value._all_arrays
 
 
 @pytest.fixture

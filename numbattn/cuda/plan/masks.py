@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...masks import AnyOf, Window, arrays_of, band_of
+from ...masks import AnyOf, Window, band_of
 from ...values import clip
 from ..kernels.any.intervals import CLOSE, OPEN, OR, lowered
 from ..kernels.shared.visibility import FARTHEST, FARTHEST_PLACE, GRIDS, lowered_function
@@ -43,7 +43,7 @@ def without_arrays(mask, seqlen_q, seqlen_k):
 
 def own_arrays(mask):
     states = [leaf._states for leaf in mask._leaves if leaf._is_function]
-    return [*arrays_of(mask), *states] if mask._lasts else None
+    return [*mask._all_arrays, *states] if mask._lasts else None
 
 
 def mask_and_arrays(mask, seqlen_q, seqlen_k):

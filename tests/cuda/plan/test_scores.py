@@ -1,9 +1,13 @@
 """What is kept of a mask and of a part of a score between calls, and what is not."""
 
+from importlib import import_module
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 import numbattn as na
+from numbattn import fitting
 from numbattn.cuda.plan.masks import lowered_mask
 from numbattn.cuda.plan.scores import lowered_part
 from numbattn.problem import describe
@@ -59,18 +63,43 @@ def test_arrays_on_the_host_may_change():
     assert lowered_part(inputs.score[0], 0, problem) is not lowered_part(inputs.score[0], 0, problem)
 
 
+def test_what_is_copied_from_the_host_is_kept(monkeypatch):
+    """Converted, too: nobody else has the copies."""
+    monkeypatch.setattr(fitting, "backend", lambda xp: SimpleNamespace(place=tuple))
+    mask = fitting.fitted_mask(na.Segments(np.array([0, 3, 8])), Q, (*Q.shape[:1], 8, 8), "cupy")
+    mask._set(_lasts=True)
+    assert lowered_mask(mask, 8, 8) is lowered_mask(mask, 8, 8)
+
+
 @pytest.mark.gpu
+@pytest.mark.parametrize("library", ["cupy", "numpy"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize(("of", "shape"), [
     (na.Alibi, (2,)), (na.Bias, (8, 8)), (na.RelativeBias, (3,)), (na.Sink, (2,)),
 ])  # fmt: skip
-def test_what_is_kept_follows_the_arrays(rng, of, shape, dtype):
-    q, array = cupy.asarray(rng.standard_normal(Q.shape, np.float32)), cupy.zeros(shape, dtype)
+def test_what_is_kept_follows_the_arrays(rng, of, shape, dtype, library):
+    xp = import_module(library)
+    q, array = cupy.asarray(rng.standard_normal(Q.shape, np.float32)), xp.zeros(shape, dtype)
     score = of(array)
     for value in (1.0, -2.0):
-        array[...] = cupy.arange(array.size).reshape(shape) * value / array.size
+        array[...] = xp.arange(array.size).reshape(shape) * value / array.size
         np.testing.assert_array_equal(na.attention(q, q, q, score=score).get(),
                                       na.attention(q, q, q, score=of(array.copy())).get())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mask_of", [
+    na.Segments, lambda x: na.Segments(x) & na.Causal(), lambda x: na.Lengths(x[1:]), lambda x: na.Prefix(x[1:]),
+    lambda x: na.Where(lambda batch, head, i, j, x: i + j < x[1], arrays=[x]),
+])  # fmt: skip
+@pytest.mark.parametrize("dtype", [np.int64, np.int32])
+def test_what_is_kept_of_a_mask_follows_the_arrays_on_the_host(rng, mask_of, dtype):
+    q, offsets = cupy.asarray(rng.standard_normal(Q.shape, np.float32)), np.array([0, 3, 8], dtype)
+    mask = mask_of(offsets)
+    for end in (3, 3, 5, 3):
+        offsets[1] = end
+        np.testing.assert_array_equal(na.attention(q, q, q, mask=mask).get(),
+                                      na.attention(q, q, q, mask=mask_of(cupy.asarray(offsets))).get())
 
 
 @pytest.mark.gpu
