@@ -185,10 +185,13 @@ class Score(Part):
         """How many elements the arrays have whose gradients are wanted."""
         return sum(x.size for x in self._trained)
 
-    def _gradients(self, found: Any) -> tuple[Any, ...]:
+    def _gradient_like(self, sum_dtype: np.dtype[Any], wide: bool) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        return (self._elements,), np.promote_types(self._sum_dtype, sum_dtype)
+
+    def _gradients(self, found: Any, lead: tuple[int, ...] = ()) -> tuple[Any, ...]:
         if found is None:
             return (None,) * len(self.arrays)
-        each = iter(self._split(found.reshape(-1)))
+        each = iter(self._split(found.reshape((*lead, self._elements))))
         return tuple([next(each) if wanted else None for wanted in self._wanted])
 
     def _split(self, elements: Any) -> list[Any]:

@@ -55,14 +55,14 @@ class Part(Value):
         Of a Score those of all its arrays, one after the other, from S before it, too.
         """
 
-    def _gradients(self, found: Any) -> tuple[Any, ...]:
-        """The gradient of each of `_weights`, of its shape, None for one that is not wanted; found: what `_gradient`
-        returns."""
-        return tuple([None if found is None else found.reshape(x.shape) for x in self._weights])
+    def _gradients(self, found: Any, lead: tuple[int, ...] = ()) -> tuple[Any, ...]:
+        """The gradient of each of `_weights`, None for one that is not wanted; found: what `_gradient` returns, with
+        these leading axes, which each gradient has, too."""
+        return tuple([None if found is None else found.reshape((*lead, *x.shape)) for x in self._weights])
 
-    def _rounded_gradients(self, found: Any, wide: bool) -> list[Any]:
+    def _rounded_gradients(self, found: Any, wide: bool, lead: tuple[int, ...] = ()) -> list[Any]:
         """These, of the dtype of each, unless they are to stay wide."""
-        grads = zip(self._gradients(found), self._weights)
+        grads = zip(self._gradients(found, lead), self._weights)
         return [dx if dx is None or wide else rounded(dx, x.dtype) for dx, x in grads]
 
     def _fit(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> None:
@@ -98,6 +98,11 @@ class Part(Value):
     @property
     def _wants_gradient(self) -> bool:
         return False
+
+    def _gradient_like(self, sum_dtype: np.dtype[Any], wide: bool) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Shape and dtype of the gradient that kernels write, of all its arrays."""
+        (array,) = self._weights
+        return array.shape, sum_dtype if wide else array.dtype
 
     @property
     def _wanted(self) -> tuple[bool, ...]:

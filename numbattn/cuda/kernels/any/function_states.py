@@ -3,7 +3,6 @@
 A warp looks at a block, each lane at some of its keys, until it has found both what is visible and what is not.
 """
 
-
 from ...build import Source
 from ...compiler import types
 from ...tile import ballot, block_index, minimum, shape, thread_index

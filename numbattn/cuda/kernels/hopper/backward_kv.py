@@ -282,14 +282,11 @@ def parameters_kv(work, tiles):
     return with_results("dk", "dv")(work, tiles) | about
 
 
-NO_SUMS = Statistic("delta", padded=True)  # in place of sums, which are not touched then
-
-
-
 def tiles_of_states(work, tiles):
     """Those of which states are looked up: of a mask with functions each consumer's."""
     return tiles._replace(tile_n=ROWS) if has_functions(work.mask) else tiles
 
 
+NO_SUMS = Statistic("delta", padded=True)  # in place of sums, which are not touched then
 SPEC_SUMS = keys_spec(hopper_backward_kv, keys_row, parameters_kv, (*GIVEN, BIAS), [DQ_SUMS], tiles_of_states)
 SPEC = keys_spec(hopper_backward_kv, keys_row, parameters_kv, (*GIVEN, BIAS), [NO_SUMS], tiles_of_states)

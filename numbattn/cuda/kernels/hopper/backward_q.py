@@ -67,7 +67,7 @@ from .forward_steps import clear_step
 from .forward_tiles import has_small_blocks
 from .read_sums import reads_of, reads_steps
 from .tma_bias import load_bias_step
-from .walk import ConsumerTile, WorkTile, block_steps, score_tile_steps
+from .walk import ConsumerTile, WorkTile, n_block_steps, score_tile_steps
 
 
 class Kept(NamedTuple):
@@ -112,7 +112,7 @@ def hopper_backward_q(
     clear_keys, CLEARS_QUERIES = clear_step(tile_n, CONSUMERS, has_key_lengths(mask)), has_query_lengths(mask)
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
     mask_of, scores_of = mask_within_step(mask, ROWS), within_segment(score)
-    visible_blocks, next_n_block = block_steps(mask, tile_n)
+    visible_blocks, next_n_block = n_block_steps(mask, tile_n)
 
     @device
     def work_tile(mask, segment, batch, head, m_block, m_end):

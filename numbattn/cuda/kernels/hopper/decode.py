@@ -1,6 +1,5 @@
 """`kernels.any.decode` on Hopper, where each warp has its tiles of keys loaded by TMA."""
 
-
 from ...build import TensorMapArgument
 from ...tile import (
     WARP,

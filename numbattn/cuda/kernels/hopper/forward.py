@@ -9,7 +9,6 @@ epilogue adds the last P V, divides by l and stages O in Q's buffer. Consumers d
 computes exponentials, or is in its epilogue, the tensor cores work for the others.
 """
 
-
 import numpy as np
 
 from ...tile import (

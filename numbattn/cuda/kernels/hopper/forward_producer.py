@@ -30,7 +30,7 @@ from ..shared.visibility import PACKED
 from .forward_steps import record_steps, share_steps
 from .forward_tiles import ROWS
 from .tma_bias import load_bias_step
-from .walk import WorkTile, block_steps, known_steps
+from .walk import WorkTile, known_steps, n_block_steps
 
 BY_CONSUMER = -1  # in place of a row: TMA does not store this O
 TILES_AHEAD = 4  # stages of the pipeline of work tiles
@@ -92,7 +92,7 @@ def producer_steps(pipelines, moved, SHARED_B, mask, tile_n, consumers):
     HAS_TMA_BIAS, IS_PACKED, IS_STAGED = SHARED_B.stages > 0, PACKED in mask, bool(moved.O)
     (to_record, from_record, NO_WORK), tile_of = record_steps(mask), slot_step(mask, "q", TILE_M, by_warp=False)
     tiles_of, mask_of = count_step(mask, TILE_M), mask_within_step(mask, ROWS)
-    visible_blocks, next_n_block = block_steps(mask, tile_n, consumers)
+    visible_blocks, next_n_block = n_block_steps(mask, tile_n, consumers)
     share_of, is_whole = share_steps(mask, consumers)
     known_of, next_known = known_steps(mask, tile_n, consumers, by_consumer=False)
     load_q, load_k, load_v = (each(load, places) for places in (moved.Q, moved.K, moved.V))

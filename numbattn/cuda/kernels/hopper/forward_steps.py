@@ -39,7 +39,7 @@ from ..shared.visibility import (
     next_tile,
 )
 from .forward_tiles import ROWS
-from .walk import WorkTile, block_steps, has_own_states, known_steps, place_of
+from .walk import WorkTile, has_own_states, known_steps, n_block_steps, place_of
 
 
 class Pipelines(NamedTuple):
@@ -157,7 +157,7 @@ def ahead_steps(mask, needs_mask, tile_n, consumers):
     first one and for others; (tile, mask, n_block, end, that) -> whether this consumer reads it, or any after it."""
     if has_own_states(mask, consumers):
         return word_ahead_steps(mask, tile_n, consumers)
-    HAS_STATES, (_, next_n_block) = has_states(mask), block_steps(mask, tile_n, consumers)
+    HAS_STATES, next_n_block = has_states(mask), n_block_steps(mask, tile_n, consumers).next
 
     @device
     def after(tile, mask, n_block, ahead):
@@ -184,7 +184,7 @@ def ahead_steps(mask, needs_mask, tile_n, consumers):
 def word_ahead_steps(mask, tile_n, consumers):
     """The same by Words, where each consumer has states of its own."""
     band_at, tested, TILE_N = band_of(mask), needs_test_of_full(mask), tile_n
-    _, after = known_steps(mask, tile_n, consumers, by_consumer=True)
+    after = known_steps(mask, tile_n, consumers, by_consumer=True).after
 
     @device
     def needs_test(tile, mask, n_block, words):
@@ -234,7 +234,7 @@ def key_tile_steps(mask, tile_n, consumers):
     keys; (K, V, tile, mask, n_block, known, end) releases tiles unread; (tile, mask) -> those that a consumer reads.
     What is known of them goes with them: see `known_steps`."""
     TILE_N, IS_LOOKED_UP, band_at = tile_n, is_looked_up(mask), band_of(mask)
-    (visible_blocks, _), HAS_OWN_STATES = block_steps(mask, tile_n, consumers), has_own_states(mask, consumers)
+    visible_blocks, HAS_OWN_STATES = n_block_steps(mask, tile_n, consumers).visible, has_own_states(mask, consumers)
     known_of, next_known = known_steps(mask, tile_n, consumers, by_consumer=True)
     clear_keys = clear_step(tile_n, consumers, has_key_lengths(mask))
 

@@ -57,7 +57,7 @@ from .forward_steps import Pipelines, key_tile_steps, mask_steps, record_steps, 
 from .forward_tiles import ROWS, head_dims, numbers, tiles_of_states
 from .tangent_steps import TangentAccumulators, TangentArguments, drop_steps, scored_step, within_step
 from .tangent_tiles import rows
-from .walk import ConsumerTile, block_steps, known_steps
+from .walk import ConsumerTile, known_steps, n_block_steps
 
 REGISTERS = {2: (40, 232), 3: (32, 160)}  # {consumers: of a producer's thread, of a consumer's}
 
@@ -96,14 +96,14 @@ def hopper_tangent(
     moved = Moved((ONLY_Q, *ONLY_TQ), (ONLY_K, *ONLY_TK), (ONLY_V, *ONLY_TV), (SHARED_O, SHARED_TO))
     schedule, load = producer_steps(pipelines, moved, shared.boxes(ROWS, tile_n, dtype, 0), mask, tile_n, consumers)
     CONSUMERS, TILE_N, IS_PACKED = consumers, tile_n, PACKED in mask
-    (_, next_n_block), (share_of, is_whole) = block_steps(mask, tile_n, consumers), share_steps(mask, consumers)
+    next_n_block, (share_of, is_whole) = n_block_steps(mask, tile_n, consumers).next, share_steps(mask, consumers)
     needs_mask, masked = mask_steps(mask, S_TILE, tile_n, consumers, ACC)
     (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
     scored, with_tsink = scored_step(score, tscore, S_TILE, tile_n, ACC), sink_tangent_step(tscore, ACC)
     HAS_SCORE = any(kind(part).has_step for part in score)
     sign_dropped, left_operand, both_factors = drop_steps(S_TILE, dropout, ONLY_V)
     clear_beyond, skip, n_block_range = key_tile_steps(mask, tile_n, consumers)
-    known_of, _ = known_steps(mask, tile_n, consumers, by_consumer=True)
+    known_of = known_steps(mask, tile_n, consumers, by_consumer=True).of
     within = within_step(mask, score, tscore)
 
     def step_with(masks):

@@ -37,11 +37,24 @@ def has_own_states(mask, consumers):
     return consumers > 0 and has_functions(mask)
 
 
-def block_steps(mask, tile_n, consumers=0):
-    """Device functions that walk over the tiles of keys: (mask, batch, head, m0, m_end) -> those [first, end) visible
-    of queries [m0, m_end); (tile, mask, n_block) -> the first one from n_block on that is not empty."""
+class BlockSteps(NamedTuple):
+    """Device functions that find the tiles of keys to visit."""
+
+    visible: Any  # (mask, batch, head, m0, m_end) -> those [first, end) that queries [m0, m_end) see
+    next: Any  # (tile, mask, n_block) -> the first one from n_block on that is not empty
+
+
+class KnownSteps(NamedTuple):
+    """Device functions that carry along what is known of a tile of keys."""
+
+    of: Any  # (tile, mask, n_block) -> what is known of it
+    after: Any  # (tile, mask, n_block, known) -> the tile after it, and what is known of that one
+
+
+def n_block_steps(mask, tile_n, consumers=0):
+    """The BlockSteps of a mask."""
     band_at, steps, TILE_N, CONSUMERS = band_of(mask), steps_to_next(mask), tile_n, consumers
-    first_word, _, _ = word_steps(consumers)
+    first_word = word_steps(consumers).first
 
     @device
     def visible_blocks(mask, batch, head, m0, m_end):
@@ -58,14 +71,13 @@ def block_steps(mask, tile_n, consumers=0):
         found, _ = first_word(mask, tile.batch, tile.head, kept, kept, n_block, tile.n_blocks)
         return found
 
-    return visible_blocks, next_of_any if has_own_states(mask, consumers) else next_n_block
+    return BlockSteps(visible_blocks, next_of_any if has_own_states(mask, consumers) else next_n_block)
 
 
 def known_steps(mask, tile_n, consumers, by_consumer):
-    """Device functions: (tile, mask, n_block) -> what is known of a tile of keys; (tile, mask, n_block, that) -> the
-    tile after it, and what is known of that one. by_consumer: whether for a ConsumerTile; else for a WorkTile."""
-    (_, next_n_block), (_, next_word, words) = block_steps(mask, tile_n, consumers), word_steps(consumers)
-    CONSUMERS = consumers
+    """The KnownSteps for a ConsumerTile, if by_consumer, else for a WorkTile."""
+    next_n_block, CONSUMERS = n_block_steps(mask, tile_n, consumers).next, consumers
+    _, next_word, words = word_steps(consumers)
 
     @device
     def nothing(tile, mask, n_block):
@@ -95,7 +107,9 @@ def known_steps(mask, tile_n, consumers, by_consumer):
         kept = first_of_all(tile)
         return next_word(mask, tile.batch, tile.head, kept, own_of(tile), n_block, known, tile.n_blocks)
 
-    return (words_of, after_words) if has_own_states(mask, consumers) else (nothing, after)
+    if has_own_states(mask, consumers):
+        return KnownSteps(words_of, after_words)
+    return KnownSteps(nothing, after)
 
 
 @device

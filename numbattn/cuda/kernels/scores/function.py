@@ -134,15 +134,20 @@ class ShiftKind(FunctionKind):
         return any(ndim > 1 for _, ndim in self.arrays)
 
     def steps(self, at, unit, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
-        (_, natural), ONE, NOTHING = unit, ACC(1), ACC(-0.0)  # x + -0.0 is x
-        added_by = self.mapped(0, at, layout, ACC, transposed)
+        return shift_steps(self.mapped(0, at, layout, ACC, transposed), unit, layout, ACC)
 
-        @device
-        def step(S, F, found, scores, batch, head, m0, n0):
-            added = added_by(full(layout, NOTHING), scores, batch, head, m0, n0)
-            return ValueAndSlope(S * natural(ONE, scores) + added, F)
 
-        return nothing_ahead, step
+def shift_steps(added_of, unit, layout, ACC):
+    """The steps of a function that only adds to S: what the device function (S, scores, batch, head, m0, n0) returns.
+    """
+    (_, natural), ONE, NOTHING = unit, ACC(1), ACC(-0.0)  # x + -0.0 is x
+
+    @device
+    def step(S, F, found, scores, batch, head, m0, n0):
+        added = added_of(full(layout, NOTHING), scores, batch, head, m0, n0)
+        return ValueAndSlope(S * natural(ONE, scores) + added, F)
+
+    return nothing_ahead, step
 
 
 def check_places(problem):

@@ -10,10 +10,10 @@ import numpy as np
 from ....scores.compiled.reads import along, by_read_along, check_along, check_by_read_along
 from ....scores.function import ScoreTangent
 from ...compiler import from_dtype
-from ...tile import device, fold_elements, full, where
+from ...tile import device, fold_elements, where
 from ...words.steps import array_of_function
-from .function import FunctionKind, ShiftKind, check_places, counted, mapped_elements, part_of
-from .kind import ValueAndSlope, kind, nothing_ahead
+from .function import FunctionKind, ShiftKind, check_places, counted, mapped_elements, part_of, shift_steps
+from .kind import kind
 
 
 class MovingKind(FunctionKind):
@@ -77,15 +77,7 @@ class MovingShiftKind(MovingKind):
     name = "moving-shift"
 
     def steps(self, at, unit, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
-        (_, natural), ONE, NOTHING = unit, ACC(1), ACC(0)
-        moved = self.moved(0, at, layout, ACC, transposed)
-
-        @device
-        def step(tS, F, found, tscores, batch, head, m0, n0):
-            added = moved(full(layout, NOTHING), tscores, batch, head, m0, n0)
-            return ValueAndSlope(tS * natural(ONE, tscores) + added, F)
-
-        return nothing_ahead, step
+        return shift_steps(self.moved(0, at, layout, ACC, transposed), unit, layout, ACC)
 
 
 def read_tangent_step(tangent, at, ACC, SUM, add_pending):

@@ -1,6 +1,5 @@
 """Where a call is in a larger attention, as kernels take it: see numbattn.origin."""
 
-
 from ....origin import Origin
 from ...compiler import types
 from ...tile import INDEX

@@ -40,7 +40,7 @@ class QueryTile(NamedTuple):
     head: Any
     m_block: Any
     m_blocks: Any
-    known: Any  # of it: see `block_steps`
+    known: Any  # of it, with functions in a mask its Words
 
 
 def keys_step(mask, tile_n):
@@ -63,7 +63,7 @@ def keys_step(mask, tile_n):
     return keys_of_block
 
 
-def block_steps(mask, consumers):
+def m_block_steps(mask, consumers):
     """Device functions that walk over tiles of queries of a head, up to number `end`: (mask, tile, head, m_block, end)
     -> the first one from m_block on that is not empty, and what is known of it; (mask, tile, head, m_block, that, end)
     -> the same of the one after it. And one that tells of a tile in sight whether it needs a test per element: (mask,
@@ -108,9 +108,9 @@ def block_steps(mask, consumers):
 
 def queries_steps(mask, tile_m, keys, consumers=0):
     """Device functions that walk over the queries that see a tile of keys, head by head: the first, the next tile.
-    And whether a tile needs a test per element, with so many keys from n0 on. consumers: see `block_steps`."""
+    And whether a tile needs a test per element, with so many keys from n0 on. consumers: see `m_block_steps`."""
     TILE_M, KEYS, IS_PACKED, NOTHING = tile_m, keys, PACKED in mask, NO_WORDS if consumers else ()
-    band_at, (first_block, next_block, tested) = band_of(mask), block_steps(mask, consumers)
+    band_at, (first_block, next_block, tested) = band_of(mask), m_block_steps(mask, consumers)
 
     @device
     def queries_from(mask, tile, head):

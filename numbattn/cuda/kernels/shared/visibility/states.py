@@ -40,11 +40,17 @@ class Words(NamedTuple):
 NO_WORDS = Words(np.uint32(0), np.uint32(0), np.uint32(0))
 
 
+class WordSteps(NamedTuple):
+    """Device functions that walk over the tiles, up to `end`, that are not empty for one or more of several kept tiles,
+    from number `kept` on. own: the number of one kept tile."""
+
+    first: Any  # (mask, batch, head, kept, own, tile, end) -> the first such tile from `tile` on, and its Words
+    after: Any  # (mask, batch, head, kept, own, tile, words, end) -> the first one after `tile`, and its Words
+    words: Any  # (mask, batch, head, kept, own, tile) -> the Words of `tile`
+
+
 def word_steps(rows):
-    """Device functions that walk over tiles which are not empty for one of so many kept tiles, from number `kept` on,
-    up to `end`: (mask, batch, head, kept, own, tile, end) -> the first one from `tile` on, and its Words; (mask, batch,
-    head, kept, own, tile, words, end) -> the same of the one after `tile`; (mask, batch, head, kept, own, tile) -> the
-    Words of a tile. own: the number of one kept tile."""
+    """The WordSteps for so many kept tiles."""
     ROWS = rows
 
     @device
@@ -82,7 +88,7 @@ def word_steps(rows):
         tile = tile + 1
         return search(mask, batch, head, kept, own, tile, moved(words, 1), (tile + WORD - 1) // WORD * WORD, end)
 
-    return first, after, load
+    return WordSteps(first, after, words=load)
 
 
 @device
