@@ -15,8 +15,8 @@ from .scores import Part
 from .values import Memo, shown
 
 Shape = tuple[int, ...]
-FITTED = Memo("fitted")  # by shape and place, masks as they come to kernels; () for the mask itself
-CHECKED = Memo("checked")  # by shape, parts of scores that fit
+FITTED = Memo("fitted")  # masks as kernels take them, by shape and place; () for the mask itself
+CHECKED = Memo("checked")  # parts of scores that fit, by shape
 
 
 def fitted_mask(mask: Mask, q: Any, shape: Shape, xp: str) -> Mask:
@@ -29,7 +29,7 @@ def fitted_mask(mask: Mask, q: Any, shape: Shape, xp: str) -> Mask:
     known = FITTED.get(mask, (shape, place))
     if known is None:
         fitted = _fitted_anew(mask, q, shape, xp)
-        known = () if fitted is mask else (fitted,)     # not itself: no cycle, which only a collector would end
+        known = () if fitted is mask else (fitted,)     # no cycle, which only the garbage collector would free
         FITTED.keep(mask, (shape, place), known)
     return known[0] if known else mask
 
