@@ -260,8 +260,8 @@ class KVCache(Value):
         Parameters
         ----------
         path : integer array, (batch, depth)
-            Which of the last `nodes` tokens to keep, ascending; -1 ends a row. The t-th one becomes the t-th token after
-            those before the tree.
+            Which of the last `nodes` tokens to keep, ascending; -1 ends a row. They move to the place where the tree
+            began.
         nodes : int
             How many tokens the tree has.
 
@@ -294,7 +294,7 @@ class KVCache(Value):
                 raise ValueError(f"nodes: got {nodes} for a sequence of {lengths.min()} tokens")
         t, sequence = np.arange(steps.shape[1], like=steps), np.arange(batch, like=steps)[:, None]
         before = np.clip(lengths - nodes, 0, self.capacity - nodes)[:, None]
-        page, row = self._places(sequence, before + np.maximum(steps, 0))  # entries after the end of a path may be anything
+        page, row = self._places(sequence, before + np.maximum(steps, 0))  # entries after -1 may be anything
         to_page, to_row = self._places(sequence, before + t)
         arrays = bits_of(self.k), bits_of(self.v), *((self.k_scale, self.v_scale) if self.k.dtype == INT8 else ())
         rows, held = [x[page, :, row] for x in arrays], [x[to_page, :, to_row] for x in arrays]

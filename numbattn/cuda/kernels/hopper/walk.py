@@ -1,6 +1,5 @@
-"""What the warps of Hopper's kernels walk over where queries are kept: tiles of keys that they see.
-
-Where keys are kept see `shared.query_tiles`."""
+"""The tiles of keys that kernels on Hopper walk over where they keep queries; where they keep keys, see
+`shared.query_tiles`."""
 
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ class WorkTile(NamedTuple):
 
 
 class ConsumerTile(NamedTuple):
-    """A consumer's share of it: 64 queries of a head, from m0 on."""
+    """A consumer's share of a WorkTile: 64 queries of a head, from m0 on."""
 
     batch: Any
     head: Any
@@ -33,7 +32,7 @@ class ConsumerTile(NamedTuple):
 
 
 def has_own_states(mask, consumers):
-    """Whether states are those of each consumer's queries, not of a work tile's."""
+    """Whether each consumer's queries have states of their own; else a work tile has them."""
     return consumers > 0 and has_functions(mask)
 
 
@@ -119,9 +118,9 @@ def place_of(tile, n0):
 
 
 def score_tile_steps(look_up, apply, tile_n, consumers, biases):
-    """Device functions of the score of a consumer's tile of S: (tile, scores, n_block) -> what it looks up, in flight;
+    """Device functions for the score of a consumer's tile of S: (tile, scores, n_block) -> what it looks up, in flight;
     (that, K, tile, scores) -> the same, or the tile of a bias that has come with K; (S, that, tile, scores, n_block) ->
-    what `apply` returns. biases: places, one for each stage of K and each consumer, or none."""
+    what `apply` returns. biases: their places, one for each stage of K and each consumer, or none."""
     BIASES, HAS_TMA_BIAS, TILE_N, CONSUMERS = biases, biases.stages > 0, tile_n, consumers
 
     @device
