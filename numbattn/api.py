@@ -22,7 +22,7 @@ from .values import moved
 
 @dataclass(frozen=True)
 class Backprop(Generic[A]):
-    """What `attention_vjp` returns along with o: gradients, as from `attention_backward`, and with `vjp` theirs."""
+    """The closure that `attention_vjp` returns: the gradients, as from `attention_backward`, and `vjp` for theirs."""
 
     saved: Saved[A]
 
@@ -51,8 +51,8 @@ def attention(
     """Exact attention, softmax(scale Q K^T) V, in memory linear in the sequence length.
 
     Broadcasts like a generalized ufunc of the signature ``(m,d),(n,d),(n,e)->(m,e)``: the last two axes are (sequence,
-    features), all others are batch axes and broadcast as in `numpy.matmul`. Axis -3 are the heads; k and v may have
-    fewer of them than q, whose number is then a multiple of theirs: query head h uses key head h // group_size.
+    features), all others are batch axes and broadcast as in `numpy.matmul`. Axis -3 is the heads; k and v may have
+    fewer of them than q, which then has a multiple of their number: query head h uses key head h // group_size.
 
     Parameters
     ----------
@@ -71,13 +71,13 @@ def attention(
     scale : float, optional
         Finite and > 0. Default: 1 / sqrt(head_dim).
     dropout : Dropout, optional
-        Which elements of P are dropped.
+        Which elements of P to drop.
     score : Softcap, Alibi, Bias, RelativeBias, Score, Sink, or a list of them, optional
         What happens to S = scale Q K^T before the mask, in this order. What it makes of a masked element does not
         matter.
     out : array, (..., seqlen_q, head_dim_v), optional
-        Where to put the result; of packed queries (heads, total, head_dim_v). It must not overlap q, k, v, an array of
-        the cache, of the mask or of the score, or itself.
+        Where to put the result; for packed queries (heads, total, head_dim_v). It must not overlap itself, q, k, v or
+        an array of the cache, the mask or the score.
 
     Returns
     -------
@@ -86,9 +86,9 @@ def attention(
     Raises
     ------
     TypeError
-        For what is not an array or of a wrong kind or dtype.
+        For arguments that are not arrays, or of the wrong kind or dtype.
     ValueError
-        For shapes and numbers that do not fit. Both name the argument, what it got and what it takes.
+        For shapes and numbers that do not fit. Both errors name the argument, what it got and what it takes.
 
     Notes
     -----
@@ -129,9 +129,9 @@ def attention_forward(
     -------
     o : array, (..., seqlen_q, head_dim_v)
     saved : Saved
-        For `attention_backward`, which takes none of a cache. ``saved.lse``, (..., seqlen_q), is the natural logarithm
-        of the sum of exponentials of the visible scores: float32, or float64 for float64; -inf where a query sees
-        nothing. It refers to q, k, v and o: editing them in place between the two calls changes the gradients.
+        For `attention_backward`, unless k is a cache. ``saved.lse``, (..., seqlen_q), is the natural logarithm of the
+        sum of exponentials of the visible scores: float32, or float64 for float64; -inf where a query sees nothing.
+        `saved` refers to q, k, v and o: editing them in place between the two calls changes the gradients.
 
     Raises
     ------
@@ -140,7 +140,7 @@ def attention_forward(
 
     Notes
     -----
-    With a v of no features, ``v[..., :0]``, lse alone is computed, at the cost of one of the two products.
+    With a v of no features, as ``v[..., :0]``, only lse is computed, at the cost of one of the two products.
 
     Examples
     --------
@@ -165,24 +165,23 @@ def attention_backward(
     Parameters
     ----------
     do : array, (..., seqlen_q, head_dim_v)
-        The gradient of o; of another floating dtype it is converted.
+        The gradient of o. Another floating dtype is converted.
     saved : Saved
         What `attention_forward` or `Saved.of` returned. It refers to q, k, v and o: if they have been edited in place
         since then, gradients are wrong.
     dlse : array, (..., seqlen_q), optional
-        The gradient of ``saved.lse``, likewise; ignored where lse is -inf.
+        The gradient of ``saved.lse``, converted likewise; ignored where lse is -inf.
     deterministic : bool, optional
         Ask for gradients that are equal bit for bit from call to call. They already are, except dq in float16 and
-        bfloat16 with head_dims up to 128 on Hopper, and those of a Score's arrays on GPUs, which blocks add up in the
-        order in which they happen to run; the deterministic path is slower there, and adds up 88 bytes for each element
-        of a Score's arrays.
+        bfloat16 with head_dims up to 128 on Hopper, and the gradients of a Score's arrays on GPUs, which blocks add up
+        in the order in which they happen to run. There the deterministic path is slower, and takes 88 bytes of memory
+        for each element of a Score's arrays.
 
     Returns
     -------
     dq, dk, dv : arrays
-        Of the shapes and dtypes of q, k, v; over broadcast axes they are summed. What is returned is a tuple with the
-        attribute `score`: the gradients of the arrays in `score`, likewise, in their order; None for one that is not
-        wanted.
+        Of the shapes and dtypes of q, k, v, summed over broadcast axes. The tuple has the attribute `score`: the
+        gradients of the arrays in `score`, likewise, in their order; None for one that is not wanted.
 
     Raises
     ------
@@ -193,7 +192,7 @@ def attention_backward(
     -----
     Algorithm 4 of the paper: P is recomputed, tile by tile, from q, k and lse;
     dS = P (dP - rowsum(dO * O) + dlse). Since lse is float32 (float64 for float64), scores of size s give the gradients
-    a relative error of up to s times that of a rounding. The recomputed P is at most 1 all the same.
+    a relative error of up to s rounding errors. The recomputed P is at most 1 all the same.
 
     Examples
     --------
@@ -227,16 +226,16 @@ def attention_vjp(
     Parameters
     ----------
     q, k, v, causal, mask, scale, dropout, score, out
-        As in `attention`, but k is no cache.
+        As in `attention`, but k is not a cache.
 
     Returns
     -------
     o : array, (..., seqlen_q, head_dim_v)
     backprop : function
-        ``backprop(do, dlse=None, deterministic=False)`` returns dq, dk, dv: see `attention_backward`; and
-        ``backprop.vjp``, called likewise, these and a closure for their own gradients: see `attention_backward_vjp`.
-        It refers to q, k, v and o: what is edited in place before it is called, as in ``o += x``, changes the
-        gradients. ``o = o + x`` does not.
+        ``backprop(do, dlse=None, deterministic=False)`` returns dq, dk, dv: see `attention_backward`.
+        ``backprop.vjp``, called the same way, returns these and a closure for their own gradients: see
+        `attention_backward_vjp`. It refers to q, k, v and o: editing them in place before it is called, as in
+        ``o += x``, changes the gradients; ``o = o + x`` does not.
 
     Raises
     ------
@@ -275,13 +274,13 @@ def attention_weights(
     Parameters
     ----------
     q, k, causal, mask, scale, dropout, score
-        As in `attention`, where v may bring batch axes that q and k lack: here the arrays of mask and score do. With
-        dropout the weights are those that multiply v: 0 where dropped, else scaled.
+        As in `attention`. Batch axes that q and k lack, which v may have there, come from the arrays of mask and
+        score. With dropout the weights are those that multiply v: 0 where dropped, else scaled.
 
     Returns
     -------
     weights : array, (..., seqlen_q, seqlen_k), of the dtype of q
-        Of packed queries (heads, total, capacity). Rows sum to 1, but for dropout, and to 0 where a query sees nothing.
+        For packed queries (heads, total, capacity). Without dropout rows sum to 1, or to 0 where a query sees nothing.
 
     Raises
     ------
@@ -304,7 +303,7 @@ def attention_weights(
 
 
 def _compiled(part: Part, S: Any) -> Any:
-    """S after a part of the score. A function is compiled, as kernels have it: in Python it may raise errors."""
+    """S after a part of the score. A user's function is compiled, as for kernels: in Python it may raise errors."""
     if not isinstance(part, Score):
         return part._applied(S)
     return moved(on_cpus().applied(part._like(np.empty(0)), moved(S, np.empty(0))), S)

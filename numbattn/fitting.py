@@ -17,7 +17,7 @@ from .values import Memo, Value, shown
 
 V = TypeVar("V", bound=Value)
 Shape = tuple[int, ...]
-FITTED = Memo("fitted")  # masks and parts of scores as they come to kernels; () for the value itself
+FITTED = Memo("fitted")  # masks and parts of scores as kernels take them; () for the value itself
 MOST_COMPARED = 1 << 16  # bytes of arrays on the host: more take longer to compare than to copy
 
 
@@ -44,7 +44,7 @@ def _kept(value: V, has_place: bool, shape: Shape, xp: str, fit: Callable[[], V]
     if known is None:
         fitted = fit()
         fitted._set(_is_private=len(held) == len(value._all_arrays))
-        known = () if fitted is value else (fitted,)    # not itself: no cycle, which only a collector would end
+        known = () if fitted is value else (fitted,)    # no cycle, which only the garbage collector would free
         FITTED.keep(value, key, known)
     return known[0] if known else value
 

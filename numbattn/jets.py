@@ -36,7 +36,7 @@ def attention_jvp(
     Parameters
     ----------
     q, k, v, causal, mask, scale, dropout, score
-        As in `attention`, but k is no cache.
+        As in `attention`, but k is not a cache.
     tq, tk, tv : arrays or None
         The tangents of q, k and v: of the shape and dtype of each; None is zero. Several tangents at once have one axis
         more in front, all that are given; on CPUs S and P are computed once for four of them.
@@ -306,7 +306,7 @@ def attention_laplacian(
     Parameters
     ----------
     q, k, v, causal, mask, scale, dropout, score
-        As in `attention`, but k is no cache.
+        As in `attention`, but k is not a cache.
     jq, jk, jv : arrays, (T, ...), or None
         The derivatives of q, k and v by each coordinate, of their dtype; None is zero.
     lq, lk, lv : arrays or None, optional

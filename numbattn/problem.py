@@ -1,5 +1,5 @@
-"""Arrays and options -> one frozen Problem, what is to be computed. What does not fit in a call is refused here, in
-fitting.py and in caches/ragged.py, but for what only some device cannot do, which its plan refuses."""
+"""Arrays and options -> one frozen Problem. Whatever does not fit in a call is refused here, in fitting.py and in
+caches/ragged.py; only what one device cannot do is left to its plan."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ SCALES = {  # from, to, by the dtype of sums: times log2(e) it has all its digit
 
 @dataclass(frozen=True)
 class Problem:
-    """All that a call is planned by: shapes, strides, dtype, the kinds of masks and scores, dropout or not. It is
-    hashable and holds neither arrays nor the numbers that kernels take at run time."""
+    """All that the plan of a call depends on: shapes, strides, dtype, the kinds of masks and scores, dropout or not. It
+    is hashable and holds neither arrays nor the numbers that kernels take at run time."""
 
     xp: str  # "numpy" or "cupy"
     dtype: np.dtype[Any]  # of q, k and v
@@ -65,7 +65,7 @@ class Problem:
     score_kinds: tuple[tuple[Any, ...], ...]
     dropout: bool
     cache: CacheLayout | None = None  # of the KVCache that holds k and v
-    wide: bool = False  # whether results are of the dtype of sums: parts that are still to be put together
+    wide: bool = False  # whether results have the dtype of sums: they are parts of a larger result
 
     def __hash__(self) -> int:
         return self._hash
@@ -107,7 +107,7 @@ class Problem:
 
     @cached_property
     def sharers(self) -> int:
-        """How many elements of the batch, heads aside, have the same keys and values: all, or each its own."""
+        """How many elements of the batch, heads aside, share their keys and values: all of them, or 1."""
         axes = [zip(shape[:-3], strides) for shape, strides in zip(self.shapes[1:], self.strides[1:])]
         return math.prod(self.batch[:-1]) if all(n == 1 or stride == 0 for n, stride in chain(*axes)) else 1
 
@@ -138,7 +138,7 @@ class Problem:
 
 
 class Inputs(NamedTuple):
-    """The arrays of a call as they were given, its mask and score with arrays of q's library, and its numbers."""
+    """The arrays of a call as given, its mask and score with arrays of q's library, and its numbers."""
 
     q: Any  # as a batch, where it was packed
     k: Any
@@ -147,7 +147,7 @@ class Inputs(NamedTuple):
     scale: float
     dropout: Dropout | None
     score: tuple[Part, ...]
-    cache: KVCache | None = None  # which k and v are of
+    cache: KVCache | None = None  # that has k and v
     origin: Origin = Origin()
     packing: Ragged | None = None  # of q
 
@@ -182,7 +182,7 @@ class Saved(Generic[A]):
     ) -> Saved[B]:  # fmt: skip
         """What `attention_forward` returned as `saved`, rebuilt from its arrays and options.
 
-        For custom gradients of other libraries, which keep arrays between the passes and no objects.
+        For custom gradients in other libraries, which keep only arrays between the passes.
 
         Parameters
         ----------
@@ -230,7 +230,7 @@ def describe(
     """Check a call; return its Problem and its Inputs. k: an array, or a KVCache without a v, with which q may be
     packed: then the Problem is that of q as a batch, whose results `Inputs.packing` packs.
 
-    origin, wide: of a part of a larger attention, whose results are put together in the dtype of sums.
+    origin, wide: for a part of a larger attention, whose results are combined in the dtype of sums.
     """
     asked = given = mask_of(causal, mask)
     if dropout is not None and not isinstance(dropout, Dropout):
@@ -269,7 +269,7 @@ def describe(
 
 
 def mask_of(causal: bool, mask: Mask | Array | None) -> Mask:
-    """The mask of a call which is given these two."""
+    """The mask of a call with these two options."""
     given = NOTHING_HIDDEN if mask is None else as_mask(mask)
     if causal is not False and flag("causal", causal):
         given = CAUSAL if mask is None else given._and_causal
@@ -277,7 +277,7 @@ def mask_of(causal: bool, mask: Mask | Array | None) -> Mask:
 
 
 def _packing(cache: KVCache, q: Any, v: Any, mask: Mask) -> Ragged | None:
-    """Check q with a cache: a batch, or, with Segments, packed queries, and then what they are as a batch."""
+    """Check q against a cache. Returns packed queries, which Segments announce, as a batch; None for a batch."""
     if v is not None:
         raise TypeError(f"v: got {words_for(v)} with a KVCache, which has its own: leave it out")
     same_library(q=q, KVCache=cache.k)
@@ -292,14 +292,14 @@ def _packing(cache: KVCache, q: Any, v: Any, mask: Mask) -> Ragged | None:
 
 
 def refuse_cache(k: Any, wanted: str = "gradients") -> None:
-    """Where gradients or tangents are wanted."""
+    """Refuse a KVCache where gradients or tangents are wanted."""
     if isinstance(k, KVCache):
         raise TypeError(f"k: got a KVCache, which has no {wanted}: pass k and v as arrays")
 
 
 def without_v(q: Any, k: Any, mask: Mask | Array | None, score: Scores) -> Any:
-    """What stands for v in a call without: an array without features. It has the batch axes that v would have to bring
-    so that the mask and the score fit; a KVCache has one."""
+    """A stand-in for v in a call without one: an array of no features, with the batch axes that v would need for the
+    mask and the score to fit. None for a KVCache, which has its own."""
     if isinstance(k, KVCache):
         return None
     problem, _ = describe(q, k, k)
@@ -346,7 +346,7 @@ def _problem(
 
 
 def checked_gradients(saved: Saved[Any], do: Any, dlse: Any = None) -> tuple[Any, Any]:
-    """do and dlse as the backward pass takes them: of the dtypes of o and lse."""
+    """do and dlse, checked, in the dtypes of o and lse."""
     if not isinstance(saved, Saved):
         raise TypeError(f"saved: got {words_for(saved)}, expected what attention_forward returned")
     refuse_cache(saved.inputs.cache)

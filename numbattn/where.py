@@ -26,18 +26,17 @@ class Where(Mask):
     """Key j is visible to query i iff ``function(batch, head, i, j, *arrays)``: a function of your own.
 
     It is an ordinary Python function of integers that returns True or False, compiled by Numba: batch is the number of
-    the element of the batch, in C order, the others are indices. Integers, those of arrays, too, are int64, booleans
-    are Python's. Blocks of the score matrix are looked at once, for all of their elements: those that nobody sees are
-    skipped by every call from then on, in those that are visible as a whole nothing is tested.
+    the element of the batch, in C order, the others are indices. Integers, including those in arrays, are int64,
+    booleans are Python's. The function is called once for each element to find the states of blocks: from then on calls
+    skip the blocks that nobody sees, and test nothing in those that are wholly visible.
 
     Parameters
     ----------
     function : callable
         ``function(batch, head, i, j, *arrays)`` returns whether query i sees key j.
     arrays : sequence of arrays, optional
-        What the function looks up, as of a `Score`. They must not change afterwards: what has been found out about
-        blocks holds for them as they were. Make another Where of the same function for others: nothing is compiled
-        again.
+        What the function looks up, as in a `Score`. They must not change afterwards, since the states of blocks are
+        kept. For other arrays make another Where of the same function: nothing is compiled again.
     block_size : int, optional
         Rows and columns of a block.
 
@@ -49,15 +48,15 @@ class Where(Mask):
     See Also
     --------
     check_mask : compare the compiled function with plain Python, and look for what it reads outside of its arrays.
-    Causal, Window, Segments, Prefix, Intervals, BlockSparse : masks for which nothing has to be looked at.
+    Causal, Window, Segments, Prefix, Intervals, BlockSparse : masks that need no states.
 
     Notes
     -----
-    The function is taken when the Where is made, as that of a `Score` is. The states of blocks take a byte each, 410 KB
-    for 40,960 queries and keys, of each head and element of the batch if the function reads `head` and `batch`. They
-    are kept with the Where, for each shape and each of CuPy's streams; of NumPy arrays that are copied to a GPU they
-    are found in each call. ``|`` with another mask becomes Bits in each call. With a `KVCache` i counts the queries of
-    a call, j the keys of a sequence.
+    The function is taken when the Where is made, as in a `Score`. The states of blocks take a byte each, 410 KB for
+    40,960 queries and keys; as much for each head and element of the batch if the function reads `head` and `batch`.
+    They are kept with the Where, for each shape and each CuPy stream; if its arrays are NumPy's and the call runs on a
+    GPU, they are found in each call. ``|`` with another mask becomes Bits in each call. With a `KVCache` i counts the
+    queries of a call, j the keys of a sequence.
 
     Examples
     --------
@@ -99,18 +98,18 @@ class Where(Mask):
         ----------
         seqlen_q, seqlen_k : int
         heads, batch : int, optional
-            How many heads there are, and elements of the batch, if the function reads them.
+            How many heads, and elements of the batch, there are, if the function reads these.
 
         Returns
         -------
         array of bool, (..., seqlen_q, seqlen_k)
-            True = visible. With several heads or elements of the batch there are axes of both, of size 1 if the
-            function does not read them. It is a CuPy array if the mask holds one.
+            True = visible. With several heads or elements of the batch both have an axis, of size 1 if the function
+            does not read them. It is a CuPy array if the mask holds one.
 
         Raises
         ------
         TypeError, ValueError
-            For what are no lengths and numbers.
+            For numbers that are not integers, or too small.
 
         Examples
         --------

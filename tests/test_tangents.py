@@ -1,6 +1,5 @@
 """Every error that a user can make with tangents: what is raised, and what it says. Nothing is computed before."""
 
-
 import ml_dtypes
 import numpy as np
 import pytest

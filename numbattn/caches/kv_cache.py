@@ -1,4 +1,4 @@
-"""Key-value caches: the tokens of sequences, appended as they come, which `attention` reads where they lie."""
+"""Key-value caches: the tokens of sequences, appended as they come, which `attention` reads in place."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ INT32, FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
 
 
 class CacheLayout(NamedTuple):
-    """What calls with a cache are planned by, along with shapes and strides."""
+    """What the plan of a call with a cache depends on, besides shapes and strides."""
 
     dtype: np.dtype[Any]  # of k and v: that of q, or 8 bits, which have scales
     page_size: int | None
@@ -39,27 +39,27 @@ class CacheLayout(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class KVCache(Value):
-    """Keys and values of sequences: a value made of arrays, which `attention` takes in place of k and v.
+    """Keys and values of sequences: a value made of arrays, which `attention` takes instead of k and v.
 
-    `append`, `keep` and `truncate` write into these arrays, lengths included, and keep nothing else: a cache that is
-    made of the same arrays again is the same cache, and equal; one of copies is not. It is to be changed by one thread
-    at a time, and not while another one reads it.
+    `append`, `keep` and `truncate` write into these arrays, lengths included, and keep nothing else: a cache made of
+    the same arrays again is the same cache, and equal; one of copies is not. Only one thread may change it at a time,
+    and not while another one reads it.
 
     Parameters
     ----------
     k : array, (batch, heads, capacity, head_dim), or in pages (pages, heads, page_size, head_dim)
     v : array, (batch, heads, capacity, head_dim_v), or in pages (pages, heads, page_size, head_dim_v)
         Of the dtype of q, or of int8 or float8_e4m3fn (of ml_dtypes; in CuPy ``bits.view(ml_dtypes.float8_e4m3fn)`` of
-        an array of uint8). Any strides, but no two elements share memory. On a GPU NaN of float8_e4m3fn may count as
-        480.
+        an array of uint8). Any strides, but no two elements share memory. On a GPU a NaN of float8_e4m3fn may be read
+        as 480.
     lengths : array of int32, (batch,)
-        How many tokens each sequence has. What lies beyond them is never used, be it NaN.
+        How many tokens each sequence has. Whatever is stored beyond them is never used, even NaN.
     table : array of int32, (batch, pages of a sequence), optional
         Token t of sequence b is row ``t % page_size`` of page ``table[b, t // page_size]``. Sequences may share pages.
         Page numbers beyond a sequence's length are never used, whatever they are.
     k_scale, v_scale : array of float32, optional
-        What the numbers of 8 bits are multiplied by: of int8 one for each token and head, of the shape of k without
-        head_dim; of float8_e4m3fn one for each head, (heads,), by default 1, from 1.2e-38 to 7.6e+35.
+        What the numbers of 8 bits are multiplied by: for int8 one scale for each token and head, of the shape of k
+        without head_dim; for float8_e4m3fn one for each head, (heads,), by default 1, from 1.2e-38 to 7.6e+35.
 
     See Also
     --------
@@ -69,8 +69,8 @@ class KVCache(Value):
     -----
     The results of a sequence are equal bit for bit, whatever the batch, the capacity and the pages.
 
-    On a GPU from compute capability 8.0 on, calls of up to 16 queries read pages and 8 bits where they lie, the latter
-    with q of float16 or bfloat16. Other calls first copy such a cache, in the dtype of q.
+    On a GPU from compute capability 8.0 on, calls of up to 16 queries read pages in place, and 8 bits, too, if q is
+    float16 or bfloat16. Other calls first copy such a cache, in the dtype of q.
 
     Examples
     --------
@@ -131,7 +131,7 @@ class KVCache(Value):
         Parameters
         ----------
         batch, heads, capacity, head_dim : int
-            Sequences; key heads, of which the heads of q are a multiple; tokens of each sequence at most.
+            Number of sequences; key heads, of which q's heads are a multiple; most tokens of a sequence; features of k.
         like : array
             The cache is of its library, and by default of its dtype.
         head_dim_v : int, optional
@@ -192,9 +192,9 @@ class KVCache(Value):
         Parameters
         ----------
         k, v : arrays, (batch, heads, tokens, head_dim) and (batch, heads, tokens, head_dim_v)
-            Of the dtype of the cache; with one of 8 bits of any floating dtype: they are quantised as they are
-            written. Of int8 the largest number of a token and head becomes 127; numbers too large for float8_e4m3fn
-            become its largest, and so do those of float64 that are too large for int8's scales, of float32.
+            Of the dtype of the cache. A cache of 8 bits takes any floating dtype, which is quantised as it is written:
+            in int8 the largest number of a token and head becomes 127; numbers too large for float8_e4m3fn become its
+            largest, as do numbers of float64 too large for int8's scales of float32.
         segments : integer array, (batch + 1,), optional
             For a ragged batch: k and v are then packed, (heads, total, head_dim), and the tokens from segments[b] to
             segments[b + 1] belong to sequence b. See `pack`.
@@ -242,7 +242,7 @@ class KVCache(Value):
         writes = stored(by_token(k)[tokens], self.k, self.k_scale) + stored(by_token(v)[tokens], self.v, self.v_scale)
         for x, of_tokens in writes:
             x[page, :, row] = of_tokens
-        self.lengths[...] = lengths + counts  # last: until then nothing has been appended, whatever comes in between
+        self.lengths[...] = lengths + counts  # last: an interrupted call has appended nothing
 
     def _append_on_gpu(self, k: Any, v: Any, segments: Any) -> None:
         append = backend("cupy").append
@@ -255,13 +255,13 @@ class KVCache(Value):
         self.lengths[...] += counts
 
     def keep(self, path: Sequence[Sequence[int]] | Array, nodes: int) -> None:
-        """Of the last tokens of each sequence, a tree that has been verified, keep a path and drop the rest.
+        """Keep a path of each sequence's last tokens, a tree that has been verified, and drop the rest.
 
         Parameters
         ----------
         path : integer array, (batch, depth)
-            Which of the last `nodes` tokens are kept, ascending; -1 ends a row. The t-th one moves to the t-th place
-            after what comes before the tree.
+            Which of the last `nodes` tokens to keep, ascending; -1 ends a row. They move to the place where the tree
+            began.
         nodes : int
             How many tokens the tree has.
 
@@ -272,7 +272,7 @@ class KVCache(Value):
         Raises
         ------
         TypeError, ValueError
-            For what does not fit; then nothing has changed. CuPy's arrays are not looked into.
+            For what does not fit; then nothing has changed. CuPy arrays are not checked.
 
         Examples
         --------
@@ -294,7 +294,7 @@ class KVCache(Value):
                 raise ValueError(f"nodes: got {nodes} for a sequence of {lengths.min()} tokens")
         t, sequence = np.arange(steps.shape[1], like=steps), np.arange(batch, like=steps)[:, None]
         before = np.clip(lengths - nodes, 0, self.capacity - nodes)[:, None]
-        page, row = self._places(sequence, before + np.maximum(steps, 0))  # after the path anything may lie
+        page, row = self._places(sequence, before + np.maximum(steps, 0))  # entries after -1 may be anything
         to_page, to_row = self._places(sequence, before + t)
         arrays = bits_of(self.k), bits_of(self.v), *((self.k_scale, self.v_scale) if self.k.dtype == INT8 else ())
         rows, held = [x[page, :, row] for x in arrays], [x[to_page, :, to_row] for x in arrays]
@@ -309,13 +309,12 @@ class KVCache(Value):
             raise
 
     def truncate(self, lengths: Integers) -> None:
-        """Drop what is beyond these lengths.
+        """Drop the tokens beyond these lengths.
 
         Parameters
         ----------
         lengths : int or integer array, (batch,)
-            None of them is larger than that of its sequence. CuPy's arrays are not looked into: where they are larger,
-            nothing is dropped.
+            At most the length of each sequence. CuPy arrays are not checked: where they are larger, nothing is dropped.
 
         Returns
         -------
@@ -345,10 +344,10 @@ class KVCache(Value):
         self.lengths[...] = np.clip(given, 0, held)
 
     def overflowed(self) -> bool:
-        """Whether a sequence has been given more tokens than there is room for. On a GPU this waits for the device.
+        """Whether a sequence has been given more tokens than it has room for. On a GPU this waits for the device.
 
-        On NumPy arrays `append` refuses them. On a GPU nobody waits to find out: tokens beyond the capacity are not
-        written, and lengths grow all the same.
+        On NumPy arrays `append` refuses them. On a GPU it does not wait to find out: tokens beyond the capacity are not
+        written, but lengths grow.
 
         Returns
         -------
@@ -382,8 +381,8 @@ class KVCache(Value):
         return (*lead, self.k.shape[-1]), (*lead, self.v.shape[-1])
 
     def _check_contents(self) -> None:
-        """Refuse lengths beyond the capacity, pages that are not there and scales that are none; what is on a GPU is
-        not looked into."""
+        """Refuse lengths beyond the capacity, pages that do not exist and invalid scales; arrays on a GPU are not
+        checked."""
         if self._is_numpy:
             lengths = self._checked_lengths()
             self._check_scales()

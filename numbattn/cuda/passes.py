@@ -9,8 +9,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from ..caches.eight_bits import bits_of
 from ..gradients import Gradients, sum_to
 from ..problem import Saved, describe
@@ -18,7 +16,7 @@ from ..scores import sink_of
 from ..scores.compiled.errors import naming
 from ..scores.function import Score
 from ..tangents import Rows, gradients_of_sink, parts_of
-from ..values import put, rounded
+from ..values import put
 from ..where import Where
 from . import kernels
 from .caches.gather import gather
@@ -195,9 +193,8 @@ class Passes:
             tsinks = [parts_of(inputs, tangents, which)[number] for which in range(tangents.count)]
             for which, x in enumerate(gradients_of_sink(saved, rows, sink, tsinks)):
                 put(along[gradient_of_part(number)][which, ...], x)
-        of_score = [dx for number, part in enumerate(inputs.score)
-                    for dx in gradients_along(problem, part, along.get(gradient_of_part(number)))]  # fmt: skip
-        return Gradients(*[along[name] for name in pass_.gives], tuple(of_score))
+        of_score = found_gradients(problem, inputs.score, along, (tangents.count,))
+        return Gradients(*[along[name] for name in pass_.gives], of_score)
 
 
 def empty_along(gpu, count, about):
@@ -252,25 +249,15 @@ def gradients_of_score(pass_, problem, parts):
 
 def gradient_like(problem, part):
     """Shape and dtype of the gradient of a part's array; of a function all of them, one after the other."""
-    if isinstance(part, Score):
-        return (part._elements,), np.promote_types(part._sum_dtype, problem.sum_dtype)
-    (array,) = part._weights
-    return array.shape, problem.sum_dtype if problem.wide else array.dtype
+    return part._gradient_like(problem.sum_dtype, problem.wide)
 
 
-def gradients_along(problem, part, found):
-    """The tangents of the gradient of each array of a part; found: of all, with an axis of the tangents in front."""
-    if found is None or not isinstance(part, Score):
-        return [found] * len(part._weights)
-    each = iter(part._split(found))
-    return [rounded(next(each), problem.sum_dtype if problem.wide else x.dtype) if wanted else None
-            for x, wanted in zip(part.arrays, part._wanted)]  # fmt: skip
-
-
-def found_gradients(problem, parts, found):
-    """The gradient of each array of a score, None where it is not wanted; found: of parts, by name."""
+def found_gradients(problem, parts, found, lead=()):
+    """The gradient of each array of a score, None where it is not wanted; found: of parts, by name, with these leading
+    axes."""
     return tuple([dx for number, part in enumerate(parts)
-                  for dx in part._rounded_gradients(found.get(gradient_of_part(number)), problem.wide)])  # fmt: skip
+                  for dx in part._rounded_gradients(found.get(gradient_of_part(number)), problem.wide, lead)]
+                  )  # fmt: skip
 
 
 def arrays_of(cache):

@@ -53,7 +53,7 @@ def attention(
     Parameters
     ----------
     q, k, v, causal, mask, scale, dropout, score
-        As in `numbattn.attention`, but k is no cache. Arrays in the score have gradients, too, where the score wants
+        As in `numbattn.attention`, but k is not a cache. Arrays in the score have gradients, too, where the score wants
         them. CuPy's arrays may stand in place of NumPy's.
     return_lse : bool, optional
         Whether to return lse as well.

@@ -21,8 +21,8 @@ class Causal(Mask):
     Parameters
     ----------
     offset : int or integer array over the batch axes, optional
-        Default: seqlen_k - seqlen_q, so that the last query sees every key, within `Segments` and in a `KVCache` every
-        one of its segment or sequence; with 0 the first query sees the first key.
+        Default: seqlen_k - seqlen_q, so that the last query sees every key; within `Segments` and in a `KVCache`, every
+        key of its segment or sequence. With 0 the first query sees the first key.
 
     Examples
     --------
@@ -63,11 +63,11 @@ class Window(Mask):
     Parameters
     ----------
     left, right : int or None
-        How many keys before and after its own a query sees; None = all of them. Either may be negative, their sum may
-        not be: FlashAttention's -1 is None here.
+        How many keys before and after its own a query sees; None = all of them. Either may be negative, but not their
+        sum. FlashAttention's -1 is None here.
     offset : int or integer array over the batch axes, optional
-        The own key of query 0. Default: seqlen_k - seqlen_q, which aligns the last query with the last key, within
-        `Segments` and in a `KVCache` those of each segment or sequence; 0 aligns the first ones.
+        The own key of query 0. Default: seqlen_k - seqlen_q, which aligns the last query with the last key, in
+        `Segments` and in a `KVCache` of each segment or sequence; 0 aligns the first ones.
 
     Examples
     --------
@@ -122,15 +122,15 @@ class Window(Mask):
 class Lengths(Mask):
     """Key j is visible iff ``j < keys``, query i sees something iff ``i < queries``.
 
-    What lies in keys and values beyond their length is never used, be it NaN. As part of an ``|`` this is a condition
-    like others: what it hides may be read, and is to be finite. With `Segments` both numbers count the packed arrays,
-    `First` counts the keys of each segment.
+    Keys and values beyond their length are never used, even if they are NaN. In an ``|`` this is a condition like any
+    other: what it hides may be read, and must be finite. With `Segments` both numbers count the packed arrays; `First`
+    counts the keys of each segment.
 
     Parameters
     ----------
     keys, queries : int or integer array over the batch axes, optional
         0 <= keys <= seqlen_k, 0 <= queries <= seqlen_q. Default: all of them. For inputs with the batch axes (B, H),
-        lengths by batch have the shape (B, 1). CuPy's arrays are not looked into: what is out of range is clamped.
+        lengths by batch have the shape (B, 1). CuPy arrays are not checked: what is out of range is clamped.
 
     Examples
     --------
@@ -174,13 +174,13 @@ class First(Mask):
     """Key j is visible iff ``j < n``, such as the sinks that go with a window: the first keys of each sequence.
 
     They are counted from the beginning, within `Segments` of each segment, in a `KVCache` of each sequence. Where a
-    sequence has fewer keys, all of them are visible. Unlike those beyond `Lengths`, hidden keys are to be finite.
+    sequence has fewer keys, all of them are visible. Unlike keys beyond `Lengths`, hidden keys must be finite.
 
     Parameters
     ----------
     n : int or integer array over the batch axes
-        0 or more. CuPy's arrays are not looked into: what is negative there is taken for 0. For a number of its own for
-        each segment take `Intervals`.
+        0 or more. CuPy arrays are not checked: negative numbers are taken as 0. For another number in each segment use
+        `Intervals`.
 
     Examples
     --------
@@ -227,8 +227,8 @@ class First(Mask):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Cached(Lengths):
-    """The keys of a cache, and how many queries each sequence has: in an ``&`` with it, masks without an offset of
-    their own align a sequence's last query with its last key, not with the last that there is room for."""
+    """How many keys and queries each sequence of a cache has: in an ``&`` with it, masks without an offset of their own
+    align a sequence's last query with its last key, not with the last one that the cache has room for."""
 
     _is_frame = True
     _ends_keys = False
@@ -239,7 +239,7 @@ class Cached(Lengths):
         return clip(self.keys, 0, seqlen_k) - counts
 
     def _last_keys(self, seqlen_q: int, seqlen_k: int) -> Any:
-        """How many keys end with the own one of query seqlen_q - 1, if there is such a query."""
+        """How many keys there are up to the own key of query seqlen_q - 1, as if there were such a query."""
         keys: Any = self.keys
         counts: Any = seqlen_q if self.queries is None else self.queries
         return keys if self.queries is None else keys + (seqlen_q - counts)

@@ -1,4 +1,4 @@
-"""What a mask is, and what it says to kernels."""
+"""The base class of masks, and what kernels are told of a mask."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Band(NamedTuple):
 
 
 class Edge(NamedTuple):
-    """A bound of a Band: at + shift. Of all edges of a side the narrowest holds."""
+    """A bound of a Band: at + shift. The narrowest edge of each side holds."""
 
     side: str  # "lo", "hi", "queries" or "keys"
     at: Any  # an int, or an integer array over the batch axes
@@ -54,8 +54,8 @@ class Rows(NamedTuple):
 class Grid(NamedTuple):
     """Element (i, j) is visible iff its cell (i // rows, j // cols) is set; in a packed cell, iff its bit j % cols is.
 
-    cells: uint8, the batch axes and then rows and columns of cells. Those of a function are states, 0 for EMPTY, 1 for
-    PARTIAL, where the function tells, 2 for FULL.
+    cells: uint8, the batch axes and then rows and columns of cells. Cells of a function's mask are states: 0 for EMPTY,
+    1 for PARTIAL, where the function is called for each element, 2 for FULL.
     """
 
     cells: Any
@@ -70,14 +70,14 @@ class Mask(Value):
 
     Notes
     -----
-    Masks are values: two are equal if their numbers are equal and they hold the same arrays, the very same, so that a
-    pickled copy of a mask with arrays is unequal.
+    Masks are values: two are equal if their numbers are equal and they hold the very same arrays, so that a pickled
+    copy of a mask with arrays is unequal.
 
-    The `|` of two masks that show each query an interval of keys, which are all but Dense, Bits, Tail and BlockSparse,
+    The `|` of two masks that show each query an interval of keys, as all do but Dense, Bits, Tail and BlockSparse,
     takes no more memory than a few numbers for each query, and the tiles between the two intervals are skipped. Any
     other `|` becomes Bits of seqlen_q x seqlen_k in each call. Segments stay outside, as in ``segments & (a | b)``, and
     align a and b. Lengths in an `|` hide keys, but NaN there may be read. With Segments they count the keys of the
-    packed array, which is seldom meant there and warns: First counts those of each segment.
+    packed array, which is seldom what is meant and warns: First counts the keys of each segment.
     """
 
     __array_ufunc__ = None  # so that `array & mask` comes to __rand__
@@ -98,7 +98,7 @@ class Mask(Value):
         Raises
         ------
         TypeError, ValueError
-            For what are no lengths.
+            For lengths that are not integers, or negative.
 
         Examples
         --------
@@ -130,30 +130,31 @@ class Mask(Value):
 
     # ------------------------------------------------------------------------------------- what a kind of mask says
     def _edges(self, seqlen_q: int, seqlen_k: Any) -> tuple[Edge, ...]:
-        """Where its band ends; on other sides it goes on to the end of the matrix.
+        """The edges of its band; on the other sides it extends to the end of the matrix.
 
-        seqlen_k: an int, or of a cache an array over the batch axes, the length of each sequence.
+        seqlen_k: an int, or with a cache an array over the batch axes, the length of each sequence.
         """
         return ()
 
     def _intervals(self, i: Any, seqlen_k: Any) -> tuple[Interval, ...]:
-        """What queries i, np.arange(seqlen_q) in the library of its arrays, see by its intervals; seqlen_k likewise."""
+        """The keys that its intervals show to queries i, np.arange(seqlen_q) in the library of its arrays; seqlen_k as
+        in `_edges`."""
         return ()
 
     def _gaps(self, i: Any, seqlen_k: int) -> tuple[Interval, ...]:
-        """What its intervals show queries i though it is hidden."""
+        """The keys within its intervals that are hidden from queries i all the same."""
         return ()
 
     def _grids(self) -> tuple[Grid, ...]:
-        """The grids, all of which hide elements."""
+        """Its grids: an element is visible if all of them show it."""
         return ()
 
     def _aligned(self, rows: Rows) -> Interval:
-        """What queries see if the mask, which has no offset of its own, is aligned within segments."""
+        """The keys that queries see if the mask, which has no offset of its own, is aligned within segments."""
         raise NotImplementedError
 
     def _bits(self, seqlen_q: int, seqlen_k: int, frame: Any, array: Any) -> Any:
-        """Bits of the mask, if it is drawn, aligned within its `_frame`, in the library of `array`, as its arrays."""
+        """The mask as Bits, if it is drawn, aligned within its `_frame`; `array` and its arrays are of one library."""
         raise NotImplementedError
 
     def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
@@ -165,22 +166,22 @@ class Mask(Value):
         return self
 
     def _cropped(self, crop: Crop) -> Mask:
-        """The mask of a part of the score matrix."""
+        """The mask for a part of the score matrix."""
         raise NotImplementedError
 
     def _from_head(self, head: int) -> Mask:
-        """The mask of heads from this one on, its arrays aside."""
+        """The mask for the heads from this one on; its arrays stay as they are."""
         return self
 
     def _transposed(self, seqlen_q: int, seqlen_k: int, frame: Any = None) -> Mask:
-        """The mask with queries and keys exchanged, for an `&` with its exchanged `_frame`, if it has one: Bits, unless
-        a kind knows better. Itself fitted, for so many queries and keys."""
+        """The mask, which is fitted, with queries and keys exchanged, for an `&` with its exchanged `_frame`, if it has
+        one: as Bits, unless a kind knows better."""
         whole = OPERATORS["&"](frame, self) if frame is not None and self._is_aligned else self
         kind: Any = self._kind_drawn
         return kind.pack(np.swapaxes(whole.dense(seqlen_q, seqlen_k), -2, -1))
 
     def _may_show(self, seqlen_q: int, seqlen_k: int) -> bool:
-        """Whether a query may see a key: a guess that reads no array on a GPU, nor one with rows for queries."""
+        """Whether a query may see a key: a guess that reads no array on a GPU and none with a row for each query."""
         if len(self._on_host) < len(self._all_arrays):
             return True
         lo, hi, queries, keys = self._band(seqlen_q, seqlen_k)
@@ -188,7 +189,7 @@ class Mask(Value):
 
     @property
     def _is_aligned(self) -> bool:
-        """Whether Segments in the same mask say where it lies: if it has no offset of its own."""
+        """Whether Segments in the same mask align it, since it has no offset of its own."""
         return getattr(self, "offset", 0) is None
 
     @property
@@ -198,33 +199,34 @@ class Mask(Value):
 
     @property
     def _is_drawn(self) -> bool:
-        """Whether each call makes Bits of it, or of a part."""
+        """Whether each call turns it, or a part of it, into Bits."""
         return False
 
-    # masks as `python -m numbattn` makes them, by name: (seqlen_q, seqlen_k) -> one of them
+    # examples for `python -m numbattn`, by name: (seqlen_q, seqlen_k) -> a mask
     _samples: tuple[tuple[str, Callable[[int, int], Mask]], ...] = ()
     _crops_by_sequence = False  # whether `_cropped` takes places that differ between sequences, as in caches
     _is_settled = False  # whether nothing in it can change: its arrays are copies
-    _is_tail = False  # whether its grid has a column for each of the last keys alone
+    _is_tail = False  # whether its grid has columns for the last keys only
     _is_function = False  # whether a function of the user's own tells what is visible
     _is_segments = False
     _is_frame = False  # whether parts without an offset of their own are aligned within it
-    _ends_keys = False  # whether keys, or queries, may end before those of the matrix by it
-    _kind_drawn: ClassVar[type]  # what calls draw: Bits
+    _ends_keys = False  # whether it may hide the last keys, or queries, of the matrix
+    _kind_drawn: ClassVar[type]  # Bits
 
     def _draws(self, part: Mask) -> bool:
-        """Whether each call makes Bits of this part: also of a tail where keys, or queries, end before it."""
+        """Whether each call turns this part into Bits: also a tail where another part hides the last keys or queries.
+        """
         return part._is_drawn or (part._is_tail and any(other._ends_keys for other in self._parts))
 
     # ------------------------------------------------------------------------------------------- what it consists of
     @property
     def _parts(self) -> tuple[Mask, ...]:
-        """All of them hold."""
+        """The masks that `&` has joined: an element is visible if all of them show it."""
         return (self,)
 
     @property
     def _leaves(self) -> tuple[Mask, ...]:
-        """What `&` and `|` have joined."""
+        """The masks that `&` and `|` have joined."""
         return (self,)
 
     @property
@@ -238,8 +240,8 @@ class Mask(Value):
         return next((part for part in self._parts if part._is_frame), None)
 
     def _keys_to_last(self, seqlen_q: int, seqlen_k: int) -> Any:
-        """How many keys end with the one that parts without an offset align the last query with: an int, or of a cache
-        an array over the batch axes."""
+        """How many keys there are up to the one that parts without an offset align the last query with: an int, or with
+        a cache an array over the batch axes."""
         return seqlen_k if self._frame is None else self._frame._last_keys(seqlen_q, seqlen_k)
 
     @property
@@ -249,7 +251,7 @@ class Mask(Value):
 
     @property
     def _others(self) -> tuple[Mask, ...]:
-        """The parts that are not; what an AnyOf among them joins may be."""
+        """The other parts; the masks that an AnyOf among them joins may be aligned."""
         return self._parts
 
     # ----------------------------------------------------------------------------------------------- what calls ask
@@ -257,13 +259,13 @@ class Mask(Value):
         return band_of(self._edges(seqlen_q, seqlen_k), seqlen_q, seqlen_k)
 
     def _interval(self, i: Any, seqlen_k: int) -> Interval | None:
-        """What queries i see by all its intervals; None if it has none."""
+        """The keys that all its intervals show to queries i; None if it has none."""
         intervals = self._intervals(i, seqlen_k)
         return interval_of(intervals, seqlen_k) if intervals else None
 
     @cached_property
     def _kinds(self) -> tuple[type, ...]:
-        """What kernels are compiled for."""
+        """The kinds of parts that kernels are compiled for."""
         return tuple(self._kind_drawn if self._draws(part) else type(part) for part in self._parts)
 
     @cached_property
@@ -272,7 +274,7 @@ class Mask(Value):
 
     @cached_property
     def _holds_arrays(self) -> bool:
-        """Whether kernels take any."""
+        """Whether kernels take arrays of it."""
         return self._is_drawn or self._has_functions or bool(self._all_arrays)
 
     @cached_property
@@ -281,7 +283,7 @@ class Mask(Value):
 
     @cached_property
     def _lasts(self) -> bool:
-        """Whether what a call has found out about it holds for the next: its arrays, on a GPU, are not read."""
+        """Whether what one call finds out about it holds for the next: its arrays, on a GPU, are not read."""
         return not self._is_drawn and not self._on_host
 
     @cached_property
@@ -290,7 +292,7 @@ class Mask(Value):
 
     @cached_property
     def _and_causal(self) -> Mask:
-        """What `causal=True` makes of it."""
+        """Its `&` with Causal(), as `causal=True` asks."""
         return OPERATORS["causal"](self)
 
 
@@ -305,7 +307,7 @@ def band_of(edges: Iterable[Edge], seqlen_q: int, seqlen_k: int) -> Band:
 
 
 def interval_of(intervals: Sequence[Interval], seqlen_k: int) -> Interval:
-    """The Interval of what all of them show, 0 <= first, end <= seqlen_k; where that is nothing, (seqlen_k, 0)."""
+    """The intersection of these, 0 <= first, end <= seqlen_k; where it is empty, (seqlen_k, 0)."""
     first = reduce(_larger, (clip(interval.first, 0, seqlen_k) for interval in intervals))
     end = reduce(_smaller, (clip(interval.end, 0, seqlen_k) for interval in intervals))
     some = first < end
@@ -323,7 +325,7 @@ def broadcast(what: str, x: Any, shape: tuple[int, ...], own_axes: int) -> Any:
 
 
 def _way_for_padding(visible: Any, shape: tuple[int, ...]) -> str:
-    """How to pass booleans for the keys of each sequence, for an error; "" for others."""
+    """For an error: how to pass booleans for the keys of each sequence; "" for other booleans."""
     lead, missing = visible.shape[:-1], len(shape) - visible.ndim
     if missing < 1 or (*lead, visible.shape[-1]) != (*shape[: len(lead)], shape[-1]):
         return ""

@@ -1,4 +1,4 @@
-"""The mask of blocks, and its patterns."""
+"""BlockSparse, and its patterns."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class BlockSparse(Mask):
 
     Notes
     -----
-    The patterns are symmetric; ``& Causal()`` makes them causal. Of a matrix that is not square, the pattern of the
+    The patterns are symmetric; ``& Causal()`` makes them causal. In a matrix that is not square, the pattern of the
     shorter axis is stretched along the longer one.
     """
 
@@ -70,15 +70,15 @@ class BlockSparse(Mask):
         shape: Iterable[int],
         block_size: tuple[int, int] = (64, 64),
     ) -> BlockSparse:
-        """Each block of queries sees the blocks of keys that it has chosen, as by the largest of pooled scores.
+        """Each block of queries sees the blocks of keys that it has chosen, such as those of the largest pooled scores.
 
         Parameters
         ----------
         indices : integer array, (..., ceil(seqlen_q / rows), k)
-            Blocks of keys, in any order; -1 is none, and one that is named twice counts once. The leading axes are the
-            batch axes, heads included, each of full size or 1.
+            Blocks of keys, in any order, repeated or not; -1 is none. The leading axes are the batch axes, heads
+            included, each of full size or 1.
         counts : integer array or int, optional
-            How many of the k are given, broadcast against (..., ceil(seqlen_q / rows)); what follows is not looked at.
+            How many of the k indices count, broadcast against (..., ceil(seqlen_q / rows)); the others are ignored.
         shape : tuple of int
             Shape of the mask: (..., seqlen_q, seqlen_k), its leading axes, if any, those of `indices` or 1.
         block_size : (int, int), optional
@@ -87,16 +87,17 @@ class BlockSparse(Mask):
         Returns
         -------
         BlockSparse
-            In the library of `indices`. CuPy's arrays are not read: all is done by kernels, for which nothing waits.
-            Captured in a CUDA graph, it is made anew whenever that is launched, as long as it is kept alive.
+            In the library of `indices`. CuPy arrays are not read on the host: kernels do all of it, and nothing waits
+            for them. If it is made while a CUDA graph is captured, each launch of the graph makes it again, as long as
+            it is kept alive.
 
         Raises
         ------
         TypeError
-            For what are no integers.
+            For indices or counts that are not integers.
         ValueError
-            For shapes that do not fit, for blocks without elements, and in NumPy's arrays for counts and indices out of
-            range: in CuPy's such indices are dropped.
+            For shapes that do not fit, for blocks without elements, and, in NumPy arrays, for counts and indices out of
+            range; in CuPy arrays such indices are dropped.
 
         Notes
         -----
@@ -136,7 +137,7 @@ class BlockSparse(Mask):
         Parameters
         ----------
         shape : tuple of int
-            Of the mask: (..., seqlen_q, seqlen_k), its leading axes usually 1.
+            The shape of the mask, (..., seqlen_q, seqlen_k), its leading axes usually 1.
         block_size : (int, int), optional
             Rows and columns of a block.
 
@@ -147,7 +148,7 @@ class BlockSparse(Mask):
         Raises
         ------
         TypeError, ValueError
-            For what is no shape, and for blocks without elements.
+            For anything but a shape, and for blocks without elements.
 
         Examples
         --------
@@ -169,13 +170,13 @@ class BlockSparse(Mask):
         Parameters
         ----------
         shape : tuple of int
-            Of the mask: (..., seqlen_q, seqlen_k), its leading axes usually 1.
+            The shape of the mask, (..., seqlen_q, seqlen_k), its leading axes usually 1.
         block_size : (int, int), optional
             Rows and columns of a block.
         local : int, optional
             Blocks on either side that a block sees.
         everywhere : int, optional
-            So many first blocks see all, and all see them.
+            How many of the first blocks see all, and are seen by all.
 
         Returns
         -------
@@ -184,7 +185,7 @@ class BlockSparse(Mask):
         Raises
         ------
         TypeError, ValueError
-            For what is no shape, and for blocks without elements.
+            For anything but a shape, and for blocks without elements.
 
         Examples
         --------
@@ -207,7 +208,7 @@ class BlockSparse(Mask):
         Parameters
         ----------
         shape : tuple of int
-            Of the mask: (..., seqlen_q, seqlen_k), its leading axes usually 1.
+            The shape of the mask, (..., seqlen_q, seqlen_k), its leading axes usually 1.
         block_size : (int, int), optional
             Rows and columns of a block.
         local : int, optional
@@ -222,7 +223,7 @@ class BlockSparse(Mask):
         Raises
         ------
         TypeError, ValueError
-            For what is no shape, and for blocks without elements.
+            For anything but a shape, and for blocks without elements.
 
         Examples
         --------
@@ -274,7 +275,7 @@ class BlockSparse(Mask):
 
 
 def _counts(counts: Any, indices: Any) -> Any:
-    """How many of each row of the indices are given, or None."""
+    """How many indices of each row count, or None."""
     *rows, k = indices.shape
     name = "BlockSparse.from_indices counts"
     if counts is None:
@@ -290,7 +291,7 @@ def _counts(counts: Any, indices: Any) -> Any:
 
 
 def _chosen(indices: Any, counts: Any, n_blocks: int) -> Any:
-    """Which blocks each row of the indices names, (rows, n_blocks), of NumPy's arrays, which are checked."""
+    """Which blocks each row of the indices names, (rows, n_blocks). NumPy arrays, which are checked."""
     rows, k = indices.shape
     is_given = np.ones((rows, k), np.bool_) if counts is None else np.arange(k) < counts[:, None]
     wrong = indices[is_given & ((indices < -1) | (indices >= n_blocks))]

@@ -1,4 +1,4 @@
-"""Masks that say it of each element: Dense, a boolean each, and Bits, a bit each."""
+"""Masks of elements: Dense, a boolean for each, and Bits, a bit for each."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Dense(Mask):
     Parameters
     ----------
     visible : array of bool, (..., seqlen_q, seqlen_k)
-        Broadcast as NumPy does, axes of size 1 and missing axes included, against the batch axes, heads included, and
-        (seqlen_q, seqlen_k). A boolean array that is given as a mask is a Dense.
+        It broadcasts as in NumPy, axes of size 1 and missing axes included, against the batch axes, heads included, and
+        (seqlen_q, seqlen_k). A boolean array given as a mask becomes a Dense.
     """
 
     visible: Array
@@ -61,8 +61,8 @@ class Bits(Mask):
     Parameters
     ----------
     words : array of uint32, (..., seqlen_q, ceil(seqlen_k / 32))
-        All axes but the last are broadcast as NumPy does, axes of size 1 and missing axes included, against the batch
-        axes, heads included, and seqlen_q.
+        All axes but the last broadcast as in NumPy, axes of size 1 and missing axes included, against the batch axes,
+        heads included, and seqlen_q.
 
     See Also
     --------
@@ -94,7 +94,7 @@ class Bits(Mask):
         Raises
         ------
         TypeError, ValueError
-            For what is no array of booleans of two axes or more.
+            For anything but an array of booleans with at least two axes.
 
         Examples
         --------
@@ -105,7 +105,7 @@ class Bits(Mask):
         check_array("Bits.pack visible", visible, np.bool_)
         *batch, n = visible.shape
         padded = np.zeros((*batch, -(-n // 32) * 32), bool, like=cast(Any, visible))
-        padded[..., :n] = cast(Any, visible).view(np.uint8) != 0  # as NumPy reads booleans: of other bytes, too
+        padded[..., :n] = cast(Any, visible).view(np.uint8) != 0  # any byte but 0 is True, as in NumPy
         bits = (padded[..., bit::8].view(np.uint8) << np.uint8(bit) for bit in range(8))
         return cls(reduce(operator.or_, bits).view("<u4").astype(np.uint32, copy=False))
 
@@ -125,9 +125,9 @@ class Bits(Mask):
         Raises
         ------
         TypeError
-            For what are no integers.
+            For parents that are not integers.
         ValueError
-            For a parent that is no node, and for a node that is its own ancestor.
+            For a parent that is not a node, and for a node that is its own ancestor.
 
         Examples
         --------
@@ -159,7 +159,7 @@ class Bits(Mask):
 
     def _fit(self, shape: tuple[int, ...]) -> Bits:
         count, wanted = self.words.shape[-1], -(-shape[-1] // 32)
-        if count != wanted:  # of size 1, too: what a word says holds for its own keys
+        if count != wanted:  # one word, too, is not broadcast: it is for its own keys
             raise ValueError(f"mask: Bits words: got {count} words a row, expected {wanted}, for {shape[-1]} keys")
         words = broadcast("Bits words", self.words, (*shape[:-1], wanted), 2)
         return self if words is self.words else Bits(words)

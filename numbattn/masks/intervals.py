@@ -1,4 +1,4 @@
-"""Masks that show each query an interval of keys: Prefix and Intervals. Segments, too, have a file of their own."""
+"""Masks that show each query an interval of keys: Prefix and Intervals. For Segments see `segments`."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from .base import Interval, Mask, Rows, broadcast
 class Prefix(Mask):
     """Key j is visible to query i iff ``j < lengths`` or ``j <= i + offset``: causal after a prefix that all see.
 
-    It needs no `Causal` with it, which would hide the prefix.
+    Do not add `Causal`, which would hide the prefix.
 
     Parameters
     ----------
     lengths : int or integer array over the batch axes
         0 <= lengths <= seqlen_k.
     offset : int or integer array over the batch axes, optional
-        The own key of query 0. Default: seqlen_k - seqlen_q, so that the last query sees every key, in a `KVCache`
-        every one of its sequence. Within `Segments` a Prefix without an offset begins with each segment and is no
-        longer than it; with an offset both numbers count the keys of the packed array. For a length of its own for each
-        segment take `Intervals`.
+        The own key of query 0. Default: seqlen_k - seqlen_q, so that the last query sees every key; in a `KVCache`,
+        every key of its sequence. Within `Segments` a Prefix without an offset begins with each segment and ends with
+        it at the latest; with an offset both numbers count the keys of the packed array. For another length in each
+        segment use `Intervals`.
 
     Examples
     --------
@@ -76,8 +76,8 @@ class Intervals(Mask):
     Parameters
     ----------
     first, end : integer array, (..., seqlen_q)
-        Any integers: what is beyond the keys is clipped, and where first >= end a query sees nothing. Each is broadcast
-        as NumPy does, axes of size 1 and missing axes included, against the batch axes, heads included, and seqlen_q.
+        Any integers: they are clipped to the keys, and where first >= end a query sees nothing. Each broadcasts as in
+        NumPy, axes of size 1 and missing axes included, against the batch axes, heads included, and seqlen_q.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Masks made of masks: `&`, `|`, and the booleans that they stand for."""
+"""Masks made of masks, by `&` and `|`, and the booleans that they stand for."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class Joined(Mask):
         return self._with(tuple(mask._transposed(seqlen_q, seqlen_k, frame) for mask in self.of))
 
     def _with(self: J, of: tuple[Mask, ...]) -> J:
-        """These, joined in the same way; itself if they are its own."""
+        """These masks, joined in the same way; itself if they are its own."""
         return self if of == self.of else type(self)(of)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class All(Joined):
-    """Visible where every part is; with no part, everywhere."""
+    """Visible where every part is; without parts, everywhere."""
 
     def __post_init__(self) -> None:
         if sum(isinstance(part, Segments) for part in self.of) > 1:
@@ -110,8 +110,8 @@ class All(Joined):
 class AnyOf(Joined):
     """Visible where one of several masks is.
 
-    Of two that show each query an interval of keys it is an interval with a gap. All others are drawn, as Bits: which
-    of both follows from the kinds of the masks, since kernels are compiled for it.
+    If there are two that show each query an interval of keys, it is an interval with a gap. All others are drawn as
+    Bits. The kinds of the masks decide, not their numbers, since kernels are compiled for one or the other.
     """
 
     _is_interval = False
@@ -121,7 +121,7 @@ class AnyOf(Joined):
         return len(self.of) > 2 or not all(mask._is_interval for mask in self.of)
 
     def _inside(self, frame: Frame | None) -> AnyOf:
-        """It, with masks that are aligned within a frame."""
+        """The same, with masks aligned within a frame."""
         return self if frame is None else AnyOf(tuple(All((frame, *mask._parts)) for mask in self.of))
 
     def _intervals(self, i: Any, seqlen_k: int) -> tuple[Interval, ...]:
@@ -181,8 +181,8 @@ def no_part(part: Mask) -> bool:
 def drawn(
     mask: Mask, seqlen_q: int, seqlen_k: int, array: Any, also: Callable[[Mask], bool] = no_part
 ) -> Mask:  # fmt: skip
-    """The mask with Bits, in the library of `array`, where that is how it comes to kernels, and for some parts `also`;
-    with states of tiles for functions."""
+    """The mask as kernels take it: with Bits, in the library of `array`, in place of the parts that are drawn, and of
+    those that `also` picks; with the states of blocks in place of functions."""
     if not (mask._is_drawn or any(part._is_tail or part._is_function for part in mask._parts)):
         return mask
 
@@ -196,8 +196,8 @@ def drawn(
 
 
 def cropped(mask: Mask, crop: Crop, segments: Segments | None = None) -> Mask:
-    """The mask of a part of the score matrix, where parts without an offset stay aligned as in the whole; segments:
-    within which they are."""
+    """The mask for a part of the score matrix; parts without an offset stay aligned as in the whole, within these
+    segments."""
     if isinstance(mask, Joined):
         segments = segments if mask._segments is None else mask._segments
         return type(mask)(tuple([cropped(part, crop, segments) for part in mask.of]))
@@ -212,7 +212,7 @@ def cropped(mask: Mask, crop: Crop, segments: Segments | None = None) -> Mask:
 
 
 def visible(mask: Mask, seqlen_q: int, seqlen_k: int, array: Any) -> Any:
-    """The booleans that a mask stands for, in the library of `array`, which is that of its arrays."""
+    """The booleans that a mask stands for, in the library of `array` and of its own arrays."""
     mask = drawn(mask, seqlen_q, seqlen_k, array, also=lambda part: part._is_tail or part._is_function)
     i, j = np.arange(seqlen_q, like=array), np.arange(seqlen_k, like=array)
     lo, hi, queries, keys = (for_queries(for_queries(x)) for x in mask._band(seqlen_q, seqlen_k))
@@ -230,12 +230,12 @@ def visible(mask: Mask, seqlen_q: int, seqlen_k: int, array: Any) -> Any:
 
 
 def _alternatives(mask: Mask) -> tuple[Mask, ...]:
-    """One of them holds."""
+    """The masks of which at least one has to show an element."""
     return mask.of if isinstance(mask, AnyOf) else (mask,)
 
 
 def _keys(mask: Mask, i: Any, seqlen_k: int) -> Interval:
-    """What queries i see by a mask that is an interval."""
+    """The keys that queries i see, by a mask that is an interval."""
     lo, hi, queries, keys = map(for_queries, mask._band(i.size, seqlen_k))
     in_band = Interval(i + lo, np.where(i < queries, np.minimum(i + hi + 1, keys), 0))
     return interval_of((in_band, *mask._intervals(i, seqlen_k)), seqlen_k)
@@ -247,7 +247,7 @@ def _between(interval: Interval, j: Any) -> Any:
 
 
 def _places(i: Any, size: int, count: int) -> Any:
-    """The cells, of so many elements each, in which elements i lie; a single element stands for all of them."""
+    """The numbers of the cells, of this size, that elements i lie in; a single cell of one element stands for all."""
     return i // size if (size, count) != (1, 1) else 0 * i
 
 

@@ -1,5 +1,5 @@
-"""Packed sequences: of unequal length, one after the other along the sequence axis, without padding. `pack` does it,
-`Segments` keeps them apart."""
+"""Packed sequences: of unequal lengths, one after the other along the sequence axis, without padding. `pack` packs
+them, `Segments` keeps them apart."""
 
 from __future__ import annotations
 
@@ -29,31 +29,31 @@ class Segments(Mask):
 
     In an ``&`` with it, masks without an offset of their own mean in each segment what they mean in a call on that
     sequence alone: `Causal` and `Window` align its last query with its last key, `Prefix` and `First` count from its
-    first key. So do the scores `Alibi` and `RelativeBias`. All other masks, scores and dropout count the rows and
-    columns of the packed arrays.
+    first key. The scores `Alibi` and `RelativeBias` do likewise. All other masks and scores, and dropout, count the
+    rows and columns of the packed arrays.
 
     Parameters
     ----------
     queries : list, range or integer array, (count + 1,) or (..., count + 1)
-        Where each segment begins and, last, where the last one ends; they do not decrease. A segment may be empty.
-        Tokens before the first offset and from the last one on see nothing and are seen by nobody. Leading axes, if
-        any, are all batch axes, heads included, each of full size or 1. For calls on a GPU int32 there is best: nothing
-        is copied then.
+        Where each segment begins and, last, where the last one ends, in ascending order. A segment may be empty. Tokens
+        before the first offset and from the last one on see nothing and are seen by nobody. Leading axes, if any, are
+        all batch axes, heads included, each of full size or 1. For calls on a GPU int32 on the GPU is best: nothing is
+        copied then.
     keys : likewise, optional
-        Default: the same offsets. CuPy's arrays are not looked into: what is out of range is clamped.
+        Default: the same offsets. CuPy arrays are not checked: what is out of range is clamped.
     max_queries : int, optional
-        The most queries of a segment, for calls with a `KVCache`, where segment s holds the queries of sequence s: q is
-        then packed, (heads, total, head_dim), and sees the cache's keys. On a GPU such a call needs to be told; what is
-        beyond the first so many queries of a segment sees nothing.
+        An upper bound of the queries of a segment, for calls with a `KVCache`, where segment s holds the queries of
+        sequence s: q is then packed, (heads, total, head_dim), and sees the cache's keys. On a GPU it has to be given;
+        further queries of a segment see nothing.
 
     Warns
     -----
     UserWarning
-        When a call is given offsets, of NumPy, of which neither the first is 0 nor the last the number of tokens, and
-        whose sum is no more than that: they are lengths, most likely, whose offsets are ``np.cumsum([0, *lengths])``.
-        If they are meant, ``warnings.filterwarnings("ignore", "mask: Segments")`` says so. And where there are
-        `Lengths` of keys in an ``|``, as in ``segments & (Window(99, 0) | Lengths(keys=4))``: these are the first keys
-        of the packed array, those of each segment are `First(4)`.
+        When a call is given NumPy offsets that neither begin with 0 nor end with the number of tokens, and whose sum is
+        at most that number: most likely they are lengths, whose offsets are ``np.cumsum([0, *lengths])``. If they are
+        meant, ``warnings.filterwarnings("ignore", "mask: Segments")`` says so. Also where there are `Lengths` of keys
+        in an ``|``, as in ``segments & (Window(99, 0) | Lengths(keys=4))``: these are the first keys of the packed
+        array; `First(4)` are those of each segment.
 
     See Also
     --------
@@ -62,10 +62,10 @@ class Segments(Mask):
     Notes
     -----
     On CPUs a segment is computed as if it were alone: results are those of a call on the sequence alone, bit for bit,
-    and NaN in one of them stays there, in gradients, too. On GPUs it may reach the tokens that lie in one tile with
-    them. It does not in calls of more than 16 queries where `Segments`, the same for all heads, are alone or with
-    `Causal`, `Window` and, of one length for all, `Lengths`, without dropout or a `Bias`, and without gradients of a
-    score, but for those of a `Sink`.
+    and a NaN in one segment stays there, in gradients, too. On GPUs a NaN may reach tokens of other segments in the
+    same tile. It does not in calls of more than 16 queries where `Segments`, the same for all heads, are alone or
+    combined with `Causal`, `Window` and `Lengths`, one length for all, without dropout or a `Bias`, and without
+    gradients of a score other than a `Sink`.
 
     Examples
     --------
@@ -141,7 +141,7 @@ class Segments(Mask):
         return self if self.keys is None else Segments(self.keys, self.queries)
 
     def _cropped(self, crop: Crop) -> Segments:
-        """Masks and scores are aligned within the whole: see `cropped`."""
+        """Masks and scores stay aligned within the whole: see `cropped`."""
         keys = self.queries if self.keys is None else self.keys
         return Segments(crop.queries_before(self.queries), crop.keys_before(keys))
 
@@ -157,7 +157,7 @@ Frame: TypeAlias = Segments | Cached  # what masks without an offset of their ow
 
 
 def _eight(seqlen_q: int, seqlen_k: int) -> Segments:
-    """Segments for a sample, with offsets of keys where there are not as many as queries."""
+    """Segments for a sample, with offsets of keys if the numbers of queries and keys differ."""
     queries, keys = (np.linspace(0, length, 9).astype(np.int32) for length in (seqlen_q, seqlen_k))
     return Segments(queries, None if seqlen_q == seqlen_k else keys)
 
@@ -180,7 +180,7 @@ def pack(arrays: Iterable[A]) -> tuple[A, NDArray[np.int64]]:
     Raises
     ------
     TypeError, ValueError
-        For what are no arrays of one library and of one dtype, and for shapes that do not fit.
+        For anything but arrays of one library and dtype, and for shapes that do not fit.
 
     See Also
     --------
@@ -229,7 +229,7 @@ def unpack(packed: A, offsets: Sequence[int] | Array) -> list[A]:
     Raises
     ------
     TypeError, ValueError
-        For what is no array, and for offsets that decrease or are beyond the array.
+        For what is not an array, and for offsets that decrease or are beyond the array.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""A mask for the last keys alone: those of tokens that have just come."""
+"""A mask for the last keys only, those of the newest tokens."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ WORD = 32  # bits
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Tail(Mask):
-    """The last seqlen_q keys are visible by the mask inside, all earlier ones to every query.
+    """The inner mask decides on the last seqlen_q keys; all earlier keys are visible to every query.
 
-    Queries and their own keys, the last ones, as in speculative decoding: each token of a tree sees all tokens before
-    the tree, and its ancestors in it. In a call with a `KVCache` these are the last keys of each sequence.
+    For queries whose own keys are the last ones, as in speculative decoding: each token of a tree sees all tokens
+    before the tree, and its ancestors in it. With a `KVCache` these are the last keys of each sequence.
 
     Parameters
     ----------
     mask : Bits, Dense or array of bool, (..., seqlen_q, seqlen_q)
-        Broadcast as those are. Where there are fewer keys than queries, it holds for the last keys.
+        Broadcast as they are. If there are fewer keys than queries, it holds for the last keys.
 
     Examples
     --------
@@ -90,8 +90,8 @@ class Tail(Mask):
         return Bits(self._words(seqlen_q, seqlen_k, first, array))
 
     def _words(self, seqlen_q: int, seqlen_k: int, first: Any, array: Any) -> Any:
-        """Words of Bits, where the tail begins at the key `first`. Words before it have all bits set, those that it
-        lies in are packed, and what is after them is beyond all keys."""
+        """Words of Bits, where the tail begins at the key `first`. In words before the tail all bits are set, its own
+        words are packed, and words after it are beyond all keys."""
         first = np.asarray(first, np.int64, like=array)[..., None, None]
         key = np.arange(-(-(seqlen_q + WORD - 1) // WORD) * WORD, like=array) - first % WORD  # of the tail
         words = Bits.pack(_taken(self._inner.dense(seqlen_q, seqlen_q), key) | (key < 0)).words

@@ -14,7 +14,7 @@ from .distance import DistancePart
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Alibi(DistancePart):
-    """``S = S - slope |i + offset - j|``: the farther a key from a query's own, the less it counts.
+    """``S = S - slope |i + offset - j|``: the farther a key is from a query's own, the less it counts.
 
     Parameters
     ----------
@@ -24,7 +24,7 @@ class Alibi(DistancePart):
         Whether the gradient of the slopes is wanted.
     offset : int or integer array over the batch axes, optional
         The own key of query 0. Default: seqlen_k - seqlen_q, which aligns the last query with the last key, as in
-        `Causal`, within `Segments` those of each segment.
+        `Causal`; within `Segments`, those of each segment.
 
     Notes
     -----

@@ -17,16 +17,16 @@ from .parts import ArrayPart, Part
 class Bias(ArrayPart):
     """S = S + bias.
 
-    A score of -inf is as good as masked, and a row of nothing else sees nothing. The lowest finite number, with which
-    padding is often written, is visible: a row of nothing else has the mean of v.
+    A score of -inf is as good as masked: a query with no other scores sees nothing. The lowest finite number, which
+    often marks padding, is visible: a query with no other scores gets the mean of v.
 
     Parameters
     ----------
     bias : array or list, broadcast to (..., seqlen_q, seqlen_k), or float
-        Any floating dtype. Broadcast as NumPy does, axes of size 1 and missing axes included, against the batch axes,
-        heads included, and (seqlen_q, seqlen_k). On CPUs it is read as it lies, whatever its strides and dtype.
+        Any floating dtype. It broadcasts as in NumPy, axes of size 1 and missing axes included, against the batch axes,
+        heads included, and (seqlen_q, seqlen_k). On CPUs it is read in place, whatever its strides and dtype.
     gradient : bool, optional
-        Whether its gradient is wanted: of its own shape, summed over axes along which it is broadcast.
+        Whether its gradient is wanted: of its own shape, summed over broadcast axes.
 
     Examples
     --------

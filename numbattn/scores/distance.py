@@ -1,4 +1,4 @@
-"""What parts share that depend on how far a key is from a query's own."""
+"""What parts that depend on the distance between a key and a query's own key share."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..values import Held, Memo, clip, for_queries, given
 from .parts import ArrayPart, Part
 
 FARTHEST = 2**30  # a farther offset means the same
-ALIGNED = Memo("aligned")  # by Segments, parts that are aligned within them
+ALIGNED = Memo("aligned")  # parts aligned within Segments, by these
 
 
 class DistancePart(ArrayPart):
     """A part that depends on how far a key is ahead of a query's own key, i + offset."""
 
     offset: Integers | None
-    _frame: Any = None  # of a mask, within which it is aligned
+    _frame: Any = None  # of the mask: what it is aligned within
     _crops_by_sequence = True
 
     def __post_init__(self) -> None:

@@ -1,5 +1,4 @@
-"""What a function of the user's own reads in plain Python: arrays of integers and booleans. And what it may not return.
-"""
+"""The arrays of integers and booleans that a user's function reads in plain Python, and what it may not return."""
 
 from __future__ import annotations
 

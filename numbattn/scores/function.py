@@ -1,4 +1,4 @@
-"""Score: a function of the user's own as a part of a score; and what such functions are known by."""
+"""Score, a user's own function as a part of a score, and the identity of such functions."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Score(Part):
     """``S = function(S, batch, head, i, j, *arrays)``, element by element: a function of your own.
 
     It is an ordinary Python function of numbers, compiled by Numba: s is a float of the dtype of sums, batch the number
-    of the element of the batch, in C order, the others are indices. Integers, those of arrays, too, are int64, booleans
-    are Python's.
+    of the element of the batch, in C order, the others are indices. Integers, including those in arrays, are int64,
+    booleans are Python's.
 
     Parameters
     ----------
@@ -38,19 +38,19 @@ class Score(Part):
         The derivative by s, called in the same way, in the backward pass only. By default it follows from the function,
         which is then compiled for dual numbers: operators, branches, and what math and NumPy have for floats.
     arrays : sequence of arrays, optional
-        Booleans, integers but uint64, float32 or float64, of any shape and strides: what the function looks up. Of
-        integers smaller than int64 there are entries and parts, x[i], x[i, j], iteration, shape, ndim, size, T and len.
-        Nobody looks whether it reads beyond their ends, but `check_score`.
+        What the function looks up: booleans, integers except uint64, float32 or float64, of any shape and strides.
+        Arrays of integers smaller than int64 offer entries and parts, x[i], x[i, j], iteration, shape, ndim, size, T
+        and len. Only `check_score` notices reads beyond their ends.
     second : callable, optional
         The derivative of `derivative` by s, called in the same way, in the backward pass of the backward pass only. By
         default it follows from `derivative`, or from the function, which is then compiled for dual numbers of dual
         numbers.
     gradient : bool or sequence of bools, optional
-        Whether gradients of the arrays are wanted: of all floats among them, or one bool for each array. They follow
-        from the function, also beside `derivative`, by dual numbers, and are added up where it reads; it is called once
-        more for each element that it reads. Of an array with a gradient there are entries and parts, x[i], x[i, j],
-        shape, ndim, size, T and len. Tangents of these gradients follow from the function, too, by dual numbers of dual
-        numbers; what the derivative by s changes by along the arrays, from `derivative` if that is given.
+        Whether gradients of the arrays are wanted: of all arrays of floats, or one bool for each array. They follow
+        from the function by dual numbers, even if `derivative` is given, and are added up where it reads: it is called
+        once more for each element that it reads. Arrays with a gradient offer entries and parts, x[i], x[i, j], shape,
+        ndim, size, T and len. Tangents of these gradients follow by dual numbers of dual numbers, and the tangent of
+        the derivative by s along the arrays follows from `derivative`, if that is given.
 
     Raises
     ------
@@ -59,11 +59,11 @@ class Score(Part):
     TypeError
         For a gradient of an array that is not of floats.
         If the function, or one that it calls, raises or asserts, which a GPU cannot carry out, or reads what could
-        change unseen: arrays around it, lists, dictionaries, attributes of other things than modules. If it cannot be
-        called with as many arrays. In the first call of attention, before anything runs, if the function, compiled,
-        might still raise an error or allocate memory, as for lists, strings, an entry of a tuple that may not be there;
-        if it prints, returns None or what a mask does, or has int ** int or ~ of a boolean, which compiled mean
-        something else than in Python.
+        change unseen: global or enclosing arrays, lists, dictionaries, attributes of anything but modules. If it cannot
+        be called with so many arrays. In the first call of attention, before anything runs, if the compiled function
+        might still raise an error or allocate memory, as for lists, strings or an entry that a tuple may lack; if it
+        prints, returns None or a boolean, as a mask does, or has int ** int or ~ of a boolean, which mean something
+        else in compiled code than in Python.
 
     See Also
     --------
@@ -72,10 +72,10 @@ class Score(Part):
     Notes
     -----
     The function is taken when the Score is made, with the functions that it calls and the values of all globals,
-    closures and attributes of modules that they read. What changes later is seen by a Score that is made later. One
-    that does the same as another, defined anew in a loop, say, is not compiled again. Numbers that change from call to
-    call belong into arrays. Divisions by 0, roots and logarithms give what NumPy gives, inf or NaN, or 0 of integers.
-    Derivatives at S = -inf are 0. On a GPU a function that only adds to S is as fast as the parts that do, there are
+    closures and attributes of modules that they read; only a Score made later sees later changes. A function that does
+    the same as another one, such as one defined again in a loop, is not compiled again. Numbers that change from call
+    to call belong in arrays. Divisions by 0, roots and logarithms give what NumPy gives, inf or NaN, or 0 for integers.
+    Derivatives at S = -inf are 0. On a GPU a function that only adds to S is as fast as the parts that do, there may be
     at most 2**24 queries and keys, and np.float32(i) has to be written float(i).
 
     Examples
@@ -90,8 +90,8 @@ class Score(Part):
            [0.5 , 0.5 , 0.01],
            [0.02, 0.02, 0.96]])
 
-    A table that is trained: of biases by distance, as in T5, whose buckets are of one distance each up to 7, then on a
-    logarithmic scale up to 128.
+    A trained table of biases by distance, as in T5: a bucket for each distance up to 7, then on a logarithmic scale up
+    to 128.
 
     >>> distances = np.arange(300)
     >>> buckets = 8 + np.log(np.maximum(distances, 8) / 8) / np.log(128 / 8) * 8
@@ -142,7 +142,7 @@ class Score(Part):
         return self._again(copies, self._wanted)
 
     def _again(self, arrays: Sequence[Any], gradient: tuple[bool, ...]) -> Score:
-        """With the function as it was taken."""
+        """A Score of the function as it was taken."""
         made = object.__new__(Score)
         made._set(**dict(zip(ORDERS, self._functions)), arrays=tuple(arrays), gradient=gradient)
         made._set(_identity=self._identity)
@@ -167,7 +167,7 @@ class Score(Part):
 
     @property
     def _wanted(self) -> tuple[bool, ...]:
-        """Of each array whether its gradient is wanted."""
+        """Whether the gradient of each array is wanted."""
         return cast(tuple[bool, ...], self.gradient)
 
     @property
@@ -177,22 +177,25 @@ class Score(Part):
 
     @property
     def _sum_dtype(self) -> np.dtype[Any]:
-        """The least one in which its gradients are summed."""
+        """The dtype in which its gradients are summed, at least."""
         return np.result_type(np.float32, *[x.dtype for x in self._trained])
 
     @property
     def _elements(self) -> int:
-        """How many elements the arrays have whose gradients are wanted."""
+        """How many elements the arrays with a gradient have."""
         return sum(x.size for x in self._trained)
 
-    def _gradients(self, found: Any) -> tuple[Any, ...]:
+    def _gradient_like(self, sum_dtype: np.dtype[Any], wide: bool) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        return (self._elements,), np.promote_types(self._sum_dtype, sum_dtype)
+
+    def _gradients(self, found: Any, lead: tuple[int, ...] = ()) -> tuple[Any, ...]:
         if found is None:
             return (None,) * len(self.arrays)
-        each = iter(self._split(found.reshape(-1)))
+        each = iter(self._split(found.reshape((*lead, self._elements))))
         return tuple([next(each) if wanted else None for wanted in self._wanted])
 
     def _split(self, elements: Any) -> list[Any]:
-        """What there is of each array whose gradient is wanted; elements: all, one after the other, after other axes.
+        """The elements of each array with a gradient; elements: of all, one array after the other, along the last axis.
         """
         *lead, _ = elements.shape
         ends = np.cumsum([x.size for x in self._trained]).tolist()
@@ -253,7 +256,7 @@ class Score(Part):
         return value
 
     def _element(self, order: int) -> Callable[..., Any]:
-        """What the function of this order makes of one element: in plain Python, if the user has written it."""
+        """The function of this order for one element: in plain Python, if the user has written it."""
         given, arrays = self._identity.key[order], self._seen_arrays
         if given is not None:
             return lambda *element: given.python(*element, *arrays)
@@ -266,7 +269,7 @@ class Score(Part):
         return tuple(map(entries_of, self.arrays))
 
     def _of_each(self, function: Callable[..., Any], S: Any) -> Any:
-        """function(s, batch, head, i, j) of each element of S (..., heads, seqlen_q, seqlen_k)."""
+        """function(s, batch, head, i, j) for each element of S (..., heads, seqlen_q, seqlen_k)."""
         by_batch = S.reshape(-1 if S.size else 0, *S.shape[-3:])
         found = [function(float(s), *at) for at, s in np.ndenumerate(by_batch)]
         return np.array(found, S.dtype).reshape(S.shape)

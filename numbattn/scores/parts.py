@@ -22,7 +22,7 @@ class Part(Value):
     _has_step = True  # whether it is a function of S; a Sink is one more logit of each row
     _knows_places = True  # whether what it does depends on where the query and the key are
     _crops_by_sequence = False  # whether `_cropped` takes places that differ between sequences, as in caches
-    # parts as `python -m numbattn` makes them, by name: (shape of S but for the batch, dtype, gradient) -> one of them
+    # examples for `python -m numbattn`, by name: (shape of S without the batch, dtype, gradient) -> a part
     _samples: tuple[tuple[str, Callable[[tuple[int, ...], Any, bool], Part]], ...] = ()
 
     def _applied(self, S: Any) -> Any:
@@ -30,16 +30,16 @@ class Part(Value):
         return S
 
     def _derivative(self, S: Any) -> Any:
-        """The derivative of what this part returns by S, which it is given."""
+        """The derivative of `_applied` at S."""
         return 1
 
     def _curvature(self, S: Any) -> Any:
-        """The derivative of `_derivative` by S."""
+        """The second derivative of `_applied` at S."""
         return 0
 
     def _along(self, S: Any, tS: Any, tangent: Any) -> Any:
-        """The tangent of what this part returns, by that of S, which it is given; tangent: the part with the tangent of
-        its array in that one's place, or None."""
+        """The tangent of `_applied`; tS: that of S; tangent: the part with its array's tangent in place of the array,
+        or None."""
         return self._derivative(S) * tS if tangent is None else tangent._applied(tS)
 
     def _bend(self, S: Any, tS: Any, tangent: Any) -> Any:
@@ -51,33 +51,33 @@ class Part(Value):
         return self._gradient(tdS, None, None)
 
     def _gradient(self, dS: Any, lse: Any, delta: Any, S: Any = None) -> Any:
-        """The gradient of its array: from dS, that of S after it; of a Sink from lse and delta = rowsum(dO * O) - dlse.
-        Of a Score those of all its arrays, one after the other, from S before it, too.
+        """The gradient of its array, from dS after it; a Sink's, from lse and delta = rowsum(dO * O) - dlse; a Score's,
+        those of all arrays one after the other, from dS and S before it.
         """
 
-    def _gradients(self, found: Any) -> tuple[Any, ...]:
-        """The gradient of each of `_weights`, of its shape, None for one that is not wanted; found: what `_gradient`
-        returns."""
-        return tuple([None if found is None else found.reshape(x.shape) for x in self._weights])
+    def _gradients(self, found: Any, lead: tuple[int, ...] = ()) -> tuple[Any, ...]:
+        """The gradient of each of `_weights`, None for one that is not wanted; found: what `_gradient` returns, with
+        these leading axes, which each gradient has, too."""
+        return tuple([None if found is None else found.reshape((*lead, *x.shape)) for x in self._weights])
 
-    def _rounded_gradients(self, found: Any, wide: bool) -> list[Any]:
+    def _rounded_gradients(self, found: Any, wide: bool, lead: tuple[int, ...] = ()) -> list[Any]:
         """These, of the dtype of each, unless they are to stay wide."""
-        grads = zip(self._gradients(found), self._weights)
+        grads = zip(self._gradients(found, lead), self._weights)
         return [dx if dx is None or wide else rounded(dx, x.dtype) for dx, x in grads]
 
     def _fit(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> None:
         """Refuse arrays that do not broadcast to the batch axes, heads included, and the lengths."""
 
     def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
-        """Arrays that it holds over all batch axes, as those of a mask."""
+        """Arrays over all batch axes, as in a mask."""
         return ()
 
     def _within(self, frame: Any) -> Part:
-        """The part in a call whose mask has this frame, or None."""
+        """The part in a call whose mask has this frame, which may be None."""
         return self
 
     def _cropped(self, crop: Crop, frame: Any) -> Part:
-        """The part for a part of the score matrix, in the whole of which the mask has this frame."""
+        """The part of the score for a crop of the score matrix; frame: of the whole matrix's mask."""
         return self
 
     @cached_property
@@ -87,7 +87,7 @@ class Part(Value):
 
     @property
     def _weights(self) -> tuple[Any, ...]:
-        """Arrays that have a place among the gradients."""
+        """The arrays that have a place among the gradients."""
         return tuple(self._arrays().values())
 
     @cached_property
@@ -99,19 +99,24 @@ class Part(Value):
     def _wants_gradient(self) -> bool:
         return False
 
+    def _gradient_like(self, sum_dtype: np.dtype[Any], wide: bool) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Shape and dtype of the gradient that kernels write, of all its arrays."""
+        (array,) = self._weights
+        return array.shape, sum_dtype if wide else array.dtype
+
     @property
     def _wanted(self) -> tuple[bool, ...]:
-        """Of each of `_weights` whether its gradient is wanted."""
+        """Whether the gradient of each of `_weights` is wanted."""
         return (self._wants_gradient,) * len(self._weights)
 
     def _asking(self, wanted: Sequence[bool]) -> Part:
-        """The part with gradients of these of `_weights` alone."""
+        """The part with only the gradients of these of `_weights` wanted."""
         return self
 
 
 @cache
 def _first_field(kind: Any) -> str:
-    """The name of a part's first field: looking at all fields takes 1 us."""
+    """The name of a part's first field, kept since `fields` takes 1 us."""
     return fields(kind)[0].name
 
 

@@ -24,13 +24,13 @@ class RelativeBias(DistancePart):
         Whether its gradient is wanted.
     offset : int or integer array over the batch axes, optional
         The own key of query 0. Default: seqlen_k - seqlen_q, which aligns the last query with the last key, as in
-        `Causal`, within `Segments` those of each segment: so one query and all keys, a step of decoding, take the table
-        of training as it is.
+        `Causal`; within `Segments`, those of each segment. So a step of decoding, one query and all keys, uses the same
+        table as training.
 
     Notes
     -----
-    On a GPU the gradient of the table is slow within `Segments` of unequal queries and keys: each score looks up where
-    it belongs.
+    On a GPU the gradient of the table is slow within `Segments` whose queries and keys differ: each score looks up its
+    entry.
 
     Examples
     --------
@@ -70,7 +70,7 @@ class RelativeBias(DistancePart):
         return *batch, self._array.shape[-1]
 
     def _entries(self, S: Any) -> Any:
-        """Which entry each element takes."""
+        """The number of each element's entry."""
         return np.clip(self._ahead(S), -self._reach, self._reach) + self._reach
 
     def _applied(self, S: Any) -> Any:
@@ -98,7 +98,7 @@ def sums_along_diagonals(S: Any) -> Any:
 
 
 def _by_entry(sums: Any, own: int, entries: int) -> Any:
-    """Sums along diagonals, number `own` of which is that of own keys, by the entry of a table that they take."""
+    """Sums along diagonals, added up by the entries of a table; own: the number of the diagonal of own keys."""
     *lead, count = sums.shape
     table = np.zeros_like(sums, shape=(*lead, entries))
     first = own - entries // 2  # the diagonal of entry 0, and of all before it

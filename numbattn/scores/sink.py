@@ -22,7 +22,7 @@ class Sink(ArrayPart):
     Parameters
     ----------
     logits : array or list, broadcast to the batch axes, (..., heads), or float
-        Any floating dtype. Other parts of the score leave them as they are.
+        Any floating dtype. Other parts of the score do not change them.
     gradient : bool, optional
         Whether their gradient is wanted.
 

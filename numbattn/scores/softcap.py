@@ -13,7 +13,7 @@ from .parts import Part
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Softcap(Part):
-    """S = cap tanh(S / cap): no score is beyond the cap. One of -inf, by a Bias before it, say, becomes visible again.
+    """S = cap tanh(S / cap): no score exceeds the cap. One of -inf, from a Bias before it, say, becomes visible again.
 
     Parameters
     ----------

@@ -8,10 +8,10 @@ import pytest
 pytest.importorskip("numba_cuda")
 
 import numba
-from numba.cuda import types
 
 from numbattn.cuda import build as building
 from numbattn.cuda.build import Key, Report, TensorMapArgument, arch, assemble, build, compile_ptx
+from numbattn.cuda.compiler import types
 
 from . import factories
 

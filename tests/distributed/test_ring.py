@@ -1,6 +1,5 @@
 """Attention of split sequences gives what it gives on one device."""
 
-
 import ml_dtypes
 import numpy as np
 import pytest

@@ -31,7 +31,6 @@ from ..accuracy import assert_equal, check, random
 B, H, M, N = 2, 4, 150, 270  # several tiles each way, with tails
 
 
-
 def far_and_foreign(s, batch, head, i, j, groups, weights):
     """All that it may do: look up, branch, call, return a number."""
     if j > i + 200 * (batch + 1):

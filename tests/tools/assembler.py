@@ -2,9 +2,8 @@
 
 import re
 
-from numba.cuda import types
-
 from numbattn.cuda import build, kernel
+from numbattn.cuda.compiler import types
 
 from .memory import TensorMap
 

@@ -10,11 +10,10 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 import numpy as np
-from numba.cuda import types
-from numba.cuda.np.numpy_support import as_dtype
 
 from numbattn import backends, cache
 from numbattn.cuda.build import GivenSource, compile_ptx, digest_of
+from numbattn.cuda.compiler import as_dtype, types
 from numbattn.cuda.kernels import LARGE_BACKWARD, LARGE_FORWARD
 from numbattn.cuda.passes import BACKWARD, FORWARD, Passes
 from numbattn.cuda.plan.planner import DEVICES

@@ -50,7 +50,7 @@ def attention(
     Parameters
     ----------
     q, k, v, causal, mask, scale, dropout, score
-        As in `numbattn.attention`, but k is no cache. Arrays in masks and scores are tensors, or NumPy's or CuPy's.
+        As in `numbattn.attention`, but k is not a cache. Arrays in masks and scores are tensors, or NumPy's or CuPy's.
         Tensors in a score have derivatives, too, unless it has ``gradient=False``. Under `torch.autocast` q, k and v
         are cast as for `torch.nn.functional.scaled_dot_product_attention`.
     return_lse : bool, optional

@@ -1,6 +1,5 @@
 """The two meanings of a word agree: on what comes out, and on what is refused."""
 
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings

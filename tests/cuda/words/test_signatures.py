@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from numba.cuda import types
 
+from numbattn.cuda.compiler import types
 from numbattn.cuda.kernels import BACKWARD, FORWARD
 from numbattn.cuda.kernels.shared.visibility import MASK
 from numbattn.cuda.plan.planner import DEVICES

@@ -1,17 +1,17 @@
 """Attention backward on any GPU: Algorithm 4 as two kernels, so that no two blocks add to the same gradient.
 
-float16 and bfloat16 on tensor cores have `mma_backward` instead; dQ comes from here where it is to be deterministic.
+float16 and bfloat16 on tensor cores have `mma_backward` instead, but take dQ from here if it has to be deterministic.
 
-`backward_kv` keeps a tile of keys and loops over the queries that see it: dK and dV. `backward_q` keeps a tile of
-queries and loops over the keys that it sees: dQ. Of short sequences `backward_kv` has all keys, and computes dQ, too:
-five products, not seven. Both recompute P from lse. Without atomics the gradients are bitwise
-reproducible. One source for tensor cores and CUDA cores, as in the forward pass. Tiles of packed arrays end with
+`backward_kv` keeps a tile of keys and loops over the queries that see it, for dK and dV. `backward_q` keeps a tile of
+queries and loops over the keys that they see, for dQ. If sequences are short, `backward_kv` keeps all keys, and also
+computes dQ: five products, not seven. Both recompute P from lse. Without atomics the gradients are bitwise
+reproducible. One source serves tensor cores and CUDA cores, as in the forward pass. Tiles of packed arrays end with
 their segment.
 
 With two pipeline stages the next tile is in flight while this one is computed. With one, Q and dO, or K and V, take
-turns: each is in flight while the products of the other one are computed, for which dP comes before S.
+turns: each is loaded during the products of the other, which is why dP comes before S.
 
-Unlike in the paper MASK follows the exponential: what is masked may be NaN. dP is masked too, since 0 * NaN is NaN.
+Unlike in the paper MASK follows the exponential: masked elements may be NaN. dP is masked too, since 0 * NaN is NaN.
 """
 
 from dataclasses import replace
@@ -66,7 +66,7 @@ def backward_kv(
 ):  # fmt: skip
     """dK and dV; S, P, dP and dS are transposed: a row is a key, a column a query.
 
-    With a third of out_dtypes a block has all keys of a head, and computes dQ, too.
+    With a third dtype in out_dtypes a block has all keys of a head, and also computes dQ.
     """
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     K_TILE = sums(unit, lanes, tile_n, head_dim, threads, run=vector(dtype))
@@ -119,7 +119,7 @@ def backward_kv(
         for head in range(head_k * group_size, (head_k + 1) * group_size):
             band = band_at(mask, batch, head)
             first, end = visible_queries(band, n0, minimum(n0 + TILE_N, segment.keys))
-            # rows beyond a sequence's length are cut off: they may be NaN
+            # without rows beyond a sequence's length, which may be NaN
             length = maximum(band[2], 1)
             Q = aligned(mQ[batch, head][query : query + length], ROWS_OF)
             dO = aligned(mDO[batch, head][query : query + length], ROWS_OF)
@@ -219,7 +219,7 @@ def backward_q(
         first, end = visible_keys(band, m0, minimum(m0 + TILE_M, segment.queries))
         head_k, key, row = head // group_size, segment.first_key, segment.first_padded_row
         query, end_query = queries_of(segment)
-        # rows beyond a sequence's length are cut off: they may be NaN
+        # without rows beyond a sequence's length, which may be NaN
         length_q, length_k = maximum(band[2], 1), maximum(band[3], 1)
         K = aligned(mK[batch, head_k][key : key + length_k], ROWS_OF)
         V = aligned(mV[batch, head_k][key : key + length_k], ROWS_OF)

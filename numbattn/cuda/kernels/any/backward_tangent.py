@@ -1,7 +1,6 @@
 """The tangent of the backward pass on any GPU: the directional derivatives of dQ, dK and dV, as two kernels.
 
-tX is the tangent of X. What `backward` computes, differentiated line by line, Z being what P is multiplied by for
-dropout:
+tX is the tangent of X. The lines of `backward`, differentiated; Z is the factor of P for dropout:
 
     tP = P (tS - tlse)                       tS = scale (tQ K^T + Q tK^T)
     dS = P (Z dP - D)                        dP = dO V^T
@@ -12,9 +11,9 @@ dropout:
 
 Without tdO its two products are not compiled in. tlse and tD are row vectors, as lse and D are: see `delta_tangent`.
 
-`backward_tangent_kv` keeps a tile of keys and loops over the queries that see it: tdK and tdV. `backward_tangent_q`
-keeps a tile of queries and loops over the keys that it sees: tdQ. Both recompute P from lse. Everything else, tiles,
-stages and the mask after the exponential, is as in `backward`; what is masked is 0 in tP and tdP, too.
+`backward_tangent_kv` keeps a tile of keys and loops over the queries that see it, for tdK and tdV. `backward_tangent_q`
+keeps a tile of queries and loops over the keys that they see, for tdQ. Both recompute P from lse. Everything else,
+tiles, stages and the mask after the exponential, is as in `backward`; masked elements of tP and tdP are 0, too.
 """
 
 from dataclasses import replace
@@ -69,7 +68,7 @@ from .backward_tangent_tiles import NONLINEAR_KV, NONLINEAR_Q, SHORT_KV, SHORT_Q
 
 
 class Statistics(NamedTuple):
-    """Row vectors, padded: lse in base 2, +inf where nothing is seen, and what is 0 there."""
+    """Row vectors, padded: lse in base 2, +inf where nothing is seen, and others, which are 0 there."""
 
     lse: Any
     tlse: Any
@@ -142,7 +141,7 @@ def backward_tangent_kv(
         for head in range(head_k * group_size, (head_k + 1) * group_size):
             band = band_at(mask, batch, head)
             first, end = visible_queries(band, n0, minimum(n0 + TILE_N, segment.keys))
-            # rows beyond a sequence's length are cut off: they may be NaN
+            # without rows beyond a sequence's length, which may be NaN
             queries = Rows(batch, head, query, maximum(band[2], 1))
             m_block, m_blocks = first // TILE_M, (end + TILE_M - 1) // TILE_M
             m_block += steps(mask, batch, head, n_block, m_block, m_blocks - m_block)
@@ -237,7 +236,7 @@ def backward_tangent_q(
         band = band_at(mask, batch, head)
         first, end = visible_keys(band, m0, minimum(m0 + TILE_M, segment.queries))
         key, row, (query, end_query) = segment.first_key, segment.first_padded_row, queries_of(segment)
-        # rows beyond a sequence's length are cut off: they may be NaN
+        # without rows beyond a sequence's length, which may be NaN
         queries = Rows(batch, head, query, maximum(band[2], 1))
         keys = Rows(batch, head // group_size, key, maximum(band[3], 1))
         n_block, n_blocks = first // TILE_N, (end + TILE_N - 1) // TILE_N
@@ -285,12 +284,12 @@ def backward_tangent_q(
 
 
 def rows(table, nonlinear, short):
-    """Those of these tables for a work; of a score that is not linear first those of `nonlinear`."""
+    """The rows for this work from these tables; for a score that is not linear, those of `nonlinear` first."""
     return lambda work: rows_of(table, nonlinear if is_nonlinear(work.score) else {}, work, short)
 
 
 def parameters(*names):
-    """`tables.with_results`, and what has a tangent."""
+    """`tables.with_results`, and which arrays have a tangent."""
     found = with_results(*names)
 
     def with_tangents(work, tiles):
@@ -323,7 +322,7 @@ SPEC_Q = Spec(
 
 
 def blocks_of_rows(work, tiles, m_blocks, n_blocks):
-    """For the statistics that both kernels read: of whole tiles of queries, where tiles do not end with a segment."""
+    """Blocks for the statistics that both kernels read: for whole tiles of queries, unless tiles end with a segment."""
     if work.segments:
         return delta.blocks_of_slots(work, tiles, m_blocks, n_blocks)
     tile_m = max(tiles.tile_m, *[spec.fitting(work).tile_m for spec in (SPEC_KV, SPEC_Q)])

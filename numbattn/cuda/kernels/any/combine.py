@@ -1,4 +1,4 @@
-"""What `decode` has computed of chunks of keys, merged in their order: the weighted mean of their O, and lse."""
+"""Merge the results of `decode` for chunks of keys, in their order: the weighted mean of their O, and lse."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -57,7 +57,7 @@ def columns_of_o(work):
 
 @dataclass(frozen=True)
 class Partials(Argument):
-    """What chunks leave of each query, (batch, heads, chunks, seqlen_q, columns)."""
+    """The results of chunks for each query, (batch, heads, chunks, seqlen_q, columns)."""
 
     name: str
 
@@ -74,7 +74,7 @@ class Partials(Argument):
         return about.sums_of(5)
 
 
-PARTIALS = Partials("partial o"), Partials("statistics")  # of each row m and l
+PARTIALS = Partials("partial o"), Partials("statistics")  # m and l of each row
 
 
 class RowThreads(NamedTuple):
@@ -88,7 +88,7 @@ class RowThreads(NamedTuple):
 def combine(*, dtype, out_dtypes, head_dim_v, threads, mask, score, resumes=False):
     """The kernel. A row is a query of a head. resumes: whether O and lse over other keys are added, see `shared.start`.
 
-    Its chunks are added up in PARTS sums, each of every PARTS-th chunk, and these in their order, whatever the threads.
+    Its chunks are added up in PARTS sums, each of every PARTS-th chunk, and these in order, for any number of threads.
     """
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     TILE = copy_layout(PARTS, head_dim_v, threads, 4)
@@ -158,7 +158,7 @@ def combine(*, dtype, out_dtypes, head_dim_v, threads, mask, score, resumes=Fals
 
 
 def row_threads(work):
-    """A warp where it loads all chunks at once, else a block."""
+    """A warp if it can load all chunks at once, else a block."""
     few = count_of_chunks(work.problem.seqlen_k) <= PARTS and work.problem.head_dim_v <= 128
     return (RowThreads(WARP if few else THREADS),)
 

@@ -1,11 +1,11 @@
 """Attention of few queries, as in decoding (FlashDecoding): Algorithm 2 over chunks of keys, which `combine` merges.
 
 A persistent block takes work tiles: queries that share keys, as the rows of one tile, and a chunk of these keys. Warp w
-takes tiles w, w + WARPS ... of these keys, which it loads itself, and goes on to load those of the next work tile while
-the block's warps merge what they have.
+takes tiles w, w + WARPS ... of these keys, which it loads itself, and already loads those of the next work tile while
+the block's warps merge their results.
 
-Which keys are a chunk, which warp takes which of them and the order of all sums depend on nothing else in a call. So
-the results of a sequence are the same to the bit, alone or in any batch.
+The keys of a chunk, those of each warp, and the order of all sums depend on nothing else in a call. So the results of a
+sequence are the same bit for bit, alone or in any batch.
 """
 
 from functools import cache
@@ -66,12 +66,12 @@ from .decode_loads import KEYS, WARPS, cp_async_loads
 from .packing import packing_steps, queries_of, shares_keys
 
 ROWS = 16  # of a work tile
-MANY, LONG = 16, 32  # numbers that are drawn at once, after so many draws of nothing
+MANY, LONG = 16, 32  # numbers drawn at once; after how many draws of empty tiles
 FEW = 16  # queries, at most
 
 
 class DecodeTile(NamedTuple):
-    """Some heads or sequences that share keys, and the tiles [n_block, n_blocks) of a chunk, as far as they see it."""
+    """Some heads or sequences that share keys, and the tiles [n_block, n_blocks) of a chunk that they see."""
 
     number: Any
     batch: Any  # the first one
@@ -85,7 +85,7 @@ class DecodeTile(NamedTuple):
 
 
 class DecodeCall(NamedTuple):
-    """What work tiles follow from."""
+    """What determines the work tiles."""
 
     mask: Any
     heads: Any
@@ -97,7 +97,7 @@ class DecodeCall(NamedTuple):
 
 
 class CacheArgument(Argument):
-    """What a `KVCache` has besides k and v, in a tuple: see kernels.shared.cached."""
+    """The other arrays of a `KVCache`, in a tuple: see kernels.shared.cached."""
 
     def flat(self, planner, work):
         if work.problem.page_size:
@@ -118,10 +118,10 @@ def decode(
 ):
     """The kernel for tiles of tile_n keys and head_dims rounded up.
 
-    queries: how many rows of a work tile each of its heads has, a power of two; of_batch: whether it has a head of many
-    sequences instead of many heads, see `shares_keys`; page_size: of a cache in pages, else 0; held: the dtype of a
-    cache of 8 bits, or None; mask_by_head: whether heads may have lengths of their own. Rows of q, k and v are aligned
-    to nbytes.
+    queries: how many rows of a work tile each of its heads has, a power of two; of_batch: whether it has one head of
+    many sequences instead of many heads, see `shares_keys`; page_size: of a cache in pages, else 0; held: the dtype of
+    a cache of 8 bits, or None; mask_by_head: whether heads may have lengths of their own; nbytes: alignment of the rows
+    of q, k and v.
     """
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     S_TILE, O_TILE, Q_TILE = (mma(ROWS, cols, WARP).folded(queries) for cols in (tile_n, head_dim_v, head_dim))
@@ -145,7 +145,7 @@ def decode(
 
     @device
     def work_tile(number, call):
-        """Chunks vary slowest: sequences that have ended leave the last numbers empty."""
+        """Work tile `number`. Chunks vary slowest: sequences that have ended leave the last numbers empty."""
         chunk, tile = split(minimum(number, call.tiles - 1), call.tiles_of_chunk)
         batch, head_k, head, end = place_of(tile, call)
         band = band_at(call.mask, batch, head)
@@ -160,8 +160,8 @@ def decode(
 
     @device
     def draw(counters, call):
-        """Put into shared memory the number of the next work tile that is not empty, and the end of those drawn: one at
-        a time, but many where there was nothing for long, and none after the chunks of the longest sequence."""
+        """Put the number of the next work tile that is not empty into shared memory, and the end of those drawn: one at
+        a time, but many after a long run of empty ones, and none beyond the chunks of the longest sequence."""
         number, end = get_number(allocate(DRAWN, 0)), get_number(allocate(DRAWN, 1))
         draws, last, found = index(0), call.tiles_of_chunk * counted(call.chunks), False
         while not found:
@@ -177,7 +177,7 @@ def decode(
 
     @device
     def next_tile(work, following, n_block, call):
-        """This warp's next tile of keys that is not empty, from number n_block on, and the work tile that it is in."""
+        """This warp's next tile of keys that is not empty, from number n_block on, and its work tile."""
         while n_block < work.n_blocks and not shown(call.mask, work.batch, work.head, 0, n_block):
             n_block += WARPS
         if n_block < work.n_blocks:
@@ -230,7 +230,7 @@ def decode(
             sync_threads()
             save_merged(mPartial[:, :, work.chunk], mStatistics[:, :, work.chunk], work, scale_log2)
             work, following = following, work_tile(get_number(allocate(DRAWN, 0)), call)
-            if n_ahead >= ahead.n_blocks:                       # the work tile that begins has none for this warp
+            if n_ahead >= ahead.n_blocks:                       # the next work tile has none for this warp
                 ahead, n_ahead = following, following.n_block + warp
                 load_k(K, mK, cache, ahead, n_ahead)
                 load_v(V, mV, cache, ahead, n_ahead)
@@ -245,8 +245,8 @@ def decode(
 
 
 def merge_steps(shared, head_dim_v, rows_of, ACC):
-    """Device functions: (O, m, l, warp), put what a warp has into shared memory; (mO, mStatistics, work, scale_log2),
-    merge what all have put there, in the order of warps, and save it."""
+    """Device functions: (O, m, l, warp) puts a warp's results into shared memory; (mO, mStatistics, work, scale_log2)
+    merges those of all warps, in order, and saves them."""
     ROWS_OF, UNALIGNED = Alignment(16), Alignment(0)
     SHARED_O, SHARED_M, SHARED_L = (shared.tile(ROWS, cols, ACC, WARPS) for cols in (head_dim_v, 1, 1))
     O_TILE = copy_layout(ROWS, head_dim_v, WARPS * WARP, 4)
@@ -277,7 +277,7 @@ def merge_steps(shared, head_dim_v, rows_of, ACC):
 
 
 def heads_step(score, layout, ACC):
-    """The device function (S, scores, work, n0) -> S after all parts of the score, of each head by its own."""
+    """The device function (S, scores, work, n0) -> S after all parts of the score, for each head its own."""
     LAYOUT, (apply, *_) = layout, score_steps(score, layout, ACC, after=len(score))
 
     @device
@@ -304,7 +304,7 @@ class KeyTiles(NamedTuple):
     unit, tile_m = "mma", ROWS
 
 
-# {bytes of a key's element: {largest head_dim: rows}}. Larger head_dims of float32 and float64 spill
+# {bytes of a key's element: {larger head_dim: rows}}. Larger head_dims of float32 and float64 spill
 TILES = {
     1: {
         64: (KeyTiles(128), KeyTiles(64)),
@@ -345,7 +345,7 @@ def held_of(problem):
 
 
 def reads(problem, device):
-    """Whether the kernel takes a cache where it lies."""
+    """Whether the kernel reads a cache in place."""
     if not has_tensor_cores(device) or problem.seqlen_q > FEW or (held_of(problem) and problem.dtype.itemsize != 2):
         return False
     return any(shared_bytes(problem, tiles) <= device.shared for tiles in rows_for(problem))
@@ -357,7 +357,7 @@ def shared_bytes(problem, tiles):
 
 @cache
 def _shared_bytes(dtype, held, head_dim, head_dim_v, tile_n):
-    """Which depend on nothing else."""
+    """The kernel's shared memory, which depends on nothing else."""
     return decode(
         dtype=dtype, held=held, head_dim=head_dim, head_dim_v=head_dim_v, queries=ROWS, of_batch=False, tile_n=tile_n,
         page_size=0, mask=(), mask_by_head=False, score=(), dropout=False, nbytes=VECTOR_BYTES,
@@ -365,7 +365,7 @@ def _shared_bytes(dtype, held, head_dim, head_dim_v, tile_n):
 
 
 def parameters(work, tiles, head_dims=head_dims):
-    """head_dims: rounds both of them."""
+    """Parameters of the factory. head_dims: a function that rounds both head_dims up."""
     head_dim, head_dim_v = head_dims(work.problem)
     return {
         "dtype": work.problem.dtype.name, "held": held_of(work.problem), "head_dim": head_dim, "head_dim_v": head_dim_v,
@@ -376,15 +376,15 @@ def parameters(work, tiles, head_dims=head_dims):
 
 
 def blocks(work, tiles, m_blocks, n_blocks):
-    """For one element of the batch: as many as there are work tiles, so that few of them are spread over the GPU;
-    where sequences share them, as many as there would be otherwise."""
+    """Blocks for one element of the batch: as many as work tiles, so that a few of these spread over the GPU; if
+    sequences share work tiles, as many as if they did not."""
     problem = work.problem
     heads_of_tile = ROWS // queries_of(work, ROWS)
     return problem.heads_k * -(-problem.group_size // heads_of_tile) * count_of_chunks(problem.seqlen_k)
 
 
 def resident(work, tiles):
-    """Two blocks of a multiprocessor where their tiles of 8 bits fit: with one, a third more time."""
+    """Two blocks a multiprocessor if their tiles of 8 bits fit: one takes a third more time."""
     if held_of(work.problem) is None:
         return 1
     return min(2, work.device.shared // shared_bytes(work.problem, tiles))

@@ -24,7 +24,7 @@ WARPS = 4  # of a block
 
 @dataclass(frozen=True)
 class Keys(Matrix):
-    """A Matrix of keys or values, in pages if a cache has any."""
+    """A Matrix of keys or values, in pages if the cache has pages."""
 
     heads: str = "k"
 
@@ -36,13 +36,13 @@ KEYS = Keys("k"), Keys("v", may_be_empty=True)
 
 
 class Loads(NamedTuple):
-    """How a warp loads its tiles of K and of V: device functions, and what mK and mV are."""
+    """How a warp loads its tiles of K and V: device functions, and the arguments mK and mV."""
 
     start: Any  # (), by all threads of a block
-    stages: Any  # (warp) -> K and V, its stages
+    stages: Any  # (warp) -> its stages of K and of V
     load_k: Any  # (K, mK, cache, work, n_block): start to load a tile, if the work tile has it
     load_v: Any
-    wait_k: Any  # (K, work, n_block) -> the tile, when it is there
+    wait_k: Any  # (K, work, n_block) -> the tile, once it has arrived
     wait_v: Any
     next_use: Any  # (K or V) -> the same stage, for the next tile
     keys: Any  # the arguments
@@ -50,7 +50,7 @@ class Loads(NamedTuple):
 
 
 def cp_async_loads(shared, held, head_dim, head_dim_v, tile_n, page_size, mask, nbytes):
-    """By cp.async: K and V in turn, each a group of its own, of which the last may be in flight."""
+    """Loads by cp.async: K and V in turn, each a group, the last of which may be in flight."""
     place = shared.boxes if held.dtype.itemsize == 2 else partial(shared.tile, widened=held.widened)
     SHARED_K, SHARED_V = (place(tile_n, cols, held.dtype, WARPS) for cols in (head_dim, head_dim_v))
     ROWS_OF, TILE_N, rows_of = Alignment(nbytes), tile_n, held.rows_of

@@ -1,9 +1,8 @@
-"""delta = rowsum(dO * O) - dlse: D of Algorithm 4, line 19, less the gradient of lse. And what follows from it for the
-gradient of a sink.
+"""delta = rowsum(dO * O) - dlse: D of Algorithm 4, line 19, less the gradient of lse. Also the gradient of a sink.
 
-lse comes with it as the backward kernels take it: in base 2, and +inf for a query that sees nothing, be it by a mask, a
-length or scores of -inf. exp(S - lse) is 0 then, whatever S: no gradient comes from there. Both are padded, since
-kernels copy them tile by tile, and so within segments: queries beyond the last one see nothing.
+lse is written as well, as the backward kernels take it: in base 2, and +inf for a query that sees nothing, because of a
+mask, a length or scores of -inf. Then exp(S - lse) is 0 whatever S is, and there are no gradients. Both are padded,
+each segment on its own, since kernels copy them tile by tile: queries beyond the last one see nothing.
 """
 
 from dataclasses import replace
@@ -52,11 +51,11 @@ THREADS, LANES = 4 * TILES.tile_m, 8
 
 
 def delta(*, dtype, out_dtypes, head_dim_v, dlse, nbytes, bounded, mask=(), sink=False):
-    """The kernel; out_dtypes: that of O; dlse says whether lse has a gradient. sink: whether a sink's logits have one,
-    which is left to be summed over the queries: a sink has no dP, so that its dS is -P delta.
+    """The kernel. out_dtypes: of O; dlse: whether lse has a gradient; sink: whether a sink's logits have one, which is
+    still to be summed over the queries: a sink has no dP, so that its dS is -P delta.
 
-    bounded: whether lse is rounded up where its last bits are not enough for exp(S - lse): P is at most 1 then, as it
-    is to be. Kernels for any GPU clamp each element instead, which would take 1 to 3 % of the time on Hopper.
+    bounded: whether lse is rounded up where it has too few bits for exp(S - lse), so that P is at most 1. Kernels for
+    any GPU clamp each element instead, which would take 1 to 3 % of the time on Hopper.
     """
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     TILE_M, ROWS_OF = TILES.tile_m, Alignment(nbytes)
@@ -121,7 +120,7 @@ def parameters(bounded):
 
 
 class SinkSums(Argument):
-    """A sink's logits, and sums for their gradient (batch, heads, seqlen_q), if it is wanted, else nothing."""
+    """A sink's logits and the sums for their gradient, (batch, heads, seqlen_q); nothing if it is not wanted."""
 
     def find(self, planner, work):
         if work.sink is not None:
@@ -136,12 +135,13 @@ class SinkSums(Argument):
 
 
 def blocks_of_slots(work, tiles, m_blocks, n_blocks):
-    """For all of padded statistics."""
+    """Blocks for all rows of padded statistics."""
     return work.problem.heads * (work.padded_length // tiles.tile_m)
 
 
 def blocks_of_queries(work, tiles, m_blocks, n_blocks):
-    """Kernels for any GPU read no statistics after the queries; of 32 they would take three of four blocks."""
+    """Blocks for the queries alone: kernels for any GPU read no statistics beyond them, which for 32 queries would take
+    three of four blocks."""
     blocks = blocks_of_slots if work.segments else block_per_query_tile
     return blocks(work, tiles, m_blocks, n_blocks)
 

@@ -1,5 +1,5 @@
-"""The tangent of delta, tD = rowsum(dO * tO + tdO * O) - tdlse; and with it tlse, as kernels of the backward pass's
-tangent take it.
+"""The tangent of delta, tD = rowsum(dO * tO + tdO * O) - tdlse, and tlse, as the kernels of the backward pass's tangent
+take them.
 
 Both are 0 where a query sees nothing, and padded, as lse and delta are: see `delta`.
 """
@@ -18,7 +18,7 @@ from .delta import LANES, THREADS, TILES, blocks_of_slots
 
 
 def delta_tangent(*, dtype, out_dtypes, head_dim_v, tdo, tdlse, nbytes, mask=()):
-    """The kernel; out_dtypes: that of O and tO. tdo, tdlse: whether dO has a tangent, and the gradient of lse."""
+    """The kernel. out_dtypes: of O and tO; tdo, tdlse: whether dO, and the gradient of lse, have a tangent."""
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     TILE_M, ROWS_OF = TILES.tile_m, Alignment(nbytes)
     TILE = simt(TILES.tile_m, head_dim_v, THREADS, LANES, vector(dtype))

@@ -1,8 +1,8 @@
 """Attention forward on any GPU: Algorithm 2, and 5 where the mask has blocks (lines 10 to 16 are the same in both).
 
-One source for tensor cores (float32, float64) and for CUDA cores: the layouts of S and O say which. A block keeps a
-tile of queries and loops over the keys that they see. V of a tile is in flight while S is computed, K of the next tile
-while O is computed. O is divided by l once, in the epilogue. Tiles of packed arrays end with their segment.
+One source serves tensor cores (float32, float64) and CUDA cores: the layouts of S and O decide. A block keeps a tile of
+queries and loops over the keys that they see. V of a tile is in flight while S is computed, K of the next tile while O
+is computed. O is divided by l once, in the epilogue. Tiles of packed arrays end with their segment.
 """
 
 import numpy as np
@@ -45,8 +45,8 @@ def forward(
 ):  # fmt: skip
     """The kernel for tiles of tile_m queries, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
 
-    unit is "mma" or "fma", which has `lanes` threads in a row; rows of all matrices are aligned to nbytes. resumes:
-    whether the loop goes on from O and lse over other keys, see `shared.start`.
+    unit: "mma", or "fma" with `lanes` threads in a row; nbytes: alignment of the rows of all matrices. resumes: whether
+    the loop starts from O and lse over other keys, see `shared.start`.
     """
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     O_TILE = sums(unit, lanes, tile_m, head_dim_v, threads, run=vector(dtype))
@@ -76,7 +76,7 @@ def forward(
         band = band_at(mask, batch, head)
         first, end = visible_keys(band, m0, minimum(m0 + TILE_M, segment.queries))
         head_k, key, (query, end_query) = head // group_size, segment.first_key, queries_of(segment)
-        # rows beyond a sequence's length are cut off: they may be NaN
+        # without rows beyond a sequence's length, which may be NaN
         Q = aligned(mQ[batch, head][query : query + maximum(band[2], 1)], ROWS_OF)
         K = aligned(mK[batch, head_k][key : key + maximum(band[3], 1)], ROWS_OF)
         V = aligned(mV[batch, head_k][key : key + maximum(band[3], 1)], ROWS_OF)
@@ -126,7 +126,7 @@ TILES = {
     (True, 8): {
         64: (Tiles("mma", 128, 64, 256), Tiles("mma", 64, 32, 128)),        # 35, 34
         128: (Tiles("mma", 128, 16, 256), Tiles("mma", 64, 16, 128)),       # 36, 36; 64 x 32 spills: 26
-        256: (Tiles("fma", 32, 16, 128, 8), Tiles("fma", 16, 16, 64, 8)),   # sums of 16 x 256 do not fit a warp
+        256: (Tiles("fma", 32, 16, 128, 8), Tiles("fma", 16, 16, 64, 8)),   # a warp has no room for sums of 16 x 256
     },
     (False, 2): {
         64: (Tiles("fma", 64, 32, 128, 8),),

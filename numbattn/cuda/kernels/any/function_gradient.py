@@ -1,9 +1,9 @@
-"""Gradients of the arrays that a function of the user's own reads, on any GPU.
+"""Gradients of the arrays that a user's function reads, on any GPU.
 
-A block takes a row of tiles of a score matrix, and adds dS times the derivative by each element that was read to where
-it was read, by atomics: a thread once for as many as follow one another. S, P and dS are recomputed as in
-`score_gradient`. Small arrays have several sums, so that few blocks meet at one: `sum_parts` adds these up. Where the
-same bits are wanted in every run, what is added are integers: see `exact_sums`.
+A block takes a row of tiles of a score matrix, and adds dS times the derivative by each element that is read to the
+gradient of that element, by atomics: consecutive terms of one element are added up first. S, P and dS are recomputed as
+in `score_gradient`. Small arrays have several copies of their sums, to avoid contention; `sum_parts` adds these up. If
+every run has to give the same bits, integers are added: see `exact_sums`.
 """
 
 from dataclasses import dataclass
@@ -38,8 +38,8 @@ class Row(NamedTuple):
 
 
 def function_gradient(*, sum_dtype, exact, wanted, **about):
-    """The gradients of the arrays of part number `after`; wanted: of which; exact: in sums that are the same in any
-    order."""
+    """The gradients of the arrays of part number `after`. wanted: of which arrays; exact: whether sums are the same in
+    any order."""
     score, after, TILE_M, TILE_N = about["score"], about["after"], about["tile_m"], about["tile_n"]
     ACC, SUM = sum_type(DTYPES[about["dtype"]]), np.dtype(sum_dtype).type
     S_TILE = sums(about["unit"], about["lanes"], TILE_M, TILE_N, about["threads"])
@@ -59,7 +59,7 @@ def function_gradient(*, sum_dtype, exact, wanted, **about):
         S, _ = apply(S[0], given.scores, batch, head, m0, n0)
         return add_reads(pending, S * natural(ONE, given.scores), dS, given.scores, walk.sums, batch, head, m0, n0)
 
-    NONE = np.int64(0) if "tscore" in about else np.int32(0)    # as elements are counted
+    NONE = np.int64(0) if "tscore" in about else np.int32(0)    # of the type that counts elements
     if "tscore" in about:
         about["add_both"] = tangents_step(score, about["tscore"], after, S_TILE, ACC, SUM, add_pending)
     _, shared, sum_of = sum_step(keys_of, add, **about)
@@ -77,7 +77,7 @@ def function_gradient(*, sum_dtype, exact, wanted, **about):
 
 
 def tangents_step(score, tscore, after, layout, ACC, SUM, add_pending):
-    """The same of the tangents of gradients, of dS and S in pairs with their tangents. tscore: see Work."""
+    """The same for the tangents of gradients: dS and S are pairs with their tangents. tscore: see Work."""
     tangents = [tangent for part, tangent in zip(score, tscore) if kind(part).has_step]
     part, before, ONE = parts_of(score)[after], parts_of(score)[:after], ACC(1)
     at = sum(map(bool, tangents[:after]))
@@ -95,7 +95,7 @@ def tangents_step(score, tscore, after, layout, ACC, SUM, add_pending):
 
 @dataclass(frozen=True)
 class FunctionSums(Argument):
-    """Sums of the elements of a function's arrays, (parts, elements), planned with the launch, by this name."""
+    """Sums for the elements of a function's arrays, (parts, elements), planned with the launch under this name."""
 
     name: str
 
@@ -117,7 +117,7 @@ ARGUMENTS = arguments_of("sums")
 
 
 def spec_of(name, **about):
-    """The Spec of the kernel that adds to sums of this name; about: more parameters."""
+    """The Spec of the kernel that adds to sums of this name. about: further parameters."""
     return Spec(
         function_gradient,
         arguments_of(name),

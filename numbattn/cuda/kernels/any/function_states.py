@@ -1,8 +1,7 @@
-"""The states of the blocks of a mask function of the user's own: EMPTY, PARTIAL or FULL.
+"""The states of the blocks of a user's mask function: EMPTY, PARTIAL or FULL.
 
-A warp looks at a block, each lane at some of its keys, until it has found both what is visible and what is not.
+A warp tests the elements of a block, each lane some of its keys, until it has found both a visible and a hidden one.
 """
-
 
 from ...build import Source
 from ...compiler import types
@@ -16,7 +15,7 @@ BYTES = types.Array(types.uint8, 4, "A")
 
 
 def states_of_function(*, kind):
-    """The kernel: the states of blocks of rows x cols elements, of all matrices, to the cells of a Function."""
+    """The kernel: it writes the states of blocks of rows x cols elements, of all matrices, to a Function's cells."""
     test, WARPS = pair_test(kind), THREADS // WARP
 
     def kernel(function):
@@ -32,11 +31,11 @@ def states_of_function(*, kind):
             n_end = minimum(n0 + function.cols, function.seqlen_k)
             some, every = False, True
             for n in range(n0, n_end, WARP):
-                if ballot(some) == 0 or ballot(not every) == 0:         # else it is known that it is partial
+                if ballot(some) == 0 or ballot(not every) == 0:         # else the block is known to be partial
                     j = n + lane
                     if j < n_end:
                         i = m0
-                        while i < m_end:                                # a range would count twice
+                        while i < m_end:                                # a range would keep a second counter
                             seen = test(function, batch, head, i, j)
                             some, every = some or seen, every and seen
                             i += 1

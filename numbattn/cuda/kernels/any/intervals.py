@@ -1,10 +1,10 @@
 """The keys [first, end) that each query sees by a mask's segments, prefixes and intervals. See `numbattn.masks`.
 
-`visibility` tests elements by them, `tile_states` tiles. Only the kinds of the parts are compiled in, each a word of
-KINDS, which is followed by the names of those of its values that are arrays.
+`visibility` uses them to test elements, `tile_states` to test tiles. Only the kinds of the parts are compiled in, each
+a word of KINDS, followed by the names of those of its values that are arrays.
 
-What is between "(" and ")" is an `|` of two, with "|" between the parts of one and those of the other. Of both there is
-one interval again, but for the gap between them, which is written, too.
+"(" and ")" enclose an `|` of two masks, with "|" between the parts of one and those of the other. Together they are one
+interval again, except for the gap between them, which is written, too.
 """
 
 from functools import reduce
@@ -39,19 +39,19 @@ QUERIES = 128  # of a block, one a thread
 
 
 class Parts(NamedTuple):
-    """The parts of a mask that give intervals, and where these go."""
+    """The parts of a mask that give intervals, and the arrays that these are written to."""
 
     first: Any  # int32 (batch, heads, seqlen_q): what the kernel writes
     end: Any
-    lo: Any  # query i sees key j only if lo <= j - (its own key) <= hi: of windows that are aligned within segments
+    lo: Any  # for windows aligned within segments: query i sees key j only if lo <= j - (its own key) <= hi
     hi: Any
-    gaps: Any  # int32 (batch, heads, seqlen_q) of each `|` first and end of the gap; end <= first where there is none
-    offsets: Any  # the same, where a score needs it: of the query's own key from the query
-    parts: Any  # of each what its kind needs: see `part_types`
+    gaps: Any  # int32 (batch, heads, seqlen_q): first and end of each `|`'s gap; end <= first where there is none
+    offsets: Any  # likewise, if a score needs it: how far the query's own key is from the query
+    parts: Any  # what the kind of each part needs: see `part_types`
 
 
 class QuerySegment(NamedTuple):
-    """Where a query lies: the keys [first, end) of its segment, and its own key, the last of the segment its last."""
+    """A query's segment: its keys [first, end), and the query's own key. The last query's own key is the last one."""
 
     first: Any
     end: Any
@@ -83,9 +83,9 @@ class Kind(NamedTuple):
     names: tuple = ()  # of its values: numbers, or arrays over the batch axes
     step: Any = None  # (number of the part, names of arrays) -> the device function (mask, batch, head, i, segment) of
     # the keys [first, end) that it shows
-    has_rows: bool = False  # whether its values are arrays with an axis of their own after those of the batch
+    has_rows: bool = False  # whether its values are arrays with one more axis after those of the batch
     of: Any = None  # the class of masks that are lowered to it
-    is_within: bool = False  # whether that is where they are aligned within segments, or where they are not
+    is_within: bool = False  # whether this holds for masks aligned within segments, or for those that are not
     lower: Any = None  # (mask, own) -> its values; own(): the own key of query 0
 
 
@@ -94,7 +94,7 @@ def kind_of(part):
 
 
 def lowered(mask, own, is_within=False):
-    """The name of the kind of a mask, and its values by name; None for a mask that is of no kind."""
+    """The name of the kind of a mask, and its values by name; None for a mask without one."""
     if (name := BY_MASK.get((type(mask), is_within))) is None:
         return None
     return name, dict(zip(KINDS[name].names, KINDS[name].lower(mask, own), strict=True))
@@ -127,12 +127,12 @@ def parts_type(parts, offsets):
 
 
 def has_offsets(work):
-    """Whether a score needs those of own keys."""
+    """Whether a score needs each query's offset of its own key."""
     return takes_offsets(work.score)
 
 
 def intervals(*, parts, offsets):
-    """The kernel: a thread for each query."""
+    """The kernel, with a thread for each query."""
     HAS_OFFSETS = offsets
     segment_of = segments(parts.index(SEGMENTS)) if SEGMENTS in parts else whole_matrix
     seen = reduce(both, steps_of(parts), all_of_segment)
@@ -156,7 +156,7 @@ def intervals(*, parts, offsets):
 
 
 def steps_of(parts):
-    """What each part shows, but for segments; an `|` is one step."""
+    """The steps of all parts but segments; an `|` is one step."""
     steps, unions, outside = [], 0, None
     for number, (kind, *arrays) in enumerate(map(str.split, parts)):
         if kind == OPEN:
@@ -178,13 +178,13 @@ def whole_matrix(mask, batch, head, i, seqlen_q, seqlen_k):
 
 
 def segments(number):
-    """The device function (mask, batch, head, i, seqlen_q, seqlen_k): a QuerySegment, empty if it is in none."""
+    """The device function (mask, batch, head, i, seqlen_q, seqlen_k) -> the QuerySegment, empty for a query in none."""
 
     @device
     def segment_of(mask, batch, head, i, seqlen_q, seqlen_k):
         queries, keys = mask.parts[number][0][batch, head], mask.parts[number][1][batch, head]
         (count,) = shape(queries)
-        low, high = index(0), count                             # how many offsets there are up to i
+        low, high = index(0), count                             # will be the number of offsets up to i
         while low < high:
             middle = (low + high) // 2
             if queries[middle] <= i:

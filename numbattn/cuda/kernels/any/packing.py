@@ -1,5 +1,5 @@
-"""Which queries that share keys are the rows of one work tile: those of a group's heads, or those of a head in several
-sequences where all have the same keys."""
+"""Queries that share keys, packed as the rows of one work tile: those of a group's heads, or those of one head in
+several sequences that have the same keys."""
 
 from ...tile import device, heads_as_rows, minimum
 from ..scores import differs_by_head
@@ -7,8 +7,9 @@ from ..shared.schedule import split
 
 
 def packing_steps(rows, queries, of_batch):
-    """Device functions for work tiles of so many rows, `queries` for each head, of a group or of_batch: how many
-    of them a chunk has; (tile, call), what number `tile` is; (X, work, alignment), its rows of an array."""
+    """Device functions for work tiles of `rows` rows, `queries` for each of several heads, or with of_batch for each of
+    several sequences: (batches, heads, group_size) -> how many work tiles a chunk has; (tile, call) -> the batch, key
+    head, first head and end of number `tile`; (X, work, alignment) -> its rows of an array."""
     COUNT, QUERIES = rows // queries, queries
 
     @device
@@ -45,14 +46,15 @@ def packing_steps(rows, queries, of_batch):
 
 
 def queries_of(work, rows):
-    """How many of so many rows of a work tile each of its heads has: heads are packed if they see the same keys."""
+    """How many of a work tile's rows each head has: heads are packed if they see the same keys."""
     few, problem = 1 << (work.problem.seqlen_q - 1).bit_length(), work.problem
     alone = problem.dropout or work.mask_by_head or problem.group_size == 1
     return rows if alone and not shares_keys(work) else few
 
 
 def shares_keys(work):
-    """Whether all sequences see the same keys, such as a prefix of all, and are more than the heads of a group."""
+    """Whether all sequences see the same keys, such as a common prefix, and there are more of them than heads in a
+    group."""
     problem = work.problem
     differ = work.mask or problem.dropout or problem.cache or differs_by_head(work.score)
     return not differ and problem.sharers > problem.group_size

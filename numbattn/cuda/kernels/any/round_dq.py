@@ -25,7 +25,7 @@ from ..tables import dtypes_of
 
 
 class DqPart(NamedTuple):
-    """What a block rounds: sums that lie as mma deals them, in lines or else in register order: see
+    """The part that a block rounds: sums in the layout of mma, in lines or else in register order: see
     tile.accumulation."""
 
     tile_m: int
@@ -36,7 +36,7 @@ class DqPart(NamedTuple):
 
 
 def round_dq(*, dtype, out_dtypes, col_parts, tile_m, tile_n, threads, across, in_lines, nbytes, mask):
-    """col_parts: in how many parts of columns the sums lie."""
+    """The kernel. col_parts: how many parts the columns of the sums are split into."""
     TILE_M, TILE_N, COL_PARTS, PARTS_A_SLOT = tile_m, tile_n, col_parts, PADDED // tile_m
     LAYOUT, segment_of, shared = mma(tile_m, tile_n, threads, across), slot_step(mask, "q", PADDED), SharedMemory()
     PLACE, load_part = shared.tile(tile_m, tile_n, DTYPES[dtype]), load_lines if in_lines else load_registers
@@ -67,7 +67,7 @@ def col_parts(work, part):
 
 
 def round_spec(part_of):
-    """The Spec of this kernel after one that adds up such a DqPart: part_of(work)."""
+    """The Spec of this kernel after one that adds up dQ in parts of this kind: part_of(work) is a DqPart."""
     return Spec(
         round_dq,
         ARGUMENTS,

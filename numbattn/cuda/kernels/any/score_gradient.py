@@ -1,13 +1,13 @@
-"""Gradients of the arrays of a score, on any GPU: each block adds up dS over all that one piece of an array serves.
+"""Gradients of a score's arrays, on any GPU: each block adds up dS over all elements that one piece of an array serves.
 
-`bias_gradient` keeps a tile of a bias' gradient and loops over the score matrices to which the bias is broadcast, and
-over the tiles along axes of which it has only one. `diagonal_sums` is for functions of j - i: it keeps a diagonal of
-tiles, and sums along the diagonals; `entry_sums` serves them where each query has an offset of its own, entry by entry.
-Where that would be fewer blocks than a GPU holds, each takes a share of the score matrices only; `sum_parts` adds up
-what they leave. All recompute S, P and dS, as in `backward`: no temporaries of the size of S, no atomics, the same bits
-in every run.
+`bias_gradient` keeps a tile of a bias' gradient and loops over the score matrices that the bias is broadcast to, and
+over the tiles along its broadcast axes. `diagonal_sums` is for functions of j - i: it keeps a diagonal of tiles, and
+sums along the diagonals; if each query has an offset of its own, `entry_sums` sums entry by entry instead. If there
+would be fewer blocks than a GPU holds, each takes only a share of the score matrices, and `sum_parts` adds up the
+results. All recompute S, P and dS, as in `backward`: no temporaries of the size of S, no atomics, the same bits in
+every run.
 
-The tangents of these gradients are the same sums of the tangent of dS, which is recomputed as in `backward_tangent`.
+The tangents of these gradients are the same sums over the tangent of dS, recomputed as in `backward_tangent`.
 """
 
 from typing import Any, NamedTuple
@@ -50,7 +50,7 @@ OWN_NUMBERS = "own_batches", "own_heads", "adds"  # how many matrices the array 
 
 
 class ScoreTile(NamedTuple):
-    """A tile of a score matrix; after it in its row are those up to n_end."""
+    """A tile of a score matrix. Its row goes on up to n_end."""
 
     matrix: Any  # number of a Share
     batch: Any
@@ -66,7 +66,7 @@ def walk_steps(keys_of, mask):
 
     @device
     def next_place(walk, given, at):
-        """The next tile that is not empty; its matrix is that of the end where there is none."""
+        """The next tile that is not empty; if there is none, its matrix is the end of the Share."""
         matrix, batch, head, m_block, n_block, n_end = at
         n_block += 1
         while matrix < walk.share.end:
@@ -95,13 +95,13 @@ def sum_step(
     keys_of, add, *, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, mask, score, dropout, nbytes,
     after, blocks, tangents=None, tscore=(), add_both=None,
 ):  # fmt: skip
-    """What adds up tiles of dS, that after part number `after` of the score: their layout, shared memory, and the
-    device function (walk, given, total) -> the sum over all that a block walks over, and the total before.
+    """Steps that add up tiles of dS after part number `after` of the score: their layout, shared memory, and the device
+    function (walk, given, total) -> total with the sum over all tiles that a block walks over.
 
     walk: `share`, and the tiles of queries from m_first to m_end; keys_of: the device function (walk, given, band,
-    batch, head, m_block) -> tiles of keys in such a row; add: (total, dS, S, given, batch, head, m0, n0, walk) ->
-    total, of S = Q K^T. tangents: None, or which of "q", "k", "v" and "do" have one: then it is the tangent of dS that
-    is added up; or add_both adds, which is given dS and S in pairs with their tangents.
+    batch, head, m_block) -> the tiles of keys in such a row; add: (total, dS, S, given, batch, head, m0, n0, walk) ->
+    total, with S = Q K^T. tangents: None, or which of "q", "k", "v" and "do" have one: then the tangent of dS is added
+    up; or add_both is called, with dS and S in pairs with their tangents.
 
     dO and V of the next tile are in flight while S is computed, Q and K while P, dS and the next dP are.
     """
@@ -126,7 +126,7 @@ def sum_step(
 
     @device
     def rows_of(given, at):
-        """Rows of queries and of keys: those beyond a sequence's length are cut off, they may be NaN."""
+        """Rows of queries and of keys, without those beyond a sequence's length, which may be NaN."""
         band, none = band_at(given.mask, at.batch, at.head), index(0)
         queries = Rows(at.batch, at.head, none, maximum(band[2], 1))
         return queries, Rows(at.batch, at.head // given.group_size, none, maximum(band[3], 1))
@@ -151,7 +151,7 @@ def sum_step(
 
     @device
     def sum_of(walk, given, total):
-        """By all threads."""
+        """Called by all threads."""
         (sQ, stQ), (sdO, stdO), (sK, stK), (sV, stV) = q_tiles(0), do_tiles(0), k_tiles(0), v_tiles(0)
         end, at = walk.share.end, first_place(walk, given)
         sync_threads()                                          # all have read the last tiles
@@ -192,7 +192,7 @@ def clear_two(visible, dS):
 
 
 def second_of(both):
-    """The tangent of dS alone, from the device function of both."""
+    """The tangent of dS alone, from the device function that computes both."""
 
     @device
     def tangent_of_ds(S, tS, dP, tdP, given, batch, head, length, m0, n0):

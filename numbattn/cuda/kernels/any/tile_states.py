@@ -2,8 +2,8 @@
 
 They follow from a mask's intervals, the gaps in these and its grids of blocks.
 
-They are stored as bits, uint32 (batch, heads, kept tiles, words): for each WORD tiles a word that says which are not
-empty, and one that says which are full. `visibility.next_tile` and `visibility.needs_test` look them up.
+They are stored as bits, uint32 (batch, heads, kept tiles, words): for every WORD tiles one word says which are not
+empty and another one which are full. `visibility.next_tile` and `visibility.needs_test` look them up.
 """
 
 from functools import reduce
@@ -24,7 +24,7 @@ from ..shared.schedule import overlap_launches, place, split
 from ..shared.visibility import BY_INTERVALS, GAP, MASK, WORD, grids_of, has_blocks, is_function
 
 EMPTY, PARTIAL, FULL = 0, 1, 2
-THREADS = 64  # of a block: each warp finds words of a kept tile, of whose place most of the time is spent
+THREADS = 64  # of a block: each warp finds words of a kept tile; to find its place takes most of the time
 WORDS = 8  # of a warp
 
 
@@ -40,7 +40,7 @@ def tile_states(*, tile_m, tile_n, kept, mask):
         def state(mask, batch, head, m0, n0, seqlen_q, seqlen_k):
             grid = mask.grids[g]
             cells, rows, cols = grid.cells[batch, head], grid.rows, grid.cols
-            if rows == TILE_M and cols == TILE_N:               # without divisions
+            if rows == TILE_M and cols == TILE_N:               # saves divisions
                 cell = cells[m0 // TILE_M, n0 // TILE_N]
                 return FULL if cell >= WHOLE else PARTIAL if cell != 0 else EMPTY
             some, every = False, True

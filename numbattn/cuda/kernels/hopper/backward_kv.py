@@ -3,10 +3,10 @@
 Five products make a step, for a tile of queries:
 
     1  S = Q K^T        started a step early: it is there when the step begins
-    2  dP = dO V^T      2 and 3 in the order for which a consumer has registers: see `kv_steps` and `variants`
+    2  dP = dO V^T      2 and 3 in an order that fits in a consumer's registers: see `kv_steps` and `variants`
     3  dV += P^T dO
     4  dK += dS^T Q
-    5  dQ = dS K        a step late, since dS goes through shared memory: no consumer waits for what another computes
+    5  dQ = dS K        a step late: dS goes through shared memory, and no consumer waits for another one's
 """
 
 from typing import Any, NamedTuple
@@ -69,9 +69,9 @@ from .variants import DQ, EARLY, KERNELS, LATE, ORDERS, STATISTICS, SUMS, varian
 
 
 class Walk(NamedTuple):
-    """Where a consumer is among the queries."""
+    """Where a consumer is among the tiles of queries."""
 
-    sent: Any  # the tile whose dQ leaves shared memory now, if that is late
+    sent: Any  # the one whose dQ leaves shared memory now, if dQ is late
     last: Any
     at: Any
     after: Any
@@ -79,7 +79,7 @@ class Walk(NamedTuple):
 
 @device
 def wait_for(filled, count):
-    """Wait for so many stages of a pipeline."""
+    """Wait for the next `count` stages of a pipeline."""
     for _ in range(count):
         wait(filled)
         filled = advance(filled, 1)
@@ -89,12 +89,12 @@ def hopper_backward_kv(
     *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, order, adds_dq, mask, score, dropout,
     nbytes, bias_dtype="", statistics_early=False, dq_late=False, blocks=1,
 ):  # fmt: skip
-    """dK and dV, 64 keys a consumer; if it adds_dq, sums for dQ, of which a consumer computes 64 rows and columns.
+    """dK and dV, 64 keys a consumer. With adds_dq also sums for dQ: each consumer computes 64 rows and 64 columns.
 
-    stages: of the pipelines of Q and of dO. order: of products 2 and 3, and dS. bias_dtype: that of a bias that TMA
-    loads. statistics_early: whether lse and delta of a tile are read a step ahead. dq_late: whether dQ leaves shared
-    memory a step later still, with two places for it: then one fence and one barrier serve dS and dQ, and no store is
-    waited for after the products. blocks: that share a multiprocessor.
+    stages: of the pipelines of Q and of dO. order: of products 2 and 3, and dS. bias_dtype: of a bias that TMA loads.
+    statistics_early: whether lse and delta of a tile are read a step ahead. dq_late: whether dQ leaves shared memory
+    another step later, in two places: then dS and dQ share one fence and one barrier, and nothing waits for a store
+    after the products. blocks: per multiprocessor.
     """
     dtype = DTYPES[dtype]
     S_TILE, K_TILE, V_TILE, CONSUMERS = wgmma(tile_m), wgmma(head_dim), wgmma(head_dim_v), tile_n // ROWS
@@ -128,7 +128,7 @@ def hopper_backward_kv(
 
     @device
     def start_s(K, Q, dO, tile, at, args):
-        """Product 1 of a tile of queries, transposed, in flight."""
+        """Product 1 for a tile of queries, transposed, in flight."""
         left = band_at(args.mask, tile.batch, at.head)[2] - at.m_block * TILE_M
         clear_queries(Q, left)
         clear_queries(dO, left)
@@ -148,7 +148,7 @@ def hopper_backward_kv(
 
         @device
         def step(acc, K, V, stages, walk, tile, n0, mSums, args):
-            """dV and dK of the tile of queries `at`, S of the one after."""
+            """dV and dK of the tile of queries `at`, S of the next one."""
             (Q, dO, _, _), S = stages, acc.S
             dS, dV = ds_of(acc, V, stages, tile, walk.at, n0, args)             # products 2 and 3
             sync_warpgroup()                                    # all have read lse and delta
@@ -165,11 +165,11 @@ def hopper_backward_kv(
 
     def step_with_dq(ds_of, is_last=False):
         AHEAD = int(not is_last)
-        AFTER_DK = CONSUMERS + AHEAD                            # product 5 is one for the keys of each consumer
+        AFTER_DK = CONSUMERS + AHEAD                            # product 5 is a group for each consumer's keys
 
         @device
         def step(acc, K, V, stages, walk, tile, n0, mSums, args):
-            """dV and dK of the tile of queries `at`, dQ of the one before, S of the one after."""
+            """dV and dK of the tile of queries `at`, dQ of the last one, S of the next one."""
             (Q, dO, sdS, _), (_, _, S, lse, delta) = stages, acc
             dS, dV = ds_of(acc, V, stages, tile, walk.at, n0, args)             # products 2 and 3
             publish_ds(dS, advance(sdS, 1), walk.sent, mSums, tile)
@@ -259,7 +259,7 @@ def hopper_backward_kv(
 
 # ------------------------------------------------------------------------------------------------------------- tiles
 # TFLOP/s by bench/gpu.py on an H200, seqlen 1024, 4096, 16384
-KEYS = {  # of the largest head_dim
+KEYS = {  # by the larger head_dim
     64: WgmmaTiles(128, 128, 2),                                    # 388, 510, 528
     128: WgmmaTiles(64, 128, 2),                                    # 425, 560, 583; three stages are no faster
 }
@@ -271,7 +271,7 @@ def keys_row(work):
 
 
 def adds_dq(work):
-    """Whether dQ is added up here, by all blocks: in no fixed order."""
+    """Whether this kernel adds up dQ, over all blocks and in no fixed order."""
     return variant_of(KERNELS, work) == SUMS
 
 
@@ -282,14 +282,11 @@ def parameters_kv(work, tiles):
     return with_results("dk", "dv")(work, tiles) | about
 
 
-NO_SUMS = Statistic("delta", padded=True)  # in place of sums, which are not touched then
-
-
-
 def tiles_of_states(work, tiles):
-    """Those of which states are looked up: of a mask with functions each consumer's."""
+    """The tiles that have states: with functions in the mask those of a single consumer."""
     return tiles._replace(tile_n=ROWS) if has_functions(work.mask) else tiles
 
 
+NO_SUMS = Statistic("delta", padded=True)  # a placeholder for sums, which are not touched then
 SPEC_SUMS = keys_spec(hopper_backward_kv, keys_row, parameters_kv, (*GIVEN, BIAS), [DQ_SUMS], tiles_of_states)
 SPEC = keys_spec(hopper_backward_kv, keys_row, parameters_kv, (*GIVEN, BIAS), [NO_SUMS], tiles_of_states)

@@ -67,11 +67,11 @@ from .forward_steps import clear_step
 from .forward_tiles import has_small_blocks
 from .read_sums import reads_of, reads_steps
 from .tma_bias import load_bias_step
-from .walk import ConsumerTile, WorkTile, block_steps, score_tile_steps
+from .walk import ConsumerTile, WorkTile, n_block_steps, score_tile_steps
 
 
 class Kept(NamedTuple):
-    """What a consumer keeps of its queries."""
+    """What a consumer keeps for its queries."""
 
     dO: Any
     lse: Any
@@ -85,8 +85,8 @@ def hopper_backward_q(
 ):  # fmt: skip
     """dQ, 64 queries a consumer; a row of S, P, dP and dS is a query.
 
-    stages: of the pipelines of K and of V. bias_dtype: that of a bias whose tiles come with those of K.
-    blocks: that share a multiprocessor.
+    stages: of the pipelines of K and of V. bias_dtype: of a bias whose tiles come with those of K. reads: see
+    `read_sums.reads_of`. blocks: per multiprocessor.
     """
     dtype = DTYPES[dtype]
     S_TILE, Q_TILE, CONSUMERS = wgmma(tile_n), wgmma(head_dim), tile_m // ROWS
@@ -112,11 +112,11 @@ def hopper_backward_q(
     clear_keys, CLEARS_QUERIES = clear_step(tile_n, CONSUMERS, has_key_lengths(mask)), has_query_lengths(mask)
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
     mask_of, scores_of = mask_within_step(mask, ROWS), within_segment(score)
-    visible_blocks, next_n_block = block_steps(mask, tile_n)
+    visible_blocks, next_n_block = n_block_steps(mask, tile_n)
 
     @device
     def work_tile(mask, segment, batch, head, m_block, m_end):
-        """By each role: once, before they part, it costs 1 % of the time at head_dim 256."""
+        """Computed by each role: once, before they part, it costs 1 % of the time at head_dim 256."""
         first, end = visible_blocks(mask, batch, head, m_block * TILE_M, m_end)
         return WorkTile(batch, head, m_block, first, end, segment)
 
@@ -153,7 +153,7 @@ def hopper_backward_q(
 
     @device
     def start_scores(Q, K, V, n_block, band):
-        """S of a tile of keys, in flight."""
+        """Start S of a tile of keys."""
         left = band[3] - n_block * TILE_N
         clear_keys(K, left)
         clear_keys(V, left)
@@ -162,7 +162,7 @@ def hopper_backward_q(
 
     @device
     def step(dQ, pending, S, found, kept, K, V, tile, n_block, args):
-        """dQ of a tile of keys, in flight; what is not yet added of gradients of a function's arrays."""
+        """dQ of a tile of keys, in flight; and what is pending of the gradients of a function's arrays."""
         batch, head, m0, n0 = tile.batch, tile.head, tile.m0, n_block * TILE_N
         here = at_hand(found, K, tile, args.scores)
         wait(V)

@@ -1,17 +1,17 @@
 """What the backward kernels on Hopper share (wgmma, TMA): Algorithm 4, warp-specialised.
 
-Two kernels keep a tile of keys and loop over the queries that see it: dK and dV. `hopper_backward_kv` can also add up
-dQ, in global memory, together with all other blocks; `round_dq` then rounds the sums. In `hopper_backward_wide` a
+Two kernels keep a tile of keys and loop over the queries that see it, for dK and dV. `hopper_backward_kv` can also add
+up dQ, in global memory, together with all other blocks; `round_dq` then rounds the sums. In `hopper_backward_wide` a
 consumer has registers for only one of the accumulators, since head_dim is large, or a score has a derivative and much
-else is looked up: the first one computes P and dV, the second dS and dK. `hopper_backward_q` keeps a tile of queries
-and loops over the keys: dQ without sums between blocks, bitwise reproducible.
+else is looked up: the first consumer computes P and dV, the second dS and dK. `hopper_backward_q` keeps a tile of
+queries and loops over the keys, for dQ without sums between blocks, bitwise reproducible.
 
 One thread of the last warpgroup is the producer, which TMA-loads tiles into pipelines; the other warpgroups are
-consumers. Where keys are kept, S, P, dP and dS are transposed, a row is a key: P and dS are so left operands of dV and
-dK in the registers where they are. At the end of a step S of the next tile is in flight already.
+consumers. Where keys are kept, S, P, dP and dS are transposed, so that a row is a key and the registers of P and dS are
+the left operands for dV and dK as they are. At the end of a step S of the next tile is already in flight.
 
-As in `backward` MASK follows the exponential. lse is in base 2, and +inf where nothing is seen: P is 0 there. Rows
-beyond a sequence's length may be NaN, and 0 * NaN is NaN: tiles are cleared beyond it before they are multiplied.
+As in `backward` MASK follows the exponential. lse is in base 2, and +inf where nothing is seen, so that P is 0 there.
+Rows beyond a sequence's length may be NaN, and 0 * NaN is NaN: tiles are cleared there before they are multiplied.
 """
 
 from functools import partial
@@ -61,22 +61,22 @@ class BackwardArguments(NamedTuple):
     scale_log2: Any
     kept_scale: Any
     delta_scale: Any
-    reads: Any  # sums of what a function reads, where their gradients are wanted
+    reads: Any  # gradients of the arrays that a function reads, if wanted
 
 
 # -------------------------------------------------------------------------------------------------- what they share
 def kept_operand(dropout):
-    """The primitive (P, place): P Z as an operand, P signed by `dropout_steps`."""
+    """The primitive (P, place): P Z as an operand, where the sign of P says what is dropped, see `dropout_steps`."""
     return positive_operand if dropout else operand
 
 
 def save_step(dtype, out, cols, nbytes):
-    """`layouts.save_sums_step` of a consumer's tile of sums."""
+    """`layouts.save_sums_step` for a consumer's accumulator."""
     return save_sums_step(dtype, out, ROWS, cols, WARPGROUP, nbytes, sync_warpgroup)
 
 
 def pipelines_within(shared, Q, K, V, dO, consumers=CONSUMERS):
-    """Pipelines of these tiles, and places of the lse and the delta that fill a stage of Q together with it."""
+    """The pipelines of these tiles, and the places of lse and delta, which fill a stage together with Q."""
     lse, delta = (shared.tile(1, Q.rows, np.float32, Q.stages) for _ in range(2))
     K, V = Pipeline.within(shared, K, readers=1), Pipeline.within(shared, V, readers=1)
     Q, dO = Pipeline.within(shared, Q, consumers, fills=3), Pipeline.within(shared, dO, consumers)
@@ -89,7 +89,7 @@ def nothing_more(biases, tile, at, row, stage):
 
 
 def loader(pipelines, first_queries, next_queries, load_more=nothing_more):
-    """The device function of the producer: all tiles of K and V, then Q and dO, and what goes with them."""
+    """The producer's device function: it loads all tiles of K and V, then Q and dO and what goes with them."""
     Q_PIPELINE, K_PIPELINE, V_PIPELINE, DO_PIPELINE, SHARED_LSE, SHARED_DELTA = pipelines
     TILE_M, PARTS = Q_PIPELINE.tile.rows, K_PIPELINE.tile.stages
 
@@ -142,7 +142,7 @@ STATISTICS_AND_NUMBERS = (
 
 
 def source(kernel, arguments, shared, tiles, dtype, dtypes, consumers=CONSUMERS, blocks=1, **about):
-    """tiles: of what is given; dtypes: of results."""
+    """The Source of a kernel. tiles: of its inputs; dtypes: of its results."""
     signature = signature_of(kernel, arguments, dtype, np.float32, dtypes, **about)
     return source_of(kernel, signature, consumers, shared, tiles, blocks)
 
@@ -153,13 +153,13 @@ class WgmmaTiles(NamedTuple):
 
     tile_m: int
     tile_n: int
-    stages: Any  # of the tiles that are not kept
+    stages: Any  # of the tiles that the loop loads
 
     unit = "wgmma"
 
 
 class Crowded(NamedTuple):
-    """The same where a multiprocessor holds several blocks, of one consumer each, which has a list of its own."""
+    """A row for several blocks a multiprocessor, of one consumer each, each with its own list of tiles."""
 
     tile_m: int
     tile_n: int
@@ -181,7 +181,7 @@ def same_tiles(work, tiles):
 
 
 def keys_spec(factory, row, parameters, given, sums=(), states=same_tiles):
-    """The Spec of a kernel that keeps keys. row: a function of the work, that of a table."""
+    """The Spec of a kernel that keeps keys. row: (work) -> the row of its table."""
     return Spec(
         factory,
         (*given, Matrix("dk", "k"), Matrix("dv", "k"), *sums, *STATISTICS_AND_NUMBERS),

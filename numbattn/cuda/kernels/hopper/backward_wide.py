@@ -82,7 +82,7 @@ def hopper_backward_wide(
 
     @device
     def product(X, Y, other, tile, at, args):
-        """S = Q K^T or dP = dO V^T of a tile of queries, transposed, in flight: Alg. 4 lines 11 and 17.
+        """Start S = Q K^T or dP = dO V^T of a tile of queries, transposed: Alg. 4 lines 11 and 17.
 
         other: dO or Q, of the same queries.
         """
@@ -142,7 +142,7 @@ def hopper_backward_wide(
             dV = wgmma_wait(step_v(dV, S, found, Q, dO, sP, tile, at, args), 0)
             release(dO)
         release(K)
-        acquire(advance(V, 1))                                  # the other one has read V
+        acquire(advance(V, 1))                                  # the other consumer has read V
         first, end = keys_of(tile.segment)
         save_dv(mDV[tile.batch, tile.head_k][first:end], dV * args.kept_scale, V.tile, tile.first)
 
@@ -177,7 +177,7 @@ def hopper_backward_wide(
             dK = wgmma_wait(step_k(dK, dP, Q, dO, sP, args), 0)
             release(Q)
         release(V)
-        acquire(advance(K, 1))                                  # the other one has read K
+        acquire(advance(K, 1))                                  # the other consumer has read K
         first, end = keys_of(tile.segment)
         save_dk(mDK[tile.batch, tile.head_k][first:end], dK * scale, K.tile, tile.first)    # line 24
 

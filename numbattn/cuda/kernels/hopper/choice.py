@@ -4,12 +4,12 @@ from typing import Any, NamedTuple
 
 
 class Row(NamedTuple):
-    traits: str  # of the work, words, all of which hold
+    traits: str  # words, all of which the work must have
     variant: Any
 
 
 def words_of(traits):
-    """The words of what holds: {word: whether it does}."""
+    """The words that hold, of {word: whether it holds}."""
     return {word for word, holds in traits.items() if holds}
 
 

@@ -1,9 +1,9 @@
 """Pairs of points of float32 on Hopper, of any number of dimensions: x . y of their parts by wgmma.
 
-The products are those of matrix multiplication: tiles of x and y, chunk by chunk of their dimensions, and of each chunk
-part by part (see `parts`), come through one ring of stages, and wgmma adds them up. A block takes work tiles in turn,
-64 points x for each consumer, and loops over all tiles of y. While a consumer is busy with what is to be done with its
-products, another one multiplies.
+The main loop is that of matrix multiplication: tiles of x and y come through one ring of stages, chunk by chunk of
+their dimensions and, of each chunk, part by part (see `parts`), and wgmma adds up the products. A block takes work
+tiles in turn, 64 points x for each consumer, and loops over all tiles of y. While one consumer works on its products,
+another one multiplies.
 """
 
 from typing import Any, NamedTuple
@@ -42,8 +42,8 @@ class ChunkTiles(NamedTuple):
 
     tile_n: int
     consumers: int
-    stages: int  # of the ring, each with a part of a chunk of both
-    y_stages: int  # of what else comes with a tile of y
+    stages: int  # of the ring, each with one part of a chunk of x and of y
+    y_stages: int  # of whatever else comes with a tile of y
 
     unit = "wgmma"
 
@@ -53,7 +53,7 @@ class ChunkTiles(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """How many points, matrices and chunks of dimensions there are, and how many rows the parts of points are apart."""
+    """How many points, matrices and chunks of dimensions there are, and how many rows apart the parts of points are."""
 
     seqlen_q: Any
     seqlen_k: Any
@@ -69,11 +69,11 @@ def chunk_steps(shared, layout, tiles, ACC, fills=0, load_more=nothing):
     two producers, device functions (mX, mY, sizes) and (more, mLine, sizes); a function (start, add, finish) -> the
     consumers, a device function (given, sizes); and the places in shared memory of a part of x and of y.
 
-    start, add and finish are device functions: start(given, batch, head, m0) returns what is found before the first
-    tile, add(found, S, line, Y, n0, given) adds a tile, finish(found, given, batch, head, m0) saves the results.
+    start, add and finish are device functions: start(given, batch, head, m0) is the result without any y, add(found, S,
+    line, Y, n0, given) adds a tile, finish(found, given, batch, head, m0) saves the results.
 
-    With each tile of y come a line of numbers, one for each point, and what load_more(Y, more, batch, head, row, apart)
-    copies to the stage Y, in `fills` loads.
+    Each tile of y comes with a line of numbers, one for each point, and with what load_more(Y, more, batch, head, row,
+    apart) copies to the stage Y, in `fills` loads.
     """
     tile_n, consumers, stages, y_stages = tiles
     TILE_N, CONSUMERS, TILE_M, CHUNK, S_TILE, COLS = tile_n, consumers, tiles.tile_m, WIDTH, layout, layout.col_vector()
@@ -98,7 +98,7 @@ def chunk_steps(shared, layout, tiles, ACC, fills=0, load_more=nothing):
 
     @device
     def load_points(mX, mY, sizes):
-        """Of each chunk the last part first."""
+        """The last part of each chunk comes first."""
         P, number = stage(RING, 0), block_index()
         prefetch_tensor_map(mX)
         prefetch_tensor_map(mY)
@@ -134,7 +134,7 @@ def chunk_steps(shared, layout, tiles, ACC, fills=0, load_more=nothing):
 
     @device
     def begin_chunk(S, P):
-        """Of the parts that come first."""
+        """Start the products of the parts that come first."""
         wait(P)
         wait(advance(P, 1))
         Q = advance(P, 1)
@@ -142,8 +142,7 @@ def chunk_steps(shared, layout, tiles, ACC, fills=0, load_more=nothing):
 
     @device
     def end_chunk(S, P):
-        """All other products, in flight; the small terms first, since the unit cuts off what does not fit into a sum.
-        """
+        """Start all other products, small terms first, since the unit truncates what does not fit into a sum."""
         Q, R = advance(P, 1), advance(P, 2)
         wait(R)
         x1, x2, x3 = x_of(R), x_of(Q), x_of(P)
@@ -163,7 +162,7 @@ def chunk_steps(shared, layout, tiles, ACC, fills=0, load_more=nothing):
         """S of a tile, and the stage after it."""
         S, chunk = end_chunk(begin_chunk(S_TILE, P), P), index(1)
         while chunk < chunks:
-            S = wgmma_wait(begin_chunk(S, advance(P, 3)), 1)    # all products of the chunk before are there
+            S = wgmma_wait(begin_chunk(S, advance(P, 3)), 1)    # all products of the last chunk are there
             P = release_chunk(P)
             S, chunk = end_chunk(S, P), chunk + 1
         S = wgmma_wait(S, 0)
@@ -172,7 +171,7 @@ def chunk_steps(shared, layout, tiles, ACC, fills=0, load_more=nothing):
     def consumer_of(start, add, finish):
         @device
         def tiles_of_y(found, P, Y, given, sizes):
-            """What is found of a work tile, and the stages after it."""
+            """The result of a work tile, and the stages after it."""
             n0 = index(0)
             while n0 < sizes.seqlen_k:
                 S, P = products(P, sizes.chunks)

@@ -1,5 +1,4 @@
-"""`kernels.any.decode` on Hopper, where each warp has its tiles of keys loaded by TMA."""
-
+"""`kernels.any.decode` on Hopper, where TMA loads each warp's tiles of keys."""
 
 from ...build import TensorMapArgument
 from ...tile import (
@@ -30,7 +29,7 @@ from .forward_tiles import head_dims
 
 
 class TmaKeys(TmaMatrix):
-    """A TmaMatrix of keys or values, in pages if a cache has any."""
+    """A TmaMatrix of keys or values, in pages if the cache has pages."""
 
     def flat(self, planner, work):
         return [planner.whole(self.name)] if work.problem.page_size else super().flat(planner, work)
@@ -40,7 +39,7 @@ KEYS = TmaKeys("k", "k"), TmaKeys("v", "k", may_be_empty=True)
 
 
 def tma_loads(shared, held, head_dim, head_dim_v, tile_n, page_size, mask, nbytes):
-    """By TMA, which a warp's first lane starts. Stage w of a pipeline is warp w's, round after round."""
+    """Loads by TMA, which a warp's first lane starts. Stage w of a pipeline belongs to warp w, in every round."""
     SHARED_K, SHARED_V = (shared.boxes(tile_n, cols, held.dtype, WARPS) for cols in (head_dim, head_dim_v))
     K_PIPELINE, V_PIPELINE = Pipeline.within(shared, SHARED_K, readers=1), Pipeline.within(shared, SHARED_V, readers=1)
     TILE_N, PAGE_SIZE, HAS_KEY_LENGTHS = tile_n, page_size, has_key_lengths(mask)
@@ -74,7 +73,7 @@ def tma_loads(shared, held, head_dim, head_dim_v, tile_n, page_size, mask, nbyte
         wait(place)
         left = work.band[3] - n_block * TILE_N
         if HAS_KEY_LENGTHS and left < TILE_N:                   # else TMA has filled in zeros beyond the matrix
-            clear(place.tile, left, WARP)                       # what is there may be NaN, and 0 * NaN is NaN
+            clear(place.tile, left, WARP)                       # it may be NaN, and 0 * NaN is NaN
             fence_async_proxy()
             sync_warp()
         return place.tile
@@ -94,7 +93,7 @@ def hopper_decode(**parameters):
     return any_gpu.decode(loads=tma_loads, **parameters)
 
 
-TILES = {64: KeyTiles(128), 128: KeyTiles(64), 192: KeyTiles(32), 256: KeyTiles(32)}  # of the largest head_dim
+TILES = {64: KeyTiles(128), 128: KeyTiles(64), 192: KeyTiles(32), 256: KeyTiles(32)}  # by the larger head_dim
 
 
 def rows(work):
@@ -102,7 +101,7 @@ def rows(work):
 
 
 def takes_pages(work):
-    """Whether TMA loads those of a cache where they lie."""
+    """Whether TMA loads the pages of a cache in place."""
     (tiles,) = rows(work)
     return fits_pages(tiles.tile_n, work.problem.page_size) and work.nbytes == VECTOR_BYTES
 

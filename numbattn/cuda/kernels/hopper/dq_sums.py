@@ -35,26 +35,26 @@ def is_first_of_warpgroup():
 
 @device
 def wait_for_store():
-    """The first thread, which stores sums, waits until they may be overwritten."""
+    """The warpgroup's first thread, which stores sums, waits until their place may be overwritten."""
     if is_first_of_warpgroup():
         tma_store_wait()
 
 
 def dq_steps(SHARED_DS, SHARED_K, SHARED_DQ, late):
-    """Device functions of a consumer of `hopper_backward_kv`, which computes one part of each dQ: to publish dS, to
-    start the part, to store it, and to drain what is left at the end. sdS: the stage of dS. late: as dq_late there."""
+    """Device functions of a consumer of `hopper_backward_kv`, which computes one part of each dQ: publish dS, start the
+    part, store it, and drain what is left at the end. sdS: the stage of dS. late: as dq_late there."""
     DS_PARTS, K_PARTS = SHARED_DS.parts(PART), SHARED_K.parts(PART)
     TILE_M, ROW_PARTS, COL_PARTS, Q_TILE = SHARED_DS.cols, SHARED_DS.cols // PART, SHARED_K.cols // PART, wgmma(PART)
     LATE, PLACES = late, 1 + late                               # of a consumer
 
     @device
     def dq_place(sdS, part):
-        """Where a consumer puts its part of dQ; with two places, that of this stage of dS."""
+        """The place of a consumer's part of dQ; if it has two, that of this stage of dS."""
         return allocate(SHARED_DQ, sdS.index % PLACES * CONSUMERS + part)
 
     @device
     def send_dq(sdS, of, mSums, tile):
-        """dQ of the tile of queries `of`, if it is one, from shared memory to the sums in global memory."""
+        """Add dQ of the tile of queries `of`, if it is one, from shared memory to the sums in global memory."""
         part = warpgroup_index()
         if of.m_blocks > 0 and is_first_of_warpgroup():
             first = tile.segment.first_padded_row // TILE_M + of.m_block
@@ -62,14 +62,14 @@ def dq_steps(SHARED_DS, SHARED_K, SHARED_DQ, late):
 
     @device
     def add_dq(sdS, of, mSums, tile):
-        """The same, as soon as the whole warpgroup has put it."""
+        """The same, after the whole warpgroup has put it."""
         fence_async_proxy()
         sync_warpgroup()
         send_dq(sdS, of, mSums, tile)
 
     @device
     def publish_ds(dS, sdS, sent, mSums, tile):
-        """Let all consumers read dS. If dQ is late, send that of the tile of queries `sent`, put a step ago."""
+        """Let all consumers read dS. If dQ is late, send the one of the tile of queries `sent`, put a step ago."""
         acquire(sdS)
         wait_for_store()                                        # the next dQ may be put
         put(allocate(SHARED_DS, sdS.index * CONSUMERS + warpgroup_index()), dS)
@@ -93,7 +93,7 @@ def dq_steps(SHARED_DS, SHARED_K, SHARED_DQ, late):
 
     @device
     def store_dq(dQ, sdS, of, mSums, tile):
-        """dQ of the tile of queries `of` to shared memory and, unless it is late, on to the sums."""
+        """Put dQ of the tile of queries `of` in shared memory and, unless it is late, add it to the sums."""
         release(sdS)
         if LATE:
             put_registers(dq_place(sdS, warpgroup_index()), dQ)
@@ -103,7 +103,7 @@ def dq_steps(SHARED_DS, SHARED_K, SHARED_DQ, late):
 
     @device
     def drain_dq(sdS, walk, mSums, tile):
-        """The dQ of the last tile of queries, and what is not sent yet."""
+        """Send the dQ of the last tile of queries, and what has not been sent yet."""
         dQ = wgmma_wait(start_dq(advance(sdS, 1)), 0)
         if LATE:
             add_dq(sdS, walk.last, mSums, tile)

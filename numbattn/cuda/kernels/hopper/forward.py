@@ -1,14 +1,13 @@
 """Attention forward on Hopper (wgmma, TMA): Algorithm 2, and 5 where the mask has blocks (lines 10 to 16 are the same).
 
-A persistent, warp-specialised kernel: a block draws work tiles, some queries of some heads each, until none is left.
+A persistent, warp-specialised kernel: a block draws work tiles, each some queries of some heads, until none is left.
 The last warpgroup is the producer. One of its threads, the scheduler, draws work tiles, TMA-loads their Q and
 TMA-stores their O; another one, the loader, TMA-loads the tiles of K and V. The other warpgroups are consumers. Each
 takes 64 queries of a work tile and loops over the keys that they see: the prologue computes the first S; the main loop
-has S = Q K^T of a tile and O = O + P V of the tile before in flight together, then computes the softmax of S; the
+has S = Q K^T of one tile and O = O + P V of the previous tile in flight together, then computes the softmax of S; the
 epilogue adds the last P V, divides by l and stages O in Q's buffer. Consumers do not wait for each other: while one
 computes exponentials, or is in its epilogue, the tensor cores work for the others.
 """
-
 
 import numpy as np
 
@@ -85,14 +84,13 @@ def hopper_forward(
 ):  # fmt: skip
     """The kernel for tiles of 64 queries a consumer, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
 
-    stages: of the pipelines of K and of V; q_stages: of that of Q, in whose buffers O is staged. bias_dtype: that of
-    a bias whose tiles come with those of K. resumes: whether the loop goes on from O and lse over other keys, see
-    `shared.start`. An O of another dtype than q is not staged, nor is it a tensor map. blocks: that share a
-    multiprocessor.
+    stages: of the pipelines of K and of V; q_stages: of the pipeline of Q, in whose buffers O is staged. bias_dtype: of
+    a bias whose tiles come with those of K. resumes: whether the loop starts from O and lse over other keys, see
+    `shared.start`. An O of another dtype than q is neither staged nor a tensor map. blocks: per multiprocessor.
 
-    Arguments of the kernel: at_once, see `schedule.place_grouped`; heads_per_tile, the query heads of a group that are
-    packed into one work tile and share the tiles of K and V; ascending, whether the first tiles of queries come first,
-    or the last.
+    Arguments of the kernel: at_once, see `schedule.place_grouped`; heads_per_tile, how many query heads of a group are
+    packed into one work tile, where they share the tiles of K and V; ascending, whether the first tiles of queries come
+    first, or the last.
     """
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     S_TILE, O_TILE = wgmma(tile_n), wgmma(head_dim_v)
@@ -139,7 +137,7 @@ def hopper_forward(
 
         @device
         def step(acc, Q, K, V, tile, before, here, ahead, side, args):
-            """The softmax of tile `here` and P V of tile `before`. Also returns `here` and the tile after it."""
+            """The softmax of tile `here` and P V of tile `before`. Also returns `here` and the next tile."""
             O, P, m, l, alpha = acc
             looked_up_ahead = looked_up(tile, args.scores, here)
             if RESCALES_FIRST:
@@ -151,7 +149,7 @@ def hopper_forward(
             if not RESCALES_FIRST:
                 O = rescaled(O, alpha)                          # line 15: O = alpha O
             wait(V)
-            O = dot(O, P, V.tile)                               # line 15: O = O + P V of the tile before, in flight
+            O = dot(O, P, V.tile)                               # line 15: O = O + P V, of tile `before`, in flight
             after, ahead = next_ahead(tile, args.mask, here, ahead)
             S = wgmma_wait(S, 1)
             found = at_hand(looked_up_ahead, K, tile, args.scores)
@@ -201,11 +199,11 @@ def hopper_forward(
 
     @device
     def main_loop(acc, Q, K, V, tile, before, known, end, args):
-        """All tiles of keys but the first, up to `end`. Also returns the last one, and the next one not computed."""
+        """All tiles of keys but the first, up to `end`. Also returns the last one computed, and the next one."""
         here, ahead = next_ahead(tile, args.mask, before, known)
         while goes_on(tile, args.mask, here, end, ahead):
             side, until = side_of(args.linear_bias, here, end)
-            # Nearly all of the time is spent here: this inner loop is 1 to 2 % faster than one loop with if and else.
+            # Nearly all of the time is spent here: an inner loop is 1 to 2 % faster than one loop with if and else.
             while here < until and not is_partial(tile, args.mask, here, ahead):
                 acc, K, V, before, here, ahead = step(acc, Q, K, V, tile, before, here, ahead, side, args)
             if goes_on(tile, args.mask, here, end, ahead):
@@ -219,8 +217,7 @@ def hopper_forward(
         clear_beyond(V, tile, args.mask, before)
         wait(V)
         O = dot(rescaled(O, alpha), P, V.tile)                  # line 15: O = alpha O + P V
-        # total is 0 if nothing is seen
-        m = m * (args.scale_log2 * LN2)
+        m = m * (args.scale_log2 * LN2)                         # in natural units; total is 0 if nothing is seen
         m, total, alpha = with_sink(m, row_sum(l), args.scores, tile.batch, tile.head)
         lse = logsumexp(m, total, LN2)
         first, end = queries_of(tile.segment)

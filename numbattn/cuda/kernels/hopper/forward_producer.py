@@ -1,5 +1,5 @@
-"""The producer of `hopper_forward`, two threads: a scheduler that draws work tiles, and a loader of K and V; that of
-`hopper_tangent` moves tangents with them."""
+"""The producer of `hopper_forward`, two threads: a scheduler that draws work tiles, and a loader of K and V. For
+`hopper_tangent` they also move tangents."""
 
 from functools import reduce
 from typing import NamedTuple
@@ -30,20 +30,20 @@ from ..shared.visibility import PACKED
 from .forward_steps import record_steps, share_steps
 from .forward_tiles import ROWS
 from .tma_bias import load_bias_step
-from .walk import WorkTile, block_steps, known_steps
+from .walk import WorkTile, known_steps, n_block_steps
 
 BY_CONSUMER = -1  # in place of a row: TMA does not store this O
 TILES_AHEAD = 4  # stages of the pipeline of work tiles
 
 
 class Moved(NamedTuple):
-    """Places of the tiles that TMA moves, each with a matrix: what fills a stage of each pipeline, and what is stored.
+    """Places of the tiles that TMA moves, one for each matrix: those that fill a stage of Q, K and V, and those stored.
     """
 
     Q: tuple
     K: tuple
     V: tuple
-    O: tuple  # in the buffers of Q; none: not staged
+    O: tuple  # in the buffers of Q; empty if O is not staged
 
 
 @device
@@ -52,8 +52,8 @@ def nothing(stage, matrices, at):
 
 
 def each(step, places):
-    """The device function (stage, matrices, at) that does a step, (stage, tile, matrix, at), for all of these places,
-    each with its matrix."""
+    """The device function (stage, matrices, at) that calls step(stage, tile, matrix, at) for each place and its matrix.
+    """
 
     def then(before, numbered):
         NUMBER, PLACE = numbered
@@ -92,7 +92,7 @@ def producer_steps(pipelines, moved, SHARED_B, mask, tile_n, consumers):
     HAS_TMA_BIAS, IS_PACKED, IS_STAGED = SHARED_B.stages > 0, PACKED in mask, bool(moved.O)
     (to_record, from_record, NO_WORK), tile_of = record_steps(mask), slot_step(mask, "q", TILE_M, by_warp=False)
     tiles_of, mask_of = count_step(mask, TILE_M), mask_within_step(mask, ROWS)
-    visible_blocks, next_n_block = block_steps(mask, tile_n, consumers)
+    visible_blocks, next_n_block = n_block_steps(mask, tile_n, consumers)
     share_of, is_whole = share_steps(mask, consumers)
     known_of, next_known = known_steps(mask, tile_n, consumers, by_consumer=False)
     load_q, load_k, load_v = (each(load, places) for places in (moved.Q, moved.K, moved.V))
@@ -101,7 +101,7 @@ def producer_steps(pipelines, moved, SHARED_B, mask, tile_n, consumers):
 
     @device
     def work_tile(number, mask, seqlen_q, m_blocks, heads, matrices, at_once, heads_per_tile, ascending):
-        """A work tile, and how many queries there are from its first one on: none if a slot has no tile."""
+        """A work tile, and how many queries are left from its first one on: none if the slot has no tile."""
         tile, batch, head = place_grouped(number, m_blocks, matrices, heads, at_once)
         head = head * heads_per_tile
         tile = tile if ascending else m_blocks - 1 - tile       # the heaviest first, if causal
@@ -109,13 +109,13 @@ def producer_steps(pipelines, moved, SHARED_B, mask, tile_n, consumers):
         mask, m0 = mask_of(mask, segment), m_block * TILE_M
         first, end = visible_blocks(mask, batch, head, m0, minimum(m0 + TILE_M, segment.queries))
         n_block = next_n_block(WorkTile(batch, head, m_block, first, end, segment), mask, first)
-        if n_block >= end:                                      # if nothing is seen, one tile, fully masked
+        if n_block >= end:                                      # nothing is seen: one tile, fully masked
             n_block, end = 0, 1
         return WorkTile(batch, head, m_block, n_block, end, segment), segment.queries - m0
 
     @device
     def store_o(Q, count, mO):
-        """TMA-store the O, if any, that is staged in the buffer of tile number `count` of Q."""
+        """TMA-store the O, if any, that is staged in the buffer for tile number `count` of Q."""
         acquire(Q)
         if IS_STAGED and count >= Q_STAGES:
             batch, head, row = read(stage(O_PIPELINE, Q.index))
@@ -173,7 +173,7 @@ def producer_steps(pipelines, moved, SHARED_B, mask, tile_n, consumers):
 
     @device
     def load_keys(mK, mV, biases, mask, group_size, heads_per_tile):
-        """The loader, one thread of the producer: TMA-loads K and V for the work tiles, as stages become free."""
+        """The loader, one thread of the producer: TMA-loads K and V of the work tiles as stages become free."""
         W, K, V = stage(WORK_PIPELINE, 0), stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
         prefetch_k(K, mK, ())
         prefetch_v(V, mV, ())

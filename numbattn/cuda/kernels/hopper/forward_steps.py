@@ -1,4 +1,4 @@
-"""What the consumers, the scheduler and the loader of `hopper_forward` pass to each other, and steps of both."""
+"""What the consumers, the scheduler and the loader of `hopper_forward` pass to each other, and the steps they share."""
 
 from typing import Any, NamedTuple
 
@@ -39,16 +39,16 @@ from ..shared.visibility import (
     next_tile,
 )
 from .forward_tiles import ROWS
-from .walk import WorkTile, block_steps, has_own_states, known_steps, place_of
+from .walk import WorkTile, has_own_states, known_steps, n_block_steps, place_of
 
 
 class Pipelines(NamedTuple):
     """The pipelines of the kernel."""
 
-    Q: Pipeline  # in its buffers O is staged
+    Q: Pipeline  # O is staged in its buffers
     K: Pipeline
     V: Pipeline
-    O: Pipeline  # where the O in a buffer of Q is to be stored
+    O: Pipeline  # where to store the O in a buffer of Q
     work: Pipeline  # tiles, as records
 
 
@@ -64,11 +64,11 @@ class ForwardArguments(NamedTuple):
     scale_log2: Any
     kept_scale: Any
     heads_per_tile: Any
-    linear_bias: Any = ()  # of the head, where there is one: see linear_bias
+    linear_bias: Any = ()  # of the tile's rows, if there is one: see linear_bias
 
 
 class ForwardAccumulators(NamedTuple):
-    """What a consumer carries from tile to tile: O still lacks alpha and P V of the last one."""
+    """What a consumer carries from tile to tile: O still lacks the factor alpha and P V of the last tile."""
 
     O: Any
     P: Any
@@ -78,7 +78,7 @@ class ForwardAccumulators(NamedTuple):
 
 
 def record_steps(mask):
-    """Device functions: a WorkTile as integers, and from them again; and the integers for no work."""
+    """Device functions: a WorkTile as integers, and back; and the integers that mean no work."""
 
     @device
     def numbers(work):
@@ -110,12 +110,13 @@ def record_steps(mask):
 
 def share_steps(mask, consumers):
     """Device functions for a consumer's share of a WorkTile: (work, consumer, heads_per_tile) -> its head and its first
-    query; (segment, m0) -> whether its queries are all of the segment: else a TMA store would write to the next one."""
+    query; (segment, m0) -> whether all of its rows are queries of the segment: else a TMA store would write to the next
+    segment."""
     TILE_M, IS_PACKED = ROWS * consumers, PACKED in mask
 
     @device
     def share_of(work, consumer, heads_per_tile):
-        head, row = consumer, index(0)                          # adjacent heads first, then adjacent queries
+        head, row = consumer, index(0)                          # consumers take adjacent heads first, then queries
         while head >= heads_per_tile:                           # a division would take more registers
             head, row = head - heads_per_tile, row + 1
         return work.head + head, work.m_block * TILE_M + row * ROWS
@@ -128,8 +129,8 @@ def share_steps(mask, consumers):
 
 
 def mask_steps(mask, layout, tile_n, consumers, ACC):
-    """Device functions: (tile, mask, n_block) -> whether a tile of S needs a test per element; (S, tile, mask,
-    n_block) -> S where it is seen, else -inf."""
+    """Device functions: (tile, mask, n_block) -> whether a tile of S needs a test per element; (S, tile, mask, n_block)
+    -> S where it is visible, else -inf."""
     band_at, sees, tested = band_of(mask), element_test(mask, layout), needs_test(mask)
     TILE_N, NO_SCORE, HAS_OWN_STATES = tile_n, ACC(-float("inf")), has_own_states(mask, consumers)
 
@@ -152,12 +153,13 @@ def mask_steps(mask, layout, tile_n, consumers, ACC):
 
 
 def ahead_steps(mask, needs_mask, tile_n, consumers):
-    """Device functions for what is known of tiles: (tile, mask, n_block, that) -> the one after it that is not empty,
-    and what is found out of this while products are in flight; the same -> whether it needs a test per element, for the
-    first one and for others; (tile, mask, n_block, end, that) -> whether this consumer reads it, or any after it."""
+    """Device functions that find out about the next tile while products are in flight: (tile, mask, n_block, ahead) ->
+    the next one that is not empty, and what is known ahead of it; the same arguments -> whether n_block needs a test
+    per element, a function for the first tile and one for others; (tile, mask, n_block, end, ahead) -> whether this
+    consumer reads n_block or a later tile."""
     if has_own_states(mask, consumers):
         return word_ahead_steps(mask, tile_n, consumers)
-    HAS_STATES, (_, next_n_block) = has_states(mask), block_steps(mask, tile_n, consumers)
+    HAS_STATES, next_n_block = has_states(mask), n_block_steps(mask, tile_n, consumers).next
 
     @device
     def after(tile, mask, n_block, ahead):
@@ -182,9 +184,9 @@ def ahead_steps(mask, needs_mask, tile_n, consumers):
 
 
 def word_ahead_steps(mask, tile_n, consumers):
-    """The same by Words, where each consumer has states of its own."""
+    """The same by Words, if each consumer has states of its own."""
     band_at, tested, TILE_N = band_of(mask), needs_test_of_full(mask), tile_n
-    _, after = known_steps(mask, tile_n, consumers, by_consumer=True)
+    after = known_steps(mask, tile_n, consumers, by_consumer=True).after
 
     @device
     def needs_test(tile, mask, n_block, words):
@@ -201,7 +203,7 @@ def word_ahead_steps(mask, tile_n, consumers):
 
 @device
 def own_steps(tile, mask, n_block, words):
-    """How many tiles of keys, from this one on, are empty for a consumer; as many as there are, or more: all."""
+    """How many tiles of keys, from this one on, are empty for a consumer; if all are, at least as many as are left."""
     steps = lowest_bit(words.own)
     if steps == WORD:
         beyond, own = (n_block // WORD + 1) * WORD, kept_tile(mask, tile.m0 // ROWS)
@@ -210,8 +212,8 @@ def own_steps(tile, mask, n_block, words):
 
 
 def clear_step(rows, consumers, has_lengths):
-    """The device function (stage, length): zero a tile of so many rows from `length` on, where the sequence ends: they
-    may be NaN, and 0 * NaN is NaN. By all consumers. Beyond the matrix TMA has filled in zeros."""
+    """The device function (stage, length), for all consumers: zero the rows of a tile from `length` on, where the
+    sequence ends: they may be NaN, and 0 * NaN is NaN. Beyond the matrix TMA has filled in zeros."""
 
     @device
     def clear_beyond(stage, length):
@@ -232,15 +234,15 @@ def clear_step(rows, consumers, has_lengths):
 def key_tile_steps(mask, tile_n, consumers):
     """Device functions for the tiles of keys of a work tile: (V, tile, mask, n_block) clears the last one beyond the
     keys; (K, V, tile, mask, n_block, known, end) releases tiles unread; (tile, mask) -> those that a consumer reads.
-    What is known of them goes with them: see `known_steps`."""
+    known: see `KnownSteps`."""
     TILE_N, IS_LOOKED_UP, band_at = tile_n, is_looked_up(mask), band_of(mask)
-    (visible_blocks, _), HAS_OWN_STATES = block_steps(mask, tile_n, consumers), has_own_states(mask, consumers)
+    visible_blocks, HAS_OWN_STATES = n_block_steps(mask, tile_n, consumers).visible, has_own_states(mask, consumers)
     known_of, next_known = known_steps(mask, tile_n, consumers, by_consumer=True)
     clear_keys = clear_step(tile_n, consumers, has_key_lengths(mask))
 
     @device
     def clear_beyond(V, tile, mask, n_block):
-        """In the last tile of a work tile; also by consumers that skip it."""
+        """For the last tile of a work tile; called by consumers that skip it, too."""
         clear_keys(V, band_at(mask, tile.batch, tile.head)[3] - n_block * TILE_N)
 
     @device
@@ -259,8 +261,8 @@ def key_tile_steps(mask, tile_n, consumers):
 
     @device
     def n_block_range(tile, mask):
-        """The tiles of keys [first, end) that this consumer reads, at least one; and what is known of the work tile's
-        first one."""
+        """The tiles of keys [first, end) that this consumer reads, at least one; and what is known of the first one of
+        the work tile."""
         known = known_of(tile, mask, tile.n_block)
         first, end = visible_blocks(mask, tile.batch, tile.head, tile.m0, tile.m0 + ROWS)
         if IS_LOOKED_UP or first >= end:
@@ -274,8 +276,8 @@ def key_tile_steps(mask, tile_n, consumers):
 
 
 def within_step(mask, score, linear_bias_of):
-    """The device function (args, tile): the arguments with what a segment's queries see, and the linear bias of these
-    rows."""
+    """The device function (args, tile) -> the arguments with the mask and scores of the tile's segment, and the linear
+    bias of its rows."""
     mask_of, scores_of = mask_within_step(mask, ROWS), within_segment(score)
 
     @device

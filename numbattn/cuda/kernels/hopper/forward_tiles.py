@@ -1,4 +1,4 @@
-"""Which tiles the forward kernel on Hopper takes: tables, each row as measured, and which table is for which work."""
+"""The tiles of the forward kernel on Hopper: tables of measured rows, and which table is for which work."""
 
 import math
 from typing import NamedTuple
@@ -28,7 +28,7 @@ class Warpgroups(NamedTuple):
 
 
 class Crowded(NamedTuple):
-    """The same where a multiprocessor holds several blocks, of one consumer each, which has a list of its own."""
+    """A row for several blocks a multiprocessor, of one consumer each, each with its own list of tiles."""
 
     tile_n: int
     stages: int
@@ -39,8 +39,8 @@ class Crowded(NamedTuple):
     unit, tile_m = "wgmma", ROWS
 
 
-# Of the tensor cores' peak, by bench/rows.py on an H200: seqlen 512, 16384
-USUAL = {  # of the largest head_dim
+# share of the tensor cores' peak, by bench/rows.py on an H200: seqlen 512, 16384
+USUAL = {  # by the larger head_dim
     64: Warpgroups(64, 4, 6, 5),                                    # 46, 57 %
     128: Warpgroups(128, 2, 2, 5),                                  # 65, 81 %
     192: Warpgroups(96, 2, 2, 3),                                   # 57, 95 %; 64 keys 59, 90
@@ -51,11 +51,11 @@ LONG = {  # instead, where a query sees MANY keys or more
     128: Warpgroups(80, 3, 3, 5),                                   # 57, 87 %
 }
 MANY = 2048
-GAIN = 1.07  # by which these are faster than the usual ones, at least, where neither wastes anything
+GAIN = 1.07  # how much faster than the usual rows they are, at least, if no tile is partly empty
 NARROW = {  # instead, for bands narrower than seqlen_k: smaller tiles waste less at its edges
     128: Warpgroups(64, 3, 5, 4),                                   # Window(1023, 0): 6 % faster than 128 keys
 }
-CELLS = {  # for grids: 128 queries, a power of two of keys, so that tiles lie within the usual blocks of a mask
+CELLS = {  # for grids: 128 queries and a power of two of keys, so that a tile lies within a block of usual size
     64: Warpgroups(128, 2, 4, 4),                                   # random 10%, 16384: 42 %; 64 keys 30
     128: Warpgroups(128, 2, 2, 5),                                  # 65 %; 64 keys 51
     192: Warpgroups(64, 2, 2, 4),
@@ -66,13 +66,13 @@ BLOCKS = CELLS | {  # for masks of small blocks
     128: Crowded(64, 2, 2, 2),
 }
 FUNCTIONS = CELLS | {  # for functions, where each consumer has states of its own: ms on an H100, seqlen 8192
-    64: Warpgroups(64, 4, 6, 5),                                    # causal, documents: .56, .30; as for cells .62, .35
-    128: Warpgroups(64, 3, 5, 4),                                   # .83, .37; as for cells .81, .40
+    64: Warpgroups(64, 4, 6, 5),                                    # causal, documents: .56, .30; row of CELLS .62, .35
+    128: Warpgroups(64, 3, 5, 4),                                   # .83, .37; row of CELLS .81, .40
 }
 CELLS_AND_DROPOUT = CELLS | {128: Warpgroups(64, 2, 4, 4), 256: Warpgroups(32, 2, 2, 4)}
 LOOKED_UP = CELLS_AND_DROPOUT | {64: Warpgroups(64, 2, 4, 4)}  # for a score's arrays
 
-OF_TABLE = USUAL | LONG  # for a RelativeBias and nothing else: far from the diagonal one number a tile
+OF_TABLE = USUAL | LONG  # for a RelativeBias alone: far from the diagonal, a tile has one number
 
 TMA_BIAS = {  # for a bias whose tiles come with those of K
     64: Warpgroups(128, 2, 3, 4),
@@ -99,11 +99,11 @@ CHOICES = (
 )
 
 
-REGISTERS = {"tma-bias", "score-lookups", "dropout", "cells"}  # what takes them, or shared memory
+REGISTERS = {"tma-bias", "score-lookups", "dropout", "cells"}  # traits that take registers, or shared memory
 
 
 def traits(work):
-    """What CHOICES ask for, in words."""
+    """The traits of some work that CHOICES ask for."""
     found = {
         "tma-bias": number_of_tma_bias(work) is not None,
         "score-lookups": looks_up(work.score),
@@ -120,13 +120,13 @@ def traits(work):
 
 
 def is_table(score):
-    """Whether all that is done to S is to add a table's entries, by one offset for all matrices."""
+    """Whether the score only adds a table's entries, with one offset for all matrices."""
     parts = list(map(kind, parts_of(score)))
     return len(parts) == 1 and parts[0].gradient == ENTRIES and not parts[0].offset
 
 
 def warpgroups(work):
-    """The row for this work; the usual one if that packs more heads of a group into a work tile, or wastes less."""
+    """The row for this work, or the usual one if that packs more heads into a work tile, or wastes less."""
     size, found = max(head_dims(work.problem)), traits(work)
     row, usual = first_of(CHOICES, found)[size], USUAL[size]
     if found & REGISTERS:
@@ -135,7 +135,7 @@ def warpgroups(work):
 
 
 def rows(work):
-    """The row for this work, and one with fewer stages of Q, if a linear bias leaves no room for them."""
+    """The row for this work, and one with fewer stages of Q, for when a linear bias leaves no room for them."""
     row = warpgroups(work)
     return row, row._replace(q_stages=row.consumers)
 
@@ -150,8 +150,8 @@ def heads_per_tile(row, work):
 
 
 def busy(row, work):
-    """The share of the multiprocessors' time that is spent on queries, where all work tiles take equally long: they
-    wait for the last ones, whose rows may be beyond the queries."""
+    """The share of the multiprocessors' time that is spent on queries, if all work tiles take equally long: some wait
+    for the last wave, and some rows are beyond the queries."""
     if is_uneven(work):
         return 1
     matrices, seqlen_q, all_at_once = math.prod(work.problem.batch), work.problem.seqlen_q, work.device.multiprocessors
@@ -166,8 +166,9 @@ def is_uneven(work):
 
 
 def matrices_in_l2(work):
-    """How many matrices at a time give enough work tiles, heavy and light, and stay in the L2 cache: all of their keys
-    and values, if blocks of them are read in no order. Functions show neighbours the same, as a rule."""
+    """How many matrices to compute at a time: enough for heavy and light work tiles to mix, and few enough for the L2
+    cache. Grids read blocks of keys in no order, so that all keys and values must stay there; with functions neighbours
+    usually see the same keys."""
     most = 64 if work.problem.head_dim <= 64 else 32
     if not work.cells or has_functions(work.mask):
         return most
@@ -180,17 +181,17 @@ def head_dims(problem):
 
 
 def has_small_blocks(work):
-    """Whether blocks of a mask, those of functions apart, are smaller than the usual tiles."""
+    """Whether a mask's blocks are smaller than the usual tiles. Those of functions do not count."""
     return any(min(sizes) < 2 * ROWS for sizes in work.cells) and not has_functions(work.mask)
 
 
 def tiles_of_states(work, tiles):
-    """Those of which states are looked up: of a mask with functions each consumer's."""
+    """The tiles that have states: with functions in the mask those of a single consumer."""
     return tiles._replace(consumers=1) if has_functions(work.mask) else tiles
 
 
 def is_for_hopper(work):
-    """Whether wgmma and TMA do the work, in the kernels that are called so."""
+    """Whether the kernels that use wgmma and TMA, named hopper_..., take this work."""
     problem = work.problem
     return work.device.cc == (9, 0) and problem.dtype.itemsize == 2 and max(head_dims(problem)) <= max(USUAL)
 

@@ -1,4 +1,4 @@
-"""Parts of a step of `hopper_backward_kv`: dS and dV of a tile of queries, in an order for which registers suffice."""
+"""Parts of a step of `hopper_backward_kv`: dS and dV of a tile of queries, in an order that fits in registers."""
 
 from typing import Any, NamedTuple
 
@@ -33,8 +33,8 @@ class BackwardAccumulators(NamedTuple):
 
     dK: Any
     dV: Any
-    S: Any  # of the tile to come, transposed
-    lse: Any  # of its queries, as delta, if they are read so early
+    S: Any  # of the next tile, transposed
+    lse: Any  # of its queries, and delta, if these are read a step ahead
     delta: Any
 
 
@@ -53,9 +53,10 @@ def advance_all(stages):
 
 
 def statistic_steps(places, layout, early):
-    """Device functions for lse or delta of the rows of Q: (Q) -> what is read ahead; (that, Q) -> the row statistic.
+    """Device functions for lse or delta of the rows of Q: (Q) -> what is read a step ahead; (that, Q) -> the row
+    statistic.
 
-    early: all is read ahead, which takes registers. A load waits for the products that are started before it.
+    early: whether it is read ahead, which takes registers; else its load waits for the products started before it.
     """
 
     @device
@@ -78,8 +79,8 @@ def statistic_steps(places, layout, early):
 
 
 def bias_steps(shared, dtype, tile_m, consumers):
-    """A pipeline of the tiles of a bias that TMA loads, transposed; and the device function of the producer, (biases,
-    tile, at, row, B) -> the next B. dtype: "", and there is none."""
+    """The tiles of a bias that TMA loads, transposed; their pipeline; and the producer's device function (biases, tile,
+    at, row, B) -> the next B. dtype: "" if there is no such bias."""
     STAGES, HAS_TMA_BIAS = 1 if tile_m > 64 else 2, bool(dtype)
     SHARED_B = shared.boxes(tile_m, ROWS, DTYPES[dtype or "float16"], STAGES * consumers * HAS_TMA_BIAS)
 
@@ -102,7 +103,7 @@ def bias_steps(shared, dtype, tile_m, consumers):
 
 
 def score_step(score, layout, tile_m, consumers, SHARED_B):
-    """The device function (S, B, tile, at, n0, args): S after the score, and F; and (P, F) -> P F."""
+    """Device functions: (S, B, tile, at, n0, args) -> S after the score, and F; (P, F) -> P F."""
     HAS_TMA_BIAS, TILE_M, CONSUMERS = SHARED_B.stages > 0, tile_m, consumers
     look_up, apply, pull_back, _ = score_steps_ahead(score, layout, np.float32, transposed=True, by_tma=HAS_TMA_BIAS)
 
@@ -123,7 +124,7 @@ def score_step(score, layout, tile_m, consumers, SHARED_B):
 
 
 def p_step(mask, layout, tile_m, sign_dropped, lse_of, masks):
-    """The device function (S, F, lse, Q, tile, at, n0, args): P, negative where it is dropped, and F."""
+    """The device function (S, F, lse, Q, tile, at, n0, args) -> P, negative where it is dropped, and F."""
     band_at, masked, TILE_M = band_of(mask), mask_step(mask, layout, transposed=True), tile_m
 
     @device
@@ -141,8 +142,8 @@ def p_step(mask, layout, tile_m, sign_dropped, lse_of, masks):
 def ds_step(
     order, layout, tile_m, consumers, mask, score, dropout, SHARED_DO, SHARED_B, lse_of, delta_of, dq_late, masks,
 ):  # fmt: skip
-    """The device function (acc, V, stages, tile, at, n0, args): dS of the tile of queries `at`, transposed, and dV with
-    this tile's added, in flight. masks: whether some of it may be masked; order: see `variants`."""
+    """The device function (acc, V, stages, tile, at, n0, args) -> dS of the tile of queries `at`, transposed, and dV
+    with this tile's added, in flight. masks: whether elements may be masked; order: see `variants`."""
     S_TILE, HAS_TMA_BIAS, DQ_LATE = layout, SHARED_B.stages > 0, dq_late
     (sign_dropped, dS_of), kept = dropout_steps(S_TILE, dropout, transposed=True), kept_operand(dropout)
     scored, pull_back = score_step(score, S_TILE, tile_m, consumers, SHARED_B)
@@ -151,7 +152,7 @@ def ds_step(
     @device
     def start_dp(S, V, dO, B, tile, at, n0, args):
         """Product 2, in flight; S after the score, and F."""
-        if HAS_TMA_BIAS:                                        # before dP takes registers, too
+        if HAS_TMA_BIAS:                                        # before dP takes registers
             S, F = scored(S, B, tile, at, n0, args)
             wait(dO)
             return dot(S_TILE, V, dO.tile.T), S, F

@@ -1,11 +1,11 @@
 """ALiBi at the speed of the tensor cores: off the diagonal its linear bias is one more step of the product Q K^T.
 
-A tile of keys that the diagonal does not cross lies before it or after it as a whole. There slope |distance| is linear
-in the key: S gets slope c, or after the diagonal -slope c, with c the key's column counted from the tile's middle, and
-a level that all keys of a row share. The first is a product: a row of its left operand is the slope, in three pieces of
-bfloat16 that add up to a float32, a row of the right one c, c, c. The level goes into m. So CUDA cores have nothing to
-do for each element; on the diagonal the score is as in `score`. A forward pass is 5 to 16 % faster with it at head_dim
-128, at 64 and 256 up to 6 % (H100).
+A tile of keys that the diagonal does not cross is wholly before it or after it. There slope |distance| is linear in the
+key: S gets slope c before the diagonal and -slope c after it, where c is the key's column counted from the tile's
+middle, and a level that all keys of a row share. The first term is a product: a row of its left operand is the slope,
+in three pieces of bfloat16 that add up to a float32, and a row of the right operand is c, c, c. The level goes into m.
+So CUDA cores do no work for each element; tiles on the diagonal take the score as in `score`. This makes a forward pass
+5 to 16 % faster at head_dim 128, and up to 6 % at 64 and 256 (H100).
 """
 
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ from ...tile import (
 )
 from ..scores import kind, looks_up, own_key_step, parts_of
 
-DEPTH = 16  # of the product: k of one instruction, of which three are used
+DEPTH = 16  # of the product: k of one instruction; three are used
 PIECES = 3
 
 
@@ -44,7 +44,7 @@ class LinearBias(NamedTuple):
 
 
 class Side(NamedTuple):
-    """The bias before the diagonal, or after it, where the sign is the other one."""
+    """The bias before the diagonal, or after it, with the opposite sign."""
 
     slope: Any
     pieces: Any  # an operand
@@ -56,11 +56,12 @@ def is_linear_bias(score):
 
 
 def linear_bias_steps(score, layout, columns, ACC):
-    """Device functions: () -> the right operand is put in its place, `columns`; (scores, batch, head, m0, n0) -> the
-    LinearBias of rows from m0 on, n0 the first key; (bias, n_block, end) -> the Side of a tile, and where it ends:
-    `end`, or the diagonal; (S, side) -> S with the bias, in flight; (bias, side, n_block) -> the level, for each row.
+    """Device functions: () puts the right operand in its place, `columns`; (scores, batch, head, m0, n0) -> the
+    LinearBias of rows from m0 on, n0 being the first key; (bias, n_block, end) -> the Side of a tile, and where it
+    ends: at `end`, or at the diagonal; (S, side) -> S with the bias, in flight; (bias, side, n_block) -> the level of
+    each row.
 
-    layout: of S. Where there is no linear bias they do nothing, and the last two are not to be called.
+    layout: of S. Without a linear bias the first three do nothing, and the others are None.
     """
     if not is_linear_bias(score):
         return nothing, no_linear_bias, one_side, None, None

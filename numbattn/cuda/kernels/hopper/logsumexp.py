@@ -1,7 +1,7 @@
-"""log sum_j exp(columns_j - |x_i - y_j|^2 / 2) of points of float32 on Hopper: products of their parts by wgmma, see
-`pairs` and `parts`, and the online softmax.
+"""log sum_j exp(columns_j - |x_i - y_j|^2 / 2) of points of float32 on Hopper, by the online softmax: wgmma multiplies
+their parts, see `pairs` and `parts`.
 
--|x - y|^2 / 2 = x . y - |x|^2 / 2 - |y|^2 / 2: what depends on y comes with its tiles, what depends on x is added once.
+-|x - y|^2 / 2 = x . y - |x|^2 / 2 - |y|^2 / 2: the terms of y come with its tiles, those of x are added once.
 """
 
 import numpy as np
@@ -23,8 +23,8 @@ def hopper_logsumexp(*, dim, tile_n, consumers, stages, parts=PARTS, of_halves=F
     """The kernel for tiles of 64 points x a consumer, tile_n points y and dimensions rounded up to dim.
 
     stages: of the pipeline of y. of_halves: for points of half precision, times a power of two, whose squared distances
-    are to be multiplied by a scale. If all are no more than their first parts the kernel with parts=1 computes; else
-    that with all parts does, and this one ends at once.
+    are multiplied by a scale. If all points are equal to their first parts, the kernel with parts=1 computes them, else
+    the one with all parts; the other kernel ends at once.
     """
     dtype, ACC = DTYPES["bfloat16"], np.float32
     S_TILE = wgmma(tile_n)
@@ -58,8 +58,8 @@ def hopper_logsumexp(*, dim, tile_n, consumers, stages, parts=PARTS, of_halves=F
 
 
 def softmax_of_tiles(layout, ACC, scale_of, scale_log2_of):
-    """Device functions: () -> the online softmax of no tile; (found, S, line, n0, given) -> that with a tile of
-    products; and (found, aside, given, batch, head, m0) saves lse. given: the line of x, lse, and scales, if any.
+    """Device functions: () -> the online softmax of no tile; (found, S, line, n0, given) -> the same with a tile of
+    products added; (found, aside, given, batch, head, m0) saves lse. given: the line of x, lse, and scales, if any.
     """
     VECTOR, OF_LANES, ZERO, ONE, LN2 = layout.row_vector(), layout.row_parts(), ACC(0), ACC(1), ACC(LN_2)
     NO_MAX, new_max, exponentials = softmax_parts(ACC)
@@ -73,7 +73,7 @@ def softmax_of_tiles(layout, ACC, scale_of, scale_log2_of):
         m, l = found
         S = S * scale_log2_of(given) + line                     # in base 2
         m, alpha, zero = new_max(S, m, ONE)                     # Alg. 2 line 13
-        return m, l * alpha + part_sum(exponentials(S, zero, ONE))     # the sum of a tile on its own: more digits
+        return m, l * alpha + part_sum(exponentials(S, zero, ONE))     # each tile is summed on its own: more digits
 
     @device
     def finish(found, aside, given, batch, head, m0):
@@ -85,7 +85,8 @@ def softmax_of_tiles(layout, ACC, scale_of, scale_log2_of):
 
 
 def whole_steps(ACC):
-    """Device functions: (counts) -> whether the kernel computes; (given) -> what S is multiplied by, and for base 2."""
+    """Device functions: (counts) -> whether the kernel computes; (given) -> the factor of S; (given) -> that in base 2.
+    """
     ONE, LOG2E = ACC(1), ACC(LOG2_E)
 
     @device
@@ -123,8 +124,8 @@ def halves_steps(parts, ACC):
 
 
 def product_step(layout, x_places, y_places):
-    """The device function (X, Y): the products of parts of two stages, in flight. The small terms first, since the unit
-    cuts off what does not fit into a sum."""
+    """The device function (X, Y): start the products of the parts in two stages, small terms first, since the unit
+    truncates what does not fit into a sum."""
     S_TILE, X1, Y1 = layout, x_places[0], y_places[0]
 
     @device
@@ -151,7 +152,7 @@ OF_FIRST_PARTS = PairTiles(96, 3, 6)  # 1.2; 128 points y, 2 consumers 1.4
 
 
 def is_gaussian(problem, kind):
-    """Whether points are of float32 and a Gaussian's, without masks: every y is in sight."""
+    """Whether it is a Gaussian of float32 points without a mask, so that every y is in sight."""
     is_plain = problem.dtype == np.float32 and not problem.mask_kinds and kind == "Gaussian"
     return is_plain and take_little_room(problem)
 

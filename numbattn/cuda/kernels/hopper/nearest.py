@@ -66,7 +66,7 @@ def hopper_nearest(*, dtype, head_dim, tile_n, consumers, stages):
     return source_of(kernel, signature, consumers, shared, (SHARED_X, SHARED_Y))
 
 
-TILES = {  # of the largest dimension. TFLOP/s on an H100, 1,000,000 points x
+TILES = {  # by the largest dimension. TFLOP/s on an H100, 1,000,000 points x
     64: PairTiles(64, 4, 8),            # 4096 points y: 388; 3 consumers, 128 334
     128: PairTiles(128, 3, 4),          # 1000 512, 8192 558, 32768 605; 2 consumers 412, -, 574
     192: PairTiles(96, 2, 3),           # 4096 642
@@ -79,7 +79,7 @@ def size_of(work):
 
 
 def takes(work):
-    """The one nearest, and no masks: every y is in sight."""
+    """For the nearest point alone, and without masks, so that every y is in sight."""
     return is_for_hopper(work) and not work.problem.mask_kinds and takes_one(work)
 
 

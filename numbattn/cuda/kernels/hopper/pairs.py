@@ -1,8 +1,8 @@
 """Pairs of points on Hopper: a persistent, warp-specialised walk over all of them.
 
-A block takes work tiles in turn, 64 points x for each consumer, and loops over all tiles of y: while the next product
-is in flight, be it the first of the next work tile, a consumer does what is to be done with this one. Two threads of
-the producer load x and y, and with y a line of numbers, one for each point.
+A block takes work tiles in turn, 64 points x for each consumer, and loops over all tiles of y. A consumer works on one
+product while the next is in flight, even if that is the first of the next work tile. Two threads of the producer load x
+and y, and with y a line of numbers, one for each point.
 """
 
 from functools import reduce
@@ -50,7 +50,7 @@ class PairTiles(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """How many points and matrices there are, and how many rows the parts of points are apart, if they have any."""
+    """How many points and matrices there are, and how many rows apart the parts of points are, if they have parts."""
 
     seqlen_q: Any
     seqlen_k: Any
@@ -62,7 +62,7 @@ class Sizes(NamedTuple):
 
 def load_parts_step(places):
     """The device function (stage, matrix, batch, head, row, apart): TMA-load rows of a matrix from `row` on to the
-    first place, from `apart` rows further on to the next one, and so on."""
+    first place, from `row + apart` on to the next one, and so on."""
 
     def then(before, numbered):
         NUMBER, PLACE = numbered
@@ -83,14 +83,14 @@ def nothing(stage, matrix, batch, head, row, apart):
 
 
 def pair_steps(shared, x_places, y_places, tile_n, consumers, layout, ACC):
-    """The pipelines of x and y, and of a kernel's threads what is common to all: the two producers, device functions
-    (mX, sizes) and (mY, mLine, sizes), and a function (start, product, meanwhile, add, finish) -> the consumers, a
-    device function (given, sizes). Of these, device functions themselves,
+    """What these kernels share: the pipelines of x and y; the two producers, device functions (mX, sizes) and (mY,
+    mLine, sizes); and a function (start, product, meanwhile, add, finish) -> the consumers, a device function (given,
+    sizes). Its arguments are device functions, too:
 
-        start() is what is found so far, product(X, Y) starts S of two stages, add(found, S, line, n0, given) adds a
-        tile, meanwhile(X) is done before x is released, and finish(found, aside, given, batch, head, m0) saves results.
+        start() is the result without any y, product(X, Y) starts S of two stages, add(found, S, line, n0, given) adds a
+        tile, meanwhile(X) is called before x is released, finish(found, aside, given, batch, head, m0) saves results.
 
-    x_places, y_places: of the parts of a tile of points; those of x have two stages for each consumer.
+    x_places, y_places: of the parts of a tile of points; each consumer has two stages of those of x.
     """
     LINE = shared.tile(1, tile_n, ACC, y_places[0].stages)
     X_PIPELINE = Pipeline.within(shared, x_places[0], 1, fills=len(x_places))
@@ -144,7 +144,7 @@ def pair_steps(shared, x_places, y_places, tile_n, consumers, layout, ACC):
 
         @device
         def step(found, S, X, Y, n0, given):
-            """Add a tile, and compute S of the next one: returns that, too, and its stage."""
+            """Add a tile, and compute S of the next one. Also returns that S and its stage."""
             after = advance(Y, 1)
             T = product_with(X, after)
             found = with_tile(found, S, Y, n0, given)
@@ -152,7 +152,7 @@ def pair_steps(shared, x_places, y_places, tile_n, consumers, layout, ACC):
 
         @device
         def all_but_last(S, X, Y, seqlen_k, given):
-            """Steps from S of the first tile to that of the last one; also returns where it begins."""
+            """All steps but the last. Also returns S of the last tile, and where that begins."""
             found, n0 = start(), index(0)
             while n0 + 2 * TILE_N < seqlen_k:                   # two at a time: no register of S is moved
                 found, T, Y = step(found, S, X, Y, n0, given)
@@ -165,7 +165,7 @@ def pair_steps(shared, x_places, y_places, tile_n, consumers, layout, ACC):
 
         @device
         def last(found, S, X, Y, n0, number, given, sizes):
-            """The last tile of y, and what is saved of a work tile."""
+            """Add the last tile of y, and save the results of the work tile."""
             m_block, batch, head = place(number, sizes.matrices, sizes.heads)
             aside = meanwhile(X)
             found = with_tile(found, S, Y, n0, given)

@@ -1,7 +1,7 @@
-"""Points of float32 as sums of three bfloat16, whose products with others' parts wgmma computes; and a number of each.
+"""Points of float32 as sums of three bfloat16 parts, whose products wgmma computes; and a number for each point.
 
-8 bits each are the 24 of float32. Of a product x y the parts that count are x1 y1, x1 y2 + x2 y1 and x1 y3 + x2 y2 +
-x3 y1; what is left out is less than a rounding of float32.
+Three times 8 bits are the 24 of float32. The terms of a product x y that count are x1 y1, x1 y2 + x2 y1 and x1 y3 +
+x2 y2 + x3 y1; the others are less than a rounding error of float32.
 """
 
 import math
@@ -46,8 +46,8 @@ HALF_NORMS, LOGARITHMS = "half norms", "logarithms"
 def point_parts(*, dim, nbytes, numbers, given=(), of_halves=False):
     """The kernel for rows of dim columns, a multiple of WIDTH; nbytes: alignment of the rows.
 
-    numbers: HALF_NORMS, -|x|^2 / 2; LOGARITHMS, (columns - |y|^2 / 2) log2(e), -inf after the last point, with the
-    columns that are given; "", none. of_halves: see `hopper_logsumexp`.
+    numbers: HALF_NORMS, -|x|^2 / 2; LOGARITHMS, (columns - |y|^2 / 2) log2(e), -inf after the last point, with columns
+    if these are given; or "", none. of_halves: see `hopper_logsumexp`.
     """
     BFLOAT16, ACC, HAS_COLUMNS = bfloat16, np.float32, COLUMNS in given
     OF_Y, HAS_LINE, OF_HALVES = numbers == LOGARITHMS, numbers != "", of_halves
@@ -98,7 +98,7 @@ def point_parts(*, dim, nbytes, numbers, given=(), of_halves=False):
 
 
 def feature_lines(*, count):
-    """The kernel that copies features of b, so many, to a line each: zeros after the last row."""
+    """The kernel that copies each of `count` features of b to a line of its own, with zeros after the last row."""
     COUNT, ACC, TILE_M = count, np.float32, TILES.tile_m
     ROWS = simt(TILES.tile_m, LANES, THREADS, LANES, 1).row_vector()
 
@@ -115,7 +115,7 @@ def feature_lines(*, count):
 
 @dataclass(frozen=True)
 class PartsOfRows(Argument):
-    """A temporary for them, one part below the other, or its tensor map."""
+    """A temporary for the parts, one below the other, or its tensor map."""
 
     name: str
     heads: str
@@ -140,13 +140,13 @@ class PartsOfRows(Argument):
 
 
 def whole_boxes(columns):
-    """So many columns, rounded up to whole boxes."""
+    """The number of columns, rounded up to whole boxes."""
     return -(-columns // WIDTH) * WIDTH
 
 
 def take_little_room(problem):
-    """Whether parts of all points have no more than MOST_ROOM times as many elements as what is given: those of many
-    small matrices, which are padded, or of points that many matrices share would have."""
+    """Whether the parts of all points have at most MOST_ROOM times the elements of the inputs. They have more for many
+    small matrices, which are padded, and for points that many matrices share."""
     rows = padded_length(problem, "q") + padded_length(problem, "k")
     given = sum(
         math.prod(size for size, stride in zip(shape, strides) if stride)
@@ -156,7 +156,7 @@ def take_little_room(problem):
 
 
 class FeatureLines(Norms):
-    """A temporary for features of b, one line after the other (batch, heads, features * padded length)."""
+    """A temporary for the features of b, one line after the other: (batch, heads, features * padded length)."""
 
     def find(self, planner, work):
         problem = work.problem
@@ -172,7 +172,7 @@ def blocks_of(heads):
 
 
 class InexactPoints(Argument):
-    """A temporary that is 0 if all points are no more than their first parts."""
+    """A temporary that is 0 if all points are equal to their first parts."""
 
     name = "inexact points"
 
@@ -190,7 +190,7 @@ INEXACT_POINTS = InexactPoints()
 
 
 def spec_of(matrix, parts, numbers, line=(), vectors=(), of_halves=False):
-    """The Spec for the parts of a Matrix, and the line of its numbers."""
+    """The Spec for the parts of a Matrix and the line of its numbers."""
     return Spec(
         point_parts,
         (matrix, vectors, parts, line, (INEXACT_POINTS,) * of_halves, ("scale",) * of_halves),

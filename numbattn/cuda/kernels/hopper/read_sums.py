@@ -1,9 +1,9 @@
-"""Gradients of the arrays that a function of the user's own reads, of the tiles of dS of which dQ is computed.
+"""Gradients of the arrays that a user's function reads, from the tiles of dS that dQ is computed from.
 
-A thread adds up what follows one another of one element, and adds to it once, as in `function_gradient`. Where each
-element of S reads one whose index along the last axis is the key's class, while the others follow from the query, as
-w[kind[i], kind[j]], that would be once for each: there they are summed by query and class, in a product of dS with a
-matrix of zeros and ones.
+A thread adds up consecutive terms of one element, and adds them to it once, as in `function_gradient`. If the last
+index of what each element of S reads is the key's class, and the other indices follow from the query, as in
+w[kind[i], kind[j]], there would be few consecutive terms. There dS is first summed by query and class, by a product
+with a matrix of zeros and ones.
 """
 
 import numpy as np
@@ -32,13 +32,13 @@ from ..shared.exact_sums import add_atomically
 from .backward_steps import ROWS, ZERO, size_of
 from .walk import place_of
 
-MOST_CLASSES, MULTIPLE = 64, 16  # for which consumers have registers; of which products have columns
+MOST_CLASSES, MULTIPLE = 64, 16  # that consumers have registers for; rounded up to a multiple of this
 LARGEST_BY_CLASS = 128  # head_dim: beyond, shared memory has no room for the classes of keys
 
 
 def reads_of(work, tiles):
-    """What is compiled in of the Reads of this work: all but the name, and in place of `columns` how many classes of
-    keys there are, 0 where it is not by these that is summed; or nothing."""
+    """What is compiled in of the Reads of this work: all but the name, and in place of `columns` the number of classes
+    of keys, 0 if dS is not summed by these; () without Reads."""
     if not work.reads:
         return ()
     _, after, wanted, sum_dtype, columns = work.reads
@@ -49,11 +49,11 @@ def reads_of(work, tiles):
 
 
 def reads_steps(shared, score, reads, layout, dtype, stages, consumers):
-    """Device functions of a consumer: () -> what is pending before the first tile; (K, args, tile, n0), which prepares
-    a tile; (pending, S, dS, K, args, tile, n0) -> what is pending after it; (pending) -> the same, when no more than
-    one later product is in flight; (pending, args, tile), which adds it.
+    """Device functions of a consumer: () -> what is pending before the first tile; (K, args, tile, n0) prepares a tile;
+    (pending, S, dS, K, args, tile, n0) -> what is pending after it; (pending) -> the same, once at most one later
+    product is in flight; (pending, args, tile) adds it.
 
-    S = Q K^T; dS after the function; K: its stage.
+    S = Q K^T; dS: after the function; K: its stage.
     """
     if not reads:
         return nothing_pending, nothing_ahead, nothing_read, as_it_is, nothing_left
@@ -65,7 +65,7 @@ def reads_steps(shared, score, reads, layout, dtype, stages, consumers):
 
 
 def steps_one_by_one(about, before, layout):
-    """before: the parts of the score before the function."""
+    """`reads_steps` by consecutive terms. before: the parts of the score before the function."""
     part, after, _, _, SUM = about
     (apply, *_), (_, natural) = score_steps(before, layout, np.float32, after=after), units(before, part)
     add_reads, NONE, NOTHING, ONE = read_step(*about, add_atomically), np.int32(0), SUM(0), np.float32(1)
@@ -90,7 +90,8 @@ def steps_one_by_one(about, before, layout):
 
 
 def steps_by_class(about, layout, places, consumers):
-    """layout: of sums by query and class; places: of the classes of keys, for each stage of K and each consumer."""
+    """`reads_steps` by classes. layout: of sums by query and class; places: of the matrix of zeros and ones, for each
+    stage of K and each consumer."""
     (classes_of, add_sums), PLACES, CONSUMERS = class_steps(*about, layout), places, consumers
 
     @device

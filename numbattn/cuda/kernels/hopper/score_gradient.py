@@ -1,9 +1,9 @@
-"""Gradients of the arrays of a score on Hopper (wgmma, TMA): each block adds up dS over a share of what a piece serves.
+"""Gradients of a score's arrays on Hopper (wgmma, TMA): each block adds up dS over a share of the score matrices.
 
-As `score_gradient`: `hopper_bias_gradient` for a bias whose tiles TMA loads, see `scores.number_of_tma_bias`: the tile
-that is summed stays in shared memory; `hopper_diagonal_sums` for tables. S, P and dP are computed anew for each tile,
-64 queries a consumer. One thread of the last warpgroup is the producer, which TMA-loads the tiles of Q, K, dO and V of
-the next one meanwhile.
+As in `any.score_gradient`, there are `hopper_bias_gradient`, for a bias whose tiles TMA loads (see
+`scores.number_of_tma_bias`) and which stays in shared memory, and `hopper_diagonal_sums` for tables. S, P and dP are
+recomputed for each tile, 64 queries a consumer. One thread of the last warpgroup is the producer, which meanwhile
+TMA-loads the tiles of Q, K, dO and V of the next tile.
 """
 
 import numpy as np
@@ -68,8 +68,8 @@ REGISTERS = {64: (40, 232), 128: (24, 240)}  # {tile_n: of the producer's thread
 
 
 def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mask, score, after, by_tma, **others):
-    """What computes tiles of dS, that after part number `after` of the score: pipelines of Q and K, and of dO and V;
-    the tiles that TMA loads; and device functions. stages: of the pipelines."""
+    """Steps that compute tiles of dS after part number `after` of the score: the layout of S; pipelines of Q and K, and
+    of dO and V; the tiles that TMA loads; and device functions. stages: of the pipelines."""
     dtype, S_TILE = DTYPES[dtype], wgmma(tile_n)
     ROW_VECTOR, TILE_M, TILE_N = S_TILE.row_vector(), tile_m, tile_n
     SHARED_Q, SHARED_DO = (shared.boxes(ROWS, cols, dtype, stages * CONSUMERS) for cols in (head_dim, head_dim_v))
@@ -86,7 +86,7 @@ def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mas
 
     @device
     def load_tile(K, V, given, batch, head, m0, n0):
-        """What a tile of dS is made of, that from query m0 and key n0 on."""
+        """Load the operands of the tile of dS from query m0 and key n0 on."""
         (mQ, mK, mV, mDO), head_k = given.inputs, head // given.group_size
         acquire(K)
         tma_load(K, mK, batch, head_k, n0)
@@ -101,7 +101,7 @@ def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mas
 
     @device
     def load_tiles(K, V, given, at, seqlen_q):
-        """The producer's, one thread: all tiles of a Diagonal."""
+        """The producer, one thread: load all tiles of a Diagonal."""
         for matrix in range(at.share.first, at.share.end):
             batch, head = score_matrix(at.share, matrix)
             for m_tile in range(at.m_first, at.m_end):
@@ -113,7 +113,7 @@ def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mas
 
     @device
     def ds_of(K, V, bias, given, scale_log2, batch, head, m_tile, n0):
-        """A consumer's: dS after the part, of its queries. bias: its place, if TMA has loaded it, else ()."""
+        """A consumer: dS after the part, for its queries. bias: its place, if TMA has loaded it, else ()."""
         (mLse, mDelta), mask, scores = given.statistics, given.mask, given.scores
         consumer, band = warpgroup_index(), band_at(mask, batch, head)
         m0 = m_tile * TILE_M + consumer * ROWS
@@ -136,7 +136,7 @@ def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mas
 
     @device
     def add_tiles(K, V, bias, given, scale_log2, at, seqlen_q):
-        """The consumers', whole warpgroups: the sum of dS of all tiles of a Diagonal."""
+        """The consumers, whole warpgroups: the sum of dS over all tiles of a Diagonal."""
         total = full(S_TILE, ZERO)
         for matrix in range(at.share.first, at.share.end):
             batch, head = score_matrix(at.share, matrix)
@@ -219,7 +219,7 @@ def hopper_diagonal_sums(*, tile_m, tile_n, **about):
 
     @device
     def sum_diagonals(target, total, skewed, plain, adds):
-        sync_warpgroups(CONSUMERS)                              # all have read the diagonals before
+        sync_warpgroups(CONSUMERS)                              # all have read the last diagonals
         save(skewed, total, warpgroup_index() * ROWS)
         sync_warpgroups(CONSUMERS)
         sum_along(target, plain, adds)
@@ -263,7 +263,7 @@ def hopper_diagonal_sums(*, tile_m, tile_n, **about):
 
 
 def source(kernel, arguments, shared, tiles, about, **types):
-    """tiles: of what is given; types: what types follow from."""
+    """The Source of a kernel. tiles: of its inputs; types: what the types of its arguments follow from."""
     dtype, mask, score = DTYPES[about["dtype"]], about["mask"], about["score"]
     signature = signature_of(kernel, arguments, dtype, np.float32, mask=mask, score=score, **types)
     return source_of(kernel, signature, CONSUMERS, shared, tiles)
@@ -276,12 +276,12 @@ BIASES = {
     192: WgmmaTiles(128, 64, 1),
     256: WgmmaTiles(128, 64, 1),
 }
-WITH_OTHERS = BIASES | {64: WgmmaTiles(128, 64, 2)}  # parts of a score, which take registers
+WITH_OTHERS = BIASES | {64: WgmmaTiles(128, 64, 2)}  # other parts of a score take registers
 STATISTICS = Statistic("lse_log2", padded=True), Statistic("delta", padded=True)
 
 
 def bias_arguments(name):
-    """What a kernel takes that writes to an array of this name."""
+    """The arguments of a kernel that writes to an array of this name."""
     given = (*GIVEN, TmaBias(number_of_tma_bias), Own(name), *STATISTICS)
     return (*given, MASK, SCORE, "group_size", "scale_log2", *OWN_NUMBERS)
 
@@ -292,12 +292,12 @@ def diagonal_arguments(name):
 
 
 def fills_tiles(work):
-    """Else those of `score_gradient`, 64 x 64 or 32 x 32, are faster: of 32 queries and keys five times, of 64 1.3."""
+    """Else the smaller tiles of `any.score_gradient` are faster: five times with 32 queries and keys, 1.3 with 64."""
     return max(work.problem.seqlen_q, work.problem.seqlen_k) > 64
 
 
 def bias_route(name, *, out_dtype, after, sums_rows, sums_cols):
-    """The Route to an array of this name."""
+    """The Route for the gradient of a bias, in an array of this name."""
 
     def takes(work):
         whole = not (kind(parts_of(work.score)[after]).is_weighted or sums_rows or sums_cols)
@@ -317,7 +317,7 @@ def bias_route(name, *, out_dtype, after, sums_rows, sums_cols):
 
 
 def diagonals_route(name, *, after):
-    """The same for the sums of a table."""
+    """The Route for the sums by diagonal of a table."""
 
     def takes(work):
         few = all(part.takes_few_registers or part.gradient == ENTRIES for part in map(kind, work.score))

@@ -1,7 +1,7 @@
 """Sums over pairs of points of float32 on Hopper, o_i = sum_j kappa_ij b_j, of any number of dimensions: see `chunks`.
 
-|x - y|^2 = -2 (x . y - |x|^2 / 2 - |y|^2 / 2). Of few features of b each thread sums its own products; of more they are
-products of the parts of kappa and of b.
+|x - y|^2 = -2 (x . y - |x|^2 / 2 - |y|^2 / 2). With few features of b each thread sums its own products; with more the
+parts of kappa are multiplied by those of b.
 """
 
 import math
@@ -83,7 +83,7 @@ def hopper_sums(*, dim_b, tile_n, consumers, stages, y_stages, kind):
         kappa = kappa_of(T, (), kind_number)
         if n0 + TILE_N > seqlen_k:
             kappa = where(col_index(S_TILE, n0) < seqlen_k, kappa, ZERO)
-        return norms, add_sums(O, of_tile(kappa, B))            # the sum of a tile on its own: more digits
+        return norms, add_sums(O, of_tile(kappa, B))            # each tile is summed on its own: more digits
 
     @device
     def finish(found, given, batch, head, m0):
@@ -105,8 +105,9 @@ def hopper_sums(*, dim_b, tile_n, consumers, stages, y_stages, kind):
 
 
 def few_steps(layout, ACC, count, lines):
-    """Device functions for sums of so many features on CUDA cores: (B, mB, batch, head, row, apart) loads a tile of b;
-    () -> no sums; (kappa, B) -> those of a tile; (sums, those of a tile) -> sums; (matrix, sums, m0) saves them.
+    """Device functions for sums of `count` features on CUDA cores: (B, mB, batch, head, row, apart) loads a tile of b;
+    () -> sums of nothing; (kappa, B) -> the sums of a tile; (sums, sums of a tile) -> both; (matrix, sums, m0) saves
+    them.
 
     lines: places of features, those of each stage together.
     """
@@ -132,7 +133,7 @@ def few_steps(layout, ACC, count, lines):
 
 
 def many_steps(places, ACC):
-    """The same of products of parts; places: of the parts of b."""
+    """The same by products of parts. places: of the parts of b."""
     O_TILE, ZERO, HIGH, (B1, B2, B3) = wgmma(WIDTH), ACC(0), np.uint32(0xFFFF0000), places
 
     @device
@@ -141,7 +142,7 @@ def many_steps(places, ACC):
 
     @device
     def split(kappa):
-        """The first 8 bits, as they are, as an operand; and the rest."""
+        """The first 8 bits, truncated, as an operand; and the rest."""
         first = bitcast(bitcast(kappa, np.uint32) & HIGH, np.float32)
         return operand(first, B1), kappa - first
 
@@ -167,7 +168,7 @@ def many_steps(places, ACC):
 
 MOST_OF_MMA = 32  # dimensions up to which mma.sync is as fast for few features
 TILES_OF_FEW = ChunkTiles(192, 2, 5, 2)  # ms for 100,000 points each, an H100, d 64: 11.4; 128 columns 12.4
-TILES = {  # of the largest number of dimensions, for 64 features
+TILES = {  # by the largest number of dimensions, for 64 features
     64: ChunkTiles(96, 2, 5, 2),            # 23; 128 columns 26
     math.inf: ChunkTiles(128, 2, 5, 1),     # d 512: 131; 96 columns 158
 }
@@ -178,13 +179,13 @@ def tiles_of(problem, is_few):
 
 
 def fits(problem, kind):
-    """Whether these points are for the kernel, of however many dimensions; no masks: every y is in sight."""
+    """Whether the kernel takes these points, whatever their dimensions: without masks, so that every y is in sight."""
     is_plain = problem.dtype == np.float32 and not problem.mask_kinds and not of_products(kind)
     return is_plain and take_little_room(problem)
 
 
 def takes(work):
-    """Of no more features of b than a box has, and no logarithms of rows or columns."""
+    """b has no more features than a box, and rows and columns have no logarithms."""
     is_plain = ROW_SHIFTS not in work.dtypes and COLUMNS not in work.dtypes and work.problem.head_dim_v <= WIDTH
     return is_plain and work.device.cc == (9, 0) and fits(work.problem, work.kind)
 

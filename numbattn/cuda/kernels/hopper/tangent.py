@@ -1,13 +1,13 @@
 """The tangent of attention forward on Hopper (wgmma, TMA): O, lse and their directional derivatives, see `any.tangent`.
 
-A warp-specialised kernel with the producer of `hopper_forward`: a stage of its pipelines holds a tile and that of its
-tangent, [Q tQ], [tK K] and [V tV], and O and tO are staged in the buffers of [Q tQ]. So tS is one product of twice the
-depth, [Q tQ] [tK K]^T. A consumer has S and tS in flight, computes the softmax of S while it waits for tS, and P tS
-while O + P V and tO + P tV are in flight; then tO + (P tS) V. There are no registers for more of it at once: O, tO, S
-and tS take 192 of 232 at head_dim 128. Meanwhile the tensor cores work for the other consumer, too.
+A warp-specialised kernel with the producer of `hopper_forward`. A stage of its pipelines holds a tile and its tangent,
+[Q tQ], [tK K] and [V tV], and O and tO are staged in the buffers of [Q tQ]. So tS is one product of twice the depth,
+[Q tQ] [tK K]^T. A consumer has S and tS in flight, computes the softmax of S while it waits for tS, and P tS while
+O + P V and tO + P tV are in flight; then tO + (P tS) V. Registers allow no more overlap: O, tO, S and tS take 192 of
+232 at head_dim 128. Meanwhile the tensor cores also work for the other consumer.
 
-P and P tS are left operands, rounded to q's dtype relative to the maximum so far: P is at most 2, and P tS as large as
-tS may be, in float16 up to 65504.
+P and P tS are left operands, rounded to q's dtype relative to the maximum so far: P is at most 2, but P tS may be as
+large as tS, in float16 up to 65504.
 """
 
 import numpy as np
@@ -57,7 +57,7 @@ from .forward_steps import Pipelines, key_tile_steps, mask_steps, record_steps, 
 from .forward_tiles import ROWS, head_dims, numbers, tiles_of_states
 from .tangent_steps import TangentAccumulators, TangentArguments, drop_steps, scored_step, within_step
 from .tangent_tiles import rows
-from .walk import ConsumerTile, block_steps, known_steps
+from .walk import ConsumerTile, known_steps, n_block_steps
 
 REGISTERS = {2: (40, 232), 3: (32, 160)}  # {consumers: of a producer's thread, of a consumer's}
 
@@ -67,8 +67,8 @@ def hopper_tangent(
 ):  # fmt: skip
     """The kernel for tiles of 64 queries a consumer, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
 
-    tangents: which of "q", "k" and "v" have one, the first or the second at least; tscore: see Work. The others, and
-    the arguments of the kernel, are those of `hopper_forward`.
+    tangents: which of "q", "k" and "v" have one, at least "q" or "k"; tscore: see Work. All else, and the arguments of
+    the kernel, as in `hopper_forward`.
     """
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     HAS_TQ, HAS_TK, HAS_TV = (name in tangents for name in "qkv")
@@ -96,20 +96,20 @@ def hopper_tangent(
     moved = Moved((ONLY_Q, *ONLY_TQ), (ONLY_K, *ONLY_TK), (ONLY_V, *ONLY_TV), (SHARED_O, SHARED_TO))
     schedule, load = producer_steps(pipelines, moved, shared.boxes(ROWS, tile_n, dtype, 0), mask, tile_n, consumers)
     CONSUMERS, TILE_N, IS_PACKED = consumers, tile_n, PACKED in mask
-    (_, next_n_block), (share_of, is_whole) = block_steps(mask, tile_n, consumers), share_steps(mask, consumers)
+    next_n_block, (share_of, is_whole) = n_block_steps(mask, tile_n, consumers).next, share_steps(mask, consumers)
     needs_mask, masked = mask_steps(mask, S_TILE, tile_n, consumers, ACC)
     (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
     scored, with_tsink = scored_step(score, tscore, S_TILE, tile_n, ACC), sink_tangent_step(tscore, ACC)
     HAS_SCORE = any(kind(part).has_step for part in score)
     sign_dropped, left_operand, both_factors = drop_steps(S_TILE, dropout, ONLY_V)
     clear_beyond, skip, n_block_range = key_tile_steps(mask, tile_n, consumers)
-    known_of, _ = known_steps(mask, tile_n, consumers, by_consumer=True)
+    known_of = known_steps(mask, tile_n, consumers, by_consumer=True).of
     within = within_step(mask, score, tscore)
 
     def step_with(masks):
         @device
         def step(acc, Q, K, V, tile, here, args):
-            """Adds a tile of keys to all sums; also returns the tile after it."""
+            """Add a tile of keys to all sums. Also returns the next tile."""
             O, tO, m, l, tl = acc
             wait(K)
             S = dot(S_TILE, allocate(ONLY_Q, Q.index), allocate(ONLY_K, K.index).T)     # (1), in flight
@@ -159,7 +159,7 @@ def hopper_tangent(
 
     @device
     def main_loop(Q, K, V, tile, here, end, args):
-        """All tiles of keys up to `end`. Also returns the next one not computed."""
+        """All tiles of keys up to `end`. Also returns the next one."""
         O, tO, nothing = full(O_TILE, ZERO), full(O_TILE, ZERO), full(PARTS, ZERO)
         acc = TangentAccumulators(O, tO, full(VECTOR, NO_MAX), nothing, nothing)
         while here < end:
@@ -171,7 +171,7 @@ def hopper_tangent(
 
     @device
     def epilogue(acc, W, Q, tile, args):
-        """O and tO, staged, lse and tlse."""
+        """Save lse and tlse, stage O and tO."""
         O, tO, m, l, tl = acc
         m = m * (args.scale_log2 * LN2)
         m, total, alpha = with_sink(m, row_sum(l), args.scores, tile.batch, tile.head)     # total is 0: nothing is seen
@@ -237,7 +237,7 @@ def hopper_tangent(
 
 
 def parts(tile, cols, count):
-    """The places of so many parts of each stage, each of `cols` columns."""
+    """The places of `count` parts of each stage, of `cols` columns each."""
     return [tile.part(number * cols, cols) for number in range(count)]
 
 

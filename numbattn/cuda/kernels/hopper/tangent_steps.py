@@ -1,4 +1,4 @@
-"""What the consumers of `hopper_tangent` pass to each other, and steps of theirs."""
+"""What the consumers of `hopper_tangent` pass from step to step, and parts of these steps."""
 
 from typing import Any, NamedTuple
 
@@ -36,7 +36,7 @@ class TangentAccumulators(NamedTuple):
 
 
 def within_step(mask, score, tscore):
-    """The device function (args, tile): the arguments with what a segment's queries see."""
+    """The device function (args, tile) -> the arguments with the mask and scores of the tile's segment."""
     mask_of, scores_of = mask_within_step(mask, ROWS), within_segment(score)
     tscores_of = within_segment(tuple(filter(None, tscore)))
 
@@ -52,7 +52,7 @@ def within_step(mask, score, tscore):
 
 
 def scored_step(score, tscore, layout, tile_n, ACC):
-    """The device function (S, tS, tile, scores, tscores, n_block): both after all parts of the score."""
+    """The device function (S, tS, tile, scores, tscores, n_block) -> both after all parts of the score."""
     apply, _ = tangent_steps(score, tscore, layout, ACC, after=len(score))
     TILE_N = tile_n
 
@@ -66,8 +66,8 @@ def scored_step(score, tscore, layout, tile_n, ACC):
 
 
 def drop_steps(layout, dropout, SHARED_V):
-    """Device functions: `sign_dropped`, see `dropout_steps`, and of what that returns: Z P as the left operand of
-    products with V; P and Z P, what tS is multiplied by. Z is 0 or 1 here."""
+    """Device functions: `sign_dropped`, see `dropout_steps`; from the P that it returns, Z P as the left operand of
+    products with V; and P and Z P, the factors of tS. Z is 0 or 1 here."""
     sign_dropped, _ = dropout_steps(layout, dropout)
 
     @device

@@ -1,20 +1,20 @@
-"""Which tiles the tangent of the forward pass on Hopper takes: tables, as in `forward_tiles`."""
+"""The tiles of the tangent of the forward pass on Hopper: tables, as in `forward_tiles`."""
 
 from ..scores import READS, kind, looks_up
 from .choice import Row, first_of, words_of
 from .forward_tiles import Warpgroups, head_dims, is_for_hopper
 
-# TFLOP/s, six products counted, on an H100: seqlen 1024, 4096, 16384. O, S and their tangents fill the registers of two
-# consumers, whose products and exponentials overlap as it is: (P tS) V of the tile before, in flight with the next S,
-# is up to 9 % slower, and so are 48 keys at head_dim 128. Rows without numbers: the most keys that fit registers
-USUAL = {  # of the largest head_dim
+# TFLOP/s of the six products on an H100: seqlen 1024, 4096, 16384. O, S and their tangents fill the registers of two
+# consumers, whose products and exponentials overlap anyway: to keep (P tS) V of a tile in flight with the next S is up
+# to 9 % slower, as are 48 keys at head_dim 128. Rows without numbers: the most keys that fit in registers
+USUAL = {  # by the larger head_dim
     64: Warpgroups(96, 2, 2, 4),                                    # 614, 660, 616; 112 keys 553, 672, 643
     128: Warpgroups(64, 2, 2, 3),                                   # 681, 726, 675; `hopper_forward` 585, 705, 695
-    192: Warpgroups(48, 2, 2, 2),                                   # of head_dim, and head_dim_v at most 128
+    192: Warpgroups(48, 2, 2, 2),                                   # for head_dim_v of at most 128
 }
 LARGEST_V = 128
 SCORED = USUAL | {128: Warpgroups(48, 2, 2, 3)}  # S and tS are both there before the softmax
-LOOKED_UP = {  # and what a score's arrays add to them
+LOOKED_UP = {  # and so is what a score's arrays add to them
     64: Warpgroups(64, 2, 3, 4),
     128: Warpgroups(32, 2, 3, 3),
     192: Warpgroups(32, 2, 2, 2),
@@ -29,8 +29,8 @@ def rows(work):
 
 
 def takes(work):
-    """Whether TMA and wgmma compute it: where Q K^T has a tangent, what functions read has none, and O is rounded to
-    q's dtype."""
+    """Whether TMA and wgmma compute it: Q K^T has a tangent, the arrays that functions read have none, and O is rounded
+    to q's dtype."""
     problem, dtypes = work.problem, work.dtypes
     head_dim, head_dim_v = head_dims(problem)
     return (

@@ -4,10 +4,10 @@ from ...tile import allocate, device, tma_load_part
 
 
 def load_bias_step(SHARED_B, consumers, place_of):
-    """The device function (stage, biases, at) of the producer: the tiles of all consumers, which fill this stage.
+    """The producer's device function (stage, biases, at): load the tiles of all consumers, which fill this stage.
 
-    place_of: the device function (consumer, at): the batch, head, row and column where a consumer's tile starts.
-    SHARED_B: for each stage a place for each consumer.
+    place_of: the device function (consumer, at) -> the batch, head, row and column where a consumer's tile starts.
+    SHARED_B: places, one for each stage and consumer.
     """
     CONSUMERS = consumers
 

@@ -1,6 +1,4 @@
-"""Which kernels compute the gradients of some work on Hopper, and how: tables of rows, whose words are
-those of `traits`. Measured on an H200.
-"""
+"""Which kernels compute gradients on Hopper, and how: tables of rows in the words of `traits`. Measured on an H200."""
 
 from ..any.intervals import has_offsets
 from ..scores import is_nonlinear, kind, looks_up
@@ -15,10 +13,10 @@ NOW, LATE, EARLY = "now", "late", "early"
 
 
 KERNELS = (  # backward_kv and round_dq; backward_kv and backward_q; backward_wide and backward_q; mma_backward
-    Row("dropout decreasing", GENERAL),         # the sign of P says what is dropped: of P F, too, unless F is negative
+    Row("dropout decreasing", GENERAL),         # the sign of P F says what is dropped, unless F may be negative
     Row("192", WIDE),                           # no registers for both accumulators, dK and dV
     Row("256", WIDE),
-    Row("offsets", WIDE),                       # nor with an offset of each query,
+    Row("offsets", WIDE),                       # nor with an offset for each query,
     Row("64 intervals", WIDE),                  # the intervals of a mask,
     Row("nonlinear looked-up", WIDE),           # the derivative of a score and what is looked up for each element,
     Row("128 nonlinear dropout", WIDE),         # or dropout
@@ -53,7 +51,7 @@ STATISTICS = (  # when lse and delta are read: a step early where there are regi
 
 
 def traits(work):
-    """What tables ask for, in words."""
+    """The traits of some work that the tables ask for."""
     kinds, (head_dim, _) = list(map(kind, work.score)), head_dims(work.problem)
     looked_up = is_looked_up(work.mask) or looks_up(work.score)
     found = {
@@ -61,9 +59,9 @@ def traits(work):
         "deterministic": work.deterministic,
         "unordered": not work.deterministic,
         "dropout": work.problem.dropout,
-        "offsets": has_offsets(work),                           # of each query from its own key
+        "offsets": has_offsets(work),                           # each query has its own
         "intervals": BY_INTERVALS in work.mask,
-        "looked-up": looked_up,                                 # something for each element
+        "looked-up": looked_up,                                 # something is, for each element
         "loaded": looked_up and (is_looked_up(work.mask) or not dtype_of_bias(work)),   # and not by TMA
         "function": work.mask and all(map(is_function, work.mask)) and not (work.score or work.problem.dropout),
         "tma-bias": dtype_of_bias(work),                        # a bias that TMA loads

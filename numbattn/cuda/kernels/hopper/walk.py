@@ -1,6 +1,5 @@
-"""What the warps of Hopper's kernels walk over where queries are kept: tiles of keys that they see.
-
-Where keys are kept see `shared.query_tiles`."""
+"""The tiles of keys that kernels on Hopper walk over where they keep queries; where they keep keys, see
+`shared.query_tiles`."""
 
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ class WorkTile(NamedTuple):
 
 
 class ConsumerTile(NamedTuple):
-    """A consumer's share of it: 64 queries of a head, from m0 on."""
+    """A consumer's share of a WorkTile: 64 queries of a head, from m0 on."""
 
     batch: Any
     head: Any
@@ -33,15 +32,28 @@ class ConsumerTile(NamedTuple):
 
 
 def has_own_states(mask, consumers):
-    """Whether states are those of each consumer's queries, not of a work tile's."""
+    """Whether each consumer's queries have states of their own; else a work tile has them."""
     return consumers > 0 and has_functions(mask)
 
 
-def block_steps(mask, tile_n, consumers=0):
-    """Device functions that walk over the tiles of keys: (mask, batch, head, m0, m_end) -> those [first, end) visible
-    of queries [m0, m_end); (tile, mask, n_block) -> the first one from n_block on that is not empty."""
+class BlockSteps(NamedTuple):
+    """Device functions that find the tiles of keys to visit."""
+
+    visible: Any  # (mask, batch, head, m0, m_end) -> those [first, end) that queries [m0, m_end) see
+    next: Any  # (tile, mask, n_block) -> the first one from n_block on that is not empty
+
+
+class KnownSteps(NamedTuple):
+    """Device functions that carry along what is known of a tile of keys."""
+
+    of: Any  # (tile, mask, n_block) -> what is known of it
+    after: Any  # (tile, mask, n_block, known) -> the tile after it, and what is known of that one
+
+
+def n_block_steps(mask, tile_n, consumers=0):
+    """The BlockSteps of a mask."""
     band_at, steps, TILE_N, CONSUMERS = band_of(mask), steps_to_next(mask), tile_n, consumers
-    first_word, _, _ = word_steps(consumers)
+    first_word = word_steps(consumers).first
 
     @device
     def visible_blocks(mask, batch, head, m0, m_end):
@@ -58,14 +70,13 @@ def block_steps(mask, tile_n, consumers=0):
         found, _ = first_word(mask, tile.batch, tile.head, kept, kept, n_block, tile.n_blocks)
         return found
 
-    return visible_blocks, next_of_any if has_own_states(mask, consumers) else next_n_block
+    return BlockSteps(visible_blocks, next_of_any if has_own_states(mask, consumers) else next_n_block)
 
 
 def known_steps(mask, tile_n, consumers, by_consumer):
-    """Device functions: (tile, mask, n_block) -> what is known of a tile of keys; (tile, mask, n_block, that) -> the
-    tile after it, and what is known of that one. by_consumer: whether for a ConsumerTile; else for a WorkTile."""
-    (_, next_n_block), (_, next_word, words) = block_steps(mask, tile_n, consumers), word_steps(consumers)
-    CONSUMERS = consumers
+    """The KnownSteps for a ConsumerTile, if by_consumer, else for a WorkTile."""
+    next_n_block, CONSUMERS = n_block_steps(mask, tile_n, consumers).next, consumers
+    _, next_word, words = word_steps(consumers)
 
     @device
     def nothing(tile, mask, n_block):
@@ -95,7 +106,9 @@ def known_steps(mask, tile_n, consumers, by_consumer):
         kept = first_of_all(tile)
         return next_word(mask, tile.batch, tile.head, kept, own_of(tile), n_block, known, tile.n_blocks)
 
-    return (words_of, after_words) if has_own_states(mask, consumers) else (nothing, after)
+    if has_own_states(mask, consumers):
+        return KnownSteps(words_of, after_words)
+    return KnownSteps(nothing, after)
 
 
 @device
@@ -105,9 +118,9 @@ def place_of(tile, n0):
 
 
 def score_tile_steps(look_up, apply, tile_n, consumers, biases):
-    """Device functions of the score of a consumer's tile of S: (tile, scores, n_block) -> what it looks up, in flight;
+    """Device functions for the score of a consumer's tile of S: (tile, scores, n_block) -> what it looks up, in flight;
     (that, K, tile, scores) -> the same, or the tile of a bias that has come with K; (S, that, tile, scores, n_block) ->
-    what `apply` returns. biases: places, one for each stage of K and each consumer, or none."""
+    what `apply` returns. biases: their places, one for each stage of K and each consumer, or none."""
     BIASES, HAS_TMA_BIAS, TILE_N, CONSUMERS = biases, biases.stages > 0, tile_n, consumers
 
     @device

@@ -1,1 +1,1 @@
-"""The kernels for half precision by mma.sync, from compute capability 8.0 on."""
+"""Kernels for half precision by mma.sync, from compute capability 8.0 on."""

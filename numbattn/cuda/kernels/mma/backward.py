@@ -1,16 +1,17 @@
 """Attention backward by mma.sync, of float16 and bfloat16: Algorithm 4 in one kernel.
 
-A block keeps a tile of keys and loops over the queries that see it, head by head of a group. dK and dV stay in
-registers. dQ is added up in global memory by all blocks, in float32 and in no fixed order, and rounded by `round_dq`;
-where results are to be the same bit for bit, `backward.backward_q` computes it instead. With two pipeline stages the
+A block keeps a tile of keys and loops over the queries that see it, for each head of a group in turn. dK and dV stay
+in registers. dQ is added up in global memory by all blocks, in float32 and in no fixed order, and `round_dq` rounds it;
+if results have to be the same bit for bit, `any.backward.backward_q` computes it instead. With two pipeline stages the
 next tile of queries is in flight while this one is computed.
 
-S, P, dP and dS are transposed: a row is a key, a column a query. Where a warp has whole rows of them, P and dS are left
-operands of dV and dK in the registers where they are; dS goes through shared memory for dQ alone, which is computed a
-tile late: a tile takes one barrier. Where warps share rows, P and dS go through shared memory, and a tile takes two.
+S, P, dP and dS are transposed: a row is a key, a column a query. If a warp has whole rows of them, the registers of P
+and dS are the left operands for dV and dK as they are; dS goes through shared memory only for dQ, which is computed a
+tile late, so that a tile takes one barrier. If warps share rows, P and dS go through shared memory, and a tile takes
+two.
 
-As in `backward` MASK follows the exponential. lse is in base 2, and +inf where nothing is seen: P is 0 there. Rows
-beyond a sequence's length, which may be NaN, are loaded as zeros.
+As in `backward` MASK follows the exponential. lse is in base 2, and +inf where nothing is seen, so that P is 0 there.
+Rows beyond a sequence's length, which may be NaN, are loaded as zeros.
 """
 
 from dataclasses import replace
@@ -67,7 +68,7 @@ def mma_backward(
     *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, stages, swizzled, mask, score, dropout, nbytes,
     adds_dq, in_lines,
 ):  # fmt: skip
-    """dK and dV, and if it adds_dq sums for dQ: in lines, or else in register order, see tile.accumulation."""
+    """dK and dV, and with adds_dq sums for dQ: in lines, or else in register order, see tile.accumulation."""
     dtype = DTYPES[dtype]
     S_TILE, K_TILE, V_TILE, Q_TILE = (
         mma(rows, cols, threads, warps_across(rows, cols, threads))
@@ -79,7 +80,7 @@ def mma_backward(
         for sizes in ((tile_n, head_dim), (tile_n, head_dim_v), (tile_m, head_dim), (tile_m, head_dim_v))
     )
     shared = SharedMemory()
-    place = shared.boxes if swizzled else shared.tile           # tiles of queries stream: see tile.boxes
+    place = shared.boxes if swizzled else shared.tile           # tiles of queries are always boxes: see tile.boxes
     SHARED_K, SHARED_V = (place(tile_n, cols, dtype) for cols in (head_dim, head_dim_v))
     SHARED_Q, SHARED_DO = (shared.boxes(tile_m, cols, dtype, stages) for cols in (head_dim, head_dim_v))
     SHARED_LSE, SHARED_DELTA = (shared.tile(1, tile_m, np.float32, stages) for _ in range(2))
@@ -103,7 +104,7 @@ def mma_backward(
 
     @device
     def copy_queries(stage, mQ, mDO, mLse, mDelta, tile, at, mask):
-        """A tile of queries, if there is one left."""
+        """Start to copy a tile of queries, if one is left."""
         if at.m_block < at.m_blocks:
             batch, head = opaque(tile.batch), opaque(at.head)   # else addresses are kept in registers across the loop
             m0, first = at.m_block * TILE_M, tile.segment.first_query
@@ -171,8 +172,8 @@ def mma_backward(
 
 
 def dq_steps(place, dtype, S_TILE, Q_TILE, SHARED_K, stages, adds_dq, in_lines):
-    """Device functions: (P, dS, stage) -> the left operands of dV and dK; (mSums, tile, at, stage) adds dQ of the tile
-    of queries `at`. And whether that is a tile late."""
+    """Device functions: (P, dS, stage) -> the left operands for dV and dK; (mSums, tile, at, stage) adds dQ of the tile
+    of queries `at`. And whether the latter is called a tile late."""
     ADDS_DQ, add, TILE_M = adds_dq, add_lines if in_lines else add_registers, Q_TILE.rows.size
     HAS_WHOLE_ROWS = S_TILE.has_whole_rows
     SHARED_P = place(*S_TILE.shape, dtype, 0 if HAS_WHOLE_ROWS else 1)
@@ -209,23 +210,23 @@ class BackwardTiles(NamedTuple):
     tile_n: int
     threads: int
     stages: int  # of the tiles of queries
-    swizzled: bool = False  # all tiles, not only those of queries: it takes less room and more registers
+    swizzled: bool = False  # all tiles, not only those of queries, which takes less room and more registers
 
     unit = "mma"
 
 
-# {largest head_dim: rows}, see kernels.tables. TFLOP/s: bfloat16 on an H200, full, seqlen 1024, 4096, 16384
+# {larger head_dim: rows}, see kernels.tables. TFLOP/s: bfloat16 on an H200, full, seqlen 1024, 4096, 16384
 TILES = {
-    64: (BackwardTiles(32, 128, 128, 2),),  # 280, 320, 328: 163 KB hold two blocks, 99 KB one
+    64: (BackwardTiles(32, 128, 128, 2),),  # 280, 320, 328; two blocks in 163 KB, one in 99 KB
     128: (
         BackwardTiles(64, 128, 256, 2),  # 271, 316, 325
-        BackwardTiles(64, 128, 256, 2, True),  # 271, 307: for 163 KB; with one stage 261, 294
-        BackwardTiles(64, 64, 128, 1),  # what 99 KB have room for
+        BackwardTiles(64, 128, 256, 2, True),  # 271, 307, in 163 KB; with one stage 261, 294
+        BackwardTiles(64, 64, 128, 1),  # fits in 99 KB
     ),
     256: (
         BackwardTiles(64, 64, 256, 2, True),  # 224, 249, 258; dV before dS is as fast
-        BackwardTiles(64, 64, 256, 1),  # 220, 244: 163 KB
-        BackwardTiles(32, 32, 128, 1),  # 181, 191: 99 KB
+        BackwardTiles(64, 64, 256, 1),  # 220, 244, in 163 KB
+        BackwardTiles(32, 32, 128, 1),  # 181, 191, in 99 KB
     ),
 }  # fmt: skip
 UNDER_PRESSURE = {256: (BackwardTiles(32, 64, 256, 2),)}  # half as many registers for dQ
@@ -241,13 +242,13 @@ def rows(work):
 
 
 def sizes(work, tiles):
-    """Both head_dims, that of q so large that each warp has columns of dQ."""
+    """Both head_dims rounded up, that of q so that each warp has columns of dQ."""
     head_dim, head_dim_v = head_dims(work.problem)
     return max(head_dim, 8 * tiles.threads // tiles.tile_m), head_dim_v
 
 
 def adds_in_lines(work):
-    """Before 9.0 atomics are of one number each: a register of all threads is to lie together."""
+    """Before 9.0 an atomic adds one number, so that the same register of all threads should be contiguous."""
     return work.device.cc < (9, 0)
 
 
@@ -260,7 +261,7 @@ def parameters(adds_dq):
 
 
 def part_of_dq(work):
-    """What `round_dq` is to round."""
+    """The layout of the sums that `round_dq` rounds."""
     tiles = SPEC.fitting(work)
     head_dim, _ = sizes(work, tiles)
     across = warps_across(tiles.tile_m, head_dim, tiles.threads)
@@ -281,7 +282,7 @@ SPEC = Spec(
     packs=True,
     blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads_k * n_blocks,
 )
-NO_SUMS = STATISTICS[1]  # in place of sums, which are not touched then
+NO_SUMS = STATISTICS[1]  # a placeholder for sums, which are not touched then
 ALONE = (*GIVEN, *RESULTS, NO_SUMS, *STATISTICS, *NUMBERS)
 SPEC_KV = replace(SPEC, arguments=ALONE, parameters=parameters(adds_dq=False))
 SPEC_ROUND = round_spec(part_of_dq)

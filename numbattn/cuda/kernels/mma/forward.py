@@ -1,9 +1,9 @@
 """Attention forward of half precision by mma.sync (8.0 and newer): Algorithm 2, and 5 where the mask has blocks.
 
-A block keeps a tile of queries and loops over the keys that they see. K and V have a place each in shared memory, and
-each is loaded during the other's product: V of a tile during Q K^T, K of the next one during the softmax and P V. The
-registers of S are the left operand of P V, and those of Q that of Q K^T, if they are held. O is divided by l once, in
-the epilogue, and is stored by way of shared memory if its dtype is that of q.
+A block keeps a tile of queries and loops over the keys that they see. K and V each have a place in shared memory, and
+each is loaded during the other's product: V of a tile during Q K^T, K of the next tile during the softmax and P V. The
+registers of S are the left operand of P V; if Q is held in registers, these are the left operand of Q K^T. O is divided
+by l once, in the epilogue, and is stored through shared memory if its dtype is that of q.
 """
 
 from typing import Any, NamedTuple
@@ -65,7 +65,7 @@ class KeptQueries(NamedTuple):
 
 
 class ForwardCall(NamedTuple):
-    """What all steps need: Q as a left operand, the matrices K and V, and arguments of the kernel."""
+    """What all steps need: the left operand Q, the matrices K and V, and arguments of the kernel."""
 
     Q: Any
     K: Any
@@ -81,8 +81,8 @@ def mma_forward(
 ):  # fmt: skip
     """The kernel for tiles of tile_m queries, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
 
-    held: whether Q stays in registers; else its tile is read for each tile of keys. resumes: whether the loop goes on
-    from O and lse over other keys, see `shared.start`.
+    held: whether Q stays in registers; else it is read from shared memory for each tile of keys. resumes: whether the
+    loop starts from O and lse over other keys, see `shared.start`.
     """
     dtype, ACC = DTYPES[dtype], np.float32
     S_TILE, O_TILE, Q_TILE = (mma(tile_m, cols, threads) for cols in (tile_n, head_dim_v, head_dim))
@@ -92,8 +92,8 @@ def mma_forward(
     )  # fmt: skip
     shared = SharedMemory()
     SHARED_K, SHARED_V = (shared.boxes(tile_n, cols, dtype) for cols in (head_dim, head_dim_v))
-    SHARED_Q = shared.boxes(tile_m, head_dim, dtype, at=SHARED_V if held else None)  # until V comes
-    SHARED_O = shared.tile(tile_m, head_dim_v, dtype, at=SHARED_K)  # when all else is done
+    SHARED_Q = shared.boxes(tile_m, head_dim, dtype, at=SHARED_V if held else None)  # until V is loaded
+    SHARED_O = shared.tile(tile_m, head_dim_v, dtype, at=SHARED_K)  # after the last product
     TILE_M, TILE_N, HELD, VECTORS = tile_m, tile_n, held, Alignment(VECTOR_BYTES)
     IS_STAGED = out_dtypes == (dtype.name,)
     NO_SCORE, LN2 = ACC(-np.inf), ACC(LN_2)
@@ -119,10 +119,10 @@ def mma_forward(
 
     @device
     def step(O, m, l, tile, call, n_block):
-        """A tile of keys. Also returns the next one."""
+        """Add a tile of keys. Also returns the next one."""
         sK, sV, n0 = allocate(SHARED_K), allocate(SHARED_V), n_block * TILE_N
         wait_copies()
-        sync_threads()                                          # K has arrived, all have read the V before
+        sync_threads()                                          # K has arrived, all have read the last V
         copy_async(sV, call.V, COPY_V, n0)                      # in flight while S is computed
         S = dot(S_TILE, call.Q, sK.T)                           # line 10: S = Q K^T
         i, j = tile.segment.first_query + tile.m0, tile.segment.first_key + n0
@@ -143,7 +143,7 @@ def mma_forward(
 
     @device
     def query_tile(mask, seqlen_q, heads, matrices, at_once):
-        """This block's, the first tile of keys, and the mask within its segment."""
+        """This block's tile, the first tile of keys, and the mask within its segment."""
         m_blocks = tiles_of(mask.packing, seqlen_q)
         number, batch, head = place_grouped(block_index(), m_blocks, matrices, heads, at_once)
         number = m_blocks - 1 - number                          # the heaviest tiles of a causal mask first
@@ -165,7 +165,7 @@ def mma_forward(
         first, end = queries_of(segment)
         if tile.m0 >= segment.queries:                          # a slot without a tile
             return
-        # rows beyond a sequence's length are cut off: they may be NaN
+        # without rows beyond a sequence's length, which may be NaN
         queries, keys = minimum(tile.band[2], segment.queries), segment.first_key + maximum(tile.band[3], 1)
         Q = aligned(mQ[batch, head][first : first + maximum(queries, 1)], VECTORS)
         K = aligned(mK[batch, head_k][segment.first_key : keys], VECTORS)

@@ -1,4 +1,4 @@
-"""Scores on GPUs: what is compiled in of each kind, a file each, which this package finds; `score` composes them."""
+"""Scores on GPUs: the steps of each kind, in a file each, which this package finds; `score` composes them."""
 
 from importlib import import_module
 from pkgutil import iter_modules

@@ -1,4 +1,4 @@
-"""Alibi: S - slope |j - own key|. It is added to Q K^T, in its unit: the multiplication by scale stays where it is."""
+"""Alibi: S - slope |j - own key|, added to Q K^T in its own unit: the multiplication by scale stays in the exponent."""
 
 import numpy as np
 

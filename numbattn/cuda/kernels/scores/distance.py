@@ -1,4 +1,4 @@
-"""What parts share that depend on how far a key is from a query's own, i + offset."""
+"""What parts that depend on the distance of a key from a query's own key, i + offset, share."""
 
 import numpy as np
 
@@ -8,8 +8,8 @@ from ..shared.layouts import places_of
 from ..shared.visibility import EDGE, LINE
 from .kind import Kind, kind
 
-BY_MATRIX, BY_SEGMENT, BY_QUERY = "matrix", "segment", "query"  # the offset, if it is not a number for all
-ALIGNED = "aligned"  # within segments: by segment or by query, as kernels take them
+BY_MATRIX, BY_SEGMENT, BY_QUERY = "matrix", "segment", "query"  # what has offsets, if there is no single one
+ALIGNED = "aligned"  # within segments: by segment or by query, depending on the kernel
 
 
 class Distance(Kind):
@@ -46,8 +46,8 @@ class Distance(Kind):
 
 
 def own_key_step(part, number):
-    """The device function (scores, batch, head, m0): the own key of query m0, and nothing; or m0, where each query has
-    an offset, and all of these."""
+    """The device function (scores, batch, head, m0) -> the own key of query m0, and (); if each query has an offset,
+    m0, and the offsets."""
 
     @device
     def by_number(scores, batch, head, m0):
@@ -68,7 +68,7 @@ def own_key_step(part, number):
 
 
 def offsets_step(layout, transposed):
-    """The device function (offsets, m0): those of a tile's queries from m0 on."""
+    """The device function (offsets, m0) -> those of a tile's queries from m0 on."""
     places = places_of(transposed)
 
     @device
@@ -80,8 +80,8 @@ def offsets_step(layout, transposed):
 
 
 def distance_steps(part, number, layout, ACC, transposed=False):
-    """The device function of `own_key_step`; and (key, offsets, n0): how far the keys of a tile from n0 on are from the
-    queries' own."""
+    """Device functions: that of `own_key_step`; (key, offsets, n0) -> how far the keys of a tile from n0 on are from
+    the queries' own keys."""
     SIGN, of_queries = -1 if transposed else 1, offsets_step(layout, transposed)
 
     @device

@@ -1,7 +1,7 @@
-"""Functions of the user's own, numbattn.Score, as parts of a score: mapped over the elements of tiles of S.
+"""A user's own function, numbattn.Score, as a part of a score: mapped over the elements of tiles of S.
 
-What is compiled in is "function", or "shift" for one that only adds what does not depend on S, then a digest that
-stands for the function, and its arrays, dtype:ndim.
+Compiled in are "function", or "shift" for one that only adds a term that does not depend on S, a digest of the
+function, and its arrays as dtype:ndim.
 """
 
 from functools import lru_cache
@@ -24,9 +24,9 @@ from ..shared import exact_sums
 from ..shared.origin import PLACE, PLACE_TYPES
 from .kind import READS, Kind, ValueAndSlope, kind, nothing_ahead
 
-MOST_ELEMENTS = 2**31 - 1  # of gradients, that they are counted by int32
-FARTHEST_PLACE = 2**24  # that is a float32, too: see tile.mapping
-KNOWN = {}  # function.Identity by its digest: what has been asked for in this process
+MOST_ELEMENTS = 2**31 - 1  # of gradients, which int32 counts
+FARTHEST_PLACE = 2**24  # up to which integers are float32, too: see tile.mapping
+KNOWN = {}  # the function.Identity of each function of this process, by digest
 
 
 class FunctionKind(Kind):
@@ -52,8 +52,8 @@ class FunctionKind(Kind):
         return *PLACE_TYPES, INDEX, INDEX, types.Tuple(self.array_types)
 
     def mapped(self, order, at, layout, ACC, transposed):
-        """The device function (S, scores, batch, head, m0, n0): the function, or its derivative of this order, of all
-        elements of a tile. A TypeError where it may fail."""
+        """The device function (S, scores, batch, head, m0, n0) -> the function, or its derivative of this order, for
+        all elements of a tile. Raises a TypeError if it may fail."""
         check(self.identity, from_dtype(ACC), self.array_types, order)
         function = self.identity.key[order] or differentiated(self.identity, order)
         return mapped_over(layout, transposed, at)(function, same if order else number_of)
@@ -123,26 +123,31 @@ class FunctionKind(Kind):
 
 
 class ShiftKind(FunctionKind):
-    """A function that only adds what does not depend on S."""
+    """A function that only adds a term that does not depend on S."""
 
     name = "shift"
     is_nonlinear = may_decrease = False
 
     @property
     def looks_up(self):
-        """In matrices, probably for each element."""
+        """A matrix is probably looked up for each element."""
         return any(ndim > 1 for _, ndim in self.arrays)
 
     def steps(self, at, unit, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
-        (_, natural), ONE, NOTHING = unit, ACC(1), ACC(-0.0)  # x + -0.0 is x
-        added_by = self.mapped(0, at, layout, ACC, transposed)
+        return shift_steps(self.mapped(0, at, layout, ACC, transposed), unit, layout, ACC)
 
-        @device
-        def step(S, F, found, scores, batch, head, m0, n0):
-            added = added_by(full(layout, NOTHING), scores, batch, head, m0, n0)
-            return ValueAndSlope(S * natural(ONE, scores) + added, F)
 
-        return nothing_ahead, step
+def shift_steps(added_of, unit, layout, ACC):
+    """The steps of a function that only adds to S. added_of: the device function (S, scores, batch, head, m0, n0) ->
+    the terms, where S is 0."""
+    (_, natural), ONE, NOTHING = unit, ACC(1), ACC(-0.0)  # x + -0.0 is x
+
+    @device
+    def step(S, F, found, scores, batch, head, m0, n0):
+        added = added_of(full(layout, NOTHING), scores, batch, head, m0, n0)
+        return ValueAndSlope(S * natural(ONE, scores) + added, F)
+
+    return nothing_ahead, step
 
 
 def check_places(problem):
@@ -153,7 +158,7 @@ def check_places(problem):
 
 @lru_cache(maxsize=1024)
 def part_of(identity, arrays):
-    """What is compiled in for a function.Identity and arrays of these (dtype, ndim)."""
+    """What is compiled in of a function.Identity and arrays of these (dtype, ndim)."""
     kinds = [widened(array_type(dtype, ndim)) for dtype, ndim in arrays]
     only_adds = identity.key[1] is None and is_additive(identity.function, (*[types.int64] * 4, *kinds))
     KNOWN[identity.digest] = identity
@@ -167,8 +172,8 @@ def same(x):
 
 
 def mapped_over(layout, transposed, number):
-    """Makes of a user's function the device function (S, scores, batch, head, m0, n0): of all elements of a tile, of
-    each what `result` makes of the function's result."""
+    """A Python function (of_user, result) -> the device function (S, scores, batch, head, m0, n0) that maps
+    result(of_user) over all elements of a tile."""
 
     def mapped(of_user, result):
         of_user = inlined(of_user)
@@ -183,8 +188,8 @@ def mapped_over(layout, transposed, number):
 
 
 def mapped_elements(of_element, layout, transposed, number):
-    """The device function (S, scores, batch, head, m0, n0): the device function (s, batch, head, i, j, arrays) of all
-    elements of a tile."""
+    """The device function (S, scores, batch, head, m0, n0) that maps the device function (s, batch, head, i, j, arrays)
+    over all elements of a tile."""
 
     @device
     def of_rows(s, i, j, batch, head, arrays):
@@ -209,7 +214,7 @@ def mapped_elements(of_element, layout, transposed, number):
 
 @device
 def counted(part, batch, head):
-    """The call's first query and key, how many there are, and what all elements of a tile are given."""
+    """The call's first query and key, the numbers of both, and the arguments that all elements share."""
     first, at, seqlen_q, seqlen_k, arrays = part
     return at.query, at.key, seqlen_q, seqlen_k, (first + at.batch + batch, at.head + head, arrays)
 
@@ -218,9 +223,9 @@ def read_step(part, number, wanted, ACC, SUM, add_pending):
     """The device function (pending, S, dS, scores, sums, batch, head, m0, n0) -> pending, which adds to the gradients
     of a function's arrays.
 
-    S, dS: tiles before the function and after it; sums: of the elements of all arrays wanted; pending: an element, and
-    what a thread has not yet added to it, so that it adds once for many; add_pending: the device function (pending,
-    sums) that adds it.
+    S, dS: tiles before the function and after it; sums: for the elements of all arrays wanted; pending: an element, and
+    the terms that a thread has not added to it yet, so that it adds once for many; add_pending: the device function
+    (pending, sums) that does.
     """
     function, about = kind(part).identity.function, (wanted, from_dtype(ACC), kind(part).array_types)
     check_reads(function, *about)
@@ -228,7 +233,7 @@ def read_step(part, number, wanted, ACC, SUM, add_pending):
 
     @device
     def term(slope, ds):
-        return SUM(slope * ds) if IS_STEADY or ds != 0 else ZERO    # the slope of what is masked may be NaN
+        return SUM(slope * ds) if IS_STEADY or ds != 0 else ZERO    # a masked element's slope may be NaN
 
     @device
     def moved(pending, at, sums):
@@ -240,7 +245,7 @@ def read_step(part, number, wanted, ACC, SUM, add_pending):
 
     @device
     def of_tile(carried, s, ds, i, j, batch, head, arrays):
-        """Whether all that a thread has reads one element, which, and the sum, by halves: without a branch."""
+        """Whether all elements of a thread read the same one, which, and their sum, in two halves: without a branch."""
         is_first, others, element, total, half, most = carried
         slope, at, count = derivative(s, batch, head, i, j, arrays, 0)
         at = np.int32(at) if count > 0 else np.int32(-1)
@@ -265,8 +270,8 @@ def read_step(part, number, wanted, ACC, SUM, add_pending):
         if others == 0 and at >= 0:
             element, before = moved(pending, at, sums)
             before, read = before + (total + half), 1
-        row = opaque(i + m0)                                    # else registers keep all that has been read
-        while read < most:                                      # of an element that reads several
+        row = opaque(i + m0)                                    # else registers keep all values read so far
+        while read < most:                                      # an element may read several
             about = *given, read, sums
             element, before = fold_elements(of_element, (element, before), tiles, row, j + n0, ends, about)
             read += 1
@@ -276,9 +281,9 @@ def read_step(part, number, wanted, ACC, SUM, add_pending):
 
 
 def class_steps(part, number, wanted, ACC, SUM, layout):
-    """The same where `is_by_class`, of dS summed by query and class of the key, products with a matrix of zeros and
-    ones: device functions (scores, batch, head, n0) -> that matrix, of keys and classes; and (tile of such sums,
-    scores, sums, batch, head, m0), which adds them. layout: of both tiles."""
+    """The same for functions that are `is_by_class`, from dS summed by query and class of the key, by a product with a
+    matrix of zeros and ones. Device functions: (scores, batch, head, n0) -> that matrix, of keys and classes; (tile of
+    such sums, scores, sums, batch, head, m0) adds them. layout: of both tiles."""
     derivative, CLASSES = by_last_index(kind(part).identity.function, wanted), layout.shape[1]
     ZERO, ONE, NOWHERE = ACC(0), ACC(1), 0
 
@@ -309,5 +314,5 @@ def class_steps(part, number, wanted, ACC, SUM, layout):
 
 @lru_cache(maxsize=256)
 def inlined(function):
-    """A Frozen as a device function; what is compiled already is one."""
+    """A Frozen as a device function; a compiled function already is one."""
     return device(linked(function)) if isinstance(function, Frozen) else function

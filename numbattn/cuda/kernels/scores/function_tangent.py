@@ -1,8 +1,8 @@
-"""Tangents of the arrays that functions read: what functions and their derivatives change by where S does not.
+"""Tangents of the arrays that functions read: how functions and their derivatives move while S does not.
 
-What is compiled in is "moving", "moving-shift" for a function that only adds, or "still" where all tangents are zero,
-then the function's digest, a 0 or 1 for each array, whether its gradient is wanted, and dtype:ndim of the arrays and of
-their tangents, which lie one after the other in one array.
+Compiled in are "moving", "moving-shift" for a function that only adds, or "still" if all tangents are zero, the
+function's digest, a 0 or 1 for each array, whether its gradient is wanted, and dtype:ndim of the arrays and of their
+tangents, which are stored one after the other in one array.
 """
 
 import numpy as np
@@ -10,10 +10,10 @@ import numpy as np
 from ....scores.compiled.reads import along, by_read_along, check_along, check_by_read_along
 from ....scores.function import ScoreTangent
 from ...compiler import from_dtype
-from ...tile import device, fold_elements, full, where
+from ...tile import device, fold_elements, where
 from ...words.steps import array_of_function
-from .function import FunctionKind, ShiftKind, check_places, counted, mapped_elements, part_of
-from .kind import ValueAndSlope, kind, nothing_ahead
+from .function import FunctionKind, ShiftKind, check_places, counted, mapped_elements, part_of, shift_steps
+from .kind import kind
 
 
 class MovingKind(FunctionKind):
@@ -29,8 +29,8 @@ class MovingKind(FunctionKind):
         return [(dtype, int(ndim)) for dtype, ndim in (x.split(":") for x in self.about[2:])]
 
     def moved(self, order, at, layout, ACC, transposed):
-        """The device function (S, tscores, batch, head, m0, n0): of all elements of a tile of S before the function
-        the tangent of the function, or of its derivative of this order, where S has none."""
+        """The device function (S, tscores, batch, head, m0, n0) -> the tangent of the function, or of its derivative of
+        this order, for all elements of a tile of S before it, which itself has no tangent."""
         *kinds, tangents = self.array_types
         check_along(self.identity, self.wanted, from_dtype(ACC), tuple(kinds), tangents, order)
         tangent_of = along(self.identity, self.wanted, order)
@@ -43,7 +43,7 @@ class MovingKind(FunctionKind):
 
     def moves(self, order, at, layout, ACC, transposed):
         """The same, (S, value, tscores, batch, head, m0, n0), but 0 where the score is -inf, before the function or
-        after it, where it is this value."""
+        after it. value: the score after it."""
         moved, HIDDEN = self.moved(order, at, layout, ACC, transposed), ACC(-np.inf)
 
         @device
@@ -66,33 +66,25 @@ class MovingKind(FunctionKind):
 
 
 class StillKind(MovingKind):
-    """Of which tangents are zero."""
+    """A function whose arrays' tangents are all zero."""
 
     name, is_zero = "still", True
 
 
 class MovingShiftKind(MovingKind):
-    """Of a function that only adds what does not depend on S."""
+    """A function that only adds a term that does not depend on S."""
 
     name = "moving-shift"
 
     def steps(self, at, unit, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
-        (_, natural), ONE, NOTHING = unit, ACC(1), ACC(0)
-        moved = self.moved(0, at, layout, ACC, transposed)
-
-        @device
-        def step(tS, F, found, tscores, batch, head, m0, n0):
-            added = moved(full(layout, NOTHING), tscores, batch, head, m0, n0)
-            return ValueAndSlope(tS * natural(ONE, tscores) + added, F)
-
-        return nothing_ahead, step
+        return shift_steps(self.moved(0, at, layout, ACC, transposed), unit, layout, ACC)
 
 
 def read_tangent_step(tangent, at, ACC, SUM, add_pending):
     """The device function (pending, S, tS, dS, tdS, tscores, sums, batch, head, m0, n0) -> pending, which adds to the
-    tangents of the gradients of a function's arrays, as that of `function.read_step` to these.
+    tangents of the gradients of a function's arrays, as `function.read_step` does to the gradients.
 
-    tangent, at: the part with the arrays' tangents, and where the parts of tscores have it.
+    tangent, at: the part with the arrays' tangents, and its place in the parts of tscores.
     """
     own = kind(tangent)
     *kinds, of_tangents = own.array_types
@@ -116,7 +108,7 @@ def read_tangent_step(tangent, at, ACC, SUM, add_pending):
     def add(pending, S, tS, dS, tdS, tscores, sums, batch, head, m0, n0):
         i, j, seqlen_q, seqlen_k, (batch, head, arrays) = counted(tscores.parts[at], batch, head)
         ends, (element, total), read, most = (i + seqlen_q, j + seqlen_k), pending, 0, 1
-        while read < most:                                      # of an element that reads several
+        while read < most:                                      # an element may read several
             carried, given = (element, total, 0), (batch, head, arrays, read, sums)
             element, total, most = fold_elements(of_element, carried, (S, tS, dS, tdS), i + m0, j + n0, ends, given)
             read += 1

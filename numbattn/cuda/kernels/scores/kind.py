@@ -1,6 +1,6 @@
-"""What kernels and plans ask of a kind of part of a score: a class for each kind, in a file of its own.
+"""What kernels and plans need to know of a kind of part of a score: a class for each kind, in a file of its own.
 
-What is compiled in of a part is a string, words: its kind, and what else code depends on. `kind(part)` is an object of
+A string of words is compiled in of each part: its kind, and whatever else code depends on. `kind(part)` is an object of
 the kind's class.
 """
 
@@ -11,11 +11,11 @@ from ...tile import device
 from ...words.steps import array_of_part
 
 ELEMENTS, ENTRIES, WITH_DELTA, READS = "elements", "entries", "with delta", "reads"  # what gradients come from
-CLASSES = {}  # of kinds: by name, and by their class in numbattn.scores
+CLASSES = {}  # of kinds, by name, and by their class in numbattn.scores
 
 
 class ValueAndSlope(NamedTuple):
-    """What a tile of S becomes, and F, the derivative of that: tiles."""
+    """A tile of S after a part, and F, its derivative."""
 
     value: Any
     slope: Any
@@ -52,7 +52,7 @@ class Kind:
 
     @property
     def has_step(self):
-        """Whether it does something to S."""
+        """Whether it is a function of S."""
         return self.of._has_step
 
     @property
@@ -62,34 +62,34 @@ class Kind:
 
     # ------------------------------------------------------------------------------------------------- in a kernel
     def types(self, number):
-        """The types of what it needs; number: that of sums."""
+        """The types of its arguments; number: of a number in the dtype of sums."""
         raise NotImplementedError
 
     def steps(self, at, unit, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
         """Two device functions: what is looked up ahead (scores, tile, batch, head, m0, n0), and the step itself, (S,
         F, found, scores, batch, head, m0, n0) -> the ValueAndSlope after the part.
 
-        at: where Scores.parts has what it needs; unit: see score.units; by_tma: whether `tile` is what TMA loaded.
+        at: the place of its arguments in Scores.parts; unit: see score.units; by_tma: whether TMA has loaded `tile`.
         """
         raise NotImplementedError
 
     def derivatives(self, at, unit, layout, ACC, transposed=False, order=2):
-        """Of a part that is not linear: the device function (S, scores, batch, head, m0, n0) -> what S becomes, the
-        derivative of that, and, unless the order is 1, the second one: tiles."""
+        """For a part that is not linear, the device function (S, scores, batch, head, m0, n0) -> tiles of S after the
+        part, its derivative, and, unless the order is 1, its second derivative."""
         raise NotImplementedError
 
     def levels(self, at, unit, layout, ACC):
-        """Where the part adds one number, a level, to some tiles: device functions (S, scores, batch, head, m0, n0) ->
-        S after the part; and (scores, batch, head, m0, n0) -> whether it is such a tile, and the level."""
+        """If the part adds a single number, a level, to some tiles, device functions: (S, scores, batch, head, m0, n0)
+        -> S after the part; (scores, batch, head, m0, n0) -> whether it is such a tile, and the level."""
 
     def weighted_sum(self, at, layout, ACC):
-        """Where elements of dS have weights in the gradient of its array: the device function (total, dS, scores,
-        batch, head, m0, n0) that adds a weighted tile of them."""
+        """If the gradient of its array is a weighted sum of dS, the device function (total, dS, scores, batch, head,
+        m0, n0) that adds a weighted tile."""
 
     # --------------------------------------------------------------------------------------------------- in a plan
     @classmethod
     def lowered(cls, part, number, problem):
-        """What kernels take of a part of numbattn.scores: its string, its numbers, its arrays by name."""
+        """A part of numbattn.scores as kernels take it: its string, its numbers, its arrays by name."""
         return cls.name, (), {array_of_part(number): part._array.astype(problem.sum_dtype, copy=False)}
 
     @classmethod
@@ -98,13 +98,13 @@ class Kind:
         return part
 
     def flat(self, planner, work, number):
-        """What part number `number` passes, without its numbers: see words.arguments."""
+        """The arguments of part number `number`, without its numbers: see words.arguments."""
         if self.own_axes is not None:
             yield planner.at(array_of_part(number), own=self.own_axes)
 
     @classmethod
     def finish(cls, part, grad, sums, problem):
-        """The gradient from sums that kernels have left, if they have."""
+        """Write the gradient from the sums of kernels, if there are any."""
         grad[...] = sums.sum(axis=(-2, -1))
 
 

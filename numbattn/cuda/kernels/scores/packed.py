@@ -1,4 +1,4 @@
-"""Scores of packed sequences: in a segment offsets follow from where it lies."""
+"""Scores of packed sequences: a segment's offsets follow from its place."""
 
 from functools import reduce
 
@@ -10,7 +10,7 @@ from .traits import parts_of
 
 
 def within_segment(score):
-    """The device function (scores, segment): the Scores in a segment of packed arrays, from which offsets follow."""
+    """The device function (scores, segment) -> the Scores in a segment of packed arrays, with its offsets."""
     parts = [with_offset if kind(part).offset == BY_SEGMENT else with_part for part in parts_of(score)]
     if with_offset not in parts:
         return same_scores
@@ -18,7 +18,7 @@ def within_segment(score):
 
     @device
     def scores_of(scores, segment):
-        own, query = segment.first_key + segment.keys, segment.first_query + segment.queries    # after its last ones
+        own, query = segment.first_key + segment.keys, segment.first_query + segment.queries    # after the last ones
         return Scores(scores.scale, scores.inverse_scale, within(scores.parts, own - query), scores.logits)
 
     return scores_of

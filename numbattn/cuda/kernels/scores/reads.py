@@ -1,4 +1,4 @@
-"""Sums to which kernels add the gradients of the arrays that a function of the user's own reads."""
+"""The sums that kernels add the gradients of a user's function's arrays to."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ from ...words.arguments import Argument
 from ...words.signatures import array_type
 from ...words.steps import partial_sums
 
-MOST_SUMS, SUMS_BYTES = 128, 1 << 22  # of each element; in all, where there are several
+MOST_SUMS, SUMS_BYTES = 128, 1 << 22  # most sums of an element; most bytes in all, if there are several
 
 
 class Reads(NamedTuple):
@@ -21,7 +21,7 @@ class Reads(NamedTuple):
 
 
 class ReadSums(Argument):
-    """The sums, (parts, elements), beside what else a kernel computes; nothing where no gradients are wanted."""
+    """The sums, (parts, elements), of a kernel that also computes something else; nothing if none are wanted."""
 
     def find(self, planner, work):
         if work.reads:
@@ -39,5 +39,5 @@ READ_SUMS = ReadSums()
 
 
 def sums_of_each(elements, nbytes):
-    """How many sums each of so many elements has, of so many bytes."""
+    """How many sums, of `nbytes` each, an element has, if there are so many elements."""
     return min(max(SUMS_BYTES // max(elements * nbytes, 1), 1), MOST_SUMS)

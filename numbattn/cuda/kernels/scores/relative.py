@@ -57,8 +57,8 @@ class RelativeBiasKind(Distance):
 
 
 def relative_steps(part, number, unit, layout, ACC, transposed=False):
-    """Device functions (S, scores, batch, head, m0, n0) -> S with the entry of each element; and (scores, batch, head,
-    m0, n0): whether all of the tile share one, as far from the diagonal, and which."""
+    """Device functions: (S, scores, batch, head, m0, n0) -> S plus the entry of each element; (scores, batch, head, m0,
+    n0) -> whether the whole tile has one entry, as far from the diagonal, and which."""
     (_, natural), (own_key, entries), ONE = unit, entry_steps(part, number, layout, transposed), ACC(1)
     LAST_ROW, LAST_COL = (size - 1 for size in layout.shape)
     BEFORE, AHEAD = (LAST_COL, LAST_ROW) if transposed else (LAST_ROW, LAST_COL)    # its last query, its last key
@@ -78,8 +78,8 @@ def relative_steps(part, number, unit, layout, ACC, transposed=False):
 
 
 def entry_steps(part, number, layout, transposed=False):
-    """The device function of `own_key_step`; and (key, offsets, n0, table): which entries the elements of a tile from
-    n0 on take."""
+    """Device functions: that of `own_key_step`; (key, offsets, n0, table) -> the numbers of the entries of a tile from
+    n0 on."""
     SIGN, of_queries = -1 if transposed else 1, offsets_step(layout, transposed)
 
     @device
@@ -95,18 +95,18 @@ def entry_steps(part, number, layout, transposed=False):
 
 @device
 def entry_of(ahead, table):
-    """The entry of keys so far ahead of their query's own."""
+    """The number of the entry for keys that are `ahead` of their query's own key."""
     _, _, count = shape(table)
     reach = count // 2
     return maximum(minimum(ahead, reach), -reach) + reach
 
 
 def sums_of_entries(sums, seqlen_q, reach, offset):
-    """The gradient of a RelativeBias' table from what `score_gradient.diagonal_sums` has found.
+    """The gradient of a RelativeBias' table from the sums of `score_gradient.diagonal_sums`.
 
-    sums (..., diagonals of tiles, parts, step): the last two count diagonals of elements. A diagonal of tiles starts
-    `step` elements after the one before, and is `parts` times as wide: they overlap. offset: an int, or an array over
-    the batch axes.
+    sums: (..., diagonals of tiles, parts, step), where the last two axes count diagonals of elements. Diagonals of
+    tiles start `step` elements after one another and are `parts` times as wide: they overlap. offset: an int, or an
+    array over the batch axes.
     """
     *lead, count, parts, step = sums.shape
     whole = np.zeros_like(sums, shape=(*lead, count + parts - 1, step))

@@ -1,8 +1,8 @@
-"""Scores: what a call's parts do to S = scale Q K^T before the mask, and what dS is multiplied by. See numbattn.scores.
+"""Scores: the steps of a call's parts on S = scale Q K^T before the mask, and the factor of dS. See numbattn.scores.
 
-Only the kinds of the parts are compiled in; their numbers and arrays are arguments. Without a score nothing is. Slopes
-are added to Q K^T, in its unit: the multiplication by scale stays where it is, in the exponent, and takes no time. The
-first part of another kind takes scale Q K^T, and what kernels call scale_log2 is log2(e) then.
+Only the kinds of the parts are compiled in; their numbers and arrays are arguments. Slopes are added to Q K^T, in its
+own unit: the multiplication by scale stays in the exponent, where it takes no time. The first part of another kind
+takes scale Q K^T, and then scale_log2, as kernels call it, is log2(e).
 """
 
 from functools import reduce
@@ -24,8 +24,8 @@ class Scores(NamedTuple):
 
     scale: Any
     inverse_scale: Any
-    parts: Any  # of each but a sink what its kind needs: see Kind.types
-    logits: Any  # (batch, heads), where there is a sink
+    parts: Any  # the arguments of each part but a sink: see Kind.types
+    logits: Any  # (batch, heads), if there is a sink
 
 
 class ScoreArgument(Argument):
@@ -40,7 +40,7 @@ class ScoreArgument(Argument):
 
     @staticmethod
     def fields(planner, work, parts):
-        """parts: (number in names of its arrays, what is compiled in, Lowered) of each."""
+        """The fields; parts: of each its number in names of arrays, its string, and the Lowered."""
         if parts:
             yield from ("scale", "inverse_scale")
         for number, part, lowered in sorted(parts, key=lambda x: not kind(x[1]).has_step):
@@ -49,7 +49,7 @@ class ScoreArgument(Argument):
 
 
 class ScoreTangents(ScoreArgument):
-    """The same with tangents in the place of the parts' arrays, of the parts that have one."""
+    """The same for the parts that have a tangent, with the tangents in place of their arrays."""
 
     def flat(self, planner, work):
         parts = enumerate(zip(work.tscore, planner.call.tscore))
@@ -73,11 +73,11 @@ def scores_type(score, dtype):
 
 
 def score_steps(score, layout, ACC, transposed=False, after=-1):
-    """Device functions for tiles of S = Q K^T: (S, scores, batch, head, m0, n0) -> S after all parts, and F;
-    (dS, F) -> dS F; (scale) -> what S is multiplied by to be an exponent of 2.
+    """Device functions for tiles of S = Q K^T: (S, scores, batch, head, m0, n0) -> S after all parts, and F; (dS, F) ->
+    dS F; (scale) -> the factor that makes S an exponent of 2.
 
-    F is the derivative of what the parts after number `after` do, by what they are given; with after=len(score),
-    in the forward pass, there is none. The tile's rows are queries, or keys if it is transposed.
+    F is the derivative of the parts after number `after`; with after=len(score), in the forward pass, there is none.
+    The tile's rows are queries, or keys if it is transposed.
     """
     look_up, apply, *others = score_steps_ahead(score, layout, ACC, transposed, after)
 
@@ -89,11 +89,11 @@ def score_steps(score, layout, ACC, transposed=False, after=-1):
 
 
 def score_steps_ahead(score, layout, ACC, transposed=False, after=-1, has_room=True, by_tma=False):
-    """The steps of `score_steps`, where arrays are loaded while S is still computed: the first device function,
-    (scores, tile, batch, head, m0, n0), starts the loads, and what it returns is an argument of the second, after S.
+    """The steps of `score_steps` with arrays loaded while S is still computed: another device function in front,
+    (scores, tile, batch, head, m0, n0), starts the loads, and its result is the second argument of the next one.
 
-    has_room: whether there are registers for that; else the second one loads them. by_tma: whether the bias is in
-    `tile`, in shared memory; else that is ().
+    has_room: whether there are registers for that; else the latter loads them. by_tma: whether the bias is in `tile`,
+    in shared memory; else that is ().
     """
     if not has_room:
         look_up_and_apply, *others = score_steps(score, layout, ACC, transposed, after)
@@ -113,7 +113,7 @@ def score_steps_ahead(score, layout, ACC, transposed=False, after=-1, has_room=T
         kind(part).steps(at, units(parts[:at], part), layout, ACC, transposed, by_tma, has_derivative=at > after)
         for at, part in enumerate(parts)
     ]
-    if after >= 0:  # the derivatives of those before are not asked for
+    if after >= 0:  # derivatives of earlier parts are not needed
         steps[: after + 1] = map(without_derivative, steps[: after + 1])
     (look_up, every_step), ONE = reduce(then, steps), ACC(1)
 
@@ -125,9 +125,9 @@ def score_steps_ahead(score, layout, ACC, transposed=False, after=-1, has_room=T
 
 
 def softmax_score_steps(score, layout, ACC, has_levels=True, by_tma=False):
-    """The first two device functions of `score_steps_ahead`, for the forward pass, but the second one returns S, level
-    and factor. After all parts S is factor S + level, or as it is where they are None: the softmax multiplies and adds
-    anyway. Not if has_levels is False, nor where no tile has a level."""
+    """The first two device functions of `score_steps_ahead`, for the forward pass; the second returns S, level and
+    factor. S after all parts is factor S + level, or S itself if they are None: the softmax multiplies and adds anyway.
+    They are None if has_levels is False or no tile has a level."""
     *before, last = parts_of(score) or [None]
     with_level = None
     if last is not None and has_levels:
@@ -153,7 +153,8 @@ def softmax_score_steps(score, layout, ACC, has_levels=True, by_tma=False):
 
 
 def units(before, part):
-    """Device functions (x, scores) of a part after these: a number, in the unit in which it is added; S's factor."""
+    """Device functions (x, scores) for a part after these: a number in the unit in which it is added; the factor of S.
+    """
 
     @device
     def same(x, scores):
@@ -173,7 +174,7 @@ def units(before, part):
 
 
 def to_log2_of(score, ACC):
-    """The device function (scale): what S after all parts is multiplied by to be an exponent of 2."""
+    """The device function (scale) -> the factor that makes S after all parts an exponent of 2."""
     LOG2E = ACC(LOG2_E)
 
     @device

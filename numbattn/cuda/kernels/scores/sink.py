@@ -11,9 +11,9 @@ class SinkKind(Kind):
 
 
 def sink_steps(score, ACC):
-    """Device functions of a row's end: (m, total, scores, batch, head) -> m and total with the sink's logit, and alpha,
-    which rescales O; (total, alpha) -> what O is multiplied by. m is natural here; total stays 0 where nothing is
-    seen."""
+    """Device functions for the end of a row: (m, total, scores, batch, head) -> m and total with the sink's logit, and
+    alpha, which rescales O; (total, alpha) -> the factor of O. m is in natural units here; total stays 0 where nothing
+    is seen."""
     LOG2E = ACC(LOG2_E)
 
     @device
@@ -39,8 +39,8 @@ def sink_steps(score, ACC):
 
 
 def sink_tangent_step(tscore, ACC):
-    """The device function of a row's end (tlse, m, total, scores, tscores, batch, head) -> tlse with what the tangent
-    of the sink's logit adds: P of the sink times that. m, total: with the sink; tscore, tscores: see `tangent`."""
+    """The device function for the end of a row, (tlse, m, total, scores, tscores, batch, head) -> tlse plus P of the
+    sink times the tangent of its logit. m, total: with the sink; tscore, tscores: see `tangent`."""
     LOG2E = ACC(LOG2_E)
 
     @device

@@ -30,7 +30,7 @@ class SoftcapKind(Kind):
 
         @device
         def rest(S, scores):
-            """r = 1 / (exp(2 x) + 1), with which tanh(x) = 1 - 2 r."""
+            """r = 1 / (exp(2 x) + 1), so that tanh(x) = 1 - 2 r."""
             _, inverse = scores.parts[at]
             return reciprocal(exp2(S * natural(inverse * TWO_LOG2E, scores)) + 1)
 
@@ -55,8 +55,8 @@ class SoftcapKind(Kind):
 
 
 def tanh_step(dtype):
-    """tanh(x) of x and r = 1 / (exp(2 x) + 1), which are of this dtype; None: to 1e-7, absolute, of a cap in half
-    precision. Where x is small 1 - 2 r has lost digits: by a series there."""
+    """The device function (x, r = 1 / (exp(2 x) + 1)) -> tanh(x), in this dtype; None: to an absolute error of 1e-7,
+    enough for half precision. For small x, where 1 - 2 r loses digits, by a series."""
     if dtype is None:
         return device(lambda x, r: 1 - 2 * r)
     if dtype is np.float64:

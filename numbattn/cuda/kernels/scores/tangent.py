@@ -1,8 +1,8 @@
-"""Tangents of scores: what parts do to S and its tangent tS, and how gradients and their tangents go back through them.
+"""Tangents of scores: the steps of parts on S and its tangent tS, and how gradients and their tangents go back.
 
-A part S -> f(S, A) with an array A makes f' tS + (df / dA) tA of tS. Those that only add are linear in A, too: what
-they do to S they do to tS, with tA in the place of A; of functions see `function_tangent`. F is the product of all f',
-tF its tangent: that of f' is f'' tS + (df' / dA) tA.
+A part S -> f(S, A) with an array A turns tS into f' tS + (df / dA) tA. Parts that only add are linear in A, too: they
+do the same to tS, with tA in place of A; for functions see `function_tangent`. F is the product of all f', and tF its
+tangent; the tangent of f' is f'' tS + (df' / dA) tA.
 """
 
 from functools import reduce
@@ -18,11 +18,10 @@ def tangent_steps(score, tangents, layout, ACC, transposed=False, after=-1):
     """Device functions for tiles of S = Q K^T and of tS: (S, tS, scores, tscores, batch, head, m0, n0) -> S, tS after
     all parts, and F, tF; (dS, tdS, F, tF) -> dS F, tdS F + dS tF.
 
-    tangents: for each part what is compiled in of it with the tangent of its array in that one's place, or "" where
-    that is zero; tscores: the Scores of those that are not. Both tS have the unit of S, as `score_steps` knows it: tS
-    after all parts, times what S is multiplied by to be an exponent of 2, and times ln 2, is the tangent of one of e.
-    F and tF are of what the parts after number `after` do; with after=len(score), in the forward pass, there are none,
-    and no second derivative is asked for.
+    tangents: for each part its string with the tangent in place of its array, or "" if that is zero; tscores: the
+    Scores of those that are not. tS has the unit of S, see `score_steps`: tS after all parts, times the factor that
+    makes S an exponent of 2, and times ln 2, is the tangent of an exponent of e. F and tF belong to the parts after
+    number `after`; with after=len(score), in the forward pass, there are none, and no second derivatives are needed.
     """
     steps, before, given, counted = [], [], [], 0
     for part, tangent in zip_longest(score, tangents, fillvalue=""):
@@ -54,7 +53,7 @@ def tangent_steps(score, tangents, layout, ACC, transposed=False, after=-1):
 def linear_step(part, at, tangent, at_tangent, unit, layout, ACC, transposed):
     """The step of a part that only adds: (S, tS, FF, scores, tscores, batch, head, m0, n0) -> S, tS, FF.
 
-    tangent: the same part with the tangent of its array, or ""; at_tangent: where the parts of tscores have it.
+    tangent: the same part with the tangent of its array, or ""; at_tangent: its place in the parts of tscores.
     """
     look_up, apply = kind(part).steps(at, unit, layout, ACC, transposed, has_derivative=False)
     (_, natural), ONE = unit, ACC(1)
@@ -80,8 +79,8 @@ def linear_step(part, at, tangent, at_tangent, unit, layout, ACC, transposed):
 
 
 def nonlinear_step(part, at, counted, tangent, at_tangent, unit, layout, ACC, transposed):
-    """The same of other parts. counted: how many of those before are in F, which is nothing without any; None if this
-    one is not to be in it. tangent, at_tangent: as of a `linear_step`."""
+    """The same for other parts. counted: how many earlier parts are in F, which is () without any; None if this part
+    does not go into F. tangent, at_tangent: as for a `linear_step`."""
     derivatives = kind(part).derivatives(at, unit, layout, ACC, transposed, order=1 if counted is None else 2)
     (_, natural), ONE = unit, ACC(1)
 
@@ -110,8 +109,8 @@ def nonlinear_step(part, at, counted, tangent, at_tangent, unit, layout, ACC, tr
 
 
 def moving_step(step, tangent, at, has_bend, unit, layout, ACC, transposed):
-    """A step of a function whose arrays have tangents, from that of one whose arrays have none. has_bend: whether there
-    is F, of this function alone."""
+    """The step of a function whose arrays have tangents, from the step without them. has_bend: whether there is an F,
+    of this function alone."""
     (_, natural), ONE, about = unit, ACC(1), (at, layout, ACC, transposed)
     of_value = kind(tangent).moves(0, *about)
     of_slope = kind(tangent).moves(1, *about) if has_bend else None

@@ -1,4 +1,5 @@
-"""What a score is, as its parts together are: whether it has a derivative, what it looks up. No CUDA here."""
+"""Traits of a score that follow from those of its parts: whether it has a derivative, what it looks up. No CUDA here.
+"""
 
 from ..shared.visibility import is_looked_up
 from .distance import BY_QUERY
@@ -21,12 +22,12 @@ def looks_up(score):
 
 
 def differs_by_head(score):
-    """Whether a part may do something else to each head."""
+    """Whether a part may differ between heads."""
     return any(kind(part).differs_by_head for part in parts_of(score))
 
 
 def takes_offsets(score):
-    """Whether a part takes an offset of each query."""
+    """Whether a part takes an offset for each query."""
     return any(kind(part).offset == BY_QUERY for part in score)
 
 
@@ -36,26 +37,26 @@ def is_nonlinear(score):
 
 
 def is_packed(score):
-    """Whether all parts are known within tiles that end with their segment."""
+    """Whether all parts can be computed in tiles that end with their segment."""
     return all(kind(part).is_packed for part in score)
 
 
 def is_natural(score):
-    """Whether S after all parts is an exponent of e, else it is Q K^T plus slopes."""
+    """Whether S after all parts is an exponent of e; else it is Q K^T plus slopes."""
     return any(kind(part).is_natural for part in parts_of(score))
 
 
 def may_be_far(score):
-    """Whether a mask of finfo.min may be among the parts: of float32 or what has its exponents, and after the last
-    one that bounds S, which ends it."""
+    """Whether a mask of finfo.min, in a dtype with float32's exponents, may be among the parts, after the last one that
+    bounds S."""
     kinds = list(map(kind, score))
     bounded = [number for number, part in enumerate(kinds) if part.is_bounded]
     return any(part.may_be_far for part in (kinds[bounded[-1] + 1 :] if bounded else kinds))
 
 
 def number_of_tma_bias(work):
-    """The number of the bias whose tiles TMA loads on Hopper, or None: one of two bytes an element, with rows that a
-    tensor map takes, where nothing else is looked up."""
+    """The number of the bias whose tiles TMA loads on Hopper, or None: one of two bytes an element, with rows that fit
+    a tensor map, if nothing else is looked up."""
     looking_up = [number for number, part in enumerate(work.score) if kind(part).looks_up]
     by_tma = [number for number in looking_up if kind(work.score[number]).is_tma_loaded]
     alone = looking_up == by_tma and not (is_looked_up(work.mask) or work.problem.dropout)
@@ -63,10 +64,10 @@ def number_of_tma_bias(work):
 
 
 def dtype_of_part(work, number):
-    """The name of the dtype of a bias; nothing for None."""
+    """The name of the dtype of a bias; "" for None."""
     return "" if number is None else kind(work.score[number]).dtype
 
 
 def dtype_of_tma_bias(work):
-    """The name of the dtype of the bias that TMA loads; nothing without one."""
+    """The name of the dtype of the bias that TMA loads; "" without one."""
     return dtype_of_part(work, number_of_tma_bias(work))

@@ -1,1 +1,1 @@
-"""The steps that kernels share: device functions and their factories, and the tables of tiles."""
+"""The steps that kernels share: device functions, their factories, and layouts of tiles."""

@@ -19,7 +19,7 @@ from .query_tiles import KeyTile, key_lengths
 
 
 def no_dq_steps(*_):
-    """Instead of `dq_steps`, for blocks that have some of the keys."""
+    """In place of `dq_steps`, for blocks that have only some of the keys."""
 
     @device
     def keys_given(mask, batch, head_k, group_size, end_key):
@@ -37,8 +37,8 @@ def no_dq_steps(*_):
 
 
 def dq_steps(S_TILE, head_dim, threads, shared, mask, nbytes, SHARED_K):
-    """Device functions for a block that has all keys of its heads, and so computes all of dQ: where the keys that any
-    head sees end; dS -> shared memory; dQ of a tile of queries from there; zeros for tiles out of mask.
+    """Device functions for a block that has all keys of its heads, and so computes all of dQ: the end of the keys that
+    any head sees; dS to shared memory; dQ of a tile of queries from there; zeros for tiles that see nothing.
     """
     (tile_n, tile_m), ACC = S_TILE.shape, SHARED_K.dtype.type
     Q_TILE = mma(tile_m, head_dim, threads, max(threads // (2 * tile_m), 1))
@@ -47,7 +47,7 @@ def dq_steps(S_TILE, head_dim, threads, shared, mask, nbytes, SHARED_K):
 
     @device
     def keys_seen(mask, batch, head_k, group_size, end_key):
-        """Keys after these may be NaN, and 0 * NaN is NaN."""
+        """How many keys any head sees. Keys after these may be NaN, and 0 * NaN is NaN."""
         head = head_k * group_size
         tile = KeyTile(batch, head_k, head, head + group_size, index(0), index(0), index(0), index(0))
         return maximum(longest(mask, tile), 1)

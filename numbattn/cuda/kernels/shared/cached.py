@@ -1,7 +1,7 @@
-"""Keys and values as a cache holds them: where its tokens lie, and numbers of 8 bits as what they stand for.
+"""Keys and values in a cache: the places of tokens in pages, and numbers of 8 bits with their scales.
 
-S = Q K^T is multiplied by the scale of each key, and P, once its rows have been summed, by that of each value. Of int8
-each token has a scale; of float8 each head, so that O is multiplied instead of P.
+S = Q K^T is multiplied by the scale of each key, and P, after its rows have been summed, by that of each value. In int8
+each token has a scale; in float8 each head has one, so that O is multiplied instead of P.
 """
 
 from typing import Any, NamedTuple
@@ -22,25 +22,25 @@ from ...tile import (
 )
 from ...words.signatures import array_type
 
-EIGHT_BITS = {"int8": np.dtype(np.int8), "float8_e4m3fn": np.dtype(np.uint8)}  # which arrays hold them
+EIGHT_BITS = {"int8": np.dtype(np.int8), "float8_e4m3fn": np.dtype(np.uint8)}  # the dtypes of the arrays that hold them
 
 
 class Cached(NamedTuple):
-    """Device functions. What a cache has besides k and v comes in a tuple: the table, the scales of k, those of v."""
+    """Device functions. `cache` is the tuple of a cache's other arrays: the table, the scales of k, those of v."""
 
     dtype: Any  # of the arrays k and v
-    widened: Any  # what their tiles in shared memory are multiplied as, None if it is that
-    rows_of: Any  # (matrices, cache, work, keys, alignment) -> the first keys of a sequence, of a head, as a matrix
-    load_k: Any  # (cache, work, keys, n0): start to copy the scales of a tile of keys, into the warp's place for them
+    widened: Any  # the dtype in which their tiles in shared memory are multiplied, None if it is the same
+    rows_of: Any  # (matrices, cache, work, keys, alignment) -> the first keys of a head of a sequence, as a matrix
+    load_k: Any  # (cache, work, keys, n0): start to copy the scales of a tile of keys to the warp's place for them
     load_v: Any
     of_keys: Any  # (S, cache, work) -> S times the scales of the keys
     of_values: Any  # (P, cache, work) -> P times the scales of the values
-    of_sums: Any  # (O, cache, work) -> O times what is left to multiply by
+    of_sums: Any  # (O, cache, work) -> O times the remaining factors
     types: list  # of the tuple
 
 
 def cached(shared, dtype, held, layout, page_size, warps):
-    """The Cached of k and v: of the dtype of q, or of the one named `held`; layout: of S, one tile for each warp."""
+    """The Cached of k and v, which have the dtype of q, or the one named `held`. layout: of S, a tile for each warp."""
     first, tokens_of = int(bool(page_size)), tokens_step(page_size)
     tables = [array_type(np.int32, 2)] * first
 
@@ -63,8 +63,8 @@ def cached(shared, dtype, held, layout, page_size, warps):
 
 
 def tokens_step(page_size):
-    """The device function (matrices, tables, batch, head, count, alignment) -> the first tokens of a sequence, of a
-    head, as a matrix. page_size: 0 without pages; else the table is the first of `tables`."""
+    """The device function (matrices, tables, batch, head, count, alignment) -> the first tokens of a head of a
+    sequence, as a matrix. page_size: 0 without pages; else the table is the first of `tables`."""
     PAGE_SIZE = page_size
 
     @device
@@ -99,7 +99,8 @@ def times(number):
 
 
 def scale_of_tokens(shared, layout, warps, rows_of, at, more):
-    """load and scaled, of which `cache[at]` has a column for each head; times `more`."""
+    """Device functions `load` and `scaled` for the scales of tokens, `cache[at]`, a column for each head, times `more`.
+    """
     PLACE, AT, MORE = shared.tile(1, layout.cols.size, np.float32, stages=warps), at, np.float32(more)
     COLUMN, OF_KEYS, ONES = simt(layout.cols.size, 1, WARP, 1, 1), layout.col_vector(), Alignment(0)
 

@@ -1,6 +1,7 @@
-"""Chunks of keys, at the same places in every sequence: short ones first, longer ones from where there are many.
+"""Chunks of keys, at the same places in every sequence: short ones first, and long ones once there are many.
 
-A chunk's partial result is written and read again, which long chunks make rare; short ones give few keys to many warps.
+A chunk's partial result is written and read again, which costs less with long chunks; short ones spread few keys over
+many warps.
 """
 
 import numpy as np
@@ -29,7 +30,7 @@ SHORTS = MANY // SHORT
 
 
 def count_of_chunks(keys):
-    """Into how many chunks the keys of a sequence are divided."""
+    """How many chunks the keys of a sequence are divided into."""
     return -(-keys // SHORT) if keys <= MANY else SHORTS - (MANY - keys) // LONG
 
 
@@ -40,7 +41,7 @@ def first_key(chunk):
 
 @device
 def chunks_between(first, end):
-    """The chunks that the keys [first, end) lie in, a range."""
+    """The range of chunks that the keys [first, end) lie in."""
     return (chunk_of(first), chunk_of(end - 1) + 1) if first < end else (0, 0)
 
 
@@ -50,8 +51,8 @@ def chunk_of(key):
 
 
 def longest_steps(shared, mask, by_head):
-    """Device functions: (mask), by warp 0, count the chunks of the longest sequence; (chunks), that number, for thread
-    0, from shared memory, or so many where it is not counted."""
+    """Device functions: (mask), called by warp 0, counts the chunks of the longest sequence; (chunks), called by thread
+    0, -> that number, or `chunks` if it is not counted."""
     if "keys" not in mask or by_head:
 
         @device

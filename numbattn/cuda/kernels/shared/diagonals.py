@@ -18,8 +18,9 @@ class Diagonal(NamedTuple):
 
 
 def diagonal_steps(tile_m, tile_n, threads):
-    """Device functions: how many diagonals of tiles a score matrix has; number `item` of those of all shares; and
-    sums along the diagonals of a tile, from the lower left on, that is in `plain` with shifted rows: its columns."""
+    """Device functions: how many diagonals of tiles a score matrix has; number `item` of the diagonals of all shares;
+    and sums along the diagonals of a tile, from the lower left on: the columns of `plain`, where its rows are shifted.
+    """
     TILE_M, TILE_N, PER_TILE = tile_m, tile_n, tile_m // tile_n
     DIAGONALS = simt(tile_n, tile_m, threads, threads // tile_n, 1)
     ALONG = DIAGONALS.row_vector()

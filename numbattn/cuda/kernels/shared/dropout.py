@@ -1,4 +1,4 @@
-"""Dropout of one tile: what `numbattn.dropout_mask` shows, several elements for each call of the generator."""
+"""Dropout of a tile, as `numbattn.dropout_mask` shows it: one call of the generator serves several elements."""
 
 from dataclasses import replace
 from functools import reduce
@@ -56,11 +56,11 @@ DROPOUT = Numbers((*DropoutNumbers._fields, *PLACE), DROPS)
 
 
 def keep_test(layout, transposed=False):
-    """The device function (drops, batch, head, m0, n0): which elements of P are kept, in a tile from there on.
+    """The device function (drops, batch, head, m0, n0) -> which elements of P are kept, in the tile from there on.
 
     The tile's rows are queries, or keys if it is transposed. One call of the generator serves queries i and i + 8 and
-    keys j, j + 1, j + 8 and j + 9, as far as this thread holds them. Tensor cores deal keys j and j + 1 of a transposed
-    tile to two lanes, each with queries i and i + 1: one lane calls for i, the other for i + 1, and they share.
+    keys j, j + 1, j + 8 and j + 9, as far as this thread holds them. In a transposed tile of tensor cores two lanes
+    hold keys j and j + 1, each for queries i and i + 1: one lane calls for i, the other for i + 1, and they share.
     """
     LANE = layout.neighbours_lane() if transposed and 1 in layout.cols.offsets else None
     SHARES = LANE is not None
@@ -95,7 +95,7 @@ def keep_test(layout, transposed=False):
 
 
 def drop_step(layout, dropout, transposed=False):
-    """The device function (P, drops, batch, head, m0, n0): P with 0 where it is dropped; P itself without dropout."""
+    """The device function (P, drops, batch, head, m0, n0) -> P with 0 where it is dropped; P itself without dropout."""
     if not dropout:
 
         @device
@@ -114,9 +114,9 @@ def drop_step(layout, dropout, transposed=False):
 
 
 def dropout_steps(layout, dropout, transposed=False):
-    """Device functions of lines 14 to 20 of Algorithm 4: `sign_dropped`, P with a minus sign where dropped; and dS.
+    """Device functions for lines 14 to 20 of Algorithm 4: `sign_dropped`, P with a minus sign where dropped; and dS.
 
-    With dropout it is dS * 2 / kept_scale, for which "ds_scale" makes up: Z dP - D takes fewer instructions so.
+    With dropout the latter is dS * 2 / kept_scale, which takes fewer instructions; "ds_scale" makes up for it.
     """
     if not dropout:
 
@@ -131,7 +131,7 @@ def dropout_steps(layout, dropout, transposed=False):
         return sign_dropped, dS_of
 
     # By halves, each a basic block: else ptxas overlaps all calls of the generator, and all of dS, and spills; and it
-    # delays the product dO V^T, which is to run meanwhile, until the generator is done
+    # delays the product dO V^T, which should run meanwhile, until the generator is done
     HALF = replace(layout, cols=layout.cols.half())
     DOWN, RIGHT = (HALF.shape[1], 0) if transposed else (0, HALF.shape[1])  # from one half to the other
     keeps, ZERO = keep_test(HALF, transposed), np.float32(0)
@@ -163,6 +163,6 @@ def dropout_steps(layout, dropout, transposed=False):
 
     @device
     def halves_of_D(D):
-        return column_halves(D) if transposed else (D, D)       # a row vector is that of both halves
+        return column_halves(D) if transposed else (D, D)       # both halves have the same row vector
 
     return sign_dropped, dS_of

@@ -1,8 +1,8 @@
-"""Sums that are the same in any order of what is added: of integers.
+"""Sums that do not depend on the order of their terms: sums of integers.
 
-A number is cut into parts, integers of at most WIDTH bits times powers of 2, each of which is added to an int64 of its
-own. So a sum has SIZE int64: from the largest unit to the smallest, and one that counts what is not finite, or too
-large. The numbers to be added must be less than 2**(63 - WIDTH) in number.
+A number is cut into parts, integers of at most WIDTH bits times powers of 2, and each part is added to an int64 of its
+own. So a sum has SIZE int64: from the largest unit to the smallest, and one that counts terms that are not finite, or
+too large. There must be fewer than 2**(63 - WIDTH) terms.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ LARGEST, STEP, SIZE = LARGEST_UNIT * 2.0**WIDTH, 2.0**WIDTH, PARTS + 1
 
 @device
 def add_exactly(pending, sums):
-    """Add a number to a sum; pending: which one, and the number."""
+    """Add a number to a sum. pending: the number of the sum, and the term."""
     element, total = pending
     if total != 0:
         first, rest, unit = element * SIZE, float(total), LARGEST_UNIT
@@ -33,14 +33,14 @@ def add_exactly(pending, sums):
 
 @device
 def add_atomically(pending, sums):
-    """The same where a sum is a float."""
+    """The same for a sum that is a float."""
     element, total = pending
     if total != 0:
         add_element(sums, element, total)
 
 
 def rounded(sums):
-    """The sums, float64, of int64 (1, sums * SIZE)."""
+    """The sums as float64, from int64 (1, sums * SIZE)."""
     parts = sums.reshape(-1, SIZE)
     units = np.asarray([LARGEST_UNIT / STEP**part for part in range(PARTS)], like=sums)
     return np.where(parts[:, PARTS] == 0, (parts[:, :PARTS] * units).sum(axis=1), np.nan)

@@ -28,7 +28,7 @@ from ...tile import (
 )
 from ...tile.alignment import VECTOR_BYTES
 
-MMA_LANES = 4  # of a warp, to a row of an accumulator
+MMA_LANES = 4  # of a warp that share a row of an accumulator
 DTYPES = {dtype.name: dtype for dtype in problem.DTYPES}
 
 
@@ -43,7 +43,7 @@ def vector(dtype):
 
 
 def buffers(shared, dtype, threads, rows, widths, stages=1):
-    """For each width a place of tiles in shared memory, and the layout in which so many threads copy one there."""
+    """For each width a place of tiles in shared memory, and the layout in which these threads copy one there."""
     return [
         (shared.tile(rows, cols, dtype, stages), copy_layout(rows, cols, threads, vector(dtype))) for cols in widths
     ]
@@ -59,11 +59,11 @@ def sums(unit, lanes, rows, cols, threads, run=1):
 def product_step(unit, lanes, rows, cols, threads, sliced, shared, dtype, parts=1):
     """The layout of S and dP, and the device function (x, y): x y^T in it.
 
-    Warps that share rows have some columns each. Or each sums a slice of the depth, of all columns; then they add up
-    the slices, by way of shared memory, and all have whole rows: left operands that need not go there.
+    Warps that share rows have some columns each. If sliced, each sums a slice of the depth, for all columns; then they
+    add up the slices through shared memory, and all have whole rows: left operands that need not go there.
 
-    parts: of the depth, summed one after the other, so that fewer registers hold a left operand: of float32, which is
-    split for tensor cores, 64 for a depth of 64.
+    parts: of the depth, summed one after the other, so that a left operand takes fewer registers: in float32, which is
+    split for tensor cores, 64 registers for a depth of 64.
     """
     if not sliced:
         TILE, PARTS, ZERO = sums(unit, lanes, rows, cols, threads), parts, dtype(0)
@@ -104,15 +104,15 @@ def product_step(unit, lanes, rows, cols, threads, sliced, shared, dtype, parts=
 
 
 def warps_across(rows, cols, threads):
-    """How many warps are to share rows of sums of mma.sync on 16 bits: a warp has 32, so that a right operand that it
-    reads from shared memory serves two instructions; or 16, where else it had no multiple of 16 columns.
+    """How many warps should share rows of sums of mma.sync on 16 bits: a warp has 32 rows, so that a right operand read
+    from shared memory serves two instructions, or 16 if it would otherwise not have a multiple of 16 columns.
     """
     sixteens = cols // 16
     return min(max(threads // rows, 1), sixteens & -sixteens)
 
 
 def places_of(transposed):
-    """The device function (layout, m0, n0): the queries i and keys j of a tile from query m0 and key n0 on.
+    """The device function (layout, m0, n0) -> the queries i and keys j of a tile from query m0 and key n0 on.
 
     The tile's rows are queries, or keys if it is transposed.
     """
@@ -129,10 +129,11 @@ def places_of(transposed):
 
 
 def left_operand(layout, shared, dtype, cols=None):
-    """How an accumulator becomes the left operand of the next product, of so many columns.
+    """The device function (tile) that turns an accumulator into the left operand of the next product, which has `cols`
+    columns.
 
-    Tensor cores read it from registers, where it already is. CUDA cores read it from shared memory, each row by the
-    warp that wrote it; and so do tensor cores where several warps share a row, after a barrier. A product of no columns
+    Tensor cores read it from registers, where it already is. CUDA cores read it from shared memory, each row in the
+    warp that wrote it; so do tensor cores if several warps share a row, after a barrier. A product without columns
     reads nothing.
     """
     if (layout.unit == "mma" and layout.has_whole_rows) or cols == 0:
@@ -157,9 +158,9 @@ def left_operand(layout, shared, dtype, cols=None):
 
 
 def save_sums_step(dtype, out, rows, cols, threads, nbytes, sync=sync_threads):
-    """The device function (matrix, tile, place, first): save the sums of so many threads, rounded to dtype `out`.
+    """The device function (matrix, tile, place, first): save the sums of these threads, rounded to dtype `out`.
 
-    By way of a place in shared memory, so that whole vectors of rows leave, if that holds the same dtype.
+    They go through a place in shared memory, if that has the same dtype, so that whole vectors of rows are stored.
     """
     ROWS_OF, COPY = Alignment(nbytes), copy_layout(rows, cols, threads, vector(dtype))
 

@@ -1,5 +1,4 @@
-"""Where a call is in a larger attention, as kernels take it: see numbattn.origin."""
-
+"""The place of a call in a larger attention, as kernels take it: see numbattn.origin."""
 
 from ....origin import Origin
 from ...compiler import types

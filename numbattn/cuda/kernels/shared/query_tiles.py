@@ -1,4 +1,4 @@
-"""What blocks that keep keys walk over: the tiles of queries that see them, head by head of a group."""
+"""The tiles of queries that a block which keeps keys walks over, for each head of a group in turn."""
 
 from typing import Any, NamedTuple
 
@@ -20,9 +20,9 @@ from .visibility import (
 
 
 class KeyTile(NamedTuple):
-    """The tile of keys that a block keeps: keys [first, end) of a head, which query heads [head, heads) see.
+    """The tile of keys that a block keeps: keys [first, end) of a head, seen by query heads [head, heads).
 
-    It is empty if a slot has no tile: see segments."""
+    It is empty if the slot has no tile: see segments."""
 
     batch: Any
     head_k: Any
@@ -35,17 +35,17 @@ class KeyTile(NamedTuple):
 
 
 class QueryTile(NamedTuple):
-    """A tile of queries that sees them, number m_block of a head; if m_block is m_blocks there is none left."""
+    """A tile of queries that see them, number m_block of a head; none is left if m_block is m_blocks."""
 
     head: Any
     m_block: Any
     m_blocks: Any
-    known: Any  # of it: see `block_steps`
+    known: Any  # its Words, if consumers have states of their own, else ()
 
 
 def keys_step(mask, tile_n):
-    """The device function (mLse, mDK, mask, group_size, at_once): the tile of keys that this block keeps, and what is
-    seen of them."""
+    """The device function (mLse, mDK, mask, group_size, at_once) -> this block's KeyTile, and the mask within its
+    segment."""
     TILE_N, tiles_of, tile_of = tile_n, count_step(mask, tile_n), slot_step(mask, "k", tile_n)
     mask_of = mask_within_step(mask)
 
@@ -63,11 +63,11 @@ def keys_step(mask, tile_n):
     return keys_of_block
 
 
-def block_steps(mask, consumers):
-    """Device functions that walk over tiles of queries of a head, up to number `end`: (mask, tile, head, m_block, end)
-    -> the first one from m_block on that is not empty, and what is known of it; (mask, tile, head, m_block, that, end)
-    -> the same of the one after it. And one that tells of a tile in sight whether it needs a test per element: (mask,
-    band, tile, at, m0, m_end, n0, n_end).
+def m_block_steps(mask, consumers):
+    """Device functions that walk over the tiles of queries of a head, up to number `end`: (mask, tile, head, m_block,
+    end) -> the first one from m_block on that is not empty, and what is known of it; (mask, tile, head, m_block, known,
+    end) -> the next one after m_block, likewise; (mask, band, tile, at, m0, m_end, n0, n_end) -> whether a visible tile
+    needs a test per element.
 
     consumers: of a block, if they have states of their own, 0 if not.
     """
@@ -107,10 +107,11 @@ def block_steps(mask, consumers):
 
 
 def queries_steps(mask, tile_m, keys, consumers=0):
-    """Device functions that walk over the queries that see a tile of keys, head by head: the first, the next tile.
-    And whether a tile needs a test per element, with so many keys from n0 on. consumers: see `block_steps`."""
+    """Device functions that walk over the queries that see a KeyTile, head by head: (mask, tile) -> the first
+    QueryTile; (mask, tile, at) -> the next one; (mask, tile, at, n0) -> whether it needs a test per element, with
+    `keys` keys from n0 on. consumers: see `m_block_steps`."""
     TILE_M, KEYS, IS_PACKED, NOTHING = tile_m, keys, PACKED in mask, NO_WORDS if consumers else ()
-    band_at, (first_block, next_block, tested) = band_of(mask), block_steps(mask, consumers)
+    band_at, (first_block, next_block, tested) = band_of(mask), m_block_steps(mask, consumers)
 
     @device
     def queries_from(mask, tile, head):
@@ -146,12 +147,12 @@ def queries_steps(mask, tile_m, keys, consumers=0):
 
 @device
 def padded_number(tile, at, tile_m):
-    """Which of the tiles of so many rows in padded statistics, or sums, is that of queries `at`."""
+    """The number, in padded statistics or sums, of the tile of tile_m queries `at`."""
     return opaque(tile.segment.first_padded_row) // tile_m + at.m_block
 
 
 def key_lengths(mask):
-    """The device function (mask, tile): beyond which key all heads of a tile's group see nothing."""
+    """The device function (mask, tile) -> how many keys there are up to the last one that a head of the group sees."""
     band_at = band_of(mask)
 
     @device

@@ -1,7 +1,7 @@
 """P in the backward pass, recomputed from S and lse: lines 12 and 13 of Algorithm 4.
 
-lse is in base 2, and +inf where nothing is seen: P is 0 there. Unlike in the paper MASK follows the exponential: what
-is masked may be NaN.
+lse is in base 2, and +inf where nothing is seen, so that P is 0 there. Unlike in the paper MASK follows the
+exponential: masked elements may be NaN.
 """
 
 from ...tile import capped, device, exp2, where
@@ -16,14 +16,13 @@ def recompute(S, lse, scale_log2):
 
 @device
 def recompute_capped(S, lse, scale_log2):
-    """The same at most 1, where lse is not padded: P of rows beyond the queries stays finite."""
+    """The same, but at most 1: if lse is not padded, P of rows beyond the queries has to stay finite."""
     return exp2(capped(S * scale_log2 - lse, 0))
 
 
 def mask_step(mask, layout, transposed=False):
-    """The device function (P, F, mask, band, batch, head, m0, n0): both, 0 where a tile from there on is masked.
-
-    In place of F there may be the tangent of P.
+    """The device function (P, F, mask, band, batch, head, m0, n0) -> both, with 0 where they are masked, in the tile
+    from there on. F may also be the tangent of P.
     """
     sees = element_test(mask, layout, transposed)
 
@@ -36,7 +35,7 @@ def mask_step(mask, layout, transposed=False):
 
 
 def mask_step_with_dp(mask, layout, transposed=False):
-    """The same for P, F and dP, where tiles are not cleared beyond a sequence's length: 0 * NaN is NaN."""
+    """The same for P, F and dP, if tiles are not cleared beyond a sequence's length: 0 * NaN is NaN."""
     sees = element_test(mask, layout, transposed)
 
     @device
@@ -56,12 +55,12 @@ def recompute_tangents(S, tS, lse, tlse, scale_log2):
 
 @device
 def clear_tangents(P, dP, tdP, F, tF):
-    """dP, F and their tangents, 0 where P is: what is masked may be NaN."""
+    """dP, F and their tangents, with 0 where P is 0: masked elements may be NaN."""
     hidden = P == 0
     return where(hidden, 0, dP), where(hidden, 0, tdP), where(hidden, 0, F), where(hidden, 0, tF)
 
 
 @device
 def tangents_of_ds(P, tP, dP, tdP):
-    """dS and its tangent; dP and tdP less D and tD."""
+    """dS and its tangent, from P and tP, and from dP and tdP less D and tD."""
     return P * dP, tP * dP + P * tdP

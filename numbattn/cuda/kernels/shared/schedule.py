@@ -1,4 +1,4 @@
-"""The tile schedulers: which tile of which matrix a block works on."""
+"""Tile schedulers: which tile of which matrix a block works on."""
 
 from ...tile import atomic_add, atomic_inc, device, launch_dependents, minimum, wait_on_dependencies
 from .visibility import has_band
@@ -6,7 +6,7 @@ from .visibility import has_band
 
 @device
 def overlap_launches():
-    """With the stream's next kernel, whose blocks may start now; what the kernels before have written is there."""
+    """Let the blocks of the stream's next kernel start, and wait for what earlier kernels write."""
     launch_dependents()
     wait_on_dependencies()
 
@@ -43,7 +43,7 @@ SCATTERED_BYTES = 32 << 20  # of matrices that are read in no order
 
 
 def scattered(work):
-    """How many matrices, of both that a kernel walks over by a list of blocks, stay in the L2 cache."""
+    """How many pairs of matrices, such as K and V, stay in the L2 cache if a kernel reads them in no order."""
     problem = work.problem
     features = problem.head_dim + problem.head_dim_v
     nbytes = max(problem.seqlen_q, problem.seqlen_k) * features * problem.dtype.itemsize
@@ -51,13 +51,13 @@ def scattered(work):
 
 
 def at_once(work, tiles):
-    """Matrices at a time in a backward pass, so that blocks that run together read the same Q and dO; see
-    `place_grouped`.
+    """How many matrices to compute at a time in a backward pass, so that blocks that run together read the same Q and
+    dO; see `place_grouped`.
 
-    Without a band all blocks take equally long. 1 and 2 are as fast, 8 is slower by up to 7 % at head_dim 128 and 14 %
-    at 256, and on one of three machines took twice as long at seqlen 65536. With one, long and short blocks of several
-    matrices share a GPU better: at seqlen 2048 8 is faster than 4 by up to 12 %, from 4096 on 4 is as fast. As a
-    constant in the kernels it made them up to 3 % slower.
+    Without a band all blocks take equally long: 1 and 2 are equally fast, 8 is up to 7 % slower at head_dim 128, up to
+    14 % at 256, and took twice as long on one of three machines at seqlen 65536. With a band, long and short blocks of
+    several matrices share a GPU better: 8 is up to 12 % faster than 4 at seqlen 2048, and equally fast from 4096 on. As
+    a constant in the kernels it made them up to 3 % slower.
     """
     problem = work.problem
     if work.cells:
@@ -73,7 +73,7 @@ def at_once(work, tiles):
 # Worker w starts with number w. `counters` holds two counters, both 0 before and after a kernel.
 @device
 def next_number(counters, first, count=1):
-    """The number of the next tile, from `first` on, or of so many: the first worker that is done takes them."""
+    """The number of the next tile, from `first` on, or the first of `count` tiles, for the worker that asks first."""
     return first + atomic_add(counters, 0, count)
 
 

@@ -1,13 +1,13 @@
 """Packed sequences: tiles that end with their segment, so that each segment is computed as a matrix of its own.
 
-A mask that is a `numbattn.Segments`, perhaps with a band, is "packed". A kernel's tiles of queries (or of keys, where
-it keeps these) are numbered by slots: segment t begins at slot start // tile + t, and has slots for all of its tiles,
-and for one more at times. So the number of slots follows from shapes alone, the host does not look into the offsets,
-and a search finds the segment of a slot without a table. Tokens that are in no segment are two segments more, the first
-and the last one, which see nothing.
+A mask that is a `numbattn.Segments`, perhaps with a band, is "packed". A kernel's tiles of queries (or of keys, if it
+keeps these) are numbered by slots: segment t begins at slot start // tile + t, and has slots for all of its tiles,
+sometimes one too many. So the number of slots follows from shapes alone, the host does not read the offsets, and a
+search finds the segment of a slot without a table. Tokens in no segment form two more segments, the first and the last
+one, which see nothing.
 
-In kernels tiles, the band and its tests count from the segment's first query and key; what is loaded, stored or handed
-to a score counts from those of the packed arrays.
+In kernels tiles, the band and its tests count from the segment's first query and key; loads, stores and scores count
+from the first ones of the packed arrays.
 """
 
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from .visibility import PACKED, MaskArgs
 
 
 class Segment(NamedTuple):
-    """Where a matrix lies in packed arrays. Where arrays are not packed, it is all of them."""
+    """The place of a matrix in packed arrays; all of the arrays if they are not packed."""
 
     first_query: Any
     queries: Any  # how many
@@ -29,13 +29,13 @@ class Segment(NamedTuple):
 
 @device
 def whole(length):
-    """The Segment of arrays that are not packed: as many queries, or keys, as there are."""
+    """The Segment of arrays that are not packed, with all queries and keys."""
     return Segment(index(0), length, index(0), length, index(0))
 
 
 @device
 def queries_of(segment):
-    """Its rows [first, end) of packed arrays."""
+    """The segment's queries [first, end) in packed arrays."""
     return segment.first_query, segment.first_query + segment.queries
 
 
@@ -46,7 +46,7 @@ def keys_of(segment):
 
 @device
 def inside(offset, length):
-    """The host does not look into arrays of a GPU."""
+    """The offset, clamped: the host does not check arrays on a GPU."""
     return maximum(minimum(offset, length), 0)
 
 
@@ -66,10 +66,10 @@ def extent_of(offsets, t, length):
 
 
 def search_step(tile, by_warp):
-    """The device function (offsets, slot, length): the last segment that begins at this slot or before.
+    """The device function (offsets, slot, length) -> the last segment that begins at this slot or before.
 
-    by_warp: for whole warps that ask for the same slot; they look at 32 segments at a time, so that two loads after
-    one another find one of a thousand.
+    by_warp: for whole warps that ask for the same slot; they look at 32 segments at a time, so that two successive
+    loads find one of a thousand.
     """
     TILE = tile
 
@@ -104,8 +104,9 @@ def search_step(tile, by_warp):
 
 
 def slot_step(mask, side, tile, by_warp=True):
-    """The device function (packing, batch, slot, length): the Segment of a slot, for tiles of queries or keys by side,
-    and which of the segment's tiles it is: beyond them all if the slot has none. length: of arrays not packed.
+    """The device function (packing, batch, slot, length) -> the Segment of a slot, for tiles of queries or of keys
+    (side), and the number of its tile in the segment, beyond the last one if the slot has no tile. length: of arrays
+    that are not packed.
 
     by_warp: see `search_step`.
     """
@@ -133,7 +134,7 @@ def slot_step(mask, side, tile, by_warp=True):
 
 
 def count_step(mask, tile):
-    """The device function (packing, length): how many tiles there are, or slots."""
+    """The device function (packing, length) -> the number of tiles, or of slots."""
     TILE = tile
 
     @device
@@ -149,9 +150,9 @@ def count_step(mask, tile):
 
 
 def mask_within_step(mask, rows=1):
-    """The device function (mask, segment): what queries of a segment see, counted from its first query and key.
+    """The device function (mask, segment) -> the mask within a segment, counted from its first query and key.
 
-    rows: a multiple of it takes the place of the number of queries. Those beyond the segment need no test, if they are
+    rows: the number of queries is rounded up to a multiple of it: queries beyond the segment need no test if they are
     not stored.
     """
     ROWS = rows

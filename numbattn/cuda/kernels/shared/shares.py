@@ -1,4 +1,4 @@
-"""Who adds up what: shares of the score matrices to which an array of a score is broadcast."""
+"""Shares of the score matrices that an array of a score is broadcast to: who adds up which."""
 
 from typing import Any, NamedTuple
 
@@ -6,7 +6,7 @@ from ...tile import device, minimum
 
 
 class Share(NamedTuple):
-    """Part number `part` of the score matrices to which a matrix of an array is broadcast: [first, end) of these."""
+    """Part number `part` of the score matrices that a matrix of an array is broadcast to: [first, end) of these."""
 
     own_batch: Any
     own_head: Any
@@ -18,7 +18,7 @@ class Share(NamedTuple):
 
 @device
 def share_of(number, parts, own_batches, own_heads, batches, heads):
-    """Number `number` of those of all matrices of an array."""
+    """Share number `number` of all matrices of an array."""
     matrix, part = number // parts, number % parts
     own_batch, own_head = matrix // own_heads, matrix % own_heads
     served_heads = 1 if own_heads > 1 else heads

@@ -1,4 +1,4 @@
-"""The k smallest elements of each row over tiles of columns, and their columns, ascending; of equal ones the first."""
+"""The k smallest elements of each row over tiles of columns, and their columns, ascending; the first of equal ones."""
 
 from itertools import product
 from typing import Any, NamedTuple
@@ -26,20 +26,19 @@ from ...tile import (
     where,
 )
 
-NOBODY = -1  # in place of a column, where fewer than k elements are less than infinity
+NOBODY = -1  # in place of a column, if fewer than k elements are less than infinity
 
 
 class Smallest(NamedTuple):
-    """What has been found so far: tiles of k columns, or, for k = 1, what each thread has found in its part of a row.
-    """
+    """The result so far: tiles of k columns, or, for k = 1, of each thread for its part of a row."""
 
     values: Any
     cols: Any
 
 
 def minimum_steps(layout, ACC):
-    """Device functions for k = 1, of tiles of this layout: () -> a Smallest of nothing; (that, tile, n0) -> the one
-    with a tile whose columns are numbers n0 and on; (that) -> values and columns, row vectors."""
+    """Device functions for k = 1 and tiles of this layout: () -> the Smallest of nothing; (Smallest, tile, n0) -> the
+    same with a tile whose columns are numbered from n0 on; (Smallest) -> values and columns, row vectors."""
     PARTS, INFINITE, NONE, LAST = layout.row_parts(), ACC(np.inf), np.int32(NOBODY), np.int32(2**31 - 1)
 
     @device
@@ -60,8 +59,8 @@ def minimum_steps(layout, ACC):
 
 
 def by_row(layout, cols):
-    """The layout with the same rows, of so many columns, in which a thread has whole rows: each warp those of its own,
-    of which there are no fewer than in the other layout's."""
+    """The layout with the same rows and `cols` columns in which a thread has whole rows. Each warp keeps at least the
+    rows that it has in `layout`."""
     weights = {weight << i: shift + i for shift, bits, weight in layout.rows.fields for i in range(bits)}
     of_warps = {weight: bit for weight, bit in weights.items() if 1 << bit >= WARP}
     inner = [1 << i for i in range(layout.rows.size.bit_length() - 1) if 1 << i not in of_warps]
@@ -74,10 +73,10 @@ def by_row(layout, cols):
 
 
 def smallest_steps(layout, ACC, k, shared):
-    """The same for any k: the tiles of k columns are sorted.
+    """The same for any k, with sorted tiles of k columns.
 
-    A tile with an element that is less than the last one so far, in the rows of a warp, goes through shared memory to
-    threads that have whole rows and insert its elements one by one.
+    If a warp's rows of a tile have an element less than the last one so far, they go through shared memory to threads
+    that have whole rows and insert the elements one by one.
     """
     if k == 1:
         return minimum_steps(layout, ACC)
@@ -94,7 +93,7 @@ def smallest_steps(layout, ACC, k, shared):
 
     @device
     def insert(found, x, col):
-        """A row vector, of elements of one column."""
+        """Insert a row vector, the elements of one column."""
         smaller = x < found.values                              # from its place on: after equal ones
         beyond = shifted(smaller, False)
         values = where(beyond, shifted(found.values, 0), where(smaller, x, found.values))
@@ -118,7 +117,7 @@ def smallest_steps(layout, ACC, k, shared):
 
     @device
     def add(found, tile, n0):
-        sync_warp()                                             # the bound is there, all have read the tile before
+        sync_warp()                                             # the bound is there, all have read the last tile
         if anywhere(tile < get(allocate(BOUND).T, VECTOR)):
             put(allocate(PLACE), tile)
             sync_warp()

@@ -1,7 +1,7 @@
-"""What the loop over keys starts from: nothing, or O and lse over other keys.
+"""The start of the loop over keys: from nothing, or from O and lse over other keys.
 
-Algorithm 1 of FlashAttention goes on so, too: it loads O, l and m for each tile of keys. What is computed part by part
-needs no pass that merges the parts.
+Algorithm 1 of FlashAttention does the latter, too: it loads O, l and m for each tile of keys. So a result that is
+computed in parts needs no pass that merges them.
 """
 
 from ...tile import Alignment, aligned, device, exp2, full, load, maximum, minimum
@@ -17,7 +17,7 @@ def resume_step(ACC, NO_MAX):
 
     @device
     def m_and_l(lse, scale_log2):
-        unit = scale_log2 * LN2                                 # of m, in natural units
+        unit = scale_log2 * LN2                                 # m times this is in natural units
         m = minimum(maximum(lse / unit, NO_MAX), -NO_MAX)
         return m, exp2((lse - m * unit) * LOG2E)                # l is about 1, or 0 where nothing is seen
 

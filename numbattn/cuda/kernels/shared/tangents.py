@@ -1,7 +1,7 @@
-"""Tiles with their tangents: X and tX. What a pass computes of a tile it computes of both.
+"""Tiles with their tangents, X and tX.
 
 The tangent of a product X Y is tX Y + X tY. A tangent that is not given is 0: its products are not compiled in, and the
-tile itself stands in its place.
+tile itself takes its place.
 """
 
 from typing import Any, NamedTuple
@@ -22,8 +22,8 @@ class Rows(NamedTuple):
 
 
 def tiles_step(shared, dtype, threads, rows, width, has_tangent, nbytes, stages=1):
-    """Device functions for places of an operand's tiles and of their tangents: (stage, X, tX, rows, first) copies one
-    of each, of these Rows, from arrays (batch, heads, rows, features), tX a tuple of one or none; (stage): the tiles.
+    """Device functions for an operand's tiles and their tangents: (stage, X, tX, rows, first) copies one of each, of
+    these Rows, from arrays (batch, heads, rows, features), where tX is a tuple of one or none; (stage) -> the tiles.
     """
     (PLACE, COPY), *others = buffers(shared, dtype, threads, rows, [width] * (1 + has_tangent), stages)
     TANGENT, HAS_TANGENT, ROWS_OF = others[0][0] if others else PLACE, has_tangent, Alignment(nbytes)
@@ -47,7 +47,7 @@ def tiles_step(shared, dtype, threads, rows, width, has_tangent, nbytes, stages=
 
 
 def products_step(layout, ACC, dtype, has_tx, has_ty):
-    """The device function (x, tx, y, ty): X Y^T and its tangent, tX Y^T + X tY^T."""
+    """The device function (x, tx, y, ty) -> X Y^T and its tangent, tX Y^T + X tY^T."""
     ZERO, HAS_TX, HAS_TY = ACC(0), has_tx, has_ty
     READS_ONCE = layout.unit != "mma" or dtype != np.float32    # splitting float32 takes registers
 
@@ -68,7 +68,7 @@ def products_step(layout, ACC, dtype, has_tx, has_ty):
 
 
 def add_tangent_step(layout, shared, ACC, dtype, has_ty):
-    """The device function (sums, X, tX, y, ty): sums + tX Y + X tY, of fragments of this layout."""
+    """The device function (sums, X, tX, y, ty) -> sums + tX Y + X tY, for fragments of this layout."""
     HAS_TY, left_dtype = has_ty, dtype if layout.unit == "mma" else ACC
     left = left_operand(layout, shared, left_dtype) if has_ty else None
     left_tangent = left_operand(layout, shared, left_dtype)

@@ -20,12 +20,12 @@ REGISTERS = 65536  # of a multiprocessor
 
 
 def warp_specialised(pipelines, consumers, registers, consume, *producers, blocks=1):
-    """Device functions with which such a kernel begins and ends: () -> barriers are ready, and what the kernels before
-    have written is there; (arguments of `consume`, a tuple of arguments for each producer) -> all do what is theirs.
+    """Device functions that begin and end such a kernel: () waits until barriers are ready and the results of earlier
+    kernels are there; (arguments of `consume`, a tuple of arguments for each producer) lets every warp take its role.
 
-    registers: of a thread of the producer, and of a consumer. consume: a device function, by whole warpgroups;
-    producers: each by one thread, the first of a warp of its own. The first producer may also `release` stages, since
-    it is the first thread of its warpgroup. blocks: that share a multiprocessor.
+    registers: of a thread of the producer, and of a consumer. consume: a device function, called by whole warpgroups;
+    producers: each called by one thread, the first of a warp of its own. The first producer may also `release` stages,
+    since it is the first thread of its warpgroup. blocks: per multiprocessor.
     """
     check_registers(registers, consumers, blocks)
     PIPELINES, CONSUMERS, (PRODUCER_REGISTERS, CONSUMER_REGISTERS) = tuple(pipelines), consumers, registers
@@ -52,7 +52,7 @@ def warp_specialised(pipelines, consumers, registers, consume, *producers, block
 
 
 def check_registers(registers, consumers, blocks):
-    """Warpgroups share what a block is launched with: one that asks for more waits for ever."""
+    """Warpgroups share the registers that a block is launched with: one that asks for more waits for ever."""
     producer, consumer = registers
     wanted, groups = producer + consumers * consumer, consumers + 1
     given = REGISTERS // blocks // (WARPGROUP * groups) // 8 * 8 * groups
@@ -78,8 +78,8 @@ def nobody(arguments):
 
 
 def source_of(kernel, signature, consumers, shared, tiles, blocks=1):
-    """The Source of such a kernel; tiles: of its tensor maps, its first arguments; None for one that is none; blocks:
-    that share a multiprocessor."""
+    """The Source of such a kernel. tiles: of the tensor maps among its first arguments, None for one that is not a
+    tensor map; blocks: per multiprocessor."""
     maps = tuple(TensorMapArgument(i, tile.box) for i, tile in enumerate(tiles) if tile is not None)
     threads = WARPGROUP * (consumers + 1)
     about = {"shared": shared.nbytes, "overlaps": True, "tensor_maps": maps, "blocks": blocks}

@@ -175,6 +175,6 @@ FAULTS = {
     "cuda/kernels/hopper/backward_wide.py": {
         "sync_warpgroup()                                        # all have read P": "pass  # all have read P",
         "        sync_warpgroup()\n        commit(sP)\n": "        commit(sP)\n",
-        "acquire(advance(V, 1))                                  # the other one has read V": "pass  # has read V",
+        "acquire(advance(V, 1))                                  # the other consumer has read V": "pass  # has read V",
     },
 }

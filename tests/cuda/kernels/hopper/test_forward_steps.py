@@ -17,7 +17,7 @@ def test_tiles_that_are_empty_for_a_consumer(rng):
     cells = random_cells(rng)
     cells[..., -6:] = 0
     mask, _ = states_of(cells, "q")
-    _, _, words_of = word_steps(1)
+    words_of = word_steps(1).words
 
     def ask(mask, steps):
         n_block = index(thread_index())

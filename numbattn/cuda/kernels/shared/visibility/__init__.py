@@ -1,14 +1,14 @@
 """Which queries see which keys: the tiles that a block visits, which of them need a test per element, and that test.
 
-A mask is a band, an interval of keys for each query, and some grids, see `numbattn.masks`. A block keeps one tile of
-queries, or of keys, and loops over the tiles of the other side. "Visible" to its tile is what the band lets it see, a
-range of keys, or of queries: where the loop starts and ends. Within it intervals and grids of blocks decide by the
-states of tiles, one bit each, which the kernel `tile_states` has computed before (Algorithm 5); there `kept` is the
-number of the block's own tile.
+A mask is a band, an interval of keys for each query, and grids, see `numbattn.masks`. A block keeps one tile of
+queries, or of keys, and loops over the tiles of the other side. The keys, or queries, "visible" to its tile are the
+range that the band allows: where the loop starts and ends. Within it intervals and grids of blocks skip tiles by their
+states, one bit each, which the kernel `tile_states` has computed (Algorithm 5); there `kept` is the number of the
+block's own tile.
 
-Only the kinds of a mask are compiled in: "lo", "hi", "queries" and "keys" where that edge of the band is an array, then
-"dense", "bits", "blocks", "tail" or "where ..." for each grid, "intervals", and "gap" for each gap in these; or
-"packed" alone, for segments whose tiles are their own, see `segments`.
+Only the kinds of a mask are compiled in: "lo", "hi", "queries" and "keys" if that edge of the band is an array, then
+"dense", "bits", "blocks", "tail" or "where ..." for each grid, "intervals", and "gap" for each gap in these; or only
+"packed", for segments with tiles of their own, see `segments`.
 """
 
 from .args import (

@@ -14,7 +14,7 @@ from .function import FUNCTION, function_type, has_functions, is_function
 
 GRIDS = {Dense: "dense", Bits: "bits", BlockSparse: "blocks", Tail: "tail", Where: FUNCTION}
 BY_INTERVALS, GAP, PACKED = "intervals", "gap", "packed"
-FARTHEST = 2**30  # beyond all rows and columns; a farther shift of an edge means the same, see `edge_of`
+FARTHEST = 2**30  # beyond all rows and columns: larger shifts of an edge mean the same, see `edge_of`
 
 
 class Cells(NamedTuple):
@@ -44,12 +44,12 @@ class MaskArgs(NamedTuple):
     queries: Any
     keys: Any
     edges: Any = ()  # int32 (batch, heads) for each edge that is an array: they narrow the band
-    shifts: Any = ()  # added to lo and hi among them
+    shifts: Any = ()  # what to add to lo and hi among these
     grids: Any = ()  # a Cells for each grid, or a Function
-    packing: Any = ()  # a Packing, where there is one
-    intervals: Any = ()  # first and end, int32 (batch, heads, seqlen_q), where there are some: see any.intervals
-    gaps: Any = ()  # of each gap in them first and end, likewise
-    states: Any = ()  # of tiles, where there are blocks, functions or intervals: see tile_states
+    packing: Any = ()  # a Packing, if arrays are packed
+    intervals: Any = ()  # first and end, int32 (batch, heads, seqlen_q), if there are any: see any.intervals
+    gaps: Any = ()  # first and end of each gap in these, likewise
+    states: Any = ()  # of tiles, with blocks, functions or intervals: see tile_states
 
 
 class MaskArgument(Argument):
@@ -73,7 +73,7 @@ class MaskArgument(Argument):
 
 
 class BandArgument(Argument):
-    """The fields of a MaskArgs of the band alone, see `band_kinds`."""
+    """The fields of a MaskArgs for the band alone, see `band_kinds`."""
 
     def flat(self, planner, work):
         yield from SIDES
@@ -87,7 +87,7 @@ class BandArgument(Argument):
 
 
 class PackingArgument(Argument):
-    """The fields of a Packing where arrays are packed, else nothing."""
+    """The fields of a Packing if arrays are packed, else nothing."""
 
     def flat(self, planner, work):
         if PACKED in work.mask:
@@ -110,7 +110,7 @@ def sides_of(mask):
 
 
 def band_kinds(mask):
-    """The kinds in a mask that are of its band."""
+    """The kinds that belong to a mask's band."""
     return tuple(sides_of(mask))
 
 
@@ -128,17 +128,17 @@ def grids_of(mask):
 
 
 def has_blocks(kind):
-    """Whether a grid of this kind tells blocks apart that are empty."""
+    """Whether a grid of this kind says which blocks are empty."""
     return kind == "blocks" or is_function(kind)
 
 
 def has_states(mask):
-    """Whether it tells tiles apart that are empty, partial or full."""
+    """Whether the mask's tiles have states: empty, partial or full."""
     return BY_INTERVALS in mask or any(map(has_blocks, mask))
 
 
 def has_key_lengths(mask):
-    """Whether keys end before their array does: there may be NaN after them."""
+    """Whether keys may end before their array does, with NaN after them."""
     return "keys" in mask or PACKED in mask
 
 
@@ -147,12 +147,12 @@ def has_query_lengths(mask):
 
 
 def is_looked_up(mask):
-    """Whether what a query sees is looked up for each element."""
+    """Whether the mask is looked up for each element."""
     return bool(grids_of(mask)) or BY_INTERVALS in mask
 
 
 def packing_of(mask):
-    """The kinds in a mask on which the place of tiles depends."""
+    """The kinds that the place of tiles depends on."""
     return (PACKED,) if PACKED in mask else ()
 
 

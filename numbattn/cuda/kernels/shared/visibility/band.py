@@ -13,7 +13,7 @@ def same_band(mask, batch, head):
 
 
 def edge_of(mask, side):
-    """The device function (mask, batch, head, otherwise): an edge of a band, `otherwise` if it is no array."""
+    """The device function (mask, batch, head, otherwise) -> an edge of a band, or `otherwise` if it is not an array."""
     sides, diagonals = sides_of(mask), diagonals_of(mask)
     at, shifted = (names.index(side) if side in names else None for names in (sides, diagonals))
 
@@ -25,7 +25,7 @@ def edge_of(mask, side):
     def diagonal(mask, batch, head, otherwise):
         shift = mask.shifts[shifted]                   # clamped before the shift is added: no sum overflows
         edge = minimum(mask.edges[at][batch, head], mask.keys - shift)
-        return maximum(edge, -mask.queries - shift) + shift    # a farther edge means the same
+        return maximum(edge, -mask.queries - shift) + shift    # an edge farther away means the same
 
     @device
     def length(mask, batch, head, otherwise):
@@ -77,7 +77,7 @@ def in_band(band, m0, m_end, n0, n_end):
 
 
 def band_test(layout, transposed):
-    """The device function (band, m0, n0): which keys each query sees, in a tile from query m0 and key n0 on.
+    """The device function (band, m0, n0) -> which keys each query sees, in a tile from query m0 and key n0 on.
 
     The tile's rows are queries, or keys if it is transposed.
     """

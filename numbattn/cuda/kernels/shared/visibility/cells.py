@@ -10,7 +10,7 @@ from .function import function_test, is_function
 
 
 def cell_test(g, kind):
-    """The device function (mask, band, batch, head, i, j): whether grid number g shows keys j to queries i."""
+    """The device function (mask, band, batch, head, i, j) -> whether grid number g shows keys j to queries i."""
 
     @device
     def dense(mask, band, batch, head, i, j):
@@ -35,14 +35,14 @@ def cell_test(g, kind):
 
 @device
 def first_of_tail(band):
-    """The key of query 0, where each query has one: the last of the keys."""
+    """The key of query 0, if the last keys are the queries' own."""
     lo, hi, queries, keys = band
     return keys - queries
 
 
 @device
 def between(first, end, batch, head, i, j):
-    """Whether keys j are from `first` of queries i on and before `end`."""
+    """Whether keys j are in [first, end) of queries i."""
     _, _, seqlen_q = shape(first)
     i = minimum(i, seqlen_q - 1)
     return (take(first[batch, head], i) <= j) & (j < take(end[batch, head], i))
@@ -50,12 +50,12 @@ def between(first, end, batch, head, i, j):
 
 @device
 def interval_test(mask, band, batch, head, i, j):
-    """As a `cell_test`, whether the intervals show keys j to queries i."""
+    """Whether the intervals show keys j to queries i, as a `cell_test`."""
     return between(mask.intervals[0], mask.intervals[1], batch, head, i, j)
 
 
 def gap_test(g):
-    """The same for gap number g: whether keys are not in it."""
+    """The same for gap number g: whether keys are outside of it."""
 
     @device
     def test(mask, band, batch, head, i, j):
@@ -73,7 +73,7 @@ def both(one, other):
 
 
 def element_test(mask, layout, transposed=False):
-    """The device function (mask, band, batch, head, m0, n0): as `band_test`, for the whole mask."""
+    """The device function (mask, band, batch, head, m0, n0): `band_test` for the whole mask."""
     seen_in_band = band_test(layout, transposed)
     if not is_looked_up(mask):
 
@@ -93,7 +93,7 @@ def element_test(mask, layout, transposed=False):
 
 
 def looked_up_test(mask, layout, transposed=False):
-    """The same for all of the mask but its band."""
+    """The same for the mask without its band."""
     grids = list(enumerate(grids_of(mask)))
     tests = [cell_test(g, kind) for g, kind in grids if not is_function(kind)]
     tests += [*[interval_test] * (BY_INTERVALS in mask), *map(gap_test, range(mask.count(GAP)))]

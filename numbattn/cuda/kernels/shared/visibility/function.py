@@ -1,6 +1,6 @@
-"""Functions of the user's own, numbattn.Where, as a test of elements.
+"""A user's own function, numbattn.Where, as a test of elements.
 
-What is compiled in is "where", then a digest that stands for the function, and its arrays, dtype:ndim.
+Compiled in are "where", a digest of the function, and its arrays as dtype:ndim.
 """
 
 from functools import lru_cache
@@ -19,25 +19,25 @@ from ....words.steps import LoweredGrid
 from ..origin import PLACE_TYPES
 
 FUNCTION = "where"
-FARTHEST_PLACE = 2**24  # that is a float32, too: see tile.mapping
-KNOWN = {}  # Frozen by its digest: what has been asked for in this process
+FARTHEST_PLACE = 2**24  # up to which integers are float32, too: see tile.mapping
+KNOWN = {}  # the Frozen functions of this process, by digest
 
 
 class Function(NamedTuple):
-    """A grid of states of blocks: those that are partial are as the function tells."""
+    """A grid of states of blocks; the function decides on the elements of those that are PARTIAL."""
 
     cells: Any  # uint8 (batch, heads, rows of blocks, columns of blocks)
     rows: Any
     cols: Any
     first: Any  # element of the batch of a launch
-    at: Any  # the Origin from which the function counts
+    at: Any  # the Origin that the function counts from
     seqlen_q: Any
     seqlen_k: Any
     arrays: Any
 
 
 def lowered_function(grid):
-    """A Grid of a Where, Lowered."""
+    """The Lowered Grid of a Where."""
     where = grid.function
     KNOWN[where._identity.digest] = where._identity
     kind = " ".join([FUNCTION, where._identity.digest, *(f"{x.dtype.name}:{x.ndim}" for x in where.arrays)])
@@ -53,20 +53,20 @@ def has_functions(mask):
 
 
 def array_types(kind):
-    """Of the function's arrays."""
+    """The types of the function's arrays."""
     about = [x.split(":") for x in kind.split()[2:]]
     return tuple([array_type(dtype, int(ndim)) for dtype, ndim in about])
 
 
 def function_type(kind, cells):
-    """The type of a Function; cells: that of its states."""
+    """The type of a Function; cells: of its states."""
     arrays = types.Tuple(array_types(kind))
     return types.NamedTuple([cells, INDEX, INDEX, *PLACE_TYPES, INDEX, INDEX, arrays], Function)
 
 
 @lru_cache(maxsize=256)
 def inlined(kind):
-    """The function as a device function. A TypeError where it may fail."""
+    """The function as a device function. Raises a TypeError if it may fail."""
     function = KNOWN[kind.split()[1]]
     check(function, array_types(kind))
     return device(linked(function))
@@ -74,12 +74,12 @@ def inlined(kind):
 
 @device
 def counting(x):
-    """An index as an int64, of which the compiler sees that it is not negative."""
+    """An index as an int64 that the compiler knows is not negative."""
     return convert(convert(x, np.uint32), np.int64)
 
 
 def pair_test(kind):
-    """The device function (function, batch, head, i, j): whether a Function shows key j to query i."""
+    """The device function (function, batch, head, i, j) -> whether a Function shows key j to query i."""
     of_user = inlined(kind)
 
     @device
@@ -93,7 +93,7 @@ def pair_test(kind):
 
 
 def function_test(g, kind, layout, transposed):
-    """The device function (mask, band, batch, head, m0, n0): as `element_test`, for grid number g."""
+    """The device function (mask, band, batch, head, m0, n0): `element_test` for grid number g."""
     of_user = inlined(kind)
 
     @device
@@ -106,7 +106,7 @@ def function_test(g, kind, layout, transposed):
 
     @device
     def counted(function, batch, head):
-        """The first query and key, how many there are, and what all elements of a tile are given."""
+        """The first query and key, the numbers of both, and the arguments that all elements share."""
         at = function.at
         given = at.batch + function.first + batch, at.head + head, function.arrays
         return at.query, at.key, at.query + function.seqlen_q, at.key + function.seqlen_k, given

@@ -1,4 +1,4 @@
-"""The states of tiles, empty, partial or full, by which loops skip tiles and leave out tests of elements."""
+"""The states of tiles, empty, partial or full, that let loops skip tiles and tests of elements."""
 
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ def every_tile(mask, batch, head, kept, tile, count):
 
 @device
 def next_tile(mask, batch, head, kept, tile, count):
-    """How many tiles, from this one on, are empty before the first that is not; `count` if all of them are."""
+    """How many tiles, from this one on, are empty before the first that is not; `count` if all are empty."""
     steps, found = index(0), False
     while steps < count and not found:
         at = tile + steps
@@ -30,21 +30,27 @@ def next_tile(mask, batch, head, kept, tile, count):
 
 
 class Words(NamedTuple):
-    """What is known of a tile, the lowest bits, and of those after it in its word."""
+    """What is known of a tile, in the lowest bits, and of those after it in its word."""
 
-    shown: Any  # which are not empty for some of several kept tiles
-    own: Any  # for one of them
-    full: Any  # for that one
+    shown: Any  # which are not empty for at least one of several kept tiles
+    own: Any  # which are not empty for one of these
+    full: Any  # which are full for that one
 
 
 NO_WORDS = Words(np.uint32(0), np.uint32(0), np.uint32(0))
 
 
+class WordSteps(NamedTuple):
+    """Device functions that walk over the tiles, up to `end`, that are not empty for one or more of several kept tiles,
+    from number `kept` on. own: the number of one kept tile."""
+
+    first: Any  # (mask, batch, head, kept, own, tile, end) -> the first such tile from `tile` on, and its Words
+    after: Any  # (mask, batch, head, kept, own, tile, words, end) -> the first one after `tile`, and its Words
+    words: Any  # (mask, batch, head, kept, own, tile) -> the Words of `tile`
+
+
 def word_steps(rows):
-    """Device functions that walk over tiles which are not empty for one of so many kept tiles, from number `kept` on,
-    up to `end`: (mask, batch, head, kept, own, tile, end) -> the first one from `tile` on, and its Words; (mask, batch,
-    head, kept, own, tile, words, end) -> the same of the one after `tile`; (mask, batch, head, kept, own, tile) -> the
-    Words of a tile. own: the number of one kept tile."""
+    """The WordSteps for so many kept tiles."""
     ROWS = rows
 
     @device
@@ -66,7 +72,7 @@ def word_steps(rows):
 
     @device
     def search(mask, batch, head, kept, own, tile, words, unread, end):
-        """The first tile from this one on. unread: the first whose word has not been looked at."""
+        """The first tile from this one on. unread: the first tile whose word has not been loaded."""
         while words.shown == 0 and unread < end:
             tile, words = unread, load(mask, batch, head, kept, own, unread)
             unread = (unread // WORD + 1) * WORD
@@ -82,19 +88,19 @@ def word_steps(rows):
         tile = tile + 1
         return search(mask, batch, head, kept, own, tile, moved(words, 1), (tile + WORD - 1) // WORD * WORD, end)
 
-    return first, after, load
+    return WordSteps(first, after, words=load)
 
 
 @device
 def kept_tile(mask, number):
-    """The number, or that of the last kept tile if there are fewer."""
+    """The number, at most that of the last kept tile."""
     _, _, kept_tiles, _ = shape(mask.states[0])
     return minimum(number, kept_tiles - 1)
 
 
 @device
 def states_from(mask, batch, head, kept, tile, which):
-    """The bits of a tile, the lowest, and of those after it in its word. which: 0 for not empty, 1 for full."""
+    """The bit of a tile, the lowest, and those of later tiles in its word. which: 0 for not empty, 1 for full."""
     word = mask.states[0][batch, head, kept, 2 * (tile // WORD) + which]
     return np.uint32(word >> convert(tile % WORD, np.uint32))
 
@@ -105,7 +111,7 @@ def has_state(mask, batch, head, kept, tile, which):
 
 
 def is_shown(mask):
-    """The device function (mask, batch, head, kept, tile): whether states do not say that a tile is empty."""
+    """The device function (mask, batch, head, kept, tile) -> whether a tile is not empty, as far as states say."""
 
     @device
     def by_states(mask, batch, head, kept, tile):
@@ -123,7 +129,7 @@ def steps_to_next(mask):
 
 
 def needs_test(mask):
-    """The device function that tells whether a visible tile needs a test per element."""
+    """The device function that says whether a visible tile needs a test per element."""
     if "dense" in mask or "bits" in mask:
 
         @device
@@ -151,5 +157,5 @@ def needs_test(mask):
 
 
 def needs_test_of_full(mask):
-    """The same of tiles that states say are full."""
+    """The same for tiles whose states say that they are full."""
     return needs_test(tuple(kind for kind in mask if not (has_blocks(kind) or kind in (BY_INTERVALS, GAP))))
