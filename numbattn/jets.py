@@ -196,7 +196,7 @@ def attention_backward_jvp(
     >>> np.allclose(tdk, (ahead.dk - behind.dk) / (2 * h), atol=1e-6)
     True
 
-    The Hessian of a loss, ``((o - wanted) ** 2).sum() / 2``, whose do = o - wanted changes along with o, times a tangent
+    The Hessian of a loss, ``((o - wanted) ** 2).sum() / 2``, whose do = o - wanted changes along with o, times tangents
     of q and of a bias:
 
     >>> wanted, bias, tbias = do, *np.random.default_rng(1).standard_normal((2, 100, 100))
