@@ -23,7 +23,7 @@ def compiling(kind: str, what: str) -> Iterator[None]:
     """A context in which something compiles: logs how long it took, and tells a terminal if it takes long."""
     start, timer = perf_counter(), threading.Timer(PATIENCE, _tell, [kind])
     timer.daemon = True
-    if sys.stderr and sys.stderr.isatty():
+    if sys.stderr and (sys.stderr.isatty() or hasattr(sys, "ps1")):  # notebooks have prompts and no terminal
         timer.start()
     try:
         yield
@@ -48,5 +48,6 @@ def _tell(kind: str) -> None:
     if not _told:
         keep_quiet()
         with suppress(OSError):  # there may be no folder, and no terminal any more
-            print(f"numbattn compiles, once for all calls of a kind, and keeps the result in {cache_dir(kind)}",
+            print(f"numbattn compiles for some seconds, once for all calls of a kind, and keeps the result in "
+                  f"{cache_dir(kind)}",
                   file=sys.stderr)  # fmt: skip

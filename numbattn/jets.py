@@ -195,6 +195,17 @@ def attention_backward_jvp(
     >>> ahead, behind = (na.attention_vjp(q + x * tq, k, v)[1](do) for x in (h, -h))
     >>> np.allclose(tdk, (ahead.dk - behind.dk) / (2 * h), atol=1e-6)
     True
+
+    The Hessian of a loss, ``((o - wanted) ** 2).sum() / 2``, whose do = o - wanted changes along with o, times tangents
+    of q and of a bias:
+
+    >>> wanted, bias, tbias = do, *np.random.default_rng(1).standard_normal((2, 100, 100))
+    >>> o, to, saved, tsaved = na.attention_forward_jvp(q, k, v, tq, None, None, score=na.Bias(bias), tscore=[tbias])
+    >>> grads, (tdq, tdk, tdv) = na.attention_backward_jvp(o - wanted, saved, tsaved, tdo=to)
+    >>> ahead, behind = (na.attention_vjp(q + x * tq, k, v, score=na.Bias(bias + x * tbias)) for x in (h, -h))
+    >>> dk, dk_behind = (backprop(o - wanted).dk for o, backprop in (ahead, behind))
+    >>> np.allclose(tdk, (dk - dk_behind) / (2 * h), atol=1e-6)
+    True
     """
     tgrads = tangents_of_gradients(do, saved, tsaved, tdo, dlse, tdlse, deterministic)
     do, dlse = checked_gradients(saved, do, dlse)

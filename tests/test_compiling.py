@@ -18,9 +18,14 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(("stream", "seconds", "said"), [(Terminal, 0.5, 1), (Terminal, 0.0, 0), (io.StringIO, 0.5, 0)])
-def test_on_a_terminal_it_says_that_it_compiles(tmp_path, monkeypatch, stream, seconds, said):
-    """Once, and only what takes long."""
+@pytest.mark.parametrize(
+    ("stream", "prompt", "seconds", "said"),
+    [(Terminal, False, 0.5, 1), (Terminal, False, 0.0, 0), (io.StringIO, False, 0.5, 0), (io.StringIO, True, 0.5, 1)],
+)
+def test_on_a_terminal_it_says_that_it_compiles(tmp_path, monkeypatch, stream, prompt, seconds, said):
+    """And in a notebook, which has a prompt; once, and only what takes long."""
+    if prompt:
+        monkeypatch.setattr(sys, "ps1", "In : ", raising=False)
     monkeypatch.setenv("NUMBATTN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(compiling, "PATIENCE", 0.1)
     monkeypatch.setattr(compiling, "_told", [])
@@ -85,7 +90,8 @@ def test_the_handlers_are_the_users():
 
 FAULTS = {
     "    if not _told:": "    if True:",
-    "if sys.stderr and sys.stderr.isatty():": "if sys.stderr:",
+    "if sys.stderr and (sys.stderr.isatty() or hasattr(sys, \"ps1\")):": "if sys.stderr:",
+    " or hasattr(sys, \"ps1\")": "",
     "        timer.cancel()\n": "        pass\n",
     "    if getattr(numba.config, name, False):": "    if False:",
     "    finally:\n        timer": "    except ValueError:\n        timer",

@@ -26,6 +26,7 @@ extensions = ["myst_parser", "numpydoc", "sphinx.ext.autodoc", "sphinx.ext.autos
 html_theme = "furo"
 html_title = f"numbattn {version}"
 html_copy_source = False
+html_show_copyright = False  # LICENSE says whose it is
 html_static_path = []
 templates_path = ["templates"]
 exclude_patterns = ["templates"]
@@ -43,15 +44,19 @@ PAGES = {"README.md": "index", "examples/README.md": "examples", "bench/README.m
          "CONTRIBUTING.md": "house", "CHANGELOG.md": "changelog"}  # what of the repository is a page here
 MODULES = {"numbattn/points": "points", "numbattn/sparse": "block-sparse-matrices", "numbattn/cuda": "gpus",
            "numbattn/distributed": "several-devices", "numbattn/interop": "frameworks"}  # sections of api.md
+PROGRAMS = sorted((ROOT / "examples").glob("[0-9]*.py"))
 
 
 def read(app, docname, source):
-    """A page of the repository."""
+    """A page of the repository, or the programs."""
     for page, name in PAGES.items():
         if name == docname:
             text = led((ROOT / page).read_text(), page, place)
             text = text.replace("```floors", "```text")  # which no highlighter knows
+            text = text.replace("\n\n```\n", "\n```\n")  # doctest ends what is expected at an empty line
             source[0] = source[0].replace("{{ page }}", text)
+    source[0] = source[0].replace("{{ programs }}", "\n".join(
+        f"## {file.name}\n\n```{{literalinclude}} ../{file.name}\n```\n" for file in PROGRAMS))
 
 
 def place(path, picture):
@@ -64,6 +69,8 @@ def place(path, picture):
         return f"api.md#{MODULES[module]}"
     if (ROOT / path).parent == HERE:
         return Path(path).name
+    if ROOT / path in PROGRAMS:
+        return f"programs.md#{Path(path).name.replace('.', '')}"
     return f"{ADDRESS}/blob/main/{path}" if ADDRESS else None
 
 

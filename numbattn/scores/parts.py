@@ -160,7 +160,13 @@ class ArrayPart(Part):
         array, shape = self._array, self._whole_shape(batch, seqlen_q, seqlen_k)
         if not broadcasts(array.shape, shape):
             raise ValueError(f"score: {type(self).__name__} {self._name}: got the shape {array.shape}, which does not "
-                             f"broadcast to {shape}")
+                             f"broadcast to {shape}{_one_more_axis(self._name, array.shape, shape)}")
+
+
+def _one_more_axis(name: str, own: tuple[int, ...], shape: tuple[int, ...]) -> str:
+    """How to pass an array that lacks an axis, for an error; "" for others."""
+    fits = (at for at in range(1, len(own) + 1) if broadcasts((*own[:at], 1, *own[at:]), shape))
+    return next((f"; pass {name}[{':, ' * at}None]" for at in fits), "")
 
 
 Scores: TypeAlias = Part | Sequence[Part] | None
