@@ -119,9 +119,9 @@ def tree(file, small):
 
 
 def masks(file, small):
-    """What each mask shows of 16 queries and 16 keys."""
+    """What each mask shows of 16 keys to 16 queries, a `Tail` to 8."""
     n, rng = 16, np.random.default_rng(0)
-    first = rng.integers(n // 2, size=n)
+    first, parents = rng.integers(n // 2, size=n), [-1, 0, 0, 1, 1, 2, 3, 3]
     segments, streaming = na.Segments([0, 9, 16]), na.Causal() & (na.Window(2, 0) | na.First(2))
     drawn = {
         "Causal()": na.Causal(),
@@ -129,21 +129,22 @@ def masks(file, small):
         "Lengths(keys=11,\nqueries=14)": na.Lengths(keys=11, queries=14),
         "First(4)": na.First(4),
         "Prefix(5)": na.Prefix(5),
-        "streaming = Causal() &\n(Window(2, 0) | First(2))": streaming,
+        "Causal() &\n(Window(2, 0) | First(2))": streaming,
         "Segments([0, 9, 16])": segments,
         "Segments(...) & Causal()": segments & na.Causal(),
-        "Segments(...) & streaming": segments & streaming,
         "Intervals(first, end)": na.Intervals(first, first + rng.integers(1, n // 2, size=n)),
-        "Bits.tree(parents)": na.Bits.tree([-1, *(rng.integers(i) for i in range(1, n))]),
+        "Dense(booleans)": na.Dense(rng.random((n, n)) < 0.5),
+        "Where(function)": na.Where(lambda batch, head, i, j: (i - j) % 4 == 0 or abs(i - j) < 2),
+        "Tail(Bits.tree(parents))": na.Tail(na.Bits.tree(parents)),
         "BlockSparse.butterfly": na.BlockSparse.butterfly((n, n), (2, 2)),
         "BlockSparse.strided": na.BlockSparse.strided((n, n), (2, 2), stride=3),
         "BlockSparse.local_global": na.BlockSparse.local_global((n, n), (2, 2)),
-        "Dense(booleans)": na.Dense(rng.random((n, n)) < 0.5),
+        "BlockSparse(blocks,\nblock_size=(4, 2))": na.BlockSparse(rng.random((n // 4, n // 2)) < 0.4, (4, 2)),
     }
-    figure = Figure(figsize=(8, 5.4), layout="constrained")
-    panels = figure.subplots(3, 5, sharex=True, sharey=True)
+    figure = Figure(figsize=(7, 7.2), layout="constrained")
+    panels = figure.subplots(4, 4)
     for axes, (name, mask) in zip(panels.flat, drawn.items()):
-        axes.imshow(mask.dense(n, n), **SHADES)
+        axes.imshow(mask.dense(len(parents) if isinstance(mask, na.Tail) else n, n), **SHADES)
         axes.set_title(name)
         axes.set_xticks([])
         axes.set_yticks([])
