@@ -233,12 +233,17 @@ def refuse_foreign(of: str, values: Iterable[Value]) -> None:
                             "array of NumPy or CuPy; those of frameworks go with the functions of numbattn.interop")
 
 
+FRAMEWORKS = {"torch": "torch", "jax": "jax", "jaxlib": "jax"}  # the module in interop/ of a package's arrays
+
+
 def same_library(**arrays: Any) -> str:
     """The library that all of them are of."""
     found = list(map(library, arrays.values()))
     if None in found:
         name, x = next((name, x) for (name, x), lib in zip(arrays.items(), found) if lib is None)
-        raise TypeError(f"{name}: got {words_for(x)}, expected a numpy.ndarray or a cupy.ndarray")
+        of = FRAMEWORKS.get(type(x).__module__.partition(".")[0])
+        raise TypeError(f"{name}: got {words_for(x)}, expected a numpy.ndarray or a cupy.ndarray"
+                        + (f"; attention of those is in numbattn.interop.{of}" if of else ""))
     if len(set(found)) > 1:
         raise TypeError("arrays of NumPy and CuPy do not mix: "
                         + ", ".join(f"{name} is a {lib}.ndarray" for name, lib in zip(arrays, found)))

@@ -63,9 +63,9 @@ NO_ARRAYS = {
     "text": ("q", "got 'q', expected a numpy.ndarray"),
     "masked": (np.ma.array(Q), r"got numpy.ma.\w*\.?MaskedArray, expected a numpy.ndarray"),
     "matrix": (zeros(5, 8).view(np.matrix), "got numpy.matrix, expected a numpy.ndarray"),
-    "torch": (Tensor(), "got torch.Tensor, expected a numpy.ndarray or a cupy.ndarray"),
-    "pandas": (Series(), "got pandas.Series, expected a numpy.ndarray or a cupy.ndarray"),
-    "jax": (Array(), "got jaxlib.Array, expected a numpy.ndarray or a cupy.ndarray"),
+    "torch": (Tensor(), "got torch.Tensor, expected a numpy.* attention of those is in numbattn.interop.torch$"),
+    "pandas": (Series(), "got pandas.Series, expected a numpy.ndarray or a cupy.ndarray$"),
+    "jax": (Array(), "got jaxlib.Array, expected a numpy.* attention of those is in numbattn.interop.jax$"),
     "scalar": (np.float32(1), "got numpy.float32, expected a numpy.ndarray"),
     "cupy": (CupyLike(), "arrays of NumPy and CuPy do not mix: .* is a cupy.ndarray"),
 }
