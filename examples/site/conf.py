@@ -48,7 +48,8 @@ PROGRAMS = sorted((ROOT / "examples").glob("[0-9]*.py"))
 
 
 def read(app, docname, source):
-    """A page of the repository, or the programs."""
+    """A page of the repository, the programs, or one of the site, whose links lead elsewhere in the repository."""
+    source[0] = led(source[0], f"{HERE.relative_to(ROOT).as_posix()}/{docname}.md", place)
     for page, name in PAGES.items():
         if name == docname:
             text = led((ROOT / page).read_text(), page, place)

@@ -60,6 +60,10 @@ def test_pages_of_the_repository(site):
     for link in ("../../bench/plots/figure3.png)](measurements.md", "measurements.md#half-precision-on-a-gpu",
                  "api.md#points", "which.md", "house.md"):  # fmt: skip
         assert f"]({link})" in source[0]
+    source = [(SITE / "which.md").read_text()]
+    site["read"](None, "which", source)
+    for link in "index.md#masks", "house.md", "programs.md#03_own_attentionpy":
+        assert f"]({link})" in source[0]
 
 
 def test_programs_are_shown(site):
