@@ -21,9 +21,9 @@ class LoweredMask(NamedTuple):
 
     numbers: MaskNumbers
     keys: int  # the most that a query sees, by the band alone
-    last_key: int  # no query sees this one or any after it
+    last_key: int  # no query sees this key or any after it
     grids: tuple  # a LoweredGrid for each
-    last_query: int  # neither this query nor any after it sees anything
+    last_query: int  # this query and those after it see nothing
     intervals: tuple  # a Lowered for each part that gives intervals
 
 

@@ -138,10 +138,10 @@ def nothing(problem, device):
 class Route(NamedTuple):
     """Kernels that together do a pass, one after the other, and the work that they are for."""
 
-    takes: Callable  # (the first one's work) -> whether they can do it, and should
+    takes: Callable  # (work of the first one) -> whether they can and should do it
     specs: tuple
-    tier: str = ""  # see words.tiers; none: they are for any
-    reads: Callable = nothing  # (problem, device) -> whether they read a cache in pages, or of 8 bits, where it lies
+    tier: str = ""  # see words.tiers; "" if they belong to none
+    reads: Callable = nothing  # (problem, device) -> whether they read a cache in pages, or of 8 bits, in place
 
 
 def no_part(part):
