@@ -1,4 +1,5 @@
-"""`python -m numbattn plan` and `compile`: what calls do, here or on another machine, before they are made."""
+"""`python -m numbattn plan` and `compile`: plan calls, and compile for them, before they are made, here or for another
+machine."""
 
 import argparse
 import textwrap
@@ -97,7 +98,7 @@ def plan(args):
 
 
 def _plan_of_devices(count, order, shown, dtype, shapes, options):
-    """Print what ranks have, compute and send by each plan of `numbattn.distributed`."""
+    """Print what ranks hold, compute and send by each plan of `numbattn.distributed`."""
     from numbattn.distributed import Simulated
     from numbattn.distributed.costs import costs_of, shares_of
 
@@ -155,7 +156,7 @@ def compile_kernels(args):
 def _compile_for_gpu(args):
     device, keys = device_of(args.cc), {}
     for dtype, d, n, mask, batch in product(args.dtype, args.head_dim, args.seqlen, args.mask, (1, 2)):
-        shape = batch, 2, n, d                                  # what a batch shares may be summed in parts
+        shape = batch, 2, n, d                                  # gradients that a batch shares may be summed in parts
         planned = plans(device, np.dtype(dtype), shape, shape, shape, mask, *_options(args))
         keys |= {(step.key,): None for passed in planned.values() for step in passed.steps}
     _in_processes(args.j, import_module("numbattn.cuda.build").build, keys, unit="kernel", start=know_functions)
@@ -170,7 +171,7 @@ def _compile_for_cpus(args):
 
 
 def make_calls(name, dtype, score, gradient):
-    """Make small calls of a pass: forward also one with few queries, which have their own kernel."""
+    """Make small calls of a pass; forward also one with few queries, which has its own kernel."""
     shape = 1, 2, 32, 8
     options = _call(dtype, shape, shape, "none", score, gradient)
     x, lse = np.zeros(shape, dtype), np.zeros(shape[:-1], dtype)
@@ -190,7 +191,7 @@ def make_calls(name, dtype, score, gradient):
 
 
 def know_functions():
-    """Of samples: in a process of its own kernels find them by their digests. Says nothing about compiling."""
+    """Register the samples' functions in a worker process, where kernels find them by digest; and log no compiling."""
     keep_quiet()
     shape, float32 = (1, 1, 32, 16), np.dtype("float32")
     plans(device_of((8, 0)), float32, shape, shape, shape, "where", False, score=["function"], passes=["forward"])

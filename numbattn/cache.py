@@ -1,7 +1,8 @@
 """Compiled code kept on disk between processes: files by kind and name, each complete or absent.
 
-A file holds a digest of all the rest, a header in JSON, and machine code. Nothing is unpickled, but what is read
-is run: so it is read only from files, in folders, that belong to the user or to root and that nobody else can write to.
+A file holds a digest of everything else in it, a header in JSON, and machine code. Nothing is unpickled, but the code
+is run: so files are read only if they, and their folders, belong to the user or to root and nobody else can write to
+them.
 
 Processes may share the folder, and start together on an empty one. A damaged file is built again; a folder that is full
 or read-only is used as it is; if nothing can be kept, one warning says why.
@@ -26,15 +27,15 @@ from . import sources
 VARIABLE = "NUMBATTN_CACHE_DIR"
 KINDS = "cpu", "cuda"
 NAME = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{32})?")  # names of our files; the longer ones are drafts
-MOST_BYTES = 256 << 20  # for each kind; the files unused for longest go first
-SHARES = 16  # of what room there is: other processes are writing, too
+MOST_BYTES = 256 << 20  # for each kind; the files unused for longest are removed first
+SHARES = 16  # of the room left, one of which this process takes: others may be writing, too
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 REMEDY = f"Every process compiles again, unless that changes or {VARIABLE} names another folder"
 # do not follow links, wait for FIFOs or translate line ends
 FLAGS = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
 
-_room: dict[Path, int] = {}  # bytes that this process writes to a folder before it looks through all files there again
-_warned: set[str] = set()  # values of the variable with which a warning was given
+_room: dict[Path, int] = {}  # bytes that this process may write to a folder before it checks all its files again
+_warned: set[str] = set()  # values of the variable that have been warned of
 
 
 class Entry(NamedTuple):
@@ -56,7 +57,7 @@ def cache_dir(kind: str = "") -> Path:
 
 
 def read(kind: str, name: str) -> Entry | None:
-    """The entry that was written; None if there is none, or none that is complete and can be trusted."""
+    """The entry that was written; None unless there is a complete one that can be trusted."""
     if not sources.unchanged():
         return None
     try:
@@ -102,7 +103,7 @@ def write(kind: str, name: str, header: Mapping[str, Any], code: bytes) -> None:
 
 
 def clear() -> None:
-    """Remove everything that was kept, also by versions that kept it elsewhere, and folders once they are empty."""
+    """Remove everything that was kept, even where other versions kept it, and folders that are empty then."""
     with suppress(OSError):
         ours = cache_dir()
         for folder in [ours / kind for kind in KINDS] + [ours.parent / kind for kind in KINDS]:

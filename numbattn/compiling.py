@@ -1,4 +1,4 @@
-"""What a user is told about compiling: a log line for each kernel; on a terminal, once, why it takes so long."""
+"""Tell the user about compiling: a log line for each kernel and, once on a terminal, why a call takes so long."""
 
 import logging
 import sys
@@ -13,7 +13,7 @@ from .cache import cache_dir
 
 LOGGER = logging.getLogger("numbattn")
 LOGGER.addHandler(logging.NullHandler())
-PATIENCE = 1.0  # seconds of compiling without a word on a terminal
+PATIENCE = 1.0  # seconds of compiling before a terminal is told
 
 _told: list[str] = []  # not empty once a terminal has been told
 

@@ -1,4 +1,4 @@
-"""Errors that are numbattn's own: what a user is told, and can report."""
+"""Errors that are numbattn's own fault, and how they are reported to the user."""
 
 import platform
 from types import TracebackType
@@ -15,11 +15,11 @@ OURS = "numbattn", "numba", "llvmlite", "numpy", "cupy", "cuda"
 
 
 class Fault(RuntimeError):
-    """An error of numbattn's, not of who calls it."""
+    """An error of numbattn, not of its caller."""
 
 
 def is_fault(error: Exception) -> bool:
-    """Whether no user can have made it, and numbattn or what it calls raised it, not a signal handler."""
+    """Whether no user can have caused it, and numbattn or its libraries raised it, not a signal handler."""
     return not isinstance(error, STATED) and _where(error.__traceback__).partition(".")[0] in OURS
 
 
@@ -31,7 +31,7 @@ def fault(error: Exception, problem: Any, backend: Any) -> Fault:
 
 
 def line_of(problem: Any, backend: Any) -> str:
-    """All that decides what is computed how, in a line."""
+    """Everything that decides how a call is computed, in a line."""
     shapes = ", ".join(f"{name} {shape} {strides}" for name, shape, strides in
                        zip("qkv", problem.shapes, problem.strides))  # fmt: skip
     cache = "" if problem.cache is None else f", cache {problem.cache.dtype}, page_size {problem.cache.page_size}"

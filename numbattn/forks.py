@@ -1,7 +1,7 @@
-"""A fork waits for other threads that import or compile: none of them goes on in the child, where nobody would ever
-release the locks they held.
+"""A fork waits for other threads that import or compile. They do not exist in the child, where nobody would release
+their locks.
 
-A new lock in the child would guard a compiler that another thread has left halfway.
+A new lock in the child would guard a compiler that another thread has left in the middle of its work.
 """
 
 import logging  # noqa: F401  a fork takes the locks of what was imported last first: Numba logs
@@ -27,7 +27,7 @@ class Forks(threading.local):
         self.held: list[ExitStack] = []
 
     def before(self) -> None:
-        """Hold all locks, as far as this gets: an error in here does not keep a process from forking."""
+        """Take as many of the locks as possible: an error here does not keep a process from forking."""
         held = ExitStack()
         self.held.append(held)
         finished: set[str] = set()

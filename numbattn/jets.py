@@ -1,5 +1,5 @@
-"""Tangents of attention and of its gradients: what forward mode, Hessian-vector products, gradients of gradients and
-Laplacians are made of. The equations are derived in reference.py."""
+"""Tangents of attention and of its gradients, for forward mode, Hessian-vector products, gradients of gradients and
+Laplacians. The equations are derived in reference.py."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ def attention_jvp(
     q, k, v, causal, mask, scale, dropout, score
         As in `attention`, but k is not a cache.
     tq, tk, tv : arrays or None
-        The tangents of q, k and v: of the shape and dtype of each; None is zero. Several tangents at once have one axis
-        more in front, all that are given; on CPUs S and P are computed once for four of them.
+        The tangents of q, k and v: of the shape and dtype of each; None is zero. For several tangents at once, all that
+        are given have one more axis in front; on CPUs S and P are computed once for four of them.
     tscore : list or tuple, optional
         The tangents of the arrays in score, likewise: one for each gradient in ``grads.score``, in its order, None
-        where it is zero. Default: all are. Elements that are -inf in the array have finite ones, which change nothing.
-        Of a `Score` arrays have one whose gradients are wanted.
+        where it is zero. Default: all are zero. Where the array is -inf, its tangent is finite and changes nothing.
+        Arrays of a `Score` may have one if their gradients are wanted.
 
     Returns
     -------
     o : array, (..., seqlen_q, head_dim_v), of the dtype of q
     to : array, likewise
-        The tangent of o; of several tangents with their axis in front. 0 where a query sees nothing.
+        The tangent of o; for several tangents with their axis in front. 0 where a query sees nothing.
 
     Raises
     ------
@@ -64,9 +64,9 @@ def attention_jvp(
 
         tS = scale (tQ K^T + Q tK^T),  tlse = rowsum(P tS),  tO = (Z P) tV + (Z P tS) V - tlse O,
 
-    six products of matrices and in memory linear in the sequence length. A part S = f(S0) of a score multiplies tS by
+    six products of matrices, in memory linear in the sequence length. A part S = f(S0) of a score multiplies tS by
     f'(S0); its array A adds (df / dA) tA. On a GPU P tS is rounded to the dtype of q before it is multiplied, as P is:
-    in float16 it must not be beyond 65504. The tangent of lse, tlse, is that of all keys: dropout does not touch it.
+    in float16 it must not exceed 65504. Dropout does not touch tlse, the tangent of lse.
 
     Examples
     --------
@@ -112,8 +112,8 @@ def attention_forward_jvp(
     saved : Saved
         As from `attention_forward`.
     tsaved : SavedTangents
-        ``tsaved.tlse`` is the tangent of ``saved.lse``. Both refer to what the call was given and has returned: editing
-        that in place before the backward pass changes what it returns.
+        ``tsaved.tlse`` is the tangent of ``saved.lse``. Both refer to the arrays that the call was given and returned:
+        editing these in place before the backward pass changes its results.
 
     Raises
     ------
@@ -156,7 +156,7 @@ def attention_backward_jvp(
     tsaved : SavedTangents
         What `attention_forward_jvp` returned along with saved.
     tdo : array, (..., seqlen_q, head_dim_v), optional
-        The tangent of do, with an axis of tangents in front if q, k and v have it; of another floating dtype it is
+        The tangent of do, with an axis of tangents in front if those of q, k and v have one. Another floating dtype is
         converted. Default: zero.
     tdlse : array, (..., seqlen_q), optional
         The tangent of dlse, likewise.
@@ -166,7 +166,7 @@ def attention_backward_jvp(
     grads : Gradients
         As from `attention_backward`.
     tgrads : Gradients
-        The tangents of dq, dk and dv; ``tgrads.score`` has those of ``grads.score``. Of several tangents with their
+        The tangents of dq, dk and dv; ``tgrads.score`` has those of ``grads.score``. For several tangents with their
         axis in front.
 
     Raises
@@ -182,8 +182,8 @@ def attention_backward_jvp(
         tdS = tP (dP - D) + P (tdP - tD),
         tdQ = scale (tdS K + dS tK),  tdK = scale (tdS^T Q + dS^T tQ),  tdV = (Z tP)^T dO + (Z P)^T tdO:
 
-    ten products of matrices, twelve with tdO. A part S = f(S0) of a score makes f' dS of dS, and f' tdS + f'' tS0 dS of
-    tdS. Where tdO and tdlse are zero this is the Hessian of <do, o> + <dlse, lse> times the tangents.
+    ten products of matrices, twelve with tdO. A part S = f(S0) of a score turns dS into f' dS, and tdS into f' tdS +
+    f'' tS0 dS. If tdO and tdlse are zero this is the Hessian of <do, o> + <dlse, lse> times the tangents.
 
     Examples
     --------
@@ -215,7 +215,7 @@ def attention_backward_jvp(
 def tangents_of_gradients(
     do: Any, saved: Saved[A], tsaved: SavedTangents[A], tdo: Any, dlse: Any, tdlse: Any, deterministic: bool
 ) -> Gradients[A]:
-    """What `attention_backward_jvp` returns, without the gradients themselves."""
+    """The second result of `attention_backward_jvp`."""
     do, dlse = checked_gradients(saved, do, dlse)
     tdo, tdlse = checked_tangents_of_gradients(saved, tsaved, tdo, dlse, tdlse)
     flag("deterministic", deterministic)
@@ -226,7 +226,7 @@ def tangents_of_gradients(
 
 
 class SecondBackprop(Protocol[A]):
-    """What `attention_backward_vjp` returns along with the gradients."""
+    """The closure that `attention_backward_vjp` returns."""
 
     def __call__(
         self, ddq: Array | None, ddk: Array | None, ddv: Array | None, *, ddscore: Sequence[Array | None] = ()
@@ -248,9 +248,9 @@ def attention_backward_vjp(
     grads : Gradients
         As from `attention_backward`.
     backprop2 : function
-        ``backprop2(ddq, ddk, ddv, ddscore=())`` takes the gradients of a function of dq, dk, dv and ``grads.score`` by
-        these: of the shape and dtype of each, None is zero. It returns those by q, k, v and do, a tuple with the
-        attributes `dlse` and `score`. As in `attention_jvp` there may be several at once.
+        ``backprop2(ddq, ddk, ddv, ddscore=())`` takes the gradients of a function of dq, dk, dv and ``grads.score``
+        with respect to these: of the shape and dtype of each, None is zero. It returns those with respect to q, k, v
+        and do, a tuple with the attributes `dlse` and `score`. There may be several at once, as in `attention_jvp`.
 
     Raises
     ------
@@ -259,9 +259,9 @@ def attention_backward_vjp(
 
     Notes
     -----
-    dq, dk and dv are the gradient of <do, o> + <dlse, lse>, whose Hessian is symmetric: so gq, gk and gv are what
-    `attention_backward_jvp` returns as tangents in the direction ddq, ddk, ddv, and gdo, and the gradient by dlse, the
-    tangents of o and lse in that direction.
+    dq, dk and dv are the gradient of <do, o> + <dlse, lse>, whose Hessian is symmetric: so gq, gk and gv are the
+    tangents that `attention_backward_jvp` returns in the direction ddq, ddk, ddv, and the gradients with respect to do
+    and dlse are the tangents of o and lse in that direction.
 
     Examples
     --------
@@ -311,8 +311,8 @@ def attention_laplacian(
 ) -> tuple[A, A, A]:
     """`attention` with its tangents and its Laplacian: the forward Laplacian of quantum Monte Carlo.
 
-    Of coordinates x_1, ..., x_T on which q, k and v depend it takes the first derivatives by each and the Laplacian,
-    the sum of second derivatives, and returns both of o.
+    q, k and v depend on coordinates x_1, ..., x_T. Given their first derivatives by each, and their Laplacians, the
+    sums of second derivatives, it returns both for o.
 
     Parameters
     ----------
@@ -362,6 +362,6 @@ def attention_laplacian(
 
 
 def _only(grads: Gradients[Any]) -> Gradients[Any]:
-    """The only ones of several."""
-    score = tuple([None if x is None else x[0, ...] for x in grads.score])  # of a number, too, an array
+    """The gradients of a single tangent, without its axis."""
+    score = tuple([None if x is None else x[0, ...] for x in grads.score])  # an array even for a number
     return Gradients(grads.dq[0], grads.dk[0], grads.dv[0], score)

@@ -1,4 +1,4 @@
-"""What `python -m numbattn` says about this machine, and how it prints."""
+"""What `python -m numbattn` prints about this machine."""
 
 import platform
 import textwrap

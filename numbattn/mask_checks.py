@@ -1,4 +1,4 @@
-"""A check of a mask function of the user's own: what it reads, and that compiled it does the same."""
+"""A check of a user's mask function: what it reads, and whether compiled code does the same."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from .where import Where
 def check_mask(mask: Where, seqlen_q: int = 16, seqlen_k: int = 16, *, heads: int = 1, batch: int = 1) -> float:
     """Look for reads of a mask function outside of its arrays; compare the compiled function with plain Python.
 
-    Compiled for a call of attention it reads what is there, or not there: nothing looks at indices. So give this
-    function the lengths, heads and elements of a batch that the mask is to be used with.
+    In a call of attention the compiled function does not check indices. So pass the lengths, heads and elements of a
+    batch that the mask will be used with.
 
     Parameters
     ----------
     mask : Where
     seqlen_q, seqlen_k : int, optional
-        How many queries and keys there are. The function is called for pairs of these as that of `check_score` is.
+        How many queries and keys there are. The function is called for pairs of these as in `check_score`.
     heads, batch : int, optional
-        How many heads there are, and elements of the batch.
+        How many heads, and elements of the batch, there are.
 
     Returns
     -------
     shown : float
-        The share of visible elements, among up to 256 that are compared.
+        The share of visible elements among those compared, up to 256.
 
     Raises
     ------
     TypeError
-        For what is no Where, and for a function that attention refuses, too.
+        For anything but a Where, and for a function that attention also refuses.
     ValueError
-        If the function, compiled for CPUs, or for a GPU if CuPy finds one, says something else than in Python, where
-        it may also raise an error; or if it reads outside of its arrays: with the element where.
+        If the function, compiled for CPUs, or for a GPU if CuPy finds one, differs from Python, where it may also raise
+        an error; or if it reads outside of its arrays. The message names the element.
 
     Examples
     --------

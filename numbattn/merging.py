@@ -1,4 +1,4 @@
-"""Attention over disjoint keys, put together: the mean of partial results, weighted by their sums of exponentials."""
+"""Attention over disjoint keys, merged: the mean of partial results, weighted by their sums of exponentials."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .values import rounded, rowsum
 
 
 class MergeBackprop(Protocol[A]):
-    """What `merge_vjp` returns along with o and lse."""
+    """The closure that `merge_vjp` returns."""
 
     def __call__(self, do: Array, dlse: Array | None = None) -> list[tuple[A, A]]: ...
 
@@ -40,7 +40,7 @@ def merge(states: Iterable[tuple[A, A]]) -> tuple[A, A]:
     Raises
     ------
     TypeError
-        For what is not a pair of arrays, or of a wrong dtype.
+        For anything but pairs of arrays, and for a wrong dtype.
     ValueError
         For no states, and for shapes that do not fit.
 
@@ -76,8 +76,8 @@ def merge_vjp(states: Iterable[tuple[A, A]]) -> tuple[tuple[A, A], MergeBackprop
     o, lse : tuple of arrays
         As in `merge`.
     backprop : function
-        ``backprop(do, dlse=None)`` returns the gradients [(do_i, dlse_i), ...] of the states; those of what is empty
-        are 0. It refers to the states: what is edited in place before it is called changes the gradients.
+        ``backprop(do, dlse=None)`` returns the gradients [(do_i, dlse_i), ...] of the states, 0 for empty ones. It
+        refers to the states: editing them in place before it is called changes the gradients.
 
     Raises
     ------
@@ -116,8 +116,8 @@ def merge_vjp(states: Iterable[tuple[A, A]]) -> tuple[tuple[A, A], MergeBackprop
 
 @np.errstate(under="ignore")
 def merge_into(out: Any, o: Any, lse: Any, part: Any, part_lse: Any) -> None:
-    """Add attention over other keys to o and lse, all of the dtype of sums: o in out, which may be o, or be of another
-    dtype; lse where it lies."""
+    """Add attention over other keys to o and lse, all in the dtype of sums: o in out, which may be o, or have another
+    dtype; lse in place."""
     if library(o) == "cupy":
         backend("cupy").merge_into(out, o, lse, part, part_lse)
     else:
@@ -126,7 +126,7 @@ def merge_into(out: Any, o: Any, lse: Any, part: Any, part_lse: Any) -> None:
 
 @np.errstate(under="ignore")
 def sum_into(out: Any, *terms: Any) -> None:
-    """Add up arrays of the dtype of sums, in out, which may be one of them, or be of another dtype."""
+    """Add up arrays in the dtype of sums, in out, which may be one of them, or have another dtype."""
     if library(out) == "cupy":
         backend("cupy").sum_into(out, *terms)
     else:
@@ -146,12 +146,12 @@ def _merged(states: list[tuple[Any, Any]]) -> tuple[Any, Any, list[Any]]:
 
 
 def _seen(o: Any, w: Any) -> Any:
-    """o, widened; 0 where its weight is 0, whatever it is."""
+    """o, widened, and 0 where its weight is 0, even if it is NaN."""
     return np.where(w[..., None] == 0, 0, o.astype(w.dtype, copy=False))
 
 
 def _checked(states: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """The states as a list of pairs, all alike."""
+    """The states as a list of pairs of equal shapes and dtypes."""
     try:
         pairs = [tuple(state) for state in states]
     except TypeError:

@@ -1,4 +1,4 @@
-"""A check of a function of the user's own: its derivative, what it reads, and that compiled it does the same."""
+"""A check of a user's score function: its derivatives, what it reads, and whether compiled code does the same."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import numpy as np
 from .checks import integer, number, words_for
 from .scores.function import PLACE, Score
 
-MOST_PLACES = 2**24  # where it is looked for reads outside of arrays, along each axis
+MOST_PLACES = 2**24  # where the function is called to find reads outside of arrays, along each axis
 MOST_COMPARED = 256  # elements
-MOST_READS = 16  # of an element that are compared
+MOST_READS = 16  # of an element, at most, that are compared
 LARGEST_ERROR = 1e-4
 NAMES = "function", "derivative", "second derivative"
 
@@ -28,36 +28,36 @@ def check_score(
     """Compare derivatives of a score function, by the score and by its arrays, with finite differences, and the
     compiled function with plain Python; look for reads outside of its arrays.
 
-    Compiled for a call of attention it reads what is there, or not there: nothing looks at indices. So give this
-    function the lengths, heads and elements of a batch that the score is to be used with.
+    In a call of attention the compiled function does not check indices. So pass the lengths, heads and elements of a
+    batch that the score will be used with.
 
     Parameters
     ----------
     score : Score
     seqlen_q, seqlen_k : int, optional
         How many queries and keys there are. The function is called for all pairs, of all heads and elements of the
-        batch; where these are more than 2**24, for all queries with some of the others, the first and last among them,
-        for all keys likewise, and so on, up to about 2**24 at a time.
+        batch. If these are more than 2**24, it is called for all queries with some of the others, the first and last
+        among them, then for all keys likewise, and so on, about 2**24 times each.
     spread : float, optional
-        The standard deviation of the scores, normally distributed, at which it is called.
+        The standard deviation of the scores, normally distributed, that it is called with.
     heads, batch : int, optional
-        How many heads there are, and elements of the batch.
+        How many heads, and elements of the batch, there are.
 
     Returns
     -------
     error : float
-        The largest difference of derivatives, relative to 1 or, if that is larger, to the derivative, at up to 256
-        elements where the score is finite. The second derivative is compared where it is given, those by arrays where
-        their gradients are wanted.
+        The largest error of derivatives, relative to 1 or, if that is larger, to the derivative, at up to 256 elements
+        where the score is finite. The second derivative is compared if it is given, derivatives by arrays if their
+        gradients are wanted.
 
     Raises
     ------
     TypeError
-        For what is no Score, and for a function that attention refuses, too.
+        For anything but a Score, and for a function that attention also refuses.
     ValueError
-        If the difference is more than 1e-4; if the function, compiled for CPUs, or for a GPU if CuPy finds one, gives
-        something else than in Python, where it may also raise an error; or if it reads outside of its arrays: with the
-        element where. For a spread that is not finite, or less than 0.
+        If the error is more than 1e-4; if the function, compiled for CPUs, or for a GPU if CuPy finds one, differs from
+        Python, where it may also raise an error; or if it reads outside of its arrays. The message names the element.
+        For a spread that is not finite, or less than 0.
 
     Examples
     --------
@@ -108,7 +108,7 @@ def _compiled() -> Any:
 
 
 def check_reads(of: str, value: Any, shape: tuple[int, ...], S: Any = None) -> None:
-    """Refuse a function that reads outside of its arrays; of: a "score", which S are, or a "mask"."""
+    """Refuse a function that reads outside of its arrays. of: "score", with scores S, or "mask"."""
     from .scores.compiled.errors import naming
 
     function = value._identity if S is None else value._identity.function
@@ -186,7 +186,7 @@ class _Elements:
         return float(errors[worst])
 
     def compare_reads(self, finite: Any) -> float:
-        """The largest error of derivatives by what is read of arrays."""
+        """The largest error of derivatives by elements of arrays that the function reads."""
         from .scores.compiled.reads import in_python
 
         arrays = [cast(Any, x).astype(np.float64) if x.dtype.kind == "f" else x for x in self.score.arrays]

@@ -1,8 +1,7 @@
 """The files of this package, as they were when it was imported.
 
-What is compiled comes from what was imported, and is kept under a digest of it. Files may change while a process lives,
-by an upgrade or a checkout: from then on nobody can tell what code this process has, since modules that it imports late
-are new ones.
+Compiled code comes from the imported sources, and is kept under their digest. Files may change while a process runs, by
+an upgrade or a checkout: from then on it is unknown which code the process has, since it may import newer modules.
 """
 
 import hashlib
@@ -11,11 +10,11 @@ from pathlib import Path
 from uuid import uuid4
 
 PACKAGE = Path(__file__).parent
-APART = {"cpu", "cuda", "interop"}  # folders of which a backend has code of its own alone
+APART = {"cpu", "cuda", "interop"}  # folders whose code belongs to one backend only
 
 
 def unchanged() -> bool:
-    """Whether the files are those that were imported; False if there are none to be found."""
+    """Whether the files are those that were imported; False if none are found."""
     try:
         return bool(_IMPORTED) and _states() == _IMPORTED
     except OSError:  # one went while they were listed
@@ -24,11 +23,11 @@ def unchanged() -> bool:
 
 @cache
 def digest(backend: str) -> str:
-    """The digest of the files from which a backend's code comes: of what was imported as long as `unchanged`."""
+    """The digest of the files that a backend's code comes from, as they were imported, as long as `unchanged`."""
     try:
         return hashlib.sha256(b"".join(path.read_bytes() for path in _files() if _belongs(path, backend))).hexdigest()
     except OSError:
-        return uuid4().hex  # of nothing else
+        return uuid4().hex  # equal to no other
 
 
 def _belongs(path: Path, backend: str) -> bool:
@@ -36,13 +35,13 @@ def _belongs(path: Path, backend: str) -> bool:
 
 
 def _files() -> list[Path]:
-    """All that may hold code: sources; where there are none, what Python made of them; or the archive they are in."""
+    """The files with code: sources, or without these their bytecode, or the archive that they are in."""
     sources = [*PACKAGE.rglob("*.py")] or [*PACKAGE.rglob("*.pyc")]
     return sorted(sources) or [path for path in PACKAGE.parents if path.is_file()]
 
 
 def _states() -> dict[Path, tuple[int, int, int]]:
-    """What changes when a file does."""
+    """What changes with the files."""
     states = {path: path.stat() for path in _files()}
     return {path: (state.st_mtime_ns, state.st_size, state.st_ino) for path, state in states.items()}
 

@@ -25,18 +25,18 @@ class Tangents(NamedTuple):
     count: int = 1  # type: ignore[assignment]  # it hides a method of tuples
 
     def some(self, first: int, end: int) -> Tangents:
-        """Those from one to another."""
+        """The tangents [first, end)."""
         q, k, v, *score = (x if x is None else x[first:end] for x in (self.q, self.k, self.v, *self.score))
         return Tangents(q, k, v, tuple(score), len(range(self.count)[first:end]))
 
 
 def parts_of(inputs: Inputs, tangents: Tangents, number: int, backward: bool = False) -> list[Any]:
-    """For each part of the score, a part with tangent `number` of its array in that one's place: S and the tangent of S
-    are linear in it. Of a Score a ScoreTangent. None where that tangent is zero, but in the backward pass for a Score
-    whose arrays have gradients."""
+    """For each part of the score, the part with tangent `number` in place of its array, since S and the tangent of S
+    are linear in it; for a Score a ScoreTangent. None if that tangent is zero, except, in the backward pass, for a
+    Score whose arrays have gradients."""
     given, found = iter(tangents.score), list[Any]()
     for part in inputs.score:
-        own = [x if x is None else x[number, ...] for _, x in zip(part._weights, given)]  # an array, also of a number
+        own = [x if x is None else x[number, ...] for _, x in zip(part._weights, given)]  # an array even for a number
         if isinstance(part, ArrayPart) and own[0] is not None:
             tangent = replace(cast(Any, part), **{part._name: own[0]})
             found.append(tangent._within(inputs.mask._frame))
@@ -49,13 +49,13 @@ def parts_of(inputs: Inputs, tangents: Tangents, number: int, backward: bool = F
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SavedTangents(Generic[A]):
-    """What the tangent of the forward pass leaves for that of the backward pass. It refers to the tangents of q, k and
-    v and to that of o; it does not copy them.
+    """What the tangent of the forward pass leaves for the tangent of the backward pass. It refers to the tangents of q,
+    k, v and o; it does not copy them.
 
     Attributes
     ----------
     to : array, (..., seqlen_q, head_dim_v)
-        The tangent of o; of several tangents with their axis in front.
+        The tangent of o; for several tangents with their axis in front.
     tlse : array, (..., seqlen_q), float32, or float64 for float64
         The tangent of lse, likewise; 0 where a query sees nothing.
     """
@@ -76,16 +76,16 @@ class Given(NamedTuple):
 
     name: str  # of the argument
     tangent: Any
-    array: Any  # whose tangent it is
-    of: str  # what that is called
+    array: Any  # that it is the tangent of
+    of: str  # the name of that
 
 
 def checked_tangents(
     inputs: Inputs, q: Any, k: Any, v: Any, score: Any = (), prefix: str = "t", several: bool | None = None
 ) -> tuple[Tangents, bool]:
-    """The Tangents of a call, and whether those that are given have an axis in front.
+    """The Tangents of a call, and whether those given have an axis in front.
 
-    prefix: of the arguments' names, as in tq; several: whether they have to have that axis, if it is known.
+    prefix: of the arguments' names, as in tq; several: whether they must have that axis, if it is known.
     """
     tangents, weights = (q, k, v, *_of_score(f"{prefix}score", score, inputs)), _weights(inputs)
     names = [*(f"{prefix}{name}" for name in "qkv"), *(f"{prefix}score[{i}]" for i in range(len(weights)))]
@@ -143,8 +143,8 @@ def _check_array(x: Given, inputs: Inputs) -> None:
 
 
 def _check_shape(x: Given, lead: tuple[int, ...], first: Given, may_be_several: bool) -> None:
-    """lead: the axis of tangents, if there is one, that the first tangent given has; may_be_several: whether it was
-    free to have one or not."""
+    """Refuse a tangent of another shape. lead: the axis of tangents of the first tangent given, if it has one;
+    may_be_several: whether that was free to have one or not."""
     expected = (*lead, *x.array.shape)
     if x.tangent.shape == expected:
         return
@@ -163,7 +163,7 @@ def _check_shape(x: Given, lead: tuple[int, ...], first: Given, may_be_several: 
 def checked_tangents_of_gradients(
     saved: Saved[Any], tangents: SavedTangents[Any], tdo: Any, dlse: Any, tdlse: Any
 ) -> tuple[Any, Any]:
-    """The tangents of do and dlse as the backward pass takes them: of their dtypes, with an axis in front."""
+    """The tangents of do and dlse, checked, in the dtypes of these, with an axis in front."""
     if not isinstance(tangents, SavedTangents):
         raise TypeError(f"tsaved: got {words_for(tangents)}, expected what attention_forward_jvp returned")
     problem, own = saved.problem, tangents.problem
@@ -182,13 +182,13 @@ def checked_tangents_of_gradients(
 
 
 def _call(problem: Problem) -> tuple[Any, ...]:
-    """What is the same in what a call has saved and in copies of it, functions of a Score aside."""
+    """What two Problems share if one call's arrays are copies of the other's, functions of a Score aside."""
     parts = [kind for kind, *_ in problem.score_kinds]
     return problem.xp, problem.dtype, problem.shapes, problem.mask_kinds, parts, problem.dropout
 
 
 class Rows(NamedTuple):
-    """What the tangent of the backward pass is given, each but do and dlse with an axis of the tangents in front."""
+    """The inputs of the tangent of the backward pass; all but do and dlse have an axis of the tangents in front."""
 
     do: Any
     dlse: Any  # or None, for zero
@@ -198,7 +198,7 @@ class Rows(NamedTuple):
     tdlse: Any  # or None
 
     def some(self, first: int, end: int) -> Rows:
-        """Those of some directions."""
+        """The rows for the tangents [first, end)."""
         return Rows(self.do, self.dlse, *[x if x is None else x[first:end] for x in self[2:]])
 
 

@@ -1,7 +1,7 @@
 """Attention on NumPy arrays: Numba kernels over tiles.
 
-They multiply matrices themselves, see `product`, and leave the threads of NumPy's and SciPy's BLAS alone. Whatever the
-shapes, masks and scores, their arguments are of the same types: they are compiled once for each dtype of sums.
+They multiply matrices themselves, see `product`, and leave the threads of NumPy's and SciPy's BLAS alone. Their
+arguments have the same types for all shapes, masks and scores, so that they are compiled once for each dtype of sums.
 """
 
 from .backward import backward

@@ -27,7 +27,9 @@ class Matrices(NamedTuple):
 
 
 class RowAddresses(NamedTuple):
-    """Where rows lie, in bytes: row r of page p at address + offsets[batch, head] + p page_stride + r row_stride."""
+    """The addresses of rows, in bytes: row r of page p at address + offsets[batch, head] + p page_stride + r
+    row_stride.
+    """
 
     address: int
     offsets: Any  # int64 (batch, heads)
@@ -47,11 +49,11 @@ class Tokens(NamedTuple):
 
 
 class WorkTiles(NamedTuple):
-    """Tiles of queries, none of which lies in two segments. Without Segments all is one segment."""
+    """Tiles of queries, each within one segment. Without Segments there is a single segment."""
 
-    table: Any  # int64 (tiles, 7): batch, head, m0, m_end; of the segment first and end of its keys, and its offset
+    table: Any  # int64 (tiles, 7): batch, head, m0, m_end; the segment's keys [first, end), and its offset
     starts: Any  # of the tiles of each score matrix: number n has rows starts[n]:starts[n + 1]
-    pairs: int  # (query, key) in one segment, of all tiles together
+    pairs: int  # (query, key) in one segment, over all tiles
     longest: int  # the most keys of a segment
     by_head: bool  # whether heads have segments of their own
 
@@ -61,12 +63,12 @@ class MaskArrays(NamedTuple):
 
     band: tuple  # lo, hi, queries, keys
     bands: Any  # int64 (batch, heads, 4), instead of `band` where bands differ; else empty
-    intervals: Matrices  # int64, two rows: the first key that each query sees, and the end of those; or no rows
-    # and two more rows for each gap between these
+    intervals: Matrices  # int64, two rows: first and end of the keys that each query sees; or no rows
+    # and two more rows for each gap in these
     cells: Any  # int64 (grids, batch, heads), addresses of uint8 matrices
-    grids: Any  # int64 (grids, 14): rows and columns of cells, and strides; rows, columns and packed of a cell, and its
-    # value if all of it is visible, 0 for any but 0; of a function, else 0, its address, that of a record of its
-    # arrays, and from which query, key, element of the batch and head it counts
+    grids: Any  # int64 (grids, 14): rows and columns of cells, and strides; rows, columns and packed of a cell, and the
+    # value of one that is wholly visible, 0 for any but 0; for a function, else 0: its address, the address of a record
+    # of its arrays, and the query, key, element of the batch and head that it counts from
 
 
 class DropoutNumbers(NamedTuple):
@@ -91,11 +93,11 @@ class Scratch(NamedTuple):
     vectors: Any  # one number a query
     Z: Any  # uint8
     words: Any  # uint64
-    wide: Any  # tokens of K or V that are widened, or that lie in several pages
+    wide: Any  # tokens of K or V that are widened, or that are in several pages
 
 
 FEW = 16  # queries of a tile, at most, that decode.py computes
-LINE = 64  # bytes of a cache line, at a multiple of which each array of a Scratch begins
+LINE = 64  # bytes of a cache line: each array of a Scratch begins with one
 LONG = 8192  # keys that are summed before they are added to others; of 128
 NO_BANDS, NO_CELLS, NO_GRIDS = (np.zeros(shape, np.int64) for shape in ((0, 0, 4), (0, 0, 0), (0, 14)))
 NO_TILES = np.zeros((0, 5), np.int64)
@@ -114,7 +116,8 @@ def compact(x):
 
 
 def readable(x, dtype):
-    """x itself if kernels can read its matrices in `dtype`, else a copy, of one matrix where several share memory."""
+    """x itself if kernels can read its matrices in `dtype`, else a copy, with one matrix for those that share
+    memory."""
     rows, cols = x.shape[-2:]
     row, col = x.strides[-2:]
     item = x.itemsize
@@ -138,8 +141,8 @@ def matrices(problem, shape, strides, itemsize):
 
 
 def directions(problem, count, layout):
-    """The Matrices of an array (count, ..., rows, columns) of this shape and these strides: that of direction t and
-    element b of the batch has number t * batches + b. None, for zero, has no rows."""
+    """The Matrices of an array (count, ..., rows, columns) with this layout, (shape, strides): direction t and element
+    b of the batch have number t * batches + b. None, which stands for zero, has no rows."""
     if layout is None:
         return NO_MATRICES
     (number, *own, rows, cols), (stride, *strides, row_stride, _) = layout
@@ -159,8 +162,8 @@ def operands_of(problem, inputs, o, *lse):
 
 
 def _tokens_of(x, problem, cache, scale):
-    """The arrays of the Tokens of k or v, (..., heads, tokens, features), or of a cache; their layout, None if it is
-    that of x."""
+    """The arrays of the Tokens of k or v, (..., heads, tokens, features), or of a cache; and their layout, None if it
+    is that of x."""
     given, x = x, readable(x, x.dtype)
     if cache is None:
         return (x,), None if x is given else (x.shape, x.strides)
@@ -177,7 +180,7 @@ def _tokens_of(x, problem, cache, scale):
 
 @lru_cache(maxsize=64)
 def _operands(problem, q, k, v, saves):
-    """The Record of calls on arrays of these layouts; None: those of the problem."""
+    """The Record of calls on arrays of these layouts; None for those of the problem."""
     q, k, v = (found or (shape, strides) for found, shape, strides in zip((q, k, v), problem.shapes, problem.strides))
     rows, dtype = (*problem.matrices, problem.seqlen_q), problem.sum_dtype
     lse = Later(rows, dtype) if saves else np.zeros((*problem.matrices, 0), dtype)
@@ -186,7 +189,7 @@ def _operands(problem, q, k, v, saves):
 
 
 def _tokens(problem, shape, strides, dtype=None, table=None, scale=None):
-    """The Tokens of arrays with these layouts: of a cache with a dtype of its own, a table or scales."""
+    """The Tokens of arrays with these layouts; a cache may have a dtype of its own, a table and scales."""
     dtype = dtype or problem.dtype
     kind, scales = KINDS.get(dtype, OF_SUMS), NO_SCALES if scale is None else _place(problem, *scale)
     if table is None:
@@ -214,13 +217,13 @@ def offsets_of(shape, strides, batch, heads):
     steps[-1] = np.repeat(steps[-1], heads // max(steps[-1].size, 1))
     batch = batch or (1,)
     offsets = np.broadcast_to(sum(np.ix_(*steps)), batch)
-    # a copy: NumPy's broadcast arrays are read-only, for which Numba would compile kernels of their own
+    # a copy: NumPy's broadcast arrays are read-only, for which Numba would compile other kernels
     return np.array(offsets.reshape(-1, heads) if offsets.size else np.zeros((0, heads)), np.int64, order="C")
 
 
 def kept(function):
-    """A function of a problem, of where a mask says that segments lie, and of more. What it returns is kept, unless
-    that is in arrays which may change."""
+    """Decorate a function of a problem, of a mask's segments, and of more: its results are kept, unless the segments
+    are arrays that may change."""
     known = lru_cache(maxsize=64)(function)
 
     def kept_or_new(problem, mask, *more):
@@ -247,7 +250,7 @@ def _uncut_tiles(batch, seqlen_q, seqlen_k, tile_m):
 
 
 def _tiles_of_cache(problem, tiles, lengths):
-    """The WorkTiles where each sequence, a segment of its own, has so many keys, (batch, 1)."""
+    """The WorkTiles of a cache: each sequence is a segment, with `lengths` keys, (batch, 1)."""
     table, end = tiles.table.copy(), lengths[tiles.table[:, 0], 0]
     table[:, 5], table[:, 6] = end, end - problem.seqlen_q
     pairs = int(((table[:, 3] - table[:, 2]) * end).sum())
@@ -255,7 +258,7 @@ def _tiles_of_cache(problem, tiles, lengths):
 
 
 def _tiles(batch, rows, tile_m):
-    """The WorkTiles where queries lie in the segments that the Rows say."""
+    """The WorkTiles for queries in the segments of these Rows."""
     *lead, seqlen_q = rows.own.shape
     rows = [x.reshape(math.prod(lead), seqlen_q) for x in rows]
     cuts = [_cut(*row, tile_m) for row in zip(*rows)]
@@ -269,8 +272,8 @@ def _tiles(batch, rows, tile_m):
 
 
 def _cut(first, end, own, tile_m):
-    """m0, m_end, first, end and offset of each tile of a row of queries, the last one first: under a causal mask it is
-    the heaviest."""
+    """m0, m_end, first, end and offset of each tile of a row of queries, the last one first, which is the heaviest
+    under a causal mask."""
     changes = np.flatnonzero((np.diff(first) != 0) | (np.diff(end) != 0)) + 1
     bounds = np.unique(np.concatenate([[0, first.size], changes]))
     counts = -(-np.diff(bounds) // tile_m)
@@ -295,7 +298,7 @@ _known_record_of = lru_cache(maxsize=64)(_record_of)
 
 
 def _mask_arrays(problem, mask):
-    """The MaskArrays, and arrays to which addresses in them lead."""
+    """The MaskArrays, and the arrays whose addresses they hold."""
     mask = drawn(mask, problem.seqlen_q, problem.seqlen_k, NO_BANDS, also=lambda part: part._is_tail)
     band, bands = mask._band(problem.seqlen_q, problem.seqlen_k), NO_BANDS
     if not all(isinstance(number, int) for number in band):
@@ -318,7 +321,7 @@ def _mask_arrays(problem, mask):
 
 
 def _function_of(problem, grid):
-    """What is visible as a whole in a Grid, and the numbers of its function; and what has to live as long."""
+    """The value of wholly visible cells of a Grid, and the numbers of its function; and what has to live as long."""
     if grid.function is None:
         return (255 * grid.packed, *[0] * 6), None
     function, record = tile_function(grid.function, problem.sum_dtype), record_of(grid.function.arrays)
@@ -334,12 +337,12 @@ def _intervals(problem, mask):
         return NO_INTERVALS, None
     gaps = mask._gaps(np.arange(problem.seqlen_q), problem.seqlen_k)
     bounds = np.stack(np.broadcast_arrays(*interval, *(bound for gap in gaps for bound in gap)), axis=-2)
-    bounds = readable(bounds, np.int64)  # stacked, axes are in the order in memory of what they are made of
+    bounds = readable(bounds, np.int64)  # stacked arrays keep the memory order of their parts
     return matrices_of(bounds, problem), bounds
 
 
 def _compact(grid):
-    """A Grid in which equal rows of cells, or columns, that share memory are one."""
+    """A Grid with a single row of cells, or column, in place of several that share memory."""
     cells, rows, cols, packed, function = grid
     if function is not None:
         return grid
@@ -352,7 +355,7 @@ def _compact(grid):
 
 @lru_cache(maxsize=64)
 def numbers_of(dropout, origin, scale):
-    """The Record of a Dropout or None, of the scale of scores and of that of kept elements."""
+    """The Record of a Dropout or None, the scale of scores, and that of kept elements."""
     if dropout is None:
         return Record(NO_DROPS, scale, 1.0)
     return Record(DropoutNumbers(*map(np.uint64, dropout._numbers), origin), scale, dropout.scale)
@@ -372,8 +375,8 @@ def scratch_of(problem, tile_m, tile_n, backward=False, slopes=0):
 
 
 def memory_of(kind, sizes, dtypes):
-    """The Record of buffers of so many elements, a NamedTuple of this kind, whose addresses count from the beginning of
-    one memory, and a function that allocates it."""
+    """The Record of a NamedTuple of this kind, of buffers with these numbers of elements, whose addresses count from
+    the beginning of one memory; and a function that allocates that."""
     places, nbytes = [], 0
     for size, dtype in zip(sizes, dtypes, strict=True):
         places.append(At(nbytes, (size,), dtype))

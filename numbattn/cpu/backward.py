@@ -38,8 +38,8 @@ from .tile import (
 from .transposition import transpose
 
 TILE_M, TILE_N = 128, 128
-SUMMED = 2**25  # elements of sums that blocks may have together
-BLOCKS = 16  # at least, however few heads: a constant, so that gradients do not depend on the number of threads
+SUMMED = 2**25  # elements of sums that all blocks together may have
+BLOCKS = 16  # at least, even for few heads: a constant, so that gradients do not depend on the number of threads
 
 
 def backward(saved, do, dlse=None, deterministic=True):
@@ -76,7 +76,7 @@ def operands_of(saved, do, dlse):
 
 @lru_cache(maxsize=64)
 def _operands(problem, rows, *layouts):
-    """The Record of calls on arrays of these shapes and strides, with lse alone or with dlse, too."""
+    """The Record of calls on arrays of these shapes and strides, with or without dlse."""
     lse = Later((*problem.matrices, problem.seqlen_q), problem.sum_dtype)
     dlse = lse if rows == 2 else np.zeros((0, 0, 0), problem.sum_dtype)
     return Record(*[matrices(problem, *layout, problem.sum_dtype.itemsize) for layout in layouts], lse, dlse)
@@ -87,10 +87,10 @@ class BackwardPlan(NamedTuple):
 
     pairs: int  # of a query and a key
     blocks: int
-    results: Record  # of tiles, of blocks, and of sums and gradients, which come later
+    results: Record  # of tiles, blocks, and sums and gradients, which are filled in later
     shapes: list  # of dq, in parts, dk and dv
-    new: Any  # how these are allocated
-    sums: list  # shape and dtype of those of each wanted gradient
+    new: Any  # the function that allocates these
+    sums: list  # shape and dtype of the sums for each wanted gradient
     firsts: tuple  # as in Shares
 
 
@@ -101,9 +101,9 @@ def plan_of(problem, mask, shapes, lead=()):
     n_blocks, longest = -(-problem.seqlen_k // TILE_N), -(-tiles.longest // TILE_N)
     chunks = max(1, min(n_blocks, BLOCKS // max(len(shares.starts) - 1, 1)))
     largest = max([shape[-1] for shape in shapes if shape is not None and shape[-2] == 1], default=1)
-    chunks = max(1, min(chunks, SUMMED // max(largest, 1)))  # each has sums of its own for a function's arrays
+    chunks = max(1, min(chunks, SUMMED // max(largest, 1)))  # each chunk has its own sums for a function's arrays
     if tiles.by_head:
-        chunks = 1  # the heads of a group cut their keys at different places: no two blocks may add to one dK
+        chunks = 1  # the heads of a group divide their keys differently: no two blocks may add to one dK
     parts = max(1, min(chunks, longest))
     sizes = [((*lead, parts), (heads, problem.seqlen_q, problem.head_dim)),
              (lead, (problem.heads_k, problem.seqlen_k, problem.head_dim)),
@@ -111,7 +111,7 @@ def plan_of(problem, mask, shapes, lead=()):
     grads = [Later((*first, batches, *size), problem.sum_dtype) for first, size in sizes]
     sums, layouts = sums_for(problem, shapes, shares, chunks, lead)
     results = Record(tiles.table, tiles.starts, shares.order, shares.starts, chunks, sums, *grads)
-    new = np.empty if chunks == 1 else np.zeros  # blocks that have a dK of their own clear it
+    new = np.empty if chunks == 1 else np.zeros  # blocks with a dK of their own clear it
     shapes = [(*first, *problem.batch[:-1], *size) for first, size in sizes]
     return BackwardPlan(
         tiles.pairs, (len(shares.starts) - 1) * chunks, results, shapes, new, layouts, shares.firsts
@@ -119,14 +119,14 @@ def plan_of(problem, mask, shapes, lead=()):
 
 
 def gradients_of_score(saved, do, dlse, summed):
-    """The gradient of each array in the score, from those that kernels have summed up; None where it is not wanted."""
+    """The gradient of each array in the score, from the sums of kernels; None where it is not wanted."""
     problem = saved.problem
     for part in saved.inputs.score:
         if not part._wants_gradient:
             found = None
         elif part._has_step:
             found = next(summed)
-            found = found if found.size else np.zeros(shape_of(part), found.dtype)  # of no score at all
+            found = found if found.size else np.zeros(shape_of(part), found.dtype)  # without any scores
         else:
             delta = rowsum(*[x.astype(problem.sum_dtype, copy=False) for x in (do, saved.o)])
             found = part._gradient(None, saved.lse, delta if dlse is None else delta - dlse)
@@ -134,7 +134,7 @@ def gradients_of_score(saved, do, dlse, summed):
 
 
 class Given(NamedTuple):
-    """What a call computes with."""
+    """The inputs of a call."""
 
     q: Any
     k: Any
@@ -151,7 +151,7 @@ class Given(NamedTuple):
 
 
 class Queries(NamedTuple):
-    """A tile of queries [m0, m_end) of a head, which see the keys [first, end)."""
+    """A tile of queries [m0, m_end) of a head, which sees the keys [first, end)."""
 
     batch: Any
     head: Any
@@ -274,7 +274,7 @@ def load_queries(at, given):
 
 @inline
 def differentiate_tile(scratch, given, at, n0, n_end):
-    """P Z and dS after the score, of the tile of keys [n0, n_end); of no keys if nobody sees any of them."""
+    """P Z and dS after the score, for the tile of keys [n0, n_end); without keys if nobody sees any of them."""
     batch, head, dtype, one = at.batch, at.head, given.lse.dtype, given.lse.dtype.type(1)
     state = tile_state(given.mask, at.intervals, batch, head, at.m0, at.m_end, n0, n_end)
     n_end = n0 if state == EMPTY else n_end
@@ -295,7 +295,7 @@ def differentiate_tile(scratch, given, at, n0, n_end):
 
 @inline
 def recompute(S, state, K, scratch, given, at, n0):
-    """P, of the tile of keys that begins at n0, in S."""
+    """P, for the tile of keys from n0 on, in S."""
     batch, head = at.batch, at.head
     product(S, K, at.QT, S.dtype.type(1), False)                            # line 11: S = scale Q K^T, transposed
     score(S, given.steps, scratch.slopes, batch, head, at.m0, n0, at.offset)
@@ -308,7 +308,7 @@ def recompute(S, state, K, scratch, given, at, n0):
 
 @inline
 def exponentiate(S, lse):
-    """Alg. 4 line 13: P = exp(S - lse), in place of S. It is at most 1, also where lse has lost the digits for that."""
+    """Alg. 4 line 13: P = exp(S - lse), in place of S. It is at most 1, even where lse has too few digits."""
     zero = S.dtype.type(0)
     for j in range(S.shape[0]):
         for i in range(S.shape[1]):

@@ -1,4 +1,4 @@
-"""The tangent of the gradients on the CPU: Algorithm 4 along several directions, P and dP of each tile once for all.
+"""The tangent of the gradients on the CPU: Algorithm 4 along several directions, which share P and dP of each tile.
 
 The equations are those of `attention_backward_jvp`; blocks, and the order of all sums, are those of `backward`.
 """
@@ -63,8 +63,8 @@ def along(saved, rows, tangents):
 
 
 def gradients_of_score(saved, rows, tparts, summed):
-    """The tangent of the gradient of each array in the score. tparts, summed: of each direction the parts with tangents
-    of their arrays, and what kernels have summed up."""
+    """The tangent of the gradient of each array in the score. tparts, summed: for each direction the parts with
+    tangents of their arrays, and the sums of kernels."""
     problem, step = saved.problem, 0
     for number, part in enumerate(saved.inputs.score):
         if not part._wants_gradient:
@@ -72,7 +72,7 @@ def gradients_of_score(saved, rows, tparts, summed):
             continue
         if part._has_step:
             own = [sums[step] for sums in summed]
-            found = [part._gradients(x if x.size else np.zeros(shape_of(part))) for x in own]   # of no score at all
+            found = [part._gradients(x if x.size else np.zeros(shape_of(part))) for x in own]   # without any scores
             step += 1
         else:
             found = [(x,) for x in gradients_of_sink(saved, rows, part, [own[number] for own in tparts])]
@@ -101,7 +101,7 @@ def operands_of_tangents(problem, tangents, rows):
 
 @lru_cache(maxsize=64)
 def _operands(problem, count, statistics, *layouts):
-    """The Record of calls on arrays of these shapes and strides, or None, with tlse alone or with tdlse, too."""
+    """The Record of calls on arrays of these shapes and strides, or None, with or without tdlse."""
     rows = Later((count, *problem.matrices, problem.seqlen_q), problem.sum_dtype)
     tdlse = rows if statistics == 2 else np.zeros((0, 0, 0, 0), problem.sum_dtype)
     return Record(*[directions(problem, count, layout) for layout in layouts], rows, tdlse)
@@ -119,18 +119,18 @@ class Scratch(NamedTuple):
     bends: Any  # tangents of their slopes
     QT: Any
     dOT: Any
-    tQT: Any  # of all directions
+    tQT: Any  # for all directions
     tdOT: Any
     vectors: Any  # one number a query: lse, D
-    tD: Any  # likewise, of all directions, and of one more
+    tD: Any  # likewise, for all directions and one more
     Z: Any  # uint8
     words: Any  # uint64
 
 
 @lru_cache(maxsize=64)
 def scratch_of(problem, count, nonlinear, kept):
-    """The Record of a Scratch for so many directions, and a function that allocates its memory. nonlinear, kept: how
-    many parts of the score are not linear, and before how many S is kept."""
+    """The Record of a Scratch for `count` directions, and a function that allocates its memory. nonlinear, kept: how
+    many parts of the score are not linear, and how many need S before them."""
     rows, keys = min(TILE_M, problem.seqlen_q), min(TILE_N, problem.seqlen_k)
     elements, dropped = rows * keys, rows * keys if problem.dropout else 0
     of_q, of_do = rows * problem.head_dim, rows * problem.head_dim_v
@@ -142,7 +142,7 @@ def scratch_of(problem, count, nonlinear, kept):
 
 # ------------------------------------------------------------------------------------------------------------- kernel
 class Directions(NamedTuple):
-    """What a call computes with along its directions. Of direction t and element b of the batch matrices have number
+    """The inputs of a call along its directions. Matrices for direction t and element b of the batch have number
     t * batches + b; those of zero have no rows."""
 
     q: Any
@@ -235,7 +235,7 @@ def load_tangents(at, given, tangents, scratch):
 
 @inline
 def add_tile(n0, n_end, state, head_k, chunk, part, at, scratch, given, tangents, sums, tdq, tdk, tdv):
-    """Add what the tile of keys [n0, n_end) adds along all directions."""
+    """Add the terms of the tile of keys [n0, n_end) along all directions."""
     batch, head, dtype = at.batch, at.head, given.lse.dtype
     kept_scale, has_drops = dtype.type(given.kept_scale), given.drops.threshold > 0
     P, dP = tile(scratch.S, n_end - n0, at.m_end - at.m0), tile(scratch.dP, n_end - n0, at.m_end - at.m0)
@@ -262,7 +262,7 @@ def add_tile(n0, n_end, state, head_k, chunk, part, at, scratch, given, tangents
 
 @inline
 def add_direction(t, P, dP, Z, K, V, n0, chunk, at, scratch, given, tangents, sums, tdQ, tdK, tdV):
-    """Add what a tile of keys adds along a direction, but for (Z P)^T tdO. dP: dP - D."""
+    """Add the terms of a tile of keys along a direction, except (Z P)^T tdO. dP: dP - D."""
     batch, head, dtype, n_end = t * tangents.batches + at.batch, at.head, P.dtype, n0 + P.shape[0]
     scale, kept_scale = dtype.type(given.scale), dtype.type(given.kept_scale)
     tQT, tdOT = numbered_tile(scratch.tQT, t, at.QT), numbered_tile(scratch.tdOT, t, at.dOT)
@@ -301,8 +301,8 @@ def subtract(dP, D):
 
 @inline
 def differentiate(P, dP, tS, tdP, dS, tlse, tD):
-    """tP = P (tS - tlse) in place of tS, tdS = tP (dP - D) + P (tdP - tD) in place of tdP, and dS = P (dP - D), all of
-    them 0 where P is. dP: dP - D."""
+    """tP = P (tS - tlse) in place of tS, tdS = tP (dP - D) + P (tdP - tD) in place of tdP, and dS = P (dP - D), all 0
+    where P is 0. dP: dP - D."""
     zero = P.dtype.type(0)
     for j in range(P.shape[0]):
         for i in range(P.shape[1]):

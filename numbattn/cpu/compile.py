@@ -1,4 +1,4 @@
-"""Compile by Numba, and keep the result on disk."""
+"""Compile with Numba, and keep the result on disk."""
 
 import ctypes
 import hashlib
@@ -30,16 +30,16 @@ ENTRY = *[ctypes.c_int64] * 4, ctypes.c_char_p  # first and end block, addresses
 class Kernel:
     """A function of (first block, end block, stop, scratch, *arguments), without a result.
 
-    It is compiled for all types of arguments that come, and called by its address, without the GIL. It allocates
-    nothing and counts no references to its arrays (_nrt): that takes longer than a short call computes.
+    It is compiled for each combination of argument types, and called by its address, without the GIL. It allocates
+    nothing and counts no references to its arrays (_nrt), which would take longer than a short call computes.
     """
 
     def __init__(self, function):
         self.function, self.__name__, self.entries = function, function.__name__, {}
 
     def given(self, *records):
-        """A function of (first block, end block, stop, memory), for arguments in Records. The first one is that of
-        scratch: its addresses count from the beginning of the memory."""
+        """A function of (first block, end block, stop, memory), for arguments in Records. The first Record is that of
+        scratch, whose addresses count from the beginning of the memory."""
         form = tuple([record.form for record in records])
         entry = (self.entries.get(form) or self._compiled(form, records)).ctypes
         arguments = b"".join([record.bytes for record in records])
@@ -47,7 +47,7 @@ class Kernel:
         def call(first, end, stop, memory):
             entry(first, end, data_address(stop), data_address(memory), arguments)
 
-        call.records = records  # the arrays in them live as long
+        call.records = records  # keeps their arrays alive
         return call
 
     def _compiled(self, form, records):
@@ -76,15 +76,15 @@ def _shown(name, kinds):
 
 
 class Code:
-    """A function of object code that was kept.
+    """A function from object code on disk.
 
-    It has an engine of its own: Numba names symbols by a count that each process begins anew, and nothing says which of
-    two with one name an engine would call.
+    It has an engine of its own: Numba names symbols by a count that restarts in each process, and it is undefined which
+    of two with the same name an engine would call.
     """
 
     def __init__(self, kept):
         machine = llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(jit=True)
-        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)  # the code lives as long
+        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)  # keeps the code alive
         self._engine.add_object_file(llvm.ObjectFileRef.from_data(kept.code))
         self._engine.finalize_object()
         self.address = self._engine.get_function_address(kept.header["function"])
@@ -92,7 +92,7 @@ class Code:
 
 def keep(file, header, library):
     """Keep the object code of a library, unless addresses in this process are part of it, and return what is kept."""
-    has_addresses = library.has_dynamic_globals  # finalizes it: only now it is known what it needs
+    has_addresses = library.has_dynamic_globals  # finalizes it: only now its needs are known
     if has_addresses or any(x.name.startswith(RuntimeLinker.PREFIX) for x in library._final_module.global_variables):
         return None  # the latter: it calls itself
     kept = disk.Entry(header, library._get_compiled_object())
@@ -104,14 +104,14 @@ class CFunction:
     """A function without a result, for calls by its address."""
 
     def __init__(self, owner, address, arguments):
-        self._owner, self.address = owner, address  # the code lives as long as its owner
+        self._owner, self.address = owner, address  # its owner keeps the code alive
         self.ctypes = ctypes.CFUNCTYPE(None, *arguments)(address)
 
 
 @global_compiler_lock
 def c_function(name, arguments, make, shown="a function of a score", **options):
-    """The CFunction of what make() returns, from the disk if it is there. name: no other has it in any process;
-    arguments: as ctypes has them, in compiled code they are int64; shown: what the log calls it."""
+    """The CFunction of the function that make() returns, from the disk if it is there. name: unique across processes;
+    arguments: ctypes' types, int64 in compiled code; shown: its name in the log."""
     cpu_target.target_context.refresh()
     kinds = types.void, (types.int64,) * len(arguments)
     file = file_of(name, kinds, cpu_target.target_context.codegen())

@@ -1,8 +1,8 @@
 """Few queries against many keys on the CPU, as in decoding: threads share the keys, the heads of a group one pass.
 
-Chunks of keys leave O, m and l; the thread that computes the last one of a tile of queries merges them in their order.
-Where chunks and tiles begin, and the order of all sums, depends on nothing else in the call: o and lse of a sequence
-are the same to the bit, alone or in any batch.
+Each chunk of keys gives O, m and l; the thread that computes the last chunk of a tile of queries merges them in order.
+Where chunks and tiles begin, and the order of all sums, depend on nothing else in the call: o and lse of a sequence are
+the same bit for bit, alone or in any batch.
 """
 
 from typing import Any, NamedTuple
@@ -41,16 +41,16 @@ from .tile import (
 )
 
 TILE_N, CHUNK = 512, 1024  # keys: tiles of 128 take 1.25 times as long
-VERY_FEW, SHORT = 4, 128  # queries and keys: the others of FEW take up to half the time in forward.py
-LANES = 32  # sums of P in a row, each of every 32nd key: vectors, and a long row loses fewer digits
-HALVES = 16, 8, 4, 2, 1  # of LANES: how they are added up
-READING = 32  # what a number of K or V costs, in multiplications: as long as it takes from memory
+VERY_FEW, SHORT = 4, 128  # queries and keys: more of either, up to FEW, may take half the time in forward.py
+LANES = 32  # sums of P in a row, each over every 32nd key: they are vectors, and long rows lose fewer digits
+HALVES = 16, 8, 4, 2, 1  # of LANES, added up in this order
+READING = 32  # the cost of reading a number of K or V from memory, in multiplications
 
 
 class Few(NamedTuple):
     """Tiles of few queries, a row for all heads that share keys, and their chunks, one after the other."""
 
-    table: Any  # as WorkTiles.table; a row's head is the first of them
+    table: Any  # as WorkTiles.table; a row's head is the first of these
     starts: Any  # row number n has the chunks starts[n]:starts[n + 1], at least one
     packed: int  # heads
     rows: int  # the most of a tile: packed x queries
@@ -86,7 +86,7 @@ def launch_decode(problem, few, record, operands, options):
 
 
 class Operands(NamedTuple):
-    """What a call computes with."""
+    """The inputs of a call."""
 
     q: Any
     k: Any
@@ -98,7 +98,7 @@ class Operands(NamedTuple):
 
 
 class Partial(NamedTuple):
-    """Queries [m0, m_end) of heads [head, head_end), head by head, and what keys have made of them so far."""
+    """Queries [m0, m_end) of heads [head, head_end), head by head, and their results over the keys so far."""
 
     batch: Any
     head: Any
@@ -143,7 +143,7 @@ def decode_kernel(
 
 @inline
 def heads_alike(mask, batch, head, head_end, m0, m_end, first, end):
-    """The keys of [first, end) that a head sees, and the end of the heads after it that see the same ones."""
+    """The keys of [first, end) that a head sees, and the end of the heads from it on that see the same ones."""
     seen, other = seen_by(mask, batch, head, m0, m_end, first, end), head + 1
     while other < head_end and seen_by(mask, batch, other, m0, m_end, first, end) == seen:
         other += 1
@@ -158,7 +158,7 @@ def seen_by(mask, batch, head, m0, m_end, first, end):
 
 @inline
 def attend(rows, given, scratch, stop, origin, first, end):
-    """Algorithm 2 over keys [first, end), but for the division by l. Tiles of keys begin at multiples from origin."""
+    """Algorithm 2 over keys [first, end), without the division by l. Tiles of keys are counted from origin."""
     dtype, one = rows.m.dtype, rows.m.dtype.type(1)
     batch, head, queries = rows.batch, rows.head, rows.m_end - rows.m0
     fill(rows.m, np.finfo(dtype).min)                                       # finite, since (-inf) - (-inf) is NaN
@@ -218,7 +218,8 @@ def softmax_row(rows, r, S, given, scratch, n0, n_end):
 
 @inline
 def softmax_lanes(S, lanes, m, l):
-    """Lines 12 and 13: m_new = max(m, rowmax(S)), P = exp(S - m_new), l = alpha l + rowsum(P), lane by lane; alpha."""
+    """Lines 12 and 13: m_new = max(m, rowmax(S)), P = exp(S - m_new), l = alpha l + rowsum(P), by lanes. Returns alpha.
+    """
     m_old = m[0]
     for i in range(LANES):
         lanes[i] = m_old

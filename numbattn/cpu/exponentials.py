@@ -1,4 +1,4 @@
-"""exp and expm1 of an element, in loops that are vectorised."""
+"""exp and expm1 of an element, for loops that are vectorised."""
 
 import math
 
@@ -37,21 +37,21 @@ def _polynomial_exp(dtype, integer, degree):
     rest = tuple(rest)
 
     def exp(x):
-        shifted = x * LOG2_E + ROUND  # n is in its last bits
+        shifted = x * LOG2_E + ROUND  # n is in the last bits
         n = shifted - ROUND
         r = x - n * LN_2 - n * LN_2_REST
         y = first
         for c in rest:
             y = y * r + c
         y = float_of(integer(bits_of(y) + (bits_of(shifted) << SHIFT)))
-        return ZERO if n < LOWEST else y if x == x else x  # to add to the bits of a NaN might make a number
+        return ZERO if n < LOWEST else y if x == x else x  # adding to the bits of a NaN might make a number
 
     return exp
 
 
 def _numbers_of_exp(dtype, integer, degree):
-    """log2(e), what rounds to integers, ln(2) in two parts, of which the first has so few digits that no product with n
-    is rounded, the bits of a mantissa, Taylor's polynomial for e**r, highest power first."""
+    """log2(e), the number whose addition rounds to integers, ln(2) in two parts, the first with so few digits that its
+    product with n is exact, the bits of a mantissa, Taylor's polynomial for e**r, highest power first."""
     mantissa = np.finfo(dtype).nmant
     ln_2 = round(math.log(2) * 2 ** (mantissa - 12)) / 2 ** (mantissa - 12)
     polynomial = [dtype(1 / math.factorial(k)) for k in range(degree, -1, -1)]
@@ -60,7 +60,7 @@ def _numbers_of_exp(dtype, integer, degree):
 
 
 def expm1(x):
-    """exp(x) - 1 for |x| up to 40, beyond it that of 40. Vectorised, unlike np.expm1 in Numba."""
+    """exp(x) - 1 for |x| up to 40, clamped beyond. Vectorised, unlike np.expm1 in Numba."""
     return np.expm1(x)
 
 

@@ -1,6 +1,6 @@
 """Attention forward on the CPU: Algorithm 2, and 5 where the mask has blocks (lines 10 to 16 are the same in both).
 
-O is divided by l once, in the epilogue. Rows of more than LONG keys are summed in parts, and lose fewer digits.
+O is divided by l once, in the epilogue. Rows of more than LONG keys are summed in parts, to lose fewer digits.
 """
 
 from typing import Any, NamedTuple
@@ -40,15 +40,15 @@ from .tile import (
 )
 from .transposition import transpose
 
-TILE_M, TILE_N = 128, 128  # queries, keys: of 64 to 256 the fastest, forward and backward, causal or not
-EXPONENTIAL = 32  # the cost of one, in multiplications
+TILE_M, TILE_N = 128, 128  # queries, keys: the fastest of 64 to 256, forward and backward, causal or not
+EXPONENTIAL = 32  # the cost of an exponential, in multiplications
 
 
 def forward(problem, inputs, out=None, save=True, onto=None):
-    """o, in `out` if given, and what the backward pass needs, if it is to be saved.
+    """o, in `out` if given, and what the backward pass needs, or None unless `save`.
 
-    onto: o and lse over other keys, in the dtype of sums, to which these are added: lse where it lies, and o, too, if
-    it is `out`.
+    onto: o and lse over other keys, in the dtype of sums, that these are added to: lse in place, and o, too, if it is
+    `out`.
     """
     o = np.empty(problem.out_shape, problem.sum_dtype)
     lse = [np.empty(problem.lse_shape, problem.sum_dtype)] if save or onto else []
@@ -123,7 +123,7 @@ def forward_kernel(
 
 @inline
 def prefetch_inputs(given, row, scratch, dtype):
-    """Prefetch the next tile of queries, if they are few and keys and values are read where they lie."""
+    """Prefetch the next tile of queries, if it is small and keys and values are read in place."""
     batch, head, m0, m_end, first, end, _ = row
     if 0 < end - first <= TILE_N and given.k.kind == OF_SUMS and end <= given.k.page_size:
         prefetch(matrix(given.q, batch, head, dtype)[m0:m_end])
@@ -133,7 +133,7 @@ def prefetch_inputs(given, row, scratch, dtype):
 
 @inline
 def attend(O, m, l, at, given, scratch, stop, first, end):
-    """O, m and l of keys [first, end), which begin with a tile."""
+    """O, m and l over keys [first, end), which begin with a tile."""
     batch, head, m0, m_end = at.batch, at.head, at.m0, at.m_end
     dtype, one = m.dtype, m.dtype.type(1)
     fill(m, np.finfo(dtype).min)                                            # finite, since (-inf) - (-inf) is NaN

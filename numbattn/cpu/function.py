@@ -1,6 +1,6 @@
 """A user's function of one score, compiled for tiles.
 
-Kernels call it by its address: so they are compiled once for all functions, and a function without a kernel.
+Kernels call it by its address, so that they are compiled once for all functions, and a function without a kernel.
 """
 
 import ctypes
@@ -28,23 +28,23 @@ SUMMED_ARGUMENTS = [ctypes.c_int64] * 11  # of a gradient_function
 def tile_function(score, dtype, order=0):
     """The CFunction (S, F, rows, cols, batch, head, m0, n0, record) of a numbattn.Score.
 
-    S: address of a tile of keys x queries of this dtype, which becomes what the function makes of it. With the order 1
-    its derivative goes to F instead, another such tile, with the order 2 the derivative of that, too, to the tile after
-    it. record: of what `record_of` makes of the arrays.
+    S: address of a tile of keys x queries of this dtype, which the function is applied to in place. With order 1 its
+    derivative is written to F, another such tile; with order 2 the second derivative, too, to the tile after F. record:
+    the address of the arrays' `record_of`.
     """
     with naming(score.function):
         return _tile_function(score._identity, kinds_of(score.arrays), np.dtype(dtype), order)
 
 
 def kinds_of(arrays):
-    """Their types."""
+    """The types of the arrays."""
     return tuple([types.Array(numba.from_dtype(x.dtype), x.ndim, "A") for x in arrays])
 
 
 def applied(score, S):
-    """S (..., heads, seqlen_q, seqlen_k), in NumPy arrays, after a numbattn.Score, as kernels compute it."""
+    """S, a NumPy array (..., heads, seqlen_q, seqlen_k), after a numbattn.Score, as kernels compute it."""
     function, record = tile_function(score, S.dtype), record_of(score.arrays)
-    tiles = np.array(S.swapaxes(-2, -1), order="C")  # of all keys x all queries
+    tiles = np.array(S.swapaxes(-2, -1), order="C")  # all keys x all queries
     *_, heads, keys, queries = tiles.shape
     for number, tile in enumerate(tiles.reshape(-1, keys, queries) if tiles.size else ()):
         function.ctypes(tile.ctypes.data, 0, keys, queries, *divmod(number, heads), 0, 0, record.ctypes.data)
@@ -72,7 +72,7 @@ def _tile_function(identity, kinds, dtype, order):
             F = contiguous_view(F, order * rows, cols, cols, real)
             for j in range(rows):
                 for i in range(cols):
-                    seen = S[j, i] != hidden  # where it is not, derivatives may be NaN
+                    seen = S[j, i] != hidden  # elsewhere derivatives may be NaN
                     F[j, i] = slope_of(S[j, i], batch, head, m0 + i, n0 + j, arrays) if seen else 0
                     if has_second:
                         F[rows + j, i] = bend_of(S[j, i], batch, head, m0 + i, n0 + j, arrays) if seen else 0
@@ -83,11 +83,11 @@ def _tile_function(identity, kinds, dtype, order):
 
 
 def gradient_function(score, dtype):
-    """The CFunction (S, dS, sums, elements, rows, cols, batch, head, m0, n0, record) of a numbattn.Score: adds to the
-    gradients of its arrays.
+    """The CFunction (S, dS, sums, elements, rows, cols, batch, head, m0, n0, record) of a numbattn.Score, which adds to
+    the gradients of its arrays.
 
-    S, dS: addresses of tiles, before the function and after it; sums: of as many float64, for all wanted gradients one
-    after the other.
+    S, dS: addresses of tiles, before the function and after it; sums: address of `elements` float64, for all wanted
+    gradients one after the other.
     """
     return _gradient_function(score._identity.function, score._wanted, kinds_of(score.arrays), np.dtype(dtype))
 
@@ -105,7 +105,7 @@ def _gradient_function(function, wanted, kinds, dtype):
             sums, arrays = contiguous_view(sums, 1, elements, elements, np.float64), arrays_of(record, 0)
             for j in range(rows):
                 for i in range(cols):
-                    number, count = 0, 1 if dS[j, i] != 0 else 0  # where it is 0, derivatives may be NaN
+                    number, count = 0, 1 if dS[j, i] != 0 else 0  # else derivatives may be NaN
                     while number < count:
                         slope, element, count = derivative_of(
                             S[j, i], batch, head, m0 + i, n0 + j, arrays, number
@@ -124,10 +124,10 @@ checked = numba.njit(error_model="numpy", boundscheck=True, pipeline_class=Compi
 
 
 def element(score, order=0):
-    """The function of a Score, its derivative, or the derivative of that, of one (s, batch, head, i, j), as kernels
-    compute it in float64."""
+    """The function of a Score, or its first or second derivative, for one (s, batch, head, i, j), as kernels compute it
+    in float64."""
     function, record = tile_function(score, np.float64, order), record_of(score.arrays)
-    found = np.zeros(3)  # s or the function of it, its derivative, and the derivative of that
+    found = np.zeros(3)  # s or its function, and both derivatives
 
     def of_one(s, batch, head, i, j):
         found[0], address = s, found.ctypes.data
@@ -138,8 +138,8 @@ def element(score, order=0):
 
 
 def place_outside(function, arrays, shape, walks, S=None):
-    """(batch, head, i, j) of `shape` where a Frozen reads outside of its arrays, or None. walks: steps along each axis;
-    S: scores, for a function of these."""
+    """A place (batch, head, i, j) of `shape` where a Frozen reads outside of its arrays, or None. walks: steps along
+    each axis; S: scores, for a function of these."""
     at, walk = np.zeros(4, np.int64), _walk(function, S is not None)
     for steps in walks:
         try:
@@ -165,7 +165,7 @@ def _walk(function, of_scores):
 
     @compiled
     def walk(S, shape, steps, at, arrays):
-        """Calls the function at each place that is so many steps from the first, and at the last ones."""
+        """Call the function at places that are these steps apart, and at the last ones."""
         last = shape[0] - 1, shape[1] - 1, shape[2] - 1, shape[3] - 1
         for batch in range(0, last[0] + steps[0], steps[0]):
             at[0] = min(batch, last[0])

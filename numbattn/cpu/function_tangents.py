@@ -18,8 +18,8 @@ SUMMED_ARGUMENTS = [ctypes.c_int64] * 13  # of a gradient_along_function
 
 
 def along_function(tangent, dtype, has_second):
-    """The CFunction (S, tS, F, rows, cols, batch, head, m0, n0, record) of a ScoreTangent: adds the tangent of the
-    function, where S has none, to tS, and with has_second that of its derivative to F.
+    """The CFunction (S, tS, F, rows, cols, batch, head, m0, n0, record) of a ScoreTangent, which adds the tangent of
+    the function along its arrays to tS, and with has_second that of its derivative to F.
 
     S, tS, F: addresses of tiles of keys x queries of this dtype, S before the function; record: of the arrays and their
     tangents.
@@ -45,7 +45,7 @@ def _along_function(identity, wanted, kinds, of_tangents, dtype, has_second):
             F, given = contiguous_view(F, rows, cols, cols, real), given_of(record, 0)
             for j in range(rows):
                 for i in range(cols):
-                    if S[j, i] != hidden:  # where it is, tangents may be NaN
+                    if S[j, i] != hidden:  # elsewhere tangents may be NaN
                         tS[j, i] += of_value(S[j, i], batch, head, m0 + i, n0 + j, given[:-1], given[-1])
                         if has_second:
                             F[j, i] += of_derivative(S[j, i], batch, head, m0 + i, n0 + j, given[:-1], given[-1])
@@ -57,11 +57,11 @@ def _along_function(identity, wanted, kinds, of_tangents, dtype, has_second):
 
 
 def gradient_along_function(tangent, dtype):
-    """The CFunction (S, tS, dS, tdS, sums, elements, rows, cols, batch, head, m0, n0, record) of a ScoreTangent: adds
-    to the tangents of the gradients of the function's arrays.
+    """The CFunction (S, tS, dS, tdS, sums, elements, rows, cols, batch, head, m0, n0, record) of a ScoreTangent, which
+    adds to the tangents of the gradients of the function's arrays.
 
-    S, tS, dS, tdS: addresses of tiles, S and tS before the function and the others after it; sums: as of a
-    `gradient_function`; record: as of an `along_function`.
+    S, tS, dS, tdS: addresses of tiles, S and tS before the function and the others after it; sums: as for a
+    `gradient_function`; record: as for an `along_function`.
     """
     score = tangent._score
     about = score._identity.function, score._wanted, kinds_of(score.arrays), tangent._tangents.dtype
@@ -83,7 +83,7 @@ def _gradient_along_function(function, wanted, kinds, of_tangents, dtype):
             sums, given = contiguous_view(sums, 1, elements, elements, np.float64), given_of(record, 0)
             for j in range(rows):
                 for i in range(cols):
-                    some = dS[j, i] != 0 or tdS[j, i] != 0  # where both are 0, derivatives may be NaN
+                    some = dS[j, i] != 0 or tdS[j, i] != 0  # else derivatives may be NaN
                     number, count = 0, 1 if some else 0
                     while number < count:
                         slope, tslope, element, count = derivative_of(

@@ -8,18 +8,18 @@ import numba
 import numpy as np
 from numba.np.ufunc import parallel
 
-# work, see `launch`: a thread does 1e10 to 5e10 in a second
-SERIAL = 5e7  # less than twice that is done before a second thread would help; a thread takes as much at once
-NEVER = np.zeros(1, np.int32)  # stops
-SHORT = 2e9  # less is done before anyone waits for a signal handler
+# units of `work`, see `launch`: a thread does 1e10 to 5e10 in a second
+SERIAL = 5e7  # a thread takes as much at once; less than twice that is done before a second thread would help
+NEVER = np.zeros(1, np.int32)  # a `stop` that is not set
+SHORT = 2e9  # less is done before a signal handler would have to wait
 
 
 def launch(kernel, blocks, work, scratch):
-    """Call kernel(first, last, stop, scratch()) for all blocks, a few at a time, on as many threads as pay.
+    """Call kernel(first, last, stop, scratch()) for all blocks, a few at a time, on as many threads as are worthwhile.
 
-    work: about how many multiplications there are. scratch: allocates the memory of a thread. The kernel checks stop[0]
+    work: roughly the number of multiplications. scratch: allocates the memory of a thread. The kernel checks stop[0]
     before each tile, and returns if it is set. Python runs signal handlers in its main thread, between two bytecodes:
-    so with much work the calling thread leaves all of it to others, and waits.
+    so if there is much work the calling thread leaves all of it to others, and waits.
     """
     if work < 2 * SERIAL:
         kernel(0, blocks, NEVER, scratch())
@@ -39,7 +39,7 @@ def launch(kernel, blocks, work, scratch):
 
 
 def _threads():
-    """As many as Numba may use. Asking starts threads of its own, so it is asked only if it has started them."""
+    """As many threads as Numba may use. Asking Numba starts its threads, so it is asked only if they are running."""
     return numba.get_num_threads() if parallel._is_initialized else numba.config.NUMBA_NUM_THREADS
 
 

@@ -1,7 +1,7 @@
-"""Functions that only compiled ones call are linked into these as they are: LLVM optimises a kernel once, as a whole.
+"""Functions that only compiled ones call are linked into these unoptimised: LLVM optimises a kernel once, as a whole.
 
-Numba optimises each function, makes machine code of it, and does both again wherever it is inlined: all in all two
-thirds of the time that a kernel took.
+By itself Numba optimises each function, generates its machine code, and does both again wherever it is inlined, which
+took two thirds of a kernel's compile time.
 """
 
 from numba import _dynfunc
@@ -13,7 +13,7 @@ from numba.extending import register_jitable
 
 
 class Library(JITCodeLibrary):
-    """The code of a function and of all that it calls, for other libraries: it is not optimised and has no address."""
+    """The code of a function and its callees, for other libraries: it is not optimised and has no address."""
 
     def _optimize_final_module(self):
         pass
@@ -25,7 +25,7 @@ class Library(JITCodeLibrary):
 
 @register_pass(mutates_CFG=True, analysis_only=False)
 class Lowering(NativeLowering):
-    """Numba's, but nothing is made that could be executed."""
+    """Numba's lowering, without anything that could be executed."""
 
     _name = "numbattn_lowers_to_be_linked"
 
@@ -34,7 +34,7 @@ class Lowering(NativeLowering):
         state.library, state.flags.no_compile = Library(context.codegen(), state.func_id.func_qualname), True
         super().run_pass(state)
         about, env = state.cr.fndesc, state.cr.env
-        # the object by which Numba finds the code of a call; of Python it is not to be called
+        # the object by which Numba finds the code of a call; Python never calls it
         function = _dynfunc.make_function(about.lookup_module(), about.qualname, "", 0, env, (state.library,))
         context.insert_user_function(function, about, [state.library])
         state.cr = state.cr._replace(cfunc=function)

@@ -9,7 +9,7 @@ from numba.extending import overload
 from .exponentials import DEGREES, _numbers_of_exp, bits_of, float_of
 from .tile import inline
 
-TERMS = {types.float32: 6, types.float64: 12}  # of the series: what follows is below half a last bit
+TERMS = {types.float32: 6, types.float64: 12}  # of the series; the rest is below half a bit
 
 
 def log1p(x):
@@ -18,7 +18,7 @@ def log1p(x):
 
 
 def power(x, exponent):
-    """x**exponent for x >= 0, and 0 where x is 0, whatever the exponent; infinity counts as a large number. Vectorised,
+    """x**exponent for x >= 0, and 0 where x is 0, for any exponent; infinity counts as a large number. Vectorised,
     unlike x**exponent in Numba."""
     return x**exponent if x > 0 else 0 * x
 
@@ -58,7 +58,7 @@ def _series_log1p(dtype, integer, degree, terms):
 
 
 def _power(dtype, integer, degree, terms):
-    """2**k e**r, as in exp: k + r / log(2) = exponent log2(x), of which the product of n and the leading bits of the
+    """2**k e**r, as in exp: k + r / log(2) = exponent log2(x), where the product of n and the leading bits of the
     exponent is exact."""
     about, logarithm = np.finfo(dtype), _logarithm(dtype, integer, terms)
     LOG2_E, ROUND, _, _, SHIFT, (first, *rest) = _numbers_of_exp(dtype, integer, degree)
@@ -70,7 +70,7 @@ def _power(dtype, integer, degree, terms):
         n, log_m = logarithm(x)
         whole, part = leading * n, (exponent - leading) * n + exponent * (LOG2_E * log_m)
         k = whole + part
-        k = k if k > BELOW else BELOW  # min and max of Python's are not vectorised here
+        k = k if k > BELOW else BELOW  # Python's min and max are not vectorised here
         k = k if k < MOST else MOST
         shifted = k + ROUND
         k = shifted - ROUND

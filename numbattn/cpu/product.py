@@ -1,8 +1,8 @@
 """Products of tiles on the CPU's vector units.
 
-A BLAS is as fast, but it starts threads of its own, and their number is a setting of the whole process, which is the
-user's. A product is computed in blocks of ROWS rows and VECTORS vectors of columns, whose accumulators stay in
-registers: for each k one element of every row of a is multiplied by the vectors of row k of b.
+A BLAS is as fast, but it starts its own threads, and their number is a setting of the user's whole process. A product
+is computed in blocks of ROWS rows and VECTORS vectors of columns, whose accumulators stay in registers: for each k one
+element of every row of a is multiplied by the vectors of row k of b.
 """
 
 from llvmlite import ir
@@ -15,14 +15,14 @@ from ..compiling import check_setting
 from .linked import linked
 
 check_setting("DISABLE_JIT")
-# of the CPU that Numba compiles for, which NUMBA_CPU_NAME and NUMBA_CPU_FEATURES may make another than this one
+# of the CPU that Numba compiles for, which NUMBA_CPU_NAME and NUMBA_CPU_FEATURES may change
 _, _, TARGET = cpu_target.target_context.codegen().magic_tuple()
 FEATURES = {feature[1:] for feature in TARGET.split(",") if feature.startswith("+")}
 VECTOR_BYTES = 64 if "avx512f" in FEATURES else 32 if "avx" in FEATURES else 16
-ROWS, VECTORS = (8, 2) if "avx512f" in FEATURES else (6, 2)  # the accumulators take all registers but a few
-FEW_ROWS, FEW_VECTORS = (4, 4) if "avx512f" in FEATURES else (2, 4)  # of products with few rows
+ROWS, VECTORS = (8, 2) if "avx512f" in FEATURES else (6, 2)  # the accumulators take most registers
+FEW_ROWS, FEW_VECTORS = (4, 4) if "avx512f" in FEATURES else (2, 4)  # for products with few rows
 FEW_DOTS = 4 if VECTOR_BYTES > 16 else 2  # rows
-AHEAD = 16  # rows of b that are prefetched: from memory it takes 15 to 25 % less time, from 8 to 32 are alike
+AHEAD = 16  # rows of b to prefetch: reading from memory takes 15 to 25 % less time, equally with 8 to 32
 INT, LONG = ir.IntType(32), ir.IntType(64)
 FLOATS = {types.float32: (ir.FloatType(), 4, "f32"), types.float64: (ir.DoubleType(), 8, "f64")}
 
@@ -62,7 +62,7 @@ class Vectors:
         return self.b.fadd(self.pick(x, y, range(0, 2 * self.width, 2)), self.pick(x, y, range(1, 2 * self.width, 2)))
 
     def add_up(self, totals):
-        """The sums of so many vectors as one has elements."""
+        """The sums of vectors, of which there are as many as a vector has elements."""
         while len(totals) > 1:
             totals = [self.add_pairs(x, y) for x, y in zip(totals[::2], totals[1::2])]
         return totals[0]
@@ -78,13 +78,13 @@ class Vectors:
         return self.call(f"llvm.masked.load.{self.name}.p0", self.type, place, self.align, self.mask, self.zero)
 
     def rounded(self, x):
-        """A vector of the other dtype, in this one."""
+        """A vector of another dtype, in this one."""
         if x.type == self.type:
             return x
         return (self.b.fpext if self.itemsize == 8 else self.b.fptrunc)(x, self.type)
 
     def prefetch(self, place):
-        """Into the L1 cache; an address of nothing does no harm."""
+        """Prefetch into the L1 cache; an invalid address does no harm."""
         place = self.b.bitcast(place, ir.IntType(8).as_pointer())
         self.call("llvm.prefetch.p0", ir.VoidType(), place, INT(0), INT(3), INT(1))
 
@@ -155,7 +155,7 @@ def block_product(transposed, block_rows, vectors, masked, add_term):
 
 
 def clamped(builder, first, count, end):
-    """The indices from `first` on; what is beyond `end` is its last one."""
+    """The indices from `first` on, clamped to the last one before `end`."""
     last = builder.sub(end, LONG(1))
     indices = [builder.add(first, LONG(n)) for n in range(count)]
     return [builder.select(builder.icmp_signed("<", index, last), index, last) for index in indices]
@@ -176,8 +176,8 @@ def product_of(transposed, name, block_rows, vectors, add_term=Vectors.multiply_
             for row in range(0, rows, block_rows):
                 edge(out, a, b, alpha, add, row, col)
 
-    # Numba names symbols by qualified name, types, and a count of its own, which differs between processes: of two
-    # functions of one name and types, a kernel from the disk cache might be linked with the wrong one
+    # Numba names symbols by qualified name, types, and a count that differs between processes: if two functions had the
+    # same name and types, a kernel from the disk cache might be linked with the wrong one
     product.__qualname__ = name
     return linked(product)
 
@@ -190,7 +190,7 @@ distances = product_of(False, "distances", ROWS, VECTORS, Vectors.add_square)  #
 
 
 def along(builder, dtype, depth, step):
-    """step(unit, at) for each vector of a row of so many elements; the last one may be masked."""
+    """Call step(unit, at) for each vector of a row of `depth` elements; the last one may be masked."""
     unit = Vectors(builder, dtype)
     whole = builder.and_(depth, LONG(-unit.width))
     with cgutils.for_range_slice(builder, LONG(0), whole, LONG(unit.width)) as (at, _):
@@ -202,7 +202,7 @@ def along(builder, dtype, depth, step):
 def block_dots(block_rows):
     """The intrinsic (out, a, b, row, col): out = a b^T, for the block at (row, col), of as many elements as a vector.
 
-    Vectors run along the rows of a and b, which are contiguous: where a has few rows, that is what there is to share.
+    Vectors run along the rows of a and b, which are contiguous: if a has few rows, these are the only long axis.
     """
 
     @intrinsic
@@ -253,7 +253,7 @@ def product_nt(out, a, b):
 
 @intrinsic
 def some_row_dots(typingctx, out, a, b, row):
-    """out[r] = a[r] b[r], from a row on, for as many as a vector has elements. Rows are contiguous."""
+    """out[r] = a[r] b[r] for as many rows as a vector has elements. Rows are contiguous."""
 
     def generate(context, builder, signature, args):
         mA, mB = (Elements(context, builder, kind, x) for kind, x in zip(signature.args[1:], args[1:3]))

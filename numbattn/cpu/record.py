@@ -1,6 +1,6 @@
 """Arguments of kernels as records: numbers of 8 bytes, one after the other, which compiled code reads back.
 
-What stays the same from call to call is a record that is kept, with holes for the addresses that come with a call.
+A record is kept from call to call, with holes for the addresses that come with each call.
 """
 
 import ctypes
@@ -16,12 +16,12 @@ from numba.extending import intrinsic
 
 from .tile import INT64, array_at
 
-HEAD = object.__basicsize__  # of an object of Python's, after which NumPy's arrays have the address of their elements
+HEAD = object.__basicsize__  # bytes of a Python object's head, after which NumPy's arrays have their data's address
 _int64_at = ctypes.c_int64.from_address
 
 
 def data_address(x):
-    """Address of the first element of a NumPy array: x.ctypes.data takes eight times as long."""
+    """The address of a NumPy array's first element; x.ctypes.data takes eight times as long."""
     return _int64_at(id(x) + HEAD).value
 
 
@@ -50,7 +50,7 @@ def Later(shape, dtype):
 class Record:
     """Arguments: numbers, contiguous arrays, tuples of them.
 
-    Arrays in them live as long as it does, and so does what is `held`, to which addresses in them lead.
+    It keeps arrays in them alive, and `held`, the arrays that addresses in them refer to.
     """
 
     def __init__(self, *arguments, held=None):
@@ -62,7 +62,7 @@ class Record:
         self._holes = [8 * hole for hole in holes]
 
     def filled(self, *arrays, held=None):
-        """The same, with the addresses of arrays in its holes, in their order."""
+        """The same, with the addresses of these arrays in its holes, in order."""
         filled, found = bytearray(self.bytes), object.__new__(Record)
         for hole, x in zip(self._holes, arrays, strict=True):
             PUT(filled, hole, _int64_at(id(x) + HEAD).value)
@@ -74,7 +74,7 @@ PUT = struct.Struct("q").pack_into
 
 
 def _add(x, numbers, codes, form, holes):
-    """The numbers of an argument; `form` says of which types they are."""
+    """Add the numbers of an argument; `form` describes their types."""
     code = CODES.get(type(x))
     if code is not None:
         if x is HOLE:

@@ -1,4 +1,4 @@
-"""Scores, tile by tile: what the parts of `score` do to S.
+"""Scores, tile by tile: the steps of the parts of `score` on S.
 
 As everywhere here tiles are transposed: a row is a key, a column a query.
 """
@@ -23,7 +23,7 @@ KIND, SLOPES, ORDER, ROWS, COLS, ROW_STRIDE, COL_STRIDE, IS_ALIGNED, ONE, OTHER,
 
 
 class Steps(NamedTuple):
-    """The parts of a score but for a Sink, as kernels take them: one type for all."""
+    """The parts of a score except a Sink, as kernels take them: one type for all scores."""
 
     numbers: Any  # int64 (steps, 12): number of the kind; of its first tile of derivatives, or -1, and how many it has;
     # rows and columns of its matrices, strides; whether it is aligned by tile; two numbers of the kind's own; of a
@@ -33,7 +33,7 @@ class Steps(NamedTuple):
     offsets: Any  # int64 (steps, batch, heads), of parts that are not aligned by tile
     addresses: Any  # int64 (steps), of arrays
     places: Any  # int64 (steps, batch, heads), bytes: where in the array the matrix of each begins
-    origin: Origin  # from which functions count
+    origin: Origin  # that functions count from
 
 
 NO_STEPS = Record(Steps(np.zeros((0, COLUMNS), np.int64), np.zeros(0), np.zeros((0, 0, 0), np.int64),
@@ -41,8 +41,8 @@ NO_STEPS = Record(Steps(np.zeros((0, COLUMNS), np.int64), np.zeros(0), np.zeros(
 
 
 def steps_of(problem, parts, origin, order=0, sums=False):
-    """The Record of the Steps of a score. order: up to which derivatives are wanted, of parts that are not linear;
-    sums: whether gradients of functions' arrays are."""
+    """The Record of the Steps of a score. order: of the highest derivative wanted, for parts that are not linear; sums:
+    whether gradients of functions' arrays are wanted."""
     if not parts:
         return NO_STEPS
     steps, arrays, held = [], [], []
@@ -99,13 +99,13 @@ def nonlinear_in(parts):
 
 
 def kept_in(parts):
-    """Before how many parts S is kept, for gradients of their arrays."""
+    """How many parts need S before them to be kept, for gradients of their arrays."""
     return sum(part._is_nonlinear and part._wants_gradient for part in parts)
 
 
 # ------------------------------------------------------------------------------------------------------------- scores
 def by_kind(functions):
-    """The device function (kind, *arguments) that calls one of these with the arguments: that of this number."""
+    """The device function (kind, *arguments) that calls the function with the number `kind`."""
 
     def or_this(others, numbered):
         number, function = numbered
@@ -131,7 +131,7 @@ apply = by_kind([kind.apply for kind in KINDS])
 
 @inline
 def score(S, steps, slopes, batch, head, m0, n0, aligned):
-    """All steps in order. slopes: tiles for derivatives of parts that are not linear, and for S that is kept, if any.
+    """All steps in order. slopes: tiles for derivatives of parts that are not linear, and for S where it is kept.
 
     aligned: the offset of the tile's queries within their segment.
     """

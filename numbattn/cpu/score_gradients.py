@@ -1,4 +1,4 @@
-"""Gradients of the arrays of a score, added up tile by tile while dS is at hand.
+"""Gradients of a score's arrays, added up tile by tile where dS is computed.
 
 As everywhere here tiles are transposed: a row is a key, a column a query.
 """
@@ -19,16 +19,16 @@ from .tile import contiguous_view, inline, inline_view
 from .transposition import transpose
 
 NEAR = 2**14  # elements: with 2**13 the order in memory is up to 1.3 times as fast, with 2**15 it is slower
-COUNTS = 64, 16, 4, 1  # of blocks, constants: gradients do not depend on the number of threads
+COUNTS = 64, 16, 4, 1  # of blocks: constants, so that gradients do not depend on the number of threads
 
 
 # ------------------------------------------------------------------------------------------------------------- blocks
 class Shares(NamedTuple):
-    """How (batch, key head) pairs are shared out among blocks, each of which adds up gradients of arrays on its own."""
+    """How (batch, key head) pairs are divided among blocks, which each add up gradients of arrays on their own."""
 
     order: Any  # int64 (pairs,), batch * heads_k + head; block number b has order[starts[b]:starts[b + 1]]
     starts: Any
-    places: tuple  # for each wanted gradient, int64 (batch, heads): the number of the sum to which each matrix adds
+    places: tuple  # for each wanted gradient, int64 (batch, heads): the number of the sum that each matrix adds to
     firsts: tuple  # for each wanted gradient: the first sum of each matrix of the array
 
 
@@ -38,7 +38,7 @@ def shapes_of(parts):
 
 
 def shape_of(part):
-    """Of a function all arrays one after the other."""
+    """The shape of a part's array; a function's arrays are one after the other."""
     return (1, part._elements) if isinstance(part, Score) else matrix_of(part).shape
 
 
@@ -53,10 +53,11 @@ def shares_of(problem, shapes):
 
 @lru_cache(maxsize=64)
 def _shares(batch, matrices, heads_k, shapes, room):
-    """shapes: of the arrays; room: how many elements there may be in more sums than one for each matrix of them.
+    """The Shares. shapes: of the arrays; room: how many elements all sums beyond one for each of their matrices may
+    have.
 
-    Blocks take pairs in the order of the matrices of the largest array: so there are few sums, and they stay in the
-    cache. Where they all stay there anyway, pairs are taken as they lie in memory.
+    Blocks take pairs in the order of the matrices of the largest array, so that sums are few and stay in the cache. If
+    they all stay there anyway, pairs are taken in memory order.
     """
     pairs, group_size = matrices[0] * heads_k, matrices[1] // max(heads_k, 1)
     if not shapes:
@@ -81,7 +82,7 @@ def _shares(batch, matrices, heads_k, shapes, room):
 
 
 def _own_of(shape, batch, matrices):
-    """Which matrix of an array of this shape is that of each (batch, head)."""
+    """The number of the matrix, in an array of this shape, for each (batch, head)."""
     lead = (1,) * (len(batch) - len(shape) + 2) + shape[:-2]
     return np.broadcast_to(np.arange(math.prod(lead)).reshape(lead), batch).reshape(matrices)
 

@@ -1,6 +1,6 @@
 """A user's function as a mask, compiled for tiles; and the states of its blocks.
 
-Kernels call it by its address, as functions of scores: see `function`.
+Kernels call it by its address, like functions of scores: see `function`.
 """
 
 import ctypes
@@ -21,8 +21,8 @@ ARGUMENTS = [ctypes.c_int64] * 8
 def tile_function(mask, dtype):
     """The CFunction (S, rows, cols, batch, head, m0, n0, record) of a Where.
 
-    S: address of a tile of keys x queries of this dtype, which becomes -inf where it is hidden. record: of what
-    `record_of` makes of the arrays.
+    S: address of a tile of keys x queries of this dtype, which becomes -inf where it is hidden. record: the address of
+    the arrays' `record_of`.
     """
     with naming(mask.function, of="mask"):
         return _tile_function(mask._identity, mask._kinds_of_arrays, np.dtype(dtype))
@@ -53,12 +53,12 @@ def states_of_blocks(mask):
 
 
 def shown_by_function(mask):
-    """What a fitted Where shows, booleans (..., seqlen_q, seqlen_k)."""
+    """The booleans of a fitted Where, (..., seqlen_q, seqlen_k)."""
     return _states(mask, 1) == FULL
 
 
 def _states(mask, size):
-    """Of blocks of this size."""
+    """The states of blocks of this size."""
     with naming(mask.function, of="mask"):
         function = _states_function(mask._identity, mask._kinds_of_arrays)
     states, record, at = np.empty(mask._blocks(size), np.uint8), record_of(mask.arrays), mask._at

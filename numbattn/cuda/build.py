@@ -1,4 +1,4 @@
-"""A kernel's Key -> Python function -> PTX -> cubin, cached on disk. Needs no GPU, and for a cached one no compiler.
+"""A kernel's Key -> Python function -> PTX -> cubin, cached on disk. Needs no GPU, and for a cached cubin no compiler.
 
 PTX is assembled by ptxas. Never link it with nvJitLink: that compiles relocatable code, which ignores setmaxnreg,
 serialises wgmma and spills.
@@ -54,7 +54,7 @@ class Key:
 
 @dataclass(frozen=True)
 class GivenSource:
-    """What a Key is, for a Source that no factory could make again: a kernel of the user's own."""
+    """In place of a Key, for a Source that no factory could make again: a user's own kernel."""
 
     given: Any
     cc: tuple
@@ -68,7 +68,7 @@ class GivenSource:
 
 
 class TensorMapArgument(NamedTuple):
-    """An argument, uint64 in the signature, that is the address of a tensor map passed by value."""
+    """An argument that is the address of a tensor map passed by value, uint64 in the signature."""
 
     argument: int  # its number
     box: tuple  # the extent of what is moved at once, along each axis of the array
@@ -83,15 +83,15 @@ class Source:
     function: Any
     signature: Any  # compiler.types.void(...) of arrays, SCALARS and tuples of them
     threads: int  # in a block
-    blocks: int = 1  # that a multiprocessor is to hold at least; without it ptxas ignores setmaxnreg
+    blocks: int = 1  # that a multiprocessor should hold at least; without it ptxas ignores setmaxnreg
     shared: int = 0  # bytes of dynamic shared memory
     tensor_maps: tuple = ()  # of TensorMapArgument
-    overlaps: bool = False  # from Hopper on it may start before the stream's kernel before is over; it waits itself
+    overlaps: bool = False  # from Hopper on it may start before the stream's previous kernel ends; it waits itself
 
 
 @dataclass(frozen=True)
 class Report:
-    """What ``ptxas -v`` says about a kernel; sizes in bytes. A test of a kernel looks at spills, stack and losses."""
+    """What ``ptxas -v`` says about a kernel; sizes in bytes. Tests of kernels check spills, stack and losses."""
 
     registers: int  # of a thread
     stack: int
@@ -130,7 +130,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Binary:
-    """An assembled kernel, and all that a launch needs to know of its Source."""
+    """An assembled kernel, and what a launch needs to know of its Source."""
 
     name: str
     arguments: tuple  # of each: (scalar,), ("tensor_map", box, swizzle, l2_promotion) or ("array", ndim, itemsize)
@@ -142,7 +142,7 @@ class Binary:
 
 
 def build(key):
-    """The Binary of a Key: from the disk, else compiled and put there. A GivenSource one is known by its PTX."""
+    """The Binary of a Key, from the disk, else compiled and stored there. That of a GivenSource is known by its PTX."""
     ptx, what = None, f"{key.name} for {arch(key.cc)}"
     if isinstance(key, GivenSource):
         with compiling("cuda", f"{what} to PTX"):
@@ -172,7 +172,7 @@ def compile_ptx(source, cc, name="kernel"):
 
 
 def _arguments(source):
-    """What a launch has to pack, argument by argument; tuples are passed as what they hold."""
+    """What a launch has to pack for each argument; tuples are passed as their elements."""
     from .compiler import as_dtype, types
 
     maps = {about.argument: about for about in source.tensor_maps}
@@ -206,7 +206,7 @@ def _tensor_map_parameters(source):
 
 
 def _by_value(ptx, name, parameters):
-    """Make 128 bytes by value of pointer parameters: what nvcc does for a __grid_constant__ tensor map."""
+    """Turn pointer parameters into 128 bytes by value, as nvcc does for a __grid_constant__ tensor map."""
     for i in parameters:
         parameter = f"{name}_param_{i}"
         ptx, declared = re.subn(rf"\.param \.[ub]64 {parameter}\b", f".param .align 64 .b8 {parameter}[128]", ptx)
@@ -261,21 +261,21 @@ def _ptxas():
 
 # -------------------------------------------------------------------------------------------------------------- cache
 def digest_of(key):
-    """What a Key stands for here: its kernel's sources and the versions of all that compiles them are in it."""
+    """A digest of a Key, its kernel's sources, and the versions of everything that compiles them."""
     module = key.factory.partition(":")[0]
     parts = repr(key), _versions(), _package_sources(), _module_source(module)
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 def _digest_of_ptx(ptx, cc):
-    """Without what Numba numbers anew in each process and no instruction refers to."""
+    """A digest of PTX without what Numba numbers differently in each process and no instruction refers to."""
     text = "\n".join(line for line in ptx.splitlines() if "NumbaEnv" not in line and not line.startswith("//"))
     return hashlib.sha256(repr((text, cc, _versions())).encode()).hexdigest()
 
 
 @cache
 def _packages():
-    """The versions of what makes PTX."""
+    """The versions of the packages that make PTX."""
     try:
         versions = [metadata.version(name) for name in ("numba", "numba-cuda", "llvmlite")]
     except metadata.PackageNotFoundError as error:
@@ -288,12 +288,12 @@ def _packages():
 
 @cache
 def _versions():
-    """The versions of all that makes a cubin."""
+    """The versions of everything that makes a cubin."""
     return *_packages(), subprocess.run([_ptxas(), "--version"], capture_output=True, text=True, check=True).stdout
 
 
 def _package_sources():
-    """A digest of every file a kernel of ours may be made of, numbattn's version among them."""
+    """A digest of all files that our kernels may be made from, including numbattn's version."""
     return sources.digest("cuda")
 
 
@@ -305,7 +305,7 @@ def _module_source(module):
 
 
 def _check_plain(name, value):
-    """repr tells such values apart, in every process alike."""
+    """Refuse values that repr does not tell apart in the same way in every process."""
     if type(value) is tuple:
         for item in value:
             _check_plain(name, item)
@@ -329,5 +329,5 @@ def _unpack(kept):
 
 
 def _tuples(x):
-    """The tuples that JSON has made lists of."""
+    """Lists, which JSON makes of tuples, as tuples again."""
     return tuple(map(_tuples, x)) if isinstance(x, list) else x

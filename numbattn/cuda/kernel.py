@@ -55,10 +55,10 @@ def launch(kernel: Any, grid: Any, threads: int, shared_bytes: int, *arguments: 
     Raises
     ------
     TypeError
-        NumPy arrays together with CuPy's, or an argument that kernels do not take.
+        For NumPy arrays together with CuPy arrays, or an argument that kernels do not take.
     ValueError
-        An array of another device, a TensorMap of an array that TMA cannot move, a grid or threads out of range, fewer
-        threads than a layout deals its tile to, less shared memory than a place in it takes.
+        For an array on another device, a TensorMap of an array that TMA cannot move, a grid or threads out of range,
+        fewer threads than a layout has, or less shared memory than its places take.
 
     Examples
     --------
@@ -100,7 +100,7 @@ def padded(grid):
 
 @lru_cache(maxsize=1024)
 def check_block(kernel, threads, shared_bytes):
-    """Refuse a block that is too small for what a kernel captures."""
+    """Refuse a block that is too small for the layouts and places that a kernel captures."""
     for x in captured(kernel, set()):
         if isinstance(x, Layout) and x.holders > threads:
             raise ValueError(f"threads: got {threads}, expected {x.holders} or more, to which the layout "
@@ -110,7 +110,7 @@ def check_block(kernel, threads, shared_bytes):
 
 
 def captured(function, known):
-    """What a kernel refers to, and the device functions that it refers to, but for the words of the language."""
+    """What a kernel refers to, and its device functions in turn, except the words of the language."""
     known.add(function)
     code, around = function.__code__, function.__globals__
     names = {x.argval for x in dis.get_instructions(code) if x.opname == "LOAD_GLOBAL"}
@@ -123,7 +123,7 @@ def captured(function, known):
 
 
 def run(gpu, kernel, grid, threads, shared_bytes, arguments):
-    """On a launch.GPU, as `launch` does."""
+    """`launch` on a launch.GPU."""
     flat = [*_flat(arguments)]
     arrays = {f"argument {i}": _array(x) for i, x in enumerate(flat) if not _is_number(x)}
     addresses, odd = gpu.addresses(arrays)
@@ -138,7 +138,7 @@ def run(gpu, kernel, grid, threads, shared_bytes, arguments):
 
 
 def loaded(gpu, kernel, grid, threads, shared_bytes, arguments):
-    """A Program for arrays like these, of which it takes the addresses, and for these numbers."""
+    """A Program for arrays like these, whose addresses it takes, and for these numbers."""
     names = [f"argument {i}" for i, x in enumerate(_flat(arguments)) if not _is_number(x)]
     return gpu.load(plan_of(gpu.device, kernel, grid, threads, shared_bytes, arguments), tuple(names), np.float32)
 
@@ -158,7 +158,7 @@ def plan_of(device, kernel, grid, threads, shared_bytes, arguments):
 
 
 def type_of(x):
-    """The type that a kernel has an argument as: arrays of any strides, bfloat16 as uint16, np.int32 as an index."""
+    """The type of an argument in a kernel: arrays of any strides, bfloat16 as uint16, np.int32 as an index."""
     if isinstance(x, TensorMap):
         return types.uint64
     if isinstance(x, tuple):
@@ -176,7 +176,7 @@ def _is_number(x):
 
 
 def _described(x):
-    """What a Program depends on of an argument."""
+    """What a Program depends on in an argument."""
     if isinstance(x, TensorMap):
         return layout_of(x.array, 0), x.box, x.swizzle
     if isinstance(x, tuple):

@@ -29,7 +29,7 @@ from .words.steps import At
 
 LARGEST_GRID, LARGEST_OTHER = 2**31 - 1, 65535  # along x; along y and z
 USUAL_MEMORY = nullcontext()
-PROGRAMS = 4096  # that a device keeps
+PROGRAMS = 4096  # how many a device keeps
 WORD = 8  # bytes
 FORMATS = {"int32": "i", "uint32": "I", "int64": "q", "uint64": "Q", "float32": "f", "float64": "d"}
 
@@ -81,7 +81,7 @@ class GPU:
 
     @staticmethod
     def scratch_memory(capturing):
-        """Where a call's own arrays come from: CuPy's pool, but in a capture the graph, which keeps them."""
+        """Allocate a call's own arrays from CuPy's pool, or in a capture from the graph, which keeps them."""
         return cupy.cuda.using_allocator(cupy.cuda.malloc_async) if capturing else USUAL_MEMORY
 
 
@@ -110,7 +110,7 @@ def current_gpu():
     return _gpu(cupy.cuda.runtime.getDevice())
 
 
-_gpu = lru_cache(GPU)  # made twice by threads that are both first, the last one stays
+_gpu = lru_cache(GPU)  # if two threads are first, the last GPU stays
 
 
 # ------------------------------------------------------------------------------------------------------------ kernels
@@ -144,14 +144,14 @@ class Kernel:
 
 # ----------------------------------------------------------------------------------------------------------- programs
 class Program(threading.local):
-    """The launches of a Plan for arrays of these names, and all that the plan adds to them.
+    """The launches of a Plan for arrays of these names and the plan's temporaries.
 
-    The driver reads parameters where they lie: the addresses and the numbers of a call are written to `memory`, all
-    others stay as they are. Each thread has memory of its own: of a threading.local, each thread runs __init__.
+    The driver reads parameters in place: the addresses and numbers of a call are written to `memory`, all others stay
+    as they are. Each thread has memory of its own, since each thread runs the __init__ of a threading.local.
     """
 
     def __init__(self, device, plan, names, sum_dtype):
-        cupy.cuda.runtime.setDevice(device)  # a thread that has only used memory out of a pool has no context yet
+        cupy.cuda.runtime.setDevice(device)  # a thread that has only used a pool's memory has no context yet
         self.plan, self.names = plan, plan.names(names)
         views = {(x.array, x.view.pointer) for step in plan.steps for x in step.arguments if isinstance(x, At)}
         self.moved = sorted((self.names.index(name), pointer) for name, pointer in views if pointer)
@@ -185,7 +185,7 @@ class Program(threading.local):
             if tensor_map.address != addresses[i]:
                 tensor_map.move(addresses[i])
         if stream != self.stream:
-            self.stream = None  # should a signal's exception come in between
+            self.stream = None  # in case a signal raises in between
             for config in self.configs:
                 config.stream = stream
             self.stream = stream
@@ -211,7 +211,7 @@ class Program(threading.local):
         return (c_void_p * len(found))(*found)
 
     def array(self, argument, x, ndim, itemsize):
-        """What an array is to a kernel of Numba's: two owners, size, size of an item, address, shape, strides."""
+        """An array as Numba's kernels take it: two owners, size, item size, address, shape, strides."""
         view = x.view
         if len(view.shape) != ndim or view.itemsize != itemsize:
             raise TypeError(f"{argument}: got {len(view.shape)} axes of {view.itemsize} bytes, "
@@ -221,7 +221,7 @@ class Program(threading.local):
         return [*map(self.constant, before), address, *map(self.constant, after)]
 
     def word_of(self, x):
-        """Which word of `memory` has the address of a View."""
+        """The word of `memory` that has the address of a View."""
         return self.words[self.names.index(x.array), x.view.pointer]
 
     def constant(self, number, kind="int64"):
@@ -266,13 +266,13 @@ OVERLAPS = Attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, (1,))
 
 
 # -------------------------------------------------------------------------------------------------------- tensor maps
-UNSIGNED = {1: 0, 2: 1, 4: 2, 8: 4}  # CUtensorMapDataType by bytes: bits are bits, what lies outside becomes 0
+UNSIGNED = {1: 0, 2: 1, 4: 2, 8: 4}  # CUtensorMapDataType by bytes: only bits are copied; out of bounds is 0
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 L2_PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
 
 
 class EncodedTensorMap:
-    """Boxes of a View for the tensor memory accelerator: what a kernel gets by value.
+    """A tensor map, passed by value: boxes of a View for the tensor memory accelerator.
 
     Parameters
     ----------
@@ -288,13 +288,13 @@ class EncodedTensorMap:
 
     def __init__(self, view, box, swizzle=128, l2_promotion=256):
         self.encoding = for_tensor_map(view), box, swizzle, l2_promotion
-        self.memory = ctypes.create_string_buffer(192)  # of which 128 bytes, aligned to 64, are the tensor map
+        self.memory = ctypes.create_string_buffer(192)  # the tensor map is 128 of these bytes, aligned to 64
         self.pointer = c_void_p(-(-ctypes.addressof(self.memory) // 64) * 64)
         self.address, self.replace = None, driver().cuTensorMapReplaceAddress
 
     def move(self, address):
-        """To memory at another address. What it takes is a fraction of what it takes to make a tensor map."""
-        known, self.address = self.address, None  # should a signal's exception come in between
+        """Move it to memory at another address, in a fraction of the time that a new tensor map takes."""
+        known, self.address = self.address, None  # in case a signal raises in between
         if known is None:
             self.encode(address)
         elif result := self.replace(self.pointer, c_void_p(address)):

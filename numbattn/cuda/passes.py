@@ -1,4 +1,4 @@
-"""Attention on CuPy arrays: what a pass consists of, in order.
+"""Attention on CuPy arrays: the passes, and how one is run.
 
 Everything happens on CuPy's current device and stream, in CuPy's memory, and nothing waits for the device: a call may
 be captured in a CUDA graph. What follows from shapes, strides and kinds is planned once, see `run`.
@@ -50,7 +50,7 @@ TANGENT = Pass(
     takes=("q", "k", "v", "tq", "tk", "tv"),
     gives=("o", "lse", "to", "tlse"),
 )
-LAPLACIAN = Pass(  # of which kernels compute the second derivative along each tangent, o2
+LAPLACIAN = Pass(  # o2 is the second derivative along each tangent
     "laplacian",
     kernels.LAPLACIAN,
     takes=("q", "k", "v", "tq", "tk", "tv"),
@@ -61,10 +61,10 @@ BACKWARD_TANGENT = Pass(
     kernels.BACKWARD_TANGENT,
     takes=("q", "k", "v", "o", "lse", "do", "dlse", "tq", "tk", "tv", "to", "tlse", "tdo", "tdlse"),
     gives=("tdq", "tdk", "tdv"),
-    differentiates=lambda part: part._has_step,  # that of a sink is left to array operations
+    differentiates=lambda part: part._has_step,  # array operations compute that of a sink
 )
 PASSES = {pass_.name: pass_ for pass_ in (FORWARD, BACKWARD, TANGENT, BACKWARD_TANGENT, LAPLACIAN)}
-ARRAYS = {  # (problem, inputs) -> shape and dtype, of those that each call has if its pass takes or gives them
+ARRAYS = {  # (problem, inputs) -> shape and dtype, of arrays that follow from the problem
     "q": lambda problem, inputs: (inputs.q.shape, problem.dtype),
     "k": lambda problem, inputs: (inputs.k.shape, problem.dtype),
     "v": lambda problem, inputs: (inputs.v.shape, problem.dtype),
@@ -76,7 +76,7 @@ ARRAYS = {  # (problem, inputs) -> shape and dtype, of those that each call has 
     "dv": lambda problem, inputs: (inputs.v.shape, problem.result_dtype),
 }
 ARRAYS["o2"] = lambda problem, inputs: (problem.out_shape, problem.sum_dtype)
-ARRAYS |= {f"t{name}": about for name, about in ARRAYS.items() if name != "do"}  # a tangent is as what it is of
+ARRAYS |= {f"t{name}": about for name, about in ARRAYS.items() if name != "do"}  # tangents are alike
 
 
 class Passes:
@@ -86,10 +86,10 @@ class Passes:
         self.current, self.forward_pass, self.backward_pass = current, forward, backward
 
     def forward(self, problem, inputs, out=None, save=True, onto=None):
-        """o, in `out` if given, and what the backward pass needs, if it is to be saved.
+        """o, in `out` if given, and what the backward pass needs, or None unless `save`.
 
-        onto: o and lse over other keys, in the dtype of sums, to which these are added: lse where it lies, and o, too,
-        if it is `out`.
+        onto: o and lse over other keys, in the dtype of sums, that these are added to: lse in place, and o, too, if it
+        is `out`.
         """
         gpu, given, held = self.current(), (problem, inputs), {}
         before, lse = onto or (None, None)
@@ -133,26 +133,27 @@ class Passes:
         return Gradients(*[results[name] for name in pass_.gives], found_gradients(problem, inputs.score, results))
 
     def place(self):
-        """Where and when what is computed now may be read later on; None in a capture, whose memory is the graph's."""
+        """The device and stream for which results of this call may be kept; None in a capture, whose memory belongs to
+        the graph."""
         gpu = self.current()
         stream = gpu.stream()
         return None if stream.is_capturing() else (gpu.device.index, stream.ptr)
 
     def states_of_blocks(self, mask):
-        """The states of the blocks of a fitted Where: kept, if they may be read later on."""
+        """The states of the blocks of a fitted Where, kept for later calls, if there may be any."""
         gpu, place = self.current(), self.place()
         return states(gpu, mask) if place is None else mask._states_kept(place, partial(states, gpu))
 
     def shown_by_function(self, mask):
-        """What a fitted Where shows, booleans."""
+        """The booleans of a fitted Where."""
         return shown_by_function(self.current(), mask)
 
     def tangent(self, problem, inputs, tangents):
-        """o, lse, and to and tlse of all Tangents, their axis in front."""
+        """o, lse, and to and tlse for all Tangents, their axis in front."""
         return self.forward_along(TANGENT, problem, inputs, tangents)
 
     def laplacian(self, problem, inputs, tangents, laplacians):
-        """o, lse, to of all Tangents, and the Laplacian of o; laplacians: of q, k and v, as Tangents in one direction.
+        """o, lse, to for all Tangents, and the Laplacian of o; laplacians: of q, k and v, as Tangents in one direction.
         """
         o, lse, to, _, o2 = self.forward_along(LAPLACIAN, problem, inputs, tangents)
         lo = o2.sum(axis=0)
@@ -162,7 +163,7 @@ class Passes:
         return o, lse, to, lo.astype(problem.result_dtype)
 
     def forward_along(self, pass_, problem, inputs, tangents):
-        """What a Pass gives, TANGENT say; all but o and lse of all Tangents, their axis in front."""
+        """The results of a Pass such as TANGENT: o and lse, and the others for all Tangents, their axis in front."""
         gpu, about = self.current(), {name: ARRAYS[name](problem, inputs) for name in pass_.gives}
         once = () if may_be_a_batch(problem, inputs, tangents) else ("o", "lse")    # else each element has them
         arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v} | {name: gpu.empty(*about[name]) for name in once}
@@ -178,7 +179,7 @@ class Passes:
         return o, lse, *[along[name] for name in pass_.gives[2:]]
 
     def backward_tangent(self, saved, do, dlse, tangents, to, tlse, tdo=None, tdlse=None, deterministic=False):
-        """The tangents of the Gradients, with the axis of the Tangents in front, as to, tlse, tdo and tdlse have it."""
+        """The tangents of the Gradients, with the axis of the Tangents in front, as in to, tlse, tdo and tdlse."""
         problem, inputs, gpu, pass_ = saved.problem, saved.inputs, self.current(), BACKWARD_TANGENT
         arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "o": saved.o, "lse": saved.lse, "do": do}
         if dlse is not None:
@@ -198,14 +199,15 @@ class Passes:
 
 
 def empty_along(gpu, count, about):
-    """Arrays by name for results of so many tangents; about: shape and dtype of each."""
+    """Arrays by name for the results of `count` tangents; about: shape and dtype of each."""
     return {name: gpu.empty((count, *shape), dtype) for name, (shape, dtype) in about.items()}
 
 
 def run_along(gpu, pass_, problem, inputs, tangents, arrays, given, along, *options):
-    """Run a pass for each of Tangents. False, and results 0, if nobody sees anything.
+    """Run a pass for each of Tangents. Returns False, with results of 0, if nobody sees anything.
 
-    arrays: the same for all; given, along: others, or None, and results, with an axis of the tangents in front.
+    arrays: the same for all tangents; given, along: inputs, or None, and results, with an axis of the tangents in
+    front.
     """
     given = {"tq": tangents.q, "tk": tangents.k, "tv": tangents.v, **given}
     given = {name: x for name, x in given.items() if x is not None}
@@ -221,19 +223,19 @@ def run_along(gpu, pass_, problem, inputs, tangents, arrays, given, along, *opti
 
 
 def one_by_one(problem, tangents, arrays, given, along):
-    """The runs of `run_along`, one for each tangent: its number, the Problem, the arrays."""
+    """The runs of `run_along`, one for each tangent: its number, the Problem and the arrays."""
     for number in range(tangents.count):
         yield number, problem, arrays | {name: x[number, ...] for name, x in (given | along).items()}
 
 
 def may_be_a_batch(problem, inputs, tangents):
-    """Whether Tangents may be one more axis of the batch: nothing else tells elements of the batch apart."""
+    """Whether Tangents may be one more axis of the batch, since nothing else differs between elements of the batch."""
     alike = not (problem.dropout or inputs.score or inputs.mask._holds_arrays)
     return alike and problem.batch and tangents.count > 1
 
 
 def as_a_batch(problem, tangents, arrays, given, along):
-    """The only run for what `may_be_a_batch`."""
+    """The single run of Tangents that `may_be_a_batch`."""
     count, axes, own = tangents.count, len(problem.batch) + 3, given | along
     own |= {name: own[name][(slice(None), *[None] * (axes - own[name].ndim))]
             for name in ("tq", "tk", "tv", "tdq", "tdk", "tdv") if name in own}  # fmt: skip
@@ -241,14 +243,13 @@ def as_a_batch(problem, tangents, arrays, given, along):
 
 
 def gradients_of_score(pass_, problem, parts):
-    """Shape and dtype of the gradients of a score's arrays that are wanted and that kernels of a pass compute, by name.
-    """
+    """Shape and dtype, by name, of the wanted gradients of a score's arrays that the kernels of a pass compute."""
     return {gradient_of_part(number): gradient_like(problem, part) for number, part in enumerate(parts)
             if part._wants_gradient and pass_.differentiates(part)}  # fmt: skip
 
 
 def gradient_like(problem, part):
-    """Shape and dtype of the gradient of a part's array; of a function all of them, one after the other."""
+    """Shape and dtype of the gradient of a part's array; for a function of all its arrays, one after the other."""
     return part._gradient_like(problem.sum_dtype, problem.wide)
 
 
@@ -261,7 +262,7 @@ def found_gradients(problem, parts, found, lead=()):
 
 
 def arrays_of(cache):
-    """By name, for kernels that read it where it lies."""
+    """The arrays of a cache by name, for kernels that read it in place."""
     arrays = {"k": bits_of(cache.k), "v": bits_of(cache.v), "table": cache.table, "k scale": cache.k_scale,
               "v scale": cache.v_scale}  # fmt: skip
     return {name: x for name, x in arrays.items() if x is not None}
@@ -279,15 +280,16 @@ def dense(gpu, problem, inputs):
     return replace(problem, strides=strides, cache=None), inputs._replace(k=k, v=v, cache=None)
 
 
-NO_PARTS = (), {}, ()  # as `lower_parts` lowers them
+NO_PARTS = (), {}, ()  # what `lower_parts` returns for them
 
 
 def run(gpu, pass_, problem, inputs, arrays, strides, deterministic=True, whole=False, tparts=(), kind=("", 0.0)):
-    """Launch a pass; plan it first, if there is no such plan yet. False if nobody sees anything: nothing is launched.
+    """Launch a pass, after planning it if there is no plan yet. Returns False if nobody sees anything and nothing is
+    launched.
 
-    arrays by name. strides: of the given arrays other than q, k and v, or None for those that are missing; all others
-    are new and contiguous. whole: see problem.Saved; tparts: see tangents.parts_of; kind: what kernels have compiled in
-    of a function of pairs of points, and its number.
+    arrays: by name. strides: of the given arrays other than q, k and v, or None for missing ones; all others are new
+    and contiguous. whole: see problem.Saved; tparts: see tangents.parts_of; kind: the string of a function of pairs of
+    points, which is compiled in, and its number.
     """
     with gpu.scratch_memory((inputs.mask._holds_arrays or inputs.score) and gpu.stream().is_capturing()):
         mask, score, found, lies = lower(problem, inputs)
@@ -313,7 +315,7 @@ def run(gpu, pass_, problem, inputs, arrays, strides, deterministic=True, whole=
 
 
 def naming_functions(inputs):
-    """Of the user's own, in what Numba says."""
+    """Name the user's own functions in Numba's errors."""
     of_score = [part.function for part in inputs.score if isinstance(part, Score)]
     of_mask = [leaf.function for leaf in inputs.mask._leaves if isinstance(leaf, Where)]
     return naming(*of_score, *of_mask, of="score" if of_score else "mask")
@@ -324,7 +326,7 @@ def sees_nothing(problem, mask):
 
 
 def lower(problem, inputs):
-    """A call's LoweredMask, each part of its score, Lowered, arrays of both by name, and where these lie."""
+    """A call's LoweredMask, a Lowered for each part of its score, the arrays of both by name, and their layouts."""
     mask, arrays, lies = lowered_mask(inputs.mask, problem.seqlen_q, problem.seqlen_k)
     if not inputs.score or sees_nothing(problem, mask):
         return mask, (), arrays, lies
@@ -333,8 +335,8 @@ def lower(problem, inputs):
 
 
 def lower_parts(parts, problem, numbered=int):
-    """Of each part, or None, the Lowered, arrays by name, with what `numbered` makes of its number, and where they lie.
-    """
+    """A Lowered or None for each part or None, their arrays by name, and the layouts of these. numbered: turns a part's
+    number into the one in names."""
     found = [part and lowered_part(part, numbered(number), problem) for number, part in enumerate(parts)]
     found = [each or (None, {}, ()) for each in found]
     arrays = {name: x for _, of_part, _ in found for name, x in of_part.items()}
@@ -342,7 +344,7 @@ def lower_parts(parts, problem, numbered=int):
 
 
 def launch(gpu, program, arrays, addresses, numbers, problem, parts):
-    """Launch a Program, with what its Plan adds to the arrays of a call; parts: of the score."""
+    """Launch a Program, with the temporaries and stand-ins of its Plan; parts: of the score."""
     planned, stream = program.plan, gpu.stream()
     capturing = (planned.allocates or planned.uses_counters) and stream.is_capturing()
     counters = [gpu.counters(stream.ptr, capturing)] if planned.uses_counters else []
@@ -363,7 +365,7 @@ def launch(gpu, program, arrays, addresses, numbers, problem, parts):
 
 
 def add_stand_ins(gpu, planned, arrays):
-    """To the arrays of a call. Returns (result, its stand-in) of each stand-in of a result."""
+    """Add stand-ins to the arrays of a call. Returns (result, stand-in) for each stand-in of a result."""
     results = []
     for name, shape, dtype, _, is_result in planned.stand_ins:
         given = arrays[name]
@@ -377,7 +379,7 @@ def add_stand_ins(gpu, planned, arrays):
 
 
 def plans(device, q, k, v, deterministic=False, passes=(FORWARD, BACKWARD), **options):
-    """The Plan of each of these passes on a Device, all arrays but q, k and v contiguous. Nothing is read."""
+    """The Plan of each of these passes on a Device; all arrays but q, k and v are contiguous. No array is read."""
     problem, inputs = describe(q, k, v, **options)
     mask, score, found, _ = lower(problem, inputs)
     given = {name: layout_of(x, 0) for name, x in ({"q": q, "k": k, "v": v} | found).items()}

@@ -28,7 +28,7 @@ LOGSUMEXP_OF_HALVES = replace(LOGSUMEXP, routes=kernels.POINT_LOGSUMEXP_OF_HALVE
 NEAREST = Pass("nearest", kernels.POINT_NEAREST, takes=("q", "k", "v"), gives=("r2", "j"))
 ROWS_OF_A_BLOCK, BLOCKS_OF_A_MULTIPROCESSOR = 64, 2
 COLUMNS_AT_LEAST = 2048  # of a part
-SLICES = 3  # of the features of b at most, for each of which kappa is computed anew
+SLICES = 3  # of the features of b, at most: kappa is recomputed for each
 
 
 class Points:
@@ -70,7 +70,7 @@ class Points:
     def logsumexp(self, problem, inputs, kind, columns=None, rate=None):
         """log sum_j exp(columns_j) kappa_ij, in the dtype of sums.
 
-        rate: of points of half precision, times a power of two, what t is to be multiplied by.
+        rate: for points of half precision, times a power of two, the factor of t.
         """
         pass_ = LOGSUMEXP
         if rate is not None and self.has_wgmma and hopper.logsumexp.fits(problem, lowered(kind)[0]):
@@ -84,7 +84,7 @@ class Points:
         return lse
 
     def nearest(self, problem, inputs, k):
-        """The squared distances of the k nearest y_j of each x_i, in the dtype of sums, ascending, and their j."""
+        """The squared distances of the k nearest y_j for each x_i, in the dtype of sums, ascending, and their j."""
         if is_wide(problem):
             problem, inputs = in_dtype_of_sums(problem, inputs)
             if not (self.has_wgmma and hopper.wide_nearest.fits(problem, k)):
@@ -107,11 +107,11 @@ class Points:
 
     @property
     def has_wgmma(self):
-        """Whether kernels for Hopper may be taken."""
+        """Whether kernels for Hopper may be used."""
         return self.current().device.cc == (9, 0) and is_allowed(WGMMA, latest.get())
 
     def parts(self, problem, inputs):
-        """Into how many parts columns are divided, so that few rows occupy the whole GPU, too."""
+        """How many parts columns are divided into, so that even few rows occupy the whole GPU."""
         if inputs.mask is not NOTHING_HIDDEN or problem.is_empty or inputs.q.ndim == MOST_AXES:
             return 1
         blocks = math.prod(problem.batch) * -(-problem.seqlen_q // ROWS_OF_A_BLOCK)
@@ -119,8 +119,8 @@ class Points:
         return max(min(room // blocks, problem.seqlen_k // COLUMNS_AT_LEAST), 1)
 
     def run(self, pass_, problem, inputs, kind, arrays, rows=None, columns=None, nothing=(0,)):
-        """Run a pass with arrays of its own by name. kind: as `lowered`; nothing: what its results are if nobody sees
-        anything."""
+        """Run a pass with its own arrays by name. kind: from `lowered`; nothing: its results if nobody sees anything.
+        """
         given = {name: x for name, x in ((ROWS, rows), (COLUMNS, columns)) if x is not None}
         results = [arrays[name] for name in pass_.gives]
         arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, **given, **arrays}
@@ -131,8 +131,8 @@ class Points:
 
 
 def divided(problem, inputs, count, rows, columns):
-    """The Problem and Inputs of so many parts of the columns, which are one more axis of the batch, the last one, with
-    logarithms of rows and columns; and the same of what is left, if parts are not equal."""
+    """The Problem and Inputs of `count` parts of the columns as one more batch axis, the last one, with logarithms of
+    rows and columns; and the same for the columns that are left over."""
     whole = problem.seqlen_k // count * count
     for first, end, parts in ((0, whole, count), (whole, problem.seqlen_k, 1)):
         if first == end:
@@ -146,14 +146,14 @@ def divided(problem, inputs, count, rows, columns):
 
 
 def in_dtype_of_sums(problem, inputs):
-    """The Problem and Inputs of points of half precision, of float32."""
+    """The Problem and Inputs of points of half precision, in float32."""
     if problem.dtype == problem.sum_dtype:
         return problem, inputs
     return describe(*(x.astype(problem.sum_dtype) for x in (inputs.q, inputs.k, inputs.v)), mask=inputs.mask)
 
 
 def of_unit_length(inputs, rate):
-    """The Problem and Inputs of points whose squared distances need no such factor."""
+    """The Problem and Inputs of points scaled so that squared distances need no factor `rate`."""
     x, y = (points * math.sqrt(rate) for points in (inputs.q, inputs.k))
     return describe(x, y, inputs.v, mask=inputs.mask)
 
@@ -165,5 +165,5 @@ def for_all_parts(x, parts, axes):
 
 
 def is_wide(problem):
-    """Whether there are more dimensions or features than kernels hold: then products are cuBLAS', block by block."""
+    """Whether there are more dimensions or features than kernels hold: then cuBLAS multiplies, block by block."""
     return max(problem.head_dim, problem.head_dim_v) > HEAD_DIMS[-1]

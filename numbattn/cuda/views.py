@@ -1,4 +1,4 @@
-"""Arrays by numbers: what kernels and tensor maps get to know of them. No CUDA here."""
+"""Arrays as addresses, shapes and strides, as kernels and tensor maps see them. No CUDA here."""
 
 import math
 from itertools import product
@@ -10,7 +10,7 @@ from .tile.alignment import VECTOR_BYTES, ArrayLayout, alignment
 
 
 class View(NamedTuple):
-    """It does not keep the memory alive: hold the array."""
+    """The address, shape and strides of an array. It does not keep the memory alive: hold the array."""
 
     pointer: int
     itemsize: int
@@ -19,7 +19,7 @@ class View(NamedTuple):
 
 
 class BatchPiece(NamedTuple):
-    """Views with one batch axis, (batch, heads, ...), and which part of the batch it is."""
+    """Views with one batch axis, (batch, heads, ...), and the part of the batch that they are."""
 
     first: int
     batch: int
@@ -33,17 +33,17 @@ def contiguous(shape, dtype):
 
 
 def without_memory(shape, dtype):
-    """What looks like a new NumPy array and must not be read."""
+    """An object like a new NumPy array, which must not be read."""
     return np.lib.stride_tricks.as_strided(np.empty(1, dtype), shape, contiguous(shape, dtype).strides)
 
 
 def fits_tensor_map(layout):
-    """Whether the tensor memory accelerator can move all the matrices of an array as it lies."""
+    """Whether the tensor memory accelerator can move all matrices of an array in this layout."""
     return layout.shape[-1] > 0 and alignment(layout) == VECTOR_BYTES and min(layout.strides) >= 0
 
 
 def for_tensor_map(view):
-    """The View with strides that a tensor map takes also for axes of one element, where they mean nothing."""
+    """The View with strides that a tensor map takes, even for axes of one element, where they mean nothing."""
     step = -(-view.shape[-1] * view.itemsize // VECTOR_BYTES) * VECTOR_BYTES
     strides = [step if n == 1 else stride for n, stride in zip(view.shape[:-1], view.strides)]
     return view._replace(strides=(*strides, view.itemsize))
@@ -61,7 +61,7 @@ def broadcast(view, batch, own=2):
 def pieces(axes, views):
     """Views that start with these batch axes, as BatchPieces: one if their strides allow, else several.
 
-    What is not a View is passed on as it is.
+    Anything but a View is passed on unchanged.
     """
     if len(axes) == 1:
         return [BatchPiece(0, axes[0], views)]

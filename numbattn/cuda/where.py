@@ -1,4 +1,4 @@
-"""The states of the blocks of a mask function of the user's own, found once on a device."""
+"""The states of the blocks of a user's mask function, found once on a device."""
 
 import numpy as np
 
@@ -16,7 +16,7 @@ STATES = "states"
 
 
 def shown_by_function(gpu, mask):
-    """What a fitted Where shows, booleans (..., seqlen_q, seqlen_k)."""
+    """The booleans of a fitted Where, (..., seqlen_q, seqlen_k)."""
     return states(gpu, mask, 1) == FULL
 
 

@@ -7,8 +7,10 @@ Rows that may spill a little are slow paths: they are assembled where there is a
 
 from itertools import chain
 
+import numpy as np
 import pytest
 
+from numbattn import Score
 from numbattn.caches.eight_bits import FLOAT8, INT8
 from numbattn.caches.kv_cache import CacheLayout
 from numbattn.cuda.build import assemble, compile_ptx
@@ -27,6 +29,8 @@ from numbattn.cuda.kernels.any.score_gradient import bias_gradient, diagonal_sum
 from numbattn.cuda.kernels.hopper.forward_tiles import MANY
 from numbattn.cuda.kernels.hopper.score_gradient import bias_route, diagonals_route
 from numbattn.cuda.kernels.points.arguments import COLUMNS, DIFFERENCES, X_NORMS, Y_NORMS
+from numbattn.cuda.kernels.scores.function import part_of
+from numbattn.cuda.kernels.scores.reads import Reads
 from numbattn.cuda.plan.planner import DEVICES
 from tests.cuda.works import work
 
@@ -67,6 +71,24 @@ def pairs(kernel, dtype, d, kind, e=0, cc=(9, 0), spills=0):
     vectors = dict.fromkeys(names, found.problem.sum_dtype)
     found = found._replace(kind=kind, dtypes=found.dtypes | vectors)
     return pytest.param(kernel, found, spills, id=f"{kernel} {dtype} {d} {e} {kind}")
+
+
+def of_kinds(s, batch, head, i, j, weights, kinds):
+    return s + weights[kinds[i], kinds[j]]
+
+
+def of_products(s, batch, head, i, j, table, gain):
+    return s * gain[head] + table[i % 7, j]
+
+
+def reads(kernel, dtype, d, function, wanted, columns, second="float32", spills=0, **options):
+    """A kernel that adds up gradients of the arrays that a function of a matrix and a vector reads; columns: see Reads.
+    """
+    vector = np.zeros(8, second)
+    score = Score(function, arrays=[np.zeros((8, 8), np.float32), vector], gradient=wanted)
+    part = part_of(score._identity, (("float32", 2), (second, 1)))
+    found = work(dtype, d, d, score=(part,), **options)._replace(reads=Reads("sums", 0, wanted, "float32", columns))
+    return pytest.param(kernel, found, spills, id=f"{kernel} {dtype} {d} {function.__name__} {columns}")
 
 
 def spec(kernel, work):
@@ -261,6 +283,11 @@ TANGENT_ROWS = [  # O, S and their tangents; outside the loops over tiles addres
     row("hopper_tangent", "float16", 64, 64, EDGES, "softcap", along="qkv"),
     row("hopper_tangent", "bfloat16", 64, 64, ALL, "bias float16 16, softcap", along="qkv"),
 ]
+READS = [  # what is pending of the sums, beside S, P and dS: by classes of keys, or by element
+    reads("hopper_backward_q", "bfloat16", 128, of_kinds, (True, False), 64, "int32"),
+    reads("hopper_backward_q", "float16", 64, of_products, (True, True), 0, mask=("hi",)),
+    reads("hopper_backward_q", "bfloat16", 256, of_products, (True, True), 0),
+]
 GRADIENTS = [
     row("hopper_bias_gradient", "float16", 64, 64, "", "bias float16 16 tma", keys=MANY),
     row("hopper_bias_gradient", "bfloat16", 256, 256, EDGES, "softcap, bias bfloat16 16 tma", keys=MANY),
@@ -368,7 +395,7 @@ PAIRS = [
 
 EVERY = [
     *ANY_GPU, *TANGENTS, *SMALL, *LSE_ALONE, *FORWARD_MMA, *BACKWARD_MMA, *DECODING, *FORWARD_ROWS, *BACKWARD_ROWS,
-    *TANGENT_ROWS, *BACKWARD_TANGENT_ROWS, *GRADIENTS, *SPILLS, *PAIRS,
+    *TANGENT_ROWS, *BACKWARD_TANGENT_ROWS, *READS, *GRADIENTS, *SPILLS, *PAIRS,
 ]  # fmt: skip
 MARKED = [  # each takes 3 s
     pytest.param(*row.values, id=row.id, marks=[pytest.mark.slow] * (number % 40 > 0))

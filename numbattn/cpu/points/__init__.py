@@ -1,4 +1,4 @@
-"""Sums over pairs of points on NumPy arrays: Numba kernels over tiles of pairs, none of which is kept.
+"""Sums over pairs of points on NumPy arrays: Numba kernels over tiles of pairs, which are not kept.
 
 A kernel has the steps of all kinds: it is compiled once for each dtype of sums.
 """

@@ -1,4 +1,4 @@
-"""Sums of weighted differences, as products of tiles are computed: in blocks whose sums stay in registers."""
+"""Sums of weighted differences, computed like products of tiles, in blocks whose sums stay in registers."""
 
 from numba import types
 from numba.core import cgutils
@@ -32,7 +32,7 @@ def block_differences(vectors, masked):
                 for (r, c), total in sums.items():
                     difference = builder.fsub(points[r, c], others[r])
                     builder.store(unit.multiply_add(factors[c], difference, builder.load(total)), total)
-            before = {place: unit.load(mOut.element(*place)) for place in places}  # all, since rows may be clamped
+            before = {place: unit.load(mOut.element(*place)) for place in places}  # first, since rows may be clamped
             for place, total in sums.items():
                 unit.store(builder.fadd(before[place], builder.load(total)), mOut.element(*place))
             return context.get_dummy_value()

@@ -1,4 +1,4 @@
-"""dx_i = sum_j kappa'_ij <c_i, b_j> 2 (x_i - y_j), of a product of points ... y_j"""
+"""dx_i = sum_j kappa'_ij <c_i, b_j> 2 (x_i - y_j), or with y_j in place of 2 (x_i - y_j) for a function of x . y"""
 
 import numpy as np
 
@@ -35,7 +35,7 @@ def gradient_kernel(first_block, end_block, stop, scratch, x, y, b, c, rows, col
 
 @inline
 def differentiate(dX, given, at, scratch, stop):
-    """dX of all points of y."""
+    """dX over all points of y."""
     dtype = dX.dtype
     dXT, lost, part = parts_of(scratch, dX.shape[1], dX.shape[0])
     CT = tile(scratch.CT, given.c.cols, dX.shape[0])
@@ -67,7 +67,7 @@ def differentiate(dX, given, at, scratch, stop):
 
 @inline
 def add_gradient(dXT, total, XT, S, Y, is_of_product, lines):
-    """What the weights S of the points Y add to dX: sum_j S_ij (x_i - y_j), or minus the second term alone, the first
+    """Add the terms of the points Y, with weights S, to dX: sum_j S_ij (x_i - y_j), or only the second term, the first
     being x_i times the total of S."""
     one = dXT.dtype.type(1)
     if is_of_product:

@@ -1,7 +1,7 @@
-"""What kernels make of a tile of t, compiled apart from them for each kind.
+"""The function that kernels apply to a tile of t, compiled apart from them for each kind.
 
-Kernels call it by its address: they are compiled once for all kinds, functions of the user's own among them. Hidden
-pairs have t = -inf, which no others have; each becomes 0, or -inf of a logarithm.
+Kernels call it by its address: they are compiled once for all kinds, including a user's own functions. Hidden pairs,
+and no others, have t = -inf; they become 0, or -inf for a logarithm.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ VALUE, DERIVATIVE, CURVATURE, LOGARITHM = "value", "derivative", "curvature", "l
 ORDERS = {VALUE: 0, DERIVATIVE: 1, CURVATURE: 2}
 DIFFERENTIATED = {VALUE: DERIVATIVE, DERIVATIVE: CURVATURE}
 ARGUMENTS = [ctypes.c_int64] * 6  # of a CFunction here
-LARGEST = {np.dtype(np.float32): 88.0, np.dtype(np.float64): 709.0}  # of which there is an exponential
+LARGEST = {np.dtype(np.float32): 88.0, np.dtype(np.float64): 709.0}  # with a finite exponential
 
 
 # --------------------------------------------------------------------------------------------------------------- steps
@@ -54,15 +54,15 @@ NO_STEP = Step(0, np.zeros(2), 0)  # t alone
 
 @inline
 def apply(S, step, rows, columns):
-    """S, of t, becomes kappa, kappa' or the logarithm of kappa, with exp(rows + columns)."""
+    """Turn S, which holds t, into kappa, kappa' or the logarithm of kappa, with exp(rows + columns)."""
     numbers = address_of(step.numbers)
     call_at(step.function, (address_of(S), S.shape[0], S.shape[1], address_of(rows), address_of(columns), numbers))
 
 
 # ------------------------------------------------------------------------------------------------------------ elements
-# What points/kinds.py says of arrays, of one number: the value of a kind, its derivative and its curvature, or those of
-# its logarithm where it is an exponential, of t and the two numbers of the kind. Literals are of the dtype, or all
-# would be in float64.
+# As points/kinds.py has it for arrays, for one number: the value of a kind, its derivative and its curvature, or those
+# of its logarithm if it is an exponential, at t and with the two numbers of the kind. Literals have the dtype, or
+# everything would be float64.
 def gaussian(real, degree):
     half, zero = real(-0.5), real(0)
     return lambda t, a, b: half * t, lambda t, a, b: half, lambda t, a, b: zero
@@ -168,7 +168,7 @@ ELEMENTS = {
 
 
 def _with_logarithms(log_value, log_derivative, log_curvature, what, dtype):
-    """The element of (t, rows + columns, a, b) of a kind that is an exponential."""
+    """The function (t, rows + columns, a, b) of one element, for a kind that is an exponential."""
     largest, infinite = dtype.type(LARGEST[dtype]), dtype.type(np.inf)
 
     @inline

@@ -1,4 +1,4 @@
-"""log sum_j exp(columns_j) kappa_ij, as it goes along the points of y"""
+"""log sum_j exp(columns_j) kappa_ij, by an online softmax over the points of y"""
 
 import numpy as np
 
@@ -29,7 +29,7 @@ def logsumexp_kernel(first_block, end_block, stop, scratch, x, y, b, c, rows, co
 
 @inline
 def sum_up(lse, given, at, scratch, stop):
-    """lse of all points of y."""
+    """lse over all points of y."""
     O, vectors = tile(scratch.sums, lse.size, 0), at.vectors
     m, l, m_next, l_next, alpha, part = vectors[0], vectors[1], vectors[2], vectors[3], vectors[4], vectors[5]
     fill(m, np.finfo(lse.dtype).min)                                # finite, since (-inf) - (-inf) is NaN

@@ -1,4 +1,4 @@
-"""The k nearest points of y, as they are found along them; of equally near ones those with the lower numbers."""
+"""The k nearest points of y, in one pass over them; of equally near points, those with the lower numbers."""
 
 import numpy as np
 
@@ -8,12 +8,12 @@ from ..tile import fill, inline, is_set, tile
 from .kinds import NO_STEP
 from .pairs import TILE_N, Points, pairs_of, queries_of, run
 
-SOME = 32  # points of x that are looked through one by one if any of them has found a nearer point
+SOME = 32  # points of x that are updated one by one if any of them has a nearer point
 
 
 def nearest(problem, inputs, k):
-    """t and j, (..., m, k), in the dtype of sums and int32: squared distances in rising order, and the numbers of
-    points; inf and -1 where fewer than k are seen."""
+    """t and j, (..., m, k), in the dtype of sums and int32: squared distances in ascending order, and the numbers of
+    the points; inf and -1 if fewer than k are visible."""
     t, j = (np.empty((*problem.batch, problem.seqlen_q, k), dtype) for dtype in (problem.sum_dtype, np.int32))
     run(nearest_kernel, problem, inputs, (NO_STEP, None), t, j)
     return t, j
@@ -37,7 +37,7 @@ def nearest_kernel(first_block, end_block, stop, scratch, x, y, b, c, rows, colu
 
 @inline
 def find(best, numbers, given, at, scratch, stop):
-    """The nearest points of all of y: their t, in rising order, and their numbers."""
+    """The nearest of all points of y: their t, in ascending order, and their numbers."""
     for place in range(best.shape[0]):
         fill(best[place], np.inf)
         fill(numbers[place], -1)
@@ -64,7 +64,7 @@ def replace(best, numbers, t, number):
 
 @inline
 def insert_some(best, numbers, t, number):
-    """A point takes its place after all that are as near."""
+    """Insert a point after all that are equally near."""
     last = best.shape[0] - 1
     for first in range(0, t.size, SOME):
         some = slice(first, min(first + SOME, t.size))
@@ -82,5 +82,5 @@ def insert_some(best, numbers, t, number):
 def any_nearer(t, farthest):
     zero, found = t.dtype.type(0), False
     for i in range(t.size):
-        found |= (zero <= t[i]) & (t[i] < farthest[i])                      # not `and`: it is vectorised
+        found |= (zero <= t[i]) & (t[i] < farthest[i])                      # not `and`, so that it is vectorised
     return found

@@ -1,4 +1,4 @@
-"""Tiles of pairs of points: how kernels are called, and what all of them compute of a tile first.
+"""Tiles of pairs of points: how kernels are called, and the steps of a tile that all of them share.
 
 As everywhere in cpu/ tiles are transposed: a row is a point of y, a column a point of x.
 """
@@ -35,15 +35,15 @@ from ..tile import (
 )
 from ..transposition import transpose
 
-TILE_M, TILE_N = 128, 64  # points of x, of y: from 128 x 64 to 512 x 32 all are alike
-LONG = 1024  # points of y of which sums are made before they are added to others: many lose fewer digits
-EXPONENTIAL = 32  # the cost of one, in multiplications
+TILE_M, TILE_N = 128, 64  # points of x, of y: 128 x 64 to 512 x 32 are equally fast
+LONG = 1024  # points of y that are summed before the sum is added to others, to lose fewer digits
+EXPONENTIAL = 32  # the cost of an exponential, in multiplications
 PARTS, VECTORS, LINES = 3, 8, 2  # of a Scratch
 
 
 # ---------------------------------------------------------------------------------------------------------- arguments
 class Points(NamedTuple):
-    """What a call computes with: Matrices, which have no rows where there is nothing, a MaskArrays and a Step."""
+    """The inputs of a call: Matrices, without rows where nothing is given, a MaskArrays and a Step."""
 
     x: Any
     y: Any
@@ -58,7 +58,7 @@ class Points(NamedTuple):
 class Scratch(NamedTuple):
     """Memory of one thread, for one tile at a time."""
 
-    S: Any  # t, then what a kind makes of it
+    S: Any  # t, then the function of a kind
     weights: Any  # of a tile like S
     XT: Any
     CT: Any
@@ -108,8 +108,8 @@ def scratch_of(problem, columns, dtype, has_weights):
 
 # -------------------------------------------------------------------------------------------------------------- masks
 def by_mask(masked, whole):
-    """A function in compiled code that is `masked`; or `whole` where there is no mask, whose place is that of the first
-    argument: steps of masks take a third of the time in which a kernel is compiled."""
+    """A function in compiled code: `masked`, or `whole` without a mask, which is the first argument. Steps of masks
+    take a third of a kernel's compile time."""
 
     def chosen(mask, *others):
         raise NotImplementedError
@@ -198,13 +198,13 @@ def queries_of(given, row, scratch):
 
 @inline
 def sees_nothing(at, i):
-    """Whether the point m0 + i of x lies outside of the mask's band or has an empty interval: it may be NaN."""
+    """Whether the point m0 + i of x is outside of the mask's band or has an empty interval, and may be NaN."""
     return sees_none(at.band, at.intervals, at.m0 + i)
 
 
 @inline
 def load(out, x, batch, head, first):
-    """The numbers of points from one on, or zeros where none are given."""
+    """Load the numbers of points from `first` on, or zeros if none are given."""
     fill(out, 0)
     if x.rows:
         given = matrix(x, batch, head, out.dtype)[0]
@@ -214,8 +214,8 @@ def load(out, x, batch, head, first):
 
 @inline
 def pairs_of(given, at, n0, n_end, scratch):
-    """t of pairs with the points [n0, n_end) of y, -inf where it is hidden, which no t is, and the logarithms of these
-    points. Of no points where all is hidden."""
+    """t of pairs with the points [n0, n_end) of y, -inf where hidden, which no t is, and the logarithms of these
+    points. Both are empty if everything is hidden."""
     state = state_of(given.mask, at, n0, n_end)
     n_end = n0 if state == EMPTY else n_end
     S, lines = tile(scratch.S, n_end - n0, at.m_end - at.m0), tile(scratch.lines, LINES, n_end - n0)
@@ -238,7 +238,7 @@ def pairs_of(given, at, n0, n_end, scratch):
 
 @inline
 def parts_of(scratch, rows, cols):
-    """Tiles for a sum, for what rounding it has lost, and for a part of it."""
+    """Tiles for a sum, for its rounding error, and for a part of it."""
     size = rows * cols
     total, lost = tile(scratch.sums, rows, cols), tile(scratch.sums[size:], rows, cols)
     clear(total)
@@ -248,7 +248,7 @@ def parts_of(scratch, rows, cols):
 
 @inline
 def add_part(total, lost, part):
-    """total += part. What rounding loses is added to the next part: however many there are, no digits are lost."""
+    """total += part. The rounding error is added to the next part, so that no digits are lost in many parts."""
     for row in range(part.shape[0]):
         for i in range(part.shape[1]):
             x = part[row, i] - lost[row, i]
@@ -259,7 +259,7 @@ def add_part(total, lost, part):
 
 @inline
 def add_norms(S, of_x, of_y):
-    """|x|**2 + |y|**2 - 2 x y, of which S is the last term; not below 0."""
+    """|x|**2 + |y|**2 - 2 x y, at least 0. S: the last term."""
     zero = S.dtype.type(0)
     for j in range(S.shape[0]):
         for i in range(S.shape[1]):

@@ -10,7 +10,7 @@ from ..transposition import transpose
 from .kinds import VALUE, apply, step_of
 from .pairs import LONG, TILE_N, Points, add_part, pairs_of, parts_of, queries_of, run
 
-FEW = 4  # columns, fewer than which are summed one by one
+FEW = 4  # columns; fewer are summed one by one
 
 
 def sums(problem, inputs, kind, rows=None, columns=None):
@@ -32,7 +32,7 @@ def sums_kernel(first_block, end_block, stop, scratch, x, y, b, c, rows, columns
 
 @inline
 def sum_up(O, given, at, scratch, stop):
-    """O of all points of y."""
+    """O over all points of y."""
     one, B = O.dtype.type(1), matrix(given.b, at.batch, at.head, O.dtype)
     OT, lost, part = parts_of(scratch, O.shape[1], O.shape[0])
     for n_next in range(at.first, at.end, LONG):

@@ -1,4 +1,4 @@
-"""What kernels do for each kind of part of a score: a file a kind, whose KIND is found here."""
+"""The steps of each kind of part of a score: a file for each kind, whose KIND is found here."""
 
 from importlib import import_module
 from pkgutil import iter_modules

@@ -1,4 +1,4 @@
-"""Bias: S + bias, which is read as it lies, in its own dtype."""
+"""Bias: S + bias, which is read in place, in its own dtype."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from .kind import Kind, Lowered, aligned, matrix_at, matrix_of
 
 FLOAT16, BFLOAT16, FLOAT32, FLOAT64 = range(4)
 NUMBERS = dict(zip(DTYPES, (FLOAT16, BFLOAT16, FLOAT32, FLOAT64)))
-QUERIES_AT_ONCE = 8  # whose rows of a bias are read together: more of them drive each other out of the cache
+QUERIES_AT_ONCE = 8  # whose rows of a bias are read together: more would evict each other from the cache
 
 
 def lower(part, problem, order):

@@ -1,4 +1,4 @@
-"""Functions of the user's own, numbattn.Score, called by their addresses."""
+"""A user's own functions, numbattn.Score, called by their addresses."""
 
 from ...scores.function import Score
 from ..function import gradient_function, record_of, tile_function
@@ -8,7 +8,7 @@ from .kind import Kind, Lowered
 
 
 def lower(part, problem, order):
-    """A function, Lowered, with the record of its arrays; its numbers are the addresses of it and its derivatives."""
+    """The Lowered function with the record of its arrays; its numbers are the addresses of it and its derivatives."""
     function = tile_function(part, problem.sum_dtype)
     derivatives = tile_function(part, problem.sum_dtype, order) if order else None
     numbers = function.address, derivatives.address if order else 0
@@ -46,7 +46,9 @@ def place_of(origin, batch, head, m0, n0):
 
 @inline
 def collect_reads(dx, dS, S, sums, row, batch, head, m0, n0):
-    """Add to the gradients of a function's arrays. dS: after it, S: before it; sums: the address of what does that."""
+    """Add to the gradients of a function's arrays. dS: after it, S: before it; sums: the address of a
+    gradient_function.
+    """
     place = place_of(row.origin, batch, head, m0, n0)
     given = address_of(S), address_of(dS), address_of(dx), dx.size, S.shape[0], S.shape[1]
     call_at(sums, (*given, *place, row.address))
@@ -54,7 +56,7 @@ def collect_reads(dx, dS, S, sums, row, batch, head, m0, n0):
 
 @inline
 def move(S, tS, F, row, batch, head, m0, n0):
-    """Add the tangents of a function whose arrays have these, and of its derivative; F: a tile, or nothing."""
+    """Add the tangents of a function along its arrays, and those of its derivative to F, a tile or nothing."""
     given = address_of(S), address_of(tS), address_of(F), S.shape[0], S.shape[1]
     call_at(row.one, (*given, *place_of(row.origin, batch, head, m0, n0), row.address))
 

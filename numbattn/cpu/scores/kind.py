@@ -1,4 +1,4 @@
-"""What a kind of part is to kernels: a Kind, in a file of its own.
+"""Kinds of parts of a score, as kernels know them, each in a file of its own.
 
 As everywhere here tiles are transposed: a row is a key, a column a query.
 """
@@ -16,13 +16,13 @@ class Kind(NamedTuple):
     """A kind of part of a score."""
 
     of: type  # in numbattn.scores
-    lower: Any  # (part, problem, order) -> Lowered, its array, what has to live as long. order: up to which derivatives
-    # of functions are wanted
-    apply: Any  # device function (S, slopes, row, batch, head, m0, n0): S becomes what it is after the part. slopes: a
-    # tile of its derivatives, if they are not 1 and wanted, and one of the derivatives of those; else nothing
+    lower: Any  # (part, problem, order) -> Lowered, its array, what has to live as long. order: of the highest
+    # derivative of functions that is wanted
+    apply: Any  # device function (S, slopes, row, batch, head, m0, n0): apply the part to S in place. slopes: a tile of
+    # its derivatives, if they are not 1 and wanted, and one of the second derivatives; else nothing
     collect: Any = None  # device function (dx, dS, row, batch, head, m0, n0): adds a tile of dS to the gradient of the
     # part's array, each number of which serves many elements
-    sums: Any = None  # of functions: (part, dtype) -> the CFunction that adds to the gradients of its arrays
+    sums: Any = None  # for functions: (part, dtype) -> the CFunction that adds to the gradients of its arrays
 
 
 class Lowered(NamedTuple):
@@ -34,7 +34,7 @@ class Lowered(NamedTuple):
     numbers: tuple = (0, 0)  # two integers of the kind's own
     cap: float = 0.0
     keeps: bool = False  # whether S before it is kept, for derivatives by arrays
-    sums: int = 0  # the address of what Kind.sums makes
+    sums: int = 0  # the address of the CFunction of Kind.sums
 
 
 class Row(NamedTuple):
@@ -49,7 +49,7 @@ class Row(NamedTuple):
     one: Any  # the two integers of its own
     other: Any
     cap: Any
-    origin: Any  # from which functions count
+    origin: Any  # that functions count from
 
 
 @inline_view
@@ -70,9 +70,9 @@ def aligned(x):
 
 
 def lower_distance(part, problem, numbers=(0, 0)):
-    """A part that depends on distances, Lowered, and its array, in the dtype of sums; numbers: of the kind's own."""
+    """The Lowered part that depends on distances, and its array, in the dtype of sums. numbers: of the kind's own."""
     x = matrix_of(part)
-    *lead, _ = compact(x).shape  # a table keeps its columns, in whatever memory
+    *lead, _ = compact(x).shape  # a table keeps its columns, whatever memory they share
     x = aligned(rounded(x[tuple(map(slice, lead))], problem.sum_dtype))
     offset = part._whole_offset(problem.seqlen_q, problem.seqlen_k)
     if isinstance(offset, np.ndarray):

@@ -1,16 +1,16 @@
-"""What a mask or a part of a score lowers to is kept with it, where its arrays are on a GPU: nobody reads those."""
+"""A lowered mask or part of a score is kept with it, if its arrays are on a GPU, where nobody reads them."""
 
 from ...checks import overlap
 from ...values import Memo
 
-KNOWN = Memo("lowered")  # by what it depends on
+KNOWN = Memo("lowered")  # by what lowering depends on
 
 
 def lower_and_keep(value, key, lower, own):
-    """What lower(value, *key) returns, something and arrays by name; and where these lie, (name, shape, strides) each.
+    """The two results of lower(value, *key), anything and arrays by name; and the (name, shape, strides) of each array.
 
-    own: (value) -> its arrays, or None if one is on the host. It is known from now on if all arrays in it are these, or
-    copies of what nobody else has.
+    own: (value) -> its arrays, or None if one is on the host. The result is kept if all its arrays are among these, or
+    are copies that nobody else has.
     """
     lowered, arrays = lower(value, *key)
     found = lowered, arrays, tuple([(name, x.shape, x.strides) for name, x in arrays.items()])

@@ -21,14 +21,14 @@ class LoweredMask(NamedTuple):
 
     numbers: MaskNumbers
     keys: int  # the most that a query sees, by the band alone
-    last_key: int  # no query sees this one or any after it
+    last_key: int  # no query sees this key or any after it
     grids: tuple  # a LoweredGrid for each
-    last_query: int  # neither it nor any after it sees anything
-    intervals: tuple  # each part that gives intervals, Lowered
+    last_query: int  # this query and those after it see nothing
+    intervals: tuple  # a Lowered for each part that gives intervals
 
 
 def lowered_mask(mask, seqlen_q, seqlen_k):
-    """A LoweredMask, its arrays by name, and where these lie."""
+    """A LoweredMask, its arrays by name, and their layouts."""
     if not mask._holds_arrays:
         return without_arrays(mask, seqlen_q, seqlen_k)
     key = seqlen_q, seqlen_k
@@ -69,7 +69,7 @@ def mask_and_arrays(mask, seqlen_q, seqlen_k):
 
 
 def grids_and_arrays(mask, seqlen_q, seqlen_k):
-    """Each grid of a mask, Lowered, and their arrays by name."""
+    """A LoweredGrid for each grid of a mask, and their arrays by name."""
     found, arrays = [], {}
     for part in mask._parts:
         for grid in part._grids():
@@ -86,12 +86,12 @@ def grids_and_arrays(mask, seqlen_q, seqlen_k):
 
 
 def intervals_and_arrays(mask, seqlen_q, seqlen_k):
-    """lo and hi of windows that are aligned within segments; each part of a mask that gives intervals, Lowered; and
-    their arrays by name, as kernels take them."""
+    """lo and hi of windows aligned within segments; a Lowered for each part of a mask that gives intervals; and their
+    arrays by name, as kernels take them."""
     found, arrays = [], {}
 
     def add(kind, **values):
-        """A part; those of its values that are arrays are named in its kind."""
+        """Add a part. Its kind names those of its values that are arrays."""
         numbers = []
         for which, (name, x) in enumerate(values.items()):
             is_int32 = not isinstance(x, int) and x.dtype == np.int32       # the kernel reads it as it is
@@ -103,14 +103,14 @@ def intervals_and_arrays(mask, seqlen_q, seqlen_k):
         found.append(Lowered(kind, tuple(numbers)))
 
     def add_lowered(part, own, is_within=False):
-        """A mask that is a part as it is: whether it is one."""
+        """Add a mask that is a part as it is. Returns whether it is one."""
         kind, values = lowered(part, own, is_within) or ("", {})
         if kind:
             add(kind, **values)
         return bool(kind)
 
     def add_all(mask):
-        """All parts but segments, bands and windows within segments, whose lo and hi it returns."""
+        """Add all parts but segments, bands and windows within segments. Returns lo and hi of the latter."""
         for part in mask._others:
             if isinstance(part, AnyOf):
                 for sign, alternative in zip((OPEN, OR), part.of, strict=True):
@@ -133,7 +133,7 @@ def intervals_and_arrays(mask, seqlen_q, seqlen_k):
 
 
 def own_band(windows):
-    """lo and hi of windows, each of which holds: how far from its own key a query sees."""
+    """lo and hi of the intersection of windows: how far from its own key a query sees."""
     pairs = [(part.left, part.right) if isinstance(part, Window) else (None, 0) for part in windows]
     lo = max((-left for left, _ in pairs if left is not None), default=-FARTHEST)
     hi = min((right for _, right in pairs if right is not None), default=FARTHEST)

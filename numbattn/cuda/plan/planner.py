@@ -1,4 +1,4 @@
-"""Problem, device and layouts -> Plan: what a pass does, in order. No CUDA here: see steps.py for what a plan is."""
+"""Problem, device and layouts -> Plan: the steps of a pass. No CUDA here; for what a plan is, see words/steps.py."""
 
 import math
 
@@ -54,7 +54,7 @@ from .score_gradients import add_gradient, add_sum
 
 UINT32, INT32 = np.dtype(np.uint32), np.dtype(np.int32)
 KB = 1024
-DEVICES = {  # a typical one of each compute capability, to plan for without a GPU
+DEVICES = {  # a typical device of each compute capability, to plan for without a GPU
     (7, 5): Device(0, (7, 5), 40, 64 * KB),
     (8, 0): Device(0, (8, 0), 108, 163 * KB),
     (8, 6): Device(0, (8, 6), 84, 99 * KB),
@@ -71,7 +71,8 @@ def plan(pass_, problem, device, call):
 
 
 def sharing(shapes):
-    """Who shares arrays with these batch axes, heads last: all matrices, SHARED, those of a head, BY_HEAD, or ""."""
+    """Who shares arrays with these batch axes, heads last: all matrices, SHARED; those of a head, BY_HEAD; nobody, "".
+    """
     shapes = list(shapes)
     if any(math.prod(shape[:-1]) > 1 for shape in shapes):
         return ""
@@ -101,7 +102,7 @@ class Planner:
     def plan(self):
         chosen = self.first_of(*self.pass_.routes)
         arguments = [(x, spec) for spec in chosen for x in spec.described]
-        # those of all steps first, since a stand-in takes an array's place in all of them: what needs most
+        # for all steps first, since a stand-in takes an array's place in all of them: the strictest need decides
         for argument, spec in sorted(arguments, key=lambda found: not isinstance(found[0], TmaMatrix | AlignedMatrix)):
             argument.find(self, self.work(spec))
         for spec in chosen:
@@ -117,7 +118,7 @@ class Planner:
         return Plan(stand_ins, temporaries, tuple(self.steps), allocates, counted, Workspace.of(temporaries))
 
     def compiled_in(self, part, number):
-        """What kernels have compiled in of a part of the score, Lowered."""
+        """The string that is compiled in of a Lowered part of the score."""
         kind = CLASSES[part.kind.partition(" ")[0]]
         return kind.compiled_in(part.kind, self.layouts.get(array_of_part(number)))
 
@@ -134,7 +135,7 @@ class Planner:
         self.add_launches(spec, work, tiles, spec.parameters(work, tiles))
 
     def fitting(self, spec):
-        """Its tiles."""
+        """The tiles of a Spec."""
         tiles = spec.fitting(self.work(spec))
         if tiles is None:
             sizes = f"{self.problem.dtype} with head_dim {self.problem.head_dim}, {self.problem.head_dim_v}"
@@ -143,7 +144,7 @@ class Planner:
         return tiles
 
     def work(self, spec):
-        """What `spec` has to do."""
+        """The Work of a Spec."""
         matrices = [x.name for x in spec.described if isinstance(x, Matrix) and x.is_given(self)]
         layouts = [layout for name in matrices if (layout := self.layouts[name]).shape[-1]]
         aligned = all(alignment(layout) == VECTOR_BYTES for layout in layouts)
@@ -162,7 +163,7 @@ class Planner:
         )  # fmt: skip
 
     def reads(self):
-        """The Reads that a kernel for dQ may add up: those of the last function, if what follows it is linear."""
+        """The Reads that a kernel for dQ may add up: of the last function, if all parts after it are linear."""
         number = max((x for x in self.wanted if kind(self.score[x]).gradient == READS), default=None)
         beside = self.call.deterministic or self.problem.dropout or number is None
         if beside or is_nonlinear(self.score[number + 1 :]):
@@ -174,20 +175,20 @@ class Planner:
         return Reads(own, place_of_part(self.score, number), wanted, self.layouts[own].dtype.name, columns)
 
     def add_sums_of_reads(self, own):
-        """The temporary for sums to which blocks add, of a function's arrays; several of small ones, so that few blocks
-        meet at one."""
+        """The temporary for the sums of a function's arrays that blocks add to; several sums for small arrays, to avoid
+        contention."""
         ((elements,), _, dtype, _), name = self.layouts[own], partial_sums(own)
         self.add_temporary(name, (sums_of_each(elements, dtype.itemsize), elements), dtype, is_zero=True)
 
     def mask_by_head(self):
-        """Whether an array of the mask has an axis of the heads."""
+        """Whether an array of the mask differs between heads."""
         axes = len(self.problem.batch)
         names = [name for name in self.layouts if name in SIDES or name.split()[0] in ("cells", "mask")]
         return any(shape[axes - 1] > 1 for name in names if len(shape := self.layouts[name].shape) >= axes > 0)
 
     def score_gradients(self):
-        """Whether gradients of arrays in the score, a sink's aside, are made of dS summed over all matrices, SHARED, or
-        over those of a head, BY_HEAD; or not, OWN. "" if none are wanted."""
+        """Whether the gradients of the score's arrays, except a sink's, follow from dS summed over all matrices,
+        SHARED, or over those of a head, BY_HEAD, or from neither, OWN. "" if none are wanted."""
         if not self.wanted:
             return ""
         if any(kind(self.score[number]).gradient == READS for number in self.wanted):
@@ -197,7 +198,7 @@ class Planner:
         return OWN if is_nonlinear(self.score) else sharing(shapes + self.shapes_of_offsets(self.wanted)) or OWN
 
     def score_added(self):
-        """Which matrices share what the score adds to S, if it does nothing else: SHARED, BY_HEAD or ""."""
+        """Which matrices share what the score adds to S, if it only adds: SHARED, BY_HEAD or ""."""
         parts = [(number, kind(part)) for number, part in enumerate(self.score) if kind(part).has_step]
         if not parts or is_nonlinear(self.score) or any(part.offset in (ALIGNED, BY_QUERY) for _, part in parts):
             return ""
@@ -212,7 +213,7 @@ class Planner:
     def segments_of_packed(self):
         """How many segments kernels that take packed arrays find in these, or 0.
 
-        Dropout, and the kernels that compute gradients of a score alone, are laid out by tiles of the whole matrix.
+        Dropout, and the kernels that only compute gradients of a score, work on tiles of the whole matrix.
         """
         if self.problem.dropout or self.wanted or not is_packed(self.score):
             return 0
@@ -220,8 +221,8 @@ class Planner:
 
     # ------------------------------------------------------------------------------------------------------- arrays
     def find_matrix(self, name, heads, aligned=False, may_be_empty=False):
-        """Let a kernel take this array as it is given, or a stand-in. aligned: so that vectors may be moved;
-        may_be_empty: also one without features."""
+        """Let a kernel take this array as given, or a stand-in. aligned: so that vectors may be moved; may_be_empty:
+        whether it may have no features."""
         if name in self.stand_ins or (may_be_empty and not self.layouts[name].shape[-1]):
             return
         given, is_result = self.layouts[name], name in self.pass_.gives
@@ -257,7 +258,7 @@ class Planner:
         return [name.format(number) for number in self.gaps for name in GAPS]
 
     def find_states(self, spec, tiles, work):
-        """The temporary for the states of tiles, and the step that computes them: once for kernels of like tiles."""
+        """The temporary for the states of tiles, and the step that computes them: once for kernels with equal tiles."""
         if self.call.intervals and FIRST not in self.temporaries:
             self.find_intervals(work, tiles)
         tiles = spec.states(work, tiles)
@@ -287,11 +288,11 @@ class Planner:
             self.steps.append(Step(key, tiles, started, self.arguments_of(piece, arguments)))
 
     def pieces(self, arguments):
-        """The BatchPieces of the batch that a launch each takes."""
+        """The BatchPieces of the batch, one for each launch."""
         return pieces(self.axes, [x.view if isinstance(x, At) and x.has_batch else None for x in arguments])
 
     def arguments_of(self, piece, arguments, **known):
-        """The arguments for a BatchPiece: its first element, and what else is known, filled in."""
+        """The arguments for a BatchPiece, with its first element and other known numbers filled in."""
         known = {"first": piece.first, **known}
         return tuple(
             known.get(x, x) if isinstance(x, str) else x if view is None else At(x.array, view)
@@ -299,7 +300,7 @@ class Planner:
         )
 
     def tiles_of(self, tiles, work):
-        """How many there are of queries and of keys; of packed arrays, how many slots: see kernels.shared.segments."""
+        """The numbers of tiles of queries and of keys; for packed arrays, of slots: see kernels.shared.segments."""
         sizes = (self.problem.seqlen_q, tiles.tile_m), (self.problem.seqlen_k, tiles.tile_n)
         return [length // tile + work.segments if work.segments else -(-length // tile) for length, tile in sizes]
 
@@ -318,7 +319,8 @@ class Planner:
             yield argument if argument in NUMBERS else getattr(self.problem, argument)
 
     def at(self, name, heads="q", own=2, rows=None):
-        """A View with all batch axes, stride 0 where it is broadcast, of the first `rows` of its own first axis."""
+        """A View of an array with all batch axes, stride 0 where it is broadcast, of the first `rows` of its own first
+        axis."""
         shape, strides, dtype, _ = self.layouts[name]
         if rows is not None:
             lead = len(shape) - own
@@ -327,6 +329,6 @@ class Planner:
         return At(name, broadcast(View(0, dtype.itemsize, shape, strides), (*self.axes, heads), own))
 
     def whole(self, name):
-        """All of an array that is not laid out by batch and head."""
+        """A View of all of an array without axes of batch and heads."""
         shape, strides, dtype, _ = self.layouts[name]
         return At(name, View(0, dtype.itemsize, shape, strides), has_batch=False)

@@ -1,5 +1,6 @@
-"""The steps for gradients of the arrays of a score: they write to the gradient itself, or to sums which a few array
-operations turn into it, see `scores.finish_gradients`; to partial sums of either, where one matrix serves many."""
+"""The steps for gradients of a score's arrays. They write to the gradient itself, or to sums that a few array
+operations turn into it, see `scores.finish_gradients`; or to partial sums of either, if one matrix of the array serves
+many."""
 
 import math
 from functools import partial
@@ -30,15 +31,15 @@ from ..words.steps import (
 )
 
 SCRATCH, DIAGONALS_A_MULTIPROCESSOR = "scratch of diagonals", 4
-THREADS = 256  # that a multiprocessor holds whatever their registers
-EVEN = 4  # parts at most where blocks fill a GPU once or twice anyway, but not evenly
+THREADS = 256  # that a multiprocessor holds, however many registers they take
+EVEN = 4  # most parts, if blocks fill a GPU once or twice anyway, but not evenly
 
 
 def add_gradient(planner, number):
     """The steps of the gradient of a part's array."""
     own, kind_of_part = gradient_of_part(number), kind(planner.score[number])
     if kind_of_part.gradient == READS:
-        if partial_sums(own) in planner.temporaries:  # dQ's kernel leaves them
+        if partial_sums(own) in planner.temporaries:  # dQ's kernel writes them
             add_sum_of_reads(planner, own)
             return
         add_gradient_of_function(planner, number, own)
@@ -47,7 +48,7 @@ def add_gradient(planner, number):
         if kind_of_part.gradient == ENTRIES:
             add_table_of_sums(planner, number, own)
         return
-    if partial_sums(own) in planner.temporaries:  # a kernel of the pass leaves them
+    if partial_sums(own) in planner.temporaries:  # a kernel of the pass writes them
         add_sum(planner, own)
         return
     shape = planner.layouts[own].shape
@@ -121,7 +122,7 @@ def diagonals_spec(planner, own, **about):
 
 
 def first_spec(planner, routes):
-    """The Spec of the first Route that takes the work, and whose TMA takes the matrices as they lie by now."""
+    """The Spec of the first Route that takes the work, and whose TMA takes the matrices with their present layouts."""
 
     def fits(route):
         matrices = (planner.layouts[x.name] for x in route.specs[0].arguments if isinstance(x, TmaMatrix))
@@ -132,7 +133,7 @@ def first_spec(planner, routes):
 
 
 def add_diagonal_sums(planner, name, lead, about):
-    """For a table: sums by diagonal, of which `kernels.scores.relative` makes the gradient."""
+    """For a table: sums by diagonal, which `kernels.scores.relative` turns into the gradient."""
     spec = diagonals_spec(planner, name, **about)
     tiles, dtype = planner.fitting(spec), planner.problem.sum_dtype
     m_blocks, n_blocks = planner.tiles_of(tiles, planner.work(spec))
@@ -149,10 +150,10 @@ def add_diagonal_sums(planner, name, lead, about):
 
 
 def add_own(planner, spec_of_target, tiles, name, shape, blocks, scratch=None, most=math.inf):
-    """The steps of a kernel for an array (*lead, rows, cols): of so many blocks for each of its matrices; or of each
-    for several parts of what it is broadcast to, where the GPU has room for more, whose sums are then added up.
+    """The steps of a kernel for an array (*lead, rows, cols), with `blocks` blocks for each of its matrices. If the GPU
+    has room for more, the matrices that it is broadcast to are divided into parts, whose sums are then added up.
 
-    spec_of_target: (name of the array to which the kernel writes) -> its Spec; scratch: At, by name.
+    spec_of_target: (name of the array that the kernel writes to) -> its Spec; scratch: At, by name.
     """
     *lead, rows, cols = shape
     planner.layouts[name] = contiguous((*lead, 1, rows, cols), planner.layouts[name].dtype)
@@ -175,7 +176,7 @@ def add_own(planner, spec_of_target, tiles, name, shape, blocks, scratch=None, m
 
 
 def launches_of(planner, spec):
-    """The arguments of a kernel for an Own array; each piece of the batch, a launch, and the OWN_NUMBERS of it."""
+    """The arguments of a kernel for an Own array; and for each launch the piece of the batch and its OWN_NUMBERS."""
     work, later, found, seen = planner.work(spec), {name: name for name in OWN_NUMBERS}, [], set()
     arguments = [x for argument in spec.arguments for x in planner.flat(argument, later, work)]
     (name,) = (argument.name for argument in spec.arguments if isinstance(argument, Own))
@@ -189,8 +190,8 @@ def launches_of(planner, spec):
 
 
 def parts_of(planner, spec, tiles, blocks):
-    """Into how many parts what each matrix of an Own array serves is divided: the fewest of those that take least time,
-    which is that of the longest part, once for each time that the GPU is full."""
+    """How many parts the matrices that one matrix of an Own array serves are divided into: the fewest that take the
+    least time, which is the time of the longest part times the number of waves."""
     source = spec.factory(**spec.parameters(planner.work(spec), tiles))
     resident = min(max(source.blocks, THREADS // source.threads), planner.device.holds(source.shared))
     room = planner.device.multiprocessors * resident
@@ -213,8 +214,8 @@ def add_sum(planner, name):
 
 
 def add_table_of_sums(planner, number, own):
-    """The step for the gradient of a RelativeBias' table from the sums of dS, those of one head or more for each of the
-    table's."""
+    """The step for the gradient of a RelativeBias' table from sums of dS over one or more heads for each of the table's
+    heads."""
     sums, grad, tile = planner.layouts[SUMS_OF_DS], planner.layouts[own], ENTRIES_AT_ONCE
     *lead, entries = grad.shape
     *heads, seqlen_q, seqlen_k = sums.shape

@@ -1,7 +1,7 @@
-"""The arguments by which a kernel's file says what the kernel takes.
+"""Arguments, by which a kernel's file says what the kernel takes.
 
-Each says what it needs found or made for a call, what it passes, and the type of that: kernels' signatures are made of
-these, see signatures.py. Arguments of a type of their own, as a mask is, are in the file of that type:
+Each knows which arrays to find or make for a call, what it passes, and the type of that: kernels' signatures follow
+from these, see signatures.py. Arguments with a type of their own, such as a mask, are in the file of that type:
 `kernels.shared.visibility.MASK` and PACKING, `kernels.any.intervals.INTERVALS`, `kernels.scores.SCORE`,
 `kernels.shared.dropout.DROPOUT`, `kernels.any.delta.SINK_SUMS`.
 """
@@ -20,10 +20,10 @@ from .steps import BEFORE, COUNTERS_ARRAY, SCRAP, SCRAP_BYTES, At, array_of_part
 
 class Argument:
     def find(self, planner, work):
-        """Before all steps of a pass: let the planner find or make the arrays."""
+        """Let the planner find or make the arrays, before all steps of a pass."""
 
     def flat(self, planner, work):
-        """What the signature has of it, tuples flat: At, names of spec.NUMBERS, numbers."""
+        """What the signature has of it, without tuples: At, names of spec.NUMBERS, numbers."""
         raise NotImplementedError
 
     def type(self, about):
@@ -37,8 +37,8 @@ class MatrixOfCall(Argument):
 
     name: str
     heads: str = "q"
-    optional: bool = False  # whether a call may lack it, and then there is nothing
-    may_be_empty: bool = False  # whether the kernel takes one without features as it is, else as one feature
+    optional: bool = False  # whether a call may lack it: then nothing is passed
+    may_be_empty: bool = False  # whether the kernel takes one without features as it is, else with one feature
     aligned = False  # whether its rows are moved in vectors of 16 bytes
 
     def is_given(self, planner):
@@ -57,16 +57,16 @@ class MatrixOfCall(Argument):
         return several(kind, self.name in about.given) if self.optional else kind
 
     def rows(self, call):
-        """How many of its rows are passed; None: all."""
+        """How many of its rows to pass; None for all."""
 
     def kind(self, about):
-        """Numba's type of it where it is given."""
+        """Numba's type of it, if it is given."""
         return about.matrix(self.name)
 
 
 @dataclass(frozen=True)
 class Matrix(MatrixOfCall):
-    """One that threads read or write, of any layout."""
+    """A matrix that threads read or write, of any layout."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,10 @@ class AlignedMatrix(Matrix):
 
 @dataclass(frozen=True)
 class TmaMatrix(MatrixOfCall):
-    """One that TMA moves, a tensor map: up to the last query or key that counts, since after it may be NaN.
+    """A matrix that TMA moves, a tensor map, up to the last query or key that counts, since there may be NaN after it.
 
-    One of another dtype than those that are given is no tensor map: tiles in shared memory are of that. Nor is one
-    without features.
+    A result of another dtype than the inputs, whose dtype tiles in shared memory have, is not a tensor map, nor is a
+    matrix without features.
     """
 
     aligned = True
@@ -98,7 +98,7 @@ class TmaMatrix(MatrixOfCall):
 
 @dataclass(frozen=True)
 class RaggedMatrix(Argument):
-    """A Matrix for rows that TMA cannot store, since a segment ends in their tile; nothing where arrays are not packed:
+    """A Matrix for rows that TMA cannot store, since a segment ends in their tile; nothing if arrays are not packed:
     see kernels.shared.segments."""
 
     name: str
@@ -112,7 +112,7 @@ class RaggedMatrix(Argument):
 
 
 class OBefore(Argument):
-    """O over other keys, from which a call goes on, a Matrix; nothing where it starts: see kernels.shared.start."""
+    """O over other keys, from which a call resumes, a Matrix; else nothing: see kernels.shared.start."""
 
     def find(self, planner, work):
         if BEFORE in planner.layouts:
@@ -133,8 +133,8 @@ O_BEFORE = OBefore()
 class Statistic(Argument):
     """An array (batch, heads, seqlen_q), or longer if it is padded: see `spec.Work.padded_length`.
 
-    One that the pass takes and the call does not give is not read, and a result that nobody wants not needed: both are
-    a row of scrap memory for all heads, if it fits. Others are temporaries.
+    One that the pass takes but the call does not give is not read, and a result that nobody wants is not needed: both
+    are a row of scrap memory for all heads, if it fits. Others are temporaries.
     """
 
     name: str
@@ -162,7 +162,7 @@ class Statistic(Argument):
 
 @dataclass(frozen=True)
 class MatrixSums(Argument):
-    """Sums for a matrix (batch, heads, seqlen_q, head_dim) to which blocks add, from zero: see tile.accumulation."""
+    """Sums, 0 at first, for a matrix (batch, heads, seqlen_q, head_dim) that blocks add to: see tile.accumulation."""
 
     name: str
 
@@ -182,7 +182,7 @@ class MatrixSums(Argument):
 class TmaBias(Argument):
     """A bias whose tiles TMA loads, a tensor map, if there is one."""
 
-    number: Callable  # (work) -> that of its part, or None
+    number: Callable  # (work) -> the number of its part, or None
 
     def flat(self, planner, work):
         if (number := self.number(work)) is not None:
@@ -194,7 +194,7 @@ class TmaBias(Argument):
 
 @dataclass(frozen=True)
 class Own(Argument):
-    """An array (batch, heads, parts, rows, cols) with axes of its own: of one matrix for all where it is broadcast."""
+    """An array (batch, heads, parts, rows, cols) with its own batch axes, of size 1 where it is broadcast."""
 
     name: str
 
@@ -207,7 +207,7 @@ class Own(Argument):
 
 @dataclass(frozen=True)
 class Scratch(Argument):
-    """Memory of a kernel's blocks, a matrix each. It is planned with the launch, by this name."""
+    """Memory for a kernel's blocks, a matrix each, planned with the launch under this name."""
 
     name: str
 
@@ -220,8 +220,8 @@ class Scratch(Argument):
 
 @dataclass(frozen=True)
 class Numbers(Argument):
-    """The fields of what consists of numbers alone: names of spec.NUMBERS, and "first", where a piece
-    of the batch begins."""
+    """The fields of a tuple of numbers: names of spec.NUMBERS, and "first", the first element of a piece of the batch.
+    """
 
     names: tuple
     kind: Any  # its type
@@ -234,7 +234,7 @@ class Numbers(Argument):
 
 
 class CountersArgument(Argument):
-    """Two counters, from which persistent blocks draw work: see counters.py."""
+    """Two counters that persistent blocks draw work from: see counters.py."""
 
     def flat(self, planner, work):
         yield At(COUNTERS_ARRAY, View(0, 4, (2,), (4,)), has_batch=False)

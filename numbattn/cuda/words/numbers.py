@@ -1,7 +1,7 @@
-"""The numbers that come with each call: of each its name, by which a kernel's Spec asks for it, its type and its value.
+"""The numbers that come with each call: the name by which a kernel's Spec asks for each, its type and its value.
 
-They are packed group by group, in this order; a float is of the dtype of sums. What is added to a group is a number
-that kernels can have.
+They are packed group by group, in this order; floats have the dtype of sums. To offer kernels another number, add it to
+a group.
 """
 
 import math
@@ -14,8 +14,8 @@ LOG2_E = math.log2(math.e)
 
 
 class MaskNumbers(NamedTuple):
-    """What `plan.masks` finds in a mask. Key j is in the band of query i iff i + lo <= j <= i + hi, i < queries and
-    j < keys."""
+    """The numbers that `plan.masks` finds in a mask. Key j is in the band of query i iff i + lo <= j <= i + hi,
+    i < queries and j < keys."""
 
     lo: np.int32
     hi: np.int32
@@ -23,7 +23,7 @@ class MaskNumbers(NamedTuple):
     keys: np.int32
     lo_shift: np.int32  # added to edges that are arrays
     hi_shift: np.int32
-    own_lo: np.int32  # of windows that are aligned within segments: see kernels.any.intervals
+    own_lo: np.int32  # of windows aligned within segments: see kernels.any.intervals
     own_hi: np.int32
 
 
@@ -47,7 +47,7 @@ class OriginNumbers(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """What things are multiplied by."""
+    """Factors of what kernels compute."""
 
     scale: float  # of Q K^T
     scale_log2: float  # the same, for exponents of 2
@@ -77,5 +77,5 @@ def numbers_of(mask, dropout, origin, scale, kind_number=0.0):
 
 @lru_cache(maxsize=1024)
 def factors(scale, kept_scale=1.0, times=1):
-    """times: how many times too large dS / kept_scale is computed, with dropout."""
+    """The Factors of a call. times: with dropout, how many times too large kernels compute dS / kept_scale."""
     return Factors(scale, scale * LOG2_E, kept_scale, scale * kept_scale / times, 2 / kept_scale, 1 / scale)

@@ -1,4 +1,4 @@
-"""The types of what kernels take, and a kernel's signature: it follows from the arguments of its Spec."""
+"""The types of kernels' arguments, and a kernel's signature, which follows from the arguments of its Spec."""
 
 from types import SimpleNamespace
 
@@ -10,21 +10,21 @@ from .numbers import NUMBERS
 
 
 def array_type(dtype, ndim):
-    """Numba's type of an array of any strides. bfloat16, which it has no arrays of, is passed as uint16."""
+    """Numba's type of an array of any strides. bfloat16, which it does not know, is passed as uint16."""
     name = np.dtype(dtype).name
     return types.Array(getattr(types, {"bfloat16": "uint16", "bool": "boolean"}.get(name, name)), ndim, "A")
 
 
 def several(kind, count):
-    """The type of a tuple of so many."""
+    """The type of a tuple of `count` of this kind."""
     return types.UniTuple(kind, int(count)) if count else types.Tuple(())
 
 
 class Compiled(SimpleNamespace):
-    """What the types of a kernel's arguments follow from: what is compiled in, parameters of its factory by name.
+    """What the types of a kernel's arguments depend on: what is compiled in, parameters of its factory by name.
 
-    dtype: that of matrices; dtypes: by name, those of matrices of another one; sums: that of statistics and of numbers
-    which are not integers.
+    dtype: of matrices; dtypes: by name, of matrices with another one; sums: the dtype of statistics and of numbers that
+    are not integers.
     """
 
     def dtype_of(self, name):
@@ -40,7 +40,7 @@ class Compiled(SimpleNamespace):
 
 
 def signature_of(kernel, arguments, dtype=None, sums=None, dtypes=None, **about):
-    """The signature of a kernel with a parameter for each of these arguments of a Spec, numbers by their names.
+    """The signature of a kernel with a parameter for each of these arguments of a Spec; numbers are names.
 
     dtype, sums, dtypes, about: see Compiled.
     """

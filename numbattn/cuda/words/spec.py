@@ -33,24 +33,24 @@ class Device(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a kernel has to do: its tiles and all that is compiled in follow from it."""
+    """The work of a kernel: its tiles and everything compiled in follow from it."""
 
     problem: Any
     device: Device
     mask: tuple  # kinds, see kernels.shared.visibility
     keys: int  # the most that a query sees, by the band alone
     dtypes: dict  # of the arrays of a call, by name
-    nbytes: int  # alignment of the rows of all its matrices; 0: not even that of their elements
-    deterministic: bool = True  # whether results are to be equal bit for bit from call to call
+    nbytes: int  # alignment of the rows of all its matrices; 0: less than that of their elements
+    deterministic: bool = True  # whether results have to be equal bit for bit from call to call
     score: tuple = ()  # kinds, see kernels.scores
     intervals: tuple = ()  # kinds, see kernels.any.intervals
-    sink: int | None = None  # of the Sink whose gradient is wanted
+    sink: int | None = None  # the number of the Sink whose gradient is wanted
     mask_by_head: bool = False  # whether heads of a group may see different keys
     score_gradients: str = ""  # who shares arrays of a score whose gradients are wanted: SHARED, BY_HEAD, OWN; "": none
-    score_added: str = ""  # who shares what a score adds to S, if it does nothing else: SHARED, BY_HEAD
+    score_added: str = ""  # who shares what a score adds to S, if it only adds: SHARED, BY_HEAD
     whole: bool = False  # whether lse is over the keys of the call and no others
-    tscore: tuple = ()  # for each part of the score its kind with the tangent of its array in that one's place, or ""
-    segments: int = 0  # of packed arrays, the tokens before and after them included: see kernels.shared.segments
+    tscore: tuple = ()  # for each part of the score its kind with the tangent in place of its array, or ""
+    segments: int = 0  # of packed arrays, and two for the tokens before and after them: see kernels.shared.segments
     cells: tuple = ()  # (rows, columns) of a block of each mask of blocks
     kind: str = ""  # of a function of pairs of points: see kernels.points.kinds
     reads: tuple = ()  # the Reads of a function whose gradients a kernel for dQ may add up
@@ -62,12 +62,12 @@ class Work(NamedTuple):
 
     @property
     def is_along(self):
-        """Whether tangents of gradients are computed, along a direction."""
+        """Whether tangents of gradients are computed."""
         return "tdelta" in self.dtypes
 
     @property
     def padded_length(self):
-        """The length of statistics that kernels copy tile by tile: of packed arrays tiles end with their segment."""
+        """The length of statistics that kernels copy tile by tile; in packed arrays tiles end with their segment."""
         seqlen = self.problem.seqlen_q
         tiles = seqlen // PADDED + self.segments if self.segments else -(-seqlen // PADDED)
         return tiles * PADDED
@@ -85,15 +85,15 @@ class Spec:
     factory: Callable  # returns its build.Source
     arguments: tuple
     tiles: Callable  # (work) -> rows of a table, the fastest first: the first whose shared memory fits is taken
-    parameters: Callable  # (work, tiles) -> what the factory is called with
+    parameters: Callable  # (work, tiles) -> parameters of the factory
     numbers: Callable = lambda work, tiles: {}  # (work, tiles) -> numbers of its own, by name
-    states: Callable = lambda work, tiles: tiles  # (work, tiles) -> those of which it looks up states
-    keeps: str = "q"  # a block keeps a tile of queries, or of keys, "k", and loops over the tiles of the other side
+    states: Callable = lambda work, tiles: tiles  # (work, tiles) -> the tiles that have states
+    keeps: str = "q"  # a block keeps a tile of queries, or with "k" of keys, and loops over tiles of the other side
     blocks: Callable = block_per_query_tile  # (work, tiles, m_blocks, n_blocks) -> blocks for one element of the batch
     persistent: bool = False  # blocks draw work until there is none left
-    resident: Callable = lambda work, tiles: 1  # (work, tiles) -> persistent blocks of a multiprocessor
-    multiple: Callable = lambda work: 1  # (work) -> of what the number of persistent blocks is a multiple
-    arch: str = ""  # "a": compiled for this compute capability alone, as sm_90a
+    resident: Callable = lambda work, tiles: 1  # (work, tiles) -> persistent blocks per multiprocessor
+    multiple: Callable = lambda work: 1  # (work) -> a factor of the number of persistent blocks
+    arch: str = ""  # "a": compiled for this compute capability only, as sm_90a
     packs: bool = False  # whether its tiles can end with their segment: see kernels.shared.segments
 
     @property
@@ -102,16 +102,16 @@ class Spec:
 
     @property
     def described(self):
-        """All arguments that are not mere names of numbers, out of their tuples."""
+        """All arguments that are not names of numbers, without the tuples they are in."""
         every = (x for argument in self.arguments for x in (argument if isinstance(argument, tuple) else (argument,)))
         return [x for x in every if not isinstance(x, str)]
 
     def cc(self, device):
-        """What it is compiled for on a Device."""
+        """The compute capability that it is compiled for on a Device."""
         return (*device.cc, self.arch) if self.arch else device.cc
 
     def most_blocks(self, work, tiles):
-        """How many persistent blocks a device is given."""
+        """The number of persistent blocks on a device."""
         multiple = self.multiple(work)
         return max(work.device.multiprocessors * self.resident(work, tiles) // multiple, 1) * multiple
 
@@ -136,12 +136,12 @@ def nothing(problem, device):
 
 
 class Route(NamedTuple):
-    """Kernels that do a pass together, one after the other, and for which work they are."""
+    """Kernels that together do a pass, one after the other, and the work that they are for."""
 
-    takes: Callable  # (the first one's work) -> whether they can do it, and should
+    takes: Callable  # (work of the first one) -> whether they can and should do it
     specs: tuple
-    tier: str = ""  # see words.tiers; none: they are for any
-    reads: Callable = nothing  # (problem, device) -> whether they read a cache in pages, or of 8 bits, where it lies
+    tier: str = ""  # see words.tiers; "" if they belong to none
+    reads: Callable = nothing  # (problem, device) -> whether they read a cache in pages, or of 8 bits, in place
 
 
 def no_part(part):
@@ -150,10 +150,10 @@ def no_part(part):
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """What is computed of a problem, and by which kernels. To the planner all passes are alike."""
+    """What to compute of a problem, and by which kernels. To the planner all passes are alike."""
 
     name: str
     routes: tuple  # the first Route that takes the work is taken
-    takes: tuple  # names of arrays; of those that a call may lack no kernel reads anything then
-    gives: tuple  # names of results; statistics among them that nobody wants go nowhere
+    takes: tuple  # names of arrays; if a call lacks one, no kernel reads it
+    gives: tuple  # names of results; statistics that are not wanted are not kept
     differentiates: Callable = no_part  # (a part of the score) -> whether kernels compute the gradient of its array

@@ -1,4 +1,4 @@
-"""What a Plan consists of, and what it is made from. Values, no CUDA: any machine can read a plan."""
+"""A Plan, its parts, and the lowered call that it is made from: values without CUDA, which any machine can read."""
 
 import math
 from itertools import accumulate
@@ -8,18 +8,19 @@ from ..build import Key
 from ..views import View
 from .tiers import WGMMA
 
-PLACE_BYTES = 512  # a temporary starts at a multiple of it, as what CuPy allocates does
+PLACE_BYTES = 512  # temporaries start at multiples of it, as CuPy's allocations do
 SCRAP, SCRAP_BYTES = "scrap", 1 << 20  # device memory for results that nobody reads
 COUNTERS_ARRAY = "counters"
-BEFORE = "o before"  # over other keys, whose lse is that of the call: see kernels.shared.start
-FIRST, END = "first key", "end of keys"  # of what each query sees, by intervals
+BEFORE = "o before"  # O over other keys; its lse is the call's: see kernels.shared.start
+FIRST, END = "first key", "end of keys"  # that each query sees, by intervals
 GAPS = "first of gap {}", "end of gap {}"
 SUMS_OF_DS = "sums of dS"  # over the batch, (..., heads or 1, seqlen_q, seqlen_k)
-OFFSETS = "offsets of own keys"  # of each query, within its segment
+OFFSETS = "offsets of own keys"  # for each query, within its segment
 
 
 class StandIn(NamedTuple):
-    """An array that kernels take in place of a given one: a copy of an input, or what is summed into a result."""
+    """An array that kernels take in place of a given one: a copy of an input, or an array that is summed into a result.
+    """
 
     name: str
     shape: tuple
@@ -45,12 +46,12 @@ class Workspace(NamedTuple):
     """One block of memory for all temporaries."""
 
     nbytes: int
-    zeros: int  # so many bytes at its start are 0 at first
+    zeros: int  # bytes at its start that are 0 at first
     offsets: tuple  # where each temporary is
 
     @classmethod
     def of(cls, temporaries):
-        """For temporaries of which those that are 0 at first come first."""
+        """For temporaries in this order: those that are 0 at first come first."""
         ends = list(accumulate(-(-x.nbytes // PLACE_BYTES) * PLACE_BYTES for x in temporaries))
         zeros = sum(x.is_zero for x in temporaries)
         return cls(ends[-1] if ends else 0, ends[zeros - 1] if zeros else 0, tuple([0, *ends][: len(ends)]))
@@ -84,20 +85,21 @@ class Plan(NamedTuple):
     workspace: Workspace = Workspace(0, 0, ())
 
     def names(self, arrays):
-        """The names of all whose addresses its launches take, in order, for a call with arrays of these names."""
+        """The names of all arrays whose addresses its launches take, in order, for a call with arrays of these
+        names."""
         return [*arrays, *(x.name for x in self.temporaries), SCRAP, *[COUNTERS_ARRAY] * self.uses_counters]
 
 
 class Lowered(NamedTuple):
     """A part of a score, or one of a mask that gives intervals, as kernels take it.
 
-    Its array, if it has one, is "score 0" and so on, its offset, if that is an array, "score 0 offset"; those of a
-    function are "score 0 array 0" ..., those of a mask's part "mask 0 0" ...
+    Its array, if it has one, is called "score 0" and so on; its offset, if that is an array, "score 0 offset"; a
+    function's arrays are "score 0 array 0" ..., those of a mask's part "mask 0 0" ...
     """
 
     kind: str  # see kernels.scores, kernels.any.intervals
-    numbers: tuple = ()  # in place of the arrays of a mask's part there is None
-    gradient: Any = False  # whether that of its array is wanted; of a function's arrays, if any is, a bool for each
+    numbers: tuple = ()  # with None in place of the arrays of a mask's part
+    gradient: Any = False  # whether that of its array is wanted; for a function, if any is, a bool for each array
 
 
 class LoweredGrid(NamedTuple):
@@ -108,33 +110,33 @@ class LoweredGrid(NamedTuple):
     kind: str  # see kernels.shared.visibility
     rows: int  # of a cell
     cols: int
-    at: tuple | None = None  # from where a function counts, an Origin
+    at: tuple | None = None  # the Origin that a function counts from
 
 
 class LoweredCall(NamedTuple):
-    """A call as it is planned: what a plan depends on, besides Problem and Device."""
+    """What a plan depends on besides Problem and Device."""
 
     layouts: dict  # of all its arrays by name, without "lse" if it is not wanted
     keys: int  # the most that a query sees, by the mask's band alone
-    last_key: int  # no query sees this one or any after it: there may be NaN
+    last_key: int  # no query sees this key or any after it, which may be NaN
     grids: tuple = ()  # a LoweredGrid for each grid of the mask
-    last_query: int | None = None  # it and those after it see nothing: there may be NaN
+    last_query: int | None = None  # this query and those after it see nothing, and may be NaN
     intervals: tuple = ()  # a Lowered for each of the mask's parts that give intervals
     deterministic: bool = True
     score: tuple = ()  # a Lowered for each of its parts
     tier: str = WGMMA  # the latest that may be taken: see tiers
     whole: bool = False  # whether lse is over these keys alone: see problem.Saved
-    tscore: tuple = ()  # for each part of the score one with the tangent of its array in that one's place, or None
+    tscore: tuple = ()  # for each part of the score one with the tangent in place of its array, or None
     kind: str = ""  # of a function of pairs of points: see kernels.points.kinds
 
 
 def array_of_mask(number, which):
-    """Its name: of those that give intervals."""
+    """The name of an array of part `number` of those that give intervals."""
     return f"mask {number} {which}"
 
 
 def array_of_grid(number, which):
-    """Its name: of a function."""
+    """The name of an array of a function, grid `number`."""
     return f"function {number} {which}"
 
 
@@ -152,7 +154,7 @@ def array_of_function(number, which):
 
 
 def tangent_of_part(number):
-    """What stands for its number in the names of arrays of one with a tangent in its array's place."""
+    """What replaces a part's number in the names of arrays, if tangents are in their place."""
     return f"{number} tangent"
 
 
@@ -161,15 +163,16 @@ def gradient_of_part(number):
 
 
 def sums_by_row(number):
-    """The name of what the gradient of a sink is summed from: numbers of rows."""
+    """The name of the numbers, one for each row, that the gradient of a sink is summed from."""
     return f"sums of score {number} by row"
 
 
 def sums_of_part(number):
-    """The name of what its gradient is summed from."""
+    """The name of the sums that a part's gradient is made from."""
     return f"sums of score {number}"
 
 
 def partial_sums(name):
-    """The name of those of an array (..., rows, cols): of each matrix (parts, rows, cols), see score_gradients."""
+    """The name of the partial sums of an array (..., rows, cols), (parts, rows, cols) for each matrix: see
+    score_gradients."""
     return f"partial {name}"

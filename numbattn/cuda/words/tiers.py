@@ -1,4 +1,4 @@
-"""Tiers of kernels, by the instructions that multiply: tests and benchmarks may ask for an older one."""
+"""Tiers of kernels, by their multiply instructions: tests and benchmarks may ask for an older one."""
 
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -10,9 +10,9 @@ latest = ContextVar("latest", default=WGMMA)
 
 @contextmanager
 def tier(name):
-    """Inside, no kernels of a later tier than this are planned: "mma" for those of Ampere on Hopper.
+    """Inside, only kernels up to this tier are planned: with "mma", Hopper runs the kernels for Ampere.
 
-    It changes nothing where the device has no later one.
+    Nothing changes on devices without a later tier.
 
     >>> from numbattn.cuda.plan import tier
     >>> with tier("mma"):
@@ -28,5 +28,5 @@ def tier(name):
 
 
 def is_allowed(name, last):
-    """Whether kernels of tier `name`, or of none, are no later than tier `last`."""
+    """Whether kernels of tier `name`, or of none, may be used up to tier `last`."""
     return not name or TIERS.index(name) <= TIERS.index(last)

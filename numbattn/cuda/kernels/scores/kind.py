@@ -31,13 +31,13 @@ class Kind:
     takes_few_registers = False  # besides the sums of a backward kernel
     looks_up = False  # whether it looks up a number for each element, or row
     is_tma_loaded = False  # whether TMA loads the tiles that it looks up, on Hopper
-    differs_by_head = True  # whether it may do something else to each head
-    is_packed = True  # whether it is known within tiles that end with their segment
-    offset = None  # of what depends on distances: how the own key of query 0 is given
+    differs_by_head = True  # whether it may differ between heads
+    is_packed = True  # whether it can be computed in tiles that end with their segment
+    offset = None  # if it depends on distances, how the own key of query 0 is given
     gradient = ELEMENTS
-    is_weighted = False  # whether elements of dS have weights in it: see weighted_sum
-    is_zero = False  # whether a tangent is, which is a part for tangents of gradients alone
-    is_sloped = False  # whether it adds a slope times how far keys are from the queries' own
+    is_weighted = False  # whether the gradient is a weighted sum of dS: see weighted_sum
+    is_zero = False  # whether it is a tangent of zero, which only tangents of gradients need
+    is_sloped = False  # whether it adds a slope times the distance of keys from the queries' own
 
     def __init_subclass__(cls):
         CLASSES.update({vars(cls)[key]: cls for key in ("name", "of") if key in vars(cls)})

@@ -15,9 +15,9 @@ class Reads(NamedTuple):
 
     of: str  # name of the gradients, of all elements of the arrays
     after: int  # the function's place among the parts of the score
-    wanted: tuple  # of each array a bool
+    wanted: tuple  # a bool for each array
     sum_dtype: str
-    columns: int  # the length of the last axis of the only array wanted; 0: there are several
+    columns: int  # the length of the last axis of the only array wanted; 0 if there are several
 
 
 class ReadSums(Argument):
