@@ -7,6 +7,7 @@ Also what both do with arrays, of NumPy or of CuPy.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar, cast
@@ -113,6 +114,17 @@ class Value:
 def identity(x: Any) -> Any:
     """What a field is compared by: of an array, which object it is."""
     return ("array", id(x)) if hasattr(x, "shape") and not isinstance(x, Placeholder) else x
+
+
+class Taken:
+    """What a Value is that holds a function as it was when it was made: so do its copies. What is pickled, instead, is
+    the function itself, which is taken anew."""
+
+    def __copy__(self: V) -> V:
+        return self
+
+    def __deepcopy__(self: V, memo: dict[int, Any]) -> V:
+        return self._mapped(lambda x: deepcopy(x, memo))
 
 
 class Memo:

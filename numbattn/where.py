@@ -18,11 +18,11 @@ from .origin import Crop, Origin
 from .scores.entries import IS_NO_TRUTH, entries_of
 from .scores.frozen import Frozen, frozen
 from .scores.function import PLACE, arrays_given, check_signature, python_function
-from .values import MOST_KNOWN, identity, shown
+from .values import MOST_KNOWN, Taken, identity, shown
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Where(Mask):
+class Where(Taken, Mask):
     """Key j is visible to query i iff ``function(batch, head, i, j, *arrays)``: a function of your own.
 
     It is an ordinary Python function of integers that returns True or False, compiled by Numba: batch is the number of

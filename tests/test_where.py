@@ -1,5 +1,6 @@
 """Where: a mask that is a function, and what is kept of it."""
 
+import copy
 import pickle
 
 import numpy as np
@@ -109,8 +110,19 @@ def test_values():
     assert one != na.Where(same_document, [DOCUMENTS], 128)
     assert na.Where(striped) != na.Where(lambda batch, head, i, j: j > i)
     assert repr(one) == "Where(same_document, arrays=[<int64 array (150,)>])"
-    copy = pickle.loads(pickle.dumps(one & na.Causal()))
-    assert_equal(copy.dense(M, N), (one & na.Causal()).dense(M, N))
+    again = pickle.loads(pickle.dumps(one & na.Causal()))
+    assert_equal(again.dense(M, N), (one & na.Causal()).dense(M, N))
+
+
+def test_copies_have_the_function_that_was_taken():
+    reach = 1
+    mask = na.Where(lambda batch, head, i, j, x: j <= reach + x[i], [np.zeros(3, int)])
+    before, reach = mask.dense(3, 4), 2
+    again = copy.deepcopy(mask)
+    assert_equal(again.dense(3, 4), before)
+    again.arrays[0][:] = 5
+    assert_equal(mask.dense(3, 4), before)
+    assert copy.copy(mask) == mask != again
 
 
 def test_parts_of_it_count_from_its_first_element():

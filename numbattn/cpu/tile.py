@@ -403,8 +403,8 @@ def mask_cells(S, mask, batch, head, m0, n0):
         height, width, row_stride, col_stride, rows, cols, packed = mask.grids[g, :7]
         if mask.grids[g, FUNCTION]:
             record, query, key = mask.grids[g, RECORD], mask.grids[g, QUERY] + m0, mask.grids[g, KEY] + n0
-            batch, head = mask.grids[g, BATCH] + batch, mask.grids[g, HEAD] + head
-            given = address_of(S), S.shape[0], S.shape[1], batch, head, query, key, record
+            matrix = mask.grids[g, BATCH] + batch, mask.grids[g, HEAD] + head
+            given = address_of(S), S.shape[0], S.shape[1], *matrix, query, key, record
             call_at(mask.grids[g, FUNCTION], given)
             continue
         cells = any_view(mask.cells[g, batch, head], height, width, row_stride, col_stride, np.uint8)

@@ -55,8 +55,11 @@ class Clouds:
         """Epsilon of each iteration, and exp(-C / epsilon). It begins with the cost of the diameter."""
         last, power = self.cost.epsilon, self.cost.power
         radius = max(_radius(*given) for given in zip((self.term.x, self.term.y), self.pairs.seen))
-        levels = math.log(max((2 * radius) ** power / power, 1), SHRINKAGE)
-        levels = min(math.ceil(levels), max_iterations // 2)
+        if not math.isfinite(radius):
+            raise ValueError(f"x, y: got points that are not finite in {self.pairs.dtype}, divided by epsilon**(1 / "
+                             "power) and squared: expected nearer ones, or a larger epsilon")
+        levels = power * math.log(2 * radius, SHRINKAGE) - math.log(power, SHRINKAGE) if radius else 0
+        levels = min(math.ceil(max(levels, 0)), max_iterations // 2)
         for at in range(levels, 0, -1):
             epsilon = last * SHRINKAGE**at
             yield epsilon, Term(self.pairs, Cost(power, epsilon))

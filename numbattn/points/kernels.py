@@ -13,8 +13,10 @@ import numpy as np
 from ..checks import Floats, floats, integer, library, number, words_for
 from ..scores.frozen import Frozen, frozen
 from ..scores.function import python_function
-from ..values import Value, identity, moved, shown, sum_broadcast
+from ..values import Taken, Value, identity, moved, shown, sum_broadcast
 from . import kinds
+
+LARGEST_LOG = math.log(np.finfo(float).max) - 1  # of a length
 
 
 class Kernel(Value):
@@ -238,7 +240,7 @@ class RationalQuadratic(WithLength):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Radial(WithLength):
+class Radial(Taken, WithLength):
     """function((r / length)**2), r the Euclidean distance: a function of your own.
 
     Its derivative follows by dual numbers, see `numbattn.Score`, of whose functions this is one.
@@ -282,6 +284,11 @@ class Radial(WithLength):
     @property
     def _kind(self) -> kinds.Kind:
         return kinds.Radial(self._frozen)
+
+    def _mapped(self, function: Callable[[Any], Any]) -> Radial:
+        made = object.__new__(Radial)
+        made._set(**self.__getstate__() | {name: function(x) for name, x in self._arrays().items()})
+        return made
 
     def _key(self) -> tuple[Any, ...]:
         return type(self), self._frozen, identity(self.length)
@@ -361,7 +368,7 @@ class Cost(Kernel):
     power : float
         > 0.
     epsilon : float
-        > 0.
+        > 0. Points are divided by epsilon**(1 / power), which is to be finite and > 0, too.
     """
 
     power: float
@@ -369,6 +376,10 @@ class Cost(Kernel):
 
     def __post_init__(self) -> None:
         self._set(power=_positive("Cost power", self.power), epsilon=_positive("Cost epsilon", self.epsilon))
+        length = math.log(self.epsilon) / self.power
+        if abs(length) > LARGEST_LOG:
+            raise ValueError(f"Cost epsilon: got {self.epsilon:g} with the power {self.power:g}, expected "
+                             "epsilon**(1 / power) to be a float")
 
     @property
     def _kind(self) -> kinds.Kind:
@@ -440,5 +451,8 @@ def dots(x: Any, y: Any) -> Any:
 
 def _norms(x: Any) -> Any:
     """Euclidean norms (..., 1); inf for 0, by which it may be divided."""
-    norms = np.sqrt(dots(x, x))
-    return np.where(norms == 0, math.inf, norms)
+    if not x.shape[-1]:
+        return np.full_like(x, math.inf, shape=(*x.shape[:-1], 1))
+    largest = np.abs(x).max(axis=-1, keepdims=True)
+    parts = x / np.where(largest == 0, 1, largest)  # whose squares neither overflow nor vanish
+    return np.where(largest == 0, math.inf, largest * np.sqrt(dots(parts, parts)))

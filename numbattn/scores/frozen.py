@@ -185,6 +185,8 @@ class _Taking:
             return key, x
         callee = getattr(x, "py_func", x)  # what Numba has compiled is made of it
         if isinstance(callee, FunctionType):
+            if callee.__code__.co_kwonlyargcount:  # of which Numba says IndexError
+                raise self.error(callee, "takes arguments by name only, which compiled code cannot give")
             return self.key_of(callee), Called(self.numbers[callee])
         if library(x):
             raise self.error(function, f"uses the array {name} of its surroundings, expected it among arrays: Numba "

@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from ..checks import Array, dtype_of, library, words_for
-from ..values import identity, shown
+from ..values import Taken, identity, shown
 from .entries import IS_A_MASK, entries_of
 from .frozen import ORDERS, frozen
 from .parts import Part
@@ -23,7 +23,7 @@ DTYPES = tuple(map(np.dtype, "?bhilqBHIfd"))  # what compiled functions read on 
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Score(Part):
+class Score(Taken, Part):
     """``S = function(S, batch, head, i, j, *arrays)``, element by element: a function of your own.
 
     It is an ordinary Python function of numbers, compiled by Numba: s is a float of the dtype of sums, batch the number
@@ -199,7 +199,7 @@ class Score(Part):
         """
         *lead, _ = elements.shape
         ends = np.cumsum([x.size for x in self._trained]).tolist()
-        return [elements[..., end - x.size : end].reshape(*lead, *x.shape) for end, x in zip(ends, self._trained)]
+        return [elements[..., end - x.size : end].reshape((*lead, *x.shape)) for end, x in zip(ends, self._trained)]
 
     def _gradient(self, dS: Any, lse: Any, delta: Any, S: Any = None) -> Any:
         from .compiled.reads import in_python  # Numba is not imported before it is needed

@@ -79,6 +79,16 @@ def test_gradients_where_points_coincide_are_finite(rng, kernel):
         assert_array_equal(gradient, 0 * one)
 
 
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+def test_cosines_of_points_of_any_size(rng, size):
+    """Whose squares are no float32."""
+    x, y, b, ds = rng.standard_normal((4, 6, 3), dtype=np.float32)
+    s, backprop = points.product_vjp(x, y, b, points.Cosine())
+    found, of_large = points.product_vjp(x * np.float32(size), y, b, points.Cosine())
+    assert_allclose(found, s, rtol=1e-4, atol=1e-5)
+    assert_allclose(of_large(ds).dx * np.float32(size), backprop(ds).dx, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("d", "kernel"), [(3, points.Matern(1.5, 2.0)), (40, points.Matern(1.5, 6.0)),
                                            (40, points.Cosine())], ids=str)  # fmt: skip

@@ -190,6 +190,8 @@ X, W = np.zeros((4, 3)), np.full(4, 0.25)
     ((X, X, W, 2 * W, COST), {}, ValueError, "b: got weights whose sum is 2, expected 1, the sum of a"),
     ((X, X, W, W - 1, COST), {}, ValueError, "b: got weights from -0.75 to -0.75, allowed finite and >= 0"),
     ((X, X, W, np.full(4, np.nan), COST), {}, ValueError, "b: got weights from nan to nan"),
+    ((X, X + 1, W, W, points.Cost(2, 1e-310)), {}, ValueError, "x, y: got points that are not finite in float64, div"),
+    ((X, X + np.nan, W, W, COST), {}, ValueError, "x, y: got points that are not finite in float64, divided by eps"),
     ((X, X, W, W, points.Gaussian()), {}, TypeError, r"cost: got .*Gaussian, expected points.Cost\(power, epsilon\)"),
     ((X, X, W, W, COST), {"tol": -1.0}, ValueError, "tol: got -1.0, allowed finite and >= 0"),
     ((X, X, W, W, COST), {"max_iterations": 0}, ValueError, "max_iterations: got 0, allowed 1 or more"),

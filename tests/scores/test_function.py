@@ -1,5 +1,6 @@
 """Gradients of a function's arrays, against formulas, on CPUs."""
 
+import copy
 import math
 import pickle
 
@@ -56,7 +57,8 @@ def test_gradients_with_all_else(rng):
     table, gain, kinds, weights = arrays_of(rng, 70, 4, np.float32)
     score = [na.Bias(np.where(rng.random(70) < 0.2, -np.inf, random(rng, 70, np.float32))),
              na.Score(trained, arrays=[table[::-1], gain, kinds, weights.T], gradient=True), na.Softcap(5.0),
-             na.Score(lambda s, batch, head, i, j, x: s * x[batch], arrays=[np.array([1.0, 2])], gradient=True)]
+             na.Score(lambda s, batch, head, i, j, x, gain: s * x[batch] * gain[()],
+                      arrays=[np.array([1.0, 2]), np.array(0.7)], gradient=True)]
     mask = na.Segments([0, 20, 20, 61, 70]) & na.Causal()
     check(q, k, v, rng, mask=mask, score=score, dropout=na.Dropout(0.2, 3))
 
@@ -70,9 +72,20 @@ def test_who_has_a_gradient(rng):
         o, saved = na.attention_forward(q, q, q, score=score)
         found = na.attention_backward(o, saved).score
         assert [n for n, dx in enumerate(found) if dx is not None] == list(wanted)
-        copy = pickle.loads(pickle.dumps(score))
-        assert copy.gradient == score.gradient
+        again = pickle.loads(pickle.dumps(score))
+        assert again.gradient == score.gradient
     assert na.Score(trained, arrays=arrays, gradient=True) != na.Score(trained, arrays=arrays)
+
+
+def test_copies_have_the_function_that_was_taken():
+    shift = 1.0
+    score = na.Score(lambda s, batch, head, i, j, x: s + shift * x[j], arrays=[np.ones(3)])
+    shift = 2.0
+    again = copy.deepcopy(score)
+    assert copy.copy(score) == score != again
+    assert again._kind == score._kind
+    again.arrays[0][:] = 5
+    assert again._value(0.0, 0, 0, 0, 0) == 5 * score._value(0.0, 0, 0, 0, 0) == 5
 
 
 WRONG = {

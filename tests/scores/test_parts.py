@@ -602,6 +602,10 @@ def test_arrays_around_a_function_are_refused():
 C = 2.0
 
 
+def by_name(s, *, n=1):
+    return n * s
+
+
 def scaled(s, batch, head, i, j):
     return C * math.tanh(s)
 
@@ -747,6 +751,8 @@ WRONG = {
     "few arrays of a derivative": (lambda: na.Score(scaled, lambda s: 1), TypeError, r"Score derivative: .* with 0"),
     "few arrays of a second": (lambda: na.Score(scaled, scaled, (), lambda s: 1), TypeError, "Score second: .* with 0"),
     "by name": (lambda: na.Score(lambda s, batch, head, i, j, *, n=1: s), TypeError, "takes arguments by name only"),
+    "called by name": (lambda: na.Score(lambda s, batch, head, i, j: s + by_name(s)), TypeError,
+                       "by_name takes arguments by name only, which compiled code cannot give"),
     "keywords": (lambda: na.Score(lambda *x, **names: x[0]), TypeError, r"takes keywords by \*\* in line"),
     "checks what is no function": (lambda: na.check_score(na.Softcap(1.0)), TypeError, "expected a numbattn.Score"),
     "offset": (lambda: na.Alibi(1.0, offset=0.5), TypeError, "Alibi offset: got 0.5, expected an int or an integer"),
