@@ -116,7 +116,7 @@ def identity(x: Any) -> Any:
     return ("array", id(x)) if hasattr(x, "shape") and not isinstance(x, Placeholder) else x
 
 
-class Taken:
+class Taken(Value):
     """What a Value is that holds a function as it was when it was made: so do its copies. What is pickled, instead, is
     the function itself, which is taken anew."""
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakValueDictionary
 
 import numpy as np
+from ml_dtypes import bfloat16
 
 from ..checks import library, words_for
 
@@ -34,6 +35,7 @@ REFUSED = {
     "SETUP_WITH": "has a with", "STORE_GLOBAL": "sets a global", "DELETE_GLOBAL": "deletes a global",
     "IMPORT_NAME": "imports a module",
 }  # fmt: skip
+BEYOND_INT64 = "int64 cannot hold: write a float"  # Numba drops bits of such an integer, or makes it uint64
 COUNTER = count()
 
 
@@ -145,6 +147,8 @@ class _Taking:
         code, reads = function.__code__, reads_of(function.__code__)
         if reads.refused:
             raise self.error(function, f"{reads.refused} of {code.co_filename}, which a GPU cannot carry out")
+        if reads.beyond is not None:
+            raise self.error(function, f"has the number {reads.beyond}, which {BEYOND_INT64}")
         surroundings, cells = function.__globals__, dict(_contents(function))
         own = [path for path in reads.globals if path[0] in surroundings]
         for name in {path[0] for path in reads.globals} - surroundings.keys():
@@ -179,6 +183,8 @@ class _Taking:
     def value(self, function: FunctionType, name: str, x: Any) -> Any:
         """The key of what a function reads, and what a BareFunction holds for it."""
         x = _constant(x)
+        if _beyond_int64(x):
+            raise self.error(function, f"uses {name}, {x!r}, which {BEYOND_INT64}")
         key = _key_of_constant(x)
         key = _name_in_library(x) if key is None else key
         if key is not None:
@@ -236,8 +242,20 @@ def _key_of_constant(x: Any) -> Any:
 
 
 def _constant(x: Any) -> Any:
-    """Integers and booleans of NumPy are Python's, which do not wrap around."""
-    return _mapped(x, lambda x: x.item() if isinstance(x, np.integer | np.bool_) else x)
+    """Integers and booleans of NumPy are Python's, which do not wrap around; of halves Numba makes no constants."""
+    return _mapped(x, _constant_number)
+
+
+def _constant_number(x: Any) -> Any:
+    if isinstance(x, np.integer | np.bool_):
+        return x.item()
+    return np.float32(x) if isinstance(x, np.float16 | bfloat16) else x
+
+
+def _beyond_int64(x: Any) -> bool:
+    if isinstance(x, tuple | frozenset):
+        return any(map(_beyond_int64, x))
+    return type(x) is int and not -(2**63) <= x < 2**63
 
 
 def _wide(x: Any) -> Any:
@@ -277,6 +295,7 @@ class Reads(NamedTuple):
     globals: tuple[Path, ...]
     free: tuple[Path, ...]
     refused: str
+    beyond: Any  # a constant that int64 cannot hold, or None
 
 
 @lru_cache(maxsize=1024)
@@ -302,7 +321,9 @@ def reads_of(code: CodeType) -> Reads:
     refused = next(filter(None, [refused, *(x.refused for x in inner)]), "")
     in_globals, free = (tuple(sorted(set(map(tuple, found)))) for found in paths.values())
     free = tuple([path for path in free if path[0] in code.co_freevars])
-    return Reads(_digest(_key_of_code(code)), in_globals, free, refused)
+    beyond = next((x for x in code.co_consts if _beyond_int64(x)), None)
+    beyond = next((x.beyond for x in inner if x.beyond is not None), beyond)
+    return Reads(_digest(_key_of_code(code)), in_globals, free, refused, beyond)
 
 
 def _key_of_code(x: Any) -> Any:

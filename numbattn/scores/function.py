@@ -59,11 +59,11 @@ class Score(Taken, Part):
     TypeError
         For a gradient of an array that is not of floats.
         If the function, or one that it calls, raises or asserts, which a GPU cannot carry out, or reads what could
-        change unseen: global or enclosing arrays, lists, dictionaries, attributes of anything but modules. If it cannot
-        be called with so many arrays. In the first call of attention, before anything runs, if the compiled function
-        might still raise an error or allocate memory, as for lists, strings or an entry that a tuple may lack; if it
-        prints, returns None or a boolean, as a mask does, or has int ** int or ~ of a boolean, which mean something
-        else in compiled code than in Python.
+        change unseen: global or enclosing arrays, lists, dictionaries, attributes of anything but modules. If it has an
+        integer that int64 cannot hold, or cannot be called with so many arrays. In the first call of attention, before
+        anything runs, if the compiled function might still raise an error or allocate memory, as for lists, strings or
+        an entry that a tuple may lack; if it prints, returns None or a boolean, as a mask does, or has int ** int or ~
+        of a boolean, which mean something else in compiled code than in Python.
 
     See Also
     --------
@@ -72,11 +72,12 @@ class Score(Taken, Part):
     Notes
     -----
     The function is taken when the Score is made, with the functions that it calls and the values of all globals,
-    closures and attributes of modules that they read; only a Score made later sees later changes. A function that does
-    the same as another one, such as one defined again in a loop, is not compiled again. Numbers that change from call
-    to call belong in arrays. Divisions by 0, roots and logarithms give what NumPy gives, inf or NaN, or 0 for integers.
-    Derivatives at S = -inf are 0. On a GPU a function that only adds to S is as fast as the parts that do, there may be
-    at most 2**24 queries and keys, and np.float32(i) has to be written float(i).
+    closures and attributes of modules that they read; only a Score made later sees later changes. Copies keep what was
+    taken; a pickle, when it is loaded, makes a new Score. A function that does the same as another one, such as one
+    defined again in a loop, is not compiled again. Numbers that change from call to call belong in arrays. Divisions by
+    0, roots and logarithms give what NumPy gives, inf or NaN, or 0 for integers. Derivatives at S = -inf are 0. On a
+    GPU a function that only adds to S is as fast as the parts that do, there may be at most 2**24 queries and keys, and
+    np.float32(i) has to be written float(i).
 
     Examples
     --------

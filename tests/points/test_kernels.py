@@ -56,7 +56,7 @@ def test_sums_and_multiples():
     (lambda: points.Polynomial(0), ValueError, "Polynomial degree: got 0, allowed 1 or more"),
     (lambda: points.Polynomial(1.5), TypeError, "Polynomial degree: got 1.5, expected an integer"),
     (lambda: points.Cost(2, 0.0), ValueError, "Cost epsilon: got 0.0, allowed finite and > 0"),
-    (lambda: points.Cost(1e-3, 4), ValueError, r"Cost epsilon: got 4 with the power 0.001, expected epsilon\*\*\(1 / p"),
+    (lambda: points.Cost(1e-3, 4), ValueError, "Cost epsilon: got 4 with the power 0.001, expected"),
     (lambda: points.Cost(-1, 0.1), ValueError, "Cost power: got -1, allowed finite and > 0"),
     (lambda: points.Radial(math.exp), TypeError, "Radial function: got .*, expected a Python function"),
     (lambda: points.Radial(lambda s, t: s), TypeError, r"<lambda>\(s, t\) cannot be called as \(t\)"),

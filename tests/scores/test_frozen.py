@@ -6,6 +6,7 @@ import sys
 from collections import namedtuple
 from types import FunctionType, ModuleType, SimpleNamespace
 
+import ml_dtypes
 import numba
 import numpy as np
 import pytest
@@ -40,6 +41,8 @@ def closure():
 
 Pair = namedtuple("Pair", "x, y")
 NARROW = np.uint8(200), np.int8(100), np.bool_(True), np.float32(0.1), np.uint8(7), np.uint8(9)
+LARGE = np.uint64(2**64 - 1)
+HALVES = np.float16(3), ml_dtypes.bfloat16(5)
 INSIDE = Pair(np.uint8(200), (np.int8(100), True))
 
 
@@ -54,6 +57,7 @@ def test_numbers_of_numpy_are_pythons():
     narrow = frozen(lambda s: NARROW[3] * s)
     assert narrow.python(1.0) == float(np.float32(0.1))
     assert narrow.linked(lambda function: function)(np.float32(1)).dtype == np.float32
+    assert frozen(lambda s: s + HALVES[0] * HALVES[1]).linked(lambda function: function)(0).dtype == np.float32
     assert frozen(lambda s: INSIDE).python(0) == INSIDE
     assert type(frozen(lambda s: INSIDE).python(0)) is Pair
     assert frozen(alike(np.int64(3))) is frozen(alike(3))
@@ -214,6 +218,9 @@ REFUSED = {
     "object": (lambda s: s + THING.x, "uses THING, types.SimpleNamespace, which"),
     "class": (lambda s: s + SimpleNamespace.x, "uses SimpleNamespace, the class SimpleNamespace, which"),
     "module": (lambda s: s + len(params), "uses the module params, expected only attributes of it"),
+    "a large integer": (lambda s: s + 2**63 * s, "has the number 9223372036854775808, which int64 cannot hold"),
+    "one inside": (lambda s: (lambda t: t in (1, 2**64))(s), "which int64 cannot hold"),
+    "one around": (lambda s: s + LARGE, "uses LARGE, 18446744073709551615, which int64 cannot hold"),
     "getattr": (lambda s: s + getattr(math, "pi"), "uses getattr, which cannot be followed"),    # noqa: B009
     "not defined": (lambda s: s + nowhere, "uses nowhere, which is not defined yet"),            # noqa: F821
     "no attribute": (lambda s: s + params.nowhere, "uses params.nowhere, which is not defined"),
@@ -242,6 +249,8 @@ FAULTS = {
     "x.dtype.str, x.tobytes()": "x.dtype.str, float(x)",
     "for x in inner for path in x.globals": "for x in () for path in x.globals",
     "[refused, *(x.refused for x in inner)]": "[refused]",
+    "next((x.beyond for x in inner if x.beyond is not None), beyond)": "beyond",
+    "if _beyond_int64(x):": "if False:",
     "(*of_defaults, *keywords)": "()",
     "tuple(sorted(map(repr, map(_key_of_code, x))))": "tuple(map(repr, x))",
 }

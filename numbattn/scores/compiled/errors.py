@@ -11,9 +11,11 @@ from numba.extending import overload
 
 from ...checks import UserTypeError
 from ..entries import IS_A_MASK, IS_NO_TRUTH
+from .dual import REAL, Dual
 from .strict import REFUSED
 
 RETURNS_NONE = "may return None: let it return a number on every way, s, say"
+NO_NUMBER = "returns what is no number: let it return a float, on every way"
 PART_OF_COUNTED = "has a slice of an array whose gradient is wanted, or iterates over it: read its entries, x[i, j]"
 OTHERWISE = {  # how the same is said of a function of distances
     "kernel": {
@@ -42,6 +44,8 @@ def _number_of(x):
         raise TypingError(IS_A_MASK)
     if isinstance(x, types.NoneType | types.Optional):
         raise TypingError(RETURNS_NONE)
+    if not isinstance(x, (Dual, *REAL)):
+        raise TypingError(NO_NUMBER)
     return lambda x: x
 
 
@@ -71,7 +75,7 @@ def naming(*functions, of="score"):
         text = str(error)
         codes = [(f.__qualname__, f.__code__.co_firstlineno, f.__code__.co_filename) for f in functions]
         where = " or ".join(f"{name}, line {line} of {file}" for name, line, file in codes)
-        for refusal in (IS_A_MASK, IS_NO_TRUTH, RETURNS_NONE, *REFUSED):
+        for refusal in (IS_A_MASK, IS_NO_TRUTH, RETURNS_NONE, NO_NUMBER, *REFUSED):
             if refusal in text:
                 words = OTHERWISE.get(of, {}).get(refusal, refusal)
                 raise UserTypeError(f"{of}: {where}, {words}{_line(text, refusal)}") from None

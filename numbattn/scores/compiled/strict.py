@@ -3,7 +3,7 @@
 - float ** int raises an error of its own where it divides by zero, whatever the error model: the exponent becomes a
   float
 - so does round(x, n): it becomes a function that does not
-- int ** int is an integer even where the exponent is negative: refused
+- int ** int is an integer even where the exponent is negative: refused; of constants it may be beyond int64: refused
 - ~True is False: refused
 """
 
@@ -14,15 +14,17 @@ from numba import njit, types
 from numba.core import ir
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.compiler_machinery import FunctionPass, register_pass
+from numba.core.dispatcher import Dispatcher
 from numba.core.errors import TypingError
 from numba.core.ir_utils import find_const, get_definition, guard, mk_unique_var
-from numba.core.untyped_passes import IRProcessing
+from numba.core.untyped_passes import InlineClosureLikes, MakeFunctionToJitFunction
 from numba.extending import overload, register_jitable
 
 NO_POWER = "has int ** int, which is a float if the exponent is negative: write float(x) ** y"
 NEGATIVE_POWER = "has a negative integer as an exponent: write x ** -1.0"
 NO_COMPLEMENT = "has ~ of True or False, which is -2 or -1 in Python: write not x, or ~int(x)"
-REFUSED = NO_POWER, NEGATIVE_POWER, NO_COMPLEMENT
+LARGE_POWER = "has a power that int64 cannot hold: write 2.0 ** 70"
+REFUSED = NO_POWER, NEGATIVE_POWER, NO_COMPLEMENT, LARGE_POWER
 
 
 def power(x, y):
@@ -120,13 +122,38 @@ def _instead_of(value, func_ir):
         return power, [value.lhs, value.rhs]
     if exponent < 0:
         raise TypingError(NEGATIVE_POWER, value.loc)
+    base = guard(find_const, func_ir, value.lhs)
+    if isinstance(base, int) and abs(base) > 1 and exponent * math.log2(abs(base)) >= 63:
+        raise TypingError(LARGE_POWER, value.loc)
     return None
+
+
+@register_pass(mutates_CFG=False, analysis_only=False)
+class Recompiling(FunctionPass):
+    """Functions inside of the function that are passed on, which Numba has compiled, are compiled by this compiler."""
+
+    _name = "numbattn_compiles_inner_functions"
+
+    def __init__(self):
+        FunctionPass.__init__(self)
+
+    def run_pass(self, state):
+        changed = False
+        for block in state.func_ir.blocks.values():
+            for statement in block.body:
+                is_global = isinstance(statement, ir.Assign) and isinstance(statement.value, ir.Global)
+                made = statement.value.value if is_global else None
+                if isinstance(made, Dispatcher) and "error_model" not in made.targetoptions:
+                    statement.value = ir.Global(made.py_func.__name__, compiled(made.py_func), statement.loc)
+                    changed = True
+        return changed
 
 
 class Compiler(CompilerBase):
     def define_pipelines(self):
         passes = DefaultPassBuilder.define_nopython_pipeline(self.state)
-        passes.add_pass_after(Replacing, IRProcessing)
+        passes.add_pass_after(Replacing, InlineClosureLikes)  # of inner functions that are called, too
+        passes.add_pass_after(Recompiling, MakeFunctionToJitFunction)
         passes.finalize()
         return [passes]
 

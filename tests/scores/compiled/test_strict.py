@@ -12,9 +12,16 @@ REFUSED = {
     "a power of integers": (lambda s, batch, head, i, j: s + 2**-head, r"int \*\* int.*write float\(x\) \*\* y"),
     "in place": (lambda s, batch, head, i, j: powers(i, j) + s, r"int \*\* int"),
     "a negative constant": (lambda s, batch, head, i, j: s**-2, r"negative integer as an exponent: write x \*\* -1.0"),
+    "a large power": (lambda s, batch, head, i, j: s * 2**70, r"a power that int64 cannot hold: write 2.0 \*\* 70"),
+    "in a function inside": (lambda s, batch, head, i, j: (lambda n: n**j)(2) + s, r"int \*\* int"),
+    "in a function passed on": (lambda s, batch, head, i, j: call(lambda n, m: n**m, 2, j) + s, r"int \*\* int"),
     "not of a comparison": (lambda s, batch, head, i, j: s * ~(i < j), "~ of True or False.*write not x"),
     "not of an entry": (lambda s, batch, head, i, j, x: s * ~x[j], "~ of True or False"),
 }
+
+
+def call(function, x, y):
+    return function(x, y)
 
 
 def powers(i, j):
@@ -51,5 +58,8 @@ def test_a_float_to_the_power_of_an_integer_divides_by_zero_as_numpy():
 FAULTS = {
     "return lambda x, y: x ** float(y)": "return lambda x, y: x**y",
     "if exponent < 0:": "if False:",
+    "exponent * math.log2(abs(base)) >= 63": "False",
+    "passes.add_pass_after(Replacing, InlineClosureLikes)": "passes.passes.insert(3, (Replacing, ''))",
+    "passes.add_pass_after(Recompiling, MakeFunctionToJitFunction)": "pass",
     'if value.op == "unary"': "if False",
 }
