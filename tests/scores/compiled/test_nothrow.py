@@ -62,7 +62,7 @@ REFUSED = {
     "steps": (steps, "counts in steps that may be 0"),
     "an array": (sums_an_array, "makes an array"),
     "None": (rests, "rests, .*may return None"),
-    "a tuple that is returned": (lambda s, batch, head, i, j: (s, s), "returns what is no number: let it return a float"),
+    "a tuple that is returned": (lambda s, batch, head, i, j: (s, s), "returns what is no number: let it return"),
     "a slice": (lambda s, batch, head, i, j, x: s + x[::j][0], "may raise an error"),
 }
 SLOW = {"a dictionary": (reads_a_dictionary, "makes a dictionary")}
