@@ -23,6 +23,7 @@ plain one. Numbers take the dtype of the tile that they are combined with. With 
 | maximum, minimum, capped, where | for tiles and numbers; `capped` keeps NaN | max, min, min.NaN, selp |
 | map_elements, holds | any function of an element and its position, any truth of its position | |
 | row_max, row_sum, part_sum | along the rows: by a warp, or by each thread | max, add, shfl.bfly |
+| diagonal_sums | along the diagonals of a tile in shared memory, by a warp | ldmatrix, mma.sync, shfl |
 | part_argmin, anywhere | a running minimum of each row and its column; whether truths hold | min, vote.any |
 | convert, bitcast | another dtype; the same bits as another dtype | cvt, mov |
 | rescaled, spread, wide_product | scaling by what is often 1; shared values; 64-bit products | vote.any, mul.wide |
@@ -67,6 +68,7 @@ from .commits import commit, read
 from .conversion import bitcast, convert
 from .copies import commit_copies, copy_async, wait_copies
 from .creation import col_index, cols_between, diagonal_index, fold_index, full, row_index
+from .diagonals import DIAGONALS, diagonal_sums
 from .elementwise import (
     beside,
     capped,
@@ -125,6 +127,7 @@ from .warpgroup import operand, positive_operand, wgmma_wait
 from .world import device
 
 __all__ = [
+    "DIAGONALS",
     "INDEX",
     "ONE",
     "WARP",
@@ -169,6 +172,7 @@ __all__ = [
     "decrease_registers",
     "device",
     "diagonal_index",
+    "diagonal_sums",
     "dot",
     "dots",
     "exp",

@@ -7,7 +7,7 @@ from . import simulator
 from .emit import I32, load_vector, store_vector
 from .integers import INDEX, INTEGERS, resized
 from .layout import WARPGROUP
-from .pipeline import emit_arrival, emit_arrival_of_warpgroup, unpack
+from .pipeline import emit_arrival, emit_arrival_of_group, unpack
 from .shared_memory import emit_stage
 from .world import primitive
 
@@ -43,7 +43,7 @@ def commit(stage, numbers=None):
 @commit.lowering
 def commit(stage, numbers=None):
     if not isinstance(numbers, types.BaseTuple):
-        return types.void(stage, types.none), lambda b, value, *_: emit_arrival_of_warpgroup(b, stage, value, False)
+        return types.void(stage, types.none), lambda b, value, *_: emit_arrival_of_group(b, stage, value, False)
     _check_numbers(stage.pipeline.tile, numbers, INTEGERS)
 
     def generate(b, value, values):

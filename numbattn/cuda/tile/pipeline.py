@@ -324,8 +324,9 @@ def wait(stage):
 
 
 @primitive
-def release(stage):
-    """Say that this warpgroup has read the stage. All of its threads call this; what the first of them knows counts.
+def release(stage, threads=WARPGROUP):
+    """Say that this warpgroup, or warp, has read the stage. All of its threads call this; what the first of them knows
+    counts.
 
     >>> def kernel(y):
     ...     init_pipelines(RING)
@@ -337,26 +338,29 @@ def release(stage):
     >>> run(kernel, np.zeros(1), threads=128)
     array([1.])
     """
-    if simulator.thread_index() % WARPGROUP == 0 and not stage.pipeline.is_empty:
+    if simulator.thread_index() % threads == 0 and not stage.pipeline.is_empty:
         stage.barrier(free=True).arrive()
 
 
 @release.lowering
-def release(stage):
-    def generate(b, value):
-        if not stage.pipeline.is_empty:
-            emit_arrival_of_warpgroup(b, stage, value, True)
+def release(stage, threads=WARPGROUP):
+    if isinstance(threads, types.Integer) and not isinstance(threads, types.IntegerLiteral):
+        return None
 
-    return types.void(stage), generate
+    def generate(b, value, _):
+        if not stage.pipeline.is_empty:
+            emit_arrival_of_group(b, stage, value, True, getattr(threads, "literal_value", threads))
+
+    return types.void(stage, types.int32 if threads == WARPGROUP else threads), generate
 
 
 def emit_arrival(b, pipeline, index, free):
     asm(b, "mbarrier.arrive.shared::cta.b64 _, [$0];", VOID, emit_barrier(b, pipeline, index, free), effect=True)
 
 
-def emit_arrival_of_warpgroup(b, stage, value, free):
-    """Arrive at a barrier by the warpgroup's first thread."""
-    first = b.icmp_unsigned("==", b.and_(thread_index(b), I32(WARPGROUP - 1)), I32(0))
+def emit_arrival_of_group(b, stage, value, free, threads=WARPGROUP):
+    """Arrive at a barrier by the first thread of a warpgroup, or warp."""
+    first = b.icmp_unsigned("==", b.and_(thread_index(b), I32(threads - 1)), I32(0))
     with b.if_then(first):
         emit_arrival(b, stage.pipeline, unpack(b, value)[0], free)
 

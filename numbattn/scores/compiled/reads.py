@@ -383,6 +383,32 @@ def is_by_class(function, wanted, real, kinds):
     by_query, by_key, by_all = (arguments_used(each.overloads[arguments]) for each in (of_query, of_key, count))
     if by_all or by_query & {"s", "j"} or by_key & {"s", "i", "j"} != {"j"}:
         return False
+    return _reads_once(count, kinds)
+
+
+@lru_cache(maxsize=256)
+def is_by_distance(function, wanted, real, kinds):
+    """Whether each element of S reads one element of the arrays, and which one, and the derivative by it, follow from
+    batch, head and i - j: as table[min(abs(i - j), 31), head]. As `is_by_class`."""
+    check(function, wanted, real, kinds)
+    derivative, arguments = by_read(function, wanted), (real, *[types.int64] * 4, types.Tuple(kinds))
+
+    @compiled
+    def of_distance(s, batch, head, i, j, arrays):
+        return derivative(s, batch, head, i + j, j, arrays, 0)[:2]
+
+    @compiled
+    def count(s, batch, head, i, j, arrays):
+        return derivative(s, batch, head, i, j, arrays, 0)[2]
+
+    for each in of_distance, count:
+        each.compile(arguments)
+    by_distance, by_all = (arguments_used(each.overloads[arguments]) for each in (of_distance, count))
+    return not by_all and not by_distance & {"s", "j"} and _reads_once(count, kinds)
+
+
+def _reads_once(count, kinds):
+    """Whether a count that follows from nothing is 1."""
     nowhere = tuple([np.zeros((1,) * kind.ndim, as_dtype(kind.dtype)) for kind in kinds])
     return count(0.0, 0, 0, 0, 0, nowhere) == 1
 

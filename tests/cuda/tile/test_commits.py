@@ -136,7 +136,7 @@ def test_what_filling_together_needs(rng, without, error, text):
 
 FAULTS = {
     "elif simulator.thread_index() % WARPGROUP:": "elif simulator.thread_index():",
-    "emit_arrival_of_warpgroup(b, stage, value, False)": "emit_arrival_of_warpgroup(b, stage, value, True)",
+    "emit_arrival_of_group(b, stage, value, False)": "emit_arrival_of_group(b, stage, value, True)",
     "        emit_arrival(b, stage.pipeline, index, False)\n": "",
     "cuda/tile/pipeline.py": {
         '("filled", pipeline.fills)': '("filled", 1)',

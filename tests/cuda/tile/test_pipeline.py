@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from numbattn.cuda.tile import (
+    WARP,
     WARPGROUP,
     DeadlockError,
     Pipeline,
@@ -200,6 +201,25 @@ def test_nobody_waits_for_tiles_of_no_columns(x):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+def test_warps_release(seed):
+    shared = SharedMemory()
+    PIPELINE = Pipeline.within(shared, shared.boxes(8, 64, np.float16), readers=3)
+
+    def kernel(y):
+        init_pipelines(PIPELINE)
+        sync_threads()
+        if thread_index() < WARP:
+            acquire(advance(stage(PIPELINE, 0), 1))
+            y[thread_index()] = 1
+        else:
+            release(stage(PIPELINE, 0), WARP)
+
+    y = poisoned(WARP)
+    start(kernel, WARPGROUP, shared.nbytes, y, seed=seed)
+    assert (y == 1).all()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_readers_that_take_turns(x, seed):
     y = poisoned((5 * 64, 64))
     start(*turns(acquires=True), tensor_map(x, (1, 1, 64, 64)), y, np.int32(5), seed=seed)
@@ -219,7 +239,7 @@ FAULTS = {
     "stage.barrier(free=True).wait(stage.round - 1)": "pass",
     "stage.barrier(free=False).wait(stage.round)": "pass",
     "    stage.note_wait()\n": "",
-    "simulator.thread_index() % WARPGROUP == 0": "simulator.thread_index() == 0",
+    "simulator.thread_index() % threads == 0": "simulator.thread_index() % WARPGROUP == 0",
     "        return self.tile.nbytes == 0": "        return False",
     ("cuda/tile/test_hopper.py", "cuda/tile/test_pipeline.py"): {
         "2 * tile.stages * BARRIER_BYTES": "tile.stages * BARRIER_BYTES",
@@ -229,8 +249,8 @@ FAULTS = {
         "b.select(beyond, b.xor(parity, I32(1)), parity)": "parity",
         "stage.pipeline, index, True), b.xor(parity, I32(1))": "stage.pipeline, index, True), parity",
         "stage.pipeline, index, False), parity": "stage.pipeline, index, True), parity",
-        "b.and_(thread_index(b), I32(WARPGROUP - 1))": "b.and_(thread_index(b), I32(31))",
-        "emit_arrival_of_warpgroup(b, stage, value, True)": "emit_arrival_of_warpgroup(b, stage, value, False)",
+        "b.and_(thread_index(b), I32(threads - 1))": "b.and_(thread_index(b), I32(31))",
+        "emit_arrival_of_group(b, stage, value, True,": "emit_arrival_of_group(b, stage, value, False,",
         'asm(b, "fence.mbarrier_init.release.cluster;", VOID, effect=True)': "pass",
     },
 }

@@ -7,7 +7,7 @@ import pytest
 from numba import types
 
 import numbattn as na
-from numbattn.scores.compiled.reads import in_python, is_by_class
+from numbattn.scores.compiled.reads import in_python, is_by_class, is_by_distance
 
 
 def of_all_forms(s, batch, head, i, j, x, y, count, table):
@@ -102,7 +102,31 @@ def test_which_reads_are_of_classes_of_keys(name):
     assert is_by_class(score._identity.function, score._wanted, types.float32, kinds) == want
 
 
+BY_DISTANCE = {
+    "distances": (lambda s, batch, head, i, j, x, bucket: s + 2 * x[head, min(abs(i - j), 2)], True),
+    "buckets": (lambda s, batch, head, i, j, x, bucket: s + x[bucket[i - j], head], True),
+    "slopes": (lambda s, batch, head, i, j, x, bucket: s - x[head, 0] * abs(j - i), True),
+    "of a head": (lambda s, batch, head, i, j, x, bucket: s + x[0, head], True),
+    "branches": (lambda s, batch, head, i, j, x, bucket: s + x[0, 0] if i - j > 3 else s, False),
+    "queries": (lambda s, batch, head, i, j, x, bucket: s + x[head, i // 64 - j // 64], False),
+    "products": (lambda s, batch, head, i, j, x, bucket: s * x[head, i - j], False),
+    "keys": (lambda s, batch, head, i, j, x, bucket: s + x[head, i - j] * bucket[j], False),
+    "two": (lambda s, batch, head, i, j, x, bucket: s + x[0, i - j] + x[1, i - j], False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BY_DISTANCE)
+def test_which_reads_are_by_distance(name):
+    function, want = BY_DISTANCE[name]
+    score = na.Score(function, arrays=[np.ones((3, 3)), np.zeros(5, int)], gradient=True)
+    kinds = types.Array(types.float64, 2, "A"), types.Array(types.int64, 1, "A")
+    assert is_by_distance(score._identity.function, score._wanted, types.float32, kinds) == want
+
+
 FAULTS = {
+    'by_distance & {"s", "j"}': 'by_distance & {"s"}',
+    "head, i + j, j, arrays, 0)[:2]": "head, i + j, j, arrays, 0)[1:2]",
+    "    return not by_all and not by": "    return not by",
     "last = index if axis == x.last else last": "last = index",
     "-1 if self.last < 0 else array.ndim - 1 - self.last": "self.last",
     "max(self.last - self.array.ndim + array.ndim, -1)": "array.ndim - 1",

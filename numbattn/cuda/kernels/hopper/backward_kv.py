@@ -37,6 +37,7 @@ from ...tile import (
 from ...words.arguments import Statistic
 from ..any.round_dq import DQ_SUMS
 from ..scores import within_segment
+from ..scores.reads import READ_SUMS
 from ..shared.layouts import DTYPES
 from ..shared.query_tiles import QueryTile, key_lengths, keys_step, queries_steps
 from ..shared.segments import keys_of
@@ -47,6 +48,7 @@ from .backward_steps import (
     GIVEN,
     PART,
     REGISTERS,
+    REGISTERS_WITH_HELPERS,
     ROWS,
     ZERO,
     BackwardArguments,
@@ -61,11 +63,12 @@ from .backward_steps import (
     source,
     with_results,
 )
+from .distance_sums import distance_reads_of, distance_sums_step
 from .dq_sums import dq_steps
 from .forward_steps import clear_step
 from .forward_tiles import has_small_blocks
 from .kv_steps import BackwardAccumulators, Stages, advance_all, bias_steps, ds_step, statistic_steps
-from .variants import DQ, EARLY, KERNELS, LATE, ORDERS, STATISTICS, SUMS, variant_of
+from .variants import DQ, EARLY, KERNELS, LATE, ORDERS, PRODUCT_1, STATISTICS, SUMS, variant_of
 
 
 class Walk(NamedTuple):
@@ -87,14 +90,15 @@ def wait_for(filled, count):
 
 def hopper_backward_kv(
     *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, order, adds_dq, mask, score, dropout,
-    nbytes, bias_dtype="", statistics_early=False, dq_late=False, blocks=1,
+    nbytes, bias_dtype="", statistics_early=False, dq_late=False, reads=(), s_early=True, blocks=1,
 ):  # fmt: skip
     """dK and dV, 64 keys a consumer. With adds_dq also sums for dQ: each consumer computes 64 rows and 64 columns.
 
     stages: of the pipelines of Q and of dO. order: of products 2 and 3, and dS. bias_dtype: of a bias that TMA loads.
     statistics_early: whether lse and delta of a tile are read a step ahead. dq_late: whether dQ leaves shared memory
     another step later, in two places: then dS and dQ share one fence and one barrier, and nothing waits for a store
-    after the products. blocks: per multiprocessor.
+    after the products. reads: see `distance_sums`. s_early: whether the next tile's S is in flight beside dQ. blocks:
+    per multiprocessor.
     """
     dtype = DTYPES[dtype]
     S_TILE, K_TILE, V_TILE, CONSUMERS = wgmma(tile_m), wgmma(head_dim), wgmma(head_dim_v), tile_n // ROWS
@@ -108,7 +112,8 @@ def hopper_backward_kv(
     given = SHARED_Q, SHARED_K, SHARED_V, SHARED_DO
     pipelines = pipelines_within(shared, *given, CONSUMERS)
     Q_PIPELINE, K_PIPELINE, V_PIPELINE, DO_PIPELINE, SHARED_LSE, SHARED_DELTA = pipelines
-    DS_PIPELINE = Pipeline.within(shared, SHARED_DS.of_stages(2), CONSUMERS, fills=CONSUMERS)
+    READERS, S_EARLY = CONSUMERS * (1 + bool(reads)), s_early
+    DS_PIPELINE = Pipeline.within(shared, SHARED_DS.of_stages(2), READERS, fills=CONSUMERS)
     band_at, longest, scores_of = band_of(mask), key_lengths(mask), within_segment(score)
     first_queries, next_queries, needs_mask = queries_steps(mask, tile_m, ROWS, CONSUMERS * has_functions(mask))
     clear_queries, CLEARS_KEYS = clear_step(tile_m, CONSUMERS, has_query_lengths(mask)), has_key_lengths(mask)
@@ -164,7 +169,7 @@ def hopper_backward_kv(
         return step
 
     def step_with_dq(ds_of, is_last=False):
-        AHEAD = int(not is_last)
+        AHEAD = int(S_EARLY and not is_last)
         AFTER_DK = CONSUMERS + AHEAD                            # product 5 is a group for each consumer's keys
 
         @device
@@ -177,13 +182,15 @@ def hopper_backward_kv(
             dV = wgmma_wait(dV, 1)
             release(dO)
             dQ = start_dq(sdS)                                  # product 5, line 21: dQ += dS K
-            if not is_last:
+            if S_EARLY and not is_last:
                 S = start_s(K, advance(Q, 1), advance(dO, 1), tile, walk.after, args)   # product 1
             dK = wgmma_wait(dK, AFTER_DK)
             release(Q)
             if not is_last:
                 lse = read_lse(advance(Q, 1))
             store_dq(wgmma_wait(dQ, AHEAD), sdS, walk.last, mSums, tile)
+            if not S_EARLY and not is_last:
+                S = start_s(K, advance(Q, 1), advance(dO, 1), tile, walk.after, args)
             if not is_last:
                 delta = read_delta(advance(Q, 1))
             return BackwardAccumulators(dK, dV, wgmma_wait(S, 0), lse, delta)
@@ -234,13 +241,18 @@ def hopper_backward_kv(
 
     own_pipelines = K_PIPELINE, V_PIPELINE, Q_PIPELINE, DO_PIPELINE, DS_PIPELINE, B_PIPELINE
     load_tiles = loader(pipelines, first_queries, next_queries, load_biases)
-    registers = REGISTERS[CONSUMERS]
-    begin, take_roles = warp_specialised(own_pipelines, CONSUMERS, registers, compute, load_tiles, blocks=blocks)
+    registers, helpers = REGISTERS[CONSUMERS], ()
+    if reads:
+        add_reads = distance_sums_step(score, reads, SHARED_DS, DS_PIPELINE, first_queries, next_queries)
+        registers, helpers = REGISTERS_WITH_HELPERS, (CONSUMERS, add_reads)
+    begin, take_roles = warp_specialised(
+        own_pipelines, CONSUMERS, registers, compute, load_tiles, blocks=blocks, helpers=helpers
+    )
     keys_of_block = keys_step(mask, tile_n)
 
     def kernel(
-        mQ, mK, mV, mDO, biases, mDK, mDV, mSums, mLse, mDelta, mask, scores, drops, group_size, ds_scale, scale_log2,
-        kept_scale, at_once, delta_scale,
+        mQ, mK, mV, mDO, biases, mDK, mDV, mSums, mReads, mLse, mDelta, mask, scores, drops, group_size, ds_scale,
+        scale_log2, kept_scale, at_once, delta_scale,
     ):  # fmt: skip
         begin()
         tile, mask = keys_of_block(mLse, mDK, mask, group_size, at_once)
@@ -250,11 +262,12 @@ def hopper_backward_kv(
             )  # fmt: skip
             B = stage(B_PIPELINE, 0)
             given = mQ, mK, mV, mDO, biases, mLse, mDelta, mask, tile, B
-            take_roles((mDK, mDV, mSums, tile, ds_scale, args), (given,))
+            take_roles((mDK, mDV, mSums, tile, ds_scale, args), (given, (mask, tile, args.scores, mReads)))
 
     tiles = *given, *[SHARED_B] * bool(bias_dtype)
     dtypes, about = dict(zip(("dk", "dv"), out_dtypes)), {"mask": mask, "score": score, "bias_dtype": bias_dtype}
-    return source(kernel, SPEC.arguments, shared, tiles, dtype, dtypes, CONSUMERS, blocks, **about)
+    about["read_dtype"] = reads[2] if reads else None
+    return source(kernel, SPEC_SUMS.arguments, shared, tiles, dtype, dtypes, CONSUMERS, blocks, **about)
 
 
 # ------------------------------------------------------------------------------------------------------------- tiles
@@ -279,6 +292,8 @@ def parameters_kv(work, tiles):
     about = {"bias_dtype": dtype_of_bias(work), "adds_dq": adds_dq(work), "order": variant_of(ORDERS, work)}
     about |= {"dq_late": adds_dq(work) and variant_of(DQ, work) == LATE}
     about |= {"statistics_early": variant_of(STATISTICS, work) == EARLY}
+    about |= {"s_early": variant_of(PRODUCT_1, work) == EARLY}
+    about |= {"reads": distance_reads_of(work) if adds_dq(work) else ()}
     return with_results("dk", "dv")(work, tiles) | about
 
 
@@ -288,5 +303,6 @@ def tiles_of_states(work, tiles):
 
 
 NO_SUMS = Statistic("delta", padded=True)  # a placeholder for sums, which are not touched then
-SPEC_SUMS = keys_spec(hopper_backward_kv, keys_row, parameters_kv, (*GIVEN, BIAS), [DQ_SUMS], tiles_of_states)
-SPEC = keys_spec(hopper_backward_kv, keys_row, parameters_kv, (*GIVEN, BIAS), [NO_SUMS], tiles_of_states)
+ABOUT = hopper_backward_kv, keys_row, parameters_kv, (*GIVEN, BIAS)
+SPEC_SUMS = keys_spec(*ABOUT, [DQ_SUMS, READ_SUMS], tiles_of_states)
+SPEC = keys_spec(*ABOUT, [NO_SUMS, ()], tiles_of_states)

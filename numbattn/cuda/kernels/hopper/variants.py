@@ -2,9 +2,11 @@
 
 from ..any.intervals import has_offsets
 from ..scores import is_nonlinear, kind, looks_up
+from ..scores.function import ShiftKind
 from ..shared.visibility import BY_INTERVALS, PACKED, is_function, is_looked_up
 from .backward_steps import dtype_of_bias, size_of
 from .choice import Row, first_of, words_of
+from .distance_sums import distance_reads_of
 from .forward_tiles import has_small_blocks, head_dims
 
 SUMS, BOTH, WIDE, GENERAL = "sums", "both", "wide", "general"
@@ -31,6 +33,7 @@ KERNELS = (  # backward_kv and round_dq; backward_kv and backward_q; backward_wi
 ORDERS = (  # dP overlaps with the exponentials where a consumer has registers for it from the first
     Row("128 function", DP_DV_DS),              # with the next row a causal one is 14 % faster (H100, seqlen 8192)
     Row("loaded", DV_DP_DS),
+    Row("64 shift", DV_DP_DS),                  # 38 % faster with slopes: with dP before dV it spills registers
     Row("128 dropout", DV_DP_DS),
     Row("dropout scored", DV_DP_DS),
     Row("128 nonlinear few unordered even", DP_DV_DS),
@@ -48,12 +51,17 @@ STATISTICS = (  # when lse and delta are read: a step early where there are regi
     Row("128 even function unordered", EARLY),
     Row("", NOW),
 )
+PRODUCT_1 = (  # when the next tile's S is started: beside dQ, where a consumer has registers for both
+    Row("by-distance", LATE),                   # it has fewer: at 128 ptxas would serialise all products
+    Row("128 shift", LATE),                     # 5 % faster with a table, 2 with slopes (H100, seqlen 2048)
+    Row("", EARLY),
+)
 
 
 def traits(work):
     """The traits of some work that the tables ask for."""
     kinds, (head_dim, _) = list(map(kind, work.score)), head_dims(work.problem)
-    looked_up = is_looked_up(work.mask) or looks_up(work.score)
+    looked_up, by_distance = is_looked_up(work.mask) or looks_up(work.score), distance_reads_of(work)
     found = {
         str(size_of(work)): True,                               # the larger head_dim, rounded up
         "deterministic": work.deterministic,
@@ -71,9 +79,11 @@ def traits(work):
         "few": all(part.takes_few_registers for part in kinds),
         "nonlinear": is_nonlinear(work.score),
         "decreasing": any(part.may_decrease for part in kinds),
+        "shift": any(part.name == ShiftKind.name for part in kinds),    # a function that only adds
         "sloped": any(part.is_sloped for part in kinds),
         "narrow": work.problem.head_dim <= 32,
-        "reads": work.reads,                                    # gradients of a function's arrays
+        "reads": work.reads and not by_distance,                # gradients of a function's arrays
+        "by-distance": by_distance,                             # the same of what it reads by distance
         "even": head_dim == size_of(work),
         "uneven": head_dim != size_of(work),
     }

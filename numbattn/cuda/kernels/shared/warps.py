@@ -19,19 +19,22 @@ from .schedule import overlap_launches
 REGISTERS = 65536  # of a multiprocessor
 
 
-def warp_specialised(pipelines, consumers, registers, consume, *producers, blocks=1):
+def warp_specialised(pipelines, consumers, registers, consume, *producers, blocks=1, helpers=()):
     """Device functions that begin and end such a kernel: () waits until barriers are ready and the results of earlier
     kernels are there; (arguments of `consume`, a tuple of arguments for each producer) lets every warp take its role.
 
     registers: of a thread of the producer, and of a consumer. consume: a device function, called by whole warpgroups;
     producers: each called by one thread, the first of a warp of its own. The first producer may also `release` stages,
-    since it is the first thread of its warpgroup. blocks: per multiprocessor.
+    since it is the first thread of its warpgroup. blocks: per multiprocessor. helpers: how many of the next warps help,
+    and a device function, called by each of them with its number and a last tuple of arguments after the producers'.
     """
     check_registers(registers, consumers, blocks)
     PIPELINES, CONSUMERS, (PRODUCER_REGISTERS, CONSUMER_REGISTERS) = tuple(pipelines), consumers, registers
     first = WARPGROUP * consumers
     threads = [(first + WARP * number, number, function) for number, function in enumerate(producers)]
     produce = reduce(then_by_thread, threads, nobody)
+    if helpers:
+        produce = then_by_warps(produce, first // WARP, len(producers), *helpers)
 
     @device
     def begin():
@@ -70,6 +73,19 @@ def then_by_thread(before, producer):
             function(*arguments[NUMBER])
 
     return produce
+
+
+def then_by_warps(before, first, producers, count, function):
+    FIRST, PRODUCERS, COUNT = first + producers, producers, count
+
+    @device
+    def produce_and_help(arguments):
+        before(arguments)
+        number = thread_index() // WARP - FIRST
+        if 0 <= number < COUNT:
+            function(number, *arguments[PRODUCERS])
+
+    return produce_and_help
 
 
 @device

@@ -1,0 +1,71 @@
+"""Gradients of the arrays that a function reads by distance, as table[abs(i - j), head], beside dK, dV and sums for dQ.
+
+dS goes through shared memory for dQ. There one warp for each consumer, of those beside the producer's that are idle
+otherwise, sums its dS along diagonals: all elements of a diagonal read the same element of the arrays.
+"""
+
+import numpy as np
+
+from ....scores.compiled.reads import is_by_distance
+from ...compiler import from_dtype
+from ...tile import (
+    WARP,
+    advance,
+    allocate,
+    block_index,
+    device,
+    diagonal_sums,
+    release,
+    shape,
+    stage,
+    sync_warp,
+    wait,
+)
+from ..scores import distance_step, is_nonlinear, kind, parts_of
+from ..shared.exact_sums import add_atomically
+from .backward_steps import PART, ROWS
+
+
+def distance_reads_of(work):
+    """What is compiled in of the Reads of this work, which of what in which dtype, if all are by distance; or nothing.
+    """
+    if not work.reads or is_nonlinear(work.score):              # dS in shared memory is that before the score
+        return ()
+    _, after, wanted, sum_dtype, _ = work.reads
+    part = kind(parts_of(work.score)[after])
+    fits = is_by_distance(part.identity.function, wanted, from_dtype(np.float32), part.array_types)
+    return (after, wanted, sum_dtype) if fits else ()
+
+
+def distance_sums_step(score, reads, SHARED_DS, DS_PIPELINE, first_queries, next_queries):
+    """The device function of a warp, (number of its consumer, mask, tile, scores, sums of what is read)."""
+    after, wanted, sum_dtype = reads
+    SUM, CONSUMERS, TILE_M = np.dtype(sum_dtype).type, DS_PIPELINE.fills, SHARED_DS.cols
+    DS_PARTS, PARTS, NONE, NOTHING = SHARED_DS.parts(PART), TILE_M // PART, np.int32(0), SUM(0)
+    add_reads = distance_step(parts_of(score)[after], after, wanted, np.float32, SUM, add_atomically)
+
+    @device
+    def done(sdS):
+        sync_warp()                                             # all have read it
+        release(sdS, WARP)
+
+    @device
+    def add_up(consumer, mask, tile, scores, mReads):
+        (copies, _), at, sdS = shape(mReads), first_queries(mask, tile), stage(DS_PIPELINE, 0)
+        sums, pending = mReads[block_index() % copies], (NONE, NOTHING)
+        col = tile.segment.first_key + tile.first + consumer * ROWS
+        if at.m_block < at.m_blocks:
+            wait(sdS)
+            done(sdS)                                           # before the first tile there is no dS
+        while at.m_block < at.m_blocks:
+            sdS = advance(sdS, 1)
+            wait(sdS)
+            for part in range(PARTS):
+                dS = allocate(DS_PARTS, (sdS.index * CONSUMERS + consumer) * PARTS + part)
+                row = tile.segment.first_query + at.m_block * TILE_M + part * PART
+                pending = add_reads(pending, diagonal_sums(dS), scores, sums, tile.batch, at.head, row, col)
+            done(sdS)
+            at = next_queries(mask, tile, at)
+        add_atomically(pending, sums)
+
+    return add_up

@@ -1,0 +1,111 @@
+"""Gradients of arrays that a function reads by distance, by warps beside the producer's."""
+
+import cupy
+import numpy as np
+import pytest
+
+import numbattn as na
+from numbattn import reference
+from numbattn.cuda.build import assemble, compile_ptx
+from numbattn.cuda.passes import BACKWARD, plans
+from numbattn.cuda.tile import bfloat16
+from numbattn.cuda.views import without_memory
+from tests.accuracy import random, to_numpy
+from tests.cuda.works import HOPPER
+from tests.tools.device import on
+from tests.tools.launch import simulated_only
+
+
+def of_distances(s, batch, head, i, j, table):
+    return s + 2 * table[head, min(abs(i - j), 40)]
+
+
+def of_slopes(s, batch, head, i, j, slopes):
+    return s - slopes[head] * abs(i - j)
+
+
+def of_past(s, batch, head, i, j, table, factors):
+    """What it reads of later keys, which are masked, has an infinite factor in float32."""
+    return s + table[head, min(abs(i - j), 40)] * factors[min(max(j - i, 0), 1)]
+
+
+ARRAYS = {of_distances: (2, 41), of_slopes: (2,), of_past: (2, 41)}
+
+
+def lengths(n):
+    return na.Causal() & na.Lengths(np.array([[n - 9]]))
+
+
+MASKS = {
+    "none": lambda n: None,
+    "lengths": lengths,
+    "segments": lambda n: na.Segments([0, n // 3, n - 20]),
+}
+
+
+def check(rng, function, n, d, mask, xp=np, dtype=np.float16, batch=1):
+    """Beside another part that is linear; two heads a key head."""
+    q, do = (xp.asarray(random(rng, (batch, 2, n, d), dtype)) for _ in range(2))
+    k, v = (xp.asarray(random(rng, (batch, 1, n, d), dtype)) for _ in range(2))
+    arrays = [random(rng, ARRAYS[function], np.float32)]
+    arrays += [np.array([2, 1e300])] * (function is of_past)
+    wanted = [True, False][: len(arrays)]
+    score = [na.Score(function, arrays=arrays, gradient=wanted), na.Alibi(np.ones(2, np.float32) / 9)]
+    _, saved = na.attention_forward(q, k, v, mask=mask, score=score)
+    found = na.attention_backward(do, saved)
+    want = reference.attention_backward(*map(to_numpy, (do, q, k, v)), mask=mask, score=score)
+    for got, right in zip((*found[:3], found.score[0]), (*want[:3], want.score[0]), strict=True):
+        np.testing.assert_allclose(to_numpy(got), right, rtol=0, atol=0.02 * abs(right).max())
+
+
+def test_gradients(rng):
+    with on(HOPPER):
+        check(rng, of_past, 70, 64, lengths(70))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("d", "dtype"), [(64, bfloat16), (128, np.float16)])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("function", [of_distances, of_slopes])
+def test_gradients_on_a_gpu(rng, function, d, dtype, mask):
+    check(rng, function, 300, d, MASKS[mask](300), cupy, dtype, batch=3)
+
+
+def planned(d, *before):
+    q = without_memory((2, 2, 300, d), np.dtype(np.float16))
+    score = [*before, na.Score(of_slopes, arrays=[np.ones(2, np.float32)], gradient=True)]
+    (found,) = plans(HOPPER, q, q, q, passes=(BACKWARD,), mask=na.Causal(), score=score)
+    return [step.key for step in found.steps]
+
+
+@simulated_only
+@pytest.mark.parametrize(("before", "expected"), [((), True), ((na.Softcap(5.0),), False)])
+def test_whether_one_kernel_suffices(before, expected):
+    """dS in shared memory is that of S before all parts."""
+    assert expected == ("round_dq" in [key.name for key in planned(64, *before)])
+
+
+@simulated_only
+@pytest.mark.slow
+@pytest.mark.parametrize(("d", "spills"), [(64, 600), (128, 300)])
+def test_registers(d, spills):
+    """A little is spilled by warps that help; ptxas serialises no products, and deals registers out anew."""
+    key = next(key for key in planned(d) if key.name == "hopper_backward_kv")
+    _, report = assemble(compile_ptx(key.source(), key.cc), key.cc)
+    assert report.spills <= spills
+    assert not report.losses
+
+
+FAULTS = {
+    "consumer * ROWS": "0",
+    "part * PART": "0",
+    "is_nonlinear(work.score)": "False",
+    "cuda/kernels/scores/function.py": {
+        "SUM(slope * total) if total != 0 else ZERO": "SUM(slope * total)",
+        "apart + m0 - n0 - KEYS": "apart + m0 - n0",
+        "max(diagonal + first, least), most)": "max(diagonal + first, least), 0)",
+    },
+    "cuda/kernels/hopper/backward_kv.py": {
+        "CONSUMERS * (1 + bool(reads))": "CONSUMERS",
+    },
+}
