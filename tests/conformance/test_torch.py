@@ -83,13 +83,17 @@ def test_results(samples, device, dtype, check):
 
 
 def test_gradients(samples, device, check):
+    """In reverse and in forward mode, also of batches of directions, and second ones."""
+    checked = {"fast_mode": True, "nondet_tol": 1e-12, "check_batched_grad": True}
+
     def test(q, k, v, options):
         bias = [options.pop("attn_mask")] if "attn_mask" in options else []
 
         def function(*arrays):
             return ours(*arrays, **options, dropped=True)
 
-        for checked in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
-            assert checked(function, (q, k, v, *bias), fast_mode=True, nondet_tol=1e-12)
+        forward = {"check_forward_ad": True, "check_batched_forward_grad": True}
+        assert torch.autograd.gradcheck(function, (q, k, v, *bias), **checked, **forward)
+        assert torch.autograd.gradgradcheck(function, (q, k, v, *bias), **checked, check_fwd_over_rev=True)
 
     check(test, samples(device, torch.float64, requires_grad=True))
