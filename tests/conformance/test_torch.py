@@ -82,6 +82,7 @@ def test_results(samples, device, dtype, check):
     check(test, samples(device, dtype))
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # by torch's own dual tensors
 def test_gradients(samples, device, check):
     """In reverse and in forward mode, also of batches of directions, and second ones."""
     checked = {"fast_mode": True, "nondet_tol": 1e-12, "check_batched_grad": True}
