@@ -31,18 +31,29 @@ def checkout(repository, file):
     return path
 
 
-def run_sample(plugin, *arguments):
-    """The same of some tests of a suite that wants a GPU, by as many processes as there are tens of them."""
+def version(repository):
+    """The commit of a checkout, if it has one of its own."""
+    folder = Path(os.environ[CHECKOUTS], repository.partition("/")[2])
+    command = ["git", "--git-dir", folder / ".git", "log", "-1", "--format=%h"]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8")
+    return f"{repository} {done.stdout.strip()}".strip()
+
+
+def check(count, suite, package, found, device="CPU", at_least=1):
+    """All have passed that ran, and so many did."""
+    count(suite, package, found, device)
+    assert not found.failed
+    assert found.passed >= at_least
+
+
+def check_sample(count, suite, plugin, repository, file):
+    """The same of some tests of a suite that wants a GPU, run by as many processes as there are tens of them."""
+    torch = pytest.importorskip("torch")
     sample = int(os.environ.get(SAMPLE, 20))
     processes = max(1, min(sample // 10, os.cpu_count() or 1, 8))
-    return run(plugin, *arguments, "-p", "tests.conformance.plugins.one_gpu", "--sample", sample, "-n", processes)
-
-
-def version(repository):
-    """The commit of a checkout, if git knows it."""
-    folder = Path(os.environ[CHECKOUTS], repository.partition("/")[2])
-    done = subprocess.run(["git", "-C", folder, "log", "-1", "--format=%h"], capture_output=True, encoding="utf-8")
-    return f"{repository} {done.stdout.strip()}".strip()
+    options = "-p", "tests.conformance.plugins.one_gpu", "--sample", sample, "-n", processes
+    found = run(plugin, checkout(repository, file), *options)
+    check(count, suite, version(repository), found, "GPU" if torch.cuda.is_available() else "CPU")
 
 
 def run(plugin, *arguments, **environment):

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from .suites import checkout, run
+from .suites import check, checkout, run
 
 pytestmark = pytest.mark.skipif(not find_spec("jax"), reason="jax is not installed")
 
@@ -13,6 +13,4 @@ pytestmark = pytest.mark.skipif(not find_spec("jax"), reason="jax is not install
 def test_dot_product_attention(count):
     tests = checkout("jax-ml/jax", "tests/nn_test.py")
     found = run("jax", tests, "-k", "DotProductAttention", JAX_PLATFORMS="cpu")
-    count("JAX", f"jax {version('jax')}", found)
-    assert not found.failed
-    assert found.passed >= 24
+    check(count, "JAX", f"jax {version('jax')}", found, at_least=24)

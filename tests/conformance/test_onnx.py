@@ -72,4 +72,3 @@ def test_masks_of_cupy(dtype):
     visible, bias = taken_apart(np.ones((3, 4), dtype).view(AsCupy), (3, 6))
     assert visible.tolist() == [[True] * 4 + [False] * 2] * 3
     assert (bias is None) == (dtype == "bool")
-

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .suites import run
+from .suites import check, run
 
 pytestmark = pytest.mark.skipif(not find_spec("tokamax"), reason="tokamax is not installed")
 
@@ -14,6 +14,4 @@ pytestmark = pytest.mark.skipif(not find_spec("tokamax"), reason="tokamax is not
 def test_attention(count):
     tests = Path(__file__).with_name("plugins") / "tokamax.py"
     found = run("tokamax", tests, JAX_PLATFORMS="cpu")
-    count("tokamax", f"tokamax {version('tokamax')}", found)
-    assert not found.failed
-    assert found.passed >= 50
+    check(count, "tokamax", f"tokamax {version('tokamax')}", found, at_least=50)

@@ -43,37 +43,58 @@ def ours(q, k, v, attn_mask=None, *, is_causal=False, dropout_p=0.0, enable_gqa=
 
 
 @pytest.fixture
-def passed(count, device):
-    """To be called with how many samples there were, all of which have passed."""
-    return lambda n: count("PyTorch", f"torch {torch.__version__}", Counts(n, 0), "CPU" if device == "cpu" else "GPU")
+def check(count, device):
+    """Counts the samples that pass and fail a test; none may fail."""
+
+    def check(test, samples):
+        said = [complaint(test, *sample) for sample in samples]
+        wrong = list(filter(None, said))
+        found = Counts(len(said) - len(wrong), len(wrong))
+        count("PyTorch", f"torch {torch.__version__}", found, "CPU" if device == "cpu" else "GPU")
+        assert not wrong, f"{len(wrong)} of {len(said)}: {wrong}"
+        assert len(said) >= 25
+
+    return check
+
+
+def complaint(test, *sample):
+    try:
+        test(*sample)
+    except Exception as error:
+        return repr(error)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
-def test_results(samples, device, dtype, passed):
+def test_results(samples, device, dtype, check):
     """Against torch's function in float64, to its tolerances of the dtype; but in float32, whose scores, of 200 here,
     are rounded to 1e-5, and on tensor cores, which take P rounded to the dtype."""
-    count, tolerances = 0, {"rtol": 1e-4, "atol": 1e-4} if dtype == "float32" else {}
-    for *arrays, options in samples(device, getattr(torch, dtype)):
-        exact = [x.double() for x in arrays]
-        given = {name: x.double() if name == "attn_mask" else x for name, x in options.items()}
-        expected = torch.nn.functional.scaled_dot_product_attention(*exact, **given | {"dropout_p": 0.0})
-        if device == "cuda" and dtype in ("bfloat16", "float16"):
-            eps = torch.finfo(arrays[2].dtype).eps
-            tolerances = {"rtol": eps, "atol": eps / 2 * arrays[2].abs().max().item()}
-        torch.testing.assert_close(ours(*arrays, **options), expected.to(getattr(torch, dtype)), **tolerances)
-        count += 1
-    assert count >= 25
-    passed(count)
+    dtype = getattr(torch, dtype)
+    tolerances = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {}
+
+    def test(q, k, v, options):
+        given = {name: x.double() if name == "attn_mask" else x for name, x in options.items()} | {"dropout_p": 0.0}
+        expected = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double(), **given)
+        if device == "cuda" and dtype.itemsize == 2:
+            eps = torch.finfo(dtype).eps
+            tolerances.update(rtol=eps, atol=eps / 2 * v.abs().max().item())
+        torch.testing.assert_close(ours(q, k, v, **options), expected.to(dtype), **tolerances)
+
+    check(test, samples(device, dtype))
 
 
-def test_gradients(samples, device, passed):
-    drawn = list(samples(device, torch.float64, requires_grad=True))
-    for *arrays, options in drawn:
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # by torch's own dual tensors
+def test_gradients(samples, device, check):
+    """In reverse and in forward mode, also of batches of directions, and second ones."""
+    checked = {"fast_mode": True, "nondet_tol": 1e-12, "check_batched_grad": True}
+
+    def test(q, k, v, options):
         bias = [options.pop("attn_mask")] if "attn_mask" in options else []
 
-        def function(*arrays, options=options):
+        def function(*arrays):
             return ours(*arrays, **options, dropped=True)
 
-        assert torch.autograd.gradcheck(function, (*arrays, *bias))
-        assert torch.autograd.gradgradcheck(function, (*arrays, *bias), fast_mode=True, nondet_tol=1e-12)
-    passed(len(drawn))
+        forward = {"check_forward_ad": True, "check_batched_forward_grad": True}
+        assert torch.autograd.gradcheck(function, (q, k, v, *bias), **checked, **forward)
+        assert torch.autograd.gradgradcheck(function, (q, k, v, *bias), **checked, check_fwd_over_rev=True)
+
+    check(test, samples(device, torch.float64, requires_grad=True))

@@ -10,7 +10,8 @@ current stream and all memory of torch's allocator.
 
 `torch.compile` takes `attention` and its gradients as operators, without a break of the graph, where the mask is None,
 a boolean tensor or a constant such as ``Window(100, 0) & First(4)``, and the score None or a `Softcap`. Anything else
-breaks the graph, and attention is what it is without. Compiled graphs have no second derivatives: torch says so.
+breaks the graph, and attention is what it is without; so do tangents. Compiled graphs have no second derivatives: torch
+says so. `torch.func.linearize` and all else that `make_fx` traces raise a NotImplementedError.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ from ...problem import refuse_cache
 from ...scores import Scores
 from ..options import taken_apart
 from . import operators
-from .passes import Call, Forward
+from .passes import Call, Forward, is_dual
+
+PLAIN = {bool, float, Dropout, NoneType}  # options of these types alone hold no arrays
 
 
 def attention(
@@ -98,9 +101,8 @@ def eager(q: Any, k: Any, v: Any, options: tuple[Any, ...], deterministic: bool)
         if not (x.is_cpu or x.is_cuda):
             raise TypeError(f"{name}: got a tensor on the device {x.device}, expected one of a CPU or of CUDA")
     flag("deterministic", deterministic)
-    causal, mask, scale, dropout, score = options
-    if mask is None and score is None and type(scale) in (float, NoneType):
-        call, tensors = call_without_arrays(causal, scale, dropout, deterministic), []
+    if PLAIN.issuperset(map(type, options)):
+        call, tensors = call_without_arrays(deterministic, *options), []
     else:
         call, tensors = Call.of(*taken_apart(*options), deterministic)
     return Forward.run(call, *autocast(q, k, v), *tensors)
@@ -111,7 +113,7 @@ def compiled(q: Any, k: Any, v: Any, options: tuple[Any, ...], deterministic: bo
     causal, mask, scale, dropout, score = options
     visible = mask if isinstance(mask, torch.Tensor) else None
     mask = None if visible is not None else mask
-    if not operators.are_constants(mask, dropout, score):
+    if is_dual() or not operators.are_constants(mask, dropout, score):
         return outside(q, k, v, options, deterministic)
     number = operators.kept(causal, mask, scale, dropout, score, deterministic, visible is not None)
     return operators.forward(number, visible, *autocast(q, k, v))
@@ -130,5 +132,5 @@ def autocast(*qkv: Any) -> Sequence[Any]:
 
 
 @lru_cache(typed=True)
-def call_without_arrays(causal: bool, scale: float | None, dropout: Dropout | None, deterministic: bool) -> Call:
-    return Call(taken_apart(causal, None, scale, dropout)[0], (), deterministic)
+def call_without_arrays(deterministic: bool, *options: Any) -> Call:
+    return Call(taken_apart(*options)[0], (), deterministic)

@@ -49,7 +49,13 @@ def pointer_to(x: Any, nbytes: int, device: int) -> Any:
 
 def arrays_of(tensors: Iterable[Any]) -> list[Any]:
     """The arrays in the memory of tensors."""
-    return [x if x is None else array_of(x.detach()) for x in tensors]
+    return [x if x is None else array_of(written(x.detach())) for x in tensors]
+
+
+def written(x: Any) -> Any:
+    """The same, its elements in memory: those of a conjugate's imaginary part are to be negated, and torch's own zeros
+    are in none."""
+    return x.clone() if x.is_neg() or x._is_zerotensor() else x
 
 
 def array_of(x: Any) -> Any:

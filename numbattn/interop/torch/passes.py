@@ -11,7 +11,8 @@ With primals p, directions t and rows do, dlse they are
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import SimpleNamespace
@@ -35,6 +36,11 @@ NOT_THERE = (
     "numbattn has second derivatives by reverse over reverse, forward over reverse and reverse over forward mode, but "
     "not by forward over forward mode, and no third ones"
 )
+TRACED = (
+    "attention cannot be traced by make_fx of torch.fx, nor by torch.func.linearize, which uses it: torch.compile and "
+    "torch.func.jvp take it"
+)
+PROXY = torch._C._TorchDispatchModeKey.PROXY
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,6 +142,20 @@ class Positional(inspect.Signature):
         return self.Bound(args, kwargs)
 
 
+def opaque(forward: Callable[..., Any]) -> Any:
+    """The same, into which nothing looks: torch.compile, where a graph is broken, would take NumPy's functions for its
+    own, and make_fx all that they return for constants."""
+    outside = torch._disable_dynamo(forward)  # which imports the compiler
+
+    def run(call: Call, *operands: Any) -> Any:
+        if torch._C._get_dispatch_mode(PROXY) is not None:
+            raise NotImplementedError(TRACED)
+        return (outside if "torch._dynamo" in sys.modules else forward)(call, *operands)
+
+    cast(Any, run).__signature__ = Positional()
+    return staticmethod(run)
+
+
 # ------------------------------------------------------------------------------------------------------------- passes
 # Operands are the primals: q, k, v and the tensors of mask and score; then o and lse, which are functions of these:
 # derivatives by primals are total, and those by o and lse None. A gradient or tangent that is None is zero.
@@ -145,13 +165,13 @@ class Pass(torch.autograd.Function):
     is_of_rows = True  # whether results are like o and lse, or else like the primals
 
     def __init_subclass__(cls) -> None:
-        cast(Any, cls.forward).__signature__ = Positional()
+        cls.forward = opaque(cls.forward)
 
     @classmethod
     def run(cls, call: Call, *operands: Any) -> Any:
         """The same as `apply`, quicker where nothing is recorded or transformed."""
         recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
-        if recorded or forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+        if recorded or is_dual() or torch._C._are_functorch_transforms_active():
             return cls.apply(call, *operands)
         return cls.forward(call, *operands)
 
@@ -165,7 +185,7 @@ class Pass(torch.autograd.Function):
         ctx.call = inputs[0]
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs[1:])
-        if forward_ad._current_level >= 0:  # or nobody asks for a tangent
+        if is_dual():
             ctx.save_for_forward(*inputs[1:])
 
     @classmethod
@@ -364,6 +384,14 @@ class BackwardTangent(Pass):
         raise NotImplementedError(NOT_THERE)
 
     jvp = backward
+
+
+def is_dual() -> bool:
+    """Whether tangents are asked for, which operators would leave out."""
+    return forward_ad._current_level >= 0
+
+
+is_dual._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def is_batched(x: Any) -> bool:
