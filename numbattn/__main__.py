@@ -20,6 +20,7 @@ from numbattn.ahead import MASKS, PASSES, SCORES, USUAL, capability, compile_ker
 from numbattn.machine import cpu, gpus, kept, progress, say, table, why_no_gpu
 from numbattn.problem import DTYPES
 
+ABOUT = __doc__ or ""  # python -OO takes it away
 PACKAGES = "numpy", "numba", "ml_dtypes", "numba-cuda", "cupy-cuda12x", "cupy-cuda13x"
 HEAD_DIMS = 40, 24  # of q and v in the problem that is checked
 CORES = {"wgmma": "tensor cores", "mma": "tensor cores", "fma": "CUDA cores"}
@@ -27,7 +28,7 @@ TOLERANCES = dict(zip(DTYPES, (4e-3, 3e-2, 2e-5, 1e-12)))
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(prog="python -m numbattn", description=__doc__.partition(": ")[2])
+    parser = argparse.ArgumentParser(prog="python -m numbattn", description=ABOUT.partition(": ")[2])
     parser.add_argument("--version", action="version", version=f"numbattn {na.__version__}")
     parser.add_argument("--clear-cache", action="store_true", help="remove the compiled code that is kept on disk")
     commands = parser.add_subparsers(dest="command", metavar=" | ".join(COMMANDS))
@@ -47,13 +48,13 @@ def main(arguments=None):
 
 def _add_options(parser, command):
     if command == "bench":
-        parser.add_argument("--seconds", type=float, default=30.0, help="for about so long (default: 30)")
+        parser.add_argument("--seconds", type=seconds, default=30.0, help="for about so long (default: 30)")
         return
     several = {"nargs": "+"} if command == "compile" else {}
     default = (lambda value: [value]) if several else (lambda value: value)
     parser.add_argument("--dtype", choices=[dtype.name for dtype in DTYPES], default=default("float16"), **several)
-    parser.add_argument("--head-dim", type=int, default=default(128), metavar="D", **several)
-    parser.add_argument("--seqlen", type=int, default=default(4096), metavar="N", **several,
+    parser.add_argument("--head-dim", type=size, default=default(128), metavar="D", **several)
+    parser.add_argument("--seqlen", type=size, default=default(4096), metavar="N", **several,
                         help="of queries and keys; kernels for long and short sequences differ on some GPUs")
     parser.add_argument("--mask", choices=MASKS, default=default("none"), **several)
     parser.add_argument("--score", choices=SCORES, nargs="+", default=[], metavar="PART",
@@ -67,12 +68,12 @@ def _add_options(parser, command):
     target.add_argument("--cc", type=capability,
                         help="compute capability, as in 9.0 (default: that of this machine's GPU)")  # fmt: skip
     if command == "plan":
-        parser.add_argument("--batch", type=int, default=1)
-        parser.add_argument("--heads", type=int, default=16)
-        parser.add_argument("--heads-k", type=int, help="default: as many")
-        parser.add_argument("--head-dim-v", type=int, metavar="D", help="default: head_dim")
-        parser.add_argument("--seqlen-k", type=int, metavar="N", help="of keys; default: seqlen")
-        parser.add_argument("--devices", type=int, metavar="N",
+        parser.add_argument("--batch", type=size, default=1)
+        parser.add_argument("--heads", type=size, default=16)
+        parser.add_argument("--heads-k", type=size, help="default: as many")
+        parser.add_argument("--head-dim-v", type=size, metavar="D", help="default: head_dim")
+        parser.add_argument("--seqlen-k", type=size, metavar="N", help="of keys; default: seqlen")
+        parser.add_argument("--devices", type=size, metavar="N",
                             help="show instead what N devices, over which sequences are split, compute and send")
         parser.add_argument("--order", choices=["zigzag", "contiguous"], default="zigzag",
                             help="which pieces of a sequence each device has")
@@ -80,7 +81,21 @@ def _add_options(parser, command):
         target.add_argument("--cpu", action="store_true",
                             help="for CPUs like this one, or the one that NUMBA_CPU_NAME and NUMBA_CPU_FEATURES name; "
                                  "its kernels are the same for all head_dims, seqlens, masks and dropouts")  # fmt: skip
-        parser.add_argument("-j", type=int, default=os.cpu_count(), metavar="N", help="processes (default: all cores)")
+        parser.add_argument("-j", type=size, default=os.cpu_count(), metavar="N", help="processes (default: all cores)")
+
+
+def size(text):
+    """The number in an option."""
+    if not 0 < (found := int(text)) < 2**31:
+        raise argparse.ArgumentTypeError(f"got {text}, allowed 1 to 2**31 - 1")
+    return found
+
+
+def seconds(text):
+    """The time in an option."""
+    if not 0 < (found := float(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"got {text}, allowed are seconds above 0")
+    return found
 
 
 # -------------------------------------------------------------------------------------------------------------- bench

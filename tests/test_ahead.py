@@ -121,6 +121,18 @@ def test_errors_are_said_without_a_traceback(command, capsys):
     assert capsys.readouterr().err == "python -m numbattn: error: head_dim: got 300, at most 256 on a GPU\n"
 
 
+@pytest.mark.parametrize("command", [
+    "plan --devices 0", "plan --devices 2 --batch 0", "plan --devices 2 --heads -1", "plan --devices 2 --heads-k 0",
+    f"plan --devices 2 --seqlen {2**64}", "plan --devices 2 --seqlen-k 0", "plan --devices 2 --head-dim-v 0",
+    "compile --cpu --head-dim 8 -3", "compile --cpu -j 0", "bench --seconds 0", "bench --seconds nan",
+])  # fmt: skip
+def test_numbers_out_of_range_are_named(command, capsys):
+    with pytest.raises(SystemExit):
+        main(command.split())
+    *_, option, got = command.replace(" 8 ", " ").split()
+    assert f"error: argument {option}: got {got}, allowed " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["plan", "compile"])
 def test_of_an_unknown_gpu(command, capsys):
     pytest.importorskip("numba_cuda")

@@ -92,7 +92,7 @@ class Row:
 
 
 QUICK = {
-    "optimised": Row(options=("-OO",)),
+    "optimised": Row(options=("-OO",), does="calls(); from numbattn import __main__; __main__.main(['plan', '--devices=2'])"),
     "warnings are errors": Row(options=("-W", "error")),
     "seterr": Row(does="np.seterr(all='raise'); calls()"),
     "alarms": Row(does=ALARMS),

@@ -62,9 +62,10 @@ class Run:
             self.work()
 
     def work(self):
-        scratch = self.scratch()
+        scratch = None
         while (first := self.take()) is not None:
             try:
+                scratch = self.scratch() if scratch is None else scratch  # there may be no memory
                 self.kernel(first, min(first + self.step, self.blocks), self.stop, scratch)
             except BaseException as error:
                 self.error, self.stop[0] = error, 1

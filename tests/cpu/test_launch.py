@@ -51,6 +51,15 @@ def test_an_error_in_a_thread_reaches_the_caller(work):
         launch.launch(fail, 100, work, nothing)
 
 
+@pytest.mark.parametrize("work", [0, 2 * launch.SERIAL, MUCH])
+def test_a_thread_without_memory_reaches_the_caller(work):
+    def none():
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        launch.launch(nothing, 100, work, none)
+
+
 @pytest.mark.parametrize("work", [2 * launch.SERIAL, MUCH])
 def test_without_threads_the_caller_does_it_all(work, monkeypatch):
     def none(*args):
@@ -311,6 +320,7 @@ FAULTS = {
     (
         "test_every_block_runs_once",
         "test_an_error_in_a_thread_reaches_the_caller",
+        "test_a_thread_without_memory_reaches_the_caller",
         "test_without_threads_the_caller_does_it_all",
         "test_each_thread_has_its_own_scratch",
         "test_no_more_threads_than_pay",
@@ -325,6 +335,6 @@ FAULTS = {
         "if self.stop[0] or self.next >= self.blocks": "if self.next >= self.blocks",
         "while self.active:": "if self.active:",
         "not self.active and (": "(",
-        "scratch = self.scratch()\n": "scratch = ()\n",
+        "scratch = self.scratch() if scratch is None else scratch": "scratch = self.scratch()",
     },
 }
