@@ -145,6 +145,8 @@ def integers(name: str, value: Any) -> Any:
     if isinstance(value, int | np.integer):
         return integer(name, value, -(2**63), 2**63 - 1)
     array = _array_of(name, value)
+    if array is not value and not array.size:  # NumPy takes an empty list for floats
+        array = array.astype(np.int64)
     if dtype_of(array).kind not in "iu":
         raise TypeError(f"{name}: got {words_for(value)}, expected an int or an integer array of NumPy or CuPy")
     check_axes(name, array)
@@ -278,6 +280,8 @@ def overlap(x: Any, y: Any) -> bool:
 
 def overlaps_itself(x: Any) -> bool:
     """Whether two elements of an array share memory."""
+    if x.flags.c_contiguous:
+        return False
     steps = sorted((abs(stride), n) for stride, n in zip(x.strides, x.shape) if n > 1)
     end = x.itemsize  # of what the axes so far take
     for step, n in steps:
@@ -288,6 +292,19 @@ def overlaps_itself(x: Any) -> bool:
         return False
     offsets = sum(np.ix_(*(np.arange(n) * step for step, n in steps)))  # axes may be interleaved all the same
     return x.size > 0 and bool(np.diff(np.sort(offsets, axis=None)).min() < x.itemsize)
+
+
+def lies_within_rows(x: Any, whole: Any) -> bool:
+    """Whether x is whole[..., first:end]."""
+    step = whole.strides[-1]
+    if x.strides != whole.strides or not step:
+        return False
+    first, rest = divmod(_address(x) - _address(whole), step)
+    return not rest and 0 <= first <= whole.shape[-1] - x.shape[-1]
+
+
+def _address(x: Any) -> int:
+    return int(_memory(x).__array_interface__["data"][0])
 
 
 def _memory(x: Any) -> Any:

@@ -81,6 +81,11 @@ _, status = os.waitpid(child, 0)
 if status:
     raise SystemExit(f"the child ends with {status}")
 """
+OPTIMISED = """
+calls()
+from numbattn.__main__ import main
+main(["plan", "--devices", "2"])
+"""
 
 
 @dataclass
@@ -92,7 +97,7 @@ class Row:
 
 
 QUICK = {
-    "optimised": Row(options=("-OO",), does="calls(); from numbattn import __main__; __main__.main(['plan', '--devices=2'])"),
+    "optimised": Row(options=("-OO",), does=OPTIMISED),
     "warnings are errors": Row(options=("-W", "error")),
     "seterr": Row(does="np.seterr(all='raise'); calls()"),
     "alarms": Row(does=ALARMS),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,12 +19,13 @@ from ..checks import (
     integer,
     integer_array,
     integers,
-    overlaps_itself,
+    lies_within_rows,
+    overlap,
     own,
     same_library,
 )
 from ..values import Value, moved
-from .checks import NUMBERS, check, check_lengths, checked_dtype
+from .checks import NUMBERS, check, check_apart, check_lengths, check_writable, checked_dtype
 from .eight_bits import EIGHT_BITS, FLOAT8, INT8, bits_of, check_scale
 from .tokens import by_token, check_path, checked_offsets, offsets_of_tokens, stored
 
@@ -50,8 +53,8 @@ class KVCache(Value):
     k : array, (batch, heads, capacity, head_dim), or in pages (pages, heads, page_size, head_dim)
     v : array, (batch, heads, capacity, head_dim_v), or in pages (pages, heads, page_size, head_dim_v)
         Of the dtype of q, or of int8 or float8_e4m3fn (of ml_dtypes; in CuPy ``bits.view(ml_dtypes.float8_e4m3fn)`` of
-        an array of uint8). Any strides, but no two elements share memory. On a GPU a NaN of float8_e4m3fn may be read
-        as 480.
+        an array of uint8). Any strides, but no two elements share memory; v may be a part of k, ``k[..., :n]``, to
+        which `append` and `keep` write no int8. On a GPU a NaN of float8_e4m3fn may be read as 480.
     lengths : array of int32, (batch,)
         How many tokens each sequence has. Whatever is stored beyond them is never used, even NaN.
     table : array of int32, (batch, pages of a sequence), optional
@@ -101,9 +104,7 @@ class KVCache(Value):
                 raise ValueError("KVCache k: got pages of 0 tokens, allowed 1 or more")
         check("KVCache v", self.v, [self.k.dtype], (*self.k.shape[:3], "head_dim_v"))
         for name, x in (("k", self.k), ("v", self.v)):
-            if overlaps_itself(x):
-                raise ValueError(f"KVCache {name}: got strides {x.strides} for the shape {x.shape}: elements share "
-                                 "memory")
+            check_apart(f"KVCache {name}", x)
         batch = len(self.k if self.table is None else self.table)
         check("KVCache lengths", self.lengths, [INT32], (batch,))
         self._set(k_scale=self._scale_of("k_scale"), v_scale=self._scale_of("v_scale"))
@@ -227,10 +228,12 @@ class KVCache(Value):
         check("k", k, dtypes, (*lead, "tokens", self.k.shape[-1]))
         check("v", v, dtypes, (*lead, k.shape[-2], self.v.shape[-1]))
         self._check_device(k=k, v=v)
+        self._check_writable()
         if not self._is_numpy:
             return self._append_on_gpu(k, v, segments)
-        self._check_writable()
         self._check_scales()
+        if self.k.dtype == FLOAT8 and (self.k_scale != self.v_scale).any() and overlap(self.k, self.v):
+            raise ValueError("KVCache v_scale: got another one than k_scale, with a v that is a part of k")
         offsets = offsets_of_tokens(segments, batch, k.shape[-2])
         counts = np.diff(offsets)
         for b in np.flatnonzero(counts > self.capacity - lengths)[:1]:
@@ -287,8 +290,8 @@ class KVCache(Value):
         steps = moved(own("path", integer_array("path", path, "(batch, depth)")), lengths).astype(np.int64)
         if steps.ndim != 2 or len(steps) != batch or steps.shape[1] > nodes:
             raise ValueError(f"path: got the shape {steps.shape}, expected ({batch}, depth), a depth of 0 to {nodes}")
+        self._check_writable()
         if self._is_numpy:
-            self._check_writable()
             check_path(steps, nodes)
             if batch and lengths.min() < nodes:
                 raise ValueError(f"nodes: got {nodes} for a sequence of {lengths.min()} tokens")
@@ -337,8 +340,9 @@ class KVCache(Value):
         given = np.full_like(held, given) if isinstance(given, int) else moved(given, held)
         if given.shape != held.shape:
             raise ValueError(f"lengths: got the shape {given.shape}, expected {held.shape}")
+        check_apart("KVCache lengths", self.lengths)
+        check_writable("KVCache lengths", self.lengths)
         if self._is_numpy:
-            self._check_writable("lengths")
             for b in np.flatnonzero((given < 0) | (given > held))[:1]:
                 raise ValueError(f"lengths: got {given[b]} for sequence {b}, allowed 0 to {held[b]}, its length")
         self.lengths[...] = np.clip(given, 0, held)
@@ -400,12 +404,23 @@ class KVCache(Value):
             check_scale("KVCache k_scale", self.k_scale)
             check_scale("KVCache v_scale", self.v_scale)
 
-    def _check_writable(self, *names: str) -> None:
-        """Refuse NumPy arrays that are read-only, by default of all that `append` and `keep` write to."""
-        scales = ("k_scale", "v_scale") if self.k.dtype == INT8 else ()
-        for name in names or ("k", "v", "lengths", *scales):
-            if not getattr(self, name).flags.writeable:
-                raise ValueError(f"KVCache {name}: got a read-only array")
+    @cached_property
+    def _written(self) -> dict[str, Any]:
+        """The arrays that `append` and `keep` write to. Refuses those where one write would change another one."""
+        names = ("k", "v", "lengths", *(("k_scale", "v_scale") if self.k.dtype == INT8 else ()))
+        found = {name: getattr(self, name) for name in names}
+        for name, x in found.items():
+            check_apart(f"KVCache {name}", x)
+        shared = self.k.dtype != INT8 and lies_within_rows(self.v, self.k)  # latent attention; int8 has two scales
+        for (one, x), (other, y) in combinations(found.items(), 2):
+            if overlap(x, y) and not (shared and (one, other) == ("k", "v")):
+                raise ValueError(f"KVCache {other}: overlaps {one}")
+        return found
+
+    def _check_writable(self) -> None:
+        """Refuse NumPy arrays that are read-only, and, of any library, what `_written` does."""
+        for name, x in self._written.items():
+            check_writable(f"KVCache {name}", x)
 
     def _check_device(self, **new: Any) -> None:
         """Refuse arrays of CuPy's that are not on its current device, its own and new ones."""
