@@ -73,9 +73,9 @@ def product_vjp(
     -------
     s : array, (..., m, e), of the dtype of x
     backprop : ProductBackprop
-        ``backprop(ds)`` returns dx, dy, db, of the shapes and dtypes of x, y, b, over broadcast axes they are summed; a
-        tuple with the attribute `kernel`, the gradient of its length: an array of its shape, None of a kernel without,
-        and of a sum of kernels a tuple of these. It refers to x, y and b: editing them in place before it is called
+        ``backprop(ds)`` returns dx, dy, db, of the shapes and dtypes of x, y, b, summed over broadcast axes; a tuple
+        with the attribute `kernel`, the gradient of the kernel's length: an array of its shape, None for a kernel
+        without, a tuple for a sum of kernels. It refers to x, y and b: editing them in place before it is called
         changes the gradients. The derivative of a kernel at r = 0 is taken to be 0 where it is not finite.
         ``backprop.hvp(ds, tx, ty, tb)`` has Hessian-vector products.
 
@@ -144,7 +144,7 @@ def product_jvp(
 
 
 class ProductBackprop:
-    """What `product_vjp` returns along with the sums: ``backprop(ds)`` returns dx, dy, db."""
+    """The closure that `product_vjp` returns: ``backprop(ds)`` returns dx, dy, db."""
 
     def __init__(self, call: _Product) -> None:
         self._call = call
@@ -183,12 +183,12 @@ class ProductBackprop:
 
             tdx_i = sum_j (K''_ij tt_ij W_ij + K'_ij tW_ij) 2 (x_i - y_j) + K'_ij W_ij 2 (tx_i - ty_j),
 
-        where K' and K'' are derivatives by r^2. Of the features of x_i and y_j whose products tt_ij is, there are d + 1
-        for each of tx and ty that is given, and they are multiplied by the columns of b, as many at a time as make 256.
-        So there are five passes over all pairs for each term of a kernel, with many columns several times, and three
-        more with tb and tds. tt_ij is right to a rounding of ``|x|``, from the centre and in lengths. Derivatives of a
-        kernel at r = 0 are taken to be 0 where they are not finite. As Hessians are symmetric, these are gradients of
-        gradients, too: of a function of dx, dy and db by x, y and b, if its gradients by those are tx, ty and tb.
+        where K' and K'' are derivatives by r^2. tt_ij is a product of features of x_i and y_j, d + 1 for each of tx and
+        ty that is given, which are multiplied by the columns of b, 256 products at a time. So there are five passes
+        over all pairs for each term of a kernel, more with many columns, and three more with tb and tds. tt_ij has an
+        error of a rounding of ``|x|``, from the centre and in lengths. Derivatives of a kernel at r = 0 are taken to be
+        0 where they are not finite. As Hessians are symmetric, these are also gradients of gradients: those of a
+        function of dx, dy and db with respect to x, y and b, if its gradients by the former are tx, ty and tb.
 
         Examples
         --------
