@@ -106,7 +106,7 @@ def logsumexp_jvp(
     x, y, w, kernel, mask
         As in `logsumexp`.
     tx, ty, tw : arrays or None
-        The tangents of x, y and w, of the shape of each; of another floating dtype they are converted. None is zero.
+        The tangents of x, y and w, of the shape of each; other floating dtypes are converted. None is zero.
         Where w is -inf, tw is finite and changes nothing; where w is None, tw is.
 
     Returns

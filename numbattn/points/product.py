@@ -27,8 +27,8 @@ def product(x: A, y: A, b: A, kernel: Kernel, *, mask: Mask | Array | None = Non
     kernel : Gaussian, Laplacian, Matern, Cauchy, RationalQuadratic, Radial, Linear, Cosine, Polynomial, Cost
         Or a sum of multiples of these, ``0.5 * Gaussian(0.1) + Matern(1.5, 0.3)``, one pass each.
     mask : a mask of numbattn's, or a boolean array, optional
-        Which points y_j are seen by x_i: `Segments` of batches of point clouds of unequal size, `BlockSparse`, `Window`
-        of sorted points. A point that sees nothing gets 0.
+        Which points y_j each x_i sees: `Segments` for batches of point clouds of unequal size, `BlockSparse`, `Window`
+        for sorted points. A point that sees nothing gets 0.
 
     Returns
     -------
@@ -37,16 +37,16 @@ def product(x: A, y: A, b: A, kernel: Kernel, *, mask: Mask | Array | None = Non
     Raises
     ------
     TypeError
-        For what is not an array or not a kernel, or of a wrong kind or dtype.
+        For arguments that are not arrays or kernels, or of the wrong kind or dtype.
     ValueError
-        For shapes and numbers that do not fit. Both name the argument, what it got and what it takes.
+        For shapes and numbers that do not fit. Both errors name the argument, what it got and what it takes.
 
     Notes
     -----
     Points are moved to a common centre and divided by the kernel's length; sums are accumulated in float32, or in
-    float64 for float64. Up to 8 features a squared distance is a sum of squared differences, right to a few roundings;
-    beyond it is ``|x|^2 + |y|^2 - 2 <x, y>``, whose error is that of a rounding of ``|x|^2``, from the centre and in
-    lengths. float16 and bfloat16 are computed in float32, and rounded once.
+    float64 for float64. Up to 8 features a squared distance is a sum of squared differences, with an error of a few
+    roundings; beyond it is ``|x|^2 + |y|^2 - 2 <x, y>``, with an error of a rounding of ``|x|^2``, from the centre and
+    in lengths. float16 and bfloat16 are computed in float32, and rounded once.
 
     Examples
     --------
@@ -110,7 +110,7 @@ def product_jvp(
     x, y, b, kernel, mask
         As in `product`.
     tx, ty, tb : arrays or None
-        The tangents of x, y and b, of the shape of each; of another floating dtype they are converted. None is zero.
+        The tangents of x, y and b, of the shape of each; other floating dtypes are converted. None is zero.
 
     Returns
     -------
@@ -162,8 +162,7 @@ class ProductBackprop:
         ds : array, (..., m, e)
             As in ``backprop(ds)``.
         tx, ty, tb : arrays or None
-            The tangents of x, y and b, of the shape of each; of another floating dtype they are converted. None is
-            zero.
+            The tangents of x, y and b, of the shape of each; other floating dtypes are converted. None is zero.
         tds : array, (..., m, e), optional
             The tangent of ds. Default: zero. Then this is the Hessian of <ds, s> times the tangents.
 
@@ -209,7 +208,7 @@ class ProductBackprop:
 
 
 class _Moving(NamedTuple):
-    """How the arrays of a call move."""
+    """The tangents of a call's arrays."""
 
     terms: list[tuple[float, Moving]]
     tb: Any  # likewise B
