@@ -13,7 +13,7 @@ from ...checks import UserValueError
 from .scores import is_nonlinear, looks_up
 from .shared.visibility import is_looked_up
 
-HEAD_DIMS = 32, 64, 128, 192, 256  # what head_dims are rounded up to
+HEAD_DIMS = 32, 64, 128, 192, 256  # that head_dims are rounded up to
 
 MANY = 64  # tokens: rows for longer sequences have warps of 32 rows, which fill all registers
 
