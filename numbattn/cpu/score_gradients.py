@@ -89,7 +89,7 @@ def _own_of(shape, batch, matrices):
 
 # --------------------------------------------------------------------------------------------------------------- sums
 class Sums(NamedTuple):
-    """Where the gradients of the arrays of Steps are added up, as kernels take it."""
+    """The sums for the gradients of the arrays of Steps, as kernels take them."""
 
     numbers: Any  # int64 (steps, 4): which wanted gradient, or -1; rows and columns; bytes between the sums of chunks
     addresses: Any  # int64 (wanted gradients), of arrays (sums, chunks, rows, columns)

@@ -34,9 +34,8 @@ NO_ARRAY = np.zeros(0)
 
 
 def tangents_of_steps(problem, inputs, tparts, order=1):
-    """The Record of Steps that have tangents for arrays: all steps of the first direction, then those of the next.
-    NO_STEPS where all are zero. tparts: of each direction, see `parts_of`; order: up to which derivatives are wanted.
-    """
+    """The Record of Steps with tangents in place of arrays: all steps of the first direction, then those of the next;
+    NO_STEPS if all are zero. tparts: for each direction, see `parts_of`; order: of the highest derivative wanted."""
     steps, arrays, held = [], [], []
     for own in tparts:
         for part, tangent in zip(inputs.score, own):
@@ -68,9 +67,10 @@ def tangents_of_sinks(problem, tparts):
 
 @inline
 def differentiate_score(tS, S2, steps, tsteps, number, slopes, bends, batch, head, m0, n0, aligned):
-    """tS before all steps becomes that after them, S2 the second derivative along the same direction, if it is wanted.
+    """Turn tS before all steps into tS after them, and S2, if it is wanted, into the second derivative along the same
+    direction.
 
-    tsteps: tangents of arrays, of which those of direction `number` are added. slopes: as `score` has left them, and,
+    tsteps: tangents of arrays, of which those of direction `number` are added. slopes: as `score` leaves them, and,
     with bends, a tile after each S that is kept, which becomes tS there. bends: a tile for each step that is not
     linear, which becomes the tangent of its slope, or nothing.
     """
@@ -97,8 +97,8 @@ def differentiate_score(tS, S2, steps, tsteps, number, slopes, bends, batch, hea
 
 @inline
 def pull_back_tangents(dS, tdS, steps, tsteps, t, slopes, bends, sums, batch, head, chunk, m0, n0, aligned):
-    """As `pull_back` of dS, and of its tangent, which is added to the tangents of gradients of arrays on the way. t:
-    the direction, of tsteps."""
+    """`pull_back` for dS and its tangent, which is added to the tangents of gradients of arrays on the way. t: the
+    direction, for tsteps."""
     count = steps.caps.size
     for step in range(count - 1, -1, -1):
         first, order, kept = steps.numbers[step, SLOPES], steps.numbers[step, ORDER], steps.numbers[step, KEPT]
@@ -131,7 +131,7 @@ def bend_both(S2, tS, slope, curvature):
 
 @inline
 def multiply_duals(dS, tdS, slope, bend):
-    """tdS = f' tdS + tf' dS and dS = f' dS. Where both are 0 already, as where P is, slopes may be NaN."""
+    """tdS = f' tdS + tf' dS and dS = f' dS. Where both are 0 already, as where P is 0, slopes may be NaN."""
     zero = dS.dtype.type(0)
     for j in range(dS.shape[0]):
         for i in range(dS.shape[1]):

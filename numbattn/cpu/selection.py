@@ -1,6 +1,6 @@
 """Selection of a tile's elements by bits, a vector of queries at a time.
 
-A branch for each element would be mispredicted every other time, where a mask has no structure.
+In a mask without structure, every other branch for an element would be mispredicted.
 """
 
 from llvmlite import ir

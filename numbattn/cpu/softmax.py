@@ -1,11 +1,11 @@
-"""The softmax of tiles, as it goes along the keys, and what ends it: Algorithm 2, lines 12 to 16."""
+"""The online softmax over tiles of keys, and its epilogue: Algorithm 2, lines 12 to 16."""
 
 import numpy as np
 
 from .exponentials import exp
 from .tile import fill, inline
 
-SUMMED = 32  # keys that are summed before they are added to l: a long row loses fewer digits
+SUMMED = 32  # keys that are summed before the sum is added to l, so that long rows lose fewer digits
 
 
 @inline

@@ -1,6 +1,6 @@
-"""Subnormal numbers count as 0 while a kernel runs: many CPUs take over a hundred cycles for each operation on one.
+"""Subnormal numbers are flushed to 0 while a kernel runs: many CPUs take over a hundred cycles for an operation on one.
 
-The thread's own setting is put back before the kernel returns, and nothing in a kernel raises.
+The thread's setting is restored before the kernel returns, and nothing in a kernel raises.
 """
 
 import platform
@@ -19,7 +19,7 @@ MACHINE = platform.machine().lower()
 
 
 class Mxcsr:
-    """How x86 computes."""
+    """The control register of x86."""
 
     flush = FTZ_DAZ
 
@@ -37,7 +37,7 @@ class Mxcsr:
 
 
 class Fpcr:
-    """How ARM's CPUs of 64 bits compute."""
+    """The control register of 64-bit ARM."""
 
     flush = FZ
 
@@ -51,7 +51,7 @@ class Fpcr:
 
 
 class Unknown:
-    """A CPU of which nothing is changed."""
+    """A CPU whose setting is not changed."""
 
     flush = 0
 
@@ -74,7 +74,7 @@ def call(builder, name, result, *operands):
 
 @intrinsic
 def flush_subnormals(typingctx):
-    """From here on subnormal numbers are 0; how it was before."""
+    """Flush subnormal numbers to 0 from here on. Returns the setting before."""
 
     def generate(context, builder, signature, args):
         before = CONTROL.read(builder)
@@ -86,7 +86,7 @@ def flush_subnormals(typingctx):
 
 @intrinsic
 def restore(typingctx, before):
-    """As it was."""
+    """Restore the setting."""
 
     def generate(context, builder, signature, args):
         CONTROL.write(builder, args[0])

@@ -1,8 +1,7 @@
 """The tangent of attention on the CPU, and its second derivatives: Algorithm 2 with more columns.
 
-Of each tile S and P are computed once for several directions. What is summed over keys stands side by side in a matrix
-of sums, which is rescaled as O is: O, its tangents and second derivatives, then the tangents of l and those of second
-order.
+S and P of each tile are computed once for several directions. Sums over keys are side by side in one matrix, which is
+rescaled like O: O, its tangents and second derivatives, then the first and second derivatives of l.
 """
 
 from functools import lru_cache
@@ -103,7 +102,7 @@ def operands_of(problem, inputs, tangents, results):
 
 @lru_cache(maxsize=64)
 def _operands(problem, count, results, q, k, v, *tangents):
-    """The Record of calls on arrays of these shapes and strides, or None, with so many results."""
+    """The Record of calls on arrays of these shapes and strides, or None, with this number of results."""
     rows, dtype = (*problem.matrices, problem.seqlen_q), problem.sum_dtype
     wholes = [matrices(problem, *layout, dtype.itemsize) for layout in (q, k, v)]
     shapes = (*rows, problem.head_dim_v), rows, (count, *rows, problem.head_dim_v), (count, *rows)
@@ -130,8 +129,8 @@ class Scratch(NamedTuple):
 
 @lru_cache(maxsize=64)
 def scratch_of(problem, count, slopes, bends):
-    """The Record of a Scratch for so many directions, and a function that allocates its memory. slopes: tiles, with
-    `bends` twice as many."""
+    """The Record of a Scratch for `count` directions, and a function that allocates its memory. slopes: how many tiles,
+    twice as many with `bends`."""
     rows, keys = min(TILE_M, problem.seqlen_q), min(TILE_N, problem.seqlen_k)
     elements, dropped = rows * keys, rows * keys if problem.dropout else 0
     sums = rows * ((1 + count + bends) * problem.head_dim_v + count + bends)
@@ -143,12 +142,12 @@ def scratch_of(problem, count, slopes, bends):
 
 # ------------------------------------------------------------------------------------------------------------- kernel
 class Operands(NamedTuple):
-    """What a call computes with."""
+    """The inputs of a call."""
 
     q: Any
     k: Any
     v: Any
-    tq: Any  # of direction t and element b of the batch number t * batches + b; without rows where it is zero
+    tq: Any  # direction t and element b of the batch have number t * batches + b; zero has no rows
     tk: Any
     tv: Any
     mask: Any
@@ -203,14 +202,14 @@ def tangent_kernel(
 
 @inline_view
 def columns(sums, number, count):
-    """So many columns of sums: those of O, of tangent number - 1 of O, or of the second derivatives after them."""
+    """`count` columns of sums: of O, of tangent number - 1 of O, or of the second derivatives after these."""
     address = address_of(sums) + number * count * sums.itemsize
     return strided_view(address, sums.shape[0], count, sums.shape[1], sums.dtype)
 
 
 @inline_in_place
 def attend(sums, m, l, at, given, scratch, stop, first, end):
-    """All sums, m and l of keys [first, end), which begin with a tile."""
+    """All sums, m and l over keys [first, end), which begin with a tile."""
     batch, head, m0, m_end = at.batch, at.head, at.m0, at.m_end
     dtype, one, features = m.dtype, m.dtype.type(1), given.v.cols
     fill(m, np.finfo(dtype).min)                                            # finite, since (-inf) - (-inf) is NaN
@@ -247,7 +246,7 @@ def attend(sums, m, l, at, given, scratch, stop, first, end):
 
 @inline
 def add_direction(sums, P, Z, K, V, t, at, given, scratch, n0, n_end):
-    """Add to sums, but for (Z P) tV, what keys [n0, n_end) have of a direction."""
+    """Add the terms of keys [n0, n_end) along a direction to sums, except (Z P) tV."""
     batch, head, features = t * given.batches + at.batch, at.head, given.v.cols
     dtype, one, two = P.dtype, P.dtype.type(1), P.dtype.type(2)
     tS, tQT = tile(scratch.tS, P.shape[0], P.shape[1]), numbered_tile(scratch.tQT, t, at.QT)
@@ -286,7 +285,7 @@ def differentiate_products(tS, K, tK, QT, tQT, has_tQ):
 
 @inline
 def weigh(P, tS, S2, sums, t, count, part):
-    """P tS in place of tS, 0 where P is, and P (S2 + tS^2) in place of S2; their sums over keys are added."""
+    """P tS in place of tS, 0 where P is 0, and P (S2 + tS^2) in place of S2; add their sums over keys."""
     keys, queries = tS.shape
     bends, zero = 1 if S2.shape[0] else 0, tS.dtype.type(0)
     own = sums.shape[1] - bends - count + t
@@ -319,7 +318,7 @@ def add_tangent_of_sink(tl, m, l, logit, tangent):
 
 @inline
 def finish(O, lse, sums, m, l, kept_scale, statistics):
-    """lse = m + log(l) and O = O / l, likewise all sums, the last of which are so many that dropout leaves alone; -inf
+    """lse = m + log(l) and O = O / l, and likewise all sums; dropout does not scale the last `statistics` ones. -inf
     and 0 for a row that saw nothing."""
     width = sums.shape[1] - statistics
     for i in range(m.size):
@@ -336,7 +335,7 @@ def finish(O, lse, sums, m, l, kept_scale, statistics):
 
 @inline
 def finish_tangent(tO, tlse, O, sums, tl):
-    """tlse = tl / l, tO = tO / l - tlse O; sums: those of the direction."""
+    """tlse = tl / l, tO = tO / l - tlse O. sums: of the direction."""
     for i in range(tlse.size):
         tlse[i] = tl[i]
         for c in range(O.shape[1]):

@@ -1,4 +1,4 @@
-"""Operations on tiles, but for products and exponentials: memory, visibility, dropout.
+"""Operations on tiles, except products and exponentials: memory, visibility, dropout.
 
 S, P, dP and dS are transposed: a row is a key, a column a query. m, l and lse are then vectors along the tile's
 contiguous axis, and every loop over a tile is vectorised.
@@ -17,10 +17,10 @@ from .linked import LINKED, linked
 from .product import FEATURES
 from .selection import select
 
-# inlined, or most of the time of a small tile would go into copies of arguments
+# inlined, or small tiles would mostly spend time on copies of arguments
 OPTIONS = {**LINKED, "forceinline": True, "fastmath": {"contract"}, "error_model": "numpy"}
 inline = register_jitable(**OPTIONS)
-inline_in_place = register_jitable(**OPTIONS, inline="always")  # takes all of a call: passing that takes 0.1 us
+inline_in_place = register_jitable(**OPTIONS, inline="always")  # for all arguments of a call, which take 0.1 us to pass
 inline_view = register_jitable(**OPTIONS, _nrt=True)  # returns a view, which Numba refuses without reference counts
 for function in dropout.wide_product, dropout.philox_round:
     linked(function)
@@ -65,7 +65,7 @@ def any_view(typingctx, address, rows, cols, row_stride, col_stride, dtype):
 
 
 def array_at(context, builder, kind, address, shape, strides):
-    """An array of a type of Numba's."""
+    """An array of a Numba type."""
     element = context.get_data_type(kind.dtype)
     array, pointer = context.make_array(kind)(context, builder), builder.inttoptr(address, element.as_pointer())
     itemsize = context.get_constant(types.intp, context.get_abi_sizeof(element))
@@ -89,8 +89,8 @@ def matrix(x, batch, head, dtype):
 
 @inline_view
 def rows_of(x, batch, head, first, end, buffer, dtype):
-    """Rows [first, end) of K or V of (batch, head): as they lie or, if they are of another dtype or lie in several
-    pages, gathered in the buffer."""
+    """Rows [first, end) of K or V of (batch, head): in place or, if they have another dtype or are in several pages,
+    gathered in the buffer."""
     if x.kind == OF_SUMS and first // x.page_size == (end - 1) // x.page_size:
         address, stride = address_of_row(x, x.place, batch, head, first), x.place.row_stride // buffer.itemsize
         return strided_view(address, end - first, x.cols, stride, dtype)
@@ -113,7 +113,7 @@ def address_of_row(x, place, batch, head, row):
 
 @inline
 def gather(out, x, address, of_scale):
-    """The rows from an address on, widened; those of 8 bits times their scales, from another one on."""
+    """Gather the rows from `address` on, widened; those of 8 bits times their scales, which start at `of_scale`."""
     cols, real = x.cols, out.dtype.type
     for row in range(out.shape[0]):
         wide = out[row]
@@ -150,7 +150,7 @@ def tile(buffer, rows, cols):
 
 @intrinsic
 def fetch_line(typingctx, address):
-    """Ask for the line of the cache that an address is in; one of nothing does no harm."""
+    """Prefetch the cache line of an address; an invalid one does no harm."""
 
     def generate(context, builder, signature, args):
         pointer, int32 = ir.IntType(8).as_pointer(), ir.IntType(32)
@@ -164,7 +164,7 @@ def fetch_line(typingctx, address):
 
 @inline
 def prefetch(x):
-    """Ask for the rows of a matrix, which are contiguous."""
+    """Prefetch the rows of a matrix, which are contiguous."""
     for row in range(x.shape[0]):
         address = address_of(x) + row * x.strides[0]
         for at in range(0, x.shape[1] * x.itemsize, LINE):
@@ -185,7 +185,7 @@ def is_set(typingctx, flag):
 
 @intrinsic
 def add_one(typingctx, counters, index):
-    """counters[index] + 1, which it becomes: of several threads each gets another number."""
+    """Atomically add 1 to counters[index], and return the result: each thread gets another number."""
 
     def generate(context, builder, signature, args):
         place = builder.gep(context.make_array(counters)(context, builder, args[0]).data, [args[1]])
@@ -262,7 +262,7 @@ def float_of_float16(bits):
 
 @intrinsic
 def converted_float16(typingctx, bits):
-    """By the CPU's instruction."""
+    """The float32 of a float16, by the CPU's instruction."""
 
     def generate(context, builder, signature, args):
         return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
@@ -272,7 +272,7 @@ def converted_float16(typingctx, bits):
 
 @inline
 def shifted_float16(bits):
-    """By its bits: its exponent is less by 112; infinity and NaN have all bits of it set."""
+    """The same by its bits: its exponent is less by 112; in infinity and NaN all bits of it are set."""
     bits = np.int32(bits)
     magnitude = np.int32((bits & np.int32(0x7FFF)) << np.int32(13))
     is_finite = bits & np.int32(0x7C00) != np.int32(0x7C00)
@@ -303,17 +303,17 @@ def band_of(mask, batch, head):
 
 @inline_view
 def intervals_of(mask, batch, head):
-    """The first key that each query of (batch, head) sees and the end of those, (2, seqlen_q), and those of each
-    gap; or an empty array."""
+    """First and end of the keys that each query of (batch, head) sees, (2, seqlen_q), and those of each gap; or an
+    empty array."""
     x = mask.intervals
     return contiguous_view(x.address + x.offsets[batch, head] if x.rows else 0, x.rows, x.cols, x.cols, np.int64)
 
 
 @inline
 def visible_keys(band, intervals, m0, m_end, first, end):
-    """The keys visible to queries [m0, m_end): of the keys [first, end) what the band and the intervals let them see.
+    """The keys visible to queries [m0, m_end): those of [first, end) that the band and the intervals show.
 
-    Where that is nothing, end <= first.
+    If there are none, end <= first.
     """
     lo, hi, queries, keys = band
     m_end = min(m_end, queries)
@@ -360,7 +360,7 @@ def mask_intervals(S, intervals, m0, n0):
 
 @inline
 def is_in_a_gap(intervals, m0, m_end, n0, n_end):
-    """Whether queries [m0, m_end) see none of the keys [n0, n_end), though their intervals go around them."""
+    """Whether all keys [n0, n_end) are in a gap of the intervals of queries [m0, m_end)."""
     for g in range(2, intervals.shape[0], 2):
         some = 0
         for i in range(m0, m_end):
@@ -426,7 +426,7 @@ def mask_cells(S, mask, batch, head, m0, n0):
 def draw(kept, words, drops, batch, head, m0, n0):
     """kept = 1 or 0, see dropout_mask, for a tile that starts at query m0 and key n0.
 
-    What is drawn at once are 16 x 16 elements. words: uint64, two for each query of all squares that the tile touches.
+    16 x 16 elements are drawn at once. words: uint64, two for each query of all squares that the tile touches.
     """
     rows, cols = kept.shape
     at = drops.origin

@@ -1,4 +1,4 @@
-"""Masks of blocks that are given as lists, on a GPU. Nothing waits for it."""
+"""Masks of blocks from lists of blocks, on a GPU. Nothing waits for it."""
 
 from functools import cache
 from typing import Any
@@ -12,9 +12,10 @@ THREADS = 128  # of a block, which writes a row
 
 
 def chosen(indices: Any, counts: Any, n_blocks: int) -> Any:
-    """Booleans (rows, n_blocks): which blocks indices[row] name, the first counts[row] of them, if there are counts.
+    """Booleans (rows, n_blocks): the blocks that indices[row] names, by its first counts[row] entries, if there are
+    counts.
 
-    What is no block is none.
+    Indices out of range are ignored.
     """
     blocks = np.empty((len(indices), n_blocks), np.bool_, like=indices)
     if blocks.size:

@@ -1,9 +1,9 @@
-"""Memory on the device that all calls use: counters, and scrap memory.
+"""Device memory that all calls use: counters, and scrap memory.
 
-Two counters for each kernel that runs, by which its blocks share out their work. They are 0 whenever no kernel uses
-them: the last block of a kernel sets them back. So kernels that may run at the same time have different ones: those of
-a stream come one after the other and share a pair, what is captured in a graph may run whenever the graph does and gets
-a pair of its own. Scrap memory is for what nobody reads.
+Each running kernel has two counters, by which its blocks draw their work. They are 0 whenever no kernel uses them: the
+last block of a kernel resets them. Kernels that may run at the same time have different ones: those of a stream run one
+after the other and share a pair, while a kernel captured in a graph, which may run at any time, gets its own pair.
+Scrap memory takes results that nobody reads.
 """
 
 import threading
@@ -15,7 +15,7 @@ import numpy as np
 from .words.steps import SCRAP_BYTES
 
 PAIR_BYTES = 8
-STREAMS, CAPTURED = 1 << 12, 1 << 16  # pairs; beyond so many the first ones are used again
+STREAMS, CAPTURED = 1 << 12, 1 << 16  # pairs; after these the first ones are used again
 PER_THREAD = 2  # the handle of every thread's own default stream
 
 

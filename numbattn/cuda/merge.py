@@ -1,4 +1,4 @@
-"""Parts of an attention put together, in the dtype of sums or, at last, in another one: one pass over memory each."""
+"""Merge parts of an attention, in the dtype of sums or, in the end, in another one: one pass over memory each."""
 
 from functools import cache, partial
 from typing import Any
@@ -29,17 +29,17 @@ THREADS, ROWS = 128, 16  # of a block
 
 
 def merge_into(out: Any, o: Any, lse: Any, part: Any, part_lse: Any) -> None:
-    """As `numbattn.merging.merge_into`. Arrays are contiguous but for their rows; o is finite where lse is -inf."""
+    """As `numbattn.merging.merge_into`. Arrays are contiguous except for their rows; o is finite where lse is -inf."""
     run(merge_kernel, out, (o, part), lse, part_lse)
 
 
 def sum_into(out: Any, *terms: Any) -> None:
-    """As `numbattn.merging.sum_into`, of one or two. Arrays are contiguous but for their rows."""
+    """As `numbattn.merging.sum_into`, of one or two. Arrays are contiguous except for their rows."""
     run(partial(sum_kernel, len(terms)), out, terms)
 
 
 def run(kernel_of: Any, out: Any, terms: tuple[Any, ...], *vectors: Any) -> None:
-    """A kernel that takes the same rows of matrices and of vectors, of all heads and all of a batch."""
+    """Launch a kernel over the same rows of matrices and of vectors, for all heads and elements of the batch."""
     rows, features = out.shape[-2:]
     if out.size:
         nbytes = min(map(alignment_of, (out, *terms)))

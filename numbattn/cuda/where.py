@@ -21,7 +21,7 @@ def shown_by_function(gpu, mask):
 
 
 def states(gpu, mask, size=None):
-    """Of blocks of this size, or of its own: uint8 (..., rows, columns)."""
+    """The states of blocks of this size, or of the mask's own: uint8 (..., rows, columns)."""
     size = mask.block_size if size is None else size
     with gpu.scratch_memory(gpu.stream().is_capturing()):
         found = gpu.empty(mask._blocks(size), np.dtype(np.uint8))

@@ -1,4 +1,4 @@
-"""Attention of sequences that are split over ranks: the functions of `numbattn`, with a ring before q.
+"""Attention of sequences that are split over ranks: the functions of `numbattn`, with a ring as first argument.
 
 >>> import numbattn as na, numpy as np
 >>> from numbattn import distributed as nad
@@ -10,18 +10,18 @@
 >>> ring.join(dq).shape
 (8, 500, 64)
 
-In one process there are lists of parts, one for each rank; where ranks are processes each has its own. A sequence is
+In one process there are lists of parts, one for each rank; if ranks are processes each has its own part. A sequence is
 split in zigzag unless the ring is told otherwise: of 2n pieces the first rank has the first and the last, the next one
-the second and the last but one, so that a causal mask gives all of them equal work. Any length will do; pieces begin at
-multiples of 32 tokens. Options and results are those of one device, but for one: `Alibi` and `RelativeBias` without an
-offset, with `Segments` of unequal queries and keys, are refused.
+the second and the last but one, so that a causal mask gives all ranks equal work. Any length will do; pieces begin at
+multiples of 32 tokens. Options and results are those of one device, with one exception: `Alibi` and `RelativeBias`
+without an offset are refused with `Segments` whose queries and keys differ.
 
 All ranks call the same functions with the same options. If they do not, all of them raise an error that shows the
-difference. If a call ends halfway on some rank, as by a time-out or Ctrl-C, the ring refuses all others, on all ranks,
-until each has called ``ring.reset()``. What travels, ``plan="ring"``, are keys and values, and gradients of these, in
-float32 or float64; what the queries of a rank do not see, by what all ranks know of the mask, is not sent to it. Or,
-``plan="heads"``, sequences are put together for each rank's share of the heads, in the dtype of the inputs. By default
-the plan is chosen by numbers, which ``python -m numbattn plan --devices 8`` shows.
+difference. If a call is interrupted on some rank, as by a time-out or Ctrl-C, the ring refuses all others, on all
+ranks, until each has called ``ring.reset()``. With ``plan="ring"`` keys and values travel, and their gradients, in
+float32 or float64; what the queries of a rank do not see, as far as all ranks know the mask, is not sent to it. With
+``plan="heads"`` each rank gets whole sequences for its share of the heads, in the dtype of the inputs. By default the
+plan is chosen by the costs that ``python -m numbattn plan --devices 8`` shows.
 
 For decoding, `attention_over_keys` leaves keys where they are: each rank has all queries and a part of the cache.
 """
@@ -62,7 +62,7 @@ _SECOND_DERIVATIVES = (
 
 
 def __getattr__(name: str) -> Any:
-    """Functions of numbattn that are not here yet say so."""
+    """Say so for functions of numbattn that are not here yet."""
     if name in _SECOND_DERIVATIVES:
         raise AttributeError(f"numbattn.distributed has no {name} yet: sequences that are split have first derivatives "
                              f"alone, numbattn.{name} takes whole arrays")  # fmt: skip

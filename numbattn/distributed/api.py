@@ -1,4 +1,4 @@
-"""The public functions: those of `numbattn`, of sequences that are split over the ranks of a ring."""
+"""The public functions: those of `numbattn`, for sequences that are split over the ranks of a ring."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .share import Options
 
 
 class Backprop(Protocol):
-    """What `attention_vjp` returns along with o."""
+    """The closure that `attention_vjp` returns."""
 
     def __call__(self, do: Any, dlse: Any = None, deterministic: bool = False) -> Gradients[Any]: ...
 
@@ -24,21 +24,21 @@ def attention(
     ring: Ring, q: Any, k: Any, v: Any, *, causal: bool = False, mask: Mask | Any = None, scale: float | None = None,
     dropout: Dropout | None = None, score: Scores = None, plan: str | None = None,
 ) -> Any:  # fmt: skip
-    """`numbattn.attention` of sequences that are split over ranks, with its options and its answers.
+    """`numbattn.attention` of sequences that are split over ranks, with the same options and results.
 
     Parameters
     ----------
     ring : Simulated, Devices, Nccl or Mpi
     q, k, v : arrays, or lists of arrays
-        This rank's parts, as ``ring.split`` makes them, or, where all ranks are in one process, a list of the parts of
+        This rank's parts, as ``ring.split`` makes them, or, if all ranks are in one process, a list of the parts of
         each. All ranks have the same batch axes, dtype and options.
     causal, mask, scale, dropout, score
-        As in `numbattn.attention`, of the whole sequences. Of arrays with a row for each query (Dense, Bits, Intervals
-        and Bias) a process may hold all rows, or, where it is one rank, those of its own part.
+        As in `numbattn.attention`, for the whole sequences. Arrays with a row for each query (in Dense, Bits, Intervals
+        and Bias) have all rows, or, in a process that is one rank, those of its own part.
     plan : "ring" or "heads", optional
-        What travels: keys and values, to ranks whose queries see them, or sequences for heads, for which k and v have
-        as many heads as there are ranks, or a multiple. By default the one that moves less, where both leave ranks
-        equal work: see ``python -m numbattn plan --devices``.
+        What travels: keys and values, to ranks whose queries see them; or sequences for heads, which takes a multiple
+        of the number of ranks as heads of k and v. Default: the plan that sends less, if both give ranks equal work:
+        see ``python -m numbattn plan --devices``.
 
     Returns
     -------
@@ -48,10 +48,10 @@ def attention(
     Raises
     ------
     TypeError, ValueError
-        As in `numbattn.attention`, on all ranks. Also where ranks differ in shapes, dtype or options: with the
-        difference.
+        As in `numbattn.attention`, on all ranks. Also if ranks differ in shapes, dtype or options; the message shows
+        the difference.
     Interrupted
-        After a call of the ring that has ended halfway on some rank: see `Ring.reset`.
+        After a call of the ring that was interrupted on some rank: see `Ring.reset`.
 
     Notes
     -----
@@ -91,7 +91,7 @@ def attention_forward(
     -------
     o : array, or list of arrays
     saved : Saved, or list of Saved
-        For `attention_backward`, of each rank. ``saved.lse``, (..., seqlen_q of the rank), is as that of
+        For `attention_backward`, one for each rank. ``saved.lse``, (..., seqlen_q of the rank), is as from
         `numbattn.attention_forward`.
 
     Raises
@@ -131,8 +131,8 @@ def attention_backward(ring: Ring, do: Any, saved: Any, *, dlse: Any = None, det
     Returns
     -------
     dq, dk, dv : arrays, or lists of arrays
-        Of each rank's own parts. The attribute `score` is as in `numbattn.attention_backward`: gradients of arrays
-        that all ranks hold are summed over ranks; those of rows of one rank are its own.
+        For each rank's own parts. The attribute `score` is as in `numbattn.attention_backward`: gradients of arrays
+        that all ranks hold are summed over ranks; those of one rank's rows are its own.
 
     Raises
     ------
@@ -200,7 +200,7 @@ def attention_over_keys(
     ring: Ring, q: Any, k: Any, v: Any = None, *, causal: bool = False, mask: Mask | Any = None,
     scale: float | None = None, score: Scores = None,
 ) -> Any:  # fmt: skip
-    """`numbattn.attention` of queries that all ranks have, over keys that are split over ranks: for decoding.
+    """`numbattn.attention` of queries that all ranks have and keys that are split over ranks: for decoding.
 
     Keys stay where they are. Each rank computes with its own, and results travel: o and lse, in float32 or float64.
 
@@ -208,14 +208,14 @@ def attention_over_keys(
     ----------
     ring : Simulated, Devices, Nccl or Mpi
     q : array, (..., seqlen_q, head_dim), or list of arrays
-        All queries, the same on every rank; where all ranks are in one process, a list of them, for each rank its own.
+        All queries, the same on every rank; if all ranks are in one process, a list with a copy for each rank.
     k, v : arrays, or lists of arrays; or k : KVCache, or list of KVCache
-        Parts of keys and values, as ``ring.split`` makes them. Or each rank's cache, without v: the tokens that a rank
-        has of a sequence follow those of the ranks before it, any number on each, so that new ones are appended on the
-        last rank. Where neither mask nor score counts keys, it does not matter which token is on which rank.
+        Parts of keys and values, as ``ring.split`` makes them. Or each rank's cache, without v: a rank's tokens of a
+        sequence follow those of earlier ranks, any number on each, so that new ones are appended on the last rank. If
+        neither mask nor score counts keys, it does not matter which token is on which rank.
     causal, mask, scale
-        As in `numbattn.attention`, of the whole sequences: without an offset their last tokens are the queries.
-        With caches a mask consists of Causal, Window, Lengths, First, Prefix and Tail.
+        As in `numbattn.attention`, for the whole sequences: without an offset their last tokens are the queries. With
+        caches a mask may consist of Causal, Window, Lengths, First, Prefix and Tail.
     score
         Likewise; with caches of Softcap, Alibi, RelativeBias and Sink, which counts once.
 
@@ -231,8 +231,8 @@ def attention_over_keys(
 
     Notes
     -----
-    There are no gradients and no dropout. With caches ranks also tell each other their lengths where a mask or a score
-    counts keys; on GPUs nobody reads these on the host.
+    There are no gradients and no dropout. With caches ranks also exchange their lengths if a mask or a score counts
+    keys; on GPUs these are not read on the host.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What a rank computes with the keys of one rank, in as few calls as the mask allows."""
+"""A rank's work with the keys of one rank, in as few calls as the mask allows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Block(NamedTuple):
     queries: slice
     keys: slice
     mask: Mask  # between them
-    crop: Crop  # where they are in the whole; of several pieces, where the first ones are
+    crop: Crop  # their place in the whole; of several pieces, that of the first ones
 
     @classmethod
     def of(cls, mask: Mask, a: TokenRange, b: TokenRange, sizes: tuple[int, int], rows: int) -> Block:
@@ -30,8 +30,8 @@ class Block(NamedTuple):
 
     @property
     def offset(self) -> int | None:
-        """The offset of the Causal that shows what the mask does, -queries to keys - 1, from nothing to all; None if
-        there is none."""
+        """The offset, from -queries to keys - 1, of the Causal that is equal to the mask, from nothing to all visible;
+        None if there is none."""
         m, n = self.crop.queries, self.crop.keys
         lo, hi, queries, keys = self.mask._band(m, n)
         is_band = all(isinstance(part, Causal | Window | Lengths | First) for part in self.mask._parts)
@@ -42,13 +42,13 @@ class Block(NamedTuple):
 
 
 class Hop(NamedTuple):
-    """What a rank computes with the keys of one rank."""
+    """A rank's work with the keys of one rank."""
 
-    keys: slice  # that it needs, rows of that rank's part
+    keys: slice  # the rows of that rank's part that it needs
     blocks: tuple[Block, ...]
 
     def keys_of(self, block: Block) -> slice:
-        """Where those of a block are among them."""
+        """The place of a block's keys among them."""
         return slice(block.keys.start - self.keys.start, block.keys.stop - self.keys.start)
 
 
@@ -70,12 +70,12 @@ hop_by_numbers = lru_cache(maxsize=4096)(hop_of)  # of masks without arrays, whi
 
 
 def _around(rows: list[slice]) -> slice:
-    """All of them, and what is in between."""
+    """The rows from the first of them to the last."""
     return slice(min(some.start for some in rows), max(some.stop for some in rows))
 
 
 def _joined(blocks: list[Block], of_q: slice, of_k: slice) -> Block | None:
-    """These queries and keys in one call, if there is a Causal that shows in each block what its own mask does."""
+    """These queries and keys in one call, if a single Causal is equal to the mask of each block."""
     inside = [block for block in blocks if of_q.start <= block.queries.start < of_q.stop
               and of_k.start <= block.keys.start < of_k.stop]  # fmt: skip
     wanted = [offset for block in inside if (offset := block.offset) is not None]

@@ -1,4 +1,4 @@
-"""Which plan computes a call, a ring of keys or a share of the heads for each rank, and what each of them costs."""
+"""The plan of a call, a ring of keys or a share of the heads for each rank, and what each costs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .ring import Messages
 from .share import Options, RankPlace, Share, share_of
 
 RING, HEADS = PLANS = "ring", "heads"
-UNEQUAL = 1.1  # a busiest rank that has so many times the work of the other plan's outweighs all that travels
-KNOWN: dict[tuple[Any, ...], str] = {}  # by what all ranks have said, the plan
+UNEQUAL = 1.1  # if the busiest rank has this times the work of the other plan's, that outweighs all transfers
+KNOWN: dict[tuple[Any, ...], str] = {}  # the plan, by what all ranks have said
 MOST_KNOWN = 256
 
 
@@ -30,17 +30,17 @@ class Cost(NamedTuple):
 
     @property
     def busiest(self) -> float:
-        """The most work of a rank, over the mean."""
+        """The most work of a rank, relative to the mean."""
         return max(self.pairs) * len(self.pairs) / (sum(self.pairs) or 1)
 
     @property
     def sent(self) -> int:
-        """The most bytes of a rank, in both passes."""
+        """The most bytes that a rank sends, in both passes."""
         return max(map(sum, zip(self.forward, self.backward)))
 
 
 def plan_of(share: Share, wanted: Any) -> str:
-    """The plan that a user asks for, or for None the one that `costs_of` names: the same on all ranks."""
+    """The plan that a user asks for, or for None the choice of `costs_of`: the same on all ranks."""
     if wanted is not None and wanted not in PLANS:
         raise ValueError(f"plan: got {wanted!r}, allowed {', '.join(map(repr, PLANS))} or None")
     reason = why_not(share)
@@ -57,7 +57,7 @@ def plan_of(share: Share, wanted: Any) -> str:
 
 
 def costs_of(share: Share) -> tuple[dict[str, Cost], str, str]:
-    """By plan its Cost; which is taken, and why: work is equal or, if it is by both of them, less travels."""
+    """The Cost of each plan, the one to take, and why: its work is equal or, if that holds for both, it sends less."""
     ring = cost_of_ring(share)
     if reason := why_not(share):
         return {RING: ring}, RING, f"since heads cannot be split {reason}"
@@ -71,7 +71,7 @@ def costs_of(share: Share) -> tuple[dict[str, Cost], str, str]:
 
 
 def shares_of(ring: Together, dtype: Any, *shapes: tuple[int, ...], **options: Any) -> list[Share]:
-    """The Share of each rank in a call on q, k and v of these shapes, of which there is no memory."""
+    """The Share of each rank in a call on q, k and v of these shapes, which are not allocated."""
     def alone(place: RankPlace, *given: Any) -> Messages:
         return ((yield from share_of(place, *given)),)
 
@@ -96,7 +96,7 @@ def cost_of_ring(share: Share) -> Cost:
 
 
 def cost_of_heads(share: Share) -> Cost:
-    """Each array goes once to where its heads are computed, or comes from there once."""
+    """Each array goes once to the ranks that compute its heads, or comes back from them."""
     problem, weights, results = share.problem, weights_of(share), axes_of_results(share)
     o, lse = math.prod(problem.batch) * problem.head_dim_v, math.prod(problem.batch)
     item, sums = problem.dtype.itemsize, problem.sum_dtype.itemsize
@@ -118,7 +118,7 @@ def cost_of_heads(share: Share) -> Cost:
 
 
 def _to_heads(share: Share, rank: int, nbytes: int, axes: Axes) -> int:
-    """What a rank sends of an array, so many bytes a token."""
+    """The bytes that a rank sends of an array, with nbytes a token."""
     ranks = share.place.ranks
     return tokens_of(axes.pieces[rank]) * nbytes * (ranks - 1) // (1 if axes.heads is None else ranks)
 
@@ -130,14 +130,14 @@ def _to_tokens(share: Share, rank: int, nbytes: int, axes: Axes) -> int:
 
 
 def _of_a_token(x: Any, axes: Axes, itemsize: int) -> int:
-    """Bytes, of an array with such elements."""
+    """The bytes of a token of an array."""
     return math.prod(n for axis, n in enumerate(x.shape, -x.ndim) if axis != axes.tokens) * itemsize
 
 
 def visible_keys(share: Share) -> Any:
-    """How many keys the queries of each head see, (heads, seqlen_q), in all elements of the batch together.
+    """How many keys the queries of each head see, (heads, seqlen_q), over all elements of the batch.
 
-    What is not known to all ranks, or no interval of keys, counts as visible.
+    Whatever is not known to all ranks, or is not an interval of keys, counts as visible.
     """
     (seqlen_q, seqlen_k), batch, heads = share.sizes, math.prod(share.problem.batch[:-1]), share.problem.heads
     mask = _in_intervals(share.mask)._fit((*share.problem.batch, seqlen_q, seqlen_k))
@@ -153,7 +153,7 @@ def visible_keys(share: Share) -> Any:
 
 
 def _in_intervals(mask: Mask) -> Mask:
-    """What a mask hides by numbers and arrays that all ranks know, where it shows each query an interval of keys."""
+    """The parts of a mask that show each query an interval of keys, by numbers and arrays that all ranks know."""
     if isinstance(mask, Joined):
         drawn = isinstance(mask, AnyOf) and mask._is_drawn
         return All() if drawn else type(mask)(tuple([_in_intervals(part) for part in mask.of]))

@@ -1,4 +1,4 @@
-"""A rank a GPU, all in this process."""
+"""A rank for each GPU, all in this process."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from ..checks import integer
 from .pieces import ZIGZAG
 from .simulated import Simulated
 
-LEAST, MOST = 1 << 16, (1 << 31) - 1  # bytes: of a block, where copies of blocks are fast; from one to the next
+LEAST, MOST = 1 << 16, (1 << 31) - 1  # bytes: of a block, so that copies of blocks are fast; from one to the next
 
 
 class Transfer(NamedTuple):
     """Copies on their way to another device."""
 
     copies: list[Any]
-    arrays: list[Any]  # that are copied: their memory has no other use meanwhile
+    arrays: list[Any]  # that are copied: their memory must not be reused meanwhile
     done: Any  # an event
 
 
 class Devices(Simulated):
-    """A rank a GPU, all of them driven by this process.
+    """A rank for each GPU, all driven by this process.
 
     Parameters
     ----------
     devices : list of int
         CuPy's numbers of the GPUs, one for each rank.
     order : "zigzag" or "contiguous", optional
-        Whether each rank has an early and a late piece of a sequence, which shares out the work of causal masks
-        equally, or one piece.
+        Whether each rank has an early and a late piece of a sequence, which divides the work of causal masks equally,
+        or one piece.
 
     Raises
     ------
     TypeError, ValueError
-        For what are no such numbers, or no such order.
+        For anything but such numbers or such an order.
 
     Notes
     -----
-    Kernels run on each device's current stream, copies from another device on a stream of their own. Nothing waits for
-    a device on the host. Arrays in masks and scores may be NumPy's, or lie on any device: each call copies them to the
-    others. Their gradients are where they lie, if that is on a rank's device; if not, they are on the first rank's.
+    Kernels run on each device's current stream, copies from another device on a stream of their own. The host does not
+    wait for a device. Arrays in masks and scores may be NumPy's, or on any device: each call copies them to the others.
+    Their gradients are on the same device if it is a rank's, else on the first rank's.
 
     Examples
     --------
@@ -73,7 +73,7 @@ class Devices(Simulated):
         return self._together("split", self._spread, parts)
 
     def _spread(self, parts: list[Any]) -> list[Any]:
-        """Each on its device, from another one or from the host."""
+        """The parts, each on its rank's device, from another one or from the host."""
         found = []
         for rank, x in enumerate(parts):
             with self._at(rank):
@@ -86,11 +86,11 @@ class Devices(Simulated):
             return super().join(parts, axis)
 
     def _brought_together(self, parts: list[Any]) -> list[Any]:
-        """On the first device."""
+        """The parts on the first device."""
         return [self._copied(x, device, self.devices[0]) for x, device in zip(parts, self.devices)]
 
     def _abandon(self) -> None:
-        """Wait for copies that nobody waits for any more: their memory has another use after this."""
+        """Wait for copies that nobody waits for any more: their memory is reused after this."""
         for stream in self.streams.values():
             stream.synchronize()
 
@@ -106,12 +106,12 @@ class Devices(Simulated):
         return x if stays else self._copied(x, x.device.id, to)
 
     def _of_score(self, grads: Any, saved: Any) -> tuple[Any, ...]:
-        """Each of the rank where its array lies."""
+        """The gradients of arrays in the score, each from the rank whose device has the array."""
         weights = [x for part in saved[0].share.given for x in part._weights]
         return tuple(grads[self._rank_of(x)][number] for number, x in enumerate(weights))
 
     def _rank_of(self, x: Any) -> int:
-        """The first one on an array's device; the first of all for an array elsewhere."""
+        """The first rank on an array's device; the first rank of all for an array elsewhere."""
         is_here = isinstance(x, self.cupy.ndarray) and x.device.id in self.devices
         return self.devices.index(x.device.id) if is_here else 0
 
@@ -119,7 +119,7 @@ class Devices(Simulated):
         return self._sent(arrays, self.devices[source], self.devices[to])
 
     def _arrived(self, incoming: Transfer, outgoing: Transfer) -> list[Any]:
-        for transfer in (incoming, outgoing):  # what was sent may be written to or have another use after this
+        for transfer in (incoming, outgoing):  # the memory of what was sent may be reused after this
             self.cupy.cuda.get_current_stream().wait_event(transfer.done)
         return incoming.copies
 
@@ -135,7 +135,7 @@ class Devices(Simulated):
         return transfer.copies[0]
 
     def _sent(self, arrays: list[Any], source: int, to: int) -> Transfer:
-        """Copies on another device's second stream, after what has made the arrays and what has used the memory."""
+        """Copies on another device's second stream, after the kernels that wrote the arrays or used the memory."""
         cuda, stream = self.cupy.cuda, self.streams[to]
         with cuda.Device(source):
             blocks = [blocks_of(x) for x in arrays]
@@ -159,7 +159,7 @@ class Devices(Simulated):
 
 
 class Blocks(NamedTuple):
-    """Contiguous ones, equally far apart in memory, of which an array consists."""
+    """The contiguous blocks of an array, equally far apart in memory."""
 
     number: int
     nbytes: int
@@ -167,7 +167,7 @@ class Blocks(NamedTuple):
 
 
 def blocks_of(x: Any) -> Blocks | None:
-    """The blocks that a copy engine moves as they lie; None for an array that is contiguous, or has to be first."""
+    """The blocks that a copy engine moves in place; None for an array that is contiguous, or has to be made so."""
     if x.flags.c_contiguous:
         return None
     axes = [(n, stride) for n, stride in zip(x.shape, x.strides) if n > 1]

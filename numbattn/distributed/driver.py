@@ -1,4 +1,4 @@
-"""What all drivers share: they hold the ranks over which sequences are split, and run their generators."""
+"""What all drivers share: they hold the ranks that sequences are split over, and run their generators."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 class Interrupted(RuntimeError):
-    """A call of this ring has ended halfway on some rank, as by a time-out or Ctrl-C. Ranks have to meet again, in
+    """A call of this ring was interrupted on some rank, as by a time-out or Ctrl-C. Ranks have to meet again, in
     `Ring.reset`, before they can go on."""
 
 
@@ -27,12 +27,12 @@ class Ring:
     Parameters
     ----------
     order : "zigzag" or "contiguous"
-        Whether each rank has an early and a late piece of a sequence, which shares out the work of causal masks
-        equally, or one piece.
+        Whether each rank has an early and a late piece of a sequence, which divides the work of causal masks equally,
+        or one piece.
     """
 
     ranks: int
-    _interrupted = ""  # which call has ended halfway, until ranks have met again
+    _interrupted = ""  # which call was interrupted, until ranks have met again
 
     def __init__(self, order: str) -> None:
         if order not in ORDERS:
@@ -40,23 +40,23 @@ class Ring:
         self.order = order
 
     def split(self, x: Any, axis: int = -2) -> Any:
-        """The parts of an array, of which every process holds all.
+        """The parts of an array that every process holds whole.
 
         Parameters
         ----------
         x : array
         axis : int, optional
-            That of the sequence.
+            The axis of the sequence.
 
         Returns
         -------
         list of arrays, or array
-            A part for each rank, or, where ranks are processes, that of this one.
+            A part for each rank, or, if ranks are processes, that of this one.
 
         Raises
         ------
         TypeError, ValueError
-            For what is no array, or has no such axis.
+            For anything but an array with such an axis.
         """
         if library(x) is None:
             raise TypeError(f"x: got {words_for(x)}, expected an array of NumPy or CuPy")
@@ -69,31 +69,30 @@ class Ring:
         Parameters
         ----------
         parts : list of arrays, or array
-            What `split` returns.
+            As `split` returns them.
         axis : int, optional
-            That of the sequence.
+            The axis of the sequence.
 
         Returns
         -------
         array
-            All of it, in every process.
+            The whole array, in every process.
 
         Raises
         ------
         TypeError, ValueError
-            For what are no such parts, on all ranks.
+            For anything but such parts, on all ranks.
         """
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Let ranks meet again after a call that has ended halfway on some of them, as by a time-out or Ctrl-C. Until
-        then every call raises `Interrupted`, on all ranks. All of them call this, whether they have been interrupted
-        or not.
+        """Let ranks meet again after a call that was interrupted on some of them, as by a time-out or Ctrl-C. Until
+        then every call raises `Interrupted`, on all ranks. All of them call this, interrupted or not.
 
         Raises
         ------
         TimeoutError
-            If other ranks do not. It can be called again then.
+            If other ranks do not call it. Then it can be called again.
 
         Examples
         --------
@@ -103,8 +102,8 @@ class Ring:
         self._interrupted = ""
 
     def _together(self, name: str, work: Callable[..., R], *arguments: Any) -> R:
-        """work(*arguments), in which all ranks do their part. If it ends halfway on one, they are no longer at the same
-        place: then messages of different calls would meet."""
+        """work(*arguments), in which all ranks do their part. If one is interrupted, they are no longer in step, and
+        messages of different calls would meet."""
         self._check()
         try:
             return work(*arguments)
@@ -116,15 +115,15 @@ class Ring:
             raise
 
     def _check(self) -> None:
-        """Refuse a call after one that has ended halfway."""
+        """Refuse a call after one that was interrupted."""
         if self._interrupted:
             raise interrupted(self._interrupted)
 
     def _abandon(self) -> None:
-        """Give up what is on its way, so that its memory can have another use."""
+        """Give up exchanges in flight, so that their memory can be reused."""
 
     def _own(self, parts: list[Any]) -> Any:
-        """The parts that this process holds, of those of all ranks."""
+        """This process's parts, of those of all ranks."""
         raise NotImplementedError
 
     def _run(self, work: Callable[..., Any], by_rank: dict[str, Any], *others: Any) -> Any:
@@ -137,7 +136,7 @@ class Ring:
 
 
 class Together(Ring):
-    """All ranks are in this process: of each array there is a list."""
+    """All ranks are in this process: arrays come in lists, one for each rank."""
 
     def __init__(self, ranks: int, order: str) -> None:
         super().__init__(order)
@@ -152,11 +151,11 @@ class Together(Ring):
         return parts
 
     def _brought_together(self, parts: list[Any]) -> list[Any]:
-        """Where they can be put into one array."""
+        """The parts where they can be joined in one array."""
         return parts
 
     def _of_score(self, grads: Any, saved: Any) -> tuple[Any, ...]:
-        """The first rank's: all have the same."""
+        """The gradients of the first rank: all have the same."""
         return grads[0]
 
     def _listed(self, name: str, parts: Any) -> list[Any]:
@@ -199,7 +198,7 @@ class Apart(Ring):
 
 
 def interrupted(what: str) -> Interrupted:
-    """The error, by what has ended halfway."""
+    """The error after this was interrupted."""
     return Interrupted(f"a call of this ring has ended halfway: {what}. All ranks have to call its reset(), or make a "
                        "new ring")  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What all ranks must agree on before they compute: else they would wait for each other for ever."""
+"""Facts that all ranks must agree on before they compute, or they would wait for each other for ever."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Agreed(Exception):
 
 
 class Alike:
-    """Around what all ranks compute of the same facts: an error of one is one of all."""
+    """A context for what all ranks compute from the same facts: an error on one is an error on all."""
 
     def __enter__(self) -> None: ...
 
@@ -42,7 +42,7 @@ ALIKE = Alike()
 
 
 class Failure(str):
-    """What a rank says of its error. In its own process it is that error, too."""
+    """A rank's error as it tells others. In its own process it also has the error itself."""
 
     is_of_argument: bool  # rather than, say, a signal handler's
     error: Exception | None
@@ -62,7 +62,7 @@ def failure(error: Exception) -> Failure:
 
 
 def failed_on(rank: int, found: Failure) -> Exception:
-    """The error that another rank's is here."""
+    """The error to raise here for another rank's."""
     if found.is_of_argument:
         return ValueError(f"rank {rank}: {found}")
     return found.error or RuntimeError(f"rank {rank}: {found}")
@@ -75,8 +75,8 @@ def options(mask: Mask, scale: Any, dropout: Any, score: tuple[Part, ...]) -> Fa
 
 
 def value(x: Any) -> str:
-    """A mask or a part of a score: its numbers, and its arrays but for their rows. Offsets and lengths on the host
-    decide what travels: they have a checksum."""
+    """The facts of a mask or a part of a score: its numbers, and its arrays except for their rows. Offsets and lengths
+    on the host decide what travels, so they have a checksum."""
     if isinstance(x, tuple):
         return ", ".join(map(value, x))
     if isinstance(x, Score | Where):
@@ -100,7 +100,7 @@ def value(x: Any) -> str:
 
 
 def agreed(rank: int, own: Facts | Exception) -> Generator[Any, Any, list[Facts]]:
-    """The Facts of all ranks. An error of one rank is one on all of them, as is a difference."""
+    """The Facts of all ranks. An error on one rank is raised on all, as is any difference."""
     gathered = yield Gather(failure(own) if isinstance(own, Exception) else own)
     if isinstance(own, Exception):
         raise Agreed(own)
@@ -126,7 +126,7 @@ def check_same(gathered: list[Facts]) -> None:
 
 
 def agreed_fit(rank: int, facts: list[Facts], check: Callable[[], Any]) -> Generator[Any, Any, Any]:
-    """What check() returns, when it has raised an error on no rank; facts: of all ranks, which have agreed."""
+    """The result of check(), if it raises an error on no rank. facts: of all ranks, which have agreed."""
     found: Any = None
     own: Facts | Exception = {"fits": True, **facts[rank]}
     try:

@@ -1,8 +1,8 @@
 """Heads are split instead of sequences: each rank computes all queries and keys of its share of the heads.
 
-Jacobs et al., "DeepSpeed Ulysses" (2023). A rank sends each other one its own tokens of that one's heads, of q, k, v,
-and of arrays in masks and scores that have the rows of its own queries alone. Then it computes one call, and o travels
-back in the same way. All of it is in the dtype of the inputs, but for gradients of what heads share, which are summed.
+Jacobs et al., "DeepSpeed Ulysses" (2023). A rank sends each other rank its own tokens for that one's heads, of q, k, v,
+and of arrays in masks and scores that only have the rows of its own queries. Then it computes one call, and o travels
+back in the same way. Everything has the dtype of the inputs, except gradients of what heads share, which are summed.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from .share import Pieces, RankPlace, Share
 
 
 class Axes(NamedTuple):
-    """Axes of an array: where it has tokens, and heads."""
+    """The axes of tokens and of heads in an array."""
 
     tokens: int
-    pieces: Pieces  # how ranks split them; none where each has all
+    pieces: Pieces  # how ranks split them; empty if each has all
     heads: int | None  # None where heads share the array
 
 
 def why_not(share: Share) -> str:
-    """Why heads cannot be split, for an error, or nothing."""
+    """Why heads cannot be split, for an error; "" if they can."""
     heads, ranks = share.problem.heads_k, share.place.ranks
     if not heads or heads % ranks:
         return f"for {heads} heads of k and v on {ranks} ranks, expected as many heads as ranks, or a multiple"
@@ -67,7 +67,7 @@ def forward(share: Share) -> Messages:
 
 
 def backward(saved: Saved, do: Any, dlse: Any, deterministic: bool) -> Messages:
-    """dq, dk and dv of the rank's own parts, and the gradients of the score, of arrays that all ranks hold summed."""
+    """dq, dk and dv of the rank's own parts, and the gradients of the score, summed for arrays that all ranks hold."""
     share, state = saved.share, cast(Any, saved.of_heads)
     given = [(x, axes) for x, axes in zip((do, dlse), axes_of_results(share)) if x is not None]
     do, dlse = [*(yield from to_heads(share, given)), None][:2]
@@ -86,7 +86,7 @@ def backward(saved: Saved, do: Any, dlse: Any, deterministic: bool) -> Messages:
 
 
 class Weight(NamedTuple):
-    """What may have a gradient: q, k, v, and the arrays of the score."""
+    """An array that may have a gradient: q, k, v or one of the score."""
 
     x: Any
     axes: Axes
@@ -109,7 +109,7 @@ def sums_over_ranks(share: Share) -> bool:
 
 
 def in_whole(share: Share, dx: Any, weight: Weight) -> Any:
-    """The gradient of an array that all ranks hold, 0 for heads of others."""
+    """The gradient of an array that all ranks hold, 0 for other ranks' heads."""
     found = np.zeros(weight.x.shape, share.problem.sum_dtype, like=dx)
     own_heads(found, weight.axes.heads, share.place)[...] = dx
     return found
@@ -131,7 +131,7 @@ def to_heads(share: Share, given: list[tuple[Any, Axes]]) -> Messages:
 
 
 def to_tokens(share: Share, given: list[tuple[Any, Axes]]) -> Messages:
-    """The inverse: of each array the rank's tokens, and all heads; where these share it, the sum over ranks."""
+    """The inverse: the rank's tokens of each array, for all heads; the sum over ranks if heads share it."""
     place = share.place
 
     def sent(to: int) -> list[Any]:
@@ -146,7 +146,7 @@ def to_tokens(share: Share, given: list[tuple[Any, Axes]]) -> Messages:
 
 
 def all_to_all(place: RankPlace, sent: Callable[[int], list[Any]], expected: Callable[[int], list[Like]]) -> Messages:
-    """By rank, the arrays that each has sent to this one."""
+    """The arrays that each rank has sent to this one."""
     rank, ranks, _ = place
     tickets = {}
     for step in range(1, ranks):
@@ -171,7 +171,7 @@ def axes_of_results(share: Share) -> list[Axes]:
 
 
 def rows_of(share: Share) -> list[tuple[Any, Axes]]:
-    """The arrays of which each rank has the rows of its own queries alone."""
+    """The arrays that only have the rows of each rank's own queries."""
     found = []
     for value, alone in zip(share.values, share.alone):
         if alone:
@@ -203,7 +203,7 @@ def own_heads(x: Any, axis: int | None, place: RankPlace) -> Any:
 
 
 def axis_of_heads(x: Any, own: int | None) -> int | None:
-    """Where an array with so many axes after the batch axes has heads; None where they share it."""
+    """The axis of heads in an array with `own` axes after the batch axes; None if heads share it."""
     return None if own is None or x.ndim <= own or x.shape[-1 - own] == 1 else -1 - own
 
 
@@ -222,7 +222,7 @@ def of_heads(share: Share, rows: Iterator[Any]) -> Iterator[Any]:
 
 
 def own_axes(value: Part | Mask) -> dict[str, int]:
-    """By name of each array over the batch axes, how many axes it has after them."""
+    """How many axes each array over the batch axes has after them, by its name."""
     found = {held.name: len(held.shape) for held in value._held(0, 0)}
     if isinstance(value, ArrayPart):
         found[fields(cast(Any, value))[0].name] = len(value._whole_shape((), 0, 0))
@@ -230,7 +230,7 @@ def own_axes(value: Part | Mask) -> dict[str, int]:
 
 
 def with_arrays(value: Any, arrays: dict[str, Any]) -> Any:
-    """A mask or a part of a score with other arrays; itself where there are none."""
+    """A mask or a part of a score with other arrays; itself if there are none."""
     if not arrays:
         return value
     return Tail(with_arrays(value.mask, arrays)) if isinstance(value, Tail) else replace(value, **arrays)

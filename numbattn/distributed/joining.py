@@ -1,4 +1,4 @@
-"""The whole of a sequence, of parts that ranks hold."""
+"""Join the parts of a sequence that ranks hold."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .share import RankPlace, pieces_by_rank
 
 
 def join(place: RankPlace, part: Any, axis: int) -> Messages:
-    """The whole, on every rank."""
+    """The whole array, on every rank."""
     own: Facts | Exception
     try:
         axis = axis_of(part, axis)
@@ -42,7 +42,7 @@ def check_parts(parts: list[Any], axis: int, order: str) -> int:
 
 
 def axis_of(x: Any, axis: int) -> int:
-    """Counted from the first."""
+    """The axis, counted from the first one."""
     if library(x) is None:
         raise TypeError(f"parts: got {words_for(x)}, expected arrays of NumPy or CuPy")
     return integer("axis", axis, -x.ndim, x.ndim - 1) % x.ndim

@@ -1,4 +1,4 @@
-"""What the generator of a rank yields, and what it is sent for it. Drivers carry it out."""
+"""The messages that a rank's generator yields, and the answers to them. Drivers carry them out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Near(NamedTuple):
 
 
 class Like(NamedTuple):
-    """An array that is to be received."""
+    """An array to be received."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -29,8 +29,8 @@ class Like(NamedTuple):
 class Exchange(NamedTuple):
     """Send arrays to one rank, and receive others of another one; answered by a ticket for `Wait`.
 
-    All ranks exchange together, so that each is sent what it expects. It need not wait for what it computes after that
-    on a device. Nobody writes into the arrays before the Wait.
+    All ranks exchange together, so that each is sent what it expects. It need not wait for later work on a device.
+    Nobody writes to the arrays before the Wait.
     """
 
     to: int

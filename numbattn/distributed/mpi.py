@@ -1,8 +1,8 @@
-"""A rank a process, by MPI: NumPy arrays on one machine or on many.
+"""A process for each rank, by MPI: NumPy arrays on one machine or on many.
 
-Messages go from one rank to another one, as only these can be called back. Their tags say what they are, and in which
-epoch they were sent: after a call that has ended halfway ranks meet in the next one, and what was sent before meets
-nobody.
+Messages go from one rank to another, since only these can be cancelled. Their tags have their kind and the epoch in
+which they were sent: after an interrupted call ranks meet in the next epoch, and nobody takes earlier messages for new
+ones.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from .facts import Agreed
 from .messages import Exchange, Gather, Message, Sum, Wait
 from .pieces import ZIGZAG
 
-LONGEST_NAP = 1e-3  # seconds between two looks whether something has arrived
+LONGEST_NAP = 1e-3  # seconds between two checks whether something has arrived
 FACTS, ARRAYS, END = KINDS = range(3)  # of messages; the last one says that its sender has left the epoch
-UNFINISHED: list[list[Any]] = []  # requests of all rings, also of those that are gone: MPI uses their memory until then
+UNFINISHED: list[list[Any]] = []  # requests of all rings, even deleted ones: MPI uses their memory until they are done
 
 
 class Mpi(Apart):
-    """A rank a process, by mpi4py, for NumPy arrays: ``mpiexec -n 4 python program.py``.
+    """A process for each rank, by mpi4py, for NumPy arrays: ``mpiexec -n 4 python program.py``.
 
     All processes of the communicator make one, and call the same functions in the same order.
 
     Parameters
     ----------
     communicator : mpi4py.MPI.Comm
-        It is duplicated: messages of others do not get in between.
+        It is duplicated, so that other messages do not interfere.
     order : "zigzag" or "contiguous", optional
-        Whether each rank has an early and a late piece of a sequence, which shares out the work of causal masks
-        equally, or one piece.
+        Whether each rank has an early and a late piece of a sequence, which divides the work of causal masks equally,
+        or one piece.
     timeout : float, optional
-        After how many seconds without an answer a rank that waits raises a TimeoutError.
+        After how many seconds without an answer a waiting rank raises a TimeoutError.
 
     Raises
     ------
     TypeError, ValueError
-        For what is no communicator, no number above 0, or no such order.
+        For anything but a communicator, a number above 0, or such an order.
 
     Notes
     -----
-    If a call ends halfway on one rank, as by a time-out or Ctrl-C, others that wait in it or begin the next one raise
-    `Interrupted`, and so does every call until all ranks have called `reset`. If one rank leaves out a whole call, and
-    the next one looks the same, nobody can tell: such a program has to call `reset`, too.
+    If a call is interrupted on one rank, as by a time-out or Ctrl-C, others that wait in it or begin the next one raise
+    `Interrupted`, and so does every call until all ranks have called `reset`. If one rank skips a whole call, and the
+    next one looks the same, this goes unnoticed: such a program has to call `reset`, too.
 
     Examples
     --------
@@ -102,7 +102,7 @@ class Mpi(Apart):
         return [pickle.loads(x.tobytes()) for x in found]
 
     def _summed(self, x: Any) -> Any:
-        """Each rank adds up a part of it for all, in the order of the ranks."""
+        """The sum over ranks: each adds up a part of the array for all, in the order of the ranks."""
         total = np.empty(x.size, x.dtype)
         given, sums = (np.array_split(flat, self.ranks) for flat in (np.ravel(x), total))
         found = [np.empty_like(sums[self.rank]) for _ in range(self.ranks)]
@@ -113,7 +113,7 @@ class Mpi(Apart):
         return total.reshape(x.shape)
 
     def _swap(self, given: Sequence[Any], found: Sequence[Any], kind: int) -> None:
-        """Send each other rank one of the arrays given, and find there one of each."""
+        """Send each other rank one of the arrays `given`, and receive one from each in `found`."""
         theirs, own = ([_bytes_of(of_rank[rank]) for rank in self._others] for of_rank in (given, found))
         requests = self._receive(own, self._others, kind)
         self._finish(requests + self._send(theirs, self._others, kind), "all others")
@@ -127,7 +127,7 @@ class Mpi(Apart):
     def _started(
         self, held: list[Any], start: Any, memory: Iterable[Any], ranks: Iterable[int], kind: int
     ) -> list[Any]:
-        """Requests. No Python runs between their start and the list that holds them: so Ctrl-C loses none."""
+        """Start requests. No Python code runs until a list holds them, so that Ctrl-C loses none."""
         before = len(held)
         held.extend(map(start, memory, ranks, repeat(self._tag(kind))))
         return held[before:]
@@ -136,7 +136,7 @@ class Mpi(Apart):
         return len(KINDS) * self._epoch + kind
 
     def _finish(self, requests: list[Any], what: str) -> None:
-        """Wait, as long as `timeout` allows: MPI itself would wait for ever for a process that is gone."""
+        """Wait up to `timeout`: MPI itself would wait for ever for a process that is gone."""
         end, nap = time.monotonic() + self.timeout, 1e-6
         while not all(request.Test() for request in requests):
             self._listen()
@@ -163,7 +163,7 @@ class Mpi(Apart):
                 raise
 
     def _meet(self) -> None:
-        """Wait for all ranks, then receive what has been sent before, for nobody: its memory is free then."""
+        """Wait for all ranks, then receive and discard earlier messages, to free their memory."""
         from mpi4py.MPI import BYTE, Status
 
         self._gathered(None)
@@ -186,7 +186,7 @@ class Mpi(Apart):
             raise interrupted(f"that of rank {status.Get_source()}")
 
     def _abandon(self) -> None:
-        """Tell all others, and call back what can be."""
+        """Tell all others, and cancel what can be cancelled."""
         self._send(repeat(np.empty(0)), self._others, END)
         for request in self._received:
             if not request.Test():
@@ -196,7 +196,7 @@ class Mpi(Apart):
 
 
 def _sweep(requests: list[Any]) -> None:
-    """Forget those that are done, with their memory."""
+    """Drop requests that are done, with their memory."""
     requests[:] = [request for request in requests if not request.Test()]
 
 

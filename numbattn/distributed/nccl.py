@@ -1,4 +1,4 @@
-"""A rank a process, each with a GPU, by NCCL."""
+"""A process for each rank, with a GPU of its own, by NCCL."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .pieces import ZIGZAG
 
 FIRST, ALWAYS = CHECKS = "first", "always"
 MOST_KNOWN = 4096  # kinds of calls
-NAP = 1e-4  # seconds between two looks whether a stream is done
-HIGH = -1  # a priority: whose blocks start first
+NAP = 1e-4  # seconds between two checks whether a stream is done
+HIGH = -1  # a stream's priority: its blocks start first
 
 
 class Ticket(NamedTuple):
@@ -28,7 +28,7 @@ class Ticket(NamedTuple):
 
 
 class Nccl(Apart):
-    """A rank a process, each with a GPU of its own, by NCCL.
+    """A process for each rank, with a GPU of its own, by NCCL.
 
     All processes of the communicator make one, and call the same functions in the same order.
 
@@ -36,26 +36,26 @@ class Nccl(Apart):
     ----------
     communicator : cupy.cuda.nccl.NcclCommunicator
     order : "zigzag" or "contiguous", optional
-        Whether each rank has an early and a late piece of a sequence, which shares out the work of causal masks
-        equally, or one piece.
+        Whether each rank has an early and a late piece of a sequence, which divides the work of causal masks equally,
+        or one piece.
     check : "first" or "always"
-        When ranks compare what they were given, for which the host waits: in the first call of a kind, as far as this
-        rank can tell, or in every call.
+        When ranks compare their arguments, for which the host waits: in the first call of a kind, as far as this rank
+        can tell, or in every call.
 
     Raises
     ------
     TypeError, ValueError
-        For what is no communicator, no such order or no such check.
+        For anything but a communicator, such an order and such a check.
 
     Notes
     -----
-    Kernels run on CuPy's current stream, NCCL on one of the ring's. With ``check="first"`` it is for the program to see
-    to that ranks go on to other kinds together: where the length of a sequence changes, but not that of this rank's
-    part, this rank does not know, and others wait for it. ``check="always"`` is for such programs, and to find out why
-    one hangs.
+    Kernels run on CuPy's current stream, NCCL on one of the ring's. With ``check="first"`` the program has to ensure
+    that ranks change to another kind of call together: if the length of a sequence changes, but not that of this rank's
+    part, this rank does not know, and others wait for it. ``check="always"`` is for such programs, and for finding out
+    why one hangs.
 
-    If a call ends halfway, as by Ctrl-C, the communicator is aborted, and every call raises `Interrupted`. NCCL does
-    not tell other ranks: they find out in `synchronize`. All of them need a new communicator then, and a new ring.
+    If a call is interrupted, as by Ctrl-C, the communicator is aborted, and every call raises `Interrupted`. NCCL does
+    not tell other ranks: they find out in `synchronize`. Then all of them need a new communicator, and a new ring.
 
     Examples
     --------
@@ -79,18 +79,17 @@ class Nccl(Apart):
         self.known: dict[bytes, list[Any]] = {}  # what all ranks have said, by what this one said
 
     def synchronize(self, timeout: float = 600.0) -> None:
-        """Wait until the current stream is done. A rank that is gone goes unnoticed otherwise: others would wait for it
-        for ever.
+        """Wait until the current stream is done. Otherwise others would wait for ever for a rank that is gone.
 
         Parameters
         ----------
         timeout : float, optional
-            After how many seconds the communicator is aborted. It cannot be used any more then.
+            After how many seconds to abort the communicator, which cannot be used any more then.
 
         Raises
         ------
         TimeoutError
-            When it is.
+            After that.
 
         Examples
         --------
@@ -106,18 +105,18 @@ class Nccl(Apart):
             time.sleep(NAP)
 
     def reset(self) -> None:
-        """Refused: NCCL has no messages by which ranks could meet again.
+        """Not possible: NCCL has no messages by which ranks could meet again.
 
         Raises
         ------
         Interrupted
-            Always. Make a new communicator, and a new ring of it.
+            Always. Make a new communicator, and a new ring with it.
         """
         raise Interrupted("reset: NCCL cannot let ranks meet again, make a new NcclCommunicator on all of them, and a "
                           "new ring of it")  # fmt: skip
 
     def _abandon(self) -> None:
-        """End what NCCL waits for: the memory has another use after this."""
+        """End NCCL's waiting: its memory is reused after this."""
         self.communicator.abort()
         self.stream.synchronize()
 
@@ -147,17 +146,17 @@ class Nccl(Apart):
         return Ticket([x for _, x in received], sent, self.stream.record())
 
     def _second_stream(self) -> int:
-        """After what has made the arrays, and what their memory was used for, on the current one. What is launched on
-        that one next starts after NCCL's kernel: a persistent kernel leaves no multiprocessor to what comes later."""
+        """NCCL's stream, after earlier work on the current one, which wrote the arrays or used their memory. Later work
+        on the current stream starts after NCCL's kernel: a persistent kernel would leave it no multiprocessor."""
         current = self.cupy.cuda.get_current_stream()
         self.stream.wait_event(current.record())
-        if not self.in_flight:  # what is on its way would be waited for, too
+        if not self.in_flight:  # it would wait for exchanges in flight, too
             current.wait_event(self.stream.record())
         self.in_flight += 1
         return self.stream.ptr
 
     def _arrived(self, ticket: Ticket) -> list[Any]:
-        """After this what was sent may be written to, and its memory have another use."""
+        """The arrays received. After this the memory of what was sent may be reused."""
         self.cupy.cuda.get_current_stream().wait_event(ticket.done)
         self.in_flight -= 1
         return ticket.received
@@ -170,7 +169,7 @@ class Nccl(Apart):
         return self._arrived(Ticket([total], x, self.stream.record()))[0]
 
     def _gathered(self, value: Any) -> list[Any]:
-        """The values of all ranks; for those that this rank has given before the host need not wait."""
+        """The values of all ranks; the host need not wait if this rank has given the same value before."""
         own = pickle.dumps(value)
         if self.check == ALWAYS or own not in self.known:
             sizes = self._all_of(np.array([len(own)], np.int64)).ravel()

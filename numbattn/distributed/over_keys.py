@@ -1,6 +1,6 @@
 """Few queries over many keys, as in decoding: each rank has all queries, and computes with the keys that it holds.
 
-What travels are results, o and lse, in the dtype of sums, which each rank merges in the order of the ranks.
+Results travel, o and lse in the dtype of sums, and each rank merges them in the order of the ranks.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def over_keys(place: RankPlace, q: Any, k: Any, v: Any, call: Options) -> Messag
 
 
 def gathered(place: RankPlace, arrays: list[Any]) -> Messages:
-    """By rank, its arrays, which are of one kind on all."""
+    """The arrays of each rank, which are of one kind on all."""
     return (yield from all_to_all(place, lambda to: arrays, lambda source: [Like(x.shape, x.dtype) for x in arrays]))
 
 
@@ -80,8 +80,8 @@ def blocks_of_arrays(
 def block_of_cache(
     place: RankPlace, problem: Problem, inputs: Inputs, mask: Mask, score: tuple[Part, ...], lengths: Any
 ) -> tuple[Problem, Inputs]:
-    """The call with the rank's cache. Its tokens come after those of the ranks before it, which for each sequence are
-    so many; lengths: of all ranks, or None where they do not matter."""
+    """The call with the rank's cache. Its tokens of each sequence come after those of earlier ranks. lengths: of all
+    ranks, or None if they do not matter."""
     q, parts = inputs.q, steps_of(score)
     if lengths is not None:
         counts = [of_rank[:, None].astype(np.int64) for (of_rank,) in lengths]
@@ -93,7 +93,7 @@ def block_of_cache(
 
 
 def check_beside_cache(problem: Problem, mask: Mask, score: tuple[Part, ...]) -> None:
-    """Refuse what does not fit, and what has columns for keys, which are others in each sequence."""
+    """Refuse what does not fit, and what has columns for keys, since these differ between sequences."""
     shape = *problem.batch, problem.seqlen_q, FAR
     for leaf in mask._leaves:
         if not leaf._crops_by_sequence:

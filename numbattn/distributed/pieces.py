@@ -1,4 +1,4 @@
-"""Which part of a sequence each rank holds: contiguous pieces, that begin at multiples of UNIT."""
+"""The part of a sequence that each rank holds: contiguous pieces, which begin at multiples of UNIT."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TokenRange(NamedTuple):
 
     @property
     def rows(self) -> slice:
-        """Where it is in the rank's part."""
+        """Its rows in the rank's part."""
         return slice(self.row, self.row + self.length)
 
 
@@ -33,7 +33,7 @@ class TokenRange(NamedTuple):
 def pieces_of(length: int, ranks: int, order: str) -> tuple[tuple[TokenRange, ...], ...]:
     """The pieces of each rank that hold tokens, in the order of its part.
 
-    In zigzag there are two, an early and a late one: under a causal mask all ranks have equal work then.
+    In zigzag there are two, an early and a late one, so that a causal mask gives all ranks equal work.
     """
     count = 2 * ranks if order == ZIGZAG else ranks
     units = -(-length // UNIT)
@@ -66,7 +66,7 @@ def part_of(x: Any, pieces: tuple[TokenRange, ...], axis: int) -> Any:
 
 
 def joined(parts: list[Any], order: str, axis: int) -> Any:
-    """The array of which these are the parts of all ranks."""
+    """The array that all ranks' parts make up."""
     pieces = pieces_of(sum(part.shape[axis] for part in parts), len(parts), order)
     cut = [(piece.first, part[_along(part, axis, piece.rows)])
            for part, own in zip(parts, pieces) for piece in own]  # fmt: skip

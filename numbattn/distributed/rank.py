@@ -1,6 +1,6 @@
-"""The generators of a rank: what it computes and, in messages, what it sends and what arrives. Drivers run them.
+"""The generators of a rank: it computes and yields messages to send and to receive. Drivers run them.
 
-When all ranks agree, a plan computes: `ring` or `heads`.
+Once all ranks agree, a plan computes: `ring` or `heads`.
 """
 
 from __future__ import annotations

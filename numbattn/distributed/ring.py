@@ -1,8 +1,8 @@
-"""Keys travel around a ring: what a rank computes and, in messages, what it sends and what arrives.
+"""Keys travel around a ring: what a rank computes, and the messages that it yields.
 
-In step s a rank computes with the keys of the rank s before it, and has sent its own to the rank s after it: what the
-queries there do not see does not travel. Keys of the next step are on their way meanwhile, and gradients of the last.
-Partial results are of the dtype of sums, whatever that of q, k and v.
+In step s a rank computes with the keys of the rank s before it, and has sent its own to the rank s after it, except
+those that no query there sees. Meanwhile keys of the next step, and gradients of the last one, are in flight. Partial
+results have the dtype of sums, whatever that of q, k and v.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .share import Share
 from .totals import Output, Total
 
 Messages = Generator[Any, Any, Any]
-Tickets = list[Any]  # of exchanges on their way, one at most; each keeps the memory of what travels
+Tickets = list[Any]  # of exchanges in flight, at most one; each keeps the memory of its arrays
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -34,13 +34,13 @@ class Saved:
     Attributes
     ----------
     lse : array, (..., seqlen_q of the rank), float32, or float64 for float64
-        As that of `numbattn.Saved`.
+        As in `numbattn.Saved`.
     """
 
     share: Share
     o: Any
     lse: Any
-    of_heads: problem.Saved[Any] | None = None  # where heads are split: of the call on those of the rank
+    of_heads: problem.Saved[Any] | None = None  # if heads are split, of the call on the rank's heads
 
     @property
     def _as_of_a_call(self) -> problem.Saved[Any]:
@@ -68,7 +68,7 @@ def forward(share: Share) -> Messages:
 
 # ----------------------------------------------------------------------------------------------------------- exchanges
 def send_keys(share: Share, step: int, sent: Tickets) -> Messages:
-    """Send the keys and values of a step, unless there is none."""
+    """Send the keys and values of a step, if there is such a step."""
     if step < share.place.ranks:
         keys, theirs, own = [share.inputs.k, share.inputs.v], share.other_hop(step).keys, share.hop(step).keys
         to, source = share.place.after(step), share.place.before(step)
@@ -82,24 +82,24 @@ def send_gradients(share: Share, step: int, grads: list[Any], sent: Tickets) -> 
 
 
 def arrived(sent: Tickets) -> Messages:
-    """What has come in the last exchange, if there was one."""
+    """The arrays received in the last exchange, if there was one."""
     return (yield Wait(sent.pop())) if sent else []
 
 
 def rows_of(arrays: list[Any], rows: slice) -> list[Any]:
-    """These rows of each; nothing, if there are no rows."""
+    """These rows of each array; no arrays if there are no rows."""
     return [x[..., rows, :] for x in arrays] if rows.stop else []
 
 
 def likes_of(arrays: list[Any], rows: slice, dtype: Any = None) -> list[Like]:
-    """Arrays for these rows, of another dtype if one is given."""
+    """What arrays of these rows are like, with another dtype if one is given."""
     shapes = [(*x.shape[:-2], rows.stop - rows.start, x.shape[-1]) for x in arrays]
     return [Like(shape, dtype or x.dtype) for shape, x in zip(shapes, arrays)] if rows.stop else []
 
 
 # ------------------------------------------------------------------------------------------------------------ backward
 def backward(saved: Saved, do: Any, dlse: Any, deterministic: bool) -> Messages:
-    """dq, dk and dv of the rank's own parts, and the gradients of the score, of arrays that all ranks hold summed."""
+    """dq, dk and dv of the rank's own parts, and the gradients of the score, summed for arrays that all ranks hold."""
     share, inputs, sums = saved.share, saved.share.inputs, saved.lse.dtype
     place, (dq, dk, dv) = share.place, map(Total, inputs[:3])
     of_score = [zeros_of(part, sums, inputs.q) for part in share.parts]
@@ -140,7 +140,7 @@ def add_rows(totals: tuple[Total, Total], rows: slice, arrays: list[Any]) -> Non
 
 # ----------------------------------------------------------------------------------------------- gradients of the score
 def zeros_of(part: Part, sums: Any, q: Any) -> Part:
-    """The part with zeros for its arrays, of the dtype of sums and where q is, to which gradients are added."""
+    """The part with zeros for its arrays, in the dtype of sums and where q is, to add gradients to."""
     value: Any = part
     if isinstance(part, Score):
         zeros = [np.zeros(x.shape, np.promote_types(sums, x.dtype), like=q) if wanted else x
@@ -152,7 +152,7 @@ def zeros_of(part: Part, sums: Any, q: Any) -> Part:
 
 
 def add_gradients(share: Share, of_score: list[Part], crop: Crop, grads: tuple[Any, ...]) -> None:
-    """Add the gradients of a block to what of each part's arrays is in it."""
+    """Add the gradients of a block to its share of each part's arrays."""
     found = iter(grads)
     for part in of_score:
         own = [next(found) for _ in part._weights]
@@ -163,7 +163,7 @@ def add_gradients(share: Share, of_score: list[Part], crop: Crop, grads: tuple[A
 
 
 def gradients_of_score(share: Share, saved: Any, do: Any, dlse: Any, of_score: list[Part]) -> Messages:
-    """One for each array in the score; None for one that is not wanted."""
+    """A gradient for each array in the score, None where it is not wanted."""
     found: list[Any] = []
     rest = iter(of_score)
     for part in share.score:

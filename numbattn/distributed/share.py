@@ -24,7 +24,7 @@ Pieces = tuple[tuple[TokenRange, ...], ...]  # of each rank
 
 
 class RankPlace(NamedTuple):
-    """Which of the ranks this is, and how sequences are split over them."""
+    """The rank's number, and how sequences are split over ranks."""
 
     rank: int
     ranks: int
@@ -53,14 +53,14 @@ class Options(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class Share:
     place: RankPlace
-    problem: Problem  # of the rank's own queries and keys alone, as are the inputs
+    problem: Problem  # of the rank's own queries and keys, as are the inputs
     inputs: Inputs
-    mask: Mask  # of the whole, but for arrays with rows, which may be those of the rank
+    mask: Mask  # of the whole, except that arrays with rows may have the rank's rows only
     score: tuple[Part, ...]
     queries: Pieces
     keys: Pieces
     facts: list[Facts]  # of all ranks
-    given: tuple[Part, ...] = ()  # the score, with its arrays where they lie
+    given: tuple[Part, ...] = ()  # the score, with its arrays where they are
     known: dict[tuple[int, int], Hop] = field(default_factory=dict)  # by rank and source
 
     @cached_property
@@ -72,12 +72,12 @@ class Share:
 
     @property
     def values(self) -> list[Part | Mask]:
-        """The parts of the score, then what the mask consists of."""
+        """The parts of the score, then those of the mask."""
         return [*self.score, *self.mask._leaves]
 
     @cached_property
     def alone(self) -> tuple[bool, ...]:
-        """For each of these, whether its arrays have only the rows of the rank."""
+        """For each of these, whether its arrays have only the rank's rows."""
         seqlen_q, _ = self.sizes
         return tuple(any(rows not in (1, seqlen_q) for rows in of_value)
                      for of_value in zip(*(x[ROWS] for x in self.facts)))  # fmt: skip
@@ -88,30 +88,30 @@ class Share:
 
     @property
     def parts(self) -> list[Part]:
-        """The parts of the score that a block of scores has: a sink is one logit for all keys."""
+        """The parts of the score that apply to a block of scores; a sink is one logit for all keys."""
         return steps_of(self.score)
 
     @property
     def holds_arrays(self) -> bool:
-        """Whether the mask or the score does: else all ranks find the same wrong with them."""
+        """Whether the mask or the score holds arrays; else all ranks find the same errors in them."""
         return _holds_arrays(self.mask, self.score)
 
     @cached_property
     def joins(self) -> bool:
-        """Whether a call may have several pieces: whether nothing in it depends on where they are, but for a mask."""
+        """Whether a call may have several pieces, since only the mask depends on their places."""
         knows_places = any(part._knows_places for part in self.parts)
         return not (knows_places or self.problem.dropout or self.mask._holds_arrays)
 
     def hop(self, step: int) -> Hop:
-        """What the rank computes in a step."""
+        """The rank's work in a step."""
         return self.between(self.place.rank, self.place.before(step))
 
     def other_hop(self, step: int) -> Hop:
-        """What another rank computes in a step, with the keys of this one."""
+        """Another rank's work in a step, with the keys of this one."""
         return self.between(self.place.after(step), self.place.rank)
 
     def between(self, rank: int, source: int) -> Hop:
-        """With a rank's queries and another one's keys, as all ranks know it."""
+        """The work of a rank's queries and another one's keys, as all ranks know it."""
         if (rank, source) not in self.known:
             pieces = self.queries[rank], self.keys[source], self.sizes, self.joins
             found = (hop_of(_without_rows(self.mask), *pieces) if self.mask._holds_arrays
@@ -120,7 +120,7 @@ class Share:
         return self.known[rank, source]
 
     def call(self, block: Block, k: Any, v: Any, wide: bool = True) -> tuple[Problem, Inputs]:
-        """The call for a block; k, v: of its keys; wide: whether its results are of the dtype of sums."""
+        """The call for a block. k, v: of its keys; wide: whether its results have the dtype of sums."""
         crop = block.crop
         mask = cropped(self.mask, crop) if self.mask._holds_arrays else block.mask
         return describe(
@@ -149,7 +149,7 @@ class Share:
 
 
 def share_of(place: RankPlace, q: Any, k: Any, v: Any, call: Options) -> Generator[Any, Any, Share]:
-    """The Share of a rank, when all ranks have agreed."""
+    """The Share of a rank, once all ranks have agreed."""
     own: Facts | Exception
     try:
         refuse_cache(k)
@@ -194,11 +194,11 @@ def _facts(problem: Problem, mask: Mask, scale: float, dropout: Dropout | None, 
     return {**shapes, **options(mask, scale, dropout, score), **own}
 
 
-_facts_of_numbers = lru_cache(maxsize=1024)(_facts)  # where there are no arrays, which may change
+_facts_of_numbers = lru_cache(maxsize=1024)(_facts)  # without arrays, which may change
 
 
 def _rows(value: Any) -> int:
-    """For how many queries its arrays have rows of their own."""
+    """How many queries its arrays have rows for."""
     axis = value._axis_of_queries
     return max([1 if axis is None or x.ndim < -axis else x.shape[axis] for x in value._arrays().values()], default=1)
 
@@ -215,7 +215,7 @@ def pieces_by_rank(name: str, lengths: tuple[int, ...], place: RankPlace) -> Pie
 
 
 def _without_rows(mask: Mask) -> Mask:
-    """What a mask hides, whatever is in its arrays with rows for queries, which other ranks do not know."""
+    """A mask without its arrays with rows for queries, which other ranks do not know."""
     if isinstance(mask, Joined):
         return type(mask)(tuple([_without_rows(part) for part in mask.of]))
     return mask if mask._axis_of_queries is None else All()

@@ -17,19 +17,19 @@ class Deadlock(RuntimeError):
 
 
 class Simulated(Together):
-    """Ranks that take turns in one process: to try out and to test what several devices do.
+    """Ranks that take turns in one process, to try out and test what several devices do.
 
     Parameters
     ----------
     ranks : int
     order : "zigzag" or "contiguous", optional
-        Whether each rank has an early and a late piece of a sequence, which shares out the work of causal masks
-        equally, or one piece.
+        Whether each rank has an early and a late piece of a sequence, which divides the work of causal masks equally,
+        or one piece.
 
     Raises
     ------
     TypeError, ValueError
-        For what is no number of ranks, or no such order.
+        For anything but a number of ranks or such an order.
 
     Examples
     --------
@@ -58,7 +58,7 @@ class Simulated(Together):
             turns.close()
 
     def _at(self, rank: int) -> AbstractContextManager[Any]:
-        """Where a rank computes."""
+        """A context in which a rank computes, on its device."""
         return nullcontext()
 
     def _near(self, values: list[Any], rank: int) -> list[Any]:
@@ -66,11 +66,11 @@ class Simulated(Together):
         return values
 
     def _begun(self, arrays: list[Any], source: int, to: int) -> Any:
-        """Copies of arrays of one rank for another one, on their way."""
+        """Copies of one rank's arrays for another one, in flight."""
         return [self._delivered(x, source, to) for x in arrays]
 
     def _arrived(self, incoming: Any, outgoing: Any) -> list[Any]:
-        """The copies of what has been sent to a rank; outgoing: those of what it has sent."""
+        """The copies sent to a rank. outgoing: of what it has sent itself."""
         return incoming
 
     def _delivered(self, x: Any, source: int, to: int) -> Any:
@@ -79,7 +79,7 @@ class Simulated(Together):
 
 
 class Turns:
-    """The generators of all ranks, each of which goes on until it has to wait for the others."""
+    """The generators of all ranks. Each goes on until it has to wait for the others."""
 
     def __init__(self, ring: Simulated, generators: list[Any]) -> None:
         self.ring, self.generators = ring, generators
@@ -97,8 +97,8 @@ class Turns:
             answers = dict(enumerate(self.meet()))
 
     def turn(self, answers: dict[int, Any]) -> dict[int, Any]:
-        """Each rank that has an answer goes on until it asks again. Returns the answers to those that need not meet the
-        others for it: devices of other ranks get work before they go on."""
+        """Let each rank that has an answer go on until it asks again. Returns the answers that do not need the other
+        ranks: their devices get work before these ranks go on."""
         found = {}
         for rank, answer in answers.items():
             with self.ring._at(rank):
@@ -116,7 +116,7 @@ class Turns:
         return found
 
     def meet(self) -> list[Any]:
-        """The answers to what all ranks ask for together."""
+        """The answers to questions that all ranks ask together."""
         kinds = {type(message) for message in self.waiting}
         if kinds == {Gather}:
             return [[message.value for message in self.waiting]] * len(self.waiting)
@@ -130,7 +130,7 @@ class Turns:
         raise Deadlock(f"these ranks wait for ever: {'; '.join(reasons)}")
 
     def sums(self, arrays: list[list[Any]]) -> list[list[Any]]:
-        """For each rank, of each array that all ranks have: in the order of the ranks."""
+        """For each rank, the sums over all ranks, in their order, of each array."""
         answers = []
         for rank in range(len(self.waiting)):
             with self.ring._at(rank):

@@ -1,7 +1,7 @@
-"""What a rank adds up from step to step, in as few passes over memory as may be.
+"""Sums over the steps of a rank, in as few passes over memory as possible.
 
-What comes first and has all rows, as the only result of a step has, is taken as it is; what comes last is added while
-the sum is rounded. Attention goes on from the o and lse of the keys so far, and rounds with the last ones.
+The first term is taken as it is if it has all rows, as the only result of a step does; the last one is added while the
+sum is rounded. Attention resumes from o and lse over the keys so far, and rounds with the last ones.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ..scores.sink import Sink
 
 
 class Total:
-    """A sum of arrays that have some of the rows each: of the library of `like`, in the dtype of its sums, and of its
-    shape if no other one is given."""
+    """A sum of arrays that each have some of its rows: in the library of `like`, in its dtype of sums, and of its
+    shape, unless another one is given."""
 
     def __init__(self, like: Any, shape: tuple[int, ...] | None = None) -> None:
         self.like, self.shape, self.dtype = like, like.shape if shape is None else shape, dtype_of_sums(like.dtype)
@@ -35,14 +35,14 @@ class Total:
             self.last = rows, part
 
     def settle(self) -> None:
-        """Add what came last, whose memory is free then."""
+        """Add the last term, whose memory is free then."""
         if self.last is not None:
             rows, part = self.last
             self._write(self.whole[..., rows, :], rows, part)
             self.last = None
 
     def result(self, dtype: Any) -> Any:
-        """The sum in this dtype, once: in another one than that of sums, what came last is added on the way."""
+        """The sum in this dtype, to be called once: if it is rounded, the last term is added at the same time."""
         if dtype == self.dtype:
             self.settle()
             return self.whole
@@ -60,20 +60,20 @@ class Total:
 
     @property
     def whole(self) -> Any:
-        """The sum but for what came last."""
+        """The sum without the last term."""
         if self.sum is None:
             self._take(*self._nothing())
         return self.sum
 
     def _nothing(self) -> tuple[Any, ...]:
-        """What is there before anything is added."""
+        """The sum of no terms."""
         return (np.zeros(self.shape, self.dtype, like=self.like),)
 
     def _take(self, *part: Any) -> None:
         (self.sum,) = part
 
     def _write(self, out: Any, rows: slice, part: tuple[Any, ...]) -> None:
-        """These rows of the sum, and the part."""
+        """Write these rows of the sum with the part added."""
         sum_into(out, self.whole[..., rows, :], *part)
 
 
@@ -86,8 +86,8 @@ class Output(Total):
         self.rounded: tuple[Any, slice] | None = None  # o in another dtype, and which of its rows are there
 
     def attend(self, rows: slice, problem: Problem, inputs: Inputs) -> None:
-        """Add attention over other keys, which goes on from what is there. What has results of another dtype than that
-        of sums is the last."""
+        """Add attention over other keys, which resumes from the sum. If its results have another dtype than sums, it is
+        the last."""
         out = onto = None
         if self.sum is not None or problem.out_shape != self.shape:
             out, _ = onto = self.whole[..., rows, :], self.lse[..., rows]
@@ -102,7 +102,7 @@ class Output(Total):
         return super().result(dtype) if self.rounded is None else self._with_others(*self.rounded)
 
     def add_sink(self, sink: Sink | None) -> None:
-        """As keys without values, where a query sees any."""
+        """Add it as a key without a value, for queries that see any key."""
         if sink is not None:
             self.settle()
             o, lse = self.whole, self.lse

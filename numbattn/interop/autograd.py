@@ -53,25 +53,25 @@ def attention(
     Parameters
     ----------
     q, k, v, causal, mask, scale, dropout, score
-        As in `numbattn.attention`, but k is not a cache. Arrays in the score have gradients, too, where the score wants
-        them. CuPy's arrays may stand in place of NumPy's.
+        As in `numbattn.attention`, but k is not a cache. Arrays in the score also have gradients, if the score wants
+        them. Arrays may be NumPy's or CuPy's.
     return_lse : bool, optional
         Whether to return lse as well.
     deterministic : bool, optional
-        As in `numbattn.attention_backward`, of all gradients.
+        As in `numbattn.attention_backward`, for all gradients.
 
     Returns
     -------
     o : array, (..., seqlen_q, head_dim_v), of the dtype of q
     lse : array, (..., seqlen_q), float32, or float64 for float64
-        With return_lse: the logarithms of the sums of exponentials of the scores that each query sees.
+        With return_lse: the logarithm of the sum of exponentials of the scores that each query sees.
 
     Raises
     ------
     TypeError, ValueError
         For what does not fit: see `numbattn.attention`.
     NotImplementedError
-        When a derivative is asked for that is not there: see above.
+        For a derivative that does not exist: see above.
 
     Examples
     --------
@@ -94,15 +94,15 @@ def attention(
 
 
 class Call(NamedTuple):
-    """What a call is given but for x: q, k, v and the arrays in its score whose gradients are wanted."""
+    """The arguments of a call except x, which is q, k, v and the arrays in its score whose gradients are wanted."""
 
     options: Options
-    arrays: list[Any]  # in its mask and score; None where that is in x
+    arrays: list[Any]  # in its mask and score; None for those in x
     deterministic: bool
 
     @property
     def places(self) -> list[int]:
-        """Which of the arrays are in x, in their order."""
+        """The numbers of the arrays in x, in order."""
         return [at for at, x in enumerate(self.arrays) if x is None]
 
     def given(self, x: Sequence[Any]) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class Call(NamedTuple):
         return self.options.given(arrays)
 
     def of_score(self, t: Sequence[Any]) -> list[Any]:
-        """Tangents of x as those of the arrays that have a place among the gradients."""
+        """Tangents of x as tangents of the arrays with a place among the gradients."""
         found = dict(zip(self.places, t[3:]))
         return [found.get(at) for at in self.options.weights]
 
@@ -123,7 +123,7 @@ class Call(NamedTuple):
 
 
 def traced(options: Options, arrays: Sequence[Any]) -> list[Any]:
-    """Those of the arrays that are in x."""
+    """The arrays that are in x."""
     parts = [part for part in options.score for _ in part._weights]
     for at, part, wanted in zip(options.weights, parts, options.wanted):
         if isbox(arrays[at]) and not isinstance(part, ArrayPart) and not wanted:
@@ -158,7 +158,7 @@ def curvature(call: Call, x: Any, r: Any, c: Any, t: Any) -> tuple[Any, ...]:
 
 
 def missing(what: str) -> Callable[..., Any]:
-    """The derivative that is not there."""
+    """A derivative that does not exist, which raises an error."""
 
     def derivative(*args: Any, **options: Any) -> Any:
         raise NotImplementedError(f"numbattn has no {what}")
@@ -199,7 +199,7 @@ defjvp(curvature, third, None, lambda tc, tdx, call, x, r, c, t: curvature(call,
 
 
 class CupySpace(ArrayVSpace):
-    """Of CuPy's arrays, which autograd does not know."""
+    """The vector space of CuPy arrays, which autograd does not know."""
 
     def __init__(self, value: Any) -> None:
         self.shape, self.dtype, self.xp = value.shape, value.dtype, sys.modules["cupy"]
@@ -218,7 +218,7 @@ class CupySpace(ArrayVSpace):
 
 
 def register_cupy() -> None:
-    """Make autograd trace CuPy's arrays; functions of autograd.numpy then take them, too."""
+    """Make autograd trace CuPy arrays; functions of autograd.numpy then take them, too."""
     kind = sys.modules["cupy"].ndarray
     if kind not in VSpace.mappings:
         ArrayBox.register(kind)

@@ -1,4 +1,4 @@
-"""The options of a call taken apart: arrays, which a framework traces, and all else, which it compares."""
+"""The options of a call split into arrays, which a framework traces, and everything else, which it compares."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ..values import Placeholder
 @dataclass(frozen=True)
 class Options:
     """The options of a call, with a Placeholder for each array in its mask and score: hashable, and equal to those of
-    any other call that differs in the elements of these arrays alone.
+    any other call that only differs in the elements of these arrays.
 
     Attributes
     ----------
     own_axes : tuple
-        Of each array how many of its last axes are not batch axes; None where it has no batch axes at all.
+        How many of the last axes of each array are not batch axes; None if it has no batch axes.
     weights : tuple
-        Which of the arrays have a place in ``grads.score``, in its order.
+        The numbers of the arrays with a place in ``grads.score``, in its order.
     wanted : tuple
-        Of each of these whether its gradient is wanted.
+        Whether the gradient of each of these is wanted.
     """
 
     causal: bool
@@ -80,7 +80,7 @@ def taken_apart(
 
 
 def _own_axes(value: Mask | Part) -> list[int | None]:
-    """Of each array of a value."""
+    """`Options.own_axes` for the arrays of a mask or a part of a score."""
     known = {held.name: len(held.shape) for held in value._held(1, 1)}
     if isinstance(value, Part) and value._weights and value._own_axes is not None:
         known[next(iter(value._arrays()))] = value._own_axes

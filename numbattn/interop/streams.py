@@ -14,7 +14,7 @@ def library() -> Any:
 
 
 class Borrowed(NamedTuple):
-    """A stream of a framework's, for CuPy."""
+    """A framework's stream, for CuPy."""
 
     address: int
 

@@ -37,19 +37,19 @@ def attention(
         1 or more.
     causal, mask, scale, score
         As in `numbattn.attention`. The sequences of a batch are packed, one after the other: masks and scores are
-        aligned within each, and arrays in them are by head alone.
+        aligned within each, and arrays in them only have an axis of heads.
     dropout : Dropout, optional
-        In training only. Its offset counts the calls, from its own on; `thinc.api.set_dropout_rate` changes p.
+        In training only. Its offset is increased by one for each call; `thinc.api.set_dropout_rate` changes p.
     deterministic : bool, optional
         As in `numbattn.attention_backward`.
 
     Returns
     -------
     Model
-        From a list of arrays (seqlen, 3 * width), queries, keys and values side by side, each by head, to a list of
-        (seqlen, width); or from one array to one. Arrays are NumPy's or CuPy's, as `model.ops` has them. The arrays in
-        the score whose gradients are wanted are parameters: "bias", "slopes", "table" or "logits", with a number after
-        a second one of a kind.
+        It maps a list of arrays (seqlen, 3 * width), queries, keys and values side by side, each by head, to a list of
+        (seqlen, width); or one array to one. Arrays are NumPy's or CuPy's, depending on `model.ops`. The arrays in the
+        score whose gradients are wanted are parameters: "bias", "slopes", "table" or "logits", numbered from the second
+        of a kind on.
 
     Raises
     ------
@@ -88,7 +88,7 @@ def attention(
 
 
 def names_of(parts: Sequence[Part]) -> list[str | None]:
-    """Of each part of a score the name of its parameter, if it has one."""
+    """The name of the parameter of each part of a score, or None."""
     names, seen = list[str | None](), Counter[str]()
     for part in parts:
         if isinstance(part, ArrayPart) and part.gradient:
@@ -138,7 +138,7 @@ def score_of(model: Model[Any, Any]) -> list[Part]:
 
 
 def dropout_of(model: Model[Any, Any], is_train: bool) -> Dropout | None:
-    """The dropout of this call, of a number of its own."""
+    """The dropout of this call, with an offset of its own."""
     dropout, rate = model.attrs["dropout"], model.attrs["dropout_rate"]
     if not is_train or dropout is None:
         return None

@@ -12,11 +12,11 @@
 >>> r = points.sinkhorn(x, y, a, a, points.Cost(power=2, epsilon=0.05))                 # r.cost, r.f, r.g
 >>> A = points.operator(x, x, points.Gaussian(0.5), ridge=0.1)                          # for scipy's cg, eigsh
 
-Each takes NumPy arrays, computed on CPUs, or CuPy arrays, computed on the GPU, of float16, bfloat16, float32 or
-float64, in memory linear in the number of points; batch axes broadcast as in `numpy.matmul`, and numbattn's masks say
-which points see each other, ``mask=numbattn.Segments(...)`` for clouds of unequal size. `product_vjp`, `logsumexp_vjp`
-and `sinkhorn_vjp` have gradients, of points, weights and lengths of kernels. `product_jvp` and `logsumexp_jvp` have
-tangents, and what the first three return has Hessian-vector products, as ``backprop.hvp``.
+All take NumPy arrays, computed on CPUs, or CuPy arrays, computed on the GPU, of float16, bfloat16, float32 or float64,
+in memory linear in the number of points. Batch axes broadcast as in `numpy.matmul`, and numbattn's masks say which
+points see each other, such as ``mask=numbattn.Segments(...)`` for clouds of unequal size. `product_vjp`,
+`logsumexp_vjp` and `sinkhorn_vjp` have gradients with respect to points, weights and lengths of kernels, and
+Hessian-vector products, as ``backprop.hvp``. `product_jvp` and `logsumexp_jvp` have tangents.
 """
 
 from .gradients import LogsumexpGradients, ProductGradients, SinkhornGradients

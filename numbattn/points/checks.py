@@ -1,4 +1,4 @@
-"""What a call on points is given: checked, before anything runs."""
+"""Checks of the arguments of calls on points, before anything runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..checks import DTYPES, FLOATING, MOST_AXES, cast_of, dtype_of_sums, same_l
 
 
 def check_points(x: Any, y: Any, vectors: dict[str, Any] | None = None, **others: Any) -> str:
-    """The library of arrays of one dtype; x (..., m, d), y (..., n, d). Vectors may be of the dtype of sums, too."""
+    """The library of arrays of one dtype; x (..., m, d), y (..., n, d). Vectors may also have the dtype of sums."""
     vectors = vectors or {}
     given = {"x": x, "y": y, **others, **vectors}
     xp = same_library(**given)
@@ -32,7 +32,7 @@ def check_points(x: Any, y: Any, vectors: dict[str, Any] | None = None, **others
 
 
 def check_columns(name: str, b: Any, rows: int, of: str) -> None:
-    """b (..., rows, e): a row for each point of what it is `of`."""
+    """Check b (..., rows, e): a row for each point of the array named `of`."""
     if b.ndim == 1:
         raise ValueError(f"{name}: got the shape {b.shape}, expected (..., {rows}, columns); pass {name}[:, None]")
     if b.ndim < 1 or b.shape[-2] != rows:
@@ -41,7 +41,7 @@ def check_columns(name: str, b: Any, rows: int, of: str) -> None:
 
 
 def check_vector(name: str, w: Any, rows: int, of: str) -> None:
-    """w (..., rows): a number for each point of what it is `of`."""
+    """Check w (..., rows): a number for each point of the array named `of`."""
     if w.ndim < 1 or w.shape[-1] != rows:
         raise ValueError(f"{name}: got the shape {w.shape}, expected (..., {rows}), a number for each point of {of}")
 
@@ -56,7 +56,7 @@ def batch_of(**batches: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def check_result(name: str, x: Any, of: str, shape: tuple[int, ...], like: Any) -> None:
-    """A gradient of a result; of another floating dtype it is converted later."""
+    """Check a gradient of a result; another floating dtype is converted later."""
     same_library(**{of: like, name: x})
     if x.shape != shape:
         raise ValueError(f"{name}: got the shape {x.shape}, expected {shape}, the shape of {of}")

@@ -13,7 +13,7 @@ import numpy as np
 from .kernels import Cost
 from .pairs import Pairs, Term, ones, quiet
 
-EVERY = 10  # iterations, after which a GPU is asked whether to stop
+EVERY = 10  # iterations between two questions to a GPU whether to stop
 SHRINKAGE = 2  # of epsilon, from one iteration to the next, while it is annealed
 ROUNDINGS = 8  # of the largest f / epsilon: no sums of rows are expected to be better
 
@@ -31,7 +31,7 @@ class Solution(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Clouds:
-    """Two weighted clouds of points, and what it costs to go from one to the other."""
+    """Two weighted clouds of points, and the cost of transport from one to the other."""
 
     pairs: Pairs
     a: Any  # (..., m), with all batch axes, in the dtype of sums
@@ -44,7 +44,7 @@ class Clouds:
 
     @cached_property
     def among(self) -> Clouds:
-        """The first one and itself."""
+        """The first cloud and itself."""
         return Clouds(replace(self.pairs, y=self.pairs.x), self.a, self.a, self.cost)
 
     @cached_property
@@ -68,7 +68,7 @@ class Clouds:
 
     @quiet
     def solved(self, tol: float, max_iterations: int) -> Solution:
-        """Updates of f and g by turns."""
+        """Alternating updates of f and g."""
         f, g = 0 * self.a, 0 * self.b
         steady = 0  # iterations with the last epsilon
         for at, (epsilon, term) in enumerate(self.epsilons(max_iterations), start=1):
@@ -81,7 +81,7 @@ class Clouds:
 
     @quiet
     def solved_alone(self, tol: float, max_iterations: int) -> Solution:
-        """Of a cloud and itself, where f = g: the mean of f and its update."""
+        """For a cloud and itself, where f = g: f becomes the mean of f and its update."""
         f, steady = 0 * self.a, 0
         for at, (epsilon, term) in enumerate(self.epsilons(max_iterations), start=1):
             before, new = f, -epsilon * term.logsumexp(logs(self.a, f / epsilon))
@@ -125,7 +125,7 @@ def weighed(weights: Any, potential: Any) -> Any:
 
 
 def is_time(array: Any, at: int, last: int) -> bool:
-    """Whether to look at the results of an iteration, the last one being this."""
+    """Whether to check the results of iteration `at`; last: the number of the last one."""
     return isinstance(array, np.ndarray) or at % EVERY == 0 or at == last
 
 

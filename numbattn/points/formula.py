@@ -1,17 +1,17 @@
-"""The four sums over pairs of points by array operations, block by block: of NumPy's arrays or of CuPy's.
+"""The four sums over pairs of points by array operations, block by block, of NumPy or CuPy arrays.
 
-What kernels are compared with, and what computes where there is none. All else in this folder follows from these:
+Kernels are compared with them, and they compute where there is no kernel. All else in this folder follows from these:
 
     sums       o_i  = sum_j kappa_ij b_j
-    gradient   dx_i = sum_j kappa'_ij <c_i, b_j> 2 (x_i - y_j)      of a Polynomial ... y_j
+    gradient   dx_i = sum_j kappa'_ij <c_i, b_j> 2 (x_i - y_j)      for a Polynomial ... y_j
     logsumexp  log sum_j exp(columns_j) kappa_ij
-    nearest    the k smallest t_ij of each row, by which they rise, and their j
+    nearest    the k smallest t_ij of each row, ascending, and their j
 
 kappa_ij = value(t_ij) exp(rows_i + columns_j), and kappa' has the derivative of a kind in place of its value: see
-`kinds`. rows and columns, (..., m) and (..., n), are logarithms, of kinds that are exponentials alone; None is 0. The
-points x, y are q, k of a Problem, b is its v; batch axes are broadcast, there are no grouped heads, and results are of
-its sum_dtype. What is hidden adds nothing, be it NaN; where nothing is in sight sums are 0, logarithms -inf, t inf and
-j -1.
+`kinds`. rows and columns, (..., m) and (..., n), are logarithms, only for kinds that are exponentials; None is 0. The
+points x, y are q, k of a Problem, b is its v; batch axes are broadcast, there are no grouped heads, and results have
+its sum_dtype. Hidden pairs add nothing, even if they are NaN; without visible pairs sums are 0, logarithms -inf, t inf
+and j -1.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .kinds import DIFFERENCES, Kind
 
 ROWS, COLUMNS, PAIRS = 1024, 4096, 2**22  # of a block, at most; COLUMNS is a multiple of 32, as Bits need it
 ON_GPUS = 3  # times as many rows and columns of a block there: a GPU is quicker than its host launches small ones
-quiet = np.errstate(all="ignore")  # of what is hidden, and of numbers too small for the dtype
+quiet = np.errstate(all="ignore")  # for hidden pairs, and for numbers too small for the dtype
 
 
 class Block(NamedTuple):
@@ -95,7 +95,7 @@ def nearest(problem: Problem, inputs: Inputs, k: int) -> tuple[Any, Any]:
         here = block.only_visible(_distances(block), math.inf)
         numbers = np.broadcast_to(np.arange(block.j.start, block.j.stop, dtype=np.int32, like=here), here.shape)
         ts, js = (np.concatenate([x[..., block.i, :], y], axis=-1) for x, y in ((t, here), (j, numbers)))
-        first = np.argsort(ts, axis=-1, kind="stable")[..., :k]  # of equal ones the lowest number; of inf -1
+        first = np.argsort(ts, axis=-1, kind="stable")[..., :k]  # of equal ones the lowest number; -1 for inf
         t[..., block.i, :], j[..., block.i, :] = (np.take_along_axis(x, first, axis=-1) for x in (ts, js))
     return t, j
 
@@ -115,7 +115,7 @@ def _blocks(problem: Problem, inputs: Inputs) -> Iterator[Block]:
             if seen is None:
                 yield Block(i, j, x, y, b, None)
                 continue
-            by_column = seen.any(axis=-2)[..., None]  # what nobody sees may be NaN
+            by_column = seen.any(axis=-2)[..., None]  # points that nobody sees may be NaN
             yield Block(i, j, np.where(seen.any(axis=-1)[..., None], x, 0), np.where(by_column, y, 0),
                         np.where(by_column, b, 0), seen)  # fmt: skip
 
@@ -139,7 +139,7 @@ def _kappa(block: Block, kind: Any, rows: Any, columns: Any, derivative: bool = 
 
 
 def _shift(block: Block, rows: Any, columns: Any) -> list[Any]:
-    """The logarithm that is added to that of kappa, if there is one."""
+    """The logarithms to add to that of kappa, if any."""
     found = [] if rows is None else [rows[..., block.i, None]]
     found += [] if columns is None else [columns[..., None, block.j]]
     return [sum(found)] if found else []

@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 
 
 class Gradients(tuple[Any, ...]):
-    """Named tuples, which carry the gradient of the kernel.
+    """Named tuples that also have the gradient of the kernel.
 
     Attributes
     ----------
     kernel : array, None or tuple
-        By the kernel's length or epsilon, of its shape; None for a kernel without. Of a sum of kernels a tuple, one
-        for each.
+        The gradient of the kernel's length or epsilon, of its shape; None for a kernel without. For a sum of kernels a
+        tuple, with one for each.
     """
 
     _fields: ClassVar[tuple[str, ...]]

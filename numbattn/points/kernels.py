@@ -1,4 +1,4 @@
-"""Kernels: values that say what two points are weighed by."""
+"""Kernels, values that give a pair of points its weight."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Kernel(Value):
 
     Notes
     -----
-    Kernels are values, as masks are: two are equal if their numbers are equal and they hold the same arrays.
+    Kernels are values, like masks: two are equal if their numbers are equal and they hold the same arrays.
     """
 
     __array_ufunc__ = None  # so that `scalar * kernel` comes to __rmul__
-    _is_centred = True  # whether it stays the same where both points are moved
+    _is_centred = True  # whether it stays the same if both points are moved
     _is_linear = True  # whether points of unit length depend on points linearly
 
     def __add__(self, other: Kernel) -> Kernel:
@@ -42,43 +42,43 @@ class Kernel(Value):
 
     @property
     def _terms(self) -> tuple[tuple[float, Kernel], ...]:
-        """What it is the sum of: factors and kernels."""
+        """The terms of the sum that it is: factors and kernels."""
         return ((1.0, self),)
 
     @property
     def _kind(self) -> kinds.Kind:
-        """What is left of it for points of unit length."""
+        """The kernel of points of unit length."""
         raise NotImplementedError
 
     @property
     def _one_length(self) -> float | None:
-        """The number by which it divides all features of centred points, if it is that simple."""
+        """The number that it divides all features of centred points by, if it is that simple."""
         return None
 
     def _check(self, features: int) -> None:
-        """Refuse points of so many features."""
+        """Refuse points of this number of features, if they do not fit."""
 
     def _unit(self, x: Any) -> Any:
         """Points of unit length."""
         return x
 
     def _of_points(self, x: Any, gradient: Any) -> Any:
-        """The gradient of points, from that of points of unit length; by a symmetric Jacobian, which gives the tangent
-        of points of unit length from that of points, too."""
+        """The gradient of points from that of points of unit length. The Jacobian is symmetric, so that it also gives
+        the tangent of points of unit length from that of points."""
         return gradient
 
     def _of_moved_points(self, x: Any, tx: Any, gradient: Any) -> Any:
-        """How much `_of_points` moves with x, if it is not linear."""
+        """The tangent of `_of_points` along x, if it is not linear."""
         raise NotImplementedError
 
     def _of_parameter(self, units: Any, gradients: Any) -> Any:
-        """The gradient of what it is made with, from points of unit length, x and y, and their gradients; or None."""
+        """The gradient of its parameter, from points of unit length, x and y, and their gradients; or None."""
         return None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sum(Kernel):
-    """Kernels, each times a factor: what ``2.0 * k1 + k2`` is."""
+    """A sum of kernels, each times a factor, such as ``2.0 * k1 + k2``."""
 
     terms: tuple[tuple[float, Kernel], ...]
 
@@ -137,7 +137,7 @@ class Gaussian(WithLength):
     Parameters
     ----------
     length : float or array, (features,)
-        > 0: one for all features, or one for each. CuPy's arrays are not looked into.
+        > 0: one for all features, or one for each. CuPy arrays are not checked.
 
     Examples
     --------
@@ -160,7 +160,7 @@ class Laplacian(WithLength):
     Parameters
     ----------
     length : float or array, (features,)
-        > 0: one for all features, or one for each. CuPy's arrays are not looked into.
+        > 0: one for all features, or one for each. CuPy arrays are not checked.
     """
 
     length: Floats = 1.0
@@ -181,7 +181,7 @@ class Matern(WithLength):
     nu : float
         0.5, 1.5 or 2.5.
     length : float or array, (features,)
-        > 0: one for all features, or one for each. CuPy's arrays are not looked into.
+        > 0: one for all features, or one for each. CuPy arrays are not checked.
     """
 
     nu: float
@@ -205,7 +205,7 @@ class Cauchy(WithLength):
     Parameters
     ----------
     length : float or array, (features,)
-        > 0: one for all features, or one for each. CuPy's arrays are not looked into.
+        > 0: one for all features, or one for each. CuPy arrays are not checked.
     """
 
     length: Floats = 1.0
@@ -224,7 +224,7 @@ class RationalQuadratic(WithLength):
     alpha : float
         > 0.
     length : float or array, (features,)
-        > 0: one for all features, or one for each. CuPy's arrays are not looked into.
+        > 0: one for all features, or one for each. CuPy arrays are not checked.
     """
 
     alpha: float
@@ -243,7 +243,7 @@ class RationalQuadratic(WithLength):
 class Radial(Taken, WithLength):
     """function((r / length)**2), r the Euclidean distance: a function of your own.
 
-    Its derivative follows by dual numbers, see `numbattn.Score`, of whose functions this is one.
+    Its derivative follows by dual numbers, as for the functions of a `numbattn.Score`.
 
     Parameters
     ----------
@@ -251,12 +251,12 @@ class Radial(Taken, WithLength):
         ``function(t)`` of a number t, the squared distance: an ordinary Python function, compiled by Numba. It is taken
         when the kernel is made, with all that it reads. Its derivative at t = 0 is taken to be 0 if it is not finite.
     length : float or array, (features,)
-        > 0: one for all features, or one for each. CuPy's arrays are not looked into.
+        > 0: one for all features, or one for each. CuPy arrays are not checked.
 
     Raises
     ------
     TypeError
-        If it is no function of one number, raises or asserts, or reads what could change unseen.
+        If it is not a function of one number, raises or asserts, or reads what could change unseen.
 
     Examples
     --------
@@ -310,7 +310,7 @@ class Polynomial(WithLength):
         1 or more.
     offset : float
     length : float or array, (features,)
-        > 0: one for all features, or one for each. CuPy's arrays are not looked into.
+        > 0: one for all features, or one for each. CuPy arrays are not checked.
     """
 
     degree: int
@@ -361,7 +361,7 @@ class Cosine(Linear):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Cost(Kernel):
-    """exp(-r**power / (power epsilon)), r the Euclidean distance: what `logsumexp` and `sinkhorn` take.
+    """exp(-r**power / (power epsilon)), r the Euclidean distance: for `logsumexp` and `sinkhorn`.
 
     Parameters
     ----------
@@ -405,7 +405,7 @@ COSTS: dict[float, kinds.Kind] = {1.0: kinds.EXPONENTIAL, 2.0: kinds.GAUSSIAN}
 
 
 def as_kernel(kernel: Any, features: int) -> Kernel:
-    """A kernel for points of so many features."""
+    """The kernel, checked, for points of this number of features."""
     if not isinstance(kernel, Kernel):
         raise TypeError(f"kernel: got {words_for(kernel)}, expected one of numbattn.points, as points.Gaussian(0.5)")
     kernel._check(features)
@@ -413,7 +413,7 @@ def as_kernel(kernel: Any, features: int) -> Kernel:
 
 
 def as_exponential(kernel: Any, features: int) -> Kernel:
-    """One whose logarithm is taken."""
+    """The same for a kernel whose logarithm is taken."""
     kernel = as_kernel(kernel, features)
     if isinstance(kernel, Sum) or not kernel._kind.is_exponential:
         raise TypeError(f"kernel: got {kernel}, expected Cost, Gaussian, Laplacian or Matern(0.5), an exponential")

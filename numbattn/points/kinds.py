@@ -1,8 +1,7 @@
-"""What is left of a kernel where points have unit length: a function of t, the squared distance of two points.
+"""Kernels of points of unit length: functions of t, the squared distance of two points.
 
-Each says what it is here, by functions of arrays of t, in which only elementary functions occur; kernels for CPUs and
-GPUs have the same of one number. Derivatives, the second being the curvature, are by t, and 0 at t = 0 where they are
-not finite. A kind is hashable.
+Each is defined here by elementary functions of arrays of t; kernels for CPUs and GPUs have the same for one number.
+Derivatives, the second being the curvature, are by t, and 0 at t = 0 where they are not finite. A kind is hashable.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ class Kind:
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """What changes without compiling anything."""
+        """Its numbers, which change without compiling anything."""
         return tuple([float(x) for x in vars(self).values()])
 
     def check(self, dtype: Any) -> None:
         """Refuse what cannot be computed in this dtype."""
 
     def value(self, t: Any) -> Any:
-        """What two points are weighed by."""
+        """The weight of two points."""
         raise NotImplementedError
 
     def derivative(self, t: Any) -> Any:
@@ -194,7 +193,7 @@ class Polynomial(Kind):
 
 @dataclass(frozen=True)
 class Radial(Kind):
-    """function(t), a function of the user's own: its derivative follows by dual numbers."""
+    """function(t), a user's own function: its derivative follows by dual numbers."""
 
     function: Frozen
 
@@ -227,7 +226,7 @@ class Radial(Kind):
 
 @dataclass(frozen=True)
 class Derivative(Kind):
-    """The derivative of a kind as a kind: what tangents are summed with. It has no logarithm."""
+    """The derivative of a kind as a kind, for sums of tangents. It has no logarithm."""
 
     of: Any  # a Kind
 

@@ -26,11 +26,11 @@ def logsumexp(x: A, y: A, w: A | None, kernel: Kernel, *, mask: Mask | Array | N
     x : array, (..., m, d)
     y : array, (..., n, d)
     w : array, (..., n), or None
-        NumPy arrays or CuPy arrays, all of one dtype, with any strides; w of points in half precision may be float32.
-        Batch axes broadcast. -inf: a point without weight. None: all are 0.
+        NumPy arrays or CuPy arrays, all of one dtype, with any strides; for points in half precision w may be float32.
+        Batch axes broadcast. -inf is a point without weight; None is 0 for all.
     kernel : Cost, Gaussian, Laplacian or Matern(0.5)
     mask : a mask of numbattn's, or a boolean array, optional
-        Which points y_j are seen by x_i.
+        Which points y_j each x_i sees.
 
     Returns
     -------
@@ -42,10 +42,9 @@ def logsumexp(x: A, y: A, w: A | None, kernel: Kernel, *, mask: Mask | Array | N
     TypeError, ValueError
         For what does not fit: see `product`.
 
-    Notes
-    -----
-    float16 and bfloat16 are computed in float32, and are as exact as float32 with these numbers. bfloat16 about the
-    origin, nearer to it than they are apart, are faster on Hopper than others, which are centred first.
+    Notes ----- float16 and bfloat16 are computed in float32, as exactly as the same numbers in float32. On Hopper
+    points of bfloat16 around the origin, closer to it than to each other, are faster than others, which are centred
+    first.
 
     Examples
     --------
@@ -107,7 +106,7 @@ def logsumexp_jvp(
     x, y, w, kernel, mask
         As in `logsumexp`.
     tx, ty, tw : arrays or None
-        The tangents of x, y and w, of the shape of each; of another floating dtype they are converted. None is zero.
+        The tangents of x, y and w, of the shape of each; other floating dtypes are converted. None is zero.
         Where w is -inf, tw is finite and changes nothing; where w is None, tw is.
 
     Returns
@@ -142,7 +141,7 @@ def logsumexp_jvp(
 
 
 class LogsumexpBackprop:
-    """What `logsumexp_vjp` returns along with the logarithms: ``backprop(df)`` returns dx, dy, dw."""
+    """The closure that `logsumexp_vjp` returns: ``backprop(df)`` returns dx, dy, dw."""
 
     def __init__(self, call: _Logsumexp) -> None:
         self._call = call

@@ -16,7 +16,7 @@ from .kinds import DIFFERENCES
 from .pairs import Pairs, quiet
 
 MOST = 32  # neighbours
-ELEMENTS = 2**24  # of differences at once
+ELEMENTS = 2**24  # of differences computed at once
 
 
 def nearest(x: A, y: A, k: int = 1, *, mask: Mask | Array | None = None) -> tuple[A, A]:
@@ -31,14 +31,14 @@ def nearest(x: A, y: A, k: int = 1, *, mask: Mask | Array | None = None) -> tupl
     k : int, optional
         1 to 32.
     mask : a mask of numbattn's, or a boolean array, optional
-        Which points y_j are seen by x_i.
+        Which points y_j each x_i sees.
 
     Returns
     -------
     distances : array, (..., m, k), float32, or float64 for float64
-        Euclidean distances, ascending; inf where fewer than k points are seen.
+        Euclidean distances, ascending; inf where fewer than k points are visible.
     indices : array of int32, (..., m, k)
-        Of equal distances the lower index is first; -1 where fewer than k points are seen.
+        The lower index first where distances are equal; -1 where fewer than k points are visible.
 
     Raises
     ------
@@ -47,9 +47,9 @@ def nearest(x: A, y: A, k: int = 1, *, mask: Mask | Array | None = None) -> tupl
 
     Notes
     -----
-    Beyond 8 features neighbours are found by ``|x|^2 + |y|^2 - 2 <x, y>``, the points moved to a common centre: two
-    that are equally far but for a rounding of ``|x|^2`` may change places. The distances of what is found are then
-    computed anew from the differences, but for float16 and bfloat16.
+    Beyond 8 features neighbours are found by ``|x|^2 + |y|^2 - 2 <x, y>``, with points moved to a common centre: two
+    neighbours whose distances differ by a rounding error of ``|x|^2`` may change places. Their distances are then
+    recomputed from the differences, except for float16 and bfloat16.
 
     Examples
     --------

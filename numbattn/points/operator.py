@@ -18,7 +18,7 @@ MODULES = {"numpy": "scipy.sparse.linalg", "cupy": "cupyx.scipy.sparse.linalg"}
 
 
 def operator(x: Array, y: Array, kernel: Kernel, *, ridge: float = 0.0, mask: Mask | Array | None = None) -> Any:
-    """Kernel matrix K(x_i, y_j) as a linear operator, of which only products are computed.
+    """Kernel matrix K(x_i, y_j) as a linear operator, which only computes products.
 
     Parameters
     ----------
@@ -28,22 +28,22 @@ def operator(x: Array, y: Array, kernel: Kernel, *, ridge: float = 0.0, mask: Ma
     kernel : Gaussian, Laplacian, Matern, Cauchy, RationalQuadratic, Radial, Linear, Cosine, Polynomial, Cost
         Or a sum of multiples of these.
     ridge : float, optional
-        What is added to the diagonal, >= 0, as in kernel ridge regression and Gaussian processes. Only where y is x.
+        A number >= 0 to add to the diagonal, as in kernel ridge regression and Gaussian processes. Only if y is x.
     mask : a mask of numbattn's, or a boolean array, optional
-        Which points y_j are seen by x_i; other elements are 0.
+        Which points y_j each x_i sees; other elements are 0.
 
     Returns
     -------
     scipy.sparse.linalg.LinearOperator, (m, n)
-        Of SciPy, or for CuPy arrays of cupyx.scipy: ``cg``, ``minres``, ``eigsh`` and others take it. float32, or
-        float64 for float64. ``A @ v`` takes vectors and matrices, and is one pass over all pairs; so is ``A.T @ v``.
+        SciPy's, or cupyx.scipy's for CuPy arrays, for ``cg``, ``minres``, ``eigsh`` and others. float32, or float64 for
+        float64. ``A @ v`` takes vectors and matrices, and is one pass over all pairs, as is ``A.T @ v``.
 
     Raises
     ------
     TypeError
-        For what is not an array or not a kernel, or of a wrong kind or dtype.
+        For arguments that are not arrays or kernels, or of the wrong kind or dtype.
     ValueError
-        For shapes and numbers that do not fit. Both name the argument, what it got and what it takes.
+        For shapes and numbers that do not fit. Both errors name the argument, what it got and what it takes.
     ImportError
         Without SciPy.
 

@@ -1,12 +1,12 @@
-"""The pairs of points of a call, and for one kernel its points of unit length, over which backends sum.
+"""The pairs of points of a call, and for each kernel the points of unit length that backends sum over.
 
-Points are moved to a common centre, under which kernels of distances stay as they are, and divided by the length of the
-kernel: so far-off points keep the digits of their differences, and kernels know no lengths. The gradient of a length l
+Points are moved to a common centre, which does not change kernels of distances, and divided by the length of the
+kernel: so far-off points keep the digits of their differences, and backends need no lengths. The gradient of a length l
 follows from those of the points x' = (x - centre) / l: dl = -(sum x' dx' + sum y' dy') / l.
 
-Points of half precision about the origin stay where they are, and on GPUs are divided by a power of two near the length
-alone: with the few digits that they were given, tensor cores multiply them exactly. Others have more digits once they
-are centred. Whether they are about the origin is decided where they are, since the host does not wait for a GPU.
+Points of half precision around the origin are not moved, and on GPUs are only divided by a power of two near the
+length: with their few digits tensor cores multiply them exactly. Others have more digits once they are centred. Whether
+points are around the origin is decided on the device, since the host does not wait for a GPU.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from ..values import sum_broadcast
 from . import kinds
 from .kernels import Kernel
 
-ENOUGH = 4096  # points, of which a centre is the mean
-quiet = np.errstate(all="ignore")  # of points that nobody sees, and of numbers too small for the dtype
+ENOUGH = 4096  # points, whose mean is the centre
+quiet = np.errstate(all="ignore")  # for points that nobody sees, and numbers too small for the dtype
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class Pairs:
 
     @classmethod
     def of(cls, x: Any, y: Any, batch: tuple[int, ...], mask: Any = None) -> Pairs:
-        """Of points that are checked."""
+        """The Pairs of points that are checked."""
         if mask is None:
             return cls(x, y, batch, NOTHING_HIDDEN)
         X, Y = (np.broadcast_to(points, (*batch, *points.shape[-2:])) for points in (x, y))
@@ -73,7 +73,7 @@ class Pairs:
 
     @cached_property
     def seen(self) -> tuple[Any, Any]:
-        """Which points of x and of y may be looked at, (..., m) and (..., n). Others may be NaN."""
+        """Which points of x and of y count, (..., m) and (..., n). Others may be NaN."""
         m, n = self.sizes
         i, j = np.arange(m, like=self.x), np.arange(n, like=self.x)
         _, _, queries, keys = (x if isinstance(x, int) else x[..., None] for x in self.mask._band(m, n))
@@ -85,7 +85,7 @@ class Pairs:
         return rows, columns
 
     def only_seen(self, side: int, points: Any) -> Any:
-        """What belongs to points x, side 0, or y, side 1: 0 for those that may not be looked at."""
+        """An array for points x, side 0, or y, side 1, with 0 for those that do not count."""
         return points if self.mask is NOTHING_HIDDEN else np.where(self.seen[side][..., None], points, 0)
 
     def centred(self, points: Any) -> Any:
@@ -96,7 +96,7 @@ class Pairs:
     @cached_property
     @quiet
     def centre(self) -> Any:
-        """A point amid the others, (..., 1, d), for each element of the batch that both x and y have."""
+        """A point in the middle, (..., 1, d), for each element of the batch that both x and y have."""
         sizes = [math.prod(points.shape[:-2]) for points in (self.x, self.y)]
         which = 0 if sizes[0] < sizes[1] else 1
         points, other, seen = (self.x, self.y)[which], (self.x, self.y)[1 - which], None
@@ -108,7 +108,7 @@ class Pairs:
         others = (1,) * (len(own) - other.ndim + 2) + other.shape[:-2]
         axes = tuple([axis for axis, n in enumerate(others[len(others) - len(own) :]) if n == 1])
         axes = *axes, points.ndim - 2
-        if seen is None:  # some of them will do
+        if seen is None:  # some of them are enough
             points = points[..., :: max(points.shape[-2] // ENOUGH, 1), :]
             count = max(math.prod(points.shape[axis] for axis in axes), 1)
         else:
@@ -123,7 +123,7 @@ class Pairs:
 
 
 class Term:
-    """One kernel of a sum: points of unit length and what is summed over their pairs."""
+    """One kernel of a sum: its points of unit length, and sums over their pairs."""
 
     def __init__(self, pairs: Pairs, kernel: Kernel) -> None:
         self.pairs, self.kernel, self.kind = pairs, kernel, kernel._kind
@@ -149,12 +149,12 @@ class Term:
 
     @cached_property
     def exchanged(self) -> Term:
-        """With the roles of x and y exchanged."""
+        """The term with the roles of x and y exchanged."""
         return _Exchanged(self)
 
     @cached_property
     def slopes(self) -> Term:
-        """With the derivative of the kernel by t in its place."""
+        """The term with the kernel's derivative by t in its place."""
         kind = kinds.Derivative(self.kind)
         kind.check(self.pairs.dtype)
         other = object.__new__(Term)
@@ -164,8 +164,8 @@ class Term:
     @cached_property
     @quiet
     def in_halves(self) -> tuple[Any, Any, dict[str, float]]:
-        """Points of half precision on a GPU, times a power of two, which costs them no digits, and what their squared
-        distances are to be multiplied by then; of others those of unit length."""
+        """Points of half precision on a GPU, times a power of two, which keeps all digits, and the factor of their
+        squared distances; other points with unit length."""
         length = self.kernel._one_length
         if self.pairs.x.dtype.itemsize > 2 or library(self.pairs.x) == "numpy" or length is None:
             return self.x, self.y, {}
@@ -185,7 +185,7 @@ class Term:
         return self._run("sums", b, rows=rows, columns=columns)
 
     def gradient(self, b: Any, c: Any, rows: Any = None, columns: Any = None) -> Any:
-        """The gradient of points x of unit length, summed to the batch axes that x has; b, c: as of `sums`."""
+        """The gradient of points x of unit length, summed to the batch axes that x has; b, c: as for `sums`."""
         if self.has_no_pairs:
             found = c @ (np.swapaxes(b, -2, -1) @ self.y)
         else:
@@ -206,7 +206,7 @@ class Term:
 
 
 class _Exchanged(Term):
-    """A term with the roles of x and y exchanged: its points are those that the other one makes, where it is asked."""
+    """A term with the roles of x and y exchanged, which takes its points from the other one when it needs them."""
 
     def __init__(self, other: Term) -> None:
         self.pairs, self.kernel, self.kind, self.exchanged = other.pairs.exchanged, other.kernel, other.kind, other
@@ -223,8 +223,8 @@ class _Exchanged(Term):
 
 @quiet
 def of_points(term: Term, dx: Any, dy: Any) -> tuple[Any, Any, Any]:
-    """Gradients of the points as they were given, and of what the kernel is made with or None, from those of points of
-    unit length."""
+    """The gradients of the points as given, and of the kernel's parameter or None, from those of points of unit length.
+    """
     kernel, pairs = term.kernel, term.pairs
     parameter = kernel._of_parameter((term.x, term.y), (dx, dy))
     x, y = pairs.points

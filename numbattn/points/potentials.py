@@ -1,12 +1,12 @@
-"""How the potentials of optimal transport change with points and weights, by implicit differentiation.
+"""Tangents of the potentials of optimal transport along points and weights, by implicit differentiation.
 
-With F = f / epsilon and G = g / epsilon, R_ij = pi_ij / a_i and Q_ji = pi_ij / b_j have rows that sum to 1 whatever the
-points and weights, so the tangents of these sums are 0:
+With F = f / epsilon and G = g / epsilon, the rows of R_ij = pi_ij / a_i and Q_ji = pi_ij / b_j sum to 1 for all points
+and weights, so the tangents of these sums are 0:
 
     tF + R tG = rowsum(R tC) / epsilon - R tlog(b),  tG + Q tF = rowsum(Q tC) / epsilon - Q tlog(a).
 
-Without tF that is (1 - Q R) tG = ..., self-adjoint with the weights b, semi-definite, and 0 of a constant. Of a cloud
-and itself, where tF = tG, it is (1 + R) tF = ..., definite. Conjugate gradients solve both.
+Eliminating tF gives (1 - Q R) tG = ..., self-adjoint with the weights b, semi-definite, and 0 for a constant. For a
+cloud and itself, where tF = tG, it is (1 + R) tF = ..., definite. Conjugate gradients solve both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .tangents import Moving
 
 
 class Moved(NamedTuple):
-    """How points move, and logarithms of weights (..., m, 1) and (..., n, 1); None: these stay."""
+    """The tangents of points, and of logarithms of weights, (..., m, 1) and (..., n, 1), or None."""
 
     points: Moving
     a: Any
@@ -37,7 +37,7 @@ class Moved(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Averages:
-    """exp(rows_i + columns_j) kappa_ij, whose rows sum to 1; to 0 where nothing is seen."""
+    """exp(rows_i + columns_j) kappa_ij, whose rows sum to 1, or to 0 where nothing is visible."""
 
     term: Term
     columns: Any
@@ -58,14 +58,14 @@ class Averages:
 
 @dataclass(frozen=True, eq=False)
 class Potentials:
-    """Those of a solution."""
+    """The potentials of a solution."""
 
     clouds: Clouds
     solution: Solution
 
     @property
     def exchanged(self) -> Potentials:
-        """With the roles of x and y exchanged."""
+        """The same with the roles of x and y exchanged."""
         return Potentials(self.clouds.exchanged, self.solution.exchanged)
 
     @cached_property
@@ -80,7 +80,7 @@ class Potentials:
 
     @quiet
     def tangents(self, moved: Moved, tol: float, max_iterations: int) -> tuple[Any, Any, bool]:
-        """tF, tG, and whether they are found."""
+        """tF, tG, and whether the solver converged."""
         clouds, R, Q = self.clouds, self.over_y, self.over_x
         weights = _marginal(clouds.b, self.solution.g / clouds.cost.epsilon, Q.rows)
         total = weights.sum(axis=-1, keepdims=True)
@@ -92,11 +92,11 @@ class Potentials:
         side = but_for_constants(ry), but_for_constants(-Q(rx))
         tG, is_found = conjugate_gradients(lambda v: but_for_constants(v - Q(R(v))), side, weights, tol, max_iterations)
         tF = rx - R(tG)
-        return tF, ry - Q(tF), is_found  # of points without weight, too
+        return tF, ry - Q(tF), is_found  # even for points without weight
 
     @quiet
     def tangents_alone(self, moved: Moved, tol: float, max_iterations: int) -> tuple[Any, bool]:
-        """tF = tG of a cloud and itself, and whether they are found."""
+        """tF = tG of a cloud and itself, and whether the solver converged."""
         clouds, R = self.clouds, self.over_y
         weights = _marginal(clouds.a, self.solution.f / clouds.cost.epsilon, R.rows)
         rx = R.of_costs(moved)
@@ -105,7 +105,7 @@ class Potentials:
 
     @quiet
     def tangent_of_gradient(self, moved: Moved, dcost: Any, tF: Any, tG: Any) -> Any:
-        """Of points x, see `Clouds.gradient`."""
+        """The tangent of the gradient of points x, see `Clouds.gradient`."""
         b, c, *logarithms = self.clouds.weights_of_gradient(self.solution, dcost)
         tF, tG = (potential[..., None] if log is None else potential[..., None] + log
                   for potential, log in ((tF, moved.a), (tG, moved.b)))  # fmt: skip
@@ -115,8 +115,8 @@ class Potentials:
 def conjugate_gradients(
     times: Callable[[Any], Any], side: tuple[Any, ...], weights: Any, tol: float, max_iterations: int
 ) -> tuple[Any, bool]:
-    """x with times(x) = sum(side), for each element of the batch, and whether it is found; `times` is self-adjoint with
-    these weights."""
+    """x with times(x) = sum(side), for each element of the batch, and whether it converged; `times` is self-adjoint
+    with these weights."""
 
     def dot(u: Any, v: Any) -> Any:
         return weighed(weights, u * v)[..., None]
@@ -128,7 +128,7 @@ def conjugate_gradients(
     p = r
     for at in range(1, max_iterations + 1):
         q = times(p)
-        step = np.where(before > allowed, _ratio(before, dot(p, q)), 0)  # what is found stays
+        step = np.where(before > allowed, _ratio(before, dot(p, q)), 0)  # what has converged stays
         x, r = x + step * p, r - step * q
         now = dot(r, r)
         if is_time(r, at, max_iterations) and bool((now <= allowed).all()):
@@ -138,16 +138,16 @@ def conjugate_gradients(
 
 
 def moved_logarithm(weights: Any, tangent: Any) -> Any:
-    """That of weights (..., n) that move by a tangent; a weight of 0 stays."""
+    """The tangent of the logarithm of weights (..., n), from that of the weights; a weight of 0 stays."""
     return None if tangent is None else np.where(weights > 0, tangent / weights, 0)[..., None]
 
 
 def _marginal(weights: Any, potential: Any, exact: Any) -> Any:
-    """What a plan has for weights, with a potential instead of the one with which it has them exactly."""
+    """The sums of a plan's rows, with this potential instead of the one for which they are the weights exactly."""
     found = weights * np.exp(potential - exact)
     return np.where((weights > 0) & np.isfinite(found), found, 0)
 
 
 def _ratio(x: Any, y: Any) -> Any:
-    """x / y; 0 where y is."""
+    """x / y; 0 where y is 0."""
     return np.where(y == 0, 0, x / np.where(y == 0, 1, y))

@@ -27,8 +27,8 @@ def product(x: A, y: A, b: A, kernel: Kernel, *, mask: Mask | Array | None = Non
     kernel : Gaussian, Laplacian, Matern, Cauchy, RationalQuadratic, Radial, Linear, Cosine, Polynomial, Cost
         Or a sum of multiples of these, ``0.5 * Gaussian(0.1) + Matern(1.5, 0.3)``, one pass each.
     mask : a mask of numbattn's, or a boolean array, optional
-        Which points y_j are seen by x_i: `Segments` of batches of point clouds of unequal size, `BlockSparse`, `Window`
-        of sorted points. A point that sees nothing gets 0.
+        Which points y_j each x_i sees: `Segments` for batches of point clouds of unequal size, `BlockSparse`, `Window`
+        for sorted points. A point that sees nothing gets 0.
 
     Returns
     -------
@@ -37,16 +37,16 @@ def product(x: A, y: A, b: A, kernel: Kernel, *, mask: Mask | Array | None = Non
     Raises
     ------
     TypeError
-        For what is not an array or not a kernel, or of a wrong kind or dtype.
+        For arguments that are not arrays or kernels, or of the wrong kind or dtype.
     ValueError
-        For shapes and numbers that do not fit. Both name the argument, what it got and what it takes.
+        For shapes and numbers that do not fit. Both errors name the argument, what it got and what it takes.
 
     Notes
     -----
     Points are moved to a common centre and divided by the kernel's length; sums are accumulated in float32, or in
-    float64 for float64. Up to 8 features a squared distance is a sum of squared differences, right to a few roundings;
-    beyond it is ``|x|^2 + |y|^2 - 2 <x, y>``, whose error is that of a rounding of ``|x|^2``, from the centre and in
-    lengths. float16 and bfloat16 are computed in float32, and rounded once.
+    float64 for float64. Up to 8 features a squared distance is a sum of squared differences, with an error of a few
+    roundings; beyond it is ``|x|^2 + |y|^2 - 2 <x, y>``, with an error of a rounding of ``|x|^2``, from the centre and
+    in lengths. float16 and bfloat16 are computed in float32, and rounded once.
 
     Examples
     --------
@@ -73,9 +73,9 @@ def product_vjp(
     -------
     s : array, (..., m, e), of the dtype of x
     backprop : ProductBackprop
-        ``backprop(ds)`` returns dx, dy, db, of the shapes and dtypes of x, y, b, over broadcast axes they are summed; a
-        tuple with the attribute `kernel`, the gradient of its length: an array of its shape, None of a kernel without,
-        and of a sum of kernels a tuple of these. It refers to x, y and b: editing them in place before it is called
+        ``backprop(ds)`` returns dx, dy, db, of the shapes and dtypes of x, y, b, summed over broadcast axes; a tuple
+        with the attribute `kernel`, the gradient of the kernel's length: an array of its shape, None for a kernel
+        without, a tuple for a sum of kernels. It refers to x, y and b: editing them in place before it is called
         changes the gradients. The derivative of a kernel at r = 0 is taken to be 0 where it is not finite.
         ``backprop.hvp(ds, tx, ty, tb)`` has Hessian-vector products.
 
@@ -110,7 +110,7 @@ def product_jvp(
     x, y, b, kernel, mask
         As in `product`.
     tx, ty, tb : arrays or None
-        The tangents of x, y and b, of the shape of each; of another floating dtype they are converted. None is zero.
+        The tangents of x, y and b, of the shape of each; other floating dtypes are converted. None is zero.
 
     Returns
     -------
@@ -144,7 +144,7 @@ def product_jvp(
 
 
 class ProductBackprop:
-    """What `product_vjp` returns along with the sums: ``backprop(ds)`` returns dx, dy, db."""
+    """The closure that `product_vjp` returns: ``backprop(ds)`` returns dx, dy, db."""
 
     def __init__(self, call: _Product) -> None:
         self._call = call
@@ -162,8 +162,7 @@ class ProductBackprop:
         ds : array, (..., m, e)
             As in ``backprop(ds)``.
         tx, ty, tb : arrays or None
-            The tangents of x, y and b, of the shape of each; of another floating dtype they are converted. None is
-            zero.
+            The tangents of x, y and b, of the shape of each; other floating dtypes are converted. None is zero.
         tds : array, (..., m, e), optional
             The tangent of ds. Default: zero. Then this is the Hessian of <ds, s> times the tangents.
 
@@ -183,12 +182,12 @@ class ProductBackprop:
 
             tdx_i = sum_j (K''_ij tt_ij W_ij + K'_ij tW_ij) 2 (x_i - y_j) + K'_ij W_ij 2 (tx_i - ty_j),
 
-        where K' and K'' are derivatives by r^2. Of the features of x_i and y_j whose products tt_ij is, there are d + 1
-        for each of tx and ty that is given, and they are multiplied by the columns of b, as many at a time as make 256.
-        So there are five passes over all pairs for each term of a kernel, with many columns several times, and three
-        more with tb and tds. tt_ij is right to a rounding of ``|x|``, from the centre and in lengths. Derivatives of a
-        kernel at r = 0 are taken to be 0 where they are not finite. As Hessians are symmetric, these are gradients of
-        gradients, too: of a function of dx, dy and db by x, y and b, if its gradients by those are tx, ty and tb.
+        where K' and K'' are derivatives by r^2. tt_ij is a product of features of x_i and y_j, d + 1 for each of tx and
+        ty that is given, which are multiplied by the columns of b, 256 products at a time. So there are five passes
+        over all pairs for each term of a kernel, more with many columns, and three more with tb and tds. tt_ij has an
+        error of a rounding of ``|x|``, from the centre and in lengths. Derivatives of a kernel at r = 0 are taken to be
+        0 where they are not finite. As Hessians are symmetric, these are also gradients of gradients: those of a
+        function of dx, dy and db with respect to x, y and b, if its gradients by the former are tx, ty and tb.
 
         Examples
         --------
@@ -209,7 +208,7 @@ class ProductBackprop:
 
 
 class _Moving(NamedTuple):
-    """How the arrays of a call move."""
+    """The tangents of a call's arrays."""
 
     terms: list[tuple[float, Moving]]
     tb: Any  # likewise B

@@ -30,24 +30,24 @@ from .pairs import Pairs, of_points, quiet
 from .potentials import Moved, Potentials, moved_logarithm
 from .tangents import Moving, checked, tangents_of
 
-EQUAL = 1e-5  # relative difference of two sums of weights that are called equal
+EQUAL = 1e-5  # relative difference up to which two sums of weights are taken as equal
 
 
 @dataclass(frozen=True, eq=False)
 class Transport(Generic[A]):
-    """What `sinkhorn` returns.
+    """The result of `sinkhorn`.
 
     Attributes
     ----------
     f : array, (..., m)
     g : array, (..., n)
-        Dual potentials, float32, or float64 for float64; of `debias` less those of a and of b with themselves.
+        Dual potentials, float32, or float64 for float64; with `debias`, less those of a and of b with themselves.
     cost : array, (...)
         <a, f> + <b, g>.
     converged : bool
-        Whether the first marginal was within the tolerance when it was last looked at, in all elements of the batch.
+        Whether the first marginal was within the tolerance when it was last checked, in all elements of the batch.
     iterations : int
-        How many there were.
+        The number of iterations.
     """
 
     f: A
@@ -69,22 +69,22 @@ def sinkhorn(
     y : array, (..., n, d)
     a : array, (..., m)
     b : array, (..., n)
-        Points and their weights: NumPy arrays or CuPy arrays, all of one dtype; weights of points in half precision may
-        be float32. Batch axes broadcast. Weights are 0 or more, and sums of b are those of a but for rounding, after
-        which b is scaled; CuPy's are not looked into.
+        Points and their weights: NumPy arrays or CuPy arrays, all of one dtype; for points in half precision weights
+        may be float32. Batch axes broadcast. Weights are 0 or more, and a and b have the same sum, up to rounding: b is
+        scaled. CuPy arrays are not checked.
     cost : Cost
-        ``Cost(power, epsilon)``: ``|x - y|**power / power``, and epsilon, by which the entropy is weighed.
+        ``Cost(power, epsilon)``: ``|x - y|**power / power``, and epsilon, the weight of the entropy.
     tol : float, optional
-        How far the sums of rows of the plan may be from a: the sum of absolute differences, in parts of the sum of a.
-        Less than what rounding leaves, some roundings of the largest f / epsilon, is not asked for.
+        How far the sums of the plan's rows may be from a: the sum of absolute differences, relative to the sum of a. It
+        is not taken below rounding errors, a few roundings of the largest f / epsilon.
     max_iterations : int, optional
-        1 or more, including those, of ever smaller epsilon, with which it begins.
+        1 or more, including the first ones, with larger epsilon.
     debias : bool, optional
-        Sinkhorn's divergence: less half the cost of a with itself, and of b with itself. It is 0 where both are the
-        same, and never negative.
+        Sinkhorn's divergence: less half the cost of a with itself, and of b with itself. It is 0 if both are the same,
+        and never negative.
     mask : a mask of numbattn's, or a boolean array, optional
-        Which y_j can be reached from x_i: `Segments` for several problems, the weights of each of which have equal
-        sums. Not with debias.
+        Which y_j can be reached from x_i: `Segments` for several problems, each with equal sums of weights. Not with
+        debias.
 
     Returns
     -------
@@ -103,9 +103,9 @@ def sinkhorn(
 
     Notes
     -----
-    An iteration updates f, then g, two passes over all pairs. Annealing: the first epsilon is that of the diameter of
-    all points, and half of the last one in each iteration, but for at most half of the iterations. On a GPU the
-    diameter is read at the beginning, and the stopping rule looks at the device every 10 iterations.
+    An iteration updates f, then g, in two passes over all pairs. Epsilon is annealed: it begins with the cost of the
+    diameter of all points, and is halved in each iteration, for at most half of the iterations. On a GPU the diameter
+    is read at the beginning, and the stopping rule reads the device every 10 iterations.
 
     Examples
     --------
@@ -137,8 +137,8 @@ def sinkhorn_vjp(
     backprop : SinkhornBackprop
         ``backprop(dcost=1.0)`` returns dx, dy, da, db, of the shapes and dtypes of x, y, a, b; a tuple with the
         attribute `kernel`, the gradient of epsilon. dcost, a number or an array (...), is the gradient of ``r.cost``.
-        By the envelope theorem: exact where it has converged. da and db are potentials: right for changes that leave
-        the sums of a and b equal. ``backprop.hvp(tx, ty)`` has Hessian-vector products.
+        It uses the envelope theorem, and is exact where it has converged. da and db are potentials, for changes that
+        keep the sums of a and b equal. ``backprop.hvp(tx, ty)`` has Hessian-vector products.
 
     Raises
     ------
@@ -161,7 +161,7 @@ def sinkhorn_vjp(
 
 
 class SinkhornBackprop:
-    """What `sinkhorn_vjp` returns along with the transport: ``backprop(dcost=1.0)`` returns dx, dy, da, db."""
+    """The closure that `sinkhorn_vjp` returns: ``backprop(dcost=1.0)`` returns dx, dy, da, db."""
 
     def __init__(self, call: _Call) -> None:
         self._call = call
@@ -173,18 +173,18 @@ class SinkhornBackprop:
         self, tx: Array | None, ty: Array | None, ta: Array | None = None, tb: Array | None = None, *,
         dcost: float | Array = 1.0, tol: float = 1e-6, max_iterations: int = 1000,
     ) -> SinkhornGradients:  # fmt: skip
-        """The Hessian of the cost times tangents of points and weights, with which the potentials change.
+        """The Hessian of the cost, including the change of the potentials, times tangents of points and weights.
 
         Parameters
         ----------
         tx, ty, ta, tb : arrays or None
-            The tangents of x, y, a and b, of the shape of each; of another floating dtype they are converted. None is
-            zero. The sums of ta and tb are equal, and a weight of 0 stays 0.
+            The tangents of x, y, a and b, of the shape of each; other floating dtypes are converted. None is zero. The
+            sums of ta and tb are equal, and a weight of 0 stays 0.
         dcost : float or array, (...), optional
             As in ``backprop(dcost)``.
         tol : float, optional
-            The residual of the linear system for the tangents of the potentials, in parts of its right side, at which
-            it is solved; not below what rounding leaves.
+            The residual, relative to the right side, at which the linear system for the tangents of the potentials
+            counts as solved; not below rounding errors.
         max_iterations : int, optional
             1 or more, of conjugate gradients.
 
@@ -192,7 +192,7 @@ class SinkhornBackprop:
         -------
         tgrads : SinkhornGradients
             The tangents of dx, dy, da, db, of the shapes and dtypes of x, y, a, b: those of da and db are tangents of
-            potentials, to which a number may be added. ``tgrads.kernel`` is None.
+            potentials, defined up to a constant. ``tgrads.kernel`` is None.
 
         Raises
         ------
@@ -206,16 +206,16 @@ class SinkhornBackprop:
 
         Notes
         -----
-        By implicit differentiation, exact where the transport has converged. Rows of the plan sum to a, and columns to
-        b, however the points move:
+        By implicit differentiation, exact where the transport has converged. However the points move, rows of the plan
+        sum to a, and columns to b:
 
             a_i tf_i + sum_j pi_ij tg_j = sum_j pi_ij tC_ij,  b_j tg_j + sum_i pi_ij tf_i = sum_i pi_ij tC_ij.
 
-        Without tf this is a system for tg, semi-definite, with the constants as its null space. Conjugate gradients
-        solve it, two passes over all pairs an iteration, in about twice the square root of as many as Sinkhorn's
-        algorithm takes. Eleven passes more are for its right side and for the tangents of the gradients, which follow
-        from tpi_ij = pi_ij (tf_i + tg_j - tC_ij) / epsilon. With debias there are such systems of x alone and of y
-        alone, one pass an iteration, and better conditioned. On a GPU the residual is looked at every 10 iterations.
+        Eliminating tf gives a semi-definite system for tg, with the constants as its null space. Conjugate gradients
+        solve it, with two passes over all pairs an iteration, in about twice the square root of the number of
+        Sinkhorn's iterations. Eleven more passes compute its right side and the tangents of the gradients, which follow
+        from tpi_ij = pi_ij (tf_i + tg_j - tC_ij) / epsilon. With debias there are better conditioned systems for x
+        alone and y alone, with one pass an iteration. On a GPU the residual is read every 10 iterations.
 
         Examples
         --------
@@ -272,7 +272,7 @@ class _Call:
 
     @cached_property
     def solved(self) -> list[Solution]:
-        """Between x and y; to remove the bias also between x and x, and between y and y."""
+        """The Solutions between x and y and, for debias, between x and x, and y and y."""
         how = self.tol, self.max_iterations
         between = self.clouds.solved(*how)
         among = [self.clouds.among, self.clouds.exchanged.among] if self.debias else []
@@ -291,7 +291,7 @@ class _Call:
         clouds, (r, *alone) = self.clouds, self.solved
         f, g = (r.f, r.g) if not alone else (r.f - alone[0].f, r.g - alone[1].f)
         converged = all(solution.converged for solution in self.solved)
-        cost = (weighed(clouds.a, f) + weighed(clouds.b, g))[...]  # an array of no axes, where NumPy has a scalar
+        cost = (weighed(clouds.a, f) + weighed(clouds.b, g))[...]  # an array without axes, not NumPy's scalar
         return Transport(f, g, cost, converged, r.iterations)
 
     @quiet
@@ -316,14 +316,14 @@ class _Call:
         return rounded(dcost, cost.dtype)
 
     def of_all(self, dcost: Any, dx: Any, dy: Any, f: Any, g: Any) -> list[Any]:
-        """Gradients in the dtype of what is given; by its weights they are potentials."""
+        """The gradients in the dtypes of the arguments; those of weights are potentials."""
         weights = [sum_broadcast(dcost[..., None] * np.where(np.isfinite(potential), potential, 0), w.shape)
                    for potential, w in zip((f, g), self.given)]  # fmt: skip
         return [rounded(gradient, self.clouds.pairs.x.dtype) for gradient in (dx, dy, *weights)]
 
     @cached_property
     def potentials(self) -> list[Potentials]:
-        """Of each solution."""
+        """The Potentials of each solution."""
         clouds = self.clouds
         return [*map(Potentials, (clouds, clouds.among, clouds.exchanged.among), self.solved)]
 
@@ -344,7 +344,7 @@ class _Call:
     def tangent_of_gradients(
         self, of_points: tuple[Any, Any], of_weights: tuple[Any, Any], dcost: Any, tol: float, max_iterations: int
     ) -> tuple[SinkhornGradients, bool]:
-        """And whether tangents of potentials are found."""
+        """The tangents of gradients, and whether those of the potentials were found."""
         clouds, how, (between, *alone) = self.clouds, (tol, max_iterations), self.potentials
         a, b = map(moved_logarithm, (clouds.a, clouds.b), of_weights)
         moved = Moved(Moving(clouds.term, *of_points), a, b)
@@ -364,13 +364,13 @@ class _Call:
 
 @quiet
 def _of_sum(b: Any, a: Any) -> Any:
-    """b, scaled to the sum of a, which is its own but for rounding: else no plan would have these marginals."""
+    """b, scaled to the sum of a, which it has up to rounding; else no plan would have these marginals."""
     ours, theirs = (weights.sum(axis=-1, dtype=np.float64)[..., None] for weights in (b, a))
     return b * np.where(ours > 0, theirs / ours, 1).astype(b.dtype)
 
 
 def _how(tol: Any, max_iterations: Any) -> tuple[float, int]:
-    """When iterations end, checked."""
+    """The checked tolerance and number of iterations."""
     tol, max_iterations = number("tol", tol), integer("max_iterations", max_iterations, low=1)
     if not 0 <= tol < math.inf:
         raise ValueError(f"tol: got {tol}, allowed finite and >= 0")
@@ -378,7 +378,7 @@ def _how(tol: Any, max_iterations: Any) -> tuple[float, int]:
 
 
 def _check_weights(a: Any, b: Any, rounding: float) -> None:
-    """Refuse what NumPy's arrays show to be no weights of two clouds; rounding: the relative error of their sums."""
+    """Refuse NumPy arrays that are not weights of two clouds. rounding: the relative error of their sums."""
     for name, weights in (("a", a), ("b", b)):
         if not (np.isfinite(weights).all() and (weights >= 0).all()):
             raise ValueError(f"{name}: got weights from {weights.min()} to {weights.max()}, allowed finite and >= 0")

@@ -1,6 +1,6 @@
-"""Tangents of sums over pairs of points and of their gradients, made of such sums.
+"""Tangents of sums over pairs of points and of their gradients, composed of such sums.
 
-Where points move by tx and ty, the squared distance of two of them moves by
+If points move by tx and ty, the squared distance of two of them moves by
 
     tt_ij = 2 <x_i - y_j, tx_i - ty_j> = <phi_i, psi_j>,
 
@@ -9,8 +9,8 @@ a product of features: phi_i = 2 (<x_i, tx_i>, -tx_i, 1, -x_i) and psi_j = (1, y
     sums move by      sum_j kappa'_ij tt_ij b_j + kappa_ij tb_j,
     a gradient by     sum_j (kappa''_ij tt_ij w_ij + kappa'_ij tw_ij) 2 (x_i - y_j) + kappa'_ij w_ij 2 (tx_i - ty_j),
 
-where w_ij = <c_i, b_j>: sums and gradients again, whose b and c are multiplied by features, of a kind and of its
-derivative. The products of features lose what a rounding of |x| is to a length, x of unit length and from the centre.
+where w_ij = <c_i, b_j>: sums and gradients again, with b and c multiplied by features, of a kind and of its derivative.
+The products of features have an error of a rounding of |x|, with x from the centre and in lengths.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from .checks import check_result
 from .kernels import dots
 from .pairs import Pairs, Term, quiet
 
-WIDEST = 256  # features that sums have at a time: kernels for GPUs hold no more
+WIDEST = 256  # most features of a sum: kernels for GPUs hold no more
 
 
 @dataclass(frozen=True, eq=False)
 class Moving:
-    """A Term whose points move by tangents, of points as they were given and in the dtype of sums; None: they stay."""
+    """A Term whose points move by tangents, those of the points as given, in the dtype of sums; None for points that
+    stay."""
 
     term: Term
     tx: Any
@@ -41,13 +42,13 @@ class Moving:
 
     @cached_property
     def exchanged(self) -> Moving:
-        """With the roles of x and y exchanged."""
+        """The same with the roles of x and y exchanged."""
         return Moving(self.term.exchanged, self.ty, self.tx)
 
     @cached_property
     @quiet
     def unit(self) -> list[Any]:
-        """Tangents of points of unit length, or None."""
+        """The tangents of points of unit length, or None."""
         pairs, of_points = self.term.pairs, self.term.kernel._of_points
         given = enumerate(zip(pairs.points, (self.tx, self.ty)))
         return [None if tangent is None else pairs.only_seen(side, of_points(points, tangent))
@@ -74,13 +75,12 @@ class Moving:
         if tb is not None:
             found += self.term.sums(tb, rows, columns)
         for some, moments in self._moments(b, psi, rows, columns):
-            found[..., some] += (phi[..., None] * moments).sum(axis=-2)  # not by cuBLAS, which no CUDA graph captures
+            found[..., some] += (phi[..., None] * moments).sum(axis=-2)  # CUDA graphs do not capture cuBLAS
         return found
 
     @quiet
     def gradient(self, b: Any, c: Any, tb: Any = None, tc: Any = None, rows: Any = None, columns: Any = None) -> Any:
-        """The tangent of the gradient of points x as they were given: of the kernel's `_of_points` of `term.gradient`.
-        """
+        """The tangent of the gradient of points x as given: of the kernel's `_of_points` applied to `term.gradient`."""
         term, kernel, (x, _) = self.term, self.term.kernel, self.term.pairs.points
         found = self._displaced(b, c, rows, columns) + self._bent(b, c, rows, columns)
         moving = [pair for pair in ((tb, c), (b, tc)) if pair[0] is not None and pair[1] is not None]
@@ -135,7 +135,7 @@ def tangents_of(pairs: Pairs, tx: Any, ty: Any) -> tuple[Any, Any]:
 
 
 def checked(pairs: Pairs, name: str, tangent: Any, array: Any, of: str) -> Any:
-    """The tangent of an array, likewise; None is left."""
+    """The tangent of an array, likewise; None stays None."""
     if tangent is None or array is None:
         return None
     check_result(name, tangent, of, array.shape, array)
@@ -143,7 +143,7 @@ def checked(pairs: Pairs, name: str, tangent: Any, array: Any, of: str) -> Any:
 
 
 def _columns(b: Any, psi: Any) -> list[slice]:
-    """As many columns of b at a time as there is room for their products with features."""
+    """Slices of the columns of b, each as many as there is room for products with features."""
     features, count = psi.shape[-1], b.shape[-1]
     step = max(WIDEST // max(features, 1), 1)
     return [slice(first, first + step) for first in range(0, count if features else 0, step)]
@@ -156,7 +156,7 @@ def _times(features: Any, b: Any) -> Any:
 
 
 def _beside(pairs: Pairs, *arrays: Any) -> Any:
-    """Columns, with all batch axes."""
+    """Columns side by side, with all batch axes."""
     return np.concatenate([pairs.broadcast(array) for array in arrays], axis=-1)
 
 

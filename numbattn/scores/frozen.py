@@ -1,8 +1,8 @@
 """A user's function with all that it reads, as it was at one moment.
 
-Python looks up a global at each call, Numba once, when it compiles, and what is kept on disk knows only a digest.
-`frozen` makes one thing of them: the function, the functions that it calls, and the values that all of these read,
-through modules, too. What could change unseen is refused by name.
+Python looks up a global at each call, Numba once, when it compiles, and code on disk only knows a digest. `frozen`
+unites them: it takes the function, the functions that it calls, and the values that all of these read, also through
+modules. Whatever could change unseen is refused by name.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ COUNTER = count()
 
 
 class Called(NamedTuple):
-    """Stands for a function in what another one reads."""
+    """A placeholder for a function that another one reads."""
 
     number: int
 
@@ -57,8 +57,8 @@ class BareFunction(NamedTuple):
 
 
 class Frozen:
-    """A function and the values of all that it reads. As long as one lives there is no other in this process that does
-    the same: what is cached by it stays right."""
+    """A function and all values that it reads. While one is alive there is no other in this process that does the same,
+    so that caches by identity stay valid."""
 
     def __init__(self, key: Any, pieces: list[BareFunction]) -> None:
         self.key, self.pieces = key, pieces
@@ -68,7 +68,7 @@ class Frozen:
 
     @cached_property
     def digest(self) -> str:
-        """The same in every process, and only for what does the same."""
+        """A digest, the same in every process, and only for functions that do the same."""
         return _digest(self.key)
 
     @cached_property
@@ -82,8 +82,8 @@ class Frozen:
         instead: Mapping[Any, Any] | None = None,
         number: Callable[[Any], Any] = lambda x: x,
     ) -> FunctionType:
-        """The function in Python, but functions that it calls are compiled; instead: and some are others; number: and
-        what stands for constants."""
+        """The function in Python, with the functions that it calls compiled. instead: replacements for some of these;
+        number: replaces constants."""
         functions = [_bare(piece, number) for piece in self.pieces]
         callees = [compiled(function) for function in functions]
 
@@ -121,25 +121,25 @@ def _bare(piece: BareFunction, number: Callable[[Any], Any]) -> FunctionType:
 
 
 def _fill(namespace: dict[str, Any], found: dict[Path, Any], given: Callable[[Any], Any]) -> None:
-    """Put values where their paths lead, through modules that hold nothing else."""
+    """Put values at their paths, through modules that hold nothing else."""
     for (*modules, name), x in found.items():
         inside = namespace
         for module in modules:
             if module not in inside:
-                inside[module] = ModuleType(f"{module} {next(COUNTER)}")    # two of one name are one to Numba
+                inside[module] = ModuleType(f"{module} {next(COUNTER)}")    # Numba takes two of one name for one
             inside = vars(inside[module])
         inside[name] = given(x)
 
 
 class _Taking:
-    """A walk through a function and all that it calls."""
+    """A walk through a function and all functions that it calls."""
 
     def __init__(self, words: str) -> None:
         self.words, self.pieces = words, list[Any]()
         self.numbers: dict[Any, int] = {}
 
     def key_of(self, function: FunctionType) -> Any:
-        """What it does, and its number; where it has been met before, the number."""
+        """A key of what the function does, and its number; only the number if it has been met before."""
         if function in self.numbers:
             return self.numbers[function]
         number = self.numbers[function] = len(self.numbers)
@@ -167,7 +167,7 @@ class _Taking:
         return number, reads.digest, of_globals, of_cells, (*of_defaults, *keywords)
 
     def values(self, function: FunctionType, names: Mapping[str, Any], paths: Iterable[Path]) -> Any:
-        """What paths that start at these names lead to, and its keys."""
+        """The values at paths that start at these names, and their keys."""
         found, keys = {}, []
         for path in paths:
             x, end = names[path[0]], 1
@@ -189,9 +189,9 @@ class _Taking:
         key = _name_in_library(x) if key is None else key
         if key is not None:
             return key, x
-        callee = getattr(x, "py_func", x)  # what Numba has compiled is made of it
+        callee = getattr(x, "py_func", x)  # the source of a function that Numba has compiled
         if isinstance(callee, FunctionType):
-            if callee.__code__.co_kwonlyargcount:  # of which Numba says IndexError
+            if callee.__code__.co_kwonlyargcount:  # for which Numba raises an IndexError
                 raise self.error(callee, "takes arguments by name only, which compiled code cannot give")
             return self.key_of(callee), Called(self.numbers[callee])
         if library(x):
@@ -221,13 +221,13 @@ def _contents(function: FunctionType) -> Iterable[tuple[str, Any]]:
 
 
 def _is_whole(module: ModuleType) -> bool:
-    """Numba's own modules have meanings of their own."""
+    """Whether a module is kept as it is: Numba gives its own modules meanings of their own."""
     return module.__name__.partition(".")[0] == "numba"
 
 
 # ------------------------------------------------------------------------------------------------------------- values
 def _key_of_constant(x: Any) -> Any:
-    """What tells a value that cannot change from all others; None for all else."""
+    """A key that tells an immutable value from all others; None for anything else."""
     kind = type(x)
     if kind in CONSTANTS:
         return kind.__name__, repr(x)
@@ -242,7 +242,7 @@ def _key_of_constant(x: Any) -> Any:
 
 
 def _constant(x: Any) -> Any:
-    """Integers and booleans of NumPy are Python's, which do not wrap around; of halves Numba makes no constants."""
+    """NumPy's integers and booleans as Python's, which do not wrap around; Numba has no constants of half precision."""
     return _mapped(x, _constant_number)
 
 
@@ -264,7 +264,7 @@ def _wide(x: Any) -> Any:
 
 
 def _mapped(x: Any, number: Callable[[Any], Any]) -> Any:
-    """A number, or a tuple of some; anything else as it is."""
+    """number(x) for a number, or for each one in a tuple; anything else unchanged."""
     if not isinstance(x, tuple):
         return number(x)
     parts = [_mapped(part, number) for part in x]
@@ -274,7 +274,7 @@ def _mapped(x: Any, number: Callable[[Any], Any]) -> Any:
 
 
 def _name_in_library(x: Any) -> str | None:
-    """The name of what Python, NumPy or Numba have under it; None for all else."""
+    """The name under which Python, NumPy or Numba have an object; None for any other."""
     if isinstance(x, ModuleType):
         return x.__name__ if x.__name__.partition(".")[0] in LIBRARIES else None
     if type(x).__module__.startswith("numba.core.types"):
@@ -289,7 +289,7 @@ def _name_in_library(x: Any) -> str | None:
 
 # --------------------------------------------------------------------------------------------------------------- code
 class Reads(NamedTuple):
-    """What a code object reads of its surroundings, those inside of it included."""
+    """What a code object, with those inside of it, reads from its surroundings."""
 
     digest: str
     globals: tuple[Path, ...]
@@ -327,7 +327,7 @@ def reads_of(code: CodeType) -> Reads:
 
 
 def _key_of_code(x: Any) -> Any:
-    """What code does, without where it stands; of what stands in code constants, too."""
+    """A key of what code does, wherever it stands, or of a constant in code."""
     if isinstance(x, CodeType):
         names = x.co_names, x.co_varnames, x.co_freevars, x.co_cellvars
         about = x.co_flags, x.co_argcount, x.co_posonlyargcount, x.co_kwonlyargcount

@@ -1,4 +1,4 @@
-"""Products with block-sparse matrices: layers whose time and memory follow the share of blocks that are there.
+"""Products with block-sparse matrices: layers whose time and memory are proportional to the number of blocks.
 
 >>> import numpy as np
 >>> import numbattn as na

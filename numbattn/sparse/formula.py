@@ -40,7 +40,7 @@ def _product(x: Any, w: Any, lists: Lists, block_size: tuple[int, int], features
 
 @quiet
 def backward_w(x: Any, dy: Any, pattern: Pattern) -> Any:
-    """dW = X^T dY, the blocks that are there."""
+    """dW = X^T dY, for the blocks of the pattern."""
     (height, width), ACC = pattern.block_size, dtype_of_sums(x.dtype)
     panels, X = dy.astype(ACC, copy=False).reshape(len(dy), -1, width), x.astype(ACC, copy=False)
     dw = np.empty((pattern.count, height, width), x.dtype)

@@ -1,4 +1,4 @@
-"""Which blocks of a matrix are there, as lists for kernels."""
+"""The blocks of a sparse matrix, as lists for kernels."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ SIZES = 16, 32, 64, 128  # of blocks
 
 
 def bits(x: Any) -> Any:
-    """The same memory as integers: CuPy does not index all dtypes."""
+    """The same memory as integers, since CuPy does not index all dtypes."""
     return x.view(f"u{x.dtype.itemsize}")
 
 
 class Lists(NamedTuple):
-    """Of each line of blocks, a row or a column, where its entries start (lines + 1,); the entries (blocks, 2): the
-    place of a block along the line, and its number."""
+    """For each line of blocks, a row or a column, where its entries start, (lines + 1,); and the entries, (blocks, 2):
+    the place of a block along the line, and its number."""
 
     starts: Any
     entries: Any
@@ -32,32 +32,32 @@ class Lists(NamedTuple):
 
 
 class Pattern:
-    """The sparsity pattern of a weight matrix: which of its blocks are there.
+    """The sparsity pattern of a weight matrix: the blocks that it has.
 
     Its lists are made once on the CPU, and copied to a GPU when they are first needed there, which waits for it.
 
     Parameters
     ----------
     mask : BlockSparse
-        Its `blocks`, (rows, columns), of block_size: W has rows * block_size[0] rows, the features that go in, and
-        columns * block_size[1] columns. A CuPy array is copied, which waits for the GPU. It is not looked at again.
+        Its `blocks`, (rows, columns), of block_size: W has rows * block_size[0] rows, one for each input feature, and
+        columns * block_size[1] columns. A CuPy array is copied once, which waits for the GPU.
 
     Attributes
     ----------
     shape : (int, int)
-        Of W, features in and features out.
+        The shape of W, features in and features out.
     block_size : (int, int)
     blocks : array of bool
-        NumPy's.
+        A NumPy array.
     count : int
-        Number of blocks that are there.
+        The number of blocks.
     places : array of int32, (count, 2)
-        Row and column of each of them, row by row.
+        The row and column of each block, row by row.
 
     Raises
     ------
     TypeError
-        For what is no BlockSparse.
+        For anything but a BlockSparse.
     ValueError
         For blocks with batch axes, and sizes that kernels do not have: 16, 32, 64 or 128.
 
@@ -92,7 +92,7 @@ class Pattern:
 
     @cached_property
     def places(self) -> Any:
-        """Of each block its row and its column."""
+        """The row and column of each block."""
         return np.argwhere(self.blocks).astype(np.int32)
 
     @cached_property
@@ -115,8 +115,8 @@ class Pattern:
         return Lists(starts.astype(np.int32), entries.astype(np.int32))
 
     def _groups(self, members: int) -> Any:
-        """Blocks of one row by so many, (groups, 1 + 2 members): the row; of each block its column and its number, -1
-        if there is none left."""
+        """Groups of `members` blocks of one row, (groups, 1 + 2 members): the row, and the column and number of each
+        block, -1 if none is left."""
         found = []
         for row in range(len(self.blocks)):
             entries = self._by_row.of(row).T
@@ -128,12 +128,12 @@ class Pattern:
         return np.array(found, np.int32).reshape(-1, 1 + 2 * members)
 
     def _kept(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What a backend has made of the lists before under this key."""
+        """What a backend has made of the lists under this key, made once."""
         found = self._on_devices.get(key)
         return self._on_devices.setdefault(key, make()) if found is None else found
 
     def values(self, dense: A) -> A:
-        """The blocks of a dense matrix that are there.
+        """The pattern's blocks of a dense matrix.
 
         Parameters
         ----------
@@ -153,7 +153,7 @@ class Pattern:
         return found
 
     def dense(self, w: A) -> A:
-        """The dense matrix, with zeros where no block is.
+        """The dense matrix, with zeros outside of the blocks.
 
         Parameters
         ----------

@@ -15,14 +15,14 @@ from .pattern import Pattern
 
 
 def product(x: A, w: A, pattern: Pattern) -> A:
-    """x times a block-sparse matrix, ``x @ pattern.dense(w)``: only the blocks that are there take time and memory.
+    """x times a block-sparse matrix, ``x @ pattern.dense(w)``: only the pattern's blocks take time and memory.
 
     Parameters
     ----------
     x : array, (..., features in)
     w : array, (blocks, rows of a block, columns of a block)
-        The blocks that are there, row by row: ``pattern.values(dense)``. NumPy arrays or CuPy arrays, both of one
-        dtype: float16, bfloat16 (of ml_dtypes), float32 or float64.
+        The pattern's blocks, row by row: ``pattern.values(dense)``. NumPy arrays or CuPy arrays, both of one dtype:
+        float16, bfloat16 (of ml_dtypes), float32 or float64.
     pattern : Pattern
 
     Returns
@@ -32,9 +32,9 @@ def product(x: A, w: A, pattern: Pattern) -> A:
     Raises
     ------
     TypeError
-        For what is not an array or not a Pattern, or of a wrong dtype.
+        For anything but arrays and a Pattern, and for a wrong dtype.
     ValueError
-        For shapes that do not fit. Both name the argument, what it got and what it takes.
+        For shapes that do not fit. Both errors name the argument, what it got and what it takes.
 
     Notes
     -----
@@ -67,8 +67,8 @@ def product_vjp(x: A, w: A, pattern: Pattern) -> tuple[A, Callable[[Array], tupl
     -------
     y : array, (..., features out), of the dtype of x
     backprop : function
-        ``backprop(dy)`` returns dx and dw, of the shapes and dtypes of x and w; of dw only the blocks that are there
-        are computed. It refers to x and w: editing them in place before it is called changes the gradients.
+        ``backprop(dy)`` returns dx and dw, of the shapes and dtypes of x and w; dw is computed for the pattern's blocks
+        only. It refers to x and w: editing them in place before it is called changes the gradients.
 
     Raises
     ------
@@ -121,7 +121,7 @@ def _wrong_dtype(name: str, dtype: Any) -> str:
 
 
 def run(name: str, one: Any, other: Any, pattern: Pattern, shape: tuple[int, ...]) -> Any:
-    """A pass by the backend for the arrays' library; without rows, or without blocks, there is nothing to add up."""
+    """A pass by the backend for the arrays' library; zeros if there are no rows or no blocks."""
     if not one.size or not other.size:
         return np.zeros(shape, one.dtype, like=one)
     return getattr(import_module(SPARSE[str(library(one))]), name)(one, other, pattern).reshape(shape)

@@ -13,7 +13,7 @@ from ...checks import UserValueError
 from .scores import is_nonlinear, looks_up
 from .shared.visibility import is_looked_up
 
-HEAD_DIMS = 32, 64, 128, 192, 256  # what head_dims are rounded up to
+HEAD_DIMS = 32, 64, 128, 192, 256  # that head_dims are rounded up to
 
 MANY = 64  # tokens: rows for longer sequences have warps of 32 rows, which fill all registers
 
@@ -29,14 +29,14 @@ class Tiles(NamedTuple):
 
 
 class Crowded(NamedTuple):
-    """The same where several blocks are to share a multiprocessor: a thread has fewer registers then."""
+    """The same for several blocks a multiprocessor, whose threads have fewer registers."""
 
     unit: str
     tile_m: int
     tile_n: int
     threads: int
     lanes: int = 0
-    blocks: int = 1  # that a multiprocessor is to hold at least
+    blocks: int = 1  # that a multiprocessor should hold at least
     parts: int = 1  # of the depth of S that are summed one after the other: see product_step
 
 
@@ -55,7 +55,7 @@ class Staged(NamedTuple):
 
 
 class Streamed(NamedTuple):
-    """As Staged, for kernels whose warps that share rows of S have some columns each."""
+    """Staged for kernels where warps that share rows of S have some columns each."""
 
     unit: str
     tile_m: int
@@ -80,7 +80,7 @@ def head_dims(problem):
 
 
 def size_of_rows(work):
-    """The head_dim under which tables have the rows for this work."""
+    """The head_dim that tables have this work's rows under."""
     return next(size for size in (64, 128, 256) if size >= max(head_dims(work.problem)))
 
 
@@ -89,19 +89,19 @@ def has_tensor_cores(device):
 
 
 def is_under_pressure(work):
-    """Whether registers are scarce: dropout, a mask's grids, a score's arrays or its derivative take some, too."""
+    """Whether registers are scarce, since dropout, a mask's grids, a score's arrays or its derivative take some."""
     return bool(work.problem.dropout or is_looked_up(work.mask) or looks_up(work.score) or is_nonlinear(work.score))
 
 
 def longest_sequence(work):
-    """The longest sequence of queries or keys; where they are packed, the average one."""
+    """The length of the longest sequence of queries or keys; the average length of packed ones."""
     longest, packed = max(work.problem.seqlen_q, work.problem.seqlen_k), max(work.segments - 2, 1)
     return -(-longest // packed)
 
 
 def rows_of(table, under_pressure, work, short=None):
-    """The rows for this work; under register pressure, those of `under_pressure` come first.
-    Both tables are (with tensor cores, bytes per element): {largest head_dim: rows}; before them come those of `short`.
+    """The rows for this work: those of `short`, under register pressure those of `under_pressure`, then those of
+    `table`. The last two are {(with tensor cores, bytes of an element): {larger head_dim: rows}}.
     """
     unit, size = (has_tensor_cores(work.device), work.problem.dtype.itemsize), size_of_rows(work)
     tables = (under_pressure, table) if is_under_pressure(work) else (table,)
@@ -110,10 +110,11 @@ def rows_of(table, under_pressure, work, short=None):
 
 
 def short_rows(short, work):
-    """The rows for this work, if it has short sequences: of {longest sequence: a table as above}, the first that fits.
+    """The rows for this work, if it has short sequences: from {longest sequence: a table as above}, the first that
+    fits.
 
-    Under register pressure they are not held to so few registers that several blocks fit; those for more than MANY
-    tokens are not taken.
+    Under register pressure their registers are not limited for several blocks to fit, and those for more than MANY
+    tokens are not used.
     """
     unit, scarce = (has_tensor_cores(work.device), work.problem.dtype.itemsize), is_under_pressure(work)
     longest, size = longest_sequence(work), max(head_dims(work.problem))
@@ -124,7 +125,7 @@ def short_rows(short, work):
 
 
 def compiled_in(work, tiles, head_dims):
-    """The parameters common to the factories of kernels that compute S; head_dims as they round them."""
+    """The parameters of all factories of kernels that compute S. head_dims: rounded as the kernel does."""
     head_dim, head_dim_v = head_dims
     return {
         "dtype": work.problem.dtype.name, "head_dim": head_dim, "head_dim_v": head_dim_v, **tiles._asdict(),
@@ -133,22 +134,22 @@ def compiled_in(work, tiles, head_dims):
 
 
 def dtypes_of(work, *names):
-    """The parameter that says what a kernel rounds these results to."""
+    """The parameter with the dtypes that a kernel rounds these results to."""
     return {"out_dtypes": tuple(work.dtypes[name].name for name in names)}
 
 
 def of_o(work):
-    """The parameters that say what a kernel rounds O to, and whether it goes on from O over other keys."""
+    """The parameters that say what a kernel rounds O to, and whether it resumes from O over other keys."""
     return dtypes_of(work, "o") | {"resumes": work.resumes}
 
 
 def lse_alone(work):
-    """The parameter of a kernel that takes V without features, and computes lse alone then."""
+    """The parameter of a kernel that takes V without features, and then only computes lse."""
     return {} if work.problem.head_dim_v else {"head_dim_v": 0}
 
 
 def parameters(work, tiles, sizes=head_dims):
-    """Parameters of kernels whose rows have an alignment; sizes: of a problem, as they round them."""
+    """The parameters of kernels whose matrices' rows have an alignment. sizes: (problem) -> rounded head_dims."""
     return compiled_in(work, tiles, sizes(work.problem)) | {"nbytes": work.nbytes}
 
 

@@ -1,2 +1,2 @@
 """Products with block-sparse matrices, see `numbattn.sparse`: kernels in the tile language, launched by
-`kernel.launch` as a user's own are."""
+`kernel.launch` like a user's own."""

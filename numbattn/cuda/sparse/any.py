@@ -1,7 +1,7 @@
 """Products with block-sparse matrices on any GPU: by mma.sync, in float32 as three products of TF32, or on CUDA cores.
 
 A block of threads computes some rows of a block column of Y, or a block of dW. While it multiplies one chunk of the
-depth, the next one is on its way to shared memory.
+depth, the next one is copied to shared memory.
 """
 
 from functools import cache
@@ -37,7 +37,7 @@ from ..tile.alignment import VECTOR_BYTES
 
 TILE_M, SUMS_OF_A_THREAD, LANES = 64, 64, 8
 CHUNK = {2: 32, 4: 32, 8: 16}  # of the depth, by bytes of an element
-CHUNK_ROWS = {2: 32, 4: 16, 8: 8}  # the same of rows of X and dY, for dW: both are as large as blocks
+CHUNK_ROWS = {2: 32, 4: 16, 8: 8}  # the same in rows of X and dY, for dW: both are as wide as blocks
 ROWS_OF_SUM = 8  # that a block of `sum_of_parts` adds up
 VECTORS = Alignment(VECTOR_BYTES)
 
@@ -52,19 +52,19 @@ class Kernel(NamedTuple):
 
 
 def panels(x, size):
-    """A matrix as panels of so many columns, (1, panels, rows, size), not copied."""
+    """A matrix as panels of `size` columns, (1, panels, rows, size), not copied."""
     return x.reshape(len(x), -1, size).swapaxes(0, 1)[None]
 
 
 def chunks(w, size, transposed):
-    """Blocks as panels of so many rows, (blocks, panels, size, width); or transposed, of so many columns (blocks,
+    """Blocks as panels of `size` rows, (blocks, panels, size, width), or if transposed of `size` columns, (blocks,
     panels, height, size)."""
     blocks, height, width = w.shape
     return w.reshape(blocks, height, -1, size).swapaxes(1, 2) if transposed else w.reshape(blocks, -1, size, width)
 
 
 def rows_of_part(rows, count, chunk):
-    """How many rows each of so many parts has, but for the last one, in whole chunks."""
+    """How many rows each of `count` parts but the last one has, in whole chunks."""
     return np.int32(-(-rows // (count * chunk)) * chunk)
 
 
@@ -77,12 +77,12 @@ def sums_of(unit, rows, cols):
 
 
 def chunk_of(dtype, depth):
-    """What is multiplied at once of a depth."""
+    """The chunk of a depth that is multiplied at once."""
     return min(CHUNK[dtype.itemsize], depth)
 
 
 def summing(SUMS, ZERO, copy, product):
-    """The device function (given, steps): the sum of products of so many chunks. copy(stage, given, step) starts to
+    """The device function (given, steps) -> the sum of products of `steps` chunks. copy(stage, given, step) starts to
     copy the operands of a step, product(sums, stage) adds their product."""
 
     @device
@@ -103,11 +103,11 @@ def summing(SUMS, ZERO, copy, product):
 
 @cache
 def product(dtype, unit, depth, width, transposed):
-    """The Kernel of Y = X W, or X W^T, for blocks of this depth and width: by blocks of threads, for TILE_M rows of a
-    block column of Y.
+    """The Kernel of Y = X W, or X W^T, for blocks of this depth and width: each block of threads computes TILE_M rows
+    of a block column of Y.
 
-    Arrays: x, w, y; of each block column of Y where its entries start (block columns + 1,), and the entries (blocks,
-    2): which block column of X, and which block of W.
+    Arrays: x, w, y; where the entries of each block column of Y start, (block columns + 1,); and the entries, (blocks,
+    2): a block column of X and a block of W.
     """
     ACC, chunk = sum_type(dtype), chunk_of(dtype, depth)
     SUMS, threads = sums_of(unit, TILE_M, width)
@@ -150,10 +150,10 @@ def product(dtype, unit, depth, width, transposed):
 
 @cache
 def gradient(dtype, unit, rows, cols):
-    """The Kernel of dW = X^T dY for blocks of so many rows and columns: by blocks of threads, for a block of dW and a
-    part of the rows of X.
+    """The Kernel of dW = X^T dY for blocks of this size: each block of threads computes a block of dW over a part of
+    the rows of X.
 
-    Arrays: x, dy; the sums of each part (parts, blocks, rows, cols); of each block where it is in W (blocks, 2).
+    Arrays: x, dy; the sums of each part, (parts, blocks, rows, cols); the place of each block in W, (blocks, 2).
     """
     ACC, chunk = sum_type(dtype), CHUNK_ROWS[dtype.itemsize]
     SUMS, threads = sums_of(unit, rows, cols)

@@ -1,4 +1,4 @@
-"""What products of CuPy arrays ask for, see `numbattn.sparse.product`."""
+"""The backend for products of CuPy arrays, see `numbattn.sparse.product`."""
 
 from ..launch import current_gpu
 from .products import Products

@@ -1,7 +1,7 @@
 """Products with block-sparse matrices of float16 and bfloat16 on Hopper: persistent kernels with TMA and wgmma.
 
-In each block of threads one thread of the last warpgroup is the producer: it draws tiles and loads what they are
-products of. The other warpgroups are the consumers, each with 64 rows of a tile.
+In each block of threads one thread of the last warpgroup is the producer: it draws tiles and loads their operands. The
+other warpgroups are the consumers, each with 64 rows of a tile.
 """
 
 from functools import cache
@@ -63,7 +63,7 @@ COUNTERS = without_memory((2,), np.dtype(np.uint32))
 
 
 def stages_of(nbytes, stage):
-    """As many as there is room for."""
+    """As many stages as there is room for."""
     return min((SHARED_BYTES - 2048 - nbytes) // stage, 8)
 
 
@@ -85,7 +85,7 @@ def product(dtype, depth, width, transposed, consumers):
 
     @device
     def load_tile(X, W, mX, mW, entries, first, end, m0):
-        """All that a tile of Y is the product of."""
+        """Load all operands of a tile of Y."""
         for entry in range(first, end):
             column, block = index(entries[entry, 0]) * CHUNKS, index(entries[entry, 1])
             for chunk in range(CHUNKS):
@@ -121,7 +121,7 @@ def product(dtype, depth, width, transposed, consumers):
 
     @device
     def multiply(C, X, W):
-        """C += X W, in flight."""
+        """Start C += X W."""
         wait(X)
         wait(W)
         return dot(C, X.tile, W.tile.T if TRANSPOSED else W.tile)
@@ -142,9 +142,9 @@ def product(dtype, depth, width, transposed, consumers):
 
     @device
     def store(mY, C, mine, column, row):
-        """By way of shared memory and TMA."""
+        """Store a tile through shared memory, by TMA."""
         if thread_index() % WARPGROUP == 0:
-            tma_store_wait()                                    # the last tile has left
+            tma_store_wait()                                    # the last tile has been read
         sync_warpgroup()
         put(allocate(Y_PLACE, mine), C)
         fence_async_proxy()
@@ -192,14 +192,14 @@ def product(dtype, depth, width, transposed, consumers):
 
 @cache
 def gradient(dtype, rows, cols, members):
-    """The Kernel of dW = X^T dY for blocks of so many rows and columns.
+    """The Kernel of dW = X^T dY for blocks of this size.
 
-    A tile is a group of up to so many blocks of dW in one block row: they are products of the same X, which is loaded
+    A tile is a group of up to `members` blocks of dW in one block row: they are products of the same X, which is loaded
     once. A consumer has 64 rows of one of them. All groups of some rows of X come before the next rows, which keeps
     these in the L2 cache.
 
-    Arrays: x, dy; the sums of each part (parts, blocks, rows, cols); the groups (groups, 1 + 2 members): the block row,
-    and of each member the block column and which block of dW, -1 if there is none.
+    Arrays: x, dy; the sums of each part, (parts, blocks, rows, cols); the groups, (groups, 1 + 2 members): the block
+    row, and for each member the block column and the number of the block of dW, -1 if there is none.
     """
     halves, consumers = rows // ROWS, rows // ROWS * members
     HALVES, MEMBERS, SUMS, shared = halves, members, wgmma(cols), SharedMemory()
@@ -233,7 +233,7 @@ def gradient(dtype, rows, cols, members):
 
     @device
     def multiply(C, S, member, half):
-        """C += X^T dY, in flight."""
+        """Start C += X^T dY."""
         wait(S)
         return dot(C, allocate(X_PART, S.index * HALVES + half).T, allocate(DY_PLACE, S.index * MEMBERS + member))
 

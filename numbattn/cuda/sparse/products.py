@@ -8,7 +8,7 @@ from . import any as on_any
 from . import hopper
 
 HOPPER, TENSOR_CORES = (9, 0), (8, 0)
-SUMS_IN_CHUNKS = 4  # how long it takes to leave the sums of a part, in chunks of the depth
+SUMS_IN_CHUNKS = 4  # the time to write the sums of a part, in chunks of the depth
 MOST_PARTS = 32
 
 
@@ -28,7 +28,7 @@ class Products:
         return Call(self.current()).product(dy, w, pattern, transposed=True)
 
     def backward_w(self, x, dy, pattern):
-        """dW = X^T dY, the blocks that are there."""
+        """dW = X^T dY, for the blocks of the pattern."""
         return Call(self.current()).gradient(x, dy, pattern)
 
 
@@ -56,7 +56,7 @@ class Call:
         return y
 
     def gradient(self, x, dy, pattern):
-        """Rows of X are divided into parts where there are few blocks; their sums are added up."""
+        """dW. If there are few blocks, the rows of X are divided into parts, whose sums are added up."""
         dw = self.gpu.empty((pattern.count, *pattern.block_size), x.dtype)
         with self.scratch_memory():
             x, dy = self.laid_out(x=x, dy=dy)
@@ -80,14 +80,14 @@ class Call:
         return self.device.cc == HOPPER and dtype.itemsize == 2 and set(pattern.block_size) <= hopper.SIZES
 
     def consumers(self, rows, columns, width):
-        """As many as leave a tile for each multiprocessor."""
+        """As many consumers as leave a tile for each multiprocessor."""
         *several, one = hopper.OF_A_PRODUCT[width]
         tiles = rows * columns // hopper.ROWS
         return next((n for n in several if tiles // n >= self.device.multiprocessors), one)
 
     def parts(self, steps, tiles):
-        """Into how many parts steps are divided so that all multiprocessors are busy to the end; the fewest of the
-        fastest, of which none is empty."""
+        """How many parts to divide steps into so that all multiprocessors are busy to the end: the fewest of the
+        fastest, none of them empty."""
         def duration(count):
             return -(-tiles * count // self.device.multiprocessors) * (-(-steps // count) + SUMS_IN_CHUNKS)
 
@@ -103,7 +103,7 @@ class Call:
         return [x.copy() if odd or not x.flags.c_contiguous else x for x in arrays.values()]
 
     def lists(self, name, pattern, like, make):
-        """A pattern's lists, copied to the GPU once; then they are there for all streams."""
+        """A pattern's lists, copied to the GPU once, for all streams."""
         def copied():
             found = [np.asarray(x, like=like) for x in make()]
             self.stream.synchronize()
@@ -112,7 +112,7 @@ class Call:
         return pattern._kept((name, type(like), self.device), copied)
 
     def start(self, kernel, arrays, *counters):
-        """Launch a kernel. What depends on the shapes alone is kept with the GPU."""
+        """Launch a kernel. Everything that only depends on shapes is kept with the GPU."""
         key = kernel.function, *[x.shape for x in arrays]
         program = self.gpu.programs.get(key)
         if program is None:

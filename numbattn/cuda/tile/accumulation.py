@@ -1,8 +1,8 @@
 """Sums of tiles in global memory that many blocks add to: an array of float32 that holds tiles in register order.
 
-Register order is that of a layout: four registers of thread 0, of thread 1, ..., then the next four of each. So threads
-move 512 bytes of a tile at a time, and only a tile of the same layout finds its elements again. A tile is put into
-shared memory in that order and added from there in the background, started by one thread. Or each thread adds its own
+Register order depends on the layout: four registers of thread 0, of thread 1, ..., then the next four of each. So a
+warp moves 512 bytes of a tile at a time, and a tile has to be read back in the same layout. A tile is put into shared
+memory in that order and added from there in the background, started by one thread. Or each thread adds its own
 registers, before 9.0 one by one: then lines are faster, one register of thread 0, of thread 1, ...
 
 Shared memory, but not global memory, also holds float64 in that order: two registers of each thread.
@@ -36,12 +36,12 @@ from .synchronisation import emit_element
 from .tma import check_line, emit_commit, start_store
 from .world import primitive
 
-ADDED = {"float32": "f32", "float64": "f64", "int64": "u64"}  # what is added one by one, as PTX calls it
+ADDED = {"float32": "f32", "float64": "f64", "int64": "u64"}  # dtypes that are added one by one, with PTX's names
 RUN = 4  # registers of float32 that are moved at once
 
 
 def _places(layout, run=RUN):
-    """Elements of a tile that this thread's registers are."""
+    """The positions of this thread's registers in register order."""
     i = np.arange(prod(layout.slots))
     return (i // run * layout.threads + my_index() % layout.threads) * run + i % run
 
@@ -213,7 +213,7 @@ def _load(array, layout, run):
 
 
 def _add(array, tile, run):
-    """Add by atomics on one float32, or on four where the GPU has these."""
+    """Add by atomics on one float32, or on four if the GPU has these."""
 
     def generate(b, memory, number, value):
         registers = [x for row in unpack(b, tile, value) for x in row]

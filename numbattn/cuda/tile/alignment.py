@@ -1,4 +1,4 @@
-"""How an array lies in memory, and by which vectors its rows may be moved. No CUDA here."""
+"""The layout of an array in memory, and the vectors by which its rows may be moved. No CUDA here."""
 
 import math
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ VECTOR_BYTES = 16  # the most that one thread moves at once
 
 
 class ArrayLayout(NamedTuple):
-    """What a kernel may depend on of an array."""
+    """What a kernel may depend on in an array."""
 
     shape: tuple
     strides: tuple  # bytes
@@ -22,7 +22,7 @@ def layout_of(array, address):
 
 
 def alignment(layout):
-    """What holds for all the matrices (last two axes) of an array, in bytes, at most 16.
+    """The alignment of all matrices (last two axes) of an array, in bytes, at most 16.
 
     Their last axis is contiguous; each row starts at a multiple of it and is a multiple of it long; rows are less than
     2**31 bytes apart. 0 promises nothing.
@@ -37,5 +37,5 @@ def alignment(layout):
 
 
 def alignment_of(x):
-    """The same of an array of NumPy or CuPy."""
+    """The same for a NumPy or CuPy array."""
     return alignment(layout_of(x, x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr))

@@ -1,4 +1,4 @@
-"""The types of arrays in global memory, and what is promised about them."""
+"""The types of arrays in global memory, and promises about them."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from .fragment import ANY, LLVM, constant, name_of
 @constant
 @dataclass(frozen=True)
 class Alignment:
-    """What is promised about a matrix in global memory, so that vectors may be moved: see `aligned`.
+    """A promise about a matrix in global memory, so that vectors may be moved: see `aligned`.
 
     See `tile.alignment`. Alignment(0) promises nothing.
 

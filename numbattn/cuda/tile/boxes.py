@@ -1,9 +1,9 @@
 """Tiles in shared memory as the tensor memory accelerator (TMA) writes them and wgmma reads them.
 
 A tile is cut into boxes of 128-byte rows, one box after the other. Within 8 rows the 16-byte chunks of a row are
-swizzled: chunk c of row r lies where chunk c ^ (r % 8) would. So ldmatrix and cp.async have no bank conflicts either.
-Padded rows do not start at multiples of 128 bytes: for them cp.async asks the L2 cache for half as much again (H200),
-which makes a loop that loads a tile in each turn a tenth slower.
+swizzled: chunk c of row r is in the place of chunk c ^ (r % 8), so that ldmatrix and cp.async have no bank conflicts
+either. Padded rows do not start at multiples of 128 bytes: for them cp.async asks the L2 cache for half as much again
+(H200), which makes a loop that loads a tile in each iteration a tenth slower.
 """
 
 from dataclasses import dataclass, replace
@@ -70,20 +70,20 @@ class Boxes(Place):
     kind = "boxes "
 
     def of_columns(self, cols):
-        """The place of tiles with so many columns that may be stored here instead."""
+        """The place of tiles with this number of columns that may be stored here instead."""
         return replace(self, cols=cols, room=max(self.cols, self.room))
 
     def of_stages(self, stages):
-        """These tiles with so many stages of several each: only to count the stages of what fills them."""
+        """The place with this number of stages, of several tiles each: only for counting the stages that are filled."""
         return replace(self, stages=stages)
 
     def part(self, first, cols):
-        """The place of so many columns of each stage from column `first` on, which is a multiple of a box's width."""
+        """The place of `cols` columns of each stage from column `first` on, a multiple of a box's width."""
         offset = self.offset + first // self.width * self.box_bytes
         return replace(self, cols=cols, offset=offset, room=max(self.cols, self.room))
 
     def parts(self, cols):
-        """The tile's parts of so many columns: part p of stage s is stage s * (parts of a stage) + p."""
+        """The tile's parts of `cols` columns: part p of stage s is stage s * (parts of a stage) + p."""
         return replace(self, cols=cols, stages=self.stages * (self.cols // cols), room=0)
 
     @property
@@ -117,7 +117,7 @@ class Boxes(Place):
 
 
 def fits_pages(rows, page_size):
-    """Whether `tma_load_pages` can load tiles of so many rows."""
+    """Whether `tma_load_pages` can load tiles of this number of rows."""
     return page_size % PERIOD == 0 and (rows % page_size == 0 or page_size % rows == 0)
 
 

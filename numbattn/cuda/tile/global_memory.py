@@ -1,9 +1,9 @@
 """Moving tiles between global memory, shared memory and registers.
 
 Global memory is NumPy-like arrays of two axes, or one, with any strides: `mQ[batch, head]`. uint16 arrays hold
-bfloat16, which the compiler has no arrays of; all others hold their own dtype. What leaves registers is rounded to the
-memory's dtype. Rows and columns of a tile beyond the end of an array read as 0 and are not written; nothing is read
-there, because addresses are clamped. Arrays are not empty.
+bfloat16, which the compiler has no arrays of; all others hold their own dtype. Registers are rounded to the memory's
+dtype when they are saved. Rows and columns of a tile beyond the end of an array are read as 0 and not written; no
+memory is accessed there, since addresses are clamped. Arrays are not empty.
 """
 
 from functools import partial

@@ -1,4 +1,4 @@
-"""Where the elements of a tile are: in which thread, in which register. Pure Python, the same in both worlds."""
+"""Layouts: which thread holds which elements of a tile, in which register. Pure Python, the same in both worlds."""
 
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -14,7 +14,7 @@ WARPGROUP_ROWS = 64  # of a warpgroup's sums
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a tile: slot s of thread t lies at position base(t) + offsets[s].
+    """One axis of a tile: slot s of thread t is at position base(t) + offsets[s].
 
     Attributes
     ----------
@@ -138,8 +138,8 @@ ONE = Axis(1)  # an axis that broadcasts: row vectors have cols=ONE, column vect
 class Layout:
     """How a tile is dealt out to `threads` threads: each holds rows.slots x cols.slots elements.
 
-    `unit` says who multiplies into such a tile: "fma", CUDA cores, "mma", the tensor cores warp by warp, or
-    "wgmma", the tensor cores for a warpgroup, whose threads count from 0, whichever of the block's it is.
+    `unit` says what multiplies into such a tile: "fma", CUDA cores; "mma", the tensor cores for each warp; or "wgmma",
+    the tensor cores for a warpgroup, whose threads are counted from 0 in each warpgroup of the block.
 
     >>> print(TILE, TILE.row_vector().shape, TILE.col_vector().shape, TILE.row_parts().shape)
     fma 2x4 in 1x1 registers (2, 1) (1, 4) (2, 4)
@@ -206,7 +206,7 @@ class Layout:
 
     @cache  # noqa: B019
     def row_parts(self):
-        """The layout of one value per row AND thread: what remains to be added up once each thread has its own sums."""
+        """The layout of one value per row and thread: sums of each thread, which are still to be added up."""
         bits = self.row_lane_bits()
         parts = Axis(1 << len(bits), tuple((bit, 1, 1 << i) for i, bit in enumerate(bits)))
         return Layout(self.rows, parts, self.threads)
@@ -261,7 +261,7 @@ def log2(n):
 def deal(size, shift, hands, run):
     """An axis dealt out in runs to `hands` hands in turn; bits `shift`... of the thread number are the hand.
 
-    Of no positions nobody gets any: words do nothing with a tile of no columns.
+    Without positions nobody gets any: words do nothing with a tile of no columns.
     """
     hands = max(min(hands, size // run), 1)
     bits = log2(hands)

@@ -1,8 +1,7 @@
 """Any function of numbers, applied to each element of a tile, or to its place.
 
-The function is compiled by Numba and sees what it would see elsewhere: floats and integers. Row and column of an
-element are passed as a Place, an integer that is also a float: converting them one by one would take as long as an
-exponential.
+The function is compiled by Numba and sees floats and integers, as it would elsewhere. Row and column of an element are
+passed as a Place, an integer that is also a float: converting each would take as long as an exponential.
 """
 
 import math
@@ -21,9 +20,9 @@ from .global_memory import places as places_of
 from .integers import COMPARISONS, INDEX, Counting, IndexType, resized
 from .world import primitive
 
-FREE = ("nsz",)  # integers have one 0
+FREE = ("nsz",)  # integers have a single 0
 AT_ONCE = 32  # elements that look something up together: see global_memory.FEW
-SMALL = 2**24  # a sum with a constant up to this is a Place; larger ones may be no float32, and sums of many no int32
+SMALL = 2**24  # a Place plus a constant up to this is a Place; larger ones may exceed float32, or many of them int32
 
 
 @held_as_llvm
@@ -31,8 +30,8 @@ class PlaceType(Counting):
     """The position of an element. Sums and differences of positions, and with small constants, are positions again;
     with other integers they have 64 bits.
 
-    An int32; and as a float, exact below 2**24, a part that the thread decides and a constant known to the compiler:
-    the difference of two takes one addition for each element, and no vector is kept.
+    It is an int32 and, as a float, exact below 2**24, the sum of a part that depends on the thread and a constant that
+    the compiler knows: the difference of two takes one addition for each element, and no vector is kept.
     """
 
     def __init__(self, real):
@@ -286,7 +285,7 @@ def check_folded(tiles):
 
 
 def as_given(others):
-    """The types in which a function is given what is the same for all elements."""
+    """The types of the arguments that are the same for all elements."""
     return [types.int64 if isinstance(kind, IndexType) else types.unliteral(kind) for kind in others]
 
 

@@ -6,26 +6,27 @@
 - `jvp`, `linearize`, `jacfwd`: a forward pass and one with a tangent. Several tangents of one call, as in `jacfwd` and
   `hessian`, are one pass;
 - `hessian`, `jacfwd` of `grad` and `grad` of `grad`: the tangent of the backward pass; `grad` of `jvp` likewise;
-- `vmap`, of derivatives, too: one more batch axis in front of all, and the same bits as without. With dropout, and with
-  mapped arrays of a `Score`, a pass for each element: a Dropout counts (batch, head), so that each drops what it would
-  drop alone;
+- `vmap`, also of derivatives: one more batch axis in front, and the same bits as without. With dropout, and with mapped
+  arrays of a `Score`, a pass for each element: a Dropout counts (batch, head), so that each drops what it would drop
+  alone;
 - `checkpoint`, `scan`, `cond`.
 
 `jvp` of `jvp` and third derivatives raise NotImplementedError, as do derivatives by arrays of a `Score` whose
 gradient is not wanted.
 
 Masks, scores and `Gradients` are pytrees as soon as this module is imported: as arguments of a compiled function their
-arrays are traced, and all else of them is static. A changed array, seed or offset compiles nothing again.
+arrays are traced, and everything else is static. A changed array, seed or offset compiles nothing again.
 
-On CPUs, outside of jit, arrays are read as they lie, and results are copied once, since JAX wants them at multiples of
-64 bytes: 28 us more than numbattn's own call, 70 us with a `Bias`. How JAX itself differentiates and maps takes 0.3 to
-2 ms there, so compile that. Inside of jit a pass is a callback that reads XLA's buffers as they lie and copies results
-into XLA's: 12 us more. It calls no function of JAX and so never waits for JAX: asynchronous dispatch may stay on. On a
-GPU all that holds of CuPy arrays, which share memory with JAX's: inside of jit passes run on XLA's stream, and nothing
-waits for them, but for a seed or an offset of `Dropout`, which the host reads. CuPy allocates memory of its own: leave
-it some, by ``XLA_PYTHON_CLIENT_MEM_FRACTION``.
+On CPUs, outside of jit, arrays are read in place, and results are copied once, since JAX wants them at multiples of 64
+bytes: 28 us more than numbattn's own call, 70 us with a `Bias`. JAX's own differentiation and mapping take 0.3 to 2 ms
+there, so compile them. Inside of jit a pass is a callback that reads XLA's buffers in place and copies results into
+XLA's: 12 us more. It calls no JAX function and so never waits for JAX: asynchronous dispatch may stay on. On a GPU the
+same holds for CuPy arrays, which share memory with JAX's: inside of jit passes run on XLA's stream, and nothing waits
+for them, except for a seed or an offset of `Dropout`, which the host reads. CuPy allocates its own memory: leave it
+some, by ``XLA_PYTHON_CLIENT_MEM_FRACTION``.
 
-Of arrays on several devices each computes its own inside of `jax.shard_map`; elsewhere in jit one computes all.
+With arrays on several devices, each device computes its own part inside of `jax.shard_map`; elsewhere in jit one device
+computes everything.
 """
 
 from __future__ import annotations
@@ -67,14 +68,14 @@ def attention(
     Parameters
     ----------
     q, k, v, causal, mask, scale, dropout, score
-        As in `numbattn.attention`; their arrays are JAX's or NumPy's. Those in scores have gradients, unless they were
-        given with ``gradient=False``.
+        As in `numbattn.attention`; arrays are JAX's or NumPy's. Those in scores have gradients, unless the part has
+        ``gradient=False``.
     return_lse : bool, optional
-        Whether lse is returned, too.
+        Whether to return lse as well.
     deterministic : bool, optional
-        Of gradients: see `numbattn.attention_backward`.
+        For gradients: see `numbattn.attention_backward`.
     dropout_offset : int or integer array without axes, optional
-        In the place of that of dropout; it may be traced, as the number of a step of training.
+        Replaces the offset of dropout; it may be traced, like the number of a training step.
 
     Returns
     -------
@@ -85,9 +86,9 @@ def attention(
     Raises
     ------
     TypeError, ValueError
-        For what does not fit: see `numbattn.attention`. What is in traced arrays is looked at when they are there.
+        For what does not fit: see `numbattn.attention`. The elements of traced arrays are checked when they are known.
     NotImplementedError
-        For a derivative that is not there: see above.
+        For a derivative that does not exist: see above.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Tangents and transposes of the passes. All of them are passes again: see `hessian`."""
+"""Tangents and transposes of the passes, all of which are passes again: see `hessian`."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def second_tangent_transpose(cotangents: Any, *operands: Any, tree: Any, how: Ho
 
 
 def _along(x: Operands, how: How, t: Any, tdo: Any, tdlse: Any) -> tuple[Directions, Any, Any]:
-    """The `hessian` of do and dlse times t, tdo and tdlse. Without t it is the backward pass of these."""
+    """The `hessian` for do and dlse times t, tdo and tdlse. Without t it is the backward pass of tdo and tdlse."""
     if not t:
         return _pulled_back(x, how, tdo, tdlse), None, None
     x = x.with_(do=x.do, dlse=x.dlse, tangents=t, tdo=tdo, tdlse=tdlse)
@@ -117,19 +117,19 @@ def _directions(tx: Operands, how: How) -> Directions:
 
 
 def _as_directions(found: Iterable[Any], how: How) -> Directions:
-    """Gradients as passes return them."""
+    """The gradients that passes return, as Directions."""
     q, k, v, *rest = found
     each = iter(rest)
     return Directions(q, k, v, tuple([next(each) if wanted else None for wanted in how.options.wanted]))
 
 
 def _in_order(x: Directions, how: How) -> list[Any]:
-    """As passes return them."""
+    """Directions in the order in which passes return them."""
     return [*x[:3], *(g for g, wanted in zip(x.score, how.options.wanted) if wanted)]
 
 
 def _asking(how: How, t: Directions) -> How:
-    """For gradients of the weights that have a tangent, and of no others."""
+    """The How with gradients of the weights that have a tangent, and of no others."""
     options, wanted = how.options, tuple([x is not None for x in t.score])
     if wanted == options.wanted:
         return how

@@ -1,4 +1,4 @@
-"""What JAX's primitives of numbattn take."""
+"""The operands of numbattn's JAX primitives."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ..options import Options
 
 Results = Sequence[Any]
 Pass = Callable[["Operands", "How"], Results]
-PRIMITIVES: dict[Pass, Any] = {}  # by what computes them
+PRIMITIVES: dict[Pass, Any] = {}  # by the function that computes them
 
 
 class Directions(NamedTuple):
-    """Tangents, or gradients, of all that can be differentiated by; None is zero."""
+    """Tangents or gradients of everything that has derivatives; None is zero."""
 
     q: Any
     k: Any
@@ -35,22 +35,22 @@ class Operands(NamedTuple):
     arrays: tuple[Any, ...]  # of the mask and the score
     seed: Any = None
     offset: Any = None
-    o: Any = None  # what the forward pass made of those above; derivatives are total, through o and lse, too
+    o: Any = None  # the forward pass's result; derivatives are total, also through o and lse
     lse: Any = None
     do: Any = None
     dlse: Any = None
     tangents: Directions | None = None
     tdo: Any = None
     tdlse: Any = None
-    second: Directions | None = None  # tangents of what `tangents` are taken at
+    second: Directions | None = None  # tangents of the point that `tangents` are taken at
 
     def with_(self, **values: Any) -> Operands:
-        """What the forward pass took and returned, with these."""
+        """The operands and results of the forward pass, with these values."""
         return Operands(*self[: Operands._fields.index("do")], **values)
 
 
 class How(NamedTuple):
-    """What is static."""
+    """The static arguments."""
 
     options: Options  # with a Dropout of no seed; `options.wanted` says which gradients a pass returns
     wanted: tuple[bool, ...]  # which of them the user wants

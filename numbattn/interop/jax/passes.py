@@ -1,4 +1,4 @@
-"""The passes, each of NumPy's or CuPy's arrays, and what they return."""
+"""The passes, on NumPy or CuPy arrays, and their results."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def backward(x: Operands, how: How) -> Results:
 
 
 def hessian(x: Operands, how: How) -> Results:
-    """The Hessian of <do, o> + <dlse, lse>, by do and dlse, too, times tangents: a symmetric matrix."""
+    """The Hessian of <do, o> + <dlse, lse>, also with respect to do and dlse, times tangents: a symmetric matrix."""
     _, to, saved, tsaved = _forward_tangent(x, how)
     tgrads = tangents_of_gradients(x.do, saved, tsaved, x.tdo, x.dlse, x.tdlse, how.deterministic)
     return *_wanted(tgrads, how), to, tsaved.tlse
 
 
 def second_tangent(x: Operands, how: How) -> Results:
-    """The tangent of `tangent`. It is not there; its transpose is a `hessian`."""
+    """The tangent of `tangent`, which does not exist; its transpose is a `hessian`."""
     raise NotImplementedError("a tangent of a tangent of attention, as in jvp of jvp: of second derivatives there are "
                               "jvp of grad, grad of jvp and grad of grad")  # fmt: skip
 
@@ -74,7 +74,7 @@ def run(compute: Pass, x: Operands, how: How) -> Results:
 
 
 def results_of(compute: Pass, x: Operands, how: How) -> list[Any]:
-    """The shapes and dtypes of what a pass returns."""
+    """The shapes and dtypes of a pass's results."""
     if compute is forward:
         return _results_of_forward(x, how)
     weights = [x.arrays[i] for i, wanted in zip(how.options.weights, how.options.wanted) if wanted]
@@ -87,7 +87,7 @@ def results_of(compute: Pass, x: Operands, how: How) -> list[Any]:
 
 
 def _results_of_forward(x: Operands, how: How) -> list[Any]:
-    """Refuses what does not fit, whatever will be in the arrays."""
+    """The same for the forward pass. Refuses what does not fit, before the elements of arrays are known."""
     lead = x.q.shape[: how.loops]
     x = jax.tree.map(lambda a: np.broadcast_to(np.zeros((), a.dtype), a.shape[how.loops :]), x)
     problem, _ = describe(x.q, x.k, x.v, **_given(x, how))

@@ -19,11 +19,11 @@ from .operands import PRIMITIVES, How, Pass, Results
 from .passes import backward, forward, hessian, results_of, run, second_tangent, tangent
 from .vmap import mapped
 
-SMALL = 1 << 17  # bytes of results: below it, what a copy costs is the call
+SMALL = 1 << 17  # bytes of results, below which the cost of a copy is that of the call
 
 
 def eagerly(compute: Pass, *operands: Any, tree: Any, how: How) -> Results:
-    """Outside of jit."""
+    """Compute a pass outside of jit."""
     device = operands[0].device if isinstance(operands[0], jax.Array) else None
     if isinstance(device, Sharding):
         raise NotImplementedError(f"attention of arrays on {len(device.device_set)} devices outside of jit: inside of "
@@ -37,12 +37,12 @@ def eagerly(compute: Pass, *operands: Any, tree: Any, how: How) -> Results:
 
 @jax.jit
 def _copied(*arrays: Any) -> Any:
-    """The fastest way of small arrays to JAX."""
+    """Copies of small arrays for JAX, made in the fastest way."""
     return jax.lax.optimization_barrier(arrays)
 
 
 def _on_gpu(compute: Pass, operands: Results, tree: Any, how: How, device: Any) -> Results:
-    """CuPy's arrays share memory with JAX's; those of NumPy, in options, numbattn copies."""
+    """The same on a GPU: CuPy arrays share memory with JAX's; numbattn copies NumPy arrays in options."""
     cupy = library()
     with cupy.cuda.Device(device.local_hardware_id):
         shared = [cupy.from_dlpack(x) if isinstance(x, jax.Array) else x for x in operands]
@@ -54,7 +54,7 @@ def abstract(compute: Pass, *avals: Any, tree: Any, how: How) -> list[Any]:
 
 
 def lowered(compute: Pass, sharing: Any, context: Any, *operands: Any, tree: Any, how: How) -> Any:
-    """Inside of jit: a callback that reads XLA's buffers, and writes to those of results, where they are."""
+    """Compute a pass inside of jit: a callback that reads and writes XLA's buffers in place."""
     if compute is second_tangent:
         compute(tree.unflatten(operands), how)
 
@@ -69,13 +69,14 @@ def lowered(compute: Pass, sharing: Any, context: Any, *operands: Any, tree: Any
 
 
 def on_cpu(*_: Any) -> Any:
-    """What makes NumPy's arrays of buffers."""
+    """A context whose value turns buffers into NumPy arrays."""
     return nullcontext(np.asarray)
 
 
 @contextmanager
 def on_gpu(execution: Any, like: Any) -> Any:
-    """What makes CuPy's arrays of buffers; inside, CuPy has their device and XLA's stream, for which nothing waits."""
+    """A context whose value turns buffers into CuPy arrays; inside, CuPy has their device and XLA's stream, which
+    nothing waits for."""
     cupy, (_, device) = library(), like.__dlpack_device__()
     with cupy.cuda.Device(device), stream_of(device, execution.stream):
         yield cupy.from_dlpack

@@ -15,7 +15,7 @@ from ...values import Value, kinds
 
 
 def _flattened(value: Value) -> Any:
-    """The arrays of a mask or a part of a score, or the masks in it; and all else."""
+    """The arrays of a mask or a part of a score, or the masks in it; and everything else."""
     fields = value.__getstate__()
     traced = {name: x for name, x in fields.items() if _is_traced(x)}
     return tuple(traced.values()), (tuple(traced), tuple([x for x in fields.items() if x[0] not in traced]))
@@ -26,7 +26,7 @@ def _is_traced(x: Any) -> bool:
 
 
 def _unflattened(kind: type[Value], static: Any, traced: Any) -> Value:
-    """Without checks: JAX puts what is no array there, too."""
+    """Without checks, since JAX also passes objects that are not arrays."""
     value = object.__new__(kind)
     value._set(**dict(zip(static[0], traced)), **dict(static[1]))
     return value

@@ -12,11 +12,11 @@ from jax import numpy as jnp
 from .operands import Directions, How, Operands, Pass, Results, bind, is_none
 from .passes import backward, hessian, results_of, tangent
 
-TANGENTS = {"tangents", "tdo", "tdlse"}  # operands that there may be several of
+TANGENTS = {"tangents", "tdo", "tdlse"}  # operands that may have an axis of tangents
 
 
 def mapped(compute: Pass, operands: Results, dims: Sequence[int | None], *, tree: Any, how: How) -> Any:
-    """The rule of vmap: results, and where their mapped axes are."""
+    """The rule of vmap: results, and their mapped axes."""
     x, at = tree.unflatten(operands), tree.unflatten(dims)
     size = next(a.shape[dim] for a, dim in zip(operands, dims) if dim is not None)
     names = {name for name, dim in zip(Operands._fields, at) if jax.tree.leaves(dim)}
@@ -34,7 +34,7 @@ def _at(axis: int, results: Results) -> Any:
 
 
 def _placed(a: Any, dim: int | None, axis: int, size: int) -> Any:
-    """With the mapped axis there."""
+    """An array with the mapped axis at `axis`."""
     if a is None:
         return None
     if dim is not None:
@@ -43,7 +43,7 @@ def _placed(a: Any, dim: int | None, axis: int, size: int) -> Any:
 
 
 def _of_several(compute: Pass, x: Operands, at: Operands, size: int, how: How) -> Any:
-    """Where nothing but tangents is mapped: their axis; one axis is made of two."""
+    """If only tangents are mapped, the mapped axis is theirs, joined with an axis that they have."""
     first = how.loops
     given = {name: jax.tree.map(lambda a, dim: _placed(a, dim, first, size), getattr(x, name), getattr(at, name),
                                 is_leaf=is_none) for name in TANGENTS}  # fmt: skip
@@ -54,7 +54,7 @@ def _of_several(compute: Pass, x: Operands, at: Operands, size: int, how: How) -
 
 
 def _lifted(compute: Pass, x: Operands, at: Operands, size: int, how: How) -> Any:
-    """With one more batch axis, in front of all; batch axes in between, that of the heads at least, are 1."""
+    """With one more batch axis in front; batch axes in between, at least that of the heads, are 1."""
     batch = max(a.ndim - (dim is not None) for a, dim in zip(x[:3], at[:3])) - 2
 
     def lifted(a: Any, dim: Any, place: Place) -> Any:
@@ -79,15 +79,16 @@ def _lifted(compute: Pass, x: Operands, at: Operands, size: int, how: How) -> An
 
 
 class Place(NamedTuple):
-    """Where the mapped axis of an operand belongs."""
+    """The place of the mapped axis of an operand."""
 
-    own: int | None  # its last axes that are no batch axes
+    own: int | None  # how many of its last axes are not batch axes
     whole: bool = True  # whether it has to have that axis at full size
     lead: int = 0  # axes in front of it
 
 
 def _places(compute: Pass, at: Operands, how: How) -> Operands:
-    """Of each operand. What is not mapped keeps an axis of 1, if no gradient by it is asked of each element."""
+    """The Place of each operand. One that is not mapped keeps an axis of 1, if elements need no gradients of their own.
+    """
     options = how.options
 
     def flat(x: Any) -> list[Any]:

@@ -6,12 +6,13 @@ Forward over forward, third derivatives, and those by arrays of a `Score` whose 
 NotImplementedError.
 
 CPU tensors are passed as NumPy arrays, GPU tensors as CuPy arrays, without a copy. On a GPU all work is on torch's
-current stream and all memory of torch's allocator.
+current stream and all memory is from torch's allocator.
 
-`torch.compile` takes `attention` and its gradients as operators, without a break of the graph, where the mask is None,
-a boolean tensor or a constant such as ``Window(100, 0) & First(4)``, and the score None or a `Softcap`. Anything else
-breaks the graph, and attention is what it is without; so do tangents. Compiled graphs have no second derivatives: torch
-says so. `torch.func.linearize` and all else that `make_fx` traces raise a NotImplementedError.
+`torch.compile` takes `attention` and its gradients as operators, without a graph break, if the mask is None, a boolean
+tensor or a constant such as ``Window(100, 0) & First(4)``, and the score is None or a `Softcap`. Anything else,
+tangents included, breaks the graph, and attention runs as without torch.compile. Compiled graphs have no second
+derivatives: torch says so. `torch.func.linearize` and everything else that `make_fx` traces raise a
+NotImplementedError.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def attention(
     return_lse : bool, optional
         Whether to return lse as well.
     deterministic : bool, optional
-        As in `numbattn.attention_backward`, of all gradients; also where `torch.use_deterministic_algorithms` is on.
+        As in `numbattn.attention_backward`, for all gradients; implied by `torch.use_deterministic_algorithms`.
 
     Returns
     -------
@@ -72,7 +73,7 @@ def attention(
     TypeError, ValueError
         For what does not fit: see `numbattn.attention`.
     NotImplementedError
-        When a derivative is asked for that is not there: see above.
+        For a derivative that does not exist: see above.
 
     Examples
     --------
@@ -109,7 +110,7 @@ def eager(q: Any, k: Any, v: Any, options: tuple[Any, ...], deterministic: bool)
 
 
 def compiled(q: Any, k: Any, v: Any, options: tuple[Any, ...], deterministic: bool) -> tuple[Any, Any]:
-    """The same where torch.compile traces it."""
+    """The same, as torch.compile traces it."""
     causal, mask, scale, dropout, score = options
     visible = mask if isinstance(mask, torch.Tensor) else None
     mask = None if visible is not None else mask
@@ -119,11 +120,11 @@ def compiled(q: Any, k: Any, v: Any, options: tuple[Any, ...], deterministic: bo
     return operators.forward(number, visible, *autocast(q, k, v))
 
 
-outside = torch._disable_dynamo(eager)  # as torch.compiler.disable, which imports the compiler at once
+outside = torch._disable_dynamo(eager)  # torch.compiler.disable would import the compiler
 
 
 def autocast(*qkv: Any) -> Sequence[Any]:
-    """The same in the dtype of torch.autocast, if that is on."""
+    """q, k and v in the dtype of torch.autocast, if that is on."""
     device = "cpu" if qkv[0].is_cpu else "cuda"
     if not torch.is_autocast_enabled(device):
         return qkv

@@ -1,4 +1,4 @@
-"""Tensors as arrays of NumPy and CuPy in the same memory, and back; CuPy on torch's streams and in its memory."""
+"""Tensors as NumPy and CuPy arrays in the same memory, and back; CuPy on torch's streams and in its memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def on_gpu(device: int) -> Any:
 
 @lru_cache
 def allocator_of(device: int) -> Any:
-    """Torch's allocator as CuPy wants one."""
+    """Torch's allocator for CuPy."""
     place = torch.device("cuda", device)
 
     def malloc(nbytes: int) -> Any:
@@ -65,7 +65,7 @@ def array_of(x: Any) -> Any:
 
 
 def cupy_array_of(x: Any) -> Any:
-    """By address: DLPack, which would wait for streams, takes several times as long."""
+    """The CuPy array, by address: DLPack, which would wait for streams, takes several times as long."""
     dtype = numpy_dtype(x.dtype)
     strides = tuple([stride * dtype.itemsize for stride in x.stride()])
     nbytes = x.untyped_storage().nbytes() - x.storage_offset() * dtype.itemsize

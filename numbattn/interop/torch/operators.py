@@ -1,5 +1,5 @@
-"""Attention and its gradients as operators of torch, for torch.compile: it does not look inside, and is told the shapes
-of the results. An operator takes tensors and numbers: a call's options are kept here and go by a number."""
+"""Attention and its gradients as torch operators, for torch.compile, which does not trace them but knows the shapes of
+the results. Operators take tensors and numbers: a call's options are kept here under a number."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ try:
     from torch._library.opaque_object import register_custom_class
 except ImportError:  # before torch 2.12
     CONSTANTS = ()
-for kind in CONSTANTS:  # whose values may be made within what is compiled; guards compare them
+for kind in CONSTANTS:  # which compiled code may make; guards compare their values
     kind.__fx_repr__ = lambda value: (repr(value), {kind.__name__: kind for kind in CONSTANTS})
     register_custom_class(kind, typ="constant")
 
 
 def are_constants(*options: Any) -> bool:
-    """Whether torch.compile can treat all that is not None as constants: no Dropout, whose offset changes."""
+    """Whether torch.compile can treat everything that is not None as a constant; not Dropout, whose offset changes."""
     return all(x is None or isinstance(x, CONSTANTS) for x in options)
 
 
 def kept(causal: Any, mask: Any, scale: Any, dropout: Any, score: Any, deterministic: Any, is_dense: bool) -> int:
-    """The number of a call, when it is compiled. is_dense: whether the mask is a tensor, which operators are given."""
+    """The number of a call, when it is compiled. is_dense: whether the mask is a tensor, an argument of operators."""
     mask = torch.ones(1, 1, dtype=torch.bool) if is_dense else mask
     call, tensors = Call.of(*taken_apart(causal, mask, scale, dropout, score), deterministic)
     CALLS.append((call, tensors))
@@ -85,7 +85,7 @@ def call_of(number: int, visible: torch.Tensor | None) -> tuple[Call, list[torch
 
 
 def batch_of(*qkv: Any) -> tuple[Any, ...]:
-    """The batch axes of o, of which the heads are the last."""
+    """The batch axes of o, the last one being the heads."""
     if all(x.ndim == 2 for x in qkv):
         return ()
     heads, heads_k, heads_v = (x.shape[-3] if x.ndim > 2 else 1 for x in qkv)

@@ -1,4 +1,4 @@
-"""Passes as torch's functions: attention, its tangent, its gradients and theirs, each the derivative of another one.
+"""Passes as torch functions: attention, its tangent, its gradients and theirs, each a derivative of another one.
 
 With primals p, directions t and rows do, dlse they are
 
@@ -45,10 +45,10 @@ PROXY = torch._C._TorchDispatchModeKey.PROXY
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """What a call is given but for its tensors."""
+    """The arguments of a call except its tensors."""
 
     options: Options
-    arrays: tuple[Any, ...]  # of NumPy and CuPy, in its mask and score; None in place of a tensor
+    arrays: tuple[Any, ...]  # NumPy and CuPy arrays in its mask and score; None in place of a tensor
     deterministic: bool
     needs: tuple[bool, ...] | None = None  # which primals need a gradient, if not all
 
@@ -61,27 +61,27 @@ class Call:
 
     @cached_property
     def places(self) -> list[int]:
-        """Which of the arrays are tensors."""
+        """The numbers of the arrays that are tensors."""
         return [at for at, x in enumerate(self.arrays) if x is None]
 
     @cached_property
     def weights(self) -> dict[int, Part]:
-        """The arrays that have a place among the gradients, each with its part of the score."""
+        """The arrays with a place among the gradients, by number, each with its part of the score."""
         return dict(zip(self.options.weights, [part for part in self.options.score for _ in part._weights]))
 
     @cached_property
     def axes(self) -> tuple[int | None, ...]:
-        """How many of its last axes are not batch axes, for each primal."""
+        """How many of the last axes of each primal are not batch axes."""
         return 2, 2, 2, *[self.options.own_axes[at] for at in self.places]
 
     @property
     def counts_batches(self) -> bool:
-        """Whether what becomes of an element of the batch depends on its number, or an array has no batch axes."""
+        """Whether results of an element of the batch depend on its number, or an array has no batch axes."""
         has_functions = any(isinstance(part, Score) for part in self.options.score)
         return self.options.dropout is not None or has_functions or None in self.options.own_axes
 
     def wanting(self, needs: Sequence[bool]) -> Call:
-        """The call with gradients of these primals alone, so far as others cost anything."""
+        """The call with gradients of only these primals, as far as others cost anything."""
         if not self.weights:
             return self
         wanted = dict(zip(self.options.weights, self.options.wanted))
@@ -108,7 +108,7 @@ class Call:
         return options
 
     def of_score(self, tangents: Sequence[Any]) -> list[Any]:
-        """Of the tangents of primals those of arrays in the score."""
+        """The tangents of arrays in the score, among those of primals."""
         found = dict(zip(self.places, tangents[3:]))
         return [found.get(at) for at in self.weights]
 
@@ -128,8 +128,8 @@ class Call:
 
 
 class Positional(inspect.Signature):
-    """The signature of a Pass: torch binds the arguments of each call to it, which takes 15 us unless it is known that
-    there is nothing to do."""
+    """The signature of a Pass: torch binds the arguments of each call to it, which takes 15 us unless there is nothing
+    to do."""
 
     class Bound(NamedTuple):
         args: tuple[Any, ...]

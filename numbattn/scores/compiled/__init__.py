@@ -1,6 +1,6 @@
-"""Functions of the user's own, compiled by Numba for one element, as kernels on CPUs and GPUs call them.
+"""A user's own functions, compiled by Numba for one element, as kernels on CPUs and GPUs call them.
 
-`element` has the function and its derivative, checked. `strict` is the compiler, `wide` shows arrays, `nothrow` refuses
-what may raise an error, `derivative` differentiates by the rules of `dual` and `numpy_functions`, `errors` says what
-Numba refuses.
+`element` has the function and its derivative, checked. `strict` is the compiler, `wide` has arrays as functions see
+them, `nothrow` refuses what may raise an error, `derivative` differentiates by the rules of `dual` and
+`numpy_functions`, `errors` reports what Numba refuses.
 """

@@ -1,4 +1,4 @@
-"""Functions of the user's own, compiled as they are and for dual numbers; and whether they only add to S."""
+"""A user's own functions, compiled as they are and for dual numbers; and whether they only add to S."""
 
 import operator
 from functools import lru_cache
@@ -14,7 +14,8 @@ from .strict import compiled
 
 
 def linked(function):
-    """A Frozen as a Python function that Numba can compile: it calls what is compiled, and of NumPy what works."""
+    """A Frozen as a Python function that Numba can compile: it calls compiled functions, in place of NumPy's where
+    these do not work."""
     check_setting("DISABLE_JIT")
     return function.linked(compiled, INSTEAD)
 
@@ -38,14 +39,14 @@ def derivative_of(function):
 
 @lru_cache(maxsize=512)
 def differentiated(identity, order):
-    """A function of a function.Identity, order 0, its derivative, 1, or the derivative of that, 2: the user's own if
-    there is one, compiled when it is called."""
+    """The function of a function.Identity, its derivative or its second derivative, by order: the user's own if there
+    is one, compiled when it is called."""
     given = identity.key[order]
     return derivative_of(differentiated(identity, order - 1)) if given is None else compiled_of(given)
 
 
 class Shifted(types.Type):
-    """The first argument plus what does not depend on it. Nothing else can be done with it."""
+    """The first argument plus terms that do not depend on it. It only supports addition."""
 
     def __init__(self):
         super().__init__("Shifted")
@@ -57,7 +58,7 @@ register_model(Shifted)(models.OpaqueModel)
 
 @intrinsic
 def shifted(typingctx):
-    """A Shifted. It has no value: only its type is of use."""
+    """A Shifted. It has no value, only a type."""
     return SHIFTED(), lambda context, builder, signature, args: context.get_dummy_value()
 
 
@@ -76,7 +77,8 @@ for function in operator.sub, operator.isub:
 
 @lru_cache(maxsize=256)
 def is_additive(function, kinds):
-    """Whether function(s, ...) - s of a Frozen does not depend on s, as types tell. kinds: of its other arguments."""
+    """Whether function(s, ...) - s of a Frozen does not depend on s, by type inference. kinds: of its other arguments.
+    """
     value_of, arguments = compiled_of(function), (SHIFTED, *kinds)
     try:
         value_of.compile(arguments)

@@ -20,7 +20,7 @@ from .strict import compiled, round_to
 
 REAL = (types.Float, types.Integer, types.Boolean)
 LN_2, LN_10, SQRT_PI = math.log(2), math.log(10), math.sqrt(math.pi)
-ZERO, HALF, ONE = map(np.float32, (0, 0.5, 1))  # so that what they are combined with keeps its type
+ZERO, HALF, ONE = map(np.float32, (0, 0.5, 1))  # numbers combined with them keep their type
 
 
 class Dual(types.Type):
@@ -29,11 +29,11 @@ class Dual(types.Type):
         super().__init__(f"Dual({dtype})")
 
     def unify(self, typingctx, other):
-        """A branch may give a number: its derivative is 0."""
+        """A branch may give a number, whose derivative is 0."""
         return self if isinstance(other, REAL) else None
 
     def can_convert_from(self, typingctx, other):
-        """Not as well as to another number: a call with numbers is not one with a Dual."""
+        """A worse conversion than to another number, so that calls with numbers do not become calls with Duals."""
         return Conversion.unsafe if isinstance(other, REAL) else None
 
 
@@ -104,7 +104,7 @@ def like(typingctx, x, y):
 
 
 def real(x, y):
-    """The number y in the type of the floats that x consists of: it does not depend on anything."""
+    """The number y, a constant, in the type of the floats in x."""
 
 
 @overload(real)
@@ -114,7 +114,7 @@ def _real(x, y):
 
 # --------------------------------------------------------------------------------------------------- of one, of two
 def term(partial, change):
-    """A term of the chain rule. What does not depend on s adds nothing, be its factor inf or NaN."""
+    """A term of the chain rule. A change of 0 adds nothing, even if its factor is inf or NaN."""
 
 
 @overload(term)
@@ -129,13 +129,13 @@ def _term(partial, change):
 
 
 def depth_of(x):
-    """How many Duals a type has within each other."""
+    """How deeply a type nests Duals."""
     return 1 + depth_of(x.dtype) if isinstance(x, Dual) else 0
 
 
 def at_each_depth(partial):
-    """Compiled apart for Duals of each depth: it may contain the function whose derivative it is, of those within. On a
-    GPU no function calls itself, be it for other types."""
+    """A partial derivative, compiled apart for each depth of Duals, since it may call its own function on inner Duals:
+    on a GPU functions do not call themselves, even for other types."""
     return lru_cache(maxsize=None)(lambda depth: compiled(partial))
 
 
@@ -156,7 +156,7 @@ def rule_of_one(function, partial):
 
 
 def rule_of_two(function, by_x, by_y, *others):
-    """by_x(x, y, z) and by_y(x, y, z): the derivatives of z = function(x, y); others: that do the same."""
+    """by_x(x, y, z) and by_y(x, y, z): the derivatives of z = function(x, y); others: equal functions."""
     by_x_at, by_y_at = at_each_depth(by_x), at_each_depth(by_y)
 
     def of_duals(x, y):
@@ -211,7 +211,7 @@ def of_values(*functions):
 
 
 def chosen_by(first):
-    """The meaning of min and max: as in Python, the first of two that are equal."""
+    """The meaning of min and max: as in Python, the first of two equal ones."""
 
     def of_two(x, y):
         if isinstance(x, Dual) or isinstance(y, Dual):

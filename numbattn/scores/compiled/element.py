@@ -30,7 +30,7 @@ def place(typingctx, x):
 
 @lru_cache(maxsize=512)
 def element_of(function):
-    """(s, batch, head, i, j, arrays) of a compiled function: what it makes of an element."""
+    """A compiled function as one of an element, (s, batch, head, i, j, arrays)."""
 
     @compiled
     def element(s, batch, head, i, j, arrays):
@@ -45,13 +45,13 @@ def differentiated_element(identity, order):
 
 
 def in_python(identity: Any, order: int, arrays: Any) -> Any:
-    """A derivative that the user has not written, (s, batch, head, i, j), for arrays of NumPy's."""
+    """A derivative that the user has not written, (s, batch, head, i, j), for NumPy arrays."""
     of_element, given = differentiated_element(identity, order), identity.key[order_given(identity, order)].python
 
     def derivative(*element):
         try:
             return of_element(*element, arrays)
-        except NumbaError:  # a context for each element would take as long as the element
+        except NumbaError:  # one context for each element would double the time
             with naming(given):
                 raise
 
@@ -59,14 +59,14 @@ def in_python(identity: Any, order: int, arrays: Any) -> Any:
 
 
 def order_given(identity, order):
-    """The order of the function of the user's own that a derivative is, or follows from."""
+    """The order of the user's own function that a derivative is, or follows from."""
     return max(lower for lower in range(order + 1) if identity.key[lower] is not None)
 
 
 @lru_cache(maxsize=512)
 def check(identity, real, kinds, order=0):
-    """A TypeError where the function of a function.Identity, or its derivative of this order, may raise an error, print
-    or allocate memory, called with s of this type and arrays of these types."""
+    """Raise a TypeError if the function of a function.Identity, or its derivative of this order, may raise an error,
+    print or allocate memory, called with s of this type and arrays of these types."""
     element, given = differentiated_element(identity, order), order_given(identity, order)
     arguments = real, *[types.int64] * 4, types.Tuple(kinds)
     with naming(identity.key[given].python):
@@ -75,7 +75,8 @@ def check(identity, real, kinds, order=0):
 
 
 def refuse_failing(overload, words, function):
-    """Raise a TypeError, words: if what is compiled of a Frozen may raise an error, print or allocate memory."""
+    """Raise a TypeError that begins with `words` if the compiled Frozen may raise an error, print or allocate memory.
+    """
     if may_fail(overload):
         raise UserTypeError(_message(words, function, reason(overload)))
 

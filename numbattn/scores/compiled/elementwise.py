@@ -1,4 +1,4 @@
-"""A user's function of one number, and its derivatives: compiled, checked, and of the elements of NumPy's arrays."""
+"""A user's function of one number, and its derivatives: compiled, checked, and applied to NumPy arrays."""
 
 from functools import lru_cache
 
@@ -27,8 +27,8 @@ def of_one(function, order=0):
 
 @lru_cache(maxsize=128)
 def check(words, function, dtype, order=0):
-    """A TypeError where it may raise an error, print or allocate memory, for numbers of this dtype; words: for it, the
-    name of the function."""
+    """Raise a TypeError if it may raise an error, print or allocate memory, for numbers of this dtype. words: the name
+    of the function in the message."""
     one, arguments = of_one(function, order), (numba.from_dtype(dtype),)
     with naming(function.python, of="kernel"):
         one.compile(arguments)

@@ -1,4 +1,4 @@
-"""What Numba says of a function of the user's own that it cannot compile, in the user's words."""
+"""Numba's errors about a user's own function, in the user's terms."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from .strict import REFUSED
 RETURNS_NONE = "may return None: let it return a number on every way, s, say"
 NO_NUMBER = "returns what is no number: let it return a float, on every way"
 PART_OF_COUNTED = "has a slice of an array whose gradient is wanted, or iterates over it: read its entries, x[i, j]"
-OTHERWISE = {  # how the same is said of a function of distances
+OTHERWISE = {  # other words for a function of distances
     "kernel": {
         IS_A_MASK: "returns True or False: let it return a number, 1.0 or 0.0",
         RETURNS_NONE: "may return None: let it return a number on every way",
@@ -32,7 +32,7 @@ HOW_TO_DERIVE = {
 
 
 def number_of(x):
-    """What a score function returns, unless it is True or False."""
+    """The result of a score function, which must not be True or False."""
     if isinstance(x, bool | np.bool_):
         raise TypeError(IS_A_MASK)
     return x
@@ -50,7 +50,7 @@ def _number_of(x):
 
 
 def truth_of(x):
-    """What a mask function returns, if that is True or False."""
+    """The result of a mask function, which must be True or False."""
     if not isinstance(x, bool | np.bool_):
         raise TypeError(IS_NO_TRUTH)
     return x
@@ -65,8 +65,8 @@ def _truth_of(x):
 
 @contextmanager
 def naming(*functions, of="score"):
-    """Where Numba cannot compile, say which functions of the user's own it may be, and what can be done; of: a score,
-    the gradient of its arrays, a mask, or a kernel of points."""
+    """A context in which errors of compilation name the user's functions that may be the cause, and what to do. of: a
+    score, the gradient of its arrays, a mask, or a kernel of points."""
     try:
         yield
     except NumbaError as error:
@@ -94,6 +94,6 @@ def _line(text, refusal):
 
 
 def without_rule(text):
-    """What of an error of Numba's says that something has no meaning for dual numbers."""
+    """The part of Numba's error that says that something has no meaning for dual numbers."""
     found = re.findall(r">>> (\S+\(.*Dual\(.*\))", text) or re.findall(r"attribute '\w+' of type Dual\([\w()]+\)", text)
     return f"{found[-1]} has no rule here" if found else text.strip().splitlines()[0]

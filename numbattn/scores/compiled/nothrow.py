@@ -1,8 +1,8 @@
 """Whether a compiled function can raise an error, print or allocate memory.
 
-Kernels call a user's function for each element: nobody looks at an error that it returns, and what needs Python waits
-for it without end. LLVM's code of the function tells, optimised: a branch that is never taken is gone. Which statement
-it is, for the message, Numba's types of its variables tell.
+Kernels call a user's function for each element: nobody checks for errors that it returns, and whatever needs Python
+would wait for ever. LLVM's optimised code of the function decides: branches that are never taken are gone. Numba's
+types of its variables then tell which statement to name in the message.
 """
 
 import re
@@ -13,7 +13,7 @@ DEFINED = re.compile(r"^define [^\n]*?@(\"[^\"]*\"|[\w.$]+)\((.*?)^}", re.MULTIL
 ASSIGNED = re.compile(r"^  (%\S+) = (.*)", re.MULTILINE)
 RETURNED = re.compile(r"^  ret i32 (\S+)", re.MULTILINE)
 CALL = re.compile(r"\b(?:call|invoke) [^@%\n]*([@%](?:\"[^\"]*\"|[\w.$]+))\(")
-PYTHON = re.compile(r"_?Py|numba_(gil|unpickle)|NRT_\w*(alloc|new)|printf|puts")  # the beginning of what needs it
+PYTHON = re.compile(r"_?Py|numba_(gil|unpickle)|NRT_\w*(alloc|new)|printf|puts")  # how names begin that need it
 UNRESOLVED = re.compile(r"@\"?\.numba\.unresolved\$([^\"\s,]*)")  # the address of a function that calls itself
 
 
@@ -24,7 +24,7 @@ def may_fail(overload):
 
 
 def arguments_used(overload):
-    """The names of the arguments that the code of a function looks at; parts of them count as they do."""
+    """The names of the arguments that a function's code uses, wholly or in part."""
     functions = {name.strip('"'): body for name, body in DEFINED.findall(overload.library.get_llvm_str())}
     _, _, body = functions[overload.fndesc.llvm_func_name].partition("{")
     return set(re.findall(r"%arg\.(\w+)", body))
@@ -45,7 +45,7 @@ def _may_fail(name, functions, seen):
 
 
 def _name_of(callee, values):
-    """The name of a function that is called; None where only its address is known."""
+    """The name of a called function; None if only its address is known."""
     if callee[0] == "@":
         return callee[1:].strip('"')
     found = UNRESOLVED.search(values.get(callee, ""))
@@ -53,7 +53,7 @@ def _name_of(callee, values):
 
 
 def _is_success(x, values, seen):
-    """Whether a status is 0, or comes from a function that is looked at, too."""
+    """Whether a status is 0, or comes from a function that is checked, too."""
     if x[0] != "%" or x in seen:
         return x in seen or x == "0"
     seen.add(x)
@@ -78,8 +78,8 @@ ALLOCATED = {
 
 
 def reason(overload):
-    """(line, file, what is done there, and what to write instead) of the statement that may be why a function may fail;
-    None where none is known."""
+    """(line, file, what is done there, what to write instead) for the statement that may be why a function may fail;
+    None if none is known."""
     for statement, annotation in _statements(overload, set()):
         text = _reason(statement, annotation.typemap)
         if text:

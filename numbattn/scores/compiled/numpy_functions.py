@@ -1,4 +1,4 @@
-"""What compiled functions call for NumPy's functions, of numbers and dual numbers: Numba lacks some of them on CPUs or
+"""Replacements for NumPy's functions of numbers and dual numbers in compiled code: Numba lacks some of them on CPUs or
 on GPUs."""
 
 import math
@@ -107,7 +107,7 @@ def rounded(x, decimals=0):
     return rint(x) if decimals == 0 else round_to(x, decimals)
 
 
-INSTEAD = {  # what compiled functions call for what NumPy calls so
+INSTEAD = {  # replacements, by NumPy's names
     np.where: where, np.clip: clip, np.sign: sign, np.square: square, np.logaddexp: logaddexp,
     np.minimum: minimum, np.maximum: maximum, np.fmin: fmin, np.fmax: fmax,
     np.floor: floor, np.ceil: ceil, np.trunc: trunc, np.rint: rint, np.round: rounded, np.around: rounded,

@@ -1,11 +1,11 @@
-"""Derivatives of a user's function by what it reads of its arrays.
+"""Derivatives of a user's function by the elements that it reads from its arrays.
 
-The function is called with arrays that count what is read of them. One read, whose number is given, yields a dual
-number of slope 1, so that what the function returns has its derivative by the element that was read there; and it is
-noted which element that was. So the function is called once for each read, whatever branches and loops lead to it.
+The function is called with arrays that count reads. One read, whose number is given, yields a dual number of slope 1,
+so that the function's result has its derivative by the element read there; which element that was is recorded. So the
+function is called once for each read, whatever branches and loops lead to it.
 
-Where the elements have tangents, what is read are dual numbers of dual numbers: of the element and its tangent, whose
-slope is 1 or 0 as before. What the function returns then has its tangent, and its derivative that of its own.
+If the elements have tangents, reads yield dual numbers of dual numbers, of the element and its tangent, whose slope is
+1 or 0 as before. Then the function's result has its tangent, and its derivative has one, too.
 """
 
 import operator
@@ -37,10 +37,10 @@ NO_READ = -1  # its number
 
 
 class Counted(types.Type):
-    """An array that counts what is read of it; what is read are Duals of two numbers of type `real`, or, if it moves,
-    of two Duals of these.
+    """An array that counts reads, which yield Duals of two numbers of type `real`, or, if it moves, of two Duals of
+    these.
 
-    last: which axis is the last one of the array of which it is a part; -1 if its index is known.
+    last: the axis that is the last one of the whole array, of which it may be a part; -1 if its index is known.
     """
 
     def __init__(self, array, real, moves, last):
@@ -49,7 +49,7 @@ class Counted(types.Type):
         super().__init__(f"Counted({array}, {real}, {moves}, {last})")
 
     def part(self, array):
-        """Of this array, the part at an index of the first axes."""
+        """The part of this array at an index of the first axes."""
         return Counted(array, self.real, self.moves, max(self.last - self.array.ndim + array.ndim, -1))
 
     def transposed(self, array):
@@ -57,7 +57,7 @@ class Counted(types.Type):
 
 
 class Common(NamedTuple):
-    """What all Counted arrays of a call share."""
+    """What all Counted arrays of a call have in common."""
 
     reads: Any
     tangents: Any  # of all elements: the address, and the bytes from one to the next; used where arrays move
@@ -101,7 +101,7 @@ def array_of(typingctx, x):
 # ------------------------------------------------------------------------------------------------------------- entries
 @intrinsic
 def counted_part(typingctx, x, part, place):
-    """What is found at a place of an array, part: as counted, if it is an array, or as a Dual."""
+    """The part or entry at a place of an array, counted if it is an array, else as a Dual."""
     is_array, places = isinstance(part, types.Array), tuple(place) if isinstance(place, types.BaseTuple) else (place,)
     out = x.part(part) if is_array else x.entry
 
@@ -200,9 +200,9 @@ def read_of(typingctx, reads, which):
 
 
 def counting(wanted):
-    """The function (arrays, reads, others) -> the arrays as the function sees them, those wanted counted, in whose
-    elements these are numbered, one array after the other. others: what else there is to be calculated with, a number;
-    or the tangents of the elements, in an array."""
+    """The function (arrays, reads, others) -> the arrays as the user's function sees them. Those wanted are counted,
+    and their elements are numbered one array after the other. others: a number of the type to compute with, or an array
+    of the tangents of the elements."""
 
     @intrinsic
     def all_of_them(typingctx, arrays, reads, others):
@@ -237,7 +237,7 @@ def counting(wanted):
 
 @lru_cache(maxsize=256)
 def by_read(function, wanted):
-    """(s, batch, head, i, j, arrays, number) of a Frozen: its derivative by the element of the arrays that it reads as
+    """The function (s, batch, head, i, j, arrays, number) for a Frozen: its derivative by the element that it reads as
     number `number`, which element that is, and how many it reads. wanted: of which arrays."""
     of_user, counting_arrays = compiled_of(function), counting(wanted)
 
@@ -252,8 +252,8 @@ def by_read(function, wanted):
 
 @lru_cache(maxsize=256)
 def by_last_index(function, wanted):
-    """The same of the first read, (s, batch, head, i, j, arrays), and the index along the last axis apart: derivative,
-    element at index 0 there, index, count."""
+    """The same for the first read, (s, batch, head, i, j, arrays), with the index along the last axis apart:
+    derivative, element at index 0 there, index, count."""
     of_user, counting_arrays = compiled_of(function), counting(wanted)
 
     @compiled
@@ -268,8 +268,8 @@ def by_last_index(function, wanted):
 
 @lru_cache(maxsize=256)
 def along(identity, wanted, order=0):
-    """(s, batch, head, i, j, arrays, tangents) of a function.Identity: the tangent of its function, or of the
-    derivative of this order, where the elements of the arrays wanted change by their tangents, s does not."""
+    """The function (s, batch, head, i, j, arrays, tangents) for a function.Identity: the tangent of its function, or of
+    its derivative of this order, along tangents of the elements of the arrays wanted, s being constant."""
     of_user, counting_arrays = differentiated(identity, order), counting(wanted)
 
     @compiled
@@ -287,8 +287,8 @@ def along(identity, wanted, order=0):
 
 @lru_cache(maxsize=256)
 def by_read_along(function, wanted):
-    """(s, ts, batch, head, i, j, arrays, tangents, number) of a Frozen: as `by_read`, but the derivative and its
-    tangent, where s changes by ts, too."""
+    """The function (s, ts, batch, head, i, j, arrays, tangents, number) for a Frozen: as `by_read`, but the derivative
+    and its tangent, where s also changes, by ts."""
     of_user, counting_arrays = compiled_of(function), counting(wanted)
 
     @compiled
@@ -316,15 +316,15 @@ def changing(typingctx, s, ts, tangents):
 
 @lru_cache(maxsize=256)
 def check(function, wanted, real, kinds):
-    """A TypeError where the derivatives of a Frozen by what it reads cannot be found, for s of this type and arrays of
-    these types."""
+    """Raise a TypeError if the derivatives of a Frozen by what it reads cannot be computed, for s of this type and
+    arrays of these types."""
     arguments = real, *[types.int64] * 4, types.Tuple(kinds), types.int64
     _refuse(by_read(function, wanted), arguments, function, "Score function")
 
 
 @lru_cache(maxsize=256)
 def check_along(identity, wanted, real, kinds, tangents, order=0):
-    """The same of what `along` makes of a function.Identity; tangents: the type of their array."""
+    """The same for `along` of a function.Identity. tangents: the type of their array."""
     given = order_given(identity, order)
     arguments = real, *[types.int64] * 4, types.Tuple(kinds), tangents
     _refuse(along(identity, wanted, order), arguments, identity.key[given], f"Score {ORDERS[given]}")
@@ -332,13 +332,13 @@ def check_along(identity, wanted, real, kinds, tangents, order=0):
 
 @lru_cache(maxsize=256)
 def check_by_read_along(function, wanted, real, kinds, tangents):
-    """The same of what `by_read_along` makes of a Frozen."""
+    """The same for `by_read_along` of a Frozen."""
     arguments = real, real, *[types.int64] * 4, types.Tuple(kinds), tangents, types.int64
     _refuse(by_read_along(function, wanted), arguments, function, "Score function")
 
 
 def _refuse(derivative, arguments, function, words):
-    """Raise a TypeError where what is made of a Frozen, which is `words`, cannot be compiled, or may fail."""
+    """Raise a TypeError if this derivative of a Frozen, `words` in the message, cannot be compiled or may fail."""
     with naming(function.python, of="gradient"):
         derivative.compile(arguments)
     refuse_failing(derivative.overloads[arguments], words, function)
@@ -346,8 +346,7 @@ def _refuse(derivative, arguments, function, words):
 
 @lru_cache(maxsize=256)
 def has_steady_slope(function, wanted, real, kinds):
-    """Whether the derivative by the first element that is read is a number, the same for all, as the optimised code
-    tells."""
+    """Whether the derivative by the first element read is the same constant for all elements, by the optimised code."""
     derivative, arguments = by_last_index(function, wanted), (real, *[types.int64] * 4, types.Tuple(kinds))
 
     @compiled
@@ -360,9 +359,9 @@ def has_steady_slope(function, wanted, real, kinds):
 
 @lru_cache(maxsize=256)
 def is_by_class(function, wanted, real, kinds):
-    """Whether each element of S reads one element of the arrays, whose index along the last axis follows from the key,
-    its class, but whose others, and the derivative, from the query: as w[kind[i], kind[j]]. The optimised code tells,
-    which looks at nothing else. real, kinds: as of `check`."""
+    """Whether each element of S reads one element of the arrays whose index along the last axis, a class, follows from
+    the key, while the others, and the derivative, follow from the query, as in w[kind[i], kind[j]]: the optimised code
+    uses nothing else. real, kinds: as for `check`."""
     check(function, wanted, real, kinds)
     derivative, arguments = by_last_index(function, wanted), (real, *[types.int64] * 4, types.Tuple(kinds))
 
@@ -414,12 +413,12 @@ def _reads_once(count, kinds):
 
 
 def in_python(identity: Any, wanted: tuple[bool, ...], arrays: Any) -> Any:
-    """(s, batch, head, i, j) -> element and derivative of each read, for arrays of NumPy's."""
+    """(s, batch, head, i, j) -> element and derivative of each read, for NumPy arrays."""
     return _in_python(identity, by_read(identity.function, wanted), arrays)
 
 
 def in_python_along(identity: Any, wanted: tuple[bool, ...], arrays: Any, tangents: Any) -> Any:
-    """(s, ts, batch, head, i, j) -> element, derivative and its tangent of each read, for arrays of NumPy's."""
+    """(s, ts, batch, head, i, j) -> element, derivative and its tangent of each read, for NumPy arrays."""
     return _in_python(identity, by_read_along(identity.function, wanted), arrays, tangents)
 
 

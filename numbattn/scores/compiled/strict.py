@@ -1,4 +1,4 @@
-"""Numba's compiler for functions of the user's own: what would mean something else than in Python is mended or refused.
+"""Numba's compiler for a user's own functions: whatever would differ from Python is mended or refused.
 
 - float ** int raises an error of its own where it divides by zero, whatever the error model: the exponent becomes a
   float
@@ -46,7 +46,7 @@ def round_to(x, digits):
 
 @overload(round_to)
 def _round_to(x, digits):
-    """The number that CPython returns, in float64."""
+    """round(x, digits) as in CPython, in float64."""
     if isinstance(x, types.Integer | types.Boolean):
         return lambda x, digits: round(x, digits)
     if isinstance(x, types.Float):
@@ -81,7 +81,7 @@ def _complement(x):
 
 @register_pass(mutates_CFG=False, analysis_only=False)
 class Replacing(FunctionPass):
-    """Calls the functions above instead of the operators."""
+    """Replace operators by the functions above."""
 
     _name = "numbattn_replaces_operators"
 
@@ -107,7 +107,7 @@ class Replacing(FunctionPass):
 
 
 def _instead_of(value, func_ir):
-    """A function above and its arguments for what it stands for; None for all else."""
+    """The function above that replaces an operation, and its arguments; None for anything else."""
     if not isinstance(value, ir.Expr):
         return None
     if value.op == "unary" and value.fn is operator.invert:
@@ -130,7 +130,7 @@ def _instead_of(value, func_ir):
 
 @register_pass(mutates_CFG=False, analysis_only=False)
 class Recompiling(FunctionPass):
-    """Functions inside of the function that are passed on, which Numba has compiled, are compiled by this compiler."""
+    """Let this compiler also compile inner functions that are passed on, which Numba has compiled."""
 
     _name = "numbattn_compiles_inner_functions"
 

@@ -1,4 +1,4 @@
-"""A mask function of the user's own, compiled: what it says of a query and a key, and what it depends on."""
+"""A user's mask function, compiled: whether a query sees a key, and what that depends on."""
 
 from functools import lru_cache
 
@@ -27,8 +27,8 @@ def truth_element(function):
 
 @lru_cache(maxsize=512)
 def check(function, kinds):
-    """A TypeError where a Frozen may raise an error, print or allocate memory, or returns no truth, called with arrays
-    of these types."""
+    """Raise a TypeError if a Frozen may raise an error, print or allocate memory, or returns anything but a boolean,
+    called with arrays of these types."""
     test, arguments = truth_element(function), (*[types.int64] * 4, types.Tuple(kinds))
     with naming(function.python, of="mask"):
         test.compile(arguments)
@@ -36,7 +36,7 @@ def check(function, kinds):
 
 
 class Unread(types.Type):
-    """An argument with which nothing can be done but to pass it on."""
+    """An argument that can only be passed on."""
 
     def __init__(self):
         super().__init__("Unread")
@@ -48,7 +48,7 @@ register_model(Unread)(models.OpaqueModel)
 
 @lru_cache(maxsize=256)
 def reads(function, kinds):
-    """Whether a Frozen reads batch, and whether it reads head, as types tell. kinds: of its arrays."""
+    """Whether a Frozen reads batch, and whether it reads head, by type inference. kinds: of its arrays."""
     of_user, others = compiled_of(function), (types.int64, types.int64, types.Tuple(kinds))
 
     @compiled

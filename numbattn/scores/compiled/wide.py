@@ -1,5 +1,5 @@
-"""Arrays as a compiled function of the user's own sees them, for CPUs and GPUs alike: nobody writes to them, and what
-it reads of integers of 8 to 32 bits is int64. Numba would make uint64 of a difference of two uint8."""
+"""Arrays as a user's compiled function sees them, on CPUs and GPUs: read-only, and integers of 8 to 32 bits are read as
+int64. In Numba the difference of two uint8 would be uint64."""
 
 import operator
 
@@ -69,7 +69,7 @@ class WideIteratorModel(models.StructModel):
 
 
 def widened(kind):
-    """The type as which something of an array is seen: the array, a part of it, an entry."""
+    """The type that a function sees of an array, a part of it, or an entry."""
     if isinstance(kind, types.Array):
         read_only = kind.copy(readonly=True)
         return Wide(read_only) if _is_narrow(kind.dtype) else read_only
@@ -91,7 +91,7 @@ def emit_widened(context, builder, kind, x):
 
 @intrinsic
 def widen(typingctx, x):
-    """A part of an array, or an entry, as it is seen."""
+    """A part of an array, or an entry, as the function sees it."""
     out = widened(x)
 
     def generate(context, builder, signature, args):

@@ -1,4 +1,4 @@
-"""What kernels over pairs of points take, rows of their tables, and what is compiled in."""
+"""The arguments of kernels over pairs of points, rows of their tables, and what is compiled in."""
 
 from typing import Any, NamedTuple
 
@@ -34,7 +34,8 @@ CUDA_CORES = (
 
 
 class Vectors(NamedTuple):
-    """Numbers for rows or columns of a matrix: an array (batch, heads, how many) in a tuple of its own, or nothing."""
+    """Numbers for rows or columns of a matrix, each an array (batch, heads, length) in a tuple of its own, or nothing.
+    """
 
     rows: Any  # logarithms, added to that of kappa
     columns: Any
@@ -59,9 +60,9 @@ VECTORS = VectorsArgument()
 
 
 def rows_of(table, work):
-    """The rows for this work: of {(few dimensions of points, few features of b, bytes of an element): {size: rows}},
-    the size up to the sum of both where both are few, up to the larger of the others where not, and those of
-    CUDA_CORES. Before 8.0 products are for CUDA cores."""
+    """The rows for this work, from {(few dimensions of points, few features of b, bytes of an element): {largest size:
+    rows}}, and those of CUDA_CORES. The size is the sum of both if both are few, else the larger one of those that are
+    not. Before 8.0 CUDA cores multiply."""
     problem = work.problem
     sizes, nbytes = sizes_of(problem), problem.dtype.itemsize
     few = sizes[0] <= DIFFERENCES, sizes[1] <= FEW
@@ -72,14 +73,14 @@ def rows_of(table, work):
 
 
 def sizes_of(problem):
-    """Dimensions of points, and features of b, as kernels are compiled for them: few are as they are."""
+    """Dimensions of points, and features of b, as kernels are compiled for them: rounded up, unless they are few."""
     few = (problem.head_dim, DIFFERENCES), (problem.head_dim_v, FEW)
     return tuple([max(size, 1) if size <= most else SMALLEST if size <= SMALLEST else rounded("features", size)
                   for size, most in few])  # fmt: skip
 
 
 def parameters(work, tiles):
-    """Those of factories of kernels over pairs."""
+    """The parameters of factories of kernels over pairs."""
     dim, dim_b = sizes_of(work.problem)
     given = tuple([name for name in HEADS if name in work.dtypes])
     return {

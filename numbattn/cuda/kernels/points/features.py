@@ -1,7 +1,7 @@
 """Tuples of vectors, one for each feature of points: sums over few features, on CUDA cores, without a tile of products.
 
-What a thread needs of its rows stays in registers; what it needs of its columns it reads from shared memory, where each
-feature is a line. All is unrolled.
+A thread keeps the features of its rows in registers, and reads those of its columns from shared memory, where each
+feature is a line. Everything is unrolled.
 """
 
 from ...tile import (
@@ -21,7 +21,7 @@ from ...tile import (
 
 
 def tuple_of(function, count):
-    """The device function (given): the tuple of function(number, given) for each number up to count."""
+    """The device function (given) -> the tuple of function(number, given) for each number up to count."""
     LAST = count - 1
 
     @device
@@ -40,7 +40,7 @@ def tuple_of(function, count):
 
 
 def map_of(function, count):
-    """The device function (xs, ys, zs, given): the tuple of function(x, y, z, given) for each of three tuples."""
+    """The device function (xs, ys, zs, given) -> the tuple of function(x, y, z, given) over three tuples."""
     LAST = count - 1
 
     @device
@@ -59,7 +59,7 @@ def map_of(function, count):
 
 
 def sum_of(term, count):
-    """The device function (xs, ys): the sum of term(x, y) over two tuples."""
+    """The device function (xs, ys) -> the sum of term(x, y) over two tuples."""
     LAST = count - 1
 
     @device
@@ -89,7 +89,7 @@ def product(x, y):
 
 
 def load_rows_step(layout, ACC, count):
-    """The device function (matrix, m0): the features of a tile's rows from m0 on, row vectors."""
+    """The device function (matrix, m0) -> the features of a tile's rows from m0 on, row vectors."""
     ROWS = layout.row_vector()
 
     @device
@@ -107,10 +107,10 @@ def load_rows_step(layout, ACC, count):
 
 
 class Lines:
-    """Places in shared memory for vectors along columns: of a matrix's features, or one that is given as a vector."""
+    """Places in shared memory for vectors along columns: the features of a matrix, or a single vector."""
 
     def __init__(self, shared, dtype, layout, threads, count=1, chunks=1, stages=1):
-        """layout: of a tile, of which `chunks` side by side are copied together."""
+        """layout: of a tile; `chunks` of them, side by side, are copied together."""
         cols = layout.cols.size * chunks
         self.place = shared.tile(1, cols, dtype, stages * count)
         self.copy, self.cols = copy_layout(1, cols, threads, 1).col_vector(), layout.col_vector()
@@ -141,7 +141,7 @@ class Lines:
         return fetch, get_features
 
     def vector_steps(self, ACC):
-        """The same of one vector, given as it is."""
+        """The same for a single vector."""
         PLACE, COPY = self.place, self.copy
 
         @device
@@ -161,7 +161,7 @@ class Lines:
 
 
 def part_sums_step(count):
-    """The device function (sums, W, ys): each of `sums`, row parts, plus W times each of ys, column vectors."""
+    """The device function (sums, W, ys) -> each of `sums`, row parts, plus W times each of ys, column vectors."""
 
     @device
     def added(total, y, same, W):
@@ -177,7 +177,7 @@ def part_sums_step(count):
 
 
 def part_differences_step(count):
-    """The device function (sums, W, xs, ys): each of `sums`, row parts, plus those of W (x - y)."""
+    """The device function (sums, W, xs, ys) -> each of `sums`, row parts, plus those of W (x - y)."""
 
     @device
     def added(total, x, y, W):
@@ -193,7 +193,7 @@ def part_differences_step(count):
 
 
 def no_sums_step(layout, ACC, count):
-    """The device function (): so many row parts of zeros."""
+    """The device function () -> `count` row parts of zeros."""
     PARTS, ZERO = layout.row_parts(), ACC(0)
 
     @device
@@ -210,7 +210,7 @@ def no_sums_step(layout, ACC, count):
 
 
 def two_sums_step(count):
-    """The device function (sums, others): each of two tuples of row parts, added."""
+    """The device function (sums, others) -> the sum of two tuples of row parts."""
 
     @device
     def added(one, other, same, given):

@@ -1,7 +1,7 @@
 """The gradient of sums over pairs of points: dx_i = sum_j W_ij 2 (x_i - y_j), W_ij = kappa'_ij <c_i, b_j>, or
 sum_j W_ij y_j for a function of x . y.
 
-See `loop` for how a block comes by its pairs. Of few dimensions each thread sums its own differences; of more they are
+See `loop` for how a block gets its pairs. With few dimensions each thread sums its own differences; with more they are
 2 (x_i rowsum(W)_i - (W Y)_i).
 """
 
@@ -76,7 +76,7 @@ def point_gradient(
 
 
 def displacements(pairs, dim, kind):
-    """The Sums of W (x - y) over columns, add(dX, W, X, Y), twice that when it is saved, save(matrix, dX, points, m0);
+    """The Sums of W (x - y) over columns, add(dX, W, X, Y), doubled when they are saved, save(matrix, dX, points, m0);
     or those of W y."""
     if of_products(kind):
         return with_points(outer(pairs, dim, DIFFERENCES), of_y)
@@ -102,7 +102,7 @@ def of_x_and_y(add):
 
 
 def with_points(sums, given):
-    """Sums whose `save` has no use for points."""
+    """Sums whose `save` ignores points."""
     save_sums = sums.save
 
     @device
@@ -113,7 +113,7 @@ def with_points(sums, given):
 
 
 def many_displacements(pairs, dim):
-    """Of many dimensions they are made of W Y and the sums of W."""
+    """The same for many dimensions, from W Y and the sums of W."""
     X_TILE, PARTS, ACC, ROWS_OF = tile_of_sums(pairs, dim), pairs.layout.row_parts(), pairs.ACC, pairs.rows_of
     TWO, ZERO, left = ACC(2), ACC(0), left_operand(pairs.layout, pairs.shared, ACC, dim)
 

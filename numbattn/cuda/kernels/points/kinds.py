@@ -1,7 +1,7 @@
 """Kinds of functions of pairs of points, as steps over tiles: kappa of t = |x - y|^2, or of x . y, and its derivatives.
 
-What is compiled in of a kind is its name; its number, if it has one, comes with each call. Most are made of E, a power
-of 2: logarithms that rows and columns bring are added to its exponent, so that nothing overflows.
+Only the name of a kind is compiled in; its number, if it has one, comes with each call. Most are functions of E, a
+power of 2: logarithms of rows and columns are added to its exponent, so that nothing overflows.
 """
 
 import math
@@ -16,13 +16,13 @@ from ...tile import device, exp2, log2, map_elements, reciprocal, sqrt, where
 from ...words.numbers import LOG2_E
 from ..scores.function import inlined
 
-KNOWN = {}  # functions of Radial, Frozen, by their digests: what has been asked for in this process
+KNOWN = {}  # the Frozen functions of Radial kernels of this process, by digest
 
 
 class Steps(NamedTuple):
     """Device functions of a tile T of t."""
 
-    exponent: Any  # (T, number) -> log2(E); None: there is no E
+    exponent: Any  # (T, number) -> log2(E); None without an E
     value: Any  # (T, E, number) -> kappa
     slope: Any  # (T, E, number) -> its derivative by t, 0 where it is not finite at t = 0
     curvature: Any  # (T, E, number) -> the derivative of that, likewise
@@ -200,7 +200,7 @@ def polynomial(ACC, degree):
 
 
 def raised(degree):
-    """The device function (x): x to this power, not negative."""
+    """The device function (x) -> x to this power, which is not negative."""
     if degree < 2:
 
         @device
@@ -220,7 +220,7 @@ def raised(degree):
 
 
 def radial(ACC, digest):
-    """A function of the user's own, and its derivatives by dual numbers"""
+    """A user's own function, and its derivatives by dual numbers"""
     function, INFINITE = KNOWN[digest], ACC(np.inf)
     of_one, slope_of_one = inlined(function), derivative_of(compiled_of(function))
 
@@ -248,7 +248,7 @@ def radial(ACC, digest):
 
 
 def derivative(ACC, name, *about):
-    """That of another kind"""
+    """The derivative of another kind"""
     steps = KINDS[name](ACC, *about)
     return Steps(steps.exponent, steps.slope, steps.curvature, None)
 
@@ -261,7 +261,7 @@ KINDS = {
 
 
 def lowered(kind):
-    """What is compiled in of a `points.kinds.Kind`, its name and perhaps one thing more, and its number."""
+    """The string that is compiled in of a `points.kinds.Kind`, with its name, and its number."""
     name, numbers = type(kind).__name__, kind.numbers
     if isinstance(kind, Derivative):
         of, number = lowered(kind.of)
@@ -275,19 +275,18 @@ def lowered(kind):
 
 
 def of_products(kind):
-    """Whether a kind, as it is compiled in, is a function of x . y."""
+    """Whether a kind, given by its string, is a function of x . y."""
     return Polynomial.__name__ in kind.split()
 
 
 def steps_of(kind, ACC):
-    """The Steps of a kind, as it is compiled in."""
+    """The Steps of a kind, given by its string."""
     name, *about = kind.split()
     return KINDS[name](ACC, *about)
 
 
 def exponential_step(exponent, shifted):
-    """The device function (T, shift, number): E, with logarithms to base 2 added to its exponent, if it is `shifted`.
-    """
+    """The device function (T, shift, number) -> E, if `shifted` with logarithms to base 2 added to its exponent."""
 
     @device
     def plain(T, shift, number):
@@ -305,7 +304,7 @@ def exponential_step(exponent, shifted):
 
 
 def pair_step(steps, shifted=False, derivative=False):
-    """The device function (T, shift, number): kappa of each element of a tile of t, or its derivative, by Steps."""
+    """The device function (T, shift, number) -> kappa, or its derivative, of each element of a tile of t, by Steps."""
     E_of, made_of = exponential_step(steps.exponent, shifted), steps.slope if derivative else steps.value
 
     @device

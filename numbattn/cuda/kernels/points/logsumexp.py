@@ -1,6 +1,6 @@
 """log sum_j exp(columns_j) kappa_ij over pairs of points: the online softmax of attention (Algorithm 2), with no P V.
 
-See `loop` for how a block comes by its pairs.
+See `loop` for how a block gets its pairs.
 """
 
 import numpy as np
@@ -46,7 +46,7 @@ def point_logsumexp(
             S = S + shift_of((), part.stage, part.chunk)
         S = in_sight(S, mask, block, part)
         m, alpha, zero = new_max(S, m, ONE)                     # Alg. 2 line 13
-        # the sum of a tile on its own: with as many terms as a thread has in all, more digits would be lost
+        # each tile is summed on its own: one sum of all terms of a thread would lose more digits
         return m, l * alpha + part_sum(exponentials(S, zero, ONE))
 
     loop = loop_of(add)

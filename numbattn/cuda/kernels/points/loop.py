@@ -10,7 +10,7 @@ from .outer import latest, same
 
 
 class Block(NamedTuple):
-    """What a block computes: a tile of rows of a matrix, and the tiles of columns that these see."""
+    """A block's tile of rows of a matrix, and the tiles of columns that these see."""
 
     batch: Any
     head: Any
@@ -21,7 +21,7 @@ class Block(NamedTuple):
     band: Any
     query: Any  # rows [query, end_query) of the arrays are those of its segment
     end_query: Any
-    seen_query: Any  # those before it may be read
+    seen_query: Any  # rows before it may be read
     key: Any
     seen_key: Any
 
@@ -59,8 +59,8 @@ def block_steps(mask, tile_m, tile_n):
 
 
 def mask_steps(mask, layout, tile_m, tile_n, hidden=0):
-    """Device functions: (mask, block, n_block), whether a tile needs a test per element; (P, mask, block, n0), P of a
-    part of it from column n0 on, `hidden` where it is masked."""
+    """Device functions: (mask, block, n_block) -> whether a tile needs a test per element; (P, mask, block, n0) -> P of
+    a part of it from column n0 on, `hidden` where it is masked."""
     TILE_M, TILE_N, HIDDEN, sees, tested = tile_m, tile_n, hidden, element_test(mask, layout), needs_test(mask)
 
     @device
@@ -76,7 +76,7 @@ def mask_steps(mask, layout, tile_m, tile_n, hidden=0):
 
 
 class Part(NamedTuple):
-    """A tile of pairs in registers: some of the columns that have been copied together."""
+    """A tile of pairs in registers, for some of the columns that are copied together."""
 
     stage: Any
     chunk: Any
@@ -86,9 +86,9 @@ class Part(NamedTuple):
 
 def loop_steps(pairs, mask, fetch, hidden=0):
     """Device functions: (array with the axes of rows, mask) -> the Block of this block, and the mask of its segment;
-    (P, mask, block, part) -> P, `hidden` out of sight; and a function (add, begin, end) -> the loop, a device function
-    (found, given, mask, block) -> what is found in the end, add(found, given, mask, block, part) of each Part in turn.
-    Of those of a tile begin(found) may start anew, whose end(found, new) adds them to what was found before.
+    (P, mask, block, part) -> P, `hidden` where it is masked; and a function (add, begin, end) -> the loop, a device
+    function (found, given, mask, block) -> the result of found = add(found, given, mask, block, part) for each Part in
+    turn. For the Parts of one tile begin(found) may start another sum, which end(found, new) adds to the one before.
 
     fetch: a device function (given, block, stage, n0) that starts to copy columns from n0 on. The next tile is in
     flight while this one is computed.

@@ -1,6 +1,6 @@
 """The k nearest of the points y for each point x: their squared distances and indices.
 
-See `loop` for how a block comes by its pairs.
+See `loop` for how a block gets its pairs.
 """
 
 import numpy as np
@@ -82,7 +82,7 @@ TILES_OF_ONE = TILES | {  # for k = 1, which takes few registers
 
 
 def takes_one(work):
-    """Whether the one nearest point is asked for."""
+    """Whether only the nearest point is wanted."""
     return work.kind == f"{NEAREST} 1"
 
 

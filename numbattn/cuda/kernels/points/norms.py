@@ -1,5 +1,5 @@
-"""Squared norms of points: what products need to give distances. Infinite after the last point, which is never nearest.
-"""
+"""Squared norms of points, which turn products into distances. After the last point they are infinite, so that it is
+never nearest."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from ..tables import rounded
 from .arguments import X_NORMS, Y_NORMS
 from .kinds import of_products
 
-PADDED = 768  # of which their number is a multiple, as it is one of the points in a tile: tiles of norms are copied
+PADDED = 768  # a divisor of their number and a multiple of the points of any tile, since whole tiles are copied
 
 
 class PointRows(NamedTuple):
@@ -33,7 +33,7 @@ THREADS, LANES = 4 * TILES.tile_m, 8
 
 
 def squared_norms(*, dtype, head_dim, nbytes, factor):
-    """The kernel; nbytes: alignment of the rows; factor: by which the norms are multiplied."""
+    """The kernel. nbytes: alignment of the rows; factor: of the norms."""
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     TILE_M, ROWS_OF, INFINITE, FACTOR = TILES.tile_m, Alignment(nbytes), ACC(np.inf), ACC(factor)
     TILE = simt(TILES.tile_m, head_dim, THREADS, LANES, vector(dtype))
@@ -54,7 +54,7 @@ def squared_norms(*, dtype, head_dim, nbytes, factor):
 
 @dataclass(frozen=True)
 class Norms(Argument):
-    """A temporary for them (batch, heads, padded length)."""
+    """A temporary for the norms, (batch, heads, padded length)."""
 
     name: str
     heads: str

@@ -1,4 +1,4 @@
-"""Sums over columns of products with a tile of pairs, P B: of few features on CUDA cores, of more by products of tiles.
+"""Sums over columns of products with a tile of pairs, P B: with few features on CUDA cores, else by products of tiles.
 """
 
 from typing import Any, NamedTuple
@@ -11,11 +11,11 @@ from .features import no_sums_step, part_sums_step, save_sums_step, two_sums_ste
 class Sums(NamedTuple):
     """Device functions for sums over columns."""
 
-    none: Any  # () -> none yet
-    begin: Any  # (sums) -> those with which a tile begins
-    add: Any  # (sums, P, ...) -> with those of P added
-    end: Any  # (sums, those of a tile) -> with these
-    save: Any  # (matrix, sums, m0): rows of a matrix from m0 on
+    none: Any  # () -> sums of nothing
+    begin: Any  # (sums) -> the sums that a tile begins with
+    add: Any  # (sums, P, ...) -> the sums with those of P
+    end: Any  # (sums, sums of a tile) -> both
+    save: Any  # (matrix, sums, m0): save them to rows of a matrix from m0 on
 
 
 @device
@@ -29,8 +29,8 @@ def latest(sums, new):
 
 
 def few_sums(layout, ACC, count, add, factor=1.0):
-    """The Sums, times a factor, of so many features on CUDA cores. Those of a tile are added up on their own: with as
-    many terms, one after the other, as a thread has in all, more digits would be lost."""
+    """The Sums of `count` features on CUDA cores, times a factor. Each tile is summed on its own: one sum of all terms
+    of a thread would lose more digits."""
     none = no_sums_step(layout, ACC, count)
 
     @device
@@ -41,12 +41,12 @@ def few_sums(layout, ACC, count, add, factor=1.0):
 
 
 def tile_of_sums(pairs, count):
-    """The layout of a tile of sums of so many features; pairs: a `pairs.Pairs`."""
+    """The layout of a tile of sums of `count` features. pairs: a `pairs.Pairs`."""
     return sums(pairs.unit, pairs.lanes, pairs.tile_m, count, pairs.threads, run=vector(pairs.dtype))
 
 
 def outer(pairs, count, most):
-    """The Sums of P B, B of so many features, of which more than `most` are many."""
+    """The Sums of P B, with `count` features of B; more than `most` are many."""
     if count <= most:
         return few_sums(pairs.layout, pairs.ACC, count, part_sums_step(count))
     left, ZERO, ROWS_OF = left_operand(pairs.layout, pairs.shared, pairs.ACC, count), pairs.ACC(0), pairs.rows_of

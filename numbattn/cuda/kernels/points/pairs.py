@@ -1,7 +1,7 @@
-"""t of tiles of pairs of points, and what kernels are made of besides.
+"""t of tiles of pairs of points, and other steps of the kernels.
 
-Of few dimensions t is a sum of squared differences on CUDA cores, which loses no digits however far off points are. Of
-more it is |x|^2 + |y|^2 - 2 x . y: a product of tiles, given norms, and no less than 0.
+With few dimensions t is a sum of squared differences on CUDA cores, which loses no digits even for far-off points. With
+more it is |x|^2 + |y|^2 - 2 x . y, at least 0: a product of tiles, and given norms.
 """
 
 from ....points.kinds import DIFFERENCES
@@ -14,7 +14,7 @@ from .kinds import of_products
 
 
 class Pairs:
-    """The layout of a tile of pairs, places in shared memory, and the steps that kernels are made of."""
+    """The layout of a tile of pairs, places in shared memory, and steps of kernels."""
 
     def __init__(self, dtype, dim, dim_b, unit, tile_m, tile_n, threads, lanes, chunks, stages, nbytes):
         self.dtype, self.ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
@@ -29,8 +29,8 @@ class Pairs:
         return Lines(self.shared, dtype, self.layout, self.threads, count, self.chunks, self.stages)
 
     def kept(self, count, most):
-        """The device function (matrix, m0): a block's rows of a matrix of so many features: row vectors, where there
-        are no more than `most`, or a tile in shared memory, to which it starts to copy them."""
+        """The device function (matrix, m0) -> a block's rows of a matrix of `count` features: row vectors, if there are
+        at most `most`, or a tile in shared memory, which it starts to copy them to."""
         if count <= most:
             return load_rows_step(self.layout, self.ACC, count)
         ((PLACE, COPY),), ROWS_OF = buffers(self.shared, self.dtype, self.threads, self.tile_m, [count]), self.rows_of
@@ -62,7 +62,7 @@ class Pairs:
         return fetch, get
 
     def inner(self, count, most, term=product):
-        """The device function (X, Y): the products of rows with columns, or sums of `term` over few features."""
+        """The device function (X, Y) -> the products of rows with columns, or sums of `term` over few features."""
         return sum_of(term, count) if count <= most else self.product
 
     def distances(self, dim, kind):
@@ -111,7 +111,7 @@ class Pairs:
         return keep_with_norms, fetch_with_norms, get_points, by_norms
 
     def shifts(self, given):
-        """Device functions for logarithms of base 2 that are added to that of kappa: (vectors, block) keeps those of
+        """Device functions for logarithms to base 2 that are added to that of kappa: (vectors, block) keeps those of
         rows; (vectors, block, stage, n0) starts to copy those of columns; (R, stage, chunk) -> their sum."""
         HAS_ROWS, HAS_COLUMNS = ROWS in given, COLUMNS in given
         VECTOR, LOG2E = self.layout.row_vector(), self.ACC(LOG2_E)

@@ -1,7 +1,7 @@
 """Sums over pairs of points: o_i = sum_j kappa_ij b_j.
 
-See `loop` for how a block comes by its pairs. Of few features of b each thread sums its own products, and lanes meet in
-the epilogue; of more a tile of kappa is a left operand.
+See `loop` for how a block gets its pairs. With few features of b each thread sums its own products, and lanes meet in
+the epilogue; with more a tile of kappa is a left operand.
 """
 
 from ...build import Source
@@ -22,7 +22,7 @@ def point_sums(
 ):  # fmt: skip
     """The kernel for points of `dim` dimensions and `dim_b` features of b.
 
-    given: the names of the vectors that the call has; kind: what is compiled in of it, see `kinds`.
+    given: the names of the vectors that the call has; kind: its string, see `kinds`.
     """
     pairs = Pairs(dtype, dim, dim_b, unit, tile_m, tile_n, threads, lanes, chunks, stages, nbytes)
     keep_points, fetch_points, get_points, distances = pairs.distances(dim, kind)

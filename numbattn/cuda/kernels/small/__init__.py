@@ -1,4 +1,4 @@
-"""The kernels for many small matrices: all scores of one are a tile in registers."""
+"""Kernels for many small matrices: all scores of a matrix are one tile in registers."""
 
 from ...words.spec import Route
 from ...words.tiers import MMA

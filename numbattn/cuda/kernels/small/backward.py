@@ -1,12 +1,12 @@
 """Attention backward of many small matrices: Algorithm 3 in one kernel, with all of S and dP in registers.
 
-P is computed anew with the maximum and sum of its own rows, and D = rowsum(P dP): neither lse nor O is read. Where they
-are over other keys, too, or what else needs delta has it computed, both are given. P and dS take turns in one tile of
-shared memory, the left operands of dV and dK. A place is filled anew as soon as all have read it: V of the next matrix
-is in flight while dS is computed, dO and K while dK is. No two blocks add to the same gradient.
+P is recomputed with the maximum and sum of its own rows, and D = rowsum(P dP), without lse and O. If these are also
+over other keys, or another kernel needs delta anyway, lse and delta are given. P and dS take turns in one tile of
+shared memory, as left operands for dV and dK. A place is refilled as soon as all have read it: V of the next matrix is
+in flight while dS is computed, dO and K while dK is. No two blocks add to the same gradient.
 
-The gradient of what a score adds to S, a bias that all matrices of a head share, is summed where dS is made: a block
-keeps the sum over its matrices in registers.
+The gradient of what a score adds to S, such as a bias that all matrices of a head share, is summed where dS is
+computed: a block keeps the sum over its matrices in registers.
 """
 
 import math
@@ -63,13 +63,13 @@ from .steps import (
 
 
 class At(NamedTuple):
-    """Which matrix a block computes."""
+    """The matrix that a block computes."""
 
-    number: Any  # of its keys: from batches * heads_k on there is none
+    number: Any  # of its keys: none is left from batches * heads_k on
     batch: Any
     head: Any
     head_k: Any
-    is_last: Any  # of the heads that share these keys
+    is_last: Any  # whether it is the last head that shares these keys
 
 
 def small_backward(
@@ -78,8 +78,8 @@ def small_backward(
 ):  # fmt: skip
     """The kernel for matrices of at most size x size scores and head_dims rounded up to head_dim and head_dim_v.
 
-    grouped: whether heads share keys. given: whether lse and delta are; else dlse says whether lse has a gradient.
-    sums: whether dS is summed. keeps_score: see `score_steps_of_block`.
+    grouped: whether heads share keys. given: whether lse and delta are given; else dlse says whether lse has a
+    gradient. sums: whether dS is summed. keeps_score: see `score_steps_of_block`.
     """
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     S_TILE, Q_TILE, V_TILE = (mma(size, cols, threads) for cols in (size, head_dim, head_dim_v))
@@ -170,7 +170,7 @@ def small_backward(
 
 
 def walk_step(grouped):
-    """The device function (turn, heads, group_size): what a block computes when it is its turn number `turn`."""
+    """The device function (turn, heads, group_size) -> the matrix At that a block computes in turn number `turn`."""
 
     @device
     def of_group(turn, heads, group_size):
@@ -189,7 +189,7 @@ def walk_step(grouped):
 
 
 def sum_step(TILE, grouped):
-    """The device function (total, x, y): total + x y, where heads share keys; else x y alone."""
+    """The device function (total, x, y) -> total + x y if heads share keys, else x y."""
 
     @device
     def added(total, x, y):
@@ -203,7 +203,7 @@ def sum_step(TILE, grouped):
 
 
 def drop_both_step(S_TILE, dropout):
-    """The device function (P, dP, drops, batch, head, kept_scale): both, dropped and scaled."""
+    """The device function (P, dP, drops, batch, head, kept_scale) -> both, dropped and scaled."""
     drop = drop_step(S_TILE, dropout)
 
     @device
@@ -219,7 +219,7 @@ def drop_both_step(S_TILE, dropout):
 
 
 def sum_of_dS_steps(S_TILE, sums):
-    """Device functions: (mSums) -> a block's sum of dS; (sum, dS) -> that with dS added; (sum, mSums) saves it."""
+    """Device functions: (mSums) -> a block's sum of dS; (sum, dS) -> the sum with dS added; (sum, mSums) saves it."""
 
     @device
     def place(mSums):
@@ -256,8 +256,8 @@ def sum_of_dS_steps(S_TILE, sums):
 
 
 def row_steps(S_TILE, ACC, score, dlse):
-    """Device functions: (S, statistics, queries, scores, batch, head, scale_log2) -> P and which rows see something, by
-    the softmax of a row; (P, dP, seen, statistics, queries, batch, head) -> D = rowsum(P dP), less dlse."""
+    """Device functions: (S, statistics, queries, scores, batch, head, scale_log2) -> P, by the softmax of each row, and
+    which rows see something; (P, dP, seen, statistics, queries, batch, head) -> D = rowsum(P dP), less dlse."""
     (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
     ROWS, PARTS, ZERO, LN2, HAS_DLSE = S_TILE.row_vector(), S_TILE.row_parts(), ACC(0), ACC(LN_2), dlse
 
@@ -279,7 +279,7 @@ def row_steps(S_TILE, ACC, score, dlse):
 
 
 def given_steps(S_TILE):
-    """The same by lse in base 2 and delta, which are padded: what is after the queries is not there."""
+    """The same from lse in base 2 and delta, which are padded and not read after the queries."""
     ROWS = S_TILE.row_vector()
 
     @device
@@ -296,8 +296,8 @@ def given_steps(S_TILE):
 
 # --------------------------------------------------------------------------------------------------------- its plan
 class PartialSums(Argument):
-    """Sums of dS, a matrix a block, to which the launches of a pass add: (blocks of a head, heads, seqlen_q, seqlen_k),
-    or of all heads in one. Nothing where none are wanted."""
+    """Sums of dS, a matrix for each block, which all launches of a pass add to: (blocks of a head, heads, seqlen_q,
+    seqlen_k), or with one head for all. Nothing if they are not wanted."""
 
     def find(self, planner, work):
         if sums_dS(work):
@@ -341,12 +341,12 @@ def is_grouped(work):
 
 
 def sums_dS(work):
-    """Whether dS is all that the gradients of the score are made of, and summed here: by head."""
+    """Whether the gradients of the score follow from sums of dS by head, which this kernel computes."""
     return work.score_gradients in (SHARED, BY_HEAD) and not is_grouped(work)
 
 
 def is_alone(work):
-    """Whether nothing else needs lse and delta, and these are of this call's keys."""
+    """Whether lse is over this call's keys and nothing else needs lse and delta."""
     return work.whole and work.sink is None and (not work.score_gradients or sums_dS(work))
 
 

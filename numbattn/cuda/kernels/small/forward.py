@@ -51,9 +51,9 @@ from .steps import (
 
 
 class At(NamedTuple):
-    """Which matrix a block computes."""
+    """The matrix that a block computes."""
 
-    number: Any  # from batches * heads on there is none
+    number: Any  # none is left from batches * heads on
     batch: Any
     head: Any
     band: Any

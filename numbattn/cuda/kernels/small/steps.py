@@ -1,7 +1,7 @@
-"""What the kernels for small matrices share: their tiles, which work they take, how rows come to shared memory.
+"""What the kernels for small matrices share: their tiles, the work that they take, copies of rows to shared memory.
 
-A tile holds all scores of a (batch, head). Blocks are persistent: as many as are resident take matrices in turn. Where
-something is kept or summed by head, their number is a multiple of the heads: then a block keeps its head.
+A tile holds all scores of a (batch, head). Blocks are persistent: as many as are resident take matrices in turn. If
+something is kept or summed by head, their number is a multiple of the heads, so that a block keeps its head.
 """
 
 from typing import NamedTuple
@@ -27,8 +27,8 @@ from ..shared.layouts import buffers, sum_type
 from ..shared.visibility import PACKED, band_test, has_states, in_band, is_looked_up, looked_up_test
 from ..tables import compiled_in, has_tensor_cores
 
-SIZES = 16, 32, 64, 128  # of tiles, and what head_dims are rounded up to
-FEWER = 4  # times as many keys as queries, at most: else the kernels for few queries waste less of a tile
+SIZES = 16, 32, 64, 128  # of tiles, and that head_dims are rounded up to
+FEWER = 4  # most keys for each query: with more, the kernels for few queries waste less of a tile
 
 
 class SmallTiles(NamedTuple):
@@ -63,7 +63,8 @@ def rows_of(table, work):
 
 
 def takes(spec):
-    """(work) -> whether the kernel does it: matrices of one tile, not in segments or pages, none of them begun."""
+    """(work) -> whether the kernel takes it: matrices of one tile, not in segments or pages, which resume from nothing.
+    """
     return lambda work: is_plain(work) and has_tensor_cores(work.device) and spec.fitting(work) is not None
 
 
@@ -74,19 +75,19 @@ def is_plain(work):
 
 
 def parameters(work, tiles, grouped=False):
-    """Parameters of all factories here."""
+    """The parameters of all factories here."""
     problem = work.problem
     found = compiled_in(work, tiles, (fitted(problem.head_dim), fitted(problem.head_dim_v)))
     return found | {"nbytes": work.nbytes, "keeps_score": tiles.keeps_score and keeps_score(work, grouped)}
 
 
 def keeps_score(work, grouped):
-    """Whether a score adds the same to all matrices of a block; grouped: these are of all heads of a group."""
+    """Whether a score adds the same to all matrices of a block. grouped: whether these are of all heads of a group."""
     return work.score_added == SHARED or (work.score_added == BY_HEAD and not grouped)
 
 
 def heads_apart(sharing, work):
-    """How many heads have something of their own: SHARED, BY_HEAD or "" says who shares it."""
+    """How many heads have something of their own. sharing: SHARED, BY_HEAD or "", who shares it."""
     return work.problem.heads if sharing == BY_HEAD else 1
 
 
@@ -101,8 +102,8 @@ def barrier_of(threads):
 
 
 def place_steps(shared, dtype, threads, size, widths, nbytes, stages=1):
-    """For each width the place of a tile of so many rows, and the device function (array, batch, head, end, stage):
-    copy a matrix' rows before `end` there, and zeros for the others. These, beyond a sequence's length, may be NaN."""
+    """For each width the place of a tile of `size` rows, and the device function (array, batch, head, end, stage): copy
+    a matrix' rows before `end` there, and zeros for the others, which may be NaN beyond a sequence's length."""
     return [(place, fetch_step(place, layout, nbytes)) for place, layout
             in buffers(shared, dtype, threads, size, widths, stages)]  # fmt: skip
 
@@ -121,10 +122,10 @@ def fetch_step(PLACE, COPY, nbytes):
 
 
 def mask_steps(mask, S_TILE):
-    """Device functions: (mask, band, batch, head) -> which elements the grids of a mask show, or nothing without any:
-    they are looked up while matrices are in flight; (x, other, shown, band) -> x where the mask shows it, else other.
+    """Device functions: (mask, band, batch, head) -> the elements that the grids of a mask show, looked up while
+    matrices are in flight, or () without grids; (x, other, shown, band) -> x where the mask shows it, else other.
 
-    The band is tested only where it ends within the tile.
+    The band is tested only if it ends within the tile.
     """
     seen_in_band, SIZE = band_test(S_TILE, transposed=False), S_TILE.shape[0]
 
@@ -152,10 +153,11 @@ def mask_steps(mask, S_TILE):
 
 
 def score_steps_of_block(shared, score, S_TILE, ACC, keeps_score):
-    """Device functions: (scores, head), once; (S, scores, batch, head) -> S after all parts, and F; (dS, F) -> dS F.
+    """Device functions: (scores, head), called once; (S, scores, batch, head) -> S after all parts, and F; (dS, F) ->
+    dS F.
 
-    keeps_score: the parts add to S, and what they add is the same for all matrices of the block: so it is computed once
-    and kept in shared memory, each thread its own share.
+    keeps_score: whether the parts add the same to all matrices of the block: then this is computed once and kept in
+    shared memory, each thread its own share.
     """
     apply, pull_back, _ = score_steps(score, S_TILE, ACC)
     if not keeps_score:
