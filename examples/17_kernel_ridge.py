@@ -56,9 +56,10 @@ def plot(file, x, heights, found, truth):
     panels[0].scatter(*x[shown].T, c=heights[shown], s=1, **shades)
     for axes, image in zip(panels[1:], (found, truth)):
         image = axes.imshow(image.reshape(PIXELS, PIXELS), origin="lower", extent=(0, 1, 0, 1), **shades)
-    titles = "some measurements", "map", "terrain"
+    titles = "some of the measurements", "map", "terrain"
     for axes, title in zip(panels, titles):
-        axes.set(title=title, aspect="equal", xticks=(), yticks=(), xlim=(0, 1), ylim=(0, 1))
+        axes.set(aspect="equal", xticks=(), yticks=(), xlim=(0, 1), ylim=(0, 1))
+        axes.set_title(title, fontsize="medium")
     figure.colorbar(image, ax=panels, label="height", shrink=0.8)
     figure.savefig(file, dpi=100)
 

@@ -789,6 +789,8 @@ FAULTS = {
     "if sum(not part._has_step for part in parts) > 1": "if False",
     "sorted(kind.__name__ for": "list(kind.__name__ for",
     "if not kind.__subclasses__() and fits": "if fits",
+    "for at in range(1, len(own) + 1)": "for at in range(1, len(own))",
+    "next((f\"; pass": "next((f\"; give",
     "scores/softcap.py": {
         "return 4 * e / (1 + e) ** 2": "return 1",
         "test_second_derivatives": {
