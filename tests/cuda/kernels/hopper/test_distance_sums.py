@@ -60,7 +60,7 @@ def check(rng, function, n, d, mask, xp=np, dtype=np.float16, batch=1):
 
 def test_gradients(rng):
     with on(HOPPER):
-        check(rng, of_past, 70, 64, lengths(70))
+        check(rng, of_past, 100, 64, lengths(100))
 
 
 @pytest.mark.gpu
