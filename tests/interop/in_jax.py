@@ -433,6 +433,23 @@ def test_several_devices(rng):
         assert attention(x, x, x).devices() == {jax.devices()[1]}
 
 
+def test_gradients_in_and_of_a_shard_map(rng):
+    """Keys that all devices share have one gradient, the sum of all."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), "b")
+    own, shared = jax.sharding.PartitionSpec("b"), jax.sharding.PartitionSpec()
+    q, k = (jnp.asarray(rng.standard_normal(shape)) for shape in ((2, 4, 6, 3), (4, 5, 3)))
+
+    def gradient(q, k):
+        return jax.grad(lambda q: (attention(q, k, k) ** 2).sum())(q)
+
+    def total(function):
+        return lambda q, k: (function(q, k) ** 2).sum()
+
+    mapped = jax.shard_map(gradient, mesh=mesh, in_specs=(own, shared), out_specs=own)
+    found, expected = (jax.jit(jax.grad(total(f), (0, 1)))(q, k) for f in (mapped, gradient))
+    assert_close(found, expected)
+
+
 @pytest.mark.gpu
 def test_arrays_on_a_gpu(arrays):
     """They share memory with CuPy's."""

@@ -22,11 +22,12 @@ def in_a_process(*arguments, **environment):
 
 IN_TURN = ("tests/interop/in_jax.py",), ("tests/interop/in_jax_vmap.py", "numbattn/interop/jax/__init__.py")
 FAST_TO_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+TWO_DEVICES = "--xla_force_host_platform_device_count=2"
 
 
 @pytest.mark.parametrize("files", IN_TURN, ids=" ".join)
 def test_on_cpus(files):
-    in_a_process(*files, JAX_PLATFORMS="cpu", XLA_FLAGS=FAST_TO_COMPILE)
+    in_a_process(*files, JAX_PLATFORMS="cpu", XLA_FLAGS=f"{FAST_TO_COMPILE} {TWO_DEVICES}")
 
 
 @pytest.mark.gpu
@@ -35,6 +36,9 @@ def test_on_gpus():
 
 
 FAULTS = {
+    "interop/in_jax.py::test_gradients_in_and_of_a_shard_map": {
+        "interop/jax/operands.py": {"*varying_alike(operands)": "*operands", "if not varies_over(aval):": "if True:"},
+    },
     "interop/in_jax.py::test_many_callbacks_at_once": {
         "interop/jax/derivatives.py": {"return results[wanted], _zeros": "return results, _zeros"},
     },

@@ -150,7 +150,7 @@ def _nonzero(tangents: Any) -> Any:
 
 def _zeros_filled(results: Results, tangents: Results) -> list[Any]:
     """The tangents of results, with a Zero for None."""
-    return [ad.Zero(jax.core.ShapedArray(x.shape, x.dtype)) if t is None else t for x, t in zip(results, tangents)]
+    return [ad.Zero(jax.typeof(x)) if t is None else t for x, t in zip(results, tangents)]
 
 
 def _found(operands: Results, tree: Any, **cotangents: Any) -> list[Any]:

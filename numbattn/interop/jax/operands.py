@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+from jax.sharding import PartitionSpec
 
 from ..options import Options
 
@@ -62,8 +63,32 @@ class How(NamedTuple):
 
 def bind(compute: Pass, x: Operands, how: How) -> list[Any]:
     operands, tree = jax.tree.flatten(x)
-    found: list[Any] = PRIMITIVES[compute].bind(*operands, tree=tree, how=how)
+    found: list[Any] = PRIMITIVES[compute].bind(*varying_alike(operands), tree=tree, how=how)
     return found
+
+
+def varying_alike(operands: list[Any]) -> list[Any]:
+    """The same inside of `jax.shard_map`, where what all devices share is to be cast to what differs between them: the
+    transpose of the cast adds up their gradients."""
+    if not any(isinstance(x, jax.core.Tracer) for x in operands):
+        return operands
+    axes = [varies_over(jax.typeof(x)) for x in operands]
+    every = frozenset[str]().union(*axes)
+    return [jax.lax.pcast(x, tuple(every - own), to="varying") if every - own else x for x, own in zip(operands, axes)]
+
+
+def varies_over(aval: Any) -> frozenset[str]:
+    """The axes of a mesh along which devices have values of their own."""
+    kind = getattr(aval, "manual_axis_type", None)  # since JAX 0.10
+    return getattr(aval, "vma", frozenset()) if kind is None else kind.varying
+
+
+def like(aval: Any, result: Any) -> Any:
+    """The type of a result of operands of this one, which varies along the same axes."""
+    if not varies_over(aval):
+        return jax.core.ShapedArray(result.shape, result.dtype)
+    sharding = aval.sharding.update(spec=PartitionSpec(*[None] * len(result.shape)))
+    return aval.update(shape=result.shape, dtype=result.dtype, weak_type=False, sharding=sharding)
 
 
 def is_none(x: Any) -> bool:

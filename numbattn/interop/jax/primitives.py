@@ -15,7 +15,7 @@ from jax.sharding import Sharding
 
 from ..streams import library, stream_of
 from . import derivatives
-from .operands import PRIMITIVES, How, Pass, Results
+from .operands import PRIMITIVES, How, Pass, Results, like
 from .passes import backward, forward, hessian, results_of, run, second_tangent, tangent
 from .vmap import mapped
 
@@ -50,7 +50,7 @@ def _on_gpu(compute: Pass, operands: Results, tree: Any, how: How, device: Any) 
 
 
 def abstract(compute: Pass, *avals: Any, tree: Any, how: How) -> list[Any]:
-    return [jax.core.ShapedArray(x.shape, x.dtype) for x in results_of(compute, tree.unflatten(avals), how)]
+    return [like(avals[0], x) for x in results_of(compute, tree.unflatten(avals), how)]
 
 
 def lowered(compute: Pass, sharing: Any, context: Any, *operands: Any, tree: Any, how: How) -> Any:
