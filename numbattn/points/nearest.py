@@ -47,9 +47,10 @@ def nearest(x: A, y: A, k: int = 1, *, mask: Mask | Array | None = None) -> tupl
 
     Notes
     -----
-    Beyond 8 features neighbours are found by ``|x|^2 + |y|^2 - 2 <x, y>``, the points moved to a common centre: two
-    that are equally far but for a rounding of ``|x|^2`` may change places. The distances of what is found are then
-    computed anew from the differences, but for float16 and bfloat16.
+    Distances are compared squared: float32 holds those from 1e-19 to 1e19, others count as 0 or as unseen. Beyond 8
+    features neighbours are found by ``|x|^2 + |y|^2 - 2 <x, y>``, the points moved to a common centre: two that are
+    equally far but for a rounding of ``|x|^2`` may change places. The distances of what is found are then computed anew
+    from the differences, but for float16 and bfloat16.
 
     Examples
     --------
