@@ -107,7 +107,7 @@ BY_DISTANCE = {
     "buckets": (lambda s, batch, head, i, j, x, bucket: s + x[bucket[i - j], head], True),
     "slopes": (lambda s, batch, head, i, j, x, bucket: s - x[head, 0] * abs(j - i), True),
     "of a head": (lambda s, batch, head, i, j, x, bucket: s + x[0, head], True),
-    "branches": (lambda s, batch, head, i, j, x, bucket: s + x[0, 0] if i - j > 3 else s, False),
+    "branches": (lambda s, batch, head, i, j, x, bucket: s + x[0, 0] if i - j < 3 else s, False),
     "queries": (lambda s, batch, head, i, j, x, bucket: s + x[head, i // 64 - j // 64], False),
     "products": (lambda s, batch, head, i, j, x, bucket: s * x[head, i - j], False),
     "keys": (lambda s, batch, head, i, j, x, bucket: s + x[head, i - j] * bucket[j], False),
