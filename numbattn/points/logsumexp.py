@@ -19,7 +19,8 @@ from .tangents import Moving, checked, tangents_of
 def logsumexp(x: A, y: A, w: A | None, kernel: Kernel, *, mask: Mask | Array | None = None) -> A:
     """Logarithm of a kernel sum, log sum_j exp(w_j) K(x_i, y_j), in memory linear in the number of points.
 
-    For ``Cost(power, epsilon)`` it is ``log sum_j exp(w_j - |x_i - y_j|**power / (power epsilon))``. Nothing overflows.
+    For ``Cost(power, epsilon)`` it is ``log sum_j exp(w_j - |x_i - y_j|**power / (power epsilon))``. No exponential
+    overflows.
 
     Parameters
     ----------

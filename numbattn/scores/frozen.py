@@ -35,6 +35,7 @@ REFUSED = {
     "SETUP_WITH": "has a with", "STORE_GLOBAL": "sets a global", "DELETE_GLOBAL": "deletes a global",
     "IMPORT_NAME": "imports a module",
 }  # fmt: skip
+NARROW = frozenset(np.dtype(char).type for char in "bhilqBHILQ" if np.dtype(char) != np.int64)
 BEYOND_INT64 = "int64 cannot hold: write a float"  # Numba drops bits of such an integer, or makes it uint64
 COUNTER = count()
 
@@ -115,7 +116,8 @@ def frozen(function: Any, words: str = "function") -> Frozen:
 
 def _bare(piece: BareFunction, number: Callable[[Any], Any]) -> FunctionType:
     cells = tuple([CellType() for _ in piece.code.co_freevars])
-    function = FunctionType(piece.code, {}, piece.name, tuple(map(number, piece.defaults)) or None, cells)
+    namespace = {"__builtins__": builtins}  # NumPy imports by it
+    function = FunctionType(piece.code, namespace, piece.name, tuple(map(number, piece.defaults)) or None, cells)
     function.__kwdefaults__ = {name: number(x) for name, x in piece.keywords.items()} or None
     return function
 
@@ -185,6 +187,9 @@ class _Taking:
         x = _constant(x)
         if _beyond_int64(x):
             raise self.error(function, f"uses {name}, {x!r}, which {BEYOND_INT64}")
+        if isinstance(x, type) and x in NARROW:
+            raise self.error(function, f"uses {name}, whose numbers wrap around in Python, but not as compiled: "
+                                       "integers are int64")  # fmt: skip
         key = _key_of_constant(x)
         key = _name_in_library(x) if key is None else key
         if key is not None:

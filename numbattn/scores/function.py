@@ -59,11 +59,11 @@ class Score(Taken, Part):
     TypeError
         For a gradient of an array that is not of floats.
         If the function, or one that it calls, raises or asserts, which a GPU cannot carry out, or reads what could
-        change unseen: global or enclosing arrays, lists, dictionaries, attributes of anything but modules. If it has an
-        integer that int64 cannot hold, or cannot be called with so many arrays. In the first call of attention, before
-        anything runs, if the compiled function might still raise an error or allocate memory, as for lists, strings or
-        an entry that a tuple may lack; if it prints, returns None or a boolean, as a mask does, or has int ** int or ~
-        of a boolean, which mean something else in compiled code than in Python.
+        change unseen: global or enclosing arrays, lists, dictionaries, attributes of anything but modules. If it has
+        integers that int64 cannot hold, or np.uint8 and its kind. If it cannot be called with so many arrays. In the
+        first call of attention, before anything runs, if the compiled function might still raise an error or allocate
+        memory, as for lists, strings or an entry that a tuple may lack; if it prints, returns None or a boolean, as a
+        mask does, or has int ** int or ~ of a boolean, which mean something else in compiled code than in Python.
 
     See Also
     --------

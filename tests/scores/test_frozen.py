@@ -96,6 +96,12 @@ def test_the_module_itself_stays_as_it_is():
     assert frozen(lambda s: params.SLOPE).python.__globals__["params"] is not params
 
 
+def test_in_python_numpy_may_import_what_it_needs():
+    """Where it has not done so yet: here the text of an error."""
+    with pytest.raises(OverflowError, match="out of bounds"):
+        frozen(lambda s: np.array(s, "int8")).python(300)
+
+
 def alike(x):
     return lambda s: s + x
 
@@ -221,6 +227,7 @@ REFUSED = {
     "a large integer": (lambda s: s + 2**63 * s, "has the number 9223372036854775808, which int64 cannot hold"),
     "one inside": (lambda s: (lambda t: t in (1, 2**64))(s), "which int64 cannot hold"),
     "one around": (lambda s: s + LARGE, "uses LARGE, 18446744073709551615, which int64 cannot hold"),
+    "narrow integers": (lambda s: s * (np.uint8(s) - np.uint8(5)), "uses np.uint8, whose numbers wrap around"),
     "getattr": (lambda s: s + getattr(math, "pi"), "uses getattr, which cannot be followed"),    # noqa: B009
     "not defined": (lambda s: s + nowhere, "uses nowhere, which is not defined yet"),            # noqa: F821
     "no attribute": (lambda s: s + params.nowhere, "uses params.nowhere, which is not defined"),
@@ -251,6 +258,8 @@ FAULTS = {
     "[refused, *(x.refused for x in inner)]": "[refused]",
     "next((x.beyond for x in inner if x.beyond is not None), beyond)": "beyond",
     "if _beyond_int64(x):": "if False:",
+    "x in NARROW": "False",
+    'namespace = {"__builtins__": builtins}': "namespace = {}",
     "(*of_defaults, *keywords)": "()",
     "tuple(sorted(map(repr, map(_key_of_code, x))))": "tuple(map(repr, x))",
 }
