@@ -35,7 +35,7 @@ def main(arguments=None):
     for name, (_, about) in COMMANDS.items():
         _add_options(commands.add_parser(name, help=about, description=about), name)
     try:
-        args = parser.parse_args(arguments)  # --cc asks what needs the packages of an extra
+        args = parser.parse_args(arguments)  # checking --cc needs the packages of an extra
         if args.clear_cache:
             say(f"removed: {kept()}")
             cache.clear()
@@ -188,7 +188,8 @@ def _torch(torch, tensors, do, causal, backward):
 
 
 def _shortest(runs, seconds):
-    """Shortest seconds of each run, in interleaved rounds for so long; first runs, which may compile, do not count."""
+    """Shortest seconds of each run, in interleaved rounds for `seconds`; first runs, which may compile, do not
+    count."""
     end, taken = perf_counter() + seconds, {name: [] for name in runs}
     for run in runs.values():
         run()

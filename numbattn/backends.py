@@ -1,4 +1,4 @@
-"""Backends: who computes, by the library of a call's arrays, and whose error it is if that fails."""
+"""Backends: which module computes, by the library of a call's arrays, and whose fault an error in it is."""
 
 from importlib import import_module
 from typing import Any
@@ -13,7 +13,7 @@ MODULES = {"numpy": "numbattn.cpu", "cupy": "numbattn.cuda.backend"}
 POINTS = {"numpy": "numbattn.cpu.points", "cupy": "numbattn.cuda.backend"}
 # of products with block-sparse matrices: forward, backward_x and backward_w, see numbattn/sparse/formula.py
 SPARSE = {"numpy": "numbattn.sparse.formula", "cupy": "numbattn.cuda.sparse.backend"}
-BACKENDS: dict[str, Any] = {}  # by library, as they are needed: importing Numba takes its time
+BACKENDS: dict[str, Any] = {}  # by library, imported when first needed: importing Numba takes long
 
 
 def backend(library: str) -> Any:
@@ -22,17 +22,17 @@ def backend(library: str) -> Any:
 
 
 def on_cpus() -> Any:
-    """The backend for NumPy arrays, for what is computed there whatever the arrays."""
+    """The backend for NumPy arrays, for what the CPU computes whatever the arrays."""
     return import_module(MODULES["numpy"])
 
 
 def run(problem: Any, name: str, *args: Any, **options: Any) -> Any:
-    """A pass, "forward" say, of a Problem; an error in it that is numbattn's own says so."""
+    """Run a pass of a Problem, "forward" say. An error that is numbattn's own fault says so."""
     return _run(backend(problem.xp), problem, name, *args, **options)
 
 
 def run_points(problem: Any, name: str, *args: Any, **options: Any) -> Any:
-    """A sum over the pairs of points of a Problem, likewise; it takes the Problem first."""
+    """Run a sum over pairs of points, likewise; it takes the Problem first."""
     return _run(import_module(POINTS[problem.xp]), problem, name, problem, *args, **options)
 
 

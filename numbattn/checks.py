@@ -1,6 +1,6 @@
-"""What a user hands over: numbers, flags, arrays of NumPy's or CuPy's. Says what it is, and refuses what it is not.
+"""Check what a user passes: numbers, flags, NumPy and CuPy arrays. Describe it, and refuse what does not fit.
 
-Of arrays it looks at shapes, strides and addresses, and only in `check_values` at what is in them.
+Only `check_values` looks at the elements of arrays; all else looks at shapes, strides and addresses.
 """
 
 import math
@@ -34,7 +34,7 @@ class UserTypeError(UserError, TypeError):
 
 
 class Array(Protocol):
-    """What type checkers know of arrays, NumPy's and CuPy's alike. At run time see `library`."""
+    """What type checkers know about arrays, NumPy's and CuPy's alike. At run time see `library`."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -135,13 +135,13 @@ def integer(name: str, value: Any, low: int | None = None, high: int | None = No
 
 
 def _power(n: int) -> int | str:
-    """2**64 - 1 in as many words."""
+    """n, or in words such as 2**64 - 1 where it is large and of that form."""
     bits = n.bit_length()
     return f"2**{bits} - 1" if bits > 31 and n == 2**bits - 1 else n
 
 
 def integers(name: str, value: Any) -> Any:
-    """An int, or an integer array as it is; of lists a NumPy array is made."""
+    """An int, or an integer array as it is; lists become NumPy arrays."""
     if isinstance(value, int | np.integer):
         return integer(name, value, -(2**63), 2**63 - 1)
     array = _array_of(name, value)
@@ -154,7 +154,7 @@ def integers(name: str, value: Any) -> Any:
 
 
 def own(name: str, array: Any) -> Any:
-    """An integer array where one of a framework is not for numbattn.interop."""
+    """An integer array, where numbattn.interop does not take a framework's either."""
     if is_foreign(array):
         raise TypeError(f"{name}: got {words_for(array)}, expected an int or an integer array of NumPy or CuPy")
     return array
@@ -169,7 +169,7 @@ def integer_array(name: str, value: Any, shape: str) -> Any:
 
 
 def floats(name: str, value: Any) -> Any:
-    """A floating array as it is; of numbers and lists a NumPy array is made."""
+    """A floating array as it is; numbers and lists become NumPy arrays."""
     if dtype_of(value) in DTYPES:
         check_axes(name, value)
         return value
@@ -185,7 +185,7 @@ def floats(name: str, value: Any) -> Any:
 
 
 def _array_of(name: str, value: Any) -> Any:
-    """A NumPy array of a list; anything else as it is."""
+    """A list as a NumPy array; anything else as it is."""
     if not isinstance(value, list | tuple | range):
         return value
     try:
@@ -195,7 +195,7 @@ def _array_of(name: str, value: Any) -> Any:
 
 
 def check_axes(name: str, array: Any) -> None:
-    """Refuse more axes than NumPy computes with."""
+    """Refuse more axes than NumPy can compute with."""
     if array.ndim > MOST_AXES:
         raise ValueError(f"{name}: got {array.ndim} axes, at most {MOST_AXES}")
 
@@ -219,7 +219,7 @@ def shape_of(name: str, value: Iterable[int]) -> tuple[int, ...]:
 
 
 def check_array(name: str, array: Any, dtype: Any, ndim: int = 2) -> None:
-    """Refuse what is no array of this dtype."""
+    """Refuse anything but an array of this dtype."""
     if dtype_of(array) != dtype:
         raise TypeError(f"{name}: got {words_for(array)}, expected an array of {np.dtype(dtype)} of NumPy or CuPy")
     if array.ndim < ndim:
@@ -283,7 +283,7 @@ def overlaps_itself(x: Any) -> bool:
     if x.flags.c_contiguous:
         return False
     steps = sorted((abs(stride), n) for stride, n in zip(x.strides, x.shape) if n > 1)
-    end = x.itemsize  # of what the axes so far take
+    end = x.itemsize  # of the memory of the axes so far
     for step, n in steps:
         if step < end:
             break

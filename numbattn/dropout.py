@@ -108,7 +108,7 @@ class Dropout:
 
     @cached_property
     def _numbers(self) -> tuple[int, int, int, int]:
-        """What kernels get: threshold, offset and key."""
+        """What kernels are given: threshold, offset and key."""
         return self.threshold, self.offset, *self.key
 
     @property
@@ -124,7 +124,7 @@ def dropout_mask(dropout: Dropout, shape: Iterable[int]) -> NDArray[np.bool_]:
     ----------
     dropout : Dropout
     shape : tuple of int
-        Shape of P: (..., seqlen_q, seqlen_k), its leading axes those of the attention output, heads included.
+        Shape of P: (..., seqlen_q, seqlen_k), with the leading axes of the attention output, heads included.
 
     Returns
     -------

@@ -35,7 +35,7 @@ class Gradients(tuple[A, A, A]):
         return dict(zip(self._fields, self))
 
     def _replace(self, **values: Any) -> Gradients[A]:
-        """The same, but for these of dq, dk, dv and score."""
+        """A copy with these of dq, dk, dv and score replaced."""
         return Gradients(**{**self._asdict(), "score": self.score, **values})
 
     def __repr__(self) -> str:

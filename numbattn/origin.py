@@ -1,4 +1,4 @@
-"""Parts of a larger attention: where a call's queries and keys are in it, for what depends on their places."""
+"""Parts of a larger attention: where a call's queries and keys are in it, for what depends on their positions."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Origin(NamedTuple):
 
 
 class Crop(NamedTuple):
-    """A rectangle of a score matrix: what of a mask or a score holds for it, counted from its first query and key.
+    """A rectangle of a score matrix: adapts masks and scores to it, counted from its first query and key.
 
-    Of an array with rows for queries there may be all, or those of one device, among which the queries are.
+    An array with rows for queries may have all of them, or only those of one device, which include these queries.
     """
 
     first_query: int
@@ -36,7 +36,7 @@ class Crop(NamedTuple):
     rows: int = 0
 
     def offset(self, offset: Any) -> Any:
-        """The own key of the first query; offset: that of query 0 of the whole, or None."""
+        """The own key of the first query. offset: the own key of query 0 of the whole, or None."""
         whole = self.seqlen_k - self.seqlen_q if offset is None else clip(offset, -FAR, FAR)
         return whole + self.first_query - self.first_key
 
@@ -48,7 +48,7 @@ class Crop(NamedTuple):
         return clip(clip(count, 0, FAR) - self.first_query, 0, self.queries)
 
     def of_queries(self, name: str, x: Any, axis: int = -2) -> Any:
-        """What an array has for its queries; name: for an error."""
+        """The part of an array for its queries. name: for an error."""
         size = x.shape[axis] if x.ndim >= -axis else 1
         if size == 1:
             return x
@@ -59,7 +59,7 @@ class Crop(NamedTuple):
         return x[(..., slice(first, first + self.queries), *[slice(None)] * (-axis - 1))]
 
     def of_keys(self, name: str, x: Any) -> Any:
-        """What an array has for its keys, along the last axis."""
+        """The part of an array for its keys, along the last axis."""
         if x.ndim == 0 or x.shape[-1] == 1:
             return x
         if x.shape[-1] != self.seqlen_k:

@@ -1,5 +1,5 @@
-"""Standard attention in float64, line for line from the paper: Algorithms 0 and 3, and tangents of both. What every
-test compares with.
+"""Standard attention in float64, line for line from the paper: Algorithms 0 and 3, and tangents of both. Every test
+compares with it.
 
 It computes all seqlen_q x seqlen_k scores at once. Takes NumPy or CuPy arrays, returns float64 arrays of the same kind
 (NumPy's functions pass CuPy's arrays on to CuPy).
@@ -95,7 +95,7 @@ def _recompute(
     K, V = (np.where(visible.any(axis=-2)[..., None], X, 0) for X in (K, V))
     S = inputs.scale * Q @ np.swapaxes(K, -2, -1)               # Alg. 0 line 1: S = scale Q K^T, then MASK(S)
     scores = []
-    for part in inputs.score:                                   # of what is masked, nobody looks at the score
+    for part in inputs.score:                                   # nobody looks at the score of what is masked
         scores.append(S)
         S = np.where(visible, apply(part, S), 0)
     S = np.where(visible, S, -math.inf)
@@ -210,7 +210,7 @@ def attention_laplacian(
 
 
 class _Along(NamedTuple):
-    """All that there is along a direction, in float64, (batch, heads, rows, columns)."""
+    """All that the forward pass computes along a direction, in float64, (batch, heads, rows, columns)."""
 
     Q: Any
     K: Any

@@ -1,7 +1,7 @@
-"""What masks and scores are: frozen values. Two are equal if their numbers are equal and their arrays the same objects:
-a pickled copy, which has copies of the arrays, is unequal.
+"""Values: the frozen dataclasses that masks and scores are. Two are equal if their numbers are equal and their arrays
+are the same objects: a pickled copy, which has copies of the arrays, is unequal.
 
-Also what both do with arrays, of NumPy or of CuPy.
+Also what both do with NumPy and CuPy arrays.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def is_foreign(x: Any) -> bool:
 class Value:
     """The base of a frozen dataclass."""
 
-    _axis_of_queries: int | None = None  # of its arrays: along it one device may hold the rows of its own queries alone
+    _axis_of_queries: int | None = None  # of its arrays: along it a device may hold only the rows of its own queries
     _is_private = False  # whether nobody else has its arrays, so that they do not change
 
     def _arrays(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class Value:
 
     @cached_property
     def _on_host(self) -> list[Any]:
-        """Those of NumPy: their elements are read, and may change from call to call."""
+        """The NumPy arrays: their elements are read, and may change from call to call."""
         return [x for x in self._all_arrays if isinstance(x, np.ndarray)]
 
     def _like(self: V, array: Any) -> V:
@@ -74,7 +74,7 @@ class Value:
         return self._mapped(lambda x: moved(x, array))
 
     def _mapped(self: V, function: Callable[[Any], Any]) -> V:
-        """The value with what a function returns for each of its arrays; itself where these are its own."""
+        """The value with each of its arrays mapped by a function; itself if no array changes."""
         copies = {name: copy for name, x in self._arrays().items() if (copy := function(x)) is not x}
         return replace(cast(Any, self), **copies) if copies else self
 
@@ -98,7 +98,7 @@ class Value:
         return hash(self._key())
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickle, without what is cached: a hash holds in its own process."""
+        """For copies and pickle, without what is cached: a hash is valid only in its own process."""
         return {field.name: getattr(self, field.name) for field in fields(cast(Any, self))}
 
     def __repr__(self) -> str:
@@ -112,13 +112,13 @@ class Value:
 
 
 def identity(x: Any) -> Any:
-    """What a field is compared by: of an array, which object it is."""
+    """What a field is compared by: for an array, which object it is."""
     return ("array", id(x)) if hasattr(x, "shape") and not isinstance(x, Placeholder) else x
 
 
 class Taken(Value):
-    """What a Value is that holds a function as it was when it was made: so do its copies. What is pickled, instead, is
-    the function itself, which is taken anew."""
+    """A Value that holds a function as it was when the Value was made, and so do its copies. Pickle stores the function
+    itself, which is then taken anew."""
 
     def __copy__(self: V) -> V:
         return self
@@ -128,7 +128,7 @@ class Taken(Value):
 
 
 class Memo:
-    """What a caller has found out about values, by key; it lies with each of them, and goes with it.
+    """What a caller has found out about values, by key; it is stored with each value, and freed with it.
 
     What depends on the elements of an array is only for values whose arrays are all on a GPU: nobody reads those, and
     all else of a value stays as it is.
@@ -166,7 +166,7 @@ def moved(x: Any, array: Any) -> Any:
 
 
 def rounded(x: Any, dtype: Any) -> Any:
-    """x in this dtype; numbers too small for it become 0, whatever NumPy is told about those."""
+    """x in this dtype; numbers too small for it become 0, whatever NumPy's error state says."""
     if x.dtype == dtype:
         return x
     with np.errstate(under="ignore"):
@@ -185,10 +185,10 @@ def rowsum(x: Any, y: Any) -> Any:
 
 
 def sum_broadcast(x: Any, shape: tuple[int, ...]) -> Any:
-    """The gradient of an array of this shape, from that of what it was broadcast to."""
+    """The gradient of an array of this shape, from the gradient of the array it was broadcast to."""
     own = (1,) * (x.ndim - len(shape)) + shape
     axes = tuple(axis for axis, (size, wanted) in enumerate(zip(x.shape, own)) if size != wanted)
-    return x.sum(axis=axes).reshape(shape)[...]  # an array of no axes, too, where NumPy's sum is a scalar
+    return x.sum(axis=axes).reshape(shape)[...]  # an array even without axes, where NumPy's sum is a scalar
 
 
 def broadcasts(own: tuple[int, ...], shape: tuple[int, ...]) -> bool:

@@ -1,4 +1,4 @@
-"""Arrays that a cache is made of, and tokens: refuses those that do not fit."""
+"""Check the arrays of a cache, and tokens: refuse those that do not fit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NUMBERS = DTYPES + EIGHT_BITS
 
 
 def check(name: str, x: Any, dtypes: Sequence[Any], shape: tuple[int | str, ...]) -> Any:
-    """An array of one of these dtypes and of this shape, in which a word stands for any size."""
+    """An array of one of these dtypes and of this shape, where a word stands for any size."""
     if x.dtype not in dtypes:
         cast = cast_of(name.split()[-1], x.dtype, dtypes)
         raise TypeError(f"{name}: got {x.dtype}, allowed {', '.join(map(str, dtypes))}{cast}")
@@ -50,5 +50,5 @@ def checked_dtype(name: str, dtype: Any) -> np.dtype[Any]:
 
 @lru_cache(maxsize=64)
 def check_lengths(lengths: bytes, dtype: np.dtype[Any], capacity: int) -> None:
-    """Lengths in a NumPy array, by its bytes: calls of all layers look at the same ones."""
+    """Check lengths of a NumPy array, given as its bytes: the layers of a model check the same ones."""
     check_values("KVCache lengths", np.frombuffer(lengths, dtype), capacity)

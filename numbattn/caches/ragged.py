@@ -1,6 +1,6 @@
-"""Packed queries with a cache: of each sequence as many as it has, in one array.
+"""Packed queries with a cache: those of all sequences in one array.
 
-They are computed as a batch of `max_queries` rows each, of which a sequence sees its own.
+They are computed as a batch with `max_queries` rows each, where a sequence sees only its own rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .kv_cache import KVCache
 
 
 class Ragged(NamedTuple):
-    """Queries (heads, total, features) as a batch, and where each of them lies in it."""
+    """Queries (heads, total, features) as a batch, and where each query is in it."""
 
     q: Any  # (batch, heads, max_queries, features)
     mask: Mask
@@ -66,7 +66,7 @@ def ragged(q: Any, cache: KVCache, mask: Mask) -> Ragged:
 
 
 def _most(segments: Any) -> int:
-    """Queries of a sequence, at most."""
+    """The most queries that a sequence has."""
     if segments.max_queries is not None:
         return int(segments.max_queries)
     if not isinstance(segments.queries, np.ndarray):

@@ -1,4 +1,4 @@
-"""Tokens that come to a cache, or stay in it: what of the arguments is checked, and how tokens are stored."""
+"""Tokens that are appended to a cache, or stay in it: checks of arguments, and how tokens are stored."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def checked_offsets(segments: Any, batch: int) -> Any:
 
 
 def check_path(path: Any, nodes: int) -> None:
-    """Refuse what is not ascending, from 0 on, and then -1."""
+    """Refuse a path unless it ascends from 0 on, and then is -1."""
     if path.size and not -1 <= path.min() <= path.max() < nodes:
         raise ValueError(f"path: got values from {path.min()} to {path.max()}, allowed -1 to {nodes - 1}")
     one, other = path[:, :-1], path[:, 1:]
@@ -45,8 +45,8 @@ def by_token(x: Any) -> Any:
 
 
 def stored(tokens: Any, held: Any, scale: Any) -> list[tuple[Any, Any]]:
-    """What of tokens (tokens, heads, features) is written to which array: to k or v, quantised if it is of 8 bits, and
-    to their scales."""
+    """Pairs of what to write for tokens (tokens, heads, features), and the array it goes to: k or v, quantised if it
+    has 8 bits, and their scales."""
     if held.dtype == INT8:
         tokens, scales = to_int8(tokens)
         return [(held, tokens), (scale, scales)]

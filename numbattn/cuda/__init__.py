@@ -19,9 +19,9 @@ a GPU copies their arrays. Blocks of one to four warps compute one after the oth
 gradient of a bias that all share is summed as they go. Packed sequences, `BlockSparse` masks and caches have the
 kernels for any size, with tiles to match.
 
-**What is copied.** Arrays in masks and scores that are NumPy's are copied to the GPU at each call. Numbers in them are
-checked on the CPU; lengths on the GPU are clamped instead, since reading them would wait for the GPU. TMA takes arrays
-as they lie if their rows start at multiples of 16 bytes and are a multiple of 16 bytes long, and no stride is negative:
+**What is copied.** NumPy arrays in masks and scores are copied to the GPU at each call. Numbers in them are checked on
+the CPU; lengths on the GPU are clamped instead, since reading them would wait for the GPU. TMA reads arrays
+in place if their rows start at multiples of 16 bytes and are a multiple of 16 bytes long, and no stride is negative:
 (batch, seqlen, heads, head_dim) with its axes swapped, for instance. Other arrays are copied first, and so are those
 whose head_dim is no multiple of 8.
 
@@ -29,7 +29,7 @@ whose head_dim is no multiple of 8.
 largest weight of a row, which would be 1, is then rounded like the others.
 
 **CUDA graphs** may capture forward and backward calls, after one that has compiled and loaded the kernels. Temporary
-arrays then belong to the graph. What goes in, arrays in masks included, and what comes out is yours to keep alive::
+arrays then belong to the graph. What goes in, arrays in masks included, and what comes out are yours to keep alive::
 
     def step():
         o, backprop = na.attention_vjp(q, k, v, causal=True)

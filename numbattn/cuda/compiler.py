@@ -1,4 +1,4 @@
-"""The compiler for GPUs, numba-cuda: all that numbattn takes of one is here, and nobody else imports anything of it.
+"""The compiler for GPUs, numba-cuda: all that numbattn uses of it is here, and no other module imports any of it.
 
 | | |
 |---|---|
@@ -16,11 +16,11 @@
 | to_ptx | a kernel in Python -> PTX |
 
 A lowering takes the types of the arguments and returns the signature and emit(builder, *values), which emits code and
-returns the LLVM value of the result. `define` and `lower_cast` hand over numba-cuda's contexts, too, of which are used:
+returns the LLVM value of the result. `define` and `lower_cast` hand over numba-cuda's contexts, too. Used of these are
 `resolve_function_type` and `get_function`, to call a function that is an argument; `cast`; `get_value_type`.
 
 numba-cuda 0.30 is older than the newest NumPy. It defines np.row_stack for kernels, which NumPy 2.5 no longer has, and
-makes a timedelta without a unit, of which NumPy 2.5 warns; the former in a module that it imports when it first
+makes a timedelta without a unit, about which NumPy 2.5 warns; the former in a module that it imports when it first
 compiles.
 """
 
@@ -39,7 +39,7 @@ from llvmlite import ir
 
 from .missing import missing
 
-if find_spec("numba_cuda") is None:  # what is called numba.cuda then is an old part of Numba
+if find_spec("numba_cuda") is None:  # then numba.cuda is an old part of Numba itself
     raise missing("numba-cuda")
 
 
@@ -101,7 +101,7 @@ def held_as_llvm(cls):
 
 
 def known_when_compiled(cls):
-    """Decorate a class of types: all of a value is known to the compiler, so that none is held when a kernel runs."""
+    """Decorate a class of types: the compiler knows all of a value, so that nothing is held when a kernel runs."""
     register_model(cls)(core_models.OpaqueModel)
     return cls
 
@@ -114,7 +114,7 @@ def captured_as(cls, kind):
 # ----------------------------------------------------------------------------------------------------------- meanings
 def define(function, lowering):
     """Let kernels call a Python function: lowering(context, *types) -> signature, emit(context, builder, *values), or
-    None of types that it does not take. A call may leave out what has a default there."""
+    None for types that it does not take. A call may leave out arguments with a default there."""
 
     def definition(context, *kinds):
         found = lowering(context, *kinds)
@@ -139,7 +139,7 @@ def define(function, lowering):
 def extend(function, lowering, *inputs):
     """Let a known function or operator take more types: lowering(*types) -> signature, emit(builder, *values), or None.
 
-    inputs: of what types or classes of types the arguments may be once they are converted, tuples.
+    inputs: tuples of the types, or classes of types, that the arguments may have once they are converted.
     """
 
     @infer_global(function)
@@ -244,7 +244,8 @@ def loop(b, ks, registers, turn):
 
 # ---------------------------------------------------------------------------------------------------------------- PTX
 def to_ptx(function, signature, cc, threads, blocks):
-    """The PTX of a kernel for a compute capability; threads, blocks: of a block, and on a multiprocessor at least."""
+    """The PTX of a kernel for a compute capability. threads: of a block; blocks: the fewest a multiprocessor should
+    hold."""
     from numba.cuda.cudadrv.error import NvvmSupportError  # which Numba's simulator of CUDA does not have
 
     try:

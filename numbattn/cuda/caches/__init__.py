@@ -1,1 +1,1 @@
-"""The kernels of caches: what writes tokens into one, and what makes plain arrays of one."""
+"""The kernels of caches: those that write tokens into one, and those that copy one into plain arrays."""

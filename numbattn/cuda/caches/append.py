@@ -1,6 +1,6 @@
-"""Tokens written into a cache of arrays on a GPU, after those of each sequence. Nothing waits for the GPU.
+"""Append tokens to each sequence of a cache on a GPU, without waiting for the GPU.
 
-Those of a cache of 8 bits are quantised as they are written: to the bit as NumPy does it.
+Tokens for a cache of 8 bits are quantised as they are written: the same bits as NumPy computes.
 """
 
 from functools import cache
@@ -32,12 +32,12 @@ HEADS = 8  # copied at once
 
 
 def append(held: Any, new: Any, lengths: Any, table: Any = None, offsets: Any = None, scale: Any = None) -> None:
-    """Write tokens to the places from `lengths` on, as far as there is room.
+    """Write tokens at positions `lengths` and on, as far as there is room.
 
     held: (batch, heads, capacity, features), or with a table (pages, heads, page_size, features); new: (batch, heads,
-    tokens, features), or with offsets (heads, total, features), of which offsets[b] to offsets[b + 1] are sequence b's.
-    lengths, table and offsets are of int32. held of int8, or of uint8, which is float8_e4m3fn, has a scale of float32:
-    see `KVCache`.
+    tokens, features), or with offsets (heads, total, features), where tokens offsets[b] to offsets[b + 1] are sequence
+    b's. lengths, table and offsets are of int32. held of int8, or of uint8, which is float8_e4m3fn, has a scale of
+    float32: see `KVCache`.
     """
     if new.size:
         tokens = new.shape[-2] if offsets is not None else new.shape[0] * new.shape[2]
@@ -67,7 +67,7 @@ def kernel_of(features, dtype, of_float64, has_table, has_offsets):
 
     @device
     def of_packed(new, arrays, number):
-        """The same; after the last sequence for a token of none."""
+        """The same for packed sequences; for a token of no sequence, one after the last."""
         offsets, (ends,), batch = arrays[-1], shape(arrays[-1]), index(0)
         while batch < ends - 1 and index(offsets[batch + 1]) <= number:
             batch += 1
@@ -76,7 +76,7 @@ def kernel_of(features, dtype, of_float64, has_table, has_offsets):
 
     @device
     def in_sequence(held, arrays, batch, position):
-        """Where a token goes: along the first axis, or -1, and its row."""
+        """Where a token goes: the index along the first axis (-1 if nowhere) and the row."""
         _, _, capacity, _ = shape(held)
         return (batch if position < capacity else -1), position
 
@@ -92,9 +92,9 @@ def kernel_of(features, dtype, of_float64, has_table, has_offsets):
 
     @device
     def as_int8(X, scales, page, row, head):
-        """Whose lowest 8 bits are those to write."""
+        """Quantise: the lowest 8 bits of the result are to be written."""
         X = convert(capped_for_int8(X) if of_float64 else X, np.float32)
-        largest = bitcast(row_max(bitcast(abs(X), np.uint32)), np.float32)  # as bits, of which NaN has the largest
+        largest = bitcast(row_max(bitcast(abs(X), np.uint32)), np.float32)  # compared as bits: those of NaN are largest
         scale = largest / 127
         save(scales[0][page, :, row], scale, head)
         return nearest_integer(X / where(scale == 0, 1, scale))
@@ -120,7 +120,7 @@ def kernel_of(features, dtype, of_float64, has_table, has_offsets):
 
 @device
 def capped_for_int8(X):
-    """What is finite and too large becomes as large as can be."""
+    """Replace finite numbers that are too large by the largest."""
     return where(abs(X) < np.inf, minimum(maximum(X, -LARGEST_IN_INT8), LARGEST_IN_INT8), X)
 
 
@@ -133,10 +133,10 @@ def nearest_integer(X):
 
 @device
 def nearest_float8(X):
-    """The bits of float8_e4m3fn, to the nearest even; of what is too large those of its largest."""
+    """The bits of the nearest float8_e4m3fn, ties to even; numbers that are too large become the largest."""
     size = capped(abs(X), 448)
     bits = bitcast(size, np.uint32)
-    # exponents are less by 120 and 3 bits of the mantissa stay; below 2**-6 there are only multiples of 2**-9
+    # the exponent's bias is less by 120, and 3 bits of the mantissa stay; below 2**-6 there are only multiples of 2**-9
     normal = ((bits + 0x7FFFF + (bits >> 20 & 1)) >> 20) - (120 << 3)
     subnormal = bitcast(size + 2**14, np.uint32) & 0xF
     found = where(size < 2**-6, subnormal, where(size == size, normal, 0x7F))

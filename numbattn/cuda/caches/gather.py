@@ -1,6 +1,6 @@
-"""Caches in pages or of 8 bits as plain arrays of q's dtype, for kernels that do not read them where they lie.
+"""Copy caches in pages or of 8 bits into plain arrays of q's dtype, for kernels that do not read them directly.
 
-A copy takes memory, and time to read a cache once and to write it: little compared with the products of many queries.
+A copy takes memory, and the time to read the cache and write it once: little compared with products of many queries.
 """
 
 from functools import cache
@@ -31,7 +31,7 @@ THREADS, ROWS = 128, 32
 
 
 def gather(dense: Any, held: Any, lengths: Any, table: Any = None, scale: Any = None) -> None:
-    """Write the tokens that sequences have into a plain array.
+    """Copy the tokens of all sequences into a plain array.
 
     dense: (batch, heads, capacity, features), contiguous; held: a cache's k or v, float8_e4m3fn as uint8; lengths,
     table and scale: see `KVCache`.
@@ -49,7 +49,7 @@ def gather(dense: Any, held: Any, lengths: Any, table: Any = None, scale: Any = 
 
 @cache
 def kernel_of(features, dtype, wide, page_size, nbytes):
-    """The kernel: a block copies ROWS tokens of one head. wide: the dtype that numbers of 8 bits are multiplied in."""
+    """The kernel: a block copies ROWS tokens of one head. wide: the dtype in which 8-bit numbers are scaled."""
     vector = 16 // dtype.itemsize
     TILE = copy_layout(ROWS, -(-features // vector) * vector, THREADS, vector)
     COLUMN, ROWS_OF, ONES = TILE.row_vector(), Alignment(nbytes), Alignment(0)

@@ -167,7 +167,7 @@ def _check_bits(matrix, rows, cols, bits):
 
 @primitive
 def take(vector, places):
-    """Elements of a vector at the indices in a tile of int32, none of which is out of bounds.
+    """Elements of a vector at the indices in a tile of int32, all within bounds.
 
     >>> show(lambda x: take(np.array([5.0, 6.0, 7.0]), minimum(col_index(TILE, 0), 2)))
     array([[5., 6., 7., 7.]])

@@ -360,7 +360,7 @@ def has_arrays(kinds):
 
 
 def not_negative(b, x):
-    """A Place, of which the compiler sees that it is not: an entry of an array is then not one from the end."""
+    """A Place that the compiler can see is not negative: then no index counts from the end of an array."""
     whole, *reals = parts_of(b, x)
     return place(b, b.and_(whole, I32(2**31 - 1)), *reals)
 

@@ -1,4 +1,4 @@
-"""Matrices in global memory: promises about them, several as one, and the registers that they are made of."""
+"""Matrices in global memory: promises about them, several as one, and the registers that describe them."""
 
 import numpy as np
 
@@ -109,7 +109,7 @@ def _parts(b, ty, value):
 
 
 def _moved(b, data, numbers, strides):
-    """The address that is so many strides further along each axis."""
+    """The address `numbers` strides further along each axis."""
     at = b.bitcast(data, ir.PointerType(I8, GLOBAL))
     for number, stride in zip(numbers, strides):
         at = b.gep(at, [b.mul(b.zext(number, I64), stride)])
@@ -253,7 +253,7 @@ def _check_pages(pages, table):
 
 
 class GlobalMatrix:
-    """The registers that a matrix is made of: its address, its shape, its strides in bytes.
+    """The registers that describe a matrix: its address, its shape, its strides in bytes.
 
     A vector is a matrix of one column, or of one row where `layout` has a single row. With a fold there are several:
     see `heads_as_rows`; or pages: see `rows_of_pages`.
@@ -304,11 +304,11 @@ class GlobalMatrix:
         return b.and_(b.icmp_signed("<", head, self.heads), b.icmp_signed("<", query, self.rows))
 
     def split(self, row):
-        """A folded matrix's row: which matrix, and which row of it."""
+        """For a row of a folded matrix: which matrix it is in, and which row of that."""
         return self.b.lshr(row, I32(log2(self.fold))), self.b.and_(row, I32(self.fold - 1))
 
     def in_page(self, row):
-        """A row of a matrix in pages: its page's number, clamped, and the row there."""
+        """For a row of a matrix in pages: its page's number, clamped, and the row there."""
         b, size = self.b, I32(self.page_size)
         at = b.mul(b.zext(b.udiv(row, size), I64), self.table_stride)
         (page,) = load_vector(b, b.bitcast(b.gep(b.bitcast(self.table, ir.PointerType(I8, GLOBAL)), [at]),
@@ -339,7 +339,7 @@ class GlobalMatrix:
 
 
 def as_matrix(array, layout):
-    """What the plain meanings index: a matrix, with bfloat16 as its own dtype."""
+    """What words index in plain Python: a matrix, with bfloat16 as its own dtype."""
     if isinstance(array, HeadRows | PagedRows):
         return array
     array = np.asarray(array)

@@ -20,7 +20,7 @@ class SharedTile(Place):
     """
 
     widened: Any = None  # the dtype to which products widen 8-bit elements
-    whole: int = 0  # columns of the whole tile of which these are a part; 0 if they are all
+    whole: int = 0  # columns of the whole tile if this is a part of one, else 0
 
     def __str__(self):
         widened = f", widened to {self.widened}" if self.widened is not None else ""

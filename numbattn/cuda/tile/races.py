@@ -1,7 +1,7 @@
 """Races: who has read and written what in simulated shared memory, and what each thread can know of that.
 
-Every thread has a vector clock, and barriers merge these. A read of what nobody wrote, and two accesses that no barrier
-orders, are errors that name the threads, whatever order the threads happened to run in. Units that copy or multiply in
+Every thread has a vector clock, and barriers merge these. Reading what nobody wrote, and two accesses that no barrier
+orders, are errors that name the threads, in whatever order the threads happened to run. Units that copy or multiply in
 the background count as threads of their own.
 """
 
@@ -10,7 +10,7 @@ import mmap
 import numpy as np
 
 GRANULE = 2  # bytes of shared memory that share one record
-WORKERS = 32  # at most so many units of a block work in the background
+WORKERS = 32  # the most units of a block that work in the background
 NOBODY = -1  # the number of a thread, after all others
 NOTHING = np.int32(-1)  # known at no time
 BARRIERS, BARRIERS_OR_WAITS = slice(1), slice(None, None, 2)  # of clocks, see SharedMemory
@@ -41,7 +41,7 @@ class SharedMemory:
     background is a thread of its own, known by a name. Its time is the number of its last piece of work: a thread that
     has seen the end of (unit, number) knows everything up to that number.
 
-    me: says which thread it is that calls.
+    me: returns the number of the calling thread.
     """
 
     def __init__(self, nbytes, threads, me):
@@ -57,7 +57,7 @@ class SharedMemory:
         self.fetched_by = np.full(granules, -1, np.int32)  # who waits for what is on its way to a granule
         self.fetches = {}  # what each thread fetches: group by group, the last one open
         self.clocks = np.zeros((3, threads + WORKERS + 1, threads + WORKERS + 1), np.int32)
-        self.clocks[..., NOBODY] = -1  # whose writes, those that are still to come, no thread knows of
+        self.clocks[..., NOBODY] = -1  # no thread knows of writes that are still to come
         np.fill_diagonal(self.clocks[0, :threads, :threads], 1)
         self.numbers = {f"thread {number}": number for number in range(threads)}  # and the units' numbers, after them
         self.tiles, self.pipelines = {}, {}  # see shared_memory.allocate, pipeline.init_pipelines
@@ -71,7 +71,7 @@ class SharedMemory:
         return known
 
     def merge_waits(self, threads):
-        """Like `merge`, for a slice, but each only knows that none of the others waits any more."""
+        """Like `merge`, for a slice, but each learns only that none of the others waits any more."""
         now = self.clocks[0, threads, threads].diagonal()
         self.clocks[2, threads, threads] = now
         self.clocks[0, threads, threads] += np.eye(len(now), dtype=np.int32)
@@ -121,7 +121,7 @@ class SharedMemory:
         self.fetches.setdefault(self.me(), [[]]).append([])
 
     def note_arrival(self, pending=None):
-        """All that this thread has fetched is there, but for the last `pending` groups and the open one."""
+        """All that this thread has fetched has arrived, except the last `pending` groups and the open one."""
         groups = self.fetches.pop(self.me(), [[]])
         end = len(groups) if pending is None else max(len(groups) - 1 - pending, 0)
         for granules in (x for group in groups[:end] for x in group):
@@ -147,7 +147,7 @@ class SharedMemory:
         self.read[who, granules] = self.last_read[pages, who] = when
 
     def note_write(self, granules, pages, work=None, of=BARRIERS):
-        """Record a write. of: what must be known of those who have read, see `clocks`; one of these is enough."""
+        """Record a write. of: which clocks must know of the readers, see SharedMemory; one of these is enough."""
         if self.fetches:
             self._demand_arrival(granules)
         me = self.me()

@@ -88,7 +88,7 @@ def _check(word, x, seed):
 
 
 def fold(b, emit, dtype, values, chains=1):
-    """Fold all values into one, in so many chains of operations that do not wait for each other."""
+    """Fold all values into one, in `chains` chains of operations that do not wait for each other."""
     totals = values[:chains]
     for i, value in enumerate(values[chains:]):
         totals[i % chains] = emit(b, dtype, totals[i % chains], value)
@@ -174,7 +174,7 @@ def part_argmin(x, first, least, col):
     and on, and its number; or `least` and `col`, what this returned for the tiles before, where that is no larger. Of
     equal ones the first; a NaN loses. Both have the layout x.layout.row_parts(), see `part_sum`.
 
-    Columns are looked for only where one of the warp's rows has a new minimum.
+    Columns are searched only where one of the warp's rows has a new minimum.
 
     >>> PARTS = TILE.row_parts()
     >>> start = full(PARTS, np.float32(5)), full(PARTS, np.int32(-1))
@@ -237,7 +237,7 @@ def _check_argmin(x, least, col):
 
 @primitive
 def anywhere(truths):
-    """Whether a tile of truths holds anywhere in this warp: a number that is the same in all lanes.
+    """Whether a tile of truths is true anywhere in this warp: a number that is the same in all lanes.
 
     >>> show(lambda x: full(TILE, np.int32(1) if anywhere(x > 6) else np.int32(0)))[0]
     array([1, 1, 1, 1], dtype=int32)

@@ -190,7 +190,7 @@ def shared_base(b, plan, layout):
 
 
 def shared_places(b, plan, layout, pointer):
-    """A function (down, across) -> place of the element that is so many rows and columns from the first one of a
+    """A function (down, across) -> place of the element that many rows and columns from the first one of a
     thread's part: one of a few pointers, and elements from there."""
     if isinstance(plan, Boxes):
         return box_places(b, plan, layout, pointer)

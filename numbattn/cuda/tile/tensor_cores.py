@@ -294,7 +294,7 @@ WORDS = {types.float32: (add_singles, 64), types.float64: (add_doubles, 32)}  # 
 
 
 def order_of_k(y, in_registers):
-    """The order of k that suits the right operand, of which there is more to read, unless x is in registers already."""
+    """The order of k that suits the right operand, which is more to read, unless x is in registers already."""
     if in_registers or y.plan.steps()[0] != 1:
         return 2
     if y.dtype == types.float32:

@@ -226,7 +226,7 @@ def emit_load(b, plan, pointer, tensor_map, batch, head, row, col, filled, down=
 
 
 def emit_expect(b, pipeline, index, nbytes):
-    """Announce a load of so many bytes; returns the barrier that it arrives at."""
+    """Announce a load of `nbytes`; returns the barrier at which it arrives."""
     filled = emit_barrier(b, pipeline, index, False)
     asm(b, "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", VOID, filled, nbytes, effect=True)
     return filled

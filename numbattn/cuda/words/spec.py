@@ -16,7 +16,7 @@ from .steps import BEFORE
 
 SHARED, BY_HEAD, OWN = "shared", "by head", "own"  # by all matrices; by all of a head; by fewer
 RESERVED = 1024  # bytes of shared memory that each block takes in addition to its own
-PADDED = 128  # of which the length of row statistics that are copied tile by tile is a multiple
+PADDED = 128  # row statistics that are copied tile by tile have a multiple of this length
 
 
 class Device(NamedTuple):
@@ -28,7 +28,7 @@ class Device(NamedTuple):
     shared: int  # bytes of shared memory that a block may have
 
     def holds(self, shared):
-        """How many blocks of so many bytes the shared memory of a multiprocessor has room for."""
+        """How many blocks of `shared` bytes each fit into the shared memory of a multiprocessor."""
         return (self.shared + RESERVED) // (shared + RESERVED)
 
 

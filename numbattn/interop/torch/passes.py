@@ -119,7 +119,7 @@ class Call:
 
     @cached_property
     def _given(self) -> dict[str, Any]:
-        """The same of a call without arrays."""
+        """The options of a call without arrays."""
         return self.options.given(())
 
     @property
@@ -143,8 +143,8 @@ class Positional(inspect.Signature):
 
 
 def opaque(forward: Callable[..., Any]) -> Any:
-    """The same, into which nothing looks: torch.compile, where a graph is broken, would take NumPy's functions for its
-    own, and make_fx all that they return for constants."""
+    """The same function, opaque to tracing: after a graph break torch.compile would take NumPy's functions for its own,
+    and make_fx all that they return for constants."""
     outside = torch._disable_dynamo(forward)  # which imports the compiler
 
     def run(call: Call, *operands: Any) -> Any:
@@ -215,7 +215,7 @@ class Pass(torch.autograd.Function):
 
     @classmethod
     def batched(cls, size: int, dims: Sequence[int | None], call: Call, operands: Sequence[Any]) -> list[Any]:
-        """Results with vmap's axis as one more batch axis, in front of all others."""
+        """Results where vmap's axis is one more batch axis, in front of all others."""
         mapped = [x if dim is None else x.movedim(dim, 0) for x, dim in zip(operands, dims)]
         shapes = [x if x is None else x.shape[dim is not None :] for x, dim in zip(mapped, dims)]
         counts = [size] * len(mapped)
@@ -387,7 +387,7 @@ class BackwardTangent(Pass):
 
 
 def is_dual() -> bool:
-    """Whether tangents are asked for, which operators would leave out."""
+    """Whether tangents are asked for: operators would leave them out."""
     return forward_ad._current_level >= 0
 
 
@@ -400,6 +400,6 @@ def is_batched(x: Any) -> bool:
 
 
 def split(call: Call, values: Sequence[Any], count: int) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
-    """Those of the primals, of so many more, and the rest."""
+    """Values of the primals, the next `count`, and the rest."""
     first = len(call.places) + 3
     return values[:first], values[first : first + count], values[first + count :]

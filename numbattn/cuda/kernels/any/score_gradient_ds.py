@@ -1,6 +1,6 @@
-"""dS of a tile, of which gradients of the arrays of a score are sums, or the tangent of dS.
+"""dS of a tile, or its tangent: the gradients of the arrays of a score are sums of it.
 
-Lines are those of Algorithm 4; tangents are recomputed as in `backward_tangent`.
+Line numbers are those of Algorithm 4; tangents are recomputed as in `backward_tangent`.
 """
 
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from ..shared.recompute import recompute_capped, recompute_tangents, tangents_of
 
 
 class DsArguments(NamedTuple):
-    """What kernels are given to compute dS of."""
+    """What kernels compute dS from."""
 
     inputs: Any  # Q, K, V, dO
     statistics: Any  # of rows: lse in base 2, delta
@@ -24,11 +24,11 @@ class DsArguments(NamedTuple):
     drops: Any
     group_size: Any
     kept_scale: Any
-    along: Any  # Along; nothing where it is not the tangent of dS that is summed
+    along: Any  # Along; nothing unless the tangent of dS is summed
 
 
 class Along(NamedTuple):
-    """What the tangent of dS is computed of, too."""
+    """What else the tangent of dS is computed from."""
 
     inputs: Any  # tQ, tK, tV, tdO, each a tuple of one or none
     statistics: Any  # of rows: tlse, tdelta

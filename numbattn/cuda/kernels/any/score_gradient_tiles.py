@@ -8,7 +8,7 @@ from .backward_tiles import TILES_Q, UNDER_PRESSURE_Q
 
 
 class Summed(NamedTuple):
-    """A row of the tables: Tiles, and how many blocks a multiprocessor is to hold."""
+    """A row of the tables: Tiles, and how many blocks a multiprocessor should hold."""
 
     unit: str
     tile_m: int
@@ -36,7 +36,7 @@ TILES = {
         128: (Summed("mma", 64, 32, 256, 8), Summed("mma", 32, 16, 64)),
     },
 }  # fmt: skip
-SHORT, TILES_OF_SHORT = 32, {  # where there are no more queries than that, nor keys
+SHORT, TILES_OF_SHORT = 32, {  # for at most this many queries and keys
     (True, 2): {64: (Summed("mma", 32, 32, 64, blocks=8),), 128: (Summed("mma", 32, 32, 64, blocks=6),)},
     (True, 4): {64: (Summed("mma", 32, 32, 64, blocks=6),), 128: (Summed("mma", 32, 32, 64, blocks=3),)},
     (True, 8): {64: (Summed("mma", 32, 32, 64, blocks=4),), 128: (Summed("mma", 32, 16, 64),)},
@@ -57,7 +57,7 @@ ALONG_DIRECTIONS = {  # of tangents, before those of `backward_tangent` for tdQ:
         256: (Summed("mma", 16, 8, 32),),
     },
 }  # fmt: skip
-SUMMED = {  # for sums along rows, of which a warp holds whole ones, and along diagonals: before others
+SUMMED = {  # before others, for sums along diagonals and along rows, where a warp holds whole rows
     (True, 4): {256: (Summed("mma", 64, 32, 128), Summed("mma", 64, 16, 128), Summed("mma", 32, 16, 64))},
     (True, 8): {
         64: (Summed("mma", 64, 32, 128, blocks=2), Summed("mma", 64, 16, 128)),
@@ -68,7 +68,8 @@ SUMMED = {  # for sums along rows, of which a warp holds whole ones, and along d
 
 
 def rows(work, of_bias, sums_cols=False, **others):
-    """Those for this work, the fastest first. of_bias: for `bias_gradient`, else for sums by diagonal or by entry."""
+    """The rows for this work, the fastest first. of_bias: for `bias_gradient`, else for sums by diagonal or by
+    entry."""
     if work.is_along:
         found = (*rows_of(ALONG_DIRECTIONS, {}, work), *rows_of(TILES_OF_TANGENTS, {}, work))
         return tuple([Summed(*row[:5]) for row in found])

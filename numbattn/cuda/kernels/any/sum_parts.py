@@ -1,7 +1,7 @@
-"""Partial sums, which blocks have left one after another, added up in a fixed order: the same bits in every run.
+"""Add up the partial sums of blocks in a fixed order: the same bits in every run.
 
-A block takes some elements of a matrix, and of these a tile of parts at once, so that many loads are in flight; the
-rows of that tile are added up in the end, by way of shared memory.
+A block takes some elements of a matrix and loads a tile of their parts at a time, so that many loads are in flight;
+in the end it adds up the rows of the tile by way of shared memory.
 """
 
 from typing import NamedTuple
@@ -29,7 +29,7 @@ from ..shared.schedule import overlap_launches, split
 
 
 class PartsTile(NamedTuple):
-    """What a block loads at once: so many parts, rows, of so many elements."""
+    """What a block loads at once: rows are parts, columns are elements."""
 
     tile_m: int
     tile_n: int

@@ -1,8 +1,8 @@
-"""The gradient of a RelativeBias' table from dS that is summed over the matrices which share it: sums along diagonals.
+"""The gradient of a RelativeBias' table from dS summed over the matrices that share it: sums along diagonals.
 
-A block takes some entries of a table, a column of its tile each, and adds up rows of dS, each from one key further on
-than the row before. The first entry has all diagonals before its own, too, and the last one all after: their blocks
-add these up likewise. The order is fixed: the same bits in every run.
+A block takes some entries of a table, one per column of its tile, and adds up rows of dS, each starting one key after
+the row before. The first entry also serves all diagonals before its own, and the last one all after: their blocks add
+up these, too. The order is fixed: the same bits in every run.
 """
 
 from typing import NamedTuple
@@ -39,7 +39,7 @@ from ..shared.visibility import EDGE
 
 
 class TableTile(NamedTuple):
-    """What a block loads at once: rows of dS, of so many entries."""
+    """What a block loads at once: rows of dS, columns are entries."""
 
     tile_m: int
     tile_n: int
@@ -49,8 +49,8 @@ TILES, THREADS = TableTile(32, 32), 128
 
 
 def table_gradient(*, dtype, out_dtype, by_matrix):
-    """The kernel: mDS (tables, matrices, seqlen_q * seqlen_k), matrices that a table serves, to mTable (tables,
-    entries).
+    """The kernel: mDS (tables, matrices, seqlen_q * seqlen_k), where a table serves its matrices, to mTable
+    (tables, entries).
 
     dtype: of the sums, which are rounded to out_dtype in the end. by_matrix: whether the offset is an array (tables,
     matrices); else it is a number.
@@ -72,7 +72,7 @@ def table_gradient(*, dtype, out_dtype, by_matrix):
 
     @device
     def add_entries(total, dS, seqlen_q, seqlen_k, own, first, end):
-        """Entries first... before `end`, modulo ENTRIES. own: that of key 0 for query 0."""
+        """Entries first... before `end`, modulo ENTRIES. own: the entry of key 0 for query 0."""
         for at in range(first, end, ENTRIES):
             entry = col_index(TILE, at)
             for row in range(0, seqlen_q, ROWS):

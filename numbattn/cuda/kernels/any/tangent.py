@@ -1,6 +1,6 @@
 """The tangent of attention forward on any GPU: the directional derivatives of O and lse, computed with O and lse.
 
-Of tangents tQ, tK, tV of Q, K, V; Z is the mask of dropout over the share that it keeps, or 1:
+Given tangents tQ, tK, tV of Q, K, V; Z is the mask of dropout divided by the fraction that it keeps, or 1:
 
     (1) S  = scale Q K^T                    (4) P    = exp(S - lse), lse = log(rowsum(exp(S)))
     (2) tS = scale (tQ K^T + Q tK^T)        (5) tlse = rowsum(P tS)
@@ -8,11 +8,11 @@ Of tangents tQ, tK, tV of Q, K, V; Z is the mask of dropout over the share that 
 
 since tP = P (tS - tlse). The loop is that of `forward`: rowsum(P tS) and P tV + (P tS) V are summed relative to the
 maximum so far, too, rescaled as the sums for l and O are, and divided by l in the epilogue: six products of tiles.
-Those with a tangent that is not given, which is zero, are not compiled in.
+Those with a tangent that is not given, and so zero, are not compiled in.
 
-With `bends` there is the second derivative of O along Q + h tQ, K + h tK, V + h tV, too, three products more:
+With `bends` it also computes the second derivative of O along Q + h tQ, K + h tK, V + h tV, with three more products:
 
-    (7) S2 = 2 scale tQ tK^T, of a score f: f' S2 + f'' tS0^2;  P2 = P (S2 + tS^2)
+    (7) S2 = 2 scale tQ tK^T, with a score f: f' S2 + f'' tS0^2;  P2 = P (S2 + tS^2)
     (8) O2 = (Z P2) V + 2 (Z P tS) tV - 2 tlse tO - rowsum(P2) O
 
 One source for tensor cores and for CUDA cores. P and P tS are left operands: tensor cores of half precision take them
@@ -78,7 +78,7 @@ def with_tangent(shared, dtype, threads, rows, width, has_tangent):
 
 
 def left_step(layout, shared, dtype):
-    """As `left_operand`. Of half precision a fragment is rounded as soon as it is known: it takes half of the registers
+    """Like `left_operand`, but in half precision a fragment is rounded at once, so that it takes half of the registers
     until it is multiplied."""
     HALF = dtype
 
@@ -147,8 +147,9 @@ def products_step(layout, product, both, dtype, parts, sliced, tangents):
 
 
 def all_scores_step(score, tscore, layout, ACC, has_ts, bends):
-    """The device function (S, tS, S2, scores, tscores, batch, head, m0, n0): these after all parts of the score. tS
-    stays as it is where it is zero anyway, and S2 without `bends`; with it S2 stays in the unit of Q K^T."""
+    """The device function (S, tS, S2, scores, tscores, batch, head, m0, n0): S, tS and S2
+    after all parts of the score. tS is returned as it is where it is zero anyway, and so is S2 without `bends`; with
+    it S2 keeps the unit of Q K^T."""
     value_of, *_ = score_steps(score, layout, ACC, after=len(score))
     both_of, pull_back = tangent_steps(score, tscore, layout, ACC, after=-1 if bends else len(score))
 
@@ -177,8 +178,8 @@ def tangent(
 ):  # fmt: skip
     """The kernel for tiles of tile_m queries, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
 
-    tangents: which of "q", "k" and "v" have one; tscore: see Work; bends: whether O2 is wanted, the third of
-    out_dtypes then. unit, lanes, nbytes: as in `forward`.
+    tangents: which of "q", "k" and "v" have one; tscore: see Work; bends: whether to compute O2, whose
+    dtype is then the third of out_dtypes. unit, lanes, nbytes: as in `forward`.
     """
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     HAS_TQ, HAS_TK, HAS_TV = (name in tangents for name in "qkv")
@@ -238,7 +239,7 @@ def tangent(
         band = band_at(mask, batch, head)
         first, end = visible_keys(band, m0, minimum(m0 + TILE_M, segment.queries))
         head_k, key, (query, end_query) = head // group_size, segment.first_key, queries_of(segment)
-        # rows beyond a sequence's length are cut off: they may be NaN
+        # without rows beyond a sequence's length, which may be NaN
         seen_q, seen_k = query + maximum(band[2], 1), key + maximum(band[3], 1)
         tQ = Q = aligned(mQ[batch, head][query:seen_q], ROWS_OF)
         tK = K = aligned(mK[batch, head_k][key:seen_k], ROWS_OF)

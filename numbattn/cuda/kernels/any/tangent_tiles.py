@@ -4,15 +4,15 @@ from typing import NamedTuple
 
 
 class TangentTiles(NamedTuple):
-    """A row: tiles of tile_m queries and tile_n keys. O and tO are two sums: a warp has 16 queries for each, or of wide
-    ones half of the columns."""
+    """A row: tiles of tile_m queries and tile_n keys. O and tO are two sums: a warp has 16 queries of each, or half
+    of the columns where they are wide."""
 
     unit: str  # "mma", tensor cores, or "fma", CUDA cores
     tile_m: int
     tile_n: int
     threads: int
     lanes: int = 0  # as in Tiles
-    blocks: int = 1  # that a multiprocessor is to hold at least
+    blocks: int = 1  # the least that a multiprocessor should hold
     parts: int = 1  # of the depth of S that are summed one after the other: see product_step
     sliced: bool = False  # whether warps that share rows each sum a slice of the depth of S: see product_step
 
@@ -56,7 +56,7 @@ TILES = {
         256: (TangentTiles("fma", 8, 2, 64, 8),),
     },
 }  # fmt: skip
-# {longest sequence: the same}. us of 131072 tokens in 8 heads (float64: 65536), next to the formula by matrix products
+# {longest sequence: the same}. us for 131072 tokens in 8 heads (float64: 65536), next to the formula by matrix products
 SHORT = {
     32: {
         (True, 4): {
