@@ -30,11 +30,22 @@ def backward(place: RankPlace, do: Any, dlse: Any, saved: Saved, deterministic: 
     try:
         if not isinstance(saved, Saved):
             raise TypeError(f"saved: got {words_for(saved)}, expected what distributed.attention_forward returned")
+        _check_place(saved, place)
         do, dlse = checked_gradients(saved._as_of_a_call, do, dlse)
         deterministic = flag("deterministic", deterministic)
-        own = {"call": "backward", "deterministic": deterministic, "dlse": "None" if dlse is None else "an array"}
+        first, *_ = saved.share.facts  # all ranks know the first one's, and so whether they saved the same call
+        own = {"call": "backward", "deterministic": deterministic, "dlse": "None" if dlse is None else "an array",
+               **{f"saved: {name}": fact for name, fact in first.items()}}  # fmt: skip
     except Exception as error:
         own = error
     yield from agreed(place.rank, own)
     plan = ring if saved.of_heads is None else heads
     return (yield from plan.backward(saved, do, dlse, deterministic))
+
+
+def _check_place(saved: Saved, place: RankPlace) -> None:
+    """Refuse what another rank has saved, or one of a ring with another number of ranks."""
+    of = saved.share.place
+    if of[:2] != place[:2]:
+        raise ValueError(f"saved: got that of rank {of.rank} of {of.ranks}, expected that of rank {place.rank} of "
+                         f"{place.ranks}")  # fmt: skip

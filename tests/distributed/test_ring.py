@@ -315,6 +315,14 @@ def test_errors_of_arrays():
         backprop([X[0], X[0][:, 1:]])
     with pytest.raises(TypeError, match=r"saved: got 3, expected what distributed\.attention_forward returned"):
         nad.attention_backward(ring, X, [3, 3])
+    _, saved = nad.attention_forward(ring, X, X, X)
+    with pytest.raises(ValueError, match="saved: got that of rank 1 of 2, expected that of rank 0 of 2"):
+        nad.attention_backward(ring, X, saved[::-1])
+    with pytest.raises(ValueError, match="saved: got that of rank 0 of 2, expected that of rank 0 of 1"):
+        nad.attention_backward(nad.Simulated(1), X[:1], saved[:1])
+    _, causal = nad.attention_forward(ring, X, X, X, causal=True)
+    with pytest.raises(ValueError, match=r"saved: mask: got All\(\) on rank 0, All\(Causal\(None\)\) on rank 1"):
+        nad.attention_backward(ring, X, [saved[0], causal[1]])
     cache = na.KVCache.zeros(1, 1, 8, 8, like=X[0])
     with pytest.raises(TypeError, match="k: got a KVCache, which has no gradients"):
         nad.attention(ring, X, [cache] * 2, X)
@@ -326,6 +334,10 @@ FAULTS = {
     "    add_rows((dk, dv), share.other_hop(place.ranks - 1).keys, (yield from arrived(sent_back)))": "    pass",
     "delta - (0 if dlse is None else dlse)": "delta",
     "if dx is not None and not alone": "if dx is not None",
+    "distributed/rank.py": {
+        "        _check_place(saved, place)\n": "",
+        "for name, fact in first.items()": "for name, fact in ()",
+    },
     "distributed/share.py": {
         "return steps_of(self.score)": "return list(self.score)",
         "Origin(crop.first_query, crop.first_key,": "Origin(crop.first_query, crop.first_query,",
