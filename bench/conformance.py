@@ -94,7 +94,9 @@ def main():
     folder, found = common.ROOT / "tests/conformance", Found()
     files = [str(folder / f"test_{name}.py") for name in options.suites] or [str(folder)]
     arguments = ["-n", str(options.n), "-q", "-s", "-rs", "-p", "no:cacheprovider", f"--rootdir={common.ROOT}"]
-    pytest.main([*files, *arguments], plugins=[found])
+    ended = pytest.main([*files, *arguments], plugins=[found])
+    if ended not in (0, 1):
+        sys.exit(f"pytest ended with {ended!r}")
     if found.broken:
         sys.exit(f"failed without a count: {', '.join(found.broken)}")
     machine = common.machine("numpy", "numba", "cupy-cuda13x", "torch")

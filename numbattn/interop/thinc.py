@@ -109,21 +109,22 @@ def forward(model: Model[Any, Any], sequences: Any, is_train: bool) -> tuple[Any
     if width % (3 * heads):
         raise ValueError(f"sequences: got the width {width}, expected a multiple of {3 * heads}: queries, keys and "
                          f"values of {heads} heads")  # fmt: skip
-    q, k, v = packed.reshape(-1, 3, heads, width // (3 * heads)).transpose(1, 2, 0, 3)
+    tokens, head_dim = len(packed), width // (3 * heads)
+    q, k, v = packed.reshape(tokens, 3, heads, head_dim).transpose(1, 2, 0, 3)
     ends = model.ops.asarray([0, *lengths], dtype="int32").cumsum(dtype="int32")
     options = dict(model.attrs["options"])
     options["mask"] = All((Segments(ends), *options["mask"]._parts))
     o, attention_back = attention_vjp(q, k, v, score=score_of(model), dropout=dropout_of(model, is_train), **options)
 
     def backprop(dys: Any) -> Any:
-        do = model.ops.flatten(dys).reshape(-1, heads, width // (3 * heads)).swapaxes(0, 1)
+        do = model.ops.flatten(dys).reshape(tokens, heads, head_dim).swapaxes(0, 1)
         grads = attention_back(do, deterministic=model.attrs["deterministic"])
         for name, gradient in zip(filter(None, model.attrs["names"]), filter(is_wanted, grads.score)):
             model.inc_grad(name, gradient)
         dqkv = model.ops.xp.stack(grads).transpose(2, 0, 1, 3)
         return model.ops.unflatten(dqkv.reshape(packed.shape), lengths)
 
-    return model.ops.unflatten(o.swapaxes(0, 1).reshape(len(packed), -1), lengths), backprop
+    return model.ops.unflatten(o.swapaxes(0, 1).reshape(tokens, heads * head_dim), lengths), backprop
 
 
 def is_wanted(gradient: Any) -> bool:

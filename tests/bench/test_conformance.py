@@ -1,9 +1,11 @@
 """Counts of tests of other projects: added up by suite and device, on the page and in the README."""
 
 import json
+import sys
 from types import SimpleNamespace
 
 import conformance
+import pytest
 import report
 
 
@@ -34,6 +36,14 @@ def test_tests_that_fail_without_a_count_are_named():
         found.pytest_runtest_logreport(report)
     assert found.counts == [counted("A", 3, 1)]
     assert found.broken == ["call 0"]
+
+
+def test_what_pytest_does_not_finish_has_no_results(monkeypatch, tmp_path):
+    monkeypatch.setattr(pytest, "main", lambda *_, **__: pytest.ExitCode.INTERNAL_ERROR)
+    monkeypatch.setattr(sys, "argv", ["conformance.py", "--json", str(tmp_path / "results.json")])
+    with pytest.raises(SystemExit, match="INTERNAL_ERROR"):
+        conformance.main()
+    assert not [*tmp_path.iterdir()]
 
 
 def test_what_is_said_of_them():

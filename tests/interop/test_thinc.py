@@ -63,6 +63,13 @@ def test_an_array_is_a_sequence(ops, rng):
     assert_close(model.predict([x])[0], y)
 
 
+@pytest.mark.parametrize("count", [0, 2])
+def test_sequences_with_nothing_in_them(ops, count):
+    ys, backprop = attention(2)([ops.alloc2f(0, 12)] * count, is_train=True)
+    assert [y.shape for y in ys] == [(0, 4)] * count
+    assert [dx.shape for dx in backprop(ys)] == [(0, 12)] * count
+
+
 def test_parameters_are_taken_as_they_are_now(rng):
     x = rng.standard_normal((5, 12)).astype("f")
     model = attention(2, score=na.Alibi(np.zeros(2, "f")))
@@ -116,6 +123,10 @@ def test_what_does_not_fit_says_so(make, message):
 
 
 FAULTS = {
+    "test_sequences_with_nothing_in_them": {
+        "reshape(tokens, heads * head_dim)": "reshape(tokens, -1)",
+        "packed.reshape(tokens, 3,": "packed.reshape(-1, 3,",
+    },
     "if seen[part._name] > 1": "if seen[part._name] > 2",
     "dropout.offset + 1": "dropout.offset",
     "{part._name: model.get_param(name)}": "{}",
