@@ -288,7 +288,7 @@ class ScoreTangent:
     """
 
     _has_step, _is_nonlinear, _own_axes = True, False, None
-    _wants_gradient = False
+    _wants_gradient = _is_private = False
 
     def __init__(self, score: Score, tangents: Sequence[Any], sum_dtype: Any) -> None:
         self._score, self._is_zero = score, all(x is None for x in tangents)

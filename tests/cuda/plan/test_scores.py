@@ -11,6 +11,7 @@ from numbattn import fitting
 from numbattn.cuda.plan.masks import lowered_mask
 from numbattn.cuda.plan.scores import lowered_part
 from numbattn.problem import describe
+from numbattn.scores.function import ScoreTangent
 
 try:
     import cupy
@@ -59,8 +60,10 @@ def test_a_part_is_kept_as_it_is_within_segments():
 
 
 def test_arrays_on_the_host_may_change():
-    problem, inputs = describe(Q, Q, Q, score=na.Alibi(np.ones(2, np.float32)))
-    assert lowered_part(inputs.score[0], 0, problem) is not lowered_part(inputs.score[0], 0, problem)
+    function = na.Score(lambda s, batch, head, i, j, x: s + x[j], arrays=[np.ones(8)], gradient=True)
+    problem, inputs = describe(Q, Q, Q, score=[na.Alibi(np.ones(2, np.float32)), function])
+    for part in (*inputs.score, ScoreTangent(function, [np.ones(8)], np.float64)):
+        assert lowered_part(part, 0, problem) is not lowered_part(part, 0, problem)
 
 
 def test_what_is_copied_from_the_host_is_kept(monkeypatch):
