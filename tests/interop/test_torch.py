@@ -2,6 +2,7 @@
 
 import math
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -196,6 +197,15 @@ def test_jacobians_of_torch_autograd(strategy):
 
     found = hessian(loss, tensors, vectorize=True, outer_jacobian_strategy=strategy)
     assert_close(found, hessian(loss, tensors))
+
+
+def test_batches_of_directions_in_a_thread_of_autograd(monkeypatch):
+    """As on a GPU: the thread does not know of the vmap."""
+    tensors, jacobian = tuple(leaves(*QKV)), torch.autograd.functional.jacobian
+    expected, derive = jacobian(attention, tensors), passes.Backward.derive
+    with ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(passes.Backward, "derive", lambda *operands: pool.submit(derive, *operands).result())
+        assert_close(jacobian(attention, tensors, vectorize=True), expected)
 
 
 def test_dual_tensors_and_gradients_of_gradients():
@@ -560,6 +570,12 @@ def test_on_a_gpu_as_torchs_own(dtype):
 
 
 @pytest.mark.gpu
+def test_batches_of_directions_on_a_gpu():
+    tensors, jacobian = tuple(on_gpu(*QKV, dtype=torch.float64)), torch.autograd.functional.jacobian
+    assert_close(jacobian(attention, tensors, vectorize=True), jacobian(attention, tensors))
+
+
+@pytest.mark.gpu
 def test_work_is_on_torchs_current_stream_and_memory_its_own():
     """Behind a stream that waits: nothing is computed before what it waits for."""
     q, k, v = on_gpu(*[(2, 4, 300, 64)] * 3)
@@ -620,6 +636,9 @@ FAULTS = {
         "test_what_has_no_derivative_says_so": {"if not all(x is None for x in along):\n": "if None:\n"},
         "test_dual_tensors_and_gradients_of_gradients": {"if any(needs[: len(primals)]):": "if needs[0]:"},
         "test_jacobians_of_torch_autograd": {"if not any(map(is_batched, operands)):": "if True:"},
+        "test_batches_of_directions_in_a_thread_of_autograd": {
+            "        level = max(levels)\n": "        level = torch._C._vmapmode_increment_nesting() - 1\n",
+        },
         "test_an_array_whose_gradient_is_not_wanted_is_a_constant": {
             "arrays[at].detach() if at in constant else arrays[at]": "arrays[at]",
         },

@@ -194,9 +194,9 @@ class Pass(torch.autograd.Function):
         which does not know the one of a Function."""
         if not any(map(is_batched, operands)):
             return cls.run(call, *operands)
-        level = torch._C._vmapmode_increment_nesting() - 1
-        torch._C._vmapmode_decrement_nesting()
-        dims = [0 if is_batched(x) else None for x in operands]
+        levels = [level_of(x) if is_batched(x) else 0 for x in operands]
+        level = max(levels)
+        dims = [0 if own == level else None for own in levels]
         inner = [x if dim is None else torch._remove_batch_dim(x, level, 0, 0) for x, dim in zip(operands, dims)]
         info = SimpleNamespace(batch_size=next(x for x, dim in zip(inner, dims) if dim is not None).shape[0])
         results, _ = cls.vmap(info, (None, *dims), call, *inner)
@@ -397,6 +397,12 @@ is_dual._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def is_batched(x: Any) -> bool:
     """Whether it is a batch to the vmap of torch.autograd, which is older than torch.func's."""
     return x is not None and torch._C._functorch.is_legacy_batchedtensor(x)
+
+
+def level_of(x: Any) -> int:
+    """Of the vmaps that x is a batch of, the innermost, counted from 1. Torch knows in which one a thread is, but on a
+    GPU autograd works in threads of its own. Removing an axis that x does not have gives one of length 0."""
+    return max((level for level in range(1, 64) if torch._remove_batch_dim(x, level, 0, 0).shape[0]), default=1)
 
 
 def split(call: Call, values: Sequence[Any], count: int) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
