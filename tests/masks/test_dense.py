@@ -28,7 +28,7 @@ def test_bits_by_definition(rng):
     np.testing.assert_array_equal(na.Bits(words).dense(5, 70), want)
 
 
-@given(st.lists(st.integers(-1, 30), min_size=1, max_size=12))
+@given(st.lists(st.integers(-1, 30), max_size=12))
 def test_tree(parents):
     parents = [min(parent, node - 1) for node, parent in enumerate(parents)]
 
