@@ -4,7 +4,9 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from numba.core.errors import TypingError as CompilersTypingError
 
+from numbattn.cuda.compiler import TypingError
 from numbattn.cuda.tile import simulate
 
 from .assembler import compile_ptx
@@ -13,6 +15,7 @@ from .ptx import Kernel, TensorMap, interpret
 WORLDS = "simulated", "compiled"
 simulated_only, compiled_only = map(pytest.mark.world, WORLDS)
 mostly_simulated = pytest.mark.mostly_simulated
+MISUSED = TypingError, CompilersTypingError  # what a word raises, simulated and compiled
 _world = ["compiled"]
 
 

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from numbattn.cuda.compiler import TypingError
 from numbattn.cuda.tile import (
     WARPGROUP,
     RaceError,
@@ -25,7 +24,7 @@ from numbattn.cuda.tile import (
     tma_store_wait,
     wgmma,
 )
-from tests.tools.launch import launch, poisoned, simulated_only
+from tests.tools.launch import MISUSED, launch, poisoned, simulated_only
 
 from .tiles import SEEDS, numbers, start
 
@@ -119,7 +118,7 @@ def test_a_place_holds_the_whole_tile(size, dtype):
     def kernel(x):
         put_registers(allocate(PLACE), load(x, TILE, 0))
 
-    with pytest.raises(TypingError, match=f"put_registers: no {size} float.* hold {SIZE} float32"):
+    with pytest.raises(MISUSED, match=f"put_registers: no {size} float.* hold {SIZE} float32"):
         start(kernel, WARPGROUP, 1 << 16, numbers((64, 64)))
 
 
@@ -127,7 +126,7 @@ def test_added_to_are_float32():
     def kernel(x, sums):
         add_registers(sums, 0, load(x, TILE, 0))
 
-    with pytest.raises(TypingError, match=f"add_registers: no .*float64 hold {SIZE} float32"):
+    with pytest.raises(MISUSED, match=f"add_registers: no .*float64 hold {SIZE} float32"):
         start(kernel, WARPGROUP, 0, numbers((64, 64)), np.zeros(SIZE))
 
 
@@ -140,7 +139,7 @@ def test_what_is_added_is_part_of_a_line(rows, sums):
     def kernel(sums):
         bulk_add(sums, 0, allocate(PLACE))
 
-    with pytest.raises(TypingError, match=f"bulk_add: float32 {rows}x.* is no part of a line"):
+    with pytest.raises(MISUSED, match=f"bulk_add: float32 {rows}x.* is no part of a line"):
         start(kernel, WARPGROUP, 1 << 15, sums)
 
 
@@ -150,7 +149,7 @@ def test_only_float32_is_added():
     def kernel(sums):
         bulk_add(sums, 0, allocate(PLACE))
 
-    with pytest.raises(TypingError, match="bulk_add: got int32, expected float32"):
+    with pytest.raises(MISUSED, match="bulk_add: got int32, expected float32"):
         start(kernel, WARPGROUP, 1 << 15, np.zeros(SIZE, np.int32))
 
 

@@ -5,10 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from numbattn.cuda.compiler import TypingError
 from numbattn.cuda.tile import SharedMemory, allocate, columns, dot, get, load, mma, put, save, sync_threads
 from numbattn.cuda.tile.shared_memory import TileType
-from tests.tools.launch import compiled_only, launch, poisoned
+from tests.tools.launch import MISUSED, compiled_only, launch, poisoned
 
 from .tiles import ALL_LAYOUTS, DTYPES, THREADS, numbers, start
 
@@ -86,7 +85,7 @@ def test_parts_of_columns_are_whole_vectors():
     def kernel(x):
         put(columns(allocate(PLACE), 0, 2), load(x, LAYOUT, 0))
 
-    with pytest.raises(TypingError, match="columns: float16 32x24 at 0 has no 2 parts of whole vec"):
+    with pytest.raises(MISUSED, match="columns: float16 32x24 at 0 has no 2 parts of whole vec"):
         start(kernel, THREADS, 1 << 12, numbers((32, 32)))
 
 

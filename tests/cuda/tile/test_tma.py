@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from numbattn.cuda.compiler import TypingError
 from numbattn.cuda.tile import (
     WARPGROUP,
     Pipeline,
@@ -36,7 +35,7 @@ from numbattn.cuda.tile import (
     warpgroup_index,
     wgmma,
 )
-from tests.tools.launch import poisoned, simulated_only, tensor_map
+from tests.tools.launch import MISUSED, poisoned, simulated_only, tensor_map
 
 from .tiles import SEEDS, start
 
@@ -216,7 +215,7 @@ def test_pages(rng, rows, page_size, first):
 def test_pages_that_no_tile_consists_of():
     kernel, nbytes = loader_of_pages(32, 24)
     pages = tensor_map(np.zeros((5, 2, 24, 128), np.float16), (1, 1, 24, 64))
-    with pytest.raises(TypingError, match=r"boxes 32x128 .*is no tile of pages of 24 rows"):
+    with pytest.raises(MISUSED, match=r"boxes 32x128 .*is no tile of pages of 24 rows"):
         start(kernel, 32, nbytes, pages, np.zeros(2, np.int32), poisoned((32, 128)), np.int32(0))
 
 

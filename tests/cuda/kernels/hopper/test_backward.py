@@ -42,7 +42,7 @@ def check(rng, kernel, order=DP_DV_DS, at_once=2, sizes=None, **problem):
     else:
         about = {"order": order, "adds_dq": adds_dq, "dq_late": is_late, "statistics_early": is_late}
         source = hopper_backward_kv(**common, **about, stages=2, out_dtypes=("float16",) * 2)
-        blocks, arrays = batches * heads_k * -(-n // tile_n), (grads["k"], grads["v"], sums)
+        blocks, arrays = batches * heads_k * -(-n // tile_n), (grads["k"], grads["v"], sums, ())
     inputs = case.q, case.k, case.v, case.do
     launch(
         source.function, (blocks, 1, 1), source.threads, source.shared,
