@@ -62,7 +62,7 @@ LENGTHS, OFFSETS, EPSILONS = (0.1, 0.3, 1.0, 3.0), (0.0, 1e3), (1.0, 0.1, 0.01, 
 EPSILON, ITERATIONS = 0.1, 10  # Sinkhorn's
 CHECKED = 64  # rows that are compared with float64
 TOLERANCE = {"float64": 1e-10, "float32": 1e-3, "bfloat16": 5e-2, "float16": 5e-2}
-WORKERS = 24  # processes that compile
+WORKERS = 12  # processes that compile
 
 
 # --------------------------------------------------------------------------------------------------------------- cases
