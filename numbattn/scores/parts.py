@@ -83,7 +83,7 @@ class Part(Value):
     @cached_property
     def _is_on_host(self) -> bool:
         """Whether one of its arrays is NumPy's."""
-        return any(isinstance(x, np.ndarray) for x in self._arrays().values())
+        return bool(self._on_host)
 
     @property
     def _weights(self) -> tuple[Any, ...]:

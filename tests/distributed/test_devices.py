@@ -77,10 +77,6 @@ def test_devices_reach_each_other_where_they_can(cupy):
     assert cupy.cuda.runtime.reached == {(3, 4), (4, 3)}
 
 
-def arrays_in(value):
-    return value._all_arrays
-
-
 @pytest.fixture
 def where(cupy, monkeypatch):
     """Of all calls of kernels the devices, and with each the devices of the arrays in masks and scores there."""
@@ -89,7 +85,7 @@ def where(cupy, monkeypatch):
     def watched(run):
         def watching(problem, name, *given, **onto):
             inputs = given[1] if name == "forward" else given[0].inputs
-            arrays = [x for value in (inputs.mask, *inputs.score) for x in arrays_in(value)]
+            arrays = [x for value in (inputs.mask, *inputs.score) for x in value._all_arrays]
             found.update((cupy.current[-1], x.place) for x in arrays if isinstance(x, Array))
             return run(problem, name, *given, **onto)
 
@@ -163,7 +159,7 @@ def test_all_kinds_of_masks_and_scores_are_copied(cupy):
               na.Bias(numbers), na.Score(lambda s, b, h, i, j, x: s, arrays=[numbers])]  # fmt: skip
     assert ring._near(values, 0) == values
     near = ring._near([*values, na.Alibi(np.ones(2))], 1)
-    assert [[x.place for x in arrays_in(value)] for value in near[:-1]] == [[5], [5, 5], [5], [5], [5]]
+    assert [[x.place for x in value._all_arrays] for value in near[:-1]] == [[5], [5, 5], [5], [5], [5]]
     assert near[-1].slopes.__class__ is np.ndarray
 
 

@@ -353,8 +353,7 @@ def has_steady_slope(function, wanted, real, kinds):
     def slope(s, batch, head, i, j, arrays):
         return derivative(s, batch, head, i, j, arrays)[0]
 
-    slope.compile(arguments)
-    return not arguments_used(slope.overloads[arguments])
+    return not _used_by(slope, arguments)
 
 
 @lru_cache(maxsize=256)
@@ -377,9 +376,7 @@ def is_by_class(function, wanted, real, kinds):
     def count(s, batch, head, i, j, arrays):
         return derivative(s, batch, head, i, j, arrays)[3]
 
-    for each in of_query, of_key, count:
-        each.compile(arguments)
-    by_query, by_key, by_all = (arguments_used(each.overloads[arguments]) for each in (of_query, of_key, count))
+    by_query, by_key, by_all = (_used_by(each, arguments) for each in (of_query, of_key, count))
     if by_all or by_query & {"s", "j"} or by_key & {"s", "i", "j"} != {"j"}:
         return False
     return _reads_once(count, kinds)
@@ -400,10 +397,14 @@ def is_by_distance(function, wanted, real, kinds):
     def count(s, batch, head, i, j, arrays):
         return derivative(s, batch, head, i, j, arrays, 0)[2]
 
-    for each in of_distance, count:
-        each.compile(arguments)
-    by_distance, by_all = (arguments_used(each.overloads[arguments]) for each in (of_distance, count))
+    by_distance, by_all = (_used_by(each, arguments) for each in (of_distance, count))
     return not by_all and not by_distance & {"s", "j"} and _reads_once(count, kinds)
+
+
+def _used_by(function, arguments):
+    """The names of the arguments, of these types, that the optimised code of a compiled function uses."""
+    function.compile(arguments)
+    return arguments_used(function.overloads[arguments])
 
 
 def _reads_once(count, kinds):
