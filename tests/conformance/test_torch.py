@@ -1,6 +1,9 @@
 """torch's own samples of scaled_dot_product_attention (its OpInfo), first and second derivatives, by interop.torch."""
 
+import os
 import warnings
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import pytest
 
@@ -85,16 +88,34 @@ def test_results(samples, device, dtype, check):
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # by torch's own dual tensors
 def test_gradients(samples, device, check):
     """In reverse and in forward mode, also of batches of directions, and second ones."""
+    if device == "cuda":
+        compile_ahead(samples)
+    check(differentiate, samples(device, torch.float64, requires_grad=True))
+
+
+def differentiate(q, k, v, options):
+    bias = [options.pop("attn_mask")] if "attn_mask" in options else []
+
+    def function(*arrays):
+        return ours(*arrays, **options, dropped=True)
+
     checked = {"fast_mode": True, "nondet_tol": 1e-12, "check_batched_grad": True}
+    forward = {"check_forward_ad": True, "check_batched_forward_grad": True}
+    assert torch.autograd.gradcheck(function, (q, k, v, *bias), **checked, **forward)
+    assert torch.autograd.gradgradcheck(function, (q, k, v, *bias), **checked, check_fwd_over_rev=True)
 
-    def test(q, k, v, options):
-        bias = [options.pop("attn_mask")] if "attn_mask" in options else []
 
-        def function(*arrays):
-            return ours(*arrays, **options, dropped=True)
+def compile_ahead(samples):
+    """Compile the derivatives' kernels, more than a hundred, in several processes: one would take minutes. A dry run on
+    the CPU says which they are; its results are all 0, which is what gradcheck finds for their derivatives, too."""
+    from numbattn.cuda.build import build
+    from numbattn.cuda.launch import current_gpu
 
-        forward = {"check_forward_ad": True, "check_batched_forward_grad": True}
-        assert torch.autograd.gradcheck(function, (q, k, v, *bias), **checked, **forward)
-        assert torch.autograd.gradgradcheck(function, (q, k, v, *bias), **checked, check_fwd_over_rev=True)
+    from ..tools.device import planned
 
-    check(test, samples(device, torch.float64, requires_grad=True))
+    with planned(current_gpu().device) as keys:
+        for sample in samples("cpu", torch.float64, requires_grad=True):
+            differentiate(*sample)
+    with ProcessPoolExecutor(min(os.cpu_count(), len(keys)), get_context("spawn")) as workers:
+        for _ in workers.map(build, keys):
+            pass

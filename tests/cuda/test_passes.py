@@ -9,7 +9,7 @@ import numbattn as na
 from numbattn import reference
 from numbattn.cuda.kernels.hopper.forward_tiles import LONG, USUAL
 from numbattn.cuda.plan import tier
-from tests.tools.device import AMPERE, BY_UNIT, HOPPER, TURING, execute, on
+from tests.tools.device import AMPERE, BY_UNIT, HOPPER, TURING, execute, on, planned
 from tests.tools.launch import compiled_only, simulated_only
 
 from ..accuracy import assert_accurate, check, exact, plain, random
@@ -384,6 +384,20 @@ def test_several_tangents_are_as_each_alone(rng, shapes, options, launches):
             others = na.attention_backward_jvp(o, *alone[2:])[1] if tgrads else ()
             for x, want in zip(tgrads, others, strict=True):
                 np.testing.assert_array_equal(x[number], want)
+
+
+def test_planned_calls_take_the_kernels_of_launched_ones(rng):
+    launched, arrays = {}, qkv(rng, m=8, n=9, d=8, e=8)
+
+    def call():
+        o, saved = na.attention_forward(*arrays, causal=True)
+        return na.attention_backward(o, saved).dq
+
+    with on(HOPPER, lambda key, *_: launched.update({key: None}), small=True):
+        call()
+    with planned(HOPPER) as keys:
+        assert not call().any()
+    assert keys == launched
 
 
 @compiled_only
