@@ -15,7 +15,7 @@ Points are normal, of unit mean square distance from the origin. "standard" is t
 blocks of CuPy or NumPy, "torch" the same there, up to 10^11 pairs. KeOps, flash-sinkhorn, in float32 and in TF32, which
 takes bfloat16 as float32, and flash-kmeans are compared if they are installed. Libraries take turns; the first rows are
 compared with float64 before anything is timed, and who is wrong is not timed; on a GPU, what takes longer than 0.2 s is
-timed once. Kernels are compiled first, in several processes.
+timed once. Kernels are compiled first, in several processes; KeOps compiles when it first runs.
 Needs tabulate and tqdm.
 """
 
@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from functools import partial
 from itertools import product
 from multiprocessing import get_context
@@ -52,7 +53,7 @@ from pairs import (
 from peers import DTYPE, cupy, gpu, one_stream, release, require_gpu
 from peers import PACKAGES as INSTALLED
 from second import host_seconds
-from small import rounded, timed
+from small import in_processes, rounded, timed
 from timing import extra_bytes, progress, why
 
 from numbattn.values import moved
@@ -330,31 +331,25 @@ def about(record):
 
 # ------------------------------------------------------------------------------------------------------------ compiled
 def prepare(cases, peers):
-    """Let all compile into their caches on disk, by several processes; what does not run is seen later."""
+    """Let all compile into their caches on disk, by several processes; what does not run is seen later. Not so KeOps,
+    which takes less than a second for a formula: processes have died where several were at it."""
     tasks = {(alike(case, name), name) for case in cases for name in available(case.of, case.dtype, False, peers)
-             if name not in (FORMULA, TORCH)}  # fmt: skip
-    if any(name == KEOPS for _, name in tasks):
-        import pykeops.torch  # noqa: F401, it compiles what all share
-    with ProcessPoolExecutor(min(WORKERS, os.cpu_count()), get_context("spawn")) as workers:
-        for _ in workers.map(first_call, *zip(*sorted(tasks, key=lambda task: task[1]))):
-            pass
+             if name not in (FORMULA, TORCH, KEOPS)}  # fmt: skip
+    in_processes(WORKERS, first_call, sorted(tasks, key=lambda task: task[1]))
 
 
 def alike(case, name):
     """A case that takes the same kernels: some peers have one for all sizes."""
     usual = {"length": 1.0, "offset": 0.0, "epsilon": EPSILON, "iterations": 1}
-    if name in (KEOPS, FLASH_SINKHORN, TF32):
-        usual |= {"n": 2000} | ({} if case.dtype == "float64" else {"dtype": "float32"})
+    if name in (FLASH_SINKHORN, TF32):
+        usual |= {"n": 2000, "dtype": "float32"}
     return case._replace(**{field: value for field, value in usual.items() if field in case._fields})
 
 
 def first_call(case, name):
-    try:
+    with suppress(Exception):
         MAKERS[case.of][name](*case.arguments(cupy))()
-    except Exception as error:
-        return why(error)
-    finally:
-        release()
+    release()
 
 
 # --------------------------------------------------------------------------------------------------------- command line

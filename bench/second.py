@@ -25,11 +25,10 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from itertools import product
-from multiprocessing import get_context
 from typing import NamedTuple
 
 import numpy as np
@@ -37,8 +36,8 @@ from cases import Case, columns_of_case, grouped, make_case
 from common import interleaved, machine, save, show, show_machine
 from peers import DTYPE, HALF, array_of, cupy, gpu, one_stream, release, require_gpu, tensor_of
 from peers import PACKAGES as INSTALLED
-from small import compile_all, error_of, show_failed, timed
-from timing import progress, why
+from small import compile_all, error_of, in_processes, show_failed, timed
+from timing import progress
 
 import numbattn as na
 from numbattn import backends, reference
@@ -314,18 +313,12 @@ def kernels(device, cases):
 
 def compile_peers(cases, peers):
     """Let Triton compile into its own cache on disk, by several processes; that a peer does not run is seen later."""
-    wanted = [case for case in cases if ("tangent", JVP_FLASH) in runs_of(case, peers)]
-    if wanted:
-        with ProcessPoolExecutor(min(8, len(wanted)), get_context("spawn")) as workers:
-            for _ in workers.map(first_call, wanted):
-                pass
+    in_processes(8, first_call, [(case,) for case in cases if ("tangent", JVP_FLASH) in runs_of(case, peers)])
 
 
 def first_call(case):
-    try:
+    with suppress(Exception):
         jvp_flash("tangent", arrays_of(case, cupy), case.causal)()
-    except Exception as error:
-        return why(error)
 
 
 # --------------------------------------------------------------------------------------------------------- command line

@@ -18,6 +18,7 @@ Needs tabulate and tqdm; compares with torch and FlashAttention-4 if they are in
 """
 
 import argparse
+import faulthandler
 import math
 import os
 import sys
@@ -393,6 +394,27 @@ def compile_all(keys):
     with ProcessPoolExecutor(min(os.cpu_count(), len(keys)), get_context("spawn"), keep_quiet) as workers:
         for _ in workers.map(build, keys):
             pass
+
+
+def in_processes(most, function, tasks):
+    """function(*task) for all tasks, shared out to several processes. One that dies, as some have in a compiler, says
+    where, and its task and signal are told here; the others go on."""
+    count, context = min(most, os.cpu_count(), len(tasks)), get_context("spawn")
+    shares = [(tasks[first::count], context.RawValue("i")) for first in range(count)]
+    processes = [context.Process(target=call_each, args=(function, *share), daemon=True) for share in shares]
+    for process in processes:
+        process.start()
+    for process, (share, at) in zip(processes, shares):
+        process.join()
+        if process.exitcode:
+            print(f"{function.__name__}{share[at.value]}: the process ended with {process.exitcode}", flush=True)
+
+
+def call_each(function, tasks, at):
+    """A share of `in_processes`; at: the number of the current task, in memory that both processes see."""
+    faulthandler.enable()
+    for at.value, task in enumerate(tasks):
+        function(*task)
 
 
 # -------------------------------------------------------------------------------------------------------- command line

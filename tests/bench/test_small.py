@@ -1,5 +1,7 @@
 """bench/small.py up to what needs a GPU: which calls it makes, what is right, and that nothing wrong is timed."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import small
@@ -54,6 +56,31 @@ def test_kernels_of_all_calls_are_compiled_first():
     assert len({*keys}) == len(keys)
     fewer = small.kernels(DEVICES[9, 0], {"cells": chosen["cells"]})
     assert {*fewer} < {*keys}
+
+
+def test_a_compiler_that_dies_takes_its_share_alone(monkeypatch, capsys):
+    class Process:
+        def __init__(self, target, args, daemon):
+            self.target, self.args, self.exitcode, self.join = target, args, 0, lambda: None
+
+        def start(self):
+            try:
+                self.target(*self.args)
+            except MemoryError:
+                self.exitcode = -9
+
+    def called(number):
+        if number == 4:
+            raise MemoryError
+        done.append(number)
+
+    done, context = [], SimpleNamespace(Process=Process, RawValue=lambda kind: SimpleNamespace(value=0))
+    monkeypatch.setattr(small, "get_context", lambda how: context)
+    monkeypatch.setattr(small.os, "cpu_count", lambda: 3)
+    monkeypatch.setattr(small.faulthandler, "enable", lambda: None)
+    small.in_processes(8, called, [(number,) for number in range(9)])
+    assert sorted(done) == [0, 1, 2, 3, 5, 6, 8]
+    assert capsys.readouterr().out == "called(4,): the process ended with -9\n"
 
 
 # -------------------------------------------------------------------------------------------------------------- checks
