@@ -1,4 +1,4 @@
-"""Gradients of arrays that a function reads by distance, by warps beside the producer's."""
+"""Gradients of arrays that parts of the score read by distance, by warps beside the producer's."""
 
 import cupy
 import numpy as np
@@ -29,7 +29,34 @@ def of_past(s, batch, head, i, j, table, factors):
     return s + table[head, min(abs(i - j), 40)] * factors[min(max(j - i, 0), 1)]
 
 
-ARRAYS = {of_distances: (2, 41), of_slopes: (2,), of_past: (2, 41)}
+def function(of, *shape, factors=()):
+    """A Score, beside another part that is linear."""
+
+    def score_of(rng):
+        arrays = [some(rng, *shape), *factors]
+        wanted = [True, False][: len(arrays)]
+        return [na.Score(of, arrays=arrays, gradient=wanted), na.Alibi(np.ones(2, np.float32) / 9, gradient=False)]
+
+    return score_of
+
+
+def part(of, *shape, dtype=np.float32, **options):
+    return lambda rng: [of(some(rng, *shape).astype(dtype), **options)]
+
+
+def some(rng, *shape):
+    """Positive: else far keys weigh most, and large terms cancel."""
+    return abs(random(rng, shape, np.float32))
+
+
+SCORES = {  # of two heads
+    "distances": function(of_distances, 2, 41), "slopes": function(of_slopes, 2),
+    "alibi": part(na.Alibi, 2), "alibi of all": part(na.Alibi, dtype=np.float16),
+    "alibi with an offset": part(na.Alibi, 3, 1, offset=np.array([[5, -7], [0, 3], [2, 2]])),
+    "relative": part(na.RelativeBias, 2, 41), "relative of all": part(na.RelativeBias, 41, dtype=np.float16),
+    "relative by batch": part(na.RelativeBias, 3, 2, 3, offset=np.array([[3], [0], [-9]])),
+    "relative far": part(na.RelativeBias, 2, 999, offset=2),
+}
 
 
 def lengths(n):
@@ -43,14 +70,10 @@ MASKS = {
 }
 
 
-def check(rng, function, n, d, mask, xp=np, dtype=np.float16, batch=1):
-    """Beside another part that is linear; two heads a key head."""
+def check(rng, score, n, d, mask, xp=np, dtype=np.float16, batch=1):
+    """Two heads a key head."""
     q, do = (xp.asarray(random(rng, (batch, 2, n, d), dtype)) for _ in range(2))
     k, v = (xp.asarray(random(rng, (batch, 1, n, d), dtype)) for _ in range(2))
-    arrays = [abs(random(rng, ARRAYS[function], np.float32))]  # else far keys weigh most: large terms that cancel
-    arrays += [np.array([2, 1e300])] * (function is of_past)
-    wanted = [True, False][: len(arrays)]
-    score = [na.Score(function, arrays=arrays, gradient=wanted), na.Alibi(np.ones(2, np.float32) / 9)]
     _, saved = na.attention_forward(q, k, v, mask=mask, score=score)
     found = na.attention_backward(do, saved)
     want = reference.attention_backward(*map(to_numpy, (do, q, k, v)), mask=mask, score=score)
@@ -58,17 +81,21 @@ def check(rng, function, n, d, mask, xp=np, dtype=np.float16, batch=1):
         np.testing.assert_allclose(to_numpy(got), right, rtol=0, atol=0.02 * abs(right).max())
 
 
-def test_gradients(rng):
+@pytest.mark.parametrize("score_of", [
+    function(of_past, 2, 41, factors=[np.array([2, 1e300])]), part(na.RelativeBias, 2, 41, offset=-1),
+    part(na.Alibi, 2, offset=np.array([[5, -7]])),
+], ids=["function", "relative", "alibi"])  # fmt: skip
+def test_gradients(rng, score_of):
     with on(HOPPER):
-        check(rng, of_past, 100, 64, lengths(100))
+        check(rng, score_of(rng), 100, 64, lengths(100))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("d", "dtype"), [(64, bfloat16), (128, np.float16)])
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("function", [of_distances, of_slopes])
-def test_gradients_on_a_gpu(rng, function, d, dtype, mask):
-    check(rng, function, 300, d, MASKS[mask](300), cupy, dtype, batch=3)
+@pytest.mark.parametrize("score", SCORES)
+def test_gradients_on_a_gpu(rng, score, d, dtype, mask):
+    check(rng, SCORES[score](rng), 300, d, MASKS[mask](300), cupy, dtype, batch=3)
 
 
 def planned(d, *before):
