@@ -45,7 +45,7 @@ def part(of, *shape, dtype=np.float32, **options):
 
 
 def some(rng, *shape):
-    """Positive: else far keys weigh most, and large terms cancel."""
+    """Positive: else far keys weigh most."""
     return abs(random(rng, shape, np.float32))
 
 
@@ -57,6 +57,9 @@ SCORES = {  # of two heads
     "relative by batch": part(na.RelativeBias, 3, 2, 3, offset=np.array([[3], [0], [-9]])),
     "relative far": part(na.RelativeBias, 2, 999, offset=2),
 }
+
+
+TOLERANCES = {np.float16: 0.01, bfloat16: 0.04}  # of the largest element
 
 
 def lengths(n):
@@ -71,19 +74,19 @@ MASKS = {
 
 
 def check(rng, score, n, d, mask, xp=np, dtype=np.float16, batch=1):
-    """Two heads a key head."""
+    """Two heads a key head. What is summed is dS rounded, as for dQ and dK."""
     q, do = (xp.asarray(random(rng, (batch, 2, n, d), dtype)) for _ in range(2))
     k, v = (xp.asarray(random(rng, (batch, 1, n, d), dtype)) for _ in range(2))
     _, saved = na.attention_forward(q, k, v, mask=mask, score=score)
     found = na.attention_backward(do, saved)
     want = reference.attention_backward(*map(to_numpy, (do, q, k, v)), mask=mask, score=score)
     for got, right in zip((*found[:3], found.score[0]), (*want[:3], want.score[0]), strict=True):
-        np.testing.assert_allclose(to_numpy(got), right, rtol=0, atol=0.02 * abs(right).max())
+        np.testing.assert_allclose(to_numpy(got), right, rtol=0, atol=TOLERANCES[dtype] * abs(right).max())
 
 
 @pytest.mark.parametrize("score_of", [
     function(of_past, 2, 41, factors=[np.array([2, 1e300])]), part(na.RelativeBias, 2, 41, offset=-1),
-    part(na.Alibi, 2, offset=np.array([[5, -7]])),
+    pytest.param(part(na.Alibi, 2, offset=np.array([[5, -7]])), marks=simulated_only),
 ], ids=["function", "relative", "alibi"])  # fmt: skip
 def test_gradients(rng, score_of):
     with on(HOPPER):
@@ -98,26 +101,34 @@ def test_gradients_on_a_gpu(rng, score, d, dtype, mask):
     check(rng, SCORES[score](rng), 300, d, MASKS[mask](300), cupy, dtype, batch=3)
 
 
-def planned(d, *before):
+def planned(d, *score):
     q = without_memory((2, 2, 300, d), np.dtype(np.float16))
-    score = [*before, na.Score(of_slopes, arrays=[np.ones(2, np.float32)], gradient=True)]
     (found,) = plans(HOPPER, q, q, q, passes=(BACKWARD,), mask=na.Causal(), score=score)
     return [step.key for step in found.steps]
 
 
+OF_FUNCTION = na.Score(of_slopes, arrays=[np.ones(2, np.float32)], gradient=True)
+OF_SLOPES, OF_TABLE = na.Alibi(np.ones(2, np.float32)), na.RelativeBias(np.ones((2, 9), np.float32))
+
+
 @simulated_only
+@pytest.mark.parametrize("part", [OF_FUNCTION, OF_SLOPES, OF_TABLE], ids=["function", "slopes", "table"])
 @pytest.mark.parametrize(("before", "expected"), [((), True), ((na.Softcap(5.0),), False)])
-def test_whether_one_kernel_suffices(before, expected):
+def test_whether_one_kernel_suffices(part, before, expected):
     """dS in shared memory is that of S before all parts."""
-    assert expected == ("round_dq" in [key.name for key in planned(64, *before)])
+    names = [key.name for key in planned(64, *before, part)]
+    assert (names[1:] == ["hopper_backward_kv", "round_dq", "sum_parts"]) == expected
 
 
 @simulated_only
 @pytest.mark.slow
-@pytest.mark.parametrize(("d", "spills"), [(64, 600), (128, 300)])
-def test_registers(d, spills):
+@pytest.mark.parametrize(("part", "d", "spills"), [
+    (OF_FUNCTION, 64, 600), (OF_FUNCTION, 128, 300), (OF_SLOPES, 64, 500), (OF_SLOPES, 128, 200), (OF_TABLE, 64, 500),
+    (OF_TABLE, 128, 200),
+])  # fmt: skip
+def test_registers(part, d, spills):
     """A little is spilled by warps that help; ptxas serialises no products, and deals registers out anew."""
-    key = next(key for key in planned(d) if key.name == "hopper_backward_kv")
+    key = next(key for key in planned(d, part) if key.name == "hopper_backward_kv")
     _, report = assemble(compile_ptx(key.source(), key.cc), key.cc)
     assert report.spills <= spills
     assert not report.losses
@@ -127,11 +138,17 @@ FAULTS = {
     "consumer * ROWS": "0",
     "part * PART": "0",
     "is_nonlinear(work.score)": "False",
-    "cuda/kernels/scores/function.py": {
+    "add_atomically(pending, sums)                   # a matrix has sums of its own": "pass",
+    "after.head != at.head or": "",
+    "cuda/kernels/scores/by_distance.py": {
         "SUM(slope * total) if total != 0 else ZERO": "SUM(slope * total)",
-        "apart + m0 - n0 - KEYS": "apart + m0 - n0",
-        "max(diagonal + first, least), most)": "max(diagonal + first, least), 0)",
+        "m0 - n0 - KEYS": "m0 - n0",
     },
+    "cuda/kernels/scores/function.py": {
+        "max(distance + apart, least), most)": "max(distance + apart, least), 0)",
+    },
+    "cuda/kernels/scores/alibi.py": {"-abs(distance + own_key)": "abs(distance + own_key)"},
+    "cuda/kernels/scores/relative.py": {"-distance - key, -reach": "-distance, -reach"},
     "cuda/kernels/hopper/backward_kv.py": {
         "CONSUMERS * (1 + bool(reads))": "CONSUMERS",
     },
