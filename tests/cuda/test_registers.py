@@ -87,7 +87,7 @@ def reads(kernel, dtype, d, function, wanted, columns, second="float32", spills=
     vector = np.zeros(8, second)
     score = Score(function, arrays=[np.zeros((8, 8), np.float32), vector], gradient=wanted)
     part = part_of(score._identity, (("float32", 2), (second, 1)))
-    found = work(dtype, d, d, score=(part,), **options)._replace(reads=Reads("sums", 0, wanted, "float32", columns))
+    found = work(dtype, d, d, score=(part,), **options)._replace(reads=Reads("sums", 1, 0, wanted, "float32", columns))
     return pytest.param(kernel, found, spills, id=f"{kernel} {dtype} {d} {function.__name__} {columns}")
 
 

@@ -163,22 +163,43 @@ class Planner:
         )  # fmt: skip
 
     def reads(self):
-        """The Reads that a kernel for dQ may add up: of the last function, if all parts after it are linear."""
-        number = max((x for x in self.wanted if kind(self.score[x]).gradient == READS), default=None)
-        beside = self.call.deterministic or self.problem.dropout or number is None
-        if beside or is_nonlinear(self.score[number + 1 :]):
+        """The Reads that a kernel of the pass may add up: of the last function, if all parts after it are linear; else,
+        in a linear score, of the last part by distance."""
+        if self.call.deterministic or self.problem.dropout:
             return ()
+        kinds = {number: kind(self.score[number]) for number in reversed(self.wanted)}
+        if functions := [number for number, part in kinds.items() if part.gradient == READS]:
+            return () if is_nonlinear(self.score[functions[0] + 1 :]) else self.reads_of_function(functions[0])
+        by_distance = [number for number, part in kinds.items() if part.is_by_distance((), self.problem.sum_dtype)]
+        if not by_distance or is_nonlinear(self.score):
+            return ()
+        number = by_distance[0]
+        place, axes = place_of_part(self.score, number), kinds[number].own_axes
+        return Reads(gradient_of_part(number), axes, place, (), self.problem.sum_dtype.name, 0)
+
+    def reads_of_function(self, number):
         own, wanted = gradient_of_part(number), self.call.score[number].gradient
         shapes = [self.layouts[array_of_function(number, which)].shape for which, is_wanted in enumerate(wanted)
                   if is_wanted]  # fmt: skip
         columns = shapes[0][-1] if len(shapes) == 1 and shapes[0] else 0
-        return Reads(own, place_of_part(self.score, number), wanted, self.layouts[own].dtype.name, columns)
+        return Reads(own, 1, place_of_part(self.score, number), wanted, self.layouts[own].dtype.name, columns)
 
-    def add_sums_of_reads(self, own):
-        """The temporary for the sums of a function's arrays that blocks add to; several sums for small arrays, to avoid
-        contention."""
-        ((elements,), _, dtype, _), name = self.layouts[own], partial_sums(own)
-        self.add_temporary(name, (sums_of_each(elements, dtype.itemsize), elements), dtype, is_zero=True)
+    def add_sums_of_reads(self, own, dtype):
+        """The temporary for the sums that blocks add a gradient to; several sums for small arrays, to avoid contention.
+        """
+        elements = math.prod(self.layouts[own].shape)
+        shape = sums_of_each(elements, dtype.itemsize), elements
+        self.add_temporary(partial_sums(own), shape, dtype, is_zero=True)
+
+    def sums_by_matrix(self, own, axes):
+        """The same as an argument, (batch, heads, parts, elements of a matrix). axes: how many of the gradient's axes
+        are a matrix's."""
+        name, shape = partial_sums(own), self.layouts[own].shape
+        (parts, _), (pitch, size), dtype, _ = self.layouts[name]
+        lead, strides = len(shape) - axes, contiguous(shape, dtype).strides
+        shape = *shape[:lead], parts, math.prod(shape[lead:])
+        view = View(0, size, shape, (*strides[:lead], pitch, size))
+        return At(name, broadcast(view, (*self.axes, self.problem.heads), 2))
 
     def mask_by_head(self):
         """Whether an array of the mask differs between heads."""

@@ -38,18 +38,15 @@ EVEN = 4  # most parts, if blocks fill a GPU once or twice anyway, but not evenl
 def add_gradient(planner, number):
     """The steps of the gradient of a part's array."""
     own, kind_of_part = gradient_of_part(number), kind(planner.score[number])
+    if partial_sums(own) in planner.temporaries:  # a kernel of the pass writes them
+        add_sum(planner, own)
+        return
     if kind_of_part.gradient == READS:
-        if partial_sums(own) in planner.temporaries:  # dQ's kernel writes them
-            add_sum_of_reads(planner, own)
-            return
         add_gradient_of_function(planner, number, own)
         return
     if SUMS_OF_DS in planner.temporaries:
         if kind_of_part.gradient == ENTRIES:
             add_table_of_sums(planner, number, own)
-        return
-    if partial_sums(own) in planner.temporaries:  # a kernel of the pass writes them
-        add_sum(planner, own)
         return
     shape = planner.layouts[own].shape
     about = {"after": place_of_part(planner.score, number)}
@@ -84,15 +81,8 @@ def add_gradient_of_function(planner, number, own):
         planner.add_temporary(name, (1, elements * SIZE), np.dtype(np.int64), is_zero=True)
         planner.add(spec_of_function(name, **about))
         return
-    planner.add_sums_of_reads(own)
+    planner.add_sums_of_reads(own, dtype)
     planner.add(spec_of_function(partial_sums(own), **about))
-    add_sum_of_reads(planner, own)
-
-
-def add_sum_of_reads(planner, own):
-    """The step that adds up the sums of a function's arrays."""
-    parts, elements = planner.layouts[name := partial_sums(own)].shape
-    planner.layouts[name] = contiguous((parts, 1, elements), planner.layouts[name].dtype)
     add_sum(planner, own)
 
 
@@ -203,9 +193,11 @@ def parts_of(planner, spec, tiles, blocks):
 
 
 def add_sum(planner, name):
-    """The step that adds up the partial sums of an array, (*lead, parts, rows, cols), into it: both are contiguous."""
+    """The step that adds up the partial sums of an array, (*lead, parts, rows, cols) or (parts, elements), into it:
+    both are contiguous."""
     parts_name, tile = partial_sums(name), SUMMED_AT_ONCE
-    *lead, parts, rows, cols = planner.layouts[parts_name].shape
+    shape = planner.layouts[parts_name].shape
+    *lead, parts, rows, cols = shape if len(shape) > 2 else (*shape, 1)
     matrices, elements, dtypes = math.prod(lead), rows * cols, [planner.layouts[x].dtype for x in (parts_name, name)]
 
     arguments = whole(parts_name, dtypes[0], matrices, parts, elements), whole(name, dtypes[1], matrices, elements)

@@ -286,7 +286,8 @@ def check_folded(tiles):
 
 def as_given(others):
     """The types of the arguments that are the same for all elements."""
-    return [types.int64 if isinstance(kind, IndexType) else types.unliteral(kind) for kind in others]
+    return [types.Tuple(as_given(kind)) if isinstance(kind, types.Tuple | types.UniTuple)
+            else types.int64 if isinstance(kind, IndexType) else types.unliteral(kind) for kind in others]
 
 
 def cast_each(context, b, values, kinds, plain):

@@ -53,7 +53,7 @@ class Work(NamedTuple):
     segments: int = 0  # of packed arrays, and two for the tokens before and after them: see kernels.shared.segments
     cells: tuple = ()  # (rows, columns) of a block of each mask of blocks
     kind: str = ""  # of a function of pairs of points: see kernels.points.kinds
-    reads: tuple = ()  # the Reads of a function whose gradients a kernel for dQ may add up
+    reads: tuple = ()  # the Reads that a kernel may add up beside other gradients
 
     @property
     def resumes(self):

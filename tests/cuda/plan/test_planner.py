@@ -294,9 +294,9 @@ def test_kernels_of_gradients_look_up_which_tiles_are_empty(score, names, mask):
 ], ids=["table", "others", "dropout", "beside a bias", "bias", "bias, dropout"])  # fmt: skip
 @pytest.mark.parametrize("d", [64, 256])
 def test_gradients_by_warpgroups(score, options, name, d):
-    """Where nothing else is looked up."""
+    """Where nothing else is looked up, and the kernel of dK and dV does not sum them."""
     q = array(2, 8, 1000, d)
-    _, backward = plans(HOPPER, q, q, q, score=score, **options)
+    _, backward = plans(HOPPER, q, q, q, score=score, deterministic=True, **options)
     assert name in kernels(backward)
 
 
@@ -337,14 +337,15 @@ def test_biases_that_tma_loads(score, options, bias_dtype):
     assert {*found} == {bias_dtype}
 
 
-@pytest.mark.parametrize(("score", "names"), [
-    ([ALIBI, na.Sink(np.zeros(8))], OF_BIAS), ([ALIBI, ALIBI], OF_BIAS * 2),
-    ([na.Alibi(np.zeros(8), gradient=False)], []),
-], ids=["sink", "two", "given"])
-def test_slopes_get_their_gradient_from_a_kernel_of_its_own(score, names):
+@pytest.mark.parametrize(("score", "options", "names"), [
+    ([ALIBI, na.Sink(np.zeros(8))], {}, ["sum_parts"]), ([ALIBI, ALIBI], {}, [*OF_BIAS, "sum_parts"]),
+    ([ALIBI, na.RelativeBias(np.zeros((8, 9)))], {"causal": True}, [*OF_BIAS, "sum_parts"]),
+    ([ALIBI], {"dropout": na.Dropout(0.1, 1)}, OF_BIAS), ([na.Alibi(np.zeros(8), gradient=False)], {}, []),
+], ids=["sink", "two", "table", "dropout", "given"])  # fmt: skip
+def test_slopes_get_their_gradient_beside_that_of_keys_or_from_a_kernel_of_its_own(score, options, names):
     """The sink's comes with delta."""
     q = array(2, 8, 1000, 64)
-    _, backward = plans(HOPPER, q, q, q, score=score)
+    _, backward = plans(HOPPER, q, q, q, score=score, **options)
     assert kernels(backward) == ["delta", *KV_SUMS, *names]
 
 

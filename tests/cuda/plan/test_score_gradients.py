@@ -120,7 +120,7 @@ def test_what_launches_add_to_is_rounded_once():
 def test_diagonals_lie_skewed_in_their_scratch(device):
     """Element i, j of a tile where column tile_m - 1 - i + j of row i is: columns are diagonals."""
     q = array(2, 8, 200, 64)
-    planned = backward(q, q, na.RelativeBias(array(8, 9, dtype=np.float32)), device)
+    planned = backward(q, q, na.RelativeBias(array(8, 9, dtype=np.float32)), device, deterministic=True)
     (step,) = (x for x in planned.steps if x.key.name.endswith("diagonal_sums"))
     tiles = step.tiles
     skewed, plain = (x.view for x in step.arguments if isinstance(x, At) and x.array == "scratch of diagonals")
@@ -162,11 +162,26 @@ def test_what_tma_cannot_move_is_summed_as_it_lies():
 def test_the_gradient_of_a_table_by_its_offset(mask, offset, name, lead):
     """Matrices of different offsets have sums of their own."""
     q = array(2, 8, 1000, 64)
-    planned = backward(q, q, na.RelativeBias(np.zeros(9), offset=offset), HOPPER, mask=mask)
+    planned = backward(q, q, na.RelativeBias(np.zeros(9), offset=offset), HOPPER, mask=mask, deterministic=True)
     assert kernels(planned)[-2:] == [name, "sum_parts"]
     (sums,) = (x.shape for x in planned.temporaries if x.name == "sums of score 0")
     assert sums[: len(lead)] == lead
     assert len(sums) == len(lead) + (2 if name == "entry_sums" else 3)
+
+
+@pytest.mark.parametrize(("part", "strides"), [
+    (na.Alibi(np.zeros(())), (0, 0)), (na.Alibi(np.zeros(8)), (0, 1)), (na.Alibi(np.zeros((2, 8))), (8, 1)),
+    (na.RelativeBias(np.zeros(9)), (0, 0)), (na.RelativeBias(np.zeros((2, 1, 9))), (9, 0)),
+], ids=str)  # fmt: skip
+def test_what_is_summed_beside_other_gradients_has_sums_by_matrix(part, strides):
+    """As far as matrices do not share them."""
+    q = array(2, 8, 1000, 64)
+    planned = backward(q, q, part, HOPPER)
+    (step,) = (x for x in planned.steps if x.key.name == "hopper_backward_kv")
+    view, elements = view_of(step, PARTIAL), part._array.size
+    assert view.shape[:2] == (2, 8)
+    assert view.shape[3] == 9 ** part._own_axes
+    assert view.strides == (*[4 * stride for stride in strides], 4 * elements, 4)
 
 
 FAULTS = {

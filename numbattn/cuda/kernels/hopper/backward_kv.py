@@ -37,7 +37,7 @@ from ...tile import (
 from ...words.arguments import Statistic
 from ..any.round_dq import DQ_SUMS
 from ..scores import within_segment
-from ..scores.reads import READ_SUMS
+from ..scores.reads import DISTANCE_SUMS
 from ..shared.layouts import DTYPES
 from ..shared.query_tiles import QueryTile, key_lengths, keys_step, queries_steps
 from ..shared.segments import keys_of
@@ -304,5 +304,5 @@ def tiles_of_states(work, tiles):
 
 NO_SUMS = Statistic("delta", padded=True)  # a placeholder for sums, which are not touched then
 ABOUT = hopper_backward_kv, keys_row, parameters_kv, (*GIVEN, BIAS)
-SPEC_SUMS = keys_spec(*ABOUT, [DQ_SUMS, READ_SUMS], tiles_of_states)
+SPEC_SUMS = keys_spec(*ABOUT, [DQ_SUMS, DISTANCE_SUMS], tiles_of_states)
 SPEC = keys_spec(*ABOUT, [NO_SUMS, ()], tiles_of_states)

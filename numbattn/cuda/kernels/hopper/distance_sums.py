@@ -1,4 +1,5 @@
-"""Gradients of the arrays that a function reads by distance, as table[abs(i - j), head], beside dK, dV and sums for dQ.
+"""Gradients of the arrays that a part of the score reads by distance, beside dK, dV and sums for dQ: of slopes, of the
+table of a RelativeBias, of what a user's function reads as table[abs(i - j), head].
 
 dS goes through shared memory for dQ. There one warp for each consumer, of those beside the producer's that are idle
 otherwise, sums its dS along diagonals: all elements of a diagonal read the same element of the arrays.
@@ -6,8 +7,6 @@ otherwise, sums its dS along diagonals: all elements of a diagonal read the same
 
 import numpy as np
 
-from ....scores.compiled.reads import is_by_distance
-from ...compiler import from_dtype
 from ...tile import (
     WARP,
     advance,
@@ -31,9 +30,8 @@ def distance_reads_of(work):
     """
     if not work.reads or is_nonlinear(work.score):              # dS in shared memory is that before the score
         return ()
-    _, after, wanted, sum_dtype, _ = work.reads
-    part = kind(parts_of(work.score)[after])
-    fits = is_by_distance(part.identity.function, wanted, from_dtype(np.float32), part.array_types)
+    _, _, after, wanted, sum_dtype, _ = work.reads
+    fits = kind(parts_of(work.score)[after]).is_by_distance(wanted, np.float32)
     return (after, wanted, sum_dtype) if fits else ()
 
 
@@ -51,21 +49,24 @@ def distance_sums_step(score, reads, SHARED_DS, DS_PIPELINE, first_queries, next
 
     @device
     def add_up(consumer, mask, tile, scores, mReads):
-        (copies, _), at, sdS = shape(mReads), first_queries(mask, tile), stage(DS_PIPELINE, 0)
-        sums, pending = mReads[block_index() % copies], (NONE, NOTHING)
+        (_, _, copies, _), at, sdS = shape(mReads), first_queries(mask, tile), stage(DS_PIPELINE, 0)
+        copy, pending = block_index() % copies, (NONE, NOTHING)
         col = tile.segment.first_key + tile.first + consumer * ROWS
         if at.m_block < at.m_blocks:
             wait(sdS)
             done(sdS)                                           # before the first tile there is no dS
         while at.m_block < at.m_blocks:
-            sdS = advance(sdS, 1)
+            sdS, sums = advance(sdS, 1), mReads[tile.batch, at.head][copy]
             wait(sdS)
             for part in range(PARTS):
                 dS = allocate(DS_PARTS, (sdS.index * CONSUMERS + consumer) * PARTS + part)
                 row = tile.segment.first_query + at.m_block * TILE_M + part * PART
                 pending = add_reads(pending, diagonal_sums(dS), scores, sums, tile.batch, at.head, row, col)
             done(sdS)
-            at = next_queries(mask, tile, at)
-        add_atomically(pending, sums)
+            after = next_queries(mask, tile, at)
+            if after.head != at.head or after.m_block >= after.m_blocks:
+                add_atomically(pending, sums)                   # a matrix has sums of its own
+                pending = NONE, NOTHING
+            at = after
 
     return add_up

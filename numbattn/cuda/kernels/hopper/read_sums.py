@@ -39,9 +39,9 @@ LARGEST_BY_CLASS = 128  # head_dim: beyond, shared memory has no room for the cl
 def reads_of(work, tiles):
     """What is compiled in of the Reads of this work: all but the name, and in place of `columns` the number of classes
     of keys, 0 if dS is not summed by these; () without Reads."""
-    if not work.reads:
+    if not (work.reads and work.reads.wanted):
         return ()
-    _, after, wanted, sum_dtype, columns = work.reads
+    _, _, after, wanted, sum_dtype, columns = work.reads
     part = kind(parts_of(work.score)[after])
     fits = 0 < columns <= MOST_CLASSES and tiles.tile_n == ROWS and size_of(work) <= LARGEST_BY_CLASS
     by_class = fits and is_by_class(part.identity.function, wanted, from_dtype(np.float32), part.array_types)

@@ -3,8 +3,9 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
+from .by_distance import distance_step
 from .distance import ALIGNED, BY_MATRIX, BY_QUERY, BY_SEGMENT, own_key_step
-from .function import distance_step, read_step
+from .function import read_step
 from .function_tangent import read_tangent_step
 from .kind import CLASSES, ENTRIES, READS, WITH_DELTA, kind
 from .packed import within_segment

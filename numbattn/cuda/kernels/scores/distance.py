@@ -25,6 +25,20 @@ class Distance(Kind):
     def offset_type(self):
         return {BY_MATRIX: EDGE, BY_QUERY: LINE}.get(self.offset, INDEX)
 
+    def is_by_distance(self, wanted, ACC):
+        return self.offset not in (ALIGNED, BY_QUERY)
+
+    def first_own_key(self, at):
+        """The device function (scores, batch, head) -> the own key of query 0, if not each query has an offset."""
+        own_key, FIRST = own_key_step(self.part, at), index(0)
+
+        @device
+        def of_first(scores, batch, head):
+            key, _ = own_key(scores, batch, head, FIRST)
+            return key
+
+        return of_first
+
     @classmethod
     def lowered(cls, part, number, problem):
         text, _, arrays = super().lowered(part, number, problem)

@@ -4,20 +4,20 @@ Compiled in are "function", or "shift" for one that only adds a term that does n
 function, and its arrays as dtype:ndim.
 """
 
-from functools import lru_cache, reduce
+from functools import lru_cache
 
 import numpy as np
 
 from ....scores.compiled.derivative import differentiated, is_additive, linked
 from ....scores.compiled.element import check
 from ....scores.compiled.errors import number_of
-from ....scores.compiled.reads import by_last_index, by_read, has_steady_slope
+from ....scores.compiled.reads import by_last_index, by_read, has_steady_slope, is_by_distance
 from ....scores.compiled.reads import check as check_reads
 from ....scores.compiled.wide import seen, widened
 from ....scores.frozen import Frozen
 from ....scores.function import Score
 from ...compiler import from_dtype, types
-from ...tile import DIAGONALS, INDEX, add_element, device, fold_elements, full, map_elements, opaque, where
+from ...tile import INDEX, add_element, device, fold_elements, full, map_elements, opaque, where
 from ...words.signatures import array_type
 from ...words.steps import array_of_function
 from ..shared import exact_sums
@@ -102,6 +102,26 @@ class FunctionKind(Kind):
             return value, where(seen, slope, 0), where(seen, bend, 0)
 
         return first if order == 1 else both
+
+    def is_by_distance(self, wanted, ACC):
+        return is_by_distance(self.identity.function, wanted, from_dtype(ACC), self.array_types)
+
+    def steps_by_distance(self, at, wanted, ACC):
+        derivative, NOTHING = by_read(self.identity.function, wanted), ACC(0)
+
+        @device
+        def shared_of(scores, batch, head):
+            i, j, seqlen_q, seqlen_k, given = counted(scores.parts[at], batch, head)
+            return given, i - j, i - (j + seqlen_k - 1), i + seqlen_q - 1 - j
+
+        @device
+        def element_of(distance, shared):
+            (batch, head, arrays), apart, least, most = shared
+            distance = min(max(distance + apart, least), most)  # that there is
+            slope, element, _ = derivative(NOTHING, batch, head, distance, 0, arrays, 0)
+            return element, slope
+
+        return shared_of, element_of
 
     @classmethod
     def lowered(cls, part, number, problem):
@@ -278,59 +298,6 @@ def read_step(part, number, wanted, ACC, SUM, add_pending):
         return element, before
 
     return add
-
-
-def distance_step(part, number, wanted, ACC, SUM, add_pending):
-    """As `read_step` where `is_by_distance`: (pending, diagonals, scores, sums, batch, head, m0, n0) -> pending, of
-    `diagonal_sums` of dS, keys by queries from n0 and m0 on.
-
-    What a thread's diagonals read is found before anything is added: so it waits once for what is looked up.
-    """
-    derivative, NOTHING, ZERO, NONE = by_read(kind(part).identity.function, wanted), ACC(0), SUM(0), np.int32(0)
-    SHAPE, SLOTS, KEYS = DIAGONALS.shape, DIAGONALS.cols.slots, DIAGONALS.cols.size // 2
-    START = (NONE, ZERO) * SLOTS
-
-    @device
-    def of_diagonal(found, total, _, diagonal, batch, head, arrays, first, least, most):
-        distance = min(max(diagonal + first, least), most)      # that there is
-        slope, at, _ = derivative(NOTHING, batch, head, distance, 0, arrays, 0)
-        x = SUM(slope * total) if total != 0 else ZERO          # the slope of what is masked may be NaN
-        return (*found[2:], np.int32(at), x)
-
-    @device
-    def add_one(pending, at, x, sums):
-        element, total = pending
-        if x != 0:
-            if at != element:
-                add_pending(pending, sums)
-                total = ZERO
-            return at, total + x
-        return element, total
-
-    def then_slot(before, slot):
-        AT, X = 2 * slot, 2 * slot + 1
-
-        @device
-        def add_slots(pending, found, sums):
-            return add_one(before(pending, found, sums), found[AT], found[X], sums)
-
-        return add_slots
-
-    add_found = reduce(then_slot, range(SLOTS), as_pending)
-
-    @device
-    def add(pending, diagonals, scores, sums, batch, head, m0, n0):
-        i, j, seqlen_q, seqlen_k, given = counted(scores.parts[number], batch, head)
-        apart, least, most = i - j, i - (j + seqlen_k - 1), i + seqlen_q - 1 - j
-        about = *given, apart + m0 - n0 - KEYS, least, most
-        return add_found(pending, fold_elements(of_diagonal, START, (diagonals,), 0, 0, SHAPE, about), sums)
-
-    return add
-
-
-@device
-def as_pending(pending, found, sums):
-    return pending
 
 
 def class_steps(part, number, wanted, ACC, SUM, layout):

@@ -86,6 +86,16 @@ class Kind:
         """If the gradient of its array is a weighted sum of dS, the device function (total, dS, scores, batch, head,
         m0, n0) that adds a weighted tile."""
 
+    def is_by_distance(self, wanted, ACC):
+        """Whether each element of S reads one element of its arrays, and which one, and the derivative by it, follow
+        from i - j. wanted: of which arrays, if it has several."""
+        return False
+
+    def steps_by_distance(self, at, wanted, ACC):
+        """If so, device functions: (scores, batch, head) -> what the elements of a matrix share; (i - j, this) -> the
+        number of the element that is read, among those of the matrix, and the derivative."""
+        raise NotImplementedError
+
     # --------------------------------------------------------------------------------------------------- in a plan
     @classmethod
     def lowered(cls, part, number, problem):
@@ -105,7 +115,8 @@ class Kind:
     @classmethod
     def finish(cls, part, grad, sums, problem):
         """Write the gradient from the sums of kernels, if there are any."""
-        grad[...] = sums.sum(axis=(-2, -1))
+        if sums is not None:
+            grad[...] = sums.sum(axis=(-2, -1))
 
 
 @lru_cache(maxsize=1024)

@@ -49,8 +49,25 @@ class RelativeBiasKind(Distance):
 
         return with_level
 
+    def steps_by_distance(self, at, wanted, ACC):
+        own_key = self.first_own_key(at)
+
+        @device
+        def shared_of(scores, batch, head):
+            (_, _, count), key = shape(scores.parts[at][0]), own_key(scores, batch, head)
+            return key, count // 2
+
+        @device
+        def element_of(distance, shared):
+            key, reach = shared
+            return min(max(-distance - key, -reach), reach) + reach, 1
+
+        return shared_of, element_of
+
     @classmethod
     def finish(cls, part, grad, sums, problem):
+        if sums is None:
+            return
         offset = part._whole_offset(problem.seqlen_q, problem.seqlen_k)
         table = sums.sum(axis=-2) if offset is None else sums_of_entries(sums, problem.seqlen_q, part._reach, offset)
         grad[...] = sum_broadcast(table, grad.shape)
