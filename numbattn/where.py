@@ -143,7 +143,8 @@ class Where(Taken, Mask):
         return self._with(arrays=copies, _states=None, _kept={})
 
     def __reduce__(self) -> Any:
-        return Where, (self.function, self.arrays, self.block_size)
+        in_call = {"_at": self._at, "_shape": self._shape}  # for one that a call has fitted, in Saved
+        return Where, (self.function, self.arrays, self.block_size), in_call
 
     def _key(self) -> tuple[Any, ...]:
         arrays = tuple(map(identity, self.arrays))

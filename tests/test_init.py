@@ -2,6 +2,7 @@ import inspect
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -64,6 +65,11 @@ def test_docstrings_are_whole(name, function):
     described = re.search(r"Parameters\n *-+\n(.*?)\n *Returns", function.__doc__, re.S)[1]
     names = re.findall(r"^ *(\w+(?:, \w+)*)(?: : .*)?$", described, re.M)
     assert parameters <= set(re.findall(r"\w+", " ".join(names)))
+
+
+def test_titles_of_sections_have_lines_of_their_own():
+    for path in Path(na.__file__).parent.rglob("*.py"):
+        assert not re.search(r"^ *[A-Z][a-z]+ ---", path.read_text(), re.M), path
 
 
 @pytest.mark.parametrize("name", ["Mask", "Causal", "Window", "Lengths", "First", "Segments", "Prefix", "Intervals",

@@ -1,6 +1,8 @@
 """What a Problem says, what is left for the backward pass, and what may be handed over. Errors: see test_errors."""
 
+import copy
 import dataclasses
+import pickle
 
 import numpy as np
 import pytest
@@ -50,6 +52,34 @@ def test_saved_fields_can_be_replaced(rng):
     np.testing.assert_allclose(dv, dv_whole[:3], rtol=1e-12)
 
 
+def shifted(s, batch, head, i, j, x):
+    return s + x[i]
+
+
+def diagonal(batch, head, i, j, x):
+    return x[i] <= j + head
+
+
+UNEQUAL = na.Segments([0, 4, 6], [0, 3, 9])
+
+
+@pytest.mark.parametrize("options", [
+    {"mask": UNEQUAL, "score": na.Alibi(0.3)},
+    {"mask": UNEQUAL, "score": na.RelativeBias([0.0, 1.0, 3.0])},
+    {"score": na.Score(shifted, arrays=[np.arange(6.0)], gradient=True)},
+    {"mask": na.Where(diagonal, [np.arange(6)])},
+], ids=["alibi", "relative", "score", "where"])  # fmt: skip
+def test_copies_of_saved_are_of_the_same_call(rng, options):
+    """For other processes, too: with the frame of a distance, the function of a Score, the shape of a Where."""
+    (q, do), (k, v) = rng.standard_normal((2, 3, 6, 4)), rng.standard_normal((2, 3, 9, 4))
+    _, saved = na.attention_forward(q, k, v, **options)
+    want = na.attention_backward(do, saved)
+    for again in (copy.deepcopy(saved), pickle.loads(pickle.dumps(saved))):
+        assert again.problem == saved.problem
+        for dx, wanted in zip((*(found := na.attention_backward(do, again)), *found.score), (*want, *want.score)):
+            np.testing.assert_array_equal(dx, wanted)
+
+
 def test_problem():
     problem, inputs = describe(Q, K, V, causal=True, mask=na.Lengths(3), dropout=na.Dropout(0.1, 1))
     assert (problem.batch, problem.heads, problem.heads_k, problem.matrices) == ((2, 4), 4, 2, (2, 4))
@@ -69,6 +99,11 @@ def test_a_memmap_is_an_array(tmp_path):
 
 
 FAULTS = {
+    "test_copies_of_saved_are_of_the_same_call": {
+        "scores/distance.py": {'{"_frame": self._frame})': "{})"},
+        "scores/frozen.py": {"return frozen, (self.function,)": "return Frozen, (self.key, self.pieces)"},
+        "where.py": {"self.block_size), in_call": "self.block_size)"},
+    },
     (
         "caches/test_ragged.py::test_out_is_checked_before_anything_runs",
         "caches/test_kv_cache.py::test_errors_of_calls",

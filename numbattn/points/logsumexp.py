@@ -43,9 +43,10 @@ def logsumexp(x: A, y: A, w: A | None, kernel: Kernel, *, mask: Mask | Array | N
     TypeError, ValueError
         For what does not fit: see `product`.
 
-    Notes ----- float16 and bfloat16 are computed in float32, as exactly as the same numbers in float32. On Hopper
-    points of bfloat16 around the origin, closer to it than to each other, are faster than others, which are centred
-    first.
+    Notes
+    -----
+    float16 and bfloat16 are computed in float32, as exactly as the same numbers in float32. On Hopper points of
+    bfloat16 around the origin, closer to it than to each other, are faster than others, which are centred first.
 
     Examples
     --------

@@ -28,6 +28,9 @@ class DistancePart(ArrayPart):
         name = f"{type(self).__name__} offset"
         self._set(offset=None if self.offset is None else integers(name, self.offset))
 
+    def __getstate__(self) -> dict[str, Any]:  # a copy of what a call has aligned, in Saved, stays aligned
+        return super().__getstate__() | ({} if self._frame is None else {"_frame": self._frame})
+
     def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
         return given(offset=self.offset)
 
