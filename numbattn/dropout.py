@@ -6,13 +6,13 @@ Philox is written once, with operators only, and serves NumPy arrays, Numba's CP
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .checks import integer, number, shape_of, words_for
+from .forks import cached_property
 
 LOW = np.uint64(0xFFFFFFFF)
 HALF = np.uint64(32)

@@ -4,6 +4,7 @@ their locks.
 A new lock in the child would guard a compiler that another thread has left in the middle of its work.
 """
 
+import functools
 import logging  # noqa: F401  a fork takes the locks of what was imported last first: Numba logs
 import os
 import sys
@@ -11,6 +12,7 @@ import threading
 from contextlib import ExitStack, suppress
 from importlib import _bootstrap, import_module
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 PACKAGES = "numbattn", "numba", "numba_cuda", "llvmlite", "numpy"
 LOCKS = (  # in the order in which threads take them
@@ -18,6 +20,20 @@ LOCKS = (  # in the order in which threads take them
     ("numba.core.compiler_lock", "global_compiler_lock"),
     ("llvmlite.binding.ffi", "lib._lock"),
 )
+
+
+if TYPE_CHECKING:
+    cached_property = functools.cached_property
+else:
+
+    class cached_property(functools.cached_property):
+        """Without the lock, one for all instances, that it has before Python 3.12: Numba may compile in one."""
+
+        def __get__(self, instance, owner=None):
+            if instance is None:
+                return self
+            found = instance.__dict__[self.attrname] = self.func(instance)
+            return found
 
 
 class Forks(threading.local):

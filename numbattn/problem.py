@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import chain
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -33,6 +33,7 @@ from .checks import (
 )  # fmt: skip
 from .dropout import Dropout
 from .fitting import check_numbers, fitted_mask, fitted_score
+from .forks import cached_property
 from .masks import All, Causal, Mask, as_mask
 from .origin import Origin
 from .scores import ArrayPart, Part, Scores, as_parts

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
+
+from .forks import cached_property
 
 V = TypeVar("V", bound="Value")
 FRAMEWORKS = "torch", "jax", "jaxlib", "autograd"  # packages whose arrays values may hold, for numbattn.interop

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from .backends import backend, on_cpus
 from .checks import Array, integer, library
+from .forks import cached_property
 from .masks import Bits, Grid, Mask
 from .origin import Crop, Origin
 from .scores.entries import IS_NO_TRUTH, entries_of

@@ -49,11 +49,34 @@ thread.start()
 thread.join()
 assert forked[-1] is True
 """
+PROPERTY = """
+import os, signal, time
+from threading import Event, Thread
+from numbattn.forks import cached_property
+
+started, parent = Event(), os.getpid()
+
+class Slow:
+    @cached_property
+    def value(self):
+        started.set()
+        time.sleep(0.5 * (os.getpid() == parent))
+        return 3
+
+thread = Thread(target=lambda: Slow().value)
+thread.start()
+started.wait()
+child = os.fork()
+if not child:
+    signal.alarm(10)
+    os._exit(Slow().value - 3)
+assert os.waitpid(child, 0)[1] == 0
+"""
 
 
-@pytest.mark.parametrize("code", [IMPORT, NESTED], ids=["import", "nested"])
+@pytest.mark.parametrize("code", [IMPORT, NESTED, PROPERTY], ids=["import", "nested", "property"])
 def test_a_fork_while_another_thread(tmp_path, code):
-    """Imports, or holds a lock while a signal handler forks, too."""
+    """Imports, holds a lock while a signal handler forks, too, or computes what is kept."""
     (tmp_path / "slow.py").write_text("import time; time.sleep(0.5); last = 0")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
@@ -68,4 +91,5 @@ FAULTS = {
         "self.held.pop().close()": "pass",
         "import_module(name)": "pass",
     },
+    "found = instance.__dict__[self.attrname] = self.func(instance)": "found = super().__get__(instance, owner)",
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -24,6 +23,7 @@ from ..checks import (
     own,
     same_library,
 )
+from ..forks import cached_property
 from ..values import Value, moved
 from .checks import NUMBERS, check, check_apart, check_lengths, check_writable, checked_dtype
 from .eight_bits import EIGHT_BITS, FLOAT8, INT8, bits_of, check_scale

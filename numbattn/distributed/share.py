@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ..dropout import Dropout
 from ..fitting import check_mask, check_numbers, check_part
+from ..forks import cached_property
 from ..masks import All, Mask, cropped
 from ..masks.logic import Joined
 from ..origin import Origin

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property, reduce
+from functools import reduce
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import Array, integer, refuse_foreign
+from ..forks import cached_property
 from ..origin import FAR, Crop
 from ..values import Held, Value, broadcasts, clip
 

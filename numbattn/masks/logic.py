@@ -5,12 +5,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, partial, reduce
+from functools import partial, reduce
 from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from ..checks import dtype_of, words_for
+from ..forks import cached_property
 from ..origin import Crop
 from ..values import clip, for_queries
 from .bands import Causal, Window

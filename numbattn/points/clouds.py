@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..forks import cached_property
 from .kernels import Cost
 from .pairs import Pairs, Term, ones, quiet
 

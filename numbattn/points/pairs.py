@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from ..backends import run_points
 from ..checks import dtype_of_sums, library
+from ..forks import cached_property
 from ..masks import Mask
 from ..problem import NOTHING_HIDDEN, describe
 from ..values import sum_broadcast

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..forks import cached_property
 from .clouds import ROUNDINGS, Clouds, Solution, is_time, logs, weighed
 from .pairs import Term, ones, quiet
 from .tangents import Moving

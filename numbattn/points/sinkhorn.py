@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Generic, cast
 
 import ml_dtypes
 import numpy as np
 
 from ..checks import A, Array, flag, integer, library, number, warn, words_for
+from ..forks import cached_property
 from ..masks import Mask
 from ..values import rounded, sum_broadcast
 from .checks import batch_of, check_points, check_result, check_vector

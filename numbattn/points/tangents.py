@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from ..forks import cached_property
 from ..values import rounded, sum_broadcast
 from . import kinds
 from .checks import check_result

@@ -13,7 +13,7 @@ import hashlib
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import count
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple, TypeAlias
@@ -23,6 +23,7 @@ import numpy as np
 from ml_dtypes import bfloat16
 
 from ..checks import library, words_for
+from ..forks import cached_property
 
 Path: TypeAlias = tuple[str, ...]  # a name, and attributes of modules: ("params", "SLOPE")
 

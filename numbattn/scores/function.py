@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from inspect import Parameter, signature
 from types import FunctionType
 from typing import Any, cast
@@ -13,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from ..checks import Array, dtype_of, library, words_for
+from ..forks import cached_property
 from ..values import Taken, identity, shown
 from .entries import IS_A_MASK, entries_of
 from .frozen import ORDERS, frozen

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from functools import cache, cached_property
+from functools import cache
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 
 from ..checks import flag, floats, words_for
+from ..forks import cached_property
 from ..origin import Crop
 from ..values import Held, Value, broadcasts, kinds, rounded
 

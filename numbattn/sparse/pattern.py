@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from ..checks import A, words_for
+from ..forks import cached_property
 from ..masks import BlockSparse
 
 SIZES = 16, 32, 64, 128  # of blocks

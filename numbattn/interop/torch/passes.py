@@ -14,7 +14,6 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
@@ -23,6 +22,7 @@ import torch
 from torch.autograd import forward_ad
 
 from ...api import attention_backward, attention_forward
+from ...forks import cached_property
 from ...gradients import Gradients
 from ...jets import attention_forward_jvp, tangents_of_gradients
 from ...problem import Saved
