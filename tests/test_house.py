@@ -84,3 +84,9 @@ def test_one_file_knows_the_compiler_for_gpus():
 
     taking = {file for file, path in FILES.items() for _, name in imported(file, path) if takes(file, name)}
     assert taking == {("numbattn", "cuda", "compiler")}
+
+
+def test_cached_properties_have_no_locks():
+    """As those of functools have: see forks.py."""
+    names = {name: file for file, path in FILES.items() for _, name in imported(file, path)}
+    assert ("functools", "cached_property") not in names

@@ -1,9 +1,11 @@
 """Layouts: which thread holds which elements of a tile, in which register. Pure Python, the same in both worlds."""
 
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 
 import numpy as np
+
+from ...forks import cached_property
 
 WARP_BITS = 5
 WARP = 1 << WARP_BITS  # threads

@@ -1,10 +1,11 @@
 """Tiles in the memory that the threads of a block share."""
 
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import numpy as np
 
+from ...forks import cached_property
 from ..compiler import TypingError, define_attribute, held_as_llvm, ir, types
 from . import simulator
 from .boxes import CHUNK_BYTES, ROW_BYTES, Boxes, box_places, box_runs, get_matrices, put_matrices
