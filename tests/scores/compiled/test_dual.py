@@ -38,7 +38,7 @@ FUNCTIONS = {
     "steps": lambda s, b, h, i, j: (
         math.floor(s) + np.floor(s) * s + np.ceil(s) + round(s) + np.rint(s) + round(s, 1) + np.round(s, 2) + int(s)
         + np.trunc(s) * s + math.trunc(s) + s * np.sign(s) + s % 3 + s // 2 + np.mod(s, 2.5) + np.mod(9, s * s + 1)
-        + sum(divmod(s, 3.5)) + sum(np.divmod(s, i + 1)) + sum(divmod(i - j, 3))
+        + divmod(s, 3.5)[1] + sum(np.divmod(s, i + 1)) + sum(divmod(i - j, 3))
     ),
     "choices": lambda s, b, h, i, j: (
         np.where(i > j, s, -0.5) + np.where(s > 0, s * s, s) + np.clip(s, -1, i) + np.minimum(s, j) + np.fmin(s, 1)
