@@ -23,6 +23,7 @@ from numbattn.problem import DTYPES
 ABOUT = __doc__ or ""  # python -OO takes it away
 PACKAGES = "numpy", "numba", "ml_dtypes", "numba-cuda", "cupy-cuda12x", "cupy-cuda13x"
 HEAD_DIMS = 40, 24  # of q and v in the problem that is checked
+MOST_DEVICES = 512
 CORES = {"wgmma": "tensor cores", "mma": "tensor cores", "fma": "CUDA cores"}
 TOLERANCES = dict(zip(DTYPES, (4e-3, 3e-2, 2e-5, 1e-12)))
 
@@ -73,7 +74,7 @@ def _add_options(parser, command):
         parser.add_argument("--heads-k", type=size, help="default: as many")
         parser.add_argument("--head-dim-v", type=size, metavar="D", help="default: head_dim")
         parser.add_argument("--seqlen-k", type=size, metavar="N", help="of keys; default: seqlen")
-        parser.add_argument("--devices", type=size, metavar="N",
+        parser.add_argument("--devices", type=few, metavar="N",
                             help="show instead what N devices, over which sequences are split, compute and send")
         parser.add_argument("--order", choices=["zigzag", "contiguous"], default="zigzag",
                             help="which pieces of a sequence each device has")
@@ -84,11 +85,16 @@ def _add_options(parser, command):
         parser.add_argument("-j", type=size, default=os.cpu_count(), metavar="N", help="processes (default: all cores)")
 
 
-def size(text):
+def size(text, most=2**31 - 1):
     """The number in an option."""
-    if not 0 < (found := int(text)) < 2**31:
-        raise argparse.ArgumentTypeError(f"got {text}, allowed 1 to 2**31 - 1")
+    if not 0 < (found := int(text)) <= most:
+        raise argparse.ArgumentTypeError(f"got {text}, allowed 1 to {most}")
     return found
+
+
+def few(text):
+    """A number of devices: what each computes with the keys of each takes half a minute for the most."""
+    return size(text, MOST_DEVICES)
 
 
 def seconds(text):

@@ -124,7 +124,8 @@ def test_errors_are_said_without_a_traceback(command, capsys):
 @pytest.mark.parametrize("command", [
     "plan --devices 0", "plan --devices 2 --batch 0", "plan --devices 2 --heads -1", "plan --devices 2 --heads-k 0",
     f"plan --devices 2 --seqlen {2**64}", "plan --devices 2 --seqlen-k 0", "plan --devices 2 --head-dim-v 0",
-    "compile --cpu --head-dim 8 -3", "compile --cpu -j 0", "bench --seconds 0", "bench --seconds nan",
+    "plan --devices 513", "compile --cpu --head-dim 8 -3", "compile --cpu -j 0", "bench --seconds 0",
+    "bench --seconds nan",
 ])  # fmt: skip
 def test_numbers_out_of_range_are_named(command, capsys):
     with pytest.raises(SystemExit):

@@ -57,7 +57,8 @@ class Clouds:
         radius = max(_radius(*given) for given in zip((self.term.x, self.term.y), self.pairs.seen))
         if not math.isfinite(radius):
             raise ValueError(f"x, y: got points that are not finite in {self.pairs.dtype}, divided by epsilon**(1 / "
-                             "power) and squared: expected nearer ones, or a larger epsilon")
+                             f"power), {self.cost._one_length:g}, and squared: expected nearer ones, or a larger "
+                             f"epsilon than {last:g}")
         levels = power * math.log(2 * radius, SHRINKAGE) - math.log(power, SHRINKAGE) if radius else 0
         levels = min(math.ceil(max(levels, 0)), max_iterations // 2)
         for at in range(levels, 0, -1):

@@ -368,7 +368,8 @@ class Cost(Kernel):
     power : float
         > 0.
     epsilon : float
-        > 0. Points are divided by epsilon**(1 / power), which is to be finite and > 0, too.
+        > 0. Points are divided by the length epsilon**(1 / power), which is to be finite and > 0, too, in the dtype
+        of sums.
     """
 
     power: float

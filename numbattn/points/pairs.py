@@ -128,6 +128,9 @@ class Term:
     def __init__(self, pairs: Pairs, kernel: Kernel) -> None:
         self.pairs, self.kernel, self.kind = pairs, kernel, kernel._kind
         self.kind.check(pairs.dtype)
+        length, least = kernel._one_length, float(np.finfo(pairs.dtype).tiny)
+        if length is not None and length < least:
+            raise ValueError(f"{kernel}: got the length {length:g}, allowed {least:.3g} or more in {pairs.dtype}")
 
     @cached_property
     @quiet

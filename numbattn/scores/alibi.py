@@ -19,7 +19,7 @@ class Alibi(DistancePart):
     Parameters
     ----------
     slopes : array or list, broadcast to the batch axes, (..., heads), or float
-        Any floating dtype.
+        Any floating dtype. Finite: inf * 0, where a key is a query's own, is NaN.
     gradient : bool, optional
         Whether the gradient of the slopes is wanted.
     offset : int or integer array over the batch axes, optional

@@ -14,7 +14,6 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
-from itertools import count
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakValueDictionary
@@ -38,7 +37,6 @@ REFUSED = {
 }  # fmt: skip
 NARROW = frozenset(np.dtype(char).type for char in "bhilqBHILQ" if np.dtype(char) != np.int64)
 BEYOND_INT64 = "int64 cannot hold: write a float"  # Numba drops bits of such an integer, or makes it uint64
-COUNTER = count()
 
 
 class Called(NamedTuple):
@@ -139,7 +137,7 @@ def _fill(namespace: dict[str, Any], found: dict[Path, Any], given: Callable[[An
         inside = namespace
         for module in modules:
             if module not in inside:
-                inside[module] = ModuleType(f"{module} {next(COUNTER)}")    # Numba takes two of one name for one
+                inside[module] = ModuleType(module)
             inside = vars(inside[module])
         inside[name] = given(x)
 
@@ -246,7 +244,7 @@ def _key_of_constant(x: Any) -> Any:
     """A key that tells an immutable value from all others; None for anything else."""
     kind = type(x)
     if kind in CONSTANTS:
-        return kind.__name__, repr(x)
+        return repr(x)
     if isinstance(x, np.generic) and not isinstance(x, np.void):
         return x.dtype.str, x.tobytes()
     if isinstance(x, np.dtype):

@@ -360,6 +360,18 @@ def by_batch(s, batch, head, i, j):
     return s * (0.5 + batch)
 
 
+@pytest.mark.parametrize("options", [{}, {"dropout": na.Dropout(0.3, seed=1)}, {"score": na.Score(by_batch)}])
+def test_vmap_over_nothing(options):
+    """As with functions of torch: the results are empty."""
+    q, k, v = torch.zeros(2, 0, 6, 4), torch.zeros(5, 4), torch.zeros(5, 3)
+
+    def loss(*tensors):
+        return attention(*tensors, **options).sum()
+
+    found = func.vmap(func.grad_and_value(loss, (0, 1, 2)), (1, None, None))(q, k, v)
+    assert [x.shape for x in (*found[0], found[1])] == [(0, 2, 6, 4), (0, 5, 4), (0, 5, 3), (0,)]
+
+
 def half_of(s, batch, head, i, j, table):
     return s * (0.5 + batch) + table[head]
 
@@ -645,10 +657,11 @@ FAULTS = {
         "test_what_needs_no_gradient_is_not_computed": {"if part._wants_gradient:": "if None:"},
         "test_arrays_of_a_function_have_no_derivatives": {"if need and not wanted": "if None and not wanted"},
         "test_vmap_gives_the_bits_of_each_alone": {
-            "x if dim is None else x.select(dim, i)": "x if dim is None else x.select(dim, 0)",
+            "element(x, dim, i)": "element(x, dim, 0)",
             "return self.options.dropout is not None or has_functions": "return has_functions",
             "max(batch_axes, 1) - len(shape)": "batch_axes - len(shape)",
         },
+        "test_vmap_over_nothing": {"range(max(info.batch_size, 1))": "range(info.batch_size)"},
         "test_vmap_over_arrays_of_masks_and_functions": {"is not None or has_functions or": "is not None or"},
         "test_vmap_with_arrays_of_masks_that_all_samples_share": {"replace(call, arrays=tuple(arrays))": "call"},
         "test_deterministic": {"self.deterministic or torch": "False or torch"},

@@ -102,6 +102,7 @@ X, W = np.zeros((4, 3)), np.zeros(4)
 
 
 @pytest.mark.parametrize(("given", "kind", "message"), [
+    ((X, X, W, points.Gaussian(1e-310)), ValueError, r"^Gaussian\(length=1e-310\): got the length 1e-310, allowed 2"),
     ((X, X, W[:3], COST), ValueError, r"w: got the shape \(3,\), expected \(..., 4\), a number for each point of y"),
     ((X, X, W.astype(int), COST), TypeError, r"w: got int64, allowed .*; pass w.astype\(np.float32\)"),
     ((X.astype("f2"), X.astype("f2"), W, COST), TypeError, "w: got float64, expected float16 or float32, the dtype of"),

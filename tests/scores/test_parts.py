@@ -421,6 +421,19 @@ def test_a_score_of_minus_infinity_is_as_good_as_masked(rng):
         np.testing.assert_allclose(grad, wanted, rtol=1e-10, atol=1e-14)
 
 
+@pytest.mark.parametrize("part", [na.Alibi, na.Bias, na.Sink, lambda x: na.RelativeBias([0.0, x, 0.0])])
+@pytest.mark.parametrize("x", [np.inf, -np.inf, np.nan])
+def test_numbers_that_are_not_finite(rng, part, x):
+    """As NumPy computes with them: a slope of inf is NaN at a query's own key, a bias of -inf is as good as masked."""
+    q, k, v = rng.standard_normal((3, 2, 5, 8))
+    o, saved = na.attention_forward(q, k, v, causal=True, score=part(x))
+    with np.errstate(invalid="ignore"):
+        want, lse = reference.attention_forward(q, k, v, causal=True, score=part(x))
+    np.testing.assert_array_equal(np.isnan(o), np.isnan(want))
+    np.testing.assert_allclose(saved.lse, lse, rtol=1e-12)
+    assert np.isnan(saved.lse).any() == (x != -np.inf or part is na.Alibi)
+
+
 def logistic(s, batch, head, i, j):
     return 1 / (1 + math.exp(-s))
 

@@ -135,8 +135,8 @@ KEPT = {  # operations on Places and integers that give a Place again
     min: emit_chosen("<"), max: emit_chosen(">"),
 }  # fmt: skip
 OTHERS = (
-    operator.mul, operator.floordiv, operator.mod, operator.pow, operator.and_, operator.or_,
-    operator.xor, operator.lshift, operator.rshift, operator.invert, operator.not_, pow, bool, *COMPARISONS
+    operator.mul, operator.floordiv, operator.mod, operator.pow, operator.and_, operator.or_, operator.xor,
+    operator.lshift, operator.rshift, operator.invert, operator.not_, divmod, pow, bool, *COMPARISONS
 )  # fmt: skip
 MODULES = math, np
 OF_TWO = "atan2", "hypot", "copysign", "pow"

@@ -206,9 +206,9 @@ class Pass(torch.autograd.Function):
     def vmap(cls, info: Any, in_dims: Any, call: Call, *operands: Any) -> Any:
         dims = in_dims[1:]
         if call.counts_batches:
-            each = [cls.apply(call, *[x if dim is None else x.select(dim, i) for x, dim in zip(operands, dims)])
-                    for i in range(info.batch_size)]  # fmt: skip
-            results = [None if x[0] is None else torch.stack(x) for x in zip(*each)]
+            each = [cls.apply(call, *[x if dim is None else element(x, dim, i) for x, dim in zip(operands, dims)])
+                    for i in range(max(info.batch_size, 1))]  # fmt: skip
+            results = [None if x[0] is None else torch.stack(x)[: info.batch_size] for x in zip(*each)]
         else:
             results = cls.batched(info.batch_size, dims, call, operands)
         return tuple(results), tuple([None if x is None else 0 for x in results])
@@ -392,6 +392,11 @@ def is_dual() -> bool:
 
 
 is_dual._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def element(x: Any, dim: int, number: int) -> Any:
+    """An element of a batch; zeros of its shape in place of those that an empty one lacks."""
+    return x.select(dim, number) if x.shape[dim] else x.new_zeros(x.movedim(dim, 0).shape[1:])
 
 
 def is_batched(x: Any) -> bool:

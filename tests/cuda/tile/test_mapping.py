@@ -8,6 +8,7 @@ from numba.core.errors import NumbaError
 
 from numbattn.cuda.tile import device, full, holds, index, load, map_elements, save, where
 from numbattn.scores.compiled.derivative import compiled_of, derivative_of, linked
+from numbattn.scores.compiled.errors import naming
 from numbattn.scores.frozen import frozen
 from tests.tools.assembler import compile_ptx
 from tests.tools.launch import compiled_only, launch, poisoned
@@ -36,7 +37,8 @@ FUNCTIONS = {
     "sums": lambda s, i, j, weights: s + (i - j) + (j - 3) + (2 - i) + (-j) + (+i),
     "abs": lambda s, i, j, weights: s - 0.5 * abs(i - j) + abs(3 - j),
     "products": lambda s, i, j, weights: s + (i * j) % 7 + 2 * i + j * 3 + i**2 + 2**j,
-    "quotients": lambda s, i, j, weights: s + i // 2 + (j - 7) // 4 + (j - 7) % 4 + i / 8 + 4 / (j + 1) + 9 // (j + 1),
+    "quotients": lambda s, i, j, weights: s + i // 2 + (j - 7) // 4 + (j - 7) % 4 + i / 8 + 4 / (j + 1) + 9 // (j + 1)
+        + divmod(j - 7, 3)[1] - divmod(s, 3.5)[0],
     "bits": lambda s, i, j, weights: s + (i & 3) + (j | 1) + (i ^ j) + (1 << (j % 4)) + (j >> 1) + (~i),
     "comparisons": lambda s, i, j, weights: s + (i > j) + 2 * (i <= 9) + 4 * (j == 3) + 8 * (j != i) + 16 * (j > 2.5),
     "smaller, larger": lambda s, i, j, weights: s + min(i, 3) + max(i, j) + min(j - i, -1) + max(0.5, i) + min(j, s),
@@ -160,11 +162,12 @@ USERS = {  # what math, NumPy and Python have for numbers, in functions of the u
     "steps": lambda s, i, j, weights: (
         math.floor(s) + np.floor(s) * np.ceil(s + i) + round(s * 3) + np.rint(s) + int(s) + np.trunc(s) + s * np.sign(s)
         + s % 3 + s // 2 + np.mod(s, 7) + np.round(s) + math.trunc(s) + np.sign(i - j) + round(i) + np.floor(j)
+        + sum(divmod(s, 3.5)) + sum(np.divmod(s, i + 1)) + sum(divmod(i - j, 3)) + divmod(s, j + 1)[0]
     ),
     "choices": lambda s, i, j, weights: (
         np.where(i > j, s, -0.5) + np.clip(s, -1, i) + np.minimum(s, j) + np.maximum(0, s) + np.fmin(i, s)
         + (0 if math.isnan(s) or np.isinf(s) else s) + (2 * s if np.isfinite(s) else s) + np.minimum(i, j)
-        + min(s, 1, i) + np.fmax(s, 1)
+        + min(s, 1, i) + np.fmax(s, 1) + np.less(s, i) + np.equal(i, j) + np.bitwise_xor(i, j)
     ),
     "arithmetic": lambda s, i, j, weights: (
         np.abs(i - j) + np.abs(s) + np.square(s) + np.square(i) + np.negative(s) + np.add(s, i) + np.multiply(j, s)
@@ -198,6 +201,16 @@ def test_what_is_no_function_of_numbers(weights, function):
         run(function, numbers(SHAPE, np.float32), weights)
 
 
+@compiled_only
+def test_what_gpus_do_not_have_is_named(weights):
+    def negative(s, i, j, weights):
+        return np.signbit(s)
+
+    words = r"^score: .*negative, line \d+ of .*, uses np.signbit, which GPUs do not have$"
+    with pytest.raises(TypeError, match=words), naming(negative):
+        run(negative, numbers(SHAPE, np.float32), weights)
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_truths_of_places(rng, name):
     """What of a float is made is as in Python; within a tile as beyond it."""
@@ -222,8 +235,12 @@ FAULTS = {
     "emit_minimum(b, types.int32, b.add(start, I32(offset)), last)": "b.add(start, I32(offset))",
     "np.minimum(places, size - 1)": "places",
     "isinstance(x, Dual | types.Float) for x in args)": "isinstance(x, Dual) for x in args)",
+    "operator.not_, divmod,": "operator.not_,",
     "test_sums_with_large_integers_have_64_bits": {
         "abs(x.literal_value) <= SMALL": "True",
         "isinstance(x, types.IntegerLiteral) and abs(x.literal_value) <= SMALL": "isinstance(x, types.Integer)",
+    },
+    "test_what_gpus_do_not_have_is_named": {
+        "scores/compiled/errors.py": {"not functions or not isinstance(error.args[0], np.ufunc)": "True"},
     },
 }

@@ -22,7 +22,9 @@ FUNCTIONS = {
     "operators": lambda s, b, h, i, j: -(2 - s) / 3 + (+s) ** 3 - 1 / (4 + s * s) + 1.5**s + i * s - s / (j + 1),
     "smaller, larger": lambda s, b, h, i, j: min(s, i - 8) + max(0.5, s) + np.minimum(s, s * s) + np.maximum(1, s),
     "branches": lambda s, b, h, i, j: s * s if s > 1 else 0 if i == j else 2 * s - 1 if s != 0 else s,
-    "comparisons": lambda s, b, h, i, j: s * ((s < 0) + 2 * (s <= 1) + 4 * (i < s) + 8 * (j >= s)),
+    "comparisons": lambda s, b, h, i, j: (
+        s * ((s < 0) + 2 * (s <= 1) + 4 * (i < s) + 8 * (j >= s) + np.less(s, j) + 2 * np.greater_equal(s, 1))
+    ),
     "number": lambda s, b, h, i, j: 3 if i > j else 2.0,
     "exponentials": lambda s, b, h, i, j: (
         math.log2(s * s + 1) + np.log10(s * s + 1) + np.exp2(s / 9) + np.logaddexp(s, i) + np.logaddexp(j, s * s)
@@ -36,6 +38,7 @@ FUNCTIONS = {
     "steps": lambda s, b, h, i, j: (
         math.floor(s) + np.floor(s) * s + np.ceil(s) + round(s) + np.rint(s) + round(s, 1) + np.round(s, 2) + int(s)
         + np.trunc(s) * s + math.trunc(s) + s * np.sign(s) + s % 3 + s // 2 + np.mod(s, 2.5) + np.mod(9, s * s + 1)
+        + divmod(s, 3.5)[1] + sum(np.divmod(s, i + 1)) + sum(divmod(i - j, 3))
     ),
     "choices": lambda s, b, h, i, j: (
         np.where(i > j, s, -0.5) + np.where(s > 0, s * s, s) + np.clip(s, -1, i) + np.minimum(s, j) + np.fmin(s, 1)
@@ -194,6 +197,7 @@ FAULTS = {
     "term(value(partial), slope(change)) + term(slope(partial), value(change))": "term(value(partial), slope(change))",
     "return lambda partial, change: dual(term(partial, value(change)), term(partial, slope(change)))":
         "return lambda partial, change: dual(term(partial, value(change)), term(partial, value(change)))",
+    "(x // y, x % y)": "(x % y, x // y)",
     "lambda x, y, z: (z - x) / y": "lambda x, y, z: (z + x) / y",
     "context.get_constant(types.int64, 0)": "context.get_constant(types.int64, 1)",
     "scores/compiled/numpy_functions.py": {
