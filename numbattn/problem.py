@@ -12,7 +12,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from .caches.kv_cache import CacheLayout, KVCache
+from .caches.arrays import CacheLayout
+from .caches.kv_cache import KVCache
 from .caches.masked import masked
 from .caches.ragged import Ragged, ragged
 from .checks import (

@@ -702,9 +702,6 @@ FAULTS = {
         "(lengths - offsets[:-1])[sequence]": "lengths[sequence]",
         "slice(offsets[0], offsets[-1])": "slice(0, offsets[-1] - offsets[0])",
         "counts > self.capacity - lengths": "counts > self.capacity",
-        "position // size]": "0 * position]",
-        "        self._check_pages(pages)\n": "",
-        "first < lengths[:, None]": "first <= lengths[:, None]",
         "before + np.maximum(steps, 0)": "before + t",
         "[x[page, :, row] for x in arrays]": "(x[page, :, row] for x in arrays)",
         "- nodes + (steps >= 0).sum(axis=1)": "- nodes + steps.shape[1]",
@@ -722,17 +719,28 @@ FAULTS = {
         '        check_writable("KVCache lengths", self.lengths)\n': "",
         "x[to_page, :, to_row] = before_it": "pass",
         "            self.lengths[...] = lengths\n            raise": "            raise",
-        "            self._check_scales()\n            if self.table": "            if self.table",
     },
     ("test_writes_that_would_change_one_another", "test_values_that_are_a_part_of_keys_are_appended"): {
-        'check_apart(f"KVCache {name}", x)\n        shared': "pass\n        shared",
-        "self.k.dtype != INT8 and lies_within_rows(self.v, self.k)": "False",
-        "self.k.dtype != INT8 and ": "",
-        "lies_within_rows(self.v, self.k)": "True",
         "(self.k_scale != self.v_scale).any()": "False",
     },
-    "test_lengths_may_be_edited_in_place": {
-        "check_lengths(self.lengths.tobytes(), self.lengths.dtype, self.capacity)": "pass",
+    "caches/arrays.py": {
+        ("test_append_in_pieces", "test_sequences_share_pages", "test_errors"): {
+            "position // size]": "0 * position]",
+            "        self._check_pages(pages)\n": "",
+        },
+        "test_ragged_lengths_in_any_pages": {"first < lengths[:, None]": "first <= lengths[:, None]"},
+        "test_scales_of_float8": {
+            "            self._check_scales()\n            if self.table": "            if self.table",
+        },
+        ("test_writes_that_would_change_one_another", "test_values_that_are_a_part_of_keys_are_appended"): {
+            'check_apart(f"KVCache {name}", x)\n        shared': "pass\n        shared",
+            "self.k.dtype != INT8 and lies_within_rows(self.v, self.k)": "False",
+            "self.k.dtype != INT8 and ": "",
+            "lies_within_rows(self.v, self.k)": "True",
+        },
+        "test_lengths_may_be_edited_in_place": {
+            "check_lengths(self.lengths.tobytes(), self.lengths.dtype, self.capacity)": "pass",
+        },
     },
     "caches/masked.py": {
         "test_weights": {

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from numbattn import Score
+from numbattn.caches.arrays import CacheLayout
 from numbattn.caches.eight_bits import FLOAT8, INT8
-from numbattn.caches.kv_cache import CacheLayout
 from numbattn.cuda.build import assemble, compile_ptx
 from numbattn.cuda.kernels import (
     BACKWARD,

@@ -1,0 +1,166 @@
+"""The arrays of a cache: what they have to be, and where in them tokens lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..backends import backend
+from ..checks import check_values, lies_within_rows, overlap, same_library
+from ..forks import cached_property
+from ..values import Value
+from .checks import NUMBERS, check, check_apart, check_lengths, check_writable
+from .eight_bits import EIGHT_BITS, FLOAT8, INT8, check_scale
+
+# NumPy's functions pass CuPy's arrays on to CuPy
+INT32, FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
+
+
+class CacheLayout(NamedTuple):
+    """What the plan of a call with a cache depends on, besides shapes and strides."""
+
+    dtype: np.dtype[Any]  # of k and v: that of q, or 8 bits, which have scales
+    page_size: int | None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CacheArrays(Value):
+    """The arrays of a `KVCache`, where they are described."""
+
+    k: Any
+    v: Any
+    lengths: Any
+    table: Any = None
+    k_scale: Any = None
+    v_scale: Any = None
+
+    def __post_init__(self) -> None:
+        given = {name: x for name, x in vars(self).items() if x is not None or name in ("k", "v", "lengths")}
+        same_library(**{f"KVCache {name}": x for name, x in given.items()})
+        if self.table is None:
+            check("KVCache k", self.k, NUMBERS, ("batch", "heads", "capacity", "head_dim"))
+        else:
+            check("KVCache k", self.k, NUMBERS, ("pages", "heads", "page_size", "head_dim"))
+            check("KVCache table", self.table, [INT32], ("batch", "pages of a sequence"))
+            if not self.k.shape[2]:
+                raise ValueError("KVCache k: got pages of 0 tokens, allowed 1 or more")
+        check("KVCache v", self.v, [self.k.dtype], (*self.k.shape[:3], "head_dim_v"))
+        for name, x in (("k", self.k), ("v", self.v)):
+            check_apart(f"KVCache {name}", x)
+        batch = len(self.k if self.table is None else self.table)
+        check("KVCache lengths", self.lengths, [INT32], (batch,))
+        self._set(k_scale=self._scale_of("k_scale"), v_scale=self._scale_of("v_scale"))
+        self._check_scales()
+
+    def _scale_of(self, name: str) -> Any:
+        scale = getattr(self, name)
+        if self.k.dtype not in EIGHT_BITS:
+            if scale is not None:
+                raise ValueError(f"KVCache {name}: got one with {self.k.dtype}, which has none")
+            return None
+        if self.k.dtype == FLOAT8 and scale is None:
+            return np.zeros(self.k.shape[1], np.float32, like=self.k) + np.float32(1)  # not `ones`: CuPy's fails
+        same_library(**{f"KVCache {name}": scale})
+        shape = self.k.shape[:3] if self.k.dtype == INT8 else self.k.shape[1:2]
+        return check(f"KVCache {name}", scale, [FLOAT32], shape)
+
+    @property
+    def capacity(self) -> int:
+        """The most tokens of a sequence."""
+        return self.k.shape[2] * (1 if self.table is None else self.table.shape[1])
+
+    # ------------------------------------------------------------------------------------------------- what calls ask
+    @property
+    def _is_numpy(self) -> bool:
+        return isinstance(self.k, np.ndarray)
+
+    @property
+    def _layout(self) -> CacheLayout:
+        return CacheLayout(self.k.dtype, None if self.table is None else self.k.shape[2])
+
+    def _dtypes_with(self, dtype: Any) -> tuple[Any, Any]:
+        """The dtypes of k and v, as a q of this dtype sees them."""
+        return (dtype, dtype) if self.k.dtype in EIGHT_BITS else (self.k.dtype, self.v.dtype)
+
+    @property
+    def _shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The shapes of k and v as if there were no pages: (batch, heads, capacity, features)."""
+        lead = len(self.lengths), self.k.shape[1], self.capacity
+        return (*lead, self.k.shape[-1]), (*lead, self.v.shape[-1])
+
+    def _check_contents(self) -> None:
+        """Refuse lengths beyond the capacity, pages that do not exist and invalid scales; arrays on a GPU are not
+        checked."""
+        if self._is_numpy:
+            lengths = self._checked_lengths()
+            self._check_scales()
+            if self.table is not None:
+                first = np.arange(self.table.shape[1]) * self.k.shape[2]
+                self._check_pages(self.table[first < lengths[:, None]])
+
+    def _checked_lengths(self) -> Any:
+        if self._is_numpy:
+            check_lengths(self.lengths.tobytes(), self.lengths.dtype, self.capacity)
+        return self.lengths.astype(np.int64)
+
+    def _check_scales(self) -> None:
+        if self.k.dtype == FLOAT8 and self._is_numpy:
+            check_scale("KVCache k_scale", self.k_scale)
+            check_scale("KVCache v_scale", self.v_scale)
+
+    @cached_property
+    def _written(self) -> dict[str, Any]:
+        """The arrays that `append` and `keep` write to. Refuses those where one write would change another one."""
+        names = ("k", "v", "lengths", *(("k_scale", "v_scale") if self.k.dtype == INT8 else ()))
+        found = {name: getattr(self, name) for name in names}
+        for name, x in found.items():
+            check_apart(f"KVCache {name}", x)
+        shared = self.k.dtype != INT8 and lies_within_rows(self.v, self.k)  # latent attention; int8 has two scales
+        for (one, x), (other, y) in combinations(found.items(), 2):
+            if overlap(x, y) and not (shared and (one, other) == ("k", "v")):
+                raise ValueError(f"KVCache {other}: overlaps {one}")
+        return found
+
+    def _check_writable(self) -> None:
+        """Refuse NumPy arrays that are read-only, and, of any library, what `_written` does."""
+        for name, x in self._written.items():
+            check_writable(f"KVCache {name}", x)
+
+    def _check_device(self, **new: Any) -> None:
+        """Refuse arrays of CuPy's that are not on its current device, its own and new ones."""
+        if not self._is_numpy:
+            backend("cupy").check_device(new | {f"KVCache {name}": x for name, x in self._arrays().items()})
+
+    def _check_pages(self, pages: Any) -> None:
+        if self._is_numpy:
+            check_values("KVCache table", pages, len(self.k) - 1)
+
+    # --------------------------------------------------------------------------------------------- where tokens lie
+    def _places(self, sequence: Any, position: Any) -> tuple[Any, Any]:
+        """Where tokens lie: the indices of k along the axes 0 and 2."""
+        if self.table is None:
+            return sequence, position
+        size = self.k.shape[2]
+        pages = self.table[sequence, position // size]
+        self._check_pages(pages)
+        return pages, position % size
+
+    def _dense(self) -> tuple[Any, Any]:
+        """k and v as float64 (batch, heads, capacity, features): for the reference."""
+        return self._dense_of(self.k, self.k_scale), self._dense_of(self.v, self.v_scale)
+
+    def _dense_of(self, x: Any, scale: Any) -> Any:
+        x = x.astype(np.float64)
+        if scale is not None:
+            x = x * self._scale_of_tokens(scale)[..., None].astype(np.float64)
+        if self.table is None:
+            return x
+        pages = x[np.clip(self.table, 0, max(len(x) - 1, 0))]  # (batch, table.shape[1], heads, page_size, features)
+        return pages.swapaxes(1, 2).reshape(len(pages), x.shape[1], self.capacity, x.shape[-1])
+
+    def _scale_of_tokens(self, scale: Any) -> Any:
+        """One for each token and head, (batch or pages, heads, rows)."""
+        return scale if scale.ndim == 3 else np.broadcast_to(scale[:, None], self.k.shape[:3])
