@@ -24,9 +24,9 @@ from ..scores import ArrayPart, Part
 from ..values import rounded
 from .facts import LENGTHS, ROWS
 from .messages import Exchange, Like, Sum, Wait
-from .pieces import _along, joined, part_of, tokens_of
+from .pieces import RankPlace, _along, joined, part_of, tokens_of
 from .ring import Messages, Saved
-from .share import Pieces, RankPlace, Share
+from .share import Pieces, Share
 
 
 class Axes(NamedTuple):

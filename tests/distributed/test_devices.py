@@ -1,5 +1,6 @@
 """A rank a GPU: with a CuPy that is not there."""
 
+import pickle
 import sys
 
 import numpy as np
@@ -16,6 +17,7 @@ from .fakes import Array, Cupy
 def cupy(monkeypatch):
     fake = Cupy()
     monkeypatch.setitem(sys.modules, "cupy", fake)
+    monkeypatch.setattr(nad.Devices, "_library", "numpy")
     return fake
 
 
@@ -231,12 +233,31 @@ def test_split_of_an_array_of_another_device(cupy):
 def test_errors(cupy):
     with pytest.raises(TypeError, match="devices: got 'a'"):
         nad.Devices("ab")
-    with pytest.raises(ValueError, match="ranks: got 0, allowed 1 or more"):
-        nad.Devices([])
+    for wrong, got in (([], "list"), (2, "2")):
+        with pytest.raises(TypeError, match=f"devices: got {got}, expected a list of CuPy's numbers of GPUs"):
+            nad.Devices(wrong)
+    with pytest.raises(ValueError, match="devices: got 10, allowed 0 to 9"):
+        nad.Devices([0, 10])
+    ring, x = nad.Devices([3, 5]), np.zeros((2, 64, 8))
+    parts = ring.split(x)
+    with pytest.raises(ValueError, match="k: got an array of device 5 for rank 0, expected device 3"):
+        nad.attention(ring, parts, parts[::-1], parts)
+    with pytest.raises(ValueError, match="parts: got an array of device 3 for rank 1, expected device 5"):
+        ring.join([parts[0]] * 2)
+    ring._library = "cupy"
+    with pytest.raises(TypeError, match=r"q: got numpy\.ndarray of float64, expected arrays of cupy with Devices"):
+        nad.attention(ring, [x, x], parts, parts)
+
+
+def test_a_pickled_ring_is_made_again(cupy):
+    ring = pickle.loads(pickle.dumps(nad.Devices([3, 5], "contiguous")))
+    assert (ring.devices, ring.order, list(ring.streams)) == ([3, 5], "contiguous", [3, 5])
 
 
 FAULTS = {
     "stream.wait_event(event)": "pass",
+    "and x.device.id != device:": "and False:",
+    "if library(x) not in (None, self._library)": "if False",
     "for event in (made, cuda": "for event in (cuda",
     "for transfer in (incoming, outgoing)": "for transfer in (incoming,)",
     "for device in (source, to)": "for device in (to,)",
