@@ -17,7 +17,7 @@ from .ring import Messages
 from .share import HEADS, RING, Options, Share, share_of
 
 UNEQUAL = 1.1  # if the busiest rank has this times the work of the other plan's, that outweighs all transfers
-KNOWN: dict[tuple[Any, ...], str] = {}  # the plan, by what all ranks have said
+KNOWN: dict[tuple[Any, ...], str] = {}  # the plan, by the facts of all ranks
 MOST_KNOWN = 256
 
 

@@ -11,14 +11,15 @@ from ..checks import integer, library, words_for
 from .pieces import ZIGZAG
 from .simulated import Simulated
 
-LEAST, MOST = 1 << 16, (1 << 31) - 1  # bytes: of a block, so that copies of blocks are fast; from one to the next
+SMALLEST_BLOCK = 1 << 16  # bytes: smaller blocks are faster to make contiguous first
+LARGEST_STEP = (1 << 31) - 1  # bytes from one block to the next that a copy takes
 
 
 class Transfer(NamedTuple):
     """Copies on their way to another device."""
 
     copies: list[Any]
-    arrays: list[Any]  # that are copied: their memory must not be reused meanwhile
+    arrays: list[Any]  # that are copied, kept alive until then
     done: Any  # an event
 
 
@@ -195,4 +196,5 @@ def blocks_of(x: Any) -> Blocks | None:
     number, step = axes.pop()
     while axes and axes[-1][1] == number * step:
         number *= axes.pop()[0]
-    return None if axes or nbytes < LEAST or not nbytes <= step <= MOST else Blocks(number, nbytes, step)
+    is_fast = not axes and SMALLEST_BLOCK <= nbytes <= step <= LARGEST_STEP
+    return Blocks(number, nbytes, step) if is_fast else None

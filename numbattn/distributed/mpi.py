@@ -1,8 +1,8 @@
 """A process for each rank, by MPI: NumPy arrays on one machine or on many.
 
-Messages go from one rank to another, since only these can be cancelled. Their tags have their kind and the epoch in
-which they were sent: after an interrupted call ranks meet in the next epoch, and nobody takes earlier messages for new
-ones.
+All messages are point-to-point: collective operations cannot be cancelled. A tag holds the kind of a message and the
+epoch in which it was sent: after an interrupted call ranks meet in the next epoch, and nobody takes earlier messages
+for new ones.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Mpi(Apart):
         return [self._summed(x) for x in message.arrays] if isinstance(message, Sum) else None
 
     def _begun(self, message: Exchange) -> Any:
-        """Requests, the arrays that are to arrive, and of whom."""
+        """Requests, the arrays that are to arrive, and the rank that sends them."""
         given = list(map(_bytes_of, message.arrays))
         arrays = [np.empty(like.shape, like.dtype) for like in message.expected]
         requests = self._receive(list(map(_bytes_of, arrays)), repeat(message.source), ARRAYS)

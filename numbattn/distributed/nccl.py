@@ -20,10 +20,10 @@ HIGH = -1  # a stream's priority: its blocks start first
 
 
 class Ticket(NamedTuple):
-    """What NCCL does on its stream."""
+    """An exchange on NCCL's stream."""
 
     received: list[Any]
-    sent: Any  # whose memory has no other use meanwhile
+    sent: Any  # kept alive until then
     done: Any  # an event
 
 
@@ -187,7 +187,7 @@ class Nccl(Apart):
         return self.known[own]
 
     def _all_of(self, x: Any) -> Any:
-        """A row for each rank of an array on the host, there."""
+        """The arrays of all ranks, of one shape, as rows: from the host and to it."""
         own, found = self.cupy.asarray(x), self.cupy.empty((self.ranks, x.size), x.dtype)
         stream = self._second_stream()
         self.communicator.allGather(own.data.ptr, found.data.ptr, x.nbytes, self.nccl.NCCL_UINT8, stream)

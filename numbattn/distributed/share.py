@@ -40,6 +40,8 @@ class Options(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Share:
+    """What a rank knows of a call, once all ranks have agreed."""
+
     place: RankPlace
     problem: Problem  # of the rank's own queries and keys, as are the inputs
     inputs: Inputs
@@ -48,7 +50,7 @@ class Share:
     queries: Pieces
     keys: Pieces
     facts: list[Facts]  # of all ranks
-    given: tuple[Part, ...] = ()  # the score, with its arrays where they are
+    given: tuple[Part, ...] = ()  # the score, with its arrays where the user has them
     known: dict[tuple[int, int], Hop] = field(default_factory=dict)  # by rank and source
 
     @cached_property
@@ -64,8 +66,8 @@ class Share:
         return [*self.score, *self.mask._leaves]
 
     @cached_property
-    def alone(self) -> tuple[bool, ...]:
-        """For each of these, whether its arrays have only the rank's rows."""
+    def has_own_rows(self) -> tuple[bool, ...]:
+        """For each of these values, whether its arrays have the rows of the rank's own queries alone."""
         seqlen_q, _ = self.sizes
         return tuple(any(rows not in (1, seqlen_q) for rows in of_value)
                      for of_value in zip(*(x[ROWS] for x in self.facts)))  # fmt: skip

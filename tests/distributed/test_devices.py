@@ -46,7 +46,7 @@ def test_each_rank_computes_on_its_device(rng, cupy):
 ])  # fmt: skip
 def test_some_rows_of_all_matrices_are_copied_as_they_lie(rng, cupy, monkeypatch, rows, blocks):
     """Unless there are few."""
-    monkeypatch.setattr(devices, "LEAST", 128)
+    monkeypatch.setattr(devices, "SMALLEST_BLOCK", 128)
     monkeypatch.setattr(cupy, "ascontiguousarray", cupy.ascontiguousarray if blocks is None else None)
     ring, x = nad.Devices([3, 5]), cupy.on(3, rng.standard_normal((2, 3, 8, 4)))[rows]
     assert devices.blocks_of(x) == blocks
@@ -63,12 +63,12 @@ def test_numbers_are_copied_without_axes(cupy):
 @pytest.mark.parametrize("axes", [(1, 0, 2), (2, 1, 0)])
 def test_transposed_arrays_are_packed(rng, cupy, monkeypatch, axes):
     """Also those that are broadcast, and whose matrices are too far apart."""
-    monkeypatch.setattr(devices, "LEAST", 1)
+    monkeypatch.setattr(devices, "SMALLEST_BLOCK", 1)
     ring, x = nad.Devices([3, 5]), cupy.on(3, rng.standard_normal((3, 4, 5)))
     np.testing.assert_array_equal(ring._copied(x.transpose(axes), 3, 5), x.transpose(axes))
     wide = np.broadcast_to(x, (2, 3, 4, 5)).view(type(x))
     np.testing.assert_array_equal(ring._copied(wide, 3, 5), wide)
-    monkeypatch.setattr(devices, "MOST", 4 * 5 * 8 - 1)
+    monkeypatch.setattr(devices, "LARGEST_STEP", 4 * 5 * 8 - 1)
     assert devices.blocks_of(x[:, 1:]) is None
 
 
@@ -267,9 +267,9 @@ FAULTS = {
     "            stream.synchronize()": "            pass",
     "if n > 1]": "]",
     "axes[-1][1] == number * step": "False",
-    "if axes or nbytes": "if nbytes",
-    "or nbytes < LEAST": "",
-    "or not nbytes <= step <= MOST": "",
+    "not axes and SMALLEST": "SMALLEST",
+    "SMALLEST_BLOCK <= nbytes <= step": "nbytes <= step",
+    "nbytes <= step <= LARGEST_STEP": "nbytes",
     "if runtime.deviceCanAccessPeer(device, other):": "if True:",
     "suppress(runtime.CUDARuntimeError)": "suppress()",
     "x.device.id == to": "False",

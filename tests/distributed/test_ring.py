@@ -337,7 +337,7 @@ FAULTS = {
     "zip((dq, *totals), (some, rows, rows), grads)": "zip((dq,), (some,), grads)",
     "    add_rows((dk, dv), share.other_hop(place.ranks - 1).keys, (yield from arrived(sent_back)))": "    pass",
     "delta - (0 if dlse is None else dlse)": "delta",
-    "if dx is not None and not alone": "if dx is not None",
+    "if dx is not None and not is_own": "if dx is not None",
     "distributed/rank.py": {
         "        _check_place(saved, place)\n": "",
         "for name, fact in first.items()": "for name, fact in ()",
