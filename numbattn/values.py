@@ -15,9 +15,10 @@ import numpy as np
 
 from .forks import cached_property
 
+R = TypeVar("R")
 V = TypeVar("V", bound="Value")
 FRAMEWORKS = "torch", "jax", "jaxlib", "autograd"  # packages whose arrays values may hold, for numbattn.interop
-MOST_KNOWN = 32  # entries of a Memo
+MOST_KNOWN = 32  # entries of a Memo, and of what is `remembered`
 
 
 class Held(NamedTuple):
@@ -147,6 +148,17 @@ class Memo:
         if len(known) >= MOST_KNOWN:
             known.clear()
         known[key] = found
+
+
+def remembered(known: dict[Any, R], key: Any, find: Callable[[], R], most: int = MOST_KNOWN) -> R:
+    """known[key], or what find() finds, kept there beside `most` others at most. Another thread may clear it."""
+    found = known.get(key)
+    if found is None:
+        found = find()
+        if len(known) >= most:
+            known.clear()
+        known[key] = found
+    return found
 
 
 def kinds(base: type[V]) -> list[type[V]]:

@@ -18,7 +18,7 @@ from .origin import Crop, Origin
 from .scores.entries import IS_NO_TRUTH, entries_of
 from .scores.frozen import Frozen, frozen
 from .scores.function import PLACE, arrays_given, check_signature, python_function
-from .values import MOST_KNOWN, Taken, identity, shown
+from .values import Taken, identity, remembered, shown
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -170,12 +170,7 @@ class Where(Taken, Mask):
 
     def _states_kept(self, place: Any, find: Callable[[Where], Any]) -> Any:
         """The states of its blocks, as they were found, or as find(self) finds them; place: where they are."""
-        known, key = self._kept, (place, self._at, self._lead, self._sizes)
-        if key not in known:
-            if len(known) >= MOST_KNOWN:
-                known.clear()
-            known[key] = find(self)
-        return known[key]
+        return remembered(self._kept, (place, self._at, self._lead, self._sizes), lambda: find(self))
 
     @property
     def _sizes(self) -> tuple[int, int]:

@@ -56,6 +56,7 @@ def functions():
 
 @pytest.mark.parametrize(("name", "function"), list(functions()))
 def test_docstrings_are_whole(name, function):
+    assert not re.search(r"\w -----", function.__doc__), "a heading and its line are one line"
     sections = re.findall(r"^ *(\w+)\n *-+$", function.__doc__, re.M)
     parameters = set(inspect.signature(function).parameters) - {"self", "cls"}
     wanted = ["Parameters", "Returns", "Raises", "Examples"] if parameters else ["Returns", "Examples"]

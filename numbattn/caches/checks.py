@@ -15,7 +15,7 @@ NUMBERS = DTYPES + EIGHT_BITS
 
 
 def check(name: str, x: Any, dtypes: Sequence[Any], shape: tuple[int | str, ...]) -> Any:
-    """An array of one of these dtypes and of this shape, where a word stands for any size."""
+    """x, of one of these dtypes and of this shape, in which a word stands for any size."""
     if x.dtype not in dtypes:
         cast = cast_of(name.split()[-1], x.dtype, dtypes)
         raise TypeError(f"{name}: got {x.dtype}, allowed {', '.join(map(str, dtypes))}{cast}")
@@ -25,7 +25,7 @@ def check(name: str, x: Any, dtypes: Sequence[Any], shape: tuple[int | str, ...]
 
 
 def check_apart(name: str, x: Any) -> None:
-    """Refuse an array of which one element lies where another one does."""
+    """Refuse an array whose elements share memory."""
     if overlaps_itself(x):
         raise ValueError(f"{name}: got strides {x.strides} for the shape {x.shape}: elements share memory")
 
@@ -50,5 +50,5 @@ def checked_dtype(name: str, dtype: Any) -> np.dtype[Any]:
 
 @lru_cache(maxsize=64)
 def check_lengths(lengths: bytes, dtype: np.dtype[Any], capacity: int) -> None:
-    """Check lengths of a NumPy array, given as its bytes: the layers of a model check the same ones."""
+    """Check the lengths in a NumPy array, given as its bytes: cached, since all layers of a model have the same."""
     check_values("KVCache lengths", np.frombuffer(lengths, dtype), capacity)

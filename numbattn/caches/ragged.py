@@ -16,13 +16,13 @@ from .kv_cache import KVCache
 
 
 class Ragged(NamedTuple):
-    """Queries (heads, total, features) as a batch, and where each query is in it."""
+    """Packed queries (heads, total, features) as a batch, and where each query is in it."""
 
     q: Any  # (batch, heads, max_queries, features)
     mask: Mask
-    sequence: Any  # (total,), of each query
-    row: Any  # (total,)
-    inside: Any  # (total,), whether it is in a sequence, and one of the first max_queries there
+    sequence: Any  # (total,), the sequence of each query
+    row: Any  # (total,), its row there
+    inside: Any  # (total,), whether it belongs to a sequence, and is one of its first max_queries
 
     def shape_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """(batch, heads, max_queries, ...) as (heads, total, ...)."""

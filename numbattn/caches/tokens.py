@@ -1,4 +1,4 @@
-"""Tokens that are appended to a cache, or stay in it: checks of arguments, and how tokens are stored."""
+"""Tokens that `append` writes and `keep` keeps: checks of arguments, and quantisation of what is written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .eight_bits import FLOAT8, INT8, to_float8, to_int8
 
 
 def offsets_of_tokens(segments: Any, batch: int, count: int) -> Any:
-    """Offsets of each sequence's new tokens, `count` of each or, if they are packed, of all together."""
+    """Where each sequence's new tokens begin and end. There are `count` for each or, if they are packed, in all."""
     if segments is None:
         return np.arange(batch + 1) * count
     offsets = checked_offsets(segments, batch)
@@ -22,6 +22,7 @@ def offsets_of_tokens(segments: Any, batch: int, count: int) -> Any:
 
 
 def checked_offsets(segments: Any, batch: int) -> Any:
+    """An array of batch + 1 integers."""
     offsets = own("segments", integer_array("segments", segments, "(batch + 1,)"))
     if offsets.shape != (batch + 1,):
         raise ValueError(f"segments: got the shape {offsets.shape}, expected ({batch + 1},)")
@@ -45,8 +46,8 @@ def by_token(x: Any) -> Any:
 
 
 def stored(tokens: Any, held: Any, scale: Any) -> list[tuple[Any, Any]]:
-    """Pairs of what to write for tokens (tokens, heads, features), and the array it goes to: k or v, quantised if it
-    has 8 bits, and their scales."""
+    """(array, what to write there) for tokens (tokens, heads, features): to k or v, called `held`, quantised if it has
+    8 bits, and for int8 to its scales."""
     if held.dtype == INT8:
         tokens, scales = to_int8(tokens)
         return [(held, tokens), (scale, scales)]

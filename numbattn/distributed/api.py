@@ -8,7 +8,7 @@ from ..dropout import Dropout
 from ..gradients import Gradients
 from ..masks import Mask
 from ..scores import Scores
-from .driver import Ring
+from .driver import Ring, checked
 from .over_keys import over_keys
 from .rank import backward, forward
 from .share import Options
@@ -109,7 +109,7 @@ def attention_forward(
     >>> [own.lse.shape for own in saved]
     [(8, 36), (8, 64)]
     """
-    o, saved = ring._run(forward, {"q": q, "k": k, "v": v}, Options(causal, mask, scale, dropout, score, plan))
+    o, saved = checked(ring)._run(forward, {"q": q, "k": k, "v": v}, Options(causal, mask, scale, dropout, score, plan))
     return o, saved
 
 
@@ -150,7 +150,7 @@ def attention_backward(ring: Ring, do: Any, saved: Any, *, dlse: Any = None, det
     >>> [x.shape for x in dq]
     [(8, 36, 16), (8, 64, 16)]
     """
-    dq, dk, dv, score = ring._run(backward, {"do": do, "dlse": dlse, "saved": saved}, deterministic)
+    dq, dk, dv, score = checked(ring)._run(backward, {"do": do, "dlse": dlse, "saved": saved}, deterministic)
     return Gradients(dq, dk, dv, ring._of_score(score, saved))
 
 
@@ -247,5 +247,5 @@ def attention_over_keys(
     >>> np.allclose(o, na.attention(q, k, v, mask=na.Window(50, 0)))
     True
     """
-    (o,) = ring._run(over_keys, {"q": q, "k": k, "v": v}, Options(causal, mask, scale, None, score))
+    (o,) = checked(ring)._run(over_keys, {"q": q, "k": k, "v": v}, Options(causal, mask, scale, None, score))
     return o

@@ -30,8 +30,8 @@ class Block(NamedTuple):
 
     @property
     def offset(self) -> int | None:
-        """The offset, from -queries to keys - 1, of the Causal that is equal to the mask, from nothing to all visible;
-        None if there is none."""
+        """The offset of the Causal that is equal to the mask, from -queries, nothing visible, to keys - 1, everything
+        visible; None if there is no such Causal."""
         m, n = self.crop.queries, self.crop.keys
         lo, hi, queries, keys = self.mask._band(m, n)
         is_band = all(isinstance(part, Causal | Window | Lengths | First) for part in self.mask._parts)
@@ -55,7 +55,8 @@ class Hop(NamedTuple):
 def hop_of(
     mask: Mask, queries: tuple[TokenRange, ...], keys: tuple[TokenRange, ...], sizes: tuple[int, int], joins: bool
 ) -> Hop:  # fmt: skip
-    """With pieces of one rank's queries and another one's keys. joins: whether a call may have several of them."""
+    """The work with one rank's pieces of queries and another one's pieces of keys. joins: whether a call may have
+    several pieces."""
     rows = tokens_of(queries)
     blocks = [Block.of(mask, a, b, sizes, rows) for a in queries for b in keys]
     seen = [block for block in blocks if block.may_show]

@@ -9,15 +9,15 @@ import numpy as np
 
 from ..masks import All, AnyOf, Mask
 from ..masks.logic import Joined, _keys
+from ..values import remembered
 from .driver import Together
 from .heads import Axes, axes_of_results, rows_of, weights_of, why_not
-from .pieces import lengths_of, tokens_of
+from .pieces import RankPlace, lengths_of, tokens_of
 from .ring import Messages
-from .share import Options, RankPlace, Share, share_of
+from .share import HEADS, RING, Options, Share, share_of
 
-RING, HEADS = PLANS = "ring", "heads"
 UNEQUAL = 1.1  # if the busiest rank has this times the work of the other plan's, that outweighs all transfers
-KNOWN: dict[tuple[Any, ...], str] = {}  # the plan, by what all ranks have said
+KNOWN: dict[tuple[Any, ...], str] = {}  # the plan, by the facts of all ranks
 MOST_KNOWN = 256
 
 
@@ -39,21 +39,15 @@ class Cost(NamedTuple):
         return max(map(sum, zip(self.forward, self.backward)))
 
 
-def plan_of(share: Share, wanted: Any) -> str:
+def plan_of(share: Share, wanted: str | None) -> str:
     """The plan that a user asks for, or for None the choice of `costs_of`: the same on all ranks."""
-    if wanted is not None and wanted not in PLANS:
-        raise ValueError(f"plan: got {wanted!r}, allowed {', '.join(map(repr, PLANS))} or None")
     reason = why_not(share)
     if wanted == HEADS and reason:
         raise ValueError(f"plan: got {HEADS!r} {reason}")
     if wanted is not None or reason:
         return wanted or RING
-    key = share.place.order, *(tuple(found.values()) for found in share.facts)
-    if key not in KNOWN:
-        if len(KNOWN) >= MOST_KNOWN:
-            KNOWN.clear()
-        _, KNOWN[key], _ = costs_of(share)
-    return KNOWN[key]
+    key = tuple(tuple(found.values()) for found in share.facts)
+    return remembered(KNOWN, key, lambda: costs_of(share)[1], MOST_KNOWN)
 
 
 def costs_of(share: Share) -> tuple[dict[str, Cost], str, str]:

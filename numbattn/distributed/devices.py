@@ -7,18 +7,19 @@ from contextlib import AbstractContextManager, suppress
 from itertools import permutations
 from typing import Any, NamedTuple
 
-from ..checks import integer
+from ..checks import integer, library, words_for
 from .pieces import ZIGZAG
 from .simulated import Simulated
 
-LEAST, MOST = 1 << 16, (1 << 31) - 1  # bytes: of a block, so that copies of blocks are fast; from one to the next
+SMALLEST_BLOCK = 1 << 16  # bytes: smaller blocks are faster to make contiguous first
+LARGEST_STEP = (1 << 31) - 1  # bytes from one block to the next that a copy takes
 
 
 class Transfer(NamedTuple):
     """Copies on their way to another device."""
 
     copies: list[Any]
-    arrays: list[Any]  # that are copied: their memory must not be reused meanwhile
+    arrays: list[Any]  # that are copied, kept alive until then
     done: Any  # an event
 
 
@@ -50,11 +51,16 @@ class Devices(Simulated):
     >>> o, backprop = nad.attention_vjp(ring, *map(ring.split, (q, k, v)))          # doctest: +SKIP
     """
 
+    _library = "cupy"
+
     def __init__(self, devices: Sequence[int], order: str = ZIGZAG) -> None:
         import cupy
 
+        if not hasattr(devices, "__len__") or not len(devices):
+            raise TypeError(f"devices: got {words_for(devices)}, expected a list of CuPy's numbers of GPUs")
         super().__init__(len(devices), order)
-        self.devices, self.cupy = [integer("devices", device, low=0) for device in devices], cupy
+        most = cupy.cuda.runtime.getDeviceCount() - 1
+        self.devices, self.cupy = [integer("devices", device, 0, most) for device in devices], cupy
         self.streams = {}
         for device in self.devices:
             with cupy.cuda.Device(device):
@@ -68,6 +74,19 @@ class Devices(Simulated):
         if runtime.deviceCanAccessPeer(device, other):
             with self.cupy.cuda.Device(device), suppress(runtime.CUDARuntimeError):  # raised if it is so already
                 runtime.deviceEnablePeerAccess(other)
+
+    def __reduce__(self) -> Any:
+        return Devices, (self.devices, self.order)
+
+    def _listed(self, name: str, parts: Any) -> list[Any]:
+        listed = super()._listed(name, parts)
+        for rank, (x, device) in enumerate(zip(listed, self.devices)):
+            if library(x) not in (None, self._library):
+                raise TypeError(f"{name}: got {words_for(x)}, expected arrays of {self._library} with Devices")
+            if isinstance(x, self.cupy.ndarray) and x.device.id != device:
+                raise ValueError(f"{name}: got an array of device {x.device.id} for rank {rank}, expected device "
+                                 f"{device}")  # fmt: skip
+        return listed
 
     def _own(self, parts: list[Any]) -> list[Any]:
         return self._together("split", self._spread, parts)
@@ -177,4 +196,5 @@ def blocks_of(x: Any) -> Blocks | None:
     number, step = axes.pop()
     while axes and axes[-1][1] == number * step:
         number *= axes.pop()[0]
-    return None if axes or nbytes < LEAST or not nbytes <= step <= MOST else Blocks(number, nbytes, step)
+    is_fast = not axes and SMALLEST_BLOCK <= nbytes <= step <= LARGEST_STEP
+    return Blocks(number, nbytes, step) if is_fast else None

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator
 from contextlib import closing
+from threading import Lock
 from typing import Any, TypeVar
 
 from ..checks import integer, library, number, words_for
-from .facts import Agreed
+from .facts import Agreed, agreed
 from .joining import axis_of, check_parts, join
 from .messages import Message, Near
-from .pieces import ORDERS, joined, part_of, pieces_of
-from .share import RankPlace
+from .pieces import ORDERS, RankPlace, joined, part_of, pieces_of
 
 R = TypeVar("R")
 
@@ -168,6 +169,14 @@ class Apart(Ring):
     """Each rank is a process: it has its own parts."""
 
     rank: int
+    _library: str  # of the arrays that can travel
+
+    def __init__(self, order: str) -> None:
+        super().__init__(order)
+        self._process, self._in_a_call = os.getpid(), Lock()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"ring: {type(self).__name__} can be neither pickled nor copied; make one in each process")
 
     def join(self, parts: Any, axis: int = -2) -> Any:
         return self._run(join, {"parts": parts}, axis)
@@ -176,9 +185,28 @@ class Apart(Ring):
         return parts[self.rank]
 
     def _run(self, work: Callable[..., Any], by_rank: dict[str, Any], *others: Any) -> Any:
-        place = RankPlace(self.rank, self.ranks, self.order)
-        with closing(work(place, *by_rank.values(), *others)) as generator:
+        self._check_alone()
+        place, wrong = RankPlace(self.rank, self.ranks, self.order), self._refused(by_rank)
+        running = agreed(place, wrong) if wrong else work(place, *by_rank.values(), *others)
+        with self._in_a_call, closing(running) as generator:
             return self._together(work.__name__, self._result, generator)
+
+    def _check_alone(self) -> None:
+        """Refuse a second call at the same time, and a forked process: messages of both would mix."""
+        if os.getpid() != self._process:
+            raise RuntimeError(f"ring: made in process {self._process}, of which this is a fork; MPI, NCCL and CUDA "
+                               "do not survive a fork")  # fmt: skip
+        if self._in_a_call.locked():
+            raise RuntimeError("ring: a call of it has not ended, in another thread or under this signal's handler; "
+                               "each thread needs a ring of its own")  # fmt: skip
+
+    def _refused(self, by_rank: dict[str, Any]) -> TypeError | None:
+        """The error for an array that cannot travel."""
+        for name, x in by_rank.items():
+            if library(x) and (library(x) != self._library or x.dtype.hasobject):
+                return TypeError(f"{name}: got {words_for(x)}, expected arrays of {self._library}, of numbers, with "
+                                 f"{type(self).__name__}")  # fmt: skip
+        return None
 
     def _result(self, generator: Generator[Message, Any, Any]) -> Any:
         answer = None
@@ -195,6 +223,13 @@ class Apart(Ring):
     def _answer(self, message: Message) -> Any:
         """Carry out what the generator asks for."""
         raise NotImplementedError
+
+
+def checked(ring: Any) -> Ring:
+    """The first argument of every function."""
+    if not isinstance(ring, Ring):
+        raise TypeError(f"ring: got {words_for(ring)}, expected Simulated, Devices, Nccl or Mpi")
+    return ring
 
 
 def interrupted(what: str) -> Interrupted:

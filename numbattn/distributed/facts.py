@@ -15,6 +15,7 @@ from ..scores.function import Score
 from ..values import shown
 from ..where import Where
 from .messages import Gather
+from .pieces import RankPlace
 
 Facts = dict[str, Any]  # by the argument's name, which an error names
 LENGTHS, ROWS = "lengths", "rows"  # in which ranks may differ
@@ -99,9 +100,9 @@ def value(x: Any) -> str:
     return f"{type(x).__name__}({', '.join(found)})"
 
 
-def agreed(rank: int, own: Facts | Exception) -> Generator[Any, Any, list[Facts]]:
+def agreed(place: RankPlace, own: Facts | Exception) -> Generator[Any, Any, list[Facts]]:
     """The Facts of all ranks. An error on one rank is raised on all, as is any difference."""
-    gathered = yield Gather(failure(own) if isinstance(own, Exception) else own)
+    gathered = yield Gather(failure(own) if isinstance(own, Exception) else {"order": place.order, **own})
     if isinstance(own, Exception):
         raise Agreed(own)
     with ALIKE:
@@ -125,15 +126,15 @@ def check_same(gathered: list[Facts]) -> None:
             raise ValueError(f"{name}: got {got}, expected the same on all ranks")
 
 
-def agreed_fit(rank: int, facts: list[Facts], check: Callable[[], Any]) -> Generator[Any, Any, Any]:
+def agreed_fit(place: RankPlace, facts: list[Facts], check: Callable[[], Any]) -> Generator[Any, Any, Any]:
     """The result of check(), if it raises an error on no rank. facts: of all ranks, which have agreed."""
     found: Any = None
-    own: Facts | Exception = {"fits": True, **facts[rank]}
+    own: Facts | Exception = {"fits": True, **facts[place.rank]}
     try:
         found = check()
     except Exception as error:
         own = error
-    yield from agreed(rank, own)
+    yield from agreed(place, own)
     return found
 
 

@@ -24,9 +24,9 @@ from ..scores import ArrayPart, Part
 from ..values import rounded
 from .facts import LENGTHS, ROWS
 from .messages import Exchange, Like, Sum, Wait
-from .pieces import _along, joined, part_of, tokens_of
+from .pieces import RankPlace, _along, joined, part_of, tokens_of
 from .ring import Messages, Saved
-from .share import Pieces, RankPlace, Share
+from .share import Pieces, Share
 
 
 class Axes(NamedTuple):
@@ -42,7 +42,7 @@ def why_not(share: Share) -> str:
     heads, ranks = share.problem.heads_k, share.place.ranks
     if not heads or heads % ranks:
         return f"for {heads} heads of k and v on {ranks} ranks, expected as many heads as ranks, or a multiple"
-    own_rows = [rows for rows, alone in zip(zip(*(x[ROWS] for x in share.facts)), share.alone) if alone]
+    own_rows = [rows for rows, is_own in zip(zip(*(x[ROWS] for x in share.facts)), share.has_own_rows) if is_own]
     queries = [x[LENGTHS][0] for x in share.facts]
     if any(rows not in (1, size) for of_value in own_rows for rows, size in zip(of_value, queries)):
         return "with an array that has all rows on some ranks and their own on others, expected the same on all ranks"
@@ -95,10 +95,10 @@ class Weight(NamedTuple):
 
 def weights_of(share: Share) -> list[Weight]:
     found = [Weight(x, axes, True) for x, axes in zip(share.inputs, axes_of_inputs(share))]
-    for part, alone in zip(share.score, share.alone):
+    for part, is_own in zip(share.score, share.has_own_rows):
         own = own_axes(part)
         for name, x, wanted in zip(part._arrays(), part._weights, part._wanted):
-            axes = Axes(part._axis_of_queries or 0, share.queries if alone else (), axis_of_heads(x, own.get(name)))
+            axes = Axes(part._axis_of_queries or 0, share.queries if is_own else (), axis_of_heads(x, own.get(name)))
             found.append(Weight(x, axes, wanted))
     return found
 
@@ -173,8 +173,8 @@ def axes_of_results(share: Share) -> list[Axes]:
 def rows_of(share: Share) -> list[tuple[Any, Axes]]:
     """The arrays that only have the rows of each rank's own queries."""
     found = []
-    for value, alone in zip(share.values, share.alone):
-        if alone:
+    for value, is_own in zip(share.values, share.has_own_rows):
+        if is_own:
             arrays = value._like(share.inputs.q)._arrays().values()
             for x, axes in zip(arrays, axes_of_rows(share, value)):
                 found.append((np.broadcast_to(x, with_tokens(x.shape, axes, share.place.rank)), axes))
@@ -210,10 +210,10 @@ def axis_of_heads(x: Any, own: int | None) -> int | None:
 def of_heads(share: Share, rows: Iterator[Any]) -> Iterator[Any]:
     """The parts of the score and of the mask for the rank's heads; rows: the arrays of `rows_of`, for all queries."""
     first = share.place.rank * share.problem.heads // share.place.ranks
-    for value, alone in zip(share.values, share.alone):
+    for value, is_own in zip(share.values, share.has_own_rows):
         value = value._from_head(first) if isinstance(value, Mask) else value
         arrays, own = value._arrays(), own_axes(value)
-        if alone:
+        if is_own:
             yield with_arrays(value, {name: next(rows) for name in arrays})
         else:
             axes = {name: axis_of_heads(x, own.get(name)) for name, x in arrays.items()}

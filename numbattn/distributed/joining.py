@@ -8,9 +8,9 @@ from ..checks import integer, library, words_for
 from .facts import ALIKE, LENGTHS, Facts, agreed, check_same
 from .heads import all_to_all
 from .messages import Like
-from .pieces import joined
+from .pieces import RankPlace, joined
 from .ring import Messages
-from .share import RankPlace, pieces_by_rank
+from .share import pieces_by_rank
 
 
 def join(place: RankPlace, part: Any, axis: int) -> Messages:
@@ -21,7 +21,7 @@ def join(place: RankPlace, part: Any, axis: int) -> Messages:
         own = facts_of(part, axis)
     except Exception as error:
         own = error
-    facts = yield from agreed(place.rank, own)
+    facts = yield from agreed(place, own)
     lengths = lengths_in(facts)
     with ALIKE:
         pieces_by_rank("parts", lengths, place)

@@ -1,8 +1,8 @@
 """A process for each rank, by MPI: NumPy arrays on one machine or on many.
 
-Messages go from one rank to another, since only these can be cancelled. Their tags have their kind and the epoch in
-which they were sent: after an interrupted call ranks meet in the next epoch, and nobody takes earlier messages for new
-ones.
+All messages are point-to-point: collective operations cannot be cancelled. A tag holds the kind of a message and the
+epoch in which it was sent: after an interrupted call ranks meet in the next epoch, and nobody takes earlier messages
+for new ones.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import library, words_for
+from ..checks import words_for
 from .driver import Apart, Interrupted, interrupted, seconds
-from .facts import Agreed
 from .messages import Exchange, Gather, Message, Sum, Wait
 from .pieces import ZIGZAG
 
@@ -33,8 +32,9 @@ class Mpi(Apart):
 
     Parameters
     ----------
-    communicator : mpi4py.MPI.Comm
-        It is duplicated, so that other messages do not interfere.
+    communicator : mpi4py.MPI.Intracomm
+        It is duplicated, so that other messages do not interfere. MPI has a limited number of duplicates: make one
+        ring and keep it.
     order : "zigzag" or "contiguous", optional
         Whether each rank has an early and a late piece of a sequence, which divides the work of causal masks equally,
         or one piece.
@@ -48,6 +48,8 @@ class Mpi(Apart):
 
     Notes
     -----
+    A ring has one call at a time: each thread needs its own. A fork of the process cannot use it.
+
     If a call is interrupted on one rank, as by a time-out or Ctrl-C, others that wait in it or begin the next one raise
     `Interrupted`, and so does every call until all ranks have called `reset`. If one rank skips a whole call, and the
     next one looks the same, this goes unnoticed: such a program has to call `reset`, too.
@@ -59,10 +61,15 @@ class Mpi(Apart):
     >>> o, backprop = nad.attention_vjp(ring, *map(ring.split, (q, k, v)))          # doctest: +SKIP
     """
 
+    _library = "numpy"
+
     def __init__(self, communicator: Any, order: str = ZIGZAG, timeout: float = 600.0) -> None:
         super().__init__(order)
         if not hasattr(communicator, "Improbe"):
-            raise TypeError(f"communicator: got {words_for(communicator)}, expected an mpi4py.MPI.Comm")
+            raise TypeError(f"communicator: got {words_for(communicator)}, expected an mpi4py.MPI.Intracomm")
+        if not communicator or communicator.Is_inter():
+            got = "an Intercomm" if communicator else "COMM_NULL"
+            raise ValueError(f"communicator: got {got}, expected an mpi4py.MPI.Intracomm that this process is in")
         self.timeout = seconds("timeout", timeout)
         self.communicator = communicator.Dup()
         self.rank, self.ranks = communicator.Get_rank(), communicator.Get_size()
@@ -85,7 +92,7 @@ class Mpi(Apart):
         return [self._summed(x) for x in message.arrays] if isinstance(message, Sum) else None
 
     def _begun(self, message: Exchange) -> Any:
-        """Requests, the arrays that are to arrive, and of whom."""
+        """Requests, the arrays that are to arrive, and the rank that sends them."""
         given = list(map(_bytes_of, message.arrays))
         arrays = [np.empty(like.shape, like.dtype) for like in message.expected]
         requests = self._receive(list(map(_bytes_of, arrays)), repeat(message.source), ARRAYS)
@@ -149,18 +156,20 @@ class Mpi(Apart):
 
     # ------------------------------------------------------------------------------------------- calls that end halfway
     def reset(self) -> None:
-        self._interrupted = self._interrupted or "reset"  # until all ranks have come
-        self._abandon()
-        while self._interrupted:
-            self._epoch += 1
-            try:
-                self._meet()
-                self._interrupted = ""
-            except Interrupted:  # another rank has waited here before, and left
-                self._abandon()
-            except BaseException:
-                self._abandon()
-                raise
+        self._check_alone()
+        with self._in_a_call:
+            self._interrupted = self._interrupted or "reset"  # until all ranks have come
+            self._abandon()
+            while self._interrupted:
+                self._epoch += 1
+                try:
+                    self._meet()
+                    self._interrupted = ""
+                except Interrupted:  # another rank has waited here before, and left
+                    self._abandon()
+                except BaseException:
+                    self._abandon()
+                    raise
 
     def _meet(self) -> None:
         """Wait for all ranks, then receive and discard earlier messages, to free their memory."""
@@ -201,7 +210,5 @@ def _sweep(requests: list[Any]) -> None:
 
 
 def _bytes_of(x: Any) -> Any:
-    """An array as MPI takes it, whatever its dtype. All ranks have agreed on the library."""
-    if library(x) != "numpy" or x.dtype.hasobject:
-        raise Agreed(TypeError(f"q: got {words_for(x)}, expected arrays of NumPy with Mpi"))
+    """An array as MPI takes it, whatever its dtype."""
     return np.ascontiguousarray(x).reshape(-1).view(np.uint8)

@@ -20,10 +20,10 @@ HIGH = -1  # a stream's priority: its blocks start first
 
 
 class Ticket(NamedTuple):
-    """What NCCL does on its stream."""
+    """An exchange on NCCL's stream."""
 
     received: list[Any]
-    sent: Any  # whose memory has no other use meanwhile
+    sent: Any  # kept alive until then
     done: Any  # an event
 
 
@@ -40,7 +40,7 @@ class Nccl(Apart):
         or one piece.
     check : "first" or "always"
         When ranks compare their arguments, for which the host waits: in the first call of a kind, as far as this rank
-        can tell, or in every call.
+        can tell, or in every call. The same on all ranks.
 
     Raises
     ------
@@ -49,6 +49,9 @@ class Nccl(Apart):
 
     Notes
     -----
+    A ring has one call at a time: each thread needs its own, of a communicator of its own. A fork of the process cannot
+    use it.
+
     Kernels run on CuPy's current stream, NCCL on one of the ring's. With ``check="first"`` the program has to ensure
     that ranks change to another kind of call together: if the length of a sequence changes, but not that of this rank's
     part, this rank does not know, and others wait for it. ``check="always"`` is for such programs, and for finding out
@@ -63,6 +66,8 @@ class Nccl(Apart):
     >>> ring = nad.Nccl(nccl.NcclCommunicator(ranks, unique_id, rank))              # doctest: +SKIP
     >>> o, backprop = nad.attention_vjp(ring, *map(ring.split, (q, k, v)))          # doctest: +SKIP
     """
+
+    _library = "cupy"
 
     def __init__(self, communicator: Any, order: str = ZIGZAG, check: str = FIRST) -> None:
         import cupy
@@ -182,7 +187,7 @@ class Nccl(Apart):
         return self.known[own]
 
     def _all_of(self, x: Any) -> Any:
-        """A row for each rank of an array on the host, there."""
+        """The arrays of all ranks, of one shape, as rows: from the host and to it."""
         own, found = self.cupy.asarray(x), self.cupy.empty((self.ranks, x.size), x.dtype)
         stream = self._second_stream()
         self.communicator.allGather(own.data.ptr, found.data.ptr, x.nbytes, self.nccl.NCCL_UINT8, stream)

@@ -18,9 +18,9 @@ from ..scores import Part, as_parts, names, sink_of, steps_of
 from .facts import LENGTHS, Facts, agreed, agreed_fit
 from .heads import all_to_all
 from .messages import Like
-from .pieces import TokenRange
+from .pieces import RankPlace, TokenRange
 from .ring import Messages
-from .share import Options, RankPlace, Share, _facts, near_by, pieces_by_rank
+from .share import Options, Share, _facts, near_by, pieces_by_rank
 from .totals import Output
 
 
@@ -37,7 +37,7 @@ def over_keys(place: RankPlace, q: Any, k: Any, v: Any, call: Options) -> Messag
                **_facts(problem, mask, inputs.scale, None, score)}  # fmt: skip
     except Exception as error:
         own = error
-    facts = yield from agreed(place.rank, own)
+    facts = yield from agreed(place, own)
     mask, score = yield from near_by(mask, score)
     lengths = None
     if inputs.cache is not None and (mask._leaves or any(part._knows_places for part in score)):
@@ -48,7 +48,7 @@ def over_keys(place: RankPlace, q: Any, k: Any, v: Any, call: Options) -> Messag
             return blocks_of_arrays(place, problem, inputs, mask, score, facts)
         return [block_of_cache(place, problem, inputs, mask, score, lengths)]
 
-    blocks = yield from agreed_fit(place.rank, facts, blocks_of)
+    blocks = yield from agreed_fit(place, facts, blocks_of)
     queries, part, whole = slice(0, problem.seqlen_q), Output(problem, q), Output(problem, q)
     for block, given in blocks:
         o, saved = run(block, "forward", block, given)

@@ -12,6 +12,25 @@ UNIT = 32  # tokens: a word of Bits, two squares of dropout's generator
 ZIGZAG, CONTIGUOUS = ORDERS = "zigzag", "contiguous"
 
 
+class RankPlace(NamedTuple):
+    """The rank's number, and how sequences are split over ranks."""
+
+    rank: int
+    ranks: int
+    order: str
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} of {self.ranks} in {self.order} order"
+
+    def before(self, step: int) -> int:
+        """The rank whose keys this one has in a step."""
+        return (self.rank - step) % self.ranks
+
+    def after(self, step: int) -> int:
+        """The rank that has the keys of this one."""
+        return (self.rank + step) % self.ranks
+
+
 class TokenRange(NamedTuple):
     """Tokens [first, end) of the sequence, which begin at `row` of the rank's part."""
 

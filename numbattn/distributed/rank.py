@@ -10,10 +10,11 @@ from typing import Any
 from ..checks import flag, words_for
 from ..problem import checked_gradients
 from . import heads, ring
-from .costs import HEADS, plan_of
+from .costs import plan_of
 from .facts import ALIKE, Facts, agreed
+from .pieces import RankPlace
 from .ring import Messages, Saved
-from .share import Options, RankPlace, share_of
+from .share import HEADS, Options, share_of
 
 
 def forward(place: RankPlace, q: Any, k: Any, v: Any, call: Options) -> Messages:
@@ -38,14 +39,13 @@ def backward(place: RankPlace, do: Any, dlse: Any, saved: Saved, deterministic: 
                **{f"saved: {name}": fact for name, fact in first.items()}}  # fmt: skip
     except Exception as error:
         own = error
-    yield from agreed(place.rank, own)
+    yield from agreed(place, own)
     plan = ring if saved.of_heads is None else heads
     return (yield from plan.backward(saved, do, dlse, deterministic))
 
 
 def _check_place(saved: Saved, place: RankPlace) -> None:
-    """Refuse what another rank has saved, or one of a ring with another number of ranks."""
+    """Refuse what another rank has saved, or one of another kind of ring."""
     of = saved.share.place
-    if of[:2] != place[:2]:
-        raise ValueError(f"saved: got that of rank {of.rank} of {of.ranks}, expected that of rank {place.rank} of "
-                         f"{place.ranks}")  # fmt: skip
+    if of != place:
+        raise ValueError(f"saved: got that of {of}, expected that of {place}")

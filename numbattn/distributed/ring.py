@@ -176,8 +176,8 @@ def gradients_of_score(share: Share, saved: Any, do: Any, dlse: Any, of_score: l
             found.append(part._like(do)._gradient(None, saved.lse, delta))
         else:
             found.append(None)
-    weights = [(x, alone) for part, alone in zip(share.score, share.alone) for x in part._weights]
-    shared = [n for n, (dx, (_, alone)) in enumerate(zip(found, weights)) if dx is not None and not alone]
+    weights = [(x, is_own) for part, is_own in zip(share.score, share.has_own_rows) for x in part._weights]
+    shared = [n for n, (dx, (_, is_own)) in enumerate(zip(found, weights)) if dx is not None and not is_own]
     if shared:
         for n, dx in zip(shared, (yield Sum([found[n] for n in shared]))):
             found[n] = dx

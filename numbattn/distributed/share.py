@@ -19,25 +19,12 @@ from ..scores.sink import Sink
 from .blocks import Block, Hop, hop_by_numbers, hop_of
 from .facts import ALIKE, LENGTHS, ROWS, Facts, agreed, agreed_fit, options
 from .messages import Near
-from .pieces import TokenRange, lengths_of, pieces_of
+from .pieces import RankPlace, TokenRange, lengths_of, pieces_of
 
 Pieces = tuple[tuple[TokenRange, ...], ...]  # of each rank
 
 
-class RankPlace(NamedTuple):
-    """The rank's number, and how sequences are split over ranks."""
-
-    rank: int
-    ranks: int
-    order: str
-
-    def before(self, step: int) -> int:
-        """The rank whose keys this one has in a step."""
-        return (self.rank - step) % self.ranks
-
-    def after(self, step: int) -> int:
-        """The rank that has the keys of this one."""
-        return (self.rank + step) % self.ranks
+RING, HEADS = PLANS = "ring", "heads"
 
 
 class Options(NamedTuple):
@@ -53,6 +40,8 @@ class Options(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Share:
+    """What a rank knows of a call, once all ranks have agreed."""
+
     place: RankPlace
     problem: Problem  # of the rank's own queries and keys, as are the inputs
     inputs: Inputs
@@ -61,7 +50,7 @@ class Share:
     queries: Pieces
     keys: Pieces
     facts: list[Facts]  # of all ranks
-    given: tuple[Part, ...] = ()  # the score, with its arrays where they are
+    given: tuple[Part, ...] = ()  # the score, with its arrays where the user has them
     known: dict[tuple[int, int], Hop] = field(default_factory=dict)  # by rank and source
 
     @cached_property
@@ -77,8 +66,8 @@ class Share:
         return [*self.score, *self.mask._leaves]
 
     @cached_property
-    def alone(self) -> tuple[bool, ...]:
-        """For each of these, whether its arrays have only the rank's rows."""
+    def has_own_rows(self) -> tuple[bool, ...]:
+        """For each of these values, whether its arrays have the rows of the rank's own queries alone."""
         seqlen_q, _ = self.sizes
         return tuple(any(rows not in (1, seqlen_q) for rows in of_value)
                      for of_value in zip(*(x[ROWS] for x in self.facts)))  # fmt: skip
@@ -157,10 +146,11 @@ def share_of(place: RankPlace, q: Any, k: Any, v: Any, call: Options) -> Generat
         mask, score = mask_of(call.causal, call.mask), as_parts(call.score)
         problem, inputs = describe(q, k, v, scale=call.scale, dropout=call.dropout)
         facts_of = _facts if _holds_arrays(mask, score) else _facts_of_numbers
-        own = {"call": "forward", "plan": call.plan, **facts_of(problem, mask, inputs.scale, inputs.dropout, score)}
+        own = {"call": "forward", "plan": checked_plan(call.plan),
+               **facts_of(problem, mask, inputs.scale, inputs.dropout, score)}  # fmt: skip
     except Exception as error:
         own = error
-    facts = yield from agreed(place.rank, own)
+    facts = yield from agreed(place, own)
     with ALIKE:
         queries, keys = (pieces_by_rank(name, tuple([found[LENGTHS][side] for found in facts]), place)
                          for side, name in enumerate(("q", "k and v")))  # fmt: skip
@@ -170,8 +160,14 @@ def share_of(place: RankPlace, q: Any, k: Any, v: Any, call: Options) -> Generat
         with ALIKE:
             share.check()
         return share
-    yield from agreed_fit(place.rank, facts, share.check)
+    yield from agreed_fit(place, facts, share.check)
     return share
+
+
+def checked_plan(plan: Any) -> str | None:
+    if plan is not None and not (isinstance(plan, str) and plan in PLANS):
+        raise ValueError(f"plan: got {plan!r}, allowed {', '.join(map(repr, PLANS))} or None")
+    return plan
 
 
 def near_by(mask: Mask, score: tuple[Part, ...]) -> Generator[Any, Any, tuple[Mask, tuple[Part, ...]]]:

@@ -8,8 +8,7 @@ from typing import Any
 
 from .driver import Together
 from .messages import Exchange, Gather, Near, Sum, Wait
-from .pieces import ZIGZAG
-from .share import RankPlace
+from .pieces import ZIGZAG, RankPlace
 
 
 class Deadlock(RuntimeError):

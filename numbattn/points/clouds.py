@@ -15,10 +15,12 @@ from .pairs import Pairs, Term, ones, quiet
 
 EVERY = 10  # iterations between two questions to a GPU whether to stop
 SHRINKAGE = 2  # of epsilon, from one iteration to the next, while it is annealed
-ROUNDINGS = 8  # of the largest f / epsilon: no sums of rows are expected to be better
+ROUNDINGS = 8  # of the largest f / epsilon: a smaller error of the sums of rows is not expected
 
 
 class Solution(NamedTuple):
+    """The potentials that Sinkhorn's iterations have found."""
+
     f: Any
     g: Any
     converged: bool
@@ -52,7 +54,7 @@ class Clouds:
         return Term(self.pairs, self.cost)
 
     def epsilons(self, max_iterations: int) -> Iterator[tuple[float, Term]]:
-        """Epsilon of each iteration, and exp(-C / epsilon). It begins with the cost of the diameter."""
+        """Epsilon of each iteration, and the Term of exp(-C / epsilon). It begins with the cost of the diameter."""
         last, power = self.cost.epsilon, self.cost.power
         radius = max(_radius(*given) for given in zip((self.term.x, self.term.y), self.pairs.seen))
         if not math.isfinite(radius):
@@ -74,7 +76,7 @@ class Clouds:
         steady = 0  # iterations with the last epsilon
         for at, (epsilon, term) in enumerate(self.epsilons(max_iterations), start=1):
             before, f = f, -epsilon * term.logsumexp(logs(self.b, g / epsilon))
-            if steady and is_time(f, at, max_iterations) and self.is_done(before, f, tol):
+            if steady and should_check(f, at, max_iterations) and self.is_done(before, f, tol):
                 return Solution(f, g, True, at)
             g = -epsilon * term.exchanged.logsumexp(logs(self.a, f / epsilon))
             steady += term is self.term
@@ -87,7 +89,7 @@ class Clouds:
         for at, (epsilon, term) in enumerate(self.epsilons(max_iterations), start=1):
             before, new = f, -epsilon * term.logsumexp(logs(self.a, f / epsilon))
             f = (before + new) / 2
-            if steady and is_time(f, at, max_iterations) and self.is_done(before, new, tol):
+            if steady and should_check(f, at, max_iterations) and self.is_done(before, new, tol):
                 return Solution(f, f, True, at)
             steady += term is self.term
         return Solution(f, f, False, max_iterations)
@@ -107,7 +109,7 @@ class Clouds:
         return self.term.gradient(*self.weights_of_gradient(solution, dcost))
 
     def weights_of_gradient(self, solution: Solution, dcost: Any) -> tuple[Any, Any, Any, Any]:
-        """Its b, c, rows and columns."""
+        """The b, c, rows and columns of this gradient, see `Term.gradient`."""
         epsilon = self.cost.epsilon
         rows, columns = logs(self.a, solution.f / epsilon), logs(self.b, solution.g / epsilon)
         m, _ = self.pairs.sizes
@@ -125,8 +127,8 @@ def weighed(weights: Any, potential: Any) -> Any:
     return np.where(weights > 0, weights * potential, 0).sum(axis=-1)
 
 
-def is_time(array: Any, at: int, last: int) -> bool:
-    """Whether to check the results of iteration `at`; last: the number of the last one."""
+def should_check(array: Any, at: int, last: int) -> bool:
+    """Whether to see if iterations have converged, after iteration `at` of `last` at most: on a GPU the host waits."""
     return isinstance(array, np.ndarray) or at % EVERY == 0 or at == last
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..forks import cached_property
-from .clouds import ROUNDINGS, Clouds, Solution, is_time, logs, weighed
+from .clouds import ROUNDINGS, Clouds, Solution, logs, should_check, weighed
 from .pairs import Term, ones, quiet
 from .tangents import Moving
 
@@ -85,12 +85,12 @@ class Potentials:
         weights = _marginal(clouds.b, self.solution.g / clouds.cost.epsilon, Q.rows)
         total = weights.sum(axis=-1, keepdims=True)
 
-        def but_for_constants(v: Any) -> Any:
+        def without_mean(v: Any) -> Any:  # orthogonal to the null space
             return v - _ratio(weighed(weights, v)[..., None], total)
 
         rx, ry = R.of_costs(moved), Q.of_costs(moved.exchanged)
-        side = but_for_constants(ry), but_for_constants(-Q(rx))
-        tG, is_found = conjugate_gradients(lambda v: but_for_constants(v - Q(R(v))), side, weights, tol, max_iterations)
+        rhs = without_mean(ry), without_mean(-Q(rx))
+        tG, is_found = conjugate_gradients(lambda v: without_mean(v - Q(R(v))), rhs, weights, tol, max_iterations)
         tF = rx - R(tG)
         return tF, ry - Q(tF), is_found  # even for points without weight
 
@@ -113,16 +113,16 @@ class Potentials:
 
 
 def conjugate_gradients(
-    times: Callable[[Any], Any], side: tuple[Any, ...], weights: Any, tol: float, max_iterations: int
+    times: Callable[[Any], Any], rhs: tuple[Any, ...], weights: Any, tol: float, max_iterations: int
 ) -> tuple[Any, bool]:
-    """x with times(x) = sum(side), for each element of the batch, and whether it converged; `times` is self-adjoint
-    with these weights."""
+    """x with times(x) = sum(rhs), for each element of the batch, and whether it converged; `times` is self-adjoint
+    with these weights. The terms of the right-hand side are given apart, since rounding errors are relative to them."""
 
     def dot(u: Any, v: Any) -> Any:
         return weighed(weights, u * v)[..., None]
 
-    x, r = 0 * side[0], sum(side)
-    rounding = ROUNDINGS * np.finfo(x.dtype).eps * sum(np.sqrt(dot(v, v)) for v in side)
+    x, r = 0 * rhs[0], sum(rhs)
+    rounding = ROUNDINGS * np.finfo(x.dtype).eps * sum(np.sqrt(dot(v, v)) for v in rhs)
     before = dot(r, r)
     allowed = np.maximum(tol * np.sqrt(before), rounding) ** 2
     p = r
@@ -131,7 +131,7 @@ def conjugate_gradients(
         step = np.where(before > allowed, _ratio(before, dot(p, q)), 0)  # what has converged stays
         x, r = x + step * p, r - step * q
         now = dot(r, r)
-        if is_time(r, at, max_iterations) and bool((now <= allowed).all()):
+        if should_check(r, at, max_iterations) and bool((now <= allowed).all()):
             return x, True
         p, before = r + _ratio(now, before) * p, now
     return x, False

@@ -259,7 +259,7 @@ class _Call:
         check_vector("b", b, y.shape[-2], "y")
         if not isinstance(cost, Cost):
             raise TypeError(f"cost: got {words_for(cost)}, expected points.Cost(power, epsilon)")
-        tol, max_iterations = _how(tol, max_iterations)
+        tol, max_iterations = _checked_limits(tol, max_iterations)
         if flag("debias", debias) and mask is not None:
             raise ValueError("debias: got True with a mask, which does not say which x see each other")
         batch = batch_of(x=x.shape[:-2], y=y.shape[:-2], a=a.shape[:-1], b=b.shape[:-1])
@@ -273,10 +273,10 @@ class _Call:
     @cached_property
     def solved(self) -> list[Solution]:
         """The Solutions between x and y and, for debias, between x and x, and y and y."""
-        how = self.tol, self.max_iterations
-        between = self.clouds.solved(*how)
+        limits = self.tol, self.max_iterations
+        between = self.clouds.solved(*limits)
         among = [self.clouds.among, self.clouds.exchanged.among] if self.debias else []
-        return [between, *(clouds.solved_alone(*how) for clouds in among)]
+        return [between, *(clouds.solved_alone(*limits) for clouds in among)]
 
     def checked(self) -> Transport[Any]:
         """The result, after a warning if it has not converged."""
@@ -333,8 +333,8 @@ class _Call:
         pairs, (a, b) = self.clouds.pairs, self.given
         of_points = tangents_of(pairs, tx, ty)
         of_weights = checked(pairs, "ta", ta, a, "a"), checked(pairs, "tb", tb, b, "b")
-        how = _how(tol, max_iterations)
-        tgrads, is_found = self.tangent_of_gradients(of_points, of_weights, self.of_cost(dcost), *how)
+        limits = _checked_limits(tol, max_iterations)
+        tgrads, is_found = self.tangent_of_gradients(of_points, of_weights, self.of_cost(dcost), *limits)
         if not is_found:
             warn(f"hvp: conjugate gradients have not converged to {tol:g} within {max_iterations} iterations: allow "
                  "more, or take a larger tol or epsilon")
@@ -345,15 +345,15 @@ class _Call:
         self, of_points: tuple[Any, Any], of_weights: tuple[Any, Any], dcost: Any, tol: float, max_iterations: int
     ) -> tuple[SinkhornGradients, bool]:
         """The tangents of gradients, and whether those of the potentials were found."""
-        clouds, how, (between, *alone) = self.clouds, (tol, max_iterations), self.potentials
+        clouds, limits, (between, *alone) = self.clouds, (tol, max_iterations), self.potentials
         a, b = map(moved_logarithm, (clouds.a, clouds.b), of_weights)
         moved = Moved(Moving(clouds.term, *of_points), a, b)
-        tF, tG, is_found = between.tangents(moved, *how)
+        tF, tG, is_found = between.tangents(moved, *limits)
         found = [(between.tangent_of_gradient(moved, dcost, tF, tG), tF),
                  (between.exchanged.tangent_of_gradient(moved.exchanged, dcost, tG, tF), tG)]  # fmt: skip
         for side, (potentials, tangent, logarithm) in enumerate(zip(alone, of_points, (a, b))):
             moved = Moved(Moving(potentials.clouds.term, tangent, tangent), logarithm, logarithm)
-            tF, is_found_alone = potentials.tangents_alone(moved, *how)
+            tF, is_found_alone = potentials.tangents_alone(moved, *limits)
             own = potentials.tangent_of_gradient(moved, dcost, tF, tF), tF
             found[side] = found[side][0] - own[0], found[side][1] - own[1]
             is_found &= is_found_alone
@@ -369,8 +369,8 @@ def _of_sum(b: Any, a: Any) -> Any:
     return b * np.where(ours > 0, theirs / ours, 1).astype(b.dtype)
 
 
-def _how(tol: Any, max_iterations: Any) -> tuple[float, int]:
-    """The checked tolerance and number of iterations."""
+def _checked_limits(tol: Any, max_iterations: Any) -> tuple[float, int]:
+    """tol and max_iterations, checked."""
     tol, max_iterations = number("tol", tol), integer("max_iterations", max_iterations, low=1)
     if not 0 <= tol < math.inf:
         raise ValueError(f"tol: got {tol}, allowed finite and >= 0")

@@ -39,10 +39,10 @@ def same(ring, world):
     found = ring.join(nad.attention(ring, *map(ring.split, bits)))
     assert found.dtype == ml_dtypes.bfloat16
     assert found.tobytes() == alike.tobytes()
-    differs(ring)
+    differs(ring, world)
 
 
-def differs(ring):
+def differs(ring, world):
     """An error on all ranks, which then go on."""
     parts = ring.split(Q)
     with pytest.raises(ValueError, match=r"scale: got 0.5 on rank 0, 1.5 on rank 1, expected the same on all ranks"):
@@ -51,7 +51,13 @@ def differs(ring):
         (nad.attention_over_keys if ring.rank else nad.attention)(ring, *[parts] * 3)
     with pytest.raises(ValueError, match=r"parts: got .*\(2, \.\.\., 16\) on rank 0, .*\(2, \.\.\., 8\) on rank 1"):
         ring.join(parts[..., : 16 - 8 * ring.rank])
+    with pytest.raises((TypeError, ValueError), match=r"parts: got .* of object, expected arrays of numpy, of numbers"):
+        ring.join(parts.astype(object) if ring.rank else parts)
     np.testing.assert_array_equal(ring.join(parts), Q)
+    other = nad.Mpi(world, "contiguous" if ring.rank else "zigzag")
+    for call in (nad.attention, nad.attention_over_keys):
+        with pytest.raises(ValueError, match="order: got zigzag on rank 0, contiguous on rank 1"):
+            call(other, *[parts] * 3)
 
 
 # ------------------------------------------------------------------------------------------- calls that end halfway

@@ -1,5 +1,6 @@
 """A rank a GPU: with a CuPy that is not there."""
 
+import pickle
 import sys
 
 import numpy as np
@@ -16,6 +17,7 @@ from .fakes import Array, Cupy
 def cupy(monkeypatch):
     fake = Cupy()
     monkeypatch.setitem(sys.modules, "cupy", fake)
+    monkeypatch.setattr(nad.Devices, "_library", "numpy")
     return fake
 
 
@@ -44,7 +46,7 @@ def test_each_rank_computes_on_its_device(rng, cupy):
 ])  # fmt: skip
 def test_some_rows_of_all_matrices_are_copied_as_they_lie(rng, cupy, monkeypatch, rows, blocks):
     """Unless there are few."""
-    monkeypatch.setattr(devices, "LEAST", 128)
+    monkeypatch.setattr(devices, "SMALLEST_BLOCK", 128)
     monkeypatch.setattr(cupy, "ascontiguousarray", cupy.ascontiguousarray if blocks is None else None)
     ring, x = nad.Devices([3, 5]), cupy.on(3, rng.standard_normal((2, 3, 8, 4)))[rows]
     assert devices.blocks_of(x) == blocks
@@ -61,12 +63,12 @@ def test_numbers_are_copied_without_axes(cupy):
 @pytest.mark.parametrize("axes", [(1, 0, 2), (2, 1, 0)])
 def test_transposed_arrays_are_packed(rng, cupy, monkeypatch, axes):
     """Also those that are broadcast, and whose matrices are too far apart."""
-    monkeypatch.setattr(devices, "LEAST", 1)
+    monkeypatch.setattr(devices, "SMALLEST_BLOCK", 1)
     ring, x = nad.Devices([3, 5]), cupy.on(3, rng.standard_normal((3, 4, 5)))
     np.testing.assert_array_equal(ring._copied(x.transpose(axes), 3, 5), x.transpose(axes))
     wide = np.broadcast_to(x, (2, 3, 4, 5)).view(type(x))
     np.testing.assert_array_equal(ring._copied(wide, 3, 5), wide)
-    monkeypatch.setattr(devices, "MOST", 4 * 5 * 8 - 1)
+    monkeypatch.setattr(devices, "LARGEST_STEP", 4 * 5 * 8 - 1)
     assert devices.blocks_of(x[:, 1:]) is None
 
 
@@ -231,12 +233,31 @@ def test_split_of_an_array_of_another_device(cupy):
 def test_errors(cupy):
     with pytest.raises(TypeError, match="devices: got 'a'"):
         nad.Devices("ab")
-    with pytest.raises(ValueError, match="ranks: got 0, allowed 1 or more"):
-        nad.Devices([])
+    for wrong, got in (([], "list"), (2, "2")):
+        with pytest.raises(TypeError, match=f"devices: got {got}, expected a list of CuPy's numbers of GPUs"):
+            nad.Devices(wrong)
+    with pytest.raises(ValueError, match="devices: got 10, allowed 0 to 9"):
+        nad.Devices([0, 10])
+    ring, x = nad.Devices([3, 5]), np.zeros((2, 64, 8))
+    parts = ring.split(x)
+    with pytest.raises(ValueError, match="k: got an array of device 5 for rank 0, expected device 3"):
+        nad.attention(ring, parts, parts[::-1], parts)
+    with pytest.raises(ValueError, match="parts: got an array of device 3 for rank 1, expected device 5"):
+        ring.join([parts[0]] * 2)
+    ring._library = "cupy"
+    with pytest.raises(TypeError, match=r"q: got numpy\.ndarray of float64, expected arrays of cupy with Devices"):
+        nad.attention(ring, [x, x], parts, parts)
+
+
+def test_a_pickled_ring_is_made_again(cupy):
+    ring = pickle.loads(pickle.dumps(nad.Devices([3, 5], "contiguous")))
+    assert (ring.devices, ring.order, list(ring.streams)) == ([3, 5], "contiguous", [3, 5])
 
 
 FAULTS = {
     "stream.wait_event(event)": "pass",
+    "and x.device.id != device:": "and False:",
+    "if library(x) not in (None, self._library)": "if False",
     "for event in (made, cuda": "for event in (cuda",
     "for transfer in (incoming, outgoing)": "for transfer in (incoming,)",
     "for device in (source, to)": "for device in (to,)",
@@ -246,9 +267,9 @@ FAULTS = {
     "            stream.synchronize()": "            pass",
     "if n > 1]": "]",
     "axes[-1][1] == number * step": "False",
-    "if axes or nbytes": "if nbytes",
-    "or nbytes < LEAST": "",
-    "or not nbytes <= step <= MOST": "",
+    "not axes and SMALLEST": "SMALLEST",
+    "SMALLEST_BLOCK <= nbytes <= step": "nbytes <= step",
+    "nbytes <= step <= LARGEST_STEP": "nbytes",
     "if runtime.deviceCanAccessPeer(device, other):": "if True:",
     "suppress(runtime.CUDARuntimeError)": "suppress()",
     "x.device.id == to": "False",

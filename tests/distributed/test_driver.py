@@ -63,12 +63,21 @@ def test_an_error_on_which_ranks_agree_is_no_end_of_the_ring():
     check(ring)
 
 
+@pytest.mark.parametrize("call", [
+    lambda: nad.attention(None, Q, K, V), lambda: nad.attention_backward(None, DO, None),
+    lambda: nad.attention_over_keys(None, Q, K, V),
+])  # fmt: skip
+def test_no_ring(call):
+    with pytest.raises(TypeError, match="ring: got None, expected Simulated, Devices, Nccl or Mpi"):
+        call()
+
+
 def too_much(place, x):
     """An error of another kind, of which ranks are told as of any other."""
     def check():
         raise MemoryError
 
-    yield from agreed_fit(place.rank, [{}] * place.ranks, check)
+    yield from agreed_fit(place, [{}] * place.ranks, check)
 
 
 def test_generators_are_closed():

@@ -8,16 +8,18 @@ import pytest
 import numbattn as na
 from numbattn.distributed.facts import Agreed, agreed, failure, value
 from numbattn.distributed.messages import Gather, Near
+from numbattn.distributed.pieces import RankPlace
 from numbattn.distributed.rank import forward
-from numbattn.distributed.share import Options, RankPlace
+from numbattn.distributed.share import Options
 
 X = np.zeros((2, 32, 8))
 SAME = Options(False, None, None, None, None)
 
 
-def errors(*by_rank):
+def errors(*by_rank, orders=("contiguous",) * 3):
     """The error of each rank, which is given its own (q, k, v, call)."""
-    running = [forward(RankPlace(rank, len(by_rank), "contiguous"), *own) for rank, own in enumerate(by_rank)]
+    running = [forward(RankPlace(rank, len(by_rank), order), *own)
+               for rank, (own, order) in enumerate(zip(by_rank, orders))]  # fmt: skip
     answer = None
     while True:
         messages = []
@@ -43,6 +45,7 @@ def errors(*by_rank):
     ((X, X, X, SAME._replace(causal=True)), "mask: got All() on ranks 0, 2, All(Causal(None)) on rank 1"),
     ((X, X, X, SAME._replace(scale=2.0)), "scale: got 0.35355339059327373 on ranks 0, 2, 2.0 on rank 1"),
     ((X, X, X, SAME._replace(dropout=na.Dropout(0.1, 1))), "dropout: got None on ranks 0, 2, Dropout(p=0.1, seed=1"),
+    ((X, X, X, SAME._replace(plan="ring")), "plan: got None on ranks 0, 2, ring on rank 1"),
     ((X, X, X, SAME._replace(score=na.Softcap(2.0))), "score: part 0: got None on ranks 0, 2, Softcap(2.0) on rank 1"),
 ])  # fmt: skip
 def test_differences(other, message):
@@ -50,6 +53,12 @@ def test_differences(other, message):
     found = errors(same, other, same)
     assert len(set(found)) == 1
     assert found[0].startswith(f"ValueError {message}")
+
+
+def test_orders_are_compared():
+    """Of parts that have the same lengths in either."""
+    found = errors(*[(X, X, X, SAME)] * 2, orders=("contiguous", "zigzag"))
+    assert found == ["ValueError order: got contiguous on rank 0, zigzag on rank 1, expected the same on all ranks"] * 2
 
 
 def test_what_decides_what_travels_is_compared_by_value():
@@ -94,7 +103,7 @@ def test_an_error_of_one_rank_names_it_on_all_others():
 ], ids=["of an argument", "another", "of an argument elsewhere", "another elsewhere"])  # fmt: skip
 def test_an_error_of_another_rank(error, raised):
     """It is the error itself if it is none of an argument and this process has it: a signal handler's, say."""
-    asks = agreed(0, {})
+    asks = agreed(RankPlace(0, 2, "zigzag"), {})
     next(asks)
     with pytest.raises(Agreed) as found:
         asks.send([{}, error])
@@ -102,6 +111,7 @@ def test_an_error_of_another_rank(error, raised):
 
 
 FAULTS = {
+    '{"order": place.order, **own}': "own",
     "if isinstance(found, Failure)": "if False",
     "if gathered.count(gathered[0]) == len(gathered):": "if True:",
     "if values.count(values[0]) < len(values):": "if values.count(values[0]) < len(values) - 1:",

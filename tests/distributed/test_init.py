@@ -20,6 +20,7 @@ def test_public_names():
 @pytest.mark.parametrize("name", [name for name in nad.__all__ if name.startswith("attention")])
 def test_docstrings_are_whole(name):
     function = getattr(nad, name)
+    assert not re.search(r"\w -----", function.__doc__), "a heading and its line are one line"
     sections = re.findall(r"^ *(\w+)\n *-+$", function.__doc__, re.M)
     assert [section for section in sections if section != "Notes"] == ["Parameters", "Returns", "Raises", "Examples"]
     described = re.search(r"Parameters\n *-+\n(.*?)\n *Returns", function.__doc__, re.S)[1]

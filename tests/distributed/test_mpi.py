@@ -1,8 +1,11 @@
 """Two or three processes."""
 
+import copy
+import pickle
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from shutil import which
 
@@ -39,8 +42,11 @@ def test_when_one_is_killed_the_others_end():
 
 
 def test_errors():
-    with pytest.raises(TypeError, match=r"communicator: got 4, expected an mpi4py.MPI.Comm"):
+    with pytest.raises(TypeError, match=r"communicator: got 4, expected an mpi4py.MPI.Intracomm"):
         nad.Mpi(4)
+    for kind, got in ((Nobody, "COMM_NULL"), (Inter, "an Intercomm")):
+        with pytest.raises(ValueError, match=f"communicator: got {got}, expected an .* that this process is in"):
+            nad.Mpi(kind())
     with pytest.raises(ValueError, match="order: got 'stripes'"):
         nad.Mpi(4, "stripes")
     for timeout in (0, -1.0, np.nan):
@@ -83,6 +89,21 @@ class Alone:
 
     Isend = Irecv
 
+    def Is_inter(self):
+        return False
+
+
+class Nobody(Alone):
+    """What processes get that are not in a communicator."""
+
+    def __bool__(self):
+        return False
+
+
+class Inter(Alone):
+    def Is_inter(self):
+        return True
+
 
 def test_memory_of_requests_is_kept_until_they_are_done():
     """Also that of a ring which nobody has any more. What a rank was to receive is called back, what it sends cannot
@@ -108,6 +129,30 @@ def test_waiting_ends():
     assert time.monotonic() - start < 5
 
 
+def test_one_process_and_one_thread_at_a_time():
+    """Messages of others would mix."""
+    ring, x = nad.Mpi(Alone(), timeout=0.01), np.zeros((5, 3))
+    for copied in (pickle.dumps, copy.copy):
+        with pytest.raises(TypeError, match="ring: Mpi can be neither pickled nor copied; make one in each"):
+            copied(ring)
+    calls = partial(ring.join, x), ring.reset
+
+    def handler(tag):
+        """Of a signal; for another thread it is the same."""
+        for call in calls:
+            with pytest.raises(RuntimeError, match="ring: a call of it has not ended"):
+                call()
+
+    ring.communicator.Iprobe = handler
+    for call in calls:
+        with pytest.raises(TimeoutError):
+            call()
+    ring._process += 1
+    for call in calls:
+        with pytest.raises(RuntimeError, match=f"ring: made in process {ring._process}, of which this is a fork"):
+            call()
+
+
 def test_a_process_has_its_own_part():
     ring = nad.Mpi(Alone())
     ring.rank, ring.ranks = 1, 2
@@ -115,6 +160,13 @@ def test_a_process_has_its_own_part():
 
 
 FAULTS = {
+    "test_one_process_and_one_thread_at_a_time": {
+        "with self._in_a_call:": "if True:",
+        "distributed/driver.py": {
+            "with self._in_a_call, closing(running)": "with closing(running)",
+            "if os.getpid() != self._process:": "if False:",
+        },
+    },
     "test_waiting_ends": {
         "if time.monotonic() > end": "if time.monotonic() > end + 6",
     },

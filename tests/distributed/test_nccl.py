@@ -21,6 +21,7 @@ def ranks_of(monkeypatch):
     cupy = Cupy()
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setitem(sys.modules, "cupy.cuda", cupy.cuda)
+    monkeypatch.setattr(nad.Nccl, "_library", "numpy")
 
     def made(count, **options):
         shared, rings = Shared(count), []

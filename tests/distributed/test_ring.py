@@ -12,8 +12,9 @@ from numbattn import reference
 from numbattn.distributed import ring as ring_module
 from numbattn.distributed import totals
 from numbattn.distributed.messages import Exchange, Wait
+from numbattn.distributed.pieces import RankPlace
 from numbattn.distributed.rank import backward, forward
-from numbattn.distributed.share import Options, RankPlace
+from numbattn.distributed.share import Options
 from numbattn.distributed.simulated import Turns
 
 from .problems import found_wrong
@@ -296,12 +297,13 @@ X = [np.zeros((2, 32, 8))] * 2
     ({"mask": na.Causal(-99) & np.ones((3, 32, 64), bool)}, ValueError, r"mask: got booleans of the shape \(3, "),
     ({"scale": -1.0}, ValueError, "scale: got -1.0"),
     ({"dropout": 0.1}, TypeError, "dropout: got 0.1"),
+    ({"plan": ["ring"]}, ValueError, r"plan: got \['ring'\], allowed 'ring', 'heads' or None"),
     ({"causal": 1}, TypeError, "causal: got 1"),
     ({"mask": "causal"}, TypeError, "mask: got 'causal'"),
 ])  # fmt: skip
 def test_errors(options, error, message):
     with pytest.raises(error, match=message):
-        nad.attention(nad.Simulated(2), X, X, X, plan="ring", **options)
+        nad.attention(nad.Simulated(2), X, X, X, **{"plan": "ring", **options})
 
 
 def test_errors_of_arrays():
@@ -316,10 +318,12 @@ def test_errors_of_arrays():
     with pytest.raises(TypeError, match=r"saved: got 3, expected what distributed\.attention_forward returned"):
         nad.attention_backward(ring, X, [3, 3])
     _, saved = nad.attention_forward(ring, X, X, X)
-    with pytest.raises(ValueError, match="saved: got that of rank 1 of 2, expected that of rank 0 of 2"):
+    with pytest.raises(ValueError, match="got that of rank 1 of 2 in zigzag order, expected that of rank 0 of 2"):
         nad.attention_backward(ring, X, saved[::-1])
-    with pytest.raises(ValueError, match="saved: got that of rank 0 of 2, expected that of rank 0 of 1"):
+    with pytest.raises(ValueError, match="got that of rank 0 of 2 in zigzag order, expected that of rank 0 of 1"):
         nad.attention_backward(nad.Simulated(1), X[:1], saved[:1])
+    with pytest.raises(ValueError, match="of 2 in zigzag order, expected that of rank 0 of 2 in contiguous order"):
+        nad.attention_backward(nad.Simulated(2, "contiguous"), X, saved)
     _, causal = nad.attention_forward(ring, X, X, X, causal=True)
     with pytest.raises(ValueError, match=r"saved: mask: got All\(\) on rank 0, All\(Causal\(None\)\) on rank 1"):
         nad.attention_backward(ring, X, [saved[0], causal[1]])
@@ -333,7 +337,7 @@ FAULTS = {
     "zip((dq, *totals), (some, rows, rows), grads)": "zip((dq,), (some,), grads)",
     "    add_rows((dk, dv), share.other_hop(place.ranks - 1).keys, (yield from arrived(sent_back)))": "    pass",
     "delta - (0 if dlse is None else dlse)": "delta",
-    "if dx is not None and not alone": "if dx is not None",
+    "if dx is not None and not is_own": "if dx is not None",
     "distributed/rank.py": {
         "        _check_place(saved, place)\n": "",
         "for name, fact in first.items()": "for name, fact in ()",

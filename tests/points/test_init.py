@@ -29,6 +29,7 @@ def test_public_names():
 @pytest.mark.parametrize("name", [*FUNCTIONS, "LogsumexpBackprop.hvp", "ProductBackprop.hvp", "SinkhornBackprop.hvp"])
 def test_docstrings_are_whole(name):
     function = attrgetter(name)(points)
+    assert not re.search(r"\w -----", function.__doc__), "a heading and its line are one line"
     sections = re.findall(r"^ *(\w+)\n *-+$", function.__doc__, re.M)
     wanted = ["Parameters", "Returns", "Raises", "Examples"]
     assert [section for section in sections if section not in ("Notes", "Warns")] == wanted

@@ -15,7 +15,7 @@ COST = points.Cost(2, 0.1)
 EXACT = {"tol": 1e-13, "max_iterations": 3000}
 
 
-def but_for_constants(x):
+def without_mean(x):
     return x - x.mean(-1, keepdims=True)
 
 
@@ -29,7 +29,7 @@ def test_hessians_are_those_of_finite_differences(xp, rng, power, debias):
     a, b = (weights / weights.sum(-1, keepdims=True) for weights in (a, b))
     dcost, cost, given, h = rng.standard_normal(2), points.Cost(power, 0.3), (x[0], y, a, b), 1e-4
     moves = [rng.standard_normal(z.shape) for z in given[:2]]
-    moves += [0.1 * weights * but_for_constants(rng.standard_normal(weights.shape)) for weights in given[2:]]
+    moves += [0.1 * weights * without_mean(rng.standard_normal(weights.shape)) for weights in given[2:]]
     moves[2:] = [move - weights * move.sum(-1, keepdims=True) for move, weights in zip(moves[2:], given[2:])]
 
     def backprop_at(step, of=np.asarray):
@@ -43,7 +43,7 @@ def test_hessians_are_those_of_finite_differences(xp, rng, power, debias):
         assert isinstance(got, xp.ndarray)
         got, exact = to_numpy(got), (ends[0] - ends[1]) / (2 * h)
         if at > 1:
-            got, exact = but_for_constants(got), but_for_constants(exact)
+            got, exact = without_mean(got), without_mean(exact)
         assert_allclose(got, exact, rtol=1e-4, atol=3e-5 * np.abs(exact).max())
 
 
@@ -52,8 +52,8 @@ def test_hessians_are_symmetric(rng, debias):
     x, y, a, b = clouds(rng, d=10)
     _, backprop = points.sinkhorn_vjp(x, y, a, b, points.Cost(2, 0.5), tol=1e-9, debias=debias)
     one, other = ([rng.standard_normal(z.shape) for z in (x, y)] for _ in range(2))
-    one += [0.1 * but_for_constants(rng.standard_normal(z.shape)) for z in (a, b)]
-    other += [None, but_for_constants(rng.standard_normal(b.shape))]
+    one += [0.1 * without_mean(rng.standard_normal(z.shape)) for z in (a, b)]
+    other += [None, without_mean(rng.standard_normal(b.shape))]
     there, back = (sum((u * v).sum() for u, v in zip(backprop.hvp(*from_, tol=1e-9), to) if v is not None)
                    for from_, to in ((one, other), (other, one)))  # fmt: skip
     assert_allclose(there, back, rtol=1e-8)
@@ -146,7 +146,7 @@ def test_what_is_found_stays(rng, monkeypatch):
     _, backprop = points.sinkhorn_vjp(x, y, a, b, COST, tol=1e-9)
     tx, ty = rng.standard_normal(x.shape), rng.standard_normal(y.shape)
     wanted = backprop.hvp(tx, ty, tol=1e-9)
-    monkeypatch.setattr("numbattn.points.potentials.is_time", lambda array, at, last: at == last)
+    monkeypatch.setattr("numbattn.points.potentials.should_check", lambda array, at, last: at == last)
     for found, exact in zip(backprop.hvp(tx, ty, tol=1e-9, max_iterations=100), wanted):
         assert_array_equal(found, exact)
 
@@ -184,7 +184,7 @@ FAULTS = {
         "return tF, ry - Q(tF), is_found": "return tF, tG, is_found",
     },
     "test_hessians_are_those_of_finite_differences[numpy-2-False]": {
-        "side = but_for_constants(ry), but_for_constants(-Q(rx))": "side = but_for_constants(ry), -0 * rx[..., :1]",
+        "rhs = without_mean(ry), without_mean(-Q(rx))": "rhs = without_mean(ry), -0 * rx[..., :1]",
         "logs(self.clouds.a, self.over_y.rows)": "logs(self.clouds.a, 0 * self.over_y.rows)",
         "(b, c, tG, c * tF, *logarithms)": "(b, c, tG, tF, *logarithms)",
         "moved.b, self.rows, self.columns)": "None, self.rows, self.columns)",
