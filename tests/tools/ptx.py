@@ -39,6 +39,10 @@ STATEMENT = re.compile(r"""
     (?P<line>//.*|\.(?:loc|file)\b.*) | (?P<directive>\.[^;]*;) | (?P<brace>[{}]) | (?P<label>[\w$]+)\s*: |
     (?P<instruction>[^\s;{}][^;]*;)
 """, re.X)  # fmt: skip
+FUNCTION = re.compile(r"""  # its result, name and parameters, the registers that it declares, and the rest
+    ^\.func\s+\([^)]*\b(\w+)\)\s+(\w+)\(([^)]*)\)\s*\{((?:\s*\.reg[^;]*;)*)(.*?)^\}
+""", re.X | re.S | re.M)  # fmt: skip
+CALL = re.compile(r"\bcall\.uni\s+\((\w+)\),\s*(\w+),\s*\(([^)]*)\)\s*;")
 
 
 class Instruction(NamedTuple):
@@ -54,8 +58,9 @@ class Kernel:
     """The one kernel of a PTX text."""
 
     def __init__(self, ptx):
-        body = ptx[ptx.index(".visible .entry") :]
+        body = FUNCTION.sub("", ptx[ptx.index(".visible .entry") :])
         head, body = body[: body.index("{")], body[body.index("{") + 1 : body.rindex("}")]
+        body = inlined(body, FUNCTION.findall(ptx))
         self.parameters = re.findall(r"\.param (?:\.align \d+ )?\.\w+ (\w+)", head)
         self.kinds, self.blocks, self.labels = {}, [[]], {}
         statements = list(self._statements(body))
@@ -119,6 +124,26 @@ class Kernel:
         parameters = dict(zip(self.parameters, values, strict=True))
         for z, y, x in np.ndindex(grid[::-1]):
             Block(self, (x, y, z), grid, threads, shared_bytes, parameters, memory).run()
+
+
+def inlined(body, functions):
+    """The body of a kernel with these functions of libdevice in place of their calls; parameters become registers."""
+    registers, by_name = "", {}
+    for result, name, parameters, own, inside in functions:
+        registers += own.replace("%", "%in_")
+        names = [result, *re.findall(r"(\w+)\s*(?:,|\Z)", parameters)]
+        by_name[name] = names, inside.replace("%", "%in_").replace("ret;", "")
+
+    def in_place(call):
+        result, name, given = call.groups()
+        names, inside = by_name[name]
+        here = dict(zip(names, [result, *re.findall(r"\w+", given)]))
+        return re.sub(r"\w+", lambda word: here.get(word[0], word[0]), inside)
+
+    body = CALL.sub(in_place, re.sub(r"\.param (\.\w+ \w+;)", r".reg \1", body))
+    body = re.sub(r"\bst\.param\.(\w+)\s*\[(\w+)\+0\]", r"mov.\1 \2", body)
+    body = re.sub(r"\bld\.param\.(\w+)\s+(\S+),\s*\[((?:param|retval)\d+)(?:\+0)?\]", r"mov.\1 \2, \3", body)
+    return registers + body
 
 
 class Scope:
@@ -373,6 +398,7 @@ class Block(Hopper):
     op_fma = elementwise(lambda a, b, c: (a.astype(np.longdouble) * b + c).astype(a.dtype))
     op_rem = elementwise(np.fmod)
     op_sqrt = elementwise(np.sqrt)
+    op_rsqrt = elementwise(lambda a: (1 / np.sqrt(a)).astype(a.dtype))
     op_copysign = elementwise(lambda sign, size: np.copysign(size, sign))
     op_popc = elementwise(np.bitwise_count)
     del elementwise

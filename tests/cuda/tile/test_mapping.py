@@ -45,7 +45,9 @@ FUNCTIONS = {
     "branches": lambda s, i, j, weights: j if i == 7 else -1.5 if j > 20 else i - j if i > j else s,
     "floats": lambda s, i, j, weights: s * i - 2.5 * j + (i - 0.5) * j + float(i) - (j - s),
     "int": lambda s, i, j, weights: s + int(i) * int(j) / 2 + int(s),
-    "functions": lambda s, i, j, weights: s + math.sqrt(i) + np.tanh(i - j) + math.exp(-j),
+    "functions": lambda s, i, j, weights: (
+        s + math.sqrt(i) + np.tanh(i - j) + math.exp(-j) + abs(s) ** 1.5 - 0.5**j + math.asinh(s)
+    ),
     "look up": lambda s, i, j, weights: s + weights[i, 0] * weights[j, 1] + weights[(-i) % 50, j % 2],
     "a place": lambda s, i, j, weights: i,
     "a difference": lambda s, i, j, weights: i - j,
