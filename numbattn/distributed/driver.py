@@ -18,8 +18,8 @@ R = TypeVar("R")
 
 
 class Interrupted(RuntimeError):
-    """A call of this ring was interrupted on some rank, as by a time-out or Ctrl-C. Ranks have to meet again, in
-    `Ring.reset`, before they can go on."""
+    """A call of this ring was interrupted on some rank, as by a time-out, Ctrl-C, or a function of the user's that does
+    not compile. Ranks have to meet again, in `Ring.reset`, before they can go on."""
 
 
 class Ring:
