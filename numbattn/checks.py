@@ -175,7 +175,7 @@ def floats(name: str, value: Any) -> Any:
         return value
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
         value = number(name, value)
-    array = np.asarray(value) if isinstance(value, float | np.floating) else _array_of(name, value)
+    array = np.asarray(value) if isinstance(value, float | np.generic) else _array_of(name, value)
     if array is not value and array.dtype.kind in "iu":
         array = array.astype(np.float64)
     if not library(array) or array.dtype not in DTYPES:

@@ -381,6 +381,7 @@ VALUES = [
     (lambda: na.Intervals(0, [1]), ValueError, r"Intervals first: got a number, expected an array \(..., seqlen_q\)"),
     (lambda: na.Intervals([0]), TypeError, r"missing 1 required positional argument: 'end'"),
     (lambda: na.pack(3), TypeError, r"arrays: got 3, expected a list of arrays"),
+    (lambda: na.pack(np.array(3.0)), TypeError, r"arrays: got numpy.ndarray of float64, expected a list of arrays"),
     (lambda: na.pack([]), ValueError, r"arrays: got none, expected at least one"),
     (lambda: na.pack([Q, [1]]), TypeError, r"arrays\[1\]: got list, expected a numpy.ndarray"),
     (lambda: na.pack([Q, CupyLike()]), TypeError, r"do not mix: arrays\[0\] is a numpy.ndarray, arrays\[1\] is a cupy"),

@@ -195,7 +195,7 @@ def pack(arrays: Iterable[A]) -> tuple[A, NDArray[np.int64]]:
     >>> na.attention(x, x, x, mask=na.Segments(offsets)).shape
     (8, 8, 64)
     """
-    if not isinstance(arrays, Iterable):
+    if not isinstance(arrays, Iterable) or getattr(arrays, "ndim", 1) == 0:
         raise TypeError(f"arrays: got {words_for(arrays)}, expected a list of arrays")
     given: list[Any] = list(arrays)
     if not given:

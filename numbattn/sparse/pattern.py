@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from ..checks import A, words_for
+from ..checks import A, same_library, words_for
 from ..forks import cached_property
 from ..masks import BlockSparse
 
@@ -143,6 +143,7 @@ class Pattern:
         -------
         w : array, (count, rows of a block, columns of a block)
         """
+        same_library(dense=dense)
         if dense.shape != self.shape:
             raise ValueError(f"dense: got the shape {dense.shape}, expected {self.shape}")
         (rows, columns), (height, width) = self.blocks.shape, self.block_size
@@ -163,6 +164,7 @@ class Pattern:
         -------
         dense : array, of the pattern's `shape`
         """
+        same_library(w=w)
         if w.shape != (self.count, *self.block_size):
             raise ValueError(f"w: got the shape {w.shape}, expected {(self.count, *self.block_size)}")
         (rows, columns), (height, width) = self.blocks.shape, self.block_size

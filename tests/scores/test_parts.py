@@ -206,7 +206,8 @@ def test_the_lowest_scores_are_visible(rng, dtype):
 
 @pytest.mark.parametrize(("given", "array"), [
     (1, np.float64(1)), (np.int8(3), np.float64(3)), (np.float32(0.5), np.float32(0.5)), ([1, 2], np.array([1.0, 2.0])),
-    ((0.5, 2), np.array([0.5, 2.0])), (range(3), np.arange(3.0)), ([[1], [2]], np.array([[1.0], [2.0]])),
+    (ml_dtypes.bfloat16(0.5), np.asarray(ml_dtypes.bfloat16(0.5))), ((0.5, 2), np.array([0.5, 2.0])),
+    (range(3), np.arange(3.0)), ([[1], [2]], np.array([[1.0], [2.0]])),
 ], ids=repr)  # fmt: skip
 def test_numbers_and_lists_are_arrays(given, array):
     """Of float64, but for NumPy's own floats."""

@@ -46,6 +46,8 @@ WRONG = {
     "heads": (lambda p: sparse.Pattern(na.BlockSparse(BLOCKS[None])), ValueError, "mask: got blocks of the shape"),
     "size": (lambda p: sparse.Pattern(na.BlockSparse(BLOCKS, (48, 64))), ValueError, "block_size of .48, 64., allowed"),
     "dense": (lambda p: p.values(np.zeros((3, 3))), ValueError, r"dense: got the shape \(3, 3\), expected \(48, 128\)"),
+    "a list": (lambda p: p.values([[1.0]]), TypeError, "dense: got list, expected a numpy.ndarray"),
+    "a number": (lambda p: p.dense(3), TypeError, "w: got 3, expected a numpy.ndarray"),
     "w": (lambda p: p.dense(np.zeros((3, 3, 3))), ValueError, r"w: got the shape \(3, 3, 3\), expected \(5, 16, 32\)"),
 }
 
