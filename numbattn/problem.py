@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from itertools import chain
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -217,11 +217,23 @@ class Saved(Generic[A]):
         _check_result("lse", lse, "saved.lse", problem.lse_shape, problem.sum_dtype, inputs)
         return Saved(problem, inputs, o, lse)
 
+    def __reduce__(self) -> Any:  # a Score pickles its function, from which its kind follows
+        problem = replace(self.problem, score_kinds=())
+        return _saved_again, (problem, self.inputs, self.o, self.lse, self.whole)
+
     def __repr__(self) -> str:
         problem, packing = self.problem, self.inputs.packing
         q = problem.shapes[0] if packing is None else packing.shape_of(problem.shapes[0])
         return (f"<Saved: q {q}, k {problem.shapes[1]}, v {problem.shapes[2]}, "
                 f"{problem.dtype}, {problem.xp}>")
+
+
+def _saved_again(problem: Problem, inputs: Inputs, *results: Any) -> Saved[Any]:
+    return Saved(replace(problem, score_kinds=kinds_of(inputs.score)), inputs, *results)
+
+
+def kinds_of(parts: Iterable[Part]) -> tuple[tuple[Any, ...], ...]:
+    return tuple([part._kind for part in parts])
 
 
 def describe(
@@ -250,7 +262,7 @@ def describe(
     if cache is not None:
         dtypes, shapes = (q.dtype, *cache._dtypes_with(q.dtype)), (q.shape, *cache._shapes)
     problem = _problem(
-        xp, dtypes, shapes, (q.strides, k.strides, v.strides), given._kinds, tuple([part._kind for part in parts]),
+        xp, dtypes, shapes, (q.strides, k.strides, v.strides), given._kinds, kinds_of(parts),
         dropout is not None, cache and cache._layout, wide,
     )  # fmt: skip
     if given._holds_arrays and not given._is_settled:

@@ -70,7 +70,9 @@ UNEQUAL = na.Segments([0, 4, 6], [0, 3, 9])
     {"mask": na.Where(diagonal, [np.arange(6)])},
 ], ids=["alibi", "relative", "score", "where"])  # fmt: skip
 def test_copies_of_saved_are_of_the_same_call(rng, options):
-    """For other processes, too: with the frame of a distance, the function of a Score, the shape of a Where."""
+    """For other processes, too: with the frame of a distance, the function of a Score, the shape of a Where; whatever
+    other functions do the same."""
+    na.Score(lambda s, batch, head, i, j, x: s + x[i], arrays=[np.arange(6.0)])
     (q, do), (k, v) = rng.standard_normal((2, 3, 6, 4)), rng.standard_normal((2, 3, 9, 4))
     _, saved = na.attention_forward(q, k, v, **options)
     want = na.attention_backward(do, saved)
@@ -101,7 +103,7 @@ def test_a_memmap_is_an_array(tmp_path):
 FAULTS = {
     "test_copies_of_saved_are_of_the_same_call": {
         "scores/distance.py": {'{"_frame": self._frame})': "{})"},
-        "scores/frozen.py": {"return frozen, (self.function,)": "return Frozen, (self.key, self.pieces)"},
+        "replace(problem, score_kinds=kinds_of(inputs.score))": "problem",
         "where.py": {"self.block_size), in_call": "self.block_size)"},
     },
     (

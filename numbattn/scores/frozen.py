@@ -58,18 +58,10 @@ class BareFunction(NamedTuple):
 
 class Frozen:
     """A function and all values that it reads. While one is alive there is no other in this process that does the same,
-    so that caches by identity stay valid. Pickle stores a function that it was taken from, which is then taken anew."""
-
-    function: FunctionType  # the last one that it was taken from
+    so that caches by identity stay valid."""
 
     def __init__(self, key: Any, pieces: list[BareFunction]) -> None:
         self.key, self.pieces = key, pieces
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Frozen:
-        return self
-
-    def __reduce__(self) -> Any:
-        return frozen, (self.function,)
 
     def __repr__(self) -> str:
         return f"<{self.pieces[0].code.co_name}>"
@@ -118,9 +110,7 @@ def frozen(function: Any, words: str = "function") -> Frozen:
     taking = _Taking(words)
     key = taking.key_of(function)
     known = KNOWN.get(key)
-    found = KNOWN.setdefault(key, Frozen(key, taking.pieces)) if known is None else known
-    found.function = function
-    return found
+    return KNOWN.setdefault(key, Frozen(key, taking.pieces)) if known is None else known
 
 
 def _bare(piece: BareFunction, number: Callable[[Any], Any]) -> FunctionType:
