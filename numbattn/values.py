@@ -144,10 +144,7 @@ class Memo:
         return None if known is None else known.get(key)
 
     def keep(self, value: Value, key: Any, found: Any) -> None:
-        known = vars(value).setdefault(self.name, {})
-        if len(known) >= MOST_KNOWN:
-            known.clear()
-        known[key] = found
+        _keep(vars(value).setdefault(self.name, {}), key, found, MOST_KNOWN)
 
 
 def remembered(known: dict[Any, R], key: Any, find: Callable[[], R], most: int = MOST_KNOWN) -> R:
@@ -155,10 +152,14 @@ def remembered(known: dict[Any, R], key: Any, find: Callable[[], R], most: int =
     found = known.get(key)
     if found is None:
         found = find()
-        if len(known) >= most:
-            known.clear()
-        known[key] = found
+        _keep(known, key, found, most)
     return found
+
+
+def _keep(known: dict[Any, Any], key: Any, found: Any, most: int) -> None:
+    if len(known) >= most:
+        known.clear()
+    known[key] = found
 
 
 def kinds(base: type[V]) -> list[type[V]]:

@@ -113,8 +113,6 @@ FAULTS = {
     "isinstance(mask, AnyOf) and mask._is_drawn": "False",
     "values.py": {
         "if found is None:": "if True:",
-        "            known.clear()\n        known[key] = found\n    return found": (
-            "            known.clear()\n        known[key] = found\n    return known[key]"
-        ),
+        "_keep(known, key, found, most)\n    return found": "_keep(known, key, found, most)\n    return known[key]",
     },
 }

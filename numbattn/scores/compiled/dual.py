@@ -272,7 +272,6 @@ rule_of_two(
 rule_of_two(math.atan2, lambda x, y, z: y / (x * x + y * y), lambda x, y, z: -x / (x * x + y * y))
 rule_of_two(math.hypot, lambda x, y, z: x / z if z != 0 else z, lambda x, y, z: y / z if z != 0 else z)
 rule_of_two(math.copysign, lambda x, y, z: ONE if (x < 0) == (z < 0) else -ONE, lambda x, y, z: ZERO)
-
 overload(min)(chosen_by(operator.lt))
 overload(max)(chosen_by(operator.gt))
 

@@ -67,18 +67,17 @@ def _truth_of(x):
 def naming(*functions, of="score"):
     """A context in which errors of compilation name the user's functions that may be the cause, and what to do. of: a
     score, the gradient of its arrays, a mask, or a kernel of points."""
-    codes = [(f.__qualname__, f.__code__.co_firstlineno, f.__code__.co_filename) for f in functions]
-    where = " or ".join(f"{name}, line {line} of {file}" for name, line, file in codes)
     try:
         yield
     except KeyError as error:  # numba-cuda's table of NumPy's functions
         if not functions or not isinstance(error.args[0], np.ufunc):
             raise
-        raise UserTypeError(f"{of}: {where}, uses np.{error.args[0].__name__}, which GPUs do not have") from None
+        name = error.args[0].__name__
+        raise UserTypeError(f"{of}: {_places_of(functions)}, uses np.{name}, which GPUs do not have") from None
     except NumbaError as error:
         if not functions:
             raise
-        text = str(error)
+        text, where = str(error), _places_of(functions)
         for refusal in (IS_A_MASK, IS_NO_TRUTH, RETURNS_NONE, NO_NUMBER, *REFUSED):
             if refusal in text:
                 words = OTHERWISE.get(of, {}).get(refusal, refusal)
@@ -89,6 +88,12 @@ def naming(*functions, of="score"):
             raise UserTypeError(f"{of}: the derivative of {where}, cannot be found:\n{without_rule(text)}\n"
                                 f"{HOW_TO_DERIVE[of]}") from None
         raise UserTypeError(f"{of}: Numba cannot compile {where}: {error}") from None
+
+
+def _places_of(functions):
+    """Where functions are defined, in words."""
+    codes = [(f.__qualname__, f.__code__.co_firstlineno, f.__code__.co_filename) for f in functions]
+    return " or ".join(f"{name}, line {line} of {file}" for name, line, file in codes)
 
 
 def _line(text, refusal):
