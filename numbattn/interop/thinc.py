@@ -48,8 +48,8 @@ def attention(
     Model
         It maps a list of arrays (seqlen, 3 * width), queries, keys and values side by side, each by head, to a list of
         (seqlen, width); or one array to one. Arrays are NumPy's or CuPy's, depending on `model.ops`. The arrays in the
-        score whose gradients are wanted are parameters: "bias", "slopes", "table" or "logits", numbered from the second
-        of a kind on.
+        score whose gradients are wanted are parameters, in float32 as thinc's optimisers have them: "bias", "slopes",
+        "table" or "logits", numbered from the second of a kind on.
 
     Raises
     ------
@@ -83,8 +83,11 @@ def attention(
         "dropout": dropout,
         "dropout_rate": 0.0 if dropout is None else dropout.p,
     }
-    params: Any = {name: part._weights[0] for name, part in zip(names, parts) if name}
-    return Model("attention", forward, params=params, attrs=attrs)
+    model: Model[Any, Any] = Model("attention", forward, params=dict.fromkeys(filter(None, names)), attrs=attrs)
+    for name, part in zip(names, parts):
+        if name:
+            model.set_param(name, model.ops.asarray(part._weights[0], dtype="float32"))
+    return model
 
 
 def names_of(parts: Sequence[Part]) -> list[str | None]:

@@ -1,5 +1,11 @@
 """Attention of JAX arrays: primitives whose derivatives are numbattn's own passes.
 
+============================  ======================================================================================
+attention                     of JAX arrays, with first and second derivatives
+attention_laplacian           its forward Laplacian
+register_folx                 so that `folx.forward_laplacian` uses that
+============================  ======================================================================================
+
 `attention` works outside and inside of `jax.jit`, and under
 
 - `grad`, `value_and_grad`, `vjp`, `jacrev`: a backward pass;
@@ -9,10 +15,10 @@
 - `vmap`, also of derivatives: one more batch axis in front, and the same bits as without. With dropout, and with mapped
   arrays of a `Score`, a pass for each element: a Dropout counts (batch, head), so that each drops what it would drop
   alone;
-- `checkpoint`, `scan`, `cond`.
+- `checkpoint`, `scan`, `cond`; `linear_transpose` by v.
 
 `jvp` of `jvp` and third derivatives raise NotImplementedError, as do derivatives by arrays of a `Score` whose
-gradient is not wanted.
+gradient is not wanted, `jax.experimental.jet`, and `jax.export`, which has no callbacks.
 
 Masks, scores and `Gradients` are pytrees as soon as this module is imported: as arguments of a compiled function their
 arrays are traced, and everything else is static. A changed array, seed or offset compiles nothing again.
@@ -31,6 +37,7 @@ computes everything.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -45,8 +52,9 @@ from ...problem import refuse_cache
 from ...scores import Scores
 from ..options import taken_apart
 from . import primitives, pytrees  # noqa: F401  # which register what JAX has to know
-from .operands import How, Operands, bind
-from .passes import forward
+from .folx import register_folx
+from .operands import Directions, How, Operands, bind
+from .passes import forward, laplacian
 
 
 def attention(
@@ -99,19 +107,89 @@ def attention(
     >>> jax.jit(jax.grad(loss))(q).shape
     (2, 8, 100, 64)
     """
+    if "folx" in sys.modules:
+        register_folx()
+    x, how = _taken_apart(q, k, v, (causal, mask, scale, dropout, score), dropout_offset)
+    how = how._replace(deterministic=flag("deterministic", deterministic), with_lse=flag("return_lse", return_lse))
+    results = bind(forward, x, how)
+    return tuple(results) if return_lse else results[0]
+
+
+def attention_laplacian(
+    q: Any,
+    k: Any,
+    v: Any,
+    jq: Any,
+    jk: Any,
+    jv: Any,
+    lq: Any = None,
+    lk: Any = None,
+    lv: Any = None,
+    *,
+    causal: bool = False,
+    mask: Mask | Any = None,
+    scale: float | None = None,
+    dropout: Dropout | None = None,
+    score: Scores = None,
+    dropout_offset: Any = None,
+) -> Any:
+    """`numbattn.attention_laplacian` of JAX arrays: a primitive that has no derivatives, as they would be third ones.
+
+    Parameters
+    ----------
+    q, k, v, causal, mask, scale, dropout, score, dropout_offset
+        As in `attention`; the arrays in a score are constants.
+    jq, jk, jv : arrays, (T, ...), or None
+        The derivatives of q, k and v by each of T coordinates, of their dtype; None is zero.
+    lq, lk, lv : arrays or None, optional
+        Their Laplacians, of the shape and dtype of q, k and v; None is zero.
+
+    Returns
+    -------
+    o : jax.Array, (..., seqlen_q, head_dim_v)
+    jo : jax.Array, (T, ..., seqlen_q, head_dim_v)
+        The derivatives of o.
+    lo : jax.Array, (..., seqlen_q, head_dim_v)
+        Its Laplacian.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what does not fit: see `numbattn.attention_laplacian`.
+    NotImplementedError
+        For derivatives of the results.
+
+    Examples
+    --------
+    >>> import jax, numbattn as na
+    >>> from numbattn.interop.jax import attention_laplacian
+    >>> walkers = jax.random.normal(jax.random.key(0), (10, 4, 5, 3))       # of 4 heads
+    >>> jacobian = jax.numpy.eye(60).reshape(60, 4, 5, 3)                   # by the elements of q, k and v themselves
+    >>> laplacian = jax.vmap(lambda x: attention_laplacian(x, x, x, *[jacobian] * 3)[2])
+    >>> jax.jit(laplacian)(walkers).shape
+    (10, 4, 5, 3)
+    """
+    x, how = _taken_apart(q, k, v, (causal, mask, scale, dropout, score), dropout_offset)
+    given = {"jq": jq, "jk": jk, "jv": jv, "lq": lq, "lk": lk, "lv": lv}
+    arrays = [y if y is None else _array(name, y) for name, y in given.items()]
+    none = (None,) * len(how.wanted)
+    tangents, second = (Directions(*arrays[first : first + 3], none) for first in (0, 3))
+    return tuple(bind(laplacian, x._replace(tangents=tangents, second=second), how._replace(several=True)))
+
+
+def _taken_apart(q: Any, k: Any, v: Any, options: tuple[Any, ...], dropout_offset: Any) -> tuple[Operands, How]:
+    """The operands of the forward pass, and what is static."""
     refuse_cache(k)
     q, k, v = _array("q", q), _array("k", k), _array("v", v)
-    return_lse, deterministic = flag("return_lse", return_lse), flag("deterministic", deterministic)
+    causal, mask, scale, dropout, score = options
     seed = offset = None
     if dropout is None and dropout_offset is not None:
         raise ValueError(f"dropout_offset: got {words_for(dropout_offset)} without dropout")
     if isinstance(dropout, Dropout):
         seed, offset = np.array(dropout.key, np.uint32), _offset(dropout, dropout_offset)
         dropout = Dropout(dropout.p, 0)
-    options, arrays = taken_apart(causal, mask, scale, dropout, score)
-    how = How(options, options.wanted, deterministic, return_lse)
-    results = bind(forward, Operands(q, k, v, tuple(arrays), seed, offset), how)
-    return tuple(results) if return_lse else results[0]
+    apart, arrays = taken_apart(causal, mask, scale, dropout, score)
+    return Operands(q, k, v, tuple(arrays), seed, offset), How(apart, apart.wanted, deterministic=False)
 
 
 def _array(name: str, x: Any) -> Any:

@@ -16,16 +16,26 @@ from .passes import backward, forward, hessian, second_tangent, tangent
 
 
 def forward_jvp(primals: Any, tangents: Any, *, tree: Any, how: How) -> Any:
-    x, t = tree.unflatten(primals), _directions(tree.unflatten(tangents), how)
+    x, t = tree.unflatten(primals), directions_of(tree.unflatten(tangents), how)
     o, lse = bind(forward, x, how._replace(with_lse=True))
     results, wanted = (o, lse), slice(1 + how.with_lse)
     along = bind(tangent, x._replace(o=o, lse=lse, tangents=t), how) if t else (None, None)
     return results[wanted], _zeros_filled(results, along)[wanted]
 
 
+def forward_transpose(cotangents: Any, *operands: Any, tree: Any, how: How) -> Any:
+    """By v alone, in which o is linear: the backward pass at v = 0, where o is 0 too."""
+    x, do = tree.unflatten(operands), _nonzero(cotangents[0])
+    if not ad.is_undefined_primal(x.v) or sum(map(ad.is_undefined_primal, operands)) > 1:
+        raise NotImplementedError("a transpose of attention by anything but v: it is linear in v alone")
+    x = x._replace(v=jnp.zeros(x.v.aval.shape, x.v.aval.dtype))
+    o, lse = bind(forward, x, how._replace(with_lse=True))
+    return _found(operands, tree, v=_pulled_back(x._replace(o=o, lse=lse), how, do, None).v)
+
+
 def tangent_jvp(primals: Any, tangents: Any, *, tree: Any, how: How) -> Any:
     x, tx = tree.unflatten(primals), tree.unflatten(tangents)
-    results, second, linear = bind(tangent, x, how), _directions(tx, how), _nonzero(tx.tangents)
+    results, second, linear = bind(tangent, x, how), directions_of(tx, how), _nonzero(tx.tangents)
     along = bind(tangent, x._replace(tangents=linear), how) if linear else (None, None)
     if second:
 
@@ -45,7 +55,7 @@ def tangent_transpose(cotangents: Any, *operands: Any, tree: Any, how: How) -> A
 def backward_jvp(primals: Any, tangents: Any, *, tree: Any, how: How) -> Any:
     x, tx = tree.unflatten(primals), tree.unflatten(tangents)
     results = bind(backward, x, how)
-    along, _, _ = _along(x, how, _directions(tx, how), _nonzero(tx.do), _nonzero(tx.dlse))
+    along, _, _ = _along(x, how, directions_of(tx, how), _nonzero(tx.do), _nonzero(tx.dlse))
     return results, _zeros_filled(results, _in_order(along, how))
 
 
@@ -57,7 +67,7 @@ def backward_transpose(cotangents: Any, *operands: Any, tree: Any, how: How) -> 
 
 def hessian_jvp(primals: Any, tangents: Any, *, tree: Any, how: How) -> Any:
     x, tx = tree.unflatten(primals), tree.unflatten(tangents)
-    _refuse_third(_directions(tx, how) or _nonzero((tx.do, tx.dlse)) != (None, None))
+    _refuse_third(directions_of(tx, how) or _nonzero((tx.do, tx.dlse)) != (None, None))
     results = bind(hessian, x, how)
     along, to, tlse = _along(x, how, _nonzero(tx.tangents), _nonzero(tx.tdo), _nonzero(tx.tdlse))
     return results, _zeros_filled(results, [*_in_order(along, how), to, tlse])
@@ -71,7 +81,7 @@ def hessian_transpose(cotangents: Any, *operands: Any, tree: Any, how: How) -> A
 
 def second_tangent_jvp(primals: Any, tangents: Any, *, tree: Any, how: How) -> Any:
     x, tx = tree.unflatten(primals), tree.unflatten(tangents)
-    _refuse_third(_directions(tx, how) or _nonzero(tx.tangents))
+    _refuse_third(directions_of(tx, how) or _nonzero(tx.tangents))
     results = bind(second_tangent, x, how)
     return results, bind(second_tangent, x._replace(second=_nonzero(tx.second)), how)
 
@@ -81,6 +91,10 @@ def second_tangent_transpose(cotangents: Any, *operands: Any, tree: Any, how: Ho
     x = x._replace(do=jnp.zeros(x.o.shape, x.o.dtype) if do is None else do, dlse=dlse)
     along, _, _ = _along(x, _asking(how, x.second), x.tangents, None, None)
     return _found(operands, tree, second=along)
+
+
+def laplacian_jvp(primals: Any, tangents: Any, *, tree: Any, how: How) -> Any:
+    _refuse_third(True)
 
 
 def _along(x: Operands, how: How, t: Any, tdo: Any, tdlse: Any) -> tuple[Directions, Any, Any]:
@@ -104,7 +118,7 @@ def _pulled_back(x: Operands, how: How, do: Any, dlse: Any) -> Directions:
     return _as_directions((jax.vmap(of_one, how.loops, how.loops) if how.several else of_one)(do, dlse), how)
 
 
-def _directions(tx: Operands, how: How) -> Directions:
+def directions_of(tx: Operands, how: How) -> Directions:
     """The tangents of q, k, v and weights, among those of operands."""
     of_score, parts = [], [part for part in how.options.score for _ in part._weights]
     for part, index, wanted in zip(parts, how.options.weights, how.wanted):

@@ -43,7 +43,7 @@ class Operands(NamedTuple):
     tangents: Directions | None = None
     tdo: Any = None
     tdlse: Any = None
-    second: Directions | None = None  # tangents of the point that `tangents` are taken at
+    second: Directions | None = None  # tangents of the point that `tangents` are taken at; Laplacians
 
     def with_(self, **values: Any) -> Operands:
         """The operands and results of the forward pass, with these values."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -10,8 +10,9 @@ import numpy as np
 from ...api import attention_backward, attention_forward
 from ...dropout import Dropout
 from ...gradients import Gradients
-from ...jets import attention_forward_jvp, tangents_of_gradients
+from ...jets import attention_forward_jvp, attention_laplacian, tangents_of_gradients
 from ...problem import Saved, describe
+from ...tangents import checked_tangents
 from .operands import How, Operands, Pass, Results
 
 
@@ -37,10 +38,17 @@ def hessian(x: Operands, how: How) -> Results:
     return *_wanted(tgrads, how), to, tsaved.tlse
 
 
+def laplacian(x: Operands, how: How) -> Results:
+    """o, its tangents and its Laplacian, from the tangents of q, k and v and, in `second`, their Laplacians."""
+    t, second = cast(Any, (x.tangents, x.second))
+    return attention_laplacian(x.q, x.k, x.v, *t[:3], *second[:3], **_given(x, how))
+
+
 def second_tangent(x: Operands, how: How) -> Results:
     """The tangent of `tangent`, which does not exist; its transpose is a `hessian`."""
     raise NotImplementedError("a tangent of a tangent of attention, as in jvp of jvp: of second derivatives there are "
-                              "jvp of grad, grad of jvp and grad of grad")  # fmt: skip
+                              "jvp of grad, grad of jvp and grad of grad; for folx, whose Laplacian is one pass, call "
+                              "numbattn.interop.jax.register_folx() before tracing")  # fmt: skip
 
 
 def _forward_tangent(x: Operands, how: How) -> Any:
@@ -75,8 +83,8 @@ def run(compute: Pass, x: Operands, how: How) -> Results:
 
 def results_of(compute: Pass, x: Operands, how: How) -> list[Any]:
     """The shapes and dtypes of a pass's results."""
-    if compute is forward:
-        return _results_of_forward(x, how)
+    if compute in (forward, laplacian):
+        return _results_by_inputs(compute, x, how)
     weights = [x.arrays[i] for i, wanted in zip(how.options.weights, how.options.wanted) if wanted]
     ends, starts = (x.o, x.lse), (x.q, x.k, x.v, *weights)
     likes = {tangent: ends, second_tangent: ends, backward: starts, hessian: (*starts, *ends)}[compute]
@@ -86,11 +94,22 @@ def results_of(compute: Pass, x: Operands, how: How) -> list[Any]:
     return [jax.ShapeDtypeStruct((*a.shape[:loops], *count, *a.shape[loops:]), a.dtype) for a in likes]
 
 
-def _results_of_forward(x: Operands, how: How) -> list[Any]:
-    """The same for the forward pass. Refuses what does not fit, before the elements of arrays are known."""
+def _results_by_inputs(compute: Pass, x: Operands, how: How) -> list[Any]:
+    """The same without those of the forward pass. Refuses what does not fit, before the elements of arrays are known.
+    """
     lead = x.q.shape[: how.loops]
     x = jax.tree.map(lambda a: np.broadcast_to(np.zeros((), a.dtype), a.shape[how.loops :]), x)
-    problem, _ = describe(x.q, x.k, x.v, **_given(x, how))
+    problem, inputs = describe(x.q, x.k, x.v, **_given(x, how))
     o = jax.ShapeDtypeStruct((*lead, *problem.out_shape), problem.dtype)
+    if compute is laplacian:
+        t, second = cast(Any, (x.tangents, x.second))
+        tangents, _ = checked_tangents(inputs, *t[:3], prefix="j", several=True)
+        checked_tangents(inputs, *second[:3], prefix="l", several=False)
+        return [o, jax.ShapeDtypeStruct((*lead, tangents.count, *problem.out_shape), o.dtype), o]
     lse = jax.ShapeDtypeStruct((*lead, *problem.lse_shape), problem.sum_dtype)
     return [o, lse] if how.with_lse else [o]
+
+
+def leads_of(compute: Pass, how: How, results: Results) -> list[int]:
+    """How many axes of tangents each result has in front."""
+    return [0, 1, 0] if compute is laplacian else [int(how.several)] * len(results)

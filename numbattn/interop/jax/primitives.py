@@ -9,6 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental.buffer_callback import buffer_callback
+from jax.experimental.jet import jet_rules
+from jax.export import is_symbolic_dim
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import Sharding
@@ -16,7 +18,7 @@ from jax.sharding import Sharding
 from ..streams import library, stream_of
 from . import derivatives
 from .operands import PRIMITIVES, How, Pass, Results, like
-from .passes import backward, forward, hessian, results_of, run, second_tangent, tangent
+from .passes import backward, forward, hessian, laplacian, results_of, run, second_tangent, tangent
 from .vmap import mapped
 
 SMALL = 1 << 17  # bytes of results, below which the cost of a copy is that of the call
@@ -50,7 +52,15 @@ def _on_gpu(compute: Pass, operands: Results, tree: Any, how: How, device: Any) 
 
 
 def abstract(compute: Pass, *avals: Any, tree: Any, how: How) -> list[Any]:
+    if any(map(is_symbolic_dim, (n for x in avals for n in x.shape))):
+        raise NotImplementedError("attention of symbolic shapes, as jax.export has them: it is a callback, which JAX "
+                                  "does not export anyway")  # fmt: skip
     return [like(avals[0], x) for x in results_of(compute, tree.unflatten(avals), how)]
+
+
+def refused_by_jet(*_: Any, **__: Any) -> Any:
+    raise NotImplementedError("attention in jax.experimental.jet: of second derivatives there are jvp of grad, grad of "
+                              "jvp, grad of grad and numbattn.interop.jax.attention_laplacian")  # fmt: skip
 
 
 def lowered(compute: Pass, sharing: Any, context: Any, *operands: Any, tree: Any, how: How) -> Any:
@@ -90,17 +100,18 @@ def _primitive(compute: Pass, jvp: Any, transpose: Any = None) -> Primitive:
     for platform, sharing in (("cpu", on_cpu), ("cuda", on_gpu)):
         mlir.register_lowering(primitive, partial(lowered, compute, sharing), platform)
     batching.primitive_batchers[primitive] = partial(mapped, compute)
-    ad.primitive_jvps[primitive] = jvp
+    ad.primitive_jvps[primitive], jet_rules[primitive] = jvp, refused_by_jet
     if transpose:
         ad.primitive_transposes[primitive] = transpose
     return primitive
 
 
 for _compute, *_rules in (
-    (forward, derivatives.forward_jvp),
+    (forward, derivatives.forward_jvp, derivatives.forward_transpose),
     (tangent, derivatives.tangent_jvp, derivatives.tangent_transpose),
     (backward, derivatives.backward_jvp, derivatives.backward_transpose),
     (hessian, derivatives.hessian_jvp, derivatives.hessian_transpose),
+    (laplacian, derivatives.laplacian_jvp),
     (second_tangent, derivatives.second_tangent_jvp, derivatives.second_tangent_transpose),
 ):
     PRIMITIVES[_compute] = _primitive(_compute, *_rules)

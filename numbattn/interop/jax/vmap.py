@@ -10,7 +10,7 @@ import jax
 from jax import numpy as jnp
 
 from .operands import Directions, How, Operands, Pass, Results, bind, is_none
-from .passes import backward, hessian, results_of, tangent
+from .passes import backward, hessian, leads_of, results_of, tangent
 
 TANGENTS = {"tangents", "tdo", "tdlse"}  # operands that may have an axis of tangents
 
@@ -74,8 +74,8 @@ def _lifted(compute: Pass, x: Operands, at: Operands, size: int, how: How) -> An
     places = _places(compute, at, how)
     results = bind(compute, jax.tree.map(lifted, x, at, places, is_leaf=is_none), how)
     likes = results_of(compute, jax.tree.map(alone, x, at, is_leaf=is_none), how)
-    lead = int(how.several)
-    return _at(lead, [r.reshape(*a.shape[:lead], size, *a.shape[lead:]) for r, a in zip(results, likes)])
+    leads = leads_of(compute, how, results)
+    return [r.reshape(*a.shape[:lead], size, *a.shape[lead:]) for r, a, lead in zip(results, likes, leads)], leads
 
 
 class Place(NamedTuple):

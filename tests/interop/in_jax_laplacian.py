@@ -1,0 +1,161 @@
+"""The forward Laplacian of attention in JAX, alone and by folx, and its transpose. `test_jax.py` runs this file in a
+process of its own."""
+
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+from jax import numpy as jnp
+
+import numbattn as na
+from numbattn.interop.jax import attention, attention_laplacian, register_folx
+
+from .in_jax import assert_close, assert_same
+from .in_jax_vmap import SAMPLES, assert_as_alone
+
+HEADS, M, N, D, COORDINATES = 2, 5, 6, 4, 7
+SHAPES = (HEADS, M, D), (HEADS, N, D), (HEADS, N, D)
+OPTIONS = {"causal": True, "score": [na.Softcap(2.0), na.Alibi(np.array([0.5, 0.25]))]}
+
+
+def drawn(rng, *lead):
+    """q, k, v, their derivatives and their Laplacians."""
+    return [rng.standard_normal((*lead, *t, *shape)) for t in ((), (COORDINATES,), ()) for shape in SHAPES]
+
+
+@pytest.mark.parametrize("missing", [(), (4,), (3, 4, 5), (6, 7, 8)])
+def test_it_is_numbattns_own(rng, missing):
+    arrays = [None if i in missing else x for i, x in enumerate(drawn(rng))]
+    expected = na.attention_laplacian(*arrays, **OPTIONS)
+    for function in (partial(attention_laplacian, **OPTIONS), jax.jit(partial(attention_laplacian, **OPTIONS))):
+        assert_same(function(*arrays), expected)
+
+
+@pytest.mark.parametrize("options", [OPTIONS, {"dropout": na.Dropout(0.3, 1)}], ids=["", "dropout"])
+def test_walkers_are_as_alone(rng, options):
+    function, arrays = partial(attention_laplacian, **options), drawn(rng, SAMPLES)
+    assert_as_alone(function, (0,) * 9, *arrays)
+    apart = [x if i in (0, 4) else x[0] for i, x in enumerate(arrays)]
+    assert_as_alone(function, [0 if i in (0, 4) else None for i in range(9)], *apart, jit=lambda function: function)
+
+
+REFUSED = {
+    "shape": (lambda x: (*x[:3], x[4]), ValueError, r"jq: got the shape \(7, 2, 6, 4\), expected \(7, 2, 5, 4\)"),
+    "laplacian": (lambda x: (*x[:6], x[7]), ValueError, "lq: got the shape"),
+    "dtype": (lambda x: (*x[:3], x[3].astype("f")), TypeError, "jq: got float32, expected float64, the dtype of q"),
+    "a list": (lambda x: (*x[:3], [1.0]), TypeError, "jq: got list, expected a jax.Array"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit(rng, name):
+    change, error, message = REFUSED[name]
+    given = change(drawn(rng))
+    given = *given, *[None] * (6 - len(given))
+    with pytest.raises(error, match=message):
+        jax.make_jaxpr(lambda q: attention_laplacian(q, *given[1:]))(given[0])
+
+
+def test_it_has_no_derivatives(rng):
+    q, *others = drawn(rng)
+    with pytest.raises(NotImplementedError, match="third derivatives"):
+        jax.grad(lambda q: attention_laplacian(q, *others)[2].sum())(q)
+
+
+# --------------------------------------------------------------------------------------------------------------- folx
+@pytest.fixture
+def folx():
+    return pytest.importorskip("folx")
+
+
+WEIGHTS = np.random.default_rng(0).standard_normal((3, HEADS * D))
+CONSTANT = np.random.default_rng(1).standard_normal((HEADS, N, D))
+
+
+def network(electrons, **options):
+    """A number: one attention of all electrons, and one of two of them with keys that depend on none."""
+    q = jnp.tanh(electrons.reshape(M, 3) @ WEIGHTS).reshape(M, HEADS, D).swapaxes(0, 1)
+    few = attention(q[:, :2], CONSTANT, CONSTANT, **options)
+    return attention(q, q * 1.1, jnp.sin(q), **options).sum() + (few**2).sum()
+
+
+def of_samples(electrons):
+    """A number, of attention in a vmap, each sample with a dropout of its own."""
+    x = jnp.tanh(electrons.reshape(SAMPLES, M, 1) * jnp.arange(1.0, D + 1))
+    return (jax.vmap(lambda x: attention(x, x, x, dropout=na.Dropout(0.4, 3)))(x) ** 2).sum()
+
+
+NETWORKS = {
+    "plain": (network, 0),
+    "sparse": (network, 3 * M),
+    "options": (partial(network, **OPTIONS), 0),
+    "samples": (of_samples, 0),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_folx_takes_attention(rng, folx, name):
+    (function, sparsity), electrons = NETWORKS[name], rng.standard_normal(3 * M)
+    found = folx.forward_laplacian(function, sparsity)(electrons)
+    expected = jax.jit(lambda x: (function(x), jax.grad(function)(x), jnp.trace(jax.hessian(function)(x))))(electrons)
+    assert_close((found.x, found.dense_jacobian, found.laplacian), expected)
+
+
+def test_folx_takes_walkers(rng, folx):
+    walkers, function = rng.standard_normal((SAMPLES, 3 * M)), folx.forward_laplacian(network)
+    together = jax.vmap(function)(walkers)
+    for i, walker in enumerate(walkers):
+        assert_close(together.laplacian[i], function(walker).laplacian)
+
+
+def test_what_depends_on_no_coordinate_has_no_laplacian(rng, folx):
+    def function(x, gradient):
+        return attention(CONSTANT, CONSTANT, CONSTANT, score=na.Bias(jnp.outer(x, x), gradient=gradient)).sum()
+
+    x = rng.standard_normal(N)
+    assert not isinstance(folx.forward_laplacian(partial(function, gradient=False))(x), tuple)
+    with pytest.raises(NotImplementedError, match="the Laplacian of attention's lse, or by arrays in a score"):
+        folx.forward_laplacian(partial(function, gradient=True))(x)
+    with pytest.raises(NotImplementedError, match="the Laplacian of attention's lse"):
+        folx.forward_laplacian(lambda x: attention(CONSTANT * x[0], *[CONSTANT] * 2, return_lse=True)[1].sum())(x)
+
+
+def test_folx_is_told_when_asked_to(rng, folx):
+    """Of a function that was traced before folx was imported nobody else would tell it."""
+    function = jax.make_jaxpr(lambda x: attention(x, x, x).sum())(CONSTANT)
+
+    def traced(x):
+        return jax.core.eval_jaxpr(function.jaxpr, function.consts, x)
+
+    folx.deregister_function(function.eqns[0].primitive)
+    with pytest.raises(NotImplementedError, match=r"for folx, .*register_folx\(\)"):
+        folx.forward_laplacian(traced)(CONSTANT)
+    register_folx()
+    assert folx.forward_laplacian(traced)(CONSTANT)[0].laplacian.shape == ()
+
+
+# --------------------------------------------------------------------------------------------------- what else is new
+def test_the_transpose_by_values(rng):
+    q, k, v = (rng.standard_normal(shape) for shape in SHAPES)
+    do, attend = rng.standard_normal((HEADS, M, D)), partial(attention, q, k, **OPTIONS)
+    (expected,) = jax.vjp(attend, v)[1](do)
+    for jit in (jax.jit, lambda function: function):
+        (found,) = jit(lambda do: jax.linear_transpose(attend, v)(do))(do)
+        assert_close(found, expected)
+    with pytest.raises(NotImplementedError, match="it is linear in v alone"):
+        jax.linear_transpose(lambda k: attention(q, k, k), k)(do)
+
+
+def test_what_is_not_there_says_so(rng):
+    from jax import export
+    from jax.experimental import jet
+
+    def attend(q):
+        return attention(q, q, q)
+
+    with pytest.raises(NotImplementedError, match=r"attention in jax\.experimental\.jet"):
+        jet.jet(attend, (CONSTANT,), ((CONSTANT, CONSTANT),))
+    symbolic = jax.ShapeDtypeStruct((*export.symbolic_shape("batch"), M, D), float)
+    with pytest.raises(NotImplementedError, match="attention of symbolic shapes"):
+        export.export(jax.jit(attend))(symbolic)
