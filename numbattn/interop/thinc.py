@@ -48,8 +48,8 @@ def attention(
     Model
         It maps a list of arrays (seqlen, 3 * width), queries, keys and values side by side, each by head, to a list of
         (seqlen, width); or one array to one. Arrays are NumPy's or CuPy's, depending on `model.ops`. The arrays in the
-        score whose gradients are wanted are parameters, in float32 as thinc's optimisers have them: "bias", "slopes",
-        "table" or "logits", numbered from the second of a kind on.
+        score whose gradients are wanted are parameters, in float32 and with an axis, as thinc's optimisers have them:
+        "bias", "slopes", "table" or "logits", numbered from the second of a kind on.
 
     Raises
     ------
@@ -86,7 +86,8 @@ def attention(
     model: Model[Any, Any] = Model("attention", forward, params=dict.fromkeys(filter(None, names)), attrs=attrs)
     for name, part in zip(names, parts):
         if name:
-            model.set_param(name, model.ops.asarray(part._weights[0], dtype="float32"))
+            (x,) = part._weights
+            model.set_param(name, model.ops.asarray(x, dtype="float32").reshape(x.shape or (1,)))
     return model
 
 
