@@ -231,6 +231,11 @@ def unpack(packed: A, offsets: Sequence[int] | Array) -> list[A]:
     TypeError, ValueError
         For what is not an array, and for offsets that decrease or are beyond the array.
 
+    Warns
+    -----
+    UserWarning
+        For offsets that are most likely lengths, as in `Segments`.
+
     Examples
     --------
     >>> import numbattn as na, numpy as np
