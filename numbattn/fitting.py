@@ -84,13 +84,13 @@ def check_part(part: Part, shape: Shape, xp: str) -> None:
 
 
 def check_positions(mask: Mask, parts: tuple[Part, ...]) -> None:
-    """Refuse what takes rows for positions where queries are nodes of a tree."""
+    """Refuse what takes rows for positions where tokens are nodes of a tree."""
     if any(leaf._branches for leaf in mask._leaves):
         for of, kind, values in (("mask", Window, mask._leaves), ("score", DistancePart, parts)):
             for value in values:
                 if isinstance(value, kind):
-                    raise ValueError(f"{of}: got {value} beside a Bits.tree that branches, expected none: it counts "
-                                     "rows, and the position of a node is its depth in the tree")
+                    raise ValueError(f"{of}: got {value} beside the Tail of a Bits.tree that branches, expected none: "
+                                     "it counts rows, and the position of a node is its depth in the tree")
 
 
 def check_mask(mask: Mask, shape: Shape, xp: str) -> None:

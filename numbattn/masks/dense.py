@@ -71,7 +71,7 @@ class Bits(Mask):
     """
 
     words: Array
-    _branches: bool = field(init=False, default=False)
+    _is_branched: bool = field(init=False, default=False)
 
     _is_interval = False
     _axis_of_queries = -2
@@ -114,8 +114,8 @@ class Bits(Mask):
     def tree(cls, parents: Sequence[int] | Array) -> Bits:
         """The mask of a tree of tokens: a node sees itself and its ancestors, as in speculative decoding.
 
-        Its nodes are rows. `Window`, `Alibi` and `RelativeBias`, which count rows where a node's position is its depth,
-        are refused beside a tree that branches.
+        Its nodes are rows. `Window`, `Alibi` and `RelativeBias` count rows, too, where a node's position is its depth:
+        beside the `Tail` of a tree that branches they are refused.
 
         Parameters
         ----------
@@ -160,12 +160,12 @@ class Bits(Mask):
         if (node >= 0).any():
             raise ValueError("Bits.tree parents: a node is its own ancestor, so this is not a tree")
         found = cls.pack(visible.reshape(*parent.shape, nodes))
-        found._set(_branches=bool((parent != np.arange(-1, nodes - 1)).any()))
+        found._set(_is_branched=bool((parent != np.arange(-1, nodes - 1)).any()))
         return found._like(given)
 
     def _mapped(self, function: Callable[[Any], Any]) -> Bits:
         mapped = super()._mapped(function)
-        mapped._set(_branches=self._branches)
+        mapped._set(_is_branched=self._is_branched)
         return mapped
 
     def _fit(self, shape: tuple[int, ...]) -> Bits:
