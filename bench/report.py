@@ -37,6 +37,7 @@ from paper.pictures.figures import figure2, figure3
 from paper.pictures.training import documents, long_range, training
 from pictures.costs import costs, host
 from pictures.cpu import cpu, decoding_cpu
+from pictures.cpu import readme_sentence as cpu_sentence
 from pictures.distributed import ring, ring_model
 from pictures.features import decoding, packed, scores
 from pictures.interop import interop
@@ -55,6 +56,7 @@ COUNTS = "conformance"  # results that are no measurements
 FILLED = {  # the comment before numbers in README.md: the results that say them, and how
     "<!-- from bench/results/speed.json and small.json -->": (
         ("speed", "small"), lambda speed, small: f"{readme_table(speed)}\n\n{readme_sentence(small)}"),
+    "<!-- from bench/results/cpu.json -->": (("cpu",), cpu_sentence),
     "<!-- from bench/results/conformance.json -->": ((COUNTS,), conformance.sentence),
 }  # fmt: skip
 END = "<!-- end -->"  # the comment after them

@@ -1,5 +1,7 @@
 """The public functions."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 from typing import Any, Generic

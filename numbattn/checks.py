@@ -253,7 +253,10 @@ def same_library(**arrays: Any) -> str:
 
 
 def check_values(name: str, array: Any, largest: float, rising: bool = False) -> None:
-    """Refuse a NumPy array with integers beyond 0 to `largest`, or that decrease along its last axis."""
+    """Refuse a NumPy array with integers beyond 0 to `largest`.
+
+    rising: whether they are offsets of sequences, which must not decrease along the last axis.
+    """
     if not array.size:
         return
     if not 0 <= array.min() <= array.max() <= largest:
@@ -263,6 +266,16 @@ def check_values(name: str, array: Any, largest: float, rising: bool = False) ->
     if rising and falls.any():
         one, other = array[..., :-1][falls][0], array[..., 1:][falls][0]
         raise ValueError(f"{name}: got {one} before {other}, expected offsets that do not decrease")
+    if rising:
+        _warn_of_lengths(name, array, largest)
+
+
+def _warn_of_lengths(name: str, offsets: Any, length: float) -> None:
+    """Warn of what are most likely lengths, for an array of this length."""
+    first, last = offsets[..., :1], offsets[..., -1:]
+    if first.all() and (last != length).all() and (offsets.sum(-1) <= length).all():
+        warn(f"{name}: got offsets from {first.min()} to {last.max()} for {length} tokens: "
+             "lengths were given, most likely; offsets are np.cumsum([0, *lengths])")
 
 
 def warn(message: str) -> None:

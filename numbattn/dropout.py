@@ -3,6 +3,8 @@
 Philox is written once, with operators only, and serves NumPy arrays, Numba's CPU code and CUDA device code alike.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 
 from .backends import backend
 from .checks import check_values, library, refuse_foreign, warn
-from .masks import AnyOf, Lengths, Mask, drawn
+from .masks import AnyOf, Lengths, Mask, Window, drawn
 from .scores import Part
+from .scores.distance import DistancePart
 from .values import Memo, Value, shown
 
 V = TypeVar("V", bound=Value)
@@ -82,6 +83,16 @@ def check_part(part: Part, shape: Shape, xp: str) -> None:
     _check_held("score", part, shape, xp)
 
 
+def check_positions(mask: Mask, parts: tuple[Part, ...]) -> None:
+    """Refuse what takes rows for positions where tokens are nodes of a tree."""
+    if any(leaf._branches for leaf in mask._leaves):
+        for of, kind, values in (("mask", Window, mask._leaves), ("score", DistancePart, parts)):
+            for value in values:
+                if isinstance(value, kind):
+                    raise ValueError(f"{of}: got {value} beside the Tail of a Bits.tree that branches, expected none: "
+                                     "it counts rows, and the position of a node is its depth in the tree")
+
+
 def check_mask(mask: Mask, shape: Shape, xp: str) -> None:
     for part in mask._leaves:
         _check_held("mask", part, shape, xp)
@@ -112,8 +123,6 @@ def _check_held(of: str, part: Mask | Part, shape: Shape, xp: str) -> None:
                              + _shape_to_pass(name.split()[-1], array.shape, batch, own))
         if largest is not None and library(array) == "numpy":
             check_values(name, array, largest, rising)
-            if rising:
-                _warn_of_lengths(name, array, largest)
 
 
 def _shape_to_pass(name: str, given: Shape, batch: Shape, own: Shape) -> str:
@@ -135,10 +144,3 @@ def _warn_of_packed_keys(mask: Mask) -> None:
         if isinstance(leaf, Lengths) and leaf.keys is not None:
             warn(f"mask: got {leaf} in an | with Segments, where it counts the keys of the packed array: the first "
                  f"keys of each segment are First({shown(leaf.keys)})")
-
-
-def _warn_of_lengths(name: str, offsets: Any, length: int) -> None:
-    first, last = offsets[..., :1], offsets[..., -1:]
-    if offsets.size and first.all() and (last != length).all() and (offsets.sum(-1) <= length).all():
-        warn(f"{name}: got offsets from {first.min()} to {last.max()} for {length} tokens: "
-             "lengths were given, most likely; offsets are np.cumsum([0, *lengths])")

@@ -33,7 +33,7 @@ from .checks import (
     words_for,
 )  # fmt: skip
 from .dropout import Dropout
-from .fitting import check_numbers, fitted_mask, fitted_score
+from .fitting import check_numbers, check_positions, fitted_mask, fitted_score
 from .forks import cached_property
 from .masks import All, Causal, Mask, as_mask
 from .origin import Origin
@@ -266,6 +266,7 @@ def describe(
         dropout is not None, cache and cache._layout, wide,
     )  # fmt: skip
     if given._holds_arrays and not given._is_settled:
+        check_positions(asked, parts)
         given = fitted_mask(given, q, problem.score_shape, xp)
     elif given is not NOTHING_HIDDEN and given is not CAUSAL:
         check_numbers(given, problem.score_shape, xp)

@@ -104,7 +104,7 @@ class Value:
         return {field.name: getattr(self, field.name) for field in fields(cast(Any, self))}
 
     def __repr__(self) -> str:
-        values = ((field.name, getattr(self, field.name)) for field in fields(cast(Any, self)))
+        values = ((field.name, getattr(self, field.name)) for field in fields(cast(Any, self)) if field.init)
         inside = ", ".join(f"{name}={shown(x)}" for name, x in values if x is not None)
         return f"{type(self).__name__}({inside})"
 

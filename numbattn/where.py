@@ -35,8 +35,9 @@ class Where(Taken, Mask):
     function : callable
         ``function(batch, head, i, j, *arrays)`` returns whether query i sees key j.
     arrays : sequence of arrays, optional
-        What the function looks up, as in a `Score`. They must not change afterwards, since the states of blocks are
-        kept. For other arrays make another Where of the same function: nothing is compiled again.
+        What the function looks up, as in a `Score`. Those on a GPU must not be edited in place afterwards: the states
+        of blocks are kept, and nobody waits to compare them. Make another Where of the same function and other arrays:
+        nothing is compiled again.
     block_size : int, optional
         Rows and columns of a block.
 
@@ -169,8 +170,12 @@ class Where(Taken, Mask):
         return self._with(_states=backend(cast(str, library(array))).states_of_blocks(self))
 
     def _states_kept(self, place: Any, find: Callable[[Where], Any]) -> Any:
-        """The states of its blocks, as they were found, or as find(self) finds them; place: where they are."""
-        return remembered(self._kept, (place, self._at, self._lead, self._sizes), lambda: find(self))
+        """The states of its blocks, as they were found for the same arrays, or as find(self) finds them; place: where
+        they are."""
+        key, held = (place, self._at, self._lead, self._sizes), [x.tobytes() for x in self._on_host]
+        if self._kept.get(key, (held,))[0] != held:  # edited in place
+            self._kept.pop(key, None)
+        return remembered(self._kept, key, lambda: (held, find(self)))[1]
 
     @property
     def _sizes(self) -> tuple[int, int]:

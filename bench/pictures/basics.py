@@ -154,6 +154,12 @@ def over_best(rates):
     return rates[OURS] / others[best], best
 
 
+def machine_of(results):
+    """The GPU's short name, or "CPU"."""
+    gpu = results.get("machine", {}).get("gpu", {}).get("name")
+    return gpu.removeprefix("NVIDIA ").split()[0] if gpu else "CPU"
+
+
 def setting_of(record):
     return f"head_dim {record['head_dim']}" + ", causal" * record["causal"]
 

@@ -27,9 +27,11 @@ def costs(results):
     exponent, memory = _memory(axes[0, 0], results["memory"])
     latency = _latency(axes[0, 1:3], results["latency"])
     first = _first_calls(axes[0, 3], results["first call"])
-    title = (f"Memory grows as seqlen^{exponent:.2f}; a first forward call takes {max(first['empty']):.1f} s "
-             f"at most, {max(first['warm']):.1f} s with its kernels in the cache")
-    return finish(figure, title), f"{memory} {latency} The first call of a process is timed to completion."
+    title = "Memory, latency, and the first call of a process"
+    said = (f"{memory} It grows as seqlen^{exponent:.2f}. {latency} The first forward call of a process, timed to "
+            f"completion, takes {max(first['empty']):.1f} s at most, {max(first['warm']):.1f} s with its kernels in "
+            "the cache.")
+    return finish(figure, title), said
 
 
 def _memory(axis, records):

@@ -48,7 +48,7 @@ def speed(results):
                 ratios[place] = ratio
                 found[of].append(ratio)
                 text = f"{ratio:.2f}\n{text}" + f" < {label_of(best)}".replace("FlashAttention ", "FA") * (ratio < 1)
-            axis.annotate(text, place[::-1], ha="center", va="center", fontsize=6.8,
+            axis.annotate(text, place[::-1], ha="center", va="center", fontsize=6.8 if len(text) < 16 else 5.6,
                           color="white" if ratio and ratio > 1.2 else "black",
                           style="italic" if ratio and ratio < 1 else "normal")  # fmt: skip
         shown = axis.imshow(ratios, cmap="YlGnBu", vmin=0.8, vmax=1.5, aspect="auto")

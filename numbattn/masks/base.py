@@ -207,6 +207,7 @@ class Mask(Value):
     _samples: tuple[tuple[str, Callable[[int, int], Mask]], ...] = ()
     _crops_by_sequence = False  # whether `_cropped` takes places that differ between sequences, as in caches
     _is_settled = False  # whether nothing in it can change: its arrays are copies
+    _branches = False  # whether the last keys are nodes of a tree, whose rows are not their positions
     _is_tail = False  # whether its grid has columns for the last keys only
     _is_function = False  # whether a function of the user's own tells what is visible
     _is_segments = False

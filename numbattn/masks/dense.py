@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, cast
 
@@ -71,6 +71,7 @@ class Bits(Mask):
     """
 
     words: Array
+    _is_branched: bool = field(init=False, default=False)
 
     _is_interval = False
     _axis_of_queries = -2
@@ -112,6 +113,9 @@ class Bits(Mask):
     @classmethod
     def tree(cls, parents: Sequence[int] | Array) -> Bits:
         """The mask of a tree of tokens: a node sees itself and its ancestors, as in speculative decoding.
+
+        Its nodes are rows. `Window`, `Alibi` and `RelativeBias` count rows, too, where a node's position is its depth:
+        beside the `Tail` of a tree that branches they are refused.
 
         Parameters
         ----------
@@ -155,7 +159,14 @@ class Bits(Mask):
             node = np.where(node >= 0, np.take_along_axis(flat, np.maximum(node, 0), axis=1), -1)
         if (node >= 0).any():
             raise ValueError("Bits.tree parents: a node is its own ancestor, so this is not a tree")
-        return cls.pack(visible.reshape(*parent.shape, nodes))._like(given)
+        found = cls.pack(visible.reshape(*parent.shape, nodes))
+        found._set(_is_branched=bool((parent != np.arange(-1, nodes - 1)).any()))
+        return found._like(given)
+
+    def _mapped(self, function: Callable[[Any], Any]) -> Bits:
+        mapped = super()._mapped(function)
+        mapped._set(_is_branched=self._is_branched)
+        return mapped
 
     def _fit(self, shape: tuple[int, ...]) -> Bits:
         count, wanted = self.words.shape[-1], -(-shape[-1] // 32)

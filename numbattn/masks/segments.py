@@ -219,7 +219,8 @@ def unpack(packed: A, offsets: Sequence[int] | Array) -> list[A]:
     packed : array, (..., total, features)
         Of NumPy or of CuPy.
     offsets : integer array, (count + 1,)
-        As `pack` returns them. A CuPy array is copied to the host and read there.
+        As `pack` returns them; what is most likely lengths warns, as in `Segments`. A CuPy array is copied to the host
+        and read there.
 
     Returns
     -------

@@ -54,7 +54,7 @@ def test_what_is_said_of_them():
     assert "| A 1.0" in said
     assert "| 9 passed in 1 s " in said
     assert "| 0123456789ab " in said
-    start = list(report.FILLED)[1]
+    start = list(report.FILLED)[-1]
     filled = report.filled(f"{start}\nold\n{report.END}\n", {report.COUNTS: results})
     assert "old" not in filled
     assert "A 8 of 9" in filled

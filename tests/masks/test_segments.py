@@ -113,6 +113,11 @@ def test_pack_and_unpack(rng, xp, lead, lengths):
     assert (packed == 7).all()          # they are views
 
 
+def test_lengths_given_to_unpack_warn():
+    with pytest.warns(UserWarning, match="offsets: got offsets from 3 to 7 for 10 tokens: lengths were given"):
+        na.unpack(np.zeros((1, 10, 1)), [3, 7])
+
+
 # -------------------------------------------------------------------------------------------------- packed sequences
 LENGTH = st.sampled_from([0, 0, 1, 1, 2, 17, 129])
 

@@ -10,6 +10,7 @@ from pictures.basics import (
     label_of,
     lines,
     logarithmic,
+    machine_of,
     panels,
     powers_of_two,
     select,
@@ -131,7 +132,8 @@ def figure3(results):
     longest = max(n for n in seqlens if (OURS, n) in ran and ("standard", n) in ran)
     ours, standard = ran[OURS, longest], ran["standard", longest]
     faster, smaller = standard["seconds"]["both"] / ours["seconds"]["both"], standard["bytes"] / ours["bytes"]
-    title = f"At seqlen {longest}: {faster:.1f} times as fast as the standard formula, in 1/{smaller:.0f} of its memory"
+    title = (f"{machine_of(results)}, seqlen {longest}: {faster:.1f} times as fast as the standard formula, in "
+             f"1/{smaller:.0f} of its memory")  # fmt: skip
     overtaken = [f"{label_of(name)} from {n}" for name in APPROXIMATIONS if (n := _overtakes(ran, name, seqlens))]
     shape = ours | {"batch": max(values(records, "batch"))}
     text = ("{heads} heads of {head_dim}, {dtype}, a batch of at most {batch}. A line ends where memory does, or "
