@@ -22,6 +22,7 @@ numbattn.points                                  kernel products, optimal transp
 numbattn.sparse                                  products with block-sparse matrices, and their gradients
 numbattn.distributed                             attention over several devices: rings, NCCL, MPI
 numbattn.interop                                 attention of JAX, PyTorch, autograd and thinc
+numbattn.cuda                                    what runs on GPUs; the tile language, for kernels of your own
 numbattn.reference                               the paper's algorithms in float64 NumPy
 ===============================================  ====================================================================
 
@@ -119,7 +120,7 @@ __all__ = [
     "unpack",
 ]
 
-MODULES = "distributed", "interop", "points", "reference", "sparse"
+MODULES = "cuda", "distributed", "interop", "points", "reference", "sparse"
 
 if not TYPE_CHECKING:  # else any name would do
 

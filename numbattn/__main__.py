@@ -16,7 +16,7 @@ import numpy as np
 
 import numbattn as na
 from numbattn import cache, reference
-from numbattn.ahead import MASKS, PASSES, SCORES, USUAL, capability, compile_kernels, device_of, plan, plans
+from numbattn.ahead import MASKS, PASSES, SCORES, USUAL, capability, compile_kernels, device_of, full, plan, plans
 from numbattn.machine import cpu, gpus, kept, progress, say, table, why_no_gpu
 from numbattn.problem import DTYPES
 
@@ -53,7 +53,8 @@ def _add_options(parser, command):
         return
     several = {"nargs": "+"} if command == "compile" else {}
     default = (lambda value: [value]) if several else (lambda value: value)
-    parser.add_argument("--dtype", choices=[dtype.name for dtype in DTYPES], default=default("float16"), **several)
+    parser.add_argument("--dtype", choices=[dtype.name for dtype in DTYPES], type=full,
+                        default=default("float16"), **several)  # fmt: skip
     parser.add_argument("--head-dim", type=size, default=default(128), metavar="D", **several)
     parser.add_argument("--seqlen", type=size, default=default(4096), metavar="N", **several,
                         help="of queries and keys; kernels for long and short sequences differ on some GPUs")

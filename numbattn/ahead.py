@@ -2,6 +2,7 @@
 machine."""
 
 import argparse
+import re
 import textwrap
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from importlib import import_module
@@ -34,20 +35,26 @@ USUAL = PASSES[:2]
 def capability(text):
     from numbattn.cuda.plan.planner import DEVICES
 
-    cc = tuple(map(int, text.split(".")))
+    major, _, minor = text.partition(".")
+    cc = int(major), int(minor or 0)
     if cc not in DEVICES:
         raise argparse.ArgumentTypeError(f"got {text}, known are {', '.join(f'{x}.{y}' for x, y in DEVICES)}")
     return cc
 
 
-def device_of(cc):
+def full(text):
+    """A dtype's name, where it may be bf16, fp16 or f16."""
+    return re.sub(r"^(b?)fp?(\d+)$", r"\1float\2", text)
+
+
+def device_of(cc, otherwise=""):
     """The Device with this compute capability; the current one if it is None."""
     from numbattn.cuda.plan.planner import DEVICES
 
     if cc is not None:
         return DEVICES[cc]
     if why_not := why_no_gpu():
-        raise ValueError(f"no GPU: {why_not}. --cc says for which one")
+        raise ValueError(f"no GPU: {why_not}. --cc says for which one{otherwise}")
     return import_module("numbattn.cuda.launch").current_gpu().device
 
 
@@ -154,7 +161,7 @@ def compile_kernels(args):
 
 
 def _compile_for_gpu(args):
-    device, keys = device_of(args.cc), {}
+    device, keys = device_of(args.cc, "; --cpu compiles for CPUs"), {}
     for dtype, d, n, mask, batch in product(args.dtype, args.head_dim, args.seqlen, args.mask, (1, 2)):
         shape = batch, 2, n, d                                  # gradients that a batch shares may be summed in parts
         planned = plans(device, np.dtype(dtype), shape, shape, shape, mask, *_options(args))

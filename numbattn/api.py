@@ -15,6 +15,7 @@ from .checks import A, Array, flag
 from .dropout import Dropout
 from .gradients import Gradients
 from .jets import SecondBackprop, attention_backward_vjp
+from .keywords import knows_others
 from .masks import Mask
 from .problem import Saved, checked_gradients, describe, refuse_cache, without_v
 from .scores import Part, Scores
@@ -38,6 +39,7 @@ class Backprop(Generic[A]):
         return attention_backward_vjp(do, self.saved, dlse=dlse, deterministic=deterministic)
 
 
+@knows_others
 def attention(
     q: A,
     k: A | KVCache,
@@ -108,6 +110,7 @@ def attention(
     return o
 
 
+@knows_others
 def attention_forward(
     q: A,
     k: A | KVCache,
@@ -211,6 +214,7 @@ def attention_backward(
     return grads
 
 
+@knows_others
 def attention_vjp(
     q: A,
     k: A,
@@ -258,6 +262,7 @@ def attention_vjp(
     return o, Backprop(saved)
 
 
+@knows_others
 def attention_weights(
     q: A,
     k: A | KVCache,

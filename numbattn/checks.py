@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -31,6 +32,10 @@ class UserValueError(UserError, ValueError):
 
 class UserTypeError(UserError, TypeError):
     """As a TypeError."""
+
+
+class DtypeError(TypeError, ValueError):
+    """An array is of another dtype than those beside it."""
 
 
 class Array(Protocol):
@@ -91,15 +96,40 @@ def words_for(x: Any) -> str:
     if isinstance(x, type):
         return f"the class {x.__qualname__}"
     kind = type(x)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    found = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    if kind.__module__.startswith("jax") and hasattr(x, "aval"):
+        found = "jax.Array" if kind.__module__.startswith("jaxlib") else "traced jax.Array"
+    return f"{found} of {x.dtype}" if is_foreign(x) and hasattr(x, "dtype") else found
+
+
+def arrays_for(x: Any) -> str:
+    """Whose arrays an error about x may ask for: those of a framework come from numbattn.interop, which takes them."""
+    return "" if is_foreign(x) else " of NumPy or CuPy"
 
 
 def cast_of(name: str, dtype: np.dtype[Any], allowed: Sequence[np.dtype[Any]] = DTYPES) -> str:
     """How an array of numbers of another dtype can be passed, for an error; "" if that is not obvious."""
     native = dtype.newbyteorder("=")
-    likely = native, np.dtype("float64" if dtype.kind == "f" else "float32")
+    likely = native, np.dtype("float64" if dtype.kind == "f" else "float32"), *allowed * (len(allowed) == 1)
     wanted = next((x for x in likely if x in allowed), None)
-    return f"; pass {name}.astype(np.{wanted})" if wanted and dtype.kind in "biuf" else ""
+    if wanted is None or not (dtype.kind in "biuf" or dtype in DTYPES):
+        return ""
+    if _is_called_by_torch():
+        return f"; pass {name}.to(torch.{wanted})"
+    return f"; pass {name}.astype({'ml_dtypes' if wanted.kind == 'V' else 'np'}.{wanted})"
+
+
+def _is_called_by_torch() -> bool:
+    """Whether tensors were given, which numbattn.interop.torch passes on as arrays."""
+    frame: Any = sys._getframe(1)
+    while frame and not frame.f_globals.get("__name__", "").startswith("numbattn.interop.torch"):
+        frame = frame.f_back
+    return frame is not None
+
+
+def other_dtype(name: str, dtype: np.dtype[Any], wanted: np.dtype[Any], of: str) -> DtypeError:
+    """The error for an array that is not of the dtype of another one."""
+    return DtypeError(f"{name}: got {dtype}, expected {wanted}, the dtype of {of}{cast_of(name, dtype, (wanted,))}")
 
 
 def words_for_dtype(dtype: np.dtype[Any]) -> str:
@@ -107,10 +137,12 @@ def words_for_dtype(dtype: np.dtype[Any]) -> str:
     return str(dtype) if dtype.isnative else f'{dtype}, which x.astype(x.dtype.newbyteorder("=")) casts'
 
 
-def number(name: str, value: Any) -> float:
-    """As a float."""
+def number(name: str, value: Any, instead: str = "") -> float:
+    """As a float; instead: what takes an array of a framework, which as a float would have no gradient."""
     is_number = hasattr(value, "__float__") or hasattr(value, "__index__")
-    if isinstance(value, bool | np.bool_) or not is_number or is_foreign(value):  # a float would have no gradient
+    if is_foreign(value) and (value.ndim or not type(value).__module__.startswith("jaxlib")):  # where none is traced
+        raise TypeError(f"{name}: got {words_for(value)}, expected a number of Python{instead}")
+    if isinstance(value, bool | np.bool_) or not is_number:
         raise TypeError(f"{name}: got {words_for(value)}, expected a number")
     try:
         return float(value)
@@ -120,14 +152,15 @@ def number(name: str, value: Any) -> float:
         raise ValueError(f"{name}: got {value}, allowed are floats") from None
 
 
-def integer(name: str, value: Any, low: int | None = None, high: int | None = None) -> int:
-    """As an int."""
+def integer(name: str, value: Any, low: int | None = None, high: int | None = None, instead: str = "") -> int:
+    """As an int; instead: what takes one that a framework traces."""
     if isinstance(value, bool | np.bool_):
         raise TypeError(f"{name}: got {value}, expected an integer")
     try:
         found = operator.index(value)
     except TypeError:
-        raise TypeError(f"{name}: got {words_for(value)}, expected an integer") from None
+        instead = instead * is_foreign(value)
+        raise TypeError(f"{name}: got {words_for(value)}, expected an integer{instead}") from None
     if (low is not None and found < low) or (high is not None and found > high):
         allowed = f"{low} or more" if high is None else f"{low} to {_power(high)}"
         raise ValueError(f"{name}: got {found}, allowed {allowed}")
@@ -148,7 +181,7 @@ def integers(name: str, value: Any) -> Any:
     if array is not value and not array.size:  # NumPy takes an empty list for floats
         array = array.astype(np.int64)
     if dtype_of(array).kind not in "iu":
-        raise TypeError(f"{name}: got {words_for(value)}, expected an int or an integer array of NumPy or CuPy")
+        raise TypeError(f"{name}: got {words_for(value)}, expected an int or an integer array{arrays_for(value)}")
     check_axes(name, array)
     return array if array.ndim or is_foreign(array) else int(array)
 
@@ -179,7 +212,7 @@ def floats(name: str, value: Any) -> Any:
     if array is not value and array.dtype.kind in "iu":
         array = array.astype(np.float64)
     if not library(array) or array.dtype not in DTYPES:
-        raise TypeError(f"{name}: got {words_for(value)}, expected a number or an array of NumPy or CuPy: {FLOATING}")
+        raise TypeError(f"{name}: got {words_for(value)}, expected a number or an array{arrays_for(value)}: {FLOATING}")
     check_axes(name, array)
     return array
 
@@ -221,7 +254,7 @@ def shape_of(name: str, value: Iterable[int]) -> tuple[int, ...]:
 def check_array(name: str, array: Any, dtype: Any, ndim: int = 2) -> None:
     """Refuse anything but an array of this dtype."""
     if dtype_of(array) != dtype:
-        raise TypeError(f"{name}: got {words_for(array)}, expected an array of {np.dtype(dtype)} of NumPy or CuPy")
+        raise TypeError(f"{name}: got {words_for(array)}, expected an array of {np.dtype(dtype)}{arrays_for(array)}")
     if array.ndim < ndim:
         raise ValueError(f"{name}: got the shape {array.shape}, expected (..., rows, columns)")
     check_axes(name, array)
@@ -276,6 +309,17 @@ def _warn_of_lengths(name: str, offsets: Any, length: float) -> None:
     if first.all() and (last != length).all() and (offsets.sum(-1) <= length).all():
         warn(f"{name}: got offsets from {first.min()} to {last.max()} for {length} tokens: "
              "lengths were given, most likely; offsets are np.cumsum([0, *lengths])")
+
+
+def needed(module: str, by: str, extra: str = "") -> Any:
+    """A module of a package that numbattn does without elsewhere."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module.partition(".")[0]:
+            raise
+        install = f"pip install {extra or error.name}"
+        raise ModuleNotFoundError(f"{error.name} not found. {by} needs {install}", name=error.name) from None
 
 
 def warn(message: str) -> None:

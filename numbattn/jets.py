@@ -10,12 +10,14 @@ from .backends import run
 from .checks import A, Array, flag
 from .dropout import Dropout
 from .gradients import Gradients, SecondGradients
+from .keywords import knows_others
 from .masks import Mask
 from .problem import Saved, checked_gradients, describe, refuse_cache
 from .scores import Scores
 from .tangents import SavedTangents, checked_tangents, checked_tangents_of_gradients
 
 
+@knows_others
 def attention_jvp(
     q: A,
     k: A,
@@ -83,6 +85,7 @@ def attention_jvp(
     return o, to
 
 
+@knows_others
 def attention_forward_jvp(
     q: A,
     k: A,
@@ -292,6 +295,7 @@ def attention_backward_vjp(
     return grads, backprop2
 
 
+@knows_others
 def attention_laplacian(
     q: A,
     k: A,

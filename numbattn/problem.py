@@ -27,6 +27,7 @@ from .checks import (
     flag,
     library,
     number,
+    other_dtype,
     overlap,
     overlaps_itself,
     same_library,
@@ -347,7 +348,7 @@ def _problem(
         if dtype not in DTYPES:
             raise TypeError(f"{name}: got {dtype}, allowed {FLOATING}{cast_of(name, dtype)}")
         if dtype != dtypes[0]:
-            raise TypeError(f"{name}: got {dtype}, expected {dtypes[0]}, the dtype of q")
+            raise other_dtype(name, dtype, dtypes[0], "q")
     if k[-1] != q[-1]:
         raise ValueError(f"k: got head_dim {k[-1]}, expected {q[-1]}, the head_dim of q")
     if v[-2] != k[-2]:
@@ -388,7 +389,7 @@ def _check_result(
     if x.shape != shape:
         raise ValueError(f"{name}: got the shape {x.shape}, expected {shape}, the shape of {like}")
     if x.dtype != dtype:
-        raise TypeError(f"{name}: got {x.dtype}, expected {dtype}, the dtype of {like}")
+        raise other_dtype(name, x.dtype, dtype, like)
 
 
 def _broadcast(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> tuple[tuple[int, ...], int, int]:

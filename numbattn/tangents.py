@@ -8,7 +8,7 @@ from typing import Any, Generic, NamedTuple, cast
 
 import numpy as np
 
-from .checks import A, library, same_library, words_for, words_for_dtype
+from .checks import A, library, other_dtype, same_library, words_for
 from .problem import Inputs, Problem, Saved, converted
 from .scores import ArrayPart, Part
 from .scores.function import Score, ScoreTangent
@@ -138,8 +138,7 @@ def _check_array(x: Given, inputs: Inputs) -> None:
     if library(x.tangent) != "numpy" or x.of in "qkv":  # arrays in scores may be of NumPy with inputs of CuPy
         same_library(q=inputs.q, **{x.name: x.tangent})
     if x.tangent.dtype != x.array.dtype:
-        got = words_for_dtype(x.tangent.dtype)
-        raise TypeError(f"{x.name}: got {got}, expected {x.array.dtype}, the dtype of {x.of}")
+        raise other_dtype(x.name, x.tangent.dtype, x.array.dtype, x.of)
 
 
 def _check_shape(x: Given, lead: tuple[int, ...], first: Given, may_be_several: bool) -> None:

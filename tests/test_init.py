@@ -30,7 +30,7 @@ def test_help_begins_with_a_table_of_what_there_is():
 
 
 def test_dir_shows_public_names_alone():
-    assert dir(na) == sorted([*na.__all__, "distributed", "interop", "points", "reference", "sparse"])
+    assert dir(na) == sorted([*na.__all__, "cuda", "distributed", "interop", "points", "reference", "sparse"])
     with pytest.raises(AttributeError, match="module 'numbattn' has no attribute 'attnetion'"):
         na.attnetion  # noqa: B018
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backends import backend
-from ..checks import check_values, lies_within_rows, overlap, same_library
+from ..checks import check_values, integer_array, library, lies_within_rows, overlap, same_library
 from ..forks import cached_property
-from ..values import Value
+from ..values import Value, clip, moved
 from .checks import NUMBERS, check, check_apart, check_lengths, check_writable
 from .eight_bits import EIGHT_BITS, FLOAT8, INT8, check_scale
 
@@ -38,6 +38,8 @@ class CacheArrays(Value):
     v_scale: Any = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.lengths, list | tuple) and library(self.k):
+            self._set(lengths=moved(integer_array("KVCache lengths", self.lengths, "(batch,)"), self.k))
         given = {name: x for name, x in vars(self).items() if x is not None or name in ("k", "v", "lengths")}
         same_library(**{f"KVCache {name}": x for name, x in given.items()})
         if self.table is None:
@@ -51,6 +53,8 @@ class CacheArrays(Value):
         for name, x in (("k", self.k), ("v", self.v)):
             check_apart(f"KVCache {name}", x)
         batch = len(self.k if self.table is None else self.table)
+        if self.lengths.dtype.kind in "iu" and self.lengths.dtype != INT32:
+            self._set(lengths=clip(self.lengths, -1, 2**31 - 1).astype(np.int32))
         check("KVCache lengths", self.lengths, [INT32], (batch,))
         self._set(k_scale=self._scale_of("k_scale"), v_scale=self._scale_of("v_scale"))
         self._check_scales()

@@ -31,7 +31,8 @@ class KVCache(CacheArrays):
         an array of uint8). Any strides, but no two elements share memory; v may be a part of k, ``k[..., :n]``, to
         which `append` and `keep` write no int8. On a GPU a NaN of float8_e4m3fn may be read as 480.
     lengths : array of int32, (batch,)
-        How many tokens each sequence has. Whatever is stored beyond them is never used, even NaN.
+        How many tokens each sequence has. Whatever is stored beyond them is never used, even NaN. A list, and an array
+        of other integers, become a new array, ``cache.lengths``.
     table : array of int32, (batch, pages of a sequence), optional
         Token t of sequence b is row ``t % page_size`` of page ``table[b, t // page_size]``. Sequences may share pages.
         Page numbers beyond a sequence's length are never used, whatever they are.

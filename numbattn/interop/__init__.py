@@ -3,3 +3,19 @@
 `numbattn.interop.jax`, `.torch`, `.autograd` and `.thinc` are imported only when they are asked for, and with each its
 framework. After that, masks and scores take arrays of the framework, too.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from ..checks import needed
+
+MODULES = "autograd", "jax", "thinc", "torch", "transformers"
+
+if not TYPE_CHECKING:  # else any name would do
+
+    def __getattr__(name):
+        """As numbattn's own."""
+        if name not in MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        needed(name, f"{__name__}.{name}", f"'numbattn[{name}]'")
+        return import_module(f".{name}", __name__)

@@ -29,12 +29,14 @@ from ..checks import Array, flag, words_for
 from ..dropout import Dropout
 from ..gradients import Gradients
 from ..jets import attention_forward_jvp, tangents_of_gradients
+from ..keywords import knows_others
 from ..masks import Mask
 from ..problem import Saved, refuse_cache
 from ..scores import ArrayPart, Scores
 from .options import Options, taken_apart
 
 
+@knows_others
 def attention(
     q: Any,
     k: Any,

@@ -12,6 +12,8 @@ from ..masks import Mask, as_mask
 from ..scores import Part, Scores, as_parts
 from ..values import Placeholder
 
+INSTEAD = "; to trace it, or for its gradient, pass q * scale with scale=1.0"
+
 
 @dataclass(frozen=True)
 class Options:
@@ -62,7 +64,7 @@ def taken_apart(
         arrays.append(x)
         return Placeholder(len(arrays) - 1, tuple(x.shape), dtype_of(x))
 
-    causal, scale = flag("causal", causal), None if scale is None else number("scale", scale)
+    causal, scale = flag("causal", causal), None if scale is None else number("scale", scale, INSTEAD)
     mask = None if mask is None else as_mask(mask)
     parts = as_parts(score)
     values: list[Mask | Part] = [*(() if mask is None else mask._leaves), *parts]

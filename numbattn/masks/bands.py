@@ -13,6 +13,8 @@ from ..origin import FAR, Crop
 from ..values import Held, clip, for_queries, given, shown
 from .base import Edge, Interval, Mask, Rows
 
+INSTEAD = "; an offset may be traced: Window(0, None, offset - left) & Causal(offset + right)"
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Causal(Mask):
@@ -88,8 +90,8 @@ class Window(Mask):
 
     def __post_init__(self) -> None:
         self._set(
-            left=None if self.left is None else integer("Window left", self.left),
-            right=None if self.right is None else integer("Window right", self.right),
+            left=None if self.left is None else integer("Window left", self.left, instead=INSTEAD),
+            right=None if self.right is None else integer("Window right", self.right, instead=INSTEAD),
             offset=None if self.offset is None else integers("Window offset", self.offset),
         )
         if self.left is not None and self.right is not None and self.left + self.right < 0:

@@ -117,6 +117,10 @@ class Mask(Value):
         raise TypeError("a mask has no truth value: use & where you wrote `and`, | where you wrote `or`, "
                         "and ~ on boolean arrays")
 
+    def __invert__(self) -> Mask:
+        raise TypeError("a mask has no ~: numbattn.Where takes a function of your own, and ~mask.dense(seqlen_q, "
+                        "seqlen_k) is one of booleans")
+
     def __and__(self, other: Mask | Array) -> Mask:
         return OPERATORS["&"](self, other)
 

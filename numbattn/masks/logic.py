@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from ..checks import dtype_of, words_for
+from ..checks import arrays_for, dtype_of, words_for
 from ..forks import cached_property
 from ..origin import Crop
 from ..values import clip, for_queries
@@ -171,8 +171,11 @@ def as_mask(mask: Any, name: str = "mask") -> Mask:
         return mask
     if dtype_of(mask) == np.bool_:
         return Dense(mask)
-    raise TypeError(f"{name}: got {words_for(mask)}, expected a numbattn mask or a boolean array of NumPy or CuPy, "
-                    "True = visible (numbers that are added to the scores go into score=numbattn.Bias)")
+    advice = "numbers that are added to the scores go into score=numbattn.Bias"
+    if callable(mask) and not isinstance(mask, type):
+        advice = "a function goes into numbattn.Where"
+    raise TypeError(f"{name}: got {words_for(mask)}, expected a numbattn mask or a boolean array{arrays_for(mask)}, "
+                    f"True = visible ({advice})")
 
 
 def no_part(part: Mask) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import DTYPES, FLOATING, MOST_AXES, cast_of, dtype_of_sums, same_library, words_for_dtype
+from ..checks import DTYPES, FLOATING, MOST_AXES, cast_of, dtype_of_sums, other_dtype, same_library, words_for_dtype
 
 
 def check_points(x: Any, y: Any, vectors: dict[str, Any] | None = None, **others: Any) -> str:
@@ -18,8 +18,8 @@ def check_points(x: Any, y: Any, vectors: dict[str, Any] | None = None, **others
         if array.dtype not in DTYPES:
             raise TypeError(_wrong_dtype(name, array.dtype))
         if array.dtype != x.dtype and (name not in vectors or array.dtype != dtype_of_sums(x.dtype)):
-            sums = f" or {dtype_of_sums(x.dtype)}" if name in vectors and x.dtype.itemsize == 2 else ""
-            raise TypeError(f"{name}: got {array.dtype}, expected {x.dtype}{sums}, the dtype of x")
+            sums = f", or {dtype_of_sums(x.dtype)}" if name in vectors and x.dtype.itemsize == 2 else ""
+            raise other_dtype(name, array.dtype, x.dtype, f"x{sums}")
         if array.ndim > MOST_AXES:
             raise ValueError(f"{name}: got {array.ndim} axes, at most {MOST_AXES}")
     for name, array in (("x", x), ("y", y)):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from ..checks import Array, number
+from ..checks import Array, needed, number
 from ..masks import Mask
 from ..values import rounded
 from .checks import check_points
@@ -77,7 +76,7 @@ def operator(x: Array, y: Array, kernel: Kernel, *, ridge: float = 0.0, mask: Ma
     def transposed_times(v: Any) -> Any:
         return _times([(factor, term.exchanged) for factor, term in terms], ridge, v)
 
-    return import_module(MODULES[xp]).LinearOperator(
+    return needed(MODULES[xp], "points.operator").LinearOperator(
         pairs.sizes, matvec=times, rmatvec=transposed_times, matmat=times, rmatmat=transposed_times, dtype=pairs.dtype
     )
 

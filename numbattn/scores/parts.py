@@ -179,9 +179,12 @@ def as_parts(score: Scores) -> tuple[Part, ...]:
         return ()
     if isinstance(score, Part):
         return (score,)
-    parts = tuple(score) if isinstance(score, list | tuple) else (None,)
-    if not all(isinstance(part, Part) for part in parts):
-        raise TypeError(f"score: got {words_for(score)}, expected numbattn's {', '.join(names())}, or a list of them")
+    parts = tuple(score) if isinstance(score, list | tuple) else (score,)
+    for part in parts:
+        if not isinstance(part, Part):
+            kind = "Bias" * hasattr(part, "shape") or "Score" * (callable(part) and not isinstance(part, type))
+            raise TypeError(f"score: got {words_for(part)}, expected numbattn's {', '.join(names())}, or a list of them"
+                            + f"; pass numbattn.{kind}(...) of it" * bool(kind))
     if sum(not part._has_step for part in parts) > 1:
         raise ValueError("score: got more than one Sink, allowed one")
     return parts

@@ -35,7 +35,7 @@ class Softcap(Part):
     _samples = (("softcap", lambda shape, dtype, gradient: Softcap(30.0)),)
 
     def __post_init__(self) -> None:
-        cap = number("Softcap cap", self.cap)
+        cap = number("Softcap cap", self.cap, "; a numbattn.Score of your own has it among its arrays")
         if not float(np.finfo(np.float32).tiny) <= cap <= float(np.finfo(np.float32).max):
             raise ValueError(f"Softcap cap: got {self.cap!r}, allowed finite and > 0, as a float32")
         self._set(cap=cap)

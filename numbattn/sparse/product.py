@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..backends import SPARSE
-from ..checks import DTYPES, FLOATING, A, Array, cast_of, library, same_library, words_for, words_for_dtype
+from ..checks import DTYPES, FLOATING, A, Array, cast_of, library, other_dtype, same_library, words_for, words_for_dtype
 from .pattern import Pattern
 
 
@@ -109,7 +109,7 @@ def check(x: Any, w: Any, pattern: Any) -> None:
     if x.dtype not in DTYPES:
         raise TypeError(_wrong_dtype("x", x.dtype))
     if w.dtype != x.dtype:
-        raise TypeError(f"w: got {words_for_dtype(w.dtype)}, expected {x.dtype}, the dtype of x")
+        raise other_dtype("w", w.dtype, x.dtype, "x")
     if x.ndim < 1 or x.shape[-1] != pattern.shape[0]:
         raise ValueError(f"x: got the shape {x.shape}, expected (..., {pattern.shape[0]})")
     if w.shape != (expected := (pattern.count, *pattern.block_size)):

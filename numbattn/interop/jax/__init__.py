@@ -1,11 +1,5 @@
 """Attention of JAX arrays: primitives whose derivatives are numbattn's own passes.
 
-============================  ======================================================================================
-attention                     of JAX arrays, with first and second derivatives
-attention_laplacian           its forward Laplacian
-register_folx                 so that `folx.forward_laplacian` uses that
-============================  ======================================================================================
-
 `attention` works outside and inside of `jax.jit`, and under
 
 - `grad`, `value_and_grad`, `vjp`, `jacrev`: a backward pass;
@@ -15,7 +9,8 @@ register_folx                 so that `folx.forward_laplacian` uses that
 - `vmap`, also of derivatives: one more batch axis in front, and the same bits as without. With dropout, and with mapped
   arrays of a `Score`, a pass for each element: a Dropout counts (batch, head), so that each drops what it would drop
   alone;
-- `checkpoint`, `scan`, `cond`; `linear_transpose` by v.
+- `checkpoint`, `scan`, `cond`; `linear_transpose` by v;
+- `folx.forward_laplacian`, by `attention_laplacian`.
 
 `jvp` of `jvp` and third derivatives raise NotImplementedError, as do derivatives by arrays of a `Score` whose
 gradient is not wanted, `jax.experimental.jet`, and `jax.export`, which has no callbacks.
@@ -47,6 +42,7 @@ from jax import numpy as jnp
 
 from ...checks import flag, library, words_for
 from ...dropout import Dropout
+from ...keywords import knows_others
 from ...masks import Mask
 from ...problem import refuse_cache
 from ...scores import Scores
@@ -57,6 +53,7 @@ from .operands import Directions, How, Operands, bind
 from .passes import forward, laplacian
 
 
+@knows_others
 def attention(
     q: Any,
     k: Any,
@@ -115,42 +112,25 @@ def attention(
     return tuple(results) if return_lse else results[0]
 
 
+@knows_others
 def attention_laplacian(
-    q: Any,
-    k: Any,
-    v: Any,
-    jq: Any,
-    jk: Any,
-    jv: Any,
-    lq: Any = None,
-    lk: Any = None,
-    lv: Any = None,
-    *,
-    causal: bool = False,
-    mask: Mask | Any = None,
-    scale: float | None = None,
-    dropout: Dropout | None = None,
-    score: Scores = None,
-    dropout_offset: Any = None,
-) -> Any:
+    q: Any, k: Any, v: Any, jq: Any, jk: Any, jv: Any, lq: Any = None, lk: Any = None, lv: Any = None, *,
+    causal: bool = False, mask: Mask | Any = None, scale: float | None = None, dropout: Dropout | None = None,
+    score: Scores = None, dropout_offset: Any = None,
+) -> Any:  # fmt: skip
     """`numbattn.attention_laplacian` of JAX arrays: a primitive that has no derivatives, as they would be third ones.
 
     Parameters
     ----------
     q, k, v, causal, mask, scale, dropout, score, dropout_offset
         As in `attention`; the arrays in a score are constants.
-    jq, jk, jv : arrays, (T, ...), or None
-        The derivatives of q, k and v by each of T coordinates, of their dtype; None is zero.
-    lq, lk, lv : arrays or None, optional
-        Their Laplacians, of the shape and dtype of q, k and v; None is zero.
+    jq, jk, jv, lq, lk, lv
+        As in `numbattn.attention_laplacian`.
 
     Returns
     -------
-    o : jax.Array, (..., seqlen_q, head_dim_v)
-    jo : jax.Array, (T, ..., seqlen_q, head_dim_v)
-        The derivatives of o.
-    lo : jax.Array, (..., seqlen_q, head_dim_v)
-        Its Laplacian.
+    o, jo, lo : jax.Array
+        As there.
 
     Raises
     ------

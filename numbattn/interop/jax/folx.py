@@ -16,8 +16,7 @@ from .passes import forward, laplacian
 def register_folx() -> None:
     """Have `folx.forward_laplacian` take attention, by the pass of `attention_laplacian`.
 
-    A call of `attention` does so by itself where folx is imported; it is needed only before a function is traced that
-    calls attention and was compiled before folx was imported.
+    Wherever folx is imported, calls of `attention` see to it. Call this for functions that were traced before.
 
     Raises
     ------
