@@ -170,9 +170,19 @@ def test_an_extra_that_is_missing_is_named():
 def test_without_a_gpu_or_its_name(monkeypatch, capsys):
     pytest.importorskip("numba_cuda")
     monkeypatch.setattr(ahead, "why_no_gpu", lambda: "there is no driver")
-    with pytest.raises(SystemExit) as end:
-        main(["plan"])
-    assert (end.value.code, capsys.readouterr().out) == (2, "")
+    for command, advice in {"plan": "which one", "compile": "which one; --cpu compiles for CPUs"}.items():
+        with pytest.raises(SystemExit) as end:
+            main([command])
+        said = capsys.readouterr()
+        assert (end.value.code, said.out) == (2, "")
+        assert said.err.endswith(f"--cc says for {advice}\n")
+
+
+def test_names_may_be_short():
+    pytest.importorskip("numba_cuda")
+    assert [ahead.capability(text) for text in ("9", "9.0", "8.6")] == [(9, 0), (9, 0), (8, 6)]
+    names = "bf16", "fp16", "f16", "fp32", "f64", "bfloat16", "float16"
+    assert [*map(ahead.full, names)] == ["bfloat16", "float16", "float16", "float32", "float64", "bfloat16", "float16"]
 
 
 # calls of all dtypes, passes and numbers of queries
@@ -287,6 +297,7 @@ def test_for_a_cpu_or_a_gpu(capsys):
 
 
 FAULTS = {
+    "int(minor or 0)": "int(minor)",
     (
         "test_what_is_compiled_for_cpus_is_all_that_calls_need",
         "test_without_a_gpu_or_its_name",

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import numbattn as na
+from numbattn.checks import needed
 
 
 def zeros(*shape, dtype=np.float32):
@@ -18,6 +19,7 @@ def strided(shape, strides, dtype=np.float32):
     return np.lib.stride_tricks.as_strided(zeros(1000, dtype=dtype), shape, strides)
 
 
+BF16, X, GAUSSIAN = zeros(15, 8, dtype=ml_dtypes.bfloat16), zeros(5, 3), na.points.Gaussian(1.0)
 Q, K, V = zeros(2, 4, 5, 8), zeros(2, 2, 7, 8), zeros(2, 2, 7, 3)
 O, LSE = zeros(2, 4, 5, 3), zeros(2, 4, 5)
 FUNCTIONS = na.attention, na.attention_forward, na.attention_vjp
@@ -414,6 +416,16 @@ VALUES = [
     (lambda: na.Causal() or na.Lengths(keys=3), TypeError, r"a mask has no truth value"),
     (lambda: not na.Causal(), TypeError, r"a mask has no truth value"),
     (lambda: bool(na.Causal() & na.Lengths(3)), TypeError, r"a mask has no truth value"),
+    (lambda: ~na.Causal(), TypeError, r"a mask has no ~: numbattn.Where .* ~mask.dense\(seqlen_q, seqlen_k\)"),
+    (lambda: na.attention(Q, K, V, mask=lambda b, h, i, j: True), TypeError, r"mask: got function, .* numbattn.Where"),
+    (lambda: na.attention(Q, K, V, score=lambda s, *at: s), TypeError, r"score: got function, .* numbattn.Score\("),
+    (lambda: na.attention(Q, K, V, score=[na.Softcap(1), Q]), TypeError, r"score: got numpy.* numbattn.Bias\(...\) of"),
+    (lambda: needed("missing.package", "it"), ImportError, "missing not found. it needs pip install missing$"),
+    (lambda: needed("numbattn.missing", "it"), ImportError, "No module named 'numbattn.missing'"),
+    (lambda: na.attention(Q, K.astype("d"), V), ValueError, r"k: got float64, .* of q; pass k.astype\(np.float32\)$"),
+    (lambda: na.attention(*np.split(BF16, 3)[:2], Q[0, 0]), ValueError, r"; pass v.astype\(ml_dtypes.bfloat16\)$"),
+    (lambda: na.attention_jvp(Q, Q, Q, Q.astype("e"), None, None), ValueError, r"tq: got float16, .*; pass tq.astype"),
+    (lambda: na.points.product(X, X, X.astype("d"), GAUSSIAN), ValueError, r"b: got float64, .*; pass b.astype\(np.fl"),
     (lambda: na.Causal() & 3, TypeError, r"&: got 3, expected a numbattn mask or a boolean array"),
     (lambda: 3 & na.Causal(), TypeError, r"&: got 3, expected a numbattn mask or a boolean array"),
     (lambda: na.Causal() & zeros(5, 7), TypeError, r"&: got numpy.ndarray of float32, expected a numbattn mask"),
@@ -510,6 +522,8 @@ FAULTS = {
     "checks.py": {
         "array.ndim > MOST_AXES": "array.ndim > 99",
         '"jaxlib": "jax"}': '"jaxlib": "torch"}',
+        'if error.name != module.partition(".")[0]': "if False",
+        "*allowed * (len(allowed) == 1)": "",
         "except (TypeError, ValueError) as error": "except TypeError as error",
         "array[..., 1:] < array[..., :-1]": "array[1:] < array[:-1]",
         "0 <= array.min() <= array.max() <= largest": "array.max() <= largest",

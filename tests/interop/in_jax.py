@@ -375,13 +375,15 @@ REFUSED = {
     "a cache": (lambda q: attention(q, CACHE, None), TypeError, "k: got a KVCache"),
     "integers": (lambda q: attention(*[q.astype(int)] * 3), TypeError, "q: got int64"),
     "shapes": (lambda q: attention(q, q, q[:-1]), ValueError, "v: got"),
-    "mask": (lambda q: attention(q, q, q, mask=na.Lengths(np.ones((7, 7), int))), ValueError, "Lengths keys"),
+    "lengths": (lambda q: attention(q, q, q, mask=na.Lengths(np.ones((7, 7), int))), ValueError, "Lengths keys"),
     "score": (lambda q: attention(q, q, q, score=na.Bias(q[:, :5])), ValueError, "score: Bias bias: got the"),
     "dropout": (lambda q: attention(q, q, q, dropout=0.5), TypeError, "dropout: got 0.5"),
     "offset": (lambda q: attention(q, q, q, dropout=HALF, dropout_offset=-1), ValueError, "Dropout offset"),
     "offsets": (lambda q: attention(q, q, q, dropout=HALF, dropout_offset=q), TypeError, "offset: got an array of fl"),
     "no dropout": (lambda q: attention(q, q, q, dropout_offset=1), ValueError, "dropout_offset: got 1 without dropout"),
     "scale": (lambda q: attention(q, q, q, scale=q[0, 0, 0]), TypeError, "scale: got"),
+    "mask": (lambda q: attention(q, q, q, mask=q), TypeError, "mask: got (traced )?jax.Array of float.*boolean array,"),
+    "cap": (lambda q: na.Softcap(q[0]), TypeError, "Softcap cap: got .*jax.Array of float64, .* numbattn.Score"),
     "flag": (lambda q: attention(q, q, q, return_lse=1), TypeError, "return_lse: got 1"),
 }
 
@@ -393,6 +395,19 @@ def test_what_does_not_fit(rng, name):
     for call in (function, jax.jit(function)):
         with pytest.raises(error, match=message):
             call(q)
+
+
+def test_numbers_are_taken_unless_they_are_traced(qkv):
+    def attend(scale, cap, left):
+        return attention(*qkv, scale=scale, score=na.Softcap(cap), mask=na.Window(left, 0))
+
+    assert_same(attend(*map(jnp.asarray, (0.5, 2.0, 3))), attend(0.5, 2.0, 3))
+    remedies = r"pass q \* scale with scale=1.0", "numbattn.Score of your own", "Causal.offset . right.$"
+    for traced, remedy in enumerate(remedies):
+        with pytest.raises(TypeError, match=f"got traced jax.Array of .*{remedy}"):
+            jax.jit(lambda x, at=traced: attend(*(x if i == at else 1 for i in range(3))))(2)
+    windowed = jax.jit(lambda left: attention(*qkv, mask=na.Window(0, None, -left) & na.Causal(0)))
+    assert_same(windowed(2), attention(*qkv, mask=na.Window(2, 0, 0)))
 
 
 def test_numbers_in_traced_arrays_are_looked_at_later(qkv):
