@@ -4,6 +4,7 @@ import argparse
 import math
 import os
 import platform
+import re
 import sys
 from functools import partial
 from importlib import import_module
@@ -16,12 +17,13 @@ import numpy as np
 
 import numbattn as na
 from numbattn import cache, reference
-from numbattn.ahead import MASKS, PASSES, SCORES, USUAL, capability, compile_kernels, device_of, full, plan, plans
+from numbattn.ahead import MASKS, PASSES, SCORES, USUAL, capability, compile_kernels, device_of, plan, plans
 from numbattn.machine import cpu, gpus, kept, progress, say, table, why_no_gpu
 from numbattn.problem import DTYPES
 
 ABOUT = __doc__ or ""  # python -OO takes it away
 PACKAGES = "numpy", "numba", "ml_dtypes", "numba-cuda", "cupy-cuda12x", "cupy-cuda13x"
+SHORT = r"^(b?)fp?(\d+)$", r"\1float\2"  # names of dtypes, as bf16 and fp16
 HEAD_DIMS = 40, 24  # of q and v in the problem that is checked
 MOST_DEVICES = 512
 CORES = {"wgmma": "tensor cores", "mma": "tensor cores", "fma": "CUDA cores"}
@@ -53,7 +55,7 @@ def _add_options(parser, command):
         return
     several = {"nargs": "+"} if command == "compile" else {}
     default = (lambda value: [value]) if several else (lambda value: value)
-    parser.add_argument("--dtype", choices=[dtype.name for dtype in DTYPES], type=full,
+    parser.add_argument("--dtype", choices=[dtype.name for dtype in DTYPES], type=partial(re.sub, *SHORT),
                         default=default("float16"), **several)  # fmt: skip
     parser.add_argument("--head-dim", type=size, default=default(128), metavar="D", **several)
     parser.add_argument("--seqlen", type=size, default=default(4096), metavar="N", **several,

@@ -2,7 +2,6 @@
 machine."""
 
 import argparse
-import re
 import textwrap
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from importlib import import_module
@@ -35,16 +34,10 @@ USUAL = PASSES[:2]
 def capability(text):
     from numbattn.cuda.plan.planner import DEVICES
 
-    major, _, minor = text.partition(".")
-    cc = int(major), int(minor or 0)
+    cc = tuple(map(int, f"{text}.0".split(".")[:2]))
     if cc not in DEVICES:
         raise argparse.ArgumentTypeError(f"got {text}, known are {', '.join(f'{x}.{y}' for x, y in DEVICES)}")
     return cc
-
-
-def full(text):
-    """A dtype's name, where it may be bf16, fp16 or f16."""
-    return re.sub(r"^(b?)fp?(\d+)$", r"\1float\2", text)
 
 
 def device_of(cc, otherwise=""):

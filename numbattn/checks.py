@@ -127,6 +127,11 @@ def _is_called_by_torch() -> bool:
     return frame is not None
 
 
+def no_floats(name: str, dtype: np.dtype[Any]) -> TypeError:
+    """The error for an array of no floating dtype."""
+    return TypeError(f"{name}: got {dtype}, allowed {FLOATING}{cast_of(name, dtype)}")
+
+
 def other_dtype(name: str, dtype: np.dtype[Any], wanted: np.dtype[Any], of: str) -> DtypeError:
     """The error for an array that is not of the dtype of another one."""
     return DtypeError(f"{name}: got {dtype}, expected {wanted}, the dtype of {of}{cast_of(name, dtype, (wanted,))}")
@@ -311,15 +316,12 @@ def _warn_of_lengths(name: str, offsets: Any, length: float) -> None:
              "lengths were given, most likely; offsets are np.cumsum([0, *lengths])")
 
 
-def needed(module: str, by: str, extra: str = "") -> Any:
-    """A module of a package that numbattn does without elsewhere."""
+def needed(module: str, by: str, of: str) -> Any:
+    """A module `of` packages that numbattn does without elsewhere, or that imports one of these."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        if error.name != module.partition(".")[0]:
-            raise
-        install = f"pip install {extra or error.name}"
-        raise ModuleNotFoundError(f"{error.name} not found. {by} needs {install}", name=error.name) from None
+        raise ModuleNotFoundError(f"{error.name} not found. {by} needs pip install {of}", name=error.name) from None
 
 
 def warn(message: str) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 ELSEWHERE = {
@@ -32,4 +32,4 @@ def knows_others(function: F) -> F:
                 raise TypeError(f"{function.__name__}: got {name}, expected {ELSEWHERE[name]}") from None
             raise
 
-    return cast(F, call)
+    return call  # type: ignore[return-value]

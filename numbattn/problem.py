@@ -18,14 +18,13 @@ from .caches.masked import masked
 from .caches.ragged import Ragged, ragged
 from .checks import (
     DTYPES,
-    FLOATING,
     MOST_AXES,
     A,
     Array,
-    cast_of,
     dtype_of_sums,
     flag,
     library,
+    no_floats,
     number,
     other_dtype,
     overlap,
@@ -346,7 +345,7 @@ def _problem(
         if len(shape) > MOST_AXES:
             raise ValueError(f"{name}: got {len(shape)} axes, at most {MOST_AXES}")
         if dtype not in DTYPES:
-            raise TypeError(f"{name}: got {dtype}, allowed {FLOATING}{cast_of(name, dtype)}")
+            raise no_floats(name, dtype)
         if dtype != dtypes[0]:
             raise other_dtype(name, dtype, dtypes[0], "q")
     if k[-1] != q[-1]:

@@ -4,7 +4,6 @@
 framework. After that, masks and scores take arrays of the framework, too.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ..checks import needed
@@ -17,5 +16,4 @@ if not TYPE_CHECKING:  # else any name would do
         """As numbattn's own."""
         if name not in MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        needed(name, f"{__name__}.{name}", f"'numbattn[{name}]'")
-        return import_module(f".{name}", __name__)
+        return needed(f"{__name__}.{name}", f"{__name__}.{name}", f"'numbattn[{name}]'")

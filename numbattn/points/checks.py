@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import DTYPES, FLOATING, MOST_AXES, cast_of, dtype_of_sums, other_dtype, same_library, words_for_dtype
+from ..checks import DTYPES, MOST_AXES, dtype_of_sums, no_floats, other_dtype, same_library
 
 
 def check_points(x: Any, y: Any, vectors: dict[str, Any] | None = None, **others: Any) -> str:
@@ -16,7 +16,7 @@ def check_points(x: Any, y: Any, vectors: dict[str, Any] | None = None, **others
     xp = same_library(**given)
     for name, array in given.items():
         if array.dtype not in DTYPES:
-            raise TypeError(_wrong_dtype(name, array.dtype))
+            raise no_floats(name, array.dtype)
         if array.dtype != x.dtype and (name not in vectors or array.dtype != dtype_of_sums(x.dtype)):
             sums = f", or {dtype_of_sums(x.dtype)}" if name in vectors and x.dtype.itemsize == 2 else ""
             raise other_dtype(name, array.dtype, x.dtype, f"x{sums}")
@@ -61,8 +61,4 @@ def check_result(name: str, x: Any, of: str, shape: tuple[int, ...], like: Any) 
     if x.shape != shape:
         raise ValueError(f"{name}: got the shape {x.shape}, expected {shape}, the shape of {of}")
     if x.dtype not in DTYPES:
-        raise TypeError(_wrong_dtype(name, x.dtype))
-
-
-def _wrong_dtype(name: str, dtype: Any) -> str:
-    return f"{name}: got {words_for_dtype(dtype)}, allowed {FLOATING}{cast_of(name, dtype)}"
+        raise no_floats(name, x.dtype)

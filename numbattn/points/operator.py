@@ -76,7 +76,7 @@ def operator(x: Array, y: Array, kernel: Kernel, *, ridge: float = 0.0, mask: Ma
     def transposed_times(v: Any) -> Any:
         return _times([(factor, term.exchanged) for factor, term in terms], ridge, v)
 
-    return needed(MODULES[xp], "points.operator").LinearOperator(
+    return needed(MODULES[xp], "points.operator", "scipy").LinearOperator(
         pairs.sizes, matvec=times, rmatvec=transposed_times, matmat=times, rmatmat=transposed_times, dtype=pairs.dtype
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..backends import SPARSE
-from ..checks import DTYPES, FLOATING, A, Array, cast_of, library, other_dtype, same_library, words_for, words_for_dtype
+from ..checks import DTYPES, A, Array, library, no_floats, other_dtype, same_library, words_for
 from .pattern import Pattern
 
 
@@ -94,7 +94,7 @@ def product_vjp(x: A, w: A, pattern: Pattern) -> tuple[A, Callable[[Array], tupl
         if dy.shape != y.shape:
             raise ValueError(f"dy: got the shape {dy.shape}, expected {y.shape}, the shape of y")
         if dy.dtype not in DTYPES:
-            raise TypeError(_wrong_dtype("dy", dy.dtype))
+            raise no_floats("dy", dy.dtype)
         dY = _rows(dy.astype(y.dtype, copy=False))
         return run("backward_x", dY, w, pattern, x.shape), run("backward_w", _rows(x), dY, pattern, w.shape)
 
@@ -107,17 +107,13 @@ def check(x: Any, w: Any, pattern: Any) -> None:
         raise TypeError(f"pattern: got {words_for(pattern)}, expected a sparse.Pattern")
     same_library(x=x, w=w)
     if x.dtype not in DTYPES:
-        raise TypeError(_wrong_dtype("x", x.dtype))
+        raise no_floats("x", x.dtype)
     if w.dtype != x.dtype:
         raise other_dtype("w", w.dtype, x.dtype, "x")
     if x.ndim < 1 or x.shape[-1] != pattern.shape[0]:
         raise ValueError(f"x: got the shape {x.shape}, expected (..., {pattern.shape[0]})")
     if w.shape != (expected := (pattern.count, *pattern.block_size)):
         raise ValueError(f"w: got the shape {w.shape}, expected {expected}, the blocks that are there")
-
-
-def _wrong_dtype(name: str, dtype: Any) -> str:
-    return f"{name}: got {words_for_dtype(dtype)}, allowed {FLOATING}{cast_of(name, dtype)}"
 
 
 def run(name: str, one: Any, other: Any, pattern: Pattern, shape: tuple[int, ...]) -> Any:

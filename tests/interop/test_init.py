@@ -62,6 +62,5 @@ FAULTS = {
             "if _is_called_by_torch():": "if False:",
             'return "" if is_foreign(x) else': "return",
         },
-        "test_a_framework_that_is_missing_is_named": {"install {extra or error.name}": "install {error.name}"},
     },
 }

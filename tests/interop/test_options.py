@@ -72,9 +72,9 @@ def test_placeholders_are_refused_where_arrays_are_needed(rng):
         na.attention(q, q, q, score=options.score)
     with pytest.raises(TypeError, match=r"mask: Dense visible: got .*Placeholder"):
         options.mask.dense(10, 10)
-    with pytest.raises(TypeError, match=r"Softcap cap: got .*Placeholder, expected a number"):
+    with pytest.raises(TypeError, match=r"Softcap cap: got .*Placeholder of float64, expected a number"):
         na.Softcap(Placeholder(0, (), np.dtype(np.float64)))
-    with pytest.raises(TypeError, match=r"scale: got .*Placeholder, expected a number"):
+    with pytest.raises(TypeError, match=r"scale: got .*Placeholder of float64, expected a number"):
         taken_apart(scale=Placeholder(0, (), np.dtype(np.float64)))
 
 

@@ -141,12 +141,10 @@ def attention_laplacian(
 
     Examples
     --------
-    >>> import jax, numbattn as na
+    >>> import jax
     >>> from numbattn.interop.jax import attention_laplacian
-    >>> walkers = jax.random.normal(jax.random.key(0), (10, 4, 5, 3))       # of 4 heads
-    >>> jacobian = jax.numpy.eye(60).reshape(60, 4, 5, 3)                   # by the elements of q, k and v themselves
-    >>> laplacian = jax.vmap(lambda x: attention_laplacian(x, x, x, *[jacobian] * 3)[2])
-    >>> jax.jit(laplacian)(walkers).shape
+    >>> walkers, jacobian = jax.numpy.ones((10, 4, 5, 3)), jax.numpy.eye(60).reshape(60, 4, 5, 3)
+    >>> jax.jit(jax.vmap(lambda x: attention_laplacian(x, x, x, *[jacobian] * 3)[2]))(walkers).shape
     (10, 4, 5, 3)
     """
     x, how = _taken_apart(q, k, v, (causal, mask, scale, dropout, score), dropout_offset)

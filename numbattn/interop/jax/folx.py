@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from jax import numpy as jnp
 
+from ...checks import needed
 from .derivatives import directions_of
 from .operands import PRIMITIVES, How, bind
 from .passes import forward, laplacian
@@ -17,13 +18,8 @@ def register_folx() -> None:
     """Have `folx.forward_laplacian` take attention, by the pass of `attention_laplacian`.
 
     Wherever folx is imported, calls of `attention` see to it. Call this for functions that were traced before.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        If folx is not installed.
     """
-    import_module("folx").register_function(PRIMITIVES[forward], rule)
+    needed("folx", "register_folx", "folx").register_function(PRIMITIVES[forward], rule)
 
 
 def rule(args: Any, kwargs: dict[str, Any], sparsity_threshold: int) -> list[Any]:
