@@ -110,8 +110,8 @@ def arrays_for(x: Any) -> str:
 def cast_of(name: str, dtype: np.dtype[Any], allowed: Sequence[np.dtype[Any]] = DTYPES) -> str:
     """How an array of numbers of another dtype can be passed, for an error; "" if that is not obvious."""
     native = dtype.newbyteorder("=")
-    likely = native, np.dtype("float64" if dtype.kind == "f" else "float32"), *allowed * (len(allowed) == 1)
-    wanted = next((x for x in likely if x in allowed), None)
+    likely = native, np.dtype("float64" if dtype.kind == "f" else "float32")
+    wanted = allowed[0] if len(allowed) == 1 else next((x for x in likely if x in allowed), None)
     if wanted is None or not (dtype.kind in "biuf" or dtype in DTYPES):
         return ""
     if _is_called_by_torch():

@@ -521,7 +521,7 @@ FAULTS = {
     "checks.py": {
         "array.ndim > MOST_AXES": "array.ndim > 99",
         '"jaxlib": "jax"}': '"jaxlib": "torch"}',
-        "*allowed * (len(allowed) == 1)": "",
+        "allowed[0] if len(allowed) == 1 else next(": "next(",
         "except (TypeError, ValueError) as error": "except TypeError as error",
         "array[..., 1:] < array[..., :-1]": "array[1:] < array[:-1]",
         "0 <= array.min() <= array.max() <= largest": "array.max() <= largest",
