@@ -105,7 +105,7 @@ X, W = np.zeros((4, 3)), np.zeros(4)
     ((X, X, W, points.Gaussian(1e-310)), ValueError, r"^Gaussian\(length=1e-310\): got the length 1e-310, allowed 2"),
     ((X, X, W[:3], COST), ValueError, r"w: got the shape \(3,\), expected \(..., 4\), a number for each point of y"),
     ((X, X, W.astype(int), COST), TypeError, r"w: got int64, allowed .*; pass w.astype\(np.float32\)"),
-    ((X.astype("f2"), X.astype("f2"), W, COST), TypeError, "w: got float64, expected float16 or float32, the dtype of"),
+    ((X.astype("f2"), X.astype("f2"), W, COST), TypeError, "w: got float64, expected float16, .*, or float32; pass w"),
     ((X, X, W.astype("f4"), COST), TypeError, "w: got float32, expected float64, the dtype of x"),
     ((X, X, W, points.Matern(1.5)), TypeError, r"kernel: got Matern.*, expected Cost, Gaussian, Laplacian or Matern"),
     ((X, X, W, 2 * COST), TypeError, r"kernel: got 2 \* Cost.*, expected Cost, Gaussian"),

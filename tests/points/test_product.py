@@ -313,7 +313,8 @@ ERRORS = {
     "b: got the shape (3, 2), expected (..., 4, columns), a row for each point of y": (X, X, B[:3], points.Gaussian()),
     "x: got int64, allowed float16, bfloat16, float32, float64; pass x.astype(np.float32)": (
         X.astype(int), X, B, points.Gaussian()),
-    "b: got float32, expected float64, the dtype of x": (X, X, B.astype(np.float32), points.Gaussian()),
+    "b: got float32, expected float64, the dtype of x; pass b.astype(np.float64)": (
+        X, X, B.astype(np.float32), points.Gaussian()),
     "x: got the shape (4,), expected (..., points, features); pass x[:, None] for points of one feature": (
         X[:, 0], X, B, points.Gaussian()),
     "y: got 2 features, expected 3, as many as x": (X, B, B, points.Gaussian()),
