@@ -722,7 +722,7 @@ X = np.zeros((2, 9, 8))
 WRONG = {
     "no part": (lambda: na.attention(X, X, X, score="softcap"), TypeError,
                 "score: got 'softcap', expected numbattn's Alibi, Bias, RelativeBias, Score, Sink, Softcap, or a list"),
-    "a number in a list": (lambda: na.attention(X, X, X, score=[3.0]), TypeError, "score: got list"),
+    "a number in a list": (lambda: na.attention(X, X, X, score=[3.0]), TypeError, "score: got 3.0"),
     "an array": (lambda: na.attention(X, X, X, score=X), TypeError, "score: got numpy.ndarray of float64"),
     "a mask": (lambda: na.attention(X, X, X, score=na.Causal()), TypeError, "score: got numbattn.masks.bands.Causal"),
     "two sinks": (lambda: na.attention(X, X, X, score=[na.Sink(0.0)] * 2), ValueError, "more than one Sink"),
