@@ -153,7 +153,7 @@ def directions(problem, count, layout):
 
 
 def operands_of(problem, inputs, o, *lse):
-    """The Record of q, k, v, o and lse, if it is wanted."""
+    """The Record of q, k, v, o, and lse with its low part, if it is wanted."""
     q, cache = readable(inputs.q, problem.sum_dtype), inputs.cache
     k, of_k = _tokens_of(inputs.k, problem, cache, cache and cache.k_scale)
     v, of_v = _tokens_of(inputs.v, problem, cache, cache and cache.v_scale)
@@ -185,7 +185,7 @@ def _operands(problem, q, k, v, saves):
     rows, dtype = (*problem.matrices, problem.seqlen_q), problem.sum_dtype
     lse = Later(rows, dtype) if saves else np.zeros((*problem.matrices, 0), dtype)
     return Record(matrices(problem, *q, dtype.itemsize), _tokens(problem, *k), _tokens(problem, *v),
-                  Later((*rows, problem.head_dim_v), dtype), lse)  # fmt: skip
+                  Later((*rows, problem.head_dim_v), dtype), lse, lse)  # fmt: skip
 
 
 def _tokens(problem, shape, strides, dtype=None, table=None, scale=None):

@@ -68,7 +68,7 @@ class Points:
         return dx
 
     def logsumexp(self, problem, inputs, kind, columns=None, rate=None):
-        """log sum_j exp(columns_j) kappa_ij, in the dtype of sums.
+        """log sum_j exp(columns_j) kappa_ij, in the dtype of sums, and what its rounding took.
 
         rate: for points of half precision, times a power of two, the factor of t.
         """
@@ -81,7 +81,7 @@ class Points:
             return formula.logsumexp(problem, inputs, kind, columns)
         lse = self.current().empty(problem.lse_shape, problem.sum_dtype)
         self.run(pass_, problem, inputs, lowered(kind), {"lse": lse}, columns=columns, nothing=(-math.inf,))
-        return lse
+        return lse, 0
 
     def nearest(self, problem, inputs, k):
         """The squared distances of the k nearest y_j for each x_i, in the dtype of sums, ascending, and their j."""
