@@ -79,8 +79,8 @@ def operands_of(saved, do, dlse):
 @lru_cache(maxsize=64)
 def _operands(problem, lse, low, dlse, *layouts):
     """The Record of calls on arrays of these shapes and strides, with which of lse, its low part and dlse."""
-    row, nothing = Later((*problem.matrices, problem.seqlen_q), problem.sum_dtype), np.zeros((0, 0, 0), problem.sum_dtype)
-    rows = [row if is_given else nothing for is_given in (lse, low, dlse)]
+    row = Later((*problem.matrices, problem.seqlen_q), problem.sum_dtype)
+    rows = [row if is_given else np.zeros((0, 0, 0), row.dtype) for is_given in (lse, low, dlse)]
     return Record(*[matrices(problem, *layout, problem.sum_dtype.itemsize) for layout in layouts], *rows)
 
 

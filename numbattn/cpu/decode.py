@@ -113,8 +113,8 @@ class Partial(NamedTuple):
 
 @Kernel
 def decode_kernel(
-    first_block, end_block, stop, scratch, q, k, v, o, lse, low, few, parts, statistics, done, mask, steps, sinks, drops,
-    scale, kept_scale,
+    first_block, end_block, stop, scratch, q, k, v, o, lse, low, few, parts, statistics, done, mask, steps, sinks,
+    drops, scale, kept_scale,
 ):  # fmt: skip
     """Blocks [first_block, end_block); a block is a chunk of keys for a tile of queries."""
     given = Operands(q, k, v, mask, steps, drops, scale)

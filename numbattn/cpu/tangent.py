@@ -65,8 +65,8 @@ def laplacian(problem, inputs, tangents, laplacians):
 
 
 def along(problem, inputs, tangents, bends=False):
-    """o, lse, its low part and tangents, in the dtype of sums; with `bends` arrays whose sum is that of second derivatives of o.
-    """
+    """o, lse, its low part, and tangents, in the dtype of sums; with `bends` arrays whose sum is that of second
+    derivatives of o."""
     shapes = problem.out_shape, problem.lse_shape
     o, lse, low = (np.empty(shape, problem.sum_dtype) for shape in (*shapes, shapes[1]))
     to, tlse = (np.empty((tangents.count, *shape), problem.sum_dtype) for shape in shapes)
@@ -320,8 +320,7 @@ def add_tangent_of_sink(tl, m, l, logit, tangent):
 
 @inline
 def finish(O, sums, l, kept_scale, statistics):
-    """O = O / l, and likewise all sums; dropout does not scale the last `statistics` ones. 0 for a row that saw nothing.
-    """
+    """O = O / l, and likewise all sums; dropout does not scale the last `statistics` ones. 0 where nothing is seen."""
     width = sums.shape[1] - statistics
     for i in range(l.size):
         inverse = O.dtype.type(1 / l[i] if l[i] != 0 else 0.0)

@@ -165,8 +165,8 @@ class Passes:
         return saved.o, saved.lse, to, lo.astype(problem.result_dtype)
 
     def forward_along(self, pass_, problem, inputs, tangents):
-        """What is saved of the forward pass, and the other results of a Pass such as TANGENT, for all Tangents, their axis
-        in front."""
+        """What is saved of the forward pass, and the other results of a Pass such as TANGENT for all Tangents,
+        their axis in front."""
         gpu, (o, lse, low, *others) = self.current(), pass_.gives
         rows = (o, lse, low) if has_low(problem) else (o, lse)
         about = {name: ARRAYS[name](problem, inputs) for name in (*rows, *others)}

@@ -97,11 +97,11 @@ def combine(*, dtype, out_dtypes, head_dim_v, threads, mask, score, resumes=Fals
     shared, COUNT, SHARE = SharedMemory(), THREADS // threads, threads
     SHARED_O, SHARED_L = shared.tile(PARTS, head_dim_v, ACC, COUNT), shared.tile(PARTS, 1, ACC, COUNT)
     ROWS_OF, ZERO, NONE, LN2, AT_ONCE = Alignment(16), ACC(0), ACC(-np.inf), ACC(LN_2), 4 * WARP
-    NO_MAX, _ = softmax_steps(ACC, may_be_far(score))
+    HAS_LOW, far = dtype.itemsize > 2, may_be_far(score)
+    NO_MAX, _ = softmax_steps(ACC, far)
     band_at, (with_sink, inverse) = band_of(mask), sink_steps(score, ACC)
     RESUMES, m_and_l = resumes, resume_step(ACC, NO_MAX)
-    HAS_LOW, is_far = dtype.itemsize > 2, may_be_far(score)
-    low_of, (_, alpha_of) = low_step(ACC, is_far), alpha_steps(ACC, HAS_LOW and not is_far)
+    low_of, (_, alpha_of) = low_step(ACC, far), alpha_steps(ACC, HAS_LOW and not far)
     arrive = sync_warp if threads == WARP else sync_threads
 
     @device

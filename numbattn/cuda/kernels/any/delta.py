@@ -68,7 +68,8 @@ def delta(*, dtype, out_dtypes, head_dim_v, dlse, nbytes, bounded, low=False, ma
     digits = np.finfo(ACC).nmant
     FAR, MARGIN, in_log2 = ACC(2.0**digits), ACC(2.0 ** (3 - digits)), log2_step(ACC)
     TILES_A_SLOT, segment_of = PADDED // TILE_M, slot_step(mask, "q", PADDED)
-    HAS_SINK, BOUNDED, IS_GIVEN, HAS_LOW, (first_low, *_) = sink, bounded and not low, low, dtype.itemsize > 2, low_steps(dtype)
+    HAS_SINK, IS_GIVEN, BOUNDED = sink, low, bounded and not low
+    HAS_LOW, (first_low, *_) = dtype.itemsize > 2, low_steps(dtype)
 
     @device
     def delta_of(mDO, mO, mLse, mDlse, batch, head, first, end, m0):

@@ -200,8 +200,8 @@ def tangent(
     PARTS, ZERO, NO_SCORE, LN2 = S_TILE.row_parts(), ACC(0), ACC(-np.inf), ACC(LN_2)
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
     drop, apply = drop_step(S_TILE, dropout), all_scores_step(score, tscore, S_TILE, ACC, HAS_TS, bends)
-    HAS_LOW, low_of = dtype.itemsize > 2, low_step(ACC, may_be_far(score))
-    (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score), HAS_LOW), sink_steps(score, ACC)
+    HAS_LOW, far, (with_sink, inverse) = dtype.itemsize > 2, may_be_far(score), sink_steps(score, ACC)
+    (NO_MAX, softmax_step), low_of = softmax_steps(ACC, far, exact=HAS_LOW), low_step(ACC, far)
     ROWS = S_TILE.row_vector()
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
     mask_of, scores_of, tscores_of = mask_within_step(mask), within_segment(score), within_segment(of_parts)
@@ -344,7 +344,8 @@ SPEC = Spec(
     tangent,
     (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("tq", optional=True), Matrix("tk", "k", optional=True),
      Matrix("tv", "k", optional=True), Matrix("o"), Matrix("to"), Matrix("o2", optional=True), Statistic("lse"),
-     Statistic("lse_low"), Statistic("tlse"), MASK, SCORE, TSCORE, DROPOUT, "group_size", "scale", "scale_log2", "kept_scale"),
+     Statistic("lse_low"), Statistic("tlse"), MASK, SCORE, TSCORE, DROPOUT, "group_size", "scale", "scale_log2",
+     "kept_scale"),
     tiles=lambda work: rows_of(TILES, {}, work, SHORT),
     parameters=lambda work, tiles: parameters(work, tiles) | dtypes_of(work, "o", "to") | tangents_of(work),
     packs=True,

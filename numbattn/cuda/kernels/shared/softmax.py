@@ -13,8 +13,9 @@ SLACK = 1  # bits
 
 
 def alpha_steps(ACC, exact):
-    """Device functions: (m, scale_log2) -> m in base 2, rounded, which P is relative to; (m, m_new, scale_log2) -> alpha =
-    exp(m - m_new), exact: with the same rounding. A bound keeps products from becoming parts of fused multiply-adds."""
+    """Device functions: (m, scale_log2) -> m in base 2, to which P is relative; (m, m_new, scale_log2) -> alpha =
+    exp(m - m_new). exact: by m in base 2 as rounded, kept out of fused multiply-adds by a bound, so that rows of P
+    sum to l however large scores are: some instructions for each row, not for half precision."""
     EXACT, LOWEST = exact, ACC(np.finfo(ACC).min)
 
     @device
@@ -101,9 +102,9 @@ def log2_step(ACC):
 
 
 def low_step(ACC, far=False):
-    """The device function (lse, m, scale_log2, factor) -> low, what rounding took from lse and from it in base 2, where
-    P = exp(S - m) factor: exp(S - lse) is exp(low) times as large. far: see `softmax_parts`: nothing is rounded then, if
-    the product becomes a part of a fused multiply-add."""
+    """The device function (lse, m, scale_log2, factor) -> low, what rounding took from lse and from it in base 2: with
+    P = exp(S - m) factor, exp(S - lse) is exp(low) times as large. far: see `softmax_parts`; m is not rounded then, nor
+    is it here, in a fused multiply-add."""
     to_log2, (in_log2, _), LN2 = log2_step(ACC), alpha_steps(ACC, exact=not far), ACC(LN_2)
 
     @device

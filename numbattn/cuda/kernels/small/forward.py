@@ -73,11 +73,12 @@ def small_forward(
     )
     AHEAD, ROWS_OF, SAVES = stages > 1, Alignment(nbytes), saves
     NO_SCORE, ZERO, LN2 = ACC(-np.inf), ACC(0), ACC(LN_2)
-    HAS_LOW, low_of = dtype.itemsize > 2, low_step(ACC, may_be_far(score))
+    HAS_LOW, far = dtype.itemsize > 2, may_be_far(score)
     band_at, (look_up, hide) = band_of(mask), mask_steps(mask, S_TILE)
     keep_score, apply, _ = score_steps_of_block(shared, score, S_TILE, ACC, keeps_score)
     drop = drop_step(S_TILE, dropout)
-    (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
+    (NO_MAX, softmax_step), low_of = softmax_steps(ACC, far, exact=HAS_LOW), low_step(ACC, far)
+    with_sink, inverse = sink_steps(score, ACC)
     ROWS, PARTS = S_TILE.row_vector(), S_TILE.row_parts()
 
     @device
