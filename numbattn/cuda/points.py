@@ -78,7 +78,8 @@ class Points:
         elif rate is not None:
             problem, inputs = of_unit_length(inputs, rate)
         if is_wide(problem) and not (self.has_wgmma and hopper.wide_logsumexp.fits(problem, lowered(kind)[0])):
-            return formula.logsumexp(problem, inputs, kind, columns)
+            lse = formula.logsumexp(problem, inputs, kind, columns)
+            return lse, np.zeros_like(lse)
         lse, low = (self.current().zeros(problem.lse_shape, problem.sum_dtype) for _ in range(2))
         results = {"lse": lse, "lse_low": low}  # which kernels for Hopper leave at 0
         self.run(pass_, problem, inputs, lowered(kind), results, columns=columns, nothing=(-math.inf, 0))

@@ -4,7 +4,7 @@ Kernels are compared with them, and they compute where there is no kernel. All e
 
     sums       o_i  = sum_j kappa_ij b_j
     gradient   dx_i = sum_j kappa'_ij <c_i, b_j> 2 (x_i - y_j)      for a Polynomial ... y_j
-    logsumexp  log sum_j exp(columns_j) kappa_ij, and what its rounding took
+    logsumexp  log sum_j exp(columns_j) kappa_ij
     nearest    the k smallest t_ij of each row, ascending, and their j
 
 kappa_ij = value(t_ij) exp(rows_i + columns_j), and kappa' has the derivative of a kind in place of its value: see
@@ -72,7 +72,7 @@ def gradient(problem: Problem, inputs: Inputs, kind: Kind, c: Any, rows: Any = N
 
 
 @quiet
-def logsumexp(problem: Problem, inputs: Inputs, kind: Any, columns: Any = None) -> tuple[Any, Any]:
+def logsumexp(problem: Problem, inputs: Inputs, kind: Any, columns: Any = None) -> Any:
     shape = *problem.batch, problem.seqlen_q
     highest, total = _zeros(inputs, shape, problem.sum_dtype) - math.inf, _zeros(inputs, shape, problem.sum_dtype)
     for block in _blocks(problem, inputs):
@@ -84,8 +84,7 @@ def logsumexp(problem: Problem, inputs: Inputs, kind: Any, columns: Any = None) 
         total[..., block.i] *= np.exp(before - finite)
         total[..., block.i] += np.exp(logs - finite[..., None]).sum(axis=-1)
         highest[..., block.i] = new
-    lse = np.where(np.isneginf(highest), -math.inf, highest + np.log(total))
-    return lse, np.where(np.isfinite(lse), (highest - lse) + np.log(total), 0)
+    return np.where(np.isneginf(highest), -math.inf, highest + np.log(total))
 
 
 @quiet
