@@ -25,6 +25,21 @@ def test_delta(rng, has_dlse):
     np.testing.assert_array_equal(base_2[..., 128:], 0)         # nothing is known of what rounding took
 
 
+def test_low(rng):
+    """What rounding took from lse is added in base 2, in a second half, and lse is not bounded then."""
+    o, do = rng.standard_normal((2, 1, 2, 45, 13)).astype(np.float32)
+    lse, low = rng.standard_normal((2, 1, 2, 45)).astype(np.float32)
+    lse *= 10**8
+    lse[0, 1, 40] = -np.inf
+    about = {"head_dim_v": 32, "dlse": False, "nbytes": 0, "bounded": True, "low": True}
+    source = delta(dtype="float32", out_dtypes=("float32",), **about)
+    got, base_2 = poisoned((1, 2, 128)), poisoned((1, 2, 256))
+    launch(source.function, (8, 1, 1), source.threads, 0, do, o, lse, low, lse, (), got, base_2, ())
+    blind, log2_e = lse == -np.inf, np.float32(np.log2(np.e))
+    np.testing.assert_array_equal(base_2[..., :128], padded(np.where(blind, np.inf, lse * log2_e), np.inf))
+    np.testing.assert_array_equal(base_2[..., 128:], padded(np.where(blind, 0, low * log2_e), 0))
+
+
 def test_bounded(rng):
     """lse is rounded up where it is so large that its last bits are not enough."""
     o, do = rng.standard_normal((2, 1, 2, 45, 13)).astype(np.float16)
@@ -51,7 +66,8 @@ FAULTS = {
     "where(sees, D, 0)": "D",
     "where(sees, lse_log2, INFINITE)": "lse_log2",
     "if BOUNDED:": "if not BOUNDED:",
-    "where(lse_log2 < LOWEST, LOWEST, lse_log2)": "lse_log2",
+    "first_low(mLseLog2) + padded_row": "padded_row",
+    "bounded and not low": "bounded",
     "lse_log2 + abs(lse_log2) * MARGIN": "lse_log2 * (1 + MARGIN)",
     " & (row_index(ROWS, m0) < end - first)": "",
     "tile % TILES_A_SLOT * TILE_M": "tile % TILES_A_SLOT",

@@ -24,7 +24,8 @@ def check(case, unit="fma", threads=32, tile_m=16):
     batches, heads, m = lse.shape
     launch(
         source.function, (batches * heads * -(-m // tile_m), 1, 1), threads, source.shared, case.q, case.k, case.v, o,
-        (), lse, low, case.mask_of("q", tile_m, TILE_N), (), case.drops, case.group_size, case.scale_log2, case.kept_scale,
+        (), lse, low, case.mask_of("q", tile_m, TILE_N), (), case.drops, case.group_size, case.scale_log2,
+        case.kept_scale,
     )  # fmt: skip
     for name, got in (("o", o), ("lse", lse)):
         assert_accurate(name, got, case.wanted[name], case.plain[name], got.dtype)
