@@ -183,9 +183,10 @@ def _operands(problem, q, k, v, saves):
     """The Record of calls on arrays of these layouts; None for those of the problem."""
     q, k, v = (found or (shape, strides) for found, shape, strides in zip((q, k, v), problem.shapes, problem.strides))
     rows, dtype = (*problem.matrices, problem.seqlen_q), problem.sum_dtype
-    lse = Later(rows, dtype) if saves else np.zeros((*problem.matrices, 0), dtype)
+    batches, heads = problem.matrices
+    lse = Later((2 * batches, *rows[1:]), dtype) if saves else np.zeros((2 * batches, heads, 0), dtype)
     return Record(matrices(problem, *q, dtype.itemsize), _tokens(problem, *k), _tokens(problem, *v),
-                  Later((*rows, problem.head_dim_v), dtype), lse, lse)  # fmt: skip
+                  Later((*rows, problem.head_dim_v), dtype), lse)  # fmt: skip
 
 
 def _tokens(problem, shape, strides, dtype=None, table=None, scale=None):

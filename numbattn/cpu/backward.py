@@ -321,10 +321,25 @@ def exponentiate(S, lse, low):
     """Alg. 4 line 13: P = exp(S - lse), in place of S. It is at most 1, even where lse has too few digits and no low
     part."""
     zero = S.dtype.type(0)
+    if is_large(low):
+        for j in range(S.shape[0]):
+            for i in range(S.shape[1]):
+                x = (S[j, i] - lse[i]) - low[i]                             # the first difference is exact
+                S[j, i] = exp(zero if x > zero else x)
+        return
     for j in range(S.shape[0]):
         for i in range(S.shape[1]):
-            x = (S[j, i] - lse[i]) - low[i]                                 # the first difference is exact
+            x = S[j, i] - lse[i]
             S[j, i] = exp(zero if x > zero else x)
+
+
+@inline
+def is_large(low):
+    """Whether it matters: one more difference takes up to 5 % of the time."""
+    largest = low.dtype.type(0)
+    for i in range(low.size):
+        largest = max(largest, abs(low[i]))
+    return largest > 4 * np.finfo(low.dtype).eps
 
 
 @inline

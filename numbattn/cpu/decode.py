@@ -16,7 +16,7 @@ from .launch import launch
 from .product import product_few, product_nt
 from .record import Record
 from .score import score
-from .softmax import absorb, add_sink, epilogue, multiply
+from .softmax import absorb, add_sink, epilogue, multiply, rows_of_lse
 from .tile import (
     EMPTY,
     FULL,
@@ -113,8 +113,8 @@ class Partial(NamedTuple):
 
 @Kernel
 def decode_kernel(
-    first_block, end_block, stop, scratch, q, k, v, o, lse, low, few, parts, statistics, done, mask, steps, sinks,
-    drops, scale, kept_scale,
+    first_block, end_block, stop, scratch, q, k, v, o, lse, few, parts, statistics, done, mask, steps, sinks, drops,
+    scale, kept_scale,
 ):  # fmt: skip
     """Blocks [first_block, end_block); a block is a chunk of keys for a tile of queries."""
     given = Operands(q, k, v, mask, steps, drops, scale)
@@ -138,7 +138,7 @@ def decode_kernel(
             for other in range(begin + 1, begin + chunks):
                 absorb(O, m, l, parts[other, :count], statistics[other, 0], statistics[other, 1])
             rows = Partial(batch, first_head, head_end, m0, m_end, offset, O, m, l)
-            finish(rows, o, lse, low, sinks, scratch.vectors, kept_scale)
+            finish(rows, o, lse, sinks, scratch.vectors, kept_scale)
 
 
 @inline
@@ -245,7 +245,7 @@ def softmax_lanes(S, lanes, m, l):
 
 
 @inline
-def finish(rows, o, lse, low, sinks, alpha, kept_scale):
+def finish(rows, o, lse, sinks, alpha, kept_scale):
     """Lines 15 and 16."""
     queries = rows.m_end - rows.m0
     for h in range(rows.head, rows.head_end):
@@ -253,8 +253,7 @@ def finish(rows, o, lse, low, sinks, alpha, kept_scale):
         O, m, l = rows.O[r : r + queries], rows.m[r : r + queries], rows.l[r : r + queries]
         if sinks.size:
             add_sink(O, m, l, alpha, sinks[rows.batch, h])
-        at = rows.batch, h, slice(rows.m0, rows.m_end)
-        epilogue(O, lse[at], low[at], m, l, kept_scale)
+        epilogue(O, *rows_of_lse(lse, rows.batch, h, rows.m0, rows.m_end), m, l, kept_scale)
         for i in range(queries):
             for c in range(O.shape[1]):
                 o[rows.batch, h, rows.m0 + i, c] = O[i, c]

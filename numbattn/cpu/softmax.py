@@ -69,6 +69,12 @@ def add_sink(O, m, l, alpha, logit):
 
 
 @inline
+def rows_of_lse(lse, batch, head, m0, m_end):
+    """Of queries [m0, m_end) lse and its low part, which follows after those of all batches."""
+    return lse[batch, head, m0:m_end], lse[lse.shape[0] // 2 + batch, head, m0:m_end]
+
+
+@inline
 def save_lse(lse, low, m, l):
     """Alg. 2 line 16: lse = m + log(l), and what its rounding took, low; -inf and 0 for a row that saw nothing."""
     for i in range(lse.size):
