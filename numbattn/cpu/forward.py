@@ -69,12 +69,12 @@ def forward(problem, inputs, out=None, save=True, onto=None):
         before, lse_before = onto
         out = np.empty(o.shape, problem.result_dtype) if out is None else out
         merge_into(out, before, lse_before, o, rows[0][0])
-        rows = [[lse_before]]
+        rows = [(lse_before, None)]
     elif out is None:
         out = rounded(o, problem.result_dtype)
     else:
         put(out, o)
-    return out, Saved(problem, inputs, out, *rows[0]) if save else None
+    return out, Saved(problem, inputs, out, rows[0][0], rows[0][1]) if save else None  # faster than *rows[0]
 
 
 class Queries(NamedTuple):
