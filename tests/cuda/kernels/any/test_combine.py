@@ -76,16 +76,16 @@ def test_a_sink(rng):
 
 FAULTS = {
     "range(0, chunks, PARTS)": "range(0, chunks, 2 * PARTS)",
-    "where(row_index(CHUNKS, chunk) < chunks, exp2((m - full(CHUNKS, top)) * scale_log2), 0)":
-        "exp2((m - full(CHUNKS, top)) * scale_log2)",
+    "where(row_index(CHUNKS, chunk) < chunks, alpha_of(m, full(CHUNKS, top), scale_log2), 0)":
+        "alpha_of(m, full(CHUNKS, top), scale_log2)",
     "row_max(where(col_index(MAXIMA, chunk) < chunks, x, NONE), top)": "row_max(x, top)",
-    "inverse(total, alpha) * kept_scale": "inverse(total, alpha)",
+    "factor * kept_scale)": "factor)",
     "        if batch < batches:\n": "        if True:\n",
     "first:end, query], ROWS_OF)": ":end, query], ROWS_OF)",
     "cuda/test_origin.py::test_goes_on[few queries]": {
         "top = maximum(top, m_before)": "pass",
         "total = total + weight": "pass",
         "full(O_LINE, weight / kept_scale)": "full(O_LINE, weight)",
-        "weight = l_before * exp2((m_before - top) * scale_log2)": "weight = l_before",
+        "weight = l_before * alpha_of(m_before, top, scale_log2)": "weight = l_before",
     },
 }

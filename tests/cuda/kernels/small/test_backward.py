@@ -84,7 +84,7 @@ FAULTS = {
     "D - where(seen, load": "D + where(seen, load",
     "where(seen, load(statistics[0][batch, head], ROWS, 0), 0)": "load(statistics[0][batch, head], ROWS, 0)",
     "load(statistics[1][batch, head][:queries]": "load(statistics[0][batch, head][:queries]",
-    "load(statistics[0][batch, head][:queries]": "load(statistics[0][batch, head]",
+    "load(line[:queries]": "load(line",
     (
         "test_small.py::test_padding_is_not_read[simulated-bias]",
         "test_small.py::test_padding_is_not_read[simulated-capped bias]",
