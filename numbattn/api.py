@@ -196,8 +196,9 @@ def attention_backward(
     Notes
     -----
     Algorithm 4 of the paper: P is recomputed, tile by tile, from q, k and lse;
-    dS = P (dP - rowsum(dO * O) + dlse). Since lse is float32 (float64 for float64), scores of size s give the gradients
-    a relative error of up to s rounding errors. The recomputed P is at most 1 all the same.
+    dS = P (dP - rowsum(dO * O) + dlse). `saved` also has what rounding took from lse, except on a GPU in float16 and
+    bfloat16, and after `Saved.of`: there scores of size s give the gradients a relative error of up to s rounding
+    errors of float32 (of float64 for float64). The recomputed P is at most 1 all the same.
 
     Examples
     --------

@@ -134,10 +134,10 @@ def attention_forward_jvp(
     refuse_cache(k, "tangents")
     problem, inputs = describe(q, k, v, causal, mask, scale, dropout, score)
     tangents, several = checked_tangents(inputs, tq, tk, tv, tscore)
-    o, lse, to, tlse = run(problem, "tangent", problem, inputs, tangents)
+    saved, to, tlse = run(problem, "tangent", problem, inputs, tangents)
     if not several:
         to, tlse = to[0], tlse[0]
-    return o, to, Saved(problem, inputs, o, lse), SavedTangents(problem, tangents, to, tlse, several)
+    return saved.o, to, saved, SavedTangents(problem, tangents, to, tlse, several)
 
 
 def attention_backward_jvp(
@@ -285,7 +285,7 @@ def attention_backward_vjp(
         ddq: Array | None, ddk: Array | None, ddv: Array | None, *, ddscore: Sequence[Array | None] = ()
     ) -> SecondGradients[A]:
         tangents, several = checked_tangents(inputs, ddq, ddk, ddv, ddscore, prefix="dd")
-        _, _, to, tlse = run(problem, "tangent", problem, inputs, tangents)
+        _, to, tlse = run(problem, "tangent", problem, inputs, tangents)
         given = saved, do, dlse, tangents, to, tlse, None, None, deterministic
         found = run(problem, "backward_tangent", *given)
         if not several:

@@ -175,6 +175,7 @@ class Saved(Generic[A]):
     inputs: Inputs
     o: A
     lse: A
+    lse_low: A | None = None  # what rounding took from lse, their sum has twice its digits; None where unknown
     whole: bool = False  # whether o and lse are known to be over these keys alone: D is then rowsum(P dP), too
 
     @classmethod
@@ -219,7 +220,11 @@ class Saved(Generic[A]):
 
     def __reduce__(self) -> Any:  # a Score pickles its function, from which its kind follows
         problem = replace(self.problem, score_kinds=())
-        return _saved_again, (problem, self.inputs, self.o, self.lse, self.whole)
+        return _saved_again, (problem, self.inputs, self.o, self.lse, self.lse_low, self.whole)
+
+    def _exactly(self, x: Any) -> Any:
+        """Rows that are multiplied by exp(S - lse), so that lse counts with its low part."""
+        return x if self.lse_low is None else x * np.exp(-self.lse_low)
 
     def __repr__(self) -> str:
         problem, packing = self.problem, self.inputs.packing

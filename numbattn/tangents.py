@@ -212,5 +212,5 @@ def gradients_of_sink(saved: Any, rows: Rows, sink: Any, tangents: Sequence[Any]
         tD = rowsum(do, to[t]) - (0 if rows.tdlse is None else rows.tdlse[t])
         tD += 0 if tdo is None else rowsum(tdo[t], o)
         logits = 0 if tangent is None else tangent._logits(saved.lse)
-        found.append(sink._gradient(None, saved.lse, (logits - rows.tlse[t]) * D + tD))
+        found.append(sink._gradient(None, saved.lse, saved._exactly((logits - rows.tlse[t]) * D + tD)))
     return found

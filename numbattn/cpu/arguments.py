@@ -153,7 +153,7 @@ def directions(problem, count, layout):
 
 
 def operands_of(problem, inputs, o, *lse):
-    """The Record of q, k, v, o and lse, if it is wanted."""
+    """The Record of q, k, v, o, and lse with its low part, if it is wanted."""
     q, cache = readable(inputs.q, problem.sum_dtype), inputs.cache
     k, of_k = _tokens_of(inputs.k, problem, cache, cache and cache.k_scale)
     v, of_v = _tokens_of(inputs.v, problem, cache, cache and cache.v_scale)
@@ -183,7 +183,8 @@ def _operands(problem, q, k, v, saves):
     """The Record of calls on arrays of these layouts; None for those of the problem."""
     q, k, v = (found or (shape, strides) for found, shape, strides in zip((q, k, v), problem.shapes, problem.strides))
     rows, dtype = (*problem.matrices, problem.seqlen_q), problem.sum_dtype
-    lse = Later(rows, dtype) if saves else np.zeros((*problem.matrices, 0), dtype)
+    batches, heads = problem.matrices
+    lse = Later((2 * batches, *rows[1:]), dtype) if saves else np.zeros((2 * batches, heads, 0), dtype)
     return Record(matrices(problem, *q, dtype.itemsize), _tokens(problem, *k), _tokens(problem, *v),
                   Later((*rows, problem.head_dim_v), dtype), lse)  # fmt: skip
 

@@ -121,7 +121,7 @@ class Scratch(NamedTuple):
     dOT: Any
     tQT: Any  # for all directions
     tdOT: Any
-    vectors: Any  # one number a query: lse, D
+    vectors: Any  # one number a query: lse, low, D
     tD: Any  # likewise, for all directions and one more
     Z: Any  # uint8
     words: Any  # uint64
@@ -135,7 +135,7 @@ def scratch_of(problem, count, nonlinear, kept):
     elements, dropped = rows * keys, rows * keys if problem.dropout else 0
     of_q, of_do = rows * problem.head_dim, rows * problem.head_dim_v
     sizes = (*[elements] * 5, 2 * elements * (nonlinear + kept), elements * nonlinear, of_q, of_do, count * of_q,
-             count * of_do, 2 * rows, (count + 1) * rows)  # fmt: skip
+             count * of_do, 3 * rows, (count + 1) * rows)  # fmt: skip
     dtypes = *[problem.sum_dtype] * len(sizes), np.dtype(np.uint8), np.dtype(np.uint64)
     return memory_of(Scratch, (*sizes, dropped, 2 * (rows + 16) if dropped else 0), dtypes)
 
@@ -159,12 +159,12 @@ class Directions(NamedTuple):
 
 @Kernel
 def backward_tangent_kernel(
-    first_block, end_block, stop, scratch, q, k, v, do, o, lse, dlse, tq, tk, tv, to, tdo, tlse, tdlse, mask, steps,
-    tsteps, drops, scale, kept_scale, tiles, tile_starts, pairs, starts, chunks, sums, tdq, tdk, tdv,
+    first_block, end_block, stop, scratch, q, k, v, do, o, lse, low, dlse, tq, tk, tv, to, tdo, tlse, tdlse, mask,
+    steps, tsteps, drops, scale, kept_scale, tiles, tile_starts, pairs, starts, chunks, sums, tdq, tdk, tdv,
 ):  # fmt: skip
     """Blocks [first_block, end_block); a block is every chunks-th tile of keys of some (batch, key head) pairs."""
     before, heads_k = flush_subnormals(), tdk.shape[2]
-    given = Given(q, k, v, do, o, lse, dlse, mask, steps, drops, scale, kept_scale)
+    given = Given(q, k, v, do, o, lse, low, dlse, mask, steps, drops, scale, kept_scale)
     tangents = Directions(tq, tk, tv, to, tdo, tlse, tdlse, tsteps, tdk.shape[0], tdk.shape[1])
     for block in range(first_block, end_block):
         chunk, share = block % chunks, block // chunks

@@ -16,7 +16,7 @@ from .launch import launch
 from .product import product_few, product_nt
 from .record import Record
 from .score import score
-from .softmax import absorb, add_sink, epilogue, multiply
+from .softmax import absorb, add_sink, epilogue, multiply, rows_of_lse
 from .tile import (
     EMPTY,
     FULL,
@@ -253,7 +253,7 @@ def finish(rows, o, lse, sinks, alpha, kept_scale):
         O, m, l = rows.O[r : r + queries], rows.m[r : r + queries], rows.l[r : r + queries]
         if sinks.size:
             add_sink(O, m, l, alpha, sinks[rows.batch, h])
-        epilogue(O, lse[rows.batch, h, rows.m0 : rows.m_end], m, l, kept_scale)
+        epilogue(O, *rows_of_lse(lse, rows.batch, h, rows.m0, rows.m_end), m, l, kept_scale)
         for i in range(queries):
             for c in range(O.shape[1]):
                 o[rows.batch, h, rows.m0 + i, c] = O[i, c]

@@ -16,7 +16,7 @@ from .decode import Operands, launch_decode, split
 from .launch import launch
 from .product import product, product_tn
 from .score import score, sinks_of, steps_of
-from .softmax import absorb, add_sink, epilogue, multiply, rescale, softmax_step
+from .softmax import absorb, add_sink, epilogue, multiply, rescale, rows_of_lse, softmax_step
 from .tile import (
     EMPTY,
     OF_SUMS,
@@ -51,8 +51,8 @@ def forward(problem, inputs, out=None, save=True, onto=None):
     `out`.
     """
     o = np.empty(problem.out_shape, problem.sum_dtype)
-    lse = [np.empty(problem.lse_shape, problem.sum_dtype)] if save or onto else []
-    operands = operands_of(problem, inputs, o, *lse)
+    rows = [np.empty((2, *problem.lse_shape), problem.sum_dtype)] if save or onto else []  # lse and its low part
+    operands = operands_of(problem, inputs, o, *rows)
     many, few = split(problem, inputs.mask, TILE_M)
     options = (
         mask_of(problem, inputs.mask), steps_of(problem, inputs.score, inputs.origin),
@@ -68,13 +68,13 @@ def forward(problem, inputs, out=None, save=True, onto=None):
     if onto:
         before, lse_before = onto
         out = np.empty(o.shape, problem.result_dtype) if out is None else out
-        merge_into(out, before, lse_before, o, *lse)
-        lse = [lse_before]
+        merge_into(out, before, lse_before, o, rows[0][0])
+        rows = [(lse_before, None)]
     elif out is None:
         out = rounded(o, problem.result_dtype)
     else:
         put(out, o)
-    return out, Saved(problem, inputs, out, *lse) if save else None
+    return out, Saved(problem, inputs, out, rows[0][0], rows[0][1]) if save else None  # faster than *rows[0]
 
 
 class Queries(NamedTuple):
@@ -118,7 +118,7 @@ def forward_kernel(
                 absorb(O, m, l, O_next, m_next, l_next)
         if sinks.size:
             add_sink(O, m, l, alpha, sinks[batch, head])
-        epilogue(O, lse[batch, head, m0:m_end], m, l, kept_scale)
+        epilogue(O, *rows_of_lse(lse, batch, head, m0, m_end), m, l, kept_scale)
 
 
 @inline

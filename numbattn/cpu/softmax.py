@@ -69,10 +69,25 @@ def add_sink(O, m, l, alpha, logit):
 
 
 @inline
-def epilogue(O, lse, m, l, kept_scale):
-    """Alg. 2 lines 15 and 16: O = O / l, lse = m + log(l); 0 and -inf for a row that saw nothing. lse may be empty."""
+def rows_of_lse(lse, batch, head, m0, m_end):
+    """Of queries [m0, m_end) lse and its low part, which follows after those of all batches."""
+    return lse[batch, head, m0:m_end], lse[lse.shape[0] // 2 + batch, head, m0:m_end]
+
+
+@inline
+def save_lse(lse, low, m, l):
+    """Alg. 2 line 16: lse = m + log(l), and what its rounding took, low; -inf and 0 for a row that saw nothing."""
     for i in range(lse.size):
-        lse[i] = m[i] + np.log(l[i]) if l[i] != 0 else -np.inf
+        log_l = np.log(l[i])
+        lse[i] = m[i] + log_l if l[i] != 0 else -np.inf
+        rest = (m[i] - lse[i]) + log_l
+        low[i] = rest if np.isfinite(rest) else 0
+
+
+@inline
+def epilogue(O, lse, low, m, l, kept_scale):
+    """Alg. 2 lines 15 and 16: O = O / l, 0 for a row that saw nothing, and lse, which may be empty."""
+    save_lse(lse, low, m, l)
     for i in range(O.shape[0]):
         factor = O.dtype.type(kept_scale / l[i] if l[i] != 0 else 0.0)
         for c in range(O.shape[1]):

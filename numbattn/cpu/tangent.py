@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..problem import Saved
 from ..tangents import parts_of
 from ..values import rounded
 from .arguments import LONG, directions, mask_of, matrices, memory_of, numbers_of, readable, tiles_of
@@ -20,7 +21,7 @@ from .product import product, product_tn
 from .record import Later, Record
 from .score import kept_in, nonlinear_in, score, sinks_of, steps_of
 from .score_tangents import differentiate_score, numbered_tile, tangents_of_sinks, tangents_of_steps
-from .softmax import SUMMED, absorb, add_sink, multiply, rescale, softmax_step
+from .softmax import SUMMED, absorb, add_sink, multiply, rescale, save_lse, softmax_step
 from .tile import (
     EMPTY,
     PARTIAL,
@@ -49,25 +50,25 @@ AT_ONCE = 4  # directions: more would drive tiles out of the cache
 
 
 def tangent(problem, inputs, tangents):
-    """o, lse, and their tangents."""
-    o, lse, to, tlse, _ = along(problem, inputs, tangents)
-    return rounded(o, problem.result_dtype), lse, rounded(to, problem.result_dtype), tlse
+    """What is saved of the forward pass, and the tangents of o and lse."""
+    o, lse, low, to, tlse, _ = along(problem, inputs, tangents)
+    return Saved(problem, inputs, rounded(o, problem.result_dtype), lse, low), rounded(to, problem.result_dtype), tlse
 
 
 def laplacian(problem, inputs, tangents, laplacians):
     """o, lse, the tangents of o, and its Laplacian; laplacians: of q, k and v, as tangents in one direction."""
-    o, lse, to, _, seconds = along(problem, inputs, tangents, bends=True)
+    o, lse, _, to, _, seconds = along(problem, inputs, tangents, bends=True)
     if any(x is not None for x in laplacians[:3]):
-        seconds.append(along(problem, inputs, laplacians)[2][0])
+        seconds.append(along(problem, inputs, laplacians)[3][0])
     o, to, lo = (rounded(x, problem.result_dtype) for x in (o, to, sum(seconds)))
     return o, lse, to, lo
 
 
 def along(problem, inputs, tangents, bends=False):
-    """o, lse and their tangents in the dtype of sums; with `bends` arrays whose sum is that of second derivatives of o.
-    """
+    """o, lse, its low part, and tangents, in the dtype of sums; with `bends` arrays whose sum is that of second
+    derivatives of o."""
     shapes = problem.out_shape, problem.lse_shape
-    o, lse = (np.empty(shape, problem.sum_dtype) for shape in shapes)
+    o, lse, low = (np.empty(shape, problem.sum_dtype) for shape in (*shapes, shapes[1]))
     to, tlse = (np.empty((tangents.count, *shape), problem.sum_dtype) for shape in shapes)
     tiles, seconds = tiles_of(problem, inputs.mask, TILE_M), []
     given = (
@@ -78,7 +79,7 @@ def along(problem, inputs, tangents, bends=False):
     depth = problem.head_dim + problem.head_dim_v
     for first in range(0, max(tangents.count, 1), AT_ONCE):
         some, end = tangents.some(first, first + AT_ONCE), first + AT_ONCE
-        results = [o, lse, to[first:end], tlse[first:end]]
+        results = [o, lse, low, to[first:end], tlse[first:end]]
         if bends:
             seconds.append(np.empty_like(o))
         operands = operands_of(problem, inputs, some, results + seconds[-1:])
@@ -88,7 +89,7 @@ def along(problem, inputs, tangents, bends=False):
         of_score = tangents_of_steps(problem, inputs, tparts), tangents_of_sinks(problem, tparts)
         work = tiles.pairs * (depth + EXPONENTIAL + 2 * some.count * depth)
         launch(tangent_kernel.given(scratch, operands, *given, *of_score), len(tiles.table), work, memory)
-    return o, lse, to, tlse, seconds
+    return o, lse, low, to, tlse, seconds
 
 
 def operands_of(problem, inputs, tangents, results):
@@ -105,7 +106,7 @@ def _operands(problem, count, results, q, k, v, *tangents):
     """The Record of calls on arrays of these shapes and strides, or None, with this number of results."""
     rows, dtype = (*problem.matrices, problem.seqlen_q), problem.sum_dtype
     wholes = [matrices(problem, *layout, dtype.itemsize) for layout in (q, k, v)]
-    shapes = (*rows, problem.head_dim_v), rows, (count, *rows, problem.head_dim_v), (count, *rows)
+    shapes = (*rows, problem.head_dim_v), rows, rows, (count, *rows, problem.head_dim_v), (count, *rows)
     second = Later(shapes[0], dtype) if results > len(shapes) else np.zeros((0, 0, 0, 0), dtype)
     return Record(*wholes, *[directions(problem, count, layout) for layout in tangents],
                   *[Later(shape, dtype) for shape in shapes], second)  # fmt: skip
@@ -161,8 +162,8 @@ class Operands(NamedTuple):
 
 @Kernel
 def tangent_kernel(
-    first_block, end_block, stop, scratch, q, k, v, tq, tk, tv, o, lse, to, tlse, second, tiles, mask, steps, sinks,
-    drops, scale, kept_scale, tsteps, tsinks,
+    first_block, end_block, stop, scratch, q, k, v, tq, tk, tv, o, lse, low, to, tlse, second, tiles, mask, steps,
+    sinks, drops, scale, kept_scale, tsteps, tsinks,
 ):  # fmt: skip
     """Blocks [first_block, end_block); a block is a tile of queries of one (batch, head)."""
     dtype, batches, count, bends = lse.dtype, lse.shape[0], to.shape[0], 1 if second.size else 0
@@ -193,7 +194,8 @@ def tangent_kernel(
         for t in range(tsinks.shape[0]):
             add_tangent_of_sink(tl[:, t], m, l, sinks[batch, head], tsinks[t, batch, head])
         O, tO = o[batch, head, m0:m_end], to[:, batch, head, m0:m_end]
-        finish(O, lse[batch, head, m0:m_end], sums, m, l, kept_scale, count + bends)
+        save_lse(lse[batch, head, m0:m_end], low[batch, head, m0:m_end], m, l)
+        finish(O, sums, l, kept_scale, count + bends)
         for t in range(count):
             finish_tangent(tO[t], tlse[t, batch, head, m0:m_end], O, columns(sums, 1 + t, v.cols), tl[:, t])
         if bends:
@@ -317,12 +319,10 @@ def add_tangent_of_sink(tl, m, l, logit, tangent):
 
 
 @inline
-def finish(O, lse, sums, m, l, kept_scale, statistics):
-    """lse = m + log(l) and O = O / l, and likewise all sums; dropout does not scale the last `statistics` ones. -inf
-    and 0 for a row that saw nothing."""
+def finish(O, sums, l, kept_scale, statistics):
+    """O = O / l, and likewise all sums; dropout does not scale the last `statistics` ones. 0 where nothing is seen."""
     width = sums.shape[1] - statistics
-    for i in range(m.size):
-        lse[i] = m[i] + np.log(l[i]) if l[i] != 0 else -np.inf
+    for i in range(l.size):
         inverse = O.dtype.type(1 / l[i] if l[i] != 0 else 0.0)
         factor = O.dtype.type(kept_scale * inverse)
         for c in range(width):

@@ -35,12 +35,12 @@ FORWARD = Pass(
     "forward",
     kernels.FORWARD,
     takes=("q", "k", "v", BEFORE),
-    gives=("o", "lse"),
+    gives=("o", "lse", "lse_low"),
 )
 BACKWARD = Pass(
     "backward",
     kernels.BACKWARD,
-    takes=("q", "k", "v", "o", "lse", "do", "dlse"),
+    takes=("q", "k", "v", "o", "lse", "lse_low", "do", "dlse"),
     gives=("dq", "dk", "dv"),
     differentiates=lambda part: True,
 )
@@ -48,18 +48,18 @@ TANGENT = Pass(
     "tangent",
     kernels.TANGENT,
     takes=("q", "k", "v", "tq", "tk", "tv"),
-    gives=("o", "lse", "to", "tlse"),
+    gives=("o", "lse", "lse_low", "to", "tlse"),
 )
 LAPLACIAN = Pass(  # o2 is the second derivative along each tangent
     "laplacian",
     kernels.LAPLACIAN,
     takes=("q", "k", "v", "tq", "tk", "tv"),
-    gives=("o", "lse", "to", "tlse", "o2"),
+    gives=("o", "lse", "lse_low", "to", "tlse", "o2"),
 )
 BACKWARD_TANGENT = Pass(
     "backward_tangent",
     kernels.BACKWARD_TANGENT,
-    takes=("q", "k", "v", "o", "lse", "do", "dlse", "tq", "tk", "tv", "to", "tlse", "tdo", "tdlse"),
+    takes=("q", "k", "v", "o", "lse", "lse_low", "do", "dlse", "tq", "tk", "tv", "to", "tlse", "tdo", "tdlse"),
     gives=("tdq", "tdk", "tdv"),
     differentiates=lambda part: part._has_step,  # array operations compute that of a sink
 )
@@ -71,6 +71,7 @@ ARRAYS = {  # (problem, inputs) -> shape and dtype, of arrays that follow from t
     "o": lambda problem, inputs: (problem.out_shape, problem.result_dtype),
     "do": lambda problem, inputs: (problem.out_shape, problem.dtype),
     "lse": lambda problem, inputs: (problem.lse_shape, problem.sum_dtype),
+    "lse_low": lambda problem, inputs: (problem.lse_shape, problem.sum_dtype),  # what rounding took from it
     "dq": lambda problem, inputs: (inputs.q.shape, problem.result_dtype),
     "dk": lambda problem, inputs: (inputs.k.shape, problem.result_dtype),
     "dv": lambda problem, inputs: (inputs.v.shape, problem.result_dtype),
@@ -91,7 +92,7 @@ class Passes:
         onto: o and lse over other keys, in the dtype of sums, that these are added to: lse in place, and o, too, if it
         is `out`.
         """
-        gpu, given, held = self.current(), (problem, inputs), {}
+        gpu, given, held, low = self.current(), (problem, inputs), {}, None
         before, lse = onto or (None, None)
         if problem.cache is not None and problem.cache != (problem.dtype, None) and not problem.is_empty:
             if any(route.reads(problem, gpu.device) for route in self.forward_pass.routes):
@@ -107,6 +108,8 @@ class Passes:
             arrays[BEFORE] = before
         elif save:
             lse = gpu.empty(*ARRAYS["lse"](problem, inputs))
+            if has_low(problem):
+                low = arrays["lse_low"] = gpu.empty(*ARRAYS["lse_low"](problem, inputs))
         if save:
             arrays["lse"] = lse
         strides = save, *strides, *[layout_of(x, 0) for x in held.values()]
@@ -114,19 +117,18 @@ class Passes:
             o[...] = 0 if onto is None else before
             if save and onto is None:
                 lse.fill(-math.inf)
-        return o, Saved(*given, o, lse, whole=onto is None) if save else None
+                low = None
+        return o, Saved(*given, o, lse, low, whole=onto is None) if save else None
 
     def backward(self, saved, do, dlse=None, deterministic=False):
         """The Gradients."""
-        problem, inputs, o, lse = saved.problem, saved.inputs, saved.o, saved.lse
+        problem, inputs = saved.problem, saved.inputs
         gpu, pass_ = self.current(), self.backward_pass
         made = {name: ARRAYS[name](problem, inputs) for name in pass_.gives}
         made |= gradients_of_score(pass_, problem, inputs.score)
         results = {name: gpu.empty(*about) for name, about in made.items()}
-        arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "o": o, "lse": lse, "do": do, **results}
-        if dlse is not None:
-            arrays["dlse"] = dlse
-        strides = o.strides, lse.strides, do.strides, None if dlse is None else dlse.strides
+        arrays = given_to_backward(saved, do, dlse) | results
+        strides = tuple([arrays[name].strides if name in arrays else None for name in pass_.takes[3:]])
         if not run(gpu, pass_, problem, inputs, arrays, strides, deterministic, saved.whole):
             for grad in results.values():
                 grad.fill(0)
@@ -149,41 +151,43 @@ class Passes:
         return shown_by_function(self.current(), mask)
 
     def tangent(self, problem, inputs, tangents):
-        """o, lse, and to and tlse for all Tangents, their axis in front."""
+        """What is saved of the forward pass, and to and tlse for all Tangents, their axis in front."""
         return self.forward_along(TANGENT, problem, inputs, tangents)
 
     def laplacian(self, problem, inputs, tangents, laplacians):
         """o, lse, to for all Tangents, and the Laplacian of o; laplacians: of q, k and v, as Tangents in one direction.
         """
-        o, lse, to, _, o2 = self.forward_along(LAPLACIAN, problem, inputs, tangents)
+        saved, to, _, o2 = self.forward_along(LAPLACIAN, problem, inputs, tangents)
         lo = o2.sum(axis=0)
         if any(x is not None for x in laplacians[:3]):
-            _, _, (more,), _ = self.tangent(replace(problem, wide=True), inputs, laplacians)
+            _, (more,), _ = self.tangent(replace(problem, wide=True), inputs, laplacians)
             lo += more
-        return o, lse, to, lo.astype(problem.result_dtype)
+        return saved.o, saved.lse, to, lo.astype(problem.result_dtype)
 
     def forward_along(self, pass_, problem, inputs, tangents):
-        """The results of a Pass such as TANGENT: o and lse, and the others for all Tangents, their axis in front."""
-        gpu, about = self.current(), {name: ARRAYS[name](problem, inputs) for name in pass_.gives}
-        once = () if may_be_a_batch(problem, inputs, tangents) else ("o", "lse")    # else each element has them
+        """What is saved of the forward pass, and the other results of a Pass such as TANGENT for all Tangents,
+        their axis in front."""
+        gpu, (o, lse, low, *others) = self.current(), pass_.gives
+        rows = (o, lse, low) if has_low(problem) else (o, lse)
+        about = {name: ARRAYS[name](problem, inputs) for name in (*rows, *others)}
+        once = () if may_be_a_batch(problem, inputs, tangents) else rows            # else each element has them
         arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v} | {name: gpu.empty(*about[name]) for name in once}
         along = empty_along(gpu, tangents.count, {name: x for name, x in about.items() if name not in once})
         if not tangents.count:
             o, saved = self.forward(problem, inputs)
-            return o, saved.lse, *along.values()
+            return saved, *along.values()
         is_seen = run_along(gpu, pass_, problem, inputs, tangents, arrays, {}, along)
-        o, lse = (arrays[name] if name in once else along[name][0] for name in ("o", "lse"))
+        o, lse, *low = (arrays[name] if name in once else along[name][0] for name in rows)
         if not is_seen:
             o.fill(0)
             lse.fill(-math.inf)
-        return o, lse, *[along[name] for name in pass_.gives[2:]]
+            low = []
+        return Saved(problem, inputs, o, lse, *low), *[along[name] for name in others]
 
     def backward_tangent(self, saved, do, dlse, tangents, to, tlse, tdo=None, tdlse=None, deterministic=False):
         """The tangents of the Gradients, with the axis of the Tangents in front, as in to, tlse, tdo and tdlse."""
         problem, inputs, gpu, pass_ = saved.problem, saved.inputs, self.current(), BACKWARD_TANGENT
-        arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "o": saved.o, "lse": saved.lse, "do": do}
-        if dlse is not None:
-            arrays["dlse"] = dlse
+        arrays = given_to_backward(saved, do, dlse)
         given = {"to": to, "tlse": tlse, "tdo": tdo, "tdlse": tdlse}
         about = {name: ARRAYS[name](problem, inputs) for name in pass_.gives}
         along = empty_along(gpu, tangents.count, about | gradients_of_score(pass_, problem, inputs.score))
@@ -196,6 +200,19 @@ class Passes:
                 put(along[gradient_of_part(number)][which, ...], x)
         of_score = found_gradients(problem, inputs.score, along, (tangents.count,))
         return Gradients(*[along[name] for name in pass_.gives], of_score)
+
+
+def has_low(problem):
+    """Whether kernels take what rounding took from lse: it is little in half precision."""
+    return problem.dtype == problem.sum_dtype
+
+
+def given_to_backward(saved, do, dlse):
+    """The arrays of the backward pass by name, without what there is not."""
+    inputs = saved.inputs
+    arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "o": saved.o, "lse": saved.lse, "lse_low": saved.lse_low,
+              "do": do, "dlse": dlse}  # fmt: skip
+    return {name: x for name, x in arrays.items() if x is not None}
 
 
 def empty_along(gpu, count, about):
@@ -385,7 +402,8 @@ def plans(device, q, k, v, deterministic=False, passes=(FORWARD, BACKWARD), **op
     given = {name: layout_of(x, 0) for name, x in ({"q": q, "k": k, "v": v} | found).items()}
 
     def planned(pass_):
-        made = {name: ARRAYS[name](problem, inputs) for name in (*pass_.takes, *pass_.gives) if name in ARRAYS}
+        made = {name: ARRAYS[name](problem, inputs) for name in (*pass_.takes, *pass_.gives)
+                if name in ARRAYS and (name != "lse_low" or has_low(problem))}  # fmt: skip
         made |= gradients_of_score(pass_, problem, inputs.score)
         layouts = {name: contiguous(*about) for name, about in made.items()} | given
         tscore = (None,) * len(score)

@@ -23,7 +23,7 @@ from .words.tiers import WGMMA, is_allowed, latest
 
 SUMS = Pass("sums", kernels.POINT_SUMS, takes=("q", "k", "v", ROWS, COLUMNS), gives=("o",))
 GRADIENT = Pass("gradient", kernels.POINT_GRADIENT, takes=("q", "k", "v", "c", ROWS, COLUMNS), gives=("dq",))
-LOGSUMEXP = Pass("logsumexp", kernels.POINT_LOGSUMEXP, takes=("q", "k", "v", COLUMNS), gives=("lse",))
+LOGSUMEXP = Pass("logsumexp", kernels.POINT_LOGSUMEXP, takes=("q", "k", "v", COLUMNS), gives=("lse", "lse_low"))
 LOGSUMEXP_OF_HALVES = replace(LOGSUMEXP, routes=kernels.POINT_LOGSUMEXP_OF_HALVES)
 NEAREST = Pass("nearest", kernels.POINT_NEAREST, takes=("q", "k", "v"), gives=("r2", "j"))
 ROWS_OF_A_BLOCK, BLOCKS_OF_A_MULTIPROCESSOR = 64, 2
@@ -68,7 +68,7 @@ class Points:
         return dx
 
     def logsumexp(self, problem, inputs, kind, columns=None, rate=None):
-        """log sum_j exp(columns_j) kappa_ij, in the dtype of sums.
+        """log sum_j exp(columns_j) kappa_ij, in the dtype of sums, and what its rounding took.
 
         rate: for points of half precision, times a power of two, the factor of t.
         """
@@ -78,10 +78,12 @@ class Points:
         elif rate is not None:
             problem, inputs = of_unit_length(inputs, rate)
         if is_wide(problem) and not (self.has_wgmma and hopper.wide_logsumexp.fits(problem, lowered(kind)[0])):
-            return formula.logsumexp(problem, inputs, kind, columns)
-        lse = self.current().empty(problem.lse_shape, problem.sum_dtype)
-        self.run(pass_, problem, inputs, lowered(kind), {"lse": lse}, columns=columns, nothing=(-math.inf,))
-        return lse
+            lse = formula.logsumexp(problem, inputs, kind, columns)
+            return lse, np.zeros_like(lse)
+        lse, low = (self.current().zeros(problem.lse_shape, problem.sum_dtype) for _ in range(2))
+        results = {"lse": lse, "lse_low": low}  # which kernels for Hopper leave at 0
+        self.run(pass_, problem, inputs, lowered(kind), results, columns=columns, nothing=(-math.inf, 0))
+        return lse, low
 
     def nearest(self, problem, inputs, k):
         """The squared distances of the k nearest y_j for each x_i, in the dtype of sums, ascending, and their j."""

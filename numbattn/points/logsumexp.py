@@ -207,6 +207,7 @@ class _Logsumexp(NamedTuple):
     term: Term
     W: Any  # w with all batch axes, in the dtype of sums
     f: Any
+    low: Any  # what rounding took from f
 
     @classmethod
     def of(cls, x: Any, y: Any, w: Any, kernel: Any, mask: Any) -> _Logsumexp:
@@ -218,7 +219,7 @@ class _Logsumexp(NamedTuple):
         kernel = as_exponential(kernel, x.shape[-1])
         pairs = Pairs.of(x, y, batch_of(**batches), mask)
         term, W = Term(pairs, kernel), None if w is None else pairs.broadcast(rounded(w, pairs.dtype), axes=1)
-        return cls(x, y, w, pairs, term, W, term.logsumexp(W))
+        return cls(x, y, w, pairs, term, W, *term.logsumexp_and_low(W))
 
     @property
     def seen(self) -> Any:
@@ -232,7 +233,7 @@ class _Logsumexp(NamedTuple):
     def of_f(self, name: str, df: Any) -> Any:
         """A gradient of f, checked and in the dtype of sums, as a column."""
         check_result(name, df, "f", self.f.shape, self.f)
-        return np.where(self.seen, rounded(df, self.pairs.dtype), 0)[..., None]
+        return np.where(self.seen, rounded(df, self.pairs.dtype) * np.exp(-self.low), 0)[..., None]
 
     def moving(self, tx: Any, ty: Any) -> Moving:
         return Moving(self.term, *tangents_of(self.pairs, tx, ty))
@@ -246,7 +247,7 @@ class _Logsumexp(NamedTuple):
 
     @quiet
     def tangent(self, moving: Moving, tw: Any) -> Any:
-        return moving.sums(ones(self.pairs), tw, self.rows, self.W)[..., 0]
+        return moving.sums(ones(self.pairs), tw, self.rows, self.W)[..., 0] * np.exp(-self.low)
 
     @quiet
     def backprop(self, df: Any) -> LogsumexpGradients:

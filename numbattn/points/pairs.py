@@ -196,6 +196,11 @@ class Term:
         return sum_broadcast(found, self.x.shape)
 
     def logsumexp(self, columns: Any = None) -> Any:
+        return self.logsumexp_and_low(columns)[0]
+
+    def logsumexp_and_low(self, columns: Any = None) -> tuple[Any, Any]:
+        """The same with what its rounding took: P = exp(rows_i + columns_j) kappa_ij is exp(low_i) times too large with
+        rows = -logsumexp."""
         x, y, options = self.in_halves
         return self._run_with(x, y, "logsumexp", y[..., :0], columns=columns, **options)
 

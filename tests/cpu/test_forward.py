@@ -116,7 +116,7 @@ FAULTS = {
             "l[i] *= alpha[i]": "pass",
             "O[i, c] *= alpha[i]": "pass",
             "min(first + SUMMED, keys)": "min(first + SUMMED - 1, keys)",
-            "m[i] + np.log(l[i])": "m[i] + l[i]",
+            "m[i] + log_l": "m[i] + l[i]",
             "if l[i] != 0 else -np.inf": "if l[i] != 0 else 0.0",
             "O.dtype.type(kept_scale / l[i]": "O.dtype.type(1 / l[i]",
             "alpha[i] = exp(m[i] - m_new)": "alpha[i] = 1",

@@ -98,6 +98,16 @@ def test_no_weights_have_no_gradient(rng):
     assert_array_equal(grads[:2], with_weights[:2])
 
 
+@pytest.mark.parametrize("far", [1e2, 1e3, 1e5])
+def test_weights_of_far_points_sum_to_1(rng, far):
+    x, y = np.array([[far, 0], [0, -far]], np.float32), rng.random((64, 2), np.float32)
+    f, backprop = points.logsumexp_vjp(x, y, np.zeros(64, np.float32), points.Gaussian(1.0))
+    df = np.array([1, 2], np.float32)
+    assert_allclose(backprop(df).dw.sum(), 3, rtol=1e-5)
+    _, tf = points.logsumexp_jvp(x, y, np.zeros(64, np.float32), points.Gaussian(1.0), None, None, np.ones(64, "f"))
+    assert_allclose(tf, 1, rtol=1e-5)
+
+
 X, W = np.zeros((4, 3)), np.zeros(4)
 
 
@@ -118,7 +128,11 @@ def test_errors(given, kind, message):
 
 FAULTS = {
     "test_what_sees_nothing_is_minus_infinity": {
-        "np.where(self.seen, rounded(df, self.pairs.dtype), 0)": "rounded(df, self.pairs.dtype)",
+        "np.where(self.seen, rounded(df, self.pairs.dtype) * np.exp(-self.low), 0)": "rounded(df, self.pairs.dtype)",
+    },
+    "test_weights_of_far_points_sum_to_1": {
+        "rounded(df, self.pairs.dtype) * np.exp(-self.low)": "rounded(df, self.pairs.dtype)",
+        "[..., 0] * np.exp(-self.low)": "[..., 0]",
     },
     "test_gradients_are_those_of_finite_differences": {
         "dy = self.term.exchanged.gradient(dF, one, W, rows)": "dy = self.term.exchanged.gradient(dF, one, rows=W)",

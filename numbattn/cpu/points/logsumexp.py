@@ -3,7 +3,7 @@
 import numpy as np
 
 from ..compile import Kernel
-from ..softmax import absorb, epilogue, softmax_step
+from ..softmax import absorb, save_lse, softmax_step
 from ..subnormals import flush_subnormals, restore
 from ..tile import fill, inline, is_set, tile
 from .kinds import LOGARITHM, apply, step_of
@@ -11,25 +11,27 @@ from .pairs import LONG, TILE_N, Points, pairs_of, queries_of, run
 
 
 def logsumexp(problem, inputs, kind, columns=None):
-    """(..., m), in the dtype of sums; -inf where nothing is seen."""
-    lse, step = np.empty(problem.lse_shape, problem.sum_dtype), step_of(kind, LOGARITHM, problem.sum_dtype)
-    run(logsumexp_kernel, problem, inputs, step, lse[..., None], columns=columns)
-    return lse
+    """(..., m), in the dtype of sums, -inf where nothing is seen, and what its rounding took."""
+    lse, low = (np.empty(problem.lse_shape, problem.sum_dtype) for _ in range(2))
+    step = step_of(kind, LOGARITHM, problem.sum_dtype)
+    run(logsumexp_kernel, problem, inputs, step, lse[..., None], low[..., None], columns=columns)
+    return lse, low
 
 
 @Kernel
-def logsumexp_kernel(first_block, end_block, stop, scratch, x, y, b, c, rows, columns, mask, step, tiles, lse):
+def logsumexp_kernel(first_block, end_block, stop, scratch, x, y, b, c, rows, columns, mask, step, tiles, lse, low):
     """Blocks [first_block, end_block); a block is a tile of points of x."""
     before, given = flush_subnormals(), Points(x, y, b, c, rows, columns, mask, step)
     for block in range(first_block, end_block):
         at = queries_of(given, tiles[block], scratch)
-        sum_up(lse[at.batch, at.head, at.m0 : at.m_end, 0], given, at, scratch, stop)
+        rows = at.batch, at.head, slice(at.m0, at.m_end), 0
+        sum_up(lse[rows], low[rows], given, at, scratch, stop)
     restore(before)
 
 
 @inline
-def sum_up(lse, given, at, scratch, stop):
-    """lse over all points of y."""
+def sum_up(lse, low, given, at, scratch, stop):
+    """lse and low over all points of y."""
     O, vectors = tile(scratch.sums, lse.size, 0), at.vectors
     m, l, m_next, l_next, alpha, part = vectors[0], vectors[1], vectors[2], vectors[3], vectors[4], vectors[5]
     fill(m, np.finfo(lse.dtype).min)                                # finite, since (-inf) - (-inf) is NaN
@@ -45,4 +47,4 @@ def sum_up(lse, given, at, scratch, stop):
                 apply(S, given.step, at.rows, columns)
                 softmax_step(S, m_next, l_next, alpha, part)
         absorb(O, m, l, O, m_next, l_next)
-    epilogue(O, lse, m, l, 1.0)
+    save_lse(lse, low, m, l)

@@ -139,13 +139,15 @@ class Statistic(Argument):
 
     name: str
     padded: bool = False
+    has_low: bool = False  # whether a second half, but for half precision, has what rounding took from the first
 
     def find(self, planner, work):
         name, shape, dtype = self.name, planner.problem.lse_shape, planner.problem.sum_dtype
         if name in planner.layouts:
             return
         if self.padded:
-            shape = *shape[:-1], work.padded_length
+            halves = 2 if self.has_low and dtype == planner.problem.dtype else 1
+            shape = *shape[:-1], halves * work.padded_length
         fits = shape[-1] * dtype.itemsize <= SCRAP_BYTES
         if name in planner.pass_.takes or (name in planner.pass_.gives and fits):
             planner.layouts[SCRAP] = contiguous(shape[-1:], dtype)
@@ -158,6 +160,9 @@ class Statistic(Argument):
 
     def type(self, about):
         return about.sums_of(3)
+
+
+LSE_LOG2 = Statistic("lse_log2", padded=True, has_low=True)  # see kernels.shared.recompute
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,11 @@ def padded(statistic, beyond):
     return out
 
 
+def padded_lse(lse, beyond):
+    """The same of lse in base 2, with nothing lost in rounding: see `words.arguments.LSE_LOG2`."""
+    return np.concatenate([padded(lse, beyond), padded(0 * np.where(np.isfinite(lse), lse, 0), 0)], axis=-1)
+
+
 def call(rng, dtype=np.float32, *, batch=1, heads=1, heads_k=1, m, n, d=13, e=8, poison=None, **options):
     """A Call; options are those of `numbattn.attention`. poison: what queries and keys hold that the mask hides."""
     q, k, v, do = (

@@ -93,7 +93,7 @@ FAULTS = {
     "self.name in inputs else None": "else None",
     "return None if last is None else max(last, 1)": "return last",
     "rows=None if self.padded else work.problem.seqlen_q": "rows=None",
-    "shape = *shape[:-1], work.padded_length": "pass",
+    "shape = *shape[:-1], halves * work.padded_length": "pass",
     "max(64, -(-work.problem.head_dim // 64) * 64)": "work.problem.head_dim",
     "contiguous(shape[-1:], dtype)": "contiguous(shape, dtype)",
     "        if BEFORE in planner.layouts:\n            yield": "        if False:\n            yield",

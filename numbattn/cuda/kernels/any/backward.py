@@ -38,14 +38,14 @@ from ...tile import (
     sync_threads,
     wait_copies,
 )
-from ...words.arguments import Matrix, Statistic
+from ...words.arguments import LSE_LOG2, Matrix, Statistic
 from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..scores import SCORE, score_steps, within_segment
 from ..shared.all_keys import dq_steps, no_dq_steps
 from ..shared.dropout import DROPOUT, drop_step
 from ..shared.layouts import DTYPES, buffers, left_operand, product_step, sum_type, sums, vector
-from ..shared.recompute import mask_step_with_dp, recompute_capped
+from ..shared.recompute import low_steps, mask_step_with_dp
 from ..shared.schedule import place
 from ..shared.segments import count_step, keys_of, mask_within_step, queries_of, slot_step
 from ..shared.visibility import (
@@ -77,7 +77,9 @@ def backward_kv(
     (SHARED_Q, COPY_Q), (SHARED_DO, COPY_DO) = buffers(shared, dtype, threads, tile_m, widths, stages)
     S_TILE, product = product_step(unit, lanes, tile_n, tile_m, threads, sliced, shared, ACC, parts)
     COLS, COPY_ROW = S_TILE.col_vector(), copy_layout(1, tile_m, threads, 1).col_vector()
-    SHARED_LSE, SHARED_DELTA = shared.tile(1, tile_m, ACC, stages), shared.tile(1, tile_m, ACC, stages)
+    (first_low, _, recompute), HAS_LOW = low_steps(dtype), dtype.itemsize > 2
+    SHARED_LSE, SHARED_DELTA, *others = (shared.tile(1, tile_m, ACC, stages) for _ in range(2 + HAS_LOW))
+    SHARED_LOW = others[0] if HAS_LOW else SHARED_LSE
     left_P, left_dS = left_operand(S_TILE, shared, ACC), left_operand(S_TILE, shared, ACC)
     HAS_ALL_KEYS = len(out_dtypes) == 3
     keys_seen, share, save_dq, save_zeros = (dq_steps if HAS_ALL_KEYS else no_dq_steps)(
@@ -92,9 +94,11 @@ def backward_kv(
     tile_of, mask_of, scores_of = slot_step(mask, "k", tile_n), mask_within_step(mask), within_segment(score)
 
     @device
-    def fetch_q(stage, Q, lse, delta, m0):
+    def fetch_q(stage, Q, lse, low, delta, m0):
         copy_async(allocate(SHARED_Q, stage), Q, COPY_Q, m0)
         copy_async(allocate(SHARED_LSE, stage), lse, COPY_ROW, m0)
+        if HAS_LOW:
+            copy_async(allocate(SHARED_LOW, stage), low, COPY_ROW, m0)
         copy_async(allocate(SHARED_DELTA, stage), delta, COPY_ROW, m0)
 
     @device
@@ -124,6 +128,7 @@ def backward_kv(
             Q = aligned(mQ[batch, head][query : query + length], ROWS_OF)
             dO = aligned(mDO[batch, head][query : query + length], ROWS_OF)
             lse, delta = mLse[batch, head][row : row + length], mDelta[batch, head][row : row + length]
+            low = mLse[batch, head][row + first_low(mLse) : row + first_low(mLse) + length]
             m_block, m_blocks = first // TILE_M, (end + TILE_M - 1) // TILE_M
             m_block += steps(mask, batch, head, n_block, m_block, m_blocks - m_block)
             save_zeros(to_dq, batch, head, m_block, m_blocks)
@@ -132,7 +137,7 @@ def backward_kv(
             if m_block < m_blocks:
                 fetch_do(stage, dO, m_block * TILE_M)
                 if not IN_TURN:
-                    fetch_q(stage, Q, lse, delta, m_block * TILE_M)
+                    fetch_q(stage, Q, lse, low, delta, m_block * TILE_M)
             while m_block < m_blocks:                           # Alg. 4 line 9
                 m0, this = m_block * TILE_M, m_block
                 m_block += 1
@@ -140,10 +145,10 @@ def backward_kv(
                 wait_copies()
                 sync_threads()                                  # dO has arrived, or both; all have read the last Q
                 if IN_TURN:
-                    fetch_q(stage, Q, lse, delta, m0)           # in flight while dP is computed
+                    fetch_q(stage, Q, lse, low, delta, m0)           # in flight while dP is computed
                 elif m_block < m_blocks:
                     fetch_do(1 - stage, dO, m_block * TILE_M)
-                    fetch_q(1 - stage, Q, lse, delta, m_block * TILE_M)
+                    fetch_q(1 - stage, Q, lse, low, delta, m_block * TILE_M)
                 sQ, sdO = allocate(SHARED_Q, stage), allocate(SHARED_DO, stage)
                 dP = product(sV, sdO)                           # line 17: dP = dO V^T
                 if IN_TURN:
@@ -151,8 +156,8 @@ def backward_kv(
                     sync_threads()                              # Q has arrived
                 S = product(sK, sQ)                             # line 11: S = scale Q K^T, transposed
                 S, F = apply(S, scores, batch, head, query + m0, key + n0)
-                lse_log2 = get(allocate(SHARED_LSE, stage), COLS)
-                P = recompute_capped(S, lse_log2, to_log2(scale))   # line 13: P = exp(S - lse)
+                high, rest = get(allocate(SHARED_LSE, stage), COLS), get(allocate(SHARED_LOW, stage), COLS)
+                P = recompute(S, high, rest, to_log2(scale))    # line 13: P = exp(S - lse)
                 if tested(mask, band, batch, head, n_block, this, m0, m0 + TILE_M, n0, n0 + TILE_N):
                     P, F, dP = masked(P, F, dP, mask, band, batch, head, m0, n0)   # line 12: MASK
                 Z = drop(full(S_TILE, kept_scale), drops, batch, head, m0, n0)  # line 14
@@ -188,7 +193,7 @@ def backward_q(
     (SHARED_Q, COPY_Q), (SHARED_DO, COPY_DO) = buffers(shared, dtype, threads, tile_m, widths)
     (SHARED_K, COPY_K), (SHARED_V, COPY_V) = buffers(shared, dtype, threads, tile_n, widths, stages)
     S_TILE, product = product_step(unit, lanes, tile_m, tile_n, threads, sliced, shared, ACC, parts)
-    ROWS = S_TILE.row_vector()
+    ROWS, (first_low, _, recompute) = S_TILE.row_vector(), low_steps(dtype)
     left = left_operand(S_TILE, shared, ACC)
     TILE_M, TILE_N, ROWS_OF, IN_TURN = tile_m, tile_n, Alignment(nbytes), stages == 1
     ZERO = ACC(0)
@@ -231,7 +236,8 @@ def backward_q(
         fetch_v(stage, V, n_block * TILE_N)
         if not IN_TURN:
             fetch_k(stage, K, n_block * TILE_N)
-        lse_log2 = load(mLse[batch, head][row : row + length_q], ROWS, m0)
+        lse = load(mLse[batch, head][row : row + length_q], ROWS, m0)
+        low = load(mLse[batch, head][: row + first_low(mLse) + length_q], ROWS, row + first_low(mLse) + m0)
         D = load(mDelta[batch, head][row : row + length_q], ROWS, m0)
         dQ = full(Q_TILE, ZERO)
         while n_block < n_blocks:                               # Alg. 4 line 6
@@ -254,7 +260,7 @@ def backward_q(
                     fetch_v(stage, V, n_block * TILE_N)         # in flight while S and dQ are computed
             S = product(sQ, sK)                                 # line 11: S = scale Q K^T
             S, F = apply(S, scores, batch, head, query + m0, key + n0)
-            P = recompute_capped(S, lse_log2, to_log2(scale))   # line 13: P = exp(S - lse)
+            P = recompute(S, lse, low, to_log2(scale))          # line 13: P = exp(S - lse)
             if tested(mask, band, batch, head, m_block, this, m0, m0 + TILE_M, n0, n0 + TILE_N):
                 P, F, dP = masked(P, F, dP, mask, band, batch, head, m0, n0)   # line 12: MASK
             Z = drop(full(S_TILE, kept_scale), drops, batch, head, m0, n0)  # line 14
@@ -274,7 +280,7 @@ def has_all_keys(work):
 
 
 GIVEN = Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("do")
-STATISTICS = Statistic("lse_log2", padded=True), Statistic("delta", padded=True)
+STATISTICS = LSE_LOG2, Statistic("delta", padded=True)
 STATISTICS_AND_NUMBERS = *STATISTICS, MASK, SCORE, DROPOUT, "group_size", "scale", "kept_scale"
 ARGUMENTS_KV = *GIVEN, Matrix("dk", "k"), Matrix("dv", "k"), *STATISTICS_AND_NUMBERS
 SPEC_KV = Spec(

@@ -44,13 +44,13 @@ from ...tile import (
     sync_threads,
     wait_copies,
 )
-from ...words.arguments import Matrix, Statistic
+from ...words.arguments import LSE_LOG2, Matrix, Statistic
 from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..scores import SCORE, TSCORE, is_nonlinear, tangent_steps, within_segment
 from ..shared.dropout import DROPOUT, drop_step
 from ..shared.layouts import DTYPES, sum_type, sums, vector
-from ..shared.recompute import clear_tangents, mask_step, recompute_tangents, tangents_of_ds
+from ..shared.recompute import clear_tangents, low_steps, mask_step, tangent_of_p, tangents_of_ds
 from ..shared.schedule import place
 from ..shared.segments import count_step, keys_of, mask_within_step, queries_of, slot_step
 from ..shared.tangents import Rows, add_tangent_step, products_step, tiles_step
@@ -95,7 +95,11 @@ def backward_tangent_kv(
     copy_v, v_tiles = tiles_step(*kept, head_dim_v, has_tv, nbytes)
     copy_q, q_tiles = tiles_step(*moving, head_dim, has_tq, nbytes, stages)
     copy_do, do_tiles = tiles_step(*moving, head_dim_v, has_tdo, nbytes, stages)
-    SHARED_LSE, SHARED_TLSE, SHARED_DELTA, SHARED_TDELTA = (shared.tile(1, tile_m, ACC, stages) for _ in range(4))
+    (first_low, recompute, _), HAS_LOW = low_steps(dtype), dtype.itemsize > 2
+    SHARED_LSE, SHARED_TLSE, SHARED_DELTA, SHARED_TDELTA, *others = (
+        shared.tile(1, tile_m, ACC, stages) for _ in range(4 + HAS_LOW)
+    )  # fmt: skip
+    SHARED_LOW = others[0] if HAS_LOW else SHARED_LSE
     COLS, COPY_LINE = S_TILE.col_vector(), copy_layout(1, tile_m, threads, vector(np.dtype(ACC)))
     scores_of = products_step(S_TILE, ACC, dtype, has_tk, has_tq)
     dp_of = products_step(S_TILE, ACC, dtype, has_tv, has_tdo)
@@ -115,6 +119,9 @@ def backward_tangent_kv(
         copy_do(stage, mDO, mTDO, queries, m0)
         batch, head, line = opaque(queries.batch), opaque(queries.head), (row + m0) // TILE_M
         copy_async(allocate(SHARED_LSE, stage), lines_of(statistics.lse, batch, head, TILE_M), COPY_LINE, line)
+        if HAS_LOW:
+            low = line + first_low(statistics.lse) // TILE_M
+            copy_async(allocate(SHARED_LOW, stage), lines_of(statistics.lse, batch, head, TILE_M), COPY_LINE, low)
         copy_async(allocate(SHARED_TLSE, stage), lines_of(statistics.tlse, batch, head, TILE_M), COPY_LINE, line)
         copy_async(allocate(SHARED_DELTA, stage), lines_of(statistics.delta, batch, head, TILE_M), COPY_LINE, line)
         copy_async(allocate(SHARED_TDELTA, stage), lines_of(statistics.tdelta, batch, head, TILE_M), COPY_LINE, line)
@@ -161,7 +168,8 @@ def backward_tangent_kv(
                 S, tS = scores_of(sK, stK, sQ, stQ)             # S = Q K^T, tS = tQ K^T + Q tK^T
                 S, tS, (F, tF) = apply(S, tS, scores, tscores, batch, head, query + m0, key + n0)
                 lse, tlse = get(allocate(SHARED_LSE, stage), COLS), get(allocate(SHARED_TLSE, stage), COLS)
-                P, tP = recompute_tangents(S, tS, lse, tlse, scale_log2)    # P = exp(S - lse), tP = P (tS - tlse)
+                P = recompute(S, lse, get(allocate(SHARED_LOW, stage), COLS), scale_log2)   # P = exp(S - lse)
+                tP = tangent_of_p(P, tS, tlse, scale_log2)      # tP = P (tS - tlse)
                 needs_mask = tested(mask, band, batch, head, n_block, this, m0, m0 + TILE_M, n0, n0 + TILE_N)
                 if needs_mask:
                     P, tP = masked(P, tP, mask, band, batch, head, m0, n0)
@@ -202,7 +210,7 @@ def backward_tangent_q(
     copy_do, do_tiles = tiles_step(*kept, head_dim_v, has_tdo, nbytes)
     copy_k, k_tiles = tiles_step(*moving, head_dim, has_tk, nbytes, stages)
     copy_v, v_tiles = tiles_step(*moving, head_dim_v, has_tv, nbytes, stages)
-    ROWS = S_TILE.row_vector()
+    ROWS, (first_low, recompute, _) = S_TILE.row_vector(), low_steps(dtype)
     scores_of = products_step(S_TILE, ACC, dtype, has_tq, has_tk)
     dp_of = products_step(S_TILE, ACC, dtype, has_tdo, has_tv)
     add_dq = add_tangent_step(S_TILE, shared, ACC, dtype, has_tk)
@@ -247,6 +255,7 @@ def backward_tangent_q(
         if n_block < n_blocks:
             fetch(stage, mK, mV, mTK, mTV, keys, n_block * TILE_N)
         lse, tlse = load(mLse[batch, head], ROWS, row + m0), load(mTLse[batch, head], ROWS, row + m0)
+        low = load(mLse[batch, head], ROWS, first_low(mLse) + row + m0)
         D, tD = load(mDelta[batch, head], ROWS, row + m0), load(mTDelta[batch, head], ROWS, row + m0)
         tdQ = full(Q_TILE, ZERO)
         while n_block < n_blocks:
@@ -260,7 +269,8 @@ def backward_tangent_q(
             (sK, stK), (sV, stV) = k_tiles(stage), v_tiles(stage)
             S, tS = scores_of(sQ, stQ, sK, stK)                 # S = Q K^T, tS = tQ K^T + Q tK^T
             S, tS, (F, tF) = apply(S, tS, scores, tscores, batch, head, query + m0, key + n0)
-            P, tP = recompute_tangents(S, tS, lse, tlse, scale_log2)    # P = exp(S - lse), tP = P (tS - tlse)
+            P = recompute(S, lse, low, scale_log2)              # P = exp(S - lse)
+            tP = tangent_of_p(P, tS, tlse, scale_log2)          # tP = P (tS - tlse)
             needs_mask = tested(mask, band, batch, head, m_block, this, m0, m0 + TILE_M, n0, n0 + TILE_N)
             if needs_mask:
                 P, tP = masked(P, tP, mask, band, batch, head, m0, n0)
@@ -301,7 +311,7 @@ def parameters(*names):
 
 GIVEN = Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("do")
 TANGENTS = tuple(replace(x, name=f"t{x.name}", optional=True) for x in GIVEN)
-STATISTICS = tuple(Statistic(name, padded=True) for name in ("lse_log2", "padded tlse", "delta", "tdelta"))
+STATISTICS = LSE_LOG2, *(Statistic(name, padded=True) for name in ("padded tlse", "delta", "tdelta"))
 NUMBERS = MASK, SCORE, TSCORE, DROPOUT, "group_size", "scale", "scale_log2", "kept_scale"
 SPEC_KV = Spec(
     backward_tangent_kv,

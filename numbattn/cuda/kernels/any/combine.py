@@ -16,7 +16,6 @@ from ...tile import (
     col_index,
     copy_layout,
     device,
-    exp2,
     full,
     get,
     load,
@@ -40,7 +39,7 @@ from ..scores import SCORE, may_be_far, sink_steps
 from ..shared.chunks import chunks_between, count_of_chunks
 from ..shared.layouts import DTYPES, sum_type
 from ..shared.schedule import overlap_launches, split
-from ..shared.softmax import LN_2, logsumexp, softmax_steps
+from ..shared.softmax import LN_2, alpha_steps, logsumexp, low_step, softmax_steps
 from ..shared.start import resume_step
 from ..shared.visibility import BAND, band_kinds, band_of, visible_keys
 from ..tables import of_o, rounded
@@ -98,9 +97,11 @@ def combine(*, dtype, out_dtypes, head_dim_v, threads, mask, score, resumes=Fals
     shared, COUNT, SHARE = SharedMemory(), THREADS // threads, threads
     SHARED_O, SHARED_L = shared.tile(PARTS, head_dim_v, ACC, COUNT), shared.tile(PARTS, 1, ACC, COUNT)
     ROWS_OF, ZERO, NONE, LN2, AT_ONCE = Alignment(16), ACC(0), ACC(-np.inf), ACC(LN_2), 4 * WARP
-    NO_MAX, _ = softmax_steps(ACC, may_be_far(score))
+    HAS_LOW, far = dtype.itemsize > 2, may_be_far(score)
+    NO_MAX, _ = softmax_steps(ACC, far)
     band_at, (with_sink, inverse) = band_of(mask), sink_steps(score, ACC)
     RESUMES, m_and_l = resumes, resume_step(ACC, NO_MAX)
+    low_of, (_, alpha_of) = low_step(ACC, far), alpha_steps(ACC, HAS_LOW and not far)
     arrive = sync_warp if threads == WARP else sync_threads
 
     @device
@@ -117,12 +118,12 @@ def combine(*, dtype, out_dtypes, head_dim_v, threads, mask, score, resumes=Fals
         l, o = full(CHUNKS, ZERO), full(TILE, ZERO)
         for chunk in range(0, chunks, PARTS):
             x, m = load(O, TILE, chunk), load(maxima, CHUNKS, chunk)
-            weights = where(row_index(CHUNKS, chunk) < chunks, exp2((m - full(CHUNKS, top)) * scale_log2), 0)
+            weights = where(row_index(CHUNKS, chunk) < chunks, alpha_of(m, full(CHUNKS, top), scale_log2), 0)
             l = l + load(sums, CHUNKS, chunk) * weights
             o = o + x * weights
         return l, o
 
-    def kernel(mPartial, mStatistics, mO, before, mLse, mask, scores, scale_log2, kept_scale):
+    def kernel(mPartial, mStatistics, mO, before, mLse, mLow, mask, scores, scale_log2, kept_scale):
         overlap_launches()
         batches, heads, _, seqlen_q, _ = shape(mPartial)
         place = thread_index() // SHARE
@@ -144,13 +145,15 @@ def combine(*, dtype, out_dtypes, head_dim_v, threads, mask, score, resumes=Fals
             total = row_sum(get(allocate(SHARED_L, place).T, SUMS))
             o_line = row_sum(get(allocate(SHARED_O, place).T, COLUMNS))
             if RESUMES:
-                weight = l_before * exp2((m_before - top) * scale_log2)
+                weight = l_before * alpha_of(m_before, top, scale_log2)
                 total = total + weight
                 o_line = o_line + load(before[0][batch, head, query], O_LINE, 0) * full(O_LINE, weight / kept_scale)
             m, total, alpha = with_sink(top * (scale_log2 * LN2), total, scores, batch, head)
-            factor = full(O_LINE, inverse(total, alpha) * kept_scale)
-            save(mO[batch, head, query], o_line * factor, 0)
-            save(mLse[batch, head], logsumexp(m, total, LN2), query)
+            factor, lse = inverse(total, alpha), logsumexp(m, total, LN2)
+            save(mO[batch, head, query], o_line * full(O_LINE, factor * kept_scale), 0)
+            save(mLse[batch, head], lse, query)
+            if HAS_LOW:
+                save(mLow[batch, head], low_of(lse, top, scale_log2, factor), query)
 
     dtypes = {"o": out_dtypes[0]}
     signature = signature_of(kernel, SPEC.arguments, dtype, ACC, dtypes, mask=mask, score=score, resumes=resumes)
@@ -170,7 +173,8 @@ def blocks(work, tiles, m_blocks, n_blocks):
 
 SPEC = Spec(
     combine,
-    (*PARTIALS, Matrix("o", may_be_empty=True), O_BEFORE, Statistic("lse"), BAND, SCORE, "scale_log2", "kept_scale"),
+    (*PARTIALS, Matrix("o", may_be_empty=True), O_BEFORE, Statistic("lse"), Statistic("lse_low"), BAND, SCORE,
+     "scale_log2", "kept_scale"),
     tiles=row_threads,
     parameters=lambda work, tiles: {
         "dtype": work.problem.dtype.name, "threads": tiles.threads, **of_o(work),

@@ -24,7 +24,6 @@ from ...tile import (
     copy_layout,
     device,
     dot,
-    exp2,
     fold_index,
     full,
     get,
@@ -58,7 +57,7 @@ from ..shared.chunks import count_of_chunks, first_key, longest_steps
 from ..shared.dropout import DROPOUT, drop_step
 from ..shared.layouts import DTYPES, sum_type
 from ..shared.schedule import finish, next_number, overlap_launches, split
-from ..shared.softmax import softmax_steps
+from ..shared.softmax import alpha_steps, softmax_steps
 from ..shared.visibility import MASK, band_of, element_test, is_shown, needs_test, visible_keys
 from ..tables import has_tensor_cores, head_dims, lse_alone
 from .combine import PARTIALS
@@ -138,9 +137,10 @@ def decode(
     ZERO, NO_SCORE = ACC(0), ACC(-np.inf)
     band_at, sees, tested, shown = band_of(mask), element_test(mask, S_TILE), needs_test(mask), is_shown(mask)
     scored, drop = heads_step(score, S_TILE, ACC), drop_step(S_TILE, dropout)
-    NO_MAX, softmax_step = softmax_steps(ACC, may_be_far(score))
+    NO_MAX, softmax_step = softmax_steps(ACC, may_be_far(score), dtype.itemsize > 2)
     tiles_of_chunk, place_of, rows_of = packing_steps(ROWS, queries, of_batch)
-    put_warps, save_merged = merge_steps(shared, head_dim_v, rows_of, ACC)
+    _, alpha_of = alpha_steps(ACC, dtype.itemsize > 2 and not may_be_far(score))
+    put_warps, save_merged = merge_steps(shared, head_dim_v, rows_of, ACC, alpha_of)
     DRAWN, (count_chunks, counted) = shared.tile(1, 1, np.int32, stages=2), longest_steps(shared, mask, mask_by_head)
 
     @device
@@ -244,7 +244,7 @@ def decode(
     return Source(kernel, signature, WARP * WARPS, shared=shared.nbytes, overlaps=True, tensor_maps=maps)
 
 
-def merge_steps(shared, head_dim_v, rows_of, ACC):
+def merge_steps(shared, head_dim_v, rows_of, ACC, alpha_of):
     """Device functions: (O, m, l, warp) puts a warp's results into shared memory; (mO, mStatistics, work, scale_log2)
     merges those of all warps, in order, and saves them."""
     ROWS_OF, UNALIGNED = Alignment(16), Alignment(0)
@@ -263,10 +263,10 @@ def merge_steps(shared, head_dim_v, rows_of, ACC):
         m = get(allocate(SHARED_M, 0), ROW_VECTOR)
         for warp in range(1, WARPS):
             m = maximum(m, get(allocate(SHARED_M, warp), ROW_VECTOR))
-        alpha = exp2((get(allocate(SHARED_M, 0), ROW_VECTOR) - m) * scale_log2)
+        alpha = alpha_of(get(allocate(SHARED_M, 0), ROW_VECTOR), m, scale_log2)
         l, O = get(allocate(SHARED_L, 0), ROW_VECTOR) * alpha, get(allocate(SHARED_O, 0), O_TILE) * alpha
         for warp in range(1, WARPS):
-            alpha = exp2((get(allocate(SHARED_M, warp), ROW_VECTOR) - m) * scale_log2)
+            alpha = alpha_of(get(allocate(SHARED_M, warp), ROW_VECTOR), m, scale_log2)
             l = l + get(allocate(SHARED_L, warp), ROW_VECTOR) * alpha
             O = O + get(allocate(SHARED_O, warp), O_TILE) * alpha
         save(rows_of(mO, work, ROWS_OF), O, 0)

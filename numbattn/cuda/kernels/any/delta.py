@@ -19,6 +19,7 @@ from ...tile import (
     convert,
     device,
     exp2,
+    full,
     load,
     row_index,
     row_sum,
@@ -27,14 +28,16 @@ from ...tile import (
     simt,
     where,
 )
-from ...words.arguments import Argument, Matrix, Statistic
+from ...words.arguments import LSE_LOG2, Argument, Matrix, Statistic
 from ...words.numbers import LOG2_E
 from ...words.signatures import signature_of
 from ...words.spec import PADDED, Spec, block_per_query_tile
 from ...words.steps import array_of_part, sums_by_row
 from ..shared.layouts import DTYPES, sum_type, vector
+from ..shared.recompute import low_steps
 from ..shared.schedule import overlap_launches, place
 from ..shared.segments import slot_step
+from ..shared.softmax import log2_step
 from ..shared.visibility import PACKING, packing_of
 from ..tables import dtypes_of, rounded
 
@@ -50,21 +53,23 @@ TILES = QueryTiles(32)
 THREADS, LANES = 4 * TILES.tile_m, 8
 
 
-def delta(*, dtype, out_dtypes, head_dim_v, dlse, nbytes, bounded, mask=(), sink=False):
+def delta(*, dtype, out_dtypes, head_dim_v, dlse, nbytes, bounded, low=False, mask=(), sink=False):
     """The kernel. out_dtypes: of O; dlse: whether lse has a gradient; sink: whether a sink's logits have one, which is
     still to be summed over the queries: a sink has no dP, so that its dS is -P delta.
 
     bounded: whether lse is rounded up where it has too few bits for exp(S - lse), so that P is at most 1. Kernels for
-    any GPU clamp each element instead, which would take 1 to 3 % of the time on Hopper.
+    any GPU clamp each element instead, which would take 1 to 3 % of the time on Hopper. low: whether what rounding took
+    from lse is given.
     """
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     TILE_M, ROWS_OF = TILES.tile_m, Alignment(nbytes)
     TILE = simt(TILES.tile_m, head_dim_v, THREADS, LANES, vector(dtype))
-    ROWS, INFINITE, LOG2E = TILE.row_vector(), ACC(np.inf), ACC(LOG2_E)
+    ROWS, INFINITE, LOG2E, ZERO = TILE.row_vector(), ACC(np.inf), ACC(LOG2_E), ACC(0)
     digits = np.finfo(ACC).nmant
-    LOWEST, FAR, MARGIN = ACC(np.finfo(ACC).min), ACC(2.0**digits), ACC(2.0 ** (3 - digits))
+    FAR, MARGIN, in_log2 = ACC(2.0**digits), ACC(2.0 ** (3 - digits)), log2_step(ACC)
     TILES_A_SLOT, segment_of = PADDED // TILE_M, slot_step(mask, "q", PADDED)
-    HAS_SINK, BOUNDED = sink, bounded
+    HAS_SINK, IS_GIVEN, BOUNDED = sink, low, bounded and not low
+    HAS_LOW, (first_low, *_) = dtype.itemsize > 2, low_steps(dtype)
 
     @device
     def delta_of(mDO, mO, mLse, mDlse, batch, head, first, end, m0):
@@ -87,13 +92,18 @@ def delta(*, dtype, out_dtypes, head_dim_v, dlse, nbytes, bounded, mask=(), sink
 
     @device
     def to_log2(lse, sees):
-        lse_log2 = lse * LOG2E
-        lse_log2 = where(lse_log2 < LOWEST, LOWEST, lse_log2)   # NaN stays NaN
+        lse_log2 = in_log2(lse)
         if BOUNDED:
             lse_log2 = where(abs(lse_log2) > FAR, lse_log2 + abs(lse_log2) * MARGIN, lse_log2)
         return where(sees, lse_log2, INFINITE)
 
-    def kernel(mDO, mO, mLse, mDlse, sinks, mDelta, mLseLog2, packing):
+    @device
+    def save_low(mLseLog2, mLow, batch, head, sees, first, end, m0, padded_row):
+        if HAS_LOW:
+            low = load(mLow[batch, head][first:end], ROWS, m0) * LOG2E if IS_GIVEN else full(ROWS, ZERO)
+            save(mLseLog2[batch, head], where(sees, low, 0), first_low(mLseLog2) + padded_row)
+
+    def kernel(mDO, mO, mLse, mLow, mDlse, sinks, mDelta, mLseLog2, packing):
         overlap_launches()
         batches, heads, seqlen_q = shape(mLse)
         tile, batch, head = place(block_index(), batches * heads, heads)
@@ -105,6 +115,7 @@ def delta(*, dtype, out_dtypes, head_dim_v, dlse, nbytes, bounded, mask=(), sink
             lse, D, sees = delta_of(mDO, mO, mLse, mDlse, batch, head, first, end, m0)
             save(mDelta[batch, head], D, padded_row)
             save(mLseLog2[batch, head], to_log2(lse, sees), padded_row)
+            save_low(mLseLog2, mLow, batch, head, sees, first, end, m0, padded_row)
             save_sink(sinks, batch, head, lse, D, sees, first, end, m0)
 
     signature = signature_of(kernel, SPEC.arguments, dtype, ACC, {"o": out_dtypes[0]}, mask=mask, sink=sink)
@@ -114,6 +125,7 @@ def delta(*, dtype, out_dtypes, head_dim_v, dlse, nbytes, bounded, mask=(), sink
 def parameters(bounded):
     return lambda work, tiles: {
         "dtype": work.problem.dtype.name, **dtypes_of(work, "o"), "dlse": "dlse" in work.dtypes,
+        "low": "lse_low" in work.dtypes,
         "nbytes": work.nbytes, "head_dim_v": rounded("head_dim_v", work.problem.head_dim_v),
         "sink": work.sink is not None, "mask": packing_of(work.mask), "bounded": bounded,
     }  # fmt: skip
@@ -149,8 +161,8 @@ def blocks_of_queries(work, tiles, m_blocks, n_blocks):
 SINK_SUMS = SinkSums()
 SPEC = Spec(
     delta,
-    (Matrix("do"), Matrix("o"), Statistic("lse"), Statistic("dlse"), SINK_SUMS, Statistic("delta", padded=True),
-     Statistic("lse_log2", padded=True), PACKING),
+    (Matrix("do"), Matrix("o"), Statistic("lse"), Statistic("lse_low"), Statistic("dlse"), SINK_SUMS,
+     Statistic("delta", padded=True), LSE_LOG2, PACKING),
     tiles=lambda work: (TILES,),
     parameters=parameters(bounded=False),
     blocks=blocks_of_queries,

@@ -33,7 +33,7 @@ from ..shared.dropout import DROPOUT, drop_step
 from ..shared.layouts import DTYPES, buffers, left_operand, product_step, sum_type, sums, vector
 from ..shared.schedule import place
 from ..shared.segments import count_step, mask_within_step, queries_of, slot_step
-from ..shared.softmax import LN_2, logsumexp, softmax_steps
+from ..shared.softmax import LN_2, logsumexp, low_step, softmax_steps
 from ..shared.start import start_step
 from ..shared.visibility import MASK, band_of, element_test, needs_test, steps_to_next, visible_keys
 from ..tables import Crowded, Tiles, lse_alone, of_o, parameters, rows_of
@@ -56,15 +56,16 @@ def forward(
     (SHARED_K, COPY_K), (SHARED_V, COPY_V) = buffers(shared, dtype, threads, tile_n, [head_dim, head_dim_v])
     left = left_operand(S_TILE, shared, ACC, head_dim_v)
     TILE_M, TILE_N, ROWS_OF = tile_m, tile_n, Alignment(nbytes)
-    NO_SCORE, LN2 = ACC(-np.inf), ACC(LN_2)
+    NO_SCORE, LN2, HAS_LOW, far = ACC(-np.inf), ACC(LN_2), dtype.itemsize > 2, may_be_far(score)
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
     drop, (apply, *_) = drop_step(S_TILE, dropout), score_steps(score, S_TILE, ACC, after=len(score))
-    (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
+    (NO_MAX, softmax_step), low_of = softmax_steps(ACC, far, exact=HAS_LOW), low_step(ACC, far)
+    with_sink, inverse = sink_steps(score, ACC)
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
     mask_of, scores_of = mask_within_step(mask), within_segment(score)
     start = start_step(S_TILE, O_TILE, ACC, NO_MAX, resumes)
 
-    def kernel(mQ, mK, mV, mO, before, mLse, mask, scores, drops, group_size, scale_log2, kept_scale):
+    def kernel(mQ, mK, mV, mO, before, mLse, mLow, mask, scores, drops, group_size, scale_log2, kept_scale):
         batches, heads, seqlen_q = shape(mLse)
         tile, batch, head = place(block_index(), batches * heads, heads)
         number = tiles_of(mask.packing, seqlen_q) - 1 - tile   # the heaviest tiles of a causal mask first
@@ -106,10 +107,13 @@ def forward(
             O = dot(O * alpha, left(P), sV)                     # line 15: O = alpha O + P V
             wait_copies()
             sync_threads()                                      # K has arrived, all have read V
-        m, total, alpha = with_sink(m * (scale_log2 * LN2), row_sum(l), scores, batch, head)
-        O = O * (inverse(total, alpha) * kept_scale)            # line 15: O = O / l
+        largest, total, alpha = with_sink(m * (scale_log2 * LN2), row_sum(l), scores, batch, head)
+        factor, lse = inverse(total, alpha), logsumexp(largest, total, LN2)         # line 16
+        O = O * (factor * kept_scale)                           # line 15: O = O / l
         save(aligned(mO[batch, head][query:end_query], ROWS_OF), O, m0)
-        save(mLse[batch, head][query:end_query], logsumexp(m, total, LN2), m0)      # line 16
+        save(mLse[batch, head][query:end_query], lse, m0)
+        if HAS_LOW:
+            save(mLow[batch, head][query:end_query], low_of(lse, m, scale_log2, factor), m0)
 
     dtypes = {"o": out_dtypes[0]}
     signature = signature_of(kernel, SPEC.arguments, dtype, ACC, dtypes, mask=mask, score=score, resumes=resumes)
@@ -180,7 +184,7 @@ SHORT = {
 SPEC = Spec(
     forward,
     (Matrix("q"), Matrix("k", "k"), Matrix("v", "k", may_be_empty=True), Matrix("o", may_be_empty=True), O_BEFORE,
-     Statistic("lse"), MASK, SCORE, DROPOUT, "group_size", "scale_log2", "kept_scale"),
+     Statistic("lse"), Statistic("lse_low"), MASK, SCORE, DROPOUT, "group_size", "scale_log2", "kept_scale"),
     tiles=lambda work: rows_of(TILES, UNDER_PRESSURE, work, SHORT),
     parameters=lambda work, tiles: parameters(work, tiles) | of_o(work) | lse_alone(work),
     packs=True,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...tile import block_index, device, index, minimum, shape
-from ...words.arguments import Argument, Matrix, Statistic
+from ...words.arguments import LSE_LOG2, Argument, Matrix, Statistic
 from ...words.signatures import array_type
 from ...words.spec import Spec
 from ..scores import SCORE, kind, parts_of, read_step, read_tangent_step, score_steps, tangent_steps
@@ -50,7 +50,7 @@ def function_gradient(*, sum_dtype, exact, wanted, **about):
 
     @device
     def keys_of(walk, given, band, batch, head, m_block):
-        m0, (_, _, seqlen_q) = m_block * TILE_M, shape(given.statistics[0])
+        m0, (_, _, seqlen_q) = m_block * TILE_M, shape(given.statistics[1])
         first, end = visible_keys(band, m0, minimum(m0 + TILE_M, seqlen_q))
         return first // TILE_N, (end + TILE_N - 1) // TILE_N
 
@@ -66,7 +66,7 @@ def function_gradient(*, sum_dtype, exact, wanted, **about):
 
     def kernel(mQ, mK, mV, mDO, mSums, mLse, mDelta, mask, scores, drops, along, group_size, kept_scale):
         given = DsArguments((mQ, mK, mV, mDO), (mLse, mDelta), mask, scores, drops, group_size, kept_scale, along)
-        (_, heads, seqlen_q), (parts, _), none = shape(mLse), shape(mSums), index(0)
+        (_, heads, seqlen_q), (parts, _), none = shape(mDelta), shape(mSums), index(0)
         m_blocks = (seqlen_q + TILE_M - 1) // TILE_M
         matrix, m_block = block_index() // m_blocks, m_blocks - 1 - block_index() % m_blocks
         share = Share(matrix // heads, matrix % heads, none, index(1), none, index(1))
@@ -108,7 +108,7 @@ class FunctionSums(Argument):
 
 def arguments_of(name):
     return (
-        Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("do"), FunctionSums(name), Statistic("lse_log2"),
+        Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("do"), FunctionSums(name), LSE_LOG2,
         Statistic("delta"), MASK, SCORE, DROPOUT, ALONG, "group_size", "kept_scale",
     )  # fmt: skip
 

@@ -32,7 +32,7 @@ from ...tile import (
     wait_copies,
     where,
 )
-from ...words.arguments import Matrix, Own, Scratch, Statistic
+from ...words.arguments import LSE_LOG2, Matrix, Own, Scratch, Statistic
 from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..scores import SCORE, entry_steps, kind, parts_of
@@ -119,7 +119,7 @@ def sum_step(
     sees, tested, drop = element_test(mask, S_TILE), needs_test(mask), drop_step(S_TILE, dropout)
     band_at, (first_place, next_place) = band_of(mask), walk_steps(keys_of, mask)
     TILE_M, TILE_N = tile_m, tile_n
-    ds_of, tangents_of = ds_steps(score, tangents, tscore, S_TILE, ACC, after)
+    ds_of, tangents_of = ds_steps(score, tangents, tscore, S_TILE, dtype, ACC, after)
     if tangents is not None and add_both is None:
         ds_of = second_of(ds_of)
     clear, add = (clear_one, add) if add_both is None else (clear_two, add_both)
@@ -230,7 +230,7 @@ def bias_gradient(*, out_dtype, sums_rows, sums_cols, **about):
 
     @device
     def keys_of(walk, given, band, batch, head, m_block):
-        m0, (_, _, seqlen_q) = m_block * TILE_M, shape(given.statistics[0])
+        m0, (_, _, seqlen_q) = m_block * TILE_M, shape(given.statistics[1])
         first, end = visible_keys(band, m0, minimum(m0 + TILE_M, seqlen_q))
         return maximum(first // TILE_N, walk.n_first), minimum((end + TILE_N - 1) // TILE_N, walk.n_end)
 
@@ -245,7 +245,7 @@ def bias_gradient(*, out_dtype, sums_rows, sums_cols, **about):
         own_heads, adds,
     ):  # fmt: skip
         given = DsArguments((mQ, mK, mV, mDO), (mLse, mDelta), mask, scores, drops, group_size, kept_scale, along)
-        (batches, heads, seqlen_q), (_, _, seqlen_k, _), (_, _, parts, _, _) = shape(mLse), shape(mK), shape(mDB)
+        (batches, heads, seqlen_q), (_, _, seqlen_k, _), (_, _, parts, _, _) = shape(mDelta), shape(mK), shape(mDB)
         m_blocks, n_blocks = (seqlen_q + TILE_M - 1) // TILE_M, (seqlen_k + TILE_N - 1) // TILE_N
         m_count, n_count = 1 if SUMS_ROWS else m_blocks, 1 if SUMS_COLS else n_blocks
         tile, number = block_index() % (m_count * n_count), block_index() // (m_count * n_count)
@@ -278,7 +278,7 @@ def diagonal_sums(**about):
 
     @device
     def keys_of(walk, given, band, batch, head, m_block):
-        m0, (_, _, seqlen_q) = m_block * TILE_M, shape(given.statistics[0])
+        m0, (_, _, seqlen_q) = m_block * TILE_M, shape(given.statistics[1])
         first, end = visible_keys(band, m0, minimum(m0 + TILE_M, seqlen_q))
         n0 = walk.n_first + (m_block - walk.m_first) * TILE_M
         n_block = n0 // TILE_N
@@ -292,7 +292,7 @@ def diagonal_sums(**about):
         own_heads, adds, mSkewed, mPlain,
     ):  # fmt: skip
         given = DsArguments((mQ, mK, mV, mDO), (mLse, mDelta), mask, scores, drops, group_size, kept_scale, along)
-        (batches, heads, seqlen_q), (_, _, seqlen_k, _), (_, _, parts, _, _) = shape(mLse), shape(mK), shape(mSums)
+        (batches, heads, seqlen_q), (_, _, seqlen_k, _), (_, _, parts, _, _) = shape(mDelta), shape(mK), shape(mSums)
         items, place = own_batches * own_heads * parts * count(seqlen_q, seqlen_k), block_index()
         for item in range(block_index(), items, grid_size()):
             at = diagonal_of(item, seqlen_q, seqlen_k, parts, own_batches, own_heads, batches, heads)
@@ -338,7 +338,7 @@ def entry_sums(**about):
 
     @device
     def keys_of(walk, given, band, batch, head, m_block):
-        (table, offsets), (_, _, seqlen_q) = given.scores.parts[NUMBER], shape(given.statistics[0])
+        (table, offsets), (_, _, seqlen_q) = given.scores.parts[NUMBER], shape(given.statistics[1])
         (_, _, entries), m0 = shape(table), m_block * TILE_M
         m_end = minimum(m0 + TILE_M, seqlen_q)
         first, end = visible_keys(band, m0, m_end)
@@ -357,7 +357,7 @@ def entry_sums(**about):
         own_heads, adds,
     ):  # fmt: skip
         given = DsArguments((mQ, mK, mV, mDO), (mLse, mDelta), mask, scores, drops, group_size, kept_scale, along)
-        (batches, heads, seqlen_q), (_, _, parts, _, entries) = shape(mLse), shape(mSums)
+        (batches, heads, seqlen_q), (_, _, parts, _, entries) = shape(mDelta), shape(mSums)
         entry, number = block_index() % entries, block_index() // entries
         share = share_of(number, parts, own_batches, own_heads, batches, heads)
         every_query = Entry(share, index(0), (seqlen_q + TILE_M - 1) // TILE_M, entry)
@@ -387,7 +387,7 @@ DIAGONALS = Scratch("skewed"), Scratch("plain")
 def arguments_of(name, *others):
     """What a kernel takes that writes to an array of this name."""
     return (
-        Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("do"), Own(name), Statistic("lse_log2"),
+        Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("do"), Own(name), LSE_LOG2,
         Statistic("delta"), MASK, SCORE, DROPOUT, ALONG, "group_size", "kept_scale", *OWN_NUMBERS, *others,
     )  # fmt: skip
 

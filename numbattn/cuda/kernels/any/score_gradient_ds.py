@@ -11,7 +11,7 @@ from ...words.arguments import Argument, Matrix, Statistic
 from ...words.signatures import type_of
 from ..scores import TSCORE, score_steps, tangent_steps
 from ..scores.score import to_log2_of
-from ..shared.recompute import recompute_capped, recompute_tangents, tangents_of_ds
+from ..shared.recompute import low_steps, tangent_of_p, tangents_of_ds
 
 
 class DsArguments(NamedTuple):
@@ -56,10 +56,11 @@ class AlongArgument(Argument):
 ALONG = AlongArgument()
 
 
-def ds_steps(score, tangents, tscore, layout, ACC, after):
+def ds_steps(score, tangents, tscore, layout, dtype, ACC, after):
     """Device functions (S, tS, dP, tdP, given, batch, head, length, m0, n0) -> dS after part number `after`, or dS and
     the tangent of it; and (given) -> tQ, tK, tV, tdO. length: of the queries."""
     ROWS, NOTHING = layout.row_vector(), ((), (), (), ())
+    first_low, recompute, recompute_capped = low_steps(dtype)
     if tangents is None:
         apply, pull_back, to_log2 = score_steps(score, layout, ACC, after=after)
 
@@ -67,8 +68,9 @@ def ds_steps(score, tangents, tscore, layout, ACC, after):
         def ds_of(S, tS, dP, tdP, given, batch, head, length, m0, n0):
             mLse, mDelta = given.statistics
             lse_log2, D = load(mLse[batch, head][:length], ROWS, m0), load(mDelta[batch, head][:length], ROWS, m0)
+            low = load(mLse[batch, head][: first_low(mLse) + length], ROWS, first_low(mLse) + m0)
             S, F = apply(S, given.scores, batch, head, m0, n0)
-            P = recompute_capped(S, lse_log2, to_log2(given.scores.scale))  # line 13
+            P = recompute_capped(S, lse_log2, low, to_log2(given.scores.scale))  # line 13
             return pull_back(P * (dP - D), F)                   # line 20
 
         @device
@@ -84,9 +86,11 @@ def ds_steps(score, tangents, tscore, layout, ACC, after):
         (mLse, mDelta), (mTLse, mTDelta) = given.statistics, given.along.statistics
         lse_log2, D = load(mLse[batch, head][:length], ROWS, m0), load(mDelta[batch, head][:length], ROWS, m0)
         tlse, tD = load(mTLse[batch, head][:length], ROWS, m0), load(mTDelta[batch, head][:length], ROWS, m0)
+        low = load(mLse[batch, head][: first_low(mLse) + length], ROWS, first_low(mLse) + m0)
+        scale_log2 = to_log2(given.scores.scale)
         S, tS, (F, tF) = apply(S, tS, given.scores, given.along.scores, batch, head, m0, n0)
-        P, tP = recompute_tangents(S, tS, lse_log2, tlse, to_log2(given.scores.scale))
-        dS, tdS = tangents_of_ds(P, tP, dP - D, tdP - tD)
+        P = recompute(S, lse_log2, low, scale_log2)
+        dS, tdS = tangents_of_ds(P, tangent_of_p(P, tS, tlse, scale_log2), dP - D, tdP - tD)
         return pull_back(dS, tdS, F, tF)
 
     @device

@@ -65,7 +65,7 @@ from ..shared.dropout import DROPOUT, drop_step
 from ..shared.layouts import DTYPES, buffers, left_operand, product_step, sum_type, sums, vector
 from ..shared.schedule import place
 from ..shared.segments import count_step, mask_within_step, queries_of, slot_step
-from ..shared.softmax import LN_2, logsumexp, softmax_steps
+from ..shared.softmax import LN_2, logsumexp, low_step, softmax_steps
 from ..shared.visibility import MASK, band_of, element_test, needs_test, steps_to_next, visible_keys
 from ..tables import dtypes_of, parameters, rows_of
 from .tangent_tiles import SHORT, SHORT_SECOND, TILES, TILES_SECOND
@@ -200,7 +200,8 @@ def tangent(
     PARTS, ZERO, NO_SCORE, LN2 = S_TILE.row_parts(), ACC(0), ACC(-np.inf), ACC(LN_2)
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
     drop, apply = drop_step(S_TILE, dropout), all_scores_step(score, tscore, S_TILE, ACC, HAS_TS, bends)
-    (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
+    HAS_LOW, far, (with_sink, inverse) = dtype.itemsize > 2, may_be_far(score), sink_steps(score, ACC)
+    (NO_MAX, softmax_step), low_of = softmax_steps(ACC, far, exact=HAS_LOW), low_step(ACC, far)
     ROWS = S_TILE.row_vector()
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
     mask_of, scores_of, tscores_of = mask_within_step(mask), within_segment(score), within_segment(of_parts)
@@ -225,7 +226,7 @@ def tangent(
             copy_async(allocate(SHARED_TQ), tQ, COPY_Q, m0)
 
     def kernel(
-        mQ, mK, mV, mTQ, mTK, mTV, mO, mTO, mO2, mLse, mTLse, mask, scores, tscores, drops, group_size, scale,
+        mQ, mK, mV, mTQ, mTK, mTV, mO, mTO, mO2, mLse, mLow, mTLse, mask, scores, tscores, drops, group_size, scale,
         scale_log2, kept_scale,
     ):  # fmt: skip
         batches, heads, seqlen_q = shape(mLse)
@@ -310,17 +311,19 @@ def tangent(
                     O2 = dot(O2, PtS, stV)
             wait_copies()
             sync_threads()                                      # K has arrived, all have read V
-        m, total, alpha = with_sink(m * (scale_log2 * LN2), row_sum(l), scores, batch, head)
-        over_l = inverse(total, alpha)
+        largest, total, alpha = with_sink(m * (scale_log2 * LN2), row_sum(l), scores, batch, head)
+        over_l, lse = inverse(total, alpha), logsumexp(largest, total, LN2)
         O, tlse = O * (over_l * kept_scale), row_sum(tl) * over_l
-        tlse = with_tsink(tlse, m, total, scores, tscores, batch, head)
+        tlse = with_tsink(tlse, largest, total, scores, tscores, batch, head)
         tO = tO * (over_l * kept_scale) - O * tlse              # (6)
         save(aligned(mO[batch, head][query:end_query], ROWS_OF), O, m0)
         save(aligned(mTO[batch, head][query:end_query], ROWS_OF), tO, m0)
         if SAVES_O2:
             O2 = (O2 * (over_l * kept_scale) - tO * tlse - O * (row_sum(l2) * over_l)) * TWO
             save(aligned(mO2[0][batch, head][query:end_query], ROWS_OF), O2, m0)
-        save(mLse[batch, head][query:end_query], logsumexp(m, total, LN2), m0)
+        save(mLse[batch, head][query:end_query], lse, m0)
+        if HAS_LOW:
+            save(mLow[batch, head][query:end_query], low_of(lse, m, scale_log2, over_l), m0)
         save(mTLse[batch, head][query:end_query], tlse, m0)
 
     given, dtypes = [f"t{name}" for name in tangents] + ["o2"] * bends, dict(zip(RESULTS, out_dtypes))
@@ -341,7 +344,8 @@ SPEC = Spec(
     tangent,
     (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("tq", optional=True), Matrix("tk", "k", optional=True),
      Matrix("tv", "k", optional=True), Matrix("o"), Matrix("to"), Matrix("o2", optional=True), Statistic("lse"),
-     Statistic("tlse"), MASK, SCORE, TSCORE, DROPOUT, "group_size", "scale", "scale_log2", "kept_scale"),
+     Statistic("lse_low"), Statistic("tlse"), MASK, SCORE, TSCORE, DROPOUT, "group_size", "scale", "scale_log2",
+     "kept_scale"),
     tiles=lambda work: rows_of(TILES, {}, work, SHORT),
     parameters=lambda work, tiles: parameters(work, tiles) | dtypes_of(work, "o", "to") | tangents_of(work),
     packs=True,

@@ -6,11 +6,11 @@ See `loop` for how a block gets its pairs.
 import numpy as np
 
 from ...build import Source
-from ...tile import device, full, part_sum, row_sum, save
+from ...tile import device, full, part_sum, reciprocal, row_sum, save
 from ...words.arguments import Matrix, Statistic
 from ...words.signatures import signature_of
 from ...words.spec import Spec
-from ..shared.softmax import LN_2, logsumexp, softmax_parts
+from ..shared.softmax import LN_2, logsumexp, low_step, softmax_parts
 from ..shared.visibility import MASK
 from .arguments import COLUMNS, VECTORS, PointTiles, parameters, rows_of
 from .kinds import steps_of
@@ -27,7 +27,7 @@ def point_logsumexp(
     _, fetch_columns, shift_of = pairs.shifts(given)
     exponent, ACC = steps_of(kind, pairs.ACC).exponent, pairs.ACC
     VECTOR, PARTS, ZERO, ONE, LN2 = pairs.layout.row_vector(), pairs.layout.row_parts(), ACC(0), ACC(1), ACC(LN_2)
-    HAS_COLUMNS = COLUMNS in given
+    HAS_COLUMNS, low_of = COLUMNS in given, low_step(ACC)
     NO_MAX, new_max, exponentials = softmax_parts(ACC)
 
     @device
@@ -51,12 +51,15 @@ def point_logsumexp(
 
     loop = loop_of(add)
 
-    def kernel(mX, mY, mLse, vectors, mask, kind_number):
+    def kernel(mX, mY, mLse, mLow, vectors, mask, kind_number):
         block, mask = block_of(mX, mask)
         given = keep_points(mX, vectors, block), mY, vectors, kind_number
         m, l = loop((full(VECTOR, NO_MAX), full(PARTS, ZERO)), given, mask, block)
-        lse = logsumexp(m * LN2, row_sum(l), LN2)               # line 16
+        total = row_sum(l)
+        lse = logsumexp(m * LN2, total, LN2)                    # line 16
         save(mLse[block.batch, block.head][block.query : block.end_query], lse, block.m0)
+        low = low_of(lse, m, ONE, reciprocal(total))
+        save(mLow[block.batch, block.head][block.query : block.end_query], low, block.m0)
 
     signature = signature_of(kernel, SPEC.arguments, pairs.dtype, ACC, mask=mask, given=given)
     return Source(kernel, signature, threads, blocks, pairs.shared.nbytes)
@@ -86,7 +89,7 @@ TILES = {
 
 SPEC = Spec(
     point_logsumexp,
-    (Matrix("q"), Matrix("k", "k"), Statistic("lse"), VECTORS, MASK, "kind_number"),
+    (Matrix("q"), Matrix("k", "k"), Statistic("lse"), Statistic("lse_low"), VECTORS, MASK, "kind_number"),
     tiles=lambda work: rows_of(TILES, work),
     parameters=parameters,
     packs=True,

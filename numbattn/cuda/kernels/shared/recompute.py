@@ -4,7 +4,7 @@ lse is in base 2, and +inf where nothing is seen, so that P is 0 there. Unlike i
 exponential: masked elements may be NaN.
 """
 
-from ...tile import capped, device, exp2, where
+from ...tile import capped, device, exp2, index, shape, where
 from .softmax import LN_2
 from .visibility import element_test
 
@@ -14,10 +14,25 @@ def recompute(S, lse, scale_log2):
     return exp2(S * scale_log2 - lse)                           # line 13: P = exp(S - lse)
 
 
-@device
-def recompute_capped(S, lse, scale_log2):
-    """The same, but at most 1: if lse is not padded, P of rows beyond the queries has to stay finite."""
-    return exp2(capped(S * scale_log2 - lse, 0))
+def low_steps(dtype):
+    """Device functions: (mLse) -> where low begins in the lines of lse, see `words.arguments.LSE_LOG2`; (S, lse, low,
+    scale_log2) -> P, and P that is at most 1: if lse is not padded, P of rows beyond the queries has to stay finite. In
+    half precision there is no low, and nothing is read for it."""
+    HAS_LOW = dtype.itemsize > 2
+
+    @device
+    def first_low(mLse):
+        return shape(mLse)[2] // 2 if HAS_LOW else index(0)
+
+    @device
+    def recompute_with_low(S, lse, low, scale_log2):
+        return exp2(S * scale_log2 - lse - low if HAS_LOW else S * scale_log2 - lse)
+
+    @device
+    def recompute_capped(S, lse, low, scale_log2):
+        return exp2(capped(S * scale_log2 - lse - low if HAS_LOW else S * scale_log2 - lse, 0))
+
+    return first_low, recompute_with_low, recompute_capped
 
 
 def mask_step(mask, layout, transposed=False):
@@ -47,10 +62,9 @@ def mask_step_with_dp(mask, layout, transposed=False):
 
 
 @device
-def recompute_tangents(S, tS, lse, tlse, scale_log2):
-    """P and its tangent. tlse is in base e."""
-    P = recompute(S, lse, scale_log2)
-    return P, P * (tS * (scale_log2 * LN_2) - tlse)             # tP = P (tS - tlse)
+def tangent_of_p(P, tS, tlse, scale_log2):
+    """tlse is in base e."""
+    return P * (tS * (scale_log2 * LN_2) - tlse)                # tP = P (tS - tlse)
 
 
 @device

@@ -37,14 +37,14 @@ from ...tile import (
     wait_copies,
     where,
 )
-from ...words.arguments import Argument, Matrix, Statistic
+from ...words.arguments import LSE_LOG2, Argument, Matrix, Statistic
 from ...words.signatures import several, signature_of
 from ...words.spec import BY_HEAD, SHARED, Spec
 from ...words.steps import SUMS_OF_DS, gradient_of_part, partial_sums
 from ..scores import SCORE, kind, may_be_far, sink_steps
 from ..shared.dropout import DROPOUT, drop_step
 from ..shared.layouts import DTYPES, sum_type
-from ..shared.recompute import recompute_capped
+from ..shared.recompute import low_steps
 from ..shared.schedule import split
 from ..shared.softmax import LN_2, softmax_steps
 from ..shared.visibility import MASK, band_of
@@ -95,7 +95,7 @@ def small_backward(
     drop_both, matrix_at = drop_both_step(S_TILE, dropout), walk_step(grouped)
     add_k, add_v = (sum_step(TILE, grouped) for TILE in (Q_TILE, V_TILE))
     first_sum, add_sum, save_sum = sum_of_dS_steps(S_TILE, sums)
-    P_of, D_of = given_steps(S_TILE) if given else row_steps(S_TILE, ACC, score, dlse)
+    P_of, D_of = given_steps(S_TILE, dtype) if given else row_steps(S_TILE, ACC, score, dlse)
 
     @device
     def fetch_queries(copy, array, at, count, mask):
@@ -278,14 +278,14 @@ def row_steps(S_TILE, ACC, score, dlse):
     return P_of, D_of
 
 
-def given_steps(S_TILE):
+def given_steps(S_TILE, dtype):
     """The same from lse in base 2 and delta, which are padded and not read after the queries."""
-    ROWS = S_TILE.row_vector()
+    ROWS, (first_low, _, recompute) = S_TILE.row_vector(), low_steps(dtype)
 
     @device
     def P_of(S, statistics, queries, scores, batch, head, scale_log2):
-        lse_log2 = load(statistics[0][batch, head][:queries], ROWS, 0)
-        return recompute_capped(S, lse_log2, scale_log2), None
+        line, at = statistics[0][batch, head], first_low(statistics[0])
+        return recompute(S, load(line[:queries], ROWS, 0), load(line[: at + queries], ROWS, at), scale_log2), None
 
     @device
     def D_of(P, dP, seen, statistics, queries, batch, head):
@@ -386,7 +386,7 @@ TILES = {
 MATRICES = (
     Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("do"), Matrix("dq"), Matrix("dk", "k"), Matrix("dv", "k"),
 )  # fmt: skip
-GIVEN_STATISTICS = Statistic("lse_log2", padded=True), Statistic("delta", padded=True)  # one parameter
+GIVEN_STATISTICS = LSE_LOG2, Statistic("delta", padded=True)  # one parameter
 NUMBERS = MASK, SCORE, DROPOUT, "group_size", "scale", "scale_log2", "kept_scale"
 SPEC = Spec(
     small_backward,

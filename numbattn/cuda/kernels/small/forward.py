@@ -34,7 +34,7 @@ from ..scores import SCORE, may_be_far, sink_steps
 from ..shared.dropout import DROPOUT, drop_step
 from ..shared.layouts import DTYPES, sum_type
 from ..shared.schedule import split
-from ..shared.softmax import LN_2, logsumexp, softmax_steps
+from ..shared.softmax import LN_2, logsumexp, low_step, softmax_steps
 from ..shared.visibility import MASK, band_of
 from ..tables import dtypes_of, lse_alone
 from .steps import (
@@ -73,10 +73,12 @@ def small_forward(
     )
     AHEAD, ROWS_OF, SAVES = stages > 1, Alignment(nbytes), saves
     NO_SCORE, ZERO, LN2 = ACC(-np.inf), ACC(0), ACC(LN_2)
+    HAS_LOW, far = dtype.itemsize > 2, may_be_far(score)
     band_at, (look_up, hide) = band_of(mask), mask_steps(mask, S_TILE)
     keep_score, apply, _ = score_steps_of_block(shared, score, S_TILE, ACC, keeps_score)
     drop = drop_step(S_TILE, dropout)
-    (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
+    (NO_MAX, softmax_step), low_of = softmax_steps(ACC, far, exact=HAS_LOW), low_step(ACC, far)
+    with_sink, inverse = sink_steps(score, ACC)
     ROWS, PARTS = S_TILE.row_vector(), S_TILE.row_parts()
 
     @device
@@ -92,7 +94,7 @@ def small_forward(
         commit_copies()
         return At(number, batch, head, band)
 
-    def kernel(mQ, mK, mV, mO, mLse, mask, scores, drops, group_size, scale_log2, kept_scale):
+    def kernel(mQ, mK, mV, mO, mLse, mLow, mask, scores, drops, group_size, scale_log2, kept_scale):
         batches, heads, queries = shape(mLse)
         matrices, stage = batches * heads, index(0)
         keep_score(scores, block_index() % heads)
@@ -110,14 +112,18 @@ def small_forward(
             S, _ = apply(S, scores, batch, head)
             S = hide(S, NO_SCORE, shown, band)                  # MASK(S)
             P, m, l, _ = softmax_step(S, full(ROWS, NO_MAX), full(PARTS, ZERO), scale_log2)     # line 2
-            m, total, alpha = with_sink(m * (scale_log2 * LN2), row_sum(l), scores, batch, head)
+            largest, total, alpha = with_sink(m * (scale_log2 * LN2), row_sum(l), scores, batch, head)
             O = dot(O_TILE, drop(P, drops, batch, head, 0, 0), sV)              # line 3: O = P V
             sync()                                              # all have read Q, K and V
             if not AHEAD:
                 at = fetch(number + grid_size(), matrices, heads, group_size, stage, mQ, mK, mV, mask)
-            save(rows_between(mO, batch, head, 0, queries, ROWS_OF), O * (inverse(total, alpha) * kept_scale), 0)
+            factor = inverse(total, alpha)
+            save(rows_between(mO, batch, head, 0, queries, ROWS_OF), O * (factor * kept_scale), 0)
             if SAVES:
-                save(mLse[batch, head], logsumexp(m, total, LN2), 0)
+                lse = logsumexp(largest, total, LN2)
+                save(mLse[batch, head], lse, 0)
+                if HAS_LOW:
+                    save(mLow[batch, head], low_of(lse, m, scale_log2, factor), 0)
 
     signature = signature_of(kernel, SPEC.arguments, dtype, ACC, {"o": out_dtypes[0]}, mask=mask, score=score)
     return Source(kernel, signature, threads, blocks, shared.nbytes)
@@ -147,7 +153,7 @@ TILES = {
 SPEC = Spec(
     small_forward,
     (Matrix("q"), Matrix("k", "k"), Matrix("v", "k", may_be_empty=True), Matrix("o", may_be_empty=True),
-     Statistic("lse"), MASK, SCORE, DROPOUT, "group_size", "scale_log2", "kept_scale"),
+     Statistic("lse"), Statistic("lse_low"), MASK, SCORE, DROPOUT, "group_size", "scale_log2", "kept_scale"),
     tiles=lambda work: rows_of(TILES, work),
     parameters=lambda work, tiles: (
         parameters(work, tiles) | dtypes_of(work, "o") | lse_alone(work) | {"saves": "lse" in work.dtypes}

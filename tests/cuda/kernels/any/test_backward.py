@@ -9,7 +9,7 @@ from numbattn.cuda.kernels.tables import Staged
 from tests.accuracy import assert_accurate
 from tests.tools.launch import compiled_only, launch, poisoned, simulated_only
 
-from ..calls import call, padded
+from ..calls import call, padded, padded_lse
 
 SMALL = Staged("fma", 16, 16, 32, 4)
 
@@ -24,7 +24,8 @@ def check(case, sums_of, tiles=SMALL, sizes=(16, 8), nbytes=0):
         dtype=dtype.name, out_dtypes=(dtype.name,) * len(grads), head_dim=sizes[0], head_dim_v=sizes[1],
         **tiles._asdict(), mask=case.kinds, score=(), dropout=case.kept_scale != 1, nbytes=nbytes,
     )  # fmt: skip
-    statistics = padded(case.lse_log2, np.inf), padded(case.delta, 0)
+    lse = (padded_lse if dtype.itemsize > 2 else padded)(case.lse_log2, np.inf)
+    statistics = lse, padded(case.delta, 0)
     batches, heads, rows = inputs[kept].shape[:3]
     results, to_dq = [*grads.values()][:2], ((*grads.values(),)[2:],) if kept == "k" else ()
     blocks = batches * heads * -(-rows // (tiles.tile_m if kept == "q" else tiles.tile_n))
@@ -118,8 +119,7 @@ FAULTS = {
     "fetch_q(1 - stage": "fetch_q(stage",
     "not IN_TURN:\n                    stage = 1 - stage": "IN_TURN:\n                    stage = 1 - stage",
     "allocate(SHARED_LSE, stage), COLS)": "allocate(SHARED_DELTA, stage), COLS)",
-    "\n                P = recompute_capped(S, lse_log2, to_log2(scale))":
-        "\n                P = recompute_capped(S, lse_log2, scale)",
+    "recompute(S, high, rest, to_log2(scale))": "recompute(S, high, rest, scale)",
     "                    P, F, dP = masked(": "                    P, F, _ = masked(",
     "mQ[batch, head][query : query + length]": "mQ[batch, head]",
     "\n                Z = drop(full(S_TILE, kept_scale), drops, batch, head":
@@ -144,8 +144,7 @@ FAULTS = {
     "fetch_k(1 - stage": "fetch_k(stage",
     "not IN_TURN:\n                stage = 1 - stage": "IN_TURN:\n                stage = 1 - stage",
     "load(mLse[batch, head][row": "load(mDelta[batch, head][row",
-    "\n            P = recompute_capped(S, lse_log2, to_log2(scale))":
-        "\n            P = recompute_capped(S, lse_log2, scale)",
+    "recompute(S, lse, low, to_log2(scale))": "recompute(S, lse, low, scale)",
     "\n            Z = drop(full(S_TILE, kept_scale), drops, batch, head":
         "\n            Z = drop(full(S_TILE, kept_scale), drops, head, batch",
     "\n            dS = pull_back(P * (dP * Z - D)": "\n            dS = pull_back(P * (dP - D)",
@@ -157,7 +156,7 @@ FAULTS = {
     ): {
         "segment.first_query, segment.first_padded_row, keys_of": "segment.first_query, segment.first_query, keys_of",
         "mQ[batch, head][query : query + length]": "mQ[batch, head][query:]",
-        "query + m0, key + n0)\n                lse": "m0, n0)\n                lse",
+        "query + m0, key + n0)\n                high": "m0, n0)\n                high",
         "work.problem.heads_k * n_blocks,\n    packs=True": "work.problem.heads_k * n_blocks,\n    packs=False",
         "segment.first_key, segment.first_padded_row\n": "segment.first_key, segment.first_query\n",
         "mK[batch, head_k][key : key + length_k]": "mK[batch, head_k][key:]",

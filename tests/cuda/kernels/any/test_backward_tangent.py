@@ -16,7 +16,7 @@ from tests.accuracy import assert_accurate, exact_backward_tangents, plain_backw
 from tests.tools.device import AMPERE, HOPPER, TURING, on
 from tests.tools.launch import compiled_only, launch, poisoned, simulated_only
 
-from ..calls import call, padded
+from ..calls import call, padded, padded_lse
 
 SMALL = Streamed("fma", 16, 16, 32, 4)
 GIVEN = "q", "k", "v", "do"
@@ -49,7 +49,8 @@ def check(rng, sums_of, tiles=SMALL, sizes=(16, 8), nbytes=0, given=GIVEN, poiso
     batches, heads, length = (case.q if kept == "q" else case.k).shape[:3]
     launch(
         source.function, (batches * heads * -(-length // tile), 1, 1), tiles.threads, source.shared, *arrays, case.do,
-        *[() if x is None else (x,) for x in tangents], *grads.values(), padded(lse, np.inf),
+        *[() if x is None else (x,) for x in tangents], *grads.values(),
+        (padded_lse if dtype.itemsize > 2 else padded)(lse, np.inf),
         *[padded(x, 0) for x in (tlse, delta, tdelta)], case.mask_of(kept, tiles.tile_m, tiles.tile_n), (), (),
         case.drops, case.group_size, case.scale, case.scale_log2, case.kept_scale, cc=(9, 0),
     )  # fmt: skip

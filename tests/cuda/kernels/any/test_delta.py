@@ -16,12 +16,28 @@ def test_delta(rng, has_dlse):
     lse, dlse = rng.standard_normal((2, 2, 3, 45)).astype(np.float32)
     lse[0, 1, 40], do[0, 1, 40], dlse[0, 1, 40], lse[1, 0, 7] = -np.inf, np.nan, np.nan, np.nan
     source = delta(dtype="float32", out_dtypes=("float32",), head_dim_v=32, dlse=has_dlse, nbytes=0, bounded=False)
-    got, base_2 = poisoned((2, 2, 3, 128))
-    launch(source.function, (24, 1, 1), source.threads, 0, do, o, lse, dlse, (), got, base_2, ())
+    got, base_2 = poisoned((2, 3, 128)), poisoned((2, 3, 256))
+    launch(source.function, (24, 1, 1), source.threads, 0, do, o, lse, lse, dlse, (), got, base_2, ())
     want, blind = (do * o).sum(-1, dtype=np.float64) - (dlse if has_dlse else 0), lse == -np.inf
     np.testing.assert_allclose(got, padded(np.where(blind, 0, want), 0), rtol=1e-5, atol=1e-5)
     want = padded(np.where(blind, np.inf, lse * np.log2(np.e)), np.inf)
-    np.testing.assert_allclose(base_2, want, rtol=1e-6)
+    np.testing.assert_allclose(base_2[..., :128], want, rtol=1e-6)
+    np.testing.assert_array_equal(base_2[..., 128:], 0)         # nothing is known of what rounding took
+
+
+def test_low(rng):
+    """What rounding took from lse is added in base 2, in a second half, and lse is not bounded then."""
+    o, do = rng.standard_normal((2, 1, 2, 45, 13)).astype(np.float32)
+    lse, low = rng.standard_normal((2, 1, 2, 45)).astype(np.float32)
+    lse *= 10**8
+    lse[0, 1, 40] = -np.inf
+    about = {"head_dim_v": 32, "dlse": False, "nbytes": 0, "bounded": True, "low": True}
+    source = delta(dtype="float32", out_dtypes=("float32",), **about)
+    got, base_2 = poisoned((1, 2, 128)), poisoned((1, 2, 256))
+    launch(source.function, (8, 1, 1), source.threads, 0, do, o, lse, low, lse, (), got, base_2, ())
+    blind, log2_e = lse == -np.inf, np.float32(np.log2(np.e))
+    np.testing.assert_array_equal(base_2[..., :128], padded(np.where(blind, np.inf, lse * log2_e), np.inf))
+    np.testing.assert_array_equal(base_2[..., 128:], padded(np.where(blind, 0, low * log2_e), 0))
 
 
 def test_bounded(rng):
@@ -31,7 +47,7 @@ def test_bounded(rng):
     lse[0, 1, 40], lse[0, 0, :3] = -np.inf, (1e8, -1e8, np.finfo(np.float32).min)
     source = delta(dtype="float16", out_dtypes=("float16",), head_dim_v=32, dlse=False, nbytes=0, bounded=True)
     got, base_2 = poisoned((2, 1, 2, 128))
-    launch(source.function, (8, 1, 1), source.threads, 0, do, o, lse, lse, (), got, base_2, ())
+    launch(source.function, (8, 1, 1), source.threads, 0, do, o, lse, lse, lse, (), got, base_2, ())
     sees = np.zeros(got.shape, bool)
     sees[..., :45] = lse > -np.inf
     want = np.zeros(got.shape)
@@ -50,7 +66,8 @@ FAULTS = {
     "where(sees, D, 0)": "D",
     "where(sees, lse_log2, INFINITE)": "lse_log2",
     "if BOUNDED:": "if not BOUNDED:",
-    "where(lse_log2 < LOWEST, LOWEST, lse_log2)": "lse_log2",
+    "first_low(mLseLog2) + padded_row": "padded_row",
+    "bounded and not low": "bounded",
     "lse_log2 + abs(lse_log2) * MARGIN": "lse_log2 * (1 + MARGIN)",
     " & (row_index(ROWS, m0) < end - first)": "",
     "tile % TILES_A_SLOT * TILE_M": "tile % TILES_A_SLOT",

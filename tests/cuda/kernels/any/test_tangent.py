@@ -42,11 +42,11 @@ def check_small(
         tile_m=tile_m, tile_n=TILE_N, threads=threads, unit=unit, lanes=4, tangents=tuple(given), mask=case.kinds,
         score=(), tscore=(), dropout=case.kept_scale != 1, nbytes=0,
     )  # fmt: skip
-    o, to, lse, tlse = (poisoned(x.shape, x.dtype) for x in (case.do, case.do, case.lse, case.lse))
+    o, to, lse, low, tlse = (poisoned(x.shape, x.dtype) for x in (case.do, case.do, *[case.lse] * 3))
     launch(
         source.function, (batch * heads * -(-m // tile_m), 1, 1), threads, source.shared, *arrays,
-        *[() if x is None else (x,) for x in tangents], o, to, (), lse, tlse, case.mask_of("q", tile_m, TILE_N), (),
-        (), case.drops, case.group_size, case.scale, case.scale_log2, case.kept_scale,
+        *[() if x is None else (x,) for x in tangents], o, to, (), lse, low, tlse, case.mask_of("q", tile_m, TILE_N),
+        (), (), case.drops, case.group_size, case.scale, case.scale_log2, case.kept_scale,
     )  # fmt: skip
     wanted, others = (tangents_by(work, *arrays, *tangents, **options) for work in (np.longdouble, None))
     for name, got in (("o", o), ("lse", lse)):

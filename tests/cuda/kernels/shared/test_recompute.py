@@ -3,21 +3,31 @@
 import numpy as np
 import pytest
 
-from numbattn.cuda.kernels.shared.recompute import recompute, recompute_capped
-from numbattn.cuda.tile import load, mma, save
+from numbattn.cuda.kernels.shared.recompute import low_steps, recompute
+from numbattn.cuda.tile import device, load, mma, save
 from tests.tools.launch import launch, poisoned
 
+_, _, of_words = low_steps(np.dtype(np.float32))
+_, _, of_halves = low_steps(np.dtype(np.float16))
 TILE = mma(16, 8, 32)
 ROWS = TILE.row_vector()
 
 
-@pytest.mark.parametrize(("step", "lse", "want"), [
-    (recompute, 3, [0.5, 2.0**-15]), (recompute, np.inf, [0, 0]),       # of a row that sees nothing
-    (recompute_capped, 3, [0.5, 2.0**-15]), (recompute_capped, 0, [1, 2.0**-12]),   # of one beyond the queries
-], ids=["a row", "nothing is seen", "a capped row", "beyond the queries"])  # fmt: skip
-def test_a_tile(step, lse, want):
+@device
+def without_low(S, lse, low, scale_log2):
+    return recompute(S, lse, scale_log2)
+
+
+@pytest.mark.parametrize(("step", "lse", "low", "want"), [
+    (without_low, 3, 0, [0.5, 2.0**-15]), (without_low, np.inf, 0, [0, 0]),     # of a row that sees nothing
+    (of_words, 2, 1, [0.5, 2.0**-15]), (of_words, 0, -1, [1, 2.0**-11]),        # of one beyond the queries
+    (of_halves, 3, 1, [0.5, 2.0**-15]),
+], ids=["a row", "nothing is seen", "a capped row", "beyond the queries", "half precision"])  # fmt: skip
+def test_a_tile(step, lse, low, want):
+    low = np.float32(low)
+
     def kernel(S, lses, P):
-        save(P, step(load(S, TILE, 0), load(lses, ROWS, 0), np.float32(2)), 0)
+        save(P, step(load(S, TILE, 0), load(lses, ROWS, 0), low, np.float32(2)), 0)
 
     S, P = np.tile(np.array([1, -6], np.float32), (16, 4)), poisoned((16, 8), np.float32)
     launch(kernel, (1, 1, 1), 32, 0, S, np.full(16, lse, np.float32), P)
@@ -26,7 +36,7 @@ def test_a_tile(step, lse, want):
 
 FAULTS = {
     "exp2(S * scale_log2 - lse)": "exp2(S * scale_log2 + lse)",
-    "capped(S * scale_log2 - lse, 0)": "S * scale_log2 - lse",
+    "exp2(capped(S * scale_log2 - lse - low": "exp2((S * scale_log2 - lse + low",
     "cuda/kernels/mma/test_backward.py::test_causal": {
         "return where(visible, P, 0), where(visible, F, 0)       #": "return P, where(visible, F, 0)       #",
     },

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from numbattn.cuda.kernels.shared.softmax import LN_2, logsumexp, softmax_steps
-from numbattn.cuda.tile import full, load, mma, row_sum, save, simt
+from numbattn.cuda.kernels.shared.softmax import LN_2, alpha_steps, logsumexp, low_step, softmax_steps
+from numbattn.cuda.tile import full, load, mma, reciprocal, row_sum, save, simt
 from tests.tools.launch import launch, poisoned
 
 ROWS, TILES, COLS = 16, 24, 8
@@ -125,13 +125,45 @@ def test_it_is_the_softmax_of_the_whole_row(steps):
     assert not P[:, ~seen].any()
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.usefixtures("world")
+def test_what_rounding_takes_from_a_large_lse(rng, dtype):
+    """With it lse is m, in base 2 as P has it, plus the logarithm of the sum; 0 for a row that sees nothing."""
+    VECTOR, SCALE, LN2, UNIT = simt(ROWS, COLS, 32, 4, 2).row_vector(), *map(dtype, (0.7, LN_2, 0.7 * LN_2))
+    low_of, (_, alpha_of) = low_step(dtype), alpha_steps(dtype, exact=True)
+
+    def kernel(ms, totals, lses, lows, alphas):
+        m, total = load(ms, VECTOR, 0), load(totals, VECTOR, 0)
+        lse = logsumexp(m * UNIT, total, LN2)
+        save(lses, lse, 0)
+        save(lows, low_of(lse, m, SCALE, reciprocal(total)), 0)
+        save(alphas, alpha_of(m, m + 3, SCALE), 0)
+
+    m, total = (10 ** rng.uniform(0, 6, ROWS)).astype(dtype), rng.uniform(1, 100, ROWS).astype(dtype)
+    m[:2], total[:2] = (-1e6, 0), (2, 0)
+    lse, low, alpha = poisoned((3, ROWS), dtype)
+    launch(kernel, (1, 1, 1), 32, 0, m, total, lse, low, alpha)
+    seen, eps = total > 0, np.finfo(dtype).eps
+    high, want = lse * dtype(np.log2(np.e)), m * SCALE + np.log2(np.longdouble(np.where(seen, total, 1)))
+    got = np.longdouble(high) + low * np.log2(np.e)
+    np.testing.assert_allclose(got[seen], want[seen], rtol=0, atol=40 * eps)
+    assert (lse[~seen], low[~seen]) == (-np.inf, 0)
+    exact = np.exp2(np.longdouble(m * SCALE) - (m + 3) * SCALE)
+    np.testing.assert_allclose(alpha, exact, rtol=10 * eps)
+
+
 FAULTS = {
+    "test_what_rounding_takes_from_a_large_lse": {
+        "maximum(m * scale_log2, LOWEST) if EXACT else m * scale_log2": "m * scale_log2",
+        " - log2(factor)) * LN2": ") * LN2",
+        "in_log2(m, scale_log2) - in_log2(m_new, scale_log2) if EXACT else (m - m_new)": "(m - m_new)",
+    },
     "SLACK = 1 ": "SLACK = 40 ",
     "np.finfo(ACC).min * (1": "0 * (1",
     "subtracted_first if far else fused": "fused",
     "(m_new - m) * scale_log2 > SLACK": "m_new - m > SLACK",
     "> SLACK, m_new, m)": "> SLACK, m, m_new)",
-    "exp2((m - m_new) * scale_log2)": "exp2(m - m_new)",
+    "else (m - m_new) * scale_log2)": "else m - m_new)",
     "return m_new, alpha, m_new if": "return m_new, alpha, m if",
     "part_sum(P, l * alpha)": "part_sum(P, l)",
     "m + log2(total)": "log2(total)",

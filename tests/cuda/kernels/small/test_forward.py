@@ -20,10 +20,10 @@ def check(case, size=16, threads=32, stages=1, blocks=2, saves=True):
         stages=stages, mask=case.kinds, score=(), dropout=case.kept_scale != 1, nbytes=0, saves=saves,
         keeps_score=False,
     )  # fmt: skip
-    o, lse = poisoned(case.do.shape, dtype), poisoned(case.lse.shape, case.lse.dtype)
+    o, (lse, low) = poisoned(case.do.shape, dtype), (poisoned(case.lse.shape, case.lse.dtype) for _ in range(2))
     launch(
-        source.function, (blocks, 1, 1), threads, source.shared, case.q, case.k, case.v, o, lse, case.mask, (),
-        case.drops, case.group_size, case.scale_log2, case.kept_scale,
+        source.function, (blocks, 1, 1), threads, source.shared, case.q, case.k, case.v, o, lse, low, case.mask,
+        (), case.drops, case.group_size, case.scale_log2, case.kept_scale,
     )  # fmt: skip
     assert_accurate("o", o, case.wanted["o"], case.plain["o"], dtype)
     if saves:
