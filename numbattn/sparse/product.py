@@ -122,7 +122,7 @@ def _wrong_dtype(name: str, dtype: Any) -> str:
 
 def run(name: str, one: Any, other: Any, pattern: Pattern, shape: tuple[int, ...]) -> Any:
     """A pass by the backend for the arrays' library; zeros if there are no rows or no blocks."""
-    if not one.size or not other.size:
+    if not (one.size and other.size and math.prod(shape)):
         return np.zeros(shape, one.dtype, like=one)
     return getattr(import_module(SPARSE[str(library(one))]), name)(one, other, pattern).reshape(shape)
 
