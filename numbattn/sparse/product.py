@@ -11,7 +11,7 @@ import numpy as np
 
 from ..backends import SPARSE
 from ..checks import DTYPES, FLOATING, A, Array, cast_of, library, same_library, words_for, words_for_dtype
-from .pattern import Pattern
+from .pattern import TAKER, Pattern
 
 
 def product(x: A, w: A, pattern: Pattern) -> A:
@@ -90,7 +90,7 @@ def product_vjp(x: A, w: A, pattern: Pattern) -> tuple[A, Callable[[Array], tupl
     y = product(x, w, pattern)
 
     def backprop(dy: Any) -> Any:
-        same_library(y=y, dy=dy)
+        same_library(TAKER, y=y, dy=dy)
         if dy.shape != y.shape:
             raise ValueError(f"dy: got the shape {dy.shape}, expected {y.shape}, the shape of y")
         if dy.dtype not in DTYPES:
@@ -105,7 +105,7 @@ def check(x: Any, w: Any, pattern: Any) -> None:
     """Refuse what does not fit."""
     if not isinstance(pattern, Pattern):
         raise TypeError(f"pattern: got {words_for(pattern)}, expected a sparse.Pattern")
-    same_library(x=x, w=w)
+    same_library(TAKER, x=x, w=w)
     if x.dtype not in DTYPES:
         raise TypeError(_wrong_dtype("x", x.dtype))
     if w.dtype != x.dtype:
