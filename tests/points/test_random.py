@@ -1,4 +1,4 @@
-"""Random problems of problems.py: a fixed set, and new ones for NUMBATTN_SECONDS on each device, or for 2 on the CPU."""
+"""Random problems of problems.py: a fixed set, and new ones for NUMBATTN_SECONDS on each device; by default for 2."""
 
 import os
 import time
