@@ -16,7 +16,7 @@ from .pairs import Pairs, Term, ones, quiet
 EVERY = 10  # iterations between two questions to a GPU whether to stop
 SHRINKAGE = 2  # of epsilon, from one iteration to the next, while it is annealed
 ROUNDINGS = 8  # of the largest f / epsilon: a smaller error of the sums of rows is not expected
-TRUSTED = 0.1  # the largest such error with which a plan is one
+TRUSTED = 0.1  # the largest such error with which iterations count as converged
 
 
 class Solution(NamedTuple):
@@ -81,10 +81,8 @@ class Clouds:
             if steady and should_check(f, at, max_iterations) and self.is_done(before, f, g, tol):
                 return Solution(f, g, self.is_trusted(f, g, tol), at)
             g = -epsilon * term.exchanged.logsumexp(logs(self.a, f / epsilon))
-            if term is self.term:
-                steady += 1
-            else:
-                f, g = self.without_gaps(f, g, epsilon)
+            steady += term is self.term
+            f, g = (f, g) if steady else self.without_gaps(f, g, epsilon)
         return Solution(f, g, False, max_iterations)
 
     def without_gaps(self, f: Any, g: Any, epsilon: float) -> tuple[Any, Any]:
@@ -96,16 +94,15 @@ class Clouds:
         """
         masses, values = (np.concatenate(pair, axis=-1) for pair in ((self.a, -self.b), (f, -g)))
         values = np.where((masses != 0) & np.isfinite(values), values, 0)
-        order, rounding, size = values.argsort(axis=-1), np.finfo(values.dtype).eps, values.shape[-1]
+        order, rounding, (m, n) = values.argsort(axis=-1), np.finfo(values.dtype).eps, self.pairs.sizes
         masses, values = (np.take_along_axis(x, order, axis=-1) for x in (masses, values))
         crossing = np.abs(masses.cumsum(axis=-1, dtype=np.float64)[..., :-1])
         is_free = crossing <= ROUNDINGS * rounding * self.a.sum(axis=-1, keepdims=True)
         spare = np.where(is_free, np.maximum(np.diff(values) + epsilon * math.log(rounding), 0), 0)
         shift = np.zeros_like(values)
         shift[..., 1:] = spare.cumsum(axis=-1)
-        shift += (values - shift)[..., [(size - 1) // 2, size // 2]].mean(axis=-1, keepdims=True)
+        shift += (values - shift)[..., [(m + n - 1) // 2, (m + n) // 2]].mean(axis=-1, keepdims=True)
         shift = np.take_along_axis(shift, order.argsort(axis=-1), axis=-1)
-        m, _ = self.pairs.sizes
         return f - shift[..., :m], g + shift[..., m:]
 
     @quiet

@@ -216,9 +216,6 @@ class _Exchanged(Term):
     def __init__(self, other: Term) -> None:
         self.pairs, self.kernel, self.kind, self.exchanged = other.pairs.exchanged, other.kernel, other.kind, other
 
-    def __reduce__(self) -> Any:
-        return _Exchanged, (self.exchanged,)
-
     @cached_property
     def units(self) -> tuple[Any, Any]:
         return self.exchanged.units[::-1]

@@ -82,7 +82,7 @@ def sinkhorn(
         1 or more, including the first ones, with larger epsilon.
     debias : bool, optional
         Sinkhorn's divergence: less half the cost of a with itself, and of b with itself. It is 0 if both are the same,
-        and for powers up to 2 never negative, up to rounding, however large tol is.
+        and for powers up to 2 never negative, but for rounding, however large tol is.
     mask : a mask of numbattn's, or a boolean array, optional
         Which y_j can be reached from x_i: `Segments` for several problems, each with equal sums of weights. Not with
         debias.
@@ -280,9 +280,8 @@ class _Call:
         if not self.debias:
             return [between]
         alone = [among.solved_alone(*limits) for among in (clouds.among, clouds.exchanged.among)]
-        *_, cost = self.results(between, *alone)
-        is_negative = cost < 0
-        if is_negative.any():  # from this g it is not, since updates only raise it
+        is_negative = self.results(between, *alone)[2] < 0
+        if is_negative.any():  # from this g it is not, since updates only raise the cost
             start = np.where(is_negative[..., None], alone[1].f, between.g)
             again = clouds.solved(self.tol, max(self.max_iterations - between.iterations, 1), start)
             between = again._replace(iterations=between.iterations + again.iterations)
@@ -291,10 +290,8 @@ class _Call:
     @quiet
     def results(self, between: Solution, *alone: Solution) -> tuple[Any, Any, Any]:
         """f, g and the cost."""
-        clouds, (f, g) = self.clouds, (between.f, between.g)
-        if alone:
-            f, g = f - alone[0].f, g - alone[1].f
-        return f, g, weighed(clouds.a, f) + weighed(clouds.b, g)
+        f, g = (between.f - alone[0].f, between.g - alone[1].f) if alone else (between.f, between.g)
+        return f, g, weighed(self.clouds.a, f) + weighed(self.clouds.b, g)
 
     def checked(self) -> Transport[Any]:
         """The result, after a warning if it has not converged."""
