@@ -101,7 +101,7 @@ class Clouds:
         spare = np.where(is_free, np.maximum(np.diff(values) + epsilon * math.log(rounding), 0), 0)
         shift = np.zeros_like(values)
         shift[..., 1:] = spare.cumsum(axis=-1)
-        shift += (values - shift)[..., [(m + n - 1) // 2, (m + n) // 2]].mean(axis=-1, keepdims=True)
+        shift += (values - shift)[..., (m + n - 1) // 2 : (m + n) // 2 + 1].mean(axis=-1, keepdims=True)
         shift = np.take_along_axis(shift, order.argsort(axis=-1), axis=-1)
         return f - shift[..., :m], g + shift[..., m:]
 

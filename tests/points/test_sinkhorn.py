@@ -284,7 +284,7 @@ FAULTS = {
     "test_points_far_from_others": {
         "points/clouds.py": {
             "f, g = (f, g) if steady else self.without_gaps(f, g, epsilon)": "pass",
-            "[(m + n - 1) // 2, (m + n) // 2]": "[0, 0]",
+            "(m + n - 1) // 2 : (m + n) // 2 + 1": ":1",
         },
     },
     "test_constants_are_of_each_group": {
