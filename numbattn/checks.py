@@ -276,14 +276,16 @@ def refuse_foreign(of: str, values: Iterable[Value]) -> None:
 FRAMEWORKS = {"torch": "torch", "jax": "jax", "jaxlib": "jax"}  # the module in interop/ of a package's arrays
 
 
-def same_library(**arrays: Any) -> str:
-    """The library that all of them are of."""
+def same_library(taker: str = "attention", /, **arrays: Any) -> str:
+    """The library that all of them are of. taker: what takes them, where it is not attention, as numbattn.points."""
     found = list(map(library, arrays.values()))
     if None in found:
         name, x = next((name, x) for (name, x), lib in zip(arrays.items(), found) if lib is None)
         of = FRAMEWORKS.get(type(x).__module__.partition(".")[0])
+        advice = (f"{taker} of those is in numbattn.interop.{of}" if taker == "attention" else
+                  f"{taker} takes no others: pass np.asarray({name}), or cupy.from_dlpack({name}) on a GPU")
         raise TypeError(f"{name}: got {words_for(x)}, expected a numpy.ndarray or a cupy.ndarray"
-                        + (f"; attention of those is in numbattn.interop.{of}" if of else ""))
+                        + (f"; {advice}" if of else ""))
     if len(set(found)) > 1:
         raise TypeError("arrays of NumPy and CuPy do not mix: "
                         + ", ".join(f"{name} is a {lib}.ndarray" for name, lib in zip(arrays, found)))

@@ -66,6 +66,10 @@ class SavedTangents(Generic[A]):
     tlse: A
     several: bool  # whether there is an axis of tangents
 
+    def __getstate__(self) -> dict[str, Any]:  # for copies and pickle: of a Score's kind `_call` compares only the type
+        problem = replace(self.problem, score_kinds=tuple([kind[:1] for kind in self.problem.score_kinds]))
+        return vars(self) | {"problem": problem}
+
     def __repr__(self) -> str:
         count = f"{self.tangents.count} tangents" if self.several else "a tangent"
         return f"<SavedTangents: {count} of {self.to.dtype}, {self.problem.xp}>"

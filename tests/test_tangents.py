@@ -1,12 +1,15 @@
 """Every error that a user can make with tangents: what is raised, and what it says. Nothing is computed before."""
 
+import copy
+import pickle
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 import numbattn as na
 from numbattn.problem import describe
-from numbattn.tangents import checked_tangents, parts_of
+from numbattn.tangents import checked_tangents, checked_tangents_of_gradients, parts_of
 
 
 def zeros(*shape, dtype=np.float32):
@@ -167,7 +170,24 @@ def test_a_number_has_a_tangent():
     assert (part.bias.shape, float(part.bias)) == ((), 2.0)
 
 
+def test_copies_of_tangents_are_of_the_same_call():
+    """For other processes, too, whatever other functions do the same."""
+    na.Score(lambda s, batch, head, i, j: 2 * s)
+    saved = na.Saved.of(Q, K, V, O, LSE, score=[na.Score(doubled), na.Softcap(3.0)])
+    tangents, _ = checked_tangents(saved.inputs, Q, None, V)
+    tsaved = na.SavedTangents(saved.problem, tangents, O, LSE, False)
+    for again in (copy.copy(tsaved), copy.deepcopy(tsaved), pickle.loads(pickle.dumps(tsaved))):
+        assert checked_tangents_of_gradients(saved, again, None, None, None) == (None, None)
+        assert repr(again) == repr(tsaved)
+        np.testing.assert_array_equal(again.tangents.v, tangents.v)
+
+
+def doubled(s, batch, head, i, j):
+    return 2 * s
+
+
 FAULTS = {
+    'vars(self) | {"problem": problem}': "vars(self)",
     "x.tangent.dtype != x.array.dtype": "False",
     "given[0].tangent.ndim > given[0].array.ndim": "False",
     "if x.tangent.shape == expected": "if x.tangent.ndim == len(expected)",

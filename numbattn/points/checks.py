@@ -8,12 +8,14 @@ import numpy as np
 
 from ..checks import DTYPES, MOST_AXES, dtype_of_sums, no_floats, other_dtype, same_library
 
+TAKER = "numbattn.points"
+
 
 def check_points(x: Any, y: Any, vectors: dict[str, Any] | None = None, **others: Any) -> str:
     """The library of arrays of one dtype; x (..., m, d), y (..., n, d). Vectors may also have the dtype of sums."""
     vectors = vectors or {}
     given = {"x": x, "y": y, **others, **vectors}
-    xp = same_library(**given)
+    xp = same_library(TAKER, **given)
     for name, array in given.items():
         if array.dtype not in DTYPES:
             raise no_floats(name, array.dtype)
@@ -57,7 +59,7 @@ def batch_of(**batches: tuple[int, ...]) -> tuple[int, ...]:
 
 def check_result(name: str, x: Any, of: str, shape: tuple[int, ...], like: Any) -> None:
     """Check a gradient of a result; another floating dtype is converted later."""
-    same_library(**{of: like, name: x})
+    same_library(TAKER, **{of: like, name: x})
     if x.shape != shape:
         raise ValueError(f"{name}: got the shape {x.shape}, expected {shape}, the shape of {of}")
     if x.dtype not in DTYPES:

@@ -16,6 +16,7 @@ from .pairs import Pairs, Term, ones, quiet
 EVERY = 10  # iterations between two questions to a GPU whether to stop
 SHRINKAGE = 2  # of epsilon, from one iteration to the next, while it is annealed
 ROUNDINGS = 8  # of the largest f / epsilon: a smaller error of the sums of rows is not expected
+TRUSTED = 0.1  # the largest such error with which iterations count as converged
 
 
 class Solution(NamedTuple):
@@ -53,7 +54,7 @@ class Clouds:
     def term(self) -> Term:
         return Term(self.pairs, self.cost)
 
-    def epsilons(self, max_iterations: int) -> Iterator[tuple[float, Term]]:
+    def epsilons(self, max_iterations: int, most_levels: int) -> Iterator[tuple[float, Term]]:
         """Epsilon of each iteration, and the Term of exp(-C / epsilon). It begins with the cost of the diameter."""
         last, power = self.cost.epsilon, self.cost.power
         radius = max(_radius(*given) for given in zip((self.term.x, self.term.y), self.pairs.seen))
@@ -62,7 +63,7 @@ class Clouds:
                              f"power), {self.cost._one_length:g}, and squared: expected nearer ones, or a larger "
                              f"epsilon than {last:g}")
         levels = power * math.log(2 * radius, SHRINKAGE) - math.log(power, SHRINKAGE) if radius else 0
-        levels = min(math.ceil(max(levels, 0)), max_iterations // 2)
+        levels = min(math.ceil(max(levels, 0)), most_levels)
         for at in range(levels, 0, -1):
             epsilon = last * SHRINKAGE**at
             yield epsilon, Term(self.pairs, Cost(power, epsilon))
@@ -70,39 +71,68 @@ class Clouds:
             yield last, self.term
 
     @quiet
-    def solved(self, tol: float, max_iterations: int) -> Solution:
-        """Alternating updates of f and g."""
-        f, g = 0 * self.a, 0 * self.b
+    def solved(self, tol: float, max_iterations: int, start: Any = None) -> Solution:
+        """Alternating updates of f and g; from a g to start with epsilon is not annealed."""
+        f, g = 0 * self.a, 0 * self.b if start is None else start
+        epsilons = self.epsilons(max_iterations, max_iterations // 2 if start is None else 0)
         steady = 0  # iterations with the last epsilon
-        for at, (epsilon, term) in enumerate(self.epsilons(max_iterations), start=1):
+        for at, (epsilon, term) in enumerate(epsilons, start=1):
             before, f = f, -epsilon * term.logsumexp(logs(self.b, g / epsilon))
-            if steady and should_check(f, at, max_iterations) and self.is_done(before, f, tol):
-                return Solution(f, g, True, at)
+            if steady and should_check(f, at, max_iterations) and self.is_done(before, f, g, tol):
+                return Solution(f, g, self.is_trusted(f, g, tol), at)
             g = -epsilon * term.exchanged.logsumexp(logs(self.a, f / epsilon))
             steady += term is self.term
+            f, g = (f, g) if steady else self.without_gaps(f, g, epsilon)
         return Solution(f, g, False, max_iterations)
+
+    def without_gaps(self, f: Any, g: Any, epsilon: float) -> tuple[Any, Any]:
+        """Potentials of the same plan, without the constants that annealing leaves in them for points far from others.
+
+        A pair with f_i + g_j far below 0 has no share of the plan. So across a wide gap between the sorted f and -g
+        mass goes only down, and none does if the a and the b above it have equal sums: then f and g above it may move
+        by a constant, as far as the gap stays wide. Their median becomes 0.
+        """
+        masses, values = (np.concatenate(pair, axis=-1) for pair in ((self.a, -self.b), (f, -g)))
+        values = np.where((masses != 0) & np.isfinite(values), values, 0)
+        order, rounding, (m, n) = values.argsort(axis=-1), np.finfo(values.dtype).eps, self.pairs.sizes
+        masses, values = (np.take_along_axis(x, order, axis=-1) for x in (masses, values))
+        crossing = np.abs(masses.cumsum(axis=-1, dtype=np.float64)[..., :-1])
+        is_free = crossing <= ROUNDINGS * rounding * self.a.sum(axis=-1, keepdims=True)
+        spare = np.where(is_free, np.maximum(np.diff(values) + epsilon * math.log(rounding), 0), 0)
+        shift = np.zeros_like(values)
+        shift[..., 1:] = spare.cumsum(axis=-1)
+        shift += (values - shift)[..., (m + n - 1) // 2 : (m + n) // 2 + 1].mean(axis=-1, keepdims=True)
+        shift = np.take_along_axis(shift, order.argsort(axis=-1), axis=-1)
+        return f - shift[..., :m], g + shift[..., m:]
 
     @quiet
     def solved_alone(self, tol: float, max_iterations: int) -> Solution:
         """For a cloud and itself, where f = g: f becomes the mean of f and its update."""
         f, steady = 0 * self.a, 0
-        for at, (epsilon, term) in enumerate(self.epsilons(max_iterations), start=1):
+        for at, (epsilon, term) in enumerate(self.epsilons(max_iterations, max_iterations // 2), start=1):
             before, new = f, -epsilon * term.logsumexp(logs(self.a, f / epsilon))
             f = (before + new) / 2
-            if steady and should_check(f, at, max_iterations) and self.is_done(before, new, tol):
-                return Solution(f, f, True, at)
+            if steady and should_check(f, at, max_iterations) and self.is_done(before, new, new, tol):
+                return Solution(f, f, self.is_trusted(f, f, tol), at)
             steady += term is self.term
         return Solution(f, f, False, max_iterations)
 
-    def is_done(self, before: Any, f: Any, tol: float) -> bool:
-        """Whether sums of rows of the plan, a exp((before - f) / epsilon), are a."""
+    def is_done(self, before: Any, f: Any, g: Any, tol: float) -> bool:
+        """Whether sums of rows of the plan, a exp((before - f) / epsilon), are a, as far as tol and rounding go."""
         if not self.a.size:
             return True
-        some, epsilon = self.a > 0, self.cost.epsilon
-        excess = np.where(some, self.a * np.abs(np.expm1((before - f) / epsilon)), 0).sum(axis=-1)
-        largest = np.where(some, np.abs(f), 0).max(axis=-1) / epsilon
-        allowed = np.maximum(ROUNDINGS * np.finfo(f.dtype).eps * (1 + largest), tol) * self.a.sum(axis=-1)
-        return bool((excess <= allowed).all())
+        off = np.where(self.a > 0, self.a * np.abs(np.expm1((before - f) / self.cost.epsilon)), 0).sum(axis=-1)
+        return bool((off <= np.maximum(self.rounding(f, g), tol) * self.a.sum(axis=-1)).all())
+
+    def is_trusted(self, f: Any, g: Any, tol: float) -> bool:
+        """Whether sums of rows mean anything, for the digits that f and g have."""
+        return not self.a.size or bool((self.rounding(f, g) <= max(tol, TRUSTED)).all())
+
+    def rounding(self, f: Any, g: Any) -> Any:
+        """The error of the sums of rows by rounding, relative to a."""
+        weights, potentials = (np.concatenate(pair, axis=-1) for pair in ((self.a, self.b), (f, g)))
+        largest = np.where(weights > 0, np.abs(potentials), 0).max(axis=-1) / self.cost.epsilon
+        return ROUNDINGS * np.finfo(f.dtype).eps * (1 + largest)
 
     def gradient(self, solution: Solution, dcost: Any) -> Any:
         """sum_j pi_ij dC_ij / dx_i, times dcost, of points x of unit length."""

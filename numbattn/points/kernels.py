@@ -350,10 +350,12 @@ class Cosine(Linear):
         return x / _norms(x)
 
     def _of_points(self, x: Any, gradient: Any) -> Any:
+        x = _with(gradient, x)
         unit = self._unit(x)
         return (gradient - unit * dots(unit, gradient)) / _norms(x)
 
     def _of_moved_points(self, x: Any, tx: Any, gradient: Any) -> Any:
+        x, tx = _with(gradient, x), _with(gradient, tx)
         unit, tunit = self._unit(x), self._of_points(x, tx)
         turned = tunit * dots(unit, gradient) + unit * dots(tunit, gradient)
         return -(turned + self._of_points(x, gradient) * dots(unit, tx)) / _norms(x)
@@ -443,6 +445,11 @@ def _products(x: Any, gradient: Any) -> Any:
     """The sum over points of x * gradient, (features,), in float64; x may be NaN where there is no gradient."""
     products = np.where(gradient == 0, 0, x * gradient)
     return products.sum(axis=tuple(range(x.ndim - 1)), dtype=np.float64)
+
+
+def _with(gradient: Any, x: Any) -> Any:
+    """Points that have a gradient; 0 for others, which may be NaN where nobody sees them."""
+    return np.where((gradient == 0).all(axis=-1, keepdims=True), 0, x)
 
 
 def dots(x: Any, y: Any) -> Any:

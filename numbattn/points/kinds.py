@@ -28,8 +28,8 @@ class Kind:
         """Its numbers, which change without compiling anything."""
         return tuple([float(x) for x in vars(self).values()])
 
-    def check(self, dtype: Any) -> None:
-        """Refuse what cannot be computed in this dtype."""
+    def check(self, dtype: Any, order: int) -> None:
+        """Refuse what cannot be computed in this dtype, up to the derivative of this order."""
 
     def value(self, t: Any) -> Any:
         """The weight of two points."""
@@ -199,11 +199,11 @@ class Radial(Kind):
 
     numbers = ()
 
-    def check(self, dtype: Any, orders: int = 2) -> None:
+    def check(self, dtype: Any, order: int) -> None:
         from ..scores.compiled.elementwise import check  # Numba is not imported before it is needed
 
-        for order in range(orders):
-            check("Radial function", self.function, dtype, order)
+        for one in range(order + 1):
+            check("Radial function", self.function, dtype, one)
 
     def value(self, t: Any) -> Any:
         return self._of_each(0, t)
@@ -238,9 +238,8 @@ class Derivative(Kind):
     def numbers(self) -> tuple[float, ...]:
         return tuple(self.of.numbers)
 
-    def check(self, dtype: Any) -> None:
-        if isinstance(self.of, Radial):
-            self.of.check(dtype, orders=3)
+    def check(self, dtype: Any, order: int) -> None:
+        self.of.check(dtype, order + 1)
 
     def value(self, t: Any, *shift: Any) -> Any:
         return self.of.derivative(t, *shift)

@@ -86,6 +86,6 @@ def _times(terms: list[tuple[float, Term]], ridge: float, v: Any) -> Any:
     """The kernel matrix times a vector (n,) or a matrix (n, e), in the dtype of sums."""
     _, term = terms[0]
     b = rounded(v, term.pairs.dtype)
-    columns = b.reshape(len(b), -1)
+    columns = b[:, None] if b.ndim == 1 else b
     found = sum(factor * term.sums(columns) for factor, term in terms)
-    return (found + ridge * columns if ridge else found).reshape(-1, *b.shape[1:])
+    return (found + ridge * columns if ridge else found).reshape(len(found), *b.shape[1:])

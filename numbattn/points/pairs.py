@@ -127,10 +127,13 @@ class Term:
 
     def __init__(self, pairs: Pairs, kernel: Kernel) -> None:
         self.pairs, self.kernel, self.kind = pairs, kernel, kernel._kind
-        self.kind.check(pairs.dtype)
+        self.kind.check(pairs.dtype, 0)
         length, least = kernel._one_length, float(np.finfo(pairs.dtype).tiny)
         if length is not None and length < least:
             raise ValueError(f"{kernel}: got the length {length:g}, allowed {least:.3g} or more in {pairs.dtype}")
+
+    def __reduce__(self) -> Any:  # a Radial pickles its function, from which its kind follows
+        return Term, (self.pairs, self.kernel)
 
     @cached_property
     @quiet
@@ -158,10 +161,8 @@ class Term:
     @cached_property
     def slopes(self) -> Term:
         """The term with the kernel's derivative by t in its place."""
-        kind = kinds.Derivative(self.kind)
-        kind.check(self.pairs.dtype)
         other = object.__new__(Term)
-        vars(other).update(pairs=self.pairs, kernel=self.kernel, kind=kind, units=self.units)
+        vars(other).update(pairs=self.pairs, kernel=self.kernel, kind=kinds.Derivative(self.kind), units=self.units)
         return other
 
     @cached_property
@@ -209,6 +210,7 @@ class Term:
 
     def _run_with(self, x: Any, y: Any, name: str, b: Any, *args: Any, **options: Any) -> Any:
         x, y, b = (self.pairs.broadcast(array) for array in (x, y, b))
+        self.kind.check(self.pairs.dtype, int(name == "gradient"))
         problem, inputs = describe(x, y, b, mask=self.pairs.mask)
         return run_points(problem, name, inputs, self.kind, *args, **options)
 

@@ -96,6 +96,8 @@ def product_vjp(
     ((1000, 3), (3,))
     """
     call = _Product.of(x, y, b, kernel, mask)
+    for _, term in call.terms:
+        term.kind.check(call.pairs.dtype, 1)
     return call.value(), ProductBackprop(call)
 
 

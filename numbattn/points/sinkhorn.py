@@ -76,12 +76,13 @@ def sinkhorn(
         ``Cost(power, epsilon)``: ``|x - y|**power / power``, and epsilon, the weight of the entropy.
     tol : float, optional
         How far the sums of the plan's rows may be from a: the sum of absolute differences, relative to the sum of a. It
-        is not taken below rounding errors, a few roundings of the largest f / epsilon.
+        is not taken below rounding errors, a few roundings of the largest f or g / epsilon. Where these come to more
+        than 0.1 it has not converged.
     max_iterations : int, optional
         1 or more, including the first ones, with larger epsilon.
     debias : bool, optional
         Sinkhorn's divergence: less half the cost of a with itself, and of b with itself. It is 0 if both are the same,
-        and never negative.
+        and for powers up to 2 never negative, but for rounding, however large tol is.
     mask : a mask of numbattn's, or a boolean array, optional
         Which y_j can be reached from x_i: `Segments` for several problems, each with equal sums of weights. Not with
         debias.
@@ -104,8 +105,9 @@ def sinkhorn(
     Notes
     -----
     An iteration updates f, then g, in two passes over all pairs. Epsilon is annealed: it begins with the cost of the
-    diameter of all points, and is halved in each iteration, for at most half of the iterations. On a GPU the diameter
-    is read at the beginning, and the stopping rule reads the device every 10 iterations.
+    diameter of all points, and is halved in each iteration, for at most half of the iterations. Where no mass has to
+    cross between groups of points that are far apart, constants of f and g of each group are arbitrary; they are kept
+    small. On a GPU the diameter is read at the beginning, and the stopping rule reads the device every 10 iterations.
 
     Examples
     --------
@@ -273,26 +275,36 @@ class _Call:
     @cached_property
     def solved(self) -> list[Solution]:
         """The Solutions between x and y and, for debias, between x and x, and y and y."""
-        limits = self.tol, self.max_iterations
-        between = self.clouds.solved(*limits)
-        among = [self.clouds.among, self.clouds.exchanged.among] if self.debias else []
-        return [between, *(clouds.solved_alone(*limits) for clouds in among)]
+        limits, clouds = (self.tol, self.max_iterations), self.clouds
+        between = clouds.solved(*limits)
+        if not self.debias:
+            return [between]
+        alone = [among.solved_alone(*limits) for among in (clouds.among, clouds.exchanged.among)]
+        is_negative = self.results(between, *alone)[2] < 0
+        if is_negative.any():  # from this g it is not, since updates only raise the cost
+            start = np.where(is_negative[..., None], alone[1].f, between.g)
+            again = clouds.solved(self.tol, max(self.max_iterations - between.iterations, 1), start)
+            between = again._replace(iterations=between.iterations + again.iterations)
+        return [between, *alone]
+
+    @quiet
+    def results(self, between: Solution, *alone: Solution) -> tuple[Any, Any, Any]:
+        """f, g and the cost."""
+        f, g = (between.f - alone[0].f, between.g - alone[1].f) if alone else (between.f, between.g)
+        return f, g, weighed(self.clouds.a, f) + weighed(self.clouds.b, g)
 
     def checked(self) -> Transport[Any]:
         """The result, after a warning if it has not converged."""
         if not self.transport.converged:
             warn(f"sinkhorn: not converged to {self.tol:g} within {self.max_iterations} iterations: allow more, or "
-                 "take a larger tol or epsilon")
+                 "take a larger tol or epsilon, or float64 where points are many epsilons apart")
         return self.transport
 
     @cached_property
-    @quiet
     def transport(self) -> Transport[Any]:
-        clouds, (r, *alone) = self.clouds, self.solved
-        f, g = (r.f, r.g) if not alone else (r.f - alone[0].f, r.g - alone[1].f)
+        f, g, cost = self.results(*self.solved)
         converged = all(solution.converged for solution in self.solved)
-        cost = (weighed(clouds.a, f) + weighed(clouds.b, g))[...]  # an array without axes, not NumPy's scalar
-        return Transport(f, g, cost, converged, r.iterations)
+        return Transport(f, g, cost[...], converged, self.solved[0].iterations)  # an array, not NumPy's scalar
 
     @quiet
     def backprop(self, dcost: Any = 1.0) -> SinkhornGradients:

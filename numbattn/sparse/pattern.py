@@ -12,6 +12,7 @@ from ..forks import cached_property
 from ..masks import BlockSparse
 
 SIZES = 16, 32, 64, 128  # of blocks
+TAKER = "numbattn.sparse"
 
 
 def bits(x: Any) -> Any:
@@ -143,7 +144,7 @@ class Pattern:
         -------
         w : array, (count, rows of a block, columns of a block)
         """
-        same_library(dense=dense)
+        same_library(TAKER, dense=dense)
         if dense.shape != self.shape:
             raise ValueError(f"dense: got the shape {dense.shape}, expected {self.shape}")
         (rows, columns), (height, width) = self.blocks.shape, self.block_size
@@ -164,7 +165,7 @@ class Pattern:
         -------
         dense : array, of the pattern's `shape`
         """
-        same_library(w=w)
+        same_library(TAKER, w=w)
         if w.shape != (self.count, *self.block_size):
             raise ValueError(f"w: got the shape {w.shape}, expected {(self.count, *self.block_size)}")
         (rows, columns), (height, width) = self.blocks.shape, self.block_size

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..backends import SPARSE
 from ..checks import DTYPES, A, Array, library, no_floats, other_dtype, same_library, words_for
-from .pattern import Pattern
+from .pattern import TAKER, Pattern
 
 
 def product(x: A, w: A, pattern: Pattern) -> A:
@@ -90,7 +90,7 @@ def product_vjp(x: A, w: A, pattern: Pattern) -> tuple[A, Callable[[Array], tupl
     y = product(x, w, pattern)
 
     def backprop(dy: Any) -> Any:
-        same_library(y=y, dy=dy)
+        same_library(TAKER, y=y, dy=dy)
         if dy.shape != y.shape:
             raise ValueError(f"dy: got the shape {dy.shape}, expected {y.shape}, the shape of y")
         if dy.dtype not in DTYPES:
@@ -105,7 +105,7 @@ def check(x: Any, w: Any, pattern: Any) -> None:
     """Refuse what does not fit."""
     if not isinstance(pattern, Pattern):
         raise TypeError(f"pattern: got {words_for(pattern)}, expected a sparse.Pattern")
-    same_library(x=x, w=w)
+    same_library(TAKER, x=x, w=w)
     if x.dtype not in DTYPES:
         raise no_floats("x", x.dtype)
     if w.dtype != x.dtype:
@@ -118,7 +118,7 @@ def check(x: Any, w: Any, pattern: Any) -> None:
 
 def run(name: str, one: Any, other: Any, pattern: Pattern, shape: tuple[int, ...]) -> Any:
     """A pass by the backend for the arrays' library; zeros if there are no rows or no blocks."""
-    if not one.size or not other.size:
+    if not (one.size and other.size and math.prod(shape)):
         return np.zeros(shape, one.dtype, like=one)
     return getattr(import_module(SPARSE[str(library(one))]), name)(one, other, pattern).reshape(shape)
 

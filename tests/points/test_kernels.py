@@ -76,8 +76,16 @@ def test_functions_that_might_raise_are_refused_before_anything_runs():
         points.product(x, x, x, points.Radial(looked_up))
     with pytest.raises(TypeError, match=r"kernel: is_near, line .*, returns True or False: let it return a number"):
         points.product(x, x, x, points.Radial(is_near))
-    with pytest.raises(TypeError, match=r"(?s)kernel: the derivative of gamma.* has no rule here\nWrite the function"):
-        points.product(x, x, x, points.Radial(gamma))
+
+
+def test_derivatives_are_asked_of_functions_only_for_gradients(rng):
+    x, b, kernel = rng.random((4, 2)), rng.random((4, 1)), points.Radial(gamma)
+    exact = np.vectorize(math.gamma)(1 + plain.squares(x, x, 1)) @ b
+    assert_allclose(points.product(x, x, b, kernel), exact)
+    assert_allclose(points.operator(x, x, kernel) @ b, exact)
+    for call in (lambda: points.product_vjp(x, x, b, kernel), lambda: points.product_jvp(x, x, b, kernel, x, x, b)):
+        with pytest.raises(TypeError, match=r"(?s)kernel: the derivative of gamma.* no rule here\nWrite the function"):
+            call()
 
 
 def is_near(t):
@@ -85,7 +93,7 @@ def is_near(t):
 
 
 def gamma(t):
-    return math.gamma(t)
+    return math.gamma(1 + t)
 
 
 def test_functions_have_branches_and_derivatives(rng):

@@ -64,6 +64,13 @@ def test_half_precision_is_computed_in_single(rng):
     assert_allclose(A @ np.ones(50), np.exp(-plain.squares(x, x, 1) / 2).sum(1), rtol=1e-6)
 
 
+@pytest.mark.parametrize(("m", "n", "e"), [(0, 4, 2), (4, 0, 2), (0, 0, 2), (3, 4, 0)])
+def test_nothing(m, n, e):
+    A = points.operator(np.ones((m, 3)), np.ones((n, 3)), points.Gaussian())
+    assert_allclose(A @ np.ones((n, e)), np.full((m, e), n))
+    assert_allclose(A.T @ np.ones(m), np.full(n, m))
+
+
 X = np.zeros((4, 3))
 
 

@@ -17,6 +17,7 @@ from numbattn import points
 from numbattn.points.kinds import DIFFERENCES
 
 from ..accuracy import to_numpy
+from ..test_errors import Array, Tensor
 from . import plain
 
 DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
@@ -203,6 +204,17 @@ def test_what_nobody_sees_may_be_nan_and_moves_no_centre(rng):
     assert_allclose(points.product(x, y, b, points.Laplacian(), mask=mask), s, rtol=1e-9)
 
 
+def test_what_nobody_sees_has_no_cosine(rng):
+    """Also where each element of the batch that shares a cloud sees other points of it."""
+    x, y, b, ds = (rng.standard_normal(shape) for shape in ((7, 3), (2, 9, 3), (2, 9, 2), (2, 7, 2)))
+    x[6], y[0, 6:], y[1, 4:] = np.nan, np.nan, np.nan
+    mask = na.Lengths(keys=np.array([6, 4]), queries=np.array([5, 6]))
+    _, backprop = points.product_vjp(x, y, b, points.Cosine(), mask=mask)
+    _, exact = points.product_vjp(*map(np.nan_to_num, (x, y)), b, points.Cosine(), mask=mask.dense(7, 9))
+    for found, wanted in zip(backprop(ds), exact(ds)):
+        assert_allclose(found, wanted, atol=1e-12)
+
+
 SHAPES = st.lists(st.sampled_from([1, 2, 3]), max_size=3)
 
 
@@ -288,6 +300,21 @@ def test_masks_are_their_booleans(drawn, d):
     assert_allclose(s, np.where(visible, np.exp(-plain.squares(x, y, 1) / 2), 0) @ b, atol=1e-12)
 
 
+def test_copies_of_backprop_have_its_functions(rng):
+    """For other processes, too: with a mask, in a sum, and after a use; whatever other functions do the same."""
+    points.Radial(lambda t: 1 / (1 + t / 9))
+    kernel, (x, b) = points.Radial(inverse) + 0.5 * points.Gaussian(), rng.random((2, 5, 2))
+    _, backprop = points.product_vjp(x, x, b, kernel, mask=na.Causal())
+    wanted = *backprop(b), *backprop.hvp(b, x, None, b)
+    for again in (copy.copy(backprop), copy.deepcopy(backprop), pickle.loads(pickle.dumps(backprop))):
+        for one, other in zip((*again(b), *again.hvp(b, x, None, b)), wanted):
+            assert_array_equal(one, other)
+
+
+def inverse(t):
+    return 1 / (1 + t / 9)
+
+
 def test_gradients_are_values(rng):
     x = rng.random((3, 2))
     grads = points.product_vjp(x, x, x, points.Gaussian())[1](x)
@@ -337,6 +364,21 @@ def test_errors(message):
         assert str(found.value).replace("got list", "got []") == message
 
 
+@pytest.mark.parametrize(("array", "kind"), [(Tensor(), "torch.Tensor"), (Array(), "jaxlib.Array")])
+@pytest.mark.parametrize(("of", "call"), [
+    ("x", lambda array: points.product(array, X, B, points.Gaussian())),
+    ("ds", lambda array: points.product_vjp(X, X, B, points.Gaussian())[1](array)),
+    ("y", lambda array: points.nearest(X, array, 2)),
+])  # fmt: skip
+def test_arrays_of_frameworks_are_told_how_to_come(array, kind, of, call):
+    with pytest.raises(TypeError) as found:
+        call(array)
+    assert str(found.value) == (
+        f"{of}: got {kind}, expected a numpy.ndarray or a cupy.ndarray; numbattn.points takes no others: "
+        f"pass np.asarray({of}), or cupy.from_dlpack({of}) on a GPU"
+    )
+
+
 def test_errors_of_gradients():
     s, backprop = points.product_vjp(X, X, B, points.Gaussian())
     with pytest.raises(ValueError, match=r"ds: got the shape \(4,\), expected \(4, 2\), the shape of s"):
@@ -383,6 +425,12 @@ FAULTS = {
     "test_what_nobody_sees_may_be_nan_and_moves_no_centre": {
         "points/pairs.py": {"points = np.where(seen, points, 0)": "points = points"},
         "points/kernels.py": {"products = np.where(gradient == 0, 0, x * gradient)": "products = x * gradient"},
+    },
+    "test_what_nobody_sees_has_no_cosine": {
+        "points/kernels.py": {"x = _with(gradient, x)\n        unit = self": "unit = self"},
+    },
+    "test_copies_of_backprop_have_its_functions": {
+        "points/pairs.py": {"    def __reduce__(": "    def _reduce("},
     },
     "test_masks_say_who_sees_whom": {
         "points/pairs.py": {

@@ -149,6 +149,7 @@ def run(step, addresses, numbers, execute):
     arguments = [argument(kind) for kind in source.signature.args]
     assert next(given, None) is None, "there are more arguments than the signature has"
     grid = (step.blocks, 1, 1) if isinstance(step.blocks, int) else step.blocks
+    assert min(grid) > 0, f"{step.key.name}: got {grid} blocks"  # as a GPU does
     execute(step.key, source, grid, *arguments)
 
 

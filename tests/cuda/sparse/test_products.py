@@ -1,11 +1,13 @@
 """The kernels of products with block-sparse matrices, by device: warpgroups, tensor cores, CUDA cores."""
 
+import sys
+
 import ml_dtypes  # noqa: F401, the name of a dtype
 import numpy as np
 import pytest
 
 import numbattn as na
-from numbattn import sparse
+from numbattn import backends, sparse
 from numbattn.cuda import kernel
 from numbattn.cuda.build import assemble, compile_ptx
 from numbattn.cuda.sparse import hopper, products
@@ -94,6 +96,21 @@ def test_registers(monkeypatch, device, dtype, size):
     assert all(report.spills == report.stack == 0 and not report.losses for report in found)
 
 
+@simulated_only
+@pytest.mark.parametrize("device", [AMPERE, HOPPER], ids=["mma", "wgmma"])
+@pytest.mark.parametrize("blocks", [(2, 3), (0, 3), (2, 0)], ids=str)
+def test_no_blocks_launch_nothing(monkeypatch, device, blocks):
+    monkeypatch.setitem(backends.SPARSE, "numpy", "simulated")
+    monkeypatch.setitem(sys.modules, "simulated", Products(lambda: GPU(device)))
+    pattern = sparse.Pattern(na.BlockSparse(np.zeros(blocks, bool), (64, 64)))
+    x, dy = (np.ones((5, features), np.float16) for features in pattern.shape)
+    w = pattern.values(np.ones(pattern.shape, np.float16))
+    y, backprop = sparse.product_vjp(x, w, pattern)
+    dx, dw = backprop(dy)
+    assert [a.shape for a in (y, dx, dw)] == [a.shape for a in (dy, x, w)]
+    assert not any(a.any() for a in (y, dx, pattern.dense(w)))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_many_rows(rng, dtype):
@@ -108,6 +125,9 @@ def test_many_rows(rng, dtype):
 
 FAULTS = {
     "-(-steps // count) + SUMS_IN_CHUNKS": "SUMS_IN_CHUNKS",
+    "test_no_blocks_launch_nothing": {
+        "sparse/product.py": {" and math.prod(shape)": ""},
+    },
     "test_by_warps": {
         "cuda/sparse/any.py": {
             "swapaxes(1, 2) if transposed": "swapaxes(1, 2) if not transposed",

@@ -1,0 +1,57 @@
+"""Transport by OTT: its cost is the squared distance, twice that of Cost(2), so that epsilon is twice as large, too."""
+
+from importlib.metadata import version
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from numbattn import points
+
+from .suites import Counts
+
+pytest.importorskip("ott")
+
+
+EPSILON, OPTIONS = 0.3, {"threshold": 1e-10, "max_iterations": 10_000}
+COST, LIMITS = points.Cost(2, EPSILON / 2), {"tol": 1e-10, "max_iterations": 10_000}
+
+
+@pytest.fixture
+def clouds(rng):
+    return rng.random((30, 2)), rng.random((20, 2)) + 0.3, np.full(30, 1 / 30), rng.dirichlet(np.ones(20))
+
+
+def test_transport(clouds, count):
+    """Costs, plans and gradients."""
+    import jax
+    from ott.geometry.pointcloud import PointCloud
+    from ott.solvers import linear
+
+    x, y, a, b = clouds
+
+    def transported(x):
+        found = linear.solve(PointCloud(x, y, epsilon=EPSILON), a, b, **OPTIONS)
+        return found.reg_ot_cost, found.matrix
+
+    with jax.enable_x64(True):
+        (cost, plan), dx = jax.value_and_grad(transported, has_aux=True)(x)
+    r, backprop = points.sinkhorn_vjp(*clouds, COST, **LIMITS)
+    C = ((x[:, None] - y) ** 2).sum(-1)
+    assert_allclose(2 * r.cost, cost, rtol=1e-7)
+    assert_allclose(a[:, None] * b * np.exp((2 * (r.f[:, None] + r.g) - C) / EPSILON), plan, atol=1e-9)
+    assert_allclose(2 * backprop().dx, dx, atol=1e-8)
+    count("OTT", f"ott-jax {version('ott-jax')}", Counts(1, 0))
+
+
+@pytest.mark.slow
+def test_divergences(clouds, count):
+    import jax
+    from ott.tools.sinkhorn_divergence import sinkdiv
+
+    x, y, a, b = clouds
+    with jax.enable_x64(True):
+        divergence, _ = sinkdiv(x, y, a=a, b=b, epsilon=EPSILON, solve_kwargs=OPTIONS)
+    r = points.sinkhorn(*clouds, COST, debias=True, **LIMITS)
+    assert_allclose(2 * r.cost, divergence, rtol=1e-6)
+    count("OTT", f"ott-jax {version('ott-jax')}", Counts(1, 0))

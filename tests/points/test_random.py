@@ -1,0 +1,61 @@
+"""Random problems of problems.py: a fixed set, and new ones for NUMBATTN_SECONDS on each device; by default for 2."""
+
+import os
+import time
+from importlib.util import find_spec
+from itertools import count
+
+import numpy as np
+import pytest
+
+from .problems import Problem, wrong
+
+GIVEN = os.environ.get("NUMBATTN_SECONDS")
+SEED = int.from_bytes(os.urandom(4), "big")  # of the new ones
+WITHOUT_GPU = ["hopper", "ampere", "turing"] if find_spec("numba_cuda") else []
+
+
+@pytest.mark.parametrize("first", range(0, 80, 40))
+def test_on_the_cpu(first):
+    for number in range(first, first + 40):
+        assert not wrong(0, number)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", WITHOUT_GPU)
+def test_without_a_gpu(device):
+    for number in range(8):
+        assert not wrong(1, number, device)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
+def test_new_ones(device):
+    end = time.monotonic() + float(GIVEN or 2)
+    for number in count():
+        assert not wrong(SEED, number, device)
+        if time.monotonic() > end:
+            return
+
+
+@pytest.mark.parametrize("number", range(10))
+def test_what_is_wrong_is_found(number):
+    """The largest element of each result, wrong by half of it, if that is more than rounding explains."""
+    problem = Problem(0, number)
+    with np.errstate(all="ignore"):
+        exact, off = problem.product(*problem.exact), problem.off_product()
+    assert not list(problem.compared("abcd", exact, exact, off))
+    for x, bound in zip(exact, off):
+        at = np.unravel_index(abs(x).argmax(), x.shape) if x.size else ()
+        if x.any() and 1e-7 < abs(x[at]) < 6e4:
+            assert bound[at] < 1e5 * abs(x[at])
+            changed = x.copy()
+            changed[at] *= 1.5
+            assert len(list(problem.compared("x", [changed], [x], [bound]))) == 1
+
+
+FAULTS = {
+    "test_on_the_cpu": {
+        "points/tangents.py": {"found += self.term.sums(tb, rows, columns)": "pass"},
+        "points/pairs.py": {"found = c @ (np.swapaxes(b, -2, -1) @ self.y)": "found = c @ (b.mT @ self.x[..., :1, :])"},
+    },
+}
