@@ -255,7 +255,8 @@ def hopper_backward_kv(
         scale_log2, kept_scale, at_once, delta_scale,
     ):  # fmt: skip
         begin()
-        tile, mask = keys_of_block(mLse, mDK, mask, group_size, at_once)
+        consumer = warpgroup_index() % CONSUMERS                # that of the producer counts for nothing
+        tile, mask = keys_of_block(mLse, mDK, mask, group_size, at_once, consumer)
         if tile.first < tile.end:                               # else a slot without a tile
             args = BackwardArguments(
                 mask, scores_of(scores, tile.segment), drops, scale_log2, kept_scale, delta_scale, ()

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...tile import block_index, device, index, maximum, minimum, opaque, shape, warpgroup_index
+from ...tile import block_index, device, index, maximum, minimum, opaque, shape
 from .schedule import place_grouped
 from .segments import count_step, mask_within_step, slot_step
 from .visibility import (
@@ -32,6 +32,7 @@ class KeyTile(NamedTuple):
     first: Any
     end: Any
     segment: Any
+    consumer: Any  # whose states this thread looks up, if consumers have states of their own
 
 
 class QueryTile(NamedTuple):
@@ -44,13 +45,13 @@ class QueryTile(NamedTuple):
 
 
 def keys_step(mask, tile_n):
-    """The device function (mLse, mDK, mask, group_size, at_once) -> this block's KeyTile, and the mask within its
-    segment."""
+    """The device function (mLse, mDK, mask, group_size, at_once, consumer) -> this block's KeyTile, and the mask within
+    its segment."""
     TILE_N, tiles_of, tile_of = tile_n, count_step(mask, tile_n), slot_step(mask, "k", tile_n)
     mask_of = mask_within_step(mask)
 
     @device
-    def keys_of_block(mLse, mDK, mask, group_size, at_once):
+    def keys_of_block(mLse, mDK, mask, group_size, at_once, consumer):
         batches, _, _ = shape(mLse)
         _, heads_k, seqlen_k, _ = shape(mDK)
         n_blocks = tiles_of(mask.packing, seqlen_k)
@@ -58,7 +59,8 @@ def keys_step(mask, tile_n):
         segment, n_block = tile_of(mask.packing, batch, tile, seqlen_k)
         n0, head = n_block * TILE_N, head_k * group_size
         end = minimum(n0 + TILE_N, segment.keys)
-        return KeyTile(batch, head_k, head, head + group_size, n_block, n0, end, segment), mask_of(mask, segment)
+        tile = KeyTile(batch, head_k, head, head + group_size, n_block, n0, end, segment, consumer)
+        return tile, mask_of(mask, segment)
 
     return keys_of_block
 
@@ -89,12 +91,12 @@ def m_block_steps(mask, consumers):
     @device
     def first_by_words(mask, tile, head, m_block, end):
         kept = tile.n_block * CONSUMERS
-        return first_word(mask, tile.batch, head, kept, kept + warpgroup_index(), m_block, end)
+        return first_word(mask, tile.batch, head, kept, kept + tile.consumer, m_block, end)
 
     @device
     def after_by_words(mask, tile, head, m_block, words, end):
         kept = tile.n_block * CONSUMERS
-        return next_word(mask, tile.batch, head, kept, kept + warpgroup_index(), m_block, words, end)
+        return next_word(mask, tile.batch, head, kept, kept + tile.consumer, m_block, words, end)
 
     @device
     def needs_test_by_words(mask, band, tile, at, m0, m_end, n0, n_end):
