@@ -395,9 +395,11 @@ class Draw:
     def given(self, x):
         """An input, `placed`; now and then another one, which is the same along an axis, in memory too."""
         axis, is_same = self.layouts.integers(max(x.ndim, 1)), self.layouts.random() < 0.1
-        if not (is_same and x.size and np.isfinite(x).all()):
+        if not (is_same and x.ndim and x.size and np.isfinite(x).all()):
             return self.placed(x)
-        return self.xp.broadcast_to(self.placed(x.take([0], axis)), x.shape)
+        one = self.placed(x.take([0], axis))
+        strides = [0 if at == axis else stride for at, stride in enumerate(one.strides)]
+        return self.xp.lib.stride_tricks.as_strided(one, x.shape, strides)
 
 
 class Problem(Draw):
@@ -574,8 +576,8 @@ def on_device(name, world="compiled", small=True, **facts):
 
 def checked(seed, number, device, world="compiled", small=False):
     """A problem, SMALL or within the device's Limit, and what is wrong with it, a line each. Of many short sequences
-    every other one has a device of one multiprocessor, whose few blocks take many in turn. Of the others every other one
-    has kernels for any size alone."""
+    every other one has a device of one multiprocessor, whose few blocks take many in turn. Of the others every other
+    one has kernels for any size alone."""
     limit = SMALL if small else LIMITS[device]
     is_odd, is_short = number % 2, Draw(seed, number, limit, np).is_short
     facts = {"multiprocessors": 1} if is_odd and is_short else {}
