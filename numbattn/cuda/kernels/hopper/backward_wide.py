@@ -16,7 +16,6 @@ from ...tile import (
     full,
     get,
     get_registers,
-    index,
     operand,
     put_registers,
     release,
@@ -210,7 +209,7 @@ def hopper_backward_wide(
         kept_scale, at_once, delta_scale,
     ):  # fmt: skip
         begin()
-        tile, mask = keys_of_block(mLse, mDK, mask, group_size, at_once, index(0))
+        tile, mask = keys_of_block(mLse, mDK, mask, group_size, at_once)
         if tile.first < tile.end:                               # else a slot without a tile
             args = BackwardArguments(
                 mask, scores_of(scores, tile.segment), drops, scale_log2, kept_scale, delta_scale, ()

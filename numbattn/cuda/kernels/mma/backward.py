@@ -120,7 +120,7 @@ def mma_backward(
     ):
         launch_dependents()
         wait_on_dependencies()
-        tile, mask = keys_of_block(mLse, mDK, mask, group_size, at_once, index(0))
+        tile, mask = keys_of_block(mLse, mDK, mask, group_size, at_once)
         if tile.first >= tile.end:                              # a slot without a tile
             return
         batch, n0, scores = tile.batch, tile.first, scores_of(scores, tile.segment)

@@ -49,7 +49,7 @@ def dq_steps(S_TILE, head_dim, threads, shared, mask, nbytes, SHARED_K):
     def keys_seen(mask, batch, head_k, group_size, end_key):
         """How many keys any head sees. Keys after these may be NaN, and 0 * NaN is NaN."""
         head = head_k * group_size
-        tile = KeyTile(batch, head_k, head, head + group_size, index(0), index(0), index(0), index(0), index(0))
+        tile = KeyTile(batch, head_k, head, head + group_size, index(0), index(0), index(0), index(0))
         return maximum(longest(mask, tile), 1)
 
     @device

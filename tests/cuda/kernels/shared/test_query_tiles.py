@@ -21,7 +21,7 @@ SEGMENT = Segment(*[np.int32(0)] * len(Segment._fields))
 def key_tile(number, keys):
     """Number `number` of both heads, as arguments."""
     first = number * TILE_N
-    return KeyTile(*map(np.int32, (0, 0, 0, HEADS, number, first, min(first + TILE_N, keys))), SEGMENT, np.int32(0))
+    return KeyTile(*map(np.int32, (0, 0, 0, HEADS, number, first, min(first + TILE_N, keys))), SEGMENT)
 
 
 def walked(kinds, mask, keys, tile_m=TILE_M, tile_n=TILE_N):
@@ -33,7 +33,7 @@ def walked(kinds, mask, keys, tile_m=TILE_M, tile_n=TILE_N):
         number = index(thread_index())
         if number < out.shape[0]:
             end = minimum((number + 1) * KEYS, keys)
-            tile = KeyTile(index(0), index(0), index(0), index(HEADS), number, number * KEYS, end, segment, index(0))
+            tile = KeyTile(index(0), index(0), index(0), index(HEADS), number, number * KEYS, end, segment)
             at, step = first_queries(mask, tile), index(0)
             while at.m_block < at.m_blocks and step < out.shape[1]:
                 out[number, step, 0], out[number, step, 1] = at.head, at.m_block
