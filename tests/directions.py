@@ -46,7 +46,7 @@ class Directions:
         values = to_numpy(x).astype(np.float64)
         tangent = np.asarray(self.rng.standard_normal((*lead, *x.shape)) * (abs(finite(values)).max(initial=0) / 3))
         tangent[..., ~np.isfinite(values) & ~np.isneginf(values)] = np.nan
-        return self.problem.placed(tangent.astype(x.dtype))
+        return self.problem.given(tangent.astype(x.dtype))
 
     def __repr__(self):
         found = {name: shown(x) for name, x in self.tangents.items() if x is not None}

@@ -58,7 +58,9 @@ LIMITS = {
     **dict.fromkeys(("turing", "ampere", "hopper"), Limit(140, 40_000, 192, 2, tangents=0.3)),
     "gpu": Limit(100_000, 1 << 24, 256, 10, tangents=0.3),
 }
+SMALL = Limit(40, 6_000, 64, tangents=0.3)  # of a second or two without a GPU, if their kernels have been compiled
 ELEMENTS_IN_PYTHON = 30_000  # with a Score, whose function the reference calls for each element
+COMMON = 0, 0, 0, 3, 10  # what all keys have in common, times their own standard deviation
 ELEMENTS_DROPPED = 1 << 20  # with dropout, which the reference has from the host
 
 
@@ -183,14 +185,14 @@ NONLINEAR = {"softcap", "leaky", "bent", "softplus", "squared", "by head"}  # ar
 # ------------------------------------------------------------------------------------------------------------ drawing
 class Draw:
     """What MASKS and SCORES draw from: `kind` for all that is compiled in, `rng` for all else, and `late`, `short`,
-    `jets` and `trained`, `kind`s for what has been added since, so that older problems stay as they are; with `jets`
-    goes `along`."""
+    `jets`, `trained` and `layouts`, `kind`s for what has been added since, so that older problems stay as they are;
+    with `jets` goes `along`."""
 
     def __init__(self, seed, number, limit, xp):
         run = number // limit.run
         seeds = [seed, run], [seed, number, 1], [seed, run, 2], [seed, run, 3], [seed, run, 4], [seed, number, 5]
         self.kind, self.rng, self.late, self.short, self.jets, self.along = map(np.random.default_rng, seeds)
-        self.trained = np.random.default_rng([seed, run, 6])
+        self.trained, self.layouts = (np.random.default_rng([seed, run, salt]) for salt in (6, 7))
         self.is_short, self.is_plain = self.short.random(2) < (1 / 3, 1 / 2)  # many short sequences; in plain layouts
         self.xp = xp
 
@@ -370,8 +372,12 @@ class Draw:
             return replace(x, **{name: self.placed(y) for name, y in x._arrays().items()})
         axes, axis = range(x.ndim), self.kind.integers(max(x.ndim, 1))
         how = self.kind.choice(["plain", "swapped", "negative", "steps", "offset", "Fortran"] if x.ndim else ["plain"])
+        how = "slice" if x.ndim and self.layouts.random() < 0.2 else how    # of something wider
         how = "plain" if self.is_short and self.is_plain else how
         shape, along, order = list(x.shape), [slice(None)] * x.ndim, [*axes]
+        if how == "slice":
+            before, after = self.layouts.choice([0, 1, 4, 8], 2).tolist()
+            shape[-1], along[-1] = before + shape[-1] + after, slice(before, before + shape[-1])
         if how == "swapped" and x.ndim > 2:
             order[-3], order[-2] = order[-2], order[-3]
         if how == "Fortran":
@@ -386,6 +392,15 @@ class Draw:
         y.view(bits)[...] = self.xp.asarray(x.view(bits))
         return y
 
+    def given(self, x):
+        """An input, `placed`; now and then another one, which is the same along an axis, in memory too."""
+        axis, is_same = self.layouts.integers(max(x.ndim, 1)), self.layouts.random() < 0.1
+        if not (is_same and x.ndim and x.size and np.isfinite(x).all()):
+            return self.placed(x)
+        one = self.placed(x.take([0], axis))
+        strides = [0 if at == axis else stride for at, stride in enumerate(one.strides)]
+        return self.xp.lib.stride_tricks.as_strided(one, x.shape, strides)
+
 
 class Problem(Draw):
     """The arrays and options of a call."""
@@ -399,6 +414,7 @@ class Problem(Draw):
         shapes = self.shapes(limit._replace(elements=min(most, limit.elements)), "tree" in masks)
         q, k, v, do = (self.floats(*x, dtype=dtype) for x in (*shapes, (*self.batch, self.m, shapes[-1][-1])))
         dlse = self.floats(*self.batch, self.m, dtype="f8" if dtype == np.float64 else "f4") if dlse else None
+        k = k + (self.layouts.choice(COMMON) * self.layouts.standard_normal(k.shape[-1])).astype(dtype)
         largest = np.array(10.0 ** self.late.uniform(*SCALES[dtype])).astype(dtype) if self.late.random() < 0.5 else 1
         v, do = v * largest, do / largest
         mask = self.joined(masks)
@@ -407,8 +423,9 @@ class Problem(Draw):
         self.visible = np.broadcast_to(inputs.mask.dense(self.m, self.n), (*self.batch, self.m, self.n))
         self.hide(inputs.mask._parts, q, k, v, do, dlse)
         score = [(SCORES | FUNCTIONS | OF_SHORT)[name](self) for name in score]
-        self.arrays, self.do = [*map(self.placed, (q, k, v))], self.placed(do)
-        self.dlse = None if dlse is None else self.placed(dlse)
+        self.arrays, self.do = [*map(self.given, (q, k, v))], self.given(do)
+        self.dlse = None if dlse is None else self.given(dlse)
+        self.is_rebuilt = self.layouts.random() < 0.2   # o and lse from elsewhere: see `numbattn.Saved.of`
         on_host = xp is not np and self.kind.random() < 0.3     # NumPy's arrays beside CuPy's
         mask = mask if mask is None or on_host else self.placed(mask)
         score = score if on_host else [*map(self.placed, score)]
@@ -501,6 +518,8 @@ class Problem(Draw):
     def called(self):
         o, saved = na.attention_forward(*self.arrays, out=self.out, **self.options)
         assert self.out is None or o is self.out
+        if self.is_rebuilt:
+            saved = na.Saved.of(*self.arrays, *map(self.placed, (o, saved.lse)), **self.options)
         grads = na.attention_backward(self.do, saved, dlse=self.dlse, deterministic=self.deterministic)
         return o, saved.lse, *grads, *present(grads.score), *(self.directions.called() if self.directions else ())
 
@@ -555,13 +574,15 @@ def on_device(name, world="compiled", small=True, **facts):
         yield np
 
 
-def checked(seed, number, device, world="compiled"):
-    """A problem, and what is wrong with it, a line each. Of many short sequences every other one has a device of one
-    multiprocessor, whose few blocks take many in turn. Of the others every other one has kernels for any size alone."""
-    is_odd, is_short = number % 2, Draw(seed, number, LIMITS[device], np).is_short
+def checked(seed, number, device, world="compiled", small=False):
+    """A problem, SMALL or within the device's Limit, and what is wrong with it, a line each. Of many short sequences
+    every other one has a device of one multiprocessor, whose few blocks take many in turn. Of the others every other
+    one has kernels for any size alone."""
+    limit = SMALL if small else LIMITS[device]
+    is_odd, is_short = number % 2, Draw(seed, number, limit, np).is_short
     facts = {"multiprocessors": 1} if is_odd and is_short else {}
     with on_device(device, world, is_odd or is_short, **facts) as xp:
-        problem = Problem(seed, number, LIMITS[device], xp)
+        problem = Problem(seed, number, limit, xp)
         try:
             results = problem.run()
             return problem, list(problem.wrong(results)) if world != "planned" else []
@@ -569,18 +590,19 @@ def checked(seed, number, device, world="compiled"):
             return problem, [traceback.format_exc()]
 
 
-def again(seed, number, device, world="compiled"):
+def again(seed, number, device, world="compiled", small=False):
     """How to repeat a problem."""
-    return f"python -m tests.problems {seed} {number} --device {device}" + f" --world {world}" * (world != "compiled")
+    options = f" --world {world}" * (world != "compiled") + " --small" * small
+    return f"python -m tests.problems {seed} {number} --device {device}{options}"
 
 
-def many(seed, seconds, device, world="compiled", first=0):
+def many(seed, seconds, device, world="compiled", small=False, first=0):
     """(number, problem, what is wrong with it) of one after the other, for so many seconds."""
     end = time.monotonic() + seconds
     for number in count(first):
         if time.monotonic() > end:
             return
-        yield number, *checked(seed, number, device, world)
+        yield number, *checked(seed, number, device, world, small)
 
 
 def main():
@@ -589,9 +611,10 @@ def main():
     parser.add_argument("number", type=int, nargs="?", help="of one problem (default: all from 0 on)")
     parser.add_argument("--device", choices=list(LIMITS), default="cpu")
     parser.add_argument("--world", choices=WORLDS, default="compiled")
+    parser.add_argument("--small", action="store_true", help="small ones, whatever the device")
     parser.add_argument("--seconds", type=float, default=60, help="for all from 0 on (default: 60)")
     args = parser.parse_args()
-    where = args.device, args.world
+    where = args.device, args.world, args.small
     if args.number is not None:
         problem, found = checked(args.seed, args.number, *where)
         print(problem, *found or ["right"], sep="\n")

@@ -1,7 +1,7 @@
 """Random problems of tests/problems.py: a fixed set, and new ones for NUMBATTN_SECONDS on each device.
 
-Without the variable there are new ones for 4 seconds on the CPU, and for 4 more that are planned for a GPU: kernels
-take too long where there is none.
+Without the variable there are new ones for 4 seconds on the CPU, for 4 more that are planned for a GPU, since kernels
+take long where there is none, and a few small ones that run there, too.
 """
 
 import os
@@ -19,8 +19,8 @@ WITHOUT_GPU = ["hopper", "ampere", "turing"] if find_spec("numba_cuda") else []
 with_kernels = pytest.mark.skipif(GIVEN is None, reason="NUMBATTN_SECONDS is not set")
 
 
-def assert_right(seed, number, device, world, problem, found):
-    assert not found, "\n".join([again(seed, number, device, world), repr(problem), *found])
+def assert_right(seed, number, device, world, problem, found, small=False):
+    assert not found, "\n".join([again(seed, number, device, world, small), repr(problem), *found])
 
 
 @pytest.mark.parametrize("first", range(0, 40, 20))
@@ -54,6 +54,14 @@ def test_new_ones_are_planned():
     """Without kernels there is time for many."""
     for number, problem, found in many(SEED, SECONDS, "hopper", "planned"):
         assert_right(SEED, number, "hopper", "planned", problem, found)
+
+
+@pytest.mark.skipif(not WITHOUT_GPU, reason="needs numba-cuda")
+@pytest.mark.parametrize("world", ["simulated", "compiled"])
+def test_new_small_ones(world):
+    """By the kernels: simulated; and compiled, which takes the time, and interpreted."""
+    for number, problem, found in many(SEED, SECONDS if GIVEN else 1, "hopper", world, small=True):
+        assert_right(SEED, number, "hopper", world, problem, found, small=True)
 
 
 def test_a_problem_is_always_the_same():

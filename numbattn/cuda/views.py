@@ -39,7 +39,8 @@ def without_memory(shape, dtype):
 
 def fits_tensor_map(layout):
     """Whether the tensor memory accelerator can move all matrices of an array in this layout."""
-    return layout.shape[-1] > 0 and alignment(layout) == VECTOR_BYTES and min(layout.strides) >= 0
+    backwards = any(stride < 0 for stride, n in zip(layout.strides, layout.shape) if n > 1)
+    return layout.shape[-1] > 0 and alignment(layout) == VECTOR_BYTES and not backwards
 
 
 def for_tensor_map(view):

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 import numbattn as na
+from numbattn import reference
 from numbattn.cpu.where import _states
 from numbattn.cuda import passes, where
 from numbattn.origin import Origin
 from tests.accuracy import random
-from tests.tools.device import AMPERE, GPU, HOPPER, on
+from tests.tools.device import AMPERE, GPU, HOPPER, execute, on
 from tests.tools.launch import world_of
 
 from ..test_where import DOCUMENTS, REACH, same_document, striped, within
@@ -54,7 +55,26 @@ def test_states_are_kept_for_a_device(rng, device, world, monkeypatch):
         np.testing.assert_allclose(x.astype(float), y.astype(float), rtol=1e-2, atol=5e-3)
 
 
+def test_a_single_thread_finds_the_tiles_of_queries(rng):
+    """The producer of Hopper's backward pass, interpreted; each consumer looks up the states of its own keys."""
+
+    def run(key, *launched):
+        with world_of("compiled" if key.name.startswith("hopper") else "simulated"):
+            execute(key, *launched)
+
+    (q, do), (k, v) = (random(rng, (2, 1, 1, n, 8), np.float16) for n in (256, 128))
+    mask = na.Where(lambda batch, head, i, j: j < 64 or (i + j) % 3 == 0)
+    o, lse = reference.attention_forward(q, k, v, mask=mask)
+    with on(HOPPER, run):
+        found = na.attention_backward(do, na.Saved.of(q, k, v, o.astype(q.dtype), lse.astype("f4"), mask=mask))
+    for got, want in zip(found, reference.attention_backward(do, q, k, v, mask=mask)):
+        np.testing.assert_allclose(got, want, atol=4e-3 * abs(want).max())
+
+
 FAULTS = {
+    "test_a_single_thread_finds_the_tiles_of_queries": {
+        "cuda/kernels/shared/query_tiles.py": {"warpgroup_index if by_consumer": "warpgroup_index if False"},
+    },
     "cuda/kernels/any/function_states.py": {
         "test_states[simulated-50-striped]": {
             "shown, hidden = ballot(some), ballot(not every)": "shown, hidden = ballot(some), ballot(not some)",

@@ -15,11 +15,11 @@ from numbattn import backends, cache
 from numbattn.cuda.build import GivenSource, compile_ptx, digest_of
 from numbattn.cuda.compiler import as_dtype, types
 from numbattn.cuda.kernels import LARGE_BACKWARD, LARGE_FORWARD
-from numbattn.cuda.passes import BACKWARD, FORWARD, Passes
+from numbattn.cuda.passes import ARRAYS, BACKWARD, FORWARD, Passes
 from numbattn.cuda.plan.planner import DEVICES
 from numbattn.cuda.tile import INDEX, simulate
-from numbattn.cuda.tile.alignment import VECTOR_BYTES
-from numbattn.cuda.views import for_tensor_map
+from numbattn.cuda.tile.alignment import VECTOR_BYTES, ArrayLayout, alignment
+from numbattn.cuda.views import fits_tensor_map, for_tensor_map
 from numbattn.cuda.words.numbers import NUMBERS
 from numbattn.cuda.words.steps import SCRAP_BYTES, At
 
@@ -29,6 +29,7 @@ from .ptx import interpret
 
 HOPPER, AMPERE, TURING = DEVICES[9, 0], DEVICES[8, 0], DEVICES[7, 5]
 BY_UNIT = {"CUDA cores": TURING, "tensor cores": AMPERE, "warpgroups": HOPPER}
+MATRICES = {*ARRAYS, "c"}
 ACCESS = re.compile(r"(ld|st|atom|red)\.\S*global|cp\.async")
 
 
@@ -124,12 +125,17 @@ class Program:
 def run(step, addresses, numbers, execute):
     """A step, its arguments put together again as the signature has them."""
     source, given, numbered = step.key.source(), iter(step.arguments), count()
+    promised = dict(getattr(step.key, "parameters", ())).get("nbytes", 0)
     tensor_maps = {found.argument: found for found in source.tensor_maps}
 
     def view():
         at = next(given)
         assert isinstance(at, At)
-        return at.view._replace(pointer=at.view.pointer + addresses[at.array])
+        found = at.view._replace(pointer=at.view.pointer + addresses[at.array])
+        if at.array in MATRICES and len(found.shape) == 4:      # what is promised holds for each of them
+            held = alignment(layout_of(found))
+            assert held >= promised, f"{step.key.name}: {promised} bytes are promised of {at.array}, {held} are held"
+        return found
 
     def argument(kind):
         if isinstance(kind, types.BaseTuple):
@@ -178,8 +184,14 @@ def kept_ptx(key, source):
 
 def mapped(view, tensor_map):
     """What a tensor map is here; its bits are the kernel's to name."""
-    array = np.asarray(Memory(for_tensor_map(view), np.dtype(f"u{view.itemsize}")))
+    view = for_tensor_map(view)
+    assert fits_tensor_map(layout_of(view)), f"TMA cannot move {view}"
+    array = np.asarray(Memory(view, np.dtype(f"u{view.itemsize}")))
     return array if simulated() else ptx.TensorMap(array, tensor_map.box, tensor_map.swizzle)
+
+
+def layout_of(view):
+    return ArrayLayout(view.shape, view.strides, np.dtype(f"u{view.itemsize}"), view.pointer)
 
 
 class Memory:

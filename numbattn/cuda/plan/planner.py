@@ -145,7 +145,8 @@ class Planner:
 
     def work(self, spec):
         """The Work of a Spec."""
-        matrices = [x.name for x in spec.described if isinstance(x, Matrix) and x.is_given(self)]
+        matrices = [x.name for argument in spec.described for x in argument.matrices
+                    if isinstance(x, Matrix) and x.is_given(self)]  # fmt: skip
         layouts = [layout for name in matrices if (layout := self.layouts[name]).shape[-1]]
         aligned = all(alignment(layout) == VECTOR_BYTES for layout in layouts)
         dtypes = {name: layout.dtype for name, layout in self.layouts.items()}

@@ -19,6 +19,8 @@ from .steps import BEFORE, COUNTERS_ARRAY, SCRAP, SCRAP_BYTES, At, array_of_part
 
 
 class Argument:
+    matrices = ()  # every MatrixOfCall in it: kernels depend on their layouts
+
     def find(self, planner, work):
         """Let the planner find or make the arrays, before all steps of a pass."""
 
@@ -40,6 +42,10 @@ class MatrixOfCall(Argument):
     optional: bool = False  # whether a call may lack it: then nothing is passed
     may_be_empty: bool = False  # whether the kernel takes one without features as it is, else with one feature
     aligned = False  # whether its rows are moved in vectors of 16 bytes
+
+    @property
+    def matrices(self):
+        return (self,)
 
     def is_given(self, planner):
         return not self.optional or self.name in planner.layouts

@@ -38,18 +38,18 @@ class Along(NamedTuple):
 class AlongArgument(Argument):
     """The fields of Along; nothing in passes without tangents."""
 
-    inputs = tuple(Matrix(name, heads, optional=True) for name, heads in zip(("tq", "tk", "tv", "tdo"), "qkkq"))
+    matrices = tuple(Matrix(name, heads, optional=True) for name, heads in zip(("tq", "tk", "tv", "tdo"), "qkkq"))
     statistics = Statistic("padded tlse"), Statistic("tdelta")
 
     def flat(self, planner, work):
         if work.is_along:
-            for argument in (*self.inputs, *self.statistics, TSCORE):
+            for argument in (*self.matrices, *self.statistics, TSCORE):
                 yield from argument.flat(planner, work)
 
     def type(self, about):
         if about.tangents is None:
             return types.Tuple(())
-        kinds = [type_of(x, about) for x in (self.inputs, self.statistics, TSCORE)]
+        kinds = [type_of(x, about) for x in (self.matrices, self.statistics, TSCORE)]
         return types.NamedTuple(kinds, Along)
 
 

@@ -115,7 +115,9 @@ def hopper_backward_kv(
     READERS, S_EARLY = CONSUMERS * (1 + bool(reads)), s_early
     DS_PIPELINE = Pipeline.within(shared, SHARED_DS.of_stages(2), READERS, fills=CONSUMERS)
     band_at, longest, scores_of = band_of(mask), key_lengths(mask), within_segment(score)
-    first_queries, next_queries, needs_mask = queries_steps(mask, tile_m, ROWS, CONSUMERS * has_functions(mask))
+    about = mask, tile_m, ROWS, CONSUMERS * has_functions(mask)
+    first_queries, next_queries, needs_mask = queries_steps(*about)
+    *walk_of_producer, _ = queries_steps(*about, by_consumer=False)
     clear_queries, CLEARS_KEYS = clear_step(tile_m, CONSUMERS, has_query_lengths(mask)), has_key_lengths(mask)
     read_lse, lse_of = statistic_steps(SHARED_LSE, COLS, early=statistics_early)
     read_delta, delta_of = statistic_steps(SHARED_DELTA, COLS, early=statistics_early)
@@ -240,10 +242,10 @@ def hopper_backward_kv(
         save_dv(mDV[tile.batch, tile.head_k][first:end], dV * args.kept_scale, V, n0)
 
     own_pipelines = K_PIPELINE, V_PIPELINE, Q_PIPELINE, DO_PIPELINE, DS_PIPELINE, B_PIPELINE
-    load_tiles = loader(pipelines, first_queries, next_queries, load_biases)
+    load_tiles = loader(pipelines, *walk_of_producer, load_biases)
     registers, helpers = REGISTERS[CONSUMERS], ()
     if reads:
-        add_reads = distance_sums_step(score, reads, SHARED_DS, DS_PIPELINE, first_queries, next_queries)
+        add_reads = distance_sums_step(score, reads, SHARED_DS, DS_PIPELINE, *walk_of_producer)
         registers, helpers = REGISTERS_WITH_HELPERS, (CONSUMERS, add_reads)
     begin, take_roles = warp_specialised(
         own_pipelines, CONSUMERS, registers, compute, load_tiles, blocks=blocks, helpers=helpers

@@ -63,16 +63,23 @@ def keys_step(mask, tile_n):
     return keys_of_block
 
 
-def m_block_steps(mask, consumers):
+def m_block_steps(mask, consumers, by_consumer=True):
     """Device functions that walk over the tiles of queries of a head, up to number `end`: (mask, tile, head, m_block,
     end) -> the first one from m_block on that is not empty, and what is known of it; (mask, tile, head, m_block, known,
     end) -> the next one after m_block, likewise; (mask, band, tile, at, m0, m_end, n0, n_end) -> whether a visible tile
     needs a test per element.
 
-    consumers: of a block, if they have states of their own, 0 if not.
+    consumers: of a block, if they have states of their own, 0 if not. by_consumer: whether consumers walk, whose own
+    states are known then: threads of the producer do not ask which warpgroup they are, which takes a whole warp.
     """
     CONSUMERS, steps, tested = consumers, steps_to_next(mask), needs_test(mask)
     (first_word, next_word, _), tested_if_full = word_steps(consumers), needs_test_of_full(mask)
+
+    @device
+    def first_of_all():
+        return 0
+
+    own = warpgroup_index if by_consumer else first_of_all
 
     @device
     def first(mask, tile, head, m_block, end):
@@ -89,12 +96,12 @@ def m_block_steps(mask, consumers):
     @device
     def first_by_words(mask, tile, head, m_block, end):
         kept = tile.n_block * CONSUMERS
-        return first_word(mask, tile.batch, head, kept, kept + warpgroup_index(), m_block, end)
+        return first_word(mask, tile.batch, head, kept, kept + own(), m_block, end)
 
     @device
     def after_by_words(mask, tile, head, m_block, words, end):
         kept = tile.n_block * CONSUMERS
-        return next_word(mask, tile.batch, head, kept, kept + warpgroup_index(), m_block, words, end)
+        return next_word(mask, tile.batch, head, kept, kept + own(), m_block, words, end)
 
     @device
     def needs_test_by_words(mask, band, tile, at, m0, m_end, n0, n_end):
@@ -106,12 +113,12 @@ def m_block_steps(mask, consumers):
     return first, after, needs_test_by_states
 
 
-def queries_steps(mask, tile_m, keys, consumers=0):
+def queries_steps(mask, tile_m, keys, consumers=0, by_consumer=True):
     """Device functions that walk over the queries that see a KeyTile, head by head: (mask, tile) -> the first
     QueryTile; (mask, tile, at) -> the next one; (mask, tile, at, n0) -> whether it needs a test per element, with
-    `keys` keys from n0 on. consumers: see `m_block_steps`."""
+    `keys` keys from n0 on. consumers, by_consumer: see `m_block_steps`."""
     TILE_M, KEYS, IS_PACKED, NOTHING = tile_m, keys, PACKED in mask, NO_WORDS if consumers else ()
-    band_at, (first_block, next_block, tested) = band_of(mask), m_block_steps(mask, consumers)
+    band_at, (first_block, next_block, tested) = band_of(mask), m_block_steps(mask, consumers, by_consumer)
 
     @device
     def queries_from(mask, tile, head):
