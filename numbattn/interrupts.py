@@ -1,0 +1,81 @@
+"""What an exception of a signal handler, as of Ctrl-C, would break for good is done where none arrives.
+
+Python runs signal handlers in its main thread, between any two bytecodes, also in Numba, llvmlite and their callbacks.
+"""
+
+import os
+import sys
+from _thread import allocate_lock, start_new_thread
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import copy_context
+from functools import partial, wraps
+from operator import attrgetter
+from threading import Thread, get_ident, main_thread
+from typing import Any, ParamSpec, TypeVar
+
+P, R = ParamSpec("P"), TypeVar("R")
+PATIENCE = 0.1  # seconds between two looks at whether this is a fork; and on Windows no signal ends a wait
+LOCKS = ("numba.core.compiler_lock", "global_compiler_lock._lock"), ("llvmlite.binding.ffi", "lib._lock._lock")
+
+
+def uninterrupted(work: Callable[P, R]) -> Callable[P, R]:
+    """Decorate what compiles. Called from the main thread it runs in another one, and the caller waits. If a handler
+    raises, the call ends at once; the other thread goes on, and the process does not end before it."""
+
+    @wraps(work)
+    def run(*args: P.args, **options: P.kwargs) -> R:
+        if get_ident() != main_thread().ident or any(_holds(*lock) for lock in LOCKS):
+            return work(*args, **options)
+        return _Job(partial(work, *args, **options)).result()
+
+    return run
+
+
+def _holds(module: str, lock: str) -> bool:
+    """Whether this thread holds a lock that the other one would wait for: a user's code compiles, and calls us."""
+    with suppress(KeyError, AttributeError):  # it is not imported yet
+        return attrgetter(lock)(sys.modules[module])._is_owned()
+    return False
+
+
+class _Job:
+    """A function without arguments, and what has come of it."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.work, self.context, self.done = work, copy_context(), allocate_lock()
+        self.thread = Thread(target=self._run, name="numbattn compiles", daemon=False)
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self.done.acquire()
+
+    def result(self) -> Any:
+        """Run it in another thread, and wait."""
+        process = os.getpid()
+        try:
+            start_new_thread(self._start, ())
+        except RuntimeError:  # too many threads, or the interpreter shuts down
+            return self.work()
+        while not self.done.acquire(timeout=PATIENCE):
+            if os.getpid() != process:  # a handler has forked, and the other thread is not here
+                return _Job(self.work).result()
+        try:
+            if self.error:
+                raise self.error
+            return self.value
+        finally:
+            self.error = None  # whose traceback refers to this
+
+    def _start(self) -> None:
+        """In a thread of its own: an exception in a Thread's start() may leave that waiting for ever."""
+        try:
+            self.thread.start()
+        except RuntimeError:
+            self._run()
+
+    def _run(self) -> None:
+        try:
+            self.value = self.context.run(self.work)
+        except BaseException as error:
+            self.error = error
+        self.done.release()
