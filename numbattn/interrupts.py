@@ -9,12 +9,14 @@ from _thread import allocate_lock, start_new_thread
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
-from functools import partial, wraps
+from functools import cache, partial, wraps
+from importlib import import_module
 from operator import attrgetter
 from threading import Thread, get_ident, main_thread
 from typing import Any, ParamSpec, TypeVar
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 PATIENCE = 0.1  # seconds between two looks at whether this is a fork; and on Windows no signal ends a wait
 LOCKS = ("numba.core.compiler_lock", "global_compiler_lock._lock"), ("llvmlite.binding.ffi", "lib._lock._lock")
 
@@ -37,6 +39,9 @@ def _holds(module: str, lock: str) -> bool:
     with suppress(KeyError, AttributeError):  # it is not imported yet
         return attrgetter(lock)(sys.modules[module])._is_owned()
     return False
+
+
+imported = cache(uninterrupted(import_module))  # of packages that a retry could not import if half of them were there
 
 
 class _Job:
