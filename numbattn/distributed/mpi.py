@@ -195,9 +195,10 @@ class Mpi(Apart):
             raise interrupted(f"that of rank {status.Get_source()}")
 
     def _abandon(self) -> None:
-        """Tell all others, and cancel what can be cancelled."""
+        """Tell all others, and cancel what can be cancelled: the last first, or what arrives meanwhile for the first would
+        be received by the next one, whose memory may be shorter."""
         self._send(repeat(np.empty(0)), self._others, END)
-        for request in self._received:
+        for request in reversed(self._received):
             if not request.Test():
                 request.Cancel()
         _sweep(self._received)
