@@ -49,7 +49,6 @@ class _Job:
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self.work, self.context, self.done = work, copy_context(), allocate_lock()
-        self.thread = Thread(target=self._run, name="numbattn compiles", daemon=False)
         self.value: Any = None
         self.error: BaseException | None = None
         self.done.acquire()
@@ -72,9 +71,10 @@ class _Job:
             self.error = None  # whose traceback refers to this
 
     def _start(self) -> None:
-        """In a thread of its own: an exception in a Thread's start() may leave that waiting for ever."""
+        """Start a Thread, for which the end of a process waits, in yet another one: an exception in its start() may leave
+        it waiting for ever, and one in the callbacks when it is freed is lost."""
         try:
-            self.thread.start()
+            Thread(target=self._run, name="numbattn compiles", daemon=False).start()
         except RuntimeError:
             self._run()
 
