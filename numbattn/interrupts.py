@@ -71,8 +71,8 @@ class _Job:
             self.error = None  # whose traceback refers to this
 
     def _start(self) -> None:
-        """Start a Thread, for which the end of a process waits, in yet another one: an exception in its start() may leave
-        it waiting for ever, and one in the callbacks when it is freed is lost."""
+        """Start a Thread, for which the end of a process waits. This is another one, too: an exception in its start() may
+        leave it waiting for ever, and one in the callbacks when it is freed is lost."""
         try:
             Thread(target=self._run, name="numbattn compiles", daemon=False).start()
         except RuntimeError:

@@ -6,12 +6,17 @@ import textwrap
 import threading
 import time
 from contextvars import ContextVar
+from pathlib import Path
 
+import numpy as np
 import pytest
 from numba.core.compiler_lock import global_compiler_lock
 
-from numbattn import interrupts
+import numbattn as na
+from numbattn import distributed as nad
+from numbattn import interrupts, points
 from numbattn.interrupts import uninterrupted
+from tests.tools.anywhere import instructions, stopped
 
 PROGRAM = """
 import os, signal, sys, time
@@ -172,6 +177,31 @@ def test_a_handler_that_forks():
 @signals
 def test_signals_at_any_moment():
     assert run(ANYWHERE.format(calls=300)) == ["300"]
+
+
+def calls():
+    """What a user does again and again, in many ways; the results."""
+    q, k, v, do = np.random.default_rng(0).standard_normal((4, 2, 24, 8)).astype(np.float32)
+    options = {"mask": na.Window(9, 9) & (np.arange(24) < 20), "score": [na.Alibi([0.5, 0.25]), na.Softcap(3.0)]}
+    o, backprop = na.attention_vjp(q, k, v, dropout=na.Dropout(0.1, seed=1), **options)
+    y, back = points.product_vjp(q, k, v, points.Gaussian(0.7))
+    cache = na.KVCache.zeros(1, 2, 30, 8, like=q, page_size=8)
+    cache.append(k[None], v[None])
+    ring = nad.Simulated(2)
+    parts = nad.attention(ring, *map(ring.split, (q, k, v)), causal=True)
+    weights = na.attention_weights(q, k, **options)
+    return o, *backprop(do)[:3], y, *back(do)[:3], na.attention(q[None], cache), ring.join(parts), weights
+
+
+@pytest.mark.parametrize("times", [40, pytest.param(2000, marks=pytest.mark.slow)])
+def test_a_handler_may_raise_anywhere(times):
+    """The next calls are as ever."""
+    want, path, rng = calls(), str(Path(na.__file__).parent), np.random.default_rng(times)
+    last = instructions(calls, path)
+    for at in rng.integers(last, size=times):
+        stopped(calls, at, path)
+        for x, y in zip(calls(), want, strict=True):
+            np.testing.assert_array_equal(x, y, err_msg=f"after instruction {at}")
 
 
 FAULTS = {

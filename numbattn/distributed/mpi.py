@@ -195,10 +195,9 @@ class Mpi(Apart):
             raise interrupted(f"that of rank {status.Get_source()}")
 
     def _abandon(self) -> None:
-        """Tell all others, and cancel what can be cancelled: the last first, or what arrives meanwhile for the first would
-        be received by the next one, whose memory may be shorter."""
+        """Tell all others, and cancel what can be cancelled."""
         self._send(repeat(np.empty(0)), self._others, END)
-        for request in reversed(self._received):
+        for request in reversed(self._received):  # else the next one, of another size, would get its message
             if not request.Test():
                 request.Cancel()
         _sweep(self._received)
