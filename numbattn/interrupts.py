@@ -1,6 +1,7 @@
 """What an exception of a signal handler, as of Ctrl-C, would break for good is done where none arrives.
 
 Python runs signal handlers in its main thread, between any two bytecodes, also in Numba, llvmlite and their callbacks.
+So what compiles has a thread of its own, whoever calls, which also has a large enough stack.
 """
 
 import os
@@ -12,22 +13,24 @@ from contextvars import copy_context
 from functools import cache, partial, wraps
 from importlib import import_module
 from operator import attrgetter
-from threading import Thread, get_ident, main_thread
+from threading import Thread, local, stack_size
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_here = local()  # .job: that of this thread
 PATIENCE = 0.1  # seconds between two looks at whether this is a fork; and on Windows no signal ends a wait
+STACK = 8 << 20  # bytes; LLVM needs more than 64 KiB
 LOCKS = ("numba.core.compiler_lock", "global_compiler_lock._lock"), ("llvmlite.binding.ffi", "lib._lock._lock")
 
 
 def uninterrupted(work: Callable[P, R]) -> Callable[P, R]:
-    """Decorate what compiles. Called from the main thread it runs in another one, and the caller waits. If a handler
-    raises, the call ends at once; the other thread goes on, and the process does not end before it."""
+    """Decorate what compiles: it runs in another thread, and the caller waits. If a handler raises there, the call ends
+    at once; the other thread goes on, and the process does not end before it."""
 
     @wraps(work)
     def run(*args: P.args, **options: P.kwargs) -> R:
-        if get_ident() != main_thread().ident or any(_holds(*lock) for lock in LOCKS):
+        if hasattr(_here, "job") or any(_holds(*lock) for lock in LOCKS):
             return work(*args, **options)
         return _Job(partial(work, *args, **options)).result()
 
@@ -71,14 +74,21 @@ class _Job:
             self.error = None  # whose traceback refers to this
 
     def _start(self) -> None:
-        """Start a Thread, for which the end of a process waits. This is another one, too: an exception in its start() may
+        """Start a Thread, for which the end of a process waits. The caller does not: an exception in its start() may
         leave it waiting for ever, and one in the callbacks when it is freed is lost."""
+        usual = stack_size()  # of the user's threads; 0 is the system's default, which is large
+        if 0 < usual < STACK:
+            stack_size(STACK)
         try:
             Thread(target=self._run, name="numbattn compiles", daemon=False).start()
         except RuntimeError:
             self._run()
+        finally:
+            if 0 < usual < STACK:
+                stack_size(usual)
 
     def _run(self) -> None:
+        _here.job = self
         try:
             self.value = self.context.run(self.work)
         except BaseException as error:

@@ -265,6 +265,36 @@ def test_a_handler_may_raise_anywhere():
     assert run(ANYWHERE, timeout=60) == (["True", "True"], 0)
 
 
+ALARMS = """
+    import random, signal
+    import numpy as np, numbattn as na
+
+    class Alarm(BaseException):
+        pass
+
+    def handler(*args):
+        raise Alarm
+
+    signal.signal(signal.SIGALRM, handler)
+    q, draw = np.random.default_rng(0).standard_normal((8, 350, 64), dtype=np.float32), random.Random(0)
+    want = na.attention(q, q, q)
+    for _ in range({times}):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-5, 6e-3))
+            while True:
+                na.attention(q, q, q)
+        except Alarm:
+            pass
+        assert np.array_equal(na.attention(q, q, q), want)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no such signals on this system")
+@pytest.mark.parametrize("times", [50, pytest.param(2000, marks=pytest.mark.slow)])
+def test_alarms_in_short_calls(times):
+    assert run(ALARMS.format(times=times)) == ([], 0)
+
+
 def test_an_interrupted_call_leaves_no_thread_behind():
     """However often it is interrupted while it waits for its threads."""
     inside, left = threading.Semaphore(0), []
