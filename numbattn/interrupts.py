@@ -18,10 +18,11 @@ from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_here = local()  # .job: that of this thread
-PATIENCE = 0.1  # seconds between two looks at whether this is a fork; and on Windows no signal ends a wait
 STACK = 8 << 20  # bytes; LLVM needs more than 64 KiB
+PATIENCE = 0.1  # seconds between two looks at whether this is a fork
 LOCKS = ("numba.core.compiler_lock", "global_compiler_lock._lock"), ("llvmlite.binding.ffi", "lib._lock._lock")
+
+_here = local()  # .works: this thread is one of ours
 
 
 def uninterrupted(work: Callable[P, R]) -> Callable[P, R]:
@@ -30,9 +31,9 @@ def uninterrupted(work: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(work)
     def run(*args: P.args, **options: P.kwargs) -> R:
-        if hasattr(_here, "job") or any(_holds(*lock) for lock in LOCKS):
+        if hasattr(_here, "works") or any(_holds(*lock) for lock in LOCKS):
             return work(*args, **options)
-        return _Job(partial(work, *args, **options)).result()
+        return _elsewhere(partial(work, *args, **options))
 
     return run
 
@@ -44,53 +45,48 @@ def _holds(module: str, lock: str) -> bool:
     return False
 
 
-imported = cache(uninterrupted(import_module))  # of packages that a retry could not import if half of them were there
+def _elsewhere(work: Callable[[], R]) -> R:
+    """work() in another thread."""
+    context, process, done, found = copy_context(), os.getpid(), allocate_lock(), list[Any]()
 
-
-class _Job:
-    """A function without arguments, and what has come of it."""
-
-    def __init__(self, work: Callable[[], Any]) -> None:
-        self.work, self.context, self.done = work, copy_context(), allocate_lock()
-        self.value: Any = None
-        self.error: BaseException | None = None
-        self.done.acquire()
-
-    def result(self) -> Any:
-        """Run it in another thread, and wait."""
-        process = os.getpid()
+    def run() -> None:
+        _here.works = True
         try:
-            start_new_thread(self._start, ())
-        except RuntimeError:  # too many threads, or the interpreter shuts down
-            return self.work()
-        while not self.done.acquire(timeout=PATIENCE):
-            if os.getpid() != process:  # a handler has forked, and the other thread is not here
-                return _Job(self.work).result()
-        try:
-            if self.error:
-                raise self.error
-            return self.value
-        finally:
-            self.error = None  # whose traceback refers to this
-
-    def _start(self) -> None:
-        """Start a Thread, for which the end of a process waits. The caller does not: an exception in its start() may
-        leave it waiting for ever, and one in the callbacks when it is freed is lost."""
-        usual = stack_size()  # of the user's threads; 0 is the system's default, which is large
-        if 0 < usual < STACK:
-            stack_size(STACK)
-        try:
-            Thread(target=self._run, name="numbattn compiles", daemon=False).start()
-        except RuntimeError:
-            self._run()
-        finally:
-            if 0 < usual < STACK:
-                stack_size(usual)
-
-    def _run(self) -> None:
-        _here.job = self
-        try:
-            self.value = self.context.run(self.work)
+            found[:] = context.run(work), None
         except BaseException as error:
-            self.error = error
-        self.done.release()
+            found[:] = None, error
+        done.release()
+
+    done.acquire()
+    try:
+        start_new_thread(_start, (run,))
+    except RuntimeError:  # too many threads, or the interpreter shuts down
+        return work()
+    while not done.acquire(timeout=PATIENCE):
+        if os.getpid() != process:  # a handler has forked, and the other thread is not here
+            return _elsewhere(work)
+    value, error = found
+    try:
+        if error:
+            raise error
+        return value
+    finally:
+        del error, found[:]  # its traceback refers to this
+
+
+def _start(run: Callable[[], None]) -> None:
+    """Start a Thread, for which the end of a process waits. Who waits for it does not: an exception in its start() may
+    leave it waiting for ever, and one in the callbacks when it is freed is lost."""
+    usual = stack_size()  # of the user's threads; 0 is the system's default, which is large
+    if 0 < usual < STACK:
+        stack_size(STACK)
+    try:
+        Thread(target=run, name="numbattn compiles", daemon=False).start()
+    except RuntimeError:
+        run()
+    finally:
+        if 0 < usual < STACK:
+            stack_size(usual)
+
+
+imported = cache(uninterrupted(import_module))  # of packages that a retry could not import if half of them were there

@@ -207,12 +207,11 @@ def test_a_handler_may_raise_anywhere(times):
 
 
 FAULTS = {
-    'hasattr(_here, "job") or ': "",
-    "            stack_size(STACK)": "            pass",
-    "                stack_size(usual)": "                pass",
+    'hasattr(_here, "works") or ': "",
     "or any(_holds(*lock) for lock in LOCKS)": "",
     "copy_context()": "__import__('contextvars').Context()",
     "if os.getpid() != process:": "if False:",
     "daemon=False": "daemon=True",
-    "start_new_thread(self._start, ())": "self._start()",
+    "        stack_size(STACK)": "        pass",
+    "            stack_size(usual)": "            pass",
 }

@@ -3,7 +3,7 @@
 from _thread import start_new_thread
 from collections import deque
 from contextlib import suppress
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
 import numba
 import numpy as np
@@ -13,7 +13,6 @@ from numba.np.ufunc import parallel
 SERIAL = 5e7  # a thread takes as much at once; less than twice that is done before a second thread would help
 NEVER = np.zeros(1, np.int32)  # a `stop` that is not set
 SHORT = 2e9  # less is done before a signal handler would have to wait
-PATIENCE = 0.1  # seconds: on Windows no signal ends a wait
 
 
 def launch(kernel, blocks, work, scratch):
@@ -96,8 +95,7 @@ class Run:
     def finish(self):
         """Wait until no other thread is in the kernel, nor will be."""
         while self.firsts or len(self.left) < len(self.entered):  # in this order
-            with suppress(Empty):
-                self.woken.get(timeout=PATIENCE)
+            self.woken.get()
 
     def finish_at_once(self):
         """End, whatever the handlers of further signals raise. Other threads hold all memory that they use."""

@@ -8,7 +8,6 @@ from numba.core.errors import NumbaError
 from numba.extending import intrinsic, models, overload, register_model
 
 from ...compiling import check_setting
-from ...interrupts import uninterrupted
 from .dual import ONE, REAL, dual, like, slope_of
 from .numpy_functions import INSTEAD
 from .strict import compiled
@@ -77,7 +76,6 @@ for function in operator.sub, operator.isub:
 
 
 @lru_cache(maxsize=256)
-@uninterrupted
 def is_additive(function, kinds):
     """Whether function(s, ...) - s of a Frozen does not depend on s, by type inference. kinds: of its other arguments.
     """

@@ -9,7 +9,6 @@ from numba.core.errors import NumbaError
 from numba.extending import intrinsic
 
 from ...checks import UserTypeError
-from ...interrupts import uninterrupted
 from ..frozen import ORDERS
 from .derivative import differentiated
 from .errors import naming, number_of
@@ -65,7 +64,6 @@ def order_given(identity, order):
 
 
 @lru_cache(maxsize=512)
-@uninterrupted
 def check(identity, real, kinds, order=0):
     """Raise a TypeError if the function of a function.Identity, or its derivative of this order, may raise an error,
     print or allocate memory, called with s of this type and arrays of these types."""

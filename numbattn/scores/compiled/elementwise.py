@@ -5,7 +5,6 @@ from functools import lru_cache
 import numba
 import numpy as np
 
-from ...interrupts import uninterrupted
 from .derivative import compiled_of, derivative_of
 from .element import refuse_failing
 from .errors import naming, number_of
@@ -27,7 +26,6 @@ def of_one(function, order=0):
 
 
 @lru_cache(maxsize=128)
-@uninterrupted
 def check(words, function, dtype, order=0):
     """Raise a TypeError if it may raise an error, print or allocate memory, for numbers of this dtype. words: the name
     of the function in the message."""

@@ -21,7 +21,6 @@ from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic, models, overload, overload_attribute, register_model
 from numba.np.numpy_support import as_dtype
 
-from ...interrupts import uninterrupted
 from ..frozen import ORDERS
 from .derivative import compiled_of, differentiated
 from .dual import Dual, dual, like, slope_of, value_of
@@ -316,7 +315,6 @@ def changing(typingctx, s, ts, tangents):
 
 
 @lru_cache(maxsize=256)
-@uninterrupted
 def check(function, wanted, real, kinds):
     """Raise a TypeError if the derivatives of a Frozen by what it reads cannot be computed, for s of this type and
     arrays of these types."""
@@ -325,7 +323,6 @@ def check(function, wanted, real, kinds):
 
 
 @lru_cache(maxsize=256)
-@uninterrupted
 def check_along(identity, wanted, real, kinds, tangents, order=0):
     """The same for `along` of a function.Identity. tangents: the type of their array."""
     given = order_given(identity, order)
@@ -334,7 +331,6 @@ def check_along(identity, wanted, real, kinds, tangents, order=0):
 
 
 @lru_cache(maxsize=256)
-@uninterrupted
 def check_by_read_along(function, wanted, real, kinds, tangents):
     """The same for `by_read_along` of a Frozen."""
     arguments = real, real, *[types.int64] * 4, types.Tuple(kinds), tangents, types.int64
@@ -349,7 +345,6 @@ def _refuse(derivative, arguments, function, words):
 
 
 @lru_cache(maxsize=256)
-@uninterrupted
 def has_steady_slope(function, wanted, real, kinds):
     """Whether the derivative by the first element read is the same constant for all elements, by the optimised code."""
     derivative, arguments = by_last_index(function, wanted), (real, *[types.int64] * 4, types.Tuple(kinds))
@@ -362,7 +357,6 @@ def has_steady_slope(function, wanted, real, kinds):
 
 
 @lru_cache(maxsize=256)
-@uninterrupted
 def is_by_class(function, wanted, real, kinds):
     """Whether each element of S reads one element of the arrays whose index along the last axis, a class, follows from
     the key, while the others, and the derivative, follow from the query, as in w[kind[i], kind[j]]: the optimised code
@@ -389,7 +383,6 @@ def is_by_class(function, wanted, real, kinds):
 
 
 @lru_cache(maxsize=256)
-@uninterrupted
 def is_by_distance(function, wanted, real, kinds):
     """Whether each element of S reads one element of the arrays, and which one, and the derivative by it, follow from
     batch, head and i - j: as table[min(abs(i - j), 31), head]. As `is_by_class`."""

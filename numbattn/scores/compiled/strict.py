@@ -162,8 +162,9 @@ class Compiler(CompilerBase):
 
 
 class Compiled(CPUDispatcher):
-    """A function that compiles when it is called."""
+    """A function that is compiled when it is called, if not before."""
 
+    compile = uninterrupted(CPUDispatcher.compile)
     _compile_for_args = uninterrupted(CPUDispatcher._compile_for_args)
 
 

@@ -6,7 +6,6 @@ from numba import types
 from numba.core.errors import NumbaError
 from numba.extending import models, register_model
 
-from ...interrupts import uninterrupted
 from .derivative import compiled_of
 from .element import place, refuse_failing
 from .errors import naming, truth_of
@@ -27,7 +26,6 @@ def truth_element(function):
 
 
 @lru_cache(maxsize=512)
-@uninterrupted
 def check(function, kinds):
     """Raise a TypeError if a Frozen may raise an error, print or allocate memory, or returns anything but a boolean,
     called with arrays of these types."""
@@ -49,7 +47,6 @@ register_model(Unread)(models.OpaqueModel)
 
 
 @lru_cache(maxsize=256)
-@uninterrupted
 def reads(function, kinds):
     """Whether a Frozen reads batch, and whether it reads head, by type inference. kinds: of its arrays."""
     of_user, others = compiled_of(function), (types.int64, types.int64, types.Tuple(kinds))
