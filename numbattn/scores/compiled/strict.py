@@ -169,4 +169,5 @@ class Compiled(CPUDispatcher):
 
 
 def compiled(function):
-    return Compiled(function, targetoptions={"nopython": True, "error_model": "numpy"}, pipeline_class=Compiler)
+    options = {"nopython": True, "boundscheck": None, "error_model": "numpy"}
+    return Compiled(function, targetoptions=options, pipeline_class=Compiler)
