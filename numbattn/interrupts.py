@@ -1,7 +1,7 @@
 """What an exception of a signal handler, as of Ctrl-C, would break for good is done where none arrives.
 
 Python runs signal handlers in its main thread, between any two bytecodes, also in Numba, llvmlite and their callbacks.
-So what compiles has a thread of its own, whoever calls, which also has a large enough stack.
+So what compiles has a thread of its own, whoever calls; it also has the stack that LLVM needs, more than 64 KiB.
 """
 
 import os
@@ -18,7 +18,6 @@ from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
-STACK = 8 << 20  # bytes; LLVM needs more than 64 KiB
 PATIENCE = 0.1  # seconds between two looks at whether this is a fork
 LOCKS = ("numba.core.compiler_lock", "global_compiler_lock._lock"), ("llvmlite.binding.ffi", "lib._lock._lock")
 
@@ -26,8 +25,8 @@ _here = local()  # .works: this thread is one of ours
 
 
 def uninterrupted(work: Callable[P, R]) -> Callable[P, R]:
-    """Decorate what compiles: it runs in another thread, and the caller waits. If a handler raises there, the call ends
-    at once; the other thread goes on, and the process does not end before it."""
+    """Decorate what compiles: it runs in another thread, and the caller waits. If a signal handler raises, the call
+    ends at once; the other thread goes on, and the process does not end before it."""
 
     @wraps(work)
     def run(*args: P.args, **options: P.kwargs) -> R:
@@ -60,7 +59,9 @@ def _elsewhere(work: Callable[[], R]) -> R:
     done.acquire()
     try:
         start_new_thread(_start, (run,))
-    except RuntimeError:  # too many threads, or the interpreter shuts down
+    except RuntimeError as refused:  # too many threads, or the interpreter shuts down
+        if "new thread" not in str(refused):  # it is a handler's
+            raise
         return work()
     while not done.acquire(timeout=PATIENCE):
         if os.getpid() != process:  # a handler has forked, and the other thread is not here
@@ -77,16 +78,14 @@ def _elsewhere(work: Callable[[], R]) -> R:
 def _start(run: Callable[[], None]) -> None:
     """Start a Thread, for which the end of a process waits. Who waits for it does not: an exception in its start() may
     leave it waiting for ever, and one in the callbacks when it is freed is lost."""
-    usual = stack_size()  # of the user's threads; 0 is the system's default, which is large
-    if 0 < usual < STACK:
-        stack_size(STACK)
+    usual = stack_size()  # what the user wants, 0 if nothing; it is the system's default now, which is large
     try:
         Thread(target=run, name="numbattn compiles", daemon=False).start()
     except RuntimeError:
         run()
     finally:
-        if 0 < usual < STACK:
+        if usual:
             stack_size(usual)
 
 
-imported = cache(uninterrupted(import_module))  # of packages that a retry could not import if half of them were there
+imported = cache(uninterrupted(import_module))  # what an interrupt leaves of Numba could not be imported again

@@ -212,6 +212,6 @@ FAULTS = {
     "copy_context()": "__import__('contextvars').Context()",
     "if os.getpid() != process:": "if False:",
     "daemon=False": "daemon=True",
-    "        stack_size(STACK)": "        pass",
+    "usual = stack_size()": "usual = 0",
     "            stack_size(usual)": "            pass",
 }

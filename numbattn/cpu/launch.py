@@ -60,7 +60,9 @@ class Run:
         for _ in range(threads - takes_part):
             try:
                 start_new_thread(self.help, ())
-            except RuntimeError:  # too many threads, or the interpreter shuts down
+            except RuntimeError as error:  # too many threads, or the interpreter shuts down
+                if "new thread" not in str(error):  # it is a handler's
+                    raise
                 takes_part = True
         if takes_part:
             self.work()

@@ -269,7 +269,7 @@ ALARMS = """
     import random, signal
     import numpy as np, numbattn as na
 
-    class Alarm(BaseException):
+    class Alarm(RuntimeError):
         pass
 
     def handler(*args):
