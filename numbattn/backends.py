@@ -1,9 +1,9 @@
 """Backends: which module computes, by the library of a call's arrays, and whose fault an error in it is."""
 
-from importlib import import_module
 from typing import Any
 
 from . import faults
+from .interrupts import imported
 
 # Each has passes, and states_of_blocks and shown_by_function, for functions of masks; that of NumPy also applied, for
 # functions of scores; that of CuPy append and check_device, for caches, merge_into and sum_into, and chosen, for masks
@@ -18,12 +18,12 @@ BACKENDS: dict[str, Any] = {}  # by library, imported when first needed: importi
 
 def backend(library: str) -> Any:
     """The backend for arrays of a library, "numpy" or "cupy"."""
-    return BACKENDS.get(library) or BACKENDS.setdefault(library, import_module(MODULES[library]))
+    return BACKENDS.get(library) or BACKENDS.setdefault(library, imported(MODULES[library]))
 
 
 def on_cpus() -> Any:
     """The backend for NumPy arrays, for what the CPU computes whatever the arrays."""
-    return import_module(MODULES["numpy"])
+    return imported(MODULES["numpy"])
 
 
 def run(problem: Any, name: str, *args: Any, **options: Any) -> Any:
@@ -33,7 +33,7 @@ def run(problem: Any, name: str, *args: Any, **options: Any) -> Any:
 
 def run_points(problem: Any, name: str, *args: Any, **options: Any) -> Any:
     """Run a sum over pairs of points, likewise; it takes the Problem first."""
-    return _run(import_module(POINTS[problem.xp]), problem, name, problem, *args, **options)
+    return _run(imported(POINTS[problem.xp]), problem, name, problem, *args, **options)
 
 
 def _run(chosen: Any, problem: Any, name: str, *args: Any, **options: Any) -> Any:

@@ -5,11 +5,11 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib import import_module
 from time import perf_counter
 from typing import Any
 
 from .cache import cache_dir
+from .interrupts import imported
 
 LOGGER = logging.getLogger("numbattn")
 LOGGER.addHandler(logging.NullHandler())
@@ -39,7 +39,7 @@ def keep_quiet() -> None:
 
 def check_setting(name: str) -> None:
     """Refuse to go on if a setting of Numba's stops it from compiling."""
-    numba: Any = import_module("numba")
+    numba: Any = imported("numba")
     if getattr(numba.config, name, False):
         raise ImportError(f"NUMBA_{name} is set in the environment: numbattn needs Numba to compile its kernels")
 

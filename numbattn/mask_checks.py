@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from .checks import words_for
+from .interrupts import imported
 from .masks import visible
 from .score_checks import check_reads, checked_sizes, compared, cupy_if_any, raising_nothing, words_of
 from .values import moved
@@ -55,7 +55,7 @@ def check_mask(mask: Where, seqlen_q: int = 16, seqlen_k: int = 16, *, heads: in
     if not isinstance(mask, Where):
         raise TypeError(f"mask: got {words_for(mask)}, expected a numbattn.Where")
     shape = checked_sizes(batch=batch, heads=heads, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
-    mask, of_cpus = mask._like(np.empty(0)), import_module("numbattn.cpu.where")  # Numba is not imported before
+    mask, of_cpus = mask._like(np.empty(0)), imported("numbattn.cpu.where")  # Numba is not imported before
     compiled = of_cpus.one_test(mask)
     check_reads("mask", mask, shape)
     places = list(compared(shape))

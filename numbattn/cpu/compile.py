@@ -18,6 +18,7 @@ from numba.core.registry import cpu_target
 from .. import cache as disk
 from .. import sources
 from ..compiling import compiling
+from ..interrupts import uninterrupted
 from .linked import LINKED
 from .record import data_address, kind_of, reader
 from .tile import contiguous_view
@@ -41,7 +42,7 @@ class Kernel:
         """A function of (first block, end block, stop, memory), for arguments in Records. The first Record is that of
         scratch, whose addresses count from the beginning of the memory."""
         form = tuple([record.form for record in records])
-        entry = (self.entries.get(form) or self._compiled(form, records)).ctypes
+        entry = (self.entries.get(form) or self._compile(form, records)).ctypes
         arguments = b"".join([record.bytes for record in records])
 
         def call(first, end, stop, memory):
@@ -50,13 +51,14 @@ class Kernel:
         call.records = records  # keeps their arrays alive
         return call
 
-    def _compiled(self, form, records):
-        kinds = tuple([kind_of(x) for record in records for x in record.arguments])
-        with global_compiler_lock:
-            if form not in self.entries:
-                name = f"{self.function.__module__}.{self.function.__qualname__}", kinds
-                make, shown = partial(self._entry, kinds), _shown(self.__name__, kinds)
-                self.entries[form] = c_function(name, ENTRY, make, shown, _nrt=False)
+    @uninterrupted
+    @global_compiler_lock
+    def _compile(self, form, records):
+        if form not in self.entries:
+            kinds = tuple([kind_of(x) for record in records for x in record.arguments])
+            name = f"{self.function.__module__}.{self.function.__qualname__}", kinds
+            make, shown = partial(self._entry, kinds), _shown(self.__name__, kinds)
+            self.entries[form] = c_function(name, ENTRY, make, shown, _nrt=False)
         return self.entries[form]
 
     def _entry(self, kinds):
@@ -108,6 +110,7 @@ class CFunction:
         self.ctypes = ctypes.CFUNCTYPE(None, *arguments)(address)
 
 
+@uninterrupted
 @global_compiler_lock
 def c_function(name, arguments, make, shown="a function of a score", **options):
     """The CFunction of the function that make() returns, from the disk if it is there. name: unique across processes;

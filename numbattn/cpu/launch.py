@@ -1,8 +1,9 @@
 """Run a kernel on several threads, until it is done or a signal handler raises."""
 
-import threading
 from _thread import start_new_thread
+from collections import deque
 from contextlib import suppress
+from queue import SimpleQueue
 
 import numba
 import numpy as np
@@ -31,7 +32,6 @@ def launch(kernel, blocks, work, scratch):
         run.start(threads, takes_part=work < SHORT)
         run.finish()
     except BaseException:
-        run.stop[0] = 1
         run.finish_at_once()
         raise
     if run.error:
@@ -44,51 +44,66 @@ def _threads():
 
 
 class Run:
-    """The blocks of one call; threads take `step` of them at a time."""
+    """The blocks of one call; threads take `step` of them at a time.
+
+    A handler may raise between any two bytecodes of the calling thread. So it takes no lock, and the others count
+    themselves, each step a single native call: who has entered, and who has left. What is counted only grows.
+    """
 
     def __init__(self, kernel, blocks, step, scratch):
         self.kernel, self.blocks, self.step, self.scratch = kernel, blocks, step, scratch
-        self.next = self.active = 0  # block; threads in the kernel
-        self.stop, self.error, self.changed = np.zeros(1, np.int32), None, threading.Condition()
+        self.firsts, self.stop, self.error = deque(range(0, blocks, step)), np.zeros(1, np.int32), None
+        self.entered, self.left, self.woken = [], [], SimpleQueue()
 
     def start(self, threads, takes_part):
         """takes_part: whether this thread is one of them."""
         for _ in range(threads - takes_part):
             try:
-                start_new_thread(self.work, ())
-            except RuntimeError:  # too many threads, or the interpreter shuts down
+                start_new_thread(self.help, ())
+            except RuntimeError as error:  # too many threads, or the interpreter shuts down
+                if "new thread" not in str(error):  # it is a handler's
+                    raise
                 takes_part = True
         if takes_part:
             self.work()
 
+    def help(self):
+        """What another thread does."""
+        self.entered.append(True)  # before it takes a block: see `finish`
+        try:
+            self.work()
+        except BaseException as error:
+            self.error = error
+            self.end()
+        self.left.append(True)
+        self.woken.put(True)
+
     def work(self):
         scratch = None
         while (first := self.take()) is not None:
-            try:
-                scratch = self.scratch() if scratch is None else scratch  # there may be no memory
-                self.kernel(first, min(first + self.step, self.blocks), self.stop, scratch)
-            except BaseException as error:
-                self.error, self.stop[0] = error, 1
-            with self.changed:
-                self.active -= 1
-                self.changed.notify_all()
+            scratch = self.scratch() if scratch is None else scratch  # there may be no memory
+            self.kernel(first, min(first + self.step, self.blocks), self.stop, scratch)
 
     def take(self):
-        """The first of the next blocks; None if there are none left, or if the call is stopped."""
-        with self.changed:
-            if self.stop[0] or self.next >= self.blocks:
-                return None
-            first = self.next
-            self.next, self.active = first + self.step, self.active + 1
-            return first
+        """The first of the next blocks; None if there are none left."""
+        with suppress(IndexError):
+            return self.firsts.popleft()
+
+    def end(self):
+        """Start no more blocks, and end those that have started."""
+        self.stop[0] = 1
+        self.firsts.clear()
 
     def finish(self):
-        """Wait until no thread is in the kernel, nor will be."""
-        with self.changed:
-            self.changed.wait_for(lambda: not self.active and (self.stop[0] or self.next >= self.blocks))
+        """Wait until no other thread is in the kernel, nor will be."""
+        while self.firsts or len(self.left) < len(self.entered):  # in this order
+            self.woken.get()
 
     def finish_at_once(self):
-        """As `finish`, whatever the handlers of further signals raise."""
-        while self.active:
-            with suppress(BaseException):
-                self.finish()
+        """End, whatever the handlers of further signals raise. Other threads hold all memory that they use."""
+        while True:
+            try:
+                self.end()
+                return self.finish()
+            except BaseException:
+                continue

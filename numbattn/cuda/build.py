@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from .. import cache as disk
 from .. import sources
 from ..compiling import check_setting, compiling
+from ..interrupts import uninterrupted
 from .missing import missing
 
 SCALARS = ("int32", "uint32", "int64", "uint64", "float32", "float64")
@@ -141,6 +142,7 @@ class Binary:
     cubin: bytes = field(repr=False)
 
 
+@uninterrupted
 def build(key):
     """The Binary of a Key, from the disk, else compiled and stored there. That of a GivenSource is known by its PTX."""
     ptx, what = None, f"{key.name} for {arch(key.cc)}"

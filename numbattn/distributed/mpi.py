@@ -197,7 +197,7 @@ class Mpi(Apart):
     def _abandon(self) -> None:
         """Tell all others, and cancel what can be cancelled."""
         self._send(repeat(np.empty(0)), self._others, END)
-        for request in self._received:
+        for request in reversed(self._received):  # else the next one, of another size, would get its message
             if not request.Test():
                 request.Cancel()
         _sweep(self._received)

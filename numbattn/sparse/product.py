@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from ..backends import SPARSE
 from ..checks import DTYPES, A, Array, library, no_floats, other_dtype, same_library, words_for
+from ..interrupts import imported
 from .pattern import TAKER, Pattern
 
 
@@ -120,7 +120,7 @@ def run(name: str, one: Any, other: Any, pattern: Pattern, shape: tuple[int, ...
     """A pass by the backend for the arrays' library; zeros if there are no rows or no blocks."""
     if not (one.size and other.size and math.prod(shape)):
         return np.zeros(shape, one.dtype, like=one)
-    return getattr(import_module(SPARSE[str(library(one))]), name)(one, other, pattern).reshape(shape)
+    return getattr(imported(SPARSE[str(library(one))]), name)(one, other, pattern).reshape(shape)
 
 
 def _rows(x: Any) -> Any:

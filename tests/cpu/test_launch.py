@@ -94,7 +94,8 @@ def test_a_call_ends_after_its_last_block(work):
     assert sorted(done) == list(range(8))
 
 
-def test_no_block_starts_after_an_error(monkeypatch):
+@pytest.mark.parametrize("work", [2 * launch.SERIAL, MUCH])
+def test_no_block_starts_after_an_error(work, monkeypatch):
     starts = []
 
     def fail(first, last, stop, scratch):
@@ -104,7 +105,7 @@ def test_no_block_starts_after_an_error(monkeypatch):
 
     monkeypatch.setattr(launch, "_threads", lambda: 1)
     with pytest.raises(ZeroDivisionError):
-        launch.launch(fail, 100, 2 * launch.SERIAL, nothing)
+        launch.launch(fail, 100, work, nothing)
     assert starts == [0]
 
 
@@ -239,6 +240,61 @@ def test_a_signal_handler_may_raise(call, raised):
     assert run(INTERRUPTED.format(call=call, raised=raised)) == (["True"], 0)
 
 
+ANYWHERE = """
+    import time
+    from numbattn.cpu import launch
+    from tests.tools.anywhere import stopped
+
+    def kernel(first, last, stop, scratch):
+        inside.append(first)
+        time.sleep(2e-4)
+        inside.remove(first)
+
+    launch._threads = lambda: 3
+    for work in 2 * launch.SERIAL, launch.SHORT:
+        at, inside = 0, []
+        while stopped(lambda: launch.launch(kernel, 4, work, lambda: None), at, launch.__file__):
+            assert not inside, f"after instruction {at} a thread is in the kernel"
+            at += 1
+        print(at > 100)
+"""
+
+
+def test_a_handler_may_raise_anywhere():
+    """Whether the calling thread takes part or waits."""
+    assert run(ANYWHERE, timeout=60) == (["True", "True"], 0)
+
+
+ALARMS = """
+    import random, signal
+    import numpy as np, numbattn as na
+
+    class Alarm(RuntimeError):
+        pass
+
+    def handler(*args):
+        raise Alarm
+
+    signal.signal(signal.SIGALRM, handler)
+    q, draw = np.random.default_rng(0).standard_normal((8, 350, 64), dtype=np.float32), random.Random(0)
+    want = na.attention(q, q, q)
+    for _ in range({times}):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-5, 6e-3))
+            while True:
+                na.attention(q, q, q)
+        except Alarm:
+            pass
+        assert np.array_equal(na.attention(q, q, q), want)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no such signals on this system")
+@pytest.mark.parametrize("times", [50, pytest.param(2000, marks=pytest.mark.slow)])
+def test_alarms_in_short_calls(times):
+    assert run(ALARMS.format(times=times)) == ([], 0)
+
+
 def test_an_interrupted_call_leaves_no_thread_behind():
     """However often it is interrupted while it waits for its threads."""
     inside, left = threading.Semaphore(0), []
@@ -330,11 +386,14 @@ FAULTS = {
     ): {
         "range(threads - takes_part)": "range(threads)",
         "min(first + self.step, self.blocks)": "first + self.step",
-        "first + self.step, self.active + 1": "first + 1, self.active + 1",
-        "self.error, self.stop[0] = error, 1": "self.stop[0] = 1",
-        "if self.stop[0] or self.next >= self.blocks": "if self.next >= self.blocks",
-        "while self.active:": "if self.active:",
-        "not self.active and (": "(",
+        "deque(range(0, blocks, step))": "deque(range(0, blocks, 1))",
+        "            self.error = error\n": "",
+        "        self.firsts.clear()\n": "",
+        "while self.firsts or len": "while len",
+        "or len(self.left) < len(self.entered)": "",
         "scratch = self.scratch() if scratch is None else scratch": "scratch = self.scratch()",
+    },
+    "test_a_handler_may_raise_anywhere": {
+        "return self.finish()": "return None",
     },
 }

@@ -4,3 +4,7 @@
 them, `nothrow` refuses what may raise an error, `derivative` differentiates by the rules of `dual` and
 `numpy_functions`, `errors` reports what Numba refuses.
 """
+
+from ...interrupts import imported
+
+imported("numba")

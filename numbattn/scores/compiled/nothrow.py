@@ -9,6 +9,8 @@ import re
 
 from numba.core import ir, types
 
+from ...interrupts import uninterrupted
+
 DEFINED = re.compile(r"^define [^\n]*?@(\"[^\"]*\"|[\w.$]+)\((.*?)^}", re.MULTILINE | re.DOTALL)
 ASSIGNED = re.compile(r"^  (%\S+) = (.*)", re.MULTILINE)
 RETURNED = re.compile(r"^  ret i32 (\S+)", re.MULTILINE)
@@ -17,12 +19,14 @@ PYTHON = re.compile(r"_?Py|numba_(gil|unpickle)|NRT_\w*(alloc|new)|printf|puts")
 UNRESOLVED = re.compile(r"@\"?\.numba\.unresolved\$([^\"\s,]*)")  # the address of a function that calls itself
 
 
+@uninterrupted
 def may_fail(overload):
     """Whether a function that Numba has compiled may return an error, or calls Python."""
     functions = {name.strip('"'): body for name, body in DEFINED.findall(overload.library.get_llvm_str())}
     return _may_fail(overload.fndesc.llvm_func_name, functions, set())
 
 
+@uninterrupted
 def arguments_used(overload):
     """The names of the arguments that a function's code uses, wholly or in part."""
     functions = {name.strip('"'): body for name, body in DEFINED.findall(overload.library.get_llvm_str())}

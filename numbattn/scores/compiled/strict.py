@@ -10,15 +10,18 @@
 import math
 import operator
 
-from numba import njit, types
+from numba import types
 from numba.core import ir
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.compiler_machinery import FunctionPass, register_pass
 from numba.core.dispatcher import Dispatcher
 from numba.core.errors import TypingError
 from numba.core.ir_utils import find_const, get_definition, guard, mk_unique_var
+from numba.core.registry import CPUDispatcher
 from numba.core.untyped_passes import InlineClosureLikes, MakeFunctionToJitFunction
 from numba.extending import overload, register_jitable
+
+from ...interrupts import uninterrupted
 
 NO_POWER = "has int ** int, which is a float if the exponent is negative: write float(x) ** y"
 NEGATIVE_POWER = "has a negative integer as an exponent: write x ** -1.0"
@@ -158,4 +161,13 @@ class Compiler(CompilerBase):
         return [passes]
 
 
-compiled = njit(error_model="numpy", pipeline_class=Compiler)
+class Compiled(CPUDispatcher):
+    """A function that is compiled when it is called, if not before."""
+
+    compile = uninterrupted(CPUDispatcher.compile)
+    _compile_for_args = uninterrupted(CPUDispatcher._compile_for_args)
+
+
+def compiled(function):
+    options = {"nopython": True, "boundscheck": None, "error_model": "numpy"}
+    return Compiled(function, targetoptions=options, pipeline_class=Compiler)
