@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from itertools import chain
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -224,7 +224,7 @@ class Saved(Generic[A]):
 
     def _exactly(self, x: Any) -> Any:
         """Rows that are multiplied by exp(S - lse), so that lse counts with its low part."""
-        return x if self.lse_low is None else x * np.exp(-self.lse_low)
+        return x if self.lse_low is None else x * np.exp(-cast(Any, self.lse_low))
 
     def __repr__(self) -> str:
         problem, packing = self.problem, self.inputs.packing
