@@ -81,6 +81,7 @@ def attend(
     s_aux: torch.Tensor | None = None,
     cu_seq_lens_q: torch.Tensor | None = None,
     cu_seq_lens_k: torch.Tensor | None = None,
+    indices: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention as transformers calls it: of (batch, heads, seqlen, head_dim); o has its heads after the sequence."""
@@ -103,6 +104,9 @@ def attend(
         score.append(Sink(s_aux))
     if cu_seq_lens_q is not None:
         mask = as_mask(mask) & Segments(cu_seq_lens_q, cu_seq_lens_k)
+    if indices is not None:  # the keys (batch, q, chosen) of DeepSeek's indexers
+        chosen = torch.zeros(*indices.shape[:2], key.shape[-2], dtype=torch.bool, device=key.device)
+        mask = as_mask(mask) & chosen.scatter(-1, indices.long(), True)[:, None]
     drop = Dropout(dropout, seed=int(torch.randint(2**63 - 1, ()))) if dropout else None
     o = attention(query, key, value, mask=mask, scale=scaling, score=score or None, dropout=drop)
     return o.transpose(1, 2).contiguous(), None
@@ -129,10 +133,10 @@ def mask_of(
     def booleans(start: int = 0, rows: int = q_length, **changes: Any) -> Any:
         return sdpa_mask(batch_size, rows, kv_length, q_offset + start, device=device, **options | changes)
 
-    if q_length == 1 or torch.compiler.is_compiling():
+    if q_length == 1 or options.get("use_vmap") or torch.compiler.is_compiling():  # vmap is not for __torch_dispatch__
         return booleans()
     whole = partial(booleans, allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
-    if booleans(mask_function=one, use_vmap=False) is None:  # as it would be of all: causal and no more, or no mask
+    if booleans(mask_function=one) is None:  # as it would be of all: causal and no more, or no mask
         if options.get("allow_is_bidirectional_skip"):
             return None
         value: Mask | None = Causal(0)
