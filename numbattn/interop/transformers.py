@@ -8,7 +8,7 @@ sequences, windows, chunks, T5's position biases, logits that are capped (Gemma)
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -128,21 +128,22 @@ def is_number(x: Any) -> bool:
 def mask_of(
     batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, *, device: Any = "cpu", **options: Any
 ) -> torch.Tensor | None:
-    """The mask function: `sdpa_mask`, whose booleans of several queries stay uncomputed where a Mask says the same."""
+    """The mask function: `sdpa_mask`, but that the booleans of several queries are not kept where intervals say as much."""
 
     def booleans(start: int = 0, rows: int = q_length, **changes: Any) -> Any:
         return sdpa_mask(batch_size, rows, kv_length, q_offset + start, device=device, **options | changes)
 
-    if q_length == 1 or options.get("use_vmap") or torch.compiler.is_compiling():  # vmap is not for __torch_dispatch__
+    if q_length == 1 or torch.compiler.is_compiling():
         return booleans()
-    whole = partial(booleans, allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
-    if booleans(mask_function=one) is None:  # as it would be of all: causal and no more, or no mask
+    shape = batch_size, 1, q_length, kv_length
+    if booleans(mask_function=one, use_vmap=False) is None:  # as it would be of all: causal and no more, or no mask
         if options.get("allow_is_bidirectional_skip"):
             return None
-        value: Mask | None = Causal(0)
-    else:
-        value = intervals(whole, q_length, max(1, BLOCK // (batch_size * kv_length)))
-    return whole() if value is None else Visible((batch_size, 1, q_length, kv_length), device, value, whole)
+        end = torch.arange(1, q_length + 1, device=device)
+        return Visible(shape, torch.zeros_like(end), end, Causal(0))
+    whole = partial(booleans, allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
+    found = intervals(whole, q_length, max(1, BLOCK // (batch_size * kv_length)))
+    return whole() if found is None else Visible(shape, *found, Intervals(*found))
 
 
 def one(batch: Any, head: Any, query: torch.Tensor, key: Any) -> torch.Tensor:
@@ -150,35 +151,41 @@ def one(batch: Any, head: Any, query: torch.Tensor, key: Any) -> torch.Tensor:
     return query[..., :1, :] >= 0
 
 
-def intervals(booleans: Callable[..., torch.Tensor], queries: int, rows: int) -> Intervals | None:
-    """The interval of keys that each query sees, found so many rows at a time; None if one sees anything else."""
+def intervals(booleans: Callable[..., torch.Tensor], queries: int, rows: int) -> list[torch.Tensor] | None:
+    """The first and the end of the keys that each query sees, of so many rows at a time; None if there are gaps."""
     found = []
     for start in range(0, queries, rows):
         block = booleans(start, min(rows, queries - start))
         first = block.byte().argmax(-1)
         end = first + block.sum(-1)
-        key = torch.arange(block.shape[-1], device=block.device)
-        if not torch.equal(block, (first[..., None] <= key) & (key < end[..., None])):
+        if not torch.equal(block, between(first, end, block.shape[-1])):
             return None
         found.append((first.int(), end.int()))
-    first, end = (torch.cat(bounds, -1) for bounds in zip(*found))
-    return Intervals(first, end)
+    return [torch.cat(bounds, -1) for bounds in zip(*found)]
+
+
+def between(first: torch.Tensor, end: torch.Tensor, keys: int) -> torch.Tensor:
+    """Whether first <= key < end."""
+    key = torch.arange(keys, device=first.device)
+    return (first[..., None] <= key) & (key < end[..., None])
 
 
 class Visible(torch.Tensor):
     """A mask's booleans (batch, 1, q, k), computed only where a model looks at them: numbattn takes the value."""
 
+    first: torch.Tensor
+    end: torch.Tensor
     value: Mask
-    booleans: Callable[[], torch.Tensor]
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def __new__(
-        cls: Any, shape: tuple[int, ...], device: Any, value: Mask, booleans: Callable[[], torch.Tensor]
-    ) -> Visible:
-        self = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)
-        self.value, self.booleans = value, cache(booleans)
+    def __new__(cls: Any, shape: tuple[int, ...], first: torch.Tensor, end: torch.Tensor, value: Mask) -> Visible:
+        self = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=first.device)
+        self.first, self.end, self.value = first, end, value
         return self
+
+    def booleans(self) -> torch.Tensor:
+        return between(self.first, self.end, self.shape[-1]).expand(self.shape)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -36,7 +36,7 @@ MODELS = {
     "Qwen3": DECODER,
     "Phi3": {**DECODER, "pad_token_id": 0},
     "Gemma3": {**DECODER, "num_hidden_layers": 6, "query_pre_attn_scalar": 8, "sliding_window": 6},
-    "Llama4": {**DECODER, "intermediate_size_mlp": 32, "num_local_experts": 2, "attention_chunk_size": 6},
+    "Llama4": {**DECODER, "intermediate_size_mlp": 32, "num_local_experts": 2, "attention_chunk_size": 10},
     "DeepseekV3": {**DECODER, **LATENT},
     "DeepseekV32": {**DECODER, **LATENT, "index_topk": 5, "index_n_heads": 2, "index_head_dim": 16},
     "GPT2": {"n_embd": 32, "n_head": 4, "n_layer": 2, "vocab_size": TOKENS, "n_positions": 128,
@@ -176,6 +176,7 @@ def test_generation_with_a_draft_model_and_with_8_bits():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of torch.compile
 @pytest.mark.parametrize("name", ["Llama", "Gemma2", "GptOss"])
 @pytest.mark.parametrize("what", ["model", "layers"])
 def test_compiled(name, what):
@@ -200,6 +201,14 @@ window, chunks = masking_utils.sliding_window_causal_mask_function, masking_util
 both = masking_utils.bidirectional_mask_function
 
 
+def test_a_mask_stays_as_it_was():
+    """A static cache counts on in the offset that it has given."""
+    offset = torch.tensor(3)
+    mask, expected = masks(q_length=4, q_offset=offset)
+    offset += 4
+    assert torch.equal(mask[:, 0], expected[:, 0])
+
+
 @pytest.mark.parametrize("block", [2**22, 50])
 @pytest.mark.parametrize("options", [
     {},
@@ -210,7 +219,8 @@ both = masking_utils.bidirectional_mask_function
     {"attention_mask": PADDED[:, :9], "mask_function": both, "allow_is_causal_skip": False,
      "allow_is_bidirectional_skip": True},
     {"mask_function": chunks(4, torch.tensor([0, 3])), "local_size": 4},
-    {"mask_function": masking_utils.or_masks(window(9), lambda b, h, i, j: j < 4), "allow_is_causal_skip": False},
+    {"mask_function": masking_utils.or_masks(window(9), lambda b, h, i, j: j < 4), "use_vmap": True,
+     "allow_is_causal_skip": False},
 ])  # fmt: skip
 def test_a_mask_of_intervals_is_not_computed(monkeypatch, options, block):
     monkeypatch.setattr(interop, "BLOCK", block)
@@ -219,16 +229,14 @@ def test_a_mask_of_intervals_is_not_computed(monkeypatch, options, block):
     found = na.masks.as_mask(mask.value)._mapped(lambda x: x.numpy() if isinstance(x, torch.Tensor) else x)
     dense = torch.from_numpy(found.dense(*expected.shape[-2:])).expand(expected.shape)
     assert torch.equal(dense, expected)
-    assert mask.booleans.cache_info().misses == 0
     assert torch.equal(mask[..., -1:, :], expected[..., -1:, :])
     assert torch.equal(~mask, ~expected)
-    assert mask.booleans.cache_info().misses == 1
 
 
 def test_other_masks_are_booleans():
     holes = torch.ones(2, 9, dtype=torch.bool)
     holes[0, 4] = False
-    for options in ({"attention_mask": holes}, {"q_length": 1, "kv_length": 5, "q_offset": 4}, {"use_vmap": True}):
+    for options in ({"attention_mask": holes}, {"q_length": 1, "kv_length": 5, "q_offset": 4}):
         mask, expected = masks(**options, allow_is_causal_skip=False)
         assert type(mask) is torch.Tensor
         assert torch.equal(mask, expected)
