@@ -27,7 +27,7 @@ from .torch import attention
 # What models pass on that is in the mask already, or says nothing of attention's result.
 HARMLESS = frozenset({
     "sliding_window", "position_ids", "cache_position", "seq_idx", "max_length_q", "max_length_k", "use_cache",
-    "num_items_in_batch", "logits_to_keep", "layer_idx",
+    "num_items_in_batch", "logits_to_keep", "layer_idx", "output_hidden_states",
 })  # fmt: skip
 BLOCK = 2**22  # how many booleans of a mask are looked at together
 
@@ -128,7 +128,7 @@ def is_number(x: Any) -> bool:
 def mask_of(
     batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, *, device: Any = "cpu", **options: Any
 ) -> torch.Tensor | None:
-    """The mask function: `sdpa_mask`, but that the booleans of several queries are not kept where intervals say as much."""
+    """The mask function: `sdpa_mask`, but without the booleans of several queries where intervals say the same."""
 
     def booleans(start: int = 0, rows: int = q_length, **changes: Any) -> Any:
         return sdpa_mask(batch_size, rows, kv_length, q_offset + start, device=device, **options | changes)

@@ -53,8 +53,12 @@ MODELS = {
 CONFIGS = {"Gemma3": "Gemma3Text", "Llama4": "Llama4Text"}
 HEADS = {"T5": "ForConditionalGeneration", "Bart": "ForConditionalGeneration", "GPT2": "LMHeadModel", "ViT": "Model",
          "Whisper": "ForConditionalGeneration", "Bert": "ForMaskedLM", "ModernBert": "ForMaskedLM"}  # fmt: skip
-FAST = {"Mistral", "Gemma2", "GptOss", "T5", "Bert"}
-ALL = [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in MODELS]
+GENERATES = "Llama", "Gemma2", "Gemma3", "GptOss", "Llama4", "DeepseekV32", "T5", "Bart"
+FAST = "Mistral", "Gemma2", "GptOss", "T5", "Bert"
+
+
+def slow(*values):
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -70,11 +74,11 @@ def registered():
 
 def model_of(name, **changes):
     config = getattr(tf, CONFIGS.get(name, name) + "Config")(**MODELS[name] | changes)
+    torch.manual_seed(0)
     model = getattr(tf, name + HEADS.get(name, "ForCausalLM"))._from_config(config, attn_implementation="eager")
-    generator = torch.Generator().manual_seed(0)
     for what, x in model.named_parameters():
         if x.ndim > 1 or "sinks" in what:
-            x.data = torch.randn(x.shape, generator=generator) * 0.3
+            x.data = torch.randn(x.shape) * 0.3
     if model.can_generate():
         model.generation_config.update(eos_token_id=None, pad_token_id=0)
     return model
@@ -125,7 +129,7 @@ def of_eager(model, inputs):
     assert_close(results(model, "numbattn", inputs), results(model, "eager", inputs))
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [*FAST, *slow(*sorted({*MODELS} - {*FAST}))])
 def test_logits_and_gradients(name):
     model = model_of(name)
     packed = ["packed"] if name not in HEADS or name == "GPT2" else []
@@ -153,9 +157,8 @@ GENERATION = {
 }
 
 
-@pytest.mark.parametrize("padding", [None, "left", "right"])
-@pytest.mark.parametrize("name", ["Mistral", *[pytest.param(x, marks=pytest.mark.slow) for x in (
-    "Llama", "Gemma2", "Gemma3", "GptOss", "Llama4", "DeepseekV32", "T5", "Bart")]])  # fmt: skip
+@pytest.mark.parametrize("padding", ["left", *slow(None, "right")])
+@pytest.mark.parametrize("name", ["Mistral", *slow(*GENERATES)])
 def test_generation_with_every_cache(name, padding):
     """Windows of Mistral are shorter than what is generated: its caches roll."""
     model = model_of(name).eval()
@@ -259,7 +262,6 @@ def test_a_mask_of_another_size_is_looked_at(qkv):
 
 
 def test_floats_and_offsets_of_packed_sequences(qkv):
-    q, k, v = qkv
     ends = torch.tensor([0, 3, 8])
     visible = na.Segments(ends.numpy()).dense(8, 8) & na.Causal().dense(8, 8)
     expected = na.attention(*(x.numpy() for x in qkv), mask=visible, scale=0.3)
@@ -269,6 +271,28 @@ def test_floats_and_offsets_of_packed_sequences(qkv):
         o, weights = interop.attend(Module(), *qkv, mask, **options)
         assert weights is None
         torch.testing.assert_close(o.transpose(1, 2), torch.from_numpy(expected))
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_without_a_mask(qkv, rows):
+    """It is torch's is_causal, from the first key on, but for a single query."""
+    q, k, v = qkv
+    q = q[:, :, :rows]
+    for module, is_causal in ((Module(), None), (torch.nn.Module(), None), (Module(), False)):
+        o, _ = interop.attend(module, q, k, v, None, is_causal=is_causal)
+        causal = rows > 1 and is_causal is None
+        expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        torch.testing.assert_close(o.transpose(1, 2), expected)
+
+
+def test_keys_that_an_indexer_chose(qkv):
+    chosen = torch.arange(16).reshape(1, 8, 2) * 5 % 8
+    visible = torch.zeros(8, 8, dtype=torch.bool).scatter(-1, chosen[0], True) & torch.ones(8, 8).bool().tril()
+    visible[:, 0] = True
+    chosen = torch.cat([chosen, torch.zeros_like(chosen[..., :1])], -1)
+    o, _ = interop.attend(Module(), *qkv, masks(batch_size=1, q_length=8, kv_length=8)[0], indices=chosen.int())
+    expected = torch.nn.functional.scaled_dot_product_attention(*qkv, visible)
+    torch.testing.assert_close(o.transpose(1, 2), expected)
 
 
 @pytest.mark.parametrize("option", [{"sinks": torch.ones(2)}, {"temperature": 0.5}, {"blocks": [torch.ones(1)]}])
