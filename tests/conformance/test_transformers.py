@@ -50,7 +50,7 @@ def test_language_models(count):
     ran = len(found) - skipped
     count("transformers", f"transformers {tf.__version__}", Counts(ran - len(wrong), len(wrong), skipped))
     assert not wrong
-    assert ran >= 150
+    assert ran >= 140
 
 
 def compared(kind):
