@@ -234,6 +234,8 @@ def test_a_mask_of_intervals_is_not_computed(monkeypatch, options, block):
     assert torch.equal(dense, expected)
     assert torch.equal(mask[..., -1:, :], expected[..., -1:, :])
     assert torch.equal(~mask, ~expected)
+    with pytest.raises(ValueError, match="attention_mask: the model adds it to scores"):
+        torch.ones(1) + mask
 
 
 def test_other_masks_are_booleans():
