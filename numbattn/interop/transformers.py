@@ -190,7 +190,7 @@ class Visible(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.overloadpacket in (torch.ops.aten.add, torch.ops.aten.add_):
-            raise ValueError("attention_mask: the model adds it to scores by itself, expected a model that takes all of "
+            raise ValueError("attention_mask: the model adds it to scores itself, expected a model that takes all of "
                              "its attention from AttentionInterface")  # fmt: skip
         args, kwargs = tree_map(lambda x: x.booleans() if isinstance(x, cls) else x, (args, kwargs or {}))
         return func(*args, **kwargs)
