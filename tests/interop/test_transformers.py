@@ -234,7 +234,7 @@ def test_a_mask_of_intervals_is_not_computed(monkeypatch, options, block):
     assert torch.equal(dense, expected)
     assert torch.equal(mask[..., -1:, :], expected[..., -1:, :])
     assert torch.equal(~mask, ~expected)
-    with pytest.raises(ValueError, match="attention_mask: the model adds it to scores"):
+    with pytest.raises(ValueError, match="attention_mask: the model adds it"):
         torch.ones(1) + mask
 
 
