@@ -9,11 +9,13 @@ import pytest
 from llvmlite.binding import ffi
 from threadpoolctl import threadpool_limits
 
+FRAMEWORKS = "torch", "autograd", "thinc", "transformers"
+
 # what needs the packages of the extras cu12 and cu13 is collected where they are
 HAS_CUDA = find_spec("numba_cuda") and find_spec("cupy")
 collect_ignore_glob = [] if HAS_CUDA else ["numbattn/cuda/*", "tests/cuda/*", "tests/tools/*"]
 # and each module of numbattn.interop where its framework is
-collect_ignore_glob += [f"numbattn/interop/{x}*" for x in ("torch", "autograd", "thinc") if not find_spec(x)]
+collect_ignore_glob += [f"numbattn/interop/{x}*" for x in FRAMEWORKS if not find_spec(x)]
 # what imports JAX runs in a process of its own: see tests/interop/test_jax.py
 collect_ignore_glob += ["numbattn/interop/jax/*", "tests/interop/in_*.py"]
 # what puts another compiler in place of ours does so in a process of its own: see tests/cuda/test_mlir.py

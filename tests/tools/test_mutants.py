@@ -42,7 +42,7 @@ def test_faults_can_be_planted(file):
 
 def can_be_collected(test):
     """Those of a framework that is not installed cannot."""
-    framework = re.match(r"tests/interop/(?:test|in)_(jax|torch|autograd|thinc)", test)
+    framework = re.match(r"tests/interop/(?:test|in)_(jax|torch|autograd|thinc|transformers)", test)
     return not framework or find_spec(framework[1])
 
 
