@@ -73,7 +73,7 @@ def _library(kind: Any) -> str | None:
 
 def dtype_of(x: Any) -> np.dtype[Any]:
     """The dtype of an array, NumPy's, CuPy's or a framework's, as NumPy knows it; that of objects for anything else."""
-    dtype = x.dtype if library(x) or is_foreign(x) else np.dtype(object)
+    dtype = x.dtype if is_foreign(x) or library(x) else np.dtype(object)
     if isinstance(dtype, np.dtype):
         return dtype
     try:
@@ -109,6 +109,8 @@ def words_for_dtype(dtype: np.dtype[Any]) -> str:
 
 def number(name: str, value: Any) -> float:
     """As a float."""
+    if type(value) is float:
+        return value
     is_number = hasattr(value, "__float__") or hasattr(value, "__index__")
     if isinstance(value, bool | np.bool_) or not is_number or is_foreign(value):  # a float would have no gradient
         raise TypeError(f"{name}: got {words_for(value)}, expected a number")
@@ -125,7 +127,7 @@ def integer(name: str, value: Any, low: int | None = None, high: int | None = No
     if isinstance(value, bool | np.bool_):
         raise TypeError(f"{name}: got {value}, expected an integer")
     try:
-        found = operator.index(value)
+        found = value if type(value) is int else operator.index(value)  # which would make torch.compile's a constant
     except TypeError:
         raise TypeError(f"{name}: got {words_for(value)}, expected an integer") from None
     if (low is not None and found < low) or (high is not None and found > high):

@@ -31,8 +31,10 @@ from ...problem import refuse_cache
 from ...scores import Scores
 from ..options import taken_apart
 from . import operators
-from .passes import Call, Forward, is_dual
+from .passes import PROXY, Call, Forward
 
+FAKE = torch._C._TorchDispatchModeKey.FAKE
+TENSORS = {torch.Tensor, torch.nn.Parameter}
 PLAIN = {bool, float, Dropout, NoneType}  # options of these types alone hold no arrays
 
 
@@ -86,11 +88,23 @@ def attention(
     torch.Size([8])
     """
     options = causal, mask, scale, dropout, score
-    if torch.compiler.is_compiling():
-        o, lse = compiled(q, k, v, options, deterministic)
+    if torch.compiler.is_compiling() or is_traced(q, k, v):
+        o, lse = traced(q, k, v, options, deterministic)
     else:
         o, lse = eager(q, k, v, options, deterministic)
     return (o, lse) if flag("return_lse", return_lse) else o
+
+
+def is_traced(*qkv: Any) -> bool:
+    """Whether tensors have no elements yet, or a class of tensors says what functions do to them."""
+    if torch._C._is_tracing():
+        raise NotImplementedError(
+            "attention cannot be traced by torch.jit.trace: torch.export, torch.compile and make_fx take it"
+        )
+    mode = torch._C._get_dispatch_mode
+    if mode(PROXY) is not None or mode(FAKE) is not None:
+        return True
+    return not TENSORS.issuperset(map(type, qkv)) and all(isinstance(x, torch.Tensor) for x in qkv)
 
 
 def eager(q: Any, k: Any, v: Any, options: tuple[Any, ...], deterministic: bool) -> tuple[Any, Any]:
@@ -109,15 +123,14 @@ def eager(q: Any, k: Any, v: Any, options: tuple[Any, ...], deterministic: bool)
     return Forward.run(call, *autocast(q, k, v), *tensors)
 
 
-def compiled(q: Any, k: Any, v: Any, options: tuple[Any, ...], deterministic: bool) -> tuple[Any, Any]:
-    """The same, as torch.compile traces it."""
-    causal, mask, scale, dropout, score = options
-    visible = mask if isinstance(mask, torch.Tensor) else None
-    mask = None if visible is not None else mask
-    if is_dual() or not operators.are_constants(mask, dropout, score):
+def traced(q: Any, k: Any, v: Any, options: tuple[Any, ...], deterministic: bool) -> tuple[Any, Any]:
+    """The same, as torch.compile and others trace it."""
+    apart = operators.Apart([], [], [], [])
+    words = operators.words_of((*options, deterministic), apart)
+    if apart.rest:
         return outside(q, k, v, options, deterministic)
-    number = operators.kept(causal, mask, scale, dropout, score, deterministic, visible is not None)
-    return operators.forward(number, visible, *autocast(q, k, v))
+    operators.put_run_in_graphs()
+    return operators.run(words, apart.integers, apart.floats, apart.arrays, *autocast(q, k, v))
 
 
 outside = torch._disable_dynamo(eager)  # torch.compiler.disable would import the compiler
