@@ -40,7 +40,9 @@ def words_of(x: Any, apart: Apart) -> str:
     """An option in words. torch.compile traces this."""
     if x is None or isinstance(x, bool):
         return str(x)
-    if isinstance(x, int) and -(2**63) <= x < 2**63:
+    if isinstance(x, int):
+        if not -(2**63) <= x < 2**63:
+            return f"int={x}"
         apart.integers.append(x)
         return "int"
     if isinstance(x, float):
@@ -65,6 +67,8 @@ def option_of(words: Iterator[str], integers: Iterator[int], floats: Iterator[fl
         return CONSTANTS[word]
     if word in ("int", "float", "array"):
         return next({"int": integers, "float": floats, "array": arrays}[word])
+    if word.startswith("int="):
+        return int(word[4:])
     if word.isdigit():
         return tuple([option_of(words, integers, floats, arrays) for _ in range(int(word))])
     kind: Any = kind_of(word)
@@ -92,14 +96,13 @@ def traced_call_of(words: str, arrays: Sequence[Any]) -> Any:
 def run(
     words: str, integers: list[int], floats: list[float], arrays: list[torch.Tensor], q: Any, k: Any, v: Any
 ) -> tuple[Any, Any]:  # fmt: skip
-    """o and lse. torch.compile has it in its graph as it is, so that derivatives are those of passes."""
-    call, tensors = traced_call_of(words, arrays)
+    """o and lse. torch.compile has this function in its graph, and traces what it does only after all derivatives."""
     numbers = None
-    if any(isinstance(x, torch.SymFloat) for x in floats):  # torch.compile takes them for constants unless multiplied
+    if any(isinstance(x, torch.SymFloat) for x in floats):  # constants to torch.compile unless they are multiplied
         one = torch.ones((), dtype=torch.float64)
         floats, numbers = [], torch.stack([one * x for x in floats])
-    operator = partial(operate, words, integers, floats, numbers)
-    return Forward.run(replace(call, operator=operator), q, k, v, *tensors)
+    o, lse = derived("Forward", None, words, integers, floats, numbers, arrays, [q, k, v])
+    return o, lse
 
 
 def put_run_in_graphs() -> None:
@@ -110,48 +113,59 @@ def put_run_in_graphs() -> None:
 put_run_in_graphs._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def operate(
-    words: str, integers: Any, floats: Any, numbers: Any, kind: str, call: Call, operands: Sequence[Any]
-) -> tuple[Any, ...]:  # fmt: skip
-    """A pass by the operator."""
-    after = 3 + len(call.places)
-    needs = None if call.needs is None else list(call.needs)
+# ------------------------------------------------------------------------------------------------------- the operator
+SCHEMA = (
+    "run(str kind, bool[]? needs, str words, SymInt[] integers, float[] floats, Tensor? numbers, Tensor[] arrays, "
+    "Tensor?[] operands) -> Tensor[]"  # floats: or numbers, if they are symbolic; operands: without the arrays
+)
+LIBRARY = torch.library.Library("numbattn", "FRAGMENT")
+LIBRARY.define(SCHEMA)
+
+
+def derived(kind: str, needs: Any, words: str, *rest: Any) -> list[Any]:
+    """The results of a pass with derivatives, which are other passes by the operator."""
+    *numbers, arrays, operands = rest
+    call, tensors = traced_call_of(words, arrays)
+    call = replace(call, needs=needs and tuple(needs), operator=partial(below_autograd, words, *numbers))
+    results = PASSES[kind].run(call, *operands[:3], *tensors, *operands[3:])
+    return [x for x in results if x is not None]
+
+
+def below_autograd(words: str, integers: Any, floats: Any, numbers: Any, kind: str, call: Call, *operands: Any) -> Any:
+    """A pass by the operator, without derivatives."""
+    after, needs = 3 + len(call.places), call.needs and list(call.needs)
     rest = [*operands[:3], *operands[after:]]
-    found = iter(operator(kind, needs, words, integers, floats, numbers, operands[3:after], rest))
-    return tuple([next(found) if given else None for given in given_by(kind, call)])
+    with torch._C._AutoDispatchBelowAutograd():
+        found = torch.ops.numbattn.run(kind, needs, words, integers, floats, numbers, operands[3:after], rest)
+    results = iter(found)
+    return tuple([next(results) if given else None for given in given_by(kind, call)])
 
 
-@torch.library.custom_op("numbattn::run", mutates_args=())
-def operator(
-    kind: str,
-    needs: Sequence[bool] | None,
-    words: str,
-    integers: Sequence[int],
-    floats: Sequence[float],
-    numbers: torch.Tensor | None,
-    arrays: Sequence[torch.Tensor],
-    operands: Sequence[torch.Tensor | None],
-) -> list[torch.Tensor]:
-    floats = floats if numbers is None else numbers.tolist()
-    call, tensors = call_of(words, integers, floats, arrays)
-    call = replace(call, needs=None if needs is None else tuple(needs))
+def computed(
+    kind: str, needs: Any, words: str, integers: Any, floats: Any, numbers: Any, arrays: Any, operands: Any
+) -> list[Any]:  # fmt: skip
+    call, tensors = call_of(words, integers, floats if numbers is None else numbers.tolist(), arrays)
+    call = replace(call, needs=needs)
     results = PASSES[kind].forward(call, *operands[:3], *tensors, *operands[3:])
     return [x.contiguous() for x, given in zip(results, given_by(kind, call)) if given]
 
 
-@operator.register_fake
-def _(
+def shaped(
     kind: str, needs: Any, words: str, integers: Any, floats: Any, numbers: Any, arrays: Any, operands: Any
-) -> list[torch.Tensor]:  # fmt: skip
+) -> list[Any]:  # fmt: skip
     q, k, v, *rest = operands
     if kind == "Forward":
         rows = *batch_of(q, k, v), q.shape[-2]
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         return [q.new_empty((*rows, v.shape[-1])), q.new_empty(rows, dtype=dtype)]
-    if kind == "Tangent":
-        return [x.new_empty(x.shape) for x in rest[:2]]
     call = replace(traced_call_of(words, arrays)[0], needs=needs)
-    return [x.new_empty(x.shape) for x, given in zip((q, k, v, *arrays), given_by(kind, call)) if given]
+    like = rest if PASSES[kind].is_of_rows else [q, k, v, *arrays]
+    return [x.new_empty(x.shape) for x, given in zip(like, given_by(kind, call)) if given]
+
+
+LIBRARY.impl("run", computed, "CompositeExplicitAutograd")
+LIBRARY.impl("run", derived, "Autograd")
+torch.library.register_fake("numbattn::run", shaped, lib=LIBRARY)
 
 
 def given_by(kind: str, call: Call) -> Sequence[bool]:

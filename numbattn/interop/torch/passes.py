@@ -36,7 +36,10 @@ NOT_THERE = (
     "numbattn has second derivatives by reverse over reverse, forward over reverse and reverse over forward mode, but "
     "not by forward over forward mode, and no third ones"
 )
-TRACED = "gradients cannot be traced by make_fx of torch.fx if attention itself is not"
+TRACED = (
+    "make_fx of torch.fx cannot trace functions, as in a Score or a Where, nor gradients of attention that it does not "
+    "trace itself"
+)
 PROXY = torch._C._TorchDispatchModeKey.PROXY
 
 
@@ -153,7 +156,7 @@ def opaque(name: str, forward: Callable[..., Any]) -> Any:
 
     def run(call: Call, *operands: Any) -> Any:
         if call.operator is not None:
-            return call.operator(name, call, operands)
+            return call.operator(name, call, *operands)
         if torch._C._get_dispatch_mode(PROXY) is not None:
             raise NotImplementedError(TRACED)
         return (outside if "torch._dynamo" in sys.modules else forward)(call, *operands)
