@@ -194,7 +194,7 @@ class Pass(torch.autograd.Function):
         ctx.call = inputs[0]
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs[1:])
-        if is_dual():
+        if is_dual() or ctx.call.operator:  # torch.compile enters dual levels unseen
             ctx.save_for_forward(*inputs[1:])
 
     @classmethod
@@ -396,11 +396,8 @@ class BackwardTangent(Pass):
 
 
 def is_dual() -> bool:
-    """Whether tangents are asked for: operators would leave them out."""
+    """Whether tangents may be asked for."""
     return forward_ad._current_level >= 0
-
-
-is_dual._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def element(x: Any, dim: int, number: int) -> Any:
