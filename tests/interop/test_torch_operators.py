@@ -11,8 +11,8 @@ from numbattn.values import Taken, kinds
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from torch import func
-from torch.autograd import forward_ad
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from numbattn.interop.torch import attention

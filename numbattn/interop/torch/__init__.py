@@ -24,17 +24,18 @@ from typing import Any
 
 import torch
 
+from ...api import attention_forward
 from ...checks import Array, flag, words_for
 from ...dropout import Dropout
-from ...masks import Mask
+from ...masks import Mask, as_mask
 from ...problem import refuse_cache
-from ...scores import Scores
+from ...scores import Scores, as_parts
 from ..options import taken_apart
 from . import operators
-from .passes import PROXY, Call, Forward
+from .arrays import TENSORS, array_of, arrays_of, on_device, tensors_of
+from .passes import PROXY, Call, Forward, is_dual
 
 FAKE = torch._C._TorchDispatchModeKey.FAKE
-TENSORS = {torch.Tensor, torch.nn.Parameter}
 PLAIN = {bool, float, Dropout, NoneType}  # options of these types alone hold no arrays
 
 
@@ -116,11 +117,42 @@ def eager(q: Any, k: Any, v: Any, options: tuple[Any, ...], deterministic: bool)
         if not (x.is_cpu or x.is_cuda):
             raise TypeError(f"{name}: got a tensor on the device {x.device}, expected one of a CPU or of CUDA")
     flag("deterministic", deterministic)
+    q, k, v = autocast(q, k, v)
+    if not may_be_derived(q, k, v, options[-1]):
+        return at_once(q, k, v, *options)
     if PLAIN.issuperset(map(type, options)):
         call, tensors = call_without_arrays(deterministic, *options), []
     else:
         call, tensors = Call.of(*taken_apart(*options), deterministic)
-    return Forward.run(call, *autocast(q, k, v), *tensors)
+    return Forward.run(call, q, k, v, *tensors)
+
+
+def may_be_derived(q: Any, k: Any, v: Any, score: Any) -> bool:
+    """Whether anything may ask for derivatives."""
+    if is_dual() or torch._C._are_functorch_transforms_active():
+        return True
+    if not torch.is_grad_enabled():
+        return False
+    held = [x for part in as_parts(score) for x in part._all_arrays if isinstance(x, torch.Tensor)] if score else ()
+    return any([x.requires_grad for x in (q, k, v, *held)])
+
+
+def at_once(q: Any, k: Any, v: Any, causal: Any, mask: Any, scale: Any, dropout: Any, score: Any) -> Any:
+    """o and lse, on arrays from the start."""
+    with on_device(q):
+        if isinstance(mask, torch.Tensor) and mask.dtype is torch.bool:
+            mask = array_of(mask)
+        elif mask is not None:
+            mask = as_mask(mask)._mapped(as_array)
+        score = [part._mapped(as_array) for part in as_parts(score)] if score else None
+        o, saved = attention_forward(
+            *arrays_of((q, k, v)), causal=causal, mask=mask, scale=scale, dropout=dropout, score=score
+        )
+        return tensors_of((o, saved.lse))
+
+
+def as_array(x: Any) -> Any:
+    return array_of(x) if isinstance(x, torch.Tensor) else x
 
 
 def traced(q: Any, k: Any, v: Any, options: tuple[Any, ...], deterministic: bool) -> tuple[Any, Any]:
