@@ -291,7 +291,7 @@ def mask_of(problem, mask):
 
 def _record_of(problem, mask):
     mask = drawn(mask, problem.seqlen_q, problem.seqlen_k, NO_BANDS, also=lambda part: part._is_tail)
-    if mask._parts and all([isinstance(part, Dense | Bits | BlockSparse) for part in mask._parts]):
+    if mask._parts and all(isinstance(part, Dense | Bits | BlockSparse) for part in mask._parts):
         grids = [_compact(grid) for grid in mask._grids()]
         layouts = [(x.shape, x.strides, rows, cols, packed) for x, rows, cols, packed, _ in grids]
         record, offsets = _record_of_cells(problem, *layouts)

@@ -107,22 +107,21 @@ def test_a_function_breaks_the_graph_and_is_right():
         whole(*tensors)
 
 
-def test_numbers_that_change_compile_once_more_and_leave_nothing():
+@pytest.mark.parametrize("function", [
+    lambda q, i: attention(q, q, q, mask=na.Window(1 + i, i) & na.Causal(i) & na.Lengths(keys=i)),
+    lambda q, i: attention(q, q, q, scale=0.1 + 0.05 * i, score=na.Softcap(1.0 + i)),
+    lambda q, i: attention(q, q, q, dropout=na.Dropout(0.1 + i / 20, 3, offset=i)),
+], ids=["mask", "scale, cap", "dropout"])  # fmt: skip
+def test_numbers_that_change_compile_once_more_and_leave_nothing(function):
     """As any other number of torch.compile's."""
-    for function in (
-        lambda q, i: attention(q, q, q, mask=na.Window(1 + i, i) & na.Causal(i) & na.Lengths(keys=i)),
-        lambda q, i: attention(q, q, q, scale=0.1 + 0.05 * i, score=na.Softcap(1.0 + i)),
-        lambda q, i: attention(q, q, q, dropout=na.Dropout(0.1 + i / 20, 3, offset=i)),
-    ):
-        torch._dynamo.reset()
-        compiled, made = graphs(function)
-        (q,) = leaves((2, 9, 4))
-        for i in range(2, 7):
-            assert_same(lambda q, i=i: compiled(q, i), lambda q, i=i: function(q, i), q)
-            known = len(ops.CALLS)
-        assert len(made) == 2
-        compiled(q, 8)
-        assert len(ops.CALLS) == known
+    compiled, made = graphs(function)
+    (q,) = leaves((2, 9, 4))
+    for i in range(2, 7):
+        assert_same(lambda q, i=i: compiled(q, i), lambda q, i=i: function(q, i), q)
+        known = len(ops.CALLS)
+    assert len(made) == 2
+    compiled(q, 8)
+    assert len(ops.CALLS) == known
 
 
 def test_other_options_compile_anew():
@@ -185,10 +184,12 @@ def test_second_derivatives_of_what_is_compiled():
 
 
 def test_tangents_given_from_outside():
+    """To the graph; newer versions of torch.compile refuse them."""
     q, t = (x.detach() for x in leaves((3, 4), (3, 4)))
+    traced = make_fx(attention)(q, q, q)
     with forward_ad.dual_level():
         q = forward_ad.make_dual(q, t)
-        tangents = [forward_ad.unpack_dual(f(q, q, q)).tangent for f in (attention, graphs(attention)[0])]
+        tangents = [forward_ad.unpack_dual(f(q, q, q)).tangent for f in (attention, traced)]
     assert torch.equal(*tangents)
 
 
@@ -230,11 +231,6 @@ def test_make_fx():
         torch.testing.assert_close(traced(*others), function(*others), rtol=0, atol=0)
     _, along = func.linearize(masked, *tensors)
     torch.testing.assert_close(along(*others), func.jvp(masked, tuple(tensors), tuple(others))[1], rtol=0, atol=0)
-
-
-def test_functions_that_make_fx_would_leave_out_are_refused():
-    with pytest.raises(NotImplementedError, match="cannot trace functions, as in a Score"):
-        make_fx(lambda q: attention(q, q, q, score=na.Score(twice)))(torch.ones(3, 2))
 
 
 class Attention(torch.nn.Module):
@@ -305,8 +301,19 @@ def test_words_stand_for_every_option(name, value):
         return
     each = words.split()
     assert repr(ops.option_of(iter(each), *map(iter, apart[:2]), iter(value._all_arrays))) == repr(value)
-    other = ops.option_of(iter(each), iter([1] * 9), iter([0.5] * 9), iter(apart.arrays))
-    assert [type(x) for x in vars(other)] == [type(x) for x in vars(other)]
+    ops.option_of(iter(each), iter([1] * len(apart.integers)), iter([0.5] * len(apart.floats)), iter(apart.arrays))
 
 
-FAULTS = {}
+FAULTS = {
+    "interop/torch/operators.py": {
+        "test_one_graph": {"if not -(2**63) <= x < 2**63:": "if None:"},
+        "test_numbers_that_change_compile_once_more_and_leave_nothing": {
+            "[1] * each.count": "[2] * each.count", "isinstance(x, torch.SymFloat)": "False",
+        },
+        "test_a_function_breaks_the_graph_and_is_right": {"and not isinstance(x, Taken)": "and True"},
+        "test_tangents_given_from_outside": {'LIBRARY.impl("run", derived, "Autograd")': "pass"},
+        "test_shapes_that_torch_is_told_are_right": {
+            "heads_k if heads == 1 else heads": "heads", "needs=needs)\n    like": "needs=None)\n    like",
+        },
+    },
+}
