@@ -94,28 +94,26 @@ check_numbers = lru_cache(maxsize=1024)(check_mask)  # of masks without arrays, 
 
 def _check_held(of: str, part: Mask | Part, shape: Shape, xp: str) -> None:
     """Refuse arrays over the batch axes that do not fit, of a part of a mask or of a score."""
-    def named(name: str) -> str:
-        return f"{of}: {type(part).__name__} {name}"
-
     batch = shape[:-2]
     for name, array, own, largest, rising in part._held(*shape[-2:]):
+        name = f"{of}: {type(part).__name__} {name}"
         if isinstance(array, int):
             if largest is not None and not 0 <= array <= largest:
-                raise ValueError(f"{named(name)}: got {array}, allowed 0 to {largest}")
+                raise ValueError(f"{name}: got {array}, allowed 0 to {largest}")
             continue
         if library(array) not in ("numpy", xp):
-            raise TypeError(f"{named(name)}: got a {library(array)}.ndarray with inputs of {xp}")
+            raise TypeError(f"{name}: got a {library(array)}.ndarray with inputs of {xp}")
         lead = array.shape[: array.ndim - len(own)]
         fits = len(lead) == len(batch) and all(a in (1, b) for a, b in zip(lead, batch))
         if not fits or array.shape[len(lead) :] != own:
             axes = [f"{b} or 1" if b != 1 else "1" for b in batch] + [str(n) for n in own]
-            raise ValueError(f"{named(name)}: got the shape {array.shape}, expected ({', '.join(axes)}): "
+            raise ValueError(f"{name}: got the shape {array.shape}, expected ({', '.join(axes)}): "
                              "all batch axes, heads included, each of full size or 1"
-                             + _shape_to_pass(name, array.shape, batch, own))
+                             + _shape_to_pass(name.split()[-1], array.shape, batch, own))
         if largest is not None and library(array) == "numpy":
-            check_values(named(name), array, largest, rising)
+            check_values(name, array, largest, rising)
             if rising:
-                _warn_of_lengths(named(name), array, largest)
+                _warn_of_lengths(name, array, largest)
 
 
 def _shape_to_pass(name: str, given: Shape, batch: Shape, own: Shape) -> str:

@@ -144,7 +144,7 @@ def may_be_derived(q: Any, k: Any, v: Any, score: Any) -> bool:
         return True
     if not torch.is_grad_enabled():
         return False
-    held = [x for part in as_parts(score) for x in part._all_arrays if isinstance(x, torch.Tensor)] if score else ()
+    held = [x for part in as_parts(score) for x in part._all_arrays if isinstance(x, torch.Tensor)]
     return any(x.requires_grad for x in (q, k, v, *held))
 
 
@@ -155,7 +155,7 @@ def at_once(q: Any, k: Any, v: Any, causal: Any, mask: Any, scale: Any, dropout:
             mask = array_of(mask)
         elif mask is not None:
             mask = as_mask(mask)._mapped(as_array)
-        score = [part._mapped(as_array) for part in as_parts(score)] if score else None
+        score = [part._mapped(as_array) for part in as_parts(score)]
         options = {"causal": causal, "mask": mask, "scale": scale, "dropout": dropout, "score": score}
         if not lse:
             return tensors_of([api.attention(*arrays_of((q, k, v)), **options)])
@@ -174,7 +174,8 @@ def traced(q: Any, k: Any, v: Any, options: tuple[Any, ...], deterministic: bool
     words = operators.words_of((*options, deterministic), apart)
     if apart.rest:
         return outside(q, k, v, options, deterministic, lse)
-    operators.put_run_in_graphs()
+    if torch.compiler.is_dynamo_compiling():
+        operators.put_run_in_graphs()
     return operators.run(words, apart.integers, apart.floats, apart.arrays, *autocast(q, k, v))
 
 

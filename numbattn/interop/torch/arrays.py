@@ -10,6 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import torch
+from torch.utils.dlpack import to_dlpack
 
 from ...checks import dtype_of
 from ..streams import library, stream_of
@@ -62,7 +63,7 @@ def array_of(x: Any) -> Any:
         return cupy_array_of(x)
     if x.dtype is torch.bfloat16:
         return array_of(x.detach().view(torch.int16)).view(BFLOAT16)
-    if type(x) not in TENSORS or x.layout is not torch.strided:
+    if type(x) not in TENSORS or x.layout is not torch.strided or numpy_dtype(x.dtype).hasobject:
         return x.detach().numpy()  # or torch's own error
     return np.from_dlpack(Lent(x))
 
@@ -76,7 +77,7 @@ class Lent:
         self.tensor = tensor
 
     def __dlpack__(self, **_: Any) -> Any:
-        return torch._C._to_dlpack(self.tensor)
+        return to_dlpack(self.tensor)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return 1, 0

@@ -114,16 +114,15 @@ put_run_in_graphs._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 # ------------------------------------------------------------------------------------------------------- the operator
-SCHEMA = (
-    "run(str kind, bool[]? needs, str words, SymInt[] integers, float[] floats, Tensor? numbers, Tensor[] arrays, "
-    "Tensor?[] operands) -> Tensor[]"  # floats: or numbers, if they are symbolic; operands: without the arrays
-)
 LIBRARY = torch.library.Library("numbattn", "FRAGMENT")
-LIBRARY.define(SCHEMA)
+LIBRARY.define(
+    "run(str kind, bool[]? needs, str words, SymInt[] integers, float[] floats, Tensor? numbers, Tensor[] arrays, "
+    "Tensor?[] operands) -> Tensor[]"  # numbers: floats, if they are symbolic; operands: without the arrays
+)
 
 
 def derived(kind: str, needs: Any, words: str, *rest: Any) -> list[Any]:
-    """The results of a pass with derivatives, which are other passes by the operator."""
+    """The results of a pass, whose derivatives are other passes by the operator."""
     *numbers, arrays, operands = rest
     call, tensors = traced_call_of(words, arrays)
     call = replace(call, needs=needs and tuple(needs), operator=partial(below_autograd, words, *numbers))
@@ -134,10 +133,9 @@ def derived(kind: str, needs: Any, words: str, *rest: Any) -> list[Any]:
 def below_autograd(words: str, integers: Any, floats: Any, numbers: Any, kind: str, call: Call, *operands: Any) -> Any:
     """A pass by the operator, without derivatives."""
     after, needs = 3 + len(call.places), call.needs and list(call.needs)
-    rest = [*operands[:3], *operands[after:]]
+    given = operands[3:after], [*operands[:3], *operands[after:]]
     with torch._C._AutoDispatchBelowAutograd():
-        found = torch.ops.numbattn.run(kind, needs, words, integers, floats, numbers, operands[3:after], rest)
-    results = iter(found)
+        results = iter(torch.ops.numbattn.run(kind, needs, words, integers, floats, numbers, *given))
     return tuple([next(results) if given else None for given in given_by(kind, call)])
 
 
@@ -150,10 +148,8 @@ def computed(
     return [x.contiguous() for x, given in zip(results, given_by(kind, call)) if given]
 
 
-def shaped(
-    kind: str, needs: Any, words: str, integers: Any, floats: Any, numbers: Any, arrays: Any, operands: Any
-) -> list[Any]:  # fmt: skip
-    q, k, v, *rest = operands
+def shaped(kind: str, needs: Any, words: str, *given: Any) -> list[Any]:
+    *_, arrays, (q, k, v, *rest) = given
     if kind == "Forward":
         rows = *batch_of(q, k, v), q.shape[-2]
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
