@@ -35,7 +35,7 @@ from ...scores import Scores, as_parts
 from ..options import taken_apart
 from . import operators
 from .arrays import TENSORS, array_of, arrays_of, on_device, tensors_of
-from .passes import PROXY, Call, Forward, is_dual
+from .passes import PROXY, TRACED, Call, Forward, is_dual
 
 FAKE = torch._C._TorchDispatchModeKey.FAKE
 PLAIN = {bool, float, Dropout, NoneType}  # options of these types alone hold no arrays
@@ -173,6 +173,8 @@ def traced(q: Any, k: Any, v: Any, options: tuple[Any, ...], deterministic: bool
     apart = operators.Apart([], [], [], [])
     words = operators.words_of((*options, deterministic), apart)
     if apart.rest:
+        if not torch.compiler.is_dynamo_compiling() and torch._C._get_dispatch_mode(PROXY) is not None:
+            raise NotImplementedError(TRACED)
         return outside(q, k, v, options, deterministic, lse)
     if torch.compiler.is_dynamo_compiling():
         operators.put_run_in_graphs()
