@@ -128,7 +128,8 @@ class ArrayPart(Part):
 
     @property
     def _name(self) -> str:
-        return next(iter(type(self).__dataclass_fields__))
+        kind: Any = type(self)
+        return next(iter(kind.__dataclass_fields__))
 
     @property
     def _array(self) -> Any:
