@@ -78,7 +78,7 @@ def _library(kind: Any) -> str | None:
 
 def dtype_of(x: Any) -> np.dtype[Any]:
     """The dtype of an array, NumPy's, CuPy's or a framework's, as NumPy knows it; that of objects for anything else."""
-    dtype = x.dtype if library(x) or is_foreign(x) else np.dtype(object)
+    dtype = x.dtype if is_foreign(x) or library(x) else np.dtype(object)
     if isinstance(dtype, np.dtype):
         return dtype
     try:
@@ -144,6 +144,8 @@ def words_for_dtype(dtype: np.dtype[Any]) -> str:
 
 def number(name: str, value: Any, instead: str = "") -> float:
     """As a float; instead: what takes an array of a framework, which as a float would have no gradient."""
+    if type(value) is float:
+        return value
     is_number = hasattr(value, "__float__") or hasattr(value, "__index__")
     if is_foreign(value) and (value.ndim or not type(value).__module__.startswith("jaxlib")):  # where none is traced
         raise TypeError(f"{name}: got {words_for(value)}, expected a number of Python{instead}")
@@ -162,7 +164,7 @@ def integer(name: str, value: Any, low: int | None = None, high: int | None = No
     if isinstance(value, bool | np.bool_):
         raise TypeError(f"{name}: got {value}, expected an integer")
     try:
-        found = operator.index(value)
+        found = value if type(value) is int else operator.index(value)  # which would make torch.compile's a constant
     except TypeError:
         instead = instead * is_foreign(value)
         raise TypeError(f"{name}: got {words_for(value)}, expected an integer{instead}") from None

@@ -78,12 +78,18 @@ class Value:
     def _mapped(self: V, function: Callable[[Any], Any]) -> V:
         """The value with each of its arrays mapped by a function; itself if no array changes."""
         copies = {name: copy for name, x in self._arrays().items() if (copy := function(x)) is not x}
-        return replace(cast(Any, self), **copies) if copies else self
+        if not all(x.ndim for x in copies.values()):  # one without axes may become a number
+            return replace(cast(Any, self), **copies)
+        if not copies:
+            return self
+        made = object.__new__(type(self))  # without checks, which take longer
+        vars(made).update(self.__getstate__(), **copies)
+        return made
 
     @cached_property
     def _foreign(self) -> str | None:
         """The name of an array that numbattn's own functions do not take, if there is one."""
-        return next((name for name, x in self._arrays().items() if is_foreign(x)), None)
+        return next(iter([name for name, x in self._arrays().items() if is_foreign(x)]), None)
 
     def _key(self) -> tuple[Any, ...]:
         values = (getattr(self, field.name) for field in fields(cast(Any, self)))
@@ -101,7 +107,8 @@ class Value:
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickle, without what is cached: a hash is valid only in its own process."""
-        return {field.name: getattr(self, field.name) for field in fields(cast(Any, self))}
+        names: Any = type(self).__dataclass_fields__  # type: ignore[attr-defined]
+        return {name: getattr(self, name) for name in names}
 
     def __repr__(self) -> str:
         values = ((field.name, getattr(self, field.name)) for field in fields(cast(Any, self)) if field.init)
@@ -207,7 +214,7 @@ def sum_broadcast(x: Any, shape: tuple[int, ...]) -> Any:
 
 def broadcasts(own: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     """Whether NumPy broadcasts an array of one shape to the other one."""
-    return own == shape or (len(own) <= len(shape) and all(a in (1, b) for a, b in zip(reversed(own), reversed(shape))))
+    return own == shape or (len(own) <= len(shape) and all(a in (1, b) for a, b in zip(own[::-1], shape[::-1])))
 
 
 def clip(x: Any, low: int, high: int) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..caches import eight_bits
 from ..checks import DTYPES
-from ..masks import All, Grid, Rows, drawn
+from ..masks import All, Bits, BlockSparse, Dense, Grid, Rows, band_of, drawn
 from ..origin import Origin
 from .function import record_of
 from .record import HOLE, At, Later, Record, data_address
@@ -291,8 +291,26 @@ def mask_of(problem, mask):
 
 
 def _record_of(problem, mask):
+    mask = drawn(mask, problem.seqlen_q, problem.seqlen_k, NO_BANDS, also=lambda part: part._is_tail)
+    if mask._parts and all(isinstance(part, Dense | Bits | BlockSparse) for part in mask._parts):
+        grids = [_compact(grid) for grid in mask._grids()]
+        layouts = [(x.shape, x.strides, rows, cols, packed) for x, rows, cols, packed, _ in grids]
+        record, offsets = _record_of_cells(problem, *layouts)
+        addresses = np.array([data_address(grid.cells) for grid in grids], np.int64)
+        return record.filled(offsets + addresses[:, None, None], held=grids)
     mask, held = _mask_arrays(problem, mask)
     return Record(mask, held=held)
+
+
+@lru_cache(maxsize=64)
+def _record_of_cells(problem, *layouts):
+    """The Record of a mask that is nothing but Grids with these layouts, and where in its cells each matrix begins."""
+    offsets = [offsets_of(shape[:-2], strides[:-2], problem.batch, problem.heads) for shape, strides, *_ in layouts]
+    numbers = [(*shape[-2:], *strides[-2:], rows, cols, packed, 255 * packed, *[0] * 6)
+               for shape, strides, rows, cols, packed in layouts]  # fmt: skip
+    whole = tuple(band_of((), problem.seqlen_q, problem.seqlen_k))
+    cells = Later((len(layouts), *problem.matrices), np.int64)
+    return Record(MaskArrays(whole, NO_BANDS, NO_INTERVALS, cells, np.array(numbers, np.int64))), np.stack(offsets)
 
 
 _known_record_of = lru_cache(maxsize=64)(_record_of)
@@ -300,7 +318,6 @@ _known_record_of = lru_cache(maxsize=64)(_record_of)
 
 def _mask_arrays(problem, mask):
     """The MaskArrays, and the arrays whose addresses they hold."""
-    mask = drawn(mask, problem.seqlen_q, problem.seqlen_k, NO_BANDS, also=lambda part: part._is_tail)
     band, bands = mask._band(problem.seqlen_q, problem.seqlen_k), NO_BANDS
     if not all(isinstance(number, int) for number in band):
         bands = np.empty((*problem.batch, 4), np.int64)

@@ -5,6 +5,7 @@ Where chunks and tiles begin, and the order of all sums, depend on nothing else 
 the same bit for bit, alone or in any batch.
 """
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from .compile import Kernel
 from .exponentials import exp
 from .launch import launch
 from .product import product_few, product_nt
-from .record import Record
+from .record import Later, Record
 from .score import score
 from .softmax import absorb, add_sink, epilogue, multiply, rows_of_lse
 from .tile import (
@@ -81,8 +82,14 @@ def launch_decode(problem, few, record, operands, options):
     done = np.zeros(len(few.table), np.int64)
     work = READING * few.keys * (problem.head_dim + problem.head_dim_v)
     scratch, memory = scratch_of(problem, max(few.rows, LANES), TILE_N)
-    own = Record(parts, statistics, done)
+    own = _later(parts.shape, statistics.shape, done.shape, problem.sum_dtype).filled(parts, statistics, done)
     launch(decode_kernel.given(scratch, operands, record, own, *options), blocks, work, memory)
+
+
+@lru_cache(maxsize=64)
+def _later(parts, statistics, done, dtype):
+    """The Record of arrays of these shapes."""
+    return Record(Later(parts, dtype), Later(statistics, dtype), Later(done, np.int64))
 
 
 class Operands(NamedTuple):

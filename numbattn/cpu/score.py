@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import scores
 from ..origin import Origin
-from ..values import rounded
+from ..values import put
 from .arguments import offsets_of
 from .record import Later, Record, data_address
 from .scores import KINDS, Row
@@ -84,13 +84,19 @@ def sinks_of(problem, parts):
     sink = scores.sink_of(parts) if parts else None
     if sink is None:
         return _no_sinks(problem.sum_dtype)
-    logits = np.broadcast_to(rounded(sink.logits, problem.sum_dtype), problem.batch)
-    return Record(logits.reshape(problem.matrices).copy())
+    logits = np.empty(problem.batch, problem.sum_dtype)
+    put(logits, sink.logits)
+    return _sinks(problem.matrices, problem.sum_dtype).filled(logits)
 
 
 @cache
 def _no_sinks(dtype):
     return Record(np.zeros((0, 0), dtype))
+
+
+@lru_cache(maxsize=64)
+def _sinks(shape, dtype):
+    return Record(Later(shape, dtype))
 
 
 def nonlinear_in(parts):

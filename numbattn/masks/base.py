@@ -281,7 +281,7 @@ class Mask(Value):
     @cached_property
     def _holds_arrays(self) -> bool:
         """Whether kernels take arrays of it."""
-        return self._is_drawn or self._has_functions or bool(self._all_arrays)
+        return bool(self._all_arrays) or self._is_drawn or self._has_functions
 
     @cached_property
     def _has_functions(self) -> bool:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
-from functools import cache
+from dataclasses import replace
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -115,12 +114,6 @@ class Part(Value):
         return self
 
 
-@cache
-def _first_field(kind: Any) -> str:
-    """The name of a part's first field, kept since `fields` takes 1 us."""
-    return fields(kind)[0].name
-
-
 class ArrayPart(Part):
     """A part with an array, its first field, which has a gradient."""
 
@@ -136,7 +129,7 @@ class ArrayPart(Part):
     @property
     def _name(self) -> str:
         kind: Any = type(self)
-        return _first_field(kind)
+        return next(iter(kind.__dataclass_fields__))
 
     @property
     def _array(self) -> Any:

@@ -10,6 +10,8 @@ import numpy as np
 from ..checks import number
 from .parts import Part
 
+TINY, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Softcap(Part):
@@ -36,7 +38,7 @@ class Softcap(Part):
 
     def __post_init__(self) -> None:
         cap = number("Softcap cap", self.cap, "; a numbattn.Score of your own has it among its arrays")
-        if not float(np.finfo(np.float32).tiny) <= cap <= float(np.finfo(np.float32).max):
+        if not TINY <= cap <= LARGEST:
             raise ValueError(f"Softcap cap: got {self.cap!r}, allowed finite and > 0, as a float32")
         self._set(cap=cap)
 

@@ -8,10 +8,12 @@ NotImplementedError.
 CPU tensors are passed as NumPy arrays, GPU tensors as CuPy arrays, without a copy. On a GPU all work is on torch's
 current stream and all memory is from torch's allocator.
 
-`torch.compile` takes `attention` and its gradients as operators, without a graph break, if the mask is None, a boolean
-tensor or a constant such as ``Window(100, 0) & First(4)``, and the score is None or a `Softcap`. Anything else,
-tangents included, breaks the graph, and attention runs as without torch.compile. Compiled graphs have no second
-derivatives: torch says so. `torch.func.linearize` and everything else that `make_fx` traces raise a
+`torch.compile`, `torch.export`, `make_fx`, with it `torch.func.linearize`, and FakeTensorMode take `attention` and all
+these derivatives as an operator, without a graph break. Masks, boolean tensors, scores and lists of them may be made
+within what is compiled, of tensors, or outside; numbers in them may change, as other numbers in compiled functions may.
+Only a `Score` and a `Where`, functions of your own, break the graph of torch.compile, and the others refuse them; so do
+lists of numbers in place of tensors, and ``mask & tensor`` for ``mask & Dense(tensor)``, made within. aot_autograd has
+no second derivatives of compiled functions, and says so: take them within. `torch.jit.trace` raises a
 NotImplementedError.
 """
 
@@ -24,15 +26,18 @@ from typing import Any
 
 import torch
 
+from ... import api
 from ...checks import Array, flag, words_for
 from ...dropout import Dropout
-from ...masks import Mask
+from ...masks import Mask, as_mask
 from ...problem import refuse_cache
-from ...scores import Scores
+from ...scores import Scores, as_parts
 from ..options import taken_apart
 from . import operators
-from .passes import Call, Forward, is_dual
+from .arrays import TENSORS, array_of, arrays_of, on_device, tensors_of
+from .passes import PROXY, TRACED, Call, Forward, is_dual
 
+FAKE = torch._C._TorchDispatchModeKey.FAKE
 PLAIN = {bool, float, Dropout, NoneType}  # options of these types alone hold no arrays
 
 
@@ -86,38 +91,94 @@ def attention(
     torch.Size([8])
     """
     options = causal, mask, scale, dropout, score
-    if torch.compiler.is_compiling():
-        o, lse = compiled(q, k, v, options, deterministic)
+    run = traced if torch.compiler.is_compiling() or is_traced(q, k, v) else eager
+    results = run(q, k, v, options, deterministic, flag("return_lse", return_lse))
+    return results if return_lse else results[0]
+
+
+def is_traced(*qkv: Any) -> bool:
+    """Whether tensors have no elements yet, or a class of tensors says what functions do to them."""
+    if torch._C._is_tracing():
+        raise NotImplementedError(
+            "attention cannot be traced by torch.jit.trace: torch.export, torch.compile and make_fx take it"
+        )
+    mode = torch._C._get_dispatch_mode
+    if mode(PROXY) is not None or mode(FAKE) is not None:
+        return True
+    return not TENSORS.issuperset(map(type, qkv)) and all(isinstance(x, torch.Tensor) for x in qkv)
+
+
+def eager(q: Any, k: Any, v: Any, options: tuple[Any, ...], deterministic: bool, lse: bool) -> Any:
+    """o and lse; maybe without lse if that is not asked for."""
+    check(q=q, k=k, v=v)
+    flag("deterministic", deterministic)
+    q, k, v = autocast(q, k, v)
+    if not may_be_derived(q, k, v, options[-1]):
+        return at_once(q, k, v, *options, lse)
+    if PLAIN.issuperset(map(type, options)):
+        call, tensors = call_without_arrays(deterministic, *options), []
     else:
-        o, lse = eager(q, k, v, options, deterministic)
-    return (o, lse) if flag("return_lse", return_lse) else o
+        call, tensors = Call.of(*taken_apart(*options), deterministic)
+    return Forward.run(call, q, k, v, *tensors)
 
 
-def eager(q: Any, k: Any, v: Any, options: tuple[Any, ...], deterministic: bool) -> tuple[Any, Any]:
-    """o and lse."""
-    for name, x in zip("qkv", (q, k, v)):
+def check(**tensors: Any) -> None:
+    """Refuse what is no tensor, and tensors that are no array of numbers in memory."""
+    for name, x in tensors.items():
         if not isinstance(x, torch.Tensor):
             refuse_cache(x)
             raise TypeError(f"{name}: got {words_for(x)}, expected a torch.Tensor")
         if not (x.is_cpu or x.is_cuda):
             raise TypeError(f"{name}: got a tensor on the device {x.device}, expected one of a CPU or of CUDA")
-    flag("deterministic", deterministic)
-    if PLAIN.issuperset(map(type, options)):
-        call, tensors = call_without_arrays(deterministic, *options), []
-    else:
-        call, tensors = Call.of(*taken_apart(*options), deterministic)
-    return Forward.run(call, *autocast(q, k, v), *tensors)
+        if x.is_nested:
+            raise TypeError(f"{name}: got a nested tensor, expected a dense one: pass {name}.values(), and "
+                            f"mask=numbattn.Segments({name}.offsets()) for jagged ones")  # fmt: skip
+        if x.layout is not torch.strided:
+            raise TypeError(f"{name}: got a tensor of the layout {x.layout}, expected a dense one: "
+                            f"pass {name}.to_dense()")  # fmt: skip
 
 
-def compiled(q: Any, k: Any, v: Any, options: tuple[Any, ...], deterministic: bool) -> tuple[Any, Any]:
-    """The same, as torch.compile traces it."""
-    causal, mask, scale, dropout, score = options
-    visible = mask if isinstance(mask, torch.Tensor) else None
-    mask = None if visible is not None else mask
-    if is_dual() or not operators.are_constants(mask, dropout, score):
-        return outside(q, k, v, options, deterministic)
-    number = operators.kept(causal, mask, scale, dropout, score, deterministic, visible is not None)
-    return operators.forward(number, visible, *autocast(q, k, v))
+def may_be_derived(q: Any, k: Any, v: Any, score: Any) -> bool:
+    """Whether anything may ask for derivatives."""
+    if is_dual() or torch._C._are_functorch_transforms_active():
+        return True
+    if not torch.is_grad_enabled():
+        return False
+    held = [x for part in as_parts(score) for x in part._all_arrays if isinstance(x, torch.Tensor)]
+    return any(x.requires_grad for x in (q, k, v, *held))
+
+
+def at_once(q: Any, k: Any, v: Any, causal: Any, mask: Any, scale: Any, dropout: Any, score: Any, lse: bool) -> Any:
+    """The same, on arrays from the start."""
+    with on_device(q):
+        if isinstance(mask, torch.Tensor) and mask.dtype is torch.bool:
+            mask = array_of(mask)
+        elif mask is not None:
+            mask = as_mask(mask)._mapped(as_array)
+        score = [part._mapped(as_array) for part in as_parts(score)]
+        options = {"causal": causal, "mask": mask, "scale": scale, "dropout": dropout, "score": score}
+        if not lse:
+            return tensors_of([api.attention(*arrays_of((q, k, v)), **options)])
+        o, saved = api.attention_forward(*arrays_of((q, k, v)), **options)
+        return tensors_of([o, saved.lse])
+
+
+def as_array(x: Any) -> Any:
+    return array_of(x) if isinstance(x, torch.Tensor) else x
+
+
+def traced(q: Any, k: Any, v: Any, options: tuple[Any, ...], deterministic: bool, lse: bool) -> Any:
+    """The same, as torch.compile and others trace it."""
+    check(q=q, k=k, v=v)
+    apart = operators.Apart([], [], [], [])
+    words = operators.words_of((*options, deterministic), apart)
+    if apart.rest:
+        if not torch.compiler.is_dynamo_compiling() and torch._C._get_dispatch_mode(PROXY) is not None:
+            raise NotImplementedError(TRACED)
+        return outside(q, k, v, options, deterministic, lse)
+    if torch.compiler.is_dynamo_compiling():
+        operators.put_run_in_graphs()
+    return operators.run(words, apart.integers, apart.floats, apart.arrays, *autocast(q, k, v))
 
 
 outside = torch._disable_dynamo(eager)  # torch.compiler.disable would import the compiler

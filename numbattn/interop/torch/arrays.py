@@ -10,12 +10,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import torch
+from torch.utils.dlpack import to_dlpack
 
 from ...checks import dtype_of
 from ..streams import library, stream_of
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 NOWHERE = nullcontext()
+TENSORS = {torch.Tensor, torch.nn.Parameter}  # whose memory is their own
 
 
 def on_device(x: Any) -> Any:
@@ -49,19 +51,36 @@ def pointer_to(x: Any, nbytes: int, device: int) -> Any:
 
 def arrays_of(tensors: Iterable[Any]) -> list[Any]:
     """The arrays in the memory of tensors."""
-    return [x if x is None else array_of(written(x.detach())) for x in tensors]
-
-
-def written(x: Any) -> Any:
-    """The same, its elements in memory: those of a conjugate's imaginary part are to be negated, and torch's own zeros
-    are in none."""
-    return x.clone() if x.is_neg() or x._is_zerotensor() else x
+    return [x if x is None else array_of(x) for x in tensors]
 
 
 def array_of(x: Any) -> Any:
+    """The array in the memory of a tensor; in new memory where a conjugate's imaginary part is to be negated, and for
+    torch's own zeros, which are in none."""
+    if x.is_neg() or x._is_zerotensor():
+        x = x.detach().clone()
     if x.is_cuda:
         return cupy_array_of(x)
-    return x.view(torch.int16).numpy().view(BFLOAT16) if x.dtype is torch.bfloat16 else x.numpy()
+    if x.dtype is torch.bfloat16:
+        return array_of(x.detach().view(torch.int16)).view(BFLOAT16)
+    if type(x) not in TENSORS or x.layout is not torch.strided or numpy_dtype(x.dtype).hasobject:
+        return x.detach().numpy()  # or torch's own error
+    return np.from_dlpack(Lent(x))
+
+
+class Lent:
+    """A tensor for NumPy. After `x.numpy()` its storage could never be resized, and Python's part of DLPack is slow."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return to_dlpack(self.tensor)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
 
 
 def cupy_array_of(x: Any) -> Any:

@@ -37,8 +37,8 @@ NOT_THERE = (
     "not by forward over forward mode, and no third ones"
 )
 TRACED = (
-    "attention cannot be traced by make_fx of torch.fx, nor by torch.func.linearize, which uses it: torch.compile and "
-    "torch.func.jvp take it"
+    "make_fx of torch.fx cannot trace functions, as in a Score or a Where, nor gradients of attention that it does not "
+    "trace itself"
 )
 PROXY = torch._C._TorchDispatchModeKey.PROXY
 
@@ -51,6 +51,7 @@ class Call:
     arrays: tuple[Any, ...]  # NumPy and CuPy arrays in its mask and score; None in place of a tensor
     deterministic: bool
     needs: tuple[bool, ...] | None = None  # which primals need a gradient, if not all
+    operator: Callable[..., Any] | None = None  # runs the passes, if they are traced
 
     @classmethod
     def of(cls, options: Options, arrays: Sequence[Any], deterministic: bool) -> tuple[Call, list[Any]]:
@@ -90,6 +91,12 @@ class Call:
                 part = type(self.weights[at]).__name__
                 raise NotImplementedError(f"score: an array of a {part} requires a gradient: pass gradient=True")
         return replace(self, needs=tuple(needs))
+
+    @property
+    def has_gradients(self) -> list[bool]:
+        """Whether there is a gradient of each primal."""
+        wanted, needs = dict(zip(self.options.weights, self.options.wanted)), self.needs or (True,) * len(self.axes)
+        return [True] * 3 + [wanted.get(at, False) and need for at, need in zip(self.places, needs[3:])]
 
     def given(self, primals: Sequence[Any]) -> dict[str, Any]:
         """The options of numbattn's functions, from primals that are arrays."""
@@ -142,12 +149,14 @@ class Positional(inspect.Signature):
         return self.Bound(args, kwargs)
 
 
-def opaque(forward: Callable[..., Any]) -> Any:
-    """The same function, opaque to tracing: after a graph break torch.compile would take NumPy's functions for its own,
-    and make_fx all that they return for constants."""
+def opaque(name: str, forward: Callable[..., Any]) -> Any:
+    """The same function of the Pass of this name, opaque to tracing: after a graph break torch.compile would take
+    NumPy's functions for its own, and make_fx all that they return for constants."""
     outside = torch._disable_dynamo(forward)  # which imports the compiler
 
     def run(call: Call, *operands: Any) -> Any:
+        if call.operator is not None:
+            return call.operator(name, call, *operands)
         if torch._C._get_dispatch_mode(PROXY) is not None:
             raise NotImplementedError(TRACED)
         return (outside if "torch._dynamo" in sys.modules else forward)(call, *operands)
@@ -165,7 +174,7 @@ class Pass(torch.autograd.Function):
     is_of_rows = True  # whether results are like o and lse, or else like the primals
 
     def __init_subclass__(cls) -> None:
-        cls.forward = opaque(cls.forward)
+        cls.forward = opaque(cls.__name__, cls.forward)
 
     @classmethod
     def run(cls, call: Call, *operands: Any) -> Any:
@@ -185,7 +194,7 @@ class Pass(torch.autograd.Function):
         ctx.call = inputs[0]
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs[1:])
-        if is_dual():
+        if is_dual() or ctx.call.operator:  # torch.compile enters dual levels unseen
             ctx.save_for_forward(*inputs[1:])
 
     @classmethod
@@ -387,11 +396,8 @@ class BackwardTangent(Pass):
 
 
 def is_dual() -> bool:
-    """Whether tangents are asked for: operators would leave them out."""
+    """Whether tangents may be asked for."""
     return forward_ad._current_level >= 0
-
-
-is_dual._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def element(x: Any, dim: int, number: int) -> Any:
