@@ -12,6 +12,7 @@ points are around the origin is decided on the device, since the host does not w
 from __future__ import annotations
 
 import math
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +26,10 @@ from ..problem import NOTHING_HIDDEN, describe
 from ..values import sum_broadcast
 from . import kinds
 from .kernels import Kernel
+from .kinds import DIFFERENCES, Apart
 
 ENOUGH = 4096  # points, whose mean is the centre
+SAFE = 8  # of exponents of lengths, so that squares of points that are not divided stay in range
 quiet = np.errstate(all="ignore")  # for points that nobody sees, and numbers too small for the dtype
 
 
@@ -160,9 +163,21 @@ class Term:
         """The term with the kernel's derivative by t in its place."""
         kind = kinds.Derivative(self.kind)
         kind.check(self.pairs.dtype)
-        other = object.__new__(Term)
-        vars(other).update(pairs=self.pairs, kernel=self.kernel, kind=kind, units=self.units)
+        other = copy(self)
+        other.kind = kind
         return other
+
+    @cached_property
+    @quiet
+    def apart(self) -> Apart:
+        """The points whose differences are taken. Their squares are to be neither too large nor too small."""
+        length = self.kernel._one_length
+        if length is None or self.kind.is_of_product:
+            return Apart(self.x, self.y)
+        exponent = math.frexp(length)[1]
+        exponent = exponent if abs(exponent) > SAFE else 0
+        x, y = (points * 2.0**-exponent if exponent else points for points in self.pairs.points)
+        return Apart(x, y, math.ldexp(length, -exponent) ** -2)
 
     @cached_property
     @quiet
@@ -181,31 +196,36 @@ class Term:
         """Whether sums are products of three matrices."""
         return self.kind == kinds.LINEAR and self.pairs.mask is NOTHING_HIDDEN
 
-    def sums(self, b: Any, rows: Any = None, columns: Any = None) -> Any:
+    def sums(self, b: Any, rows: Any = None, columns: Any = None, **tangents: Any) -> Any:
         """sum_j kappa_ij b_j; b: with all batch axes."""
         if self.has_no_pairs:
             return self.x @ (np.swapaxes(self.y, -2, -1) @ b)
-        return self._run("sums", b, rows=rows, columns=columns)
+        return self._run("sums", b, rows=rows, columns=columns, **tangents)
 
-    def gradient(self, b: Any, c: Any, rows: Any = None, columns: Any = None) -> Any:
+    def gradient(self, b: Any, c: Any, rows: Any = None, columns: Any = None, **tangents: Any) -> Any:
         """The gradient of points x of unit length, summed to the batch axes that x has; b, c: as for `sums`."""
         if self.has_no_pairs:
             found = c @ (np.swapaxes(b, -2, -1) @ self.y)
         else:
-            found = self._run("gradient", b, c, rows=rows, columns=columns)
-        return sum_broadcast(found, self.x.shape)
+            found = self._run("gradient", b, c, rows=rows, columns=columns, **tangents)
+        return sum_broadcast(found, self.pairs.x.shape)
 
     def logsumexp(self, columns: Any = None) -> Any:
-        x, y, options = self.in_halves
-        return self._run_with(x, y, "logsumexp", y[..., :0], columns=columns, **options)
+        return self._run("logsumexp", self.pairs.y[..., :0].astype(self.pairs.dtype), columns=columns)
 
     def _run(self, name: str, b: Any, *args: Any, **options: Any) -> Any:
-        return self._run_with(self.x, self.y, name, b, *args, **options)
-
-    def _run_with(self, x: Any, y: Any, name: str, b: Any, *args: Any, **options: Any) -> Any:
-        x, y, b = (self.pairs.broadcast(array) for array in (x, y, b))
-        problem, inputs = describe(x, y, b, mask=self.pairs.mask)
-        return run_points(problem, name, inputs, self.kind, *args, **options)
+        pairs, apart = self.pairs, self.apart
+        apart = apart._replace(x=pairs.broadcast(apart.x), y=pairs.broadcast(apart.y))
+        if pairs.x.shape[-1] <= DIFFERENCES or self.kind.is_of_product:
+            x, y = apart.x, apart.y
+        elif name == "logsumexp":
+            x, y, halves = self.in_halves
+            options |= halves
+        else:
+            x, y = self.units
+        x, y, b = map(pairs.broadcast, (x, y, b))
+        problem, inputs = describe(x, y, b, mask=pairs.mask)
+        return run_points(problem, name, inputs, self.kind, *args, apart=apart, **options)
 
 
 class _Exchanged(Term):
@@ -217,6 +237,11 @@ class _Exchanged(Term):
     @cached_property
     def units(self) -> tuple[Any, Any]:
         return self.exchanged.units[::-1]
+
+    @cached_property
+    def apart(self) -> Apart:
+        x, y, rate = self.exchanged.apart
+        return Apart(y, x, rate)
 
     @cached_property
     def in_halves(self) -> tuple[Any, Any, dict[str, float]]:
