@@ -12,7 +12,7 @@ from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..shared.softmax import LN_2, logsumexp, softmax_parts
 from ..shared.visibility import MASK
-from .arguments import COLUMNS, VECTORS, PointTiles, parameters, rows_of
+from .arguments import APART, COLUMNS, VECTORS, PointTiles, parameters, rows_of
 from .kinds import steps_of
 from .loop import loop_steps
 from .pairs import Pairs
@@ -41,7 +41,7 @@ def point_logsumexp(
     @device
     def add(found, given, mask, block, part):
         (m, l), (X, _, _, kind_number) = found, given
-        S = exponent(distances(X, get_points(part.stage, part.chunk), part.stage, part.chunk), kind_number)  # in base 2
+        S = exponent(distances(X, get_points(part.stage, part.chunk), part), kind_number)  # in base 2
         if HAS_COLUMNS:
             S = S + shift_of((), part.stage, part.chunk)
         S = in_sight(S, mask, block, part)
@@ -51,9 +51,9 @@ def point_logsumexp(
 
     loop = loop_of(add)
 
-    def kernel(mX, mY, mLse, vectors, mask, kind_number):
+    def kernel(mX, mY, mLse, apart_x, apart_y, vectors, mask, kind_number, rate):
         block, mask = block_of(mX, mask)
-        given = keep_points(mX, vectors, block), mY, vectors, kind_number
+        given = keep_points(mX, vectors, (apart_x, apart_y, rate), block), mY, vectors, kind_number
         m, l = loop((full(VECTOR, NO_MAX), full(PARTS, ZERO)), given, mask, block)
         lse = logsumexp(m * LN2, row_sum(l), LN2)               # line 16
         save(mLse[block.batch, block.head][block.query : block.end_query], lse, block.m0)
@@ -86,7 +86,7 @@ TILES = {
 
 SPEC = Spec(
     point_logsumexp,
-    (Matrix("q"), Matrix("k", "k"), Statistic("lse"), VECTORS, MASK, "kind_number"),
+    (Matrix("q"), Matrix("k", "k"), Statistic("lse"), *APART, VECTORS, MASK, "kind_number", "rate"),
     tiles=lambda work: rows_of(TILES, work),
     parameters=parameters,
     packs=True,
