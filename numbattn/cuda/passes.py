@@ -26,7 +26,7 @@ from .plan.scores import finish_gradients, lowered_part
 from .tile.alignment import VECTOR_BYTES, layout_of
 from .views import contiguous
 from .where import shown_by_function, states
-from .words.numbers import KindNumbers, numbers_of
+from .words.numbers import NO_KIND, numbers_of
 from .words.spec import Pass
 from .words.steps import BEFORE, LoweredCall, gradient_of_part, tangent_of_part
 from .words.tiers import latest
@@ -283,7 +283,7 @@ def dense(gpu, problem, inputs):
 NO_PARTS = (), {}, ()  # what `lower_parts` returns for them
 
 
-def run(gpu, pass_, problem, inputs, arrays, strides, deterministic=True, whole=False, tparts=(), kind=("", KindNumbers())):
+def run(gpu, pass_, problem, inputs, arrays, strides, deterministic=True, whole=False, tparts=(), kind=("", NO_KIND)):
     """Launch a pass, after planning it if there is no plan yet. Returns False if nobody sees anything and nothing is
     launched.
 

@@ -13,7 +13,7 @@ from ..points.kinds import Apart
 from ..problem import NOTHING_HIDDEN, describe
 from . import kernels
 from .kernels import hopper
-from .kernels.points.arguments import APART, COLUMNS, ROWS
+from .kernels.points.arguments import COLUMNS, PLACES, ROWS
 from .kernels.points.kinds import lowered
 from .kernels.points.nearest import NEAREST as NEAREST_KIND
 from .kernels.shared.smallest import NOBODY
@@ -23,7 +23,6 @@ from .words.numbers import KindNumbers
 from .words.spec import Pass
 from .words.tiers import WGMMA, is_allowed, latest
 
-PLACES = tuple([matrix.name for matrix in APART])
 SUMS = Pass("sums", kernels.POINT_SUMS, takes=("q", "k", "v", ROWS, COLUMNS, *PLACES), gives=("o",))
 GRADIENT = Pass("gradient", kernels.POINT_GRADIENT, takes=("q", "k", "v", "c", ROWS, COLUMNS, *PLACES), gives=("dq",))
 LOGSUMEXP = Pass("logsumexp", kernels.POINT_LOGSUMEXP, takes=("q", "k", "v", COLUMNS, *PLACES), gives=("lse",))

@@ -58,8 +58,8 @@ class Factors(NamedTuple):
 
 
 class KindNumbers(NamedTuple):
-    """The number of a kind of function of pairs of points, see `kernels.points.kinds`, or 0; and a `points.kinds.Apart`'s
-    rate."""
+    """The number of a kind of function of pairs of points, see `kernels.points.kinds`, or 0; and the factor of squared
+    distances of an Apart, see `points.kinds`."""
 
     kind_number: float = 0.0
     rate: float = 1.0
@@ -67,10 +67,10 @@ class KindNumbers(NamedTuple):
 
 GROUPS = MaskNumbers, DropoutNumbers, OriginNumbers, Factors, KindNumbers
 NUMBERS = {name: kind for group in GROUPS for name, kind in group.__annotations__.items()}
-SIDES, ORIGIN, NO_DROPOUT = MaskNumbers._fields[:4], OriginNumbers._fields, DropoutNumbers()
+SIDES, ORIGIN, NO_DROPOUT, NO_KIND = MaskNumbers._fields[:4], OriginNumbers._fields, DropoutNumbers(), KindNumbers()
 
 
-def numbers_of(mask, dropout, origin, scale, kind=KindNumbers()):
+def numbers_of(mask, dropout, origin, scale, kind=NO_KIND):
     """The values of a call, in the order of NUMBERS; mask: its MaskNumbers."""
     if dropout is None:
         return *mask, *NO_DROPOUT, *origin, *factors(scale), *kind

@@ -13,8 +13,8 @@ from ...tile import (
     device,
     full,
     get,
-    load,
     index,
+    load,
     opaque,
     part_sum,
     row_sum,
@@ -118,7 +118,7 @@ def by_differences_step(layout, ACC):
     def by_differences(X, Y, m0, n0):
         (_, count), T, number = shape(X), full(TILE, ZERO), index(0)
         while number < count:
-            x, y = load(X[:, number], ROWS, m0), load(Y[:, number], COLS, n0)
+            x, y = load(X[:, number], ROWS, opaque(m0)), load(Y[:, number], COLS, opaque(n0))   # no kept addresses
             T = T + squared_difference(convert(x, ACC), convert(y, ACC))
             number = opaque(number + 1)
         return T

@@ -62,10 +62,10 @@ def point_gradient(
 
     loop = loop_of(add, sums.begin, sums.end)
 
-    def kernel(mX, mY, mB, mC, mDX, apart_x, apart_y, vectors, mask, kind_number, rate):
+    def kernel(mX, mY, mB, mC, mDX, mGivenX, mGivenY, vectors, mask, kind_number, rate):
         block, mask = block_of(mDX, mask)
         batch, head = block.batch, block.head
-        X, R = keep_points(mX, vectors, (apart_x, apart_y, rate), block), keep_rows(vectors, block)
+        X, R = keep_points(mX, vectors, (mGivenX, mGivenY, rate), block), keep_rows(vectors, block)
         C = keep_c(mC[batch, head][block.query : block.seen_query], block.m0)
         dX = loop(none(), (X, R, C, mY, mB, vectors, kind_number), mask, block)
         points = mX[batch, head][block.query : block.seen_query]

@@ -51,9 +51,9 @@ def point_logsumexp(
 
     loop = loop_of(add)
 
-    def kernel(mX, mY, mLse, apart_x, apart_y, vectors, mask, kind_number, rate):
+    def kernel(mX, mY, mLse, mGivenX, mGivenY, vectors, mask, kind_number, rate):
         block, mask = block_of(mX, mask)
-        given = keep_points(mX, vectors, (apart_x, apart_y, rate), block), mY, vectors, kind_number
+        given = keep_points(mX, vectors, (mGivenX, mGivenY, rate), block), mY, vectors, kind_number
         m, l = loop((full(VECTOR, NO_MAX), full(PARTS, ZERO)), given, mask, block)
         lse = logsumexp(m * LN2, row_sum(l), LN2)               # line 16
         save(mLse[block.batch, block.head][block.query : block.end_query], lse, block.m0)

@@ -42,9 +42,9 @@ def point_nearest(
 
     loop = loop_of(add)
 
-    def kernel(mX, mY, mR2, mJ, apart_x, apart_y, vectors, mask, rate):
+    def kernel(mX, mY, mR2, mJ, mGivenX, mGivenY, vectors, mask, rate):
         block, mask = block_of(mX, mask)
-        r2, j = finish(loop(start(), (keep_points(mX, vectors, (apart_x, apart_y, rate), block), mY, vectors), mask, block))
+        r2, j = finish(loop(start(), (keep_points(mX, vectors, (mGivenX, mGivenY, rate), block), mY, vectors), mask, block))
         save(mR2[block.batch, block.head][block.query : block.end_query], r2, block.m0)
         save(mJ[block.batch, block.head][block.query : block.end_query], j, block.m0)
 

@@ -5,8 +5,10 @@ more it is |x|^2 + |y|^2 - 2 x . y: a product of tiles, and given norms. Of near
 from the differences of points as they were given, in memory.
 """
 
+import numpy as np
+
 from ....points.kinds import DIFFERENCES, NEAR
-from ...tile import Alignment, SharedMemory, aligned, allocate, copy_async, anywhere, device, full, load, simt, where
+from ...tile import Alignment, SharedMemory, aligned, allocate, anywhere, copy_async, device, full, load, simt, where
 from ...words.numbers import LOG2_E
 from ..shared.layouts import DTYPES, buffers, product_step, sum_type, vector
 from .arguments import COLUMNS, FEW, ROWS
@@ -94,7 +96,7 @@ class Pairs:
             return keep, fetch, get_points, summed
 
         fetch_norms, norms_of = self.lines(self.ACC).vector_steps(self.ACC)
-        inner, by_differences, SHARE = self.product, by_differences_step(self.layout, self.ACC), self.ACC(NEAR)
+        inner, by_differences, SHARE, INFINITE = self.product, by_differences_step(self.layout, self.ACC), self.ACC(NEAR), self.ACC(np.inf)
 
         @device
         def keep_with_norms(matrix, vectors, apart, block):
@@ -113,8 +115,9 @@ class Pairs:
             points, norms, (rows, cols, m0, rate) = X
             norms = norms + norms_of(part.stage, part.chunk)
             T = inner(points, Y) * -2 + norms
-            if anywhere(T < norms * SHARE):
-                T = where(T < norms * SHARE, by_differences(rows, cols, m0, part.n0) * rate, T)
+            if anywhere(norms * SHARE > T):
+                T = by_differences(rows, cols, m0, part.n0) * rate
+                T = where(norms_of(part.stage, part.chunk) < INFINITE, T, INFINITE)
             return T
 
         return keep_with_norms, fetch_with_norms, get_points, by_norms

@@ -49,9 +49,9 @@ def point_sums(
 
     loop = loop_of(add, sums.begin, sums.end)
 
-    def kernel(mX, mY, mB, mO, apart_x, apart_y, vectors, mask, kind_number, rate):
+    def kernel(mX, mY, mB, mO, mGivenX, mGivenY, vectors, mask, kind_number, rate):
         block, mask = block_of(mO, mask)
-        points = keep_points(mX, vectors, (apart_x, apart_y, rate), block)
+        points = keep_points(mX, vectors, (mGivenX, mGivenY, rate), block)
         given = points, keep_rows(vectors, block), mY, mB, vectors, kind_number
         O = loop(none(), given, mask, block)
         save_o(mO[block.batch, block.head][block.query : block.end_query], O, block.m0)
