@@ -121,7 +121,8 @@ class Points:
         room = BLOCKS_OF_A_MULTIPROCESSOR * self.current().device.multiprocessors
         return max(min(room // blocks, problem.seqlen_k // COLUMNS_AT_LEAST), 1)
 
-    def run(self, pass_, problem, inputs, kind, arrays, rows=None, columns=None, apart=None, nothing=(0,)):
+    def run(self, pass_, problem, inputs, kind, arrays, rows=None, columns=None, apart=None,
+            nothing=(0,)):
         """Run a pass with its own arrays by name. kind: from `lowered`; apart: a `kinds.Apart`; nothing: its results if
         nobody sees anything."""
         apart, (name, number) = apart or Apart(inputs.q, inputs.k), kind
@@ -130,7 +131,8 @@ class Points:
         results = [arrays[result] for result in pass_.gives]
         arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, **given, **arrays}
         strides = tuple([arrays[x].strides if x in arrays else None for x in pass_.takes[3:]])
-        if not run(self.current(), pass_, problem, inputs, arrays, strides, kind=(name, KindNumbers(number, apart.rate))):
+        kind = name, KindNumbers(number, apart.rate)
+        if not run(self.current(), pass_, problem, inputs, arrays, strides, kind=kind):
             for x, number in zip(results, nothing):
                 x.fill(number)
 

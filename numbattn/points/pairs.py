@@ -28,7 +28,7 @@ from . import kinds
 from .kernels import Kernel
 from .kinds import DIFFERENCES, Apart
 
-ENOUGH = 4096  # points, whose mean is the centre
+ENOUGH = 64  # points, whose median is the centre
 SAFE = 8  # of exponents of lengths, so that squares of points that are not divided stay in range
 quiet = np.errstate(all="ignore")  # for points that nobody sees, and numbers too small for the dtype
 
@@ -99,27 +99,37 @@ class Pairs:
     @cached_property
     @quiet
     def centre(self) -> Any:
-        """A point in the middle, (..., 1, d), for each element of the batch that both x and y have."""
+        """A point in the middle, (..., 1, d), for each element of the batch that both x and y have: the median of each
+        feature, which a few points far off do not move, of some of the points."""
         sizes = [math.prod(points.shape[:-2]) for points in (self.x, self.y)]
         which = 0 if sizes[0] < sizes[1] else 1
         points, other, seen = (self.x, self.y)[which], (self.x, self.y)[1 - which], None
         if self.mask is not NOTHING_HIDDEN:
             seen = np.broadcast_to(self.seen[which], (*self.batch, points.shape[-2]))
             seen = sum_broadcast(seen, points.shape[:-1])[..., None] > 0
-            points = np.where(seen, points, 0)
+            points = np.where(seen, points, math.inf)
         own = points.shape[:-2]
         others = (1,) * (len(own) - other.ndim + 2) + other.shape[:-2]
         axes = tuple([axis for axis, n in enumerate(others[len(others) - len(own) :]) if n == 1])
         axes = *axes, points.ndim - 2
-        if seen is None:  # some of them are enough
-            points = points[..., :: max(points.shape[-2] // ENOUGH, 1), :]
-            count = max(math.prod(points.shape[axis] for axis in axes), 1)
+        some = (..., slice(None, None, max(points.shape[-2] // ENOUGH, 1)), slice(None))
+        points = points[some].astype(self.dtype, copy=False)
+        sizes = [1 if axis in axes else n for axis, n in enumerate(points.shape)]
+        if not points.size:
+            return np.zeros_like(points, shape=sizes)
+        # the points of each centre as one axis, in order; those that do not count are its end
+        lines = np.moveaxis(points, axes, tuple(range(-1 - len(axes), -1))).reshape(*sizes[:-2], -1, sizes[-1])
+        lines = np.sort(lines, axis=-2)
+        if seen is None:
+            count = lines.shape[-2]
+            centre = lines[..., count // 2, :]
         else:
-            count = np.maximum(seen.sum(axis=axes, keepdims=True), 1)
-        points = points.astype(self.dtype, copy=False)
-        centre = points.sum(axis=axes, keepdims=True, dtype=np.float64) / count
+            count = seen[some].sum(axis=axes, keepdims=True)
+            centre = np.take_along_axis(lines, (count // 2).reshape(*sizes[:-2], 1, 1), axis=-2)
+            centre, points = (np.where(np.isinf(x), 0, x) for x in (centre, points))
+        centre = centre.reshape(sizes)
         if self.x.dtype.itemsize == 2:  # such points keep their few digits where they stay: about the origin they may
-            squares = (points * points).sum(axis=axes, keepdims=True, dtype=np.float64) / count
+            squares = (points * points).sum(axis=axes, keepdims=True, dtype=np.float64) / np.maximum(count, 1)
             is_near = 2 * (centre * centre).sum(axis=-1) <= squares.sum(axis=-1)
             centre = np.where(is_near[..., None], 0, centre)
         return centre.astype(self.dtype)
@@ -171,8 +181,9 @@ class Term:
     @quiet
     def apart(self) -> Apart:
         """The points whose differences are taken. Their squares are to be neither too large nor too small."""
-        length = self.kernel._one_length
-        if length is None or self.kind.is_of_product:
+        length, features = self.kernel._one_length, self.pairs.x.shape[-1]
+        on_gpu = library(self.pairs.x) != "numpy"
+        if length is None or self.kind.is_of_product or (on_gpu and features <= DIFFERENCES):
             return Apart(self.x, self.y)
         exponent = math.frexp(length)[1]
         exponent = exponent if abs(exponent) > SAFE else 0

@@ -1,5 +1,5 @@
-"""dx_i = sum_j kappa'_ij <c_i, b_j> 2 (x_i - y_j), or with y_j in place of 2 (x_i - y_j) for a function of x . y; and its
-tangent, if points move: see `moves`."""
+"""dx_i = sum_j kappa'_ij <c_i, b_j> 2 (x_i - y_j), or with y_j in place of 2 (x_i - y_j) for a function of x . y; if
+points move, its tangent: see `moves`."""
 
 import numpy as np
 
@@ -93,8 +93,8 @@ def differentiate(dX, given, at, scratch, stop):
 @inline
 def add_gradient(dXT, totals, S, slopes, Y, given, at, n0, near, scratch):
     """Add the terms of a tile, with weights S, to dX: sum_j S_ij (x_i - y_j), or only the second term, the first being
-    x_i times the total of S. If points move, the same of tangents, with the weights `slopes`; then S has both factors of
-    differences, that of tt and its own."""
+    x_i times the total of S. If points move, the same of tangents, with the weights `slopes`; S then has the factors of
+    both differences, that of tt and this one."""
     real, (keys, size), factor = dXT.dtype.type, S.shape, dXT.dtype.type(1 if slopes.size else given.apart.factor)
     X, apart_y = points_apart(given, at, n0, n0 + keys, real)
     TX, TXT, TY = tangents_of(given, at, n0, n0 + keys if slopes.size else n0, scratch)

@@ -109,8 +109,9 @@ def run(
     moves = tangents is not None
     scratch, memory = scratch_of(problem, results[0].shape[-1], results[-1].dtype, c is not None, moves)
     mask = Record(()) if inputs.mask is NOTHING_HIDDEN else mask_of(problem, inputs.mask)
+    apart = Apart(x, y, tx, ty, slope, math.sqrt(rate), rate)
     records = (
-        Record(*matrices, held=given), mask, Record(step, Apart(x, y, tx, ty, slope, math.sqrt(rate), rate), held=(function, other)),
+        Record(*matrices, held=given), mask, Record(step, apart, held=(function, other)),
         tiles, Record(*of_heads),
     )  # fmt: skip
     cost = problem.head_dim + results[0].shape[-1] + (0 if b is None else b.shape[-1]) + EXPONENTIAL
@@ -273,7 +274,7 @@ def recompute(S, given, at, n0, norms, scratch):
     real, count, size, bound = S.dtype.type, 0, S.shape[1], S.dtype.type(NEAR)
     for j in range(S.shape[0]):
         for i in range(size):
-            if S[j, i] <= bound * (at.norms[i] + norms[j]):
+            if S[j, i] < bound * (at.norms[i] + norms[j]):
                 if count < FEW:
                     scratch.near[count] = j * size + i
                 count += 1
@@ -327,6 +328,6 @@ def add_norms(S, of_x, of_y):
         for i in range(S.shape[1]):
             norms = of_x[i] + of_y[j]
             t = S[j, i] + norms
-            is_near |= t <= bound * norms
+            is_near |= t < bound * norms
             S[j, i] = zero if t < zero else t
     return is_near

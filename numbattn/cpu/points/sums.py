@@ -16,7 +16,8 @@ FEW = 4  # columns; fewer are summed one by one
 
 def sums(problem, inputs, kind, tangents=None, **others):
     """o, (..., m, e), in the dtype of sums, or its tangent. others: rows, columns and apart of `run`."""
-    o, step = np.empty(problem.out_shape, problem.sum_dtype), step_of(kind, DERIVATIVE if tangents else VALUE, problem.sum_dtype)
+    o = np.empty(problem.out_shape, problem.sum_dtype)
+    step = step_of(kind, DERIVATIVE if tangents else VALUE, problem.sum_dtype)
     run(sums_kernel, problem, inputs, step, o, b=inputs.v, tangents=tangents, **others)
     return o
 

@@ -44,7 +44,8 @@ def point_nearest(
 
     def kernel(mX, mY, mR2, mJ, mGivenX, mGivenY, vectors, mask, rate):
         block, mask = block_of(mX, mask)
-        r2, j = finish(loop(start(), (keep_points(mX, vectors, (mGivenX, mGivenY, rate), block), mY, vectors), mask, block))
+        X = keep_points(mX, vectors, (mGivenX, mGivenY, rate), block)
+        r2, j = finish(loop(start(), (X, mY, vectors), mask, block))
         save(mR2[block.batch, block.head][block.query : block.end_query], r2, block.m0)
         save(mJ[block.batch, block.head][block.query : block.end_query], j, block.m0)
 

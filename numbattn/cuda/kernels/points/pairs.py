@@ -69,7 +69,7 @@ class Pairs:
         return sum_of(term, count) if count <= most else self.product
 
     def distances(self, dim, kind):
-        """Device functions for t: (matrix, vectors, apart, block) keeps rows; (matrix, vectors, block, stage, n0) starts
+        """For t: (matrix, vectors, apart, block) keeps rows; (matrix, vectors, block, stage, n0) starts
         to copy columns; (stage, chunk) gets these; (X, Y, part) -> T.
 
         apart: matrices of points as they were given, x and y, and the factor of their squared distances.
