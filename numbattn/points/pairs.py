@@ -1,8 +1,9 @@
 """The pairs of points of a call, and for each kernel the points of unit length that backends sum over.
 
-Points are moved to a common centre, which does not change kernels of distances, and divided by the length of the
-kernel: so far-off points keep the digits of their differences, and backends need no lengths. The gradient of a length l
-follows from those of the points x' = (x - centre) / l: dl = -(sum x' dx' + sum y' dy') / l.
+Where backends take differences of points, they take those of the points as they were given, which have all their
+digits, and multiply their squares: see `Term.apart`. Points that are multiplied are first moved to a common centre, which
+does not change kernels of distances, and divided by the length of the kernel. The gradient of a length l follows from
+those of the points x' = (x - centre) / l: dl = -(sum x' dx' + sum y' dy') / l.
 
 Points of half precision around the origin are not moved, and on GPUs are only divided by a power of two near the
 length: with their few digits tensor cores multiply them exactly. Others have more digits once they are centred. Whether

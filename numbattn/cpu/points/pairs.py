@@ -295,7 +295,7 @@ def recompute(S, given, at, n0, norms, scratch):
 @inline
 def points_apart(given, at, n0, n_end, dtype):
     """Points x and y of a tile, whose differences are taken: as they were given, if that is not their place."""
-    x, y = (given.apart.x, given.apart.y) if given.apart.x.rows else (given.x, given.y)
+    x, y = (given.apart.x, given.apart.y) if given.x.cols > DIFFERENCES else (given.x, given.y)
     return matrix(x, at.batch, at.head, dtype)[at.m0 : at.m_end], matrix(y, at.batch, at.head, dtype)[n0:n_end]
 
 
@@ -322,12 +322,12 @@ def add_part(total, lost, part):
 
 @inline
 def add_norms(S, of_x, of_y):
-    """|x|**2 + |y|**2 - 2 x y, at least 0, and whether any is so small that few digits are left. S: the last term."""
-    zero, bound, is_near = S.dtype.type(0), S.dtype.type(NEAR), False
+    """|x|**2 + |y|**2 - 2 x y, and whether any is so small that few digits are left. S: the last term."""
+    bound, is_near = S.dtype.type(NEAR), False
     for j in range(S.shape[0]):
         for i in range(S.shape[1]):
             norms = of_x[i] + of_y[j]
             t = S[j, i] + norms
             is_near |= t < bound * norms
-            S[j, i] = zero if t < zero else t
+            S[j, i] = t
     return is_near

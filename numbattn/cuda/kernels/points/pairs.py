@@ -96,7 +96,8 @@ class Pairs:
             return keep, fetch, get_points, summed
 
         fetch_norms, norms_of = self.lines(self.ACC).vector_steps(self.ACC)
-        inner, by_differences, SHARE, INFINITE = self.product, by_differences_step(self.layout, self.ACC), self.ACC(NEAR), self.ACC(np.inf)
+        inner, SHARE, INFINITE = self.product, self.ACC(NEAR), self.ACC(np.inf)
+        by_differences = by_differences_step(self.layout, self.ACC)
 
         @device
         def keep_with_norms(matrix, vectors, apart, block):
