@@ -1,7 +1,7 @@
 """The pairs of points of a call, and for each kernel the points of unit length that backends sum over.
 
 Where backends take differences of points, they take those of the points as they were given, which have all their
-digits, and multiply their squares: see `Term.apart`. Points that are multiplied are first moved to a common centre, which
+digits, and multiply their squares: see `Term.apart`. Points to be multiplied are first moved to a common centre, which
 does not change kernels of distances, and divided by the length of the kernel. The gradient of a length l follows from
 those of the points x' = (x - centre) / l: dl = -(sum x' dx' + sum y' dy') / l.
 

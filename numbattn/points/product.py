@@ -188,8 +188,8 @@ class ProductBackprop:
         three more with tb and tds. On a GPU tt_ij is a product of features of x_i and y_j, d + 1 for each of tx and ty
         that is given, which are multiplied by the columns of b, 256 products at a time; so there are five passes, more
         with many columns, and tt_ij has an error of a rounding of ``|x|``, from the centre and in lengths. Derivatives
-        of a kernel at r = 0 are taken to be 0 where they are not finite. As Hessians are symmetric, these are also gradients of gradients: those of a
-        function of dx, dy and db with respect to x, y and b, if its gradients by the former are tx, ty and tb.
+        of a kernel at r = 0 are taken to be 0 where they are not finite. As Hessians are symmetric, these are
+        also gradients of gradients: those of a function of dx, dy and db with respect to x, y and b, if its gradients by the former are tx, ty and tb.
 
         Examples
         --------

@@ -10,8 +10,8 @@ a product of features: phi_i = 2 (<x_i, tx_i>, -tx_i, 1, -x_i) and psi_j = (1, y
     a gradient by     sum_j (kappa''_ij tt_ij w_ij + kappa'_ij tw_ij) 2 (x_i - y_j) + kappa'_ij w_ij 2 (tx_i - ty_j),
 
 where w_ij = <c_i, b_j>: sums and gradients again, with b and c multiplied by features, of a kind and of its derivative.
-The products of features have an error of a rounding of |x|, with x from the centre and in lengths. Kernels for CPUs take
-tangents instead, and compute tt from the differences of near points.
+The products of features have an error of a rounding of |x|, with x from the centre and in lengths. Kernels for CPUs
+take tangents instead, and compute tt from the differences of near points.
 """
 
 from __future__ import annotations

@@ -125,7 +125,8 @@ def test_errors_are_about_those_of_the_plain_formula(xp, rng, kernel, d):
     times = 3 if xp is not np and d > DIFFERENCES else 2  # sums of tensor cores are not rounded, but cut off
     for got, other, exactly in zip(found, plainly, wanted):
         for norm in (np.linalg.norm, lambda error: np.abs(error).max()):
-            assert norm(got - exactly) < times * norm(other - exactly) + 2e-7 * norm(exactly)  # the factor of t is rounded, too
+            # the factor of t is rounded, too
+            assert norm(got - exactly) < times * norm(other - exactly) + 2e-7 * norm(exactly)
 
 
 def test_numpy_told_to_raise_errors_does_not_change_that(rng):
