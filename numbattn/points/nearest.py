@@ -49,8 +49,8 @@ def nearest(x: A, y: A, k: int = 1, *, mask: Mask | Array | None = None) -> tupl
     -----
     Squared distances are compared: float32 holds distances from 1e-19 to 1e19, others count as 0 or as unseen. Beyond 8
     features neighbours are found by squared distances with the errors that `product` has: two neighbours whose
-    distances differ by as little may change places. Distances are then recomputed from the differences, but for float16 and
-    bfloat16 on a GPU.
+    distances differ by as little may change places. Distances are then recomputed from the differences, but for float16
+    and bfloat16 on a GPU.
 
     Examples
     --------
