@@ -29,13 +29,14 @@ from .pairs import (
 from .sums import add_products
 
 
-def gradient(problem, inputs, kind, c, tangents=None, **others):
-    """dx, (..., m, d), in the dtype of sums, or its tangent. others: rows, columns and apart of `run`."""
+def gradient(problem, inputs, kind, c, rows=None, columns=None, tangents=None, apart=None):
+    """dx, (..., m, d), in the dtype of sums, or its tangent. The options are those of `run`."""
     dx = np.empty((*problem.batch, problem.seqlen_q, problem.head_dim), problem.sum_dtype)
     slope = step = step_of(kind, DERIVATIVE, problem.sum_dtype)
     if tangents is not None:
         step = step_of(kind, CURVATURE, problem.sum_dtype)
-    run(gradient_kernel, problem, inputs, step, dx, b=inputs.v, c=c, slope=slope, tangents=tangents, **others)
+    given = {"b": inputs.v, "c": c, "rows": rows, "columns": columns, "tangents": tangents, "apart": apart}
+    run(gradient_kernel, problem, inputs, step, dx, slope=slope, **given)
     return dx
 
 

@@ -14,11 +14,12 @@ from .pairs import LONG, TILE_N, Points, add_part, pairs_of, parts_of, queries_o
 FEW = 4  # columns; fewer are summed one by one
 
 
-def sums(problem, inputs, kind, tangents=None, **others):
-    """o, (..., m, e), in the dtype of sums, or its tangent. others: rows, columns and apart of `run`."""
+def sums(problem, inputs, kind, rows=None, columns=None, tangents=None, apart=None):
+    """o, (..., m, e), in the dtype of sums, or its tangent. The options are those of `run`."""
     o = np.empty(problem.out_shape, problem.sum_dtype)
     step = step_of(kind, DERIVATIVE if tangents else VALUE, problem.sum_dtype)
-    run(sums_kernel, problem, inputs, step, o, b=inputs.v, tangents=tangents, **others)
+    given = {"b": inputs.v, "rows": rows, "columns": columns, "tangents": tangents, "apart": apart}
+    run(sums_kernel, problem, inputs, step, o, **given)
     return o
 
 
