@@ -185,12 +185,12 @@ class ProductBackprop:
             tdx_i = sum_j (K''_ij tt_ij W_ij + K'_ij tW_ij) 2 (x_i - y_j) + K'_ij W_ij 2 (tx_i - ty_j),
 
         where K' and K'' are derivatives by r^2. There are three passes over all pairs for each term of a kernel, and
-        three more with tb and tds. On a GPU tt_ij is a product of features of x_i and y_j, d + 1 for each of tx and ty that is
-        given, which are multiplied by the columns of b, 256 products at a time; so there are five passes, more with
-        many columns, and tt_ij has an error of a rounding of ``|x|``, from the centre and in lengths. Derivatives of a
-        kernel at r = 0 are taken to be 0 where they are not finite. As Hessians are symmetric, these are also gradients
-        of gradients: those of a function of dx, dy and db with respect to x, y and b, if its gradients by the former
-        are tx, ty and tb.
+        three more with tb and tds. On a GPU tt_ij is a product of features of x_i and y_j, d + 1 for each of tx and ty
+        that is given, which are multiplied by the columns of b, 256 products at a time; so there are five passes, more
+        with many columns, and tt_ij has an error of a rounding of ``|x|``, from the centre and in lengths. Derivatives
+        of a kernel at r = 0 are taken to be 0 where they are not finite. As Hessians are symmetric, these are also
+        gradients of gradients: those of a function of dx, dy and db with respect to x, y and b, if its gradients by the
+        former are tx, ty and tb.
 
         Examples
         --------
