@@ -26,7 +26,7 @@ from .plan.scores import finish_gradients, lowered_part
 from .tile.alignment import VECTOR_BYTES, layout_of
 from .views import contiguous
 from .where import shown_by_function, states
-from .words.numbers import numbers_of
+from .words.numbers import NO_KIND, numbers_of
 from .words.spec import Pass
 from .words.steps import BEFORE, LoweredCall, gradient_of_part, tangent_of_part
 from .words.tiers import latest
@@ -300,13 +300,13 @@ def dense(gpu, problem, inputs):
 NO_PARTS = (), {}, ()  # what `lower_parts` returns for them
 
 
-def run(gpu, pass_, problem, inputs, arrays, strides, deterministic=True, whole=False, tparts=(), kind=("", 0.0)):
+def run(gpu, pass_, problem, inputs, arrays, strides, deterministic=True, whole=False, tparts=(), kind=("", NO_KIND)):
     """Launch a pass, after planning it if there is no plan yet. Returns False if nobody sees anything and nothing is
     launched.
 
     arrays: by name. strides: of the given arrays other than q, k and v, or None for missing ones; all others are new
     and contiguous. whole: see problem.Saved; tparts: see tangents.parts_of; kind: the string of a function of pairs of
-    points, which is compiled in, and its number.
+    points, which is compiled in, and its KindNumbers.
     """
     with gpu.scratch_memory((inputs.mask._holds_arrays or inputs.score) and gpu.stream().is_capturing()):
         mask, score, found, lies = lower(problem, inputs)

@@ -9,23 +9,27 @@ import numpy as np
 
 from ..checks import MOST_AXES
 from ..points import formula
+from ..points.kinds import Apart
 from ..problem import NOTHING_HIDDEN, describe
 from . import kernels
 from .kernels import hopper
-from .kernels.points.arguments import COLUMNS, ROWS
+from .kernels.points.arguments import COLUMNS, PLACES, ROWS
 from .kernels.points.kinds import lowered
 from .kernels.points.nearest import NEAREST as NEAREST_KIND
 from .kernels.shared.smallest import NOBODY
 from .kernels.tables import HEAD_DIMS
 from .passes import run
+from .words.numbers import KindNumbers
 from .words.spec import Pass
 from .words.tiers import WGMMA, is_allowed, latest
 
-SUMS = Pass("sums", kernels.POINT_SUMS, takes=("q", "k", "v", ROWS, COLUMNS), gives=("o",))
-GRADIENT = Pass("gradient", kernels.POINT_GRADIENT, takes=("q", "k", "v", "c", ROWS, COLUMNS), gives=("dq",))
-LOGSUMEXP = Pass("logsumexp", kernels.POINT_LOGSUMEXP, takes=("q", "k", "v", COLUMNS), gives=("lse", "lse_low"))
+SUMS = Pass("sums", kernels.POINT_SUMS, takes=("q", "k", "v", ROWS, COLUMNS, *PLACES), gives=("o",))
+GRADIENT = Pass("gradient", kernels.POINT_GRADIENT, takes=("q", "k", "v", "c", ROWS, COLUMNS, *PLACES), gives=("dq",))
+LOGSUMEXP = Pass(
+    "logsumexp", kernels.POINT_LOGSUMEXP, takes=("q", "k", "v", COLUMNS, *PLACES), gives=("lse", "lse_low")
+)  # fmt: skip
 LOGSUMEXP_OF_HALVES = replace(LOGSUMEXP, routes=kernels.POINT_LOGSUMEXP_OF_HALVES)
-NEAREST = Pass("nearest", kernels.POINT_NEAREST, takes=("q", "k", "v"), gives=("r2", "j"))
+NEAREST = Pass("nearest", kernels.POINT_NEAREST, takes=("q", "k", "v", *PLACES), gives=("r2", "j"))
 ROWS_OF_A_BLOCK, BLOCKS_OF_A_MULTIPROCESSOR = 64, 2
 COLUMNS_AT_LEAST = 2048  # of a part
 SLICES = 3  # of the features of b, at most: kappa is recomputed for each
@@ -37,7 +41,7 @@ class Points:
     def __init__(self, current: Any) -> None:
         self.current = current
 
-    def sums(self, problem, inputs, kind, rows=None, columns=None):
+    def sums(self, problem, inputs, kind, rows=None, columns=None, apart=None):
         """o_i = sum_j kappa_ij b_j, in the dtype of sums; kappa_ij is multiplied by exp(rows_i + columns_j)."""
         most = self.features_at_once(problem, kind, rows is None and columns is None)
         if not most:
@@ -45,29 +49,29 @@ class Points:
         if problem.head_dim_v > most:
             slices = [inputs.v[..., at : at + most] for at in range(0, problem.head_dim_v, most)]
             calls = [describe(inputs.q, inputs.k, b, mask=inputs.mask) for b in slices]
-            return np.concatenate([self.sums(*call, kind, rows, columns) for call in calls], axis=-1)
+            return np.concatenate([self.sums(*call, kind, rows, columns, apart) for call in calls], axis=-1)
         if (count := self.parts(problem, inputs)) > 1:
-            calls = divided(problem, inputs, count, rows, columns)
+            calls = divided(problem, inputs, count, rows, columns, apart)
             return sum([self.sums(*call, kind, *vectors).sum(axis=-3) for call, vectors in calls])
         o = self.current().empty(problem.out_shape, problem.sum_dtype)
-        self.run(SUMS, problem, inputs, lowered(kind), {"o": o}, rows, columns)
+        self.run(SUMS, problem, inputs, lowered(kind), {"o": o}, rows, columns, apart)
         return o
 
-    def gradient(self, problem, inputs, kind, c, rows=None, columns=None):
+    def gradient(self, problem, inputs, kind, c, rows=None, columns=None, apart=None):
         """dx_i = sum_j kappa'_ij <c_i, b_j> 2 (x_i - y_j), or y_j for a function of x . y, in the dtype of sums."""
         if is_wide(problem):
             return formula.gradient(problem, inputs, kind, c, rows, columns)
         if (count := self.parts(problem, inputs)) > 1:
-            calls = divided(problem, inputs, count, rows, columns)
+            calls = divided(problem, inputs, count, rows, columns, apart)
             return sum([self.gradient(*call, kind, for_all_parts(c, call[0].batch[-1], 2), *vectors).sum(axis=-3)
                         for call, vectors in calls])  # fmt: skip
         shape = *problem.batch, problem.seqlen_q, problem.head_dim
         dx = self.current().empty(shape, problem.sum_dtype)
         c = c.astype(problem.dtype, copy=False)
-        self.run(GRADIENT, problem, inputs, lowered(kind), {"c": c, "dq": dx}, rows, columns)
+        self.run(GRADIENT, problem, inputs, lowered(kind), {"c": c, "dq": dx}, rows, columns, apart)
         return dx
 
-    def logsumexp(self, problem, inputs, kind, columns=None, rate=None):
+    def logsumexp(self, problem, inputs, kind, columns=None, rate=None, apart=None):
         """log sum_j exp(columns_j) kappa_ij, in the dtype of sums, and what its rounding took.
 
         rate: for points of half precision, times a power of two, the factor of t.
@@ -80,12 +84,12 @@ class Points:
         if is_wide(problem) and not (self.has_wgmma and hopper.wide_logsumexp.fits(problem, lowered(kind)[0])):
             lse = formula.logsumexp(problem, inputs, kind, columns)
             return lse, np.zeros_like(lse)
-        lse, low = (self.current().zeros(problem.lse_shape, problem.sum_dtype) for _ in range(2))
-        results = {"lse": lse, "lse_low": low}  # which kernels for Hopper leave at 0
-        self.run(pass_, problem, inputs, lowered(kind), results, columns=columns, nothing=(-math.inf, 0))
-        return lse, low
+        gpu, like = self.current(), (problem.lse_shape, problem.sum_dtype)
+        results = {"lse": gpu.empty(*like), "lse_low": gpu.zeros(*like)}  # which kernels for Hopper leave at 0
+        self.run(pass_, problem, inputs, lowered(kind), results, None, columns, apart, (-math.inf, 0))
+        return results["lse"], results["lse_low"]
 
-    def nearest(self, problem, inputs, k):
+    def nearest(self, problem, inputs, k, apart=None):
         """The squared distances of the k nearest y_j for each x_i, in the dtype of sums, ascending, and their j."""
         if is_wide(problem):
             problem, inputs = in_dtype_of_sums(problem, inputs)
@@ -93,7 +97,8 @@ class Points:
                 return formula.nearest(problem, inputs, k)
         gpu, shape = self.current(), (*problem.lse_shape, k)
         r2, j = gpu.empty(shape, problem.sum_dtype), gpu.empty(shape, np.dtype(np.int32))
-        self.run(NEAREST, problem, inputs, (f"{NEAREST_KIND} {k}", 0.0), {"r2": r2, "j": j}, nothing=(math.inf, NOBODY))
+        self.run(NEAREST, problem, inputs, (f"{NEAREST_KIND} {k}", 0.0), {"r2": r2, "j": j}, apart=apart,
+                 nothing=(math.inf, NOBODY))
         return r2, j
 
     def features_at_once(self, problem, kind, is_plain):
@@ -120,31 +125,35 @@ class Points:
         room = BLOCKS_OF_A_MULTIPROCESSOR * self.current().device.multiprocessors
         return max(min(room // blocks, problem.seqlen_k // COLUMNS_AT_LEAST), 1)
 
-    def run(self, pass_, problem, inputs, kind, arrays, rows=None, columns=None, nothing=(0,)):
-        """Run a pass with its own arrays by name. kind: from `lowered`; nothing: its results if nobody sees anything.
-        """
-        given = {name: x for name, x in ((ROWS, rows), (COLUMNS, columns)) if x is not None}
-        results = [arrays[name] for name in pass_.gives]
+    def run(self, pass_, problem, inputs, kind, arrays, rows=None, columns=None, apart=None, nothing=(0,)):
+        """Run a pass with its own arrays by name. kind: from `lowered`; apart: a `kinds.Apart`; nothing: its results if
+        nobody sees anything."""
+        apart, (name, number) = apart or Apart(inputs.q, inputs.k), kind
+        arrays |= dict(zip(PLACES, apart))
+        given = {place: x for place, x in ((ROWS, rows), (COLUMNS, columns)) if x is not None}
+        results = [arrays[result] for result in pass_.gives]
         arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, **given, **arrays}
-        strides = tuple([arrays[name].strides if name in arrays else None for name in pass_.takes[3:]])
+        strides = tuple([arrays[x].strides if x in arrays else None for x in pass_.takes[3:]])
+        kind = name, KindNumbers(number, apart.rate)
         if not run(self.current(), pass_, problem, inputs, arrays, strides, kind=kind):
             for x, number in zip(results, nothing):
                 x.fill(number)
 
 
-def divided(problem, inputs, count, rows, columns):
+def divided(problem, inputs, count, rows, columns, apart):
     """The Problem and Inputs of `count` parts of the columns as one more batch axis, the last one, with logarithms of
-    rows and columns; and the same for the columns that are left over."""
+    rows and columns, and the Apart; and the same for the columns that are left over."""
+    apart = apart or Apart(inputs.q, inputs.k)
     whole = problem.seqlen_k // count * count
     for first, end, parts in ((0, whole, count), (whole, problem.seqlen_k, 1)):
         if first == end:
             continue
         lead, size = (*problem.batch, parts), (end - first) // parts
-        y, b = (x[..., first:end, :].reshape(*lead, size, x.shape[-1]) for x in (inputs.k, inputs.v))
-        x = for_all_parts(inputs.q, parts, 2)
+        y, b, own_y = (x[..., first:end, :].reshape(*lead, size, x.shape[-1]) for x in (inputs.k, inputs.v, apart.y))
+        x, own_x = for_all_parts(inputs.q, parts, 2), for_all_parts(apart.x, parts, 2)
         own_rows = rows if rows is None else for_all_parts(rows, parts, 1)
         own_columns = columns if columns is None else columns[..., first:end].reshape(*lead, size)
-        yield describe(x, y, b), (own_rows, own_columns)
+        yield describe(x, y, b), (own_rows, own_columns, Apart(own_x, own_y, apart.rate))
 
 
 def in_dtype_of_sums(problem, inputs):

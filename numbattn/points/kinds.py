@@ -7,7 +7,7 @@ Derivatives, the second being the curvature, are by t, and 0 at t = 0 where they
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,16 @@ from ..scores.frozen import Frozen
 from ..values import moved
 
 DIFFERENCES = 8  # features up to which distances are sums of squared differences; beyond |x|^2 + |y|^2 - 2 x.y
+NEAR = 1 / 64  # of |x|^2 + |y|^2: smaller squared distances lose digits there, and are computed from differences
+
+
+class Apart(NamedTuple):
+    """Points whose differences are taken, as they were given: the same points moved to a centre and divided by a length
+    have other rounding errors."""
+
+    x: Any
+    y: Any
+    rate: float = 1.0  # factor of squared distances
 
 
 class Kind:

@@ -178,7 +178,7 @@ class LogsumexpBackprop:
         Notes
         -----
         Of P_ij = exp(w_j - f_i) K_ij it sums what `ProductBackprop.hvp` sums of K_ij, and P_ij (tw_j - tf_i) besides:
-        seven passes over all pairs, and up to four more with w and tw.
+        five passes over all pairs, seven on a GPU, and up to four more with w and tw.
 
         Examples
         --------

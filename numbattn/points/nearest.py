@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from ..backends import run_points
-from ..checks import A, Array, integer
+from ..checks import A, Array, integer, library
 from ..masks import Mask
 from ..problem import describe
 from .checks import batch_of, check_points
-from .kinds import DIFFERENCES
+from .kinds import DIFFERENCES, Apart
 from .pairs import Pairs, quiet
 
 MOST = 32  # neighbours
@@ -48,9 +48,9 @@ def nearest(x: A, y: A, k: int = 1, *, mask: Mask | Array | None = None) -> tupl
     Notes
     -----
     Squared distances are compared: float32 holds distances from 1e-19 to 1e19, others count as 0 or as unseen. Beyond 8
-    features neighbours are found by ``|x|^2 + |y|^2 - 2 <x, y>``, with points moved to a common centre: two neighbours
-    whose distances differ by a rounding error of ``|x|^2`` may change places. Their distances are then recomputed from
-    the differences, except for float16 and bfloat16.
+    features neighbours are found by squared distances with the errors that `product` has: two neighbours whose
+    distances differ by as little may change places. Distances are then recomputed from the differences, but for float16
+    and bfloat16 on a GPU.
 
     Examples
     --------
@@ -65,10 +65,10 @@ def nearest(x: A, y: A, k: int = 1, *, mask: Mask | Array | None = None) -> tupl
     check_points(x, y)
     k = integer("k", k, low=1, high=MOST)
     pairs = Pairs.of(x, y, batch_of(x=x.shape[:-2], y=y.shape[:-2]), mask)
-    is_centred = x.shape[-1] > DIFFERENCES and x.dtype == pairs.dtype
-    X, Y = map(pairs.broadcast, map(pairs.centred, (x, y)) if is_centred else (x, y))
+    is_centred = x.shape[-1] > DIFFERENCES and (x.dtype == pairs.dtype or library(x) == "numpy")
+    X, Y = map(pairs.broadcast, map(pairs.centred, pairs.points) if is_centred else (x, y))
     problem, inputs = describe(X, Y, Y[..., :0], mask=pairs.mask)
-    squares, j = run_points(problem, "nearest", inputs, k)
+    squares, j = run_points(problem, "nearest", inputs, k, Apart(*map(pairs.broadcast, (x, y))))
     if is_centred:
         squares, j = _recomputed(pairs, j)
     return np.sqrt(squares), j
@@ -78,10 +78,10 @@ def nearest(x: A, y: A, k: int = 1, *, mask: Mask | Array | None = None) -> tupl
 def _recomputed(pairs: Pairs, j: Any) -> tuple[Any, Any]:
     """Squared distances of neighbours from the differences, and both in their order."""
     m, n = pairs.sizes
-    k, features = j.shape[-1], pairs.x.shape[-1]
+    (X, Y), k, features = pairs.points, j.shape[-1], pairs.x.shape[-1]
     j = np.where(j < 0, n, j)
     j.sort(axis=-1)  # so that the lower index comes first where distances are equal
-    x, flat = pairs.broadcast(pairs.x), pairs.y.reshape(-1, features)
+    x, flat = pairs.broadcast(X), Y.reshape(-1, features)
     own = pairs.y.shape[:-2]
     first = pairs.broadcast(n * np.arange(math.prod(own), like=flat).reshape(*own, 1, 1))
     squares = np.empty(j.shape, pairs.dtype, like=x)

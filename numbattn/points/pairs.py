@@ -1,8 +1,9 @@
 """The pairs of points of a call, and for each kernel the points of unit length that backends sum over.
 
-Points are moved to a common centre, which does not change kernels of distances, and divided by the length of the
-kernel: so far-off points keep the digits of their differences, and backends need no lengths. The gradient of a length l
-follows from those of the points x' = (x - centre) / l: dl = -(sum x' dx' + sum y' dy') / l.
+Where backends take differences of points, they take those of the points as they were given, which have all their
+digits, and multiply their squares: see `Term.apart`. Points to be multiplied are first moved to a common centre, which
+does not change kernels of distances, and divided by the length of the kernel. The gradient of a length l follows from
+those of the points x' = (x - centre) / l: dl = -(sum x' dx' + sum y' dy') / l.
 
 Points of half precision around the origin are not moved, and on GPUs are only divided by a power of two near the
 length: with their few digits tensor cores multiply them exactly. Others have more digits once they are centred. Whether
@@ -25,8 +26,10 @@ from ..problem import NOTHING_HIDDEN, describe
 from ..values import sum_broadcast
 from . import kinds
 from .kernels import Kernel
+from .kinds import DIFFERENCES, Apart
 
-ENOUGH = 4096  # points, whose mean is the centre
+ENOUGH = 64  # points, whose median is the centre
+SAFE = 8  # of exponents of lengths, so that squares of points that are not divided stay in range
 quiet = np.errstate(all="ignore")  # for points that nobody sees, and numbers too small for the dtype
 
 
@@ -96,27 +99,37 @@ class Pairs:
     @cached_property
     @quiet
     def centre(self) -> Any:
-        """A point in the middle, (..., 1, d), for each element of the batch that both x and y have."""
+        """A point in the middle, (..., 1, d), for each element of the batch that both x and y have: the median of each
+        feature, which a few points far off do not move, of some of the points."""
         sizes = [math.prod(points.shape[:-2]) for points in (self.x, self.y)]
         which = 0 if sizes[0] < sizes[1] else 1
         points, other, seen = (self.x, self.y)[which], (self.x, self.y)[1 - which], None
         if self.mask is not NOTHING_HIDDEN:
             seen = np.broadcast_to(self.seen[which], (*self.batch, points.shape[-2]))
             seen = sum_broadcast(seen, points.shape[:-1])[..., None] > 0
-            points = np.where(seen, points, 0)
+            points = np.where(seen, points, math.inf)
         own = points.shape[:-2]
         others = (1,) * (len(own) - other.ndim + 2) + other.shape[:-2]
         axes = tuple([axis for axis, n in enumerate(others[len(others) - len(own) :]) if n == 1])
         axes = *axes, points.ndim - 2
-        if seen is None:  # some of them are enough
-            points = points[..., :: max(points.shape[-2] // ENOUGH, 1), :]
-            count = max(math.prod(points.shape[axis] for axis in axes), 1)
+        some = (..., slice(None, None, max(points.shape[-2] // ENOUGH, 1)), slice(None))
+        points = points[some].astype(self.dtype, copy=False)
+        sizes = [1 if axis in axes else n for axis, n in enumerate(points.shape)]
+        if not points.size:
+            return np.zeros_like(points, shape=sizes)
+        # the points of each centre as one axis, in order; those that do not count are its end
+        lines = np.moveaxis(points, axes, tuple(range(-1 - len(axes), -1))).reshape(*sizes[:-2], -1, sizes[-1])
+        lines = np.sort(lines, axis=-2)
+        if seen is None:
+            count = lines.shape[-2]
+            centre = lines[..., count // 2, :]
         else:
-            count = np.maximum(seen.sum(axis=axes, keepdims=True), 1)
-        points = points.astype(self.dtype, copy=False)
-        centre = points.sum(axis=axes, keepdims=True, dtype=np.float64) / count
+            count = seen[some].sum(axis=axes, keepdims=True)
+            centre = np.take_along_axis(lines, (count // 2).reshape(*sizes[:-2], 1, 1), axis=-2)
+            centre, points = (np.where(np.isinf(x), 0, x) for x in (centre, points))
+        centre = centre.reshape(sizes)
         if self.x.dtype.itemsize == 2:  # such points keep their few digits where they stay: about the origin they may
-            squares = (points * points).sum(axis=axes, keepdims=True, dtype=np.float64) / count
+            squares = (points * points).sum(axis=axes, keepdims=True, dtype=np.float64) / np.maximum(count, 1)
             is_near = 2 * (centre * centre).sum(axis=-1) <= squares.sum(axis=-1)
             centre = np.where(is_near[..., None], 0, centre)
         return centre.astype(self.dtype)
@@ -162,8 +175,22 @@ class Term:
     def slopes(self) -> Term:
         """The term with the kernel's derivative by t in its place."""
         other = object.__new__(Term)
-        vars(other).update(pairs=self.pairs, kernel=self.kernel, kind=kinds.Derivative(self.kind), units=self.units)
+        vars(other).update(pairs=self.pairs, kernel=self.kernel, kind=kinds.Derivative(self.kind), units=self.units,
+                           apart=self.apart)  # fmt: skip
         return other
+
+    @cached_property
+    @quiet
+    def apart(self) -> Apart:
+        """The points whose differences are taken. Their squares are to be neither too large nor too small."""
+        length, features = self.kernel._one_length, self.pairs.x.shape[-1]
+        on_gpu = library(self.pairs.x) != "numpy"
+        if length is None or self.kind.is_of_product or (on_gpu and features <= DIFFERENCES):
+            return Apart(self.x, self.y)
+        exponent = math.frexp(length)[1]
+        exponent = exponent if abs(exponent) > SAFE else 0
+        x, y = (points * 2.0**-exponent if exponent else points for points in self.pairs.points)
+        return Apart(x, y, math.ldexp(length, -exponent) ** -2)
 
     @cached_property
     @quiet
@@ -182,19 +209,19 @@ class Term:
         """Whether sums are products of three matrices."""
         return self.kind == kinds.LINEAR and self.pairs.mask is NOTHING_HIDDEN
 
-    def sums(self, b: Any, rows: Any = None, columns: Any = None) -> Any:
+    def sums(self, b: Any, rows: Any = None, columns: Any = None, **tangents: Any) -> Any:
         """sum_j kappa_ij b_j; b: with all batch axes."""
         if self.has_no_pairs:
             return self.x @ (np.swapaxes(self.y, -2, -1) @ b)
-        return self._run("sums", b, rows=rows, columns=columns)
+        return self._run("sums", b, rows=rows, columns=columns, **tangents)
 
-    def gradient(self, b: Any, c: Any, rows: Any = None, columns: Any = None) -> Any:
+    def gradient(self, b: Any, c: Any, rows: Any = None, columns: Any = None, **tangents: Any) -> Any:
         """The gradient of points x of unit length, summed to the batch axes that x has; b, c: as for `sums`."""
         if self.has_no_pairs:
             found = c @ (np.swapaxes(b, -2, -1) @ self.y)
         else:
-            found = self._run("gradient", b, c, rows=rows, columns=columns)
-        return sum_broadcast(found, self.x.shape)
+            found = self._run("gradient", b, c, rows=rows, columns=columns, **tangents)
+        return sum_broadcast(found, self.pairs.x.shape)
 
     def logsumexp(self, columns: Any = None) -> Any:
         return self.logsumexp_and_low(columns)[0]
@@ -202,17 +229,22 @@ class Term:
     def logsumexp_and_low(self, columns: Any = None) -> tuple[Any, Any]:
         """The same with what its rounding took: P = exp(rows_i + columns_j) kappa_ij is exp(low_i) times too large with
         rows = -logsumexp."""
-        x, y, options = self.in_halves
-        return self._run_with(x, y, "logsumexp", y[..., :0], columns=columns, **options)
+        return self._run("logsumexp", self.pairs.y[..., :0].astype(self.pairs.dtype), columns=columns)
 
     def _run(self, name: str, b: Any, *args: Any, **options: Any) -> Any:
-        return self._run_with(self.x, self.y, name, b, *args, **options)
-
-    def _run_with(self, x: Any, y: Any, name: str, b: Any, *args: Any, **options: Any) -> Any:
-        x, y, b = (self.pairs.broadcast(array) for array in (x, y, b))
-        self.kind.check(self.pairs.dtype, int(name == "gradient"))
-        problem, inputs = describe(x, y, b, mask=self.pairs.mask)
-        return run_points(problem, name, inputs, self.kind, *args, **options)
+        pairs, apart = self.pairs, self.apart
+        self.kind.check(pairs.dtype, (name == "gradient") + ("tangents" in options))
+        apart = apart._replace(x=pairs.broadcast(apart.x), y=pairs.broadcast(apart.y))
+        if pairs.x.shape[-1] <= DIFFERENCES or self.kind.is_of_product:
+            x, y = apart.x, apart.y
+        elif name == "logsumexp":
+            x, y, halves = self.in_halves
+            options |= halves
+        else:
+            x, y = self.units
+        x, y, b = map(pairs.broadcast, (x, y, b))
+        problem, inputs = describe(x, y, b, mask=pairs.mask)
+        return run_points(problem, name, inputs, self.kind, *args, apart=apart, **options)
 
 
 class _Exchanged(Term):
@@ -224,6 +256,11 @@ class _Exchanged(Term):
     @cached_property
     def units(self) -> tuple[Any, Any]:
         return self.exchanged.units[::-1]
+
+    @cached_property
+    def apart(self) -> Apart:
+        x, y, rate = self.exchanged.apart
+        return Apart(y, x, rate)
 
     @cached_property
     def in_halves(self) -> tuple[Any, Any, dict[str, float]]:

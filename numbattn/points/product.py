@@ -43,10 +43,12 @@ def product(x: A, y: A, b: A, kernel: Kernel, *, mask: Mask | Array | None = Non
 
     Notes
     -----
-    Points are moved to a common centre and divided by the kernel's length; sums are accumulated in float32, or in
-    float64 for float64. Up to 8 features a squared distance is a sum of squared differences, with an error of a few
-    roundings; beyond it is ``|x|^2 + |y|^2 - 2 <x, y>``, with an error of a rounding of ``|x|^2``, from the centre and
-    in lengths. float16 and bfloat16 are computed in float32, and rounded once.
+    Sums are accumulated in float32, or in float64 for float64. Up to 8 features a squared distance is a sum of squared
+    differences, with an error of a few roundings. Beyond it is ``|x|^2 + |y|^2 - 2 <x, y>``, of points moved to a
+    common centre, unless that is less than 1/64 of ``|x|^2 + |y|^2``: then it is a sum of squared differences, too, so
+    that the relative error is at most that of a product of two points times 64, and points that coincide have the
+    distance 0. float16 and bfloat16 are computed in float32, and rounded once. On a GPU some calls have larger errors
+    where points are far from the median of all: see the README's limits.
 
     Examples
     --------
@@ -184,12 +186,13 @@ class ProductBackprop:
 
             tdx_i = sum_j (K''_ij tt_ij W_ij + K'_ij tW_ij) 2 (x_i - y_j) + K'_ij W_ij 2 (tx_i - ty_j),
 
-        where K' and K'' are derivatives by r^2. tt_ij is a product of features of x_i and y_j, d + 1 for each of tx and
-        ty that is given, which are multiplied by the columns of b, 256 products at a time. So there are five passes
-        over all pairs for each term of a kernel, more with many columns, and three more with tb and tds. tt_ij has an
-        error of a rounding of ``|x|``, from the centre and in lengths. Derivatives of a kernel at r = 0 are taken to be
-        0 where they are not finite. As Hessians are symmetric, these are also gradients of gradients: those of a
-        function of dx, dy and db with respect to x, y and b, if its gradients by the former are tx, ty and tb.
+        where K' and K'' are derivatives by r^2. There are three passes over all pairs for each term of a kernel, and
+        three more with tb and tds. On a GPU tt_ij is a product of features of x_i and y_j, d + 1 for each of tx and ty
+        that is given, which are multiplied by the columns of b, 256 products at a time; so there are five passes, more
+        with many columns, and tt_ij has an error of a rounding of ``|x|``, from the centre and in lengths. Derivatives
+        of a kernel at r = 0 are taken to be 0 where they are not finite. As Hessians are symmetric, these are also
+        gradients of gradients: those of a function of dx, dy and db with respect to x, y and b, if its gradients by the
+        former are tx, ty and tb.
 
         Examples
         --------

@@ -10,7 +10,8 @@ a product of features: phi_i = 2 (<x_i, tx_i>, -tx_i, 1, -x_i) and psi_j = (1, y
     a gradient by     sum_j (kappa''_ij tt_ij w_ij + kappa'_ij tw_ij) 2 (x_i - y_j) + kappa'_ij w_ij 2 (tx_i - ty_j),
 
 where w_ij = <c_i, b_j>: sums and gradients again, with b and c multiplied by features, of a kind and of its derivative.
-The products of features have an error of a rounding of |x|, with x from the centre and in lengths.
+The products of features have an error of a rounding of |x|, with x from the centre and in lengths. Kernels for CPUs
+take tangents instead, and compute tt from the differences of near points.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from ..checks import library
 from ..forks import cached_property
 from ..values import rounded, sum_broadcast
 from . import kinds
@@ -55,6 +57,16 @@ class Moving:
                 for side, (points, tangent) in given]  # fmt: skip
 
     @cached_property
+    def own(self) -> tuple[Any, Any] | None:
+        """The tangents of points of unit length for kernels that take them, those of CPUs, with 0 for None."""
+        if library(self.term.pairs.x) != "numpy" or self.term.has_no_pairs:
+            return None
+        pairs = self.term.pairs
+        given = zip(self.unit, pairs.points)
+        tx, ty = (np.zeros_like(points) if tangent is None else tangent for tangent, points in given)
+        return pairs.broadcast(tx), pairs.broadcast(ty)
+
+    @cached_property
     @quiet
     def features(self) -> list[Any]:
         """phi and psi."""
@@ -70,6 +82,9 @@ class Moving:
     @quiet
     def sums(self, b: Any, tb: Any = None, rows: Any = None, columns: Any = None) -> Any:
         """The tangent of `term.sums`."""
+        if self.own is not None:
+            found = self.term.sums(b, rows, columns, tangents=self.own)
+            return found if tb is None else found + self.term.sums(tb, rows, columns)
         phi, psi = self.features
         found = np.zeros_like(phi, shape=(*phi.shape[:-1], b.shape[-1]))
         if tb is not None:
@@ -82,7 +97,10 @@ class Moving:
     def gradient(self, b: Any, c: Any, tb: Any = None, tc: Any = None, rows: Any = None, columns: Any = None) -> Any:
         """The tangent of the gradient of points x as given: of the kernel's `_of_points` applied to `term.gradient`."""
         term, kernel, (x, _) = self.term, self.term.kernel, self.term.pairs.points
-        found = self._displaced(b, c, rows, columns) + self._bent(b, c, rows, columns)
+        if self.own is None:
+            found = self._displaced(b, c, rows, columns) + self._bent(b, c, rows, columns)
+        else:
+            found = term.gradient(b, c, rows, columns, tangents=self.own)
         moving = [pair for pair in ((tb, c), (b, tc)) if pair[0] is not None and pair[1] is not None]
         if moving:
             of_b, of_c = (_beside(term.pairs, *given) for given in zip(*moving))

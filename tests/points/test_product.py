@@ -126,7 +126,8 @@ def test_errors_are_about_those_of_the_plain_formula(xp, rng, kernel, d):
     times = 3 if xp is not np and d > DIFFERENCES else 2  # sums of tensor cores are not rounded, but cut off
     for got, other, exactly in zip(found, plainly, wanted):
         for norm in (np.linalg.norm, lambda error: np.abs(error).max()):
-            assert norm(got - exactly) < times * norm(other - exactly) + 1e-7 * norm(exactly)
+            # the factor of t is rounded, too
+            assert norm(got - exactly) < times * norm(other - exactly) + 2e-7 * norm(exactly)
 
 
 def test_numpy_told_to_raise_errors_does_not_change_that(rng):
@@ -396,7 +397,7 @@ FAULTS = {
     "test_shapes": {
         "db = factor * term.exchanged.sums(dS)": "db = term.exchanged.sums(dS)",
         "points/pairs.py": {
-            "return sum_broadcast(found, self.x.shape)": "return found",
+            "return sum_broadcast(found, self.pairs.x.shape)": "return found",
             "return points - centre.reshape(centre.shape[max(centre.ndim - points.ndim, 0) :])": (
                 "return points - centre"
             ),
@@ -416,14 +417,8 @@ FAULTS = {
             "return (gradient - unit * dots(unit, gradient)) / _norms(x)": "return gradient / _norms(x)",
         },
     },
-    "test_points_far_off_keep_the_digits_of_their_differences": {
-        "points/pairs.py": {
-            "self.pairs.centred(points) if self.kernel._is_centred else points": "points",
-            "points.sum(axis=axes, keepdims=True, dtype=np.float64)": "0 * points.sum(axis=axes, keepdims=True)",
-        },
-    },
     "test_what_nobody_sees_may_be_nan_and_moves_no_centre": {
-        "points/pairs.py": {"points = np.where(seen, points, 0)": "points = points"},
+        "points/pairs.py": {"points = np.where(seen, points, math.inf)": "points = points"},
         "points/kernels.py": {"products = np.where(gradient == 0, 0, x * gradient)": "products = x * gradient"},
     },
     "test_what_nobody_sees_has_no_cosine": {

@@ -1,4 +1,5 @@
-"""dx_i = sum_j kappa'_ij <c_i, b_j> 2 (x_i - y_j), or with y_j in place of 2 (x_i - y_j) for a function of x . y"""
+"""dx_i = sum_j kappa'_ij <c_i, b_j> 2 (x_i - y_j), or with y_j in place of 2 (x_i - y_j) for a function of x . y; if
+points move, its tangent: see `moves`."""
 
 import numpy as np
 
@@ -7,26 +8,42 @@ from ..compile import Kernel
 from ..product import product
 from ..softmax import multiply
 from ..subnormals import flush_subnormals, restore
-from ..tile import clear, fill, inline, is_set, matrix, tile
+from ..tile import clear, fill, inline, is_set, matrix, scaled, tile
 from ..transposition import transpose
 from .differences import add_differences
-from .kinds import DERIVATIVE, apply, step_of
-from .pairs import LONG, TILE_N, Points, add_part, pairs_of, parts_of, queries_of, run, sees_nothing
+from .kinds import CURVATURE, DERIVATIVE, apply, step_of
+from .moves import add_moved, find_slopes, multiply_moves, tangents_of
+from .pairs import (
+    FEW,
+    LONG,
+    TILE_N,
+    Points,
+    add_part,
+    pairs_of,
+    parts_of,
+    points_apart,
+    queries_of,
+    run,
+    sees_nothing,
+)
 from .sums import add_products
 
 
-def gradient(problem, inputs, kind, c, rows=None, columns=None):
-    """dx, (..., m, d), in the dtype of sums."""
+def gradient(problem, inputs, kind, c, rows=None, columns=None, tangents=None, apart=None):
+    """dx, (..., m, d), in the dtype of sums, or its tangent. The options are those of `run`."""
     dx = np.empty((*problem.batch, problem.seqlen_q, problem.head_dim), problem.sum_dtype)
-    step = step_of(kind, DERIVATIVE, problem.sum_dtype)
-    run(gradient_kernel, problem, inputs, step, dx, b=inputs.v, c=c, rows=rows, columns=columns)
+    slope = step = step_of(kind, DERIVATIVE, problem.sum_dtype)
+    if tangents is not None:
+        step = step_of(kind, CURVATURE, problem.sum_dtype)
+    given = {"b": inputs.v, "c": c, "rows": rows, "columns": columns, "tangents": tangents, "apart": apart}
+    run(gradient_kernel, problem, inputs, step, dx, slope=slope, **given)
     return dx
 
 
 @Kernel
-def gradient_kernel(first_block, end_block, stop, scratch, x, y, b, c, rows, columns, mask, step, tiles, dx):
+def gradient_kernel(first_block, end_block, stop, scratch, x, y, b, c, rows, columns, mask, step, apart, tiles, dx):
     """Blocks [first_block, end_block); a block is a tile of points of x."""
-    before, given = flush_subnormals(), Points(x, y, b, c, rows, columns, mask, step)
+    before, given = flush_subnormals(), Points(x, y, b, c, rows, columns, mask, step, apart)
     for block in range(first_block, end_block):
         at = queries_of(given, tiles[block], scratch)
         differentiate(dx[at.batch, at.head, at.m0 : at.m_end], given, at, scratch, stop)
@@ -41,44 +58,78 @@ def differentiate(dX, given, at, scratch, stop):
     CT = tile(scratch.CT, given.c.cols, dX.shape[0])
     transpose(CT, matrix(given.c, at.batch, at.head, dtype)[at.m0 : at.m_end], dtype.type(1), False)
     Y, B = matrix(given.y, at.batch, at.head, dtype), matrix(given.b, at.batch, at.head, dtype)
-    total = at.vectors[:1]
+    totals, slopes, is_moved = at.vectors[2:4], tile(scratch.slopes, 0, 0), scratch.moves.size > 0
     for n_next in range(at.first, at.end, LONG):
         clear(part)
-        clear(total)
+        clear(totals)
         for n0 in range(n_next, min(n_next + LONG, at.end), TILE_N):
             if is_set(stop):
                 return
             n_end = min(n0 + TILE_N, at.end)
-            S, columns = pairs_of(given, at, n0, n_end, scratch)
+            S, columns, near = pairs_of(given, at, n0, n_end, scratch)
             if S.size:
-                apply(S, given.step, at.rows, columns)
                 W = tile(scratch.weights, S.shape[0], S.shape[1])
                 product(W, B[n0:n_end], CT, dtype.type(1), False)
+                if is_moved:
+                    slopes = tile(scratch.slopes, S.shape[0], S.shape[1])
+                    find_slopes(slopes, S, given, at, columns)
+                    multiply(slopes, W)
+                apply(S, given.step, at.rows, columns)
                 multiply(S, W)
-                add_gradient(part, total, at.XT, S, Y[n0:n_end], given.step.is_of_product, scratch.lines)
+                if is_moved:
+                    multiply_moves(S, given, at, n0, near, scratch, given.apart.rate)
+                add_gradient(part, totals, S, slopes, Y[n0:n_end], given, at, n0, near, scratch)
         if not given.step.is_of_product and given.x.cols > DIFFERENCES:
-            add_points(part, at.XT, total[0])
+            add_points(part, at.XT, totals[0])
+            if is_moved:
+                add_points(part, tile(scratch.tangents, given.x.cols, dX.shape[0]), totals[1])
         add_part(dXT, lost, part)
-    transpose(dX, dXT, dtype.type(1 if given.step.is_of_product else 2), False)
+    factor = given.apart.factor if given.x.cols <= DIFFERENCES and not is_moved else 1
+    transpose(dX, dXT, dtype.type(1 if given.step.is_of_product else 2 * factor), False)
     for i in range(dX.shape[0]):
         if sees_nothing(at, i):
             fill(dX[i], 0)
 
 
 @inline
-def add_gradient(dXT, total, XT, S, Y, is_of_product, lines):
-    """Add the terms of the points Y, with weights S, to dX: sum_j S_ij (x_i - y_j), or only the second term, the first
-    being x_i times the total of S."""
-    one = dXT.dtype.type(1)
-    if is_of_product:
-        add_products(dXT, Y, S, one)
-    elif dXT.shape[0] <= DIFFERENCES:
-        add_differences(dXT, XT, Y, S)
+def add_gradient(dXT, totals, S, slopes, Y, given, at, n0, near, scratch):
+    """Add the terms of a tile, with weights S, to dX: sum_j S_ij (x_i - y_j), or only the second term, the first being
+    x_i times the total of S. If points move, the same of tangents, with the weights `slopes`; S then has the factors of
+    both differences, that of tt and this one."""
+    real, (keys, size), factor = dXT.dtype.type, S.shape, dXT.dtype.type(1 if slopes.size else given.apart.factor)
+    X, apart_y = points_apart(given, at, n0, n0 + keys, real)
+    TX, TXT, TY = tangents_of(given, at, n0, n0 + keys if slopes.size else n0, scratch)
+    if not given.step.is_of_product and (dXT.shape[0] <= DIFFERENCES or near > FEW):
+        XT = at.XT if dXT.shape[0] <= DIFFERENCES else tile(scratch.apart, X.shape[1], size)
+        if slopes.size:
+            add_moved(dXT, XT, apart_y, S, TXT, TY, slopes)
+            return
+        if dXT.shape[0] > DIFFERENCES:
+            scaled(S, S, factor)
+        add_differences(dXT, XT, apart_y, S)
+        return
+    for pair in scratch.near[:near]:
+        j, i = divmod(pair, size)
+        for f in range(X.shape[1]):
+            term = factor * S[j, i] * (X[i, f] - apart_y[j, f])
+            dXT[f, i] += term + slopes[j, i] * (TX[i, f] - TY[j, f]) if slopes.size else term
+        S[j, i] = 0
+        if slopes.size:
+            slopes[j, i] = 0
+    add_rows(dXT, totals[:1], S, Y, given, scratch.lines)
+    if slopes.size:
+        add_rows(dXT, totals[1:], slopes, TY, given, scratch.lines)
+
+
+@inline
+def add_rows(dXT, total, S, Y, given, lines):
+    if given.step.is_of_product:
+        add_products(dXT, Y, S, S.dtype.type(1))
     else:
         ones = tile(lines, S.shape[0], 1)
         fill(ones[:, 0], 1)
-        add_products(dXT, Y, S, -one)
-        add_products(total, ones, S, one)
+        add_products(dXT, Y, S, S.dtype.type(-1))
+        add_products(total, ones, S, S.dtype.type(1))
 
 
 @inline

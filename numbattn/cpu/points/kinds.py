@@ -72,7 +72,7 @@ def exponential(real, degree):
     half, quarter, zero = real(-0.5), real(0.25), real(0)
 
     def log_curvature(t, a, b):
-        return quarter / (t * np.sqrt(t)) if t > zero else zero
+        return quarter / np.sqrt(t) / t if t > zero else zero                 # with the rounding of log_derivative
 
     return lambda t, a, b: -np.sqrt(t), lambda t, a, b: half / np.sqrt(t) if t > zero else zero, log_curvature
 

@@ -10,18 +10,20 @@ from .kinds import LOGARITHM, apply, step_of
 from .pairs import LONG, TILE_N, Points, pairs_of, queries_of, run
 
 
-def logsumexp(problem, inputs, kind, columns=None):
+def logsumexp(problem, inputs, kind, columns=None, apart=None):
     """(..., m), in the dtype of sums, -inf where nothing is seen, and what its rounding took."""
     lse, low = (np.empty(problem.lse_shape, problem.sum_dtype) for _ in range(2))
     step = step_of(kind, LOGARITHM, problem.sum_dtype)
-    run(logsumexp_kernel, problem, inputs, step, lse[..., None], low[..., None], columns=columns)
+    run(logsumexp_kernel, problem, inputs, step, lse[..., None], low[..., None], columns=columns, apart=apart)
     return lse, low
 
 
 @Kernel
-def logsumexp_kernel(first_block, end_block, stop, scratch, x, y, b, c, rows, columns, mask, step, tiles, lse, low):
+def logsumexp_kernel(
+    first_block, end_block, stop, scratch, x, y, b, c, rows, columns, mask, step, apart, tiles, lse, low
+):  # fmt: skip
     """Blocks [first_block, end_block); a block is a tile of points of x."""
-    before, given = flush_subnormals(), Points(x, y, b, c, rows, columns, mask, step)
+    before, given = flush_subnormals(), Points(x, y, b, c, rows, columns, mask, step, apart)
     for block in range(first_block, end_block):
         at = queries_of(given, tiles[block], scratch)
         rows = at.batch, at.head, slice(at.m0, at.m_end), 0
@@ -42,7 +44,7 @@ def sum_up(lse, low, given, at, scratch, stop):
         for n0 in range(n_next, min(n_next + LONG, at.end), TILE_N):
             if is_set(stop):
                 return
-            S, columns = pairs_of(given, at, n0, min(n0 + TILE_N, at.end), scratch)
+            S, columns, _ = pairs_of(given, at, n0, min(n0 + TILE_N, at.end), scratch)
             if S.size:
                 apply(S, given.step, at.rows, columns)
                 softmax_step(S, m_next, l_next, alpha, part)

@@ -11,18 +11,18 @@ from .pairs import TILE_N, Points, pairs_of, queries_of, run
 SOME = 32  # points of x that are updated one by one if any of them has a nearer point
 
 
-def nearest(problem, inputs, k):
+def nearest(problem, inputs, k, apart=None):
     """t and j, (..., m, k), in the dtype of sums and int32: squared distances in ascending order, and the numbers of
     the points; inf and -1 if fewer than k are visible."""
     t, j = (np.empty((*problem.batch, problem.seqlen_q, k), dtype) for dtype in (problem.sum_dtype, np.int32))
-    run(nearest_kernel, problem, inputs, (NO_STEP, None), t, j)
+    run(nearest_kernel, problem, inputs, (NO_STEP, None), t, j, apart=apart)
     return t, j
 
 
 @Kernel
-def nearest_kernel(first_block, end_block, stop, scratch, x, y, b, c, rows, columns, mask, step, tiles, t, j):
+def nearest_kernel(first_block, end_block, stop, scratch, x, y, b, c, rows, columns, mask, step, apart, tiles, t, j):
     """Blocks [first_block, end_block); a block is a tile of points of x."""
-    before, given = flush_subnormals(), Points(x, y, b, c, rows, columns, mask, step)
+    before, given = flush_subnormals(), Points(x, y, b, c, rows, columns, mask, step, apart)
     for block in range(first_block, end_block):
         at = queries_of(given, tiles[block], scratch)
         size, k = at.m_end - at.m0, t.shape[3]
@@ -44,7 +44,7 @@ def find(best, numbers, given, at, scratch, stop):
     for n0 in range(at.first, at.end, TILE_N):
         if is_set(stop):
             return
-        S, _ = pairs_of(given, at, n0, min(n0 + TILE_N, at.end), scratch)
+        S, _, _ = pairs_of(given, at, n0, min(n0 + TILE_N, at.end), scratch)
         for j in range(S.shape[0]):
             if best.shape[0] == 1:
                 replace(best[0], numbers[0], S[j], n0 + j)

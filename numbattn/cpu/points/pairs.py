@@ -3,13 +3,14 @@
 As everywhere in cpu/ tiles are transposed: a row is a point of y, a column a point of x.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 from numba import types
 from numba.extending import overload
 
-from ...points.kinds import DIFFERENCES
+from ...points.kinds import DIFFERENCES, NEAR
 from ...problem import NOTHING_HIDDEN
 from ..arguments import NO_MATRICES, kept, mask_of, matrices_of, memory_of, readable, tiles_of
 from ..launch import launch
@@ -39,6 +40,7 @@ TILE_M, TILE_N = 128, 64  # points of x, of y: 128 x 64 to 512 x 32 are equally 
 LONG = 1024  # points of y that are summed before the sum is added to others, to lose fewer digits
 EXPONENTIAL = 32  # the cost of an exponential, in multiplications
 PARTS, VECTORS, LINES = 3, 8, 2  # of a Scratch
+FEW = 256  # near pairs of a tile, which are recomputed one by one
 
 
 # ---------------------------------------------------------------------------------------------------------- arguments
@@ -53,6 +55,20 @@ class Points(NamedTuple):
     columns: Any  # and for each point of y
     mask: Any  # or () for none
     step: Any
+    apart: Any  # an Apart
+
+
+class Apart(NamedTuple):
+    """Points whose differences are taken: those of Points, without rows here, or, beyond DIFFERENCES features, the
+    points as they were given. And tangents of points of unit length, without rows if there are none."""
+
+    x: Any  # Matrices
+    y: Any
+    tx: Any
+    ty: Any
+    slope: Any  # the Step of kappa', beside that of kappa''
+    factor: Any  # of differences, for unit length
+    rate: Any  # of their squares
 
 
 class Scratch(NamedTuple):
@@ -65,25 +81,38 @@ class Scratch(NamedTuple):
     sums: Any  # PARTS tiles of a row for each column of a result
     vectors: Any  # numbers of points of x, VECTORS of them
     lines: Any  # numbers of points of y, LINES of them
+    apart: Any  # as XT, of an Apart
+    tangents: Any
+    moves: Any  # of a tile like S
+    slopes: Any  # likewise
     numbers: Any  # int32, a row for each column of a result
+    near: Any  # int32, FEW pairs
 
 
-def run(kernel, problem, inputs, step, *results, b=None, c=None, rows=None, columns=None):
+def run(
+    kernel, problem, inputs, step, *results, b=None, c=None, rows=None, columns=None, apart=None, slope=None,
+    tangents=None,
+):  # fmt: skip
     """Call a kernel of (first block, end block, stop, scratch, the fields of Points, tiles, results).
 
-    step: as from step_of; results: arrays (..., m, columns).
+    step, slope: as from step_of; results: arrays (..., m, columns). apart: a `kinds.Apart`; tangents: of x and of y.
     """
-    step, function = step
+    (step, function), (slope, other) = step, slope or step
     vectors = [None if x is None else x[..., None, :] for x in (rows, columns)]
-    given = [None if x is None else readable(x, problem.sum_dtype) for x in (inputs.q, inputs.k, b, c, *vectors)]
-    matrices = [NO_MATRICES if x is None else matrices_of(x, problem) for x in given]
+    x, y, rate = apart or (inputs.q, inputs.k, 1.0)
+    others = (x, y) if problem.head_dim > DIFFERENCES else (None, None)
+    given = inputs.q, inputs.k, b, c, *vectors, *others, *(tangents or (None, None))
+    given = [None if x is None else readable(x, problem.sum_dtype) for x in given]
+    *matrices, x, y, tx, ty = [NO_MATRICES if x is None else matrices_of(x, problem) for x in given]
     of_heads = [x.reshape(*problem.matrices, *x.shape[-2:]) for x in results]
     tiles, pairs = tiles_record(problem, inputs.mask)
-    scratch, memory = scratch_of(problem, results[0].shape[-1], results[-1].dtype, c is not None)
+    moves = tangents is not None
+    scratch, memory = scratch_of(problem, results[0].shape[-1], results[-1].dtype, c is not None, moves)
     mask = Record(()) if inputs.mask is NOTHING_HIDDEN else mask_of(problem, inputs.mask)
+    apart = Apart(x, y, tx, ty, slope, math.sqrt(rate), rate)
     records = (
-        Record(*matrices, held=given), mask, Record(step, held=function), tiles,
-        Record(*of_heads),
+        Record(*matrices, held=given), mask, Record(step, apart, held=(function, other)),
+        tiles, Record(*of_heads),
     )  # fmt: skip
     cost = problem.head_dim + results[0].shape[-1] + (0 if b is None else b.shape[-1]) + EXPONENTIAL
     launch(kernel.given(scratch, *records), len(tiles.arguments[0]), pairs * cost, memory)
@@ -96,14 +125,15 @@ def tiles_record(problem, mask):
     return Record(tiles.table), tiles.pairs
 
 
-def scratch_of(problem, columns, dtype, has_weights):
+def scratch_of(problem, columns, dtype, has_weights, moves):
     """The Record of a Scratch, whose addresses count from its beginning, and a function that allocates its memory.
     columns, dtype: of the results."""
     tile_m, tile_n = min(TILE_M, problem.seqlen_q), min(TILE_N, problem.seqlen_k)
-    sizes = (tile_m * tile_n, tile_m * tile_n * has_weights, tile_m * problem.head_dim,
-             tile_m * problem.head_dim_v * has_weights, PARTS * tile_m * columns, tile_m * VECTORS, LINES * tile_n,
-             tile_m * columns * (dtype == np.int32))  # fmt: skip
-    return memory_of(Scratch, sizes, [problem.sum_dtype] * (len(sizes) - 1) + [np.dtype(np.int32)])
+    points, pairs, is_wide = tile_m * problem.head_dim, tile_m * tile_n, problem.head_dim > DIFFERENCES
+    sizes = (pairs, pairs * has_weights, points, tile_m * problem.head_dim_v * has_weights, PARTS * tile_m * columns,
+             tile_m * VECTORS, LINES * tile_n, points * is_wide, points * moves, pairs * moves, pairs * moves,
+             tile_m * columns * (dtype == np.int32), FEW * is_wide)  # fmt: skip
+    return memory_of(Scratch, sizes, [problem.sum_dtype] * (len(sizes) - 2) + [np.dtype(np.int32)] * 2)
 
 
 # -------------------------------------------------------------------------------------------------------------- masks
@@ -215,25 +245,58 @@ def load(out, x, batch, head, first):
 @inline
 def pairs_of(given, at, n0, n_end, scratch):
     """t of pairs with the points [n0, n_end) of y, -inf where hidden, which no t is, and the logarithms of these
-    points. Both are empty if everything is hidden."""
+    points; both are empty if everything is hidden. And how many pairs are near each other."""
     state = state_of(given.mask, at, n0, n_end)
     n_end = n0 if state == EMPTY else n_end
     S, lines = tile(scratch.S, n_end - n0, at.m_end - at.m0), tile(scratch.lines, LINES, n_end - n0)
-    norms, columns = lines[0], lines[1]
+    norms, columns, near = lines[0], lines[1], 0
     if state == EMPTY:
-        return S, columns
+        return S, columns, near
     Y = matrix(given.y, at.batch, at.head, S.dtype)[n0:n_end]
     if given.step.is_of_product:
         product(S, Y, at.XT, S.dtype.type(1), False)
     elif given.x.cols <= DIFFERENCES:
-        distances(S, Y, at.XT, S.dtype.type(1), False)
+        distances(S, Y, at.XT, S.dtype.type(given.apart.rate), False)
     else:
         product(S, Y, at.XT, S.dtype.type(-2), False)
         row_dots(norms, Y, Y)
-        add_norms(S, at.norms, norms)
+        if add_norms(S, at.norms, norms):
+            near = recompute(S, given, at, n0, norms, scratch)
     hide_masked(given.mask, S, at, n0, state)
     load(columns, given.columns, at.batch, at.head, n0)
-    return S, columns
+    return S, columns, near
+
+
+@inline
+def recompute(S, given, at, n0, norms, scratch):
+    """t of near pairs, from the differences of points: they are the first of scratch.near, and their number is
+    returned; if they are more than FEW, t of all pairs."""
+    real, count, size, bound = S.dtype.type, 0, S.shape[1], S.dtype.type(NEAR)
+    for j in range(S.shape[0]):
+        for i in range(size):
+            if S[j, i] < bound * (at.norms[i] + norms[j]):
+                if count < FEW:
+                    scratch.near[count] = j * size + i
+                count += 1
+    X, Y = points_apart(given, at, n0, n0 + S.shape[0], real)
+    if count > FEW:
+        XT = tile(scratch.apart, X.shape[1], size)
+        transpose(XT, X, real(1), False)
+        distances(S, Y, XT, real(given.apart.rate), False)
+        return count
+    for pair in scratch.near[:count]:
+        (j, i), t = divmod(pair, size), real(0)
+        for f in range(X.shape[1]):
+            t += (X[i, f] - Y[j, f]) * (X[i, f] - Y[j, f])
+        S[j, i] = t * real(given.apart.rate)
+    return count
+
+
+@inline
+def points_apart(given, at, n0, n_end, dtype):
+    """Points x and y of a tile, whose differences are taken: as they were given, if that is not their place."""
+    x, y = (given.apart.x, given.apart.y) if given.x.cols > DIFFERENCES else (given.x, given.y)
+    return matrix(x, at.batch, at.head, dtype)[at.m0 : at.m_end], matrix(y, at.batch, at.head, dtype)[n0:n_end]
 
 
 @inline
@@ -259,9 +322,12 @@ def add_part(total, lost, part):
 
 @inline
 def add_norms(S, of_x, of_y):
-    """|x|**2 + |y|**2 - 2 x y, at least 0. S: the last term."""
-    zero = S.dtype.type(0)
+    """|x|**2 + |y|**2 - 2 x y, and whether any is so small that few digits are left. S: the last term."""
+    bound, is_near = S.dtype.type(NEAR), False
     for j in range(S.shape[0]):
         for i in range(S.shape[1]):
-            t = S[j, i] + (of_x[i] + of_y[j])
-            S[j, i] = zero if t < zero else t
+            norms = of_x[i] + of_y[j]
+            t = S[j, i] + norms
+            is_near |= t < bound * norms
+            S[j, i] = t
+    return is_near

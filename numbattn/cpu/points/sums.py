@@ -1,4 +1,4 @@
-"""o_i = sum_j kappa_ij b_j"""
+"""o_i = sum_j kappa_ij b_j; and its tangent, if points move: see `moves`."""
 
 import numpy as np
 
@@ -7,23 +7,26 @@ from ..product import product_tn, product_tn_row
 from ..subnormals import flush_subnormals, restore
 from ..tile import clear, inline, is_set, matrix
 from ..transposition import transpose
-from .kinds import VALUE, apply, step_of
+from .kinds import DERIVATIVE, VALUE, apply, step_of
+from .moves import multiply_moves
 from .pairs import LONG, TILE_N, Points, add_part, pairs_of, parts_of, queries_of, run
 
 FEW = 4  # columns; fewer are summed one by one
 
 
-def sums(problem, inputs, kind, rows=None, columns=None):
-    """o, (..., m, e), in the dtype of sums."""
-    o, step = np.empty(problem.out_shape, problem.sum_dtype), step_of(kind, VALUE, problem.sum_dtype)
-    run(sums_kernel, problem, inputs, step, o, b=inputs.v, rows=rows, columns=columns)
+def sums(problem, inputs, kind, rows=None, columns=None, tangents=None, apart=None):
+    """o, (..., m, e), in the dtype of sums, or its tangent. The options are those of `run`."""
+    o = np.empty(problem.out_shape, problem.sum_dtype)
+    step = step_of(kind, DERIVATIVE if tangents else VALUE, problem.sum_dtype)
+    given = {"b": inputs.v, "rows": rows, "columns": columns, "tangents": tangents, "apart": apart}
+    run(sums_kernel, problem, inputs, step, o, **given)
     return o
 
 
 @Kernel
-def sums_kernel(first_block, end_block, stop, scratch, x, y, b, c, rows, columns, mask, step, tiles, o):
+def sums_kernel(first_block, end_block, stop, scratch, x, y, b, c, rows, columns, mask, step, apart, tiles, o):
     """Blocks [first_block, end_block); a block is a tile of points of x."""
-    before, given = flush_subnormals(), Points(x, y, b, c, rows, columns, mask, step)
+    before, given = flush_subnormals(), Points(x, y, b, c, rows, columns, mask, step, apart)
     for block in range(first_block, end_block):
         at = queries_of(given, tiles[block], scratch)
         sum_up(o[at.batch, at.head, at.m0 : at.m_end], given, at, scratch, stop)
@@ -41,9 +44,11 @@ def sum_up(O, given, at, scratch, stop):
             if is_set(stop):
                 return
             n_end = min(n0 + TILE_N, at.end)
-            S, columns = pairs_of(given, at, n0, n_end, scratch)
+            S, columns, near = pairs_of(given, at, n0, n_end, scratch)
             if S.size:
                 apply(S, given.step, at.rows, columns)
+                if scratch.moves.size:
+                    multiply_moves(S, given, at, n0, near, scratch, given.apart.factor)
                 add_products(part, B[n0:n_end], S, one)
         add_part(OT, lost, part)
     transpose(O, OT, one, False)

@@ -58,21 +58,23 @@ class Factors(NamedTuple):
 
 
 class KindNumbers(NamedTuple):
-    """The number of a kind of function of pairs of points, see `kernels.points.kinds`, or 0."""
+    """The number of a kind of function of pairs of points, see `kernels.points.kinds`, or 0; and the factor of squared
+    distances of an Apart, see `points.kinds`."""
 
     kind_number: float = 0.0
+    rate: float = 1.0
 
 
 GROUPS = MaskNumbers, DropoutNumbers, OriginNumbers, Factors, KindNumbers
 NUMBERS = {name: kind for group in GROUPS for name, kind in group.__annotations__.items()}
-SIDES, ORIGIN, NO_DROPOUT = MaskNumbers._fields[:4], OriginNumbers._fields, DropoutNumbers()
+SIDES, ORIGIN, NO_DROPOUT, NO_KIND = MaskNumbers._fields[:4], OriginNumbers._fields, DropoutNumbers(), KindNumbers()
 
 
-def numbers_of(mask, dropout, origin, scale, kind_number=0.0):
+def numbers_of(mask, dropout, origin, scale, kind=NO_KIND):
     """The values of a call, in the order of NUMBERS; mask: its MaskNumbers."""
     if dropout is None:
-        return *mask, *NO_DROPOUT, *origin, *factors(scale), kind_number
-    return *mask, *dropout._numbers, *origin, *factors(scale, dropout.scale, 2), kind_number
+        return *mask, *NO_DROPOUT, *origin, *factors(scale), *kind
+    return *mask, *dropout._numbers, *origin, *factors(scale, dropout.scale, 2), *kind
 
 
 @lru_cache(maxsize=1024)

@@ -8,9 +8,11 @@ import math
 
 import numpy as np
 
+from ....points.kinds import NEAR
 from ...tile import (
     SharedMemory,
     allocate,
+    anywhere,
     bfloat16,
     bitcast,
     bulk_load,
@@ -20,7 +22,6 @@ from ...tile import (
     full,
     get,
     load,
-    maximum,
     operand,
     save,
     shape,
@@ -31,9 +32,9 @@ from ...tile import (
 from ...words.arguments import Matrix
 from ...words.signatures import signature_of
 from ...words.spec import Spec
-from ..points.arguments import COLUMNS, FEW, SMALLEST
+from ..points.arguments import APART, COLUMNS, FEW, PLACES, SMALLEST
 from ..points.arguments import ROWS as ROW_SHIFTS
-from ..points.features import no_sums_step, part_sums_step, save_sums_step, tuple_of, two_sums_step
+from ..points.features import by_differences_step, no_sums_step, part_sums_step, save_sums_step, tuple_of, two_sums_step
 from ..points.kinds import of_products, pair_step, steps_of
 from ..shared.layouts import DTYPES
 from ..shared.warps import source_of, warp_specialised
@@ -70,37 +71,43 @@ def hopper_sums(*, dim_b, tile_n, consumers, stages, y_stages, kind):
         fills, registers, steps = PARTS, MANY_REGISTERS, many_steps(places, ACC)
     load_b, none, of_tile, add_sums, save_sums = steps
     pipelines, producers, consumer_of, of_points = chunk_steps(shared, S_TILE, tiles, ACC, fills, load_b)
-    VECTOR, kappa_of = S_TILE.row_vector(), pair_step(steps_of(kind, ACC))
+    VECTOR, kappa_of, SHARE = S_TILE.row_vector(), pair_step(steps_of(kind, ACC)), ACC(NEAR)
+    by_differences = by_differences_step(S_TILE, ACC)
 
     @device
     def start(given, batch, head, m0):
-        return load(given[0][batch, head], VECTOR, m0) * TWICE, none()
+        return (batch, head, m0), load(given[0][batch, head], VECTOR, m0) * TWICE, none()
 
     @device
     def add(found, S, line, B, n0, given):
-        (norms, O), (_, _, seqlen_k, kind_number) = found, given
-        T = maximum(S * TWICE + norms + line * TWICE, ZERO)
+        (place, norms_x, O), (_, _, mGivenX, mGivenY, seqlen_k, kind_number, rate) = found, given
+        norms = line * TWICE + norms_x
+        T = S * TWICE + norms
+        if anywhere(norms * SHARE > T):                         # see `points.pairs`
+            batch, head, m0 = place
+            T = by_differences(mGivenX[batch, head], mGivenY[batch, head], m0, n0) * rate
         kappa = kappa_of(T, (), kind_number)
         if n0 + TILE_N > seqlen_k:
             kappa = where(col_index(S_TILE, n0) < seqlen_k, kappa, ZERO)
-        return norms, add_sums(O, of_tile(kappa, B))            # each tile is summed on its own: more digits
+        return place, norms_x, add_sums(O, of_tile(kappa, B))   # each tile is summed on its own: more digits
 
     @device
     def finish(found, given, batch, head, m0):
-        save_sums(given[1][batch, head], found[1], m0)
+        save_sums(given[1][batch, head], found[2], m0)
 
     compute = consumer_of(start, add, finish)
     begin, take_roles = warp_specialised(pipelines, consumers, registers, compute, *producers)
 
-    def kernel(mX, mY, mB, mLineX, mLineY, mO, seqlen_k, chunks, kind_number):
+    def kernel(mX, mY, mB, mLineX, mLineY, mO, mGivenX, mGivenY, seqlen_k, chunks, kind_number, rate):
         batches, heads, seqlen_q, _ = shape(mO)
         (_, _, apart_x), (_, _, apart_y) = shape(mLineX), shape(mLineY)
         begin()
         sizes = Sizes(seqlen_q, seqlen_k, heads, batches * heads, chunks, apart_x, apart_y)
-        take_roles(((mLineX, mO, seqlen_k, kind_number), sizes), ((mX, mY, sizes), (mB, mLineY, sizes)))
+        given = mLineX, mO, mGivenX, mGivenY, seqlen_k, kind_number, rate
+        take_roles((given, sizes), ((mX, mY, sizes), (mB, mLineY, sizes)))
 
     spec = SPEC_FEW if IS_FEW else SPEC
-    signature = signature_of(kernel, spec.arguments, DTYPES["bfloat16"], ACC, {"o": "float32"})
+    signature = signature_of(kernel, spec.arguments, DTYPES["bfloat16"], ACC, dict.fromkeys(("o", *PLACES), "float32"))
     return source_of(kernel, signature, consumers, shared, (*of_points, *places[:1]))
 
 
@@ -201,7 +208,8 @@ def takes_many(work):
 def spec_of(b, is_few):
     return Spec(
         hopper_sums,
-        (PARTS_OF_X.map, PARTS_OF_Y.map, b, LINE_OF_X, LINE_OF_Y, Matrix("o"), "seqlen_k", "chunks", "kind_number"),
+        (PARTS_OF_X.map, PARTS_OF_Y.map, b, LINE_OF_X, LINE_OF_Y, Matrix("o"), *APART, "seqlen_k", "chunks",
+         "kind_number", "rate"),
         tiles=lambda work: (tiles_of(work.problem, is_few),),
         parameters=lambda work, tiles: {
             "dim_b": work.problem.head_dim_v if is_few else WIDTH, "kind": work.kind, **tiles._asdict(),

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from ....points.kinds import DIFFERENCES
 from ...compiler import types
-from ...words.arguments import Argument
+from ...words.arguments import Argument, Matrix
 from ...words.signatures import several
 from ..tables import has_tensor_cores, rounded
 
@@ -55,6 +55,8 @@ class VectorsArgument(Argument):
         return types.NamedTuple([several(about.sums_of(3), name in about.given) for name in HEADS], Vectors)
 
 
+APART = Matrix("apart x"), Matrix("apart y", "k")  # see points.kinds.Apart
+PLACES = tuple([matrix.name for matrix in APART])
 HEADS = {ROWS: "q", COLUMNS: "k", X_NORMS: "q", Y_NORMS: "k"}  # of Vectors, by name
 VECTORS = VectorsArgument()
 

@@ -13,10 +13,13 @@ from ...tile import (
     device,
     full,
     get,
+    index,
     load,
+    opaque,
     part_sum,
     row_sum,
     save,
+    shape,
 )
 
 
@@ -104,6 +107,23 @@ def load_rows_step(layout, ACC, count):
         return features((matrix, m0))
 
     return load_rows
+
+
+def by_differences_step(layout, ACC):
+    """The device function (X, Y, m0, n0) -> squared distances of rows of X and Y, in memory, feature by feature: slow,
+    for few tiles."""
+    TILE, ROWS, COLS, ZERO = layout, layout.row_vector(), layout.col_vector(), ACC(0)
+
+    @device
+    def by_differences(X, Y, m0, n0):
+        (_, count), T, number = shape(X), full(TILE, ZERO), index(0)
+        while number < count:
+            x, y = load(X[:, number], ROWS, opaque(m0)), load(Y[:, number], COLS, opaque(n0))   # no kept addresses
+            T = T + squared_difference(convert(x, ACC), convert(y, ACC))
+            number = opaque(number + 1)
+        return T
+
+    return by_differences
 
 
 class Lines:

@@ -23,7 +23,7 @@ from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..shared.layouts import left_operand
 from ..shared.visibility import MASK
-from .arguments import COLUMNS, FEW, ROWS, VECTORS, PointTiles, parameters, rows_of
+from .arguments import APART, COLUMNS, FEW, ROWS, VECTORS, PointTiles, parameters, rows_of
 from .features import part_differences_step
 from .kinds import of_products, pair_step, steps_of
 from .loop import loop_steps
@@ -56,16 +56,16 @@ def point_gradient(
     def add(dX, given, mask, block, part):
         X, R, C, _, _, _, kind_number = given
         Y = get_points(part.stage, part.chunk)
-        slope = slope_of(distances(X, Y, part.stage, part.chunk), shift_of(R, part.stage, part.chunk), kind_number)
+        slope = slope_of(distances(X, Y, part), shift_of(R, part.stage, part.chunk), kind_number)
         W = in_sight(slope * inner(C, get_b(part.stage, part.chunk)), mask, block, part)   # W_ij = kappa'_ij <c_i, b_j>
         return add_displacements(dX, W, X, Y)                   # dx_i += sum_j W_ij (x_i - y_j)
 
     loop = loop_of(add, sums.begin, sums.end)
 
-    def kernel(mX, mY, mB, mC, mDX, vectors, mask, kind_number):
+    def kernel(mX, mY, mB, mC, mDX, mGivenX, mGivenY, vectors, mask, kind_number, rate):
         block, mask = block_of(mDX, mask)
         batch, head = block.batch, block.head
-        X, R = keep_points(mX, vectors, block), keep_rows(vectors, block)
+        X, R = keep_points(mX, vectors, (mGivenX, mGivenY, rate), block), keep_rows(vectors, block)
         C = keep_c(mC[batch, head][block.query : block.seen_query], block.m0)
         dX = loop(none(), (X, R, C, mY, mB, vectors, kind_number), mask, block)
         points = mX[batch, head][block.query : block.seen_query]
@@ -188,7 +188,8 @@ TILES = {
 }
 SPEC = Spec(
     point_gradient,
-    (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("c"), Matrix("dq"), VECTORS, MASK, "kind_number"),
+    (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("c"), Matrix("dq"), *APART, VECTORS, MASK,
+     "kind_number", "rate"),
     tiles=lambda work: rows_of(TILES, work),
     parameters=parameters,
     packs=True,

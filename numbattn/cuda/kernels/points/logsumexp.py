@@ -12,7 +12,7 @@ from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..shared.softmax import LN_2, logsumexp, low_step, softmax_parts
 from ..shared.visibility import MASK
-from .arguments import COLUMNS, VECTORS, PointTiles, parameters, rows_of
+from .arguments import APART, COLUMNS, VECTORS, PointTiles, parameters, rows_of
 from .kinds import steps_of
 from .loop import loop_steps
 from .pairs import Pairs
@@ -41,7 +41,7 @@ def point_logsumexp(
     @device
     def add(found, given, mask, block, part):
         (m, l), (X, _, _, kind_number) = found, given
-        S = exponent(distances(X, get_points(part.stage, part.chunk), part.stage, part.chunk), kind_number)  # in base 2
+        S = exponent(distances(X, get_points(part.stage, part.chunk), part), kind_number)  # in base 2
         if HAS_COLUMNS:
             S = S + shift_of((), part.stage, part.chunk)
         S = in_sight(S, mask, block, part)
@@ -51,9 +51,9 @@ def point_logsumexp(
 
     loop = loop_of(add)
 
-    def kernel(mX, mY, mLse, mLow, vectors, mask, kind_number):
+    def kernel(mX, mY, mLse, mLow, mGivenX, mGivenY, vectors, mask, kind_number, rate):
         block, mask = block_of(mX, mask)
-        given = keep_points(mX, vectors, block), mY, vectors, kind_number
+        given = keep_points(mX, vectors, (mGivenX, mGivenY, rate), block), mY, vectors, kind_number
         m, l = loop((full(VECTOR, NO_MAX), full(PARTS, ZERO)), given, mask, block)
         total = row_sum(l)
         lse = logsumexp(m * LN2, total, LN2)                    # line 16
@@ -89,7 +89,8 @@ TILES = {
 
 SPEC = Spec(
     point_logsumexp,
-    (Matrix("q"), Matrix("k", "k"), Statistic("lse"), Statistic("lse_low"), VECTORS, MASK, "kind_number"),
+    (Matrix("q"), Matrix("k", "k"), Statistic("lse"), Statistic("lse_low"), *APART, VECTORS, MASK, "kind_number",
+     "rate"),
     tiles=lambda work: rows_of(TILES, work),
     parameters=parameters,
     packs=True,

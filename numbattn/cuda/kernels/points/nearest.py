@@ -12,7 +12,7 @@ from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..shared.smallest import smallest_steps
 from ..shared.visibility import MASK
-from .arguments import VECTORS, PointTiles, parameters, rows_of
+from .arguments import APART, VECTORS, PointTiles, parameters, rows_of
 from .loop import loop_steps
 from .pairs import Pairs
 
@@ -37,14 +37,15 @@ def point_nearest(
     @device
     def add(found, given, mask, block, part):
         X, _, _ = given
-        T = distances(X, get_points(part.stage, part.chunk), part.stage, part.chunk)
+        T = distances(X, get_points(part.stage, part.chunk), part)
         return add_tile(found, in_sight(T, mask, block, part), block.key + part.n0)    # numbers in packed arrays
 
     loop = loop_of(add)
 
-    def kernel(mX, mY, mR2, mJ, vectors, mask):
+    def kernel(mX, mY, mR2, mJ, mGivenX, mGivenY, vectors, mask, rate):
         block, mask = block_of(mX, mask)
-        r2, j = finish(loop(start(), (keep_points(mX, vectors, block), mY, vectors), mask, block))
+        X = keep_points(mX, vectors, (mGivenX, mGivenY, rate), block)
+        r2, j = finish(loop(start(), (X, mY, vectors), mask, block))
         save(mR2[block.batch, block.head][block.query : block.end_query], r2, block.m0)
         save(mJ[block.batch, block.head][block.query : block.end_query], j, block.m0)
 
@@ -88,7 +89,7 @@ def takes_one(work):
 
 SPEC = Spec(
     point_nearest,
-    (Matrix("q"), Matrix("k", "k"), MatrixOfCall("r2"), MatrixOfCall("j"), VECTORS, MASK),
+    (Matrix("q"), Matrix("k", "k"), MatrixOfCall("r2"), MatrixOfCall("j"), *APART, VECTORS, MASK, "rate"),
     tiles=lambda work: rows_of(TILES_OF_ONE if takes_one(work) else TILES, work),
     parameters=parameters,
     packs=True,

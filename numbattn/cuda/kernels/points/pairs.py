@@ -1,15 +1,18 @@
 """t of tiles of pairs of points, and other steps of the kernels.
 
 With few dimensions t is a sum of squared differences on CUDA cores, which loses no digits even for far-off points. With
-more it is |x|^2 + |y|^2 - 2 x . y, at least 0: a product of tiles, and given norms.
+more it is |x|^2 + |y|^2 - 2 x . y: a product of tiles, and given norms. Of near pairs, where this loses digits, t comes
+from the differences of points as they were given, in memory.
 """
 
-from ....points.kinds import DIFFERENCES
-from ...tile import Alignment, SharedMemory, aligned, allocate, copy_async, device, full, load, maximum, simt
+import numpy as np
+
+from ....points.kinds import DIFFERENCES, NEAR
+from ...tile import Alignment, SharedMemory, aligned, allocate, anywhere, copy_async, device, full, load, simt, where
 from ...words.numbers import LOG2_E
 from ..shared.layouts import DTYPES, buffers, product_step, sum_type, vector
 from .arguments import COLUMNS, FEW, ROWS
-from .features import Lines, load_rows_step, product, squared_difference, sum_of
+from .features import Lines, by_differences_step, load_rows_step, product, squared_difference, sum_of
 from .kinds import of_products
 
 
@@ -66,14 +69,17 @@ class Pairs:
         return sum_of(term, count) if count <= most else self.product
 
     def distances(self, dim, kind):
-        """Device functions for t: (matrix, vectors, block) keeps rows; (matrix, vectors, block, stage, n0) starts to
-        copy columns; (stage, chunk) gets these; (X, Y, stage, chunk) -> T."""
+        """For t: (matrix, vectors, apart, block) keeps rows; (matrix, vectors, block, stage, n0) starts
+        to copy columns; (stage, chunk) gets these; (X, Y, part) -> T.
+
+        apart: matrices of points as they were given, x and y, and the factor of their squared distances.
+        """
         keep_points, (fetch_points, get_points) = self.kept(dim, DIFFERENCES), self.walked(dim, DIFFERENCES)
         VECTOR = self.layout.row_vector()
 
         @device
-        def keep(matrix, vectors, block):
-            return keep_points(matrix[block.batch, block.head][block.query : block.seen_query], block.m0), ()
+        def keep(matrix, vectors, apart, block):
+            return keep_points(matrix[block.batch, block.head][block.query : block.seen_query], block.m0), (), ()
 
         @device
         def fetch(matrix, vectors, block, stage, n0):
@@ -84,19 +90,21 @@ class Pairs:
             TILE, NOTHING = self.layout, self.ACC(-0.0)         # x + -0.0 is x
 
             @device
-            def summed(X, Y, stage, chunk):
+            def summed(X, Y, part):
                 return sum_over(X[0], Y) + full(TILE, NOTHING)  # a tile of the unit that multiplies
 
             return keep, fetch, get_points, summed
 
         fetch_norms, norms_of = self.lines(self.ACC).vector_steps(self.ACC)
-        inner = self.product
+        inner, SHARE, INFINITE = self.product, self.ACC(NEAR), self.ACC(np.inf)
+        by_differences = by_differences_step(self.layout, self.ACC)
 
         @device
-        def keep_with_norms(matrix, vectors, block):
-            X, _ = keep(matrix, vectors, block)
-            norms = vectors.x_norms[0][block.batch, block.head][block.query : block.seen_query]
-            return X, load(norms, VECTOR, block.m0)
+        def keep_with_norms(matrix, vectors, apart, block):
+            (mX, mY, rate), (batch, head), (X, _, _) = apart, block[:2], keep(matrix, vectors, apart, block)
+            norms = vectors.x_norms[0][batch, head][block.query : block.seen_query]
+            rows, cols = mX[batch, head][block.query : block.seen_query], mY[batch, head][block.key : block.seen_key]
+            return X, load(norms, VECTOR, block.m0), (rows, cols, block.m0, rate)
 
         @device
         def fetch_with_norms(matrix, vectors, block, stage, n0):
@@ -104,9 +112,14 @@ class Pairs:
             fetch_norms(vectors.y_norms[0][block.batch, block.head][block.key : block.seen_key], stage, n0)
 
         @device
-        def by_norms(X, Y, stage, chunk):
-            points, norms = X
-            return maximum(inner(points, Y) * -2 + norms + norms_of(stage, chunk), 0)
+        def by_norms(X, Y, part):
+            points, norms, (rows, cols, m0, rate) = X
+            norms = norms + norms_of(part.stage, part.chunk)
+            T = inner(points, Y) * -2 + norms
+            if anywhere(norms * SHARE > T):
+                T = by_differences(rows, cols, m0, part.n0) * rate
+                T = where(norms_of(part.stage, part.chunk) < INFINITE, T, INFINITE)
+            return T
 
         return keep_with_norms, fetch_with_norms, get_points, by_norms
 

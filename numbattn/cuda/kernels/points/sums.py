@@ -10,7 +10,7 @@ from ...words.arguments import Matrix
 from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..shared.visibility import MASK
-from .arguments import COLUMNS, FEW, ROWS, VECTORS, PointTiles, parameters, rows_of
+from .arguments import APART, COLUMNS, FEW, ROWS, VECTORS, PointTiles, parameters, rows_of
 from .kinds import pair_step, steps_of
 from .loop import loop_steps
 from .outer import outer
@@ -43,15 +43,16 @@ def point_sums(
     @device
     def add(O, given, mask, block, part):
         X, R, _, _, _, kind_number = given
-        T = distances(X, get_points(part.stage, part.chunk), part.stage, part.chunk)
+        T = distances(X, get_points(part.stage, part.chunk), part)
         P = in_sight(kappa_of(T, shift_of(R, part.stage, part.chunk), kind_number), mask, block, part)
         return add_products(O, P, get_b(part.stage, part.chunk))    # o_i += sum_j kappa_ij b_j
 
     loop = loop_of(add, sums.begin, sums.end)
 
-    def kernel(mX, mY, mB, mO, vectors, mask, kind_number):
+    def kernel(mX, mY, mB, mO, mGivenX, mGivenY, vectors, mask, kind_number, rate):
         block, mask = block_of(mO, mask)
-        given = keep_points(mX, vectors, block), keep_rows(vectors, block), mY, mB, vectors, kind_number
+        points = keep_points(mX, vectors, (mGivenX, mGivenY, rate), block)
+        given = points, keep_rows(vectors, block), mY, mB, vectors, kind_number
         O = loop(none(), given, mask, block)
         save_o(mO[block.batch, block.head][block.query : block.end_query], O, block.m0)
 
@@ -116,7 +117,7 @@ TILES = {
 }
 SPEC = Spec(
     point_sums,
-    (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("o"), VECTORS, MASK, "kind_number"),
+    (Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("o"), *APART, VECTORS, MASK, "kind_number", "rate"),
     tiles=lambda work: rows_of(TILES, work),
     parameters=parameters,
     packs=True,

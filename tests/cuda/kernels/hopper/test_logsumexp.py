@@ -76,7 +76,7 @@ def test_points_of_half_precision(rng, dtype):
     x, y = (rng.standard_normal((rows, 20)).astype(NAMED[dtype]).astype(np.float32) for rows in (30, 50))
     w = rng.standard_normal(50).astype(np.float32)
     problem, inputs = describe(x, y, y[..., :0])
-    found = Points(lambda: GPU(HOPPER)).logsumexp(problem, inputs, kinds.GAUSSIAN, w, rate=rate)
+    found = Points(lambda: GPU(HOPPER)).logsumexp(problem, inputs, kinds.GAUSSIAN, w, rate=rate)[0]
     t = ((x.astype(float)[..., :, None, :] - y[..., None, :, :]) ** 2).sum(-1)
     wanted = np.log(np.exp(w[..., None, :] - rate / 2 * t).sum(-1))
     assert abs(found - wanted).max() < 2e-5

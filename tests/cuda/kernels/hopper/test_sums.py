@@ -10,6 +10,7 @@ from numbattn.cuda.kernels.points import norms
 from numbattn.cuda.plan import tier
 from numbattn.points import formula, kinds
 from numbattn.problem import describe
+from tests.cuda.kernels.points.calls import check_far
 from tests.cuda.works import kernels
 from tests.points import plain
 from tests.tools.device import GPU, HOPPER
@@ -49,6 +50,13 @@ def check(rng, d, e, m, n, kind=kinds.GAUSSIAN, batch=(), times=1.0):
 @pytest.mark.parametrize("e", [1, 20])
 def test_one_tile(rng, e):
     check(rng, 40, e, 30, 50)
+
+
+@simulated_only
+@pytest.mark.parametrize("e", [2, 8])
+@pytest.mark.usefixtures("small_tiles")
+def test_points_far_off(rng, e):
+    check_far(rng, "sums", 40, e, device=ONE_BLOCK)
 
 
 @simulated_only

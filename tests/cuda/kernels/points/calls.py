@@ -9,7 +9,7 @@ from numbattn.cuda.points import Points
 from numbattn.points import kinds
 from numbattn.problem import describe
 from tests.points import plain
-from tests.tools.device import GPU, HOPPER
+from tests.tools.device import AMPERE, GPU, HOPPER
 
 EPS = {np.dtype(dtype): eps for dtype, eps in (("float16", 2e-3), ("float32", 4e-6), ("float64", 1e-12))}
 TILES = {
@@ -46,6 +46,24 @@ def check(x, y, b, c, kind=kinds.GAUSSIAN, mask=None, device=HOPPER, only=("sums
         want = getattr(plain, name)(kind, x, y, b, *[c] * (name == "gradient"), visible, **given)
         assert got.dtype == problem.sum_dtype
         assert_allclose(got, want, atol=EPS[x.dtype] * (abs(want).max(initial=0) + 1e-30), rtol=0)
+
+
+def drawn_far(rng, d, e):
+    """Problem, Inputs, points and b: x has two clusters far apart, y points of both and points close to them."""
+    x = rng.standard_normal((24, d)) + np.where(np.arange(24) % 3 == 0, 0, 1e4)[:, None]
+    y = np.concatenate([x[::2], x[1:20] + 1e-2 * rng.standard_normal((19, d))]).astype(np.float32)
+    x, b = x.astype(np.float32), rng.standard_normal((31, e)).astype(np.float32)
+    centre = x[1]
+    return *describe((x - centre) / 3, (y - centre) / 3, b), x, y, b
+
+
+def check_far(rng, function, d, e=2, kind=kinds.EXPONENTIAL, device=AMPERE, rtol=2e-6):
+    """Points far from the centre cost no digits, for their differences are taken."""
+    problem, inputs, x, y, b = drawn_far(rng, d, e)
+    got = getattr(Points(lambda: GPU(device)), function)(problem, inputs, kind, apart=kinds.Apart(x, y, 1 / 9))
+    x, y = (points.astype(float) / 3 for points in (x, y))
+    wanted = plain.sums(kind, x, y, b) if function == "sums" else plain.logsumexp(kind, x, y)
+    assert_allclose(got, wanted, atol=rtol * abs(wanted).max())
 
 
 def check_tiles(rng, only, sizes):

@@ -7,6 +7,7 @@ from numbattn.cuda.points import Points
 from numbattn.points import formula
 from numbattn.problem import describe
 from tests.cuda.works import NAMED
+from tests.points import plain
 from tests.points.test_formula import MASKS, drawn
 from tests.tools.device import AMPERE, GPU, HOPPER, TURING
 from tests.tools.launch import simulated_only
@@ -46,6 +47,19 @@ def test_masks(rng, mask):
 ])  # fmt: skip
 def test_units(rng, device, dtype, d, k):
     check(rng, k, device, dtype, d=d, batch=())
+
+
+@simulated_only
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_points_far_off(rng, dtype):
+    """Which no centre brings nearer; a point is its own first neighbour."""
+    x = (100 + rng.standard_normal((20, 12))).astype(NAMED[dtype])
+    problem, inputs = describe(x, x, x[:, :0])
+    t, j = Points(lambda: GPU(AMPERE)).nearest(problem, inputs, 3)
+    wanted, first = plain.nearest(x, x, 3)
+    np.testing.assert_allclose(t, wanted, rtol=1e-6)
+    np.testing.assert_array_equal(j[:, 0], first[:, 0])
+    assert not t[:, 0].any()
 
 
 @pytest.mark.parametrize("k", [1, 4])

@@ -3,9 +3,10 @@
 import pytest
 
 from numbattn.cuda.kernels.points import sums
+from tests.tools.device import AMPERE, TURING
 from tests.tools.launch import simulated_only
 
-from .calls import MASKS, TILES, check_mask, check_number, check_tiles
+from .calls import MASKS, TILES, check_far, check_mask, check_number, check_tiles
 
 pytestmark = simulated_only
 
@@ -31,6 +32,11 @@ def test_number_of_a_kind(rng, sizes):
     check_number(rng, "sums", sizes)
 
 
+@pytest.mark.parametrize("device", [AMPERE, TURING])
+def test_points_far_off(rng, device):
+    check_far(rng, "sums", 11, device=device)
+
+
 FAULTS = {
     "mB[block.batch, block.head][block.key : block.seen_key]": "mB[block.batch, block.head]",
     "[block.query : block.end_query]": "[block.query :]",
@@ -46,7 +52,10 @@ FAULTS = {
         "block[:4], n_block * TILE_N": "block[:4], n_block",
     },
     "cuda/kernels/points/pairs.py": {
-        "norms + norms_of(stage, chunk), 0)": "norms - norms_of(stage, chunk), 0)",
+        "norms = norms + norms_of(part.stage, part.chunk)": "norms = norms - norms_of(part.stage, part.chunk)",
+        "by_differences(rows, cols, m0, part.n0) * rate": "by_differences(rows, cols, m0, 0) * rate",
+        "mY[batch, head][block.key : block.seen_key]": "mY[batch, head]",
+        "if anywhere(norms * SHARE > T):": "if anywhere(norms > INFINITE):",
         "[block.batch, block.head][block.key : block.seen_key], stage, n0)\n\n        if dim":
             "[block.batch, block.head], stage, n0)\n\n        if dim",
         "return R + line_of": "return R - line_of",
