@@ -369,7 +369,7 @@ def test_saved_of_arrays(rng, xp):
     o, saved = na.attention_forward(q, k, v, **options)
     again = na.Saved.of(q, k, v, o, saved.lse, **options)
     for got, expected in zip(na.attention_backward(o, again), na.attention_backward(o, saved)):
-        assert_equal(got, expected)
+        xp.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-6)  # lse has been rounded
     assert saved == saved
     assert saved != again
     assert len({saved, again, saved}) == 2

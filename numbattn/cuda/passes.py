@@ -76,6 +76,7 @@ ARRAYS = {  # (problem, inputs) -> shape and dtype, of arrays that follow from t
     "dk": lambda problem, inputs: (inputs.k.shape, problem.result_dtype),
     "dv": lambda problem, inputs: (inputs.v.shape, problem.result_dtype),
 }
+LSE = "lse", "lse_low"
 ARRAYS["o2"] = lambda problem, inputs: (problem.out_shape, problem.sum_dtype)
 ARRAYS |= {f"t{name}": about for name, about in ARRAYS.items() if name != "do"}  # tangents are alike
 
@@ -107,9 +108,10 @@ class Passes:
         if onto is not None:
             arrays[BEFORE] = before
         elif save:
-            lse = gpu.empty(*ARRAYS["lse"](problem, inputs))
-            if has_low(problem):
-                low = arrays["lse_low"] = gpu.empty(*ARRAYS["lse_low"](problem, inputs))
+            rows = LSE if has_low(problem) else LSE[:1]
+            found = empties(gpu, {name: ARRAYS[name](problem, inputs) for name in rows})
+            lse, low = found["lse"], found.get("lse_low")
+            arrays |= found
         if save:
             arrays["lse"] = lse
         strides = save, *strides, *[layout_of(x, 0) for x in held.values()]
@@ -171,7 +173,7 @@ class Passes:
         rows = (o, lse, low) if has_low(problem) else (o, lse)
         about = {name: ARRAYS[name](problem, inputs) for name in (*rows, *others)}
         once = () if may_be_a_batch(problem, inputs, tangents) else rows            # else each element has them
-        arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v} | {name: gpu.empty(*about[name]) for name in once}
+        arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v} | empties(gpu, {name: about[name] for name in once})
         along = empty_along(gpu, tangents.count, {name: x for name, x in about.items() if name not in once})
         if not tangents.count:
             o, saved = self.forward(problem, inputs)
@@ -217,7 +219,19 @@ def given_to_backward(saved, do, dlse):
 
 def empty_along(gpu, count, about):
     """Arrays by name for the results of `count` tangents; about: shape and dtype of each."""
-    return {name: gpu.empty((count, *shape), dtype) for name, (shape, dtype) in about.items()}
+    return empties(gpu, {name: ((count, *shape), dtype) for name, (shape, dtype) in about.items()})
+
+
+def empties(gpu, about):
+    """Arrays by name. lse and its low part share memory: a CUDA graph goes on to write both where one is kept."""
+    found = {name: gpu.empty(*x) for name, x in about.items() if "lse_low" not in about or name not in LSE}
+    if "lse_low" in about:
+        shape, dtype = about["lse"]
+        size, unit = math.prod(shape), VECTOR_BYTES // dtype.itemsize
+        after = -(-size // unit) * unit
+        both = gpu.empty((after + size,), dtype)
+        found |= dict(zip(LSE, (both[:size].reshape(shape), both[after:].reshape(shape))))
+    return found
 
 
 def run_along(gpu, pass_, problem, inputs, tangents, arrays, given, along, *options):

@@ -18,16 +18,14 @@ from .kernels.points.kinds import lowered
 from .kernels.points.nearest import NEAREST as NEAREST_KIND
 from .kernels.shared.smallest import NOBODY
 from .kernels.tables import HEAD_DIMS
-from .passes import run
+from .passes import LSE, empties, run
 from .words.numbers import KindNumbers
 from .words.spec import Pass
 from .words.tiers import WGMMA, is_allowed, latest
 
 SUMS = Pass("sums", kernels.POINT_SUMS, takes=("q", "k", "v", ROWS, COLUMNS, *PLACES), gives=("o",))
 GRADIENT = Pass("gradient", kernels.POINT_GRADIENT, takes=("q", "k", "v", "c", ROWS, COLUMNS, *PLACES), gives=("dq",))
-LOGSUMEXP = Pass(
-    "logsumexp", kernels.POINT_LOGSUMEXP, takes=("q", "k", "v", COLUMNS, *PLACES), gives=("lse", "lse_low")
-)  # fmt: skip
+LOGSUMEXP = Pass("logsumexp", kernels.POINT_LOGSUMEXP, takes=("q", "k", "v", COLUMNS, *PLACES), gives=LSE)
 LOGSUMEXP_OF_HALVES = replace(LOGSUMEXP, routes=kernels.POINT_LOGSUMEXP_OF_HALVES)
 NEAREST = Pass("nearest", kernels.POINT_NEAREST, takes=("q", "k", "v", *PLACES), gives=("r2", "j"))
 ROWS_OF_A_BLOCK, BLOCKS_OF_A_MULTIPROCESSOR = 64, 2
@@ -84,8 +82,8 @@ class Points:
         if is_wide(problem) and not (self.has_wgmma and hopper.wide_logsumexp.fits(problem, lowered(kind)[0])):
             lse = formula.logsumexp(problem, inputs, kind, columns)
             return lse, np.zeros_like(lse)
-        gpu, like = self.current(), (problem.lse_shape, problem.sum_dtype)
-        results = {"lse": gpu.empty(*like), "lse_low": gpu.zeros(*like)}  # which kernels for Hopper leave at 0
+        results = empties(self.current(), dict.fromkeys(LSE, (problem.lse_shape, problem.sum_dtype)))
+        results["lse_low"].fill(0)  # kernels for Hopper leave it
         self.run(pass_, problem, inputs, lowered(kind), results, None, columns, apart, (-math.inf, 0))
         return results["lse"], results["lse_low"]
 

@@ -325,14 +325,14 @@ def test_kernels_are_ordinary_kernels_of_numba(rng):
         unit="fma", lanes=8, mask=(), score=(), dropout=False, nbytes=16,
     )  # fmt: skip
     q, k, v = (cupy.asarray(random(rng, (16, 3, 100, 32), np.float32)) for _ in range(3))
-    o, lse = cupy.full_like(q, cupy.nan), cupy.full(q.shape[:3], cupy.nan, np.float32)
+    o, (lse, low) = cupy.full_like(q, cupy.nan), cupy.full((2, *q.shape[:3]), cupy.nan, np.float32)
     causal = MaskArgs(*map(np.int32, (-100, 0, 100, 100)))
     origin = Origin(*map(np.int32, Origin()))
     numbers = np.int32(1), np.float32(32**-0.5 * np.log2(np.e)), np.float32(1)
     blocks = 16 * 3 * -(-100 // 32)
     kernel = cuda.jit(source.function)
     kernel[blocks, source.threads, 0, source.shared](
-        q, k, v, o, (), lse, causal, (), Drops(np.uint32(0), *[np.uint64(0)] * 3, np.int32(0), origin), *numbers
+        q, k, v, o, (), lse, low, causal, (), Drops(np.uint32(0), *[np.uint64(0)] * 3, np.int32(0), origin), *numbers
     )
     want, saved = na.attention_forward(q, k, v, causal=True)
     np.testing.assert_allclose(to_numpy(o), to_numpy(want), atol=1e-5)
