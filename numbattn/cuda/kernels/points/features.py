@@ -4,8 +4,10 @@ A thread keeps the features of its rows in registers, and reads those of its col
 feature is a line. Everything is unrolled.
 """
 
+from ....points.kinds import NEAR
 from ...tile import (
     allocate,
+    anywhere,
     columns,
     convert,
     copy_async,
@@ -107,6 +109,15 @@ def load_rows_step(layout, ACC, count):
         return features((matrix, m0))
 
     return load_rows
+
+
+SHARE = 2.43 * NEAR  # of |x|^2: if t < NEAR (|x|^2 + |y|^2), then |y|^2 < 1.43 |x|^2
+
+
+@device
+def has_near(T, norms):
+    """Whether some pair of this warp is near, or almost; norms: |x|^2 of the rows."""
+    return anywhere(T < norms * SHARE)
 
 
 def by_differences_step(layout, ACC):
