@@ -7,6 +7,7 @@ feature is a line. Everything is unrolled.
 from ....points.kinds import NEAR
 from ...tile import (
     allocate,
+    always,
     anywhere,
     columns,
     convert,
@@ -129,8 +130,10 @@ def by_differences_step(layout, ACC):
     def by_differences(X, Y, m0, n0):
         (_, count), T, number = shape(X), full(TILE, ZERO), index(0)
         while number < count:
-            x, y = load(X[:, number], ROWS, opaque(m0)), load(Y[:, number], COLS, opaque(n0))   # no kept addresses
-            T = T + squared_difference(convert(x, ACC), convert(y, ACC))
+            x = load(X[:, number], ROWS, opaque(m0))            # no kept addresses
+            if always():                                        # nor many in flight
+                y = load(Y[:, number], COLS, opaque(n0))
+                T = T + squared_difference(convert(x, ACC), convert(y, ACC))
             number = opaque(number + 1)
         return T
 
