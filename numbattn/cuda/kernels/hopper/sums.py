@@ -32,15 +32,7 @@ from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..points.arguments import APART, COLUMNS, FEW, PLACES, SMALLEST
 from ..points.arguments import ROWS as ROW_SHIFTS
-from ..points.features import (
-    by_differences_step,
-    has_near,
-    no_sums_step,
-    part_sums_step,
-    save_sums_step,
-    tuple_of,
-    two_sums_step,
-)
+from ..points.features import near_steps, no_sums_step, part_sums_step, save_sums_step, tuple_of, two_sums_step
 from ..points.kinds import of_products, pair_step, steps_of
 from ..shared.layouts import DTYPES
 from ..shared.warps import source_of, warp_specialised
@@ -78,7 +70,7 @@ def hopper_sums(*, dim_b, tile_n, consumers, stages, y_stages, kind):
     load_b, none, of_tile, add_sums, save_sums = steps
     pipelines, producers, consumer_of, of_points = chunk_steps(shared, S_TILE, tiles, ACC, fills, load_b)
     VECTOR, kappa_of = S_TILE.row_vector(), pair_step(steps_of(kind, ACC))
-    by_differences = by_differences_step(S_TILE, ACC)
+    has_near, by_differences = near_steps(S_TILE, ACC)
 
     @device
     def start(given, batch, head, m0):

@@ -112,19 +112,15 @@ def load_rows_step(layout, ACC, count):
     return load_rows
 
 
-SHARE = 2.43 * NEAR  # of |x|^2: if t < NEAR (|x|^2 + |y|^2), then |y|^2 < 1.43 |x|^2
-
-
-@device
-def has_near(T, norms):
-    """Whether some pair of this warp is near, or almost; norms: |x|^2 of the rows."""
-    return anywhere(T < norms * SHARE)
-
-
-def by_differences_step(layout, ACC):
-    """The device function (X, Y, m0, n0) -> squared distances of rows of X and Y, in memory, feature by feature: slow,
-    for few tiles."""
+def near_steps(layout, ACC):
+    """Device functions: (T, |x|^2 of rows) -> whether some pair of this warp is near, or almost; (X, Y, m0, n0) ->
+    squared distances of rows of X and Y, in memory, feature by feature: slow, for few tiles."""
     TILE, ROWS, COLS, ZERO = layout, layout.row_vector(), layout.col_vector(), ACC(0)
+    SHARE = ACC(2.43 * NEAR)  # of |x|^2: if t < NEAR (|x|^2 + |y|^2), then |y|^2 < 1.43 |x|^2
+
+    @device
+    def has_near(T, norms):
+        return anywhere(norms * SHARE > T)
 
     @device
     def by_differences(X, Y, m0, n0):
@@ -137,7 +133,7 @@ def by_differences_step(layout, ACC):
             number = opaque(number + 1)
         return T
 
-    return by_differences
+    return has_near, by_differences
 
 
 class Lines:

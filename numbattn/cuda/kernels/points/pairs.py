@@ -12,7 +12,7 @@ from ...tile import Alignment, SharedMemory, aligned, allocate, copy_async, devi
 from ...words.numbers import LOG2_E
 from ..shared.layouts import DTYPES, buffers, product_step, sum_type, vector
 from .arguments import COLUMNS, FEW, ROWS
-from .features import Lines, by_differences_step, has_near, load_rows_step, product, squared_difference, sum_of
+from .features import Lines, load_rows_step, near_steps, product, squared_difference, sum_of
 from .kinds import of_products
 
 
@@ -97,7 +97,7 @@ class Pairs:
 
         fetch_norms, norms_of = self.lines(self.ACC).vector_steps(self.ACC)
         inner, INFINITE = self.product, self.ACC(np.inf)
-        by_differences = by_differences_step(self.layout, self.ACC)
+        has_near, by_differences = near_steps(self.layout, self.ACC)
 
         @device
         def keep_with_norms(matrix, vectors, apart, block):

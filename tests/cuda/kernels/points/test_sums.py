@@ -61,7 +61,7 @@ FAULTS = {
         "full(TILE, NOTHING)": "full(TILE, 1)",
     },
     "cuda/kernels/points/features.py": {
-        "anywhere(T < norms * SHARE)": "anywhere(T < -norms)",
+        "anywhere(norms * SHARE > T)": "anywhere(-norms > T)",
         "columns(allocate(PLACE, line), chunk, CHUNKS)": "columns(allocate(PLACE, line), 0, CHUNKS)",
         "allocate(PLACE, stage * COUNT + number), matrix": "allocate(PLACE, number), matrix",
         "others(xs, ys) + term": "term",
