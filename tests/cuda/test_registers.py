@@ -362,7 +362,7 @@ PAIRS = [
     pairs("point_sums", "float32", 8, "Exponential", 4),
     pairs("point_sums", "float64", 8, "Power", 4),
     pairs("point_sums", "float32", 3, "Gaussian", 256),
-    pairs("point_sums", "float32", 64, "RationalQuadratic", 64, spills=32),
+    pairs("point_sums", "float32", 64, "RationalQuadratic", 64, spills=80),  # two sums, once a tile; addresses
     pairs("point_sums", "float32", 256, "Gaussian", 256),
     pairs("point_sums", "float64", 64, "Gaussian", 64),
     pairs("point_gradient", "float32", 3, "Matern52", 1),
@@ -370,7 +370,7 @@ PAIRS = [
     pairs("point_gradient", "float64", 8, "Gaussian", 4),
     pairs("point_gradient", "float32", 3, "Gaussian", 128),
     pairs("point_gradient", "float32", 128, "Gaussian", 1),
-    pairs("point_gradient", "float32", 256, "Gaussian", 256, spills=80),    # in the epilogue
+    pairs("point_gradient", "float32", 256, "Gaussian", 256, spills=96),    # in the epilogue
     pairs("point_gradient", "float64", 64, "Gaussian", 64),
     pairs("point_gradient", "float32", 3, "Derivative Power", 16),
     pairs("hopper_nearest", "float16", 128, "Nearest 1"),
@@ -387,9 +387,9 @@ PAIRS = [
     pairs("hopper_wide_nearest", "float32", 128, "Nearest 1"),
     pairs("hopper_wide_logsumexp", "float32", 128, "Gaussian"),
     pairs("hopper_sums", "float32", 64, "Gaussian", 1),
-    pairs("hopper_sums", "float32", 256, "Matern52", 4),
+    pairs("hopper_sums", "float32", 256, "Matern52", 4, spills=96),     # read back where points are near
     pairs("hopper_sums", "float32", 64, "RationalQuadratic", 64),
-    pairs("hopper_sums", "float32", 256, "Derivative Power", 64, spills=48),
+    pairs("hopper_sums", "float32", 256, "Derivative Power", 64, spills=112),    # and here
 ]
 
 

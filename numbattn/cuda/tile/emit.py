@@ -126,7 +126,8 @@ def is_first_holder(b, layout):
 def any_lane(b, truths):
     """Whether any of these holds in any lane of the warp."""
     text = "{ .reg .pred p; setp.ne.b32 p, $1, 0; vote.sync.any.pred p, p, 0xffffffff; selp.b32 $0, 1, 0, p; }"
-    truth = b.zext(reduce(b.or_, truths), I32)
+    chains = [reduce(b.or_, truths[i::4]) for i in range(min(4, len(truths)))]    # which do not wait for each other
+    truth = b.zext(reduce(b.or_, chains), I32)
     return b.icmp_unsigned("!=", asm(b, text, I32, truth, effect=True), I32(0))
 
 

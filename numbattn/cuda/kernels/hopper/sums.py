@@ -8,11 +8,9 @@ import math
 
 import numpy as np
 
-from ....points.kinds import NEAR
 from ...tile import (
     SharedMemory,
     allocate,
-    anywhere,
     bfloat16,
     bitcast,
     bulk_load,
@@ -34,7 +32,7 @@ from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..points.arguments import APART, COLUMNS, FEW, PLACES, SMALLEST
 from ..points.arguments import ROWS as ROW_SHIFTS
-from ..points.features import by_differences_step, no_sums_step, part_sums_step, save_sums_step, tuple_of, two_sums_step
+from ..points.features import near_steps, no_sums_step, part_sums_step, save_sums_step, tuple_of, two_sums_step
 from ..points.kinds import of_products, pair_step, steps_of
 from ..shared.layouts import DTYPES
 from ..shared.warps import source_of, warp_specialised
@@ -71,8 +69,8 @@ def hopper_sums(*, dim_b, tile_n, consumers, stages, y_stages, kind):
         fills, registers, steps = PARTS, MANY_REGISTERS, many_steps(places, ACC)
     load_b, none, of_tile, add_sums, save_sums = steps
     pipelines, producers, consumer_of, of_points = chunk_steps(shared, S_TILE, tiles, ACC, fills, load_b)
-    VECTOR, kappa_of, SHARE = S_TILE.row_vector(), pair_step(steps_of(kind, ACC)), ACC(NEAR)
-    by_differences = by_differences_step(S_TILE, ACC)
+    VECTOR, kappa_of = S_TILE.row_vector(), pair_step(steps_of(kind, ACC))
+    has_near, by_differences = near_steps(S_TILE, ACC)
 
     @device
     def start(given, batch, head, m0):
@@ -80,16 +78,15 @@ def hopper_sums(*, dim_b, tile_n, consumers, stages, y_stages, kind):
 
     @device
     def add(found, S, line, B, n0, given):
-        (place, norms_x, O), (_, _, mGivenX, mGivenY, seqlen_k, kind_number, rate) = found, given
-        norms = line * TWICE + norms_x
-        T = S * TWICE + norms
-        if anywhere(norms * SHARE > T):                         # see `points.pairs`
+        (place, norms, O), (_, _, mGivenX, mGivenY, seqlen_k, kind_number, rate) = found, given
+        T = S * TWICE + (line * TWICE + norms)
+        if has_near(T, norms):                                  # see `points.pairs`
             batch, head, m0 = place
             T = by_differences(mGivenX[batch, head], mGivenY[batch, head], m0, n0) * rate
         kappa = kappa_of(T, (), kind_number)
         if n0 + TILE_N > seqlen_k:
             kappa = where(col_index(S_TILE, n0) < seqlen_k, kappa, ZERO)
-        return place, norms_x, add_sums(O, of_tile(kappa, B))   # each tile is summed on its own: more digits
+        return place, norms, add_sums(O, of_tile(kappa, B))     # each tile is summed on its own: more digits
 
     @device
     def finish(found, given, batch, head, m0):

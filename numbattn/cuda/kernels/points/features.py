@@ -4,8 +4,11 @@ A thread keeps the features of its rows in registers, and reads those of its col
 feature is a line. Everything is unrolled.
 """
 
+from ....points.kinds import NEAR
 from ...tile import (
     allocate,
+    always,
+    anywhere,
     columns,
     convert,
     copy_async,
@@ -109,21 +112,28 @@ def load_rows_step(layout, ACC, count):
     return load_rows
 
 
-def by_differences_step(layout, ACC):
-    """The device function (X, Y, m0, n0) -> squared distances of rows of X and Y, in memory, feature by feature: slow,
-    for few tiles."""
+def near_steps(layout, ACC):
+    """Device functions: (T, |x|^2 of rows) -> whether some pair of this warp is near, or almost; (X, Y, m0, n0) ->
+    squared distances of rows of X and Y, in memory, feature by feature: slow, for few tiles."""
     TILE, ROWS, COLS, ZERO = layout, layout.row_vector(), layout.col_vector(), ACC(0)
+    SHARE = ACC(2.43 * NEAR)  # of |x|^2: if t < NEAR (|x|^2 + |y|^2), then |y|^2 < 1.43 |x|^2
+
+    @device
+    def has_near(T, norms):
+        return anywhere(norms * SHARE > T)
 
     @device
     def by_differences(X, Y, m0, n0):
         (_, count), T, number = shape(X), full(TILE, ZERO), index(0)
         while number < count:
-            x, y = load(X[:, number], ROWS, opaque(m0)), load(Y[:, number], COLS, opaque(n0))   # no kept addresses
-            T = T + squared_difference(convert(x, ACC), convert(y, ACC))
+            x = load(X[:, number], ROWS, opaque(m0))            # no kept addresses
+            if always():                                        # nor many in flight
+                y = load(Y[:, number], COLS, opaque(n0))
+                T = T + squared_difference(convert(x, ACC), convert(y, ACC))
             number = opaque(number + 1)
         return T
 
-    return by_differences
+    return has_near, by_differences
 
 
 class Lines:

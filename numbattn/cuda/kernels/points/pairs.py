@@ -7,12 +7,12 @@ from the differences of points as they were given, in memory.
 
 import numpy as np
 
-from ....points.kinds import DIFFERENCES, NEAR
-from ...tile import Alignment, SharedMemory, aligned, allocate, anywhere, copy_async, device, full, load, simt, where
+from ....points.kinds import DIFFERENCES
+from ...tile import Alignment, SharedMemory, aligned, allocate, copy_async, device, full, load, simt, where
 from ...words.numbers import LOG2_E
 from ..shared.layouts import DTYPES, buffers, product_step, sum_type, vector
 from .arguments import COLUMNS, FEW, ROWS
-from .features import Lines, by_differences_step, load_rows_step, product, squared_difference, sum_of
+from .features import Lines, load_rows_step, near_steps, product, squared_difference, sum_of
 from .kinds import of_products
 
 
@@ -96,8 +96,8 @@ class Pairs:
             return keep, fetch, get_points, summed
 
         fetch_norms, norms_of = self.lines(self.ACC).vector_steps(self.ACC)
-        inner, SHARE, INFINITE = self.product, self.ACC(NEAR), self.ACC(np.inf)
-        by_differences = by_differences_step(self.layout, self.ACC)
+        inner, INFINITE = self.product, self.ACC(np.inf)
+        has_near, by_differences = near_steps(self.layout, self.ACC)
 
         @device
         def keep_with_norms(matrix, vectors, apart, block):
@@ -114,9 +114,8 @@ class Pairs:
         @device
         def by_norms(X, Y, part):
             points, norms, (rows, cols, m0, rate) = X
-            norms = norms + norms_of(part.stage, part.chunk)
-            T = inner(points, Y) * -2 + norms
-            if anywhere(norms * SHARE > T):
+            T = inner(points, Y) * -2 + (norms + norms_of(part.stage, part.chunk))
+            if has_near(T, norms):
                 T = by_differences(rows, cols, m0, part.n0) * rate
                 T = where(norms_of(part.stage, part.chunk) < INFINITE, T, INFINITE)
             return T

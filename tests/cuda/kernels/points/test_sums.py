@@ -52,16 +52,16 @@ FAULTS = {
         "block[:4], n_block * TILE_N": "block[:4], n_block",
     },
     "cuda/kernels/points/pairs.py": {
-        "norms = norms + norms_of(part.stage, part.chunk)": "norms = norms - norms_of(part.stage, part.chunk)",
+        "(norms + norms_of(part.stage, part.chunk))": "(norms - norms_of(part.stage, part.chunk))",
         "by_differences(rows, cols, m0, part.n0) * rate": "by_differences(rows, cols, m0, 0) * rate",
         "mY[batch, head][block.key : block.seen_key]": "mY[batch, head]",
-        "if anywhere(norms * SHARE > T):": "if anywhere(norms > INFINITE):",
         "[block.batch, block.head][block.key : block.seen_key], stage, n0)\n\n        if dim":
             "[block.batch, block.head], stage, n0)\n\n        if dim",
         "return R + line_of": "return R - line_of",
         "full(TILE, NOTHING)": "full(TILE, 1)",
     },
     "cuda/kernels/points/features.py": {
+        "anywhere(norms * SHARE > T)": "anywhere(-norms > T)",
         "columns(allocate(PLACE, line), chunk, CHUNKS)": "columns(allocate(PLACE, line), 0, CHUNKS)",
         "allocate(PLACE, stage * COUNT + number), matrix": "allocate(PLACE, number), matrix",
         "others(xs, ys) + term": "term",
