@@ -38,7 +38,8 @@ class Problem(Draw):
     """A call of `product_vjp` with its tangents, of `logsumexp_vjp` if the kernel has one, and of `nearest`."""
 
     def __init__(self, seed, number, xp=np):
-        self.kind, self.rng = (np.random.default_rng([seed, number, which]) for which in range(2))
+        draws = [np.random.default_rng([seed, number, which]) for which in range(3)]
+        self.kind, self.rng, self.layouts = draws
         self.xp, self.is_short = xp, False
         self.kernel, self.d = KERNELS[self.kind.integers(len(KERNELS))], self.one_of(*FEATURES)
         self.dtype = np.dtype(self.one_of("f4", "f4", "f8", "f2"))

@@ -24,7 +24,7 @@ from .pairs import (
     points_apart,
     queries_of,
     run,
-    sees_nothing,
+    store,
 )
 from .sums import add_products
 
@@ -85,10 +85,7 @@ def differentiate(dX, given, at, scratch, stop):
                 add_points(part, tile(scratch.tangents, given.x.cols, dX.shape[0]), totals[1])
         add_part(dXT, lost, part)
     factor = given.apart.factor if given.x.cols <= DIFFERENCES and not is_moved else 1
-    transpose(dX, dXT, dtype.type(1 if given.step.is_of_product else 2 * factor), False)
-    for i in range(dX.shape[0]):
-        if sees_nothing(at, i):
-            fill(dX[i], 0)
+    store(dX, dXT, dtype.type(1 if given.step.is_of_product else 2 * factor), at)
 
 
 @inline
