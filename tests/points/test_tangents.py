@@ -107,8 +107,11 @@ def test_hessians_are_symmetric_whatever_the_mask(rng, mask):
     assert abs(there) > 1
 
 
-def test_what_nobody_sees_may_be_nan(rng):
-    """Of tangents, too."""
+@pytest.mark.parametrize("by_features", [False, True])
+def test_what_nobody_sees_may_be_nan(rng, monkeypatch, by_features):
+    """Of tangents, too; also as products of features, which GPUs take."""
+    if by_features:
+        monkeypatch.setattr("numbattn.points.tangents.Moving.own", None)
     (x, y, b), (tx, ty, tb) = drawn(rng, (2, 9, 3), (2, 9, 3), (2, 9, 2))
     ds, mask, seen = rng.random((2, 9, 2)), na.Lengths(keys=np.array([6, 4]), queries=np.array([5, 7])), np.arange(9)
     clean = x, y, b, tx, ty, tb, ds
@@ -214,9 +217,9 @@ FAULTS = {
         "if kernel._is_linear or self.tx is None:": "if True:",
         "points/kernels.py": {"+ self._of_points(x, gradient) * dots(unit, tx)": ""},
     },
-    "test_what_nobody_sees_may_be_nan": {
+    "test_what_nobody_sees_may_be_nan[False]": {"cpu/points/pairs.py": {"if sees_nothing(at, i):": "if False:"}},
+    "test_what_nobody_sees_may_be_nan[True]": {
         "c = pairs.only_seen(0, c)": "pass",
-        "cpu/points/pairs.py": {"if sees_nothing(at, i):": "if False:"},
         "points/kernels.py": {"x, tx = _with(gradient, x), _with(gradient, tx)": "x = _with(gradient, x)"},
         "x, y = (pairs.only_seen(side, points) for": "x, y = (points for",
     },
