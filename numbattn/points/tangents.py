@@ -59,7 +59,7 @@ class Moving:
     @cached_property
     def own(self) -> tuple[Any, Any] | None:
         """The tangents of points of unit length for kernels that take them, those of CPUs, with 0 for None."""
-        if library(self.term.pairs.x) != "numpy" or self.term.has_no_pairs:
+        if library(self.term.pairs.x) != "numpy" or self.term.has_no_pairs or self.tx is self.ty is None:
             return None
         pairs = self.term.pairs
         given = zip(self.unit, pairs.points)

@@ -2,8 +2,8 @@
 
     python -m tests.points.problems 7 12 hopper     # problem 12 of seed 7, on a simulated device; or cpu, gpu
 
-Results are compared with the plain formula in float64, up to what rounding explains: coordinates are rounded as far as
-`reach` goes, the largest distance from the middle, and with them squared distances and all that depends on these.
+Results are compared with the plain formula in float64, up to what rounding explains. Where a pair's difference is taken
+that is a rounding of the difference; elsewhere of both points, as far as they are from the median of all.
 """
 
 import sys
@@ -16,7 +16,7 @@ import numpy as np
 import numbattn as na
 from numbattn import backends, points
 from numbattn.checks import dtype_of_sums
-from numbattn.points.kinds import DIFFERENCES
+from numbattn.points.kinds import DIFFERENCES, NEAR
 from numbattn.values import sum_broadcast
 
 from ..accuracy import to_numpy
@@ -27,19 +27,19 @@ KERNELS = [
     points.Gaussian(1.5), points.Laplacian(2.0), points.Matern(1.5, 2.0), points.Cauchy(0.7), points.Polynomial(2),
     points.Linear(), points.Cost(2, 0.7), points.Cost(1, 0.5),
 ]  # fmt: skip
-SMOOTH, SINGULAR = [*KERNELS[:1], *KERNELS[3:6]], [KERNELS[1], KERNELS[7]]  # the slopes of these have no limit at 0
+SINGULAR = KERNELS[1], KERNELS[7]  # their slopes have no limit at 0
 FEATURES = 1, 2, 3, 8, 9, 20
 FAR = {2: 30.0, 4: 1e3, 8: 1e6}  # by bytes of an element: how far away outliers and origins are
-ROUNDINGS, FEW = 64, 20  # results may be off by so many roundings of the terms; jets are compared where reach is small
-STEP = 1e-5  # of the differences that tangents are compared with
+ROUNDINGS = 64  # results may be off by so many roundings of the terms
 
 
 class Problem(Draw):
     """A call of `product_vjp` with its tangents, of `logsumexp_vjp` if the kernel has one, and of `nearest`."""
 
-    def __init__(self, seed, number, xp=np):
-        self.kind, self.rng = (np.random.default_rng([seed, number, which]) for which in range(2))
-        self.xp, self.is_short = xp, False
+    def __init__(self, seed, number, xp=np, on_cpu=True):
+        draws = [np.random.default_rng([seed, number, which]) for which in range(3)]
+        self.kind, self.rng, self.layouts = draws
+        self.xp, self.on_cpu, self.is_short = xp, on_cpu, False
         self.kernel, self.d = KERNELS[self.kind.integers(len(KERNELS))], self.one_of(*FEATURES)
         self.dtype = np.dtype(self.one_of("f4", "f4", "f8", "f2"))
         self.m, self.n, e = self.one_of(0, 1, 7, 20, 33), self.one_of(0, 1, 9, 17, 40), self.one_of(1, 2, 5)
@@ -72,7 +72,7 @@ class Problem(Draw):
             is_far = self.rng.random(z.shape[-2]) < self.one_of(0, 0, 0.1)
             z[..., is_far, :] += self.one_of(far, far / 30) * self.wide(self.d)
             z += origin
-        count = 0 if self.d > DIFFERENCES and self.kernel in SINGULAR else self.one_of(0, 0, min(self.m, self.n, 5))
+        count = self.one_of(0, 0, min(self.m, self.n, 5))
         if x.shape[:-2] == y.shape[:-2]:
             y[..., :count, :] = x[..., :count, :]
 
@@ -99,28 +99,40 @@ class Problem(Draw):
 
     def __repr__(self):
         shapes = ", ".join(f"{name} {z.shape} {z.strides}" for name, z in zip(("x", "y", "b", "ds"), self.given))
-        return f"{self.kernel} of {self.dtype}, {shapes}, mask {self.mask}, reach {self.reach:.3g}"
+        return f"{self.kernel} of {self.dtype}, {shapes}, mask {self.mask}"
 
     # ----------------------------------------------------------------------------------------------------- the formula
     def prepare(self):
-        """Squared distances, or products, of points of unit length, and what rounding may make of them."""
+        """t of pairs of points of unit length, its derivatives by both, and what rounding may make of them."""
         self.of_pairs, self.eps = self.kernel._kind, float(np.finfo(dtype_of_sums(self.dtype)).eps)
         self.length = getattr(self.kernel, "length", self.kernel._one_length or 1.0)
-        rows = np.concatenate([z.reshape(-1, self.d) for z in self.exact[:2]])
-        self.middle = rows.mean(axis=0) if len(rows) and not self.of_pairs.is_of_product else 0.0
-        x, y = self.units(*self.exact[:2])
-        self.reach = max(np.linalg.norm(z, axis=-1).max(initial=0) for z in (x, y))
-        t = self.squares(x, y)
-        by_products = self.of_pairs.is_of_product or self.d > DIFFERENCES
-        self.off = self.reach**2 + abs(t) if by_products else t + self.reach * np.sqrt(t)  # in roundings
-        least = t - ROUNDINGS * self.eps * self.off
-        self.least = t if self.of_pairs.is_of_product else np.maximum(least, np.where(self.off > 0, 1e-30, 0))
+        x, y = self.exact[:2]
+        self.by_points = [D / self.length for D in self.displacements(x, y)]
+        if self.of_pairs.is_of_product:
+            self.t, of_x, of_y = x @ plain.T(y) / self.length**2, *(norms(z) / self.length for z in (x, y))
+            self.off, self.places = of_x * plain.T(of_y) + abs(self.t), of_x + plain.T(of_y)
+            self.least, self.most = self.t, self.t
+            return
+        t, off, self.places = self.distances()
+        self.t, self.off, self.places = t / self.length**2, off / self.length**2, self.places / self.length
+        change = ROUNDINGS * self.eps * self.off
+        self.least, self.most = np.maximum(self.t - change, np.where(self.off > 0, 1e-30, 0)), self.t + change
 
-    def units(self, x, y):
-        return (x - self.middle) / self.length, (y - self.middle) / self.length
-
-    def squares(self, x, y):
-        return x @ plain.T(y) if self.of_pairs.is_of_product else plain.squares(x, y, 1)
+    def distances(self):
+        """Squared distances of points as given, how many roundings these are off by, and the differences of points."""
+        x, y = self.exact[:2]
+        rows = np.concatenate([z.reshape(-1, self.d) for z in (x, y)])
+        middle = np.median(rows, axis=0) if len(rows) else 0.0
+        sizes = [norms(z - middle) for z in (x, y)]
+        if self.dtype.itemsize == 2:  # these may stay where they are
+            sizes = [np.maximum(size, norms(z)) for size, z in zip(sizes, (x, y))]
+        of_x, of_y = sizes[0], plain.T(sizes[1])
+        t, far = plain.squares(x, y, 1), of_x + of_y
+        if self.d <= DIFFERENCES:
+            return t, t if self.on_cpu else t + far * np.sqrt(t), far * (not self.on_cpu)
+        is_near = t < NEAR / 2 * (of_x**2 + of_y**2)
+        off = np.where(is_near & (self.on_cpu or self.kernel in SINGULAR), t, t + of_x**2 + of_y**2)
+        return t, off, np.where(is_near & self.on_cpu, 0, far)
 
     def only(self, x):
         """What visible pairs have, and 0 elsewhere."""
@@ -138,32 +150,60 @@ class Problem(Draw):
         dx, dy, db = (W * by_x).sum(axis=-2) / self.length, (W * by_y).sum(axis=-3) / self.length, plain.T(value) @ c
         return [value @ b, *map(sum_broadcast, (dx, dy, db), (x, y, (*of_b[:-1], c.shape[-1])))]
 
-    def exactly(self, x, y, b, c, value, slope):
-        """The same, of units x and y, and of slopes by t."""
-        return self.sums(b, c, value, *[slope[..., None] * D for D in self.displacements(x, y)])
+    def exactly(self, b, c, value, slope):
+        """The same, of slopes by t."""
+        return self.sums(b, c, value, *[slope[..., None] * D for D in self.by_points])
 
     def bounds(self, b, c, value, slope, off):
         """How many roundings they may be off by: values by `value`, slopes, which are about `slope`, by `off`."""
-        each = [off[..., None] * abs(D) + 2 * slope[..., None] * self.reach
-                for D in self.displacements(*self.units(*self.exact[:2]))]  # fmt: skip
+        each = [off[..., None] * abs(D) + 2 * (slope * self.places)[..., None] for D in self.by_points]
         return self.sums(abs(b), abs(c), value, *each)
 
-    def product(self, x, y, b, ds):
+    def product(self):
         """s, dx, dy, db."""
-        x, y = self.units(x, y)
-        t = self.squares(x, y)
-        return self.exactly(x, y, b, ds, self.only(self.of_pairs.value(t)), self.only(self.of_pairs.derivative(t)))
+        kind, (_, _, b, ds) = self.of_pairs, self.exact
+        return self.exactly(b, ds, self.only(kind.value(self.t)), self.only(kind.derivative(self.t)))
 
     def off_product(self):
-        kind, (_, _, b, ds) = self.of_pairs, self.exact
-        K, S, C = (abs(self.only(f(self.least))) for f in (kind.value, kind.derivative, kind.curvature))
-        return self.bounds(b, ds, K + S * self.off, S, S + C * self.off)
+        (_, _, b, ds), (_, S, _), (of_K, of_S, _) = self.exact, self.sizes(), self.off_each()
+        return self.bounds(b, ds, of_K, S, of_S)
+
+    def sizes(self):
+        """Of values, slopes and curvatures."""
+        kind = self.of_pairs
+        return [abs(self.only(f(self.least))) for f in (kind.value, kind.derivative, kind.curvature)]
+
+    def off_each(self):
+        """How many roundings these are off by."""
+        (K, S, C), ends = self.sizes(), (self.least, self.most)
+        change = abs(np.subtract(*[self.only(self.of_pairs.curvature(t)) for t in ends])) / (ROUNDINGS * self.eps)
+        return K + S * self.off, S + C * self.off, C + change
+
+    def tangents(self):
+        """ts, tdx, tdy, tdb, and how many roundings they may be off by."""
+        kind, (_, _, b, c) = self.of_pairs, self.exact
+        tx, ty, tb, tc = (z.astype(np.float64) for z in self.directions)
+        tx, ty = tx / self.length, ty / self.length
+        K, S, C = (self.only(f(self.t)) for f in (kind.value, kind.derivative, kind.curvature))
+        D, tD = self.by_points, self.displacements(tx, ty)
+        tt = sum((by * z).sum(axis=-1) for by, z in zip(D, (tx[..., :, None, :], ty[..., None, :, :])))
+        moved = [(C * tt)[..., None] * by + S[..., None] * tby for by, tby in zip(D, tD)]
+        exact = [self.sums(b, c, S * tt, *moved), self.exactly(tb, c, K, S), self.exactly(b, tc, K, S)]
+
+        (_, S, C), (of_K, of_S, of_C) = self.sizes(), self.off_each()
+        step, most = norms(tx) + plain.T(norms(ty)), sum(np.linalg.norm(by, axis=-1) for by in D)
+        off = (most + 2 * self.places) * step
+        each = [((of_C * most * step + C * off)[..., None] * abs(by)
+                 + (2 * C * most * step * self.places + 2 * of_S * step)[..., None]) for by in D]  # fmt: skip
+        bounds = [self.sums(abs(b), abs(c), of_S * most * step + S * off, *each),
+                  self.bounds(tb, c, of_K, S, of_S), self.bounds(b, tc, of_K, S, of_S)]  # fmt: skip
+        return [[one[0] + two[0], one[1] + two[1] + three[1], one[2] + two[2] + three[2], one[3] + three[3]]
+                for one, two, three in (exact, bounds)]  # fmt: skip
 
     def logsumexp(self):
         """f, dx, dy, dw, and how many roundings they may be off by."""
-        kind, (x, y, b, ds) = self.of_pairs, self.exact
-        w, (x, y), one = plain.T(b[..., :1]), self.units(x, y), np.ones((self.n, 1))
-        t = self.squares(x, y)
+        kind, (_, _, b, ds) = self.of_pairs, self.exact
+        w, t, one = plain.T(b[..., :1]), self.t, np.ones((self.n, 1))
         L = np.where(self.visible, kind.log_value(t) + w, -np.inf)
         f = np.logaddexp.reduce(L, axis=-1, keepdims=True, initial=-np.inf)
         some, df = np.where(np.isfinite(f), f, 0), np.where(np.isfinite(f), ds[..., :1], 0)
@@ -171,19 +211,10 @@ class Problem(Draw):
         high = self.only(np.minimum(np.exp(kind.log_value(self.least) + w - some), 1))
         off = np.where(high > 1e-9, S * self.off, 0).max(axis=-1, initial=0, keepdims=True) + abs(some) + 1
         off += abs(w).max(axis=-1, initial=0, keepdims=True)
-        _, *exact = self.exactly(x, y, one, df, P, P * self.only(kind.log_derivative(t)))
+        _, *exact = self.exactly(one, df, P, P * self.only(kind.log_derivative(t)))
         of_P = S * self.off + off
         _, *bounds = self.bounds(one, df, high * of_P, high * S, high * (C * self.off + S * (1 + of_P)))
         return [f, *exact], [off, *bounds]
-
-    def slopes(self):
-        """Of `product` along the tangents, by differences, and how many roundings, of about all numbers, are off."""
-        directions = [z.astype(np.float64) for z in self.directions]
-        ends = [self.product(*(z + h * t for z, t in zip(self.exact, directions))) for h in (STEP, -STEP)]
-        sizes = [1 + abs(z).max(initial=0) for z in (*self.exact[2:], *directions)]
-        largest = (1 + self.reach) ** 4 * max(sizes) ** 3 * (1 + self.m + self.n)
-        found = [(one - other) / (2 * STEP) for one, other in zip(*ends)]
-        return found, [np.full(z.shape, (1 + STEP**2 / self.eps) * largest) for z in found]
 
     # --------------------------------------------------------------------------------------------------------- results
     def wrong(self):
@@ -192,8 +223,7 @@ class Problem(Draw):
             yield from self.wrong_products()
             if self.of_pairs.is_exponential:
                 yield from self.wrong_logarithms()
-            if self.dtype.itemsize > 2 or self.d <= DIFFERENCES:
-                yield from self.wrong_neighbours()
+            yield from self.wrong_neighbours()
 
     def compared(self, names, found, exact, off):
         is_half = self.dtype.itemsize == 2
@@ -208,12 +238,11 @@ class Problem(Draw):
         x, y, b, ds = self.given
         s, backprop = points.product_vjp(x, y, b, self.kernel, mask=self.mask)
         found = s, *backprop(ds)
-        yield from self.compared(("s", "dx", "dy", "db"), found, self.product(*self.exact), self.off_product())
+        yield from self.compared(("s", "dx", "dy", "db"), found, self.product(), self.off_product())
         *tangents, tds = self.moving
         _, ts = points.product_jvp(x, y, b, self.kernel, *tangents, mask=self.mask)
         tgrads = backprop.hvp(ds, *tangents, tds=tds)
-        if self.kernel in SMOOTH and self.reach < FEW:
-            yield from self.compared(("ts", "tdx", "tdy", "tdb"), (ts, *tgrads), *self.slopes())
+        yield from self.compared(("ts", "tdx", "tdy", "tdb"), (ts, *tgrads), *self.tangents())
 
     def wrong_logarithms(self):
         x, y, *_ = self.given
@@ -223,12 +252,20 @@ class Problem(Draw):
     def wrong_neighbours(self):
         x, y, *_ = self.given
         distances, indices = map(to_numpy, points.nearest(x, y, 3, mask=self.mask))
-        t = np.where(self.visible[(0,) * len(self.batch)], plain.squares(*self.exact[:2], 1), np.inf)
-        t = np.concatenate([t, np.full((*t.shape[:-1], 3), np.inf)], axis=-1)
-        own = np.take_along_axis(t, np.where(indices < 0, self.n, indices), -1)
-        off = np.full(own.shape, (self.reach * self.length) ** 2) if self.d > DIFFERENCES else own
-        names, least = ("distances", "neighbours"), np.sort(t, axis=-1)[..., :3]
-        yield from self.compared(names, (distances, own), (np.sqrt(own), least), (np.sqrt(own), off))
+        t, off, _ = self.distances()
+        hidden, beyond = ~self.visible[(0,) * len(self.batch)], np.full((*t.shape[:-1], 3), np.inf)
+        t, off = (np.concatenate([np.where(hidden, np.inf, z), beyond], axis=-1) for z in (t, off))
+        found, right = np.where(indices < 0, self.n, indices), np.argsort(t, axis=-1)[..., :3]
+        own, least = (np.take_along_axis(t, which, -1) for which in (found, right))
+        most = np.maximum(*(np.take_along_axis(off, which, -1) for which in (found, right)))
+        is_rough = self.dtype.itemsize == 2 and self.d > DIFFERENCES and not self.on_cpu  # else from the differences
+        yield from self.compared(("neighbours",), (own,), (least,), (most,))
+        own = own if is_rough else np.sqrt(own)
+        yield from self.compared(("distances",), (distances ** (1 + is_rough),), (own,), (most if is_rough else own,))
+
+
+def norms(x):
+    return np.linalg.norm(x, axis=-1, keepdims=True)
 
 
 @contextmanager
@@ -251,7 +288,7 @@ def on_device(name):
 def wrong(seed, number, device="cpu"):
     """What is wrong with a problem, and how to repeat it."""
     with on_device(device) as xp:
-        problem = Problem(seed, number, xp)
+        problem = Problem(seed, number, xp, device == "cpu")
         found = list(problem.wrong())
     return found and [f"python -m tests.points.problems {seed} {number} {device}", repr(problem), *found]
 

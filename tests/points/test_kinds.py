@@ -36,7 +36,7 @@ def test_derivatives(kind):
         assert_allclose(np.exp(kind.log_value(t)), kind.value(t))
         assert_allclose(kind.log_derivative(t), (kind.log_value(t + h) - kind.log_value(t - h)) / (2 * h), rtol=1e-6)
     one = kinds.Derivative(kind)
-    one.check(t.dtype)
+    one.check(t.dtype, 1)
     assert_array_equal(one.value(t), kind.derivative(t))
     assert_allclose(one.derivative(t), (kind.derivative(t + h) - kind.derivative(t - h)) / (2 * h), rtol=1e-6)
 

@@ -164,7 +164,7 @@ def test_iterations_are_two_passes(rng, monkeypatch):
             backprop.hvp(x, y, tol=0, max_iterations=count)
         assert found[0].filename == __file__
         counts.append(len(passes))
-    assert counts == [2 + 11 + 2 * 2, 11 + 2 * 5]  # potentials are normalised once
+    assert counts == [2 + 9 + 2 * 2, 9 + 2 * 5]  # potentials are normalised once
 
 
 @pytest.mark.parametrize(("given", "options", "kind", "message"), [

@@ -365,7 +365,8 @@ def test_errors(message):
         assert str(found.value).replace("got list", "got []") == message
 
 
-@pytest.mark.parametrize(("array", "kind"), [(Tensor(), "torch.Tensor"), (Array(), "jaxlib.Array")])
+@pytest.mark.parametrize(("array", "kind"), [(Tensor(), "torch.Tensor"), (Array(), "jaxlib.Array")],
+                         ids=["torch", "jax"])  # fmt: skip
 @pytest.mark.parametrize(("of", "call"), [
     ("x", lambda array: points.product(array, X, B, points.Gaussian())),
     ("ds", lambda array: points.product_vjp(X, X, B, points.Gaussian())[1](array)),
@@ -375,8 +376,8 @@ def test_arrays_of_frameworks_are_told_how_to_come(array, kind, of, call):
     with pytest.raises(TypeError) as found:
         call(array)
     assert str(found.value) == (
-        f"{of}: got {kind}, expected a numpy.ndarray or a cupy.ndarray; numbattn.points takes no others: "
-        f"pass np.asarray({of}), or cupy.from_dlpack({of}) on a GPU"
+        f"{of}: got {kind} of {array.dtype}, expected a numpy.ndarray or a cupy.ndarray; "
+        f"numbattn.points takes no others: pass np.asarray({of}), or cupy.from_dlpack({of}) on a GPU"
     )
 
 

@@ -42,8 +42,9 @@ def test_what_is_wrong_is_found(number):
     """The largest element of each result, wrong by half of it, if that is more than rounding explains."""
     problem = Problem(0, number)
     with np.errstate(all="ignore"):
-        exact, off = problem.product(*problem.exact), problem.off_product()
-    assert not list(problem.compared("abcd", exact, exact, off))
+        moved, off_moved = problem.tangents()
+        exact, off = [*problem.product(), *moved], [*problem.off_product(), *off_moved]
+    assert not list(problem.compared("abcdefgh", exact, exact, off))
     for x, bound in zip(exact, off):
         at = np.unravel_index(abs(x).argmax(), x.shape) if x.size else ()
         if x.any() and 1e-7 < abs(x[at]) < 6e4:

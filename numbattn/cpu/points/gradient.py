@@ -24,7 +24,7 @@ from .pairs import (
     points_apart,
     queries_of,
     run,
-    sees_nothing,
+    store,
 )
 from .sums import add_products
 
@@ -73,36 +73,33 @@ def differentiate(dX, given, at, scratch, stop):
                 if is_moved:
                     slopes = tile(scratch.slopes, S.shape[0], S.shape[1])
                     find_slopes(slopes, S, given, at, columns)
-                    multiply(slopes, W)
                 apply(S, given.step, at.rows, columns)
-                multiply(S, W)
                 if is_moved:
                     multiply_moves(S, given, at, n0, near, scratch, given.apart.rate)
-                add_gradient(part, totals, S, slopes, Y[n0:n_end], given, at, n0, near, scratch)
+                else:
+                    multiply(S, W)
+                add_gradient(part, totals, S, slopes, W, Y[n0:n_end], given, at, n0, near, scratch)
         if not given.step.is_of_product and given.x.cols > DIFFERENCES:
             add_points(part, at.XT, totals[0])
             if is_moved:
                 add_points(part, tile(scratch.tangents, given.x.cols, dX.shape[0]), totals[1])
         add_part(dXT, lost, part)
     factor = given.apart.factor if given.x.cols <= DIFFERENCES and not is_moved else 1
-    transpose(dX, dXT, dtype.type(1 if given.step.is_of_product else 2 * factor), False)
-    for i in range(dX.shape[0]):
-        if sees_nothing(at, i):
-            fill(dX[i], 0)
+    store(dX, dXT, dtype.type(1 if given.step.is_of_product else 2 * factor), at)
 
 
 @inline
-def add_gradient(dXT, totals, S, slopes, Y, given, at, n0, near, scratch):
+def add_gradient(dXT, totals, S, slopes, W, Y, given, at, n0, near, scratch):
     """Add the terms of a tile, with weights S, to dX: sum_j S_ij (x_i - y_j), or only the second term, the first being
     x_i times the total of S. If points move, the same of tangents, with the weights `slopes`; S then has the factors of
-    both differences, that of tt and this one."""
+    both differences, that of tt and this one, and both are still to be multiplied by W."""
     real, (keys, size), factor = dXT.dtype.type, S.shape, dXT.dtype.type(1 if slopes.size else given.apart.factor)
     X, apart_y = points_apart(given, at, n0, n0 + keys, real)
     TX, TXT, TY = tangents_of(given, at, n0, n0 + keys if slopes.size else n0, scratch)
     if not given.step.is_of_product and (dXT.shape[0] <= DIFFERENCES or near > FEW):
         XT = at.XT if dXT.shape[0] <= DIFFERENCES else tile(scratch.apart, X.shape[1], size)
         if slopes.size:
-            add_moved(dXT, XT, apart_y, S, TXT, TY, slopes)
+            add_moved(dXT, XT, apart_y, S, TXT, TY, slopes, W)
             return
         if dXT.shape[0] > DIFFERENCES:
             scaled(S, S, factor)
@@ -112,13 +109,15 @@ def add_gradient(dXT, totals, S, slopes, Y, given, at, n0, near, scratch):
         j, i = divmod(pair, size)
         for f in range(X.shape[1]):
             term = factor * S[j, i] * (X[i, f] - apart_y[j, f])
-            dXT[f, i] += term + slopes[j, i] * (TX[i, f] - TY[j, f]) if slopes.size else term
+            dXT[f, i] += W[j, i] * (term + slopes[j, i] * (TX[i, f] - TY[j, f])) if slopes.size else term
         S[j, i] = 0
         if slopes.size:
             slopes[j, i] = 0
-    add_rows(dXT, totals[:1], S, Y, given, scratch.lines)
     if slopes.size:
+        multiply(S, W)
+        multiply(slopes, W)
         add_rows(dXT, totals[1:], slopes, TY, given, scratch.lines)
+    add_rows(dXT, totals[:1], S, Y, given, scratch.lines)
 
 
 @inline

@@ -73,11 +73,11 @@ def find_slopes(slopes, S, given, at, columns):
 
 
 @inline
-def add_moved(dXT, XT, Y, S, TXT, TY, slopes):
-    """dX_i += sum_j S_ij (x_i - y_j) + slopes_ij (tx_i - ty_j). Of points close to each other the two nearly
+def add_moved(dXT, XT, Y, S, TXT, TY, slopes, W):
+    """dX_i += sum_j W_ij (S_ij (x_i - y_j) + slopes_ij (tx_i - ty_j)). Of points close to each other the two nearly
     cancel: so each pair's are added first."""
     for j in range(S.shape[0]):
         for f in range(dXT.shape[0]):
             y, ty = Y[j, f], TY[j, f]
             for i in range(S.shape[1]):
-                dXT[f, i] += S[j, i] * (XT[f, i] - y) + slopes[j, i] * (TXT[f, i] - ty)
+                dXT[f, i] += W[j, i] * (S[j, i] * (XT[f, i] - y) + slopes[j, i] * (TXT[f, i] - ty))

@@ -321,6 +321,15 @@ def add_part(total, lost, part):
 
 
 @inline
+def store(out, total, factor, at):
+    """A sum of a tile, times a factor; 0 for points that see nothing, which may be NaN."""
+    transpose(out, total, factor, False)
+    for i in range(out.shape[0]):
+        if sees_nothing(at, i):
+            fill(out[i], 0)
+
+
+@inline
 def add_norms(S, of_x, of_y):
     """|x|**2 + |y|**2 - 2 x y, and whether any is so small that few digits are left. S: the last term."""
     bound, is_near = S.dtype.type(NEAR), False

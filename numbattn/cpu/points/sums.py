@@ -6,10 +6,9 @@ from ..compile import Kernel
 from ..product import product_tn, product_tn_row
 from ..subnormals import flush_subnormals, restore
 from ..tile import clear, inline, is_set, matrix
-from ..transposition import transpose
 from .kinds import DERIVATIVE, VALUE, apply, step_of
 from .moves import multiply_moves
-from .pairs import LONG, TILE_N, Points, add_part, pairs_of, parts_of, queries_of, run
+from .pairs import LONG, TILE_N, Points, add_part, pairs_of, parts_of, queries_of, run, store
 
 FEW = 4  # columns; fewer are summed one by one
 
@@ -51,7 +50,7 @@ def sum_up(O, given, at, scratch, stop):
                     multiply_moves(S, given, at, n0, near, scratch, given.apart.factor)
                 add_products(part, B[n0:n_end], S, one)
         add_part(OT, lost, part)
-    transpose(O, OT, one, False)
+    store(O, OT, one, at)
 
 
 @inline
