@@ -51,7 +51,11 @@ class Tail(Mask):
         mask = as_mask(self.mask, "Tail mask")
         if not isinstance(mask, Bits | Dense):
             raise TypeError(f"Tail mask: got {words_for(self.mask)}, expected Bits, Dense or a boolean array")
-        self._set(mask=mask, _branches=getattr(mask, "_is_branched", False))
+        self._set(mask=mask)
+
+    @property
+    def _branches(self) -> bool:  # type: ignore[override]
+        return getattr(self.mask, "_is_branched", False)
 
     @property
     def _inner(self) -> Any:

@@ -283,6 +283,7 @@ def test_shapes_that_torch_is_told_are_right(shapes):
 
 
 def every_option():
+    yield "tree", na.Tail(na.Bits.tree([-1, 0, 0]))
     for kind in kinds(Mask):
         for name, sample in getattr(kind, "_samples", ()):
             yield name, sample(16, 16)
@@ -300,7 +301,9 @@ def test_words_stand_for_every_option(name, value):
         assert apart.rest
         return
     each = words.split()
-    assert repr(ops.option_of(iter(each), *map(iter, apart[:2]), iter(value._all_arrays))) == repr(value)
+    made = ops.option_of(iter(each), *map(iter, apart[:2]), iter(value._all_arrays))
+    assert repr(made) == repr(value)
+    assert getattr(made, "_branches", None) == getattr(value, "_branches", None)
     ops.option_of(iter(each), iter([1] * len(apart.integers)), iter([0.5] * len(apart.floats)), iter(apart.arrays))
 
 
