@@ -124,6 +124,7 @@ def test_numbers_that_change_compile_once_more_and_leave_nothing(function):
     assert len(ops.CALLS) == known
 
 
+@pytest.mark.slow
 def test_other_options_compile_anew():
     now = {}
 
@@ -200,6 +201,7 @@ def step(q, k, v):
     return q.grad
 
 
+@pytest.mark.slow
 def test_a_backward_pass_within_what_is_compiled():
     tensors = [x.detach() for x in leaves(*QKV)]
     compiled, _ = graphs(step, fullgraph=False)
