@@ -153,7 +153,7 @@ FAULTS = {
     " | (key < 0)": "",
     "np.where(word < 0": "np.where(word <= 0",
     "frame._own_key(seqlen_q, seqlen_k) if isinstance(frame, Cached) else": "",
-    "test_depths_of_a_tree_are_not_taken_for_rows": {'getattr(mask, "_is_branched", False)': "False"},
+    "test_depths_of_a_tree_are_not_taken_for_rows": {'getattr(self.mask, "_is_branched", False)': "False"},
     "masks/dense.py": {
         "test_depths_of_a_tree_are_not_taken_for_rows": {
             "np.arange(-1, nodes - 1)": "np.arange(nodes)",
