@@ -1,6 +1,7 @@
 """Options of other libraries are named with what they are here, and signatures stay as they are."""
 
 import inspect
+from importlib import import_module
 
 import pytest
 
@@ -17,6 +18,14 @@ def test_options_of_others(name):
         with pytest.raises(TypeError) as raised:
             function(None, None, None, **{name: 1})
         assert str(raised.value) == f"{function.__name__}: got {name}, expected {ELSEWHERE[name]}"
+
+
+@pytest.mark.parametrize("library", ["autograd", "jax", "torch"])
+def test_options_of_others_in_other_libraries(library):
+    pytest.importorskip(library)
+    attention = import_module(f"numbattn.interop.{library}").attention
+    with pytest.raises(TypeError, match=r"^attention: got is_causal, expected causal=True"):
+        attention(None, None, None, is_causal=True)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, cast
@@ -162,11 +162,6 @@ class Bits(Mask):
         found = cls.pack(visible.reshape(*parent.shape, nodes))
         found._set(_is_branched=bool((parent != np.arange(-1, nodes - 1)).any()))
         return found._like(given)
-
-    def _mapped(self, function: Callable[[Any], Any]) -> Bits:
-        mapped = super()._mapped(function)
-        mapped._set(_is_branched=self._is_branched)
-        return mapped
 
     def _fit(self, shape: tuple[int, ...]) -> Bits:
         count, wanted = self.words.shape[-1], -(-shape[-1] // 32)

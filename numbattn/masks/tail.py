@@ -46,12 +46,13 @@ class Tail(Mask):
     _is_interval = False
     _is_tail = _crops_by_sequence = True
     _axis_of_queries = -2
+    _branches = property(lambda self: getattr(self.mask, "_is_branched", False))
 
     def __post_init__(self) -> None:
         mask = as_mask(self.mask, "Tail mask")
         if not isinstance(mask, Bits | Dense):
             raise TypeError(f"Tail mask: got {words_for(self.mask)}, expected Bits, Dense or a boolean array")
-        self._set(mask=mask, _branches=getattr(mask, "_is_branched", False))
+        self._set(mask=mask)
 
     @property
     def _inner(self) -> Any:

@@ -124,6 +124,7 @@ def test_numbers_that_change_compile_once_more_and_leave_nothing(function):
     assert len(ops.CALLS) == known
 
 
+@pytest.mark.slow
 def test_other_options_compile_anew():
     now = {}
 
@@ -200,6 +201,7 @@ def step(q, k, v):
     return q.grad
 
 
+@pytest.mark.slow
 def test_a_backward_pass_within_what_is_compiled():
     tensors = [x.detach() for x in leaves(*QKV)]
     compiled, _ = graphs(step, fullgraph=False)
@@ -283,6 +285,7 @@ def test_shapes_that_torch_is_told_are_right(shapes):
 
 
 def every_option():
+    yield "tree", na.Tail(na.Bits.tree([-1, 0, 0]))
     for kind in kinds(Mask):
         for name, sample in getattr(kind, "_samples", ()):
             yield name, sample(16, 16)
@@ -300,7 +303,9 @@ def test_words_stand_for_every_option(name, value):
         assert apart.rest
         return
     each = words.split()
-    assert repr(ops.option_of(iter(each), *map(iter, apart[:2]), iter(value._all_arrays))) == repr(value)
+    made = ops.option_of(iter(each), *map(iter, apart[:2]), iter(value._all_arrays))
+    assert repr(made) == repr(value)
+    assert getattr(made, "_branches", None) == getattr(value, "_branches", None)
     ops.option_of(iter(each), iter([1] * len(apart.integers)), iter([0.5] * len(apart.floats)), iter(apart.arrays))
 
 

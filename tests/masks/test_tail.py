@@ -116,11 +116,12 @@ def test_depths_of_a_tree_are_not_taken_for_rows(words, parents, rng):
     for each in tree, pickle.loads(pickle.dumps(tree)), tree._mapped(np.copy):
         for arrays in (x, x, x), (x, cache):
             na.attention(x, x, x, mask=each & mask, **options)  # of rows that are no tail
-            if parents[-1]:
-                na.attention(*arrays, mask=na.Tail(each) & mask, **options)
-            else:
-                with pytest.raises(ValueError, match=f"{words}.* beside the Tail of a Bits.tree that branches"):
-                    na.attention(*arrays, mask=na.Tail(each) & mask, **options)
+            for tail in na.Tail(each), pickle.loads(pickle.dumps(na.Tail(each))):
+                if parents[-1]:
+                    na.attention(*arrays, mask=tail & mask, **options)
+                else:
+                    with pytest.raises(ValueError, match=f"{words}.* beside the Tail of a Bits.tree that branches"):
+                        na.attention(*arrays, mask=tail & mask, **options)
 
 
 ERRORS = [
@@ -152,10 +153,9 @@ FAULTS = {
     " | (key < 0)": "",
     "np.where(word < 0": "np.where(word <= 0",
     "frame._own_key(seqlen_q, seqlen_k) if isinstance(frame, Cached) else": "",
-    "test_depths_of_a_tree_are_not_taken_for_rows": {'getattr(mask, "_is_branched", False)': "False"},
+    "test_depths_of_a_tree_are_not_taken_for_rows": {'getattr(self.mask, "_is_branched", False)': "False"},
     "masks/dense.py": {
         "test_depths_of_a_tree_are_not_taken_for_rows": {
-            "mapped._set(_is_branched=self._is_branched)": "pass",
             "np.arange(-1, nodes - 1)": "np.arange(nodes)",
         },
     },

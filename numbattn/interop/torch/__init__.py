@@ -27,12 +27,13 @@ from typing import Any
 import torch
 
 from ... import api
-from ...checks import Array, flag, words_for
+from ...checks import Array, flag, number, words_for
 from ...dropout import Dropout
+from ...keywords import knows_others
 from ...masks import Mask, as_mask
 from ...problem import refuse_cache
 from ...scores import Scores, as_parts
-from ..options import taken_apart
+from ..options import INSTEAD, taken_apart
 from . import operators
 from .arrays import TENSORS, array_of, arrays_of, on_device, tensors_of
 from .passes import PROXY, TRACED, Call, Forward, is_dual
@@ -41,6 +42,7 @@ FAKE = torch._C._TorchDispatchModeKey.FAKE
 PLAIN = {bool, float, Dropout, NoneType}  # options of these types alone hold no arrays
 
 
+@knows_others
 def attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -150,6 +152,7 @@ def may_be_derived(q: Any, k: Any, v: Any, score: Any) -> bool:
 
 def at_once(q: Any, k: Any, v: Any, causal: Any, mask: Any, scale: Any, dropout: Any, score: Any, lse: bool) -> Any:
     """The same, on arrays from the start."""
+    scale = None if scale is None else number("scale", scale, INSTEAD)
     with on_device(q):
         if isinstance(mask, torch.Tensor) and mask.dtype is torch.bool:
             mask = array_of(mask)

@@ -72,7 +72,12 @@ def option_of(words: Iterator[str], integers: Iterator[int], floats: Iterator[fl
     if word.isdigit():
         return tuple([option_of(words, integers, floats, arrays) for _ in range(int(word))])
     kind: Any = kind_of(word)
-    return kind(**{name: option_of(words, integers, floats, arrays) for name in kind.__dataclass_fields__})
+    own = kind.__dataclass_fields__
+    values = {name: option_of(words, integers, floats, arrays) for name in own}
+    found_out = {name: values.pop(name) for name in own if not own[name].init}
+    made = kind(**values)
+    vars(made).update(found_out)
+    return made
 
 
 @cache
