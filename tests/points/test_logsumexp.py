@@ -108,6 +108,17 @@ def test_weights_of_far_points_sum_to_1(rng, far):
     assert_allclose(tf, 1, rtol=1e-5)
 
 
+def test_passes_agree_on_far_points_beside_near_ones(rng):
+    """Whether their pairs lie in tiles with many near pairs, which are computed anew, or not."""
+    x = np.repeat(rng.standard_normal((2, 20)), 35, axis=0)
+    y = x[:65].astype(np.float32)
+    x[-3:] += 6e4 * rng.standard_normal((3, 20))
+    x, df = x.astype(np.float32), np.ones(70, np.float32)
+    grads = points.logsumexp_vjp(x, y, np.zeros(65, np.float32), points.Cost(2, 0.02))[1](df)
+    assert_allclose(grads.dw.sum(), 70, rtol=1e-5)
+    assert np.isfinite(grads.dx).all() and np.isfinite(grads.dy).all()
+
+
 X, W = np.zeros((4, 3)), np.zeros(4)
 
 

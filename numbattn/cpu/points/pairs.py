@@ -85,6 +85,7 @@ class Scratch(NamedTuple):
     tangents: Any
     moves: Any  # of a tile like S
     slopes: Any  # likewise
+    again: Any  # t of a tile, by differences
     numbers: Any  # int32, a row for each column of a result
     near: Any  # int32, FEW pairs
 
@@ -132,7 +133,7 @@ def scratch_of(problem, columns, dtype, has_weights, moves):
     points, pairs, is_wide = tile_m * problem.head_dim, tile_m * tile_n, problem.head_dim > DIFFERENCES
     sizes = (pairs, pairs * has_weights, points, tile_m * problem.head_dim_v * has_weights, PARTS * tile_m * columns,
              tile_m * VECTORS, LINES * tile_n, points * is_wide, points * moves, pairs * moves, pairs * moves,
-             tile_m * columns * (dtype == np.int32), FEW * is_wide)  # fmt: skip
+             pairs * is_wide, tile_m * columns * (dtype == np.int32), FEW * is_wide)  # fmt: skip
     return memory_of(Scratch, sizes, [problem.sum_dtype] * (len(sizes) - 2) + [np.dtype(np.int32)] * 2)
 
 
@@ -270,7 +271,7 @@ def pairs_of(given, at, n0, n_end, scratch):
 @inline
 def recompute(S, given, at, n0, norms, scratch):
     """t of near pairs, from the differences of points: they are the first of scratch.near, and their number is
-    returned; if they are more than FEW, t of all pairs."""
+    returned. t of other pairs stays: passes over the same pairs are to agree on it, whatever the tile."""
     real, count, size, bound = S.dtype.type, 0, S.shape[1], S.dtype.type(NEAR)
     for j in range(S.shape[0]):
         for i in range(size):
@@ -280,9 +281,12 @@ def recompute(S, given, at, n0, norms, scratch):
                 count += 1
     X, Y = points_apart(given, at, n0, n0 + S.shape[0], real)
     if count > FEW:
-        XT = tile(scratch.apart, X.shape[1], size)
+        XT, again = tile(scratch.apart, X.shape[1], size), tile(scratch.again, S.shape[0], size)
         transpose(XT, X, real(1), False)
-        distances(S, Y, XT, real(given.apart.rate), False)
+        distances(again, Y, XT, real(given.apart.rate), False)
+        for j in range(S.shape[0]):
+            for i in range(size):
+                S[j, i] = again[j, i] if S[j, i] < bound * (at.norms[i] + norms[j]) else S[j, i]
         return count
     for pair in scratch.near[:count]:
         (j, i), t = divmod(pair, size), real(0)
