@@ -60,7 +60,7 @@ def register(name: str = "numbattn") -> None:
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> sizes = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, vocab_size=8, num_attention_heads=2)
     >>> model = LlamaForCausalLM._from_config(LlamaConfig(**sizes), attn_implementation="numbattn")
-    >>> model.generate(max_new_tokens=3, do_sample=False, bos_token_id=0, pad_token_id=0).shape
+    >>> model.generate(max_length=4, min_length=4, do_sample=False, bos_token_id=0, pad_token_id=0).shape
     torch.Size([1, 4])
     """
     AttentionInterface.register(name, attend)

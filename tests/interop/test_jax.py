@@ -50,7 +50,7 @@ FAULTS = {
     },
     "interop/in_jax.py::test_what_is_not_asked_for_costs_nothing": {
         "interop/jax/derivatives.py": {"if wanted == options.wanted:": "if True:"},
-        "interop/jax/__init__.py": {"deterministic, return_lse)": "deterministic)"},
+        "interop/jax/__init__.py": {"with_lse=flag(\"return_lse\", return_lse)": "with_lse=True"},
     },
     "interop/in_jax.py::test_squares_of_both_results": {
         "interop/jax/derivatives.py": {

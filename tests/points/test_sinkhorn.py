@@ -272,7 +272,7 @@ FAULTS = {
     },
     "test_debiased_costs_are_divergences": {
         "dx = dx - clouds.among.gradient(alone[0], dcost)": "dx = dx - clouds.among.gradient(alone[0], dcost) / 2",
-        "r.f - alone[0].f, r.g - alone[1].f": "r.f, r.g - alone[1].f",
+        "between.f - alone[0].f, between.g - alone[1].f": "between.f, between.g - alone[1].f",
     },
     "test_weights_of_any_sum": {
         "depsilon = depsilon + (dcost * r.cost).sum() / clouds.cost.epsilon": "pass",
@@ -281,19 +281,19 @@ FAULTS = {
         "Clouds(pairs, first, _of_sum(second, first), cost)": "Clouds(pairs, first, second, cost)",
         "max(rounding, EQUAL) * np": "0 * np",
     },
-    "test_points_far_from_others": {
+    "test_points_far_from_others_keep_the_digits_of_the_cost": {
         "points/clouds.py": {
             "f, g = (f, g) if steady else self.without_gaps(f, g, epsilon)": "pass",
             "(m + n - 1) // 2 : (m + n) // 2 + 1": ":1",
         },
     },
-    "test_constants_are_of_each_group": {
+    "test_constants_are_of_each_group_and_element_of_a_batch": {
         "points/clouds.py": {"spare = np.where(is_free, np.maximum(": "spare = np.where(True, np.maximum("},
     },
-    "test_too_few_digits": {
+    "test_too_few_digits_are_no_convergence": {
         "points/clouds.py": {"(self.rounding(f, g) <= max(tol, TRUSTED)).all()": "True"},
     },
-    "test_divergences_are_not_negative": {
+    "test_divergences_are_not_negative_by_the_tolerance": {
         "if is_negative.any():": "if False:",
     },
     "test_annealing_saves_iterations": {

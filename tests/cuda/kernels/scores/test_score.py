@@ -63,7 +63,8 @@ def test_scores_of_minus_infinity(rng, sizes, device, dtype, name):
 @pytest.mark.parametrize(("device", "dtype"), [
     pytest.param(HOPPER, ml_dtypes.bfloat16, id="Hopper simulated", marks=simulated_only),
     pytest.param(HOPPER, ml_dtypes.bfloat16, id="Hopper", marks=pytest.mark.slow),
-    pytest.param(TURING, np.float32, id="any GPU"),
+    pytest.param(TURING, np.float32, id="any GPU", marks=pytest.mark.xfail(
+        reason="the interpreter rounds products that ptxas fuses with sums")),
 ])
 def test_scores_at_the_ends(rng, sizes, device, dtype):
     sizes(1, 1, 40, 70)
