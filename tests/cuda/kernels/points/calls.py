@@ -1,7 +1,7 @@
 """Sums over pairs of points by the CUDA kernels, without a GPU: against the formula in float64."""
 
 import numpy as np
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 
 import numbattn as na
 from numbattn.cuda.kernels.points.arguments import PointTiles
@@ -64,6 +64,17 @@ def check_far(rng, function, d, e=2, kind=kinds.EXPONENTIAL, device=AMPERE, rtol
     x, y = (points.astype(float) / 3 for points in (x, y))
     wanted = plain.sums(kind, x, y, b) if function == "sums" else plain.logsumexp(kind, x, y)
     assert_allclose(got, wanted, atol=rtol * abs(wanted).max())
+
+
+def check_others_stay(rng, d, e, device):
+    """t of pairs that are not near is the same, bit for bit, whether a tile has near ones or not."""
+    x, y = (np.float32(3) + rng.standard_normal((n, d), np.float32) for n in (24, 31))
+    b = rng.standard_normal((31, e), np.float32) * (np.arange(31) > 4)[:, None]
+    found = []
+    for first in (y[:4], x[:4]):
+        y[:4] = first
+        found.append(Points(lambda: GPU(device)).sums(*describe(x, y, b), kinds.EXPONENTIAL, apart=kinds.Apart(x, y, 1)))
+    assert_array_equal(*found)
 
 
 def check_tiles(rng, only, sizes):
