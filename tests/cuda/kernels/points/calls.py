@@ -73,7 +73,8 @@ def check_others_stay(rng, d, e, device):
     found = []
     for first in (y[:4], x[:4]):
         y[:4] = first
-        found.append(Points(lambda: GPU(device)).sums(*describe(x, y, b), kinds.EXPONENTIAL, apart=kinds.Apart(x, y, 1)))
+        given, apart = describe(x, y, b), kinds.Apart(x, y, 1)
+        found.append(Points(lambda: GPU(device)).sums(*given, kinds.EXPONENTIAL, apart=apart))
     assert_array_equal(*found)
 
 
