@@ -75,9 +75,9 @@ class Score(Taken, Part):
     closures and attributes of modules that they read; only a Score made later sees later changes. Copies keep what was
     taken; a pickle, when it is loaded, makes a new Score. A function that does the same as another one, such as one
     defined again in a loop, is not compiled again. Numbers that change from call to call belong in arrays. Divisions by
-    0, roots and logarithms give what NumPy gives, inf or NaN, or 0 for integers. Derivatives at S = -inf are 0. On a
-    GPU a function that only adds to S is as fast as the parts that do, there may be at most 2**24 queries and keys, and
-    np.float32(i) has to be written float(i).
+    0, roots and logarithms give what NumPy gives, inf or NaN, or 0 for integers. Derivatives at S = -inf are 0,
+    those by elements of arrays, too. On a GPU a function that only adds to S is as fast as the parts that do, there may
+    be at most 2**24 queries and keys, and np.float32(i) has to be written float(i).
 
     Examples
     --------
@@ -207,7 +207,7 @@ class Score(Taken, Part):
 
         by_read, summed = in_python(self._identity, self._wanted, self.arrays), np.zeros(self._elements)
         S, dS = _by_batch(S, dS)
-        for at in zip(*np.nonzero(dS)):
+        for at in zip(*np.nonzero((dS != 0) & ~np.isneginf(S))):
             for place, slope in by_read(float(S[at]), *map(int, at)):
                 summed[place] += slope * dS[at]
         return summed
@@ -226,7 +226,7 @@ class Score(Taken, Part):
         tangents, summed = tangent._tangents.astype(np.float64), np.zeros(self._elements)
         by_read = in_python_along(self._identity, self._wanted, self.arrays, tangents)
         S, tS, dS, tdS = _by_batch(S, tS, dS, tdS)
-        for at in zip(*np.nonzero((dS != 0) | (tdS != 0))):
+        for at in zip(*np.nonzero(((dS != 0) | (tdS != 0)) & ~np.isneginf(S))):
             for place, slope, tslope in by_read(float(S[at]), float(tS[at]), *map(int, at)):
                 summed[place] += slope * tdS[at] + tslope * dS[at]
         return summed
