@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..base.checks import DTYPES
+from ..base.origin import Origin
 from ..caches import eight_bits
-from ..checks import DTYPES
 from ..masks import All, Bits, BlockSparse, Dense, Grid, Rows, band_of, drawn
-from ..origin import Origin
 from .function import record_of
 from .record import HOLE, At, Later, Record, data_address
 from .tile import BFLOAT16, FLOAT8, FLOAT16, FULL, INT8, OF_SUMS

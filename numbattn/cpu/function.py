@@ -10,13 +10,13 @@ import numba
 import numpy as np
 from numba import types
 
-from ..scores.compiled.element import check, differentiated_element
-from ..scores.compiled.errors import naming
-from ..scores.compiled.numpy_functions import INSTEAD
-from ..scores.compiled.reads import by_read
-from ..scores.compiled.reads import check as check_reads
-from ..scores.compiled.strict import Compiler, compiled
-from ..scores.compiled.wide import seen
+from ..functions.compiled.element import check, differentiated_element
+from ..functions.compiled.errors import naming
+from ..functions.compiled.numpy_functions import INSTEAD
+from ..functions.compiled.reads import by_read
+from ..functions.compiled.reads import check as check_reads
+from ..functions.compiled.strict import Compiler, compiled
+from ..functions.compiled.wide import seen
 from .compile import c_function
 from .record import data_address, reader
 from .tile import contiguous_view

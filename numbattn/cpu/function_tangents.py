@@ -7,7 +7,7 @@ import numba
 import numpy as np
 from numba import types
 
-from ..scores.compiled.reads import along, by_read_along, check_along, check_by_read_along
+from ..functions.compiled.reads import along, by_read_along, check_along, check_by_read_along
 from .compile import c_function
 from .function import kinds_of
 from .record import reader

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..problem import Saved
-from ..tangents import parts_of
-from ..values import rounded
+from ..base.values import rounded
+from ..call.problem import Saved
+from ..call.tangents import parts_of
 from .arguments import LONG, directions, mask_of, matrices, memory_of, numbers_of, readable, tiles_of
 from .compile import Kernel
 from .exponentials import exp

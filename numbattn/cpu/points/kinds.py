@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...functions.compiled.elementwise import of_one
+from ...functions.compiled.errors import naming
 from ...points import kinds
-from ...scores.compiled.elementwise import of_one
-from ...scores.compiled.errors import naming
 from ..compile import c_function
 from ..exponentials import exp
 from ..logarithms import log1p, power

@@ -10,8 +10,8 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
+from ...call.problem import NOTHING_HIDDEN
 from ...points.kinds import DIFFERENCES, NEAR
-from ...problem import NOTHING_HIDDEN
 from ..arguments import NO_MATRICES, kept, mask_of, matrices_of, memory_of, readable, tiles_of
 from ..launch import launch
 from ..product import distances, product, row_dots

@@ -8,13 +8,13 @@ from functools import lru_cache
 
 import numpy as np
 
-from ....scores.compiled.derivative import differentiated, is_additive, linked
-from ....scores.compiled.element import check
-from ....scores.compiled.errors import number_of
-from ....scores.compiled.reads import by_last_index, by_read, has_steady_slope, is_by_distance
-from ....scores.compiled.reads import check as check_reads
-from ....scores.compiled.wide import seen, widened
-from ....scores.frozen import Frozen
+from ....functions.compiled.derivative import differentiated, is_additive, linked
+from ....functions.compiled.element import check
+from ....functions.compiled.errors import number_of
+from ....functions.compiled.reads import by_last_index, by_read, has_steady_slope, is_by_distance
+from ....functions.compiled.reads import check as check_reads
+from ....functions.compiled.wide import seen, widened
+from ....functions.frozen import Frozen
 from ....scores.function import Score
 from ...compiler import from_dtype, types
 from ...tile import INDEX, add_element, device, fold_elements, full, map_elements, opaque, where

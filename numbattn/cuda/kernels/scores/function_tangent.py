@@ -7,7 +7,7 @@ tangents, which are stored one after the other in one array.
 
 import numpy as np
 
-from ....scores.compiled.reads import along, by_read_along, check_along, check_by_read_along
+from ....functions.compiled.reads import along, by_read_along, check_along, check_by_read_along
 from ....scores.function import ScoreTangent
 from ...compiler import from_dtype
 from ...tile import device, fold_elements, where

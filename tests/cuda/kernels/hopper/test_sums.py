@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from numbattn.call.problem import describe
 from numbattn.cuda import points
 from numbattn.cuda.kernels.hopper import parts, sums
 from numbattn.cuda.kernels.hopper.chunks import ChunkTiles
 from numbattn.cuda.kernels.points import norms
 from numbattn.cuda.plan import tier
 from numbattn.points import formula, kinds
-from numbattn.problem import describe
 from tests.cuda.kernels.points.calls import check_far, check_others_stay
 from tests.cuda.works import kernels
 from tests.points import plain

@@ -4,10 +4,10 @@ import numpy as np
 from numpy.testing import assert_allclose, assert_array_equal
 
 import numbattn as na
+from numbattn.call.problem import describe
 from numbattn.cuda.kernels.points.arguments import PointTiles
 from numbattn.cuda.points import Points
 from numbattn.points import kinds
-from numbattn.problem import describe
 from tests.points import plain
 from tests.tools.device import AMPERE, GPU, HOPPER
 
