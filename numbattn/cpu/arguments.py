@@ -399,4 +399,8 @@ def memory_of(kind, sizes, dtypes):
     for size, dtype in zip(sizes, dtypes, strict=True):
         places.append(At(nbytes, (size,), dtype))
         nbytes += -(-size * dtype.itemsize // LINE) * LINE
-    return Record(kind(*places)), partial(np.empty, nbytes, np.uint8)
+    return Record(kind(*places)), partial(fresh, nbytes)
+
+
+def fresh(nbytes):
+    return np.empty(nbytes, np.uint8)
