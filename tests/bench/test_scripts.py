@@ -33,7 +33,7 @@ def test_on_a_gpu(name, monkeypatch):
 
 @pytest.mark.parametrize("command", [*HELPED, *(run.command for run in report.RUNS.values() if run.small is not None)])
 def test_help(command, monkeypatch):
-    with pytest.raises(SystemExit, match="^0$"):
+    with pytest.raises(SystemExit, match=r"^0$"):
         run(command, "--help", monkeypatch=monkeypatch)
 
 
