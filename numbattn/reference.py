@@ -19,6 +19,14 @@ from .problem import Inputs, Problem, describe
 from .scores import Part, Scores, sink_of
 from .tangents import Tangents, checked_tangents, parts_of
 
+__all__ = [
+    "attention_backward",
+    "attention_backward_jvp",
+    "attention_forward",
+    "attention_jvp",
+    "attention_laplacian",
+]
+
 
 @np.errstate(under="ignore")
 def attention_forward(
