@@ -1,8 +1,12 @@
+from pathlib import Path
+
 import pytest
 
 from tests.tools.launch import WORLDS, world_of
 
 collect_ignore = ["factories.py"]  # no tests in it, and it needs numba-cuda
+HERE = Path(__file__).parent
+PLACES = "world", "device", "unit", "tier"  # parameters that choose the code that runs
 
 
 @pytest.fixture(params=WORLDS)
@@ -13,11 +17,29 @@ def world(request):
 
 
 def pytest_collection_modifyitems(items):
-    """Tests marked for one world are not collected for the other, those that need a GPU for one only."""
+    """Tests marked for one world are not collected for the other, those that need a GPU for one only. Of a kernel's
+    test each world runs the first case of each device, and all others where `slow` is asked for."""
     items[:] = [item for item in items if suits(item)]
+    run = set()
     for item in items:
         if item.get_closest_marker("mostly_simulated") and world_of_item(item) == "compiled":
             item.add_marker("slow")
+        elif takes_long(item) and not any(map(item.get_closest_marker, ("slow", "gpu"))):
+            if (case := case_of(item)) in run:
+                item.add_marker("slow")
+            run.add(case)
+
+
+def takes_long(item):
+    """Whether it is of those whose cases each compile or simulate kernels of their own."""
+    return HERE / "kernels" in item.path.parents or item.path in (HERE / "test_passes.py", HERE / "test_points.py")
+
+
+def case_of(item):
+    """What cases have in common of which one is enough: the function, the world, and what it runs on."""
+    parameters = getattr(item, "callspec", None)
+    on = {name: str(value) for name, value in parameters.params.items() if name in PLACES} if parameters else {}
+    return item.path, item.originalname, *sorted(on.items())
 
 
 def world_of_item(item):
