@@ -163,8 +163,9 @@ def check_call(rng, dtype, *, score=None, count=None, m=20, n=30, d=24, e=40, **
 
 
 @compiled_only
+@pytest.mark.slow  # test_packed and test_scores are calls, too
 @pytest.mark.parametrize(("device", "dtype", "options"), [
-    (AMPERE, "float32", {"d": 70, "e": 100}),  # others: packed, scores
+    (AMPERE, "float32", {"d": 70, "e": 100}),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in (
         (TURING, "float16", {}), (TURING, "float32", {"count": 2}), (AMPERE, "bfloat16", {"causal": True}),
     )),

@@ -47,6 +47,7 @@ def check_half(rng, xp, n, d, deterministic=False, batch=2):
 
 
 @simulated_only
+@pytest.mark.slow  # Hopper sums what functions read beside dQ: hopper/test_read_sums
 def test_gradients_of_halves(rng):
     with on(HOPPER):
         check_half(rng, np, 70, 8, batch=1)
