@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..gradients import Gradients, sum_to
+from ..scores.compiled.exponentials import exp
 from ..values import rounded, rowsum
 from .arguments import kept, mask_of, matrices, numbers_of, readable, scratch_of, tiles_of
 from .compile import Kernel
-from .exponentials import exp
 from .forward import EXPONENTIAL
 from .launch import launch
 from .product import product, product_tn, row_dots

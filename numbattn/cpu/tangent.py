@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..problem import Saved
+from ..scores.compiled.exponentials import exp
 from ..tangents import parts_of
 from ..values import rounded
 from .arguments import LONG, directions, mask_of, matrices, memory_of, numbers_of, readable, tiles_of
 from .compile import Kernel
-from .exponentials import exp
 from .forward import EXPONENTIAL, TILE_M, TILE_N, Queries
 from .launch import launch
 from .product import product, product_tn

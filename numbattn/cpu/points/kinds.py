@@ -13,9 +13,9 @@ import numpy as np
 from ...points import kinds
 from ...scores.compiled.elementwise import of_one
 from ...scores.compiled.errors import naming
+from ...scores.compiled.exponentials import exp
+from ...scores.compiled.logarithms import log1p, power
 from ..compile import c_function
-from ..exponentials import exp
-from ..logarithms import log1p, power
 from ..tile import address_of, call_at, contiguous_view, inline
 
 VALUE, DERIVATIVE, CURVATURE, LOGARITHM = "value", "derivative", "curvature", "log_value"
@@ -42,7 +42,7 @@ def step_of(kind, what, dtype):
     numbers[: len(kind.numbers)] = kind.numbers
     if isinstance(kind, kinds.Radial):
         with naming(kind.function.python):
-            function = function_of_user(kind.function, what, dtype)
+            function = function_of_user(kind.function.of(dtype), what, dtype)
     else:
         degree = kind.degree if isinstance(kind, kinds.Polynomial) else 0
         function = function_of(type(kind), degree, what, dtype)

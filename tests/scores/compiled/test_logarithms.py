@@ -2,7 +2,7 @@ import numba
 import numpy as np
 import pytest
 
-from numbattn.cpu import logarithms
+from numbattn.scores.compiled import logarithms
 
 
 @numba.njit(error_model="numpy")
