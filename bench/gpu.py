@@ -281,7 +281,7 @@ FIRST_CALL = """
 import json, sys, time
 import cupy, numpy as np
 import numbattn as na
-from numbattn.problem import DTYPES
+from numbattn.call.problem import DTYPES
 
 name, head_dim, seqlen = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 dtype = next(dtype for dtype in DTYPES if dtype.name == name)

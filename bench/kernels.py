@@ -56,7 +56,7 @@ from second import host_seconds
 from small import in_processes, rounded, timed
 from timing import extra_bytes, progress, why
 
-from numbattn.values import moved
+from numbattn.base.values import moved
 
 DIMENSIONS, COLUMNS = (3, 10, 64, 512), (1, 64)
 LENGTHS, OFFSETS, EPSILONS = (0.1, 0.3, 1.0, 3.0), (0.0, 1e3), (1.0, 0.1, 0.01, 0.001)

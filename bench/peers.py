@@ -12,7 +12,7 @@ import numpy as np
 from common import standard_vjp
 
 import numbattn as na
-from numbattn.problem import DTYPES
+from numbattn.call.problem import DTYPES
 
 try:
     import cupy

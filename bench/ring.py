@@ -34,8 +34,8 @@ from tqdm import tqdm
 
 import numbattn as na
 from numbattn import distributed as nad
+from numbattn.call.problem import DTYPES
 from numbattn.distributed.pieces import UNIT
-from numbattn.problem import DTYPES
 
 DTYPE = {dtype.name: dtype for dtype in DTYPES if dtype.name != "float64"}  # dtypes whose errors can be measured
 PASSES = {"forward": 1, "forward + backward": 3.5}  # work in forwards

@@ -34,7 +34,7 @@ from peers import (
 from timing import SAMPLE_SECONDS, progress, why
 
 import numbattn as na
-from numbattn import backends
+from numbattn.base import backends
 from numbattn.cuda.kernels.hopper.forward import SPEC
 from numbattn.cuda.kernels.hopper.forward_tiles import CELLS, LONG, NARROW, USUAL, Warpgroups
 from numbattn.cuda.launch import current_gpu

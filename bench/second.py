@@ -40,7 +40,8 @@ from small import compile_all, error_of, in_processes, show_failed, timed
 from timing import progress
 
 import numbattn as na
-from numbattn import backends, reference
+from numbattn import reference
+from numbattn.base import backends
 from numbattn.cuda.plan import tier
 from numbattn.cuda.words.tiers import MMA as MMA_TIER
 from numbattn.cuda.words.tiers import TIERS

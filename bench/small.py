@@ -52,12 +52,12 @@ from timing import difference, medians, one_pass, progress, sample, settle, why
 
 import numbattn as na
 from numbattn import reference
-from numbattn.compiling import keep_quiet
+from numbattn.base.compiling import keep_quiet
+from numbattn.base.values import moved
 from numbattn.cuda.build import build
 from numbattn.cuda.launch import current_gpu
 from numbattn.cuda.passes import plans
 from numbattn.cuda.views import without_memory
-from numbattn.values import moved
 
 HEADS, HEADS_K = 8, 2  # the latter for grouped queries
 NBYTES = 128 << 20  # per array: more than an L2 cache holds

@@ -32,11 +32,18 @@ numbattn.reference                               the paper's algorithms in float
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from . import forks, sources  # noqa: F401  before all others, whose files are looked at
+from .base import forks, sources  # noqa: F401  before all others, whose files are looked at
+
+# isort: split
 from .api import attention, attention_backward, attention_forward, attention_vjp, attention_weights
+from .base.gradients import Gradients, SecondGradients
+from .base.version import __version__
 from .caches.kv_cache import KVCache
+from .call.problem import Saved
+from .call.tangents import SavedTangents
+from .checking.mask_checks import check_mask
+from .checking.score_checks import check_score
 from .dropout import Dropout, dropout_mask
-from .gradients import Gradients, SecondGradients
 from .jets import (
     attention_backward_jvp,
     attention_backward_vjp,
@@ -44,7 +51,6 @@ from .jets import (
     attention_jvp,
     attention_laplacian,
 )
-from .mask_checks import check_mask
 from .masks import (
     Bits,
     BlockSparse,
@@ -57,22 +63,18 @@ from .masks import (
     Prefix,
     Segments,
     Tail,
+    Where,
     Window,
     pack,
     unpack,
 )
 from .merging import merge, merge_vjp
-from .problem import Saved
-from .score_checks import check_score
 from .scores.alibi import Alibi
 from .scores.bias import Bias
 from .scores.function import Score
 from .scores.relative import RelativeBias
 from .scores.sink import Sink
 from .scores.softcap import Softcap
-from .tangents import SavedTangents
-from .version import __version__
-from .where import Where
 
 __all__ = [
     "Alibi",

@@ -16,10 +16,11 @@ from time import perf_counter, sleep
 import numpy as np
 
 import numbattn as na
-from numbattn import cache, reference
-from numbattn.ahead import MASKS, PASSES, SCORES, USUAL, capability, compile_kernels, device_of, plan, plans
-from numbattn.machine import cpu, gpus, kept, progress, say, table, why_no_gpu
-from numbattn.problem import DTYPES
+from numbattn import reference
+from numbattn.base import cache
+from numbattn.call.problem import DTYPES
+from numbattn.command.ahead import MASKS, PASSES, SCORES, USUAL, capability, compile_kernels, device_of, plan, plans
+from numbattn.command.machine import cpu, gpus, kept, progress, say, table, why_no_gpu
 
 ABOUT = __doc__ or ""  # python -OO takes it away
 PACKAGES = "numpy", "numba", "ml_dtypes", "numba-cuda", "cupy-cuda12x", "cupy-cuda13x"

@@ -9,18 +9,18 @@ from typing import Any, Generic
 import numpy as np
 
 from . import reference
-from .backends import on_cpus, run
+from .base.backends import on_cpus, run
+from .base.checks import A, Array, flag
+from .base.gradients import Gradients
+from .base.keywords import knows_others
+from .base.values import moved
 from .caches.kv_cache import KVCache
-from .checks import A, Array, flag
+from .call.problem import Saved, checked_gradients, describe, refuse_cache, without_v
 from .dropout import Dropout
-from .gradients import Gradients
 from .jets import SecondBackprop, attention_backward_vjp
-from .keywords import knows_others
 from .masks import Mask
-from .problem import Saved, checked_gradients, describe, refuse_cache, without_v
 from .scores import Part, Scores
 from .scores.function import Score
-from .values import moved
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .checks import integer, number, shape_of, words_for
-from .forks import cached_property
+from .base.checks import integer, number, shape_of, words_for
+from .base.forks import cached_property
 
 LOW = np.uint64(0xFFFFFFFF)
 HALF = np.uint64(32)

@@ -6,15 +6,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from .backends import run
-from .checks import A, Array, flag
+from .base.backends import run
+from .base.checks import A, Array, flag
+from .base.gradients import Gradients, SecondGradients
+from .base.keywords import knows_others
+from .call.problem import Saved, checked_gradients, describe, refuse_cache
+from .call.tangents import SavedTangents, checked_tangents, checked_tangents_of_gradients
 from .dropout import Dropout
-from .gradients import Gradients, SecondGradients
-from .keywords import knows_others
 from .masks import Mask
-from .problem import Saved, checked_gradients, describe, refuse_cache
 from .scores import Scores
-from .tangents import SavedTangents, checked_tangents, checked_tangents_of_gradients
 
 
 @knows_others

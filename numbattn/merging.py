@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .backends import backend
-from .checks import DTYPES, FLOATING, A, Array, dtype_of_sums, library, same_library, words_for
-from .values import rounded, rowsum
+from .base.backends import backend
+from .base.checks import DTYPES, FLOATING, A, Array, dtype_of_sums, library, same_library, words_for
+from .base.values import rounded, rowsum
 
 # NumPy's functions pass CuPy's arrays on to CuPy
 

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .checks import Array
+from .base.checks import Array
+from .base.gradients import Gradients, sum_to
+from .call.problem import Inputs, Problem, describe
+from .call.tangents import Tangents, checked_tangents, parts_of
 from .dropout import Dropout, dropout_mask
-from .gradients import Gradients, sum_to
 from .masks import Mask
-from .problem import Inputs, Problem, describe
 from .scores import Part, Scores, sink_of
-from .tangents import Tangents, checked_tangents, parts_of
 
 
 @np.errstate(under="ignore")

@@ -5,9 +5,9 @@ import numpy as np
 
 import numbattn as na
 from numbattn import reference
+from numbattn.call.tangents import checked_tangents, parts_of
 from numbattn.masks import as_mask
 from numbattn.scores import as_parts, sink_of
-from numbattn.tangents import checked_tangents, parts_of
 
 
 def random(rng, shape, dtype):

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+from numbattn.cpu import arguments
+
 settings.register_profile("busy", deadline=None)  # others may be using the machine, too
 settings.load_profile("busy")
 M_PERTURB = -6  # of glibc's mallopt: fresh memory is full of the complement of a byte
@@ -29,7 +31,9 @@ def pytest_runtest_setup(item):
 
 @pytest.fixture(autouse=True, scope="session")
 def poisoned_memory():
-    """What is left unwritten shows: on a GPU fresh memory is full of NaN, elsewhere of numbers as large as 3e38."""
+    """What is left unwritten shows: fresh memory of GPUs and of CPU kernels is full of NaN, elsewhere of numbers as
+    large as 3e38."""
+    arguments.fresh = lambda nbytes: np.full(nbytes, 0xFF, np.uint8)
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).mallopt(M_PERTURB, 0x80)
     if no_gpu():

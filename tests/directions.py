@@ -4,8 +4,8 @@ import numpy as np
 
 import numbattn as na
 from numbattn import reference
+from numbattn.base.values import shown
 from numbattn.scores import ArrayPart
-from numbattn.values import shown
 
 from .accuracy import present, to_numpy
 from .rounding import finite, rounding_of_laplacian, rounding_of_tangents

@@ -27,8 +27,8 @@ import numpy as np
 
 import numbattn as na
 from numbattn import reference
+from numbattn.base.values import shown, sum_broadcast
 from numbattn.masks import as_mask
-from numbattn.values import shown, sum_broadcast
 
 from .accuracy import differentiated, present, to_numpy
 from .directions import Directions

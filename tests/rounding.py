@@ -8,8 +8,8 @@ import numpy as np
 
 import numbattn as na
 from numbattn import reference
-from numbattn.scores.compiled.reads import in_python, in_python_along
-from numbattn.tangents import checked_tangents
+from numbattn.call.tangents import checked_tangents
+from numbattn.functions.compiled.reads import in_python, in_python_along
 
 BOUNDLESS = 1e100  # an error; not inf, of which products with 0 are NaN
 

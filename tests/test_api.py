@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import numbattn as na
-from numbattn.problem import DTYPES
+from numbattn.call.problem import DTYPES
 
 from .accuracy import assert_equal, check, random, to_numpy
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import numbattn as na
-from numbattn.checks import needed
+from numbattn.base.checks import needed
 
 
 def zeros(*shape, dtype=np.float32):
@@ -518,7 +518,7 @@ def test_wrong_gradients(number, saved):
 
 
 FAULTS = {
-    "checks.py": {
+    "base/checks.py": {
         "array.ndim > MOST_AXES": "array.ndim > 99",
         '"jaxlib": "jax"}': '"jaxlib": "torch"}',
         "allowed[0] if len(allowed) == 1 else next(": "next(",

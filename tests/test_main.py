@@ -8,8 +8,10 @@ import pytest
 
 import numbattn as na
 from numbattn import __main__ as main
-from numbattn import cache, cpu, machine
-from numbattn.ahead import PASSES
+from numbattn import cpu
+from numbattn.base import cache
+from numbattn.command import machine
+from numbattn.command.ahead import PASSES
 
 from .conftest import no_gpu
 
@@ -169,7 +171,7 @@ def test_the_first_round_is_not_counted():
 
 
 FAULTS = {
-    "test_ahead.py::test_an_extra_that_is_missing_is_named": {
+    "command/test_ahead.py::test_an_extra_that_is_missing_is_named": {
         "NotImplementedError, ImportError)": "NotImplementedError)",
     },
 }

@@ -37,7 +37,7 @@ from timing import one_pass, why
 from tqdm import tqdm
 
 import numbattn as na
-from numbattn import backends
+from numbattn.base import backends
 from numbattn.cuda.kernels import hopper
 from numbattn.cuda.kernels.any import forward as any_gpu
 from numbattn.cuda.kernels.hopper.forward_tiles import Warpgroups

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..backends import backend
-from ..checks import check_values, integer_array, library, lies_within_rows, overlap, same_library
-from ..forks import cached_property
-from ..values import Value, clip, moved
+from ..base.backends import backend
+from ..base.checks import check_values, integer_array, library, lies_within_rows, overlap, same_library
+from ..base.forks import cached_property
+from ..base.values import Value, clip, moved
 from .checks import NUMBERS, check, check_apart, check_lengths, check_writable
 from .eight_bits import EIGHT_BITS, FLOAT8, INT8, check_scale
 

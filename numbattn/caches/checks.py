@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import DTYPES, cast_of, check_values, overlaps_itself, words_for
+from ..base.checks import DTYPES, cast_of, check_values, overlaps_itself, words_for
 from .eight_bits import EIGHT_BITS
 
 NUMBERS = DTYPES + EIGHT_BITS

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ..backends import backend
-from ..checks import DTYPES, Array, Integers, integer, integer_array, integers, overlap, own, same_library
-from ..values import moved
+from ..base.backends import backend
+from ..base.checks import DTYPES, Array, Integers, integer, integer_array, integers, overlap, own, same_library
+from ..base.values import moved
 from .arrays import CacheArrays
 from .checks import check, check_apart, check_writable, checked_dtype
 from .eight_bits import EIGHT_BITS, FLOAT8, INT8, bits_of

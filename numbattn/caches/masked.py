@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from ..base.values import Memo, Value
 from ..masks import All, Cached, Mask
-from ..values import Memo, Value
 
 MASKS = Memo("masks")  # by cache and mask
 

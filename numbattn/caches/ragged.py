@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..checks import check_values
+from ..base.checks import check_values
+from ..base.values import moved
 from ..masks import All, Bits, Cached, Mask, Tail
-from ..values import moved
 from .kv_cache import KVCache
 
 

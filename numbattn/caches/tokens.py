@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import check_values, integer_array, own, same_library
+from ..base.checks import check_values, integer_array, own, same_library
 from .eight_bits import FLOAT8, INT8, to_float8, to_int8
 
 

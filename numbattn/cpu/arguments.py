@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..base.checks import DTYPES
+from ..base.origin import Origin
 from ..caches import eight_bits
-from ..checks import DTYPES
 from ..masks import All, Bits, BlockSparse, Dense, Grid, Rows, band_of, drawn
-from ..origin import Origin
 from .function import record_of
 from .record import HOLE, At, Later, Record, data_address
 from .tile import BFLOAT16, FLOAT8, FLOAT16, FULL, INT8, OF_SUMS
@@ -399,4 +399,8 @@ def memory_of(kind, sizes, dtypes):
     for size, dtype in zip(sizes, dtypes, strict=True):
         places.append(At(nbytes, (size,), dtype))
         nbytes += -(-size * dtype.itemsize // LINE) * LINE
-    return Record(kind(*places)), partial(np.empty, nbytes, np.uint8)
+    return Record(kind(*places)), partial(fresh, nbytes)
+
+
+def fresh(nbytes):
+    return np.empty(nbytes, np.uint8)

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..gradients import Gradients, sum_to
-from ..scores.compiled.exponentials import exp
-from ..values import rounded, rowsum
+from ..base.gradients import Gradients, sum_to
+from ..base.values import rounded, rowsum
+from ..functions.compiled.exponentials import exp
 from .arguments import kept, mask_of, matrices, numbers_of, readable, scratch_of, tiles_of
 from .compile import Kernel
 from .forward import EXPONENTIAL

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..gradients import Gradients, sum_to
-from ..tangents import Rows, gradients_of_sink, parts_of
-from ..values import put
+from ..base.gradients import Gradients, sum_to
+from ..base.values import put
+from ..call.tangents import Rows, gradients_of_sink, parts_of
 from .arguments import directions, mask_of, memory_of, numbers_of, readable
 from .backward import TILE_M, TILE_N, Given, load_queries, operands_of, plan_of, queries_of, recompute
 from .compile import Kernel

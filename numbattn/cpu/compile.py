@@ -15,10 +15,10 @@ from numba.core.codegen import RuntimeLinker
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 
-from .. import cache as disk
-from .. import sources
-from ..compiling import compiling
-from ..interrupts import uninterrupted
+from ..base import cache as disk
+from ..base import sources
+from ..base.compiling import compiling
+from ..base.interrupts import uninterrupted
 from .linked import LINKED
 from .record import data_address, kind_of, reader
 from .tile import contiguous_view

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..scores.compiled.exponentials import exp
+from ..functions.compiled.exponentials import exp
 from .arguments import FEW, WorkTiles, kept, scratch_of, tiles_of
 from .compile import Kernel
 from .launch import launch

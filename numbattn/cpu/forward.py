@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..base.values import put, rounded
+from ..call.problem import Saved
 from ..merging import merge_into
-from ..problem import Saved
-from ..values import put, rounded
 from .arguments import LONG, mask_of, numbers_of, operands_of, scratch_of
 from .compile import Kernel
 from .decode import Operands, launch_decode, split

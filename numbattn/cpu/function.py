@@ -10,13 +10,13 @@ import numba
 import numpy as np
 from numba import types
 
-from ..scores.compiled.element import check, differentiated_element
-from ..scores.compiled.errors import naming
-from ..scores.compiled.numpy_functions import INSTEAD
-from ..scores.compiled.reads import by_read
-from ..scores.compiled.reads import check as check_reads
-from ..scores.compiled.strict import Compiler, compiled
-from ..scores.compiled.wide import seen
+from ..functions.compiled.element import check, differentiated_element
+from ..functions.compiled.errors import naming
+from ..functions.compiled.numpy_functions import INSTEAD
+from ..functions.compiled.reads import by_read
+from ..functions.compiled.reads import check as check_reads
+from ..functions.compiled.strict import Compiler, compiled
+from ..functions.compiled.wide import seen
 from .compile import c_function
 from .record import data_address, reader
 from .tile import contiguous_view
@@ -99,14 +99,15 @@ def _gradient_function(function, wanted, kinds, dtype):
 
     def make():
         check_reads(function, wanted, numba.from_dtype(dtype), kinds)
-        real, arrays_of, derivative_of = dtype.type, reader(kinds), by_read(function, wanted)
+        real, hidden, arrays_of, derivative_of = dtype.type, -np.inf, reader(kinds), by_read(function, wanted)
 
         def add(S, dS, sums, elements, rows, cols, batch, head, m0, n0, record):
             S, dS = contiguous_view(S, rows, cols, cols, real), contiguous_view(dS, rows, cols, cols, real)
             sums, arrays = contiguous_view(sums, 1, elements, elements, np.float64), arrays_of(record, 0)
             for j in range(rows):
                 for i in range(cols):
-                    number, count = 0, 1 if dS[j, i] != 0 else 0  # else derivatives may be NaN
+                    seen = dS[j, i] != 0 and S[j, i] != hidden  # elsewhere derivatives may be NaN
+                    number, count = 0, 1 if seen else 0
                     while number < count:
                         slope, element, count = derivative_of(
                             S[j, i], batch, head, m0 + i, n0 + j, arrays, number

@@ -7,7 +7,7 @@ import numba
 import numpy as np
 from numba import types
 
-from ..scores.compiled.reads import along, by_read_along, check_along, check_by_read_along
+from ..functions.compiled.reads import along, by_read_along, check_along, check_by_read_along
 from .compile import c_function
 from .function import kinds_of
 from .record import reader
@@ -75,7 +75,8 @@ def _gradient_along_function(function, wanted, kinds, of_tangents, dtype):
 
     def make():
         check_by_read_along(function, wanted, numba.from_dtype(dtype), kinds, tangents)
-        real, given_of, derivative_of = dtype.type, reader((*kinds, tangents)), by_read_along(function, wanted)
+        real, hidden, given_of = dtype.type, -np.inf, reader((*kinds, tangents))
+        derivative_of = by_read_along(function, wanted)
 
         def add(S, tS, dS, tdS, sums, elements, rows, cols, batch, head, m0, n0, record):
             S, tS = contiguous_view(S, rows, cols, cols, real), contiguous_view(tS, rows, cols, cols, real)
@@ -83,8 +84,8 @@ def _gradient_along_function(function, wanted, kinds, of_tangents, dtype):
             sums, given = contiguous_view(sums, 1, elements, elements, np.float64), given_of(record, 0)
             for j in range(rows):
                 for i in range(cols):
-                    some = dS[j, i] != 0 or tdS[j, i] != 0  # else derivatives may be NaN
-                    number, count = 0, 1 if some else 0
+                    seen = (dS[j, i] != 0 or tdS[j, i] != 0) and S[j, i] != hidden  # elsewhere derivatives may be NaN
+                    number, count = 0, 1 if seen else 0
                     while number < count:
                         slope, tslope, element, count = derivative_of(
                             S[j, i], tS[j, i], batch, head, m0 + i, n0 + j, given[:-1], given[-1], number

@@ -11,7 +11,7 @@ from numba.core import cgutils
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-from ..compiling import check_setting
+from ..base.compiling import check_setting
 from .linked import linked
 
 check_setting("DISABLE_JIT")

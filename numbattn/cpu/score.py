@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import scores
-from ..origin import Origin
-from ..values import put
+from ..base.origin import Origin
+from ..base.values import put
 from .arguments import offsets_of
 from .record import Later, Record, data_address
 from .scores import KINDS, Row

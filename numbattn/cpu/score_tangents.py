@@ -5,8 +5,8 @@ As everywhere here tiles are transposed: a row is a key, a column a query.
 
 import numpy as np
 
+from ..base.values import rounded
 from ..scores.function import Score
-from ..values import rounded
 from .record import Record, data_address
 from .score import (
     KEPT,

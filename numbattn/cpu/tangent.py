@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..problem import Saved
-from ..scores.compiled.exponentials import exp
-from ..tangents import parts_of
-from ..values import rounded
+from ..base.values import rounded
+from ..call.problem import Saved
+from ..call.tangents import parts_of
+from ..functions.compiled.exponentials import exp
 from .arguments import LONG, directions, mask_of, matrices, memory_of, numbers_of, readable, tiles_of
 from .compile import Kernel
 from .forward import EXPONENTIAL, TILE_M, TILE_N, Queries

@@ -8,8 +8,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from ..scores.compiled.errors import naming
-from ..scores.compiled.truth import check, truth_element
+from ..functions.compiled.errors import naming
+from ..functions.compiled.truth import check, truth_element
 from .compile import c_function
 from .function import record_of
 from .record import data_address, reader

@@ -1,4 +1,4 @@
-"""What calls on CuPy arrays ask for, see `numbattn.backends`."""
+"""What calls on CuPy arrays ask for, see `numbattn.base.backends`."""
 
 from .caches.append import append, check_device
 from .chosen import chosen

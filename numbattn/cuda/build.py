@@ -18,10 +18,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from .. import cache as disk
-from .. import sources
-from ..compiling import check_setting, compiling
-from ..interrupts import uninterrupted
+from ..base import cache as disk
+from ..base import sources
+from ..base.compiling import check_setting, compiling
+from ..base.interrupts import uninterrupted
 from .missing import missing
 
 SCALARS = ("int32", "uint32", "int64", "uint64", "float32", "float64")

@@ -18,7 +18,7 @@ from functools import cache, lru_cache
 import cupy
 import numpy as np
 
-from ..checks import UserValueError
+from ..base.checks import UserValueError
 from .build import build
 from .counters import Counters
 from .tile.alignment import VECTOR_BYTES

@@ -9,15 +9,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from ..base.gradients import Gradients, sum_to
+from ..base.values import put
 from ..caches.eight_bits import bits_of
-from ..gradients import Gradients, sum_to
-from ..problem import Saved, describe
+from ..call.problem import Saved, describe
+from ..call.tangents import Rows, gradients_of_sink, parts_of
+from ..functions.compiled.errors import naming
+from ..masks.where import Where
 from ..scores import sink_of
-from ..scores.compiled.errors import naming
 from ..scores.function import Score
-from ..tangents import Rows, gradients_of_sink, parts_of
-from ..values import put
-from ..where import Where
 from . import kernels
 from .caches.gather import gather
 from .plan.masks import lowered_mask

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import MOST_AXES
+from ..base.checks import MOST_AXES
+from ..call.problem import NOTHING_HIDDEN, describe
 from ..points import formula
 from ..points.kinds import Apart
-from ..problem import NOTHING_HIDDEN, describe
 from . import kernels
 from .kernels import hopper
 from .kernels.points.arguments import COLUMNS, PLACES, ROWS

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..scores.compiled.errors import naming
+from ..functions.compiled.errors import naming
 from .build import Key
 from .kernel import NO_NUMBERS
 from .kernels.any.function_states import THREADS, WARP, states_of_function

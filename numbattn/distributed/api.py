@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from ..base.gradients import Gradients
 from ..dropout import Dropout
-from ..gradients import Gradients
 from ..masks import Mask
 from ..scores import Scores
 from .driver import Ring, checked

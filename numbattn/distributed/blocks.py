@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
+from ..base.origin import Crop
 from ..masks import All, Causal, First, Lengths, Mask, Window, cropped
-from ..origin import Crop
 from .pieces import TokenRange, tokens_of
 
 

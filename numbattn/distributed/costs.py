@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..base.values import remembered
 from ..masks import All, AnyOf, Mask
 from ..masks.logic import Joined, _keys
-from ..values import remembered
 from .driver import Together
 from .heads import Axes, axes_of_results, rows_of, weights_of, why_not
 from .pieces import RankPlace, lengths_of, tokens_of

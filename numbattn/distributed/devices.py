@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, suppress
 from itertools import permutations
 from typing import Any, NamedTuple
 
-from ..checks import integer, library, words_for
+from ..base.checks import integer, library, words_for
 from .pieces import ZIGZAG
 from .simulated import Simulated
 

@@ -8,7 +8,7 @@ from contextlib import closing
 from threading import Lock
 from typing import Any, TypeVar
 
-from ..checks import integer, library, number, words_for
+from ..base.checks import integer, library, number, words_for
 from .facts import Agreed, agreed
 from .joining import axis_of, check_parts, join
 from .messages import Message, Near

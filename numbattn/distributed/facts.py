@@ -9,11 +9,11 @@ from zlib import crc32
 
 import numpy as np
 
+from ..base.values import shown
 from ..masks import Mask
+from ..masks.where import Where
 from ..scores import Part
 from ..scores.function import Score
-from ..values import shown
-from ..where import Where
 from .messages import Gather
 from .pieces import RankPlace
 

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from ..backends import run
-from ..gradients import Gradients
+from ..base.backends import run
+from ..base.gradients import Gradients
+from ..base.origin import Origin
+from ..base.values import rounded
+from ..call.problem import describe
 from ..masks import Mask, Tail
 from ..masks.logic import Joined
-from ..origin import Origin
-from ..problem import describe
 from ..scores import ArrayPart, Part
-from ..values import rounded
 from .facts import LENGTHS, ROWS
 from .messages import Exchange, Like, Sum, Wait
 from .pieces import RankPlace, _along, joined, part_of, tokens_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..checks import integer, library, words_for
+from ..base.checks import integer, library, words_for
 from .facts import ALIKE, LENGTHS, Facts, agreed, check_same
 from .heads import all_to_all
 from .messages import Like

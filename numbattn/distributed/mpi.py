@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import words_for
+from ..base.checks import words_for
 from .driver import Apart, Interrupted, interrupted, seconds
 from .messages import Exchange, Gather, Message, Sum, Wait
 from .pieces import ZIGZAG

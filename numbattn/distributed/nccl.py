@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..checks import words_for
+from ..base.checks import words_for
 from .driver import Apart, Interrupted, seconds
 from .messages import Exchange, Gather, Message, Sum, Wait
 from .pieces import ZIGZAG

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from ..backends import run
-from ..fitting import check_mask, check_part
+from ..base.backends import run
+from ..base.origin import FAR, Crop
+from ..call.fitting import check_mask, check_part
+from ..call.problem import Inputs, Problem, describe, mask_of
 from ..masks import Mask, cropped
-from ..origin import FAR, Crop
-from ..problem import Inputs, Problem, describe, mask_of
 from ..scores import Part, as_parts, names, sink_of, steps_of
 from .facts import LENGTHS, Facts, agreed, agreed_fit
 from .heads import all_to_all

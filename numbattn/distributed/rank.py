@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..checks import flag, words_for
-from ..problem import checked_gradients
+from ..base.checks import flag, words_for
+from ..call.problem import checked_gradients
 from . import heads, ring
 from .costs import plan_of
 from .facts import ALIKE, Facts, agreed

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from .. import problem
-from ..backends import run
-from ..origin import Crop
+from ..base.backends import run
+from ..base.origin import Crop
+from ..base.values import rounded, rowsum
+from ..call import problem
 from ..scores import ArrayPart, Part
 from ..scores.function import Score
-from ..values import rounded, rowsum
 from .messages import Exchange, Like, Sum, Wait
 from .share import Share
 from .totals import Output, Total

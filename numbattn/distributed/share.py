@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from ..base.forks import cached_property
+from ..base.origin import Origin
+from ..call.fitting import check_mask, check_numbers, check_part
+from ..call.problem import Inputs, Problem, describe, mask_of, refuse_cache
 from ..dropout import Dropout
-from ..fitting import check_mask, check_numbers, check_part
-from ..forks import cached_property
 from ..masks import All, Mask, cropped
 from ..masks.logic import Joined
-from ..origin import Origin
-from ..problem import Inputs, Problem, describe, mask_of, refuse_cache
 from ..scores import Part, as_parts, sink_of, steps_of
 from ..scores.sink import Sink
 from .blocks import Block, Hop, hop_by_numbers, hop_of

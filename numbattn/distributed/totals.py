@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from ..backends import run
-from ..checks import dtype_of_sums
+from ..base.backends import run
+from ..base.checks import dtype_of_sums
+from ..call.problem import Inputs, Problem
 from ..merging import merge_into, sum_into
-from ..problem import Inputs, Problem
 from ..scores.sink import Sink
 
 

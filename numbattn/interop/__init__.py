@@ -7,7 +7,7 @@ attention of torch's tensors with the models of Hugging Face's transformers.
 
 from typing import TYPE_CHECKING
 
-from ..checks import needed
+from ..base.checks import needed
 
 MODULES = "autograd", "jax", "thinc", "torch", "transformers"
 

@@ -25,13 +25,13 @@ from autograd.numpy.numpy_vspaces import ArrayVSpace
 from autograd.tracer import getval, isbox
 
 from ..api import attention_backward, attention_forward
-from ..checks import Array, flag, words_for
+from ..base.checks import Array, flag, words_for
+from ..base.gradients import Gradients
+from ..base.keywords import knows_others
+from ..call.problem import Saved, refuse_cache
 from ..dropout import Dropout
-from ..gradients import Gradients
 from ..jets import attention_forward_jvp, tangents_of_gradients
-from ..keywords import knows_others
 from ..masks import Mask
-from ..problem import Saved, refuse_cache
 from ..scores import ArrayPart, Scores
 from .options import Options, taken_apart
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..checks import Array, dtype_of, flag, number
+from ..base.checks import Array, dtype_of, flag, number
+from ..base.values import Placeholder
 from ..dropout import Dropout
 from ..masks import Mask, as_mask
 from ..scores import Part, Scores, as_parts
-from ..values import Placeholder
 
 INSTEAD = "; to trace it, or for its gradient, pass q * scale with scale=1.0"
 

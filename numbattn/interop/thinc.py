@@ -13,7 +13,7 @@ from typing import Any
 from thinc.api import Model
 
 from ..api import attention_vjp
-from ..checks import Array, flag, integer, words_for
+from ..base.checks import Array, flag, integer, words_for
 from ..dropout import Dropout
 from ..masks import All, Mask, Segments, as_mask
 from ..scores import ArrayPart, Part, Scores, as_parts

@@ -11,7 +11,7 @@ Every mask consists of a band, an interval of keys for each query, gaps in it, a
   except for the gap between them: `logic`;
 - a `Grid` is an array of cells laid over the score matrix, each cell of rows x cols elements: Dense (1 x 1) and Bits
   (1 x 8, one bit an element) in `dense`, BlockSparse (any size) in `block_sparse`; that of a Tail covers the last keys.
-  The grid of a Where, in `numbattn.where`, has the states of its blocks.
+  The grid of a Where, in `where`, has the states of its blocks.
 
 What they have in common is in `base`. Two masks are equal if their numbers are equal and they hold the same arrays, so
 that a pickled copy of a mask with arrays is another mask.
@@ -29,6 +29,7 @@ from .intervals import Intervals, Prefix
 from .logic import All, AnyOf, any_of, as_mask, cropped, drawn, visible
 from .segments import Segments, pack, unpack
 from .tail import Tail
+from .where import Where
 
 __all__ = [
     "All",
@@ -50,6 +51,7 @@ __all__ = [
     "Rows",
     "Segments",
     "Tail",
+    "Where",
     "Window",
     "any_of",
     "as_mask",

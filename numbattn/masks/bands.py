@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import Integers, integer, integers
-from ..origin import FAR, Crop
-from ..values import Held, clip, for_queries, given, shown
+from ..base.checks import Integers, integer, integers
+from ..base.origin import FAR, Crop
+from ..base.values import Held, clip, for_queries, given, shown
 from .base import Edge, Interval, Mask, Rows
 
 INSTEAD = "; an offset may be traced: Window(0, None, offset - left) & Causal(offset + right)"

@@ -9,10 +9,10 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import Array, integer, refuse_foreign
-from ..forks import cached_property
-from ..origin import FAR, Crop
-from ..values import Held, Value, broadcasts, clip
+from ..base.checks import Array, integer, refuse_foreign
+from ..base.forks import cached_property
+from ..base.origin import FAR, Crop
+from ..base.values import Held, Value, broadcasts, clip
 
 OPERATORS: dict[str, Callable[..., Any]] = {}  # "&", "|" and "dense", which take masks; `logic` registers them
 

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from ..backends import backend
-from ..checks import (
+from ..base.backends import backend
+from ..base.checks import (
     Array,
     Integers,
     check_array,
@@ -22,8 +22,8 @@ from ..checks import (
     shape_of,
     words_for,
 )
-from ..origin import Crop
-from ..values import Held, broadcasts, moved
+from ..base.origin import Crop
+from ..base.values import Held, broadcasts, moved
 from .base import Grid, Mask
 
 

@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from ..checks import Array, check_array, integer_array
-from ..origin import Crop
-from ..values import Held, moved
+from ..base.checks import Array, check_array, integer_array
+from ..base.origin import Crop
+from ..base.values import Held, moved
 from .base import Grid, Mask, broadcast
 
 

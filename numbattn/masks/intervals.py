@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import Integers, integer_array, integers
-from ..origin import FAR, Crop
-from ..values import Held, clip, for_queries, given
+from ..base.checks import Integers, integer_array, integers
+from ..base.origin import FAR, Crop
+from ..base.values import Held, clip, for_queries, given
 from .bands import Causal, Lengths
 from .base import Interval, Mask, Rows, broadcast
 

@@ -10,10 +10,10 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from ..checks import arrays_for, dtype_of, words_for
-from ..forks import cached_property
-from ..origin import Crop
-from ..values import clip, for_queries
+from ..base.checks import arrays_for, dtype_of, words_for
+from ..base.forks import cached_property
+from ..base.origin import Crop
+from ..base.values import clip, for_queries
 from .bands import Causal, Window
 from .base import OPERATORS, Edge, Grid, Interval, Mask, interval_of
 from .dense import Bits, Dense

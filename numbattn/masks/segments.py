@@ -12,9 +12,9 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import Array, Integers, check_values, integer, integer_array, own, same_library, words_for
-from ..origin import Crop
-from ..values import Held, clip, moved
+from ..base.checks import Array, Integers, check_values, integer, integer_array, own, same_library, words_for
+from ..base.origin import Crop
+from ..base.values import Held, clip, moved
 from .bands import Cached, Causal, Window
 from .base import Interval, Mask, Rows
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import Array, words_for
-from ..origin import Crop
-from ..values import Held
+from ..base.checks import Array, words_for
+from ..base.origin import Crop
+from ..base.values import Held
 from .bands import Cached
 from .base import Grid, Mask
 from .dense import Bits, Dense

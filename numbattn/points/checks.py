@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import DTYPES, MOST_AXES, dtype_of_sums, no_floats, other_dtype, same_library
+from ..base.checks import DTYPES, MOST_AXES, dtype_of_sums, no_floats, other_dtype, same_library
 
 TAKER = "numbattn.points"
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..forks import cached_property
+from ..base.forks import cached_property
 from .kernels import Cost
 from .pairs import Pairs, Term, ones, quiet
 

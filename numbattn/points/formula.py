@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..base.origin import Crop
+from ..call.problem import NOTHING_HIDDEN, Inputs, Problem
 from ..masks import Mask, cropped, visible
-from ..origin import Crop
-from ..problem import NOTHING_HIDDEN, Inputs, Problem
 from .kinds import DIFFERENCES, Kind
 
 ROWS, COLUMNS, PAIRS = 1024, 4096, 2**22  # of a block, at most; COLUMNS is a multiple of 32, as Bits need it

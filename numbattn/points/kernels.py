@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import Floats, floats, integer, library, number, words_for
-from ..scores.frozen import Frozen, frozen
-from ..scores.function import python_function
-from ..values import Taken, Value, identity, moved, shown, sum_broadcast
+from ..base.checks import Floats, floats, integer, library, number, words_for
+from ..base.values import Taken, Value, identity, moved, shown, sum_broadcast
+from ..functions.frozen import Frozen, frozen
+from ..functions.given import python_function
 from . import kinds
 
 LARGEST_LOG = math.log(np.finfo(float).max) - 1  # of a length

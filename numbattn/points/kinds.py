@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..scores.frozen import Frozen
-from ..values import moved
+from ..base.values import moved
+from ..functions.frozen import Frozen
 
 DIFFERENCES = 8  # features up to which distances are sums of squared differences; beyond |x|^2 + |y|^2 - 2 x.y
 NEAR = 1 / 64  # of |x|^2 + |y|^2: smaller squared distances lose digits there, and are computed from differences
@@ -210,7 +210,7 @@ class Radial(Kind):
     numbers = ()
 
     def check(self, dtype: Any, order: int) -> None:
-        from ..scores.compiled.elementwise import check  # Numba is not imported before it is needed
+        from ..functions.compiled.elementwise import check  # Numba is not imported before it is needed
 
         for one in range(order + 1):
             check("Radial function", self.function.of(dtype), dtype, one)
@@ -229,7 +229,7 @@ class Radial(Kind):
         return np.where((t > 0) | np.isfinite(slope), slope, 0)
 
     def _of_each(self, order: int, t: Any) -> Any:
-        from ..scores.compiled.elementwise import elementwise
+        from ..functions.compiled.elementwise import elementwise
 
         return moved(elementwise(self.function, order)(moved(t, np.empty(0))), t)
 

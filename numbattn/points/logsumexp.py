@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..checks import A, Array
+from ..base.checks import A, Array
+from ..base.values import rounded, sum_broadcast
 from ..masks import Mask
-from ..values import rounded, sum_broadcast
 from .checks import batch_of, check_points, check_result, check_vector
 from .gradients import LogsumexpGradients
 from .kernels import Kernel, as_exponential

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ..backends import run_points
-from ..checks import A, Array, integer, library
+from ..base.backends import run_points
+from ..base.checks import A, Array, integer, library
+from ..call.problem import describe
 from ..masks import Mask
-from ..problem import describe
 from .checks import batch_of, check_points
 from .kinds import DIFFERENCES, Apart
 from .pairs import Pairs, quiet

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import Array, needed, number
+from ..base.checks import Array, needed, number
+from ..base.values import rounded
 from ..masks import Mask
-from ..values import rounded
 from .checks import check_points
 from .kernels import Kernel, as_kernel
 from .pairs import Pairs, Term, quiet

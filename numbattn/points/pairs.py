@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from ..backends import run_points
-from ..checks import dtype_of_sums, library
-from ..forks import cached_property
+from ..base.backends import run_points
+from ..base.checks import dtype_of_sums, library
+from ..base.forks import cached_property
+from ..base.values import sum_broadcast
+from ..call.problem import NOTHING_HIDDEN, describe
 from ..masks import Mask
-from ..problem import NOTHING_HIDDEN, describe
-from ..values import sum_broadcast
 from . import kinds
 from .kernels import Kernel
 from .kinds import DIFFERENCES, Apart

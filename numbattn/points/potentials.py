@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..forks import cached_property
+from ..base.forks import cached_property
 from .clouds import ROUNDINGS, Clouds, Solution, logs, should_check, weighed
 from .pairs import Term, ones, quiet
 from .tangents import Moving

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..checks import A, Array
+from ..base.checks import A, Array
+from ..base.values import rounded, sum_broadcast
 from ..masks import Mask
-from ..values import rounded, sum_broadcast
 from .checks import batch_of, check_columns, check_points, check_result
 from .gradients import ProductGradients
 from .kernels import Kernel, Sum, as_kernel

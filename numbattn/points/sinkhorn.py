@@ -18,10 +18,10 @@ from typing import Any, Generic, cast
 import ml_dtypes
 import numpy as np
 
-from ..checks import A, Array, flag, integer, library, number, warn, words_for
-from ..forks import cached_property
+from ..base.checks import A, Array, flag, integer, library, number, warn, words_for
+from ..base.forks import cached_property
+from ..base.values import rounded, sum_broadcast
 from ..masks import Mask
-from ..values import rounded, sum_broadcast
 from .checks import batch_of, check_points, check_result, check_vector
 from .clouds import Clouds, Solution, weighed
 from .gradients import SinkhornGradients

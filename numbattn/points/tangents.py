@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import library
-from ..forks import cached_property
-from ..values import rounded, sum_broadcast
+from ..base.checks import library
+from ..base.forks import cached_property
+from ..base.values import rounded, sum_broadcast
 from . import kinds
 from .checks import check_result
 from .kernels import dots

@@ -5,8 +5,8 @@ does to S, its derivative and the derivative of that, and the gradient of its ar
 pass CuPy's arrays on to CuPy. Backends have tiles of their own for each kind of part. Parts are values: two are equal
 if their numbers are equal and they hold the same arrays, so that a pickled copy of one with arrays is unequal.
 
-A user's function, a `Score`, is taken as it is when the `Score` is made, `frozen`, and reads its arrays as `entries`
-shows them; Numba compiles it in `compiled`, which nothing else here imports before it is needed.
+A user's function, a `Score`, is kept as it is when the `Score` is made and compiled by Numba when it is needed: see
+`numbattn.functions`.
 """
 
 from .parts import ArrayPart, Part, Scores, as_parts, names, sink_of, steps_of

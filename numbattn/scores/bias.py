@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import Floats
-from ..origin import Crop
-from ..values import sum_broadcast
+from ..base.checks import Floats
+from ..base.origin import Crop
+from ..base.values import sum_broadcast
 from .parts import ArrayPart, Part
 
 

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from ..checks import Integers, integers
-from ..origin import Crop
-from ..values import Held, Memo, clip, for_queries, given
+from ..base.checks import Integers, integers
+from ..base.origin import Crop
+from ..base.values import Held, Memo, clip, for_queries, given
 from .parts import ArrayPart, Part
 
 FARTHEST = 2**30  # a farther offset means the same

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from inspect import Parameter, signature
-from types import FunctionType
 from typing import Any, cast
 
 import numpy as np
 
-from ..checks import Array, dtype_of, library, words_for
-from ..forks import cached_property
-from ..values import Taken, identity, shown
-from .entries import IS_A_MASK, entries_of
-from .frozen import ORDERS, frozen
+from ..base.checks import Array, dtype_of, words_for
+from ..base.forks import cached_property
+from ..base.values import Taken, identity, shown
+from ..functions.entries import IS_A_MASK, entries_of
+from ..functions.frozen import ORDERS, frozen
+from ..functions.given import PLACE, arrays_given, check_signature, python_function
 from .parts import Part
-
-PLACE = "batch", "head", "i", "j"
-DTYPES = tuple(map(np.dtype, "?bhilqBHIfd"))  # what compiled functions read on CPUs and GPUs
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -75,10 +71,10 @@ class Score(Taken, Part):
     closures and attributes of modules that they read; only a Score made later sees later changes. Copies keep what was
     taken; a pickle, when it is loaded, makes a new Score. A function that does the same as another one, such as one
     defined again in a loop, is not compiled again. Numbers that change from call to call belong in arrays. Divisions by
-    0, roots and logarithms give what NumPy gives, inf or NaN, or 0 for integers. Derivatives at S = -inf are 0. Floats
-    that are written down have the precision of S, float32 for half precision, too, unless an array is float64. On a GPU
-    a function that only adds to S is as fast as the parts that do, 2.0 * s is faster than 2 * s, there may be at most
-    2**24 queries and keys, and np.float32(i) has to be written float(i).
+    0, roots and logarithms give what NumPy gives, inf or NaN, or 0 for integers. Derivatives at S = -inf are 0,
+    those by elements of arrays, too. Floats that are written down have the precision of S, float32 for half precision,
+    too, unless an array is float64. On a GPU a function that only adds to S is as fast as the parts that do, 2.0 * s is
+    faster than 2 * s, there may be at most 2**24 queries and keys, and np.float32(i) has to be written float(i).
 
     Examples
     --------
@@ -209,11 +205,11 @@ class Score(Taken, Part):
         return [elements[..., end - x.size : end].reshape((*lead, *x.shape)) for end, x in zip(ends, self._trained)]
 
     def _gradient(self, dS: Any, lse: Any, delta: Any, S: Any = None) -> Any:
-        from .compiled.reads import in_python  # Numba is not imported before it is needed
+        from ..functions.compiled.reads import in_python  # Numba is not imported before it is needed
 
         by_read, summed = in_python(self._identity, self._wanted, self.arrays), np.zeros(self._elements)
         S, dS = _by_batch(S, dS)
-        for at in zip(*np.nonzero(dS)):
+        for at in zip(*np.nonzero((dS != 0) & ~np.isneginf(S))):
             for place, slope in by_read(float(S[at]), *map(int, at)):
                 summed[place] += slope * dS[at]
         return summed
@@ -227,12 +223,12 @@ class Score(Taken, Part):
         return found if tangent is None else found + tangent._of_derivative(S)
 
     def _gradient_along(self, dS: Any, tdS: Any, S: Any, tS: Any, tangent: Any) -> Any:
-        from .compiled.reads import in_python_along  # Numba is not imported before it is needed
+        from ..functions.compiled.reads import in_python_along  # Numba is not imported before it is needed
 
         tangents, summed = tangent._tangents.astype(np.float64), np.zeros(self._elements)
         by_read = in_python_along(self._identity, self._wanted, self.arrays, tangents)
         S, tS, dS, tdS = _by_batch(S, tS, dS, tdS)
-        for at in zip(*np.nonzero((dS != 0) | (tdS != 0))):
+        for at in zip(*np.nonzero(((dS != 0) | (tdS != 0)) & ~np.isneginf(S))):
             for place, slope, tslope in by_read(float(S[at]), float(tS[at]), *map(int, at)):
                 summed[place] += slope * tdS[at] + tslope * dS[at]
         return summed
@@ -267,7 +263,7 @@ class Score(Taken, Part):
         given, arrays = self._identity.key[order], self._seen_arrays
         if given is not None:
             return lambda *element: given.python(*element, *arrays)
-        from .compiled.element import in_python  # Numba is not imported before it is needed
+        from ..functions.compiled.element import in_python  # Numba is not imported before it is needed
 
         return in_python(self._identity, order, self.arrays)
 
@@ -324,7 +320,7 @@ class ScoreTangent:
         return self._of_each(1, S)
 
     def _of_each(self, order: int, S: Any) -> Any:
-        from .compiled.reads import along  # Numba is not imported before it is needed
+        from ..functions.compiled.reads import along  # Numba is not imported before it is needed
 
         if self._is_zero:
             return np.zeros_like(S)
@@ -373,28 +369,6 @@ def _far(s: Any, batch: Any, head: Any, i: Any, j: Any) -> Any:
     return s / (1 + abs(i - j))
 
 
-def python_function(name: str, function: Any) -> FunctionType:
-    """A Python function; of a function that Numba has compiled, what it was made of."""
-    function = getattr(function, "py_func", function)
-    if not isinstance(function, FunctionType):
-        raise TypeError(f"{name}: got {words_for(function)}, expected a Python function")
-    return function
-
-
-def arrays_given(of: str, given: Any) -> tuple[Any, ...]:
-    """The arrays of a function, of the kind of value that it is in."""
-    if not isinstance(given, Iterable) or isinstance(given, str | bytes) or library(given):
-        raise TypeError(f"{of} arrays: got {words_for(given)}, expected a sequence of arrays")
-    for number, x in enumerate(arrays := tuple(given)):
-        name, dtype = f"{of} arrays[{number}]", dtype_of(x)
-        if dtype == np.uint64:
-            raise TypeError(f"{name}: got {words_for(x)}, which int64 cannot hold: give x.astype(np.int64)")
-        if dtype not in DTYPES:
-            raise TypeError(f"{name}: got {words_for(x)}, expected an array of NumPy or CuPy, of booleans, integers, "
-                            "float32 or float64")
-    return arrays
-
-
 def _wanted(gradient: Any, arrays: Sequence[Any]) -> tuple[bool, ...]:
     """Of each array whether its gradient is wanted."""
     if isinstance(gradient, bool | np.bool_):
@@ -411,19 +385,3 @@ def _wanted(gradient: Any, arrays: Sequence[Any]) -> tuple[bool, ...]:
             raise TypeError(f"Score gradient[{number}]: got True for arrays[{number}] of {dtype_of(x)}, expected "
                             "False: only floats have a gradient")  # fmt: skip
     return tuple(map(bool, gradient))
-
-
-def check_signature(name: str, function: Callable[..., Any] | None, arguments: Sequence[str], arrays: int) -> None:
-    """Refuse a function that cannot be called as kernels call it, with these arguments and so many arrays, all by
-    position."""
-    if function is None:
-        return
-    expected = f"({', '.join(arguments)}, *arrays)"
-    try:
-        signature(function).bind(*range(len(arguments) + arrays))
-    except TypeError as error:
-        raise TypeError(f"{name}: {function.__qualname__}{signature(function)} cannot be called as {expected} with "
-                        f"{arrays} arrays: {error}") from None  # fmt: skip
-    if any(x.kind is Parameter.KEYWORD_ONLY for x in signature(function).parameters.values()):
-        raise TypeError(f"{name}: {function.__qualname__}{signature(function)} takes arguments by name only, which "
-                        f"compiled code cannot give: expected {expected}")  # fmt: skip

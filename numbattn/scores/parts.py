@@ -8,10 +8,10 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from ..checks import flag, floats, words_for
-from ..forks import cached_property
-from ..origin import Crop
-from ..values import Held, Value, broadcasts, kinds, rounded
+from ..base.checks import flag, floats, words_for
+from ..base.forks import cached_property
+from ..base.origin import Crop
+from ..base.values import Held, Value, broadcasts, kinds, rounded
 
 
 class Part(Value):

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import Floats, Integers
-from ..values import sum_broadcast
+from ..base.checks import Floats, Integers
+from ..base.values import sum_broadcast
 from .distance import DistancePart
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import Floats
-from ..values import rounded, sum_broadcast
+from ..base.checks import Floats
+from ..base.values import rounded, sum_broadcast
 from .parts import ArrayPart
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import number
+from ..base.checks import number
 from .parts import Part
 
 TINY, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)

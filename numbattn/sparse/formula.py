@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import dtype_of_sums
+from ..base.checks import dtype_of_sums
 from .pattern import Lists, Pattern
 
 quiet = np.errstate(under="ignore")

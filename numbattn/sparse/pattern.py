@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from ..checks import A, same_library, words_for
-from ..forks import cached_property
+from ..base.checks import A, same_library, words_for
+from ..base.forks import cached_property
 from ..masks import BlockSparse
 
 SIZES = 16, 32, 64, 128  # of blocks

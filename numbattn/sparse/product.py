@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..backends import SPARSE
-from ..checks import DTYPES, A, Array, library, no_floats, other_dtype, same_library, words_for
-from ..interrupts import imported
+from ..base.backends import SPARSE
+from ..base.checks import DTYPES, A, Array, library, no_floats, other_dtype, same_library, words_for
+from ..base.interrupts import imported
 from .pattern import TAKER, Pattern
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import numbattn as na
 from numbattn import reference
-from numbattn.backends import BACKENDS
+from numbattn.base.backends import BACKENDS
 from numbattn.cpu import decode, launch
 from tests.accuracy import assert_equal, to_numpy
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import numbattn as na
-from numbattn import faults
-from numbattn.backends import BACKENDS
+from numbattn.base import faults
+from numbattn.base.backends import BACKENDS
 from tests.tools.device import BY_UNIT, on
 from tests.tools.launch import world_of
 

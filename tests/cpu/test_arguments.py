@@ -9,8 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import numbattn as na
+from numbattn.call.problem import describe
 from numbattn.cpu import arguments
-from numbattn.problem import describe
 
 
 @pytest.mark.parametrize("shape", [(30, 8), (6, 30, 8), (2, 30, 8), (4, 6, 30, 8), (4, 1, 30, 8), (1, 3, 30, 8)])

@@ -104,7 +104,7 @@ FAULTS = {
     },
     "for n_tile in range(n_first, at.end": "for n_tile in range(at.first, at.end",
     "(chunk - at.segment // TILE_N) % chunks": "chunk",
-    "test_origin.py::test_results_of_the_dtype_of_sums": {
+    "base/test_origin.py::test_results_of_the_dtype_of_sums": {
         "x.shape), problem.result_dtype": "x.shape), problem.dtype",
     },
     (

@@ -77,7 +77,7 @@ FAULTS = {
         },
     },
     "cpu/scores/function.py": {
-        "test_origin.py::test_heads_and_elements_of_the_batch": {
+        "base/test_origin.py::test_heads_and_elements_of_the_batch": {
             "batch + origin.batch, head + origin.head": "batch + origin.batch, head",
             "m0 + origin.query, n0 + origin.key": "m0 + origin.query, n0",
         },

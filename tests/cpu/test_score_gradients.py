@@ -7,9 +7,9 @@ import pytest
 
 import numbattn as na
 from numbattn import reference
+from numbattn.call.problem import describe
 from numbattn.cpu import launch
 from numbattn.cpu.score_gradients import shapes_of, shares_of
-from numbattn.problem import describe
 
 BATCH, HEADS, N = 70, 4, 5
 

@@ -11,10 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import numbattn as na
+from numbattn.base.origin import Origin
+from numbattn.call.problem import describe
 from numbattn.cpu import arguments, tile
 from numbattn.masks import All
-from numbattn.origin import Origin
-from numbattn.problem import describe
 
 
 @numba.njit

@@ -11,7 +11,7 @@ pytest.importorskip("cupy")
 import cupy
 
 import numbattn as na
-from numbattn.problem import DTYPES
+from numbattn.call.problem import DTYPES
 
 from ..accuracy import assert_equal, check, random, to_numpy
 from ..tools.graphs import capture, own_stream
@@ -315,10 +315,10 @@ def test_kernels_are_ordinary_kernels_of_numba(rng):
     """What a factory returns runs with cuda.jit, too."""
     from numba import cuda
 
+    from numbattn.base.origin import Origin
     from numbattn.cuda.kernels.any.forward import forward
     from numbattn.cuda.kernels.shared.dropout import Drops
     from numbattn.cuda.kernels.shared.visibility import MaskArgs
-    from numbattn.origin import Origin
 
     source = forward(
         dtype="float32", out_dtypes=("float32",), head_dim=32, head_dim_v=32, tile_m=32, tile_n=32, threads=128,

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import numbattn as na
-from numbattn import backends
 from numbattn import distributed as nad
+from numbattn.base import backends
+from numbattn.base.origin import Crop, Origin
+from numbattn.call.problem import describe, mask_of
 from numbattn.masks import cropped
-from numbattn.origin import Crop, Origin
-from numbattn.problem import describe, mask_of
 from numbattn.scores import as_parts
 from tests.accuracy import assert_accurate, assert_equal, exact, plain, random, to_numpy
-from tests.test_origin import assert_part_of_heads, assert_parts_make_the_whole
+from tests.base.test_origin import assert_part_of_heads, assert_parts_make_the_whole
 from tests.tools.device import AMPERE, HOPPER, TURING, on
 from tests.tools.launch import world_of
 

@@ -9,12 +9,12 @@ from numpy.testing import assert_allclose
 
 import numbattn as na
 import numbattn.points
-from numbattn import backends
+from numbattn.base import backends
+from numbattn.call.problem import describe
 from numbattn.cuda import points
 from numbattn.cuda.points import Points
 from numbattn.points import formula, kinds
 from numbattn.points.tangents import Moving
-from numbattn.problem import describe
 from tests.tools.device import GPU, HOPPER, TURING
 from tests.tools.launch import compiled_only, simulated_only
 

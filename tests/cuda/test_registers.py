@@ -387,7 +387,7 @@ PAIRS = [
     pairs("hopper_wide_nearest", "float32", 128, "Nearest 1"),
     pairs("hopper_wide_logsumexp", "float32", 128, "Gaussian"),
     pairs("hopper_sums", "float32", 64, "Gaussian", 1),
-    pairs("hopper_sums", "float32", 256, "Matern52", 4, spills=96),     # read back where points are near
+    pairs("hopper_sums", "float32", 256, "Matern52", 4, spills=32),     # read back where points are near
     pairs("hopper_sums", "float32", 64, "RationalQuadratic", 64),
     pairs("hopper_sums", "float32", 256, "Derivative Power", 64, spills=112),    # and here
 ]

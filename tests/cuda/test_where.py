@@ -5,14 +5,14 @@ import pytest
 
 import numbattn as na
 from numbattn import reference
+from numbattn.base.origin import Origin
 from numbattn.cpu.where import _states
 from numbattn.cuda import passes, where
-from numbattn.origin import Origin
 from tests.accuracy import random
 from tests.tools.device import AMPERE, GPU, HOPPER, execute, on
 from tests.tools.launch import world_of
 
-from ..test_where import DOCUMENTS, REACH, same_document, striped, within
+from ..masks.test_where import DOCUMENTS, REACH, same_document, striped, within
 
 MASKS = {
     "striped": na.Where(striped)._fit((2, 3, 70, 150)),

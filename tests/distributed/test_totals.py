@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import numbattn as na
+from numbattn.call.problem import describe
 from numbattn.distributed.totals import Output, Total
-from numbattn.problem import describe
 from tests.accuracy import random
 
 ROWS = slice(2, 5), slice(0, 1), slice(3, 7)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import numbattn as na
+from numbattn.base.values import Placeholder
 from numbattn.interop.options import taken_apart
-from numbattn.values import Placeholder
 
 
 def half(s, batch, head, i, j, table):

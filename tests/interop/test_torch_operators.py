@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import numbattn as na
+from numbattn.base.values import Taken, kinds
 from numbattn.masks import Mask
 from numbattn.scores import Part
-from numbattn.values import Taken, kinds
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 

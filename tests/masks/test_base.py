@@ -103,7 +103,7 @@ FAULTS = {
         "if missing < 1 or": "if",
         "count in (missing, missing - 1)": "count in (missing, missing)",
     },
-    "test_origin.py::test_what_shows_nothing_says_so": {
+    "base/test_origin.py::test_what_shows_nothing_says_so": {
         "(lo < keys) & (hi > -queries)": "(lo < keys)",
         "(lo <= hi) & (queries > 0) & (keys > 0)": "(lo <= hi) & (queries > 0)",
     },

@@ -114,7 +114,7 @@ FAULTS = {
         "(abs(i - j) <= local) | (np.minimum(i, j) <= everywhere)",
     "(abs(i - j) <= local) | ((i - j) % stride == 0)": "(abs(i - j) < local) | ((i - j) % stride == 0)",
     "j = np.arange(n_blocks) * shorter // max(n_blocks, 1)": "j = np.arange(n_blocks)",
-    "test_origin.py::test_masks": {
+    "base/test_origin.py::test_masks": {
         "(math.gcd(*x) for x in zip(self.block_size,": "(x[0] for x in zip(self.block_size,",
     },
 }

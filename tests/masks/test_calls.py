@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import numbattn as na
-from numbattn.problem import DTYPES
+from numbattn.call.problem import DTYPES
 
 from ..accuracy import assert_equal, check
 from .calls import MASKS, ONE_KEY, OTHER_MASKS, SCORES, SEGMENTS, UNIONS, M, N, qkv

@@ -191,7 +191,7 @@ FAULTS = {
         "seqlen_k if isinstance(part, AnyOf) else keys": "seqlen_k",
         "part._inside(self._frame) if": "part._inside(self._segments) if",
     },
-    "test_origin.py::test_masks_within_segments": {
+    "base/test_origin.py::test_masks_within_segments": {
         "segments if mask._segments is None else mask._segments": "mask._segments",
         "own is not None and isinstance(mask, Causal | Window)": "own is not None",
         "offset=own)._cropped(crop)": "offset=0 * own + 1)._cropped(crop)",

@@ -6,7 +6,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import numbattn as na
-from numbattn.problem import describe
+from numbattn.call.problem import describe
 
 from ..accuracy import assert_equal
 from .examples import INTERVALS, KINDS, segments

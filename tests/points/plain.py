@@ -5,8 +5,8 @@ import math
 import numpy as np
 
 from numbattn import points
+from numbattn.functions.frozen import frozen
 from numbattn.points import kinds
-from numbattn.scores.frozen import frozen
 
 KINDS = [
     kinds.GAUSSIAN, kinds.EXPONENTIAL, kinds.Power(1.5), kinds.Power(3.0), kinds.MATERN32, kinds.MATERN52,

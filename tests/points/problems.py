@@ -14,10 +14,11 @@ from unittest.mock import patch
 import numpy as np
 
 import numbattn as na
-from numbattn import backends, points
-from numbattn.checks import dtype_of_sums
+from numbattn import points
+from numbattn.base import backends
+from numbattn.base.checks import dtype_of_sums
+from numbattn.base.values import sum_broadcast
 from numbattn.points.kinds import DIFFERENCES, NEAR
-from numbattn.values import sum_broadcast
 
 from ..accuracy import to_numpy
 from ..problems import Draw

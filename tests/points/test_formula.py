@@ -5,8 +5,8 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import numbattn as na
+from numbattn.call.problem import describe
 from numbattn.points import formula
-from numbattn.problem import describe
 
 from . import plain
 

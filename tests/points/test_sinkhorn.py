@@ -8,7 +8,8 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import numbattn as na
-from numbattn import backends, points
+from numbattn import points
+from numbattn.base import backends
 from numbattn.points import clouds as clouds_module
 
 from ..accuracy import to_numpy

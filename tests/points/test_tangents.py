@@ -5,7 +5,8 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import numbattn as na
-from numbattn import backends, points
+from numbattn import points
+from numbattn.base import backends
 from numbattn.points import tangents
 
 from ..accuracy import to_numpy
@@ -93,6 +94,14 @@ def test_logarithms_without_weights(rng):
 
 
 DENSE = np.random.default_rng(0).random((20, 30)) < 0.5
+
+
+@pytest.mark.parametrize("d", [3, 9])
+def test_what_sees_nothing_does_not_move(rng, d):
+    x, y, b, ds = rng.random((4, 6, d), np.float32)
+    _, backprop = points.product_vjp(x, y, b, points.Gaussian(1.0), mask=np.zeros((6, 6), bool))
+    for tangent in backprop.hvp(ds, x, y, b, tds=ds):
+        assert_array_equal(tangent, 0)
 
 
 @pytest.mark.parametrize("mask", [na.Segments([0, 5, 20], [0, 20, 30]), DENSE], ids=["segments", "dense"])

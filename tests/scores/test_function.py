@@ -3,12 +3,14 @@
 import copy
 import math
 import pickle
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 
 import numbattn as na
 from tests.accuracy import check, random
+from tests.tools.device import AMPERE, on
 
 
 def bucket(distance):
@@ -61,6 +63,26 @@ def test_gradients_with_all_else(rng):
                       arrays=[np.array([1.0, 2]), np.array(0.7)], gradient=True)]
     mask = na.Segments([0, 20, 20, 61, 70]) & na.Causal()
     check(q, k, v, rng, mask=mask, score=score, dropout=na.Dropout(0.2, 3))
+
+
+def softcap(s, batch, head, i, j, cap):
+    return cap[head] * math.tanh(s / cap[head])
+
+
+@pytest.mark.parametrize("device", [
+    pytest.param(None, id="CPU"), pytest.param(AMPERE, id="Ampere", marks=pytest.mark.slow),
+])  # fmt: skip
+def test_what_was_minus_infinity_has_no_gradient(rng, device):
+    """Though the function makes it visible, and its derivative by the array is NaN there; of second order, too."""
+    q, k, v, do = random(rng, (4, 1, 2, 9, 8), np.float32)
+    bias = np.where(rng.random((9, 9)) < 0.3, -np.inf, 0).astype(np.float32)
+    score = [na.Bias(bias, gradient=False), na.Score(softcap, arrays=[np.array([2, 3], np.float32)], gradient=True)]
+    given = {"score": score, "tscore": [None, np.ones(2, np.float32)]}
+    with on(device) if device else nullcontext():
+        _, to, saved, tsaved = na.attention_forward_jvp(q, k, v, None, None, None, **given)
+        grads, tgrads = na.attention_backward_jvp(do, saved, tsaved)
+    np.testing.assert_allclose(grads.score[1].sum(), (do * to).sum(), rtol=1e-4)
+    assert np.isfinite(tgrads.score[1]).all()
 
 
 def test_who_has_a_gradient(rng):

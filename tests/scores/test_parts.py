@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 
 import numbattn as na
 from numbattn import reference
+from numbattn.base.values import kinds
+from numbattn.call.problem import DTYPES
 from numbattn.cpu.forward import forward_kernel
 from numbattn.cpu.scores import KINDS
 from numbattn.cuda.kernels.scores import CLASSES
-from numbattn.problem import DTYPES
 from numbattn.scores import Part, names
 from numbattn.scores.function import ScoreTangent
-from numbattn.values import kinds
 
 from ..accuracy import assert_equal, check, random
 

@@ -7,8 +7,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import numbattn as na
 from numbattn import sparse
-from numbattn.checks import dtype_of_sums
-from numbattn.problem import DTYPES
+from numbattn.base.checks import dtype_of_sums
+from numbattn.call.problem import DTYPES
 
 from ..accuracy import to_numpy
 

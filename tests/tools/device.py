@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from numbattn import backends, cache
+from numbattn.base import backends, cache
 from numbattn.cuda.build import GivenSource, compile_ptx, digest_of
 from numbattn.cuda.compiler import as_dtype, types
 from numbattn.cuda.kernels import LARGE_BACKWARD, LARGE_FORWARD

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...functions.compiled.elementwise import of_one
+from ...functions.compiled.errors import naming
+from ...functions.compiled.exponentials import exp
+from ...functions.compiled.logarithms import log1p, power
 from ...points import kinds
-from ...scores.compiled.elementwise import of_one
-from ...scores.compiled.errors import naming
-from ...scores.compiled.exponentials import exp
-from ...scores.compiled.logarithms import log1p, power
 from ..compile import c_function
 from ..tile import address_of, call_at, contiguous_view, inline
 

@@ -8,7 +8,6 @@ from ...points.kinds import DIFFERENCES
 from ..product import product, row_dots
 from ..softmax import multiply
 from ..tile import clear, inline, matrix, tile
-from ..transposition import transpose
 from .kinds import apply
 from .pairs import FEW, points_apart
 
@@ -19,7 +18,6 @@ def tangents_of(given, at, n0, n_end, scratch):
     real = scratch.S.dtype
     TX = matrix(given.apart.tx, at.batch, at.head, real)[at.m0 : at.m_end]
     TXT = tile(scratch.tangents, TX.shape[1], TX.shape[0])
-    transpose(TXT, TX, real.type(1), False)
     return TX, TXT, matrix(given.apart.ty, at.batch, at.head, real)[n0:n_end]
 
 

@@ -10,8 +10,8 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
+from ...call.problem import NOTHING_HIDDEN
 from ...points.kinds import DIFFERENCES, NEAR
-from ...problem import NOTHING_HIDDEN
 from ..arguments import NO_MATRICES, kept, mask_of, matrices_of, memory_of, readable, tiles_of
 from ..launch import launch
 from ..product import distances, product, row_dots
@@ -220,6 +220,9 @@ def queries_of(given, row, scratch):
     band, intervals, first, end = points_seen(given.mask, batch, head, m0, m_end, segment, segment_end)
     X, XT = matrix(given.x, batch, head, dtype)[m0:m_end], tile(scratch.XT, given.x.cols, size)
     transpose(XT, X, dtype.type(1), False)
+    if scratch.tangents.size:
+        TX = matrix(given.apart.tx, batch, head, dtype)[m0:m_end]
+        transpose(tile(scratch.tangents, given.x.cols, size), TX, dtype.type(1), False)
     vectors = tile(scratch.vectors, VECTORS, size)
     norms, rows = vectors[0], vectors[1]
     row_dots(norms, X, X)

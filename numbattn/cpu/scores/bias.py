@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ...checks import DTYPES
+from ...base.checks import DTYPES
 from ...scores.bias import Bias
 from ..arguments import compact
 from ..tile import float_of_bfloat16, float_of_float16, inline

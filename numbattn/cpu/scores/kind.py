@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...values import rounded
+from ...base.values import rounded
 from ..arguments import compact
 from ..tile import any_view, inline_view
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ...scores.compiled.exponentials import expm1
+from ...functions.compiled.exponentials import expm1
 from ...scores.softcap import Softcap
 from ..tile import inline, tile
 from .kind import Kind, Lowered

@@ -9,7 +9,7 @@ H100. With slopes, or packed, some spill up to 132 bytes.
 
 from typing import NamedTuple
 
-from ...checks import UserValueError
+from ...base.checks import UserValueError
 from .scores import is_nonlinear, looks_up
 from .shared.visibility import is_looked_up
 

@@ -1,7 +1,7 @@
 """A lowered mask or part of a score is kept with it, if its arrays are on a GPU, where nobody reads them."""
 
-from ...checks import overlap
-from ...values import Memo
+from ...base.checks import overlap
+from ...base.values import Memo
 
 KNOWN = Memo("lowered")  # by what lowering depends on
 

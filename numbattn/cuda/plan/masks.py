@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...base.values import clip
 from ...masks import AnyOf, Window, band_of
-from ...values import clip
 from ..kernels.any.intervals import CLOSE, OPEN, OR, lowered
 from ..kernels.shared.visibility import FARTHEST, FARTHEST_PLACE, GRIDS, lowered_function
 from ..words.numbers import SIDES, MaskNumbers

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ...values import sum_broadcast
+from ...base.values import sum_broadcast
 from ..kernels.scores import CLASSES, ENTRIES
 from ..words.steps import SUMS_OF_DS, Lowered, gradient_of_part, sums_by_row, sums_of_part
 from .known import KNOWN, lower_and_keep

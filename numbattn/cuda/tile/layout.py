@@ -5,7 +5,7 @@ from functools import cache
 
 import numpy as np
 
-from ...forks import cached_property
+from ...base.forks import cached_property
 
 WARP_BITS = 5
 WARP = 1 << WARP_BITS  # threads

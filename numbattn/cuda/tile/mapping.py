@@ -10,9 +10,9 @@ from functools import partial
 
 import numpy as np
 
-from ...scores.compiled.dual import FUNCTIONS, Dual
-from ...scores.compiled.elementary import ELEMENTARY
-from ...scores.compiled.numpy_functions import logaddexp
+from ...functions.compiled.dual import FUNCTIONS, Dual
+from ...functions.compiled.elementary import ELEMENTARY
+from ...functions.compiled.numpy_functions import logaddexp
 from ..compiler import TypingError, extend, extend_by_conversion, held_as_llvm, ir, lower_cast, types
 from .elementwise import emit_minimum
 from .emit import F32, F64, I1, I32, base, call, in_own_block

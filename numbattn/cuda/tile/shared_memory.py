@@ -5,7 +5,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from ...forks import cached_property
+from ...base.forks import cached_property
 from ..compiler import TypingError, define_attribute, held_as_llvm, ir, types
 from . import simulator
 from .boxes import CHUNK_BYTES, ROW_BYTES, Boxes, box_places, box_runs, get_matrices, put_matrices

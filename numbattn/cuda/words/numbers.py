@@ -37,7 +37,7 @@ class DropoutNumbers(NamedTuple):
 
 
 class OriginNumbers(NamedTuple):
-    """A `numbattn.origin.Origin`."""
+    """A `numbattn.base.origin.Origin`."""
 
     first_query: np.int32
     first_key: np.int32

@@ -40,11 +40,11 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 
-from ...checks import flag, library, words_for
+from ...base.checks import flag, library, words_for
+from ...base.keywords import knows_others
+from ...call.problem import refuse_cache
 from ...dropout import Dropout
-from ...keywords import knows_others
 from ...masks import Mask
-from ...problem import refuse_cache
 from ...scores import Scores
 from ..options import taken_apart
 from . import primitives, pytrees  # noqa: F401  # which register what JAX has to know

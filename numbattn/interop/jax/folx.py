@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax import numpy as jnp
 
-from ...checks import needed
+from ...base.checks import needed
 from .derivatives import directions_of
 from .operands import PRIMITIVES, How, bind
 from .passes import forward, laplacian

@@ -8,11 +8,11 @@ import jax
 import numpy as np
 
 from ...api import attention_backward, attention_forward
+from ...base.gradients import Gradients
+from ...call.problem import Saved, describe
+from ...call.tangents import checked_tangents
 from ...dropout import Dropout
-from ...gradients import Gradients
 from ...jets import attention_forward_jvp, attention_laplacian, tangents_of_gradients
-from ...problem import Saved, describe
-from ...tangents import checked_tangents
 from .operands import How, Operands, Pass, Results
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import jax
 
-from ...gradients import Gradients, SecondGradients
+from ...base.gradients import Gradients, SecondGradients
+from ...base.values import Value, kinds
 from ...masks import Mask
 from ...scores import Part
-from ...values import Value, kinds
 
 
 def _flattened(value: Value) -> Any:

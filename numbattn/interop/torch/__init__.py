@@ -27,11 +27,11 @@ from typing import Any
 import torch
 
 from ... import api
-from ...checks import Array, flag, number, words_for
+from ...base.checks import Array, flag, number, words_for
+from ...base.keywords import knows_others
+from ...call.problem import refuse_cache
 from ...dropout import Dropout
-from ...keywords import knows_others
 from ...masks import Mask, as_mask
-from ...problem import refuse_cache
 from ...scores import Scores, as_parts
 from ..options import INSTEAD, taken_apart
 from . import operators

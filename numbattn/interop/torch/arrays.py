@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.dlpack import to_dlpack
 
-from ...checks import dtype_of
+from ...base.checks import dtype_of
 from ..streams import library, stream_of
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ...base.values import Taken, Value, kinds, remembered
 from ...dropout import Dropout
 from ...masks import Mask
 from ...scores import Part
-from ...values import Taken, Value, kinds, remembered
 from ..options import taken_apart
 from .passes import Backward, BackwardTangent, Call, Forward, Pass, Tangent
 

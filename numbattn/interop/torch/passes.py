@@ -22,13 +22,13 @@ import torch
 from torch.autograd import forward_ad
 
 from ...api import attention_backward, attention_forward
-from ...forks import cached_property
-from ...gradients import Gradients
+from ...base.forks import cached_property
+from ...base.gradients import Gradients
+from ...call.problem import Saved
+from ...call.tangents import SavedTangents, checked_tangents
 from ...jets import attention_forward_jvp, tangents_of_gradients
-from ...problem import Saved
 from ...scores import ArrayPart, Part
 from ...scores.function import Score
-from ...tangents import SavedTangents, checked_tangents
 from ..options import Options
 from .arrays import arrays_of, on_device, tensors_of
 

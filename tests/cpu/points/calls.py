@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from numbattn.call.problem import describe
 from numbattn.points import formula
-from numbattn.problem import describe
 from tests.accuracy import assert_accurate
 
 DTYPES = [np.float16, np.float32, np.float64]

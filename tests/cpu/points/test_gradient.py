@@ -3,8 +3,8 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import numbattn as na
+from numbattn.call.problem import describe
 from numbattn.cpu.points import gradient
-from numbattn.problem import describe
 from tests.points import plain, test_formula
 
 from .calls import DTYPES, SIZES, check, drawn

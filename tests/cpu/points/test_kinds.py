@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from numbattn.cpu.points.kinds import ARGUMENTS, CURVATURE, DERIVATIVE, LOGARITHM, ORDERS, VALUE, step_of
+from numbattn.functions.frozen import frozen
 from numbattn.points import kinds
-from numbattn.scores.frozen import frozen
 from tests.accuracy import assert_accurate
 from tests.points import plain
 

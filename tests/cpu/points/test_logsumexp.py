@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
+from numbattn.call.problem import describe
 from numbattn.cpu import points
 from numbattn.cpu.points.pairs import LONG
-from numbattn.problem import describe
 from tests.points import plain, test_formula
 
 from .calls import DTYPES, SIZES, check, drawn

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
+from numbattn.call.problem import describe
 from numbattn.cpu.points import nearest
-from numbattn.problem import describe
 from tests.points import plain, test_formula
 
 from .calls import DTYPES, SIZES, drawn

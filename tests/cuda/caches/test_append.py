@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import numbattn as na
-from numbattn.checks import DTYPES
+from numbattn.base.checks import DTYPES
 from numbattn.cuda.caches import append as module
 from tests.tools.launch import launch, mostly_simulated
 

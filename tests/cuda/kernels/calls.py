@@ -5,13 +5,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from numbattn.base.origin import Origin
+from numbattn.call.problem import describe
 from numbattn.cuda.kernels.any.tile_states import states_blocks, states_shape, tile_states
 from numbattn.cuda.kernels.shared.dropout import Drops
 from numbattn.cuda.kernels.shared.visibility import GRIDS, Cells, MaskArgs
 from numbattn.cuda.words.numbers import SIDES
 from numbattn.cuda.words.spec import PADDED
-from numbattn.origin import Origin
-from numbattn.problem import describe
 from tests.accuracy import exact, plain, random
 from tests.tools.launch import launch
 

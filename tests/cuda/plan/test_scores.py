@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import numbattn as na
-from numbattn import fitting
+from numbattn.call import fitting
+from numbattn.call.problem import describe
 from numbattn.cuda.plan.masks import lowered_mask
 from numbattn.cuda.plan.scores import lowered_part
-from numbattn.problem import describe
 from numbattn.scores.function import ScoreTangent
 
 try:

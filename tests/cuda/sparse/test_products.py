@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import numbattn as na
-from numbattn import backends, sparse
+from numbattn import sparse
+from numbattn.base import backends
 from numbattn.cuda import kernel
 from numbattn.cuda.build import assemble, compile_ptx
 from numbattn.cuda.sparse import hopper, products

@@ -7,9 +7,9 @@ import pytest
 from numba.core.errors import NumbaError
 
 from numbattn.cuda.tile import device, full, holds, index, load, map_elements, save, where
-from numbattn.scores.compiled.derivative import compiled_of, derivative_of, linked
-from numbattn.scores.compiled.errors import naming
-from numbattn.scores.frozen import frozen
+from numbattn.functions.compiled.derivative import compiled_of, derivative_of, linked
+from numbattn.functions.compiled.errors import naming
+from numbattn.functions.frozen import frozen
 from tests.tools.assembler import compile_ptx
 from tests.tools.launch import compiled_only, launch, poisoned
 
@@ -243,6 +243,6 @@ FAULTS = {
         "isinstance(x, types.IntegerLiteral) and abs(x.literal_value) <= SMALL": "isinstance(x, types.Integer)",
     },
     "test_what_gpus_do_not_have_is_named": {
-        "scores/compiled/errors.py": {"not functions or not isinstance(error.args[0], np.ufunc)": "True"},
+        "functions/compiled/errors.py": {"not functions or not isinstance(error.args[0], np.ufunc)": "True"},
     },
 }

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 import numbattn as na
+from numbattn.call.problem import describe
 from numbattn.cuda.passes import FORWARD, plans
 from numbattn.cuda.plan.planner import DEVICES, plan
 from numbattn.cuda.views import contiguous
 from numbattn.cuda.words.steps import BEFORE, SCRAP, At, LoweredCall
-from numbattn.problem import describe
 from tests.cuda.works import HOPPER, array
 
 AMPERE, Q = DEVICES[8, 0], array(2, 8, 1000, 64)

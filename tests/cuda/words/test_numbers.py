@@ -1,8 +1,8 @@
 import math
 
 import numbattn as na
+from numbattn.base.origin import Origin
 from numbattn.cuda.words.numbers import NUMBERS, MaskNumbers, numbers_of
-from numbattn.origin import Origin
 
 
 def numbers(dropout=None):

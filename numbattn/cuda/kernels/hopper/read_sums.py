@@ -8,7 +8,7 @@ with a matrix of zeros and ones.
 
 import numpy as np
 
-from ....scores.compiled.reads import is_by_class
+from ....functions.compiled.reads import is_by_class
 from ...compiler import from_dtype
 from ...tile import (
     allocate,

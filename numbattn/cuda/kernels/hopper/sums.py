@@ -70,7 +70,7 @@ def hopper_sums(*, dim_b, tile_n, consumers, stages, y_stages, kind):
     load_b, none, of_tile, add_sums, save_sums = steps
     pipelines, producers, consumer_of, of_points = chunk_steps(shared, S_TILE, tiles, ACC, fills, load_b)
     VECTOR, kappa_of = S_TILE.row_vector(), pair_step(steps_of(kind, ACC))
-    has_near, by_differences = near_steps(S_TILE, ACC)
+    has_near, recompute = near_steps(S_TILE, ACC)
 
     @device
     def start(given, batch, head, m0):
@@ -82,7 +82,7 @@ def hopper_sums(*, dim_b, tile_n, consumers, stages, y_stages, kind):
         T = S * TWICE + (line * TWICE + norms)
         if has_near(T, norms):                                  # see `points.pairs`
             batch, head, m0 = place
-            T = by_differences(mGivenX[batch, head], mGivenY[batch, head], m0, n0) * rate
+            T = recompute(T, norms, line * TWICE, mGivenX[batch, head], mGivenY[batch, head], m0, n0, rate)
         kappa = kappa_of(T, (), kind_number)
         if n0 + TILE_N > seqlen_k:
             kappa = where(col_index(S_TILE, n0) < seqlen_k, kappa, ZERO)

@@ -23,6 +23,7 @@ from ...tile import (
     row_sum,
     save,
     shape,
+    where,
 )
 
 
@@ -113,9 +114,13 @@ def load_rows_step(layout, ACC, count):
 
 
 def near_steps(layout, ACC):
-    """Device functions: (T, |x|^2 of rows) -> whether some pair of this warp is near, or almost; (X, Y, m0, n0) ->
-    squared distances of rows of X and Y, in memory, feature by feature: slow, for few tiles."""
-    TILE, ROWS, COLS, ZERO = layout, layout.row_vector(), layout.col_vector(), ACC(0)
+    """Device functions: (T, |x|^2 of rows) -> whether some pair of this warp is near, or almost; (T, |x|^2 of rows,
+    |y|^2 of columns, X, Y, m0, n0, rate) -> T, that of near pairs from rows of X and Y, in memory, feature by feature:
+    slow, for few tiles.
+
+    T of other pairs stays: passes over the same pairs are to agree on it, whatever the tile.
+    """
+    ROWS, COLS, ZERO, BOUND = layout.row_vector(), layout.col_vector(), ACC(0), ACC(NEAR)
     SHARE = ACC(2.43 * NEAR)  # of |x|^2: if t < NEAR (|x|^2 + |y|^2), then |y|^2 < 1.43 |x|^2
 
     @device
@@ -123,17 +128,19 @@ def near_steps(layout, ACC):
         return anywhere(norms * SHARE > T)
 
     @device
-    def by_differences(X, Y, m0, n0):
-        (_, count), T, number = shape(X), full(TILE, ZERO), index(0)
+    def recompute(T, x_norms, y_norms, X, Y, m0, n0, rate):
+        (_, count), number = shape(X), index(0)
+        T = where(x_norms * BOUND + y_norms * BOUND > T, ZERO, T)
+        # T of near pairs goes down from 0, that of others is positive: no second tile in registers
         while number < count:
             x = load(X[:, number], ROWS, opaque(m0))            # no kept addresses
             if always():                                        # nor many in flight
                 y = load(Y[:, number], COLS, opaque(n0))
-                T = T + squared_difference(convert(x, ACC), convert(y, ACC))
+                T = where(T > ZERO, T, T - squared_difference(convert(x, ACC), convert(y, ACC)))
             number = opaque(number + 1)
-        return T
+        return where(T > ZERO, T, T * -rate)
 
-    return has_near, by_differences
+    return has_near, recompute
 
 
 class Lines:

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ....functions.compiled.derivative import compiled_of, derivative_of
+from ....functions.compiled.errors import number_of
 from ....points.kinds import Derivative, Polynomial, Radial
-from ....scores.compiled.derivative import compiled_of, derivative_of
-from ....scores.compiled.errors import number_of
 from ...tile import device, exp2, log2, map_elements, reciprocal, sqrt, where
 from ...words.numbers import LOG2_E
 from ..scores.function import inlined

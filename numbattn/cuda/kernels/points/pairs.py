@@ -5,10 +5,8 @@ more it is |x|^2 + |y|^2 - 2 x . y: a product of tiles, and given norms. Of near
 from the differences of points as they were given, in memory.
 """
 
-import numpy as np
-
 from ....points.kinds import DIFFERENCES
-from ...tile import Alignment, SharedMemory, aligned, allocate, copy_async, device, full, load, simt, where
+from ...tile import Alignment, SharedMemory, aligned, allocate, copy_async, device, full, load, simt
 from ...words.numbers import LOG2_E
 from ..shared.layouts import DTYPES, buffers, product_step, sum_type, vector
 from .arguments import COLUMNS, FEW, ROWS
@@ -96,8 +94,7 @@ class Pairs:
             return keep, fetch, get_points, summed
 
         fetch_norms, norms_of = self.lines(self.ACC).vector_steps(self.ACC)
-        inner, INFINITE = self.product, self.ACC(np.inf)
-        has_near, by_differences = near_steps(self.layout, self.ACC)
+        inner, (has_near, recompute) = self.product, near_steps(self.layout, self.ACC)
 
         @device
         def keep_with_norms(matrix, vectors, apart, block):
@@ -116,8 +113,7 @@ class Pairs:
             points, norms, (rows, cols, m0, rate) = X
             T = inner(points, Y) * -2 + (norms + norms_of(part.stage, part.chunk))
             if has_near(T, norms):
-                T = by_differences(rows, cols, m0, part.n0) * rate
-                T = where(norms_of(part.stage, part.chunk) < INFINITE, T, INFINITE)
+                T = recompute(T, norms, norms_of(part.stage, part.chunk), rows, cols, m0, part.n0, rate)
             return T
 
         return keep_with_norms, fetch_with_norms, get_points, by_norms

@@ -8,13 +8,13 @@ from functools import lru_cache
 
 import numpy as np
 
-from ....scores.compiled.derivative import differentiated, is_additive, linked
-from ....scores.compiled.element import check
-from ....scores.compiled.errors import number_of
-from ....scores.compiled.reads import by_last_index, by_read, has_steady_slope, is_by_distance
-from ....scores.compiled.reads import check as check_reads
-from ....scores.compiled.wide import seen, widened
-from ....scores.frozen import Frozen
+from ....functions.compiled.derivative import differentiated, is_additive, linked
+from ....functions.compiled.element import check
+from ....functions.compiled.errors import number_of
+from ....functions.compiled.reads import by_last_index, by_read, has_steady_slope, is_by_distance
+from ....functions.compiled.reads import check as check_reads
+from ....functions.compiled.wide import seen, widened
+from ....functions.frozen import Frozen
 from ....scores.function import Score
 from ...compiler import from_dtype, types
 from ...tile import INDEX, add_element, device, fold_elements, full, map_elements, opaque, where
@@ -249,11 +249,12 @@ def read_step(part, number, wanted, ACC, SUM, add_pending):
     """
     function, about = kind(part).identity.function, (wanted, from_dtype(ACC), kind(part).array_types)
     check_reads(function, *about)
-    derivative, ZERO, IS_STEADY = by_read(function, wanted), SUM(0), has_steady_slope(function, *about)
+    derivative, ZERO, HIDDEN = by_read(function, wanted), SUM(0), ACC(-np.inf)
+    IS_STEADY = has_steady_slope(function, *about)
 
     @device
-    def term(slope, ds):
-        return SUM(slope * ds) if IS_STEADY or ds != 0 else ZERO    # a masked element's slope may be NaN
+    def term(slope, s, ds):
+        return SUM(slope * ds) if IS_STEADY or (ds != 0 and s != HIDDEN) else ZERO      # its slope may be NaN
 
     @device
     def moved(pending, at, sums):
@@ -270,7 +271,7 @@ def read_step(part, number, wanted, ACC, SUM, add_pending):
         slope, at, count = derivative(s, batch, head, i, j, arrays, 0)
         at = np.int32(at) if count > 0 else np.int32(-1)
         element = at if is_first else element
-        return False, others | (at ^ element), element, half, total + term(slope, ds), max(most, count)
+        return False, others | (at ^ element), element, half, total + term(slope, s, ds), max(most, count)
 
     @device
     def of_element(carried, s, ds, i, j, batch, head, arrays, read, sums):
@@ -278,7 +279,7 @@ def read_step(part, number, wanted, ACC, SUM, add_pending):
         slope, at, count = derivative(s, batch, head, i, j, arrays, read)
         if read < count:
             element, total = moved((element, total), np.int32(at), sums)
-            total += term(slope, ds)
+            total += term(slope, s, ds)
         return element, total
 
     @device

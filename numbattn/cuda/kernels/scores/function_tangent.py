@@ -7,7 +7,7 @@ tangents, which are stored one after the other in one array.
 
 import numpy as np
 
-from ....scores.compiled.reads import along, by_read_along, check_along, check_by_read_along
+from ....functions.compiled.reads import along, by_read_along, check_along, check_by_read_along
 from ....scores.function import ScoreTangent
 from ...compiler import from_dtype
 from ...tile import device, fold_elements, where
@@ -90,12 +90,12 @@ def read_tangent_step(tangent, at, ACC, SUM, add_pending):
     own = kind(tangent)
     *kinds, of_tangents = own.array_types
     check_by_read_along(own.identity.function, own.wanted, from_dtype(ACC), tuple(kinds), of_tangents)
-    derivative, ZERO = by_read_along(own.identity.function, own.wanted), SUM(0)
+    derivative, ZERO, HIDDEN = by_read_along(own.identity.function, own.wanted), SUM(0), ACC(-np.inf)
 
     @device
     def of_element(carried, s, ts, ds, tds, i, j, batch, head, given, read, sums):
         element, total, most = carried
-        if ds != 0 or tds != 0:                                 # else derivatives may be NaN
+        if s != HIDDEN and (ds != 0 or tds != 0):               # elsewhere derivatives may be NaN
             slope, tslope, at, count = derivative(s, ts, batch, head, i, j, given[:-1], given[-1], read)
             most = max(most, count)
             if read < count:

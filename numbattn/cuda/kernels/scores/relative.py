@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from ....base.values import sum_broadcast
 from ....scores.relative import RelativeBias
-from ....values import sum_broadcast
 from ...tile import device, diagonal_index, maximum, minimum, shape, take
 from ...words.signatures import array_type
 from .distance import BY_QUERY, Distance, offsets_step, own_key_step

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .... import problem
+from ....call import problem
 from ...tile import (
     Alignment,
     aligned,

@@ -1,6 +1,6 @@
-"""The place of a call in a larger attention, as kernels take it: see numbattn.origin."""
+"""The place of a call in a larger attention, as kernels take it: see numbattn.base.origin."""
 
-from ....origin import Origin
+from ....base.origin import Origin
 from ...compiler import types
 from ...tile import INDEX
 from ...words.numbers import ORIGIN

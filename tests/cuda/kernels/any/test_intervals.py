@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 
 import numbattn as na
+from numbattn.call.problem import DTYPES
 from numbattn.cuda.kernels.any.intervals import QUERIES, Parts, count_of_gaps, intervals
 from numbattn.cuda.plan.masks import mask_and_arrays
 from numbattn.cuda.words.steps import array_of_mask
 from numbattn.masks import All
-from numbattn.problem import DTYPES
 from tests.accuracy import check
 from tests.masks import calls
 from tests.masks.calls import ONE_KEY

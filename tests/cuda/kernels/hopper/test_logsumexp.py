@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from numbattn.call.problem import describe
 from numbattn.cuda import points
 from numbattn.cuda.kernels.hopper import parts, wide_logsumexp
 from numbattn.cuda.kernels.hopper.chunks import ChunkTiles
 from numbattn.cuda.kernels.points import norms
 from numbattn.cuda.points import Points
 from numbattn.points import formula, kinds
-from numbattn.problem import describe
 from tests.cuda.works import NAMED, kernels
 from tests.points.test_formula import drawn
 from tests.tools.device import GPU, HOPPER

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from numbattn.call.problem import describe
 from numbattn.cuda import points
 from numbattn.cuda.kernels.hopper import parts, wide_nearest
 from numbattn.cuda.kernels.hopper.chunks import ChunkTiles
 from numbattn.cuda.kernels.hopper.nearest import hopper_nearest
 from numbattn.cuda.kernels.points import norms
 from numbattn.cuda.kernels.points.norms import PADDED
-from numbattn.problem import describe
 from tests.accuracy import random
 from tests.cuda.works import NAMED, kernels
 from tests.tools.device import GPU, HOPPER

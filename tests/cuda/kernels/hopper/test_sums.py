@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
+from numbattn.call.problem import describe
 from numbattn.cuda import points
 from numbattn.cuda.kernels.hopper import parts, sums
 from numbattn.cuda.kernels.hopper.chunks import ChunkTiles
 from numbattn.cuda.kernels.points import norms
 from numbattn.cuda.plan import tier
 from numbattn.points import formula, kinds
-from numbattn.problem import describe
-from tests.cuda.kernels.points.calls import check_far
+from tests.cuda.kernels.points.calls import check_far, check_others_stay
 from tests.cuda.works import kernels
 from tests.points import plain
 from tests.tools.device import GPU, HOPPER
@@ -57,6 +57,12 @@ def test_one_tile(rng, e):
 @pytest.mark.usefixtures("small_tiles")
 def test_points_far_off(rng, e):
     check_far(rng, "sums", 40, e, device=ONE_BLOCK)
+
+
+@simulated_only
+@pytest.mark.usefixtures("small_tiles")
+def test_only_near_pairs_are_recomputed(rng):
+    check_others_stay(rng, 40, 2, ONE_BLOCK)
 
 
 @simulated_only

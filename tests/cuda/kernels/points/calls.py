@@ -1,13 +1,13 @@
 """Sums over pairs of points by the CUDA kernels, without a GPU: against the formula in float64."""
 
 import numpy as np
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 
 import numbattn as na
+from numbattn.call.problem import describe
 from numbattn.cuda.kernels.points.arguments import PointTiles
 from numbattn.cuda.points import Points
 from numbattn.points import kinds
-from numbattn.problem import describe
 from tests.points import plain
 from tests.tools.device import AMPERE, GPU, HOPPER
 
@@ -64,6 +64,18 @@ def check_far(rng, function, d, e=2, kind=kinds.EXPONENTIAL, device=AMPERE, rtol
     x, y = (points.astype(float) / 3 for points in (x, y))
     wanted = plain.sums(kind, x, y, b) if function == "sums" else plain.logsumexp(kind, x, y)
     assert_allclose(got, wanted, atol=rtol * abs(wanted).max())
+
+
+def check_others_stay(rng, d, e, device):
+    """t of pairs that are not near is the same, bit for bit, whether a tile has near ones or not."""
+    x, y = (np.float32(3) + rng.standard_normal((n, d), np.float32) for n in (24, 31))
+    b = rng.standard_normal((31, e), np.float32) * (np.arange(31) > 4)[:, None]
+    found = []
+    for first in (y[:4], x[:4]):
+        y[:4] = first
+        given, apart = describe(x, y, b), kinds.Apart(x, y, 1)
+        found.append(Points(lambda: GPU(device)).sums(*given, kinds.EXPONENTIAL, apart=apart))
+    assert_array_equal(*found)
 
 
 def check_tiles(rng, only, sizes):

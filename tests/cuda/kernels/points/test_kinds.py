@@ -7,8 +7,8 @@ import pytest
 
 from numbattn.cuda.kernels.points.kinds import lowered, of_products, pair_step, steps_of
 from numbattn.cuda.tile import load, save, simt
+from numbattn.functions.frozen import frozen
 from numbattn.points import kinds
-from numbattn.scores.frozen import frozen
 from tests.points import plain
 from tests.tools.launch import launch, poisoned, simulated_only
 
@@ -88,7 +88,7 @@ def test_names():
 
 FAULTS = {
     "test_some_in_both_worlds": {
-        "scores/compiled/dual.py": {"depth = max(depth_of(x), depth_of(y))": "depth = 0"},
+        "functions/compiled/dual.py": {"depth = max(depth_of(x), depth_of(y))": "depth = 0"},
     },
     "E * (HALF * reciprocal(sqrt(T)))": "E * (HALF / sqrt(T))",
     "(T * SQUARE + (sqrt(T) * ROOT + 1)) * E": "(sqrt(T) * ROOT + 1) * E",

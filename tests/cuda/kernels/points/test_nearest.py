@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from numbattn.call.problem import describe
 from numbattn.cuda.points import Points
 from numbattn.points import formula
-from numbattn.problem import describe
 from tests.cuda.works import NAMED
 from tests.points import plain
 from tests.points.test_formula import MASKS, drawn

@@ -6,7 +6,7 @@ from numbattn.cuda.kernels.points import sums
 from tests.tools.device import AMPERE, TURING
 from tests.tools.launch import simulated_only
 
-from .calls import MASKS, TILES, check_far, check_mask, check_number, check_tiles
+from .calls import MASKS, TILES, check_far, check_mask, check_number, check_others_stay, check_tiles
 
 pytestmark = simulated_only
 
@@ -37,6 +37,10 @@ def test_points_far_off(rng, device):
     check_far(rng, "sums", 11, device=device)
 
 
+def test_only_near_pairs_are_recomputed(rng):
+    check_others_stay(rng, 20, 2, AMPERE)
+
+
 FAULTS = {
     "mB[block.batch, block.head][block.key : block.seen_key]": "mB[block.batch, block.head]",
     "[block.query : block.end_query]": "[block.query :]",
@@ -53,7 +57,7 @@ FAULTS = {
     },
     "cuda/kernels/points/pairs.py": {
         "(norms + norms_of(part.stage, part.chunk))": "(norms - norms_of(part.stage, part.chunk))",
-        "by_differences(rows, cols, m0, part.n0) * rate": "by_differences(rows, cols, m0, 0) * rate",
+        "rows, cols, m0, part.n0, rate": "rows, cols, m0, 0, rate",
         "mY[batch, head][block.key : block.seen_key]": "mY[batch, head]",
         "[block.batch, block.head][block.key : block.seen_key], stage, n0)\n\n        if dim":
             "[block.batch, block.head], stage, n0)\n\n        if dim",
@@ -62,6 +66,8 @@ FAULTS = {
     },
     "cuda/kernels/points/features.py": {
         "anywhere(norms * SHARE > T)": "anywhere(-norms > T)",
+        "x_norms * BOUND + y_norms * BOUND > T, ZERO": "T > ZERO, ZERO",
+        "T * -rate": "-T",
         "columns(allocate(PLACE, line), chunk, CHUNKS)": "columns(allocate(PLACE, line), 0, CHUNKS)",
         "allocate(PLACE, stage * COUNT + number), matrix": "allocate(PLACE, number), matrix",
         "others(xs, ys) + term": "term",

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import numbattn as na
-from numbattn.scores.compiled.errors import naming
+from numbattn.functions.compiled.errors import naming
 from tests.accuracy import check, random
 from tests.scores import test_parts as scores
 from tests.tools.device import HOPPER, TURING, on

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import numbattn as na
-from numbattn.problem import DTYPES
+from numbattn.call.problem import DTYPES
 from tests.accuracy import assert_equal, check, random
 from tests.scores import test_parts as scores
 from tests.scores.test_parts import CORNERS, MASKS, PAIRS, PARTS, check_corner

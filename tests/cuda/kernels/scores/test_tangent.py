@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 import numbattn as na
+from numbattn.base.origin import Origin
+from numbattn.call.problem import describe
 from numbattn.cuda.kernels.scores import CLASSES, is_natural, sink_tangent_step, tangent_steps
 from numbattn.cuda.kernels.scores.score import Scores
 from numbattn.cuda.tile import load, mma, save
 from numbattn.cuda.views import contiguous
-from numbattn.origin import Origin
-from numbattn.problem import describe
 from numbattn.scores import ArrayPart
 from tests.tools.launch import launch, mostly_simulated, poisoned
 

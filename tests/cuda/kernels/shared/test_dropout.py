@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import numbattn as na
+from numbattn.base.origin import Origin
 from numbattn.cuda.kernels.shared.dropout import Drops, drop_step
 from numbattn.cuda.tile import full, mma, save, simt, wgmma
 from numbattn.dropout import Dropout, dropout_mask
-from numbattn.origin import Origin
 from tests.accuracy import random
 from tests.tools.device import HOPPER, on
 from tests.tools.launch import compiled_only, launch, poisoned, ptx_of, simulated_only

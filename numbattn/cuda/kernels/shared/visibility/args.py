@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 from .....masks import Bits, BlockSparse, Dense, Tail
-from .....where import Where
+from .....masks.where import Where
 from ....compiler import types
 from ....tile import INDEX
 from ....words.arguments import Argument

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .....scores.compiled.derivative import linked
-from .....scores.compiled.errors import truth_of
-from .....scores.compiled.truth import check
-from .....scores.compiled.wide import seen
+from .....functions.compiled.derivative import linked
+from .....functions.compiled.errors import truth_of
+from .....functions.compiled.truth import check
+from .....functions.compiled.wide import seen
 from ....compiler import types
 from ....tile import INDEX, convert, device, holds
 from ....words.signatures import array_type

@@ -1,0 +1,242 @@
+"""Where: a function of the user's own as a mask."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base.backends import backend, on_cpus
+from ..base.checks import Array, integer, library
+from ..base.forks import cached_property
+from ..base.origin import Crop, Origin
+from ..base.values import Taken, identity, remembered, shown
+from ..functions.entries import IS_NO_TRUTH, entries_of
+from ..functions.frozen import Frozen, frozen
+from ..functions.given import PLACE, arrays_given, check_signature, python_function
+from .base import Grid, Mask
+from .dense import Bits
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Where(Taken, Mask):
+    """Key j is visible to query i iff ``function(batch, head, i, j, *arrays)``: a function of your own.
+
+    It is an ordinary Python function of integers that returns True or False, compiled by Numba: batch is the number of
+    the element of the batch, in C order, the others are indices. Integers, including those in arrays, are int64,
+    booleans are Python's. The function is called once for each element to find the states of blocks: from then on calls
+    skip the blocks that nobody sees, and test nothing in those that are wholly visible.
+
+    Parameters
+    ----------
+    function : callable
+        ``function(batch, head, i, j, *arrays)`` returns whether query i sees key j.
+    arrays : sequence of arrays, optional
+        What the function looks up, as in a `Score`. Those on a GPU must not be edited in place afterwards: the states
+        of blocks are kept, and nobody waits to compare them. Make another Where of the same function and other arrays:
+        nothing is compiled again.
+    block_size : int, optional
+        Rows and columns of a block.
+
+    Raises
+    ------
+    TypeError
+        As for a function of a `Score`; in the first call of attention also if it returns anything but True or False.
+
+    See Also
+    --------
+    check_mask : compare the compiled function with plain Python, and look for what it reads outside of its arrays.
+    Causal, Window, Segments, Prefix, Intervals, BlockSparse : masks that need no states.
+
+    Notes
+    -----
+    The function is taken when the Where is made, as in a `Score`. The states of blocks take a byte each, 410 KB for
+    40,960 queries and keys; as much for each head and element of the batch if the function reads `head` and `batch`.
+    They are kept with the Where, for each shape and each CuPy stream; if its arrays are NumPy's and the call runs on a
+    GPU, they are found in each call. ``|`` with another mask becomes Bits in each call. With a `KVCache` i counts the
+    queries of a call, j the keys of a sequence.
+
+    Examples
+    --------
+    >>> import numbattn as na, numpy as np
+    >>> def same_document(batch, head, i, j, document):
+    ...     return document[i] == document[j] and j <= i
+    >>> mask = na.Where(same_document, arrays=[np.array([0, 0, 1, 1])])
+    >>> mask.dense(4, 4).astype(int)
+    array([[1, 0, 0, 0],
+           [1, 1, 0, 0],
+           [0, 0, 1, 0],
+           [0, 0, 1, 1]])
+    """
+
+    function: Callable[..., Any]
+    arrays: Sequence[Array] = ()
+    block_size: int = 64
+    _identity: Frozen = field(init=False)
+    _at: Origin = field(init=False, default=Origin())  # of its first element, in a larger attention
+    _shape: tuple[int, ...] | None = field(init=False, default=None)  # of S, in a call
+    _states: Any = field(init=False, default=None)  # of blocks, uint8 (..., rows, columns): see Grid
+    _kept: dict[Any, Any] = field(init=False, default_factory=dict)  # states, by where they are and of what
+
+    _is_interval = False
+    _is_function = True
+    _samples = (("where", lambda m, n: Where(_striped)),)
+
+    def __post_init__(self) -> None:
+        function = python_function("Where function", self.function)
+        arrays = arrays_given("Where", self.arrays)
+        check_signature("Where function", function, PLACE, len(arrays))
+        self._set(function=function, arrays=arrays, block_size=integer("Where block_size", self.block_size, low=1),
+                  _identity=frozen(function, "Where function"))  # fmt: skip
+
+    def dense(self, seqlen_q: int, seqlen_k: int, *, heads: int = 1, batch: int = 1) -> NDArray[np.bool_]:
+        """The boolean array that the mask stands for.
+
+        Parameters
+        ----------
+        seqlen_q, seqlen_k : int
+        heads, batch : int, optional
+            How many heads, and elements of the batch, there are, if the function reads these.
+
+        Returns
+        -------
+        array of bool, (..., seqlen_q, seqlen_k)
+            True = visible. With several heads or elements of the batch both have an axis, of size 1 if the function
+            does not read them. It is a CuPy array if the mask holds one.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For numbers that are not integers, or too small.
+
+        Examples
+        --------
+        >>> import numbattn as na
+        >>> na.Where(lambda batch, head, i, j: j <= i + head).dense(2, 3, heads=2).astype(int)
+        array([[[[1, 0, 0],
+                 [1, 1, 0]],
+        <BLANKLINE>
+                [[1, 1, 0],
+                 [1, 1, 1]]]])
+        """
+        lead = integer("batch", batch, low=1), integer("heads", heads, low=1)
+        if lead == (1, 1):
+            return super().dense(seqlen_q, seqlen_k)
+        sizes = integer("seqlen_q", seqlen_q, low=0), integer("seqlen_k", seqlen_k, low=0)
+        return Mask.dense(self._fit((*lead, *sizes)), *sizes)
+
+    def _arrays(self) -> dict[str, Any]:
+        return {f"arrays[{i}]": x for i, x in enumerate(self.arrays)}
+
+    def _with(self, **values: Any) -> Where:
+        """It, with the function as it was taken, and other values."""
+        made = object.__new__(Where)
+        made._set(**{name: getattr(self, name) for name in FIELDS} | values)
+        return made
+
+    def _mapped(self, function: Callable[[Any], Any]) -> Where:
+        copies = tuple(map(function, self.arrays))
+        if all(x is y for x, y in zip(copies, self.arrays)):
+            return self
+        return self._with(arrays=copies, _states=None, _kept={})
+
+    def __reduce__(self) -> Any:
+        in_call = {"_at": self._at, "_shape": self._shape}  # for one that a call has fitted, in Saved
+        return Where, (self.function, self.arrays, self.block_size), in_call
+
+    def _key(self) -> tuple[Any, ...]:
+        arrays = tuple(map(identity, self.arrays))
+        return type(self), self._identity, arrays, self.block_size, self._at, self._shape, identity(self._states)
+
+    def _fit(self, shape: tuple[int, ...]) -> Where:
+        return self if shape == self._shape else self._with(_shape=shape, _states=None)
+
+    def _cropped(self, crop: Crop) -> Where:
+        at = self._at._replace(query=self._at.query + crop.first_query, key=self._at.key + crop.first_key)
+        shape = None if self._shape is None else (*self._shape[:-2], crop.queries, crop.keys)
+        return self._with(_at=at, _shape=shape, _states=None)
+
+    def _from_head(self, head: int) -> Where:
+        at = self._at._replace(head=self._at.head + head)
+        return self._with(_at=at, _states=None)
+
+    def _with_states(self, array: Any) -> Where:
+        """With the states of its blocks, in the library of `array`."""
+        if library(self._states) == library(array):
+            return self
+        return self._with(_states=backend(cast(str, library(array))).states_of_blocks(self))
+
+    def _states_kept(self, place: Any, find: Callable[[Where], Any]) -> Any:
+        """The states of its blocks, as they were found for the same arrays, or as find(self) finds them; place: where
+        they are."""
+        key, held = (place, self._at, self._lead, self._sizes), [x.tobytes() for x in self._on_host]
+        if self._kept.get(key, (held,))[0] != held:  # edited in place
+            self._kept.pop(key, None)
+        return remembered(self._kept, key, lambda: (held, find(self)))[1]
+
+    @property
+    def _sizes(self) -> tuple[int, int]:
+        seqlen_q, seqlen_k = cast(tuple[int, ...], self._shape)[-2:]
+        return seqlen_q, seqlen_k
+
+    @cached_property
+    def _lead(self) -> tuple[int, ...]:
+        """The batch axes, heads included, of size 1 where the function does not tell their elements apart."""
+        from ..functions.compiled.truth import reads  # Numba is not imported before it is needed
+
+        shape = cast(tuple[int, ...], self._shape)[:-2]
+        by_batch, by_head = reads(self._identity, self._kinds_of_arrays)
+        return *(n if by_batch else 1 for n in shape[:-1]), *(n if by_head else 1 for n in shape[-1:])
+
+    @property
+    def _matrices(self) -> tuple[int, int]:
+        """How many matrices it tells apart, as (batch, heads)."""
+        return math.prod(self._lead[:-1]), math.prod(self._lead[-1:])
+
+    @property
+    def _kinds_of_arrays(self) -> tuple[Any, ...]:
+        """Numba's types of its arrays."""
+        from numba import from_dtype, types
+
+        return tuple([types.Array(from_dtype(x.dtype), x.ndim, "A") for x in self.arrays])
+
+    def _blocks(self, size: int) -> tuple[int, ...]:
+        """The shape of the states of blocks of this size."""
+        return *self._lead, *(-(-length // size) for length in self._sizes)
+
+    def _grids(self) -> tuple[Grid, ...]:
+        return (Grid(self._states, self.block_size, self.block_size, function=self),)
+
+    def _bits(self, seqlen_q: int, seqlen_k: int, frame: Any, array: Any) -> Bits:
+        whole = self if self._shape is not None else self._fit((1, 1, seqlen_q, seqlen_k))
+        chosen = on_cpus() if isinstance(array, np.ndarray) else backend(cast(str, library(array)))
+        found = chosen.shown_by_function(whole)
+        return Bits.pack(found if self._shape is not None else found[0, 0])
+
+    @property
+    def _test(self) -> Callable[..., Any]:
+        """The function of a query and a key, in plain Python."""
+        given, arrays = self._identity.python, tuple(map(entries_of, self.arrays))
+
+        def test(*place: Any) -> bool:
+            found = given(*place, *arrays)
+            if not isinstance(found, bool | np.bool_):
+                raise TypeError(f"mask: {self.function.__qualname__} {IS_NO_TRUTH}")
+            return bool(found)
+
+        return test
+
+    def __repr__(self) -> str:
+        arrays = f", arrays=[{', '.join(map(shown, self.arrays))}]" if self.arrays else ""
+        return f"Where({self.function.__qualname__}{arrays})"
+
+
+FIELDS = tuple([each.name for each in fields(Where)])
+
+
+def _striped(batch: Any, head: Any, i: Any, j: Any) -> Any:
+    return j <= i and (i - j < 1024 or j % 64 == 0)
