@@ -6,10 +6,10 @@ import re
 import numba
 import numpy as np
 import pytest
-from numbattn.functions.frozen import frozen
 
 from numbattn.functions.compiled.elementwise import elementwise, of_one
 from numbattn.functions.compiled.strict import compiled, power
+from numbattn.functions.frozen import frozen
 
 DTYPES = np.float32, np.float64
 FUNCTIONS = {  # and where they are compared
@@ -72,7 +72,7 @@ def test_powers_of_float32_to_the_last_bit(rng):
 
 
 def test_powers_of_float32_at_the_ends():
-    ends = [np.inf, -np.inf, np.nan, 0, 0.5, -0.5, 1, -1, 2, -2, 3, -3, 3.5, 1e30, -1e30]
+    ends = [np.inf, -np.inf, np.nan, 0, 0.5, -0.5, 1, -1, 2, -2, 3, -3, 3.5, 1e-3, 1e30, -1e30]
     x, y = (part.ravel() for part in np.array(np.meshgrid(ends, ends), "f"))
     with np.errstate(all="ignore"):
         want = np.power(x, y)
@@ -123,7 +123,7 @@ FAULTS = {
     "return z if x > FAR else y": "return y",
     "y = y if x > LEAST else -INFINITE": "pass",
     "return y if x >= LEAST else NAN": "return y",
-    "return e / (e + TWO)": "return ONE - TWO / (e + TWO)",
+    "return e / (e + TWO)": "return (e + TWO - TWO) / (e + TWO)",
     "(lambda x: function(np.float64(x))) if isinstance(x, types.Integer | types.Boolean) else": "",
     "(np.inf if exponent < 0 else z) if size == 0": "z if size == 0",
     "(np.inf if exponent > 0 else 0.0) if size == np.inf": "z if size == np.inf",
