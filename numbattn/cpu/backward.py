@@ -7,9 +7,9 @@ import numpy as np
 
 from ..base.gradients import Gradients, sum_to
 from ..base.values import rounded, rowsum
+from ..functions.compiled.exponentials import exp
 from .arguments import kept, mask_of, matrices, numbers_of, readable, scratch_of, tiles_of
 from .compile import Kernel
-from .exponentials import exp
 from .forward import EXPONENTIAL
 from .launch import launch
 from .product import product, product_tn, row_dots

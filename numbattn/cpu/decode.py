@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..functions.compiled.exponentials import exp
 from .arguments import FEW, WorkTiles, kept, scratch_of, tiles_of
 from .compile import Kernel
-from .exponentials import exp
 from .launch import launch
 from .product import product_few, product_nt
 from .record import Later, Record

@@ -33,7 +33,7 @@ def tile_function(score, dtype, order=0):
     the address of the arrays' `record_of`.
     """
     with naming(score.function):
-        return _tile_function(score._identity, kinds_of(score.arrays), np.dtype(dtype), order)
+        return _tile_function(score._identity_of(dtype), kinds_of(score.arrays), np.dtype(dtype), order)
 
 
 def kinds_of(arrays):
@@ -89,7 +89,8 @@ def gradient_function(score, dtype):
     S, dS: addresses of tiles, before the function and after it; sums: address of `elements` float64, for all wanted
     gradients one after the other.
     """
-    return _gradient_function(score._identity.function, score._wanted, kinds_of(score.arrays), np.dtype(dtype))
+    function = score._identity_of(dtype).function
+    return _gradient_function(function, score._wanted, kinds_of(score.arrays), np.dtype(dtype))
 
 
 @lru_cache(maxsize=256)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .exponentials import exp
+from ..functions.compiled.exponentials import exp
 from .tile import fill, inline
 
 SUMMED = 32  # keys that are summed before the sum is added to l, so that long rows lose fewer digits

@@ -12,9 +12,9 @@ import numpy as np
 from ..base.values import rounded
 from ..call.problem import Saved
 from ..call.tangents import parts_of
+from ..functions.compiled.exponentials import exp
 from .arguments import LONG, directions, mask_of, matrices, memory_of, numbers_of, readable, tiles_of
 from .compile import Kernel
-from .exponentials import exp
 from .forward import EXPONENTIAL, TILE_M, TILE_N, Queries
 from .launch import launch
 from .product import product, product_tn

@@ -12,7 +12,7 @@ from numba.extending import intrinsic, register_jitable
 from numba.np.arrayobj import populate_array
 
 from .. import dropout
-from .exponentials import float_of
+from ..functions.compiled.exponentials import float_of
 from .linked import LINKED, linked
 from .product import FEATURES
 from .selection import select

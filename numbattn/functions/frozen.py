@@ -11,6 +11,7 @@ import builtins
 import dis
 import hashlib
 import inspect
+import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
@@ -36,6 +37,7 @@ REFUSED = {
     "IMPORT_NAME": "imports a module",
 }  # fmt: skip
 NARROW = frozenset(np.dtype(char).type for char in "bhilqBHILQ" if np.dtype(char) != np.int64)
+SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 BEYOND_INT64 = "int64 cannot hold: write a float"  # Numba drops bits of such an integer, or makes it uint64
 
 
@@ -75,6 +77,15 @@ class Frozen:
     def python(self) -> FunctionType:
         """The function in plain Python."""
         return self.linked(lambda function: function, number=_wide)
+
+    def of(self, dtype: Any) -> Frozen:
+        """The same for numbers of this dtype: as in NumPy, Python's floats in it do not make float64 of float32."""
+        return self._of_float32 if dtype == np.float32 else self
+
+    @cached_property
+    def _of_float32(self) -> Frozen:
+        key = self.key, "float32"
+        return KNOWN.setdefault(key, Frozen(key, [_narrow_piece(piece) for piece in self.pieces]))
 
     def linked(
         self,
@@ -265,6 +276,28 @@ def _beyond_int64(x: Any) -> bool:
 def _wide(x: Any) -> Any:
     """Floats, too: in plain Python float32 would make float32 of float64."""
     return _mapped(x, lambda x: float(x) if isinstance(x, np.floating) else x)
+
+
+def _narrow_piece(piece: BareFunction) -> BareFunction:
+    code, name, *surroundings, defaults, keywords = piece
+    in_globals, in_cells = ({path: _narrow(x) for path, x in values.items()} for values in surroundings)
+    of_keywords = {name: _narrow(x) for name, x in keywords.items()}
+    return BareFunction(_narrow(code), name, in_globals, in_cells, _narrow(defaults), of_keywords)
+
+
+def _narrow(x: Any) -> Any:
+    """Python's floats as float32."""
+    if isinstance(x, CodeType):
+        return x.replace(co_consts=tuple(map(_narrow, x.co_consts)))
+    return _mapped(x, lambda x: np.float32(x) if type(x) is float and _has_float32(x) else x)
+
+
+def _has_float32(x: float) -> bool:
+    """Whether float32 is precise enough: it is not for large integers, and not beyond its normal numbers."""
+    if x == 0 or not math.isfinite(x):
+        return True
+    is_large_integer = x.is_integer() and abs(x) < 2.0**53 and float(np.float32(x)) != x
+    return SMALLEST <= abs(x) <= LARGEST and not is_large_integer
 
 
 def _mapped(x: Any, number: Callable[[Any], Any]) -> Any:

@@ -213,7 +213,7 @@ class Radial(Kind):
         from ..functions.compiled.elementwise import check  # Numba is not imported before it is needed
 
         for one in range(order + 1):
-            check("Radial function", self.function, dtype, one)
+            check("Radial function", self.function.of(dtype), dtype, one)
 
     def value(self, t: Any) -> Any:
         return self._of_each(0, t)

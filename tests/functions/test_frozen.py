@@ -211,6 +211,26 @@ def empty():
 
 
 TABLE, ARRAY, THING, LIST = {"a": 1}, np.zeros(3), SimpleNamespace(x=1), [1]
+def test_floats_of_float32():
+    """Python's floats, wherever they are written: but not those that float32 cannot hold, and no others."""
+    third, far, exact = 1 / 3, 1e300, np.float64(0.1)
+
+    def function(s, near=0.1):
+        some = s, 0.1, (0.1, 2), far, 1e-300, 16777217.0, 1e30, third
+        return *some, math.pi, exact, 3, (lambda: 0.1)(), near
+
+    made = frozen(function)
+    assert made.of(np.dtype(np.float64)) is made
+    assert made.of(np.dtype(np.float32)) is made.of(np.float32)
+    assert made.of(np.float32).digest != made.digest
+    found = made.of(np.float32).linked(lambda function: function)(0.5)
+    narrow = {1, 6, 7, 8, 11, 12}
+    assert {at for at, x in enumerate(found) if isinstance(x, np.float32)} == narrow
+    assert isinstance(found[2][0], np.float32)
+    wide = [x for at, x in enumerate(found) if at not in {2, *narrow}]
+    assert wide == [0.5, far, 1e-300, 16777217.0, exact, 3]
+
+
 REFUSED = {
     "raise": (raises_inside, r"raises_inside has a raise or an assert in line \d+ of .*test_frozen.py, which a GPU"),
     "assert": (asserts, r"asserts has a raise or an assert in line \d+"),
@@ -261,5 +281,13 @@ FAULTS = {
     "x in NARROW": "False",
     'namespace = {"__builtins__": builtins}': "namespace = {}",
     "(*of_defaults, *keywords)": "()",
+    "test_floats_of_float32": {
+        "{path: _narrow(x) for path, x in values.items()}": "values",
+        "_narrow(defaults), of_keywords": "defaults, of_keywords",
+        "SMALLEST <= abs(x) <= LARGEST and": "abs(x) <= LARGEST and",
+        "and not is_large_integer": "",
+        "x.is_integer() and abs(x) < 2.0**53": "x.is_integer()",
+        "tuple(map(_narrow, x.co_consts))": "x.co_consts",
+    },
     "tuple(sorted(map(repr, map(_key_of_code, x))))": "tuple(map(repr, x))",
 }

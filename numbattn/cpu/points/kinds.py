@@ -10,19 +10,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...functions.compiled import elementary
 from ...functions.compiled.elementwise import of_one
 from ...functions.compiled.errors import naming
+from ...functions.compiled.exponentials import exp
+from ...functions.compiled.logarithms import log1p, power
 from ...points import kinds
 from ..compile import c_function
-from ..exponentials import exp
-from ..logarithms import log1p, power
 from ..tile import address_of, call_at, contiguous_view, inline
 
 VALUE, DERIVATIVE, CURVATURE, LOGARITHM = "value", "derivative", "curvature", "log_value"
 ORDERS = {VALUE: 0, DERIVATIVE: 1, CURVATURE: 2}
 DIFFERENTIATED = {VALUE: DERIVATIVE, DERIVATIVE: CURVATURE}
 ARGUMENTS = [ctypes.c_int64] * 6  # of a CFunction here
-LARGEST = {np.dtype(np.float32): 88.0, np.dtype(np.float64): 709.0}  # with a finite exponential
 
 
 # --------------------------------------------------------------------------------------------------------------- steps
@@ -42,7 +42,7 @@ def step_of(kind, what, dtype):
     numbers[: len(kind.numbers)] = kind.numbers
     if isinstance(kind, kinds.Radial):
         with naming(kind.function.python):
-            function = function_of_user(kind.function, what, dtype)
+            function = function_of_user(kind.function.of(dtype), what, dtype)
     else:
         degree = kind.degree if isinstance(kind, kinds.Polynomial) else 0
         function = function_of(type(kind), degree, what, dtype)
@@ -167,22 +167,16 @@ ELEMENTS = {
 }  # fmt: skip
 
 
-def _with_logarithms(log_value, log_derivative, log_curvature, what, dtype):
+def _with_logarithms(log_value, log_derivative, log_curvature, what):
     """The function (t, rows + columns, a, b) of one element, for a kind that is an exponential."""
-    largest, infinite = dtype.type(LARGEST[dtype]), dtype.type(np.inf)
-
-    @inline
-    def exponential(x):
-        y = exp(x)
-        return infinite if x > largest else y
 
     def curvature(t, more, a, b):
         slope = log_derivative(t, a, b)
-        return (slope * slope + log_curvature(t, a, b)) * exponential(log_value(t, a, b) + more)
+        return (slope * slope + log_curvature(t, a, b)) * elementary.exp(log_value(t, a, b) + more)
 
     return {
-        VALUE: lambda t, more, a, b: exponential(log_value(t, a, b) + more),
-        DERIVATIVE: lambda t, more, a, b: log_derivative(t, a, b) * exponential(log_value(t, a, b) + more),
+        VALUE: lambda t, more, a, b: elementary.exp(log_value(t, a, b) + more),
+        DERIVATIVE: lambda t, more, a, b: log_derivative(t, a, b) * elementary.exp(log_value(t, a, b) + more),
         CURVATURE: curvature,
         LOGARITHM: lambda t, more, a, b: log_value(t, a, b) + more,
     }[what]
@@ -195,7 +189,7 @@ def function_of(kind, degree, what, dtype):
     def make():
         elements = [*map(inline, ELEMENTS[kind](dtype.type, degree))]
         if kind.is_exponential:
-            element = inline(_with_logarithms(*elements, what, dtype))
+            element = inline(_with_logarithms(*elements, what))
         else:
             of_t = elements[ORDERS[what]]
             element = inline(lambda t, more, a, b: of_t(t, a, b))

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from ...functions.compiled.exponentials import expm1
 from ...scores.softcap import Softcap
-from ..exponentials import expm1
 from ..tile import inline, tile
 from .kind import Kind, Lowered
 

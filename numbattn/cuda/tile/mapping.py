@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 
 from ...functions.compiled.dual import FUNCTIONS, Dual
+from ...functions.compiled.elementary import ELEMENTARY
 from ...functions.compiled.numpy_functions import logaddexp
 from ..compiler import TypingError, extend, extend_by_conversion, held_as_llvm, ir, lower_cast, types
 from .elementwise import emit_minimum
@@ -142,7 +143,8 @@ MODULES = math, np
 OF_TWO = "atan2", "hypot", "copysign", "pow"
 OF_FLOATS = {operator.truediv, operator.itruediv, float, round, math.floor, math.ceil, math.trunc}
 OF_FLOATS |= {getattr(module, name) for module in MODULES for name in FUNCTIONS if hasattr(module, name)}
-OF_FLOATS |= {logaddexp, *[getattr(math, name) for name in (*OF_TWO, "isnan", "isinf", "isfinite")]}
+OF_FLOATS |= {getattr(math, name) for name in (*OF_TWO, "isnan", "isinf", "isfinite")}
+OF_FLOATS |= {logaddexp, *ELEMENTARY.values()}
 
 
 def first_place(kinds):

@@ -16,7 +16,7 @@ from numba.core import cgutils
 from numba.core.typeconv import Conversion
 from numba.extending import intrinsic, lower_cast, models, overload, register_model
 
-from .strict import compiled, round_to
+from .strict import compiled, power, round_to
 
 REAL = (types.Float, types.Integer, types.Boolean)
 LN_2, LN_10, SQRT_PI = math.log(2), math.log(10), math.sqrt(math.pi)
@@ -24,6 +24,8 @@ ZERO, HALF, ONE = map(np.float32, (0, 0.5, 1))  # numbers combined with them kee
 
 
 class Dual(types.Type):
+    is_dual = True
+
     def __init__(self, dtype):
         self.dtype = dtype
         super().__init__(f"Dual({dtype})")
@@ -264,10 +266,10 @@ rule_of_two(operator.mul, lambda x, y, z: y, lambda x, y, z: x, operator.imul)
 rule_of_two(operator.truediv, lambda x, y, z: ONE / y, lambda x, y, z: -z / y, operator.itruediv)
 rule_of_two(operator.mod, lambda x, y, z: ONE, lambda x, y, z: (z - x) / y, operator.imod)
 rule_of_two(
-    operator.pow,
-    lambda x, y, z: y * x ** (y - ONE) if y != 0 else ZERO,
+    power,
+    lambda x, y, z: y * power(x, y - ONE) if y != 0 else ZERO,
     lambda x, y, z: z * math.log(x) if z != 0 else ZERO,
-    operator.ipow, pow, math.pow,
+    operator.pow, operator.ipow, pow, math.pow,
 )  # fmt: skip
 rule_of_two(math.atan2, lambda x, y, z: y / (x * x + y * y), lambda x, y, z: -x / (x * x + y * y))
 rule_of_two(math.hypot, lambda x, y, z: x / z if z != 0 else z, lambda x, y, z: y / z if z != 0 else z)

@@ -9,6 +9,7 @@ from numba import types
 from numba.extending import overload, register_jitable
 
 from .dual import FUNCTIONS, LN_2, ONE, Dual, rule_of_two, value
+from .elementary import ELEMENTARY, exp, log1p
 from .strict import power, round_to
 
 ALL_WHOLE = 2.0**52  # a float from here on is an integer
@@ -63,13 +64,13 @@ def _logaddexp(x, y):
     if not isinstance(x, Dual) and not isinstance(y, Dual):
         def of_numbers(x, y):
             larger = float(max(x, y))
-            return larger + math.log1p(math.exp(-abs(float(x) - float(y)))) if x != y else larger + type(larger)(LN_2)
+            return larger + log1p(exp(-abs(float(x) - float(y)))) if x != y else larger + type(larger)(LN_2)
 
         return of_numbers
 
 
-rule_of_two(logaddexp, lambda x, y, z: math.exp(x - z) if x != z else ONE,
-            lambda x, y, z: math.exp(y - z) if y != z else ONE)  # fmt: skip
+rule_of_two(logaddexp, lambda x, y, z: exp(x - z) if x != z else ONE,
+            lambda x, y, z: exp(y - z) if y != z else ONE)  # fmt: skip
 
 
 def reciprocal(x):
@@ -124,3 +125,4 @@ INSTEAD = {  # replacements, by NumPy's names
 }  # fmt: skip
 OF_ONE_NAME = *FUNCTIONS, "isnan", "isinf", "isfinite", "copysign", "hypot"
 INSTEAD |= {getattr(np, name): getattr(math, name) for name in OF_ONE_NAME if hasattr(np, name) and hasattr(math, name)}
+INSTEAD |= {getattr(module, name): function for module in (math, np) for name, function in ELEMENTARY.items()}

@@ -5,11 +5,14 @@
 - so does round(x, n): it becomes a function that does not
 - int ** int is an integer even where the exponent is negative: refused; of constants it may be beyond int64: refused
 - ~True is False: refused
+- float32 and a whole number that is written down, as in 2 * s, make float64: the number becomes a float32, as in NumPy
 """
 
 import math
 import operator
+from typing import Any, NamedTuple
 
+import numpy as np
 from numba import types
 from numba.core import ir
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
@@ -27,6 +30,8 @@ NO_POWER = "has int ** int, which is a float if the exponent is negative: write 
 NEGATIVE_POWER = "has a negative integer as an exponent: write x ** -1.0"
 NO_COMPLEMENT = "has ~ of True or False, which is -2 or -1 in Python: write not x, or ~int(x)"
 LARGE_POWER = "has a power that int64 cannot hold: write 2.0 ** 70"
+POWERS = operator.pow, operator.ipow
+KNOWN_TO_LLVM = -1, 0.5, 1, 2  # powers that are a product, a quotient or a root
 REFUSED = NO_POWER, NEGATIVE_POWER, NO_COMPLEMENT, LARGE_POWER
 
 
@@ -36,6 +41,8 @@ def power(x, y):
 
 @overload(power)
 def _power(x, y):
+    if getattr(x, "is_dual", False) or getattr(y, "is_dual", False):
+        return None  # its rule is in `dual`
     if isinstance(y, types.Integer):
         if isinstance(x, types.Integer | types.Boolean):
             raise TypingError(NO_POWER)
@@ -82,9 +89,19 @@ def _complement(x):
     return lambda x: ~x
 
 
+def beside(number, x):
+    return number
+
+
+@overload(beside)
+def _beside(number, x):
+    """A whole number that float32 holds, in an operation with x."""
+    return (lambda number, x: np.float32(number)) if x == types.float32 else (lambda number, x: number)
+
+
 @register_pass(mutates_CFG=False, analysis_only=False)
 class Replacing(FunctionPass):
-    """Replace operators by the functions above."""
+    """Replace operators, and whole numbers in them, by the functions above."""
 
     _name = "numbattn_replaces_operators"
 
@@ -96,31 +113,68 @@ class Replacing(FunctionPass):
         for block in state.func_ir.blocks.values():
             body = []
             for statement in block.body:
-                found = isinstance(statement, ir.Assign) and _instead_of(statement.value, state.func_ir)
-                if found:
-                    function, arguments = found
-                    name = ir.Var(block.scope, mk_unique_var(function.__name__), statement.loc)
-                    state.func_ir._definitions[name.name].append(ir.Global(function.__name__, function, statement.loc))
-                    body.append(ir.Assign(state.func_ir._definitions[name.name][0], name, statement.loc))
-                    statement.value = ir.Expr.call(name, arguments, (), statement.loc)
-                    changed = True
+                if isinstance(statement, ir.Assign) and isinstance(statement.value, ir.Expr):
+                    changed |= _replace(statement, Inserting(state.func_ir, block.scope, statement.loc, body))
                 body.append(statement)
             block.body = body
         return changed
 
 
+class Inserting(NamedTuple):
+    """Where statements are inserted."""
+
+    func_ir: Any
+    scope: Any
+    loc: Any
+    body: list[Any]
+
+    def assign(self, name, value):
+        """A new variable of this value."""
+        made = ir.Var(self.scope, mk_unique_var(name), self.loc)
+        self.func_ir._definitions[made.name].append(value)
+        self.body.append(ir.Assign(value, made, self.loc))
+        return made
+
+    def call(self, function, arguments):
+        """A call as an expression."""
+        name = function.__name__
+        return ir.Expr.call(self.assign(name, ir.Global(name, function, self.loc)), arguments, (), self.loc)
+
+
+def _replace(statement, inserting):
+    """Replace what is assigned, or operands of it, if need be; whether that was done."""
+    value, func_ir = statement.value, inserting.func_ir
+    found = _instead_of(value, func_ir)
+    if found:
+        statement.value = inserting.call(*found)
+        return True
+    if value.op not in ("binop", "inplace_binop") or value.fn in POWERS:
+        return False
+    operands = {"lhs": value.rhs, "rhs": value.lhs}
+    whole = {name: other for name, other in operands.items() if _is_whole(getattr(value, name), func_ir)}
+    for name, other in whole.items() if len(whole) == 1 else ():
+        call = inserting.call(beside, [getattr(value, name), other])
+        value._kws[name] = inserting.assign(beside.__name__, call)
+    return len(whole) == 1
+
+
+def _is_whole(operand, func_ir):
+    number = guard(find_const, func_ir, operand)
+    return type(number) is int and abs(number) <= 2**24
+
+
 def _instead_of(value, func_ir):
     """The function above that replaces an operation, and its arguments; None for anything else."""
-    if not isinstance(value, ir.Expr):
-        return None
     if value.op == "unary" and value.fn is operator.invert:
         return complement, [value.value]
     if value.op == "call" and len(value.args) == 2:
         called = guard(get_definition, func_ir, value.func)
         return (round_to, value.args) if getattr(called, "value", None) is round else None
-    if value.op not in ("binop", "inplace_binop") or value.fn not in (operator.pow, operator.ipow):
+    if value.op not in ("binop", "inplace_binop") or value.fn not in POWERS:
         return None
     exponent = guard(find_const, func_ir, value.rhs)
+    if isinstance(exponent, float | np.floating) and exponent in KNOWN_TO_LLVM:
+        return None
     if not isinstance(exponent, int):
         return power, [value.lhs, value.rhs]
     if exponent < 0:
@@ -169,5 +223,5 @@ class Compiled(CPUDispatcher):
 
 
 def compiled(function):
-    options = {"nopython": True, "boundscheck": None, "error_model": "numpy"}
+    options = {"nopython": True, "boundscheck": None, "error_model": "numpy", "forceinline": True}
     return Compiled(function, targetoptions=options, pipeline_class=Compiler)

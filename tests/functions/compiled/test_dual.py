@@ -189,8 +189,8 @@ FAULTS = {
     "(operator.mul, lambda x, y, z: y, lambda x, y, z: x": "(operator.mul, lambda x, y, z: y, lambda x, y, z: ONE",
     "lambda x, y, z: -z / y": "lambda x, y, z: z / y",
     "y if first(y, x) else x": "x if first(y, x) else y",
-    "y * x ** (y - ONE) if y != 0": "x ** (y - ONE) if y != 0",
-    "y * x ** (y - ONE) if y != 0 else ZERO": "y * x ** (y - ONE)",
+    "y * power(x, y - ONE) if y != 0": "power(x, y - ONE) if y != 0",
+    "y * power(x, y - ONE) if y != 0 else ZERO": "y * power(x, y - ONE)",
     "z * math.log(x) if z != 0": "z if z != 0",
     "lambda x, z: math.cos(x)": "lambda x, z: math.sin(x)",
     "partial * change if change != 0 else change": "partial * change",
@@ -201,7 +201,7 @@ FAULTS = {
     "lambda x, y, z: (z - x) / y": "lambda x, y, z: (z + x) / y",
     "context.get_constant(types.int64, 0)": "context.get_constant(types.int64, 1)",
     "functions/compiled/numpy_functions.py": {
-        "math.exp(x - z) if x != z": "math.exp(y - z) if x != z",
+        "lambda x, y, z: exp(x - z) if x != z": "lambda x, y, z: exp(y - z) if x != z",
         "kind(to_integer(x)) if abs(x) < ALL_WHOLE else x": "x",
     },
     "functions/compiled/derivative.py": {

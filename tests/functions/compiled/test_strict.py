@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from numba import types
 
 import numbattn as na
 from numbattn.functions.compiled.strict import compiled
@@ -55,6 +56,14 @@ def test_a_float_to_the_power_of_an_integer_divides_by_zero_as_numpy():
     np.testing.assert_allclose(got[0, 0], want / want.sum(), rtol=1e-12)
 
 
+def test_whole_numbers_do_not_make_float64_of_float32():
+    made = compiled(lambda x, i: (2 * x, x - 1, x / 3, (x > 1) + i + 1, i / 2, x + 16777217))
+    found = made(np.float32(0.5), 7)
+    kinds = [str(kind) for kind in made.overloads[types.float32, types.int64].signature.return_type]
+    assert kinds == ["float32"] * 3 + ["int64", "float64", "float64"]
+    assert found == (1, -0.5, np.float32(0.5) / np.float32(3), 8, 3.5, 16777217.5)
+
+
 FAULTS = {
     "return lambda x, y: x ** float(y)": "return lambda x, y: x**y",
     "if exponent < 0:": "if False:",
@@ -62,4 +71,6 @@ FAULTS = {
     "passes.add_pass_after(Replacing, InlineClosureLikes)": "passes.passes.insert(3, (Replacing, ''))",
     "passes.add_pass_after(Recompiling, MakeFunctionToJitFunction)": "pass",
     'if value.op == "unary"': "if False",
+    "abs(number) <= 2**24": "True",
+    "if x == types.float32 else (lambda number, x: number)": "",
 }

@@ -221,7 +221,7 @@ def raised(degree):
 
 def radial(ACC, digest):
     """A user's own function, and its derivatives by dual numbers"""
-    function, INFINITE = KNOWN[digest], ACC(np.inf)
+    function, INFINITE = KNOWN[digest].of(ACC), ACC(np.inf)
     of_one, slope_of_one = inlined(function), derivative_of(compiled_of(function))
 
     @device

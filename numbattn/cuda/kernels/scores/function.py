@@ -129,7 +129,7 @@ class FunctionKind(Kind):
         if part._wants_gradient and part._elements > MOST_ELEMENTS:
             raise NotImplementedError(f"score: got a Score with gradients of {part._elements} elements, at most "
                                       f"{MOST_ELEMENTS} on a GPU")
-        text = part_of(part._identity, tuple([(x.dtype.name, x.ndim) for x in part.arrays]))
+        text = part_of(part._identity_of(problem.sum_dtype), tuple([(x.dtype.name, x.ndim) for x in part.arrays]))
         return text, (), {array_of_function(number, which): x for which, x in enumerate(part.arrays)}
 
     @classmethod

@@ -57,11 +57,12 @@ class MovingKind(FunctionKind):
     def lowered(cls, part, number, problem):
         check_places(problem)
         score, arrays = part._score, (*part._score.arrays, part._tangents)
-        only_adds = part_of(score._identity, tuple([(x.dtype.name, x.ndim) for x in score.arrays]))
+        identity = score._identity_of(problem.sum_dtype)
+        only_adds = part_of(identity, tuple([(x.dtype.name, x.ndim) for x in score.arrays]))
         is_shift = only_adds.startswith(ShiftKind.name)
         name = "still" if part._is_zero else "moving-shift" if is_shift else "moving"
         wanted = "".join(str(int(x)) for x in score._wanted)
-        text = " ".join([name, score._identity.digest, wanted, *(f"{x.dtype.name}:{x.ndim}" for x in arrays)])
+        text = " ".join([name, identity.digest, wanted, *(f"{x.dtype.name}:{x.ndim}" for x in arrays)])
         return text, (), {array_of_function(number, which): x for which, x in enumerate(arrays)}
 
 

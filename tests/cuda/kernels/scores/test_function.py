@@ -1,5 +1,7 @@
 """Functions of the user's own, and their derivatives."""
 
+import math
+
 import cupy
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import numbattn as na
 from numbattn.functions.compiled.errors import naming
 from tests.accuracy import check, random
 from tests.scores import test_parts as scores
+from tests.tools import device
 from tests.tools.device import HOPPER, TURING, on
 from tests.tools.launch import compiled_only, simulated_only
 
@@ -95,6 +98,20 @@ def test_differences_of_unsigned_entries_are_negative(rng, small, dtype):
         check(*scores.qkv(rng, np.float32, heads_k=1, d=8), rng, score=na.Score(apart, arrays=arrays))
 
 
+def test_floats_in_a_function_do_not_make_float64_of_float32(rng, monkeypatch):
+    def function(s, batch, head, i, j, x):
+        return 30.0 * math.tanh(s / 30.0) - 0.1 * abs(i - j) + x[j] * 0.3
+
+    q, found, kept = random(rng, (70, 16), np.float32), [], device.kept_ptx
+    monkeypatch.setattr(device, "kept_ptx", lambda *about: found.append(kept(*about)) or found[-1])
+    for dtype in np.float32, np.float64:
+        with on(TURING):
+            na.attention(q, q, q, score=na.Score(function, arrays=[q[:, 0].astype(dtype)]))
+    narrow, wide = [".f64" in ptx for ptx in found]
+    assert not narrow
+    assert wide
+
+
 # ----------------------------------------------------------------------------------------------------------- on a GPU
 @pytest.mark.gpu
 @pytest.mark.parametrize("d", [64, 128, 256])
@@ -114,6 +131,9 @@ def test_functions_that_numba_cannot_compile_are_named():
 
 
 FAULTS = {
+    "test_floats_in_a_function_do_not_make_float64_of_float32[compiled]": {
+        "part_of(part._identity_of(problem.sum_dtype), ": "part_of(part._identity, ",
+    },
     "cuda/test_origin.py::test_part_of_the_heads_and_of_the_batch": {
         "(first + at.batch + batch, at.head + head, arrays)": "(first + batch, at.head + head, arrays)",
         "at.batch + batch, at.head + head, arrays)": "at.batch + batch, head, arrays)",

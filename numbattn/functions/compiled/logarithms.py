@@ -1,14 +1,14 @@
-"""log1p and powers of an element that is not negative, in loops that are vectorised."""
+"""Logarithms, and powers of an element that is not negative, in loops that are vectorised."""
 
 import math
 
 import numpy as np
 from numba import types
-from numba.extending import overload
+from numba.extending import overload, register_jitable
 
 from .exponentials import DEGREES, _numbers_of_exp, bits_of, float_of
-from .tile import inline
 
+OPTIONS = {"fastmath": {"contract"}, "forceinline": True}  # or loops are not vectorised
 TERMS = {types.float32: 6, types.float64: 12}  # of the series; the rest is below half a bit
 
 
@@ -30,7 +30,7 @@ def _logarithm(dtype, integer, terms):
     first, *rest = [dtype(2 / (2 * k + 1)) for k in range(terms - 1, -1, -1)]
     rest = tuple(rest)
 
-    @inline
+    @register_jitable(**OPTIONS)
     def logarithm(x):
         n = (bits_of(x) - LEAST) >> SHIFT
         m = float_of(integer(bits_of(x) - (n << SHIFT)))
@@ -41,6 +41,41 @@ def _logarithm(dtype, integer, terms):
         return dtype(n), s * y
 
     return logarithm
+
+
+def _series_log(dtype, integer, degree, terms):
+    """log(x), and -inf below the normal numbers."""
+    logarithm, ends = _logarithm(dtype, integer, terms), _with_ends(dtype)
+    _, _, LN_2, LN_2_REST, _, _ = _numbers_of_exp(dtype, integer, degree)
+
+    def log(x):
+        n, log_m = logarithm(x)
+        return ends(x, n * LN_2 + (n * LN_2_REST + log_m))
+
+    return log
+
+
+def _series_log2(dtype, integer, degree, terms):
+    logarithm, ends, LOG2_E = _logarithm(dtype, integer, terms), _with_ends(dtype), dtype(math.log2(math.e))
+
+    def log2(x):
+        n, log_m = logarithm(x)
+        return ends(x, n + LOG2_E * log_m)
+
+    return log2
+
+
+def _with_ends(dtype):
+    """The device function (x, y) -> y, the logarithm of x, or what it is for an x that is no positive normal number."""
+    ZERO, INFINITE, NAN, SMALLEST = map(dtype, (0, np.inf, np.nan, np.finfo(dtype).tiny))
+
+    @register_jitable(**OPTIONS)
+    def ends(x, y):
+        y = y if x < INFINITE else x
+        y = y if not x < SMALLEST else -INFINITE
+        return y if not x < ZERO else NAN
+
+    return ends
 
 
 def _series_log1p(dtype, integer, degree, terms):
@@ -86,9 +121,8 @@ def _power(dtype, integer, degree, terms):
     return power
 
 
-_LOG1P, _POWERS = ({kind: make(*DEGREES[kind], terms) for kind, terms in TERMS.items()}
-                   for make in (_series_log1p, _power))  # fmt: skip
-OPTIONS = {"fastmath": {"contract"}, "forceinline": True}  # or loops are not vectorised
+LOG, LOG2, _LOG1P, _POWERS = ({kind: make(*DEGREES[kind], terms) for kind, terms in TERMS.items()}
+                              for make in (_series_log, _series_log2, _series_log1p, _power))  # fmt: skip
 
 
 @overload(log1p, jit_options=OPTIONS)

@@ -2,7 +2,7 @@ import numba
 import numpy as np
 import pytest
 
-from numbattn.cpu import logarithms
+from numbattn.functions.compiled import logarithms
 
 
 @numba.njit(error_model="numpy")
@@ -62,7 +62,7 @@ def test_powers_beyond_the_dtype(dtype):
 
 FAULTS = {
     "lost = (x - (w - ONE)) / w": "lost = ONE - ONE",
-    "y if x < INFINITE else x": "y",
+    "return y if x < INFINITE else x": "return y",
     "y = ZERO if x < SMALLEST else y": "pass",
     "y = ZERO if k == BELOW else y": "pass",
     "y = INFINITE if k == MOST else y": "pass",

@@ -2,7 +2,7 @@ import numba
 import numpy as np
 import pytest
 
-from numbattn.cpu.exponentials import exp, expm1
+from numbattn.functions.compiled.exponentials import exp, expm1
 
 
 @numba.njit
