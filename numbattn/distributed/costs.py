@@ -149,7 +149,7 @@ def visible_keys(share: Share) -> Any:
 def _in_intervals(mask: Mask) -> Mask:
     """The parts of a mask that show each query an interval of keys, by numbers and arrays that all ranks know."""
     if isinstance(mask, Joined):
-        drawn = isinstance(mask, AnyOf) and mask._is_drawn
-        return All() if drawn else type(mask)(tuple([_in_intervals(part) for part in mask.of]))
+        materialised = isinstance(mask, AnyOf) and mask._is_materialised
+        return All() if materialised else type(mask)(tuple([_in_intervals(part) for part in mask.of]))
     on_host = all(isinstance(x, np.ndarray) for x in mask._arrays().values())
     return mask if mask._is_interval and mask._axis_of_queries is None and on_host else All()

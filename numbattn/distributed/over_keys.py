@@ -40,7 +40,7 @@ def over_keys(place: RankPlace, q: Any, k: Any, v: Any, call: Options) -> Messag
     facts = yield from agreed(place, own)
     mask, score = yield from near_by(mask, score)
     lengths = None
-    if inputs.cache is not None and (mask._leaves or any(part._knows_places for part in score)):
+    if inputs.cache is not None and (mask._leaves or any(part._needs_positions for part in score)):
         lengths = yield from gathered(place, [inputs.cache.lengths])
 
     def blocks_of() -> list[tuple[Problem, Inputs]]:

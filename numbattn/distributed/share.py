@@ -89,8 +89,8 @@ class Share:
     @cached_property
     def joins(self) -> bool:
         """Whether a call may have several pieces, since only the mask depends on their places."""
-        knows_places = any(part._knows_places for part in self.parts)
-        return not (knows_places or self.problem.dropout or self.mask._holds_arrays)
+        needs_positions = any(part._needs_positions for part in self.parts)
+        return not (needs_positions or self.problem.dropout or self.mask._holds_arrays)
 
     def hop(self, step: int) -> Hop:
         """The rank's work in a step."""

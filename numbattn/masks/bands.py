@@ -37,7 +37,7 @@ class Causal(Mask):
     offset: Integers | None = None
 
     _crops_by_sequence = True
-    _samples = (("causal", lambda m, n: Causal()),)
+    _examples = (("causal", lambda m, n: Causal()),)
 
     def __post_init__(self) -> None:
         self._set(offset=None if self.offset is None else integers("Causal offset", self.offset))
@@ -86,7 +86,7 @@ class Window(Mask):
     offset: Integers | None = None
 
     _crops_by_sequence = True
-    _samples = (("window", lambda m, n: Window(n // 8, 0)),)
+    _examples = (("window", lambda m, n: Window(n // 8, 0)),)
 
     def __post_init__(self) -> None:
         self._set(
@@ -146,8 +146,8 @@ class Lengths(Mask):
     keys: Integers | None = None
     queries: Integers | None = None
 
-    _crops_by_sequence = _ends_keys = True
-    _samples = (("lengths", lambda m, n: Lengths(np.full((1, 1), n))),)
+    _crops_by_sequence = _may_truncate = True
+    _examples = (("lengths", lambda m, n: Lengths(np.full((1, 1), n))),)
 
     def __post_init__(self) -> None:
         self._set(
@@ -202,8 +202,8 @@ class First(Mask):
 
     n: Integers
 
-    _is_aligned = _crops_by_sequence = _ends_keys = True
-    _samples = (("first", lambda m, n: First(np.full((1, 1), 4))),)
+    _is_aligned = _crops_by_sequence = _may_truncate = True
+    _examples = (("first", lambda m, n: First(np.full((1, 1), 4))),)
 
     def __post_init__(self) -> None:
         n = integers("First n", self.n)
@@ -233,7 +233,7 @@ class Cached(Lengths):
     align a sequence's last query with its last key, not with the last one that the cache has room for."""
 
     _is_frame = True
-    _ends_keys = False
+    _may_truncate = False
 
     def _own_key(self, seqlen_q: int, seqlen_k: int) -> Any:
         """The own key of query 0."""

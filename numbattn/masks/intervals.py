@@ -44,7 +44,7 @@ class Prefix(Mask):
     offset: Integers | None = None
 
     _crops_by_sequence = True
-    _samples = (("prefix", lambda m, n: Prefix(np.full((1, 1), n // 4))),)
+    _examples = (("prefix", lambda m, n: Prefix(np.full((1, 1), n // 4))),)
 
     def __post_init__(self) -> None:
         self._set(
@@ -93,7 +93,7 @@ class Intervals(Mask):
     end: Integers
 
     _axis_of_queries = -1
-    _samples = (("intervals", lambda m, n: Intervals(*(np.broadcast_to(x, (1, 1, m)) for x in (0, n)))),)
+    _examples = (("intervals", lambda m, n: Intervals(*(np.broadcast_to(x, (1, 1, m)) for x in (0, n)))),)
 
     def __post_init__(self) -> None:
         self._set(

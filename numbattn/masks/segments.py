@@ -87,7 +87,7 @@ class Segments(Mask):
     max_queries: int | None = None
 
     _is_segments = _is_frame = True
-    _samples = (
+    _examples = (
         ("segments", lambda m, n: _eight(m, n)),
         ("causal-segments", lambda m, n: Causal() & _eight(m, n)),
         ("window-segments", lambda m, n: Window(n // 8, 0) & _eight(m, n)),

@@ -111,7 +111,7 @@ class Score(Taken, Part):
     _identity: Identity = field(init=False)
 
     _is_nonlinear = True
-    _samples = (("function", lambda shape, dtype, gradient: Score(_far)),)
+    _examples = (("function", lambda shape, dtype, gradient: Score(_far)),)
 
     def __post_init__(self) -> None:
         for order in ORDERS:

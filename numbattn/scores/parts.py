@@ -20,10 +20,10 @@ class Part(Value):
     _own_axes: int | None = None  # how many axes its array has after those of the batch; None without an array
     _is_nonlinear = False  # whether it has a derivative that is not 1
     _has_step = True  # whether it is a function of S; a Sink is one more logit of each row
-    _knows_places = True  # whether what it does depends on where the query and the key are
+    _needs_positions = True  # whether what it does depends on where the query and the key are
     _crops_by_sequence = False  # whether `_cropped` takes places that differ between sequences, as in caches
     # examples for `python -m numbattn`, by name: (shape of S without the batch, dtype, gradient) -> a part
-    _samples: tuple[tuple[str, Callable[[tuple[int, ...], Any, bool], Part]], ...] = ()
+    _examples: tuple[tuple[str, Callable[[tuple[int, ...], Any, bool], Part]], ...] = ()
 
     def _applied(self, S: Any) -> Any:
         """S (..., seqlen_q, seqlen_k) after this part."""

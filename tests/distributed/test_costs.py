@@ -110,7 +110,7 @@ FAULTS = {
     "sums if axes.heads is None else x.dtype.itemsize": "sums",
     "counts = counts - np.maximum(inside, 0)": "pass",
     "and mask._axis_of_queries is None and on_host": "and on_host",
-    "isinstance(mask, AnyOf) and mask._is_drawn": "False",
+    "isinstance(mask, AnyOf) and mask._is_materialised": "False",
     "base/values.py": {
         "if found is None:": "if True:",
         "_keep(known, key, found, most)\n    return found": "_keep(known, key, found, most)\n    return known[key]",

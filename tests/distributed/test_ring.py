@@ -345,8 +345,8 @@ FAULTS = {
     "distributed/share.py": {
         "return steps_of(self.score)": "return list(self.score)",
         "Origin(crop.first_query, crop.first_key,": "Origin(crop.first_query, crop.first_query,",
-        "knows_places or self.problem.dropout or": "knows_places or",
-        "any(part._knows_places for part in self.parts)": "False",
+        "needs_positions or self.problem.dropout or": "needs_positions or",
+        "any(part._needs_positions for part in self.parts)": "False",
         "cropped(self.mask, crop) if self.mask._holds_arrays else block.mask": "block.mask",
         "mask if mask._axis_of_queries is None else All()": "mask",
         "any(rows not in (1, seqlen_q) for rows in of_value)": "False",

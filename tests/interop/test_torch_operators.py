@@ -287,10 +287,10 @@ def test_shapes_that_torch_is_told_are_right(shapes):
 def every_option():
     yield "tree", na.Tail(na.Bits.tree([-1, 0, 0]))
     for kind in kinds(Mask):
-        for name, sample in getattr(kind, "_samples", ()):
+        for name, sample in getattr(kind, "_examples", ()):
             yield name, sample(16, 16)
     for kind in kinds(Part):
-        for name, sample in getattr(kind, "_samples", ()):
+        for name, sample in getattr(kind, "_examples", ()):
             yield name, sample((2, 16, 16), np.float32, True)
 
 

@@ -43,7 +43,7 @@ def without_arrays(mask, seqlen_q, seqlen_k):
 
 def own_arrays(mask):
     states = [leaf._states for leaf in mask._leaves if leaf._is_function]
-    return [*mask._all_arrays, *states] if mask._lasts else None
+    return [*mask._all_arrays, *states] if mask._is_reusable else None
 
 
 def mask_and_arrays(mask, seqlen_q, seqlen_k):

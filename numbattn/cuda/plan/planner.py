@@ -15,9 +15,9 @@ from ..kernels.scores import (
     CLASSES,
     READS,
     WITH_DELTA,
-    is_natural,
     is_nonlinear,
     is_packed,
+    is_scaled,
     kind,
     place_of_part,
 )
@@ -71,8 +71,8 @@ def plan(pass_, problem, device, call):
 
 
 def sharing(shapes):
-    """Who shares arrays with these batch axes, heads last: all matrices, SHARED; those of a head, BY_HEAD; nobody, "".
-    """
+    """How widely arrays with these batch axes, heads last, are shared: by all matrices, SHARED; per head, BY_HEAD; or
+    not, ""."""
     shapes = list(shapes)
     if any(math.prod(shape[:-1]) > 1 for shape in shapes):
         return ""
@@ -333,7 +333,7 @@ class Planner:
                 yield from self.flat(x, numbers, work)
         elif isinstance(argument, Argument):
             yield from argument.flat(self, work)
-        elif argument == "scale_log2" and is_natural(self.score):
+        elif argument == "scale_log2" and is_scaled(self.score):
             yield LOG2_E
         elif argument in numbers:
             yield numbers[argument]

@@ -88,7 +88,7 @@ class SharedMemory:
         np.maximum(mine, known, out=mine)
 
     def who_does_not_know(self, known, threads):
-        """Those of the threads that have not learned all of that."""
+        """The threads that have not yet seen every event in `known`."""
         return [thread for thread in threads if np.count_nonzero(known[0] > self.clocks[0, thread])]
 
     def share(self):

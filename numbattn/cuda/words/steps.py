@@ -141,7 +141,7 @@ def array_of_grid(number, which):
 
 
 def array_of_part(number):
-    """Its name."""
+    """The name of the array of score part `number`."""
     return f"score {number}"
 
 

@@ -411,7 +411,7 @@ def is_batched(x: Any) -> bool:
 
 
 def level_of(x: Any) -> int:
-    """Of the vmaps that x is a batch of, the innermost, counted from 1. Torch knows in which one a thread is, but on a
+    """The level of the innermost vmap over x, counted from 1. Torch knows in which one a thread is, but on a
     GPU autograd works in threads of its own. Removing an axis that x does not have gives one of length 0."""
     return max((level for level in range(1, 64) if torch._remove_batch_dim(x, level, 0, 0).shape[0]), default=1)
 

@@ -16,7 +16,7 @@ from ...words.arguments import LSE_LOG2, Argument, Matrix, Statistic
 from ...words.signatures import array_type
 from ...words.spec import Spec
 from ..scores import SCORE, kind, parts_of, read_step, read_tangent_step, score_steps, tangent_steps
-from ..scores.score import units
+from ..scores.score import scaling_steps
 from ..shared.dropout import DROPOUT
 from ..shared.exact_sums import add_atomically, add_exactly
 from ..shared.layouts import DTYPES, sum_type, sums
@@ -44,7 +44,7 @@ def function_gradient(*, sum_dtype, exact, wanted, **about):
     ACC, SUM = sum_type(DTYPES[about["dtype"]]), np.dtype(sum_dtype).type
     S_TILE = sums(about["unit"], about["lanes"], TILE_M, TILE_N, about["threads"])
     part, before, ONE, ZERO = parts_of(score)[after], parts_of(score)[:after], ACC(1), SUM(0)
-    (apply, *_), (_, natural) = score_steps(before, S_TILE, ACC, after=after), units(before, part)
+    (apply, *_), (_, to_scaled) = score_steps(before, S_TILE, ACC, after=after), scaling_steps(before, part)
     add_pending = add_exactly if exact else add_atomically
     add_reads = read_step(part, after, wanted, ACC, SUM, add_pending)
 
@@ -57,7 +57,7 @@ def function_gradient(*, sum_dtype, exact, wanted, **about):
     @device
     def add(pending, dS, S, given, batch, head, m0, n0, walk):
         S, _ = apply(S[0], given.scores, batch, head, m0, n0)
-        return add_reads(pending, S * natural(ONE, given.scores), dS, given.scores, walk.sums, batch, head, m0, n0)
+        return add_reads(pending, S * to_scaled(ONE, given.scores), dS, given.scores, walk.sums, batch, head, m0, n0)
 
     NONE = np.int64(0) if "tscore" in about else np.int32(0)    # of the type that counts elements
     if "tscore" in about:
@@ -82,13 +82,14 @@ def tangents_step(score, tscore, after, layout, ACC, SUM, add_pending):
     part, before, ONE = parts_of(score)[after], parts_of(score)[:after], ACC(1)
     at = sum(map(bool, tangents[:after]))
     apply, _ = tangent_steps(before, tangents[:after], layout, ACC, after=len(before))
-    add_reads, (_, natural) = read_tangent_step(tangents[after], at, ACC, SUM, add_pending), units(before, part)
+    add_reads = read_tangent_step(tangents[after], at, ACC, SUM, add_pending)
+    _, to_scaled = scaling_steps(before, part)
 
     @device
     def add_both(pending, dS, S, given, batch, head, m0, n0, walk):
         S, tS, _ = apply(*S, given.scores, given.along.scores, batch, head, m0, n0)
-        unit, about = natural(ONE, given.scores), (batch, head, m0, n0)
-        return add_reads(pending, S * unit, tS * unit, *dS, given.along.scores, walk.sums, *about)
+        scale, about = to_scaled(ONE, given.scores), (batch, head, m0, n0)
+        return add_reads(pending, S * scale, tS * scale, *dS, given.along.scores, walk.sums, *about)
 
     return add_both
 

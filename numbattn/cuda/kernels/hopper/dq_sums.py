@@ -106,12 +106,12 @@ def dq_steps(SHARED_DS, SHARED_K, SHARED_DQ, late):
         """Send the dQ of the last tile of queries, and what has not been sent yet."""
         dQ = wgmma_wait(start_dq(advance(sdS, 1)), 0)
         if LATE:
-            add_dq(sdS, walk.last, mSums, tile)
+            add_dq(sdS, walk.previous, mSums, tile)
         wait_for_store()
         sync_warpgroup()
-        store_dq(dQ, advance(sdS, 1), walk.at, mSums, tile)
+        store_dq(dQ, advance(sdS, 1), walk.current, mSums, tile)
         if LATE:
-            add_dq(advance(sdS, 1), walk.at, mSums, tile)
+            add_dq(advance(sdS, 1), walk.current, mSums, tile)
         wait_for_store()
 
     return publish_ds, start_dq, store_dq, drain_dq

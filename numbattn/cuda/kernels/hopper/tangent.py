@@ -99,7 +99,7 @@ def hopper_tangent(
     next_n_block, (share_of, is_whole) = n_block_steps(mask, tile_n, consumers).next, share_steps(mask, consumers)
     needs_mask, masked = mask_steps(mask, S_TILE, tile_n, consumers, ACC)
     (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
-    scored, with_tsink = scored_step(score, tscore, S_TILE, tile_n, ACC), sink_tangent_step(tscore, ACC)
+    apply_score, with_tsink = scored_step(score, tscore, S_TILE, tile_n, ACC), sink_tangent_step(tscore, ACC)
     HAS_SCORE = any(kind(part).has_step for part in score)
     sign_dropped, left_operand, both_factors = drop_steps(S_TILE, dropout, ONLY_V)
     clear_beyond, skip, n_block_range = key_tile_steps(mask, tile_n, consumers)
@@ -116,7 +116,7 @@ def hopper_tangent(
             tS = dot(S_TILE, allocate(LEFT_OF_TS, Q.index), allocate(RIGHT_OF_TS, K.index).T)   # (2), in flight
             after = next_n_block(tile, args.mask, here + 1)
             if HAS_SCORE:
-                S, tS = scored(wgmma_wait(S, 0), wgmma_wait(tS, 0), tile, args.scores, args.tscores, here)
+                S, tS = apply_score(wgmma_wait(S, 0), wgmma_wait(tS, 0), tile, args.scores, args.tscores, here)
                 release(K)
             else:
                 S = wgmma_wait(S, 1)

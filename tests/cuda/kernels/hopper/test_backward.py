@@ -169,7 +169,7 @@ FAULTS = {
         "        release(sdS)\n": "",
         "first * CONSUMERS + part, dq_place(sdS, part)": "first * CONSUMERS, dq_place(sdS, part)",
         "send_dq(sdS, sent, mSums, tile)": "pass",
-        "            add_dq(sdS, walk.last, mSums, tile)": "            pass",
+        "            add_dq(sdS, walk.previous, mSums, tile)": "            pass",
         "sdS.index % PLACES * CONSUMERS": "0",
     },
     "cuda/kernels/hopper/backward_wide.py": {
