@@ -9,7 +9,7 @@ import numpy as np
 from ..base.checks import DTYPES
 from ..base.origin import Origin
 from ..caches import eight_bits
-from ..masks import All, Bits, BlockSparse, Dense, Grid, Rows, band_of, materialised
+from ..masks import All, Bits, BlockSparse, Dense, Grid, QuerySegments, band_of, materialised
 from .function import record_of
 from .record import HOLE, At, Later, Record, data_address
 from .tile import BFLOAT16, FLOAT8, FLOAT16, FULL, INT8, OF_SUMS
@@ -247,7 +247,7 @@ def tiles_of(problem, mask, tile_m):
 @lru_cache(maxsize=64)
 def _uncut_tiles(batch, seqlen_q, seqlen_k, tile_m):
     own = np.arange(seqlen_q) + seqlen_k - seqlen_q
-    return _tiles(batch, Rows(np.zeros(seqlen_q, np.int64), np.full(seqlen_q, seqlen_k), own), tile_m)
+    return _tiles(batch, QuerySegments(np.zeros(seqlen_q, np.int64), np.full(seqlen_q, seqlen_k), own), tile_m)
 
 
 def _tiles_of_cache(problem, tiles, lengths):
@@ -259,7 +259,7 @@ def _tiles_of_cache(problem, tiles, lengths):
 
 
 def _tiles(batch, rows, tile_m):
-    """The WorkTiles for queries in the segments of these Rows."""
+    """The WorkTiles for queries in these QuerySegments."""
     *lead, seqlen_q = rows.own.shape
     rows = [x.reshape(math.prod(lead), seqlen_q) for x in rows]
     cuts = [_cut(*row, tile_m) for row in zip(*rows)]

@@ -357,7 +357,7 @@ def sees_nothing(problem, mask):
 
 
 def lower(problem, inputs):
-    """A call's LoweredMask, a Lowered for each part of its score, the arrays of both by name, and their layouts."""
+    """A call's LoweredMask, a LoweredPart for each part of its score, the arrays of both by name, and their layouts."""
     mask, arrays, lies = lowered_mask(inputs.mask, problem.seqlen_q, problem.seqlen_k)
     if not inputs.score or sees_nothing(problem, mask):
         return mask, (), arrays, lies
@@ -366,8 +366,8 @@ def lower(problem, inputs):
 
 
 def lower_parts(parts, problem, numbered=int):
-    """A Lowered or None for each part or None, their arrays by name, and the layouts of these. numbered: turns a part's
-    number into the one in names."""
+    """A LoweredPart or None for each part or None, their arrays by name, and the layouts of these. numbered: turns a
+    part's number into the one in names."""
     found = [part and lowered_part(part, numbered(number), problem) for number, part in enumerate(parts)]
     found = [each or (None, {}, ()) for each in found]
     arrays = {name: x for _, of_part, _ in found for name, x in of_part.items()}

@@ -33,7 +33,7 @@ COLUMNS_AT_LEAST = 2048  # of a part
 SLICES = 3  # of the features of b, at most: kappa is recomputed for each
 
 
-class Points:
+class PointsBackend:
     """The backend for points on GPUs. `current` returns the GPU of a call, normally a launch.GPU."""
 
     def __init__(self, current: Any) -> None:

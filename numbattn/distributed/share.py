@@ -27,7 +27,7 @@ Pieces = tuple[tuple[TokenRange, ...], ...]  # of each rank
 RING, HEADS = PLANS = "ring", "heads"
 
 
-class Options(NamedTuple):
+class RingOptions(NamedTuple):
     """What a user asks for."""
 
     causal: bool
@@ -138,7 +138,7 @@ class Share:
             self.sink._fit(batch, *self.sizes)
 
 
-def share_of(place: RankPlace, q: Any, k: Any, v: Any, call: Options) -> Generator[Any, Any, Share]:
+def share_of(place: RankPlace, q: Any, k: Any, v: Any, call: RingOptions) -> Generator[Any, Any, Share]:
     """The Share of a rank, once all ranks have agreed."""
     own: Facts | Exception
     try:

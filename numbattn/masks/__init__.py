@@ -22,7 +22,7 @@ lengths that have no axes. Members with an underscore are private to the package
 """
 
 from .bands import Cached, Causal, First, Lengths, Window
-from .base import Band, Edge, Grid, Interval, Mask, Rows, band_of, interval_of
+from .base import Band, Edge, Grid, Interval, Mask, QuerySegments, band_of, interval_of
 from .block_sparse import BlockSparse
 from .dense import Bits, Dense
 from .intervals import Intervals, Prefix
@@ -48,7 +48,7 @@ __all__ = [
     "Lengths",
     "Mask",
     "Prefix",
-    "Rows",
+    "QuerySegments",
     "Segments",
     "Tail",
     "Where",

@@ -11,7 +11,7 @@ import numpy as np
 from ..base.checks import Integers, integer, integers
 from ..base.origin import FAR, Crop
 from ..base.values import Held, clip, for_queries, given, shown
-from .base import Edge, Interval, Mask, Rows
+from .base import Edge, Interval, Mask, QuerySegments
 
 INSTEAD = "; an offset may be traced: Window(0, None, offset - left) & Causal(offset + right)"
 
@@ -45,7 +45,7 @@ class Causal(Mask):
     def _edges(self, seqlen_q: int, seqlen_k: Any) -> tuple[Edge, ...]:
         return (Edge("hi", seqlen_k, -seqlen_q) if self.offset is None else Edge("hi", self.offset),)
 
-    def _aligned(self, rows: Rows) -> Interval:
+    def _aligned(self, rows: QuerySegments) -> Interval:
         return Interval(rows.first, rows.own + 1)
 
     def _transposed(self, seqlen_q: int, seqlen_k: int, frame: Any = None) -> Window:
@@ -103,7 +103,7 @@ class Window(Mask):
         left = () if self.left is None else (Edge("lo", at, shift - self.left),)
         return left if self.right is None else (*left, Edge("hi", at, shift + self.right))
 
-    def _aligned(self, rows: Rows) -> Interval:
+    def _aligned(self, rows: QuerySegments) -> Interval:
         left, right = (FAR if x is None else clip(x, -FAR, FAR) for x in (self.left, self.right))
         return Interval(rows.own - left, rows.own + right + 1)
 
@@ -212,7 +212,7 @@ class First(Mask):
     def _edges(self, seqlen_q: int, seqlen_k: Any) -> tuple[Edge, ...]:
         return (Edge("keys", self.n),)
 
-    def _aligned(self, rows: Rows) -> Interval:
+    def _aligned(self, rows: QuerySegments) -> Interval:
         return Interval(rows.first, rows.first + for_queries(clip(self.n, 0, FAR)))
 
     def _transposed(self, seqlen_q: int, seqlen_k: int, frame: Any = None) -> Mask:

@@ -44,7 +44,7 @@ class Interval(NamedTuple):
     end: Any
 
 
-class Rows(NamedTuple):
+class QuerySegments(NamedTuple):
     """The segments in which queries lie, integer arrays (..., seqlen_q)."""
 
     first: Any  # key of the segment
@@ -154,7 +154,7 @@ class Mask(Value):
         """Its grids: an element is visible if all of them show it."""
         return ()
 
-    def _aligned(self, rows: Rows) -> Interval:
+    def _aligned(self, rows: QuerySegments) -> Interval:
         """The keys that queries see if the mask, which has no offset of its own, is aligned within segments."""
         raise NotImplementedError
 

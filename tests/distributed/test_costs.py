@@ -7,7 +7,7 @@ import numbattn as na
 from numbattn import distributed as nad
 from numbattn.distributed import costs as plans
 from numbattn.distributed.rank import backward, forward
-from numbattn.distributed.share import Options
+from numbattn.distributed.share import RingOptions
 
 from .test_ring import Watched
 
@@ -32,7 +32,7 @@ def test_cost_is_what_travels(options, order, dtype):
         assert costs == [costs[0]] * 4
         call = {"causal": False, "mask": None, "scale": None, "dropout": None, "score": None} | options
         o, saved = ring._run(forward, {"q": ring.split(q), "k": ring.split(k), "v": ring.split(k)},
-                             Options(**call, plan=name))  # fmt: skip
+                             RingOptions(**call, plan=name))  # fmt: skip
         assert ring.sent == costs[0].forward
         ring._run(backward, {"do": o, "dlse": None, "saved": saved}, False)
         assert ring.sent == costs[0].backward
@@ -82,7 +82,7 @@ def test_a_choice_is_made_once(monkeypatch):
     x = ring.split(np.zeros((2, 64, 8)))
     known = Forgetful()
     monkeypatch.setattr(plans, "KNOWN", known)
-    monkeypatch.setattr(plans, "cost_of_ring", lambda share: counted.append(1) or plans.Cost([1.0], [0], [0]))
+    monkeypatch.setattr(plans, "cost_of_ring", lambda share: counted.append(1) or plans.PlanCost([1.0], [0], [0]))
     for end in (30, 30, 40):
         nad.attention(ring, x, x, x, mask=na.Segments([0, end, 64]))
     assert len(counted) == 2

@@ -118,7 +118,7 @@ class Planner:
         return Plan(stand_ins, temporaries, tuple(self.steps), allocates, counted, Workspace.of(temporaries))
 
     def compiled_in(self, part, number):
-        """The string that is compiled in of a Lowered part of the score."""
+        """The string that is compiled in of a LoweredPart of the score."""
         kind = CLASSES[part.kind.partition(" ")[0]]
         return kind.compiled_in(part.kind, self.layouts.get(array_of_part(number)))
 

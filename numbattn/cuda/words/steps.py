@@ -90,7 +90,7 @@ class Plan(NamedTuple):
         return [*arrays, *(x.name for x in self.temporaries), SCRAP, *[COUNTERS_ARRAY] * self.uses_counters]
 
 
-class Lowered(NamedTuple):
+class LoweredPart(NamedTuple):
     """A part of a score, or one of a mask that gives intervals, as kernels take it.
 
     Its array, if it has one, is called "score 0" and so on; its offset, if that is an array, "score 0 offset"; a
@@ -121,9 +121,9 @@ class LoweredCall(NamedTuple):
     last_key: int  # no query sees this key or any after it, which may be NaN
     grids: tuple = ()  # a LoweredGrid for each grid of the mask
     last_query: int | None = None  # this query and those after it see nothing, and may be NaN
-    intervals: tuple = ()  # a Lowered for each of the mask's parts that give intervals
+    intervals: tuple = ()  # a LoweredPart for each of the mask's parts that give intervals
     deterministic: bool = True
-    score: tuple = ()  # a Lowered for each of its parts
+    score: tuple = ()  # a LoweredPart for each of its parts
     tier: str = WGMMA  # the latest that may be taken: see tiers
     whole: bool = False  # whether lse is over these keys alone: see problem.Saved
     tscore: tuple = ()  # for each part of the score one with the tangent in place of its array, or None

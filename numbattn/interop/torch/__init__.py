@@ -36,7 +36,7 @@ from ...scores import Scores, as_parts
 from ..options import INSTEAD, taken_apart
 from . import operators
 from .arrays import TENSORS, array_of, arrays_of, on_device, tensors_of
-from .passes import PROXY, TRACED, Call, Forward, is_dual
+from .passes import PROXY, TRACED, Forward, TorchCall, is_dual
 
 FAKE = torch._C._TorchDispatchModeKey.FAKE
 PLAIN = {bool, float, Dropout, NoneType}  # options of these types alone hold no arrays
@@ -120,7 +120,7 @@ def eager(q: Any, k: Any, v: Any, options: tuple[Any, ...], deterministic: bool,
     if PLAIN.issuperset(map(type, options)):
         call, tensors = call_without_arrays(deterministic, *options), []
     else:
-        call, tensors = Call.of(*taken_apart(*options), deterministic)
+        call, tensors = TorchCall.of(*taken_apart(*options), deterministic)
     return Forward.run(call, q, k, v, *tensors)
 
 
@@ -173,7 +173,7 @@ def as_array(x: Any) -> Any:
 def traced(q: Any, k: Any, v: Any, options: tuple[Any, ...], deterministic: bool, lse: bool) -> Any:
     """The same, as torch.compile and others trace it."""
     check(q=q, k=k, v=v)
-    apart = operators.Apart([], [], [], [])
+    apart = operators.TakenApart([], [], [], [])
     words = operators.words_of((*options, deterministic), apart)
     if apart.rest:
         if not torch.compiler.is_dynamo_compiling() and torch._C._get_dispatch_mode(PROXY) is not None:
@@ -197,5 +197,5 @@ def autocast(*qkv: Any) -> Sequence[Any]:
 
 
 @lru_cache(typed=True)
-def call_without_arrays(deterministic: bool, *options: Any) -> Call:
-    return Call(taken_apart(*options)[0], (), deterministic)
+def call_without_arrays(deterministic: bool, *options: Any) -> TorchCall:
+    return TorchCall(taken_apart(*options)[0], (), deterministic)

@@ -20,7 +20,7 @@ from ..scores.score import scaling_steps
 from ..shared.dropout import DROPOUT
 from ..shared.exact_sums import add_atomically, add_exactly
 from ..shared.layouts import DTYPES, sum_type, sums
-from ..shared.shares import Share
+from ..shared.shares import MatrixShare
 from ..shared.visibility import MASK, visible_keys
 from ..tables import parameters
 from .score_gradient import along, source, sum_step
@@ -28,7 +28,7 @@ from .score_gradient_ds import ALONG, DsArguments
 from .score_gradient_tiles import rows
 
 
-class Row(NamedTuple):
+class TileRow(NamedTuple):
     """A row of tiles of a score matrix, and the sums to which a block adds."""
 
     share: Any
@@ -69,8 +69,8 @@ def function_gradient(*, sum_dtype, exact, wanted, **about):
         (_, heads, seqlen_q), (parts, _), none = shape(mDelta), shape(mSums), index(0)
         m_blocks = (seqlen_q + TILE_M - 1) // TILE_M
         matrix, m_block = block_index() // m_blocks, m_blocks - 1 - block_index() % m_blocks
-        share = Share(matrix // heads, matrix % heads, none, index(1), none, index(1))
-        walk = Row(share, m_block, m_block + 1, mSums[block_index() % parts])
+        share = MatrixShare(matrix // heads, matrix % heads, none, index(1), none, index(1))
+        walk = TileRow(share, m_block, m_block + 1, mSums[block_index() % parts])
         add_pending(sum_of(walk, given, (NONE, ZERO)), walk.sums)
 
     return source(kernel, ARGUMENTS, shared, np.int64 if exact else SUM, about)

@@ -52,7 +52,7 @@ from .backward_steps import (
     ROWS,
     ZERO,
     BackwardArguments,
-    Crowded,
+    CrowdedBackward,
     WgmmaTiles,
     dtype_of_bias,
     keys_spec,
@@ -278,7 +278,7 @@ KEYS = {  # by the larger head_dim
     64: WgmmaTiles(128, 128, 2),                                    # 388, 510, 528
     128: WgmmaTiles(64, 128, 2),                                    # 425, 560, 583; three stages are no faster
 }
-SMALL_BLOCKS = {64: Crowded(64, 64, 4, 2), 128: Crowded(64, 64, 2, 2)}
+SMALL_BLOCKS = {64: CrowdedBackward(64, 64, 4, 2), 128: CrowdedBackward(64, 64, 2, 2)}
 
 
 def keys_row(work):

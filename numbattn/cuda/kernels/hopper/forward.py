@@ -58,7 +58,7 @@ from ..shared.start import start_step
 from ..shared.visibility import MASK, PACKED
 from ..shared.warps import source_of, warp_specialised
 from ..tables import compiled_in, lse_alone, of_o
-from .forward_producer import TILES_AHEAD, Moved, producer_steps
+from .forward_producer import TILES_AHEAD, MovedTiles, producer_steps
 from .forward_steps import (
     ForwardAccumulators,
     ForwardArguments,
@@ -111,7 +111,7 @@ def hopper_forward(
                            for size, count in ((3, q_stages), (len(NO_WORK), TILES_AHEAD)))  # fmt: skip
     O_PIPELINE, WORK_PIPELINE = Pipeline.within(shared, O_COORDINATES, 1), Pipeline.within(shared, WORK, consumers + 1)
     pipelines = Pipelines(Q_PIPELINE, K_PIPELINE, V_PIPELINE, O_PIPELINE, WORK_PIPELINE)
-    moved = Moved((SHARED_Q,), (SHARED_K,), (SHARED_V,) * (head_dim_v > 0), (SHARED_O,) * IS_STAGED)
+    moved = MovedTiles((SHARED_Q,), (SHARED_K,), (SHARED_V,) * (head_dim_v > 0), (SHARED_O,) * IS_STAGED)
     schedule, load = producer_steps(pipelines, moved, SHARED_B, mask, tile_n, consumers)
     CONSUMERS, TILE_N, LN2 = consumers, tile_n, ACC(LN_2)
     RESCALES_FIRST = head_dim_v > 192  # more of O than can be rescaled while S is in flight

@@ -52,7 +52,7 @@ from ..shared.softmax import LN_2, logsumexp, softmax_steps
 from ..shared.visibility import MASK, PACKED
 from ..shared.warps import source_of, warp_specialised
 from ..tables import compiled_in
-from .forward_producer import TILES_AHEAD, Moved, producer_steps
+from .forward_producer import TILES_AHEAD, MovedTiles, producer_steps
 from .forward_steps import Pipelines, key_tile_steps, mask_steps, record_steps, share_steps
 from .forward_tiles import ROWS, head_dims, numbers, tiles_of_states
 from .tangent_steps import TangentAccumulators, TangentArguments, drop_steps, scored_step, within_step
@@ -93,7 +93,7 @@ def hopper_tangent(
                            for size, count in ((3, q_stages), (len(NO_WORK), TILES_AHEAD)))  # fmt: skip
     O_PIPELINE, WORK_PIPELINE = Pipeline.within(shared, O_COORDINATES, 1), Pipeline.within(shared, WORK, consumers + 1)
     pipelines = Pipelines(Q_PIPELINE, K_PIPELINE, V_PIPELINE, O_PIPELINE, WORK_PIPELINE)
-    moved = Moved((ONLY_Q, *ONLY_TQ), (ONLY_K, *ONLY_TK), (ONLY_V, *ONLY_TV), (SHARED_O, SHARED_TO))
+    moved = MovedTiles((ONLY_Q, *ONLY_TQ), (ONLY_K, *ONLY_TK), (ONLY_V, *ONLY_TV), (SHARED_O, SHARED_TO))
     schedule, load = producer_steps(pipelines, moved, shared.boxes(ROWS, tile_n, dtype, 0), mask, tile_n, consumers)
     CONSUMERS, TILE_N, IS_PACKED = consumers, tile_n, PACKED in mask
     next_n_block, (share_of, is_whole) = n_block_steps(mask, tile_n, consumers).next, share_steps(mask, consumers)

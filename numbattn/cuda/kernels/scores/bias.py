@@ -9,10 +9,10 @@ from ...views import fits_tensor_map
 from ...words.signatures import array_type
 from ...words.steps import array_of_part
 from ..shared.layouts import DTYPES
-from .kind import Kind, ValueAndSlope
+from .kind import ScoreKind, ValueAndSlope
 
 
-class BiasKind(Kind):
+class BiasKind(ScoreKind):
     name, of = "bias", Bias
     looks_up, is_packed = True, False
 

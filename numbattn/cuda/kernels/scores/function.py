@@ -22,14 +22,14 @@ from ...words.signatures import array_type
 from ...words.steps import array_of_function
 from ..shared import exact_sums
 from ..shared.origin import PLACE, PLACE_TYPES
-from .kind import READS, Kind, ValueAndSlope, kind, nothing_ahead
+from .kind import READS, ScoreKind, ValueAndSlope, kind, nothing_ahead
 
 MOST_ELEMENTS = 2**31 - 1  # of gradients, which int32 counts
 FARTHEST_PLACE = 2**24  # up to which integers are float32, too: see tile.mapping
 KNOWN = {}  # the function.Identity of each function of this process, by digest
 
 
-class FunctionKind(Kind):
+class FunctionKind(ScoreKind):
     name, of = "function", Score
     may_decrease = may_be_far = looks_up = True
     gradient = READS

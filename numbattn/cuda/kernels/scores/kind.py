@@ -21,7 +21,7 @@ class ValueAndSlope(NamedTuple):
     slope: Any
 
 
-class Kind:
+class ScoreKind:
     name = ""  # the first word
     of = None  # the class in numbattn.scores
     is_scaled = True  # whether it takes S scaled, as an exponent of e: scale Q K^T; else Q K^T
@@ -122,7 +122,7 @@ class Kind:
 
 @lru_cache(maxsize=1024)
 def kind(part):
-    """The Kind of a part."""
+    """The ScoreKind of a part."""
     return CLASSES[part.partition(" ")[0]](part)
 
 

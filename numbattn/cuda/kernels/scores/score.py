@@ -24,7 +24,7 @@ class Scores(NamedTuple):
 
     scale: Any
     inverse_scale: Any
-    parts: Any  # the arguments of each part but a sink: see Kind.types
+    parts: Any  # the arguments of each part but a sink: see ScoreKind.types
     logits: Any  # (batch, heads), if there is a sink
 
 
@@ -40,7 +40,7 @@ class ScoreArgument(Argument):
 
     @staticmethod
     def fields(planner, work, parts):
-        """The fields; parts: of each its number in names of arrays, its string, and the Lowered."""
+        """The fields; parts: of each its number in names of arrays, its string, and the LoweredPart."""
         if parts:
             yield from ("scale", "inverse_scale")
         for number, part, lowered in sorted(parts, key=lambda x: not kind(x[1]).has_step):

@@ -5,10 +5,10 @@ import numpy as np
 from ....scores.softcap import Softcap
 from ...tile import device, exp2, reciprocal, tanh, where
 from ...words.numbers import LOG2_E
-from .kind import Kind, ValueAndSlope, nothing_ahead
+from .kind import ScoreKind, ValueAndSlope, nothing_ahead
 
 
-class SoftcapKind(Kind):
+class SoftcapKind(ScoreKind):
     name, of = "softcap", Softcap
     is_bounded, takes_few_registers, differs_by_head = True, True, False
 
