@@ -86,8 +86,8 @@ class ColumnPart(NamedTuple):
 
 def loop_steps(pairs, mask, fetch, hidden=0):
     """Device functions: (array with the axes of rows, mask) -> the PointBlock of this block, and the mask of its
-    segment; (P, mask, block, part) -> P, `hidden` where it is masked; and a function (add, begin, end) -> the loop, a device
-    function (found, given, mask, block) -> the result of found = add(found, given, mask, block, part) for each
+    segment; (P, mask, block, part) -> P, `hidden` where it is masked; and a function (add, begin, end) -> the loop, a
+    device function (found, given, mask, block) -> the result of found = add(found, given, mask, block, part) for each
     ColumnPart in turn. For those of one tile begin(found) may start another sum, which end(found, new) adds to the one
     before.
 
