@@ -235,7 +235,7 @@ def empties(gpu, about):
 
 
 def run_along(gpu, pass_, problem, inputs, tangents, arrays, given, along, *options):
-    """Run a pass for each of Tangents. Returns False, with results of 0, if nobody sees anything.
+    """Run a pass for each of Tangents. Returns False, with results of 0, if nothing is seen.
 
     arrays: the same for all tangents; given, along: inputs, or None, and results, with an axis of the tangents in
     front.
@@ -300,7 +300,7 @@ def arrays_of(cache):
 
 
 def dense(gpu, problem, inputs):
-    """The same call, with a cache in pages or of 8 bits as plain arrays of q's dtype."""
+    """The call with its cache, in pages or of 8 bits, as plain arrays of q's dtype."""
     cache, lead = inputs.cache, (*problem.batch[:-1], problem.heads_k, problem.seqlen_k)
     gpu.addresses(arrays_of(cache) | {"lengths": cache.lengths})    # an error names them as the user does
     with gpu.scratch_memory(gpu.stream().is_capturing()):
@@ -315,7 +315,7 @@ NO_PARTS = (), {}, ()  # what `lower_parts` returns for them
 
 
 def run(gpu, pass_, problem, inputs, arrays, strides, deterministic=True, whole=False, tparts=(), kind=("", NO_KIND)):
-    """Launch a pass, after planning it if there is no plan yet. Returns False if nobody sees anything and nothing is
+    """Launch a pass, after planning it if there is no plan yet. Returns False if nothing is seen and nothing is
     launched.
 
     arrays: by name. strides: of the given arrays other than q, k and v, or None for missing ones; all others are new

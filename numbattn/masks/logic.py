@@ -122,7 +122,7 @@ class AnyOf(Joined):
         return len(self.of) > 2 or not all(mask._is_interval for mask in self.of)
 
     def _inside(self, frame: Frame | None) -> AnyOf:
-        """The same, with masks aligned within a frame."""
+        """This mask with those that it joins aligned within a frame."""
         return self if frame is None else AnyOf(tuple(All((frame, *mask._parts)) for mask in self.of))
 
     def _intervals(self, i: Any, seqlen_k: int) -> tuple[Interval, ...]:

@@ -115,7 +115,7 @@ def _blocks(problem: Problem, inputs: Inputs) -> Iterator[PairBlock]:
             if seen is None:
                 yield PairBlock(i, j, x, y, b, None)
                 continue
-            by_column = seen.any(axis=-2)[..., None]  # points that nobody sees may be NaN
+            by_column = seen.any(axis=-2)[..., None]  # points that are not seen may be NaN
             yield PairBlock(i, j, np.where(seen.any(axis=-1)[..., None], x, 0), np.where(by_column, y, 0),
                         np.where(by_column, b, 0), seen)  # fmt: skip
 

@@ -310,7 +310,7 @@ class ScoreTangent:
         return self._of_each(0, S)
 
     def _of_derivative(self, S: Any) -> Any:
-        """The tangent of its derivative, likewise."""
+        """The tangent of the Score's derivative at S, where S has none."""
         return self._of_each(1, S)
 
     def _of_each(self, order: int, S: Any) -> Any:
@@ -356,7 +356,7 @@ def _far(s: Any, batch: Any, head: Any, i: Any, j: Any) -> Any:
 
 
 def _wanted(gradient: Any, arrays: Sequence[Any]) -> tuple[bool, ...]:
-    """Of each array whether its gradient is wanted."""
+    """Whether the gradient of each array is wanted."""
     if isinstance(gradient, bool | np.bool_):
         wanted = tuple([bool(gradient) and dtype_of(x).kind == "f" for x in arrays])
         if gradient and not any(wanted):

@@ -43,11 +43,11 @@ class Part(Value):
         return self._derivative(S) * tS if tangent is None else tangent._applied(tS)
 
     def _bend(self, S: Any, tS: Any, tangent: Any) -> Any:
-        """The tangent of `_derivative`, likewise."""
+        """The tangent of `_derivative`; tS, tangent: as for `_along`."""
         return self._curvature(S) * tS
 
     def _gradient_along(self, dS: Any, tdS: Any, S: Any, tS: Any, tangent: Any) -> Any:
-        """The tangent of `_gradient`, likewise, but not of a Sink."""
+        """The tangent of `_gradient`, but not of a Sink; tS, tangent: as for `_along`."""
         return self._gradient(tdS, None, None)
 
     def _gradient(self, dS: Any, lse: Any, delta: Any, S: Any = None) -> Any:

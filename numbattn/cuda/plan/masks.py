@@ -37,7 +37,7 @@ def lowered_mask(mask, seqlen_q, seqlen_k):
 
 @lru_cache(maxsize=1024)
 def without_arrays(mask, seqlen_q, seqlen_k):
-    """The same of a mask that does not change."""
+    """The LoweredMask of a mask without arrays, which does not change."""
     return *mask_and_arrays(mask, seqlen_q, seqlen_k), ()
 
 

@@ -193,8 +193,8 @@ class Planner:
         self.add_temporary(partial_sums(own), shape, dtype, is_zero=True)
 
     def sums_by_matrix(self, own, axes):
-        """The same as an argument, (batch, heads, parts, elements of a matrix). axes: how many of the gradient's axes
-        are a matrix's."""
+        """The sums of `add_sums_of_reads` as an argument, (batch, heads, parts, elements of a matrix). axes: how many
+        of the gradient's axes are a matrix's."""
         name, shape = partial_sums(own), self.layouts[own].shape
         (parts, _), (pitch, size), dtype, _ = self.layouts[name]
         lead, strides = len(shape) - axes, contiguous(shape, dtype).strides

@@ -9,7 +9,7 @@ from ..views import View
 from .tiers import WGMMA
 
 PLACE_BYTES = 512  # temporaries start at multiples of it, as CuPy's allocations do
-SCRAP, SCRAP_BYTES = "scrap", 1 << 20  # device memory for results that nobody reads
+SCRAP, SCRAP_BYTES = "scrap", 1 << 20  # device memory for results that are not read
 COUNTERS_ARRAY = "counters"
 BEFORE = "o before"  # O over other keys; its lse is the call's: see kernels.shared.start
 FIRST, END = "first key", "end of keys"  # that each query sees, by intervals

@@ -151,7 +151,7 @@ def may_be_derived(q: Any, k: Any, v: Any, score: Any) -> bool:
 
 
 def at_once(q: Any, k: Any, v: Any, causal: Any, mask: Any, scale: Any, dropout: Any, score: Any, lse: bool) -> Any:
-    """The same, on arrays from the start."""
+    """Attention without derivatives, on arrays from the start."""
     scale = None if scale is None else number("scale", scale, INSTEAD)
     with on_device(q):
         if isinstance(mask, torch.Tensor) and mask.dtype is torch.bool:
@@ -171,7 +171,7 @@ def as_array(x: Any) -> Any:
 
 
 def traced(q: Any, k: Any, v: Any, options: tuple[Any, ...], deterministic: bool, lse: bool) -> Any:
-    """The same, as torch.compile and others trace it."""
+    """Attention as torch.compile and others trace it."""
     check(q=q, k=k, v=v)
     apart = operators.TakenApart([], [], [], [])
     words = operators.words_of((*options, deterministic), apart)

@@ -93,7 +93,7 @@ def call_of(words: str, integers: Sequence[int], floats: Sequence[float], arrays
 
 
 def traced_call_of(words: str, arrays: Sequence[Any]) -> Any:
-    """The same while it is traced, with other numbers: reading those would make them constants."""
+    """A call while it is traced, with other numbers: reading its own would make them constants."""
     each = remembered(CALLS, words, words.split)
     return call_of(words, [1] * each.count("int"), [0.5] * each.count("float"), arrays)
 

@@ -150,7 +150,7 @@ class Positional(inspect.Signature):
 
 
 def opaque(name: str, forward: Callable[..., Any]) -> Any:
-    """The same function of the TorchPass of this name, opaque to tracing: after a graph break torch.compile would take
+    """The function of the TorchPass of this name, made opaque to tracing: after a graph break torch.compile would take
     NumPy's functions for its own, and make_fx all that they return for constants."""
     outside = torch._disable_dynamo(forward)  # which imports the compiler
 
@@ -178,7 +178,7 @@ class TorchPass(torch.autograd.Function):
 
     @classmethod
     def run(cls, call: TorchCall, *operands: Any) -> Any:
-        """The same as `apply`, quicker where nothing is recorded or transformed."""
+        """What `apply` does, quicker where nothing is recorded or transformed."""
         recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
         if recorded or is_dual() or torch._C._are_functorch_transforms_active():
             return cls.apply(call, *operands)
@@ -199,8 +199,8 @@ class TorchPass(torch.autograd.Function):
 
     @classmethod
     def derive(cls, call: TorchCall, *operands: Any) -> Any:
-        """The same, also within the vmap of torch.autograd, as in `torch.autograd.grad(..., is_grads_batched=True)`,
-        which does not know the one of a Function."""
+        """`run`, also within the vmap of torch.autograd, as in `torch.autograd.grad(..., is_grads_batched=True)`, which
+        does not know the one of a Function."""
         if not any(map(is_batched, operands)):
             return cls.run(call, *operands)
         levels = [level_of(x) if is_batched(x) else 0 for x in operands]

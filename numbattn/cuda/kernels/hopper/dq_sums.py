@@ -62,7 +62,7 @@ def dq_steps(SHARED_DS, SHARED_K, SHARED_DQ, late):
 
     @device
     def add_dq(sdS, of, mSums, tile):
-        """The same, after the whole warpgroup has put it."""
+        """`send_dq`, after the whole warpgroup has put it in shared memory."""
         fence_async_proxy()
         sync_warpgroup()
         send_dq(sdS, of, mSums, tile)

@@ -184,7 +184,7 @@ def ahead_steps(mask, needs_mask, tile_n, consumers):
 
 
 def word_ahead_steps(mask, tile_n, consumers):
-    """The same by Words, if each consumer has states of its own."""
+    """`ahead_steps` by Words, if each consumer has states of its own."""
     band_at, tested, TILE_N = band_of(mask), needs_test_of_full(mask), tile_n
     after = known_steps(mask, tile_n, consumers, by_consumer=True).after
 

@@ -105,7 +105,7 @@ def whole_steps(ACC):
 
 
 def halves_steps(parts, ACC):
-    """The same for points of half precision."""
+    """`whole_steps` for points of half precision."""
     IS_EXACT = parts == 1
 
     @device

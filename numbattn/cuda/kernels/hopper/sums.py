@@ -137,7 +137,7 @@ def few_steps(layout, ACC, count, lines):
 
 
 def many_steps(places, ACC):
-    """The same by products of parts. places: of the parts of b."""
+    """`few_steps` for many features, by products of parts. places: of the parts of b."""
     O_TILE, ZERO, HIGH, (B1, B2, B3) = wgmma(WIDTH), ACC(0), np.uint32(0xFFFF0000), places
 
     @device

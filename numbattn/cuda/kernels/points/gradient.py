@@ -113,7 +113,7 @@ def with_points(sums, given):
 
 
 def many_displacements(pairs, dim):
-    """The same for many dimensions, from W Y and the sums of W."""
+    """`displacements` of many dimensions, from W Y and the sums of W."""
     X_TILE, PARTS, ACC, ROWS_OF = tile_of_sums(pairs, dim), pairs.layout.row_parts(), pairs.ACC, pairs.rows_of
     TWO, ZERO, left = ACC(2), ACC(0), left_operand(pairs.layout, pairs.shared, ACC, dim)
 

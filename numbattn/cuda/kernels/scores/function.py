@@ -302,9 +302,9 @@ def read_step(part, number, wanted, ACC, SUM, add_pending):
 
 
 def class_steps(part, number, wanted, ACC, SUM, layout):
-    """The same for functions that are `is_by_class`, from dS summed by query and class of the key, by a product with a
-    matrix of zeros and ones. Device functions: (scores, batch, head, n0) -> that matrix, of keys and classes; (tile of
-    such sums, scores, sums, batch, head, m0) adds them. layout: of both tiles."""
+    """`read_step` for functions that are `is_by_class`, from dS summed by query and class of the key, by a product with
+    a matrix of zeros and ones. Device functions: (scores, batch, head, n0) -> that matrix, of keys and classes; (tile
+    of such sums, scores, sums, batch, head, m0) adds them. layout: of both tiles."""
     derivative, CLASSES = by_last_index(kind(part).identity.function, wanted), layout.shape[1]
     ZERO, ONE, NOWHERE = ACC(0), ACC(1), 0
 

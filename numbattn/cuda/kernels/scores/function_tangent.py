@@ -42,8 +42,8 @@ class FunctionTangentKind(FunctionKind):
         return mapped_elements(of_element, layout, transposed, at)
 
     def moves(self, order, at, layout, ACC, transposed):
-        """The same, (S, value, tscores, batch, head, m0, n0), but 0 where the score is -inf, before the function or
-        after it. value: the score after it."""
+        """What `moved` returns, but (S, value, tscores, batch, head, m0, n0), and 0 where the score is -inf, before the
+        function or after it. value: the score after it."""
         moved, HIDDEN = self.moved(order, at, layout, ACC, transposed), ACC(-np.inf)
 
         @device

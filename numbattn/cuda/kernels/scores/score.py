@@ -49,7 +49,7 @@ class ScoreArgument(Argument):
 
 
 class ScoreTangents(ScoreArgument):
-    """The same for the parts that have a tangent, with the tangents in place of their arrays."""
+    """The fields of Scores for the parts that have a tangent, with the tangents in place of their arrays."""
 
     def flat(self, planner, work):
         parts = enumerate(zip(work.tscore, planner.call.tscore))

@@ -80,8 +80,8 @@ def linear_step(part, at, tangent, at_tangent, scaling, layout, ACC, transposed)
 
 
 def nonlinear_step(part, at, counted, tangent, at_tangent, scaling, layout, ACC, transposed):
-    """The same for other parts. counted: how many earlier parts are in F, which is () without any; None if this part
-    does not go into F. tangent, at_tangent: as for a `linear_step`."""
+    """The step of a part that does more than add. counted: how many earlier parts are in F, which is () without any;
+    None if this part does not go into F. All else is as for a `linear_step`."""
     derivatives = kind(part).derivatives(at, scaling, layout, ACC, transposed, order=1 if counted is None else 2)
     (_, to_scaled), ONE = scaling, ACC(1)
 

@@ -279,7 +279,7 @@ def row_steps(S_TILE, ACC, score, dlse):
 
 
 def given_steps(S_TILE, dtype):
-    """The same from lse in base 2 and delta, which are padded and not read after the queries."""
+    """`row_steps` from lse in base 2 and delta, which are padded and not read after the queries."""
     ROWS, (first_low, _, recompute) = S_TILE.row_vector(), low_steps(dtype)
 
     @device
