@@ -77,7 +77,8 @@ def function_gradient(*, sum_dtype, exact, wanted, **about):
 
 
 def tangents_step(score, tscore, after, layout, ACC, SUM, add_pending):
-    """`add` for the tangents of gradients: dS and S are pairs with their tangents. tscore: see Work."""
+    """The device function that adds a tile's reads to the tangents of gradients: dS and S are pairs with their
+    tangents. tscore: see Work."""
     tangents = [tangent for part, tangent in zip(score, tscore) if kind(part).has_step]
     part, before, ONE = parts_of(score)[after], parts_of(score)[:after], ACC(1)
     at = sum(map(bool, tangents[:after]))

@@ -136,7 +136,7 @@ def hopper_forward(
         BY_PRODUCT = HAS_LINEAR_BIAS and not masks
 
         @device
-        def step(acc, Q, K, V, tile, before, here, next_state, side, args):
+        def step(acc, Q, K, V, tile, before, here, state, side, args):
             """The softmax of tile `here` and P V of tile `before`. Also returns `here` and the next tile."""
             O, P, m, l, alpha = acc
             prefetched = prefetch_bias(tile, args.scores, here)
@@ -150,7 +150,7 @@ def hopper_forward(
                 O = rescaled(O, alpha)                          # line 15: O = alpha O
             wait(V)
             O = dot(O, P, V.tile)                               # line 15: O = O + P V, of tile `before`, in flight
-            after, next_state = next_block(tile, args.mask, here, next_state)
+            after, next_state = next_block(tile, args.mask, here, state)
             S = wgmma_wait(S, 1)
             found = bias_in_registers(prefetched, K, tile, args.scores)
             release(K)
