@@ -18,8 +18,6 @@ collect_ignore_glob = [] if HAS_CUDA else ["numbattn/cuda/*", "tests/cuda/*", "t
 collect_ignore_glob += [f"numbattn/interop/{x}*" for x in FRAMEWORKS if not find_spec(x)]
 # what imports JAX runs in a process of its own: see tests/interop/test_jax.py
 collect_ignore_glob += ["numbattn/interop/jax/*", "tests/interop/in_*.py"]
-# what puts another compiler in place of ours does so in a process of its own: see tests/cuda/test_mlir.py
-collect_ignore_glob += ["tests/tools/mlir*.py"]
 # and what adapts packages that may be missing holds no tests
 collect_ignore_glob += ["tests/conformance/onnx_attention.py", "tests/conformance/plugins/*", "examples/site/*"]
 

@@ -10,8 +10,7 @@ longest first. What fails, or takes longer than --minutes, is said, and the rest
 results/*.part.json.
 
 To add a picture: a line in RUNS, the command that writes its results; a function in pictures/, which makes a figure and
-a few sentences of them; a line in SECTIONS, where it stands on the page. What has no results is left out. What papers
-claim, and which results answer it, is in paper/claims.py.
+a caption and tables of them; a line in SECTIONS, where it stands on the page. What has no results is left out.
 Needs matplotlib and tabulate.
 """
 
@@ -32,14 +31,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import conformance
-from paper import claims
-from paper.pictures.figures import figure2, figure3
-from paper.pictures.training import documents, long_range, training
 from pictures.costs import costs, host
 from pictures.cpu import cpu, decoding_cpu
 from pictures.cpu import readme_sentence as cpu_sentence
-from pictures.distributed import ring, ring_model
+from pictures.distributed import ring
 from pictures.features import decoding, packed, scores
+from pictures.figures import figure2, figure3
 from pictures.interop import interop
 from pictures.kernels import kernels, kernels_cpu
 from pictures.second import second, second_cpu
@@ -87,11 +84,6 @@ RUNS = {
     "figure2": Run("paper figure2", "paper figure2 --small --no-ncu --rounds 1"),
     "figure3": Run("paper figure3 --minutes 6",
                    "paper figure3 --setting none --seqlen 64 128 --batch 1 --heads 2 --rounds 1"),
-    "training": Run("paper training --contexts 1024 2048 4096 --minutes 4", "paper training --steps 3 --minutes 0.01"),
-    "long_range": Run("paper long_range --parts steps tasks --minutes 2.5",
-                      "paper long_range --parts steps tasks --minutes 0.01"),
-    "documents": Run("paper long_range --parts documents --held-out 512 --minutes 4",
-                     "paper long_range --parts documents --minutes 0.01"),
     "packed": Run("packed.py --rounds 3"),
     "decoding": Run("decode.py --peers numbattn lengths ragged cudnn flash 'pages of 16' 'pages of 64' 'pages of 256' "
                     "int8 float8"),
@@ -102,7 +94,6 @@ RUNS = {
     "ring": Run("ring.py --devices 2 --seqlen 16384 65536",
                 "ring.py --devices 2 --engine simulated --seqlen 512 --dtype float32 --heads 2 --heads-k 1 --rounds 1",
                 gpus=2),
-    "ring_model": Run("ring_model.py", "ring_model.py", gpus=0),
     "floats": Run("gpu.py --dtype float32 float64 --setting single --seqlen 4096 --head-dim 64 128"),
     "costs": Run("gpu.py --memory --latency --first-call"),
     "host": Run("overhead.py"),
@@ -122,9 +113,6 @@ SECTIONS = [
     Section("Scores and masks", "scores", scores),
     Section("The paper's Figure 2", "figure2", figure2),
     Section("The paper's Figure 3", "figure3", figure3),
-    Section("Training: the paper's Tables 2 and 4", "training", training),
-    Section("Long-range tasks: the paper's Tables 3 and 6", "long_range", long_range),
-    Section("Long documents: the paper's Table 5", "documents", documents),
     Section("Packed sequences", "packed", packed),
     Section("Few queries, many keys", "decoding", decoding),
     Section("Many small attentions", "small", small),
@@ -132,7 +120,6 @@ SECTIONS = [
     Section("Kernels over pairs of points", "kernels", kernels),
     Section("Products with sparse weights", "sparse_layers", sparse_layers),
     Section("Several devices", "ring", ring),
-    Section("A model of many devices", "ring_model", ring_model),
     Section("float32 and float64", "floats", floats),
     Section("Memory, latency, first calls", "costs", costs),
     Section("Host time", "host", host),
@@ -142,6 +129,7 @@ SECTIONS = [
     Section("Kernels over pairs of points on a CPU", "kernels_cpu", kernels_cpu),
     Section("Few queries on a CPU", "decoding_cpu", decoding_cpu),
 ]
+IN_SHORT = speed, mma, accuracy, figure3, decoding, small, second, kernels, ring, cpu  # whose titles begin the page
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs
@@ -251,47 +239,44 @@ def load(folder):
 
 def page(results):
     """The text of the page, and its figures by file name."""
-    parts, figures = [], {}
+    sections, figures = {}, {}
     for title, name, draw in SECTIONS:
         if name in results:
             figure, said = draw(results[name])
             file = f"plots/{draw.__name__}.png"
             figures[file] = figure
-            parts.append(f"## {title}\n\n![{figure.get_suptitle()}]({file})\n\n{wrapped(said)}")
-    parts.append(f"## What the papers claim\n\n{wrapped(claims.section(results, links(results)))}")
+            sections[title] = f"![{figure.get_suptitle()}]({file})\n\n{wrapped(said)}"
     if COUNTS in results:
-        parts.append(f"## Tests of other projects\n\n{wrapped(conformance.section(results[COUNTS]))}")
-    missing = [f"- {name}: `{typed(RUNS[name].command)} --json bench/results/{name}.json`"
-               for name in RUNS if name not in results]
-    if missing:
-        parts.append("## Not measured\n\n" + "\n".join(missing))
-    parts.append(f"## Commands, commits and machines\n\n{measured(results)}")
-    return "\n\n".join([INTRODUCTION, *parts]) + "\n", figures
+        sections["Tests of other projects"] = wrapped(conformance.section(results[COUNTS]))
+    if missing := [f"- {name}: `{typed(RUNS[name].command)} --json bench/results/{name}.json`"
+                   for name in RUNS if name not in results]:  # fmt: skip
+        sections["Not measured"] = "\n".join(missing)
+    sections["Commands, commits and machines"] = measured(results)
+    short = "\n".join(f"- [{title}]({anchor(title)}): {figures[file].get_suptitle()}" for title, _, draw in SECTIONS
+                      if draw in IN_SHORT and (file := f"plots/{draw.__name__}.png") in figures)  # fmt: skip
+    contents = wrapped("**Contents.** " + " · ".join(f"[{title}]({anchor(title)})" for title in sections))
+    parts = (f"## {title}\n\n{text}" for title, text in sections.items())
+    return "\n\n".join(filter(None, [TITLE, short, contents, INTRODUCTION, *parts])) + "\n", figures
 
 
-def links(results):
-    """Links to runs: the first section with their results, or the run's name if there is none."""
-    found = {name: f"`{name}`" for claim in claims.listed() for name in claim.runs}
-    for title, name, _ in reversed(SECTIONS):
-        if name in results:
-            anchor = re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
-            found[name] = f"[{title}](#{anchor})"
-    return found
+def anchor(title):
+    """Where GitHub's links to a section lead."""
+    return "#" + re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
 
 
 def wrapped(text):
-    """Paragraphs in lines; titles and tables as they are."""
-    return "\n\n".join(part if part[0] in "#|<" else textwrap.fill(part, 120, break_on_hyphens=False)
+    """Paragraphs in lines; tables as they are."""
+    return "\n\n".join(part if part[0] in "|<" else textwrap.fill(part, 120, break_on_hyphens=False)
                        for part in text.split("\n\n"))
 
 
-INTRODUCTION = """# How fast, how exact, how much memory
-
-This page is generated by `python bench/report.py` from the files in [results](results), which hold every number;
-`python bench/report.py --run` measures on your machine first. The libraries take turns in interleaved rounds, and each
-number is a median. Timings on a shared machine vary: compare only those of the same run. “The standard formula” is
-attention as one writes it in NumPy or CuPy, with its matrix of scores; “the paper” is FlashAttention's (Dao et al.
-2022). The last section says on what, by which command and on which commit it was measured."""
+TITLE = "# How fast, how exact, how much memory"
+INTRODUCTION = """This page is generated by `python bench/report.py` from the files in [results](results), which hold
+every number; `python bench/report.py --run` measures on your machine first. The libraries take turns in interleaved
+rounds, and each number is a median. Timings on a shared machine vary: compare only those of the same run. “The standard
+formula” is attention as one writes it in NumPy or CuPy, with its matrix of scores; “the paper” is FlashAttention's (Dao
+et al. 2022). Tables of speed over that of others have geometric means, and ranges in brackets. The last section says on
+what, by which command and on which commit it was measured."""
 
 
 def measured(results):

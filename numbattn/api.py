@@ -55,8 +55,9 @@ def attention(
     """Exact attention, softmax(scale Q K^T) V, in memory linear in the sequence length.
 
     Broadcasts like a generalized ufunc of the signature ``(m,d),(n,d),(n,e)->(m,e)``: the last two axes are (sequence,
-    features), all others are batch axes and broadcast as in `numpy.matmul`. Axis -3 is the heads; k and v may have
-    fewer of them than q, which then has a multiple of their number: query head h uses key head h // group_size.
+    features), all others are batch axes and broadcast as in `numpy.matmul`. Axis -3 is the heads; k and v, of as
+    many each, may have fewer than q, which then has a multiple of their number: query head h uses key head
+    h // group_size.
 
     Parameters
     ----------

@@ -162,7 +162,7 @@ def attention_backward_jvp(
         The tangent of do, with an axis of tangents in front if those of q, k and v have one. Another floating dtype is
         converted. Default: zero.
     tdlse : array, (..., seqlen_q), optional
-        The tangent of dlse, likewise.
+        The tangent of dlse, which is then given too, likewise.
 
     Returns
     -------

@@ -19,6 +19,14 @@ from .dropout import Dropout, dropout_mask
 from .masks import Mask
 from .scores import Part, Scores, sink_of
 
+__all__ = [
+    "attention_backward",
+    "attention_backward_jvp",
+    "attention_forward",
+    "attention_jvp",
+    "attention_laplacian",
+]
+
 
 @np.errstate(under="ignore")
 def attention_forward(

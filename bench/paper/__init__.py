@@ -1,1 +1,1 @@
-"""The experiments of the FlashAttention paper (Dao et al. 2022), repeated, and what came of each of its claims."""
+"""Figures 2 and 3 of the FlashAttention paper (Dao et al. 2022), measured again."""

@@ -1,12 +1,10 @@
 """The experiments of the FlashAttention paper, by name.
 
     python bench/paper figure2 --json figure2.json
-    python bench/paper training --help
+    python bench/paper figure2 --help
 
 figure2      bytes, block sizes and sparsity
 figure3      time and memory by sequence length, compared with approximations
-training     GPT-2 small, by context
-long_range   tasks of the Long Range Arena, long documents, and steps at the lengths of Path-X
 io_model     the bytes that the plan, the standard formula and the theorems predict
 """
 
@@ -15,7 +13,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-EXPERIMENTS = "figure2", "figure3", "training", "long_range", "io_model"
+EXPERIMENTS = "figure2", "figure3", "io_model"
 
 
 def main():

@@ -47,7 +47,7 @@ from numbattn.cuda.words.spec import Route, everything
 from paper import io_model
 from paper.figure3 import SAMPLE_SECONDS, Clock, GpuClock, is_out_of_memory, numbers
 
-BLOCK_SIZES = [  # at head_dim 64 none spills registers, see the test
+BLOCK_SIZES = [  # at head_dim 64 none spills registers
     Tiles("mma", 16, 64, 32), Tiles("mma", 32, 64, 64), Tiles("mma", 64, 64, 128), Tiles("mma", 128, 64, 128),
     Tiles("mma", 256, 64, 256), Warpgroups(64, 2, 4, 3), Warpgroups(64, 3, 4, 4), Warpgroups(64, 4, 6, 5),
 ]  # fmt: skip

@@ -259,8 +259,7 @@ def parse(arguments, on_gpu):
     return args
 
 
-def measure_and_show(parse, records_of, show_records, arguments=None):
-    """Measure on any machine, GPU or not, and show and save the records."""
+def main(arguments=None):
     on_gpu = cupy is not None and cupy.is_available()
     args, described = parse(arguments, on_gpu), machine(*PACKAGES)
     with one_stream() if on_gpu else nullcontext():
@@ -270,7 +269,3 @@ def measure_and_show(parse, records_of, show_records, arguments=None):
     show_records(records)
     if args.json:
         save(args.json, {"machine": described, "arguments": vars(args), "records": records})
-
-
-def main(arguments=None):
-    measure_and_show(parse, records_of, show_records, arguments)

@@ -70,7 +70,7 @@ def label_of(name):
 def sorted_names(found):
     """numbattn first, then as STYLES has them, then the others."""
     order = list(STYLES)
-    return sorted(set(found), key=lambda name: (order.index(name) if name in order else len(order)))
+    return sorted(dict.fromkeys(found), key=lambda name: (order.index(name) if name in order else len(order)))
 
 
 def lines(axis, xs, series):
@@ -114,6 +114,25 @@ def table(rows, fold="Numbers"):
     """A table that the page shows when it is unfolded."""
     shown = tabulate(rows, headers="keys", tablefmt="github", missingval="-")
     return f"<details><summary>{fold}</summary>\n\n{shown}\n\n</details>"
+
+
+def speedups(groups, first="numbattn's speed over that of"):
+    """A table: geometric means and ranges over the cases of a group, which are seconds by library."""
+    names = sorted_names(name for cases in groups.values() for seconds in cases for name in seconds if name != OURS)
+    rows = []
+    for group, cases in groups.items():
+        found = {label_of(name): [seconds[name] / seconds[OURS] for seconds in cases if {OURS, name} <= seconds.keys()]
+                 for name in names}  # fmt: skip
+        if any(found.values()):
+            told = {name: f"{geometric_mean(x):.2f}" + f" ({span(x)})" * (len(x) > 1) if x else None
+                    for name, x in found.items()}  # fmt: skip
+            rows.append({first: group, **told})
+    return tabulate(rows, headers="keys", tablefmt="github", missingval="-")
+
+
+def inverse(rates):
+    """Seconds, but for a factor, by rate."""
+    return {name: 1 / rate for name, rate in rates.items()}
 
 
 def select(records, **wanted):

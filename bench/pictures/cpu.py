@@ -10,6 +10,7 @@ from .basics import (
     finish,
     geometric_mean,
     group_of,
+    inverse,
     label_of,
     listed,
     logarithmic,
@@ -17,7 +18,7 @@ from .basics import (
     powers_of_two,
     select,
     span,
-    summary,
+    speedups,
     table,
     values,
 )
@@ -45,8 +46,7 @@ def cpu(results):
     over = {name: [found[OURS] / found[name] for found in rates if name in found] for name in ("torch", "numpy")}
     over = {name: found for name, found in over.items() if found}
     title = ", ".join(f"{geometric_mean(found):.1f} times as fast as {LIBRARIES[name]}" for name, found in over.items())
-    told = "; ".join(f"{summary(found)} as fast as {LIBRARIES[name]}" for name, found in over.items())
-    parts = [f"Batch 1, 8 heads of 64. numbattn is {told}."]
+    parts = ["Batch 1, 8 heads of 64."]
     if memory := results.get("memory"):
         last = memory[-1]
         parts.append(f"Forward and backward take {last['extra MB']:.0f} MB beyond the inputs at seqlen "
@@ -54,12 +54,15 @@ def cpu(results):
     if busy := results.get("busy"):
         slower = ", ".join(f"{label_of(row[''])} {row['slower by']:.1f}" for row in busy)
         parts.append(f"With an equally busy process on the same cores, a call is slower by a factor of: {slower}.")
-    said = " ".join(parts)
-    if sizes := results.get("sizes"):
-        said += "\n\n" + _other_sizes(sizes)
-    if calls := results.get("small calls"):
-        said += "\n\n" + _small_calls(calls)
-    return finish(figure, f"CPU: {title}"), said
+    groups = {f"{dtype}, {of}": [inverse(_of_libraries(x)) for x in select(records, dtype=dtype, **{"pass": of})]
+              for dtype, of in kinds}  # fmt: skip
+    sizes, calls = results.get("sizes", []), results.get("small calls", [])
+    for x in sizes:
+        groups.setdefault(f"float32, other sizes, {x['pass']}", []).append(_of_libraries(x))
+    for x in calls:
+        groups.setdefault(f"float32, small calls, {x['call']}", []).append(_of_libraries(x))
+    tables = speedups(groups), *map(table, filter(None, (_other_sizes(sizes), _small_calls(calls))))
+    return finish(figure, f"CPU: {title}"), "\n\n".join([" ".join(parts), *tables])
 
 
 def readme_sentence(results):
@@ -73,35 +76,27 @@ def readme_sentence(results):
 LIBRARIES = {"torch": "torch", "numpy": "the formula in NumPy"}
 
 
+def _of_libraries(record):
+    return {name: record[name] for name in (OURS, *LIBRARIES) if name in record}
+
+
 def _other_sizes(records):
-    """A sentence for each kind of size, and a table of all sizes."""
-    one = select(records, batch=1)
-    kinds = {f"with head_dims of {span(values(one, 'head_dim'), 0)}": one,
-             "with large batches": [x for x in records if x["batch"] > 1 and not x["pair_bias"]],
-             "with a bias for each pair and its gradient": [x for x in records if _bias_of(x) == "yes"]}  # fmt: skip
-    told = []
-    for kind, chosen in kinds.items():
-        over = {name: [x[f"{name} / numbattn"] for x in chosen if f"{name} / numbattn" in x] for name in LIBRARIES}
-        ratios = ", ".join(f"{span(found)} times as fast as {LIBRARIES[name]}" for name, found in over.items() if found)
-        told.append(f"{kind} it is {ratios}")
-    shown = [{"batch x heads x seqlen, head_dim": "{batch} x {heads} x {seqlen}, {head_dim}".format(**x),
-              "pair bias": _bias_of(x), "pass": x["pass"],
-              **{f"{label_of(name)}, ms": f"{x[name]:.2f}" for name in (OURS, *LIBRARIES) if name in x}}
-             for x in records]  # fmt: skip
-    return f"At other sizes in float32, {'; '.join(told)}.\n\n{table(shown)}"
+    """A row for each size and pass."""
+    return [{"batch x heads x seqlen, head_dim": "{batch} x {heads} x {seqlen}, {head_dim}".format(**x),
+             "pair bias": _bias_of(x), "pass": x["pass"],
+             **{f"{label_of(name)}, ms": f"{value:.2f}" for name, value in _of_libraries(x).items()}}
+            for x in records]  # fmt: skip
 
 
 def _bias_of(record):
     return ("yes" if record.get("gradient", True) else "without gradient") if record["pair_bias"] else ""
 
 
-def _small_calls(rows):
-    shown = [{"q, k and v": row["shape"], "call": row["call"],
-              **{f"{label_of(name)}, us": f"{row[name]:.0f}" for name in (OURS, *LIBRARIES) if name in row}}
-             for row in rows]  # fmt: skip
-    over = {of: [row["numpy"] / row[OURS] for row in rows if row["call"].startswith(of)] for of in ("forward", "both")}
-    return (f"Small calls in float32 are {span(over['forward'])} times as fast as the formula in NumPy forward, and "
-            f"{span(over['both'])} times with gradients.\n\n{table(shown)}")  # fmt: skip
+def _small_calls(records):
+    """A row for each shape and call."""
+    return [{"q, k and v": x["shape"], "call": x["call"],
+             **{f"{label_of(name)}, us": f"{value:.0f}" for name, value in _of_libraries(x).items()}}
+            for x in records]  # fmt: skip
 
 
 def decoding_cpu(results):

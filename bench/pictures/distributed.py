@@ -2,14 +2,13 @@
 
 from itertools import product
 
-from .basics import MARKERS, STYLES, TINTS, finish, logarithmic, panels, powers_of_two, select, span, table, values
+from .basics import MARKERS, TINTS, finish, panels, powers_of_two, select, span, table, values
 
 ENGINES = {"devices": "one process", "nccl": "a process for each, NCCL", "mpi": "processes, MPI",
            "simulated": "ranks that take turns"}  # fmt: skip
 MASKS = {True: ("-", "full", "causal"), False: ("--", "none", "full")}  # line, marker, what it is called
 
 
-# ---------------------------------------------------------------------------------------------------------------- ring
 def ring(results):
     """The share of perfect scaling by seqlen."""
     records, options = results["speed"], results["options"]
@@ -36,26 +35,24 @@ def ring(results):
     text = (
         f"A sequence split in zigzag over {ranks} ranks, {options['heads']} query heads of {options['head_dim']} over "
         f"{options['heads_k']} key heads in {options['dtype']}: the time of one device for the whole sequence over "
-        f"{devices} times the ring's, until the last rank has its results. {_memory(results['checks'])}Relative RMS "
-        f"errors against float64 at seqlen {span(values(results['errors'], 'seqlen'), 0)}, the worst of o, dq, dk and "
-        f"dv, are {span([_worst_ratio(x['rms']) for x in results['errors']])} times one device's. Two runs with "
-        f"deterministic=True are equal bit for bit in {sum(x['equal'] for x in results['checks'])} of "
-        f"{len(results['checks'])} cases.\n\n" + table([*map(_row, records)])
+        f"{devices} times the ring's, until the last rank has its results. Two runs with deterministic=True are equal "
+        f"bit for bit in {sum(x['equal'] for x in results['checks'])} of {len(results['checks'])} cases.\n\n"
+        + "\n\n".join([table([*map(_row, records)]), table([*map(_memory, results["checks"])], "Memory"),
+                       table([*map(_errors, results["errors"])], "Errors")])
     )
     return finish(figure, f"{ranks} ranks, {seqlens[-1]} tokens: {told} of perfect scaling"), text
 
 
-def _memory(checks):
-    largest = max(checks, key=lambda x: (x["seqlen"], x["bytes"]["ring"]))
-    one, of_ring = (1e-9 * largest["bytes"][peer] for peer in ("one", "ring"))
-    if not one:
-        return ""
-    return (f"Both passes of {largest['seqlen']} tokens take {one:.1f} GB beyond the inputs on one device, and at "
-            f"most {of_ring:.1f} GB on each device of the ring. ")  # fmt: skip
+def _memory(record):
+    """Beyond the inputs, on one device and at most on each of the ring's."""
+    return {"engine": ENGINES[record["engine"]], "causal": record["causal"], "seqlen": record["seqlen"],
+            **{f"{peer}, GB": f"{1e-9 * nbytes:.2f}" for peer, nbytes in record["bytes"].items()}}  # fmt: skip
 
 
-def _worst_ratio(errors):
-    return max(errors["ring"][name] / error for name, error in errors["one"].items())
+def _errors(record):
+    """Relative RMS errors against float64, the worst of o, dq, dk and dv."""
+    return {"engine": ENGINES[record["engine"]], "causal": record["causal"], "seqlen": record["seqlen"],
+            **{peer: f"{max(found.values()):.3e}" for peer, found in record["rms"].items()}}  # fmt: skip
 
 
 def _row(record):
@@ -63,55 +60,3 @@ def _row(record):
             "seqlen": record["seqlen"], "one, ms": f"{1e3 * record['seconds']['one']:.2f}",
             "ring, ms": f"{1e3 * record['seconds']['ring']:.2f}", "TFLOP/s": f"{record['TFLOP/s']['ring']:.3g}",
             "of all devices": f"{record['of devices']:.2f}"}  # fmt: skip
-
-
-# --------------------------------------------------------------------------------------------------------------- model
-def ring_model(results):
-    """Kernels and messages by the number of GPUs, and the speed that follows in three schemes."""
-    records, args = results["records"], results["arguments"]
-    gpus, schemes = values(records, "gpus"), list(dict.fromkeys(record["scheme"] for record in records))
-    figure, axes = panels(1, 3, 2.4)
-    steps = select(records, scheme=schemes[0], **{"pass": "forward"})
-    for name, (label, number) in {"kernel": ("kernel of a step", 0), "within": ("its message within a node", 1),
-                                  "between": ("its message between nodes", 2)}.items():  # fmt: skip
-        axes[0, 0].plot(gpus, [1e3 * x[name] for x in steps], color=PEN[number], marker=MARKERS[number], label=label)
-    logarithmic(axes[0, 0])
-    axes[0, 0].set_ylabel("ms, forward")
-    axes[0, 0].set_title("a block of T x T / 2 scores")
-    for of, axis in zip(("forward", "backward"), axes[0, 1:]):
-        for number, scheme in enumerate(schemes):
-            chosen = select(records, scheme=scheme, **{"pass": of})
-            axis.plot(gpus, [x["share"] for x in chosen], "--", color=PEN[number], marker=MARKERS[3 + number],
-                      label=scheme)  # fmt: skip
-        axis.set_ylim(0, 1.05)
-        axis.set_title(of)
-    axes[0, 1].set_ylabel("share of perfect scaling")
-    for axis in axes[0]:
-        powers_of_two(axis, gpus)
-        axis.set_xlabel("GPUs")
-    last = {x["scheme"]: x["share"] for x in select(records, gpus=gpus[-1], **{"pass": "forward"})}
-    told = ", ".join(f"{scheme} {share:.0%}" for scheme, share in last.items())
-    hides = {x["link"]: select(results["hides"], link=x["link"]) for x in results["hides"]}
-    within, between = (f"{forward['tokens']:.0f} ({backward['tokens']:.0f} in backward)"
-                       for forward, backward in (hides["within"], hides["between"]))  # fmt: skip
-    rates = "{:.0f} and {:.0f} TFLOP/s".format(*args["tflops"]) if args["tflops"] else "see above"
-    text = (
-        f"Only the rates are measured here: a model of {args['seqlen']} causal tokens in zigzag, {args['heads']} query "
-        f"heads of {args['head_dim']} over {args['heads_k']} key heads in bfloat16, on nodes of {args['node']} GPUs. "
-        f"Kernels run as fast as on one GPU at such lengths ({rates}); a GPU receives {args['within']:.0f} GB/s from "
-        f"its node and {args['between']:.0f} GB/s from others; a step is assumed to start in {args['start']:.0f} "
-        f"microseconds. A step of the ring hides its message within a node from {within} tokens per GPU on, and "
-        f"between nodes from {between} on. Ring: keys go from each GPU to every other one, as `numbattn.distributed` "
-        "sends them. Two levels: keys reach each node once and then go around in it. Ulysses in a node: its GPUs "
-        "exchange tokens for heads, and the ring is one of nodes. The last two are not implemented.\n\n"
-        + table([{"pass": of, "GPUs": n, "tokens a GPU": f"{model[0]['tokens']:.0f}",
-                  "kernel / message within / between, ms": " / ".join(f"{1e3 * model[0][x]:.3f}" for x in LINKS),
-                  **{x["scheme"]: f"{x['share']:.2f}" for x in model}}
-                 for of, n in product(("forward", "backward"), gpus)
-                 if (model := select(records, gpus=n, **{"pass": of}))])
-    )  # fmt: skip
-    return finish(figure, f"On paper, with {gpus[-1]} GPUs: {told} of perfect scaling"), text
-
-
-LINKS = "kernel", "within", "between"
-PEN = [STYLES[name][1] for name in ("numbattn", "flash", "fa4")]  # colours

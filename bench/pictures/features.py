@@ -4,6 +4,7 @@ import math
 from itertools import product
 
 import numpy as np
+from tabulate import tabulate
 
 from .basics import (
     MARKERS,
@@ -22,7 +23,7 @@ from .basics import (
     select,
     sorted_names,
     span,
-    summary,
+    speedups,
     table,
     values,
 )
@@ -35,16 +36,16 @@ def scores(results):
     shown = _masks(axes[0, 1], results["sparse"])
     pairs = results["score"][-1]
     title = f"With a score, a pass takes up to {most:.1f} times as long; what a mask hides is not computed"
-    ours, theirs = (pairs["seconds"][name] * 1e3 for name in (OURS, "cupy"))
+    shared = [{"pair bias": label_of(name), "ms": f"{1e3 * s:.3g}", "MB": f"{pairs['bytes'][name] / 1e6:.0f}"}
+              for name, s in pairs["seconds"].items()]  # fmt: skip
     chosen = CHOSEN if "chosen 10%" in results["sparse"][0]["shares"] else ""
     text = (
         f"Left: {cost}; the dot is the largest head_dim and seqlen, the line spans all of them; backward includes the "
         "gradients of a score's arrays, if it has any; FlashAttention 4's time is relative to numbattn's without a "
         "score. Right: the time with a mask relative to the time without, against the share of the scores that it "
-        f"shows ({shown}). {chosen}A pair bias shared by {pairs['batch']} rows of a batch, forward and backward with "
-        f"its gradient ({pairs['dtype']}, {pairs['heads']} heads of {pairs['head_dim']}, seqlen {pairs['seqlen']}), "
-        f"takes {ours:.2f} ms and {pairs['bytes'][OURS] / 1e6:.0f} MB; the standard formula in CuPy takes {theirs:.0f} "
-        f"ms and {pairs['bytes']['cupy'] / 1e6:.0f} MB."
+        f"shows ({shown}). {chosen}In the table a pair bias shared by {pairs['batch']} rows of a batch, forward and "
+        f"backward with its gradient: {pairs['dtype']}, {pairs['heads']} heads of {pairs['head_dim']}, seqlen "
+        f"{pairs['seqlen']}.\n\n{tabulate(shared, headers='keys', tablefmt='github')}"
     )
     return finish(figure, title), text
 
@@ -132,19 +133,17 @@ def packed(results):
         axis.set_ylabel(f"TFLOP/s, head_dim {head_dim}")
     told = ", ".join(f"{of} {geometric_mean(found):.2f}" for of, found in ratios.items())
     title = f"Packed sequences: {told} times as fast as the fastest of the others" if told else "Packed sequences"
-    within = "; ".join(f"{span(found)} {what}" for name, what in WITHIN.items()
-                       if (found := [record["seconds"][name] / record["seconds"][OURS] for record in records
-                                     if name in record["seconds"] and OURS in record["seconds"]]))  # fmt: skip
+    groups = {f"{of}, head_dim {head_dim}": [record["seconds"] for record in select(
+        records, head_dim=head_dim, **{"pass": of})] for of, head_dim in product(ratios, head_dims)}  # fmt: skip
     text = (f"32768 tokens of 2048 features in {records[0]['dtype']}, TFLOP/s on what is visible: "
             "sequences of 512, of 4096, of 3 to 2047 (uniform), of 40 to 3413 (lognormal), and one of 31744 with "
-            "64 of 16 (one long). numbattn's speed over the fastest other's: "
-            f"{'; '.join(f'{of} {summary(found)}' for of, found in ratios.items())}.")  # fmt: skip
-    return finish(figure, title), text + (f" Time relative to the packed call: {within}." if within else "")
+            "64 of 16 (one long). numbattn itself, too: as an array with a batch axis, where all lengths are equal "
+            "(dense), and padded to the longest, with Lengths (padded); torch is torch.nn.attention.varlen.")
+    return finish(figure, title), f"{text}\n\n{speedups(groups)}"
 
 
 RENAMED = {"torch": "flash"}  # torch.nn.attention.varlen is that
-WITHIN = {"dense": "as an array with a batch axis, where all lengths are equal",
-          "padded": "padded to the longest, with Lengths"}  # fmt: skip
+WITHIN = "dense", "padded"  # ways to call numbattn
 
 
 # ------------------------------------------------------------------------------------------------------------ decoding

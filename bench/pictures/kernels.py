@@ -2,12 +2,13 @@
 
 from itertools import product
 
-from .basics import OURS, PEAKS, bars, finish, geometric_mean, label_of, lines, logarithmic, panels, select, span, table
+from tabulate import tabulate
 
-FORMULAS = "standard", "torch"
+from .basics import OURS, bars, finish, geometric_mean, label_of, lines, logarithmic, panels, select, speedups, table
+
+PARTS = "products", "sinkhorn", "nearest"
 PAIRS = 1e10  # those of products
 WRONG = 1.0  # an error of no digit right
-HALF = "float16"
 
 
 def kernels(results, where=""):
@@ -15,14 +16,12 @@ def kernels(results, where=""):
     figure, axes = panels(2, 4, 2)
     draw_products(axes[0], results.get("products", []))
     draw_others(axes[1], results)
-    ratios = over(results.get("products", []), "keops")
     title = f"Sums over pairs of points{where}"
-    if ratios:
-        title += f": {geometric_mean(ratios):.1f} times as fast as KeOps"
-    parts = ([POINTS, *of_products(results.get("products", []))], of_sinkhorn(results.get("sinkhorn", [])),
-             of_nearest(results), of_errors(results.get("errors", [])), of_costs(results.get("costs", [])))  # fmt: skip
-    said = filter(None, map(" ".join, parts))
-    return finish(figure, title), "\n\n".join([*said, table(rows(results))])
+    if found := [record["seconds"]["keops"] / record["seconds"][OURS] for record in results.get("products", [])
+                 if {OURS, "keops"} <= record["seconds"].keys()]:  # fmt: skip
+        title += f": {geometric_mean(found):.1f} times as fast as KeOps"
+    parts = POINTS, ratios(results), errors(results.get("errors", [])), costs(results.get("costs", []))
+    return finish(figure, title), "\n\n".join([*filter(None, parts), table(rows(results))])
 
 
 def kernels_cpu(results):
@@ -89,93 +88,47 @@ def finish_axis(axis, found):
     axis.tick_params(labelsize=6)
 
 
-# ---------------------------------------------------------------------------------------------------------------- told
-def over(records, *others):
-    """The least of these peers' seconds over numbattn's, where both have run."""
-    found = [(record["seconds"].get(OURS), [record["seconds"][name] for name in others if name in record["seconds"]])
-             for record in records]  # fmt: skip
-    return [min(theirs) / ours for ours, theirs in found if ours and theirs]
-
-
-def of_products(records):
-    """How fast products are next to each other peer, in few dimensions and in many."""
-    for name in ("keops", *FORMULAS):
-        told = [f"{words}, {geometric_mean(ratios):.1f} ({span(ratios, 1)})"
-                for words, chosen in (("less than 64 features", [r for r in records if r["features"] < 64]),
-                                      ("64 and more", [r for r in records if r["features"] >= 64]))
-                if (ratios := over(chosen, name))]  # fmt: skip
-        if told:
-            yield f"Speed of products over that of {label_of(name)}, geometric means and ranges: {'; '.join(told)}."
-
-
-def of_sinkhorn(records):
-    for record in records:
-        yield (f"{record['iterations']} iterations of Sinkhorn between {record['n']:,} points of {record['features']} "
-               f"features, {record['dtype']}: {by_peer([record])}.")  # fmt: skip
-
-
-def of_nearest(results):
-    """The nearest centres of many points, and neighbours within a cloud."""
-    peak, records = peak_of(results), results.get("nearest", [])
-    for dtype, features in dict.fromkeys((record["dtype"], record["features"]) for record in records):
-        chosen = select(records, dtype=dtype, features=features)
-        m, n, k = (span([record[key] for record in chosen], 0) for key in ("m", "n", "k"))
-        said = f"Nearest {k} of {n} for {m} points, {features} features, {dtype}: {by_peer(chosen)}"
-        if dtype == HALF:
-            rates = [2e-12 * r["m"] * r["n"] * features / r["seconds"][OURS] for r in chosen if OURS in r["seconds"]]
-            if rates:
-                said += f"; numbattn's products run at {span(rates, 0)} TFLOP/s"
-                said += f", {span([rate / peak for rate in rates])} of the peak" if peak else ""
-        yield f"{said}."
-
-
-def by_peer(records):
-    """Speed over that of each other."""
-    others = dict.fromkeys(name for record in records for name in record["seconds"] if name != OURS)
-    told = [f"{label_of(name)} {span(ratios, 1)}" for name in others if (ratios := over(records, name))]
-    return f"speed over that of others: {'; '.join(told)}" if told else "nobody else has run"
+# --------------------------------------------------------------------------------------------------------------- tables
+def ratios(results):
+    """Speed over that of others, of products by the number of features."""
+    groups = {}
+    for part in PARTS:
+        for record in results.get(part, []):
+            few = {"products": ", less than 64 features" if record["features"] < 64 else ", 64 features and more",
+                   "sinkhorn": "", "nearest": f", {record['features']} features"}[part]  # fmt: skip
+            groups.setdefault(f"{part}{few}, {record['dtype']}", []).append(record["seconds"])
+    return speedups(groups)
 
 
 def milliseconds(seconds):
     return f"{1e3 * seconds:,.0f}" if seconds >= 0.1 else f"{1e3 * seconds:.3g}"
 
 
-def peak_of(results):
-    name = results.get("machine", {}).get("gpu", {}).get("name", "")
-    return next((peak for known, (peak, _) in PEAKS.items() if name.endswith(known)), None)
+def errors(records):
+    """The largest of each library: of products at the origin and far off, and of potentials."""
+    largest = {}
+    for record in records:
+        what = "potentials" if record["of"] == "sinkhorn" else f"products, {record['offset']:g} from the origin"
+        row = largest.setdefault((what, record["dtype"]), {"largest relative error": f"{what}, {record['dtype']}"})
+        for name, error in record["errors"].items():
+            row[label_of(name)] = max(row.get(label_of(name), 0), error)
+    shown = [{key: x if isinstance(x, str) else f"{x:.1e}" if x < WRONG else "no digit right" for key, x in row.items()}
+             for row in largest.values()]  # fmt: skip
+    return tabulate(shown, headers="keys", tablefmt="github", disable_numparse=True)
 
 
-def of_errors(records):
-    """The largest error of each peer: of products at the origin and far off, and of potentials."""
-    chosen = {
-        "products": [r for r in records if r["of"] == "product" and not r["offset"]],
-        "products of points moved by 1000": [r for r in records if r["of"] == "product" and r["offset"]],
-        **{f"potentials, {dtype}": [r for r in records if r["of"] == "sinkhorn" and r["dtype"] == dtype]
-           for dtype in dict.fromkeys(r["dtype"] for r in records)},
-    }  # fmt: skip
-    for what, found in chosen.items():
-        if found:
-            largest = {name: max(r["errors"].get(name, WRONG) for r in found) for r in found for name in r["errors"]}
-            told = ", ".join(f"{label_of(name)} {words_for(error)}" for name, error in largest.items())
-            yield f"Largest relative error of {what}: {told}."
-
-
-def words_for(error):
-    return f"{error:.1e}" if error < WRONG else "no digit right"
-
-
-def of_costs(records):
-    if records:
-        empty, warm = (span([record[f"first, {cache} cache"] for record in records], 1) for cache in ("empty", "warm"))
-        most = max(record["bytes"] for record in records) / 1e6
-        yield (f"A process's first call takes {empty} s, {warm} s with compiled kernels in the cache. Calls take at "
-               f"most {most:.1f} MB beyond their inputs.")  # fmt: skip
+def costs(records):
+    """Of a process's first call, and of any."""
+    shown = [{"first call": "{dtype}, {of}".format(**record),
+              **{f"{cache} cache, s": f"{record[f'first, {cache} cache']:.1f}" for cache in ("empty", "warm")},
+              "MB beyond the inputs": f"{record['bytes'] / 1e6:.1f}"} for record in records]  # fmt: skip
+    return tabulate(shown, headers="keys", tablefmt="github", disable_numparse=True)
 
 
 def rows(results):
     """A row for each case: seconds by peer."""
     found = []
-    for part in ("products", "sinkhorn", "nearest"):
+    for part in PARTS:
         for record in results.get(part, []):
             case = ", ".join(f"{key} {record[key]}" for key in ("m", "n", "features", "columns", "k") if key in record)
             row = {"": f"{part}, {record['dtype']}, {case}"}

@@ -8,13 +8,14 @@ from .basics import (
     bars,
     finish,
     geometric_mean,
+    inverse,
     label_of,
     lines,
     panels,
     powers_of_two,
     select,
     sorted_names,
-    span,
+    speedups,
     table,
     values,
 )
@@ -22,7 +23,7 @@ from .basics import (
 CALLED = {"tangent": "tangent of o", "backward_tangent": "tangents of dq, dk, dv"}
 BASE = {"tangent": "forward", "backward_tangent": "backward"}
 MMA = "numbattn, mma"
-FORMULAS = "cupy", "numpy"
+MANY = 128  # problems in a batch
 
 
 def second(results):
@@ -50,9 +51,8 @@ def second(results):
     ratios = {of: ratios_of(records, of, OURS) for of in CALLED}
     told = [f"{CALLED[of]} at {geometric_mean(found):.2f} of {BASE[of]}'s" for of, found in ratios.items() if found]
     title = f"TFLOP/s of second derivatives: {', '.join(told)}"
-    said = f"{COUNTED} {_of_ratios(records)}"
-    said = "\n\n".join(filter(None, [said, _of_others(records), *_of_small(results.get("small", []))]))
-    return finish(figure, title), f"{said}\n\n{table(_rows([*records, *results.get('small', [])]))}"
+    records = [*records, *results.get("small", [])]
+    return finish(figure, title), f"{COUNTED}\n\n{_speedups(records)}\n\n{table(_rows(records))}"
 
 
 def rate_of(record, name):
@@ -71,59 +71,19 @@ def _case(record):
 
 
 COUNTED = ("Products of matrices that are counted: 2 forward, 5 backward, 6 for the tangent of o, with o, 10 for the "
-           "tangents of dq, dk and dv; half of them in causal attention.")
+           "tangents of dq, dk and dv; half of them in causal attention. The formula computes in float16 instead of "
+           "bfloat16; where its memory, which is quadratic, does not suffice, there is no number of it.")
 
 
-def _of_ratios(records):
-    """How fast tangents are next to the passes themselves, by dtype and tier."""
-    told = []
-    for dtype in dict.fromkeys(record["dtype"] for record in records):
-        for name in (OURS, MMA):
-            chosen = select(records, dtype=dtype)
-            found = [f"{CALLED[of]} {_mean(ratios)} of {BASE[of]}"
-                     for of in CALLED if (ratios := ratios_of(chosen, of, name))]  # fmt: skip
-            if found:
-                told.append(f"{dtype}{', kernels for Ampere' * (name == MMA)}, {', '.join(found)}")
-    return f"TFLOP/s relative to those of the passes, geometric means and ranges: {'; '.join(told)}."
-
-
-def _of_others(records):
-    """How fast numbattn is next to each other peer, and where the formula did not run."""
-    said = []
-    for name in sorted_names(name for record in records for name in record["tflops"] if name not in (OURS, MMA)):
-        told = [f"{CALLED[of]}, {dtype}, {_mean(found)}"
-                for of, dtype in product(CALLED, dict.fromkeys(record["dtype"] for record in records))
-                if (found := [record["tflops"][OURS] / record["tflops"][name] for record in select(records, dtype=dtype)
-                              if record["pass"] == of and {OURS, name} <= record["tflops"].keys()])]  # fmt: skip
-        if told:
-            said.append(f"Speed over that of {_who(name)}: {'; '.join(told)}.")
-    ran = [record for record in records if record["pass"] in CALLED]
-    missing = sum(OURS in record["tflops"] and not {*FORMULAS} & record["tflops"].keys() for record in ran)
-    if missing:
-        said.append(f"In {missing} of {len(ran)} cells the formula, whose memory is quadratic, did not run.")
-    return " ".join(said)
-
-
-def _mean(ratios):
-    return f"{geometric_mean(ratios):.2f} ({span(ratios)})"
-
-
-def _who(name):
-    names = {"cupy": "the standard formula, in float16 instead of bfloat16", "numpy": "the standard formula"}
-    return names.get(name) or label_of(name)
-
-
-def _of_small(records):
-    """A sentence on many small problems, if there are records."""
-    told = [f"{dtype}, {CALLED[of]}, {_mean(found)}"
-            for dtype, of in product(dict.fromkeys(record["dtype"] for record in records), CALLED)
-            if (found := [record["seconds"]["cupy"] / record["seconds"][OURS]
-                          for record in select(records, dtype=dtype)
-                          if record["pass"] == of and {OURS, "cupy"} <= record["seconds"].keys()])]  # fmt: skip
-    if told:
-        sizes = span(values(records, "seqlen"), 0)
-        yield (f"Thousands of small problems at a time, {sizes} tokens each, speed over the formula's: "
-               f"{'; '.join(told)}.")  # fmt: skip
+def _speedups(records):
+    """By pass and dtype, large problems apart from many small ones."""
+    groups = {}
+    for record in records:
+        if record["pass"] in CALLED:
+            many = ", many small problems" * (record["batch"] >= MANY)
+            group = f"{CALLED[record['pass']]}, {record['dtype']}{many}"
+            groups.setdefault(group, []).append(inverse(record["tflops"]))
+    return speedups(groups)
 
 
 def _rows(records, unit="TFLOP/s", factor=1):
@@ -153,5 +113,5 @@ def second_cpu(results):
     axes[0, 0].set_ylabel("GFLOP/s")
     over = [record["tflops"][OURS] / record["tflops"]["numpy"] for record in records if record["pass"] in CALLED]
     title = f"Second derivatives on a CPU: {geometric_mean(over):.1f} times as fast as the formula in NumPy"
-    text = f"8 heads. {COUNTED} {_of_ratios(records)} {_of_others(records)}"
-    return finish(figure, title), f"{text}\n\n{table(_rows(records, 'GFLOP/s', 1000))}"
+    shown = table(_rows(records, "GFLOP/s", 1000))
+    return finish(figure, title), f"8 heads. {COUNTED}\n\n{_speedups(records)}\n\n{shown}"

@@ -2,6 +2,8 @@
 
 from itertools import product
 
+from tabulate import tabulate
+
 from .basics import (
     OURS,
     STYLES,
@@ -15,7 +17,7 @@ from .basics import (
     select,
     sorted_names,
     span,
-    summary,
+    speedups,
     table,
     values,
 )
@@ -55,8 +57,12 @@ def small(results):
     figure.supylabel("% of a copy's bandwidth", fontsize=8)
     told = ", ".join(f"{words} {share:.0%}" for words, share in zip(DRAWN.values(), _shares(cells)))
     title = f"Speed relative to a copy of the same bytes: {told}"
-    parts = [_of_cells(cells, dtypes), *_of_batches(results.get("batches")), *_of_variants(results.get("variants"))]
-    return finish(figure, title), "\n\n".join([*parts, table(_rows(cells, names))])
+    groups = {f"{kind}, {dtype}": [cell["seconds"] for cell in select(cells, kind=kind, dtype=dtype)]
+              for kind, dtype in product(KINDS.values(), dtypes)}  # fmt: skip
+    for x in results.get("batches", []):
+        groups.setdefault(f"batch {x['batch']}, {CALLED[x['graph']]}", []).append(_one_torch(x["seconds"]))
+    parts = [_settings(cells), speedups(groups), _variants(results.get("variants", [])), table(_rows(cells, names))]
+    return finish(figure, title), "\n\n".join(filter(None, parts))
 
 
 def readme_sentence(results):
@@ -95,64 +101,28 @@ def _ratios(records, over, under):
             if over in record["seconds"] and under in record["seconds"]]  # fmt: skip
 
 
-def _of_cells(cells, dtypes):
-    first, told = cells[0], []
-    for dtype in dtypes:
-        if best := _over_best(select(cells, dtype=dtype)):
-            told.append(f"{dtype} {summary(best)}")
-    text = (
+def _settings(cells):
+    first = cells[0]
+    return (
         f"{first['heads']} heads of {span(values(cells, 'head_dim'), 0)}, in batches such that each array takes "
-        f"{_array_bytes(first) >> 20} MiB; a bias is a number for each head and pair of a query and a key, the "
-        "same for the whole batch. The limit is a copy on the GPU, in the same run, that reads and writes as "
-        "many bytes as q, k, v and o have, or, backward, q, k, v, do and three gradients. Marks are geometric "
-        "means over head_dims, lines span the range; torch is the fastest of its kernels."
+        f"{_array_bytes(first) >> 20} MiB, or in small ones, called one after the other or as a CUDA graph of many "
+        "calls, which takes no host time. A bias is a number for each head and pair of a query and a key, the same for "
+        "the whole batch. The limit is a copy on the GPU, in the same run, that reads and writes as many bytes as q, "
+        "k, v and o have, or, backward, q, k, v, do and three gradients. Marks are geometric means over head_dims, "
+        "lines span the range; torch is the fastest of its kernels."
     )
-    if told:
-        text += f" numbattn's speed over that of the fastest other: {'; '.join(told)}."
-    if costs := _costs_of_gradient(cells):
-        text += f" With the bias's gradient a backward pass takes {span(costs)} times as long as without."
-    return text
-
-
-def _over_best(records):
-    """numbattn's speed over that of the fastest other, in each record where both have run."""
-    found = [(record["seconds"].get(OURS), [s for name, s in record["seconds"].items() if name not in (OURS, COPY)])
-             for record in records]  # fmt: skip
-    return [min(others) / ours for ours, others in found if ours and others]
 
 
 def _array_bytes(cell):
     return cell["bytes"] // (4 if cell["pass"] == "forward" else 7)
 
 
-def _costs_of_gradient(cells):
-    """Time relative to the same call without the gradient."""
-    found = []
-    for cell in select(cells, bias="with gradient"):
-        same = {key: cell[key] for key in ("dtype", "batch", "seqlen", "head_dim", "pass")}
-        found += [cell["seconds"][OURS] / other["seconds"][OURS] for other in select(cells, bias="shared", **same)]
-    return found
-
-
-def _of_batches(records):
-    """A sentence, if there are records."""
-    if records:
-        told = [f"batch {batch}, {how}, {summary(best)}"
-                for batch, (graph, how) in product(values(records, "batch"), CALLED.items())
-                if (best := _over_best(select(records, batch=batch, graph=graph)))]  # fmt: skip
-        yield (
-            "The same for smaller batches, called one after the other, or as a CUDA graph of many calls, which takes "
-            f"no host time: {'; '.join(told)}."
-        )
-
-
-def _of_variants(records):
-    """A sentence, if there are records."""
-    if records:
-        names = dict.fromkeys(name for record in records for name in record["seconds"] if name != "plain")
-        sizes = " and ".join(dict.fromkeys("{batch} x {heads} x {seqlen} x {head_dim}".format(**x) for x in records))
-        told = "; ".join(f"{name} {span(found)}" for name in names if (found := _ratios(records, name, "plain")))
-        yield f"Time relative to a plain call, each pass, in {records[0]['dtype']}, {sizes}: {told}."
+def _variants(records):
+    """A table of what masks and scores add."""
+    names = dict.fromkeys(name for record in records for name in record["seconds"])
+    rows = [{"microseconds": "{dtype}, {batch} x {heads} x {seqlen} x {head_dim}, {pass}".format(**x),
+             **{name: f"{1e6 * x['seconds'][name]:.0f}" for name in names if name in x["seconds"]}} for x in records]
+    return tabulate(rows, headers="keys", tablefmt="github")
 
 
 def _rows(cells, names):

@@ -2,7 +2,7 @@
 
 from itertools import product
 
-from .basics import OURS, TINTS, finish, geometric_mean, logarithmic, panels, select, span, table, values
+from .basics import OURS, TINTS, finish, geometric_mean, logarithmic, panels, select, table, values
 
 DENSE = "dense"
 CALLED = {"forward": "Y = X W", "dX": "dX = dY W^T", "dW": "dW = X^T dY"}
@@ -28,7 +28,7 @@ def sparse_layers(results):
     figure.supylabel("ms", fontsize=8)
     title = f"Block-sparse products: {ratios_of(records) or 'milliseconds'}"
     said = (f"{records[0]['rows']:,} rows, {records[0]['features']:,} features in and out; the blocks that are there "
-            f"are drawn at random. Speed over cuBLAS' product with the whole matrix: {'; '.join(told(records))}.")
+            "are drawn at random. cuBLAS multiplies by the whole matrix.")
     return finish(figure, title), f"{said}\n\n{table(rows(records))}"
 
 
@@ -47,18 +47,6 @@ def ratios_of(records):
              for dtype in dict.fromkeys(record["dtype"] for record in records)}  # fmt: skip
     means = ", ".join(f"{dtype} {geometric_mean(ratios):.1f}" for dtype, ratios in found.items() if ratios)
     return f"at {SHARE:.0%} of the blocks {means} times as fast as cuBLAS' dense ones" if means else ""
-
-
-def told(records):
-    """For each size of blocks how much faster the smallest share is, and up to which share it is faster at all."""
-    for dtype, size in dict.fromkeys((record["dtype"], record["size"]) for record in records):
-        chosen = select(records, dtype=dtype, size=size)
-        ratios = {share: found for share in values(chosen, "share") if (found := faster(select(chosen, share=share)))}
-        if ratios:
-            least = min(ratios)
-            up_to = max((share for share, found in ratios.items() if min(found) > 1), default=None)
-            yield (f"{dtype}, blocks of {size}, {span(ratios[least], 1)} at {least:.0%} of them, "
-                   + (f"faster up to {up_to:.0%}" if up_to else "faster at no share"))  # fmt: skip
 
 
 def rows(records):

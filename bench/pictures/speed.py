@@ -12,6 +12,7 @@ from .basics import (
     finish,
     geometric_mean,
     group_of,
+    inverse,
     label_of,
     lines,
     listed,
@@ -22,7 +23,7 @@ from .basics import (
     select,
     setting_of,
     sorted_names,
-    span,
+    speedups,
     summary,
     table,
     values,
@@ -164,16 +165,13 @@ def accuracy(results):
     for axis in axes[-1]:
         axis.set_xlabel("seqlen")
     figure.supylabel("RMS error / RMS of the result", fontsize=8)
-    over = {}
-    for errors in (record["errors"] for record in records):
-        for name in errors.keys() - {OURS}:
-            over.setdefault(name, []).append(errors[OURS][0] / errors[name][0])
-    spans = "; ".join(f"{label_of(name)} {span(over[name])}" for name in sorted_names(over))
+    ratios = {dtype: [inverse({name: rms for name, (rms, _) in record["errors"].items()})
+                      for record in select(records, dtype=dtype)] for dtype in dtypes}  # fmt: skip
     best = [errors[OURS][0] / min(others) for errors in (record["errors"] for record in records)
             if (others := [rms for name, (rms, _) in errors.items() if name != OURS])]  # fmt: skip
     text = (f"Errors against the plain formula in float64, with {records[0]['heads']} heads at head_dim "
-            f"{' and '.join(map(str, values(records, 'head_dim')))}, causal and not; the worst of o, or of dq, dk, dv. "
-            f"numbattn's RMS error over theirs, cell by cell: {spans}.")
+            f"{' and '.join(map(str, values(records, 'head_dim')))}, causal and not; the worst of o, or of dq, dk, dv."
+            "\n\n" + speedups(ratios, "numbattn's RMS error over that of"))
     title = f"RMS errors are on average {geometric_mean(best):.2f} times those of the most exact other"
     return finish(figure, title), text
 
@@ -199,8 +197,8 @@ def floats(results):
     for (dtype, of), found in ratios.items():
         means.setdefault(dtype, []).append(f"{of} {geometric_mean(found):.1f}")
     means = "; ".join(f"{dtype} {', '.join(told)}" for dtype, told in means.items())
-    first = records[0]
-    spans = "; ".join(f"{dtype} {of} {summary(found)}" for (dtype, of), found in ratios.items())
-    text = (f"Batch {first['batch']}, {first['heads']} heads, seqlen {first['seqlen']}; causal attention counts as "
-            f"half the work. numbattn's speed over that of the fastest other: {spans}.")
-    return finish(figure, f"Speed over the fastest other's: {means}"), text
+    groups = {f"{dtype}, {of}": [inverse(record["tflops"]) for record in select(records, dtype=dtype, **{"pass": of})]
+              for dtype, of in kinds}  # fmt: skip
+    text = ("Batch {batch}, {heads} heads, seqlen {seqlen}; causal attention counts as half the "
+            "work.").format(**records[0])  # fmt: skip
+    return finish(figure, f"Speed over the fastest other's: {means}"), f"{text}\n\n{speedups(groups)}"

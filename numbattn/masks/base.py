@@ -83,23 +83,26 @@ class Mask(Value):
 
     __array_ufunc__ = None  # so that `array & mask` comes to __rand__
 
-    def dense(self, seqlen_q: int, seqlen_k: int) -> NDArray[np.bool_]:
+    def dense(self, seqlen_q: int, seqlen_k: int, *, heads: int = 1, batch: int = 1) -> NDArray[np.bool_]:
         """The boolean array that the mask stands for.
 
         Parameters
         ----------
         seqlen_q, seqlen_k : int
+        heads, batch : int, optional
+            How many heads, and elements of the batch, there are, for a function in the mask that reads these.
 
         Returns
         -------
         array of bool, (..., seqlen_q, seqlen_k)
-            True = visible. The leading axes are those of the arrays in the mask; without arrays there are none. It is
-            a CuPy array if the mask holds one.
+            True = visible. The leading axes are those of the arrays in the mask; without arrays there are none. With
+            several heads or elements of the batch functions have an axis of each, of size 1 where they do not read it.
+            It is a CuPy array if the mask holds one.
 
         Raises
         ------
         TypeError, ValueError
-            For lengths that are not integers, or negative.
+            For numbers that are not integers, or too small, or arrays of other heads or batches.
 
         Examples
         --------
@@ -107,8 +110,18 @@ class Mask(Value):
         >>> na.Causal().dense(2, 3).astype(int)
         array([[1, 1, 0],
                [1, 1, 1]])
+        >>> own = na.Where(lambda batch, head, i, j: j >= head)
+        >>> (na.Causal() & own).dense(2, 3, heads=2).astype(int)
+        array([[[[1, 1, 0],
+                 [1, 1, 1]],
+        <BLANKLINE>
+                [[0, 1, 0],
+                 [0, 1, 1]]]])
         """
         seqlen_q, seqlen_k = integer("seqlen_q", seqlen_q, low=0), integer("seqlen_k", seqlen_k, low=0)
+        lead = integer("batch", batch, low=1), integer("heads", heads, low=1)
+        if lead != (1, 1):
+            return self._fit((*lead, seqlen_q, seqlen_k)).dense(seqlen_q, seqlen_k)
         refuse_foreign("mask", self._leaves)
         array = next((x for x in self._all_arrays if not isinstance(x, np.ndarray)), np.empty(0))
         return OPERATORS["dense"](self._like(array), seqlen_q, seqlen_k, array)

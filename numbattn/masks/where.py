@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..base.backends import backend, on_cpus
 from ..base.checks import Array, integer, library
@@ -92,42 +91,6 @@ class Where(Taken, Mask):
         check_signature("Where function", function, PLACE, len(arrays))
         self._set(function=function, arrays=arrays, block_size=integer("Where block_size", self.block_size, low=1),
                   _identity=frozen(function, "Where function"))  # fmt: skip
-
-    def dense(self, seqlen_q: int, seqlen_k: int, *, heads: int = 1, batch: int = 1) -> NDArray[np.bool_]:
-        """The boolean array that the mask stands for.
-
-        Parameters
-        ----------
-        seqlen_q, seqlen_k : int
-        heads, batch : int, optional
-            How many heads, and elements of the batch, there are, if the function reads these.
-
-        Returns
-        -------
-        array of bool, (..., seqlen_q, seqlen_k)
-            True = visible. With several heads or elements of the batch both have an axis, of size 1 if the function
-            does not read them. It is a CuPy array if the mask holds one.
-
-        Raises
-        ------
-        TypeError, ValueError
-            For numbers that are not integers, or too small.
-
-        Examples
-        --------
-        >>> import numbattn as na
-        >>> na.Where(lambda batch, head, i, j: j <= i + head).dense(2, 3, heads=2).astype(int)
-        array([[[[1, 0, 0],
-                 [1, 1, 0]],
-        <BLANKLINE>
-                [[1, 1, 0],
-                 [1, 1, 1]]]])
-        """
-        lead = integer("batch", batch, low=1), integer("heads", heads, low=1)
-        if lead == (1, 1):
-            return super().dense(seqlen_q, seqlen_k)
-        sizes = integer("seqlen_q", seqlen_q, low=0), integer("seqlen_k", seqlen_k, low=0)
-        return Mask.dense(self._fit((*lead, *sizes)), *sizes)
 
     def _arrays(self) -> dict[str, Any]:
         return {f"arrays[{i}]": x for i, x in enumerate(self.arrays)}

@@ -17,6 +17,11 @@ in memory linear in the number of points. Batch axes broadcast as in `numpy.matm
 points see each other, such as ``mask=numbattn.Segments(...)`` for clouds of unequal size. `product_vjp`,
 `logsumexp_vjp` and `sinkhorn_vjp` have gradients with respect to points, weights and lengths of kernels, and
 Hessian-vector products, as ``backprop.hvp``. `product_jvp` and `logsumexp_jvp` have tangents.
+
+On GPUs gradients beyond 8 features, coordinates up to 8, and ``hvp``, where second derivatives multiply it, have an
+error of a rounding of abs(x), from the median of all points. Squared distances have one of abs(x)**2 beyond 256
+features, and on Hopper beyond 16 in `logsumexp` of a Gaussian or ``Cost(2)`` and in `nearest` with k = 1 (beyond 64 in
+float32). Lengths of each feature round coordinates so on CPUs, too.
 """
 
 from .gradients import LogsumexpGradients, ProductGradients, SinkhornGradients

@@ -12,8 +12,8 @@ class Gradients(tuple[Any, ...]):
     Attributes
     ----------
     kernel : array, None or tuple
-        The gradient of the kernel's length or epsilon, of its shape; None for a kernel without. For a sum of kernels a
-        tuple, with one for each.
+        The gradient of the kernel's length or epsilon, of its shape; None for a kernel without. For a sum of kernels,
+        and for one with a factor, a tuple, with one for each.
     """
 
     _fields: ClassVar[tuple[str, ...]]

@@ -77,9 +77,9 @@ def product_vjp(
     backprop : ProductBackprop
         ``backprop(ds)`` returns dx, dy, db, of the shapes and dtypes of x, y, b, summed over broadcast axes; a tuple
         with the attribute `kernel`, the gradient of the kernel's length: an array of its shape, None for a kernel
-        without, a tuple for a sum of kernels. It refers to x, y and b: editing them in place before it is called
-        changes the gradients. The derivative of a kernel at r = 0 is taken to be 0 where it is not finite.
-        ``backprop.hvp(ds, tx, ty, tb)`` has Hessian-vector products.
+        without, a tuple for a sum of kernels or one with a factor. It refers to x, y and b: editing them in place
+        before it is called changes the gradients. The derivative of a kernel at r = 0 is taken to be 0 where it is not
+        finite. ``backprop.hvp(ds, tx, ty, tb)`` has Hessian-vector products.
 
     Raises
     ------

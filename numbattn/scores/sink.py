@@ -17,7 +17,7 @@ from .parts import ArrayPart
 class Sink(ArrayPart):
     """One more logit in the softmax of each row, which has no value: rows of P sum to less than 1.
 
-    A query that sees no key has o = 0 and lse = -inf all the same.
+    A query that sees no key has o = 0 and lse = -inf all the same. A score has at most one.
 
     Parameters
     ----------

@@ -6,4 +6,4 @@ from pathlib import Path
 
 BENCH = Path(__file__).parent.parent.parent / "bench"
 sys.path.append(str(BENCH))
-collect_ignore = [] if find_spec("tabulate") and find_spec("matplotlib") else ["test_report.py"]
+collect_ignore_glob = [] if find_spec("tabulate") and find_spec("matplotlib") else ["test_*.py"]

@@ -47,6 +47,8 @@ def test_what_it_shows(name):
     mask, arrays = WHERE[name](), [x.astype(int) for x in WHERE[name]().arrays]
     want = shown_by(lambda *at: mask.function(*at, *arrays), 2, 3)
     assert_equal(np.broadcast_to(mask.dense(M, N, heads=3, batch=2), want.shape), want)
+    both = (mask & na.Causal()).dense(M, N, heads=3, batch=2)
+    assert_equal(np.broadcast_to(both, want.shape), want & na.Causal().dense(M, N))
     assert_equal(mask.dense(M, N), want[0, 0])
     assert_equal((mask & na.Window(9, 3)).dense(M, N), want[0, 0] & na.Window(9, 3).dense(M, N))
     assert_equal((want[0, 0] | mask).dense(M, N), want[0, 0])

@@ -84,10 +84,14 @@ def delta(*, dtype, out_dtypes, head_dim_v, dlse, nbytes, bounded, low=False, ma
         return lse, where(sees, D, 0), sees
 
     @device
-    def save_sink(sinks, batch, head, lse, D, sees, first, end, m0):
+    def low_of(mLow, batch, head, first, end, m0):
+        return load(mLow[batch, head][first:end], ROWS, m0) if IS_GIVEN else full(ROWS, ZERO)
+
+    @device
+    def save_sink(sinks, batch, head, lse, low, D, sees, first, end, m0):
         if HAS_SINK:
             logits, sums = sinks
-            P = exp2((logits[batch, head] - lse) * LOG2E)
+            P = exp2(((logits[batch, head] - lse) - low) * LOG2E)
             save(sums[batch, head][first:end], where(sees, -(P * D), 0), m0)
 
     @device
@@ -98,10 +102,9 @@ def delta(*, dtype, out_dtypes, head_dim_v, dlse, nbytes, bounded, low=False, ma
         return where(sees, lse_log2, INFINITE)
 
     @device
-    def save_low(mLseLog2, mLow, batch, head, sees, first, end, m0, padded_row):
+    def save_low(mLseLog2, batch, head, low, sees, padded_row):
         if HAS_LOW:
-            low = load(mLow[batch, head][first:end], ROWS, m0) * LOG2E if IS_GIVEN else full(ROWS, ZERO)
-            save(mLseLog2[batch, head], where(sees, low, 0), first_low(mLseLog2) + padded_row)
+            save(mLseLog2[batch, head], where(sees, low * LOG2E, 0), first_low(mLseLog2) + padded_row)
 
     def kernel(mDO, mO, mLse, mLow, mDlse, sinks, mDelta, mLseLog2, packing):
         overlap_launches()
@@ -115,8 +118,9 @@ def delta(*, dtype, out_dtypes, head_dim_v, dlse, nbytes, bounded, low=False, ma
             lse, D, sees = delta_of(mDO, mO, mLse, mDlse, batch, head, first, end, m0)
             save(mDelta[batch, head], D, padded_row)
             save(mLseLog2[batch, head], to_log2(lse, sees), padded_row)
-            save_low(mLseLog2, mLow, batch, head, sees, first, end, m0, padded_row)
-            save_sink(sinks, batch, head, lse, D, sees, first, end, m0)
+            low = low_of(mLow, batch, head, first, end, m0)
+            save_low(mLseLog2, batch, head, low, sees, padded_row)
+            save_sink(sinks, batch, head, lse, low, D, sees, first, end, m0)
 
     signature = signature_of(kernel, SPEC.arguments, dtype, ACC, {"o": out_dtypes[0]}, mask=mask, sink=sink)
     return Source(kernel, signature, THREADS, overlaps=True)

@@ -40,6 +40,19 @@ def test_low(rng):
     np.testing.assert_array_equal(base_2[..., 128:], padded(np.where(blind, 0, low * log2_e), 0))
 
 
+def test_low_of_a_sink(rng):
+    """What rounding took from lse counts for the gradient of a sink's logits, too."""
+    o, do = rng.standard_normal((2, 1, 2, 45, 13)).astype(np.float32)
+    exact = 1e7 + rng.random((1, 2, 45))
+    lse, logits = exact.astype(np.float32), np.full((1, 2), 1e7, np.float32)
+    about = {"head_dim_v": 32, "dlse": False, "nbytes": 0, "bounded": False, "low": True, "sink": True}
+    source = delta(dtype="float32", out_dtypes=("float32",), **about)
+    sums, got, base_2 = poisoned((1, 2, 45)), poisoned((1, 2, 128)), poisoned((1, 2, 256))
+    given = do, o, lse, (exact - lse).astype(np.float32), lse, (logits, sums), got, base_2, ()
+    launch(source.function, (8, 1, 1), source.threads, 0, *given)
+    np.testing.assert_allclose(sums, -np.exp(1e7 - exact) * (do * o).sum(-1, dtype=np.float64), rtol=1e-4, atol=1e-5)
+
+
 def test_bounded(rng):
     """lse is rounded up where it is so large that its last bits are not enough."""
     o, do = rng.standard_normal((2, 1, 2, 45, 13)).astype(np.float16)
@@ -72,10 +85,13 @@ FAULTS = {
     " & (row_index(ROWS, m0) < end - first)": "",
     "tile % TILES_A_SLOT * TILE_M": "tile % TILES_A_SLOT",
     "batches * heads, heads)": "batches * heads, batches)",
+    "test_low_of_a_sink": {
+        "(logits[batch, head] - lse) - low": "logits[batch, head] - lse",
+    },
     "cuda/kernels/shared/test_segments.py::test_gradients_without_own_kernels": {
-        "(logits[batch, head] - lse)": "(logits[head, batch] - lse)",
+        "logits[batch, head] - lse": "logits[head, batch] - lse",
         "-(P * D)": "P * D",
         "where(sees, -(P * D), 0)": "-(P * D)",
-        "            save_sink(sinks, batch, head, lse, D, sees, first, end, m0)\n": "",
+        "            save_sink(sinks, batch, head, lse, low, D, sees, first, end, m0)\n": "",
     },
 }

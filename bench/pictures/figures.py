@@ -2,7 +2,7 @@
 
 import math
 
-from pictures.basics import (
+from .basics import (
     OURS,
     STYLES,
     bars,
@@ -20,7 +20,6 @@ from pictures.basics import (
 
 UNITS = {"mma": ("kernel for any GPU", "o", "#4a7ab5"), "wgmma": ("Hopper's kernel", "D", "#08306b")}
 ENDED = "out of memory", "takes too long"  # why there is no time
-APPROXIMATIONS = "linformer", "linear", "block-sparse"
 
 
 def figure2(results):
@@ -134,14 +133,11 @@ def figure3(results):
     faster, smaller = standard["seconds"]["both"] / ours["seconds"]["both"], standard["bytes"] / ours["bytes"]
     title = (f"{machine_of(results)}, seqlen {longest}: {faster:.1f} times as fast as the standard formula, in "
              f"1/{smaller:.0f} of its memory")  # fmt: skip
-    overtaken = [f"{label_of(name)} from {n}" for name in APPROXIMATIONS if (n := _overtakes(ran, name, seqlens))]
     shape = ours | {"batch": max(values(records, "batch"))}
     text = ("{heads} heads of {head_dim}, {dtype}, a batch of at most {batch}. A line ends where memory does, or "
             "after a length that takes more than a second; peers that do not support a setting are left out of it. "
             "Rabe and Staats, Linformer and linear attention are written as array formulas. In the table: ms of "
             "forward and backward / MB beyond the inputs.").format(**shape)
-    if overtaken:
-        text += f" In the first setting these are faster than dense exact attention: {', '.join(overtaken)}."
     return finish(figure, title), f"{text}\n\n{table(_rows(records))}"
 
 
@@ -166,13 +162,3 @@ def _by_seqlen(axis, records, value):
     powers_of_two(axis, seqlens[:: math.ceil(len(seqlens) / 5)])
     logarithmic(axis)
     axis.set_xlabel("seqlen")
-
-
-def _overtakes(ran, name, seqlens):
-    """The length from which on it is faster than numbattn; None if it is slower at the longest."""
-    found = None
-    for n in seqlens:
-        if (name, n) in ran and (OURS, n) in ran:
-            faster = ran[name, n]["seconds"]["both"] < ran[OURS, n]["seconds"]["both"]
-            found = (found or n) if faster else None
-    return found
