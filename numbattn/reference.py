@@ -103,7 +103,7 @@ def _recompute(
     K, V = (np.where(visible.any(axis=-2)[..., None], X, 0) for X in (K, V))
     S = inputs.scale * Q @ np.swapaxes(K, -2, -1)               # Alg. 0 line 1: S = scale Q K^T, then MASK(S)
     scores = []
-    for part in inputs.score:                                   # nobody looks at the score of what is masked
+    for part in inputs.score:                                   # the score of what is masked is not read
         scores.append(S)
         S = np.where(visible, apply(part, S), 0)
     S = np.where(visible, S, -math.inf)

@@ -63,7 +63,7 @@ class Value:
 
     @cached_property
     def _all_arrays(self) -> list[Any]:
-        """Those of its parts, too."""
+        """All its arrays, those of its parts, too."""
         return list(self._arrays().values())
 
     @cached_property

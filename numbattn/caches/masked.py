@@ -30,5 +30,5 @@ def masked(cache: Value, lengths: Any, mask: Mask) -> Mask:
 def _masked_by_numbers(mask: Mask, lengths: bytes, dtype: np.dtype[Any]) -> Mask:
     """A mask without arrays, with the lengths as they are now: the same object in the next layer, and the next call."""
     found = All((Cached(np.frombuffer(lengths, dtype)[:, None]), *mask._parts))
-    found._set(_is_settled=True)
+    found._set(_is_immutable=True)
     return found

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from ..base.backends import backend
 from ..base.checks import check_values, library, refuse_foreign, warn
 from ..base.values import Memo, Value, shown
-from ..masks import AnyOf, Lengths, Mask, Window, drawn
+from ..masks import AnyOf, Lengths, Mask, Window, materialised
 from ..scores import Part
 from ..scores.distance import DistancePart
 
@@ -24,7 +24,7 @@ MOST_COMPARED = 1 << 16  # bytes of arrays on the host: more take longer to comp
 
 def fitted_mask(mask: Mask, q: Any, shape: Shape, xp: str) -> Mask:
     """A mask with arrays."""
-    if xp == "numpy" or mask._is_drawn:
+    if xp == "numpy" or mask._is_materialised:
         return _fitted_mask(mask, q, shape, xp)
     return _kept(mask, mask._has_functions, shape, xp, lambda: _fitted_mask(mask, q, shape, xp))
 
@@ -56,7 +56,7 @@ def _fitted_mask(mask: Mask, q: Any, shape: Shape, xp: str) -> Mask:
     check_mask(fitted, shape, xp)
     near = mask._like(q)  # arrays are copied to the device before they are broadcast
     fitted = fitted if near is mask else near._fit(shape)
-    final = drawn(fitted, shape[-2], shape[-1], q)
+    final = materialised(fitted, shape[-2], shape[-1], q)
     return fitted if final is fitted else final._fit(shape)
 
 

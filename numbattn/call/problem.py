@@ -270,7 +270,7 @@ def describe(
         xp, dtypes, shapes, (q.strides, k.strides, v.strides), given._kinds, kinds_of(parts),
         dropout is not None, cache and cache._layout, wide,
     )  # fmt: skip
-    if given._holds_arrays and not given._is_settled:
+    if given._holds_arrays and not given._is_immutable:
         check_positions(asked, parts)
         given = fitted_mask(given, q, problem.score_shape, xp)
     elif given is not NOTHING_HIDDEN and given is not CAUSAL:

@@ -75,7 +75,7 @@ class SavedTangents(Generic[A]):
         return f"<SavedTangents: {count} of {self.to.dtype}, {self.problem.xp}>"
 
 
-class Given(NamedTuple):
+class GivenTangent(NamedTuple):
     """A tangent that is given."""
 
     name: str  # of the argument
@@ -94,7 +94,7 @@ def checked_tangents(
     tangents, weights = (q, k, v, *_of_score(f"{prefix}score", score, inputs)), _weights(inputs)
     names = [*(f"{prefix}{name}" for name in "qkv"), *(f"{prefix}score[{i}]" for i in range(len(weights)))]
     arrays = inputs.q, inputs.k, inputs.v, *(x for _, x in weights)
-    wanted = map(Given, names, tangents, arrays, [*"qkv", *(type(part).__name__ for part, _ in weights)])
+    wanted = map(GivenTangent, names, tangents, arrays, [*"qkv", *(type(part).__name__ for part, _ in weights)])
     given = [x for x in wanted if x.tangent is not None]
     for x in given:
         _check_array(x, inputs)
@@ -138,14 +138,14 @@ def _of_score(name: str, score: Any, inputs: Inputs) -> Sequence[Any]:
     return score
 
 
-def _check_array(x: Given, inputs: Inputs) -> None:
+def _check_array(x: GivenTangent, inputs: Inputs) -> None:
     if library(x.tangent) != "numpy" or x.of in "qkv":  # arrays in scores may be of NumPy with inputs of CuPy
         same_library(q=inputs.q, **{x.name: x.tangent})
     if x.tangent.dtype != x.array.dtype:
         raise other_dtype(x.name, x.tangent.dtype, x.array.dtype, x.of)
 
 
-def _check_shape(x: Given, lead: tuple[int, ...], first: Given, may_be_several: bool) -> None:
+def _check_shape(x: GivenTangent, lead: tuple[int, ...], first: GivenTangent, may_be_several: bool) -> None:
     """Refuse a tangent of another shape. lead: the axis of tangents of the first tangent given, if it has one;
     may_be_several: whether that was free to have one or not."""
     expected = (*lead, *x.array.shape)

@@ -20,13 +20,13 @@ from ..scores import Part
 from .machine import cpu, kept, progress, say, table, why_no_gpu
 
 
-def _samples(base):
+def _examples(base):
     """(name, function that makes it) of each sample of a mask, or of a part of a score, by name."""
-    return sorted(sample for kind in kinds(base) for sample in vars(kind).get("_samples", ()))
+    return sorted(sample for kind in kinds(base) for sample in vars(kind).get("_examples", ()))
 
 
-MASKS = {"none": lambda m, n: None, **dict(_samples(na.Mask))}
-SCORES = dict(_samples(Part))
+MASKS = {"none": lambda m, n: None, **dict(_examples(na.Mask))}
+SCORES = dict(_examples(Part))
 PASSES = ["forward", "backward", "tangent", "backward_tangent", "laplacian"]
 USUAL = PASSES[:2]
 

@@ -9,7 +9,7 @@ import numpy as np
 from ..base.checks import DTYPES
 from ..base.origin import Origin
 from ..caches import eight_bits
-from ..masks import All, Bits, BlockSparse, Dense, Grid, Rows, band_of, drawn
+from ..masks import All, Bits, BlockSparse, Dense, Grid, QuerySegments, band_of, materialised
 from .function import record_of
 from .record import HOLE, At, Later, Record, data_address
 from .tile import BFLOAT16, FLOAT8, FLOAT16, FULL, INT8, OF_SUMS
@@ -230,7 +230,7 @@ def kept(function):
     def kept_or_new(problem, mask, *more):
         if not mask._has_frame:
             return known(problem, NO_FRAME, *more)
-        return (known if mask._is_settled else function)(problem, mask, *more)
+        return (known if mask._is_immutable else function)(problem, mask, *more)
 
     return kept_or_new
 
@@ -247,7 +247,7 @@ def tiles_of(problem, mask, tile_m):
 @lru_cache(maxsize=64)
 def _uncut_tiles(batch, seqlen_q, seqlen_k, tile_m):
     own = np.arange(seqlen_q) + seqlen_k - seqlen_q
-    return _tiles(batch, Rows(np.zeros(seqlen_q, np.int64), np.full(seqlen_q, seqlen_k), own), tile_m)
+    return _tiles(batch, QuerySegments(np.zeros(seqlen_q, np.int64), np.full(seqlen_q, seqlen_k), own), tile_m)
 
 
 def _tiles_of_cache(problem, tiles, lengths):
@@ -259,7 +259,7 @@ def _tiles_of_cache(problem, tiles, lengths):
 
 
 def _tiles(batch, rows, tile_m):
-    """The WorkTiles for queries in the segments of these Rows."""
+    """The WorkTiles for queries in these QuerySegments."""
     *lead, seqlen_q = rows.own.shape
     rows = [x.reshape(math.prod(lead), seqlen_q) for x in rows]
     cuts = [_cut(*row, tile_m) for row in zip(*rows)]
@@ -286,12 +286,12 @@ def _cut(first, end, own, tile_m):
 
 def mask_of(problem, mask):
     """The Record of the MaskArrays of a mask. Those of a cache are kept if they are small."""
-    lasts = not mask._holds_arrays or (mask._is_settled and problem.seqlen_q <= FEW)
+    lasts = not mask._holds_arrays or (mask._is_immutable and problem.seqlen_q <= FEW)
     return _known_record_of(problem, mask) if lasts else _record_of(problem, mask)
 
 
 def _record_of(problem, mask):
-    mask = drawn(mask, problem.seqlen_q, problem.seqlen_k, NO_BANDS, also=lambda part: part._is_tail)
+    mask = materialised(mask, problem.seqlen_q, problem.seqlen_k, NO_BANDS, also=lambda part: part._is_tail)
     if mask._parts and all(isinstance(part, Dense | Bits | BlockSparse) for part in mask._parts):
         grids = [_compact(grid) for grid in mask._grids()]
         layouts = [(x.shape, x.strides, rows, cols, packed) for x, rows, cols, packed, _ in grids]

@@ -41,7 +41,7 @@ class Lowering(NativeLowering):
         return True
 
 
-class Compiler(CompilerBase):
+class LinkedCompiler(CompilerBase):
     def define_pipelines(self):
         passes = DefaultPassBuilder.define_nopython_pipeline(self.state)
         passes.passes = [(Lowering if each is NativeLowering else each, why) for each, why in passes.passes]
@@ -49,5 +49,5 @@ class Compiler(CompilerBase):
         return [passes]
 
 
-LINKED = {"pipeline_class": Compiler, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+LINKED = {"pipeline_class": LinkedCompiler, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 linked = register_jitable(**LINKED)

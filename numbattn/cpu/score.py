@@ -61,7 +61,7 @@ def steps_of(problem, parts, origin, order=0, sums=False):
 
 @lru_cache(maxsize=64)
 def lowered_steps(problem, steps, origin, order):
-    """The Record of Steps: of each part the number of its kind, or NOTHING, and what it is Lowered."""
+    """The Record of Steps: of each part the number of its kind, or NOTHING, and its LoweredStep."""
     count, caps = len(steps), np.array([lowered.cap for _, lowered in steps], np.float64)
     numbers, offsets = np.zeros((count, COLUMNS), np.int64), np.zeros((count, *problem.matrices), np.int64)
     places, tiles = np.zeros_like(offsets), 0

@@ -26,7 +26,7 @@ from .score import (
 from .score_gradients import add_to_sum, sum_of
 from .scores import KINDS
 from .scores.function import collect_reads_along, lower_tangent, move
-from .scores.kind import Lowered
+from .scores.kind import LoweredStep
 from .softmax import multiply
 from .tile import inline
 
@@ -40,7 +40,7 @@ def tangents_of_steps(problem, inputs, tparts, order=1):
     for own in tparts:
         for part, tangent in zip(inputs.score, own):
             if part._has_step and tangent is None:
-                steps.append((NOTHING, Lowered((0, 0), (0, 0))))
+                steps.append((NOTHING, LoweredStep((0, 0), (0, 0))))
                 arrays.append(NO_ARRAY)
             elif part._has_step:
                 kind = NUMBERS[type(part)]

@@ -70,7 +70,7 @@ def add_sink(O, m, l, alpha, logit):
 
 @inline
 def rows_of_lse(lse, batch, head, m0, m_end):
-    """Of queries [m0, m_end) lse and its low part, which follows after those of all batches."""
+    """The lse of queries [m0, m_end) and its low part, which follows after those of all batches."""
     return lse[batch, head, m0:m_end], lse[lse.shape[0] // 2 + batch, head, m0:m_end]
 
 

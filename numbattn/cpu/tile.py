@@ -272,7 +272,7 @@ def converted_float16(typingctx, bits):
 
 @inline
 def shifted_float16(bits):
-    """The same by its bits: its exponent is less by 112; in infinity and NaN all bits of it are set."""
+    """The float32 of a float16, by its bits: its exponent is less by 112; in inf and NaN all bits of it are set."""
     bits = np.int32(bits)
     magnitude = np.int32((bits & np.int32(0x7FFF)) << np.int32(13))
     is_finite = bits & np.int32(0x7C00) != np.int32(0x7C00)

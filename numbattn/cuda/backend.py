@@ -5,9 +5,9 @@ from .chosen import chosen
 from .launch import current_gpu as current
 from .merge import merge_into, sum_into
 from .passes import Passes
-from .points import Points
+from .points import PointsBackend
 
-PASSES, POINTS = Passes(current), Points(current)
+PASSES, POINTS = Passes(current), PointsBackend(current)
 forward, backward = PASSES.forward, PASSES.backward
 tangent, backward_tangent, laplacian = PASSES.tangent, PASSES.backward_tangent, PASSES.laplacian
 place, states_of_blocks, shown_by_function = PASSES.place, PASSES.states_of_blocks, PASSES.shown_by_function

@@ -3,7 +3,7 @@
 Each running kernel has two counters, by which its blocks draw their work. They are 0 whenever no kernel uses them: the
 last block of a kernel resets them. Kernels that may run at the same time have different ones: those of a stream run one
 after the other and share a pair, while a kernel captured in a graph, which may run at any time, gets its own pair.
-Scrap memory takes results that nobody reads.
+Scrap memory takes results that are not read.
 """
 
 import threading

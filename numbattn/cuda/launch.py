@@ -118,17 +118,17 @@ _kernels, _lock = {}, threading.RLock()
 
 
 def get_kernel(key, device):
-    """The Kernel of a Key on a device, built and loaded when first asked for."""
+    """The LoadedKernel of a Key on a device, built and loaded when first asked for."""
     kernel = _kernels.get((key, device))
     if kernel is None:
         with _lock:
             kernel = _kernels.get((key, device))
             if kernel is None:
-                kernel = _kernels[key, device] = Kernel(build(key), device)
+                kernel = _kernels[key, device] = LoadedKernel(build(key), device)
     return kernel
 
 
-class Kernel:
+class LoadedKernel:
     """A kernel that is loaded."""
 
     def __init__(self, binary, device):

@@ -235,7 +235,7 @@ def empties(gpu, about):
 
 
 def run_along(gpu, pass_, problem, inputs, tangents, arrays, given, along, *options):
-    """Run a pass for each of Tangents. Returns False, with results of 0, if nobody sees anything.
+    """Run a pass for each of Tangents. Returns False, with results of 0, if nothing is seen.
 
     arrays: the same for all tangents; given, along: inputs, or None, and results, with an axis of the tangents in
     front.
@@ -300,7 +300,7 @@ def arrays_of(cache):
 
 
 def dense(gpu, problem, inputs):
-    """The same call, with a cache in pages or of 8 bits as plain arrays of q's dtype."""
+    """The call with its cache, in pages or of 8 bits, as plain arrays of q's dtype."""
     cache, lead = inputs.cache, (*problem.batch[:-1], problem.heads_k, problem.seqlen_k)
     gpu.addresses(arrays_of(cache) | {"lengths": cache.lengths})    # an error names them as the user does
     with gpu.scratch_memory(gpu.stream().is_capturing()):
@@ -315,7 +315,7 @@ NO_PARTS = (), {}, ()  # what `lower_parts` returns for them
 
 
 def run(gpu, pass_, problem, inputs, arrays, strides, deterministic=True, whole=False, tparts=(), kind=("", NO_KIND)):
-    """Launch a pass, after planning it if there is no plan yet. Returns False if nobody sees anything and nothing is
+    """Launch a pass, after planning it if there is no plan yet. Returns False if nothing is seen and nothing is
     launched.
 
     arrays: by name. strides: of the given arrays other than q, k and v, or None for missing ones; all others are new
@@ -357,7 +357,7 @@ def sees_nothing(problem, mask):
 
 
 def lower(problem, inputs):
-    """A call's LoweredMask, a Lowered for each part of its score, the arrays of both by name, and their layouts."""
+    """A call's LoweredMask, a LoweredPart for each part of its score, the arrays of both by name, and their layouts."""
     mask, arrays, lies = lowered_mask(inputs.mask, problem.seqlen_q, problem.seqlen_k)
     if not inputs.score or sees_nothing(problem, mask):
         return mask, (), arrays, lies
@@ -366,8 +366,8 @@ def lower(problem, inputs):
 
 
 def lower_parts(parts, problem, numbered=int):
-    """A Lowered or None for each part or None, their arrays by name, and the layouts of these. numbered: turns a part's
-    number into the one in names."""
+    """A LoweredPart or None for each part or None, their arrays by name, and the layouts of these. numbered: turns a
+    part's number into the one in names."""
     found = [part and lowered_part(part, numbered(number), problem) for number, part in enumerate(parts)]
     found = [each or (None, {}, ()) for each in found]
     arrays = {name: x for _, of_part, _ in found for name, x in of_part.items()}

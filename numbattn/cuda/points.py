@@ -33,7 +33,7 @@ COLUMNS_AT_LEAST = 2048  # of a part
 SLICES = 3  # of the features of b, at most: kappa is recomputed for each
 
 
-class Points:
+class PointsBackend:
     """The backend for points on GPUs. `current` returns the GPU of a call, normally a launch.GPU."""
 
     def __init__(self, current: Any) -> None:
@@ -125,7 +125,7 @@ class Points:
 
     def run(self, pass_, problem, inputs, kind, arrays, rows=None, columns=None, apart=None, nothing=(0,)):
         """Run a pass with its own arrays by name. kind: from `lowered`; apart: a `kinds.Apart`; nothing: its results if
-        nobody sees anything."""
+        nothing is seen."""
         apart, (name, number) = apart or Apart(inputs.q, inputs.k), kind
         arrays |= dict(zip(PLACES, apart))
         given = {place: x for place, x in ((ROWS, rows), (COLUMNS, columns)) if x is not None}

@@ -11,7 +11,7 @@ from ..scores import Scores
 from .driver import Ring, checked
 from .over_keys import over_keys
 from .rank import backward, forward
-from .share import Options
+from .share import RingOptions
 
 
 class Backprop(Protocol):
@@ -109,7 +109,8 @@ def attention_forward(
     >>> [own.lse.shape for own in saved]
     [(8, 36), (8, 64)]
     """
-    o, saved = checked(ring)._run(forward, {"q": q, "k": k, "v": v}, Options(causal, mask, scale, dropout, score, plan))
+    options = RingOptions(causal, mask, scale, dropout, score, plan)
+    o, saved = checked(ring)._run(forward, {"q": q, "k": k, "v": v}, options)
     return o, saved
 
 
@@ -247,5 +248,5 @@ def attention_over_keys(
     >>> np.allclose(o, na.attention(q, k, v, mask=na.Window(50, 0)))
     True
     """
-    (o,) = checked(ring)._run(over_keys, {"q": q, "k": k, "v": v}, Options(causal, mask, scale, None, score))
+    (o,) = checked(ring)._run(over_keys, {"q": q, "k": k, "v": v}, RingOptions(causal, mask, scale, None, score))
     return o

@@ -14,14 +14,14 @@ from .driver import Together
 from .heads import Axes, axes_of_results, rows_of, weights_of, why_not
 from .pieces import RankPlace, lengths_of, tokens_of
 from .ring import Messages
-from .share import HEADS, RING, Options, Share, share_of
+from .share import HEADS, RING, RingOptions, Share, share_of
 
 UNEQUAL = 1.1  # if the busiest rank has this times the work of the other plan's, that outweighs all transfers
 KNOWN: dict[tuple[Any, ...], str] = {}  # the plan, by the facts of all ranks
 MOST_KNOWN = 256
 
 
-class Cost(NamedTuple):
+class PlanCost(NamedTuple):
     """What a plan costs each rank."""
 
     pairs: list[float]  # of queries and keys that see each other, over all batches and heads
@@ -50,8 +50,8 @@ def plan_of(share: Share, wanted: str | None) -> str:
     return remembered(KNOWN, key, lambda: costs_of(share)[1], MOST_KNOWN)
 
 
-def costs_of(share: Share) -> tuple[dict[str, Cost], str, str]:
-    """The Cost of each plan, the one to take, and why: its work is equal or, if that holds for both, it sends less."""
+def costs_of(share: Share) -> tuple[dict[str, PlanCost], str, str]:
+    """The PlanCost of each plan, the one to take, and why: its work is equal or, if both are, it sends less."""
     ring = cost_of_ring(share)
     if reason := why_not(share):
         return {RING: ring}, RING, f"since heads cannot be split {reason}"
@@ -72,11 +72,11 @@ def shares_of(ring: Together, dtype: Any, *shapes: tuple[int, ...], **options: A
     parts = {name: [np.broadcast_to(np.zeros((), dtype), (*lead, length, features))
                     for length in lengths_of(tokens, ring.ranks, ring.order)]
              for name, (*lead, tokens, features) in zip("qkv", shapes)}  # fmt: skip
-    call = Options(**{"causal": False, "mask": None, "scale": None, "dropout": None, "score": None, **options})
+    call = RingOptions(**{"causal": False, "mask": None, "scale": None, "dropout": None, "score": None, **options})
     return ring._run(alone, parts, call)[0]
 
 
-def cost_of_ring(share: Share) -> Cost:
+def cost_of_ring(share: Share) -> PlanCost:
     """Keys and values go to ranks that see them, in both passes, and gradients come back in the dtype of sums."""
     ranks, (_, k, v, *_) = range(share.place.ranks), share.inputs
     elements = sum(math.prod(x.shape[:-2]) * x.shape[-1] for x in (k, v))
@@ -86,10 +86,10 @@ def cost_of_ring(share: Share) -> Cost:
     backward = forward + needed.sum(axis=1) * elements * share.problem.sum_dtype.itemsize
     seen = visible_keys(share).sum(axis=0)
     pairs = [sum(float(seen[a.first : a.end].sum()) for a in own) for own in share.queries]
-    return Cost(pairs, forward.tolist(), backward.tolist())
+    return PlanCost(pairs, forward.tolist(), backward.tolist())
 
 
-def cost_of_heads(share: Share) -> Cost:
+def cost_of_heads(share: Share) -> PlanCost:
     """Each array goes once to the ranks that compute its heads, or comes back from them."""
     problem, weights, results = share.problem, weights_of(share), axes_of_results(share)
     o, lse = math.prod(problem.batch) * problem.head_dim_v, math.prod(problem.batch)
@@ -108,7 +108,7 @@ def cost_of_heads(share: Share) -> Cost:
 
     by_head = visible_keys(share).sum(axis=1).reshape(share.place.ranks, -1)
     forward, backward = zip(*map(sent, range(share.place.ranks)))
-    return Cost(by_head.sum(axis=1).tolist(), list(forward), list(backward))
+    return PlanCost(by_head.sum(axis=1).tolist(), list(forward), list(backward))
 
 
 def _to_heads(share: Share, rank: int, nbytes: int, axes: Axes) -> int:
@@ -149,7 +149,7 @@ def visible_keys(share: Share) -> Any:
 def _in_intervals(mask: Mask) -> Mask:
     """The parts of a mask that show each query an interval of keys, by numbers and arrays that all ranks know."""
     if isinstance(mask, Joined):
-        drawn = isinstance(mask, AnyOf) and mask._is_drawn
-        return All() if drawn else type(mask)(tuple([_in_intervals(part) for part in mask.of]))
+        materialised = isinstance(mask, AnyOf) and mask._is_materialised
+        return All() if materialised else type(mask)(tuple([_in_intervals(part) for part in mask.of]))
     on_host = all(isinstance(x, np.ndarray) for x in mask._arrays().values())
     return mask if mask._is_interval and mask._axis_of_queries is None and on_host else All()

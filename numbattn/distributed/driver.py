@@ -165,7 +165,7 @@ class Together(Ring):
         return list(parts)
 
 
-class Apart(Ring):
+class ProcessRing(Ring):
     """Each rank is a process: it has its own parts."""
 
     rank: int

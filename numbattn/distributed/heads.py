@@ -23,7 +23,7 @@ from ..masks import Mask, Tail
 from ..masks.logic import Joined
 from ..scores import ArrayPart, Part
 from .facts import LENGTHS, ROWS
-from .messages import Exchange, Like, Sum, Wait
+from .messages import AllReduce, Exchange, Like, Wait
 from .pieces import RankPlace, _along, joined, part_of, tokens_of
 from .ring import Messages, Saved
 from .share import Pieces, Share
@@ -79,7 +79,7 @@ def backward(saved: Saved, do: Any, dlse: Any, deterministic: bool) -> Messages:
                for dx, x, axes, _ in split.values()]  # fmt: skip
     found |= zip(split, (yield from to_tokens(share, travels)))
     whole = {n: in_whole(share, found[n], weights[n]) for n in found if n not in split}
-    found |= zip(whole, (yield Sum([*whole.values()])) if whole else ())
+    found |= zip(whole, (yield AllReduce([*whole.values()])) if whole else ())
     dq, dk, dv, *score = (rounded(found[n], x.dtype) if n in found else None
                           for n, (x, _, _) in enumerate(weights))  # fmt: skip
     return dq, dk, dv, tuple(score)

@@ -45,10 +45,10 @@ class Wait(NamedTuple):
     ticket: Any
 
 
-class Sum(NamedTuple):
+class AllReduce(NamedTuple):
     """Answered by the sum of each of the arrays over all ranks."""
 
     arrays: list[Any]
 
 
-Message = Gather | Near | Exchange | Wait | Sum
+Message = Gather | Near | Exchange | Wait | AllReduce

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from ..base.checks import words_for
-from .driver import Apart, Interrupted, interrupted, seconds
-from .messages import Exchange, Gather, Message, Sum, Wait
+from .driver import Interrupted, ProcessRing, interrupted, seconds
+from .messages import AllReduce, Exchange, Gather, Message, Wait
 from .pieces import ZIGZAG
 
 LONGEST_NAP = 1e-3  # seconds between two checks whether something has arrived
@@ -25,7 +25,7 @@ FACTS, ARRAYS, END = KINDS = range(3)  # of messages; the last one says that its
 UNFINISHED: list[list[Any]] = []  # requests of all rings, even deleted ones: MPI uses their memory until they are done
 
 
-class Mpi(Apart):
+class Mpi(ProcessRing):
     """A process for each rank, by mpi4py, for NumPy arrays: ``mpiexec -n 4 python program.py``.
 
     All processes of the communicator make one, and call the same functions in the same order.
@@ -89,7 +89,7 @@ class Mpi(Apart):
             requests, arrays, source = message.ticket
             self._finish(requests, f"arrays of rank {source}")
             return arrays
-        return [self._summed(x) for x in message.arrays] if isinstance(message, Sum) else None
+        return [self._summed(x) for x in message.arrays] if isinstance(message, AllReduce) else None
 
     def _begun(self, message: Exchange) -> Any:
         """Requests, the arrays that are to arrive, and the rank that sends them."""

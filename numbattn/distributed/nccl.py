@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..base.checks import words_for
-from .driver import Apart, Interrupted, seconds
-from .messages import Exchange, Gather, Message, Sum, Wait
+from .driver import Interrupted, ProcessRing, seconds
+from .messages import AllReduce, Exchange, Gather, Message, Wait
 from .pieces import ZIGZAG
 
 FIRST, ALWAYS = CHECKS = "first", "always"
@@ -27,7 +27,7 @@ class Ticket(NamedTuple):
     done: Any  # an event
 
 
-class Nccl(Apart):
+class Nccl(ProcessRing):
     """A process for each rank, with a GPU of its own, by NCCL.
 
     All processes of the communicator make one, and call the same functions in the same order.
@@ -133,7 +133,7 @@ class Nccl(Apart):
                                    [(message.source, like) for like in message.expected])  # fmt: skip
         if isinstance(message, Wait):
             return self._arrived(message.ticket)
-        return [self._summed(x) for x in message.arrays] if isinstance(message, Sum) else None
+        return [self._summed(x) for x in message.arrays] if isinstance(message, AllReduce) else None
 
     def _exchanged(self, sent: list[Any], expected: list[Any]) -> Ticket:
         """Exchange (rank, array) for (rank, Like)."""

@@ -20,11 +20,11 @@ from .heads import all_to_all
 from .messages import Like
 from .pieces import RankPlace, TokenRange
 from .ring import Messages
-from .share import Options, Share, _facts, near_by, pieces_by_rank
+from .share import RingOptions, Share, _facts, near_by, pieces_by_rank
 from .totals import Output
 
 
-def over_keys(place: RankPlace, q: Any, k: Any, v: Any, call: Options) -> Messages:
+def over_keys(place: RankPlace, q: Any, k: Any, v: Any, call: RingOptions) -> Messages:
     """o, in a tuple."""
     own: Facts | Exception
     try:
@@ -40,7 +40,7 @@ def over_keys(place: RankPlace, q: Any, k: Any, v: Any, call: Options) -> Messag
     facts = yield from agreed(place, own)
     mask, score = yield from near_by(mask, score)
     lengths = None
-    if inputs.cache is not None and (mask._leaves or any(part._knows_places for part in score)):
+    if inputs.cache is not None and (mask._leaves or any(part._needs_positions for part in score)):
         lengths = yield from gathered(place, [inputs.cache.lengths])
 
     def blocks_of() -> list[tuple[Problem, Inputs]]:

@@ -44,7 +44,7 @@ class TokenRange(NamedTuple):
 
     @property
     def rows(self) -> slice:
-        """Its rows in the rank's part."""
+        """The rows of the piece in the rank's part."""
         return slice(self.row, self.row + self.length)
 
 

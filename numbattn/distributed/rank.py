@@ -14,10 +14,10 @@ from .costs import plan_of
 from .facts import ALIKE, Facts, agreed
 from .pieces import RankPlace
 from .ring import Messages, Saved
-from .share import HEADS, Options, share_of
+from .share import HEADS, RingOptions, share_of
 
 
-def forward(place: RankPlace, q: Any, k: Any, v: Any, call: Options) -> Messages:
+def forward(place: RankPlace, q: Any, k: Any, v: Any, call: RingOptions) -> Messages:
     """o and what is saved."""
     share = yield from share_of(place, q, k, v, call)
     with ALIKE:

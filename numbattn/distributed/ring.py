@@ -19,7 +19,7 @@ from ..base.values import rounded, rowsum
 from ..call import problem
 from ..scores import ArrayPart, Part
 from ..scores.function import Score
-from .messages import Exchange, Like, Sum, Wait
+from .messages import AllReduce, Exchange, Like, Wait
 from .share import Share
 from .totals import Output, Total
 
@@ -179,6 +179,6 @@ def gradients_of_score(share: Share, saved: Any, do: Any, dlse: Any, of_score: l
     weights = [(x, is_own) for part, is_own in zip(share.score, share.has_own_rows) for x in part._weights]
     shared = [n for n, (dx, (_, is_own)) in enumerate(zip(found, weights)) if dx is not None and not is_own]
     if shared:
-        for n, dx in zip(shared, (yield Sum([found[n] for n in shared]))):
+        for n, dx in zip(shared, (yield AllReduce([found[n] for n in shared]))):
             found[n] = dx
     return tuple(dx if dx is None else rounded(dx, x.dtype) for dx, (x, _) in zip(found, weights))

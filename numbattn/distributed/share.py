@@ -27,7 +27,7 @@ Pieces = tuple[tuple[TokenRange, ...], ...]  # of each rank
 RING, HEADS = PLANS = "ring", "heads"
 
 
-class Options(NamedTuple):
+class RingOptions(NamedTuple):
     """What a user asks for."""
 
     causal: bool
@@ -89,8 +89,8 @@ class Share:
     @cached_property
     def joins(self) -> bool:
         """Whether a call may have several pieces, since only the mask depends on their places."""
-        knows_places = any(part._knows_places for part in self.parts)
-        return not (knows_places or self.problem.dropout or self.mask._holds_arrays)
+        needs_positions = any(part._needs_positions for part in self.parts)
+        return not (needs_positions or self.problem.dropout or self.mask._holds_arrays)
 
     def hop(self, step: int) -> Hop:
         """The rank's work in a step."""
@@ -138,7 +138,7 @@ class Share:
             self.sink._fit(batch, *self.sizes)
 
 
-def share_of(place: RankPlace, q: Any, k: Any, v: Any, call: Options) -> Generator[Any, Any, Share]:
+def share_of(place: RankPlace, q: Any, k: Any, v: Any, call: RingOptions) -> Generator[Any, Any, Share]:
     """The Share of a rank, once all ranks have agreed."""
     own: Facts | Exception
     try:

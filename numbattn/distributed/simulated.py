@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from .driver import Together
-from .messages import Exchange, Gather, Near, Sum, Wait
+from .messages import AllReduce, Exchange, Gather, Near, Wait
 from .pieces import ZIGZAG, RankPlace
 
 
@@ -123,7 +123,7 @@ class Turns:
             incoming = [self.ring._begun(self.waiting[message.source].arrays, message.source, rank)
                         for rank, message in enumerate(self.waiting)]  # fmt: skip
             return [(incoming[rank], incoming[message.to]) for rank, message in enumerate(self.waiting)]
-        if kinds == {Sum}:
+        if kinds == {AllReduce}:
             return self.sums([list(of_ranks) for of_ranks in zip(*(message.arrays for message in self.waiting))])
         reasons = filter(None, map(self.reason, range(len(self.waiting))))
         raise Deadlock(f"these ranks wait for ever: {'; '.join(reasons)}")

@@ -325,7 +325,7 @@ def _name_in_library(x: Any) -> str | None:
 
 
 # --------------------------------------------------------------------------------------------------------------- code
-class Reads(NamedTuple):
+class Surroundings(NamedTuple):
     """What a code object, with those inside of it, reads from its surroundings."""
 
     digest: str
@@ -336,7 +336,7 @@ class Reads(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def reads_of(code: CodeType) -> Reads:
+def reads_of(code: CodeType) -> Surroundings:
     inner = [reads_of(x) for x in code.co_consts if isinstance(x, CodeType)]
     paths: dict[str, list[Any]] = {
         "GLOBAL": [path for x in inner for path in x.globals], "DEREF": [path for x in inner for path in x.free],
@@ -360,7 +360,7 @@ def reads_of(code: CodeType) -> Reads:
     free = tuple([path for path in free if path[0] in code.co_freevars])
     beyond = next((x for x in code.co_consts if _beyond_int64(x)), None)
     beyond = next((x.beyond for x in inner if x.beyond is not None), beyond)
-    return Reads(_digest(_key_of_code(code)), in_globals, free, refused, beyond)
+    return Surroundings(_digest(_key_of_code(code)), in_globals, free, refused, beyond)
 
 
 def _key_of_code(x: Any) -> Any:

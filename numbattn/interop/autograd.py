@@ -91,11 +91,11 @@ def attention(
     x = make_tuple([q, k, v, *traced(options, arrays)])
     wanted = dict(zip(options.weights, options.wanted))
     constants = [None if wanted.get(at) else getval(array) for at, array in enumerate(arrays)]
-    r = forward(Call(options, constants, flag("deterministic", deterministic)), x)
+    r = forward(AutogradCall(options, constants, flag("deterministic", deterministic)), x)
     return r if flag("return_lse", return_lse) else r[0]
 
 
-class Call(NamedTuple):
+class AutogradCall(NamedTuple):
     """The arguments of a call except x, which is q, k, v and the arrays in its score whose gradients are wanted."""
 
     options: Options
@@ -136,25 +136,25 @@ def traced(options: Options, arrays: Sequence[Any]) -> list[Any]:
 
 # r is what forward returns, a function of x: derivatives by x are total, those by r zero
 @primitive
-def forward(call: Call, x: Any) -> tuple[Any, Any]:
+def forward(call: AutogradCall, x: Any) -> tuple[Any, Any]:
     o, saved = attention_forward(*x[:3], **call.given(x))
     return o, saved.lse
 
 
 @primitive
-def backward(call: Call, x: Any, r: Any, c: Any) -> tuple[Any, ...]:
+def backward(call: AutogradCall, x: Any, r: Any, c: Any) -> tuple[Any, ...]:
     saved = Saved.of(*x[:3], *r, **call.given(x))
     return call.of_x(attention_backward(c[0], saved, dlse=c[1], deterministic=call.deterministic))
 
 
 @primitive
-def tangent(call: Call, x: Any, r: Any, t: Any) -> tuple[Any, Any]:
+def tangent(call: AutogradCall, x: Any, r: Any, t: Any) -> tuple[Any, Any]:
     _, to, _, tsaved = attention_forward_jvp(*x[:3], *t[:3], tscore=call.of_score(t), **call.given(x))
     return to, tsaved.tlse
 
 
 @primitive
-def curvature(call: Call, x: Any, r: Any, c: Any, t: Any) -> tuple[Any, ...]:
+def curvature(call: AutogradCall, x: Any, r: Any, c: Any, t: Any) -> tuple[Any, ...]:
     _, _, saved, tsaved = attention_forward_jvp(*x[:3], *t[:3], tscore=call.of_score(t), **call.given(x))
     return call.of_x(tangents_of_gradients(c[0], saved, tsaved, None, c[1], None, call.deterministic))
 

@@ -22,11 +22,11 @@ lengths that have no axes. Members with an underscore are private to the package
 """
 
 from .bands import Cached, Causal, First, Lengths, Window
-from .base import Band, Edge, Grid, Interval, Mask, Rows, band_of, interval_of
+from .base import Band, Edge, Grid, Interval, Mask, QuerySegments, band_of, interval_of
 from .block_sparse import BlockSparse
 from .dense import Bits, Dense
 from .intervals import Intervals, Prefix
-from .logic import All, AnyOf, any_of, as_mask, cropped, drawn, visible
+from .logic import All, AnyOf, any_of, as_mask, cropped, materialised, visible
 from .segments import Segments, pack, unpack
 from .tail import Tail
 from .where import Where
@@ -48,7 +48,7 @@ __all__ = [
     "Lengths",
     "Mask",
     "Prefix",
-    "Rows",
+    "QuerySegments",
     "Segments",
     "Tail",
     "Where",
@@ -57,8 +57,8 @@ __all__ = [
     "as_mask",
     "band_of",
     "cropped",
-    "drawn",
     "interval_of",
+    "materialised",
     "pack",
     "unpack",
     "visible",

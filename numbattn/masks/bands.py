@@ -11,7 +11,7 @@ import numpy as np
 from ..base.checks import Integers, integer, integers
 from ..base.origin import FAR, Crop
 from ..base.values import Held, clip, for_queries, given, shown
-from .base import Edge, Interval, Mask, Rows
+from .base import Edge, Interval, Mask, QuerySegments
 
 INSTEAD = "; an offset may be traced: Window(0, None, offset - left) & Causal(offset + right)"
 
@@ -37,7 +37,7 @@ class Causal(Mask):
     offset: Integers | None = None
 
     _crops_by_sequence = True
-    _samples = (("causal", lambda m, n: Causal()),)
+    _examples = (("causal", lambda m, n: Causal()),)
 
     def __post_init__(self) -> None:
         self._set(offset=None if self.offset is None else integers("Causal offset", self.offset))
@@ -45,7 +45,7 @@ class Causal(Mask):
     def _edges(self, seqlen_q: int, seqlen_k: Any) -> tuple[Edge, ...]:
         return (Edge("hi", seqlen_k, -seqlen_q) if self.offset is None else Edge("hi", self.offset),)
 
-    def _aligned(self, rows: Rows) -> Interval:
+    def _aligned(self, rows: QuerySegments) -> Interval:
         return Interval(rows.first, rows.own + 1)
 
     def _transposed(self, seqlen_q: int, seqlen_k: int, frame: Any = None) -> Window:
@@ -86,7 +86,7 @@ class Window(Mask):
     offset: Integers | None = None
 
     _crops_by_sequence = True
-    _samples = (("window", lambda m, n: Window(n // 8, 0)),)
+    _examples = (("window", lambda m, n: Window(n // 8, 0)),)
 
     def __post_init__(self) -> None:
         self._set(
@@ -103,7 +103,7 @@ class Window(Mask):
         left = () if self.left is None else (Edge("lo", at, shift - self.left),)
         return left if self.right is None else (*left, Edge("hi", at, shift + self.right))
 
-    def _aligned(self, rows: Rows) -> Interval:
+    def _aligned(self, rows: QuerySegments) -> Interval:
         left, right = (FAR if x is None else clip(x, -FAR, FAR) for x in (self.left, self.right))
         return Interval(rows.own - left, rows.own + right + 1)
 
@@ -146,8 +146,8 @@ class Lengths(Mask):
     keys: Integers | None = None
     queries: Integers | None = None
 
-    _crops_by_sequence = _ends_keys = True
-    _samples = (("lengths", lambda m, n: Lengths(np.full((1, 1), n))),)
+    _crops_by_sequence = _may_truncate = True
+    _examples = (("lengths", lambda m, n: Lengths(np.full((1, 1), n))),)
 
     def __post_init__(self) -> None:
         self._set(
@@ -202,8 +202,8 @@ class First(Mask):
 
     n: Integers
 
-    _is_aligned = _crops_by_sequence = _ends_keys = True
-    _samples = (("first", lambda m, n: First(np.full((1, 1), 4))),)
+    _is_aligned = _crops_by_sequence = _may_truncate = True
+    _examples = (("first", lambda m, n: First(np.full((1, 1), 4))),)
 
     def __post_init__(self) -> None:
         n = integers("First n", self.n)
@@ -212,7 +212,7 @@ class First(Mask):
     def _edges(self, seqlen_q: int, seqlen_k: Any) -> tuple[Edge, ...]:
         return (Edge("keys", self.n),)
 
-    def _aligned(self, rows: Rows) -> Interval:
+    def _aligned(self, rows: QuerySegments) -> Interval:
         return Interval(rows.first, rows.first + for_queries(clip(self.n, 0, FAR)))
 
     def _transposed(self, seqlen_q: int, seqlen_k: int, frame: Any = None) -> Mask:
@@ -233,7 +233,7 @@ class Cached(Lengths):
     align a sequence's last query with its last key, not with the last one that the cache has room for."""
 
     _is_frame = True
-    _ends_keys = False
+    _may_truncate = False
 
     def _own_key(self, seqlen_q: int, seqlen_k: int) -> Any:
         """The own key of query 0."""

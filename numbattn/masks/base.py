@@ -44,7 +44,7 @@ class Interval(NamedTuple):
     end: Any
 
 
-class Rows(NamedTuple):
+class QuerySegments(NamedTuple):
     """The segments in which queries lie, integer arrays (..., seqlen_q)."""
 
     first: Any  # key of the segment
@@ -167,12 +167,13 @@ class Mask(Value):
         """Its grids: an element is visible if all of them show it."""
         return ()
 
-    def _aligned(self, rows: Rows) -> Interval:
+    def _aligned(self, rows: QuerySegments) -> Interval:
         """The keys that queries see if the mask, which has no offset of its own, is aligned within segments."""
         raise NotImplementedError
 
     def _bits(self, seqlen_q: int, seqlen_k: int, frame: Any, array: Any) -> Any:
-        """The mask as Bits, if it is drawn, aligned within its `_frame`; `array` and its arrays are of one library."""
+        """The mask as Bits, if it is materialised, aligned within its `_frame`; `array` and its own are of one library.
+        """
         raise NotImplementedError
 
     def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
@@ -195,7 +196,7 @@ class Mask(Value):
         """The mask, which is fitted, with queries and keys exchanged, for an `&` with its exchanged `_frame`, if it has
         one: as Bits, unless a kind knows better."""
         whole = OPERATORS["&"](frame, self) if frame is not None and self._is_aligned else self
-        kind: Any = self._kind_drawn
+        kind: Any = self._kind_materialised
         return kind.pack(np.swapaxes(whole.dense(seqlen_q, seqlen_k), -2, -1))
 
     def _may_show(self, seqlen_q: int, seqlen_k: int) -> bool:
@@ -216,26 +217,26 @@ class Mask(Value):
         return True
 
     @property
-    def _is_drawn(self) -> bool:
-        """Whether each call turns it, or a part of it, into Bits."""
+    def _is_materialised(self) -> bool:
+        """Whether each call turns it, or a part of it, into Bits: materialises it."""
         return False
 
     # examples for `python -m numbattn`, by name: (seqlen_q, seqlen_k) -> a mask
-    _samples: tuple[tuple[str, Callable[[int, int], Mask]], ...] = ()
+    _examples: tuple[tuple[str, Callable[[int, int], Mask]], ...] = ()
     _crops_by_sequence = False  # whether `_cropped` takes places that differ between sequences, as in caches
-    _is_settled = False  # whether nothing in it can change: its arrays are copies
+    _is_immutable = False  # whether nothing in it can change: its arrays are copies
     _branches = False  # whether the last keys are nodes of a tree, whose rows are not their positions
     _is_tail = False  # whether its grid has columns for the last keys only
     _is_function = False  # whether a function of the user's own tells what is visible
     _is_segments = False
     _is_frame = False  # whether parts without an offset of their own are aligned within it
-    _ends_keys = False  # whether it may hide the last keys, or queries, of the matrix
-    _kind_drawn: ClassVar[type]  # Bits
+    _may_truncate = False  # whether it may hide the last keys, or queries, of the matrix
+    _kind_materialised: ClassVar[type]  # Bits
 
-    def _draws(self, part: Mask) -> bool:
+    def _materialises(self, part: Mask) -> bool:
         """Whether each call turns this part into Bits: also a tail where another part hides the last keys or queries.
         """
-        return part._is_drawn or (part._is_tail and any(other._ends_keys for other in self._parts))
+        return part._is_materialised or (part._is_tail and any(other._may_truncate for other in self._parts))
 
     # ------------------------------------------------------------------------------------------- what it consists of
     @property
@@ -285,7 +286,7 @@ class Mask(Value):
     @cached_property
     def _kinds(self) -> tuple[type, ...]:
         """The kinds of parts that kernels are compiled for."""
-        return tuple(self._kind_drawn if self._draws(part) else type(part) for part in self._parts)
+        return tuple(self._kind_materialised if self._materialises(part) else type(part) for part in self._parts)
 
     @cached_property
     def _all_arrays(self) -> list[Any]:
@@ -294,16 +295,16 @@ class Mask(Value):
     @cached_property
     def _holds_arrays(self) -> bool:
         """Whether kernels take arrays of it."""
-        return bool(self._all_arrays) or self._is_drawn or self._has_functions
+        return bool(self._all_arrays) or self._is_materialised or self._has_functions
 
     @cached_property
     def _has_functions(self) -> bool:
         return any(leaf._is_function for leaf in self._leaves)
 
     @cached_property
-    def _lasts(self) -> bool:
-        """Whether what one call finds out about it holds for the next: its arrays, on a GPU, are not read."""
-        return not self._is_drawn and not self._on_host
+    def _is_reusable(self) -> bool:
+        """Whether what one call finds out about it is valid for the next: its arrays, on a GPU, are not read."""
+        return not self._is_materialised and not self._on_host
 
     @cached_property
     def _has_frame(self) -> bool:

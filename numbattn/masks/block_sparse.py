@@ -53,7 +53,7 @@ class BlockSparse(Mask):
     block_size: tuple[int, int] = (64, 64)
 
     _is_interval = False
-    _samples = (
+    _examples = (
         ("blocks", lambda m, n: BlockSparse(np.ones((1, 1, -(-m // 128), -(-n // 128)), np.bool_), (128, 128))),
     )
 

@@ -32,7 +32,7 @@ class Dense(Mask):
 
     _is_interval = False
     _axis_of_queries = -2
-    _samples = (("dense", lambda m, n: Dense(np.broadcast_to(True, (1, 1, m, n)))),)
+    _examples = (("dense", lambda m, n: Dense(np.broadcast_to(True, (1, 1, m, n)))),)
 
     def __post_init__(self) -> None:
         check_array("Dense visible", self.visible, np.bool_, ndim=1)
@@ -75,7 +75,7 @@ class Bits(Mask):
 
     _is_interval = False
     _axis_of_queries = -2
-    _samples = (("bits", lambda m, n: Bits(np.broadcast_to(np.uint32(1), (1, 1, m, -(-n // 32))))),)
+    _examples = (("bits", lambda m, n: Bits(np.broadcast_to(np.uint32(1), (1, 1, m, -(-n // 32))))),)
 
     def __post_init__(self) -> None:
         check_array("Bits words", self.words, np.uint32)
@@ -187,4 +187,4 @@ class Bits(Mask):
         return Bits(crop.of_queries("mask: Bits words", self.words)[..., first : first + -(-crop.keys // 32)])
 
 
-Mask._kind_drawn = Bits
+Mask._kind_materialised = Bits

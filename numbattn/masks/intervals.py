@@ -11,7 +11,7 @@ from ..base.checks import Integers, integer_array, integers
 from ..base.origin import FAR, Crop
 from ..base.values import Held, clip, for_queries, given
 from .bands import Causal, Lengths
-from .base import Interval, Mask, Rows, broadcast
+from .base import Interval, Mask, QuerySegments, broadcast
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -44,7 +44,7 @@ class Prefix(Mask):
     offset: Integers | None = None
 
     _crops_by_sequence = True
-    _samples = (("prefix", lambda m, n: Prefix(np.full((1, 1), n // 4))),)
+    _examples = (("prefix", lambda m, n: Prefix(np.full((1, 1), n // 4))),)
 
     def __post_init__(self) -> None:
         self._set(
@@ -54,9 +54,9 @@ class Prefix(Mask):
 
     def _intervals(self, i: Any, seqlen_k: Any) -> tuple[Interval, ...]:
         offset = seqlen_k - i.size if self.offset is None else self.offset
-        return (self._aligned(Rows(0, seqlen_k, i + for_queries(clip(offset, -FAR, FAR)))),)
+        return (self._aligned(QuerySegments(0, seqlen_k, i + for_queries(clip(offset, -FAR, FAR)))),)
 
-    def _aligned(self, rows: Rows) -> Interval:
+    def _aligned(self, rows: QuerySegments) -> Interval:
         return Interval(0, np.maximum(rows.first + for_queries(clip(self.lengths, 0, FAR)), rows.own + 1))
 
     def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
@@ -93,7 +93,7 @@ class Intervals(Mask):
     end: Integers
 
     _axis_of_queries = -1
-    _samples = (("intervals", lambda m, n: Intervals(*(np.broadcast_to(x, (1, 1, m)) for x in (0, n)))),)
+    _examples = (("intervals", lambda m, n: Intervals(*(np.broadcast_to(x, (1, 1, m)) for x in (0, n)))),)
 
     def __post_init__(self) -> None:
         self._set(

@@ -65,8 +65,8 @@ class All(Joined):
         return all(part._is_interval for part in self.of)
 
     @cached_property
-    def _is_drawn(self) -> bool:
-        return any(self._draws(part) for part in self.of)
+    def _is_materialised(self) -> bool:
+        return any(self._materialises(part) for part in self.of)
 
     @cached_property
     def _within(self) -> tuple[Mask, ...]:
@@ -111,18 +111,18 @@ class All(Joined):
 class AnyOf(Joined):
     """Visible where one of several masks is.
 
-    If there are two that show each query an interval of keys, it is an interval with a gap. All others are drawn as
-    Bits. The kinds of the masks decide, not their numbers, since kernels are compiled for one or the other.
+    If there are two that show each query an interval of keys, it is an interval with a gap. All others are materialised
+    as Bits. The kinds of the masks decide, not their numbers, since kernels are compiled for one or the other.
     """
 
     _is_interval = False
 
     @cached_property
-    def _is_drawn(self) -> bool:
+    def _is_materialised(self) -> bool:
         return len(self.of) > 2 or not all(mask._is_interval for mask in self.of)
 
     def _inside(self, frame: Frame | None) -> AnyOf:
-        """The same, with masks aligned within a frame."""
+        """This mask with those that it joins aligned within a frame."""
         return self if frame is None else AnyOf(tuple(All((frame, *mask._parts)) for mask in self.of))
 
     def _intervals(self, i: Any, seqlen_k: int) -> tuple[Interval, ...]:
@@ -182,16 +182,16 @@ def no_part(part: Mask) -> bool:
     return False
 
 
-def drawn(
+def materialised(
     mask: Mask, seqlen_q: int, seqlen_k: int, array: Any, also: Callable[[Mask], bool] = no_part
 ) -> Mask:  # fmt: skip
-    """The mask as kernels take it: with Bits, in the library of `array`, in place of the parts that are drawn, and of
-    those that `also` picks; with the states of blocks in place of functions."""
-    if not (mask._is_drawn or any(part._is_tail or part._is_function for part in mask._parts)):
+    """The mask as kernels take it: with Bits, in the library of `array`, in place of the parts that are materialised,
+    and of those that `also` picks; with the states of blocks in place of functions."""
+    if not (mask._is_materialised or any(part._is_tail or part._is_function for part in mask._parts)):
         return mask
 
     def placed(part: Any) -> Mask:
-        if mask._draws(part) or also(part):
+        if mask._materialises(part) or also(part):
             return part._bits(seqlen_q, seqlen_k, mask._frame, array)
         return part._packed(seqlen_q) if part._is_tail else part._with_states(array) if part._is_function else part
 
@@ -217,7 +217,7 @@ def cropped(mask: Mask, crop: Crop, segments: Segments | None = None) -> Mask:
 
 def visible(mask: Mask, seqlen_q: int, seqlen_k: int, array: Any) -> Any:
     """The booleans that a mask stands for, in the library of `array` and of its own arrays."""
-    mask = drawn(mask, seqlen_q, seqlen_k, array, also=lambda part: part._is_tail or part._is_function)
+    mask = materialised(mask, seqlen_q, seqlen_k, array, also=lambda part: part._is_tail or part._is_function)
     i, j = np.arange(seqlen_q, like=array), np.arange(seqlen_k, like=array)
     lo, hi, queries, keys = (for_queries(for_queries(x)) for x in mask._band(seqlen_q, seqlen_k))
     interval, gaps, i = mask._interval(i, seqlen_k), mask._gaps(i, seqlen_k), i[:, None]

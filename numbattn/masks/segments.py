@@ -16,7 +16,7 @@ from ..base.checks import Array, Integers, check_values, integer, integer_array,
 from ..base.origin import Crop
 from ..base.values import Held, clip, moved
 from .bands import Cached, Causal, Window
-from .base import Interval, Mask, Rows
+from .base import Interval, Mask, QuerySegments
 
 A = TypeVar("A", bound=Array)
 
@@ -87,7 +87,7 @@ class Segments(Mask):
     max_queries: int | None = None
 
     _is_segments = _is_frame = True
-    _samples = (
+    _examples = (
         ("segments", lambda m, n: _eight(m, n)),
         ("causal-segments", lambda m, n: Causal() & _eight(m, n)),
         ("window-segments", lambda m, n: Window(n // 8, 0) & _eight(m, n)),
@@ -109,7 +109,7 @@ class Segments(Mask):
         fitted = {name: x.reshape(*lead, x.size) for name, x in self._arrays().items() if x.ndim == 1}
         return replace(self, **fitted) if lead and fitted else self
 
-    def _rows(self, i: Any, seqlen_k: int) -> Rows:
+    def _rows(self, i: Any, seqlen_k: int) -> QuerySegments:
         keys = self.queries if self.keys is None else self.keys
         queries, keys = np.broadcast_arrays(clip(self.queries, 0, i.size), clip(keys, 0, seqlen_k))
         *lead, size = queries.shape
@@ -118,7 +118,7 @@ class Segments(Mask):
         s = np.searchsorted((queries.reshape(-1, size) + above).ravel(), i + above, side="right") - size * row - 1
         at, after = (np.clip(x.reshape(*lead, i.size), 0, size - 1) for x in (s, s + 1))
         first, end = np.take_along_axis(keys, at, -1), np.take_along_axis(keys, after, -1)
-        return Rows(first, end, i + end - np.take_along_axis(queries, after, -1))
+        return QuerySegments(first, end, i + end - np.take_along_axis(queries, after, -1))
 
     def _last_keys(self, seqlen_q: int, seqlen_k: int) -> int:
         return seqlen_k

@@ -83,7 +83,7 @@ class Where(Taken, Mask):
 
     _is_interval = False
     _is_function = True
-    _samples = (("where", lambda m, n: Where(_striped)),)
+    _examples = (("where", lambda m, n: Where(_striped)),)
 
     def __post_init__(self) -> None:
         function = python_function("Where function", self.function)

@@ -32,7 +32,7 @@ ON_GPUS = 3  # times as many rows and columns of a block there: a GPU is quicker
 quiet = np.errstate(all="ignore")  # for hidden pairs, and for numbers too small for the dtype
 
 
-class Block(NamedTuple):
+class PairBlock(NamedTuple):
     """Rows i and columns j of all pairs."""
 
     i: slice
@@ -100,7 +100,7 @@ def nearest(problem: Problem, inputs: Inputs, k: int) -> tuple[Any, Any]:
     return t, j
 
 
-def _blocks(problem: Problem, inputs: Inputs) -> Iterator[Block]:
+def _blocks(problem: Problem, inputs: Inputs) -> Iterator[PairBlock]:
     m, n, batch = problem.seqlen_q, problem.seqlen_k, problem.batch
     times = 1 if problem.xp == "numpy" else ON_GPUS
     columns = min(n, times * COLUMNS)
@@ -113,10 +113,10 @@ def _blocks(problem: Problem, inputs: Inputs) -> Iterator[Block]:
             seen = _visible(inputs.mask, i, j, m, n, x)
             y, b = (_rows(points, j, problem) for points in (inputs.k, inputs.v))
             if seen is None:
-                yield Block(i, j, x, y, b, None)
+                yield PairBlock(i, j, x, y, b, None)
                 continue
-            by_column = seen.any(axis=-2)[..., None]  # points that nobody sees may be NaN
-            yield Block(i, j, np.where(seen.any(axis=-1)[..., None], x, 0), np.where(by_column, y, 0),
+            by_column = seen.any(axis=-2)[..., None]  # points that are not seen may be NaN
+            yield PairBlock(i, j, np.where(seen.any(axis=-1)[..., None], x, 0), np.where(by_column, y, 0),
                         np.where(by_column, b, 0), seen)  # fmt: skip
 
 
@@ -132,20 +132,20 @@ def _visible(mask: Mask, i: slice, j: slice, m: int, n: int, array: Any) -> Any:
     return visible(cropped(mask, Crop(i.start, rows, j.start, columns, m, n)), rows, columns, array)
 
 
-def _kappa(block: Block, kind: Any, rows: Any, columns: Any, derivative: bool = False) -> Any:
+def _kappa(block: PairBlock, kind: Any, rows: Any, columns: Any, derivative: bool = False) -> Any:
     """kappa, or kappa'."""
     of_t = kind.derivative if derivative else kind.value
     return block.only_visible(of_t(_distances(block, kind.is_of_product), *_shift(block, rows, columns)))
 
 
-def _shift(block: Block, rows: Any, columns: Any) -> list[Any]:
+def _shift(block: PairBlock, rows: Any, columns: Any) -> list[Any]:
     """The logarithms to add to that of kappa, if any."""
     found = [] if rows is None else [rows[..., block.i, None]]
     found += [] if columns is None else [columns[..., None, block.j]]
     return [sum(found)] if found else []
 
 
-def _distances(block: Block, is_of_product: bool = False) -> Any:
+def _distances(block: PairBlock, is_of_product: bool = False) -> Any:
     """t: squared distances, or products."""
     x, y = block.x, block.y
     features = x.shape[-1]
@@ -160,7 +160,7 @@ def _distances(block: Block, is_of_product: bool = False) -> Any:
     return t
 
 
-def _differences(block: Block, f: int) -> Any:
+def _differences(block: PairBlock, f: int) -> Any:
     return block.x[..., :, None, f] - block.y[..., None, :, f]
 
 

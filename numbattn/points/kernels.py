@@ -417,7 +417,7 @@ def as_kernel(kernel: Any, features: int) -> Kernel:
 
 
 def as_exponential(kernel: Any, features: int) -> Kernel:
-    """The same for a kernel whose logarithm is taken."""
+    """The kernel, checked, of which the logarithm is taken."""
     kernel = as_kernel(kernel, features)
     if isinstance(kernel, Sum) or not kernel._kind.is_exponential:
         raise TypeError(f"kernel: got {kernel}, expected Cost, Gaussian, Laplacian or Matern(0.5), an exponential")
@@ -449,7 +449,7 @@ def _products(x: Any, gradient: Any) -> Any:
 
 
 def _with(gradient: Any, x: Any) -> Any:
-    """Points that have a gradient; 0 for others, which may be NaN where nobody sees them."""
+    """Points that have a gradient; 0 for others, which may be NaN where they are not seen."""
     return np.where((gradient == 0).all(axis=-1, keepdims=True), 0, x)
 
 

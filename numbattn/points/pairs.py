@@ -30,7 +30,7 @@ from .kinds import DIFFERENCES, Apart
 
 ENOUGH = 64  # points, whose median is the centre
 SAFE = 8  # of exponents of lengths, so that squares of points that are not divided stay in range
-quiet = np.errstate(all="ignore")  # for points that nobody sees, and numbers too small for the dtype
+quiet = np.errstate(all="ignore")  # for points that are not seen, and numbers too small for the dtype
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,8 +227,8 @@ class Term:
         return self.logsumexp_and_low(columns)[0]
 
     def logsumexp_and_low(self, columns: Any = None) -> tuple[Any, Any]:
-        """The same with what its rounding took: P = exp(rows_i + columns_j) kappa_ij is exp(low_i) times too large with
-        rows = -logsumexp."""
+        """The logsumexp and what its rounding took: with rows = -logsumexp, P = exp(rows_i + columns_j) kappa_ij is
+        exp(low_i) times too large."""
         return self._run("logsumexp", self.pairs.y[..., :0].astype(self.pairs.dtype), columns=columns)
 
     def _run(self, name: str, b: Any, *args: Any, **options: Any) -> Any:

@@ -65,7 +65,7 @@ class Potentials:
 
     @property
     def exchanged(self) -> Potentials:
-        """The same with the roles of x and y exchanged."""
+        """The Potentials with the roles of x and y exchanged."""
         return Potentials(self.clouds.exchanged, self.solution.exchanged)
 
     @cached_property

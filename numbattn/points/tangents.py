@@ -44,7 +44,7 @@ class Moving:
 
     @cached_property
     def exchanged(self) -> Moving:
-        """The same with the roles of x and y exchanged."""
+        """The Moving with the roles of x and y exchanged."""
         return Moving(self.term.exchanged, self.ty, self.tx)
 
     @cached_property

@@ -44,7 +44,7 @@ class Alibi(DistancePart):
     gradient: bool = True
     offset: Integers | None = field(default=None, kw_only=True)
 
-    _samples = (("alibi", lambda shape, dtype, gradient: Alibi(np.ones(shape[:1], dtype), gradient)),)
+    _examples = (("alibi", lambda shape, dtype, gradient: Alibi(np.ones(shape[:1], dtype), gradient)),)
 
     def _applied(self, S: Any) -> Any:
         return S - self._array.astype(S.dtype)[..., None, None] * abs(self._ahead(S)).astype(S.dtype)

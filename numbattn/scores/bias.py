@@ -43,7 +43,7 @@ class Bias(ArrayPart):
     gradient: bool = True
 
     _own_axes, _axis_of_queries = 2, -2
-    _samples = (
+    _examples = (
         ("bias", lambda shape, dtype, gradient: Bias(np.zeros(shape, dtype), gradient)),
         ("bias-of-keys", lambda shape, dtype, gradient: Bias(np.zeros(shape[-1:], dtype), gradient)),
     )

@@ -112,7 +112,7 @@ class Score(Taken, Part):
     _identity: Identity = field(init=False)
 
     _is_nonlinear = True
-    _samples = (("function", lambda shape, dtype, gradient: Score(_far)),)
+    _examples = (("function", lambda shape, dtype, gradient: Score(_far)),)
 
     def __post_init__(self) -> None:
         for order in ORDERS:
@@ -316,7 +316,7 @@ class ScoreTangent:
         return self._of_each(0, S)
 
     def _of_derivative(self, S: Any) -> Any:
-        """The tangent of its derivative, likewise."""
+        """The tangent of the Score's derivative at S, where S has none."""
         return self._of_each(1, S)
 
     def _of_each(self, order: int, S: Any) -> Any:
@@ -370,7 +370,7 @@ def _far(s: Any, batch: Any, head: Any, i: Any, j: Any) -> Any:
 
 
 def _wanted(gradient: Any, arrays: Sequence[Any]) -> tuple[bool, ...]:
-    """Of each array whether its gradient is wanted."""
+    """Whether the gradient of each array is wanted."""
     if isinstance(gradient, bool | np.bool_):
         wanted = tuple([bool(gradient) and dtype_of(x).kind == "f" for x in arrays])
         if gradient and not any(wanted):

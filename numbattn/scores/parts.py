@@ -20,10 +20,10 @@ class Part(Value):
     _own_axes: int | None = None  # how many axes its array has after those of the batch; None without an array
     _is_nonlinear = False  # whether it has a derivative that is not 1
     _has_step = True  # whether it is a function of S; a Sink is one more logit of each row
-    _knows_places = True  # whether what it does depends on where the query and the key are
+    _needs_positions = True  # whether what it does depends on where the query and the key are
     _crops_by_sequence = False  # whether `_cropped` takes places that differ between sequences, as in caches
     # examples for `python -m numbattn`, by name: (shape of S without the batch, dtype, gradient) -> a part
-    _samples: tuple[tuple[str, Callable[[tuple[int, ...], Any, bool], Part]], ...] = ()
+    _examples: tuple[tuple[str, Callable[[tuple[int, ...], Any, bool], Part]], ...] = ()
 
     def _applied(self, S: Any) -> Any:
         """S (..., seqlen_q, seqlen_k) after this part."""
@@ -43,11 +43,11 @@ class Part(Value):
         return self._derivative(S) * tS if tangent is None else tangent._applied(tS)
 
     def _bend(self, S: Any, tS: Any, tangent: Any) -> Any:
-        """The tangent of `_derivative`, likewise."""
+        """The tangent of `_derivative`; tS, tangent: as for `_along`."""
         return self._curvature(S) * tS
 
     def _gradient_along(self, dS: Any, tdS: Any, S: Any, tS: Any, tangent: Any) -> Any:
-        """The tangent of `_gradient`, likewise, but not of a Sink."""
+        """The tangent of `_gradient`, but not of a Sink; tS, tangent: as for `_along`."""
         return self._gradient(tdS, None, None)
 
     def _gradient(self, dS: Any, lse: Any, delta: Any, S: Any = None) -> Any:

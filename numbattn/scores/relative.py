@@ -52,7 +52,7 @@ class RelativeBias(DistancePart):
     offset: Integers | None = field(default=None, kw_only=True)
 
     _own_axes = 1
-    _samples = (
+    _examples = (
         ("relative", lambda shape, dtype, gradient: RelativeBias(np.zeros((shape[0], 257), dtype), gradient)),
     )
 

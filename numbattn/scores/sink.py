@@ -39,8 +39,8 @@ class Sink(ArrayPart):
     logits: Floats
     gradient: bool = True
 
-    _has_step, _knows_places, _crops_by_sequence = False, False, True
-    _samples = (("sink", lambda shape, dtype, gradient: Sink(np.ones(shape[:1], dtype), gradient)),)
+    _has_step, _needs_positions, _crops_by_sequence = False, False, True
+    _examples = (("sink", lambda shape, dtype, gradient: Sink(np.ones(shape[:1], dtype), gradient)),)
 
     def _logits(self, lse: Any) -> Any:
         """For each row, (..., seqlen_q), of the dtype of its lse."""

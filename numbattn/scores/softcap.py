@@ -33,8 +33,8 @@ class Softcap(Part):
 
     cap: float
 
-    _is_nonlinear, _knows_places, _crops_by_sequence = True, False, True
-    _samples = (("softcap", lambda shape, dtype, gradient: Softcap(30.0)),)
+    _is_nonlinear, _needs_positions, _crops_by_sequence = True, False, True
+    _examples = (("softcap", lambda shape, dtype, gradient: Softcap(30.0)),)
 
     def __post_init__(self) -> None:
         cap = number("Softcap cap", self.cap, "; a numbattn.Score of your own has it among its arrays")

@@ -16,7 +16,7 @@ TAKER = "numbattn.sparse"
 
 
 def bits(x: Any) -> Any:
-    """The same memory as integers, since CuPy does not index all dtypes."""
+    """The memory of x as integers, since CuPy does not index all dtypes."""
     return x.view(f"u{x.dtype.itemsize}")
 
 

@@ -106,7 +106,7 @@ def test_tiles_without_segments():
 
 FAULTS = {
     " and problem.seqlen_q <= FEW)": ")",
-    "(mask._is_settled and": "(False and",
+    "(mask._is_immutable and": "(False and",
     ("cpu/test_arguments.py", "cpu/test_tile.py::test_grids", "cpu/test_tile.py::test_draw"): {
         "(col == item or cols <= 1)": "(col == item or cols <= 2)",
         "(row >= cols * item or rows <= 1)": "(row > 0 or rows <= 1)",
@@ -132,6 +132,6 @@ FAULTS = {
         "cpu/test_record.py::test_arrays_of_masks_and_scores_are_read_anew",
     ): {
         "return known(problem, NO_FRAME, *more)": "return known(problem, mask, *more)",
-        "known if mask._is_settled else function": "known",
+        "known if mask._is_immutable else function": "known",
     },
 }

@@ -72,7 +72,7 @@ FAULTS = {
     },
     "cpu/scores/kind.py": {
         "scores/test_parts.py": {
-            "return Lowered(x.shape, x.strides,": "return Lowered(x.shape, x.shape,",
+            "return LoweredStep(x.shape, x.strides,": "return LoweredStep(x.shape, x.shape,",
             "*lead, _ = compact(x).shape": "lead = compact(x).shape",
         },
     },

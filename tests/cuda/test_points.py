@@ -12,7 +12,7 @@ import numbattn.points
 from numbattn.base import backends
 from numbattn.call.problem import describe
 from numbattn.cuda import points
-from numbattn.cuda.points import Points
+from numbattn.cuda.points import PointsBackend
 from numbattn.points import formula, kinds
 from numbattn.points.tangents import Moving
 from tests.tools.device import GPU, HOPPER, TURING
@@ -102,7 +102,7 @@ def test_by_the_layer(rng):
     y[1, 25:] = b[1, 25:] = np.nan
     options = {"kernel": na.points.Matern(1.5, length=0.8), "mask": na.Lengths(np.array([30, 25]))}
     gpu, found = GPU(HOPPER), []
-    for backend in (Points(lambda: gpu), formula):
+    for backend in (PointsBackend(lambda: gpu), formula):
         with (patch.object(backends, "POINTS", {"numpy": "here"}), patch.dict(sys.modules, here=backend),
               patch.object(Moving, "own", None)):  # kernels for GPUs take no tangents
             s, backprop = na.points.product_vjp(x, y, b, **options)
@@ -118,7 +118,7 @@ def test_few_rows(rng, monkeypatch, batch, d, n):
     monkeypatch.setattr(points, "COLUMNS_AT_LEAST", 16)
     x, y, b, c = drawn(rng, np.float64, batch=(batch,), m=10, n=n, d=d, e=2)
     problem, inputs = describe(x, y, b)
-    assert Points(lambda: GPU(HOPPER)).parts(problem, inputs) == 4
+    assert PointsBackend(lambda: GPU(HOPPER)).parts(problem, inputs) == 4
     given = {"rows": rng.standard_normal((2, 10)), "columns": rng.standard_normal((2, n))} if d == 3 else {}
     check(x, y, b, c, **given)
 

@@ -1,7 +1,8 @@
 """ptxas finds room in registers for all that a kernel keeps there: the kernels that are assembled, one a line.
 
-Those that are tightest: all of Hopper's, whose threads have 128 or 168 registers (ptxas reports nothing else), in the
-rows of their tables and beside what is looked up for an element; of those for any GPU the largest tiles of each unit.
+The kernels with the fewest spare registers: all of Hopper's, whose threads have 128 or 168 registers (ptxas reports
+nothing else), in the rows of their tables and beside what is looked up for an element; of those for any GPU the largest
+tiles of each unit.
 Rows that may spill a little are slow paths: they are assembled where there is a GPU, with what else a kernel must pass.
 """
 
@@ -57,7 +58,7 @@ def row(kernel, dtype, d, e, mask="", score="", cc=(9, 0), spills=0, **options):
 
 
 def small(kernel, dtype, n, d, spills=0, **about):
-    """A kernel for n queries and keys, with a bias if `about`, fields of a Work, says who shares it."""
+    """A kernel for n queries and keys, with a bias if `about`, fields of a Work, says how widely it is shared."""
     score = (f"bias {'float64' if dtype == 'float64' else 'float32'} 16",) if "score_added" in about else ()
     found = work(dtype, d, d, seqlen_q=n, seqlen_k=n, batch=(16, 8), score=score)
     words = kernel, dtype, n, d, *about.values()

@@ -7,7 +7,7 @@ import numbattn as na
 from numbattn import distributed as nad
 from numbattn.distributed import costs as plans
 from numbattn.distributed.rank import backward, forward
-from numbattn.distributed.share import Options
+from numbattn.distributed.share import RingOptions
 
 from .test_ring import Watched
 
@@ -32,7 +32,7 @@ def test_cost_is_what_travels(options, order, dtype):
         assert costs == [costs[0]] * 4
         call = {"causal": False, "mask": None, "scale": None, "dropout": None, "score": None} | options
         o, saved = ring._run(forward, {"q": ring.split(q), "k": ring.split(k), "v": ring.split(k)},
-                             Options(**call, plan=name))  # fmt: skip
+                             RingOptions(**call, plan=name))  # fmt: skip
         assert ring.sent == costs[0].forward
         ring._run(backward, {"do": o, "dlse": None, "saved": saved}, False)
         assert ring.sent == costs[0].backward
@@ -82,7 +82,7 @@ def test_a_choice_is_made_once(monkeypatch):
     x = ring.split(np.zeros((2, 64, 8)))
     known = Forgetful()
     monkeypatch.setattr(plans, "KNOWN", known)
-    monkeypatch.setattr(plans, "cost_of_ring", lambda share: counted.append(1) or plans.Cost([1.0], [0], [0]))
+    monkeypatch.setattr(plans, "cost_of_ring", lambda share: counted.append(1) or plans.PlanCost([1.0], [0], [0]))
     for end in (30, 30, 40):
         nad.attention(ring, x, x, x, mask=na.Segments([0, end, 64]))
     assert len(counted) == 2
@@ -110,7 +110,7 @@ FAULTS = {
     "sums if axes.heads is None else x.dtype.itemsize": "sums",
     "counts = counts - np.maximum(inside, 0)": "pass",
     "and mask._axis_of_queries is None and on_host": "and on_host",
-    "isinstance(mask, AnyOf) and mask._is_drawn": "False",
+    "isinstance(mask, AnyOf) and mask._is_materialised": "False",
     "base/values.py": {
         "if found is None:": "if True:",
         "_keep(known, key, found, most)\n    return found": "_keep(known, key, found, most)\n    return known[key]",

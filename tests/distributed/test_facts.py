@@ -10,10 +10,10 @@ from numbattn.distributed.facts import Agreed, agreed, failure, value
 from numbattn.distributed.messages import Gather, Near
 from numbattn.distributed.pieces import RankPlace
 from numbattn.distributed.rank import forward
-from numbattn.distributed.share import Options
+from numbattn.distributed.share import RingOptions
 
 X = np.zeros((2, 32, 8))
-SAME = Options(False, None, None, None, None)
+SAME = RingOptions(False, None, None, None, None)
 
 
 def errors(*by_rank, orders=("contiguous",) * 3):

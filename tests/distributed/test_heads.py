@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import numbattn as na
 from numbattn import distributed as nad
 from numbattn.distributed.rank import backward, forward
-from numbattn.distributed.share import Options
+from numbattn.distributed.share import RingOptions
 
 from .test_ring import MASKS, Strict, each, far, segments
 
@@ -123,7 +123,7 @@ def test_ranks_may_hold_their_own_rows_alone(rng, kind):
     o, backprop = na.attention_vjp(q, k, v, causal=True, mask=mask(rows), score=list(map(na.Bias, biases)))
     grads = backprop(do)
     own = zip(ring.split(rows, 0 if kind == "intervals" else -2), *map(ring.split, biases))
-    calls = [Options(True, mask(x), None, None, list(map(na.Bias, of_bias)), "heads") for x, *of_bias in own]
+    calls = [RingOptions(True, mask(x), None, None, list(map(na.Bias, of_bias)), "heads") for x, *of_bias in own]
     o_parts, saved = each(ring, forward, *map(ring.split, (q, k, v)), calls)
     *found, score = each(ring, backward, ring.split(do), [None] * 3, saved, [False] * 3)
     for parts, want in zip((o_parts, *found, *zip(*score)), (o, *grads, *grads.score), strict=True):
@@ -151,7 +151,7 @@ def test_all_rows_beside_rows_of_one_rank(rng):
     q, ring = rng.standard_normal((2, 64, 8)), nad.Simulated(2)
     visible = rng.random((64, 64)) < 0.5
     for plan in ("heads", None):
-        calls = [Options(False, x, None, None, None, plan) for x in (ring.split(visible)[0], visible)]
+        calls = [RingOptions(False, x, None, None, None, plan) for x in (ring.split(visible)[0], visible)]
         parts = [ring.split(q)] * 3
         if plan is None:
             o, _ = each(ring, forward, *parts, calls)
@@ -167,7 +167,7 @@ FAULTS = {
     "Origin(head=place.rank * heads // place.ranks, heads=heads)": "Origin(heads=heads)",
     "wide=sums_over_ranks(share)": "wide=False",
     "dx if axes.heads is None else rounded(dx, x.dtype)": "rounded(dx, x.dtype)",
-    "(yield Sum([*whole.values()])) if whole else ()": "whole.values()",
+    "(yield AllReduce([*whole.values()])) if whole else ()": "whole.values()",
     "reduce(np.add, parts) if axes.heads is None else": "",
     "np.broadcast_to(x, with_tokens(x.shape, axes, share.place.rank))": "x",
     "x.ndim <= own or x.shape[-1 - own] == 1": "x.ndim <= own",

@@ -14,7 +14,7 @@ from numbattn.distributed import totals
 from numbattn.distributed.messages import Exchange, Wait
 from numbattn.distributed.pieces import RankPlace
 from numbattn.distributed.rank import backward, forward
-from numbattn.distributed.share import Options
+from numbattn.distributed.share import RingOptions
 from numbattn.distributed.simulated import Turns
 
 from .problems import found_wrong
@@ -263,7 +263,7 @@ def test_ranks_may_hold_their_own_rows_alone(rng, kind):
     o, backprop = na.attention_vjp(q, k, v, mask=whole[kind], score=[na.Bias(bias), na.Alibi(0.1)])
     grads = backprop(do)
     rows = ring.split(first, axis=0) if kind == "intervals" else ring.split(visible)
-    calls = [Options(False, masks[kind](own), None, None, [na.Bias(b), na.Alibi(0.1)])
+    calls = [RingOptions(False, masks[kind](own), None, None, [na.Bias(b), na.Alibi(0.1)])
              for own, b in zip(rows, ring.split(bias))]  # fmt: skip
     o_parts, saved = each(ring, forward, *map(ring.split, (q, k, v)), calls)
     dq, dk, dv, score = each(ring, backward, ring.split(do), [None] * 3, saved, [False] * 3)
@@ -345,8 +345,8 @@ FAULTS = {
     "distributed/share.py": {
         "return steps_of(self.score)": "return list(self.score)",
         "Origin(crop.first_query, crop.first_key,": "Origin(crop.first_query, crop.first_query,",
-        "knows_places or self.problem.dropout or": "knows_places or",
-        "any(part._knows_places for part in self.parts)": "False",
+        "needs_positions or self.problem.dropout or": "needs_positions or",
+        "any(part._needs_positions for part in self.parts)": "False",
         "cropped(self.mask, crop) if self.mask._holds_arrays else block.mask": "block.mask",
         "mask if mask._axis_of_queries is None else All()": "mask",
         "any(rows not in (1, seqlen_q) for rows in of_value)": "False",

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from numbattn import distributed as nad
-from numbattn.distributed.messages import Exchange, Gather, Like, Sum, Wait
+from numbattn.distributed.messages import AllReduce, Exchange, Gather, Like, Wait
 
 ONE = Like((1,), np.dtype(float))
 
@@ -13,7 +13,7 @@ def passing_on(place, x):
     ticket = yield Exchange((rank + 1) % ranks, [x], (rank - 1) % ranks, [ONE])
     x[0] = -1
     (found,) = yield Wait(ticket)
-    (total,) = yield Sum([found])
+    (total,) = yield AllReduce([found])
     ranks = yield Gather(rank)
     return found, total, ranks
 

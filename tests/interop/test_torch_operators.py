@@ -271,7 +271,7 @@ def test_shapes_that_torch_is_told_are_right(shapes):
     """In all layouts, of every pass."""
     q, k, v = (x.detach().movedim(-2, 0).contiguous().movedim(0, -2) for x in leaves(*shapes))
     pairs = torch.randn(5, 3).mT
-    apart = ops.Apart([], [], [], [])
+    apart = ops.TakenApart([], [], [], [])
     words = ops.words_of((False, None, None, None, na.Bias(pairs), False), apart)
     o, lse = attention(q, k, v, score=na.Bias(pairs), return_lse=True)
     primals = q, k, v, pairs
@@ -287,17 +287,17 @@ def test_shapes_that_torch_is_told_are_right(shapes):
 def every_option():
     yield "tree", na.Tail(na.Bits.tree([-1, 0, 0]))
     for kind in kinds(Mask):
-        for name, sample in getattr(kind, "_samples", ()):
+        for name, sample in getattr(kind, "_examples", ()):
             yield name, sample(16, 16)
     for kind in kinds(Part):
-        for name, sample in getattr(kind, "_samples", ()):
+        for name, sample in getattr(kind, "_examples", ()):
             yield name, sample((2, 16, 16), np.float32, True)
 
 
 @pytest.mark.parametrize(("name", "value"), [*every_option()])
 def test_words_stand_for_every_option(name, value):
     """Also with other numbers in place of its own, by which it is traced."""
-    apart = ops.Apart([], [], [], [])
+    apart = ops.TakenApart([], [], [], [])
     words = ops.words_of(value, apart)
     if any(isinstance(leaf, Taken) for leaf in getattr(value, "_leaves", (value,))):
         assert apart.rest

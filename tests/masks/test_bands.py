@@ -101,7 +101,7 @@ FAULTS = {
     },
     "masks/test_first.py": {
         "rows.first + for_queries(clip(self.n, 0, FAR))": "for_queries(clip(self.n, 0, FAR))",
-        "    _is_aligned = _crops_by_sequence = _ends_keys = True": "    _crops_by_sequence = _ends_keys = True",
+        "    _is_aligned = _crops_by_sequence = _may_truncate = True": "    _crops_by_sequence = _may_truncate = True",
     },
     "distributed/test_over_keys.py::test_caches": {
         "First(crop.keys_before(self.n))": "First(self.n)",

@@ -97,7 +97,7 @@ FAULTS = {
         "reduce(_larger, (clip(interval": "reduce(_smaller, (clip(interval",
     },
     "masks/test_tail.py": {
-        "any(other._ends_keys for other in self._parts)": "False",
+        "any(other._may_truncate for other in self._parts)": "False",
     },
     "test_errors.py": {
         "if missing < 1 or": "if",

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import numbattn as na
-from numbattn.masks import All, AnyOf, Cached, as_mask, drawn
+from numbattn.masks import All, AnyOf, Cached, as_mask, materialised
 
 from ..accuracy import assert_equal
 from .examples import INTERVALS, KINDS, WINDOWS, copied
@@ -117,7 +117,7 @@ def test_two_intervals_are_no_grid():
     assert (intervals & (na.Causal() | KINDS[5]))._kinds == (AnyOf, na.Bits)
     assert len((intervals & (na.Causal() | na.Prefix(3)))._gaps(np.arange(9), 9)) == 2
     both_kinds = intervals & (na.Causal() | KINDS[5])
-    assert drawn(both_kinds, 5, 6, np.empty(0))._parts[0] is intervals
+    assert materialised(both_kinds, 5, 6, np.empty(0))._parts[0] is intervals
 
 
 def test_nobody_sees_the_gap_between_two_intervals():
@@ -140,7 +140,7 @@ def test_operator_and_leaves_its_operands():
 # --------------------------------------------------------------------------------------------------- arrays of CuPy
 @pytest.mark.parametrize("mask", [*KINDS, KINDS[2] & KINDS[3], All(), *UNIONS.values()], ids=repr)
 def test_like(xp, mask):
-    copy = drawn(copied(mask, xp), 5, 6, xp.empty(0))
+    copy = materialised(copied(mask, xp), 5, 6, xp.empty(0))
     for number in copy._band(5, 6):
         assert isinstance(number, int | xp.ndarray)
     for grid in copy._grids():
@@ -186,7 +186,7 @@ FAULTS = {
         "if part not in self._within)": ")",
     },
     ("test_two_intervals_are_no_grid", "test_beside_the_keys_of_a_cache"): {
-        "if mask._draws(part) or": "if isinstance(part, AnyOf) or",
+        "if mask._materialises(part) or": "if isinstance(part, AnyOf) or",
         "alternatives = self._inside(frame).of": "alternatives = self.of",
         "seqlen_k if isinstance(part, AnyOf) else keys": "seqlen_k",
         "part._inside(self._frame) if": "part._inside(self._segments) if",

@@ -235,7 +235,7 @@ FAULTS = {
         "x.reshape(*lead, x.size)": "x",
         "above = i.size * row": "above = 0 * row",
         'side="right"': 'side="left"',
-        "Rows(first, end, i + end - ": "Rows(first, end, i + first - ",
+        "QuerySegments(first, end, i + end - ": "Rows(first, end, i + first - ",
         "packed[..., first:end, :]": "packed[..., first:end, :].copy()",
     },
     "scores/test_parts.py": {

@@ -275,13 +275,13 @@ def on_device(name):
     if name in ("cpu", "gpu"):
         yield np if name == "cpu" else import_module("cupy")
         return
-    from numbattn.cuda.points import Points  # numba-cuda may be missing
+    from numbattn.cuda.points import PointsBackend  # numba-cuda may be missing
 
     from ..tools import device
     from ..tools.launch import world_of
 
     gpu = device.GPU(getattr(device, name.upper()))
-    simulated = patch.dict(sys.modules, simulated=Points(lambda: gpu))
+    simulated = patch.dict(sys.modules, simulated=PointsBackend(lambda: gpu))
     with world_of("simulated"), simulated, patch.dict(backends.POINTS, numpy="simulated"):
         yield np
 

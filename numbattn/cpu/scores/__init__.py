@@ -3,9 +3,9 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
-from .kind import Kind, Row, matrix_of
+from .kind import CPUScoreKind, Row, matrix_of
 
 _MODULES = [import_module(f".{module.name}", __name__) for module in iter_modules(__path__)]
-KINDS: tuple[Kind, ...] = tuple([module.KIND for module in _MODULES if hasattr(module, "KIND")])
+KINDS: tuple[CPUScoreKind, ...] = tuple([module.KIND for module in _MODULES if hasattr(module, "KIND")])
 
-__all__ = ["KINDS", "Kind", "Row", "matrix_of"]
+__all__ = ["KINDS", "CPUScoreKind", "Row", "matrix_of"]

@@ -2,7 +2,7 @@
 
 from ...scores.alibi import Alibi
 from ..tile import inline
-from .kind import Kind, lower_distance, matrix_at
+from .kind import CPUScoreKind, lower_distance, matrix_at
 
 
 def lower(part, problem, order):
@@ -25,4 +25,4 @@ def collect(dx, dS, row, batch, head, m0, n0):
             dx[0, 0] -= abs(first + j - i) * dS[j, i]
 
 
-KIND = Kind(Alibi, lower, apply, collect)
+KIND = CPUScoreKind(Alibi, lower, apply, collect)

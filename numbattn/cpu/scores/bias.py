@@ -7,7 +7,7 @@ from ...scores.bias import Bias
 from ..arguments import compact
 from ..tile import float_of_bfloat16, float_of_float16, inline
 from ..transposition import transpose
-from .kind import Kind, Lowered, aligned, matrix_at, matrix_of
+from .kind import CPUScoreKind, LoweredStep, aligned, matrix_at, matrix_of
 
 FLOAT16, BFLOAT16, FLOAT32, FLOAT64 = range(4)
 NUMBERS = dict(zip(DTYPES, (FLOAT16, BFLOAT16, FLOAT32, FLOAT64)))
@@ -16,7 +16,7 @@ QUERIES_AT_ONCE = 8  # whose rows of a bias are read together: more would evict 
 
 def lower(part, problem, order):
     x = aligned(compact(matrix_of(part)))
-    return Lowered(x.shape, x.strides, numbers=(NUMBERS[x.dtype], 0)), x, None
+    return LoweredStep(x.shape, x.strides, numbers=(NUMBERS[x.dtype], 0)), x, None
 
 
 @inline
@@ -63,4 +63,4 @@ def collect(dx, dS, row, batch, head, m0, n0):
             dx[0 if one_query else m0 + i, 0 if one_key else n0 + j] += dS[j, i]
 
 
-KIND = Kind(Bias, lower, apply, collect)
+KIND = CPUScoreKind(Bias, lower, apply, collect)

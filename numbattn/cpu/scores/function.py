@@ -4,15 +4,15 @@ from ...scores.function import Score
 from ..function import gradient_function, record_of, tile_function
 from ..function_tangents import along_function, gradient_along_function
 from ..tile import address_of, call_at, inline
-from .kind import Kind, Lowered
+from .kind import CPUScoreKind, LoweredStep
 
 
 def lower(part, problem, order):
-    """The Lowered function with the record of its arrays; its numbers are the addresses of it and its derivatives."""
+    """The lowered function with the record of its arrays; its numbers are the addresses of it and its derivatives."""
     function = tile_function(part, problem.sum_dtype)
     derivatives = tile_function(part, problem.sum_dtype, order) if order else None
     numbers = function.address, derivatives.address if order else 0
-    lowered = Lowered((0, 0), (0, 0), numbers=numbers, keeps=order > 0 and part._wants_gradient)
+    lowered = LoweredStep((0, 0), (0, 0), numbers=numbers, keeps=order > 0 and part._wants_gradient)
     return lowered, record_of(part.arrays), (function, derivatives)
 
 
@@ -23,7 +23,7 @@ def lower_tangent(tangent, problem, order):
     gradient = gradient_along_function(tangent, problem.sum_dtype) if order > 1 else None
     numbers = tuple([function.address if function else 0 for function in (moves, gradient)])
     record = record_of((*tangent._score.arrays, tangent._tangents))
-    return Lowered((0, 0), (0, 0), numbers=numbers), record, (tangent, moves, gradient)
+    return LoweredStep((0, 0), (0, 0), numbers=numbers), record, (tangent, moves, gradient)
 
 
 @inline
@@ -69,4 +69,4 @@ def collect_reads_along(dx, dS, tdS, S, tS, row, batch, head, m0, n0):
     call_at(row.other, (*given, S.shape[0], S.shape[1], *place, row.address))
 
 
-KIND = Kind(Score, lower, apply, sums=gradient_function)
+KIND = CPUScoreKind(Score, lower, apply, sums=gradient_function)

@@ -12,11 +12,11 @@ from ..arguments import compact
 from ..tile import any_view, inline_view
 
 
-class Kind(NamedTuple):
+class CPUScoreKind(NamedTuple):
     """A kind of part of a score."""
 
     of: type  # in numbattn.scores
-    lower: Any  # (part, problem, order) -> Lowered, its array, what has to live as long. order: of the highest
+    lower: Any  # (part, problem, order) -> LoweredStep, its array, what has to live as long. order: of the highest
     # derivative of functions that is wanted
     apply: Any  # device function (S, slopes, row, batch, head, m0, n0): apply the part to S in place. slopes: a tile of
     # its derivatives, if they are not 1 and wanted, and one of the second derivatives; else nothing
@@ -25,7 +25,7 @@ class Kind(NamedTuple):
     sums: Any = None  # for functions: (part, dtype) -> the CFunction that adds to the gradients of its arrays
 
 
-class Lowered(NamedTuple):
+class LoweredStep(NamedTuple):
     """A part as kernels take it, without addresses of arrays: calls that differ in these alone share a Record."""
 
     shape: tuple  # of an array (..., rows, columns)
@@ -34,7 +34,7 @@ class Lowered(NamedTuple):
     numbers: tuple = (0, 0)  # two integers of the kind's own
     cap: float = 0.0
     keeps: bool = False  # whether S before it is kept, for derivatives by arrays
-    sums: int = 0  # the address of the CFunction of Kind.sums
+    sums: int = 0  # the address of the CFunction of CPUScoreKind.sums
 
 
 class Row(NamedTuple):
@@ -70,11 +70,11 @@ def aligned(x):
 
 
 def lower_distance(part, problem, numbers=(0, 0)):
-    """The Lowered part that depends on distances, and its array, in the dtype of sums. numbers: of the kind's own."""
+    """The lowered part that depends on distances, and its array, in the dtype of sums. numbers: of the kind's own."""
     x = matrix_of(part)
     *lead, _ = compact(x).shape  # a table keeps its columns, whatever memory they share
     x = aligned(rounded(x[tuple(map(slice, lead))], problem.sum_dtype))
     offset = part._whole_offset(problem.seqlen_q, problem.seqlen_k)
     if isinstance(offset, np.ndarray):
         offset = np.broadcast_to(offset, problem.batch).astype(np.int64).tobytes()
-    return Lowered(x.shape, x.strides, offset, numbers), x, None
+    return LoweredStep(x.shape, x.strides, offset, numbers), x, None

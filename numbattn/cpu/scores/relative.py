@@ -2,7 +2,7 @@
 
 from ...scores.relative import RelativeBias
 from ..tile import inline
-from .kind import Kind, lower_distance, matrix_at
+from .kind import CPUScoreKind, lower_distance, matrix_at
 
 
 def lower(part, problem, order):
@@ -26,4 +26,4 @@ def collect(dx, dS, row, batch, head, m0, n0):
             dx[0, min(max(first + j - i, -reach), reach) + reach] += dS[j, i]
 
 
-KIND = Kind(RelativeBias, lower, apply, collect)
+KIND = CPUScoreKind(RelativeBias, lower, apply, collect)

@@ -5,13 +5,13 @@ import numpy as np
 from ...functions.compiled.exponentials import expm1
 from ...scores.softcap import Softcap
 from ..tile import inline, tile
-from .kind import Kind, Lowered
+from .kind import CPUScoreKind, LoweredStep
 
 NO_MATRIX = np.zeros((1, 1))
 
 
 def lower(part, problem, order):
-    return Lowered(NO_MATRIX.shape, NO_MATRIX.strides, cap=part.cap), NO_MATRIX, None
+    return LoweredStep(NO_MATRIX.shape, NO_MATRIX.strides, cap=part.cap), NO_MATRIX, None
 
 
 @inline
@@ -37,4 +37,4 @@ def apply(S, slopes, row, batch, head, m0, n0):
             S[j, i] = cap * (S[j, i] / (S[j, i] + two))
 
 
-KIND = Kind(Softcap, lower, apply)
+KIND = CPUScoreKind(Softcap, lower, apply)

@@ -67,7 +67,7 @@ def kernel_of(features, dtype, of_float64, has_table, has_offsets):
 
     @device
     def of_packed(new, arrays, number):
-        """The same for packed sequences; for a token of no sequence, one after the last."""
+        """What `of_batch` returns, for packed sequences; for a token of no sequence, one after the last."""
         offsets, (ends,), batch = arrays[-1], shape(arrays[-1]), index(0)
         while batch < ends - 1 and index(offsets[batch + 1]) <= number:
             batch += 1

@@ -57,6 +57,6 @@ def bias_gradients(name, **about):
 
 
 def diagonal_sums(name, **about):
-    """The same for the sums of dS by diagonal."""
+    """The Routes of the sums of dS by diagonal, to an array of this name; about: see `score_gradient`."""
     general = score_gradient.spec_of(score_gradient.diagonal_sums, name, **about)
     return diagonals_route(name, **about), Route(everything, (general,))

@@ -29,7 +29,7 @@ class Tiles(NamedTuple):
 
 
 class Crowded(NamedTuple):
-    """The same for several blocks a multiprocessor, whose threads have fewer registers."""
+    """A row for several blocks a multiprocessor, whose threads have fewer registers."""
 
     unit: str
     tile_m: int
@@ -41,7 +41,7 @@ class Crowded(NamedTuple):
 
 
 class Staged(NamedTuple):
-    """The same for kernels that buffer the tiles they loop over in several pipeline stages."""
+    """A row for kernels that buffer the tiles they loop over in several pipeline stages."""
 
     unit: str
     tile_m: int

@@ -1,4 +1,4 @@
-"""A lowered mask or part of a score is kept with it, if its arrays are on a GPU, where nobody reads them."""
+"""A lowered mask or part of a score is kept with it, if its arrays are on a GPU, where the host does not read them."""
 
 from ...base.checks import overlap
 from ...base.values import Memo

@@ -10,7 +10,7 @@ from ...masks import AnyOf, Window, band_of
 from ..kernels.any.intervals import CLOSE, OPEN, OR, lowered
 from ..kernels.shared.visibility import FARTHEST, FARTHEST_PLACE, GRIDS, lowered_function
 from ..words.numbers import SIDES, MaskNumbers
-from ..words.steps import Lowered, LoweredGrid, array_of_grid, array_of_mask
+from ..words.steps import LoweredGrid, LoweredPart, array_of_grid, array_of_mask
 from .known import KNOWN, lower_and_keep
 
 EVERYWHERE = -FARTHEST, FARTHEST  # lo and hi
@@ -24,7 +24,7 @@ class LoweredMask(NamedTuple):
     last_key: int  # no query sees this key or any after it
     grids: tuple  # a LoweredGrid for each
     last_query: int  # this query and those after it see nothing
-    intervals: tuple  # a Lowered for each part that gives intervals
+    intervals: tuple  # a LoweredPart for each part that gives intervals
 
 
 def lowered_mask(mask, seqlen_q, seqlen_k):
@@ -37,13 +37,13 @@ def lowered_mask(mask, seqlen_q, seqlen_k):
 
 @lru_cache(maxsize=1024)
 def without_arrays(mask, seqlen_q, seqlen_k):
-    """The same of a mask that does not change."""
+    """The LoweredMask of a mask without arrays, which does not change."""
     return *mask_and_arrays(mask, seqlen_q, seqlen_k), ()
 
 
 def own_arrays(mask):
     states = [leaf._states for leaf in mask._leaves if leaf._is_function]
-    return [*mask._all_arrays, *states] if mask._lasts else None
+    return [*mask._all_arrays, *states] if mask._is_reusable else None
 
 
 def mask_and_arrays(mask, seqlen_q, seqlen_k):
@@ -86,8 +86,8 @@ def grids_and_arrays(mask, seqlen_q, seqlen_k):
 
 
 def intervals_and_arrays(mask, seqlen_q, seqlen_k):
-    """lo and hi of windows aligned within segments; a Lowered for each part of a mask that gives intervals; and their
-    arrays by name, as kernels take them."""
+    """lo and hi of windows aligned within segments; a LoweredPart for each part of a mask that gives intervals; and
+    their arrays by name, as kernels take them."""
     found, arrays = [], {}
 
     def add(kind, **values):
@@ -100,7 +100,7 @@ def intervals_and_arrays(mask, seqlen_q, seqlen_k):
             if not isinstance(x, int):
                 kind += f" {name}"
                 arrays[array_of_mask(len(found), which)] = x.astype(np.int32, copy=False)
-        found.append(Lowered(kind, tuple(numbers)))
+        found.append(LoweredPart(kind, tuple(numbers)))
 
     def add_lowered(part, own, is_within=False):
         """Add a mask that is a part as it is. Returns whether it is one."""

@@ -15,9 +15,9 @@ from ..kernels.scores import (
     CLASSES,
     READS,
     WITH_DELTA,
-    is_natural,
     is_nonlinear,
     is_packed,
+    is_scaled,
     kind,
     place_of_part,
 )
@@ -71,8 +71,8 @@ def plan(pass_, problem, device, call):
 
 
 def sharing(shapes):
-    """Who shares arrays with these batch axes, heads last: all matrices, SHARED; those of a head, BY_HEAD; nobody, "".
-    """
+    """How widely arrays with these batch axes, heads last, are shared: by all matrices, SHARED; per head, BY_HEAD; or
+    not, ""."""
     shapes = list(shapes)
     if any(math.prod(shape[:-1]) > 1 for shape in shapes):
         return ""
@@ -118,7 +118,7 @@ class Planner:
         return Plan(stand_ins, temporaries, tuple(self.steps), allocates, counted, Workspace.of(temporaries))
 
     def compiled_in(self, part, number):
-        """The string that is compiled in of a Lowered part of the score."""
+        """The string that is compiled in of a LoweredPart of the score."""
         kind = CLASSES[part.kind.partition(" ")[0]]
         return kind.compiled_in(part.kind, self.layouts.get(array_of_part(number)))
 
@@ -193,8 +193,8 @@ class Planner:
         self.add_temporary(partial_sums(own), shape, dtype, is_zero=True)
 
     def sums_by_matrix(self, own, axes):
-        """The same as an argument, (batch, heads, parts, elements of a matrix). axes: how many of the gradient's axes
-        are a matrix's."""
+        """The sums of `add_sums_of_reads` as an argument, (batch, heads, parts, elements of a matrix). axes: how many
+        of the gradient's axes are a matrix's."""
         name, shape = partial_sums(own), self.layouts[own].shape
         (parts, _), (pitch, size), dtype, _ = self.layouts[name]
         lead, strides = len(shape) - axes, contiguous(shape, dtype).strides
@@ -333,7 +333,7 @@ class Planner:
                 yield from self.flat(x, numbers, work)
         elif isinstance(argument, Argument):
             yield from argument.flat(self, work)
-        elif argument == "scale_log2" and is_natural(self.score):
+        elif argument == "scale_log2" and is_scaled(self.score):
             yield LOG2_E
         elif argument in numbers:
             yield numbers[argument]

@@ -4,19 +4,19 @@ import numpy as np
 
 from ...base.values import sum_broadcast
 from ..kernels.scores import CLASSES, ENTRIES
-from ..words.steps import SUMS_OF_DS, Lowered, gradient_of_part, sums_by_row, sums_of_part
+from ..words.steps import SUMS_OF_DS, LoweredPart, gradient_of_part, sums_by_row, sums_of_part
 from .known import KNOWN, lower_and_keep
 
 
 def lowered_part(part, number, problem):
-    """A part, Lowered, its arrays by name, as kernels take them, and where these lie."""
+    """A part as a LoweredPart, its arrays by name, as kernels take them, and where these lie."""
     key = number, problem
     return KNOWN.get(part, key) or lower_and_keep(part, key, part_and_arrays, own_arrays)
 
 
 def part_and_arrays(part, number, problem):
     kind, numbers, arrays = CLASSES[type(part)].lowered(part, number, problem)
-    return Lowered(kind, numbers, part._wants_gradient and part.gradient), arrays
+    return LoweredPart(kind, numbers, part._wants_gradient and part.gradient), arrays
 
 
 def own_arrays(part):

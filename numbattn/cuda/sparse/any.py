@@ -42,7 +42,7 @@ ROWS_OF_SUM = 8  # that a block of `sum_of_parts` adds up
 VECTORS = Alignment(VECTOR_BYTES)
 
 
-class Kernel(NamedTuple):
+class SparseKernel(NamedTuple):
     """A kernel, and how it is launched."""
 
     function: Any
@@ -103,8 +103,8 @@ def summing(SUMS, ZERO, copy, product):
 
 @cache
 def product(dtype, unit, depth, width, transposed):
-    """The Kernel of Y = X W, or X W^T, for blocks of this depth and width: each block of threads computes TILE_M rows
-    of a block column of Y.
+    """The SparseKernel of Y = X W, or X W^T, for blocks of this depth and width: each block of threads computes TILE_M
+    rows of a block column of Y.
 
     Arrays: x, w, y; where the entries of each block column of Y start, (block columns + 1,); and the entries, (blocks,
     2): a block column of X and a block of W.
@@ -145,13 +145,13 @@ def product(dtype, unit, depth, width, transposed):
         arrays = panels(x, chunk), chunks(w, chunk, transposed), panels(y, width)
         return (-(-len(x) // TILE_M), y.shape[1] // width), (*arrays, *lists)
 
-    return Kernel(sparse_product, threads, shared.nbytes, lay_out)
+    return SparseKernel(sparse_product, threads, shared.nbytes, lay_out)
 
 
 @cache
 def gradient(dtype, unit, rows, cols):
-    """The Kernel of dW = X^T dY for blocks of this size: each block of threads computes a block of dW over a part of
-    the rows of X.
+    """The SparseKernel of dW = X^T dY for blocks of this size: each block of threads computes a block of dW over a part
+    of the rows of X.
 
     Arrays: x, dy; the sums of each part, (parts, blocks, rows, cols); the place of each block in W, (blocks, 2).
     """
@@ -187,12 +187,12 @@ def gradient(dtype, unit, rows, cols):
         size = rows_of_part(len(x), count, chunk)
         return (blocks, count), (panels(x, rows), panels(dy, cols), sums, places, size)
 
-    return Kernel(sparse_gradient, threads, shared.nbytes, lay_out)
+    return SparseKernel(sparse_gradient, threads, shared.nbytes, lay_out)
 
 
 @cache
 def sum_of_parts(dtype, cols):
-    """The Kernel that adds up parts (parts, blocks, rows, cols) into dW (blocks, rows, cols) of a dtype."""
+    """The SparseKernel that adds up parts (parts, blocks, rows, cols) into dW (blocks, rows, cols) of a dtype."""
     threads = 4 * WARP
     TILE, ROWS = copy_layout(ROWS_OF_SUM, cols, threads, 4), ROWS_OF_SUM
 
@@ -208,4 +208,4 @@ def sum_of_parts(dtype, cols):
         rows = dw.size // cols
         return -(-rows // ROWS_OF_SUM), (parts.reshape(len(parts), rows, cols), dw.reshape(rows, cols))
 
-    return Kernel(sparse_sum, threads, 0, lay_out)
+    return SparseKernel(sparse_sum, threads, 0, lay_out)

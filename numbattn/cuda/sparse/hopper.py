@@ -50,7 +50,7 @@ from ..tile import (
 )
 from ..tile.alignment import VECTOR_BYTES
 from ..views import without_memory
-from .any import Kernel, chunks, panels, rows_of_part
+from .any import SparseKernel, chunks, panels, rows_of_part
 
 ROWS, CHUNK = 64, 64  # of a consumer; of the depth, in a stage
 SIZES = {64, 128}  # of blocks
@@ -69,9 +69,9 @@ def stages_of(nbytes, stage):
 
 @cache
 def product(dtype, depth, width, transposed, consumers):
-    """The Kernel of Y = X W, or X W^T, for blocks of this depth and width. Tiles of Y, 64 rows of a block column for
-    each consumer, are drawn one after another, all block columns of some rows before the next rows, which keeps these
-    in the L2 cache. The arrays are those of `any.product`.
+    """The SparseKernel of Y = X W, or X W^T, for blocks of this depth and width. Tiles of Y, 64 rows of a block column
+    for each consumer, are drawn one after another, all block columns of some rows before the next rows, which keeps
+    these in the L2 cache. The arrays are those of `any.product`.
     """
     TILE_M, CONSUMERS, SUMS = ROWS * consumers, consumers, wgmma(width)
     CHUNKS, TRANSPOSED, shared = depth // CHUNK, transposed, SharedMemory()
@@ -187,12 +187,12 @@ def product(dtype, depth, width, transposed, consumers):
         tiles = -(-len(x) // TILE_M) * (y.shape[1] // width)
         return min(tiles, gpu.multiprocessors), (*maps, *lists, np.int32(len(x)), COUNTERS)
 
-    return Kernel(hopper_sparse_product, WARPGROUP * (consumers + 1), shared.nbytes, lay_out)
+    return SparseKernel(hopper_sparse_product, WARPGROUP * (consumers + 1), shared.nbytes, lay_out)
 
 
 @cache
 def gradient(dtype, rows, cols, members):
-    """The Kernel of dW = X^T dY for blocks of this size.
+    """The SparseKernel of dW = X^T dY for blocks of this size.
 
     A tile is a group of up to `members` blocks of dW in one block row: they are products of the same X, which is loaded
     once. A consumer has 64 rows of one of them. All groups of some rows of X come before the next rows, which keeps
@@ -286,4 +286,4 @@ def gradient(dtype, rows, cols, members):
         count, steps = len(sums), rows_of_part(len(x), len(sums), CHUNK) // CHUNK
         return min(count * len(groups), gpu.multiprocessors), (*maps, sums, groups, np.int32(steps))
 
-    return Kernel(hopper_sparse_gradient, WARPGROUP * (consumers + 1), shared.nbytes, lay_out)
+    return SparseKernel(hopper_sparse_gradient, WARPGROUP * (consumers + 1), shared.nbytes, lay_out)

@@ -12,7 +12,7 @@ SUMS_IN_CHUNKS = 4  # the time to write the sums of a part, in chunks of the dep
 MOST_PARTS = 32
 
 
-class Products:
+class SparseBackend:
     """The backend. `current` returns the GPU of a call, normally a launch.GPU. x and dy are (rows, features), w
     (blocks, height, width)."""
 
@@ -21,18 +21,18 @@ class Products:
 
     def forward(self, x, w, pattern):
         """Y = X W."""
-        return Call(self.current()).product(x, w, pattern)
+        return SparseCall(self.current()).product(x, w, pattern)
 
     def backward_x(self, dy, w, pattern):
         """dX = dY W^T."""
-        return Call(self.current()).product(dy, w, pattern, transposed=True)
+        return SparseCall(self.current()).product(dy, w, pattern, transposed=True)
 
     def backward_w(self, x, dy, pattern):
         """dW = X^T dY, for the blocks of the pattern."""
-        return Call(self.current()).gradient(x, dy, pattern)
+        return SparseCall(self.current()).gradient(x, dy, pattern)
 
 
-class Call:
+class SparseCall:
     """A call on a GPU, on its current stream."""
 
     def __init__(self, gpu):

@@ -37,5 +37,5 @@ def alignment(layout):
 
 
 def alignment_of(x):
-    """The same for a NumPy or CuPy array."""
+    """The `alignment` of a NumPy or CuPy array."""
     return alignment(layout_of(x, x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr))

@@ -125,7 +125,7 @@ def emit_abs(b, x):
 
 
 def collapsed(b, x):
-    """The same value with its two parts added."""
+    """The value x with its two parts added."""
     real = real_of(b, x)
     return place(b, b.extract_value(x, 0), real, ir.Constant(real.type, 0.0))
 
@@ -206,7 +206,7 @@ def map_elements(function, x, row, col, shape, others):
 
 
 def elements(tiles, row, col, shape, others):
-    """Of each element of tiles of one layout: the elements, its place, and others, as functions are given them."""
+    """For each element of tiles of one layout: the elements, its place, and others, as functions are given them."""
     layout = tiles[0].layout
     whole = [np.minimum(places, size - 1) for places, size in zip(places_of(layout.indices, row, col), shape)]
     others = [int(other) if isinstance(other, np.int32) else other for other in others]

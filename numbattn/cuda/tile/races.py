@@ -13,7 +13,7 @@ GRANULE = 2  # bytes of shared memory that share one record
 WORKERS = 32  # the most units of a block that work in the background
 NOBODY = -1  # the number of a thread, after all others
 NOTHING = np.int32(-1)  # known at no time
-BARRIERS, BARRIERS_OR_WAITS = slice(1), slice(None, None, 2)  # of clocks, see SharedMemory
+BARRIERS, BARRIERS_OR_WAITS = slice(1), slice(None, None, 2)  # of clocks, see WatchedMemory
 PAGE_BITS = 10  # of granules in a page: pages quickly show that nobody has read something lately
 
 
@@ -32,7 +32,7 @@ class RaceError(RuntimeError):
     """
 
 
-class SharedMemory:
+class WatchedMemory:
     """Bytes of shared memory, and for each granule and thread the time of the last access.
 
     Each thread counts its own time: clocks[0, t, u] is the time of thread u up to which thread t is sure that all has
@@ -88,7 +88,7 @@ class SharedMemory:
         np.maximum(mine, known, out=mine)
 
     def who_does_not_know(self, known, threads):
-        """Those of the threads that have not learned all of that."""
+        """The threads that have not yet seen every event in `known`."""
         return [thread for thread in threads if np.count_nonzero(known[0] > self.clocks[0, thread])]
 
     def share(self):
@@ -147,7 +147,7 @@ class SharedMemory:
         self.read[who, granules] = self.last_read[pages, who] = when
 
     def note_write(self, granules, pages, work=None, of=BARRIERS):
-        """Record a write. of: which clocks must know of the readers, see SharedMemory; one of these is enough."""
+        """Record a write. of: which clocks must know of the readers, see WatchedMemory; one of these is enough."""
         if self.fetches:
             self._demand_arrival(granules)
         me = self.me()

@@ -13,7 +13,7 @@ import numpy as np
 
 from .fibers import Fiber, current
 from .layout import WARP
-from .races import NOTHING, RaceError, SharedMemory
+from .races import NOTHING, RaceError, WatchedMemory
 
 
 class DeadlockError(RuntimeError):
@@ -216,11 +216,11 @@ class Thread:
         self.fiber.switch()
 
 
-class Block:
+class SimulatedBlock:
     def __init__(self, body, place, grid, crew, shared_bytes, order):
         self.body, self.place, self.grid, self.threads, self.order = body, place, grid, crew, order
         threads = self.alive = len(crew)
-        self.shared = SharedMemory(shared_bytes, threads, thread_index)
+        self.shared = WatchedMemory(shared_bytes, threads, thread_index)
         self.ready, self.barriers = deque(crew), {}
         self.everyone = Meeting("sync_threads()", range(threads))
         self.warps = [
@@ -321,7 +321,7 @@ def simulate(kernel, grid, threads, shared_bytes, *arguments, seed=None):
     order, failure = None if seed is None else random.Random(seed), None
     crew = [Thread(number) for number in range(threads)]
     for place in np.ndindex(*grid[::-1]):
-        failure = Block(lambda: kernel(*arguments), place[::-1], grid, crew, shared_bytes, order).run()
+        failure = SimulatedBlock(lambda: kernel(*arguments), place[::-1], grid, crew, shared_bytes, order).run()
         if failure:
             break
     for thread in crew:

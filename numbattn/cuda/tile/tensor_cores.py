@@ -97,8 +97,8 @@ def left_reader(b, tile, pointer, first_row):
 
 
 def right_reader(b, tile, pointer, first_col, beside):
-    """The same for a right operand, at (k, column), neighbours in a column; matrices of a row are `beside` columns
-    apart: 8, or more if those in between are other warps'."""
+    """A reader of those of a right operand, at (k, column), neighbours in a column; matrices of a row are `beside`
+    columns apart: 8, or more if those in between are other warps'."""
     if isinstance(tile.plan, Boxes):
         return boxes_reader(b, tile.plan, pointer, (I32(0), first_col), beside, not tile.plan.transposed)
     down, across = tile.plan.steps()

@@ -217,7 +217,7 @@ class Own(Argument):
 
 
 @dataclass(frozen=True)
-class Scratch(Argument):
+class BlockScratch(Argument):
     """Memory for a kernel's blocks, a matrix each, planned with the launch under this name."""
 
     name: str

@@ -20,7 +20,7 @@ def several(kind, count):
     return types.UniTuple(kind, int(count)) if count else types.Tuple(())
 
 
-class Compiled(SimpleNamespace):
+class CompiledIn(SimpleNamespace):
     """What the types of a kernel's arguments depend on: what is compiled in, parameters of its factory by name.
 
     dtype: of matrices; dtypes: by name, of matrices with another one; sums: the dtype of statistics and of numbers that
@@ -42,7 +42,7 @@ class Compiled(SimpleNamespace):
 def signature_of(kernel, arguments, dtype=None, sums=None, dtypes=None, **about):
     """The signature of a kernel with a parameter for each of these arguments of a Spec; numbers are names.
 
-    dtype, sums, dtypes, about: see Compiled.
+    dtype, sums, dtypes, about: see CompiledIn.
     """
     names = kernel.__code__.co_varnames[: kernel.__code__.co_argcount]
     numbers = [isinstance(argument, str) and argument for argument in arguments]
@@ -50,12 +50,12 @@ def signature_of(kernel, arguments, dtype=None, sums=None, dtypes=None, **about)
         raise TypeError(f"{kernel.__qualname__}: got parameters {', '.join(names)}, expected one for each of "
                         f"{', '.join(map(str, arguments))}")
     dtypes = {name: np.dtype(of_name) for name, of_name in (dtypes or {}).items()}
-    about = Compiled(dtype=dtype, sums=sums, dtypes=dtypes, **about)
+    about = CompiledIn(dtype=dtype, sums=sums, dtypes=dtypes, **about)
     return types.void(*[type_of(argument, about) for argument in arguments])
 
 
 def type_of(argument, about):
-    """The type of an argument of a Spec; about: a Compiled."""
+    """The type of an argument of a Spec; about: a CompiledIn."""
     if isinstance(argument, str):
         return getattr(types, np.dtype(about.sums).name) if NUMBERS.get(argument) is float else INDEX
     if isinstance(argument, tuple):

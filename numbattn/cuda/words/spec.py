@@ -46,8 +46,8 @@ class Work(NamedTuple):
     intervals: tuple = ()  # kinds, see kernels.any.intervals
     sink: int | None = None  # the number of the Sink whose gradient is wanted
     mask_by_head: bool = False  # whether heads of a group may see different keys
-    score_gradients: str = ""  # who shares arrays of a score whose gradients are wanted: SHARED, BY_HEAD, OWN; "": none
-    score_added: str = ""  # who shares what a score adds to S, if it only adds: SHARED, BY_HEAD
+    score_gradients: str = ""  # how widely arrays whose gradients are wanted are shared: SHARED, BY_HEAD, OWN; "": none
+    score_added: str = ""  # how widely the added bias is shared, if a score only adds: SHARED, BY_HEAD
     whole: bool = False  # whether lse is over the keys of the call and no others
     tscore: tuple = ()  # for each part of the score its kind with the tangent in place of its array, or ""
     segments: int = 0  # of packed arrays, and two for the tokens before and after them: see kernels.shared.segments

@@ -9,7 +9,7 @@ from ..views import View
 from .tiers import WGMMA
 
 PLACE_BYTES = 512  # temporaries start at multiples of it, as CuPy's allocations do
-SCRAP, SCRAP_BYTES = "scrap", 1 << 20  # device memory for results that nobody reads
+SCRAP, SCRAP_BYTES = "scrap", 1 << 20  # device memory for results that are not read
 COUNTERS_ARRAY = "counters"
 BEFORE = "o before"  # O over other keys; its lse is the call's: see kernels.shared.start
 FIRST, END = "first key", "end of keys"  # that each query sees, by intervals
@@ -90,7 +90,7 @@ class Plan(NamedTuple):
         return [*arrays, *(x.name for x in self.temporaries), SCRAP, *[COUNTERS_ARRAY] * self.uses_counters]
 
 
-class Lowered(NamedTuple):
+class LoweredPart(NamedTuple):
     """A part of a score, or one of a mask that gives intervals, as kernels take it.
 
     Its array, if it has one, is called "score 0" and so on; its offset, if that is an array, "score 0 offset"; a
@@ -121,9 +121,9 @@ class LoweredCall(NamedTuple):
     last_key: int  # no query sees this key or any after it, which may be NaN
     grids: tuple = ()  # a LoweredGrid for each grid of the mask
     last_query: int | None = None  # this query and those after it see nothing, and may be NaN
-    intervals: tuple = ()  # a Lowered for each of the mask's parts that give intervals
+    intervals: tuple = ()  # a LoweredPart for each of the mask's parts that give intervals
     deterministic: bool = True
-    score: tuple = ()  # a Lowered for each of its parts
+    score: tuple = ()  # a LoweredPart for each of its parts
     tier: str = WGMMA  # the latest that may be taken: see tiers
     whole: bool = False  # whether lse is over these keys alone: see problem.Saved
     tscore: tuple = ()  # for each part of the score one with the tangent in place of its array, or None
@@ -141,7 +141,7 @@ def array_of_grid(number, which):
 
 
 def array_of_part(number):
-    """Its name."""
+    """The name of the array of score part `number`."""
     return f"score {number}"
 
 

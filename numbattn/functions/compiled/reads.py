@@ -252,7 +252,7 @@ def by_read(function, wanted):
 
 @lru_cache(maxsize=256)
 def by_last_index(function, wanted):
-    """The same for the first read, (s, batch, head, i, j, arrays), with the index along the last axis apart:
+    """`by_read` for the first read, (s, batch, head, i, j, arrays), with the index along the last axis apart:
     derivative, element at index 0 there, index, count."""
     of_user, counting_arrays = compiled_of(function), counting(wanted)
 
@@ -324,7 +324,7 @@ def check(function, wanted, real, kinds):
 
 @lru_cache(maxsize=256)
 def check_along(identity, wanted, real, kinds, tangents, order=0):
-    """The same for `along` of a function.Identity. tangents: the type of their array."""
+    """`check` for `along` of a function.Identity. tangents: the type of their array."""
     given = order_given(identity, order)
     arguments = real, *[types.int64] * 4, types.Tuple(kinds), tangents
     _refuse(along(identity, wanted, order), arguments, identity.key[given], f"Score {ORDERS[given]}")
@@ -332,7 +332,7 @@ def check_along(identity, wanted, real, kinds, tangents, order=0):
 
 @lru_cache(maxsize=256)
 def check_by_read_along(function, wanted, real, kinds, tangents):
-    """The same for `by_read_along` of a Frozen."""
+    """`check` for `by_read_along` of a Frozen."""
     arguments = real, real, *[types.int64] * 4, types.Tuple(kinds), tangents, types.int64
     _refuse(by_read_along(function, wanted), arguments, function, "Score function")
 

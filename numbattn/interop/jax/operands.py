@@ -68,7 +68,7 @@ def bind(compute: Pass, x: Operands, how: How) -> list[Any]:
 
 
 def varying_alike(operands: list[Any]) -> list[Any]:
-    """The same inside of `jax.shard_map`, where what all devices share is to be cast to what differs between them: the
+    """The operands, cast inside of `jax.shard_map` from what all devices share to what differs between them: the
     transpose of the cast adds up their gradients."""
     if not any(isinstance(x, jax.core.Tracer) for x in operands):
         return operands

@@ -95,8 +95,8 @@ def results_of(compute: Pass, x: Operands, how: How) -> list[Any]:
 
 
 def _results_by_inputs(compute: Pass, x: Operands, how: How) -> list[Any]:
-    """The same without those of the forward pass. Refuses what does not fit, before the elements of arrays are known.
-    """
+    """The shapes and dtypes of the results of the forward pass or the Laplacian. Refuses what does not fit, before the
+    elements of arrays are known."""
     lead = x.q.shape[: how.loops]
     x = jax.tree.map(lambda a: np.broadcast_to(np.zeros((), a.dtype), a.shape[how.loops :]), x)
     problem, inputs = describe(x.q, x.k, x.v, **_given(x, how))

@@ -44,7 +44,7 @@ def _copied(*arrays: Any) -> Any:
 
 
 def _on_gpu(compute: Pass, operands: Results, tree: Any, how: How, device: Any) -> Results:
-    """The same on a GPU: CuPy arrays share memory with JAX's; numbattn copies NumPy arrays in options."""
+    """Run a pass on a GPU: CuPy arrays share memory with JAX's; numbattn copies NumPy arrays in options."""
     cupy = library()
     with cupy.cuda.Device(device.local_hardware_id):
         shared = [cupy.from_dlpack(x) if isinstance(x, jax.Array) else x for x in operands]

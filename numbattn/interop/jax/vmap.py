@@ -57,7 +57,7 @@ def _lifted(compute: Pass, x: Operands, at: Operands, size: int, how: How) -> An
     """With one more batch axis in front; batch axes in between, at least that of the heads, are 1."""
     batch = max(a.ndim - (dim is not None) for a, dim in zip(x[:3], at[:3])) - 2
 
-    def lifted(a: Any, dim: Any, place: Place) -> Any:
+    def lifted(a: Any, dim: Any, place: MappedAxis) -> Any:
         if a is None or place.own is None:
             return a
         a = jnp.expand_dims(a, place.lead) if dim is None else jnp.moveaxis(a, dim, place.lead)
@@ -78,7 +78,7 @@ def _lifted(compute: Pass, x: Operands, at: Operands, size: int, how: How) -> An
     return [r.reshape(*a.shape[:lead], size, *a.shape[lead:]) for r, a, lead in zip(results, likes, leads)], leads
 
 
-class Place(NamedTuple):
+class MappedAxis(NamedTuple):
     """The place of the mapped axis of an operand."""
 
     own: int | None  # how many of its last axes are not batch axes
@@ -87,8 +87,8 @@ class Place(NamedTuple):
 
 
 def _places(compute: Pass, at: Operands, how: How) -> Operands:
-    """The Place of each operand. One that is not mapped keeps an axis of 1, if elements need no gradients of their own.
-    """
+    """The MappedAxis of each operand. One that is not mapped keeps an axis of 1, if elements need no gradients of their
+    own."""
     options = how.options
 
     def flat(x: Any) -> list[Any]:
@@ -100,16 +100,16 @@ def _places(compute: Pass, at: Operands, how: How) -> Operands:
         whole = [x or asked for x, asked in zip(whole, (True, True, True, *options.wanted))]
     whole[0] |= not any(whole[:3])
     own = [2, 2, 2, *[options.own_axes[i] for i in options.weights]]
-    arrays = [Place(own, False) for own in options.own_axes]
+    arrays = [MappedAxis(own, False) for own in options.own_axes]
     for i, is_whole in zip(options.weights, whole[3:]):
         arrays[i] = arrays[i]._replace(whole=is_whole)
 
     def directions(lead: int) -> Directions:
-        places = [Place(*about, lead) for about in zip(own, whole)]
+        places = [MappedAxis(*about, lead) for about in zip(own, whole)]
         return Directions(*places[:3], tuple(places[3:]))
 
     lead = int(how.several)
     return Operands(
-        *directions(0)[:3], tuple(arrays), o=Place(2), lse=Place(1), do=Place(2), dlse=Place(1),
-        tangents=directions(lead), tdo=Place(2, lead=lead), tdlse=Place(1, lead=lead), second=directions(0),
+        *directions(0)[:3], tuple(arrays), o=MappedAxis(2), lse=MappedAxis(1), do=MappedAxis(2), dlse=MappedAxis(1),
+        tangents=directions(lead), tdo=MappedAxis(2, lead=lead), tdlse=MappedAxis(1, lead=lead), second=directions(0),
     )  # fmt: skip

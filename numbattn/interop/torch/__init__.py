@@ -36,7 +36,7 @@ from ...scores import Scores, as_parts
 from ..options import INSTEAD, taken_apart
 from . import operators
 from .arrays import TENSORS, array_of, arrays_of, on_device, tensors_of
-from .passes import PROXY, TRACED, Call, Forward, is_dual
+from .passes import PROXY, TRACED, Forward, TorchCall, is_dual
 
 FAKE = torch._C._TorchDispatchModeKey.FAKE
 PLAIN = {bool, float, Dropout, NoneType}  # options of these types alone hold no arrays
@@ -120,7 +120,7 @@ def eager(q: Any, k: Any, v: Any, options: tuple[Any, ...], deterministic: bool,
     if PLAIN.issuperset(map(type, options)):
         call, tensors = call_without_arrays(deterministic, *options), []
     else:
-        call, tensors = Call.of(*taken_apart(*options), deterministic)
+        call, tensors = TorchCall.of(*taken_apart(*options), deterministic)
     return Forward.run(call, q, k, v, *tensors)
 
 
@@ -151,7 +151,7 @@ def may_be_derived(q: Any, k: Any, v: Any, score: Any) -> bool:
 
 
 def at_once(q: Any, k: Any, v: Any, causal: Any, mask: Any, scale: Any, dropout: Any, score: Any, lse: bool) -> Any:
-    """The same, on arrays from the start."""
+    """Attention without derivatives, on arrays from the start."""
     scale = None if scale is None else number("scale", scale, INSTEAD)
     with on_device(q):
         if isinstance(mask, torch.Tensor) and mask.dtype is torch.bool:
@@ -171,9 +171,9 @@ def as_array(x: Any) -> Any:
 
 
 def traced(q: Any, k: Any, v: Any, options: tuple[Any, ...], deterministic: bool, lse: bool) -> Any:
-    """The same, as torch.compile and others trace it."""
+    """Attention as torch.compile and others trace it."""
     check(q=q, k=k, v=v)
-    apart = operators.Apart([], [], [], [])
+    apart = operators.TakenApart([], [], [], [])
     words = operators.words_of((*options, deterministic), apart)
     if apart.rest:
         if not torch.compiler.is_dynamo_compiling() and torch._C._get_dispatch_mode(PROXY) is not None:
@@ -197,5 +197,5 @@ def autocast(*qkv: Any) -> Sequence[Any]:
 
 
 @lru_cache(typed=True)
-def call_without_arrays(deterministic: bool, *options: Any) -> Call:
-    return Call(taken_apart(*options)[0], (), deterministic)
+def call_without_arrays(deterministic: bool, *options: Any) -> TorchCall:
+    return TorchCall(taken_apart(*options)[0], (), deterministic)

@@ -20,14 +20,14 @@ from ...dropout import Dropout
 from ...masks import Mask
 from ...scores import Part
 from ..options import taken_apart
-from .passes import Backward, BackwardTangent, Call, Forward, Pass, Tangent
+from .passes import Backward, BackwardTangent, Forward, Tangent, TorchCall, TorchPass
 
 CONSTANTS = {str(x): x for x in (None, True, False)}
 CALLS: dict[str, list[str]] = {}  # the words of calls, one by one
-PASSES: dict[str, type[Pass]] = {kind.__name__: kind for kind in (Forward, Tangent, Backward, BackwardTangent)}
+PASSES: dict[str, type[TorchPass]] = {kind.__name__: kind for kind in (Forward, Tangent, Backward, BackwardTangent)}
 
 
-class Apart(NamedTuple):
+class TakenApart(NamedTuple):
     """What words stand for, in their order."""
 
     integers: list[int]
@@ -36,7 +36,7 @@ class Apart(NamedTuple):
     rest: list[Any]  # what there are no words for: functions, and what does not fit
 
 
-def words_of(x: Any, apart: Apart) -> str:
+def words_of(x: Any, apart: TakenApart) -> str:
     """An option in words. torch.compile traces this."""
     if x is None or isinstance(x, bool):
         return str(x)
@@ -89,11 +89,11 @@ def call_of(words: str, integers: Sequence[int], floats: Sequence[float], arrays
     """A call, and the tensors in its mask and score."""
     each = remembered(CALLS, words, words.split)
     *options, deterministic = option_of(iter(each), iter(integers), iter(floats), iter(arrays))
-    return Call.of(*taken_apart(*options), deterministic)
+    return TorchCall.of(*taken_apart(*options), deterministic)
 
 
 def traced_call_of(words: str, arrays: Sequence[Any]) -> Any:
-    """The same while it is traced, with other numbers: reading those would make them constants."""
+    """A call while it is traced, with other numbers: reading its own would make them constants."""
     each = remembered(CALLS, words, words.split)
     return call_of(words, [1] * each.count("int"), [0.5] * each.count("float"), arrays)
 
@@ -135,7 +135,9 @@ def derived(kind: str, needs: Any, words: str, *rest: Any) -> list[Any]:
     return [x for x in results if x is not None]
 
 
-def below_autograd(words: str, integers: Any, floats: Any, numbers: Any, kind: str, call: Call, *operands: Any) -> Any:
+def below_autograd(
+    words: str, integers: Any, floats: Any, numbers: Any, kind: str, call: TorchCall, *operands: Any
+) -> Any:
     """A pass by the operator, without derivatives."""
     after, needs = 3 + len(call.places), call.needs and list(call.needs)
     given = operands[3:after], [*operands[:3], *operands[after:]]
@@ -169,7 +171,7 @@ LIBRARY.impl("run", derived, "Autograd")
 torch.library.register_fake("numbattn::run", shaped, lib=LIBRARY)
 
 
-def given_by(kind: str, call: Call) -> Sequence[bool]:
+def given_by(kind: str, call: TorchCall) -> Sequence[bool]:
     """Which results of a pass are tensors."""
     return (True, True) if PASSES[kind].is_of_rows else call.has_gradients
 

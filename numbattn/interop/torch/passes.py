@@ -44,7 +44,7 @@ PROXY = torch._C._TorchDispatchModeKey.PROXY
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class TorchCall:
     """The arguments of a call except its tensors."""
 
     options: Options
@@ -54,7 +54,7 @@ class Call:
     operator: Callable[..., Any] | None = None  # runs the passes, if they are traced
 
     @classmethod
-    def of(cls, options: Options, arrays: Sequence[Any], deterministic: bool) -> tuple[Call, list[Any]]:
+    def of(cls, options: Options, arrays: Sequence[Any], deterministic: bool) -> tuple[TorchCall, list[Any]]:
         """A call, and the tensors in its mask and score: detached where no gradient is wanted."""
         call = cls(options, tuple([None if isinstance(x, torch.Tensor) else x for x in arrays]), deterministic)
         constant = [at for at, part in call.weights.items() if isinstance(part, ArrayPart) and not part.gradient]
@@ -81,7 +81,7 @@ class Call:
         has_functions = any(isinstance(part, Score) for part in self.options.score)
         return self.options.dropout is not None or has_functions or None in self.options.own_axes
 
-    def wanting(self, needs: Sequence[bool]) -> Call:
+    def wanting(self, needs: Sequence[bool]) -> TorchCall:
         """The call with gradients of only these primals, as far as others cost anything."""
         if not self.weights:
             return self
@@ -135,8 +135,8 @@ class Call:
 
 
 class Positional(inspect.Signature):
-    """The signature of a Pass: torch binds the arguments of each call to it, which takes 15 us unless there is nothing
-    to do."""
+    """The signature of a TorchPass: torch binds the arguments of each call to it, which takes 15 us unless there is
+    nothing to do."""
 
     class Bound(NamedTuple):
         args: tuple[Any, ...]
@@ -150,11 +150,11 @@ class Positional(inspect.Signature):
 
 
 def opaque(name: str, forward: Callable[..., Any]) -> Any:
-    """The same function of the Pass of this name, opaque to tracing: after a graph break torch.compile would take
+    """The function of the TorchPass of this name, made opaque to tracing: after a graph break torch.compile would take
     NumPy's functions for its own, and make_fx all that they return for constants."""
     outside = torch._disable_dynamo(forward)  # which imports the compiler
 
-    def run(call: Call, *operands: Any) -> Any:
+    def run(call: TorchCall, *operands: Any) -> Any:
         if call.operator is not None:
             return call.operator(name, call, *operands)
         if torch._C._get_dispatch_mode(PROXY) is not None:
@@ -168,7 +168,7 @@ def opaque(name: str, forward: Callable[..., Any]) -> Any:
 # ------------------------------------------------------------------------------------------------------------- passes
 # Operands are the primals: q, k, v and the tensors of mask and score; then o and lse, which are functions of these:
 # derivatives by primals are total, and those by o and lse None. A gradient or tangent that is None is zero.
-class Pass(torch.autograd.Function):
+class TorchPass(torch.autograd.Function):
     """A function of a call and its operands."""
 
     is_of_rows = True  # whether results are like o and lse, or else like the primals
@@ -177,15 +177,15 @@ class Pass(torch.autograd.Function):
         cls.forward = opaque(cls.__name__, cls.forward)
 
     @classmethod
-    def run(cls, call: Call, *operands: Any) -> Any:
-        """The same as `apply`, quicker where nothing is recorded or transformed."""
+    def run(cls, call: TorchCall, *operands: Any) -> Any:
+        """What `apply` does, quicker where nothing is recorded or transformed."""
         recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
         if recorded or is_dual() or torch._C._are_functorch_transforms_active():
             return cls.apply(call, *operands)
         return cls.forward(call, *operands)
 
     @staticmethod
-    def axes(call: Call) -> tuple[int | None, ...]:
+    def axes(call: TorchCall) -> tuple[int | None, ...]:
         """How many of its last axes are not batch axes, for each operand."""
         raise NotImplementedError
 
@@ -198,9 +198,9 @@ class Pass(torch.autograd.Function):
             ctx.save_for_forward(*inputs[1:])
 
     @classmethod
-    def derive(cls, call: Call, *operands: Any) -> Any:
-        """The same, also within the vmap of torch.autograd, as in `torch.autograd.grad(..., is_grads_batched=True)`,
-        which does not know the one of a Function."""
+    def derive(cls, call: TorchCall, *operands: Any) -> Any:
+        """`run`, also within the vmap of torch.autograd, as in `torch.autograd.grad(..., is_grads_batched=True)`, which
+        does not know the one of a Function."""
         if not any(map(is_batched, operands)):
             return cls.run(call, *operands)
         levels = [level_of(x) if is_batched(x) else 0 for x in operands]
@@ -212,7 +212,7 @@ class Pass(torch.autograd.Function):
         return tuple([x if x is None else torch._add_batch_dim(x, 0, level) for x in results])
 
     @classmethod
-    def vmap(cls, info: Any, in_dims: Any, call: Call, *operands: Any) -> Any:
+    def vmap(cls, info: Any, in_dims: Any, call: TorchCall, *operands: Any) -> Any:
         dims = in_dims[1:]
         if call.counts_batches:
             each = [cls.apply(call, *[x if dim is None else element(x, dim, i) for x, dim in zip(operands, dims)])
@@ -223,7 +223,7 @@ class Pass(torch.autograd.Function):
         return tuple(results), tuple([None if x is None else 0 for x in results])
 
     @classmethod
-    def batched(cls, size: int, dims: Sequence[int | None], call: Call, operands: Sequence[Any]) -> list[Any]:
+    def batched(cls, size: int, dims: Sequence[int | None], call: TorchCall, operands: Sequence[Any]) -> list[Any]:
         """Results where vmap's axis is one more batch axis, in front of all others."""
         mapped = [x if dim is None else x.movedim(dim, 0) for x, dim in zip(operands, dims)]
         shapes = [x if x is None else x.shape[dim is not None :] for x, dim in zip(mapped, dims)]
@@ -249,15 +249,15 @@ class Pass(torch.autograd.Function):
         return [x if x is None else x.reshape(size, *shape) for x, shape in zip(results, shapes)]
 
 
-class Forward(Pass):
+class Forward(TorchPass):
     """Primals -> o, lse."""
 
     @staticmethod
-    def axes(call: Call) -> tuple[int | None, ...]:
+    def axes(call: TorchCall) -> tuple[int | None, ...]:
         return call.axes
 
     @staticmethod
-    def forward(call: Call, *primals: Any) -> Any:
+    def forward(call: TorchCall, *primals: Any) -> Any:
         with on_device(primals[0]):
             arrays = arrays_of(primals)
             o, saved = attention_forward(*arrays[:3], **call.given(arrays))
@@ -265,7 +265,7 @@ class Forward(Pass):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        Pass.setup_context(ctx, (*inputs, *output), output)
+        TorchPass.setup_context(ctx, (*inputs, *output), output)
 
     @staticmethod
     def backward(ctx: Any, do: Any, dlse: Any) -> Any:
@@ -279,15 +279,15 @@ class Forward(Pass):
         return Tangent.derive(ctx.call, *ctx.saved_tensors, *tangents)
 
 
-class Tangent(Pass):
+class Tangent(TorchPass):
     """Primals, o, lse and tangents of the primals -> to, tlse."""
 
     @staticmethod
-    def axes(call: Call) -> tuple[int | None, ...]:
+    def axes(call: TorchCall) -> tuple[int | None, ...]:
         return *call.axes, 2, 1, *call.axes
 
     @staticmethod
-    def forward(call: Call, *operands: Any) -> Any:
+    def forward(call: TorchCall, *operands: Any) -> Any:
         with on_device(operands[0]):
             primals, _, tangents = split(call, arrays_of(operands), 2)
             _, to, _, tsaved = attention_forward_jvp(
@@ -297,7 +297,7 @@ class Tangent(Pass):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        Pass.setup_context(ctx, (*inputs, *output), output)
+        TorchPass.setup_context(ctx, (*inputs, *output), output)
 
     @staticmethod
     def backward(ctx: Any, c: Any, e: Any) -> Any:
@@ -322,17 +322,17 @@ class Tangent(Pass):
         return Tangent.derive(call, *primals, *results, *of_tangents)
 
 
-class Backward(Pass):
+class Backward(TorchPass):
     """Primals, o, lse, do, dlse -> the gradients of the primals."""
 
     is_of_rows = False
 
     @staticmethod
-    def axes(call: Call) -> tuple[int | None, ...]:
+    def axes(call: TorchCall) -> tuple[int | None, ...]:
         return *call.axes, 2, 1, 2, 1
 
     @staticmethod
-    def forward(call: Call, *operands: Any) -> Any:
+    def forward(call: TorchCall, *operands: Any) -> Any:
         with on_device(operands[0]):
             primals, (o, lse), (do, dlse) = split(call, arrays_of(operands), 2)
             saved = Saved.of(*primals[:3], o, lse, **call.given(primals))
@@ -362,17 +362,17 @@ class Backward(Pass):
         return BackwardTangent.derive(call, *primals, *results, *rows, *along, *of_results, *of_rows)
 
 
-class BackwardTangent(Pass):
+class BackwardTangent(TorchPass):
     """Primals, o, lse, do, dlse, and the tangents of all of these -> those of the gradients."""
 
     is_of_rows = False
 
     @staticmethod
-    def axes(call: Call) -> tuple[int | None, ...]:
+    def axes(call: TorchCall) -> tuple[int | None, ...]:
         return *call.axes, 2, 1, 2, 1, *call.axes, 2, 1, 2, 1
 
     @staticmethod
-    def forward(call: Call, *operands: Any) -> Any:
+    def forward(call: TorchCall, *operands: Any) -> Any:
         with on_device(operands[0]):
             primals, (o, lse), rest = split(call, arrays_of(operands), 2)
             (do, dlse), (tangents, (to, tlse), (tdo, tdlse)) = rest[:2], split(call, rest[2:], 2)
@@ -411,12 +411,12 @@ def is_batched(x: Any) -> bool:
 
 
 def level_of(x: Any) -> int:
-    """Of the vmaps that x is a batch of, the innermost, counted from 1. Torch knows in which one a thread is, but on a
+    """The level of the innermost vmap over x, counted from 1. Torch knows in which one a thread is, but on a
     GPU autograd works in threads of its own. Removing an axis that x does not have gives one of length 0."""
     return max((level for level in range(1, 64) if torch._remove_batch_dim(x, level, 0, 0).shape[0]), default=1)
 
 
-def split(call: Call, values: Sequence[Any], count: int) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+def split(call: TorchCall, values: Sequence[Any], count: int) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
     """Values of the primals, the next `count`, and the rest."""
     first = len(call.places) + 3
     return values[:first], values[first : first + count], values[first + count :]

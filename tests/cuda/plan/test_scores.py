@@ -48,7 +48,7 @@ def test_what_a_part_lowers_to_is_kept_if_its_arrays_are_its_own(name):
 def test_what_a_mask_lowers_to_is_kept_if_its_arrays_are_its_own(mask, is_kept):
     _, inputs = describe(Q, Q, Q, mask=mask)
     assert lowered_mask(inputs.mask, 8, 8) is not lowered_mask(inputs.mask, 8, 8)
-    inputs.mask._set(_lasts=True)
+    inputs.mask._set(_is_reusable=True)
     assert (lowered_mask(inputs.mask, 8, 8) is lowered_mask(inputs.mask, 8, 8)) == is_kept
 
 
@@ -70,7 +70,7 @@ def test_what_is_copied_from_the_host_is_kept(monkeypatch):
     """Converted, too: nobody else has the copies."""
     monkeypatch.setattr(fitting, "backend", lambda xp: SimpleNamespace(place=tuple))
     mask = fitting.fitted_mask(na.Segments(np.array([0, 3, 8])), Q, (*Q.shape[:1], 8, 8), "cupy")
-    mask._set(_lasts=True)
+    mask._set(_is_reusable=True)
     assert lowered_mask(mask, 8, 8) is lowered_mask(mask, 8, 8)
 
 

@@ -12,7 +12,7 @@ from numbattn.base import backends
 from numbattn.cuda import kernel
 from numbattn.cuda.build import assemble, compile_ptx
 from numbattn.cuda.sparse import hopper, products
-from numbattn.cuda.sparse.products import Call, Products
+from numbattn.cuda.sparse.products import SparseBackend, SparseCall
 from numbattn.cuda.views import without_memory
 from tests.sparse.test_product import assert_right, drawn
 from tests.tools.device import AMPERE, GPU, HOPPER, TURING
@@ -25,7 +25,7 @@ def check(rng, device, dtype, block_size, *, rows=70, shape=(2, 3), multiprocess
     """All three products of a call."""
     x, w, dy, pattern = drawn(rng, dtype, shape, block_size, lead=(rows,), share=share)
     gpu = GPU(device._replace(multiprocessors=multiprocessors))
-    by = Products(lambda: gpu)
+    by = SparseBackend(lambda: gpu)
     found = by.forward(x, w, pattern), by.backward_x(dy, w, pattern), by.backward_w(x, dy, pattern)
     assert_right(found, (x, w, dy), pattern)
     assert not gpu.counts.any()
@@ -49,7 +49,7 @@ def test_by_warpgroups(rng, block_size):
 @simulated_only
 def test_stages_in_turn(rng, monkeypatch):
     """Several consumers, and fewer stages than a tile takes."""
-    monkeypatch.setattr(Call, "consumers", lambda self, rows, columns, width: 2)
+    monkeypatch.setattr(SparseCall, "consumers", lambda self, rows, columns, width: 2)
     monkeypatch.setattr(hopper, "stages_of", lambda nbytes, stage: 2)
     for name in ("product", "gradient"):
         monkeypatch.setattr(hopper, name, getattr(hopper, name).__wrapped__)  # not those that are kept
@@ -57,13 +57,13 @@ def test_stages_in_turn(rng, monkeypatch):
 
 
 def test_more_rows_have_more_consumers():
-    by = Call(GPU(HOPPER._replace(multiprocessors=132)))
+    by = SparseCall(GPU(HOPPER._replace(multiprocessors=132)))
     assert [by.consumers(rows, 32, 64) for rows in (512, 528, 1056)] == [1, 2, 4]
     assert [by.consumers(rows, 32, 128) for rows in (100, 100_000)] == [1, 3]
 
 
 def test_parts_keep_all_multiprocessors_busy():
-    by = Call(GPU(HOPPER._replace(multiprocessors=132)))
+    by = SparseCall(GPU(HOPPER._replace(multiprocessors=132)))
     assert by.parts(256, 59) == 2                               # 118 tiles
     assert by.parts(1, 59) == 1
     assert by.parts(256, 1) == 32
@@ -90,7 +90,7 @@ def test_registers(monkeypatch, device, dtype, size):
     gpu, pattern = GPU(device), sparse.Pattern(na.BlockSparse(np.ones((2, 2), bool), (size, size)))
     monkeypatch.setattr(gpu, "empty", without_memory)
     x, w = (without_memory(shape, np.dtype(dtype)) for shape in ((200_000, 2 * size), (4, size, size)))
-    by = Products(lambda: gpu)
+    by = SparseBackend(lambda: gpu)
     for call, other in ((by.forward, w), (by.backward_x, w), (by.backward_w, x)):
         call(x, other, pattern)
     assert len(found) == 4
@@ -102,7 +102,7 @@ def test_registers(monkeypatch, device, dtype, size):
 @pytest.mark.parametrize("blocks", [(2, 3), (0, 3), (2, 0)], ids=str)
 def test_no_blocks_launch_nothing(monkeypatch, device, blocks):
     monkeypatch.setitem(backends.SPARSE, "numpy", "simulated")
-    monkeypatch.setitem(sys.modules, "simulated", Products(lambda: GPU(device)))
+    monkeypatch.setitem(sys.modules, "simulated", SparseBackend(lambda: GPU(device)))
     pattern = sparse.Pattern(na.BlockSparse(np.zeros(blocks, bool), (64, 64)))
     x, dy = (np.ones((5, features), np.float16) for features in pattern.shape)
     w = pattern.values(np.ones(pattern.shape, np.float16))

@@ -53,7 +53,7 @@ from ..shared.layouts import DTYPES, sum_type, sums, vector
 from ..shared.recompute import clear_tangents, low_steps, mask_step, tangent_of_p, tangents_of_ds
 from ..shared.schedule import place
 from ..shared.segments import count_step, keys_of, mask_within_step, queries_of, slot_step
-from ..shared.tangents import Rows, add_tangent_step, products_step, tiles_step
+from ..shared.tangents import OperandRows, add_tangent_step, products_step, tiles_step
 from ..shared.visibility import (
     MASK,
     band_of,
@@ -140,7 +140,7 @@ def backward_tangent_kv(
         mask, scores = mask_of(mask, segment), scores_within(scores, segment)
         tscores = tscores_within(tscores, segment)
         query, row, (key, end_key) = segment.first_query, segment.first_padded_row, keys_of(segment)
-        keys = Rows(batch, head_k, key, end_key - key)
+        keys = OperandRows(batch, head_k, key, end_key - key)
         copy_k(0, mK, mTK, keys, n0)
         copy_v(0, mV, mTV, keys, n0)
         (sK, stK), (sV, stV), statistics = k_tiles(0), v_tiles(0), Statistics(mLse, mTLse, mDelta, mTDelta)
@@ -149,7 +149,7 @@ def backward_tangent_kv(
             band = band_at(mask, batch, head)
             first, end = visible_queries(band, n0, minimum(n0 + TILE_N, segment.keys))
             # without rows beyond a sequence's length, which may be NaN
-            queries = Rows(batch, head, query, maximum(band[2], 1))
+            queries = OperandRows(batch, head, query, maximum(band[2], 1))
             m_block, m_blocks = first // TILE_M, (end + TILE_M - 1) // TILE_M
             m_block += steps(mask, batch, head, n_block, m_block, m_blocks - m_block)
             stage = index(0)
@@ -245,8 +245,8 @@ def backward_tangent_q(
         first, end = visible_keys(band, m0, minimum(m0 + TILE_M, segment.queries))
         key, row, (query, end_query) = segment.first_key, segment.first_padded_row, queries_of(segment)
         # without rows beyond a sequence's length, which may be NaN
-        queries = Rows(batch, head, query, maximum(band[2], 1))
-        keys = Rows(batch, head // group_size, key, maximum(band[3], 1))
+        queries = OperandRows(batch, head, query, maximum(band[2], 1))
+        keys = OperandRows(batch, head // group_size, key, maximum(band[3], 1))
         n_block, n_blocks = first // TILE_N, (end + TILE_N - 1) // TILE_N
         n_block += steps(mask, batch, head, m_block, n_block, n_blocks - n_block)
         copy_q(0, mQ, mTQ, queries, m0)

@@ -136,7 +136,7 @@ def decode(
     TILE_N, ROWS_OF = tile_n, Alignment(nbytes)
     ZERO, NO_SCORE = ACC(0), ACC(-np.inf)
     band_at, sees, tested, shown = band_of(mask), element_test(mask, S_TILE), needs_test(mask), is_shown(mask)
-    scored, drop = heads_step(score, S_TILE, ACC), drop_step(S_TILE, dropout)
+    apply_score, drop = heads_step(score, S_TILE, ACC), drop_step(S_TILE, dropout)
     NO_MAX, softmax_step = softmax_steps(ACC, may_be_far(score), dtype.itemsize > 2)
     tiles_of_chunk, place_of, rows_of = packing_steps(ROWS, queries, of_batch)
     _, alpha_of = alpha_steps(ACC, dtype.itemsize > 2 and not may_be_far(score))
@@ -215,7 +215,7 @@ def decode(
                 ahead, n_ahead = next_tile(work, following, n_block + WARPS, call)
                 K = next_use(K)
                 load_k(K, mK, cache, ahead, n_ahead)            # in flight while O is computed
-                S = scored(S, scores, work, n0)
+                S = apply_score(S, scores, work, n0)
                 if tested(mask, work.band, work.batch, work.head, 0, n_block, 0, seqlen_q, n0, n0 + TILE_N):
                     S = where(sees(mask, work.band, work.batch, work.head, 0, n0), S, NO_SCORE)    # line 11: MASK(S)
                 P, m, l, alpha = softmax_step(S, m, l, scale_log2)          # lines 12 and 13

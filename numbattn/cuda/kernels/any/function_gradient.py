@@ -16,11 +16,11 @@ from ...words.arguments import LSE_LOG2, Argument, Matrix, Statistic
 from ...words.signatures import array_type
 from ...words.spec import Spec
 from ..scores import SCORE, kind, parts_of, read_step, read_tangent_step, score_steps, tangent_steps
-from ..scores.score import units
+from ..scores.score import scaling_steps
 from ..shared.dropout import DROPOUT
 from ..shared.exact_sums import add_atomically, add_exactly
 from ..shared.layouts import DTYPES, sum_type, sums
-from ..shared.shares import Share
+from ..shared.shares import MatrixShare
 from ..shared.visibility import MASK, visible_keys
 from ..tables import parameters
 from .score_gradient import along, source, sum_step
@@ -28,7 +28,7 @@ from .score_gradient_ds import ALONG, DsArguments
 from .score_gradient_tiles import rows
 
 
-class Row(NamedTuple):
+class TileRow(NamedTuple):
     """A row of tiles of a score matrix, and the sums to which a block adds."""
 
     share: Any
@@ -44,7 +44,7 @@ def function_gradient(*, sum_dtype, exact, wanted, **about):
     ACC, SUM = sum_type(DTYPES[about["dtype"]]), np.dtype(sum_dtype).type
     S_TILE = sums(about["unit"], about["lanes"], TILE_M, TILE_N, about["threads"])
     part, before, ONE, ZERO = parts_of(score)[after], parts_of(score)[:after], ACC(1), SUM(0)
-    (apply, *_), (_, natural) = score_steps(before, S_TILE, ACC, after=after), units(before, part)
+    (apply, *_), (_, to_scaled) = score_steps(before, S_TILE, ACC, after=after), scaling_steps(before, part)
     add_pending = add_exactly if exact else add_atomically
     add_reads = read_step(part, after, wanted, ACC, SUM, add_pending)
 
@@ -57,7 +57,7 @@ def function_gradient(*, sum_dtype, exact, wanted, **about):
     @device
     def add(pending, dS, S, given, batch, head, m0, n0, walk):
         S, _ = apply(S[0], given.scores, batch, head, m0, n0)
-        return add_reads(pending, S * natural(ONE, given.scores), dS, given.scores, walk.sums, batch, head, m0, n0)
+        return add_reads(pending, S * to_scaled(ONE, given.scores), dS, given.scores, walk.sums, batch, head, m0, n0)
 
     NONE = np.int64(0) if "tscore" in about else np.int32(0)    # of the type that counts elements
     if "tscore" in about:
@@ -69,26 +69,28 @@ def function_gradient(*, sum_dtype, exact, wanted, **about):
         (_, heads, seqlen_q), (parts, _), none = shape(mDelta), shape(mSums), index(0)
         m_blocks = (seqlen_q + TILE_M - 1) // TILE_M
         matrix, m_block = block_index() // m_blocks, m_blocks - 1 - block_index() % m_blocks
-        share = Share(matrix // heads, matrix % heads, none, index(1), none, index(1))
-        walk = Row(share, m_block, m_block + 1, mSums[block_index() % parts])
+        share = MatrixShare(matrix // heads, matrix % heads, none, index(1), none, index(1))
+        walk = TileRow(share, m_block, m_block + 1, mSums[block_index() % parts])
         add_pending(sum_of(walk, given, (NONE, ZERO)), walk.sums)
 
     return source(kernel, ARGUMENTS, shared, np.int64 if exact else SUM, about)
 
 
 def tangents_step(score, tscore, after, layout, ACC, SUM, add_pending):
-    """The same for the tangents of gradients: dS and S are pairs with their tangents. tscore: see Work."""
+    """The device function that adds a tile's reads to the tangents of gradients: dS and S are pairs with their
+    tangents. tscore: see Work."""
     tangents = [tangent for part, tangent in zip(score, tscore) if kind(part).has_step]
     part, before, ONE = parts_of(score)[after], parts_of(score)[:after], ACC(1)
     at = sum(map(bool, tangents[:after]))
     apply, _ = tangent_steps(before, tangents[:after], layout, ACC, after=len(before))
-    add_reads, (_, natural) = read_tangent_step(tangents[after], at, ACC, SUM, add_pending), units(before, part)
+    add_reads = read_tangent_step(tangents[after], at, ACC, SUM, add_pending)
+    _, to_scaled = scaling_steps(before, part)
 
     @device
     def add_both(pending, dS, S, given, batch, head, m0, n0, walk):
         S, tS, _ = apply(*S, given.scores, given.along.scores, batch, head, m0, n0)
-        unit, about = natural(ONE, given.scores), (batch, head, m0, n0)
-        return add_reads(pending, S * unit, tS * unit, *dS, given.along.scores, walk.sums, *about)
+        scale, about = to_scaled(ONE, given.scores), (batch, head, m0, n0)
+        return add_reads(pending, S * scale, tS * scale, *dS, given.along.scores, walk.sums, *about)
 
     return add_both
 

@@ -77,7 +77,7 @@ class IntervalsArgument(Argument):
 INTERVALS = IntervalsArgument()
 
 
-class Kind(NamedTuple):
+class IntervalKind(NamedTuple):
     """A kind of part."""
 
     names: tuple = ()  # of its values: numbers, or arrays over the batch axes
@@ -309,16 +309,16 @@ def number_of(is_array):
 
 
 KINDS = {
-    "segments": Kind(("queries", "keys"), has_rows=True),
-    "intervals": Kind(("first", "end"), given, True, Intervals, lower=lambda mask, own: (mask.first, mask.end)),
-    "prefix": Kind(("length", "offset"), prefix, of=Prefix, lower=lambda mask, own: (
+    "segments": IntervalKind(("queries", "keys"), has_rows=True),
+    "intervals": IntervalKind(("first", "end"), given, True, Intervals, lower=lambda mask, own: (mask.first, mask.end)),
+    "prefix": IntervalKind(("length", "offset"), prefix, of=Prefix, lower=lambda mask, own: (
         mask.lengths, own() if mask.offset is None else mask.offset
     )),
-    "within": Kind(("length",), within, of=Prefix, is_within=True, lower=lambda mask, own: (mask.lengths,)),
-    "first": Kind(("n",), first_keys, of=First, is_within=True, lower=lambda mask, own: (mask.n,)),
-    "band": Kind(SIDES, band),  # within an `|`
-    "window": Kind(SIDES[:2], window),  # the same, aligned within segments
-    **dict.fromkeys((OPEN, OR, CLOSE), Kind()),
+    "within": IntervalKind(("length",), within, of=Prefix, is_within=True, lower=lambda mask, own: (mask.lengths,)),
+    "first": IntervalKind(("n",), first_keys, of=First, is_within=True, lower=lambda mask, own: (mask.n,)),
+    "band": IntervalKind(SIDES, band),  # within an `|`
+    "window": IntervalKind(SIDES[:2], window),  # the same, aligned within segments
+    **dict.fromkeys((OPEN, OR, CLOSE), IntervalKind()),
 }  # fmt: skip
 BY_MASK = {(kind.of, kind.is_within): name for name, kind in KINDS.items()}
 SPEC = Spec(

@@ -32,7 +32,7 @@ from ...tile import (
     wait_copies,
     where,
 )
-from ...words.arguments import LSE_LOG2, Matrix, Own, Scratch, Statistic
+from ...words.arguments import LSE_LOG2, BlockScratch, Matrix, Own, Statistic
 from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..scores import SCORE, entry_steps, kind, parts_of
@@ -40,7 +40,7 @@ from ..shared.diagonals import diagonal_steps
 from ..shared.dropout import DROPOUT, drop_step
 from ..shared.layouts import DTYPES, sum_type, sums
 from ..shared.shares import score_matrix, share_of
-from ..shared.tangents import Rows, products_step, tiles_step
+from ..shared.tangents import OperandRows, products_step, tiles_step
 from ..shared.visibility import FARTHEST, MASK, band_of, element_test, is_shown, needs_test, visible_keys
 from ..tables import parameters
 from .score_gradient_ds import ALONG, DsArguments, ds_steps
@@ -52,7 +52,7 @@ OWN_NUMBERS = "own_batches", "own_heads", "adds"  # how many matrices the array 
 class ScoreTile(NamedTuple):
     """A tile of a score matrix. Its row goes on up to n_end."""
 
-    matrix: Any  # number of a Share
+    matrix: Any  # number of a MatrixShare
     batch: Any
     head: Any
     m_block: Any
@@ -66,7 +66,7 @@ def walk_steps(keys_of, mask):
 
     @device
     def next_place(walk, given, at):
-        """The next tile that is not empty; if there is none, its matrix is the end of the Share."""
+        """The next tile that is not empty; if there is none, its matrix is the end of the MatrixShare."""
         matrix, batch, head, m_block, n_block, n_end = at
         n_block += 1
         while matrix < walk.share.end:
@@ -128,8 +128,8 @@ def sum_step(
     def rows_of(given, at):
         """Rows of queries and of keys, without those beyond a sequence's length, which may be NaN."""
         band, none = band_at(given.mask, at.batch, at.head), index(0)
-        queries = Rows(at.batch, at.head, none, maximum(band[2], 1))
-        return queries, Rows(at.batch, at.head // given.group_size, none, maximum(band[3], 1))
+        queries = OperandRows(at.batch, at.head, none, maximum(band[2], 1))
+        return queries, OperandRows(at.batch, at.head // given.group_size, none, maximum(band[3], 1))
 
     @device
     def fetch_do_and_v(given, at, end):
@@ -208,7 +208,7 @@ def plain_sum(total, dS, S, given, batch, head, m0, n0, walk):
 
 
 class Rectangle(NamedTuple):
-    """Tiles of the score matrices of a Share: of queries from m_first to m_end, of keys from n_first to n_end."""
+    """Tiles of the score matrices of a MatrixShare: of queries from m_first to m_end, of keys from n_first to n_end."""
 
     share: Any
     m_first: Any
@@ -307,7 +307,7 @@ def diagonal_sums(**about):
 
 
 class Entry(NamedTuple):
-    """All tiles of the score matrices of a Share, for an entry of a table."""
+    """All tiles of the score matrices of a MatrixShare, for an entry of a table."""
 
     share: Any
     m_first: Any
@@ -381,7 +381,7 @@ def source(kernel, arguments, shared, own_dtype, about):
     return Source(kernel, signature, about["threads"], about["blocks"], shared.nbytes)
 
 
-DIAGONALS = Scratch("skewed"), Scratch("plain")
+DIAGONALS = BlockScratch("skewed"), BlockScratch("plain")
 
 
 def arguments_of(name, *others):

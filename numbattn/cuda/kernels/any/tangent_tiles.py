@@ -30,9 +30,7 @@ TILES = {
     },
     (True, 4): {
         64: (TangentTiles("mma", 64, 32, 128),),                # 55
-        128: (                                                  # 48, 47, -
-            TangentTiles("mma", 128, 32, 256), TangentTiles("mma", 64, 16, 128), TangentTiles("mma", 32, 16, 64),
-        ),
+        128: (TangentTiles("mma", 128, 32, 256), TangentTiles("mma", 64, 16, 128)),         # 48, 47
         256: (TangentTiles("mma", 32, 8, 128, 8, sliced=True), TangentTiles("mma", 16, 8, 64, 8, sliced=True)),     # -
     },
     (True, 8): {
@@ -80,7 +78,7 @@ TILES_SECOND = {
     },
     (True, 4): {
         64: (TangentTiles("mma", 64, 16, 128),),
-        128: (TangentTiles("mma", 32, 16, 128, 8, sliced=True), TangentTiles("mma", 16, 16, 64, 8, sliced=True)),
+        128: (TangentTiles("mma", 32, 16, 128, 8, sliced=True),),
         256: (TangentTiles("mma", 16, 8, 128, 16, sliced=True),),
     },
     (True, 8): {

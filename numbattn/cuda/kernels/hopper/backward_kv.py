@@ -52,7 +52,7 @@ from .backward_steps import (
     ROWS,
     ZERO,
     BackwardArguments,
-    Crowded,
+    CrowdedBackward,
     WgmmaTiles,
     dtype_of_bias,
     keys_spec,
@@ -74,10 +74,10 @@ from .variants import DQ, EARLY, KERNELS, LATE, ORDERS, PRODUCT_1, STATISTICS, S
 class Walk(NamedTuple):
     """Where a consumer is among the tiles of queries."""
 
-    sent: Any  # the one whose dQ leaves shared memory now, if dQ is late
-    last: Any
-    at: Any
-    after: Any
+    leaving: Any  # the one whose dQ leaves shared memory now, if dQ is late
+    previous: Any
+    current: Any
+    next: Any
 
 
 @device
@@ -144,26 +144,26 @@ def hopper_backward_kv(
 
     @device
     def has_next(walk):
-        return walk.after.m_block < walk.after.m_blocks
+        return walk.next.m_block < walk.next.m_blocks
 
     @device
     def go_on(walk, tile, args):
-        return Walk(walk.last, walk.at, walk.after, next_queries(args.mask, tile, walk.after))
+        return Walk(walk.previous, walk.current, walk.next, next_queries(args.mask, tile, walk.next))
 
     def step_without_dq(ds_of, is_last=False):
         AHEAD = int(not is_last)                                # whether product 1 is in flight
 
         @device
         def step(acc, K, V, stages, walk, tile, n0, mSums, args):
-            """dV and dK of the tile of queries `at`, S of the next one."""
+            """dV and dK of the current tile of queries, S of the next one."""
             (Q, dO, _, _), S = stages, acc.S
-            dS, dV = ds_of(acc, V, stages, tile, walk.at, n0, args)             # products 2 and 3
+            dS, dV = ds_of(acc, V, stages, tile, walk.current, n0, args)        # products 2 and 3
             sync_warpgroup()                                    # all have read lse and delta
             dK = dot(acc.dK, operand(dS, SHARED_Q), Q.tile)     # product 4, line 22: dK += dS^T Q
             dV = wgmma_wait(dV, 1)
             release(dO)
             if not is_last:
-                S = start_s(K, advance(Q, 1), advance(dO, 1), tile, walk.after, args)   # product 1
+                S = start_s(K, advance(Q, 1), advance(dO, 1), tile, walk.next, args)    # product 1
             dK = wgmma_wait(dK, AHEAD)
             release(Q)
             return BackwardAccumulators(dK, dV, wgmma_wait(S, 0), (), ())
@@ -176,23 +176,23 @@ def hopper_backward_kv(
 
         @device
         def step(acc, K, V, stages, walk, tile, n0, mSums, args):
-            """dV and dK of the tile of queries `at`, dQ of the last one, S of the next one."""
+            """dV and dK of the current tile of queries, dQ of the previous one, S of the next one."""
             (Q, dO, sdS, _), (_, _, S, lse, delta) = stages, acc
-            dS, dV = ds_of(acc, V, stages, tile, walk.at, n0, args)             # products 2 and 3
-            publish_ds(dS, advance(sdS, 1), walk.sent, mSums, tile)
+            dS, dV = ds_of(acc, V, stages, tile, walk.current, n0, args)        # products 2 and 3
+            publish_ds(dS, advance(sdS, 1), walk.leaving, mSums, tile)
             dK = dot(acc.dK, operand(dS, SHARED_Q), Q.tile)     # product 4, line 22: dK += dS^T Q
             dV = wgmma_wait(dV, 1)
             release(dO)
             dQ = start_dq(sdS)                                  # product 5, line 21: dQ += dS K
             if S_EARLY and not is_last:
-                S = start_s(K, advance(Q, 1), advance(dO, 1), tile, walk.after, args)   # product 1
+                S = start_s(K, advance(Q, 1), advance(dO, 1), tile, walk.next, args)    # product 1
             dK = wgmma_wait(dK, AFTER_DK)
             release(Q)
             if not is_last:
                 lse = read_lse(advance(Q, 1))
-            store_dq(wgmma_wait(dQ, AHEAD), sdS, walk.last, mSums, tile)
+            store_dq(wgmma_wait(dQ, AHEAD), sdS, walk.previous, mSums, tile)
             if not S_EARLY and not is_last:
-                S = start_s(K, advance(Q, 1), advance(dO, 1), tile, walk.after, args)
+                S = start_s(K, advance(Q, 1), advance(dO, 1), tile, walk.next, args)
             if not is_last:
                 delta = read_delta(advance(Q, 1))
             return BackwardAccumulators(dK, dV, wgmma_wait(S, 0), lse, delta)
@@ -226,7 +226,7 @@ def hopper_backward_kv(
             acc = BackwardAccumulators(dK, dV, S, read_lse(stages.Q), read_delta(stages.Q))
             walk = Walk(none, none, at, next_queries(args.mask, tile, at))
             while has_next(walk):
-                while has_next(walk) and not needs_mask(args.mask, tile, walk.at, n0):
+                while has_next(walk) and not needs_mask(args.mask, tile, walk.current, n0):
                     acc = step(acc, K, V, stages, walk, tile, n0, mSums, args)
                     stages, walk = advance_all(stages), go_on(walk, tile, args)
                 if has_next(walk):
@@ -278,7 +278,7 @@ KEYS = {  # by the larger head_dim
     64: WgmmaTiles(128, 128, 2),                                    # 388, 510, 528
     128: WgmmaTiles(64, 128, 2),                                    # 425, 560, 583; three stages are no faster
 }
-SMALL_BLOCKS = {64: Crowded(64, 64, 4, 2), 128: Crowded(64, 64, 2, 2)}
+SMALL_BLOCKS = {64: CrowdedBackward(64, 64, 4, 2), 128: CrowdedBackward(64, 64, 2, 2)}
 
 
 def keys_row(work):

@@ -55,7 +55,7 @@ from .backward_steps import (
     STATISTICS_AND_NUMBERS,
     ZERO,
     BackwardArguments,
-    Crowded,
+    CrowdedBackward,
     WgmmaTiles,
     dtype_of_bias,
     save_step,
@@ -108,7 +108,7 @@ def hopper_backward_q(
     none_pending, prepare, add_reads, settled, add_last = reads_steps(
         shared, score, reads, S_TILE, dtype, stages[0], CONSUMERS
     )
-    looked_up, at_hand, scored = score_tile_steps(look_up, apply, tile_n, CONSUMERS, SHARED_B)
+    prefetch_bias, bias_in_registers, apply_score = score_tile_steps(look_up, apply, tile_n, CONSUMERS, SHARED_B)
     clear_keys, CLEARS_QUERIES = clear_step(tile_n, CONSUMERS, has_key_lengths(mask)), has_query_lengths(mask)
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
     mask_of, scores_of = mask_within_step(mask, ROWS), within_segment(score)
@@ -164,12 +164,12 @@ def hopper_backward_q(
     def step(dQ, pending, S, found, kept, K, V, tile, n_block, args):
         """dQ of a tile of keys, in flight; and what is pending of the gradients of a function's arrays."""
         batch, head, m0, n0 = tile.batch, tile.head, tile.m0, n_block * TILE_N
-        here = at_hand(found, K, tile, args.scores)
+        here = bias_in_registers(found, K, tile, args.scores)
         wait(V)
         dP = dot(S_TILE, kept.dO, V.tile.T)                     # line 17: dP = dO V^T, in flight
         prepare(K, args, tile, n0)
         QK = S
-        S, F = scored(S, here, tile, args.scores, n_block)
+        S, F = apply_score(S, here, tile, args.scores, n_block)
         P = recompute(S, kept.lse, args.scale_log2)             # line 13: P = exp(S - lse)
         if tested(args.mask, kept.band, batch, head, tile.m_block, n_block, m0, m0 + ROWS, n0, n0 + TILE_N):
             P, F = masked(P, F, args.mask, kept.band, batch, head, m0, n0)     # line 12: MASK
@@ -201,12 +201,12 @@ def hopper_backward_q(
         dQ, kept = full(Q_TILE, ZERO), Kept(dO, lse, D, band)
         n_block, pending = next_n_block(tile, args.mask, first), none_pending()
         if n_block < n_blocks:
-            found = looked_up(tile, args.scores, n_block)
+            found = prefetch_bias(tile, args.scores, n_block)
             S = wgmma_wait(start_scores(Q, K, V, n_block, band), 0)
             after = next_n_block(tile, args.mask, opaque(n_block + 1))
             while after < n_blocks:
                 dQ, pending = step(dQ, pending, S, found, kept, K, V, tile, n_block, args)
-                found = looked_up(tile, args.scores, after)
+                found = prefetch_bias(tile, args.scores, after)
                 S = start_scores(Q, advance(K, 1), advance(V, 1), after, band)
                 dQ, pending = wgmma_wait(dQ, 1), settled(pending)
                 release(K)
@@ -257,7 +257,7 @@ QUERIES = {
     256: WgmmaTiles(128, 64, (2, 1)),
 }  # fmt: skip
 QUERIES_UNDER_PRESSURE = {256: WgmmaTiles(128, 32, (3, 2))}  # with dropout or a mask's grids
-SMALL_BLOCKS = {64: Crowded(64, 64, (4, 4), 2), 128: Crowded(64, 64, (2, 2), 2)}
+SMALL_BLOCKS = {64: CrowdedBackward(64, 64, (4, 4), 2), 128: CrowdedBackward(64, 64, (2, 2), 2)}
 QUERIES_SCORED = QUERIES_UNDER_PRESSURE | {64: WgmmaTiles(128, 64, (3, 3))}
 
 

@@ -160,7 +160,7 @@ class WgmmaTiles(NamedTuple):
     unit = "wgmma"
 
 
-class Crowded(NamedTuple):
+class CrowdedBackward(NamedTuple):
     """A row for several blocks a multiprocessor, of one consumer each, each with its own list of tiles."""
 
     tile_m: int

@@ -97,7 +97,7 @@ def hopper_backward_wide(
         return tile.segment.first_query + at.m_block * TILE_M, tile.segment.first_key + tile.first
 
     @device
-    def looked_up(tile, at, args):
+    def prefetch_bias(tile, at, args):
         """What the score looks up for a tile of S, in flight."""
         m0, n0 = place_of(tile, at)
         return look_up(args.scores, (), tile.batch, at.head, m0, n0)
@@ -125,13 +125,13 @@ def hopper_backward_wide(
         dV, at = full(V_TILE, ZERO), first_queries(args.mask, tile)
         Q, dO, sP = stage(Q_PIPELINE, 0), stage(DO_PIPELINE, 0), stage(P_PIPELINE, 0)
         if at.m_block < at.m_blocks:
-            found = looked_up(tile, at, args)
+            found = prefetch_bias(tile, at, args)
             S = wgmma_wait(product(K.tile, Q, dO, tile, at, args), 0)
             after = next_queries(args.mask, tile, at)
             while after.m_block < after.m_blocks:
                 wait(dO)
                 dV = step_v(dV, S, found, Q, dO, sP, tile, at, args)
-                found = looked_up(tile, after, args)
+                found = prefetch_bias(tile, after, args)
                 S = product(K.tile, advance(Q, 1), advance(dO, 1), tile, after, args)
                 dV = wgmma_wait(dV, 1)
                 release(dO)

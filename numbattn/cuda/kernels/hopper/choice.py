@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 
-class Row(NamedTuple):
+class Case(NamedTuple):
     traits: str  # words, all of which the work must have
     variant: Any
 

@@ -52,7 +52,7 @@ class ChunkTiles(NamedTuple):
         return ROWS * self.consumers
 
 
-class Sizes(NamedTuple):
+class ChunkSizes(NamedTuple):
     """How many points, matrices and chunks of dimensions there are, and how many rows apart the parts of points are."""
 
     seqlen_q: Any

@@ -62,7 +62,7 @@ def dq_steps(SHARED_DS, SHARED_K, SHARED_DQ, late):
 
     @device
     def add_dq(sdS, of, mSums, tile):
-        """The same, after the whole warpgroup has put it."""
+        """`send_dq`, after the whole warpgroup has put it in shared memory."""
         fence_async_proxy()
         sync_warpgroup()
         send_dq(sdS, of, mSums, tile)
@@ -106,12 +106,12 @@ def dq_steps(SHARED_DS, SHARED_K, SHARED_DQ, late):
         """Send the dQ of the last tile of queries, and what has not been sent yet."""
         dQ = wgmma_wait(start_dq(advance(sdS, 1)), 0)
         if LATE:
-            add_dq(sdS, walk.last, mSums, tile)
+            add_dq(sdS, walk.previous, mSums, tile)
         wait_for_store()
         sync_warpgroup()
-        store_dq(dQ, advance(sdS, 1), walk.at, mSums, tile)
+        store_dq(dQ, advance(sdS, 1), walk.current, mSums, tile)
         if LATE:
-            add_dq(advance(sdS, 1), walk.at, mSums, tile)
+            add_dq(advance(sdS, 1), walk.current, mSums, tile)
         wait_for_store()
 
     return publish_ds, start_dq, store_dq, drain_dq

@@ -58,7 +58,7 @@ from ..shared.start import start_step
 from ..shared.visibility import MASK, PACKED
 from ..shared.warps import source_of, warp_specialised
 from ..tables import compiled_in, lse_alone, of_o
-from .forward_producer import TILES_AHEAD, Moved, producer_steps
+from .forward_producer import TILES_AHEAD, MovedTiles, producer_steps
 from .forward_steps import (
     ForwardAccumulators,
     ForwardArguments,
@@ -111,16 +111,16 @@ def hopper_forward(
                            for size, count in ((3, q_stages), (len(NO_WORK), TILES_AHEAD)))  # fmt: skip
     O_PIPELINE, WORK_PIPELINE = Pipeline.within(shared, O_COORDINATES, 1), Pipeline.within(shared, WORK, consumers + 1)
     pipelines = Pipelines(Q_PIPELINE, K_PIPELINE, V_PIPELINE, O_PIPELINE, WORK_PIPELINE)
-    moved = Moved((SHARED_Q,), (SHARED_K,), (SHARED_V,) * (head_dim_v > 0), (SHARED_O,) * IS_STAGED)
+    moved = MovedTiles((SHARED_Q,), (SHARED_K,), (SHARED_V,) * (head_dim_v > 0), (SHARED_O,) * IS_STAGED)
     schedule, load = producer_steps(pipelines, moved, SHARED_B, mask, tile_n, consumers)
     CONSUMERS, TILE_N, LN2 = consumers, tile_n, ACC(LN_2)
     RESCALES_FIRST = head_dim_v > 192  # more of O than can be rescaled while S is in flight
     share_of, is_whole = share_steps(mask, consumers)
     # with levels a RelativeBias is 7 % faster at head_dim 128, at 256 4 % slower (H200)
     look_up, apply = softmax_score_steps(score, S_TILE, ACC, has_levels=not RESCALES_FIRST, by_tma=HAS_TMA_BIAS)
-    looked_up, at_hand, scored = score_tile_steps(look_up, apply, tile_n, consumers, SHARED_B)
+    prefetch_bias, bias_in_registers, apply_score = score_tile_steps(look_up, apply, tile_n, consumers, SHARED_B)
     needs_mask, masked = mask_steps(mask, S_TILE, tile_n, consumers, ACC)
-    next_ahead, is_first_partial, is_partial, goes_on = ahead_steps(mask, needs_mask, tile_n, consumers)
+    next_block, is_first_partial, is_partial, has_more = ahead_steps(mask, needs_mask, tile_n, consumers)
     (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
     put_columns, linear_bias_of, side_of, add_linear_bias, level_of = linear_bias_steps(score, S_TILE, SHARED_C, ACC)
     within, drop = within_step(mask, score, linear_bias_of), drop_step(S_TILE, dropout)
@@ -136,10 +136,10 @@ def hopper_forward(
         BY_PRODUCT = HAS_LINEAR_BIAS and not masks
 
         @device
-        def step(acc, Q, K, V, tile, before, here, ahead, side, args):
+        def step(acc, Q, K, V, tile, before, here, state, side, args):
             """The softmax of tile `here` and P V of tile `before`. Also returns `here` and the next tile."""
             O, P, m, l, alpha = acc
-            looked_up_ahead = looked_up(tile, args.scores, here)
+            prefetched = prefetch_bias(tile, args.scores, here)
             if RESCALES_FIRST:
                 O = rescaled(O, alpha)
             wait(K)
@@ -150,22 +150,22 @@ def hopper_forward(
                 O = rescaled(O, alpha)                          # line 15: O = alpha O
             wait(V)
             O = dot(O, P, V.tile)                               # line 15: O = O + P V, of tile `before`, in flight
-            after, ahead = next_ahead(tile, args.mask, here, ahead)
+            after, next_state = next_block(tile, args.mask, here, state)
             S = wgmma_wait(S, 1)
-            found = at_hand(looked_up_ahead, K, tile, args.scores)
+            found = bias_in_registers(prefetched, K, tile, args.scores)
             release(K)
             if BY_PRODUCT:
                 level = level_of(args.linear_bias, side, here)
                 P_f32, m, l, alpha = softmax_step(S, m, l, args.scale_log2, level)
             else:
-                S, level, factor = scored(S, found, tile, args.scores, here)
+                S, level, factor = apply_score(S, found, tile, args.scores, here)
                 if masks:
                     S = masked(S, tile, args.mask, here)
                 P_f32, m, l, alpha = softmax_step(S, m, l, args.scale_log2, level, factor)  # lines 12 and 13
             O = wgmma_wait(O, 0)
             release(V)
             P = left_operand(P_f32, tile, args, here)
-            return ForwardAccumulators(O, P, m, l, alpha), advance(K, 1), advance(V, 1), here, after, ahead
+            return ForwardAccumulators(O, P, m, l, alpha), advance(K, 1), advance(V, 1), here, after, next_state
 
         return step
 
@@ -180,38 +180,40 @@ def hopper_forward(
         return ConsumerTile(work.batch, head, m0, work.m_block, work.n_block, work.n_blocks, work.segment)
 
     @device
-    def prologue(Q, K, tile, n_block, known, args):
+    def prologue(Q, K, tile, n_block, state, args):
         """The softmax of the first S."""
         place = tile.segment, tile.batch, tile.head, tile.m0
         O, m, l = start(args.before, args.mLse, *place, args.scale_log2, args.kept_scale)
-        looked_up_ahead = looked_up(tile, args.scores, n_block)
+        prefetched = prefetch_bias(tile, args.scores, n_block)
         acquire(Q)                                              # consumers take turns with these stages: see pipeline
         wait(Q)
         wait(K)
         S = wgmma_wait(dot(S_TILE, Q.tile, K.tile.T), 0)        # line 10: S = Q K^T
-        found = at_hand(looked_up_ahead, K, tile, args.scores)
+        found = bias_in_registers(prefetched, K, tile, args.scores)
         release(K)
-        K, (S, level, factor) = advance(K, 1), scored(S, found, tile, args.scores, n_block)
-        if is_first_partial(tile, args.mask, n_block, known):
+        K, (S, level, factor) = advance(K, 1), apply_score(S, found, tile, args.scores, n_block)
+        if is_first_partial(tile, args.mask, n_block, state):
             S = masked(S, tile, args.mask, n_block)
         P_f32, m, l, alpha = softmax_step(S, m, l, args.scale_log2, level, factor)
         return ForwardAccumulators(O, left_operand(P_f32, tile, args, n_block), m, l, alpha), K
 
     @device
-    def main_loop(acc, Q, K, V, tile, before, known, end, args):
+    def main_loop(acc, Q, K, V, tile, before, state, end, args):
         """All tiles of keys but the first, up to `end`. Also returns the last one computed, and the next one."""
-        here, ahead = next_ahead(tile, args.mask, before, known)
-        while goes_on(tile, args.mask, here, end, ahead):
+        here, next_state = next_block(tile, args.mask, before, state)
+        while has_more(tile, args.mask, here, end, next_state):
             side, until = side_of(args.linear_bias, here, end)
             # Nearly all of the time is spent here: an inner loop is 1 to 2 % faster than one loop with if and else.
-            while here < until and not is_partial(tile, args.mask, here, ahead):
-                acc, K, V, before, here, ahead = step(acc, Q, K, V, tile, before, here, ahead, side, args)
-            if goes_on(tile, args.mask, here, end, ahead):
-                acc, K, V, before, here, ahead = masked_step(acc, Q, K, V, tile, before, here, ahead, side, args)
-        return acc, K, V, before, here, ahead
+            while here < until and not is_partial(tile, args.mask, here, next_state):
+                acc, K, V, before, here, next_state = step(acc, Q, K, V, tile, before, here, next_state, side, args)
+            if has_more(tile, args.mask, here, end, next_state):
+                acc, K, V, before, here, next_state = masked_step(
+                    acc, Q, K, V, tile, before, here, next_state, side, args
+                )
+        return acc, K, V, before, here, next_state
 
     @device
-    def epilogue(acc, W, Q, K, V, tile, before, here, ahead, args):
+    def epilogue(acc, W, Q, K, V, tile, before, here, next_state, args):
         """The last P V, O and lse. Also returns the next tile, received while P V is in flight."""
         O, P, m, l, alpha = acc
         clear_beyond(V, tile, args.mask, before)
@@ -226,7 +228,7 @@ def hopper_forward(
         O = wgmma_wait(O, 0)
         release(V)
         V = advance(V, 1)
-        K, V, _, _ = skip(K, V, tile, args.mask, here, ahead, tile.n_blocks)
+        K, V, _, _ = skip(K, V, tile, args.mask, here, next_state, tile.n_blocks)
         sync_warpgroup()                                        # all have read Q
         O = O * (inverse(total, alpha) * args.kept_scale)       # line 15: O = O / l
         if IS_STAGED:
@@ -247,11 +249,11 @@ def hopper_forward(
         tile = receive(W, args.heads_per_tile)
         while tile.n_blocks > 0:
             here = within(args, tile)
-            first, end, known = n_block_range(tile, here.mask)
-            K, V, n_block, known = skip(K, V, tile, here.mask, tile.n_block, known, first)
-            acc, K = prologue(Q, K, tile, n_block, known, here)
-            acc, K, V, n_block, after, ahead = main_loop(acc, Q, K, V, tile, n_block, known, end, here)
-            K, V, tile = epilogue(acc, W, Q, K, V, tile, n_block, after, ahead, here)
+            first, end, state = n_block_range(tile, here.mask)
+            K, V, n_block, state = skip(K, V, tile, here.mask, tile.n_block, state, first)
+            acc, K = prologue(Q, K, tile, n_block, state, here)
+            acc, K, V, n_block, after, next_state = main_loop(acc, Q, K, V, tile, n_block, state, end, here)
+            K, V, tile = epilogue(acc, W, Q, K, V, tile, n_block, after, next_state, here)
             W, Q = advance(W, 1), advance(Q, CONSUMERS)
             sync_warp()                                         # reconverge: the first thread did more
 

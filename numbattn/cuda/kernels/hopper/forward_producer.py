@@ -36,7 +36,7 @@ BY_CONSUMER = -1  # in place of a row: TMA does not store this O
 TILES_AHEAD = 4  # stages of the pipeline of work tiles
 
 
-class Moved(NamedTuple):
+class MovedTiles(NamedTuple):
     """Places of the tiles that TMA moves, one for each matrix: those that fill a stage of Q, K and V, and those stored.
     """
 
@@ -86,7 +86,7 @@ def store(stage, tile, matrix, at):
 
 
 def producer_steps(pipelines, moved, SHARED_B, mask, tile_n, consumers):
-    """Device functions of the scheduler and of the loader. moved: see Moved; SHARED_B: see `score_tile_steps`."""
+    """Device functions of the scheduler and of the loader. moved: see MovedTiles; SHARED_B: see `score_tile_steps`."""
     Q_PIPELINE, K_PIPELINE, V_PIPELINE, O_PIPELINE, WORK_PIPELINE = pipelines
     TILE_M, TILE_N, CONSUMERS, Q_STAGES = ROWS * consumers, tile_n, consumers, Q_PIPELINE.tile.stages
     HAS_TMA_BIAS, IS_PACKED, IS_STAGED = SHARED_B.stages > 0, PACKED in mask, bool(moved.O)

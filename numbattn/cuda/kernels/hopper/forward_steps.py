@@ -153,16 +153,16 @@ def mask_steps(mask, layout, tile_n, consumers, ACC):
 
 
 def ahead_steps(mask, needs_mask, tile_n, consumers):
-    """Device functions that find out about the next tile while products are in flight: (tile, mask, n_block, ahead) ->
-    the next one that is not empty, and what is known ahead of it; the same arguments -> whether n_block needs a test
-    per element, a function for the first tile and one for others; (tile, mask, n_block, end, ahead) -> whether this
-    consumer reads n_block or a later tile."""
+    """Device functions that find out about the next tile while products are in flight: (tile, mask, n_block, state) ->
+    the next one that is not empty, and its state; the same arguments -> whether n_block needs a test per element, a
+    function for the first tile and one for others; (tile, mask, n_block, end, state) -> whether this consumer reads
+    n_block or a later tile. state: what is known of n_block."""
     if has_own_states(mask, consumers):
         return word_ahead_steps(mask, tile_n, consumers)
     HAS_STATES, next_n_block = has_states(mask), n_block_steps(mask, tile_n, consumers).next
 
     @device
-    def after(tile, mask, n_block, ahead):
+    def after(tile, mask, n_block, state):
         n_block = next_n_block(tile, mask, n_block + 1)
         if HAS_STATES:
             return n_block, needs_mask(tile, mask, minimum(n_block, tile.n_blocks - 1))
@@ -173,18 +173,18 @@ def ahead_steps(mask, needs_mask, tile_n, consumers):
         return needs_mask(tile, mask, n_block)
 
     @device
-    def needs_test(tile, mask, n_block, ahead):
-        return ahead if HAS_STATES else needs_mask(tile, mask, n_block)
+    def needs_test(tile, mask, n_block, state):
+        return state if HAS_STATES else needs_mask(tile, mask, n_block)
 
     @device
-    def is_before(tile, mask, n_block, end, ahead):
+    def is_before(tile, mask, n_block, end, state):
         return n_block < end
 
     return after, needs_test_at_once, needs_test, is_before
 
 
 def word_ahead_steps(mask, tile_n, consumers):
-    """The same by Words, if each consumer has states of its own."""
+    """`ahead_steps` by Words, if each consumer has states of its own."""
     band_at, tested, TILE_N = band_of(mask), needs_test_of_full(mask), tile_n
     after = known_steps(mask, tile_n, consumers, by_consumer=True).after
 

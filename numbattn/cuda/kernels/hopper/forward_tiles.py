@@ -7,7 +7,7 @@ from ...tile import WARPGROUP_ROWS
 from ..scores import ENTRIES, kind, looks_up, number_of_tma_bias, parts_of
 from ..shared.schedule import scattered
 from ..shared.visibility import PACKED, has_band, has_functions, is_looked_up
-from .choice import Row, first_of, words_of
+from .choice import Case, first_of, words_of
 
 ROWS = WARPGROUP_ROWS  # queries of a consumer
 
@@ -27,7 +27,7 @@ class Warpgroups(NamedTuple):
         return ROWS * self.consumers
 
 
-class Crowded(NamedTuple):
+class CrowdedForward(NamedTuple):
     """A row for several blocks a multiprocessor, of one consumer each, each with its own list of tiles."""
 
     tile_n: int
@@ -62,8 +62,8 @@ CELLS = {  # for grids: 128 queries and a power of two of keys, so that a tile l
     256: Warpgroups(64, 2, 2, 3),
 }
 BLOCKS = CELLS | {  # for masks of small blocks
-    64: Crowded(64, 4, 2, 2),
-    128: Crowded(64, 2, 2, 2),
+    64: CrowdedForward(64, 4, 2, 2),
+    128: CrowdedForward(64, 2, 2, 2),
 }
 FUNCTIONS = CELLS | {  # for functions, where each consumer has states of its own: ms on an H100, seqlen 8192
     64: Warpgroups(64, 4, 6, 5),                                    # causal, documents: .56, .30; row of CELLS .62, .35
@@ -83,19 +83,19 @@ TMA_BIAS = {  # for a bias whose tiles come with those of K
 
 
 CHOICES = (
-    Row("tma-bias", TMA_BIAS),
-    Row("score-lookups table-alone", OF_TABLE),
-    Row("score-lookups", LOOKED_UP),
-    Row("dropout cells", CELLS_AND_DROPOUT),
-    Row("dropout", CELLS),               # at 4096 26.3 % at head_dim 64, 41.6 at 128; the others 25.5, 39.4
-    Row("small-blocks", BLOCKS),
-    Row("functions", FUNCTIONS),
-    Row("cells", CELLS),
-    Row("packed many-keys", USUAL | LONG),
-    Row("packed", USUAL | {64: LONG[64]}),   # long sequences take the most time, however many short ones there are
-    Row("many-keys", USUAL | LONG),
-    Row("narrow", USUAL | NARROW),
-    Row("", USUAL),
+    Case("tma-bias", TMA_BIAS),
+    Case("score-lookups table-alone", OF_TABLE),
+    Case("score-lookups", LOOKED_UP),
+    Case("dropout cells", CELLS_AND_DROPOUT),
+    Case("dropout", CELLS),               # at 4096 26.3 % at head_dim 64, 41.6 at 128; the others 25.5, 39.4
+    Case("small-blocks", BLOCKS),
+    Case("functions", FUNCTIONS),
+    Case("cells", CELLS),
+    Case("packed many-keys", USUAL | LONG),
+    Case("packed", USUAL | {64: LONG[64]}),   # long sequences take the most time, however many short ones there are
+    Case("many-keys", USUAL | LONG),
+    Case("narrow", USUAL | NARROW),
+    Case("", USUAL),
 )
 
 

@@ -108,7 +108,7 @@ def score_step(score, layout, tile_m, consumers, SHARED_B):
     look_up, apply, pull_back, _ = score_steps_ahead(score, layout, np.float32, transposed=True, by_tma=HAS_TMA_BIAS)
 
     @device
-    def scored(S, B, tile, at, n0, args):
+    def apply_score(S, B, tile, at, n0, args):
         batch, scores = tile.batch, args.scores
         row, col = tile.segment.first_query + at.m_block * TILE_M, tile.segment.first_key + n0
         if HAS_TMA_BIAS:
@@ -120,7 +120,7 @@ def score_step(score, layout, tile_m, consumers, SHARED_B):
             return S, F
         return apply(S, look_up(scores, (), batch, at.head, row, col), scores, batch, at.head, row, col)
 
-    return scored, pull_back
+    return apply_score, pull_back
 
 
 def p_step(mask, layout, tile_m, sign_dropped, lse_of, masks):
@@ -146,21 +146,21 @@ def ds_step(
     with this tile's added, in flight. masks: whether elements may be masked; order: see `variants`."""
     S_TILE, HAS_TMA_BIAS, DQ_LATE = layout, SHARED_B.stages > 0, dq_late
     (sign_dropped, dS_of), kept = dropout_steps(S_TILE, dropout, transposed=True), kept_operand(dropout)
-    scored, pull_back = score_step(score, S_TILE, tile_m, consumers, SHARED_B)
+    apply_score, pull_back = score_step(score, S_TILE, tile_m, consumers, SHARED_B)
     p_of = p_step(mask, S_TILE, tile_m, sign_dropped, lse_of, masks)
 
     @device
     def start_dp(S, V, dO, B, tile, at, n0, args):
         """Product 2, in flight; S after the score, and F."""
         if HAS_TMA_BIAS:                                        # before dP takes registers
-            S, F = scored(S, B, tile, at, n0, args)
+            S, F = apply_score(S, B, tile, at, n0, args)
             wait(dO)
             return dot(S_TILE, V, dO.tile.T), S, F
         wait(dO)
         dP = dot(S_TILE, V, dO.tile.T)                          # line 17: dP = dO V^T
         if DQ_LATE:
             S = wgmma_wait(S, 1)                                # so that ptxas starts all of dP before the exponentials
-        S, F = scored(S, B, tile, at, n0, args)
+        S, F = apply_score(S, B, tile, at, n0, args)
         return dP, S, F
 
     @device
@@ -188,7 +188,7 @@ def ds_step(
     @device
     def dv_dp_ds(acc, V, stages, tile, at, n0, args):
         (_, dV, S, lse, delta), (Q, dO, _, B) = acc, stages
-        S, F = scored(S, B, tile, at, n0, args)
+        S, F = apply_score(S, B, tile, at, n0, args)
         wait(dO)
         P, F = p_of(S, F, lse, Q, tile, at, n0, args)
         dV = add_dv(dV, P, dO)                                  # product 3

@@ -15,7 +15,7 @@ from ..shared.layouts import DTYPES
 from ..shared.softmax import LN_2, logsumexp, softmax_parts
 from ..shared.warps import source_of, warp_specialised
 from .forward_tiles import ROWS
-from .pairs import REGISTERS, PairTiles, Sizes, pair_steps
+from .pairs import REGISTERS, PairSizes, PairTiles, pair_steps
 from .parts import INEXACT_POINTS, LINE_OF_X, LINE_OF_Y, PARTS, PARTS_OF_X, PARTS_OF_Y, take_little_room, whole_boxes
 
 
@@ -48,7 +48,7 @@ def hopper_logsumexp(*, dim, tile_n, consumers, stages, parts=PARTS, of_halves=F
     def kernel(mX, mY, mLineX, mLineY, mLse, seqlen_k, counts, scales):
         (batches, heads, seqlen_q), (_, _, apart_x), (_, _, apart_y) = shape(mLse), shape(mLineX), shape(mLineY)
         begin()
-        sizes = Sizes(seqlen_q, seqlen_k, heads, batches * heads, apart_x, apart_y)
+        sizes = PairSizes(seqlen_q, seqlen_k, heads, batches * heads, apart_x, apart_y)
         if is_called_for(counts):
             take_roles(((mLineX, mLse, scales), sizes), ((mX, sizes), (mY, mLineY, sizes)))
 
@@ -105,7 +105,7 @@ def whole_steps(ACC):
 
 
 def halves_steps(parts, ACC):
-    """The same for points of half precision."""
+    """`whole_steps` for points of half precision."""
     IS_EXACT = parts == 1
 
     @device

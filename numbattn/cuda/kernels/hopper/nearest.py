@@ -16,7 +16,7 @@ from ..shared.layouts import DTYPES
 from ..shared.smallest import minimum_steps
 from ..shared.warps import source_of, warp_specialised
 from .forward_tiles import ROWS, head_dims, is_for_hopper
-from .pairs import REGISTERS, PairTiles, Sizes, pair_steps
+from .pairs import REGISTERS, PairSizes, PairTiles, pair_steps
 
 
 def hopper_nearest(*, dtype, head_dim, tile_n, consumers, stages):
@@ -59,7 +59,7 @@ def hopper_nearest(*, dtype, head_dim, tile_n, consumers, stages):
     def kernel(mX, mY, mNorms, mR2, mJ, seqlen_k):
         batches, heads, seqlen_q, _ = shape(mR2)
         begin()
-        sizes = Sizes(seqlen_q, seqlen_k, heads, batches * heads, 0, 0)
+        sizes = PairSizes(seqlen_q, seqlen_k, heads, batches * heads, 0, 0)
         take_roles(((mR2, mJ), sizes), ((mX, sizes), (mY, mNorms, sizes)))
 
     signature = signature_of(kernel, SPEC.arguments, dtype, ACC, {"r2": "float32", "j": "int32"})

@@ -49,7 +49,7 @@ class PairTiles(NamedTuple):
         return ROWS * self.consumers
 
 
-class Sizes(NamedTuple):
+class PairSizes(NamedTuple):
     """How many points and matrices there are, and how many rows apart the parts of points are, if they have parts."""
 
     seqlen_q: Any

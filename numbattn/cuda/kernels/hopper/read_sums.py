@@ -27,7 +27,7 @@ from ...tile import (
 )
 from ..scores import kind, parts_of, read_step, score_steps
 from ..scores.function import class_steps
-from ..scores.score import units
+from ..scores.score import scaling_steps
 from ..shared.exact_sums import add_atomically
 from .backward_steps import ROWS, ZERO, size_of
 from .walk import place_of
@@ -67,7 +67,7 @@ def reads_steps(shared, score, reads, layout, dtype, stages, consumers):
 def steps_one_by_one(about, before, layout):
     """`reads_steps` by consecutive terms. before: the parts of the score before the function."""
     part, after, _, _, SUM = about
-    (apply, *_), (_, natural) = score_steps(before, layout, np.float32, after=after), units(before, part)
+    (apply, *_), (_, to_scaled) = score_steps(before, layout, np.float32, after=after), scaling_steps(before, part)
     add_reads, NONE, NOTHING, ONE = read_step(*about, add_atomically), np.int32(0), SUM(0), np.float32(1)
 
     @device
@@ -78,7 +78,7 @@ def steps_one_by_one(about, before, layout):
     def add(pending, S, dS, K, args, tile, n0):
         (parts, _), (row, col) = shape(args.reads), place_of(tile, n0)
         S, _ = apply(S, args.scores, tile.batch, tile.head, row, col)
-        S, sums = S * natural(ONE, args.scores), args.reads[block_index() % parts]
+        S, sums = S * to_scaled(ONE, args.scores), args.reads[block_index() % parts]
         return add_reads(pending, S, dS, args.scores, sums, tile.batch, tile.head, row, col)
 
     @device

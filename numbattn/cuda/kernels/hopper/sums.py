@@ -36,7 +36,7 @@ from ..points.features import near_steps, no_sums_step, part_sums_step, save_sum
 from ..points.kinds import of_products, pair_step, steps_of
 from ..shared.layouts import DTYPES
 from ..shared.warps import source_of, warp_specialised
-from .chunks import ChunkTiles, Sizes, chunk_steps
+from .chunks import ChunkSizes, ChunkTiles, chunk_steps
 from .pairs import REGISTERS, load_parts_step
 from .parts import (
     LINE_OF_X,
@@ -99,7 +99,7 @@ def hopper_sums(*, dim_b, tile_n, consumers, stages, y_stages, kind):
         batches, heads, seqlen_q, _ = shape(mO)
         (_, _, apart_x), (_, _, apart_y) = shape(mLineX), shape(mLineY)
         begin()
-        sizes = Sizes(seqlen_q, seqlen_k, heads, batches * heads, chunks, apart_x, apart_y)
+        sizes = ChunkSizes(seqlen_q, seqlen_k, heads, batches * heads, chunks, apart_x, apart_y)
         given = mLineX, mO, mGivenX, mGivenY, seqlen_k, kind_number, rate
         take_roles((given, sizes), ((mX, mY, sizes), (mB, mLineY, sizes)))
 
@@ -137,7 +137,7 @@ def few_steps(layout, ACC, count, lines):
 
 
 def many_steps(places, ACC):
-    """The same by products of parts. places: of the parts of b."""
+    """`few_steps` for many features, by products of parts. places: of the parts of b."""
     O_TILE, ZERO, HIGH, (B1, B2, B3) = wgmma(WIDTH), ACC(0), np.uint32(0xFFFF0000), places
 
     @device

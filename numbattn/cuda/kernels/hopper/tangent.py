@@ -52,7 +52,7 @@ from ..shared.softmax import LN_2, logsumexp, softmax_steps
 from ..shared.visibility import MASK, PACKED
 from ..shared.warps import source_of, warp_specialised
 from ..tables import compiled_in
-from .forward_producer import TILES_AHEAD, Moved, producer_steps
+from .forward_producer import TILES_AHEAD, MovedTiles, producer_steps
 from .forward_steps import Pipelines, key_tile_steps, mask_steps, record_steps, share_steps
 from .forward_tiles import ROWS, head_dims, numbers, tiles_of_states
 from .tangent_steps import TangentAccumulators, TangentArguments, drop_steps, scored_step, within_step
@@ -93,13 +93,13 @@ def hopper_tangent(
                            for size, count in ((3, q_stages), (len(NO_WORK), TILES_AHEAD)))  # fmt: skip
     O_PIPELINE, WORK_PIPELINE = Pipeline.within(shared, O_COORDINATES, 1), Pipeline.within(shared, WORK, consumers + 1)
     pipelines = Pipelines(Q_PIPELINE, K_PIPELINE, V_PIPELINE, O_PIPELINE, WORK_PIPELINE)
-    moved = Moved((ONLY_Q, *ONLY_TQ), (ONLY_K, *ONLY_TK), (ONLY_V, *ONLY_TV), (SHARED_O, SHARED_TO))
+    moved = MovedTiles((ONLY_Q, *ONLY_TQ), (ONLY_K, *ONLY_TK), (ONLY_V, *ONLY_TV), (SHARED_O, SHARED_TO))
     schedule, load = producer_steps(pipelines, moved, shared.boxes(ROWS, tile_n, dtype, 0), mask, tile_n, consumers)
     CONSUMERS, TILE_N, IS_PACKED = consumers, tile_n, PACKED in mask
     next_n_block, (share_of, is_whole) = n_block_steps(mask, tile_n, consumers).next, share_steps(mask, consumers)
     needs_mask, masked = mask_steps(mask, S_TILE, tile_n, consumers, ACC)
     (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
-    scored, with_tsink = scored_step(score, tscore, S_TILE, tile_n, ACC), sink_tangent_step(tscore, ACC)
+    apply_score, with_tsink = scored_step(score, tscore, S_TILE, tile_n, ACC), sink_tangent_step(tscore, ACC)
     HAS_SCORE = any(kind(part).has_step for part in score)
     sign_dropped, left_operand, both_factors = drop_steps(S_TILE, dropout, ONLY_V)
     clear_beyond, skip, n_block_range = key_tile_steps(mask, tile_n, consumers)
@@ -116,7 +116,7 @@ def hopper_tangent(
             tS = dot(S_TILE, allocate(LEFT_OF_TS, Q.index), allocate(RIGHT_OF_TS, K.index).T)   # (2), in flight
             after = next_n_block(tile, args.mask, here + 1)
             if HAS_SCORE:
-                S, tS = scored(wgmma_wait(S, 0), wgmma_wait(tS, 0), tile, args.scores, args.tscores, here)
+                S, tS = apply_score(wgmma_wait(S, 0), wgmma_wait(tS, 0), tile, args.scores, args.tscores, here)
                 release(K)
             else:
                 S = wgmma_wait(S, 1)

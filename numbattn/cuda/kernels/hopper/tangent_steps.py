@@ -57,12 +57,12 @@ def scored_step(score, tscore, layout, tile_n, ACC):
     TILE_N = tile_n
 
     @device
-    def scored(S, tS, tile, scores, tscores, n_block):
+    def apply_score(S, tS, tile, scores, tscores, n_block):
         m0, n0 = place_of(tile, n_block * TILE_N)
         S, tS, _ = apply(S, tS, scores, tscores, tile.batch, tile.head, m0, n0)
         return S, tS
 
-    return scored
+    return apply_score
 
 
 def drop_steps(layout, dropout, SHARED_V):

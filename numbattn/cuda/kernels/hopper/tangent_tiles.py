@@ -1,7 +1,7 @@
 """The tiles of the tangent of the forward pass on Hopper: tables, as in `forward_tiles`."""
 
 from ..scores import READS, kind, looks_up
-from .choice import Row, first_of, words_of
+from .choice import Case, first_of, words_of
 from .forward_tiles import Warpgroups, head_dims, is_for_hopper
 
 # TFLOP/s of the six products on an H100: seqlen 1024, 4096, 16384. O, S and their tangents fill the registers of two
@@ -20,7 +20,7 @@ LOOKED_UP = {  # and so is what a score's arrays add to them
     192: Warpgroups(32, 2, 2, 2),
 }
 
-CHOICES = Row("looked-up", LOOKED_UP), Row("scored", SCORED), Row("", USUAL)
+CHOICES = Case("looked-up", LOOKED_UP), Case("scored", SCORED), Case("", USUAL)
 
 
 def rows(work):

@@ -5,7 +5,7 @@ from ..scores import is_nonlinear, kind, looks_up
 from ..scores.function import ShiftKind
 from ..shared.visibility import BY_INTERVALS, PACKED, is_function, is_looked_up
 from .backward_steps import dtype_of_bias, size_of
-from .choice import Row, first_of, words_of
+from .choice import Case, first_of, words_of
 from .distance_sums import distance_reads_of
 from .forward_tiles import has_small_blocks, head_dims
 
@@ -15,46 +15,46 @@ NOW, LATE, EARLY = "now", "late", "early"
 
 
 KERNELS = (  # backward_kv and round_dq; backward_kv and backward_q; backward_wide and backward_q; mma_backward
-    Row("dropout decreasing", GENERAL),         # the sign of P F says what is dropped, unless F may be negative
-    Row("192", WIDE),                           # no registers for both accumulators, dK and dV
-    Row("256", WIDE),
-    Row("offsets", WIDE),                       # nor with an offset for each query,
-    Row("64 intervals", WIDE),                  # the intervals of a mask,
-    Row("nonlinear looked-up", WIDE),           # the derivative of a score and what is looked up for each element,
-    Row("128 nonlinear dropout", WIDE),         # or dropout
-    Row("deterministic", BOTH),                 # dQ is added up in no fixed order
-    Row("small-blocks", BOTH),                  # one consumer a block, and dQ has no room in shared memory
-    Row("narrow", BOTH),                        # the sums would take 8 times the memory of dQ, to save 10 % of the time
-    Row("uneven", BOTH),
-    Row("64 nonlinear sloped", BOTH),           # spills registers
-    Row("reads", BOTH),                         # the kernel for dQ adds up gradients of a function's arrays
-    Row("", SUMS),
+    Case("dropout decreasing", GENERAL),         # the sign of P F says what is dropped, unless F may be negative
+    Case("192", WIDE),                           # no registers for both accumulators, dK and dV
+    Case("256", WIDE),
+    Case("offsets", WIDE),                       # nor with an offset for each query,
+    Case("64 intervals", WIDE),                  # the intervals of a mask,
+    Case("nonlinear looked-up", WIDE),           # the derivative of a score and what is looked up for each element,
+    Case("128 nonlinear dropout", WIDE),         # or dropout
+    Case("deterministic", BOTH),                 # dQ is added up in no fixed order
+    Case("small-blocks", BOTH),                  # one consumer a block, and dQ has no room in shared memory
+    Case("narrow", BOTH),                        # the sums would take 8 times the memory of dQ, to save 10 % of time
+    Case("uneven", BOTH),
+    Case("64 nonlinear sloped", BOTH),           # spills registers
+    Case("reads", BOTH),                         # the kernel for dQ adds up gradients of a function's arrays
+    Case("", SUMS),
 )
 ORDERS = (  # dP overlaps with the exponentials where a consumer has registers for it from the first
-    Row("128 function", DP_DV_DS),              # with the next row a causal one is 14 % faster (H100, seqlen 8192)
-    Row("loaded", DV_DP_DS),
-    Row("64 shift", DV_DP_DS),                  # 38 % faster with slopes: with dP before dV it spills registers
-    Row("128 dropout", DV_DP_DS),
-    Row("dropout scored", DV_DP_DS),
-    Row("128 nonlinear few unordered even", DP_DV_DS),
-    Row("nonlinear", DV_DP_DS),
-    Row("64", DP_DS_DV),                        # 8 % faster than with dV before dS
-    Row("", DP_DV_DS),                          # 6 % faster than with dV after dS: it overlaps with dS
+    Case("128 function", DP_DV_DS),              # with the next row a causal one is 14 % faster (H100, seqlen 8192)
+    Case("loaded", DV_DP_DS),
+    Case("64 shift", DV_DP_DS),                  # 38 % faster with slopes: with dP before dV it spills registers
+    Case("128 dropout", DV_DP_DS),
+    Case("dropout scored", DV_DP_DS),
+    Case("128 nonlinear few unordered even", DP_DV_DS),
+    Case("nonlinear", DV_DP_DS),
+    Case("64", DP_DS_DV),                        # 8 % faster than with dV before dS
+    Case("", DP_DV_DS),                          # 6 % faster than with dV after dS: it overlaps with dS
 )
 DQ = (  # when a part of dQ leaves shared memory
-    Row("64", NOW),                             # shared memory has no second place for it
-    Row("tma-bias", NOW),
-    Row("", LATE),  # at 128 6 to 8 % faster with slopes, 10 with dropout, 13 to 16 with a softcap (H100, seqlen 4096)
+    Case("64", NOW),                             # shared memory has no second place for it
+    Case("tma-bias", NOW),
+    Case("", LATE),  # at 128 6 to 8 % faster with slopes, 10 with dropout, 13 to 16 with a softcap (H100, seqlen 4096)
 )
 STATISTICS = (  # when lse and delta are read: a step early where there are registers for them
-    Row("128 even plain unordered", EARLY),     # 6 % faster
-    Row("128 even function unordered", EARLY),
-    Row("", NOW),
+    Case("128 even plain unordered", EARLY),     # 6 % faster
+    Case("128 even function unordered", EARLY),
+    Case("", NOW),
 )
 PRODUCT_1 = (  # when the next tile's S is started: beside dQ, where a consumer has registers for both
-    Row("by-distance", LATE),                   # it has fewer: at 128 ptxas would serialise all products
-    Row("128 shift", LATE),                     # 5 % faster with a table, 2 with slopes (H100, seqlen 2048)
-    Row("", EARLY),
+    Case("by-distance", LATE),                   # it has fewer: at 128 ptxas would serialise all products
+    Case("128 shift", LATE),                     # 5 % faster with a table, 2 with slopes (H100, seqlen 2048)
+    Case("", EARLY),
 )
 
 

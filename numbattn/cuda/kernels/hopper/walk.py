@@ -118,20 +118,21 @@ def place_of(tile, n0):
 
 
 def score_tile_steps(look_up, apply, tile_n, consumers, biases):
-    """Device functions for the score of a consumer's tile of S: (tile, scores, n_block) -> what it looks up, in flight;
-    (that, K, tile, scores) -> the same, or the tile of a bias that has come with K; (S, that, tile, scores, n_block) ->
-    what `apply` returns. biases: their places, one for each stage of K and each consumer, or none."""
+    """Device functions for the score of a consumer's tile of S: prefetch_bias (tile, scores, n_block) -> what it looks
+    up, in flight; bias_in_registers (that, K, tile, scores) -> what has come, or the tile of a bias that TMA has loaded
+    with K; apply_score (S, that, tile, scores, n_block) -> what `apply` returns. biases: their places in shared memory,
+    one for each stage of K and each consumer, or none."""
     BIASES, HAS_TMA_BIAS, TILE_N, CONSUMERS = biases, biases.stages > 0, tile_n, consumers
 
     @device
-    def looked_up(tile, scores, n_block):
+    def prefetch_bias(tile, scores, n_block):
         if HAS_TMA_BIAS:
             return ()
         m0, n0 = place_of(tile, n_block * TILE_N)
         return look_up(scores, (), tile.batch, tile.head, m0, n0)
 
     @device
-    def at_hand(found, K, tile, scores):
+    def bias_in_registers(found, K, tile, scores):
         if not HAS_TMA_BIAS:
             return found
         place = allocate(BIASES, K.index * CONSUMERS + warpgroup_index())
@@ -140,8 +141,8 @@ def score_tile_steps(look_up, apply, tile_n, consumers, biases):
         return loaded
 
     @device
-    def scored(S, found, tile, scores, n_block):
+    def apply_score(S, found, tile, scores, n_block):
         m0, n0 = place_of(tile, n_block * TILE_N)
         return apply(S, found, scores, tile.batch, tile.head, m0, n0)
 
-    return looked_up, at_hand, scored
+    return prefetch_bias, bias_in_registers, apply_score

@@ -8,7 +8,7 @@ from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..shared.layouts import DTYPES
 from ..shared.warps import source_of, warp_specialised
-from .chunks import ChunkTiles, Sizes, chunk_steps
+from .chunks import ChunkSizes, ChunkTiles, chunk_steps
 from .logsumexp import MOST, is_gaussian, softmax_of_tiles, whole_steps
 from .pairs import REGISTERS
 from .parts import LINE_OF_X, LINE_OF_Y, PARTS_OF_X, PARTS_OF_Y, WIDTH, whole_boxes
@@ -43,7 +43,7 @@ def hopper_wide_logsumexp(*, tile_n, consumers, stages, y_stages):
     def kernel(mX, mY, mLineX, mLineY, mLse, seqlen_k, chunks):
         (batches, heads, seqlen_q), (_, _, apart_x), (_, _, apart_y) = shape(mLse), shape(mLineX), shape(mLineY)
         begin()
-        sizes = Sizes(seqlen_q, seqlen_k, heads, batches * heads, chunks, apart_x, apart_y)
+        sizes = ChunkSizes(seqlen_q, seqlen_k, heads, batches * heads, chunks, apart_x, apart_y)
         take_roles(((mLineX, mLse, ()), sizes), ((mX, mY, sizes), ((), mLineY, sizes)))
 
     signature = signature_of(kernel, SPEC.arguments, DTYPES["bfloat16"], ACC)

@@ -14,7 +14,7 @@ from ..points.nearest import takes_one
 from ..shared.layouts import DTYPES
 from ..shared.smallest import minimum_steps
 from ..shared.warps import source_of, warp_specialised
-from .chunks import ChunkTiles, Sizes, chunk_steps
+from .chunks import ChunkSizes, ChunkTiles, chunk_steps
 from .pairs import REGISTERS
 from .parts import LINE_OF_X, LINE_OF_Y, PARTS_OF_X, PARTS_OF_Y, WIDTH, take_little_room, whole_boxes
 
@@ -53,7 +53,7 @@ def hopper_wide_nearest(*, tile_n, consumers, stages, y_stages):
     def kernel(mX, mY, mLineX, mLineY, mR2, mJ, seqlen_k, chunks):
         (batches, heads, seqlen_q, _), (_, _, apart_x), (_, _, apart_y) = shape(mR2), shape(mLineX), shape(mLineY)
         begin()
-        sizes = Sizes(seqlen_q, seqlen_k, heads, batches * heads, chunks, apart_x, apart_y)
+        sizes = ChunkSizes(seqlen_q, seqlen_k, heads, batches * heads, chunks, apart_x, apart_y)
         take_roles(((mLineX, mR2, mJ, seqlen_k), sizes), ((mX, mY, sizes), ((), mLineY, sizes)))
 
     signature = signature_of(kernel, SPEC.arguments, DTYPES["bfloat16"], ACC, {"r2": "float32", "j": "int32"})

@@ -33,7 +33,7 @@ CUDA_CORES = (
 )  # fmt: skip
 
 
-class Vectors(NamedTuple):
+class PairVectors(NamedTuple):
     """Numbers for rows or columns of a matrix, each an array (batch, heads, length) in a tuple of its own, or nothing.
     """
 
@@ -44,7 +44,7 @@ class Vectors(NamedTuple):
 
 
 class VectorsArgument(Argument):
-    """The fields of Vectors."""
+    """The fields of PairVectors."""
 
     def flat(self, planner, work):
         for name, heads in HEADS.items():
@@ -52,12 +52,12 @@ class VectorsArgument(Argument):
                 yield planner.at(name, heads, own=1)
 
     def type(self, about):
-        return types.NamedTuple([several(about.sums_of(3), name in about.given) for name in HEADS], Vectors)
+        return types.NamedTuple([several(about.sums_of(3), name in about.given) for name in HEADS], PairVectors)
 
 
 APART = Matrix("apart x"), Matrix("apart y", "k")  # see points.kinds.Apart
 PLACES = tuple([matrix.name for matrix in APART])
-HEADS = {ROWS: "q", COLUMNS: "k", X_NORMS: "q", Y_NORMS: "k"}  # of Vectors, by name
+HEADS = {ROWS: "q", COLUMNS: "k", X_NORMS: "q", Y_NORMS: "k"}  # of PairVectors, by name
 VECTORS = VectorsArgument()
 
 

@@ -178,7 +178,7 @@ class Lines:
         return fetch, get_features
 
     def vector_steps(self, ACC):
-        """The same for a single vector."""
+        """The `matrix_steps` of a single vector."""
         PLACE, COPY = self.place, self.copy
 
         @device

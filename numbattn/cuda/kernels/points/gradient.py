@@ -27,15 +27,15 @@ from .arguments import APART, COLUMNS, FEW, ROWS, VECTORS, PointTiles, parameter
 from .features import part_differences_step
 from .kinds import of_products, pair_step, steps_of
 from .loop import loop_steps
-from .outer import Sums, few_sums, latest, outer, same, tile_of_sums
-from .pairs import Pairs
+from .outer import OuterSums, few_sums, latest, outer, same, tile_of_sums
+from .pairs import PairSteps
 
 
 def point_gradient(
     *, dtype, dim, dim_b, unit, tile_m, tile_n, threads, lanes, chunks, stages, blocks, kind, given, mask, nbytes,
 ):  # fmt: skip
     """The kernel for points of `dim` dimensions and `dim_b` features of b and c; given, kind: see `point_sums`."""
-    pairs = Pairs(dtype, dim, dim_b, unit, tile_m, tile_n, threads, lanes, chunks, stages, nbytes)
+    pairs = PairSteps(dtype, dim, dim_b, unit, tile_m, tile_n, threads, lanes, chunks, stages, nbytes)
     keep_points, fetch_points, get_points, distances = pairs.distances(dim, kind)
     keep_rows, fetch_columns, shift_of = pairs.shifts(given)
     keep_c, (fetch_b, get_b), inner = pairs.kept(dim_b, FEW), pairs.walked(dim_b, FEW), pairs.inner(dim_b, FEW)
@@ -76,8 +76,8 @@ def point_gradient(
 
 
 def displacements(pairs, dim, kind):
-    """The Sums of W (x - y) over columns, add(dX, W, X, Y), doubled when they are saved, save(matrix, dX, points, m0);
-    or those of W y."""
+    """The OuterSums of W (x - y) over columns, add(dX, W, X, Y), doubled when they are saved, save(matrix, dX, points,
+    m0); or those of W y."""
     if of_products(kind):
         return with_points(outer(pairs, dim, DIFFERENCES), of_y)
     if dim <= DIFFERENCES:
@@ -113,7 +113,7 @@ def with_points(sums, given):
 
 
 def many_displacements(pairs, dim):
-    """The same for many dimensions, from W Y and the sums of W."""
+    """`displacements` of many dimensions, from W Y and the sums of W."""
     X_TILE, PARTS, ACC, ROWS_OF = tile_of_sums(pairs, dim), pairs.layout.row_parts(), pairs.ACC, pairs.rows_of
     TWO, ZERO, left = ACC(2), ACC(0), left_operand(pairs.layout, pairs.shared, ACC, dim)
 
@@ -132,7 +132,7 @@ def many_displacements(pairs, dim):
         X = convert(load(aligned(points, ROWS_OF), X_TILE, m0), ACC)
         save(aligned(matrix, ROWS_OF), (X * row_sum(total) - WY) * TWO, m0)
 
-    return Sums(none, same, add, latest, save_tile)
+    return OuterSums(none, same, add, latest, save_tile)
 
 
 # As those of `point_sums`

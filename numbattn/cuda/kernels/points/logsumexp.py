@@ -15,14 +15,14 @@ from ..shared.visibility import MASK
 from .arguments import APART, COLUMNS, VECTORS, PointTiles, parameters, rows_of
 from .kinds import steps_of
 from .loop import loop_steps
-from .pairs import Pairs
+from .pairs import PairSteps
 
 
 def point_logsumexp(
     *, dtype, dim, dim_b, unit, tile_m, tile_n, threads, lanes, chunks, stages, blocks, kind, given, mask, nbytes,
 ):  # fmt: skip
     """The kernel for points of `dim` dimensions. Other parameters: see `point_sums`."""
-    pairs = Pairs(dtype, dim, dim_b, unit, tile_m, tile_n, threads, lanes, chunks, stages, nbytes)
+    pairs = PairSteps(dtype, dim, dim_b, unit, tile_m, tile_n, threads, lanes, chunks, stages, nbytes)
     keep_points, fetch_points, get_points, distances = pairs.distances(dim, kind)
     _, fetch_columns, shift_of = pairs.shifts(given)
     exponent, ACC = steps_of(kind, pairs.ACC).exponent, pairs.ACC

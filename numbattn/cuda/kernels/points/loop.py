@@ -9,7 +9,7 @@ from ..shared.visibility import band_of, element_test, needs_test, steps_to_next
 from .outer import latest, same
 
 
-class Block(NamedTuple):
+class PointBlock(NamedTuple):
     """A block's tile of rows of a matrix, and the tiles of columns that these see."""
 
     batch: Any
@@ -27,8 +27,8 @@ class Block(NamedTuple):
 
 
 def block_steps(mask, tile_m, tile_n):
-    """Device functions: (mO, mask) -> the Block of this block, and the mask of its segment; (mask, block, n_block) ->
-    the next tile of columns after this one."""
+    """Device functions: (mO, mask) -> the PointBlock of this block, and the mask of its segment; (mask, block,
+    n_block) -> the next tile of columns after this one."""
     TILE_M, TILE_N = tile_m, tile_n
     band_at, steps = band_of(mask), steps_to_next(mask)
     tiles_of, tile_of, mask_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m), mask_within_step(mask)
@@ -47,8 +47,8 @@ def block_steps(mask, tile_m, tile_n):
         n_block = n_block + steps(mask, batch, head, m_block, n_block, n_blocks - n_block)
         # beyond a sequence's length there may be NaN
         seen_query, seen_key = query + maximum(band[2], 1), key + maximum(band[3], 1)
-        block = Block(batch, head, m_block, m0, n_block, n_blocks, band, query, end_query, seen_query, key, seen_key)
-        return block, mask
+        rows_and_columns = query, end_query, seen_query, key, seen_key
+        return PointBlock(batch, head, m_block, m0, n_block, n_blocks, band, *rows_and_columns), mask
 
     @device
     def next_tile(mask, block, n_block):
@@ -75,7 +75,7 @@ def mask_steps(mask, layout, tile_m, tile_n, hidden=0):
     return needs_mask, masked
 
 
-class Part(NamedTuple):
+class ColumnPart(NamedTuple):
     """A tile of pairs in registers, for some of the columns that are copied together."""
 
     stage: Any
@@ -85,10 +85,11 @@ class Part(NamedTuple):
 
 
 def loop_steps(pairs, mask, fetch, hidden=0):
-    """Device functions: (array with the axes of rows, mask) -> the Block of this block, and the mask of its segment;
-    (P, mask, block, part) -> P, `hidden` where it is masked; and a function (add, begin, end) -> the loop, a device
-    function (found, given, mask, block) -> the result of found = add(found, given, mask, block, part) for each Part in
-    turn. For the Parts of one tile begin(found) may start another sum, which end(found, new) adds to the one before.
+    """Device functions: (array with the axes of rows, mask) -> the PointBlock of this block, and the mask of its
+    segment; (P, mask, block, part) -> P, `hidden` where it is masked; and a function (add, begin, end) -> the loop, a
+    device function (found, given, mask, block) -> the result of found = add(found, given, mask, block, part) for each
+    ColumnPart in turn. For those of one tile begin(found) may start another sum, which end(found, new) adds to the one
+    before.
 
     fetch: a device function (given, block, stage, n0) that starts to copy columns from n0 on. The next tile is in
     flight while this one is computed.
@@ -119,7 +120,8 @@ def loop_steps(pairs, mask, fetch, hidden=0):
                 is_masked = needs_mask(mask, block, this)
                 new = begin(found)
                 for chunk in range(CHUNKS):
-                    new = add(new, given, mask, block, Part(stage, chunk, this * TILE_N + chunk * COLS, is_masked))
+                    part = ColumnPart(stage, chunk, this * TILE_N + chunk * COLS, is_masked)
+                    new = add(new, given, mask, block, part)
                 found = end(found, new)
                 if not IN_TURN:
                     stage = 1 - stage

@@ -14,7 +14,7 @@ from ..shared.smallest import smallest_steps
 from ..shared.visibility import MASK
 from .arguments import APART, VECTORS, PointTiles, parameters, rows_of
 from .loop import loop_steps
-from .pairs import Pairs
+from .pairs import PairSteps
 
 NEAREST = "Nearest"  # in place of a kind, before k
 
@@ -23,7 +23,7 @@ def point_nearest(
     *, dtype, dim, dim_b, unit, tile_m, tile_n, threads, lanes, chunks, stages, blocks, kind, given, mask, nbytes,
 ):  # fmt: skip
     """The kernel for points of `dim` dimensions; kind: NEAREST and k. Other parameters: see `point_sums`."""
-    pairs = Pairs(dtype, dim, dim_b, unit, tile_m, tile_n, threads, lanes, chunks, stages, nbytes)
+    pairs = PairSteps(dtype, dim, dim_b, unit, tile_m, tile_n, threads, lanes, chunks, stages, nbytes)
     keep_points, fetch_points, get_points, distances = pairs.distances(dim, kind)
     start, add_tile, finish = smallest_steps(pairs.layout, pairs.ACC, int(kind.split()[1]), pairs.shared)
 

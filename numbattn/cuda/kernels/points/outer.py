@@ -8,7 +8,7 @@ from ..shared.layouts import left_operand, sums, vector
 from .features import no_sums_step, part_sums_step, save_sums_step, two_sums_step
 
 
-class Sums(NamedTuple):
+class OuterSums(NamedTuple):
     """Device functions for sums over columns."""
 
     none: Any  # () -> sums of nothing
@@ -29,24 +29,24 @@ def latest(sums, new):
 
 
 def few_sums(layout, ACC, count, add, factor=1.0):
-    """The Sums of `count` features on CUDA cores, times a factor. Each tile is summed on its own: one sum of all terms
-    of a thread would lose more digits."""
+    """The OuterSums of `count` features on CUDA cores, times a factor. Each tile is summed on its own: one sum of
+    all terms of a thread would lose more digits."""
     none = no_sums_step(layout, ACC, count)
 
     @device
     def begin(sums):
         return none()
 
-    return Sums(none, begin, add, two_sums_step(count), save_sums_step(count, ACC(factor)))
+    return OuterSums(none, begin, add, two_sums_step(count), save_sums_step(count, ACC(factor)))
 
 
 def tile_of_sums(pairs, count):
-    """The layout of a tile of sums of `count` features. pairs: a `pairs.Pairs`."""
+    """The layout of a tile of sums of `count` features. pairs: a PairSteps."""
     return sums(pairs.unit, pairs.lanes, pairs.tile_m, count, pairs.threads, run=vector(pairs.dtype))
 
 
 def outer(pairs, count, most):
-    """The Sums of P B, with `count` features of B; more than `most` are many."""
+    """The OuterSums of P B, with `count` features of B; more than `most` are many."""
     if count <= most:
         return few_sums(pairs.layout, pairs.ACC, count, part_sums_step(count))
     left, ZERO, ROWS_OF = left_operand(pairs.layout, pairs.shared, pairs.ACC, count), pairs.ACC(0), pairs.rows_of
@@ -64,4 +64,4 @@ def outer(pairs, count, most):
     def save_tile(matrix, O, m0):
         save(aligned(matrix, ROWS_OF), O, m0)
 
-    return Sums(none, same, add, latest, save_tile)
+    return OuterSums(none, same, add, latest, save_tile)

@@ -14,7 +14,7 @@ from .features import Lines, load_rows_step, near_steps, product, squared_differ
 from .kinds import of_products
 
 
-class Pairs:
+class PairSteps:
     """The layout of a tile of pairs, places in shared memory, and steps of kernels."""
 
     def __init__(self, dtype, dim, dim_b, unit, tile_m, tile_n, threads, lanes, chunks, stages, nbytes):

@@ -14,7 +14,7 @@ from .arguments import APART, COLUMNS, FEW, ROWS, VECTORS, PointTiles, parameter
 from .kinds import pair_step, steps_of
 from .loop import loop_steps
 from .outer import outer
-from .pairs import Pairs
+from .pairs import PairSteps
 
 
 def point_sums(
@@ -24,7 +24,7 @@ def point_sums(
 
     given: the names of the vectors that the call has; kind: its string, see `kinds`.
     """
-    pairs = Pairs(dtype, dim, dim_b, unit, tile_m, tile_n, threads, lanes, chunks, stages, nbytes)
+    pairs = PairSteps(dtype, dim, dim_b, unit, tile_m, tile_n, threads, lanes, chunks, stages, nbytes)
     keep_points, fetch_points, get_points, distances = pairs.distances(dim, kind)
     keep_rows, fetch_columns, shift_of = pairs.shifts(given)
     (fetch_b, get_b), sums = pairs.walked(dim_b, FEW), outer(pairs, dim_b, FEW)

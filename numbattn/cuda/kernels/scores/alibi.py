@@ -11,13 +11,13 @@ from .kind import ValueAndSlope
 
 class AlibiKind(Distance):
     name, of = "alibi", Alibi
-    is_natural, takes_few_registers, is_weighted, is_sloped = False, True, True, True
+    is_scaled, takes_few_registers, is_weighted, is_sloped = False, True, True, True
 
     def types(self, number):
         return array_type(np.dtype(number.name), 2), self.offset_type  # slopes
 
-    def steps(self, at, unit, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
-        (own, _), (own_key, distance) = unit, distance_steps(self.part, at, layout, ACC, transposed)
+    def steps(self, at, scaling, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
+        (own, _), (own_key, distance) = scaling, distance_steps(self.part, at, layout, ACC, transposed)
 
         @device
         def look_up(scores, tile, batch, head, m0, n0):

@@ -9,10 +9,10 @@ from ...views import fits_tensor_map
 from ...words.signatures import array_type
 from ...words.steps import array_of_part
 from ..shared.layouts import DTYPES
-from .kind import Kind, ValueAndSlope
+from .kind import ScoreKind, ValueAndSlope
 
 
-class BiasKind(Kind):
+class BiasKind(ScoreKind):
     name, of = "bias", Bias
     looks_up, is_packed = True, False
 
@@ -25,8 +25,8 @@ class BiasKind(Kind):
     def types(self, number):
         return (array_type(DTYPES[self.dtype], 4),)
 
-    def steps(self, at, unit, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
-        (_, natural), ONE = unit, ACC(1)
+    def steps(self, at, scaling, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
+        (_, to_scaled), ONE = scaling, ACC(1)
         ROWS_OF = Alignment(0 if transposed else self.nbytes)
 
         @device
@@ -46,7 +46,7 @@ class BiasKind(Kind):
 
         @device
         def step(S, F, found, scores, batch, head, m0, n0):
-            return ValueAndSlope(S * natural(ONE, scores) + convert(found, ACC), F)
+            return ValueAndSlope(S * to_scaled(ONE, scores) + convert(found, ACC), F)
 
         @device
         def from_shared(scores, tile, batch, head, m0, n0):

@@ -11,7 +11,7 @@ from .kind import kind
 def distance_step(part, at, wanted, ACC, SUM, add_pending):
     """The device function (pending, diagonals, scores, sums, batch, head, m0, n0) -> pending, which adds to the
     gradients of a part's arrays, as `function.read_step` does, from `diagonal_sums` of dS, keys by queries from n0 and
-    m0 on. See `Kind.steps_by_distance`.
+    m0 on. See `ScoreKind.steps_by_distance`.
 
     What a thread's diagonals read is found before anything is added: so it waits once for what is looked up.
     """

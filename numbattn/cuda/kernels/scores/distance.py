@@ -6,13 +6,13 @@ from ...tile import INDEX, convert, device, diagonal_index, index, minimum, shap
 from ...words.steps import OFFSETS, array_of_offset
 from ..shared.layouts import places_of
 from ..shared.visibility import EDGE, LINE
-from .kind import Kind, kind
+from .kind import ScoreKind, kind
 
 BY_MATRIX, BY_SEGMENT, BY_QUERY = "matrix", "segment", "query"  # what has offsets, if there is no single one
 ALIGNED = "aligned"  # within segments: by segment or by query, depending on the kernel
 
 
-class Distance(Kind):
+class Distance(ScoreKind):
     @property
     def offset(self):
         return " ".join(self.about)

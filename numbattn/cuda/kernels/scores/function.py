@@ -22,14 +22,14 @@ from ...words.signatures import array_type
 from ...words.steps import array_of_function
 from ..shared import exact_sums
 from ..shared.origin import PLACE, PLACE_TYPES
-from .kind import READS, Kind, ValueAndSlope, kind, nothing_ahead
+from .kind import READS, ScoreKind, ValueAndSlope, kind, nothing_ahead
 
 MOST_ELEMENTS = 2**31 - 1  # of gradients, which int32 counts
 FARTHEST_PLACE = 2**24  # up to which integers are float32, too: see tile.mapping
 KNOWN = {}  # the function.Identity of each function of this process, by digest
 
 
-class FunctionKind(Kind):
+class FunctionKind(ScoreKind):
     name, of = "function", Score
     may_decrease = may_be_far = looks_up = True
     gradient = READS
@@ -58,18 +58,18 @@ class FunctionKind(Kind):
         function = self.identity.key[order] or differentiated(self.identity, order)
         return mapped_over(layout, transposed, at)(function, same if order else number_of)
 
-    def steps(self, at, unit, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
-        (_, natural), ONE = unit, ACC(1)
+    def steps(self, at, scaling, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
+        (_, to_scaled), ONE = scaling, ACC(1)
         if not has_derivative:  # it is not even looked for
             value_of = self.mapped(0, at, layout, ACC, transposed)
 
             @device
             def value_alone(S, F, found, scores, batch, head, m0, n0):
-                return ValueAndSlope(value_of(S * natural(ONE, scores), scores, batch, head, m0, n0), F)
+                return ValueAndSlope(value_of(S * to_scaled(ONE, scores), scores, batch, head, m0, n0), F)
 
             return nothing_ahead, value_alone
 
-        value_and_slope = self.derivatives(at, unit, layout, ACC, transposed, order=1)
+        value_and_slope = self.derivatives(at, scaling, layout, ACC, transposed, order=1)
 
         @device
         def step(S, F, found, scores, batch, head, m0, n0):
@@ -78,15 +78,15 @@ class FunctionKind(Kind):
 
         return nothing_ahead, step
 
-    def derivatives(self, at, unit, layout, ACC, transposed=False, order=2):
+    def derivatives(self, at, scaling, layout, ACC, transposed=False, order=2):
         """Derivatives are 0 where the score is -inf, before the function or after it."""
-        (_, natural), ONE, HIDDEN = unit, ACC(1), ACC(-np.inf)
+        (_, to_scaled), ONE, HIDDEN = scaling, ACC(1), ACC(-np.inf)
         value_of, *slopes_of = (self.mapped(each, at, layout, ACC, transposed) for each in range(order + 1))
         slope_of, bend_of = slopes_of[0], slopes_of[-1]
 
         @device
         def values(S, scores, batch, head, m0, n0):
-            S = S * natural(ONE, scores)
+            S = S * to_scaled(ONE, scores)
             value = value_of(S, scores, batch, head, m0, n0)
             return S, value, (S != HIDDEN) & (value != HIDDEN)
 
@@ -153,19 +153,19 @@ class ShiftKind(FunctionKind):
         """A matrix is probably looked up for each element."""
         return any(ndim > 1 for _, ndim in self.arrays)
 
-    def steps(self, at, unit, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
-        return shift_steps(self.mapped(0, at, layout, ACC, transposed), unit, layout, ACC)
+    def steps(self, at, scaling, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
+        return shift_steps(self.mapped(0, at, layout, ACC, transposed), scaling, layout, ACC)
 
 
-def shift_steps(added_of, unit, layout, ACC):
+def shift_steps(added_of, scaling, layout, ACC):
     """The steps of a function that only adds to S. added_of: the device function (S, scores, batch, head, m0, n0) ->
     the terms, where S is 0."""
-    (_, natural), ONE, NOTHING = unit, ACC(1), ACC(-0.0)  # x + -0.0 is x
+    (_, to_scaled), ONE, NOTHING = scaling, ACC(1), ACC(-0.0)  # x + -0.0 is x
 
     @device
     def step(S, F, found, scores, batch, head, m0, n0):
         added = added_of(full(layout, NOTHING), scores, batch, head, m0, n0)
-        return ValueAndSlope(S * natural(ONE, scores) + added, F)
+        return ValueAndSlope(S * to_scaled(ONE, scores) + added, F)
 
     return nothing_ahead, step
 
@@ -302,9 +302,9 @@ def read_step(part, number, wanted, ACC, SUM, add_pending):
 
 
 def class_steps(part, number, wanted, ACC, SUM, layout):
-    """The same for functions that are `is_by_class`, from dS summed by query and class of the key, by a product with a
-    matrix of zeros and ones. Device functions: (scores, batch, head, n0) -> that matrix, of keys and classes; (tile of
-    such sums, scores, sums, batch, head, m0) adds them. layout: of both tiles."""
+    """`read_step` for functions that are `is_by_class`, from dS summed by query and class of the key, by a product with
+    a matrix of zeros and ones. Device functions: (scores, batch, head, n0) -> that matrix, of keys and classes; (tile
+    of such sums, scores, sums, batch, head, m0) adds them. layout: of both tiles."""
     derivative, CLASSES = by_last_index(kind(part).identity.function, wanted), layout.shape[1]
     ZERO, ONE, NOWHERE = ACC(0), ACC(1), 0
 

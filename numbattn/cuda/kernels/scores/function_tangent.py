@@ -1,8 +1,8 @@
 """Tangents of the arrays that functions read: how functions and their derivatives move while S does not.
 
-Compiled in are "moving", "moving-shift" for a function that only adds, or "still" if all tangents are zero, the
-function's digest, a 0 or 1 for each array, whether its gradient is wanted, and dtype:ndim of the arrays and of their
-tangents, which are stored one after the other in one array.
+Compiled in are "function-tangent", "shift-tangent" for a function that only adds, or "zero-tangent" if all tangents are
+zero, the function's digest, a 0 or 1 for each array, whether its gradient is wanted, and dtype:ndim of the arrays and
+of their tangents, which are stored one after the other in one array.
 """
 
 import numpy as np
@@ -16,8 +16,8 @@ from .function import FunctionKind, ShiftKind, check_places, counted, mapped_ele
 from .kind import kind
 
 
-class MovingKind(FunctionKind):
-    name, of = "moving", ScoreTangent
+class FunctionTangentKind(FunctionKind):
+    name, of = "function-tangent", ScoreTangent
 
     @property
     def wanted(self):
@@ -42,8 +42,8 @@ class MovingKind(FunctionKind):
         return mapped_elements(of_element, layout, transposed, at)
 
     def moves(self, order, at, layout, ACC, transposed):
-        """The same, (S, value, tscores, batch, head, m0, n0), but 0 where the score is -inf, before the function or
-        after it. value: the score after it."""
+        """What `moved` returns, but (S, value, tscores, batch, head, m0, n0), and 0 where the score is -inf, before the
+        function or after it. value: the score after it."""
         moved, HIDDEN = self.moved(order, at, layout, ACC, transposed), ACC(-np.inf)
 
         @device
@@ -60,25 +60,25 @@ class MovingKind(FunctionKind):
         identity = score._identity_of(problem.sum_dtype)
         only_adds = part_of(identity, tuple([(x.dtype.name, x.ndim) for x in score.arrays]))
         is_shift = only_adds.startswith(ShiftKind.name)
-        name = "still" if part._is_zero else "moving-shift" if is_shift else "moving"
+        name = "zero-tangent" if part._is_zero else "shift-tangent" if is_shift else "function-tangent"
         wanted = "".join(str(int(x)) for x in score._wanted)
         text = " ".join([name, identity.digest, wanted, *(f"{x.dtype.name}:{x.ndim}" for x in arrays)])
         return text, (), {array_of_function(number, which): x for which, x in enumerate(arrays)}
 
 
-class StillKind(MovingKind):
+class ZeroTangentKind(FunctionTangentKind):
     """A function whose arrays' tangents are all zero."""
 
-    name, is_zero = "still", True
+    name, is_zero = "zero-tangent", True
 
 
-class MovingShiftKind(MovingKind):
+class ShiftTangentKind(FunctionTangentKind):
     """A function that only adds a term that does not depend on S."""
 
-    name = "moving-shift"
+    name = "shift-tangent"
 
-    def steps(self, at, unit, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
-        return shift_steps(self.moved(0, at, layout, ACC, transposed), unit, layout, ACC)
+    def steps(self, at, scaling, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
+        return shift_steps(self.moved(0, at, layout, ACC, transposed), scaling, layout, ACC)
 
 
 def read_tangent_step(tangent, at, ACC, SUM, add_pending):

@@ -21,10 +21,10 @@ class ValueAndSlope(NamedTuple):
     slope: Any
 
 
-class Kind:
+class ScoreKind:
     name = ""  # the first word
     of = None  # the class in numbattn.scores
-    is_natural = True  # whether it takes S as an exponent of e, scale Q K^T; else Q K^T
+    is_scaled = True  # whether it takes S scaled, as an exponent of e: scale Q K^T; else Q K^T
     may_decrease = False  # whether its derivative may be negative
     is_bounded = False  # whether S after it is of moderate size, whatever it was before
     may_be_far = False  # whether it may add float32's finfo.min, a mask of some libraries
@@ -65,22 +65,23 @@ class Kind:
         """The types of its arguments; number: of a number in the dtype of sums."""
         raise NotImplementedError
 
-    def steps(self, at, unit, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
+    def steps(self, at, scaling, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
         """Two device functions: what is looked up ahead (scores, tile, batch, head, m0, n0), and the step itself, (S,
         F, found, scores, batch, head, m0, n0) -> the ValueAndSlope after the part.
 
-        at: the place of its arguments in Scores.parts; unit: see score.units; by_tma: whether TMA has loaded `tile`.
+        at: the place of its arguments in Scores.parts; scaling: see `score.scaling_steps`; by_tma: whether TMA has
+        loaded `tile`.
         """
         raise NotImplementedError
 
-    def derivatives(self, at, unit, layout, ACC, transposed=False, order=2):
+    def derivatives(self, at, scaling, layout, ACC, transposed=False, order=2):
         """For a part that is not linear, the device function (S, scores, batch, head, m0, n0) -> tiles of S after the
         part, its derivative, and, unless the order is 1, its second derivative."""
         raise NotImplementedError
 
-    def levels(self, at, unit, layout, ACC):
-        """If the part adds a single number, a level, to some tiles, device functions: (S, scores, batch, head, m0, n0)
-        -> S after the part; (scores, batch, head, m0, n0) -> whether it is such a tile, and the level."""
+    def constant_on_tile(self, at, scaling, layout, ACC):
+        """If the part adds one number, a level, to all elements of some tiles, the device function (S, scores, batch,
+        head, m0, n0) -> S, the level and the factor of S, as in `score.softmax_score_steps`; else None."""
 
     def weighted_sum(self, at, layout, ACC):
         """If the gradient of its array is a weighted sum of dS, the device function (total, dS, scores, batch, head,
@@ -121,7 +122,7 @@ class Kind:
 
 @lru_cache(maxsize=1024)
 def kind(part):
-    """The Kind of a part."""
+    """The ScoreKind of a part."""
     return CLASSES[part.partition(" ")[0]](part)
 
 

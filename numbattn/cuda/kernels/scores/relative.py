@@ -17,9 +17,9 @@ class RelativeBiasKind(Distance):
     def types(self, number):
         return array_type(np.dtype(number.name), 3), self.offset_type  # the table
 
-    def steps(self, at, unit, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
-        (_, natural), ONE = unit, ACC(1)
-        by_element, shared_entry = relative_steps(self.part, at, unit, layout, ACC, transposed)
+    def steps(self, at, scaling, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
+        (_, to_scaled), ONE = scaling, ACC(1)
+        by_element, shared_entry = relative_steps(self.part, at, scaling, layout, ACC, transposed)
 
         @device
         def one_by_one(S, F, found, scores, batch, head, m0, n0):
@@ -29,22 +29,22 @@ class RelativeBiasKind(Distance):
         def step(S, F, found, scores, batch, head, m0, n0):
             (table, _), (is_shared, entry) = scores.parts[at], shared_entry(scores, batch, head, m0, n0)
             if is_shared:
-                return ValueAndSlope(S * natural(ONE, scores) + table[batch, head, entry], F)
+                return ValueAndSlope(S * to_scaled(ONE, scores) + table[batch, head, entry], F)
             return ValueAndSlope(by_element(S, scores, batch, head, m0, n0), F)
 
         return nothing_ahead, one_by_one if self.offset == BY_QUERY else step
 
-    def levels(self, at, unit, layout, ACC):
+    def constant_on_tile(self, at, scaling, layout, ACC):
         if self.offset == BY_QUERY:
             return None
-        (_, natural), ZERO, ONE = unit, ACC(0), ACC(1)
-        by_element, shared_entry = relative_steps(self.part, at, unit, layout, ACC)
+        (_, to_scaled), ZERO, ONE = scaling, ACC(0), ACC(1)
+        by_element, shared_entry = relative_steps(self.part, at, scaling, layout, ACC)
 
         @device
         def with_level(S, scores, batch, head, m0, n0):
             (table, _), (is_shared, entry) = scores.parts[at], shared_entry(scores, batch, head, m0, n0)
             if is_shared:
-                return S, table[batch, head, entry], natural(ONE, scores)
+                return S, table[batch, head, entry], to_scaled(ONE, scores)
             return by_element(S, scores, batch, head, m0, n0), ZERO, ONE
 
         return with_level
@@ -73,17 +73,17 @@ class RelativeBiasKind(Distance):
         grad[...] = sum_broadcast(table, grad.shape)
 
 
-def relative_steps(part, number, unit, layout, ACC, transposed=False):
+def relative_steps(part, number, scaling, layout, ACC, transposed=False):
     """Device functions: (S, scores, batch, head, m0, n0) -> S plus the entry of each element; (scores, batch, head, m0,
     n0) -> whether the whole tile has one entry, as far from the diagonal, and which."""
-    (_, natural), (own_key, entries), ONE = unit, entry_steps(part, number, layout, transposed), ACC(1)
+    (_, to_scaled), (own_key, entries), ONE = scaling, entry_steps(part, number, layout, transposed), ACC(1)
     LAST_ROW, LAST_COL = (size - 1 for size in layout.shape)
     BEFORE, AHEAD = (LAST_COL, LAST_ROW) if transposed else (LAST_ROW, LAST_COL)    # its last query, its last key
 
     @device
     def by_element(S, scores, batch, head, m0, n0):
         (table, _), (key, offsets) = scores.parts[number], own_key(scores, batch, head, m0)
-        return S * natural(ONE, scores) + take(table[batch, head], entries(key, offsets, n0, table))
+        return S * to_scaled(ONE, scores) + take(table[batch, head], entries(key, offsets, n0, table))
 
     @device
     def shared_entry(scores, batch, head, m0, n0):

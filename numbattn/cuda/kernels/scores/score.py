@@ -16,7 +16,7 @@ from ...words.signatures import array_type
 from ...words.steps import tangent_of_part
 from ..shared.layouts import sum_type
 from .kind import ValueAndSlope, kind, nothing_ahead
-from .traits import is_natural, parts_of
+from .traits import is_scaled, parts_of
 
 
 class Scores(NamedTuple):
@@ -24,7 +24,7 @@ class Scores(NamedTuple):
 
     scale: Any
     inverse_scale: Any
-    parts: Any  # the arguments of each part but a sink: see Kind.types
+    parts: Any  # the arguments of each part but a sink: see ScoreKind.types
     logits: Any  # (batch, heads), if there is a sink
 
 
@@ -40,7 +40,7 @@ class ScoreArgument(Argument):
 
     @staticmethod
     def fields(planner, work, parts):
-        """The fields; parts: of each its number in names of arrays, its string, and the Lowered."""
+        """The fields; parts: of each its number in names of arrays, its string, and the LoweredPart."""
         if parts:
             yield from ("scale", "inverse_scale")
         for number, part, lowered in sorted(parts, key=lambda x: not kind(x[1]).has_step):
@@ -49,7 +49,7 @@ class ScoreArgument(Argument):
 
 
 class ScoreTangents(ScoreArgument):
-    """The same for the parts that have a tangent, with the tangents in place of their arrays."""
+    """The fields of Scores for the parts that have a tangent, with the tangents in place of their arrays."""
 
     def flat(self, planner, work):
         parts = enumerate(zip(work.tscore, planner.call.tscore))
@@ -109,10 +109,10 @@ def score_steps_ahead(score, layout, ACC, transposed=False, after=-1, has_room=T
     if not parts:
         return nothing_ahead, as_it_is, linear, to_log2_of(score, ACC)
 
-    steps = [
-        kind(part).steps(at, units(parts[:at], part), layout, ACC, transposed, by_tma, has_derivative=at > after)
-        for at, part in enumerate(parts)
-    ]
+    steps = []
+    for at, part in enumerate(parts):
+        scaling, has_derivative = scaling_steps(parts[:at], part), at > after
+        steps.append(kind(part).steps(at, scaling, layout, ACC, transposed, by_tma, has_derivative))
     if after >= 0:  # derivatives of earlier parts are not needed
         steps[: after + 1] = map(without_derivative, steps[: after + 1])
     (look_up, every_step), ONE = reduce(then, steps), ACC(1)
@@ -131,7 +131,7 @@ def softmax_score_steps(score, layout, ACC, has_levels=True, by_tma=False):
     *before, last = parts_of(score) or [None]
     with_level = None
     if last is not None and has_levels:
-        with_level = kind(last).levels(len(before), units(before, last), layout, ACC)
+        with_level = kind(last).constant_on_tile(len(before), scaling_steps(before, last), layout, ACC)
     if with_level is None:
         look_up, apply, *_ = score_steps_ahead(score, layout, ACC, after=len(score), by_tma=by_tma)
 
@@ -152,9 +152,8 @@ def softmax_score_steps(score, layout, ACC, has_levels=True, by_tma=False):
     return look_up, apply_but_level
 
 
-def units(before, part):
-    """Device functions (x, scores) for a part after these: a number in the unit in which it is added; the factor of S.
-    """
+def scaling_steps(before, part):
+    """Device functions (x, scores) for a part after these: x as it is added to S; x times what scales S."""
 
     @device
     def same(x, scores):
@@ -168,9 +167,9 @@ def units(before, part):
     def multiplied(x, scores):
         return x * scores.scale
 
-    if is_natural(before):
+    if is_scaled(before):
         return same, same
-    return (same, multiplied) if is_natural([part]) else (divided, same)
+    return (same, multiplied) if is_scaled([part]) else (divided, same)
 
 
 def to_log2_of(score, ACC):
@@ -178,14 +177,14 @@ def to_log2_of(score, ACC):
     LOG2E = ACC(LOG2_E)
 
     @device
-    def of_natural(scale):
+    def of_scaled(scale):
         return LOG2E
 
     @device
     def of_raw(scale):
         return scale * LOG2E
 
-    return of_natural if is_natural(score) else of_raw
+    return of_scaled if is_scaled(score) else of_raw
 
 
 @device

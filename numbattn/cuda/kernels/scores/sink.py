@@ -3,10 +3,10 @@
 from ....scores.sink import Sink
 from ...tile import device, exp2, maximum, reciprocal, where
 from ...words.numbers import LOG2_E
-from .kind import WITH_DELTA, Kind
+from .kind import WITH_DELTA, ScoreKind
 
 
-class SinkKind(Kind):
+class SinkKind(ScoreKind):
     name, of, takes_few_registers, gradient = "sink", Sink, True, WITH_DELTA
 
 

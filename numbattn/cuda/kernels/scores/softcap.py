@@ -5,18 +5,18 @@ import numpy as np
 from ....scores.softcap import Softcap
 from ...tile import device, exp2, reciprocal, tanh, where
 from ...words.numbers import LOG2_E
-from .kind import Kind, ValueAndSlope, nothing_ahead
+from .kind import ScoreKind, ValueAndSlope, nothing_ahead
 
 
-class SoftcapKind(Kind):
+class SoftcapKind(ScoreKind):
     name, of = "softcap", Softcap
     is_bounded, takes_few_registers, differs_by_head = True, True, False
 
     def types(self, number):
         return number, number  # the cap, and 1 / cap
 
-    def steps(self, at, unit, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
-        value_and_slope = self.derivatives(at, unit, layout, ACC, order=1)
+    def steps(self, at, scaling, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
+        value_and_slope = self.derivatives(at, scaling, layout, ACC, order=1)
 
         @device
         def step(S, F, found, scores, batch, head, m0, n0):
@@ -25,20 +25,20 @@ class SoftcapKind(Kind):
 
         return nothing_ahead, step
 
-    def derivatives(self, at, unit, layout, ACC, transposed=False, order=2):
-        (_, natural), TWO_LOG2E, bounded = unit, ACC(2 * LOG2_E), tanh_step(ACC if self.about else None)
+    def derivatives(self, at, scaling, layout, ACC, transposed=False, order=2):
+        (_, to_scaled), TWO_LOG2E, bounded = scaling, ACC(2 * LOG2_E), tanh_step(ACC if self.about else None)
 
         @device
         def rest(S, scores):
             """r = 1 / (exp(2 x) + 1), so that tanh(x) = 1 - 2 r."""
             _, inverse = scores.parts[at]
-            return reciprocal(exp2(S * natural(inverse * TWO_LOG2E, scores)) + 1)
+            return reciprocal(exp2(S * to_scaled(inverse * TWO_LOG2E, scores)) + 1)
 
         @device
         def first(S, scores, batch, head, m0, n0):
             """cap tanh(x), and its derivative 4 r (1 - r), off by 1e-7, absolute."""
             (cap, inverse), r = scores.parts[at], rest(S, scores)
-            return cap * bounded(S * natural(inverse, scores), r), 4 * r * (1 - r)
+            return cap * bounded(S * to_scaled(inverse, scores), r), 4 * r * (1 - r)
 
         @device
         def both(S, scores, batch, head, m0, n0):

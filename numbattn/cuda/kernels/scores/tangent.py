@@ -10,7 +10,7 @@ from itertools import zip_longest
 
 from ...tile import device
 from .kind import kind
-from .score import units
+from .score import scaling_steps
 from .traits import parts_of
 
 
@@ -26,7 +26,7 @@ def tangent_steps(score, tangents, layout, ACC, transposed=False, after=-1):
     steps, before, given, counted = [], [], [], 0
     for part, tangent in zip_longest(score, tangents, fillvalue=""):
         if kind(part).has_step:
-            about = units(before, part), layout, ACC, transposed
+            about = scaling_steps(before, part), layout, ACC, transposed
             if kind(part).is_nonlinear:
                 is_counted = len(before) > after
                 of_arrays = tangent, len(parts_of(given))
@@ -50,23 +50,24 @@ def tangent_steps(score, tangents, layout, ACC, transposed=False, after=-1):
     return (apply, times) if counted else (apply_linear, linear)
 
 
-def linear_step(part, at, tangent, at_tangent, unit, layout, ACC, transposed):
+def linear_step(part, at, tangent, at_tangent, scaling, layout, ACC, transposed):
     """The step of a part that only adds: (S, tS, FF, scores, tscores, batch, head, m0, n0) -> S, tS, FF.
 
     tangent: the same part with the tangent of its array, or ""; at_tangent: its place in the parts of tscores.
     """
-    look_up, apply = kind(part).steps(at, unit, layout, ACC, transposed, has_derivative=False)
-    (_, natural), ONE = unit, ACC(1)
+    look_up, apply = kind(part).steps(at, scaling, layout, ACC, transposed, has_derivative=False)
+    (_, to_scaled), ONE = scaling, ACC(1)
 
     @device
     def of_constant(S, tS, FF, scores, tscores, batch, head, m0, n0):
         S, _ = apply(S, S, look_up(scores, (), batch, head, m0, n0), scores, batch, head, m0, n0)
-        return S, tS * natural(ONE, scores), FF
+        return S, tS * to_scaled(ONE, scores), FF
 
     if not tangent or kind(tangent).is_zero:
         return of_constant
 
-    look_up_tangent, add_tangent = kind(tangent).steps(at_tangent, unit, layout, ACC, transposed, has_derivative=False)
+    about = scaling, layout, ACC, transposed
+    look_up_tangent, add_tangent = kind(tangent).steps(at_tangent, *about, has_derivative=False)
 
     @device
     def of_variable(S, tS, FF, scores, tscores, batch, head, m0, n0):
@@ -78,26 +79,26 @@ def linear_step(part, at, tangent, at_tangent, unit, layout, ACC, transposed):
     return of_variable
 
 
-def nonlinear_step(part, at, counted, tangent, at_tangent, unit, layout, ACC, transposed):
-    """The same for other parts. counted: how many earlier parts are in F, which is () without any; None if this part
-    does not go into F. tangent, at_tangent: as for a `linear_step`."""
-    derivatives = kind(part).derivatives(at, unit, layout, ACC, transposed, order=1 if counted is None else 2)
-    (_, natural), ONE = unit, ACC(1)
+def nonlinear_step(part, at, counted, tangent, at_tangent, scaling, layout, ACC, transposed):
+    """The step of a part that does more than add. counted: how many earlier parts are in F, which is () without any;
+    None if this part does not go into F. All else is as for a `linear_step`."""
+    derivatives = kind(part).derivatives(at, scaling, layout, ACC, transposed, order=1 if counted is None else 2)
+    (_, to_scaled), ONE = scaling, ACC(1)
 
     @device
     def forward(S, tS, FF, scores, tscores, batch, head, m0, n0):
         S, slope = derivatives(S, scores, batch, head, m0, n0)
-        return S, tS * natural(ONE, scores) * slope, FF
+        return S, tS * to_scaled(ONE, scores) * slope, FF
 
     @device
     def first(S, tS, FF, scores, tscores, batch, head, m0, n0):
         S, slope, bend = derivatives(S, scores, batch, head, m0, n0)
-        tS = tS * natural(ONE, scores)
+        tS = tS * to_scaled(ONE, scores)
         return S, tS * slope, (slope, tS * bend)
 
     step = forward if counted is None else first
     if tangent and not kind(tangent).is_zero:
-        step = moving_step(step, tangent, at_tangent, counted is not None, unit, layout, ACC, transposed)
+        step = moving_step(step, tangent, at_tangent, counted is not None, scaling, layout, ACC, transposed)
 
     @device
     def following(S, tS, FF, scores, tscores, batch, head, m0, n0):
@@ -108,22 +109,22 @@ def nonlinear_step(part, at, counted, tangent, at_tangent, unit, layout, ACC, tr
     return following if counted else step
 
 
-def moving_step(step, tangent, at, has_bend, unit, layout, ACC, transposed):
+def moving_step(step, tangent, at, has_bend, scaling, layout, ACC, transposed):
     """The step of a function whose arrays have tangents, from the step without them. has_bend: whether there is an F,
     of this function alone."""
-    (_, natural), ONE, about = unit, ACC(1), (at, layout, ACC, transposed)
+    (_, to_scaled), ONE, about = scaling, ACC(1), (at, layout, ACC, transposed)
     of_value = kind(tangent).moves(0, *about)
     of_slope = kind(tangent).moves(1, *about) if has_bend else None
 
     @device
     def forward(S, tS, FF, scores, tscores, batch, head, m0, n0):
         value, tS, FF = step(S, tS, FF, scores, tscores, batch, head, m0, n0)
-        return value, tS + of_value(S * natural(ONE, scores), value, tscores, batch, head, m0, n0), FF
+        return value, tS + of_value(S * to_scaled(ONE, scores), value, tscores, batch, head, m0, n0), FF
 
     @device
     def with_bend(S, tS, FF, scores, tscores, batch, head, m0, n0):
         value, tS, (slope, tslope) = forward(S, tS, FF, scores, tscores, batch, head, m0, n0)
-        bend = of_slope(S * natural(ONE, scores), value, tscores, batch, head, m0, n0)
+        bend = of_slope(S * to_scaled(ONE, scores), value, tscores, batch, head, m0, n0)
         return value, tS, (slope, tslope + bend)
 
     return with_bend if has_bend else forward

@@ -41,9 +41,9 @@ def is_packed(score):
     return all(kind(part).is_packed for part in score)
 
 
-def is_natural(score):
-    """Whether S after all parts is an exponent of e; else it is Q K^T plus slopes."""
-    return any(kind(part).is_natural for part in parts_of(score))
+def is_scaled(score):
+    """Whether S after all parts is scaled, an exponent of e; else it is Q K^T plus slopes."""
+    return any(kind(part).is_scaled for part in parts_of(score))
 
 
 def may_be_far(score):

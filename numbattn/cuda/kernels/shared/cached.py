@@ -25,7 +25,7 @@ from ...words.signatures import array_type
 EIGHT_BITS = {"int8": np.dtype(np.int8), "float8_e4m3fn": np.dtype(np.uint8)}  # the dtypes of the arrays that hold them
 
 
-class Cached(NamedTuple):
+class CacheSteps(NamedTuple):
     """Device functions. `cache` is the tuple of a cache's other arrays: the table, the scales of k, those of v."""
 
     dtype: Any  # of the arrays k and v
@@ -40,7 +40,8 @@ class Cached(NamedTuple):
 
 
 def cached(shared, dtype, held, layout, page_size, warps):
-    """The Cached of k and v, which have the dtype of q, or the one named `held`. layout: of S, a tile for each warp."""
+    """The CacheSteps of k and v, which have the dtype of q, or the one named `held`. layout: of S, a tile for each
+    warp."""
     first, tokens_of = int(bool(page_size)), tokens_step(page_size)
     tables = [array_type(np.int32, 2)] * first
 
@@ -49,7 +50,7 @@ def cached(shared, dtype, held, layout, page_size, warps):
         return tokens_of(matrices, cache, work.batch, work.head_k, keys, alignment)
 
     if held is None:
-        return Cached(dtype, None, rows_of, *[no_scales] * 2, *[unscaled] * 3, tables)
+        return CacheSteps(dtype, None, rows_of, *[no_scales] * 2, *[unscaled] * 3, tables)
     if held == "int8":
         more = 64 if dtype == np.float16 else 1                 # P times a small scale would be subnormal
         load_k, of_keys = scale_of_tokens(shared, layout, warps, rows_of, first, 1)
@@ -59,7 +60,7 @@ def cached(shared, dtype, held, layout, page_size, warps):
     else:
         functions = no_scales, no_scales, scale_of_head(first), unscaled, scale_of_head(first + 1)
         scales = [array_type(np.float32, 1)] * 2
-    return Cached(EIGHT_BITS[held], dtype, rows_of, *functions, [*tables, *scales])
+    return CacheSteps(EIGHT_BITS[held], dtype, rows_of, *functions, [*tables, *scales])
 
 
 def tokens_step(page_size):

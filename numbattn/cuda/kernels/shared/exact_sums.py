@@ -33,7 +33,7 @@ def add_exactly(pending, sums):
 
 @device
 def add_atomically(pending, sums):
-    """The same for a sum that is a float."""
+    """Add a number to a sum that is a float. pending: as for `add_exactly`."""
     element, total = pending
     if total != 0:
         add_element(sums, element, total)

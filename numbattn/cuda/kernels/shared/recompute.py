@@ -50,7 +50,7 @@ def mask_step(mask, layout, transposed=False):
 
 
 def mask_step_with_dp(mask, layout, transposed=False):
-    """The same for P, F and dP, if tiles are not cleared beyond a sequence's length: 0 * NaN is NaN."""
+    """`mask_step` for P, F and dP, if tiles are not cleared beyond a sequence's length: 0 * NaN is NaN."""
     sees = element_test(mask, layout, transposed)
 
     @device

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from ...tile import device, minimum
 
 
-class Share(NamedTuple):
+class MatrixShare(NamedTuple):
     """Part number `part` of the score matrices that a matrix of an array is broadcast to: [first, end) of these."""
 
     own_batch: Any
@@ -24,7 +24,7 @@ def share_of(number, parts, own_batches, own_heads, batches, heads):
     served_heads = 1 if own_heads > 1 else heads
     count = served_heads if own_batches > 1 else batches * served_heads
     size = (count + parts - 1) // parts
-    return Share(own_batch, own_head, part, served_heads, part * size, minimum((part + 1) * size, count))
+    return MatrixShare(own_batch, own_head, part, served_heads, part * size, minimum((part + 1) * size, count))
 
 
 @device

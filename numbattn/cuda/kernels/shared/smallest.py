@@ -73,7 +73,7 @@ def by_row(layout, cols):
 
 
 def smallest_steps(layout, ACC, k, shared):
-    """The same for any k, with sorted tiles of k columns.
+    """`minimum_steps` for any k, with sorted tiles of k columns.
 
     If a warp's rows of a tile have an element less than the last one so far, they go through shared memory to threads
     that have whole rows and insert the elements one by one.

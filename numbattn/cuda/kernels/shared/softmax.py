@@ -63,7 +63,7 @@ def softmax_parts(ACC, far=False, exact=False):
         return exp2(S * (scale_log2 if factor is None else factor * scale_log2) - in_log2(zero, scale_log2))
 
     @device
-    def subtracted_first(S, zero, scale_log2, factor=None):  # factor is 1: after what may be far S is natural
+    def subtracted_first(S, zero, scale_log2, factor=None):  # factor is 1: after what may be far S is scaled
         return exp2((S - zero) * scale_log2)
 
     return NO_MAX, new_max, subtracted_first if far else fused

@@ -12,7 +12,7 @@ from ...tile import Alignment, allocate, copy_async, device, dot, dots, full, op
 from .layouts import buffers, left_operand
 
 
-class Rows(NamedTuple):
+class OperandRows(NamedTuple):
     """Some rows of a head."""
 
     batch: Any
@@ -23,7 +23,7 @@ class Rows(NamedTuple):
 
 def tiles_step(shared, dtype, threads, rows, width, has_tangent, nbytes, stages=1):
     """Device functions for an operand's tiles and their tangents: (stage, X, tX, rows, first) copies one of each, of
-    these Rows, from arrays (batch, heads, rows, features), where tX is a tuple of one or none; (stage) -> the tiles.
+    these OperandRows, from arrays (batch, heads, rows, features), where tX is a tuple of one or none; (stage) -> these.
     """
     (PLACE, COPY), *others = buffers(shared, dtype, threads, rows, [width] * (1 + has_tangent), stages)
     TANGENT, HAS_TANGENT, ROWS_OF = others[0][0] if others else PLACE, has_tangent, Alignment(nbytes)

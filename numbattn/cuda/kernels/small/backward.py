@@ -62,7 +62,7 @@ from .steps import (
 )
 
 
-class At(NamedTuple):
+class KeyMatrix(NamedTuple):
     """The matrix that a block computes."""
 
     number: Any  # of its keys: none is left from batches * heads_k on
@@ -170,20 +170,20 @@ def small_backward(
 
 
 def walk_step(grouped):
-    """The device function (turn, heads, group_size) -> the matrix At that a block computes in turn number `turn`."""
+    """The device function (turn, heads, group_size) -> the KeyMatrix that a block computes in turn number `turn`."""
 
     @device
     def of_group(turn, heads, group_size):
         group, member = split(turn, group_size)
         number = block_index() + group * grid_size()
         batch, head_k = split(number, heads // group_size)
-        return At(number, batch, head_k * group_size + member, head_k, member == group_size - 1)
+        return KeyMatrix(number, batch, head_k * group_size + member, head_k, member == group_size - 1)
 
     @device
     def of_one(turn, heads, group_size):
         number = block_index() + turn * grid_size()
         batch, head = split(number, heads)
-        return At(number, batch, head, head, True)
+        return KeyMatrix(number, batch, head, head, True)
 
     return of_group if grouped else of_one
 
@@ -279,7 +279,7 @@ def row_steps(S_TILE, ACC, score, dlse):
 
 
 def given_steps(S_TILE, dtype):
-    """The same from lse in base 2 and delta, which are padded and not read after the queries."""
+    """`row_steps` from lse in base 2 and delta, which are padded and not read after the queries."""
     ROWS, (first_low, _, recompute) = S_TILE.row_vector(), low_steps(dtype)
 
     @device

@@ -50,7 +50,7 @@ from .steps import (
 )
 
 
-class At(NamedTuple):
+class QueryMatrix(NamedTuple):
     """The matrix that a block computes."""
 
     number: Any  # none is left from batches * heads on
@@ -83,7 +83,7 @@ def small_forward(
 
     @device
     def fetch(number, matrices, heads, group_size, stage, mQ, mK, mV, mask):
-        """Returns an At."""
+        """Returns a QueryMatrix."""
         batch, head = split(number, heads)
         band = mask.lo, mask.hi, mask.queries, mask.keys
         if number < matrices:
@@ -92,7 +92,7 @@ def small_forward(
             fetch_k(mK, batch, head // group_size, band[3], stage)
             fetch_v(mV, batch, head // group_size, band[3], stage)
         commit_copies()
-        return At(number, batch, head, band)
+        return QueryMatrix(number, batch, head, band)
 
     def kernel(mQ, mK, mV, mO, mLse, mLow, mask, scores, drops, group_size, scale_log2, kept_scale):
         batches, heads, queries = shape(mLse)

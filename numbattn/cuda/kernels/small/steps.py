@@ -22,7 +22,7 @@ from ...tile import (
     where,
 )
 from ...words.spec import BY_HEAD, SHARED
-from ..scores import is_natural, score_steps
+from ..scores import is_scaled, score_steps
 from ..shared.layouts import buffers, sum_type
 from ..shared.visibility import PACKED, band_test, has_states, in_band, is_looked_up, looked_up_test
 from ..tables import compiled_in, has_tensor_cores
@@ -87,7 +87,7 @@ def keeps_score(work, grouped):
 
 
 def heads_apart(sharing, work):
-    """How many heads have something of their own. sharing: SHARED, BY_HEAD or "", who shares it."""
+    """How many heads have something of their own. sharing: SHARED, BY_HEAD or "", how widely it is shared."""
     return work.problem.heads if sharing == BY_HEAD else 1
 
 
@@ -173,7 +173,7 @@ def score_steps_of_block(shared, score, S_TILE, ACC, keeps_score):
         return keep_nothing, apply_now, pull_back
 
     rows, cols = S_TILE.shape
-    PLACE, ZERO, IS_NATURAL = shared.tile(1, rows * cols, ACC), ACC(0), is_natural(score)
+    PLACE, ZERO, IS_SCALED = shared.tile(1, rows * cols, ACC), ACC(0), is_scaled(score)
 
     @device
     def keep(scores, head):
@@ -182,7 +182,7 @@ def score_steps_of_block(shared, score, S_TILE, ACC, keeps_score):
 
     @device
     def apply_kept(S, scores, batch, head):
-        if IS_NATURAL:
+        if IS_SCALED:
             S = S * scores.scale
         return S + get_registers(allocate(PLACE), S_TILE), S
 

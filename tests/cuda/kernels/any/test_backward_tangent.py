@@ -230,8 +230,8 @@ FAULTS = {
         "\n                    P, tP = masked(": "\n                    P, _ = masked(",
         "\n                    dP, tdP, F, tF = clear_tangents(":
             "\n                    _, tdP, F, tF = clear_tangents(",
-        "queries = Rows(batch, head, query, maximum(band[2], 1))\n            m_block":
-            "queries = Rows(batch, head, query, 20)\n            m_block",
+        "queries = OperandRows(batch, head, query, maximum(band[2], 1))\n            m_block":
+            "queries = OperandRows(batch, head, query, 20)\n            m_block",
         "\n                P, tP = masked(": "\n                P, _ = masked(",
         "maximum(band[3], 1)": "35",
     },
@@ -253,8 +253,8 @@ FAULTS = {
         "segment.first_query, segment.first_padded_row, keys_of": "segment.first_query, segment.first_query, keys_of",
         "segment.first_key, segment.first_padded_row, queries_of":
             "segment.first_key, segment.first_query, queries_of",
-        "queries = Rows(batch, head, query, maximum(band[2], 1))\n        keys":
-            "queries = Rows(batch, head, 0, maximum(band[2], 1))\n        keys",
+        "queries = OperandRows(batch, head, query, maximum(band[2], 1))\n        keys":
+            "queries = OperandRows(batch, head, 0, maximum(band[2], 1))\n        keys",
         "if work.segments:": "if False:",
     },
     "test_scores": {

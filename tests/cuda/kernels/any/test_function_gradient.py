@@ -118,12 +118,12 @@ def test_the_same_bits_on_a_gpu(rng):
 
 
 FAULTS = {
-    "S * natural(ONE, given.scores), dS": "S, dS",
+    "S * to_scaled(ONE, given.scores), dS": "S, dS",
     "(end + TILE_N - 1) // TILE_N": "end // TILE_N",
     "heads, matrix % heads": "heads, matrix // heads",
     "sum_of(walk, given, (NONE, ZERO)), walk.sums)": "(NONE, ZERO), walk.sums)",
     "test_tangents": {
         "sum(map(bool, tangents[:after]))": "after",
-        "S * unit, tS * unit": "S * unit, tS",
+        "S * scale, tS * scale": "S * scale, tS",
     },
 }

@@ -114,14 +114,14 @@ def test_parts_of_dq_are_those_of_the_consumers():
 FAULTS = {
     "cuda/kernels/hopper/variants.py": {
         "cuda/plan/test_planner.py::test_a_consumer_has_registers_for_both_sums_unless_much_is_looked_up": {
-            'Row("128 nonlinear dropout", WIDE)': 'Row("192 nonlinear dropout", WIDE)',
+            'Case("128 nonlinear dropout", WIDE)': 'Case("192 nonlinear dropout", WIDE)',
             '"128 nonlinear dropout", WIDE)': '"nonlinear dropout", WIDE)',
             "is_looked_up(work.mask) or looks_up(work.score)": "is_looked_up(work.mask)",
             '"64 intervals", WIDE)': '"192 intervals", WIDE)',
-            'Row("64 intervals", WIDE)': 'Row("intervals", WIDE)',
+            'Case("64 intervals", WIDE)': 'Case("intervals", WIDE)',
         },
         "cuda/plan/test_planner.py::test_no_sums_that_are_much_larger_than_dq": {
-            'Row("narrow", BOTH)': 'Row("192 narrow", BOTH)',
+            'Case("narrow", BOTH)': 'Case("192 narrow", BOTH)',
             "work.problem.head_dim <= 32": "False",
         },
     },
@@ -169,7 +169,7 @@ FAULTS = {
         "        release(sdS)\n": "",
         "first * CONSUMERS + part, dq_place(sdS, part)": "first * CONSUMERS, dq_place(sdS, part)",
         "send_dq(sdS, sent, mSums, tile)": "pass",
-        "            add_dq(sdS, walk.last, mSums, tile)": "            pass",
+        "            add_dq(sdS, walk.previous, mSums, tile)": "            pass",
         "sdS.index % PLACES * CONSUMERS": "0",
     },
     "cuda/kernels/hopper/backward_wide.py": {

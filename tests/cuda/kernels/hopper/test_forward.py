@@ -78,7 +78,7 @@ def test_dropout(rng):
 
 
 FAULTS = {
-    "skip(K, V, tile, args.mask, here, ahead, tile.n_blocks)": "K, V, here, ahead",
+    "skip(K, V, tile, args.mask, here, next_state, tile.n_blocks)": "K, V, here, next_state",
     "if RESCALES_FIRST:\n                O = rescaled(O, alpha)": "if RESCALES_FIRST:\n                pass",
     "if not RESCALES_FIRST:\n                O = rescaled(O, alpha)": "if not RESCALES_FIRST:\n                pass",
     "            wait(K)\n            S = dot(": "            S = dot(",

@@ -8,7 +8,7 @@ from numbattn.cuda import points
 from numbattn.cuda.kernels.hopper import parts, wide_logsumexp
 from numbattn.cuda.kernels.hopper.chunks import ChunkTiles
 from numbattn.cuda.kernels.points import norms
-from numbattn.cuda.points import Points
+from numbattn.cuda.points import PointsBackend
 from numbattn.points import formula, kinds
 from tests.cuda.works import NAMED, kernels
 from tests.points.test_formula import drawn
@@ -31,7 +31,7 @@ def check(rng, columns=True, times=1, **about):
     if columns:
         w[..., 3] = -np.inf
     gpu = GPU(HOPPER)
-    found = Points(lambda: gpu).logsumexp(problem, inputs, kinds.GAUSSIAN, w)[0], formula.logsumexp(
+    found = PointsBackend(lambda: gpu).logsumexp(problem, inputs, kinds.GAUSSIAN, w)[0], formula.logsumexp(
         problem, inputs, kinds.GAUSSIAN, w)
     (program,) = gpu.programs.values()
     name = "hopper_wide_logsumexp" if inputs.q.shape[-1] > 64 else "hopper_logsumexp"
@@ -77,7 +77,7 @@ def test_points_of_half_precision(rng, dtype):
     x, y = (rng.standard_normal((rows, 20)).astype(NAMED[dtype]).astype(np.float32) for rows in (30, 50))
     w = rng.standard_normal(50).astype(np.float32)
     problem, inputs = describe(x, y, y[..., :0])
-    found = Points(lambda: GPU(HOPPER)).logsumexp(problem, inputs, kinds.GAUSSIAN, w, rate=rate)[0]
+    found = PointsBackend(lambda: GPU(HOPPER)).logsumexp(problem, inputs, kinds.GAUSSIAN, w, rate=rate)[0]
     t = ((x.astype(float)[..., :, None, :] - y[..., None, :, :]) ** 2).sum(-1)
     wanted = np.log(np.exp(w[..., None, :] - rate / 2 * t).sum(-1))
     assert abs(found - wanted).max() < 2e-5

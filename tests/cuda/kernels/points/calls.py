@@ -6,7 +6,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import numbattn as na
 from numbattn.call.problem import describe
 from numbattn.cuda.kernels.points.arguments import PointTiles
-from numbattn.cuda.points import Points
+from numbattn.cuda.points import PointsBackend
 from numbattn.points import kinds
 from tests.points import plain
 from tests.tools.device import AMPERE, GPU, HOPPER
@@ -36,7 +36,7 @@ def drawn(rng, dtype=np.float32, batch=(1, 1), m=40, n=70, d=3, e=1):
 def check(x, y, b, c, kind=kinds.GAUSSIAN, mask=None, device=HOPPER, only=("sums", "gradient"), **vectors):
     """Both passes, or only one."""
     gpu, (problem, inputs) = GPU(device), describe(x, y, b, mask=mask)
-    points, visible = Points(lambda: gpu), True
+    points, visible = PointsBackend(lambda: gpu), True
     given = {name: x.astype(problem.sum_dtype) for name, x in vectors.items()}
     found = {name: getattr(points, name)(problem, inputs, kind, *[c] * (name == "gradient"), **given) for name in only}
     if mask is not None:
@@ -60,7 +60,7 @@ def drawn_far(rng, d, e):
 def check_far(rng, function, d, e=2, kind=kinds.EXPONENTIAL, device=AMPERE, rtol=2e-6):
     """Points far from the centre cost no digits, for their differences are taken."""
     problem, inputs, x, y, b = drawn_far(rng, d, e)
-    got = getattr(Points(lambda: GPU(device)), function)(problem, inputs, kind, apart=kinds.Apart(x, y, 1 / 9))
+    got = getattr(PointsBackend(lambda: GPU(device)), function)(problem, inputs, kind, apart=kinds.Apart(x, y, 1 / 9))
     x, y = (points.astype(float) / 3 for points in (x, y))
     wanted = plain.sums(kind, x, y, b) if function == "sums" else plain.logsumexp(kind, x, y)
     assert_allclose(got, wanted, atol=rtol * abs(wanted).max())
@@ -74,7 +74,7 @@ def check_others_stay(rng, d, e, device):
     for first in (y[:4], x[:4]):
         y[:4] = first
         given, apart = describe(x, y, b), kinds.Apart(x, y, 1)
-        found.append(Points(lambda: GPU(device)).sums(*given, kinds.EXPONENTIAL, apart=apart))
+        found.append(PointsBackend(lambda: GPU(device)).sums(*given, kinds.EXPONENTIAL, apart=apart))
     assert_array_equal(*found)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from numbattn.cuda.points import Points
+from numbattn.cuda.points import PointsBackend
 from numbattn.points import formula, kinds
 from tests.cuda.works import NAMED
 from tests.points.test_formula import MASKS, drawn
@@ -18,7 +18,7 @@ def check(rng, kind=kinds.GAUSSIAN, device=AMPERE, dtype="float32", columns=True
     w = rng.standard_normal((*problem.batch, problem.seqlen_k)).astype(problem.sum_dtype) * 3 if columns else None
     if columns:
         w[..., 4] = -np.inf
-    got = Points(lambda: GPU(device)).logsumexp(problem, inputs, kind, w)[0]
+    got = PointsBackend(lambda: GPU(device)).logsumexp(problem, inputs, kind, w)[0]
     np.testing.assert_allclose(got, formula.logsumexp(problem, inputs, kind, w), atol=BOUNDS[dtype])
 
 
@@ -52,7 +52,7 @@ def test_many_tiles(rng, d):
 @simulated_only
 def test_nothing_in_sight(rng):
     problem, inputs, _, _ = drawn(rng, e=0, n=0)
-    assert (Points(lambda: GPU(AMPERE)).logsumexp(problem, inputs, kinds.GAUSSIAN)[0] == -np.inf).all()
+    assert (PointsBackend(lambda: GPU(AMPERE)).logsumexp(problem, inputs, kinds.GAUSSIAN)[0] == -np.inf).all()
 
 
 FAULTS = {

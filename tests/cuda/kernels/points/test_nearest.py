@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from numbattn.call.problem import describe
-from numbattn.cuda.points import Points
+from numbattn.cuda.points import PointsBackend
 from numbattn.points import formula
 from tests.cuda.works import NAMED
 from tests.points import plain
@@ -17,7 +17,8 @@ BOUNDS = {"float16": 1e-5, "bfloat16": 1e-5, "float32": 1e-5, "float64": 1e-12} 
 
 def check(rng, k=1, device=AMPERE, dtype="float32", **about):
     problem, inputs, (x, y, _), visible = drawn(rng, dtype=NAMED[dtype], e=0, **about)
-    (t, j), (wanted, first) = (f(problem, inputs, k) for f in (Points(lambda: GPU(device)).nearest, formula.nearest))
+    backend = PointsBackend(lambda: GPU(device))
+    (t, j), (wanted, first) = (f(problem, inputs, k) for f in (backend.nearest, formula.nearest))
     np.testing.assert_allclose(t, wanted, rtol=BOUNDS[dtype], atol=BOUNDS[dtype] * x.shape[-1])
     exact = ((x[..., :, None, :].astype(float) - y[..., None, :, :]) ** 2).sum(-1)
     exact = np.where(visible, exact, np.nan)
@@ -55,7 +56,7 @@ def test_points_far_off(rng, dtype):
     """Which no centre brings nearer; a point is its own first neighbour."""
     x = (100 + rng.standard_normal((20, 12))).astype(NAMED[dtype])
     problem, inputs = describe(x, x, x[:, :0])
-    t, j = Points(lambda: GPU(AMPERE)).nearest(problem, inputs, 3)
+    t, j = PointsBackend(lambda: GPU(AMPERE)).nearest(problem, inputs, 3)
     wanted, first = plain.nearest(x, x, 3)
     np.testing.assert_allclose(t, wanted, rtol=1e-6)
     np.testing.assert_array_equal(j[:, 0], first[:, 0])
@@ -74,7 +75,8 @@ def test_of_equal_ones_the_first(rng, k, d):
     y = np.round(rng.standard_normal((1, 200, d)), 0).astype(np.float32)
     x, b = y[:, ::7], np.zeros((1, 200, 0), np.float32)
     problem, inputs = describe(x, y, b)
-    (t, j), (wanted, first) = (f(problem, inputs, k) for f in (Points(lambda: GPU(AMPERE)).nearest, formula.nearest))
+    backend = PointsBackend(lambda: GPU(AMPERE))
+    (t, j), (wanted, first) = (f(problem, inputs, k) for f in (backend.nearest, formula.nearest))
     np.testing.assert_array_equal(t, wanted)
     np.testing.assert_array_equal(j, first)
 
@@ -82,7 +84,7 @@ def test_of_equal_ones_the_first(rng, k, d):
 @simulated_only
 def test_nothing_in_sight(rng):
     problem, inputs, _, _ = drawn(rng, e=0, n=0)
-    t, j = Points(lambda: GPU(AMPERE)).nearest(problem, inputs, 2)
+    t, j = PointsBackend(lambda: GPU(AMPERE)).nearest(problem, inputs, 2)
     assert (t == np.inf).all()
     assert (j == -1).all()
 

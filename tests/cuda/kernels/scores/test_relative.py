@@ -29,8 +29,8 @@ FAULTS = {
     "entry_of(n0 - key + AHEAD, table)": "entry_of(n0 - key, table)",
     "(LAST_COL, LAST_ROW) if transposed": "(LAST_ROW, LAST_COL) if transposed",
     "table[batch, head, entry], F": "table[batch, head, 0], F",
-    "table[batch, head, entry], natural(ONE, scores)": "table[batch, head, 0], natural(ONE, scores)",
-    "head, entry], natural(ONE, scores)": "head, entry], ONE",
+    "table[batch, head, entry], to_scaled(ONE, scores)": "table[batch, head, 0], to_scaled(ONE, scores)",
+    "head, entry], to_scaled(ONE, scores)": "head, entry], ONE",
     (
         "cuda/kernels/scores/test_score.py::test_small_problems[simulated-CUDA cores-softcap-alibi-sink]",
         "cuda/kernels/scores/test_score.py::test_small_problems[simulated-CUDA cores-relative-softcap]",

@@ -148,7 +148,7 @@ FAULTS = {
         "test_small_problems[simulated-CUDA cores-pair bias-softcap-bias of queries]",
         "test_small_problems[simulated-CUDA cores-relative-function-shift]",
     ): {
-        "if is_natural(before):": "if is_natural([*before, part]):",
+        "if is_scaled(before):": "if is_scaled([*before, part]):",
         "return scale * LOG2E": "return LOG2E",
     },
     "cuda/kernels/scores/packed.py": {

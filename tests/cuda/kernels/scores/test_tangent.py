@@ -9,7 +9,7 @@ import pytest
 import numbattn as na
 from numbattn.base.origin import Origin
 from numbattn.call.problem import describe
-from numbattn.cuda.kernels.scores import CLASSES, is_natural, sink_tangent_step, tangent_steps
+from numbattn.cuda.kernels.scores import CLASSES, is_scaled, sink_tangent_step, tangent_steps
 from numbattn.cuda.kernels.scores.score import Scores
 from numbattn.cuda.tile import load, mma, save
 from numbattn.cuda.views import contiguous
@@ -129,7 +129,7 @@ def test_a_tile(rng, names, after, constant, transposed):
 
     inputs, found = tuple(map(np.ascontiguousarray, map(tile, given))), tuple(poisoned((16, 8)) for _ in range(4))
     launch(kernel, (1, 1, 1), 32, 0, inputs, found, scores, tscores, m0, n0)
-    factors = (1 if is_natural(score) else SCALE,) * 2 + (1, 1)
+    factors = (1 if is_scaled(score) else SCALE,) * 2 + (1, 1)
     for x, want, factor in zip(found, formulas(parts, tparts, after, *given.astype(float)), factors):
         np.testing.assert_allclose(x * factor, tile(want), rtol=1e-4, atol=1e-5)
 
@@ -154,8 +154,8 @@ def test_the_tangent_of_a_sink(rng):
 
 
 FAULTS = {
-    "tS * natural(ONE, scores), FF": "tS, FF",
-    "tS = tS * natural(ONE, scores)": "pass",
+    "tS * to_scaled(ONE, scores), FF": "tS, FF",
+    "tS = tS * to_scaled(ONE, scores)": "pass",
     "tF * slope + F * tslope": "tF * slope + tslope",
     "return dS * F, tdS * F + dS * tF": "return dS * F, tdS * F",
     "given += [tangent] * bool(tangent)": "given += [tangent]",

@@ -55,7 +55,7 @@ def interval_test(mask, band, batch, head, i, j):
 
 
 def gap_test(g):
-    """The same for gap number g: whether keys are outside of it."""
+    """The `cell_test` of gap number g: whether keys are outside of it."""
 
     @device
     def test(mask, band, batch, head, i, j):
@@ -93,7 +93,7 @@ def element_test(mask, layout, transposed=False):
 
 
 def looked_up_test(mask, layout, transposed=False):
-    """The same for the mask without its band."""
+    """`element_test` for the mask without its band."""
     grids = list(enumerate(grids_of(mask)))
     tests = [cell_test(g, kind) for g, kind in grids if not is_function(kind)]
     tests += [*[interval_test] * (BY_INTERVALS in mask), *map(gap_test, range(mask.count(GAP)))]

@@ -37,7 +37,7 @@ class Function(NamedTuple):
 
 
 def lowered_function(grid):
-    """The Lowered Grid of a Where."""
+    """The LoweredGrid of a Where."""
     where = grid.function
     KNOWN[where._identity.digest] = where._identity
     kind = " ".join([FUNCTION, where._identity.digest, *(f"{x.dtype.name}:{x.ndim}" for x in where.arrays)])

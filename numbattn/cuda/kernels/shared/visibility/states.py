@@ -157,5 +157,5 @@ def needs_test(mask):
 
 
 def needs_test_of_full(mask):
-    """The same for tiles whose states say that they are full."""
+    """`needs_test` for tiles whose states say that they are full."""
     return needs_test(tuple(kind for kind in mask if not (has_blocks(kind) or kind in (BY_INTERVALS, GAP))))
