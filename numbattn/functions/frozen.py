@@ -13,7 +13,7 @@ import hashlib
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple, TypeAlias
@@ -38,6 +38,12 @@ REFUSED = {
 }  # fmt: skip
 NARROW = frozenset(np.dtype(char).type for char in "bhilqBHILQ" if np.dtype(char) != np.int64)
 SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+ROUNDING = frozenset({
+    "around", "argmax", "argmin", "bool", "ceil", "copysign", "divmod", "fix", "floor", "floor_divide", "fmod",
+    "heaviside", "int", "int16", "int32", "int64", "int8", "isclose", "mod", "modf", "nextafter", "remainder", "rint",
+    "round", "searchsorted", "sign", "signbit", "trunc", "where",
+})  # fmt: skip
+JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
 BEYOND_INT64 = "int64 cannot hold: write a float"  # Numba drops bits of such an integer, or makes it uint64
 
 
@@ -79,8 +85,14 @@ class Frozen:
         return self.linked(lambda function: function, number=_wide)
 
     def of(self, dtype: Any) -> Frozen:
-        """The same for numbers of this dtype: as in NumPy, Python's floats in it do not make float64 of float32."""
-        return self._of_float32 if dtype == np.float32 else self
+        """The function for numbers of this dtype: as in NumPy, Python's floats in it do not make float64 of float32.
+        Where it branches or rounds they stay as they are, for their last bits may decide."""
+        return self._of_float32 if dtype == np.float32 and not self._decides else self
+
+    @cached_property
+    def _decides(self) -> bool:
+        """Whether it may branch or round."""
+        return any(map(_decides, self.pieces))
 
     @cached_property
     def _of_float32(self) -> Frozen:
@@ -278,6 +290,24 @@ def _wide(x: Any) -> Any:
     return _mapped(x, lambda x: float(x) if isinstance(x, np.floating) else x)
 
 
+def _decides(piece: BareFunction) -> bool:
+    called = [getattr(x, "__name__", "") for x in (*piece.globals.values(), *piece.cells.values()) if callable(x)]
+    return not ROUNDING.isdisjoint((*piece.code.co_names, *called)) or any(map(_chooses, _instructions(piece.code)))
+
+
+def _chooses(instruction: dis.Instruction) -> bool:
+    """Whether it compares, jumps, or rounds a quotient."""
+    name = instruction.opname if instruction.opname != "BINARY_OP" else instruction.argrepr.strip("=")
+    return instruction.opcode in JUMPS or name in ("COMPARE_OP", "//", "%") or name.endswith(("FLOOR_DIVIDE", "MODULO"))
+
+
+def _instructions(code: CodeType) -> Iterator[dis.Instruction]:
+    yield from dis.get_instructions(code)
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _instructions(inner)
+
+
 def _narrow_piece(piece: BareFunction) -> BareFunction:
     code, name, *surroundings, defaults, keywords = piece
     in_globals, in_cells = ({path: _narrow(x) for path, x in values.items()} for values in surroundings)
@@ -289,10 +319,10 @@ def _narrow(x: Any) -> Any:
     """Python's floats as float32."""
     if isinstance(x, CodeType):
         return x.replace(co_consts=tuple(map(_narrow, x.co_consts)))
-    return _mapped(x, lambda x: np.float32(x) if type(x) is float and _has_float32(x) else x)
+    return _mapped(x, lambda x: np.float32(x) if type(x) is float and has_float32(x) else x)
 
 
-def _has_float32(x: float) -> bool:
+def has_float32(x: float) -> bool:
     """Whether float32 is precise enough: it is not for large integers, and not beyond its normal numbers."""
     if x == 0 or not math.isfinite(x):
         return True

@@ -249,8 +249,8 @@ class Radial(Taken, WithLength):
     ----------
     function : callable
         ``function(t)`` of a number t, the squared distance: an ordinary Python function, compiled by Numba. It is taken
-        when the kernel is made, with all that it reads. Floats in it have the precision of sums. Its derivative at
-        t = 0 is taken to be 0 if it is not finite.
+        when the kernel is made, with all that it reads. Floats in it have the precision of sums, on a GPU only if it
+        neither branches nor rounds. Its derivative at t = 0 is taken to be 0 if it is not finite.
     length : float or array, (features,)
         > 0: one for all features, or one for each. CuPy arrays are not checked.
 

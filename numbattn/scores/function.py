@@ -73,8 +73,10 @@ class Score(Taken, Part):
     defined again in a loop, is not compiled again. Numbers that change from call to call belong in arrays. Divisions by
     0, roots and logarithms give what NumPy gives, inf or NaN, or 0 for integers. Derivatives at S = -inf are 0,
     those by elements of arrays, too. Floats that are written down have the precision of S, float32 for half precision,
-    too, unless an array is float64. On a GPU a function that only adds to S is as fast as the parts that do, 2.0 * s is
-    faster than 2 * s, there may be at most 2**24 queries and keys, and np.float32(i) has to be written float(i).
+    too, unless an array is float64. In a function that branches or rounds, which their last bits may decide, they stay
+    float64 beside numbers of integers, and on a GPU everywhere. There a function that only adds to S is as fast as the
+    parts that do, 2.0 * s is faster than 2 * s, there may be at most 2**24 queries and keys, and np.float32(i) has to
+    be written float(i).
 
     Examples
     --------

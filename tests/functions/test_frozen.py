@@ -231,6 +231,19 @@ def test_floats_of_float32():
     assert wide == [0.5, far, 1e-300, 16777217.0, exact, 3]
 
 
+def rounds(x):
+    return math.floor(x * 0.7)
+
+
+@pytest.mark.parametrize("function", [
+    lambda s: s if s / 10 <= 0.7 else -s, lambda s: s and 0.7, lambda s: s // 0.7, lambda s: s % 0.7, rounds,
+    lambda s: rounds(s), lambda s: int(s * 0.7), lambda s: sum(0.7 for _ in range(3)) + s,
+])  # fmt: skip
+def test_floats_that_may_decide_stay(function):
+    made = frozen(function)
+    assert made.of(np.float32) is made
+
+
 REFUSED = {
     "raise": (raises_inside, r"raises_inside has a raise or an assert in line \d+ of .*test_frozen.py, which a GPU"),
     "assert": (asserts, r"asserts has a raise or an assert in line \d+"),
@@ -281,6 +294,11 @@ FAULTS = {
     "x in NARROW": "False",
     'namespace = {"__builtins__": builtins}': "namespace = {}",
     "(*of_defaults, *keywords)": "()",
+    "test_floats_that_may_decide_stay": {
+        " and not self._decides": "",
+        "not ROUNDING.isdisjoint((*piece.code.co_names, *called)) or ": "",
+        "instruction.opcode in JUMPS or ": "",
+    },
     "test_floats_of_float32": {
         "{path: _narrow(x) for path, x in values.items()}": "values",
         "_narrow(defaults), of_keywords": "defaults, of_keywords",

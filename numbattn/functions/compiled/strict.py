@@ -5,7 +5,7 @@
 - so does round(x, n): it becomes a function that does not
 - int ** int is an integer even where the exponent is negative: refused; of constants it may be beyond int64: refused
 - ~True is False: refused
-- float32 and a whole number that is written down, as in 2 * s, make float64: the number becomes a float32, as in NumPy
+- float32 and a number that is written down, as in 2 * s, make float64: the number becomes a float32, as in NumPy
 """
 
 import math
@@ -25,6 +25,7 @@ from numba.core.untyped_passes import InlineClosureLikes, MakeFunctionToJitFunct
 from numba.extending import overload, register_jitable
 
 from ...base.interrupts import uninterrupted
+from ..frozen import has_float32
 
 NO_POWER = "has int ** int, which is a float if the exponent is negative: write float(x) ** y"
 NEGATIVE_POWER = "has a negative integer as an exponent: write x ** -1.0"
@@ -95,13 +96,15 @@ def beside(number, x):
 
 @overload(beside)
 def _beside(number, x):
-    """A whole number that float32 holds, in an operation with x."""
+    """A number that float32 holds, in an operation with x, which may be a dual number."""
+    while getattr(x, "is_dual", False):
+        x = x.dtype
     return (lambda number, x: np.float32(number)) if x == types.float32 else (lambda number, x: number)
 
 
 @register_pass(mutates_CFG=False, analysis_only=False)
 class Replacing(FunctionPass):
-    """Replace operators, and whole numbers in them, by the functions above."""
+    """Replace operators, and numbers in them, by the functions above."""
 
     _name = "numbattn_replaces_operators"
 
@@ -151,16 +154,17 @@ def _replace(statement, inserting):
     if value.op not in ("binop", "inplace_binop") or value.fn in POWERS:
         return False
     operands = {"lhs": value.rhs, "rhs": value.lhs}
-    whole = {name: other for name, other in operands.items() if _is_whole(getattr(value, name), func_ir)}
-    for name, other in whole.items() if len(whole) == 1 else ():
+    written = {name: other for name, other in operands.items() if _is_written(getattr(value, name), func_ir)}
+    for name, other in written.items() if len(written) == 1 else ():
         call = inserting.call(beside, [getattr(value, name), other])
         value._kws[name] = inserting.assign(beside.__name__, call)
-    return len(whole) == 1
+    return len(written) == 1
 
 
-def _is_whole(operand, func_ir):
+def _is_written(operand, func_ir):
+    """Whether it is a number that is written down, and that float32 can stand for."""
     number = guard(find_const, func_ir, operand)
-    return type(number) is int and abs(number) <= 2**24
+    return (type(number) is int and abs(number) <= 2**24) or (type(number) is float and has_float32(number))
 
 
 def _instead_of(value, func_ir):

@@ -56,8 +56,8 @@ def test_a_float_to_the_power_of_an_integer_divides_by_zero_as_numpy():
     np.testing.assert_allclose(got[0, 0], want / want.sum(), rtol=1e-12)
 
 
-def test_whole_numbers_do_not_make_float64_of_float32():
-    made = compiled(lambda x, i: (2 * x, x - 1, x / 3, (x > 1) + i + 1, i / 2, x + 16777217))
+def test_numbers_do_not_make_float64_of_float32():
+    made = compiled(lambda x, i: (2.0 * x, x - 1, x / 3, (x > 1) + i + 1, i / 2.0, x + 16777217))
     found = made(np.float32(0.5), 7)
     kinds = [str(kind) for kind in made.overloads[types.float32, types.int64].signature.return_type]
     assert kinds == ["float32"] * 3 + ["int64", "float64", "float64"]
