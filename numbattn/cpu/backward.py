@@ -8,13 +8,13 @@ import numpy as np
 from ..base.gradients import Gradients, sum_to
 from ..base.values import rounded, rowsum
 from ..functions.compiled.exponentials import exp
-from .arguments import kept, mask_of, matrices, numbers_of, readable, scratch_of, tiles_of
+from .arguments import kept, matrices, readable, scratch_of, tiles_of
 from .compile import Kernel
 from .forward import EXPONENTIAL
 from .launch import launch
 from .product import product, product_tn, row_dots
 from .record import Later, Record, data_address
-from .score import kept_in, nonlinear_in, score, steps_of
+from .score import kept_in, nonlinear_in, options_of, score
 from .score_gradients import merged, pull_back, shape_of, shapes_of, shares_of, sums_for
 from .subnormals import flush_subnormals, restore
 from .tile import (
@@ -46,11 +46,7 @@ BLOCKS = 16  # at least, even for few heads: a constant, so that gradients do no
 def backward(saved, do, dlse=None, deterministic=True):
     """The Gradients, bitwise reproducible."""
     problem, inputs = saved.problem, saved.inputs
-    given = (
-        operands_of(saved, do, dlse), mask_of(problem, inputs.mask),
-        steps_of(problem, inputs.score, inputs.origin, order=1, sums=True),
-        numbers_of(inputs.dropout, inputs.origin, inputs.scale),
-    )  # fmt: skip
+    given = operands_of(saved, do, dlse), *options_of(problem, inputs, order=1, sums=True)
     sizes = min(TILE_M, problem.seqlen_q), min(TILE_N, problem.seqlen_k)
     slopes = nonlinear_in(inputs.score) + kept_in(inputs.score)
     scratch, memory = scratch_of(problem, *sizes, backward=True, slopes=slopes)
@@ -58,8 +54,8 @@ def backward(saved, do, dlse=None, deterministic=True):
     work = plan.pairs * (3 * problem.head_dim + 2 * problem.head_dim_v + EXPONENTIAL)
     dq, dk, dv = [plan.new(shape, problem.sum_dtype) for shape in plan.shapes]
     sums = [np.zeros(*layout) for layout in plan.sums]
-    results = plan.results.filled(np.array([*map(data_address, sums)], np.int64), dq, dk, dv, held=sums)
-    launch(backward_kernel.given(scratch, *given, results), plan.blocks, work, memory)
+    record = plan.work.filled(np.array([*map(data_address, sums)], np.int64), dq, dk, dv, held=sums)
+    launch(backward_kernel.given(scratch, *given, record), plan.blocks, work, memory)
     dq = dq[0] if len(dq) == 1 else dq.sum(axis=0)
     of = (dq, inputs.q), (dk, inputs.k), (dv, inputs.v)
     grads = [rounded(sum_to(dx, x.shape), problem.result_dtype) for dx, x in of]
@@ -89,7 +85,7 @@ class BackwardPlan(NamedTuple):
 
     pairs: int  # of a query and a key
     blocks: int
-    results: Record  # of tiles, blocks, and sums and gradients, which are filled in later
+    work: Record  # the BackwardWork, but for sums and gradients, which are filled in later
     shapes: list  # of dq, in parts, dk and dv
     new: Any  # the function that allocates these
     sums: list  # shape and dtype of the sums for each wanted gradient
@@ -112,11 +108,11 @@ def plan_of(problem, mask, shapes, lead=()):
              (lead, (problem.heads_k, problem.seqlen_k, problem.head_dim_v))]  # fmt: skip
     grads = [Later((*first, batches, *size), problem.sum_dtype) for first, size in sizes]
     sums, layouts = sums_for(problem, shapes, shares, chunks, lead)
-    results = Record(tiles.table, tiles.starts, shares.order, shares.starts, chunks, sums, *grads)
+    record = Record(tiles.table, tiles.starts, shares.order, shares.starts, chunks, sums, *grads)
     new = np.empty if chunks == 1 else np.zeros  # blocks with a dK of their own clear it
     shapes = [(*first, *problem.batch[:-1], *size) for first, size in sizes]
     return BackwardPlan(
-        tiles.pairs, (len(shares.starts) - 1) * chunks, results, shapes, new, layouts, shares.firsts
+        tiles.pairs, (len(shares.starts) - 1) * chunks, record, shapes, new, layouts, shares.firsts
     )  # fmt: skip
 
 
@@ -136,8 +132,8 @@ def gradients_of_score(saved, do, dlse, summed):
         yield from part._rounded_gradients(found, problem.wide)
 
 
-class Given(NamedTuple):
-    """The inputs of a call."""
+class BackwardGiven(NamedTuple):
+    """The inputs of a call, in the order of its Records."""
 
     q: Any
     k: Any
@@ -154,7 +150,21 @@ class Given(NamedTuple):
     kept_scale: Any
 
 
-class Queries(NamedTuple):
+class BackwardWork(NamedTuple):
+    """Blocks, each every chunks-th tile of keys of some (batch, key head) pairs, and what they add to."""
+
+    tiles: Any  # WorkTiles.table
+    starts: Any  # WorkTiles.starts
+    pairs: Any  # Shares.order
+    shares: Any  # Shares.starts
+    chunks: Any
+    sums: Any
+    dq: Any
+    dk: Any
+    dv: Any
+
+
+class BackwardQueries(NamedTuple):
     """A tile of queries [m0, m_end) of a head, which sees the keys [first, end)."""
 
     batch: Any
@@ -175,20 +185,16 @@ class Queries(NamedTuple):
 
 
 @Kernel
-def backward_kernel(
-    first_block, end_block, stop, scratch, q, k, v, do, o, lse, low, dlse, mask, steps, drops, scale, kept_scale,
-    tiles, tile_starts, pairs, starts, chunks, sums, dq, dk, dv,
-):  # fmt: skip
-    """Blocks [first_block, end_block); a block is every chunks-th tile of keys of some (batch, key head) pairs."""
-    before, heads_k = flush_subnormals(), dk.shape[1]
-    given = Given(q, k, v, do, o, lse, low, dlse, mask, steps, drops, scale, kept_scale)
+def backward_kernel(first_block, end_block, stop, scratch, given: BackwardGiven, work: BackwardWork):
+    """Blocks [first_block, end_block)."""
+    before, heads_k, pairs = flush_subnormals(), work.dk.shape[1], work.pairs
     for block in range(first_block, end_block):
-        chunk, share = block % chunks, block // chunks
-        for number in range(starts[share], starts[share + 1]):
+        chunk, share = block % work.chunks, block // work.chunks
+        for number in range(work.shares[share], work.shares[share + 1]):
             if number + 1 < len(pairs):
                 prefetch_inputs(given, pairs[number + 1], heads_k)
             batch, head_k = pairs[number] // heads_k, pairs[number] % heads_k
-            add_gradients(batch, head_k, chunk, stop, scratch, given, tiles, tile_starts, chunks, sums, dq, dk, dv)
+            add_gradients(batch, head_k, chunk, stop, scratch, given, work)
     restore(before)
 
 
@@ -203,17 +209,16 @@ def prefetch_inputs(given, pair, heads_k):
 
 
 @inline
-def add_gradients(batch, head_k, chunk, stop, scratch, given, tiles, starts, chunks, sums, dq, dk, dv):
+def add_gradients(batch, head_k, chunk, stop, scratch, given, work):
     """Add the gradients of every chunks-th tile of keys of a (batch, key head).
 
     Each part of a segment's tiles of keys has its own dq. Unlike in the paper queries are the outer loop: Q and dO are
     transposed once for all keys.
     """
-    _, _, heads, _, _ = dq.shape
-    _, heads_k, _, _ = dk.shape
-    group_size, dtype = heads // heads_k, given.lse.dtype
+    dq, starts, chunks, dtype = work.dq, work.starts, work.chunks, given.lse.dtype
+    heads, group_size = dq.shape[2], dq.shape[2] // work.dk.shape[1]
     scale, kept_scale = dtype.type(given.scale), dtype.type(given.kept_scale)
-    dK, dV = dk[batch, head_k], dv[batch, head_k]
+    dK, dV = work.dk[batch, head_k], work.dv[batch, head_k]
     if chunks == 1:
         clear(dK)
         clear(dV)
@@ -222,7 +227,7 @@ def add_gradients(batch, head_k, chunk, stop, scratch, given, tiles, starts, chu
         if chunks == 1:
             clear(dq[0, batch, head])
         for row in range(starts[number], starts[number + 1]):               # Alg. 4 line 9
-            at = queries_of(scratch, given, tiles[row])
+            at = queries_of(scratch, given, work.tiles[row])
             part = (chunk - at.segment // TILE_N) % chunks                  # a segment has tiles of keys 0, 1, ...
             n_block = (at.first - at.segment) // TILE_N
             n_first = at.segment + (n_block + (part - n_block) % chunks) * TILE_N
@@ -240,14 +245,14 @@ def add_gradients(batch, head_k, chunk, stop, scratch, given, tiles, starts, chu
                 if S.size == 0:
                     continue
                 product(dV[n0:n_end], S, dO, kept_scale, True)              # line 16: dV += (P Z)^T dO
-                pull_back(dP, given.steps, scratch.slopes, sums, batch, head, chunk, at.m0, n0, at.offset)
+                pull_back(dP, given.steps, scratch.slopes, work.sums, batch, head, chunk, at.m0, n0, at.offset)
                 product(dK[n0:n_end], dP, Q, scale, True)                   # line 22: dK += scale dS^T Q
                 product_tn(dQ, dP, K[n0:n_end], scale, True)                # line 21: dQ += scale dS K
 
 
 @inline
 def queries_of(scratch, given, row):
-    """The Queries in a row of WorkTiles.table, not loaded yet."""
+    """The BackwardQueries in a row of WorkTiles.table, not loaded yet."""
     batch, head, m0, m_end, segment, segment_end, offset = row
     band, intervals = band_of(given.mask, batch, head), intervals_of(given.mask, batch, head)
     m_end = max(min(m_end, band[2]), m0)
@@ -255,7 +260,7 @@ def queries_of(scratch, given, row):
     QT, dOT = tile(scratch.QT, given.q.cols, m_end - m0), tile(scratch.dOT, given.do.cols, m_end - m0)
     vectors = tile(scratch.vectors, 3, m_end - m0)
     lse, low, D = vectors[0], vectors[1], vectors[2]
-    return Queries(batch, head, m0, m_end, segment, offset, first, end, band, intervals, QT, dOT, lse, low, D)
+    return BackwardQueries(batch, head, m0, m_end, segment, offset, first, end, band, intervals, QT, dOT, lse, low, D)
 
 
 @inline

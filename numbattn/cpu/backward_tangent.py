@@ -11,14 +11,24 @@ import numpy as np
 from ..base.gradients import Gradients, sum_to
 from ..base.values import put
 from ..call.tangents import Rows, gradients_of_sink, parts_of
-from .arguments import directions, mask_of, memory_of, numbers_of, readable
-from .backward import TILE_M, TILE_N, Given, load_queries, operands_of, plan_of, queries_of, recompute
+from .arguments import directions, memory_of, readable
+from .backward import (
+    TILE_M,
+    TILE_N,
+    BackwardGiven,
+    BackwardWork,
+    load_queries,
+    operands_of,
+    plan_of,
+    queries_of,
+    recompute,
+)
 from .compile import Kernel
 from .forward import EXPONENTIAL
 from .launch import launch
 from .product import product, product_tn, row_dots
 from .record import Later, Record, data_address
-from .score import kept_in, nonlinear_in, steps_of
+from .score import kept_in, nonlinear_in, options_of
 from .score_gradients import Sums, merged, shape_of, shapes_of
 from .score_tangents import differentiate_score, numbered_tile, pull_back_tangents, tangents_of_steps
 from .softmax import multiply
@@ -42,11 +52,8 @@ def along(saved, rows, tangents):
     """The tangents of dq, dk, dv and of the gradients of the score's arrays, None where these are not wanted."""
     problem, inputs, count = saved.problem, saved.inputs, tangents.count
     tparts = [parts_of(inputs, tangents, number, backward=True) for number in range(count)]
-    given = (
-        operands_of(saved, rows.do, rows.dlse), operands_of_tangents(problem, tangents, rows),
-        mask_of(problem, inputs.mask), steps_of(problem, inputs.score, inputs.origin, order=2),
-        tangents_of_steps(problem, inputs, tparts, order=2), numbers_of(inputs.dropout, inputs.origin, inputs.scale),
-    )  # fmt: skip
+    given = operands_of(saved, rows.do, rows.dlse), *options_of(problem, inputs, order=2)
+    of_tangents = operands_of_tangents(problem, tangents, rows), tangents_of_steps(problem, inputs, tparts, order=2)
     scratch, memory = scratch_of(problem, count, nonlinear_in(inputs.score), kept_in(inputs.score))
     plan = plan_of(problem, inputs.mask, shapes_of(inputs.score), (count,))
     depth = problem.head_dim + problem.head_dim_v
@@ -54,8 +61,8 @@ def along(saved, rows, tangents):
     tdq, tdk, tdv = [plan.new(shape, problem.sum_dtype) for shape in plan.shapes]
     sums = [[np.zeros(*layout) for layout in plan.sums] for _ in range(count)]
     addresses = np.array([[*map(data_address, own)] for own in sums], np.int64)
-    results = plan.results.filled(addresses, tdq, tdk, tdv, held=sums)
-    launch(backward_tangent_kernel.given(scratch, *given, results), plan.blocks, work, memory)
+    record = plan.work.filled(addresses, tdq, tdk, tdv, held=sums)
+    launch(backward_tangent_kernel.given(scratch, *given, *of_tangents, record), plan.blocks, work, memory)
     tdq = tdq[:, 0] if tdq.shape[1] == 1 else tdq.sum(axis=1)
     of = (tdq, inputs.q), (tdk, inputs.k), (tdv, inputs.v)
     grads = [joined([sum_to(x, like.shape) for x in each], like.shape, problem.result_dtype) for each, like in of]
@@ -104,10 +111,11 @@ def _operands(problem, count, statistics, *layouts):
     """The Record of calls on arrays of these shapes and strides, or None, with or without tdlse."""
     rows = Later((count, *problem.matrices, problem.seqlen_q), problem.sum_dtype)
     tdlse = rows if statistics == 2 else np.zeros((0, 0, 0, 0), problem.sum_dtype)
-    return Record(*[directions(problem, count, layout) for layout in layouts], rows, tdlse)
+    matrices = [directions(problem, count, layout) for layout in layouts]
+    return Record(*matrices, rows, tdlse, count, problem.matrices[0])
 
 
-class Scratch(NamedTuple):
+class BackwardTangentScratch(NamedTuple):
     """Memory of one thread, for one tile at a time. Names are those of the tiles in the kernels."""
 
     S: Any  # then P
@@ -129,21 +137,21 @@ class Scratch(NamedTuple):
 
 @lru_cache(maxsize=64)
 def scratch_of(problem, count, nonlinear, kept):
-    """The Record of a Scratch for `count` directions, and a function that allocates its memory. nonlinear, kept: how
-    many parts of the score are not linear, and how many need S before them."""
+    """The Record of a BackwardTangentScratch for `count` directions, and a function that allocates its memory.
+    nonlinear, kept: how many parts of the score are not linear, and how many need S before them."""
     rows, keys = min(TILE_M, problem.seqlen_q), min(TILE_N, problem.seqlen_k)
     elements, dropped = rows * keys, rows * keys if problem.dropout else 0
     of_q, of_do = rows * problem.head_dim, rows * problem.head_dim_v
     sizes = (*[elements] * 5, 2 * elements * (nonlinear + kept), elements * nonlinear, of_q, of_do, count * of_q,
              count * of_do, 3 * rows, (count + 1) * rows)  # fmt: skip
     dtypes = *[problem.sum_dtype] * len(sizes), np.dtype(np.uint8), np.dtype(np.uint64)
-    return memory_of(Scratch, (*sizes, dropped, 2 * (rows + 16) if dropped else 0), dtypes)
+    return memory_of(BackwardTangentScratch, (*sizes, dropped, 2 * (rows + 16) if dropped else 0), dtypes)
 
 
 # ------------------------------------------------------------------------------------------------------------- kernel
 class Directions(NamedTuple):
-    """The inputs of a call along its directions. Matrices for direction t and element b of the batch have number
-    t * batches + b; those of zero have no rows."""
+    """The inputs of a call along its directions, in the order of its Records. Matrices for direction t and element b of
+    the batch have number t * batches + b; those of zero have no rows."""
 
     q: Any
     k: Any
@@ -152,32 +160,29 @@ class Directions(NamedTuple):
     do: Any
     lse: Any
     dlse: Any  # or nothing
-    steps: Any
     count: Any
     batches: Any
+    steps: Any
 
 
 @Kernel
 def backward_tangent_kernel(
-    first_block, end_block, stop, scratch, q, k, v, do, o, lse, low, dlse, tq, tk, tv, to, tdo, tlse, tdlse, mask,
-    steps, tsteps, drops, scale, kept_scale, tiles, tile_starts, pairs, starts, chunks, sums, tdq, tdk, tdv,
-):  # fmt: skip
-    """Blocks [first_block, end_block); a block is every chunks-th tile of keys of some (batch, key head) pairs."""
-    before, heads_k = flush_subnormals(), tdk.shape[2]
-    given = Given(q, k, v, do, o, lse, low, dlse, mask, steps, drops, scale, kept_scale)
-    tangents = Directions(tq, tk, tv, to, tdo, tlse, tdlse, tsteps, tdk.shape[0], tdk.shape[1])
+    first_block, end_block, stop, scratch, given: BackwardGiven, tangents: Directions, work: BackwardWork
+):
+    """Blocks [first_block, end_block). work: its gradients have an axis of directions in front."""
+    before, heads_k, pairs = flush_subnormals(), work.dk.shape[2], work.pairs
     for block in range(first_block, end_block):
-        chunk, share = block % chunks, block // chunks
-        for number in range(starts[share], starts[share + 1]):
+        chunk, share = block % work.chunks, block // work.chunks
+        for number in range(work.shares[share], work.shares[share + 1]):
             batch, head_k = pairs[number] // heads_k, pairs[number] % heads_k
-            add_gradients(batch, head_k, chunk, stop, scratch, given, tangents, tiles, tile_starts, chunks, sums, tdq,
-                          tdk, tdv)  # fmt: skip
+            add_gradients(batch, head_k, chunk, stop, scratch, given, tangents, work)
     restore(before)
 
 
 @inline
-def add_gradients(batch, head_k, chunk, stop, scratch, given, tangents, tiles, starts, chunks, sums, tdq, tdk, tdv):
+def add_gradients(batch, head_k, chunk, stop, scratch, given, tangents, work):
     """Add the tangents of the gradients of every chunks-th tile of keys of a (batch, key head), as in `backward`."""
+    tdq, tdk, tdv, starts, chunks = work.dq, work.dk, work.dv, work.starts, work.chunks
     count, _, _, heads, _, _ = tdq.shape
     group_size = heads // tdk.shape[2]
     if chunks == 1:
@@ -190,7 +195,7 @@ def add_gradients(batch, head_k, chunk, stop, scratch, given, tangents, tiles, s
             for t in range(count):
                 clear(tdq[t, 0, batch, head])
         for row in range(starts[number], starts[number + 1]):
-            at = queries_of(scratch, given, tiles[row])
+            at = queries_of(scratch, given, work.tiles[row])
             part = (chunk - at.segment // TILE_N) % chunks
             n_block = (at.first - at.segment) // TILE_N
             n_first = at.segment + (n_block + (part - n_block) % chunks) * TILE_N
@@ -204,7 +209,7 @@ def add_gradients(batch, head_k, chunk, stop, scratch, given, tangents, tiles, s
                 n0, n_end = max(n_tile, at.first), min(n_tile + TILE_N, at.end)
                 state = tile_state(given.mask, at.intervals, batch, head, at.m0, at.m_end, n0, n_end)
                 if state != EMPTY:
-                    add_tile(n0, n_end, state, head_k, chunk, part, at, scratch, given, tangents, sums, tdq, tdk, tdv)
+                    add_tile(n0, n_end, state, head_k, chunk, part, at, scratch, given, tangents, work)
 
 
 @inline
@@ -234,9 +239,9 @@ def load_tangents(at, given, tangents, scratch):
 
 
 @inline
-def add_tile(n0, n_end, state, head_k, chunk, part, at, scratch, given, tangents, sums, tdq, tdk, tdv):
+def add_tile(n0, n_end, state, head_k, chunk, part, at, scratch, given, tangents, work):
     """Add the terms of the tile of keys [n0, n_end) along all directions."""
-    batch, head, dtype = at.batch, at.head, given.lse.dtype
+    batch, head, dtype, sums, tdv = at.batch, at.head, given.lse.dtype, work.sums, work.dv
     kept_scale, has_drops = dtype.type(given.kept_scale), given.drops.threshold > 0
     P, dP = tile(scratch.S, n_end - n0, at.m_end - at.m0), tile(scratch.dP, n_end - n0, at.m_end - at.m0)
     Z = tile(scratch.Z, n_end - n0, at.m_end - at.m0)
@@ -248,7 +253,7 @@ def add_tile(n0, n_end, state, head_k, chunk, part, at, scratch, given, tangents
         multiply(dP, Z)
     subtract(dP, at.D)
     for t in range(tangents.count):
-        dQ, dK = tdq[t, part, batch, head, at.m0 : at.m_end], tdk[t, batch, head_k, n0:n_end]
+        dQ, dK = work.dq[t, part, batch, head, at.m0 : at.m_end], work.dk[t, batch, head_k, n0:n_end]
         own = Sums(sums.numbers, sums.addresses[t], sums.places)
         add_direction(t, P, dP, Z, K, V, n0, chunk, at, scratch, given, tangents, own, dQ, dK,
                       tdv[t, batch, head_k, n0:n_end])  # fmt: skip

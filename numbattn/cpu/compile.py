@@ -4,6 +4,7 @@ import ctypes
 import hashlib
 import sys
 from functools import partial
+from itertools import islice
 
 import numba
 import numpy as np
@@ -29,7 +30,8 @@ ENTRY = *[ctypes.c_int64] * 4, ctypes.c_char_p  # first and end block, addresses
 
 
 class Kernel:
-    """A function of (first block, end block, stop, scratch, *arguments), without a result.
+    """A function of (first block, end block, stop, scratch, *arguments), without a result. An argument annotated with
+    a NamedTuple takes as many of those in the Records as that has fields.
 
     It is compiled for each combination of argument types, and called by its address, without the GIL. It allocates
     nothing and counts no references to its arrays (_nrt), which would take longer than a short call computes.
@@ -55,9 +57,10 @@ class Kernel:
     @global_compiler_lock
     def _compile(self, form, records):
         if form not in self.entries:
-            kinds = tuple([kind_of(x) for record in records for x in record.arguments])
+            single = [kind_of(x) for record in records for x in record.arguments]
+            kinds = grouped(self.function, single)
             name = f"{self.function.__module__}.{self.function.__qualname__}", kinds
-            make, shown = partial(self._entry, kinds), _shown(self.__name__, kinds)
+            make, shown = partial(self._entry, kinds), _shown(self.__name__, single)
             self.entries[form] = c_function(name, ENTRY, make, shown, _nrt=False)
         return self.entries[form]
 
@@ -69,6 +72,16 @@ class Kernel:
             body(first, end, contiguous_view(stop, 1, 1, 1, np.int32), *read(arguments, memory))
 
         return entry
+
+
+def grouped(function, kinds):
+    """The types of a kernel's arguments, from scratch on; kinds: those in its Records, one by one."""
+    code, kinds, found = function.__code__, iter(kinds), []
+    for name in code.co_varnames[3 : code.co_argcount]:
+        group = function.__annotations__.get(name)
+        some = list(islice(kinds, len(group._fields) if group else 1))
+        found += [types.BaseTuple.from_types(some, group)] if group else some
+    return *found, *kinds
 
 
 def _shown(name, kinds):

@@ -11,7 +11,7 @@ import numpy as np
 from .. import scores
 from ..base.origin import Origin
 from ..base.values import put
-from .arguments import offsets_of
+from .arguments import mask_of, numbers_of, offsets_of
 from .record import Later, Record, data_address
 from .scores import KINDS, Row
 from .tile import inline, inline_view, tile
@@ -77,6 +77,14 @@ def lowered_steps(problem, steps, origin, order):
     keeping = np.flatnonzero([lowered.keeps for _, lowered in steps])
     numbers[keeping, KEPT] = tiles + order * np.arange(len(keeping))
     return Record(Steps(numbers, caps, offsets, Later((count,), np.int64), places, origin))
+
+
+def options_of(problem, inputs, order=0, sums=False):
+    """The Records of the mask, of the Steps of the score, see `steps_of`, of dropout and the scale."""
+    return (
+        mask_of(problem, inputs.mask), steps_of(problem, inputs.score, inputs.origin, order, sums),
+        numbers_of(inputs.dropout, inputs.origin, inputs.scale),
+    )  # fmt: skip
 
 
 def sinks_of(problem, parts):

@@ -13,13 +13,13 @@ from ..base.values import rounded
 from ..call.problem import Saved
 from ..call.tangents import parts_of
 from ..functions.compiled.exponentials import exp
-from .arguments import LONG, directions, mask_of, matrices, memory_of, numbers_of, readable, tiles_of
+from .arguments import LONG, directions, matrices, memory_of, readable, tiles_of
 from .compile import Kernel
 from .forward import EXPONENTIAL, TILE_M, TILE_N, Queries
 from .launch import launch
 from .product import product, product_tn
 from .record import Later, Record
-from .score import kept_in, nonlinear_in, score, sinks_of, steps_of
+from .score import kept_in, nonlinear_in, options_of, score, sinks_of
 from .score_tangents import differentiate_score, numbered_tile, tangents_of_sinks, tangents_of_steps
 from .softmax import SUMMED, absorb, add_sink, multiply, rescale, save_lse, softmax_step
 from .tile import (
@@ -71,12 +71,8 @@ def along(problem, inputs, tangents, bends=False):
     o, lse, low = (np.empty(shape, problem.sum_dtype) for shape in (*shapes, shapes[1]))
     to, tlse = (np.empty((tangents.count, *shape), problem.sum_dtype) for shape in shapes)
     tiles, seconds = tiles_of(problem, inputs.mask, TILE_M), []
-    given = (
-        Record(tiles.table), mask_of(problem, inputs.mask),
-        steps_of(problem, inputs.score, inputs.origin, order=1 + bends), sinks_of(problem, inputs.score),
-        numbers_of(inputs.dropout, inputs.origin, inputs.scale),
-    )  # fmt: skip
-    depth = problem.head_dim + problem.head_dim_v
+    given = *options_of(problem, inputs, order=1 + bends), sinks_of(problem, inputs.score)
+    table, depth = Record(tiles.table), problem.head_dim + problem.head_dim_v
     for first in range(0, max(tangents.count, 1), AT_ONCE):
         some, end = tangents.some(first, first + AT_ONCE), first + AT_ONCE
         results = [o, lse, low, to[first:end], tlse[first:end]]
@@ -88,17 +84,17 @@ def along(problem, inputs, tangents, bends=False):
         tparts = [parts_of(inputs, some, number) for number in range(some.count)]
         of_score = tangents_of_steps(problem, inputs, tparts), tangents_of_sinks(problem, tparts)
         work = tiles.pairs * (depth + EXPONENTIAL + 2 * some.count * depth)
-        launch(tangent_kernel.given(scratch, operands, *given, *of_score), len(tiles.table), work, memory)
+        launch(tangent_kernel.given(scratch, operands, *given, *of_score, table), len(tiles.table), work, memory)
     return o, lse, low, to, tlse, seconds
 
 
 def operands_of(problem, inputs, tangents, results):
-    """The Record of q, k, v, their tangents, and of results."""
+    """The Record of results, and of q, k, v and their tangents."""
     given = inputs.q, inputs.k, inputs.v, tangents.q, tangents.k, tangents.v
     arrays = [x if x is None else readable(x, problem.sum_dtype) for x in given]
     layouts = [x if x is None else (x.shape, x.strides) for x in arrays]
     found = [x for x in arrays if x is not None]
-    return _operands(problem, tangents.count, len(results), *layouts).filled(*found, *results)
+    return _operands(problem, tangents.count, len(results), *layouts).filled(*results, *found)
 
 
 @lru_cache(maxsize=64)
@@ -108,11 +104,12 @@ def _operands(problem, count, results, q, k, v, *tangents):
     wholes = [matrices(problem, *layout, dtype.itemsize) for layout in (q, k, v)]
     shapes = (*rows, problem.head_dim_v), rows, rows, (count, *rows, problem.head_dim_v), (count, *rows)
     second = Later(shapes[0], dtype) if results > len(shapes) else np.zeros((0, 0, 0, 0), dtype)
-    return Record(*wholes, *[directions(problem, count, layout) for layout in tangents],
-                  *[Later(shape, dtype) for shape in shapes], second)  # fmt: skip
+    return Record(*[Later(shape, dtype) for shape in shapes], second, *wholes,
+                  *[directions(problem, count, layout) for layout in tangents], problem.matrices[0], count,
+                  results - len(shapes))  # fmt: skip
 
 
-class Scratch(NamedTuple):
+class TangentScratch(NamedTuple):
     """Memory of one thread, for one tile at a time."""
 
     S: Any  # then P
@@ -130,20 +127,20 @@ class Scratch(NamedTuple):
 
 @lru_cache(maxsize=64)
 def scratch_of(problem, count, slopes, bends):
-    """The Record of a Scratch for `count` directions, and a function that allocates its memory. slopes: how many tiles,
-    twice as many with `bends`."""
+    """The Record of a TangentScratch for `count` directions, and a function that allocates its memory. slopes: how many
+    tiles, twice as many with `bends`."""
     rows, keys = min(TILE_M, problem.seqlen_q), min(TILE_N, problem.seqlen_k)
     elements, dropped = rows * keys, rows * keys if problem.dropout else 0
     sums = rows * ((1 + count + bends) * problem.head_dim_v + count + bends)
     sizes = (elements, elements, elements * bends, elements * slopes * (1 + bends), rows * problem.head_dim,
              count * rows * problem.head_dim, sums, sums * (problem.seqlen_k > LONG), 6 * rows)  # fmt: skip
     dtypes = *[problem.sum_dtype] * len(sizes), np.dtype(np.uint8), np.dtype(np.uint64)
-    return memory_of(Scratch, (*sizes, dropped, 2 * (rows + 16) if dropped else 0), dtypes)
+    return memory_of(TangentScratch, (*sizes, dropped, 2 * (rows + 16) if dropped else 0), dtypes)
 
 
 # ------------------------------------------------------------------------------------------------------------- kernel
-class Operands(NamedTuple):
-    """The inputs of a call."""
+class TangentGiven(NamedTuple):
+    """The inputs of a call, in the order of its Records."""
 
     q: Any
     k: Any
@@ -151,35 +148,37 @@ class Operands(NamedTuple):
     tq: Any  # direction t and element b of the batch have number t * batches + b; zero has no rows
     tk: Any
     tv: Any
-    mask: Any
-    steps: Any
-    tsteps: Any
-    drops: Any
     batches: Any
     count: Any  # of directions
     bends: Any  # 1 if second derivatives are wanted, or 0
+    mask: Any
+    steps: Any
+    drops: Any
+    scale: Any
+    kept_scale: Any
+    sinks: Any
+    tsteps: Any
+    tsinks: Any
 
 
 @Kernel
 def tangent_kernel(
-    first_block, end_block, stop, scratch, q, k, v, tq, tk, tv, o, lse, low, to, tlse, second, tiles, mask, steps,
-    sinks, drops, scale, kept_scale, tsteps, tsinks,
-):  # fmt: skip
+    first_block, end_block, stop, scratch, o, lse, low, to, tlse, second, given: TangentGiven, tiles
+):
     """Blocks [first_block, end_block); a block is a tile of queries of one (batch, head)."""
-    dtype, batches, count, bends = lse.dtype, lse.shape[0], to.shape[0], 1 if second.size else 0
-    given = Operands(q, k, v, tq, tk, tv, mask, steps, tsteps, drops, batches, count, bends)
-    width = (1 + count + bends) * v.cols + count + bends
+    dtype, count, bends, sinks, tsinks = lse.dtype, given.count, given.bends, given.sinks, given.tsinks
+    width = (1 + count + bends) * given.v.cols + count + bends
     for block in range(first_block, end_block):
         batch, head, m0, m_end, segment, segment_end, offset = tiles[block]
         sums, next_sums = tile(scratch.sums, m_end - m0, width), tile(scratch.next_sums, m_end - m0, width)
-        QT = tile(scratch.QT, q.cols, m_end - m0)
-        transpose(QT, matrix(q, batch, head, dtype)[m0:m_end], dtype.type(scale), False)
-        for t in range(count if tq.rows else 0):
-            tQ = matrix(tq, t * batches + batch, head, dtype)[m0:m_end]
-            transpose(numbered_tile(scratch.tQT, t, QT), tQ, dtype.type(scale), False)
+        QT = tile(scratch.QT, given.q.cols, m_end - m0)
+        transpose(QT, matrix(given.q, batch, head, dtype)[m0:m_end], dtype.type(given.scale), False)
+        for t in range(count if given.tq.rows else 0):
+            tQ = matrix(given.tq, t * given.batches + batch, head, dtype)[m0:m_end]
+            transpose(numbered_tile(scratch.tQT, t, QT), tQ, dtype.type(given.scale), False)
         vectors = tile(scratch.vectors, 6, m_end - m0)
         m, l, alpha, part, m_next, l_next = vectors[0], vectors[1], vectors[2], vectors[3], vectors[4], vectors[5]
-        band, intervals = band_of(mask, batch, head), intervals_of(mask, batch, head)
+        band, intervals = band_of(given.mask, batch, head), intervals_of(given.mask, batch, head)
         first, end = visible_keys(band, intervals, m0, m_end, segment, segment_end)
         first -= (first - segment) % TILE_N
         at = Queries(batch, head, m0, m_end, offset, band, intervals, QT, alpha, part)
@@ -195,11 +194,11 @@ def tangent_kernel(
             add_tangent_of_sink(tl[:, t], m, l, sinks[batch, head], tsinks[t, batch, head])
         O, tO = o[batch, head, m0:m_end], to[:, batch, head, m0:m_end]
         save_lse(lse[batch, head, m0:m_end], low[batch, head, m0:m_end], m, l)
-        finish(O, sums, l, kept_scale, count + bends)
+        finish(O, sums, l, given.kept_scale, count + bends)
         for t in range(count):
-            finish_tangent(tO[t], tlse[t, batch, head, m0:m_end], O, columns(sums, 1 + t, v.cols), tl[:, t])
+            finish_tangent(tO[t], tlse[t, batch, head, m0:m_end], O, columns(sums, 1 + t, given.v.cols), tl[:, t])
         if bends:
-            finish_second(second[batch, head, m0:m_end], O, tO, columns(sums, 1 + count, v.cols), tl, l2)
+            finish_second(second[batch, head, m0:m_end], O, tO, columns(sums, 1 + count, given.v.cols), tl, l2)
 
 
 @inline_view

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from numba.core.errors import TypingError
 
 import numbattn as na
 from numbattn.cpu.compile import Kernel
@@ -45,6 +46,20 @@ def test_what_is_read_is_what_was_packed(rng):
         entries.append(len(add_up.entries))
         assert out.tolist() == [pytest.approx(want), x.ctypes.data]
     assert entries == [1, 1]  # what comes later is of the same type
+
+
+@Kernel
+def add_grouped(first, end, stop, scratch, out, pair: Pair, scale):
+    out[0] = scale * (pair.x[0] + pair.number)
+
+
+def test_a_named_tuple_takes_arguments_of_several_records():
+    """As many as it has fields, and those after them are the next arguments'."""
+    out = np.zeros(1)
+    add_grouped.given(Record(()), Record(out, np.full(1, 3.0)), Record(4, 0.5))(0, 1, GO, np.zeros(1))
+    assert out[0] == 0.5 * (3 + 4)
+    with pytest.raises(TypingError, match="too many positional arguments"):
+        add_grouped.given(Record(()), Record(out, np.full(1, 3.0)), Record(4, 0.5, 1))
 
 
 def test_other_types_have_code_of_their_own():
@@ -153,5 +168,10 @@ FAULTS = {
         "(arrays, held)": "held",
         "[8 * hole for hole in holes]": "[8 * hole for hole in holes[::-1]]",
         "form.append(x.dtype.char + codes[-1])": "form.append(codes[-1])",
+    },
+    "cpu/compile.py": {
+        "cpu/test_record.py::test_a_named_tuple_takes_arguments_of_several_records": {
+            "return *found, *kinds": "return tuple(found)",
+        },
     },
 }

@@ -41,9 +41,9 @@ def gradient(problem, inputs, kind, c, rows=None, columns=None, tangents=None, a
 
 
 @Kernel
-def gradient_kernel(first_block, end_block, stop, scratch, x, y, b, c, rows, columns, mask, step, apart, tiles, dx):
+def gradient_kernel(first_block, end_block, stop, scratch, given: Points, tiles, dx):
     """Blocks [first_block, end_block); a block is a tile of points of x."""
-    before, given = flush_subnormals(), Points(x, y, b, c, rows, columns, mask, step, apart)
+    before = flush_subnormals()
     for block in range(first_block, end_block):
         at = queries_of(given, tiles[block], scratch)
         differentiate(dx[at.batch, at.head, at.m0 : at.m_end], given, at, scratch, stop)

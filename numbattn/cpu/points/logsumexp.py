@@ -19,11 +19,9 @@ def logsumexp(problem, inputs, kind, columns=None, apart=None):
 
 
 @Kernel
-def logsumexp_kernel(
-    first_block, end_block, stop, scratch, x, y, b, c, rows, columns, mask, step, apart, tiles, lse, low
-):  # fmt: skip
+def logsumexp_kernel(first_block, end_block, stop, scratch, given: Points, tiles, lse, low):
     """Blocks [first_block, end_block); a block is a tile of points of x."""
-    before, given = flush_subnormals(), Points(x, y, b, c, rows, columns, mask, step, apart)
+    before = flush_subnormals()
     for block in range(first_block, end_block):
         at = queries_of(given, tiles[block], scratch)
         rows = at.batch, at.head, slice(at.m0, at.m_end), 0

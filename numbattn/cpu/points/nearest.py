@@ -20,9 +20,9 @@ def nearest(problem, inputs, k, apart=None):
 
 
 @Kernel
-def nearest_kernel(first_block, end_block, stop, scratch, x, y, b, c, rows, columns, mask, step, apart, tiles, t, j):
+def nearest_kernel(first_block, end_block, stop, scratch, given: Points, tiles, t, j):
     """Blocks [first_block, end_block); a block is a tile of points of x."""
-    before, given = flush_subnormals(), Points(x, y, b, c, rows, columns, mask, step, apart)
+    before = flush_subnormals()
     for block in range(first_block, end_block):
         at = queries_of(given, tiles[block], scratch)
         size, k = at.m_end - at.m0, t.shape[3]

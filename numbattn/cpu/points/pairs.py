@@ -39,7 +39,7 @@ from ..transposition import transpose
 TILE_M, TILE_N = 128, 64  # points of x, of y: 128 x 64 to 512 x 32 are equally fast
 LONG = 1024  # points of y that are summed before the sum is added to others, to lose fewer digits
 EXPONENTIAL = 32  # the cost of an exponential, in multiplications
-PARTS, VECTORS, LINES = 3, 8, 2  # of a Scratch
+PARTS, VECTORS, LINES = 3, 8, 2  # of a PointsScratch
 FEW = 256  # near pairs of a tile, which are recomputed one by one
 
 
@@ -71,7 +71,7 @@ class Apart(NamedTuple):
     rate: Any  # of their squares
 
 
-class Scratch(NamedTuple):
+class PointsScratch(NamedTuple):
     """Memory of one thread, for one tile at a time."""
 
     S: Any  # t, then the function of a kind
@@ -94,7 +94,7 @@ def run(
     kernel, problem, inputs, step, *results, b=None, c=None, rows=None, columns=None, apart=None, slope=None,
     tangents=None,
 ):  # fmt: skip
-    """Call a kernel of (first block, end block, stop, scratch, the fields of Points, tiles, results).
+    """Call a kernel of (first block, end block, stop, scratch, Points, tiles, results).
 
     step, slope: as from step_of; results: arrays (..., m, columns). apart: a `kinds.Apart`; tangents: of x and of y.
     """
@@ -127,14 +127,14 @@ def tiles_record(problem, mask):
 
 
 def scratch_of(problem, columns, dtype, has_weights, moves):
-    """The Record of a Scratch, whose addresses count from its beginning, and a function that allocates its memory.
-    columns, dtype: of the results."""
+    """The Record of a PointsScratch, whose addresses count from its beginning, and a function that allocates its
+    memory. columns, dtype: of the results."""
     tile_m, tile_n = min(TILE_M, problem.seqlen_q), min(TILE_N, problem.seqlen_k)
     points, pairs, is_wide = tile_m * problem.head_dim, tile_m * tile_n, problem.head_dim > DIFFERENCES
     sizes = (pairs, pairs * has_weights, points, tile_m * problem.head_dim_v * has_weights, PARTS * tile_m * columns,
              tile_m * VECTORS, LINES * tile_n, points * is_wide, points * moves, pairs * moves, pairs * moves,
              pairs * is_wide, tile_m * columns * (dtype == np.int32), FEW * is_wide)  # fmt: skip
-    return memory_of(Scratch, sizes, [problem.sum_dtype] * (len(sizes) - 2) + [np.dtype(np.int32)] * 2)
+    return memory_of(PointsScratch, sizes, [problem.sum_dtype] * (len(sizes) - 2) + [np.dtype(np.int32)] * 2)
 
 
 # -------------------------------------------------------------------------------------------------------------- masks
@@ -195,7 +195,7 @@ hide_masked, sees_none = by_mask(hide, hide_nothing), by_mask(is_blind, sees_all
 
 
 # -------------------------------------------------------------------------------------------------------------- tiles
-class Queries(NamedTuple):
+class PointsQueries(NamedTuple):
     """A tile of points [m0, m_end) of x, which see points [first, end) of y."""
 
     batch: Any
@@ -214,7 +214,7 @@ class Queries(NamedTuple):
 
 @inline
 def queries_of(given, row, scratch):
-    """The Queries of a row of WorkTiles.table."""
+    """The PointsQueries of a row of WorkTiles.table."""
     batch, head, m0, m_end, segment, segment_end, _ = row
     dtype, size = scratch.S.dtype, m_end - m0
     band, intervals, first, end = points_seen(given.mask, batch, head, m0, m_end, segment, segment_end)
@@ -227,7 +227,7 @@ def queries_of(given, row, scratch):
     norms, rows = vectors[0], vectors[1]
     row_dots(norms, X, X)
     load(rows, given.rows, batch, head, m0)
-    return Queries(batch, head, m0, m_end, first, end, band, intervals, XT, norms, rows, vectors[2:])
+    return PointsQueries(batch, head, m0, m_end, first, end, band, intervals, XT, norms, rows, vectors[2:])
 
 
 @inline

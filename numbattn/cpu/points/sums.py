@@ -23,9 +23,9 @@ def sums(problem, inputs, kind, rows=None, columns=None, tangents=None, apart=No
 
 
 @Kernel
-def sums_kernel(first_block, end_block, stop, scratch, x, y, b, c, rows, columns, mask, step, apart, tiles, o):
+def sums_kernel(first_block, end_block, stop, scratch, given: Points, tiles, o):
     """Blocks [first_block, end_block); a block is a tile of points of x."""
-    before, given = flush_subnormals(), Points(x, y, b, c, rows, columns, mask, step, apart)
+    before = flush_subnormals()
     for block in range(first_block, end_block):
         at = queries_of(given, tiles[block], scratch)
         sum_up(o[at.batch, at.head, at.m0 : at.m_end], given, at, scratch, stop)
