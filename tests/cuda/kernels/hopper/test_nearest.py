@@ -74,7 +74,7 @@ def test_many_dimensions(rng, monkeypatch, dtype):
     monkeypatch.setattr(wide_nearest, "TILES", ChunkTiles(64, 2, 5, 2))
     x, y = (rng.standard_normal((2, n, 70)).astype(NAMED[dtype]) for n in (30, 100))
     gpu = GPU(HOPPER._replace(multiprocessors=1))
-    r2, j = points.Points(lambda: gpu).nearest(*describe(x, y, y[..., :0]), 1)
+    r2, j = points.PointsBackend(lambda: gpu).nearest(*describe(x, y, y[..., :0]), 1)
     (program,) = gpu.programs.values()
     assert kernels(program.plan)[-1] == "hopper_wide_nearest"
     exact = ((x.astype(float)[..., :, None, :] - y.astype(float)[..., None, :, :]) ** 2).sum(-1)

@@ -38,7 +38,7 @@ def check(rng, d, e, m, n, kind=kinds.GAUSSIAN, batch=(), times=1.0):
     b = rng.standard_normal((*batch, n, e), np.float32)
     problem, inputs = describe(x, y, b)
     gpu = GPU(ONE_BLOCK)
-    found = points.Points(lambda: gpu).sums(problem, inputs, kind), formula.sums(problem, inputs, kind)
+    found = points.PointsBackend(lambda: gpu).sums(problem, inputs, kind), formula.sums(problem, inputs, kind)
     prepared = "feature_lines" if e <= 4 else "point_parts"
     for program in gpu.programs.values():
         assert kernels(program.plan) == ["point_parts", "point_parts", prepared, "hopper_sums"]
@@ -91,7 +91,7 @@ def test_slices_of_features(rng, monkeypatch):
 @simulated_only
 def test_whose_points_are_for_it():
     """Other kernels, which take kinds of products, logarithms and masks, are for no more than 256 dimensions."""
-    backend = points.Points(lambda: GPU(HOPPER))
+    backend = points.PointsBackend(lambda: GPU(HOPPER))
     for d, e, kind, is_plain, most in ((256, 300, kinds.GAUSSIAN, False, 256), (300, 300, kinds.GAUSSIAN, True, 0),
                                        (300, 100, kinds.GAUSSIAN, True, 64), (300, 100, kinds.LINEAR, True, 0),
                                        (300, 100, kinds.GAUSSIAN, False, 0)):  # fmt: skip
