@@ -403,4 +403,5 @@ def memory_of(kind, sizes, dtypes):
 
 
 def fresh(nbytes):
+    """Memory of a thread, whatever is in it."""
     return np.empty(nbytes, np.uint8)

@@ -82,7 +82,7 @@ def differentiate(dX, given, at, scratch, stop):
         if not given.step.is_of_product and given.x.cols > DIFFERENCES:
             add_points(part, at.XT, totals[0])
             if is_moved:
-                add_points(part, tile(scratch.tangents, given.x.cols, dX.shape[0]), totals[1])
+                add_points(part, at.TXT, totals[1])
         add_part(dXT, lost, part)
     factor = given.apart.factor if given.x.cols <= DIFFERENCES and not is_moved else 1
     store(dX, dXT, dtype.type(1 if given.step.is_of_product else 2 * factor), at)
@@ -95,11 +95,11 @@ def add_gradient(dXT, totals, S, slopes, W, Y, given, at, n0, near, scratch):
     both differences, that of tt and this one, and both are still to be multiplied by W."""
     real, (keys, size), factor = dXT.dtype.type, S.shape, dXT.dtype.type(1 if slopes.size else given.apart.factor)
     X, apart_y = points_apart(given, at, n0, n0 + keys, real)
-    TX, TXT, TY = tangents_of(given, at, n0, n0 + keys if slopes.size else n0, scratch)
+    TX, TY = tangents_of(given, at, n0, n0 + keys if slopes.size else n0, scratch)
     if not given.step.is_of_product and (dXT.shape[0] <= DIFFERENCES or near > FEW):
         XT = at.XT if dXT.shape[0] <= DIFFERENCES else tile(scratch.apart, X.shape[1], size)
         if slopes.size:
-            add_moved(dXT, XT, apart_y, S, TXT, TY, slopes, W)
+            add_moved(dXT, XT, apart_y, S, at.TXT, TY, slopes, W)
             return
         if dXT.shape[0] > DIFFERENCES:
             scaled(S, S, factor)

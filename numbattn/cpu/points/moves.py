@@ -14,11 +14,10 @@ from .pairs import FEW, points_apart
 
 @inline
 def tangents_of(given, at, n0, n_end, scratch):
-    """tx, its transpose, and ty of a tile."""
+    """tx and ty of a tile."""
     real = scratch.S.dtype
     TX = matrix(given.apart.tx, at.batch, at.head, real)[at.m0 : at.m_end]
-    TXT = tile(scratch.tangents, TX.shape[1], TX.shape[0])
-    return TX, TXT, matrix(given.apart.ty, at.batch, at.head, real)[n0:n_end]
+    return TX, matrix(given.apart.ty, at.batch, at.head, real)[n0:n_end]
 
 
 @inline
@@ -32,7 +31,7 @@ def multiply_moves(S, given, at, n0, near, scratch, factor):
 @inline
 def find_moves(moves, given, at, n0, near, scratch, twice):
     real, (keys, size), is_of_product = moves.dtype.type, moves.shape, given.step.is_of_product
-    TX, TXT, TY = tangents_of(given, at, n0, n0 + keys, scratch)
+    TX, TY = tangents_of(given, at, n0, n0 + keys, scratch)
     X, Y = points_apart(given, at, n0, n0 + keys, real)
     if not is_of_product and (X.shape[1] <= DIFFERENCES or near > FEW):
         clear(moves)
@@ -41,12 +40,12 @@ def find_moves(moves, given, at, n0, near, scratch, twice):
             for f in range(X.shape[1]):
                 y, ty = Y[j, f], TY[j, f]
                 for i in range(size):
-                    moves[j, i] += twice * (XT[f, i] - y) * (TXT[f, i] - ty)
+                    moves[j, i] += twice * (XT[f, i] - y) * (at.TXT[f, i] - ty)
         return
     factor = real(1 if is_of_product else -2)
     units = matrix(given.y, at.batch, at.head, real)[n0 : n0 + keys]
     product(moves, TY, at.XT, factor, False)
-    product(moves, units, TXT, factor, True)
+    product(moves, units, at.TXT, factor, True)
     if not is_of_product:
         of_x, of_y = at.vectors[1], tile(scratch.lines, 1, keys)[0]
         row_dots(of_x, matrix(given.x, at.batch, at.head, real)[at.m0 : at.m_end], TX)

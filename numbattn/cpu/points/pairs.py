@@ -207,6 +207,7 @@ class PointsQueries(NamedTuple):
     band: Any
     intervals: Any
     XT: Any
+    TXT: Any  # of tangents, empty without them
     norms: Any
     rows: Any  # logarithms
     vectors: Any  # more memory like these
@@ -220,14 +221,14 @@ def queries_of(given, row, scratch):
     band, intervals, first, end = points_seen(given.mask, batch, head, m0, m_end, segment, segment_end)
     X, XT = matrix(given.x, batch, head, dtype)[m0:m_end], tile(scratch.XT, given.x.cols, size)
     transpose(XT, X, dtype.type(1), False)
-    if scratch.tangents.size:
-        TX = matrix(given.apart.tx, batch, head, dtype)[m0:m_end]
-        transpose(tile(scratch.tangents, given.x.cols, size), TX, dtype.type(1), False)
+    TXT = tile(scratch.tangents, given.apart.tx.cols, size)
+    if TXT.size:
+        transpose(TXT, matrix(given.apart.tx, batch, head, dtype)[m0:m_end], dtype.type(1), False)
     vectors = tile(scratch.vectors, VECTORS, size)
     norms, rows = vectors[0], vectors[1]
     row_dots(norms, X, X)
     load(rows, given.rows, batch, head, m0)
-    return PointsQueries(batch, head, m0, m_end, first, end, band, intervals, XT, norms, rows, vectors[2:])
+    return PointsQueries(batch, head, m0, m_end, first, end, band, intervals, XT, TXT, norms, rows, vectors[2:])
 
 
 @inline
