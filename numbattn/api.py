@@ -20,7 +20,7 @@ from .dropout import Dropout
 from .jets import SecondBackprop, attention_backward_vjp
 from .masks import Mask
 from .scores import Part, Scores
-from .scores.function import Score
+from .scores.element import FunctionPart
 
 
 @dataclass(frozen=True)
@@ -313,7 +313,7 @@ def attention_weights(
 
 def _compiled(part: Part, S: Any) -> Any:
     """S after a part of the score. A user's function is compiled, as for kernels: in Python it may raise errors."""
-    if not isinstance(part, Score):
+    if not isinstance(part, FunctionPart):
         return part._applied(S)
     return moved(on_cpus().applied(part._like(np.empty(0)), moved(S, np.empty(0))), S)
 

@@ -17,7 +17,7 @@ from ..call.tangents import Rows, gradients_of_sink, parts_of
 from ..functions.compiled.errors import naming
 from ..masks.where import Where
 from ..scores import sink_of
-from ..scores.function import Score
+from ..scores.element import FunctionPart
 from . import kernels
 from .caches.gather import gather
 from .plan.masks import lowered_mask
@@ -347,7 +347,7 @@ def run(gpu, pass_, problem, inputs, arrays, strides, deterministic=True, whole=
 
 def naming_functions(inputs):
     """Name the user's own functions in Numba's errors."""
-    of_score = [part.function for part in inputs.score if isinstance(part, Score)]
+    of_score = [part._function for part in inputs.score if isinstance(part, FunctionPart)]
     of_mask = [leaf.function for leaf in inputs.mask._leaves if isinstance(leaf, Where)]
     return naming(*of_score, *of_mask, of="score" if of_score else "mask")
 

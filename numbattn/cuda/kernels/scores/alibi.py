@@ -31,13 +31,6 @@ class AlibiKind(Distance):
 
         return look_up, step
 
-    def steps_by_distance(self, at, wanted, ACC):
-        @device
-        def element_of(distance, own_key):
-            return 0, -abs(distance + own_key)
-
-        return self.first_own_key(at), element_of
-
     def weighted_sum(self, at, layout, ACC):
         own_key, distance = distance_steps(self.part, at, layout, ACC)
 

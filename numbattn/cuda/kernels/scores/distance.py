@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ...tile import INDEX, convert, device, diagonal_index, index, minimum, shape, take
+from ...tile import INDEX, convert, device, diagonal_index, index, maximum, minimum, shape, take
 from ...words.steps import OFFSETS, array_of_offset
 from ..shared.layouts import places_of
 from ..shared.visibility import EDGE, LINE
@@ -39,6 +39,21 @@ class Distance(ScoreKind):
 
         return of_first
 
+    def steps_by_distance(self, at, wanted, ACC):
+        own_key, read, HAS_ENTRIES = self.first_own_key(at), device(self.of._reading(clip)), self.own_axes > 0
+
+        @device
+        def shared_of(scores, batch, head):
+            array, _ = scores.parts[at]
+            return own_key(scores, batch, head), shape(array)[-1] // 2 if HAS_ENTRIES else 0
+
+        @device
+        def element_of(distance, shared):
+            key, reach = shared
+            return read(-distance - key, reach)
+
+        return shared_of, element_of
+
     @classmethod
     def lowered(cls, part, number, problem):
         text, _, arrays = super().lowered(part, number, problem)
@@ -57,6 +72,11 @@ class Distance(ScoreKind):
             yield 0                                         # kernels know it
         elif self.offset == BY_QUERY:
             yield planner.at(OFFSETS, own=1)
+
+
+@device
+def clip(x, low, high):
+    return maximum(minimum(x, high), low)
 
 
 def own_key_step(part, number):

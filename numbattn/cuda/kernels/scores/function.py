@@ -1,4 +1,4 @@
-"""A user's own function, numbattn.Score, as a part of a score: mapped over the elements of tiles of S.
+"""A part that a function of one element defines, such as numbattn.Score: mapped over the elements of tiles of S.
 
 Compiled in are "function", or "shift" for one that only adds a term that does not depend on S, a digest of the
 function, and its arrays as dtype:ndim.
@@ -15,7 +15,7 @@ from ....functions.compiled.reads import by_last_index, by_read, has_steady_slop
 from ....functions.compiled.reads import check as check_reads
 from ....functions.compiled.wide import seen, widened
 from ....functions.frozen import Frozen
-from ....scores.function import Score
+from ....scores.element import FunctionPart
 from ...compiler import from_dtype, types
 from ...tile import INDEX, add_element, device, fold_elements, full, map_elements, opaque, where
 from ...words.signatures import array_type
@@ -30,7 +30,7 @@ KNOWN = {}  # the function.Identity of each function of this process, by digest
 
 
 class FunctionKind(ScoreKind):
-    name, of = "function", Score
+    name, of = "function", FunctionPart
     may_decrease = may_be_far = looks_up = True
     gradient = READS
 
@@ -127,10 +127,10 @@ class FunctionKind(ScoreKind):
     def lowered(cls, part, number, problem):
         check_places(problem)
         if part._wants_gradient and part._elements > MOST_ELEMENTS:
-            raise NotImplementedError(f"score: got a Score with gradients of {part._elements} elements, at most "
-                                      f"{MOST_ELEMENTS} on a GPU")
-        text = part_of(part._identity_of(problem.sum_dtype), tuple([(x.dtype.name, x.ndim) for x in part.arrays]))
-        return text, (), {array_of_function(number, which): x for which, x in enumerate(part.arrays)}
+            raise NotImplementedError(f"score: got a {type(part).__name__} with gradients of {part._elements} "
+                                      f"elements, at most {MOST_ELEMENTS} on a GPU")
+        text = part_of(part._identity_of(problem.sum_dtype), tuple([(x.dtype.name, x.ndim) for x in part._weights]))
+        return text, (), {array_of_function(number, which): x for which, x in enumerate(part._weights)}
 
     @classmethod
     def finish(cls, part, grad, sums, problem):

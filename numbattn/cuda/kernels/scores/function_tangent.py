@@ -8,7 +8,7 @@ of their tangents, which are stored one after the other in one array.
 import numpy as np
 
 from ....functions.compiled.reads import along, by_read_along, check_along, check_by_read_along
-from ....scores.function import ScoreTangent
+from ....scores.element import ScoreTangent
 from ...compiler import from_dtype
 from ...tile import device, fold_elements, where
 from ...words.steps import array_of_function
@@ -56,9 +56,9 @@ class FunctionTangentKind(FunctionKind):
     @classmethod
     def lowered(cls, part, number, problem):
         check_places(problem)
-        score, arrays = part._score, (*part._score.arrays, part._tangents)
+        score, arrays = part._score, (*part._score._weights, part._tangents)
         identity = score._identity_of(problem.sum_dtype)
-        only_adds = part_of(identity, tuple([(x.dtype.name, x.ndim) for x in score.arrays]))
+        only_adds = part_of(identity, tuple([(x.dtype.name, x.ndim) for x in score._weights]))
         is_shift = only_adds.startswith(ShiftKind.name)
         name = "zero-tangent" if part._is_zero else "shift-tangent" if is_shift else "function-tangent"
         wanted = "".join(str(int(x)) for x in score._wanted)

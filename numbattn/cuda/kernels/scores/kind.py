@@ -4,7 +4,7 @@ A string of words is compiled in of each part: its kind, and whatever else code 
 the kind's class.
 """
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from ...tile import device
@@ -124,6 +124,12 @@ class ScoreKind:
 def kind(part):
     """The ScoreKind of a part."""
     return CLASSES[part.partition(" ")[0]](part)
+
+
+@cache
+def class_of(part):
+    """The class of ScoreKinds for a class of parts in numbattn.scores."""
+    return next(CLASSES[each] for each in part.__mro__ if each in CLASSES)
 
 
 @device

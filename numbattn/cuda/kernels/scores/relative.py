@@ -4,9 +4,9 @@ import numpy as np
 
 from ....base.values import sum_broadcast
 from ....scores.relative import RelativeBias
-from ...tile import device, diagonal_index, maximum, minimum, shape, take
+from ...tile import device, diagonal_index, shape, take
 from ...words.signatures import array_type
-from .distance import BY_QUERY, Distance, offsets_step, own_key_step
+from .distance import BY_QUERY, Distance, clip, offsets_step, own_key_step
 from .kind import ENTRIES, ValueAndSlope, kind, nothing_ahead
 
 
@@ -49,27 +49,12 @@ class RelativeBiasKind(Distance):
 
         return with_level
 
-    def steps_by_distance(self, at, wanted, ACC):
-        own_key = self.first_own_key(at)
-
-        @device
-        def shared_of(scores, batch, head):
-            (_, _, count), key = shape(scores.parts[at][0]), own_key(scores, batch, head)
-            return key, count // 2
-
-        @device
-        def element_of(distance, shared):
-            key, reach = shared
-            return min(max(-distance - key, -reach), reach) + reach, 1
-
-        return shared_of, element_of
-
     @classmethod
     def finish(cls, part, grad, sums, problem):
         if sums is None:
             return
-        offset = part._whole_offset(problem.seqlen_q, problem.seqlen_k)
-        table = sums.sum(axis=-2) if offset is None else sums_of_entries(sums, problem.seqlen_q, part._reach, offset)
+        offset, reach = part._whole_offset(problem.seqlen_q, problem.seqlen_k), part._array.shape[-1] // 2
+        table = sums.sum(axis=-2) if offset is None else sums_of_entries(sums, problem.seqlen_q, reach, offset)
         grad[...] = sum_broadcast(table, grad.shape)
 
 
@@ -110,12 +95,14 @@ def entry_steps(part, number, layout, transposed=False):
     return own_key_step(part, number), from_keys if kind(part).offset == BY_QUERY else from_key
 
 
+read = device(RelativeBias._reading(clip))
+
+
 @device
 def entry_of(ahead, table):
     """The number of the entry for keys that are `ahead` of their query's own key."""
-    _, _, count = shape(table)
-    reach = count // 2
-    return maximum(minimum(ahead, reach), -reach) + reach
+    entry, _ = read(ahead, shape(table)[-1] // 2)
+    return entry
 
 
 def sums_of_entries(sums, seqlen_q, reach, offset):
