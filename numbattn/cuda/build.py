@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cache
 from importlib import import_module, metadata
 from importlib.util import find_spec
@@ -37,7 +37,8 @@ class Key:
 
     @classmethod
     def of(cls, factory, cc, **parameters):
-        """The key of factory(**parameters), values being None, bool, int, float, str or tuples of them."""
+        """The key of factory(**parameters), values being None, bool, int, float, str, or tuples or dataclasses of them.
+        """
         for name, value in parameters.items():
             _check_plain(name, value)
         return cls(f"{factory.__module__}:{factory.__qualname__}", tuple(cc), tuple(sorted(parameters.items())))
@@ -311,8 +312,12 @@ def _check_plain(name, value):
     if type(value) is tuple:
         for item in value:
             _check_plain(name, item)
+    elif is_dataclass(value):
+        for each in fields(value):
+            if each.compare:
+                _check_plain(name, getattr(value, each.name))
     elif type(value) not in (type(None), bool, int, float, str):
-        raise TypeError(f"{name}: got {value!r}, allowed None, bool, int, float, str and tuples of them")
+        raise TypeError(f"{name}: got {value!r}, allowed None, bool, int, float, str, tuples and dataclasses of them")
 
 
 def _pack(binary):

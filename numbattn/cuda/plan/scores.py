@@ -15,10 +15,9 @@ def lowered_part(part, number, problem):
 
 
 def part_and_arrays(part, number, problem):
-    kind = class_of(type(part))
-    text, numbers, arrays = kind.lowered(part, number, problem)
+    kind, numbers, arrays = class_of(type(part)).lowered(part, number, problem)
     wants = part._wants_gradient
-    return LoweredPart(text, numbers, part._wanted if wants and kind.gradient == READS else wants), arrays
+    return LoweredPart(kind, numbers, part._wanted if wants and kind.gradient == READS else wants), arrays
 
 
 def own_arrays(part):

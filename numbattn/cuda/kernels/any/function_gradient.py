@@ -15,7 +15,7 @@ from ...tile import block_index, device, index, minimum, shape
 from ...words.arguments import LSE_LOG2, Argument, Matrix, Statistic
 from ...words.signatures import array_type
 from ...words.spec import Spec
-from ..scores import SCORE, kind, parts_of, read_step, read_tangent_step, score_steps, tangent_steps
+from ..scores import SCORE, parts_of, read_step, read_tangent_step, score_steps, tangent_steps
 from ..scores.score import scaling_steps
 from ..shared.dropout import DROPOUT
 from ..shared.exact_sums import add_atomically, add_exactly
@@ -79,7 +79,7 @@ def function_gradient(*, sum_dtype, exact, wanted, **about):
 def tangents_step(score, tscore, after, layout, ACC, SUM, add_pending):
     """The device function that adds a tile's reads to the tangents of gradients: dS and S are pairs with their
     tangents. tscore: see Work."""
-    tangents = [tangent for part, tangent in zip(score, tscore) if kind(part).has_step]
+    tangents = [tangent for part, tangent in zip(score, tscore) if part.has_step]
     part, before, ONE = parts_of(score)[after], parts_of(score)[:after], ACC(1)
     at = sum(map(bool, tangents[:after]))
     apply, _ = tangent_steps(before, tangents[:after], layout, ACC, after=len(before))

@@ -5,7 +5,6 @@ from functools import reduce
 import numpy as np
 
 from ...tile import DIAGONALS, device, fold_elements
-from .kind import kind
 
 
 def distance_step(part, at, wanted, ACC, SUM, add_pending):
@@ -15,7 +14,7 @@ def distance_step(part, at, wanted, ACC, SUM, add_pending):
 
     What a thread's diagonals read is found before anything is added: so it waits once for what is looked up.
     """
-    (shared_of, element_of), ZERO, NONE = kind(part).steps_by_distance(at, wanted, ACC), SUM(0), np.int32(0)
+    (shared_of, element_of), ZERO, NONE = part.steps_by_distance(at, wanted, ACC), SUM(0), np.int32(0)
     SHAPE, SLOTS, KEYS = DIAGONALS.shape, DIAGONALS.cols.slots, DIAGONALS.cols.size // 2
     START = (NONE, ZERO) * SLOTS
 

@@ -1,5 +1,7 @@
 """RelativeBias: S + table[entry of j - own key], clipped at both ends."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from ....base.values import sum_broadcast
@@ -7,11 +9,12 @@ from ....scores.relative import RelativeBias
 from ...tile import device, diagonal_index, shape, take
 from ...words.signatures import array_type
 from .distance import BY_QUERY, Distance, clip, offsets_step, own_key_step
-from .kind import ENTRIES, ValueAndSlope, kind, nothing_ahead
+from .kind import ENTRIES, ValueAndSlope, nothing_ahead
 
 
+@dataclass(frozen=True)
 class RelativeBiasKind(Distance):
-    name, of = "relative", RelativeBias
+    of = RelativeBias
     looks_up, gradient = True, ENTRIES
 
     def types(self, number):
@@ -19,7 +22,7 @@ class RelativeBiasKind(Distance):
 
     def steps(self, at, scaling, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
         (_, to_scaled), ONE = scaling, ACC(1)
-        by_element, shared_entry = relative_steps(self.part, at, scaling, layout, ACC, transposed)
+        by_element, shared_entry = relative_steps(self, at, scaling, layout, ACC, transposed)
 
         @device
         def one_by_one(S, F, found, scores, batch, head, m0, n0):
@@ -38,7 +41,7 @@ class RelativeBiasKind(Distance):
         if self.offset == BY_QUERY:
             return None
         (_, to_scaled), ZERO, ONE = scaling, ACC(0), ACC(1)
-        by_element, shared_entry = relative_steps(self.part, at, scaling, layout, ACC)
+        by_element, shared_entry = relative_steps(self, at, scaling, layout, ACC)
 
         @device
         def with_level(S, scores, batch, head, m0, n0):
@@ -92,7 +95,7 @@ def entry_steps(part, number, layout, transposed=False):
     def from_keys(m0, offsets, n0, table):
         return entry_of(diagonal_index(layout, SIGN * (n0 - m0)) * SIGN - of_queries(offsets, m0), table)
 
-    return own_key_step(part, number), from_keys if kind(part).offset == BY_QUERY else from_key
+    return own_key_step(part, number), from_keys if part.offset == BY_QUERY else from_key
 
 
 read = device(RelativeBias._reading(clip))
