@@ -6,6 +6,7 @@ their parts, see `pairs` and `parts`.
 
 import numpy as np
 
+from ....points.kinds import GAUSSIAN
 from ...tile import SharedMemory, allocate, device, dot, full, load, part_sum, row_sum, save, shape, wgmma
 from ...words.arguments import Statistic
 from ...words.numbers import LOG2_E
@@ -153,7 +154,7 @@ OF_FIRST_PARTS = PairTiles(96, 3, 6)  # 1.2; 128 points y, 2 consumers 1.4
 
 def is_gaussian(problem, kind):
     """Whether it is a Gaussian of float32 points without a mask, so that every y is in sight."""
-    is_plain = problem.dtype == np.float32 and not problem.mask_kinds and kind == "Gaussian"
+    is_plain = problem.dtype == np.float32 and not problem.mask_kinds and kind == GAUSSIAN
     return is_plain and take_little_room(problem)
 
 
