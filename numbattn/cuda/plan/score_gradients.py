@@ -9,8 +9,8 @@ import numpy as np
 
 from ..build import Key
 from ..kernels import bias_gradients, diagonal_sums
-from ..kernels.any.function_gradient import spec_of as spec_of_function
-from ..kernels.any.score_gradient import OWN_NUMBERS, entry_sums, spec_of
+from ..kernels.any.function_gradient import spec_of as spec_of_reads
+from ..kernels.any.score_gradient import OWN_NUMBERS
 from ..kernels.any.sum_parts import TILES as SUMMED_AT_ONCE
 from ..kernels.any.sum_parts import sum_parts
 from ..kernels.any.table_gradient import TILES as ENTRIES_AT_ONCE
@@ -41,17 +41,18 @@ def add_gradient(planner, number):
     if partial_sums(own) in planner.temporaries:  # a kernel of the pass writes them
         add_sum(planner, own)
         return
-    if kind_of_part.gradient == READS:
-        add_gradient_of_function(planner, number, own)
+    is_table = kind_of_part.gradient == ENTRIES
+    if kind_of_part.gradient == READS or (is_table and kind_of_part.offset == ALIGNED):
+        add_gradient_of_reads(planner, number, own, kind_of_part)
         return
     if SUMS_OF_DS in planner.temporaries:
-        if kind_of_part.gradient == ENTRIES:
+        if is_table:
             add_table_of_sums(planner, number, own)
         return
     shape = planner.layouts[own].shape
     about = {"after": place_of_part(planner.score, number)}
-    if kind_of_part.gradient == ENTRIES:
-        add_gradient_of_table(planner, number, kind_of_part.offset, shape, about)
+    if is_table:
+        add_diagonal_sums(planner, number, kind_of_part.offset, shape, about)
         return
     is_matrix = kind_of_part.own_axes == 2
     rows, cols = (1,) * (2 - len(shape)) + shape[-2:] if is_matrix else (1, 1)
@@ -71,18 +72,21 @@ def add_gradient(planner, number):
     add_own(planner, partial(gradient_spec, planner, **about), tiles, own, shape, blocks)
 
 
-def add_gradient_of_function(planner, number, own):
-    """The steps of the gradients of a function's arrays, one after the other in one array."""
-    ((elements,), _, dtype, _), exact = planner.layouts[own], planner.call.deterministic
+def add_gradient_of_reads(planner, number, own, kind_of_part):
+    """The steps of the gradient of what the elements of S read: of a function's arrays, one after the other in one
+    array, or of a table whose offsets differ between queries."""
+    (shape, _, dtype, _), exact, axes = planner.layouts[own], planner.call.deterministic, 1
+    if kind_of_part.gradient != READS:
+        dtype, axes = planner.problem.sum_dtype, kind_of_part.own_axes
     about = {"after": place_of_part(planner.score, number), "wanted": planner.call.score[number].gradient,
              "sum_dtype": dtype.name, "exact": exact}  # fmt: skip
     if exact:
         name = sums_of_part(number)
-        planner.add_temporary(name, (1, elements * SIZE), np.dtype(np.int64), is_zero=True)
-        planner.add(spec_of_function(name, **about))
+        planner.add_temporary(name, (1, math.prod(shape) * SIZE), np.dtype(np.int64), is_zero=True)
+        planner.add(spec_of_reads(name, own, axes, **about))
         return
     planner.add_sums_of_reads(own, dtype)
-    planner.add(spec_of_function(partial_sums(own), **about))
+    planner.add(spec_of_reads(partial_sums(own), own, axes, **about))
     add_sum(planner, own)
 
 
@@ -90,20 +94,6 @@ def gradient_spec(planner, own, **about):
     """The Spec of the kernel for the gradient of a bias, or of slopes, which writes to an array of this name."""
     about |= {"out_dtype": planner.layouts[own].dtype.name}
     return first_spec(planner, bias_gradients(own, **about))
-
-
-def add_gradient_of_table(planner, number, offset, shape, about):
-    """The steps of the gradient of a RelativeBias' table; offset: its kind."""
-    name, (*lead, entries) = sums_of_part(number), shape
-    if offset == BY_MATRIX:
-        lead = np.broadcast_shapes(lead, planner.layouts[array_of_offset(number)].shape)
-    if offset != ALIGNED:
-        add_diagonal_sums(planner, name, lead, about)
-        return
-    spec = partial(spec_of, entry_sums, **about)
-    tiles = planner.fitting(spec(name))
-    planner.add_temporary(name, (*lead, tiles.tile_m, entries), planner.problem.sum_dtype)
-    add_own(planner, spec, tiles, name, (*lead, tiles.tile_m, entries), entries)
 
 
 def diagonals_spec(planner, own, **about):
@@ -122,8 +112,12 @@ def first_spec(planner, routes):
     return spec
 
 
-def add_diagonal_sums(planner, name, lead, about):
-    """For a table: sums by diagonal, which `kernels.scores.relative` turns into the gradient."""
+def add_diagonal_sums(planner, number, offset, shape, about):
+    """For a RelativeBias' table of this shape: sums by diagonal, which `kernels.scores.relative` turns into the
+    gradient. offset: its kind."""
+    name, lead = sums_of_part(number), shape[:-1]
+    if offset == BY_MATRIX:
+        lead = np.broadcast_shapes(lead, planner.layouts[array_of_offset(number)].shape)
     spec = diagonals_spec(planner, name, **about)
     tiles, dtype = planner.fitting(spec), planner.problem.sum_dtype
     m_blocks, n_blocks = planner.tiles_of(tiles, planner.work(spec))

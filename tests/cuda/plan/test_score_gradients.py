@@ -8,6 +8,7 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 
 import numbattn as na
+from numbattn.cuda.kernels.shared.exact_sums import SIZE
 from numbattn.cuda.kernels.shared.shares import score_matrix, share_of
 from numbattn.cuda.passes import plans
 from numbattn.cuda.plan.planner import DEVICES
@@ -155,18 +156,19 @@ def test_what_tma_cannot_move_is_summed_as_it_lies():
     assert not planned.stand_ins
 
 
-@pytest.mark.parametrize(("mask", "offset", "name", "lead"), [
-    (None, 5, "hopper_diagonal_sums", ()), (None, np.zeros((2, 1), int), "hopper_diagonal_sums", (2, 1)),
-    (na.Segments(OFFSETS), None, "diagonal_sums", ()), (na.Segments(OFFSETS, UNEQUAL), None, "entry_sums", ()),
+@pytest.mark.parametrize(("mask", "offset", "names", "shape"), [
+    (None, 5, ["hopper_diagonal_sums", "sum_parts"], ()),
+    (None, np.zeros((2, 1), int), ["hopper_diagonal_sums", "sum_parts"], (2, 1)),
+    (na.Segments(OFFSETS), None, ["diagonal_sums", "sum_parts"], ()),
+    (na.Segments(OFFSETS, UNEQUAL), None, ["function_gradient"], (1, 9 * SIZE)),
 ], ids=["number", "matrix", "equal", "query"])  # fmt: skip
-def test_the_gradient_of_a_table_by_its_offset(mask, offset, name, lead):
-    """Matrices of different offsets have sums of their own."""
+def test_the_gradient_of_a_table_by_its_offset(mask, offset, names, shape):
+    """Matrices of different offsets have sums of their own. Where queries have, elements are read one by one."""
     q = array(2, 8, 1000, 64)
     planned = backward(q, q, na.RelativeBias(np.zeros(9), offset=offset), HOPPER, mask=mask, deterministic=True)
-    assert kernels(planned)[-2:] == [name, "sum_parts"]
+    assert kernels(planned)[-len(names) :] == names
     (sums,) = (x.shape for x in planned.temporaries if x.name == "sums of score 0")
-    assert sums[: len(lead)] == lead
-    assert len(sums) == len(lead) + (2 if name == "entry_sums" else 3)
+    assert sums[: len(shape)] == shape
 
 
 @pytest.mark.parametrize(("part", "strides"), [

@@ -6,6 +6,7 @@ from ....base.values import sum_broadcast
 from ....scores.relative import RelativeBias
 from ...tile import device, diagonal_index, maximum, minimum, shape, take
 from ...words.signatures import array_type
+from ..shared.exact_sums import rounded
 from .distance import BY_QUERY, Distance, offsets_step, own_key_step
 from .kind import ENTRIES, ValueAndSlope, kind, nothing_ahead
 
@@ -69,7 +70,10 @@ class RelativeBiasKind(Distance):
         if sums is None:
             return
         offset = part._whole_offset(problem.seqlen_q, problem.seqlen_k)
-        table = sums.sum(axis=-2) if offset is None else sums_of_entries(sums, problem.seqlen_q, part._reach, offset)
+        if offset is None:
+            grad[...] = rounded(sums).reshape(grad.shape)
+            return
+        table = sums_of_entries(sums, problem.seqlen_q, part._reach, offset)
         grad[...] = sum_broadcast(table, grad.shape)
 
 
