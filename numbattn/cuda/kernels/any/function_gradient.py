@@ -48,8 +48,8 @@ class TileRow(NamedTuple):
 
 
 def function_gradient(*, sum_dtype, exact, wanted, **about):
-    """The gradients of the arrays of part number `after`. wanted: of which arrays of a function; exact: whether sums are
-    the same in any order."""
+    """The gradients of the arrays of part number `after`. wanted: of which of a function's arrays; exact: whether sums
+    are the same in any order."""
     score, after, TILE_M, TILE_N = about["score"], about["after"], about["tile_m"], about["tile_n"]
     ACC, SUM = sum_type(DTYPES[about["dtype"]]), np.dtype(sum_dtype).type
     S_TILE = sums(about["unit"], about["lanes"], TILE_M, TILE_N, about["threads"])

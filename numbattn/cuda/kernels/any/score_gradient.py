@@ -267,7 +267,7 @@ def bias_gradient(*, out_dtype, sums_rows, sums_cols, **about):
 
 
 def diagonal_sums(**about):
-    """Sums of dS after part number `after` along the diagonals of a diagonal of tiles, from the lower left on.
+    """Sums of dS after part number `after` along the diagonals of a diagonal of tiles: see `diagonal_steps`.
 
     All tiles (m_block, diagonal + m_block * tile_m / tile_n) have the same j - i in the same place: their sum goes to
     mSkewed, whose rows are shifted so that the columns of mPlain, the same memory, are the diagonals.
@@ -299,8 +299,7 @@ def diagonal_sums(**about):
             sync_threads()                                      # all have read the diagonals before
             save(mSkewed[place], total, 0)
             sync_threads()
-            target = mSums[at.share.own_batch, at.share.own_head, at.share.part, at.number]
-            sum_along(target, mPlain[place], adds)
+            sum_along(mSums[at.share.own_batch, at.share.own_head, at.share.part], at.number, mPlain[place], adds)
 
     return source(kernel, arguments_of("sums", *DIAGONALS), shared, sum_type(dtype), about)
 

@@ -32,8 +32,8 @@ for _module in iter_modules(__path__):  # a kind is known when its file has been
 
 __all__ = [
     "ALIGNED", "BY_MATRIX", "BY_QUERY", "BY_SEGMENT", "CLASSES", "ENTRIES", "READS", "SCORE", "TSCORE", "WITH_DELTA",
-    "differs_by_head", "distance_step", "dtype_of_part", "dtype_of_tma_bias", "is_nonlinear",
-    "is_packed", "is_scaled", "kind", "looks_up", "may_be_far", "number_of_tma_bias", "own_key_step", "parts_of",
-    "place_of_part", "query_distance_step", "read_step", "read_tangent_step", "score_steps", "score_steps_ahead", "scores_type", "sink_steps",
-    "sink_tangent_step", "softmax_score_steps", "takes_offsets", "tangent_steps", "within_segment",
+    "differs_by_head", "distance_step", "dtype_of_part", "dtype_of_tma_bias", "is_nonlinear", "is_packed", "is_scaled",
+    "kind", "looks_up", "may_be_far", "number_of_tma_bias", "own_key_step", "parts_of", "place_of_part",
+    "query_distance_step", "read_step", "read_tangent_step", "score_steps", "score_steps_ahead", "scores_type",
+    "sink_steps", "sink_tangent_step", "softmax_score_steps", "takes_offsets", "tangent_steps", "within_segment",
 ]  # fmt: skip
