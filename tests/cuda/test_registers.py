@@ -26,7 +26,8 @@ from numbattn.cuda.kernels import (
     POINT_SUMS,
     TANGENT,
 )
-from numbattn.cuda.kernels.any.score_gradient import bias_gradient, diagonal_sums, entry_sums, spec_of
+from numbattn.cuda.kernels.any.function_gradient import spec_of as spec_of_reads
+from numbattn.cuda.kernels.any.score_gradient import bias_gradient, diagonal_sums, spec_of
 from numbattn.cuda.kernels.hopper.forward_tiles import MANY
 from numbattn.cuda.kernels.hopper.score_gradient import bias_route, diagonals_route
 from numbattn.cuda.kernels.points.arguments import COLUMNS, DIFFERENCES, X_NORMS, Y_NORMS
@@ -105,7 +106,7 @@ def spec(kernel, work):
     gradients = (
         spec_of(bias_gradient, "dbias", after=after, **whole), *bias_route("dbias", after=after, **whole).specs,
         spec_of(diagonal_sums, "sums", after=after), *diagonals_route("sums", after=after).specs,
-        spec_of(entry_sums, "sums", after=after),
+        spec_of_reads("sums", "gradient", 1, after=after, wanted=(), sum_dtype="float32", exact=True),
     )  # fmt: skip
     return next(spec for spec in (*chain(*passes), *gradients) if spec.name == kernel)
 
@@ -128,7 +129,7 @@ ANY_GPU = [  # up to 255 registers: CUDA cores, and tensor cores of each generat
     row("bias_gradient", "float32", 64, 64, EDGES, "bias float32 16"),
     row("bias_gradient", "float64", 64, 64, "", "bias float64 16"),
     row("bias_gradient", "float32", 32, 32, "", "bias float32 16", seqlen_q=32, seqlen_k=32),
-    row("entry_sums", "float32", 64, 64, "intervals", "relative query", cc=(7, 5)),
+    row("function_gradient", "float32", 64, 64, "intervals", "relative query", cc=(7, 5)),
     row("bias_gradient", "bfloat16", 128, 128, EDGES, "bias bfloat16 16, softcap", tscore=("bias bfloat16 16", ""),
         **OF_TANGENTS),
     row("bias_gradient", "float64", 64, 64, "", "bias float64 16, softcap", tscore=("bias float64 16", ""),
@@ -322,8 +323,8 @@ SPILLS = [
     # outside the loop over tiles that need no mask
     row("hopper_backward_kv", "float16", 128, 128, "packed", keys=MANY, spills=64),
     # addresses and offsets, of what is slow anyway
-    row("entry_sums", "float16", 64, 64, "intervals", "relative query", spills=32),
-    row("entry_sums", "float64", 128, 128, "intervals", "relative query", spills=1024),
+    row("function_gradient", "float16", 64, 64, "intervals", "relative query", spills=32),
+    row("function_gradient", "float64", 128, 128, "intervals", "relative query", spills=1024),
     row("diagonal_sums", "bfloat16", 256, 256, EDGES, "softcap, relative", keys=MANY, **DETERMINISTIC, spills=160),
     # where O and Q are three quarters of the registers
     row("hopper_decode", "bfloat16", 256, 256, ALL, "softcap", seqlen_q=3, spills=376),
