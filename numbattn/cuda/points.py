@@ -74,11 +74,11 @@ class PointsBackend:
         rate: for points of half precision, times a power of two, the factor of t.
         """
         pass_ = LOGSUMEXP
-        if rate is not None and self.has_wgmma and hopper.logsumexp.fits(problem, kind):
+        if rate is not None and self.has_wgmma and hopper.logsumexp.fits_halves(problem, kind):
             pass_, inputs = LOGSUMEXP_OF_HALVES, inputs._replace(scale=rate)
         elif rate is not None:
             problem, inputs = of_unit_length(inputs, rate)
-        if is_wide(problem) and not (self.has_wgmma and hopper.wide_logsumexp.fits(problem, kind)):
+        if is_wide(problem) and not (self.has_wgmma and hopper.logsumexp.fits(problem, kind)):
             lse = formula.logsumexp(problem, inputs, kind, columns)
             return lse, np.zeros_like(lse)
         results = empties(self.current(), dict.fromkeys(LSE, (problem.lse_shape, problem.sum_dtype)))
@@ -90,7 +90,7 @@ class PointsBackend:
         """The squared distances of the k nearest y_j for each x_i, in the dtype of sums, ascending, and their j."""
         if is_wide(problem):
             problem, inputs = in_dtype_of_sums(problem, inputs)
-            if not (self.has_wgmma and hopper.wide_nearest.fits(problem, k)):
+            if not (self.has_wgmma and hopper.nearest.fits(problem, k)):
                 return formula.nearest(problem, inputs, k)
         gpu, shape = self.current(), (*problem.lse_shape, k)
         r2, j = gpu.empty(shape, problem.sum_dtype), gpu.empty(shape, np.dtype(np.int32))

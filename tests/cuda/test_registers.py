@@ -389,8 +389,8 @@ PAIRS = [
     pairs("hopper_nearest", "float16", 64, Nearest(1)),
     pairs("hopper_nearest", "bfloat16", 192, Nearest(1)),
     pairs("hopper_nearest", "bfloat16", 256, Nearest(1)),
-    pairs("hopper_wide_nearest", "float32", 128, Nearest(1)),
-    pairs("hopper_wide_logsumexp", "float32", 128, GAUSSIAN),
+    pairs("hopper_nearest", "float32", 128, Nearest(1)),
+    pairs("hopper_logsumexp", "float32", 128, GAUSSIAN),
     pairs("hopper_sums", "float32", 64, GAUSSIAN, 1),
     pairs("hopper_sums", "float32", 256, MATERN52, 4, spills=32),     # read back where points are near
     pairs("hopper_sums", "float32", 64, RATIONAL, 64),
