@@ -22,6 +22,7 @@ from ..base import cache as disk
 from ..base import sources
 from ..base.compiling import check_setting, compiling
 from ..base.interrupts import uninterrupted
+from ..functions.frozen import Frozen
 from .missing import missing
 
 SCALARS = ("int32", "uint32", "int64", "uint64", "float32", "float64")
@@ -37,7 +38,7 @@ class Key:
 
     @classmethod
     def of(cls, factory, cc, **parameters):
-        """The key of factory(**parameters), values being None, bool, int, float, str, or tuples or dataclasses of them.
+        """The key of factory(**parameters), values being None, bool, int, float, str, a Frozen, tuples or dataclasses.
         """
         for name, value in parameters.items():
             _check_plain(name, value)
@@ -309,15 +310,14 @@ def _module_source(module):
 
 def _check_plain(name, value):
     """Refuse values that repr does not tell apart in the same way in every process."""
+    if is_dataclass(value):
+        value = tuple([getattr(value, each.name) for each in fields(value) if each.compare])
     if type(value) is tuple:
         for item in value:
             _check_plain(name, item)
-    elif is_dataclass(value):
-        for each in fields(value):
-            if each.compare:
-                _check_plain(name, getattr(value, each.name))
-    elif type(value) not in (type(None), bool, int, float, str):
-        raise TypeError(f"{name}: got {value!r}, allowed None, bool, int, float, str, tuples and dataclasses of them")
+    elif type(value) not in (type(None), bool, int, float, str, Frozen):
+        raise TypeError(f"{name}: got {value!r}, allowed None, bool, int, float, str, a Frozen, and tuples and "
+                        "dataclasses of them")
 
 
 def _pack(binary):
