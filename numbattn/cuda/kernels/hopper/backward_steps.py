@@ -157,7 +157,7 @@ class WgmmaTiles(NamedTuple):
     tile_n: int
     stages: Any  # of the tiles that the loop loads
 
-    unit = "wgmma"
+    unit, blocks = "wgmma", 1
 
 
 class CrowdedBackward(NamedTuple):
