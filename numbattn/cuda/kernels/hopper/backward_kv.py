@@ -36,10 +36,9 @@ from ...tile import (
 )
 from ...words.arguments import Statistic
 from ..any.round_dq import DQ_SUMS
-from ..scores import within_segment
 from ..scores.reads import DISTANCE_SUMS
 from ..shared.layouts import DTYPES
-from ..shared.query_tiles import QueryTile, key_lengths, keys_step, queries_steps
+from ..shared.query_tiles import QueryTile, key_lengths, queries_steps
 from ..shared.segments import keys_of
 from ..shared.visibility import band_of, has_functions, has_key_lengths, has_query_lengths
 from ..shared.warps import warp_specialised
@@ -51,10 +50,10 @@ from .backward_steps import (
     REGISTERS_WITH_HELPERS,
     ROWS,
     ZERO,
-    BackwardArguments,
     CrowdedBackward,
     WgmmaTiles,
     dtype_of_bias,
+    keys_kernel,
     keys_spec,
     loader,
     pipelines_within,
@@ -113,7 +112,7 @@ def hopper_backward_kv(
     Q_PIPELINE, K_PIPELINE, V_PIPELINE, DO_PIPELINE, SHARED_LSE, SHARED_DELTA = pipelines
     READERS, S_EARLY = CONSUMERS * (1 + bool(reads)), variant.s_early
     DS_PIPELINE = Pipeline.within(shared, SHARED_DS.of_stages(2), READERS, fills=CONSUMERS)
-    band_at, longest, scores_of = band_of(mask), key_lengths(mask), within_segment(score)
+    band_at, longest = band_of(mask), key_lengths(mask)
     about = mask, tile_m, ROWS, CONSUMERS * has_functions(mask)
     first_queries, next_queries, needs_mask = queries_steps(*about)
     *walk_of_producer, _ = queries_steps(*about, by_consumer=False)
@@ -248,22 +247,7 @@ def hopper_backward_kv(
     begin, take_roles = warp_specialised(
         own_pipelines, CONSUMERS, registers, compute, load_tiles, blocks=blocks, helpers=helpers
     )
-    keys_of_block = keys_step(mask, tile_n)
-
-    def kernel(
-        mQ, mK, mV, mDO, biases, mDK, mDV, mSums, mReads, mLse, mDelta, mask, scores, drops, group_size, ds_scale,
-        scale_log2, kept_scale, at_once, delta_scale,
-    ):  # fmt: skip
-        begin()
-        tile, mask = keys_of_block(mLse, mDK, mask, group_size, at_once)
-        if tile.first < tile.end:                               # else a slot without a tile
-            args = BackwardArguments(
-                mask, scores_of(scores, tile.segment), drops, scale_log2, kept_scale, delta_scale, ()
-            )  # fmt: skip
-            B = stage(B_PIPELINE, 0)
-            given = mQ, mK, mV, mDO, biases, mLse, mDelta, mask, tile, B
-            take_roles((mDK, mDV, mSums, tile, ds_scale, args), (given, (mask, tile, args.scores, mReads)))
-
+    kernel = keys_kernel(mask, score, tile_n, begin, take_roles, B_PIPELINE)
     tiles = *given, *[SHARED_B] * bool(bias_dtype)
     dtypes, about = dict(zip(("dk", "dv"), out_dtypes)), {"mask": mask, "score": score, "bias_dtype": bias_dtype}
     about["read_dtype"] = reads[2] if reads else None

@@ -39,7 +39,7 @@ def check(rng, kernel, order=DP_DV_DS, at_once=2, sizes=None, **problem):
         blocks, arrays = batches * heads * -(-m // tile_m), (grads["q"], ())
     elif kernel == "wide":
         source = hopper_backward_wide(**common, **tiles, stages=2, out_dtypes=("float16",) * 2)
-        blocks, arrays = batches * heads_k * -(-n // tile_n), (grads["k"], grads["v"])
+        blocks, arrays = batches * heads_k * -(-n // tile_n), (grads["k"], grads["v"], (), ())
     else:
         variant = tuple(Variant(SUMS if adds_dq else BOTH, order, dq_late=is_late, statistics_early=is_late))
         about = {"tiles": (tile_m, tile_n, 2, 1), "variant": variant, "out_dtypes": ("float16",) * 2}
