@@ -79,8 +79,8 @@ class RelativeBias(DistancePart):
 
     def _gradient(self, dS: Any, lse: Any, delta: Any, S: Any = None) -> Any:
         entries, offset = self._array.shape[-1], self._whole_offset(*dS.shape[-2:])
-        if isinstance(offset, int):
-            table = _by_entry(sums_along_diagonals(dS), dS.shape[-2] - 1 + offset, entries)
+        if offset is not None:
+            table = by_entry(sums_along_diagonals(dS), dS.shape[-2] - 1 + offset, entries)
             return sum_broadcast(table, self._array.shape)
         at = self._entries(dS)
         sums = [np.where(at == entry, dS, 0).sum(axis=(-2, -1)) for entry in range(entries)]
@@ -97,14 +97,19 @@ def sums_along_diagonals(S: Any) -> Any:
     return rows.reshape(*lead, m, count).sum(axis=-2)
 
 
-def _by_entry(sums: Any, own: int, entries: int) -> Any:
-    """Sums along diagonals, added up by the entries of a table; own: the number of the diagonal of own keys."""
-    *lead, count = sums.shape
+def by_entry(sums: Any, own: Any, entries: int) -> Any:
+    """Sums along diagonals (..., m + n - 1), added up by the entries of a table.
+
+    own: the number of the diagonal of own keys, an int or an array over the axes before the last.
+    """
+    (*lead, count), reach = sums.shape, entries // 2
+    if reach == 0 or count == 0:
+        return np.broadcast_to(sums.sum(axis=-1, keepdims=True), (*lead, entries))
+    own = own if isinstance(own, int) else own[..., None]
+    ahead, at = np.arange(count, like=sums) - own, np.arange(1 - reach, reach, like=sums) + own
+    inside = np.take_along_axis(sums, np.broadcast_to(np.clip(at, 0, count - 1), (*lead, entries - 2)), -1)
     table = np.zeros_like(sums, shape=(*lead, entries))
-    first = own - entries // 2  # the diagonal of entry 0, and of all before it
-    last = first + entries - 1
-    table[..., 0] = sums[..., : max(first + 1, 0)].sum(axis=-1)
-    table[..., -1] += sums[..., max(last, first + 1, 0) :].sum(axis=-1)
-    inner = slice(min(max(first + 1, 0), count), min(max(last, 0), count))
-    table[..., inner.start - first : inner.stop - first] = sums[..., inner]
+    table[..., 0] = np.where(ahead <= -reach, sums, 0).sum(axis=-1)
+    table[..., 1:-1] = np.where((at >= 0) & (at < count), inside, 0)
+    table[..., -1] = np.where(ahead >= reach, sums, 0).sum(axis=-1)
     return table

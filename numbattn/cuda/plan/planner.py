@@ -192,14 +192,15 @@ class Planner:
         shape = sums_of_each(elements, dtype.itemsize), elements
         self.add_temporary(partial_sums(own), shape, dtype, is_zero=True)
 
-    def sums_by_matrix(self, own, axes):
-        """The sums of `add_sums_of_reads` as an argument, (batch, heads, parts, elements of a matrix). axes: how many
-        of the gradient's axes are a matrix's."""
-        name, shape = partial_sums(own), self.layouts[own].shape
-        (parts, _), (pitch, size), dtype, _ = self.layouts[name]
-        lead, strides = len(shape) - axes, contiguous(shape, dtype).strides
-        shape = *shape[:lead], parts, math.prod(shape[lead:])
-        view = View(0, size, shape, (*strides[:lead], pitch, size))
+    def sums_by_matrix(self, name, own, axes):
+        """Sums, (parts, elements of a gradient), as an argument, (batch, heads, parts, elements of a matrix): with
+        strides of 0 where matrices share them. axes: how many of the gradient's axes are a matrix's. An element may
+        have several numbers in a row."""
+        shape, ((parts, elements), (pitch, size), dtype, _) = self.layouts[own].shape, self.layouts[name]
+        lead = shape[: len(shape) - axes]
+        matrix = elements // max(math.prod(lead), 1)
+        *strides, _ = contiguous((*lead, matrix), dtype).strides
+        view = View(0, size, (*lead, parts, matrix), (*strides, pitch, size))
         return At(name, broadcast(view, (*self.axes, self.problem.heads), 2))
 
     def mask_by_head(self):

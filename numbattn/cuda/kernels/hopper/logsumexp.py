@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 
+from ....points.kinds import GAUSSIAN
 from ...tile import SharedMemory, bfloat16, device, full, load, part_sum, row_sum, save, shape, wgmma
 from ...words.arguments import Statistic
 from ...words.numbers import LOG2_E
@@ -130,7 +131,7 @@ OF_FIRST_PARTS = PairTiles(96, 3, 6)  # 1.2; 128 points y, 2 consumers 1.4
 
 def fits(problem, kind):
     """Whether it is a Gaussian of float32 points without a mask, so that every y is in sight."""
-    is_plain = problem.dtype == np.float32 and not problem.mask_kinds and kind == "Gaussian"
+    is_plain = problem.dtype == np.float32 and not problem.mask_kinds and kind == GAUSSIAN
     return is_plain and problem.head_dim > FEW and take_little_room(problem)
 
 

@@ -218,11 +218,11 @@ def hopper_diagonal_sums(*, tile_m, tile_n, **about):
     count, diagonal_of, sum_along = diagonal_steps(tile_m, tile_n, WARPGROUP * CONSUMERS)
 
     @device
-    def sum_diagonals(target, total, skewed, plain, adds):
+    def sum_diagonals(target, number, total, skewed, plain, adds):
         sync_warpgroups(CONSUMERS)                              # all have read the last diagonals
         save(skewed, total, warpgroup_index() * ROWS)
         sync_warpgroups(CONSUMERS)
-        sum_along(target, plain, adds)
+        sum_along(target, number, plain, adds)
 
     @device
     def produce(given, items, diagonals, seqlen_q):
@@ -238,8 +238,8 @@ def hopper_diagonal_sums(*, tile_m, tile_n, **about):
         for item in range(block_index(), items, grid_size()):
             at = diagonal_of(item, *diagonals)
             total, K, V = add_tiles(K, V, (), given, scale_log2, at, seqlen_q)
-            target = mSums[at.share.own_batch, at.share.own_head, at.share.part, at.number]
-            sum_diagonals(target, total, mSkewed[place], mPlain[place], adds)
+            target = mSums[at.share.own_batch, at.share.own_head, at.share.part]
+            sum_diagonals(target, at.number, total, mSkewed[place], mPlain[place], adds)
 
     own_pipelines = K_PIPELINE, V_PIPELINE
     begin, take_roles = warp_specialised(own_pipelines, CONSUMERS, REGISTERS[tile_n], compute, produce)

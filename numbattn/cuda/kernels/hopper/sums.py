@@ -33,7 +33,7 @@ from ...words.spec import Spec
 from ..points.arguments import APART, COLUMNS, FEW, PLACES, SMALLEST
 from ..points.arguments import ROWS as ROW_SHIFTS
 from ..points.features import near_steps, no_sums_step, part_sums_step, save_sums_step, tuple_of, two_sums_step
-from ..points.kinds import of_products, pair_step, steps_of
+from ..points.kinds import pair_step
 from ..shared.layouts import DTYPES
 from ..shared.warps import source_of, warp_specialised
 from .pairs import REGISTERS, PairSizes, PairTiles, chunk_steps, load_parts_step
@@ -56,7 +56,7 @@ MANY_REGISTERS = 24, 240  # of a producer's thread, and of each of two consumers
 def hopper_sums(*, dim_b, tile_n, consumers, stages, y_stages, kind):
     """The kernel for tiles of 64 points x a consumer, tile_n points y, and dim_b features of b: up to FEW, or WIDTH.
 
-    stages, y_stages: see PairTiles. kind: what is compiled in of it, see `points.kinds`.
+    stages, y_stages: see PairTiles. kind: the form of a `numbattn.points.kinds.Kind`.
     """
     ACC, IS_FEW, tiles = np.float32, dim_b <= FEW, PairTiles(tile_n, consumers, stages, y_stages)
     S_TILE, TILE_N, ZERO, TWICE, shared = wgmma(tile_n), tile_n, ACC(0), ACC(-2), SharedMemory()
@@ -68,7 +68,7 @@ def hopper_sums(*, dim_b, tile_n, consumers, stages, y_stages, kind):
         fills, registers, steps = PARTS, MANY_REGISTERS, many_steps(places, ACC)
     load_b, none, of_tile, add_sums, save_sums = steps
     walk = chunk_steps(shared, S_TILE, tiles, ACC, fills, load_b)
-    VECTOR, kappa_of = S_TILE.row_vector(), pair_step(steps_of(kind, ACC))
+    VECTOR, kappa_of = S_TILE.row_vector(), pair_step(kind, ACC)
     has_near, recompute = near_steps(S_TILE, ACC)
 
     @device
@@ -185,7 +185,7 @@ def tiles_of(problem, is_few):
 
 def fits(problem, kind):
     """Whether the kernel takes these points, whatever their dimensions: without masks, so that every y is in sight."""
-    is_plain = problem.dtype == np.float32 and not problem.mask_kinds and not of_products(kind)
+    is_plain = problem.dtype == np.float32 and not problem.mask_kinds and not kind.is_of_product
     return is_plain and take_little_room(problem)
 
 

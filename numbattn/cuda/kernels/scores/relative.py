@@ -3,9 +3,10 @@
 import numpy as np
 
 from ....base.values import sum_broadcast
-from ....scores.relative import RelativeBias
+from ....scores.relative import RelativeBias, by_entry
 from ...tile import device, diagonal_index, maximum, minimum, shape, take
 from ...words.signatures import array_type
+from ..shared.exact_sums import rounded
 from .distance import BY_QUERY, Distance, offsets_step, own_key_step
 from .kind import ENTRIES, ValueAndSlope, kind, nothing_ahead
 
@@ -69,8 +70,11 @@ class RelativeBiasKind(Distance):
         if sums is None:
             return
         offset = part._whole_offset(problem.seqlen_q, problem.seqlen_k)
-        table = sums.sum(axis=-2) if offset is None else sums_of_entries(sums, problem.seqlen_q, part._reach, offset)
-        grad[...] = sum_broadcast(table, grad.shape)
+        if offset is None:
+            grad[...] = rounded(sums).reshape(grad.shape)
+        else:
+            table = by_entry(sums, problem.seqlen_q - 1 + offset, grad.shape[-1])
+            grad[...] = sum_broadcast(table, grad.shape)
 
 
 def relative_steps(part, number, scaling, layout, ACC, transposed=False):
@@ -116,29 +120,3 @@ def entry_of(ahead, table):
     _, _, count = shape(table)
     reach = count // 2
     return maximum(minimum(ahead, reach), -reach) + reach
-
-
-def sums_of_entries(sums, seqlen_q, reach, offset):
-    """The gradient of a RelativeBias' table from the sums of `score_gradient.diagonal_sums`.
-
-    sums: (..., diagonals of tiles, parts, step), where the last two axes count diagonals of elements. Diagonals of
-    tiles start `step` elements after one another and are `parts` times as wide: they overlap. offset: an int, or an
-    array over the batch axes.
-    """
-    *lead, count, parts, step = sums.shape
-    whole = np.zeros_like(sums, shape=(*lead, count + parts - 1, step))
-    for part in range(parts):
-        whole[..., part : part + count, :] += sums[..., part, :]
-    whole, tile_m = whole.reshape(*lead, -1), (parts - 1) * step
-    if reach == 0:
-        return whole.sum(axis=-1, keepdims=True)
-    offset = offset if isinstance(offset, int) else offset[..., None]
-    first = 1 - -(-seqlen_q // tile_m) * tile_m - offset  # how far the first diagonal is ahead of own keys
-    ahead = np.arange(whole.shape[-1], like=sums) + first
-    at = np.arange(1 - reach, reach, like=sums) - first
-    inside = np.take_along_axis(whole, np.broadcast_to(np.clip(at, 0, whole.shape[-1] - 1), (*lead, at.shape[-1])), -1)
-    table = np.zeros_like(sums, shape=(*lead, 2 * reach + 1))
-    table[..., 0] = np.where(ahead <= -reach, whole, 0).sum(axis=-1)
-    table[..., 1:-1] = np.where((at >= 0) & (at < whole.shape[-1]), inside, 0)
-    table[..., -1] = np.where(ahead >= reach, whole, 0).sum(axis=-1)
-    return table

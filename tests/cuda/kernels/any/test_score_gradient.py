@@ -90,11 +90,6 @@ def test_tangents(rng, name):
 
 
 FAULTS = {
-    "cuda/kernels/scores/test_distance.py::test_distances_within_segments_of_unequal_lengths": {
-        "low + apart if entry > 0 else -FARTHEST": "low + apart",
-        "high + apart + 1 if entry < entries - 1 else FARTHEST": "high + apart + 1",
-        "== walk.entry, dS, 0)": "== walk.entry, 0, dS)",
-    },
     (
         "cuda/kernels/scores/test_score.py::test_small_problems[simulated-CUDA cores-softcap-alibi-sink]",
         "cuda/kernels/scores/test_score.py::test_small_problems[simulated-CUDA cores-relative-softcap]",
