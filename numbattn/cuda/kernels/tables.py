@@ -5,6 +5,9 @@ H200; the later ones serve GPUs with less shared memory (99 KB on 8.6, 8.9 and 1
 
 Rows for short sequences, so that these fill their tiles and several blocks share a multiprocessor, were measured on an
 H100. With slopes, or packed, some spill up to 132 bytes.
+
+Before 8.0 all kernels multiply on CUDA cores. These rows have not been measured: they depend on what a row of a matrix
+takes alone, so that tiles fit in shared memory and registers.
 """
 
 from typing import NamedTuple
@@ -14,6 +17,8 @@ from .scores import is_nonlinear, looks_up
 from .shared.visibility import is_looked_up
 
 HEAD_DIMS = 32, 64, 128, 192, 256  # that head_dims are rounded up to
+
+FMA = "fma"  # the key of a table for CUDA cores
 
 MANY = 64  # tokens: rows for longer sequences have warps of 32 rows, which fill all registers
 
@@ -26,17 +31,7 @@ class Tiles(NamedTuple):
     tile_n: int
     threads: int
     lanes: int = 0  # threads side by side in a row of the tile; "mma": a warp has 4, or 0, in several warps 8 or 16
-
-
-class Crowded(NamedTuple):
-    """A row for several blocks a multiprocessor, whose threads have fewer registers."""
-
-    unit: str
-    tile_m: int
-    tile_n: int
-    threads: int
-    lanes: int = 0
-    blocks: int = 1  # that a multiprocessor should hold at least
+    blocks: int = 1  # that a multiprocessor should hold at least: with several, threads have fewer registers
     parts: int = 1  # of the depth of S that are summed one after the other: see product_step
 
 
@@ -50,7 +45,7 @@ class Staged(NamedTuple):
     lanes: int = 0
     stages: int = 1
     sliced: bool = False  # warps that share rows of S each sum a slice of the depth, not some columns: see product_step
-    blocks: int = 1  # as in Crowded
+    blocks: int = 1  # as in Tiles
     parts: int = 1
 
 
@@ -101,11 +96,14 @@ def longest_sequence(work):
 
 def rows_of(table, under_pressure, work, short=None):
     """The rows for this work: those of `short`, under register pressure those of `under_pressure`, then those of
-    `table`. The last two are {(with tensor cores, bytes of an element): {larger head_dim: rows}}.
+    `table`. The last two are {bytes of an element: {larger head_dim: rows}}; on CUDA cores the row is that for the
+    least bytes of a row, at least this work's, of table[FMA].
     """
-    unit, size = (has_tensor_cores(work.device), work.problem.dtype.itemsize), size_of_rows(work)
+    nbytes, size = work.problem.dtype.itemsize, size_of_rows(work)
+    if not has_tensor_cores(work.device):
+        return tuple([row for most, row in table.get(FMA, {}).items() if nbytes * size <= most][:1])
     tables = (under_pressure, table) if is_under_pressure(work) else (table,)
-    found = [row for rows in tables for row in rows.get(unit, {}).get(size, ())]
+    found = [row for rows in tables for row in rows.get(nbytes, {}).get(size, ())]
     return (*short_rows(short or {}, work), *found)
 
 
@@ -116,10 +114,12 @@ def short_rows(short, work):
     Under register pressure their registers are not limited for several blocks to fit, and those for more than MANY
     tokens are not used.
     """
-    unit, scarce = (has_tensor_cores(work.device), work.problem.dtype.itemsize), is_under_pressure(work)
+    if not has_tensor_cores(work.device):
+        return ()
+    nbytes, scarce = work.problem.dtype.itemsize, is_under_pressure(work)
     longest, size = longest_sequence(work), max(head_dims(work.problem))
     tables = (table for seqlen, table in short.items() if longest <= seqlen and not (scarce and seqlen > MANY))
-    rows = next(tables, {}).get(unit, {})
+    rows = next(tables, {}).get(nbytes, {})
     found = next((rows[largest] for largest in sorted(rows) if size <= largest), ())
     return tuple([row._replace(blocks=1) if scarce else row for row in found])
 

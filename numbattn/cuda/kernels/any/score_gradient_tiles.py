@@ -18,18 +18,18 @@ class Summed(NamedTuple):
     blocks: int = 1
 
 
-# (with tensor cores, bytes of an element): {largest head_dim: rows}; where there is none, those of `backward` for dQ.
+# {bytes of an element: {largest head_dim: rows}}; where there is none, those of `backward` for dQ.
 # us of the gradient of a bias that 256 elements of a batch share, 8 heads, 256 queries and keys, on an H100
 TILES = {
-    (True, 2): {
+    2: {
         64: (Summed("mma", 64, 64, 128, blocks=3),), 128: (Summed("mma", 64, 64, 128, blocks=3),),
         256: (Summed("mma", 64, 32, 128, blocks=2), Summed("mma", 64, 16, 128)),
     },
-    (True, 4): {
+    4: {
         64: (Summed("mma", 64, 64, 128, blocks=2),),                # 897; 128 x 64 1114, 64 x 32 1133
         128: (Summed("mma", 64, 32, 128, blocks=2), Summed("mma", 32, 32, 64)),
     },
-    (True, 8): {
+    8: {
         64: (  # 1742, 2058, 2551
             Summed("mma", 64, 64, 256, 8), Summed("mma", 64, 32, 128, blocks=2), Summed("mma", 64, 16, 128, blocks=2),
         ),
@@ -37,29 +37,29 @@ TILES = {
     },
 }  # fmt: skip
 SHORT, TILES_OF_SHORT = 32, {  # for at most this many queries and keys
-    (True, 2): {64: (Summed("mma", 32, 32, 64, blocks=8),), 128: (Summed("mma", 32, 32, 64, blocks=6),)},
-    (True, 4): {64: (Summed("mma", 32, 32, 64, blocks=6),), 128: (Summed("mma", 32, 32, 64, blocks=3),)},
-    (True, 8): {64: (Summed("mma", 32, 32, 64, blocks=4),), 128: (Summed("mma", 32, 16, 64),)},
+    2: {64: (Summed("mma", 32, 32, 64, blocks=8),), 128: (Summed("mma", 32, 32, 64, blocks=6),)},
+    4: {64: (Summed("mma", 32, 32, 64, blocks=6),), 128: (Summed("mma", 32, 32, 64, blocks=3),)},
+    8: {64: (Summed("mma", 32, 32, 64, blocks=4),), 128: (Summed("mma", 32, 16, 64),)},
 }  # fmt: skip
 ALONG_DIRECTIONS = {  # of tangents, before those of `backward_tangent` for tdQ: the largest that spill nothing
-    (True, 2): {
+    2: {
         64: (Summed("mma", 64, 32, 128),), 128: (Summed("mma", 64, 32, 128), Summed("mma", 64, 16, 128)),
         256: (Summed("mma", 64, 16, 128), Summed("mma", 32, 16, 64), Summed("mma", 16, 8, 32)),
     },
-    (True, 4): {
+    4: {
         64: (Summed("mma", 64, 32, 128), Summed("mma", 64, 16, 128)),
         128: (Summed("mma", 64, 16, 128), Summed("mma", 32, 16, 64)),
         256: (Summed("mma", 32, 16, 64), Summed("mma", 16, 8, 32)),
     },
-    (True, 8): {
+    8: {
         64: (Summed("mma", 64, 16, 128), Summed("mma", 32, 16, 64)),
         128: (Summed("mma", 32, 16, 64), Summed("mma", 16, 8, 32)),
         256: (Summed("mma", 16, 8, 32),),
     },
 }  # fmt: skip
 SUMMED = {  # before others, for sums along diagonals and along rows, where a warp holds whole rows
-    (True, 4): {256: (Summed("mma", 64, 32, 128), Summed("mma", 64, 16, 128), Summed("mma", 32, 16, 64))},
-    (True, 8): {
+    4: {256: (Summed("mma", 64, 32, 128), Summed("mma", 64, 16, 128), Summed("mma", 32, 16, 64))},
+    8: {
         64: (Summed("mma", 64, 32, 128, blocks=2), Summed("mma", 64, 16, 128)),
         128: (Summed("mma", 64, 32, 128), Summed("mma", 32, 16, 64)),
         256: (Summed("mma", 32, 16, 64), Summed("mma", 16, 8, 32)),
