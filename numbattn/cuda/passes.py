@@ -314,13 +314,13 @@ def dense(gpu, problem, inputs):
 NO_PARTS = (), {}, ()  # what `lower_parts` returns for them
 
 
-def run(gpu, pass_, problem, inputs, arrays, strides, deterministic=True, whole=False, tparts=(), kind=("", NO_KIND)):
+def run(gpu, pass_, problem, inputs, arrays, strides, deterministic=True, whole=False, tparts=(), kind=(None, NO_KIND)):
     """Launch a pass, after planning it if there is no plan yet. Returns False if nothing is seen and nothing is
     launched.
 
     arrays: by name. strides: of the given arrays other than q, k and v, or None for missing ones; all others are new
-    and contiguous. whole: see problem.Saved; tparts: see tangents.parts_of; kind: the string of a function of pairs of
-    points, which is compiled in, and its KindNumbers.
+    and contiguous. whole: see problem.Saved; tparts: see tangents.parts_of; kind: the form of a kind of function of pairs
+    of points, which is compiled in, and its KindNumbers.
     """
     with gpu.scratch_memory((inputs.mask._holds_arrays or inputs.score) and gpu.stream().is_capturing()):
         mask, score, found, lies = lower(problem, inputs)

@@ -14,8 +14,7 @@ from ..points.kinds import Apart
 from . import kernels
 from .kernels import hopper
 from .kernels.points.arguments import COLUMNS, PLACES, ROWS
-from .kernels.points.kinds import lowered
-from .kernels.points.nearest import NEAREST as NEAREST_KIND
+from .kernels.points.nearest import Nearest
 from .kernels.shared.smallest import NOBODY
 from .kernels.tables import HEAD_DIMS
 from .passes import LSE, empties, run
@@ -52,7 +51,7 @@ class PointsBackend:
             calls = divided(problem, inputs, count, rows, columns, apart)
             return sum([self.sums(*call, kind, *vectors).sum(axis=-3) for call, vectors in calls])
         o = self.current().empty(problem.out_shape, problem.sum_dtype)
-        self.run(SUMS, problem, inputs, lowered(kind), {"o": o}, rows, columns, apart)
+        self.run(SUMS, problem, inputs, kind, {"o": o}, rows, columns, apart)
         return o
 
     def gradient(self, problem, inputs, kind, c, rows=None, columns=None, apart=None):
@@ -66,7 +65,7 @@ class PointsBackend:
         shape = *problem.batch, problem.seqlen_q, problem.head_dim
         dx = self.current().empty(shape, problem.sum_dtype)
         c = c.astype(problem.dtype, copy=False)
-        self.run(GRADIENT, problem, inputs, lowered(kind), {"c": c, "dq": dx}, rows, columns, apart)
+        self.run(GRADIENT, problem, inputs, kind, {"c": c, "dq": dx}, rows, columns, apart)
         return dx
 
     def logsumexp(self, problem, inputs, kind, columns=None, rate=None, apart=None):
@@ -75,27 +74,27 @@ class PointsBackend:
         rate: for points of half precision, times a power of two, the factor of t.
         """
         pass_ = LOGSUMEXP
-        if rate is not None and self.has_wgmma and hopper.logsumexp.fits(problem, lowered(kind)[0]):
+        if rate is not None and self.has_wgmma and hopper.logsumexp.fits_halves(problem, kind):
             pass_, inputs = LOGSUMEXP_OF_HALVES, inputs._replace(scale=rate)
         elif rate is not None:
             problem, inputs = of_unit_length(inputs, rate)
-        if is_wide(problem) and not (self.has_wgmma and hopper.wide_logsumexp.fits(problem, lowered(kind)[0])):
+        if is_wide(problem) and not (self.has_wgmma and hopper.logsumexp.fits(problem, kind)):
             lse = formula.logsumexp(problem, inputs, kind, columns)
             return lse, np.zeros_like(lse)
         results = empties(self.current(), dict.fromkeys(LSE, (problem.lse_shape, problem.sum_dtype)))
         results["lse_low"].fill(0)  # kernels for Hopper leave it
-        self.run(pass_, problem, inputs, lowered(kind), results, None, columns, apart, (-math.inf, 0))
+        self.run(pass_, problem, inputs, kind, results, None, columns, apart, (-math.inf, 0))
         return results["lse"], results["lse_low"]
 
     def nearest(self, problem, inputs, k, apart=None):
         """The squared distances of the k nearest y_j for each x_i, in the dtype of sums, ascending, and their j."""
         if is_wide(problem):
             problem, inputs = in_dtype_of_sums(problem, inputs)
-            if not (self.has_wgmma and hopper.wide_nearest.fits(problem, k)):
+            if not (self.has_wgmma and hopper.nearest.fits(problem, k)):
                 return formula.nearest(problem, inputs, k)
         gpu, shape = self.current(), (*problem.lse_shape, k)
         r2, j = gpu.empty(shape, problem.sum_dtype), gpu.empty(shape, np.dtype(np.int32))
-        self.run(NEAREST, problem, inputs, (f"{NEAREST_KIND} {k}", 0.0), {"r2": r2, "j": j}, apart=apart,
+        self.run(NEAREST, problem, inputs, Nearest(k), {"r2": r2, "j": j}, apart=apart,
                  nothing=(math.inf, NOBODY))
         return r2, j
 
@@ -107,7 +106,7 @@ class PointsBackend:
         if problem.head_dim <= HEAD_DIMS[-1]:
             return HEAD_DIMS[-1]
         width = hopper.sums.WIDTH
-        fits = self.has_wgmma and is_plain and hopper.sums.fits(problem, lowered(kind)[0])
+        fits = self.has_wgmma and is_plain and hopper.sums.fits(problem, kind)
         return width if fits and problem.head_dim_v <= SLICES * width else 0
 
     @property
@@ -124,15 +123,14 @@ class PointsBackend:
         return max(min(room // blocks, problem.seqlen_k // COLUMNS_AT_LEAST), 1)
 
     def run(self, pass_, problem, inputs, kind, arrays, rows=None, columns=None, apart=None, nothing=(0,)):
-        """Run a pass with its own arrays by name. kind: from `lowered`; apart: a `kinds.Apart`; nothing: its results if
-        nothing is seen."""
-        apart, (name, number) = apart or Apart(inputs.q, inputs.k), kind
+        """Run a pass with its own arrays by name. apart: a `kinds.Apart`; nothing: its results if nothing is seen."""
+        apart = apart or Apart(inputs.q, inputs.k)
         arrays |= dict(zip(PLACES, apart))
         given = {place: x for place, x in ((ROWS, rows), (COLUMNS, columns)) if x is not None}
         results = [arrays[result] for result in pass_.gives]
         arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, **given, **arrays}
         strides = tuple([arrays[x].strides if x in arrays else None for x in pass_.takes[3:]])
-        kind = name, KindNumbers(number, apart.rate)
+        kind = kind.form, KindNumbers(kind.number, apart.rate)
         if not run(self.current(), pass_, problem, inputs, arrays, strides, kind=kind):
             for x, number in zip(results, nothing):
                 x.fill(number)

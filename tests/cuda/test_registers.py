@@ -31,9 +31,11 @@ from numbattn.cuda.kernels.any.score_gradient import bias_gradient, diagonal_sum
 from numbattn.cuda.kernels.hopper.forward_tiles import MANY
 from numbattn.cuda.kernels.hopper.score_gradient import bias_route, diagonals_route
 from numbattn.cuda.kernels.points.arguments import COLUMNS, DIFFERENCES, X_NORMS, Y_NORMS
+from numbattn.cuda.kernels.points.nearest import Nearest
 from numbattn.cuda.kernels.scores.function import part_of
 from numbattn.cuda.kernels.scores.reads import Reads
 from numbattn.cuda.plan.planner import DEVICES
+from numbattn.points.kinds import EXPONENTIAL, GAUSSIAN, MATERN52, Derivative, Power, RationalQuadratic
 from tests.cuda.works import work
 
 EDGES = "lo+hi+queries+keys"
@@ -67,7 +69,7 @@ def small(kernel, dtype, n, d, spills=0, **about):
 
 
 def pairs(kernel, dtype, d, kind, e=0, cc=(9, 0), spills=0):
-    """A kernel over pairs of points; kind: what is compiled in of it."""
+    """A kernel over pairs of points; kind: the form of one, or a Nearest."""
     found = work(dtype, d, e, device=DEVICES[cc])
     names = (COLUMNS,) * (kernel != "hopper_sums") + (X_NORMS, Y_NORMS) * (d > DIFFERENCES)
     vectors = dict.fromkeys(names, found.problem.sum_dtype)
@@ -359,39 +361,40 @@ BACKWARD_TANGENT_ROWS = [  # two accumulators, or one, with S, P, dP, dS and the
     row("backward_tangent_q", "float32", 64, 64, along="qkv", **SHORT),
 ]
 
+POWER, RATIONAL = Power(0.0), RationalQuadratic(0.0)
 PAIRS = [
-    pairs("point_sums", "float32", 3, "Matern52", 1),
-    pairs("point_sums", "float32", 8, "Exponential", 4),
-    pairs("point_sums", "float64", 8, "Power", 4),
-    pairs("point_sums", "float32", 3, "Gaussian", 256),
-    pairs("point_sums", "float32", 64, "RationalQuadratic", 64, spills=80),  # two sums, once a tile; addresses
-    pairs("point_sums", "float32", 256, "Gaussian", 256),
-    pairs("point_sums", "float64", 64, "Gaussian", 64),
-    pairs("point_gradient", "float32", 3, "Matern52", 1),
-    pairs("point_gradient", "float32", 8, "Exponential", 4),
-    pairs("point_gradient", "float64", 8, "Gaussian", 4),
-    pairs("point_gradient", "float32", 3, "Gaussian", 128),
-    pairs("point_gradient", "float32", 128, "Gaussian", 1),
-    pairs("point_gradient", "float32", 256, "Gaussian", 256, spills=96),    # in the epilogue
-    pairs("point_gradient", "float64", 64, "Gaussian", 64),
-    pairs("point_gradient", "float32", 3, "Derivative Power", 16),
-    pairs("hopper_nearest", "float16", 128, "Nearest 1"),
-    pairs("point_logsumexp", "float32", 64, "Gaussian"),
-    pairs("point_logsumexp", "float32", 8, "Power"),
-    pairs("point_logsumexp", "float64", 128, "Gaussian", cc=(8, 0)),
-    pairs("point_nearest", "float32", 3, "Nearest 10"),
-    pairs("point_nearest", "float32", 64, "Nearest 1", cc=(8, 0)),
-    pairs("hopper_logsumexp", "float32", 64, "Gaussian"),
-    pairs("point_nearest", "bfloat16", 128, "Nearest 32"),
-    pairs("hopper_nearest", "float16", 64, "Nearest 1"),
-    pairs("hopper_nearest", "bfloat16", 192, "Nearest 1"),
-    pairs("hopper_nearest", "bfloat16", 256, "Nearest 1"),
-    pairs("hopper_wide_nearest", "float32", 128, "Nearest 1"),
-    pairs("hopper_wide_logsumexp", "float32", 128, "Gaussian"),
-    pairs("hopper_sums", "float32", 64, "Gaussian", 1),
-    pairs("hopper_sums", "float32", 256, "Matern52", 4, spills=32),     # read back where points are near
-    pairs("hopper_sums", "float32", 64, "RationalQuadratic", 64),
-    pairs("hopper_sums", "float32", 256, "Derivative Power", 64, spills=112),    # and here
+    pairs("point_sums", "float32", 3, MATERN52, 1),
+    pairs("point_sums", "float32", 8, EXPONENTIAL, 4),
+    pairs("point_sums", "float64", 8, POWER, 4),
+    pairs("point_sums", "float32", 3, GAUSSIAN, 256),
+    pairs("point_sums", "float32", 64, RATIONAL, 64, spills=80),  # two sums, once a tile; addresses
+    pairs("point_sums", "float32", 256, GAUSSIAN, 256),
+    pairs("point_sums", "float64", 64, GAUSSIAN, 64),
+    pairs("point_gradient", "float32", 3, MATERN52, 1),
+    pairs("point_gradient", "float32", 8, EXPONENTIAL, 4),
+    pairs("point_gradient", "float64", 8, GAUSSIAN, 4),
+    pairs("point_gradient", "float32", 3, GAUSSIAN, 128),
+    pairs("point_gradient", "float32", 128, GAUSSIAN, 1),
+    pairs("point_gradient", "float32", 256, GAUSSIAN, 256, spills=96),    # in the epilogue
+    pairs("point_gradient", "float64", 64, GAUSSIAN, 64),
+    pairs("point_gradient", "float32", 3, Derivative(POWER), 16),
+    pairs("hopper_nearest", "float16", 128, Nearest(1)),
+    pairs("point_logsumexp", "float32", 64, GAUSSIAN),
+    pairs("point_logsumexp", "float32", 8, POWER),
+    pairs("point_logsumexp", "float64", 128, GAUSSIAN, cc=(8, 0)),
+    pairs("point_nearest", "float32", 3, Nearest(10)),
+    pairs("point_nearest", "float32", 64, Nearest(1), cc=(8, 0)),
+    pairs("hopper_logsumexp", "float32", 64, GAUSSIAN),
+    pairs("point_nearest", "bfloat16", 128, Nearest(32)),
+    pairs("hopper_nearest", "float16", 64, Nearest(1)),
+    pairs("hopper_nearest", "bfloat16", 192, Nearest(1)),
+    pairs("hopper_nearest", "bfloat16", 256, Nearest(1)),
+    pairs("hopper_nearest", "float32", 128, Nearest(1)),
+    pairs("hopper_logsumexp", "float32", 128, GAUSSIAN),
+    pairs("hopper_sums", "float32", 64, GAUSSIAN, 1),
+    pairs("hopper_sums", "float32", 256, MATERN52, 4, spills=32),     # read back where points are near
+    pairs("hopper_sums", "float32", 64, RATIONAL, 64),
+    pairs("hopper_sums", "float32", 256, Derivative(POWER), 64, spills=112),    # and here
 ]
 
 

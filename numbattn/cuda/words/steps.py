@@ -127,7 +127,7 @@ class LoweredCall(NamedTuple):
     tier: str = WGMMA  # the latest that may be taken: see tiers
     whole: bool = False  # whether lse is over these keys alone: see problem.Saved
     tscore: tuple = ()  # for each part of the score one with the tangent in place of its array, or None
-    kind: str = ""  # of a function of pairs of points: see kernels.points.kinds
+    kind: Any = None  # the form of a kind of function of pairs of points: see points.kinds
 
 
 def array_of_mask(number, which):

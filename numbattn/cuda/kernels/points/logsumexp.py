@@ -5,6 +5,7 @@ See `loop` for how a block gets its pairs.
 
 import numpy as np
 
+from ....points.kinds import LOGARITHM
 from ...build import Source
 from ...tile import device, full, part_sum, reciprocal, row_sum, save
 from ...words.arguments import Matrix, Statistic
@@ -13,7 +14,7 @@ from ...words.spec import Spec
 from ..shared.softmax import LN_2, logsumexp, low_step, softmax_parts
 from ..shared.visibility import MASK
 from .arguments import APART, COLUMNS, VECTORS, WITHOUT_VECTORS, PointTiles, parameters, rows_of
-from .kinds import steps_of
+from .kinds import pair_step
 from .loop import loop_steps
 from .pairs import PairSteps
 
@@ -25,10 +26,9 @@ def point_logsumexp(
     pairs = PairSteps(dtype, dim, dim_b, unit, tile_m, tile_n, threads, lanes, chunks, stages, nbytes)
     keep_points, fetch_points, get_points, distances = pairs.distances(dim, kind)
     _, fetch_columns, shift_of = pairs.shifts(given)
-    exponent, ACC = steps_of(kind, pairs.ACC).exponent, pairs.ACC
+    ACC, log_of = pairs.ACC, pair_step(kind, pairs.ACC, LOGARITHM, shifted=COLUMNS in given)
     VECTOR, PARTS, ZERO, ONE, LN2 = pairs.layout.row_vector(), pairs.layout.row_parts(), ACC(0), ACC(1), ACC(LN_2)
-    HAS_COLUMNS, low_of = COLUMNS in given, low_step(ACC)
-    NO_MAX, new_max, exponentials = softmax_parts(ACC)
+    low_of, (NO_MAX, new_max, exponentials) = low_step(ACC), softmax_parts(ACC)
 
     @device
     def fetch(given, block, stage, n0):
@@ -41,9 +41,8 @@ def point_logsumexp(
     @device
     def add(found, given, mask, block, part):
         (m, l), (X, _, _, kind_number) = found, given
-        S = exponent(distances(X, get_points(part.stage, part.chunk), part), kind_number)  # in base 2
-        if HAS_COLUMNS:
-            S = S + shift_of((), part.stage, part.chunk)
+        T = distances(X, get_points(part.stage, part.chunk), part)
+        S = log_of(T, shift_of((), part.stage, part.chunk), kind_number)  # in base 2
         S = in_sight(S, mask, block, part)
         m, alpha, zero = new_max(S, m, ONE)                     # Alg. 2 line 13
         # each tile is summed on its own: one sum of all terms of a thread would lose more digits

@@ -3,8 +3,11 @@
 See `loop` for how a block gets its pairs.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
+from ....points.kinds import Kind
 from ...build import Source
 from ...tile import device, save
 from ...words.arguments import Matrix, MatrixOfCall
@@ -16,16 +19,22 @@ from .arguments import APART, VECTORS, WITHOUT_VECTORS, PointTiles, parameters, 
 from .loop import loop_steps
 from .pairs import PairSteps
 
-NEAREST = "Nearest"  # in place of a kind, before k
+
+@dataclass(frozen=True)
+class Nearest(Kind):
+    """In place of a kind."""
+
+    k: int
+
 
 
 def point_nearest(
     *, dtype, dim, dim_b, unit, tile_m, tile_n, threads, lanes, chunks, stages, blocks, kind, given, mask, nbytes,
 ):  # fmt: skip
-    """The kernel for points of `dim` dimensions; kind: NEAREST and k. Other parameters: see `point_sums`."""
+    """The kernel for points of `dim` dimensions; kind: a Nearest. Other parameters: see `point_sums`."""
     pairs = PairSteps(dtype, dim, dim_b, unit, tile_m, tile_n, threads, lanes, chunks, stages, nbytes)
     keep_points, fetch_points, get_points, distances = pairs.distances(dim, kind)
-    start, add_tile, finish = smallest_steps(pairs.layout, pairs.ACC, int(kind.split()[1]), pairs.shared)
+    start, add_tile, finish = smallest_steps(pairs.layout, pairs.ACC, kind.k, pairs.shared)
 
     @device
     def fetch(given, block, stage, n0):
@@ -80,7 +89,7 @@ TILES_OF_ONE = TILES | {  # for k = 1, which takes few registers
 
 def takes_one(work):
     """Whether only the nearest point is wanted."""
-    return work.kind == f"{NEAREST} 1"
+    return work.kind == Nearest(1)
 
 
 SPEC = Spec(

@@ -11,7 +11,7 @@ from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..shared.visibility import MASK
 from .arguments import APART, COLUMNS, FEW, ROWS, VECTORS, PointTiles, parameters, rows_of
-from .kinds import pair_step, steps_of
+from .kinds import pair_step
 from .loop import loop_steps
 from .outer import outer
 from .pairs import PairSteps
@@ -22,13 +22,13 @@ def point_sums(
 ):  # fmt: skip
     """The kernel for points of `dim` dimensions and `dim_b` features of b.
 
-    given: the names of the vectors that the call has; kind: its string, see `kinds`.
+    given: the names of the vectors that the call has; kind: the form of a `numbattn.points.kinds.Kind`.
     """
     pairs = PairSteps(dtype, dim, dim_b, unit, tile_m, tile_n, threads, lanes, chunks, stages, nbytes)
     keep_points, fetch_points, get_points, distances = pairs.distances(dim, kind)
     keep_rows, fetch_columns, shift_of = pairs.shifts(given)
     (fetch_b, get_b), sums = pairs.walked(dim_b, FEW), outer(pairs, dim_b, FEW)
-    kappa_of = pair_step(steps_of(kind, pairs.ACC), shifted=ROWS in given or COLUMNS in given)
+    kappa_of = pair_step(kind, pairs.ACC, shifted=ROWS in given or COLUMNS in given)
     none, add_products, save_o = sums.none, sums.add, sums.save
 
     @device

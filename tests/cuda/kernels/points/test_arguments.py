@@ -5,7 +5,7 @@ import pytest
 from numbattn.cuda.kernels.points import gradient, sums
 from numbattn.cuda.kernels.points.arguments import X_NORMS, Y_NORMS, sizes_of
 from numbattn.cuda.plan.planner import DEVICES
-from numbattn.points.kinds import DIFFERENCES
+from numbattn.points.kinds import DIFFERENCES, GAUSSIAN
 from tests.cuda.works import work
 from tests.tools.launch import simulated_only
 
@@ -15,7 +15,7 @@ pytestmark = simulated_only  # nothing runs
 def of_points(dtype, d, e, device):
     found = work(dtype, d, e, device=device)
     norms = dict.fromkeys([X_NORMS, Y_NORMS], found.problem.sum_dtype) if d > DIFFERENCES else {}
-    return found._replace(kind="Gaussian", dtypes=found.dtypes | norms)
+    return found._replace(kind=GAUSSIAN, dtypes=found.dtypes | norms)
 
 
 @pytest.mark.parametrize("cc", DEVICES, ids=str)
