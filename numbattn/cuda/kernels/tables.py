@@ -24,41 +24,22 @@ MANY = 64  # tokens: rows for longer sequences have warps of 32 rows, which fill
 
 
 class Tiles(NamedTuple):
-    """A row: tiles of tile_m queries and tile_n keys."""
+    """A row: tiles of tile_m queries and tile_n keys. Factories are given what is not the default."""
 
     unit: str  # "mma", tensor cores, or "fma", CUDA cores
     tile_m: int
     tile_n: int
     threads: int
     lanes: int = 0  # threads side by side in a row of the tile; "mma": a warp has 4, or 0, in several warps 8 or 16
+    stages: int = 1  # in which the tiles that a kernel loops over are buffered
+    sliced: bool = False  # warps that share rows of S each sum a slice of the depth, not some columns: see product_step
     blocks: int = 1  # that a multiprocessor should hold at least: with several, threads have fewer registers
     parts: int = 1  # of the depth of S that are summed one after the other: see product_step
 
 
-class Staged(NamedTuple):
-    """A row for kernels that buffer the tiles they loop over in several pipeline stages."""
-
-    unit: str
-    tile_m: int
-    tile_n: int
-    threads: int
-    lanes: int = 0
-    stages: int = 1
-    sliced: bool = False  # warps that share rows of S each sum a slice of the depth, not some columns: see product_step
-    blocks: int = 1  # as in Tiles
-    parts: int = 1
-
-
-class Streamed(NamedTuple):
-    """Staged for kernels where warps that share rows of S have some columns each."""
-
-    unit: str
-    tile_m: int
-    tile_n: int
-    threads: int
-    lanes: int = 0
-    stages: int = 1
-    blocks: int = 1
+def given(tiles):
+    """The fields of Tiles that are not the default."""
+    return {name: x for name, x in tiles._asdict().items() if x != tiles._field_defaults.get(name)}
 
 
 def rounded(name, head_dim):
@@ -126,9 +107,9 @@ def short_rows(short, work):
 
 def compiled_in(work, tiles, head_dims):
     """The parameters of all factories of kernels that compute S. head_dims: rounded as the kernel does."""
-    head_dim, head_dim_v = head_dims
+    (head_dim, head_dim_v), of_tiles = head_dims, given(tiles) if isinstance(tiles, Tiles) else tiles._asdict()
     return {
-        "dtype": work.problem.dtype.name, "head_dim": head_dim, "head_dim_v": head_dim_v, **tiles._asdict(),
+        "dtype": work.problem.dtype.name, "head_dim": head_dim, "head_dim_v": head_dim_v, **of_tiles,
         "mask": work.mask, "score": work.score, "dropout": work.problem.dropout,
     }  # fmt: skip
 

@@ -40,8 +40,8 @@ from ..tables import FMA, Tiles, lse_alone, of_o, parameters, rows_of
 
 
 def forward(
-    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, mask, score, dropout, nbytes,
-    resumes=False, blocks=1, parts=1,
+    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, mask, score, dropout, nbytes,
+    resumes=False, lanes=0, blocks=1, parts=1,
 ):  # fmt: skip
     """The kernel for tiles of tile_m queries, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
 
