@@ -38,7 +38,7 @@ class Key:
 
     @classmethod
     def of(cls, factory, cc, **parameters):
-        """The key of factory(**parameters), values being None, bool, int, float, str, a Frozen, or tuples or dataclasses
+        """The key of factory(**parameters), values being None, bool, int, float, str, Frozen, or tuples or dataclasses
         of them."""
         for name, value in parameters.items():
             _check_plain(name, value)
@@ -314,7 +314,7 @@ def _check_plain(name, value):
         for item in value if type(value) is tuple else vars(value).values():
             _check_plain(name, item)
     elif type(value) not in (type(None), bool, int, float, str, Frozen):
-        raise TypeError(f"{name}: got {value!r}, allowed None, bool, int, float, str, a Frozen, and tuples and "
+        raise TypeError(f"{name}: got {value!r}, allowed None, bool, int, float, str, Frozen, and tuples and "
                         "dataclasses of them")
 
 

@@ -319,8 +319,8 @@ def run(gpu, pass_, problem, inputs, arrays, strides, deterministic=True, whole=
     launched.
 
     arrays: by name. strides: of the given arrays other than q, k and v, or None for missing ones; all others are new
-    and contiguous. whole: see problem.Saved; tparts: see tangents.parts_of; kind: the form of a kind of function of pairs
-    of points, which is compiled in, and its KindNumbers.
+    and contiguous. whole: see problem.Saved; tparts: see tangents.parts_of; kind: the form of a kind of points, which
+    is compiled in, and its KindNumbers.
     """
     with gpu.scratch_memory((inputs.mask._holds_arrays or inputs.score) and gpu.stream().is_capturing()):
         mask, score, found, lies = lower(problem, inputs)
