@@ -136,7 +136,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("case", [
-    "packed", "scores", *(pytest.param(name, marks=pytest.mark.slow) for name in ("float16", "bfloat16")),
+    "scores", *(pytest.param(name, marks=pytest.mark.slow) for name in ("packed", "float16", "bfloat16")),
 ])  # fmt: skip
 @compiled_only
 def test_calls(rng, case):
