@@ -9,12 +9,13 @@ from typing import Any, Generic
 import numpy as np
 
 from . import reference
-from .base.backends import on_cpus, run
+from .base.backends import on_cpus
 from .base.checks import A, Array, flag
 from .base.gradients import Gradients
 from .base.keywords import knows_others
 from .base.values import moved
 from .caches.kv_cache import KVCache
+from .call import passes
 from .call.problem import Saved, checked_gradients, describe, refuse_cache, without_v
 from .dropout import Dropout
 from .jets import SecondBackprop, attention_backward_vjp
@@ -212,8 +213,7 @@ def attention_backward(
     """
     do, dlse = checked_gradients(saved, do, dlse)
     flag("deterministic", deterministic)
-    grads: Gradients[A] = run(saved.problem, "backward", saved, do, dlse, deterministic)
-    return grads
+    return passes.backward(saved, do, dlse, deterministic)
 
 
 @knows_others
@@ -324,7 +324,7 @@ def _forward(
     """o, and what is saved or None."""
     problem, inputs = describe(q, k, v, causal, mask, scale, dropout, score, out)
     packing = inputs.packing
-    o, saved = run(problem, "forward", problem, inputs, out if packing is None else None, save=save)
+    o, saved = passes.forward(problem, inputs, out if packing is None else None, save)
     if packing is not None:
         o = packing.packed(o, out)
         saved = saved and Saved(problem, inputs, o, packing.packed(saved.lse, fill=-math.inf))
