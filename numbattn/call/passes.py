@@ -14,8 +14,10 @@ import numpy as np
 from ..base.backends import run
 from ..base.gradients import Gradients
 from ..base.values import put, rounded, rowsum
+from ..dropout import dropout_mask
 from ..scores import Part
-from .problem import Inputs, Problem, Saved
+from ..scores.bias import Bias
+from .problem import Inputs, Problem, Saved, describe
 from .tangents import Tangents, parts_of
 
 QKV, SAVED = ("q", "k", "v"), ("o", "lse", "lse_low")
@@ -112,6 +114,21 @@ def backward(saved: Saved[Any], do: Any, dlse: Any = None, deterministic: bool =
     given = _given(o=saved.o, lse=saved.lse, lse_low=saved.lse_low, do=do, dlse=dlse)
     found = run_pass(BACKWARD, saved.problem, saved.inputs, given, None, deterministic, saved.whole)
     return _gradients(BACKWARD, saved, given, found)
+
+
+def weights(problem: Problem, inputs: Inputs) -> Any:
+    """P as it multiplies v, of a call without a v: the gradient of lse by S, and so by a Bias that is the last part."""
+    q, k, v = inputs[:3]
+    if inputs.cache is not None:
+        k = rounded(inputs.cache._dense()[0], problem.dtype)
+        v = k[..., :0]
+    bias = Bias(np.broadcast_to(np.zeros((), problem.dtype, like=q), problem.score_shape))
+    score = [*[part._asking((False,) * len(part._weights)) for part in inputs.score], bias]
+    o, saved = forward(*describe(q, k, v, mask=inputs.mask, scale=inputs.scale, score=score))
+    *_, P = backward(saved, np.zeros_like(o), np.ones_like(saved.lse)).score
+    if inputs.dropout is not None:
+        P *= np.asarray(dropout_mask(inputs.dropout, P.shape) * inputs.dropout.scale, P.dtype, like=P)
+    return P
 
 
 def tangent(problem: Problem, inputs: Inputs, tangents: Tangents) -> tuple[Saved[Any], Any, Any]:

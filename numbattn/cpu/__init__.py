@@ -8,10 +8,9 @@ from functools import cache
 
 from ..base.interrupts import imported
 from .forward import forward
-from .function import applied
 from .where import shown_by_function, states_of_blocks
 
-__all__ = ["applied", "forward", "run", "shown_by_function", "states_of_blocks"]
+__all__ = ["forward", "run", "shown_by_function", "states_of_blocks"]
 
 
 def run(problem, pass_, inputs, given, tangents, deterministic, whole):
