@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 import numbattn as na
+from numbattn.call.passes import PASSES
 from numbattn.cuda.kernels import hopper, tables
 from numbattn.cuda.kernels.any import backward, forward
 from numbattn.cuda.kernels.hopper.forward_tiles import CELLS, LONG, MANY, NARROW, USUAL, Warpgroups, heads_per_tile
 from numbattn.cuda.kernels.mma import backward as mma_backward
 from numbattn.cuda.kernels.mma import forward as mma_forward
-from numbattn.cuda.passes import PASSES, plans
+from numbattn.cuda.passes import plans
 from numbattn.cuda.plan.planner import DEVICES
 from numbattn.cuda.words.steps import At
 from tests.cuda.works import HOPPER, NAMED, array, kernels, work

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ....call.passes import gradient_of_part
 from ...build import Source
 from ...tile import (
     Alignment,
@@ -40,7 +41,7 @@ from ...tile import (
 from ...words.arguments import LSE_LOG2, Argument, Matrix, Statistic
 from ...words.signatures import several, signature_of
 from ...words.spec import BY_HEAD, SHARED, Spec
-from ...words.steps import SUMS_OF_DS, gradient_of_part, partial_sums
+from ...words.steps import SUMS_OF_DS, partial_sums
 from ..scores import SCORE, kind, may_be_far, sink_steps
 from ..shared.dropout import DROPOUT, drop_step
 from ..shared.layouts import DTYPES, sum_type
