@@ -9,7 +9,7 @@ from typing import Any, Generic, NamedTuple
 import numpy as np
 
 from ..base.checks import A, library, other_dtype, same_library, words_for
-from ..base.values import moved, rowsum
+from ..base.values import moved
 from ..scores import Part
 from .problem import Inputs, Problem, Saved, converted
 
@@ -181,33 +181,3 @@ def _call(problem: Problem) -> tuple[Any, ...]:
     """What two Problems share if one call's arrays are copies of the other's, functions of a Score aside."""
     parts = [kind for kind, *_ in problem.score_kinds]
     return problem.xp, problem.dtype, problem.shapes, problem.mask_kinds, parts, problem.dropout
-
-
-class Rows(NamedTuple):
-    """The inputs of the tangent of the backward pass; all but do and dlse have an axis of the tangents in front."""
-
-    do: Any
-    dlse: Any  # or None, for zero
-    to: Any
-    tlse: Any
-    tdo: Any  # or None
-    tdlse: Any  # or None
-
-    def some(self, first: int, end: int) -> Rows:
-        """The rows for the tangents [first, end)."""
-        return Rows(self.do, self.dlse, *[x if x is None else x[first:end] for x in self[2:]])
-
-
-def gradients_of_sink(saved: Any, rows: Rows, sink: Any, tangents: Sequence[Any]) -> list[Any]:
-    """The tangents of -rowsum(P D) in each direction, P that of the sink; tangents: as sinks, or None."""
-    wide: list[Any] = [x if x is None else x.astype(saved.problem.sum_dtype, copy=False)
-                       for x in (rows.do, saved.o, rows.to, rows.tdo)]  # fmt: skip
-    do, o, to, tdo = wide
-    D, found = rowsum(do, o) - (0 if rows.dlse is None else rows.dlse), []
-    D = np.where(np.isfinite(saved.lse), D, 0)  # dlse may be anything where a query sees nothing
-    for t, tangent in enumerate(tangents):
-        tD = rowsum(do, to[t]) - (0 if rows.tdlse is None else rows.tdlse[t])
-        tD += 0 if tdo is None else rowsum(tdo[t], o)
-        logits = 0 if tangent is None else tangent._logits(saved.lse)
-        found.append(sink._gradient(None, saved.lse, saved._exactly((logits - rows.tlse[t]) * D + tD)))
-    return found

@@ -41,16 +41,6 @@ def kinds_of(arrays):
     return tuple([types.Array(numba.from_dtype(x.dtype), x.ndim, "A") for x in arrays])
 
 
-def applied(score, S):
-    """S, a NumPy array (..., heads, seqlen_q, seqlen_k), after a FunctionPart, as kernels compute it."""
-    function, record = tile_function(score, S.dtype), record_of(score._weights)
-    tiles = np.array(S.swapaxes(-2, -1), order="C")  # all keys x all queries
-    *_, heads, keys, queries = tiles.shape
-    for number, tile in enumerate(tiles.reshape(-1, keys, queries) if tiles.size else ()):
-        function.ctypes(tile.ctypes.data, 0, keys, queries, *divmod(number, heads), 0, 0, record.ctypes.data)
-    return tiles.swapaxes(-2, -1)
-
-
 @lru_cache(maxsize=256)
 def _tile_function(identity, kinds, dtype, order):
     """identity: a function.Identity; kinds: the types of the arrays."""

@@ -316,7 +316,7 @@ def _check_plain(name, value):
         for item in value:
             _check_plain(name, item)
     elif type(value) not in (type(None), bool, int, float, str, Frozen):
-        raise TypeError(f"{name}: got {value!r}, allowed None, bool, int, float, str, a Frozen, and tuples and "
+        raise TypeError(f"{name}: got {value!r}, allowed None, bool, int, float, str, Frozen, and tuples and "
                         "dataclasses of them")
 
 

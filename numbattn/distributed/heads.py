@@ -14,10 +14,9 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from ..base.backends import run
-from ..base.gradients import Gradients
 from ..base.origin import Origin
 from ..base.values import rounded
+from ..call import passes
 from ..call.problem import describe
 from ..masks import Mask, Tail
 from ..masks.logic import Joined
@@ -61,7 +60,7 @@ def forward(share: Share) -> Messages:
         q, k, v, False, joined_again(share.mask, values), inputs.scale, inputs.dropout, score,
         origin=Origin(head=place.rank * heads // place.ranks, heads=heads), wide=sums_over_ranks(share),
     )  # fmt: skip
-    o, saved = run(block, "forward", block, given)
+    o, saved = passes.forward(block, given)
     o, lse = yield from to_tokens(share, list(zip((rounded(o, q.dtype), saved.lse), axes_of_results(share))))
     return o, Saved(share, o, lse, saved)
 
@@ -71,7 +70,7 @@ def backward(saved: Saved, do: Any, dlse: Any, deterministic: bool) -> Messages:
     share, state = saved.share, cast(Any, saved.of_heads)
     given = [(x, axes) for x, axes in zip((do, dlse), axes_of_results(share)) if x is not None]
     do, dlse = [*(yield from to_heads(share, given)), None][:2]
-    grads: Gradients[Any] = run(state.problem, "backward", state, do, dlse, deterministic)
+    grads = passes.backward(state, do, dlse, deterministic)
     weights = weights_of(share)
     found = {n: dx for n, dx in enumerate((*grads, *grads.score)) if dx is not None}
     split = {n: (found[n], *weights[n]) for n in found if weights[n].axes.pieces}

@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ..base.backends import run
 from ..base.origin import Crop
 from ..base.values import rounded, rowsum
-from ..call import problem
+from ..call import passes, problem
 from ..scores import Part
 from .messages import AllReduce, Exchange, Like, Wait
 from .share import Share
@@ -115,7 +114,7 @@ def backward(saved: Saved, do: Any, dlse: Any, deterministic: bool) -> Messages:
             attention, given = share.call(block, *rows_of(keys, rows))
             state = problem.Saved(attention, given, saved.o[..., some, :], saved.lse[..., some])
             of_lse = None if dlse is None else dlse[..., some]
-            grads = run(attention, "backward", state, do[..., some, :], of_lse, deterministic)
+            grads = passes.backward(state, do[..., some, :], of_lse, deterministic)
             for total, at, dx in zip((dq, *totals), (some, rows, rows), grads):
                 total.add(at, dx)
             add_gradients(share, of_score, block.crop, grads.score)

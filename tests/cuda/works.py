@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from numbattn.call.passes import BEFORE
 from numbattn.call.problem import DTYPES, describe
 from numbattn.cuda.kernels.scores.alibi import AlibiKind
 from numbattn.cuda.kernels.scores.bias import BiasKind
@@ -13,7 +14,6 @@ from numbattn.cuda.kernels.scores.softcap import SoftcapKind
 from numbattn.cuda.plan.planner import DEVICES
 from numbattn.cuda.views import without_memory
 from numbattn.cuda.words.spec import Work
-from numbattn.cuda.words.steps import BEFORE
 
 NAMED = {dtype.name: dtype for dtype in DTYPES}
 HOPPER = DEVICES[9, 0]

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from ...call.passes import gradient_of_part
 from ..build import Key
 from ..kernels.any.intervals import SPEC as INTERVALS_SPEC
 from ..kernels.any.intervals import count_of_gaps, has_offsets, segments_of
@@ -43,7 +44,6 @@ from ..words.steps import (
     array_of_mask,
     array_of_offset,
     array_of_part,
-    gradient_of_part,
     partial_sums,
     tangent_of_part,
 )
@@ -63,9 +63,9 @@ DEVICES = {  # a typical device of each compute capability, to plan for without 
 }
 
 
-def plan(pass_, problem, device, call):
-    """The Plan of a Pass."""
-    return Planner(pass_, problem, device, call).plan()
+def plan(pass_, routes, problem, device, call):
+    """The Plan of a Pass by the first of these Routes that takes it."""
+    return Planner(pass_, problem, device, call).plan(routes)
 
 
 def sharing(shapes):
@@ -97,8 +97,8 @@ class Planner:
         self.wanted = [number for number, _ in wanted if number != self.sink]
         self.segments = self.segments_of_packed()
 
-    def plan(self):
-        chosen = self.first_of(*self.pass_.routes)
+    def plan(self, routes):
+        chosen = self.first_of(*routes)
         arguments = [(x, spec) for spec in chosen for x in spec.described]
         # for all steps first, since a stand-in takes an array's place in all of them: the strictest need decides
         for argument, spec in sorted(arguments, key=lambda found: not isinstance(found[0], TmaMatrix | AlignedMatrix)):

@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 
+from ...call.passes import gradient_of_part
 from ..build import Key
 from ..kernels import bias_gradients, diagonal_sums
 from ..kernels.any.function_gradient import spec_of as spec_of_reads
@@ -25,7 +26,6 @@ from ..words.steps import (
     At,
     Step,
     array_of_offset,
-    gradient_of_part,
     partial_sums,
     sums_of_part,
 )

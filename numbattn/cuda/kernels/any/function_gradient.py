@@ -51,7 +51,7 @@ def function_gradient(*, sum_dtype, exact, wanted, **about):
     are the same in any order."""
     score, after, TILE_M, TILE_N = about["score"], about["after"], about["tile_m"], about["tile_n"]
     ACC, SUM = sum_type(DTYPES[about["dtype"]]), np.dtype(sum_dtype).type
-    S_TILE = sums(about["unit"], about["lanes"], TILE_M, TILE_N, about["threads"])
+    S_TILE = sums(about["unit"], about.get("lanes", 0), TILE_M, TILE_N, about["threads"])
     part, before, ONE, ZERO = parts_of(score)[after], parts_of(score)[:after], ACC(1), SUM(0)
     (apply, *_), (_, to_scaled) = score_steps(before, S_TILE, ACC, after=after), scaling_steps(before, part)
     add_pending = add_exactly if exact else add_atomically

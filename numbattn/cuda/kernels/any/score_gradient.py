@@ -91,8 +91,8 @@ def walk_steps(keys_of, mask):
 
 
 def sum_step(
-    keys_of, add, *, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, mask, score, dropout, nbytes,
-    after, blocks, tangents=None, tscore=(), add_both=None,
+    keys_of, add, *, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, mask, score, dropout, nbytes, after,
+    lanes=0, blocks=1, tangents=None, tscore=(), add_both=None,
 ):  # fmt: skip
     """Steps that add up tiles of dS after part number `after` of the score: their layout, shared memory, and the device
     function (walk, given, total) -> total with the sum over all tiles that a block walks over.
@@ -223,7 +223,7 @@ def bias_gradient(*, out_dtype, sums_rows, sums_cols, **about):
     """
     dtype, score, after = DTYPES[about["dtype"]], about["score"], about["after"]
     TILE_M, TILE_N, ACC, SUMS_ROWS, SUMS_COLS = about["tile_m"], about["tile_n"], sum_type(dtype), sums_rows, sums_cols
-    S_TILE = sums(about["unit"], about["lanes"], TILE_M, TILE_N, about["threads"])
+    S_TILE = sums(about["unit"], about.get("lanes", 0), TILE_M, TILE_N, about["threads"])
     ROWS, ZERO = S_TILE.row_vector(), ACC(0)
     weighted = parts_of(score)[after].weighted_sum(after, S_TILE, ACC)
 
@@ -312,7 +312,7 @@ def source(kernel, arguments, shared, own_dtype, about):
         kernel, arguments, dtype, sum_type(dtype), mask=mask, score=score, own_dtype=own_dtype, tangents=tangents,
         tscore=tscore, given=[f"t{name}" for name in tangents or ()],
     )  # fmt: skip
-    return Source(kernel, signature, about["threads"], about["blocks"], shared.nbytes)
+    return Source(kernel, signature, about["threads"], about.get("blocks", 1), shared.nbytes)
 
 
 DIAGONALS = BlockScratch("skewed"), BlockScratch("plain")

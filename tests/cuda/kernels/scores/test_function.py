@@ -22,7 +22,8 @@ def half_squared(s, batch, head, i, j):
 
 
 @pytest.mark.parametrize("dropout", [
-    pytest.param(None, id="", marks=simulated_only), pytest.param(na.Dropout(0.3, 1), id="dropout"),
+    pytest.param(None, id="", marks=simulated_only),
+    pytest.param(na.Dropout(0.3, 1), id="dropout", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_a_derivative_may_be_negative(rng, small, dropout):
     with on(HOPPER):
