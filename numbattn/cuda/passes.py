@@ -17,7 +17,7 @@ from ..call.problem import Saved, describe
 from ..call.tangents import parts_of
 from ..functions.compiled.errors import naming
 from ..masks.where import Where
-from ..scores.function import Score
+from ..scores.element import FunctionPart
 from . import kernels
 from .caches.gather import gather
 from .kernels.shared.smallest import NOBODY
@@ -239,7 +239,7 @@ NO_PARTS = (), {}, ()  # what `lower_parts` returns for them
 
 def naming_functions(inputs):
     """Name the user's own functions in Numba's errors."""
-    of_score = [part.function for part in inputs.score if isinstance(part, Score)]
+    of_score = [part._function for part in inputs.score if isinstance(part, FunctionPart)]
     of_mask = [leaf.function for leaf in inputs.mask._leaves if isinstance(leaf, Where)]
     return naming(*of_score, *of_mask, of="score" if of_score else "mask")
 

@@ -96,7 +96,7 @@ class LoweredPart(NamedTuple):
     function's arrays are "score 0 array 0" ..., those of a mask's part "mask 0 0" ...
     """
 
-    kind: str  # see kernels.scores, kernels.any.intervals
+    kind: Any  # a kernels.scores.ScoreKind, or a string of a part of a mask: see kernels.any.intervals
     numbers: tuple = ()  # with None in place of the arrays of a mask's part
     gradient: Any = False  # whether that of its array is wanted; for a function, if any is, a bool for each array
 

@@ -37,7 +37,7 @@ from ...words.arguments import COUNTERS, RaggedMatrix, Statistic, TmaMatrix
 from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..any.tangent import tangents_of
-from ..scores import SCORE, TSCORE, kind, may_be_far, sink_steps, sink_tangent_step
+from ..scores import SCORE, TSCORE, may_be_far, sink_steps, sink_tangent_step
 from ..shared.dropout import DROPOUT
 from ..shared.layouts import DTYPES, sum_type
 from ..shared.segments import queries_of
@@ -86,7 +86,7 @@ def hopper_tangent(
     needs_mask, masked = mask_steps(mask, S_TILE, tile_n, consumers, ACC)
     (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
     apply_score, with_tsink = scored_step(score, tscore, S_TILE, tile_n, ACC), sink_tangent_step(tscore, ACC)
-    HAS_SCORE = any(kind(part).has_step for part in score)
+    HAS_SCORE = any(part.has_step for part in score)
     sign_dropped, left_operand, both_factors = drop_steps(S_TILE, dropout, ONLY_V)
     known_of = known_steps(mask, tile_n, consumers, by_consumer=True).of
     within = within_step(mask, score, tscore)

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from ..any.intervals import has_offsets
-from ..scores import is_nonlinear, kind, looks_up
+from ..scores import is_nonlinear, looks_up
 from ..scores.function import ShiftKind
 from ..shared.visibility import BY_INTERVALS, PACKED, is_function, is_looked_up
 from .backward_steps import dtype_of_bias, size_of
@@ -64,7 +64,7 @@ EXCEPTIONS = (  # by traits: of each field, the first row that fits counts
 
 def traits(work):
     """The traits of some work that EXCEPTIONS ask for."""
-    kinds, (head_dim, _) = list(map(kind, work.score)), head_dims(work.problem)
+    head_dim, _ = head_dims(work.problem)
     looked_up, by_distance = is_looked_up(work.mask) or looks_up(work.score), distance_reads_of(work)
     found = {
         str(size_of(work)): True,                               # the larger head_dim, rounded up
@@ -80,11 +80,11 @@ def traits(work):
         "small-blocks": has_small_blocks(work),
         "scored": work.score,
         "plain": set(work.mask) <= {"lo", "hi", PACKED} and not (work.score or work.problem.dropout),
-        "few": all(part.takes_few_registers for part in kinds),
+        "few": all(part.takes_few_registers for part in work.score),
         "nonlinear": is_nonlinear(work.score),
-        "decreasing": any(part.may_decrease for part in kinds),
-        "shift": any(part.name == ShiftKind.name for part in kinds),    # a function that only adds
-        "sloped": any(part.is_sloped for part in kinds),
+        "decreasing": any(part.may_decrease for part in work.score),
+        "shift": any(isinstance(part, ShiftKind) for part in work.score),     # a function that only adds
+        "sloped": any(part.is_sloped for part in work.score),
         "narrow": work.problem.head_dim <= 32,
         "reads": work.reads and not by_distance,                # gradients of a function's arrays
         "by-distance": by_distance,                             # the same of what it reads by distance

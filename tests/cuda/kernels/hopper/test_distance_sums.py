@@ -148,8 +148,7 @@ FAULTS = {
     "cuda/kernels/scores/function.py": {
         "max(distance + apart, least), most)": "max(distance + apart, least), 0)",
     },
-    "cuda/kernels/scores/alibi.py": {"-abs(distance + own_key)": "abs(distance + own_key)"},
-    "cuda/kernels/scores/relative.py": {"-distance - key, -reach": "-distance, -reach"},
+    "cuda/kernels/scores/distance.py": {"read(-distance - key, reach)": "read(-distance, reach)"},
     "cuda/kernels/hopper/backward_kv.py": {
         "CONSUMERS * (1 + bool(reads))": "CONSUMERS",
     },
