@@ -38,8 +38,8 @@ class Key:
 
     @classmethod
     def of(cls, factory, cc, **parameters):
-        """The key of factory(**parameters), values being None, bool, int, float, str, a Frozen, tuples or dataclasses.
-        """
+        """The key of factory(**parameters), values being None, bool, int, float, str, Frozen, or tuples or dataclasses
+        of them."""
         for name, value in parameters.items():
             _check_plain(name, value)
         return cls(f"{factory.__module__}:{factory.__qualname__}", tuple(cc), tuple(sorted(parameters.items())))
