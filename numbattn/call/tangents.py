@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, NamedTuple, cast
+from typing import Any, Generic, NamedTuple
 
 import numpy as np
 
 from ..base.checks import A, library, other_dtype, same_library, words_for
 from ..base.values import moved
-from ..scores import ArrayPart, Part
-from ..scores.function import Score, ScoreTangent
+from ..scores import Part
 from .problem import Inputs, Problem, Saved, converted
 
 
@@ -31,19 +30,12 @@ class Tangents(NamedTuple):
 
 
 def parts_of(inputs: Inputs, tangents: Tangents, number: int, backward: bool = False) -> list[Any]:
-    """For each part of the score, the part with tangent `number` in place of its array, since S and the tangent of S
-    are linear in it; for a Score a ScoreTangent. None if that tangent is zero, except, in the backward pass, for a
-    Score whose arrays have gradients."""
-    given, found = iter(tangents.score), list[Any]()
+    """For each part of the score, what moves S along tangent `number` of its arrays, see `Part._tangent`."""
+    given, found, dtype = iter(tangents.score), list[Any](), np.promote_types(inputs.q.dtype, np.float32)
     for part in inputs.score:
         own = [x if x is None else x[number, ...] for _, x in zip(part._weights, given)]  # an array even for a number
-        if isinstance(part, ArrayPart) and own[0] is not None:
-            tangent = replace(cast(Any, part), **{part._name: own[0]})
-            found.append(tangent._within(inputs.mask._frame))
-        elif isinstance(part, Score) and (any(x is not None for x in own) or (backward and part._wants_gradient)):
-            found.append(ScoreTangent(part, own, np.promote_types(inputs.q.dtype, np.float32)))
-        else:
-            found.append(None)
+        tangent = part._tangent(own, dtype, backward) if own else None
+        found.append(tangent and tangent._within(inputs.mask._frame))
     return found
 
 
@@ -129,8 +121,9 @@ def _of_score(name: str, score: Any, inputs: Inputs) -> Sequence[Any]:
     for number, (part, tangent, is_wanted) in enumerate(zip(parts, score, wanted)):
         if tangent is None or is_wanted:
             continue
-        if isinstance(part, Score):
-            raise NotImplementedError(f"{name}[{number}]: got {words_for(tangent)} for an array of a Score whose "
+        if part._is_nonlinear:
+            kind = type(part).__name__
+            raise NotImplementedError(f"{name}[{number}]: got {words_for(tangent)} for an array of a {kind} whose "
                                       "gradient is not wanted, expected None: pass gradient=True")  # fmt: skip
         if name == "ddscore":
             raise ValueError(f"{name}[{number}]: got {words_for(tangent)} for a {type(part).__name__} whose gradient "

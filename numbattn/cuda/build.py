@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cache
 from importlib import import_module, metadata
 from importlib.util import find_spec
@@ -22,6 +22,7 @@ from ..base import cache as disk
 from ..base import sources
 from ..base.compiling import check_setting, compiling
 from ..base.interrupts import uninterrupted
+from ..functions.frozen import Frozen
 from .missing import missing
 
 SCALARS = ("int32", "uint32", "int64", "uint64", "float32", "float64")
@@ -37,7 +38,8 @@ class Key:
 
     @classmethod
     def of(cls, factory, cc, **parameters):
-        """The key of factory(**parameters), values being None, bool, int, float, str or tuples of them."""
+        """The key of factory(**parameters), values being None, bool, int, float, str, Frozen, or tuples or dataclasses
+        of them."""
         for name, value in parameters.items():
             _check_plain(name, value)
         return cls(f"{factory.__module__}:{factory.__qualname__}", tuple(cc), tuple(sorted(parameters.items())))
@@ -308,11 +310,14 @@ def _module_source(module):
 
 def _check_plain(name, value):
     """Refuse values that repr does not tell apart in the same way in every process."""
+    if is_dataclass(value):
+        value = tuple([getattr(value, each.name) for each in fields(value) if each.compare])
     if type(value) is tuple:
         for item in value:
             _check_plain(name, item)
-    elif type(value) not in (type(None), bool, int, float, str):
-        raise TypeError(f"{name}: got {value!r}, allowed None, bool, int, float, str and tuples of them")
+    elif type(value) not in (type(None), bool, int, float, str, Frozen):
+        raise TypeError(f"{name}: got {value!r}, allowed None, bool, int, float, str, Frozen, and tuples and "
+                        "dataclasses of them")
 
 
 def _pack(binary):

@@ -17,7 +17,7 @@ from ..call.problem import Saved, describe
 from ..call.tangents import parts_of
 from ..functions.compiled.errors import naming
 from ..masks.where import Where
-from ..scores.function import Score
+from ..scores.element import FunctionPart
 from . import kernels
 from .caches.gather import gather
 from .kernels.shared.smallest import NOBODY
@@ -104,13 +104,13 @@ class Passes:
             fill(results)
 
     def launch(self, gpu, pass_, problem, inputs, arrays, strides, deterministic=True, whole=False, tparts=(),
-               kind=("", NO_KIND)):  # fmt: skip
+               kind=(None, NO_KIND)):  # fmt: skip
         """Launch the kernels of a pass, after planning it if there is no plan yet. Returns False if nothing is seen and
         nothing is launched.
 
         arrays: by name. strides: of the given arrays other than q, k and v, or None for missing ones; all others are
-        new and contiguous. whole: see problem.Saved; tparts: see tangents.parts_of; kind: the string of a function of
-        pairs of points, which is compiled in, and its KindNumbers.
+        new and contiguous. whole: see problem.Saved; tparts: see tangents.parts_of; kind: the form of a kind
+        of points, which is compiled in, and its KindNumbers.
         """
         with gpu.scratch_memory((inputs.mask._holds_arrays or inputs.score) and gpu.stream().is_capturing()):
             mask, score, found, lies = lower(problem, inputs)
@@ -239,7 +239,7 @@ NO_PARTS = (), {}, ()  # what `lower_parts` returns for them
 
 def naming_functions(inputs):
     """Name the user's own functions in Numba's errors."""
-    of_score = [part.function for part in inputs.score if isinstance(part, Score)]
+    of_score = [part._function for part in inputs.score if isinstance(part, FunctionPart)]
     of_mask = [leaf.function for leaf in inputs.mask._leaves if isinstance(leaf, Where)]
     return naming(*of_score, *of_mask, of="score" if of_score else "mask")
 

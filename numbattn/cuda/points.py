@@ -13,8 +13,7 @@ from ..points import formula
 from ..points.kinds import Apart
 from .kernels import hopper
 from .kernels.points.arguments import COLUMNS, PLACES, ROWS
-from .kernels.points.kinds import lowered
-from .kernels.points.nearest import NEAREST as NEAREST_KIND
+from .kernels.points.nearest import Nearest
 from .kernels.tables import HEAD_DIMS
 from .passes import LSE, Passes, empties
 from .words.numbers import KindNumbers
@@ -49,7 +48,7 @@ class PointsBackend:
             calls = divided(problem, inputs, count, rows, columns, apart)
             return sum([self.sums(*call, kind, *vectors).sum(axis=-3) for call, vectors in calls])
         o = self.current().empty(problem.out_shape, problem.sum_dtype)
-        self.run(SUMS, problem, inputs, lowered(kind), {"o": o}, apart, rows=rows, columns=columns)
+        self.run(SUMS, problem, inputs, kind, {"o": o}, apart, rows=rows, columns=columns)
         return o
 
     def gradient(self, problem, inputs, kind, c, rows=None, columns=None, apart=None):
@@ -62,7 +61,7 @@ class PointsBackend:
                         for call, vectors in calls])  # fmt: skip
         shape = *problem.batch, problem.seqlen_q, problem.head_dim
         dx, c = self.current().empty(shape, problem.sum_dtype), c.astype(problem.dtype, copy=False)
-        self.run(GRADIENT, problem, inputs, lowered(kind), {"dq": dx}, apart, c=c, rows=rows, columns=columns)
+        self.run(GRADIENT, problem, inputs, kind, {"dq": dx}, apart, c=c, rows=rows, columns=columns)
         return dx
 
     def logsumexp(self, problem, inputs, kind, columns=None, rate=None, apart=None):
@@ -71,27 +70,27 @@ class PointsBackend:
         rate: for points of half precision, times a power of two, the factor of t.
         """
         pass_ = LOGSUMEXP
-        if rate is not None and self.has_wgmma and hopper.logsumexp.fits(problem, lowered(kind)[0]):
+        if rate is not None and self.has_wgmma and hopper.logsumexp.fits_halves(problem, kind):
             pass_, inputs = LOGSUMEXP_OF_HALVES, inputs._replace(scale=rate)
         elif rate is not None:
             problem, inputs = of_unit_length(inputs, rate)
-        if is_wide(problem) and not (self.has_wgmma and hopper.wide_logsumexp.fits(problem, lowered(kind)[0])):
+        if is_wide(problem) and not (self.has_wgmma and hopper.logsumexp.fits(problem, kind)):
             lse = formula.logsumexp(problem, inputs, kind, columns)
             return lse, np.zeros_like(lse)
         results = empties(self.current(), dict.fromkeys(LSE, (problem.lse_shape, problem.sum_dtype)))
         results["lse_low"].fill(0)  # kernels for Hopper leave it
-        self.run(pass_, problem, inputs, lowered(kind), results, apart, columns=columns)
+        self.run(pass_, problem, inputs, kind, results, apart, columns=columns)
         return results["lse"], results["lse_low"]
 
     def nearest(self, problem, inputs, k, apart=None):
         """The squared distances of the k nearest y_j for each x_i, in the dtype of sums, ascending, and their j."""
         if is_wide(problem):
             problem, inputs = in_dtype_of_sums(problem, inputs)
-            if not (self.has_wgmma and hopper.wide_nearest.fits(problem, k)):
+            if not (self.has_wgmma and hopper.nearest.fits(problem, k)):
                 return formula.nearest(problem, inputs, k)
         gpu, shape = self.current(), (*problem.lse_shape, k)
         r2, j = gpu.empty(shape, problem.sum_dtype), gpu.empty(shape, np.dtype(np.int32))
-        self.run(NEAREST, problem, inputs, (f"{NEAREST_KIND} {k}", 0.0), {"r2": r2, "j": j}, apart)
+        self.run(NEAREST, problem, inputs, Nearest(k), {"r2": r2, "j": j}, apart)
         return r2, j
 
     def features_at_once(self, problem, kind, is_plain):
@@ -102,7 +101,7 @@ class PointsBackend:
         if problem.head_dim <= HEAD_DIMS[-1]:
             return HEAD_DIMS[-1]
         width = hopper.sums.WIDTH
-        fits = self.has_wgmma and is_plain and hopper.sums.fits(problem, lowered(kind)[0])
+        fits = self.has_wgmma and is_plain and hopper.sums.fits(problem, kind)
         return width if fits and problem.head_dim_v <= SLICES * width else 0
 
     @property
@@ -119,11 +118,11 @@ class PointsBackend:
         return max(min(room // blocks, problem.seqlen_k // COLUMNS_AT_LEAST), 1)
 
     def run(self, pass_, problem, inputs, kind, results, apart, **given):
-        """Compute the results of a pass, arrays by name. kind: from `lowered`; apart: a `kinds.Apart`; given: other
-        arrays by name, or None."""
-        (name, number), apart = kind, apart or Apart(inputs.q, inputs.k)
+        """Compute the results of a pass, arrays by name. apart: a `kinds.Apart`; given: other arrays by name, or None.
+        """
+        apart = apart or Apart(inputs.q, inputs.k)
         given = {place: x for place, x in (*given.items(), *zip(PLACES, apart)) if x is not None}
-        kind = name, KindNumbers(number, apart.rate)
+        kind = kind.form, KindNumbers(kind.number, apart.rate)
         self.passes.compute(self.current(), pass_, problem, inputs, given, results, kind=kind)
 
 

@@ -72,7 +72,7 @@ class Frozen:
         self.key, self.pieces = key, pieces
 
     def __repr__(self) -> str:
-        return f"<{self.pieces[0].code.co_name}>"
+        return f"<{self.pieces[0].code.co_name} {self.digest}>"
 
     @cached_property
     def digest(self) -> str:

@@ -1,12 +1,14 @@
-"""Kernels of points of unit length: functions of t, the squared distance of two points.
+"""Kernels of points of unit length: functions of t, the squared distance of two points, or their product.
 
-Each is defined here by elementary functions of arrays of t; kernels for CPUs and GPUs have the same for one number.
+Each is written once, in the `Words` of a backend: for NumPy and CuPy arrays, an element on CPUs, or a tile on GPUs.
 Derivatives, the second being the curvature, are by t, and 0 at t = 0 where they are not finite. A kind is hashable.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +18,7 @@ from ..functions.frozen import Frozen
 
 DIFFERENCES = 8  # features up to which distances are sums of squared differences; beyond |x|^2 + |y|^2 - 2 x.y
 NEAR = 1 / 64  # of |x|^2 + |y|^2: smaller squared distances lose digits there, and are computed from differences
+VALUE, DERIVATIVE, CURVATURE, LOGARITHM = "value", "derivative", "curvature", "logarithm"
 
 
 class Apart(NamedTuple):
@@ -27,178 +30,230 @@ class Apart(NamedTuple):
     rate: float = 1.0  # factor of squared distances
 
 
+class Words(NamedTuple):
+    """What formulas are written in."""
+
+    function: Callable[[Any], Any]  # decorates a function that others call
+    real: Callable[[float], Any]  # a constant
+    log_e: float  # the logarithm of e to the base of `exp` and `log1p`
+    exp: Any  # of what is not positive
+    exp_of_sum: Any  # of any number
+    log1p: Any
+    sqrt: Any
+    reciprocal: Any  # of what is positive
+    quotient: Any  # by what is not negative; 0 by 0
+    power: Any  # of what is not negative; 0 of 0
+    where: Any
+    of_users: Any  # (a Frozen, the order of its derivative) -> function of t
+
+
+class Formula(NamedTuple):
+    """Functions of t, of E, the exponential of the exponent times that of a shift, and of the number of the kind."""
+
+    exponent: Any  # (t, number) -> to the base of `Words.exp`; None without an E, which is () then
+    value: Any  # (t, E, number)
+    derivative: Any
+    curvature: Any
+
+
 class Kind:
     """What all kinds share."""
 
-    is_exponential = False  # whether there are log_value and log_derivative
+    is_exponential = False  # whether its value is E
     is_of_product = False  # whether t is the product of two points
+    number = 0.0  # comes with each call: one that changes compiles nothing
 
     @property
-    def numbers(self) -> tuple[float, ...]:
-        """Its numbers, which change without compiling anything."""
-        return tuple([float(x) for x in vars(self).values()])
+    def form(self) -> Kind:
+        """The kind that is compiled in: itself without its number."""
+        return replace(self, number=0.0) if "number" in vars(self) else self  # type: ignore[type-var]
 
     def check(self, dtype: Any, order: int) -> None:
         """Refuse what cannot be computed in this dtype, up to the derivative of this order."""
 
-    def value(self, t: Any) -> Any:
-        """The weight of two points."""
+    def formula(self, words: Words) -> Formula:
         raise NotImplementedError
 
-    def derivative(self, t: Any) -> Any:
-        raise NotImplementedError
+    def value(self, t: Any, shift: Any = None) -> Any:
+        """The weights of pairs of points, in arrays; times exp(shift), if the kind is an exponential."""
+        return self._of_arrays(VALUE, t, shift)
 
-    def curvature(self, t: Any) -> Any:
-        raise NotImplementedError
+    def derivative(self, t: Any, shift: Any = None) -> Any:
+        return self._of_arrays(DERIVATIVE, t, shift)
+
+    def curvature(self, t: Any, shift: Any = None) -> Any:
+        return self._of_arrays(CURVATURE, t, shift)
+
+    def logarithm(self, t: Any) -> Any:
+        """That of the value of an exponential."""
+        return self._of_arrays(LOGARITHM, t, None)
+
+    def _of_arrays(self, what: str, t: Any, shift: Any) -> Any:
+        return pair_function(self, ARRAYS, what, shift is not None)(t, shift, self.number)
 
 
-class Exponent(Kind):
-    """The exponential of log_value, times that of a shift."""
+@dataclass(frozen=True)
+class Gaussian(Kind):
+    """exp(-t / 2)"""
 
     is_exponential = True
 
-    def log_value(self, t: Any) -> Any:
-        raise NotImplementedError
-
-    def log_derivative(self, t: Any) -> Any:
-        raise NotImplementedError
-
-    def log_curvature(self, t: Any) -> Any:
-        raise NotImplementedError
-
-    def value(self, t: Any, shift: Any = 0) -> Any:
-        return np.exp(self.log_value(t) + shift)
-
-    def derivative(self, t: Any, shift: Any = 0) -> Any:
-        return self.value(t, shift) * self.log_derivative(t)
-
-    def curvature(self, t: Any, shift: Any = 0) -> Any:
-        return self.value(t, shift) * (self.log_derivative(t) ** 2 + self.log_curvature(t))
+    def formula(self, words: Words) -> Formula:
+        RATE, HALF, QUARTER = map(words.real, (-words.log_e / 2, -1 / 2, 1 / 4))
+        return Formula(
+            exponent=lambda t, number: t * RATE,
+            value=lambda t, E, number: E,
+            derivative=lambda t, E, number: E * HALF,
+            curvature=lambda t, E, number: E * QUARTER,
+        )
 
 
 @dataclass(frozen=True)
-class Gaussian(Exponent):
-    """exp(-t / 2)"""
-
-    def log_value(self, t: Any) -> Any:
-        return -t / 2
-
-    def log_derivative(self, t: Any) -> Any:
-        return 0 * t - 0.5
-
-    def log_curvature(self, t: Any) -> Any:
-        return 0 * t
-
-
-@dataclass(frozen=True)
-class Exponential(Exponent):
+class Exponential(Kind):
     """exp(-sqrt(t))"""
 
-    def log_value(self, t: Any) -> Any:
-        return -np.sqrt(t)
+    is_exponential = True
 
-    def log_derivative(self, t: Any) -> Any:
-        return -_power(t, -0.5) / 2
-
-    def log_curvature(self, t: Any) -> Any:
-        return _power(t, -1.5) / 4
+    def formula(self, words: Words) -> Formula:
+        RATE, HALF, QUARTER, ONE = map(words.real, (-words.log_e, -1 / 2, 1 / 4, 1))
+        sqrt, quotient = words.sqrt, words.quotient
+        return Formula(
+            exponent=lambda t, number: sqrt(t) * RATE,
+            value=lambda t, E, number: E,
+            derivative=lambda t, E, number: E * quotient(HALF, sqrt(t)),
+            curvature=lambda t, E, number: E * (quotient(QUARTER, t) * (quotient(ONE, sqrt(t)) + ONE)),
+        )
 
 
 @dataclass(frozen=True)
-class Power(Exponent):
-    """exp(-sqrt(t)**p / p)"""
+class Power(Kind):
+    """exp(-sqrt(t)**p / p), p its number"""
 
-    p: float
+    number: float
 
-    def log_value(self, t: Any) -> Any:
-        return -(t ** (self.p / 2)) / self.p
+    is_exponential = True
 
-    def log_derivative(self, t: Any) -> Any:
-        return -_power(t, self.p / 2 - 1) / 2
+    def formula(self, words: Words) -> Formula:
+        RATE, HALF, ONE = map(words.real, (-words.log_e, 1 / 2, 1))
+        quotient, power = words.quotient, words.power
 
-    def log_curvature(self, t: Any) -> Any:
-        return (2 - self.p) / 4 * _power(t, self.p / 2 - 2)
+        def curvature(t: Any, E: Any, p: Any) -> Any:
+            step = quotient(ONE, t) * power(t, p * HALF) * HALF
+            return E * step * (step - quotient(p * HALF - ONE, t))
+
+        return Formula(
+            exponent=lambda t, p: power(t, p * HALF) * (RATE / p),
+            value=lambda t, E, p: E,
+            derivative=lambda t, E, p: -(quotient(ONE, t) * (power(t, p * HALF) * (E * HALF))),
+            curvature=curvature,
+        )
 
 
 @dataclass(frozen=True)
 class Matern32(Kind):
     """(1 + r) exp(-r), r = sqrt(3 t)"""
 
-    def value(self, t: Any) -> Any:
-        r = np.sqrt(3 * t)
-        return (1 + r) * np.exp(-r)
-
-    def derivative(self, t: Any) -> Any:
-        return -3 / 2 * np.exp(-np.sqrt(3 * t))
-
-    def curvature(self, t: Any) -> Any:
-        return 9 / 4 * np.exp(-np.sqrt(3 * t)) * _power(3 * t, -0.5)
+    def formula(self, words: Words) -> Formula:
+        ROOT = math.sqrt(3)
+        RATE, SLOPE, BEND, ROOT, ONE = map(words.real, (-ROOT * words.log_e, -3 / 2, 9 / 4 / ROOT, ROOT, 1))
+        sqrt, quotient = words.sqrt, words.quotient
+        return Formula(
+            exponent=lambda t, number: sqrt(t) * RATE,
+            value=lambda t, E, number: (sqrt(t) * ROOT + ONE) * E,
+            derivative=lambda t, E, number: E * SLOPE,
+            curvature=lambda t, E, number: E * quotient(BEND, sqrt(t)),
+        )
 
 
 @dataclass(frozen=True)
 class Matern52(Kind):
     """(1 + r + r**2 / 3) exp(-r), r = sqrt(5 t)"""
 
-    def value(self, t: Any) -> Any:
-        r = np.sqrt(5 * t)
-        return (1 + r + 5 / 3 * t) * np.exp(-r)
-
-    def derivative(self, t: Any) -> Any:
-        r = np.sqrt(5 * t)
-        return -5 / 6 * (1 + r) * np.exp(-r)
-
-    def curvature(self, t: Any) -> Any:
-        return 25 / 12 * np.exp(-np.sqrt(5 * t))
+    def formula(self, words: Words) -> Formula:
+        RATE, ROOT, ONE = map(words.real, (-math.sqrt(5) * words.log_e, math.sqrt(5), 1))
+        SQUARE, SLOPE, BEND, sqrt = *map(words.real, (5 / 3, -5 / 6, 25 / 12)), words.sqrt
+        return Formula(
+            exponent=lambda t, number: sqrt(t) * RATE,
+            value=lambda t, E, number: (t * SQUARE + (sqrt(t) * ROOT + ONE)) * E,
+            derivative=lambda t, E, number: (sqrt(t) * ROOT + ONE) * (E * SLOPE),
+            curvature=lambda t, E, number: E * BEND,
+        )
 
 
 @dataclass(frozen=True)
 class Cauchy(Kind):
     """1 / (1 + t)"""
 
-    def value(self, t: Any) -> Any:
-        return 1 / (1 + t)
+    def formula(self, words: Words) -> Formula:
+        ONE, reciprocal = words.real(1), words.reciprocal
 
-    def derivative(self, t: Any) -> Any:
-        return -1 / (1 + t) ** 2
+        def derivative(t: Any, E: Any, number: Any) -> Any:
+            kappa = reciprocal(t + ONE)
+            return -(kappa * kappa)
 
-    def curvature(self, t: Any) -> Any:
-        return 2 / (1 + t) ** 3
+        def curvature(t: Any, E: Any, number: Any) -> Any:
+            kappa = reciprocal(t + ONE)
+            return kappa * kappa * (kappa + kappa)
+
+        return Formula(None, lambda t, E, number: reciprocal(t + ONE), derivative, curvature)
 
 
 @dataclass(frozen=True)
 class RationalQuadratic(Kind):
-    """(1 + t / (2 alpha))**-alpha"""
+    """(1 + t / (2 alpha))**-alpha, alpha its number"""
 
-    alpha: float
+    number: float
 
-    def value(self, t: Any) -> Any:
-        return np.exp(-self.alpha * np.log1p(t / (2 * self.alpha)))
+    def formula(self, words: Words) -> Formula:
+        HALF, QUARTER, ONE = map(words.real, (1 / 2, 1 / 4, 1))
+        log1p, reciprocal = words.log1p, words.reciprocal
 
-    def derivative(self, t: Any) -> Any:
-        return -np.exp(-(self.alpha + 1) * np.log1p(t / (2 * self.alpha))) / 2
+        def curvature(t: Any, E: Any, alpha: Any) -> Any:
+            step = reciprocal(t * (HALF / alpha) + ONE)
+            return E * (QUARTER * (alpha + ONE) / alpha) * (step * step)
 
-    def curvature(self, t: Any) -> Any:
-        factor = (self.alpha + 1) / (4 * self.alpha)
-        return factor * np.exp(-(self.alpha + 2) * np.log1p(t / (2 * self.alpha)))
+        return Formula(
+            exponent=lambda t, alpha: log1p(t * (HALF / alpha)) * -alpha,
+            value=lambda t, E, alpha: E,
+            derivative=lambda t, E, alpha: -(E * HALF * reciprocal(t * (HALF / alpha) + ONE)),
+            curvature=curvature,
+        )
 
 
 @dataclass(frozen=True)
 class Polynomial(Kind):
-    """(t + offset)**degree, where t is the product of two points, and degree is a whole number > 0."""
+    """(t + offset)**degree, where t is the product of two points, degree a whole number > 0, and offset its number."""
 
     degree: int
-    offset: float
+    number: float
 
     is_of_product = True
 
-    def value(self, t: Any) -> Any:
-        return (t + self.offset) ** self.degree
+    def formula(self, words: Words) -> Formula:
+        degree, real = int(self.degree), words.real
+        to_degree, to_less, to_least = (_raised(words, max(degree - less, 0)) for less in range(3))
+        DEGREE, TWICE = map(real, (degree, degree * (degree - 1)))
+        return Formula(
+            exponent=None,
+            value=lambda t, E, offset: to_degree(t + offset),
+            derivative=lambda t, E, offset: to_less(t + offset) * DEGREE,
+            curvature=lambda t, E, offset: to_least(t + offset) * TWICE,
+        )
 
-    def derivative(self, t: Any) -> Any:
-        return self.degree * (t + self.offset) ** (self.degree - 1)
 
-    def curvature(self, t: Any) -> Any:
-        return self.degree * (self.degree - 1) * (t + self.offset) ** max(self.degree - 2, 0)
+def _raised(words: Words, degree: int) -> Any:
+    """The function x -> x to this power, which is not negative."""
+    ZERO, ONE = map(words.real, (0, 1))
+    if degree < 2:
+        return words.function((lambda x: x) if degree else (lambda x: x * ZERO + ONE))
+    to_half, is_odd = _raised(words, degree // 2), degree % 2
+
+    @words.function
+    def of_halves(x: Any) -> Any:
+        half = to_half(x)
+        return half * half * x if is_odd else half * half
+
+    return of_halves
 
 
 @dataclass(frozen=True)
@@ -207,61 +262,94 @@ class Radial(Kind):
 
     function: Frozen
 
-    numbers = ()
-
     def check(self, dtype: Any, order: int) -> None:
         from ..functions.compiled.elementwise import check  # Numba is not imported before it is needed
 
         for one in range(order + 1):
             check("Radial function", self.function.of(dtype), dtype, one)
 
-    def value(self, t: Any) -> Any:
-        return self._of_each(0, t)
+    def formula(self, words: Words) -> Formula:
+        (ZERO, INFINITE), where = map(words.real, (0, math.inf)), words.where
 
-    def derivative(self, t: Any) -> Any:
-        return self._finite_at_0(1, t)
+        def finite_at_0(order: int) -> Any:
+            slope = words.of_users(self.function, order)
 
-    def curvature(self, t: Any) -> Any:
-        return self._finite_at_0(2, t)
+            @words.function
+            def finite(t: Any, E: Any, number: Any) -> Any:
+                found = slope(t)
+                return where((t > ZERO) | (abs(found) < INFINITE), found, ZERO)
 
-    def _finite_at_0(self, order: int, t: Any) -> Any:
-        slope = self._of_each(order, t)
-        return np.where((t > 0) | np.isfinite(slope), slope, 0)
+            return finite
 
-    def _of_each(self, order: int, t: Any) -> Any:
-        from ..functions.compiled.elementwise import elementwise
-
-        return moved(elementwise(self.function, order)(moved(t, np.empty(0))), t)
+        value = words.of_users(self.function, 0)
+        return Formula(None, lambda t, E, number: value(t), finite_at_0(1), finite_at_0(2))
 
 
 @dataclass(frozen=True)
 class Derivative(Kind):
     """The derivative of a kind as a kind, for sums of tangents. It has no logarithm."""
 
-    of: Any  # a Kind
+    of: Kind
 
     @property
     def is_of_product(self) -> bool:  # type: ignore[override]
-        return bool(self.of.is_of_product)
+        return self.of.is_of_product
 
     @property
-    def numbers(self) -> tuple[float, ...]:
-        return tuple(self.of.numbers)
+    def number(self) -> float:  # type: ignore[override]
+        return self.of.number
+
+    @property
+    def form(self) -> Kind:
+        return Derivative(self.of.form)
 
     def check(self, dtype: Any, order: int) -> None:
         self.of.check(dtype, order + 1)
 
-    def value(self, t: Any, *shift: Any) -> Any:
-        return self.of.derivative(t, *shift)
-
-    def derivative(self, t: Any, *shift: Any) -> Any:
-        return self.of.curvature(t, *shift)
+    def formula(self, words: Words) -> Formula:
+        exponent, _, derivative, curvature = self.of.formula(words)
+        return Formula(exponent, derivative, curvature, None)
 
 
-def _power(t: Any, exponent: float) -> Any:
-    """t**exponent; 0 where t is."""
-    return np.where(t > 0, np.where(t > 0, t, 1) ** exponent, 0)
+def pair_function(kind: Kind, words: Words, what: str, shifted: bool = False) -> Any:
+    """The function (t, shift, number) of pairs that gives the VALUE, DERIVATIVE, CURVATURE or LOGARITHM of a kind.
+
+    shifted: whether a logarithm, the shift, is added to the exponent, to the base of `words.exp`.
+    """
+    formula = kind.formula(words)
+    if formula.exponent is None:
+        made_of = words.function(getattr(formula, what))
+        return words.function(lambda t, shift, number: made_of(t, (), number))
+    exponent = words.function(formula.exponent)
+
+    @words.function
+    def logarithm(t: Any, shift: Any, number: Any) -> Any:
+        return exponent(t, number) + shift if shifted else exponent(t, number)
+
+    if what == LOGARITHM:
+        return logarithm
+    exp, made_of = words.exp_of_sum if shifted else words.exp, words.function(getattr(formula, what))
+    return words.function(lambda t, shift, number: made_of(t, exp(logarithm(t, shift, number)), number))
 
 
+def _reciprocal(x: Any) -> Any:
+    return 1 / x
+
+
+def _quotient(x: Any, y: Any) -> Any:
+    return np.where(y > 0, x / np.where(y > 0, y, 1), 0)
+
+
+def _of_each(function: Frozen, order: int) -> Any:
+    from ..functions.compiled.elementwise import elementwise
+
+    of_array = elementwise(function, order)
+    return lambda t: moved(of_array(moved(t, np.empty(0))), t)
+
+
+ARRAYS = Words(
+    function=lambda function: function, real=float, log_e=1.0, exp=np.exp, exp_of_sum=np.exp, log1p=np.log1p,
+    sqrt=np.sqrt, reciprocal=_reciprocal, quotient=_quotient, power=np.power, where=np.where, of_users=_of_each,
+)  # fmt: skip
 GAUSSIAN, EXPONENTIAL, MATERN32, MATERN52, CAUCHY = Gaussian(), Exponential(), Matern32(), Matern52(), Cauchy()
 LINEAR = Polynomial(1, 0.0)

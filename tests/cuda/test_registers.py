@@ -16,14 +16,19 @@ from numbattn.caches.arrays import CacheLayout
 from numbattn.caches.eight_bits import FLOAT8, INT8
 from numbattn.cuda.build import assemble, compile_ptx
 from numbattn.cuda.kernels import ROUTES
-from numbattn.cuda.kernels.any.score_gradient import bias_gradient, diagonal_sums, entry_sums, spec_of
+from numbattn.cuda.kernels.any.function_gradient import spec_of as spec_of_reads
+from numbattn.cuda.kernels.any.score_gradient import bias_gradient, diagonal_sums, spec_of
 from numbattn.cuda.kernels.hopper.forward_tiles import MANY
 from numbattn.cuda.kernels.hopper.score_gradient import bias_route, diagonals_route
 from numbattn.cuda.kernels.points.arguments import COLUMNS, DIFFERENCES, X_NORMS, Y_NORMS
-from numbattn.cuda.kernels.scores.function import part_of
+from numbattn.cuda.kernels.points.nearest import Nearest
+from numbattn.cuda.kernels.scores.bias import BiasKind
+from numbattn.cuda.kernels.scores.function import kind_of
 from numbattn.cuda.kernels.scores.reads import Reads
+from numbattn.cuda.kernels.scores.relative import RelativeBiasKind
 from numbattn.cuda.plan.planner import DEVICES
-from tests.cuda.works import work
+from numbattn.points.kinds import EXPONENTIAL, GAUSSIAN, MATERN52, Derivative, Power, RationalQuadratic
+from tests.cuda.works import score_of, work
 
 EDGES = "lo+hi+queries+keys"
 ALL = "keys+blocks+dense"
@@ -41,22 +46,23 @@ OF_TANGENTS = {"along": ("q", "k", "v", "do", "delta")}
 
 def row(kernel, dtype, d, e, mask="", score="", cc=(9, 0), spills=0, **options):
     """A kernel of a plan. spills: bytes that may be, whatever the tiles."""
-    parts = tuple(part for part in score.split(", ") if part)
-    found = work(dtype, d, e, mask=tuple(mask.split("+")) if mask else (), score=parts, device=DEVICES[cc], **options)
+    mask_words = tuple(mask.split("+")) if mask else ()
+    found = work(dtype, d, e, mask=mask_words, score=score_of(score), device=DEVICES[cc], **options)
     words = kernel, f"sm_{''.join(map(str, cc))}", dtype, d, e, mask, score, *(f"{k}={v}" for k, v in options.items())
     return pytest.param(kernel, found, spills, id=" ".join(str(word) for word in words if word != ""))
 
 
 def small(kernel, dtype, n, d, spills=0, **about):
     """A kernel for n queries and keys, with a bias if `about`, fields of a Work, says how widely it is shared."""
-    score = (f"bias {'float64' if dtype == 'float64' else 'float32'} 16",) if "score_added" in about else ()
+    bias = f"bias {'float64' if dtype == 'float64' else 'float32'} 16"
+    score = score_of(bias if "score_added" in about else "")
     found = work(dtype, d, d, seqlen_q=n, seqlen_k=n, batch=(16, 8), score=score)
     words = kernel, dtype, n, d, *about.values()
     return pytest.param(kernel, found._replace(whole=True, **about), spills, id=" ".join(map(str, words)))
 
 
 def pairs(kernel, dtype, d, kind, e=0, cc=(9, 0), spills=0):
-    """A kernel over pairs of points; kind: what is compiled in of it."""
+    """A kernel over pairs of points; kind: the form of one, or a Nearest."""
     found = work(dtype, d, e, device=DEVICES[cc])
     names = (COLUMNS,) * (kernel != "hopper_sums") + (X_NORMS, Y_NORMS) * (d > DIFFERENCES)
     vectors = dict.fromkeys(names, found.problem.sum_dtype)
@@ -77,7 +83,7 @@ def reads(kernel, dtype, d, function, wanted, columns, second="float32", spills=
     """
     vector = np.zeros(8, second)
     score = Score(function, arrays=[np.zeros((8, 8), np.float32), vector], gradient=wanted)
-    part = part_of(score._identity, (("float32", 2), (second, 1)))
+    part = kind_of(score._identity, (("float32", 2), (second, 1)))
     found = work(dtype, d, d, score=(part,), **options)._replace(reads=Reads("sums", 1, 0, wanted, "float32", columns))
     return pytest.param(kernel, found, spills, id=f"{kernel} {dtype} {d} {function.__name__} {columns}")
 
@@ -88,12 +94,12 @@ def spec(kernel, work):
         return ROUTES["laplacian"][0].specs[0]
     every = [routes for name, routes in ROUTES.items() if name not in ("laplacian", "logsumexp_of_halves")]
     passes = (route.specs for routes in every for route in routes if route.takes(work))
-    after = next((i for i, part in enumerate(work.score) if part.startswith(("bias", "relative"))), 0)
+    after = next((i for i, part in enumerate(work.score) if isinstance(part, BiasKind | RelativeBiasKind)), 0)
     whole = {"out_dtype": work.problem.dtype.name, "sums_rows": False, "sums_cols": False}
     gradients = (
         spec_of(bias_gradient, "dbias", after=after, **whole), *bias_route("dbias", after=after, **whole).specs,
         spec_of(diagonal_sums, "sums", after=after), *diagonals_route("sums", after=after).specs,
-        spec_of(entry_sums, "sums", after=after),
+        spec_of_reads("sums", "gradient", 1, after=after, wanted=(), sum_dtype="float32", exact=True),
     )  # fmt: skip
     return next(spec for spec in (*chain(*passes), *gradients) if spec.name == kernel)
 
@@ -116,12 +122,12 @@ ANY_GPU = [  # up to 255 registers: CUDA cores, and tensor cores of each generat
     row("bias_gradient", "float32", 64, 64, EDGES, "bias float32 16"),
     row("bias_gradient", "float64", 64, 64, "", "bias float64 16"),
     row("bias_gradient", "float32", 32, 32, "", "bias float32 16", seqlen_q=32, seqlen_k=32),
-    row("entry_sums", "float32", 64, 64, "intervals", "relative query", cc=(7, 5)),
-    row("bias_gradient", "bfloat16", 128, 128, EDGES, "bias bfloat16 16, softcap", tscore=("bias bfloat16 16", ""),
+    row("function_gradient", "float32", 64, 64, "intervals", "relative query", cc=(7, 5)),
+    row("bias_gradient", "bfloat16", 128, 128, EDGES, "bias bfloat16 16, softcap",
+        tscore=(*score_of("bias bfloat16 16"), None), **OF_TANGENTS),
+    row("bias_gradient", "float64", 64, 64, "", "bias float64 16, softcap", tscore=(*score_of("bias float64 16"), None),
         **OF_TANGENTS),
-    row("bias_gradient", "float64", 64, 64, "", "bias float64 16, softcap", tscore=("bias float64 16", ""),
-        **OF_TANGENTS),
-    row("diagonal_sums", "float16", 64, 64, ALL, "relative, softcap", cc=(8, 0), tscore=("relative", ""),
+    row("diagonal_sums", "float16", 64, 64, ALL, "relative, softcap", cc=(8, 0), tscore=(*score_of("relative"), None),
         **DROPOUT, **OF_TANGENTS),
 ]
 TANGENTS = [  # two sums for O, and two tiles of S
@@ -310,8 +316,8 @@ SPILLS = [
     # outside the loop over tiles that need no mask
     row("hopper_backward_kv", "float16", 128, 128, "packed", keys=MANY, spills=64),
     # addresses and offsets, of what is slow anyway
-    row("entry_sums", "float16", 64, 64, "intervals", "relative query", spills=32),
-    row("entry_sums", "float64", 128, 128, "intervals", "relative query", spills=1024),
+    row("function_gradient", "float16", 64, 64, "intervals", "relative query", spills=32),
+    row("function_gradient", "float64", 128, 128, "intervals", "relative query", spills=1024),
     row("diagonal_sums", "bfloat16", 256, 256, EDGES, "softcap, relative", keys=MANY, **DETERMINISTIC, spills=160),
     # where O and Q are three quarters of the registers
     row("hopper_decode", "bfloat16", 256, 256, ALL, "softcap", seqlen_q=3, spills=376),
@@ -348,39 +354,40 @@ BACKWARD_TANGENT_ROWS = [  # two accumulators, or one, with S, P, dP, dS and the
     row("backward_tangent_q", "float32", 64, 64, along="qkv", **SHORT),
 ]
 
+POWER, RATIONAL = Power(0.0), RationalQuadratic(0.0)
 PAIRS = [
-    pairs("point_sums", "float32", 3, "Matern52", 1),
-    pairs("point_sums", "float32", 8, "Exponential", 4),
-    pairs("point_sums", "float64", 8, "Power", 4),
-    pairs("point_sums", "float32", 3, "Gaussian", 256),
-    pairs("point_sums", "float32", 64, "RationalQuadratic", 64, spills=80),  # two sums, once a tile; addresses
-    pairs("point_sums", "float32", 256, "Gaussian", 256),
-    pairs("point_sums", "float64", 64, "Gaussian", 64),
-    pairs("point_gradient", "float32", 3, "Matern52", 1),
-    pairs("point_gradient", "float32", 8, "Exponential", 4),
-    pairs("point_gradient", "float64", 8, "Gaussian", 4),
-    pairs("point_gradient", "float32", 3, "Gaussian", 128),
-    pairs("point_gradient", "float32", 128, "Gaussian", 1),
-    pairs("point_gradient", "float32", 256, "Gaussian", 256, spills=96),    # in the epilogue
-    pairs("point_gradient", "float64", 64, "Gaussian", 64),
-    pairs("point_gradient", "float32", 3, "Derivative Power", 16),
-    pairs("hopper_nearest", "float16", 128, "Nearest 1"),
-    pairs("point_logsumexp", "float32", 64, "Gaussian"),
-    pairs("point_logsumexp", "float32", 8, "Power"),
-    pairs("point_logsumexp", "float64", 128, "Gaussian", cc=(8, 0)),
-    pairs("point_nearest", "float32", 3, "Nearest 10"),
-    pairs("point_nearest", "float32", 64, "Nearest 1", cc=(8, 0)),
-    pairs("hopper_logsumexp", "float32", 64, "Gaussian"),
-    pairs("point_nearest", "bfloat16", 128, "Nearest 32"),
-    pairs("hopper_nearest", "float16", 64, "Nearest 1"),
-    pairs("hopper_nearest", "bfloat16", 192, "Nearest 1"),
-    pairs("hopper_nearest", "bfloat16", 256, "Nearest 1"),
-    pairs("hopper_wide_nearest", "float32", 128, "Nearest 1"),
-    pairs("hopper_wide_logsumexp", "float32", 128, "Gaussian"),
-    pairs("hopper_sums", "float32", 64, "Gaussian", 1),
-    pairs("hopper_sums", "float32", 256, "Matern52", 4, spills=32),     # read back where points are near
-    pairs("hopper_sums", "float32", 64, "RationalQuadratic", 64),
-    pairs("hopper_sums", "float32", 256, "Derivative Power", 64, spills=112),    # and here
+    pairs("point_sums", "float32", 3, MATERN52, 1),
+    pairs("point_sums", "float32", 8, EXPONENTIAL, 4),
+    pairs("point_sums", "float64", 8, POWER, 4),
+    pairs("point_sums", "float32", 3, GAUSSIAN, 256),
+    pairs("point_sums", "float32", 64, RATIONAL, 64, spills=80),  # two sums, once a tile; addresses
+    pairs("point_sums", "float32", 256, GAUSSIAN, 256),
+    pairs("point_sums", "float64", 64, GAUSSIAN, 64),
+    pairs("point_gradient", "float32", 3, MATERN52, 1),
+    pairs("point_gradient", "float32", 8, EXPONENTIAL, 4),
+    pairs("point_gradient", "float64", 8, GAUSSIAN, 4),
+    pairs("point_gradient", "float32", 3, GAUSSIAN, 128),
+    pairs("point_gradient", "float32", 128, GAUSSIAN, 1),
+    pairs("point_gradient", "float32", 256, GAUSSIAN, 256, spills=96),    # in the epilogue
+    pairs("point_gradient", "float64", 64, GAUSSIAN, 64),
+    pairs("point_gradient", "float32", 3, Derivative(POWER), 16),
+    pairs("hopper_nearest", "float16", 128, Nearest(1)),
+    pairs("point_logsumexp", "float32", 64, GAUSSIAN),
+    pairs("point_logsumexp", "float32", 8, POWER),
+    pairs("point_logsumexp", "float64", 128, GAUSSIAN, cc=(8, 0)),
+    pairs("point_nearest", "float32", 3, Nearest(10)),
+    pairs("point_nearest", "float32", 64, Nearest(1), cc=(8, 0)),
+    pairs("hopper_logsumexp", "float32", 64, GAUSSIAN),
+    pairs("point_nearest", "bfloat16", 128, Nearest(32)),
+    pairs("hopper_nearest", "float16", 64, Nearest(1)),
+    pairs("hopper_nearest", "bfloat16", 192, Nearest(1)),
+    pairs("hopper_nearest", "bfloat16", 256, Nearest(1)),
+    pairs("hopper_nearest", "float32", 128, Nearest(1)),
+    pairs("hopper_logsumexp", "float32", 128, GAUSSIAN),
+    pairs("hopper_sums", "float32", 64, GAUSSIAN, 1),
+    pairs("hopper_sums", "float32", 256, MATERN52, 4, spills=32),     # read back where points are near
+    pairs("hopper_sums", "float32", 64, RATIONAL, 64),
+    pairs("hopper_sums", "float32", 256, Derivative(POWER), 64, spills=112),    # and here
 ]
 
 

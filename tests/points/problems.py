@@ -205,14 +205,14 @@ class Problem(Draw):
         """f, dx, dy, dw, and how many roundings they may be off by."""
         kind, (_, _, b, ds) = self.of_pairs, self.exact
         w, t, one = plain.T(b[..., :1]), self.t, np.ones((self.n, 1))
-        L = np.where(self.visible, kind.log_value(t) + w, -np.inf)
+        L = np.where(self.visible, kind.logarithm(t) + w, -np.inf)
         f = np.logaddexp.reduce(L, axis=-1, keepdims=True, initial=-np.inf)
         some, df = np.where(np.isfinite(f), f, 0), np.where(np.isfinite(f), ds[..., :1], 0)
-        P, S, C = np.exp(L - some), *(abs(self.only(g(self.least))) for g in (kind.log_derivative, kind.log_curvature))
-        high = self.only(np.minimum(np.exp(kind.log_value(self.least) + w - some), 1))
+        P, (S, C) = np.exp(L - some), map(abs, map(self.only, of_logarithm(kind, self.least)))
+        high = self.only(np.minimum(np.exp(kind.logarithm(self.least) + w - some), 1))
         off = np.where(high > 1e-9, S * self.off, 0).max(axis=-1, initial=0, keepdims=True) + abs(some) + 1
         off += abs(w).max(axis=-1, initial=0, keepdims=True)
-        _, *exact = self.exactly(one, df, P, P * self.only(kind.log_derivative(t)))
+        _, *exact = self.exactly(one, df, P, P * self.only(of_logarithm(kind, t)[0]))
         of_P = S * self.off + off
         _, *bounds = self.bounds(one, df, high * of_P, high * S, high * (C * self.off + S * (1 + of_P)))
         return [f, *exact], [off, *bounds]
@@ -263,6 +263,12 @@ class Problem(Draw):
         yield from self.compared(("neighbours",), (own,), (least,), (most,))
         own = own if is_rough else np.sqrt(own)
         yield from self.compared(("distances",), (distances ** (1 + is_rough),), (own,), (most if is_rough else own,))
+
+
+def of_logarithm(kind, t):
+    """The derivative and the curvature of the logarithm of an exponential, whose value is 1 with this shift."""
+    value, slope, curvature = (f(t, -kind.logarithm(t)) for f in (kind.value, kind.derivative, kind.curvature))
+    return slope / value, curvature / value - (slope / value) ** 2
 
 
 def norms(x):

@@ -33,8 +33,8 @@ def test_derivatives(kind):
     t, h = np.array([0.1, 0.2, 0.9, 1.7, 4.0]), 1e-6
     assert_allclose(kind.derivative(t), (kind.value(t + h) - kind.value(t - h)) / (2 * h), rtol=1e-6)
     if kind.is_exponential:
-        assert_allclose(np.exp(kind.log_value(t)), kind.value(t))
-        assert_allclose(kind.log_derivative(t), (kind.log_value(t + h) - kind.log_value(t - h)) / (2 * h), rtol=1e-6)
+        assert_allclose(np.exp(kind.logarithm(t)), kind.value(t))
+        assert_allclose(kind.value(t + 2000, -kind.logarithm(t + 2000)), np.ones(5))
     one = kinds.Derivative(kind)
     one.check(t.dtype, 1)
     assert_array_equal(one.value(t), kind.derivative(t))
@@ -55,17 +55,32 @@ def test_derivatives_at_0_are_finite(kind, dtype):
 def test_they_are_values():
     assert kinds.Power(1.5) == kinds.Power(1.5) != kinds.Power(1.6)
     assert len({*KINDS, *KINDS, plain.radial()}) == len(KINDS)
-    assert kinds.RationalQuadratic(2).numbers == (2.0,)
-    assert kinds.Polynomial(3, 0.5).numbers == (3.0, 0.5)
-    assert plain.radial().numbers == kinds.GAUSSIAN.numbers == ()
-    assert kinds.Derivative(kinds.RationalQuadratic(2)).numbers == (2.0,)
+    assert kinds.RationalQuadratic(2.0).number == kinds.Derivative(kinds.RationalQuadratic(2.0)).number == 2
+    assert plain.radial().number == kinds.GAUSSIAN.number == 0
+
+
+def test_forms():
+    """Numbers that change compile nothing."""
+    forms = [kind.form for kind in KINDS]
+    assert kinds.Power(3.0).form == kinds.Power(1.5).form == forms[2] == forms[3]
+    assert kinds.Polynomial(3, 0.5).form == kinds.Polynomial(3, 0.7).form != kinds.Polynomial(2, 0.5).form
+    assert kinds.Derivative(kinds.Power(3.0)).form == kinds.Derivative(kinds.Power(1.5)).form not in forms
+    assert len({*forms}) == len({*map(repr, forms)}) == len(forms) - 1
+    several = kinds.LINEAR, kinds.CAUCHY, kinds.Derivative(kinds.LINEAR), kinds.Derivative(kinds.CAUCHY)
+    assert [kind.is_of_product for kind in several] == [True, False] * 2
 
 
 FAULTS = {
-    "return -3 / 2 * np.exp(": "return -np.exp(",
-    "return -5 / 6 * (1 + r)": "return -5 / 6 * (1 - r)",
-    "return 25 / 12 * np.exp(": "return 25 / 6 * np.exp(",
-    "self.log_derivative(t) ** 2 + self.log_curvature(t)": "self.log_derivative(t) ** 2",
-    "return -_power(t, self.p / 2 - 1) / 2": "return -_power(t, self.p / 2) / 2",
-    "return np.where(t > 0, np.where(t > 0, t, 1) ** exponent, 0)": "return t**exponent",
+    "-3 / 2, 9 / 4": "-1, 9 / 4",
+    "5 / 3, -5 / 6, 25 / 12": "5 / 3, -5 / 6, 25 / 6",
+    "(sqrt(t) * ROOT + ONE) * (E * SLOPE)": "E * SLOPE",
+    "(quotient(ONE, sqrt(t)) + ONE)": "quotient(ONE, sqrt(t))",
+    "E * step * (step - quotient(p * HALF - ONE, t))": "E * step * step",
+    "return -(kappa * kappa)": "return kappa * kappa",
+    "kappa * kappa * (kappa + kappa)": "kappa * kappa * kappa",
+    "-(E * HALF * reciprocal(t * (HALF / alpha) + ONE))": "-(E * HALF * reciprocal(t * HALF + ONE))",
+    "half * half * x if is_odd": "half * half if is_odd",
+    "Formula(exponent, derivative, curvature, None)": "Formula(exponent, derivative, derivative, None)",
+    "np.where(y > 0, x / np.where(y > 0, y, 1), 0)": "x / y",
+    "exponent(t, number) + shift if shifted": "exponent(t, number) if shifted",
 }

@@ -3,7 +3,7 @@ points move, its tangent: see `moves`."""
 
 import numpy as np
 
-from ...points.kinds import DIFFERENCES
+from ...points.kinds import CURVATURE, DERIVATIVE, DIFFERENCES
 from ..compile import Kernel
 from ..product import product
 from ..softmax import multiply
@@ -11,7 +11,7 @@ from ..subnormals import flush_subnormals, restore
 from ..tile import clear, fill, inline, is_set, matrix, scaled, tile
 from ..transposition import transpose
 from .differences import add_differences
-from .kinds import CURVATURE, DERIVATIVE, apply, step_of
+from .kinds import apply, step_of
 from .moves import add_moved, find_slopes, multiply_moves, tangents_of
 from .pairs import (
     FEW,

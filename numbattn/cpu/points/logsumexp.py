@@ -2,11 +2,12 @@
 
 import numpy as np
 
+from ...points.kinds import LOGARITHM
 from ..compile import Kernel
 from ..softmax import absorb, save_lse, softmax_step
 from ..subnormals import flush_subnormals, restore
 from ..tile import fill, inline, is_set, tile
-from .kinds import LOGARITHM, apply, step_of
+from .kinds import apply, step_of
 from .pairs import LONG, TILE_N, Points, pairs_of, queries_of, run
 
 

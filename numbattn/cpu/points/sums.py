@@ -2,11 +2,12 @@
 
 import numpy as np
 
+from ...points.kinds import DERIVATIVE, VALUE
 from ..compile import Kernel
 from ..product import product_tn, product_tn_row
 from ..subnormals import flush_subnormals, restore
 from ..tile import clear, inline, is_set, matrix
-from .kinds import DERIVATIVE, VALUE, apply, step_of
+from .kinds import apply, step_of
 from .moves import multiply_moves
 from .pairs import LONG, TILE_N, Points, add_part, pairs_of, parts_of, queries_of, run, store
 

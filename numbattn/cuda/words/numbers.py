@@ -58,8 +58,8 @@ class Factors(NamedTuple):
 
 
 class KindNumbers(NamedTuple):
-    """The number of a kind of function of pairs of points, see `kernels.points.kinds`, or 0; and the factor of squared
-    distances of an Apart, see `points.kinds`."""
+    """The number of a kind of function of pairs of points, and the factor of squared distances of an Apart: see
+    `points.kinds`."""
 
     kind_number: float = 0.0
     rate: float = 1.0

@@ -52,7 +52,7 @@ class Work(NamedTuple):
     tscore: tuple = ()  # for each part of the score its kind with the tangent in place of its array, or ""
     segments: int = 0  # of packed arrays, and two for the tokens before and after them: see kernels.shared.segments
     cells: tuple = ()  # (rows, columns) of a block of each mask of blocks
-    kind: str = ""  # of a function of pairs of points: see kernels.points.kinds
+    kind: Any = None  # the form of a kind of function of pairs of points: see points.kinds
     reads: tuple = ()  # the Reads that a kernel may add up beside other gradients
 
     @property

@@ -97,7 +97,7 @@ class LoweredPart(NamedTuple):
     function's arrays are "score 0 array 0" ..., those of a mask's part "mask 0 0" ...
     """
 
-    kind: str  # see kernels.scores, kernels.any.intervals
+    kind: Any  # a kernels.scores.ScoreKind, or a string of a part of a mask: see kernels.any.intervals
     numbers: tuple = ()  # with None in place of the arrays of a mask's part
     gradient: Any = False  # whether that of its array is wanted; for a function, if any is, a bool for each array
 
@@ -134,7 +134,7 @@ class LoweredCall(NamedTuple):
     tier: str = WGMMA  # the latest that may be taken: see tiers
     whole: bool = False  # whether lse is over these keys alone: see problem.Saved
     tscore: tuple = ()  # for each part of the score one with the tangent in place of its array, or None
-    kind: str = ""  # of a function of pairs of points: see kernels.points.kinds
+    kind: Any = None  # the form of a kind of function of pairs of points: see points.kinds
 
 
 def array_of_mask(number, which):

@@ -5,7 +5,7 @@ See `loop` for how a block gets its pairs. With few dimensions each thread sums 
 2 (x_i rowsum(W)_i - (W Y)_i).
 """
 
-from ....points.kinds import DIFFERENCES
+from ....points.kinds import DERIVATIVE, DIFFERENCES
 from ...build import Source
 from ...tile import (
     aligned,
@@ -25,7 +25,7 @@ from ..shared.layouts import left_operand
 from ..shared.visibility import MASK
 from .arguments import APART, COLUMNS, FEW, ROWS, VECTORS, PointTiles, parameters, rows_of
 from .features import part_differences_step
-from .kinds import of_products, pair_step, steps_of
+from .kinds import pair_step
 from .loop import loop_steps
 from .outer import OuterSums, few_sums, latest, outer, same, tile_of_sums
 from .pairs import PairSteps
@@ -39,7 +39,7 @@ def point_gradient(
     keep_points, fetch_points, get_points, distances = pairs.distances(dim, kind)
     keep_rows, fetch_columns, shift_of = pairs.shifts(given)
     keep_c, (fetch_b, get_b), inner = pairs.kept(dim_b, FEW), pairs.walked(dim_b, FEW), pairs.inner(dim_b, FEW)
-    slope_of = pair_step(steps_of(kind, pairs.ACC), shifted=ROWS in given or COLUMNS in given, derivative=True)
+    slope_of = pair_step(kind, pairs.ACC, DERIVATIVE, shifted=ROWS in given or COLUMNS in given)
     sums = displacements(pairs, dim, kind)
     none, add_displacements, save_dx = sums.none, sums.add, sums.save
 
@@ -78,7 +78,7 @@ def point_gradient(
 def displacements(pairs, dim, kind):
     """The OuterSums of W (x - y) over columns, add(dX, W, X, Y), doubled when they are saved, save(matrix, dX, points,
     m0); or those of W y."""
-    if of_products(kind):
+    if kind.is_of_product:
         return with_points(outer(pairs, dim, DIFFERENCES), of_y)
     if dim <= DIFFERENCES:
         return with_points(few_sums(pairs.layout, pairs.ACC, dim, part_differences_step(dim), 2.0), of_x_and_y)
@@ -138,53 +138,35 @@ def many_displacements(pairs, dim):
 # As those of `point_sums`
 TILES = {
     (True, True, 2): {
-        4: (PointTiles("fma", 32, 512, 256, lanes=32, chunks=4, blocks=2),),
-        12: (PointTiles("fma", 32, 512, 256, lanes=32, chunks=8),),
+        4: PointTiles("fma", 32, 512, 256, lanes=32, chunks=4, blocks=2),
+        12: PointTiles("fma", 32, 512, 256, lanes=32, chunks=8),
     },
     (True, True, 4): {
-        4: (PointTiles("fma", 64, 256, 128, lanes=16, chunks=4, blocks=2),),        # 1.7; 32 rows 1.6
-        12: (PointTiles("fma", 32, 512, 256, lanes=32, chunks=8),),
+        4: PointTiles("fma", 64, 256, 128, lanes=16, chunks=4, blocks=2),  # 1.7; 32 rows 1.6
+        12: PointTiles("fma", 32, 512, 256, lanes=32, chunks=8),
     },
     (True, True, 8): {
-        7: (PointTiles("fma", 32, 256, 256, lanes=32, chunks=4),),
-        12: (PointTiles("fma", 16, 256, 256, lanes=32, chunks=4),),
+        7: PointTiles("fma", 32, 256, 256, lanes=32, chunks=4),
+        12: PointTiles("fma", 16, 256, 256, lanes=32, chunks=4),
     },
-    (True, False, 2): {256: (PointTiles("mma", 128, 64, 256), PointTiles("mma", 64, 32, 128))},
+    (True, False, 2): {256: PointTiles("mma", 128, 64, 256)},
     (True, False, 4): {
-        64: (PointTiles("mma", 128, 64, 256), PointTiles("mma", 64, 32, 128)),
-        128: (PointTiles("mma", 128, 32, 256), PointTiles("mma", 64, 32, 128)),
-        256: (PointTiles("mma", 128, 32, 256), PointTiles("mma", 64, 16, 128)),
+        64: PointTiles("mma", 128, 64, 256), 128: PointTiles("mma", 128, 32, 256),
+        256: PointTiles("mma", 128, 32, 256),
     },
-    (True, False, 8): {
-        128: (PointTiles("mma", 64, 16, 128), PointTiles("mma", 64, 16, 128, stages=1)),
-        256: (PointTiles("mma", 64, 16, 128), PointTiles("mma", 64, 8, 128, stages=1)),
-    },
-    (False, True, 2): {
-        128: (PointTiles("mma", 128, 64, 256), PointTiles("mma", 64, 32, 128)),
-        256: (PointTiles("mma", 64, 32, 128),),
-    },
+    (True, False, 8): {128: PointTiles("mma", 64, 16, 128), 256: PointTiles("mma", 64, 16, 128)},
+    (False, True, 2): {128: PointTiles("mma", 128, 64, 256), 256: PointTiles("mma", 64, 32, 128)},
     (False, True, 4): {
-        64: (PointTiles("mma", 128, 32, 128, blocks=2), PointTiles("mma", 64, 32, 128)),    # 0.22; 64 columns 0.19
-        128: (PointTiles("mma", 128, 32, 256), PointTiles("mma", 64, 16, 128)),
-        256: (PointTiles("mma", 128, 16, 256), PointTiles("mma", 64, 16, 128, stages=1)),
+        64: PointTiles("mma", 128, 32, 128, blocks=2),  # 0.22; 64 columns 0.19
+        128: PointTiles("mma", 128, 32, 256), 256: PointTiles("mma", 128, 16, 256),
     },
-    (False, True, 8): {
-        64: (PointTiles("mma", 128, 16, 256), PointTiles("mma", 64, 16, 128)),
-        128: (PointTiles("mma", 64, 16, 128), PointTiles("mma", 64, 8, 128, stages=1)),
-    },
-    (False, False, 2): {
-        128: (PointTiles("mma", 128, 64, 256), PointTiles("mma", 64, 32, 128)),
-        256: (PointTiles("mma", 64, 32, 128), PointTiles("mma", 64, 32, 128, stages=1)),
-    },
+    (False, True, 8): {64: PointTiles("mma", 128, 16, 256), 128: PointTiles("mma", 64, 16, 128)},
+    (False, False, 2): {128: PointTiles("mma", 128, 64, 256), 256: PointTiles("mma", 64, 32, 128)},
     (False, False, 4): {
-        64: (PointTiles("mma", 128, 32, 256), PointTiles("mma", 64, 32, 128)),
-        128: (PointTiles("mma", 128, 16, 256), PointTiles("mma", 64, 16, 128)),
-        256: (PointTiles("mma", 64, 16, 128), PointTiles("mma", 64, 8, 128, stages=1)),
+        64: PointTiles("mma", 128, 32, 256), 128: PointTiles("mma", 128, 16, 256),
+        256: PointTiles("mma", 64, 16, 128),
     },
-    (False, False, 8): {
-        64: (PointTiles("mma", 64, 16, 128), PointTiles("mma", 64, 16, 128, stages=1)),
-        128: (PointTiles("mma", 64, 8, 128), PointTiles("mma", 64, 8, 128, stages=1)),
-    },
+    (False, False, 8): {64: PointTiles("mma", 64, 16, 128), 128: PointTiles("mma", 64, 8, 128)},
 }
 SPEC = Spec(
     point_gradient,

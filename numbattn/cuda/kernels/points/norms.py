@@ -16,7 +16,6 @@ from ..shared.layouts import DTYPES, sum_type, vector
 from ..shared.schedule import overlap_launches, place
 from ..tables import rounded
 from .arguments import X_NORMS, Y_NORMS
-from .kinds import of_products
 
 PADDED = 768  # a divisor of their number and a multiple of the points of any tile, since whole tiles are copied
 
@@ -99,7 +98,7 @@ HALF_OF_Y = spec_of(Matrix("k", "k"), HALF_NORMS_OF_Y)
 
 def takes_distances(work):
     """Whether squared distances come from products."""
-    return work.problem.head_dim > DIFFERENCES and not of_products(work.kind)
+    return work.problem.head_dim > DIFFERENCES and not work.kind.is_of_product
 
 
 def point_routes(spec):

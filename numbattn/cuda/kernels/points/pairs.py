@@ -11,7 +11,6 @@ from ...words.numbers import LOG2_E
 from ..shared.layouts import DTYPES, buffers, product_step, sum_type, vector
 from .arguments import COLUMNS, FEW, ROWS
 from .features import Lines, load_rows_step, near_steps, product, squared_difference, sum_of
-from .kinds import of_products
 
 
 class PairSteps:
@@ -83,8 +82,8 @@ class PairSteps:
         def fetch(matrix, vectors, block, stage, n0):
             fetch_points(matrix[block.batch, block.head][block.key : block.seen_key], stage, n0)
 
-        if dim <= DIFFERENCES or of_products(kind):
-            sum_over = self.inner(dim, DIFFERENCES, product if of_products(kind) else squared_difference)
+        if dim <= DIFFERENCES or kind.is_of_product:
+            sum_over = self.inner(dim, DIFFERENCES, product if kind.is_of_product else squared_difference)
             TILE, NOTHING = self.layout, self.ACC(-0.0)         # x + -0.0 is x
 
             @device

@@ -11,7 +11,7 @@ from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..shared.visibility import MASK
 from .arguments import APART, COLUMNS, FEW, ROWS, VECTORS, PointTiles, parameters, rows_of
-from .kinds import pair_step, steps_of
+from .kinds import pair_step
 from .loop import loop_steps
 from .outer import outer
 from .pairs import PairSteps
@@ -22,13 +22,13 @@ def point_sums(
 ):  # fmt: skip
     """The kernel for points of `dim` dimensions and `dim_b` features of b.
 
-    given: the names of the vectors that the call has; kind: its string, see `kinds`.
+    given: the names of the vectors that the call has; kind: the form of a `numbattn.points.kinds.Kind`.
     """
     pairs = PairSteps(dtype, dim, dim_b, unit, tile_m, tile_n, threads, lanes, chunks, stages, nbytes)
     keep_points, fetch_points, get_points, distances = pairs.distances(dim, kind)
     keep_rows, fetch_columns, shift_of = pairs.shifts(given)
     (fetch_b, get_b), sums = pairs.walked(dim_b, FEW), outer(pairs, dim_b, FEW)
-    kappa_of = pair_step(steps_of(kind, pairs.ACC), shifted=ROWS in given or COLUMNS in given)
+    kappa_of = pair_step(kind, pairs.ACC, shifted=ROWS in given or COLUMNS in given)
     none, add_products, save_o = sums.none, sums.add, sums.save
 
     @device
@@ -63,57 +63,37 @@ def point_sums(
 # See `arguments.rows_of`. 10^12 pairs a second: Gaussian, 100,000 points of each, H100
 TILES = {
     (True, True, 2): {
-        4: (PointTiles("fma", 64, 512, 256, lanes=32, chunks=4, blocks=2),),
-        12: (PointTiles("fma", 32, 512, 256, lanes=32, chunks=4, blocks=2),),
+        4: PointTiles("fma", 64, 512, 256, lanes=32, chunks=4, blocks=2),
+        12: PointTiles("fma", 32, 512, 256, lanes=32, chunks=4, blocks=2),
     },
     (True, True, 4): {
-        4: (PointTiles("fma", 64, 512, 256, lanes=32, chunks=4, blocks=2),),        # 2.3
-        9: (PointTiles("fma", 64, 256, 128, lanes=16, chunks=8, blocks=3),),        # 1.2
-        12: (PointTiles("fma", 64, 256, 128, lanes=16, chunks=8, blocks=2),),       # 0.9
+        4: PointTiles("fma", 64, 512, 256, lanes=32, chunks=4, blocks=2),  # 2.3
+        9: PointTiles("fma", 64, 256, 128, lanes=16, chunks=8, blocks=3),  # 1.2
+        12: PointTiles("fma", 64, 256, 128, lanes=16, chunks=8, blocks=2),  # 0.9
     },
     (True, True, 8): {
-        7: (PointTiles("fma", 32, 256, 256, lanes=32, chunks=4, blocks=2),),
-        12: (PointTiles("fma", 32, 256, 256, lanes=32, chunks=4),),
+        7: PointTiles("fma", 32, 256, 256, lanes=32, chunks=4, blocks=2),
+        12: PointTiles("fma", 32, 256, 256, lanes=32, chunks=4),
     },
-    (True, False, 2): {
-        128: (PointTiles("mma", 128, 64, 256),),
-        256: (PointTiles("mma", 64, 32, 128),),
-    },
+    (True, False, 2): {128: PointTiles("mma", 128, 64, 256), 256: PointTiles("mma", 64, 32, 128)},
     (True, False, 4): {
-        64: (PointTiles("mma", 128, 32, 128, blocks=2), PointTiles("mma", 64, 32, 128)),    # 0.40; 64 columns 0.31
-        128: (PointTiles("mma", 128, 64, 256), PointTiles("mma", 64, 32, 128)),
-        256: (PointTiles("mma", 128, 32, 256), PointTiles("mma", 64, 16, 128)),
+        64: PointTiles("mma", 128, 32, 128, blocks=2),  # 0.40; 64 columns 0.31
+        128: PointTiles("mma", 128, 64, 256), 256: PointTiles("mma", 128, 32, 256),
     },
-    (True, False, 8): {
-        64: (PointTiles("mma", 128, 32, 256), PointTiles("mma", 64, 16, 128)),
-        128: (PointTiles("mma", 128, 16, 256), PointTiles("mma", 64, 16, 128)),
-    },
-    (False, True, 2): {
-        256: (PointTiles("mma", 128, 64, 256), PointTiles("mma", 64, 32, 128)),
-    },
+    (True, False, 8): {64: PointTiles("mma", 128, 32, 256), 128: PointTiles("mma", 128, 16, 256)},
+    (False, True, 2): {256: PointTiles("mma", 128, 64, 256)},
     (False, True, 4): {
-        32: (PointTiles("mma", 128, 64, 128, blocks=2), PointTiles("mma", 64, 32, 128)),    # 1.02; 256 threads 0.80
-        64: (PointTiles("mma", 128, 32, 128, blocks=2), PointTiles("mma", 64, 32, 128)),    # 0.38; 256 threads 0.33
-        128: (PointTiles("mma", 128, 64, 256), PointTiles("mma", 64, 32, 128)),
-        256: (PointTiles("mma", 128, 32, 256), PointTiles("mma", 64, 16, 128)),
+        32: PointTiles("mma", 128, 64, 128, blocks=2),  # 1.02; 256 threads 0.80
+        64: PointTiles("mma", 128, 32, 128, blocks=2),  # 0.38; 256 threads 0.33
+        128: PointTiles("mma", 128, 64, 256), 256: PointTiles("mma", 128, 32, 256),
     },
-    (False, True, 8): {
-        128: (PointTiles("mma", 64, 32, 128), PointTiles("mma", 64, 16, 128, stages=1)),
-        256: (PointTiles("mma", 64, 16, 128), PointTiles("mma", 64, 8, 128, stages=1)),
-    },
-    (False, False, 2): {
-        128: (PointTiles("mma", 128, 64, 256), PointTiles("mma", 64, 32, 128)),
-        256: (PointTiles("mma", 64, 32, 128),),
-    },
+    (False, True, 8): {128: PointTiles("mma", 64, 32, 128), 256: PointTiles("mma", 64, 16, 128)},
+    (False, False, 2): {128: PointTiles("mma", 128, 64, 256), 256: PointTiles("mma", 64, 32, 128)},
     (False, False, 4): {
-        64: (PointTiles("mma", 128, 32, 128, blocks=2), PointTiles("mma", 64, 32, 128)),    # 0.24; 64 columns 0.22
-        128: (PointTiles("mma", 128, 32, 256), PointTiles("mma", 64, 16, 128)),
-        256: (PointTiles("mma", 128, 16, 256), PointTiles("mma", 64, 16, 128, stages=1)),
+        64: PointTiles("mma", 128, 32, 128, blocks=2),  # 0.24; 64 columns 0.22
+        128: PointTiles("mma", 128, 32, 256), 256: PointTiles("mma", 128, 16, 256),
     },
-    (False, False, 8): {
-        64: (PointTiles("mma", 128, 16, 256), PointTiles("mma", 64, 16, 128)),
-        128: (PointTiles("mma", 64, 16, 128), PointTiles("mma", 64, 8, 128, stages=1)),
-    },
+    (False, False, 8): {64: PointTiles("mma", 128, 16, 256), 128: PointTiles("mma", 64, 16, 128)},
 }
 SPEC = Spec(
     point_sums,

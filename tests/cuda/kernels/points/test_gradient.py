@@ -37,7 +37,7 @@ FAULTS = {
     "slope * inner(C": "inner(C",
     "X * row_sum(total) - WY": "X * row_sum(total) + WY",
     "part_differences_step(dim), 2.0)": "part_differences_step(dim), 1.0)",
-    "if of_products(kind):": "if not of_products(kind):",
+    "if kind.is_of_product:": "if not kind.is_of_product:",
     "points = mX[batch, head][block.query : block.seen_query]": "points = mX[batch, head]",
     "cuda/kernels/points/loop.py": {"query + maximum(band[2], 1)": "query + segment.queries"},
     "cuda/kernels/points/features.py": {
