@@ -15,7 +15,7 @@ import numbattn as na
 from ..base.checks import dtype_of_sums
 from ..base.compiling import keep_quiet
 from ..base.values import kinds
-from ..call.passes import ARRAYS, BACKWARD, FORWARD, PASSES, QKV, run_pass
+from ..call.passes import ARRAYS, BACKWARD, BACKWARD_TANGENT, FORWARD, PASSES, QKV, run_pass
 from ..call.problem import describe
 from ..call.tangents import checked_tangents
 from ..scores import Part
@@ -180,6 +180,8 @@ def make_calls(name, dtype, score, gradient):
         na.attention(x, x, x, **options)
         na.attention(x[..., :1, :], x, x, **_call(dtype, (1, 2, 1, 8), shape, "none", score, gradient))
         return
+    if pass_ is BACKWARD_TANGENT:  # who calls it calls both
+        make_calls(BACKWARD.name, dtype, score, gradient)
     given = {taken: np.zeros(*ARRAYS[taken](problem, inputs)) for taken in pass_.takes
              if taken in ARRAYS and taken not in QKV}  # fmt: skip
     tangents = checked_tangents(inputs, x, x, x)[0] if "tq" in given else None
