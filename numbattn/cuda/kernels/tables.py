@@ -107,7 +107,8 @@ def short_rows(short, work):
 
 def compiled_in(work, tiles, head_dims):
     """The parameters of all factories of kernels that compute S. head_dims: rounded as the kernel does."""
-    (head_dim, head_dim_v), of_tiles = head_dims, without_defaults(tiles) if isinstance(tiles, Tiles) else tiles._asdict()
+    of_tiles = without_defaults(tiles) if isinstance(tiles, Tiles) else tiles._asdict()
+    head_dim, head_dim_v = head_dims
     return {
         "dtype": work.problem.dtype.name, "head_dim": head_dim, "head_dim_v": head_dim_v, **of_tiles,
         "mask": work.mask, "score": work.score, "dropout": work.problem.dropout,
