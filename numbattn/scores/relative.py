@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,49 +63,24 @@ class RelativeBias(DistancePart):
             raise ValueError(f"RelativeBias table: got the shape {self._array.shape}, expected (..., 2 reach + 1), "
                              "an odd number of entries")
 
-    @property
-    def _reach(self) -> int:
-        return self._array.shape[-1] // 2
+    @staticmethod
+    def _reading(clip: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        return lambda ahead, reach: (clip(ahead, -reach, reach) + reach, 1)
 
     def _whole_shape(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> tuple[int, ...]:
         return *batch, self._array.shape[-1]
 
     def _entries(self, S: Any) -> Any:
         """The number of each element's entry."""
-        return np.clip(self._ahead(S), -self._reach, self._reach) + self._reach
+        entries, _ = self._reading(np.clip)(self._ahead(S), self._array.shape[-1] // 2)
+        return np.broadcast_to(entries, S.shape)
 
     def _applied(self, S: Any) -> Any:
         tables = np.broadcast_to(self._array.astype(S.dtype)[..., None, :], (*S.shape[:-1], self._array.shape[-1]))
-        return S + np.take_along_axis(tables, np.broadcast_to(self._entries(S), S.shape), -1)
+        return S + np.take_along_axis(tables, self._entries(S), -1)
 
     def _gradient(self, dS: Any, lse: Any, delta: Any, S: Any = None) -> Any:
-        entries, offset = self._array.shape[-1], self._whole_offset(*dS.shape[-2:])
-        if isinstance(offset, int):
-            table = _by_entry(sums_along_diagonals(dS), dS.shape[-2] - 1 + offset, entries)
-            return sum_broadcast(table, self._array.shape)
-        at = self._entries(dS)
-        sums = [np.where(at == entry, dS, 0).sum(axis=(-2, -1)) for entry in range(entries)]
-        return sum_broadcast(np.stack(sums, axis=-1), self._array.shape)
-
-
-def sums_along_diagonals(S: Any) -> Any:
-    """(..., m + n - 1), from the lower left on, of matrices (..., m, n)."""
-    *lead, m, n = S.shape
-    count = max(m + n - 1, 0)
-    skewed = np.zeros_like(S, shape=(*lead, m, m + n))
-    skewed[..., :n] = S[..., ::-1, :]
-    rows = skewed.reshape(*lead, m * (m + n))[..., : m * count]  # each row starts one later than the one before
-    return rows.reshape(*lead, m, count).sum(axis=-2)
-
-
-def _by_entry(sums: Any, own: int, entries: int) -> Any:
-    """Sums along diagonals, added up by the entries of a table; own: the number of the diagonal of own keys."""
-    *lead, count = sums.shape
-    table = np.zeros_like(sums, shape=(*lead, entries))
-    first = own - entries // 2  # the diagonal of entry 0, and of all before it
-    last = first + entries - 1
-    table[..., 0] = sums[..., : max(first + 1, 0)].sum(axis=-1)
-    table[..., -1] += sums[..., max(last, first + 1, 0) :].sum(axis=-1)
-    inner = slice(min(max(first + 1, 0), count), min(max(last, 0), count))
-    table[..., inner.start - first : inner.stop - first] = sums[..., inner]
-    return table
+        *lead, m, n = dS.shape
+        sums, matrix = np.zeros((*lead, self._array.shape[-1])), np.indices(dS.shape, sparse=True)[:-2]
+        np.add.at(sums, (*matrix, self._entries(dS)), dS)
+        return sum_broadcast(sums, self._array.shape)

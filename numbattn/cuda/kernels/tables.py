@@ -5,6 +5,9 @@ H200; the later ones serve GPUs with less shared memory (99 KB on 8.6, 8.9 and 1
 
 Rows for short sequences, so that these fill their tiles and several blocks share a multiprocessor, were measured on an
 H100. With slopes, or packed, some spill up to 132 bytes.
+
+Before 8.0 all kernels multiply on CUDA cores. These rows have not been measured: they depend on what a row of a matrix
+takes alone, so that tiles fit in shared memory and registers.
 """
 
 from typing import NamedTuple
@@ -15,55 +18,28 @@ from .shared.visibility import is_looked_up
 
 HEAD_DIMS = 32, 64, 128, 192, 256  # that head_dims are rounded up to
 
+FMA = "fma"  # the key of a table for CUDA cores
+
 MANY = 64  # tokens: rows for longer sequences have warps of 32 rows, which fill all registers
 
 
 class Tiles(NamedTuple):
-    """A row: tiles of tile_m queries and tile_n keys."""
+    """A row: tiles of tile_m queries and tile_n keys. Factories are given what is not the default."""
 
     unit: str  # "mma", tensor cores, or "fma", CUDA cores
     tile_m: int
     tile_n: int
     threads: int
     lanes: int = 0  # threads side by side in a row of the tile; "mma": a warp has 4, or 0, in several warps 8 or 16
-
-
-class Crowded(NamedTuple):
-    """A row for several blocks a multiprocessor, whose threads have fewer registers."""
-
-    unit: str
-    tile_m: int
-    tile_n: int
-    threads: int
-    lanes: int = 0
-    blocks: int = 1  # that a multiprocessor should hold at least
+    stages: int = 1  # in which the tiles that a kernel loops over are buffered
+    sliced: bool = False  # warps that share rows of S each sum a slice of the depth, not some columns: see product_step
+    blocks: int = 1  # that a multiprocessor should hold at least: with several, threads have fewer registers
     parts: int = 1  # of the depth of S that are summed one after the other: see product_step
 
 
-class Staged(NamedTuple):
-    """A row for kernels that buffer the tiles they loop over in several pipeline stages."""
-
-    unit: str
-    tile_m: int
-    tile_n: int
-    threads: int
-    lanes: int = 0
-    stages: int = 1
-    sliced: bool = False  # warps that share rows of S each sum a slice of the depth, not some columns: see product_step
-    blocks: int = 1  # as in Crowded
-    parts: int = 1
-
-
-class Streamed(NamedTuple):
-    """Staged for kernels where warps that share rows of S have some columns each."""
-
-    unit: str
-    tile_m: int
-    tile_n: int
-    threads: int
-    lanes: int = 0
-    stages: int = 1
-    blocks: int = 1
+def given(tiles):
+    """The fields of Tiles that are not the default."""
+    return {name: x for name, x in tiles._asdict().items() if x != tiles._field_defaults.get(name)}
 
 
 def rounded(name, head_dim):
@@ -101,11 +77,14 @@ def longest_sequence(work):
 
 def rows_of(table, under_pressure, work, short=None):
     """The rows for this work: those of `short`, under register pressure those of `under_pressure`, then those of
-    `table`. The last two are {(with tensor cores, bytes of an element): {larger head_dim: rows}}.
+    `table`. The last two are {bytes of an element: {larger head_dim: rows}}; on CUDA cores the row is that for the
+    least bytes of a row, at least this work's, of table[FMA].
     """
-    unit, size = (has_tensor_cores(work.device), work.problem.dtype.itemsize), size_of_rows(work)
+    nbytes, size = work.problem.dtype.itemsize, size_of_rows(work)
+    if not has_tensor_cores(work.device):
+        return tuple([row for most, row in table.get(FMA, {}).items() if nbytes * size <= most][:1])
     tables = (under_pressure, table) if is_under_pressure(work) else (table,)
-    found = [row for rows in tables for row in rows.get(unit, {}).get(size, ())]
+    found = [row for rows in tables for row in rows.get(nbytes, {}).get(size, ())]
     return (*short_rows(short or {}, work), *found)
 
 
@@ -116,19 +95,21 @@ def short_rows(short, work):
     Under register pressure their registers are not limited for several blocks to fit, and those for more than MANY
     tokens are not used.
     """
-    unit, scarce = (has_tensor_cores(work.device), work.problem.dtype.itemsize), is_under_pressure(work)
+    if not has_tensor_cores(work.device):
+        return ()
+    nbytes, scarce = work.problem.dtype.itemsize, is_under_pressure(work)
     longest, size = longest_sequence(work), max(head_dims(work.problem))
     tables = (table for seqlen, table in short.items() if longest <= seqlen and not (scarce and seqlen > MANY))
-    rows = next(tables, {}).get(unit, {})
+    rows = next(tables, {}).get(nbytes, {})
     found = next((rows[largest] for largest in sorted(rows) if size <= largest), ())
     return tuple([row._replace(blocks=1) if scarce else row for row in found])
 
 
 def compiled_in(work, tiles, head_dims):
     """The parameters of all factories of kernels that compute S. head_dims: rounded as the kernel does."""
-    head_dim, head_dim_v = head_dims
+    (head_dim, head_dim_v), of_tiles = head_dims, given(tiles) if isinstance(tiles, Tiles) else tiles._asdict()
     return {
-        "dtype": work.problem.dtype.name, "head_dim": head_dim, "head_dim_v": head_dim_v, **tiles._asdict(),
+        "dtype": work.problem.dtype.name, "head_dim": head_dim, "head_dim_v": head_dim_v, **of_tiles,
         "mask": work.mask, "score": work.score, "dropout": work.problem.dropout,
     }  # fmt: skip
 

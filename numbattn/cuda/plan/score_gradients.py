@@ -7,15 +7,16 @@ from functools import partial
 
 import numpy as np
 
+from ...call.passes import gradient_of_part
 from ..build import Key
 from ..kernels import bias_gradients, diagonal_sums
-from ..kernels.any.function_gradient import spec_of as spec_of_function
-from ..kernels.any.score_gradient import OWN_NUMBERS, entry_sums, spec_of
+from ..kernels.any.function_gradient import spec_of as spec_of_reads
+from ..kernels.any.score_gradient import OWN_NUMBERS
 from ..kernels.any.sum_parts import TILES as SUMMED_AT_ONCE
 from ..kernels.any.sum_parts import sum_parts
 from ..kernels.any.table_gradient import TILES as ENTRIES_AT_ONCE
 from ..kernels.any.table_gradient import table_gradient
-from ..kernels.scores import ALIGNED, BY_MATRIX, ENTRIES, READS, kind, place_of_part
+from ..kernels.scores import ALIGNED, BY_MATRIX, ENTRIES, READS, place_of_part
 from ..kernels.shared.exact_sums import SIZE
 from ..kernels.shared.visibility import has_states
 from ..views import View, contiguous, fits_tensor_map
@@ -25,7 +26,6 @@ from ..words.steps import (
     At,
     Step,
     array_of_offset,
-    gradient_of_part,
     partial_sums,
     sums_of_part,
 )
@@ -37,21 +37,22 @@ EVEN = 4  # most parts, if blocks fill a GPU once or twice anyway, but not evenl
 
 def add_gradient(planner, number):
     """The steps of the gradient of a part's array."""
-    own, kind_of_part = gradient_of_part(number), kind(planner.score[number])
+    own, kind_of_part = gradient_of_part(number), planner.score[number]
     if partial_sums(own) in planner.temporaries:  # a kernel of the pass writes them
         add_sum(planner, own)
         return
-    if kind_of_part.gradient == READS:
-        add_gradient_of_function(planner, number, own)
+    is_table = kind_of_part.gradient == ENTRIES
+    if kind_of_part.gradient == READS or (is_table and kind_of_part.offset == ALIGNED):
+        add_gradient_of_reads(planner, number, own, kind_of_part)
         return
     if SUMS_OF_DS in planner.temporaries:
-        if kind_of_part.gradient == ENTRIES:
+        if is_table:
             add_table_of_sums(planner, number, own)
         return
     shape = planner.layouts[own].shape
     about = {"after": place_of_part(planner.score, number)}
-    if kind_of_part.gradient == ENTRIES:
-        add_gradient_of_table(planner, number, kind_of_part.offset, shape, about)
+    if is_table:
+        add_diagonal_sums(planner, number, kind_of_part.offset, shape, about)
         return
     is_matrix = kind_of_part.own_axes == 2
     rows, cols = (1,) * (2 - len(shape)) + shape[-2:] if is_matrix else (1, 1)
@@ -71,18 +72,21 @@ def add_gradient(planner, number):
     add_own(planner, partial(gradient_spec, planner, **about), tiles, own, shape, blocks)
 
 
-def add_gradient_of_function(planner, number, own):
-    """The steps of the gradients of a function's arrays, one after the other in one array."""
-    ((elements,), _, dtype, _), exact = planner.layouts[own], planner.call.deterministic
+def add_gradient_of_reads(planner, number, own, kind_of_part):
+    """The steps of the gradient of what the elements of S read: of a function's arrays, one after the other in one
+    array, or of a table whose offsets differ between queries."""
+    (shape, _, dtype, _), exact, axes = planner.layouts[own], planner.call.deterministic, 1
+    if kind_of_part.gradient != READS:
+        dtype, axes = planner.problem.sum_dtype, kind_of_part.own_axes
     about = {"after": place_of_part(planner.score, number), "wanted": planner.call.score[number].gradient,
              "sum_dtype": dtype.name, "exact": exact}  # fmt: skip
     if exact:
         name = sums_of_part(number)
-        planner.add_temporary(name, (1, elements * SIZE), np.dtype(np.int64), is_zero=True)
-        planner.add(spec_of_function(name, **about))
+        planner.add_temporary(name, (1, math.prod(shape) * SIZE), np.dtype(np.int64), is_zero=True)
+        planner.add(spec_of_reads(name, own, axes, **about))
         return
     planner.add_sums_of_reads(own, dtype)
-    planner.add(spec_of_function(partial_sums(own), **about))
+    planner.add(spec_of_reads(partial_sums(own), own, axes, **about))
     add_sum(planner, own)
 
 
@@ -90,25 +94,6 @@ def gradient_spec(planner, own, **about):
     """The Spec of the kernel for the gradient of a bias, or of slopes, which writes to an array of this name."""
     about |= {"out_dtype": planner.layouts[own].dtype.name}
     return first_spec(planner, bias_gradients(own, **about))
-
-
-def add_gradient_of_table(planner, number, offset, shape, about):
-    """The steps of the gradient of a RelativeBias' table; offset: its kind."""
-    name, (*lead, entries) = sums_of_part(number), shape
-    if offset == BY_MATRIX:
-        lead = np.broadcast_shapes(lead, planner.layouts[array_of_offset(number)].shape)
-    if offset != ALIGNED:
-        add_diagonal_sums(planner, name, lead, about)
-        return
-    spec = partial(spec_of, entry_sums, **about)
-    tiles = planner.fitting(spec(name))
-    planner.add_temporary(name, (*lead, tiles.tile_m, entries), planner.problem.sum_dtype)
-    add_own(planner, spec, tiles, name, (*lead, tiles.tile_m, entries), entries)
-
-
-def diagonals_spec(planner, own, **about):
-    """The Spec of the kernel for sums by diagonal, which writes to an array of this name."""
-    return first_spec(planner, diagonal_sums(own, **about))
 
 
 def first_spec(planner, routes):
@@ -122,47 +107,59 @@ def first_spec(planner, routes):
     return spec
 
 
-def add_diagonal_sums(planner, name, lead, about):
-    """For a table: sums by diagonal, which `kernels.scores.relative` turns into the gradient."""
-    spec = diagonals_spec(planner, name, **about)
-    tiles, dtype = planner.fitting(spec), planner.problem.sum_dtype
+def add_diagonal_sums(planner, number, offset, shape, about):
+    """For a RelativeBias' table of this shape: sums by diagonal, which `kernels.scores.relative` turns into the
+    gradient. offset: its kind."""
+    name, (*lead, _), problem = sums_of_part(number), shape, planner.problem
+    if offset == BY_MATRIX:
+        lead = np.broadcast_shapes(lead, planner.layouts[array_of_offset(number)].shape)
+    partial, dtype = partial_sums(name), problem.sum_dtype
+    spec, size = first_spec(planner, diagonal_sums(partial, **about)), dtype.itemsize
+    tiles = planner.fitting(spec)
     m_blocks, n_blocks = planner.tiles_of(tiles, planner.work(spec))
     most = DIAGONALS_A_MULTIPROCESSOR * planner.device.multiprocessors
     width, diagonals = tiles.tile_m + tiles.tile_n, tiles.tile_m // tiles.tile_n * (m_blocks - 1) + n_blocks
-    planner.add_temporary(name, (*lead, diagonals, width // tiles.tile_n, tiles.tile_n), dtype)
+    rows, cols = width // tiles.tile_n, m_blocks * tiles.tile_m + n_blocks * tiles.tile_n
+    planner.add_temporary(partial, (*lead, 1, rows, cols), dtype, is_zero=True)
+    if (parts := parts_of(planner, spec, tiles, diagonals)) > 1:
+        planner.add_temporary(partial, (*lead, parts, rows, cols), dtype, is_zero=True)
     planner.add_temporary(SCRATCH, (most, tiles.tile_m, width), dtype, is_zero=True)
-    size = dtype.itemsize
     step, pitch = tiles.tile_m * width * size, width * size
     skewed = View((tiles.tile_m - 1) * size, size, (most, tiles.tile_m, tiles.tile_n), (step, pitch - size, size))
     plain = View(0, size, (most, tiles.tile_m, width), (step, pitch, size))
-    scratch, shape = {"skewed": At(SCRATCH, skewed), "plain": At(SCRATCH, plain)}, (*lead, diagonals, width)
-    add_own(planner, partial(diagonals_spec, planner, **about), tiles, name, shape, diagonals, scratch, most)
+    add_own_launches(planner, spec, tiles, parts * diagonals, most,
+                     skewed=At(SCRATCH, skewed), plain=At(SCRATCH, plain))  # fmt: skip
+    count, before = problem.seqlen_q + problem.seqlen_k - 1, m_blocks * tiles.tile_m - problem.seqlen_q
+    planner.add_temporary(name, (*lead, count), dtype)
+    shape, strides = (math.prod(lead), parts * rows, count), (parts * rows * cols * size, cols * size, size)
+    add_sum_of(planner, name, At(partial, View(before * size, size, shape, strides), has_batch=False))
 
 
-def add_own(planner, spec_of_target, tiles, name, shape, blocks, scratch=None, most=math.inf):
+def add_own(planner, spec_of_target, tiles, name, shape, blocks):
     """The steps of a kernel for an array (*lead, rows, cols), with `blocks` blocks for each of its matrices. If the GPU
     has room for more, the matrices that it is broadcast to are divided into parts, whose sums are then added up.
 
-    spec_of_target: (name of the array that the kernel writes to) -> its Spec; scratch: At, by name.
+    spec_of_target: (name of the array that the kernel writes to) -> its Spec.
     """
-    *lead, rows, cols = shape
+    (*lead, rows, cols), spec = shape, spec_of_target(name)
     planner.layouts[name] = contiguous((*lead, 1, rows, cols), planner.layouts[name].dtype)
-    spec, target = spec_of_target(name), name
-    work = planner.work(spec)
-    if has_states(work.mask):
-        planner.find_states(spec, tiles, work)
     if (parts := parts_of(planner, spec, tiles, blocks)) > 1:
-        target = partial_sums(name)
-        planner.add_temporary(target, (*lead, parts, rows, cols), planner.problem.sum_dtype)
-        spec = spec_of_target(target)
-    key = Key.of(spec.factory, spec.cc(planner.device), **spec.parameters(work, tiles))
+        planner.add_temporary(partial_sums(name), (*lead, parts, rows, cols), planner.problem.sum_dtype)
+        spec = spec_of_target(partial_sums(name))
+    add_own_launches(planner, spec, tiles, parts * blocks)
+    if parts > 1:
+        add_sum(planner, name)
+
+
+def add_own_launches(planner, spec, tiles, blocks, most=math.inf, **scratch):
+    """The steps of a kernel for an Own array, with so many blocks for each of its matrices. scratch: see BlockScratch.
+    """
+    key = Key.of(spec.factory, spec.cc(planner.device), **spec.parameters(planner.work(spec), tiles))
     arguments, launches = launches_of(planner, spec)
     for piece, numbers in launches:
         own = numbers["own_batches"] * numbers["own_heads"]
-        given = planner.arguments_of(piece, arguments, **numbers, **scratch or {})
-        planner.steps.append(Step(key, tiles, min(own * parts * blocks, most), given))
-    if parts > 1:
-        add_sum(planner, name)
+        given = planner.arguments_of(piece, arguments, **numbers, **scratch)
+        planner.steps.append(Step(key, tiles, min(own * blocks, most), given))
 
 
 def launches_of(planner, spec):
@@ -182,7 +179,10 @@ def launches_of(planner, spec):
 def parts_of(planner, spec, tiles, blocks):
     """How many parts the matrices that one matrix of an Own array serves are divided into: the fewest that take the
     least time, which is the time of the longest part times the number of waves."""
-    source = spec.factory(**spec.parameters(planner.work(spec), tiles))
+    work = planner.work(spec)
+    if has_states(work.mask):
+        planner.find_states(spec, tiles, work)
+    source = spec.factory(**spec.parameters(work, tiles))
     resident = min(max(source.blocks, THREADS // source.threads), planner.device.holds(source.shared))
     room = planner.device.multiprocessors * resident
     _, ((piece, numbers), *_) = launches_of(planner, spec)
@@ -195,12 +195,17 @@ def parts_of(planner, spec, tiles, blocks):
 def add_sum(planner, name):
     """The step that adds up the partial sums of an array, (*lead, parts, rows, cols) or (parts, elements), into it:
     both are contiguous."""
-    parts_name, tile = partial_sums(name), SUMMED_AT_ONCE
-    shape = planner.layouts[parts_name].shape
+    partial = partial_sums(name)
+    shape, _, dtype, _ = planner.layouts[partial]
     *lead, parts, rows, cols = shape if len(shape) > 2 else (*shape, 1)
-    matrices, elements, dtypes = math.prod(lead), rows * cols, [planner.layouts[x].dtype for x in (parts_name, name)]
+    add_sum_of(planner, name, whole(partial, dtype, math.prod(lead), parts, rows * cols))
 
-    arguments = whole(parts_name, dtypes[0], matrices, parts, elements), whole(name, dtypes[1], matrices, elements)
+
+def add_sum_of(planner, name, parts):
+    """The step that adds up parts, (matrices, parts, elements), an At, into a contiguous array of this name."""
+    (matrices, _, elements), tile = parts.view.shape, SUMMED_AT_ONCE
+    dtypes = [planner.layouts[x].dtype for x in (parts.array, name)]
+    arguments = parts, whole(name, dtypes[1], matrices, elements)
     key = Key.of(sum_parts, planner.device.cc, dtype=dtypes[0].name, out_dtype=dtypes[1].name)
     planner.steps.append(Step(key, tile, matrices * -(-elements // tile.tile_n), arguments))
 

@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 
 import numbattn as na
+from numbattn.call.passes import PASSES
 from numbattn.cuda.kernels import hopper, tables
 from numbattn.cuda.kernels.any import backward, forward
 from numbattn.cuda.kernels.hopper.forward_tiles import CELLS, LONG, MANY, NARROW, USUAL, Warpgroups, heads_per_tile
 from numbattn.cuda.kernels.mma import backward as mma_backward
 from numbattn.cuda.kernels.mma import forward as mma_forward
-from numbattn.cuda.passes import PASSES, plans
+from numbattn.cuda.passes import plans
 from numbattn.cuda.plan.planner import DEVICES
 from numbattn.cuda.words.steps import At
-from tests.cuda.works import HOPPER, NAMED, array, kernels, work
+from tests.cuda.works import HOPPER, NAMED, array, kernels, score_of, work
 
 GENERAL = {"forward": forward.SPEC, "backward_kv": backward.SPEC_KV, "backward_q": backward.SPEC_Q}
 EVERY = list(product(GENERAL, DEVICES.values(), NAMED, tables.HEAD_DIMS, tables.HEAD_DIMS))
@@ -42,7 +43,7 @@ def test_cuda_cores_where_there_are_no_others():
 ])  # fmt: skip
 def test_what_takes_registers_beside_the_tiles_has_rows_of_its_own(options, under_pressure):
     (first, *_) = backward.SPEC_Q.tiles(work(d=64, e=64, device=DEVICES[8, 0], **options))
-    assert first == (backward.UNDER_PRESSURE_Q if under_pressure else backward.TILES_Q)[True, 2][64][0]
+    assert first == (backward.UNDER_PRESSURE_Q if under_pressure else backward.TILES_Q)[2][64][0]
     (first, *_) = mma_backward.SPEC.tiles(work(d=192, e=64, device=DEVICES[8, 0], **options))
     assert first == (mma_backward.UNDER_PRESSURE if under_pressure else mma_backward.TILES)[256][0]
 
@@ -56,8 +57,8 @@ def test_short_sequences_have_rows_of_their_own(seqlens, segments, longest):
     found = work("float32", seqlen_q=seqlens[0], seqlen_k=seqlens[1])._replace(segments=segments)
     tables_of = (forward.SPEC, forward.SHORT, forward.TILES), (backward.SPEC_Q, backward.SHORT_Q, backward.TILES_Q)
     for spec, short, usual in tables_of:
-        first = short[longest][True, 4][64] if longest else ()
-        assert spec.tiles(found) == (*first, *usual[True, 4][64])
+        first = short[longest][4][64] if longest else ()
+        assert spec.tiles(found) == (*first, *usual[4][64])
 
 
 @pytest.mark.parametrize("seqlen", [64, 100])
@@ -65,7 +66,7 @@ def test_short_sequences_under_register_pressure(seqlen):
     """Blocks have the registers that they want, and rows that leave none are not taken."""
     found = work("float32", seqlen_q=seqlen, seqlen_k=seqlen, mask=("dense",))
     (first, *_) = forward.SPEC.tiles(found)
-    (short,), (usual, *_) = forward.SHORT[64][True, 4][64], forward.TILES[True, 4][64]
+    (short,), (usual, *_) = forward.SHORT[64][4][64], forward.TILES[4][64]
     assert first == (short._replace(blocks=1) if seqlen == 64 else usual)
 
 
@@ -405,17 +406,17 @@ def test_packed_arrays_of_words(device):
 UNEQUAL = np.array([0, 500, 1000], np.int32)
 
 
-@pytest.mark.parametrize(("mask", "offset", "kinds"), [
+@pytest.mark.parametrize(("mask", "offset", "which"), [
     (None, None, ""), (na.Segments(OFFSETS), None, ""), (na.Segments(OFFSETS, UNEQUAL), 3, ""),
-    (na.Segments(OFFSETS, UNEQUAL), None, " segment"), (None, np.zeros((1, 8), np.int32), " matrix"),
-    (na.Segments(OFFSETS, UNEQUAL) & na.Prefix(3), None, " query"),
+    (na.Segments(OFFSETS, UNEQUAL), None, "segment"), (None, np.zeros((1, 8), np.int32), "matrix"),
+    (na.Segments(OFFSETS, UNEQUAL) & na.Prefix(3), None, "query"),
 ], ids=["none", "equal", "number", "segment", "matrix", "query"])  # fmt: skip
-def test_what_offsets_depend_on(mask, offset, kinds):
+def test_what_offsets_depend_on(mask, offset, which):
     """On a tile's segment or a query only where those of keys are others."""
     score = [na.Alibi(np.zeros(8), False, offset=offset), na.RelativeBias(np.zeros(9), False, offset=offset)]
     for planned in plans(HOPPER, Q, Q, Q, mask=mask, score=score):
         found = {dict(step.key.parameters)["score"] for step in planned.steps if "score" in dict(step.key.parameters)}
-        assert found == {(f"alibi{kinds}", f"relative{kinds}")}
+        assert found == {score_of(f"alibi {which}, relative {which}")}
 
 
 def test_another_offset_compiles_nothing():

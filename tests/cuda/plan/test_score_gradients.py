@@ -8,6 +8,7 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 
 import numbattn as na
+from numbattn.cuda.kernels.shared.exact_sums import SIZE
 from numbattn.cuda.kernels.shared.shares import score_matrix, share_of
 from numbattn.cuda.passes import plans
 from numbattn.cuda.plan.planner import DEVICES
@@ -140,11 +141,15 @@ def test_what_is_cut_in_diagonals_has_room_for_all_of_them():
     q, k = (array(2, 8, length, 128, dtype=np.float32) for length in (m, n))
     planned = backward(q, k, na.RelativeBias(array(8, 9, dtype=np.float32)))
     (step,) = (x for x in planned.steps if x.key.name == "diagonal_sums")
-    (sums,) = (x for x in planned.temporaries if x.name == "sums of score 0")
+    sums, partial = (next(x for x in planned.temporaries if x.name == name)
+                     for name in ("sums of score 0", "partial sums of score 0"))  # fmt: skip
     tile_m, tile_n = step.tiles.tile_m, step.tiles.tile_n
     assert tile_m > tile_n
     found = {tile_m // tile_n * -i + j for i, j in product(range(-(-m // tile_m)), range(-(-n // tile_n)))}
-    assert sums.shape == (8, max(found) - min(found) + 1, tile_m // tile_n + 1, tile_n)
+    rows = tile_m // tile_n + 1
+    assert partial.shape[-2:] == (rows, (max(found) - min(found) + rows) * tile_n)
+    assert partial.is_zero                                      # rows begin and end with what is in no diagonal
+    assert sums.shape == (8, m + n - 1)
 
 
 def test_what_tma_cannot_move_is_summed_as_it_lies():
@@ -155,18 +160,19 @@ def test_what_tma_cannot_move_is_summed_as_it_lies():
     assert not planned.stand_ins
 
 
-@pytest.mark.parametrize(("mask", "offset", "name", "lead"), [
-    (None, 5, "hopper_diagonal_sums", ()), (None, np.zeros((2, 1), int), "hopper_diagonal_sums", (2, 1)),
-    (na.Segments(OFFSETS), None, "diagonal_sums", ()), (na.Segments(OFFSETS, UNEQUAL), None, "entry_sums", ()),
+@pytest.mark.parametrize(("mask", "offset", "names", "shape"), [
+    (None, 5, ["hopper_diagonal_sums", "sum_parts"], ()),
+    (None, np.zeros((2, 1), int), ["hopper_diagonal_sums", "sum_parts"], (2, 1)),
+    (na.Segments(OFFSETS), None, ["diagonal_sums", "sum_parts"], ()),
+    (na.Segments(OFFSETS, UNEQUAL), None, ["function_gradient"], (1, 9 * SIZE)),
 ], ids=["number", "matrix", "equal", "query"])  # fmt: skip
-def test_the_gradient_of_a_table_by_its_offset(mask, offset, name, lead):
-    """Matrices of different offsets have sums of their own."""
+def test_the_gradient_of_a_table_by_its_offset(mask, offset, names, shape):
+    """Matrices of different offsets have sums of their own. Where queries have, elements are read one by one."""
     q = array(2, 8, 1000, 64)
     planned = backward(q, q, na.RelativeBias(np.zeros(9), offset=offset), HOPPER, mask=mask, deterministic=True)
-    assert kernels(planned)[-2:] == [name, "sum_parts"]
+    assert kernels(planned)[-len(names) :] == names
     (sums,) = (x.shape for x in planned.temporaries if x.name == "sums of score 0")
-    assert sums[: len(lead)] == lead
-    assert len(sums) == len(lead) + (2 if name == "entry_sums" else 3)
+    assert sums[: len(shape)] == shape
 
 
 @pytest.mark.parametrize(("part", "strides"), [
@@ -199,6 +205,7 @@ FAULTS = {
     " if blocks < 2 * room else 1), served)": ", 1), served)",
     "lead = np.broadcast_shapes(lead, planner.layouts[array_of_offset(number)].shape)": "pass",
     "filter(fits, routes)": "routes",
+    "cuda/kernels/hopper/test_score_gradient.py": {"m_blocks * tiles.tile_m - problem.seqlen_q": "0"},
     "test_small.py::test_tables_and_offsets_that_heads_share": {
         "matrices, name = math.prod(heads) // tables": "matrices, name = 1",
         "of_heads.strides[-1:] * 2": "(0, 0)",

@@ -61,8 +61,8 @@ from .backward_tiles import ALL_KEYS, SHORT_KV, SHORT_Q, TILES_KV, TILES_Q, UNDE
 
 
 def backward_kv(
-    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, stages, sliced, mask, score,
-    dropout, nbytes, blocks=1, parts=1,
+    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, mask, score, dropout, nbytes,
+    lanes=0, stages=1, sliced=False, blocks=1, parts=1,
 ):  # fmt: skip
     """dK and dV; S, P, dP and dS are transposed: a row is a key, a column a query.
 
@@ -182,8 +182,8 @@ def backward_kv(
 
 
 def backward_q(
-    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, stages, sliced, mask, score,
-    dropout, nbytes, blocks=1, parts=1,
+    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, mask, score, dropout, nbytes,
+    lanes=0, stages=1, sliced=False, blocks=1, parts=1,
 ):  # fmt: skip
     """dQ; a row of S, P, dP and dS is a query."""
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])

@@ -77,8 +77,8 @@ class Statistics(NamedTuple):
 
 
 def backward_tangent_kv(
-    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, stages, blocks, mask, score,
-    tscore, dropout, nbytes, tangents,
+    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, mask, score, tscore, dropout,
+    nbytes, tangents, lanes=0, stages=1, blocks=1,
 ):  # fmt: skip
     """tdK and tdV; S, P, dP, dS and their tangents are transposed: a row is a key, a column a query.
 
@@ -196,8 +196,8 @@ def backward_tangent_kv(
 
 
 def backward_tangent_q(
-    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, stages, blocks, mask, score,
-    tscore, dropout, nbytes, tangents,
+    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, mask, score, tscore, dropout,
+    nbytes, tangents, lanes=0, stages=1, blocks=1,
 ):  # fmt: skip
     """tdQ; a row of S, P, dP, dS and their tangents is a query."""
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])

@@ -52,7 +52,7 @@ from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ...words.steps import At
 from ..scores import SCORE, differs_by_head, may_be_far, score_steps
-from ..shared.cached import EIGHT_BITS, cached
+from ..shared.cached import cached
 from ..shared.chunks import count_of_chunks, first_key, longest_steps
 from ..shared.dropout import DROPOUT, drop_step
 from ..shared.layouts import DTYPES, sum_type
@@ -304,21 +304,9 @@ class KeyTiles(NamedTuple):
     unit, tile_m = "mma", ROWS
 
 
-# {bytes of a key's element: {larger head_dim: rows}}. Larger head_dims of float32 and float64 spill
-TILES = {
-    1: {
-        64: (KeyTiles(128), KeyTiles(64)),
-        128: (KeyTiles(64), KeyTiles(32)),
-        256: (KeyTiles(32), KeyTiles(16)),
-    },
-    2: {
-        64: (KeyTiles(128), KeyTiles(64), KeyTiles(32)),
-        128: (KeyTiles(64), KeyTiles(32), KeyTiles(16)),
-        256: (KeyTiles(32), KeyTiles(16)),
-    },
-    4: {64: (KeyTiles(64), KeyTiles(32)), 128: (KeyTiles(32), KeyTiles(16), KeyTiles(8))},
-    8: {64: (KeyTiles(32), KeyTiles(16), KeyTiles(8))},
-}
+TILES = [KeyTiles(tile_n) for tile_n in (128, 64, 32, 16, 8)]
+TILE_BYTES, KEY_BYTES = 1 << 14, 512  # that a tile has at most, and a key: larger head_dims spill
+COLUMN_BYTES = 32  # that a column of a tile has at least: tensor cores multiply as many at once
 
 
 def rows(work):
@@ -326,8 +314,12 @@ def rows(work):
 
 
 def rows_for(problem):
-    size, element = max(head_dims(problem)), EIGHT_BITS.get(held_of(problem), problem.dtype)
-    return next((rows for largest, rows in TILES[element.itemsize].items() if size <= largest), ())
+    """The largest tiles first. A key of 8 bits is widened."""
+    size = next(size for size in (64, 128, 256) if max(head_dims(problem)) <= size)
+    nbytes = problem.dtype.itemsize
+    if size * nbytes > KEY_BYTES:
+        return []
+    return [row for row in TILES if COLUMN_BYTES <= row.tile_n * nbytes <= TILE_BYTES // size]
 
 
 def has_few_queries(work):

@@ -1,4 +1,4 @@
-"""Gradients of the arrays that a user's function reads, on any GPU.
+"""Gradients of the arrays that a user's function reads, or a part with an offset for each query, on any GPU.
 
 A block takes a row of tiles of a score matrix, and adds dS times the derivative by each element that is read to the
 gradient of that element, by atomics: consecutive terms of one element are added up first. S, P and dS are recomputed as
@@ -15,7 +15,16 @@ from ...tile import block_index, device, index, minimum, shape
 from ...words.arguments import LSE_LOG2, Argument, Matrix, Statistic
 from ...words.signatures import array_type
 from ...words.spec import Spec
-from ..scores import SCORE, kind, parts_of, read_step, read_tangent_step, score_steps, tangent_steps
+from ..scores import (
+    READS,
+    SCORE,
+    parts_of,
+    query_distance_step,
+    read_step,
+    read_tangent_step,
+    score_steps,
+    tangent_steps,
+)
 from ..scores.score import scaling_steps
 from ..shared.dropout import DROPOUT
 from ..shared.exact_sums import add_atomically, add_exactly
@@ -38,15 +47,19 @@ class TileRow(NamedTuple):
 
 
 def function_gradient(*, sum_dtype, exact, wanted, **about):
-    """The gradients of the arrays of part number `after`. wanted: of which arrays; exact: whether sums are the same in
-    any order."""
+    """The gradients of the arrays of part number `after`. wanted: of which of a function's arrays; exact: whether sums
+    are the same in any order."""
     score, after, TILE_M, TILE_N = about["score"], about["after"], about["tile_m"], about["tile_n"]
     ACC, SUM = sum_type(DTYPES[about["dtype"]]), np.dtype(sum_dtype).type
-    S_TILE = sums(about["unit"], about["lanes"], TILE_M, TILE_N, about["threads"])
+    S_TILE = sums(about["unit"], about.get("lanes", 0), TILE_M, TILE_N, about["threads"])
     part, before, ONE, ZERO = parts_of(score)[after], parts_of(score)[:after], ACC(1), SUM(0)
     (apply, *_), (_, to_scaled) = score_steps(before, S_TILE, ACC, after=after), scaling_steps(before, part)
     add_pending = add_exactly if exact else add_atomically
-    add_reads = read_step(part, after, wanted, ACC, SUM, add_pending)
+    is_function = part.gradient == READS
+    if is_function:
+        add_reads = read_step(part, after, wanted, ACC, SUM, add_pending)
+    else:
+        add_reads = query_distance_step(part, after, ACC, SUM, add_pending)
 
     @device
     def keys_of(walk, given, band, batch, head, m_block):
@@ -59,18 +72,20 @@ def function_gradient(*, sum_dtype, exact, wanted, **about):
         S, _ = apply(S[0], given.scores, batch, head, m0, n0)
         return add_reads(pending, S * to_scaled(ONE, given.scores), dS, given.scores, walk.sums, batch, head, m0, n0)
 
-    NONE = np.int64(0) if "tscore" in about else np.int32(0)    # of the type that counts elements
-    if "tscore" in about:
+    NONE = np.int32(0)                                          # of the type that counts elements
+    if is_function and "tscore" in about:
+        NONE = np.int64(0)
         about["add_both"] = tangents_step(score, about["tscore"], after, S_TILE, ACC, SUM, add_pending)
     _, shared, sum_of = sum_step(keys_of, add, **about)
 
     def kernel(mQ, mK, mV, mDO, mSums, mLse, mDelta, mask, scores, drops, along, group_size, kept_scale):
         given = DsArguments((mQ, mK, mV, mDO), (mLse, mDelta), mask, scores, drops, group_size, kept_scale, along)
-        (_, heads, seqlen_q), (parts, _), none = shape(mDelta), shape(mSums), index(0)
+        (_, heads, seqlen_q), (_, _, parts, _), none = shape(mDelta), shape(mSums), index(0)
         m_blocks = (seqlen_q + TILE_M - 1) // TILE_M
         matrix, m_block = block_index() // m_blocks, m_blocks - 1 - block_index() % m_blocks
-        share = MatrixShare(matrix // heads, matrix % heads, none, index(1), none, index(1))
-        walk = TileRow(share, m_block, m_block + 1, mSums[block_index() % parts])
+        batch, head = matrix // heads, matrix % heads
+        share = MatrixShare(batch, head, none, index(1), none, index(1))
+        walk = TileRow(share, m_block, m_block + 1, mSums[batch, head][block_index() % parts])
         add_pending(sum_of(walk, given, (NONE, ZERO)), walk.sums)
 
     return source(kernel, ARGUMENTS, shared, np.int64 if exact else SUM, about)
@@ -79,7 +94,7 @@ def function_gradient(*, sum_dtype, exact, wanted, **about):
 def tangents_step(score, tscore, after, layout, ACC, SUM, add_pending):
     """The device function that adds a tile's reads to the tangents of gradients: dS and S are pairs with their
     tangents. tscore: see Work."""
-    tangents = [tangent for part, tangent in zip(score, tscore) if kind(part).has_step]
+    tangents = [tangent for part, tangent in zip(score, tscore) if part.has_step]
     part, before, ONE = parts_of(score)[after], parts_of(score)[:after], ACC(1)
     at = sum(map(bool, tangents[:after]))
     apply, _ = tangent_steps(before, tangents[:after], layout, ACC, after=len(before))
@@ -96,33 +111,37 @@ def tangents_step(score, tscore, after, layout, ACC, SUM, add_pending):
 
 
 @dataclass(frozen=True)
-class FunctionSums(Argument):
-    """Sums for the elements of a function's arrays, (parts, elements), planned with the launch under this name."""
+class ElementSums(Argument):
+    """Sums, (batch, heads, parts, elements of a matrix), planned with the launch under this name: those of all elements
+    of the gradient `of`, of which a matrix has these last axes."""
 
     name: str
+    of: str
+    axes: int
 
     def flat(self, planner, work):
-        yield planner.whole(self.name)
+        yield planner.sums_by_matrix(self.name, self.of, self.axes)
 
     def type(self, about):
-        return array_type(about.own_dtype, 2)
+        return array_type(about.own_dtype, 4)
 
 
-def arguments_of(name):
+def arguments_of(*sums):
+    """What the kernel takes. sums: see ElementSums."""
     return (
-        Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("do"), FunctionSums(name), LSE_LOG2,
+        Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("do"), ElementSums(*sums), LSE_LOG2,
         Statistic("delta"), MASK, SCORE, DROPOUT, ALONG, "group_size", "kept_scale",
     )  # fmt: skip
 
 
-ARGUMENTS = arguments_of("sums")
+ARGUMENTS = arguments_of("sums", "gradient", 1)
 
 
-def spec_of(name, **about):
-    """The Spec of the kernel that adds to sums of this name. about: further parameters."""
+def spec_of(*sums, **about):
+    """The Spec of the kernel that adds to these sums: see ElementSums. about: further parameters."""
     return Spec(
         function_gradient,
-        arguments_of(name),
+        arguments_of(*sums),
         tiles=lambda work: tuple([row._replace(blocks=1) for row in rows(work, True)]),     # functions take registers
         parameters=lambda work, tiles: parameters(work, tiles) | about | along(work),
     )

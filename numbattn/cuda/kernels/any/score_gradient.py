@@ -2,10 +2,9 @@
 
 `bias_gradient` keeps a tile of a bias' gradient and loops over the score matrices that the bias is broadcast to, and
 over the tiles along its broadcast axes. `diagonal_sums` is for functions of j - i: it keeps a diagonal of tiles, and
-sums along the diagonals; if each query has an offset of its own, `entry_sums` sums entry by entry instead. If there
-would be fewer blocks than a GPU holds, each takes only a share of the score matrices, and `sum_parts` adds up the
-results. All recompute S, P and dS, as in `backward`: no temporaries of the size of S, no atomics, the same bits in
-every run.
+sums along the diagonals. If there would be fewer blocks than a GPU holds, each takes only a share of the score
+matrices, and `sum_parts` adds up the results. Both recompute S, P and dS, as in `backward`: no temporaries of the size
+of S, no atomics, the same bits in every run.
 
 The tangents of these gradients are the same sums over the tangent of dS, recomputed as in `backward_tangent`.
 """
@@ -35,13 +34,13 @@ from ...tile import (
 from ...words.arguments import LSE_LOG2, BlockScratch, Matrix, Own, Statistic
 from ...words.signatures import signature_of
 from ...words.spec import Spec
-from ..scores import SCORE, entry_steps, kind, parts_of
+from ..scores import SCORE, parts_of
 from ..shared.diagonals import diagonal_steps
 from ..shared.dropout import DROPOUT, drop_step
 from ..shared.layouts import DTYPES, sum_type, sums
 from ..shared.shares import score_matrix, share_of
 from ..shared.tangents import OperandRows, products_step, tiles_step
-from ..shared.visibility import FARTHEST, MASK, band_of, element_test, is_shown, needs_test, visible_keys
+from ..shared.visibility import MASK, band_of, element_test, is_shown, needs_test, visible_keys
 from ..tables import parameters
 from .score_gradient_ds import ALONG, DsArguments, ds_steps
 from .score_gradient_tiles import rows
@@ -92,8 +91,8 @@ def walk_steps(keys_of, mask):
 
 
 def sum_step(
-    keys_of, add, *, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, mask, score, dropout, nbytes,
-    after, blocks, tangents=None, tscore=(), add_both=None,
+    keys_of, add, *, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, mask, score, dropout, nbytes, after,
+    lanes=0, blocks=1, tangents=None, tscore=(), add_both=None,
 ):  # fmt: skip
     """Steps that add up tiles of dS after part number `after` of the score: their layout, shared memory, and the device
     function (walk, given, total) -> total with the sum over all tiles that a block walks over.
@@ -224,9 +223,9 @@ def bias_gradient(*, out_dtype, sums_rows, sums_cols, **about):
     """
     dtype, score, after = DTYPES[about["dtype"]], about["score"], about["after"]
     TILE_M, TILE_N, ACC, SUMS_ROWS, SUMS_COLS = about["tile_m"], about["tile_n"], sum_type(dtype), sums_rows, sums_cols
-    S_TILE = sums(about["unit"], about["lanes"], TILE_M, TILE_N, about["threads"])
+    S_TILE = sums(about["unit"], about.get("lanes", 0), TILE_M, TILE_N, about["threads"])
     ROWS, ZERO = S_TILE.row_vector(), ACC(0)
-    weighted = kind(parts_of(score)[after]).weighted_sum(after, S_TILE, ACC)
+    weighted = parts_of(score)[after].weighted_sum(after, S_TILE, ACC)
 
     @device
     def keys_of(walk, given, band, batch, head, m_block):
@@ -268,7 +267,7 @@ def bias_gradient(*, out_dtype, sums_rows, sums_cols, **about):
 
 
 def diagonal_sums(**about):
-    """Sums of dS after part number `after` along the diagonals of a diagonal of tiles, from the lower left on.
+    """Sums of dS after part number `after` along the diagonals of a diagonal of tiles: see `diagonal_steps`.
 
     All tiles (m_block, diagonal + m_block * tile_m / tile_n) have the same j - i in the same place: their sum goes to
     mSkewed, whose rows are shifted so that the columns of mPlain, the same memory, are the diagonals.
@@ -300,74 +299,9 @@ def diagonal_sums(**about):
             sync_threads()                                      # all have read the diagonals before
             save(mSkewed[place], total, 0)
             sync_threads()
-            target = mSums[at.share.own_batch, at.share.own_head, at.share.part, at.number]
-            sum_along(target, mPlain[place], adds)
+            sum_along(mSums[at.share.own_batch, at.share.own_head, at.share.part], at.number, mPlain[place], adds)
 
     return source(kernel, arguments_of("sums", *DIAGONALS), shared, sum_type(dtype), about)
-
-
-class Entry(NamedTuple):
-    """All tiles of the score matrices of a MatrixShare, for an entry of a table."""
-
-    share: Any
-    m_first: Any
-    m_end: Any
-    entry: Any
-
-
-def entry_sums(**about):
-    """The gradient of part number `after`, a table, with offsets of each query: a block for each entry. Up to the
-    rows of a tile, which are left to be summed.
-
-    It is slow, since tiles are computed anew for each entry: those in which a key may have it.
-    """
-    dtype, score, NUMBER = DTYPES[about["dtype"]], about["score"], about["after"]
-    TILE_M, TILE_N = about["tile_m"], about["tile_n"]
-    S_TILE = sums(about["unit"], about["lanes"], TILE_M, TILE_N, about["threads"])
-    ROWS, ZERO = S_TILE.row_vector(), sum_type(dtype)(0)
-    _, entries_of = entry_steps(parts_of(score)[NUMBER], NUMBER, S_TILE)
-
-    @device
-    def keys_with(entry, entries, offsets, m0, m_end):
-        """The keys [first, end) outside of which queries [m0, m_end) have none with this entry."""
-        low, high = m0 + offsets[m0], m0 + offsets[m0]
-        for i in range(m0 + 1, m_end):
-            low, high = minimum(low, i + offsets[i]), maximum(high, i + offsets[i])
-        apart = entry - entries // 2
-        return low + apart if entry > 0 else -FARTHEST, high + apart + 1 if entry < entries - 1 else FARTHEST
-
-    @device
-    def keys_of(walk, given, band, batch, head, m_block):
-        (table, offsets), (_, _, seqlen_q) = given.scores.parts[NUMBER], shape(given.statistics[1])
-        (_, _, entries), m0 = shape(table), m_block * TILE_M
-        m_end = minimum(m0 + TILE_M, seqlen_q)
-        first, end = visible_keys(band, m0, m_end)
-        near, far = keys_with(walk.entry, entries, offsets[batch, head], m0, m_end)
-        return maximum(first, near) // TILE_N, (minimum(end, far) + TILE_N - 1) // TILE_N
-
-    @device
-    def sum_of_entry(total, dS, S, given, batch, head, m0, n0, walk):
-        table, offsets = given.scores.parts[NUMBER]
-        return total + where(entries_of(m0, offsets[batch, head], n0, table) == walk.entry, dS, 0)
-
-    _, shared, sum_of = sum_step(keys_of, sum_of_entry, **about)
-
-    def kernel(
-        mQ, mK, mV, mDO, mSums, mLse, mDelta, mask, scores, drops, along, group_size, kept_scale, own_batches,
-        own_heads, adds,
-    ):  # fmt: skip
-        given = DsArguments((mQ, mK, mV, mDO), (mLse, mDelta), mask, scores, drops, group_size, kept_scale, along)
-        (batches, heads, seqlen_q), (_, _, parts, _, entries) = shape(mDelta), shape(mSums)
-        entry, number = block_index() % entries, block_index() // entries
-        share = share_of(number, parts, own_batches, own_heads, batches, heads)
-        every_query = Entry(share, index(0), (seqlen_q + TILE_M - 1) // TILE_M, entry)
-        total = row_sum(sum_of(every_query, given, full(S_TILE, ZERO)))
-        target = mSums[share.own_batch, share.own_head, share.part][:, entry]
-        if adds:
-            total = total + load(target, ROWS, 0)
-        save(target, total, 0)
-
-    return source(kernel, arguments_of("sums"), shared, sum_type(dtype), about)
 
 
 def source(kernel, arguments, shared, own_dtype, about):
@@ -378,7 +312,7 @@ def source(kernel, arguments, shared, own_dtype, about):
         kernel, arguments, dtype, sum_type(dtype), mask=mask, score=score, own_dtype=own_dtype, tangents=tangents,
         tscore=tscore, given=[f"t{name}" for name in tangents or ()],
     )  # fmt: skip
-    return Source(kernel, signature, about["threads"], about["blocks"], shared.nbytes)
+    return Source(kernel, signature, about["threads"], about.get("blocks", 1), shared.nbytes)
 
 
 DIAGONALS = BlockScratch("skewed"), BlockScratch("plain")

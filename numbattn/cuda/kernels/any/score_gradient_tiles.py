@@ -1,68 +1,54 @@
 """Tiles of the kernels for any GPU that compute gradients of the arrays of a score: tables. See `kernels.tables`."""
 
-from typing import NamedTuple
-
-from ..tables import rows_of
+from ..tables import Tiles, rows_of
 from .backward_tangent_tiles import TILES_Q as TILES_OF_TANGENTS
 from .backward_tiles import TILES_Q, UNDER_PRESSURE_Q
 
-
-class Summed(NamedTuple):
-    """A row of the tables: Tiles, and how many blocks a multiprocessor should hold."""
-
-    unit: str
-    tile_m: int
-    tile_n: int
-    threads: int
-    lanes: int = 0
-    blocks: int = 1
-
-
-# (with tensor cores, bytes of an element): {largest head_dim: rows}; where there is none, those of `backward` for dQ.
+# {bytes of an element: {largest head_dim: rows}}; where there is none, those of `backward` for dQ.
 # us of the gradient of a bias that 256 elements of a batch share, 8 heads, 256 queries and keys, on an H100
 TILES = {
-    (True, 2): {
-        64: (Summed("mma", 64, 64, 128, blocks=3),), 128: (Summed("mma", 64, 64, 128, blocks=3),),
-        256: (Summed("mma", 64, 32, 128, blocks=2), Summed("mma", 64, 16, 128)),
+    2: {
+        64: (Tiles("mma", 64, 64, 128, blocks=3),), 128: (Tiles("mma", 64, 64, 128, blocks=3),),
+        256: (Tiles("mma", 64, 32, 128, blocks=2), Tiles("mma", 64, 16, 128)),
     },
-    (True, 4): {
-        64: (Summed("mma", 64, 64, 128, blocks=2),),                # 897; 128 x 64 1114, 64 x 32 1133
-        128: (Summed("mma", 64, 32, 128, blocks=2), Summed("mma", 32, 32, 64)),
+    4: {
+        64: (Tiles("mma", 64, 64, 128, blocks=2),),                # 897; 128 x 64 1114, 64 x 32 1133
+        128: (Tiles("mma", 64, 32, 128, blocks=2), Tiles("mma", 32, 32, 64)),
     },
-    (True, 8): {
+    8: {
         64: (  # 1742, 2058, 2551
-            Summed("mma", 64, 64, 256, 8), Summed("mma", 64, 32, 128, blocks=2), Summed("mma", 64, 16, 128, blocks=2),
+            Tiles("mma", 64, 64, 256, 8), Tiles("mma", 64, 32, 128, blocks=2), Tiles("mma", 64, 16, 128, blocks=2),
         ),
-        128: (Summed("mma", 64, 32, 256, 8), Summed("mma", 32, 16, 64)),
+        128: (Tiles("mma", 64, 32, 256, 8), Tiles("mma", 32, 16, 64)),
     },
 }  # fmt: skip
 SHORT, TILES_OF_SHORT = 32, {  # for at most this many queries and keys
-    (True, 2): {64: (Summed("mma", 32, 32, 64, blocks=8),), 128: (Summed("mma", 32, 32, 64, blocks=6),)},
-    (True, 4): {64: (Summed("mma", 32, 32, 64, blocks=6),), 128: (Summed("mma", 32, 32, 64, blocks=3),)},
-    (True, 8): {64: (Summed("mma", 32, 32, 64, blocks=4),), 128: (Summed("mma", 32, 16, 64),)},
+    2: {64: (Tiles("mma", 32, 32, 64, blocks=8),), 128: (Tiles("mma", 32, 32, 64, blocks=6),)},
+    4: {64: (Tiles("mma", 32, 32, 64, blocks=6),), 128: (Tiles("mma", 32, 32, 64, blocks=3),)},
+    8: {64: (Tiles("mma", 32, 32, 64, blocks=4),), 128: (Tiles("mma", 32, 16, 64),)},
 }  # fmt: skip
 ALONG_DIRECTIONS = {  # of tangents, before those of `backward_tangent` for tdQ: the largest that spill nothing
-    (True, 2): {
-        64: (Summed("mma", 64, 32, 128),), 128: (Summed("mma", 64, 32, 128), Summed("mma", 64, 16, 128)),
-        256: (Summed("mma", 64, 16, 128), Summed("mma", 32, 16, 64), Summed("mma", 16, 8, 32)),
+    2: {
+        64: (Tiles("mma", 64, 32, 128),), 128: (Tiles("mma", 64, 32, 128), Tiles("mma", 64, 16, 128)),
+        256: (Tiles("mma", 64, 16, 128), Tiles("mma", 32, 16, 64), Tiles("mma", 16, 8, 32)),
     },
-    (True, 4): {
-        64: (Summed("mma", 64, 32, 128), Summed("mma", 64, 16, 128)),
-        128: (Summed("mma", 64, 16, 128), Summed("mma", 32, 16, 64)),
-        256: (Summed("mma", 32, 16, 64), Summed("mma", 16, 8, 32)),
+    4: {
+        64: (Tiles("mma", 64, 32, 128), Tiles("mma", 64, 16, 128)),
+        128: (Tiles("mma", 64, 16, 128), Tiles("mma", 32, 16, 64)),
+        256: (Tiles("mma", 32, 16, 64), Tiles("mma", 16, 8, 32)),
     },
-    (True, 8): {
-        64: (Summed("mma", 64, 16, 128), Summed("mma", 32, 16, 64)),
-        128: (Summed("mma", 32, 16, 64), Summed("mma", 16, 8, 32)),
-        256: (Summed("mma", 16, 8, 32),),
+    8: {
+        64: (Tiles("mma", 64, 16, 128), Tiles("mma", 32, 16, 64)),
+        128: (Tiles("mma", 32, 16, 64), Tiles("mma", 16, 8, 32)),
+        256: (Tiles("mma", 16, 8, 32),),
     },
 }  # fmt: skip
 SUMMED = {  # before others, for sums along diagonals and along rows, where a warp holds whole rows
-    (True, 4): {256: (Summed("mma", 64, 32, 128), Summed("mma", 64, 16, 128), Summed("mma", 32, 16, 64))},
-    (True, 8): {
-        64: (Summed("mma", 64, 32, 128, blocks=2), Summed("mma", 64, 16, 128)),
-        128: (Summed("mma", 64, 32, 128), Summed("mma", 32, 16, 64)),
-        256: (Summed("mma", 32, 16, 64), Summed("mma", 16, 8, 32)),
+    4: {256: (Tiles("mma", 64, 32, 128), Tiles("mma", 64, 16, 128), Tiles("mma", 32, 16, 64))},
+    8: {
+        64: (Tiles("mma", 64, 32, 128, blocks=2), Tiles("mma", 64, 16, 128)),
+        128: (Tiles("mma", 64, 32, 128), Tiles("mma", 32, 16, 64)),
+        256: (Tiles("mma", 32, 16, 64), Tiles("mma", 16, 8, 32)),
     },
 }
 
@@ -72,8 +58,8 @@ def rows(work, of_bias, sums_cols=False, **others):
     entry."""
     if work.is_along:
         found = (*rows_of(ALONG_DIRECTIONS, {}, work), *rows_of(TILES_OF_TANGENTS, {}, work))
-        return tuple([Summed(*row[:5]) for row in found])
+        return tuple([Tiles(*row[:5]) for row in found])
     is_short = max(work.problem.seqlen_q, work.problem.seqlen_k) <= SHORT
     tables = *[TILES_OF_SHORT] * is_short, *[SUMMED] * (sums_cols or not of_bias), TILES
     found = tuple(row for table in tables for row in rows_of(table, {}, work))
-    return found or tuple(Summed(*row[:5]) for row in rows_of(TILES_Q, UNDER_PRESSURE_Q, work))
+    return found or tuple(Tiles(*row[:5]) for row in rows_of(TILES_Q, UNDER_PRESSURE_Q, work))

@@ -173,8 +173,8 @@ def all_scores_step(score, tscore, layout, ACC, has_ts, bends):
 
 
 def tangent(
-    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, lanes, tangents, mask, score, tscore,
-    dropout, nbytes, bends=False, blocks=1, parts=1, sliced=False,
+    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, tangents, mask, score, tscore, dropout,
+    nbytes, bends=False, lanes=0, blocks=1, parts=1, sliced=False,
 ):  # fmt: skip
     """The kernel for tiles of tile_m queries, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
 

@@ -1,105 +1,73 @@
-"""Which tiles the kernel `tangent` takes: tables, each row with its reason."""
+"""Which tiles the kernel `tangent` takes: tables, each row with its reason.
 
-from typing import NamedTuple
+O and tO are two sums: a warp has 16 queries of each, or half of the columns where they are wide.
+"""
 
+from ..tables import FMA, Tiles
 
-class TangentTiles(NamedTuple):
-    """A row: tiles of tile_m queries and tile_n keys. O and tO are two sums: a warp has 16 queries of each, or half
-    of the columns where they are wide."""
-
-    unit: str  # "mma", tensor cores, or "fma", CUDA cores
-    tile_m: int
-    tile_n: int
-    threads: int
-    lanes: int = 0  # as in Tiles
-    blocks: int = 1  # the least that a multiprocessor should hold
-    parts: int = 1  # of the depth of S that are summed one after the other: see product_step
-    sliced: bool = False  # whether warps that share rows each sum a slice of the depth of S: see product_step
-
-
-# (with tensor cores, bytes of an element): {largest head_dim: rows}. TFLOP/s of six products on Hopper: 16 heads,
-# seqlen 4096, full; "-": not measured. The forward pass by the same instructions: 315, 364, 330 in half precision, 55,
-# 58 in float32, 35, 37 in float64
+# {bytes of an element: {largest head_dim: rows}, FMA: {bytes of a row: tiles}}. TFLOP/s of six products on Hopper: 16
+# heads, seqlen 4096, full; "-": not measured. The forward pass by the same instructions: 315, 364, 330 in half
+# precision, 55, 58 in float32, 35, 37 in float64
 TILES = {
-    (True, 2): {
-        64: (TangentTiles("mma", 128, 64, 256),),               # 354; 64 x 64 346; warps of 32 queries 300
-        128: (TangentTiles("mma", 128, 64, 256), TangentTiles("mma", 64, 32, 128)),         # 335, 310
+    2: {
+        64: (Tiles("mma", 128, 64, 256),),               # 354; 64 x 64 346; warps of 32 queries 300
+        128: (Tiles("mma", 128, 64, 256), Tiles("mma", 64, 32, 128)),         # 335, 310
         256: (                                                  # 220, 180
-            TangentTiles("mma", 64, 32, 256, 8, sliced=True), TangentTiles("mma", 32, 16, 128, 8, sliced=True),
+            Tiles("mma", 64, 32, 256, 8, sliced=True), Tiles("mma", 32, 16, 128, 8, sliced=True),
         ),
     },
-    (True, 4): {
-        64: (TangentTiles("mma", 64, 32, 128),),                # 55
-        128: (TangentTiles("mma", 128, 32, 256), TangentTiles("mma", 64, 16, 128)),         # 48, 47
-        256: (TangentTiles("mma", 32, 8, 128, 8, sliced=True), TangentTiles("mma", 16, 8, 64, 8, sliced=True)),     # -
+    4: {
+        64: (Tiles("mma", 64, 32, 128),),                # 55
+        128: (Tiles("mma", 128, 32, 256), Tiles("mma", 64, 16, 128)),         # 48, 47
+        256: (Tiles("mma", 32, 8, 128, 8, sliced=True), Tiles("mma", 16, 8, 64, 8, sliced=True)),     # -
     },
-    (True, 8): {
-        64: (TangentTiles("mma", 32, 16, 128, 8, sliced=True),),            # 28
-        128: (TangentTiles("mma", 32, 8, 128, 8, sliced=True), TangentTiles("mma", 16, 8, 64, 8, sliced=True)),     # 29
-        256: (TangentTiles("mma", 16, 8, 128, 16, sliced=True), TangentTiles("fma", 8, 4, 64, 8)),                  # -
+    8: {
+        64: (Tiles("mma", 32, 16, 128, 8, sliced=True),),            # 28
+        128: (Tiles("mma", 32, 8, 128, 8, sliced=True), Tiles("mma", 16, 8, 64, 8, sliced=True)),     # 29
+        256: (Tiles("mma", 16, 8, 128, 16, sliced=True), Tiles("fma", 8, 4, 64, 8)),                  # -
     },
-    (False, 2): {
-        64: (TangentTiles("fma", 64, 32, 128, 8),),
-        128: (TangentTiles("fma", 32, 32, 128, 8),),
-        256: (TangentTiles("fma", 16, 16, 64, 8),),
-    },
-    (False, 4): {
-        64: (TangentTiles("fma", 32, 32, 128, 8),),
-        128: (TangentTiles("fma", 16, 16, 64, 8),),
-        256: (TangentTiles("fma", 16, 4, 64, 8),),
-    },
-    (False, 8): {
-        64: (TangentTiles("fma", 16, 16, 64, 8),),
-        128: (TangentTiles("fma", 16, 4, 64, 8),),
-        256: (TangentTiles("fma", 8, 2, 64, 8),),
+    FMA: {
+        128: Tiles("fma", 64, 32, 128, 8), 256: Tiles("fma", 32, 32, 128, 8),
+        512: Tiles("fma", 16, 16, 64, 8), 1024: Tiles("fma", 16, 4, 64, 8),
+        2048: Tiles("fma", 8, 2, 64, 8),
     },
 }  # fmt: skip
 # {longest sequence: the same}. us for 131072 tokens in 8 heads (float64: 65536), next to the formula by matrix products
 SHORT = {
     32: {
-        (True, 4): {
-            32: (TangentTiles("mma", 32, 32, 64, blocks=6),),   # 366, 3580: it moves twice what the forward pass does,
-            64: (TangentTiles("mma", 32, 32, 64, blocks=4),),   # 735, 5041         which takes 197, 389
+        4: {
+            32: (Tiles("mma", 32, 32, 64, blocks=6),),   # 366, 3580: it moves twice what the forward pass does,
+            64: (Tiles("mma", 32, 32, 64, blocks=4),),   # 735, 5041         which takes 197, 389
         },
-        (True, 8): {32: (TangentTiles("mma", 32, 16, 64, blocks=4),)},      # 370, 2622
+        8: {32: (Tiles("mma", 32, 16, 64, blocks=4),)},      # 370, 2622
     },
     64: {
-        (True, 4): {32: (TangentTiles("mma", 32, 32, 64, blocks=6),)},      # 581, 5248; with 64 queries 608
-        (True, 8): {32: (TangentTiles("mma", 64, 16, 128, blocks=2),)},     # 485, 3720
+        4: {32: (Tiles("mma", 32, 32, 64, blocks=6),)},      # 581, 5248; with 64 queries 608
+        8: {32: (Tiles("mma", 64, 16, 128, blocks=2),)},     # 485, 3720
     },
-    256: {(True, 4): {32: (TangentTiles("mma", 32, 32, 64, blocks=6),)}},   # n 128: 1048, 8925
+    256: {4: {32: (Tiles("mma", 32, 32, 64, blocks=6),)}},   # n 128: 1048, 8925
 }
 # With O2, a third sum: twice as many warps share rows of wide ones. "-": not measured
 TILES_SECOND = {
-    (True, 2): {
-        64: (TangentTiles("mma", 64, 32, 128),),
-        128: (TangentTiles("mma", 32, 32, 128, 8, sliced=True),),
-        256: (TangentTiles("mma", 32, 16, 256, 16, sliced=True),),
+    2: {
+        64: (Tiles("mma", 64, 32, 128),),
+        128: (Tiles("mma", 32, 32, 128, 8, sliced=True),),
+        256: (Tiles("mma", 32, 16, 256, 16, sliced=True),),
     },
-    (True, 4): {
-        64: (TangentTiles("mma", 64, 16, 128),),
-        128: (TangentTiles("mma", 32, 16, 128, 8, sliced=True),),
-        256: (TangentTiles("mma", 16, 8, 128, 16, sliced=True),),
+    4: {
+        64: (Tiles("mma", 64, 16, 128),),
+        128: (Tiles("mma", 32, 16, 128, 8, sliced=True),),
+        256: (Tiles("mma", 16, 8, 128, 16, sliced=True),),
     },
-    (True, 8): {
-        64: (TangentTiles("mma", 32, 16, 128, 8, sliced=True),),
-        128: (TangentTiles("mma", 16, 8, 128, 16, sliced=True),),
-        256: (TangentTiles("fma", 8, 4, 128, 16),),
+    8: {
+        64: (Tiles("mma", 32, 16, 128, 8, sliced=True),),
+        128: (Tiles("mma", 16, 8, 128, 16, sliced=True),),
+        256: (Tiles("fma", 8, 4, 128, 16),),
     },
-    (False, 2): {
-        64: (TangentTiles("fma", 32, 32, 128, 8),),
-        128: (TangentTiles("fma", 32, 16, 128, 8),),
-        256: (TangentTiles("fma", 16, 16, 128, 8),),
-    },
-    (False, 4): {
-        64: (TangentTiles("fma", 32, 16, 128, 8),),
-        128: (TangentTiles("fma", 16, 16, 128, 8),),
-        256: (TangentTiles("fma", 16, 4, 128, 8),),
-    },
-    (False, 8): {
-        64: (TangentTiles("fma", 16, 16, 128, 8),),
-        128: (TangentTiles("fma", 16, 4, 128, 8),),
-        256: (TangentTiles("fma", 8, 2, 128, 16),),
+    FMA: {
+        128: Tiles("fma", 32, 32, 128, 8), 256: Tiles("fma", 32, 16, 128, 8),
+        512: Tiles("fma", 16, 16, 128, 8), 1024: Tiles("fma", 16, 4, 128, 8),
+        2048: Tiles("fma", 8, 2, 128, 16),
     },
 }
-SHORT_SECOND = {128: {(True, 4): {32: (TangentTiles("mma", 32, 32, 64, blocks=4),)}}}
+SHORT_SECOND = {128: {4: {32: (Tiles("mma", 32, 32, 64, blocks=4),)}}}

@@ -20,16 +20,14 @@ from . import (
     parts,
     sums,
     tangent,
-    wide_logsumexp,
-    wide_nearest,
 )
 from .forward_tiles import is_for_hopper
 from .tangent_tiles import takes as takes_tangent
-from .variants import BOTH, GENERAL, KERNELS, SUMS, WIDE, variant_of
+from .variants import BOTH, GENERAL, SUMS, WIDE, variant_of
 
 
-def takes(variant, work):
-    return is_for_hopper(work) and variant_of(KERNELS, work) == variant
+def takes(kernels, work):
+    return is_for_hopper(work) and variant_of(work).kernels == kernels
 
 
 def reads(work):
@@ -55,14 +53,12 @@ BACKWARD = (
 )
 NEAREST = (
     Route(nearest.takes, (norms.HALF_OF_Y, nearest.SPEC), WGMMA),
-    Route(wide_nearest.takes, (parts.OF_X, parts.OF_Y, wide_nearest.SPEC), WGMMA),
+    Route(nearest.takes_parts, (parts.OF_X, parts.OF_Y, nearest.SPEC_OF_PARTS), WGMMA),
 )
-LOGSUMEXP = (
-    Route(logsumexp.takes, (parts.OF_X, parts.OF_Y_AND_COLUMNS, logsumexp.SPEC), WGMMA),
-    Route(wide_logsumexp.takes, (parts.OF_X, parts.OF_Y_AND_COLUMNS, wide_logsumexp.SPEC), WGMMA),
-)
+LOGSUMEXP = (Route(logsumexp.takes, (parts.OF_X, parts.OF_Y_AND_COLUMNS, logsumexp.SPEC), WGMMA),)
+PARTS_OF_HALVES = parts.OF_X_IN_HALVES, parts.OF_Y_IN_HALVES
 LOGSUMEXP_OF_HALVES = (
-    Route(logsumexp.takes, (parts.OF_X_IN_HALVES, parts.OF_Y_IN_HALVES, logsumexp.EXACT, logsumexp.INEXACT), WGMMA),
+    Route(logsumexp.takes_halves, (*PARTS_OF_HALVES, logsumexp.EXACT, logsumexp.INEXACT), WGMMA),
 )
 POINT_SUMS = (
     Route(sums.takes_few, (parts.OF_X, parts.OF_Y, parts.AS_LINES, sums.SPEC_FEW), WGMMA),

@@ -1,12 +1,26 @@
 """The nearest of the points y for each point x on Hopper, as k-means assigns points to centres: by wgmma, see `pairs`.
 
 |x - y|^2 = |x|^2 + 2 (|y|^2 / 2 - x . y): consumers find the running minimum of |y|^2 / 2 - S, S = x y^T, and its
-column; |x|^2, which changes no order, is added once.
+column; |x|^2, which changes no order, is added once. Points of half precision are multiplied as they are; those of
+float32, of more than FEW dimensions, as parts, whose lines have |x|^2 / 2 and |y|^2 / 2 with the opposite sign.
 """
 
 import numpy as np
 
-from ...tile import SharedMemory, convert, device, dot, get, maximum, row_sum, save, shape, wgmma
+from ...tile import (
+    SharedMemory,
+    col_index,
+    convert,
+    device,
+    get,
+    load,
+    maximum,
+    row_sum,
+    save,
+    shape,
+    wgmma,
+    where,
+)
 from ...words.arguments import MatrixOfCall, TmaMatrix
 from ...words.signatures import signature_of
 from ...words.spec import Spec
@@ -15,28 +29,35 @@ from ..points.norms import HALF_NORMS_OF_Y
 from ..shared.layouts import DTYPES
 from ..shared.smallest import minimum_steps
 from ..shared.warps import source_of, warp_specialised
-from .forward_tiles import ROWS, head_dims, is_for_hopper
-from .pairs import REGISTERS, PairSizes, PairTiles, pair_steps
+from .forward_tiles import head_dims, is_for_hopper
+from .pairs import REGISTERS, PairSizes, PairTiles, chunk_steps, resident_steps
+from .parts import LINE_OF_X, LINE_OF_Y, PARTS_OF_X, PARTS_OF_Y, WIDTH, take_little_room, whole_boxes
 
 
-def hopper_nearest(*, dtype, head_dim, tile_n, consumers, stages):
-    """The kernel for tiles of 64 points x a consumer, tile_n points y and dimensions rounded up to head_dim.
+def hopper_nearest(*, dtype, head_dim, tile_n, consumers, stages, y_stages=0):
+    """The kernel for tiles of 64 points x a consumer and tile_n points y.
 
-    stages: of the pipeline of y.
+    head_dim: rounded up, of points of half precision; those of float32 have any number of dimensions. stages, y_stages:
+    see PairTiles.
     """
-    dtype, ACC = DTYPES[dtype], np.float32
-    S_TILE, X_TILE, ZERO = wgmma(tile_n), wgmma(head_dim), ACC(0)
-    shared = SharedMemory()
-    SHARED_X = shared.boxes(ROWS, head_dim, dtype, 2 * consumers)
-    SHARED_Y = shared.boxes(tile_n, head_dim, dtype, stages)
-    pipelines, (load_x, load_y), consumer_of = pair_steps(
-        shared, (SHARED_X,), (SHARED_Y,), tile_n, consumers, S_TILE, ACC
-    )  # fmt: skip
-    start, add_tile, nearest_of = minimum_steps(S_TILE, ACC)
+    ACC, S_TILE, shared = np.float32, wgmma(tile_n), SharedMemory()
+    tiles, OF_PARTS = PairTiles(tile_n, consumers, stages, y_stages), dtype == "float32"
+    walk = (
+        chunk_steps(shared, S_TILE, tiles, ACC)
+        if OF_PARTS
+        else resident_steps(shared, S_TILE, tiles, ACC, DTYPES[dtype], head_dim, parts=1)
+    )
+    X_TILE, VECTOR, TILE_N = wgmma(head_dim), S_TILE.row_vector(), tile_n
+    ZERO, INFINITE, TWICE = ACC(0), ACC(np.inf), ACC(-2)
+    nobody, add_tile, nearest_of = minimum_steps(S_TILE, ACC)
 
     @device
-    def product(X, Y):
-        return dot(S_TILE, X.tile, Y.tile.T)
+    def start(given, at):
+        return nobody()
+
+    @device
+    def add(found, S, half_norms, Y, n0, given):
+        return add_tile(found, half_norms - S, n0)
 
     @device
     def norms(X):
@@ -44,26 +65,34 @@ def hopper_nearest(*, dtype, head_dim, tile_n, consumers, stages):
         return row_sum(points * points)
 
     @device
-    def add(found, S, half_norms, n0, given):
-        return add_tile(found, half_norms - S, n0)
+    def add_of_parts(found, S, line, Y, n0, given):
+        T, seqlen_k = -(S + line), given[3]
+        if n0 + TILE_N > seqlen_k:
+            T = where(col_index(S_TILE, n0) < seqlen_k, T, INFINITE)
+        return add_tile(found, T, n0)
 
     @device
-    def finish(found, norms_x, given, batch, head, m0):
-        (mR2, mJ), (least, j) = given, nearest_of(found)
+    def finish(found, norms_x, given, at):
+        (lines, mR2, mJ, _), (batch, head, m0), (least, j) = given, at, nearest_of(found)
+        if OF_PARTS:
+            norms_x = load(lines[0][batch, head], VECTOR, m0) * TWICE
         save(mR2[batch, head], maximum(norms_x + 2 * least, ZERO), m0)
         save(mJ[batch, head], j, m0)
 
-    compute = consumer_of(start, product, norms, add, finish)
-    begin, take_roles = warp_specialised(pipelines, consumers, REGISTERS[consumers], compute, load_x, load_y)
+    steps = (start, add_of_parts, finish) if OF_PARTS else (start, add, finish, norms)
+    compute = walk.consumer_of(*steps)
+    begin, take_roles = warp_specialised(walk.pipelines, consumers, REGISTERS[consumers], compute, *walk.producers)
 
-    def kernel(mX, mY, mNorms, mR2, mJ, seqlen_k):
-        batches, heads, seqlen_q, _ = shape(mR2)
+    def kernel(mX, mY, lines, mLineY, mR2, mJ, seqlen_k, chunks):
+        (batches, heads, seqlen_q, _), (_, _, apart_y) = shape(mR2), shape(mLineY)
+        apart_x = shape(lines[0])[2] if OF_PARTS else 0
         begin()
-        sizes = PairSizes(seqlen_q, seqlen_k, heads, batches * heads, 0, 0)
-        take_roles(((mR2, mJ), sizes), ((mX, sizes), (mY, mNorms, sizes)))
+        sizes = PairSizes(seqlen_q, seqlen_k, heads, batches * heads, chunks, apart_x, apart_y)
+        take_roles(((lines, mR2, mJ, seqlen_k), sizes), ((mX, mY, sizes), (mY, mLineY, sizes)))
 
-    signature = signature_of(kernel, SPEC.arguments, dtype, ACC, {"r2": "float32", "j": "int32"})
-    return source_of(kernel, signature, consumers, shared, (SHARED_X, SHARED_Y))
+    about = (SPEC_OF_PARTS, DTYPES["bfloat16"]) if OF_PARTS else (SPEC, DTYPES[dtype])
+    signature = signature_of(kernel, about[0].arguments, about[1], ACC, {"r2": "float32", "j": "int32"})
+    return source_of(kernel, signature, consumers, shared, walk.places)
 
 
 TILES = {  # by the largest dimension. TFLOP/s on an H100, 1,000,000 points x
@@ -72,10 +101,8 @@ TILES = {  # by the largest dimension. TFLOP/s on an H100, 1,000,000 points x
     192: PairTiles(96, 2, 3),           # 4096 642
     256: PairTiles(64, 2, 3),           # 4096 668
 }
-
-
-def size_of(work):
-    return head_dims(work.problem)[0]
+OF_PARTS = PairTiles(192, 2, 5, 2)
+FEW = 64  # dimensions up to which mma.sync, whose points stay where they are, is as fast for float32
 
 
 def takes(work):
@@ -83,11 +110,35 @@ def takes(work):
     return is_for_hopper(work) and not work.problem.mask_kinds and takes_one(work)
 
 
-SPEC = Spec(
-    hopper_nearest,
-    (TmaMatrix("q"), TmaMatrix("k", "k"), HALF_NORMS_OF_Y, MatrixOfCall("r2"), MatrixOfCall("j"), "seqlen_k"),
-    tiles=lambda work: (TILES[size_of(work)],),
-    parameters=lambda work, tiles: {"dtype": work.problem.dtype.name, "head_dim": size_of(work), **tiles._asdict()},
-    persistent=True,
-    arch="a",
-)
+def fits(problem, k):
+    """The same of points of float32, of any number of dimensions."""
+    is_plain = problem.dtype == np.float32 and not problem.mask_kinds and k == 1
+    return is_plain and problem.head_dim > FEW and take_little_room(problem)
+
+
+def takes_parts(work):
+    return work.device.cc == (9, 0) and takes_one(work) and fits(work.problem, 1)
+
+
+def spec_of(x, y, of_y, tiles, size_of, lines=()):
+    return Spec(
+        hopper_nearest,
+        (x, y, lines, of_y, MatrixOfCall("r2"), MatrixOfCall("j"), "seqlen_k", "chunks"),
+        tiles=lambda work: (tiles(work),),
+        parameters=lambda work, tiles: {
+            "dtype": work.problem.dtype.name, "head_dim": size_of(work), **tiles._asdict(),
+        },
+        numbers=lambda work, tiles: {"chunks": whole_boxes(work.problem.head_dim) // WIDTH},
+        persistent=True,
+        arch="a",
+    )  # fmt: skip
+
+
+def size_of(work):
+    return head_dims(work.problem)[0]
+
+
+SPEC = spec_of(TmaMatrix("q"), TmaMatrix("k", "k"), HALF_NORMS_OF_Y, lambda work: TILES[size_of(work)], size_of)
+SPEC_OF_PARTS = spec_of(
+    PARTS_OF_X.map, PARTS_OF_Y.map, LINE_OF_Y, lambda work: OF_PARTS, lambda work: WIDTH, (LINE_OF_X,)
+)  # fmt: skip

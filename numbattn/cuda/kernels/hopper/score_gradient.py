@@ -48,7 +48,6 @@ from ..scores import (
     ENTRIES,
     SCORE,
     dtype_of_tma_bias,
-    kind,
     number_of_tma_bias,
     parts_of,
     score_steps_ahead,
@@ -218,11 +217,11 @@ def hopper_diagonal_sums(*, tile_m, tile_n, **about):
     count, diagonal_of, sum_along = diagonal_steps(tile_m, tile_n, WARPGROUP * CONSUMERS)
 
     @device
-    def sum_diagonals(target, total, skewed, plain, adds):
+    def sum_diagonals(target, number, total, skewed, plain, adds):
         sync_warpgroups(CONSUMERS)                              # all have read the last diagonals
         save(skewed, total, warpgroup_index() * ROWS)
         sync_warpgroups(CONSUMERS)
-        sum_along(target, plain, adds)
+        sum_along(target, number, plain, adds)
 
     @device
     def produce(given, items, diagonals, seqlen_q):
@@ -238,8 +237,8 @@ def hopper_diagonal_sums(*, tile_m, tile_n, **about):
         for item in range(block_index(), items, grid_size()):
             at = diagonal_of(item, *diagonals)
             total, K, V = add_tiles(K, V, (), given, scale_log2, at, seqlen_q)
-            target = mSums[at.share.own_batch, at.share.own_head, at.share.part, at.number]
-            sum_diagonals(target, total, mSkewed[place], mPlain[place], adds)
+            target = mSums[at.share.own_batch, at.share.own_head, at.share.part]
+            sum_diagonals(target, at.number, total, mSkewed[place], mPlain[place], adds)
 
     own_pipelines = K_PIPELINE, V_PIPELINE
     begin, take_roles = warp_specialised(own_pipelines, CONSUMERS, REGISTERS[tile_n], compute, produce)
@@ -300,7 +299,7 @@ def bias_route(name, *, out_dtype, after, sums_rows, sums_cols):
     """The Route for the gradient of a bias, in an array of this name."""
 
     def takes(work):
-        whole = not (kind(parts_of(work.score)[after]).is_weighted or sums_rows or sums_cols)
+        whole = not (parts_of(work.score)[after].is_weighted or sums_rows or sums_cols)
         fits = whole and fills_tiles(work) and is_for_hopper(work)
         return fits and bool(dtype_of_tma_bias(work)) and not work.is_along
 
@@ -320,7 +319,7 @@ def diagonals_route(name, *, after):
     """The Route for the sums by diagonal of a table."""
 
     def takes(work):
-        few = all(part.takes_few_registers or part.gradient == ENTRIES for part in map(kind, work.score))
+        few = all(part.takes_few_registers or part.gradient == ENTRIES for part in work.score)
         alone = few and not (is_looked_up(work.mask) or work.problem.dropout)
         return alone and fills_tiles(work) and is_for_hopper(work) and not work.is_along
 

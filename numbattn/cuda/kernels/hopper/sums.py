@@ -1,4 +1,4 @@
-"""Sums over pairs of points of float32 on Hopper, o_i = sum_j kappa_ij b_j, of any number of dimensions: see `chunks`.
+"""Sums over pairs of points of float32 on Hopper, o_i = sum_j kappa_ij b_j, of any number of dimensions: see `pairs`.
 
 |x - y|^2 = -2 (x . y - |x|^2 / 2 - |y|^2 / 2). With few features of b each thread sums its own products; with more the
 parts of kappa are multiplied by those of b.
@@ -36,8 +36,7 @@ from ..points.features import near_steps, no_sums_step, part_sums_step, save_sum
 from ..points.kinds import pair_step
 from ..shared.layouts import DTYPES
 from ..shared.warps import source_of, warp_specialised
-from .chunks import ChunkSizes, ChunkTiles, chunk_steps
-from .pairs import REGISTERS, load_parts_step
+from .pairs import REGISTERS, PairSizes, PairTiles, chunk_steps, load_parts_step
 from .parts import (
     LINE_OF_X,
     LINE_OF_Y,
@@ -57,9 +56,9 @@ MANY_REGISTERS = 24, 240  # of a producer's thread, and of each of two consumers
 def hopper_sums(*, dim_b, tile_n, consumers, stages, y_stages, kind):
     """The kernel for tiles of 64 points x a consumer, tile_n points y, and dim_b features of b: up to FEW, or WIDTH.
 
-    stages: of parts of points; y_stages: of b. kind: the form of a `numbattn.points.kinds.Kind`.
+    stages, y_stages: see PairTiles. kind: the form of a `numbattn.points.kinds.Kind`.
     """
-    ACC, IS_FEW, tiles = np.float32, dim_b <= FEW, ChunkTiles(tile_n, consumers, stages, y_stages)
+    ACC, IS_FEW, tiles = np.float32, dim_b <= FEW, PairTiles(tile_n, consumers, stages, y_stages)
     S_TILE, TILE_N, ZERO, TWICE, shared = wgmma(tile_n), tile_n, ACC(0), ACC(-2), SharedMemory()
     if IS_FEW:
         steps = few_steps(S_TILE, ACC, dim_b, shared.tile(1, tile_n, ACC, y_stages * dim_b))
@@ -68,44 +67,46 @@ def hopper_sums(*, dim_b, tile_n, consumers, stages, y_stages, kind):
         places = tuple(shared.boxes(tile_n, WIDTH, bfloat16, y_stages) for _ in range(PARTS))
         fills, registers, steps = PARTS, MANY_REGISTERS, many_steps(places, ACC)
     load_b, none, of_tile, add_sums, save_sums = steps
-    pipelines, producers, consumer_of, of_points = chunk_steps(shared, S_TILE, tiles, ACC, fills, load_b)
+    walk = chunk_steps(shared, S_TILE, tiles, ACC, fills, load_b)
     VECTOR, kappa_of = S_TILE.row_vector(), pair_step(kind, ACC)
     has_near, recompute = near_steps(S_TILE, ACC)
 
     @device
-    def start(given, batch, head, m0):
-        return (batch, head, m0), load(given[0][batch, head], VECTOR, m0) * TWICE, none()
+    def start(given, at):
+        batch, head, m0 = at
+        return at, load(given[0][batch, head], VECTOR, m0) * TWICE, none()
 
     @device
     def add(found, S, line, B, n0, given):
-        (place, norms, O), (_, _, mGivenX, mGivenY, seqlen_k, kind_number, rate) = found, given
+        (at, norms, O), (_, _, mGivenX, mGivenY, seqlen_k, kind_number, rate) = found, given
         T = S * TWICE + (line * TWICE + norms)
         if has_near(T, norms):                                  # see `points.pairs`
-            batch, head, m0 = place
+            batch, head, m0 = at
             T = recompute(T, norms, line * TWICE, mGivenX[batch, head], mGivenY[batch, head], m0, n0, rate)
         kappa = kappa_of(T, (), kind_number)
         if n0 + TILE_N > seqlen_k:
             kappa = where(col_index(S_TILE, n0) < seqlen_k, kappa, ZERO)
-        return place, norms, add_sums(O, of_tile(kappa, B))     # each tile is summed on its own: more digits
+        return at, norms, add_sums(O, of_tile(kappa, B))     # each tile is summed on its own: more digits
 
     @device
-    def finish(found, given, batch, head, m0):
+    def finish(found, of_x, given, at):
+        batch, head, m0 = at
         save_sums(given[1][batch, head], found[2], m0)
 
-    compute = consumer_of(start, add, finish)
-    begin, take_roles = warp_specialised(pipelines, consumers, registers, compute, *producers)
+    compute = walk.consumer_of(start, add, finish)
+    begin, take_roles = warp_specialised(walk.pipelines, consumers, registers, compute, *walk.producers)
 
     def kernel(mX, mY, mB, mLineX, mLineY, mO, mGivenX, mGivenY, seqlen_k, chunks, kind_number, rate):
         batches, heads, seqlen_q, _ = shape(mO)
         (_, _, apart_x), (_, _, apart_y) = shape(mLineX), shape(mLineY)
         begin()
-        sizes = ChunkSizes(seqlen_q, seqlen_k, heads, batches * heads, chunks, apart_x, apart_y)
+        sizes = PairSizes(seqlen_q, seqlen_k, heads, batches * heads, chunks, apart_x, apart_y)
         given = mLineX, mO, mGivenX, mGivenY, seqlen_k, kind_number, rate
         take_roles((given, sizes), ((mX, mY, sizes), (mB, mLineY, sizes)))
 
     spec = SPEC_FEW if IS_FEW else SPEC
     signature = signature_of(kernel, spec.arguments, DTYPES["bfloat16"], ACC, dict.fromkeys(("o", *PLACES), "float32"))
-    return source_of(kernel, signature, consumers, shared, (*of_points, *places[:1]))
+    return source_of(kernel, signature, consumers, shared, (*walk.places, *places[:1]))
 
 
 def few_steps(layout, ACC, count, lines):
@@ -171,10 +172,10 @@ def many_steps(places, ACC):
 
 
 MOST_OF_MMA = 32  # dimensions up to which mma.sync is as fast for few features
-TILES_OF_FEW = ChunkTiles(192, 2, 5, 2)  # ms for 100,000 points each, an H100, d 64: 11.4; 128 columns 12.4
+TILES_OF_FEW = PairTiles(192, 2, 5, 2)  # ms for 100,000 points each, an H100, d 64: 11.4; 128 columns 12.4
 TILES = {  # by the largest number of dimensions, for 64 features
-    64: ChunkTiles(96, 2, 5, 2),            # 23; 128 columns 26
-    math.inf: ChunkTiles(128, 2, 5, 1),     # d 512: 131; 96 columns 158
+    64: PairTiles(96, 2, 5, 2),            # 23; 128 columns 26
+    math.inf: PairTiles(128, 2, 5, 1),     # d 512: 131; 96 columns 158
 }
 
 

@@ -18,33 +18,25 @@ class ForwardTiles(NamedTuple):
     unit = "mma"
 
 
-# {bytes of shared memory that a block may have, at least: {larger head_dim: row}}. Warps of 32 queries read K and V
-# half as often as those of 16; with two blocks on a multiprocessor, one multiplies during the other's softmax. TFLOP/s:
-# bfloat16 on an H200, full, seqlen 1024, 4096. With 64 queries head_dim 64 and 128 are 10 to 15 % slower; 128 keys or
-# two stages are no faster. If scores and masks also take registers, these rows spill up to 400 bytes and are still
-# faster than warps of 16 queries, which do not spill: 1.25 times with a relative bias
-TILES = {
-    227 * KB: {  # 9.0, 10.0: FlashAttention-2's, except for 64 keys at head_dim 64: 128 would spill
-        64: ForwardTiles(128, 64, 128, True),                   # 300, 327; two blocks
-        128: ForwardTiles(128, 64, 128, False),                 # 350, 382; two blocks; O and S leave Q no registers
-        256: ForwardTiles(64, 64, 128, False),                  # 302, 326; two blocks; 64 x 32 265, 286
-    },
-    163 * KB: {  # 8.0
-        64: ForwardTiles(128, 64, 128, True),
-        128: ForwardTiles(128, 64, 128, False),
-        256: ForwardTiles(128, 64, 256, False),                 # 288, 312; 64 x 64 would be one block of 4 warps
-    },
-    99 * KB: {  # 8.6, 8.9, 12.0: two blocks have 49 KB each
-        64: ForwardTiles(128, 64, 128, True),
-        128: ForwardTiles(128, 32, 128, False),                 # 312, 340; 64 x 64, Q in registers, 297, 326
-        256: ForwardTiles(64, 64, 128, False),                  # 96 KB, one block
-    },
+# {larger head_dim: row}. Warps of 32 queries read K and V half as often as those of 16; with two blocks on a
+# multiprocessor, one multiplies during the other's softmax. TFLOP/s: bfloat16 on an H200, full, seqlen 1024, 4096. With
+# 64 queries head_dim 64 and 128 are 10 to 15 % slower; 128 keys or two stages are no faster. If scores and masks also
+# take registers, these rows spill up to 400 bytes and are still faster than warps of 16 queries, which do not spill:
+# 1.25 times with a relative bias
+TILES = {  # FlashAttention-2's, except for 64 keys at head_dim 64: 128 would spill
+    64: ForwardTiles(128, 64, 128, True),                       # 300, 327; two blocks
+    128: ForwardTiles(128, 64, 128, False),                     # 350, 382; two blocks; O and S leave Q no registers
+    256: ForwardTiles(64, 64, 128, False),                      # 302, 326; two blocks; 64 x 32 265, 286
+}
+WITH_LESS_ROOM = {  # instead, {(bytes of shared memory that a block may have, larger head_dim): row}
+    (163 * KB, 256): ForwardTiles(128, 64, 256, False),         # 8.0: 288, 312; 64 x 64 would be one block of 4 warps
+    (99 * KB, 128): ForwardTiles(128, 32, 128, False),          # 8.6 and newer: 312, 340; 64 x 64, Q held, 297, 326
 }
 
 
 def rows(work):
-    table = next(table for room, table in TILES.items() if room <= work.device.shared)
-    return (table[size_of_rows(work)],)
+    size = size_of_rows(work)
+    return (WITH_LESS_ROOM.get((work.device.shared, size), TILES[size]),)
 
 
 L2_BYTES, MANY = 16 << 20, 64  # of keys and values that are read at once; matrices of fewer keys

@@ -26,6 +26,11 @@ class PointTiles(NamedTuple):
     blocks: int = 1
 
 
+WITHOUT_VECTORS = PointTiles("mma", 64, 64, 128, blocks=2)  # before the next, for kernels that sum none
+TENSOR_CORES = (
+    PointTiles("mma", 64, 32, 128), PointTiles("mma", 64, 16, 128), PointTiles("mma", 64, 16, 128, stages=1),
+    PointTiles("mma", 64, 8, 128, stages=1), PointTiles("mma", 32, 16, 64),
+)  # fmt: skip
 CUDA_CORES = (
     PointTiles("fma", 64, 64, 128, lanes=8), PointTiles("fma", 32, 32, 128, lanes=8),
     PointTiles("fma", 16, 16, 64, lanes=8, stages=1), PointTiles("fma", 8, 8, 64, lanes=8, stages=1),
@@ -61,17 +66,19 @@ HEADS = {ROWS: "q", COLUMNS: "k", X_NORMS: "q", Y_NORMS: "k"}  # of PairVectors,
 VECTORS = VectorsArgument()
 
 
-def rows_of(table, work):
-    """The rows for this work, from {(few dimensions of points, few features of b, bytes of an element): {largest size:
-    rows}}, and those of CUDA_CORES. The size is the sum of both if both are few, else the larger one of those that are
-    not. Before 8.0 CUDA cores multiply."""
+def rows_of(table, work, *smaller):
+    """The row for this work, from {(few dimensions of points, few features of b, bytes of an element): {largest size:
+    row}}; then, for less shared memory, `smaller` and those of TENSOR_CORES and CUDA_CORES, which have not been
+    measured. The size is the sum of both if both are few, else the larger one of those that are not. Before 8.0 CUDA
+    cores multiply."""
     problem = work.problem
     sizes, nbytes = sizes_of(problem), problem.dtype.itemsize
     few = sizes[0] <= DIFFERENCES, sizes[1] <= FEW
-    found = table[(*few, nbytes)] if all(few) or has_tensor_cores(work.device) else {}
+    on_tensor_cores = has_tensor_cores(work.device) and not all(few)
+    found = table[(*few, nbytes)] if all(few) or on_tensor_cores else {}
     size = sum(sizes) if all(few) else max(size for size, is_few in zip(sizes, few) if not is_few)
-    rows = next((found[largest] for largest in sorted(found) if size <= largest), ())
-    return *rows, *CUDA_CORES
+    rows = [found[largest] for largest in sorted(found) if size <= largest][:1]
+    return *rows, *((*smaller, *TENSOR_CORES) if rows and on_tensor_cores else ()), *CUDA_CORES
 
 
 def sizes_of(problem):

@@ -138,53 +138,35 @@ def many_displacements(pairs, dim):
 # As those of `point_sums`
 TILES = {
     (True, True, 2): {
-        4: (PointTiles("fma", 32, 512, 256, lanes=32, chunks=4, blocks=2),),
-        12: (PointTiles("fma", 32, 512, 256, lanes=32, chunks=8),),
+        4: PointTiles("fma", 32, 512, 256, lanes=32, chunks=4, blocks=2),
+        12: PointTiles("fma", 32, 512, 256, lanes=32, chunks=8),
     },
     (True, True, 4): {
-        4: (PointTiles("fma", 64, 256, 128, lanes=16, chunks=4, blocks=2),),        # 1.7; 32 rows 1.6
-        12: (PointTiles("fma", 32, 512, 256, lanes=32, chunks=8),),
+        4: PointTiles("fma", 64, 256, 128, lanes=16, chunks=4, blocks=2),  # 1.7; 32 rows 1.6
+        12: PointTiles("fma", 32, 512, 256, lanes=32, chunks=8),
     },
     (True, True, 8): {
-        7: (PointTiles("fma", 32, 256, 256, lanes=32, chunks=4),),
-        12: (PointTiles("fma", 16, 256, 256, lanes=32, chunks=4),),
+        7: PointTiles("fma", 32, 256, 256, lanes=32, chunks=4),
+        12: PointTiles("fma", 16, 256, 256, lanes=32, chunks=4),
     },
-    (True, False, 2): {256: (PointTiles("mma", 128, 64, 256), PointTiles("mma", 64, 32, 128))},
+    (True, False, 2): {256: PointTiles("mma", 128, 64, 256)},
     (True, False, 4): {
-        64: (PointTiles("mma", 128, 64, 256), PointTiles("mma", 64, 32, 128)),
-        128: (PointTiles("mma", 128, 32, 256), PointTiles("mma", 64, 32, 128)),
-        256: (PointTiles("mma", 128, 32, 256), PointTiles("mma", 64, 16, 128)),
+        64: PointTiles("mma", 128, 64, 256), 128: PointTiles("mma", 128, 32, 256),
+        256: PointTiles("mma", 128, 32, 256),
     },
-    (True, False, 8): {
-        128: (PointTiles("mma", 64, 16, 128), PointTiles("mma", 64, 16, 128, stages=1)),
-        256: (PointTiles("mma", 64, 16, 128), PointTiles("mma", 64, 8, 128, stages=1)),
-    },
-    (False, True, 2): {
-        128: (PointTiles("mma", 128, 64, 256), PointTiles("mma", 64, 32, 128)),
-        256: (PointTiles("mma", 64, 32, 128),),
-    },
+    (True, False, 8): {128: PointTiles("mma", 64, 16, 128), 256: PointTiles("mma", 64, 16, 128)},
+    (False, True, 2): {128: PointTiles("mma", 128, 64, 256), 256: PointTiles("mma", 64, 32, 128)},
     (False, True, 4): {
-        64: (PointTiles("mma", 128, 32, 128, blocks=2), PointTiles("mma", 64, 32, 128)),    # 0.22; 64 columns 0.19
-        128: (PointTiles("mma", 128, 32, 256), PointTiles("mma", 64, 16, 128)),
-        256: (PointTiles("mma", 128, 16, 256), PointTiles("mma", 64, 16, 128, stages=1)),
+        64: PointTiles("mma", 128, 32, 128, blocks=2),  # 0.22; 64 columns 0.19
+        128: PointTiles("mma", 128, 32, 256), 256: PointTiles("mma", 128, 16, 256),
     },
-    (False, True, 8): {
-        64: (PointTiles("mma", 128, 16, 256), PointTiles("mma", 64, 16, 128)),
-        128: (PointTiles("mma", 64, 16, 128), PointTiles("mma", 64, 8, 128, stages=1)),
-    },
-    (False, False, 2): {
-        128: (PointTiles("mma", 128, 64, 256), PointTiles("mma", 64, 32, 128)),
-        256: (PointTiles("mma", 64, 32, 128), PointTiles("mma", 64, 32, 128, stages=1)),
-    },
+    (False, True, 8): {64: PointTiles("mma", 128, 16, 256), 128: PointTiles("mma", 64, 16, 128)},
+    (False, False, 2): {128: PointTiles("mma", 128, 64, 256), 256: PointTiles("mma", 64, 32, 128)},
     (False, False, 4): {
-        64: (PointTiles("mma", 128, 32, 256), PointTiles("mma", 64, 32, 128)),
-        128: (PointTiles("mma", 128, 16, 256), PointTiles("mma", 64, 16, 128)),
-        256: (PointTiles("mma", 64, 16, 128), PointTiles("mma", 64, 8, 128, stages=1)),
+        64: PointTiles("mma", 128, 32, 256), 128: PointTiles("mma", 128, 16, 256),
+        256: PointTiles("mma", 64, 16, 128),
     },
-    (False, False, 8): {
-        64: (PointTiles("mma", 64, 16, 128), PointTiles("mma", 64, 16, 128, stages=1)),
-        128: (PointTiles("mma", 64, 8, 128), PointTiles("mma", 64, 8, 128, stages=1)),
-    },
+    (False, False, 8): {64: PointTiles("mma", 64, 16, 128), 128: PointTiles("mma", 64, 8, 128)},
 }
 SPEC = Spec(
     point_gradient,

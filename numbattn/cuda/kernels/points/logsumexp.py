@@ -13,7 +13,7 @@ from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..shared.softmax import LN_2, logsumexp, low_step, softmax_parts
 from ..shared.visibility import MASK
-from .arguments import APART, COLUMNS, VECTORS, PointTiles, parameters, rows_of
+from .arguments import APART, COLUMNS, VECTORS, WITHOUT_VECTORS, PointTiles, parameters, rows_of
 from .kinds import pair_step
 from .loop import loop_steps
 from .pairs import PairSteps
@@ -68,22 +68,21 @@ def point_logsumexp(
 
 # As those of `point_sums`. TFLOP/s on an H100, 50,000 points each
 TILES = {
-    (True, True, 2): {12: (PointTiles("fma", 128, 256, 128, lanes=4, chunks=8, blocks=4),)},
-    (True, True, 4): {12: (PointTiles("fma", 128, 256, 128, lanes=4, chunks=8, blocks=4),)},  # d 3: 1.87e12 pairs/s
-    (True, True, 8): {12: (PointTiles("fma", 64, 128, 64, lanes=4, chunks=8, blocks=4),)},
+    (True, True, 2): {12: PointTiles("fma", 128, 256, 128, lanes=4, chunks=8, blocks=4)},
+    (True, True, 4): {12: PointTiles("fma", 128, 256, 128, lanes=4, chunks=8, blocks=4)},  # d 3: 1.87e12 pairs/s
+    (True, True, 8): {12: PointTiles("fma", 64, 128, 64, lanes=4, chunks=8, blocks=4)},
     (False, True, 2): {
-        128: (PointTiles("mma", 128, 128, 128), PointTiles("mma", 64, 64, 128, blocks=2)),  # d 64: 173; 64 x 64 151
-        256: (PointTiles("mma", 64, 64, 128, blocks=2), PointTiles("mma", 64, 32, 128)),
+        128: PointTiles("mma", 128, 128, 128),  # d 64: 173; 64 x 64 151
+        256: PointTiles("mma", 64, 64, 128, blocks=2),
     },
     (False, True, 4): {
-        64: (PointTiles("mma", 128, 128, 256), PointTiles("mma", 64, 64, 128, blocks=2)),   # 50; 64 x 64 48
-        128: (PointTiles("mma", 128, 64, 256), PointTiles("mma", 64, 32, 128)),             # 56
-        256: (PointTiles("mma", 64, 32, 128), PointTiles("mma", 32, 16, 64)),
+        64: PointTiles("mma", 128, 128, 256),  # 50; 64 x 64 48
+        128: PointTiles("mma", 128, 64, 256),  # 56
+        256: PointTiles("mma", 64, 32, 128),
     },
     (False, True, 8): {
-        64: (PointTiles("mma", 128, 64, 256), PointTiles("mma", 64, 32, 128)),              # 15, 13
-        128: (PointTiles("mma", 64, 32, 128), PointTiles("mma", 32, 16, 64)),
-        256: (PointTiles("mma", 32, 16, 64),),
+        64: PointTiles("mma", 128, 64, 256),  # 15, 13
+        128: PointTiles("mma", 64, 32, 128), 256: PointTiles("mma", 32, 16, 64),
     },
 }
 
@@ -92,7 +91,7 @@ SPEC = Spec(
     point_logsumexp,
     (Matrix("q"), Matrix("k", "k"), Statistic("lse"), Statistic("lse_low"), *APART, VECTORS, MASK, "kind_number",
      "rate"),
-    tiles=lambda work: rows_of(TILES, work),
+    tiles=lambda work: rows_of(TILES, work, WITHOUT_VECTORS),
     parameters=parameters,
     packs=True,
 )

@@ -15,7 +15,7 @@ from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..shared.smallest import smallest_steps
 from ..shared.visibility import MASK
-from .arguments import APART, VECTORS, PointTiles, parameters, rows_of
+from .arguments import APART, VECTORS, WITHOUT_VECTORS, PointTiles, parameters, rows_of
 from .loop import loop_steps
 from .pairs import PairSteps
 
@@ -65,28 +65,24 @@ def point_nearest(
 
 # As those of `point_sums`. Pairs in 1e12 a second on an H100, 100,000 points each
 TILES = {
-    (True, True, 2): {12: (PointTiles("fma", 128, 256, 128, lanes=4, chunks=16, blocks=4),)},
-    (True, True, 4): {12: (PointTiles("fma", 128, 256, 128, lanes=4, chunks=16, blocks=4),)},   # d 3: k 10 1.73, 32 .58
-    (True, True, 8): {12: (PointTiles("fma", 64, 128, 64, lanes=4, chunks=8, blocks=4),)},
+    (True, True, 2): {12: PointTiles("fma", 128, 256, 128, lanes=4, chunks=16, blocks=4)},
+    (True, True, 4): {12: PointTiles("fma", 128, 256, 128, lanes=4, chunks=16, blocks=4)},  # d 3: k 10 1.73, 32 .58
+    (True, True, 8): {12: PointTiles("fma", 64, 128, 64, lanes=4, chunks=8, blocks=4)},
     (False, True, 2): {
-        128: (PointTiles("mma", 128, 64, 128, blocks=2), PointTiles("mma", 64, 32, 128)),       # d 128: k 10 .38
-        256: (PointTiles("mma", 64, 64, 128, blocks=2), PointTiles("mma", 64, 32, 128)),
+        128: PointTiles("mma", 128, 64, 128, blocks=2),  # d 128: k 10 .38
+        256: PointTiles("mma", 64, 64, 128, blocks=2),
     },
     (False, True, 4): {
-        128: (PointTiles("mma", 128, 32, 128, blocks=2), PointTiles("mma", 64, 32, 128)),       # d 64: k 10 .29
-        256: (PointTiles("mma", 64, 32, 128), PointTiles("mma", 32, 16, 64)),
+        128: PointTiles("mma", 128, 32, 128, blocks=2),  # d 64: k 10 .29
+        256: PointTiles("mma", 64, 32, 128),
     },
-    (False, True, 8): {
-        128: (PointTiles("mma", 64, 32, 128), PointTiles("mma", 32, 16, 64)),
-        256: (PointTiles("mma", 32, 16, 64),),
-    },
+    (False, True, 8): {128: PointTiles("mma", 64, 32, 128), 256: PointTiles("mma", 32, 16, 64)},
 }
 TILES_OF_ONE = TILES | {  # for k = 1, which takes few registers
-    (True, True, 4): {12: (PointTiles("fma", 128, 256, 128, lanes=4, chunks=8, blocks=4),)},    # d 3: 3.13
+    (True, True, 4): {12: PointTiles("fma", 128, 256, 128, lanes=4, chunks=8, blocks=4)},  # d 3: 3.13
     (False, True, 4): {
-        64: (PointTiles("mma", 128, 128, 256), PointTiles("mma", 64, 64, 128, blocks=2)),       # .43
-        128: (PointTiles("mma", 128, 64, 256), PointTiles("mma", 64, 32, 128)),
-        256: (PointTiles("mma", 64, 32, 128), PointTiles("mma", 32, 16, 64)),
+        64: PointTiles("mma", 128, 128, 256),       # .43
+        128: PointTiles("mma", 128, 64, 256), 256: PointTiles("mma", 64, 32, 128),
     },
 }
 
@@ -99,7 +95,7 @@ def takes_one(work):
 SPEC = Spec(
     point_nearest,
     (Matrix("q"), Matrix("k", "k"), MatrixOfCall("r2"), MatrixOfCall("j"), *APART, VECTORS, MASK, "rate"),
-    tiles=lambda work: rows_of(TILES_OF_ONE if takes_one(work) else TILES, work),
+    tiles=lambda work: rows_of(TILES_OF_ONE, work, WITHOUT_VECTORS) if takes_one(work) else rows_of(TILES, work),
     parameters=parameters,
     packs=True,
 )

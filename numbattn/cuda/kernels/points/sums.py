@@ -63,57 +63,37 @@ def point_sums(
 # See `arguments.rows_of`. 10^12 pairs a second: Gaussian, 100,000 points of each, H100
 TILES = {
     (True, True, 2): {
-        4: (PointTiles("fma", 64, 512, 256, lanes=32, chunks=4, blocks=2),),
-        12: (PointTiles("fma", 32, 512, 256, lanes=32, chunks=4, blocks=2),),
+        4: PointTiles("fma", 64, 512, 256, lanes=32, chunks=4, blocks=2),
+        12: PointTiles("fma", 32, 512, 256, lanes=32, chunks=4, blocks=2),
     },
     (True, True, 4): {
-        4: (PointTiles("fma", 64, 512, 256, lanes=32, chunks=4, blocks=2),),        # 2.3
-        9: (PointTiles("fma", 64, 256, 128, lanes=16, chunks=8, blocks=3),),        # 1.2
-        12: (PointTiles("fma", 64, 256, 128, lanes=16, chunks=8, blocks=2),),       # 0.9
+        4: PointTiles("fma", 64, 512, 256, lanes=32, chunks=4, blocks=2),  # 2.3
+        9: PointTiles("fma", 64, 256, 128, lanes=16, chunks=8, blocks=3),  # 1.2
+        12: PointTiles("fma", 64, 256, 128, lanes=16, chunks=8, blocks=2),  # 0.9
     },
     (True, True, 8): {
-        7: (PointTiles("fma", 32, 256, 256, lanes=32, chunks=4, blocks=2),),
-        12: (PointTiles("fma", 32, 256, 256, lanes=32, chunks=4),),
+        7: PointTiles("fma", 32, 256, 256, lanes=32, chunks=4, blocks=2),
+        12: PointTiles("fma", 32, 256, 256, lanes=32, chunks=4),
     },
-    (True, False, 2): {
-        128: (PointTiles("mma", 128, 64, 256),),
-        256: (PointTiles("mma", 64, 32, 128),),
-    },
+    (True, False, 2): {128: PointTiles("mma", 128, 64, 256), 256: PointTiles("mma", 64, 32, 128)},
     (True, False, 4): {
-        64: (PointTiles("mma", 128, 32, 128, blocks=2), PointTiles("mma", 64, 32, 128)),    # 0.40; 64 columns 0.31
-        128: (PointTiles("mma", 128, 64, 256), PointTiles("mma", 64, 32, 128)),
-        256: (PointTiles("mma", 128, 32, 256), PointTiles("mma", 64, 16, 128)),
+        64: PointTiles("mma", 128, 32, 128, blocks=2),  # 0.40; 64 columns 0.31
+        128: PointTiles("mma", 128, 64, 256), 256: PointTiles("mma", 128, 32, 256),
     },
-    (True, False, 8): {
-        64: (PointTiles("mma", 128, 32, 256), PointTiles("mma", 64, 16, 128)),
-        128: (PointTiles("mma", 128, 16, 256), PointTiles("mma", 64, 16, 128)),
-    },
-    (False, True, 2): {
-        256: (PointTiles("mma", 128, 64, 256), PointTiles("mma", 64, 32, 128)),
-    },
+    (True, False, 8): {64: PointTiles("mma", 128, 32, 256), 128: PointTiles("mma", 128, 16, 256)},
+    (False, True, 2): {256: PointTiles("mma", 128, 64, 256)},
     (False, True, 4): {
-        32: (PointTiles("mma", 128, 64, 128, blocks=2), PointTiles("mma", 64, 32, 128)),    # 1.02; 256 threads 0.80
-        64: (PointTiles("mma", 128, 32, 128, blocks=2), PointTiles("mma", 64, 32, 128)),    # 0.38; 256 threads 0.33
-        128: (PointTiles("mma", 128, 64, 256), PointTiles("mma", 64, 32, 128)),
-        256: (PointTiles("mma", 128, 32, 256), PointTiles("mma", 64, 16, 128)),
+        32: PointTiles("mma", 128, 64, 128, blocks=2),  # 1.02; 256 threads 0.80
+        64: PointTiles("mma", 128, 32, 128, blocks=2),  # 0.38; 256 threads 0.33
+        128: PointTiles("mma", 128, 64, 256), 256: PointTiles("mma", 128, 32, 256),
     },
-    (False, True, 8): {
-        128: (PointTiles("mma", 64, 32, 128), PointTiles("mma", 64, 16, 128, stages=1)),
-        256: (PointTiles("mma", 64, 16, 128), PointTiles("mma", 64, 8, 128, stages=1)),
-    },
-    (False, False, 2): {
-        128: (PointTiles("mma", 128, 64, 256), PointTiles("mma", 64, 32, 128)),
-        256: (PointTiles("mma", 64, 32, 128),),
-    },
+    (False, True, 8): {128: PointTiles("mma", 64, 32, 128), 256: PointTiles("mma", 64, 16, 128)},
+    (False, False, 2): {128: PointTiles("mma", 128, 64, 256), 256: PointTiles("mma", 64, 32, 128)},
     (False, False, 4): {
-        64: (PointTiles("mma", 128, 32, 128, blocks=2), PointTiles("mma", 64, 32, 128)),    # 0.24; 64 columns 0.22
-        128: (PointTiles("mma", 128, 32, 256), PointTiles("mma", 64, 16, 128)),
-        256: (PointTiles("mma", 128, 16, 256), PointTiles("mma", 64, 16, 128, stages=1)),
+        64: PointTiles("mma", 128, 32, 128, blocks=2),  # 0.24; 64 columns 0.22
+        128: PointTiles("mma", 128, 32, 256), 256: PointTiles("mma", 128, 16, 256),
     },
-    (False, False, 8): {
-        64: (PointTiles("mma", 128, 16, 256), PointTiles("mma", 64, 16, 128)),
-        128: (PointTiles("mma", 64, 16, 128), PointTiles("mma", 64, 8, 128, stages=1)),
-    },
+    (False, False, 8): {64: PointTiles("mma", 128, 16, 256), 128: PointTiles("mma", 64, 16, 128)},
 }
 SPEC = Spec(
     point_sums,

@@ -1,11 +1,12 @@
-"""Gradients of the arrays that parts read by distance, as a table[i - j], from sums of dS along diagonals."""
+"""Gradients of the arrays that parts read by distance, as a table[i - j]: from sums of dS along diagonals, or, where
+each query has an offset of its own, from each element of dS."""
 
 from functools import reduce
 
 import numpy as np
 
-from ...tile import DIAGONALS, device, fold_elements
-from .kind import kind
+from ...tile import DIAGONALS, device, fold_elements, index, shape
+from ..shared.visibility import FARTHEST
 
 
 def distance_step(part, at, wanted, ACC, SUM, add_pending):
@@ -15,25 +16,15 @@ def distance_step(part, at, wanted, ACC, SUM, add_pending):
 
     What a thread's diagonals read is found before anything is added: so it waits once for what is looked up.
     """
-    (shared_of, element_of), ZERO, NONE = kind(part).steps_by_distance(at, wanted, ACC), SUM(0), np.int32(0)
+    (shared_of, element_of), ZERO, NONE = part.steps_by_distance(at, wanted, ACC), SUM(0), np.int32(0)
     SHAPE, SLOTS, KEYS = DIAGONALS.shape, DIAGONALS.cols.slots, DIAGONALS.cols.size // 2
-    START = (NONE, ZERO) * SLOTS
+    START, add_one = (NONE, ZERO) * SLOTS, add_one_step(ZERO, add_pending)
 
     @device
     def of_diagonal(found, total, _, diagonal, first, shared):
         element, slope = element_of(diagonal + first, shared)
         x = SUM(slope * total) if total != 0 else ZERO          # the slope of what is masked may be NaN
         return (*found[2:], np.int32(element), x)
-
-    @device
-    def add_one(pending, at, x, sums):
-        element, total = pending
-        if x != 0:
-            if at != element:
-                add_pending(pending, sums)
-                total = ZERO
-            return at, total + x
-        return element, total
 
     def then_slot(before, slot):
         AT, X = 2 * slot, 2 * slot + 1
@@ -57,3 +48,40 @@ def distance_step(part, at, wanted, ACC, SUM, add_pending):
 @device
 def as_pending(pending, found, sums):
     return pending
+
+
+def query_distance_step(part, at, ACC, SUM, add_pending):
+    """The device function (pending, S, dS, scores, sums, batch, head, m0, n0) -> pending, which adds to the gradients
+    of a part's arrays, as `function.read_step` does, where the part has an offset for each query."""
+    (shared_of, element_of), ZERO = part.steps_by_distance(at, (), ACC), SUM(0)
+    add_one = add_one_step(ZERO, add_pending)
+
+    @device
+    def of_element(pending, ds, i, j, offsets, shared, sums):
+        element, slope = element_of(i + offsets[i] - j, shared)
+        return add_one(pending, np.int32(element), SUM(slope * ds), sums)
+
+    @device
+    def add(pending, S, dS, scores, sums, batch, head, m0, n0):
+        (_, offsets), shared = scores.parts[at], shared_of(scores, batch, head)
+        (seqlen_q,) = shape(offsets[batch, head])
+        about = offsets[batch, head], shared, sums              # beyond the last key dS is 0
+        return fold_elements(of_element, pending, (dS,), m0, n0, (seqlen_q, index(FARTHEST)), about)
+
+    return add
+
+
+def add_one_step(ZERO, add_pending):
+    """The device function (pending, at, x, sums) -> pending, which adds x to what is pending for element `at`."""
+
+    @device
+    def add_one(pending, at, x, sums):
+        element, total = pending
+        if x != 0:
+            if at != element:
+                add_pending(pending, sums)
+                total = ZERO
+            return at, total + x
+        return element, total
+
+    return add_one

@@ -56,7 +56,7 @@ class DistanceSums(ReadSums):
         return work.reads
 
     def at(self, planner, reads):
-        return planner.sums_by_matrix(reads.of, reads.axes)
+        return planner.sums_by_matrix(partial_sums(reads.of), reads.of, reads.axes)
 
 
 READ_SUMS, DISTANCE_SUMS = ReadSums(), DistanceSums()

@@ -1,17 +1,21 @@
 """RelativeBias: S + table[entry of j - own key], clipped at both ends."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from ....base.values import sum_broadcast
 from ....scores.relative import RelativeBias
-from ...tile import device, diagonal_index, maximum, minimum, shape, take
+from ...tile import device, diagonal_index, shape, take
 from ...words.signatures import array_type
-from .distance import BY_QUERY, Distance, offsets_step, own_key_step
-from .kind import ENTRIES, ValueAndSlope, kind, nothing_ahead
+from ..shared.exact_sums import rounded
+from .distance import BY_QUERY, Distance, clip, offsets_step, own_key_step
+from .kind import ENTRIES, ValueAndSlope, nothing_ahead
 
 
+@dataclass(frozen=True)
 class RelativeBiasKind(Distance):
-    name, of = "relative", RelativeBias
+    of = RelativeBias
     looks_up, gradient = True, ENTRIES
 
     def types(self, number):
@@ -19,7 +23,7 @@ class RelativeBiasKind(Distance):
 
     def steps(self, at, scaling, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
         (_, to_scaled), ONE = scaling, ACC(1)
-        by_element, shared_entry = relative_steps(self.part, at, scaling, layout, ACC, transposed)
+        by_element, shared_entry = relative_steps(self, at, scaling, layout, ACC, transposed)
 
         @device
         def one_by_one(S, F, found, scores, batch, head, m0, n0):
@@ -38,7 +42,7 @@ class RelativeBiasKind(Distance):
         if self.offset == BY_QUERY:
             return None
         (_, to_scaled), ZERO, ONE = scaling, ACC(0), ACC(1)
-        by_element, shared_entry = relative_steps(self.part, at, scaling, layout, ACC)
+        by_element, shared_entry = relative_steps(self, at, scaling, layout, ACC)
 
         @device
         def with_level(S, scores, batch, head, m0, n0):
@@ -49,28 +53,16 @@ class RelativeBiasKind(Distance):
 
         return with_level
 
-    def steps_by_distance(self, at, wanted, ACC):
-        own_key = self.first_own_key(at)
-
-        @device
-        def shared_of(scores, batch, head):
-            (_, _, count), key = shape(scores.parts[at][0]), own_key(scores, batch, head)
-            return key, count // 2
-
-        @device
-        def element_of(distance, shared):
-            key, reach = shared
-            return min(max(-distance - key, -reach), reach) + reach, 1
-
-        return shared_of, element_of
-
     @classmethod
     def finish(cls, part, grad, sums, problem):
         if sums is None:
             return
         offset = part._whole_offset(problem.seqlen_q, problem.seqlen_k)
-        table = sums.sum(axis=-2) if offset is None else sums_of_entries(sums, problem.seqlen_q, part._reach, offset)
-        grad[...] = sum_broadcast(table, grad.shape)
+        if offset is None:
+            grad[...] = rounded(sums).reshape(grad.shape)
+        else:
+            table = by_entry(sums, problem.seqlen_q - 1 + offset, grad.shape[-1])
+            grad[...] = sum_broadcast(table, grad.shape)
 
 
 def relative_steps(part, number, scaling, layout, ACC, transposed=False):
@@ -107,38 +99,32 @@ def entry_steps(part, number, layout, transposed=False):
     def from_keys(m0, offsets, n0, table):
         return entry_of(diagonal_index(layout, SIGN * (n0 - m0)) * SIGN - of_queries(offsets, m0), table)
 
-    return own_key_step(part, number), from_keys if kind(part).offset == BY_QUERY else from_key
+    return own_key_step(part, number), from_keys if part.offset == BY_QUERY else from_key
+
+
+read = device(RelativeBias._reading(clip))
 
 
 @device
 def entry_of(ahead, table):
     """The number of the entry for keys that are `ahead` of their query's own key."""
-    _, _, count = shape(table)
-    reach = count // 2
-    return maximum(minimum(ahead, reach), -reach) + reach
+    entry, _ = read(ahead, shape(table)[-1] // 2)
+    return entry
 
 
-def sums_of_entries(sums, seqlen_q, reach, offset):
-    """The gradient of a RelativeBias' table from the sums of `score_gradient.diagonal_sums`.
+def by_entry(sums, own, entries):
+    """Sums along diagonals (..., m + n - 1), added up by the entries of a table.
 
-    sums: (..., diagonals of tiles, parts, step), where the last two axes count diagonals of elements. Diagonals of
-    tiles start `step` elements after one another and are `parts` times as wide: they overlap. offset: an int, or an
-    array over the batch axes.
+    own: the number of the diagonal of own keys, an int or an array over the axes before the last.
     """
-    *lead, count, parts, step = sums.shape
-    whole = np.zeros_like(sums, shape=(*lead, count + parts - 1, step))
-    for part in range(parts):
-        whole[..., part : part + count, :] += sums[..., part, :]
-    whole, tile_m = whole.reshape(*lead, -1), (parts - 1) * step
-    if reach == 0:
-        return whole.sum(axis=-1, keepdims=True)
-    offset = offset if isinstance(offset, int) else offset[..., None]
-    first = 1 - -(-seqlen_q // tile_m) * tile_m - offset  # how far the first diagonal is ahead of own keys
-    ahead = np.arange(whole.shape[-1], like=sums) + first
-    at = np.arange(1 - reach, reach, like=sums) - first
-    inside = np.take_along_axis(whole, np.broadcast_to(np.clip(at, 0, whole.shape[-1] - 1), (*lead, at.shape[-1])), -1)
-    table = np.zeros_like(sums, shape=(*lead, 2 * reach + 1))
-    table[..., 0] = np.where(ahead <= -reach, whole, 0).sum(axis=-1)
-    table[..., 1:-1] = np.where((at >= 0) & (at < whole.shape[-1]), inside, 0)
-    table[..., -1] = np.where(ahead >= reach, whole, 0).sum(axis=-1)
+    (*lead, count), reach = sums.shape, entries // 2
+    if reach == 0 or count == 0:
+        return np.broadcast_to(sums.sum(axis=-1, keepdims=True), (*lead, entries))
+    own = own if isinstance(own, int) else own[..., None]
+    ahead, at = np.arange(count, like=sums) - own, np.arange(1 - reach, reach, like=sums) + own
+    inside = np.take_along_axis(sums, np.broadcast_to(np.clip(at, 0, count - 1), (*lead, entries - 2)), -1)
+    table = np.zeros_like(sums, shape=(*lead, entries))
+    table[..., 0] = np.where(ahead <= -reach, sums, 0).sum(axis=-1)
+    table[..., 1:-1] = np.where((at >= 0) & (at < count), inside, 0)
+    table[..., -1] = np.where(ahead >= reach, sums, 0).sum(axis=-1)
     return table

@@ -19,7 +19,10 @@ class Diagonal(NamedTuple):
 
 def diagonal_steps(tile_m, tile_n, threads):
     """Device functions: how many diagonals of tiles a score matrix has; number `item` of the diagonals of all shares;
-    and sums along the diagonals of a tile, from the lower left on: the columns of `plain`, where its rows are shifted.
+    and sums along the diagonals of a tile, the columns of `plain`, where its rows are shifted.
+
+    Diagonals of tiles overlap: each has tile_m + tile_n of elements, and the next one starts tile_n later. So its sums
+    go to several rows, tile_n to each, where all lie in the order of diagonals; the rows are added up in the end.
     """
     TILE_M, TILE_N, PER_TILE = tile_m, tile_n, tile_m // tile_n
     DIAGONALS = simt(tile_n, tile_m, threads, threads // tile_n, 1)
@@ -47,11 +50,13 @@ def diagonal_steps(tile_m, tile_n, threads):
         return Diagonal(number, share, m_first, m_end, n_first)
 
     @device
-    def sum_along(target, plain, adds):
-        for at in range(0, TILE_M + TILE_N, TILE_N):
-            sums = row_sum(load(plain.T, DIAGONALS, at))
+    def sum_along(target, number, plain, adds):
+        """Those of diagonal of tiles `number`; target: the rows."""
+        for row in range(PER_TILE + 1):
+            line = target[row][(number + row) * TILE_N :]
+            sums = row_sum(load(plain.T, DIAGONALS, row * TILE_N))
             if adds:
-                sums = sums + load(target, ALONG, at)
-            save(target, sums, at)
+                sums = sums + load(line, ALONG, 0)
+            save(line, sums, 0)
 
     return count, diagonal_of, sum_along

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ....call.passes import gradient_of_part
 from ...build import Source
 from ...tile import (
     Alignment,
@@ -40,8 +41,8 @@ from ...tile import (
 from ...words.arguments import LSE_LOG2, Argument, Matrix, Statistic
 from ...words.signatures import several, signature_of
 from ...words.spec import BY_HEAD, SHARED, Spec
-from ...words.steps import SUMS_OF_DS, gradient_of_part, partial_sums
-from ..scores import SCORE, kind, may_be_far, sink_steps
+from ...words.steps import SUMS_OF_DS, partial_sums
+from ..scores import SCORE, may_be_far, sink_steps
 from ..shared.dropout import DROPOUT, drop_step
 from ..shared.layouts import DTYPES, sum_type
 from ..shared.recompute import low_steps
@@ -305,7 +306,7 @@ class PartialSums(Argument):
             blocks = min(SPEC.most_blocks(work, SPEC.fitting(work)), math.prod(problem.matrices))
             sizes = problem.seqlen_q, problem.seqlen_k
             number, *others = planner.wanted
-            name, is_matrix = gradient_of_part(number), kind(planner.score[number]).own_axes == 2
+            name, is_matrix = gradient_of_part(number), planner.score[number].own_axes == 2
             if others or not is_matrix or math.prod(planner.layouts[name].shape) != heads * math.prod(sizes):
                 name, lead = SUMS_OF_DS, [1] * len(problem.batch)   # not the gradient, but what it is made of
                 lead[-1:] = [heads] * bool(lead)
@@ -360,29 +361,24 @@ def parameters_of(given):
 
 
 PARTIAL_SUMS = PartialSums()
-# {(bytes of an element, size of the tile): {head_dim: row}}. Time over that of a copy of seven arrays, alone and with a
-# bias by head and its gradient (as in `forward`):
+# {(bytes of an element, size of the tile): {largest head_dim: row}}. Time over that of a copy of seven arrays, alone
+# and with a bias by head and its gradient (as in `forward`):
 #            tiles of 16   32           64           64, 64       128          128, 64
 # float32    1.12, 1.16    1.10, 1.18   1.51, 1.74   1.53, 1.63
 # float64    1.08, -       1.09, 1.12   1.26, 1.79   1.42, 1.67
 # bfloat16   1.13, 1.19    1.11, 1.16   1.12, 1.31   1.25, 1.30   2.15, 2.48   1.78, 2.22
 TILES = {
-    (2, 16): {16: SmallTiles(32, 16), 32: SmallTiles(32, 16), 64: SmallTiles(32, 12)},
-    (2, 32): {16: SmallTiles(64, 8), 32: SmallTiles(64, 8), 64: SmallTiles(64, 6), 128: SmallTiles(32, 8)},
-    (2, 64): {16: SmallTiles(128, 3), 32: SmallTiles(128, 3), 64: SmallTiles(128, 3), 128: SmallTiles(128, 2)},
-    (2, 128): {16: SmallTiles(256, 1), 32: SmallTiles(256, 1), 64: SmallTiles(256, 1)},
-    (4, 16): {16: SmallTiles(32, 16), 32: SmallTiles(32, 16), 64: SmallTiles(32, 8)},
-    (4, 32): {16: SmallTiles(64, 8), 32: SmallTiles(64, 8), 64: SmallTiles(64, 6), 128: SmallTiles(64, 4)},
-    (4, 64): {
-        16: SmallTiles(128, 3), 32: SmallTiles(128, 3), 64: SmallTiles(128, 2),
-        128: SmallTiles(128, 1, keeps_score=False),
-    },
-    (8, 16): {16: SmallTiles(32, 8), 32: SmallTiles(32, 8), 64: SmallTiles(32, 8)},
-    (8, 32): {16: SmallTiles(64, 4), 32: SmallTiles(64, 4), 64: SmallTiles(64, 4), 128: SmallTiles(64, 2)},
-    (8, 64): {
-        16: SmallTiles(128, 2, keeps_score=False), 32: SmallTiles(128, 2, keeps_score=False), 64: SmallTiles(128, 1),
-    },
-}  # fmt: skip
+    (2, 16): {32: SmallTiles(32, 16), 64: SmallTiles(32, 12)},
+    (2, 32): {32: SmallTiles(64, 8), 64: SmallTiles(64, 6), 128: SmallTiles(32, 8)},
+    (2, 64): {64: SmallTiles(128, 3), 128: SmallTiles(128, 2)},
+    (2, 128): {64: SmallTiles(256, 1)},
+    (4, 16): {32: SmallTiles(32, 16), 64: SmallTiles(32, 8)},
+    (4, 32): {32: SmallTiles(64, 8), 64: SmallTiles(64, 6), 128: SmallTiles(64, 4)},
+    (4, 64): {32: SmallTiles(128, 3), 64: SmallTiles(128, 2), 128: SmallTiles(128, 1, keeps_score=False)},
+    (8, 16): {64: SmallTiles(32, 8)},
+    (8, 32): {64: SmallTiles(64, 4), 128: SmallTiles(64, 2)},
+    (8, 64): {32: SmallTiles(128, 2, keeps_score=False), 64: SmallTiles(128, 1)},
+}
 MATRICES = (
     Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("do"), Matrix("dq"), Matrix("dk", "k"), Matrix("dv", "k"),
 )  # fmt: skip

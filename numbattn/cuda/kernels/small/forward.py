@@ -129,27 +129,24 @@ def small_forward(
     return Source(kernel, signature, threads, blocks, shared.nbytes)
 
 
-# {(bytes of an element, size of the tile): {head_dim: row}}. Time over that of a copy of the same bytes, alone and with
-# a bias by head (H100, 8 heads, 2**25 elements in an array, 2**26 of bfloat16; head_dim 32, then 64):
+# {(bytes of an element, size of the tile): {largest head_dim: row}}. Time over that of a copy of the same bytes, alone
+# and with a bias by head (H100, 8 heads, 2**25 elements in an array, 2**26 of bfloat16; head_dim 32, then 64):
 #            tiles of 16   32           64           64, 64       128          128, 64
 # float32    1.06, 1.10    1.07, 1.10   1.12, 1.19   1.15, 1.30
 # float64    1.05, -       1.07, 1.09   1.11, 1.27   1.12, 1.27
 # bfloat16   1.16, 1.19    1.13, 1.17   1.13, 1.21   1.09, 1.11   1.32, 1.44   1.16, 1.57
 TILES = {
-    (2, 16): {16: SmallTiles(32, 28), 32: SmallTiles(32, 28), 64: SmallTiles(32, 16)},
-    (2, 32): {16: SmallTiles(64, 12), 32: SmallTiles(64, 12), 64: SmallTiles(64, 10), 128: SmallTiles(32, 4, 2)},
-    (2, 64): {16: SmallTiles(128, 5, 2), 32: SmallTiles(128, 5, 2), 64: SmallTiles(128, 4)},
-    (2, 128): {16: SmallTiles(256, 2), 32: SmallTiles(256, 2), 64: SmallTiles(256, 2)},
-    (4, 16): {16: SmallTiles(32, 24), 32: SmallTiles(32, 24), 64: SmallTiles(32, 12)},
-    (4, 32): {16: SmallTiles(64, 10), 32: SmallTiles(64, 10), 64: SmallTiles(64, 8), 128: SmallTiles(64, 4)},
-    (4, 64): {
-        16: SmallTiles(64, 4), 32: SmallTiles(64, 4), 64: SmallTiles(128, 3, keeps_score=False),
-        128: SmallTiles(128, 2),
-    },
-    (8, 16): {16: SmallTiles(32, 16), 32: SmallTiles(32, 16), 64: SmallTiles(32, 8)},
-    (8, 32): {16: SmallTiles(64, 6), 32: SmallTiles(64, 6), 64: SmallTiles(64, 4), 128: SmallTiles(64, 2)},
-    (8, 64): {16: SmallTiles(128, 3), 32: SmallTiles(128, 3), 64: SmallTiles(128, 2, keeps_score=False)},
-}  # fmt: skip
+    (2, 16): {32: SmallTiles(32, 28), 64: SmallTiles(32, 16)},
+    (2, 32): {32: SmallTiles(64, 12), 64: SmallTiles(64, 10), 128: SmallTiles(32, 4, 2)},
+    (2, 64): {32: SmallTiles(128, 5, 2), 64: SmallTiles(128, 4)},
+    (2, 128): {64: SmallTiles(256, 2)},
+    (4, 16): {32: SmallTiles(32, 24), 64: SmallTiles(32, 12)},
+    (4, 32): {32: SmallTiles(64, 10), 64: SmallTiles(64, 8), 128: SmallTiles(64, 4)},
+    (4, 64): {32: SmallTiles(64, 4), 64: SmallTiles(128, 3, keeps_score=False), 128: SmallTiles(128, 2)},
+    (8, 16): {32: SmallTiles(32, 16), 64: SmallTiles(32, 8)},
+    (8, 32): {32: SmallTiles(64, 6), 64: SmallTiles(64, 4), 128: SmallTiles(64, 2)},
+    (8, 64): {32: SmallTiles(128, 3), 64: SmallTiles(128, 2, keeps_score=False)},
+}
 SPEC = Spec(
     small_forward,
     (Matrix("q"), Matrix("k", "k"), Matrix("v", "k", may_be_empty=True), Matrix("o", may_be_empty=True),

@@ -55,10 +55,12 @@ def fitted(*sizes):
 
 
 def rows_of(table, work):
-    """Rows of {(bytes of an element, size of the tile): {head_dim: row}} for this work; none if it is not small."""
+    """Rows of {(bytes of an element, size of the tile): {largest head_dim: row}} for this work; none if it is not
+    small."""
     problem = work.problem
-    size, head_dim = fitted(problem.seqlen_q, problem.seqlen_k), fitted(problem.head_dim, problem.head_dim_v)
-    row = table.get((problem.dtype.itemsize, size), {}).get(head_dim)
+    size, head_dim = fitted(problem.seqlen_q, problem.seqlen_k), max(problem.head_dim, problem.head_dim_v)
+    found = table.get((problem.dtype.itemsize, size), {})
+    row = next((row for largest, row in found.items() if head_dim <= largest), None)
     return () if row is None else (row._replace(size=size), row._replace(size=size, keeps_score=False))
 
 

@@ -5,13 +5,13 @@ import pytest
 
 import numbattn as na
 from numbattn.cuda.kernels.any.backward import backward_kv, backward_q
-from numbattn.cuda.kernels.tables import Staged
+from numbattn.cuda.kernels.tables import Tiles, given
 from tests.accuracy import assert_accurate
 from tests.tools.launch import compiled_only, launch, poisoned, simulated_only
 
 from ..calls import call, padded, padded_lse
 
-SMALL = Staged("fma", 16, 16, 32, 4)
+SMALL = Tiles("fma", 16, 16, 32, 4)
 
 
 def check(case, sums_of, tiles=SMALL, sizes=(16, 8), nbytes=0):
@@ -22,7 +22,7 @@ def check(case, sums_of, tiles=SMALL, sizes=(16, 8), nbytes=0):
     grads = {name: poisoned(inputs[name].shape, dtype) for name in sums_of}
     source = (backward_q if kept == "q" else backward_kv)(
         dtype=dtype.name, out_dtypes=(dtype.name,) * len(grads), head_dim=sizes[0], head_dim_v=sizes[1],
-        **tiles._asdict(), mask=case.kinds, score=(), dropout=case.kept_scale != 1, nbytes=nbytes,
+        **given(tiles), mask=case.kinds, score=(), dropout=case.kept_scale != 1, nbytes=nbytes,
     )  # fmt: skip
     lse = (padded_lse if dtype.itemsize > 2 else padded)(case.lse_log2, np.inf)
     statistics = lse, padded(case.delta, 0)
@@ -51,15 +51,15 @@ BOTH = pytest.mark.parametrize("sums_of", ["q", "kv"])
 def test_two_warps(rng, unit, tile, lanes, sliced, stages, sums_of):
     """They share the tiles that they loop over; with 8 lanes the rows, too, or the depth of S and dP."""
     m, n, tile_m, tile_n = (16, 40, tile, 16) if sums_of == "q" else (40, 16, 16, tile)
-    check(call(rng, heads=2, m=m, n=n), sums_of, Staged(unit, tile_m, tile_n, 64, lanes, stages, sliced), (16, 16))
+    check(call(rng, heads=2, m=m, n=n), sums_of, Tiles(unit, tile_m, tile_n, 64, lanes, stages, sliced), (16, 16))
 
 
 @compiled_only
 @pytest.mark.parametrize(("sums_of", "tiles", "dtype", "size"), [
-    ("q", Staged("mma", 32, 32, 256, 16), "float64", 192), ("kv", Staged("mma", 32, 32, 256, 16), "float64", 192),
-    ("q", Staged("mma", 32, 16, 128, 8, 1, True), "float64", 256),
-    ("kv", Staged("mma", 16, 32, 256, 16, 1, True), "float64", 256),
-    ("kv", Staged("mma", 16, 64, 256, 8, 2, True), "float32", 256),
+    ("q", Tiles("mma", 32, 32, 256, 16), "float64", 192), ("kv", Tiles("mma", 32, 32, 256, 16), "float64", 192),
+    ("q", Tiles("mma", 32, 16, 128, 8, 1, True), "float64", 256),
+    ("kv", Tiles("mma", 16, 32, 256, 16, 1, True), "float64", 256),
+    ("kv", Tiles("mma", 16, 64, 256, 8, 2, True), "float32", 256),
 ])  # fmt: skip
 def test_rows_of_tables(rng, sums_of, tiles, dtype, size):
     """Those whose warps share rows, with aligned rows."""
@@ -89,13 +89,13 @@ def test_masks(rng, mask, sums_of):
 ], ids=["none", "causal", "lengths", "one length", "blocks"])  # fmt: skip
 def test_all_keys_in_a_block(rng, mask, stages, parts):
     """It computes dQ, too: also where a tile of queries sees nothing."""
-    tiles = Staged("mma", 16, 64, 64, stages=stages, parts=parts)
+    tiles = Tiles("mma", 16, 64, 64, stages=stages, parts=parts)
     check(call(rng, heads=2, m=20, n=35, e=16, **mask), "kvq", tiles, (16, 16))
 
 
 @simulated_only
 def test_all_keys_of_groups(rng):
-    tiles = Staged("mma", 16, 32, 32)
+    tiles = Tiles("mma", 16, 32, 32)
     check(call(rng, heads=4, heads_k=2, m=20, n=30, dropout=na.Dropout(0.3, seed=5)), "kvq", tiles)
 
 

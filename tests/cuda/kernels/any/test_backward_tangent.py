@@ -1,6 +1,7 @@
 """In tiles of 16 queries and keys, simulated, and rows of tables, compiled; and by plans, on all kinds of cores."""
 
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from numbattn import reference
 from numbattn.cuda.kernels.any.backward_tangent import backward_tangent_kv, backward_tangent_q
 from numbattn.cuda.kernels.any.backward_tangent_tiles import TILES_KV, TILES_Q
 from numbattn.cuda.kernels.shared.layouts import DTYPES
-from numbattn.cuda.kernels.tables import Streamed
+from numbattn.cuda.kernels.tables import FMA, Tiles, given
 from numbattn.cuda.plan.planner import DEVICES
 from tests.accuracy import assert_accurate, exact_backward_tangents, plain_backward_tangents, random
 from tests.tools.device import AMPERE, HOPPER, TURING, on
@@ -18,7 +19,7 @@ from tests.tools.launch import compiled_only, launch, poisoned, simulated_only
 
 from ..calls import call, padded, padded_lse
 
-SMALL = Streamed("fma", 16, 16, 32, 4)
+SMALL = Tiles("fma", 16, 16, 32, 4)
 GIVEN = "q", "k", "v", "do"
 BOTH = pytest.mark.parametrize("sums_of", ["q", "kv"])
 
@@ -42,7 +43,7 @@ def check(rng, sums_of, tiles=SMALL, sizes=(16, 8), nbytes=0, given=GIVEN, poiso
     grads = {name: poisoned(x.shape, dtype) for name, x in zip("qkv", arrays) if name in sums_of}
     source = (backward_tangent_q if sums_of == "q" else backward_tangent_kv)(
         dtype=dtype.name, out_dtypes=(dtype.name,) * len(grads), head_dim=sizes[0], head_dim_v=sizes[1],
-        **tiles._asdict(), mask=case.kinds, score=(), tscore=(), dropout=case.kept_scale != 1, nbytes=nbytes,
+        **given(tiles), mask=case.kinds, score=(), tscore=(), dropout=case.kept_scale != 1, nbytes=nbytes,
         tangents=tuple(given),
     )  # fmt: skip
     kept, tile = ("q", tiles.tile_m) if sums_of == "q" else ("k", tiles.tile_n)
@@ -75,7 +76,7 @@ def statistics(case, tangents, tdlse, **options):
 def test_two_warps(rng, unit, tile, lanes, dtype, stages, sums_of):
     """They share the tiles that they loop over; with 8 lanes the rows, too."""
     m, n, tile_m, tile_n = (16, 40, tile, 16) if sums_of == "q" else (40, 16, 16, tile)
-    tiles = Streamed(unit, tile_m, tile_n, 64, lanes, stages)
+    tiles = Tiles(unit, tile_m, tile_n, 64, lanes, stages)
     check(rng, sums_of, tiles, (16, 16), dtype=np.dtype(dtype), heads=2, m=m, n=n)
 
 
@@ -109,10 +110,10 @@ def test_tangents_that_are_not_given_are_zero(rng, given, sums_of):
 
 @compiled_only
 @pytest.mark.parametrize(("sums_of", "tiles", "dtype", "size"), [
-    ("q", Streamed("mma", 64, 32, 128, stages=2), "bfloat16", 64),
-    ("kv", Streamed("mma", 32, 64, 128, stages=2), "float16", 64),
-    ("q", Streamed("mma", 32, 32, 128, 8), "float64", 32), ("kv", Streamed("mma", 32, 32, 128, 8), "float64", 32),
-    ("kv", Streamed("mma", 16, 64, 128, stages=2), "float32", 64),
+    ("q", Tiles("mma", 64, 32, 128, stages=2), "bfloat16", 64),
+    ("kv", Tiles("mma", 32, 64, 128, stages=2), "float16", 64),
+    ("q", Tiles("mma", 32, 32, 128, 8), "float64", 32), ("kv", Tiles("mma", 32, 32, 128, 8), "float64", 32),
+    ("kv", Tiles("mma", 16, 64, 128, stages=2), "float32", 64),
 ])  # fmt: skip
 def test_rows_of_tables(rng, sums_of, tiles, dtype, size):
     check(rng, sums_of, tiles, (size, size), nbytes=16, dtype=DTYPES[dtype], m=70, n=40, d=size, e=size, causal=True)
@@ -121,16 +122,17 @@ def test_rows_of_tables(rng, sums_of, tiles, dtype, size):
 @simulated_only
 def test_every_device_has_rows():
     """Of all that there is with a tangent of dO, whose tiles take the most room."""
-    units = {(device.cc >= (8, 0)): device.shared for device in sorted(DEVICES.values(), key=lambda x: -x.shared)}
-    for (has_tensor_cores, nbytes), size in ((unit, size) for unit in TILES_KV for size in TILES_KV[unit]):
+    room = {(device.cc >= (8, 0)): device.shared for device in sorted(DEVICES.values(), key=lambda x: -x.shared)}
+    for nbytes, size, has_tensor_cores in product((2, 4, 8), (64, 128, 256), (True, False)):
         dtype = {2: "bfloat16", 4: "float32", 8: "float64"}[nbytes]
         about = {"dtype": dtype, "head_dim": size, "head_dim_v": size, "mask": (), "score": (), "tscore": (),
                  "dropout": False, "nbytes": 16, "tangents": GIVEN}  # fmt: skip
         kernels = (partial(backward_tangent_kv, out_dtypes=(dtype,) * 2), TILES_KV), (
             partial(backward_tangent_q, out_dtypes=(dtype,)), TILES_Q)  # fmt: skip
         for kernel, table in kernels:
-            least = min(kernel(**about, **row._asdict()).shared for row in table[has_tensor_cores, nbytes][size])
-            assert least <= units[has_tensor_cores]
+            of_bytes = [row for most, row in table[FMA].items() if most >= nbytes * size]
+            rows = table[nbytes][size] if has_tensor_cores else of_bytes[:1]
+            assert min(kernel(**about, **given(row)).shared for row in rows) <= room[has_tensor_cores]
 
 
 # ------------------------------------------------------------------------------------------------------------- by plans
@@ -163,7 +165,7 @@ def check_call(rng, dtype, *, score=None, count=None, m=20, n=30, d=24, e=40, **
 
 
 @compiled_only
-@pytest.mark.slow  # test_packed and test_scores are calls, too
+@pytest.mark.slow  # test_scores is a call, too
 @pytest.mark.parametrize(("device", "dtype", "options"), [
     (AMPERE, "float32", {"d": 70, "e": 100}),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in (
@@ -180,6 +182,7 @@ def test_calls(rng, device, dtype, options):
 
 
 @compiled_only
+@pytest.mark.slow  # test_scores is such a call
 def test_packed(rng):
     mask = na.Segments(np.array([0, 7, 7, 20]), np.array([0, 10, 12, 30])) & na.Causal()
     with on(AMPERE):

@@ -5,8 +5,8 @@ import pytest
 
 from numbattn.call.problem import describe
 from numbattn.cuda import points
-from numbattn.cuda.kernels.hopper import parts, wide_logsumexp
-from numbattn.cuda.kernels.hopper.chunks import ChunkTiles
+from numbattn.cuda.kernels.hopper import logsumexp, parts
+from numbattn.cuda.kernels.hopper.pairs import PairTiles
 from numbattn.cuda.kernels.points import norms
 from numbattn.cuda.points import PointsBackend
 from numbattn.points import formula, kinds
@@ -34,8 +34,7 @@ def check(rng, columns=True, times=1, **about):
     found = PointsBackend(lambda: gpu).logsumexp(problem, inputs, kinds.GAUSSIAN, w)[0], formula.logsumexp(
         problem, inputs, kinds.GAUSSIAN, w)
     (program,) = gpu.programs.values()
-    name = "hopper_wide_logsumexp" if inputs.q.shape[-1] > 64 else "hopper_logsumexp"
-    assert kernels(program.plan) == ["point_parts", "point_parts", name]
+    assert kernels(program.plan) == ["point_parts", "point_parts", "hopper_logsumexp"]
     t = ((inputs.q.astype(float)[..., :, None, :] - inputs.k[..., None, :, :]) ** 2).sum(-1)
     logs = -t / 2 + (0 if w is None else w.astype(float)[..., None, :])
     top = logs.max(-1)
@@ -65,12 +64,12 @@ def test_many_dimensions(rng, monkeypatch):
     """More than other kernels hold: chunk by chunk."""
     monkeypatch.setattr(points, "HEAD_DIMS", (64,))
     monkeypatch.setattr(norms, "PADDED", 128)
-    monkeypatch.setattr(wide_logsumexp, "TILES", ChunkTiles(64, 2, 5, 2))
+    monkeypatch.setitem(logsumexp.TILES, np.inf, PairTiles(64, 2, 5, 2))
     check(rng, d=70, m=30, n=100, batch=(2,))
 
 
 @simulated_only
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_points_of_half_precision(rng, dtype):
     """One product where they are bfloat16; else three parts, as of float32."""
     rate = 1.5
@@ -85,15 +84,11 @@ def test_points_of_half_precision(rng, dtype):
 
 FAULTS = {
     "test_digits_of_all_parts": {
-        "dot(dot(dot(S_TILE, x3, y1.T), x2, y2.T), x1, y3.T)": "dot(dot(S_TILE, x2, y2.T), x1, y3.T)",
-        "dot(dot(dot(S, x2, y1.T), x1, y2.T), x1, y1.T)": "dot(dot(S, x2, y1.T), x1, y1.T)",
         "S * scale_log2_of(given) + line": "S + line",
         "lse + load(mLineX[batch, head], VECTOR, m0) * scale_of(given)": "lse",
     },
-    "cuda/kernels/hopper/wide_logsumexp.py": {
-        "test_many_dimensions": {
-            '"chunks": whole_boxes(work.problem.head_dim) // WIDTH': '"chunks": work.problem.head_dim // WIDTH',
-        },
+    "test_many_dimensions": {
+        '"chunks": whole_boxes(work.problem.head_dim) // WIDTH': '"chunks": work.problem.head_dim // WIDTH',
     },
     "test_points_of_half_precision": {
         "(counts[0][0] == 0) == IS_EXACT": "IS_EXACT",
@@ -115,11 +110,16 @@ FAULTS = {
         },
     },
     "cuda/kernels/hopper/pairs.py": {
+        "test_digits_of_all_parts": {
+            "dot(dot(S, x3, y1.T), x1, y3.T)": "dot(S, x1, y3.T)",
+            "dot(dot(dot(S, x2, y1.T), x1, y2.T), x1, y1.T)": "dot(dot(S, x2, y1.T), x1, y1.T)",
+            "add_other_products(dot(S_TILE, x[1], y[1].T), x, y)": "add_other_products(S_TILE, x, y)",
+        },
         "test_several_tiles": {
             "row + NUMBER * apart": "row",
         },
         "test_one_tile": {
-            "fills=len(x_places)": "fills=1",
+            "fills=parts)": "fills=1)",
         },
     },
 }

@@ -5,9 +5,8 @@ import pytest
 
 from numbattn.call.problem import describe
 from numbattn.cuda import points
-from numbattn.cuda.kernels.hopper import parts, wide_nearest
-from numbattn.cuda.kernels.hopper.chunks import ChunkTiles
-from numbattn.cuda.kernels.hopper.nearest import hopper_nearest
+from numbattn.cuda.kernels.hopper import nearest, parts
+from numbattn.cuda.kernels.hopper.pairs import PairTiles
 from numbattn.cuda.kernels.points import norms
 from numbattn.cuda.kernels.points.norms import PADDED
 from tests.accuracy import random
@@ -16,23 +15,24 @@ from tests.tools.device import GPU, HOPPER
 from tests.tools.launch import launch, poisoned, simulated_only, tensor_map
 
 
-def nearest(x, y, sizes, blocks=1):
+def found(x, y, sizes, blocks=1):
     """What the kernel finds, squared distances and indices."""
-    source = hopper_nearest(dtype=x.dtype.name, **sizes)
+    source = nearest.hopper_nearest(dtype=x.dtype.name, **sizes)
     batches, heads, n, _ = y.shape
     norms = np.full((batches, heads, -(-n // PADDED) * PADDED), np.inf, np.float32)
     norms[..., :n] = (y.astype(np.float32) ** 2).sum(-1) / 2
     shape = *x.shape[:-1], 1
     r2, j = poisoned(shape), np.full(shape, 77, np.int32)
-    maps = [tensor_map(given, found.box) for given, found in zip((x, y), source.tensor_maps)]
+    maps = [tensor_map(given, of.box) for given, of in zip((x, y), source.tensor_maps)]
     launch(
-        source.function, (blocks, 1, 1), source.threads, source.shared, *maps, norms, r2, j, np.int32(n), cc=(9, 0, "a")
+        source.function, (blocks, 1, 1), source.threads, source.shared, *maps, (), norms, r2, j, np.int32(n),
+        np.int32(1), cc=(9, 0, "a"),
     )  # fmt: skip
     return r2, j
 
 
 def check(x, y, sizes, blocks=1):
-    r2, j = nearest(x, y, sizes, blocks)
+    r2, j = found(x, y, sizes, blocks)
     exact = ((x.astype(float)[..., :, None, :] - y.astype(float)[..., None, :, :]) ** 2).sum(-1)
     scale = (x.astype(float) ** 2).sum(-1).max() + (y.astype(float) ** 2).sum(-1).max()
     np.testing.assert_allclose(r2[..., 0], exact.min(-1), atol=1e-6 * scale)
@@ -60,7 +60,7 @@ def test_of_equal_ones_the_first(rng):
     """Whole tiles of y, too."""
     y = random(rng, (1, 1, 8, 8), np.float16).repeat(16, axis=2)
     x = y[:, :, ::16] + np.float16(0.125)
-    _, j = nearest(x, y, SIZES)
+    _, j = found(x, y, SIZES)
     np.testing.assert_array_equal(j[0, 0, :, 0] % 16, 0)
 
 
@@ -71,12 +71,12 @@ def test_many_dimensions(rng, monkeypatch, dtype):
     monkeypatch.setattr(points, "HEAD_DIMS", (64,))
     monkeypatch.setattr(parts, "MOST_ROOM", np.inf)
     monkeypatch.setattr(norms, "PADDED", 128)
-    monkeypatch.setattr(wide_nearest, "TILES", ChunkTiles(64, 2, 5, 2))
+    monkeypatch.setattr(nearest, "OF_PARTS", PairTiles(64, 2, 5, 2))
     x, y = (rng.standard_normal((2, n, 70)).astype(NAMED[dtype]) for n in (30, 100))
     gpu = GPU(HOPPER._replace(multiprocessors=1))
     r2, j = points.PointsBackend(lambda: gpu).nearest(*describe(x, y, y[..., :0]), 1)
     (program,) = gpu.programs.values()
-    assert kernels(program.plan)[-1] == "hopper_wide_nearest"
+    assert kernels(program.plan)[-1] == "hopper_nearest"
     exact = ((x.astype(float)[..., :, None, :] - y.astype(float)[..., None, :, :]) ** 2).sum(-1)
     np.testing.assert_array_equal(j[..., 0], exact.argmin(-1))
     np.testing.assert_allclose(r2[..., 0], exact.min(-1), atol=1e-4)
@@ -85,24 +85,22 @@ def test_many_dimensions(rng, monkeypatch, dtype):
 FAULTS = {
     "norms_x + 2 * least": "norms_x + least",
     "half_norms - S": "half_norms + S",
-    "cuda/kernels/hopper/wide_nearest.py": {
-        "test_many_dimensions": {
-            "-(S + line)": "-S",
-            "col_index(S_TILE, n0) < seqlen_k": "col_index(S_TILE, n0) <= seqlen_k",
-            "least - load(mLineX[batch, head], VECTOR, m0)": "least + load(mLineX[batch, head], VECTOR, m0)",
-        },
+    "test_many_dimensions": {
+        "-(S + line)": "-S",
+        "col_index(S_TILE, n0) < seqlen_k": "col_index(S_TILE, n0) <= seqlen_k",
+        "TWICE = ACC(0), ACC(np.inf), ACC(-2)": "TWICE = ACC(0), ACC(np.inf), ACC(2)",
     },
     "cuda/kernels/hopper/pairs.py": {
         "            sync_warpgroup()                                    # all": "            pass  # all",
         "            release(Y)\n": "",
         "            release(X)\n": "",
         "                    wait(next_x)\n": "",
-        "            wait(Y)\n": "",
+        "wait(Y)\n        return product": "return product",
         "advance(X, CONSUMERS)": "advance(X, 1)",
-        "fills=len(y_places) + 1": "fills=len(y_places)",
+        "fills=parts + 1": "fills=parts",
         "                acquire(Y)\n": "",
         "                acquire(X)\n": "",
-        "m_block * TILE_M + consumer * ROWS": "m_block * TILE_M",
+        "m0 + consumer * ROWS, sizes.apart_x": "m0, sizes.apart_x",
         "while n0 + 2 * TILE_N < seqlen_k:": "while n0 + 2 * TILE_N <= seqlen_k:",
         "if n0 + TILE_N < seqlen_k:": "if n0 + TILE_N <= seqlen_k:",
     },

@@ -6,7 +6,7 @@ import pytest
 from numbattn.call.problem import describe
 from numbattn.cuda import points
 from numbattn.cuda.kernels.hopper import parts, sums
-from numbattn.cuda.kernels.hopper.chunks import ChunkTiles
+from numbattn.cuda.kernels.hopper.pairs import PairTiles
 from numbattn.cuda.kernels.points import norms
 from numbattn.cuda.plan import tier
 from numbattn.points import formula, kinds
@@ -29,7 +29,7 @@ def small_matrices(monkeypatch):
 def small_tiles(monkeypatch):
     """And fewer points beyond the last one."""
     monkeypatch.setattr(norms, "PADDED", 128)
-    monkeypatch.setattr(sums, "tiles_of", lambda problem, is_few: ChunkTiles(64, 2, 5, 2))
+    monkeypatch.setattr(sums, "tiles_of", lambda problem, is_few: PairTiles(64, 2, 5, 2))
 
 
 def check(rng, d, e, m, n, kind=kinds.GAUSSIAN, batch=(), times=1.0):
@@ -122,14 +122,13 @@ FAULTS = {
         "number * apart + row": "row",
         "B.index * COUNT)": "0)",
     },
-    "cuda/kernels/hopper/chunks.py": {
+    "cuda/kernels/hopper/pairs.py": {
         "test_digits_of_all_parts": {
-            "dot(dot(S, x3, y1.T), x1, y3.T)": "dot(S, x1, y3.T)",
             "dot(S, x_of(Q), allocate(Y_PLACE, Q.index).T)": "dot(S, x_of(P), allocate(Y_PLACE, P.index).T)",
         },
         "test_several_tiles_and_chunks": {
             "chunk * CHUNK": "0",
-            "stages * consumers)": "stages)",
+            "tiles.stages * tiles.consumers)": "tiles.stages)",
             "return advance(P, 3)": "return advance(P, 2)",
             "part * sizes.apart_y + n0": "n0",
         },
