@@ -38,7 +38,7 @@ from numbattn.base import backends
 from numbattn.cuda.kernels.hopper.forward import SPEC
 from numbattn.cuda.kernels.hopper.forward_tiles import CELLS, LONG, NARROW, USUAL, Warpgroups
 from numbattn.cuda.launch import current_gpu
-from numbattn.cuda.passes import FORWARD, Passes
+from numbattn.cuda.passes import Passes
 from numbattn.cuda.words.spec import Route, everything
 
 PEAK = 4096  # FLOP per cycle of a multiprocessor's tensor cores, for 2-byte elements
@@ -72,8 +72,7 @@ def cycles(read_clocks, replay, repetitions):
 def always(row):
     """A context in which every plan takes this row."""
     spec = replace(SPEC, tiles=lambda work: (row,))
-    forward = replace(FORWARD, routes=(Route(everything, (spec,)),))
-    return patch.dict(backends.BACKENDS, cupy=Passes(current_gpu, forward))
+    return patch.dict(backends.BACKENDS, cupy=Passes(current_gpu, forward=(Route(everything, (spec,)),)))
 
 
 def prepare(arrays, row, options):

@@ -299,7 +299,8 @@ def over(rates, name, others, other):
 # ------------------------------------------------------------------------------------------------------------- compiled
 def kernels(device, cases):
     """The keys of numbattn's kernels for all calls; arrays take no memory."""
-    from numbattn.cuda.passes import PASSES, plans
+    from numbattn.call.passes import PASSES
+    from numbattn.cuda.passes import plans
     from numbattn.cuda.views import without_memory
 
     found = {}

@@ -6,21 +6,16 @@ import math
 from dataclasses import dataclass
 from typing import Any, Generic
 
-import numpy as np
-
-from . import reference
-from .base.backends import on_cpus, run
 from .base.checks import A, Array, flag
 from .base.gradients import Gradients
 from .base.keywords import knows_others
-from .base.values import moved
 from .caches.kv_cache import KVCache
+from .call import passes
 from .call.problem import Saved, checked_gradients, describe, refuse_cache, without_v
 from .dropout import Dropout
 from .jets import SecondBackprop, attention_backward_vjp
 from .masks import Mask
-from .scores import Part, Scores
-from .scores.function import Score
+from .scores import Scores
 
 
 @dataclass(frozen=True)
@@ -212,8 +207,7 @@ def attention_backward(
     """
     do, dlse = checked_gradients(saved, do, dlse)
     flag("deterministic", deterministic)
-    grads: Gradients[A] = run(saved.problem, "backward", saved, do, dlse, deterministic)
-    return grads
+    return passes.backward(saved, do, dlse, deterministic)
 
 
 @knows_others
@@ -277,8 +271,7 @@ def attention_weights(
 ) -> A:
     """P itself, softmax(scale Q K^T), to look at: an array of seqlen_q x seqlen_k for every head.
 
-    It is computed by the plain formula in float64, in memory that grows with seqlen_q x seqlen_k; `attention` never
-    stores it.
+    It takes memory that grows with seqlen_q x seqlen_k; `attention` never stores it.
 
     Parameters
     ----------
@@ -307,15 +300,8 @@ def attention_weights(
     """
     v = without_v(q, k, mask, score)
     problem, inputs = describe(q, k, v, causal, mask, scale, dropout, score)
-    P = reference.weights(problem, inputs, _compiled)
+    P = passes.weights(problem, inputs)
     return P if inputs.packing is None else inputs.packing.packed(P)
-
-
-def _compiled(part: Part, S: Any) -> Any:
-    """S after a part of the score. A user's function is compiled, as for kernels: in Python it may raise errors."""
-    if not isinstance(part, Score):
-        return part._applied(S)
-    return moved(on_cpus().applied(part._like(np.empty(0)), moved(S, np.empty(0))), S)
 
 
 def _forward(
@@ -324,7 +310,7 @@ def _forward(
     """o, and what is saved or None."""
     problem, inputs = describe(q, k, v, causal, mask, scale, dropout, score, out)
     packing = inputs.packing
-    o, saved = run(problem, "forward", problem, inputs, out if packing is None else None, save=save)
+    o, saved = passes.forward(problem, inputs, out if packing is None else None, save)
     if packing is not None:
         o = packing.packed(o, out)
         saved = saved and Saved(problem, inputs, o, packing.packed(saved.lse, fill=-math.inf))

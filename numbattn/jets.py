@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from .base.backends import run
 from .base.checks import A, Array, flag
 from .base.gradients import Gradients, SecondGradients
 from .base.keywords import knows_others
+from .call import passes
 from .call.problem import Saved, checked_gradients, describe, refuse_cache
 from .call.tangents import SavedTangents, checked_tangents, checked_tangents_of_gradients
 from .dropout import Dropout
@@ -134,7 +134,7 @@ def attention_forward_jvp(
     refuse_cache(k, "tangents")
     problem, inputs = describe(q, k, v, causal, mask, scale, dropout, score)
     tangents, several = checked_tangents(inputs, tq, tk, tv, tscore)
-    saved, to, tlse = run(problem, "tangent", problem, inputs, tangents)
+    saved, to, tlse = passes.tangent(problem, inputs, tangents)
     if not several:
         to, tlse = to[0], tlse[0]
     return saved.o, to, saved, SavedTangents(problem, tangents, to, tlse, several)
@@ -212,7 +212,7 @@ def attention_backward_jvp(
     """
     tgrads = tangents_of_gradients(do, saved, tsaved, tdo, dlse, tdlse, deterministic)
     do, dlse = checked_gradients(saved, do, dlse)
-    return run(saved.problem, "backward", saved, do, dlse, deterministic), tgrads
+    return passes.backward(saved, do, dlse, deterministic), tgrads
 
 
 def tangents_of_gradients(
@@ -223,8 +223,7 @@ def tangents_of_gradients(
     tdo, tdlse = checked_tangents_of_gradients(saved, tsaved, tdo, dlse, tdlse)
     flag("deterministic", deterministic)
     to, tlse = (tsaved.to, tsaved.tlse) if tsaved.several else (tsaved.to[None], tsaved.tlse[None])
-    given = saved, do, dlse, tsaved.tangents, to, tlse, tdo, tdlse, deterministic
-    tgrads = run(saved.problem, "backward_tangent", *given)
+    tgrads = passes.backward_tangent(saved, do, dlse, tsaved.tangents, to, tlse, tdo, tdlse, deterministic)
     return tgrads if tsaved.several else _only(tgrads)
 
 
@@ -279,15 +278,14 @@ def attention_backward_vjp(
     do, dlse = checked_gradients(saved, do, dlse)
     flag("deterministic", deterministic)
     problem, inputs = saved.problem, saved.inputs
-    grads: Gradients[A] = run(problem, "backward", saved, do, dlse, deterministic)
+    grads = passes.backward(saved, do, dlse, deterministic)
 
     def backprop2(
         ddq: Array | None, ddk: Array | None, ddv: Array | None, *, ddscore: Sequence[Array | None] = ()
     ) -> SecondGradients[A]:
         tangents, several = checked_tangents(inputs, ddq, ddk, ddv, ddscore, prefix="dd")
-        _, to, tlse = run(problem, "tangent", problem, inputs, tangents)
-        given = saved, do, dlse, tangents, to, tlse, None, None, deterministic
-        found = run(problem, "backward_tangent", *given)
+        _, to, tlse = passes.tangent(problem, inputs, tangents)
+        found = passes.backward_tangent(saved, do, dlse, tangents, to, tlse, deterministic=deterministic)
         if not several:
             to, tlse, found = to[0], tlse[0], _only(found)
         return SecondGradients(found.dq, found.dk, found.dv, to, tlse, found.score)
@@ -361,8 +359,7 @@ def attention_laplacian(
     problem, inputs = describe(q, k, v, causal, mask, scale, dropout, score)
     tangents, _ = checked_tangents(inputs, jq, jk, jv, prefix="j", several=True)
     laplacians, _ = checked_tangents(inputs, lq, lk, lv, prefix="l", several=False)
-    o, _, jo, lo = run(problem, "laplacian", problem, inputs, tangents, laplacians)
-    return o, jo, lo
+    return passes.laplacian(problem, inputs, tangents, laplacians)
 
 
 def _only(grads: Gradients[Any]) -> Gradients[Any]:

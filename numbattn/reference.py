@@ -6,7 +6,6 @@ It computes all seqlen_q x seqlen_k scores at once. Takes NumPy or CuPy arrays, 
 """
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +16,7 @@ from .call.problem import Inputs, Problem, describe
 from .call.tangents import Tangents, checked_tangents, parts_of
 from .dropout import Dropout, dropout_mask
 from .masks import Mask
-from .scores import Part, Scores, sink_of
+from .scores import Scores, sink_of
 
 __all__ = [
     "attention_backward",
@@ -78,20 +77,7 @@ def attention_backward(
     return Gradients(sum_to(dQ, q.shape), sum_to(dK, k.shape), sum_to(dV, v.shape), tuple(dScores))
 
 
-@np.errstate(under="ignore")
-def weights(problem: Problem, inputs: Inputs, apply: Callable[[Part, Any], Any]) -> Any:
-    """P, dropped, in the dtype of the problem; apply: (part of the score, S) -> what it makes of S."""
-    _, _, _, P, Z, _, _ = _recompute(problem, inputs, apply)
-    return (P * Z).astype(problem.dtype).reshape(problem.score_shape)
-
-
-def _plainly(part: Part, S: Any) -> Any:
-    return part._applied(S)
-
-
-def _recompute(
-    problem: Problem, inputs: Inputs, apply: Callable[[Part, Any], Any] = _plainly
-) -> tuple[Any, ...]:  # fmt: skip
+def _recompute(problem: Problem, inputs: Inputs) -> tuple[Any, ...]:
     """Q, K, V as float64 (batch, heads, sequence, features), P, what dropout multiplies it by, lse, and S before each
     part of the score."""
     k, v = (inputs.k, inputs.v) if inputs.cache is None else inputs.cache._dense()
@@ -105,7 +91,7 @@ def _recompute(
     scores = []
     for part in inputs.score:                                   # the score of what is masked is not read
         scores.append(S)
-        S = np.where(visible, apply(part, S), 0)
+        S = np.where(visible, part._applied(S), 0)
     S = np.where(visible, S, -math.inf)
     seen = ~np.isneginf(S).all(axis=-1, keepdims=True)
     m = np.where(seen, S, 0)

@@ -81,8 +81,8 @@ def test_missing_packages_are_named(monkeypatch, capsys):
 def test_a_wrong_result_is_reported(monkeypatch, capsys):
     right = cpu.forward
 
-    def wrong(problem, inputs, out, save):
-        o, saved = right(problem, inputs, out, save)
+    def wrong(*args):
+        o, saved = right(*args)
         o[..., 0] = np.nan
         return o, saved
 

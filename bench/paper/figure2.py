@@ -42,7 +42,7 @@ from numbattn.cuda.kernels import hopper
 from numbattn.cuda.kernels.any import forward as any_gpu
 from numbattn.cuda.kernels.hopper.forward_tiles import Warpgroups
 from numbattn.cuda.kernels.tables import Tiles
-from numbattn.cuda.passes import FORWARD, Passes
+from numbattn.cuda.passes import Passes
 from numbattn.cuda.words.spec import Route, everything
 from paper import io_model
 from paper.figure3 import SAMPLE_SECONDS, Clock, GpuClock, is_out_of_memory, numbers
@@ -95,8 +95,7 @@ def always(row, backend="cupy", current=None):
     if current is None:
         from numbattn.cuda.launch import current_gpu as current
     spec = replace(SPECS[type(row)], tiles=lambda work: (row,))
-    forward = replace(FORWARD, routes=(Route(everything, (spec,)),))
-    return patch.dict(backends.BACKENDS, {backend: Passes(current, forward)})
+    return patch.dict(backends.BACKENDS, {backend: Passes(current, forward=(Route(everything, (spec,)),))})
 
 
 def run_of(xp, case):

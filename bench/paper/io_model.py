@@ -83,7 +83,7 @@ def flash_bytes(shape, of, cc=(9, 0), row=None, share=1.0, mask=None):
     found = dict(zip(PASSES, plans(DEVICES[cc], x, x, x, mask=mask)))
     chosen = [plan for name, plan in found.items() if of in (name, "both")]
     return [kernel_bytes(shape, step.key.name, row if row and step.key.name.endswith("forward") else step.tiles, share,
-                         "adds_dq" in dict(step.key.parameters) and dict(step.key.parameters)["adds_dq"])
+                         adds_dq=any(step.key.name == "round_dq" for step in plan.steps))
             for plan in chosen for step in plan.steps]  # fmt: skip
 
 

@@ -5,9 +5,9 @@ from typing import Any
 from . import faults
 from .interrupts import imported
 
-# Each has passes, and states_of_blocks and shown_by_function, for functions of masks; that of NumPy also applied, for
-# functions of scores; that of CuPy append and check_device, for caches, merge_into and sum_into, and chosen, for masks
-# of lists
+# Each has forward and run, for passes, see numbattn/call/passes.py, and states_of_blocks and shown_by_function, for
+# functions of masks; that of CuPy also append and check_device, for caches, merge_into and sum_into, and chosen, for
+# masks of lists
 MODULES = {"numpy": "numbattn.cpu", "cupy": "numbattn.cuda.backend"}
 # of sums over pairs of points: sums, gradient, logsumexp and nearest, see numbattn/points/formula.py
 POINTS = {"numpy": "numbattn.cpu.points", "cupy": "numbattn.cuda.backend"}
@@ -26,19 +26,19 @@ def on_cpus() -> Any:
     return imported(MODULES["numpy"])
 
 
-def run(problem: Any, name: str, *args: Any, **options: Any) -> Any:
-    """Run a pass of a Problem, "forward" say. An error that is numbattn's own fault says so."""
-    return _run(backend(problem.xp), problem, name, *args, **options)
+def run(name: str, problem: Any, *args: Any) -> Any:
+    """What the backend's function of this name returns. An error that is numbattn's own fault says so."""
+    return _run(backend(problem.xp), name, problem, *args)
 
 
 def run_points(problem: Any, name: str, *args: Any, **options: Any) -> Any:
-    """Run a sum over pairs of points, likewise; it takes the Problem first."""
-    return _run(imported(POINTS[problem.xp]), problem, name, problem, *args, **options)
+    """Run a sum over pairs of points, likewise."""
+    return _run(imported(POINTS[problem.xp]), name, problem, *args, **options)
 
 
-def _run(chosen: Any, problem: Any, name: str, *args: Any, **options: Any) -> Any:
+def _run(chosen: Any, name: str, problem: Any, *args: Any, **options: Any) -> Any:
     try:
-        return getattr(chosen, name)(*args, **options)
+        return getattr(chosen, name)(problem, *args, **options)
     except Exception as error:
         if faults.is_fault(error):
             raise faults.fault(error, problem, chosen) from error

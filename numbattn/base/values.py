@@ -55,11 +55,21 @@ class Value:
     """The base of a frozen dataclass."""
 
     _axis_of_queries: int | None = None  # of its arrays: along it a device may hold only the rows of its own queries
+    _own_axes: int | None = None  # how many axes its first array has after those of the batch; None: it is not by batch
     _is_private = False  # whether nobody else has its arrays, so that they do not change
 
     def _arrays(self) -> dict[str, Any]:
         """Its own arrays by the names of their fields, without those of its parts."""
         return {name: x for name, x in vars(self).items() if hasattr(x, "shape")}
+
+    def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
+        """Arrays over all batch axes."""
+        return ()
+
+    def _axes_of_arrays(self) -> dict[str, int]:
+        """How many axes each array over the batch axes has after them, by its name."""
+        found = {held.name: len(held.shape) for held in self._held(1, 1)}
+        return found if self._own_axes is None else {next(iter(self._arrays())): self._own_axes, **found}
 
     @cached_property
     def _all_arrays(self) -> list[Any]:

@@ -37,7 +37,7 @@ from ..caches.masked import masked
 from ..caches.ragged import Ragged, ragged
 from ..dropout import Dropout
 from ..masks import All, Causal, Mask, as_mask
-from ..scores import ArrayPart, Part, Scores, as_parts
+from ..scores import Part, Scores, as_parts
 from .fitting import check_numbers, check_positions, fitted_mask, fitted_score
 
 B = TypeVar("B", bound=Array)  # as A, of functions in a class
@@ -326,8 +326,7 @@ def without_v(q: Any, k: Any, mask: Mask | Array | None, score: Scores) -> Any:
     sizes = problem.seqlen_q, problem.seqlen_k
     held = [(x.array.shape, len(x.shape)) for part in as_mask(mask)._parts for x in part._held(*sizes)
             if library(x.array)]  # fmt: skip
-    held += [(part._array.shape, len(part._whole_shape((), *sizes))) for part in as_parts(score)
-             if isinstance(part, ArrayPart)]  # fmt: skip
+    held += [(part._weights[0].shape, part._own_axes) for part in as_parts(score) if part._own_axes is not None]
     try:
         batch = np.broadcast_shapes(problem.batch, *(shape[: max(len(shape) - own, 0)] for shape, own in held))
     except ValueError:  # `describe` says which one does not fit

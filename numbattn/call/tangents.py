@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, NamedTuple, cast
+from typing import Any, Generic, NamedTuple
 
 import numpy as np
 
 from ..base.checks import A, library, other_dtype, same_library, words_for
-from ..base.values import moved, rowsum
-from ..scores import ArrayPart, Part
-from ..scores.function import Score, ScoreTangent
+from ..base.values import moved
+from ..scores import Part
 from .problem import Inputs, Problem, Saved, converted
 
 
@@ -31,19 +30,12 @@ class Tangents(NamedTuple):
 
 
 def parts_of(inputs: Inputs, tangents: Tangents, number: int, backward: bool = False) -> list[Any]:
-    """For each part of the score, the part with tangent `number` in place of its array, since S and the tangent of S
-    are linear in it; for a Score a ScoreTangent. None if that tangent is zero, except, in the backward pass, for a
-    Score whose arrays have gradients."""
-    given, found = iter(tangents.score), list[Any]()
+    """For each part of the score, what moves S along tangent `number` of its arrays, see `Part._tangent`."""
+    given, found, dtype = iter(tangents.score), list[Any](), np.promote_types(inputs.q.dtype, np.float32)
     for part in inputs.score:
         own = [x if x is None else x[number, ...] for _, x in zip(part._weights, given)]  # an array even for a number
-        if isinstance(part, ArrayPart) and own[0] is not None:
-            tangent = replace(cast(Any, part), **{part._name: own[0]})
-            found.append(tangent._within(inputs.mask._frame))
-        elif isinstance(part, Score) and (any(x is not None for x in own) or (backward and part._wants_gradient)):
-            found.append(ScoreTangent(part, own, np.promote_types(inputs.q.dtype, np.float32)))
-        else:
-            found.append(None)
+        tangent = part._tangent(own, dtype, backward) if own else None
+        found.append(tangent and tangent._within(inputs.mask._frame))
     return found
 
 
@@ -129,8 +121,9 @@ def _of_score(name: str, score: Any, inputs: Inputs) -> Sequence[Any]:
     for number, (part, tangent, is_wanted) in enumerate(zip(parts, score, wanted)):
         if tangent is None or is_wanted:
             continue
-        if isinstance(part, Score):
-            raise NotImplementedError(f"{name}[{number}]: got {words_for(tangent)} for an array of a Score whose "
+        if part._is_nonlinear:
+            kind = type(part).__name__
+            raise NotImplementedError(f"{name}[{number}]: got {words_for(tangent)} for an array of a {kind} whose "
                                       "gradient is not wanted, expected None: pass gradient=True")  # fmt: skip
         if name == "ddscore":
             raise ValueError(f"{name}[{number}]: got {words_for(tangent)} for a {type(part).__name__} whose gradient "
@@ -188,33 +181,3 @@ def _call(problem: Problem) -> tuple[Any, ...]:
     """What two Problems share if one call's arrays are copies of the other's, functions of a Score aside."""
     parts = [kind for kind, *_ in problem.score_kinds]
     return problem.xp, problem.dtype, problem.shapes, problem.mask_kinds, parts, problem.dropout
-
-
-class Rows(NamedTuple):
-    """The inputs of the tangent of the backward pass; all but do and dlse have an axis of the tangents in front."""
-
-    do: Any
-    dlse: Any  # or None, for zero
-    to: Any
-    tlse: Any
-    tdo: Any  # or None
-    tdlse: Any  # or None
-
-    def some(self, first: int, end: int) -> Rows:
-        """The rows for the tangents [first, end)."""
-        return Rows(self.do, self.dlse, *[x if x is None else x[first:end] for x in self[2:]])
-
-
-def gradients_of_sink(saved: Any, rows: Rows, sink: Any, tangents: Sequence[Any]) -> list[Any]:
-    """The tangents of -rowsum(P D) in each direction, P that of the sink; tangents: as sinks, or None."""
-    wide: list[Any] = [x if x is None else x.astype(saved.problem.sum_dtype, copy=False)
-                       for x in (rows.do, saved.o, rows.to, rows.tdo)]  # fmt: skip
-    do, o, to, tdo = wide
-    D, found = rowsum(do, o) - (0 if rows.dlse is None else rows.dlse), []
-    D = np.where(np.isfinite(saved.lse), D, 0)  # dlse may be anything where a query sees nothing
-    for t, tangent in enumerate(tangents):
-        tD = rowsum(do, to[t]) - (0 if rows.tdlse is None else rows.tdlse[t])
-        tD += 0 if tdo is None else rowsum(tdo[t], o)
-        logits = 0 if tangent is None else tangent._logits(saved.lse)
-        found.append(sink._gradient(None, saved.lse, saved._exactly((logits - rows.tlse[t]) * D + tD)))
-    return found

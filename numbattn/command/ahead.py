@@ -15,6 +15,7 @@ import numbattn as na
 from ..base.checks import dtype_of_sums
 from ..base.compiling import keep_quiet
 from ..base.values import kinds
+from ..call.passes import BACKWARD, FORWARD, PASSES
 from ..call.tangents import SavedTangents, checked_tangents
 from ..scores import Part
 from .machine import cpu, kept, progress, say, table, why_no_gpu
@@ -27,8 +28,7 @@ def _examples(base):
 
 MASKS = {"none": lambda m, n: None, **dict(_examples(na.Mask))}
 SCORES = dict(_examples(Part))
-PASSES = ["forward", "backward", "tangent", "backward_tangent", "laplacian"]
-USUAL = PASSES[:2]
+USUAL = [FORWARD.name, BACKWARD.name]
 
 
 def capability(text):
@@ -53,13 +53,12 @@ def device_of(cc, otherwise=""):
 
 def plans(device, dtype, q, k, v, mask, dropout, deterministic=False, score=(), gradient=True, passes=USUAL):
     """Plans of passes by name for arrays of these shapes, which take no memory."""
-    from numbattn.cuda.passes import PASSES as NAMED
     from numbattn.cuda.passes import plans as plans_of
     from numbattn.cuda.views import without_memory
 
     arrays, options = [without_memory(shape, dtype) for shape in (q, k, v)], _call(dtype, q, k, mask, score, gradient)
     dropout = na.Dropout(0.1, seed=0) if dropout else None
-    chosen = [NAMED[name] for name in passes]
+    chosen = [PASSES[name] for name in passes]
     found = plans_of(device, *arrays, deterministic=deterministic, passes=chosen, dropout=dropout, **options)
     return dict(zip(passes, found))
 

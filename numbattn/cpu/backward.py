@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..base.gradients import Gradients, sum_to
-from ..base.values import rounded, rowsum
+from ..base.gradients import sum_to
+from ..base.values import rounded
+from ..call.passes import gradient_of_part
 from ..functions.compiled.exponentials import exp
 from .arguments import kept, matrices, readable, scratch_of, tiles_of
 from .compile import Kernel
@@ -43,10 +44,9 @@ SUMMED = 2**25  # elements of sums that all blocks together may have
 BLOCKS = 16  # at least, even for few heads: a constant, so that gradients do not depend on the number of threads
 
 
-def backward(saved, do, dlse=None, deterministic=True):
-    """The Gradients, bitwise reproducible."""
-    problem, inputs = saved.problem, saved.inputs
-    given = operands_of(saved, do, dlse), *options_of(problem, inputs, order=1, sums=True)
+def backward(problem, inputs, given, tangents=None):
+    """dq, dk, dv, and gradients of parts of the score, by name; given: arrays by name."""
+    given = operands_of(problem, inputs, given), *options_of(problem, inputs, order=1, sums=True)
     sizes = min(TILE_M, problem.seqlen_q), min(TILE_N, problem.seqlen_k)
     slopes = nonlinear_in(inputs.score) + kept_in(inputs.score)
     scratch, memory = scratch_of(problem, *sizes, backward=True, slopes=slopes)
@@ -58,15 +58,14 @@ def backward(saved, do, dlse=None, deterministic=True):
     launch(backward_kernel.given(scratch, *given, record), plan.blocks, work, memory)
     dq = dq[0] if len(dq) == 1 else dq.sum(axis=0)
     of = (dq, inputs.q), (dk, inputs.k), (dv, inputs.v)
-    grads = [rounded(sum_to(dx, x.shape), problem.result_dtype) for dx, x in of]
-    return Gradients(*grads, tuple(gradients_of_score(saved, do, dlse, map(merged, sums, plan.firsts))))
+    dq, dk, dv = [rounded(sum_to(dx, x.shape), problem.result_dtype) for dx, x in of]
+    return {"dq": dq, "dk": dk, "dv": dv, **gradients_of_score(inputs.score, map(merged, sums, plan.firsts))}
 
 
-def operands_of(saved, do, dlse):
+def operands_of(problem, inputs, given):
     """The Record of q, k, v, do, o, lse, its low part and dlse."""
-    problem, inputs = saved.problem, saved.inputs
-    arrays = [readable(x, problem.sum_dtype) for x in (inputs.q, inputs.k, inputs.v, do, saved.o)]
-    rows = saved.lse, saved.lse_low, dlse
+    arrays = [readable(x, problem.sum_dtype) for x in (inputs.q, inputs.k, inputs.v, given["do"], given["o"])]
+    rows = given["lse"], given.get("lse_low"), given.get("dlse")
     given = [x is not None for x in rows]
     rows = [np.ascontiguousarray(x) for x in rows if x is not None]
     return _operands(problem, *given, *[(x.shape, x.strides) for x in arrays]).filled(*arrays, *rows)
@@ -116,20 +115,11 @@ def plan_of(problem, mask, shapes, lead=()):
     )  # fmt: skip
 
 
-def gradients_of_score(saved, do, dlse, summed):
-    """The gradient of each array in the score, from the sums of kernels; None where it is not wanted."""
-    problem = saved.problem
-    for part in saved.inputs.score:
-        if not part._wants_gradient:
-            found = None
-        elif part._has_step:
-            found = next(summed)
-            found = found if found.size else np.zeros(shape_of(part), found.dtype)  # without any scores
-        else:
-            delta = rowsum(*[x.astype(problem.sum_dtype, copy=False) for x in (do, saved.o)])
-            delta = delta if dlse is None else delta - dlse
-            found = part._gradient(None, saved.lse, saved._exactly(delta))
-        yield from part._rounded_gradients(found, problem.wide)
+def gradients_of_score(parts, summed, lead=()):
+    """The gradients of parts of the score that have a step, by name; summed: by kernels; lead: axes in front."""
+    wanted = [(number, part) for number, part in enumerate(parts) if part._wants_gradient and part._has_step]
+    return {gradient_of_part(number): x if x.size else np.zeros((*lead, *shape_of(part)), x.dtype)  # without any scores
+            for (number, part), x in zip(wanted, summed)}  # fmt: skip
 
 
 class BackwardGiven(NamedTuple):

@@ -8,15 +8,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..base.gradients import Gradients, sum_to
+from ..base.gradients import sum_to
 from ..base.values import put
-from ..call.tangents import Rows, gradients_of_sink, parts_of
+from ..call.tangents import parts_of
 from .arguments import directions, memory_of, readable
 from .backward import (
     TILE_M,
     TILE_N,
     BackwardGiven,
     BackwardWork,
+    gradients_of_score,
     load_queries,
     operands_of,
     plan_of,
@@ -29,7 +30,7 @@ from .launch import launch
 from .product import product, product_tn, row_dots
 from .record import Later, Record, data_address
 from .score import kept_in, nonlinear_in, options_of
-from .score_gradients import Sums, merged, shape_of, shapes_of
+from .score_gradients import Sums, merged, shapes_of
 from .score_tangents import differentiate_score, numbered_tile, pull_back_tangents, tangents_of_steps
 from .softmax import multiply
 from .subnormals import flush_subnormals, restore
@@ -38,22 +39,23 @@ from .tile import EMPTY, clear, draw, inline, is_set, matrix, tile, tile_state
 from .transposition import transpose
 
 
-def backward_tangent(saved, do, dlse, tangents, to, tlse, tdo=None, tdlse=None, deterministic=True):
-    """The tangents of the Gradients, each with an axis of directions in front, bitwise reproducible."""
-    rows, found = Rows(do, dlse, to, tlse, tdo, tdlse), []
+def backward_tangent(problem, inputs, given, tangents):
+    """The tangents of dq, dk, dv and of gradients of parts of the score, by name, with an axis of directions in front;
+    given: arrays by name."""
+    found = []
     for first in range(0, max(tangents.count, 1), AT_ONCE):
         end = first + AT_ONCE
-        found.append(along(saved, rows.some(first, end), tangents.some(first, end)))
-    grads = [x[0] if len(x) == 1 or x[0] is None else np.concatenate(x) for x in zip(*found)]
-    return Gradients(*grads[:3], tuple(grads[3:]))
+        some = {name: x[first:end] if name.startswith("t") else x for name, x in given.items()}
+        found.append(along(problem, inputs, some, tangents.some(first, end)))
+    return found[0] if len(found) == 1 else {name: np.concatenate([x[name] for x in found]) for name in found[0]}
 
 
-def along(saved, rows, tangents):
-    """The tangents of dq, dk, dv and of the gradients of the score's arrays, None where these are not wanted."""
-    problem, inputs, count = saved.problem, saved.inputs, tangents.count
+def along(problem, inputs, given, tangents):
+    """The results of `backward_tangent` for at most AT_ONCE directions."""
+    count = tangents.count
     tparts = [parts_of(inputs, tangents, number, backward=True) for number in range(count)]
-    given = operands_of(saved, rows.do, rows.dlse), *options_of(problem, inputs, order=2)
-    of_tangents = operands_of_tangents(problem, tangents, rows), tangents_of_steps(problem, inputs, tparts, order=2)
+    of_tangents = operands_of_tangents(problem, count, given), tangents_of_steps(problem, inputs, tparts, order=2)
+    given = operands_of(problem, inputs, given), *options_of(problem, inputs, order=2)
     scratch, memory = scratch_of(problem, count, nonlinear_in(inputs.score), kept_in(inputs.score))
     plan = plan_of(problem, inputs.mask, shapes_of(inputs.score), (count,))
     depth = problem.head_dim + problem.head_dim_v
@@ -66,26 +68,8 @@ def along(saved, rows, tangents):
     tdq = tdq[:, 0] if tdq.shape[1] == 1 else tdq.sum(axis=1)
     of = (tdq, inputs.q), (tdk, inputs.k), (tdv, inputs.v)
     grads = [joined([sum_to(x, like.shape) for x in each], like.shape, problem.result_dtype) for each, like in of]
-    return *grads, *gradients_of_score(saved, rows, tparts, [[*map(merged, own, plan.firsts)] for own in sums])
-
-
-def gradients_of_score(saved, rows, tparts, summed):
-    """The tangent of the gradient of each array in the score. tparts, summed: for each direction the parts with
-    tangents of their arrays, and the sums of kernels."""
-    problem, step = saved.problem, 0
-    for number, part in enumerate(saved.inputs.score):
-        if not part._wants_gradient:
-            yield from [None] * len(part._weights)
-            continue
-        if part._has_step:
-            own = [sums[step] for sums in summed]
-            found = [part._gradients(x if x.size else np.zeros(shape_of(part))) for x in own]   # without any scores
-            step += 1
-        else:
-            found = [(x,) for x in gradients_of_sink(saved, rows, part, [own[number] for own in tparts])]
-        for array, wanted, *along in zip(part._weights, part._wanted, *found):
-            dtype = problem.sum_dtype if problem.wide else array.dtype
-            yield joined(along, array.shape, dtype) if wanted else None
+    summed = [np.array([merged(own[number], firsts) for own in sums]) for number, firsts in enumerate(plan.firsts)]
+    return dict(zip(("tdq", "tdk", "tdv"), grads)) | gradients_of_score(inputs.score, summed, (count,))
 
 
 @np.errstate(under="ignore")
@@ -97,13 +81,14 @@ def joined(found, shape, dtype):
     return out
 
 
-def operands_of_tangents(problem, tangents, rows):
+def operands_of_tangents(problem, count, given):
     """The Record of tangents: of q, k, v, o and do, of lse and dlse."""
-    arrays = [x if x is None else readable(x, problem.sum_dtype) for x in (*tangents[:3], rows.to, rows.tdo)]
-    statistics = [np.ascontiguousarray(x) for x in (rows.tlse, rows.tdlse) if x is not None]
+    arrays = [given.get(name) for name in ("tq", "tk", "tv", "to", "tdo")]
+    arrays = [x if x is None else readable(x, problem.sum_dtype) for x in arrays]
+    statistics = [np.ascontiguousarray(given[name]) for name in ("tlse", "tdlse") if name in given]
     layouts = [x if x is None else (x.shape, x.strides) for x in arrays]
     found = [x for x in arrays if x is not None]
-    return _operands(problem, tangents.count, len(statistics), *layouts).filled(*found, *statistics)
+    return _operands(problem, count, len(statistics), *layouts).filled(*found, *statistics)
 
 
 @lru_cache(maxsize=64)

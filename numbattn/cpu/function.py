@@ -26,29 +26,19 @@ SUMMED_ARGUMENTS = [ctypes.c_int64] * 11  # of a gradient_function
 
 
 def tile_function(score, dtype, order=0):
-    """The CFunction (S, F, rows, cols, batch, head, m0, n0, record) of a numbattn.Score.
+    """The CFunction (S, F, rows, cols, batch, head, m0, n0, record) of a FunctionPart.
 
     S: address of a tile of keys x queries of this dtype, which the function is applied to in place. With order 1 its
     derivative is written to F, another such tile; with order 2 the second derivative, too, to the tile after F. record:
     the address of the arrays' `record_of`.
     """
-    with naming(score.function):
-        return _tile_function(score._identity_of(dtype), kinds_of(score.arrays), np.dtype(dtype), order)
+    with naming(score._function):
+        return _tile_function(score._identity_of(dtype), kinds_of(score._weights), np.dtype(dtype), order)
 
 
 def kinds_of(arrays):
     """The types of the arrays."""
     return tuple([types.Array(numba.from_dtype(x.dtype), x.ndim, "A") for x in arrays])
-
-
-def applied(score, S):
-    """S, a NumPy array (..., heads, seqlen_q, seqlen_k), after a numbattn.Score, as kernels compute it."""
-    function, record = tile_function(score, S.dtype), record_of(score.arrays)
-    tiles = np.array(S.swapaxes(-2, -1), order="C")  # all keys x all queries
-    *_, heads, keys, queries = tiles.shape
-    for number, tile in enumerate(tiles.reshape(-1, keys, queries) if tiles.size else ()):
-        function.ctypes(tile.ctypes.data, 0, keys, queries, *divmod(number, heads), 0, 0, record.ctypes.data)
-    return tiles.swapaxes(-2, -1)
 
 
 @lru_cache(maxsize=256)
@@ -83,14 +73,14 @@ def _tile_function(identity, kinds, dtype, order):
 
 
 def gradient_function(score, dtype):
-    """The CFunction (S, dS, sums, elements, rows, cols, batch, head, m0, n0, record) of a numbattn.Score, which adds to
+    """The CFunction (S, dS, sums, elements, rows, cols, batch, head, m0, n0, record) of a FunctionPart, which adds to
     the gradients of its arrays.
 
     S, dS: addresses of tiles, before the function and after it; sums: address of `elements` float64, for all wanted
     gradients one after the other.
     """
     function = score._identity_of(dtype).function
-    return _gradient_function(function, score._wanted, kinds_of(score.arrays), np.dtype(dtype))
+    return _gradient_function(function, score._wanted, kinds_of(score._weights), np.dtype(dtype))
 
 
 @lru_cache(maxsize=256)
@@ -126,9 +116,9 @@ checked = numba.njit(error_model="numpy", boundscheck=True, pipeline_class=Compi
 
 
 def element(score, order=0):
-    """The function of a Score, or its first or second derivative, for one (s, batch, head, i, j), as kernels compute it
-    in float64."""
-    function, record = tile_function(score, np.float64, order), record_of(score.arrays)
+    """The function of a FunctionPart, or its first or second derivative, for one (s, batch, head, i, j), as kernels
+    compute it in float64."""
+    function, record = tile_function(score, np.float64, order), record_of(score._weights)
     found = np.zeros(3)  # s or its function, and both derivatives
 
     def of_one(s, batch, head, i, j):

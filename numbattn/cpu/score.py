@@ -17,7 +17,6 @@ from .scores import KINDS, Row
 from .tile import inline, inline_view, tile
 
 NOTHING = -1  # the number of no kind
-NUMBERS = {kind.of: number for number, kind in enumerate(KINDS)}
 COLUMNS = 12
 KIND, SLOPES, ORDER, ROWS, COLS, ROW_STRIDE, COL_STRIDE, IS_ALIGNED, ONE, OTHER, SUMS, KEPT = range(COLUMNS)
 
@@ -27,8 +26,8 @@ class Steps(NamedTuple):
 
     numbers: Any  # int64 (steps, 12): number of the kind; of its first tile of derivatives, or -1, and how many it has;
     # rows and columns of its matrices, strides; whether it is aligned by tile; two numbers of the kind's own; of a
-    # function the address of what adds to gradients of its arrays, and the number of the tile where S before it is
-    # kept, of second derivatives also its tangent, in the tile after that
+    # function the address of what adds to gradients of its arrays; the number of the tile where S before it is kept,
+    # or -1, of second derivatives also its tangent, in the tile after that
     caps: Any  # float64 (steps)
     offsets: Any  # int64 (steps, batch, heads), of parts that are not aligned by tile
     addresses: Any  # int64 (steps), of arrays
@@ -47,25 +46,28 @@ def steps_of(problem, parts, origin, order=0, sums=False):
         return NO_STEPS
     steps, arrays, held = [], [], []
     for part in scores.steps_of(parts):
-        number = NUMBERS[type(part)]
-        lowered, x, owners = KINDS[number].lower(part, problem, order)
-        if sums and lowered.keeps:
-            adding = KINDS[number].sums(part, problem.sum_dtype)
-            lowered, owners = lowered._replace(sums=adding.address), (owners, adding)
-        steps.append((number, lowered))
+        number = number_of(type(part))
+        lowered, x, owners = KINDS[number].lower(part, problem, order, sums)
+        steps.append((number, lowered, order > 0 and part._keeps_scores))
         arrays.append(x)
         held.append(owners)
     addresses = np.array([*map(data_address, arrays)], np.int64)
     return lowered_steps(problem, tuple(steps), origin, order).filled(addresses, held=(arrays, held))
 
 
+@cache
+def number_of(part):
+    """The number of the kind of a class of parts."""
+    return next(number for number, kind in enumerate(KINDS) if issubclass(part, kind.of))
+
+
 @lru_cache(maxsize=64)
 def lowered_steps(problem, steps, origin, order):
-    """The Record of Steps: of each part the number of its kind, or NOTHING, and its LoweredStep."""
-    count, caps = len(steps), np.array([lowered.cap for _, lowered in steps], np.float64)
+    """The Record of Steps: of each part the number of its kind, or NOTHING, its LoweredStep, whether S is kept."""
+    count, caps = len(steps), np.array([lowered.cap for _, lowered, _ in steps], np.float64)
     numbers, offsets = np.zeros((count, COLUMNS), np.int64), np.zeros((count, *problem.matrices), np.int64)
     places, tiles = np.zeros_like(offsets), 0
-    for step, (kind, (shape, strides, offset, own, _, _, sums)) in enumerate(steps):
+    for step, (kind, (shape, strides, offset, own, _, sums), _) in enumerate(steps):
         is_nonlinear = kind != NOTHING and KINDS[kind].of._is_nonlinear
         derivatives = (tiles, order) if is_nonlinear else (-1, 0)
         numbers[step] = kind, *derivatives, *shape[-2:], *strides[-2:], offset is None, *own, sums, -1
@@ -74,7 +76,7 @@ def lowered_steps(problem, steps, origin, order):
             offset = np.frombuffer(offset, np.int64).reshape(problem.matrices)
         offsets[step] = 0 if offset is None else offset
         places[step] = offsets_of(shape[:-2], strides[:-2], problem.batch, problem.heads).reshape(problem.matrices)
-    keeping = np.flatnonzero([lowered.keeps for _, lowered in steps])
+    keeping = np.flatnonzero([keeps for _, _, keeps in steps])
     numbers[keeping, KEPT] = tiles + order * np.arange(len(keeping))
     return Record(Steps(numbers, caps, offsets, Later((count,), np.int64), places, origin))
 
@@ -114,27 +116,27 @@ def nonlinear_in(parts):
 
 def kept_in(parts):
     """How many parts need S before them to be kept, for gradients of their arrays."""
-    return sum(part._is_nonlinear and part._wants_gradient for part in parts)
+    return sum(part._keeps_scores for part in parts)
 
 
 # ------------------------------------------------------------------------------------------------------------- scores
 def by_kind(functions):
-    """The device function (kind, *arguments) that calls the function with the number `kind`."""
+    """The device function (kind, *arguments) that calls the function with the number `kind`, if there is one."""
 
     def or_this(others, numbered):
         number, function = numbered
 
         @inline
-        def call(kind, x, y, row, batch, head, m0, n0):
+        def call(kind, *arguments):
             if kind == number:
-                function(x, y, row, batch, head, m0, n0)
+                function(*arguments)
             else:
-                others(kind, x, y, row, batch, head, m0, n0)
+                others(kind, *arguments)
 
         return call
 
     @inline
-    def nothing(kind, x, y, row, batch, head, m0, n0):
+    def nothing(kind, *arguments):
         pass
 
     return reduce(or_this, [x for x in enumerate(functions) if x[1]], nothing)
@@ -177,4 +179,4 @@ def row_of(steps, step, batch, head, aligned):
     numbers, address = steps.numbers[step], steps.addresses[step] + steps.places[step, batch, head]
     offset = aligned if numbers[IS_ALIGNED] else steps.offsets[step, batch, head]
     return Row(address, numbers[ROWS], numbers[COLS], numbers[ROW_STRIDE], numbers[COL_STRIDE], offset, numbers[ONE],
-               numbers[OTHER], steps.caps[step], steps.origin)  # fmt: skip
+               numbers[OTHER], numbers[SUMS], steps.caps[step], steps.origin)  # fmt: skip

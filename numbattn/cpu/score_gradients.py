@@ -10,11 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..scores import steps_of
-from ..scores.function import Score
 from .record import Later
-from .score import KEPT, KIND, SLOPES, SUMS, by_kind, numbered_tile, row_of
+from .score import KEPT, KIND, SLOPES, by_kind, numbered_tile, row_of
 from .scores import KINDS, matrix_of
-from .scores.function import collect_reads
 from .tile import contiguous_view, inline, inline_view
 from .transposition import transpose
 
@@ -39,7 +37,7 @@ def shapes_of(parts):
 
 def shape_of(part):
     """The shape of a part's array; a function's arrays are one after the other."""
-    return (1, part._elements) if isinstance(part, Score) else matrix_of(part).shape
+    return (1, part._elements) if part._own_axes is None else matrix_of(part).shape
 
 
 def shares_of(problem, shapes):
@@ -140,7 +138,7 @@ def pull_back(dS, steps, slopes, sums, batch, head, chunk, m0, n0, aligned):
 
 @inline
 def add_to_sum(dS, S, steps, step, sums, batch, head, chunk, m0, n0, aligned):
-    """Add dS to the gradient of the array of a step. S: before a function; else nobody looks at it."""
+    """Add dS to the gradient of the array of a step. S: before it, if it is kept; else nobody looks at it."""
     number, rows, cols, stride = sums.numbers[step]
     if rows > 1 and cols > 1:
         place = sums.addresses[number] + sums.places[number, batch, head] + chunk * stride
@@ -148,10 +146,7 @@ def add_to_sum(dS, S, steps, step, sums, batch, head, chunk, m0, n0, aligned):
         transpose(whole[m0 : m0 + dS.shape[1], n0 : n0 + dS.shape[0]], dS, dS.dtype.type(1), True)
         return
     dx, row = sum_of(sums, step, batch, head, chunk), row_of(steps, step, batch, head, aligned)
-    if steps.numbers[step, KEPT] >= 0:
-        collect_reads(dx, dS, S, steps.numbers[step, SUMS], row, batch, head, m0, n0)
-    else:
-        collect(steps.numbers[step, KIND], dx, dS, row, batch, head, m0, n0)
+    collect(steps.numbers[step, KIND], dx, dS, S, row, batch, head, m0, n0)
 
 
 @inline_view

@@ -6,26 +6,24 @@ As everywhere here tiles are transposed: a row is a key, a column a query.
 import numpy as np
 
 from ..base.values import rounded
-from ..scores.function import Score
 from .record import Record, data_address
 from .score import (
     KEPT,
     KIND,
     NO_STEPS,
     NOTHING,
-    NUMBERS,
-    ONE,
     ORDER,
     SLOPES,
     apply,
+    by_kind,
     copy,
     lowered_steps,
+    number_of,
     numbered_tile,
     row_of,
 )
 from .score_gradients import add_to_sum, sum_of
 from .scores import KINDS
-from .scores.function import collect_reads_along, lower_tangent, move
 from .scores.kind import LoweredStep
 from .softmax import multiply
 from .tile import inline
@@ -40,19 +38,24 @@ def tangents_of_steps(problem, inputs, tparts, order=1):
     for own in tparts:
         for part, tangent in zip(inputs.score, own):
             if part._has_step and tangent is None:
-                steps.append((NOTHING, LoweredStep((0, 0), (0, 0))))
+                steps.append((NOTHING, LoweredStep((0, 0), (0, 0)), False))
                 arrays.append(NO_ARRAY)
             elif part._has_step:
-                kind = NUMBERS[type(part)]
-                lower = lower_tangent if isinstance(part, Score) else KINDS[kind].lower
-                lowered, x, owners = lower(tangent, problem, order)
-                steps.append((kind, lowered))
+                number = number_of(type(part))
+                lowered, x, owners = lower_tangent(KINDS[number], tangent, problem, order)
+                steps.append((number, lowered, False))
                 arrays.append(x)
                 held.append(owners)
     if not held:
         return NO_STEPS
     addresses = np.array([*map(data_address, arrays)], np.int64)
     return lowered_steps(problem, tuple(steps), inputs.origin, 0).filled(addresses, held=(arrays, held))
+
+
+def lower_tangent(kind, tangent, problem, order):
+    if kind.of._is_nonlinear:
+        return kind.lower_tangent(tangent, problem, order)
+    return kind.lower(tangent, problem, order, sums=False)
 
 
 def tangents_of_sinks(problem, tparts):
@@ -63,6 +66,10 @@ def tangents_of_sinks(problem, tparts):
         return Record(np.zeros((0, 0, 0), problem.sum_dtype))
     logits = [np.broadcast_to(x, problem.batch).reshape(problem.matrices) for x in logits]
     return Record(np.array(logits, order="C"))
+
+
+move = by_kind([kind.move for kind in KINDS])
+collect_along = by_kind([kind.collect_along for kind in KINDS])
 
 
 @inline
@@ -87,9 +94,10 @@ def differentiate_score(tS, S2, steps, tsteps, number, slopes, bends, batch, hea
                 if bends.size:
                     bend(numbered_tile(bends, first // order, tS), tS, curvature)
             multiply(tS, slope)
-            if tsteps.caps.size and tsteps.numbers[tangent, ONE] != 0:
+            if tsteps.caps.size and kept >= 0:
                 S, bends_own = numbered_tile(slopes, kept, tS), bends[first // order * tS.size :]
-                move(S, tS, bends_own, row_of(tsteps, tangent, batch, head, aligned), batch, head, m0, n0)
+                row = row_of(tsteps, tangent, batch, head, aligned)
+                move(tsteps.numbers[tangent, KIND], S, tS, bends_own, row, batch, head, m0, n0)
         elif tsteps.caps.size:
             row = row_of(tsteps, number * count + step, batch, head, aligned)
             apply(tsteps.numbers[number * count + step, KIND], tS, slopes[:0], row, batch, head, m0, n0)
@@ -107,7 +115,7 @@ def pull_back_tangents(dS, tdS, steps, tsteps, t, slopes, bends, sums, batch, he
                 S, tS = numbered_tile(slopes, kept, dS), numbered_tile(slopes, kept + 1, dS)
                 row = row_of(tsteps, t * count + step, batch, head, aligned)
                 dx = sum_of(sums, step, batch, head, chunk)
-                collect_reads_along(dx, dS, tdS, S, tS, row, batch, head, m0, n0)
+                collect_along(steps.numbers[step, KIND], dx, dS, tdS, S, tS, row, batch, head, m0, n0)
             multiply_duals(dS, tdS, numbered_tile(slopes, first, dS), numbered_tile(bends, first // order, dS))
         elif sums.numbers[step, 0] >= 0:
             add_to_sum(tdS, dS, steps, step, sums, batch, head, chunk, m0, n0, aligned)

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..base.values import rounded
-from ..call.problem import Saved
 from ..call.tangents import parts_of
 from ..functions.compiled.exponentials import exp
 from .arguments import LONG, directions, matrices, memory_of, readable, tiles_of
@@ -49,43 +48,28 @@ from .transposition import transpose
 AT_ONCE = 4  # directions: more would drive tiles out of the cache
 
 
-def tangent(problem, inputs, tangents):
-    """What is saved of the forward pass, and the tangents of o and lse."""
-    o, lse, low, to, tlse, _ = along(problem, inputs, tangents)
-    return Saved(problem, inputs, rounded(o, problem.result_dtype), lse, low), rounded(to, problem.result_dtype), tlse
-
-
-def laplacian(problem, inputs, tangents, laplacians):
-    """o, lse, the tangents of o, and its Laplacian; laplacians: of q, k and v, as tangents in one direction."""
-    o, lse, _, to, _, seconds = along(problem, inputs, tangents, bends=True)
-    if any(x is not None for x in laplacians[:3]):
-        seconds.append(along(problem, inputs, laplacians)[3][0])
-    o, to, lo = (rounded(x, problem.result_dtype) for x in (o, to, sum(seconds)))
-    return o, lse, to, lo
-
-
-def along(problem, inputs, tangents, bends=False):
-    """o, lse, its low part, and tangents, in the dtype of sums; with `bends` arrays whose sum is that of second
-    derivatives of o."""
+def tangent(problem, inputs, given, tangents, bends=False):
+    """o, lse, its low part, and the tangents of o and lse, by name; with `bends` o2, too, a sum of second derivatives
+    of o for each AT_ONCE directions."""
     shapes = problem.out_shape, problem.lse_shape
     o, lse, low = (np.empty(shape, problem.sum_dtype) for shape in (*shapes, shapes[1]))
     to, tlse = (np.empty((tangents.count, *shape), problem.sum_dtype) for shape in shapes)
-    tiles, seconds = tiles_of(problem, inputs.mask, TILE_M), []
+    tiles, starts = tiles_of(problem, inputs.mask, TILE_M), range(0, max(tangents.count, 1), AT_ONCE)
+    seconds = np.empty((len(starts), *shapes[0]), problem.sum_dtype) if bends else ()
     given = *options_of(problem, inputs, order=1 + bends), sinks_of(problem, inputs.score)
     table, depth = Record(tiles.table), problem.head_dim + problem.head_dim_v
-    for first in range(0, max(tangents.count, 1), AT_ONCE):
+    for number, first in enumerate(starts):
         some, end = tangents.some(first, first + AT_ONCE), first + AT_ONCE
-        results = [o, lse, low, to[first:end], tlse[first:end]]
-        if bends:
-            seconds.append(np.empty_like(o))
-        operands = operands_of(problem, inputs, some, results + seconds[-1:])
+        results = [o, lse, low, to[first:end], tlse[first:end], *seconds[number : number + 1]]
+        operands = operands_of(problem, inputs, some, results)
         slopes = nonlinear_in(inputs.score) + kept_in(inputs.score)
         scratch, memory = scratch_of(problem, some.count, slopes, bends)
         tparts = [parts_of(inputs, some, number) for number in range(some.count)]
         of_score = tangents_of_steps(problem, inputs, tparts), tangents_of_sinks(problem, tparts)
         work = tiles.pairs * (depth + EXPONENTIAL + 2 * some.count * depth)
         launch(tangent_kernel.given(scratch, operands, *given, *of_score, table), len(tiles.table), work, memory)
-    return o, lse, low, to, tlse, seconds
+    o, to = rounded(o, problem.result_dtype), rounded(to, problem.result_dtype)
+    return {"o": o, "lse": lse, "lse_low": low, "to": to, "tlse": tlse, "o2": seconds}
 
 
 def operands_of(problem, inputs, tangents, results):

@@ -8,13 +8,11 @@ from .passes import Passes
 from .points import PointsBackend
 
 PASSES, POINTS = Passes(current), PointsBackend(current)
-forward, backward = PASSES.forward, PASSES.backward
-tangent, backward_tangent, laplacian = PASSES.tangent, PASSES.backward_tangent, PASSES.laplacian
+forward, run = PASSES.forward, PASSES.run
 place, states_of_blocks, shown_by_function = PASSES.place, PASSES.states_of_blocks, PASSES.shown_by_function
 sums, gradient, logsumexp, nearest = POINTS.sums, POINTS.gradient, POINTS.logsumexp, POINTS.nearest
 
 __all__ = [
-    "append", "backward", "backward_tangent", "check_device", "chosen", "current", "forward", "gradient", "laplacian",
-    "logsumexp", "merge_into", "nearest", "place", "shown_by_function", "states_of_blocks", "sum_into", "sums",
-    "tangent",
+    "append", "check_device", "chosen", "current", "forward", "gradient", "logsumexp", "merge_into", "nearest", "place",
+    "run", "shown_by_function", "states_of_blocks", "sum_into", "sums",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cache
 from importlib import import_module, metadata
 from importlib.util import find_spec
@@ -38,7 +38,7 @@ class Key:
 
     @classmethod
     def of(cls, factory, cc, **parameters):
-        """The key of factory(**parameters), values being None, bool, int, float, str, a Frozen, or tuples or dataclasses
+        """The key of factory(**parameters), values being None, bool, int, float, str, Frozen, or tuples or dataclasses
         of them."""
         for name, value in parameters.items():
             _check_plain(name, value)
@@ -310,11 +310,13 @@ def _module_source(module):
 
 def _check_plain(name, value):
     """Refuse values that repr does not tell apart in the same way in every process."""
-    if type(value) is tuple or is_dataclass(value):
-        for item in value if type(value) is tuple else vars(value).values():
+    if is_dataclass(value):
+        value = tuple([getattr(value, each.name) for each in fields(value) if each.compare])
+    if type(value) is tuple:
+        for item in value:
             _check_plain(name, item)
     elif type(value) not in (type(None), bool, int, float, str, Frozen):
-        raise TypeError(f"{name}: got {value!r}, allowed None, bool, int, float, str, a Frozen, and tuples and "
+        raise TypeError(f"{name}: got {value!r}, allowed None, bool, int, float, str, Frozen, and tuples and "
                         "dataclasses of them")
 
 

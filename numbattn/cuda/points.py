@@ -2,31 +2,28 @@
 and y, and b."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ..base.checks import MOST_AXES
+from ..call.passes import QKV, Pass
 from ..call.problem import NOTHING_HIDDEN, describe
 from ..points import formula
 from ..points.kinds import Apart
-from . import kernels
 from .kernels import hopper
 from .kernels.points.arguments import COLUMNS, PLACES, ROWS
 from .kernels.points.nearest import Nearest
-from .kernels.shared.smallest import NOBODY
 from .kernels.tables import HEAD_DIMS
-from .passes import LSE, empties, run
+from .passes import LSE, Passes, empties
 from .words.numbers import KindNumbers
-from .words.spec import Pass
 from .words.tiers import WGMMA, is_allowed, latest
 
-SUMS = Pass("sums", kernels.POINT_SUMS, takes=("q", "k", "v", ROWS, COLUMNS, *PLACES), gives=("o",))
-GRADIENT = Pass("gradient", kernels.POINT_GRADIENT, takes=("q", "k", "v", "c", ROWS, COLUMNS, *PLACES), gives=("dq",))
-LOGSUMEXP = Pass("logsumexp", kernels.POINT_LOGSUMEXP, takes=("q", "k", "v", COLUMNS, *PLACES), gives=LSE)
-LOGSUMEXP_OF_HALVES = replace(LOGSUMEXP, routes=kernels.POINT_LOGSUMEXP_OF_HALVES)
-NEAREST = Pass("nearest", kernels.POINT_NEAREST, takes=("q", "k", "v", *PLACES), gives=("r2", "j"))
+SUMS = Pass("sums", takes=(*QKV, ROWS, COLUMNS, *PLACES), gives=("o",))
+GRADIENT = Pass("gradient", takes=(*QKV, "c", ROWS, COLUMNS, *PLACES), gives=("dq",))
+LOGSUMEXP = Pass("logsumexp", takes=(*QKV, COLUMNS, *PLACES), gives=LSE)
+LOGSUMEXP_OF_HALVES = Pass("logsumexp_of_halves", LOGSUMEXP.takes, LSE)
+NEAREST = Pass("nearest", takes=(*QKV, *PLACES), gives=("r2", "j"))
 ROWS_OF_A_BLOCK, BLOCKS_OF_A_MULTIPROCESSOR = 64, 2
 COLUMNS_AT_LEAST = 2048  # of a part
 SLICES = 3  # of the features of b, at most: kappa is recomputed for each
@@ -36,7 +33,7 @@ class PointsBackend:
     """The backend for points on GPUs. `current` returns the GPU of a call, normally a launch.GPU."""
 
     def __init__(self, current: Any) -> None:
-        self.current = current
+        self.current, self.passes = current, Passes(current)
 
     def sums(self, problem, inputs, kind, rows=None, columns=None, apart=None):
         """o_i = sum_j kappa_ij b_j, in the dtype of sums; kappa_ij is multiplied by exp(rows_i + columns_j)."""
@@ -51,7 +48,7 @@ class PointsBackend:
             calls = divided(problem, inputs, count, rows, columns, apart)
             return sum([self.sums(*call, kind, *vectors).sum(axis=-3) for call, vectors in calls])
         o = self.current().empty(problem.out_shape, problem.sum_dtype)
-        self.run(SUMS, problem, inputs, kind, {"o": o}, rows, columns, apart)
+        self.run(SUMS, problem, inputs, kind, {"o": o}, apart, rows=rows, columns=columns)
         return o
 
     def gradient(self, problem, inputs, kind, c, rows=None, columns=None, apart=None):
@@ -63,9 +60,8 @@ class PointsBackend:
             return sum([self.gradient(*call, kind, for_all_parts(c, call[0].batch[-1], 2), *vectors).sum(axis=-3)
                         for call, vectors in calls])  # fmt: skip
         shape = *problem.batch, problem.seqlen_q, problem.head_dim
-        dx = self.current().empty(shape, problem.sum_dtype)
-        c = c.astype(problem.dtype, copy=False)
-        self.run(GRADIENT, problem, inputs, kind, {"c": c, "dq": dx}, rows, columns, apart)
+        dx, c = self.current().empty(shape, problem.sum_dtype), c.astype(problem.dtype, copy=False)
+        self.run(GRADIENT, problem, inputs, kind, {"dq": dx}, apart, c=c, rows=rows, columns=columns)
         return dx
 
     def logsumexp(self, problem, inputs, kind, columns=None, rate=None, apart=None):
@@ -83,7 +79,7 @@ class PointsBackend:
             return lse, np.zeros_like(lse)
         results = empties(self.current(), dict.fromkeys(LSE, (problem.lse_shape, problem.sum_dtype)))
         results["lse_low"].fill(0)  # kernels for Hopper leave it
-        self.run(pass_, problem, inputs, kind, results, None, columns, apart, (-math.inf, 0))
+        self.run(pass_, problem, inputs, kind, results, apart, columns=columns)
         return results["lse"], results["lse_low"]
 
     def nearest(self, problem, inputs, k, apart=None):
@@ -94,8 +90,7 @@ class PointsBackend:
                 return formula.nearest(problem, inputs, k)
         gpu, shape = self.current(), (*problem.lse_shape, k)
         r2, j = gpu.empty(shape, problem.sum_dtype), gpu.empty(shape, np.dtype(np.int32))
-        self.run(NEAREST, problem, inputs, Nearest(k), {"r2": r2, "j": j}, apart=apart,
-                 nothing=(math.inf, NOBODY))
+        self.run(NEAREST, problem, inputs, Nearest(k), {"r2": r2, "j": j}, apart)
         return r2, j
 
     def features_at_once(self, problem, kind, is_plain):
@@ -122,18 +117,13 @@ class PointsBackend:
         room = BLOCKS_OF_A_MULTIPROCESSOR * self.current().device.multiprocessors
         return max(min(room // blocks, problem.seqlen_k // COLUMNS_AT_LEAST), 1)
 
-    def run(self, pass_, problem, inputs, kind, arrays, rows=None, columns=None, apart=None, nothing=(0,)):
-        """Run a pass with its own arrays by name. apart: a `kinds.Apart`; nothing: its results if nothing is seen."""
+    def run(self, pass_, problem, inputs, kind, results, apart, **given):
+        """Compute the results of a pass, arrays by name. apart: a `kinds.Apart`; given: other arrays by name, or None.
+        """
         apart = apart or Apart(inputs.q, inputs.k)
-        arrays |= dict(zip(PLACES, apart))
-        given = {place: x for place, x in ((ROWS, rows), (COLUMNS, columns)) if x is not None}
-        results = [arrays[result] for result in pass_.gives]
-        arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, **given, **arrays}
-        strides = tuple([arrays[x].strides if x in arrays else None for x in pass_.takes[3:]])
+        given = {place: x for place, x in (*given.items(), *zip(PLACES, apart)) if x is not None}
         kind = kind.form, KindNumbers(kind.number, apart.rate)
-        if not run(self.current(), pass_, problem, inputs, arrays, strides, kind=kind):
-            for x, number in zip(results, nothing):
-                x.fill(number)
+        self.passes.compute(self.current(), pass_, problem, inputs, given, results, kind=kind)
 
 
 def divided(problem, inputs, count, rows, columns, apart):

@@ -9,11 +9,9 @@ from zlib import crc32
 
 import numpy as np
 
-from ..base.values import shown
+from ..base.values import Taken, shown
 from ..masks import Mask
-from ..masks.where import Where
 from ..scores import Part
-from ..scores.function import Score
 from .messages import Gather
 from .pieces import RankPlace
 
@@ -80,10 +78,10 @@ def value(x: Any) -> str:
     on the host decide what travels, so they have a checksum."""
     if isinstance(x, tuple):
         return ", ".join(map(value, x))
-    if isinstance(x, Score | Where):
-        name = f"{x.function.__qualname__} of digest {x._identity.digest}"
-        about = (x.arrays, x.gradient) if isinstance(x, Score) else x.arrays
-        return f"{type(x).__name__}({name}, {value(about)})"
+    if isinstance(x, Taken):
+        taken: Any = x
+        name = f"{taken.function.__qualname__} of digest {taken._identity.digest}"
+        return f"{type(x).__name__}({name}, {value(taken.arrays)}, {getattr(x, 'gradient', ())})"
     if not isinstance(x, Mask | Part):
         return shown(x)
     axis, found = x._axis_of_queries, []

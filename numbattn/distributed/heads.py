@@ -8,20 +8,19 @@ back in the same way. Everything has the dtype of the inputs, except gradients o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import reduce
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from ..base.backends import run
-from ..base.gradients import Gradients
 from ..base.origin import Origin
 from ..base.values import rounded
+from ..call import passes
 from ..call.problem import describe
 from ..masks import Mask, Tail
 from ..masks.logic import Joined
-from ..scores import ArrayPart, Part
+from ..scores import Part
 from .facts import LENGTHS, ROWS
 from .messages import AllReduce, Exchange, Like, Wait
 from .pieces import RankPlace, _along, joined, part_of, tokens_of
@@ -61,7 +60,7 @@ def forward(share: Share) -> Messages:
         q, k, v, False, joined_again(share.mask, values), inputs.scale, inputs.dropout, score,
         origin=Origin(head=place.rank * heads // place.ranks, heads=heads), wide=sums_over_ranks(share),
     )  # fmt: skip
-    o, saved = run(block, "forward", block, given)
+    o, saved = passes.forward(block, given)
     o, lse = yield from to_tokens(share, list(zip((rounded(o, q.dtype), saved.lse), axes_of_results(share))))
     return o, Saved(share, o, lse, saved)
 
@@ -71,7 +70,7 @@ def backward(saved: Saved, do: Any, dlse: Any, deterministic: bool) -> Messages:
     share, state = saved.share, cast(Any, saved.of_heads)
     given = [(x, axes) for x, axes in zip((do, dlse), axes_of_results(share)) if x is not None]
     do, dlse = [*(yield from to_heads(share, given)), None][:2]
-    grads: Gradients[Any] = run(state.problem, "backward", state, do, dlse, deterministic)
+    grads = passes.backward(state, do, dlse, deterministic)
     weights = weights_of(share)
     found = {n: dx for n, dx in enumerate((*grads, *grads.score)) if dx is not None}
     split = {n: (found[n], *weights[n]) for n in found if weights[n].axes.pieces}
@@ -96,7 +95,7 @@ class Weight(NamedTuple):
 def weights_of(share: Share) -> list[Weight]:
     found = [Weight(x, axes, True) for x, axes in zip(share.inputs, axes_of_inputs(share))]
     for part, is_own in zip(share.score, share.has_own_rows):
-        own = own_axes(part)
+        own = part._axes_of_arrays()
         for name, x, wanted in zip(part._arrays(), part._weights, part._wanted):
             axes = Axes(part._axis_of_queries or 0, share.queries if is_own else (), axis_of_heads(x, own.get(name)))
             found.append(Weight(x, axes, wanted))
@@ -182,7 +181,7 @@ def rows_of(share: Share) -> list[tuple[Any, Axes]]:
 
 
 def axes_of_rows(share: Share, value: Part | Mask) -> list[Axes]:
-    axis, own = cast(int, value._axis_of_queries), own_axes(value)
+    axis, own = cast(int, value._axis_of_queries), value._axes_of_arrays()
     return [Axes(axis, share.queries, axis_of_heads(x, own[name])) for name, x in value._arrays().items()]
 
 
@@ -212,21 +211,13 @@ def of_heads(share: Share, rows: Iterator[Any]) -> Iterator[Any]:
     first = share.place.rank * share.problem.heads // share.place.ranks
     for value, is_own in zip(share.values, share.has_own_rows):
         value = value._from_head(first) if isinstance(value, Mask) else value
-        arrays, own = value._arrays(), own_axes(value)
+        arrays, own = value._arrays(), value._axes_of_arrays()
         if is_own:
             yield with_arrays(value, {name: next(rows) for name in arrays})
         else:
             axes = {name: axis_of_heads(x, own.get(name)) for name, x in arrays.items()}
             yield with_arrays(value, {name: own_heads(arrays[name], axis, share.place)
                                       for name, axis in axes.items() if axis is not None})  # fmt: skip
-
-
-def own_axes(value: Part | Mask) -> dict[str, int]:
-    """How many axes each array over the batch axes has after them, by its name."""
-    found = {held.name: len(held.shape) for held in value._held(0, 0)}
-    if isinstance(value, ArrayPart):
-        found[fields(cast(Any, value))[0].name] = len(value._whole_shape((), 0, 0))
-    return found
 
 
 def with_arrays(value: Any, arrays: dict[str, Any]) -> Any:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..base.backends import run
 from ..base.origin import FAR, Crop
+from ..call import passes
 from ..call.fitting import check_mask, check_part
 from ..call.problem import Inputs, Problem, describe, mask_of
 from ..masks import Mask, cropped
@@ -51,7 +51,7 @@ def over_keys(place: RankPlace, q: Any, k: Any, v: Any, call: RingOptions) -> Me
     blocks = yield from agreed_fit(place, facts, blocks_of)
     queries, part, whole = slice(0, problem.seqlen_q), Output(problem, q), Output(problem, q)
     for block, given in blocks:
-        o, saved = run(block, "forward", block, given)
+        o, saved = passes.forward(block, given)
         part.add(queries, o, saved.lse)
     part.settle()
     for o, lse in (yield from gathered(place, [part.whole, part.lse])):

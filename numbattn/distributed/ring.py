@@ -8,17 +8,15 @@ results have the dtype of sums, whatever that of q, k and v.
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..base.backends import run
 from ..base.origin import Crop
 from ..base.values import rounded, rowsum
-from ..call import problem
-from ..scores import ArrayPart, Part
-from ..scores.function import Score
+from ..call import passes, problem
+from ..scores import Part
 from .messages import AllReduce, Exchange, Like, Wait
 from .share import Share
 from .totals import Output, Total
@@ -116,7 +114,7 @@ def backward(saved: Saved, do: Any, dlse: Any, deterministic: bool) -> Messages:
             attention, given = share.call(block, *rows_of(keys, rows))
             state = problem.Saved(attention, given, saved.o[..., some, :], saved.lse[..., some])
             of_lse = None if dlse is None else dlse[..., some]
-            grads = run(attention, "backward", state, do[..., some, :], of_lse, deterministic)
+            grads = passes.backward(state, do[..., some, :], of_lse, deterministic)
             for total, at, dx in zip((dq, *totals), (some, rows, rows), grads):
                 total.add(at, dx)
             add_gradients(share, of_score, block.crop, grads.score)
@@ -141,14 +139,13 @@ def add_rows(totals: tuple[Total, Total], rows: slice, arrays: list[Any]) -> Non
 # ----------------------------------------------------------------------------------------------- gradients of the score
 def zeros_of(part: Part, sums: Any, q: Any) -> Part:
     """The part with zeros for its arrays, in the dtype of sums and where q is, to add gradients to."""
-    value: Any = part
-    if isinstance(part, Score):
-        zeros = [np.zeros(x.shape, np.promote_types(sums, x.dtype), like=q) if wanted else x
-                 for x, wanted in zip(part.arrays, part._wanted)]  # fmt: skip
-        return part._again(tuple(zeros), part._wanted)
-    if not isinstance(part, ArrayPart):
-        return part
-    return replace(value, **{fields(value)[0].name: np.zeros(part._array.shape, sums, like=q)})
+    trained = [x for x, wanted in zip(part._weights, part._wanted) if wanted]
+
+    def zeros(x: Any) -> Any:
+        is_trained = any(x is each for each in trained)
+        return np.zeros(x.shape, np.promote_types(sums, x.dtype), like=q) if is_trained else x
+
+    return part._mapped(zeros)
 
 
 def add_gradients(share: Share, of_score: list[Part], crop: Crop, grads: tuple[Any, ...]) -> None:

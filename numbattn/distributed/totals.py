@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ..base.backends import run
 from ..base.checks import dtype_of_sums
+from ..call import passes
 from ..call.problem import Inputs, Problem
 from ..merging import merge_into, sum_into
 from ..scores.sink import Sink
@@ -94,7 +94,7 @@ class Output(Total):
         if problem.result_dtype != self.dtype:
             o = np.empty(self.shape, problem.result_dtype, like=self.like)
             self.rounded, out = (o, rows), o[..., rows, :]
-        o, state = run(problem, "forward", problem, inputs, out, onto=onto)
+        o, state = passes.forward(problem, inputs, out, onto=onto)
         if onto is None:
             self._take(o, state.lse)
 

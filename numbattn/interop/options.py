@@ -83,7 +83,5 @@ def taken_apart(
 
 def _own_axes(value: Mask | Part) -> list[int | None]:
     """`Options.own_axes` for the arrays of a mask or a part of a score."""
-    known = {held.name: len(held.shape) for held in value._held(1, 1)}
-    if isinstance(value, Part) and value._weights and value._own_axes is not None:
-        known[next(iter(value._arrays()))] = value._own_axes
+    known = value._axes_of_arrays()
     return [known.get(name) for name in value._arrays()]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..base.checks import Array, integer, refuse_foreign
 from ..base.forks import cached_property
 from ..base.origin import FAR, Crop
-from ..base.values import Held, Value, broadcasts, clip
+from ..base.values import Value, broadcasts, clip
 
 OPERATORS: dict[str, Callable[..., Any]] = {}  # "&", "|" and "dense", which take masks; `logic` registers them
 
@@ -175,10 +175,6 @@ class Mask(Value):
         """The mask as Bits, if it is materialised, aligned within its `_frame`; `array` and its own are of one library.
         """
         raise NotImplementedError
-
-    def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
-        """Its arrays, each as a Held."""
-        return ()
 
     def _fit(self, shape: tuple[int, ...]) -> Mask:
         """The mask for scores of the shape (..., seqlen_q, seqlen_k): boolean arrays are broadcast."""

@@ -1,6 +1,6 @@
 """Kernels of points of unit length: functions of t, the squared distance of two points, or their product.
 
-Each is written once, in the `Words` of a backend: for NumPy and CuPy arrays, for an element on CPUs, for a tile on GPUs.
+Each is written once, in the `Words` of a backend: for NumPy and CuPy arrays, an element on CPUs, or a tile on GPUs.
 Derivatives, the second being the curvature, are by t, and 0 at t = 0 where they are not finite. A kind is hashable.
 """
 
@@ -40,7 +40,8 @@ class Words(NamedTuple):
     exp_of_sum: Any  # of any number
     log1p: Any
     sqrt: Any
-    reciprocal: Any  # 0 of 0
+    reciprocal: Any  # of what is positive
+    quotient: Any  # by what is not negative; 0 by 0
     power: Any  # of what is not negative; 0 of 0
     where: Any
     of_users: Any  # (a Frozen, the order of its derivative) -> function of t
@@ -115,12 +116,12 @@ class Exponential(Kind):
 
     def formula(self, words: Words) -> Formula:
         RATE, HALF, QUARTER, ONE = map(words.real, (-words.log_e, -1 / 2, 1 / 4, 1))
-        sqrt, reciprocal = words.sqrt, words.reciprocal
+        sqrt, quotient = words.sqrt, words.quotient
         return Formula(
             exponent=lambda t, number: sqrt(t) * RATE,
             value=lambda t, E, number: E,
-            derivative=lambda t, E, number: E * (HALF * reciprocal(sqrt(t))),
-            curvature=lambda t, E, number: E * (QUARTER * reciprocal(t) * (reciprocal(sqrt(t)) + ONE)),
+            derivative=lambda t, E, number: E * quotient(HALF, sqrt(t)),
+            curvature=lambda t, E, number: E * (quotient(QUARTER, t) * (quotient(ONE, sqrt(t)) + ONE)),
         )
 
 
@@ -134,20 +135,16 @@ class Power(Kind):
 
     def formula(self, words: Words) -> Formula:
         RATE, HALF, ONE = map(words.real, (-words.log_e, 1 / 2, 1))
-        reciprocal, power = words.reciprocal, words.power
-
-        @words.function
-        def slope(t: Any, p: Any) -> Any:
-            return power(t, p * HALF) * reciprocal(t)
+        quotient, power = words.quotient, words.power
 
         def curvature(t: Any, E: Any, p: Any) -> Any:
-            step = slope(t, p) * HALF
-            return E * step * (step - reciprocal(t) * (p * HALF - ONE))
+            step = quotient(ONE, t) * power(t, p * HALF) * HALF
+            return E * step * (step - quotient(p * HALF - ONE, t))
 
         return Formula(
             exponent=lambda t, p: power(t, p * HALF) * (RATE / p),
             value=lambda t, E, p: E,
-            derivative=lambda t, E, p: -(E * HALF * slope(t, p)),
+            derivative=lambda t, E, p: -(quotient(ONE, t) * (power(t, p * HALF) * (E * HALF))),
             curvature=curvature,
         )
 
@@ -159,12 +156,12 @@ class Matern32(Kind):
     def formula(self, words: Words) -> Formula:
         ROOT = math.sqrt(3)
         RATE, SLOPE, BEND, ROOT, ONE = map(words.real, (-ROOT * words.log_e, -3 / 2, 9 / 4 / ROOT, ROOT, 1))
-        sqrt, reciprocal = words.sqrt, words.reciprocal
+        sqrt, quotient = words.sqrt, words.quotient
         return Formula(
             exponent=lambda t, number: sqrt(t) * RATE,
             value=lambda t, E, number: (sqrt(t) * ROOT + ONE) * E,
             derivative=lambda t, E, number: E * SLOPE,
-            curvature=lambda t, E, number: E * (BEND * reciprocal(sqrt(t))),
+            curvature=lambda t, E, number: E * quotient(BEND, sqrt(t)),
         )
 
 
@@ -315,7 +312,7 @@ class Derivative(Kind):
 
 
 def pair_function(kind: Kind, words: Words, what: str, shifted: bool = False) -> Any:
-    """The function (t, shift, number) of pairs of points that gives VALUE, DERIVATIVE, CURVATURE or LOGARITHM of a kind.
+    """The function (t, shift, number) of pairs that gives the VALUE, DERIVATIVE, CURVATURE or LOGARITHM of a kind.
 
     shifted: whether a logarithm, the shift, is added to the exponent, to the base of `words.exp`.
     """
@@ -336,7 +333,11 @@ def pair_function(kind: Kind, words: Words, what: str, shifted: bool = False) ->
 
 
 def _reciprocal(x: Any) -> Any:
-    return np.where(x > 0, 1 / np.where(x > 0, x, 1), 0)
+    return 1 / x
+
+
+def _quotient(x: Any, y: Any) -> Any:
+    return np.where(y > 0, x / np.where(y > 0, y, 1), 0)
 
 
 def _of_each(function: Frozen, order: int) -> Any:
@@ -348,7 +349,7 @@ def _of_each(function: Frozen, order: int) -> Any:
 
 ARRAYS = Words(
     function=lambda function: function, real=float, log_e=1.0, exp=np.exp, exp_of_sum=np.exp, log1p=np.log1p,
-    sqrt=np.sqrt, reciprocal=_reciprocal, power=np.power, where=np.where, of_users=_of_each,
+    sqrt=np.sqrt, reciprocal=_reciprocal, quotient=_quotient, power=np.power, where=np.where, of_users=_of_each,
 )  # fmt: skip
 GAUSSIAN, EXPONENTIAL, MATERN32, MATERN52, CAUCHY = Gaussian(), Exponential(), Matern32(), Matern52(), Cauchy()
 LINEAR = Polynomial(1, 0.0)

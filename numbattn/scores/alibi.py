@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,9 +47,16 @@ class Alibi(DistancePart):
 
     _examples = (("alibi", lambda shape, dtype, gradient: Alibi(np.ones(shape[:1], dtype), gradient)),)
 
+    @staticmethod
+    def _reading(clip: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        return lambda ahead, reach: (0, -abs(ahead))
+
+    def _weight(self, S: Any) -> Any:
+        _, slope = self._reading(np.clip)(self._ahead(S), 0)
+        return slope.astype(S.dtype)
+
     def _applied(self, S: Any) -> Any:
-        return S - self._array.astype(S.dtype)[..., None, None] * abs(self._ahead(S)).astype(S.dtype)
+        return S + self._array.astype(S.dtype)[..., None, None] * self._weight(S)
 
     def _gradient(self, dS: Any, lse: Any, delta: Any, S: Any = None) -> Any:
-        distance = abs(self._ahead(dS)).astype(dS.dtype)
-        return sum_broadcast(-(dS * distance).sum(axis=(-2, -1)), self._array.shape)
+        return sum_broadcast((dS * self._weight(dS)).sum(axis=(-2, -1)), self._array.shape)

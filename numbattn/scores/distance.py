@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -58,6 +59,15 @@ class DistancePart(ArrayPart):
         if self._frame is not None:
             return self._frame._own_key(seqlen_q, seqlen_k)
         return seqlen_k - seqlen_q if self.offset is None else clip(self.offset, -FARTHEST, FARTHEST)
+
+    @staticmethod
+    def _reading(clip: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        """The function (ahead, reach) -> which entry of its array a pair reads, and the derivative by it.
+
+        ahead: how far the key is ahead of the query's own, a number or what clip(x, low, high) takes, of NumPy or of a
+        kernel; reach: half of the number of entries, rounded down.
+        """
+        raise NotImplementedError
 
     def _ahead(self, S: Any) -> Any:
         """How far each key is ahead of each query's own."""

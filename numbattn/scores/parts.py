@@ -11,13 +11,12 @@ import numpy as np
 from ..base.checks import flag, floats, words_for
 from ..base.forks import cached_property
 from ..base.origin import Crop
-from ..base.values import Held, Value, broadcasts, kinds, rounded
+from ..base.values import Value, broadcasts, kinds, rounded
 
 
 class Part(Value):
     """What all parts of a score share."""
 
-    _own_axes: int | None = None  # how many axes its array has after those of the batch; None without an array
     _is_nonlinear = False  # whether it has a derivative that is not 1
     _has_step = True  # whether it is a function of S; a Sink is one more logit of each row
     _needs_positions = True  # whether what it does depends on where the query and the key are
@@ -68,10 +67,6 @@ class Part(Value):
     def _fit(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> None:
         """Refuse arrays that do not broadcast to the batch axes, heads included, and the lengths."""
 
-    def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
-        """Arrays over all batch axes, as in a mask."""
-        return ()
-
     def _within(self, frame: Any) -> Part:
         """The part in a call whose mask has this frame, which may be None."""
         return self
@@ -98,6 +93,17 @@ class Part(Value):
     @property
     def _wants_gradient(self) -> bool:
         return False
+
+    @property
+    def _keeps_scores(self) -> bool:
+        """Whether the gradients of its arrays depend on S before it."""
+        return False
+
+    def _tangent(self, tangents: Sequence[Any], dtype: Any, backward: bool) -> Any:
+        """What moves S along the tangents of its arrays, None where that is zero; None if it does not.
+
+        dtype: of sums; backward: whether gradients have tangents, too, which there are even if all of these are zero.
+        """
 
     def _gradient_like(self, sum_dtype: np.dtype[Any], wide: bool) -> tuple[tuple[int, ...], np.dtype[Any]]:
         """Shape and dtype of the gradient that kernels write, of all its arrays."""
@@ -145,6 +151,11 @@ class ArrayPart(Part):
 
     def _asking(self, wanted: Sequence[bool]) -> Part:
         return self if wanted[0] == self.gradient else replace(cast(Any, self), gradient=wanted[0])
+
+    def _tangent(self, tangents: Sequence[Any], dtype: Any, backward: bool) -> Any:
+        """The part with the tangent in place of its array: S and its tangent are linear in that."""
+        (x,) = tangents
+        return None if x is None else replace(cast(Any, self), **{self._name: x})
 
     def _whole_shape(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> tuple[int, ...]:
         """What its array is broadcast to."""
@@ -194,7 +205,8 @@ def sink_of(parts: Sequence[Part]) -> Any:
 
 
 def names(fits: Callable[[type[Part]], bool] = lambda kind: True) -> list[str]:
-    """The names of all kinds of parts that a user may give, and that fit."""
-    return sorted(kind.__name__ for kind in kinds(Part) if not kind.__subclasses__() and fits(kind))
+    """The names of all kinds of parts that numbattn has, and that fit."""
+    own = (kind for kind in kinds(Part) if not kind.__subclasses__() and kind.__module__.startswith(__package__))
+    return sorted(kind.__name__ for kind in own if fits(kind))
 
 

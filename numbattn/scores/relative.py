@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,54 +63,24 @@ class RelativeBias(DistancePart):
             raise ValueError(f"RelativeBias table: got the shape {self._array.shape}, expected (..., 2 reach + 1), "
                              "an odd number of entries")
 
-    @property
-    def _reach(self) -> int:
-        return self._array.shape[-1] // 2
+    @staticmethod
+    def _reading(clip: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        return lambda ahead, reach: (clip(ahead, -reach, reach) + reach, 1)
 
     def _whole_shape(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> tuple[int, ...]:
         return *batch, self._array.shape[-1]
 
     def _entries(self, S: Any) -> Any:
         """The number of each element's entry."""
-        return np.clip(self._ahead(S), -self._reach, self._reach) + self._reach
+        entries, _ = self._reading(np.clip)(self._ahead(S), self._array.shape[-1] // 2)
+        return np.broadcast_to(entries, S.shape)
 
     def _applied(self, S: Any) -> Any:
         tables = np.broadcast_to(self._array.astype(S.dtype)[..., None, :], (*S.shape[:-1], self._array.shape[-1]))
-        return S + np.take_along_axis(tables, np.broadcast_to(self._entries(S), S.shape), -1)
+        return S + np.take_along_axis(tables, self._entries(S), -1)
 
     def _gradient(self, dS: Any, lse: Any, delta: Any, S: Any = None) -> Any:
-        entries, offset = self._array.shape[-1], self._whole_offset(*dS.shape[-2:])
-        if offset is not None:
-            table = by_entry(sums_along_diagonals(dS), dS.shape[-2] - 1 + offset, entries)
-            return sum_broadcast(table, self._array.shape)
-        at = self._entries(dS)
-        sums = [np.where(at == entry, dS, 0).sum(axis=(-2, -1)) for entry in range(entries)]
-        return sum_broadcast(np.stack(sums, axis=-1), self._array.shape)
-
-
-def sums_along_diagonals(S: Any) -> Any:
-    """(..., m + n - 1), from the lower left on, of matrices (..., m, n)."""
-    *lead, m, n = S.shape
-    count = max(m + n - 1, 0)
-    skewed = np.zeros_like(S, shape=(*lead, m, m + n))
-    skewed[..., :n] = S[..., ::-1, :]
-    rows = skewed.reshape(*lead, m * (m + n))[..., : m * count]  # each row starts one later than the one before
-    return rows.reshape(*lead, m, count).sum(axis=-2)
-
-
-def by_entry(sums: Any, own: Any, entries: int) -> Any:
-    """Sums along diagonals (..., m + n - 1), added up by the entries of a table.
-
-    own: the number of the diagonal of own keys, an int or an array over the axes before the last.
-    """
-    (*lead, count), reach = sums.shape, entries // 2
-    if reach == 0 or count == 0:
-        return np.broadcast_to(sums.sum(axis=-1, keepdims=True), (*lead, entries))
-    own = own if isinstance(own, int) else own[..., None]
-    ahead, at = np.arange(count, like=sums) - own, np.arange(1 - reach, reach, like=sums) + own
-    inside = np.take_along_axis(sums, np.broadcast_to(np.clip(at, 0, count - 1), (*lead, entries - 2)), -1)
-    table = np.zeros_like(sums, shape=(*lead, entries))
-    table[..., 0] = np.where(ahead <= -reach, sums, 0).sum(axis=-1)
-    table[..., 1:-1] = np.where((at >= 0) & (at < count), inside, 0)
-    table[..., -1] = np.where(ahead >= reach, sums, 0).sum(axis=-1)
-    return table
+        *lead, m, n = dS.shape
+        sums, matrix = np.zeros((*lead, self._array.shape[-1])), np.indices(dS.shape, sparse=True)[:-2]
+        np.add.at(sums, (*matrix, self._entries(dS)), dS)
+        return sum_broadcast(sums, self._array.shape)

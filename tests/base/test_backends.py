@@ -19,7 +19,7 @@ def test_the_backend_of_numpy_is_the_one_that_calls_take(monkeypatch, rng):
 
     class Recorded:
         @staticmethod
-        def forward(problem, inputs, out, save):
+        def forward(problem, inputs, out, save, onto):
             taken.append(problem.xp)
             return out, None
 

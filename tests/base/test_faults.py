@@ -21,7 +21,7 @@ def failing(monkeypatch, error, module="numbattn.cpu.forward"):
     names = {"__name__": module, "error": error}
     exec("def fail(*args, **options): raise error", names)
     monkeypatch.setattr(cpu, "forward", names["fail"])
-    monkeypatch.setattr(cpu, "backward", names["fail"])
+    monkeypatch.setattr(cpu, "run", names["fail"])
 
 
 @pytest.mark.parametrize("error", [

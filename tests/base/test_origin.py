@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import numbattn as na
 from numbattn import reference
-from numbattn.base import backends
 from numbattn.base.origin import Crop, Origin
+from numbattn.call import passes
 from numbattn.call.problem import Saved, describe
 from numbattn.masks import as_mask, cropped
 from tests.problems import MASKS, Draw, Limit
@@ -135,10 +135,10 @@ def part_passes(q, k, v, do, query, key, size, whole, mask, score, dropout):
     k, v = (x[..., key : key + size, :] for x in (k, v))
     score = [part._cropped(crop, mask._segments) for part in score]
     problem, inputs = describe(q, k, v, False, cropped(mask, crop), None, dropout, score, origin=origin, wide=True)
-    o, saved = backends.run(problem, "forward", problem, inputs)
+    o, saved = passes.forward(problem, inputs)
     final = Saved(problem, inputs, whole.o[..., query : query + size, :].astype(o.dtype),
                   np.ascontiguousarray(whole.lse[..., query : query + size]))  # fmt: skip
-    return o, saved.lse, backends.run(problem, "backward", final, do)
+    return o, saved.lse, passes.backward(final, do)
 
 
 def assert_parts_make_the_whole(rng, dtype, tolerance, score, dropout, size=48):
@@ -202,10 +202,10 @@ def assert_part_of_heads(dtype, tolerance, origin, size=80, heads=2, backward=Fa
     visible[origin.query :, origin.key :] = True
     want, _ = reference.attention_forward(q, k, v, mask=visible, **options)
     problem, inputs = describe(q[queries], k[keys], v[keys], origin=origin, wide=True, **options)
-    o, saved = backends.run(problem, "forward", problem, inputs)
+    o, saved = passes.forward(problem, inputs)
     np.testing.assert_allclose(o, want[queries], atol=tolerance)
     if backward:
-        grads = backends.run(problem, "backward", saved, do[queries], None, False)
+        grads = passes.backward(saved, do[queries], None, False)
         wanted = reference.attention_backward(do * seen, q, k, v, mask=visible, **options)
         for got, want, part in zip(grads, wanted, (queries, keys, keys), strict=True):
             np.testing.assert_allclose(got, want[part], atol=tolerance * max(1, abs(want).max()))
@@ -220,7 +220,7 @@ def test_an_origin_compiles_nothing():
     compiled = list(forward_kernel.entries)
     for origin in (None, Origin(32, 64, 1, 2, 8)):
         problem, inputs = describe(x, x, x, dropout=dropout, origin=origin)
-        backends.run(problem, "forward", problem, inputs)
+        passes.forward(problem, inputs)
     assert list(forward_kernel.entries) == compiled
     assert problem == describe(x, x, x, dropout=dropout)[0]
 

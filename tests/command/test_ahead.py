@@ -107,12 +107,6 @@ def test_other_processes_know_the_functions_of_samples():
         assert [*known] == [ahead.MASKS["where"](8, 8)._identity.digest]
 
 
-def test_passes_have_the_names_of_backends():
-    passes, cpus = pytest.importorskip("numbattn.cuda.passes", exc_type=ImportError), import_module("numbattn.cpu")
-    assert list(passes.PASSES) == ahead.PASSES
-    assert all(hasattr(backend, name) for backend in (cpus, passes.Passes) for name in ahead.PASSES)
-
-
 @pytest.mark.parametrize("command", ["plan", "compile"])
 def test_errors_are_said_without_a_traceback(command, capsys):
     pytest.importorskip("numba_cuda")

@@ -3,12 +3,15 @@
 import ctypes
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -18,44 +21,34 @@ import numbattn as na
 from numbattn.cpu import compile
 from numbattn.cpu.record import Record
 
-CALL = """
-import warnings
-import numpy as np
-from numbattn.cpu import compile
-from numbattn.cpu.record import Record
+ROOT = Path(__file__).parents[2]
+CALLED = "from tests.cpu.test_compile import call; print(*call())\n"
 
-warnings.simplefilter("always")
-compiled = []
 
-class Compiler(compile.CFunc):
-    def __init__(self, *args):
-        compiled.append(args)
-        super().__init__(*args)
-
-compile.CFunc = Compiler
-
-@compile.Kernel
 def double(first, end, stop, scratch, x, pair):
     x[0] = 2 * x[0] + pair[1]
 
-x = np.array([3.0])
-double.given(Record((), x, (0, 1.0)))(0, 1, np.zeros(1, np.int32), np.zeros(1))
-assert x[0] == 7
-print(1 - len(compiled), len(compiled))
-"""
+
+def call(place=None):
+    """How often a new Kernel compiles, and what is said about it."""
+    kernel, x = compile.Kernel(double), np.array([3.0])
+    variables = {} if place is None else {"NUMBATTN_CACHE_DIR": str(place)}
+    with (
+        patch.dict(os.environ, variables), patch.object(compile, "CFunc", wraps=compile.CFunc) as compiler,
+        warnings.catch_warnings(record=True) as said,
+    ):  # fmt: skip
+        warnings.simplefilter("always")
+        kernel.given(Record((), x, (0, 1.0)))(0, 1, np.zeros(1, np.int32), np.zeros(1))
+    assert x[0] == 7
+    return compiler.call_count, "\n".join(str(warning.message) for warning in said)
 
 
 def run(code, place, **options):
-    """What a process says."""
-    environment = {**os.environ, "NUMBATTN_CACHE_DIR": str(place)}
+    """What another process prints."""
+    environment = {**os.environ, "NUMBATTN_CACHE_DIR": str(place), "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, **options)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip(), done.stderr
-
-
-def call(place):
-    """Hits and misses of a process, and what it says."""
-    return run(CALL, place)
+    assert (done.returncode, done.stderr) == (0, "")
+    return [line.strip() for line in done.stdout.splitlines()]
 
 
 def files(place):
@@ -64,14 +57,14 @@ def files(place):
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory):
-    """A cache that one process has filled."""
+    """A cache that this process has filled."""
     place = tmp_path_factory.mktemp("cache")
-    assert call(place) == ("0 1", "")
+    assert call(place) == (1, "")
     return place
 
 
-def test_the_second_process_compiles_nothing(filled):
-    assert call(filled) == ("1 0", "")
+def test_another_process_compiles_nothing(filled):
+    assert run(CALLED, filled) == ["0"]
 
 
 def test_what_compiles_says_so_and_what_is_read_does_not(tmp_path, monkeypatch):
@@ -97,7 +90,7 @@ def test_a_file_that_cannot_be_written_is_read(filled):
     file.chmod(0o444)
     file.parent.chmod(0o555)
     try:
-        assert call(filled) == ("1 0", "")
+        assert call(filled) == (0, "")
     finally:
         file.parent.chmod(0o755)
         file.chmod(before)
@@ -110,16 +103,16 @@ def test_a_file_that_cannot_be_written_is_read(filled):
 def test_a_damaged_file_is_compiled_again(filled, damage):
     (file,) = files(filled)
     file.write_bytes(damage(file.read_bytes()))
-    assert call(filled) == ("0 1", "")
-    assert call(filled) == ("1 0", "")
+    assert call(filled) == (1, "")
+    assert call(filled) == (0, "")
 
 
 def test_where_nothing_can_be_written_a_warning_says_so_once(tmp_path):
     place = tmp_path / "file"
     place.write_text("not a folder")
-    counts, said = call(place)
-    assert counts == "0 1"
-    assert said.count("RuntimeWarning: compiled code is not kept") == 1
+    count, said = call(place)
+    assert count == 1
+    assert said.count("compiled code is not kept") == 1
     assert str(place) in said
     assert "NUMBATTN_CACHE_DIR" in said
 
@@ -130,16 +123,15 @@ def test_nothing_is_unpickled(filled):
     digest, header, code = file.read_bytes().split(b"\n", 2)
     assert json.loads(header).keys() == {"function"}
     assert code.startswith((b"\x7fELF", b"\xcf\xfa\xed\xfe", b"d\x86"))
-    said = run("import pickle\n" + "pickle.loads = pickle.load = pickle.Unpickler = None\n" + CALL, filled)
-    assert said == ("1 0", "")
+    with patch.multiple(pickle, loads=None, load=None, Unpickler=None):
+        assert call(filled) == (0, "")
 
 
 def test_processes_at_once_on_an_empty_cache(tmp_path):
-    with ThreadPoolExecutor(3) as threads:
-        said = [*threads.map(call, [tmp_path] * 3)]
-    assert all(error == "" for _, error in said)
+    with ThreadPoolExecutor(2) as threads:
+        assert all(threads.map(run, [CALLED] * 2, [tmp_path] * 2))
     assert len(files(tmp_path)) == 1
-    assert call(tmp_path) == ("1 0", "")
+    assert call(tmp_path) == (0, "")
 
 
 def test_what_needs_this_process_is_not_kept(tmp_path, monkeypatch):
@@ -158,7 +150,7 @@ def test_what_needs_this_process_is_not_kept(tmp_path, monkeypatch):
 
 
 UPGRADED = """
-import numbattn, pathlib, sys
+import numbattn, pathlib
 file = pathlib.Path(numbattn.__file__).with_name("dropout.py")
 file.write_text(file.read_text() + "# newer")
 """
@@ -169,12 +161,11 @@ def test_code_of_other_sources_is_neither_kept_nor_read(tmp_path):
     package = Path(na.__file__).parent
     shutil.copytree(package, tmp_path / "numbattn", ignore=shutil.ignore_patterns("__pycache__"))
     place = tmp_path / "place"
-    assert run(CALL, place, cwd=tmp_path) == ("0 1", "")
-    out, said = run(UPGRADED + CALL, place, cwd=tmp_path)
-    assert out == "0 1"
-    assert said.count("RuntimeWarning: compiled code is not kept: the files in") == 1
+    first, count, *_ = run(CALLED + UPGRADED + CALLED, place, cwd=tmp_path)
+    assert first == "1"
+    assert count.startswith("1 compiled code is not kept: the files in")
     assert len(files(place)) == 1
-    assert [run(CALL, place, cwd=tmp_path)[0] for _ in range(2)] == ["0 1", "1 0"]
+    assert run(CALLED * 2, place, cwd=tmp_path) == ["1", "0"]
     assert len(files(place)) == 2
 
 

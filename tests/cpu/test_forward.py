@@ -70,12 +70,6 @@ FAULTS = {
             "if kind == number:": "if kind <= number:",
         },
     },
-    "cpu/scores/kind.py": {
-        "scores/test_parts.py": {
-            "return LoweredStep(x.shape, x.strides,": "return LoweredStep(x.shape, x.shape,",
-            "*lead, _ = compact(x).shape": "lead = compact(x).shape",
-        },
-    },
     "cpu/scores/function.py": {
         "base/test_origin.py::test_heads_and_elements_of_the_batch": {
             "batch + origin.batch, head + origin.head": "batch + origin.batch, head",
@@ -93,11 +87,13 @@ FAULTS = {
             "0 if one_key else n0 + j] += dS": "n0 + j] += dS",
         },
     },
-    "cpu/scores/alibi.py": {
+    "cpu/scores/distance.py": {
         "scores/test_parts.py": {
-            "abs(first + i - j)": "abs(first + j - i)",
-            "dx[0, 0] -= abs": "dx[0, 0] += abs",
-            "first = n0 - m0 - row.offset": "first = n0 - m0",
+            "return LoweredStep(x.shape, x.strides,": "return LoweredStep(x.shape, x.shape,",
+            "*lead, _ = compact(x).shape": "lead = compact(x).shape",
+            "S.dtype.type(slope) * array": "array",
+            "dx[0, entry] += slope": "dx[0, entry] -= slope",
+            "first, reach = n0 - m0 - row.offset": "first, reach = n0 - m0",
         },
     },
     "cpu/softmax.py": {

@@ -65,7 +65,9 @@ if sys.argv[1] == "read":
     compile.CFunc = NoCompiler
 for factor in map(float, sys.argv[2:]):
     score = na.Score(lambda s, batch, head, i, j: factor * s)
-    print(*function.applied(score, np.ones((1, 1, 1))).ravel())
+    S, record = np.ones(1), function.record_of(())
+    function.tile_function(score, S.dtype).ctypes(S.ctypes.data, 0, 1, 1, 0, 0, 0, 0, record.ctypes.data)
+    print(*S)
 """
 
 

@@ -9,8 +9,8 @@ import pytest
 
 import numbattn as na
 from numbattn import distributed as nad
-from numbattn.base import backends
 from numbattn.base.origin import Crop, Origin
+from numbattn.call import passes
 from numbattn.call.problem import describe, mask_of
 from numbattn.masks import cropped
 from numbattn.scores import as_parts
@@ -39,8 +39,8 @@ def check_wide(rng, device, dtype, m, n, d, e, deterministic=False, **options):
     q, k, v, do = (random(rng, shape, dtype) for shape in shapes)
     problem, inputs = describe(q, k, v, wide=True, **options)
     with on(device):
-        o, saved = backends.run(problem, "forward", problem, inputs)
-        grads = backends.run(problem, "backward", saved, do, None, deterministic)
+        o, saved = passes.forward(problem, inputs)
+        grads = passes.backward(saved, do, None, deterministic)
         usual = na.attention(q, k, v, **options)
     assert_equal(o.astype(dtype), usual)
     wanted, others = exact(do, q, k, v, **options), plain(do, q, k, v, **options)
@@ -105,7 +105,7 @@ def check_goes_on(rng, device, dtype, m, n, d, e, deterministic=False, score=Non
             )  # fmt: skip
             if onto is not None:
                 out = onto[0] if end < n else there.empty(problem.out_shape, dtype)
-            o, saved = backends.run(problem, "forward", problem, inputs, out, onto=onto)
+            o, saved = passes.forward(problem, inputs, out, onto=onto)
             assert onto is None or (o is out and saved.lse is onto[1])
             onto = o, saved.lse
     options, do = {"mask": mask, "score": score, "dropout": dropout}, np.ones(o.shape, dtype)
@@ -137,7 +137,7 @@ def test_keys_that_nobody_sees_add_nothing(rng, where):
     before, lse = random(rng, (2, 20, 16), np.float32), random(rng, (2, 20), np.float32)
     problem, inputs = describe(q, k, v, mask=na.Lengths(keys=0))
     with where():
-        o, saved = backends.run(problem, "forward", problem, inputs, onto=(before, lse_found := lse.copy()))
+        o, saved = passes.forward(problem, inputs, onto=(before, lse_found := lse.copy()))
     assert saved.lse is lse_found
     assert_equal(o, before.astype(HALF))
     np.testing.assert_allclose(lse_found, lse, rtol=1e-6)

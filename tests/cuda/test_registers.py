@@ -32,11 +32,13 @@ from numbattn.cuda.kernels.hopper.forward_tiles import MANY
 from numbattn.cuda.kernels.hopper.score_gradient import bias_route, diagonals_route
 from numbattn.cuda.kernels.points.arguments import COLUMNS, DIFFERENCES, X_NORMS, Y_NORMS
 from numbattn.cuda.kernels.points.nearest import Nearest
-from numbattn.cuda.kernels.scores.function import part_of
+from numbattn.cuda.kernels.scores.bias import BiasKind
+from numbattn.cuda.kernels.scores.function import kind_of
 from numbattn.cuda.kernels.scores.reads import Reads
+from numbattn.cuda.kernels.scores.relative import RelativeBiasKind
 from numbattn.cuda.plan.planner import DEVICES
 from numbattn.points.kinds import EXPONENTIAL, GAUSSIAN, MATERN52, Derivative, Power, RationalQuadratic
-from tests.cuda.works import work
+from tests.cuda.works import score_of, work
 
 EDGES = "lo+hi+queries+keys"
 ALL = "keys+blocks+dense"
@@ -54,15 +56,16 @@ OF_TANGENTS = {"along": ("q", "k", "v", "do", "delta")}
 
 def row(kernel, dtype, d, e, mask="", score="", cc=(9, 0), spills=0, **options):
     """A kernel of a plan. spills: bytes that may be, whatever the tiles."""
-    parts = tuple(part for part in score.split(", ") if part)
-    found = work(dtype, d, e, mask=tuple(mask.split("+")) if mask else (), score=parts, device=DEVICES[cc], **options)
+    mask_words = tuple(mask.split("+")) if mask else ()
+    found = work(dtype, d, e, mask=mask_words, score=score_of(score), device=DEVICES[cc], **options)
     words = kernel, f"sm_{''.join(map(str, cc))}", dtype, d, e, mask, score, *(f"{k}={v}" for k, v in options.items())
     return pytest.param(kernel, found, spills, id=" ".join(str(word) for word in words if word != ""))
 
 
 def small(kernel, dtype, n, d, spills=0, **about):
     """A kernel for n queries and keys, with a bias if `about`, fields of a Work, says how widely it is shared."""
-    score = (f"bias {'float64' if dtype == 'float64' else 'float32'} 16",) if "score_added" in about else ()
+    bias = f"bias {'float64' if dtype == 'float64' else 'float32'} 16"
+    score = score_of(bias if "score_added" in about else "")
     found = work(dtype, d, d, seqlen_q=n, seqlen_k=n, batch=(16, 8), score=score)
     words = kernel, dtype, n, d, *about.values()
     return pytest.param(kernel, found._replace(whole=True, **about), spills, id=" ".join(map(str, words)))
@@ -90,7 +93,7 @@ def reads(kernel, dtype, d, function, wanted, columns, second="float32", spills=
     """
     vector = np.zeros(8, second)
     score = Score(function, arrays=[np.zeros((8, 8), np.float32), vector], gradient=wanted)
-    part = part_of(score._identity, (("float32", 2), (second, 1)))
+    part = kind_of(score._identity, (("float32", 2), (second, 1)))
     found = work(dtype, d, d, score=(part,), **options)._replace(reads=Reads("sums", 1, 0, wanted, "float32", columns))
     return pytest.param(kernel, found, spills, id=f"{kernel} {dtype} {d} {function.__name__} {columns}")
 
@@ -101,7 +104,7 @@ def spec(kernel, work):
         return LAPLACIAN[0].specs[0]
     every = FORWARD, BACKWARD, TANGENT, BACKWARD_TANGENT, POINT_SUMS, POINT_GRADIENT, POINT_LOGSUMEXP, POINT_NEAREST
     passes = (route.specs for routes in every for route in routes if route.takes(work))
-    after = next((i for i, part in enumerate(work.score) if part.startswith(("bias", "relative"))), 0)
+    after = next((i for i, part in enumerate(work.score) if isinstance(part, BiasKind | RelativeBiasKind)), 0)
     whole = {"out_dtype": work.problem.dtype.name, "sums_rows": False, "sums_cols": False}
     gradients = (
         spec_of(bias_gradient, "dbias", after=after, **whole), *bias_route("dbias", after=after, **whole).specs,
@@ -130,11 +133,11 @@ ANY_GPU = [  # up to 255 registers: CUDA cores, and tensor cores of each generat
     row("bias_gradient", "float64", 64, 64, "", "bias float64 16"),
     row("bias_gradient", "float32", 32, 32, "", "bias float32 16", seqlen_q=32, seqlen_k=32),
     row("function_gradient", "float32", 64, 64, "intervals", "relative query", cc=(7, 5)),
-    row("bias_gradient", "bfloat16", 128, 128, EDGES, "bias bfloat16 16, softcap", tscore=("bias bfloat16 16", ""),
+    row("bias_gradient", "bfloat16", 128, 128, EDGES, "bias bfloat16 16, softcap",
+        tscore=(*score_of("bias bfloat16 16"), None), **OF_TANGENTS),
+    row("bias_gradient", "float64", 64, 64, "", "bias float64 16, softcap", tscore=(*score_of("bias float64 16"), None),
         **OF_TANGENTS),
-    row("bias_gradient", "float64", 64, 64, "", "bias float64 16, softcap", tscore=("bias float64 16", ""),
-        **OF_TANGENTS),
-    row("diagonal_sums", "float16", 64, 64, ALL, "relative, softcap", cc=(8, 0), tscore=("relative", ""),
+    row("diagonal_sums", "float16", 64, 64, ALL, "relative, softcap", cc=(8, 0), tscore=(*score_of("relative"), None),
         **DROPOUT, **OF_TANGENTS),
 ]
 TANGENTS = [  # two sums for O, and two tiles of S

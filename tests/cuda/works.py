@@ -4,14 +4,24 @@ from dataclasses import replace
 
 import numpy as np
 
+from numbattn.call.passes import BEFORE
 from numbattn.call.problem import DTYPES, describe
+from numbattn.cuda.kernels.scores.alibi import AlibiKind
+from numbattn.cuda.kernels.scores.bias import BiasKind
+from numbattn.cuda.kernels.scores.relative import RelativeBiasKind
+from numbattn.cuda.kernels.scores.sink import SinkKind
+from numbattn.cuda.kernels.scores.softcap import SoftcapKind
 from numbattn.cuda.plan.planner import DEVICES
 from numbattn.cuda.views import without_memory
 from numbattn.cuda.words.spec import Work
-from numbattn.cuda.words.steps import BEFORE
 
 NAMED = {dtype.name: dtype for dtype in DTYPES}
 HOPPER = DEVICES[9, 0]
+KINDS = {
+    "alibi": AlibiKind, "relative": RelativeBiasKind, "sink": SinkKind,
+    "bias": lambda dtype, nbytes, tma="": BiasKind(dtype, int(nbytes), bool(tma)),
+    "softcap": lambda: SoftcapKind(False),
+}  # fmt: skip
 
 
 def array(*shape, dtype=np.float16):
@@ -21,6 +31,12 @@ def array(*shape, dtype=np.float16):
 def kernels(planned):
     """Names of a Plan's kernels."""
     return [step.key.name for step in planned.steps]
+
+
+def score_of(text):
+    """The kinds of the parts of a score, such as "bias float16 16 tma, relative query"."""
+    parts = [part.split() for part in text.split(", ") if part]
+    return tuple([KINDS[name](*about) for name, *about in parts])
 
 
 def work(dtype="float16", d=64, e=64, *, batch=(16, 16), group_size=1, seqlen_q=1000, seqlen_k=1000, device=HOPPER,

@@ -21,10 +21,11 @@ from numbattn import reference
 from numbattn.base.values import kinds
 from numbattn.call.problem import DTYPES
 from numbattn.cpu.forward import forward_kernel
+from numbattn.cpu.score import number_of
 from numbattn.cpu.scores import KINDS
-from numbattn.cuda.kernels.scores import CLASSES
+from numbattn.cuda.kernels.scores import CLASSES, class_of
 from numbattn.scores import Part, names
-from numbattn.scores.function import ScoreTangent
+from numbattn.scores.element import ScoreTangent
 
 from ..accuracy import assert_equal, check, random
 
@@ -782,8 +783,8 @@ def test_every_kind_is_known_to_kernels():
     """Each is found by its file in cpu/scores and cuda/kernels/scores."""
     every = {kind for kind in kinds(Part) if kind.__name__ in names()}
     assert {na.Alibi, na.Score, na.Sink} < every
-    assert {kind.of for kind in KINDS} == {kind for kind in every if kind._has_step}
-    assert {kind for kind in CLASSES if isinstance(kind, type)} == every | {ScoreTangent}
+    assert {KINDS[number_of(kind)].of for kind in every if kind._has_step} == {kind.of for kind in KINDS}
+    assert {class_of(kind).of for kind in every} | {ScoreTangent} == CLASSES.keys()
 
 
 @pytest.mark.parametrize(("call", "error", "message"), WRONG.values(), ids=WRONG)
@@ -812,7 +813,7 @@ FAULTS = {
         },
     },
     "scores/alibi.py": {
-        "sum_broadcast(-(dS * distance)": "sum_broadcast((dS * distance)",
+        "sum_broadcast((dS * self._weight(dS))": "sum_broadcast(-(dS * self._weight(dS))",
     },
     "scores/sink.py": {
         "sum_broadcast(-(P * np.where": "sum_broadcast((P * np.where",
@@ -826,6 +827,8 @@ FAULTS = {
     },
     "scores/function.py": {
         "made._set(_identity=self._identity)": "made._set(_identity=Identity(*self._functions))",
+    },
+    "scores/element.py": {
         "test_what_was_minus_infinity_has_no_gradient": {
             "np.where(np.isneginf(S), 0, self._of_each(self._element(order), S))":
                 "self._of_each(self._element(order), S)",

@@ -3,7 +3,6 @@
 import re
 import zlib
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from functools import lru_cache
 from itertools import count
 from types import SimpleNamespace
@@ -12,10 +11,11 @@ from unittest.mock import patch
 import numpy as np
 
 from numbattn.base import backends, cache
+from numbattn.call.passes import ARRAYS
 from numbattn.cuda.build import GivenSource, compile_ptx, digest_of
 from numbattn.cuda.compiler import as_dtype, types
 from numbattn.cuda.kernels import LARGE_BACKWARD, LARGE_FORWARD
-from numbattn.cuda.passes import ARRAYS, BACKWARD, FORWARD, Passes
+from numbattn.cuda.passes import Passes
 from numbattn.cuda.plan.planner import DEVICES
 from numbattn.cuda.tile import INDEX, simulate
 from numbattn.cuda.tile.alignment import VECTOR_BYTES, ArrayLayout, alignment
@@ -48,10 +48,8 @@ def on(device, execute=execute, small=False):
     small: whether small matrices have kernels of their own, as they have on a device that is there. Else those for
     matrices of any size take these, too: a test needs few elements.
     """
-    gpu, passes = GPU(device, execute), (FORWARD, BACKWARD)
-    if not small:
-        passes = replace(FORWARD, routes=LARGE_FORWARD), replace(BACKWARD, routes=LARGE_BACKWARD)
-    with patch.dict(backends.BACKENDS, numpy=Passes(lambda: gpu, *passes)):
+    gpu, routes = GPU(device, execute), {} if small else {"forward": LARGE_FORWARD, "backward": LARGE_BACKWARD}
+    with patch.dict(backends.BACKENDS, numpy=Passes(lambda: gpu, **routes)):
         yield gpu
     assert not gpu.counts.any(), "a kernel has left counters that are not 0"
 

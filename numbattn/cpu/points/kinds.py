@@ -63,12 +63,16 @@ def function_of(kind, what, dtype):
 
 @lru_cache
 def words_of(dtype):
-    """The Words for an element; those that loops with them are vectorised by."""
+    """The Words for an element, with which loops are vectorised."""
     ZERO, ONE = map(dtype.type, (0, 1))
 
     @inline
     def reciprocal(x):
-        return ONE / x if x > ZERO else ZERO
+        return ONE / x
+
+    @inline
+    def quotient(x, y):
+        return x / y if y > ZERO else ZERO
 
     @inline
     def where(condition, x, y):
@@ -76,8 +80,8 @@ def words_of(dtype):
 
     return Words(
         function=inline, real=dtype.type, log_e=1.0, exp=exponentials.exp, exp_of_sum=elementary.exp,
-        log1p=logarithms.log1p, sqrt=np.sqrt, reciprocal=reciprocal, power=logarithms.power, where=where,
-        of_users=lambda function, order: of_one(function.of(dtype), order),
+        log1p=logarithms.log1p, sqrt=np.sqrt, reciprocal=reciprocal, quotient=quotient, power=logarithms.power,
+        where=where, of_users=lambda function, order: of_one(function.of(dtype), order),
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The steps of each kind of part of a score: a file for each kind, whose KIND is found here."""
+"""The steps of each kind of part of a score, in files that are found here."""
 
 from importlib import import_module
 from pkgutil import iter_modules
@@ -6,6 +6,6 @@ from pkgutil import iter_modules
 from .kind import CPUScoreKind, Row, matrix_of
 
 _MODULES = [import_module(f".{module.name}", __name__) for module in iter_modules(__path__)]
-KINDS: tuple[CPUScoreKind, ...] = tuple([module.KIND for module in _MODULES if hasattr(module, "KIND")])
+KINDS = tuple([x for module in _MODULES for x in vars(module).values() if isinstance(x, CPUScoreKind)])
 
 __all__ = ["KINDS", "CPUScoreKind", "Row", "matrix_of"]

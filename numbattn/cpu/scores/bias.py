@@ -14,7 +14,7 @@ NUMBERS = dict(zip(DTYPES, (FLOAT16, BFLOAT16, FLOAT32, FLOAT64)))
 QUERIES_AT_ONCE = 8  # whose rows of a bias are read together: more would evict each other from the cache
 
 
-def lower(part, problem, order):
+def lower(part, problem, order, sums):
     x = aligned(compact(matrix_of(part)))
     return LoweredStep(x.shape, x.strides, numbers=(NUMBERS[x.dtype], 0)), x, None
 
@@ -56,7 +56,7 @@ def add_bits(S, bits, float_of, m0, n0):
 
 
 @inline
-def collect(dx, dS, row, batch, head, m0, n0):
+def collect(dx, dS, S, row, batch, head, m0, n0):
     one_query, one_key = dx.shape[0] == 1, dx.shape[1] == 1
     for j in range(dS.shape[0]):
         for i in range(dS.shape[1]):

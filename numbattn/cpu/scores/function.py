@@ -1,19 +1,19 @@
-"""A user's own functions, numbattn.Score, called by their addresses."""
+"""Parts that a function of one element defines, called by their addresses."""
 
-from ...scores.function import Score
+from ...scores.element import FunctionPart
 from ..function import gradient_function, record_of, tile_function
 from ..function_tangents import along_function, gradient_along_function
 from ..tile import address_of, call_at, inline
 from .kind import CPUScoreKind, LoweredStep
 
 
-def lower(part, problem, order):
+def lower(part, problem, order, sums):
     """The lowered function with the record of its arrays; its numbers are the addresses of it and its derivatives."""
-    function = tile_function(part, problem.sum_dtype)
-    derivatives = tile_function(part, problem.sum_dtype, order) if order else None
-    numbers = function.address, derivatives.address if order else 0
-    lowered = LoweredStep((0, 0), (0, 0), numbers=numbers, keeps=order > 0 and part._wants_gradient)
-    return lowered, record_of(part.arrays), (function, derivatives)
+    dtype = problem.sum_dtype
+    functions = [tile_function(part, dtype), tile_function(part, dtype, order) if order else None]
+    functions.append(gradient_function(part, dtype) if sums and part._wants_gradient else None)
+    *numbers, adding = map(address_or_0, functions)
+    return LoweredStep((0, 0), (0, 0), numbers=tuple(numbers), sums=adding), record_of(part._weights), functions
 
 
 def lower_tangent(tangent, problem, order):
@@ -21,9 +21,13 @@ def lower_tangent(tangent, problem, order):
     gradient_along_function."""
     moves = None if tangent._is_zero else along_function(tangent, problem.sum_dtype, order > 1)
     gradient = gradient_along_function(tangent, problem.sum_dtype) if order > 1 else None
-    numbers = tuple([function.address if function else 0 for function in (moves, gradient)])
-    record = record_of((*tangent._score.arrays, tangent._tangents))
+    numbers = address_or_0(moves), address_or_0(gradient)
+    record = record_of((*tangent._score._weights, tangent._tangents))
     return LoweredStep((0, 0), (0, 0), numbers=numbers), record, (tangent, moves, gradient)
+
+
+def address_or_0(function):
+    return function.address if function else 0
 
 
 @inline
@@ -45,28 +49,24 @@ def place_of(origin, batch, head, m0, n0):
 
 
 @inline
-def collect_reads(dx, dS, S, sums, row, batch, head, m0, n0):
-    """Add to the gradients of a function's arrays. dS: after it, S: before it; sums: the address of a
-    gradient_function.
-    """
+def collect(dx, dS, S, row, batch, head, m0, n0):
     place = place_of(row.origin, batch, head, m0, n0)
     given = address_of(S), address_of(dS), address_of(dx), dx.size, S.shape[0], S.shape[1]
-    call_at(sums, (*given, *place, row.address))
+    call_at(row.sums, (*given, *place, row.address))
 
 
 @inline
 def move(S, tS, F, row, batch, head, m0, n0):
-    """Add the tangents of a function along its arrays, and those of its derivative to F, a tile or nothing."""
-    given = address_of(S), address_of(tS), address_of(F), S.shape[0], S.shape[1]
-    call_at(row.one, (*given, *place_of(row.origin, batch, head, m0, n0), row.address))
+    if row.one != 0:
+        given = address_of(S), address_of(tS), address_of(F), S.shape[0], S.shape[1]
+        call_at(row.one, (*given, *place_of(row.origin, batch, head, m0, n0), row.address))
 
 
 @inline
-def collect_reads_along(dx, dS, tdS, S, tS, row, batch, head, m0, n0):
-    """Add to the tangents of the gradients of its arrays."""
+def collect_along(dx, dS, tdS, S, tS, row, batch, head, m0, n0):
     given = address_of(S), address_of(tS), address_of(dS), address_of(tdS), address_of(dx), dx.size
     place = place_of(row.origin, batch, head, m0, n0)
     call_at(row.other, (*given, S.shape[0], S.shape[1], *place, row.address))
 
 
-KIND = CPUScoreKind(Score, lower, apply, sums=gradient_function)
+KIND = CPUScoreKind(FunctionPart, lower, apply, collect, lower_tangent, move, collect_along)

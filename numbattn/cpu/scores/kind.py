@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...base.values import rounded
-from ..arguments import compact
 from ..tile import any_view, inline_view
 
 
@@ -16,13 +14,18 @@ class CPUScoreKind(NamedTuple):
     """A kind of part of a score."""
 
     of: type  # in numbattn.scores
-    lower: Any  # (part, problem, order) -> LoweredStep, its array, what has to live as long. order: of the highest
-    # derivative of functions that is wanted
+    lower: Any  # (part, problem, order, sums) -> LoweredStep, its array, what has to live as long. order: of the
+    # highest derivative that is wanted; sums: whether gradients of arrays are
     apply: Any  # device function (S, slopes, row, batch, head, m0, n0): apply the part to S in place. slopes: a tile of
     # its derivatives, if they are not 1 and wanted, and one of the second derivatives; else nothing
-    collect: Any = None  # device function (dx, dS, row, batch, head, m0, n0): adds a tile of dS to the gradient of the
-    # part's array, each number of which serves many elements
-    sums: Any = None  # for functions: (part, dtype) -> the CFunction that adds to the gradients of its arrays
+    collect: Any = None  # device function (dx, dS, S, row, batch, head, m0, n0): adds a tile of dS to the gradient of
+    # the part's array, each number of which serves many elements. S: before the part, if it is kept
+    # A part that is linear in its array moves tangents as it moves S, with the tangent of the array. Others have these:
+    lower_tangent: Any = None  # (what `Part._tangent` returns, problem, order), as `lower`
+    move: Any = None  # device function (S, tS, F, row, batch, head, m0, n0): adds the tangent along arrays to tS, and
+    # that of the derivative to F, a tile or nothing
+    collect_along: Any = None  # device function (dx, dS, tdS, S, tS, row, batch, head, m0, n0): adds to the tangents of
+    # the gradients of its arrays
 
 
 class LoweredStep(NamedTuple):
@@ -33,8 +36,7 @@ class LoweredStep(NamedTuple):
     offset: Any = 0  # an int, or int64 (batch, heads) as bytes; None if it is aligned by tile
     numbers: tuple = (0, 0)  # two integers of the kind's own
     cap: float = 0.0
-    keeps: bool = False  # whether S before it is kept, for derivatives by arrays
-    sums: int = 0  # the address of the CFunction of CPUScoreKind.sums
+    sums: int = 0  # the address of a function that adds to the gradients of its arrays
 
 
 class Row(NamedTuple):
@@ -48,6 +50,7 @@ class Row(NamedTuple):
     offset: Any  # the own key of query 0
     one: Any  # the two integers of its own
     other: Any
+    sums: Any
     cap: Any
     origin: Any  # that functions count from
 
@@ -67,14 +70,3 @@ def matrix_of(part):
 
 def aligned(x):
     return x if x.flags.aligned else np.require(x, requirements="A")
-
-
-def lower_distance(part, problem, numbers=(0, 0)):
-    """The lowered part that depends on distances, and its array, in the dtype of sums. numbers: of the kind's own."""
-    x = matrix_of(part)
-    *lead, _ = compact(x).shape  # a table keeps its columns, whatever memory they share
-    x = aligned(rounded(x[tuple(map(slice, lead))], problem.sum_dtype))
-    offset = part._whole_offset(problem.seqlen_q, problem.seqlen_k)
-    if isinstance(offset, np.ndarray):
-        offset = np.broadcast_to(offset, problem.batch).astype(np.int64).tobytes()
-    return LoweredStep(x.shape, x.strides, offset, numbers), x, None

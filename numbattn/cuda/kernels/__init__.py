@@ -4,6 +4,8 @@ A factory takes numbers and names from a plan and returns a `Source`. What the k
 tile sizes, the kinds of masks. Everything else is an argument. The Spec next to the factory says how it is called.
 """
 
+from importlib import import_module
+
 from ..words.spec import Route, everything
 from ..words.tiers import MMA
 from . import hopper, small
@@ -39,15 +41,24 @@ LARGE_BACKWARD = (
     Route(backward.has_all_keys, (delta.SPEC, backward.SPEC_ALL)),
     Route(everything, (delta.SPEC, backward.SPEC_KV, backward.SPEC_Q)),
 )
-FORWARD, BACKWARD = small.FORWARD + LARGE_FORWARD, small.BACKWARD + LARGE_BACKWARD
-TANGENT = (*hopper.TANGENT, Route(everything, (tangent.SPEC,)))
-LAPLACIAN = (Route(everything, (tangent.SPEC_SECOND,)),)
-BACKWARD_TANGENT = (Route(everything, backward_tangent.SPECS),)
-POINT_SUMS = hopper.POINT_SUMS + point_routes(point_sums.SPEC)
-POINT_GRADIENT = point_routes(point_gradient.SPEC)
-POINT_LOGSUMEXP = hopper.LOGSUMEXP + point_routes(point_logsumexp.SPEC)
-POINT_LOGSUMEXP_OF_HALVES = hopper.LOGSUMEXP_OF_HALVES
-POINT_NEAREST = hopper.NEAREST + point_routes(point_nearest.SPEC)
+ROUTES = {
+    "forward": small.FORWARD + LARGE_FORWARD,
+    "backward": small.BACKWARD + LARGE_BACKWARD,
+    "tangent": (*hopper.TANGENT, Route(everything, (tangent.SPEC,))),
+    "laplacian": (Route(everything, (tangent.SPEC_SECOND,)),),
+    "backward_tangent": (Route(everything, backward_tangent.SPECS),),
+    "sums": hopper.POINT_SUMS + point_routes(point_sums.SPEC),
+    "gradient": point_routes(point_gradient.SPEC),
+    "logsumexp": hopper.LOGSUMEXP + point_routes(point_logsumexp.SPEC),
+    "logsumexp_of_halves": hopper.LOGSUMEXP_OF_HALVES,
+    "nearest": hopper.NEAREST + point_routes(point_nearest.SPEC),
+}
+
+
+def routes_of(pass_):
+    """The Routes of a pass. One that has none here has a kernel for every GPU, the SPEC of any/, in a file of its name.
+    """
+    return ROUTES.get(pass_.name) or (Route(everything, (import_module(f".any.{pass_.name}", __name__).SPEC,)),)
 
 
 def bias_gradients(name, **about):

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from ...call.passes import gradient_of_part
 from ..build import Key
 from ..kernels.any.intervals import SPEC as INTERVALS_SPEC
 from ..kernels.any.intervals import count_of_gaps, has_offsets, segments_of
@@ -12,13 +13,11 @@ from ..kernels.scores import (
     ALIGNED,
     BY_QUERY,
     BY_SEGMENT,
-    CLASSES,
     READS,
     WITH_DELTA,
     is_nonlinear,
     is_packed,
     is_scaled,
-    kind,
     place_of_part,
 )
 from ..kernels.scores.reads import Reads, sums_of_each
@@ -45,7 +44,6 @@ from ..words.steps import (
     array_of_mask,
     array_of_offset,
     array_of_part,
-    gradient_of_part,
     partial_sums,
     tangent_of_part,
 )
@@ -65,9 +63,9 @@ DEVICES = {  # a typical device of each compute capability, to plan for without 
 }
 
 
-def plan(pass_, problem, device, call):
-    """The Plan of a Pass."""
-    return Planner(pass_, problem, device, call).plan()
+def plan(pass_, routes, problem, device, call):
+    """The Plan of a Pass by the first of these Routes that takes it."""
+    return Planner(pass_, problem, device, call).plan(routes)
 
 
 def sharing(shapes):
@@ -90,17 +88,17 @@ class Planner:
         self.gaps = range(count_of_gaps([part.kind for part in call.intervals]))
         self.mask = (*sides, *grids, *[BY_INTERVALS] * bool(call.intervals), *[GAP for _ in self.gaps])
         self.score = tuple([self.compiled_in(part, number) for number, part in enumerate(call.score)])
-        self.tscore = tuple([self.compiled_in(part, tangent_of_part(number)) if part else ""
+        self.tscore = tuple([part and self.compiled_in(part, tangent_of_part(number))
                              for number, part in enumerate(call.tscore)])  # fmt: skip
-        wanted = [(number, kind(self.score[number])) for number, part in enumerate(call.score)
+        wanted = [(number, self.score[number]) for number, part in enumerate(call.score)
                   if part.gradient and gradient_of_part(number) in self.layouts]  # fmt: skip
         sinks = [number for number, part in wanted if part.gradient == WITH_DELTA]
         self.sink = sinks[0] if sinks else None
         self.wanted = [number for number, _ in wanted if number != self.sink]
         self.segments = self.segments_of_packed()
 
-    def plan(self):
-        chosen = self.first_of(*self.pass_.routes)
+    def plan(self, routes):
+        chosen = self.first_of(*routes)
         arguments = [(x, spec) for spec in chosen for x in spec.described]
         # for all steps first, since a stand-in takes an array's place in all of them: the strictest need decides
         for argument, spec in sorted(arguments, key=lambda found: not isinstance(found[0], TmaMatrix | AlignedMatrix)):
@@ -118,9 +116,8 @@ class Planner:
         return Plan(stand_ins, temporaries, tuple(self.steps), allocates, counted, Workspace.of(temporaries))
 
     def compiled_in(self, part, number):
-        """The string that is compiled in of a LoweredPart of the score."""
-        kind = CLASSES[part.kind.partition(" ")[0]]
-        return kind.compiled_in(part.kind, self.layouts.get(array_of_part(number)))
+        """The kind that is compiled in of a LoweredPart of the score."""
+        return part.kind.of_layout(self.layouts.get(array_of_part(number)))
 
     def first_of(self, *routes):
         """The Specs of the first Route that takes the work."""
@@ -152,7 +149,7 @@ class Planner:
         dtypes = {name: layout.dtype for name, layout in self.layouts.items()}
         nbytes = VECTOR_BYTES if aligned else 0
         mask, keys, segments = self.mask, self.call.keys, self.segments if spec.packs else 0
-        score, tscore = (tuple([part.replace(ALIGNED, BY_SEGMENT if segments else BY_QUERY) for part in parts])
+        score, tscore = (tuple([part and part.aligned_by(BY_SEGMENT if segments else BY_QUERY) for part in parts])
                          for parts in (self.score, self.tscore))  # fmt: skip
         if segments:
             mask, keys = (PACKED,), min(keys, -(-self.problem.seqlen_k // (segments - 1)))  # on average
@@ -168,7 +165,7 @@ class Planner:
         in a linear score, of the last part by distance."""
         if self.call.deterministic or self.problem.dropout:
             return ()
-        kinds = {number: kind(self.score[number]) for number in reversed(self.wanted)}
+        kinds = {number: self.score[number] for number in reversed(self.wanted)}
         if functions := [number for number, part in kinds.items() if part.gradient == READS]:
             return () if is_nonlinear(self.score[functions[0] + 1 :]) else self.reads_of_function(functions[0])
         by_distance = [number for number, part in kinds.items() if part.is_by_distance((), self.problem.sum_dtype)]
@@ -214,15 +211,15 @@ class Planner:
         SHARED, or over those of a head, BY_HEAD, or from neither, OWN. "" if none are wanted."""
         if not self.wanted:
             return ""
-        if any(kind(self.score[number]).gradient == READS for number in self.wanted):
+        if any(self.score[number].gradient == READS for number in self.wanted):
             return OWN
-        shapes = [self.layouts[gradient_of_part(number)].shape[: -kind(self.score[number]).own_axes or None]
+        shapes = [self.layouts[gradient_of_part(number)].shape[: -self.score[number].own_axes or None]
                   for number in self.wanted]  # fmt: skip
         return OWN if is_nonlinear(self.score) else sharing(shapes + self.shapes_of_offsets(self.wanted)) or OWN
 
     def score_added(self):
         """Which matrices share what the score adds to S, if it only adds: SHARED, BY_HEAD or ""."""
-        parts = [(number, kind(part)) for number, part in enumerate(self.score) if kind(part).has_step]
+        parts = [(number, part) for number, part in enumerate(self.score) if part.has_step]
         if not parts or is_nonlinear(self.score) or any(part.offset in (ALIGNED, BY_QUERY) for _, part in parts):
             return ""
         if any(array_of_part(number) not in self.layouts for number, _ in parts):    # functions of batch and head

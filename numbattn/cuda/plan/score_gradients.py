@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 
+from ...call.passes import gradient_of_part
 from ..build import Key
 from ..kernels import bias_gradients, diagonal_sums
 from ..kernels.any.function_gradient import spec_of as spec_of_reads
@@ -15,7 +16,7 @@ from ..kernels.any.sum_parts import TILES as SUMMED_AT_ONCE
 from ..kernels.any.sum_parts import sum_parts
 from ..kernels.any.table_gradient import TILES as ENTRIES_AT_ONCE
 from ..kernels.any.table_gradient import table_gradient
-from ..kernels.scores import ALIGNED, BY_MATRIX, ENTRIES, READS, kind, place_of_part
+from ..kernels.scores import ALIGNED, BY_MATRIX, ENTRIES, READS, place_of_part
 from ..kernels.shared.exact_sums import SIZE
 from ..kernels.shared.visibility import has_states
 from ..views import View, contiguous, fits_tensor_map
@@ -25,7 +26,6 @@ from ..words.steps import (
     At,
     Step,
     array_of_offset,
-    gradient_of_part,
     partial_sums,
     sums_of_part,
 )
@@ -37,7 +37,7 @@ EVEN = 4  # most parts, if blocks fill a GPU once or twice anyway, but not evenl
 
 def add_gradient(planner, number):
     """The steps of the gradient of a part's array."""
-    own, kind_of_part = gradient_of_part(number), kind(planner.score[number])
+    own, kind_of_part = gradient_of_part(number), planner.score[number]
     if partial_sums(own) in planner.temporaries:  # a kernel of the pass writes them
         add_sum(planner, own)
         return

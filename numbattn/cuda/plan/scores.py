@@ -3,8 +3,9 @@
 import numpy as np
 
 from ...base.values import sum_broadcast
-from ..kernels.scores import CLASSES, ENTRIES
-from ..words.steps import SUMS_OF_DS, LoweredPart, gradient_of_part, sums_by_row, sums_of_part
+from ...call.passes import gradient_of_part
+from ..kernels.scores import ENTRIES, READS, class_of
+from ..words.steps import SUMS_OF_DS, LoweredPart, sums_by_row, sums_of_part
 from .known import KNOWN, lower_and_keep
 
 
@@ -15,8 +16,9 @@ def lowered_part(part, number, problem):
 
 
 def part_and_arrays(part, number, problem):
-    kind, numbers, arrays = CLASSES[type(part)].lowered(part, number, problem)
-    return LoweredPart(kind, numbers, part._wants_gradient and part.gradient), arrays
+    kind, numbers, arrays = class_of(type(part)).lowered(part, number, problem)
+    wants = part._wants_gradient
+    return LoweredPart(kind, numbers, part._wanted if wants and kind.gradient == READS else wants), arrays
 
 
 def own_arrays(part):
@@ -34,7 +36,7 @@ def finish_gradients(parts, arrays, temporaries, problem):
 def _finish(wanted, arrays, left, problem):
     dS = left.get(SUMS_OF_DS)
     for number, part in wanted:
-        grad, by_row, kind = arrays[gradient_of_part(number)], left.get(sums_by_row(number)), CLASSES[type(part)]
+        grad, by_row, kind = arrays[gradient_of_part(number)], left.get(sums_by_row(number)), class_of(type(part))
         if by_row is not None:
             grad[...] = sum_broadcast(by_row.sum(axis=-1), grad.shape)
         elif dS is None:

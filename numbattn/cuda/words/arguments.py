@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from ...call.passes import BEFORE
 from ..compiler import types
 from ..views import View, contiguous
 from .signatures import array_type, several
-from .steps import BEFORE, COUNTERS_ARRAY, SCRAP, SCRAP_BYTES, At, array_of_part
+from .steps import COUNTERS_ARRAY, SCRAP, SCRAP_BYTES, At, array_of_part
 
 
 class Argument:

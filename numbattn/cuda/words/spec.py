@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from .steps import BEFORE
+from ...call.passes import BEFORE
 
 SHARED, BY_HEAD, OWN = "shared", "by head", "own"  # by all matrices; by all of a head; by fewer
 RESERVED = 1024  # bytes of shared memory that each block takes in addition to its own
@@ -142,18 +142,3 @@ class Route(NamedTuple):
     specs: tuple
     tier: str = ""  # see words.tiers; "" if they belong to none
     reads: Callable = nothing  # (problem, device) -> whether they read a cache in pages, or of 8 bits, in place
-
-
-def no_part(part):
-    return False
-
-
-@dataclass(frozen=True, eq=False)
-class Pass:
-    """What to compute of a problem, and by which kernels. To the planner all passes are alike."""
-
-    name: str
-    routes: tuple  # the first Route that takes the work is taken
-    takes: tuple  # names of arrays; if a call lacks one, no kernel reads it
-    gives: tuple  # names of results; statistics that are not wanted are not kept
-    differentiates: Callable = no_part  # (a part of the score) -> whether kernels compute the gradient of its array

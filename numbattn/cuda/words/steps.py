@@ -11,7 +11,6 @@ from .tiers import WGMMA
 PLACE_BYTES = 512  # temporaries start at multiples of it, as CuPy's allocations do
 SCRAP, SCRAP_BYTES = "scrap", 1 << 20  # device memory for results that are not read
 COUNTERS_ARRAY = "counters"
-BEFORE = "o before"  # O over other keys; its lse is the call's: see kernels.shared.start
 FIRST, END = "first key", "end of keys"  # that each query sees, by intervals
 GAPS = "first of gap {}", "end of gap {}"
 SUMS_OF_DS = "sums of dS"  # over the batch, (..., heads or 1, seqlen_q, seqlen_k)
@@ -97,7 +96,7 @@ class LoweredPart(NamedTuple):
     function's arrays are "score 0 array 0" ..., those of a mask's part "mask 0 0" ...
     """
 
-    kind: str  # see kernels.scores, kernels.any.intervals
+    kind: Any  # a kernels.scores.ScoreKind, or a string of a part of a mask: see kernels.any.intervals
     numbers: tuple = ()  # with None in place of the arrays of a mask's part
     gradient: Any = False  # whether that of its array is wanted; for a function, if any is, a bool for each array
 
@@ -156,10 +155,6 @@ def array_of_function(number, which):
 def tangent_of_part(number):
     """What replaces a part's number in the names of arrays, if tangents are in their place."""
     return f"{number} tangent"
-
-
-def gradient_of_part(number):
-    return f"gradient of score {number}"
 
 
 def sums_by_row(number):

@@ -28,7 +28,7 @@ from ...call.problem import Saved
 from ...call.tangents import SavedTangents, checked_tangents
 from ...jets import attention_forward_jvp, tangents_of_gradients
 from ...scores import ArrayPart, Part
-from ...scores.function import Score
+from ...scores.element import FunctionPart
 from ..options import Options
 from .arrays import arrays_of, on_device, tensors_of
 
@@ -78,7 +78,7 @@ class TorchCall:
     @property
     def counts_batches(self) -> bool:
         """Whether results of an element of the batch depend on its number, or an array has no batch axes."""
-        has_functions = any(isinstance(part, Score) for part in self.options.score)
+        has_functions = any(isinstance(part, FunctionPart) for part in self.options.score)
         return self.options.dropout is not None or has_functions or None in self.options.own_axes
 
     def wanting(self, needs: Sequence[bool]) -> TorchCall:

@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 
 import numbattn as na
+from numbattn.call.passes import PASSES
 from numbattn.cuda.kernels import hopper, tables
 from numbattn.cuda.kernels.any import backward, forward
 from numbattn.cuda.kernels.hopper.forward_tiles import CELLS, LONG, MANY, NARROW, USUAL, Warpgroups, heads_per_tile
 from numbattn.cuda.kernels.mma import backward as mma_backward
 from numbattn.cuda.kernels.mma import forward as mma_forward
-from numbattn.cuda.passes import PASSES, plans
+from numbattn.cuda.passes import plans
 from numbattn.cuda.plan.planner import DEVICES
 from numbattn.cuda.words.steps import At
-from tests.cuda.works import HOPPER, NAMED, array, kernels, work
+from tests.cuda.works import HOPPER, NAMED, array, kernels, score_of, work
 
 GENERAL = {"forward": forward.SPEC, "backward_kv": backward.SPEC_KV, "backward_q": backward.SPEC_Q}
 EVERY = list(product(GENERAL, DEVICES.values(), NAMED, tables.HEAD_DIMS, tables.HEAD_DIMS))
@@ -405,17 +406,17 @@ def test_packed_arrays_of_words(device):
 UNEQUAL = np.array([0, 500, 1000], np.int32)
 
 
-@pytest.mark.parametrize(("mask", "offset", "kinds"), [
+@pytest.mark.parametrize(("mask", "offset", "which"), [
     (None, None, ""), (na.Segments(OFFSETS), None, ""), (na.Segments(OFFSETS, UNEQUAL), 3, ""),
-    (na.Segments(OFFSETS, UNEQUAL), None, " segment"), (None, np.zeros((1, 8), np.int32), " matrix"),
-    (na.Segments(OFFSETS, UNEQUAL) & na.Prefix(3), None, " query"),
+    (na.Segments(OFFSETS, UNEQUAL), None, "segment"), (None, np.zeros((1, 8), np.int32), "matrix"),
+    (na.Segments(OFFSETS, UNEQUAL) & na.Prefix(3), None, "query"),
 ], ids=["none", "equal", "number", "segment", "matrix", "query"])  # fmt: skip
-def test_what_offsets_depend_on(mask, offset, kinds):
+def test_what_offsets_depend_on(mask, offset, which):
     """On a tile's segment or a query only where those of keys are others."""
     score = [na.Alibi(np.zeros(8), False, offset=offset), na.RelativeBias(np.zeros(9), False, offset=offset)]
     for planned in plans(HOPPER, Q, Q, Q, mask=mask, score=score):
         found = {dict(step.key.parameters)["score"] for step in planned.steps if "score" in dict(step.key.parameters)}
-        assert found == {(f"alibi{kinds}", f"relative{kinds}")}
+        assert found == {score_of(f"alibi {which}, relative {which}")}
 
 
 def test_another_offset_compiles_nothing():

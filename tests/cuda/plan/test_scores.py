@@ -11,7 +11,7 @@ from numbattn.call import fitting
 from numbattn.call.problem import describe
 from numbattn.cuda.plan.masks import lowered_mask
 from numbattn.cuda.plan.scores import lowered_part
-from numbattn.scores.function import ScoreTangent
+from numbattn.scores.element import ScoreTangent
 
 try:
     import cupy

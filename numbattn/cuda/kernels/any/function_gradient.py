@@ -18,7 +18,6 @@ from ...words.spec import Spec
 from ..scores import (
     READS,
     SCORE,
-    kind,
     parts_of,
     query_distance_step,
     read_step,
@@ -56,7 +55,7 @@ def function_gradient(*, sum_dtype, exact, wanted, **about):
     part, before, ONE, ZERO = parts_of(score)[after], parts_of(score)[:after], ACC(1), SUM(0)
     (apply, *_), (_, to_scaled) = score_steps(before, S_TILE, ACC, after=after), scaling_steps(before, part)
     add_pending = add_exactly if exact else add_atomically
-    is_function = kind(part).gradient == READS
+    is_function = part.gradient == READS
     if is_function:
         add_reads = read_step(part, after, wanted, ACC, SUM, add_pending)
     else:
@@ -95,7 +94,7 @@ def function_gradient(*, sum_dtype, exact, wanted, **about):
 def tangents_step(score, tscore, after, layout, ACC, SUM, add_pending):
     """The device function that adds a tile's reads to the tangents of gradients: dS and S are pairs with their
     tangents. tscore: see Work."""
-    tangents = [tangent for part, tangent in zip(score, tscore) if kind(part).has_step]
+    tangents = [tangent for part, tangent in zip(score, tscore) if part.has_step]
     part, before, ONE = parts_of(score)[after], parts_of(score)[:after], ACC(1)
     at = sum(map(bool, tangents[:after]))
     apply, _ = tangent_steps(before, tangents[:after], layout, ACC, after=len(before))

@@ -34,7 +34,7 @@ from ...tile import (
 from ...words.arguments import LSE_LOG2, BlockScratch, Matrix, Own, Statistic
 from ...words.signatures import signature_of
 from ...words.spec import Spec
-from ..scores import SCORE, kind, parts_of
+from ..scores import SCORE, parts_of
 from ..shared.diagonals import diagonal_steps
 from ..shared.dropout import DROPOUT, drop_step
 from ..shared.layouts import DTYPES, sum_type, sums
@@ -225,7 +225,7 @@ def bias_gradient(*, out_dtype, sums_rows, sums_cols, **about):
     TILE_M, TILE_N, ACC, SUMS_ROWS, SUMS_COLS = about["tile_m"], about["tile_n"], sum_type(dtype), sums_rows, sums_cols
     S_TILE = sums(about["unit"], about.get("lanes", 0), TILE_M, TILE_N, about["threads"])
     ROWS, ZERO = S_TILE.row_vector(), ACC(0)
-    weighted = kind(parts_of(score)[after]).weighted_sum(after, S_TILE, ACC)
+    weighted = parts_of(score)[after].weighted_sum(after, S_TILE, ACC)
 
     @device
     def keys_of(walk, given, band, batch, head, m_block):

@@ -23,11 +23,11 @@ from . import (
 )
 from .forward_tiles import is_for_hopper
 from .tangent_tiles import takes as takes_tangent
-from .variants import BOTH, GENERAL, KERNELS, SUMS, WIDE, variant_of
+from .variants import BOTH, GENERAL, SUMS, WIDE, variant_of
 
 
-def takes(variant, work):
-    return is_for_hopper(work) and variant_of(KERNELS, work) == variant
+def takes(kernels, work):
+    return is_for_hopper(work) and variant_of(work).kernels == kernels
 
 
 def reads(work):

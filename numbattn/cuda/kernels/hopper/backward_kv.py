@@ -3,7 +3,7 @@
 Five products make a step, for a tile of queries:
 
     1  S = Q K^T        started a step early: it is there when the step begins
-    2  dP = dO V^T      2 and 3 in an order that fits in a consumer's registers: see `kv_steps` and `variants`
+    2  dP = dO V^T      2 and 3 in an order that fits in a consumer's registers: see `kv_steps` and `Variant`
     3  dV += P^T dO
     4  dK += dS^T Q
     5  dQ = dS K        a step late: dS goes through shared memory, and no consumer waits for another one's
@@ -36,10 +36,9 @@ from ...tile import (
 )
 from ...words.arguments import Statistic
 from ..any.round_dq import DQ_SUMS
-from ..scores import within_segment
 from ..scores.reads import DISTANCE_SUMS
 from ..shared.layouts import DTYPES
-from ..shared.query_tiles import QueryTile, key_lengths, keys_step, queries_steps
+from ..shared.query_tiles import QueryTile, key_lengths, queries_steps
 from ..shared.segments import keys_of
 from ..shared.visibility import band_of, has_functions, has_key_lengths, has_query_lengths
 from ..shared.warps import warp_specialised
@@ -51,10 +50,10 @@ from .backward_steps import (
     REGISTERS_WITH_HELPERS,
     ROWS,
     ZERO,
-    BackwardArguments,
     CrowdedBackward,
     WgmmaTiles,
     dtype_of_bias,
+    keys_kernel,
     keys_spec,
     loader,
     pipelines_within,
@@ -68,7 +67,7 @@ from .dq_sums import dq_steps
 from .forward_steps import clear_step
 from .forward_tiles import has_small_blocks
 from .kv_steps import BackwardAccumulators, Stages, advance_all, bias_steps, ds_step, statistic_steps
-from .variants import DQ, EARLY, KERNELS, LATE, ORDERS, PRODUCT_1, STATISTICS, SUMS, variant_of
+from .variants import SUMS, Variant, variant_of
 
 
 class Walk(NamedTuple):
@@ -89,46 +88,44 @@ def wait_for(filled, count):
 
 
 def hopper_backward_kv(
-    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, order, adds_dq, mask, score, dropout,
-    nbytes, bias_dtype="", statistics_early=False, dq_late=False, reads=(), s_early=True, blocks=1,
+    *, dtype, out_dtypes, head_dim, head_dim_v, tiles, variant, mask, score, dropout, nbytes, bias_dtype="", reads=(),
 ):  # fmt: skip
-    """dK and dV, 64 keys a consumer. With adds_dq also sums for dQ: each consumer computes 64 rows and 64 columns.
+    """dK and dV, 64 keys a consumer. Beside the kernel that rounds sums for dQ, also those: each consumer computes 64
+    rows and 64 columns.
 
-    stages: of the pipelines of Q and of dO. order: of products 2 and 3, and dS. bias_dtype: of a bias that TMA loads.
-    statistics_early: whether lse and delta of a tile are read a step ahead. dq_late: whether dQ leaves shared memory
-    another step later, in two places: then dS and dQ share one fence and one barrier, and nothing waits for a store
-    after the products. reads: see `distance_sums`. s_early: whether the next tile's S is in flight beside dQ. blocks:
-    per multiprocessor.
+    tiles: tile_m, tile_n, stages of the pipelines of Q and of dO, and blocks per multiprocessor. variant: see Variant.
+    bias_dtype: of a bias that TMA loads. reads: see `distance_sums`.
     """
-    dtype = DTYPES[dtype]
+    dtype, (tile_m, tile_n, stages, blocks), variant = DTYPES[dtype], tiles, Variant(*variant)
+    adds_dq = variant.kernels == SUMS
+    variant = variant._replace(dq_late=adds_dq and variant.dq_late)
     S_TILE, K_TILE, V_TILE, CONSUMERS = wgmma(tile_m), wgmma(head_dim), wgmma(head_dim_v), tile_n // ROWS
     COLS, TILE_M, ADDS_DQ = S_TILE.col_vector(), tile_m, adds_dq
     shared = SharedMemory()
     SHARED_K, SHARED_V = (shared.boxes(ROWS, cols, dtype, CONSUMERS) for cols in (head_dim, head_dim_v))
     SHARED_Q, SHARED_DO = (shared.boxes(tile_m, cols, dtype, stages) for cols in (head_dim, head_dim_v))
-    SHARED_DS = shared.boxes(ROWS, tile_m, dtype, 2 * CONSUMERS if adds_dq else 0)
+    SHARED_DS = shared.boxes(ROWS, tile_m, dtype, 2 * CONSUMERS * adds_dq)
     SHARED_B, B_PIPELINE, load_biases = bias_steps(shared, bias_dtype, tile_m, CONSUMERS)
-    SHARED_DQ = shared.tile(1, PART * PART, np.float32, (1 + dq_late) * CONSUMERS if adds_dq else 0)
+    SHARED_DQ = shared.tile(1, PART * PART, np.float32, (1 + variant.dq_late) * CONSUMERS * adds_dq)
     given = SHARED_Q, SHARED_K, SHARED_V, SHARED_DO
     pipelines = pipelines_within(shared, *given, CONSUMERS)
     Q_PIPELINE, K_PIPELINE, V_PIPELINE, DO_PIPELINE, SHARED_LSE, SHARED_DELTA = pipelines
-    READERS, S_EARLY = CONSUMERS * (1 + bool(reads)), s_early
+    READERS, S_EARLY = CONSUMERS * (1 + bool(reads)), variant.s_early
     DS_PIPELINE = Pipeline.within(shared, SHARED_DS.of_stages(2), READERS, fills=CONSUMERS)
-    band_at, longest, scores_of = band_of(mask), key_lengths(mask), within_segment(score)
+    band_at, longest = band_of(mask), key_lengths(mask)
     about = mask, tile_m, ROWS, CONSUMERS * has_functions(mask)
     first_queries, next_queries, needs_mask = queries_steps(*about)
     *walk_of_producer, _ = queries_steps(*about, by_consumer=False)
     clear_queries, CLEARS_KEYS = clear_step(tile_m, CONSUMERS, has_query_lengths(mask)), has_key_lengths(mask)
-    read_lse, lse_of = statistic_steps(SHARED_LSE, COLS, early=statistics_early)
-    read_delta, delta_of = statistic_steps(SHARED_DELTA, COLS, early=statistics_early)
+    read_lse, lse_of = statistic_steps(SHARED_LSE, COLS, early=variant.statistics_early)
+    read_delta, delta_of = statistic_steps(SHARED_DELTA, COLS, early=variant.statistics_early)
     plain_ds, masked_ds = (
         ds_step(
-            order, S_TILE, tile_m, CONSUMERS, mask, score, dropout, SHARED_DO, SHARED_B, lse_of, delta_of, dq_late,
-            masks,
+            variant, S_TILE, tile_m, CONSUMERS, mask, score, dropout, SHARED_DO, SHARED_B, lse_of, delta_of, masks
         )
         for masks in (False, True)
-    )
-    publish_ds, start_dq, store_dq, drain_dq = dq_steps(SHARED_DS, SHARED_K, SHARED_DQ, late=dq_late)
+    )  # fmt: skip
+    publish_ds, start_dq, store_dq, drain_dq = dq_steps(SHARED_DS, SHARED_K, SHARED_DQ, late=variant.dq_late)
     save_dk, save_dv = (save_step(dtype, out, cols, nbytes) for out, cols in zip(out_dtypes, (head_dim, head_dim_v)))
     if adds_dq and tile_m // PART * (head_dim // PART) != CONSUMERS:
         raise ValueError(f"tile_m: got {tile_m} for head_dim {head_dim}, expected {CONSUMERS} parts of dQ")
@@ -250,22 +247,7 @@ def hopper_backward_kv(
     begin, take_roles = warp_specialised(
         own_pipelines, CONSUMERS, registers, compute, load_tiles, blocks=blocks, helpers=helpers
     )
-    keys_of_block = keys_step(mask, tile_n)
-
-    def kernel(
-        mQ, mK, mV, mDO, biases, mDK, mDV, mSums, mReads, mLse, mDelta, mask, scores, drops, group_size, ds_scale,
-        scale_log2, kept_scale, at_once, delta_scale,
-    ):  # fmt: skip
-        begin()
-        tile, mask = keys_of_block(mLse, mDK, mask, group_size, at_once)
-        if tile.first < tile.end:                               # else a slot without a tile
-            args = BackwardArguments(
-                mask, scores_of(scores, tile.segment), drops, scale_log2, kept_scale, delta_scale, ()
-            )  # fmt: skip
-            B = stage(B_PIPELINE, 0)
-            given = mQ, mK, mV, mDO, biases, mLse, mDelta, mask, tile, B
-            take_roles((mDK, mDV, mSums, tile, ds_scale, args), (given, (mask, tile, args.scores, mReads)))
-
+    kernel = keys_kernel(mask, score, tile_n, begin, take_roles, B_PIPELINE)
     tiles = *given, *[SHARED_B] * bool(bias_dtype)
     dtypes, about = dict(zip(("dk", "dv"), out_dtypes)), {"mask": mask, "score": score, "bias_dtype": bias_dtype}
     about["read_dtype"] = reads[2] if reads else None
@@ -285,18 +267,12 @@ def keys_row(work):
     return (SMALL_BLOCKS if has_small_blocks(work) else KEYS)[size_of(work)]
 
 
-def adds_dq(work):
-    """Whether this kernel adds up dQ, over all blocks and in no fixed order."""
-    return variant_of(KERNELS, work) == SUMS
-
-
 def parameters_kv(work, tiles):
-    about = {"bias_dtype": dtype_of_bias(work), "adds_dq": adds_dq(work), "order": variant_of(ORDERS, work)}
-    about |= {"dq_late": adds_dq(work) and variant_of(DQ, work) == LATE}
-    about |= {"statistics_early": variant_of(STATISTICS, work) == EARLY}
-    about |= {"s_early": variant_of(PRODUCT_1, work) == EARLY}
-    about |= {"reads": distance_reads_of(work) if adds_dq(work) else ()}
-    return with_results("dk", "dv")(work, tiles) | about
+    common, variant = with_results("dk", "dv")(work, tiles), variant_of(work)
+    return {name: value for name, value in common.items() if name not in tiles._fields} | {
+        "tiles": (tiles.tile_m, tiles.tile_n, tiles.stages, tiles.blocks), "variant": tuple(variant),
+        "bias_dtype": dtype_of_bias(work), "reads": distance_reads_of(work) if variant.kernels == SUMS else (),
+    }  # fmt: skip
 
 
 def tiles_of_states(work, tiles):

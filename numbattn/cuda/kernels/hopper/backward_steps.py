@@ -39,9 +39,10 @@ from ...words.arguments import Matrix, Statistic, TmaBias, TmaMatrix
 from ...words.signatures import signature_of
 from ...words.spec import Spec
 from .. import tables
-from ..scores import SCORE, dtype_of_part, number_of_tma_bias
+from ..scores import SCORE, dtype_of_part, number_of_tma_bias, within_segment
 from ..shared.dropout import DROPOUT
 from ..shared.layouts import save_sums_step
+from ..shared.query_tiles import keys_step
 from ..shared.schedule import at_once
 from ..shared.visibility import MASK
 from ..shared.warps import source_of
@@ -122,6 +123,27 @@ def loader(pipelines, first_queries, next_queries, load_more=nothing_more):
     return load_tiles
 
 
+def keys_kernel(mask, score, tile_n, begin, take_roles, B_PIPELINE=None):
+    """The kernel of a Spec that keeps keys. begin, take_roles: see `warps`; B_PIPELINE: of a bias that TMA loads."""
+    keys_of_block, scores_of, HAS_PIPELINE = keys_step(mask, tile_n), within_segment(score), B_PIPELINE is not None
+
+    def kernel(
+        mQ, mK, mV, mDO, biases, mDK, mDV, mSums, mReads, mLse, mDelta, mask, scores, drops, group_size, ds_scale,
+        scale_log2, kept_scale, at_once, delta_scale,
+    ):  # fmt: skip
+        begin()
+        tile, mask = keys_of_block(mLse, mDK, mask, group_size, at_once)
+        if tile.first < tile.end:                               # else a slot without a tile
+            args = BackwardArguments(
+                mask, scores_of(scores, tile.segment), drops, scale_log2, kept_scale, delta_scale, ()
+            )  # fmt: skip
+            B = stage(B_PIPELINE, 0) if HAS_PIPELINE else ()
+            given = mQ, mK, mV, mDO, biases, mLse, mDelta, mask, tile, B
+            take_roles((mDK, mDV, mSums, tile, ds_scale, args), (given, (mask, tile, args.scores, mReads)))
+
+    return kernel
+
+
 # --------------------------------------------------------------------------------------------------------- arguments
 GIVEN = TmaMatrix("q"), TmaMatrix("k", "k"), TmaMatrix("v", "k"), TmaMatrix("do")
 LARGEST_WITH_TMA_BIAS = 128  # head_dim: beyond, shared memory has no room for tiles of a bias
@@ -157,7 +179,7 @@ class WgmmaTiles(NamedTuple):
     tile_n: int
     stages: Any  # of the tiles that the loop loads
 
-    unit = "wgmma"
+    unit, blocks = "wgmma", 1
 
 
 class CrowdedBackward(NamedTuple):
@@ -182,8 +204,8 @@ def same_tiles(work, tiles):
     return tiles
 
 
-def keys_spec(factory, row, parameters, given, sums=(), states=same_tiles):
-    """The Spec of a kernel that keeps keys. row: (work) -> the row of its table."""
+def keys_spec(factory, row, parameters, given, sums=((), ()), states=same_tiles):
+    """The Spec of a kernel that keeps keys. row: (work) -> the row of its table; sums: for dQ, and of what is read."""
     return Spec(
         factory,
         (*given, Matrix("dk", "k"), Matrix("dv", "k"), *sums, *STATISTICS_AND_NUMBERS),

@@ -26,10 +26,10 @@ from ...tile import (
     wgmma,
     wgmma_wait,
 )
-from ..scores import score_steps_ahead, within_segment
+from ..scores import score_steps_ahead
 from ..shared.dropout import dropout_steps
 from ..shared.layouts import DTYPES
-from ..shared.query_tiles import key_lengths, keys_step, queries_steps
+from ..shared.query_tiles import key_lengths, queries_steps
 from ..shared.recompute import mask_step, recompute
 from ..shared.segments import keys_of
 from ..shared.visibility import band_of, has_key_lengths, has_query_lengths
@@ -40,9 +40,9 @@ from .backward_steps import (
     REGISTERS,
     ROWS,
     ZERO,
-    BackwardArguments,
     WgmmaTiles,
     kept_operand,
+    keys_kernel,
     keys_spec,
     loader,
     pipelines_within,
@@ -78,7 +78,6 @@ def hopper_backward_wide(
         score, S_TILE, np.float32, transposed=True, has_room=head_dim_v <= 192
     )  # fmt: skip
     clear_queries, CLEARS_KEYS = clear_step(tile_m, CONSUMERS, has_query_lengths(mask)), has_key_lengths(mask)
-    keys_of_block, scores_of = keys_step(mask, tile_n), within_segment(score)
 
     @device
     def product(X, Y, other, tile, at, args):
@@ -103,6 +102,40 @@ def hopper_backward_wide(
         return look_up(args.scores, (), tile.batch, at.head, m0, n0)
 
     @device
+    def no_bias(tile, at, args):
+        return ()
+
+    def sum_over_queries(layout, step, prefetch, Y_PIPELINE, Z_PIPELINE):
+        """The device function (X, tile, args): the sum of step(sum, S, found, Y, Z, sP, tile, at, args) over the tiles
+        of queries, where S = X Y^T, and found is what prefetch(tile, at, args) looks up. The next S is in flight
+        beside the product that `step` starts, whose right operand is Z. `step` releases Y and sP."""
+
+        @device
+        def loop(X, tile, args):
+            total, at = full(layout, ZERO), first_queries(args.mask, tile)
+            Y, Z, sP = stage(Y_PIPELINE, 0), stage(Z_PIPELINE, 0), stage(P_PIPELINE, 0)
+            if at.m_block < at.m_blocks:
+                found = prefetch(tile, at, args)
+                S = wgmma_wait(product(X, Y, Z, tile, at, args), 0)
+                after = next_queries(args.mask, tile, at)
+                while after.m_block < after.m_blocks:
+                    wait(Z)
+                    total = step(total, S, found, Y, Z, sP, tile, at, args)
+                    found = prefetch(tile, after, args)
+                    S = product(X, advance(Y, 1), advance(Z, 1), tile, after, args)
+                    total = wgmma_wait(total, 1)
+                    release(Z)
+                    S = wgmma_wait(S, 0)
+                    Y, Z, sP = advance(Y, 1), advance(Z, 1), advance(sP, 1)
+                    at, after = after, next_queries(args.mask, tile, after)
+                wait(Z)
+                total = wgmma_wait(step(total, S, found, Y, Z, sP, tile, at, args), 0)
+                release(Z)
+            return total
+
+        return loop
+
+    @device
     def step_v(dV, S, found, Q, dO, sP, tile, at, args):
         """P for the other consumer; dV in flight."""
         batch, m0, (row, col) = tile.batch, at.m_block * TILE_M, place_of(tile, at)
@@ -119,37 +152,20 @@ def hopper_backward_wide(
         release(Q)
         return dot(dV, kept(P, SHARED_DO), dO.tile)    # line 16: dV += (P Z)^T dO
 
+    sum_dv = sum_over_queries(V_TILE, step_v, prefetch_bias, Q_PIPELINE, DO_PIPELINE)
+
     @device
     def compute_v(mDV, K, V, tile, args):
         """The first consumer."""
-        dV, at = full(V_TILE, ZERO), first_queries(args.mask, tile)
-        Q, dO, sP = stage(Q_PIPELINE, 0), stage(DO_PIPELINE, 0), stage(P_PIPELINE, 0)
-        if at.m_block < at.m_blocks:
-            found = prefetch_bias(tile, at, args)
-            S = wgmma_wait(product(K.tile, Q, dO, tile, at, args), 0)
-            after = next_queries(args.mask, tile, at)
-            while after.m_block < after.m_blocks:
-                wait(dO)
-                dV = step_v(dV, S, found, Q, dO, sP, tile, at, args)
-                found = prefetch_bias(tile, after, args)
-                S = product(K.tile, advance(Q, 1), advance(dO, 1), tile, after, args)
-                dV = wgmma_wait(dV, 1)
-                release(dO)
-                S = wgmma_wait(S, 0)
-                Q, dO, sP = advance(Q, 1), advance(dO, 1), advance(sP, 1)
-                at, after = after, next_queries(args.mask, tile, after)
-            wait(dO)
-            dV = wgmma_wait(step_v(dV, S, found, Q, dO, sP, tile, at, args), 0)
-            release(dO)
+        dV = sum_dv(K.tile, tile, args)
         release(K)
         acquire(advance(V, 1))                                  # the other consumer has read V
         first, end = keys_of(tile.segment)
         save_dv(mDV[tile.batch, tile.head_k][first:end], dV * args.kept_scale, V.tile, tile.first)
 
     @device
-    def step_k(dK, dP, Q, dO, sP, args):
+    def step_k(dK, dP, nothing, dO, Q, sP, tile, at, args):
         """dK in flight."""
-        wait(Q)
         D = get(allocate(SHARED_DELTA, Q.index), COLS)
         wait(sP)
         dS = dS_of(get_registers(sP.tile, S_TILE), dP, D, args.delta_scale)     # line 20
@@ -158,31 +174,19 @@ def hopper_backward_wide(
         release(dO)
         return dot(dK, operand(dS, SHARED_Q), Q.tile)           # line 22: dK += dS^T Q
 
+    sum_dk = sum_over_queries(K_TILE, step_k, no_bias, DO_PIPELINE, Q_PIPELINE)
+
     @device
     def compute_k(mDK, K, V, tile, scale, args):
         """The second consumer."""
-        dK, at = full(K_TILE, ZERO), first_queries(args.mask, tile)
-        Q, dO, sP = stage(Q_PIPELINE, 0), stage(DO_PIPELINE, 0), stage(P_PIPELINE, 0)
-        if at.m_block < at.m_blocks:
-            dP = wgmma_wait(product(V.tile, dO, Q, tile, at, args), 0)
-            after = next_queries(args.mask, tile, at)
-            while after.m_block < after.m_blocks:
-                dK = step_k(dK, dP, Q, dO, sP, args)
-                dP = product(V.tile, advance(dO, 1), advance(Q, 1), tile, after, args)
-                dK = wgmma_wait(dK, 1)
-                release(Q)
-                dP = wgmma_wait(dP, 0)
-                Q, dO, sP = advance(Q, 1), advance(dO, 1), advance(sP, 1)
-                at, after = after, next_queries(args.mask, tile, after)
-            dK = wgmma_wait(step_k(dK, dP, Q, dO, sP, args), 0)
-            release(Q)
+        dK = sum_dk(V.tile, tile, args)
         release(V)
         acquire(advance(K, 1))                                  # the other consumer has read K
         first, end = keys_of(tile.segment)
         save_dk(mDK[tile.batch, tile.head_k][first:end], dK * scale, K.tile, tile.first)    # line 24
 
     @device
-    def compute(mDK, mDV, tile, scale, args):
+    def compute(mDK, mDV, mSums, tile, scale, args):
         """Both consumers, whole warpgroups."""
         K, V = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
         wait(K)
@@ -204,19 +208,7 @@ def hopper_backward_wide(
     load_tiles = loader(pipelines, first_queries, next_queries)
     begin, take_roles = warp_specialised(own_pipelines, CONSUMERS, REGISTERS[CONSUMERS], compute, load_tiles)
 
-    def kernel(
-        mQ, mK, mV, mDO, biases, mDK, mDV, mLse, mDelta, mask, scores, drops, group_size, ds_scale, scale_log2,
-        kept_scale, at_once, delta_scale,
-    ):  # fmt: skip
-        begin()
-        tile, mask = keys_of_block(mLse, mDK, mask, group_size, at_once)
-        if tile.first < tile.end:                               # else a slot without a tile
-            args = BackwardArguments(
-                mask, scores_of(scores, tile.segment), drops, scale_log2, kept_scale, delta_scale, ()
-            )  # fmt: skip
-            given = mQ, mK, mV, mDO, biases, mLse, mDelta, mask, tile, ()
-            take_roles((mDK, mDV, tile, ds_scale, args), (given,))
-
+    kernel = keys_kernel(mask, score, tile_n, begin, take_roles)
     dtypes = dict(zip(("dk", "dv"), out_dtypes))
     return source(kernel, SPEC.arguments, shared, given, dtype, dtypes, mask=mask, score=score)
 

@@ -20,7 +20,7 @@ from ...tile import (
     sync_warp,
     wait,
 )
-from ..scores import distance_step, is_nonlinear, kind, parts_of
+from ..scores import distance_step, is_nonlinear, parts_of
 from ..shared.exact_sums import add_atomically
 from .backward_steps import PART, ROWS
 
@@ -31,7 +31,7 @@ def distance_reads_of(work):
     if not work.reads or is_nonlinear(work.score):              # dS in shared memory is that before the score
         return ()
     _, _, after, wanted, sum_dtype, _ = work.reads
-    fits = kind(parts_of(work.score)[after]).is_by_distance(wanted, np.float32)
+    fits = parts_of(work.score)[after].is_by_distance(wanted, np.float32)
     return (after, wanted, sum_dtype) if fits else ()
 
 

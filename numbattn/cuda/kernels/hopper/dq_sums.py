@@ -42,7 +42,7 @@ def wait_for_store():
 
 def dq_steps(SHARED_DS, SHARED_K, SHARED_DQ, late):
     """Device functions of a consumer of `hopper_backward_kv`, which computes one part of each dQ: publish dS, start the
-    part, store it, and drain what is left at the end. sdS: the stage of dS. late: as dq_late there."""
+    part, store it, and drain what is left at the end. sdS: the stage of dS. late: see Variant."""
     DS_PARTS, K_PARTS = SHARED_DS.parts(PART), SHARED_K.parts(PART)
     TILE_M, ROW_PARTS, COL_PARTS, Q_TILE = SHARED_DS.cols, SHARED_DS.cols // PART, SHARED_K.cols // PART, wgmma(PART)
     LATE, PLACES = late, 1 + late                               # of a consumer

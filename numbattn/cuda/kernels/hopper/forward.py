@@ -1,19 +1,14 @@
 """Attention forward on Hopper (wgmma, TMA): Algorithm 2, and 5 where the mask has blocks (lines 10 to 16 are the same).
 
-A persistent, warp-specialised kernel: a block draws work tiles, each some queries of some heads, until none is left.
-The last warpgroup is the producer. One of its threads, the scheduler, draws work tiles, TMA-loads their Q and
-TMA-stores their O; another one, the loader, TMA-loads the tiles of K and V. The other warpgroups are consumers. Each
-takes 64 queries of a work tile and loops over the keys that they see: the prologue computes the first S; the main loop
-has S = Q K^T of one tile and O = O + P V of the previous tile in flight together, then computes the softmax of S; the
-epilogue adds the last P V, divides by l and stages O in Q's buffer. Consumers do not wait for each other: while one
-computes exponentials, or is in its epilogue, the tensor cores work for the others.
+A persistent, warp-specialised kernel, see `forward_skeleton`. Each consumer takes 64 queries of a work tile and loops
+over the keys that they see: the prologue computes the first S; the main loop has S = Q K^T of one tile and O = O + P V
+of the previous tile in flight together, then computes the softmax of S; the epilogue adds the last P V, divides by l
+and stages O in Q's buffer. Consumers do not wait for each other: while one computes exponentials, or is in its
+epilogue, the tensor cores work for the others.
 """
-
-import numpy as np
 
 from ...tile import (
     Alignment,
-    Pipeline,
     SharedMemory,
     acquire,
     advance,
@@ -24,17 +19,13 @@ from ...tile import (
     fence_async_proxy,
     operand,
     put,
-    read,
     release,
     rescaled,
     row_sum,
     save,
     shape,
-    stage,
-    sync_warp,
     sync_warpgroup,
     wait,
-    warpgroup_index,
     wgmma,
     wgmma_wait,
 )
@@ -58,21 +49,11 @@ from ..shared.start import start_step
 from ..shared.visibility import MASK, PACKED
 from ..shared.warps import source_of, warp_specialised
 from ..tables import compiled_in, lse_alone, of_o
-from .forward_producer import TILES_AHEAD, MovedTiles, producer_steps
-from .forward_steps import (
-    ForwardAccumulators,
-    ForwardArguments,
-    Pipelines,
-    ahead_steps,
-    key_tile_steps,
-    mask_steps,
-    record_steps,
-    share_steps,
-    within_step,
-)
+from .forward_skeleton import MovedTiles, ProducerArguments, skeleton_of
+from .forward_steps import ForwardAccumulators, ForwardArguments, ahead_steps, mask_steps, within_step
 from .forward_tiles import ROWS, head_dims, numbers, rows, tiles_of_states
 from .linear_bias import DEPTH, is_linear_bias, linear_bias_steps
-from .walk import ConsumerTile, score_tile_steps
+from .walk import score_tile_steps
 
 # {consumers: of a producer's thread, of a consumer's}; two blocks of one consumer share a multiprocessor
 REGISTERS = {1: (40, 216), 2: (40, 232), 3: (32, 160), 4: (32, 112)}
@@ -88,9 +69,7 @@ def hopper_forward(
     a bias whose tiles come with those of K. resumes: whether the loop starts from O and lse over other keys, see
     `shared.start`. An O of another dtype than q is neither staged nor a tensor map. blocks: per multiprocessor.
 
-    Arguments of the kernel: at_once, see `schedule.place_grouped`; heads_per_tile, how many query heads of a group are
-    packed into one work tile, where they share the tiles of K and V; ascending, whether the first tiles of queries come
-    first, or the last.
+    Arguments of the kernel: see ProducerArguments.
     """
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     S_TILE, O_TILE = wgmma(tile_n), wgmma(head_dim_v)
@@ -99,23 +78,15 @@ def hopper_forward(
     IS_STAGED = out_dtypes == (dtype.name,) and head_dim_v > 0
     SHARED_O = SHARED_Q.of_columns(head_dim_v) if IS_STAGED else None
     SHARED_K, SHARED_V = (shared.boxes(tile_n, cols, dtype, stages) for cols in (head_dim, head_dim_v))
-    Q_PIPELINE = Pipeline.within(shared, SHARED_Q, readers=1)
     HAS_TMA_BIAS, HAS_LINEAR_BIAS = bool(bias_dtype), is_linear_bias(score)
     IS_PACKED, ROWS_OF = PACKED in mask, Alignment(0 if IS_STAGED else VECTOR_BYTES)
     SHARED_B = shared.boxes(ROWS, tile_n, DTYPES.get(bias_dtype, dtype), stages * consumers * HAS_TMA_BIAS)
     SHARED_C = shared.boxes(tile_n, DEPTH, DTYPES["bfloat16"], int(HAS_LINEAR_BIAS))
-    K_PIPELINE = Pipeline.within(shared, SHARED_K, consumers, fills=1 + consumers * HAS_TMA_BIAS)
-    V_PIPELINE = Pipeline.within(shared, SHARED_V, consumers)
-    _, from_record, NO_WORK = record_steps(mask)
-    O_COORDINATES, WORK = (shared.tile(1, size, np.int32, stages=count)
-                           for size, count in ((3, q_stages), (len(NO_WORK), TILES_AHEAD)))  # fmt: skip
-    O_PIPELINE, WORK_PIPELINE = Pipeline.within(shared, O_COORDINATES, 1), Pipeline.within(shared, WORK, consumers + 1)
-    pipelines = Pipelines(Q_PIPELINE, K_PIPELINE, V_PIPELINE, O_PIPELINE, WORK_PIPELINE)
     moved = MovedTiles((SHARED_Q,), (SHARED_K,), (SHARED_V,) * (head_dim_v > 0), (SHARED_O,) * IS_STAGED)
-    schedule, load = producer_steps(pipelines, moved, SHARED_B, mask, tile_n, consumers)
-    CONSUMERS, TILE_N, LN2 = consumers, tile_n, ACC(LN_2)
+    skeleton = skeleton_of(shared, SHARED_Q, SHARED_K, SHARED_V, moved, SHARED_B, mask, tile_n, consumers)
+    receive, is_whole, clear_beyond, skip = skeleton.steps
+    TILE_N, LN2 = tile_n, ACC(LN_2)
     RESCALES_FIRST = head_dim_v > 192  # more of O than can be rescaled while S is in flight
-    share_of, is_whole = share_steps(mask, consumers)
     # with levels a RelativeBias is 7 % faster at head_dim 128, at 256 4 % slower (H200)
     look_up, apply = softmax_score_steps(score, S_TILE, ACC, has_levels=not RESCALES_FIRST, by_tma=HAS_TMA_BIAS)
     prefetch_bias, bias_in_registers, apply_score = score_tile_steps(look_up, apply, tile_n, consumers, SHARED_B)
@@ -124,7 +95,6 @@ def hopper_forward(
     (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
     put_columns, linear_bias_of, side_of, add_linear_bias, level_of = linear_bias_steps(score, S_TILE, SHARED_C, ACC)
     within, drop = within_step(mask, score, linear_bias_of), drop_step(S_TILE, dropout)
-    clear_beyond, skip, n_block_range = key_tile_steps(mask, tile_n, consumers)
     start = start_step(S_TILE, O_TILE, ACC, NO_MAX, resumes)
 
     @device
@@ -170,14 +140,6 @@ def hopper_forward(
         return step
 
     step, masked_step = step_with(masks=False), step_with(masks=True)
-
-    @device
-    def receive(W, heads_per_tile):
-        """The share of this consumer in the next work tile."""
-        wait(W)
-        work = from_record(read(W))
-        head, m0 = share_of(work, warpgroup_index(), heads_per_tile)
-        return ConsumerTile(work.batch, head, m0, work.m_block, work.n_block, work.n_blocks, work.segment)
 
     @device
     def prologue(Q, K, tile, n_block, state, args):
@@ -242,23 +204,15 @@ def hopper_forward(
         return K, V, next_tile
 
     @device
-    def compute(args):
-        """The consumers, whole warpgroups."""
-        W, K, V = stage(WORK_PIPELINE, 0), stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
-        Q = stage(Q_PIPELINE, warpgroup_index())
-        tile = receive(W, args.heads_per_tile)
-        while tile.n_blocks > 0:
-            here = within(args, tile)
-            first, end, state = n_block_range(tile, here.mask)
-            K, V, n_block, state = skip(K, V, tile, here.mask, tile.n_block, state, first)
-            acc, K = prologue(Q, K, tile, n_block, state, here)
-            acc, K, V, n_block, after, next_state = main_loop(acc, Q, K, V, tile, n_block, state, end, here)
-            K, V, tile = epilogue(acc, W, Q, K, V, tile, n_block, after, next_state, here)
-            W, Q = advance(W, 1), advance(Q, CONSUMERS)
-            sync_warp()                                         # reconverge: the first thread did more
+    def attend(W, Q, K, V, tile, first, end, state, args):
+        acc, K = prologue(Q, K, tile, first, state, args)
+        acc, K, V, before, here, state = main_loop(acc, Q, K, V, tile, first, state, end, args)
+        return epilogue(acc, W, Q, K, V, tile, before, here, state, args)
 
-    roles, registers = (compute, load, schedule), REGISTERS[consumers]
-    begin, take_roles = warp_specialised(pipelines, consumers, registers, *roles, blocks=blocks)
+    registers, compute = REGISTERS[consumers], skeleton.consumer_of(within, attend)
+    begin, take_roles = warp_specialised(
+        skeleton.pipelines, consumers, registers, compute, *skeleton.producers, blocks=blocks
+    )  # fmt: skip
 
     def kernel(
         mQ, mK, mV, mO, biases, ragged, before, mLse, mask, scores, drops, counters, group_size, scale_log2,
@@ -268,11 +222,14 @@ def hopper_forward(
         put_columns()
         begin()
         by_rows = ragged if IS_STAGED else (mO,)
-        args = by_rows, before, mLse, mask, scores, drops, scale_log2, kept_scale, heads_per_tile, ()
-        of_loader = (mK,), (mV,), biases, mask, group_size, heads_per_tile
-        sizes = seqlen_q, heads, batches * heads
-        of_scheduler = (mQ,), (mO,), mask, counters, *sizes, at_once, heads_per_tile, ascending
-        take_roles((ForwardArguments(*args),), (of_loader, of_scheduler))
+        args = ForwardArguments(
+            by_rows, before, mLse, mask, scores, drops, scale_log2, kept_scale, heads_per_tile, ()
+        )  # fmt: skip
+        given = ProducerArguments(
+            MovedTiles((mQ,), (mK,), (mV,), (mO,)), biases, mask, counters, seqlen_q, heads, batches * heads,
+            group_size, at_once, heads_per_tile, ascending,
+        )  # fmt: skip
+        take_roles((args,), ((given,), (given,)))
 
     signature = signature_of(
         kernel, SPEC.arguments, dtype, ACC, {"o": out_dtypes[0]}, mask=mask, score=score, resumes=resumes,

@@ -1,16 +1,14 @@
-"""What the consumers, the scheduler and the loader of `hopper_forward` pass to each other, and the steps they share."""
+"""What consumers of `hopper_forward` pass from step to step, and steps that they share with other kernels."""
 
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...tile import (
-    Pipeline,
     advance,
     clear,
     device,
     fence_async_proxy,
-    index,
     lowest_bit,
     maximum,
     minimum,
@@ -23,10 +21,8 @@ from ...tile import (
     where,
 )
 from ..scores import within_segment
-from ..shared.segments import Segment, mask_within_step, whole
+from ..shared.segments import mask_within_step
 from ..shared.visibility import (
-    FARTHEST,
-    PACKED,
     WORD,
     band_of,
     element_test,
@@ -39,17 +35,7 @@ from ..shared.visibility import (
     next_tile,
 )
 from .forward_tiles import ROWS
-from .walk import WorkTile, has_own_states, known_steps, n_block_steps, place_of
-
-
-class Pipelines(NamedTuple):
-    """The pipelines of the kernel."""
-
-    Q: Pipeline  # O is staged in its buffers
-    K: Pipeline
-    V: Pipeline
-    O: Pipeline  # where to store the O in a buffer of Q
-    work: Pipeline  # tiles, as records
+from .walk import has_own_states, known_steps, n_block_steps, place_of
 
 
 class ForwardArguments(NamedTuple):
@@ -75,57 +61,6 @@ class ForwardAccumulators(NamedTuple):
     m: Any
     l: Any
     alpha: Any
-
-
-def record_steps(mask):
-    """Device functions: a WorkTile as integers, and back; and the integers that mean no work."""
-
-    @device
-    def numbers(work):
-        return work.batch, work.head, work.m_block, work.n_block, work.n_blocks
-
-    @device
-    def from_numbers(record):
-        batch, head, m_block, n_block, n_blocks = record
-        return WorkTile(batch, head, m_block, n_block, n_blocks, whole(index(FARTHEST)))
-
-    @device
-    def packed_numbers(work):
-        at = work.segment
-        return (
-            work.batch, work.head, work.m_block, work.n_block, work.n_blocks,
-            at.first_query, at.queries, at.first_key, at.keys,
-        )  # fmt: skip
-
-    @device
-    def from_packed_numbers(record):
-        batch, head, m_block, n_block, n_blocks, first_query, queries, first_key, keys = record
-        segment = Segment(first_query, queries, first_key, keys, index(0))
-        return WorkTile(batch, head, m_block, n_block, n_blocks, segment)
-
-    if PACKED in mask:
-        return packed_numbers, from_packed_numbers, (0,) * 9
-    return numbers, from_numbers, (0,) * 5
-
-
-def share_steps(mask, consumers):
-    """Device functions for a consumer's share of a WorkTile: (work, consumer, heads_per_tile) -> its head and its first
-    query; (segment, m0) -> whether all of its rows are queries of the segment: else a TMA store would write to the next
-    segment."""
-    TILE_M, IS_PACKED = ROWS * consumers, PACKED in mask
-
-    @device
-    def share_of(work, consumer, heads_per_tile):
-        head, row = consumer, index(0)                          # consumers take adjacent heads first, then queries
-        while head >= heads_per_tile:                           # a division would take more registers
-            head, row = head - heads_per_tile, row + 1
-        return work.head + head, work.m_block * TILE_M + row * ROWS
-
-    @device
-    def is_whole(segment, m0):
-        return not IS_PACKED or m0 + ROWS <= segment.queries
-
-    return share_of, is_whole
 
 
 def mask_steps(mask, layout, tile_n, consumers, ACC):

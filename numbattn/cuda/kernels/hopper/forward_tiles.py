@@ -4,7 +4,7 @@ import math
 from typing import NamedTuple
 
 from ...tile import WARPGROUP_ROWS
-from ..scores import ENTRIES, kind, looks_up, number_of_tma_bias, parts_of
+from ..scores import ENTRIES, looks_up, number_of_tma_bias, parts_of
 from ..shared.schedule import scattered
 from ..shared.visibility import PACKED, has_band, has_functions, is_looked_up
 from .choice import Case, first_of, words_of
@@ -121,7 +121,7 @@ def traits(work):
 
 def is_table(score):
     """Whether the score only adds a table's entries, with one offset for all matrices."""
-    parts = list(map(kind, parts_of(score)))
+    parts = parts_of(score)
     return len(parts) == 1 and parts[0].gradient == ENTRIES and not parts[0].offset
 
 

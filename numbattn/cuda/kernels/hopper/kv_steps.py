@@ -140,11 +140,11 @@ def p_step(mask, layout, tile_m, sign_dropped, lse_of, masks):
 
 
 def ds_step(
-    order, layout, tile_m, consumers, mask, score, dropout, SHARED_DO, SHARED_B, lse_of, delta_of, dq_late, masks,
+    variant, layout, tile_m, consumers, mask, score, dropout, SHARED_DO, SHARED_B, lse_of, delta_of, masks,
 ):  # fmt: skip
     """The device function (acc, V, stages, tile, at, n0, args) -> dS of the tile of queries `at`, transposed, and dV
-    with this tile's added, in flight. masks: whether elements may be masked; order: see `variants`."""
-    S_TILE, HAS_TMA_BIAS, DQ_LATE = layout, SHARED_B.stages > 0, dq_late
+    with this tile's added, in flight. masks: whether elements may be masked."""
+    S_TILE, HAS_TMA_BIAS, DQ_LATE = layout, SHARED_B.stages > 0, variant.dq_late
     (sign_dropped, dS_of), kept = dropout_steps(S_TILE, dropout, transposed=True), kept_operand(dropout)
     apply_score, pull_back = score_step(score, S_TILE, tile_m, consumers, SHARED_B)
     p_of = p_step(mask, S_TILE, tile_m, sign_dropped, lse_of, masks)
@@ -196,4 +196,4 @@ def ds_step(
         dP = dot(S_TILE, V, dO.tile.T)                          # product 2
         return dS_of(PF, wgmma_wait(dP, 0), delta_of(delta, Q), args.delta_scale), dV
 
-    return {DP_DS_DV: dp_ds_dv, DP_DV_DS: dp_dv_ds, DV_DP_DS: dv_dp_ds}[order]
+    return {DP_DS_DV: dp_ds_dv, DP_DV_DS: dp_dv_ds, DV_DP_DS: dv_dp_ds}[variant.order]

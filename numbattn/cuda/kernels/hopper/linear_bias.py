@@ -29,7 +29,7 @@ from ...tile import (
     wgmma,
     where,
 )
-from ..scores import kind, looks_up, own_key_step, parts_of
+from ..scores import looks_up, own_key_step, parts_of
 
 DEPTH = 16  # of the product: k of one instruction; three are used
 PIECES = 3
@@ -52,7 +52,7 @@ class Side(NamedTuple):
 
 def is_linear_bias(score):
     """Whether, off the diagonal, the score is linear in the key: slopes, perhaps with a sink."""
-    return [kind(part).is_sloped for part in parts_of(score)] == [True] and not looks_up(score)
+    return [part.is_sloped for part in parts_of(score)] == [True] and not looks_up(score)
 
 
 def linear_bias_steps(score, layout, columns, ACC):

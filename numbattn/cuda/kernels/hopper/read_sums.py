@@ -25,7 +25,7 @@ from ...tile import (
     wgmma,
     wgmma_wait,
 )
-from ..scores import kind, parts_of, read_step, score_steps
+from ..scores import parts_of, read_step, score_steps
 from ..scores.function import class_steps
 from ..scores.score import scaling_steps
 from ..shared.exact_sums import add_atomically
@@ -42,7 +42,7 @@ def reads_of(work, tiles):
     if not (work.reads and work.reads.wanted):
         return ()
     _, _, after, wanted, sum_dtype, columns = work.reads
-    part = kind(parts_of(work.score)[after])
+    part = parts_of(work.score)[after]
     fits = 0 < columns <= MOST_CLASSES and tiles.tile_n == ROWS and size_of(work) <= LARGEST_BY_CLASS
     by_class = fits and is_by_class(part.identity.function, wanted, from_dtype(np.float32), part.array_types)
     return after, wanted, sum_dtype, -(-columns // MULTIPLE) * MULTIPLE if by_class else 0

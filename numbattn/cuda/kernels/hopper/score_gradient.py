@@ -48,7 +48,6 @@ from ..scores import (
     ENTRIES,
     SCORE,
     dtype_of_tma_bias,
-    kind,
     number_of_tma_bias,
     parts_of,
     score_steps_ahead,
@@ -300,7 +299,7 @@ def bias_route(name, *, out_dtype, after, sums_rows, sums_cols):
     """The Route for the gradient of a bias, in an array of this name."""
 
     def takes(work):
-        whole = not (kind(parts_of(work.score)[after]).is_weighted or sums_rows or sums_cols)
+        whole = not (parts_of(work.score)[after].is_weighted or sums_rows or sums_cols)
         fits = whole and fills_tiles(work) and is_for_hopper(work)
         return fits and bool(dtype_of_tma_bias(work)) and not work.is_along
 
@@ -320,7 +319,7 @@ def diagonals_route(name, *, after):
     """The Route for the sums by diagonal of a table."""
 
     def takes(work):
-        few = all(part.takes_few_registers or part.gradient == ENTRIES for part in map(kind, work.score))
+        few = all(part.takes_few_registers or part.gradient == ENTRIES for part in work.score)
         alone = few and not (is_looked_up(work.mask) or work.problem.dropout)
         return alone and fills_tiles(work) and is_for_hopper(work) and not work.is_along
 

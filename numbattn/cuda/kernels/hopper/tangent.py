@@ -1,6 +1,6 @@
 """The tangent of attention forward on Hopper (wgmma, TMA): O, lse and their directional derivatives, see `any.tangent`.
 
-A warp-specialised kernel with the producer of `hopper_forward`. A stage of its pipelines holds a tile and its tangent,
+A warp-specialised kernel with the skeleton of `hopper_forward`. A stage of its pipelines holds a tile and its tangent,
 [Q tQ], [tK K] and [V tV], and O and tO are staged in the buffers of [Q tQ]. So tS is one product of twice the depth,
 [Q tQ] [tK K]^T. A consumer has S and tS in flight, computes the softmax of S while it waits for tS, and P tS while
 O + P V and tO + P tV are in flight; then tO + (P tS) V. Registers allow no more overlap: O, tO, S and tS take 192 of
@@ -10,10 +10,7 @@ P and P tS are left operands, rounded to q's dtype relative to the maximum so fa
 large as tS, in float16 up to 65504.
 """
 
-import numpy as np
-
 from ...tile import (
-    Pipeline,
     SharedMemory,
     acquire,
     advance,
@@ -25,17 +22,13 @@ from ...tile import (
     operand,
     part_sum,
     put,
-    read,
     release,
     rescaled,
     row_sum,
     save,
     shape,
-    stage,
-    sync_warp,
     sync_warpgroup,
     wait,
-    warpgroup_index,
     wgmma,
     wgmma_wait,
     where,
@@ -44,7 +37,7 @@ from ...words.arguments import COUNTERS, RaggedMatrix, Statistic, TmaMatrix
 from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..any.tangent import tangents_of
-from ..scores import SCORE, TSCORE, kind, may_be_far, sink_steps, sink_tangent_step
+from ..scores import SCORE, TSCORE, may_be_far, sink_steps, sink_tangent_step
 from ..shared.dropout import DROPOUT
 from ..shared.layouts import DTYPES, sum_type
 from ..shared.segments import queries_of
@@ -52,12 +45,12 @@ from ..shared.softmax import LN_2, logsumexp, softmax_steps
 from ..shared.visibility import MASK, PACKED
 from ..shared.warps import source_of, warp_specialised
 from ..tables import compiled_in
-from .forward_producer import TILES_AHEAD, MovedTiles, producer_steps
-from .forward_steps import Pipelines, key_tile_steps, mask_steps, record_steps, share_steps
+from .forward_skeleton import MovedTiles, ProducerArguments, skeleton_of
+from .forward_steps import mask_steps
 from .forward_tiles import ROWS, head_dims, numbers, tiles_of_states
 from .tangent_steps import TangentAccumulators, TangentArguments, drop_steps, scored_step, within_step
 from .tangent_tiles import rows
-from .walk import ConsumerTile, known_steps, n_block_steps
+from .walk import known_steps, n_block_steps
 
 REGISTERS = {2: (40, 232), 3: (32, 160)}  # {consumers: of a producer's thread, of a consumer's}
 
@@ -85,24 +78,16 @@ def hopper_tangent(
     LEFT_OF_TS = SHARED_Q if HAS_TK else ONLY_TQ[0]
     RIGHT_OF_TS = SHARED_K if HAS_TQ else ONLY_TK[0]
     TANGENT_V = ONLY_TV[0] if HAS_TV else ONLY_V
-    Q_PIPELINE = Pipeline.within(shared, SHARED_Q, readers=1, fills=1 + HAS_TQ)
-    K_PIPELINE = Pipeline.within(shared, SHARED_K, consumers, fills=1 + HAS_TK)
-    V_PIPELINE = Pipeline.within(shared, SHARED_V, consumers, fills=1 + HAS_TV)
-    _, from_record, NO_WORK = record_steps(mask)
-    O_COORDINATES, WORK = (shared.tile(1, size, np.int32, stages=count)
-                           for size, count in ((3, q_stages), (len(NO_WORK), TILES_AHEAD)))  # fmt: skip
-    O_PIPELINE, WORK_PIPELINE = Pipeline.within(shared, O_COORDINATES, 1), Pipeline.within(shared, WORK, consumers + 1)
-    pipelines = Pipelines(Q_PIPELINE, K_PIPELINE, V_PIPELINE, O_PIPELINE, WORK_PIPELINE)
     moved = MovedTiles((ONLY_Q, *ONLY_TQ), (ONLY_K, *ONLY_TK), (ONLY_V, *ONLY_TV), (SHARED_O, SHARED_TO))
-    schedule, load = producer_steps(pipelines, moved, shared.boxes(ROWS, tile_n, dtype, 0), mask, tile_n, consumers)
-    CONSUMERS, TILE_N, IS_PACKED = consumers, tile_n, PACKED in mask
-    next_n_block, (share_of, is_whole) = n_block_steps(mask, tile_n, consumers).next, share_steps(mask, consumers)
+    no_bias = shared.boxes(ROWS, tile_n, dtype, 0)
+    skeleton = skeleton_of(shared, SHARED_Q, SHARED_K, SHARED_V, moved, no_bias, mask, tile_n, consumers)
+    receive, is_whole, clear_beyond, skip = skeleton.steps
+    TILE_N, IS_PACKED, next_n_block = tile_n, PACKED in mask, n_block_steps(mask, tile_n, consumers).next
     needs_mask, masked = mask_steps(mask, S_TILE, tile_n, consumers, ACC)
     (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
     apply_score, with_tsink = scored_step(score, tscore, S_TILE, tile_n, ACC), sink_tangent_step(tscore, ACC)
-    HAS_SCORE = any(kind(part).has_step for part in score)
+    HAS_SCORE = any(part.has_step for part in score)
     sign_dropped, left_operand, both_factors = drop_steps(S_TILE, dropout, ONLY_V)
-    clear_beyond, skip, n_block_range = key_tile_steps(mask, tile_n, consumers)
     known_of = known_steps(mask, tile_n, consumers, by_consumer=True).of
     within = within_step(mask, score, tscore)
 
@@ -150,14 +135,6 @@ def hopper_tangent(
     step, masked_step = step_with(masks=False), step_with(masks=True)
 
     @device
-    def receive(W, heads_per_tile):
-        """The share of this consumer in the next work tile."""
-        wait(W)
-        work = from_record(read(W))
-        head, m0 = share_of(work, warpgroup_index(), heads_per_tile)
-        return ConsumerTile(work.batch, head, m0, work.m_block, work.n_block, work.n_blocks, work.segment)
-
-    @device
     def main_loop(Q, K, V, tile, here, end, args):
         """All tiles of keys up to `end`. Also returns the next one."""
         O, tO, nothing = full(O_TILE, ZERO), full(O_TILE, ZERO), full(PARTS, ZERO)
@@ -194,25 +171,16 @@ def hopper_tangent(
         release(W)
 
     @device
-    def compute(args):
-        """The consumers, whole warpgroups."""
-        W, K, V = stage(WORK_PIPELINE, 0), stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
-        Q = stage(Q_PIPELINE, warpgroup_index())
-        tile = receive(W, args.heads_per_tile)
-        while tile.n_blocks > 0:
-            here = within(args, tile)
-            first, end, known = n_block_range(tile, here.mask)
-            K, V, n_block, _ = skip(K, V, tile, here.mask, tile.n_block, known, first)
-            acquire(Q)                                          # consumers take turns with these stages: see pipeline
-            wait(Q)
-            acc, K, V, n_block = main_loop(Q, K, V, tile, n_block, end, here)
-            K, V, _, _ = skip(K, V, tile, here.mask, n_block, known_of(tile, here.mask, n_block), tile.n_blocks)
-            epilogue(acc, W, Q, tile, here)
-            W, Q = advance(W, 1), advance(Q, CONSUMERS)
-            tile = receive(W, args.heads_per_tile)
-            sync_warp()                                         # reconverge: the first thread did more
+    def attend(W, Q, K, V, tile, first, end, known, args):
+        acquire(Q)                                              # consumers take turns with these stages: see pipeline
+        wait(Q)
+        acc, K, V, here = main_loop(Q, K, V, tile, first, end, args)
+        K, V, _, _ = skip(K, V, tile, args.mask, here, known_of(tile, args.mask, here), tile.n_blocks)
+        epilogue(acc, W, Q, tile, args)
+        return K, V, receive(advance(W, 1), args.heads_per_tile)
 
-    begin, take_roles = warp_specialised(pipelines, consumers, REGISTERS[consumers], compute, load, schedule)
+    registers, compute = REGISTERS[consumers], skeleton.consumer_of(within, attend)
+    begin, take_roles = warp_specialised(skeleton.pipelines, consumers, registers, compute, *skeleton.producers)
 
     def kernel(
         mQ, mK, mV, mTQ, mTK, mTV, mO, mTO, o_by_rows, to_by_rows, mLse, mTLse, mask, scores, tscores, drops, counters,
@@ -221,11 +189,14 @@ def hopper_tangent(
         batches, heads, seqlen_q = shape(mLse)
         begin()
         by_rows = *o_by_rows, *to_by_rows
-        args = by_rows, mLse, mTLse, mask, scores, tscores, drops, scale_log2, kept_scale, heads_per_tile
-        of_loader = (mK, *mTK), (mV, *mTV), (), mask, group_size, heads_per_tile
-        sizes = seqlen_q, heads, batches * heads
-        of_scheduler = (mQ, *mTQ), (mO, mTO), mask, counters, *sizes, at_once, heads_per_tile, ascending
-        take_roles((TangentArguments(*args),), (of_loader, of_scheduler))
+        args = TangentArguments(
+            by_rows, mLse, mTLse, mask, scores, tscores, drops, scale_log2, kept_scale, heads_per_tile
+        )  # fmt: skip
+        given = ProducerArguments(
+            MovedTiles((mQ, *mTQ), (mK, *mTK), (mV, *mTV), (mO, mTO)), (), mask, counters, seqlen_q, heads,
+            batches * heads, group_size, at_once, heads_per_tile, ascending,
+        )  # fmt: skip
+        take_roles((args,), ((given,), (given,)))
 
     given = [f"t{name}" for name in tangents]
     signature = signature_of(

@@ -1,6 +1,6 @@
 """The tiles of the tangent of the forward pass on Hopper: tables, as in `forward_tiles`."""
 
-from ..scores import READS, kind, looks_up
+from ..scores import READS, looks_up
 from .choice import Case, first_of, words_of
 from .forward_tiles import Warpgroups, head_dims, is_for_hopper
 
@@ -24,7 +24,7 @@ CHOICES = Case("looked-up", LOOKED_UP), Case("scored", SCORED), Case("", USUAL)
 
 
 def rows(work):
-    found = {"looked-up": looks_up(work.score), "scored": any(kind(part).has_step for part in work.score)}
+    found = {"looked-up": looks_up(work.score), "scored": any(part.has_step for part in work.score)}
     return (first_of(CHOICES, words_of(found))[max(head_dims(work.problem))],)
 
 
@@ -39,5 +39,5 @@ def takes(work):
         and head_dim_v <= LARGEST_V
         and dtypes["o"] == dtypes["to"] == problem.dtype
         and ("tq" in dtypes or "tk" in dtypes)
-        and not any(tangent and kind(tangent).gradient == READS for tangent in work.tscore)     # they would spill
+        and not any(tangent and tangent.gradient == READS for tangent in work.tscore)     # they would spill
     )

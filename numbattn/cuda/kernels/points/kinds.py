@@ -17,6 +17,10 @@ def words_of(ACC):
     """The Words for a tile."""
 
     @device
+    def quotient(x, y):
+        return reciprocal(y) * x
+
+    @device
     def log1p(x):
         return log2(x + 1)
 
@@ -39,7 +43,7 @@ def words_of(ACC):
 
     return Words(
         function=device, real=ACC, log_e=LOG2_E, exp=exp2, exp_of_sum=exp2, log1p=log1p, sqrt=sqrt,
-        reciprocal=reciprocal, power=power, where=where, of_users=of_users,
+        reciprocal=reciprocal, quotient=quotient, power=power, where=where, of_users=of_users,
     )  # fmt: skip
 
 

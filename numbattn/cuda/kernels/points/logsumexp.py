@@ -26,9 +26,10 @@ def point_logsumexp(
     pairs = PairSteps(dtype, dim, dim_b, unit, tile_m, tile_n, threads, lanes, chunks, stages, nbytes)
     keep_points, fetch_points, get_points, distances = pairs.distances(dim, kind)
     _, fetch_columns, shift_of = pairs.shifts(given)
-    ACC, log_of = pairs.ACC, pair_step(kind, pairs.ACC, LOGARITHM, shifted=COLUMNS in given)
+    ACC, logarithm = pairs.ACC, pair_step(kind, pairs.ACC, LOGARITHM)
     VECTOR, PARTS, ZERO, ONE, LN2 = pairs.layout.row_vector(), pairs.layout.row_parts(), ACC(0), ACC(1), ACC(LN_2)
-    low_of, (NO_MAX, new_max, exponentials) = low_step(ACC), softmax_parts(ACC)
+    HAS_COLUMNS, low_of = COLUMNS in given, low_step(ACC)
+    NO_MAX, new_max, exponentials = softmax_parts(ACC)
 
     @device
     def fetch(given, block, stage, n0):
@@ -41,8 +42,9 @@ def point_logsumexp(
     @device
     def add(found, given, mask, block, part):
         (m, l), (X, _, _, kind_number) = found, given
-        T = distances(X, get_points(part.stage, part.chunk), part)
-        S = log_of(T, shift_of((), part.stage, part.chunk), kind_number)  # in base 2
+        S = logarithm(distances(X, get_points(part.stage, part.chunk), part), (), kind_number)  # in base 2
+        if HAS_COLUMNS:
+            S = S + shift_of((), part.stage, part.chunk)
         S = in_sight(S, mask, block, part)
         m, alpha, zero = new_max(S, m, ONE)                     # Alg. 2 line 13
         # each tile is summed on its own: one sum of all terms of a thread would lose more digits

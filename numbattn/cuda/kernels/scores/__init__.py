@@ -7,7 +7,7 @@ from .by_distance import distance_step, query_distance_step
 from .distance import ALIGNED, BY_MATRIX, BY_QUERY, BY_SEGMENT, own_key_step
 from .function import read_step
 from .function_tangent import read_tangent_step
-from .kind import CLASSES, ENTRIES, READS, WITH_DELTA, kind
+from .kind import CLASSES, ENTRIES, READS, WITH_DELTA, class_of
 from .packed import within_segment
 from .score import SCORE, TSCORE, score_steps, score_steps_ahead, scores_type, softmax_score_steps
 from .sink import sink_steps, sink_tangent_step
@@ -32,8 +32,8 @@ for _module in iter_modules(__path__):  # a kind is known when its file has been
 
 __all__ = [
     "ALIGNED", "BY_MATRIX", "BY_QUERY", "BY_SEGMENT", "CLASSES", "ENTRIES", "READS", "SCORE", "TSCORE", "WITH_DELTA",
-    "differs_by_head", "distance_step", "dtype_of_part", "dtype_of_tma_bias", "is_nonlinear", "is_packed", "is_scaled",
-    "kind", "looks_up", "may_be_far", "number_of_tma_bias", "own_key_step", "parts_of", "place_of_part",
+    "class_of", "differs_by_head", "distance_step", "dtype_of_part", "dtype_of_tma_bias", "is_nonlinear", "is_packed",
+    "is_scaled", "looks_up", "may_be_far", "number_of_tma_bias", "own_key_step", "parts_of", "place_of_part",
     "query_distance_step", "read_step", "read_tangent_step", "score_steps", "score_steps_ahead", "scores_type",
     "sink_steps", "sink_tangent_step", "softmax_score_steps", "takes_offsets", "tangent_steps", "within_segment",
 ]  # fmt: skip

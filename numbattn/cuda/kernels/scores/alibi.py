@@ -1,5 +1,7 @@
 """Alibi: S - slope |j - own key|, added to Q K^T in its own unit: the multiplication by scale stays in the exponent."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from ....scores.alibi import Alibi
@@ -9,15 +11,16 @@ from .distance import Distance, distance_steps
 from .kind import ValueAndSlope
 
 
+@dataclass(frozen=True)
 class AlibiKind(Distance):
-    name, of = "alibi", Alibi
+    of = Alibi
     is_scaled, takes_few_registers, is_weighted, is_sloped = False, True, True, True
 
     def types(self, number):
         return array_type(np.dtype(number.name), 2), self.offset_type  # slopes
 
     def steps(self, at, scaling, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
-        (own, _), (own_key, distance) = scaling, distance_steps(self.part, at, layout, ACC, transposed)
+        (own, _), (own_key, distance) = scaling, distance_steps(self, at, layout, ACC, transposed)
 
         @device
         def look_up(scores, tile, batch, head, m0, n0):
@@ -31,15 +34,8 @@ class AlibiKind(Distance):
 
         return look_up, step
 
-    def steps_by_distance(self, at, wanted, ACC):
-        @device
-        def element_of(distance, own_key):
-            return 0, -abs(distance + own_key)
-
-        return self.first_own_key(at), element_of
-
     def weighted_sum(self, at, layout, ACC):
-        own_key, distance = distance_steps(self.part, at, layout, ACC)
+        own_key, distance = distance_steps(self, at, layout, ACC)
 
         @device
         def add(total, dS, scores, batch, head, m0, n0):

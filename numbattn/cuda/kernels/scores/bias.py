@@ -1,5 +1,7 @@
 """Bias: S + bias."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from ....scores.bias import Bias
@@ -12,15 +14,18 @@ from ..shared.layouts import DTYPES
 from .kind import ScoreKind, ValueAndSlope
 
 
+@dataclass(frozen=True)
 class BiasKind(ScoreKind):
-    name, of = "bias", Bias
+    of = Bias
     looks_up, is_packed = True, False
 
-    def __init__(self, part):
-        super().__init__(part)
-        self.dtype, nbytes, *tma = self.about
-        self.nbytes, self.is_tma_loaded = int(nbytes), bool(tma)
-        self.may_be_far = self.dtype != "float16"
+    dtype: str = ""
+    nbytes: int = 0  # its alignment
+    is_tma_loaded: bool = False
+
+    @property
+    def may_be_far(self):
+        return self.dtype != "float16"
 
     def types(self, number):
         return (array_type(DTYPES[self.dtype], 4),)
@@ -57,12 +62,11 @@ class BiasKind(ScoreKind):
     @classmethod
     def lowered(cls, part, number, problem):
         shape = *part.bias.shape[:-2], problem.seqlen_q, problem.seqlen_k
-        return cls.name, (), {array_of_part(number): np.broadcast_to(part.bias, shape)}
+        return cls(), (), {array_of_part(number): np.broadcast_to(part.bias, shape)}
 
-    @classmethod
-    def compiled_in(cls, part, layout):
-        tma = " tma" * (fits_tensor_map(layout) and layout.dtype.itemsize == 2)
-        return f"{part} {layout.dtype.name} {alignment(layout)}{tma}"
+    def of_layout(self, layout):
+        by_tma = fits_tensor_map(layout) and layout.dtype.itemsize == 2
+        return BiasKind(layout.dtype.name, alignment(layout), by_tma)
 
     @classmethod
     def finish(cls, part, grad, sums, problem):

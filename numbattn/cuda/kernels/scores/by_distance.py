@@ -7,7 +7,6 @@ import numpy as np
 
 from ...tile import DIAGONALS, device, fold_elements, index, shape
 from ..shared.visibility import FARTHEST
-from .kind import kind
 
 
 def distance_step(part, at, wanted, ACC, SUM, add_pending):
@@ -17,7 +16,7 @@ def distance_step(part, at, wanted, ACC, SUM, add_pending):
 
     What a thread's diagonals read is found before anything is added: so it waits once for what is looked up.
     """
-    (shared_of, element_of), ZERO, NONE = kind(part).steps_by_distance(at, wanted, ACC), SUM(0), np.int32(0)
+    (shared_of, element_of), ZERO, NONE = part.steps_by_distance(at, wanted, ACC), SUM(0), np.int32(0)
     SHAPE, SLOTS, KEYS = DIAGONALS.shape, DIAGONALS.cols.slots, DIAGONALS.cols.size // 2
     START, add_one = (NONE, ZERO) * SLOTS, add_one_step(ZERO, add_pending)
 
@@ -54,7 +53,7 @@ def as_pending(pending, found, sums):
 def query_distance_step(part, at, ACC, SUM, add_pending):
     """The device function (pending, S, dS, scores, sums, batch, head, m0, n0) -> pending, which adds to the gradients
     of a part's arrays, as `function.read_step` does, where the part has an offset for each query."""
-    (shared_of, element_of), ZERO = kind(part).steps_by_distance(at, (), ACC), SUM(0)
+    (shared_of, element_of), ZERO = part.steps_by_distance(at, (), ACC), SUM(0)
     add_one = add_one_step(ZERO, add_pending)
 
     @device

@@ -1,21 +1,22 @@
 """What parts that depend on the distance of a key from a query's own key, i + offset, share."""
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 
-from ...tile import INDEX, convert, device, diagonal_index, index, minimum, shape, take
+from ...tile import INDEX, convert, device, diagonal_index, index, maximum, minimum, shape, take
 from ...words.steps import OFFSETS, array_of_offset
 from ..shared.layouts import places_of
 from ..shared.visibility import EDGE, LINE
-from .kind import ScoreKind, kind
+from .kind import ScoreKind
 
 BY_MATRIX, BY_SEGMENT, BY_QUERY = "matrix", "segment", "query"  # what has offsets, if there is no single one
 ALIGNED = "aligned"  # within segments: by segment or by query, depending on the kernel
 
 
+@dataclass(frozen=True)
 class Distance(ScoreKind):
-    @property
-    def offset(self):
-        return " ".join(self.about)
+    offset: str = ""  # what has offsets; "" for a single one
 
     @property
     def looks_up(self):
@@ -30,7 +31,7 @@ class Distance(ScoreKind):
 
     def first_own_key(self, at):
         """The device function (scores, batch, head) -> the own key of query 0, if not each query has an offset."""
-        own_key, FIRST = own_key_step(self.part, at), index(0)
+        own_key, FIRST = own_key_step(self, at), index(0)
 
         @device
         def of_first(scores, batch, head):
@@ -39,15 +40,33 @@ class Distance(ScoreKind):
 
         return of_first
 
+    def steps_by_distance(self, at, wanted, ACC):
+        own_key, read, HAS_ENTRIES = self.first_own_key(at), device(self.of._reading(clip)), self.own_axes > 0
+
+        @device
+        def shared_of(scores, batch, head):
+            array, _ = scores.parts[at]
+            return own_key(scores, batch, head), shape(array)[-1] // 2 if HAS_ENTRIES else 0
+
+        @device
+        def element_of(distance, shared):
+            key, reach = shared
+            return read(-distance - key, reach)
+
+        return shared_of, element_of
+
     @classmethod
     def lowered(cls, part, number, problem):
-        text, _, arrays = super().lowered(part, number, problem)
+        kind, _, arrays = super().lowered(part, number, problem)
         offset = part._whole_offset(problem.seqlen_q, problem.seqlen_k)
         if isinstance(offset, int):
-            return text, (offset,), arrays
+            return kind, (offset,), arrays
         if offset is None:
-            return f"{text} {ALIGNED}", (), arrays
-        return f"{text} {BY_MATRIX}", (), arrays | {array_of_offset(number): offset.astype(np.int32)}
+            return cls(ALIGNED), (), arrays
+        return cls(BY_MATRIX), (), arrays | {array_of_offset(number): offset.astype(np.int32)}
+
+    def aligned_by(self, which):
+        return replace(self, offset=which) if self.offset == ALIGNED else self
 
     def flat(self, planner, work, number):
         yield from super().flat(planner, work, number)
@@ -57,6 +76,11 @@ class Distance(ScoreKind):
             yield 0                                         # kernels know it
         elif self.offset == BY_QUERY:
             yield planner.at(OFFSETS, own=1)
+
+
+@device
+def clip(x, low, high):
+    return maximum(minimum(x, high), low)
 
 
 def own_key_step(part, number):
@@ -78,7 +102,7 @@ def own_key_step(part, number):
         _, offsets = scores.parts[number]
         return m0, offsets[batch, head]
 
-    return {BY_MATRIX: by_matrix, BY_QUERY: by_query}.get(kind(part).offset, by_number)
+    return {BY_MATRIX: by_matrix, BY_QUERY: by_query}.get(part.offset, by_number)
 
 
 def offsets_step(layout, transposed):
@@ -107,4 +131,4 @@ def distance_steps(part, number, layout, ACC, transposed=False):
         apart = convert(of_queries(offsets, m0) * SIGN, ACC)
         return abs(diagonal_index(layout, convert(SIGN * (n0 - m0), ACC)) - apart)
 
-    return own_key_step(part, number), from_keys if kind(part).offset == BY_QUERY else from_key
+    return own_key_step(part, number), from_keys if part.offset == BY_QUERY else from_key

@@ -1,10 +1,11 @@
-"""A user's own function, numbattn.Score, as a part of a score: mapped over the elements of tiles of S.
+"""A part that a function of one element defines, such as numbattn.Score: mapped over the elements of tiles of S.
 
-Compiled in are "function", or "shift" for one that only adds a term that does not depend on S, a digest of the
-function, and its arrays as dtype:ndim.
+A function that only adds a term that does not depend on S is a kind of its own.
 """
 
+from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -15,33 +16,28 @@ from ....functions.compiled.reads import by_last_index, by_read, has_steady_slop
 from ....functions.compiled.reads import check as check_reads
 from ....functions.compiled.wide import seen, widened
 from ....functions.frozen import Frozen
-from ....scores.function import Score
+from ....scores.element import FunctionPart
 from ...compiler import from_dtype, types
 from ...tile import INDEX, add_element, device, fold_elements, full, map_elements, opaque, where
 from ...words.signatures import array_type
 from ...words.steps import array_of_function
 from ..shared import exact_sums
 from ..shared.origin import PLACE, PLACE_TYPES
-from .kind import READS, ScoreKind, ValueAndSlope, kind, nothing_ahead
+from .kind import READS, ScoreKind, ValueAndSlope, nothing_ahead
 
 MOST_ELEMENTS = 2**31 - 1  # of gradients, which int32 counts
 FARTHEST_PLACE = 2**24  # up to which integers are float32, too: see tile.mapping
-KNOWN = {}  # the function.Identity of each function of this process, by digest
 
 
+@dataclass(frozen=True)
 class FunctionKind(ScoreKind):
-    name, of = "function", Score
+    of = FunctionPart
     may_decrease = may_be_far = looks_up = True
     gradient = READS
 
-    @property
-    def identity(self):
-        return KNOWN[self.about[0]]
-
-    @property
-    def arrays(self):
-        """(dtype, ndim) of each."""
-        return [(dtype, int(ndim)) for dtype, ndim in (x.split(":") for x in self.about[1:])]
+    digest: str  # of its identity
+    arrays: tuple  # (dtype, ndim) of each
+    identity: Any = field(compare=False, repr=False)  # the element.Identity
 
     @property
     def array_types(self):
@@ -127,10 +123,10 @@ class FunctionKind(ScoreKind):
     def lowered(cls, part, number, problem):
         check_places(problem)
         if part._wants_gradient and part._elements > MOST_ELEMENTS:
-            raise NotImplementedError(f"score: got a Score with gradients of {part._elements} elements, at most "
-                                      f"{MOST_ELEMENTS} on a GPU")
-        text = part_of(part._identity_of(problem.sum_dtype), tuple([(x.dtype.name, x.ndim) for x in part.arrays]))
-        return text, (), {array_of_function(number, which): x for which, x in enumerate(part.arrays)}
+            raise NotImplementedError(f"score: got a {type(part).__name__} with gradients of {part._elements} "
+                                      f"elements, at most {MOST_ELEMENTS} on a GPU")
+        found = kind_of(part._identity_of(problem.sum_dtype), tuple([(x.dtype.name, x.ndim) for x in part._weights]))
+        return found, (), {array_of_function(number, which): x for which, x in enumerate(part._weights)}
 
     @classmethod
     def finish(cls, part, grad, sums, problem):
@@ -142,10 +138,10 @@ class FunctionKind(ScoreKind):
         yield from (planner.whole(array_of_function(number, which)) for which in range(len(self.arrays)))
 
 
+@dataclass(frozen=True)
 class ShiftKind(FunctionKind):
     """A function that only adds a term that does not depend on S."""
 
-    name = "shift"
     is_nonlinear = may_decrease = False
 
     @property
@@ -177,13 +173,11 @@ def check_places(problem):
 
 
 @lru_cache(maxsize=1024)
-def part_of(identity, arrays):
-    """What is compiled in of a function.Identity and arrays of these (dtype, ndim)."""
+def kind_of(identity, arrays):
+    """The kind of a function with this Identity and arrays of these (dtype, ndim)."""
     kinds = [widened(array_type(dtype, ndim)) for dtype, ndim in arrays]
     only_adds = identity.key[1] is None and is_additive(identity.function, (*[types.int64] * 4, *kinds))
-    KNOWN[identity.digest] = identity
-    name = ShiftKind.name if only_adds else FunctionKind.name
-    return " ".join([name, identity.digest, *(f"{dtype}:{ndim}" for dtype, ndim in arrays)])
+    return (ShiftKind if only_adds else FunctionKind)(identity.digest, arrays, identity)
 
 
 @device
@@ -247,7 +241,7 @@ def read_step(part, number, wanted, ACC, SUM, add_pending):
     the terms that a thread has not added to it yet, so that it adds once for many; add_pending: the device function
     (pending, sums) that does.
     """
-    function, about = kind(part).identity.function, (wanted, from_dtype(ACC), kind(part).array_types)
+    function, about = part.identity.function, (wanted, from_dtype(ACC), part.array_types)
     check_reads(function, *about)
     derivative, ZERO, HIDDEN = by_read(function, wanted), SUM(0), ACC(-np.inf)
     IS_STEADY = has_steady_slope(function, *about)
@@ -305,7 +299,7 @@ def class_steps(part, number, wanted, ACC, SUM, layout):
     """`read_step` for functions that are `is_by_class`, from dS summed by query and class of the key, by a product with
     a matrix of zeros and ones. Device functions: (scores, batch, head, n0) -> that matrix, of keys and classes; (tile
     of such sums, scores, sums, batch, head, m0) adds them. layout: of both tiles."""
-    derivative, CLASSES = by_last_index(kind(part).identity.function, wanted), layout.shape[1]
+    derivative, CLASSES = by_last_index(part.identity.function, wanted), layout.shape[1]
     ZERO, ONE, NOWHERE = ACC(0), ACC(1), 0
 
     @device

@@ -1,32 +1,25 @@
 """Tangents of the arrays that functions read: how functions and their derivatives move while S does not.
 
-Compiled in are "function-tangent", "shift-tangent" for a function that only adds, or "zero-tangent" if all tangents are
-zero, the function's digest, a 0 or 1 for each array, whether its gradient is wanted, and dtype:ndim of the arrays and
-of their tangents, which are stored one after the other in one array.
+Tangents are stored one after the other in one array, the last one of the arrays.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 
 from ....functions.compiled.reads import along, by_read_along, check_along, check_by_read_along
-from ....scores.function import ScoreTangent
+from ....scores.element import ScoreTangent
 from ...compiler import from_dtype
 from ...tile import device, fold_elements, where
 from ...words.steps import array_of_function
-from .function import FunctionKind, ShiftKind, check_places, counted, mapped_elements, part_of, shift_steps
-from .kind import kind
+from .function import FunctionKind, ShiftKind, check_places, counted, kind_of, mapped_elements, shift_steps
 
 
+@dataclass(frozen=True)
 class FunctionTangentKind(FunctionKind):
-    name, of = "function-tangent", ScoreTangent
+    of = ScoreTangent
 
-    @property
-    def wanted(self):
-        return tuple([x == "1" for x in self.about[1]])
-
-    @property
-    def arrays(self):
-        """(dtype, ndim) of each, their tangents included."""
-        return [(dtype, int(ndim)) for dtype, ndim in (x.split(":") for x in self.about[2:])]
+    wanted: tuple  # for each array, whether its gradient is
 
     def moved(self, order, at, layout, ACC, transposed):
         """The device function (S, tscores, batch, head, m0, n0) -> the tangent of the function, or of its derivative of
@@ -56,26 +49,24 @@ class FunctionTangentKind(FunctionKind):
     @classmethod
     def lowered(cls, part, number, problem):
         check_places(problem)
-        score, arrays = part._score, (*part._score.arrays, part._tangents)
-        identity = score._identity_of(problem.sum_dtype)
-        only_adds = part_of(identity, tuple([(x.dtype.name, x.ndim) for x in score.arrays]))
-        is_shift = only_adds.startswith(ShiftKind.name)
-        name = "zero-tangent" if part._is_zero else "shift-tangent" if is_shift else "function-tangent"
-        wanted = "".join(str(int(x)) for x in score._wanted)
-        text = " ".join([name, identity.digest, wanted, *(f"{x.dtype.name}:{x.ndim}" for x in arrays)])
-        return text, (), {array_of_function(number, which): x for which, x in enumerate(arrays)}
+        score, arrays = part._score, (*part._score._weights, part._tangents)
+        identity, about = score._identity_of(problem.sum_dtype), tuple([(x.dtype.name, x.ndim) for x in arrays])
+        is_shift = isinstance(kind_of(identity, about[:-1]), ShiftKind)
+        of = ZeroTangentKind if part._is_zero else ShiftTangentKind if is_shift else FunctionTangentKind
+        found = of(identity.digest, about, identity, score._wanted)
+        return found, (), {array_of_function(number, which): x for which, x in enumerate(arrays)}
 
 
+@dataclass(frozen=True)
 class ZeroTangentKind(FunctionTangentKind):
     """A function whose arrays' tangents are all zero."""
 
-    name, is_zero = "zero-tangent", True
+    is_zero = True
 
 
+@dataclass(frozen=True)
 class ShiftTangentKind(FunctionTangentKind):
     """A function that only adds a term that does not depend on S."""
-
-    name = "shift-tangent"
 
     def steps(self, at, scaling, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
         return shift_steps(self.moved(0, at, layout, ACC, transposed), scaling, layout, ACC)
@@ -87,10 +78,9 @@ def read_tangent_step(tangent, at, ACC, SUM, add_pending):
 
     tangent, at: the part with the arrays' tangents, and its place in the parts of tscores.
     """
-    own = kind(tangent)
-    *kinds, of_tangents = own.array_types
-    check_by_read_along(own.identity.function, own.wanted, from_dtype(ACC), tuple(kinds), of_tangents)
-    derivative, ZERO, HIDDEN = by_read_along(own.identity.function, own.wanted), SUM(0), ACC(-np.inf)
+    (*kinds, of_tangents), function = tangent.array_types, tangent.identity.function
+    check_by_read_along(function, tangent.wanted, from_dtype(ACC), tuple(kinds), of_tangents)
+    derivative, ZERO, HIDDEN = by_read_along(function, tangent.wanted), SUM(0), ACC(-np.inf)
 
     @device
     def of_element(carried, s, ts, ds, tds, i, j, batch, head, given, read, sums):

@@ -1,17 +1,16 @@
 """What kernels and plans need to know of a kind of part of a score: a class for each kind, in a file of its own.
 
-A string of words is compiled in of each part: its kind, and whatever else code depends on. `kind(part)` is an object of
-the kind's class.
+An object of it, a frozen dataclass, is compiled in of each part. Its fields are all else that code depends on.
 """
 
-from functools import lru_cache
+from functools import cache
 from typing import Any, NamedTuple
 
 from ...tile import device
 from ...words.steps import array_of_part
 
 ELEMENTS, ENTRIES, WITH_DELTA, READS = "elements", "entries", "with delta", "reads"  # what gradients come from
-CLASSES = {}  # of kinds, by name, and by their class in numbattn.scores
+CLASSES = {}  # of kinds, by their class in numbattn.scores
 
 
 class ValueAndSlope(NamedTuple):
@@ -22,7 +21,6 @@ class ValueAndSlope(NamedTuple):
 
 
 class ScoreKind:
-    name = ""  # the first word
     of = None  # the class in numbattn.scores
     is_scaled = True  # whether it takes S scaled, as an exponent of e: scale Q K^T; else Q K^T
     may_decrease = False  # whether its derivative may be negative
@@ -40,10 +38,8 @@ class ScoreKind:
     is_sloped = False  # whether it adds a slope times the distance of keys from the queries' own
 
     def __init_subclass__(cls):
-        CLASSES.update({vars(cls)[key]: cls for key in ("name", "of") if key in vars(cls)})
-
-    def __init__(self, part):
-        self.part, (_, *self.about) = part, part.split()
+        if "of" in vars(cls):
+            CLASSES[cls.of] = cls
 
     @property
     def own_axes(self):
@@ -100,13 +96,16 @@ class ScoreKind:
     # --------------------------------------------------------------------------------------------------- in a plan
     @classmethod
     def lowered(cls, part, number, problem):
-        """A part of numbattn.scores as kernels take it: its string, its numbers, its arrays by name."""
-        return cls.name, (), {array_of_part(number): part._array.astype(problem.sum_dtype, copy=False)}
+        """A part of numbattn.scores as kernels take it: its kind, its numbers, its arrays by name."""
+        return cls(), (), {array_of_part(number): part._array.astype(problem.sum_dtype, copy=False)}
 
-    @classmethod
-    def compiled_in(cls, part, layout):
-        """The string, where more is compiled in of its array."""
-        return part
+    def of_layout(self, layout):
+        """The kind with what is compiled in of the layout of its array."""
+        return self
+
+    def aligned_by(self, which):
+        """The kind in a kernel where BY_SEGMENT or BY_QUERY is what has offsets, if it is ALIGNED."""
+        return self
 
     def flat(self, planner, work, number):
         """The arguments of part number `number`, without its numbers: see words.arguments."""
@@ -120,10 +119,10 @@ class ScoreKind:
             grad[...] = sums.sum(axis=(-2, -1))
 
 
-@lru_cache(maxsize=1024)
-def kind(part):
-    """The ScoreKind of a part."""
-    return CLASSES[part.partition(" ")[0]](part)
+@cache
+def class_of(part):
+    """The class of ScoreKinds for a class of parts in numbattn.scores."""
+    return next(CLASSES[each] for each in part.__mro__ if each in CLASSES)
 
 
 @device

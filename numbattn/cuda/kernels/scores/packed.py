@@ -4,14 +4,13 @@ from functools import reduce
 
 from ...tile import device
 from .distance import BY_SEGMENT
-from .kind import kind
 from .score import Scores
 from .traits import parts_of
 
 
 def within_segment(score):
     """The device function (scores, segment) -> the Scores in a segment of packed arrays, with its offsets."""
-    parts = [with_offset if kind(part).offset == BY_SEGMENT else with_part for part in parts_of(score)]
+    parts = [with_offset if part.offset == BY_SEGMENT else with_part for part in parts_of(score)]
     if with_offset not in parts:
         return same_scores
     within = reduce(lambda before, part: part[1](part[0], before), enumerate(parts), no_parts)

@@ -1,18 +1,21 @@
 """RelativeBias: S + table[entry of j - own key], clipped at both ends."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from ....base.values import sum_broadcast
-from ....scores.relative import RelativeBias, by_entry
-from ...tile import device, diagonal_index, maximum, minimum, shape, take
+from ....scores.relative import RelativeBias
+from ...tile import device, diagonal_index, shape, take
 from ...words.signatures import array_type
 from ..shared.exact_sums import rounded
-from .distance import BY_QUERY, Distance, offsets_step, own_key_step
-from .kind import ENTRIES, ValueAndSlope, kind, nothing_ahead
+from .distance import BY_QUERY, Distance, clip, offsets_step, own_key_step
+from .kind import ENTRIES, ValueAndSlope, nothing_ahead
 
 
+@dataclass(frozen=True)
 class RelativeBiasKind(Distance):
-    name, of = "relative", RelativeBias
+    of = RelativeBias
     looks_up, gradient = True, ENTRIES
 
     def types(self, number):
@@ -20,7 +23,7 @@ class RelativeBiasKind(Distance):
 
     def steps(self, at, scaling, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
         (_, to_scaled), ONE = scaling, ACC(1)
-        by_element, shared_entry = relative_steps(self.part, at, scaling, layout, ACC, transposed)
+        by_element, shared_entry = relative_steps(self, at, scaling, layout, ACC, transposed)
 
         @device
         def one_by_one(S, F, found, scores, batch, head, m0, n0):
@@ -39,7 +42,7 @@ class RelativeBiasKind(Distance):
         if self.offset == BY_QUERY:
             return None
         (_, to_scaled), ZERO, ONE = scaling, ACC(0), ACC(1)
-        by_element, shared_entry = relative_steps(self.part, at, scaling, layout, ACC)
+        by_element, shared_entry = relative_steps(self, at, scaling, layout, ACC)
 
         @device
         def with_level(S, scores, batch, head, m0, n0):
@@ -49,21 +52,6 @@ class RelativeBiasKind(Distance):
             return by_element(S, scores, batch, head, m0, n0), ZERO, ONE
 
         return with_level
-
-    def steps_by_distance(self, at, wanted, ACC):
-        own_key = self.first_own_key(at)
-
-        @device
-        def shared_of(scores, batch, head):
-            (_, _, count), key = shape(scores.parts[at][0]), own_key(scores, batch, head)
-            return key, count // 2
-
-        @device
-        def element_of(distance, shared):
-            key, reach = shared
-            return min(max(-distance - key, -reach), reach) + reach, 1
-
-        return shared_of, element_of
 
     @classmethod
     def finish(cls, part, grad, sums, problem):
@@ -111,12 +99,32 @@ def entry_steps(part, number, layout, transposed=False):
     def from_keys(m0, offsets, n0, table):
         return entry_of(diagonal_index(layout, SIGN * (n0 - m0)) * SIGN - of_queries(offsets, m0), table)
 
-    return own_key_step(part, number), from_keys if kind(part).offset == BY_QUERY else from_key
+    return own_key_step(part, number), from_keys if part.offset == BY_QUERY else from_key
+
+
+read = device(RelativeBias._reading(clip))
 
 
 @device
 def entry_of(ahead, table):
     """The number of the entry for keys that are `ahead` of their query's own key."""
-    _, _, count = shape(table)
-    reach = count // 2
-    return maximum(minimum(ahead, reach), -reach) + reach
+    entry, _ = read(ahead, shape(table)[-1] // 2)
+    return entry
+
+
+def by_entry(sums, own, entries):
+    """Sums along diagonals (..., m + n - 1), added up by the entries of a table.
+
+    own: the number of the diagonal of own keys, an int or an array over the axes before the last.
+    """
+    (*lead, count), reach = sums.shape, entries // 2
+    if reach == 0 or count == 0:
+        return np.broadcast_to(sums.sum(axis=-1, keepdims=True), (*lead, entries))
+    own = own if isinstance(own, int) else own[..., None]
+    ahead, at = np.arange(count, like=sums) - own, np.arange(1 - reach, reach, like=sums) + own
+    inside = np.take_along_axis(sums, np.broadcast_to(np.clip(at, 0, count - 1), (*lead, entries - 2)), -1)
+    table = np.zeros_like(sums, shape=(*lead, entries))
+    table[..., 0] = np.where(ahead <= -reach, sums, 0).sum(axis=-1)
+    table[..., 1:-1] = np.where((at >= 0) & (at < count), inside, 0)
+    table[..., -1] = np.where(ahead >= reach, sums, 0).sum(axis=-1)
+    return table

@@ -15,7 +15,7 @@ from ...words.numbers import LOG2_E
 from ...words.signatures import array_type
 from ...words.steps import tangent_of_part
 from ..shared.layouts import sum_type
-from .kind import ValueAndSlope, kind, nothing_ahead
+from .kind import ValueAndSlope, nothing_ahead
 from .traits import is_scaled, parts_of
 
 
@@ -40,11 +40,11 @@ class ScoreArgument(Argument):
 
     @staticmethod
     def fields(planner, work, parts):
-        """The fields; parts: of each its number in names of arrays, its string, and the LoweredPart."""
+        """The fields; parts: of each its number in names of arrays, its kind, and the LoweredPart."""
         if parts:
             yield from ("scale", "inverse_scale")
-        for number, part, lowered in sorted(parts, key=lambda x: not kind(x[1]).has_step):
-            yield from kind(part).flat(planner, work, number)
+        for number, part, lowered in sorted(parts, key=lambda x: not x[1].has_step):
+            yield from part.flat(planner, work, number)
             yield from lowered.numbers
 
 
@@ -68,7 +68,7 @@ def scores_type(score, dtype):
         return types.Tuple(())
     number, parts = getattr(types, sum_type(dtype).__name__), parts_of(score)
     logits = types.Tuple([array_type(sum_type(dtype), 2)] * (len(score) - len(parts)))
-    return types.NamedTuple([number, number, types.Tuple([types.Tuple(kind(x).types(number)) for x in parts]), logits],
+    return types.NamedTuple([number, number, types.Tuple([types.Tuple(x.types(number)) for x in parts]), logits],
                             Scores)  # fmt: skip
 
 
@@ -105,14 +105,14 @@ def score_steps_ahead(score, layout, ACC, transposed=False, after=-1, has_room=T
         return nothing_ahead, apply_late, *others
 
     parts = parts_of(score)
-    nonlinear = [number for number, part in enumerate(parts) if kind(part).is_nonlinear]
+    nonlinear = [number for number, part in enumerate(parts) if part.is_nonlinear]
     if not parts:
         return nothing_ahead, as_it_is, linear, to_log2_of(score, ACC)
 
     steps = []
     for at, part in enumerate(parts):
         scaling, has_derivative = scaling_steps(parts[:at], part), at > after
-        steps.append(kind(part).steps(at, scaling, layout, ACC, transposed, by_tma, has_derivative))
+        steps.append(part.steps(at, scaling, layout, ACC, transposed, by_tma, has_derivative))
     if after >= 0:  # derivatives of earlier parts are not needed
         steps[: after + 1] = map(without_derivative, steps[: after + 1])
     (look_up, every_step), ONE = reduce(then, steps), ACC(1)
@@ -131,7 +131,7 @@ def softmax_score_steps(score, layout, ACC, has_levels=True, by_tma=False):
     *before, last = parts_of(score) or [None]
     with_level = None
     if last is not None and has_levels:
-        with_level = kind(last).constant_on_tile(len(before), scaling_steps(before, last), layout, ACC)
+        with_level = last.constant_on_tile(len(before), scaling_steps(before, last), layout, ACC)
     if with_level is None:
         look_up, apply, *_ = score_steps_ahead(score, layout, ACC, after=len(score), by_tma=by_tma)
 

@@ -1,13 +1,16 @@
 """Sink: one more logit of each row, with S."""
 
+from dataclasses import dataclass
+
 from ....scores.sink import Sink
 from ...tile import device, exp2, maximum, reciprocal, where
 from ...words.numbers import LOG2_E
 from .kind import WITH_DELTA, ScoreKind
 
 
+@dataclass(frozen=True)
 class SinkKind(ScoreKind):
-    name, of, takes_few_registers, gradient = "sink", Sink, True, WITH_DELTA
+    of, takes_few_registers, gradient = Sink, True, WITH_DELTA
 
 
 def sink_steps(score, ACC):
@@ -35,7 +38,7 @@ def sink_steps(score, ACC):
     def rescaled_inverse(total, alpha):
         return alpha * reciprocal(total)
 
-    return (with_sink, rescaled_inverse) if SinkKind.name in score else (without, inverse)
+    return (with_sink, rescaled_inverse) if SinkKind() in score else (without, inverse)
 
 
 def sink_tangent_step(tscore, ACC):
@@ -52,4 +55,4 @@ def sink_tangent_step(tscore, ACC):
         logit, tangent = scores.logits[0][batch, head], tscores.logits[0][batch, head]
         return tlse + where(total > 0, exp2((logit - m) * LOG2E) * reciprocal(total) * tangent, 0)
 
-    return with_tangent if SinkKind.name in tscore else without
+    return with_tangent if SinkKind() in tscore else without

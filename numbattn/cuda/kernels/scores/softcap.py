@@ -1,5 +1,7 @@
 """Softcap: S -> cap tanh(S / cap)."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from ....scores.softcap import Softcap
@@ -8,9 +10,12 @@ from ...words.numbers import LOG2_E
 from .kind import ScoreKind, ValueAndSlope, nothing_ahead
 
 
+@dataclass(frozen=True)
 class SoftcapKind(ScoreKind):
-    name, of = "softcap", Softcap
+    of = Softcap
     is_bounded, takes_few_registers, differs_by_head = True, True, False
+
+    is_exact: bool  # whether in the dtype of sums; else 1e-7 is small enough an error
 
     def types(self, number):
         return number, number  # the cap, and 1 / cap
@@ -26,7 +31,7 @@ class SoftcapKind(ScoreKind):
         return nothing_ahead, step
 
     def derivatives(self, at, scaling, layout, ACC, transposed=False, order=2):
-        (_, to_scaled), TWO_LOG2E, bounded = scaling, ACC(2 * LOG2_E), tanh_step(ACC if self.about else None)
+        (_, to_scaled), TWO_LOG2E, bounded = scaling, ACC(2 * LOG2_E), tanh_step(ACC if self.is_exact else None)
 
         @device
         def rest(S, scores):
@@ -51,7 +56,7 @@ class SoftcapKind(ScoreKind):
 
     @classmethod
     def lowered(cls, part, number, problem):
-        return cls.name + " exact" * (problem.dtype == problem.sum_dtype), (part.cap, 1 / part.cap), {}
+        return cls(problem.dtype == problem.sum_dtype), (part.cap, 1 / part.cap), {}
 
 
 def tanh_step(dtype):

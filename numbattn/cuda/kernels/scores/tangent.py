@@ -9,7 +9,6 @@ from functools import reduce
 from itertools import zip_longest
 
 from ...tile import device
-from .kind import kind
 from .score import scaling_steps
 from .traits import parts_of
 
@@ -18,16 +17,16 @@ def tangent_steps(score, tangents, layout, ACC, transposed=False, after=-1):
     """Device functions for tiles of S = Q K^T and of tS: (S, tS, scores, tscores, batch, head, m0, n0) -> S, tS after
     all parts, and F, tF; (dS, tdS, F, tF) -> dS F, tdS F + dS tF.
 
-    tangents: for each part its string with the tangent in place of its array, or "" if that is zero; tscores: the
+    tangents: for each part its kind with the tangent in place of its array, or None if that is zero; tscores: the
     Scores of those that are not. tS has the unit of S, see `score_steps`: tS after all parts, times the factor that
     makes S an exponent of 2, and times ln 2, is the tangent of an exponent of e. F and tF belong to the parts after
     number `after`; with after=len(score), in the forward pass, there are none, and no second derivatives are needed.
     """
     steps, before, given, counted = [], [], [], 0
-    for part, tangent in zip_longest(score, tangents, fillvalue=""):
-        if kind(part).has_step:
+    for part, tangent in zip_longest(score, tangents, fillvalue=None):
+        if part.has_step:
             about = scaling_steps(before, part), layout, ACC, transposed
-            if kind(part).is_nonlinear:
+            if part.is_nonlinear:
                 is_counted = len(before) > after
                 of_arrays = tangent, len(parts_of(given))
                 steps.append(nonlinear_step(part, len(before), counted if is_counted else None, *of_arrays, *about))
@@ -53,9 +52,9 @@ def tangent_steps(score, tangents, layout, ACC, transposed=False, after=-1):
 def linear_step(part, at, tangent, at_tangent, scaling, layout, ACC, transposed):
     """The step of a part that only adds: (S, tS, FF, scores, tscores, batch, head, m0, n0) -> S, tS, FF.
 
-    tangent: the same part with the tangent of its array, or ""; at_tangent: its place in the parts of tscores.
+    tangent: the same part with the tangent of its array, or None; at_tangent: its place in the parts of tscores.
     """
-    look_up, apply = kind(part).steps(at, scaling, layout, ACC, transposed, has_derivative=False)
+    look_up, apply = part.steps(at, scaling, layout, ACC, transposed, has_derivative=False)
     (_, to_scaled), ONE = scaling, ACC(1)
 
     @device
@@ -63,11 +62,11 @@ def linear_step(part, at, tangent, at_tangent, scaling, layout, ACC, transposed)
         S, _ = apply(S, S, look_up(scores, (), batch, head, m0, n0), scores, batch, head, m0, n0)
         return S, tS * to_scaled(ONE, scores), FF
 
-    if not tangent or kind(tangent).is_zero:
+    if not tangent or tangent.is_zero:
         return of_constant
 
     about = scaling, layout, ACC, transposed
-    look_up_tangent, add_tangent = kind(tangent).steps(at_tangent, *about, has_derivative=False)
+    look_up_tangent, add_tangent = tangent.steps(at_tangent, *about, has_derivative=False)
 
     @device
     def of_variable(S, tS, FF, scores, tscores, batch, head, m0, n0):
@@ -82,7 +81,7 @@ def linear_step(part, at, tangent, at_tangent, scaling, layout, ACC, transposed)
 def nonlinear_step(part, at, counted, tangent, at_tangent, scaling, layout, ACC, transposed):
     """The step of a part that does more than add. counted: how many earlier parts are in F, which is () without any;
     None if this part does not go into F. All else is as for a `linear_step`."""
-    derivatives = kind(part).derivatives(at, scaling, layout, ACC, transposed, order=1 if counted is None else 2)
+    derivatives = part.derivatives(at, scaling, layout, ACC, transposed, order=1 if counted is None else 2)
     (_, to_scaled), ONE = scaling, ACC(1)
 
     @device
@@ -97,7 +96,7 @@ def nonlinear_step(part, at, counted, tangent, at_tangent, scaling, layout, ACC,
         return S, tS * slope, (slope, tS * bend)
 
     step = forward if counted is None else first
-    if tangent and not kind(tangent).is_zero:
+    if tangent and not tangent.is_zero:
         step = moving_step(step, tangent, at_tangent, counted is not None, scaling, layout, ACC, transposed)
 
     @device
@@ -113,8 +112,8 @@ def moving_step(step, tangent, at, has_bend, scaling, layout, ACC, transposed):
     """The step of a function whose arrays have tangents, from the step without them. has_bend: whether there is an F,
     of this function alone."""
     (_, to_scaled), ONE, about = scaling, ACC(1), (at, layout, ACC, transposed)
-    of_value = kind(tangent).moves(0, *about)
-    of_slope = kind(tangent).moves(1, *about) if has_bend else None
+    of_value = tangent.moves(0, *about)
+    of_slope = tangent.moves(1, *about) if has_bend else None
 
     @device
     def forward(S, tS, FF, scores, tscores, batch, head, m0, n0):

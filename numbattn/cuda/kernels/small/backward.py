@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ....call.passes import gradient_of_part
 from ...build import Source
 from ...tile import (
     Alignment,
@@ -40,8 +41,8 @@ from ...tile import (
 from ...words.arguments import LSE_LOG2, Argument, Matrix, Statistic
 from ...words.signatures import several, signature_of
 from ...words.spec import BY_HEAD, SHARED, Spec
-from ...words.steps import SUMS_OF_DS, gradient_of_part, partial_sums
-from ..scores import SCORE, kind, may_be_far, sink_steps
+from ...words.steps import SUMS_OF_DS, partial_sums
+from ..scores import SCORE, may_be_far, sink_steps
 from ..shared.dropout import DROPOUT, drop_step
 from ..shared.layouts import DTYPES, sum_type
 from ..shared.recompute import low_steps
@@ -305,7 +306,7 @@ class PartialSums(Argument):
             blocks = min(SPEC.most_blocks(work, SPEC.fitting(work)), math.prod(problem.matrices))
             sizes = problem.seqlen_q, problem.seqlen_k
             number, *others = planner.wanted
-            name, is_matrix = gradient_of_part(number), kind(planner.score[number]).own_axes == 2
+            name, is_matrix = gradient_of_part(number), planner.score[number].own_axes == 2
             if others or not is_matrix or math.prod(planner.layouts[name].shape) != heads * math.prod(sizes):
                 name, lead = SUMS_OF_DS, [1] * len(problem.batch)   # not the gradient, but what it is made of
                 lead[-1:] = [heads] * bool(lead)

@@ -165,7 +165,7 @@ def check_call(rng, dtype, *, score=None, count=None, m=20, n=30, d=24, e=40, **
 
 
 @compiled_only
-@pytest.mark.slow  # test_packed and test_scores are calls, too
+@pytest.mark.slow  # test_scores is a call, too
 @pytest.mark.parametrize(("device", "dtype", "options"), [
     (AMPERE, "float32", {"d": 70, "e": 100}),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in (
@@ -182,6 +182,7 @@ def test_calls(rng, device, dtype, options):
 
 
 @compiled_only
+@pytest.mark.slow  # test_scores is such a call
 def test_packed(rng):
     mask = na.Segments(np.array([0, 7, 7, 20]), np.array([0, 10, 12, 30])) & na.Causal()
     with on(AMPERE):

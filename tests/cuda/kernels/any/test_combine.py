@@ -5,6 +5,7 @@ import pytest
 
 from numbattn.cuda.kernels.any.combine import PARTS, THREADS, combine
 from numbattn.cuda.kernels.scores.score import Scores
+from numbattn.cuda.kernels.scores.sink import SinkKind
 from numbattn.cuda.kernels.shared.chunks import SHORT
 from numbattn.cuda.kernels.shared.visibility import MaskArgs
 from numbattn.cuda.tile import WARP
@@ -68,7 +69,7 @@ def test_nothing_is_seen(rng):
 def test_a_sink(rng):
     logits = np.array([[0.5, -1.0, 2.0]], np.float32)
     scores = Scores(np.float32(1), np.float32(1), (), (logits,))
-    o, lse, sums, total = call(rng, 2, WARP, (-SHORT, 2 * SHORT, QUERIES, 2 * SHORT), ("sink",), scores)
+    o, lse, sums, total = call(rng, 2, WARP, (-SHORT, 2 * SHORT, QUERIES, 2 * SHORT), (SinkKind(),), scores)
     total = total + np.exp(logits.astype(np.float64))[..., None]
     np.testing.assert_allclose(o, sums / total[..., None], atol=1e-5)
     np.testing.assert_allclose(lse, np.log(total), atol=1e-5)

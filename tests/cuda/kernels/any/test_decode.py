@@ -52,6 +52,7 @@ def check(device, q, k, v, **options):
         assert_accurate(name, got, want, other, got.dtype)
 
 
+@BY_BOTH
 def test_a_query(rng, device):
     check(device, *qkv(rng))
 
@@ -136,10 +137,9 @@ def test_masks(rng, device, name):
 
 
 @pytest.mark.parametrize(("device", "name"), [
-    ("TMA", "table"), ("TMA", "function"),
-    *(pytest.param(*which, marks=mostly_simulated) for which in (
-        ("TMA", "softcap"), ("cp.async", "alibi and sink"), ("cp.async", "bias"),
-    )),
+    pytest.param(*which, marks=mostly_simulated) for which in (
+        ("TMA", "table"), ("TMA", "function"), ("TMA", "softcap"), ("cp.async", "alibi and sink"), ("cp.async", "bias"),
+    )
 ], indirect=["device"])  # fmt: skip
 def test_scores(rng, device, name):
     """Each head by its own numbers, though several share a work tile. How keys are loaded makes no difference."""
@@ -179,7 +179,8 @@ def test_bits_depend_on_the_sequence_alone(rng, device):
 
 
 @pytest.mark.parametrize(("device", "batch", "heads", "heads_k", "m", "of_batch"), [
-    ("TMA", 5, 2, 2, 3, True), pytest.param("cp.async", 3, 2, 1, 3, True, marks=simulated),
+    pytest.param("TMA", 5, 2, 2, 3, True, marks=mostly_simulated),
+    pytest.param("cp.async", 3, 2, 1, 3, True, marks=simulated),
     pytest.param("TMA", 3, 4, 1, 1, False, marks=mostly_simulated),
 ], indirect=["device"])  # fmt: skip
 def test_keys_that_all_sequences_share(rng, device, batch, heads, heads_k, m, of_batch):
@@ -224,7 +225,8 @@ def test_a_cache_without_pages(rng, device):
 
 
 @pytest.mark.parametrize(("device", "page_size"), [
-    ("TMA", 16), pytest.param("cp.async", 40, marks=simulated), pytest.param("TMA", 128, marks=pytest.mark.slow),
+    pytest.param("TMA", 16, marks=mostly_simulated), pytest.param("cp.async", 40, marks=simulated),
+    pytest.param("TMA", 128, marks=pytest.mark.slow),
 ], indirect=["device"])  # fmt: skip
 def test_a_cache_in_pages(rng, device, page_size):
     """The same bits as without pages, whatever pages there are after the lengths, and whatever is on them."""
@@ -278,7 +280,8 @@ def check_cache(device, q, cache, mask=None, **options):
 
 
 @pytest.mark.parametrize(("device", "held", "page_size", "dtype"), [
-    ("cp.async", np.int8, 16, "bfloat16"), ("TMA", FLOAT8, 16, "float16"),
+    ("TMA", FLOAT8, 16, "float16"),
+    pytest.param("cp.async", np.int8, 16, "bfloat16", marks=mostly_simulated),
     pytest.param("cp.async", FLOAT8, None, "bfloat16", marks=mostly_simulated),
     pytest.param("cp.async", np.int8, None, "float16", marks=pytest.mark.slow),
     pytest.param("cp.async", FLOAT8, 16, "float16", marks=pytest.mark.slow),

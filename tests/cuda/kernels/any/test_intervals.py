@@ -114,8 +114,10 @@ def test_many_segments(rng, world):
 
 # ----------------------------------------------------------------------------------------------------------- in calls
 @simulated_only
-@pytest.mark.parametrize(("device", "kind"), [("CUDA cores", "segments by head"), ("tensor cores", "intervals"),
-                                              ("warpgroups", "prefix offsets")])
+@pytest.mark.parametrize(("device", "kind"), [
+    ("CUDA cores", "segments by head"), pytest.param("tensor cores", "intervals", marks=pytest.mark.slow),
+    ("warpgroups", "prefix offsets"),
+])  # fmt: skip
 def test_small_problems(rng, sizes, device, kind):
     dtype = np.float16 if device == "warpgroups" else np.float32
     sizes(1, 2, *((70, 135) if device == "warpgroups" else (34, 70)))
@@ -124,7 +126,8 @@ def test_small_problems(rng, sizes, device, kind):
 
 
 @compiled_only
-@pytest.mark.parametrize("kind", [pytest.param("segments by head", marks=pytest.mark.slow), "intervals"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["segments by head", "intervals"])
 def test_compiled(rng, sizes, kind):
     """As the PTX says. Segments of all heads, which are packed: shared/test_segments."""
     sizes(1, 2, 70, 135)

@@ -27,6 +27,7 @@ def test_gradients_where_tiles_are_empty(rng, sizes, batch, heads, n, multiproce
             na.Bias(random(rng, (n, n), np.float32))])  # fmt: skip
 
 
+@pytest.mark.slow
 def test_gradients_of_columns_where_head_dims_are_large(rng, sizes):
     """Several warps share the rows of tiles there, but for sums along them; of float64: tests/test_random."""
     sizes(1, 1, 20, 40)
@@ -48,6 +49,7 @@ def test_kernels_of_different_tiles_look_up_their_own(rng, mask):
         check(q, k, v, rng, mask=mask, score=score)
 
 
+@simulated_only
 def test_launches_add_to_partial_sums(rng):
     """Batch axes that are no single stride take a launch each; two of four have the same matrix."""
     q, k, v = (random(rng, (2, 2, 2, 1, 9, 8), np.float32) for _ in range(3))

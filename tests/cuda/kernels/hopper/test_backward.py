@@ -8,7 +8,7 @@ from numbattn.cuda.kernels.any.round_dq import DqPart, round_dq
 from numbattn.cuda.kernels.hopper.backward_kv import hopper_backward_kv
 from numbattn.cuda.kernels.hopper.backward_q import hopper_backward_q
 from numbattn.cuda.kernels.hopper.backward_wide import hopper_backward_wide
-from numbattn.cuda.kernels.hopper.variants import DP_DS_DV, DP_DV_DS, DV_DP_DS
+from numbattn.cuda.kernels.hopper.variants import BOTH, DP_DS_DV, DP_DV_DS, DV_DP_DS, SUMS, Variant
 from tests.accuracy import assert_accurate
 from tests.tools.launch import launch, poisoned, simulated_only, tensor_map
 
@@ -26,22 +26,24 @@ def check(rng, kernel, order=DP_DV_DS, at_once=2, sizes=None, **problem):
     is_late, adds_dq = kernel == "late", kernel in ("sums", "late")
     of = "q" if kernel == "q" else "qkv" if adds_dq else "kv"
     grads = {name: poisoned({"q": case.q, "k": case.k, "v": case.v}[name].shape, DTYPE) for name in of}
-    common = {"dtype": "float16", "head_dim": 64, "head_dim_v": 64, "tile_m": tile_m, "tile_n": tile_n, "nbytes": 0,
-              "mask": case.kinds, "score": (), "dropout": case.kept_scale != 1}  # fmt: skip
+    common = {"dtype": "float16", "head_dim": 64, "head_dim_v": 64, "nbytes": 0, "mask": case.kinds, "score": (),
+              "dropout": case.kept_scale != 1}  # fmt: skip
+    tiles = {"tile_m": tile_m, "tile_n": tile_n}
     statistics = padded(case.lse_log2, np.inf), padded(case.delta, 0)
     (batches, heads, m), (heads_k, n) = case.lse.shape, case.k.shape[1:3]
     sums = np.zeros((batches, heads, statistics[0].shape[-1] * 64), np.float32)
     numbers = (case.drops, case.group_size, case.ds_scale, case.scale_log2, case.kept_scale, np.int32(at_once),
                case.delta_scale)  # fmt: skip
     if kernel == "q":
-        source = hopper_backward_q(**common, stages=(2, 1), out_dtypes=("float16",))
+        source = hopper_backward_q(**common, **tiles, stages=(2, 1), out_dtypes=("float16",))
         blocks, arrays = batches * heads * -(-m // tile_m), (grads["q"], ())
     elif kernel == "wide":
-        source = hopper_backward_wide(**common, stages=2, out_dtypes=("float16",) * 2)
-        blocks, arrays = batches * heads_k * -(-n // tile_n), (grads["k"], grads["v"])
+        source = hopper_backward_wide(**common, **tiles, stages=2, out_dtypes=("float16",) * 2)
+        blocks, arrays = batches * heads_k * -(-n // tile_n), (grads["k"], grads["v"], (), ())
     else:
-        about = {"order": order, "adds_dq": adds_dq, "dq_late": is_late, "statistics_early": is_late}
-        source = hopper_backward_kv(**common, **about, stages=2, out_dtypes=("float16",) * 2)
+        variant = tuple(Variant(SUMS if adds_dq else BOTH, order, dq_late=is_late, statistics_early=is_late))
+        about = {"tiles": (tile_m, tile_n, 2, 1), "variant": variant, "out_dtypes": ("float16",) * 2}
+        source = hopper_backward_kv(**common, **about)
         blocks, arrays = batches * heads_k * -(-n // tile_n), (grads["k"], grads["v"], sums, ())
     inputs = case.q, case.k, case.v, case.do
     launch(
@@ -106,22 +108,22 @@ def test_other_orders_of_products(rng, kernel, order):
 def test_parts_of_dq_are_those_of_the_consumers():
     with pytest.raises(ValueError, match="tile_m: got 64 for head_dim 64, expected 2 parts of dQ"):
         hopper_backward_kv(
-            dtype="float16", out_dtypes=("float16",) * 2, head_dim=64, head_dim_v=64, tile_m=64, tile_n=128, stages=2,
-            order=DP_DV_DS, adds_dq=True, mask=(), score=(), dropout=False, nbytes=0,
+            dtype="float16", out_dtypes=("float16",) * 2, head_dim=64, head_dim_v=64, tiles=(64, 128, 2, 1),
+            variant=tuple(Variant()), mask=(), score=(), dropout=False, nbytes=0,
         )  # fmt: skip
 
 
 FAULTS = {
     "cuda/kernels/hopper/variants.py": {
         "cuda/plan/test_planner.py::test_a_consumer_has_registers_for_both_sums_unless_much_is_looked_up": {
-            'Case("128 nonlinear dropout", WIDE)': 'Case("192 nonlinear dropout", WIDE)',
-            '"128 nonlinear dropout", WIDE)': '"nonlinear dropout", WIDE)',
+            'Case("128 nonlinear dropout", {': 'Case("192 nonlinear dropout", {',
+            '"128 nonlinear dropout", {': '"nonlinear dropout", {',
             "is_looked_up(work.mask) or looks_up(work.score)": "is_looked_up(work.mask)",
-            '"64 intervals", WIDE)': '"192 intervals", WIDE)',
-            'Case("64 intervals", WIDE)': 'Case("intervals", WIDE)',
+            '"64 intervals", {': '"192 intervals", {',
+            'Case("64 intervals", {': 'Case("intervals", {',
         },
         "cuda/plan/test_planner.py::test_no_sums_that_are_much_larger_than_dq": {
-            'Case("narrow", BOTH)': 'Case("192 narrow", BOTH)',
+            'Case("narrow", {': 'Case("192 narrow", {',
             "work.problem.head_dim <= 32": "False",
         },
     },

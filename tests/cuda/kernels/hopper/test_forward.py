@@ -98,7 +98,6 @@ FAULTS = {
     "        fence_async_proxy()\n        sync_warpgroup()\n        release":
         "        fence_async_proxy()\n        release",
     "release(Q)                                              #": "pass  #",
-    "advance(Q, CONSUMERS)": "advance(Q, 1)",
     "        release(W)\n        return": "        return",
     "cuda/test_origin.py::test_wide": {
         "if not IS_STAGED or (IS_PACKED and": "if (IS_PACKED and",
@@ -122,28 +121,32 @@ FAULTS = {
         "init_pipelines(*PIPELINES)": "init_pipelines(*PIPELINES[1:])",
         "sync_threads()                                          # all": "pass  # all",
     },
-    "cuda/kernels/hopper/forward_producer.py": {
+    "cuda/kernels/hopper/forward_skeleton.py": {
+        "advance(Q, CONSUMERS)": "advance(Q, 1)",
         "            tma_store_wait()\n": "",
-        "head * heads_per_tile": "head",
+        "head * args.heads_per_tile": "head",
         "if n_block >= end:": "if n_block > end:",
         "        acquire(Q)\n        if": "        if",
         "and count >= Q_STAGES:": "and count > Q_STAGES:",
         "number < m_blocks * matrices": "number <= m_blocks * matrices",
         "(work.batch, head, stored_at))": "(work.batch, work.head, stored_at))",
         "        commit(W, NO_WORK)\n": "",
-        "        finish(counters, grid_size())\n": "",
+        "while head >= heads_per_tile:": "while head > heads_per_tile:",
+        "row * ROWS": "row",
+        "        finish(args.counters, grid_size())\n": "",
         "end = count + Q_STAGES": "end = count",
         "            wait(W)\n            work": "            work",
         "release(W)\n            W = advance(W, 1)\n": "W = advance(W, 1)\n",
         "                acquire(K)\n": "",
         "                acquire(V)\n": "",
-        "work.head // group_size": "work.head",
+        "work.head // args.group_size": "work.head",
         "cuda/test_origin.py::test_wide": {
             "if IS_STAGED and count >= Q_STAGES": "if count >= Q_STAGES",
         },
         "cuda/kernels/shared/test_segments.py::test_nan_stays_in_its_segment_simulated": {
             "first_key + n_block * TILE_N\n                acquire": "first_key + n_block\n                acquire",
             "row = work.segment.first_query + m0": "row = m0",
+            "m0 + ROWS <= segment.queries": "m0 <= segment.queries",
         },
     },
     "cuda/kernels/hopper/forward_tiles.py": {
@@ -177,13 +180,8 @@ FAULTS = {
         "            sync_warpgroups(consumers)\n": "",
         "where(sees(mask, band, batch, head, m0, n0), S, NO_SCORE)":
             "where(sees(mask, band, batch, head, m0, n0), S, ZERO)",
-        "while head >= heads_per_tile:": "while head > heads_per_tile:",
-        "row * ROWS": "row",
         "length < rows:": "length < rows - 64:",
         "            wait(stage)\n": "",
-        "cuda/kernels/shared/test_segments.py::test_nan_stays_in_its_segment_simulated": {
-            "m0 + ROWS <= segment.queries": "m0 <= segment.queries",
-        },
         "cuda/kernels/hopper/test_backward.py": {
             "            sync_warpgroups(consumers)\n": "",
         },

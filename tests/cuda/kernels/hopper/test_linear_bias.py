@@ -14,9 +14,9 @@ pytestmark = compiled_only  # but for what says otherwise
 
 
 @pytest.mark.parametrize(("dtype", "heads", "m", "n", "d", "options"), [
-    ("float16", 3, 256, 256, 8, {}),
+    pytest.param("float16", 3, 256, 256, 8, {}, marks=pytest.mark.slow),
     pytest.param("bfloat16", 1, 128, 400, 128, {"mask": na.Window(300, 0)}, marks=pytest.mark.slow),
-    ("float16", 2, 70, 330, 8, {"mask": na.Causal(40)}),
+    pytest.param("float16", 2, 70, 330, 8, {"mask": na.Causal(40)}, marks=pytest.mark.slow),
     pytest.param("bfloat16", 1, 128, 192, 200, {"causal": True}, marks=simulated_only),
     pytest.param("float16", 1, 100, 560, 8, {"mask": na.Segments([10, 40, 100], [0, 60, 560]) & na.Causal()},
                  marks=pytest.mark.slow),

@@ -69,7 +69,7 @@ def test_many_dimensions(rng, monkeypatch):
 
 
 @simulated_only
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_points_of_half_precision(rng, dtype):
     """One product where they are bfloat16; else three parts, as of float32."""
     rate = 1.5

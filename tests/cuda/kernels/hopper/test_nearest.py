@@ -25,8 +25,8 @@ def found(x, y, sizes, blocks=1):
     r2, j = poisoned(shape), np.full(shape, 77, np.int32)
     maps = [tensor_map(given, of.box) for given, of in zip((x, y), source.tensor_maps)]
     launch(
-        source.function, (blocks, 1, 1), source.threads, source.shared, *maps, (), norms, r2, j, np.int32(n), np.int32(1),
-        cc=(9, 0, "a"),
+        source.function, (blocks, 1, 1), source.threads, source.shared, *maps, (), norms, r2, j, np.int32(n),
+        np.int32(1), cc=(9, 0, "a"),
     )  # fmt: skip
     return r2, j
 

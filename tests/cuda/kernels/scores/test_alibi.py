@@ -15,10 +15,8 @@ pytestmark = compiled_only  # but for the test that says otherwise
 LEADS = [(2,), (2, 1), (1, 1), ()]  # axes of slopes, of 2 batches and 2 heads
 
 
-@pytest.mark.parametrize(("lead", "heads_k", "d"), [
-    *((lead, 1, 24) for lead in LEADS),
-    *(pytest.param(*which, marks=pytest.mark.slow) for which in (((2,), 2, 24), ((), 2, 80))),
-])  # fmt: skip
+@pytest.mark.slow  # simulated: hopper/test_linear_bias
+@pytest.mark.parametrize(("lead", "heads_k", "d"), [*((lead, 1, 24) for lead in LEADS), ((2,), 2, 24), ((), 2, 80)])
 def test_slopes_of_all_heads_or_some(rng, sizes, lead, heads_k, d):
     """On Hopper, with kernels that keep queries, or keys."""
     sizes(2, 2, 70, 90)

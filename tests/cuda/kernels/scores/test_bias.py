@@ -42,6 +42,7 @@ def test_biases_that_tma_loads_simulated(rng, sizes):
 
 
 @simulated_only
+@pytest.mark.slow
 def test_biases_in_stages_that_are_filled_again(rng, sizes):
     sizes(1, 1, 70, 528)
     with on(HOPPER):

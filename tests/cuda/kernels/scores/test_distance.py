@@ -14,7 +14,7 @@ from tests.tools.launch import compiled_only, simulated_only
 
 
 @pytest.mark.parametrize(("device", "dtype", "part", "offset"), [
-    pytest.param(TURING, np.float32, "alibi", [[30, -20]], id="slopes", marks=compiled_only),
+    pytest.param(TURING, np.float32, "alibi", [[30, -20]], id="slopes", marks=[compiled_only, pytest.mark.slow]),
     pytest.param(HOPPER, np.float16, "alibi", [[30, -20]], id="slopes on Hopper", marks=simulated_only),
     pytest.param(HOPPER, np.float16, "relative", [[30, -20]], id="table", marks=simulated_only),
     pytest.param(HOPPER, np.float16, "relative", [[30, -20]], id="table compiled",

@@ -22,7 +22,8 @@ def half_squared(s, batch, head, i, j):
 
 
 @pytest.mark.parametrize("dropout", [
-    pytest.param(None, id="", marks=simulated_only), pytest.param(na.Dropout(0.3, 1), id="dropout"),
+    pytest.param(None, id="", marks=simulated_only),
+    pytest.param(na.Dropout(0.3, 1), id="dropout", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_a_derivative_may_be_negative(rng, small, dropout):
     with on(HOPPER):
@@ -132,7 +133,7 @@ def test_functions_that_numba_cannot_compile_are_named():
 
 FAULTS = {
     "test_floats_in_a_function_do_not_make_float64_of_float32[compiled]": {
-        "part_of(part._identity_of(problem.sum_dtype), ": "part_of(part._identity, ",
+        "kind_of(part._identity_of(problem.sum_dtype), ": "kind_of(part._identity, ",
     },
     "cuda/test_origin.py::test_part_of_the_heads_and_of_the_batch": {
         "(first + at.batch + batch, at.head + head, arrays)": "(first + batch, at.head + head, arrays)",

@@ -14,7 +14,7 @@ UNFUSED = pytest.mark.xfail(reason="the interpreter rounds products that ptxas f
 
 @pytest.mark.parametrize(("device", "dtype"), [
     pytest.param(HOPPER, np.float16, id="Hopper", marks=simulated_only),  # compiled: hopper/test_score_gradient
-    pytest.param(TURING, np.float32, id="any GPU", marks=[compiled_only, UNFUSED]),
+    pytest.param(TURING, np.float32, id="any GPU", marks=[compiled_only, pytest.mark.slow, UNFUSED]),
 ])  # fmt: skip
 def test_entries_far_from_the_diagonal(rng, sizes, device, dtype):
     """Tiles of which all elements are added the first entry of the table, or the last one."""

@@ -40,10 +40,9 @@ def test_small_problems(rng, sizes, device, names):
     on_device(rng, BY_UNIT[device], np.float16 if device == "warpgroups" else np.float32, names, causal=True)
 
 
-@pytest.mark.parametrize("names", [
-    ("pair bias", "function"),
-    *(pytest.param(names, marks=pytest.mark.slow) for names in (("shift", "softcap", "alibi"), ("relative", "sink"))),
-], ids="-".join)
+@pytest.mark.slow  # backward_tangent and sums of what is read are compiled with scores, too
+@pytest.mark.parametrize("names", [("pair bias", "function"), ("shift", "softcap", "alibi"), ("relative", "sink")],
+                         ids="-".join)  # fmt: skip
 def test_compiled(rng, small, names):
     """As the PTX says."""
     on_device(rng, HOPPER, np.float32, names, mask=na.Window(30, 9))
@@ -52,7 +51,7 @@ def test_compiled(rng, small, names):
 @pytest.mark.parametrize(("device", "dtype", "name"), [
     *(pytest.param(HOPPER, dtype, name, marks=simulated_only) for dtype, name in (
         (np.float16, "bias of queries"), (np.float16, "function"), (np.float16, "softcap after"), (np.float32, "all"),
-    )), (AMPERE, np.float32, "softcap after"),
+    )), pytest.param(AMPERE, np.float32, "softcap after", marks=pytest.mark.slow),
 ], ids=lambda x: x if isinstance(x, str) else x.__name__ if isinstance(x, type) else str(x.cc))  # fmt: skip
 def test_scores_of_minus_infinity(rng, sizes, device, dtype, name):
     sizes(1, 1, 40, 70)
@@ -63,8 +62,8 @@ def test_scores_of_minus_infinity(rng, sizes, device, dtype, name):
 @pytest.mark.parametrize(("device", "dtype"), [
     pytest.param(HOPPER, ml_dtypes.bfloat16, id="Hopper simulated", marks=simulated_only),
     pytest.param(HOPPER, ml_dtypes.bfloat16, id="Hopper", marks=pytest.mark.slow),
-    pytest.param(TURING, np.float32, id="any GPU", marks=pytest.mark.xfail(
-        reason="the interpreter rounds products that ptxas fuses with sums")),
+    pytest.param(TURING, np.float32, id="any GPU", marks=[pytest.mark.slow, pytest.mark.xfail(
+        reason="the interpreter rounds products that ptxas fuses with sums")]),
 ])
 def test_scores_at_the_ends(rng, sizes, device, dtype):
     sizes(1, 1, 40, 70)

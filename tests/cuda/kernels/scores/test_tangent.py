@@ -9,8 +9,9 @@ import pytest
 import numbattn as na
 from numbattn.base.origin import Origin
 from numbattn.call.problem import describe
-from numbattn.cuda.kernels.scores import CLASSES, is_scaled, sink_tangent_step, tangent_steps
+from numbattn.cuda.kernels.scores import class_of, is_scaled, sink_tangent_step, tangent_steps
 from numbattn.cuda.kernels.scores.score import Scores
+from numbattn.cuda.kernels.scores.sink import SinkKind
 from numbattn.cuda.tile import load, mma, save
 from numbattn.cuda.views import contiguous
 from numbattn.scores import ArrayPart
@@ -46,16 +47,15 @@ PARTS = {
 
 
 def lowered(parts, problem):
-    """What is compiled in of parts, and their Scores; "" for None."""
-    texts, values, logits = [], [], []
+    """The kinds of parts, or None, and their Scores."""
+    kinds, values, logits = [], [], []
     for part in parts:
         if part is None:
-            texts.append("")
+            kinds.append(None)
             continue
-        kind = CLASSES[type(part)]
-        text, numbers, arrays = kind.lowered(part, 0, problem)
+        kind, numbers, arrays = class_of(type(part)).lowered(part, 0, problem)
         arrays = list(arrays.values())
-        texts.append(kind.compiled_in(text, contiguous(arrays[0].shape, arrays[0].dtype) if arrays else None))
+        kinds.append(kind.of_layout(contiguous(arrays[0].shape, arrays[0].dtype) if arrays else None))
         if isinstance(part, na.Score):
             values.append((np.int32(0), Origin(*[np.int32(0)] * 4), np.int32(M), np.int32(N), tuple(arrays)))
             continue
@@ -66,7 +66,7 @@ def lowered(parts, problem):
             values.append((*arrays, *numbers))
         else:
             logits.append(arrays[0])
-    return tuple(texts), Scores(SCALE, 1 / SCALE, tuple(values), tuple(logits))
+    return tuple(kinds), Scores(SCALE, 1 / SCALE, tuple(values), tuple(logits))
 
 
 def formulas(parts, tparts, after, S, tS, dS, tdS):
@@ -136,7 +136,7 @@ def test_a_tile(rng, names, after, constant, transposed):
 
 def test_the_tangent_of_a_sink(rng):
     """Where rows see nothing it adds nothing."""
-    step, ROWS = sink_tangent_step(("", "sink"), np.float32), TILE.row_vector()
+    step, ROWS = sink_tangent_step((None, SinkKind()), np.float32), TILE.row_vector()
     logits, tangents = random(rng, 2, 1, HEADS)
     m, total, tlse = random(rng, 3, 16)
     total = np.where(np.arange(16) == 3, 0, 1 + total**2)
@@ -150,7 +150,7 @@ def test_the_tangent_of_a_sink(rng):
     launch(kernel, (1, 1, 1), 32, 0, tlse, m, total, scores, tscores, out)
     P = np.where(total > 0, np.exp(logits[0, 1] - m) / np.where(total > 0, total, 1), 0)
     np.testing.assert_allclose(out, tlse + P * tangents[0, 1], rtol=1e-5)
-    assert sink_tangent_step(("", ""), np.float32)(tlse, m, total, scores, (), 0, 1) is tlse
+    assert sink_tangent_step((None, None), np.float32)(tlse, m, total, scores, (), 0, 1) is tlse
 
 
 FAULTS = {

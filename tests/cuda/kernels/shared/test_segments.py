@@ -154,7 +154,7 @@ PACKED_PARTS = {"sink": [na.Sink], "slopes and sink": [GIVEN_SLOPES, na.Sink], "
     pytest.param(HOPPER, np.float16, 1, 24, "slopes and sink", id="warpgroups in two"),
     pytest.param(HOPPER, np.float16, 2, 40, "slopes and sink", id="warpgroups", marks=pytest.mark.slow),
     pytest.param(AMPERE, np.float16, 1, 40, "sink", id="warps"),
-    pytest.param(TURING, np.float32, 1, 24, "slopes", id="CUDA cores"),
+    pytest.param(TURING, np.float32, 1, 24, "slopes", id="CUDA cores", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_gradients_without_own_kernels(rng, sizes, device, dtype, heads_k, d, parts):
     """Sequences are computed as matrices of their own; some are empty, some tokens are in none."""
