@@ -38,7 +38,7 @@ class Tiles(NamedTuple):
 
 
 def without_defaults(tiles):
-    """The fields of Tiles that are not the default."""
+    """The fields of a row that are not the default."""
     return {name: x for name, x in tiles._asdict().items() if x != tiles._field_defaults.get(name)}
 
 
@@ -107,10 +107,9 @@ def short_rows(short, work):
 
 def compiled_in(work, tiles, head_dims):
     """The parameters of all factories of kernels that compute S. head_dims: rounded as the kernel does."""
-    of_tiles = without_defaults(tiles) if isinstance(tiles, Tiles) else tiles._asdict()
     head_dim, head_dim_v = head_dims
     return {
-        "dtype": work.problem.dtype.name, "head_dim": head_dim, "head_dim_v": head_dim_v, **of_tiles,
+        "dtype": work.problem.dtype.name, "head_dim": head_dim, "head_dim_v": head_dim_v, **without_defaults(tiles),
         "mask": work.mask, "score": work.score, "dropout": work.problem.dropout,
     }  # fmt: skip
 
