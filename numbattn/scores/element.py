@@ -213,7 +213,7 @@ class Identity:
         second: Callable[..., Any] | None = None,
     ) -> None:
         given = zip(ORDERS, (function, derivative, second))
-        self.key = tuple([None if x is None else frozen(x, f"Score {order}") for order, x in given])
+        self.key: tuple[Any, ...] = tuple([None if x is None else frozen(x, f"Score {order}") for order, x in given])
         self.function = self.key[0]
 
     @cached_property
