@@ -202,7 +202,5 @@ FAULTS = {
     "x[first:end] for x in (self.q": "x[:end] for x in (self.q",
     "test_jets.py": {
         "several = bool(given) and": "several = not given or",
-        "(logits - rows.tlse[t]) * D + tD": "-rows.tlse[t] * D + tD",
-        "tD += 0 if tdo is None else rowsum(tdo[t], o)": "pass",
     },
 }
