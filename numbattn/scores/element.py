@@ -175,8 +175,8 @@ class ScoreTangent:
                 into[...] = x
 
     @property
-    def _is_on_host(self) -> bool:
-        return self._score._is_on_host or isinstance(self._tangents, np.ndarray)
+    def _on_host(self) -> list[Any]:
+        return [x for x in self._arrays().values() if isinstance(x, np.ndarray)]
 
     def _arrays(self) -> dict[str, Any]:
         return {**self._score._arrays(), "tangents": self._tangents}

@@ -11,7 +11,7 @@ import numpy as np
 from ..base.checks import flag, floats, words_for
 from ..base.forks import cached_property
 from ..base.origin import Crop
-from ..base.values import Value, broadcasts, kinds, rounded
+from ..base.values import Value, broadcasts, kinds
 
 
 class Part(Value):
@@ -59,11 +59,6 @@ class Part(Value):
         these leading axes, which each gradient has, too."""
         return tuple([None if found is None else found.reshape((*lead, *x.shape)) for x in self._weights])
 
-    def _rounded_gradients(self, found: Any, wide: bool, lead: tuple[int, ...] = ()) -> list[Any]:
-        """These, of the dtype of each, unless they are to stay wide."""
-        grads = zip(self._gradients(found, lead), self._weights)
-        return [dx if dx is None or wide else rounded(dx, x.dtype) for dx, x in grads]
-
     def _fit(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> None:
         """Refuse arrays that do not broadcast to the batch axes, heads included, and the lengths."""
 
@@ -74,11 +69,6 @@ class Part(Value):
     def _cropped(self, crop: Crop, frame: Any) -> Part:
         """The part of the score for a crop of the score matrix; frame: of the whole matrix's mask."""
         return self
-
-    @cached_property
-    def _is_on_host(self) -> bool:
-        """Whether one of its arrays is NumPy's."""
-        return bool(self._on_host)
 
     @property
     def _weights(self) -> tuple[Any, ...]:

@@ -23,7 +23,6 @@ class ValueAndSlope(NamedTuple):
 class ScoreKind:
     of = None  # the class in numbattn.scores
     is_scaled = True  # whether it takes S scaled, as an exponent of e: scale Q K^T; else Q K^T
-    may_decrease = False  # whether its derivative may be negative
     is_bounded = False  # whether S after it is of moderate size, whatever it was before
     may_be_far = False  # whether it may add float32's finfo.min, a mask of some libraries
     takes_few_registers = False  # besides the sums of a backward kernel
@@ -33,7 +32,6 @@ class ScoreKind:
     is_packed = True  # whether it can be computed in tiles that end with their segment
     offset = None  # if it depends on distances, how the own key of query 0 is given
     gradient = ELEMENTS
-    is_weighted = False  # whether the gradient is a weighted sum of dS: see weighted_sum
     is_zero = False  # whether it is a tangent of zero, which only tangents of gradients need
     is_sloped = False  # whether it adds a slope times the distance of keys from the queries' own
 
@@ -80,8 +78,8 @@ class ScoreKind:
         head, m0, n0) -> S, the level and the factor of S, as in `score.softmax_score_steps`; else None."""
 
     def weighted_sum(self, at, layout, ACC):
-        """If the gradient of its array is a weighted sum of dS, the device function (total, dS, scores, batch, head,
-        m0, n0) that adds a weighted tile."""
+        """If it has one number a matrix, whose gradient is a weighted sum of dS, the device function (total, dS,
+        scores, batch, head, m0, n0) that adds a weighted tile."""
 
     def is_by_distance(self, wanted, ACC):
         """Whether each element of S reads one element of its arrays, and which one, and the derivative by it, follow
