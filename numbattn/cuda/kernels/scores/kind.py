@@ -57,7 +57,7 @@ class ScoreKind:
     # ------------------------------------------------------------------------------------------------- in a kernel
     def types(self, number):
         """The types of its arguments; number: of a number in the dtype of sums."""
-        raise NotImplementedError
+        raise NotImplementedError(type(self).__name__)
 
     def steps(self, at, scaling, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
         """Two device functions: what is looked up ahead (scores, tile, batch, head, m0, n0), and the step itself, (S,
@@ -66,12 +66,12 @@ class ScoreKind:
         at: the place of its arguments in Scores.parts; scaling: see `score.scaling_steps`; by_tma: whether TMA has
         loaded `tile`.
         """
-        raise NotImplementedError
+        raise NotImplementedError(type(self).__name__)
 
     def derivatives(self, at, scaling, layout, ACC, transposed=False, order=2):
         """For a part that is not linear, the device function (S, scores, batch, head, m0, n0) -> tiles of S after the
         part, its derivative, and, unless the order is 1, its second derivative."""
-        raise NotImplementedError
+        raise NotImplementedError(type(self).__name__)
 
     def constant_on_tile(self, at, scaling, layout, ACC):
         """If the part adds one number, a level, to all elements of some tiles, the device function (S, scores, batch,
@@ -89,7 +89,7 @@ class ScoreKind:
     def steps_by_distance(self, at, wanted, ACC):
         """If so, device functions: (scores, batch, head) -> what the elements of a matrix share; (i - j, this) -> the
         number of the element that is read, among those of the matrix, and the derivative."""
-        raise NotImplementedError
+        raise NotImplementedError(type(self).__name__)
 
     # --------------------------------------------------------------------------------------------------- in a plan
     @classmethod
