@@ -90,9 +90,11 @@ def run_pass(
 ) -> dict[str, Any]:  # fmt: skip
     """The results of a pass by name, those of parts of the score by `gradient_of_part`.
 
-    given: the other arrays that it takes, by name, without those that are zero. With tangents it is run along each:
-    arrays named t..., and all results but those in SAVED, have their axis in front. whole: see `Saved`.
+    given: the arrays that it takes, by name, without q, k, v, their tangents and what is zero. With tangents it is run
+    along each: arrays named t..., and all results but those in SAVED, have their axis in front. whole: see `Saved`.
     """
+    if tangents is not None:
+        given = given | _given(tq=tangents.q, tk=tangents.k, tv=tangents.v)
     found: dict[str, Any] = run("run", problem, pass_, inputs, given, tangents, deterministic, whole)
     return found
 
@@ -116,6 +118,7 @@ def backward(saved: Saved[Any], do: Any, dlse: Any = None, deterministic: bool =
     return _gradients(BACKWARD, saved, given, found)
 
 
+@np.errstate(under="ignore")
 def weights(problem: Problem, inputs: Inputs) -> Any:
     """P as it multiplies v, of a call without a v: the gradient of lse by S, and so by a Bias that is the last part."""
     q, k, v = inputs[:3]
@@ -133,15 +136,13 @@ def weights(problem: Problem, inputs: Inputs) -> Any:
 
 def tangent(problem: Problem, inputs: Inputs, tangents: Tangents) -> tuple[Saved[Any], Any, Any]:
     """What is saved of the forward pass, and to and tlse for all Tangents, their axis in front."""
-    given = _given(tq=tangents.q, tk=tangents.k, tv=tangents.v)
-    found = run_pass(TANGENT, problem, inputs, given, tangents)
+    found = run_pass(TANGENT, problem, inputs, {}, tangents)
     return Saved(problem, inputs, found["o"], found["lse"], found.get("lse_low")), found["to"], found["tlse"]
 
 
 def laplacian(problem: Problem, inputs: Inputs, tangents: Tangents, laplacians: Tangents) -> tuple[Any, Any, Any]:
     """o, to for all Tangents, and the Laplacian of o; laplacians: of q, k and v, as Tangents in one direction."""
-    given = _given(tq=tangents.q, tk=tangents.k, tv=tangents.v)
-    found = run_pass(LAPLACIAN, problem, inputs, given, tangents)
+    found = run_pass(LAPLACIAN, problem, inputs, {}, tangents)
     lo = found["o2"].sum(axis=0)
     if any(x is not None for x in laplacians[:3]):
         _, (more,), _ = tangent(replace(problem, wide=True), inputs, laplacians)
@@ -154,10 +155,8 @@ def backward_tangent(
     deterministic: bool = False,
 ) -> Gradients[Any]:  # fmt: skip
     """The tangents of the Gradients, with the axis of the Tangents in front, as in to, tlse, tdo and tdlse."""
-    given = _given(
-        o=saved.o, lse=saved.lse, lse_low=saved.lse_low, do=do, dlse=dlse, tq=tangents.q, tk=tangents.k, tv=tangents.v,
-        to=to, tlse=tlse, tdo=tdo, tdlse=tdlse,
-    )  # fmt: skip
+    rows = {"do": do, "dlse": dlse, "to": to, "tlse": tlse, "tdo": tdo, "tdlse": tdlse}
+    given = _given(o=saved.o, lse=saved.lse, lse_low=saved.lse_low, **rows)
     problem, inputs = saved.problem, saved.inputs
     found = run_pass(BACKWARD_TANGENT, problem, inputs, given, tangents, deterministic, saved.whole)
     return _gradients(BACKWARD_TANGENT, saved, given, found, tangents)

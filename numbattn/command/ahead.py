@@ -15,8 +15,9 @@ import numbattn as na
 from ..base.checks import dtype_of_sums
 from ..base.compiling import keep_quiet
 from ..base.values import kinds
-from ..call.passes import BACKWARD, FORWARD, PASSES
-from ..call.tangents import SavedTangents, checked_tangents
+from ..call.passes import ARRAYS, BACKWARD, BACKWARD_TANGENT, FORWARD, PASSES, QKV, run_pass
+from ..call.problem import describe
+from ..call.tangents import checked_tangents
 from ..scores import Part
 from .machine import cpu, kept, progress, say, table, why_no_gpu
 
@@ -170,23 +171,22 @@ def _compile_for_cpus(args):
 
 
 def make_calls(name, dtype, score, gradient):
-    """Make small calls of a pass; forward also one with few queries, which has its own kernel."""
-    shape = 1, 2, 32, 8
+    """Run a pass on small arrays; forward also one with few queries, which has its own kernel."""
+    shape, pass_ = (1, 2, 32, 8), PASSES[name]
     options = _call(dtype, shape, shape, "none", score, gradient)
-    x, lse = np.zeros(shape, dtype), np.zeros(shape[:-1], dtype)
-    saved = na.Saved.of(x, x, x, x, lse, **options)
-    if name == "forward":
+    x = np.zeros(shape, dtype)
+    problem, inputs = describe(x, x, x, **options)
+    if pass_ is FORWARD:
         na.attention(x, x, x, **options)
         na.attention(x[..., :1, :], x, x, **_call(dtype, (1, 2, 1, 8), shape, "none", score, gradient))
-    elif name == "backward":
-        na.attention_backward(x, saved)
-    elif name == "tangent":
-        na.attention_jvp(x, x, x, x, x, x, **options)
-    elif name == "laplacian":
-        na.attention_laplacian(x, x, x, x[None], x[None], x[None], **options)
-    else:
-        tangents, _ = checked_tangents(saved.inputs, x, x, x)
-        na.attention_backward_jvp(x, saved, SavedTangents(saved.problem, tangents, x, lse, False))
+        return
+    if pass_ is BACKWARD_TANGENT:  # who calls it calls both
+        make_calls(BACKWARD.name, dtype, score, gradient)
+    given = {taken: np.zeros(*ARRAYS[taken](problem, inputs)) for taken in pass_.takes
+             if taken in ARRAYS and taken not in QKV}  # fmt: skip
+    tangents = checked_tangents(inputs, x, x, x)[0] if "tq" in given else None
+    given = {taken: x[None] if taken.startswith("t") else x for taken, x in given.items()}
+    run_pass(pass_, problem, inputs, given, tangents)
 
 
 def know_functions():

@@ -126,7 +126,7 @@ class Passes:
         program = gpu.programs.get(key)
         if program is None:
             layouts = {name: layout_of(x, address) for (name, x), address in zip(arrays.items(), addresses)}
-            call = LoweredCall(layouts, *mask[1:], deterministic, score, tier, whole, tscore, kind[0])
+            call = LoweredCall(layouts, mask, deterministic, score, tier, whole, tscore, kind[0])
             planned = plan(pass_, self.routes_of(pass_), problem, gpu.device, call)
             with naming_functions(inputs):
                 program = gpu.load(planned, tuple(arrays), problem.sum_dtype)
@@ -312,7 +312,7 @@ def plans(device, q, k, v, deterministic=False, passes=(FORWARD, BACKWARD), **op
         made |= gradients_of_score(pass_, problem, inputs.score)
         layouts = {name: contiguous(*about) for name, about in made.items()} | given
         tscore = (None,) * len(score)
-        call = LoweredCall(layouts, *mask[1:], deterministic, score, latest.get(), True, tscore)
+        call = LoweredCall(layouts, mask, deterministic, score, latest.get(), True, tscore)
         return plan(pass_, kernels.routes_of(pass_), problem, device, call)
 
     return tuple(map(planned, passes))

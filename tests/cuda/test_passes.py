@@ -452,11 +452,13 @@ def test_caches(rng, device, kind):
 
 FAULTS = {
     "cuda/test_origin.py::test_wide": {
-        "(problem.out_shape, problem.result_dtype)": "(problem.out_shape, problem.dtype)",
-        "(inputs.k.shape, problem.result_dtype)": "(inputs.k.shape, problem.dtype)",
+        "call/passes.py": {
+            "(problem.out_shape, problem.result_dtype)": "(problem.out_shape, problem.dtype)",
+            "(inputs.k.shape, problem.result_dtype)": "(inputs.k.shape, problem.dtype)",
+        },
     },
     "cuda/test_origin.py::test_keys_that_nobody_sees_add_nothing": {
-        "if save and onto is None": "if save",
+        "if onto is None:": "if True:",
     },
     (
         "test_saved_or_not[warps]",
@@ -470,16 +472,16 @@ FAULTS = {
         "cuda/words/numbers.py": {"scale * LOG2_E": "scale"},
     },
     ("test_several_tangents_are_as_each_alone", "test_no_tangents"): {
-        "x[number, ...] for name, x in (given": "x[0, ...] for name, x in (given",
+        'x[number, ...] if name.startswith("t")': 'x[0, ...] if name.startswith("t")',
         "(slice(None), *[None] * (axes": "(slice(None), *[None] * (axes - 1",
         "not (problem.dropout or inputs.score or inputs.mask": "not (inputs.score or inputs.mask",
-        "if not tangents.count:": "if False:",
-        "own[name].strides if name in own else None": "None",
-        "(count, *shape)": "shape",
+        "if not tangents.count and": "if False and",
+        "given[name].strides if name in given else None": "None",
+        "shape if name in once else lead + shape": "lead + shape",
     },
     "test_tangents_are_zero_where_nobody_sees_anything": {
-        "                x.fill(0)\n            return False": "                pass\n            return False",
-        "        if not is_seen:": "        if False:",
+        "            fill(results)": "            pass",
+        "NOTHING.get(name, 0)": "0",
     },
     "cuda/kernels/any/test_tangent.py::test_scores": {
         "tscore, of_tangents, at = lower_parts(tparts": "tscore, of_tangents, at = lower_parts(()",

@@ -15,17 +15,7 @@ from numbattn import Score
 from numbattn.caches.arrays import CacheLayout
 from numbattn.caches.eight_bits import FLOAT8, INT8
 from numbattn.cuda.build import assemble, compile_ptx
-from numbattn.cuda.kernels import (
-    BACKWARD,
-    BACKWARD_TANGENT,
-    FORWARD,
-    LAPLACIAN,
-    POINT_GRADIENT,
-    POINT_LOGSUMEXP,
-    POINT_NEAREST,
-    POINT_SUMS,
-    TANGENT,
-)
+from numbattn.cuda.kernels import ROUTES
 from numbattn.cuda.kernels.any.function_gradient import spec_of as spec_of_reads
 from numbattn.cuda.kernels.any.score_gradient import bias_gradient, diagonal_sums, spec_of
 from numbattn.cuda.kernels.hopper.forward_tiles import MANY
@@ -52,6 +42,7 @@ UNALIGNED, DROPOUT, DETERMINISTIC = {"nbytes": 0}, {"dropout": True}, {"determin
 RESUMES, WITH_TDO = {"resumes": True}, ("q", "k", "v", "do")
 SMALL_BLOCKS = {"cells": ((64, 64),)}  # two blocks share the registers of a multiprocessor
 OF_TANGENTS = {"along": ("q", "k", "v", "do", "delta")}
+POINT_PASSES = "sums", "gradient", "logsumexp", "nearest"
 
 
 def row(kernel, dtype, d, e, mask="", score="", cc=(9, 0), spills=0, **options):
@@ -101,9 +92,9 @@ def reads(kernel, dtype, d, function, wanted, columns, second="float32", spills=
 def spec(kernel, work):
     """That of a pass by its first Route with a kernel of this name, or the first, or of the gradient of a part."""
     if kernel == "laplacian":
-        return LAPLACIAN[0].specs[0]
-    every = FORWARD, BACKWARD, TANGENT, BACKWARD_TANGENT, POINT_SUMS, POINT_GRADIENT, POINT_LOGSUMEXP, POINT_NEAREST
-    passes = (route.specs for routes in every for route in routes if route.takes(work))
+        return ROUTES["laplacian"][0].specs[0]
+    names = ("forward", "backward", "tangent", "backward_tangent") if work.kind is None else POINT_PASSES
+    passes = (route.specs for name in names for route in ROUTES[name] if route.takes(work))
     after = next((i for i, part in enumerate(work.score) if isinstance(part, BiasKind | RelativeBiasKind)), 0)
     whole = {"out_dtype": work.problem.dtype.name, "sums_rows": False, "sums_cols": False}
     gradients = (

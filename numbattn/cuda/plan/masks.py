@@ -1,7 +1,6 @@
 """Masks lowered: numbers, grids, and parts that give each query an interval of keys, with their arrays by name."""
 
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 
@@ -10,21 +9,10 @@ from ...masks import AnyOf, Window, band_of
 from ..kernels.any.intervals import CLOSE, OPEN, OR, lowered
 from ..kernels.shared.visibility import FARTHEST, FARTHEST_PLACE, GRIDS, lowered_function
 from ..words.numbers import SIDES, MaskNumbers
-from ..words.steps import LoweredGrid, LoweredPart, array_of_grid, array_of_mask
+from ..words.steps import LoweredGrid, LoweredMask, LoweredPart, array_of_grid, array_of_mask
 from .known import KNOWN, lower_and_keep
 
 EVERYWHERE = -FARTHEST, FARTHEST  # lo and hi
-
-
-class LoweredMask(NamedTuple):
-    """A mask without its arrays."""
-
-    numbers: MaskNumbers
-    keys: int  # the most that a query sees, by the band alone
-    last_key: int  # no query sees this key or any after it
-    grids: tuple  # a LoweredGrid for each
-    last_query: int  # this query and those after it see nothing
-    intervals: tuple  # a LoweredPart for each part that gives intervals
 
 
 def lowered_mask(mask, seqlen_q, seqlen_k):

@@ -83,10 +83,10 @@ class Planner:
         self.layouts, self.stand_ins, self.temporaries, self.steps = dict(call.layouts), {}, {}, []
         self.axes, self.states = problem.batch[:-1] or (1,), None
         sides = [side for side in SIDES if side in self.layouts]
-        grids = [grid.kind for grid in call.grids]
-        self.cells = tuple([(grid.rows, grid.cols) for grid in call.grids if has_blocks(grid.kind)])
-        self.gaps = range(count_of_gaps([part.kind for part in call.intervals]))
-        self.mask = (*sides, *grids, *[BY_INTERVALS] * bool(call.intervals), *[GAP for _ in self.gaps])
+        grids = [grid.kind for grid in call.mask.grids]
+        self.cells = tuple([(grid.rows, grid.cols) for grid in call.mask.grids if has_blocks(grid.kind)])
+        self.gaps = range(count_of_gaps([part.kind for part in call.mask.intervals]))
+        self.mask = (*sides, *grids, *[BY_INTERVALS] * bool(call.mask.intervals), *[GAP for _ in self.gaps])
         self.score = tuple([self.compiled_in(part, number) for number, part in enumerate(call.score)])
         self.tscore = tuple([part and self.compiled_in(part, tangent_of_part(number))
                              for number, part in enumerate(call.tscore)])  # fmt: skip
@@ -148,14 +148,14 @@ class Planner:
         aligned = all(alignment(layout) == VECTOR_BYTES for layout in layouts)
         dtypes = {name: layout.dtype for name, layout in self.layouts.items()}
         nbytes = VECTOR_BYTES if aligned else 0
-        mask, keys, segments = self.mask, self.call.keys, self.segments if spec.packs else 0
+        mask, keys, segments = self.mask, self.call.mask.keys, self.segments if spec.packs else 0
         score, tscore = (tuple([part and part.aligned_by(BY_SEGMENT if segments else BY_QUERY) for part in parts])
                          for parts in (self.score, self.tscore))  # fmt: skip
         if segments:
             mask, keys = (PACKED,), min(keys, -(-self.problem.seqlen_k // (segments - 1)))  # on average
         return Work(
             self.problem, self.device, mask, keys, dtypes, nbytes, self.call.deterministic, score,
-            tuple(part.kind for part in self.call.intervals), self.sink, self.mask_by_head(),
+            tuple(part.kind for part in self.call.mask.intervals), self.sink, self.mask_by_head(),
             self.score_gradients(), self.score_added(), self.call.whole, tscore, segments, self.cells, self.call.kind,
             self.reads(),
         )  # fmt: skip
@@ -237,7 +237,7 @@ class Planner:
         """
         if self.problem.dropout or self.wanted or not is_packed(self.score):
             return 0
-        return segments_of(self.mask, [part.kind for part in self.call.intervals], self.layouts)
+        return segments_of(self.mask, [part.kind for part in self.call.mask.intervals], self.layouts)
 
     # ------------------------------------------------------------------------------------------------------- arrays
     def find_matrix(self, name, heads, aligned=False, may_be_empty=False):
@@ -266,7 +266,7 @@ class Planner:
 
     def find_intervals(self, work, tiles):
         """The temporaries for the keys that each query sees by intervals, and the step that computes them."""
-        names = [array_of_mask(number, which) for number, part in enumerate(self.call.intervals)
+        names = [array_of_mask(number, which) for number, part in enumerate(self.call.mask.intervals)
                  for which, x in enumerate(part.numbers) if x is None]  # fmt: skip
         axes = len(self.problem.batch)
         lead = np.broadcast_shapes((1,) * axes, *(self.layouts[name].shape[:axes] for name in names))
@@ -279,7 +279,7 @@ class Planner:
 
     def find_states(self, spec, tiles, work):
         """The temporary for the states of tiles, and the step that computes them: once for kernels with equal tiles."""
-        if self.call.intervals and FIRST not in self.temporaries:
+        if self.call.mask.intervals and FIRST not in self.temporaries:
             self.find_intervals(work, tiles)
         tiles = spec.states(work, tiles)
         m_blocks, n_blocks = self.tiles_of(tiles, work)

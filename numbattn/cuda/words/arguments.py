@@ -95,7 +95,7 @@ class TmaMatrix(MatrixOfCall):
 
     def rows(self, call):
         inputs = "q", "do", "tq", "tdo"
-        last = call.last_key if self.heads == "k" else call.last_query if self.name in inputs else None
+        last = call.mask.last_key if self.heads == "k" else call.mask.last_query if self.name in inputs else None
         return None if last is None else max(last, 1)
 
     def kind(self, about):

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from ..build import Key
 from ..views import View
+from .numbers import MaskNumbers
 from .tiers import WGMMA
 
 PLACE_BYTES = 512  # temporaries start at multiples of it, as CuPy's allocations do
@@ -112,15 +113,22 @@ class LoweredGrid(NamedTuple):
     at: tuple | None = None  # the Origin that a function counts from
 
 
+class LoweredMask(NamedTuple):
+    """A mask without its arrays."""
+
+    numbers: MaskNumbers  # which no plan depends on
+    keys: int  # the most that a query sees, by the band alone
+    last_key: int  # no query sees this key or any after it, which may be NaN
+    grids: tuple = ()  # a LoweredGrid for each
+    last_query: int | None = None  # this query and those after it see nothing, and may be NaN
+    intervals: tuple = ()  # a LoweredPart for each part that gives intervals
+
+
 class LoweredCall(NamedTuple):
     """What a plan depends on besides Problem and Device."""
 
     layouts: dict  # of all its arrays by name, without "lse" if it is not wanted
-    keys: int  # the most that a query sees, by the mask's band alone
-    last_key: int  # no query sees this key or any after it, which may be NaN
-    grids: tuple = ()  # a LoweredGrid for each grid of the mask
-    last_query: int | None = None  # this query and those after it see nothing, and may be NaN
-    intervals: tuple = ()  # a LoweredPart for each of the mask's parts that give intervals
+    mask: LoweredMask
     deterministic: bool = True
     score: tuple = ()  # a LoweredPart for each of its parts
     tier: str = WGMMA  # the latest that may be taken: see tiers

@@ -57,7 +57,7 @@ def test_short_sequences_have_rows_of_their_own(seqlens, segments, longest):
     found = work("float32", seqlen_q=seqlens[0], seqlen_k=seqlens[1])._replace(segments=segments)
     tables_of = (forward.SPEC, forward.SHORT, forward.TILES), (backward.SPEC_Q, backward.SHORT_Q, backward.TILES_Q)
     for spec, short, usual in tables_of:
-        first = short[longest][4][64] if longest else ()
+        first = [short[longest, 4][64]] if longest else []
         assert spec.tiles(found) == (*first, *usual[4][64])
 
 
@@ -66,13 +66,13 @@ def test_short_sequences_under_register_pressure(seqlen):
     """Blocks have the registers that they want, and rows that leave none are not taken."""
     found = work("float32", seqlen_q=seqlen, seqlen_k=seqlen, mask=("dense",))
     (first, *_) = forward.SPEC.tiles(found)
-    (short,), (usual, *_) = forward.SHORT[64][4][64], forward.TILES[4][64]
+    short, (usual, *_) = forward.SHORT[64, 4][64], forward.TILES[4][64]
     assert first == (short._replace(blocks=1) if seqlen == 64 else usual)
 
 
 def test_tiles_have_all_keys_of_a_sequence():
-    for longest, table in backward.ALL_KEYS.items():
-        assert all(row.tile_n >= longest for rows in table.values() for found in rows.values() for row in found)
+    for (longest, _), table in backward.ALL_KEYS.items():
+        assert all(row.tile_n >= longest for row in table.values())
 
 
 @pytest.mark.parametrize(("size", "rounded"), [(1, 64), (64, 64), (65, 128), (130, 192), (256, 256)])

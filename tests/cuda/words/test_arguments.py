@@ -10,10 +10,11 @@ from numbattn.cuda.kernels import ROUTES
 from numbattn.cuda.passes import plans
 from numbattn.cuda.plan.planner import DEVICES, plan
 from numbattn.cuda.views import contiguous
-from numbattn.cuda.words.steps import SCRAP, At, LoweredCall
+from numbattn.cuda.words.steps import SCRAP, At, LoweredCall, LoweredMask
 from tests.cuda.works import HOPPER, array
 
 AMPERE, Q = DEVICES[8, 0], array(2, 8, 1000, 64)
+MASK = LoweredMask(None, 1000, 1000)
 KEYS = array(2, 8, 300, 64)
 
 
@@ -74,7 +75,7 @@ def test_what_a_call_goes_on_from_is_taken_where_there_is_some(device):
     layouts = dict.fromkeys("qkvo", contiguous(Q.shape, Q.dtype)) | {"lse": contiguous((2, 8, 1000), np.dtype("f4"))}
     before = {BEFORE: contiguous(Q.shape, np.dtype(np.float32))}
     for others, found in (({}, 0), (before, 1)):
-        planned = plan(FORWARD, ROUTES["forward"], problem, device, LoweredCall(layouts | others, 1000, 1000))
+        planned = plan(FORWARD, ROUTES["forward"], problem, device, LoweredCall(layouts | others, MASK))
         assert len(views(planned.steps[0], BEFORE)) == found
 
 
@@ -84,7 +85,7 @@ def test_lse_that_nobody_wants_goes_to_scrap_memory_if_it_fits(seqlen, is_scrapp
     q = array(2, 8, seqlen, 64)
     problem, _ = describe(q, q, q)
     layouts = dict.fromkeys("qkvo", contiguous(q.shape, q.dtype))
-    found = plan(FORWARD, ROUTES["forward"], problem, AMPERE, LoweredCall(layouts, seqlen, seqlen))
+    found = plan(FORWARD, ROUTES["forward"], problem, AMPERE, LoweredCall(layouts, LoweredMask(None, seqlen, seqlen)))
     assert [x.name for x in found.temporaries] == ([] if is_scrapped else ["lse"])
     (step,) = found.steps
     assert [view.strides[:2] for view in views(step, SCRAP)] == [(0, 0)] * is_scrapped

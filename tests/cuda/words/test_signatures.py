@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from numbattn.cuda.compiler import types
-from numbattn.cuda.kernels import BACKWARD, FORWARD
+from numbattn.cuda.kernels import ROUTES
 from numbattn.cuda.kernels.shared.visibility import MASK
 from numbattn.cuda.plan.planner import DEVICES
 from numbattn.cuda.tile import INDEX
@@ -68,7 +68,7 @@ def test_a_kernel_has_a_parameter_for_each(arguments):
 def test_specs_and_their_factories_agree(name):
     """Some Specs differ in what they give for a parameter."""
     found = WORKS[name]
-    for routes in (FORWARD, BACKWARD):
+    for routes in (ROUTES["forward"], ROUTES["backward"]):
         for spec in next(route.specs for route in routes if route.takes(found)):
             source = spec.factory(**spec.parameters(found, spec.fitting(found)))
             assert len(source.signature.args) == len(spec.arguments), spec.name

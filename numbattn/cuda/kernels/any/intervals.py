@@ -66,7 +66,7 @@ class IntervalsArgument(Argument):
         yield from (planner.at(name, own=1) for name in planner.names_of_gaps())
         if has_offsets(work):
             yield planner.at(OFFSETS, own=1)
-        for number, part in enumerate(planner.call.intervals):
+        for number, part in enumerate(planner.call.mask.intervals):
             for which, x in enumerate(part.numbers):
                 yield planner.at(array_of_mask(number, which), own=int(kind_of(part.kind).has_rows)) if x is None else x
 

@@ -57,7 +57,7 @@ class MaskArgument(Argument):
 
     def flat(self, planner, work):
         yield from BAND.flat(planner, work)
-        for number, (kind, rows, cols, at) in enumerate(planner.call.grids):
+        for number, (kind, rows, cols, at) in enumerate(planner.call.mask.grids):
             yield from (planner.at(f"cells {number}"), rows, cols)
             if is_function(kind):
                 yield from ("first", *at, work.problem.seqlen_q, work.problem.seqlen_k)
