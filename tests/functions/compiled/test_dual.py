@@ -54,12 +54,13 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_derivatives_follow(rng, name):
-    """Second ones, too, which are those of derivatives differentiated once more."""
+@pytest.mark.parametrize("order", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_derivatives_follow(rng, name, order):
+    """Second ones are derivatives differentiated once more; other tests have simpler ones."""
     score, S, h = na.Score(FUNCTIONS[name]), rng.normal(scale=3, size=(1, 12, 17)), 1e-5
-    for of, got in (score._applied, score._derivative(S)), (score._derivative, score._curvature(S)):
-        want = (of(S + h) - of(S - h)) / (2 * h)
-        np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
+    values = score._applied, score._derivative, score._curvature
+    want = (values[order - 1](S + h) - values[order - 1](S - h)) / (2 * h)
+    np.testing.assert_allclose(values[order](S), want, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["steps", "choices", "arithmetic", "exponentials"])

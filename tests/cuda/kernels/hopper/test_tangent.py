@@ -112,6 +112,7 @@ def test_several_work_tiles(rng):
 
 
 @simulated_only
+@pytest.mark.slow
 def test_dropout(rng):
     check(rng, batch=2, heads=2, m=70, n=70, dropout=na.Dropout(0.3, seed=5), at_once=2, blocks=2)
 
