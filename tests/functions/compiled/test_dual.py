@@ -101,7 +101,7 @@ CORNERS = {  # of a function, where, and its derivative there
 }
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
 def test_numbers_add_nothing_to_a_derivative(dtype):
     """Not even where values are infinite."""
     for name, (function, s, want) in CORNERS.items():
@@ -121,7 +121,7 @@ CORNERS_OF_SECONDS = {  # of a function, where, and its second derivative there
 }
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
 def test_numbers_add_nothing_to_a_second_derivative(dtype):
     for name, (function, s, want) in CORNERS_OF_SECONDS.items():
         second = derivative_of(derivative_of(compiled_of(frozen(function))))
