@@ -48,9 +48,9 @@ def pytest_sessionfinish():
 
 
 def keep_no_records(package):
-    """For each pass over a function Numba writes down its flags and types, for profiles that nobody asks for here; it
-    compares flags option by option wherever it looks up a function, and for each finds again what a list of passes
-    depends on: together an eighth of a run that compiles."""
+    """For each pass over a function Numba writes down its flags and types, for profiles that nobody asks for here, and
+    keeps what it was made of; it compares flags option by option wherever it looks up a function, and for each finds
+    again what a list of passes depends on: together an eighth of a run that compiles."""
     config, machinery = (import_module(f"{package}.{name}") for name in ("targetconfig", "compiler_machinery"))
     flags, by_option = config.TargetConfig, config.TargetConfig.__eq__
     flags.__eq__ = lambda one, other: one._values == getattr(other, "_values", None) or by_option(one, other)
@@ -65,6 +65,31 @@ def keep_no_records(package):
         return of_passes[passes]
 
     machinery.PassManager.dependency_analysis = dependency_analysis
+    import_module(f"{package}.annotations.type_annotations").TypeAnnotation = lambda **about: None
+
+
+class Text(str):
+    """A module of LLVM in words, which take a tenth of the memory, once nothing changes in it any more."""
+
+    functions = ()
+
+
+def texts(library):
+    """The modules of a library and of those that it calls, each once."""
+    every = dict.fromkeys(libraries(library))
+    for each in every:
+        module, each._module = each._module, Text(each._module)
+        for function in module.functions:  # whose parts know each other, and would wait for the garbage collector
+            for block in function.blocks:
+                block.instructions.clear()
+            function.blocks.clear()
+    return [each._module for each in every]
+
+
+def libraries(library):
+    yield library
+    for called in library._linking_libraries:
+        yield from libraries(called)
 
 
 class Unsaid(str):
@@ -83,6 +108,7 @@ if HAS_CUDA:
     import_module("numbattn.cuda.compiler")  # before anything of numba.cuda
     # to verify what is compiled next, which finds the same, takes a tenth of the time of that
     import_module("numba.cuda.cudadrv.nvvm").CompilationUnit.verify = lambda unit: None
+    import_module("numba.cuda.codegen").CUDACodeLibrary.llvm_strs = property(texts)
 for _package in ["numba.core", *["numba.cuda.core"] * bool(HAS_CUDA)]:
     keep_no_records(_package)
 import_module("numba.core.base")  # which has each call of LLVM recorded

@@ -14,6 +14,13 @@ settings.load_profile("busy")
 M_PERTURB = -6  # of glibc's mallopt: fresh memory is full of the complement of a byte
 
 
+deselected = []  # tests, most of them slow
+
+
+def pytest_deselected(items):
+    deselected.extend(items)
+
+
 @cache
 def no_gpu():
     """Why the GPU tests cannot run; None where they can."""

@@ -64,8 +64,8 @@ def test_first_call(tmp_path):
 
 
 @pytest.mark.parametrize("attention", [
-    ("--dropout", "0.1", "--dtype", "bfloat16"), ("--packed",),
-    pytest.param(("--attention", "standard"), marks=pytest.mark.slow),
+    ("--dropout", "0.1", "--dtype", "bfloat16"),
+    *(pytest.param(given, marks=pytest.mark.slow) for given in (("--packed",), ("--attention", "standard"))),
 ], ids="=".join)
 def test_transformer_learns(tmp_path, attention):
     tiny = "--steps 60 --batch 4 --seqlen 64 --width 32 --layers 2 --heads 2 --lr 1e-2"
@@ -335,6 +335,7 @@ def test_long_context(run):
 
 
 @with_mpi
+@pytest.mark.slow  # tests/distributed/test_mpi
 def test_long_context_in_processes(tmp_path):
     program = EXAMPLES / "12_long_context.py"
     command = [MPIEXEC, "-n", "2", sys.executable, program, "--mpi", *SHORT]

@@ -1,6 +1,6 @@
 """Random problems of tests/problems.py: a fixed set, and new ones for NUMBATTN_SECONDS on each device.
 
-Without the variable there are new ones for 4 seconds on the CPU, for 4 more that are planned for a GPU, since kernels
+Without the variable there are new ones for 2 seconds on the CPU, for 2 more that are planned for a GPU, since kernels
 take long where there is none, and a few small ones that run there, too.
 """
 
@@ -13,7 +13,7 @@ import pytest
 from .problems import LIMITS, Problem, again, checked, many
 
 GIVEN = os.environ.get("NUMBATTN_SECONDS")
-SECONDS = 4 if GIVEN is None else float(GIVEN)  # for the new ones of each device
+SECONDS = 2 if GIVEN is None else float(GIVEN)  # for the new ones of each device
 SEED = int.from_bytes(os.urandom(4), "big")  # of the new ones
 WITHOUT_GPU = ["hopper", "ampere", "turing"] if find_spec("numba_cuda") else []
 with_kernels = pytest.mark.skipif(GIVEN is None, reason="NUMBATTN_SECONDS is not set")
@@ -31,7 +31,7 @@ def test_on_the_cpu(first):
 
 @pytest.mark.skipif(not WITHOUT_GPU, reason="needs numba-cuda")
 @pytest.mark.parametrize(("seed", "number", "world"), [
-    (5, 132, "compiled"), (5, 242, "compiled"), pytest.param(5, 155, "compiled", marks=pytest.mark.slow),
+    *(pytest.param(5, number, "compiled", marks=pytest.mark.slow) for number in (132, 242, 155)),
     (5, 276, "planned"), (5, 113, "planned"), (301, 226, "planned"),
 ], ids=["scores of -inf, broadcast", "no keys", "sums along rows of several warps",
         "one query, slopes without axes", "one query, slopes of heads", "a bias, then a function"])  # fmt: skip

@@ -51,7 +51,7 @@ def check_wide(rng, device, dtype, m, n, d, e, deterministic=False, **options):
 
 
 @pytest.mark.parametrize(("device", "dtype"), [
-    pytest.param(HOPPER, BFLOAT16, id="hopper"), pytest.param(AMPERE, HALF, id="ampere"),
+    pytest.param(HOPPER, BFLOAT16, id="hopper"), pytest.param(AMPERE, HALF, id="ampere", marks=pytest.mark.slow),
     pytest.param(TURING, HALF, id="turing", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_wide(rng, device, dtype):

@@ -397,7 +397,7 @@ EVERY = [
     *TANGENT_ROWS, *BACKWARD_TANGENT_ROWS, *READS, *GRADIENTS, *SPILLS, *PAIRS,
 ]  # fmt: skip
 MARKED = [  # each takes 3 s
-    pytest.param(*row.values, id=row.id, marks=[pytest.mark.slow] * (number % 40 > 0))
+    pytest.param(*row.values, id=row.id, marks=[pytest.mark.slow] * (number % 80 > 0))
     for number, row in enumerate(EVERY)
 ]
 

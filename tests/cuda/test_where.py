@@ -10,7 +10,7 @@ from numbattn.cpu.where import _states
 from numbattn.cuda import passes, where
 from tests.accuracy import random
 from tests.tools.device import AMPERE, GPU, HOPPER, execute, on
-from tests.tools.launch import world_of
+from tests.tools.launch import mostly_simulated, world_of
 
 from ..masks.test_where import DOCUMENTS, REACH, same_document, striped, within
 
@@ -24,7 +24,9 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=[mostly_simulated] * (name not in ("by head", "floats"))) for name in MASKS
+])  # fmt: skip
 @pytest.mark.parametrize("size", [16, 50])
 def test_states(world, name, size):
     mask = MASKS[name]

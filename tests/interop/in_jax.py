@@ -116,13 +116,21 @@ DERIVATIVES = {  # of a function and its arrays
 }
 
 
-@pytest.mark.parametrize("name", DERIVATIVES)
+COMBINED = "grad", "jacfwd", "hessian", "forward over reverse", "reverse over forward", "scan", "cond"
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=[pytest.mark.slow] * (name not in COMBINED)) for name in DERIVATIVES
+])  # fmt: skip
 def test_derivatives(arrays, name):
     ours_, expected = (jax.jit(partial(DERIVATIVES[name], f)) for f in (ours, formula))
     assert_close(ours_(*arrays), expected(*arrays))
 
 
-@pytest.mark.parametrize("name", ["forward", "grad", "jvp", "jacfwd", "hessian by others", "reverse over forward"])
+@pytest.mark.parametrize("name", [
+    "forward", "grad", "jvp",
+    *(pytest.param(x, marks=pytest.mark.slow) for x in ("jacfwd", "hessian by others", "reverse over forward")),
+])  # fmt: skip
 def test_derivatives_outside_of_jit(arrays, name):
     """They are passes on the very same numbers, which JAX's own functions may round in another way."""
     derivative = partial(DERIVATIVES[name], ours)
@@ -135,7 +143,7 @@ def placed(x):
     return jax.tree.map(lambda a: jnp.asarray(np.ascontiguousarray(a)), x)
 
 
-@pytest.mark.parametrize("number", range(16))
+@pytest.mark.parametrize("number", [*range(4), *(pytest.param(x, marks=pytest.mark.slow) for x in range(4, 16))])
 def test_random_problems_bit_for_bit(number):
     """All results and their derivatives are numbattn's own, inside and outside of jit."""
     problem = Problem(58, number, LIMITS["cpu"]._replace(longest=100, elements=20_000))

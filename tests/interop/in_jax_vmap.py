@@ -53,6 +53,7 @@ def test_samples_are_as_alone(rng, name):
     assert_as_alone(partial(attention, causal=True), axes, *arrays, jit=lambda function: function)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MAPPED)
 def test_gradients_of_all_samples_are_sums(rng, name):
     shapes, axes = MAPPED[name]
@@ -79,7 +80,9 @@ def scored(q, k, v, bias, slopes, table, logits):
     return attention(q, k, v, causal=True, score=score)
 
 
-@pytest.mark.parametrize("mapped", [*SCORE_AXES, "q", "all"])
+@pytest.mark.parametrize("mapped", [
+    "bias", "all", *(pytest.param(name, marks=pytest.mark.slow) for name in ("slopes", "table", "logits", "q")),
+])  # fmt: skip
 def test_samples_with_scores_of_their_own(rng, mapped):
     qkv = rng.standard_normal((3, SAMPLES, 4, 6, 3))
     axes = tuple([0 if mapped in ("all", name) else None for name in ("q", "k", "v", *SCORE_AXES)])
@@ -120,7 +123,7 @@ MASKS_OF_ARRAYS = {
 
 
 @pytest.mark.parametrize("name", MASKS_OF_ARRAYS)
-@pytest.mark.parametrize("alone", ["mask", "both"])
+@pytest.mark.parametrize("alone", ["mask", pytest.param("both", marks=pytest.mark.slow)])
 def test_samples_with_masks_of_their_own(rng, name, alone):
     draw = Draw(58, 0, LIMITS["cpu"], np)
     mask, (q, k, v) = placed(MASKS_OF_ARRAYS[name](draw)), rng.standard_normal((3, SAMPLES, 4, 6, 3))

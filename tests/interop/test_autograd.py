@@ -57,7 +57,7 @@ def assert_close(got, want):
     numpy.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("number", [0, 4, *(pytest.param(x, marks=pytest.mark.slow) for x in (1, 2, 3))])
+@pytest.mark.parametrize("number", [4, *(pytest.param(x, marks=pytest.mark.slow) for x in range(4))])
 def test_first_and_second_derivatives_are_those_of_the_formula(arrays, number):
     """By each array: also of the score's."""
     for derivative in (grad, hessian):

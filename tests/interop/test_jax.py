@@ -29,8 +29,9 @@ TWO_DEVICES = "--xla_force_host_platform_device_count=2"
 
 
 @pytest.mark.parametrize("files", IN_TURN, ids=" ".join)
-def test_on_cpus(files):
-    in_a_process(*files, JAX_PLATFORMS="cpu", XLA_FLAGS=f"{FAST_TO_COMPILE} {TWO_DEVICES}")
+@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_on_cpus(files, which):
+    in_a_process(*files, "-m", which, JAX_PLATFORMS="cpu", XLA_FLAGS=f"{FAST_TO_COMPILE} {TWO_DEVICES}")
 
 
 @pytest.mark.gpu

@@ -157,7 +157,7 @@ def run(step, addresses, numbers, execute):
     execute(step.key, source, grid, *arguments)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)  # of 20 MB each
 def compiled(key):
     source = key.source()
     text = kept_ptx(key, source)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ..conftest import deselected
 from .mutants import MUTANTS, ROOT, Mutant, mirrored, mutants_of
 
 
@@ -48,7 +49,7 @@ def can_be_collected(test):
 
 def test_the_tests_that_are_named_exist(request):
     named = {test for mutant in MUTANTS for test in mutant.tests if can_be_collected(test)}
-    for item in request.session.items:  # the others, marked slow or of this file alone, are looked for
+    for item in [*request.session.items, *deselected]:  # those of other files are looked for
         file, _, test = item.nodeid.partition("::")
         named -= {file, f"{file}::{test.partition('[')[0]}", item.nodeid}
     pytest_ = sys.executable, "-m", "pytest", "-q", "-n0", "--collect-only", "-p", "no:cacheprovider"

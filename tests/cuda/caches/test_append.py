@@ -40,10 +40,12 @@ def assert_equal(cache, other):
 
 
 @pytest.mark.parametrize(("held", "dtype", "paged"), [
-    (FLOAT32, FLOAT32, False), (BFLOAT16, BFLOAT16, True), (INT8, FLOAT16, True), (FLOAT8, BFLOAT16, True),
+    (INT8, FLOAT16, True), (FLOAT8, BFLOAT16, True),
     *(pytest.param(*which, marks=mostly_simulated) for which in (
-        (FLOAT32, FLOAT32, True), (INT8, BFLOAT16, False), (INT8, FLOAT64, True), (FLOAT8, FLOAT16, False),
-        (FLOAT8, FLOAT64, False),
+        (FLOAT32, FLOAT32, False), (BFLOAT16, BFLOAT16, True), (INT8, FLOAT64, True),
+    )),
+    *(pytest.param(*which, marks=pytest.mark.slow) for which in (
+        (FLOAT32, FLOAT32, True), (INT8, BFLOAT16, False), (FLOAT8, FLOAT16, False), (FLOAT8, FLOAT64, False),
     )),
 ], ids=str)  # fmt: skip
 def test_as_on_numpy_arrays(rng, held, dtype, paged):
@@ -54,6 +56,7 @@ def test_as_on_numpy_arrays(rng, held, dtype, paged):
     assert_equal(cache, other)
 
 
+@mostly_simulated
 @pytest.mark.parametrize(("paged", "dtype"), [(False, FLOAT32), (True, INT8), (False, FLOAT8)], ids=str)
 def test_ragged(rng, paged, dtype):
     """Tokens before the first offset and after the last one belong to no sequence."""

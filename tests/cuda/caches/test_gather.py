@@ -19,10 +19,13 @@ def in_world(world, monkeypatch):
 
 
 @pytest.mark.parametrize(("dtype", "held", "page_size"), [
-    (np.float32, np.float32, None), (BFLOAT16, BFLOAT16, 10), (BFLOAT16, INT8, 10), (np.float32, FLOAT8, None),
+    (BFLOAT16, INT8, 10), (np.float32, FLOAT8, None),
     *(pytest.param(*which, marks=mostly_simulated) for which in (
+        (np.float32, np.float32, None), (BFLOAT16, BFLOAT16, 10), (np.float64, INT8, 10),
+    )),
+    *(pytest.param(*which, marks=pytest.mark.slow) for which in (
         (np.float32, np.float32, 10), (BFLOAT16, BFLOAT16, None), (np.float32, INT8, None), (np.float32, INT8, 10),
-        (BFLOAT16, INT8, None), (np.float32, FLOAT8, 10), (np.float64, INT8, 10), (np.float64, FLOAT8, None),
+        (BFLOAT16, INT8, None), (np.float32, FLOAT8, 10), (np.float64, FLOAT8, None),
     )),
 ])  # fmt: skip
 def test_as_the_reference_reads_them(rng, dtype, held, page_size):

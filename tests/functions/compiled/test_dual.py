@@ -54,12 +54,13 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_derivatives_follow(rng, name):
-    """Second ones, too, which are those of derivatives differentiated once more."""
+@pytest.mark.parametrize("order", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_derivatives_follow(rng, name, order):
+    """Second ones are derivatives differentiated once more; other tests have simpler ones."""
     score, S, h = na.Score(FUNCTIONS[name]), rng.normal(scale=3, size=(1, 12, 17)), 1e-5
-    for of, got in (score._applied, score._derivative(S)), (score._derivative, score._curvature(S)):
-        want = (of(S + h) - of(S - h)) / (2 * h)
-        np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
+    values = score._applied, score._derivative, score._curvature
+    want = (values[order - 1](S + h) - values[order - 1](S - h)) / (2 * h)
+    np.testing.assert_allclose(values[order](S), want, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["steps", "choices", "arithmetic", "exponentials"])
@@ -100,7 +101,7 @@ CORNERS = {  # of a function, where, and its derivative there
 }
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
 def test_numbers_add_nothing_to_a_derivative(dtype):
     """Not even where values are infinite."""
     for name, (function, s, want) in CORNERS.items():
@@ -120,7 +121,7 @@ CORNERS_OF_SECONDS = {  # of a function, where, and its second derivative there
 }
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
 def test_numbers_add_nothing_to_a_second_derivative(dtype):
     for name, (function, s, want) in CORNERS_OF_SECONDS.items():
         second = derivative_of(derivative_of(compiled_of(frozen(function))))

@@ -25,7 +25,8 @@ def scores(rng, n, heads, dtype):
 
 @pytest.mark.parametrize(("device", "dtype", "deterministic"), [
     pytest.param(TURING, np.float32, False, marks=simulated_only),
-    pytest.param(HOPPER, np.float64, True, marks=simulated_only), (HOPPER, np.float32, False),
+    pytest.param(HOPPER, np.float64, True, marks=simulated_only),
+    pytest.param(HOPPER, np.float32, False, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_gradients(rng, device, dtype, deterministic):
     q, (k, v) = random(rng, (2, 2, 19, 8), dtype), random(rng, (2, 2, 1, 23, 8), dtype)
@@ -57,9 +58,8 @@ def tilted(s, batch, head, i, j, x, n, y):
     return s * x[n[i]] * x[n[j]] + math.exp(y[j]) * s * s
 
 
-@pytest.mark.parametrize("device", [
-    pytest.param(HOPPER, marks=simulated_only), pytest.param(TURING, marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.slow  # on CPUs: tests/test_jets
+@pytest.mark.parametrize("device", [pytest.param(HOPPER, marks=simulated_only), TURING])
 def test_tangents(rng, device):
     """Of what functions read, and of its gradients: of one that only adds, of one whose arrays stay as they are, and
     of another, after a part whose array does."""

@@ -186,8 +186,9 @@ HIDDEN, FEW = 5, 40  # a key, of so many
         (AMPERE, "float16", 8, 8, "kv", [], {}), (TURING, "float32", 8, 8, "v", [], {}),
         (AMPERE, "float32", 8, 8, "qkv", ["relative", "function", "softcap"], {}),
     )),
-    pytest.param(AMPERE, "float32", 24, 16, "qkv", ["softcap"], {}, marks=compiled_only),
-    pytest.param(HOPPER, "float16", 100, 128, "qkv", [], {}, marks=[compiled_only, pytest.mark.slow]),
+    *(pytest.param(*case, marks=[compiled_only, pytest.mark.slow]) for case in (
+        (AMPERE, "float32", 24, 16, "qkv", ["softcap"], {}), (HOPPER, "float16", 100, 128, "qkv", [], {}),
+    )),
 ])  # fmt: skip
 def test_laplacians(rng, device, dtype, d, e, given, names, options):
     """The sum of second derivatives of O along tangents."""

@@ -9,7 +9,7 @@ from numbattn import reference
 from tests.accuracy import random, to_numpy
 from tests.scores.test_function import bucket
 from tests.tools.device import HOPPER, on
-from tests.tools.launch import simulated_only
+from tests.tools.launch import mostly_simulated, simulated_only
 
 
 def of_kinds(s, batch, head, i, j, weights, kinds):
@@ -37,7 +37,9 @@ def check(rng, name, n, d, xp=np, dtype=np.float16, **options):
             np.testing.assert_allclose(to_numpy(got), right, rtol=0, atol=0.01 * abs(right).max())
 
 
-@pytest.mark.parametrize("name", ["kinds", pytest.param("distances", marks=simulated_only)])
+@pytest.mark.parametrize("name", [
+    pytest.param("kinds", marks=mostly_simulated), pytest.param("distances", marks=simulated_only),
+])  # fmt: skip
 def test_gradients(rng, name):
     with on(HOPPER):
         check(rng, name, 70, 8)

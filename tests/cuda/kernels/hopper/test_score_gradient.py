@@ -1,6 +1,7 @@
 """Gradients of tables by warpgroups; those of biases are in scores/test_bias."""
 
 import numpy as np
+import pytest
 
 import numbattn as na
 from tests.accuracy import check, random
@@ -11,6 +12,7 @@ from tests.tools.launch import compiled_only
 pytestmark = compiled_only
 
 
+@pytest.mark.slow  # simulated: scores/test_relative
 def test_a_table_of_all_batches(rng, sizes):
     """A block has several diagonals of tiles."""
     sizes(2, 2, 140, 150)

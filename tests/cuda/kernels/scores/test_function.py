@@ -95,8 +95,11 @@ def test_differences_of_unsigned_entries_are_negative(rng, small, dtype):
         return s * (1 + flag[i] - flag[j]) - 0.1 * (place[0, i] - place[0][j] - i) * (flag[j] - flag[i])
 
     arrays = [rng.integers(0, 9, (1, 70)).astype(dtype), rng.random(70) < 0.5]
+    q, k, v = scores.qkv(rng, np.float32, heads_k=1, d=8)
+    score = na.Score(apart, arrays=arrays)
     with on(TURING):
-        check(*scores.qkv(rng, np.float32, heads_k=1, d=8), rng, score=na.Score(apart, arrays=arrays))
+        o = na.attention(q, k, v, score=score)
+    np.testing.assert_allclose(o, na.reference.attention_forward(q, k, v, score=score)[0], rtol=1e-4, atol=1e-5)
 
 
 def test_floats_in_a_function_do_not_make_float64_of_float32(rng, monkeypatch):
