@@ -1,17 +1,9 @@
-"""The library of arrays decides who computes; backends are imported when they are needed."""
-
-import subprocess
-import sys
+"""The library of arrays decides who computes."""
 
 import numpy as np
 
 import numbattn as na
 from numbattn.base import backends
-
-
-def test_a_backend_is_imported_by_the_first_call():
-    code = "import sys, numbattn; assert not {'numba', 'numbattn.cpu', 'cupy'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_the_backend_of_numpy_is_the_one_that_calls_take(monkeypatch, rng):

@@ -1,7 +1,5 @@
 import io
 import logging
-import os
-import subprocess
 import sys
 import time
 
@@ -11,6 +9,7 @@ import pytest
 import numbattn as na
 from numbattn.base import compiling
 from numbattn.functions.compiled.derivative import differentiated
+from tests.tools.process import printed
 
 
 class Terminal(io.StringIO):
@@ -69,9 +68,7 @@ print(hasattr(product, "product"))
 
 def test_numba_told_to_compile_nothing_is_named():
     """Whatever is called first; nothing is left half imported."""
-    environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
-    done = subprocess.run([sys.executable, "-c", CALL], env=environment, capture_output=True, text=True, check=True)
-    *said, result = done.stdout.splitlines()
+    *said, result = printed(CALL, NUMBA_DISABLE_JIT="1")
     assert (len(said), result) == (3, "True")  # weights without a function need no Numba
     assert all(line.startswith("NUMBA_DISABLE_JIT is set") for line in said)
 

@@ -1,8 +1,5 @@
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from contextvars import ContextVar
@@ -18,6 +15,7 @@ from numbattn import points
 from numbattn.base import interrupts
 from numbattn.base.interrupts import uninterrupted
 from tests.tools.anywhere import instructions, stopped
+from tests.tools.process import printed
 
 PROGRAM = """
 import os, signal, sys, time
@@ -30,6 +28,14 @@ def handler(*args):
     raise Stop
 
 signal.signal(signal.SIGALRM, handler)
+"""
+SMALL_STACK = """
+import json, threading
+threading.stack_size(64 << 10)
+deep = uninterrupted(lambda: len(json.loads("[" * 900 + "]" * 900)))
+thread = threading.Thread(target=lambda: print(deep(), threading.stack_size()))
+thread.start()
+thread.join()
 """
 FORKING = """
 def handler(*args):
@@ -81,14 +87,6 @@ signals = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no such s
 context = ContextVar("context", default=0)
 
 
-def run(code):
-    """What a fresh process prints."""
-    done = subprocess.run([sys.executable, "-c", PROGRAM + textwrap.dedent(code)], capture_output=True, text=True,
-                          timeout=60)  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout.split()
-
-
 here = uninterrupted(threading.current_thread)
 
 
@@ -103,14 +101,7 @@ def test_work_within_work_has_no_other_thread():
 
 def test_a_thread_with_a_small_stack():
     """It is too small for a compiler. Other threads have what the user wants."""
-    assert run("""
-        import json, threading
-        threading.stack_size(64 << 10)
-        deep = uninterrupted(lambda: len(json.loads("[" * 900 + "]" * 900)))
-        thread = threading.Thread(target=lambda: print(deep(), threading.stack_size()))
-        thread.start()
-        thread.join()
-    """) == ["1", "65536"]
+    assert printed(PROGRAM + SMALL_STACK) == ["1 65536"]
 
 
 def test_who_holds_the_compilers_lock_works_alone():
@@ -168,18 +159,18 @@ def test_a_handlers_exception_ends_the_call_at_once():
 
 @signals
 def test_the_end_of_a_process_waits():
-    assert run(ENDING) == ["stopped", "done"]
+    assert printed(PROGRAM + ENDING) == ["stopped", "done"]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes do not fork")
 def test_a_handler_that_forks():
     """The other thread is not in the child."""
-    assert run(FORKING) == ["7"]
+    assert printed(PROGRAM + FORKING) == ["7"]
 
 
 @signals
 def test_signals_at_any_moment():
-    assert run(ANYWHERE.format(calls=300)) == ["300"]
+    assert printed(PROGRAM + ANYWHERE.format(calls=300)) == ["300"]
 
 
 def calls():

@@ -5,8 +5,6 @@ import json
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -20,6 +18,7 @@ from numba.core.registry import cpu_target
 import numbattn as na
 from numbattn.cpu import compile
 from numbattn.cpu.record import Record
+from tests.tools.process import printed
 
 ROOT = Path(__file__).parents[2]
 CALLED = "from tests.cpu.test_compile import call; print(*call())\n"
@@ -45,10 +44,8 @@ def call(place=None):
 
 def run(code, place, **options):
     """What another process prints."""
-    environment = {**os.environ, "NUMBATTN_CACHE_DIR": str(place), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, **options)
-    assert (done.returncode, done.stderr) == (0, "")
-    return [line.strip() for line in done.stdout.splitlines()]
+    lines = printed(code, **options, NUMBATTN_CACHE_DIR=str(place), PYTHONPATH=str(ROOT))
+    return [line.strip() for line in lines]
 
 
 def files(place):

@@ -1,8 +1,6 @@
 """Score functions, compiled for tiles."""
 
-import os
-import subprocess
-import sys
+from functools import partial
 
 import numba
 import numpy as np
@@ -10,6 +8,7 @@ import pytest
 
 import numbattn as na
 from numbattn.cpu import function as compiled
+from tests.tools.process import printed
 
 
 def test_arrays_of_a_function_may_be_any_view(rng):
@@ -59,7 +58,8 @@ from numbattn.cpu import compile, function
 
 class NoCompiler:
     def __init__(self, *args):
-        sys.exit("compiles")
+        print("compiles")
+        sys.exit()
 
 if sys.argv[1] == "read":
     compile.CFunc = NoCompiler
@@ -73,16 +73,10 @@ for factor in map(float, sys.argv[2:]):
 
 def test_what_several_processes_kept_on_disk_is_told_apart(tmp_path):
     """Each compiles its function first, so that Numba gives both the same names."""
-    def process(*arguments):
-        environment = {**os.environ, "NUMBATTN_CACHE_DIR": str(tmp_path)}
-        command = [sys.executable, "-c", PROCESS, *arguments]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        return done.stdout.split(), done.stderr
-
-    assert process("compile", "2") == (["2.0"], "")
-    assert process("compile", "3") == (["3.0"], "")
-    assert process("read", "2", "3") == (["2.0", "3.0"], "")
-    assert process("read", "4") == ([], "compiles\n")
+    process = partial(printed, PROCESS, NUMBATTN_CACHE_DIR=str(tmp_path))
+    assert process("compile", "2") == ["2.0"]
+    assert process("compile", "3") == ["3.0"]
+    assert process("read", "2", "3", "4") == ["2.0", "3.0", "compiles"]
 
 
 @numba.njit

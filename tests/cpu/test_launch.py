@@ -2,9 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 
@@ -14,22 +11,13 @@ import pytest
 
 import numbattn as na
 from numbattn.cpu import launch
+from tests.tools.process import printed
 
 MUCH = 10 * launch.SHORT
 
 
 def nothing():
     """Scratch of kernels that need none."""
-
-
-def run(code, timeout=300):
-    """What a fresh process prints, and its exit code."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(code)],
-        capture_output=True, text=True, timeout=timeout,
-    )  # fmt: skip
-    assert not done.stderr, done.stderr
-    return done.stdout.split(), done.returncode
 
 
 # ------------------------------------------------------------------------------------------------------------- threads
@@ -165,7 +153,7 @@ def test_as_many_threads_as_numba_may_use(monkeypatch):
 
 def test_the_users_blas_keeps_its_threads():
     """A call leaves NumPy's and SciPy's BLAS alone, in it and after it, from any thread."""
-    out, code = run("""
+    out = printed("""
         import os
         os.environ.pop("OPENBLAS_NUM_THREADS", None)            # of the worker, see conftest.py
         import threading, numpy as np, scipy.linalg.cython_blas, numbattn as na
@@ -189,7 +177,7 @@ def test_the_users_blas_keeps_its_threads():
         assert threads() == before
         print(len(seen) > 0)
     """)
-    assert (out, code) == (["True"], 0)
+    assert out == ["True"]
 
 
 # ------------------------------------------------------------------------------------------------------------- signals
@@ -237,7 +225,7 @@ INTERRUPTED = """
 ])  # fmt: skip
 def test_a_signal_handler_may_raise(call, raised):
     """Long calls end at once, nothing that a thread still reads is freed, and the next call is as ever."""
-    assert run(INTERRUPTED.format(call=call, raised=raised)) == (["True"], 0)
+    assert printed(INTERRUPTED.format(call=call, raised=raised)) == ["True"]
 
 
 ANYWHERE = """
@@ -262,7 +250,7 @@ ANYWHERE = """
 
 def test_a_handler_may_raise_anywhere():
     """Whether the calling thread takes part or waits."""
-    assert run(ANYWHERE, timeout=60) == (["True", "True"], 0)
+    assert printed(ANYWHERE) == ["True", "True"]
 
 
 ALARMS = """
@@ -292,7 +280,7 @@ ALARMS = """
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no such signals on this system")
 @pytest.mark.parametrize("times", [50, pytest.param(2000, marks=pytest.mark.slow)])
 def test_alarms_in_short_calls(times):
-    assert run(ALARMS.format(times=times)) == ([], 0)
+    assert printed(ALARMS.format(times=times)) == []
 
 
 def test_an_interrupted_call_leaves_no_thread_behind():
@@ -334,7 +322,7 @@ def test_an_interrupted_call_leaves_no_thread_behind():
 # ------------------------------------------------------------------------------------------------------------- the end
 def test_calls_while_a_process_ends():
     """From a thread that outlives the main thread, and from atexit; small ones and large ones."""
-    out, code = run("""
+    out = printed("""
         import atexit, threading, time
         import numpy as np, numbattn as na
         x = np.random.default_rng(0).standard_normal((3, 4, 2000, 64), dtype=np.float32)
@@ -353,13 +341,13 @@ def test_calls_while_a_process_ends():
         atexit.register(call)
         threading.Thread(target=late).start()
     """)
-    assert (out, code) == (["called", "called"], 0)
+    assert out == ["called", "called"]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_forked_child_can_call():
     """Its parent's threads are not there."""
-    out, code = run("""
+    out = printed("""
         import os
         import numpy as np, numbattn as na
         x = np.random.default_rng(0).standard_normal((3, 2, 4, 1000, 8))
@@ -369,7 +357,7 @@ def test_a_forked_child_can_call():
             os._exit(not np.array_equal(na.attention(*x), want))
         raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     """)
-    assert (out, code) == ([], 0)
+    assert out == []
 
 
 FAULTS = {

@@ -1,7 +1,4 @@
 import itertools
-import os
-import subprocess
-import sys
 
 import ml_dtypes
 import numba
@@ -15,6 +12,7 @@ from numbattn.base.origin import Origin
 from numbattn.call.problem import describe
 from numbattn.cpu import arguments, tile
 from numbattn.masks import All
+from tests.tools.process import printed
 
 
 @numba.njit
@@ -41,8 +39,7 @@ print(tile.HAS_FLOAT16)
                                      {"NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": "+sse2"}])  # fmt: skip
 def test_float16_where_numba_compiles_for_another_cpu(setting):
     """Which may lack the instruction that this one has: LLVM then ends the process."""
-    done = subprocess.run([sys.executable, "-c", FLOATS], env={**os.environ, **setting}, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+    assert printed(FLOATS, **setting) == ["False"]
 
 
 @pytest.mark.parametrize("function", [tile.float_of_float16, tile.shifted_float16])

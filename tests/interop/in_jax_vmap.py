@@ -45,7 +45,12 @@ def derivatives(attend):
     return function
 
 
-@pytest.mark.parametrize("name", MAPPED)
+SOME = "k and v of matrices", "few heads, last axes", "unequal axes"
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=[pytest.mark.slow] * (name not in SOME)) for name in MAPPED
+])  # fmt: skip
 def test_samples_are_as_alone(rng, name):
     shapes, axes = MAPPED[name]
     arrays = [*map(rng.standard_normal, shapes)]
@@ -122,7 +127,10 @@ MASKS_OF_ARRAYS = {
 }
 
 
-@pytest.mark.parametrize("name", MASKS_OF_ARRAYS)
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=[pytest.mark.slow] * (name not in ("lengths", "offsets", "booleans")))
+    for name in MASKS_OF_ARRAYS
+])  # fmt: skip
 @pytest.mark.parametrize("alone", ["mask", pytest.param("both", marks=pytest.mark.slow)])
 def test_samples_with_masks_of_their_own(rng, name, alone):
     draw = Draw(58, 0, LIMITS["cpu"], np)
