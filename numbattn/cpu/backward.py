@@ -59,13 +59,14 @@ def backward(problem, inputs, given, tangents=None):
     dq = dq[0] if len(dq) == 1 else dq.sum(axis=0)
     of = (dq, inputs.q), (dk, inputs.k), (dv, inputs.v)
     dq, dk, dv = [rounded(sum_to(dx, x.shape), problem.result_dtype) for dx, x in of]
-    return {"dq": dq, "dk": dk, "dv": dv, **gradients_of_score(inputs.score, map(merged, sums, plan.firsts))}
+    grads = {"dq": dq, "dk": dk, "dv": dv}
+    return grads | gradients_of_score(inputs.score, map(merged, sums, plan.firsts)) if sums else grads
 
 
 def operands_of(problem, inputs, given):
     """The Record of q, k, v, do, o, lse, its low part and dlse."""
     arrays = [readable(x, problem.sum_dtype) for x in (inputs.q, inputs.k, inputs.v, given["do"], given["o"])]
-    rows = given["lse"], given.get("lse_low"), given.get("dlse")
+    rows = given["lse"], given["lse_low"], given["dlse"]
     given = [x is not None for x in rows]
     rows = [np.ascontiguousarray(x) for x in rows if x is not None]
     return _operands(problem, *given, *[(x.shape, x.strides) for x in arrays]).filled(*arrays, *rows)
