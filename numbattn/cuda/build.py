@@ -312,7 +312,7 @@ def _check_plain(name, value):
     """Refuse values that repr does not tell apart in the same way in every process."""
     if is_dataclass(value):
         value = tuple([getattr(value, each.name) for each in fields(value) if each.compare])
-    if type(value) is tuple:
+    if isinstance(value, tuple):
         for item in value:
             _check_plain(name, item)
     elif type(value) not in (type(None), bool, int, float, str, Frozen):

@@ -148,9 +148,7 @@ class Gaussian(WithLength):
 
     length: Floats = 1.0
 
-    @property
-    def _kind(self) -> kinds.Kind:
-        return kinds.GAUSSIAN
+    _kind = kinds.GAUSSIAN
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -165,9 +163,7 @@ class Laplacian(WithLength):
 
     length: Floats = 1.0
 
-    @property
-    def _kind(self) -> kinds.Kind:
-        return kinds.EXPONENTIAL
+    _kind = kinds.EXPONENTIAL
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -210,9 +206,7 @@ class Cauchy(WithLength):
 
     length: Floats = 1.0
 
-    @property
-    def _kind(self) -> kinds.Kind:
-        return kinds.CAUCHY
+    _kind = kinds.CAUCHY
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -335,10 +329,7 @@ class Linear(Kernel):
     """<x, y>, the product of two points. Without a mask no pairs are visited: x (y^T b)."""
 
     _is_centred = False
-
-    @property
-    def _kind(self) -> kinds.Kind:
-        return kinds.LINEAR
+    _kind = kinds.LINEAR
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -197,7 +197,7 @@ FAULTS = {
     "\n    elif may_be_several": "\n    elif True",
     "if tdlse is not None and dlse is None": "if False",
     "if len(score) != len(parts)": "if len(score) > len(parts)",
-    "found.append(tangent._within(inputs.mask._frame))": "found.append(tangent)",
+    "tangent and tangent._within(inputs.mask._frame)": "tangent",
     "x if x is None else x[number, ...] for _": "x if x is None else x[0, ...] for _",
     "x[first:end] for x in (self.q": "x[:end] for x in (self.q",
     "test_jets.py": {

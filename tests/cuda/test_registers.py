@@ -42,6 +42,7 @@ UNALIGNED, DROPOUT, DETERMINISTIC = {"nbytes": 0}, {"dropout": True}, {"determin
 RESUMES, WITH_TDO = {"resumes": True}, ("q", "k", "v", "do")
 SMALL_BLOCKS = {"cells": ((64, 64),)}  # two blocks share the registers of a multiprocessor
 OF_TANGENTS = {"along": ("q", "k", "v", "do", "delta")}
+POINT_PASSES = "sums", "gradient", "logsumexp", "nearest"
 
 
 def row(kernel, dtype, d, e, mask="", score="", cc=(9, 0), spills=0, **options):
@@ -92,8 +93,8 @@ def spec(kernel, work):
     """That of a pass by its first Route with a kernel of this name, or the first, or of the gradient of a part."""
     if kernel == "laplacian":
         return ROUTES["laplacian"][0].specs[0]
-    every = [routes for name, routes in ROUTES.items() if name not in ("laplacian", "logsumexp_of_halves")]
-    passes = (route.specs for routes in every for route in routes if route.takes(work))
+    names = ("forward", "backward", "tangent", "backward_tangent") if work.kind is None else POINT_PASSES
+    passes = (route.specs for name in names for route in ROUTES[name] if route.takes(work))
     after = next((i for i, part in enumerate(work.score) if isinstance(part, BiasKind | RelativeBiasKind)), 0)
     whole = {"out_dtype": work.problem.dtype.name, "sums_rows": False, "sums_cols": False}
     gradients = (

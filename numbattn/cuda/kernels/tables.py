@@ -37,8 +37,8 @@ class Tiles(NamedTuple):
     parts: int = 1  # of the depth of S that are summed one after the other: see product_step
 
 
-def given(tiles):
-    """The fields of Tiles that are not the default."""
+def without_defaults(tiles):
+    """The fields of a row that are not the default."""
     return {name: x for name, x in tiles._asdict().items() if x != tiles._field_defaults.get(name)}
 
 
@@ -77,20 +77,20 @@ def longest_sequence(work):
 
 def rows_of(table, under_pressure, work, short=None):
     """The rows for this work: those of `short`, under register pressure those of `under_pressure`, then those of
-    `table`. The last two are {bytes of an element: {larger head_dim: rows}}; on CUDA cores the row is that for the
-    least bytes of a row, at least this work's, of table[FMA].
+    `table`. The last two are {(bytes of an element, larger head_dim): rows}; on CUDA cores the row is that of
+    table[FMA] for the least bytes of a row, at least this work's.
     """
     nbytes, size = work.problem.dtype.itemsize, size_of_rows(work)
     if not has_tensor_cores(work.device):
         return tuple([row for most, row in table.get(FMA, {}).items() if nbytes * size <= most][:1])
     tables = (under_pressure, table) if is_under_pressure(work) else (table,)
-    found = [row for rows in tables for row in rows.get(nbytes, {}).get(size, ())]
+    found = [row for rows in tables for row in rows.get((nbytes, size), ())]
     return (*short_rows(short or {}, work), *found)
 
 
 def short_rows(short, work):
-    """The rows for this work, if it has short sequences: from {longest sequence: a table as above}, the first that
-    fits.
+    """The row for this work, if it has short sequences: the first that fits, from {(longest sequence, bytes of an
+    element): {largest head_dim: row}}.
 
     Under register pressure their registers are not limited for several blocks to fit, and those for more than MANY
     tokens are not used.
@@ -99,17 +99,17 @@ def short_rows(short, work):
         return ()
     nbytes, scarce = work.problem.dtype.itemsize, is_under_pressure(work)
     longest, size = longest_sequence(work), max(head_dims(work.problem))
-    tables = (table for seqlen, table in short.items() if longest <= seqlen and not (scarce and seqlen > MANY))
-    rows = next(tables, {}).get(nbytes, {})
-    found = next((rows[largest] for largest in sorted(rows) if size <= largest), ())
+    tables = (table for (seqlen, of_bytes), table in short.items()
+              if nbytes == of_bytes and longest <= seqlen and not (scarce and seqlen > MANY))  # fmt: skip
+    found = [row for largest, row in next(tables, {}).items() if size <= largest][:1]
     return tuple([row._replace(blocks=1) if scarce else row for row in found])
 
 
 def compiled_in(work, tiles, head_dims):
     """The parameters of all factories of kernels that compute S. head_dims: rounded as the kernel does."""
-    (head_dim, head_dim_v), of_tiles = head_dims, given(tiles) if isinstance(tiles, Tiles) else tiles._asdict()
+    head_dim, head_dim_v = head_dims
     return {
-        "dtype": work.problem.dtype.name, "head_dim": head_dim, "head_dim_v": head_dim_v, **of_tiles,
+        "dtype": work.problem.dtype.name, "head_dim": head_dim, "head_dim_v": head_dim_v, **without_defaults(tiles),
         "mask": work.mask, "score": work.score, "dropout": work.problem.dropout,
     }  # fmt: skip
 

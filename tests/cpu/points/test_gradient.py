@@ -70,7 +70,7 @@ FAULTS = {
         "clear(totals)": "pass",
         "clear(part)": "pass",
     },
-    "test_each_kind[3-Polynomial(degree=3, offset=0.5)]": {
+    "test_each_kind[3-Polynomial(degree=3, number=0.5)]": {
         "1 if given.step.is_of_product else 2": "2",
     },
     "test_each_kind[20-Gaussian()]": {

@@ -12,12 +12,6 @@ from .calls import DTYPES, SIZES, check, drawn
 GAUSSIAN = plain.KINDS[0]
 
 
-@pytest.mark.parametrize("kind", [*plain.KINDS, plain.radial()], ids=str)
-def test_each_kind(rng, kind):
-    problem, inputs, (x, y, b), _ = test_formula.drawn(rng)
-    assert_allclose(sums(problem, inputs, kind), plain.sums(kind, x, y, b), atol=1e-12)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_accuracy(rng, dtype):
     for (m, n, d), e in zip(SIZES, (1, 0, 3, 5, 40, 1)):

@@ -50,7 +50,6 @@ from .backward_steps import (
     REGISTERS_WITH_HELPERS,
     ROWS,
     ZERO,
-    CrowdedBackward,
     WgmmaTiles,
     dtype_of_bias,
     keys_kernel,
@@ -93,8 +92,8 @@ def hopper_backward_kv(
     """dK and dV, 64 keys a consumer. Beside the kernel that rounds sums for dQ, also those: each consumer computes 64
     rows and 64 columns.
 
-    tiles: tile_m, tile_n, stages of the pipelines of Q and of dO, and blocks per multiprocessor. variant: see Variant.
-    bias_dtype: of a bias that TMA loads. reads: see `distance_sums`.
+    tiles: as in WgmmaTiles, stages being those of Q and of dO. variant: see Variant. bias_dtype: of a bias that TMA
+    loads. reads: see `distance_sums`.
     """
     dtype, (tile_m, tile_n, stages, blocks), variant = DTYPES[dtype], tiles, Variant(*variant)
     adds_dq = variant.kernels == SUMS
@@ -260,7 +259,7 @@ KEYS = {  # by the larger head_dim
     64: WgmmaTiles(128, 128, 2),                                    # 388, 510, 528
     128: WgmmaTiles(64, 128, 2),                                    # 425, 560, 583; three stages are no faster
 }
-SMALL_BLOCKS = {64: CrowdedBackward(64, 64, 4, 2), 128: CrowdedBackward(64, 64, 2, 2)}
+SMALL_BLOCKS = {64: WgmmaTiles(64, 64, 4, 2), 128: WgmmaTiles(64, 64, 2, 2)}
 
 
 def keys_row(work):
@@ -270,7 +269,7 @@ def keys_row(work):
 def parameters_kv(work, tiles):
     common, variant = with_results("dk", "dv")(work, tiles), variant_of(work)
     return {name: value for name, value in common.items() if name not in tiles._fields} | {
-        "tiles": (tiles.tile_m, tiles.tile_n, tiles.stages, tiles.blocks), "variant": tuple(variant),
+        "tiles": tuple(tiles), "variant": tuple(variant),
         "bias_dtype": dtype_of_bias(work), "reads": distance_reads_of(work) if variant.kernels == SUMS else (),
     }  # fmt: skip
 

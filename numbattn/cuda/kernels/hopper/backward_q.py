@@ -55,7 +55,6 @@ from .backward_steps import (
     STATISTICS_AND_NUMBERS,
     ZERO,
     BackwardArguments,
-    CrowdedBackward,
     WgmmaTiles,
     dtype_of_bias,
     save_step,
@@ -257,7 +256,7 @@ QUERIES = {
     256: WgmmaTiles(128, 64, (2, 1)),
 }  # fmt: skip
 QUERIES_UNDER_PRESSURE = {256: WgmmaTiles(128, 32, (3, 2))}  # with dropout or a mask's grids
-SMALL_BLOCKS = {64: CrowdedBackward(64, 64, (4, 4), 2), 128: CrowdedBackward(64, 64, (2, 2), 2)}
+SMALL_BLOCKS = {64: WgmmaTiles(64, 64, (4, 4), 2), 128: WgmmaTiles(64, 64, (2, 2), 2)}
 QUERIES_SCORED = QUERIES_UNDER_PRESSURE | {64: WgmmaTiles(128, 64, (3, 3))}
 
 

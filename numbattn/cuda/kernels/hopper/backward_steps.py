@@ -178,17 +178,7 @@ class WgmmaTiles(NamedTuple):
     tile_m: int
     tile_n: int
     stages: Any  # of the tiles that the loop loads
-
-    unit, blocks = "wgmma", 1
-
-
-class CrowdedBackward(NamedTuple):
-    """A row for several blocks a multiprocessor, of one consumer each, each with its own list of tiles."""
-
-    tile_m: int
-    tile_n: int
-    stages: Any
-    blocks: int
+    blocks: int = 1  # per multiprocessor: with several, each of one consumer and with its own list of tiles
 
     unit = "wgmma"
 

@@ -19,24 +19,13 @@ class Warpgroups(NamedTuple):
     consumers: int
     stages: int  # of K and of V
     q_stages: int  # of Q, and of O staged in its buffers
+    blocks: int = 1  # per multiprocessor: with several, each of one consumer and with its own list of tiles
 
-    unit, blocks = "wgmma", 1
+    unit = "wgmma"
 
     @property
     def tile_m(self):
         return ROWS * self.consumers
-
-
-class CrowdedForward(NamedTuple):
-    """A row for several blocks a multiprocessor, of one consumer each, each with its own list of tiles."""
-
-    tile_n: int
-    stages: int
-    q_stages: int
-    blocks: int
-    consumers: int = 1
-
-    unit, tile_m = "wgmma", ROWS
 
 
 # share of the tensor cores' peak, by bench/rows.py on an H200: seqlen 512, 16384
@@ -62,8 +51,8 @@ CELLS = {  # for grids: 128 queries and a power of two of keys, so that a tile l
     256: Warpgroups(64, 2, 2, 3),
 }
 BLOCKS = CELLS | {  # for masks of small blocks
-    64: CrowdedForward(64, 4, 2, 2),
-    128: CrowdedForward(64, 2, 2, 2),
+    64: Warpgroups(64, 1, 4, 2, blocks=2),
+    128: Warpgroups(64, 1, 2, 2, blocks=2),
 }
 FUNCTIONS = CELLS | {  # for functions, where each consumer has states of its own: ms on an H100, seqlen 8192
     64: Warpgroups(64, 4, 6, 5),                                    # causal, documents: .56, .30; row of CELLS .62, .35

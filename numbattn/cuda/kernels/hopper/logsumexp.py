@@ -13,22 +13,11 @@ from ...tile import SharedMemory, bfloat16, device, full, load, part_sum, row_su
 from ...words.arguments import Statistic
 from ...words.numbers import LOG2_E
 from ...words.signatures import signature_of
-from ...words.spec import Spec
 from ..shared.layouts import DTYPES
 from ..shared.softmax import LN_2, logsumexp, softmax_parts
 from ..shared.warps import source_of, warp_specialised
-from .pairs import REGISTERS, PairSizes, PairTiles, chunk_steps, resident_steps
-from .parts import (
-    INEXACT_POINTS,
-    LINE_OF_X,
-    LINE_OF_Y,
-    PARTS,
-    PARTS_OF_X,
-    PARTS_OF_Y,
-    WIDTH,
-    take_little_room,
-    whole_boxes,
-)
+from .pairs import REGISTERS, PairSizes, PairTiles, chunk_steps, pairs_spec, resident_steps
+from .parts import INEXACT_POINTS, LINE_OF_X, LINE_OF_Y, PARTS, PARTS_OF_X, PARTS_OF_Y, WIDTH, fits_parts
 
 
 def hopper_logsumexp(*, tile_n, consumers, stages, y_stages, parts=PARTS, of_halves=False):
@@ -46,8 +35,8 @@ def hopper_logsumexp(*, tile_n, consumers, stages, y_stages, parts=PARTS, of_hal
         if y_stages
         else resident_steps(shared, S_TILE, tiles, ACC, bfloat16, MOST, parts)
     )
-    is_called_for, scale_of, scale_log2_of = halves_steps(parts, ACC) if of_halves else whole_steps(ACC)
-    VECTOR, OF_LANES, ZERO, ONE, LN2 = S_TILE.row_vector(), S_TILE.row_parts(), ACC(0), ACC(1), ACC(LN_2)
+    VECTOR, OF_LANES, OF_HALVES, IS_EXACT = S_TILE.row_vector(), S_TILE.row_parts(), of_halves, parts == 1
+    ZERO, ONE, LN2, LOG2E = ACC(0), ACC(1), ACC(LN_2), ACC(LOG2_E)
     NO_MAX, new_max, exponentials = softmax_parts(ACC)
 
     @device
@@ -56,16 +45,16 @@ def hopper_logsumexp(*, tile_n, consumers, stages, y_stages, parts=PARTS, of_hal
 
     @device
     def add(found, S, line, Y, n0, given):
-        m, l = found
-        S = S * scale_log2_of(given) + line                     # in base 2
+        (m, l), (_, _, scales) = found, given
+        S = S * (scales[1] if OF_HALVES else LOG2E) + line      # in base 2
         m, alpha, zero = new_max(S, m, ONE)                     # Alg. 2 line 13
         return m, l * alpha + part_sum(exponentials(S, zero, ONE))     # each tile is summed on its own: more digits
 
     @device
     def finish(found, of_x, given, at):
-        (m, l), (mLineX, mLse, _), (batch, head, m0) = found, given, at
+        (m, l), (mLineX, mLse, scales), (batch, head, m0) = found, given, at
         lse = logsumexp(m * LN2, row_sum(l), LN2)               # line 16
-        save(mLse[batch, head], lse + load(mLineX[batch, head], VECTOR, m0) * scale_of(given), m0)
+        save(mLse[batch, head], lse + load(mLineX[batch, head], VECTOR, m0) * (scales[0] if OF_HALVES else ONE), m0)
 
     compute = walk.consumer_of(start, add, finish)
     begin, take_roles = warp_specialised(walk.pipelines, consumers, REGISTERS[consumers], compute, *walk.producers)
@@ -74,51 +63,12 @@ def hopper_logsumexp(*, tile_n, consumers, stages, y_stages, parts=PARTS, of_hal
         (batches, heads, seqlen_q), (_, _, apart_x), (_, _, apart_y) = shape(mLse), shape(mLineX), shape(mLineY)
         begin()
         sizes = PairSizes(seqlen_q, seqlen_k, heads, batches * heads, chunks, apart_x, apart_y)
-        if is_called_for(counts):
+        if not OF_HALVES or (counts[0][0] == 0) == IS_EXACT:
             take_roles(((mLineX, mLse, scales), sizes), ((mX, mY, sizes), (mY, mLineY, sizes)))
 
     spec = SPEC if not of_halves else EXACT if parts == 1 else INEXACT
     signature = signature_of(kernel, spec.arguments, DTYPES["bfloat16"], ACC)
     return source_of(kernel, signature, consumers, shared, walk.places)
-
-
-def whole_steps(ACC):
-    """Device functions: (counts) -> whether the kernel computes; (given) -> the factor of S; (given) -> that in base 2.
-    """
-    ONE, LOG2E = ACC(1), ACC(LOG2_E)
-
-    @device
-    def always(counts):
-        return True
-
-    @device
-    def one(given):
-        return ONE
-
-    @device
-    def log2_e(given):
-        return LOG2E
-
-    return always, one, log2_e
-
-
-def halves_steps(parts, ACC):
-    """`whole_steps` for points of half precision."""
-    IS_EXACT = parts == 1
-
-    @device
-    def is_called_for(counts):
-        return (counts[0][0] == 0) == IS_EXACT
-
-    @device
-    def scale_of(given):
-        return given[2][0]
-
-    @device
-    def scale_log2_of(given):
-        return given[2][1]
-
-    return is_called_for, scale_of, scale_log2_of
 
 
 FEW, MOST = 16, WIDTH  # dimensions: mma.sync is as fast up to 16; of more than 64 x has no room in shared memory
@@ -130,9 +80,7 @@ OF_FIRST_PARTS = PairTiles(96, 3, 6)  # 1.2; 128 points y, 2 consumers 1.4
 
 
 def fits(problem, kind):
-    """Whether it is a Gaussian of float32 points without a mask, so that every y is in sight."""
-    is_plain = problem.dtype == np.float32 and not problem.mask_kinds and kind == GAUSSIAN
-    return is_plain and problem.head_dim > FEW and take_little_room(problem)
+    return kind == GAUSSIAN and problem.head_dim > FEW and fits_parts(problem)
 
 
 def fits_halves(problem, kind):
@@ -153,16 +101,11 @@ def tiles_of(work):
 
 
 def spec_of(tiles, of_halves=False, **options):
-    return Spec(
-        hopper_logsumexp,
-        (PARTS_OF_X.map, PARTS_OF_Y.map, LINE_OF_X, LINE_OF_Y, Statistic("lse"), "seqlen_k", "chunks",
-         (INEXACT_POINTS,) * of_halves, ("scale", "scale_log2") * of_halves),
-        tiles=lambda work: (tiles(work),),
-        parameters=lambda work, tiles: {**tiles._asdict(), "of_halves": of_halves, **options},
-        numbers=lambda work, tiles: {"chunks": whole_boxes(work.problem.head_dim) // WIDTH},
-        persistent=True,
-        arch="a",
+    arguments = (
+        PARTS_OF_X.map, PARTS_OF_Y.map, LINE_OF_X, LINE_OF_Y, Statistic("lse"), "seqlen_k", "chunks",
+        (INEXACT_POINTS,) * of_halves, ("scale", "scale_log2") * of_halves,
     )  # fmt: skip
+    return pairs_spec(hopper_logsumexp, arguments, tiles, lambda work: {"of_halves": of_halves, **options})
 
 
 SPEC = spec_of(tiles_of)

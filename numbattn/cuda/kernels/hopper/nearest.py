@@ -23,15 +23,14 @@ from ...tile import (
 )
 from ...words.arguments import MatrixOfCall, TmaMatrix
 from ...words.signatures import signature_of
-from ...words.spec import Spec
 from ..points.nearest import takes_one
 from ..points.norms import HALF_NORMS_OF_Y
 from ..shared.layouts import DTYPES
 from ..shared.smallest import minimum_steps
 from ..shared.warps import source_of, warp_specialised
 from .forward_tiles import head_dims, is_for_hopper
-from .pairs import REGISTERS, PairSizes, PairTiles, chunk_steps, resident_steps
-from .parts import LINE_OF_X, LINE_OF_Y, PARTS_OF_X, PARTS_OF_Y, WIDTH, take_little_room, whole_boxes
+from .pairs import REGISTERS, PairSizes, PairTiles, chunk_steps, pairs_spec, resident_steps
+from .parts import LINE_OF_X, LINE_OF_Y, PARTS_OF_X, PARTS_OF_Y, WIDTH, fits_parts
 
 
 def hopper_nearest(*, dtype, head_dim, tile_n, consumers, stages, y_stages=0):
@@ -111,9 +110,7 @@ def takes(work):
 
 
 def fits(problem, k):
-    """The same of points of float32, of any number of dimensions."""
-    is_plain = problem.dtype == np.float32 and not problem.mask_kinds and k == 1
-    return is_plain and problem.head_dim > FEW and take_little_room(problem)
+    return k == 1 and problem.head_dim > FEW and fits_parts(problem)
 
 
 def takes_parts(work):
@@ -121,17 +118,13 @@ def takes_parts(work):
 
 
 def spec_of(x, y, of_y, tiles, size_of, lines=()):
-    return Spec(
+    arguments = x, y, lines, of_y, MatrixOfCall("r2"), MatrixOfCall("j"), "seqlen_k", "chunks"
+    return pairs_spec(
         hopper_nearest,
-        (x, y, lines, of_y, MatrixOfCall("r2"), MatrixOfCall("j"), "seqlen_k", "chunks"),
-        tiles=lambda work: (tiles(work),),
-        parameters=lambda work, tiles: {
-            "dtype": work.problem.dtype.name, "head_dim": size_of(work), **tiles._asdict(),
-        },
-        numbers=lambda work, tiles: {"chunks": whole_boxes(work.problem.head_dim) // WIDTH},
-        persistent=True,
-        arch="a",
-    )  # fmt: skip
+        arguments,
+        tiles,
+        lambda work: {"dtype": work.problem.dtype.name, "head_dim": size_of(work)},
+    )
 
 
 def size_of(work):

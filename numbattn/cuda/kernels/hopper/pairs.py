@@ -45,9 +45,10 @@ from ...tile import (
     warpgroup_index,
     wgmma_wait,
 )
+from ...words.spec import Spec
 from ..shared.schedule import place
 from .forward_tiles import ROWS
-from .parts import PARTS, WIDTH
+from .parts import PARTS, WIDTH, whole_boxes
 
 REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}  # {consumers: of a producer's thread, of a consumer's}
 
@@ -78,6 +79,19 @@ class PairSizes(NamedTuple):
     chunks: Any
     apart_x: Any
     apart_y: Any
+
+
+def pairs_spec(factory, arguments, tiles, parameters):
+    """The Spec of a kernel. tiles: (work) -> its row; parameters: (work) -> what else the factory is given."""
+    return Spec(
+        factory,
+        arguments,
+        tiles=lambda work: (tiles(work),),
+        parameters=lambda work, tiles: tiles._asdict() | parameters(work),
+        numbers=lambda work, tiles: {"chunks": whole_boxes(work.problem.head_dim) // WIDTH},
+        persistent=True,
+        arch="a",
+    )
 
 
 class PairSteps(NamedTuple):

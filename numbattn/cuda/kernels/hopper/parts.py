@@ -155,6 +155,11 @@ def take_little_room(problem):
     return math.prod(problem.batch) * rows * whole_boxes(problem.head_dim) <= MOST_ROOM * given
 
 
+def fits_parts(problem):
+    """Whether wgmma may multiply parts of these points: without masks, so that every y is in sight."""
+    return problem.dtype == np.float32 and not problem.mask_kinds and take_little_room(problem)
+
+
 class FeatureLines(Norms):
     """A temporary for the features of b, one line after the other: (batch, heads, features * padded length)."""
 

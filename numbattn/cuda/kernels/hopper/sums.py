@@ -29,26 +29,14 @@ from ...tile import (
 )
 from ...words.arguments import Matrix
 from ...words.signatures import signature_of
-from ...words.spec import Spec
 from ..points.arguments import APART, COLUMNS, FEW, PLACES, SMALLEST
 from ..points.arguments import ROWS as ROW_SHIFTS
 from ..points.features import near_steps, no_sums_step, part_sums_step, save_sums_step, tuple_of, two_sums_step
 from ..points.kinds import pair_step
 from ..shared.layouts import DTYPES
 from ..shared.warps import source_of, warp_specialised
-from .pairs import REGISTERS, PairSizes, PairTiles, chunk_steps, load_parts_step
-from .parts import (
-    LINE_OF_X,
-    LINE_OF_Y,
-    LINES_OF_B,
-    PARTS,
-    PARTS_OF_B,
-    PARTS_OF_X,
-    PARTS_OF_Y,
-    WIDTH,
-    take_little_room,
-    whole_boxes,
-)
+from .pairs import REGISTERS, PairSizes, PairTiles, chunk_steps, load_parts_step, pairs_spec
+from .parts import LINE_OF_X, LINE_OF_Y, LINES_OF_B, PARTS, PARTS_OF_B, PARTS_OF_X, PARTS_OF_Y, WIDTH, fits_parts
 
 MANY_REGISTERS = 24, 240  # of a producer's thread, and of each of two consumers'
 
@@ -184,9 +172,7 @@ def tiles_of(problem, is_few):
 
 
 def fits(problem, kind):
-    """Whether the kernel takes these points, whatever their dimensions: without masks, so that every y is in sight."""
-    is_plain = problem.dtype == np.float32 and not problem.mask_kinds and not kind.is_of_product
-    return is_plain and take_little_room(problem)
+    return not kind.is_of_product and fits_parts(problem)
 
 
 def takes(work):
@@ -204,18 +190,16 @@ def takes_many(work):
 
 
 def spec_of(b, is_few):
-    return Spec(
-        hopper_sums,
-        (PARTS_OF_X.map, PARTS_OF_Y.map, b, LINE_OF_X, LINE_OF_Y, Matrix("o"), *APART, "seqlen_k", "chunks",
-         "kind_number", "rate"),
-        tiles=lambda work: (tiles_of(work.problem, is_few),),
-        parameters=lambda work, tiles: {
-            "dim_b": work.problem.head_dim_v if is_few else WIDTH, "kind": work.kind, **tiles._asdict(),
-        },
-        numbers=lambda work, tiles: {"chunks": whole_boxes(work.problem.head_dim) // WIDTH},
-        persistent=True,
-        arch="a",
+    arguments = (
+        PARTS_OF_X.map, PARTS_OF_Y.map, b, LINE_OF_X, LINE_OF_Y, Matrix("o"), *APART, "seqlen_k", "chunks",
+        "kind_number", "rate",
     )  # fmt: skip
+    return pairs_spec(
+        hopper_sums,
+        arguments,
+        lambda work: tiles_of(work.problem, is_few),
+        lambda work: {"dim_b": work.problem.head_dim_v if is_few else WIDTH, "kind": work.kind},
+    )
 
 
 SPEC_FEW, SPEC = spec_of(LINES_OF_B, is_few=True), spec_of(PARTS_OF_B.map, is_few=False)

@@ -65,8 +65,8 @@ ZERO = np.float32(0)
 
 
 def mma_backward(
-    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, stages, swizzled, mask, score, dropout, nbytes,
-    adds_dq, in_lines,
+    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, stages, mask, score, dropout, nbytes, adds_dq,
+    in_lines, swizzled=False,
 ):  # fmt: skip
     """dK and dV, and with adds_dq sums for dQ: in lines, or else in register order, see tile.accumulation."""
     dtype = DTYPES[dtype]

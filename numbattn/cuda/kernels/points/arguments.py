@@ -93,6 +93,6 @@ def parameters(work, tiles):
     dim, dim_b = sizes_of(work.problem)
     given = tuple([name for name in HEADS if name in work.dtypes])
     return {
-        "dtype": work.problem.dtype.name, "dim": dim, "dim_b": dim_b, **tiles._asdict(), "kind": work.kind,
-        "given": given, "mask": work.mask, "nbytes": work.nbytes,
+        "dtype": work.problem.dtype.name, "dim": dim, "dim_b": dim_b, "tiles": tiles, "kind": work.kind, "given": given,
+        "mask": work.mask, "nbytes": work.nbytes,
     }  # fmt: skip

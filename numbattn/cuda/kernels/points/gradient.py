@@ -31,11 +31,9 @@ from .outer import OuterSums, few_sums, latest, outer, same, tile_of_sums
 from .pairs import PairSteps
 
 
-def point_gradient(
-    *, dtype, dim, dim_b, unit, tile_m, tile_n, threads, lanes, chunks, stages, blocks, kind, given, mask, nbytes,
-):  # fmt: skip
+def point_gradient(*, dtype, dim, dim_b, tiles, kind, given, mask, nbytes):
     """The kernel for points of `dim` dimensions and `dim_b` features of b and c; given, kind: see `point_sums`."""
-    pairs = PairSteps(dtype, dim, dim_b, unit, tile_m, tile_n, threads, lanes, chunks, stages, nbytes)
+    pairs = PairSteps(dtype, dim, dim_b, tiles, nbytes)
     keep_points, fetch_points, get_points, distances = pairs.distances(dim, kind)
     keep_rows, fetch_columns, shift_of = pairs.shifts(given)
     keep_c, (fetch_b, get_b), inner = pairs.kept(dim_b, FEW), pairs.walked(dim_b, FEW), pairs.inner(dim_b, FEW)
@@ -72,7 +70,7 @@ def point_gradient(
         save_dx(mDX[batch, head][block.query : block.end_query], dX, points, block.m0)
 
     signature = signature_of(kernel, SPEC.arguments, pairs.dtype, pairs.ACC, {"dq": pairs.ACC}, mask=mask, given=given)
-    return Source(kernel, signature, threads, blocks, pairs.shared.nbytes)
+    return Source(kernel, signature, tiles.threads, tiles.blocks, pairs.shared.nbytes)
 
 
 def displacements(pairs, dim, kind):

@@ -19,11 +19,9 @@ from .loop import loop_steps
 from .pairs import PairSteps
 
 
-def point_logsumexp(
-    *, dtype, dim, dim_b, unit, tile_m, tile_n, threads, lanes, chunks, stages, blocks, kind, given, mask, nbytes,
-):  # fmt: skip
+def point_logsumexp(*, dtype, dim, dim_b, tiles, kind, given, mask, nbytes):
     """The kernel for points of `dim` dimensions. Other parameters: see `point_sums`."""
-    pairs = PairSteps(dtype, dim, dim_b, unit, tile_m, tile_n, threads, lanes, chunks, stages, nbytes)
+    pairs = PairSteps(dtype, dim, dim_b, tiles, nbytes)
     keep_points, fetch_points, get_points, distances = pairs.distances(dim, kind)
     _, fetch_columns, shift_of = pairs.shifts(given)
     ACC, logarithm = pairs.ACC, pair_step(kind, pairs.ACC, LOGARITHM)
@@ -63,7 +61,7 @@ def point_logsumexp(
         save(mLow[block.batch, block.head][block.query : block.end_query], low, block.m0)
 
     signature = signature_of(kernel, SPEC.arguments, pairs.dtype, ACC, mask=mask, given=given)
-    return Source(kernel, signature, threads, blocks, pairs.shared.nbytes)
+    return Source(kernel, signature, tiles.threads, tiles.blocks, pairs.shared.nbytes)
 
 
 # As those of `point_sums`. TFLOP/s on an H100, 50,000 points each

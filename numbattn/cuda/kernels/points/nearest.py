@@ -28,11 +28,9 @@ class Nearest(Kind):
 
 
 
-def point_nearest(
-    *, dtype, dim, dim_b, unit, tile_m, tile_n, threads, lanes, chunks, stages, blocks, kind, given, mask, nbytes,
-):  # fmt: skip
+def point_nearest(*, dtype, dim, dim_b, tiles, kind, given, mask, nbytes):
     """The kernel for points of `dim` dimensions; kind: a Nearest. Other parameters: see `point_sums`."""
-    pairs = PairSteps(dtype, dim, dim_b, unit, tile_m, tile_n, threads, lanes, chunks, stages, nbytes)
+    pairs = PairSteps(dtype, dim, dim_b, tiles, nbytes)
     keep_points, fetch_points, get_points, distances = pairs.distances(dim, kind)
     start, add_tile, finish = smallest_steps(pairs.layout, pairs.ACC, kind.k, pairs.shared)
 
@@ -60,7 +58,7 @@ def point_nearest(
 
     dtypes = {"r2": pairs.ACC, "j": np.int32}
     signature = signature_of(kernel, SPEC.arguments, pairs.dtype, pairs.ACC, dtypes, mask=mask, given=given)
-    return Source(kernel, signature, threads, blocks, pairs.shared.nbytes)
+    return Source(kernel, signature, tiles.threads, tiles.blocks, pairs.shared.nbytes)
 
 
 # As those of `point_sums`. Pairs in 1e12 a second on an H100, 100,000 points each

@@ -16,10 +16,10 @@ from .features import Lines, load_rows_step, near_steps, product, squared_differ
 class PairSteps:
     """The layout of a tile of pairs, places in shared memory, and steps of kernels."""
 
-    def __init__(self, dtype, dim, dim_b, unit, tile_m, tile_n, threads, lanes, chunks, stages, nbytes):
+    def __init__(self, dtype, dim, dim_b, tiles, nbytes):
         self.dtype, self.ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
-        self.tile_m, self.tile_n, self.threads, self.chunks, self.stages = tile_m, tile_n, threads, chunks, stages
-        self.unit, self.lanes = unit, lanes
+        unit, tile_m, tile_n, threads, lanes, chunks, self.stages, _ = tiles
+        self.unit, self.tile_m, self.tile_n, self.threads, self.lanes, self.chunks = tiles[:6]
         self.shared, self.rows_of, cols = SharedMemory(), Alignment(nbytes), tile_n // chunks
         self.layout, self.product = product_step(unit, lanes, tile_m, cols, threads, False, self.shared, self.ACC)
         if unit == "fma" and dim <= DIFFERENCES and dim_b <= FEW:

@@ -17,14 +17,13 @@ from .outer import outer
 from .pairs import PairSteps
 
 
-def point_sums(
-    *, dtype, dim, dim_b, unit, tile_m, tile_n, threads, lanes, chunks, stages, blocks, kind, given, mask, nbytes,
-):  # fmt: skip
+def point_sums(*, dtype, dim, dim_b, tiles, kind, given, mask, nbytes):
     """The kernel for points of `dim` dimensions and `dim_b` features of b.
 
-    given: the names of the vectors that the call has; kind: the form of a `numbattn.points.kinds.Kind`.
+    tiles: PointTiles; given: the names of the vectors that the call has; kind: the form of a
+    `numbattn.points.kinds.Kind`.
     """
-    pairs = PairSteps(dtype, dim, dim_b, unit, tile_m, tile_n, threads, lanes, chunks, stages, nbytes)
+    pairs = PairSteps(dtype, dim, dim_b, tiles, nbytes)
     keep_points, fetch_points, get_points, distances = pairs.distances(dim, kind)
     keep_rows, fetch_columns, shift_of = pairs.shifts(given)
     (fetch_b, get_b), sums = pairs.walked(dim_b, FEW), outer(pairs, dim_b, FEW)
@@ -57,7 +56,7 @@ def point_sums(
         save_o(mO[block.batch, block.head][block.query : block.end_query], O, block.m0)
 
     signature = signature_of(kernel, SPEC.arguments, pairs.dtype, pairs.ACC, {"o": pairs.ACC}, mask=mask, given=given)
-    return Source(kernel, signature, threads, blocks, pairs.shared.nbytes)
+    return Source(kernel, signature, tiles.threads, tiles.blocks, pairs.shared.nbytes)
 
 
 # See `arguments.rows_of`. 10^12 pairs a second: Gaussian, 100,000 points of each, H100

@@ -74,8 +74,8 @@ class KeyMatrix(NamedTuple):
 
 
 def small_backward(
-    *, dtype, out_dtypes, head_dim, head_dim_v, size, threads, blocks, stages, mask, score, dropout, nbytes, grouped,
-    given, dlse, sums, keeps_score,
+    *, dtype, out_dtypes, head_dim, head_dim_v, size, threads, blocks, mask, score, dropout, nbytes, grouped, given,
+    dlse, sums, keeps_score, stages=1,
 ):  # fmt: skip
     """The kernel for matrices of at most size x size scores and head_dims rounded up to head_dim and head_dim_v.
 

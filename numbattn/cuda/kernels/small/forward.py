@@ -60,8 +60,8 @@ class QueryMatrix(NamedTuple):
 
 
 def small_forward(
-    *, dtype, out_dtypes, head_dim, head_dim_v, size, threads, blocks, stages, mask, score, dropout, nbytes, saves,
-    keeps_score,
+    *, dtype, out_dtypes, head_dim, head_dim_v, size, threads, blocks, mask, score, dropout, nbytes, saves,
+    keeps_score, stages=1,
 ):  # fmt: skip
     """The kernel for matrices of at most size x size scores and head_dims rounded up to head_dim and head_dim_v. saves:
     whether lse is wanted. keeps_score: see `score_steps_of_block`."""

@@ -1,7 +1,6 @@
-"""One block that draws all work tiles, simulated; test_passes has the tiles of a plan, compiled."""
+"""What the kernel does not share, simulated, see test_forward_skeleton; test_passes has tiles of a plan, compiled."""
 
 import numpy as np
-import pytest
 
 import numbattn as na
 from numbattn.cuda.kernels.hopper.forward import hopper_forward
@@ -33,30 +32,6 @@ def check(rng, at_once=1, heads_per_tile=1, ascending=0, blocks=1, sizes=(), **p
         assert_accurate(name, got, case.wanted[name], case.plain[name], got.dtype)
 
 
-@pytest.mark.parametrize("ascending", [0, 1])
-def test_causal(rng, ascending):
-    """The two consumers see different keys."""
-    check(rng, m=190, n=190, causal=True, ascending=ascending)
-
-
-def test_heads_packed_into_a_work_tile(rng):
-    check(rng, heads=4, heads_k=2, m=60, n=70, causal=True, heads_per_tile=2)
-
-
-def test_a_work_tile_that_sees_nothing(rng):
-    check(rng, m=130, n=20, mask=na.Causal(offset=-128))
-
-
-def test_lengths(rng):
-    mask = na.Lengths(np.array([[70, 17]]), np.array([[19, 100]]))
-    check(rng, heads=2, m=100, n=150, poison=np.nan, mask=mask)
-
-
-def test_blocks(rng):
-    blocks = np.array([[[[0, 0, 1, 0], [0, 0, 0, 0], [1, 0, 1, 1]]]], bool)
-    check(rng, m=192, n=256, mask=na.BlockSparse(blocks, (64, 64)))
-
-
 def test_one_consumer(rng):
     """Whose tiles of queries and of keys are small blocks of a mask, all or nothing, but for the last ones."""
     blocks = np.array([[[[0, 0, 1], [1, 0, 0], [1, 1, 0]], [[0, 0, 0], [1, 0, 1], [0, 0, 0]]]], bool)
@@ -68,122 +43,87 @@ def test_wide_heads(rng):
     check(rng, m=70, n=140, e=210, sizes={"head_dim_v": 256})
 
 
-def test_several_work_tiles(rng):
-    """More of them than are scheduled ahead, and more tiles of Q, K and V than there are stages."""
-    check(rng, heads=5, m=70, n=150)
-
-
-def test_dropout(rng):
-    check(rng, batch=2, heads=2, m=70, n=70, dropout=na.Dropout(0.3, seed=5), at_once=2, blocks=2)
-
-
 FAULTS = {
-    "skip(K, V, tile, args.mask, here, next_state, tile.n_blocks)": "K, V, here, next_state",
-    "if RESCALES_FIRST:\n                O = rescaled(O, alpha)": "if RESCALES_FIRST:\n                pass",
-    "if not RESCALES_FIRST:\n                O = rescaled(O, alpha)": "if not RESCALES_FIRST:\n                pass",
-    "            wait(K)\n            S = dot(": "            S = dot(",
-    "            wait(V)\n            O = dot(O": "            O = dot(O",
-    "            release(K)\n            if BY_PRODUCT:": "            if BY_PRODUCT:",
-    "wgmma_wait(O, 0)\n            release(V)\n            P": "wgmma_wait(O, 0)\n            P",
-    "            O = wgmma_wait(O, 0)\n            release(V)\n            P":
-        "            release(V)\n            O = wgmma_wait(O, 0)\n            P",
-    "args.drops, tile.batch, tile.head": "args.drops, 0, tile.head",
-    "acquire(Q)                                              #": "pass  #",
-    "        wait(Q)\n": "",
-    "        wait(K)\n        S = wgmma_wait(": "        S = wgmma_wait(",
-    "        wait(V)\n        O = dot(rescaled(": "        O = dot(rescaled(",
-    "dot(rescaled(O, alpha), P, V.tile)": "dot(O, P, V.tile)",
-    "O * (inverse(total, alpha) * args.kept_scale)": "O * inverse(total, alpha)",
-    "        fence_async_proxy()\n        sync_warpgroup()\n": "        sync_warpgroup()\n",
-    "        fence_async_proxy()\n        sync_warpgroup()\n        release":
-        "        fence_async_proxy()\n        release",
-    "release(Q)                                              #": "pass  #",
-    "        release(W)\n        return": "        return",
-    "cuda/test_origin.py::test_wide": {
-        "if not IS_STAGED or (IS_PACKED and": "if (IS_PACKED and",
-    },
-    "cuda/kernels/hopper/test_linear_bias.py::test_slopes_far_from_the_diagonal": {
-        "HAS_LINEAR_BIAS and not masks": "HAS_LINEAR_BIAS",
-    },
-    "cuda/kernels/shared/test_segments.py::test_nan_stays_in_its_segment_simulated": {
-        "(IS_PACKED and not is_whole(tile.segment, tile.m0))": "False",
-        "first, end = queries_of(tile.segment)": "first, end = tile.segment.first_query, 65",
-    },
-    "cuda/kernels/hopper/tma_bias.py": {
-        (
-            "cuda/kernels/scores/test_bias.py::test_biases_that_tma_loads[compiled-sums]",
-            "cuda/kernels/scores/test_bias.py::test_biases_in_stages_that_are_filled_again",
-        ): {
-            "stage.index * CONSUMERS + consumer": "stage.index * CONSUMERS",
-        },
-    },
-    "cuda/kernels/shared/warps.py": {
-        "init_pipelines(*PIPELINES)": "init_pipelines(*PIPELINES[1:])",
-        "sync_threads()                                          # all": "pass  # all",
-    },
-    "cuda/kernels/hopper/forward_skeleton.py": {
-        "advance(Q, CONSUMERS)": "advance(Q, 1)",
-        "            tma_store_wait()\n": "",
-        "head * args.heads_per_tile": "head",
-        "if n_block >= end:": "if n_block > end:",
-        "        acquire(Q)\n        if": "        if",
-        "and count >= Q_STAGES:": "and count > Q_STAGES:",
-        "number < m_blocks * matrices": "number <= m_blocks * matrices",
-        "(work.batch, head, stored_at))": "(work.batch, work.head, stored_at))",
-        "        commit(W, NO_WORK)\n": "",
-        "while head >= heads_per_tile:": "while head > heads_per_tile:",
-        "row * ROWS": "row",
-        "        finish(args.counters, grid_size())\n": "",
-        "end = count + Q_STAGES": "end = count",
-        "            wait(W)\n            work": "            work",
-        "release(W)\n            W = advance(W, 1)\n": "W = advance(W, 1)\n",
-        "                acquire(K)\n": "",
-        "                acquire(V)\n": "",
-        "work.head // args.group_size": "work.head",
+    ("cuda/kernels/hopper/test_forward.py", "cuda/kernels/hopper/test_forward_skeleton.py"): {
+        "skip(K, V, tile, args.mask, here, next_state, tile.n_blocks)": "K, V, here, next_state",
+        "if RESCALES_FIRST:\n                O =": "if False:\n                O =",
+        "if not RESCALES_FIRST:\n                O =": "if False:\n                O =",
+        "            wait(K)\n            S = dot(": "            S = dot(",
+        "            wait(V)\n            O = dot(O": "            O = dot(O",
+        "            release(K)\n            if BY_PRODUCT:": "            if BY_PRODUCT:",
+        "wgmma_wait(O, 0)\n            release(V)\n            P": "wgmma_wait(O, 0)\n            P",
+        "            O = wgmma_wait(O, 0)\n            release(V)\n            P":
+            "            release(V)\n            O = wgmma_wait(O, 0)\n            P",
+        "args.drops, tile.batch, tile.head": "args.drops, 0, tile.head",
+        "acquire(Q)                                              #": "pass  #",
+        "        wait(Q)\n": "",
+        "        wait(K)\n        S = wgmma_wait(": "        S = wgmma_wait(",
+        "        wait(V)\n        O = dot(rescaled(": "        O = dot(rescaled(",
+        "dot(rescaled(O, alpha), P, V.tile)": "dot(O, P, V.tile)",
+        "O * (inverse(total, alpha) * args.kept_scale)": "O * inverse(total, alpha)",
+        "        fence_async_proxy()\n        sync_warpgroup()\n": "        sync_warpgroup()\n",
+        "        fence_async_proxy()\n        sync_warpgroup()\n        release":
+            "        fence_async_proxy()\n        release",
+        "release(Q)                                              #": "pass  #",
+        "        release(W)\n        return": "        return",
         "cuda/test_origin.py::test_wide": {
-            "if IS_STAGED and count >= Q_STAGES": "if count >= Q_STAGES",
+            "if not IS_STAGED or (IS_PACKED and": "if (IS_PACKED and",
+        },
+        "cuda/kernels/hopper/test_linear_bias.py::test_slopes_far_from_the_diagonal": {
+            "HAS_LINEAR_BIAS and not masks": "HAS_LINEAR_BIAS",
         },
         "cuda/kernels/shared/test_segments.py::test_nan_stays_in_its_segment_simulated": {
-            "first_key + n_block * TILE_N\n                acquire": "first_key + n_block\n                acquire",
-            "row = work.segment.first_query + m0": "row = m0",
-            "m0 + ROWS <= segment.queries": "m0 <= segment.queries",
+            "(IS_PACKED and not is_whole(tile.segment, tile.m0))": "False",
+            "first, end = queries_of(tile.segment)": "first, end = tile.segment.first_query, 65",
         },
-    },
-    "cuda/kernels/hopper/forward_tiles.py": {
-        "cuda/test_registers.py::test_nothing_is_spilled[hopper_forward sm_90 bfloat16 256 256 lo+hi+queries+keys "
-        "alibi keys=100 seqlen_k=100]": {
-            "row._replace(q_stages=row.consumers)": "row",
+        "cuda/kernels/hopper/tma_bias.py": {
+            (
+                "cuda/kernels/scores/test_bias.py::test_biases_that_tma_loads[compiled-sums]",
+                "cuda/kernels/scores/test_bias.py::test_biases_in_stages_that_are_filled_again",
+            ): {
+                "stage.index * CONSUMERS + consumer": "stage.index * CONSUMERS",
+            },
         },
-        "cuda/plan/test_planner.py": {
-            "(GAIN if x is row else 1)": "1",
-            "if is_uneven(work):": "if False:",
-            "return may_be and (": "return (",
-            "all_at_once * row.tile_m)": "all_at_once)",
-            "-(-seqlen_q // row.tile_m)": "(seqlen_q // row.tile_m)",
+        "cuda/kernels/shared/warps.py": {
+            "init_pipelines(*PIPELINES)": "init_pipelines(*PIPELINES[1:])",
+            "sync_threads()                                          # all": "pass  # all",
         },
-    },
-    "cuda/kernels/hopper/walk.py": {
-        (
-            "cuda/kernels/scores/test_bias.py::test_biases_that_tma_loads[compiled-sums]",
-            "cuda/kernels/scores/test_bias.py::test_biases_in_stages_that_are_filled_again",
-        ): {
-            "        loaded = look_up(scores, place, tile.batch, tile.head, 0, 0)\n        sync_warpgroup()":
-                "        loaded = look_up(scores, place, tile.batch, tile.head, 0, 0)\n        pass",
+        "cuda/kernels/hopper/forward_tiles.py": {
+            "cuda/test_registers.py::test_nothing_is_spilled[hopper_forward sm_90 bfloat16 256 256 lo+hi+queries+keys "
+            "alibi keys=100 seqlen_k=100]": {
+                "row._replace(q_stages=row.consumers)": "row",
+            },
+            "cuda/plan/test_planner.py": {
+                "(GAIN if x is row else 1)": "1",
+                "if is_uneven(work):": "if False:",
+                "return may_be and (": "return (",
+                "all_at_once * row.tile_m)": "all_at_once)",
+                "-(-seqlen_q // row.tile_m)": "(seqlen_q // row.tile_m)",
+            },
         },
-    },
-    "cuda/kernels/hopper/forward_steps.py": {
-        "            sync_warpgroup()                                    # no warp": "            # no warp",
-        "            release(K)\n            release(V)\n": "            release(K)\n",
-        "            clear_beyond(V, tile, mask, n_block)\n": "",
-        "clear(stage.tile, length)": "clear(stage.tile, length + 1)",
-        "                fence_async_proxy()\n": "",
-        "            sync_warpgroups(consumers)\n": "",
-        "where(sees(mask, band, batch, head, m0, n0), S, NO_SCORE)":
-            "where(sees(mask, band, batch, head, m0, n0), S, ZERO)",
-        "length < rows:": "length < rows - 64:",
-        "            wait(stage)\n": "",
-        "cuda/kernels/hopper/test_backward.py": {
+        "cuda/kernels/hopper/walk.py": {
+            (
+                "cuda/kernels/scores/test_bias.py::test_biases_that_tma_loads[compiled-sums]",
+                "cuda/kernels/scores/test_bias.py::test_biases_in_stages_that_are_filled_again",
+            ): {
+                "        loaded = look_up(scores, place, tile.batch, tile.head, 0, 0)\n        sync_warpgroup()":
+                    "        loaded = look_up(scores, place, tile.batch, tile.head, 0, 0)\n        pass",
+            },
+        },
+        "cuda/kernels/hopper/forward_steps.py": {
+            "            sync_warpgroup()                                    # no warp": "            # no warp",
+            "            release(K)\n            release(V)\n": "            release(K)\n",
+            "            clear_beyond(V, tile, mask, n_block)\n": "",
+            "clear(stage.tile, length)": "clear(stage.tile, length + 1)",
+            "                fence_async_proxy()\n": "",
             "            sync_warpgroups(consumers)\n": "",
+            "where(sees(mask, band, batch, head, m0, n0), S, NO_SCORE)":
+                "where(sees(mask, band, batch, head, m0, n0), S, ZERO)",
+            "length < rows:": "length < rows - 64:",
+            "            wait(stage)\n": "",
+            "cuda/kernels/hopper/test_backward.py": {
+                "            sync_warpgroups(consumers)\n": "",
+            },
         },
     },
 }

@@ -84,16 +84,13 @@ def test_points_of_half_precision(rng, dtype):
 
 FAULTS = {
     "test_digits_of_all_parts": {
-        "S * scale_log2_of(given) + line": "S + line",
-        "lse + load(mLineX[batch, head], VECTOR, m0) * scale_of(given)": "lse",
-    },
-    "test_many_dimensions": {
-        '"chunks": whole_boxes(work.problem.head_dim) // WIDTH': '"chunks": work.problem.head_dim // WIDTH',
+        "S * (scales[1] if OF_HALVES else LOG2E) + line": "S + line",
+        "lse + load(mLineX[batch, head], VECTOR, m0) * (scales[0] if OF_HALVES else ONE)": "lse",
     },
     "test_points_of_half_precision": {
         "(counts[0][0] == 0) == IS_EXACT": "IS_EXACT",
-        "return given[2][0]": "return given[2][1]",
-        "return given[2][1]": "return given[2][0]",
+        "scales[0] if": "scales[1] if",
+        "scales[1] if": "scales[0] if",
     },
     "cuda/kernels/hopper/parts.py": {
         "test_points_of_half_precision": {
@@ -110,6 +107,9 @@ FAULTS = {
         },
     },
     "cuda/kernels/hopper/pairs.py": {
+        "test_many_dimensions": {
+            '"chunks": whole_boxes(work.problem.head_dim) // WIDTH': '"chunks": work.problem.head_dim // WIDTH',
+        },
         "test_digits_of_all_parts": {
             "dot(dot(S, x3, y1.T), x1, y3.T)": "dot(S, x1, y3.T)",
             "dot(dot(dot(S, x2, y1.T), x1, y2.T), x1, y1.T)": "dot(dot(S, x2, y1.T), x1, y1.T)",

@@ -1,4 +1,4 @@
-"""One block that draws all work tiles, simulated; and by plans, compiled."""
+"""What the kernel does not share, see test_forward_skeleton, simulated; and plans, compiled."""
 
 import numpy as np
 import pytest
@@ -57,13 +57,6 @@ def assert_accurate_tangents(found, wanted, others):
         assert_accurate(name, got, want, other, got.dtype)
 
 
-@pytest.mark.parametrize("ascending", [0, 1])
-@simulated_only
-def test_causal(rng, ascending):
-    """The two consumers see different keys."""
-    check(rng, m=190, n=190, causal=True, ascending=ascending)
-
-
 @simulated_only
 def test_window(rng):
     """The second consumer skips keys that the first one sees."""
@@ -77,43 +70,10 @@ def test_tangents_that_are_not_given_are_zero(rng, given):
 
 
 @simulated_only
-def test_heads_packed_into_a_work_tile(rng):
-    check(rng, heads=4, heads_k=2, m=60, n=70, causal=True, heads_per_tile=2)
-
-
-@simulated_only
-def test_a_work_tile_that_sees_nothing(rng):
-    check(rng, m=130, n=20, mask=na.Causal(offset=-128))
-
-
-@simulated_only
-def test_lengths(rng):
-    mask = na.Lengths(np.array([[70, 17]]), np.array([[19, 100]]))
-    check(rng, heads=2, m=100, n=150, poison=np.nan, mask=mask)
-
-
-@simulated_only
-def test_blocks(rng):
-    blocks = np.array([[[[0, 0, 1, 0], [0, 0, 0, 0], [1, 0, 1, 1]]]], bool)
-    check(rng, m=192, n=256, mask=na.BlockSparse(blocks, (64, 64)))
-
-
-@simulated_only
 def test_uneven_head_dims(rng):
     """Both tiles are staged in the buffers of Q and tQ, whichever are wider."""
     check(rng, m=70, n=140, e=110, sizes={"head_dim_v": 128})
     check(rng, m=70, n=140, d=150, sizes={"head_dim": 192, "tile_n": 48, "q_stages": 2})
-
-
-@simulated_only
-def test_several_work_tiles(rng):
-    """More of them than are scheduled ahead, and more tiles of Q, K and V than there are stages."""
-    check(rng, heads=5, m=70, n=150)
-
-
-@simulated_only
-def test_dropout(rng):
-    check(rng, batch=2, heads=2, m=70, n=70, dropout=na.Dropout(0.3, seed=5), at_once=2, blocks=2)
 
 
 @pytest.mark.parametrize(("taken", "about"), [
@@ -157,50 +117,48 @@ def test_calls(rng, case):
 
 
 FAULTS = {
-    "            wait(K)\n            S": "            S",
-    "            if masks:\n                S = masked(": "            if False:\n                S = masked(",
-    "rescaled(O, alpha), rescaled(tO, alpha)": "rescaled(O, alpha), tO",
-    "            wait(V)\n            v": "            v",
-    "                clear_beyond(V, tile, args.mask, here)\n": "                pass\n",
-    "tS = wgmma_wait(tS, 2) if": "tS = wgmma_wait(tS, 3) if",
-    "else wgmma_wait(tS, 1)\n": "else wgmma_wait(tS, 2)\n",
-    "                release(K)\n            if masks:": "                pass\n            if masks:",
-    "where(P != ZERO, tS, ZERO)": "tS",
-    "tS = tS * (args.scale_log2 * LN2)\n": "pass\n",
-    "tl * alpha)                   # (5)": "tl)                   # (5)",
-    "operand(kept * tS, ONLY_V)": "operand(P * tS, ONLY_V)",
-    "            O, tO = wgmma_wait(O, 0), wgmma_wait(tO, 0)\n            release(V)\n":
-        "            release(V)\n            O, tO = wgmma_wait(O, 0), wgmma_wait(tO, 0)\n",
-    "row_sum(tl) * over_l": "row_sum(tl)",
-    "tO * (over_l * args.kept_scale) - O * tlse": "tO * over_l - O * tlse",
-    "        fence_async_proxy()\n": "",
-    "        release(Q)                                              #": "        pass  #",
-    "        release(W)\n": "",
-    "        acquire(Q)  ": "            pass  ",
-    "        wait(Q)\n": "",
-    "K, V, _, _ = skip(K, V, tile, args.mask, here, known_of(tile, args.mask, here), tile.n_blocks)": "pass",
-    "LEFT_OF_TS = SHARED_Q if HAS_TK else ONLY_TQ[0]": "LEFT_OF_TS = SHARED_Q",
-    "test_calls": {
-        "with_tsink(tlse, m, total, args.scores, args.tscores, tile.batch, tile.head)": "tlse",
-        "save(args.by_rows[1][tile.batch, tile.head][first:end], tO, tile.m0)": "pass",
-    },
-    "cuda/kernels/hopper/tangent_steps.py": {
-        "abs(P), maximum(P, 0)": "maximum(P, 0), maximum(P, 0)",
-        "return positive_operand(P, SHARED_V)": "return operand(P, SHARED_V)",
+    ("cuda/kernels/hopper/test_tangent.py", "cuda/kernels/hopper/test_forward_skeleton.py"): {
+        "            wait(K)\n            S": "            S",
+        "            if masks:\n                S = masked(": "            if False:\n                S = masked(",
+        "rescaled(O, alpha), rescaled(tO, alpha)": "rescaled(O, alpha), tO",
+        "            wait(V)\n            v": "            v",
+        "                clear_beyond(V, tile, args.mask, here)\n": "                pass\n",
+        "tS = wgmma_wait(tS, 2) if": "tS = wgmma_wait(tS, 3) if",
+        "else wgmma_wait(tS, 1)\n": "else wgmma_wait(tS, 2)\n",
+        "                release(K)\n            if masks:": "                pass\n            if masks:",
+        "where(P != ZERO, tS, ZERO)": "tS",
+        "tS = tS * (args.scale_log2 * LN2)\n": "pass\n",
+        "tl * alpha)                   # (5)": "tl)                   # (5)",
+        "operand(kept * tS, ONLY_V)": "operand(P * tS, ONLY_V)",
+        "            O, tO = wgmma_wait(O, 0), wgmma_wait(tO, 0)\n            release(V)\n":
+            "            release(V)\n            O, tO = wgmma_wait(O, 0), wgmma_wait(tO, 0)\n",
+        "row_sum(tl) * over_l": "row_sum(tl)",
+        "tO * (over_l * args.kept_scale) - O * tlse": "tO * over_l - O * tlse",
+        "        fence_async_proxy()\n": "",
+        "        release(Q)                                              #": "        pass  #",
+        "        release(W)\n": "",
+        "        acquire(Q)  ": "            pass  ",
+        "        wait(Q)\n": "",
+        "K, V, _, _ = skip(K, V, tile, args.mask, here, known_of(tile, args.mask, here), tile.n_blocks)": "pass",
+        "LEFT_OF_TS = SHARED_Q if HAS_TK else ONLY_TQ[0]": "LEFT_OF_TS = SHARED_Q",
         "test_calls": {
-            "mask_of(args.mask, at), scores_of": "args.mask, scores_of",
-            "n_block * TILE_N": "n_block",
+            "with_tsink(tlse, m, total, args.scores, args.tscores, tile.batch, tile.head)": "tlse",
+            "save(args.by_rows[1][tile.batch, tile.head][first:end], tO, tile.m0)": "pass",
         },
-    },
-    "cuda/kernels/hopper/tangent_tiles.py": {
-        "head_dim_v <= LARGEST_V": "True",
-        "(\"tq\" in dtypes or \"tk\" in dtypes)": "True",
-    },
-    "cuda/kernels/hopper/forward_skeleton.py": {
-        "K, V, n_block, known = skip(K, V, tile, here.mask, tile.n_block, known, first)": "n_block = first",
-        "matrices[NUMBER], at)": "matrices[0], at)",
-    },
-    "cuda/tile/boxes.py": {
-        "first // self.width * self.box_bytes": "first * self.box_bytes",
+        "cuda/kernels/hopper/tangent_steps.py": {
+            "abs(P), maximum(P, 0)": "maximum(P, 0), maximum(P, 0)",
+            "return positive_operand(P, SHARED_V)": "return operand(P, SHARED_V)",
+            "test_calls": {
+                "mask_of(args.mask, at), scores_of": "args.mask, scores_of",
+                "n_block * TILE_N": "n_block",
+            },
+        },
+        "cuda/kernels/hopper/tangent_tiles.py": {
+            "head_dim_v <= LARGEST_V": "True",
+            "(\"tq\" in dtypes or \"tk\" in dtypes)": "True",
+        },
+        "cuda/tile/boxes.py": {
+            "first // self.width * self.box_bytes": "first * self.box_bytes",
+        },
     },
 }
