@@ -128,7 +128,7 @@ def weights(problem: Problem, inputs: Inputs) -> Any:
     bias = Bias(np.broadcast_to(np.zeros((), problem.dtype, like=q), problem.score_shape))
     score = [*[part._asking((False,) * len(part._weights)) for part in inputs.score], bias]
     o, saved = forward(*describe(q, k, v, mask=inputs.mask, scale=inputs.scale, score=score))
-    *_, P = backward(saved, np.zeros_like(o), np.ones_like(saved.lse)).score
+    P: Any = backward(saved, np.zeros_like(o), np.ones_like(saved.lse)).score[-1]
     if inputs.dropout is not None:
         P *= np.asarray(dropout_mask(inputs.dropout, P.shape) * inputs.dropout.scale, P.dtype, like=P)
     return P
@@ -174,15 +174,17 @@ def _gradients(
             dx = _gradient_of_sink(saved, number, given, tangents)
         for grad, x in zip(part._gradients(dx, lead), part._weights):
             of_score.append(grad if grad is None or saved.problem.wide else rounded(grad, x.dtype))
-    return Gradients(*[found[name] for name in pass_.gives], tuple(of_score))
+    dq, dk, dv = [found[name] for name in pass_.gives]
+    return Gradients(dq, dk, dv, tuple(of_score))
 
 
 def _gradient_of_sink(saved: Saved[Any], number: int, given: dict[str, Any], tangents: Tangents | None) -> Any:
     """-rowsum(P D), P that of the sink, score part `number`; or the tangents of that."""
     sink: Any = saved.inputs.score[number]
     lse: Any = saved.lse
-    do, o, to, tdo = (None if x is None else x.astype(lse.dtype, copy=False)
-                      for x in map(given.get, ("do", "o", "to", "tdo")))  # fmt: skip
+    wide: list[Any] = [None if x is None else x.astype(lse.dtype, copy=False)
+                       for x in map(given.get, ("do", "o", "to", "tdo"))]  # fmt: skip
+    do, o, to, tdo = wide
     D = rowsum(do, o)
     if given["dlse"] is not None:
         D -= given["dlse"]
