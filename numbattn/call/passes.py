@@ -174,7 +174,7 @@ def _gradients(
             dx = _gradient_of_sink(saved, number, given, tangents)
         for grad, x in zip(part._gradients(dx, lead), part._weights):
             of_score.append(grad if grad is None or saved.problem.wide else rounded(grad, x.dtype))
-    dq, dk, dv = [found[name] for name in pass_.gives]
+    dq, dk, dv = map(found.__getitem__, pass_.gives)
     return Gradients(dq, dk, dv, tuple(of_score))
 
 
