@@ -41,7 +41,7 @@ from timing import progress
 
 import numbattn as na
 from numbattn import reference
-from numbattn.base import backends
+from numbattn.call import passes
 from numbattn.cuda.plan import tier
 from numbattn.cuda.words.tiers import MMA as MMA_TIER
 from numbattn.cuda.words.tiers import TIERS
@@ -120,8 +120,8 @@ def ours(of, x, causal):
         _, saved = na.attention_forward(*x.primal, causal=causal)
         return partial(na.attention_backward, x.do, saved)
     _, _, saved, along = na.attention_forward_jvp(*x.primal, *x.tangents, causal=causal)
-    given = saved, x.do, None, along.tangents, along.to[None], along.tlse[None], None, None, False
-    return lambda: [grad[0] for grad in backends.run(saved.problem, "backward_tangent", *given)]
+    given = saved, x.do, None, along.tangents, along.to[None], along.tlse[None]
+    return lambda: [grad[0] for grad in passes.backward_tangent(*given)]
 
 
 def ours_in_tier(of, x, causal, name=MMA_TIER):

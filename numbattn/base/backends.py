@@ -26,20 +26,17 @@ def on_cpus() -> Any:
     return imported(MODULES["numpy"])
 
 
-def run(name: str, problem: Any, *args: Any) -> Any:
+def run(name: str, problem: Any, *args: Any, chosen: Any = None, **options: Any) -> Any:
     """What the backend's function of this name returns. An error that is numbattn's own fault says so."""
-    return _run(backend(problem.xp), name, problem, *args)
-
-
-def run_points(problem: Any, name: str, *args: Any, **options: Any) -> Any:
-    """Run a sum over pairs of points, likewise."""
-    return _run(imported(POINTS[problem.xp]), name, problem, *args, **options)
-
-
-def _run(chosen: Any, name: str, problem: Any, *args: Any, **options: Any) -> Any:
+    chosen = chosen or BACKENDS.get(problem.xp) or backend(problem.xp)
     try:
         return getattr(chosen, name)(problem, *args, **options)
     except Exception as error:
         if faults.is_fault(error):
             raise faults.fault(error, problem, chosen) from error
         raise
+
+
+def run_points(problem: Any, name: str, *args: Any, **options: Any) -> Any:
+    """Run a sum over pairs of points, likewise."""
+    return run(name, problem, *args, chosen=imported(POINTS[problem.xp]), **options)

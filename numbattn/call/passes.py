@@ -90,11 +90,11 @@ def run_pass(
 ) -> dict[str, Any]:  # fmt: skip
     """The results of a pass by name, those of parts of the score by `gradient_of_part`.
 
-    given: the arrays that it takes, by name, without q, k, v, their tangents and what is zero. With tangents it is run
+    given: the arrays that it takes, by name, but for q, k, v and their tangents; None is zero. With tangents it is run
     along each: arrays named t..., and all results but those in SAVED, have their axis in front. whole: see `Saved`.
     """
     if tangents is not None:
-        given = given | _given(tq=tangents.q, tk=tangents.k, tv=tangents.v)
+        given = given | {"tq": tangents.q, "tk": tangents.k, "tv": tangents.v}
     found: dict[str, Any] = run("run", problem, pass_, inputs, given, tangents, deterministic, whole)
     return found
 
@@ -113,7 +113,7 @@ def forward(
 
 def backward(saved: Saved[Any], do: Any, dlse: Any = None, deterministic: bool = False) -> Gradients[Any]:
     """The Gradients."""
-    given = _given(o=saved.o, lse=saved.lse, lse_low=saved.lse_low, do=do, dlse=dlse)
+    given = {"o": saved.o, "lse": saved.lse, "lse_low": saved.lse_low, "do": do, "dlse": dlse}
     found = run_pass(BACKWARD, saved.problem, saved.inputs, given, None, deterministic, saved.whole)
     return _gradients(BACKWARD, saved, given, found)
 
@@ -128,7 +128,7 @@ def weights(problem: Problem, inputs: Inputs) -> Any:
     bias = Bias(np.broadcast_to(np.zeros((), problem.dtype, like=q), problem.score_shape))
     score = [*[part._asking((False,) * len(part._weights)) for part in inputs.score], bias]
     o, saved = forward(*describe(q, k, v, mask=inputs.mask, scale=inputs.scale, score=score))
-    *_, P = backward(saved, np.zeros_like(o), np.ones_like(saved.lse)).score
+    P: Any = backward(saved, np.zeros_like(o), np.ones_like(saved.lse)).score[-1]
     if inputs.dropout is not None:
         P *= np.asarray(dropout_mask(inputs.dropout, P.shape) * inputs.dropout.scale, P.dtype, like=P)
     return P
@@ -155,38 +155,39 @@ def backward_tangent(
     deterministic: bool = False,
 ) -> Gradients[Any]:  # fmt: skip
     """The tangents of the Gradients, with the axis of the Tangents in front, as in to, tlse, tdo and tdlse."""
-    rows = {"do": do, "dlse": dlse, "to": to, "tlse": tlse, "tdo": tdo, "tdlse": tdlse}
-    given = _given(o=saved.o, lse=saved.lse, lse_low=saved.lse_low, **rows)
+    given = {"o": saved.o, "lse": saved.lse, "lse_low": saved.lse_low, "do": do, "dlse": dlse,
+             "to": to, "tlse": tlse, "tdo": tdo, "tdlse": tdlse}  # fmt: skip
     problem, inputs = saved.problem, saved.inputs
     found = run_pass(BACKWARD_TANGENT, problem, inputs, given, tangents, deterministic, saved.whole)
     return _gradients(BACKWARD_TANGENT, saved, given, found, tangents)
-
-
-def _given(**arrays: Any) -> dict[str, Any]:
-    return {name: x for name, x in arrays.items() if x is not None}
 
 
 def _gradients(
     pass_: Pass, saved: Saved[Any], given: dict[str, Any], found: dict[str, Any], tangents: Tangents | None = None
 ) -> Gradients[Any]:  # fmt: skip
     """The Gradients, or their tangents, from the arrays that a pass was given and its results."""
-    of_score, lead = list[Any](), () if tangents is None else (tangents.count,)
+    of_score: list[Any] = []
+    lead = () if tangents is None else (tangents.count,)
     for number, part in enumerate(saved.inputs.score):
         dx = found.get(gradient_of_part(number))
         if dx is None and part._wants_gradient:  # of a sink, unless kernels sum it
             dx = _gradient_of_sink(saved, number, given, tangents)
         for grad, x in zip(part._gradients(dx, lead), part._weights):
             of_score.append(grad if grad is None or saved.problem.wide else rounded(grad, x.dtype))
-    return Gradients(*[found[name] for name in pass_.gives], tuple(of_score))
+    dq, dk, dv = map(found.__getitem__, pass_.gives)
+    return Gradients(dq, dk, dv, tuple(of_score))
 
 
 def _gradient_of_sink(saved: Saved[Any], number: int, given: dict[str, Any], tangents: Tangents | None) -> Any:
     """-rowsum(P D), P that of the sink, score part `number`; or the tangents of that."""
     sink: Any = saved.inputs.score[number]
     lse: Any = saved.lse
-    do, o, to, tdo = (None if x is None else x.astype(lse.dtype, copy=False)
-                      for x in map(given.get, ("do", "o", "to", "tdo")))  # fmt: skip
-    D = rowsum(do, o) - given.get("dlse", 0)
+    wide: list[Any] = [None if x is None else x.astype(lse.dtype, copy=False)
+                       for x in map(given.get, ("do", "o", "to", "tdo"))]  # fmt: skip
+    do, o, to, tdo = wide
+    D = rowsum(do, o)
+    if given["dlse"] is not None:
+        D -= given["dlse"]
     if tangents is None:
         return sink._gradient(None, lse, saved._exactly(D))
     D = np.where(np.isfinite(lse), D, 0)  # dlse may be anything where a query sees nothing
@@ -195,7 +196,7 @@ def _gradient_of_sink(saved: Saved[Any], number: int, given: dict[str, Any], tan
         tD = rowsum(do, to[which])
         if tdo is not None:
             tD += rowsum(tdo[which], o)
-        if "tdlse" in given:
+        if given["tdlse"] is not None:
             tD -= given["tdlse"][which]
         tangent = parts_of(saved.inputs, tangents, which)[number]
         logits = 0 if tangent is None else tangent._logits(lse)

@@ -25,6 +25,8 @@ class Tangents(NamedTuple):
 
     def some(self, first: int, end: int) -> Tangents:
         """The tangents [first, end)."""
+        if first == 0 and end >= self.count:
+            return self
         q, k, v, *score = (x if x is None else x[first:end] for x in (self.q, self.k, self.v, *self.score))
         return Tangents(q, k, v, tuple(score), len(range(self.count)[first:end]))
 

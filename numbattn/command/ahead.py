@@ -15,7 +15,7 @@ import numbattn as na
 from ..base.checks import dtype_of_sums
 from ..base.compiling import keep_quiet
 from ..base.values import kinds
-from ..call.passes import ARRAYS, BACKWARD, BACKWARD_TANGENT, FORWARD, PASSES, QKV, run_pass
+from ..call.passes import ARRAYS, BACKWARD, BACKWARD_TANGENT, FORWARD, PASSES, run_pass
 from ..call.problem import describe
 from ..call.tangents import checked_tangents
 from ..scores import Part
@@ -182,10 +182,9 @@ def make_calls(name, dtype, score, gradient):
         return
     if pass_ is BACKWARD_TANGENT:  # who calls it calls both
         make_calls(BACKWARD.name, dtype, score, gradient)
-    given = {taken: np.zeros(*ARRAYS[taken](problem, inputs)) for taken in pass_.takes
-             if taken in ARRAYS and taken not in QKV}  # fmt: skip
+    given = {taken: np.zeros(*ARRAYS[taken](problem, inputs)) if taken in ARRAYS else None for taken in pass_.takes}
+    given = {taken: a if a is None or taken[0] != "t" else a[None] for taken, a in given.items()}
     tangents = checked_tangents(inputs, x, x, x)[0] if "tq" in given else None
-    given = {taken: x[None] if taken.startswith("t") else x for taken, x in given.items()}
     run_pass(pass_, problem, inputs, given, tangents)
 
 

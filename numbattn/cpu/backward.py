@@ -57,15 +57,15 @@ def backward(problem, inputs, given, tangents=None):
     record = plan.work.filled(np.array([*map(data_address, sums)], np.int64), dq, dk, dv, held=sums)
     launch(backward_kernel.given(scratch, *given, record), plan.blocks, work, memory)
     dq = dq[0] if len(dq) == 1 else dq.sum(axis=0)
-    of = (dq, inputs.q), (dk, inputs.k), (dv, inputs.v)
-    dq, dk, dv = [rounded(sum_to(dx, x.shape), problem.result_dtype) for dx, x in of]
-    return {"dq": dq, "dk": dk, "dv": dv, **gradients_of_score(inputs.score, map(merged, sums, plan.firsts))}
+    of = ("dq", dq, inputs.q), ("dk", dk, inputs.k), ("dv", dv, inputs.v)
+    grads = {name: rounded(sum_to(dx, x.shape), problem.result_dtype) for name, dx, x in of}
+    return grads | gradients_of_score(inputs.score, map(merged, sums, plan.firsts)) if sums else grads
 
 
 def operands_of(problem, inputs, given):
     """The Record of q, k, v, do, o, lse, its low part and dlse."""
     arrays = [readable(x, problem.sum_dtype) for x in (inputs.q, inputs.k, inputs.v, given["do"], given["o"])]
-    rows = given["lse"], given.get("lse_low"), given.get("dlse")
+    rows = given["lse"], given["lse_low"], given["dlse"]
     given = [x is not None for x in rows]
     rows = [np.ascontiguousarray(x) for x in rows if x is not None]
     return _operands(problem, *given, *[(x.shape, x.strides) for x in arrays]).filled(*arrays, *rows)
@@ -117,9 +117,13 @@ def plan_of(problem, mask, shapes, lead=()):
 
 def gradients_of_score(parts, summed, lead=()):
     """The gradients of parts of the score that have a step, by name; summed: by kernels; lead: axes in front."""
-    wanted = [(number, part) for number, part in enumerate(parts) if part._wants_gradient and part._has_step]
-    return {gradient_of_part(number): x if x.size else np.zeros((*lead, *shape_of(part)), x.dtype)  # without any scores
-            for (number, part), x in zip(wanted, summed)}  # fmt: skip
+    found, summed = {}, iter(summed)
+    for number, part in enumerate(parts):
+        if part._wants_gradient and part._has_step:
+            x = next(summed)
+            x = x if x.size else np.zeros((*lead, *shape_of(part)), x.dtype)  # without any scores
+            found[gradient_of_part(number)] = x
+    return found
 
 
 class BackwardGiven(NamedTuple):

@@ -42,12 +42,14 @@ from .transposition import transpose
 def backward_tangent(problem, inputs, given, tangents):
     """The tangents of dq, dk, dv and of gradients of parts of the score, by name, with an axis of directions in front;
     given: arrays by name."""
+    if tangents.count <= AT_ONCE:
+        return along(problem, inputs, given, tangents)
     found = []
-    for first in range(0, max(tangents.count, 1), AT_ONCE):
+    for first in range(0, tangents.count, AT_ONCE):
         end = first + AT_ONCE
-        some = {name: x[first:end] if name.startswith("t") else x for name, x in given.items()}
+        some = {name: x if x is None or name[0] != "t" else x[first:end] for name, x in given.items()}
         found.append(along(problem, inputs, some, tangents.some(first, end)))
-    return found[0] if len(found) == 1 else {name: np.concatenate([x[name] for x in found]) for name in found[0]}
+    return {name: np.concatenate([x[name] for x in found]) for name in found[0]}
 
 
 def along(problem, inputs, given, tangents):
@@ -68,8 +70,9 @@ def along(problem, inputs, given, tangents):
     tdq = tdq[:, 0] if tdq.shape[1] == 1 else tdq.sum(axis=1)
     of = (tdq, inputs.q), (tdk, inputs.k), (tdv, inputs.v)
     grads = [joined([sum_to(x, like.shape) for x in each], like.shape, problem.result_dtype) for each, like in of]
+    tgrads = dict(zip(("tdq", "tdk", "tdv"), grads))
     summed = [np.array([merged(own[number], firsts) for own in sums]) for number, firsts in enumerate(plan.firsts)]
-    return dict(zip(("tdq", "tdk", "tdv"), grads)) | gradients_of_score(inputs.score, summed, (count,))
+    return tgrads | gradients_of_score(inputs.score, summed, (count,)) if summed else tgrads
 
 
 @np.errstate(under="ignore")
@@ -83,9 +86,9 @@ def joined(found, shape, dtype):
 
 def operands_of_tangents(problem, count, given):
     """The Record of tangents: of q, k, v, o and do, of lse and dlse."""
-    arrays = [given.get(name) for name in ("tq", "tk", "tv", "to", "tdo")]
+    arrays = [given[name] for name in ("tq", "tk", "tv", "to", "tdo")]
     arrays = [x if x is None else readable(x, problem.sum_dtype) for x in arrays]
-    statistics = [np.ascontiguousarray(given[name]) for name in ("tlse", "tdlse") if name in given]
+    statistics = [np.ascontiguousarray(x) for x in (given["tlse"], given["tdlse"]) if x is not None]
     layouts = [x if x is None else (x.shape, x.strides) for x in arrays]
     found = [x for x in arrays if x is not None]
     return _operands(problem, count, len(statistics), *layouts).filled(*found, *statistics)

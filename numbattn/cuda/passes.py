@@ -73,7 +73,7 @@ class Passes:
 
     def run(self, problem, pass_, inputs, given, tangents=None, deterministic=False, whole=False):
         """See `numbattn.call.passes.run_pass`."""
-        gpu = self.current()
+        gpu, given = self.current(), {name: x for name, x in given.items() if x is not None}
         about = about_of(problem, inputs, pass_.gives) | gradients_of_score(pass_, problem, inputs.score)
         if tangents is not None:
             return self.run_along(gpu, pass_, problem, inputs, given, about, tangents, deterministic, whole)

@@ -8,7 +8,8 @@ import pytest
 
 import numbattn as na
 from numbattn import distributed as nad
-from numbattn.distributed import devices, heads, over_keys, ring, totals
+from numbattn.call import passes
+from numbattn.distributed import devices
 
 from .fakes import Array, Cupy
 
@@ -82,19 +83,15 @@ def test_devices_reach_each_other_where_they_can(cupy):
 @pytest.fixture
 def where(cupy, monkeypatch):
     """Of all calls of kernels the devices, and with each the devices of the arrays in masks and scores there."""
-    found = set()
+    found, run = set(), passes.run
 
-    def watched(run):
-        def watching(problem, name, *given, **onto):
-            inputs = given[1] if name == "forward" else given[0].inputs
-            arrays = [x for value in (inputs.mask, *inputs.score) for x in value._all_arrays]
-            found.update((cupy.current[-1], x.place) for x in arrays if isinstance(x, Array))
-            return run(problem, name, *given, **onto)
+    def watching(name, problem, *given):
+        inputs = given[name == "run"]  # after the pass, if any is run by name
+        arrays = [x for value in (inputs.mask, *inputs.score) for x in value._all_arrays]
+        found.update((cupy.current[-1], x.place) for x in arrays if isinstance(x, Array))
+        return run(name, problem, *given)
 
-        return watching
-
-    for module in (heads, over_keys, ring, totals):
-        monkeypatch.setattr(module, "run", watched(module.run))
+    monkeypatch.setattr(passes, "run", watching)
     return found
 
 

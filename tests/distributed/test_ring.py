@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 import numbattn as na
 from numbattn import distributed as nad
 from numbattn import reference
-from numbattn.distributed import ring as ring_module
-from numbattn.distributed import totals
+from numbattn.call import passes as computed
 from numbattn.distributed.messages import Exchange, Wait
 from numbattn.distributed.pieces import RankPlace
 from numbattn.distributed.rank import backward, forward
@@ -198,12 +197,11 @@ class Logged(nad.Simulated):
 @pytest.fixture
 def logged(monkeypatch):
     """Makes a Logged, which logs calls of kernels, too."""
-    run = ring_module.run
+    run = computed.run
 
     def made(*args):
         ring = Logged(*args)
-        for module in (ring_module, totals):
-            monkeypatch.setattr(module, "run", lambda *args, **onto: ring.log.append("compute") or run(*args, **onto))
+        monkeypatch.setattr(computed, "run", lambda *args: ring.log.append("compute") or run(*args))
         return ring
 
     return made
