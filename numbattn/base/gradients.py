@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -85,6 +86,8 @@ def sum_to(x: Any, shape: tuple[int, ...]) -> Any:
     """A gradient (..., heads, rows, columns) of a broadcast input, summed to the input's own shape."""
     if x.shape == shape:
         return x
+    if x.size == math.prod(shape):
+        return x.reshape(shape)
     own = (1,) * (x.ndim - len(shape)) + shape
     groups = own[-3], x.shape[-3] // max(own[-3], 1)
     return sum_broadcast(x.reshape(*x.shape[:-3], *groups, *x.shape[-2:]).sum(axis=-3), shape)

@@ -31,7 +31,7 @@ ENTRY = *[ctypes.c_int64] * 4, ctypes.c_char_p  # first and end block, addresses
 
 class Kernel:
     """A function of (first block, end block, stop, scratch, *arguments), without a result. An argument annotated with
-    a NamedTuple takes as many of those in the Records as that has fields.
+    a NamedTuple takes as many of those in the Records as that has fields; or None, which code is compiled for.
 
     It is compiled for each combination of argument types, and called by its address, without the GIL. It allocates
     nothing and counts no references to its arrays (_nrt), which would take longer than a short call computes.
@@ -45,7 +45,7 @@ class Kernel:
         scratch, whose addresses count from the beginning of the memory."""
         form = tuple([record.form for record in records])
         entry = (self.entries.get(form) or self._compile(form, records)).ctypes
-        arguments = b"".join([record.bytes for record in records])
+        arguments = b"".join([record.words for record in records])
 
         def call(first, end, stop, memory):
             entry(first, end, data_address(stop), data_address(memory), arguments)
@@ -78,9 +78,10 @@ def grouped(function, kinds):
     """The types of a kernel's arguments, from scratch on; kinds: those in its Records, one by one."""
     code, kinds, found = function.__code__, iter(kinds), []
     for name in code.co_varnames[3 : code.co_argcount]:
-        group = function.__annotations__.get(name)
-        some = list(islice(kinds, len(group._fields) if group else 1))
-        found += [types.BaseTuple.from_types(some, group)] if group else some
+        group, kind = function.__annotations__.get(name), next(kinds)
+        if group and kind != types.none:
+            kind = types.BaseTuple.from_types([kind, *islice(kinds, len(group._fields) - 1)], group)
+        found.append(kind)
     return *found, *kinds
 
 

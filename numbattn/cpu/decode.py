@@ -11,13 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..functions.compiled.exponentials import exp
-from .arguments import FEW, WorkTiles, kept, scratch_of, tiles_of
+from .arguments import FEW, WorkTiles, kept, tiles_of
 from .compile import Kernel
 from .launch import launch
+from .operands import ForwardGiven
 from .product import product_few, product_nt
 from .record import Later, Record
 from .score import score
-from .softmax import absorb, add_sink, epilogue, multiply, rows_of_lse
+from .scratch import scratch_of
+from .softmax import absorb, add_sink, multiply, normalise, save_lse
 from .tile import (
     EMPTY,
     FULL,
@@ -30,6 +32,7 @@ from .tile import (
     inline_in_place,
     intervals_of,
     is_set,
+    keys_seen,
     mask_band,
     mask_cells,
     mask_intervals,
@@ -38,7 +41,6 @@ from .tile import (
     scaled,
     tile,
     tile_state,
-    visible_keys,
 )
 
 TILE_N, CHUNK = 512, 1024  # keys: tiles of 128 take 1.25 times as long
@@ -74,34 +76,34 @@ def split(problem, mask, tile_m):
     return (many, Record(many.table)) if len(many.table) else None, (few, Record(few)) if len(few.table) else None
 
 
-def launch_decode(problem, few, record, operands, options):
+def launch_decode(problem, given, few, table):
     """o and lse of tiles of few queries."""
-    blocks = int(few.starts[-1])
-    parts = np.empty((blocks, few.rows, problem.head_dim_v), problem.sum_dtype)
-    statistics = np.empty((blocks, 2, few.rows), problem.sum_dtype)
-    done = np.zeros(len(few.table), np.int64)
+    blocks, dtype = int(few.starts[-1]), problem.sum_dtype
+    parts = np.empty((blocks, few.rows, problem.head_dim_v), dtype)
+    statistics, done = np.empty((blocks, 2, few.rows), dtype), np.zeros(len(few.table), np.int64)
     work = READING * few.keys * (problem.head_dim + problem.head_dim_v)
-    scratch, memory = scratch_of(problem, max(few.rows, LANES), TILE_N)
-    own = _later(parts.shape, statistics.shape, done.shape, problem.sum_dtype).filled(parts, statistics, done)
-    launch(decode_kernel.given(scratch, operands, record, own, *options), blocks, work, memory)
+    scratch, memory = scratch_for(problem, max(few.rows, LANES))
+    own = _parts(parts.shape, statistics.shape, done.shape, dtype).filled(parts, statistics, done)
+    launch(decode_kernel.given(scratch, *given, table, own), blocks, work, memory)
 
 
 @lru_cache(maxsize=64)
-def _later(parts, statistics, done, dtype):
-    """The Record of arrays of these shapes."""
-    return Record(Later(parts, dtype), Later(statistics, dtype), Later(done, np.int64))
+def scratch_for(problem, rows):
+    return scratch_of(problem, (rows, TILE_N), S=1, QT=1, vectors=1, wide=1)
 
 
-class Operands(NamedTuple):
-    """The inputs of a call."""
+@lru_cache(maxsize=64)
+def _parts(O, statistics, done, dtype):
+    """The Record of Parts of these shapes."""
+    return Record(Parts(Later(O, dtype), Later(statistics, dtype), Later(done, np.int64)))
 
-    q: Any
-    k: Any
-    v: Any
-    mask: Any
-    steps: Any
-    drops: Any
-    scale: Any
+
+class Parts(NamedTuple):
+    """Results of all chunks."""
+
+    O: Any  # (chunks, rows, features)
+    statistics: Any  # m and l
+    done: Any  # how many chunks of each tile are computed
 
 
 class Partial(NamedTuple):
@@ -119,12 +121,9 @@ class Partial(NamedTuple):
 
 
 @Kernel
-def decode_kernel(
-    first_block, end_block, stop, scratch, q, k, v, o, lse, few, parts, statistics, done, mask, steps, sinks, drops,
-    scale, kept_scale,
-):  # fmt: skip
+def decode_kernel(first_block, end_block, stop, scratch, given: ForwardGiven, few, parts):
     """Blocks [first_block, end_block); a block is a chunk of keys for a tile of queries."""
-    given = Operands(q, k, v, mask, steps, drops, scale)
+    mask, statistics = given.mask, parts.statistics
     for block in range(first_block, end_block):
         number = np.searchsorted(few.starts, block, side="right") - 1
         batch, first_head, m0, m_end, segment, segment_end, offset = few.table[number]
@@ -134,18 +133,18 @@ def decode_kernel(
         while head < head_end:
             n_first, n_end, alike_end = heads_alike(mask, batch, head, head_end, m0, m_end, first, end)
             r, r_end = (head - first_head) * (m_end - m0), (alike_end - first_head) * (m_end - m0)
-            rows = Partial(batch, head, alike_end, m0, m_end, offset, parts[block, r:r_end],
+            rows = Partial(batch, head, alike_end, m0, m_end, offset, parts.O[block, r:r_end],
                            statistics[block, 0, r:r_end], statistics[block, 1, r:r_end])  # fmt: skip
             attend(rows, given, scratch, stop, first, n_first, n_end)
             head = alike_end
         if is_set(stop):
             return
-        if add_one(done, number) == chunks:
-            O, m, l = parts[begin, :count], statistics[begin, 0, :count], statistics[begin, 1, :count]
+        if add_one(parts.done, number) == chunks:
+            O, m, l = parts.O[begin, :count], statistics[begin, 0, :count], statistics[begin, 1, :count]
             for other in range(begin + 1, begin + chunks):
-                absorb(O, m, l, parts[other, :count], statistics[other, 0], statistics[other, 1])
+                absorb(O, m, l, parts.O[other, :count], statistics[other, 0], statistics[other, 1])
             rows = Partial(batch, first_head, head_end, m0, m_end, offset, O, m, l)
-            finish(rows, o, lse, sinks, scratch.vectors, kept_scale)
+            finish(rows, given, scratch.vectors)
 
 
 @inline
@@ -159,8 +158,8 @@ def heads_alike(mask, batch, head, head_end, m0, m_end, first, end):
 
 @inline
 def seen_by(mask, batch, head, m0, m_end, first, end):
-    band, intervals = band_of(mask, batch, head), intervals_of(mask, batch, head)
-    return visible_keys(band, intervals, m0, m_end, first, end)
+    _, _, first, end = keys_seen(mask, batch, head, m0, m_end, first, end)
+    return first, end
 
 
 @inline
@@ -252,15 +251,14 @@ def softmax_lanes(S, lanes, m, l):
 
 
 @inline
-def finish(rows, o, lse, sinks, alpha, kept_scale):
+def finish(rows, given, alpha):
     """Lines 15 and 16."""
-    queries = rows.m_end - rows.m0
+    batch, m0, m_end = rows.batch, rows.m0, rows.m_end
     for h in range(rows.head, rows.head_end):
-        r = (h - rows.head) * queries
-        O, m, l = rows.O[r : r + queries], rows.m[r : r + queries], rows.l[r : r + queries]
-        if sinks.size:
-            add_sink(O, m, l, alpha, sinks[rows.batch, h])
-        epilogue(O, *rows_of_lse(lse, rows.batch, h, rows.m0, rows.m_end), m, l, kept_scale)
-        for i in range(queries):
-            for c in range(O.shape[1]):
-                o[rows.batch, h, rows.m0 + i, c] = O[i, c]
+        r, r_end = (h - rows.head) * (m_end - m0), (h - rows.head + 1) * (m_end - m0)
+        O, m, l = rows.O[r:r_end], rows.m[r:r_end], rows.l[r:r_end]
+        if given.sinks.size:
+            add_sink(O, m, l, alpha, given.sinks[batch, h])
+        save_lse(given.lse[0, batch, h, m0:m_end], given.lse[1, batch, h, m0:m_end], m, l)
+        normalise(O, l, given.kept_scale, 0)
+        scaled(given.o[batch, h, m0:m_end], O, O.dtype.type(1))

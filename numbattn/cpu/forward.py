@@ -3,6 +3,7 @@
 O is divided by l once, in the epilogue. Rows of more than LONG keys are summed in parts, to lose fewer digits.
 """
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,38 +11,37 @@ import numpy as np
 from ..base.values import put, rounded
 from ..call.problem import Saved
 from ..merging import merge_into
-from .arguments import LONG, mask_of, numbers_of, operands_of, scratch_of
+from .arguments import LONG
 from .compile import Kernel
-from .decode import Operands, launch_decode, split
+from .decode import launch_decode, split
+from .forward_directions import Directions, add_direction, add_values, columns, finish, load_directions, sums_of
 from .launch import launch
+from .operands import ForwardGiven, operands_of
 from .product import product, product_tn
-from .score import score, sinks_of, steps_of
-from .softmax import absorb, add_sink, epilogue, multiply, rescale, rows_of_lse, softmax_step
+from .record import Record
+from .score import options_of, score, sinks_of
+from .scratch import TILE_M, TILE_N, scratch_of
+from .softmax import absorb, add_sink, multiply, normalise, rescale, save_lse, softmax_step
 from .tile import (
     EMPTY,
     OF_SUMS,
-    PARTIAL,
-    band_of,
     clear,
     draw,
     fill,
+    hide,
     inline,
-    intervals_of,
     is_set,
-    mask_band,
-    mask_cells,
-    mask_intervals,
+    keys_seen,
     matrix,
     prefetch,
     rows_of,
     tile,
     tile_state,
-    visible_keys,
 )
 from .transposition import transpose
 
-TILE_M, TILE_N = 128, 128  # queries, keys: the fastest of 64 to 256, forward and backward, causal or not
 EXPONENTIAL = 32  # the cost of an exponential, in multiplications
+NO_DIRECTIONS = (Record(None),)
 
 
 def forward(problem, inputs, out=None, save=True, onto=None):
@@ -54,17 +54,11 @@ def forward(problem, inputs, out=None, save=True, onto=None):
     rows = [np.empty((2, *problem.lse_shape), problem.sum_dtype)] if save or onto else []  # lse and its low part
     operands = operands_of(problem, inputs, o, *rows)
     many, few = split(problem, inputs.mask, TILE_M)
-    options = (
-        mask_of(problem, inputs.mask), steps_of(problem, inputs.score, inputs.origin),
-        sinks_of(problem, inputs.score), numbers_of(inputs.dropout, inputs.origin, inputs.scale),
-    )  # fmt: skip
+    given = operands, *options_of(problem, inputs), sinks_of(problem, inputs.score)
     if many is not None:
-        tiles, record = many
-        scratch, memory = scratch_of(problem, min(TILE_M, problem.seqlen_q), min(TILE_N, problem.seqlen_k))
-        work = tiles.pairs * (problem.head_dim + problem.head_dim_v + EXPONENTIAL)
-        launch(forward_kernel.given(scratch, operands, record, *options), len(tiles.table), work, memory)
+        run(problem, given, *many)
     if few is not None:
-        launch_decode(problem, *few, operands, options)
+        launch_decode(problem, given, *few)
     if onto:
         before, lse_before = onto
         out = np.empty(o.shape, problem.result_dtype) if out is None else out
@@ -75,6 +69,28 @@ def forward(problem, inputs, out=None, save=True, onto=None):
     else:
         put(out, o)
     return out, Saved(problem, inputs, out, rows[0][0], rows[0][1]) if save else None  # faster than *rows[0]
+
+
+def run(problem, given, tiles, table, directions=NO_DIRECTIONS, *sizes):
+    """Run the kernel for WorkTiles, whose table is in a Record. given, directions: the Records of ForwardGiven and
+    Directions; sizes: as for scratch_for."""
+    scratch, memory, cost = scratch_for(problem, *sizes)
+    launch(forward_kernel.given(scratch, *given, *directions, table), len(tiles.table), tiles.pairs * cost, memory)
+
+
+@lru_cache(maxsize=64)
+def scratch_for(problem, count=None, bends=0, slopes=0):
+    """The scratch of a call, and its work for a pair of a query and a key.
+
+    count: of directions, if there are any; bends: 1 for second derivatives; slopes: tiles of derivatives of scores.
+    """
+    along, width, depth = {}, problem.head_dim_v, problem.head_dim + problem.head_dim_v
+    if count is not None:
+        width = problem.head_dim_v * (1 + count + bends) + count + bends
+        along = {"tS": 1, "S2": bends, "slopes": slopes, "tQT": count, "sums": width}
+    next_sums = width * (problem.seqlen_k > LONG)
+    scratch = scratch_of(problem, S=1, QT=1, vectors=6, wide=1, next_sums=next_sums, **along)
+    return *scratch, depth + EXPONENTIAL + 2 * (count or 0) * depth
 
 
 class Queries(NamedTuple):
@@ -93,32 +109,38 @@ class Queries(NamedTuple):
 
 
 @Kernel
-def forward_kernel(
-    first_block, end_block, stop, scratch, q, k, v, o, lse, tiles, mask, steps, sinks, drops, scale, kept_scale
-):
-    """Blocks [first_block, end_block); a block is a tile of queries of one (batch, head)."""
-    dtype, given = lse.dtype, Operands(q, k, v, mask, steps, drops, scale)
+def forward_kernel(first_block, end_block, stop, scratch, given: ForwardGiven, directions: Directions, tiles):
+    """Blocks [first_block, end_block); a block is a tile of queries of one (batch, head). directions: or None, for
+    which the kernel is compiled apart."""
+    dtype, sinks = given.lse.dtype, given.sinks
     for block in range(first_block, end_block):
-        if block + 1 < end_block:
+        if directions is None and block + 1 < end_block:                    # along directions it does not pay
             prefetch_inputs(given, tiles[block + 1], scratch, dtype)
         batch, head, m0, m_end, segment, segment_end, offset = tiles[block]
-        O, O_next = o[batch, head, m0:m_end], tile(scratch.O, m_end - m0, o.shape[3])
-        QT = tile(scratch.QT, q.cols, m_end - m0)
-        transpose(QT, matrix(q, batch, head, dtype)[m0:m_end], dtype.type(scale), False)
+        O = given.o[batch, head, m0:m_end]
+        sums = tile(O, m_end - m0, O.shape[1]) if directions is None else sums_of(scratch.sums, O, directions)
+        next_sums = tile(scratch.next_sums, m_end - m0, sums.shape[1])
+        QT = tile(scratch.QT, given.q.cols, m_end - m0)
+        transpose(QT, matrix(given.q, batch, head, dtype)[m0:m_end], dtype.type(given.scale), False)
         vectors = tile(scratch.vectors, 6, m_end - m0)
         m, l, alpha, part, m_next, l_next = vectors[0], vectors[1], vectors[2], vectors[3], vectors[4], vectors[5]
-        band, intervals = band_of(mask, batch, head), intervals_of(mask, batch, head)
-        first, end = visible_keys(band, intervals, m0, m_end, segment, segment_end)
+        band, intervals, first, end = keys_seen(given.mask, batch, head, m0, m_end, segment, segment_end)
         first -= (first - segment) % TILE_N
         at = Queries(batch, head, m0, m_end, offset, band, intervals, QT, alpha, part)
+        if directions is not None:
+            load_directions(at, given, directions, scratch)
         for n_next in range(first, max(end, first + 1), LONG):
-            own = (O, m, l) if n_next == first else (O_next, m_next, l_next)
-            attend(*own, at, given, scratch, stop, n_next, min(n_next + LONG, end))
+            own = (sums, m, l) if n_next == first else (next_sums, m_next, l_next)
+            attend(*own, at, given, directions, scratch, stop, n_next, min(n_next + LONG, end))
             if n_next != first:
-                absorb(O, m, l, O_next, m_next, l_next)
+                absorb(sums, m, l, next_sums, m_next, l_next)
         if sinks.size:
-            add_sink(O, m, l, alpha, sinks[batch, head])
-        epilogue(O, *rows_of_lse(lse, batch, head, m0, m_end), m, l, kept_scale)
+            add_sink(sums, m, l, alpha, sinks[batch, head])
+        save_lse(given.lse[0, batch, head, m0:m_end], given.lse[1, batch, head, m0:m_end], m, l)
+        if directions is None:
+            normalise(O, l, given.kept_scale, 0)
+        else:
+            finish(O, sums, m, l, at, given, directions)
 
 
 @inline
@@ -132,13 +154,14 @@ def prefetch_inputs(given, row, scratch, dtype):
 
 
 @inline
-def attend(O, m, l, at, given, scratch, stop, first, end):
-    """O, m and l over keys [first, end), which begin with a tile."""
+def attend(sums, m, l, at, given, directions, scratch, stop, first, end):
+    """All sums, m and l over keys [first, end), which begin with a tile."""
     batch, head, m0, m_end = at.batch, at.head, at.m0, at.m_end
-    dtype, one = m.dtype, m.dtype.type(1)
+    dtype, one, features = m.dtype, m.dtype.type(1), given.v.cols
+    has_drops = given.drops.threshold > 0 and sums.shape[1] > 0             # else lse alone is wanted
     fill(m, np.finfo(dtype).min)                                            # finite, since (-inf) - (-inf) is NaN
     fill(l, 0)
-    clear(O)
+    clear(sums)
     for n0 in range(first, end, TILE_N):
         n_end = min(n0 + TILE_N, end)
         state = tile_state(given.mask, at.intervals, batch, head, m0, m_end, n0, n_end)
@@ -146,19 +169,22 @@ def attend(O, m, l, at, given, scratch, stop, first, end):
             continue                                                        # Alg. 5 line 8
         if is_set(stop):
             return
-        S = tile(scratch.S, n_end - n0, m_end - m0)
+        S, Z = tile(scratch.S, n_end - n0, m_end - m0), tile(scratch.Z, n_end - n0, m_end - m0)
         K = rows_of(given.k, batch, head, n0, n_end, scratch.wide, dtype)
         product(S, K, at.QT, one, False)                                    # Alg. 2 line 10: S = scale Q K^T
         score(S, given.steps, scratch.slopes, batch, head, m0, n0, at.offset)
-        mask_band(S, at.band, m0, n0)                                       # line 11: MASK(S)
-        mask_intervals(S, at.intervals, m0, n0)
-        if state == PARTIAL:
-            mask_cells(S, given.mask, batch, head, m0, n0)
+        hide(S, given.mask, at, n0, state)                                  # line 11: MASK(S)
         softmax_step(S, m, l, at.alpha, at.part)                            # lines 12 and 13: S becomes P
-        rescale(O, at.alpha)                                                # line 15: O = alpha O
-        if given.drops.threshold > 0 and O.shape[1] > 0:                    # else lse alone is wanted
-            Z = tile(scratch.Z, n_end - n0, m_end - m0)
-            draw(Z, scratch.words, given.drops, batch, head, m0, n0)
-            multiply(S, Z)                                                  # line 14: dropout(P)
+        rescale(sums, at.alpha)                                             # line 15: O = alpha O
         V = rows_of(given.v, batch, head, n0, n_end, scratch.wide, dtype)
-        product_tn(O, S, V, one, True)                                      # line 15: O = O + P V
+        if has_drops:
+            draw(Z, scratch.words, given.drops, batch, head, m0, n0)
+        if directions is not None:
+            for t in range(directions.to.shape[0]):
+                add_direction(sums, S, Z, K, V, t, at, given, directions, scratch, n0, n_end)
+        if has_drops:
+            multiply(S, Z)                                                  # line 14: dropout(P)
+        product_tn(columns(sums, 0, features), S, V, one, True)             # line 15: O = O + P V
+        if directions is not None:
+            for t in range(directions.to.shape[0]):
+                add_values(sums, S, t, at, directions, n0, n_end)

@@ -7,6 +7,7 @@ import ctypes
 import itertools
 import math
 import struct
+from array import array
 
 import numba
 import numpy as np
@@ -48,29 +49,28 @@ def Later(shape, dtype):
 
 
 class Record:
-    """Arguments: numbers, contiguous arrays, tuples of them.
+    """Arguments: numbers, contiguous arrays, None, tuples of them.
 
     It keeps arrays in them alive, and `held`, the arrays that addresses in them refer to.
     """
+
+    __slots__ = "arguments", "form", "held", "holes", "words"
 
     def __init__(self, *arguments, held=None):
         self.arguments, self.held = arguments, held
         numbers, codes, form, holes = [], [], [], []
         for x in arguments:
             _add(x, numbers, codes, form, holes)
-        self.bytes, self.form = struct.pack("".join(codes), *numbers), " ".join(form)
-        self._holes = [8 * hole for hole in holes]
+        self.words, self.form = array("q", struct.pack("".join(codes), *numbers)), " ".join(form)
+        self.holes = holes
 
     def filled(self, *arrays, held=None):
         """The same, with the addresses of these arrays in its holes, in order."""
-        filled, found = bytearray(self.bytes), object.__new__(Record)
-        for hole, x in zip(self._holes, arrays, strict=True):
-            PUT(filled, hole, _int64_at(id(x) + HEAD).value)
-        found.bytes, found.form, found.arguments, found.held = filled, self.form, self.arguments, (arrays, held)
+        words, found = self.words[:], object.__new__(Record)
+        for hole, x in zip(self.holes, arrays, strict=True):
+            words[hole] = _int64_at(id(x) + HEAD).value
+        found.words, found.form, found.arguments, found.held = words, self.form, self.arguments, (arrays, held)
         return found
-
-
-PUT = struct.Struct("q").pack_into
 
 
 def _add(x, numbers, codes, form, holes):
@@ -87,6 +87,8 @@ def _add(x, numbers, codes, form, holes):
         for each in x:
             _add(each, numbers, codes, form, holes)
         form.append(")")
+    elif x is None:
+        form.append("None")
     else:
         if isinstance(x, At):
             address = x.address
@@ -108,6 +110,8 @@ def kind_of(x):
         return types.BaseTuple.from_types([kind_of(each) for each in x], type(x) if hasattr(x, "_fields") else None)
     if isinstance(x, np.ndarray | At):
         return types.Array(numba.from_dtype(x.dtype), len(x.shape), "C")
+    if x is None:
+        return types.none
     return {"q": types.int64, "d": types.float64, "Q": types.uint64}[CODES[type(x)]]
 
 
@@ -140,5 +144,7 @@ def _made(context, builder, kind, words, base):
         address = builder.add(next(words), base)
         shape, strides = ([next(words) for _ in range(kind.ndim)] for _ in range(2))
         return array_at(context, builder, kind, address, shape, strides)
+    if kind == types.none:
+        return context.get_dummy_value()
     word = next(words)
     return builder.bitcast(word, ir.DoubleType()) if kind == types.float64 else word

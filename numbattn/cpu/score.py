@@ -11,7 +11,8 @@ import numpy as np
 from .. import scores
 from ..base.origin import Origin
 from ..base.values import put
-from .arguments import mask_of, numbers_of, offsets_of
+from .arguments import mask_of, numbers_of
+from .operands import offsets_of
 from .record import Later, Record, data_address
 from .scores import KINDS, Row
 from .tile import inline, inline_view, tile
@@ -93,15 +94,15 @@ def sinks_of(problem, parts):
     """The Record of the logit of each (batch, head); empty without a Sink."""
     sink = scores.sink_of(parts) if parts else None
     if sink is None:
-        return _no_sinks(problem.sum_dtype)
+        return no_sinks(problem.sum_dtype, 2)
     logits = np.empty(problem.batch, problem.sum_dtype)
     put(logits, sink.logits)
     return _sinks(problem.matrices, problem.sum_dtype).filled(logits)
 
 
 @cache
-def _no_sinks(dtype):
-    return Record(np.zeros((0, 0), dtype))
+def no_sinks(dtype, axes):
+    return Record(np.zeros((0,) * axes, dtype))
 
 
 @lru_cache(maxsize=64)

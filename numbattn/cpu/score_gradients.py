@@ -90,13 +90,13 @@ class Sums(NamedTuple):
     """The sums for the gradients of the arrays of Steps, as kernels take them."""
 
     numbers: Any  # int64 (steps, 4): which wanted gradient, or -1; rows and columns; bytes between the sums of chunks
-    addresses: Any  # int64 (wanted gradients), of arrays (sums, chunks, rows, columns)
+    addresses: Any  # int64 (directions, wanted gradients), of arrays (sums, chunks, rows, columns)
     places: Any  # int64 (wanted gradients, batch, heads), bytes: where in the array the sum of each begins
 
 
-def sums_for(problem, shapes, shares, chunks, lead=()):
-    """The Sums of steps, and the shape and dtype of the array of each wanted gradient. shapes: as from shapes_of; lead:
-    axes in front of addresses, of which there are more then."""
+def sums_for(problem, shapes, shares, chunks, count):
+    """The Sums of steps, and the shape and dtype of the array of each wanted gradient. shapes: as from shapes_of;
+    count: of directions."""
     numbers, layouts = np.full((len(shapes), 4), -1, np.int64), []
     places = np.zeros((len(shares.places), *problem.matrices), np.int64)
     for step, shape in enumerate(shapes):
@@ -108,7 +108,13 @@ def sums_for(problem, shapes, shares, chunks, lead=()):
             numbers[step] = number, rows, cols, 0 if whole else nbytes
             places[number] = place * parts * nbytes
             layouts.append(((int(place.max(initial=0)) + 1, parts, rows, cols), dtype))
-    return Sums(numbers, Later((*lead, len(layouts)), np.int64), places), layouts
+    return Sums(numbers, Later((count, len(layouts)), np.int64), places), layouts
+
+
+@inline
+def sums_along(sums, t):
+    """The Sums of a direction."""
+    return Sums(sums.numbers, sums.addresses[t], sums.places)
 
 
 def merged(dx, firsts):

@@ -18,6 +18,7 @@ from .score import (
     by_kind,
     copy,
     lowered_steps,
+    no_sinks,
     number_of,
     numbered_tile,
     row_of,
@@ -63,7 +64,7 @@ def tangents_of_sinks(problem, tparts):
     sinks = [part for own in tparts for part in own if part is not None and not part._has_step]
     logits = [rounded(sink.logits, problem.sum_dtype) for sink in sinks]
     if not logits:
-        return Record(np.zeros((0, 0, 0), problem.sum_dtype))
+        return no_sinks(problem.sum_dtype, 3)
     logits = [np.broadcast_to(x, problem.batch).reshape(problem.matrices) for x in logits]
     return Record(np.array(logits, order="C"))
 
@@ -104,10 +105,11 @@ def differentiate_score(tS, S2, steps, tsteps, number, slopes, bends, batch, hea
 
 
 @inline
-def pull_back_tangents(dS, tdS, steps, tsteps, t, slopes, bends, sums, batch, head, chunk, m0, n0, aligned):
+def pull_back_tangents(dS, tdS, steps, tsteps, t, scratch, sums, at, chunk, n0):
     """`pull_back` for dS and its tangent, which is added to the tangents of gradients of arrays on the way. t: the
-    direction, for tsteps."""
-    count = steps.caps.size
+    direction, for tsteps; scratch: its slopes and bends are those of `differentiate_score`; at: the tile's queries."""
+    batch, head, m0, aligned, count = at.batch, at.head, at.m0, at.offset, steps.caps.size
+    slopes, bends = scratch.slopes, scratch.bends
     for step in range(count - 1, -1, -1):
         first, order, kept = steps.numbers[step, SLOPES], steps.numbers[step, ORDER], steps.numbers[step, KEPT]
         if first >= 0:

@@ -69,14 +69,9 @@ def add_sink(O, m, l, alpha, logit):
 
 
 @inline
-def rows_of_lse(lse, batch, head, m0, m_end):
-    """The lse of queries [m0, m_end) and its low part, which follows after those of all batches."""
-    return lse[batch, head, m0:m_end], lse[lse.shape[0] // 2 + batch, head, m0:m_end]
-
-
-@inline
 def save_lse(lse, low, m, l):
-    """Alg. 2 line 16: lse = m + log(l), and what its rounding took, low; -inf and 0 for a row that saw nothing."""
+    """Alg. 2 line 16: lse = m + log(l), and what its rounding took, low; -inf and 0 for a row that saw nothing. Both
+    may be empty."""
     for i in range(lse.size):
         log_l = np.log(l[i])
         lse[i] = m[i] + log_l if l[i] != 0 else -np.inf
@@ -85,10 +80,15 @@ def save_lse(lse, low, m, l):
 
 
 @inline
-def epilogue(O, lse, low, m, l, kept_scale):
-    """Alg. 2 lines 15 and 16: O = O / l, 0 for a row that saw nothing, and lse, which may be empty."""
-    save_lse(lse, low, m, l)
+def normalise(O, l, kept_scale, statistics):
+    """Alg. 2 line 15: O = O / l, 0 for a row that saw nothing. kept_scale: for all but the last `statistics` columns.
+    """
+    weighted = O.shape[1] - statistics
     for i in range(O.shape[0]):
         factor = O.dtype.type(kept_scale / l[i] if l[i] != 0 else 0.0)
-        for c in range(O.shape[1]):
+        for c in range(weighted):
             O[i, c] *= factor
+        if statistics:
+            inverse = O.dtype.type(1 / l[i] if l[i] != 0 else 0.0)
+            for c in range(weighted, O.shape[1]):
+                O[i, c] *= inverse

@@ -88,6 +88,12 @@ def matrix(x, batch, head, dtype):
 
 
 @inline_view
+def matrix_along(x, t, batch, head, dtype):
+    """The matrix of (batch, head) of the tangent in direction t of an input."""
+    return strided_view(x.address + x.offsets[t, batch, head], x.rows, x.cols, x.stride, dtype)
+
+
+@inline_view
 def rows_of(x, batch, head, first, end, buffer, dtype):
     """Rows [first, end) of K or V of (batch, head): in place or, if they have another dtype or are in several pages,
     gathered in the buffer."""
@@ -324,6 +330,23 @@ def visible_keys(band, intervals, m0, m_end, first, end):
         first = max(first, min_of(intervals[0, m0:m_end]))
         end = min(end, max_of(intervals[1, m0:m_end]))
     return first, end
+
+
+@inline
+def keys_seen(mask, batch, head, m0, m_end, first, end):
+    """Band and intervals of (batch, head), and the keys of [first, end) that are visible to queries [m0, m_end)."""
+    band, intervals = band_of(mask, batch, head), intervals_of(mask, batch, head)
+    first, end = visible_keys(band, intervals, m0, m_end, first, end)
+    return band, intervals, first, end
+
+
+@inline_in_place
+def hide(S, mask, at, n0, state):
+    """S = -inf where it is hidden from the queries of a tile, `at`; S starts at key n0."""
+    mask_band(S, at.band, at.m0, n0)
+    mask_intervals(S, at.intervals, at.m0, n0)
+    if state == PARTIAL:
+        mask_cells(S, mask, at.batch, at.head, at.m0, n0)
 
 
 @inline

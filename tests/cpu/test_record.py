@@ -58,6 +58,23 @@ def test_a_named_tuple_takes_arguments_of_several_records():
     out = np.zeros(1)
     add_grouped.given(Record(()), Record(out, np.full(1, 3.0)), Record(4, 0.5))(0, 1, GO, np.zeros(1))
     assert out[0] == 0.5 * (3 + 4)
+
+
+@Kernel
+def add_if_given(first, end, stop, scratch, out, pair: Pair, scale):
+    out[0] = scale
+    if pair is not None:
+        out[0] += pair.x[0] + pair.number
+
+
+def test_a_kernel_is_compiled_apart_for_none():
+    """In place of a named tuple: what only that has is not compiled."""
+    out = np.zeros(1)
+    add_if_given.given(Record(()), Record(out), Record(None), Record(0.5))(0, 1, GO, np.zeros(1))
+    assert out[0] == 0.5
+    add_if_given.given(Record(()), Record(out), Record(np.full(1, 3.0), 4), Record(0.5))(0, 1, GO, np.zeros(1))
+    assert out[0] == 0.5 + 3 + 4
+    assert len(add_if_given.entries) == 2
     with pytest.raises(TypingError, match="too many positional arguments"):
         add_grouped.given(Record(()), Record(out, np.full(1, 3.0)), Record(4, 0.5, 1))
 
@@ -164,9 +181,9 @@ FAULTS = {
         "elif x.flags.c_contiguous:": "else:",
         "itertools.chain(args[1:], itertools.repeat(INT64(0)))": "itertools.repeat(args[1])",
         "builder.bitcast(word, ir.DoubleType()) if kind == types.float64 else word": "word",
-        "zip(self._holes, arrays, strict=True)": "zip(self._holes, arrays)",
+        "zip(self.holes, arrays, strict=True)": "zip(self.holes, arrays)",
         "(arrays, held)": "held",
-        "[8 * hole for hole in holes]": "[8 * hole for hole in holes[::-1]]",
+        "self.holes = holes": "self.holes = holes[::-1]",
         "form.append(x.dtype.char + codes[-1])": "form.append(codes[-1])",
     },
     "cpu/compile.py": {

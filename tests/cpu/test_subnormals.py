@@ -8,7 +8,7 @@ from llvmlite import ir
 
 import numbattn as na
 from numbattn.cpu import subnormals
-from numbattn.cpu.backward import backward
+from numbattn.cpu.backward import run
 from numbattn.cpu.subnormals import flush_subnormals, restore
 from tests.accuracy import check
 
@@ -74,7 +74,7 @@ def test_a_kernel_that_is_told_to_stop_puts_it_back(problem, monkeypatch):
     def stopped(kernel, blocks, work, scratch):
         kernel(0, blocks, np.ones(1, np.int32), scratch())
 
-    monkeypatch.setitem(backward.__globals__, "launch", stopped)
+    monkeypatch.setitem(run.__globals__, "launch", stopped)
     assert not na.attention_backward(*problem).dq.any()
     assert kept(np.float32) == (True, True)
 

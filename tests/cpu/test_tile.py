@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import numbattn as na
 from numbattn.base.origin import Origin
 from numbattn.call.problem import describe
-from numbattn.cpu import arguments, tile
+from numbattn.cpu import arguments, operands, tile
 from numbattn.masks import All
 from tests.tools.process import printed
 
@@ -79,7 +79,7 @@ def test_bands():
     assert (ends[:, 0] >= ends[:, 1])[~some & ~narrow].all()
 
 
-UNUSED = arguments.NO_INTERVALS, arguments.NO_CELLS, arguments.NO_GRIDS
+UNUSED = operands.NO_MATRICES, arguments.NO_CELLS, arguments.NO_GRIDS
 
 
 @numba.njit

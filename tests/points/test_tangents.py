@@ -226,7 +226,7 @@ FAULTS = {
         "if kernel._is_linear or self.tx is None:": "if True:",
         "points/kernels.py": {"+ self._of_points(x, gradient) * dots(unit, tx)": ""},
     },
-    "test_what_nobody_sees_may_be_nan[False]": {"cpu/points/pairs.py": {"if sees_nothing(at, i):": "if False:"}},
+    "test_what_nobody_sees_may_be_nan[False]": {"cpu/points/pairs.py": {"if sees_nothing(mask, at, i):": "if False:"}},
     "test_what_nobody_sees_may_be_nan[True]": {
         "c = pairs.only_seen(0, c)": "pass",
         "points/kernels.py": {"x, tx = _with(gradient, x), _with(gradient, tx)": "x = _with(gradient, x)"},

@@ -4,28 +4,14 @@ points move, its tangent: see `moves`."""
 import numpy as np
 
 from ...points.kinds import CURVATURE, DERIVATIVE, DIFFERENCES
-from ..compile import Kernel
 from ..product import product
 from ..softmax import multiply
-from ..subnormals import flush_subnormals, restore
 from ..tile import clear, fill, inline, is_set, matrix, scaled, tile
 from ..transposition import transpose
 from .differences import add_differences
 from .kinds import apply, step_of
 from .moves import add_moved, find_slopes, multiply_moves, tangents_of
-from .pairs import (
-    FEW,
-    LONG,
-    TILE_N,
-    Points,
-    add_part,
-    pairs_of,
-    parts_of,
-    points_apart,
-    queries_of,
-    run,
-    store,
-)
+from .pairs import FEW, LONG, TILE_N, add_part, over_tiles, pairs_of, parts_of, points_apart, run, store
 from .sums import add_products
 
 
@@ -40,19 +26,10 @@ def gradient(problem, inputs, kind, c, rows=None, columns=None, tangents=None, a
     return dx
 
 
-@Kernel
-def gradient_kernel(first_block, end_block, stop, scratch, given: Points, tiles, dx):
-    """Blocks [first_block, end_block); a block is a tile of points of x."""
-    before = flush_subnormals()
-    for block in range(first_block, end_block):
-        at = queries_of(given, tiles[block], scratch)
-        differentiate(dx[at.batch, at.head, at.m0 : at.m_end], given, at, scratch, stop)
-    restore(before)
-
-
-@inline
-def differentiate(dX, given, at, scratch, stop):
+@over_tiles
+def gradient_kernel(given, mask, at, scratch, stop, dx):
     """dX over all points of y."""
+    dX = dx[at.batch, at.head, at.m0 : at.m_end]
     dtype = dX.dtype
     dXT, lost, part = parts_of(scratch, dX.shape[1], dX.shape[0])
     CT = tile(scratch.CT, given.c.cols, dX.shape[0])
@@ -66,7 +43,7 @@ def differentiate(dX, given, at, scratch, stop):
             if is_set(stop):
                 return
             n_end = min(n0 + TILE_N, at.end)
-            S, columns, near = pairs_of(given, at, n0, n_end, scratch)
+            S, columns, near = pairs_of(given, mask, at, n0, n_end, scratch)
             if S.size:
                 W = tile(scratch.weights, S.shape[0], S.shape[1])
                 product(W, B[n0:n_end], CT, dtype.type(1), False)
@@ -75,7 +52,7 @@ def differentiate(dX, given, at, scratch, stop):
                     find_slopes(slopes, S, given, at, columns)
                 apply(S, given.step, at.rows, columns)
                 if is_moved:
-                    multiply_moves(S, given, at, n0, near, scratch, given.apart.rate)
+                    multiply_moves(S, given, at, n0, near, scratch, given.rate)
                 else:
                     multiply(S, W)
                 add_gradient(part, totals, S, slopes, W, Y[n0:n_end], given, at, n0, near, scratch)
@@ -84,8 +61,8 @@ def differentiate(dX, given, at, scratch, stop):
             if is_moved:
                 add_points(part, at.TXT, totals[1])
         add_part(dXT, lost, part)
-    factor = given.apart.factor if given.x.cols <= DIFFERENCES and not is_moved else 1
-    store(dX, dXT, dtype.type(1 if given.step.is_of_product else 2 * factor), at)
+    factor = given.factor if given.x.cols <= DIFFERENCES and not is_moved else 1
+    store(dX, dXT, dtype.type(1 if given.step.is_of_product else 2 * factor), mask, at)
 
 
 @inline
@@ -93,7 +70,7 @@ def add_gradient(dXT, totals, S, slopes, W, Y, given, at, n0, near, scratch):
     """Add the terms of a tile, with weights S, to dX: sum_j S_ij (x_i - y_j), or only the second term, the first being
     x_i times the total of S. If points move, the same of tangents, with the weights `slopes`; S then has the factors of
     both differences, that of tt and this one, and both are still to be multiplied by W."""
-    real, (keys, size), factor = dXT.dtype.type, S.shape, dXT.dtype.type(1 if slopes.size else given.apart.factor)
+    real, (keys, size), factor = dXT.dtype.type, S.shape, dXT.dtype.type(1 if slopes.size else given.factor)
     X, apart_y = points_apart(given, at, n0, n0 + keys, real)
     TX, TY = tangents_of(given, at, n0, n0 + keys if slopes.size else n0, scratch)
     if not given.step.is_of_product and (dXT.shape[0] <= DIFFERENCES or near > FEW):

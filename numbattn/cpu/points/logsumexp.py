@@ -3,12 +3,10 @@
 import numpy as np
 
 from ...points.kinds import LOGARITHM
-from ..compile import Kernel
 from ..softmax import absorb, save_lse, softmax_step
-from ..subnormals import flush_subnormals, restore
-from ..tile import fill, inline, is_set, tile
+from ..tile import fill, is_set, tile
 from .kinds import apply, step_of
-from .pairs import LONG, TILE_N, Points, pairs_of, queries_of, run
+from .pairs import LONG, TILE_N, over_tiles, pairs_of, run
 
 
 def logsumexp(problem, inputs, kind, columns=None, apart=None):
@@ -19,21 +17,12 @@ def logsumexp(problem, inputs, kind, columns=None, apart=None):
     return lse, low
 
 
-@Kernel
-def logsumexp_kernel(first_block, end_block, stop, scratch, given: Points, tiles, lse, low):
-    """Blocks [first_block, end_block); a block is a tile of points of x."""
-    before = flush_subnormals()
-    for block in range(first_block, end_block):
-        at = queries_of(given, tiles[block], scratch)
-        rows = at.batch, at.head, slice(at.m0, at.m_end), 0
-        sum_up(lse[rows], low[rows], given, at, scratch, stop)
-    restore(before)
-
-
-@inline
-def sum_up(lse, low, given, at, scratch, stop):
+@over_tiles
+def logsumexp_kernel(given, mask, at, scratch, stop, lse, low):
     """lse and low over all points of y."""
-    O, vectors = tile(scratch.sums, lse.size, 0), at.vectors
+    rows = at.batch, at.head, slice(at.m0, at.m_end), 0
+    own, vectors = lse[rows], at.vectors
+    O = tile(scratch.sums, own.size, 0)
     m, l, m_next, l_next, alpha, part = vectors[0], vectors[1], vectors[2], vectors[3], vectors[4], vectors[5]
     fill(m, np.finfo(lse.dtype).min)                                # finite, since (-inf) - (-inf) is NaN
     fill(l, 0)
@@ -43,9 +32,9 @@ def sum_up(lse, low, given, at, scratch, stop):
         for n0 in range(n_next, min(n_next + LONG, at.end), TILE_N):
             if is_set(stop):
                 return
-            S, columns, _ = pairs_of(given, at, n0, min(n0 + TILE_N, at.end), scratch)
+            S, columns, _ = pairs_of(given, mask, at, n0, min(n0 + TILE_N, at.end), scratch)
             if S.size:
                 apply(S, given.step, at.rows, columns)
                 softmax_step(S, m_next, l_next, alpha, part)
         absorb(O, m, l, O, m_next, l_next)
-    save_lse(lse, low, m, l)
+    save_lse(own, low[rows], m, l)

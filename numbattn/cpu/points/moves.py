@@ -16,8 +16,8 @@ from .pairs import FEW, points_apart
 def tangents_of(given, at, n0, n_end, scratch):
     """tx and ty of a tile."""
     real = scratch.S.dtype
-    TX = matrix(given.apart.tx, at.batch, at.head, real)[at.m0 : at.m_end]
-    return TX, matrix(given.apart.ty, at.batch, at.head, real)[n0:n_end]
+    TX = matrix(given.tx, at.batch, at.head, real)[at.m0 : at.m_end]
+    return TX, matrix(given.ty, at.batch, at.head, real)[n0:n_end]
 
 
 @inline
@@ -66,7 +66,7 @@ def find_slopes(slopes, S, given, at, columns):
     for j in range(S.shape[0]):
         for i in range(S.shape[1]):
             slopes[j, i] = S[j, i]
-    apply(slopes, given.apart.slope, at.rows, columns)
+    apply(slopes, given.slope, at.rows, columns)
 
 
 @inline

@@ -2,11 +2,9 @@
 
 import numpy as np
 
-from ..compile import Kernel
-from ..subnormals import flush_subnormals, restore
 from ..tile import fill, inline, is_set, tile
 from .kinds import NO_STEP
-from .pairs import TILE_N, Points, pairs_of, queries_of, run
+from .pairs import TILE_N, over_tiles, pairs_of, run
 
 SOME = 32  # points of x that are updated one by one if any of them has a nearer point
 
@@ -19,37 +17,27 @@ def nearest(problem, inputs, k, apart=None):
     return t, j
 
 
-@Kernel
-def nearest_kernel(first_block, end_block, stop, scratch, given: Points, tiles, t, j):
-    """Blocks [first_block, end_block); a block is a tile of points of x."""
-    before = flush_subnormals()
-    for block in range(first_block, end_block):
-        at = queries_of(given, tiles[block], scratch)
-        size, k = at.m_end - at.m0, t.shape[3]
-        best, numbers = tile(scratch.sums, k, size), tile(scratch.numbers, k, size)
-        find(best, numbers, given, at, scratch, stop)
-        T, J = t[at.batch, at.head, at.m0 : at.m_end], j[at.batch, at.head, at.m0 : at.m_end]
-        for i in range(size):
-            for place in range(k):
-                T[i, place], J[i, place] = best[place, i], numbers[place, i]
-    restore(before)
-
-
-@inline
-def find(best, numbers, given, at, scratch, stop):
+@over_tiles
+def nearest_kernel(given, mask, at, scratch, stop, t, j):
     """The nearest of all points of y: their t, in ascending order, and their numbers."""
+    size, k = at.m_end - at.m0, t.shape[3]
+    best, numbers = tile(scratch.sums, k, size), tile(scratch.numbers, k, size)
     for place in range(best.shape[0]):
         fill(best[place], np.inf)
         fill(numbers[place], -1)
     for n0 in range(at.first, at.end, TILE_N):
         if is_set(stop):
             return
-        S, _, _ = pairs_of(given, at, n0, min(n0 + TILE_N, at.end), scratch)
-        for j in range(S.shape[0]):
+        S, _, _ = pairs_of(given, mask, at, n0, min(n0 + TILE_N, at.end), scratch)
+        for row in range(S.shape[0]):
             if best.shape[0] == 1:
-                replace(best[0], numbers[0], S[j], n0 + j)
+                replace(best[0], numbers[0], S[row], n0 + row)
             else:
-                insert_some(best, numbers, S[j], n0 + j)
+                insert_some(best, numbers, S[row], n0 + row)
+    T, J = t[at.batch, at.head, at.m0 : at.m_end], j[at.batch, at.head, at.m0 : at.m_end]
+    for i in range(size):
+        for place in range(k):
+            T[i, place], J[i, place] = best[place, i], numbers[place, i]
 
 
 @inline

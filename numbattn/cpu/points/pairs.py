@@ -7,33 +7,18 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import types
-from numba.extending import overload
 
 from ...call.problem import NOTHING_HIDDEN
 from ...points.kinds import DIFFERENCES, NEAR
-from ..arguments import NO_MATRICES, kept, mask_of, matrices_of, memory_of, readable, tiles_of
+from ..arguments import mask_of, record_of_tiles
+from ..compile import Kernel
 from ..launch import launch
+from ..operands import MATRIX, Operands
 from ..product import distances, product, row_dots
 from ..record import Record
-from ..tile import (
-    EMPTY,
-    FULL,
-    OPTIONS,
-    PARTIAL,
-    band_of,
-    clear,
-    fill,
-    inline,
-    intervals_of,
-    mask_band,
-    mask_cells,
-    mask_intervals,
-    matrix,
-    tile,
-    tile_state,
-    visible_keys,
-)
+from ..scratch import memory_of
+from ..subnormals import flush_subnormals, restore
+from ..tile import EMPTY, FULL, clear, contiguous_view, fill, hide, inline, keys_seen, matrix, tile, tile_state
 from ..transposition import transpose
 
 TILE_M, TILE_N = 128, 64  # points of x, of y: 128 x 64 to 512 x 32 are equally fast
@@ -45,7 +30,7 @@ FEW = 256  # near pairs of a tile, which are recomputed one by one
 
 # ---------------------------------------------------------------------------------------------------------- arguments
 class Points(NamedTuple):
-    """The inputs of a call: Matrices, without rows where nothing is given, a MaskArrays and a Step."""
+    """The inputs of a call, in the order of its Records: Matrices, without rows where nothing is given, and Steps."""
 
     x: Any
     y: Any
@@ -53,22 +38,17 @@ class Points(NamedTuple):
     c: Any  # a row for each point of x
     rows: Any  # logarithms: one row, a number for each point of x
     columns: Any  # and for each point of y
-    mask: Any  # or () for none
-    step: Any
-    apart: Any  # an Apart
-
-
-class Apart(NamedTuple):
-    """Points whose differences are taken: those of Points, without rows here, or, beyond DIFFERENCES features, the
-    points as they were given. And tangents of points of unit length, without rows if there are none."""
-
-    x: Any  # Matrices
-    y: Any
-    tx: Any
+    apart_x: Any  # beyond DIFFERENCES features, points as they were given, whose differences are taken
+    apart_y: Any
+    tx: Any  # tangents of points of unit length
     ty: Any
-    slope: Any  # the Step of kappa', beside that of kappa''
+    step: Any
+    slope: Any  # of kappa', beside that of kappa''
     factor: Any  # of differences, for unit length
     rate: Any  # of their squares
+
+
+ARRAYS = Operands(**dict.fromkeys(Points._fields[:10], MATRIX))
 
 
 class PointsScratch(NamedTuple):
@@ -94,36 +74,26 @@ def run(
     kernel, problem, inputs, step, *results, b=None, c=None, rows=None, columns=None, apart=None, slope=None,
     tangents=None,
 ):  # fmt: skip
-    """Call a kernel of (first block, end block, stop, scratch, Points, tiles, results).
+    """Call a kernel from `over_tiles`.
 
     step, slope: as from step_of; results: arrays (..., m, columns). apart: a `kinds.Apart`; tangents: of x and of y.
     """
     (step, function), (slope, other) = step, slope or step
-    vectors = [None if x is None else x[..., None, :] for x in (rows, columns)]
-    x, y, rate = apart or (inputs.q, inputs.k, 1.0)
-    others = (x, y) if problem.head_dim > DIFFERENCES else (None, None)
-    given = inputs.q, inputs.k, b, c, *vectors, *others, *(tangents or (None, None))
-    given = [None if x is None else readable(x, problem.sum_dtype) for x in given]
-    *matrices, x, y, tx, ty = [NO_MATRICES if x is None else matrices_of(x, problem) for x in given]
-    of_heads = [x.reshape(*problem.matrices, *x.shape[-2:]) for x in results]
-    tiles, pairs = tiles_record(problem, inputs.mask)
-    moves = tangents is not None
-    scratch, memory = scratch_of(problem, results[0].shape[-1], results[-1].dtype, c is not None, moves)
-    mask = Record(()) if inputs.mask is NOTHING_HIDDEN else mask_of(problem, inputs.mask)
-    apart = Apart(x, y, tx, ty, slope, math.sqrt(rate), rate)
+    (x, y, rate), arrays = apart or (inputs.q, inputs.k, 1.0), {"x": inputs.q, "y": inputs.k, "b": b, "c": c}
+    arrays |= {name: None if x is None else x[..., None, :] for name, x in (("rows", rows), ("columns", columns))}
+    if problem.head_dim > DIFFERENCES:
+        arrays |= {"apart_x": x, "apart_y": y}
+    if tangents is not None:
+        arrays["tx"], arrays["ty"] = tangents
+    tiles, table = record_of_tiles(problem, inputs.mask, TILE_M)
+    scratch, memory = scratch_of(problem, results[0].shape[-1], results[-1].dtype, c is not None, tangents is not None)
     records = (
-        Record(*matrices, held=given), mask, Record(step, apart, held=(function, other)),
-        tiles, Record(*of_heads),
+        ARRAYS.record(problem, arrays), Record(step, slope, math.sqrt(rate), rate, held=(function, other)),
+        Record(None) if inputs.mask is NOTHING_HIDDEN else mask_of(problem, inputs.mask), table,
+        Record(*[x.reshape(*problem.matrices, *x.shape[-2:]) for x in results]),
     )  # fmt: skip
     cost = problem.head_dim + results[0].shape[-1] + (0 if b is None else b.shape[-1]) + EXPONENTIAL
-    launch(kernel.given(scratch, *records), len(tiles.arguments[0]), pairs * cost, memory)
-
-
-@kept
-def tiles_record(problem, mask):
-    """The Record of tiles of points of x, and how many pairs they have."""
-    tiles = tiles_of(problem, mask, TILE_M)
-    return Record(tiles.table), tiles.pairs
+    launch(kernel.given(scratch, *records), len(tiles.table), tiles.pairs * cost, memory)
 
 
 def scratch_of(problem, columns, dtype, has_weights, moves):
@@ -134,64 +104,8 @@ def scratch_of(problem, columns, dtype, has_weights, moves):
     sizes = (pairs, pairs * has_weights, points, tile_m * problem.head_dim_v * has_weights, PARTS * tile_m * columns,
              tile_m * VECTORS, LINES * tile_n, points * is_wide, points * moves, pairs * moves, pairs * moves,
              pairs * is_wide, tile_m * columns * (dtype == np.int32), FEW * is_wide)  # fmt: skip
-    return memory_of(PointsScratch, sizes, [problem.sum_dtype] * (len(sizes) - 2) + [np.dtype(np.int32)] * 2)
-
-
-# -------------------------------------------------------------------------------------------------------------- masks
-def by_mask(masked, whole):
-    """A function in compiled code: `masked`, or `whole` without a mask, which is the first argument. Steps of masks
-    take a third of a kernel's compile time."""
-
-    def chosen(mask, *others):
-        raise NotImplementedError
-
-    @overload(chosen, jit_options=dict(OPTIONS), strict=False)
-    def of_kind(mask, *others):
-        return whole if mask == types.Tuple(()) else masked
-
-    return chosen
-
-
-def visible_points(mask, batch, head, m0, m_end, first, end):
-    band, intervals = band_of(mask, batch, head), intervals_of(mask, batch, head)
-    first, end = visible_keys(band, intervals, m0, m_end, first, end)
-    return band, intervals, first, end
-
-
-def all_points(mask, batch, head, m0, m_end, first, end):
-    return (), (), first, end
-
-
-def masked_state(mask, at, n0, n_end):
-    return tile_state(mask, at.intervals, at.batch, at.head, at.m0, at.m_end, n0, n_end)
-
-
-def full_state(mask, at, n0, n_end):
-    return FULL
-
-
-def hide(mask, S, at, n0, state):
-    """S = -inf where it is hidden."""
-    mask_band(S, at.band, at.m0, n0)
-    mask_intervals(S, at.intervals, at.m0, n0)
-    if state == PARTIAL:
-        mask_cells(S, mask, at.batch, at.head, at.m0, n0)
-
-
-def hide_nothing(mask, S, at, n0, state):
-    pass
-
-
-def is_blind(band, intervals, m):
-    return m >= band[2] or (intervals.size > 0 and intervals[0, m] >= intervals[1, m])
-
-
-def sees_all(band, intervals, m):
-    return False
-
-
-points_seen, state_of = by_mask(visible_points, all_points), by_mask(masked_state, full_state)
-hide_masked, sees_none = by_mask(hide, hide_nothing), by_mask(is_blind, sees_all)
+    dtypes = [problem.sum_dtype] * (len(sizes) - 2) + [np.dtype(np.int32)] * 2
+    return memory_of(PointsScratch, zip(sizes, dtypes))
 
 
 # -------------------------------------------------------------------------------------------------------------- tiles
@@ -213,17 +127,35 @@ class PointsQueries(NamedTuple):
     vectors: Any  # more memory like these
 
 
+def over_tiles(function):
+    """Decorate a function (given, mask, at, scratch, stop, *results) of a tile of points of x: it becomes the Kernel
+    that is called for all of them. mask: or None, for which the kernel is compiled apart, in two thirds of the time."""
+    of_tile = inline(function)
+
+    def kernel(first_block, end_block, stop, scratch, given: Points, mask, tiles, *results):
+        before = flush_subnormals()
+        for block in range(first_block, end_block):
+            of_tile(given, mask, queries_of(given, mask, tiles[block], scratch), scratch, stop, *results)
+        restore(before)
+
+    kernel.__name__ = kernel.__qualname__ = function.__name__
+    return Kernel(kernel)
+
+
 @inline
-def queries_of(given, row, scratch):
+def queries_of(given, mask, row, scratch):
     """The PointsQueries of a row of WorkTiles.table."""
     batch, head, m0, m_end, segment, segment_end, _ = row
     dtype, size = scratch.S.dtype, m_end - m0
-    band, intervals, first, end = points_seen(given.mask, batch, head, m0, m_end, segment, segment_end)
+    if mask is None:
+        band, intervals, first, end = (0, 0, 0, 0), contiguous_view(0, 0, 0, 0, np.int64), segment, segment_end
+    else:
+        band, intervals, first, end = keys_seen(mask, batch, head, m0, m_end, segment, segment_end)
     X, XT = matrix(given.x, batch, head, dtype)[m0:m_end], tile(scratch.XT, given.x.cols, size)
     transpose(XT, X, dtype.type(1), False)
-    TXT = tile(scratch.tangents, given.apart.tx.cols, size)
+    TXT = tile(scratch.tangents, given.tx.cols, size)
     if TXT.size:
-        transpose(TXT, matrix(given.apart.tx, batch, head, dtype)[m0:m_end], dtype.type(1), False)
+        transpose(TXT, matrix(given.tx, batch, head, dtype)[m0:m_end], dtype.type(1), False)
     vectors = tile(scratch.vectors, VECTORS, size)
     norms, rows = vectors[0], vectors[1]
     row_dots(norms, X, X)
@@ -232,9 +164,12 @@ def queries_of(given, row, scratch):
 
 
 @inline
-def sees_nothing(at, i):
+def sees_nothing(mask, at, i):
     """Whether the point m0 + i of x is outside of the mask's band or has an empty interval, and may be NaN."""
-    return sees_none(at.band, at.intervals, at.m0 + i)
+    if mask is None:
+        return False
+    m = at.m0 + i
+    return m >= at.band[2] or (at.intervals.size > 0 and at.intervals[0, m] >= at.intervals[1, m])
 
 
 @inline
@@ -248,10 +183,12 @@ def load(out, x, batch, head, first):
 
 
 @inline
-def pairs_of(given, at, n0, n_end, scratch):
+def pairs_of(given, mask, at, n0, n_end, scratch):
     """t of pairs with the points [n0, n_end) of y, -inf where hidden, which no t is, and the logarithms of these
     points; both are empty if everything is hidden. And how many pairs are near each other."""
-    state = state_of(given.mask, at, n0, n_end)
+    state = FULL
+    if mask is not None:
+        state = tile_state(mask, at.intervals, at.batch, at.head, at.m0, at.m_end, n0, n_end)
     n_end = n0 if state == EMPTY else n_end
     S, lines = tile(scratch.S, n_end - n0, at.m_end - at.m0), tile(scratch.lines, LINES, n_end - n0)
     norms, columns, near = lines[0], lines[1], 0
@@ -261,13 +198,14 @@ def pairs_of(given, at, n0, n_end, scratch):
     if given.step.is_of_product:
         product(S, Y, at.XT, S.dtype.type(1), False)
     elif given.x.cols <= DIFFERENCES:
-        distances(S, Y, at.XT, S.dtype.type(given.apart.rate), False)
+        distances(S, Y, at.XT, S.dtype.type(given.rate), False)
     else:
         product(S, Y, at.XT, S.dtype.type(-2), False)
         row_dots(norms, Y, Y)
         if add_norms(S, at.norms, norms):
             near = recompute(S, given, at, n0, norms, scratch)
-    hide_masked(given.mask, S, at, n0, state)
+    if mask is not None:
+        hide(S, mask, at, n0, state)
     load(columns, given.columns, at.batch, at.head, n0)
     return S, columns, near
 
@@ -287,7 +225,7 @@ def recompute(S, given, at, n0, norms, scratch):
     if count > FEW:
         XT, again = tile(scratch.apart, X.shape[1], size), tile(scratch.again, S.shape[0], size)
         transpose(XT, X, real(1), False)
-        distances(again, Y, XT, real(given.apart.rate), False)
+        distances(again, Y, XT, real(given.rate), False)
         for j in range(S.shape[0]):
             for i in range(size):
                 S[j, i] = again[j, i] if S[j, i] < bound * (at.norms[i] + norms[j]) else S[j, i]
@@ -296,14 +234,14 @@ def recompute(S, given, at, n0, norms, scratch):
         (j, i), t = divmod(pair, size), real(0)
         for f in range(X.shape[1]):
             t += (X[i, f] - Y[j, f]) * (X[i, f] - Y[j, f])
-        S[j, i] = t * real(given.apart.rate)
+        S[j, i] = t * real(given.rate)
     return count
 
 
 @inline
 def points_apart(given, at, n0, n_end, dtype):
     """Points x and y of a tile, whose differences are taken: as they were given, if that is not their place."""
-    x, y = (given.apart.x, given.apart.y) if given.x.cols > DIFFERENCES else (given.x, given.y)
+    x, y = (given.apart_x, given.apart_y) if given.x.cols > DIFFERENCES else (given.x, given.y)
     return matrix(x, at.batch, at.head, dtype)[at.m0 : at.m_end], matrix(y, at.batch, at.head, dtype)[n0:n_end]
 
 
@@ -329,11 +267,11 @@ def add_part(total, lost, part):
 
 
 @inline
-def store(out, total, factor, at):
+def store(out, total, factor, mask, at):
     """A sum of a tile, times a factor; 0 for points that see nothing, which may be NaN."""
     transpose(out, total, factor, False)
     for i in range(out.shape[0]):
-        if sees_nothing(at, i):
+        if sees_nothing(mask, at, i):
             fill(out[i], 0)
 
 

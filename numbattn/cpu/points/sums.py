@@ -3,13 +3,11 @@
 import numpy as np
 
 from ...points.kinds import DERIVATIVE, VALUE
-from ..compile import Kernel
 from ..product import product_tn, product_tn_row
-from ..subnormals import flush_subnormals, restore
 from ..tile import clear, inline, is_set, matrix
 from .kinds import apply, step_of
 from .moves import multiply_moves
-from .pairs import LONG, TILE_N, Points, add_part, pairs_of, parts_of, queries_of, run, store
+from .pairs import LONG, TILE_N, add_part, over_tiles, pairs_of, parts_of, run, store
 
 FEW = 4  # columns; fewer are summed one by one
 
@@ -23,19 +21,10 @@ def sums(problem, inputs, kind, rows=None, columns=None, tangents=None, apart=No
     return o
 
 
-@Kernel
-def sums_kernel(first_block, end_block, stop, scratch, given: Points, tiles, o):
-    """Blocks [first_block, end_block); a block is a tile of points of x."""
-    before = flush_subnormals()
-    for block in range(first_block, end_block):
-        at = queries_of(given, tiles[block], scratch)
-        sum_up(o[at.batch, at.head, at.m0 : at.m_end], given, at, scratch, stop)
-    restore(before)
-
-
-@inline
-def sum_up(O, given, at, scratch, stop):
+@over_tiles
+def sums_kernel(given, mask, at, scratch, stop, o):
     """O over all points of y."""
+    O = o[at.batch, at.head, at.m0 : at.m_end]
     one, B = O.dtype.type(1), matrix(given.b, at.batch, at.head, O.dtype)
     OT, lost, part = parts_of(scratch, O.shape[1], O.shape[0])
     for n_next in range(at.first, at.end, LONG):
@@ -44,14 +33,14 @@ def sum_up(O, given, at, scratch, stop):
             if is_set(stop):
                 return
             n_end = min(n0 + TILE_N, at.end)
-            S, columns, near = pairs_of(given, at, n0, n_end, scratch)
+            S, columns, near = pairs_of(given, mask, at, n0, n_end, scratch)
             if S.size:
                 apply(S, given.step, at.rows, columns)
                 if scratch.moves.size:
-                    multiply_moves(S, given, at, n0, near, scratch, given.apart.factor)
+                    multiply_moves(S, given, at, n0, near, scratch, given.factor)
                 add_products(part, B[n0:n_end], S, one)
         add_part(OT, lost, part)
-    store(O, OT, one, at)
+    store(O, OT, one, mask, at)
 
 
 @inline

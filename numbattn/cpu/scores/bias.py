@@ -4,7 +4,7 @@ import numpy as np
 
 from ...base.checks import DTYPES
 from ...scores.bias import Bias
-from ..arguments import compact
+from ..operands import compact
 from ..tile import float_of_bfloat16, float_of_float16, inline
 from ..transposition import transpose
 from .kind import CPUScoreKind, LoweredStep, aligned, matrix_at, matrix_of

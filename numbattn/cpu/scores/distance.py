@@ -5,7 +5,7 @@ import numpy as np
 from ...base.values import rounded
 from ...scores.alibi import Alibi
 from ...scores.relative import RelativeBias
-from ..arguments import compact
+from ..operands import compact
 from ..tile import inline
 from .kind import CPUScoreKind, LoweredStep, aligned, matrix_at, matrix_of
 

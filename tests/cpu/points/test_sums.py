@@ -86,14 +86,13 @@ FAULTS = {
         },
         "cpu/points/test_sums.py::test_masks[blocks]": {
             "n_end = n0 if state == EMPTY else n_end": "pass",
-            "if state == PARTIAL": "if state == EMPTY",
         },
         "cpu/points/test_gradient.py::test_each_kind[20-Gaussian()]": {
             "norms = of_x[i] + of_y[j]": "norms = of_x[i]",
         },
         "points/test_pairs.py::test_points_far_off_take_no_digits": {
             "is_near |= t < bound * norms": "is_near |= t < 0",
-            "x, y = (given.apart.x, given.apart.y)": "x, y = (given.x, given.y)",
+            "x, y = (given.apart_x, given.apart_y)": "x, y = (given.x, given.y)",
             "matrix(y, at.batch, at.head, dtype)[n0:n_end]": "matrix(y, at.batch, at.head, dtype)",
         },
     },

@@ -1,0 +1,68 @@
+"""Memory of a thread, for one tile at a time."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .record import At, Record
+from .tile import LINE
+
+TILE_M, TILE_N = 128, 128  # queries, keys: the fastest of 64 to 256, forward and backward, causal or not
+
+class Scratch(NamedTuple):
+    """Buffers of the kernels of attention; names are those of the tiles in them."""
+
+    S: Any  # then P
+    dP: Any  # then dS, or dP - D where there are directions
+    dS: Any
+    tS: Any  # then P tS
+    tdP: Any  # then tdS
+    S2: Any  # the second derivative along a direction
+    slopes: Any  # derivatives of scores, and S, with directions tS, before functions whose arrays have gradients
+    bends: Any  # tangents of their slopes
+    QT: Any
+    tQT: Any  # of all directions
+    dOT: Any
+    tdOT: Any  # of all directions
+    sums: Any  # where there are directions
+    next_sums: Any  # of further keys, where rows are long
+    vectors: Any  # one number a query
+    tD: Any  # of all directions, and one more
+    Z: Any  # uint8
+    words: Any  # uint64
+    wide: Any  # tokens of K or V that are widened, or that are in several pages
+
+
+def scratch_of(problem, tile=None, **counts):
+    """The Record of a Scratch, whose addresses count from its beginning, and a function that allocates its memory.
+
+    tile: its queries and keys, if these are not TILE_M and TILE_N or fewer; counts: for how many of its unit each
+    buffer has room, a tile, its queries' features, or its queries.
+    """
+    rows, keys = tile or (min(TILE_M, problem.seqlen_q), min(TILE_N, problem.seqlen_k))
+    units = dict.fromkeys(Scratch._fields, rows * keys)
+    units |= dict.fromkeys(("QT", "tQT"), rows * problem.head_dim)
+    units |= dict.fromkeys(("dOT", "tdOT"), rows * problem.head_dim_v)
+    units |= dict.fromkeys(("sums", "next_sums", "vectors", "tD"), rows)
+    widens = problem.dtype.itemsize == 2 or problem.cache is not None
+    units["wide"] = keys * max(problem.head_dim, problem.head_dim_v) * widens
+    units["Z"], units["words"] = rows * keys * problem.dropout, 2 * (rows + 16) * problem.dropout
+    counts, dtypes = {"Z": 1, "words": 1} | counts, {"Z": np.dtype(np.uint8), "words": np.dtype(np.uint64)}
+    sizes = [(units[name] * counts.get(name, 0), dtypes.get(name, problem.sum_dtype)) for name in Scratch._fields]
+    return memory_of(Scratch, sizes)
+
+
+def memory_of(kind, sizes):
+    """The Record of a NamedTuple of this kind, of buffers with these numbers of elements and dtypes, whose addresses
+    count from the beginning of one memory; and a function that allocates that."""
+    places, nbytes = [], 0
+    for size, dtype in sizes:
+        places.append(At(nbytes, (size,), dtype))
+        nbytes += -(-size * dtype.itemsize // LINE) * LINE
+    return Record(kind(*places)), partial(fresh, nbytes)
+
+
+def fresh(nbytes):
+    """Memory of a thread, whatever is in it."""
+    return np.empty(nbytes, np.uint8)
