@@ -105,13 +105,17 @@ def short_rows(short, work):
     return tuple([row._replace(blocks=1) if scarce else row for row in found])
 
 
-def compiled_in(work, tiles, head_dims):
-    """The parameters of all factories of kernels that compute S. head_dims: rounded as the kernel does."""
+def about_s(work, head_dims):
+    """The parameters of all factories of kernels that compute S, but tiles. head_dims: rounded as the kernel does."""
     head_dim, head_dim_v = head_dims
     return {
-        "dtype": work.problem.dtype.name, "head_dim": head_dim, "head_dim_v": head_dim_v, **without_defaults(tiles),
+        "dtype": work.problem.dtype.name, "head_dim": head_dim, "head_dim_v": head_dim_v,
         "mask": work.mask, "score": work.score, "dropout": work.problem.dropout,
     }  # fmt: skip
+
+
+def compiled_in(work, tiles, head_dims):
+    return about_s(work, head_dims) | without_defaults(tiles)
 
 
 def dtypes_of(work, *names):
