@@ -22,6 +22,11 @@ def test_causal(rng, check, ascending):
     check(rng, m=190, n=190, causal=True, ascending=ascending)
 
 
+def test_window(rng, check):
+    """The second consumer skips keys that the first one sees."""
+    check(rng, m=250, n=250, mask=na.Window(30, 9))
+
+
 def test_heads_packed_into_a_work_tile(rng, check):
     check(rng, heads=4, heads_k=2, m=60, n=70, causal=True, heads_per_tile=2)
 

@@ -59,12 +59,6 @@ def assert_accurate_tangents(found, wanted, others):
         assert_accurate(name, got, want, other, got.dtype)
 
 
-@simulated_only
-def test_window(rng):
-    """The second consumer skips keys that the first one sees."""
-    check(rng, m=250, n=250, mask=na.Window(30, 9))
-
-
 @pytest.mark.parametrize("given", ["q", "k", "qk", "qv", "kv"])
 @simulated_only
 def test_tangents_that_are_not_given_are_zero(rng, given):
