@@ -115,6 +115,7 @@ def about_s(work, head_dims):
 
 
 def compiled_in(work, tiles, head_dims):
+    """`about_s`, and the fields of a row."""
     return about_s(work, head_dims) | without_defaults(tiles)
 
 
@@ -133,11 +134,11 @@ def lse_alone(work):
     return {} if work.problem.head_dim_v else {"head_dim_v": 0}
 
 
-def parameters(work, tiles, sizes=head_dims):
-    """The parameters of kernels whose matrices' rows have an alignment. sizes: (problem) -> rounded head_dims."""
-    return compiled_in(work, tiles, sizes(work.problem)) | {"nbytes": work.nbytes}
+def parameters(work, tiles):
+    """The parameters of kernels whose matrices' rows have an alignment."""
+    return compiled_in(work, tiles, head_dims(work.problem)) | {"nbytes": work.nbytes}
 
 
-def with_results(*names, sizes=head_dims):
+def with_results(*names):
     """`parameters`, and the dtypes of these results."""
-    return lambda work, tiles: parameters(work, tiles, sizes) | dtypes_of(work, *names)
+    return lambda work, tiles: parameters(work, tiles) | dtypes_of(work, *names)

@@ -73,11 +73,8 @@ FAULTS = {
     "                acquire(K)\n": "",
     "                acquire(V)\n": "",
     "work.head // args.group_size": "work.head",
-    "cuda/test_origin.py::test_wide": {
-        "if IS_STAGED and count >= Q_STAGES": "if count >= Q_STAGES",
-    },
+    "first_key + n_block * TILE_N\n                acquire": "first_key + n_block\n                acquire",
     "cuda/kernels/shared/test_segments.py::test_nan_stays_in_its_segment_simulated": {
-        "first_key + n_block * TILE_N\n                acquire": "first_key + n_block\n                acquire",
         "row = work.segment.first_query + m0": "row = m0",
         "m0 + ROWS <= segment.queries": "m0 <= segment.queries",
     },
