@@ -105,13 +105,18 @@ def short_rows(short, work):
     return tuple([row._replace(blocks=1) if scarce else row for row in found])
 
 
-def compiled_in(work, tiles, head_dims):
-    """The parameters of all factories of kernels that compute S. head_dims: rounded as the kernel does."""
+def about_s(work, head_dims):
+    """The parameters of all factories of kernels that compute S, but tiles. head_dims: rounded as the kernel does."""
     head_dim, head_dim_v = head_dims
     return {
-        "dtype": work.problem.dtype.name, "head_dim": head_dim, "head_dim_v": head_dim_v, **without_defaults(tiles),
+        "dtype": work.problem.dtype.name, "head_dim": head_dim, "head_dim_v": head_dim_v,
         "mask": work.mask, "score": work.score, "dropout": work.problem.dropout,
     }  # fmt: skip
+
+
+def compiled_in(work, tiles, head_dims):
+    """`about_s`, and the fields of a row."""
+    return about_s(work, head_dims) | without_defaults(tiles)
 
 
 def dtypes_of(work, *names):
@@ -129,11 +134,11 @@ def lse_alone(work):
     return {} if work.problem.head_dim_v else {"head_dim_v": 0}
 
 
-def parameters(work, tiles, sizes=head_dims):
-    """The parameters of kernels whose matrices' rows have an alignment. sizes: (problem) -> rounded head_dims."""
-    return compiled_in(work, tiles, sizes(work.problem)) | {"nbytes": work.nbytes}
+def parameters(work, tiles):
+    """The parameters of kernels whose matrices' rows have an alignment."""
+    return compiled_in(work, tiles, head_dims(work.problem)) | {"nbytes": work.nbytes}
 
 
-def with_results(*names, sizes=head_dims):
+def with_results(*names):
     """`parameters`, and the dtypes of these results."""
-    return lambda work, tiles: parameters(work, tiles, sizes) | dtypes_of(work, *names)
+    return lambda work, tiles: parameters(work, tiles) | dtypes_of(work, *names)

@@ -55,18 +55,18 @@ from .backward_steps import (
     keys_kernel,
     keys_spec,
     loader,
+    parameters_of,
     pipelines_within,
     save_step,
     size_of,
     source,
-    with_results,
 )
 from .distance_sums import distance_reads_of, distance_sums_step
 from .dq_sums import dq_steps
 from .forward_steps import clear_step
 from .forward_tiles import has_small_blocks
 from .kv_steps import BackwardAccumulators, Stages, advance_all, bias_steps, ds_step, statistic_steps
-from .variants import SUMS, Variant, variant_of
+from .variants import SUMS, variant_of
 
 
 class Walk(NamedTuple):
@@ -92,10 +92,10 @@ def hopper_backward_kv(
     """dK and dV, 64 keys a consumer. Beside the kernel that rounds sums for dQ, also those: each consumer computes 64
     rows and 64 columns.
 
-    tiles: as in WgmmaTiles, stages being those of Q and of dO. variant: see Variant. bias_dtype: of a bias that TMA
-    loads. reads: see `distance_sums`.
+    tiles: WgmmaTiles, stages being those of Q and of dO. variant: a Variant. bias_dtype: of a bias that TMA loads.
+    reads: see `distance_sums`.
     """
-    dtype, (tile_m, tile_n, stages, blocks), variant = DTYPES[dtype], tiles, Variant(*variant)
+    dtype, (tile_m, tile_n, stages, blocks) = DTYPES[dtype], tiles
     adds_dq = variant.kernels == SUMS
     variant = variant._replace(dq_late=adds_dq and variant.dq_late)
     S_TILE, K_TILE, V_TILE, CONSUMERS = wgmma(tile_m), wgmma(head_dim), wgmma(head_dim_v), tile_n // ROWS
@@ -247,10 +247,10 @@ def hopper_backward_kv(
         own_pipelines, CONSUMERS, registers, compute, load_tiles, blocks=blocks, helpers=helpers
     )
     kernel = keys_kernel(mask, score, tile_n, begin, take_roles, B_PIPELINE)
-    tiles = *given, *[SHARED_B] * bool(bias_dtype)
+    maps = *given, *[SHARED_B] * bool(bias_dtype)
     dtypes, about = dict(zip(("dk", "dv"), out_dtypes)), {"mask": mask, "score": score, "bias_dtype": bias_dtype}
     about["read_dtype"] = reads[2] if reads else None
-    return source(kernel, SPEC_SUMS.arguments, shared, tiles, dtype, dtypes, CONSUMERS, blocks, **about)
+    return source(kernel, SPEC_SUMS.arguments, shared, maps, dtype, dtypes, CONSUMERS, blocks, **about)
 
 
 # ------------------------------------------------------------------------------------------------------------- tiles
@@ -267,11 +267,9 @@ def keys_row(work):
 
 
 def parameters_kv(work, tiles):
-    common, variant = with_results("dk", "dv")(work, tiles), variant_of(work)
-    return {name: value for name, value in common.items() if name not in tiles._fields} | {
-        "tiles": tuple(tiles), "variant": tuple(variant),
-        "bias_dtype": dtype_of_bias(work), "reads": distance_reads_of(work) if variant.kernels == SUMS else (),
-    }  # fmt: skip
+    variant = variant_of(work)
+    about = {"reads": distance_reads_of(work) if variant.kernels == SUMS else (), "bias_dtype": dtype_of_bias(work)}
+    return parameters_of("dk", "dv")(work, tiles) | {"variant": variant} | about
 
 
 def tiles_of_states(work, tiles):

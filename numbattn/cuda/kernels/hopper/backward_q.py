@@ -57,10 +57,10 @@ from .backward_steps import (
     BackwardArguments,
     WgmmaTiles,
     dtype_of_bias,
+    parameters_of,
     save_step,
     size_of,
     source,
-    with_results,
 )
 from .forward_steps import clear_step
 from .forward_tiles import has_small_blocks
@@ -79,15 +79,14 @@ class Kept(NamedTuple):
 
 
 def hopper_backward_q(
-    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, mask, score, dropout, nbytes, bias_dtype="",
-    reads=(), blocks=1,
+    *, dtype, out_dtypes, head_dim, head_dim_v, tiles, mask, score, dropout, nbytes, bias_dtype="", reads=(),
 ):  # fmt: skip
     """dQ, 64 queries a consumer; a row of S, P, dP and dS is a query.
 
-    stages: of the pipelines of K and of V. bias_dtype: of a bias whose tiles come with those of K. reads: see
-    `read_sums.reads_of`. blocks: per multiprocessor.
+    tiles: WgmmaTiles, stages being those of K and of V. bias_dtype: of a bias whose tiles come with those of K. reads:
+    see `read_sums.reads_of`.
     """
-    dtype = DTYPES[dtype]
+    dtype, (tile_m, tile_n, stages, blocks) = DTYPES[dtype], tiles
     S_TILE, Q_TILE, CONSUMERS = wgmma(tile_n), wgmma(head_dim), tile_m // ROWS
     ROW_VECTOR = S_TILE.row_vector()
     shared = SharedMemory()
@@ -242,10 +241,10 @@ def hopper_backward_q(
             given = mQ, mK, mV, mDO, biases, mask, tile, head // group_size
             take_roles((mDQ, mLse, mDelta, tile, ds_scale, args), (given,))
 
-    tiles = SHARED_Q, SHARED_K, SHARED_V, SHARED_DO, *[SHARED_B] * HAS_TMA_BIAS
+    maps = SHARED_Q, SHARED_K, SHARED_V, SHARED_DO, *[SHARED_B] * HAS_TMA_BIAS
     dtypes, about = {"dq": out_dtypes[0]}, {"mask": mask, "score": score, "bias_dtype": bias_dtype}
     about["read_dtype"] = reads[2] if reads else None
-    return source(kernel, SPEC.arguments, shared, tiles, dtype, dtypes, CONSUMERS, blocks, **about)
+    return source(kernel, SPEC.arguments, shared, maps, dtype, dtypes, CONSUMERS, blocks, **about)
 
 
 # ------------------------------------------------------------------------------------------------------------- tiles
@@ -268,7 +267,7 @@ def queries_row(work):
 
 
 def parameters_q(work, tiles):
-    return with_results("dq")(work, tiles) | {"bias_dtype": dtype_of_bias(work), "reads": reads_of(work, tiles)}
+    return parameters_of("dq")(work, tiles) | {"bias_dtype": dtype_of_bias(work), "reads": reads_of(work, tiles)}
 
 
 SPEC = Spec(

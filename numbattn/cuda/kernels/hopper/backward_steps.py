@@ -15,7 +15,6 @@ As in `backward` MASK follows the exponential. lse is in base 2, and +inf where 
 Rows beyond a sequence's length may be NaN, and 0 * NaN is NaN: tiles are cleared there before they are multiplied.
 """
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,7 +37,6 @@ from ...tile import (
 from ...words.arguments import Matrix, Statistic, TmaBias, TmaMatrix
 from ...words.signatures import signature_of
 from ...words.spec import Spec
-from .. import tables
 from ..scores import SCORE, dtype_of_part, number_of_tma_bias, within_segment
 from ..shared.dropout import DROPOUT
 from ..shared.layouts import save_sums_step
@@ -46,7 +44,8 @@ from ..shared.query_tiles import keys_step
 from ..shared.schedule import at_once
 from ..shared.visibility import MASK
 from ..shared.warps import source_of
-from .forward_tiles import ROWS, head_dims
+from ..tables import dtypes_of
+from .forward_tiles import ROWS, head_dims, parameters
 
 PART = 64  # rows and columns of a part of dQ
 CONSUMERS = 2
@@ -187,7 +186,9 @@ def size_of(work):
     return max(head_dims(work.problem))
 
 
-with_results = partial(tables.with_results, sizes=head_dims)
+def parameters_of(*results):
+    """As Spec.parameters: those of all factories here, for these results."""
+    return lambda work, tiles: parameters(work, tiles) | dtypes_of(work, *results) | {"nbytes": work.nbytes}
 
 
 def same_tiles(work, tiles):

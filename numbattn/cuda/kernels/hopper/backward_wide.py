@@ -45,20 +45,18 @@ from .backward_steps import (
     keys_kernel,
     keys_spec,
     loader,
+    parameters_of,
     pipelines_within,
     save_step,
     size_of,
     source,
-    with_results,
 )
 from .forward_steps import clear_step
 
 
-def hopper_backward_wide(
-    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, stages, mask, score, dropout, nbytes,
-):  # fmt: skip
+def hopper_backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tiles, mask, score, dropout, nbytes):
     """dK and dV of 64 keys: the first consumer computes S, P and dV, the second one dP, dS and dK."""
-    dtype = DTYPES[dtype]
+    dtype, (tile_m, tile_n, stages, _) = DTYPES[dtype], tiles
     S_TILE, K_TILE, V_TILE = wgmma(tile_m), wgmma(head_dim), wgmma(head_dim_v)
     COLS = S_TILE.col_vector()
     shared = SharedMemory()
@@ -221,4 +219,4 @@ def keys_row(work):
     return WIDE[size_of(work)]
 
 
-SPEC = keys_spec(hopper_backward_wide, keys_row, with_results("dk", "dv"), (*GIVEN, ()))  # no bias
+SPEC = keys_spec(hopper_backward_wide, keys_row, parameters_of("dk", "dv"), (*GIVEN, ()))  # no bias

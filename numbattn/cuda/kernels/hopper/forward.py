@@ -48,10 +48,10 @@ from ..shared.softmax import LN_2, logsumexp, softmax_steps
 from ..shared.start import start_step
 from ..shared.visibility import MASK, PACKED
 from ..shared.warps import source_of, warp_specialised
-from ..tables import compiled_in, lse_alone, of_o
+from ..tables import lse_alone, of_o
 from .forward_skeleton import MovedTiles, ProducerArguments, skeleton_of
 from .forward_steps import ForwardAccumulators, ForwardArguments, ahead_steps, mask_steps, within_step
-from .forward_tiles import ROWS, head_dims, numbers, rows, tiles_of_states
+from .forward_tiles import ROWS, numbers, parameters, rows, tiles_of_states
 from .linear_bias import DEPTH, is_linear_bias, linear_bias_steps
 from .walk import score_tile_steps
 
@@ -60,18 +60,16 @@ REGISTERS = {1: (40, 216), 2: (40, 232), 3: (32, 160), 4: (32, 112)}
 
 
 def hopper_forward(
-    *, dtype, out_dtypes, head_dim, head_dim_v, tile_n, consumers, stages, q_stages, mask, score, dropout,
-    bias_dtype="", resumes=False, blocks=1,
+    *, dtype, out_dtypes, head_dim, head_dim_v, tiles, mask, score, dropout, bias_dtype="", resumes=False
 ):  # fmt: skip
-    """The kernel for tiles of 64 queries a consumer, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
+    """The kernel for these Warpgroups and head_dims rounded up to head_dim and head_dim_v.
 
-    stages: of the pipelines of K and of V; q_stages: of the pipeline of Q, in whose buffers O is staged. bias_dtype: of
-    a bias whose tiles come with those of K. resumes: whether the loop starts from O and lse over other keys, see
-    `shared.start`. An O of another dtype than q is neither staged nor a tensor map. blocks: per multiprocessor.
+    bias_dtype: of a bias whose tiles come with those of K. resumes: whether the loop starts from O and lse over other
+    keys, see `shared.start`. An O of another dtype than q is neither staged nor a tensor map.
 
     Arguments of the kernel: see ProducerArguments.
     """
-    dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
+    dtype, ACC, (tile_n, consumers, stages, q_stages, blocks) = DTYPES[dtype], sum_type(DTYPES[dtype]), tiles
     S_TILE, O_TILE = wgmma(tile_n), wgmma(head_dim_v)
     shared = SharedMemory()
     SHARED_Q = shared.boxes(ROWS, head_dim, dtype, q_stages, room=head_dim_v)
@@ -205,6 +203,7 @@ def hopper_forward(
 
     @device
     def attend(W, Q, K, V, tile, first, end, state, args):
+        """What a consumer does of a work tile: see `skeleton_of`."""
         acc, K = prologue(Q, K, tile, first, state, args)
         acc, K, V, before, here, state = main_loop(acc, Q, K, V, tile, first, state, end, args)
         return epilogue(acc, W, Q, K, V, tile, before, here, state, args)
@@ -235,8 +234,8 @@ def hopper_forward(
         kernel, SPEC.arguments, dtype, ACC, {"o": out_dtypes[0]}, mask=mask, score=score, resumes=resumes,
         bias_dtype=bias_dtype, is_packed=IS_PACKED, head_dim_v=head_dim_v,
     )  # fmt: skip
-    tiles = SHARED_Q, SHARED_K, SHARED_V if head_dim_v else None, SHARED_O, *[SHARED_B] * HAS_TMA_BIAS
-    return source_of(kernel, signature, consumers, shared, tiles, blocks)
+    maps = SHARED_Q, SHARED_K, SHARED_V if head_dim_v else None, SHARED_O, *[SHARED_B] * HAS_TMA_BIAS
+    return source_of(kernel, signature, consumers, shared, maps, blocks)
 
 
 SPEC = Spec(
@@ -246,8 +245,7 @@ SPEC = Spec(
      "group_size", "scale_log2", "kept_scale", "at_once", "heads_per_tile", "ascending"),
     tiles=rows,
     parameters=lambda work, tiles: (
-        compiled_in(work, tiles, head_dims(work.problem)) | of_o(work) | lse_alone(work)
-        | {"bias_dtype": dtype_of_tma_bias(work)}
+        parameters(work, tiles) | of_o(work) | lse_alone(work) | {"bias_dtype": dtype_of_tma_bias(work)}
     ),
     numbers=numbers,
     states=tiles_of_states,

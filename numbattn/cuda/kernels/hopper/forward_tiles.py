@@ -7,6 +7,7 @@ from ...tile import WARPGROUP_ROWS
 from ..scores import ENTRIES, looks_up, number_of_tma_bias, parts_of
 from ..shared.schedule import scattered
 from ..shared.visibility import PACKED, has_band, has_functions, is_looked_up
+from ..tables import about_s
 from .choice import Case, first_of, words_of
 
 ROWS = WARPGROUP_ROWS  # queries of a consumer
@@ -167,6 +168,11 @@ def matrices_in_l2(work):
 def head_dims(problem):
     """Both head_dims, rounded up to multiples of 64."""
     return tuple(max(64, -(-size // 64) * 64) for size in (problem.head_dim, problem.head_dim_v))
+
+
+def parameters(work, tiles):
+    """Those of all factories of kernels that compute S."""
+    return about_s(work, head_dims(work.problem)) | {"tiles": tiles}
 
 
 def has_small_blocks(work):

@@ -20,19 +20,17 @@ from .pairs import REGISTERS, PairSizes, PairTiles, chunk_steps, pairs_spec, res
 from .parts import INEXACT_POINTS, LINE_OF_X, LINE_OF_Y, PARTS, PARTS_OF_X, PARTS_OF_Y, WIDTH, fits_parts
 
 
-def hopper_logsumexp(*, tile_n, consumers, stages, y_stages, parts=PARTS, of_halves=False):
-    """The kernel for tiles of 64 points x a consumer and tile_n points y.
+def hopper_logsumexp(*, tiles, parts=PARTS, of_halves=False):
+    """The kernel for these PairTiles: without y_stages x stays in shared memory, of at most MOST dimensions.
 
-    stages, y_stages: see PairTiles; without y_stages x stays in shared memory, of at most MOST dimensions. of_halves:
-    for points of half precision, times a power of two, whose squared distances are multiplied by a scale. If all points
-    are equal to their first parts, the kernel with parts=1 computes them, else the one with all parts; the other kernel
-    ends at once.
+    of_halves: for points of half precision, times a power of two, whose squared distances are multiplied by a scale. If
+    all points are equal to their first parts, the kernel with parts=1 computes them, else the one with all parts; the
+    other kernel ends at once.
     """
-    ACC, S_TILE, shared = np.float32, wgmma(tile_n), SharedMemory()
-    tiles = PairTiles(tile_n, consumers, stages, y_stages)
+    ACC, S_TILE, shared, consumers = np.float32, wgmma(tiles.tile_n), SharedMemory(), tiles.consumers
     walk = (
         chunk_steps(shared, S_TILE, tiles, ACC)
-        if y_stages
+        if tiles.y_stages
         else resident_steps(shared, S_TILE, tiles, ACC, bfloat16, MOST, parts)
     )
     VECTOR, OF_LANES, OF_HALVES, IS_EXACT = S_TILE.row_vector(), S_TILE.row_parts(), of_halves, parts == 1

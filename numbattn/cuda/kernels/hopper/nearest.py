@@ -33,20 +33,17 @@ from .pairs import REGISTERS, PairSizes, PairTiles, chunk_steps, pairs_spec, res
 from .parts import LINE_OF_X, LINE_OF_Y, PARTS_OF_X, PARTS_OF_Y, WIDTH, fits_parts
 
 
-def hopper_nearest(*, dtype, head_dim, tile_n, consumers, stages, y_stages=0):
-    """The kernel for tiles of 64 points x a consumer and tile_n points y.
-
-    head_dim: rounded up, of points of half precision; those of float32 have any number of dimensions. stages, y_stages:
-    see PairTiles.
-    """
-    ACC, S_TILE, shared = np.float32, wgmma(tile_n), SharedMemory()
-    tiles, OF_PARTS = PairTiles(tile_n, consumers, stages, y_stages), dtype == "float32"
+def hopper_nearest(*, dtype, head_dim, tiles):
+    """The kernel for these PairTiles. head_dim: rounded up, of points of half precision; those of float32 have any
+    number of dimensions."""
+    ACC, S_TILE, shared, consumers = np.float32, wgmma(tiles.tile_n), SharedMemory(), tiles.consumers
+    OF_PARTS = dtype == "float32"
     walk = (
         chunk_steps(shared, S_TILE, tiles, ACC)
         if OF_PARTS
         else resident_steps(shared, S_TILE, tiles, ACC, DTYPES[dtype], head_dim, parts=1)
     )
-    X_TILE, VECTOR, TILE_N = wgmma(head_dim), S_TILE.row_vector(), tile_n
+    X_TILE, VECTOR, TILE_N = wgmma(head_dim), S_TILE.row_vector(), tiles.tile_n
     ZERO, INFINITE, TWICE = ACC(0), ACC(np.inf), ACC(-2)
     nobody, add_tile, nearest_of = minimum_steps(S_TILE, ACC)
 

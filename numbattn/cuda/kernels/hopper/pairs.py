@@ -87,14 +87,14 @@ def pairs_spec(factory, arguments, tiles, parameters):
         factory,
         arguments,
         tiles=lambda work: (tiles(work),),
-        parameters=lambda work, tiles: tiles._asdict() | parameters(work),
+        parameters=lambda work, tiles: {"tiles": tiles} | parameters(work),
         numbers=lambda work, tiles: {"chunks": whole_boxes(work.problem.head_dim) // WIDTH},
         persistent=True,
         arch="a",
     )
 
 
-class PairSteps(NamedTuple):
+class PairWalk(NamedTuple):
     """A walk."""
 
     pipelines: tuple
@@ -209,7 +209,7 @@ def product_step(layout, x_places, y_places):
 
 
 def resident_steps(shared, layout, tiles, ACC, dtype, dim, parts):
-    """The PairSteps for points of `dim` columns in so many parts. Consumers may also be given read_x(X), which is
+    """The PairWalk for points of `dim` columns in so many parts. Consumers may also be given read_x(X), which is
     called before x is released: its result is `of_x`."""
     X_PLACES = tuple(shared.boxes(ROWS, dim, dtype, 2 * tiles.consumers) for _ in range(parts))
     Y_PLACES = tuple(shared.boxes(tiles.tile_n, dim, dtype, tiles.stages) for _ in range(parts))
@@ -296,12 +296,12 @@ def resident_steps(shared, layout, tiles, ACC, dtype, dim, parts):
 
         return compute
 
-    return PairSteps((X_PIPELINE, Y_PIPELINE), (load_x, load_y), consumer_of, (X_PLACES[0], Y_PLACES[0]))
+    return PairWalk((X_PIPELINE, Y_PIPELINE), (load_x, load_y), consumer_of, (X_PLACES[0], Y_PLACES[0]))
 
 
 # --------------------------------------------------------------------------------------------- chunks of dimensions
 def chunk_steps(shared, layout, tiles, ACC, fills=0, load_more=nothing):
-    """The PairSteps for points of any number of dimensions, as parts. load_more: see `line_steps`, in `fills` loads."""
+    """The PairWalk for points of any number of dimensions, as parts. load_more: see `line_steps`, in `fills` loads."""
     X_PLACE = shared.boxes(ROWS, WIDTH, bfloat16, tiles.stages * tiles.consumers)
     Y_PLACE = shared.boxes(tiles.tile_n, WIDTH, bfloat16, tiles.stages)
     LINE = shared.tile(1, tiles.tile_n, ACC, tiles.y_stages)
@@ -404,4 +404,4 @@ def chunk_steps(shared, layout, tiles, ACC, fills=0, load_more=nothing):
 
         return compute
 
-    return PairSteps((RING, LINES), (load_points, load_lines), consumer_of, (X_PLACE, Y_PLACE))
+    return PairWalk((RING, LINES), (load_points, load_lines), consumer_of, (X_PLACE, Y_PLACE))

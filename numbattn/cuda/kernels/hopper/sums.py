@@ -41,12 +41,12 @@ from .parts import LINE_OF_X, LINE_OF_Y, LINES_OF_B, PARTS, PARTS_OF_B, PARTS_OF
 MANY_REGISTERS = 24, 240  # of a producer's thread, and of each of two consumers'
 
 
-def hopper_sums(*, dim_b, tile_n, consumers, stages, y_stages, kind):
-    """The kernel for tiles of 64 points x a consumer, tile_n points y, and dim_b features of b: up to FEW, or WIDTH.
+def hopper_sums(*, dim_b, tiles, kind):
+    """The kernel for these PairTiles and dim_b features of b: up to FEW, or WIDTH.
 
-    stages, y_stages: see PairTiles. kind: the form of a `numbattn.points.kinds.Kind`.
+    kind: the form of a `numbattn.points.kinds.Kind`.
     """
-    ACC, IS_FEW, tiles = np.float32, dim_b <= FEW, PairTiles(tile_n, consumers, stages, y_stages)
+    ACC, IS_FEW, (tile_n, consumers, _, y_stages) = np.float32, dim_b <= FEW, tiles
     S_TILE, TILE_N, ZERO, TWICE, shared = wgmma(tile_n), tile_n, ACC(0), ACC(-2), SharedMemory()
     if IS_FEW:
         steps = few_steps(S_TILE, ACC, dim_b, shared.tile(1, tile_n, ACC, y_stages * dim_b))

@@ -44,10 +44,9 @@ from ..shared.segments import queries_of
 from ..shared.softmax import LN_2, logsumexp, softmax_steps
 from ..shared.visibility import MASK, PACKED
 from ..shared.warps import source_of, warp_specialised
-from ..tables import compiled_in
 from .forward_skeleton import MovedTiles, ProducerArguments, skeleton_of
 from .forward_steps import mask_steps
-from .forward_tiles import ROWS, head_dims, numbers, tiles_of_states
+from .forward_tiles import ROWS, numbers, parameters, tiles_of_states
 from .tangent_steps import TangentAccumulators, TangentArguments, drop_steps, scored_step, within_step
 from .tangent_tiles import rows
 from .walk import known_steps, n_block_steps
@@ -55,15 +54,13 @@ from .walk import known_steps, n_block_steps
 REGISTERS = {2: (40, 232), 3: (32, 160)}  # {consumers: of a producer's thread, of a consumer's}
 
 
-def hopper_tangent(
-    *, dtype, head_dim, head_dim_v, tile_n, consumers, stages, q_stages, tangents, mask, score, tscore, dropout,
-):  # fmt: skip
-    """The kernel for tiles of 64 queries a consumer, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
+def hopper_tangent(*, dtype, head_dim, head_dim_v, tiles, tangents, mask, score, tscore, dropout):
+    """The kernel for these Warpgroups and head_dims rounded up to head_dim and head_dim_v.
 
     tangents: which of "q", "k" and "v" have one, at least "q" or "k"; tscore: see Work. All else, and the arguments of
     the kernel, as in `hopper_forward`.
     """
-    dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
+    dtype, ACC, (tile_n, consumers, stages, q_stages, _) = DTYPES[dtype], sum_type(DTYPES[dtype]), tiles
     HAS_TQ, HAS_TK, HAS_TV = (name in tangents for name in "qkv")
     S_TILE, O_TILE = wgmma(tile_n), wgmma(head_dim_v)
     VECTOR, PARTS, ZERO, LN2 = S_TILE.row_vector(), S_TILE.row_parts(), ACC(0), ACC(LN_2)
@@ -172,6 +169,7 @@ def hopper_tangent(
 
     @device
     def attend(W, Q, K, V, tile, first, end, known, args):
+        """What a consumer does of a work tile: see `skeleton_of`."""
         acquire(Q)                                              # consumers take turns with these stages: see pipeline
         wait(Q)
         acc, K, V, here = main_loop(Q, K, V, tile, first, end, args)
@@ -203,8 +201,8 @@ def hopper_tangent(
         kernel, SPEC.arguments, dtype, ACC, mask=mask, score=score, tscore=tscore, given=given,
         is_packed=IS_PACKED,
     )  # fmt: skip
-    tiles = ONLY_Q, ONLY_K, ONLY_V, *ONLY_TQ, *ONLY_TK, *ONLY_TV, SHARED_O, SHARED_TO
-    return source_of(kernel, signature, consumers, shared, tiles)
+    maps = ONLY_Q, ONLY_K, ONLY_V, *ONLY_TQ, *ONLY_TK, *ONLY_TV, SHARED_O, SHARED_TO
+    return source_of(kernel, signature, consumers, shared, maps)
 
 
 def parts(tile, cols, count):
@@ -219,7 +217,7 @@ SPEC = Spec(
      RaggedMatrix("o"), RaggedMatrix("to"), Statistic("lse"), Statistic("tlse"), MASK, SCORE, TSCORE, DROPOUT, COUNTERS,
      "group_size", "scale_log2", "kept_scale", "at_once", "heads_per_tile", "ascending"),
     tiles=rows,
-    parameters=lambda work, tiles: compiled_in(work, tiles, head_dims(work.problem)) | tangents_of(work),
+    parameters=lambda work, tiles: parameters(work, tiles) | tangents_of(work),
     numbers=numbers,
     states=tiles_of_states,
     persistent=True,

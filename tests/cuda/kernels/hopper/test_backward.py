@@ -7,6 +7,7 @@ import numbattn as na
 from numbattn.cuda.kernels.any.round_dq import DqPart, round_dq
 from numbattn.cuda.kernels.hopper.backward_kv import hopper_backward_kv
 from numbattn.cuda.kernels.hopper.backward_q import hopper_backward_q
+from numbattn.cuda.kernels.hopper.backward_steps import WgmmaTiles
 from numbattn.cuda.kernels.hopper.backward_wide import hopper_backward_wide
 from numbattn.cuda.kernels.hopper.variants import BOTH, DP_DS_DV, DP_DV_DS, DV_DP_DS, SUMS, Variant
 from tests.accuracy import assert_accurate
@@ -28,22 +29,21 @@ def check(rng, kernel, order=DP_DV_DS, at_once=2, sizes=None, **problem):
     grads = {name: poisoned({"q": case.q, "k": case.k, "v": case.v}[name].shape, DTYPE) for name in of}
     common = {"dtype": "float16", "head_dim": 64, "head_dim_v": 64, "nbytes": 0, "mask": case.kinds, "score": (),
               "dropout": case.kept_scale != 1}  # fmt: skip
-    tiles = {"tile_m": tile_m, "tile_n": tile_n}
+    tiles = WgmmaTiles(tile_m, tile_n, (2, 1) if kernel == "q" else 2)
     statistics = padded(case.lse_log2, np.inf), padded(case.delta, 0)
     (batches, heads, m), (heads_k, n) = case.lse.shape, case.k.shape[1:3]
     sums = np.zeros((batches, heads, statistics[0].shape[-1] * 64), np.float32)
     numbers = (case.drops, case.group_size, case.ds_scale, case.scale_log2, case.kept_scale, np.int32(at_once),
                case.delta_scale)  # fmt: skip
     if kernel == "q":
-        source = hopper_backward_q(**common, **tiles, stages=(2, 1), out_dtypes=("float16",))
+        source = hopper_backward_q(**common, tiles=tiles, out_dtypes=("float16",))
         blocks, arrays = batches * heads * -(-m // tile_m), (grads["q"], ())
     elif kernel == "wide":
-        source = hopper_backward_wide(**common, **tiles, stages=2, out_dtypes=("float16",) * 2)
+        source = hopper_backward_wide(**common, tiles=tiles, out_dtypes=("float16",) * 2)
         blocks, arrays = batches * heads_k * -(-n // tile_n), (grads["k"], grads["v"], (), ())
     else:
-        variant = tuple(Variant(SUMS if adds_dq else BOTH, order, dq_late=is_late, statistics_early=is_late))
-        about = {"tiles": (tile_m, tile_n, 2, 1), "variant": variant, "out_dtypes": ("float16",) * 2}
-        source = hopper_backward_kv(**common, **about)
+        variant = Variant(SUMS if adds_dq else BOTH, order, dq_late=is_late, statistics_early=is_late)
+        source = hopper_backward_kv(**common, tiles=tiles, variant=variant, out_dtypes=("float16",) * 2)
         blocks, arrays = batches * heads_k * -(-n // tile_n), (grads["k"], grads["v"], sums, ())
     inputs = case.q, case.k, case.v, case.do
     launch(
@@ -108,8 +108,8 @@ def test_other_orders_of_products(rng, kernel, order):
 def test_parts_of_dq_are_those_of_the_consumers():
     with pytest.raises(ValueError, match="tile_m: got 64 for head_dim 64, expected 2 parts of dQ"):
         hopper_backward_kv(
-            dtype="float16", out_dtypes=("float16",) * 2, head_dim=64, head_dim_v=64, tiles=(64, 128, 2, 1),
-            variant=tuple(Variant()), mask=(), score=(), dropout=False, nbytes=0,
+            dtype="float16", out_dtypes=("float16",) * 2, head_dim=64, head_dim_v=64,
+            tiles=WgmmaTiles(64, 128, 2), variant=Variant(), mask=(), score=(), dropout=False, nbytes=0,
         )  # fmt: skip
 
 

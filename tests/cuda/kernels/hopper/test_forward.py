@@ -4,22 +4,25 @@ import numpy as np
 
 import numbattn as na
 from numbattn.cuda.kernels.hopper.forward import hopper_forward
+from numbattn.cuda.kernels.hopper.forward_tiles import Warpgroups
 from tests.accuracy import assert_accurate
 from tests.tools.launch import launch, poisoned, simulated_only, tensor_map
 
 from ..calls import call
 
 pytestmark = simulated_only
-SIZES = {"head_dim": 64, "head_dim_v": 64, "tile_n": 64, "consumers": 2, "stages": 2, "q_stages": 3}
+TILES = Warpgroups(64, 2, stages=2, q_stages=3)
 
 
-def check(rng, at_once=1, heads_per_tile=1, ascending=0, blocks=1, sizes=(), **problem):
+def check(rng, at_once=1, heads_per_tile=1, ascending=0, blocks=1, tiles=TILES, head_dim_v=64, **problem):
     case = call(rng, np.float16, **{"d": 24, "e": 40} | problem)
-    sizes = SIZES | dict(sizes)
     dtype, dropout = case.q.dtype.name, case.kept_scale != 1
-    source = hopper_forward(dtype=dtype, out_dtypes=(dtype,), mask=case.kinds, score=(), dropout=dropout, **sizes)
+    source = hopper_forward(
+        dtype=dtype, out_dtypes=(dtype,), head_dim=64, head_dim_v=head_dim_v, tiles=tiles, mask=case.kinds, score=(),
+        dropout=dropout,
+    )  # fmt: skip
     o, lse, counters = poisoned(case.do.shape, case.q.dtype), poisoned(case.lse.shape), np.zeros(2, np.uint32)
-    mask = case.mask_of("q", 64 * sizes["consumers"], sizes["tile_n"])
+    mask = case.mask_of("q", tiles.tile_m, tiles.tile_n)
     maps = [tensor_map(x, found.box) for x, found in zip((case.q, case.k, case.v, o), source.tensor_maps)]
     launch(
         source.function, (blocks, 1, 1), source.threads, source.shared, *maps, (), (), (), lse, mask, (), case.drops,
@@ -35,12 +38,12 @@ def check(rng, at_once=1, heads_per_tile=1, ascending=0, blocks=1, sizes=(), **p
 def test_one_consumer(rng):
     """Whose tiles of queries and of keys are small blocks of a mask, all or nothing, but for the last ones."""
     blocks = np.array([[[[0, 0, 1], [1, 0, 0], [1, 1, 0]], [[0, 0, 0], [1, 0, 1], [0, 0, 0]]]], bool)
-    mask, sizes = na.BlockSparse(blocks, (64, 64)), {"consumers": 1, "q_stages": 2}
-    check(rng, heads=2, m=180, n=140, mask=mask, sizes=sizes, blocks=2)
+    mask, tiles = na.BlockSparse(blocks, (64, 64)), Warpgroups(64, 1, stages=2, q_stages=2)
+    check(rng, heads=2, m=180, n=140, mask=mask, tiles=tiles, blocks=2)
 
 
 def test_wide_heads(rng):
-    check(rng, m=70, n=140, e=210, sizes={"head_dim_v": 256})
+    check(rng, m=70, n=140, e=210, head_dim_v=256)
 
 
 FAULTS = {

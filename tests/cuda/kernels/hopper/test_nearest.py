@@ -15,9 +15,9 @@ from tests.tools.device import GPU, HOPPER
 from tests.tools.launch import launch, poisoned, simulated_only, tensor_map
 
 
-def found(x, y, sizes, blocks=1):
+def found(x, y, blocks=1):
     """What the kernel finds, squared distances and indices."""
-    source = nearest.hopper_nearest(dtype=x.dtype.name, **sizes)
+    source = nearest.hopper_nearest(dtype=x.dtype.name, head_dim=64, tiles=TILES)
     batches, heads, n, _ = y.shape
     norms = np.full((batches, heads, -(-n // PADDED) * PADDED), np.inf, np.float32)
     norms[..., :n] = (y.astype(np.float32) ** 2).sum(-1) / 2
@@ -31,28 +31,28 @@ def found(x, y, sizes, blocks=1):
     return r2, j
 
 
-def check(x, y, sizes, blocks=1):
-    r2, j = found(x, y, sizes, blocks)
+def check(x, y, blocks=1):
+    r2, j = found(x, y, blocks)
     exact = ((x.astype(float)[..., :, None, :] - y.astype(float)[..., None, :, :]) ** 2).sum(-1)
     scale = (x.astype(float) ** 2).sum(-1).max() + (y.astype(float) ** 2).sum(-1).max()
     np.testing.assert_allclose(r2[..., 0], exact.min(-1), atol=1e-6 * scale)
     np.testing.assert_allclose(np.take_along_axis(exact, j, -1)[..., 0], exact.min(-1), atol=1e-6 * scale)
 
 
-SIZES = {"head_dim": 64, "tile_n": 64, "consumers": 2, "stages": 2}
+TILES = PairTiles(64, 2, 2)
 
 
 @simulated_only
 def test_several_work_tiles(rng):
     """More of them than there are stages of x, more tiles of y than of these."""
     x, y = (random(rng, (1, 3, n, 40), np.float16) for n in (150, 192))
-    check(x, y, SIZES)
+    check(x, y)
 
 
 @pytest.mark.parametrize("blocks", [2])
 def test_one_tile(rng, blocks):
     x, y = (random(rng, (2, 1, n, 64), np.float16) for n in (70, 50))
-    check(x, y, SIZES, blocks)
+    check(x, y, blocks)
 
 
 @simulated_only
@@ -60,7 +60,7 @@ def test_of_equal_ones_the_first(rng):
     """Whole tiles of y, too."""
     y = random(rng, (1, 1, 8, 8), np.float16).repeat(16, axis=2)
     x = y[:, :, ::16] + np.float16(0.125)
-    _, j = found(x, y, SIZES)
+    _, j = found(x, y)
     np.testing.assert_array_equal(j[0, 0, :, 0] % 16, 0)
 
 

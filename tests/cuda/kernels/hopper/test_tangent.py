@@ -5,6 +5,7 @@ import pytest
 
 import numbattn as na
 from numbattn import reference
+from numbattn.cuda.kernels.hopper.forward_tiles import Warpgroups
 from numbattn.cuda.kernels.hopper.tangent import hopper_tangent
 from numbattn.cuda.kernels.hopper.tangent_tiles import takes
 from tests.accuracy import assert_accurate, plain_forward_tangents, plain_tangents, random
@@ -14,7 +15,7 @@ from tests.tools.launch import compiled_only, launch, poisoned, simulated_only, 
 
 from ..calls import call
 
-SIZES = {"head_dim": 64, "head_dim_v": 64, "tile_n": 64, "consumers": 2, "stages": 2, "q_stages": 3}
+TILES = Warpgroups(64, 2, stages=2, q_stages=3)
 
 
 def tangents_of(rng, arrays, given="qkv"):
@@ -26,12 +27,13 @@ def tangents_of(rng, arrays, given="qkv"):
     return found
 
 
-def check(rng, at_once=1, heads_per_tile=1, ascending=0, blocks=1, sizes=(), given="qkv", **problem):
+def check(rng, at_once=1, heads_per_tile=1, ascending=0, blocks=1, tiles=TILES, sizes=(64, 64), given="qkv", **problem):
     case = call(rng, np.float16, **{"d": 24, "e": 40} | problem)
-    sizes, dropout, arrays = SIZES | dict(sizes), case.kept_scale != 1, (case.q, case.k, case.v)
+    dropout, arrays, (head_dim, head_dim_v) = case.kept_scale != 1, (case.q, case.k, case.v), sizes
     tangents = tangents_of(rng, arrays, given)
     source = hopper_tangent(
-        dtype="float16", tangents=tuple(given), mask=case.kinds, score=(), tscore=(), dropout=dropout, **sizes
+        dtype="float16", head_dim=head_dim, head_dim_v=head_dim_v, tiles=tiles, tangents=tuple(given), mask=case.kinds,
+        score=(), tscore=(), dropout=dropout,
     )  # fmt: skip
     o, to, lse, tlse = (poisoned(x.shape, x.dtype) for x in (case.do, case.do, case.lse, case.lse))
     moved, boxes = [*arrays, *[x for x in tangents if x is not None], o, to], iter(source.tensor_maps)
@@ -40,7 +42,7 @@ def check(rng, at_once=1, heads_per_tile=1, ascending=0, blocks=1, sizes=(), giv
     launch(
         source.function, (blocks, 1, 1), source.threads, source.shared, q, k, v,
         *[() if x is None else (next(along),) for x in tangents], o_map, to_map, (), (), lse, tlse,
-        case.mask_of("q", 64 * sizes["consumers"], sizes["tile_n"]), (), (), case.drops, counters, case.group_size,
+        case.mask_of("q", tiles.tile_m, tiles.tile_n), (), (), case.drops, counters, case.group_size,
         case.scale_log2, case.kept_scale, *map(np.int32, (at_once, heads_per_tile, ascending)),
         cc=(9, 0, "a"),
     )  # fmt: skip
@@ -57,12 +59,6 @@ def assert_accurate_tangents(found, wanted, others):
         assert_accurate(name, got, want, other, got.dtype)
 
 
-@simulated_only
-def test_window(rng):
-    """The second consumer skips keys that the first one sees."""
-    check(rng, m=250, n=250, mask=na.Window(30, 9))
-
-
 @pytest.mark.parametrize("given", ["q", "k", "qk", "qv", "kv"])
 @simulated_only
 def test_tangents_that_are_not_given_are_zero(rng, given):
@@ -72,8 +68,8 @@ def test_tangents_that_are_not_given_are_zero(rng, given):
 @simulated_only
 def test_uneven_head_dims(rng):
     """Both tiles are staged in the buffers of Q and tQ, whichever are wider."""
-    check(rng, m=70, n=140, e=110, sizes={"head_dim_v": 128})
-    check(rng, m=70, n=140, d=150, sizes={"head_dim": 192, "tile_n": 48, "q_stages": 2})
+    check(rng, m=70, n=140, e=110, sizes=(64, 128))
+    check(rng, m=70, n=140, d=150, sizes=(192, 64), tiles=Warpgroups(48, 2, 2, 2))
 
 
 @pytest.mark.parametrize(("taken", "about"), [
