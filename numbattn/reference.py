@@ -240,7 +240,8 @@ def _along(problem: Problem, inputs: Inputs, tangents: Tangents, number: int, ba
     for part, tpart, S in zip(inputs.score, tparts, scores):
         tscores.append(tS)
         with np.errstate(invalid="ignore"):                     # a derivative at -inf may be NaN: P is 0 there
-            tS = np.where(P > 0, part._along(S, tS, tpart), 0)
+            of_arrays = 0 if tpart is None else tpart._of_value(S)
+            tS = np.where(P > 0, part._derivative(S) * tS + of_arrays, 0)
     tlse = (P * tS).sum(axis=-1, keepdims=True)                 # tlse = rowsum(P tS), a sink's tangent included
     for part, tpart in zip(inputs.score, tparts):
         if tpart is not None and not part._has_step:
@@ -274,7 +275,8 @@ def _backward_along(
             found = part._gradient_along(dS, tdS, S, before, tpart)
         of_score[:0] = part._gradients(found)
         with np.errstate(invalid="ignore"):
-            slope, bend = part._derivative(S), part._bend(S, before, tpart)
+            of_arrays = 0 if tpart is None else tpart._of_derivative(S)
+            slope, bend = part._derivative(S), part._curvature(S) * before + of_arrays
             tdS, dS = (np.where(P > 0, y, 0) for y in (slope * tdS + bend * dS, slope * dS))
     tdQ = inputs.scale * (tdS @ K + dS @ tK)
     tdK = inputs.scale * (_T(tdS) @ Q + _T(dS) @ tQ)

@@ -207,7 +207,8 @@ def rounding_along(problem, inputs, tangents, x):
         moves = isinstance(part, na.Score) and of_array is not None
         if moves:
             bend_error = bend_error + change_of(of_array._of_derivative, S, S_error, eps)
-        tslope = finite(part._bend(S, before, of_array))
+        of_slope = 0 if of_array is None else of_array._of_derivative(S)
+        tslope = finite(part._curvature(S) * before + of_slope)
         chain.append((part, of_array, slope, slope_error, before, tS_error, tslope, bend_error))
         tS_error = abs(slope) * tS_error + slope_error * abs(before)
         if moves:

@@ -175,7 +175,8 @@ def _gradients(
         dx = found.get(gradient_of_part(number))
         if dx is None and part._wants_gradient:  # of a sink, unless kernels sum it
             dx = _gradient_of_sink(saved, number, given, tangents)
-        of_score += part._rounded_gradients(dx, saved.problem.wide, lead)
+        for grad, x in zip(part._gradients(dx, lead), part._weights):
+            of_score.append(grad if grad is None or saved.problem.wide else rounded(grad, x.dtype))
     return Gradients(*[found[name] for name in pass_.gives], tuple(of_score))
 
 

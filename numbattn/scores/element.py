@@ -88,14 +88,6 @@ class FunctionPart(Part):
                 summed[place] += slope * dS[at]
         return summed
 
-    def _along(self, S: Any, tS: Any, tangent: Any) -> Any:
-        found = self._derivative(S) * tS
-        return found if tangent is None else found + tangent._of_value(S)
-
-    def _bend(self, S: Any, tS: Any, tangent: Any) -> Any:
-        found = self._curvature(S) * tS
-        return found if tangent is None else found + tangent._of_derivative(S)
-
     def _gradient_along(self, dS: Any, tdS: Any, S: Any, tS: Any, tangent: Any) -> Any:
         from ..functions.compiled.reads import in_python_along  # Numba is not imported before it is needed
 
@@ -175,8 +167,8 @@ class ScoreTangent:
                 into[...] = x
 
     @property
-    def _is_on_host(self) -> bool:
-        return self._score._is_on_host or isinstance(self._tangents, np.ndarray)
+    def _on_host(self) -> list[Any]:
+        return [x for x in self._arrays().values() if isinstance(x, np.ndarray)]
 
     def _arrays(self) -> dict[str, Any]:
         return {**self._score._arrays(), "tangents": self._tangents}
@@ -185,11 +177,11 @@ class ScoreTangent:
         return self
 
     def _of_value(self, S: Any) -> Any:
-        """The tangent of what the part makes of S, where S has none."""
+        """The tangent of what the part makes of S where S has none."""
         return self._of_each(0, S)
 
     def _of_derivative(self, S: Any) -> Any:
-        """The tangent of the part's derivative at S, where S has none."""
+        """The tangent of the part's derivative at S where S has none."""
         return self._of_each(1, S)
 
     def _of_each(self, order: int, S: Any) -> Any:
@@ -213,7 +205,7 @@ class Identity:
         second: Callable[..., Any] | None = None,
     ) -> None:
         given = zip(ORDERS, (function, derivative, second))
-        self.key = tuple([None if x is None else frozen(x, f"Score {order}") for order, x in given])
+        self.key: tuple[Any, ...] = tuple([None if x is None else frozen(x, f"Score {order}") for order, x in given])
         self.function = self.key[0]
 
     @cached_property

@@ -11,7 +11,7 @@ import numpy as np
 from ..base.checks import flag, floats, words_for
 from ..base.forks import cached_property
 from ..base.origin import Crop
-from ..base.values import Value, broadcasts, kinds, rounded
+from ..base.values import Value, broadcasts, kinds
 
 
 class Part(Value):
@@ -36,17 +36,8 @@ class Part(Value):
         """The second derivative of `_applied` at S."""
         return 0
 
-    def _along(self, S: Any, tS: Any, tangent: Any) -> Any:
-        """The tangent of `_applied`; tS: that of S; tangent: the part with its array's tangent in place of the array,
-        or None."""
-        return self._derivative(S) * tS if tangent is None else tangent._applied(tS)
-
-    def _bend(self, S: Any, tS: Any, tangent: Any) -> Any:
-        """The tangent of `_derivative`; tS, tangent: as for `_along`."""
-        return self._curvature(S) * tS
-
     def _gradient_along(self, dS: Any, tdS: Any, S: Any, tS: Any, tangent: Any) -> Any:
-        """The tangent of `_gradient`, but not of a Sink; tS, tangent: as for `_along`."""
+        """The tangent of `_gradient`, but not of a Sink; tS: that of S; tangent: see `_tangent`."""
         return self._gradient(tdS, None, None)
 
     def _gradient(self, dS: Any, lse: Any, delta: Any, S: Any = None) -> Any:
@@ -59,11 +50,6 @@ class Part(Value):
         these leading axes, which each gradient has, too."""
         return tuple([None if found is None else found.reshape((*lead, *x.shape)) for x in self._weights])
 
-    def _rounded_gradients(self, found: Any, wide: bool, lead: tuple[int, ...] = ()) -> list[Any]:
-        """These, of the dtype of each, unless they are to stay wide."""
-        grads = zip(self._gradients(found, lead), self._weights)
-        return [dx if dx is None or wide else rounded(dx, x.dtype) for dx, x in grads]
-
     def _fit(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> None:
         """Refuse arrays that do not broadcast to the batch axes, heads included, and the lengths."""
 
@@ -74,11 +60,6 @@ class Part(Value):
     def _cropped(self, crop: Crop, frame: Any) -> Part:
         """The part of the score for a crop of the score matrix; frame: of the whole matrix's mask."""
         return self
-
-    @cached_property
-    def _is_on_host(self) -> bool:
-        """Whether one of its arrays is NumPy's."""
-        return bool(self._on_host)
 
     @property
     def _weights(self) -> tuple[Any, ...]:
@@ -156,6 +137,14 @@ class ArrayPart(Part):
         """The part with the tangent in place of its array: S and its tangent are linear in that."""
         (x,) = tangents
         return None if x is None else replace(cast(Any, self), **{self._name: x})
+
+    def _of_value(self, S: Any) -> Any:
+        """For what `_tangent` returns: the tangent of `_applied` where S has none."""
+        return self._applied(np.zeros_like(S))
+
+    def _of_derivative(self, S: Any) -> Any:
+        """The tangent of `_derivative` where S has none."""
+        return 0
 
     def _whole_shape(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> tuple[int, ...]:
         """What its array is broadcast to."""

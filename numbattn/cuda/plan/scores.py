@@ -22,7 +22,7 @@ def part_and_arrays(part, number, problem):
 
 
 def own_arrays(part):
-    return None if part._is_on_host else part._arrays().values()
+    return None if part._on_host else part._arrays().values()
 
 
 def finish_gradients(parts, arrays, temporaries, problem):

@@ -33,7 +33,7 @@ def test_what_a_part_lowers_to_is_kept_if_its_arrays_are_its_own(name):
     part, is_kept = PARTS[name]
     problem, inputs = describe(Q, Q, Q, score=part)
     (part,) = inputs.score
-    part._set(_is_on_host=False)
+    part._set(_on_host=[])
     first, again = lowered_part(part, 0, problem), lowered_part(part, 0, problem)
     assert (again is first) == is_kept
     assert [(name, x.shape, x.strides) for name, x in first[1].items()] == list(first[2])

@@ -299,7 +299,7 @@ def bias_route(name, *, out_dtype, after, sums_rows, sums_cols):
     """The Route for the gradient of a bias, in an array of this name."""
 
     def takes(work):
-        whole = not (parts_of(work.score)[after].is_weighted or sums_rows or sums_cols)
+        whole = not (parts_of(work.score)[after].own_axes == 0 or sums_rows or sums_cols)
         fits = whole and fills_tiles(work) and is_for_hopper(work)
         return fits and bool(dtype_of_tma_bias(work)) and not work.is_along
 

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from ..any.intervals import has_offsets
-from ..scores import is_nonlinear, looks_up
+from ..scores import READS, is_nonlinear, looks_up
 from ..scores.function import ShiftKind
 from ..shared.visibility import BY_INTERVALS, PACKED, is_function, is_looked_up
 from .backward_steps import dtype_of_bias, size_of
@@ -82,7 +82,7 @@ def traits(work):
         "plain": set(work.mask) <= {"lo", "hi", PACKED} and not (work.score or work.problem.dropout),
         "few": all(part.takes_few_registers for part in work.score),
         "nonlinear": is_nonlinear(work.score),
-        "decreasing": any(part.may_decrease for part in work.score),
+        "decreasing": any(part.is_nonlinear and part.gradient == READS for part in work.score),
         "shift": any(isinstance(part, ShiftKind) for part in work.score),     # a function that only adds
         "sloped": any(part.is_sloped for part in work.score),
         "narrow": work.problem.head_dim <= 32,

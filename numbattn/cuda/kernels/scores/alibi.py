@@ -14,7 +14,7 @@ from .kind import ValueAndSlope
 @dataclass(frozen=True)
 class AlibiKind(Distance):
     of = Alibi
-    is_scaled, takes_few_registers, is_weighted, is_sloped = False, True, True, True
+    is_scaled, takes_few_registers, is_sloped = False, True, True
 
     def types(self, number):
         return array_type(np.dtype(number.name), 2), self.offset_type  # slopes

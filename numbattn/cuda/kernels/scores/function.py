@@ -32,7 +32,7 @@ FARTHEST_PLACE = 2**24  # up to which integers are float32, too: see tile.mappin
 @dataclass(frozen=True)
 class FunctionKind(ScoreKind):
     of = FunctionPart
-    may_decrease = may_be_far = looks_up = True
+    may_be_far = looks_up = True
     gradient = READS
 
     digest: str  # of its identity
@@ -142,7 +142,7 @@ class FunctionKind(ScoreKind):
 class ShiftKind(FunctionKind):
     """A function that only adds a term that does not depend on S."""
 
-    is_nonlinear = may_decrease = False
+    is_nonlinear = False
 
     @property
     def looks_up(self):

@@ -23,7 +23,6 @@ class ValueAndSlope(NamedTuple):
 class ScoreKind:
     of = None  # the class in numbattn.scores
     is_scaled = True  # whether it takes S scaled, as an exponent of e: scale Q K^T; else Q K^T
-    may_decrease = False  # whether its derivative may be negative
     is_bounded = False  # whether S after it is of moderate size, whatever it was before
     may_be_far = False  # whether it may add float32's finfo.min, a mask of some libraries
     takes_few_registers = False  # besides the sums of a backward kernel
@@ -33,7 +32,6 @@ class ScoreKind:
     is_packed = True  # whether it can be computed in tiles that end with their segment
     offset = None  # if it depends on distances, how the own key of query 0 is given
     gradient = ELEMENTS
-    is_weighted = False  # whether the gradient is a weighted sum of dS: see weighted_sum
     is_zero = False  # whether it is a tangent of zero, which only tangents of gradients need
     is_sloped = False  # whether it adds a slope times the distance of keys from the queries' own
 
@@ -59,7 +57,7 @@ class ScoreKind:
     # ------------------------------------------------------------------------------------------------- in a kernel
     def types(self, number):
         """The types of its arguments; number: of a number in the dtype of sums."""
-        raise NotImplementedError
+        raise NotImplementedError(type(self).__name__)
 
     def steps(self, at, scaling, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
         """Two device functions: what is looked up ahead (scores, tile, batch, head, m0, n0), and the step itself, (S,
@@ -68,20 +66,20 @@ class ScoreKind:
         at: the place of its arguments in Scores.parts; scaling: see `score.scaling_steps`; by_tma: whether TMA has
         loaded `tile`.
         """
-        raise NotImplementedError
+        raise NotImplementedError(type(self).__name__)
 
     def derivatives(self, at, scaling, layout, ACC, transposed=False, order=2):
         """For a part that is not linear, the device function (S, scores, batch, head, m0, n0) -> tiles of S after the
         part, its derivative, and, unless the order is 1, its second derivative."""
-        raise NotImplementedError
+        raise NotImplementedError(type(self).__name__)
 
     def constant_on_tile(self, at, scaling, layout, ACC):
         """If the part adds one number, a level, to all elements of some tiles, the device function (S, scores, batch,
         head, m0, n0) -> S, the level and the factor of S, as in `score.softmax_score_steps`; else None."""
 
     def weighted_sum(self, at, layout, ACC):
-        """If the gradient of its array is a weighted sum of dS, the device function (total, dS, scores, batch, head,
-        m0, n0) that adds a weighted tile."""
+        """If it has one number a matrix, whose gradient is a weighted sum of dS, the device function (total, dS,
+        scores, batch, head, m0, n0) that adds a weighted tile."""
 
     def is_by_distance(self, wanted, ACC):
         """Whether each element of S reads one element of its arrays, and which one, and the derivative by it, follow
@@ -91,7 +89,7 @@ class ScoreKind:
     def steps_by_distance(self, at, wanted, ACC):
         """If so, device functions: (scores, batch, head) -> what the elements of a matrix share; (i - j, this) -> the
         number of the element that is read, among those of the matrix, and the derivative."""
-        raise NotImplementedError
+        raise NotImplementedError(type(self).__name__)
 
     # --------------------------------------------------------------------------------------------------- in a plan
     @classmethod
