@@ -113,16 +113,16 @@ def add_diagonal_sums(planner, number, offset, shape, about):
     name, (*lead, _), problem = sums_of_part(number), shape, planner.problem
     if offset == BY_MATRIX:
         lead = np.broadcast_shapes(lead, planner.layouts[array_of_offset(number)].shape)
-    partial, dtype = partial_sums(name), problem.sum_dtype
-    spec, size = first_spec(planner, diagonal_sums(partial, **about)), dtype.itemsize
+    partials, dtype = partial_sums(name), problem.sum_dtype
+    spec, size = first_spec(planner, diagonal_sums(partials, **about)), dtype.itemsize
     tiles = planner.fitting(spec)
     m_blocks, n_blocks = planner.tiles_of(tiles, planner.work(spec))
     most = DIAGONALS_A_MULTIPROCESSOR * planner.device.multiprocessors
     width, diagonals = tiles.tile_m + tiles.tile_n, tiles.tile_m // tiles.tile_n * (m_blocks - 1) + n_blocks
     rows, cols = width // tiles.tile_n, m_blocks * tiles.tile_m + n_blocks * tiles.tile_n
-    planner.add_temporary(partial, (*lead, 1, rows, cols), dtype, is_zero=True)
+    planner.add_temporary(partials, (*lead, 1, rows, cols), dtype, is_zero=True)
     if (parts := parts_of(planner, spec, tiles, diagonals)) > 1:
-        planner.add_temporary(partial, (*lead, parts, rows, cols), dtype, is_zero=True)
+        planner.add_temporary(partials, (*lead, parts, rows, cols), dtype, is_zero=True)
     planner.add_temporary(SCRATCH, (most, tiles.tile_m, width), dtype, is_zero=True)
     step, pitch = tiles.tile_m * width * size, width * size
     skewed = View((tiles.tile_m - 1) * size, size, (most, tiles.tile_m, tiles.tile_n), (step, pitch - size, size))
@@ -132,7 +132,7 @@ def add_diagonal_sums(planner, number, offset, shape, about):
     count, before = problem.seqlen_q + problem.seqlen_k - 1, m_blocks * tiles.tile_m - problem.seqlen_q
     planner.add_temporary(name, (*lead, count), dtype)
     shape, strides = (math.prod(lead), parts * rows, count), (parts * rows * cols * size, cols * size, size)
-    add_sum_of(planner, name, At(partial, View(before * size, size, shape, strides), has_batch=False))
+    add_sum_of(planner, name, At(partials, View(before * size, size, shape, strides), has_batch=False))
 
 
 def add_own(planner, spec_of_target, tiles, name, shape, blocks):
@@ -195,10 +195,10 @@ def parts_of(planner, spec, tiles, blocks):
 def add_sum(planner, name):
     """The step that adds up the partial sums of an array, (*lead, parts, rows, cols) or (parts, elements), into it:
     both are contiguous."""
-    partial = partial_sums(name)
-    shape, _, dtype, _ = planner.layouts[partial]
+    partials = partial_sums(name)
+    shape, _, dtype, _ = planner.layouts[partials]
     *lead, parts, rows, cols = shape if len(shape) > 2 else (*shape, 1)
-    add_sum_of(planner, name, whole(partial, dtype, math.prod(lead), parts, rows * cols))
+    add_sum_of(planner, name, whole(partials, dtype, math.prod(lead), parts, rows * cols))
 
 
 def add_sum_of(planner, name, parts):
