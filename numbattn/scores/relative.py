@@ -30,8 +30,8 @@ class RelativeBias(DistancePart):
 
     Notes
     -----
-    On a GPU the gradient of the table is slow within `Segments` whose queries and keys differ: each score looks up its
-    entry.
+    On a GPU a table takes more time within `Segments` whose queries and keys differ: each score looks up its entry, and
+    adds to the entry's gradient, by itself.
 
     Examples
     --------

@@ -77,14 +77,14 @@ def longest_sequence(work):
 
 def rows_of(table, under_pressure, work, short=None):
     """The rows for this work: those of `short`, under register pressure those of `under_pressure`, then those of
-    `table`. The last two are {bytes of an element: {larger head_dim: rows}}; on CUDA cores the row is that for the
-    least bytes of a row, at least this work's, of table[FMA].
+    `table`. The last two are {(bytes of an element, larger head_dim): rows}; on CUDA cores the row is that of
+    table[FMA] for the least bytes of a row, at least this work's.
     """
     nbytes, size = work.problem.dtype.itemsize, size_of_rows(work)
     if not has_tensor_cores(work.device):
         return tuple([row for most, row in table.get(FMA, {}).items() if nbytes * size <= most][:1])
     tables = (under_pressure, table) if is_under_pressure(work) else (table,)
-    found = [row for rows in tables for row in rows.get(nbytes, {}).get(size, ())]
+    found = [row for rows in tables for row in rows.get((nbytes, size), ())]
     return (*short_rows(short or {}, work), *found)
 
 

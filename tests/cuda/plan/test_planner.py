@@ -43,7 +43,7 @@ def test_cuda_cores_where_there_are_no_others():
 ])  # fmt: skip
 def test_what_takes_registers_beside_the_tiles_has_rows_of_its_own(options, under_pressure):
     (first, *_) = backward.SPEC_Q.tiles(work(d=64, e=64, device=DEVICES[8, 0], **options))
-    assert first == (backward.UNDER_PRESSURE_Q if under_pressure else backward.TILES_Q)[2][64][0]
+    assert first == (backward.UNDER_PRESSURE_Q if under_pressure else backward.TILES_Q)[2, 64][0]
     (first, *_) = mma_backward.SPEC.tiles(work(d=192, e=64, device=DEVICES[8, 0], **options))
     assert first == (mma_backward.UNDER_PRESSURE if under_pressure else mma_backward.TILES)[256][0]
 
@@ -58,7 +58,7 @@ def test_short_sequences_have_rows_of_their_own(seqlens, segments, longest):
     tables_of = (forward.SPEC, forward.SHORT, forward.TILES), (backward.SPEC_Q, backward.SHORT_Q, backward.TILES_Q)
     for spec, short, usual in tables_of:
         first = [short[longest, 4][64]] if longest else []
-        assert spec.tiles(found) == (*first, *usual[4][64])
+        assert spec.tiles(found) == (*first, *usual[4, 64])
 
 
 @pytest.mark.parametrize("seqlen", [64, 100])
@@ -66,7 +66,7 @@ def test_short_sequences_under_register_pressure(seqlen):
     """Blocks have the registers that they want, and rows that leave none are not taken."""
     found = work("float32", seqlen_q=seqlen, seqlen_k=seqlen, mask=("dense",))
     (first, *_) = forward.SPEC.tiles(found)
-    short, (usual, *_) = forward.SHORT[64, 4][64], forward.TILES[4][64]
+    short, (usual, *_) = forward.SHORT[64, 4][64], forward.TILES[4, 64]
     assert first == (short._replace(blocks=1) if seqlen == 64 else usual)
 
 

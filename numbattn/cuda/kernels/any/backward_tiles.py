@@ -2,69 +2,57 @@
 
 from ..tables import FMA, Tiles
 
-# {bytes of an element: {largest head_dim: rows}, FMA: {bytes of a row: tiles}}. TFLOP/s: one batch, 16 heads, seqlen
+# {(bytes of an element, largest head_dim): rows, FMA: {bytes of a row: tiles}}. TFLOP/s: one batch, 16 heads, seqlen
 # 4096, full
 TILES_KV = {  # two accumulators, keys x head_dim
-    4: {  # 64 x 128 is as fast, and spills with dropout
-        64: (Tiles("mma", 32, 128, 256, stages=2), Tiles("mma", 32, 64, 128, stages=2)),  # 54, 52
-        128: tuple(Tiles("mma", *row) for row in ((16, 128, 256, 0, 2), (16, 64, 128, 0, 2), (16, 64, 128))),  # 48
-        256: (  # the first up to a head_dim of 192
-            Tiles("mma", 32, 64, 256, 8, 2), Tiles("mma", 16, 64, 256, 8, 2, True),  # both passes 32, 31
-            Tiles("mma", 16, 32, 128, 8, 2), Tiles("fma", 16, 16, 128, 8),
-        ),
-    },
-    8: {
-        64: (Tiles("mma", 16, 128, 256, stages=2), Tiles("mma", 8, 64, 128)),  # 40; on CUDA cores 14
-        128: (Tiles("mma", 16, 64, 256, 8, 2), Tiles("mma", 16, 32, 128, 8, 2), Tiles("fma", 16, 16, 128, 8)),
-        256: (  # the first up to a head_dim of 192
-            Tiles("mma", 32, 32, 256, 16), Tiles("mma", 16, 32, 256, 16, 1, True),  # both passes 21, 17
-            Tiles("mma", 8, 32, 256, 16, 2, True), Tiles("fma", 16, 16, 256, 16), Tiles("fma", 4, 16, 256, 32),
-        ),
-    },
+    (4, 64): (  # 54, 52; 64 x 128 is as fast, and spills with dropout
+        Tiles("mma", 32, 128, 256, stages=2), Tiles("mma", 32, 64, 128, stages=2),
+    ),
+    (4, 128): tuple(Tiles("mma", *row) for row in ((16, 128, 256, 0, 2), (16, 64, 128, 0, 2), (16, 64, 128))),  # 48
+    (4, 256): (  # the first up to a head_dim of 192
+        Tiles("mma", 32, 64, 256, 8, 2), Tiles("mma", 16, 64, 256, 8, 2, True),  # both passes 32, 31
+        Tiles("mma", 16, 32, 128, 8, 2), Tiles("fma", 16, 16, 128, 8),
+    ),
+    (8, 64): (Tiles("mma", 16, 128, 256, stages=2), Tiles("mma", 8, 64, 128)),  # 40; on CUDA cores 14
+    (8, 128): (Tiles("mma", 16, 64, 256, 8, 2), Tiles("mma", 16, 32, 128, 8, 2), Tiles("fma", 16, 16, 128, 8)),
+    (8, 256): (  # the first up to a head_dim of 192
+        Tiles("mma", 32, 32, 256, 16), Tiles("mma", 16, 32, 256, 16, 1, True),  # both passes 21, 17
+        Tiles("mma", 8, 32, 256, 16, 2, True), Tiles("fma", 16, 16, 256, 16), Tiles("fma", 4, 16, 256, 32),
+    ),
     FMA: {
         128: Tiles("fma", 32, 32, 256, 16), 512: Tiles("fma", 16, 32, 128, 8), 1024: Tiles("fma", 8, 16, 64, 8),
         2048: Tiles("fma", 4, 8, 256, 32),
     },
 }
 UNDER_PRESSURE_KV = {
-    8: {
-        64: (Tiles("mma", 8, 128, 256, stages=2),),
-        256: (Tiles("mma", 32, 32, 256, 16), Tiles("mma", 8, 32, 256, 16, 2, True)),
-    }
+    (8, 64): (Tiles("mma", 8, 128, 256, stages=2),),
+    (8, 256): (Tiles("mma", 32, 32, 256, 16), Tiles("mma", 8, 32, 256, 16, 2, True)),
 }
 TILES_Q = {
-    2: {
-        64: (Tiles("mma", 128, 64, 256, stages=2),),  # 276; one stage 246
-        128: (Tiles("mma", 128, 64, 256, stages=2), Tiles("mma", 128, 32, 256)),  # 299; one stage 234
-        256: (Tiles("mma", 64, 32, 128),),
-    },
-    4: {
-        64: (Tiles("mma", 128, 32, 256, stages=2), Tiles("mma", 64, 32, 128, stages=2)),  # 54; 128 x 64 spills: 59
-        128: (Tiles("mma", 128, 32, 256, stages=2), Tiles("mma", 64, 32, 128)),  # 58, 53
-        256: (  # the first up to a head_dim of 192
-            Tiles("mma", 64, 32, 256, 8, 2), Tiles("mma", 64, 32, 256, 8),
-            Tiles("mma", 64, 8, 128), Tiles("fma", 16, 16, 128, 8),
-        ),
-    },
-    8: {
-        64: (Tiles("mma", 128, 16, 256, stages=2), Tiles("mma", 64, 16, 128, stages=2)),  # 37
-        128: (Tiles("mma", 64, 32, 256, 8), Tiles("mma", 64, 16, 128), Tiles("fma", 16, 16, 128, 8)),
-        256: (  # the first up to a head_dim of 192
-            Tiles("mma", 32, 32, 256, 16), Tiles("mma", 32, 16, 128, 8, 1, True),
-            Tiles("fma", 16, 16, 128, 8), Tiles("fma", 16, 8, 128, 8),
-        ),
-    },
+    (2, 64): (Tiles("mma", 128, 64, 256, stages=2),),  # 276; one stage 246
+    (2, 128): (Tiles("mma", 128, 64, 256, stages=2), Tiles("mma", 128, 32, 256)),  # 299; one stage 234
+    (2, 256): (Tiles("mma", 64, 32, 128),),
+    (4, 64): (Tiles("mma", 128, 32, 256, stages=2), Tiles("mma", 64, 32, 128, stages=2)),  # 54; 128 x 64 spills: 59
+    (4, 128): (Tiles("mma", 128, 32, 256, stages=2), Tiles("mma", 64, 32, 128)),  # 58, 53
+    (4, 256): (  # the first up to a head_dim of 192
+        Tiles("mma", 64, 32, 256, 8, 2), Tiles("mma", 64, 32, 256, 8),
+        Tiles("mma", 64, 8, 128), Tiles("fma", 16, 16, 128, 8),
+    ),
+    (8, 64): (Tiles("mma", 128, 16, 256, stages=2), Tiles("mma", 64, 16, 128, stages=2)),  # 37
+    (8, 128): (Tiles("mma", 64, 32, 256, 8), Tiles("mma", 64, 16, 128), Tiles("fma", 16, 16, 128, 8)),
+    (8, 256): (  # the first up to a head_dim of 192
+        Tiles("mma", 32, 32, 256, 16), Tiles("mma", 32, 16, 128, 8, 1, True),
+        Tiles("fma", 16, 16, 128, 8), Tiles("fma", 16, 8, 128, 8),
+    ),
     FMA: {
         256: Tiles("fma", 32, 32, 128, 8), 512: Tiles("fma", 32, 16, 128, 8), 1024: Tiles("fma", 16, 8, 64, 8),
         2048: Tiles("fma", 8, 4, 64, 8),
     },
 }
 UNDER_PRESSURE_Q = {
-    2: {64: (Tiles("mma", 128, 32, 256, stages=2),)},
-    8: {
-        128: (Tiles("mma", 64, 32, 256, 8), Tiles("mma", 64, 8, 128)),
-        256: (Tiles("mma", 32, 32, 256, 16), Tiles("mma", 32, 16, 256, 16, 1, True)),
-    },
+    (2, 64): (Tiles("mma", 128, 32, 256, stages=2),),
+    (8, 128): (Tiles("mma", 64, 32, 256, 8), Tiles("mma", 64, 8, 128)),
+    (8, 256): (Tiles("mma", 32, 32, 256, 16), Tiles("mma", 32, 16, 256, 16, 1, True)),
 }
 # {(longest sequence, bytes of an element): {largest head_dim: row}}. us next to those of the rows above, in
 # one run on an H100, 8 heads: n times batch 131072 with float32, d 32 and 64, and float64, d 32. "-": not measured

@@ -120,27 +120,23 @@ def forward(
     return Source(kernel, signature, threads, blocks, shared.nbytes)
 
 
-# {bytes of an element: {largest head_dim: rows}, FMA: {bytes of a row: tiles}}. TFLOP/s: one batch, 16 heads, seqlen
+# {(bytes of an element, largest head_dim): rows, FMA: {bytes of a row: tiles}}. TFLOP/s: one batch, 16 heads, seqlen
 # 4096, full
 TILES = {
-    4: {
-        64: (Tiles("mma", 128, 64, 256),),                          # 52
-        128: (Tiles("mma", 128, 64, 256), Tiles("mma", 128, 32, 256)),      # 55, 52
-        256: (Tiles("mma", 128, 32, 256), Tiles("mma", 64, 16, 128)),       # 49; 128 x 16 45
-    },
-    8: {
-        64: (Tiles("mma", 128, 64, 256), Tiles("mma", 64, 32, 128)),        # 35, 34
-        128: (Tiles("mma", 128, 16, 256), Tiles("mma", 64, 16, 128)),       # 36, 36; 64 x 32 spills: 26
-        256: (Tiles("fma", 32, 16, 128, 8), Tiles("fma", 16, 16, 64, 8)),   # a warp has no room for sums of 16 x 256
-    },
+    (4, 64): (Tiles("mma", 128, 64, 256),),  # 52
+    (4, 128): (Tiles("mma", 128, 64, 256), Tiles("mma", 128, 32, 256)),  # 55, 52
+    (4, 256): (Tiles("mma", 128, 32, 256), Tiles("mma", 64, 16, 128)),  # 49; 128 x 16 45
+    (8, 64): (Tiles("mma", 128, 64, 256), Tiles("mma", 64, 32, 128)),  # 35, 34
+    (8, 128): (Tiles("mma", 128, 16, 256), Tiles("mma", 64, 16, 128)),  # 36, 36; 64 x 32 spills: 26
+    (8, 256): (Tiles("fma", 32, 16, 128, 8), Tiles("fma", 16, 16, 64, 8)),  # a warp has no room for sums of 16 x 256
     FMA: {
         256: Tiles("fma", 64, 32, 128, 8), 512: Tiles("fma", 32, 32, 128, 8), 1024: Tiles("fma", 16, 16, 64, 8),
         2048: Tiles("fma", 16, 4, 64, 4),
     },
 }
 UNDER_PRESSURE = {
-    4: {128: (Tiles("mma", 128, 32, 256),), 256: (Tiles("mma", 128, 16, 256),)},
-    8: {64: (Tiles("mma", 64, 32, 128),)},
+    (4, 128): (Tiles("mma", 128, 32, 256),), (4, 256): (Tiles("mma", 128, 16, 256),),
+    (8, 64): (Tiles("mma", 64, 32, 128),),
 }
 # {(longest sequence, bytes of an element): {largest head_dim: row}}. us next to those of the rows above, in
 # one run on an H100, 8 heads: n times batch 131072 with float32, d 32 and 64, and float64, d 32. A copy of as many

@@ -5,7 +5,7 @@ from functools import reduce
 
 import numpy as np
 
-from ...tile import DIAGONALS, device, fold_elements, index, shape
+from ...tile import DIAGONALS, convert, device, fold_elements, index, shape
 from ..shared.visibility import FARTHEST
 
 
@@ -24,7 +24,7 @@ def distance_step(part, at, wanted, ACC, SUM, add_pending):
     def of_diagonal(found, total, _, diagonal, first, shared):
         element, slope = element_of(diagonal + first, shared)
         x = SUM(slope * total) if total != 0 else ZERO          # the slope of what is masked may be NaN
-        return (*found[2:], np.int32(element), x)
+        return (*found[2:], convert(element, np.int32), x)
 
     def then_slot(before, slot):
         AT, X = 2 * slot, 2 * slot + 1
@@ -59,7 +59,7 @@ def query_distance_step(part, at, ACC, SUM, add_pending):
     @device
     def of_element(pending, ds, i, j, offsets, shared, sums):
         element, slope = element_of(i + offsets[i] - j, shared)
-        return add_one(pending, np.int32(element), SUM(slope * ds), sums)
+        return add_one(pending, convert(element, np.int32), SUM(slope * ds), sums)
 
     @device
     def add(pending, S, dS, scores, sums, batch, head, m0, n0):

@@ -131,7 +131,7 @@ def test_every_device_has_rows():
             partial(backward_tangent_q, out_dtypes=(dtype,)), TILES_Q)  # fmt: skip
         for kernel, table in kernels:
             of_bytes = [row for most, row in table[FMA].items() if most >= nbytes * size]
-            rows = table[nbytes][size] if has_tensor_cores else of_bytes[:1]
+            rows = table[nbytes, size] if has_tensor_cores else of_bytes[:1]
             assert min(kernel(**about, **without_defaults(row)).shared for row in rows) <= room[has_tensor_cores]
 
 

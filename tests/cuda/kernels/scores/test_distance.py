@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import numbattn as na
+from numbattn import reference
 from tests.accuracy import check, random
 from tests.masks.calls import ONE_KEY
 from tests.scores import test_parts as scores
@@ -40,6 +41,22 @@ def test_distances_within_segments_of_unequal_lengths(rng, device, dtype, kinds,
     mask = na.Segments(np.array([3, 3, 20, 38]), np.array([0, 9, 40, 66]))
     with on(device):
         check(q, k, v, rng, mask=mask, score=score, bits=ONE_KEY, deterministic=deterministic)
+
+
+@simulated_only
+@pytest.mark.slow
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_tangents_within_segments_of_unequal_lengths(rng, deterministic):
+    """Of the gradient of a table, after a part that is not linear."""
+    (q, do), (k, tk) = (random(rng, (2, 1, n, 8), np.float32) for n in (40, 70))
+    options = {"score": [na.Softcap(3.0), na.RelativeBias(random(rng, (1, 5), np.float32))],
+               "mask": na.Segments(np.array([3, 3, 20, 38]), np.array([0, 9, 40, 66])),
+               "tscore": [random(rng, (1, 5), np.float32)]}  # fmt: skip
+    with on(TURING):
+        _, _, saved, tsaved = na.attention_forward_jvp(q, k, k, None, tk, None, **options)
+        _, found = na.attention_backward_jvp(do, saved, tsaved, deterministic=deterministic)
+    want = reference.attention_backward_jvp(do, q, k, k, None, tk, None, **options)
+    np.testing.assert_allclose(found.score[-1], want.score[-1], rtol=0, atol=1e-5)
 
 
 # ----------------------------------------------------------------------------------------------------------- on a GPU
