@@ -54,7 +54,7 @@ def tangents_of_steps(problem, inputs, tparts, order=1):
 
 
 def lower_tangent(kind, tangent, problem, order):
-    if kind.of._is_nonlinear:
+    if kind.lower_tangent:
         return kind.lower_tangent(tangent, problem, order)
     return kind.lower(tangent, problem, order, sums=False)
 

@@ -18,8 +18,8 @@ class FunctionPart(Part):
     """A part that a function of one element defines, function(S, batch, head, i, j, *arrays): backends compile it, and
     all derivatives follow from it. The arrays, of numbers that Numba knows, are `_weights`.
 
-    A class of this kind has an Identity and fields of its own; with an array it derives from `ArrayPart`, too. The
-    function reads arrays as they are: a class checks in `_fit` that they have what it reads.
+    A class of this kind has an Identity, and fields of its own; with an array it derives from `ArrayPart`, too. Its
+    `_fit` checks that arrays have all that the function reads; in a call on a part of the heads they are whole.
     """
 
     _identity: Identity
