@@ -141,9 +141,6 @@ FAULTS = {
     "test_what_has_no_weight_at_first": {
         "finite = np.where(np.isneginf(new), 0, new)": "finite = new",
     },
-    "test_large_logarithms_do_not_overflow": {
-        "points/kinds.py": {"exponent(t, number) + shift if shifted": "exponent(t, number) if shifted"},
-    },
     "test_sums_and_gradients_of_each_kind": {
         "[..., None] - weights @ block.y)": "[..., None] + weights @ block.y)",
     },
