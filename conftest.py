@@ -49,7 +49,7 @@ def pytest_sessionfinish():
 
 def keep_no_records(package):
     """For each pass over a function Numba writes down its flags and types, for profiles that nobody asks for here, and
-    keeps what it was made of; it compares flags option by option wherever it looks up a function, and for each finds
+    it compares flags option by option wherever it looks up a function, and for each finds
     again what a list of passes depends on: together an eighth of a run that compiles."""
     config, machinery = (import_module(f"{package}.{name}") for name in ("targetconfig", "compiler_machinery"))
     flags, by_option = config.TargetConfig, config.TargetConfig.__eq__
@@ -65,7 +65,6 @@ def keep_no_records(package):
         return of_passes[passes]
 
     machinery.PassManager.dependency_analysis = dependency_analysis
-    import_module(f"{package}.annotations.type_annotations").TypeAnnotation = lambda **about: None
 
 
 class Text(str):
@@ -109,6 +108,7 @@ if HAS_CUDA:
     # to verify what is compiled next, which finds the same, takes a tenth of the time of that
     import_module("numba.cuda.cudadrv.nvvm").CompilationUnit.verify = lambda unit: None
     import_module("numba.cuda.codegen").CUDACodeLibrary.llvm_strs = property(texts)
+    import_module("numba.cuda.core.annotations.type_annotations").TypeAnnotation = lambda **about: None
 for _package in ["numba.core", *["numba.cuda.core"] * bool(HAS_CUDA)]:
     keep_no_records(_package)
 import_module("numba.core.base")  # which has each call of LLVM recorded

@@ -180,8 +180,8 @@ def _keep(known: dict[Any, Any], key: Any, found: Any, most: int) -> None:
 
 
 def kinds(base: type[V]) -> list[type[V]]:
-    """All classes that derive from one, and itself."""
-    return [base, *(kind for child in base.__subclasses__() for kind in kinds(child))]
+    """All classes that derive from one, and itself; each once, even where two of its bases do."""
+    return list(dict.fromkeys([base, *(kind for child in base.__subclasses__() for kind in kinds(child))]))
 
 
 def given(**arrays: Any) -> tuple[Held, ...]:

@@ -12,7 +12,8 @@ import pytest
 import numbattn as na
 from numbattn import reference
 from numbattn.base.checks import Floats, UserTypeError
-from numbattn.scores import ArrayPart
+from numbattn.base.values import kinds
+from numbattn.scores import ArrayPart, Part
 from numbattn.scores.element import FunctionPart, Identity
 from tests.accuracy import random
 from tests.tools.device import AMPERE, HOPPER, on
@@ -115,6 +116,7 @@ def test_all_passes(rng, world, dtype, deterministic):
 def test_it_is_a_part_like_others(rng):
     t = np.ones(H)
     part = Temperature(t)
+    assert kinds(Part).count(Temperature) == 1  # though two of its bases are Parts
     assert repr(part) == "Temperature(t=<float64 array (2,)>, gradient=True)"
     assert part == Temperature(t) != Temperature(t, False)
     q, k, v, do, *_ = draw(rng, np.float64)
