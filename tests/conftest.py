@@ -40,7 +40,7 @@ def pytest_runtest_setup(item):
 def poisoned_memory():
     """What is left unwritten shows: fresh memory of GPUs and of CPU kernels is full of NaN, elsewhere of numbers as
     large as 3e38."""
-    scratch.fresh = lambda nbytes: np.full(nbytes, 0xFF, np.uint8)
+    scratch.take = lambda nbytes: np.full(nbytes, 0xFF, np.uint8)
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).mallopt(M_PERTURB, 0x80)
     if no_gpu():

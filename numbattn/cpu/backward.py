@@ -55,13 +55,13 @@ def run(problem, inputs, given, scratch, cost, directions=NO_DIRECTIONS, count=1
     P; scratch: as from scratch_of.
     """
     plan = plan_of(problem, inputs.mask, shapes_of(inputs.score), count)
-    scratch, memory = scratch
+    scratch, nbytes = scratch
     dq, dk, dv = [plan.new(shape, problem.sum_dtype) for shape in plan.shapes]
     sums = [[np.zeros(*layout) for layout in plan.sums] for _ in range(count)]
     addresses = np.array([[*map(data_address, own)] for own in sums], np.int64)
     work = plan.work.filled(addresses, dq, dk, dv, held=sums)
     cost = plan.pairs * (problem.head_dim + problem.head_dim_v + EXPONENTIAL + cost)
-    launch(backward_kernel.given(scratch, *given, *directions, work), plan.blocks, cost, memory)
+    launch(backward_kernel.given(scratch, *given, *directions, work), plan.blocks, cost, nbytes)
     dq = dq[:, 0] if dq.shape[1] == 1 else dq.sum(axis=1)
     return dq, dk, dv, [[merged(own[number], firsts) for own in sums] for number, firsts in enumerate(plan.firsts)]
 

@@ -5,6 +5,7 @@ import hashlib
 import sys
 from functools import partial
 from itertools import islice
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -21,37 +22,33 @@ from ..base import sources
 from ..base.compiling import compiling
 from ..base.interrupts import uninterrupted
 from .linked import LINKED
-from .record import data_address, kind_of, reader
-from .tile import contiguous_view
+from .record import kind_of, reader
+from .tile import add_one, contiguous_view, is_set
 
 # what changes the code that Numba makes, apart from the CPU
 SETTINGS = "OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DEBUGINFO_DEFAULT", "USING_SVML"
-ENTRY = *[ctypes.c_int64] * 4, ctypes.c_char_p  # first and end block, addresses of stop, memory and arguments
+# words of a run, before those of its arguments: how many steps and how many threads have begun; whether to stop; all
+# blocks, and those of a step; the address of the memory of all threads, and the bytes of each
+STEPS, THREADS, STOP, BLOCKS, STEP, MEMORY, NBYTES, WORDS = *range(7), 8
 
 
 class Kernel:
     """A function of (first block, end block, stop, scratch, *arguments), without a result. An argument annotated with
     a NamedTuple takes as many of those in the Records as that has fields; or None, which code is compiled for.
 
-    It is compiled for each combination of argument types, and called by its address, without the GIL. It allocates
-    nothing and counts no references to its arrays (_nrt), which would take longer than a short call computes.
+    It is compiled for each combination of argument types, and called by its address, without the GIL: each thread of a
+    run calls its entry, which calls the kernel for steps of blocks until all have begun. It allocates nothing and
+    counts no references to its arrays (_nrt), which would take longer than a short call computes.
     """
 
     def __init__(self, function):
         self.function, self.__name__, self.entries = function, function.__name__, {}
 
     def given(self, *records):
-        """A function of (first block, end block, stop, memory), for arguments in Records. The first Record is that of
-        scratch, whose addresses count from the beginning of the memory."""
+        """The Call for arguments in Records. The first Record is that of scratch, whose addresses count from the
+        beginning of a thread's memory."""
         form = tuple([record.form for record in records])
-        entry = (self.entries.get(form) or self._compile(form, records)).ctypes
-        arguments = b"".join([record.words for record in records])
-
-        def call(first, end, stop, memory):
-            entry(first, end, data_address(stop), data_address(memory), arguments)
-
-        call.records = records  # keeps their arrays alive
-        return call
+        return Call(self.entries.get(form) or self._compile(form, records), records)
 
     @uninterrupted
     @global_compiler_lock
@@ -61,17 +58,30 @@ class Kernel:
             kinds = grouped(self.function, single)
             name = f"{self.function.__module__}.{self.function.__qualname__}", kinds
             make, shown = partial(self._entry, kinds), _shown(self.__name__, single)
-            self.entries[form] = c_function(name, ENTRY, make, shown, _nrt=False)
+            self.entries[form] = c_function(name, (ctypes.c_int64,), make, shown, _nrt=False)
         return self.entries[form]
 
     def _entry(self, kinds):
         options = {**LINKED, "error_model": "numpy", "fastmath": {"contract"}, "_nrt": False}
         body, read = numba.njit(**options)(self.function), reader(kinds)
 
-        def entry(first, end, stop, memory, arguments):
-            body(first, end, contiguous_view(stop, 1, 1, 1, np.int32), *read(arguments, memory))
+        def entry(run):
+            words = contiguous_view(run, 1, WORDS, WORDS, np.int64)[0]
+            stop, blocks, step = words[STOP : STOP + 1], words[BLOCKS], words[STEP]
+            memory = words[MEMORY] + (add_one(words, THREADS) - 1) * words[NBYTES]
+            first = (add_one(words, STEPS) - 1) * step
+            while first < blocks and not is_set(stop):
+                body(first, min(first + step, blocks), stop, *read(run + 8 * WORDS, memory))
+                first = (add_one(words, STEPS) - 1) * step
 
         return entry
+
+
+class Call(NamedTuple):
+    """What is left of a kernel with its arguments."""
+
+    function: Any  # the CFunction of an entry
+    records: tuple  # which keep its arrays alive
 
 
 def grouped(function, kinds):

@@ -82,9 +82,9 @@ def launch_decode(problem, given, few, table):
     parts = np.empty((blocks, few.rows, problem.head_dim_v), dtype)
     statistics, done = np.empty((blocks, 2, few.rows), dtype), np.zeros(len(few.table), np.int64)
     work = READING * few.keys * (problem.head_dim + problem.head_dim_v)
-    scratch, memory = scratch_for(problem, max(few.rows, LANES))
+    scratch, nbytes = scratch_for(problem, max(few.rows, LANES))
     own = _parts(parts.shape, statistics.shape, done.shape, dtype).filled(parts, statistics, done)
-    launch(decode_kernel.given(scratch, *given, table, own), blocks, work, memory)
+    launch(decode_kernel.given(scratch, *given, table, own), blocks, work, nbytes)
 
 
 @lru_cache(maxsize=64)

@@ -74,8 +74,8 @@ def forward(problem, inputs, out=None, save=True, onto=None):
 def run(problem, given, tiles, table, directions=NO_DIRECTIONS, *sizes):
     """Run the kernel for WorkTiles, whose table is in a Record. given, directions: the Records of ForwardGiven and
     Directions; sizes: as for scratch_for."""
-    scratch, memory, cost = scratch_for(problem, *sizes)
-    launch(forward_kernel.given(scratch, *given, *directions, table), len(tiles.table), tiles.pairs * cost, memory)
+    scratch, nbytes, cost = scratch_for(problem, *sizes)
+    launch(forward_kernel.given(scratch, *given, *directions, table), len(tiles.table), tiles.pairs * cost, nbytes)
 
 
 @lru_cache(maxsize=64)

@@ -1,41 +1,63 @@
 """Run a kernel on several threads, until it is done or a signal handler raises."""
 
 from _thread import start_new_thread
-from collections import deque
-from contextlib import suppress
+from array import array
+from functools import partial
 from queue import SimpleQueue
+from threading import get_ident, main_thread
 
 import numba
-import numpy as np
 from numba.np.ufunc import parallel
+
+from ..base import teams
+from . import scratch
+from .compile import BLOCKS, STEP, STEPS, STOP
+from .record import data_address
 
 # units of `work`, see `launch`: a thread does 1e10 to 5e10 in a second
 SERIAL = 5e7  # a thread takes as much at once; less than twice that is done before a second thread would help
-NEVER = np.zeros(1, np.int32)  # a `stop` that is not set
-SHORT = 2e9  # less is done before a signal handler would have to wait
+SHORT = 2e9  # a thread does less before a signal handler would have to wait
 
 
-def launch(kernel, blocks, work, scratch):
-    """Call kernel(first, last, stop, scratch()) for all blocks, a few at a time, on as many threads as are worthwhile.
+def launch(call, blocks, work, nbytes):
+    """Run a Call for all blocks, a few at a time, on as many threads as are worthwhile.
 
-    work: roughly the number of multiplications. scratch: allocates the memory of a thread. The kernel checks stop[0]
-    before each tile, and returns if it is set. Python runs signal handlers in its main thread, between two bytecodes:
-    so if there is much work the calling thread leaves all of it to others, and waits.
+    work: roughly the number of multiplications. nbytes: the memory of a thread. The kernel checks stop[0] before each
+    tile, and returns if it is set. Python runs signal handlers in its main thread, between two bytecodes: so if there
+    is much work the main thread leaves all of it to others, and waits.
     """
     if work < 2 * SERIAL:
-        kernel(0, blocks, NEVER, scratch())
-        return
-    threads = max(1, min(_threads(), blocks, int(work / SERIAL)))
-    step = max(1, blocks // (8 * threads), int(blocks * SERIAL / work))
-    run = Run(kernel, blocks, step, scratch)
-    try:
-        run.start(threads, takes_part=work < SHORT)
-        run.finish()
-    except BaseException:
-        run.finish_at_once()
-        raise
-    if run.error:
-        raise run.error
+        memory = scratch.take(nbytes)
+        words = words_of(call, blocks, max(1, blocks), memory, nbytes)
+        call.function.ctypes(words.buffer_info()[0])
+    else:
+        limit = _threads()
+        threads = max(1, min(limit, blocks, int(work / SERIAL)))
+        step = max(1, blocks // (8 * threads), int(blocks * SERIAL / work))
+        takes_part = work < threads * SHORT or get_ident() != main_thread().ident
+        team = teams.team() if threads > 1 else None
+        size = team.size(threads, limit, takes_part) if team else 0
+        memory = scratch.take((size or threads) * nbytes)
+        run = Run(call, words_of(call, blocks, step, memory, nbytes), memory)
+        if size:
+            run.compute, threads = partial(team.run, call.function.address, run.address, size), 1
+        try:
+            run.start(threads, takes_part)
+            run.finish()
+        except BaseException:
+            run.finish_at_once()
+            raise
+        if run.error:
+            raise run.error
+    scratch.give(memory)
+
+
+def words_of(call, blocks, step, memory, nbytes):
+    """What an entry reads: see `compile.Kernel`."""
+    words = array("q", (0, 0, 0, blocks, step, data_address(memory), nbytes, 0))
+    for record in call.records:
+        words += record.words
+    return words
 
 
 def _threads():
@@ -44,15 +66,15 @@ def _threads():
 
 
 class Run:
-    """The blocks of one call; threads take `step` of them at a time.
+    """The blocks of one call; each thread takes some of them at a time, in one native call.
 
     A handler may raise between any two bytecodes of the calling thread. So it takes no lock, and the others count
     themselves, each step a single native call: who has entered, and who has left. What is counted only grows.
     """
 
-    def __init__(self, kernel, blocks, step, scratch):
-        self.kernel, self.blocks, self.step, self.scratch = kernel, blocks, step, scratch
-        self.firsts, self.stop, self.error = deque(range(0, blocks, step)), np.zeros(1, np.int32), None
+    def __init__(self, call, words, memory):
+        self.words, self.address, self.held, self.error = words, words.buffer_info()[0], (call, memory), None
+        self.compute = partial(call.function.ctypes, self.address)
         self.entered, self.left, self.woken = [], [], SimpleQueue()
 
     def start(self, threads, takes_part):
@@ -65,45 +87,32 @@ class Run:
                     raise
                 takes_part = True
         if takes_part:
-            self.work()
+            self.compute()
 
     def help(self):
         """What another thread does."""
         self.entered.append(True)  # before it takes a block: see `finish`
         try:
-            self.work()
+            self.compute()
         except BaseException as error:
-            self.error = error
-            self.end()
+            self.error, self.words[STOP] = error, 1
         self.left.append(True)
         self.woken.put(True)
 
-    def work(self):
-        scratch = None
-        while (first := self.take()) is not None:
-            scratch = self.scratch() if scratch is None else scratch  # there may be no memory
-            self.kernel(first, min(first + self.step, self.blocks), self.stop, scratch)
-
-    def take(self):
-        """The first of the next blocks; None if there are none left."""
-        with suppress(IndexError):
-            return self.firsts.popleft()
-
-    def end(self):
-        """Start no more blocks, and end those that have started."""
-        self.stop[0] = 1
-        self.firsts.clear()
+    def has_blocks(self):
+        """Whether there are some that no thread has taken, nor shall not."""
+        return not self.words[STOP] and self.words[STEPS] * self.words[STEP] < self.words[BLOCKS]
 
     def finish(self):
         """Wait until no other thread is in the kernel, nor will be."""
-        while self.firsts or len(self.left) < len(self.entered):  # in this order
+        while self.has_blocks() or len(self.left) < len(self.entered):  # in this order
             self.woken.get()
 
     def finish_at_once(self):
         """End, whatever the handlers of further signals raise. Other threads hold all memory that they use."""
         while True:
             try:
-                self.end()
+                self.words[STOP] = 1
                 return self.finish()
             except BaseException:
                 continue

@@ -1,6 +1,5 @@
 """Memory of a thread, for one tile at a time."""
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,7 +34,7 @@ class Scratch(NamedTuple):
 
 
 def scratch_of(problem, tile=None, **counts):
-    """The Record of a Scratch, whose addresses count from its beginning, and a function that allocates its memory.
+    """The Record of a Scratch, whose addresses count from its beginning, and its bytes.
 
     tile: its queries and keys, if these are not TILE_M and TILE_N or fewer; counts: for how many of its unit each
     buffer has room, a tile, its queries' features, or its queries.
@@ -55,14 +54,29 @@ def scratch_of(problem, tile=None, **counts):
 
 def memory_of(kind, sizes):
     """The Record of a NamedTuple of this kind, of buffers with these numbers of elements and dtypes, whose addresses
-    count from the beginning of one memory; and a function that allocates that."""
+    count from the beginning of one memory; and the bytes of that."""
     places, nbytes = [], 0
     for size, dtype in sizes:
         places.append(At(nbytes, (size,), dtype))
         nbytes += -(-size * dtype.itemsize // LINE) * LINE
-    return Record(kind(*places)), partial(fresh, nbytes)
+    return Record(kind(*places)), nbytes
 
 
-def fresh(nbytes):
-    """Memory of a thread, whatever is in it."""
-    return np.empty(nbytes, np.uint8)
+# ---------------------------------------------------------------------------------------------------- from call to call
+KEPT = 1 << 26  # bytes at most
+_kept: list[np.ndarray] = []  # what is taken and given in one native call each needs no lock
+
+
+def take(nbytes):
+    """Memory, whatever is in it: the system would have to clear each page of new memory."""
+    try:
+        memory = _kept.pop()
+    except IndexError:
+        return np.empty(nbytes, np.uint8)
+    return memory if memory.nbytes >= nbytes else np.empty(nbytes, np.uint8)
+
+
+def give(memory):
+    """Keep memory for later calls."""
+    if memory.nbytes + sum([x.nbytes for x in _kept]) <= KEPT:
+        _kept.append(memory)

@@ -17,6 +17,7 @@ from numba.core.registry import cpu_target
 
 import numbattn as na
 from numbattn.cpu import compile
+from numbattn.cpu.launch import launch
 from numbattn.cpu.record import Record
 from tests.tools.process import printed
 
@@ -37,7 +38,7 @@ def call(place=None):
         warnings.catch_warnings(record=True) as said,
     ):  # fmt: skip
         warnings.simplefilter("always")
-        kernel.given(Record((), x, (0, 1.0)))(0, 1, np.zeros(1, np.int32), np.zeros(1))
+        launch(kernel.given(Record((), x, (0, 1.0))), 1, 0, 0)
     assert x[0] == 7
     return compiler.call_count, "\n".join(str(warning.message) for warning in said)
 
@@ -141,7 +142,7 @@ def test_what_needs_this_process_is_not_kept(tmp_path, monkeypatch):
         x[0] = address(x[0])
 
     x = np.array([3.0])
-    call_back.given(Record((), x))(0, 1, np.zeros(1, np.int32), np.zeros(1))
+    launch(call_back.given(Record((), x)), 1, 0, 0)
     assert x[0] == 6
     assert not (tmp_path / "numbattn").exists()
 

@@ -1,5 +1,6 @@
 """Threads, signals, forks, the end of a process: what a user notices only when it fails."""
 
+import ctypes
 import os
 import signal
 import threading
@@ -11,13 +12,28 @@ import pytest
 
 import numbattn as na
 from numbattn.cpu import launch
+from numbattn.cpu.compile import Kernel
+from numbattn.cpu.record import At, Record
+from numbattn.cpu.tile import address_of, call_at
 from tests.tools.process import printed
 
 MUCH = 10 * launch.SHORT
 
 
-def nothing():
-    """Scratch of kernels that need none."""
+@Kernel
+def callback(first, end, stop, scratch, function):
+    call_at(function, (first, end, address_of(stop), address_of(scratch)))
+
+
+def launched(function, blocks, work, nbytes=0):
+    """Launch a kernel that calls function(first, last, stop, address of scratch); stop() tells whether it is to end."""
+
+    def called(first, last, stop, scratch):
+        function(first, last, lambda: ctypes.c_int64.from_address(stop).value, scratch)
+
+    entry = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(called)
+    call = callback.given(Record(At(0, (1,), np.uint8)), Record(ctypes.cast(entry, ctypes.c_void_p).value, held=entry))
+    launch.launch(call, blocks, work, nbytes)
 
 
 # ------------------------------------------------------------------------------------------------------------- threads
@@ -25,27 +41,26 @@ def nothing():
 @pytest.mark.parametrize("blocks", [0, 1, 2, 7, 1000])
 def test_every_block_runs_once(blocks, work):
     done = []
-    launch.launch(lambda first, last, stop, scratch: done.extend(range(first, last)), blocks, work, nothing)
+    launched(lambda first, last, stop, scratch: done.extend(range(first, last)), blocks, work)
     assert sorted(done) == list(range(blocks))
 
 
-@pytest.mark.parametrize("work", [0, 2 * launch.SERIAL, MUCH])
-def test_an_error_in_a_thread_reaches_the_caller(work):
-    def fail(first, last, stop, scratch):
-        if last:
-            raise ZeroDivisionError(first)
+class Failing:
+    """Threads of others that cannot be asked."""
 
-    with pytest.raises(ZeroDivisionError):
-        launch.launch(fail, 100, work, nothing)
+    def size(self, threads, limit, here):
+        return threads
 
-
-@pytest.mark.parametrize("work", [0, 2 * launch.SERIAL, MUCH])
-def test_a_thread_without_memory_reaches_the_caller(work):
-    def none():
+    def run(self, function, data, size):
         raise MemoryError
 
+
+@pytest.mark.parametrize("work", [2 * launch.SERIAL, MUCH])
+def test_an_error_in_a_thread_reaches_the_caller(work, monkeypatch):
+    monkeypatch.setattr(launch, "_threads", lambda: 2)
+    monkeypatch.setattr(launch.teams, "team", Failing)
     with pytest.raises(MemoryError):
-        launch.launch(nothing, 100, work, none)
+        launched(None, 100, work)
 
 
 @pytest.mark.parametrize("work", [2 * launch.SERIAL, MUCH])
@@ -55,7 +70,7 @@ def test_without_threads_the_caller_does_it_all(work, monkeypatch):
 
     done = []
     monkeypatch.setattr(launch, "start_new_thread", none)
-    launch.launch(lambda first, last, stop, scratch: done.extend(range(first, last)), 20, work, nothing)
+    launched(lambda first, last, stop, scratch: done.extend(range(first, last)), 20, work)
     assert sorted(done) == list(range(20))
 
 
@@ -65,7 +80,7 @@ def test_no_more_threads_than_pay(work, started, monkeypatch):
     start, starts = launch.start_new_thread, []
     monkeypatch.setattr(launch, "_threads", lambda: 3)
     monkeypatch.setattr(launch, "start_new_thread", lambda *args: starts.append(start(*args)))
-    launch.launch(lambda first, last, stop, scratch: None, 20, work, nothing)
+    launched(lambda first, last, stop, scratch: None, 20, work)
     assert len(starts) == started
 
 
@@ -74,38 +89,21 @@ def test_a_call_ends_after_its_last_block(work):
     done = []
 
     def slow(first, last, stop, scratch):
-        if last:
-            time.sleep(0.02)
-            done.extend(range(first, last))
+        time.sleep(0.02)
+        done.extend(range(first, last))
 
-    launch.launch(slow, 8, work, nothing)
+    launched(slow, 8, work)
     assert sorted(done) == list(range(8))
-
-
-@pytest.mark.parametrize("work", [2 * launch.SERIAL, MUCH])
-def test_no_block_starts_after_an_error(work, monkeypatch):
-    starts = []
-
-    def fail(first, last, stop, scratch):
-        if last:
-            starts.append(first)
-            raise ZeroDivisionError
-
-    monkeypatch.setattr(launch, "_threads", lambda: 1)
-    with pytest.raises(ZeroDivisionError):
-        launch.launch(fail, 100, work, nothing)
-    assert starts == [0]
 
 
 def test_each_thread_has_its_own_scratch():
     used = {}
 
     def note(first, last, stop, scratch):
-        if last:
-            used.setdefault(threading.get_ident(), set()).add(id(scratch))
-            time.sleep(0.01)
+        used.setdefault(threading.get_ident(), set()).add(scratch)
+        time.sleep(0.01)
 
-    launch.launch(note, 50, MUCH, lambda: np.empty(3))
+    launched(note, 50, MUCH, 64)
     assert all(len(mine) == 1 for mine in used.values())
     assert len(set.union(*used.values())) == len(used)
 
@@ -231,6 +229,7 @@ def test_a_signal_handler_may_raise(call, raised):
 ANYWHERE = """
     import time
     from numbattn.cpu import launch
+    from tests.cpu.test_launch import launched
     from tests.tools.anywhere import stopped
 
     def kernel(first, last, stop, scratch):
@@ -239,9 +238,9 @@ ANYWHERE = """
         inside.remove(first)
 
     launch._threads = lambda: 3
-    for work in 2 * launch.SERIAL, launch.SHORT:
+    for work in 2 * launch.SERIAL, 3 * launch.SHORT:
         at, inside = 0, []
-        while stopped(lambda: launch.launch(kernel, 4, work, lambda: None), at, launch.__file__):
+        while stopped(lambda: launched(kernel, 4, work), at, launch.__file__):
             assert not inside, f"after instruction {at} a thread is in the kernel"
             at += 1
         print(at > 100)
@@ -288,10 +287,8 @@ def test_an_interrupted_call_leaves_no_thread_behind():
     inside, left = threading.Semaphore(0), []
 
     def wait(first, last, stop, scratch):
-        if not last:
-            return
         inside.release()
-        while not stop[0]:
+        while not stop():
             time.sleep(0.001)
         time.sleep(0.1)  # a tile takes its time
         left.append(first)
@@ -312,7 +309,7 @@ def test_an_interrupted_call_leaves_no_thread_behind():
     thread.start()
     try:
         with pytest.raises(TimeoutError):
-            launch.launch(wait, 10, MUCH, nothing)
+            launched(wait, 10, MUCH)
         assert left, "a thread is still in the kernel"
     finally:
         thread.join()
@@ -364,22 +361,18 @@ FAULTS = {
     (
         "test_every_block_runs_once",
         "test_an_error_in_a_thread_reaches_the_caller",
-        "test_a_thread_without_memory_reaches_the_caller",
         "test_without_threads_the_caller_does_it_all",
         "test_each_thread_has_its_own_scratch",
         "test_no_more_threads_than_pay",
         "test_a_call_ends_after_its_last_block",
-        "test_no_block_starts_after_an_error",
         "test_an_interrupted_call_leaves_no_thread_behind",
     ): {
         "range(threads - takes_part)": "range(threads)",
-        "min(first + self.step, self.blocks)": "first + self.step",
-        "deque(range(0, blocks, step))": "deque(range(0, blocks, 1))",
-        "            self.error = error\n": "",
-        "        self.firsts.clear()\n": "",
-        "while self.firsts or len": "while len",
+        "self.error, self.words[STOP] = error, 1": "self.words[STOP] = 1",
+        "self.words[STOP] = 1\n                return": "return",
+        "(size or threads) * nbytes": "nbytes",
+        "while self.has_blocks() or len": "while len",
         "or len(self.left) < len(self.entered)": "",
-        "scratch = self.scratch() if scratch is None else scratch": "scratch = self.scratch()",
     },
     "test_a_handler_may_raise_anywhere": {
         "return self.finish()": "return None",

@@ -11,9 +11,8 @@ from numba.core.errors import TypingError
 import numbattn as na
 from numbattn.cpu.compile import Kernel
 from numbattn.cpu.forward import forward_kernel
+from numbattn.cpu.launch import launch
 from numbattn.cpu.record import HOLE, At, Later, Record, data_address
-
-GO = np.zeros(1, np.int32)
 
 
 class Pair(NamedTuple):
@@ -31,9 +30,10 @@ def add_up(first, end, stop, scratch, out, pair, seed, scale, address):
     out[1] = address
 
 
-def test_what_is_read_is_what_was_packed(rng):
+def test_what_is_read_is_what_was_packed(rng, monkeypatch):
     """Numbers of all kinds, arrays in tuples, arrays at places in scratch, and holes in their order."""
     x, out, memory = rng.random((3, 4)), np.zeros(2), np.array([0.0, 5.0])
+    monkeypatch.setattr("numbattn.cpu.scratch.take", lambda nbytes: memory)
     scratch = Record((At(8, (1,), np.float64),))
     seed, scale = np.uint64(2**64 - 5), 0.25
     want = 5 + 10 * 3 + scale + (2**64 - 5) % 7 + ((100 * np.arange(3)[:, None] + np.arange(4)) * x).sum()
@@ -42,7 +42,7 @@ def test_what_is_read_is_what_was_packed(rng):
     entries = []
     for record in (whole, holes):
         out[:] = 0
-        add_up.given(scratch, record)(0, 1, GO, memory)
+        launch(add_up.given(scratch, record), 1, 0, memory.nbytes)
         entries.append(len(add_up.entries))
         assert out.tolist() == [pytest.approx(want), x.ctypes.data]
     assert entries == [1, 1]  # what comes later is of the same type
@@ -56,7 +56,7 @@ def add_grouped(first, end, stop, scratch, out, pair: Pair, scale):
 def test_a_named_tuple_takes_arguments_of_several_records():
     """As many as it has fields, and those after them are the next arguments'."""
     out = np.zeros(1)
-    add_grouped.given(Record(()), Record(out, np.full(1, 3.0)), Record(4, 0.5))(0, 1, GO, np.zeros(1))
+    launch(add_grouped.given(Record(()), Record(out, np.full(1, 3.0)), Record(4, 0.5)), 1, 0, 0)
     assert out[0] == 0.5 * (3 + 4)
 
 
@@ -70,9 +70,9 @@ def add_if_given(first, end, stop, scratch, out, pair: Pair, scale):
 def test_a_kernel_is_compiled_apart_for_none():
     """In place of a named tuple: what only that has is not compiled."""
     out = np.zeros(1)
-    add_if_given.given(Record(()), Record(out), Record(None), Record(0.5))(0, 1, GO, np.zeros(1))
+    launch(add_if_given.given(Record(()), Record(out), Record(None), Record(0.5)), 1, 0, 0)
     assert out[0] == 0.5
-    add_if_given.given(Record(()), Record(out), Record(np.full(1, 3.0), 4), Record(0.5))(0, 1, GO, np.zeros(1))
+    launch(add_if_given.given(Record(()), Record(out), Record(np.full(1, 3.0), 4), Record(0.5)), 1, 0, 0)
     assert out[0] == 0.5 + 3 + 4
     assert len(add_if_given.entries) == 2
     with pytest.raises(TypingError, match="too many positional arguments"):

@@ -86,19 +86,19 @@ def run(
     if tangents is not None:
         arrays["tx"], arrays["ty"] = tangents
     tiles, table = record_of_tiles(problem, inputs.mask, TILE_M)
-    scratch, memory = scratch_of(problem, results[0].shape[-1], results[-1].dtype, c is not None, tangents is not None)
+    scratch, nbytes = scratch_of(problem, results[0].shape[-1], results[-1].dtype, c is not None, tangents is not None)
     records = (
         ARRAYS.record(problem, arrays), Record(step, slope, math.sqrt(rate), rate, held=(function, other)),
         Record(None) if inputs.mask is NOTHING_HIDDEN else mask_of(problem, inputs.mask), table,
         Record(*[x.reshape(*problem.matrices, *x.shape[-2:]) for x in results]),
     )  # fmt: skip
     cost = problem.head_dim + results[0].shape[-1] + (0 if b is None else b.shape[-1]) + EXPONENTIAL
-    launch(kernel.given(scratch, *records), len(tiles.table), tiles.pairs * cost, memory)
+    launch(kernel.given(scratch, *records), len(tiles.table), tiles.pairs * cost, nbytes)
 
 
 def scratch_of(problem, columns, dtype, has_weights, moves):
-    """The Record of a PointsScratch, whose addresses count from its beginning, and a function that allocates its
-    memory. columns, dtype: of the results."""
+    """The Record of a PointsScratch, whose addresses count from its beginning, and its bytes. columns, dtype: of the
+    results."""
     tile_m, tile_n = min(TILE_M, problem.seqlen_q), min(TILE_N, problem.seqlen_k)
     points, pairs, is_wide = tile_m * problem.head_dim, tile_m * tile_n, problem.head_dim > DIFFERENCES
     sizes = (pairs, pairs * has_weights, points, tile_m * problem.head_dim_v * has_weights, PARTS * tile_m * columns,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -12,17 +12,19 @@ import numpy as np
 import torch
 from torch.utils.dlpack import to_dlpack
 
+from ...base import teams
 from ...base.checks import dtype_of
 from ..streams import library, stream_of
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-NOWHERE = nullcontext()
+ON_CPU = teams.OnThreadsOf(teams.of_torch)
 TENSORS = {torch.Tensor, torch.nn.Parameter}  # whose memory is their own
 
 
 def on_device(x: Any) -> Any:
-    """Inside, CuPy has torch's device, its current stream there, and its allocator."""
-    return on_gpu(x.device.index) if x.is_cuda else NOWHERE
+    """Inside, CPU kernels run on torch's threads, and CuPy has torch's device, its current stream there, and its
+    allocator."""
+    return on_gpu(x.device.index) if x.is_cuda else ON_CPU
 
 
 @contextmanager

@@ -1,0 +1,133 @@
+"""The threads of the library that multiplied the user's matrices a moment ago.
+
+After a product OpenBLAS' threads spin for a tenth of a second, and after a loop those of OpenMP for milliseconds. A
+thread of ours would get half a core beside each of them: so they are asked to compute, too. They also begin sooner than
+a new thread would.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from threading import local
+from typing import Any
+
+import numpy as np
+
+# of OpenBLAS, in whose releases a job looks as below; others may change it
+KNOWN = range(27, 32)  # 0.3.27 to 0.3.31
+JOB_WORDS, ROUTINE, ARGUMENT, NEXT = 64, 0, 3, 8  # of a blas_queue_t in common_thread.h, and some more words of zeros
+
+
+class OpenBlas:
+    """The threads of the OpenBLAS in NumPy's wheels, by the function with which it starts its own products."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._start, self._count = library.exec_blas, library.scipy_openblas_get_num_threads64_
+        self._start.argtypes = ctypes.c_int64, ctypes.c_void_p
+        self._callback = ctypes.c_void_p.in_dll(library, "openblas_threads_callback_")
+
+    def size(self, threads: int, limit: int, here: bool) -> int:
+        """How many threads it would use where `threads` are wanted, and at most `limit` allowed; 0 if it should not be
+        asked: the user wants fewer threads of it, or has given it others. here: whether this thread would ask."""
+        return 0 if self._count() < threads or self._callback else threads
+
+    def run(self, function: int, data: int, size: int) -> None:
+        """function(data) in each of its threads, this one among them: addresses of a C function and its argument."""
+        jobs = np.zeros((size, JOB_WORDS), np.int64)
+        first = jobs.ctypes.data
+        jobs[:, ROUTINE], jobs[:, ARGUMENT] = function, data
+        jobs[:-1, NEXT] = first + jobs.strides[0] * np.arange(1, size)
+        self._start(size, first)
+
+
+class OpenMP:
+    """The threads of the OpenMP runtime that a library computes with, in its loops of this thread."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._start, self._count = library.GOMP_parallel, library.omp_get_max_threads
+        self._start.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint
+
+    def size(self, threads: int, limit: int, here: bool) -> int:
+        """As of OpenBlas. They are all asked, since it would end those that are not."""
+        count: int = self._count() if here else 0
+        return count if threads <= count <= limit else 0
+
+    def run(self, function: int, data: int, size: int) -> None:
+        """As of OpenBlas."""
+        self._start(function, data, size, 0)
+
+
+Team = OpenBlas | OpenMP
+
+
+@cache
+def of_numpy() -> Team | None:
+    """The threads of NumPy's products, if they are known."""
+    for path in Path(np.__file__).parents[1].glob("numpy.libs/libscipy_openblas64_*.so"):
+        library = _loaded(path)
+        if library is not None and hasattr(library, "exec_blas"):
+            config = library.scipy_openblas_get_config64_
+            config.restype = ctypes.c_char_p
+            version = re.match(rb"OpenBLAS 0\.3\.(\d+)\b(?!.*USE_OPENMP)", config())
+            if version and int(version[1]) in KNOWN:
+                return OpenBlas(library)
+    return None
+
+
+@cache
+def of_torch() -> Team | None:
+    """The threads of torch's operations on CPUs, if they are OpenMP's."""
+    (package,) = sys.modules["torch"].__path__
+    library = _loaded(Path(package, "lib", "libtorch_cpu.so"))  # which also finds what it is linked with
+    return OpenMP(library) if library is not None and hasattr(library, "GOMP_parallel") else None
+
+
+def _loaded(path: Path) -> ctypes.CDLL | None:
+    """A library of this process; None if it is not in it."""
+    try:
+        return ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD)
+    except (OSError, AttributeError):  # there are no such modes on Windows
+        return None
+
+
+class Here(local):
+    """The library that calls."""
+
+    team: Callable[[], Team | None] = staticmethod(of_numpy)
+
+
+_here = Here()
+_forked = False  # OpenBLAS starts its threads again in a child, OpenMP waits for those of its parent
+
+
+def team() -> Team | None:
+    """The threads to ask in this thread, if any."""
+    return None if _forked and _here.team is not of_numpy else _here.team()
+
+
+class OnThreadsOf:
+    """Inside, the threads of another library are asked."""
+
+    def __init__(self, team: Callable[[], Team | None]) -> None:
+        self._team = team
+
+    def __enter__(self) -> None:
+        _here.team = self._team
+
+    def __exit__(self, *_: Any) -> None:
+        _here.team = of_numpy
+
+
+def _in_child() -> None:
+    global _forked
+    _forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
