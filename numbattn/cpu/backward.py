@@ -1,7 +1,7 @@
 """Attention backward on the CPU: Algorithm 4, P recomputed from lse."""
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from .launch import launch
 from .record import Later, Record, data_address
 from .score import kept_in, nonlinear_in, options_of
 from .score_gradients import merged, shape_of, shapes_of, shares_of, sums_for
-from .scratch import TILE_M, TILE_N, scratch_of
+from .scratch import TILE_M, TILE_N, Lent, scratch_of
 from .subnormals import flush_subnormals, restore
 from .tile import EMPTY, clear, inline, is_set, matrix, prefetch
 
@@ -30,8 +30,10 @@ def backward(problem, inputs, given, tangents=None):
     given = given_of(problem, inputs, given, order=1, sums=True)
     scratch = scratch_for(problem, nonlinear_in(inputs.score) + kept_in(inputs.score))
     cost = 2 * problem.head_dim + problem.head_dim_v
-    *found, of_score = run(problem, inputs, given, scratch, cost)
-    dq, dk, dv = [rounded(sum_to(dx[0], x.shape), problem.result_dtype) for dx, x in zip(found, inputs)]
+    with Lent() as lent:
+        new = np.empty if problem.result_dtype == problem.sum_dtype else lent
+        *found, of_score = run(problem, inputs, given, scratch, cost, new=new)
+        dq, dk, dv = [rounded(sum_to(dx[0], x.shape), problem.result_dtype) for dx, x in zip(found, inputs)]
     return {"dq": dq, "dk": dk, "dv": dv, **gradients_of_score(inputs.score, [dx for (dx,) in of_score])}
 
 
@@ -47,22 +49,28 @@ def scratch_for(problem, slopes):
     return scratch_of(problem, S=1, dP=1, slopes=slopes, QT=1, dOT=1, vectors=3)
 
 
-def run(problem, inputs, given, scratch, cost, directions=NO_DIRECTIONS, count=1):
+def run(problem, inputs, given, scratch, cost, directions=NO_DIRECTIONS, count=1, new=np.empty):
     """Run the kernel. Returns dq, dk and dv, each with an axis of directions in front, and for each array of the score
     its gradients along these.
 
     given, directions: the Records of BackwardGiven and BackwardDirections; cost: of a pair, in multiplications, beside
-    P; scratch: as from scratch_of.
+    P; scratch: as from scratch_of; new: allocates dq, dk and dv.
     """
     plan = plan_of(problem, inputs.mask, shapes_of(inputs.score), count)
     scratch, nbytes = scratch
-    dq, dk, dv = [plan.new(shape, problem.sum_dtype) for shape in plan.shapes]
+    of_dq, of_dk, of_dv = plan.shapes
     sums = [[np.zeros(*layout) for layout in plan.sums] for _ in range(count)]
     addresses = np.array([[*map(data_address, own)] for own in sums], np.int64)
-    work = plan.work.filled(addresses, dq, dk, dv, held=sums)
     cost = plan.pairs * (problem.head_dim + problem.head_dim_v + EXPONENTIAL + cost)
-    launch(backward_kernel.given(scratch, *given, *directions, work), plan.blocks, cost, nbytes)
-    dq = dq[:, 0] if dq.shape[1] == 1 else dq.sum(axis=1)
+    with Lent() as lent:
+        in_parts = of_dq[1] > 1
+        dq, dk, dv = grads = [(lent if in_parts and shape is of_dq else new)(shape, problem.sum_dtype)
+                              for shape in (of_dq, of_dk, of_dv)]  # fmt: skip
+        for dx in grads if plan.adds else ():
+            dx.fill(0)  # of np.zeros the system would map each page twice, to read it and to write it
+        work = plan.work.filled(addresses, *grads, held=sums)
+        launch(backward_kernel.given(scratch, *given, *directions, work), plan.blocks, cost, nbytes)
+        dq = dq.sum(axis=1, out=new((*of_dq[:1], *of_dq[2:]), dq.dtype)) if in_parts else dq[:, 0]
     return dq, dk, dv, [[merged(own[number], firsts) for own in sums] for number, firsts in enumerate(plan.firsts)]
 
 
@@ -73,7 +81,7 @@ class BackwardPlan(NamedTuple):
     blocks: int
     work: Record  # the BackwardWork, but for sums and gradients, which are filled in later
     shapes: list  # of dq, in parts, dk and dv
-    new: Any  # the function that allocates these
+    adds: bool  # whether blocks add to these, or have gradients of their own, and clear them
     sums: list  # shape and dtype of the sums for each wanted gradient
     firsts: tuple  # as in Shares
 
@@ -95,10 +103,9 @@ def plan_of(problem, mask, shapes, count):
     grads = [Later((*first, batches, *size), problem.sum_dtype) for first, size in sizes]
     sums, layouts = sums_for(problem, shapes, shares, chunks, count)
     record = Record(tiles.table, tiles.starts, shares.order, shares.starts, chunks, sums, *grads)
-    new = np.empty if chunks == 1 else np.zeros  # blocks with a dK of their own clear it
     shapes = [(*first, *problem.batch[:-1], *size) for first, size in sizes]
     return BackwardPlan(
-        tiles.pairs, (len(shares.starts) - 1) * chunks, record, shapes, new, layouts, shares.firsts
+        tiles.pairs, (len(shares.starts) - 1) * chunks, record, shapes, chunks > 1, layouts, shares.firsts
     )  # fmt: skip
 
 

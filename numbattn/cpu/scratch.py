@@ -1,5 +1,6 @@
 """Memory of a thread, for one tile at a time."""
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,3 +81,23 @@ def give(memory):
     """Keep memory for later calls."""
     if memory.nbytes + sum([x.nbytes for x in _kept]) <= KEPT:
         _kept.append(memory)
+
+
+class Lent:
+    """Arrays in such memory until the end of a with statement; after an error it is not kept."""
+
+    __slots__ = ("taken",)
+
+    def __enter__(self):
+        self.taken = []
+        return self.new
+
+    def new(self, shape, dtype):
+        """An array, whatever is in it."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        self.taken.append(take(nbytes))
+        return self.taken[-1][:nbytes].view(dtype).reshape(shape)
+
+    def __exit__(self, kind, *_):
+        while self.taken and kind is None:
+            give(self.taken.pop())
