@@ -129,6 +129,7 @@ def test_own_attention_simulated(tmp_path):
     assert float(re.search(r"float64: (\S+)", out)[1]) < 1e-5
 
 
+@pytest.mark.slow  # tests/interop/test_torch.py
 @needs("torch")
 def test_gradients_in_torch(tmp_path):
     errors = re.findall(r"^(\w+) .*largest difference .*: (\S+)$", run_alone(tmp_path, "07_torch.py"), re.M)
@@ -153,6 +154,7 @@ def loaded(name):
     return module
 
 
+@pytest.mark.slow  # tests/interop/in_jax.py
 @needs("jax")
 def test_jax_learns_a_bias(tmp_path):
     out = run_alone(tmp_path, "04_jax.py")
@@ -248,6 +250,7 @@ def test_curvature_is_that_of_the_loss(rng, monkeypatch):
     np.testing.assert_allclose(times(v), (grad_above - grad_below) / (2 * h), atol=1e-6)
 
 
+@pytest.mark.slow  # pictures of what other tests compute
 @needs("autograd")
 def test_gallery(tmp_path, run):
     """The pictures that no example draws by itself, and one that an example does."""
@@ -385,6 +388,7 @@ def test_gradients_of_top_blocks(rng):
     np.testing.assert_allclose((backprop(do[0]) * line).sum(), ((ahead - behind) * do[0]).sum() / 2e-3, rtol=1e-3)
 
 
+@pytest.mark.slow  # tests/cuda/test_kernel.py
 def test_matrix_product_simulated(tmp_path):
     out = run_alone(tmp_path, "09_matrix_product.py", CUDA_VISIBLE_DEVICES="")
     assert "simulated" in out

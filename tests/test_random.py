@@ -23,7 +23,7 @@ def assert_right(seed, number, device, world, problem, found, small=False):
     assert not found, "\n".join([again(seed, number, device, world, small), repr(problem), *found])
 
 
-@pytest.mark.parametrize("first", range(0, 40, 20))
+@pytest.mark.parametrize("first", [0, pytest.param(20, marks=pytest.mark.slow)])  # see test_what_is_wrong_is_found
 def test_on_the_cpu(first):
     for number in range(first, first + 20):
         assert_right(0, number, "cpu", "compiled", *checked(0, number, "cpu"))
@@ -57,7 +57,7 @@ def test_new_ones_are_planned():
 
 
 @pytest.mark.skipif(not WITHOUT_GPU, reason="needs numba-cuda")
-@pytest.mark.parametrize("world", ["simulated", "compiled"])
+@pytest.mark.parametrize("world", ["simulated", pytest.param("compiled", marks=pytest.mark.slow)])
 def test_new_small_ones(world):
     """By the kernels: simulated; and compiled, which takes the time, and interpreted."""
     for number, problem, found in many(SEED, SECONDS if GIVEN else 1, "hopper", world, small=True):

@@ -11,7 +11,7 @@ from numbattn.functions.compiled import reads
 
 
 @pytest.mark.parametrize(("lengths", "read", "at"), [
-    ((5, 7), lambda s, batch, head, i, j, x: s + x[i, j], "i = 0, j = 6"),
+    pytest.param((5, 7), lambda s, batch, head, i, j, x: s + x[i, j], "i = 0, j = 6", marks=pytest.mark.slow),
     ((5, 6), lambda s, batch, head, i, j, x: s + x[i - 6, j] , "i = 0, j = 0"),
     ((9000, 6000), lambda s, batch, head, i, j, x: s + x[1 if i < 8999 else j, 0], "i = 8999"),
     ((5, 6), lambda s, batch, head, i, j, x: s + x[2 * head, batch], "batch = 0, head = 3, i = 0, j = 0"),

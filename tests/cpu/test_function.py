@@ -24,7 +24,7 @@ def test_arrays_of_a_function_may_be_any_view(rng):
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
 def test_a_tile_and_its_derivative(rng, dtype):
     """Rows are keys, columns queries; what lies behind the tile is left as it is."""
     place = rng.standard_normal(20).astype(dtype)

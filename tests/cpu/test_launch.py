@@ -219,7 +219,8 @@ INTERRUPTED = """
 
 @pytest.mark.skipif(os.name == "nt", reason="os.kill ends the process there")
 @pytest.mark.parametrize(("call", "raised"), [
-    ("na.attention(q, k, v)", "KeyboardInterrupt"), ("na.attention_backward(q, saved)", "Timeout"),
+    ("na.attention(q, k, v)", "KeyboardInterrupt"),
+    pytest.param("na.attention_backward(q, saved)", "Timeout", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_a_signal_handler_may_raise(call, raised):
     """Long calls end at once, nothing that a thread still reads is freed, and the next call is as ever."""

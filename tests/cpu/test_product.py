@@ -11,6 +11,7 @@ from numbattn.cpu import product
 FORMS = {
     "product": lambda x: x, "product_tn": lambda x: x.T, "product_few": lambda x: x, "product_tn_row": lambda x: x.T,
 }  # fmt: skip
+DTYPES = pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
 
 
 def check(multiply, form, rng, dtype, rows, cols, inner):
@@ -31,7 +32,7 @@ def check(multiply, form, rng, dtype, rows, cols, inner):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@DTYPES
 def test_products(rng, form, dtype):
     function = getattr(product, form)
     multiply = numba.njit(lambda *args: function(*args))
@@ -53,7 +54,7 @@ def test_distances(rng, dtype):
         np.testing.assert_allclose(out, exact, rtol=20 * np.finfo(dtype).eps)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@DTYPES
 def test_product_nt(rng, dtype):
     multiply = numba.njit(lambda *args: product.product_nt(*args))
     for rows, cols, inner in itertools.product([1, 2, 4, 5], [1, 3, 16, 37], [0, 1, 16, 30]):

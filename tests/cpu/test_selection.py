@@ -14,7 +14,7 @@ def selected(S, cells, cols, packed, m0, n0):
     select(S, cells, cols, packed, m0, n0)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
 def test_select(rng, dtype):
     for rows, queries in itertools.product([1, 5], [1, 7, 16, 33]):
         visible = rng.random((queries + 3, rows + 6)) < 0.5

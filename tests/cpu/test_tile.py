@@ -35,8 +35,10 @@ print(tile.HAS_FLOAT16)
 """
 
 
-@pytest.mark.parametrize("setting", [{"NUMBA_CPU_NAME": "generic"},
-                                     {"NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": "+sse2"}])  # fmt: skip
+@pytest.mark.parametrize("setting", [
+    {"NUMBA_CPU_NAME": "generic"},
+    pytest.param({"NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": "+sse2"}, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_float16_where_numba_compiles_for_another_cpu(setting):
     """Which may lack the instruction that this one has: LLVM then ends the process."""
     assert printed(FLOATS, **setting) == ["False"]

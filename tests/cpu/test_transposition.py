@@ -15,7 +15,7 @@ def transposed(out, x, factor, add):
 
 
 @pytest.mark.parametrize("of_x", [np.float32, np.float64])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
 def test_transpose(rng, dtype, of_x):
     for rows, cols in itertools.product([1, 7, 16, 33], repeat=2):
         x = np.hstack([rng.standard_normal((rows, cols)), np.full((rows, 3), np.nan)]).astype(of_x)[:, :cols]

@@ -10,7 +10,7 @@ from numbattn import reference
 from numbattn.cuda.kernels.hopper.forward_tiles import LONG, USUAL
 from numbattn.cuda.plan import tier
 from tests.tools.device import AMPERE, BY_UNIT, HOPPER, TURING, execute, on, planned
-from tests.tools.launch import compiled_only, simulated_only
+from tests.tools.launch import compiled_only, mostly_simulated, simulated_only
 
 from ..accuracy import assert_accurate, check, exact, plain, random
 
@@ -47,16 +47,18 @@ def check_forward(q, k, v, **options):
         assert_accurate(name, got, want, other, got.dtype)
 
 
-@pytest.mark.parametrize("dtype", [pytest.param(np.float16, marks=slow), np.float64])
+@slow
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
 def test_dtypes_on_cuda_cores(rng, dtype):
-    """Others, and those by tensor cores: test_masks, large head_dims of words, hopper/test_linear_bias."""
+    """Others, and those by tensor cores: test_masks, test_masks_together, hopper/test_linear_bias."""
     with on(TURING):
         check(*qkv(rng, dtype), rng, causal=True, dropout=na.Dropout(0.2, seed=5))
 
 
+@slow
 @compiled_only
 @pytest.mark.parametrize(("dtype", "d", "e"), [
-    ("float32", 250, 192), pytest.param("float64", 100, 128, marks=slow),
+    ("float32", 250, 192), ("float64", 100, 128),
 ])  # fmt: skip
 def test_large_head_dims_of_words(rng, hopper, dtype, d, e):
     """Warps share the rows of dQ, dK and dV."""
@@ -136,10 +138,10 @@ def test_masks_together(rng, device):
     check(*qkv(rng, np.float16, (B,), m=M, n=N), rng, mask=mask, causal=True)
 
 
-@pytest.mark.parametrize(("poison", "dtype"), [(np.nan, np.float16), (np.inf, np.float32)],
-                         ids=["nan-warpgroups", "inf-warps"])  # fmt: skip
+@pytest.mark.parametrize(("poison", "dtype"), [(np.inf, np.float32), (np.nan, np.float16)],
+                         ids=["inf-warps", "nan-warpgroups"])  # fmt: skip
 def test_beyond_lengths_nothing_leaks(rng, hopper, poison, dtype):
-    """By the kernels of test_masks, or of test_gradients_by_warpgroups."""
+    """By the kernels of test_masks, or of test_gradients_by_warpgroups; hopper/test_backward simulates these."""
     by_warps = dtype == np.float32
     sizes = {"m": M, "n": N, "d": 32, "e": 8} if by_warps else {"m": 150, "n": 200, "d": 64, "e": 64}
     q, k, v = qkv(rng, dtype, heads_k=2, **sizes)
@@ -151,6 +153,7 @@ def test_beyond_lengths_nothing_leaks(rng, hopper, poison, dtype):
           dropout=na.Dropout(0.3, seed=9) if by_warps else None)  # fmt: skip
 
 
+@slow
 @BOTH_FORWARDS
 def test_beyond_one_length_for_all_nothing_leaks(rng, hopper, dtype):
     q, k, v = qkv(rng, dtype, m=M, n=N)
@@ -174,7 +177,7 @@ PIECES = (2, 1, 2, 5, 8), (2, 1, 7, 8), (1, 2, 1, 7, 3)
         ("pieces", np.float32, *PIECES),                        # gradients are summed
         ("no batch", np.float32, (0, 4, 5, 8), (1, 4, 7, 8), (1, 4, 7, 3)),
     )),
-    pytest.param(*PIECES, np.float16, marks=compiled_only, id="pieces, halves"),
+    pytest.param(*PIECES, np.float16, marks=[compiled_only, slow], id="pieces, halves"),
 ])  # fmt: skip
 def test_shapes(rng, hopper, q_shape, k_shape, v_shape, dtype):
     q, k, v = (random(rng, shape, dtype) for shape in (q_shape, k_shape, v_shape))
@@ -183,7 +186,8 @@ def test_shapes(rng, hopper, q_shape, k_shape, v_shape, dtype):
 
 @both_worlds
 @pytest.mark.parametrize(("device", "dtype", "m", "n"), [
-    pytest.param("warpgroups", np.float16, 70, 70, marks=simulated_only), ("tensor cores", np.float16, 70, 70),
+    pytest.param("warpgroups", np.float16, 70, 70, marks=simulated_only),
+    pytest.param("tensor cores", np.float16, 70, 70, marks=mostly_simulated),
     pytest.param("warpgroups", np.float16, 70, 70, marks=[compiled_only, slow]),
     *(pytest.param(*which, marks=slow) for which in (
         ("tensor cores", np.float32, 70, 70), ("CUDA cores", np.float16, 70, 70), ("tensor cores", np.float32, 30, 30),
@@ -223,6 +227,7 @@ def test_bands_of_any_size(hopper, m, n, offset, left, right):
     check(*qkv(rng, heads=1, m=m, n=n), rng, mask=mask)
 
 
+@slow
 @SOME
 @given(**BANDS)
 def test_bands_of_any_size_by_warpgroups(hopper, m, n, offset, left, right):
@@ -237,6 +242,7 @@ VIEWS = {
 }
 
 
+@slow
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_strides(rng, hopper, view, dtype):
@@ -287,7 +293,8 @@ def test_gradients_by_warpgroups(rng, hopper, d, e, deterministic):
 
 
 @pytest.mark.parametrize(("device", "d", "e", "options"), [
-    (AMPERE, 60, 64, {"dropout": na.Dropout(0.3, seed=1)}), (HOPPER, 64, 32, {"mask": na.Lengths(33, 20)}),
+    (AMPERE, 60, 64, {"dropout": na.Dropout(0.3, seed=1)}),
+    pytest.param(HOPPER, 64, 32, {"mask": na.Lengths(33, 20)}, marks=slow),
     (AMPERE, 100, 128, {"deterministic": True}),
 ], ids=["dropout", "forced", "deterministic"])  # fmt: skip
 def test_gradients_by_warps(rng, device, d, e, options):
@@ -361,10 +368,10 @@ ALONE, OF_A_BATCH = ((2, 8, 8), (1, 9, 8), (1, 9, 8)), ((2, 1, 1, 8, 8), (1, 9, 
 @both_worlds
 @simulated_only
 @pytest.mark.parametrize(("shapes", "options", "launches"), [
-    (ALONE, {"causal": True}, 1), (ALONE, {"score": na.Softcap(2)}, 2),
+    (ALONE, {"score": na.Softcap(2)}, 2), (ALONE, {"causal": True}, 1),
     (ALONE, {"dropout": na.Dropout(0.3, seed=1)}, 2),
     (OF_A_BATCH, {"causal": True}, 4), (OF_A_BATCH, {"mask": na.Lengths(np.array([[[5]], [[9]]]))}, 4),
-], ids=["a batch", "score", "dropout", "pieces", "lengths"])  # fmt: skip
+], ids=["score", "a batch", "dropout", "pieces", "lengths"])  # fmt: skip
 def test_several_tangents_are_as_each_alone(rng, shapes, options, launches):
     """They are one more axis of the batch where nothing tells its elements apart; with `causal` those of gradients,
     too."""
@@ -430,10 +437,10 @@ CACHED = {
 
 @compiled_only
 @pytest.mark.parametrize(("device", "kind"), [
-    ("CUDA cores", "edges"), ("CUDA cores", "bits"), ("tensor cores", "intervals"),
+    ("CUDA cores", "edges"), ("CUDA cores", "bits"),            # by others: kernels/any/test_decode.py
     *(pytest.param(*which, marks=slow) for which in (
-        ("tensor cores", "edges"), ("tensor cores", "bits"), ("CUDA cores", "intervals"), ("CUDA cores", "scores"),
-        ("tensor cores", "scores"),
+        ("tensor cores", "intervals"), ("tensor cores", "edges"), ("tensor cores", "bits"), ("CUDA cores", "intervals"),
+        ("CUDA cores", "scores"), ("tensor cores", "scores"),
     )),
 ], indirect=["device"])  # fmt: skip
 def test_caches(rng, device, kind):

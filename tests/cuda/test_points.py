@@ -46,8 +46,8 @@ def test_by_tensor_cores(rng):
 @simulated_only
 @pytest.mark.parametrize("d", [3, 12])
 def test_logarithms_of_rows_and_columns(rng, d):
-    x, y, b, c = drawn(rng, np.float64, d=d, n=40)
-    rows, columns = rng.standard_normal((1, 1, 40)), rng.standard_normal((1, 1, 40))
+    x, y, b, c = drawn(rng, np.float64, d=d, m=20, n=20)
+    rows, columns = rng.standard_normal((1, 1, 20)), rng.standard_normal((1, 1, 20))
     columns[..., 3] = -np.inf
     check(x, y, b, c, rows=rows)
     check(x, y, b, c, columns=columns)
@@ -78,7 +78,7 @@ def test_masks(rng, mask):
 @simulated_only
 def test_shared_points(rng):
     """Of a batch of several b; and arrays of any strides."""
-    x, y, b, c = drawn(rng, batch=(3, 1), d=12, n=40)
+    x, y, b, c = drawn(rng, batch=(2, 1), m=20, n=20)
     x, y = (np.broadcast_to(points[:1, :, ::-1], points.shape) for points in (x, y))
     check(x, y, b, c)
 
@@ -98,9 +98,9 @@ def test_no_columns(rng):
 @simulated_only
 def test_by_the_layer(rng):
     """Lengths, a centre, gradients of both points and of the length, and tangents of gradients."""
-    x, y, b, ds = drawn(rng, np.float64, batch=(2,), m=21, n=30, d=3, e=2)
-    y[1, 25:] = b[1, 25:] = np.nan
-    options = {"kernel": na.points.Matern(1.5, length=0.8), "mask": na.Lengths(np.array([30, 25]))}
+    x, y, b, ds = drawn(rng, np.float64, batch=(2,), m=9, n=12, d=3, e=2)
+    y[1, 7:] = b[1, 7:] = np.nan
+    options = {"kernel": na.points.Matern(1.5, length=0.8), "mask": na.Lengths(np.array([12, 7]))}
     gpu, found = GPU(HOPPER), []
     for backend in (PointsBackend(lambda: gpu), formula):
         with (patch.object(backends, "POINTS", {"numpy": "here"}), patch.dict(sys.modules, here=backend),
@@ -112,10 +112,10 @@ def test_by_the_layer(rng):
 
 
 @simulated_only
-@pytest.mark.parametrize(("batch", "d", "n"), [(2, 3, 70), (1, 12, 64)])
+@pytest.mark.parametrize(("batch", "d", "n"), [(2, 3, 35), (1, 12, 32)])
 def test_few_rows(rng, monkeypatch, batch, d, n):
     """Columns in parts, as an axis of the batch, and what is left of them."""
-    monkeypatch.setattr(points, "COLUMNS_AT_LEAST", 16)
+    monkeypatch.setattr(points, "COLUMNS_AT_LEAST", 8)
     x, y, b, c = drawn(rng, np.float64, batch=(batch,), m=10, n=n, d=d, e=2)
     problem, inputs = describe(x, y, b)
     assert PointsBackend(lambda: GPU(HOPPER)).parts(problem, inputs) == 4

@@ -422,7 +422,7 @@ def test_nothing_is_spilled(kernel, work, spills):
 
 @pytest.mark.parametrize(("kernel", "dtype", "cc", "product"), [
     ("forward", "float32", (8, 0), "mma.sync"), ("mma_forward", "float16", (8, 0), "mma.sync"),
-    ("hopper_forward", "bfloat16", (9, 0), "wgmma.mma_async"),
+    pytest.param("hopper_forward", "bfloat16", (9, 0), "wgmma.mma_async", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_lse_alone_takes_one_product(kernel, dtype, cc, product):
     """Half as many instructions of the tensor cores as O and lse."""

@@ -41,7 +41,10 @@ def test_parts_count_from_their_first_element(world):
     np.testing.assert_array_equal(where.shown_by_function(gpu, part), whole[:, 1:, 2:7, 90:])
 
 
-@pytest.mark.parametrize(("device", "world"), [(AMPERE, "compiled"), (HOPPER, "simulated")], ids=["ampere", "hopper"])
+@pytest.mark.parametrize(("device", "world"), [
+    pytest.param(AMPERE, "compiled", id="ampere", marks=pytest.mark.slow),
+    pytest.param(HOPPER, "simulated", id="hopper"),
+])  # fmt: skip
 def test_states_are_kept_for_a_device(rng, device, world, monkeypatch):
     """And what calls compute with them is right."""
     found, states = [], where.states
@@ -64,7 +67,7 @@ def test_a_single_thread_finds_the_tiles_of_queries(rng):
         with world_of("compiled" if key.name.startswith("hopper") else "simulated"):
             execute(key, *launched)
 
-    (q, do), (k, v) = (random(rng, (2, 1, 1, n, 8), np.float16) for n in (256, 128))
+    (q, do), (k, v) = (random(rng, (2, 1, 1, n, 8), np.float16) for n in (128, 128))
     mask = na.Where(lambda batch, head, i, j: j < 64 or (i + j) % 3 == 0)
     o, lse = reference.attention_forward(q, k, v, mask=mask)
     with on(HOPPER, run):

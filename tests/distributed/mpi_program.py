@@ -156,7 +156,7 @@ def makes_another_ring(ring, world):
 def alarms(ring, world):
     """At random moments, in random ranks, once or again and again."""
     rng = np.random.default_rng(0)
-    for _ in range(20):
+    for _ in range(6):
         seed, who = rng.integers(3), rng.integers(1, 2**ring.ranks)
         plan = "ring" if ring.ranks > 2 else rng.choice(["ring", "heads"])
         delay, again = rng.uniform(1e-5, 5e-3), rng.choice([0, 2e-4])

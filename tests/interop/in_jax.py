@@ -116,7 +116,7 @@ DERIVATIVES = {  # of a function and its arrays
 }
 
 
-COMBINED = "grad", "jacfwd", "hessian", "forward over reverse", "reverse over forward", "scan", "cond"
+COMBINED = "grad", "jacfwd", "hessian", "cond"
 
 
 @pytest.mark.parametrize("name", [
@@ -128,8 +128,8 @@ def test_derivatives(arrays, name):
 
 
 @pytest.mark.parametrize("name", [
-    "forward", "grad", "jvp",
-    *(pytest.param(x, marks=pytest.mark.slow) for x in ("jacfwd", "hessian by others", "reverse over forward")),
+    "forward", "grad",
+    *(pytest.param(x, marks=pytest.mark.slow) for x in ("jvp", "jacfwd", "hessian by others", "reverse over forward")),
 ])  # fmt: skip
 def test_derivatives_outside_of_jit(arrays, name):
     """They are passes on the very same numbers, which JAX's own functions may round in another way."""
@@ -143,7 +143,7 @@ def placed(x):
     return jax.tree.map(lambda a: jnp.asarray(np.ascontiguousarray(a)), x)
 
 
-@pytest.mark.parametrize("number", [*range(4), *(pytest.param(x, marks=pytest.mark.slow) for x in range(4, 16))])
+@pytest.mark.parametrize("number", [*range(3), *(pytest.param(x, marks=pytest.mark.slow) for x in range(3, 16))])
 def test_random_problems_bit_for_bit(number):
     """All results and their derivatives are numbattn's own, inside and outside of jit."""
     problem = Problem(58, number, LIMITS["cpu"]._replace(longest=100, elements=20_000))
@@ -233,7 +233,7 @@ def test_squares_of_both_results(qkv):
         S = q @ k.mT * 3**-0.5
         return squares([jax.nn.softmax(S) @ v, jax.nn.logsumexp(S, axis=-1)])
 
-    for derivative in (jax.grad, jax.hessian, lambda f, by: jax.jacrev(jax.grad(f, by), by)):
+    for derivative in (jax.grad, jax.hessian):
         assert_close(*(jax.jit(derivative(f, (0, 1, 2)))(*qkv) for f in (of_attention, of_formula)))
 
 
@@ -358,8 +358,10 @@ def test_narrow_numbers(rng, dtype):
 
 
 @pytest.mark.parametrize(("m", "n"), [
-    (0, 2), (2, 0), (1, 2),
-    *(pytest.param(*size, marks=pytest.mark.slow) for size in ((0, 0), (0, 1), (1, 0), (1, 1), (2, 1), (2, 2))),
+    (0, 2),
+    *(pytest.param(*size, marks=pytest.mark.slow) for size in (
+        (2, 0), (1, 2), (0, 0), (0, 1), (1, 0), (1, 1), (2, 1), (2, 2),
+    )),
 ])  # fmt: skip
 def test_few_rows(m, n):
     q, k = jnp.ones((2, m, 3)), jnp.ones((2, n, 3))

@@ -94,7 +94,7 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", [pytest.param("plain", marks=pytest.mark.slow), "sparse", "options", "samples"])
 def test_folx_takes_attention(rng, folx, name):
     (function, sparsity), electrons = NETWORKS[name], rng.standard_normal(3 * M)
     found = folx.forward_laplacian(function, sparsity)(electrons)

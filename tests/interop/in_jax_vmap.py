@@ -148,7 +148,9 @@ def test_samples_with_arrays_of_a_function(rng):
     assert_as_alone(lambda x: attention(q, q, q, score=na.Score(tilted, arrays=[x])), (0,), tables)
 
 
-@pytest.mark.parametrize("dropout", [None, na.Dropout(0.5, 3)], ids=["", "dropout"])
+@pytest.mark.parametrize("dropout", [
+    pytest.param(None, id="", marks=pytest.mark.slow), pytest.param(na.Dropout(0.5, 3), id="dropout"),
+])  # fmt: skip
 def test_several_tangents(rng, dropout):
     """Of one call, of samples, and several of several."""
     attend = partial(attention, dropout=dropout)

@@ -101,7 +101,7 @@ class Through(Problem):
         return o, lse, *torch.autograd.grad((o, lse)[: len(rows)], leaves, rows)
 
 
-@pytest.mark.parametrize("first", range(0, 16, 8))
+@pytest.mark.parametrize("first", [0, pytest.param(8, marks=pytest.mark.slow)])
 def test_random_problems(first):
     for number in range(first, first + 8):
         problem = Through(11, number, LIMITS["cpu"])

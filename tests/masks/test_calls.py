@@ -57,7 +57,9 @@ def test_pairs_of_masks(rng, one, other):
     check(*qkv(rng, heads_k=2), rng, mask=MASKS[one](rng) & OTHER_MASKS.get(other, MASKS.get(other))(rng), bits=ONE_KEY)
 
 
-@pytest.mark.parametrize("kind", ["segments", "segments by head", "prefix", "intervals"])
+@pytest.mark.parametrize("kind", [
+    "segments", "intervals", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("segments by head", "prefix")),
+])  # fmt: skip
 @pytest.mark.parametrize("score", SCORES)
 def test_scores(rng, kind, score):
     check(*qkv(rng, heads_k=2), rng, mask=MASKS[kind](rng), causal=True, score=SCORES[score](rng, np.float32),

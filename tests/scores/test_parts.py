@@ -255,7 +255,7 @@ FUNCTIONS = "function", "shift"  # which the reference calls element by element
 
 @pytest.mark.parametrize(("name", "mask"), [
     *((name, mask) for name in PARTS for mask in MASKS if name not in FUNCTIONS),
-    ("function", "window"), ("shift", "dense"),
+    ("function", "window"), pytest.param("shift", "dense", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_parts(rng, name, mask):
     check(*qkv(rng), rng, score=PARTS[name](rng, np.float32), mask=MASKS[mask](rng))
@@ -278,12 +278,13 @@ def test_offsets(rng, offset):
 
 
 PAIRS = [*itertools.permutations(("softcap", "alibi", "pair bias", "relative", "sink"), 2),
-         ("pair bias", "bias of keys"), ("function", "alibi"), ("alibi", "function", "function"), ("shift", "softcap"),
-         ("softcap", "shift"), ("shift", "pair bias"),
-         ("pair bias", "softcap", "alibi", "softcap", "sink")]  # fmt: skip
+         ("pair bias", "bias of keys"), ("pair bias", "softcap", "alibi", "softcap", "sink"), ("shift", "softcap")]
+SLOW_PAIRS = ("function", "alibi"), ("alibi", "function", "function"), ("softcap", "shift"), ("shift", "pair bias")
 
 
-@pytest.mark.parametrize("names", PAIRS, ids="-".join)
+@pytest.mark.parametrize(
+    "names", [*PAIRS, *(pytest.param(names, marks=pytest.mark.slow) for names in SLOW_PAIRS)], ids="-".join
+)
 def test_parts_in_order(rng, monkeypatch, names):
     monkeypatch.setattr(f"{__name__}.B", 1)
     score = [PARTS[name](rng, np.float32) for name in names]

@@ -91,7 +91,7 @@ VECTORISED = {name: function for name, (function, _) in FUNCTIONS.items()} | {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", VECTORISED)
 def test_loops_are_vectorised(name, dtype):
     """In the dtype, up to second derivatives: code that is not inlined is not."""

@@ -88,7 +88,7 @@ def check(function, places, x, y):
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_expressions_of_integers(data):
     dtype = data.draw(st.sampled_from(INTEGERS))
     about = np.iinfo(dtype)

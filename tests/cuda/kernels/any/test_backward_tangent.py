@@ -15,7 +15,7 @@ from numbattn.cuda.kernels.tables import FMA, Tiles, without_defaults
 from numbattn.cuda.plan.planner import DEVICES
 from tests.accuracy import assert_accurate, exact_backward_tangents, plain_backward_tangents, random
 from tests.tools.device import AMPERE, HOPPER, TURING, on
-from tests.tools.launch import compiled_only, launch, poisoned, simulated_only
+from tests.tools.launch import compiled_only, launch, mostly_simulated, poisoned, simulated_only
 
 from ..calls import call, padded, padded_lse
 
@@ -189,7 +189,7 @@ def test_packed(rng):
         check_call(rng, "bfloat16", mask=mask)
 
 
-@compiled_only
+@mostly_simulated
 def test_scores(rng):
     """Parts that add to S, with tangents of their arrays, before and after one that is not linear."""
     bias, slopes = random(rng, (2, 20, 30), np.float32), random(rng, 2, np.float32)

@@ -24,7 +24,7 @@ def scores(rng, n, heads, dtype):
 
 
 @pytest.mark.parametrize(("device", "dtype", "deterministic"), [
-    pytest.param(TURING, np.float32, False, marks=simulated_only),
+    pytest.param(TURING, np.float32, False, marks=[simulated_only, pytest.mark.slow]),
     pytest.param(HOPPER, np.float64, True, marks=simulated_only),
     pytest.param(HOPPER, np.float32, False, marks=pytest.mark.slow),
 ])  # fmt: skip

@@ -148,6 +148,7 @@ def test_unions_of_calls(rng, sizes, unit, kind):
         check(*calls.qkv(rng, np.float16, heads_k=1), rng, mask=calls.UNIONS[kind](rng), bits=ONE_KEY)
 
 
+@pytest.mark.slow
 @simulated_only
 def test_a_small_union(rng, sizes):
     sizes(1, 1, 34, 40)

@@ -13,8 +13,9 @@ from tests.tools.launch import compiled_only, simulated_only
 pytestmark = compiled_only  # but for the tests that say otherwise
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("batch", "heads", "n", "multiprocessors"), [
-    pytest.param(1, 1, 140, 40, marks=pytest.mark.slow), pytest.param(3, 3, 15, 1, marks=simulated_only),
+    (1, 1, 140, 40), pytest.param(3, 3, 15, 1, marks=simulated_only),
 ])  # fmt: skip
 def test_gradients_where_tiles_are_empty(rng, sizes, batch, heads, n, multiprocessors):
     """By blocks that leave others neither empty nor full; by segments in scores/test_distance. Where a batch shares an
@@ -69,10 +70,9 @@ TANGENTS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @simulated_only
-@pytest.mark.parametrize("name", [
-    "tables", *(pytest.param(name, marks=pytest.mark.slow) for name in ("slopes", "biases")),   # 40 s each
-])  # fmt: skip
+@pytest.mark.parametrize("name", ["tables", "slopes", "biases"])   # the latter 40 s each
 def test_tangents(rng, name):
     """Of gradients along directions of all that there is, or of arrays in the score alone."""
     device, dtype, score_of = TANGENTS[name]

@@ -133,7 +133,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("options", [
-    pytest.param(options, id=name, marks={"packed": (), "pieces": compiled_only}.get(name, mostly_simulated))
+    pytest.param(options, id=name, marks=[compiled_only, pytest.mark.slow] if name == "pieces" else mostly_simulated)
     for name, options in OPTIONS.items()
 ])  # fmt: skip
 def test_options(rng, options):
@@ -180,10 +180,10 @@ HIDDEN, FEW = 5, 40  # a key, of so many
 
 @pytest.mark.parametrize(("device", "dtype", "d", "e", "given", "names", "options"), [
     *(pytest.param(*case, marks=simulated_only) for case in (
-        (TURING, "float32", 8, 8, "qkv", [], {"dropout": na.Dropout(0.3, seed=5)}),
         (TURING, "float32", 8, 8, "q", ["softcap"], {"mask": np.arange(FEW) != HIDDEN}),
-        (AMPERE, "float64", 8, 8, "qk", ["alibi", "softcap", "sink"], {"causal": True}),
+        (TURING, "float32", 8, 8, "qkv", [], {"dropout": na.Dropout(0.3, seed=5)}),
         (AMPERE, "float16", 8, 8, "kv", [], {}), (TURING, "float32", 8, 8, "v", [], {}),
+        (AMPERE, "float64", 8, 8, "qk", ["alibi", "softcap", "sink"], {"causal": True}),
         (AMPERE, "float32", 8, 8, "qkv", ["relative", "function", "softcap"], {}),
     )),
     *(pytest.param(*case, marks=[compiled_only, pytest.mark.slow]) for case in (

@@ -86,7 +86,7 @@ def check(rng, score, n, d, mask, xp=np, dtype=np.float16, batch=1):
 
 @pytest.mark.parametrize("score_of", [
     pytest.param(function(of_past, 2, 41, factors=[np.array([2, 1e300])]), marks=mostly_simulated),
-    part(na.RelativeBias, 2, 41, offset=-1),
+    pytest.param(part(na.RelativeBias, 2, 41, offset=-1), marks=mostly_simulated),
     pytest.param(part(na.Alibi, 2, offset=np.array([[5, -7]])), marks=simulated_only),
 ], ids=["function", "relative", "alibi"])  # fmt: skip
 def test_gradients(rng, score_of):

@@ -13,7 +13,7 @@ from numbattn.points import formula, kinds
 from tests.cuda.works import NAMED, kernels
 from tests.points.test_formula import drawn
 from tests.tools.device import GPU, HOPPER
-from tests.tools.launch import simulated_only
+from tests.tools.launch import compiled_only, simulated_only
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +43,7 @@ def check(rng, columns=True, times=1, **about):
     assert errors[0] <= 2 * errors[1] + 1e-6
 
 
+@compiled_only
 @pytest.mark.parametrize("columns", [True, False])
 def test_one_tile(rng, columns):
     check(rng, columns, d=20, m=30, n=50, batch=())

@@ -14,7 +14,7 @@ from tests.cuda.kernels.points.calls import check_far, check_others_stay
 from tests.cuda.works import kernels
 from tests.points import plain
 from tests.tools.device import GPU, HOPPER
-from tests.tools.launch import simulated_only
+from tests.tools.launch import compiled_only, simulated_only
 
 ONE_BLOCK = HOPPER._replace(multiprocessors=1)
 
@@ -47,6 +47,7 @@ def check(rng, d, e, m, n, kind=kinds.GAUSSIAN, batch=(), times=1.0):
     assert errors[0] <= 2 * errors[1] + 2e-7 * abs(wanted).max()
 
 
+@compiled_only
 @pytest.mark.parametrize("e", [1, 20])
 def test_one_tile(rng, e):
     check(rng, 40, e, 30, 50)

@@ -84,6 +84,7 @@ def test_nothing_is_seen(rng, tiles, mask):
     check(rng, tiles, m=70, n=20, mask=mask)
 
 
+@mostly_simulated
 @EACH
 def test_dropout(rng, tiles):
     check(rng, tiles, batch=2, heads=2, m=40, n=40, dropout=na.Dropout(0.3, seed=5))

@@ -10,7 +10,7 @@ from numbattn.cuda.plan import tier
 from numbattn.cuda.tile import rescaled, thread_index
 from tests.accuracy import assert_accurate, exact, plain, random
 from tests.tools.device import AMPERE, HOPPER, on
-from tests.tools.launch import launch, poisoned, simulated_only
+from tests.tools.launch import launch, mostly_simulated, poisoned, simulated_only
 
 from ..calls import call
 
@@ -107,6 +107,7 @@ def qkv(rng, dtype="float16", batch=1, heads=2, heads_k=1, m=70, n=75, d=64, e=6
     return [random(rng, shape, np.dtype(dtype)) for shape in shapes]
 
 
+@mostly_simulated
 @pytest.mark.parametrize(("device", "dtype", "d", "e"), [
     (AMPERE, "bfloat16", 128, 72), (HOPPER, "float16", 40, 256),
 ], ids=["Ampere", "Hopper"])  # fmt: skip
@@ -115,6 +116,7 @@ def test_head_dims(rng, device, dtype, d, e):
     check_call(device, *qkv(rng, dtype, d=d, e=e), causal=True)
 
 
+@mostly_simulated
 def test_packed(rng):
     """Tiles begin and end with their segment; tokens in none, and a segment without keys."""
     q, k, v = qkv(rng, m=190, n=170)

@@ -18,7 +18,7 @@ TMA_LOADED = [("pair bias",), ("bias", "sink"), ("alibi", "pair bias"), ("softca
 
 
 @pytest.mark.parametrize(("names", "d", "deterministic"), [
-    pytest.param(TMA_LOADED[0], 64, False, id="sums"),
+    pytest.param(TMA_LOADED[0], 64, False, id="sums", marks=pytest.mark.slow),
     pytest.param(TMA_LOADED[1], 128, True, id="deterministic", marks=pytest.mark.slow),
     pytest.param(TMA_LOADED[3], 80, False, id="wide", marks=pytest.mark.slow),
     pytest.param(TMA_LOADED[0], 256, False, id="bias not by TMA in the backward pass", marks=simulated_only),

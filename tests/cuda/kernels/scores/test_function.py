@@ -36,6 +36,7 @@ def test_what_was_minus_infinity_has_no_gradient(rng):
         scores.check_behind_minus_infinity(rng)
 
 
+@pytest.mark.slow
 @simulated_only
 def test_a_function_sees_the_element_of_the_batch(rng):
     """Also where strides do not allow one launch for all of it."""

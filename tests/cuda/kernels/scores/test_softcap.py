@@ -12,6 +12,7 @@ from tests.tools.device import HOPPER, on
 from tests.tools.launch import simulated_only
 
 
+@pytest.mark.slow
 @simulated_only
 def test_a_derivative_beside_both_sums(rng, small):
     score = [PARTS[name](rng, np.float16) for name in ("softcap", "alibi")]
