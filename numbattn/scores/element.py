@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from ..base.checks import words_for
 from ..base.forks import cached_property
 from ..functions.entries import IS_A_MASK, entries_of
 from ..functions.frozen import ORDERS, frozen
+from ..functions.given import DTYPES, PLACE
 from .parts import Part
 
 
@@ -18,12 +21,23 @@ class FunctionPart(Part):
     """A part that a function of one element defines, function(S, batch, head, i, j, *arrays): backends compile it, and
     all derivatives follow from it. The arrays, of numbers that Numba knows, are `_weights`.
 
-    A class of this kind has an Identity, and fields of its own; with an array it derives from `ArrayPart`, too. Its
-    `_fit` checks that arrays have all that the function reads; in a call on a part of the heads they are whole.
+    A class of this kind has an Identity, and fields of its own; with an array it derives from this class and then from
+    `ArrayPart`. In a call on a part of the heads its arrays are whole.
     """
 
     _identity: Identity
+    _reads: ClassVar[dict[str, tuple[str, ...]]] = {}  # what the axes of a field are indexed by: batch, head, i, j
     _is_nonlinear, _own_axes = True, None
+
+    def _fit(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> None:
+        """Refuse arrays that compiled functions cannot read, or that lack an entry that this one reads."""
+        sizes = dict(zip(PLACE, (math.prod(batch[:-1]), batch[-1] if batch else 1, seqlen_q, seqlen_k)))
+        for name, axes in self._reads.items():
+            array, least, of = getattr(self, name), tuple([sizes[axis] for axis in axes]), type(self).__name__
+            if array.dtype not in DTYPES:
+                raise TypeError(f"score: {of} {name}: got {words_for(array)}, expected an array of float32 or float64")
+            if array.ndim != len(least) or any(has < needs for has, needs in zip(array.shape, least)):
+                raise ValueError(f"score: {of} {name}: got the shape {array.shape}, expected at least {least}")
 
     @property
     def _function(self) -> Callable[..., Any]:

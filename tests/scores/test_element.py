@@ -34,11 +34,8 @@ class Temperature(FunctionPart, ArrayPart):
     gradient: bool = True
 
     _identity = Identity(times)
+    _reads = {"t": ("head",)}  # noqa: RUF012
     _needs_positions, _crops_by_sequence = False, True
-
-    def _fit(self, batch, seqlen_q, seqlen_k):
-        if self.t.ndim != 1 or self.t.size < batch[-1]:
-            raise ValueError(f"score: Temperature t: got the shape {self.t.shape}, expected {batch[-1:]}")
 
 
 def wrong(s, batch, head, i, j):
@@ -124,8 +121,12 @@ def test_it_is_a_part_like_others(rng):
     np.testing.assert_array_equal(na.attention_backward(do, saved).score[0].shape, t.shape)
     _, saved = na.attention_forward(q, k, v, score=Temperature(t, False))
     assert na.attention_backward(do, saved).score == (None,)
-    with pytest.raises(ValueError, match=r"score: Temperature t: got the shape \(1,\), expected \(2,\)"):
-        na.attention(q, k, v, score=Temperature(np.ones(1)))
+    for shape in (), (1,), (1, 2):
+        with pytest.raises(ValueError, match=r"score: Temperature t: got the shape .*, expected at least \(2,\)"):
+            na.attention(q, k, v, score=Temperature(np.ones(shape)))
+    with pytest.raises(TypeError, match=r"Temperature t: got numpy.ndarray of float16, expected an array of float32"):
+        na.attention(q, k, v, score=Temperature(np.ones(2, np.float16)))
+    assert na.attention(q[0, 0], k[0, 0], v[0, 0], score=Temperature(np.ones(1))).shape == (M, D)
     with pytest.raises(NotImplementedError, match="an array of a Temperature whose gradient is not wanted"):
         na.attention_jvp(q, k, v, q, k, v, tscore=[t], score=Temperature(t, False))
     with pytest.raises(TypeError, match="numbattn's Alibi, Bias, RelativeBias, Score, Sink, Softcap"):
