@@ -1,4 +1,4 @@
-"""Tell the user about compiling: a log line for each kernel and, once on a terminal, why a call takes so long."""
+"""Tell the user about compiling: a log line for each kernel and, once, why a call takes so long."""
 
 import logging
 import sys
@@ -13,17 +13,17 @@ from .interrupts import imported
 
 LOGGER = logging.getLogger("numbattn")
 LOGGER.addHandler(logging.NullHandler())
-PATIENCE = 1.0  # seconds of compiling before a terminal is told
+PATIENCE = 1.0  # seconds of compiling before the user is told
 
-_told: list[str] = []  # not empty once a terminal has been told
+_told: list[str] = []  # not empty once the user has been told
 
 
 @contextmanager
 def compiling(kind: str, what: str) -> Iterator[None]:
-    """A context in which something compiles: logs how long it took, and tells a terminal if it takes long."""
+    """A context in which something compiles: logs how long it took, and tells the user if it takes long."""
     start, timer = perf_counter(), threading.Timer(PATIENCE, _tell, [kind])
     timer.daemon = True
-    if sys.stderr and (sys.stderr.isatty() or hasattr(sys, "ps1")):  # notebooks have prompts and no terminal
+    with suppress(RuntimeError):  # the interpreter shuts down, or there are too many threads
         timer.start()
     try:
         yield
@@ -33,7 +33,7 @@ def compiling(kind: str, what: str) -> Iterator[None]:
 
 
 def keep_quiet() -> None:
-    """Say nothing about compiling on this process's terminal."""
+    """Tell the user nothing about compiling in this process."""
     _told.append("")
 
 
@@ -45,9 +45,13 @@ def check_setting(name: str) -> None:
 
 
 def _tell(kind: str) -> None:
+    """On a terminal or in a notebook, which has prompts, in words; elsewhere as a warning in the log."""
     if not _told:
         keep_quiet()
         with suppress(OSError):  # there may be no folder, and no terminal any more
-            print(f"numbattn compiles for some seconds, once for all calls of a kind, and keeps the result in "
-                  f"{cache_dir(kind)}",
-                  file=sys.stderr)  # fmt: skip
+            text = (f"numbattn compiles for some seconds, once for all calls of a kind, and keeps the result in "
+                    f"{cache_dir(kind)}")  # fmt: skip
+            if sys.stderr and (sys.stderr.isatty() or hasattr(sys, "ps1")):
+                print(text, file=sys.stderr)
+            else:
+                LOGGER.warning(text)

@@ -21,8 +21,8 @@ class Terminal(io.StringIO):
     ("stream", "prompt", "seconds", "said"),
     [(Terminal, False, 0.5, 1), (Terminal, False, 0.0, 0), (io.StringIO, False, 0.5, 0), (io.StringIO, True, 0.5, 1)],
 )
-def test_on_a_terminal_it_says_that_it_compiles(tmp_path, monkeypatch, stream, prompt, seconds, said):
-    """And in a notebook, which has a prompt; once, and only what takes long."""
+def test_it_says_that_it_compiles(tmp_path, monkeypatch, caplog, stream, prompt, seconds, said):
+    """On a terminal and in a notebook, which has a prompt, else in the log; once, and only what takes long."""
     if prompt:
         monkeypatch.setattr(sys, "ps1", "In : ", raising=False)
     monkeypatch.setenv("NUMBATTN_CACHE_DIR", str(tmp_path))
@@ -32,8 +32,10 @@ def test_on_a_terminal_it_says_that_it_compiles(tmp_path, monkeypatch, stream, p
     for _ in range(2):
         with compiling.compiling("cpu", "a kernel"):
             time.sleep(seconds)
-    assert sys.stderr.getvalue().count(f"keeps the result in {tmp_path / 'numbattn' / 'cpu'}\n") == said
-    assert len(sys.stderr.getvalue().splitlines()) == said
+    place = f"keeps the result in {tmp_path / 'numbattn' / 'cpu'}"
+    assert sys.stderr.getvalue().count(f"{place}\n") == len(sys.stderr.getvalue().splitlines()) == said
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [message.endswith(place) for message in warned] == [True] * (seconds > 0 and not said)
 
 
 def test_what_is_compiled_is_logged(caplog):
