@@ -1,5 +1,5 @@
 """numbattn on the CPU: speed against torch and the plain NumPy formula, also for small head_dims, large batches and a
-pair bias; small calls, memory, and speed on a busy machine.
+pair bias; between matrix products, small calls, memory, and speed on a busy machine.
 
     python bench/cpu.py
     python bench/cpu.py --what speed --seqlens 1024,2048 --rounds 15 --json cpu.json
@@ -49,7 +49,9 @@ SIZES = [
     Size(64, 4, 128, 32, True), Size(8, 4, 512, 32, True),                                  # as in models of proteins
 ]  # fmt: skip
 BUSY = "import numpy as np; a = np.ones((2048, 2048), np.float32)\nwhile True: a @ a"
-PARTS = "speed", "sizes", "small", "memory", "busy"
+BETWEEN = [(1, 8, 512, 64), (4, 8, 256, 32), (1, 8, 1024, 64)]  # shapes, of calls that are made between products
+PAUSE = 0.3  # seconds, after which no library's threads spin any more
+PARTS = "speed", "sizes", "between", "small", "memory", "busy"
 PASSES = {"forward": 1, "backward": 2.5}  # work in forwards: 2 matrix products, and 5
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12}  # relative to the largest element
 
@@ -195,6 +197,64 @@ def sizes(rounds):
     return rows
 
 
+# ------------------------------------------------------------------------------------------------------------ between
+def between(rounds):
+    """Rows of the table: milliseconds of a call after a pause, and right after a product of matrices of NumPy, or of
+    torch for tensors, as in a model; and its page faults. Each is measured in a process of its own."""
+    kinds = ["numbattn", "numpy", *["numbattn, tensors", "torch"] * bool(make_torch_vjp())]
+    rows = []
+    for shape, name in tqdm(list(product(BETWEEN, kinds)), disable=None, leave=False):
+        with multiprocessing.get_context("spawn").Pool(1) as fresh:
+            found = fresh.apply(among_products, [name, shape, rounds])
+        rows += [{"shape": "x".join(map(str, shape)), "pass": of, "": name, **row} for of, row in found.items()]
+    return rows
+
+
+def among_products(name, shape, rounds):
+    """A part of rows for each pass."""
+    q, k, v, do = np.full((4, *shape), 0.5, np.float32)  # nothing is freed that later calls would have for theirs
+    a, b = np.ones((1024, 512), np.float32), np.ones((512, 512), np.float32)
+    if name in ("numbattn", "numpy"):
+        vjp = {"numbattn": numbattn_vjp, "numpy": numpy_vjp}[name]
+    else:
+        import torch
+
+        from numbattn.interop.torch import attention
+
+        attend = {"torch": torch.nn.functional.scaled_dot_product_attention, "numbattn, tensors": attention}[name]
+        a, b, do = map(torch.from_numpy, (a, b, do))
+        leaves = [torch.from_numpy(x).requires_grad_() for x in (q, k, v)]
+
+        def vjp(*_):
+            o = attend(*leaves)
+            return o, partial(torch.autograd.grad, o, leaves)
+
+    calls = {"forward": lambda: vjp(q, k, v), "backward": vjp(q, k, v)[1]}
+    if name != "numpy" and name != "numbattn":
+        calls["backward"] = partial(calls["backward"], retain_graph=True)
+    arguments, found = {"forward": (), "backward": (do,)}, {}
+    for of, call in calls.items():
+        for _ in range(2):
+            call(*arguments[of])
+        taken, before = {"alone, ms": [], "after a product, ms": []}, page_faults()
+        for how, wait in zip(taken, (lambda: sleep(PAUSE), lambda: a @ b)):
+            for _ in range(rounds):
+                wait()
+                start = perf_counter()
+                _ = call(*arguments[of])
+                taken[how].append(1e3 * (perf_counter() - start))
+        alone, after = (float(np.median(x)) for x in taken.values())
+        faults = (page_faults() - before) / (2 * rounds)
+        found[of] = {**dict(zip(taken, (alone, after))), "slower by": after / alone, "page faults": faults}
+    return found
+
+
+def page_faults():
+    import resource  # which Windows does not have
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
 # -------------------------------------------------------------------------------------------------------------- small
 def small(rounds):
     """Rows of the table: microseconds of a call, and of a call with its gradients, by peer."""
@@ -327,6 +387,10 @@ def main():
         results["sizes"] = sizes(args.rounds)
         columns = [""] * (len(Size._fields) + 1) + [".2f"] * 5
         show(f"Milliseconds at other sizes: float32, median of {args.rounds} rounds", results["sizes"], columns)
+    if "between" in args.what:
+        results["between"] = between(args.rounds)
+        show(f"Calls between products of matrices: float32, median of {args.rounds} rounds, a process each",
+             results["between"], ["", "", "", ".2f", ".2f", ".2f", ".0f"])  # fmt: skip
     if "small" in args.what:
         results["small calls"] = small(args.rounds)
         show(f"Microseconds of small calls: float32, median of {args.rounds} rounds", results["small calls"],
