@@ -36,11 +36,17 @@ def pytest_runtest_setup(item):
         pytest.skip(no_gpu())
 
 
+def full_of_nan_on_cpus(nbytes):
+    memory = scratch.fresh(nbytes)
+    memory.fill(0xFF)
+    return memory
+
+
 @pytest.fixture(autouse=True, scope="session")
 def poisoned_memory():
     """What is left unwritten shows: fresh memory of GPUs and of CPU kernels is full of NaN, elsewhere of numbers as
     large as 3e38."""
-    scratch.take = lambda nbytes: np.full(nbytes, 0xFF, np.uint8)
+    scratch.take = full_of_nan_on_cpus
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).mallopt(M_PERTURB, 0x80)
     if no_gpu():

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .record import At, Record
+from .record import At, Record, data_address
 from .tile import LINE
 
 TILE_M, TILE_N = 128, 128  # queries, keys: the fastest of 64 to 256, forward and backward, causal or not
@@ -69,12 +69,18 @@ _kept: list[np.ndarray] = []  # what is taken and given in one native call each 
 
 
 def take(nbytes):
-    """Memory, whatever is in it: the system would have to clear each page of new memory."""
+    """Memory that begins with a line of the caches, whatever is in it. Of the system's each page would be cleared."""
     try:
         memory = _kept.pop()
     except IndexError:
-        return np.empty(nbytes, np.uint8)
-    return memory if memory.nbytes >= nbytes else np.empty(nbytes, np.uint8)
+        return fresh(nbytes)
+    return memory if memory.nbytes >= nbytes else fresh(nbytes)
+
+
+def fresh(nbytes):
+    memory = np.empty(nbytes + LINE, np.uint8)
+    start = -data_address(memory) % LINE
+    return memory[start : start + nbytes]
 
 
 def give(memory):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from numbattn.cpu import scratch
+from numbattn.cpu.tile import LINE
 from tests.tools.process import printed
 
 TAKE = scratch.take  # conftest.py fills what it gives with NaN
@@ -26,6 +27,7 @@ def test_what_is_given_is_taken_again(kept):
     scratch.give(memory)
     larger = scratch.take(200)  # in its place
     assert larger.nbytes == 200
+    assert larger.ctypes.data % LINE == 0
     assert not kept
 
 
