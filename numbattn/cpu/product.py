@@ -16,7 +16,7 @@ from .linked import linked
 
 check_setting("DISABLE_JIT")
 # of the CPU that Numba compiles for, which NUMBA_CPU_NAME and NUMBA_CPU_FEATURES may change
-_, _, TARGET = cpu_target.target_context.codegen().magic_tuple()
+_, CPU, TARGET = cpu_target.target_context.codegen().magic_tuple()
 FEATURES = {feature[1:] for feature in TARGET.split(",") if feature.startswith("+")}
 VECTOR_BYTES = 64 if "avx512f" in FEATURES else 32 if "avx" in FEATURES else 16
 ROWS, VECTORS = (8, 2) if "avx512f" in FEATURES else (6, 2)  # the accumulators take most registers

@@ -51,6 +51,21 @@ def transposed(unit, lines):
     return lines
 
 
+@intrinsic
+def moved(typingctx, out, x, row, col):
+    """out = x^T for the square of x at (row, col), whatever its bits mean: no arithmetic."""
+
+    def generate(context, builder, signature, args):
+        mOut, mX = (Elements(context, builder, kind, given) for kind, given in zip(signature.args, args[:2]))
+        unit, (row, col) = Vectors(builder, out.dtype), args[2:]
+        lines = [unit.load(mX.element(builder.add(row, LONG(n)), col)) for n in range(unit.width)]
+        for n, line in enumerate(transposed(unit, lines)):
+            unit.store(line, mOut.element(builder.add(col, LONG(n)), row))
+        return context.get_dummy_value()
+
+    return types.void(out, x, types.intp, types.intp), generate
+
+
 whole, edge = square_transposition(masked=False), square_transposition(masked=True)
 
 
@@ -65,3 +80,12 @@ def transpose(out, x, factor, add):
                 whole(out, x, factor, add, row, col)
             else:
                 edge(out, x, factor, add, row, col)
+
+
+@linked
+def transpose_words(out, x):
+    """out = x^T, of whole squares"""
+    width = VECTOR_BYTES // out.itemsize
+    for row in range(0, x.shape[0], width):
+        for col in range(0, x.shape[1], width):
+            moved(out, x, row, col)
