@@ -16,7 +16,21 @@ from numba.extending import intrinsic, overload
 
 from ..base.checks import DTYPES
 from .linked import linked
-from .product import CPU, FEATURES, LONG, ROWS, VECTORS, Elements, Vectors, product, product_of, product_tn
+from .product import (
+    CPU,
+    FEATURES,
+    INT,
+    LONG,
+    ROWS,
+    VECTORS,
+    Elements,
+    Vectors,
+    along,
+    clamped,
+    product,
+    product_of,
+    product_tn,
+)
 from .record import Record
 from .tile import (
     LINE,
@@ -24,7 +38,6 @@ from .tile import (
     address_of,
     address_of_row,
     contiguous_view,
-    fill,
     float_of_bfloat16,
     inline,
     inline_view,
@@ -36,7 +49,7 @@ from .tile import (
 from .transposition import transpose, transpose_words
 
 SIDE = 16  # rows of AMX's tiles, and words in a row
-BYTE, FLOAT, BYTES = ir.IntType(8), ir.FloatType(), ir.IntType(8).as_pointer()
+BYTE, SHORT, FLOAT, BYTES = ir.IntType(8), ir.IntType(16), ir.FloatType(), ir.IntType(8).as_pointer()
 PERMIT = 158, 0x1023, 18  # arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) of Linux
 
 
@@ -155,22 +168,55 @@ product_of_pairs = product_by_amx if HAS_AMX else product_by_dots
 
 
 # ------------------------------------------------------------------------------------------------------------- operands
-@inline_view
-def row_of(x, row, cols, dtype):
-    """A row of a matrix, as `cols` numbers of this dtype."""
-    return contiguous_view(address_of(x) + row * x.strides[0], 1, cols, cols, dtype)[0]
+def bits_of(builder, x):
+    """The bits of the nearest bfloat16 of float32 numbers; those of bfloat16 as they are."""
+    if x.type.element == FLOAT:
+        x = builder.bitcast(builder.fptrunc(x, ir.VectorType(BFLOAT16, SIDE)), ir.VectorType(SHORT, SIDE))
+    return x
 
 
 @intrinsic
-def bits_of(typingctx, x):
-    """The bits of a bfloat16, which a uint16 is; of a float32 those of the nearest one."""
+def load_row(typingctx, out, x, row):
+    """A row of the words of a, from a matrix of bfloat16 or float32."""
 
     def generate(context, builder, signature, args):
-        if x == types.uint16:
-            return args[0]
-        return builder.bitcast(builder.fptrunc(args[0], BFLOAT16), ir.IntType(16))
+        mOut, mX = (Elements(context, builder, kind, given) for kind, given in zip(signature.args, args[:2]))
+        row, some = args[2], ir.VectorType(SHORT, SIDE)
 
-    return types.uint16(x), generate
+        def store(bits, word):
+            builder.store(bits, builder.bitcast(mOut.element(row, word), some.as_pointer()), align=LINE // 2)
+
+        def load(unit, col):
+            store(bits_of(builder, unit.load(mX.element(row, col))), builder.udiv(col, LONG(2)))
+
+        store(ir.Constant(some, None), builder.sub(mOut.shape[1], LONG(SIDE // 2)))  # where there may be no numbers
+        along(builder, x.dtype, mX.shape[1], load, SIDE)
+        return context.get_dummy_value()
+
+    return types.void(out, x, types.intp), generate
+
+
+@intrinsic
+def load_pairs(typingctx, out, x, row):
+    """A row of the words of b, from two rows of a matrix of bfloat16 or float32."""
+
+    def generate(context, builder, signature, args):
+        mOut, mX = (Elements(context, builder, kind, given) for kind, given in zip(signature.args, args[:2]))
+        first, height, words = builder.mul(args[2], LONG(2)), mX.shape[0], ir.VectorType(INT, SIDE)
+        is_there = [builder.icmp_signed("<", builder.add(first, LONG(n)), height) for n in (0, 1)]
+
+        def load(unit, col):
+            found = []
+            for row, there in zip(clamped(builder, first, 2, height), is_there):
+                bits = builder.zext(bits_of(builder, unit.load(mX.element(row, col))), words)
+                found.append(builder.and_(bits, unit.splat(builder.sext(there, INT))))
+            word = builder.or_(found[0], builder.shl(found[1], words([16] * SIDE)))
+            builder.store(word, builder.bitcast(mOut.element(args[2], col), words.as_pointer()), align=LINE)
+
+        along(builder, x.dtype, mX.shape[1], load, SIDE)
+        return context.get_dummy_value()
+
+    return types.void(out, x, types.intp), generate
 
 
 @inline
@@ -182,33 +228,18 @@ def whole(n):
 @inline_view
 def rows_in(buffer, x):
     """The words of a, for a matrix of bfloat16 or float32."""
-    rows, cols = x.shape
-    out = tile(buffer, whole(rows), whole(cols) // 2)
-    for row in range(rows):
-        numbers, bits = row_of(x, row, cols, x.dtype), row_of(out, row, 2 * out.shape[1], np.uint16)
-        for col in range(cols):
-            bits[col] = bits_of(numbers[col])
-        fill(bits[cols:], 0)
+    out = tile(buffer, whole(x.shape[0]), whole(x.shape[1]) // 2)
+    for row in range(x.shape[0]):
+        load_row(out, x, row)
     return out
 
 
 @inline_view
 def pairs_in(buffer, x):
     """The words of b, for a matrix of bfloat16 or float32."""
-    rows, cols = x.shape
-    out = tile(buffer, whole(rows) // 2, whole(cols))
+    out = tile(buffer, whole(x.shape[0]) // 2, whole(x.shape[1]))
     for row in range(out.shape[0]):
-        words = row_of(out, row, cols, np.uint32)
-        if 2 * row + 1 < rows:
-            first, second = row_of(x, 2 * row, cols, x.dtype), row_of(x, 2 * row + 1, cols, x.dtype)
-            for col in range(cols):
-                words[col] = np.uint32(bits_of(first[col])) | np.uint32(bits_of(second[col])) << np.uint32(16)
-        elif 2 * row < rows:
-            last = row_of(x, 2 * row, cols, x.dtype)
-            for col in range(cols):
-                words[col] = np.uint32(bits_of(last[col]))
-        else:
-            fill(words, 0)
+        load_pairs(out, x, row)
     return out
 
 
@@ -306,7 +337,8 @@ def matmul_tn(out, a, b, alpha, add, scratch, pairs):
 def widened_in(buffer, x, pairs):
     out = tile(buffer, x.shape[0], x.shape[1])
     for row in range(x.shape[0]):
-        bits, numbers = row_of(x, row, x.shape[1], x.dtype), out[row]
+        bits = contiguous_view(address_of(x) + row * x.strides[0], 1, x.shape[1], x.shape[1], x.dtype)[0]
+        numbers = out[row]
         for col in range(x.shape[1]):
             numbers[col] = float_of_bfloat16(bits[col])
     return out

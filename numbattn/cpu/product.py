@@ -24,17 +24,20 @@ FEW_ROWS, FEW_VECTORS = (4, 4) if "avx512f" in FEATURES else (2, 4)  # for produ
 FEW_DOTS = 4 if VECTOR_BYTES > 16 else 2  # rows
 AHEAD = 16  # rows of b to prefetch: reading from memory takes 15 to 25 % less time, equally with 8 to 32
 INT, LONG = ir.IntType(32), ir.IntType(64)
-FLOATS = {types.float32: (ir.FloatType(), 4, "f32"), types.float64: (ir.DoubleType(), 8, "f64")}
+NUMBERS = {
+    types.float32: (ir.FloatType(), 4, "f32"), types.float64: (ir.DoubleType(), 8, "f64"),
+    types.uint16: (ir.IntType(16), 2, "i16"),
+}  # fmt: skip
 
 
 class Vectors:
     """LLVM IR for vectors of a dtype; with `cols`, loads and stores are masked to the first `cols` elements."""
 
     def __init__(self, builder, dtype, cols=None, width=None):
-        self.b, (self.element, self.itemsize, self.name) = builder, FLOATS[dtype]
+        self.b, (self.element, self.itemsize, self.name) = builder, NUMBERS[dtype]
         self.width = width or VECTOR_BYTES // self.itemsize
         self.type, self.name = ir.VectorType(self.element, self.width), f"v{self.width}{self.name}"
-        self.zero, self.align = ir.Constant(self.type, [0.0] * self.width), ir.Constant(INT, self.itemsize)
+        self.zero, self.align = ir.Constant(self.type, None), ir.Constant(INT, self.itemsize)
         self.mask = None
         if cols is not None:
             lanes = ir.Constant(ir.VectorType(LONG, self.width), list(range(self.width)))
@@ -104,7 +107,7 @@ class Elements:
         self.data = array.data
         self.shape, self.strides = (cgutils.unpack_tuple(builder, x) for x in (array.shape, array.strides))
         if contiguous:
-            self.strides[1] = LONG(FLOATS[kind.dtype][1])  # a constant, which takes no register
+            self.strides[1] = LONG(NUMBERS[kind.dtype][1])  # a constant, which takes no register
 
     def element(self, row, col):
         at = self.b.bitcast(self.data, ir.IntType(8).as_pointer())
@@ -189,14 +192,14 @@ product_tn_row = product_of(True, "product_tn_row", 1, 8)  # `product_tn` for on
 distances = product_of(False, "distances", ROWS, VECTORS, Vectors.add_square)  # `product`, of (a - b)**2 for a b
 
 
-def along(builder, dtype, depth, step):
+def along(builder, dtype, depth, step, width=None):
     """Call step(unit, at) for each vector of a row of `depth` elements; the last one may be masked."""
-    unit = Vectors(builder, dtype)
+    unit = Vectors(builder, dtype, width=width)
     whole = builder.and_(depth, LONG(-unit.width))
     with cgutils.for_range_slice(builder, LONG(0), whole, LONG(unit.width)) as (at, _):
         step(unit, at)
     with builder.if_then(builder.icmp_signed("<", whole, depth)):
-        step(Vectors(builder, dtype, builder.sub(depth, whole)), whole)
+        step(Vectors(builder, dtype, builder.sub(depth, whole), width), whole)
 
 
 def block_dots(block_rows):
