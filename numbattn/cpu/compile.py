@@ -22,7 +22,7 @@ from ..base.compiling import compiling
 from ..base.interrupts import uninterrupted
 from .linked import LINKED
 from .record import data_address, kind_of, reader
-from .tile import contiguous_view
+from .tile import LINE, contiguous_view
 
 # what changes the code that Numba makes, apart from the CPU
 SETTINGS = "OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DEBUGINFO_DEFAULT", "USING_SVML"
@@ -42,13 +42,13 @@ class Kernel:
 
     def given(self, *records):
         """A function of (first block, end block, stop, memory), for arguments in Records. The first Record is that of
-        scratch, whose addresses count from the beginning of the memory."""
+        scratch, whose addresses count from the first line of the memory."""
         form = tuple([record.form for record in records])
         entry = (self.entries.get(form) or self._compile(form, records)).ctypes
         arguments = b"".join([record.words for record in records])
 
         def call(first, end, stop, memory):
-            entry(first, end, data_address(stop), data_address(memory), arguments)
+            entry(first, end, data_address(stop), -(-data_address(memory) // LINE) * LINE, arguments)
 
         call.records = records  # keeps their arrays alive
         return call

@@ -184,7 +184,7 @@ def load_row(typingctx, out, x, row):
         row, some = args[2], ir.VectorType(SHORT, SIDE)
 
         def store(bits, word):
-            builder.store(bits, builder.bitcast(mOut.element(row, word), some.as_pointer()), align=LINE // 2)
+            builder.store(bits, builder.bitcast(mOut.element(row, word), some.as_pointer()), align=2)
 
         def load(unit, col):
             store(bits_of(builder, unit.load(mX.element(row, col))), builder.udiv(col, LONG(2)))
@@ -211,7 +211,7 @@ def load_pairs(typingctx, out, x, row):
                 bits = builder.zext(bits_of(builder, unit.load(mX.element(row, col))), words)
                 found.append(builder.and_(bits, unit.splat(builder.sext(there, INT))))
             word = builder.or_(found[0], builder.shl(found[1], words([16] * SIDE)))
-            builder.store(word, builder.bitcast(mOut.element(args[2], col), words.as_pointer()), align=LINE)
+            builder.store(word, builder.bitcast(mOut.element(args[2], col), words.as_pointer()), align=4)
 
         along(builder, x.dtype, mX.shape[1], load, SIDE)
         return context.get_dummy_value()

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .pairs import whole
-from .record import At, Record, data_address
+from .record import At, Record
 from .tile import LINE
 
 TILE_M, TILE_N = 128, 128  # queries, keys: the fastest of 64 to 256, forward and backward, causal or not
@@ -65,15 +65,14 @@ def scratch_of(problem, tile=None, in_pairs=False, **counts):
 
 def memory_of(kind, sizes):
     """The Record of a NamedTuple of this kind, of buffers with these numbers of elements and dtypes, whose addresses
-    count from the beginning of one memory; and a function that allocates that."""
-    places, nbytes = [], 0
+    count from the first line of one memory; and a function that allocates that."""
+    places, nbytes = [], LINE
     for size, dtype in sizes:
-        places.append(At(nbytes, (size,), dtype))
+        places.append(At(nbytes - LINE, (size,), dtype))
         nbytes += -(-size * dtype.itemsize // LINE) * LINE
     return Record(kind(*places)), partial(fresh, nbytes)
 
 
 def fresh(nbytes):
-    """Memory of a thread, whatever is in it, from the beginning of a line on."""
-    memory = np.empty(nbytes + LINE, np.uint8)
-    return memory[-data_address(memory) % LINE :]
+    """Memory of a thread, whatever is in it."""
+    return np.empty(nbytes, np.uint8)
