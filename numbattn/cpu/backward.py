@@ -11,10 +11,10 @@ from ..call.passes import gradient_of_part
 from .arguments import kept, tiles_of
 from .backward_directions import BackwardDirections, add_tile_along, load_directions
 from .backward_tile import ARRAYS, ARRAYS_IN_PAIRS, BackwardGiven, BackwardWork, add_tile, keys_of, load_queries, queries_of
+from .bfloat16 import NO_PAIRS, PAIRS, begin, end, pairs_of
 from .compile import Kernel
 from .forward import EXPONENTIAL, NO_DIRECTIONS
 from .launch import launch
-from .pairs import NO_PAIRS, PAIRS, begin_pairs, end_pairs, products_of
 from .record import Later, Record, data_address
 from .score import kept_in, nonlinear_in, options_of
 from .score_gradients import merged, shape_of, shapes_of, shares_of, sums_for
@@ -28,7 +28,7 @@ BLOCKS = 16  # at least, even for few heads: a constant, so that gradients do no
 
 def backward(problem, inputs, given, tangents=None):
     """dq, dk, dv, and gradients of parts of the score, by name; given: arrays by name."""
-    pairs = products_of(problem, inputs.q, inputs.k, inputs.v, given["do"], given["o"])
+    pairs = pairs_of(problem, inputs.q, inputs.k, inputs.v, given["do"], given["o"])
     given = given_of(problem, inputs, given, order=1, sums=True, pairs=pairs)
     scratch = scratch_for(problem, nonlinear_in(inputs.score) + kept_in(inputs.score), pairs is PAIRS)
     cost = 2 * problem.head_dim + problem.head_dim_v
@@ -47,7 +47,7 @@ def given_of(problem, inputs, given, order, sums=False, pairs=NO_PAIRS):
 @lru_cache(maxsize=64)
 def scratch_for(problem, slopes, in_pairs):
     """The scratch of a call; slopes: tiles of derivatives and of S."""
-    return scratch_of(problem, in_pairs=in_pairs, S=1, dP=1, slopes=slopes, QT=1, dOT=1, Q=in_pairs, dO=in_pairs, wide=in_pairs, vectors=3)
+    return scratch_of(problem, in_pairs=in_pairs, S=1, dP=1, slopes=slopes, QT=1, dOT=1, vectors=3)
 
 
 def run(problem, inputs, given, scratch, cost, directions=NO_DIRECTIONS, count=1, pairs=NO_PAIRS):
@@ -123,7 +123,7 @@ def backward_kernel(
     """Blocks [first_block, end_block). directions: or None, for which the kernel is compiled apart; along directions
     `work` has the tangents of gradients."""
     before, heads_k, matrices = flush_subnormals(), work.dk.shape[2], work.pairs
-    begin_pairs(pairs)
+    begin(pairs)
     for block in range(first_block, end_block):
         chunk, share = block % work.chunks, block // work.chunks
         for number in range(work.shares[share], work.shares[share + 1]):
@@ -131,7 +131,7 @@ def backward_kernel(
                 prefetch_inputs(given, matrices[number + 1], heads_k)
             batch, head_k = matrices[number] // heads_k, matrices[number] % heads_k
             add_gradients(batch, head_k, chunk, stop, scratch, given, directions, pairs, work)
-    end_pairs(pairs)
+    end(pairs)
     restore(before)
 
 

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..functions.compiled.exponentials import exp
+from .bfloat16 import load_transpose, matmul, matmul_tn, matrix_in, scores, transpose_in
 from .operands import HALVES, MATRIX, ROWS, Operands
-from .pairs import left_out, load_paired, matmul, matmul_tn, matrix_in, paired, place_in, transposed, widened
 from .product import row_dots
 from .score import score
 from .score_gradients import pull_back, sums_along
@@ -88,8 +88,8 @@ def queries_of(scratch, given, row, pairs):
     batch, head, m0, m_end, segment, segment_end, offset = row
     band, intervals, first, end = keys_seen(given.mask, batch, head, m0, m_end, segment, segment_end)
     m_end = max(min(m_end, band[2]), m0)
-    QT = place_in(scratch.QT, given.q.cols, m_end - m0, pairs)
-    dOT = place_in(scratch.dOT, given.do.cols, m_end - m0, pairs)
+    QT = transpose_in(scratch.QT, given.q.cols, m_end - m0, pairs)
+    dOT = transpose_in(scratch.dOT, given.do.cols, m_end - m0, pairs)
     vectors = tile(scratch.vectors, 3, m_end - m0)
     lse, low, D = vectors[0], vectors[1], vectors[2]
     return BackwardQueries(batch, head, m0, m_end, segment, offset, first, end, band, intervals, QT, dOT, lse, low, D)
@@ -102,12 +102,9 @@ def load_queries(at, given, scratch, pairs):
     Q = matrix_in(given.q, at.batch, at.head, at.m0, at.m_end, dtype, pairs)
     dO = matrix_in(given.do, at.batch, at.head, at.m0, at.m_end, dtype, pairs)
     O = matrix_in(given.o, at.batch, at.head, at.m0, at.m_end, dtype, pairs)
-    transposed(scratch.QT, Q, dtype.type(given.scale), scratch, pairs)
-    transposed(scratch.dOT, dO, dtype.type(given.kept_scale), scratch, pairs)
-    load_paired(scratch.Q, Q, pairs)
-    load_paired(scratch.dO, dO, pairs)
-    half = scratch.wide.size // 2
-    row_dots(at.D, widened(scratch.wide[:half], dO, pairs), widened(scratch.wide[half:], O, pairs))                                                   # line 19: delta = rowsum(dO * O)
+    load_transpose(at.QT, Q, dtype.type(given.scale), scratch, pairs)
+    load_transpose(at.dOT, dO, dtype.type(given.kept_scale), scratch, pairs)
+    row_dots(at.D, dO, O)                                                   # line 19: delta = rowsum(dO * O)
     if given.dlse.size:
         dlse = given.dlse[at.batch, at.head, at.m0 : at.m_end]
         for i in range(at.D.size):
@@ -139,28 +136,27 @@ def add_tile(keys, at, scratch, given, work, pairs):
     scale, kept_scale = dtype.type(given.scale), dtype.type(given.kept_scale)
     P, dP = tile(scratch.S, n_end - n0, at.m_end - at.m0), tile(scratch.dP, n_end - n0, at.m_end - at.m0)
     recompute(P, keys, scratch, given, at, pairs)
-    matmul(dP, keys.V, at.dOT, left_out(kept_scale, dtype.type(1), pairs), False, scratch, pairs)  # line 17: dP = dO V^T, transposed
+    scores(dP, keys.V, at.dOT, kept_scale, scratch, pairs)                  # line 17: dP = dO V^T, transposed
     if given.drops.threshold > 0:
         Z = tile(scratch.Z, n_end - n0, at.m_end - at.m0)
         draw(Z, scratch.words, given.drops, batch, head, at.m0, n0)         # line 14
         drop_and_differentiate(P, dP, Z, at.D)                              # lines 15, 18 and 20
     else:
         differentiate(P, dP, at.D)                                          # line 20
-    Q = paired(scratch.Q, matrix_in(given.q, batch, head, at.m0, at.m_end, dtype, pairs), pairs)
-    dO = paired(scratch.dO, matrix_in(given.do, batch, head, at.m0, at.m_end, dtype, pairs), pairs)
+    Q = matrix_in(given.q, batch, head, at.m0, at.m_end, dtype, pairs)
+    dO = matrix_in(given.do, batch, head, at.m0, at.m_end, dtype, pairs)
     dQ = work.dq[0, keys.part, batch, head, at.m0 : at.m_end]
     dK, dV = work.dk[0, batch, keys.head_k, n0:n_end], work.dv[0, batch, keys.head_k, n0:n_end]
-    matmul(dV, P, dO, kept_scale, True, scratch, pairs)                     # line 16: dV += (P Z)^T dO
+    matmul(dV, P, dO, kept_scale, scratch, pairs)                           # line 16: dV += (P Z)^T dO
     pull_back(dP, given.steps, scratch.slopes, sums_along(work.sums, 0), batch, head, keys.chunk, at.m0, n0, at.offset)
-    matmul(dK, dP, Q, scale, True, scratch, pairs)                          # line 22: dK += scale dS^T Q
-    matmul_tn(dQ, dP, keys.K, scale, True, scratch, pairs)                  # line 21: dQ += scale dS K
+    matmul(dK, dP, Q, scale, scratch, pairs)                                # line 22: dK += scale dS^T Q
+    matmul_tn(dQ, dP, keys.K, scale, scratch, pairs)                        # line 21: dQ += scale dS K
 
 
 @inline
 def recompute(S, keys, scratch, given, at, pairs):
     """P of a tile, in S."""
-    one = S.dtype.type(1)
-    matmul(S, keys.K, at.QT, left_out(S.dtype.type(given.scale), one, pairs), False, scratch, pairs)  # line 11: S = scale Q K^T, transposed
+    scores(S, keys.K, at.QT, S.dtype.type(given.scale), scratch, pairs)     # line 11: S = scale Q K^T, transposed
     score(S, given.steps, scratch.slopes, at.batch, at.head, at.m0, keys.n0, at.offset)
     hide(S, given.mask, at, keys.n0, keys.state)                            # line 12: MASK(S)
     exponentiate(S, at.lse, at.low)                                         # line 13: P = exp(S - lse)

@@ -12,25 +12,24 @@ from ..base.values import put, rounded
 from ..call.problem import Saved
 from ..merging import merge_into
 from .arguments import LONG
+from .bfloat16 import (
+    NO_PAIRS,
+    PAIRS,
+    begin,
+    end,
+    load_transpose,
+    matmul_tn,
+    matrix_in,
+    pairs_of,
+    scores,
+    tokens_in,
+    transpose_in,
+)
 from .compile import Kernel
 from .decode import launch_decode, split
 from .forward_directions import Directions, add_direction, add_values, columns, finish, load_directions, sums_of
 from .launch import launch
 from .operands import ForwardGiven, operands_of
-from .product import product, product_tn
-from .pairs import (
-    NO_PAIRS,
-    PAIRS,
-    begin_pairs,
-    end_pairs,
-    left_out,
-    matmul,
-    matmul_tn,
-    matrix_in,
-    products_of,
-    tokens_in,
-    transposed,
-)
 from .record import Record
 from .score import options_of, score, sinks_of
 from .scratch import TILE_M, TILE_N, scratch_of
@@ -65,7 +64,7 @@ def forward(problem, inputs, out=None, save=True, onto=None):
     o = np.empty(problem.out_shape, problem.sum_dtype)
     rows = [np.empty((2, *problem.lse_shape), problem.sum_dtype)] if save or onto else []  # lse and its low part
     many, few = split(problem, inputs.mask, TILE_M)
-    pairs = products_of(problem, inputs.q, inputs.k, inputs.v) if few is None else NO_PAIRS
+    pairs = pairs_of(problem, inputs.q, inputs.k, inputs.v) if few is None else NO_PAIRS
     operands = operands_of(problem, inputs, o, *rows, narrow=pairs is PAIRS)
     given = operands, *options_of(problem, inputs), sinks_of(problem, inputs.score)
     if many is not None:
@@ -88,7 +87,8 @@ def run(problem, given, tiles, table, directions=NO_DIRECTIONS, *sizes, pairs=NO
     """Run the kernel for WorkTiles, whose table is in a Record. given, directions: the Records of ForwardGiven and
     Directions; sizes: as for scratch_for."""
     scratch, memory, cost = scratch_for(problem, pairs is PAIRS, *sizes)
-    launch(forward_kernel.given(scratch, *given, *directions, *pairs, table), len(tiles.table), tiles.pairs * cost, memory)
+    kernel = forward_kernel.given(scratch, *given, *directions, *pairs, table)
+    launch(kernel, len(tiles.table), tiles.pairs * cost, memory)
 
 
 @lru_cache(maxsize=64)
@@ -122,30 +122,33 @@ class Queries(NamedTuple):
 
 
 @Kernel
-def forward_kernel(first_block, end_block, stop, scratch, given: ForwardGiven, directions: Directions, pairs, tiles):
+def forward_kernel(
+    first_block, end_block, stop, scratch, given: ForwardGiven, directions: Directions, pairs, tiles
+):
     """Blocks [first_block, end_block); a block is a tile of queries of one (batch, head). directions: or None, for
-    which the kernel is compiled apart, as it is for pairs."""
-    begin_pairs(pairs)
+    which the kernel is compiled apart; pairs: see `bfloat16`."""
+    begin(pairs)
     dtype, sinks = given.lse.dtype, given.sinks
     for block in range(first_block, end_block):
-        if directions is None and pairs is None and block + 1 < end_block:                    # along directions it does not pay
+        if directions is None and pairs is None and block + 1 < end_block:  # along directions it does not pay
             prefetch_inputs(given, tiles[block + 1], scratch, dtype)
         batch, head, m0, m_end, segment, segment_end, offset = tiles[block]
         O = given.o[batch, head, m0:m_end]
         sums = tile(O, m_end - m0, O.shape[1]) if directions is None else sums_of(scratch.sums, O, directions)
         next_sums = tile(scratch.next_sums, m_end - m0, sums.shape[1])
         Q = matrix_in(given.q, batch, head, m0, m_end, dtype, pairs)
-        QT = transposed(scratch.QT, Q, dtype.type(given.scale), scratch, pairs)
+        QT = transpose_in(scratch.QT, given.q.cols, m_end - m0, pairs)
+        load_transpose(QT, Q, dtype.type(given.scale), scratch, pairs)
         vectors = tile(scratch.vectors, 6, m_end - m0)
         m, l, alpha, part, m_next, l_next = vectors[0], vectors[1], vectors[2], vectors[3], vectors[4], vectors[5]
-        band, intervals, first, end = keys_seen(given.mask, batch, head, m0, m_end, segment, segment_end)
+        band, intervals, first, n_end = keys_seen(given.mask, batch, head, m0, m_end, segment, segment_end)
         first -= (first - segment) % TILE_N
         at = Queries(batch, head, m0, m_end, offset, band, intervals, QT, alpha, part)
         if directions is not None:
             load_directions(at, given, directions, scratch)
-        for n_next in range(first, max(end, first + 1), LONG):
+        for n_next in range(first, max(n_end, first + 1), LONG):
             own = (sums, m, l) if n_next == first else (next_sums, m_next, l_next)
-            attend(*own, at, given, directions, pairs, scratch, stop, n_next, min(n_next + LONG, end))
+            attend(*own, at, given, directions, pairs, scratch, stop, n_next, min(n_next + LONG, n_end))
             if n_next != first:
                 absorb(sums, m, l, next_sums, m_next, l_next)
         if sinks.size:
@@ -155,7 +158,7 @@ def forward_kernel(first_block, end_block, stop, scratch, given: ForwardGiven, d
             normalise(O, l, given.kept_scale, 0)
         else:
             finish(O, sums, m, l, at, given, directions)
-    end_pairs(pairs)
+    end(pairs)
 
 
 @inline
@@ -172,7 +175,7 @@ def prefetch_inputs(given, row, scratch, dtype):
 def attend(sums, m, l, at, given, directions, pairs, scratch, stop, first, end):
     """All sums, m and l over keys [first, end), which begin with a tile."""
     batch, head, m0, m_end = at.batch, at.head, at.m0, at.m_end
-    dtype, one, features = m.dtype, m.dtype.type(1), given.v.cols
+    dtype, features = m.dtype, given.v.cols
     has_drops = given.drops.threshold > 0 and sums.shape[1] > 0             # else lse alone is wanted
     fill(m, np.finfo(dtype).min)                                            # finite, since (-inf) - (-inf) is NaN
     fill(l, 0)
@@ -186,7 +189,7 @@ def attend(sums, m, l, at, given, directions, pairs, scratch, stop, first, end):
             return
         S, Z = tile(scratch.S, n_end - n0, m_end - m0), tile(scratch.Z, n_end - n0, m_end - m0)
         K = tokens_in(given.k, batch, head, n0, n_end, scratch.wide, dtype, pairs)
-        matmul(S, K, at.QT, left_out(dtype.type(given.scale), one, pairs), False, scratch, pairs)  # Alg. 2 line 10: S = scale Q K^T
+        scores(S, K, at.QT, dtype.type(given.scale), scratch, pairs)        # Alg. 2 line 10: S = scale Q K^T
         score(S, given.steps, scratch.slopes, batch, head, m0, n0, at.offset)
         hide(S, given.mask, at, n0, state)                                  # line 11: MASK(S)
         softmax_step(S, m, l, at.alpha, at.part)                            # lines 12 and 13: S becomes P
@@ -199,7 +202,7 @@ def attend(sums, m, l, at, given, directions, pairs, scratch, stop, first, end):
                 add_direction(sums, S, Z, K, V, t, at, given, directions, scratch, n0, n_end)
         if has_drops:
             multiply(S, Z)                                                  # line 14: dropout(P)
-        matmul_tn(columns(sums, 0, features), S, V, one, True, scratch, pairs)  # line 15: O = O + P V
+        matmul_tn(columns(sums, 0, features), S, V, dtype.type(1), scratch, pairs)  # line 15: O = O + P V
         if directions is not None:
             for t in range(directions.to.shape[0]):
                 add_values(sums, S, t, at, directions, n0, n_end)

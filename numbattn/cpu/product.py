@@ -26,7 +26,7 @@ AHEAD = 16  # rows of b to prefetch: reading from memory takes 15 to 25 % less t
 INT, LONG = ir.IntType(32), ir.IntType(64)
 NUMBERS = {
     types.float32: (ir.FloatType(), 4, "f32"), types.float64: (ir.DoubleType(), 8, "f64"),
-    types.uint16: (ir.IntType(16), 2, "i16"),
+    types.uint16: (ir.IntType(16), 2, "i16"), types.uint32: (INT, 4, "i32"),  # bits of bfloat16, of one or two
 }  # fmt: skip
 
 
@@ -81,9 +81,12 @@ class Vectors:
         return self.call(f"llvm.masked.load.{self.name}.p0", self.type, place, self.align, self.mask, self.zero)
 
     def rounded(self, x):
-        """A vector of another dtype, in this one."""
+        """A vector of another dtype, in this one; uint16 are bfloat16."""
         if x.type == self.type:
             return x
+        if x.type.element == ir.IntType(16):
+            words = ir.VectorType(INT, self.width)
+            return self.b.bitcast(self.b.shl(self.b.zext(x, words), words([16] * self.width)), self.type)
         return (self.b.fpext if self.itemsize == 8 else self.b.fptrunc)(x, self.type)
 
     def prefetch(self, place):
@@ -266,12 +269,12 @@ def some_row_dots(typingctx, out, a, b, row):
         rows = clamped(builder, row, unit.width, height)
         sums = {r: cgutils.alloca_once_value(builder, unit.zero) for r in rows}
 
-        def multiply_add(unit, at):
+        def multiply_add(reader, at):
             for r, total in sums.items():
-                left, right = (unit.load(m.element(r, at)) for m in (mA, mB))
+                left, right = (unit.rounded(reader.load(m.element(r, at))) for m in (mA, mB))
                 builder.store(unit.multiply_add(left, right, builder.load(total)), total)
 
-        along(builder, out.dtype, depth, multiply_add)
+        along(builder, a.dtype, depth, multiply_add, unit.width)
         part = Vectors(builder, out.dtype, builder.sub(height, row))
         part.store(unit.add_up([builder.load(total) for total in sums.values()]), place)
         return context.get_dummy_value()

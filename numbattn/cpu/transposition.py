@@ -18,18 +18,19 @@ def square_transposition(masked):
             mOut, mX = (Elements(context, builder, kind, given) for kind, given in zip(signature.args, args[:2]))
             factor, add, row, col = args[2:]
             height, width = mX.shape
+            times, plus = ((builder.fmul, builder.fadd) if isinstance(out.dtype, types.Float) else (builder.mul, builder.add))
             unit, zero = Vectors(builder, out.dtype), LONG(0)
             cols, left = [builder.add(col, LONG(n)) for n in range(unit.width)], builder.sub(height, row)
             reader = Vectors(builder, x.dtype, builder.sub(width, col) if masked else None, unit.width)
             writers = [Vectors(builder, out.dtype, builder.select(builder.icmp_signed("<", c, width), left, zero))
                        if masked else unit for c in cols]  # fmt: skip
             lines = [reader.load(mX.element(r, col)) for r in clamped(builder, row, unit.width, height)]
-            lines = [builder.fmul(unit.rounded(line), unit.splat(factor)) for line in transposed(unit, lines)]
+            lines = [times(unit.rounded(line), unit.splat(factor)) for line in transposed(unit, lines)]
             lines = [cgutils.alloca_once_value(builder, line) for line in lines]
             places = [mOut.element(c, row) for c in cols]
             with builder.if_then(add):
                 for line, place, writer in zip(lines, places, writers):
-                    builder.store(builder.fadd(writer.load(place), builder.load(line)), line)
+                    builder.store(plus(writer.load(place), builder.load(line)), line)
             for line, place, writer in zip(lines, places, writers):
                 writer.store(builder.load(line), place)
             return context.get_dummy_value()
@@ -51,21 +52,6 @@ def transposed(unit, lines):
     return lines
 
 
-@intrinsic
-def moved(typingctx, out, x, row, col):
-    """out = x^T for the square of x at (row, col), whatever its bits mean: no arithmetic."""
-
-    def generate(context, builder, signature, args):
-        mOut, mX = (Elements(context, builder, kind, given) for kind, given in zip(signature.args, args[:2]))
-        unit, (row, col) = Vectors(builder, out.dtype), args[2:]
-        lines = [unit.load(mX.element(builder.add(row, LONG(n)), col)) for n in range(unit.width)]
-        for n, line in enumerate(transposed(unit, lines)):
-            unit.store(line, mOut.element(builder.add(col, LONG(n)), row))
-        return context.get_dummy_value()
-
-    return types.void(out, x, types.intp, types.intp), generate
-
-
 whole, edge = square_transposition(masked=False), square_transposition(masked=True)
 
 
@@ -80,12 +66,3 @@ def transpose(out, x, factor, add):
                 whole(out, x, factor, add, row, col)
             else:
                 edge(out, x, factor, add, row, col)
-
-
-@linked
-def transpose_words(out, x):
-    """out = x^T, of whole squares"""
-    width = VECTOR_BYTES // out.itemsize
-    for row in range(0, x.shape[0], width):
-        for col in range(0, x.shape[1], width):
-            moved(out, x, row, col)
