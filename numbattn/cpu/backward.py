@@ -10,7 +10,7 @@ from ..base.values import rounded
 from ..call.passes import gradient_of_part
 from .arguments import kept, tiles_of
 from .backward_directions import BackwardDirections, add_tile_along, load_directions
-from .backward_tile import ARRAYS, ARRAYS_IN_PAIRS, BackwardGiven, BackwardWork, add_tile, keys_of, load_queries, queries_of
+from .backward_tile import BackwardGiven, BackwardWork, add_tile, arrays_of, keys_of, load_queries, queries_of
 from .bfloat16 import NO_PAIRS, PAIRS, begin, end, pairs_of
 from .compile import Kernel
 from .forward import EXPONENTIAL, NO_DIRECTIONS
@@ -39,8 +39,7 @@ def backward(problem, inputs, given, tangents=None):
 
 def given_of(problem, inputs, given, order, sums=False, pairs=NO_PAIRS):
     """The Records of BackwardGiven; given: arrays by name; order, sums: as for steps_of."""
-    operands = ARRAYS if pairs is NO_PAIRS else ARRAYS_IN_PAIRS
-    arrays = operands.record(problem, {"q": inputs.q, "k": inputs.k, "v": inputs.v, **given})
+    arrays = arrays_of(pairs).record(problem, {"q": inputs.q, "k": inputs.k, "v": inputs.v, **given})
     return arrays, *options_of(problem, inputs, order, sums)
 
 
@@ -118,7 +117,8 @@ def gradients_of_score(parts, summed, lead=()):
 
 @Kernel
 def backward_kernel(
-    first_block, end_block, stop, scratch, given: BackwardGiven, directions: BackwardDirections, pairs, work: BackwardWork
+    first_block, end_block, stop, scratch, given: BackwardGiven, directions: BackwardDirections, pairs,
+    work: BackwardWork,
 ):
     """Blocks [first_block, end_block). directions: or None, for which the kernel is compiled apart; along directions
     `work` has the tangents of gradients."""
@@ -174,7 +174,8 @@ def add_gradients(batch, head_k, chunk, stop, scratch, given, directions, pairs,
             for n_tile in range(n_first, at.end, chunks * TILE_N):          # line 6
                 if is_set(stop):
                     return
-                keys = keys_of(max(n_tile, at.first), min(n_tile + TILE_N, at.end), head_k, chunk, part, at, given, pairs)
+                n0, n_end = max(n_tile, at.first), min(n_tile + TILE_N, at.end)
+                keys = keys_of(n0, n_end, head_k, chunk, part, at, given, pairs)
                 if keys.state == EMPTY:
                     continue
                 if directions is None:

@@ -5,16 +5,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..functions.compiled.exponentials import exp
-from .bfloat16 import load_transpose, matmul, matmul_tn, matrix_in, scores, transpose_in
+from .bfloat16 import NO_PAIRS, load_transpose, matmul, matmul_tn, matrix_in, scores, transpose_in
 from .operands import HALVES, MATRIX, ROWS, Operands
 from .product import row_dots
 from .score import score
 from .score_gradients import pull_back, sums_along
 from .tile import draw, fill, hide, inline, keys_seen, tile, tile_state
 
-# of BackwardGiven
-ARRAYS, ARRAYS_IN_PAIRS = (Operands(q=kind, k=kind, v=kind, do=kind, o=kind, lse=ROWS, lse_low=ROWS, dlse=ROWS)
-                           for kind in (MATRIX, HALVES))  # fmt: skip
+ARRAYS, ARRAYS_IN_PAIRS = (
+    Operands(q=kind, k=kind, v=kind, do=kind, o=kind, lse=ROWS, lse_low=ROWS, dlse=ROWS) for kind in (MATRIX, HALVES)
+)  # of BackwardGiven
 
 
 class BackwardGiven(NamedTuple):
@@ -80,6 +80,11 @@ class BackwardKeys(NamedTuple):
     state: Any  # EMPTY, PARTIAL or FULL
     K: Any
     V: Any
+
+
+def arrays_of(pairs):
+    """The Operands of a call."""
+    return ARRAYS if pairs is NO_PAIRS else ARRAYS_IN_PAIRS
 
 
 @inline

@@ -17,13 +17,23 @@ from numba.extending import intrinsic, overload
 
 from ..base.checks import DTYPES
 from .linked import linked
-from .product import CPU, FEATURES, INT, LONG, ROWS, VECTORS, Elements, Vectors, along, clamped
+from .product import CPU, FEATURES, INT, LONG, ROWS, VECTORS, Elements, Vectors, along, clamped, product_of
 from .product import product as float_product
-from .product import product_of
 from .product import product_tn as float_product_tn
 from .record import Record
-from .tile import LINE, OPTIONS, address_of, address_of_row, contiguous_view, inline, inline_view, matrix, rows_of
-from .tile import strided_view, tile
+from .tile import (
+    LINE,
+    OPTIONS,
+    address_of,
+    address_of_row,
+    contiguous_view,
+    inline,
+    inline_view,
+    matrix,
+    rows_of,
+    strided_view,
+    tile,
+)
 from .transposition import transpose
 
 SIDE = 16  # rows of AMX's tiles, and words in a row
@@ -32,12 +42,13 @@ ASK = 158, 0x1023, 18  # Linux' arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDA
 HAS_BFLOAT16 = "avx512bf16" in FEATURES
 HAS_AMX = HAS_BFLOAT16 and "amx-bf16" in FEATURES and sys.platform == "linux" and not ctypes.CDLL(None).syscall(*ASK)
 HAS_DOTS = HAS_BFLOAT16 and CPU.startswith("znver")  # on Intel's CPUs they have half the speed of float32
+HAS_PAIRS = HAS_AMX or HAS_DOTS
 PAIRS, NO_PAIRS = (Record(1),), (Record(None),)
 
 
 def pairs_of(problem, *arrays):
     """The Records of `pairs` of a call on these arrays."""
-    takes = (HAS_AMX or HAS_DOTS) and problem.cache is None and all([x.dtype == DTYPES[1] for x in arrays])
+    takes = HAS_PAIRS and problem.cache is None and {x.dtype for x in arrays} == {DTYPES[1]}
     return PAIRS if takes else NO_PAIRS
 
 
@@ -104,7 +115,8 @@ def block(typingctx, out, a, b, alpha, add, row, col):
         alpha, add, row, col = args[3:]
         (height, width), both, size, zero = mOut.shape, range(2), LONG(2 * SIDE), LONG(0)
         rows, cols = ([builder.add(first, LONG(SIDE * n)) for n in both] for first in (row, col))
-        sums, lefts, rights = {(m, n): BYTE(2 * m + n) for m in both for n in both}, (BYTE(4), BYTE(5)), (BYTE(6), BYTE(7))
+        sums = {(m, n): BYTE(2 * m + n) for m in both for n in both}
+        lefts, rights = (BYTE(4), BYTE(5)), (BYTE(6), BYTE(7))
         for total in sums.values():
             amx(builder, "tilezero", total)
         with cgutils.for_range_slice(builder, zero, mB.shape[0], LONG(SIDE)) as (k, _):
@@ -125,7 +137,8 @@ def block(typingctx, out, a, b, alpha, add, row, col):
                             for some in ([builder.select(add, width, zero) for width in widths], widths))  # fmt: skip
         with cgutils.for_range(builder, count) as loop:
             for n in both:
-                value = builder.fmul(unit.load(builder.gep(found, [zero, loop.index, LONG(n * SIDE)])), unit.splat(alpha))
+                value = unit.load(builder.gep(found, [zero, loop.index, LONG(n * SIDE)]))
+                value = builder.fmul(value, unit.splat(alpha))
                 place = mOut.element(builder.add(row, loop.index), cols[n])
                 writers[n].store(builder.fadd(value, readers[n].load(place)), place)
         return context.get_dummy_value()
@@ -146,7 +159,7 @@ product = product_by_amx if HAS_AMX else product_by_dots
 
 # ------------------------------------------------------------------------------------------------------------- operands
 def loader(generate_row):
-    """The intrinsic (out, x, row): a row of words, of a matrix of bfloat16 or float32."""
+    """The intrinsic (out, x, row): a row of words, of a matrix x of bfloat16 or float32."""
 
     @intrinsic
     def load(typingctx, out, x, row):
@@ -194,6 +207,7 @@ def load_pairs(builder, dtype, shape, words, row, bits, store):
 
 @inline
 def padded(n):
+    """n rows, columns or numbers that are summed, with padding."""
     return (n + 2 * SIDE - 1) // (2 * SIDE) * (2 * SIDE)
 
 

@@ -112,7 +112,7 @@ def contiguous(lead, own):
 
 
 MATRIX = Operand(readable, matrices, lambda dtype: NO_MATRICES)
-HALVES = Operand(lambda x, dtype: readable(x, DTYPES[1]), lambda problem, shape, strides, itemsize: matrices(problem, shape, strides, 2), MATRIX.nothing)
+HALVES = Operand(lambda x, dtype: readable(x, DTYPES[1]), lambda *layout: matrices(*layout[:-1], 2), MATRIX.nothing)
 TANGENT = Operand(readable, matrices_along, lambda dtype: NO_TANGENTS)
 ROWS, ROWS_ALONG, RESULT, RESULT_ALONG = contiguous(0, 1), contiguous(1, 1), contiguous(0, 2), contiguous(1, 2)
 

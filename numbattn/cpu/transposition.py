@@ -18,7 +18,8 @@ def square_transposition(masked):
             mOut, mX = (Elements(context, builder, kind, given) for kind, given in zip(signature.args, args[:2]))
             factor, add, row, col = args[2:]
             height, width = mX.shape
-            times, plus = ((builder.fmul, builder.fadd) if isinstance(out.dtype, types.Float) else (builder.mul, builder.add))
+            kind = "f" if isinstance(out.dtype, types.Float) else ""
+            times, plus = getattr(builder, f"{kind}mul"), getattr(builder, f"{kind}add")
             unit, zero = Vectors(builder, out.dtype), LONG(0)
             cols, left = [builder.add(col, LONG(n)) for n in range(unit.width)], builder.sub(height, row)
             reader = Vectors(builder, x.dtype, builder.sub(width, col) if masked else None, unit.width)
