@@ -48,8 +48,8 @@ PAIRS, NO_PAIRS = (Record(1),), (Record(None),)
 
 def pairs_of(problem, *arrays):
     """The Records of `pairs` of a call on these arrays."""
-    takes = HAS_PAIRS and problem.cache is None and {x.dtype for x in arrays} == {DTYPES[1]}
-    return PAIRS if takes else NO_PAIRS
+    takes = HAS_PAIRS and problem.dtype == DTYPES[1] and problem.cache is None
+    return PAIRS if takes and all(x.dtype == DTYPES[1] for x in arrays) else NO_PAIRS
 
 
 class Bfloat16(ir.Type):
@@ -220,7 +220,7 @@ def words_in(buffer, rows, cols):
 def rows_in(buffer, x):
     """x as a."""
     out = words_in(buffer, padded(x.shape[0]), padded(x.shape[1]) // 2)
-    for row in range(x.shape[0]):
+    for row in range(x.shape[0] if x.shape[1] else 0):
         load_row(out, x, row)
     return out
 

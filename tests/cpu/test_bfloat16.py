@@ -42,7 +42,7 @@ def test_products(rng, multiply, dtype):
         multiply(out, rows, pairs, alpha, add)
         bfloat16.end(1)
 
-    for rows, cols, depth in itertools.product([1, 31, 40], [1, 16, 75], [1, 2, 33, 64]):
+    for rows, cols, depth in itertools.product([1, 31, 40], [1, 16, 75], [0, 1, 2, 33, 64]):
         a, b = (np.hstack([rng.standard_normal(size), np.full((size[0], 3), np.nan)]).astype(DTYPE)[:, : size[1]]
                 for size in ((rows, depth), (depth, cols)))  # fmt: skip
         want = a.astype(float) @ b.astype(float)
@@ -99,6 +99,13 @@ def test_attention(rng, case):
     size_q, size_k, options = CASES[case]
     q, k, v = (random(rng, size, DTYPE) for size in (size_q, size_k, (*size_k[:-1], size_k[-1] + 5)))
     check(q, k, v, rng, **options)
+
+
+@needs_pairs
+def test_values_without_features(rng):
+    """As for attention_weights."""
+    q, k = random(rng, (2, 2, 150, 16), DTYPE)
+    np.testing.assert_allclose(na.attention_weights(q, k).astype(float).sum(-1), 1, atol=0.03)
 
 
 @needs_pairs
