@@ -12,6 +12,7 @@ import numbattn as na
 from numbattn.cpu.compile import Kernel
 from numbattn.cpu.forward import forward_kernel
 from numbattn.cpu.record import HOLE, At, Later, Record, data_address
+from numbattn.cpu.tile import LINE
 
 GO = np.zeros(1, np.int32)
 
@@ -33,7 +34,8 @@ def add_up(first, end, stop, scratch, out, pair, seed, scale, address):
 
 def test_what_is_read_is_what_was_packed(rng):
     """Numbers of all kinds, arrays in tuples, arrays at places in scratch, and holes in their order."""
-    x, out, memory = rng.random((3, 4)), np.zeros(2), np.array([0.0, 5.0])
+    x, out, memory = rng.random((3, 4)), np.zeros(2), np.zeros(20)
+    memory[-memory.ctypes.data % LINE // 8 + 1] = 5  # at 8 bytes of its first line
     scratch = Record((At(8, (1,), np.float64),))
     seed, scale = np.uint64(2**64 - 5), 0.25
     want = 5 + 10 * 3 + scale + (2**64 - 5) % 7 + ((100 * np.arange(3)[:, None] + np.arange(4)) * x).sum()
