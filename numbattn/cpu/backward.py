@@ -10,7 +10,8 @@ from ..base.values import rounded
 from ..call.passes import gradient_of_part
 from .arguments import kept, tiles_of
 from .backward_directions import BackwardDirections, add_tile_along, load_directions
-from .backward_tile import ARRAYS, BackwardGiven, BackwardWork, add_tile, keys_of, load_queries, queries_of
+from .backward_tile import BackwardGiven, BackwardWork, add_tile, arrays_of, keys_of, load_queries, queries_of
+from .bfloat16 import NO_PAIRS, PAIRS, begin, end, pairs_of
 from .compile import Kernel
 from .forward import EXPONENTIAL, NO_DIRECTIONS
 from .launch import launch
@@ -27,29 +28,32 @@ BLOCKS = 16  # at least, even for few heads: a constant, so that gradients do no
 
 def backward(problem, inputs, given, tangents=None):
     """dq, dk, dv, and gradients of parts of the score, by name; given: arrays by name."""
-    given = given_of(problem, inputs, given, order=1, sums=True)
-    scratch = scratch_for(problem, nonlinear_in(inputs.score) + kept_in(inputs.score))
+    pairs = pairs_of(problem, inputs.q, inputs.k, inputs.v, given["do"], given["o"])
+    given = given_of(problem, inputs, given, order=1, sums=True, pairs=pairs)
+    scratch = scratch_for(problem, nonlinear_in(inputs.score) + kept_in(inputs.score), pairs is PAIRS)
     cost = 2 * problem.head_dim + problem.head_dim_v
     with Lent() as lent:
         new = np.empty if problem.result_dtype == problem.sum_dtype else lent
-        *found, of_score = run(problem, inputs, given, scratch, cost, new=new)
+        *found, of_score = run(problem, inputs, given, scratch, cost, pairs=pairs, new=new)
         dq, dk, dv = [rounded(sum_to(dx[0], x.shape), problem.result_dtype) for dx, x in zip(found, inputs)]
     return {"dq": dq, "dk": dk, "dv": dv, **gradients_of_score(inputs.score, [dx for (dx,) in of_score])}
 
 
-def given_of(problem, inputs, given, order, sums=False):
+def given_of(problem, inputs, given, order, sums=False, pairs=NO_PAIRS):
     """The Records of BackwardGiven; given: arrays by name; order, sums: as for steps_of."""
-    arrays = ARRAYS.record(problem, {"q": inputs.q, "k": inputs.k, "v": inputs.v, **given})
+    arrays = arrays_of(pairs).record(problem, {"q": inputs.q, "k": inputs.k, "v": inputs.v, **given})
     return arrays, *options_of(problem, inputs, order, sums)
 
 
 @lru_cache(maxsize=64)
-def scratch_for(problem, slopes):
+def scratch_for(problem, slopes, in_pairs):
     """The scratch of a call; slopes: tiles of derivatives and of S."""
-    return scratch_of(problem, S=1, dP=1, slopes=slopes, QT=1, dOT=1, vectors=3)
+    return scratch_of(problem, in_pairs=in_pairs, S=1, dP=1, slopes=slopes, QT=1, dOT=1, vectors=3)
 
 
-def run(problem, inputs, given, scratch, cost, directions=NO_DIRECTIONS, count=1, new=np.empty):
+def run(
+    problem, inputs, given, scratch, cost, directions=NO_DIRECTIONS, count=1, pairs=NO_PAIRS, new=np.empty
+):
     """Run the kernel. Returns dq, dk and dv, each with an axis of directions in front, and for each array of the score
     its gradients along these.
 
@@ -69,7 +73,7 @@ def run(problem, inputs, given, scratch, cost, directions=NO_DIRECTIONS, count=1
         for dx in grads if plan.adds else ():
             dx.fill(0)  # of np.zeros the system would map each page twice, to read it and to write it
         work = plan.work.filled(addresses, *grads, held=sums)
-        launch(backward_kernel.given(scratch, *given, *directions, work), plan.blocks, cost, nbytes)
+        launch(backward_kernel.given(scratch, *given, *directions, *pairs, work), plan.blocks, cost, nbytes)
         dq = dq.sum(axis=1, out=new((*of_dq[:1], *of_dq[2:]), dq.dtype)) if in_parts else dq[:, 0]
     return dq, dk, dv, [[merged(own[number], firsts) for own in sums] for number, firsts in enumerate(plan.firsts)]
 
@@ -122,18 +126,21 @@ def gradients_of_score(parts, summed, lead=()):
 
 @Kernel
 def backward_kernel(
-    first_block, end_block, stop, scratch, given: BackwardGiven, directions: BackwardDirections, work: BackwardWork
+    first_block, end_block, stop, scratch, given: BackwardGiven, directions: BackwardDirections, pairs,
+    work: BackwardWork,
 ):
     """Blocks [first_block, end_block). directions: or None, for which the kernel is compiled apart; along directions
     `work` has the tangents of gradients."""
-    before, heads_k, pairs = flush_subnormals(), work.dk.shape[2], work.pairs
+    before, heads_k, matrices = flush_subnormals(), work.dk.shape[2], work.pairs
+    begin(pairs)
     for block in range(first_block, end_block):
         chunk, share = block % work.chunks, block // work.chunks
         for number in range(work.shares[share], work.shares[share + 1]):
-            if directions is None and number + 1 < len(pairs):
-                prefetch_inputs(given, pairs[number + 1], heads_k)
-            batch, head_k = pairs[number] // heads_k, pairs[number] % heads_k
-            add_gradients(batch, head_k, chunk, stop, scratch, given, directions, work)
+            if directions is None and pairs is None and number + 1 < len(matrices):
+                prefetch_inputs(given, matrices[number + 1], heads_k)
+            batch, head_k = matrices[number] // heads_k, matrices[number] % heads_k
+            add_gradients(batch, head_k, chunk, stop, scratch, given, directions, pairs, work)
+    end(pairs)
     restore(before)
 
 
@@ -148,7 +155,7 @@ def prefetch_inputs(given, pair, heads_k):
 
 
 @inline
-def add_gradients(batch, head_k, chunk, stop, scratch, given, directions, work):
+def add_gradients(batch, head_k, chunk, stop, scratch, given, directions, pairs, work):
     """Add the gradients of every chunks-th tile of keys of a (batch, key head).
 
     Each part of a segment's tiles of keys has its own dq. Unlike in the paper queries are the outer loop: Q and dO are
@@ -164,22 +171,23 @@ def add_gradients(batch, head_k, chunk, stop, scratch, given, directions, work):
         for t in range(count if chunks == 1 else 0):
             clear(work.dq[t, 0, batch, head])
         for row in range(starts[number], starts[number + 1]):               # Alg. 4 line 9
-            at = queries_of(scratch, given, work.tiles[row])
+            at = queries_of(scratch, given, work.tiles[row], pairs)
             part = (chunk - at.segment // TILE_N) % chunks                  # a segment has tiles of keys 0, 1, ...
             n_block = (at.first - at.segment) // TILE_N
             n_first = at.segment + (n_block + (part - n_block) % chunks) * TILE_N
             if max(n_first, at.first) >= at.end:
                 continue
-            load_queries(at, given)                                         # line 10
+            load_queries(at, given, scratch, pairs)                         # line 10
             if directions is not None:
                 load_directions(at, given, directions, scratch)
             for n_tile in range(n_first, at.end, chunks * TILE_N):          # line 6
                 if is_set(stop):
                     return
-                keys = keys_of(max(n_tile, at.first), min(n_tile + TILE_N, at.end), head_k, chunk, part, at, given)
+                n0, n_end = max(n_tile, at.first), min(n_tile + TILE_N, at.end)
+                keys = keys_of(n0, n_end, head_k, chunk, part, at, given, pairs)
                 if keys.state == EMPTY:
                     continue
                 if directions is None:
-                    add_tile(keys, at, scratch, given, work)
+                    add_tile(keys, at, scratch, given, work, pairs)
                 else:
                     add_tile_along(keys, at, scratch, given, directions, work)

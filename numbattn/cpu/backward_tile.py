@@ -5,15 +5,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..functions.compiled.exponentials import exp
-from .operands import MATRIX, ROWS, Operands
-from .product import product, product_tn, row_dots
+from .bfloat16 import NO_PAIRS, load_transpose, matmul, matmul_tn, matrix_in, scores, transpose_in
+from .operands import HALVES, MATRIX, ROWS, Operands
+from .product import row_dots
 from .score import score
 from .score_gradients import pull_back, sums_along
-from .tile import draw, fill, hide, inline, keys_seen, matrix, tile, tile_state
-from .transposition import transpose
+from .tile import draw, fill, hide, inline, keys_seen, tile, tile_state
 
-ARRAYS = Operands(
-    q=MATRIX, k=MATRIX, v=MATRIX, do=MATRIX, o=MATRIX, lse=ROWS, lse_low=ROWS, dlse=ROWS
+ARRAYS, ARRAYS_IN_PAIRS = (
+    Operands(q=kind, k=kind, v=kind, do=kind, o=kind, lse=ROWS, lse_low=ROWS, dlse=ROWS) for kind in (MATRIX, HALVES)
 )  # of BackwardGiven
 
 
@@ -82,26 +82,33 @@ class BackwardKeys(NamedTuple):
     V: Any
 
 
+def arrays_of(pairs):
+    """The Operands of a call."""
+    return ARRAYS if pairs is NO_PAIRS else ARRAYS_IN_PAIRS
+
+
 @inline
-def queries_of(scratch, given, row):
+def queries_of(scratch, given, row, pairs):
     """The BackwardQueries in a row of WorkTiles.table, not loaded yet."""
     batch, head, m0, m_end, segment, segment_end, offset = row
     band, intervals, first, end = keys_seen(given.mask, batch, head, m0, m_end, segment, segment_end)
     m_end = max(min(m_end, band[2]), m0)
-    QT, dOT = tile(scratch.QT, given.q.cols, m_end - m0), tile(scratch.dOT, given.do.cols, m_end - m0)
+    QT = transpose_in(scratch.QT, given.q.cols, m_end - m0, pairs)
+    dOT = transpose_in(scratch.dOT, given.do.cols, m_end - m0, pairs)
     vectors = tile(scratch.vectors, 3, m_end - m0)
     lse, low, D = vectors[0], vectors[1], vectors[2]
     return BackwardQueries(batch, head, m0, m_end, segment, offset, first, end, band, intervals, QT, dOT, lse, low, D)
 
 
 @inline
-def load_queries(at, given):
+def load_queries(at, given, scratch, pairs):
     """Q and dO, transposed, lse, low and D. A query that sees nothing has lse = inf here: P = 0."""
     dtype = given.lse.dtype
-    dO = matrix(given.do, at.batch, at.head, dtype)[at.m0 : at.m_end]
-    O = matrix(given.o, at.batch, at.head, dtype)[at.m0 : at.m_end]
-    transpose(at.QT, matrix(given.q, at.batch, at.head, dtype)[at.m0 : at.m_end], dtype.type(given.scale), False)
-    transpose(at.dOT, dO, dtype.type(given.kept_scale), False)
+    Q = matrix_in(given.q, at.batch, at.head, at.m0, at.m_end, dtype, pairs)
+    dO = matrix_in(given.do, at.batch, at.head, at.m0, at.m_end, dtype, pairs)
+    O = matrix_in(given.o, at.batch, at.head, at.m0, at.m_end, dtype, pairs)
+    load_transpose(at.QT, Q, dtype.type(given.scale), scratch, pairs)
+    load_transpose(at.dOT, dO, dtype.type(given.kept_scale), scratch, pairs)
     row_dots(at.D, dO, O)                                                   # line 19: delta = rowsum(dO * O)
     if given.dlse.size:
         dlse = given.dlse[at.batch, at.head, at.m0 : at.m_end]
@@ -119,42 +126,42 @@ def load_queries(at, given):
 
 
 @inline
-def keys_of(n0, n_end, head_k, chunk, part, at, given):
+def keys_of(n0, n_end, head_k, chunk, part, at, given, pairs):
     """The BackwardKeys [n0, n_end)."""
     state = tile_state(given.mask, at.intervals, at.batch, at.head, at.m0, at.m_end, n0, n_end)
-    K = matrix(given.k, at.batch, at.head, at.D.dtype)[n0:n_end]
-    V = matrix(given.v, at.batch, at.head, at.D.dtype)[n0:n_end]
+    K = matrix_in(given.k, at.batch, at.head, n0, n_end, at.D.dtype, pairs)
+    V = matrix_in(given.v, at.batch, at.head, n0, n_end, at.D.dtype, pairs)
     return BackwardKeys(n0, n_end, head_k, chunk, part, state, K, V)
 
 
 @inline
-def add_tile(keys, at, scratch, given, work):
+def add_tile(keys, at, scratch, given, work, pairs):
     """Add the terms of a tile to the gradients."""
     batch, head, n0, n_end, dtype = at.batch, at.head, keys.n0, keys.n_end, at.D.dtype
     scale, kept_scale = dtype.type(given.scale), dtype.type(given.kept_scale)
     P, dP = tile(scratch.S, n_end - n0, at.m_end - at.m0), tile(scratch.dP, n_end - n0, at.m_end - at.m0)
-    recompute(P, keys, scratch, given, at)
-    product(dP, keys.V, at.dOT, dtype.type(1), False)                       # line 17: dP = dO V^T, transposed
+    recompute(P, keys, scratch, given, at, pairs)
+    scores(dP, keys.V, at.dOT, kept_scale, scratch, pairs)                  # line 17: dP = dO V^T, transposed
     if given.drops.threshold > 0:
         Z = tile(scratch.Z, n_end - n0, at.m_end - at.m0)
         draw(Z, scratch.words, given.drops, batch, head, at.m0, n0)         # line 14
         drop_and_differentiate(P, dP, Z, at.D)                              # lines 15, 18 and 20
     else:
         differentiate(P, dP, at.D)                                          # line 20
-    Q = matrix(given.q, batch, head, dtype)[at.m0 : at.m_end]
-    dO = matrix(given.do, batch, head, dtype)[at.m0 : at.m_end]
+    Q = matrix_in(given.q, batch, head, at.m0, at.m_end, dtype, pairs)
+    dO = matrix_in(given.do, batch, head, at.m0, at.m_end, dtype, pairs)
     dQ = work.dq[0, keys.part, batch, head, at.m0 : at.m_end]
     dK, dV = work.dk[0, batch, keys.head_k, n0:n_end], work.dv[0, batch, keys.head_k, n0:n_end]
-    product(dV, P, dO, kept_scale, True)                                    # line 16: dV += (P Z)^T dO
+    matmul(dV, P, dO, kept_scale, scratch, pairs)                           # line 16: dV += (P Z)^T dO
     pull_back(dP, given.steps, scratch.slopes, sums_along(work.sums, 0), batch, head, keys.chunk, at.m0, n0, at.offset)
-    product(dK, dP, Q, scale, True)                                         # line 22: dK += scale dS^T Q
-    product_tn(dQ, dP, keys.K, scale, True)                                 # line 21: dQ += scale dS K
+    matmul(dK, dP, Q, scale, scratch, pairs)                                # line 22: dK += scale dS^T Q
+    matmul_tn(dQ, dP, keys.K, scale, scratch, pairs)                        # line 21: dQ += scale dS K
 
 
 @inline
-def recompute(S, keys, scratch, given, at):
+def recompute(S, keys, scratch, given, at, pairs):
     """P of a tile, in S."""
-    product(S, keys.K, at.QT, S.dtype.type(1), False)                       # line 11: S = scale Q K^T, transposed
+    scores(S, keys.K, at.QT, S.dtype.type(given.scale), scratch, pairs)     # line 11: S = scale Q K^T, transposed
     score(S, given.steps, scratch.slopes, at.batch, at.head, at.m0, keys.n0, at.offset)
     hide(S, given.mask, at, keys.n0, keys.state)                            # line 12: MASK(S)
     exponentiate(S, at.lse, at.low)                                         # line 13: P = exp(S - lse)

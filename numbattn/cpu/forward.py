@@ -12,12 +12,24 @@ from ..base.values import put, rounded
 from ..call.problem import Saved
 from ..merging import merge_into
 from .arguments import LONG
+from .bfloat16 import (
+    NO_PAIRS,
+    PAIRS,
+    begin,
+    end,
+    load_transpose,
+    matmul_tn,
+    matrix_in,
+    pairs_of,
+    scores,
+    tokens_in,
+    transpose_in,
+)
 from .compile import Kernel
 from .decode import launch_decode, split
 from .forward_directions import Directions, add_direction, add_values, columns, finish, load_directions, sums_of
 from .launch import launch
 from .operands import ForwardGiven, operands_of
-from .product import product, product_tn
 from .record import Record
 from .score import options_of, score, sinks_of
 from .scratch import TILE_M, TILE_N, Lent, scratch_of
@@ -38,7 +50,6 @@ from .tile import (
     tile,
     tile_state,
 )
-from .transposition import transpose
 
 EXPONENTIAL = 32  # the cost of an exponential, in multiplications
 NO_DIRECTIONS = (Record(None),)
@@ -54,11 +65,12 @@ def forward(problem, inputs, out=None, save=True, onto=None):
         is_result = out is None and problem.result_dtype == problem.sum_dtype and not onto
         o = (np.empty if is_result else lent)(problem.out_shape, problem.sum_dtype)
         rows = [np.empty((2, *problem.lse_shape), problem.sum_dtype)] if save or onto else []  # lse and its low part
-        operands = operands_of(problem, inputs, o, *rows)
         many, few = split(problem, inputs.mask, TILE_M)
+        pairs = pairs_of(problem, inputs.q, inputs.k, inputs.v) if few is None else NO_PAIRS
+        operands = operands_of(problem, inputs, o, *rows, narrow=pairs is PAIRS)
         given = operands, *options_of(problem, inputs), sinks_of(problem, inputs.score)
         if many is not None:
-            run(problem, given, *many)
+            run(problem, given, *many, pairs=pairs)
         if few is not None:
             launch_decode(problem, given, *few)
         if onto:
@@ -73,15 +85,16 @@ def forward(problem, inputs, out=None, save=True, onto=None):
     return out, Saved(problem, inputs, out, rows[0][0], rows[0][1]) if save else None  # faster than *rows[0]
 
 
-def run(problem, given, tiles, table, directions=NO_DIRECTIONS, *sizes):
+def run(problem, given, tiles, table, directions=NO_DIRECTIONS, *sizes, pairs=NO_PAIRS):
     """Run the kernel for WorkTiles, whose table is in a Record. given, directions: the Records of ForwardGiven and
     Directions; sizes: as for scratch_for."""
-    scratch, nbytes, cost = scratch_for(problem, *sizes)
-    launch(forward_kernel.given(scratch, *given, *directions, table), len(tiles.table), tiles.pairs * cost, nbytes)
+    scratch, nbytes, cost = scratch_for(problem, pairs is PAIRS, *sizes)
+    kernel = forward_kernel.given(scratch, *given, *directions, *pairs, table)
+    launch(kernel, len(tiles.table), tiles.pairs * cost, nbytes)
 
 
 @lru_cache(maxsize=64)
-def scratch_for(problem, count=None, bends=0, slopes=0):
+def scratch_for(problem, in_pairs=False, count=None, bends=0, slopes=0):
     """The scratch of a call, and its work for a pair of a query and a key.
 
     count: of directions, if there are any; bends: 1 for second derivatives; slopes: tiles of derivatives of scores.
@@ -91,7 +104,7 @@ def scratch_for(problem, count=None, bends=0, slopes=0):
         width = problem.head_dim_v * (1 + count + bends) + count + bends
         along = {"tS": 1, "S2": bends, "slopes": slopes, "tQT": count, "sums": width}
     next_sums = width * (problem.seqlen_k > LONG)
-    scratch = scratch_of(problem, S=1, QT=1, vectors=6, wide=1, next_sums=next_sums, **along)
+    scratch = scratch_of(problem, in_pairs=in_pairs, S=1, QT=1, vectors=6, wide=1, next_sums=next_sums, **along)
     return *scratch, depth + EXPONENTIAL + 2 * (count or 0) * depth
 
 
@@ -111,29 +124,33 @@ class Queries(NamedTuple):
 
 
 @Kernel
-def forward_kernel(first_block, end_block, stop, scratch, given: ForwardGiven, directions: Directions, tiles):
+def forward_kernel(
+    first_block, end_block, stop, scratch, given: ForwardGiven, directions: Directions, pairs, tiles
+):
     """Blocks [first_block, end_block); a block is a tile of queries of one (batch, head). directions: or None, for
-    which the kernel is compiled apart."""
+    which the kernel is compiled apart; pairs: see `bfloat16`."""
+    begin(pairs)
     dtype, sinks = given.lse.dtype, given.sinks
     for block in range(first_block, end_block):
-        if directions is None and block + 1 < end_block:                    # along directions it does not pay
+        if directions is None and pairs is None and block + 1 < end_block:  # along directions it does not pay
             prefetch_inputs(given, tiles[block + 1], scratch, dtype)
         batch, head, m0, m_end, segment, segment_end, offset = tiles[block]
         O = given.o[batch, head, m0:m_end]
         sums = tile(O, m_end - m0, O.shape[1]) if directions is None else sums_of(scratch.sums, O, directions)
         next_sums = tile(scratch.next_sums, m_end - m0, sums.shape[1])
-        QT = tile(scratch.QT, given.q.cols, m_end - m0)
-        transpose(QT, matrix(given.q, batch, head, dtype)[m0:m_end], dtype.type(given.scale), False)
+        Q = matrix_in(given.q, batch, head, m0, m_end, dtype, pairs)
+        QT = transpose_in(scratch.QT, given.q.cols, m_end - m0, pairs)
+        load_transpose(QT, Q, dtype.type(given.scale), scratch, pairs)
         vectors = tile(scratch.vectors, 6, m_end - m0)
         m, l, alpha, part, m_next, l_next = vectors[0], vectors[1], vectors[2], vectors[3], vectors[4], vectors[5]
-        band, intervals, first, end = keys_seen(given.mask, batch, head, m0, m_end, segment, segment_end)
+        band, intervals, first, n_end = keys_seen(given.mask, batch, head, m0, m_end, segment, segment_end)
         first -= (first - segment) % TILE_N
         at = Queries(batch, head, m0, m_end, offset, band, intervals, QT, alpha, part)
         if directions is not None:
             load_directions(at, given, directions, scratch)
-        for n_next in range(first, max(end, first + 1), LONG):
+        for n_next in range(first, max(n_end, first + 1), LONG):
             own = (sums, m, l) if n_next == first else (next_sums, m_next, l_next)
-            attend(*own, at, given, directions, scratch, stop, n_next, min(n_next + LONG, end))
+            attend(*own, at, given, directions, pairs, scratch, stop, n_next, min(n_next + LONG, n_end))
             if n_next != first:
                 absorb(sums, m, l, next_sums, m_next, l_next)
         if sinks.size:
@@ -143,6 +160,7 @@ def forward_kernel(first_block, end_block, stop, scratch, given: ForwardGiven, d
             normalise(O, l, given.kept_scale, 0)
         else:
             finish(O, sums, m, l, at, given, directions)
+    end(pairs)
 
 
 @inline
@@ -156,10 +174,10 @@ def prefetch_inputs(given, row, scratch, dtype):
 
 
 @inline
-def attend(sums, m, l, at, given, directions, scratch, stop, first, end):
+def attend(sums, m, l, at, given, directions, pairs, scratch, stop, first, end):
     """All sums, m and l over keys [first, end), which begin with a tile."""
     batch, head, m0, m_end = at.batch, at.head, at.m0, at.m_end
-    dtype, one, features = m.dtype, m.dtype.type(1), given.v.cols
+    dtype, features = m.dtype, given.v.cols
     has_drops = given.drops.threshold > 0 and sums.shape[1] > 0             # else lse alone is wanted
     fill(m, np.finfo(dtype).min)                                            # finite, since (-inf) - (-inf) is NaN
     fill(l, 0)
@@ -172,13 +190,13 @@ def attend(sums, m, l, at, given, directions, scratch, stop, first, end):
         if is_set(stop):
             return
         S, Z = tile(scratch.S, n_end - n0, m_end - m0), tile(scratch.Z, n_end - n0, m_end - m0)
-        K = rows_of(given.k, batch, head, n0, n_end, scratch.wide, dtype)
-        product(S, K, at.QT, one, False)                                    # Alg. 2 line 10: S = scale Q K^T
+        K = tokens_in(given.k, batch, head, n0, n_end, scratch.wide, dtype, pairs)
+        scores(S, K, at.QT, dtype.type(given.scale), scratch, pairs)        # Alg. 2 line 10: S = scale Q K^T
         score(S, given.steps, scratch.slopes, batch, head, m0, n0, at.offset)
         hide(S, given.mask, at, n0, state)                                  # line 11: MASK(S)
         softmax_step(S, m, l, at.alpha, at.part)                            # lines 12 and 13: S becomes P
         rescale(sums, at.alpha)                                             # line 15: O = alpha O
-        V = rows_of(given.v, batch, head, n0, n_end, scratch.wide, dtype)
+        V = tokens_in(given.v, batch, head, n0, n_end, scratch.wide, dtype, pairs)
         if has_drops:
             draw(Z, scratch.words, given.drops, batch, head, m0, n0)
         if directions is not None:
@@ -186,7 +204,7 @@ def attend(sums, m, l, at, given, directions, scratch, stop, first, end):
                 add_direction(sums, S, Z, K, V, t, at, given, directions, scratch, n0, n_end)
         if has_drops:
             multiply(S, Z)                                                  # line 14: dropout(P)
-        product_tn(columns(sums, 0, features), S, V, one, True)             # line 15: O = O + P V
+        matmul_tn(columns(sums, 0, features), S, V, dtype.type(1), scratch, pairs)  # line 15: O = O + P V
         if directions is not None:
             for t in range(directions.to.shape[0]):
                 add_values(sums, S, t, at, directions, n0, n_end)

@@ -112,6 +112,7 @@ def contiguous(lead, own):
 
 
 MATRIX = Operand(readable, matrices, lambda dtype: NO_MATRICES)
+HALVES = Operand(lambda x, dtype: readable(x, DTYPES[1]), lambda *layout: matrices(*layout[:-1], 2), MATRIX.nothing)
 TANGENT = Operand(readable, matrices_along, lambda dtype: NO_TANGENTS)
 ROWS, ROWS_ALONG, RESULT, RESULT_ALONG = contiguous(0, 1), contiguous(1, 1), contiguous(0, 2), contiguous(1, 2)
 
@@ -157,14 +158,15 @@ class ForwardGiven(NamedTuple):
     sinks: Any
 
 
-def operands_of(problem, inputs, o, *lse, widened=False):
+def operands_of(problem, inputs, o, *lse, widened=False, narrow=False):
     """The Record of q, k, v, o, and lse with its low part, if it is wanted. widened: whether k and v are converted to
-    the dtype of sums beforehand, not tile by tile."""
-    q, cache, dtype = readable(inputs.q, problem.sum_dtype), inputs.cache, problem.sum_dtype if widened else None
+    the dtype of sums beforehand, not tile by tile; narrow: whether q is not."""
+    q = readable(inputs.q, problem.dtype if narrow else problem.sum_dtype)
+    cache, dtype = inputs.cache, problem.sum_dtype if widened else None
     k, of_k = _tokens_of(inputs.k, problem, cache, cache and cache.k_scale, dtype)
     v, of_v = _tokens_of(inputs.v, problem, cache, cache and cache.v_scale, dtype)
     of_q = None if q is inputs.q else (q.shape, q.strides)
-    return _operands(problem, of_q, of_k, of_v, len(lse)).filled(q, *k, *v, o, *lse)
+    return _operands(problem, of_q, of_k, of_v, q.itemsize, len(lse)).filled(q, *k, *v, o, *lse)
 
 
 def _tokens_of(x, problem, cache, scale, dtype):
@@ -185,12 +187,12 @@ def _tokens_of(x, problem, cache, scale, dtype):
 
 
 @lru_cache(maxsize=64)
-def _operands(problem, q, k, v, saves):
+def _operands(problem, q, k, v, itemsize, saves):
     """The Record of calls on arrays of these layouts; None for those of the problem."""
     q, k, v = (found or (shape, strides) for found, shape, strides in zip((q, k, v), problem.shapes, problem.strides))
     rows, dtype = (*problem.matrices, problem.seqlen_q), problem.sum_dtype
     lse = Later((2, *rows), dtype) if saves else np.zeros((2, *problem.matrices, 0), dtype)
-    return Record(matrices(problem, *q, dtype.itemsize), _tokens(problem, *k), _tokens(problem, *v),
+    return Record(matrices(problem, *q, itemsize), _tokens(problem, *k), _tokens(problem, *v),
                   Later((*rows, problem.head_dim_v), dtype), lse)  # fmt: skip
 
 

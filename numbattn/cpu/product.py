@@ -16,7 +16,7 @@ from .linked import linked
 
 check_setting("DISABLE_JIT")
 # of the CPU that Numba compiles for, which NUMBA_CPU_NAME and NUMBA_CPU_FEATURES may change
-_, _, TARGET = cpu_target.target_context.codegen().magic_tuple()
+_, CPU, TARGET = cpu_target.target_context.codegen().magic_tuple()
 FEATURES = {feature[1:] for feature in TARGET.split(",") if feature.startswith("+")}
 VECTOR_BYTES = 64 if "avx512f" in FEATURES else 32 if "avx" in FEATURES else 16
 ROWS, VECTORS = (8, 2) if "avx512f" in FEATURES else (6, 2)  # the accumulators take most registers
@@ -24,17 +24,20 @@ FEW_ROWS, FEW_VECTORS = (4, 4) if "avx512f" in FEATURES else (2, 4)  # for produ
 FEW_DOTS = 4 if VECTOR_BYTES > 16 else 2  # rows
 AHEAD = 16  # rows of b to prefetch: reading from memory takes 15 to 25 % less time, equally with 8 to 32
 INT, LONG = ir.IntType(32), ir.IntType(64)
-FLOATS = {types.float32: (ir.FloatType(), 4, "f32"), types.float64: (ir.DoubleType(), 8, "f64")}
+NUMBERS = {
+    types.float32: (ir.FloatType(), 4, "f32"), types.float64: (ir.DoubleType(), 8, "f64"),
+    types.uint16: (ir.IntType(16), 2, "i16"), types.uint32: (INT, 4, "i32"),  # bits of bfloat16, of one or two
+}  # fmt: skip
 
 
 class Vectors:
     """LLVM IR for vectors of a dtype; with `cols`, loads and stores are masked to the first `cols` elements."""
 
     def __init__(self, builder, dtype, cols=None, width=None):
-        self.b, (self.element, self.itemsize, self.name) = builder, FLOATS[dtype]
+        self.b, (self.element, self.itemsize, self.name) = builder, NUMBERS[dtype]
         self.width = width or VECTOR_BYTES // self.itemsize
         self.type, self.name = ir.VectorType(self.element, self.width), f"v{self.width}{self.name}"
-        self.zero, self.align = ir.Constant(self.type, [0.0] * self.width), ir.Constant(INT, self.itemsize)
+        self.zero, self.align = ir.Constant(self.type, None), ir.Constant(INT, self.itemsize)
         self.mask = None
         if cols is not None:
             lanes = ir.Constant(ir.VectorType(LONG, self.width), list(range(self.width)))
@@ -78,9 +81,12 @@ class Vectors:
         return self.call(f"llvm.masked.load.{self.name}.p0", self.type, place, self.align, self.mask, self.zero)
 
     def rounded(self, x):
-        """A vector of another dtype, in this one."""
+        """A vector of another dtype, in this one; uint16 are bfloat16."""
         if x.type == self.type:
             return x
+        if x.type.element == ir.IntType(16):
+            words = ir.VectorType(INT, self.width)
+            return self.b.bitcast(self.b.shl(self.b.zext(x, words), words([16] * self.width)), self.type)
         return (self.b.fpext if self.itemsize == 8 else self.b.fptrunc)(x, self.type)
 
     def prefetch(self, place):
@@ -104,7 +110,7 @@ class Elements:
         self.data = array.data
         self.shape, self.strides = (cgutils.unpack_tuple(builder, x) for x in (array.shape, array.strides))
         if contiguous:
-            self.strides[1] = LONG(FLOATS[kind.dtype][1])  # a constant, which takes no register
+            self.strides[1] = LONG(NUMBERS[kind.dtype][1])  # a constant, which takes no register
 
     def element(self, row, col):
         at = self.b.bitcast(self.data, ir.IntType(8).as_pointer())
@@ -189,14 +195,14 @@ product_tn_row = product_of(True, "product_tn_row", 1, 8)  # `product_tn` for on
 distances = product_of(False, "distances", ROWS, VECTORS, Vectors.add_square)  # `product`, of (a - b)**2 for a b
 
 
-def along(builder, dtype, depth, step):
+def along(builder, dtype, depth, step, width=None):
     """Call step(unit, at) for each vector of a row of `depth` elements; the last one may be masked."""
-    unit = Vectors(builder, dtype)
+    unit = Vectors(builder, dtype, width=width)
     whole = builder.and_(depth, LONG(-unit.width))
     with cgutils.for_range_slice(builder, LONG(0), whole, LONG(unit.width)) as (at, _):
         step(unit, at)
     with builder.if_then(builder.icmp_signed("<", whole, depth)):
-        step(Vectors(builder, dtype, builder.sub(depth, whole)), whole)
+        step(Vectors(builder, dtype, builder.sub(depth, whole), width), whole)
 
 
 def block_dots(block_rows):
@@ -263,12 +269,12 @@ def some_row_dots(typingctx, out, a, b, row):
         rows = clamped(builder, row, unit.width, height)
         sums = {r: cgutils.alloca_once_value(builder, unit.zero) for r in rows}
 
-        def multiply_add(unit, at):
+        def multiply_add(reader, at):
             for r, total in sums.items():
-                left, right = (unit.load(m.element(r, at)) for m in (mA, mB))
+                left, right = (unit.rounded(reader.load(m.element(r, at))) for m in (mA, mB))
                 builder.store(unit.multiply_add(left, right, builder.load(total)), total)
 
-        along(builder, out.dtype, depth, multiply_add)
+        along(builder, a.dtype, depth, multiply_add, unit.width)
         part = Vectors(builder, out.dtype, builder.sub(height, row))
         part.store(unit.add_up([builder.load(total) for total in sums.values()]), place)
         return context.get_dummy_value()

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .bfloat16 import padded
 from .record import At, Record, data_address
 from .tile import LINE
 
@@ -32,13 +33,15 @@ class Scratch(NamedTuple):
     Z: Any  # uint8
     words: Any  # uint64
     wide: Any  # tokens of K or V that are widened, or that are in several pages
+    rows: Any  # of words: the left matrix of a product of pairs
+    pairs: Any  # the right one
 
 
-def scratch_of(problem, tile=None, **counts):
+def scratch_of(problem, tile=None, in_pairs=False, **counts):
     """The Record of a Scratch, whose addresses count from its beginning, and its bytes.
 
-    tile: its queries and keys, if these are not TILE_M and TILE_N or fewer; counts: for how many of its unit each
-    buffer has room, a tile, its queries' features, or its queries.
+    tile: its queries and keys, if these are not TILE_M and TILE_N or fewer; in_pairs: whether operands of products are;
+    counts: for how many of its unit each buffer has room, a tile, its queries' features, or its queries.
     """
     rows, keys = tile or (min(TILE_M, problem.seqlen_q), min(TILE_N, problem.seqlen_k))
     units = dict.fromkeys(Scratch._fields, rows * keys)
@@ -48,6 +51,11 @@ def scratch_of(problem, tile=None, **counts):
     widens = problem.dtype.itemsize == 2 or problem.cache is not None
     units["wide"] = keys * max(problem.head_dim, problem.head_dim_v) * widens
     units["Z"], units["words"] = rows * keys * problem.dropout, 2 * (rows + 16) * problem.dropout
+    if in_pairs:
+        rows, keys, *features = map(padded, (rows, keys, problem.head_dim, problem.head_dim_v))
+        units["QT"], units["dOT"] = (rows * width // 2 for width in features)
+        units["rows"] = units["pairs"] = max(rows, keys) * max(rows, keys, *features) // 2
+        counts |= {"rows": 1, "pairs": 1, "wide": 0}
     counts, dtypes = {"Z": 1, "words": 1} | counts, {"Z": np.dtype(np.uint8), "words": np.dtype(np.uint64)}
     sizes = [(units[name] * counts.get(name, 0), dtypes.get(name, problem.sum_dtype)) for name in Scratch._fields]
     return memory_of(Scratch, sizes)

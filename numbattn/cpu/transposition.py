@@ -18,18 +18,20 @@ def square_transposition(masked):
             mOut, mX = (Elements(context, builder, kind, given) for kind, given in zip(signature.args, args[:2]))
             factor, add, row, col = args[2:]
             height, width = mX.shape
+            kind = "f" if isinstance(out.dtype, types.Float) else ""
+            times, plus = getattr(builder, f"{kind}mul"), getattr(builder, f"{kind}add")
             unit, zero = Vectors(builder, out.dtype), LONG(0)
             cols, left = [builder.add(col, LONG(n)) for n in range(unit.width)], builder.sub(height, row)
             reader = Vectors(builder, x.dtype, builder.sub(width, col) if masked else None, unit.width)
             writers = [Vectors(builder, out.dtype, builder.select(builder.icmp_signed("<", c, width), left, zero))
                        if masked else unit for c in cols]  # fmt: skip
             lines = [reader.load(mX.element(r, col)) for r in clamped(builder, row, unit.width, height)]
-            lines = [builder.fmul(unit.rounded(line), unit.splat(factor)) for line in transposed(unit, lines)]
+            lines = [times(unit.rounded(line), unit.splat(factor)) for line in transposed(unit, lines)]
             lines = [cgutils.alloca_once_value(builder, line) for line in lines]
             places = [mOut.element(c, row) for c in cols]
             with builder.if_then(add):
                 for line, place, writer in zip(lines, places, writers):
-                    builder.store(builder.fadd(writer.load(place), builder.load(line)), line)
+                    builder.store(plus(writer.load(place), builder.load(line)), line)
             for line, place, writer in zip(lines, places, writers):
                 writer.store(builder.load(line), place)
             return context.get_dummy_value()

@@ -10,6 +10,7 @@ import pytest
 from numbattn.__main__ import SHORT, main
 from numbattn.base import cache
 from numbattn.command import ahead
+from numbattn.cpu.bfloat16 import has_pairs
 from numbattn.cpu.compile import Kernel
 
 
@@ -227,7 +228,7 @@ def test_what_is_compiled_for_cpus_is_all_that_calls_need(kinds, monkeypatch, ca
     kinds.clear()
     exec(CALLS, {})
     assert kinds == compiled
-    assert len(kinds) == 6  # three kernels, by the dtype of sums
+    assert len(kinds) == 6 + 2 * has_pairs()  # three kernels, by the dtype of sums, and two for pairs
 
 
 # tangents and Laplacians of all dtypes
