@@ -165,7 +165,8 @@ def _compile_for_gpu(args):
 
 def _compile_for_cpus(args):
     sums = {dtype_of_sums(np.dtype(name)).name: None for name in args.dtype}  # 16-bit dtypes are read as float32
-    own = {"bfloat16"} & set(args.dtype) if import_module("numbattn.cpu.bfloat16").has_pairs() else ()  # or have kernels
+    has_own_kernels = import_module("numbattn.cpu.bfloat16").has_pairs()
+    own = {"bfloat16"} & set(args.dtype) if has_own_kernels else ()
     jobs = [(name, dtype, args.score, not args.no_gradient) for dtype in (*sums, *own) for name in args.passes]
     _in_processes(args.j, make_calls, jobs, unit="pass")
     return f"{' and '.join(args.passes)} with sums in {' and '.join(sums)}, for the CPU: {cpu()}"

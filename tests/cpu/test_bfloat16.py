@@ -15,7 +15,8 @@ from tests.tools.process import printed
 
 DTYPE = ml_dtypes.bfloat16
 WAYS = {
-    "amx": pytest.param(bfloat16.product_by_amx, marks=pytest.mark.skipif(not (HAS_AMX and has_pairs()), reason="a CPU without AMX")),
+    "amx": pytest.param(bfloat16.product_by_amx,
+                        marks=pytest.mark.skipif(not HAS_AMX or not has_pairs(), reason="a CPU without AMX")),
     "dots": pytest.param(bfloat16.product_by_dots,
                          marks=pytest.mark.skipif(not HAS_BFLOAT16, reason="a CPU without AVX512-BF16")),
 }  # fmt: skip
