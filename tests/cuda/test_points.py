@@ -78,7 +78,7 @@ def test_masks(rng, mask):
 @simulated_only
 def test_shared_points(rng):
     """Of a batch of several b; and arrays of any strides."""
-    x, y, b, c = drawn(rng, batch=(2, 1), m=20, n=20)
+    x, y, b, c = drawn(rng, batch=(2, 1), m=9, n=20)
     x, y = (np.broadcast_to(points[:1, :, ::-1], points.shape) for points in (x, y))
     check(x, y, b, c)
 
