@@ -14,6 +14,7 @@ from numbattn.cpu.bfloat16 import has_pairs
 from numbattn.cpu.compile import Kernel
 
 
+@pytest.mark.slow  # test_what_is_compiled_is_kept shows one
 def test_a_plan_is_shown(capsys):
     pytest.importorskip("numba_cuda")
     options = "--cc 9.0 --dtype bfloat16 --seqlen 300 --head-dim 60 --heads 4 --heads-k 2 --mask causal --dropout"
@@ -54,10 +55,13 @@ def test_a_plan_says_how_gradients_become_deterministic(option, last, unbuilt, c
 def test_what_is_compiled_is_kept(tmp_path, monkeypatch, capsys):
     pytest.importorskip("numba_cuda")
     monkeypatch.setenv("NUMBATTN_CACHE_DIR", str(tmp_path))
-    options = "--cc 8.0 --dtype float16 --head-dim 32 --seqlen 100 --mask none causal --pass forward -j 2"
-    assert main(["compile", *options.split()]) == 0
+    options = "--cc 8.0 --dtype float16 --head-dim 32 --seqlen 100 --pass forward"
+    assert main(["compile", *options.split(), "--mask", "none", "causal", "-j", "2"]) == 0
     assert len(cache.sizes()["cuda"]) == 1      # masks of numbers are the same kernel
     assert "1 kernels for compute capability 8.0" in capsys.readouterr().out
+    assert main(["plan", *options.split(), "--mask", "causal"]) == 0
+    found = re.findall(r"^  (\w+) +([\w/]+)\.py .* \d+\.\d KB ", capsys.readouterr().out, re.M)
+    assert found == [("small_forward", "small/forward")]
 
 
 def test_sums_of_what_a_batch_shares_are_compiled_too(monkeypatch):

@@ -1,3 +1,4 @@
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,15 +25,16 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("mostly_simulated") and world_of_item(item) == "compiled":
             item.add_marker("slow")
-        elif takes_long(item) and not any(map(item.get_closest_marker, ("slow", "gpu"))):
+        elif takes_long(item.path) and not any(map(item.get_closest_marker, ("slow", "gpu"))):
             if (case := case_of(item)) in run:
                 item.add_marker("slow")
             run.add(case)
 
 
-def takes_long(item):
-    """Whether it is of those whose cases each compile or simulate kernels of their own."""
-    return HERE / "kernels" in item.path.parents or item.path in (HERE / "test_passes.py", HERE / "test_points.py")
+@cache
+def takes_long(file):
+    """Whether it has tests whose cases each compile or simulate kernels of their own."""
+    return HERE / "kernels" in file.parents or file in (HERE / "test_passes.py", HERE / "test_points.py")
 
 
 def case_of(item):

@@ -60,6 +60,7 @@ def test_states_are_kept_for_a_device(rng, device, world, monkeypatch):
         np.testing.assert_allclose(x.astype(float), y.astype(float), rtol=1e-2, atol=5e-3)
 
 
+@pytest.mark.slow
 def test_a_single_thread_finds_the_tiles_of_queries(rng):
     """The producer of Hopper's backward pass, interpreted; each consumer looks up the states of its own keys."""
 

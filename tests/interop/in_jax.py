@@ -116,7 +116,7 @@ DERIVATIVES = {  # of a function and its arrays
 }
 
 
-COMBINED = "grad", "jacfwd", "hessian", "cond"
+COMBINED = "grad", "jacfwd", "hessian"
 
 
 @pytest.mark.parametrize("name", [
@@ -439,7 +439,7 @@ def test_many_callbacks_at_once():
 
     gradient = jax.jit(jax.grad(lambda x: (step(x) ** 2).sum()))
     x = jax.random.normal(jax.random.key(0), (2, 8, 256, 64), np.float32)
-    for _ in range(5):
+    for _ in range(2):
         x = step(x) + 0.01 * gradient(x)
     assert jnp.isfinite(x).all()
 

@@ -78,7 +78,12 @@ ONE_GRAPH = {  # what the docstring of numbattn.interop.torch says
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ONE_GRAPH)
+OTHERS_SHOW = "causal", "lse", "mask made outside", "booleans", "sink", "alibi", "relative", "constant"
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=[pytest.mark.slow] * (name in OTHERS_SHOW)) for name in ONE_GRAPH
+])  # fmt: skip
 def test_one_graph(name):
     tensors = leaves(*QKV, (4, 3, 5), dtype=torch.bfloat16 if name == "softcap" else torch.float64)
     compiled, made = graphs(lambda *tensors: ONE_GRAPH[name](*tensors) + 0 * tensors[3].sum())

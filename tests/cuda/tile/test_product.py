@@ -115,8 +115,10 @@ def several_products(unit, dtype, in_registers, several=True):
 
 
 SEVERAL = pytest.mark.parametrize(("unit", "dtype", "in_registers"), [
-    ("fma", np.float32, False), ("fma", np.float16, False), ("mma", np.float16, False), ("mma", bfloat16, True),
-    ("mma", np.float32, False), ("mma", np.float32, True), ("mma", np.float64, False), ("mma", np.float64, True),
+    ("fma", np.float32, False), ("mma", np.float16, False), ("mma", np.float32, True), ("mma", np.float64, True),
+    *(pytest.param(*which, marks=pytest.mark.slow) for which in (
+        ("fma", np.float16, False), ("mma", bfloat16, True), ("mma", np.float32, False), ("mma", np.float64, False),
+    )),
 ])  # fmt: skip
 
 

@@ -212,6 +212,7 @@ def test_sequences_that_differ_share_no_tile(rng, option):
     assert not dict(program.plan.steps[-2].key.parameters)["of_batch"]
 
 
+@pytest.mark.slow  # test_a_cache_in_pages compares with one
 @mostly_simulated
 @BY_ONE
 def test_a_cache_without_pages(rng, device):
