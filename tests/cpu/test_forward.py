@@ -42,7 +42,7 @@ def test_the_largest_values(rng, m):
 FAULTS = {
     "if n_next != first:": "if False:",
     "(sums, m, l) if n_next == first else (next_sums, m_next, l_next)": "(sums, m, l)",
-    "min(n_next + LONG, end)": "end",
+    "min(n_next + LONG, n_end)": "n_end",
     (
         "test_api.py::test_masks[numpy-dropout-window]",
         "test_api.py::test_masks[numpy--lengths]",

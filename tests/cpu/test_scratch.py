@@ -93,5 +93,4 @@ FAULTS = {
     "memory if memory.nbytes >= nbytes else": "memory if memory.nbytes else",
     "while self.taken and kind is None:": "while self.taken:",
     "give(self.taken.pop())": "give(self.taken.pop(0))",
-    "        give(memory)\n": "",
 }

@@ -33,7 +33,7 @@ def test_transpose(rng, dtype, of_x):
 
 FAULTS = {
     "n + unit.width - size if n & size": "n + unit.width if n & size",
-    "builder.fmul(unit.rounded(line), unit.splat(factor))": "unit.rounded(line)",
+    "times(unit.rounded(line), unit.splat(factor))": "unit.rounded(line)",
     'builder.select(builder.icmp_signed("<", c, width), left, zero)': "left",
     "with builder.if_then(add):": "with builder.if_then(builder.not_(add)):",
     "row + width <= rows and": "",
