@@ -11,17 +11,18 @@ from numbattn import reference
 from numbattn.cpu.backward import TILE_N, run
 
 from ..accuracy import check
+from ..tools.blocks import run_blocks
 
 
 def test_blocks_share_the_tiles_of_all_segments(rng, monkeypatch):
     """Equally, and each tile is one block's, so that no two add to the same dK."""
     touched = []
 
-    def one_by_one(kernel, blocks, work, scratch):
-        (_, _, dk, _), _ = kernel.records[-1].held
+    def one_by_one(call, blocks, work, nbytes):
+        (_, _, dk, _), _ = call.records[-1].held
         for block in range(blocks):
             before = dk.copy()
-            kernel(block, block + 1, np.zeros(1, np.int32), scratch())
+            run_blocks(call, block, block + 1, nbytes)
             touched.append((dk != before).any(axis=(0, 1, 3)))
 
     monkeypatch.setitem(run.__globals__, "launch", one_by_one)
@@ -37,10 +38,10 @@ def test_blocks_add_to_sums_of_their_own(rng, monkeypatch):
     """Of numbers that many elements share; those of other blocks may run at the same time."""
     touched = []
 
-    def one_by_one(kernel, blocks, work, scratch):
-        _, ((dx,),) = kernel.records[-1].held
+    def one_by_one(call, blocks, work, nbytes):
+        _, ((dx,),) = call.records[-1].held
         for block in range(blocks):
-            kernel(block, block + 1, np.zeros(1, np.int32), scratch())
+            run_blocks(call, block, block + 1, nbytes)
             touched.append(dx[0, block, 0, 0])
 
     monkeypatch.setitem(run.__globals__, "launch", one_by_one)

@@ -5,20 +5,21 @@ import numpy as np
 import numbattn as na
 from numbattn import reference
 from numbattn.cpu.backward import TILE_N, run
+from tests.tools.blocks import run_blocks
 
 
 def test_blocks_share_the_tiles_of_all_segments(rng, monkeypatch):
     """Each tile is one block's, so that no two add to the same tdK, and sums for a slope are each block's own."""
     touched = []
 
-    def one_by_one(kernel, blocks, work, scratch):
-        (_, _, tdk, _), _ = kernel.records[-1].held
+    def one_by_one(call, blocks, work, nbytes):
+        (_, _, tdk, _), _ = call.records[-1].held
         if len(tdk) < 2:  # of the gradients themselves
-            kernel(0, blocks, np.zeros(1, np.int32), scratch())
+            run_blocks(call, 0, blocks, nbytes)
             return
         for block in range(blocks):
             before = tdk.copy()
-            kernel(block, block + 1, np.zeros(1, np.int32), scratch())
+            run_blocks(call, block, block + 1, nbytes)
             touched.append((tdk != before).any(axis=(0, 1, 3)))
 
     monkeypatch.setitem(run.__globals__, "launch", one_by_one)
