@@ -250,7 +250,7 @@ def attention_backward_vjp(
     grads : Gradients
         As from `attention_backward`.
     backprop2 : function
-        ``backprop2(ddq, ddk, ddv, ddscore=())`` takes the gradients of a function of dq, dk, dv and ``grads.score``
+        ``backprop2(ddq, ddk, ddv, *, ddscore=())`` takes the gradients of a function of dq, dk, dv and ``grads.score``
         with respect to these: of the shape and dtype of each, None is zero. It returns those with respect to q, k, v
         and do, a tuple with the attributes `dlse` and `score`. There may be several at once, as in `attention_jvp`.
 

@@ -14,14 +14,39 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from threading import local
+from threading import RLock, local
+from time import sleep
 from typing import Any
 
 import numpy as np
 
+from .forks import cached_property
+
 # of OpenBLAS, in whose releases a job looks as below; others may change it
 KNOWN = range(27, 32)  # 0.3.27 to 0.3.31
 JOB_WORDS, ROUTINE, ARGUMENT, NEXT = 64, 0, 3, 8  # of a blas_queue_t in common_thread.h, and some more words of zeros
+
+
+# OpenBLAS ends its threads before a fork, whatever they do. So a fork waits for those who are here, and who comes while
+# a process forks computes alone: words are how many are here, and whether it forks. One native call counts, since a
+# signal handler may raise between two instructions of Python.
+GUARDED = """
+define void @guarded(i64* %words, void (i64, i64)* %start, i64 %size, i64 %jobs, void (i64)* %function, i64 %data) {
+  %one = atomicrmw add i64* %words, i64 1 seq_cst
+  %place = getelementptr i64, i64* %words, i64 1
+  %forks = load atomic i64, i64* %place seq_cst, align 8
+  %is_free = icmp eq i64 %forks, 0
+  br i1 %is_free, label %together, label %alone
+together:
+  call void %start(i64 %size, i64 %jobs)
+  %two = atomicrmw sub i64* %words, i64 1 seq_cst
+  ret void
+alone:
+  %three = atomicrmw sub i64* %words, i64 1 seq_cst
+  call void %function(i64 %data)
+  ret void
+}
+"""
 
 
 class OpenBlas:
@@ -29,8 +54,33 @@ class OpenBlas:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._start, self._count = library.exec_blas, library.scipy_openblas_get_num_threads64_
-        self._start.argtypes = ctypes.c_int64, ctypes.c_void_p
         self._callback = ctypes.c_void_p.in_dll(library, "openblas_threads_callback_")
+        self._words, self._forking = (ctypes.c_int64 * 2)(), RLock()
+        os.register_at_fork(before=self._before_fork, after_in_parent=self._after_fork, after_in_child=self._in_child)
+
+    def _before_fork(self) -> None:
+        self._forking.acquire()
+        self._words[1] = 1
+        while self._words[0]:
+            sleep(1e-4)
+
+    def _after_fork(self) -> None:
+        self._words[1] = 0
+        self._forking.release()
+
+    def _in_child(self) -> None:
+        self._words[0] = 0
+        self._after_fork()
+
+    @cached_property
+    def _guarded(self) -> Any:
+        from llvmlite import binding as llvm
+
+        machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
+        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(GUARDED), machine)  # keeps the code
+        self._engine.finalize_object()
+        arguments = [ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 2, ctypes.c_void_p, ctypes.c_int64]
+        return ctypes.CFUNCTYPE(None, *arguments)(self._engine.get_function_address("guarded"))
 
     def size(self, threads: int, limit: int, here: bool) -> int:
         """How many threads it would use where `threads` are wanted, and at most `limit` allowed; 0 if it should not be
@@ -43,7 +93,7 @@ class OpenBlas:
         first = jobs.ctypes.data
         jobs[:, ROUTINE], jobs[:, ARGUMENT] = function, data
         jobs[:-1, NEXT] = first + jobs.strides[0] * np.arange(1, size)
-        self._start(size, first)
+        self._guarded(ctypes.addressof(self._words), self._start, size, first, function, data)
 
 
 class OpenMP:

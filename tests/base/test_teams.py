@@ -122,7 +122,35 @@ def test_a_child_and_its_parent():
 """) == ["True 0"]
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes do not fork")
+def test_forks_beside_calls():
+    """A fork ends OpenBLAS' threads, whatever they do: it waits for those that compute for us."""
+    assert said("""
+    import faulthandler, time
+    from threading import Thread
+    faulthandler.dump_traceback_later(60, exit=True)
+    want, wrong, ends = passes(), [], time.perf_counter() + 3
+
+    def call():
+        while time.perf_counter() < ends:
+            wrong.append(not same(passes(), want))
+
+    thread = Thread(target=call)
+    thread.start()
+    forks = 0
+    while thread.is_alive():
+        time.sleep(0.003 * rng.random())
+        child = os.fork()
+        if not child:
+            os._exit(0)
+        os.waitpid(child, 0)
+        forks += 1
+    print(any(wrong), len(wrong) > 1, forks > 1)
+""") == ["False True True"]
+
+
 FAULTS = {
+    "while self._words[0]:": "while False:",
     "0 if self._count() < threads or self._callback else threads": "threads",
     "return count if threads <= count <= limit else 0": "return threads",
     "jobs[:, ARGUMENT] = function, data": "jobs[:1, ARGUMENT] = function, data",
