@@ -264,7 +264,7 @@ def test_what_is_compiled_of_tangents_is_all_that_calls_need(kinds, monkeypatch,
         exec(CALLS_ALONG, {})
     assert kinds == compiled
     assert {name for name, *_ in kinds} == {"forward_kernel", "backward_kernel"}
-    assert len(kinds) == 6  # the latter without directions, too
+    assert len(kinds) == 6 + has_pairs()  # the latter without directions, too
 
 
 def test_tangents_are_planned(unbuilt, capsys):
