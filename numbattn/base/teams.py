@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from .forks import cached_property
+from .interrupts import uninterrupted
 
 # of OpenBLAS, in whose releases a job looks as below; others may change it
 KNOWN = range(27, 32)  # 0.3.27 to 0.3.31
@@ -59,6 +60,7 @@ class OpenBlas:
         os.register_at_fork(before=self._before_fork, after_in_parent=self._after_fork, after_in_child=self._in_child)
 
     def _before_fork(self) -> None:
+        """Wait until nobody is here, and let nobody in."""
         self._forking.acquire()
         self._words[1] = 1
         while self._words[0]:
@@ -73,7 +75,9 @@ class OpenBlas:
         self._after_fork()
 
     @cached_property
+    @uninterrupted
     def _guarded(self) -> Any:
+        """The function above."""
         from llvmlite import binding as llvm
 
         machine = llvm.Target.from_default_triple().create_target_machine(jit=True)

@@ -353,8 +353,13 @@ def test_narrow_numbers(rng, dtype):
     got = jax.jvp(grads, (q,), (t,))
     x, kn, vn, don, tn = map(np.asarray, (q, k, v, do, t))
     _, _, saved, tsaved = na.attention_forward_jvp(x, kn, vn, tn, None, None, causal=True)
-    expected = na.attention_backward_jvp(don, saved, tsaved)
-    assert_same(got, [g.dq for g in expected])
+    expected = [g.dq for g in na.attention_backward_jvp(don, saved, tsaved)]
+    if dtype == "bfloat16":  # o as the forward pass rounds it, by products of pairs where the CPU has them
+        for one, other in zip(got, (x.astype(float) for x in expected), strict=True):
+            assert one.dtype == dtype
+            np.testing.assert_allclose(one, other, rtol=0, atol=abs(other).max() / 100)
+    else:
+        assert_same(got, expected)
 
 
 @pytest.mark.parametrize(("m", "n"), [
