@@ -32,10 +32,11 @@ def backward(problem, inputs, given, tangents=None):
     given = given_of(problem, inputs, given, order=1, sums=True, pairs=pairs)
     scratch = scratch_for(problem, nonlinear_in(inputs.score) + kept_in(inputs.score), pairs is PAIRS)
     cost = 2 * problem.head_dim + problem.head_dim_v
-    with Lent() as lent:
-        new = np.empty if problem.result_dtype == problem.sum_dtype else lent
-        *found, of_score = run(problem, inputs, given, scratch, cost, pairs=pairs, new=new)
-        dq, dk, dv = [rounded(sum_to(dx[0], x.shape), problem.result_dtype) for dx, x in zip(found, inputs)]
+    lent = Lent()
+    new = np.empty if problem.result_dtype == problem.sum_dtype else lent.new
+    *found, of_score = run(problem, inputs, given, scratch, cost, pairs=pairs, new=new)
+    dq, dk, dv = [rounded(sum_to(dx[0], x.shape), problem.result_dtype) for dx, x in zip(found, inputs)]
+    lent.give_back()
     return {"dq": dq, "dk": dk, "dv": dv, **gradients_of_score(inputs.score, [dx for (dx,) in of_score])}
 
 
@@ -66,15 +67,15 @@ def run(
     sums = [[np.zeros(*layout) for layout in plan.sums] for _ in range(count)]
     addresses = np.array([[*map(data_address, own)] for own in sums], np.int64)
     cost = plan.pairs * (problem.head_dim + problem.head_dim_v + EXPONENTIAL + cost)
-    with Lent() as lent:
-        in_parts = of_dq[1] > 1
-        dq, dk, dv = grads = [(lent if in_parts and shape is of_dq else new)(shape, problem.sum_dtype)
-                              for shape in (of_dq, of_dk, of_dv)]  # fmt: skip
-        for dx in grads if plan.adds else ():
+    lent, in_parts, dtype = Lent(), of_dq[1] > 1, problem.sum_dtype
+    dq, dk, dv = (lent.new if in_parts else new)(of_dq, dtype), new(of_dk, dtype), new(of_dv, dtype)
+    if plan.adds:
+        for dx in (dq, dk, dv):
             dx.fill(0)  # of np.zeros the system would map each page twice, to read it and to write it
-        work = plan.work.filled(addresses, *grads, held=sums)
-        launch(backward_kernel.given(scratch, *given, *directions, *pairs, work), plan.blocks, cost, nbytes)
-        dq = dq.sum(axis=1, out=new((*of_dq[:1], *of_dq[2:]), dq.dtype)) if in_parts else dq[:, 0]
+    work = plan.work.filled(addresses, dq, dk, dv, held=sums)
+    launch(backward_kernel.given(scratch, *given, *directions, *pairs, work), plan.blocks, cost, nbytes)
+    dq = dq.sum(axis=1, out=new((*of_dq[:1], *of_dq[2:]), dtype)) if in_parts else dq[:, 0]
+    lent.give_back()
     return dq, dk, dv, [[merged(own[number], firsts) for own in sums] for number, firsts in enumerate(plan.firsts)]
 
 

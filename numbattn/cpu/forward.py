@@ -61,27 +61,28 @@ def forward(problem, inputs, out=None, save=True, onto=None):
     onto: o and lse over other keys, in the dtype of sums, that these are added to: lse in place, and o, too, if it is
     `out`.
     """
-    with Lent() as lent:
-        is_result = out is None and problem.result_dtype == problem.sum_dtype and not onto
-        o = (np.empty if is_result else lent)(problem.out_shape, problem.sum_dtype)
-        rows = [np.empty((2, *problem.lse_shape), problem.sum_dtype)] if save or onto else []  # lse and its low part
-        many, few = split(problem, inputs.mask, TILE_M)
-        pairs = pairs_of(problem, inputs.q, inputs.k, inputs.v) if few is None else NO_PAIRS
-        operands = operands_of(problem, inputs, o, *rows, narrow=pairs is PAIRS)
-        given = operands, *options_of(problem, inputs), sinks_of(problem, inputs.score)
-        if many is not None:
-            run(problem, given, *many, pairs=pairs)
-        if few is not None:
-            launch_decode(problem, given, *few)
-        if onto:
-            before, lse_before = onto
-            out = np.empty(o.shape, problem.result_dtype) if out is None else out
-            merge_into(out, before, lse_before, o, rows[0][0])
-            rows = [(lse_before, None)]
-        elif out is None:
-            out = rounded(o, problem.result_dtype)
-        else:
-            put(out, o)
+    lent = Lent()
+    is_result = out is None and problem.result_dtype == problem.sum_dtype and not onto
+    o = (np.empty if is_result else lent.new)(problem.out_shape, problem.sum_dtype)
+    rows = [np.empty((2, *problem.lse_shape), problem.sum_dtype)] if save or onto else []  # lse and its low part
+    many, few = split(problem, inputs.mask, TILE_M)
+    pairs = pairs_of(problem, inputs.q, inputs.k, inputs.v) if few is None else NO_PAIRS
+    operands = operands_of(problem, inputs, o, *rows, narrow=pairs is PAIRS)
+    given = operands, *options_of(problem, inputs), sinks_of(problem, inputs.score)
+    if many is not None:
+        run(problem, given, *many, pairs=pairs)
+    if few is not None:
+        launch_decode(problem, given, *few)
+    if onto:
+        before, lse_before = onto
+        out = np.empty(o.shape, problem.result_dtype) if out is None else out
+        merge_into(out, before, lse_before, o, rows[0][0])
+        rows = [(lse_before, None)]
+    elif out is None:
+        out = rounded(o, problem.result_dtype)
+    else:
+        put(out, o)
+    lent.give_back()
     return out, Saved(problem, inputs, out, rows[0][0], rows[0][1]) if save else None  # faster than *rows[0]
 
 

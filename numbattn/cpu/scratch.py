@@ -72,7 +72,7 @@ def memory_of(kind, sizes):
 
 
 # ---------------------------------------------------------------------------------------------------- from call to call
-KEPT = 1 << 26  # bytes at most
+KEPT, LARGEST = 4, 1 << 24  # so many pieces at most, of at most so many bytes
 _kept: list[np.ndarray] = []  # what is taken and given in one native call each needs no lock
 
 
@@ -93,18 +93,17 @@ def fresh(nbytes):
 
 def give(memory):
     """Keep memory for later calls."""
-    if memory.nbytes + sum([x.nbytes for x in _kept]) <= KEPT:
+    if len(_kept) < KEPT and memory.nbytes <= LARGEST:
         _kept.append(memory)
 
 
 class Lent:
-    """Arrays in such memory until the end of a with statement; after an error it is not kept."""
+    """Arrays in such memory, until they are given back."""
 
     __slots__ = ("taken",)
 
-    def __enter__(self):
+    def __init__(self):
         self.taken = []
-        return self.new
 
     def new(self, shape, dtype):
         """An array, whatever is in it."""
@@ -112,6 +111,7 @@ class Lent:
         self.taken.append(take(nbytes))
         return self.taken[-1][:nbytes].view(dtype).reshape(shape)
 
-    def __exit__(self, kind, *_):
-        while self.taken and kind is None:
+    def give_back(self):
+        """At the end of a call; after an error nothing is kept, since a thread may use it yet."""
+        while self.taken:
             give(self.taken.pop())
