@@ -81,10 +81,12 @@ class OpenBlas:
         from llvmlite import binding as llvm
 
         machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
-        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(GUARDED), machine)  # keeps the code
-        self._engine.finalize_object()
+        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(GUARDED), machine)
+        engine.finalize_object()
         arguments = [ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 2, ctypes.c_void_p, ctypes.c_int64]
-        return ctypes.CFUNCTYPE(None, *arguments)(self._engine.get_function_address("guarded"))
+        function: Any = ctypes.CFUNCTYPE(None, *arguments)(engine.get_function_address("guarded"))
+        function.engine = engine  # keeps the code: several threads may make one at once, each its own
+        return function
 
     def size(self, threads: int, limit: int, here: bool) -> int:
         """How many threads it would use where `threads` are wanted, and at most `limit` allowed; 0 if it should not be
@@ -108,8 +110,9 @@ class OpenMP:
         self._start.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint
 
     def size(self, threads: int, limit: int, here: bool) -> int:
-        """As of OpenBlas. They are all asked, since it would end those that are not."""
-        count: int = self._count() if here else 0
+        """As of OpenBlas. They are all asked, since it would end those that are not; in a child it would wait for those
+        of its parent."""
+        count: int = self._count() if here and not _forked else 0
         return count if threads <= count <= limit else 0
 
     def run(self, function: int, data: int, size: int) -> None:
@@ -157,12 +160,12 @@ class Here(local):
 
 
 _here = Here()
-_forked = False  # OpenBLAS starts its threads again in a child, OpenMP waits for those of its parent
+_forked = False  # whether this process is a child of one that had this module
 
 
 def team() -> Team | None:
     """The threads to ask in this thread, if any."""
-    return None if _forked and _here.team is not of_numpy else _here.team()
+    return _here.team()
 
 
 class OnThreadsOf:

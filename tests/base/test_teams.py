@@ -154,6 +154,6 @@ FAULTS = {
     "0 if self._count() < threads or self._callback else threads": "threads",
     "return count if threads <= count <= limit else 0": "return threads",
     "jobs[:, ARGUMENT] = function, data": "jobs[:1, ARGUMENT] = function, data",
-    "None if _forked and _here.team is not of_numpy else _here.team()": "_here.team()",
+    "self._count() if here and not _forked else 0": "self._count() if here else 0",
     "        _here.team = of_numpy\n": "        pass\n",
 }
