@@ -178,17 +178,17 @@ def add_gradients(batch, head_k, chunk, stop, scratch, given, directions, pairs,
             n_first = at.segment + (n_block + (part - n_block) % chunks) * TILE_N
             if max(n_first, at.first) >= at.end:
                 continue
-            load_queries(at, given, scratch, pairs)                         # line 10
+            load_queries(at, given, scratch)                                # line 10
             if directions is not None:
                 load_directions(at, given, directions, scratch)
             for n_tile in range(n_first, at.end, chunks * TILE_N):          # line 6
                 if is_set(stop):
                     return
                 n0, n_end = max(n_tile, at.first), min(n_tile + TILE_N, at.end)
-                keys = keys_of(n0, n_end, head_k, chunk, part, at, given, pairs)
+                keys = keys_of(n0, n_end, head_k, chunk, part, at, given)
                 if keys.state == EMPTY:
                     continue
                 if directions is None:
-                    add_tile(keys, at, scratch, given, work, pairs)
+                    add_tile(keys, at, scratch, given, work)
                 else:
                     add_tile_along(keys, at, scratch, given, directions, work)

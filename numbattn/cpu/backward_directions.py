@@ -62,7 +62,7 @@ def add_tile_along(keys, at, scratch, given, directions, work):
     kept_scale, has_drops, count = dtype.type(given.kept_scale), given.drops.threshold > 0, directions.tlse.shape[0]
     P, dP = tile(scratch.S, n_end - n0, at.m_end - at.m0), tile(scratch.dP, n_end - n0, at.m_end - at.m0)
     Z = tile(scratch.Z, n_end - n0, at.m_end - at.m0)
-    recompute(P, keys, scratch, given, at, None)
+    recompute(P, keys, scratch, given, at)
     product(dP, keys.V, at.dOT, dtype.type(1), False)                       # dP = Z (dO V^T), then dP - D
     if has_drops:
         draw(Z, scratch.words, given.drops, batch, head, at.m0, n0)

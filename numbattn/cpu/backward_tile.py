@@ -67,6 +67,7 @@ class BackwardQueries(NamedTuple):
     lse: Any
     low: Any
     D: Any
+    pairs: Any  # of the kernel
 
 
 class BackwardKeys(NamedTuple):
@@ -97,18 +98,20 @@ def queries_of(scratch, given, row, pairs):
     dOT = transpose_in(scratch.dOT, given.do.cols, m_end - m0, pairs)
     vectors = tile(scratch.vectors, 3, m_end - m0)
     lse, low, D = vectors[0], vectors[1], vectors[2]
-    return BackwardQueries(batch, head, m0, m_end, segment, offset, first, end, band, intervals, QT, dOT, lse, low, D)
+    return BackwardQueries(
+        batch, head, m0, m_end, segment, offset, first, end, band, intervals, QT, dOT, lse, low, D, pairs
+    )
 
 
 @inline
-def load_queries(at, given, scratch, pairs):
+def load_queries(at, given, scratch):
     """Q and dO, transposed, lse, low and D. A query that sees nothing has lse = inf here: P = 0."""
     dtype = given.lse.dtype
-    Q = matrix_in(given.q, at.batch, at.head, at.m0, at.m_end, dtype, pairs)
-    dO = matrix_in(given.do, at.batch, at.head, at.m0, at.m_end, dtype, pairs)
-    O = matrix_in(given.o, at.batch, at.head, at.m0, at.m_end, dtype, pairs)
-    load_transpose(at.QT, Q, dtype.type(given.scale), scratch, pairs)
-    load_transpose(at.dOT, dO, dtype.type(given.kept_scale), scratch, pairs)
+    Q = matrix_in(given.q, at.batch, at.head, at.m0, at.m_end, dtype, at.pairs)
+    dO = matrix_in(given.do, at.batch, at.head, at.m0, at.m_end, dtype, at.pairs)
+    O = matrix_in(given.o, at.batch, at.head, at.m0, at.m_end, dtype, at.pairs)
+    load_transpose(at.QT, Q, dtype.type(given.scale), scratch, at.pairs)
+    load_transpose(at.dOT, dO, dtype.type(given.kept_scale), scratch, at.pairs)
     row_dots(at.D, dO, O)                                                   # line 19: delta = rowsum(dO * O)
     if given.dlse.size:
         dlse = given.dlse[at.batch, at.head, at.m0 : at.m_end]
@@ -126,42 +129,42 @@ def load_queries(at, given, scratch, pairs):
 
 
 @inline
-def keys_of(n0, n_end, head_k, chunk, part, at, given, pairs):
+def keys_of(n0, n_end, head_k, chunk, part, at, given):
     """The BackwardKeys [n0, n_end)."""
     state = tile_state(given.mask, at.intervals, at.batch, at.head, at.m0, at.m_end, n0, n_end)
-    K = matrix_in(given.k, at.batch, at.head, n0, n_end, at.D.dtype, pairs)
-    V = matrix_in(given.v, at.batch, at.head, n0, n_end, at.D.dtype, pairs)
+    K = matrix_in(given.k, at.batch, at.head, n0, n_end, at.D.dtype, at.pairs)
+    V = matrix_in(given.v, at.batch, at.head, n0, n_end, at.D.dtype, at.pairs)
     return BackwardKeys(n0, n_end, head_k, chunk, part, state, K, V)
 
 
 @inline
-def add_tile(keys, at, scratch, given, work, pairs):
+def add_tile(keys, at, scratch, given, work):
     """Add the terms of a tile to the gradients."""
     batch, head, n0, n_end, dtype = at.batch, at.head, keys.n0, keys.n_end, at.D.dtype
     scale, kept_scale = dtype.type(given.scale), dtype.type(given.kept_scale)
     P, dP = tile(scratch.S, n_end - n0, at.m_end - at.m0), tile(scratch.dP, n_end - n0, at.m_end - at.m0)
-    recompute(P, keys, scratch, given, at, pairs)
-    scores(dP, keys.V, at.dOT, kept_scale, scratch, pairs)                  # line 17: dP = dO V^T, transposed
+    recompute(P, keys, scratch, given, at)
+    scores(dP, keys.V, at.dOT, kept_scale, scratch, at.pairs)               # line 17: dP = dO V^T, transposed
     if given.drops.threshold > 0:
         Z = tile(scratch.Z, n_end - n0, at.m_end - at.m0)
         draw(Z, scratch.words, given.drops, batch, head, at.m0, n0)         # line 14
         drop_and_differentiate(P, dP, Z, at.D)                              # lines 15, 18 and 20
     else:
         differentiate(P, dP, at.D)                                          # line 20
-    Q = matrix_in(given.q, batch, head, at.m0, at.m_end, dtype, pairs)
-    dO = matrix_in(given.do, batch, head, at.m0, at.m_end, dtype, pairs)
+    Q = matrix_in(given.q, batch, head, at.m0, at.m_end, dtype, at.pairs)
+    dO = matrix_in(given.do, batch, head, at.m0, at.m_end, dtype, at.pairs)
     dQ = work.dq[0, keys.part, batch, head, at.m0 : at.m_end]
     dK, dV = work.dk[0, batch, keys.head_k, n0:n_end], work.dv[0, batch, keys.head_k, n0:n_end]
-    matmul(dV, P, dO, kept_scale, scratch, pairs)                           # line 16: dV += (P Z)^T dO
+    matmul(dV, P, dO, kept_scale, scratch, at.pairs)                        # line 16: dV += (P Z)^T dO
     pull_back(dP, given.steps, scratch.slopes, sums_along(work.sums, 0), batch, head, keys.chunk, at.m0, n0, at.offset)
-    matmul(dK, dP, Q, scale, scratch, pairs)                                # line 22: dK += scale dS^T Q
-    matmul_tn(dQ, dP, keys.K, scale, scratch, pairs)                        # line 21: dQ += scale dS K
+    matmul(dK, dP, Q, scale, scratch, at.pairs)                             # line 22: dK += scale dS^T Q
+    matmul_tn(dQ, dP, keys.K, scale, scratch, at.pairs)                     # line 21: dQ += scale dS K
 
 
 @inline
-def recompute(S, keys, scratch, given, at, pairs):
+def recompute(S, keys, scratch, given, at):
     """P of a tile, in S."""
-    scores(S, keys.K, at.QT, S.dtype.type(given.scale), scratch, pairs)     # line 11: S = scale Q K^T, transposed
+    scores(S, keys.K, at.QT, S.dtype.type(given.scale), scratch, at.pairs)  # line 11: S = scale Q K^T, transposed
     score(S, given.steps, scratch.slopes, at.batch, at.head, at.m0, keys.n0, at.offset)
     hide(S, given.mask, at, keys.n0, keys.state)                            # line 12: MASK(S)
     exponentiate(S, at.lse, at.low)                                         # line 13: P = exp(S - lse)

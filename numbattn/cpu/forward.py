@@ -122,6 +122,7 @@ class Queries(NamedTuple):
     QT: Any
     alpha: Any
     part: Any
+    pairs: Any  # of the kernel
 
 
 @Kernel
@@ -146,12 +147,12 @@ def forward_kernel(
         m, l, alpha, part, m_next, l_next = vectors[0], vectors[1], vectors[2], vectors[3], vectors[4], vectors[5]
         band, intervals, first, n_end = keys_seen(given.mask, batch, head, m0, m_end, segment, segment_end)
         first -= (first - segment) % TILE_N
-        at = Queries(batch, head, m0, m_end, offset, band, intervals, QT, alpha, part)
+        at = Queries(batch, head, m0, m_end, offset, band, intervals, QT, alpha, part, pairs)
         if directions is not None:
             load_directions(at, given, directions, scratch)
         for n_next in range(first, max(n_end, first + 1), LONG):
             own = (sums, m, l) if n_next == first else (next_sums, m_next, l_next)
-            attend(*own, at, given, directions, pairs, scratch, stop, n_next, min(n_next + LONG, n_end))
+            attend(*own, at, given, directions, scratch, stop, n_next, min(n_next + LONG, n_end))
             if n_next != first:
                 absorb(sums, m, l, next_sums, m_next, l_next)
         if sinks.size:
@@ -175,7 +176,7 @@ def prefetch_inputs(given, row, scratch, dtype):
 
 
 @inline
-def attend(sums, m, l, at, given, directions, pairs, scratch, stop, first, end):
+def attend(sums, m, l, at, given, directions, scratch, stop, first, end):
     """All sums, m and l over keys [first, end), which begin with a tile."""
     batch, head, m0, m_end = at.batch, at.head, at.m0, at.m_end
     dtype, features = m.dtype, given.v.cols
@@ -191,13 +192,13 @@ def attend(sums, m, l, at, given, directions, pairs, scratch, stop, first, end):
         if is_set(stop):
             return
         S, Z = tile(scratch.S, n_end - n0, m_end - m0), tile(scratch.Z, n_end - n0, m_end - m0)
-        K = tokens_in(given.k, batch, head, n0, n_end, scratch.wide, dtype, pairs)
-        scores(S, K, at.QT, dtype.type(given.scale), scratch, pairs)        # Alg. 2 line 10: S = scale Q K^T
+        K = tokens_in(given.k, batch, head, n0, n_end, scratch.wide, dtype, at.pairs)
+        scores(S, K, at.QT, dtype.type(given.scale), scratch, at.pairs)     # Alg. 2 line 10: S = scale Q K^T
         score(S, given.steps, scratch.slopes, batch, head, m0, n0, at.offset)
         hide(S, given.mask, at, n0, state)                                  # line 11: MASK(S)
         softmax_step(S, m, l, at.alpha, at.part)                            # lines 12 and 13: S becomes P
         rescale(sums, at.alpha)                                             # line 15: O = alpha O
-        V = tokens_in(given.v, batch, head, n0, n_end, scratch.wide, dtype, pairs)
+        V = tokens_in(given.v, batch, head, n0, n_end, scratch.wide, dtype, at.pairs)
         if has_drops:
             draw(Z, scratch.words, given.drops, batch, head, m0, n0)
         if directions is not None:
@@ -205,7 +206,7 @@ def attend(sums, m, l, at, given, directions, pairs, scratch, stop, first, end):
                 add_direction(sums, S, Z, K, V, t, at, given, directions, scratch, n0, n_end)
         if has_drops:
             multiply(S, Z)                                                  # line 14: dropout(P)
-        matmul_tn(columns(sums, 0, features), S, V, dtype.type(1), scratch, pairs)  # line 15: O = O + P V
+        matmul_tn(columns(sums, 0, features), S, V, dtype.type(1), scratch, at.pairs)  # line 15: O = O + P V
         if directions is not None:
             for t in range(directions.to.shape[0]):
                 add_values(sums, S, t, at, directions, n0, n_end)

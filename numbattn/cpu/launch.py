@@ -100,7 +100,7 @@ class Run:
         self.woken.put(True)
 
     def has_blocks(self):
-        """Whether there are some that no thread has taken, nor shall not."""
+        """Whether a thread is still to take some."""
         return not self.words[STOP] and self.words[STEPS] * self.words[STEP] < self.words[BLOCKS]
 
     def finish(self):
