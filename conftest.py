@@ -49,8 +49,8 @@ def pytest_sessionfinish():
 
 def keep_no_records(package):
     """For each pass over a function Numba writes down its flags and types, for profiles that nobody asks for here, and
-    it compares flags option by option wherever it looks up a function, and for each finds
-    again what a list of passes depends on: together an eighth of a run that compiles."""
+    it compares flags option by option wherever it looks up a function, and for each finds again what a list of passes
+    depends on: together an eighth of a run that compiles."""
     config, machinery = (import_module(f"{package}.{name}") for name in ("targetconfig", "compiler_machinery"))
     flags, by_option = config.TargetConfig, config.TargetConfig.__eq__
     flags.__eq__ = lambda one, other: one._values == getattr(other, "_values", None) or by_option(one, other)

@@ -31,8 +31,8 @@ class FunctionPart(Part):
 
     def _fit(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> None:
         """Refuse arrays that compiled functions cannot read, or that lack an entry that this one reads."""
-        sizes = dict(zip(PLACE, (math.prod(batch[:-1]), batch[-1] if batch else 1, seqlen_q, seqlen_k)))
         for name, axes in self._reads.items():
+            sizes = dict(zip(PLACE, (math.prod(batch[:-1]), batch[-1] if batch else 1, seqlen_q, seqlen_k)))
             array, least, of = getattr(self, name), tuple([sizes[axis] for axis in axes]), type(self).__name__
             if array.dtype not in DTYPES:
                 raise TypeError(f"score: {of} {name}: got {words_for(array)}, expected an array of float32 or float64")
