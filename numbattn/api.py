@@ -254,7 +254,7 @@ def attention_vjp(
     (100, 64)
     """
     refuse_cache(k)
-    o, saved = attention_forward(q, k, v, causal=causal, mask=mask, scale=scale, dropout=dropout, score=score, out=out)
+    o, saved = _forward(True, q, k, v, causal, mask, scale, dropout, score, out)
     return o, Backprop(saved)
 
 

@@ -1,14 +1,14 @@
 """Attention backward on the CPU: Algorithm 4, P recomputed from lse."""
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..base.gradients import sum_to
 from ..base.values import rounded
 from ..call.passes import gradient_of_part
-from .arguments import kept, tiles_of
+from .arguments import kept, known, tiles_of
 from .backward_directions import BackwardDirections, add_tile_along, load_directions
 from .backward_tile import BackwardGiven, BackwardWork, add_tile, arrays_of, keys_of, load_queries, queries_of
 from .bfloat16 import NO_PAIRS, PAIRS, begin, end, pairs_of
@@ -23,27 +23,34 @@ from .subnormals import flush_subnormals, restore
 from .tile import EMPTY, clear, inline, is_set, matrix, prefetch
 
 SUMMED = 2**25  # elements of sums that all blocks together may have
+NO_ADDRESSES = np.zeros(0, np.int64)  # of sums
 BLOCKS = 16  # at least, even for few heads: a constant, so that gradients do not depend on the number of threads
 
 
 def backward(problem, inputs, given, tangents=None):
     """dq, dk, dv, and gradients of parts of the score, by name; given: arrays by name."""
     pairs = pairs_of(problem, inputs.q, inputs.k, inputs.v, given["do"], given["o"])
-    given = given_of(problem, inputs, given, order=1, sums=True, pairs=pairs)
-    scratch = scratch_for(problem, nonlinear_in(inputs.score) + kept_in(inputs.score), pairs is PAIRS)
-    cost = 2 * problem.head_dim + problem.head_dim_v
+    arrays, layouts = operands_of(problem, inputs, given, pairs)
     lent = Lent()
     new = np.empty if problem.result_dtype == problem.sum_dtype else lent.new
-    *found, of_score = run(problem, inputs, given, scratch, cost, pairs=pairs, new=new)
+    *found, of_score = run(problem, call_of(problem, inputs, layouts, pairs), arrays, new=new)
     dq, dk, dv = [rounded(sum_to(dx[0], x.shape), problem.result_dtype) for dx, x in zip(found, inputs)]
     lent.give_back()
     return {"dq": dq, "dk": dk, "dv": dv, **gradients_of_score(inputs.score, [dx for (dx,) in of_score])}
 
 
-def given_of(problem, inputs, given, order, sums=False, pairs=NO_PAIRS):
-    """The Records of BackwardGiven; given: arrays by name; order, sums: as for steps_of."""
-    arrays = arrays_of(pairs).record(problem, {"q": inputs.q, "k": inputs.k, "v": inputs.v, **given})
-    return arrays, *options_of(problem, inputs, order, sums)
+def operands_of(problem, inputs, given, pairs=NO_PAIRS):
+    """The arrays of BackwardGiven that there are, as kernels read them, and the layouts of all; given: by name."""
+    return arrays_of(pairs).found(problem, {"q": inputs.q, "k": inputs.k, "v": inputs.v, **given})
+
+
+@known
+def call_of(problem, inputs, layouts, pairs):
+    """The BackwardCall."""
+    given = arrays_of(pairs).described(problem, layouts), *options_of(problem, inputs, order=1, sums=True)
+    scratch = scratch_for(problem, nonlinear_in(inputs.score) + kept_in(inputs.score), pairs is PAIRS)
+    cost = 2 * problem.head_dim + problem.head_dim_v
+    return planned(problem, inputs, given, scratch, cost, pairs=pairs)
 
 
 @lru_cache(maxsize=64)
@@ -52,28 +59,36 @@ def scratch_for(problem, slopes, in_pairs):
     return scratch_of(problem, in_pairs=in_pairs, S=1, dP=1, slopes=slopes, QT=1, dOT=1, vectors=3)
 
 
-def run(
-    problem, inputs, given, scratch, cost, directions=NO_DIRECTIONS, count=1, pairs=NO_PAIRS, new=np.empty
-):
-    """Run the kernel. Returns dq, dk and dv, each with an axis of directions in front, and for each array of the score
-    its gradients along these.
+class BackwardCall(NamedTuple):
+    """What calls with a problem, options and layouts have in common."""
 
-    given, directions: the Records of BackwardGiven and BackwardDirections; cost: of a pair, in multiplications, beside
-    P; scratch: as from scratch_of; new: allocates dq, dk and dv.
-    """
+    plan: Any  # the BackwardPlan
+    launched: tuple  # the Call, without addresses, its blocks, work and memory
+
+
+def planned(problem, inputs, given, scratch, cost, directions=NO_DIRECTIONS, count=1, pairs=NO_PAIRS):
+    """The BackwardCall. given, directions: the Records of BackwardGiven and BackwardDirections; cost: of a pair, in
+    multiplications, beside P; scratch: as from scratch_of; count: of directions."""
     plan = plan_of(problem, inputs.mask, shapes_of(inputs.score), count)
     scratch, nbytes = scratch
+    cost = plan.pairs * (problem.head_dim + problem.head_dim_v + EXPONENTIAL + cost)
+    call = backward_kernel.given(scratch, *given, *directions, *pairs, plan.work)
+    return BackwardCall(plan, (call, plan.blocks, cost, nbytes))
+
+
+def run(problem, call, arrays, count=1, new=np.empty):
+    """Run the kernel. Returns dq, dk and dv, each with an axis of directions in front, and for each array of the score
+    its gradients along these. arrays: those of BackwardGiven; count: of directions; new: allocates dq, dk and dv."""
+    plan = call.plan
     of_dq, of_dk, of_dv = plan.shapes
     sums = [[np.zeros(*layout) for layout in plan.sums] for _ in range(count)]
-    addresses = np.array([[*map(data_address, own)] for own in sums], np.int64)
-    cost = plan.pairs * (problem.head_dim + problem.head_dim_v + EXPONENTIAL + cost)
+    addresses = np.array([[*map(data_address, own)] for own in sums], np.int64) if plan.sums else NO_ADDRESSES
     lent, in_parts, dtype = Lent(), of_dq[1] > 1, problem.sum_dtype
     dq, dk, dv = (lent.new if in_parts else new)(of_dq, dtype), new(of_dk, dtype), new(of_dv, dtype)
     if plan.adds:
         for dx in (dq, dk, dv):
             dx.fill(0)  # of np.zeros the system would map each page twice, to read it and to write it
-    work = plan.work.filled(addresses, dq, dk, dv, held=sums)
-    launch(backward_kernel.given(scratch, *given, *directions, *pairs, work), plan.blocks, cost, nbytes)
+    launch(*call.launched, (*arrays, addresses, dq, dk, dv))
     dq = dq.sum(axis=1, out=new((*of_dq[:1], *of_dq[2:]), dtype)) if in_parts else dq[:, 0]
     lent.give_back()
     return dq, dk, dv, [[merged(own[number], firsts) for own in sums] for number, firsts in enumerate(plan.firsts)]

@@ -10,9 +10,10 @@ import numpy as np
 from ..base.gradients import sum_to
 from ..base.values import put
 from ..call.tangents import parts_of
-from .backward import given_of, gradients_of_score, run
+from .backward import gradients_of_score, operands_of, planned, run
+from .backward_tile import ARRAYS as BACKWARD
 from .operands import ROWS_ALONG, TANGENT, Operands
-from .score import kept_in, nonlinear_in
+from .score import kept_in, nonlinear_in, options_of
 from .score_tangents import tangents_of_steps
 from .scratch import scratch_of
 from .tangent import AT_ONCE
@@ -40,10 +41,12 @@ def along(problem, inputs, given, tangents):
     count = tangents.count
     tparts = [parts_of(inputs, tangents, number, backward=True) for number in range(count)]
     directions = ARRAYS.record(problem, given), tangents_of_steps(problem, inputs, tparts, order=2)
-    given = given_of(problem, inputs, given, order=2)
+    arrays, layouts = operands_of(problem, inputs, given)
+    given = BACKWARD.described(problem, layouts), *options_of(problem, inputs, order=2)
     scratch = scratch_for(problem, count, nonlinear_in(inputs.score), kept_in(inputs.score))
     cost = count * (6 * problem.head_dim + 4 * problem.head_dim_v)
-    tdq, tdk, tdv, of_score = run(problem, inputs, given, scratch, cost, directions, count)
+    call = planned(problem, inputs, given, scratch, cost, directions, count)
+    tdq, tdk, tdv, of_score = run(problem, call, arrays, count)
     of = (tdq, inputs.q), (tdk, inputs.k), (tdv, inputs.v)
     grads = [joined([sum_to(x, like.shape) for x in each], like.shape, problem.result_dtype) for each, like in of]
     return dict(zip(("tdq", "tdk", "tdv"), grads)) | gradients_of_score(inputs.score, map(np.array, of_score), (count,))

@@ -3,6 +3,7 @@
 import ctypes
 import hashlib
 import sys
+from array import array
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
@@ -22,14 +23,15 @@ from ..base import sources
 from ..base.compiling import compiling
 from ..base.interrupts import uninterrupted
 from .linked import LINKED
-from .record import kind_of, reader
-from .tile import add_one, contiguous_view, is_set
+from .record import HEAD, kind_of, reader
+from .tile import add_one, contiguous_view, inline_view, is_set
 
 # what changes the code that Numba makes, apart from the CPU
 SETTINGS = "OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DEBUGINFO_DEFAULT", "USING_SVML"
 # words of a run, before those of its arguments: how many steps and how many threads have begun; whether to stop; all
-# blocks, and those of a step; the address of the memory of all threads, and the bytes of each
-STEPS, THREADS, STOP, BLOCKS, STEP, MEMORY, NBYTES, WORDS = *range(7), 8
+# blocks, and those of a step; the address of the memory of all threads, and the bytes of each; how many words hold an
+# array, as a Python object, in place of its address, and where the numbers of these words begin
+STEPS, THREADS, STOP, BLOCKS, STEP, MEMORY, NBYTES, OBJECTS, NUMBERS, WORDS = *range(9), 9
 
 
 class Kernel:
@@ -48,7 +50,13 @@ class Kernel:
         """The Call for arguments in Records. The first Record is that of scratch, whose addresses count from the
         beginning of a thread's memory."""
         form = tuple([record.form for record in records])
-        return Call(self.entries.get(form) or self._compile(form, records), records)
+        words, holes = array("q", bytes(8 * WORDS)), array("q", [MEMORY])
+        for record in records:
+            holes.extend([len(words) + hole for hole in record.holes])
+            words += record.words
+        words[NUMBERS] = len(words)
+        words += holes
+        return Call(self.entries.get(form) or self._compile(form, records), records, words, holes)
 
     @uninterrupted
     @global_compiler_lock
@@ -67,6 +75,9 @@ class Kernel:
 
         def entry(run):
             words = contiguous_view(run, 1, WORDS, WORDS, np.int64)[0]
+            for number in range(words[NUMBERS], words[NUMBERS] + words[OBJECTS]):
+                word = word_at(run + 8 * word_at(run + 8 * number)[0])
+                word[0] = word_at(word[0] + HEAD)[0]
             stop, blocks, step = words[STOP : STOP + 1], words[BLOCKS], words[STEP]
             memory = words[MEMORY] + (add_one(words, THREADS) - 1) * words[NBYTES]
             first = (add_one(words, STEPS) - 1) * step
@@ -77,11 +88,18 @@ class Kernel:
         return entry
 
 
+@inline_view
+def word_at(address):
+    return contiguous_view(address, 1, 1, 1, np.int64)[0]
+
+
 class Call(NamedTuple):
     """What is left of a kernel with its arguments."""
 
     function: Any  # the CFunction of an entry
     records: tuple  # which keep its arrays alive
+    words: array  # of a run, with those of its arguments and the numbers of holes
+    holes: array  # where in these addresses are missing: of memory, and of arrays that are given later
 
 
 def grouped(function, kinds):
@@ -160,4 +178,3 @@ def file_of(name, signature, codegen):
     compilers = numba.__version__, settings, sys.version_info[:2]
     parts = name, signature, codegen.magic_tuple(), compilers, sources.digest("cpu")
     return hashlib.sha256(repr(parts).encode()).hexdigest()
-

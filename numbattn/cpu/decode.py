@@ -76,15 +76,29 @@ def split(problem, mask, tile_m):
     return (many, Record(many.table)) if len(many.table) else None, (few, Record(few)) if len(few.table) else None
 
 
-def launch_decode(problem, given, few, table):
-    """o and lse of tiles of few queries."""
+class DecodeCall(NamedTuple):
+    """What calls for tiles of few queries have in common."""
+
+    launched: tuple  # the Call, without addresses, its blocks, work and memory
+    shapes: tuple  # of the Parts
+    dtype: Any  # of sums
+
+
+def call_of(problem, given, few, table):
+    """The DecodeCall. given: the Records of ForwardGiven."""
     blocks, dtype = int(few.starts[-1]), problem.sum_dtype
-    parts = np.empty((blocks, few.rows, problem.head_dim_v), dtype)
-    statistics, done = np.empty((blocks, 2, few.rows), dtype), np.zeros(len(few.table), np.int64)
+    shapes = (blocks, few.rows, problem.head_dim_v), (blocks, 2, few.rows), (len(few.table),)
     work = READING * few.keys * (problem.head_dim + problem.head_dim_v)
     scratch, nbytes = scratch_for(problem, max(few.rows, LANES))
-    own = _parts(parts.shape, statistics.shape, done.shape, dtype).filled(parts, statistics, done)
-    launch(decode_kernel.given(scratch, *given, table, own), blocks, work, nbytes)
+    call = decode_kernel.given(scratch, *given, table, _parts(*shapes, dtype))
+    return DecodeCall((call, blocks, work, nbytes), shapes, dtype)
+
+
+def launch_decode(call, arrays):
+    """o and lse of tiles of few queries. arrays: those of ForwardGiven."""
+    O, statistics, done = call.shapes
+    own = np.empty(O, call.dtype), np.empty(statistics, call.dtype), np.zeros(done, np.int64)
+    launch(*call.launched, (*arrays, *own))
 
 
 @lru_cache(maxsize=64)

@@ -11,7 +11,7 @@ import numpy as np
 from ..base.values import put, rounded
 from ..call.problem import Saved
 from ..merging import merge_into
-from .arguments import LONG
+from .arguments import LONG, known
 from .bfloat16 import (
     NO_PAIRS,
     PAIRS,
@@ -26,10 +26,11 @@ from .bfloat16 import (
     transpose_in,
 )
 from .compile import Kernel
+from .decode import call_of as decode_call_of
 from .decode import launch_decode, split
 from .forward_directions import Directions, add_direction, add_values, columns, finish, load_directions, sums_of
 from .launch import launch
-from .operands import ForwardGiven, operands_of
+from .operands import ForwardGiven, operands_of, record_of
 from .record import Record
 from .score import options_of, score, sinks_of
 from .scratch import TILE_M, TILE_N, Lent, scratch_of
@@ -65,14 +66,15 @@ def forward(problem, inputs, out=None, save=True, onto=None):
     is_result = out is None and problem.result_dtype == problem.sum_dtype and not onto
     o = (np.empty if is_result else lent.new)(problem.out_shape, problem.sum_dtype)
     rows = [np.empty((2, *problem.lse_shape), problem.sum_dtype)] if save or onto else []  # lse and its low part
-    many, few = split(problem, inputs.mask, TILE_M)
-    pairs = pairs_of(problem, inputs.q, inputs.k, inputs.v) if few is None else NO_PAIRS
-    operands = operands_of(problem, inputs, o, *rows, narrow=pairs is PAIRS)
-    given = operands, *options_of(problem, inputs), sinks_of(problem, inputs.score)
+    pairs = pairs_of(problem, inputs.q, inputs.k, inputs.v)
+    if pairs is PAIRS and split(problem, inputs.mask, TILE_M)[1]:
+        pairs = NO_PAIRS
+    arrays, layouts = operands_of(problem, inputs, narrow=pairs is PAIRS)
+    many, few = calls_of(problem, inputs, layouts, len(rows), pairs)
     if many is not None:
-        run(problem, given, *many, pairs=pairs)
+        launch(*many, (*arrays, o, *rows))
     if few is not None:
-        launch_decode(problem, given, *few)
+        launch_decode(few, (*arrays, o, *rows))
     if onto:
         before, lse_before = onto
         out = np.empty(o.shape, problem.result_dtype) if out is None else out
@@ -86,12 +88,21 @@ def forward(problem, inputs, out=None, save=True, onto=None):
     return out, Saved(problem, inputs, out, rows[0][0], rows[0][1]) if save else None  # faster than *rows[0]
 
 
-def run(problem, given, tiles, table, directions=NO_DIRECTIONS, *sizes, pairs=NO_PAIRS):
-    """Run the kernel for WorkTiles, whose table is in a Record. given, directions: the Records of ForwardGiven and
-    Directions; sizes: as for scratch_for."""
+@known
+def calls_of(problem, inputs, layouts, saves, pairs):
+    """What to launch for tiles of many queries, as from `call_of`, and the DecodeCall for those of few, or None."""
+    many, few = split(problem, inputs.mask, TILE_M)
+    operands = record_of(problem, layouts, saves)
+    given = operands, *options_of(problem, inputs), sinks_of(problem, inputs.score)
+    return many and call_of(problem, given, *many, pairs), few and decode_call_of(problem, given, *few)
+
+
+def call_of(problem, given, tiles, table, pairs, directions=NO_DIRECTIONS, *sizes):
+    """The Call for WorkTiles, whose table is in a Record, its blocks, work and memory. given, directions: the Records
+    of ForwardGiven and Directions; sizes: as for scratch_for."""
     scratch, nbytes, cost = scratch_for(problem, pairs is PAIRS, *sizes)
-    kernel = forward_kernel.given(scratch, *given, *directions, *pairs, table)
-    launch(kernel, len(tiles.table), tiles.pairs * cost, nbytes)
+    call = forward_kernel.given(scratch, *given, *directions, *pairs, table)
+    return call, len(tiles.table), tiles.pairs * cost, nbytes
 
 
 @lru_cache(maxsize=64)

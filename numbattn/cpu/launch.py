@@ -1,7 +1,6 @@
 """Run a kernel on several threads, until it is done or a signal handler raises."""
 
 from _thread import start_new_thread
-from array import array
 from functools import partial
 from queue import SimpleQueue
 from threading import get_ident, main_thread
@@ -11,24 +10,27 @@ from numba.np.ufunc import parallel
 
 from ..base import teams
 from . import scratch
-from .compile import BLOCKS, STEP, STEPS, STOP
-from .record import data_address
+from .compile import BLOCKS, NBYTES, OBJECTS, STEP, STEPS, STOP
+from .record import put_addresses
 
 # units of `work`, see `launch`: a thread does 1e10 to 5e10 in a second
 SERIAL = 5e7  # a thread takes as much at once; less than twice that is done before a second thread would help
 SHORT = 2e9  # a thread does less before a signal handler would have to wait
 
 
-def launch(call, blocks, work, nbytes):
+def launch(call, blocks, work, nbytes, arrays=()):
     """Run a Call for all blocks, a few at a time, on as many threads as are worthwhile.
 
-    work: roughly the number of multiplications. nbytes: the memory of a thread. The kernel checks stop[0] before each
-    tile, and returns if it is set. Python runs signal handlers in its main thread, between two bytecodes: so if there
-    is much work the main thread leaves all of it to others, and waits.
+    work: roughly the number of multiplications; nbytes: the memory of a thread; arrays: those that the Call lacks. The
+    kernel checks stop[0] before each tile, and returns if it is set. Python runs signal handlers in its main thread,
+    between two bytecodes: so if there is much work the main thread leaves all of it to others, and waits.
     """
     if work < 2 * SERIAL:
         memory = scratch.take(nbytes)
-        words = words_of(call, blocks, max(1, blocks), memory, nbytes)
+        words = words_of(call, blocks, max(1, blocks), nbytes)
+        words[OBJECTS] = len(call.holes)  # Python takes longer than compiled code to find the addresses
+        for hole, x in zip(call.holes, (memory, *arrays), strict=True):
+            words[hole] = id(x)
         call.function.ctypes(words.buffer_info()[0])
     else:
         limit = _threads()
@@ -38,7 +40,9 @@ def launch(call, blocks, work, nbytes):
         team = teams.team() if threads > 1 else None
         size = team.size(threads, limit, takes_part) if team else 0
         memory = scratch.take((size or threads) * nbytes)
-        run = Run(call, words_of(call, blocks, step, memory, nbytes), memory)
+        words = words_of(call, blocks, step, nbytes)
+        put_addresses(words, call.holes, (memory, *arrays))
+        run = Run(call, words, (memory, arrays))
         if size:
             run.compute, threads = partial(team.run, call.function.address, run.address, size), 1
         try:
@@ -52,11 +56,10 @@ def launch(call, blocks, work, nbytes):
     scratch.give(memory)
 
 
-def words_of(call, blocks, step, memory, nbytes):
-    """What an entry reads: see `compile.Kernel`."""
-    words = array("q", (0, 0, 0, blocks, step, data_address(memory), nbytes, 0))
-    for record in call.records:
-        words += record.words
+def words_of(call, blocks, step, nbytes):
+    """What an entry reads, but for addresses: see `compile.Kernel`."""
+    words = call.words[:]
+    words[BLOCKS], words[STEP], words[NBYTES] = blocks, step, nbytes
     return words
 
 
@@ -72,8 +75,8 @@ class Run:
     themselves, each step a single native call: who has entered, and who has left. What is counted only grows.
     """
 
-    def __init__(self, call, words, memory):
-        self.words, self.address, self.held, self.error = words, words.buffer_info()[0], (call, memory), None
+    def __init__(self, call, words, held):
+        self.words, self.address, self.held, self.error = words, words.buffer_info()[0], (call, held), None
         self.compute = partial(call.function.ctypes, self.address)
         self.entered, self.left, self.woken = [], [], SimpleQueue()
 

@@ -1,6 +1,7 @@
 """Arrays as kernels take them: one type for all shapes, strides and broadcasts."""
 
 from functools import lru_cache
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,14 +59,18 @@ def compact(x):
 def readable(x, dtype):
     """x itself if kernels can read its matrices in `dtype`, else a copy, with one matrix for those that share
     memory."""
-    rows, cols = x.shape[-2:]
-    row, col = x.strides[-2:]
-    item = x.itemsize
-    if x.dtype == dtype and (col == item or cols <= 1) and (row >= cols * item or rows <= 1) and x.flags.aligned:
+    flags = x.flags
+    if x.dtype == dtype and flags.aligned and (flags.c_contiguous or has_rows(x.shape, x.strides, x.itemsize)):
         return x
     *lead, _, _ = compact(x).shape
     with np.errstate(under="ignore"):
         return x[tuple(map(slice, lead))].astype(dtype, order="C")
+
+
+def has_rows(shape, strides, itemsize):
+    """Whether an array is matrices of contiguous rows, one after the other."""
+    (rows, cols), (row, col) = shape[-2:], strides[-2:]
+    return (col == itemsize or cols <= 1) and (row >= cols * itemsize or rows <= 1)
 
 
 def matrices_of(x, problem):
@@ -126,6 +131,11 @@ class Operands:
 
     def record(self, problem, arrays):
         """The Record of arrays by name; one that is not there is nothing."""
+        found, layouts = self.found(problem, arrays)
+        return self.described(problem, layouts).filled(*found)
+
+    def found(self, problem, arrays):
+        """Those of these arrays that are there, as kernels read them, and the layouts of all."""
         dtype, found, layouts = problem.sum_dtype, [], []
         for name, readable in self.readable:
             if (x := arrays.get(name)) is None:
@@ -133,10 +143,10 @@ class Operands:
             else:
                 found.append(x := readable(x, dtype))
                 layouts.append((x.shape, x.strides))
-        return self.described(problem, *layouts).filled(*found)
+        return found, tuple(layouts)
 
-    def _described(self, problem, *layouts):
-        """The Record of calls on arrays of these shapes and strides, or None."""
+    def _described(self, problem, layouts):
+        """The Record, without addresses, of arrays of these shapes and strides, or None."""
         dtype = problem.sum_dtype
         return Record(*[operand.layout(problem, *layout, dtype.itemsize) if layout else operand.nothing(dtype)
                         for operand, layout in zip(self.operands.values(), layouts)])  # fmt: skip
@@ -158,15 +168,26 @@ class ForwardGiven(NamedTuple):
     sinks: Any
 
 
-def operands_of(problem, inputs, o, *lse, widened=False, narrow=False):
-    """The Record of q, k, v, o, and lse with its low part, if it is wanted. widened: whether k and v are converted to
-    the dtype of sums beforehand, not tile by tile; narrow: whether q is not."""
+def operands_of(problem, inputs, widened=False, narrow=False):
+    """q, k and v as kernels read them, in as many arrays as these are in, and their layouts. widened: whether k and v
+    are converted to the dtype of sums beforehand, not tile by tile; narrow: whether q is not."""
+    q, k, v = inputs[:3]
+    if _is_readable(problem, narrow) and q.flags.aligned and k.flags.aligned and v.flags.aligned:
+        return (q, k, v), (None, None, None, q.itemsize)
     q = readable(inputs.q, problem.dtype if narrow else problem.sum_dtype)
     cache, dtype = inputs.cache, problem.sum_dtype if widened else None
     k, of_k = _tokens_of(inputs.k, problem, cache, cache and cache.k_scale, dtype)
     v, of_v = _tokens_of(inputs.v, problem, cache, cache and cache.v_scale, dtype)
     of_q = None if q is inputs.q else (q.shape, q.strides)
-    return _operands(problem, of_q, of_k, of_v, q.itemsize, len(lse)).filled(q, *k, *v, o, *lse)
+    return (q, *k, *v), (of_q, of_k, of_v, q.itemsize)
+
+
+@lru_cache(maxsize=64)
+def _is_readable(problem, narrow):
+    """Whether kernels can read q, k and v themselves, if these are aligned."""
+    if problem.cache is not None or (problem.dtype != problem.sum_dtype and not narrow):
+        return False
+    return all(map(has_rows, problem.shapes, problem.strides, repeat(problem.dtype.itemsize)))
 
 
 def _tokens_of(x, problem, cache, scale, dtype):
@@ -187,8 +208,10 @@ def _tokens_of(x, problem, cache, scale, dtype):
 
 
 @lru_cache(maxsize=64)
-def _operands(problem, q, k, v, itemsize, saves):
-    """The Record of calls on arrays of these layouts; None for those of the problem."""
+def record_of(problem, layouts, saves):
+    """The Record, without addresses, of q, k, v of these layouts, None for those of the problem; of o, and of lse with
+    its low part, if it is wanted."""
+    q, k, v, itemsize = layouts
     q, k, v = (found or (shape, strides) for found, shape, strides in zip((q, k, v), problem.shapes, problem.strides))
     rows, dtype = (*problem.matrices, problem.seqlen_q), problem.sum_dtype
     lse = Later((2, *rows), dtype) if saves else np.zeros((2, *problem.matrices, 0), dtype)

@@ -5,8 +5,10 @@ import numpy as np
 from ..base.values import rounded
 from ..call.tangents import parts_of
 from .arguments import record_of_tiles
-from .forward import run
-from .operands import RESULT, RESULT_ALONG, ROWS_ALONG, TANGENT, Operands, operands_of
+from .bfloat16 import NO_PAIRS
+from .forward import call_of
+from .launch import launch
+from .operands import RESULT, RESULT_ALONG, ROWS_ALONG, TANGENT, Operands, operands_of, record_of
 from .score import kept_in, nonlinear_in, options_of, sinks_of
 from .score_tangents import tangents_of_sinks, tangents_of_steps
 from .scratch import TILE_M
@@ -23,16 +25,18 @@ def tangent(problem, inputs, given, tangents, bends=False):
     to, tlse = (np.empty((tangents.count, *x.shape), dtype) for x in (o, lse[0]))
     o2, along = np.empty((len(starts) * bends, *o.shape), dtype), {"to": to, "tlse": tlse}
     options = *options_of(problem, inputs, order=1 + bends), sinks_of(problem, inputs.score)
-    operands, tiles = operands_of(problem, inputs, o, lse, widened=True), record_of_tiles(problem, inputs.mask, TILE_M)
+    arrays, layouts = operands_of(problem, inputs, widened=True)
+    operands, tiles = record_of(problem, layouts, True), record_of_tiles(problem, inputs.mask, TILE_M)
     slopes = (nonlinear_in(inputs.score) + kept_in(inputs.score)) * (1 + bends)
     for number, first in enumerate(starts):
         count = min(AT_ONCE, tangents.count - first)
         tparts = [parts_of(inputs, tangents, first + t) for t in range(count)]
-        arrays = {name: x if x is None else x[first : first + count] for name, x in (given | along).items()}
+        own = {name: x if x is None else x[first : first + count] for name, x in (given | along).items()}
         if bends:
-            arrays["o2"] = o2[number]
+            own["o2"] = o2[number]
         of_score = tangents_of_steps(problem, inputs, tparts), tangents_of_sinks(problem, tparts)
-        directions = ARRAYS.record(problem, arrays), *of_score
-        run(problem, (operands, *options), *tiles, directions, count, int(bends), slopes)
+        directions = ARRAYS.record(problem, own), *of_score
+        call = call_of(problem, (operands, *options), *tiles, NO_PAIRS, directions, count, int(bends), slopes)
+        launch(*call, (*arrays, o, lse))
     o, to = rounded(o, problem.result_dtype), rounded(to, problem.result_dtype)
     return {"o": o, "lse": lse[0], "lse_low": lse[1], "to": to, "tlse": tlse, "o2": o2}

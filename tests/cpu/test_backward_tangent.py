@@ -12,14 +12,14 @@ def test_blocks_share_the_tiles_of_all_segments(rng, monkeypatch):
     """Each tile is one block's, so that no two add to the same tdK, and sums for a slope are each block's own."""
     touched = []
 
-    def one_by_one(call, blocks, work, nbytes):
-        (_, _, tdk, _), _ = call.records[-1].held
+    def one_by_one(call, blocks, work, nbytes, arrays):
+        *_, tdk, _ = arrays
         if len(tdk) < 2:  # of the gradients themselves
-            run_blocks(call, 0, blocks, nbytes)
+            run_blocks(call, 0, blocks, nbytes, arrays)
             return
         for block in range(blocks):
             before = tdk.copy()
-            run_blocks(call, block, block + 1, nbytes)
+            run_blocks(call, block, block + 1, nbytes, arrays)
             touched.append((tdk != before).any(axis=(0, 1, 3)))
 
     monkeypatch.setitem(run.__globals__, "launch", one_by_one)

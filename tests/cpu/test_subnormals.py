@@ -76,7 +76,7 @@ def test_a_kernel_that_is_told_to_stop_puts_it_back(rng, monkeypatch):
     _, saved = na.attention_forward(q, k, v)
     dv = na.attention_backward(do, saved).dv
     monkeypatch.setitem(
-        run.__globals__, "launch", lambda call, blocks, work, nbytes: run_blocks(call, 0, blocks, nbytes, 0.05)
+        run.__globals__, "launch", lambda call, blocks, work, *more: run_blocks(call, 0, blocks, *more, stop_after=0.05)
     )
     assert not np.array_equal(na.attention_backward(do, saved).dv, dv)
     assert kept(np.float32) == (True, True)
