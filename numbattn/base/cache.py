@@ -16,6 +16,8 @@ import stat
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -25,6 +27,7 @@ import platformdirs
 from . import sources
 
 VARIABLE = "NUMBATTN_CACHE_DIR"
+AHEAD = "numbattn_ahead"  # the package of kernels for CPUs that are compiled ahead, by .ci/release
 KINDS = "cpu", "cuda"
 NAME = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{32})?")  # names of our files; the longer ones are drafts
 MOST_BYTES = 256 << 20  # for each kind; the files unused for longest are removed first
@@ -73,6 +76,29 @@ def read(kind: str, name: str) -> Entry | None:
         return None
     with suppress(OSError):
         os.utime(path)  # marks it as used just now
+    return _entry(content)
+
+
+def read_installed(name: str) -> Entry | None:
+    """The entry for CPUs in the package of code compiled ahead, if it is installed and has it."""
+    folder = installed()
+    if folder is None or not sources.unchanged():
+        return None
+    try:
+        digest, content = (folder / name).read_bytes().split(b"\n", 1)
+    except (OSError, ValueError):
+        return None
+    return _entry(content) if _digest(name, content) == digest else None
+
+
+@cache
+def installed() -> Path | None:
+    """The folder of that package."""
+    found = find_spec(AHEAD)
+    return Path(found.submodule_search_locations[0]) if found and found.submodule_search_locations else None
+
+
+def _entry(content: bytes) -> Entry:
     header, code = content.split(b"\n", 1)
     return Entry(json.loads(header), code)
 
@@ -82,7 +108,7 @@ def write(kind: str, name: str, header: Mapping[str, Any], code: bytes) -> None:
     if not sources.unchanged():
         _warn(f"the files in {sources.PACKAGE} are no longer those that were imported. A new process keeps it")
         return
-    content = json.dumps(header).encode() + b"\n" + code
+    content = packed(name, Entry(dict(header), code))
     try:
         folder = cache_dir(kind)
         for each in (*reversed(folder.parents[:2]), folder):
@@ -90,7 +116,7 @@ def write(kind: str, name: str, header: Mapping[str, Any], code: bytes) -> None:
         draft = folder / f"{name}.{uuid4().hex}"  # renamed in the end: readers find all of it or nothing
         try:
             with open(_open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
-                file.write(_digest(name, content) + b"\n" + content)
+                file.write(content)
             draft.replace(folder / name)
         finally:
             draft.unlink(missing_ok=True)
@@ -147,6 +173,12 @@ def _check(path: Path, state: os.stat_result) -> None:
         raise PermissionError(f"{path} belongs to user {state.st_uid}, whose code is not run")
     if state.st_mode & OTHERS_WRITE:
         raise PermissionError(f"{path} can be written by others, whose code is not run (chmod go-w)")
+
+
+def packed(name: str, entry: Entry) -> bytes:
+    """What a file of this name holds."""
+    content = json.dumps(entry.header).encode() + b"\n" + entry.code
+    return _digest(name, content) + b"\n" + content
 
 
 def _digest(name: str, content: bytes) -> bytes:

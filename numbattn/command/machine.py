@@ -54,8 +54,9 @@ def kept() -> str:
     """Where compiled code is kept, and how much."""
     kept = (f"{len(sizes)} for the {kind}, {sum(sizes) / 1e6:.1f} MB"
             for kind, sizes in zip(("CPU", "GPU"), cache.sizes().values()))  # fmt: skip
+    ahead = f"; others are in {folder}" if (folder := cache.installed()) else ""
     try:
-        return f"{cache.cache_dir()}, kernels: {'; '.join(kept)}"
+        return f"{cache.cache_dir()}, kernels: {'; '.join(kept)}{ahead}"
     except OSError as error:
         return f"none, {error}"
 

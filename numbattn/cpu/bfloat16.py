@@ -18,10 +18,11 @@ from numba.extending import intrinsic, overload
 
 from ..base.checks import DTYPES
 from .linked import linked
-from .product import CPU, FEATURES, INT, LONG, ROWS, VECTORS, Elements, Vectors, along, clamped, product_of
+from .product import INT, LONG, ROWS, VECTORS, Elements, Vectors, along, clamped, product_of
 from .product import product as float_product
 from .product import product_tn as float_product_tn
 from .record import Record
+from .target import CPU, FEATURES
 from .tile import (
     LINE,
     OPTIONS,

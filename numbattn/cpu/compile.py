@@ -24,6 +24,7 @@ from ..base.compiling import compiling
 from ..base.interrupts import uninterrupted
 from .linked import LINKED
 from .record import HEAD, kind_of, reader
+from .target import PLATFORM
 from .tile import add_one, contiguous_view, inline_view, is_set
 
 # what changes the code that Numba makes, apart from the CPU
@@ -159,13 +160,13 @@ def c_function(name, arguments, make, shown="a function of a score", **options):
     arguments: ctypes' types, int64 in compiled code; shown: its name in the log."""
     cpu_target.target_context.refresh()
     kinds = types.void, (types.int64,) * len(arguments)
-    file = file_of(name, kinds, cpu_target.target_context.codegen())
-    kept = disk.read("cpu", file)
+    file, ahead = file_of(name, kinds, cpu_target.target_context.codegen()), file_ahead_of(name, kinds)
+    kept = disk.read("cpu", file) or disk.read_installed(ahead)
     if kept is None:
         with compiling("cpu", f"{shown} for the CPU"):
             result = CFunc(make(), kinds[::-1], {}, {"error_model": "numpy", **options})._compile_uncached()
         library, symbol = result.library, result.fndesc.llvm_cfunc_wrapper_name
-        kept = keep(file, {"function": symbol}, library)
+        kept = keep(file, {"function": symbol, "ahead": ahead}, library)
         if kept is None:
             return CFunction(library, library.get_pointer_to_function(symbol), arguments)
     code = Code(kept)
@@ -174,7 +175,15 @@ def c_function(name, arguments, make, shown="a function of a score", **options):
 
 def file_of(name, signature, codegen):
     """The name of the code compiled from these sources, by these versions, for this CPU, with Numba's settings."""
+    return digest_of(name, signature, codegen.magic_tuple(), numba.__version__, sys.version_info[:2])
+
+
+def file_ahead_of(name, signature):
+    """The name of code compiled ahead from these sources, by whatever versions; its header has it, too."""
+    return digest_of(name, signature, PLATFORM)
+
+
+def digest_of(*parts):
     settings = [str(getattr(config, setting, None)) for setting in SETTINGS]
-    compilers = numba.__version__, settings, sys.version_info[:2]
-    parts = name, signature, codegen.magic_tuple(), compilers, sources.digest("cpu")
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
+    return hashlib.sha256(repr((*parts, settings, sources.digest("cpu"))).encode()).hexdigest()
+

@@ -8,17 +8,11 @@ element of every row of a is multiplied by the vectors of row k of b.
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-from ..base.compiling import check_setting
 from .linked import linked
+from .target import FEATURES, VECTOR_BYTES
 
-check_setting("DISABLE_JIT")
-# of the CPU that Numba compiles for, which NUMBA_CPU_NAME and NUMBA_CPU_FEATURES may change
-_, CPU, TARGET = cpu_target.target_context.codegen().magic_tuple()
-FEATURES = {feature[1:] for feature in TARGET.split(",") if feature.startswith("+")}
-VECTOR_BYTES = 64 if "avx512f" in FEATURES else 32 if "avx" in FEATURES else 16
 ROWS, VECTORS = (8, 2) if "avx512f" in FEATURES else (6, 2)  # the accumulators take most registers
 FEW_ROWS, FEW_VECTORS = (4, 4) if "avx512f" in FEATURES else (2, 4)  # for products with few rows
 FEW_DOTS = 4 if VECTOR_BYTES > 16 else 2  # rows

@@ -8,7 +8,8 @@ from numba import types
 from numba.extending import intrinsic
 
 from .linked import linked
-from .product import VECTOR_BYTES, Elements, Vectors, clamped
+from .product import Elements, Vectors, clamped
+from .target import VECTOR_BYTES
 
 BYTE = ir.IntType(8)
 

@@ -14,8 +14,8 @@ from numba.np.arrayobj import populate_array
 from .. import dropout
 from ..functions.compiled.exponentials import float_of
 from .linked import LINKED, linked
-from .product import FEATURES
 from .selection import select
+from .target import FEATURES
 
 # inlined, or small tiles would mostly spend time on copies of arguments
 OPTIONS = {**LINKED, "forceinline": True, "fastmath": {"contract"}, "error_model": "numpy"}

@@ -43,7 +43,7 @@ def test_what_is_written_is_read(place, code):
     assert [path.name for path in (place / "cpu").iterdir()] == [NAME]
 
 
-@pytest.mark.parametrize("damage", [
+DAMAGE = pytest.mark.parametrize("damage", [
     lambda data: b"",
     lambda data: data[:-1],
     lambda data: data[1:],
@@ -52,10 +52,32 @@ def test_what_is_written_is_read(place, code):
     lambda data: b"garbage",
     lambda data: b"gar\nbage",
 ], ids=["empty", "end", "start", "header", "bit", "other", "lines"])  # fmt: skip
+
+
+@DAMAGE
 def test_what_is_damaged_is_not_there(place, damage):
     file = keep()
     file.write_bytes(damage(file.read_bytes()))
     assert cache.read("cpu", NAME) is None
+
+
+@DAMAGE
+def test_code_of_an_installed_package_is_read_unless_it_is_damaged(tmp_path, monkeypatch, damage):
+    monkeypatch.setattr(cache, "installed", lambda: tmp_path)
+    assert cache.read_installed(NAME) is None
+    entry = Entry(HEADER, b"code")
+    (tmp_path / NAME).write_bytes(cache.packed(NAME, entry))
+    assert cache.read_installed(NAME) == entry
+    (tmp_path / NAME).write_bytes(damage(cache.packed(NAME, entry)))
+    assert cache.read_installed(NAME) is None
+
+
+def test_where_the_package_is(tmp_path, monkeypatch):
+    assert cache.installed.__wrapped__() is None
+    (tmp_path / cache.AHEAD).mkdir()
+    (tmp_path / cache.AHEAD / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert cache.installed.__wrapped__() == tmp_path / cache.AHEAD
 
 
 def test_a_file_is_no_other(place):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import numbattn as na
-from numbattn.cpu import bfloat16, product
+from numbattn.cpu import bfloat16, product, target
 from numbattn.cpu.bfloat16 import HAS_AMX, HAS_BFLOAT16, PAIRS, has_pairs, pairs_of
 from tests.accuracy import check, random
 from tests.tools.process import printed
@@ -162,7 +162,7 @@ print(bfloat16.HAS_AMX, bfloat16.HAS_DOTS)
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_BFLOAT16, reason="a CPU without AVX512-BF16")
 def test_attention_by_dot_products():
-    features = ",".join(x for x in product.TARGET.split(",") if "amx" not in x)
+    features = ",".join(x for x in target.TARGET.split(",") if "amx" not in x)
     assert printed(DOTS, NUMBA_CPU_NAME="znver4", NUMBA_CPU_FEATURES=features) == ["False True"]
 
 

@@ -16,6 +16,7 @@ import pytest
 from numba.core.registry import cpu_target
 
 import numbattn as na
+from numbattn.base import cache
 from numbattn.cpu import compile
 from numbattn.cpu.launch import launch
 from numbattn.cpu.record import Record
@@ -77,9 +78,20 @@ def test_what_compiles_says_so_and_what_is_read_does_not(tmp_path, monkeypatch):
 @pytest.mark.parametrize("setting", compile.SETTINGS)
 def test_code_of_other_settings_has_another_name(setting, monkeypatch):
     codegen = cpu_target.target_context.codegen()
-    before = compile.file_of("kernel", (), codegen)
+    before = compile.file_of("kernel", (), codegen), compile.file_ahead_of("kernel", ())
     monkeypatch.setattr(compile.config, setting, "another")
-    assert compile.file_of("kernel", (), codegen) != before
+    assert not {compile.file_of("kernel", (), codegen), compile.file_ahead_of("kernel", ())}.intersection(before)
+
+
+def test_code_that_was_compiled_ahead_is_not_compiled(filled, tmp_path, monkeypatch):
+    """It is found by the name in the header of what was kept where it was compiled."""
+    (file,) = files(filled)
+    _, header, code = file.read_bytes().split(b"\n", 2)
+    name = (header := json.loads(header))["ahead"]
+    (tmp_path / name).write_bytes(cache.packed(name, cache.Entry(header, code)))
+    monkeypatch.setattr(cache, "installed", lambda: tmp_path)
+    assert call(tmp_path / "empty") == (0, "")
+    assert not (tmp_path / "empty").exists()
 
 
 def test_a_file_that_cannot_be_written_is_read(filled):
@@ -119,7 +131,7 @@ def test_nothing_is_unpickled(filled):
     """What is kept is object code and a header."""
     (file,) = files(filled)
     digest, header, code = file.read_bytes().split(b"\n", 2)
-    assert json.loads(header).keys() == {"function"}
+    assert json.loads(header).keys() == {"function", "ahead"}
     assert code.startswith((b"\x7fELF", b"\xcf\xfa\xed\xfe", b"d\x86"))
     with patch.multiple(pickle, loads=None, load=None, Unpickler=None):
         assert call(filled) == (0, "")

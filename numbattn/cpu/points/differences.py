@@ -5,7 +5,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from ..linked import linked
-from ..product import LONG, VECTOR_BYTES, Elements, Vectors, clamped
+from ..product import LONG, Elements, Vectors, clamped
+from ..target import VECTOR_BYTES
 
 ROWS, VECTORS = 4, 2  # of a block
 
