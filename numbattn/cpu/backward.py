@@ -30,8 +30,8 @@ BLOCKS = 16  # at least, even for few heads: a constant, so that gradients do no
 def backward(problem, inputs, given, tangents=None):
     """dq, dk, dv, and gradients of parts of the score, by name; given: arrays by name."""
     pairs = pairs_of(problem, inputs.q, inputs.k, inputs.v, given["do"], given["o"])
-    arrays, layouts = operands_of(problem, inputs, given, pairs)
     lent = Lent()
+    arrays, layouts = operands_of(problem, inputs, given, lent.new, pairs)
     new = np.empty if problem.result_dtype == problem.sum_dtype else lent.new
     *found, of_score = run(problem, call_of(problem, inputs, layouts, pairs), arrays, new=new)
     dq, dk, dv = [rounded(sum_to(dx[0], x.shape), problem.result_dtype) for dx, x in zip(found, inputs)]
@@ -39,9 +39,10 @@ def backward(problem, inputs, given, tangents=None):
     return {"dq": dq, "dk": dk, "dv": dv, **gradients_of_score(inputs.score, [dx for (dx,) in of_score])}
 
 
-def operands_of(problem, inputs, given, pairs=NO_PAIRS):
-    """The arrays of BackwardGiven that there are, as kernels read them, and the layouts of all; given: by name."""
-    return arrays_of(pairs).found(problem, {"q": inputs.q, "k": inputs.k, "v": inputs.v, **given})
+def operands_of(problem, inputs, given, new, pairs=NO_PAIRS):
+    """The arrays of BackwardGiven that there are, as kernels read them, and the layouts of all; given: by name; new:
+    allocates copies."""
+    return arrays_of(pairs).found(problem, {"q": inputs.q, "k": inputs.k, "v": inputs.v, **given}, new)
 
 
 @known

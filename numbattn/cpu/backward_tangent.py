@@ -15,7 +15,7 @@ from .backward_tile import ARRAYS as BACKWARD
 from .operands import ROWS_ALONG, TANGENT, Operands
 from .score import kept_in, nonlinear_in, options_of
 from .score_tangents import tangents_of_steps
-from .scratch import scratch_of
+from .scratch import Lent, scratch_of
 from .tangent import AT_ONCE
 
 ARRAYS = Operands(
@@ -38,17 +38,18 @@ def backward_tangent(problem, inputs, given, tangents):
 
 def along(problem, inputs, given, tangents):
     """The results of `backward_tangent` for at most AT_ONCE directions."""
-    count = tangents.count
+    count, lent = tangents.count, Lent()
     tparts = [parts_of(inputs, tangents, number, backward=True) for number in range(count)]
-    directions = ARRAYS.record(problem, given), tangents_of_steps(problem, inputs, tparts, order=2)
-    arrays, layouts = operands_of(problem, inputs, given)
+    directions = ARRAYS.record(problem, given, lent.new), tangents_of_steps(problem, inputs, tparts, order=2)
+    arrays, layouts = operands_of(problem, inputs, given, lent.new)
     given = BACKWARD.described(problem, layouts), *options_of(problem, inputs, order=2)
     scratch = scratch_for(problem, count, nonlinear_in(inputs.score), kept_in(inputs.score))
     cost = count * (6 * problem.head_dim + 4 * problem.head_dim_v)
     call = planned(problem, inputs, given, scratch, cost, directions, count)
-    tdq, tdk, tdv, of_score = run(problem, call, arrays, count)
+    tdq, tdk, tdv, of_score = run(problem, call, arrays, count, lent.new)
     of = (tdq, inputs.q), (tdk, inputs.k), (tdv, inputs.v)
     grads = [joined([sum_to(x, like.shape) for x in each], like.shape, problem.result_dtype) for each, like in of]
+    lent.give_back()
     return dict(zip(("tdq", "tdk", "tdv"), grads)) | gradients_of_score(inputs.score, map(np.array, of_score), (count,))
 
 

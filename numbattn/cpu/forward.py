@@ -69,7 +69,7 @@ def forward(problem, inputs, out=None, save=True, onto=None):
     pairs = pairs_of(problem, inputs.q, inputs.k, inputs.v)
     if pairs is PAIRS and split(problem, inputs.mask, TILE_M)[1]:
         pairs = NO_PAIRS
-    arrays, layouts = operands_of(problem, inputs, narrow=pairs is PAIRS)
+    arrays, layouts = operands_of(problem, inputs, lent.new, narrow=pairs is PAIRS)
     many, few = calls_of(problem, inputs, layouts, len(rows), pairs)
     if many is not None:
         launch(*many, (*arrays, o, *rows))

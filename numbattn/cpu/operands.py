@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..base.checks import DTYPES
+from ..base.values import put
 from ..caches import eight_bits
 from .record import HOLE, Later, Record, data_address
 from .tile import BFLOAT16, FLOAT8, FLOAT16, INT8, OF_SUMS
@@ -56,15 +57,16 @@ def compact(x):
     return x[tuple([slice(0, None if stride else 1) for stride in x.strides])]
 
 
-def readable(x, dtype):
-    """x itself if kernels can read its matrices in `dtype`, else a copy, with one matrix for those that share
-    memory."""
+def readable(x, dtype, new=np.empty):
+    """x itself if kernels can read its matrices in `dtype`, else a copy, with one matrix for those that share memory,
+    which `new` allocates."""
     flags = x.flags
     if x.dtype == dtype and flags.aligned and (flags.c_contiguous or has_rows(x.shape, x.strides, x.itemsize)):
         return x
     *lead, _, _ = compact(x).shape
-    with np.errstate(under="ignore"):
-        return x[tuple(map(slice, lead))].astype(dtype, order="C")
+    copy = new((*lead, *x.shape[-2:]), np.dtype(dtype))
+    put(copy, x[tuple(map(slice, lead))])
+    return copy
 
 
 def has_rows(shape, strides, itemsize):
@@ -99,7 +101,7 @@ def matrices_along(problem, shape, strides, itemsize):
 class Operand(NamedTuple):
     """How kernels take an array of a call."""
 
-    readable: Any  # (array, dtype of sums): itself if kernels can read it, else a copy
+    readable: Any  # (array, dtype of sums, new): itself if kernels can read it, else a copy in new(shape, dtype)
     layout: Any  # (problem, shape, strides, itemsize): what a Record has of it
     nothing: Any  # (dtype of sums): what it has in place of None
 
@@ -113,11 +115,12 @@ def contiguous(lead, own):
     def nothing(dtype):
         return np.zeros((0,) * (lead + 2 + own), dtype)
 
-    return Operand(np.ascontiguousarray, layout, nothing)
+    return Operand(lambda x, dtype, new: np.ascontiguousarray(x), layout, nothing)
 
 
 MATRIX = Operand(readable, matrices, lambda dtype: NO_MATRICES)
-HALVES = Operand(lambda x, dtype: readable(x, DTYPES[1]), lambda *layout: matrices(*layout[:-1], 2), MATRIX.nothing)
+HALVES = MATRIX._replace(readable=lambda x, dtype, new: readable(x, DTYPES[1], new),
+                         layout=lambda *layout: matrices(*layout[:-1], 2))  # fmt: skip
 TANGENT = Operand(readable, matrices_along, lambda dtype: NO_TANGENTS)
 ROWS, ROWS_ALONG, RESULT, RESULT_ALONG = contiguous(0, 1), contiguous(1, 1), contiguous(0, 2), contiguous(1, 2)
 
@@ -129,19 +132,19 @@ class Operands:
         self.operands, self.described = operands, lru_cache(maxsize=64)(self._described)
         self.readable = [(name, operand.readable) for name, operand in operands.items()]
 
-    def record(self, problem, arrays):
-        """The Record of arrays by name; one that is not there is nothing."""
-        found, layouts = self.found(problem, arrays)
+    def record(self, problem, arrays, new=np.empty):
+        """The Record of arrays by name; one that is not there is nothing. new: allocates copies."""
+        found, layouts = self.found(problem, arrays, new)
         return self.described(problem, layouts).filled(*found)
 
-    def found(self, problem, arrays):
+    def found(self, problem, arrays, new=np.empty):
         """Those of these arrays that are there, as kernels read them, and the layouts of all."""
         dtype, found, layouts = problem.sum_dtype, [], []
         for name, readable in self.readable:
             if (x := arrays.get(name)) is None:
                 layouts.append(None)
             else:
-                found.append(x := readable(x, dtype))
+                found.append(x := readable(x, dtype, new))
                 layouts.append((x.shape, x.strides))
         return found, tuple(layouts)
 
@@ -168,16 +171,17 @@ class ForwardGiven(NamedTuple):
     sinks: Any
 
 
-def operands_of(problem, inputs, widened=False, narrow=False):
-    """q, k and v as kernels read them, in as many arrays as these are in, and their layouts. widened: whether k and v
-    are converted to the dtype of sums beforehand, not tile by tile; narrow: whether q is not."""
+def operands_of(problem, inputs, new, widened=False, narrow=False):
+    """q, k and v as kernels read them, in as many arrays as these are in, and their layouts. new: allocates copies;
+    widened: whether k and v are converted to the dtype of sums beforehand, not tile by tile; narrow: whether q is not.
+    """
     q, k, v = inputs[:3]
     if _is_readable(problem, narrow) and q.flags.aligned and k.flags.aligned and v.flags.aligned:
         return (q, k, v), (None, None, None, q.itemsize)
-    q = readable(inputs.q, problem.dtype if narrow else problem.sum_dtype)
+    q = readable(inputs.q, problem.dtype if narrow else problem.sum_dtype, new)
     cache, dtype = inputs.cache, problem.sum_dtype if widened else None
-    k, of_k = _tokens_of(inputs.k, problem, cache, cache and cache.k_scale, dtype)
-    v, of_v = _tokens_of(inputs.v, problem, cache, cache and cache.v_scale, dtype)
+    k, of_k = _tokens_of(inputs.k, problem, cache, cache and cache.k_scale, dtype, new)
+    v, of_v = _tokens_of(inputs.v, problem, cache, cache and cache.v_scale, dtype, new)
     of_q = None if q is inputs.q else (q.shape, q.strides)
     return (q, *k, *v), (of_q, of_k, of_v, q.itemsize)
 
@@ -190,10 +194,10 @@ def _is_readable(problem, narrow):
     return all(map(has_rows, problem.shapes, problem.strides, repeat(problem.dtype.itemsize)))
 
 
-def _tokens_of(x, problem, cache, scale, dtype):
+def _tokens_of(x, problem, cache, scale, dtype, new):
     """The arrays of the Tokens of k or v, (..., heads, tokens, features), or of a cache; and their layout, None if it
     is that of x."""
-    given, x = x, readable(x, dtype or x.dtype)
+    given, x = x, readable(x, dtype or x.dtype, new)
     if cache is None:
         return (x,), None if x is given else (x.shape, x.strides, x.dtype)
     arrays, table, of_scale = [x], None, None

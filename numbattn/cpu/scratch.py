@@ -1,6 +1,8 @@
 """Memory of a thread, for one tile at a time."""
 
 import math
+from contextlib import suppress
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,17 +74,22 @@ def memory_of(kind, sizes):
 
 
 # ---------------------------------------------------------------------------------------------------- from call to call
-KEPT, LARGEST = 4, 1 << 24  # so many pieces at most, of at most so many bytes
-_kept: list[np.ndarray] = []  # what is taken and given in one native call each needs no lock
+KEPT, MOST = 16, 1 << 26  # pieces at most, and bytes of all
+NBYTES = attrgetter("nbytes")
+_kept: list[np.ndarray] = []  # taken and given in one native call each, which needs no lock; the oldest first
 
 
 def take(nbytes):
     """Memory that begins with a line of the caches, whatever is in it. Of the system's each page would be cleared."""
-    try:
-        memory = _kept.pop()
-    except IndexError:
-        return fresh(nbytes)
-    return memory if memory.nbytes >= nbytes else fresh(nbytes)
+    for _ in range(len(_kept)):
+        try:
+            memory = _kept.pop()
+        except IndexError:  # other threads took the rest
+            break
+        if memory.nbytes >= nbytes:
+            return memory
+        _kept.insert(0, memory)
+    return fresh(nbytes)
 
 
 def fresh(nbytes):
@@ -92,9 +99,11 @@ def fresh(nbytes):
 
 
 def give(memory):
-    """Keep memory for later calls."""
-    if len(_kept) < KEPT and memory.nbytes <= LARGEST:
-        _kept.append(memory)
+    """Keep memory for later calls, rather than what is older."""
+    _kept.append(memory)
+    while len(_kept) > KEPT or sum(map(NBYTES, _kept)) > MOST:
+        with suppress(IndexError):  # other threads took the rest
+            _kept.pop(0)
 
 
 class Lent:

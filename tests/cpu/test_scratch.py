@@ -25,18 +25,27 @@ def test_what_is_given_is_taken_again(kept):
     scratch.give(memory)
     assert scratch.take(40) is memory
     scratch.give(memory)
-    larger = scratch.take(200)  # in its place
+    larger = scratch.take(200)
     assert larger.nbytes == 200
     assert larger.ctypes.data % LINE == 0
-    assert not kept
+    assert kept == [memory]
+    scratch.give(larger)
+    assert scratch.take(100) is larger
+    scratch.give(larger)
+    kept.reverse()
+    assert scratch.take(150) is larger
 
 
 def test_how_much_is_kept(kept):
-    scratch.give(np.empty(scratch.LARGEST + 1, np.uint8))
+    """The newest."""
+    for nbytes, most in ((scratch.MOST // 4, 4), (1, scratch.KEPT)):
+        given = [np.empty(nbytes, np.uint8) for _ in range(most + 1)]
+        for memory in given:
+            scratch.give(memory)
+        assert [id(memory) for memory in kept] == [id(memory) for memory in given[1:]]
+        kept.clear()
+    scratch.give(np.empty(scratch.MOST + 1, np.uint8))
     assert not kept
-    for _ in range(scratch.KEPT + 1):
-        scratch.give(np.empty(scratch.LARGEST, np.uint8))
-    assert len(kept) == scratch.KEPT
 
 
 def test_lent_arrays(kept):
@@ -61,11 +70,19 @@ FAULTS_OF_PAGES = """
         o, backprop = na.attention_vjp(q, k, v)
         return o, *backprop(do)
 
+    o, saved = na.attention_forward(q, k, v)
+    _, _, _, tsaved = na.attention_forward_jvp(q, k, v, q, k, v)
+    def jvp():
+        return na.attention_jvp(q, k, v, q, k, v)
+
+    def backward_jvp():
+        (dq, dk, dv), (tdq, tdk, tdv) = na.attention_backward_jvp(do, saved, tsaved)
+        return dq, dk, dv, tdq, tdk, tdv
+
     def product():
         return points.product(x, x, b, points.Gaussian()),
 
-    calls = [lambda: (na.attention(q, k, v),), vjp, product]
-    for call in calls:
+    for call in {calls}:
         call()
         results = call()
         allowed = sum(x.nbytes for x in results) // mmap.PAGESIZE
@@ -74,20 +91,26 @@ FAULTS_OF_PAGES = """
         for _ in range(5):
             call()
         faults = (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / 5
-        print(faults <= allowed + 20 or (faults, allowed))
+        print(faults <= 1.2 * allowed + 20 or (faults, allowed))
 """
+ATTENTION = "(lambda: (na.attention(q, k, v),), vjp, jvp, backward_jvp)"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts Linux' page faults")
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_only_results_are_new_memory(dtype):
-    """In a fresh process: the C library keeps less of what is freed there than it does later."""
-    assert printed(FAULTS_OF_PAGES.format(dtype=dtype)) == ["True"] * 3
+    """Where the C library keeps nothing that is freed; of points, as much as it does in a fresh process, where it keeps
+    less than it does later: they have intermediate results of NumPy's."""
+    keeps_nothing = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), "32768")
+    assert printed(FAULTS_OF_PAGES.format(dtype=dtype, calls=ATTENTION), **keeps_nothing) == ["True"] * 4
+    assert printed(FAULTS_OF_PAGES.format(dtype=dtype, calls="[product]")) == ["True"]
 
 
 FAULTS = {
-    "len(_kept) < KEPT and ": "",
-    " and memory.nbytes <= LARGEST": "",
-    "memory if memory.nbytes >= nbytes else": "memory if memory.nbytes else",
+    "len(_kept) > KEPT or ": "",
+    " or sum(map(NBYTES, _kept)) > MOST": "",
+    "_kept.pop(0)": "_kept.pop()",
+    "if memory.nbytes >= nbytes:": "if memory.nbytes:",
+    "        _kept.insert(0, memory)\n": "",
     "give(self.taken.pop())": "give(self.taken.pop(0))",
 }
