@@ -21,7 +21,7 @@ class PairSteps:
         unit, tile_m, tile_n, threads, lanes, chunks, self.stages, _ = tiles
         self.unit, self.tile_m, self.tile_n, self.threads, self.lanes, self.chunks = tiles[:6]
         self.shared, self.rows_of, cols = SharedMemory(), Alignment(nbytes), tile_n // chunks
-        self.layout, self.product = product_step(unit, lanes, tile_m, cols, threads, False, self.shared, self.ACC)
+        self.layout, self.product = product_step(tiles, tile_m, cols, self.shared, self.ACC)
         if unit == "fma" and dim <= DIFFERENCES and dim_b <= FEW:
             self.layout = simt(tile_m, cols, threads, lanes, min(cols // lanes, vector(self.dtype)))
 
