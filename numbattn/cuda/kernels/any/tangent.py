@@ -72,9 +72,18 @@ from .tangent_tiles import SHORT, SHORT_SECOND, TILES, TILES_SECOND
 
 
 def with_tangent(shared, dtype, threads, rows, width, has_tangent):
-    """Places of an operand's tile and of its tangent's, the same if there is none; and the layout that copies them."""
-    (place, copy), *others = buffers(shared, dtype, threads, rows, [width] * (1 + has_tangent))
-    return place, others[0][0] if others else place, copy
+    """Places of an operand's tile and of its tangent's, the same if there is none; and the device function (X, tX,
+    first) that starts to copy both."""
+    (PLACE, COPY), *others = buffers(shared, dtype, threads, rows, [width] * (1 + has_tangent))
+    TANGENT, HAS_TANGENT = others[0][0] if others else PLACE, has_tangent
+
+    @device
+    def fetch(X, tX, first):
+        copy_async(allocate(PLACE), X, COPY, first)
+        if HAS_TANGENT:
+            copy_async(allocate(TANGENT), tX, COPY, first)
+
+    return PLACE, TANGENT, fetch
 
 
 def left_step(layout, shared, dtype):
@@ -187,9 +196,9 @@ def tangent(
     O_TILE = sums(tiles, tile_m, head_dim_v, run=vector(dtype))
     shared = SharedMemory()
     S_TILE, product = product_step(tiles, tile_m, tile_n, shared, ACC)
-    SHARED_Q, SHARED_TQ, COPY_Q = with_tangent(shared, dtype, threads, tile_m, head_dim, HAS_TQ)
-    SHARED_K, SHARED_TK, COPY_K = with_tangent(shared, dtype, threads, tile_n, head_dim, HAS_TK)
-    SHARED_V, SHARED_TV, COPY_V = with_tangent(shared, dtype, threads, tile_n, head_dim_v, HAS_TV)
+    SHARED_Q, SHARED_TQ, fetch_q = with_tangent(shared, dtype, threads, tile_m, head_dim, HAS_TQ)
+    SHARED_K, SHARED_TK, fetch_k = with_tangent(shared, dtype, threads, tile_n, head_dim, HAS_TK)
+    SHARED_V, SHARED_TV, fetch_v = with_tangent(shared, dtype, threads, tile_n, head_dim_v, HAS_TV)
     both = dot_by_dot if unit == "mma" and dtype.itemsize > 2 else dots    # two left operands of words do not fit
     products = products_step(S_TILE, product, both, ACC, tiles, tangents)
     left, left_tangent = left_step(S_TILE, shared, dtype), left_step(S_TILE, shared, dtype)
@@ -205,24 +214,6 @@ def tangent(
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
     mask_of, scores_of, tscores_of = mask_within_step(mask), within_segment(score), within_segment(of_parts)
     with_tsink = sink_tangent_step(tscore, ACC)
-
-    @device
-    def fetch_k(K, tK, n0):
-        copy_async(allocate(SHARED_K), K, COPY_K, n0)
-        if HAS_TK:
-            copy_async(allocate(SHARED_TK), tK, COPY_K, n0)
-
-    @device
-    def fetch_v(V, tV, n0):
-        copy_async(allocate(SHARED_V), V, COPY_V, n0)
-        if HAS_TV:
-            copy_async(allocate(SHARED_TV), tV, COPY_V, n0)
-
-    @device
-    def fetch_q(Q, tQ, m0):
-        copy_async(allocate(SHARED_Q), Q, COPY_Q, m0)
-        if HAS_TQ:
-            copy_async(allocate(SHARED_TQ), tQ, COPY_Q, m0)
 
     def kernel(
         mQ, mK, mV, mTQ, mTK, mTV, mO, mTO, mO2, mLse, mLow, mTLse, mask, scores, tscores, drops, group_size, scale,
