@@ -14,7 +14,7 @@ from .record import reader
 from .tile import contiguous_view
 
 ARGUMENTS = [ctypes.c_int64] * 10  # of an along_function
-SUMMED_ARGUMENTS = [ctypes.c_int64] * 13  # of a gradient_along_function
+SUMMED_ARGUMENTS = [ctypes.c_int64] * 12  # of a gradient_along_function
 
 
 def along_function(tangent, dtype, has_second):
@@ -57,11 +57,11 @@ def _along_function(identity, wanted, kinds, of_tangents, dtype, has_second):
 
 
 def gradient_along_function(tangent, dtype):
-    """The CFunction (S, tS, dS, tdS, sums, elements, rows, cols, batch, head, m0, n0, record) of a ScoreTangent, which
-    adds to the tangents of the gradients of the function's arrays.
+    """The CFunction (S, dS, tdS, sums, elements, rows, cols, batch, head, m0, n0, record) of a ScoreTangent, which adds
+    to the tangents of the gradients of the function's arrays.
 
-    S, tS, dS, tdS: addresses of tiles, S and tS before the function and the others after it; sums: as for a
-    `gradient_function`; record: as for an `along_function`.
+    S, dS, tdS: addresses of tiles, S before the function, with its tangent in the tile after it, and the others after
+    the function; sums: as for a `gradient_function`; record: as for an `along_function`.
     """
     score = tangent._score
     about = score._identity_of(dtype).function, score._wanted, kinds_of(score._weights), tangent._tangents.dtype
@@ -78,8 +78,8 @@ def _gradient_along_function(function, wanted, kinds, of_tangents, dtype):
         real, hidden, given_of = dtype.type, -np.inf, reader((*kinds, tangents))
         derivative_of = by_read_along(function, wanted)
 
-        def add(S, tS, dS, tdS, sums, elements, rows, cols, batch, head, m0, n0, record):
-            S, tS = contiguous_view(S, rows, cols, cols, real), contiguous_view(tS, rows, cols, cols, real)
+        def add(S, dS, tdS, sums, elements, rows, cols, batch, head, m0, n0, record):
+            S = contiguous_view(S, 2 * rows, cols, cols, real)
             dS, tdS = contiguous_view(dS, rows, cols, cols, real), contiguous_view(tdS, rows, cols, cols, real)
             sums, given = contiguous_view(sums, 1, elements, elements, np.float64), given_of(record, 0)
             for j in range(rows):
@@ -88,7 +88,7 @@ def _gradient_along_function(function, wanted, kinds, of_tangents, dtype):
                     number, count = 0, 1 if seen else 0
                     while number < count:
                         slope, tslope, element, count = derivative_of(
-                            S[j, i], tS[j, i], batch, head, m0 + i, n0 + j, given[:-1], given[-1], number
+                            S[j, i], S[rows + j, i], batch, head, m0 + i, n0 + j, given[:-1], given[-1], number
                         )
                         if number < count:
                             sums[0, element] += slope * tdS[j, i] + tslope * dS[j, i]

@@ -114,10 +114,10 @@ def pull_back_tangents(dS, tdS, steps, tsteps, t, scratch, sums, at, chunk, n0):
         first, order, kept = steps.numbers[step, SLOPES], steps.numbers[step, ORDER], steps.numbers[step, KEPT]
         if first >= 0:
             if kept >= 0:
-                S, tS = numbered_tile(slopes, kept, dS), numbered_tile(slopes, kept + 1, dS)
+                S = numbered_tile(slopes, kept, dS)
                 row = row_of(tsteps, t * count + step, batch, head, aligned)
                 dx = sum_of(sums, step, batch, head, chunk)
-                collect_along(steps.numbers[step, KIND], dx, dS, tdS, S, tS, row, batch, head, m0, n0)
+                collect_along(steps.numbers[step, KIND], dx, dS, tdS, S, row, batch, head, m0, n0)
             multiply_duals(dS, tdS, numbered_tile(slopes, first, dS), numbered_tile(bends, first // order, dS))
         elif sums.numbers[step, 0] >= 0:
             add_to_sum(tdS, dS, steps, step, sums, batch, head, chunk, m0, n0, aligned)

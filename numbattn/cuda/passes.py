@@ -98,7 +98,7 @@ class Passes:
 
     def compute(self, gpu, pass_, problem, inputs, given, results, *how, **options):
         """Compute the results of a pass, arrays by name, from given ones; the rest: as for `launch`."""
-        strides = tuple([given[name].strides if name in given else None for name in pass_.takes[3:]])  # after q, k, v
+        strides = tuple([given[name].strides if name in given else None for name in pass_.takes])
         arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v} | given | results
         if not self.launch(gpu, pass_, problem, inputs, arrays, strides, *how, **options):
             fill(results)

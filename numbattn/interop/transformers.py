@@ -84,7 +84,8 @@ def attend(
     indices: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention as transformers calls it: of (batch, heads, seqlen, head_dim); o has its heads after the sequence."""
+    """Attention of (batch, heads, seqlen, head_dim); o has its heads after the sequence. transformers and its models
+    dictate the arguments."""
     refuse(options)
     mask: Any = attention_mask
     score: list[Part] = []

@@ -319,10 +319,11 @@ def test_kernels_are_ordinary_kernels_of_numba(rng):
     from numbattn.cuda.kernels.any.forward import forward
     from numbattn.cuda.kernels.shared.dropout import Drops
     from numbattn.cuda.kernels.shared.visibility import MaskArgs
+    from numbattn.cuda.kernels.tables import Tiles
 
     source = forward(
-        dtype="float32", out_dtypes=("float32",), head_dim=32, head_dim_v=32, tile_m=32, tile_n=32, threads=128,
-        unit="fma", lanes=8, mask=(), score=(), dropout=False, nbytes=16,
+        dtype="float32", out_dtypes=("float32",), head_dim=32, head_dim_v=32,
+        tiles=Tiles("fma", 32, 32, 128, 8), mask=(), score=(), dropout=False, nbytes=16,
     )  # fmt: skip
     q, k, v = (cupy.asarray(random(rng, (16, 3, 100, 32), np.float32)) for _ in range(3))
     o, (lse, low) = cupy.full_like(q, cupy.nan), cupy.full((2, *q.shape[:3]), cupy.nan, np.float32)

@@ -93,6 +93,8 @@ def test_points_far_off(rng):
 def test_no_columns(rng):
     x, y, b, c = drawn(rng, n=0)
     check(x, y, b, c)
+    r2, _ = PointsBackend(lambda: GPU(HOPPER)).nearest(*describe(x, y, b), 1)
+    assert np.all(r2 == np.inf)
 
 
 @simulated_only

@@ -63,8 +63,8 @@ def move(S, tS, F, row, batch, head, m0, n0):
 
 
 @inline
-def collect_along(dx, dS, tdS, S, tS, row, batch, head, m0, n0):
-    given = address_of(S), address_of(tS), address_of(dS), address_of(tdS), address_of(dx), dx.size
+def collect_along(dx, dS, tdS, S, row, batch, head, m0, n0):
+    given = address_of(S), address_of(dS), address_of(tdS), address_of(dx), dx.size
     place = place_of(row.origin, batch, head, m0, n0)
     call_at(row.other, (*given, S.shape[0], S.shape[1], *place, row.address))
 

@@ -24,8 +24,8 @@ class CPUScoreKind(NamedTuple):
     lower_tangent: Any = None  # (what `Part._tangent` returns, problem, order), as `lower`
     move: Any = None  # device function (S, tS, F, row, batch, head, m0, n0): adds the tangent along arrays to tS, and
     # that of the derivative to F, a tile or nothing
-    collect_along: Any = None  # device function (dx, dS, tdS, S, tS, row, batch, head, m0, n0): adds to the tangents of
-    # the gradients of its arrays
+    collect_along: Any = None  # device function (dx, dS, tdS, S, row, batch, head, m0, n0): adds to the tangents of the
+    # gradients of its arrays; the tangent of S is in the tile after S
 
 
 class LoweredStep(NamedTuple):

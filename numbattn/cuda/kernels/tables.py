@@ -24,7 +24,7 @@ MANY = 64  # tokens: rows for longer sequences have warps of 32 rows, which fill
 
 
 class Tiles(NamedTuple):
-    """A row: tiles of tile_m queries and tile_n keys. Factories are given what is not the default."""
+    """A row: tiles of tile_m queries and tile_n keys."""
 
     unit: str  # "mma", tensor cores, or "fma", CUDA cores
     tile_m: int
@@ -35,11 +35,6 @@ class Tiles(NamedTuple):
     sliced: bool = False  # warps that share rows of S each sum a slice of the depth, not some columns: see product_step
     blocks: int = 1  # that a multiprocessor should hold at least: with several, threads have fewer registers
     parts: int = 1  # of the depth of S that are summed one after the other: see product_step
-
-
-def without_defaults(tiles):
-    """The fields of a row that are not the default."""
-    return {name: x for name, x in tiles._asdict().items() if x != tiles._field_defaults.get(name)}
 
 
 def rounded(name, head_dim):
@@ -105,18 +100,13 @@ def short_rows(short, work):
     return tuple([row._replace(blocks=1) if scarce else row for row in found])
 
 
-def about_s(work, head_dims):
-    """The parameters of all factories of kernels that compute S, but tiles. head_dims: rounded as the kernel does."""
+def compiled_in(work, tiles, head_dims):
+    """The parameters of all factories of kernels that compute S. head_dims: rounded as the kernel does."""
     head_dim, head_dim_v = head_dims
     return {
-        "dtype": work.problem.dtype.name, "head_dim": head_dim, "head_dim_v": head_dim_v,
+        "dtype": work.problem.dtype.name, "head_dim": head_dim, "head_dim_v": head_dim_v, "tiles": tiles,
         "mask": work.mask, "score": work.score, "dropout": work.problem.dropout,
     }  # fmt: skip
-
-
-def compiled_in(work, tiles, head_dims):
-    """`about_s`, and the fields of a row."""
-    return about_s(work, head_dims) | without_defaults(tiles)
 
 
 def dtypes_of(work, *names):

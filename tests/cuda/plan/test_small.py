@@ -94,7 +94,7 @@ def test_a_block_keeps_its_head_if_the_bias_has_heads(batch, heads, own, blocks)
 def test_what_a_score_adds_is_kept_where_the_matrices_of_a_block_share_it(score, heads_k, kept):
     q, k = (array(1000, heads, 32, 32, dtype=np.float32) for heads in (8, heads_k))
     steps = [next(x for x in planned.steps if "small" in x.key.name) for planned in plans(HOPPER, q, k, k, score=score)]
-    assert [dict(step.key.parameters)["keeps_score"] for step in steps] == kept
+    assert [dict(step.key.parameters)["tiles"].keeps_score for step in steps] == kept
 
 
 @pytest.mark.parametrize("spec", [forward.SPEC, backward.SPEC], ids=lambda spec: spec.name)

@@ -61,21 +61,20 @@ from .backward_tiles import ALL_KEYS, SHORT_KV, SHORT_Q, TILES_KV, TILES_Q, UNDE
 
 
 def backward_kv(
-    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, mask, score, dropout, nbytes,
-    lanes=0, stages=1, sliced=False, blocks=1, parts=1,
+    *, dtype, out_dtypes, head_dim, head_dim_v, tiles, mask, score, dropout, nbytes
 ):  # fmt: skip
     """dK and dV; S, P, dP and dS are transposed: a row is a key, a column a query.
 
     With a third dtype in out_dtypes a block has all keys of a head, and also computes dQ.
     """
-    dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
-    K_TILE = sums(unit, lanes, tile_n, head_dim, threads, run=vector(dtype))
-    V_TILE = sums(unit, lanes, tile_n, head_dim_v, threads, run=vector(dtype))
+    dtype, ACC, (_, tile_m, tile_n, threads, _, stages, *_) = DTYPES[dtype], sum_type(DTYPES[dtype]), tiles
+    K_TILE = sums(tiles, tile_n, head_dim, run=vector(dtype))
+    V_TILE = sums(tiles, tile_n, head_dim_v, run=vector(dtype))
     shared = SharedMemory()
     widths = head_dim, head_dim_v
     (SHARED_K, COPY_K), (SHARED_V, COPY_V) = buffers(shared, dtype, threads, tile_n, widths)
     (SHARED_Q, COPY_Q), (SHARED_DO, COPY_DO) = buffers(shared, dtype, threads, tile_m, widths, stages)
-    S_TILE, product = product_step(unit, lanes, tile_n, tile_m, threads, sliced, shared, ACC, parts)
+    S_TILE, product = product_step(tiles, tile_n, tile_m, shared, ACC)
     COLS, COPY_ROW = S_TILE.col_vector(), copy_layout(1, tile_m, threads, 1).col_vector()
     (first_low, _, recompute), HAS_LOW = low_steps(dtype), dtype.itemsize > 2
     SHARED_LSE, SHARED_DELTA, *others = (shared.tile(1, tile_m, ACC, stages) for _ in range(2 + HAS_LOW))
@@ -178,21 +177,20 @@ def backward_kv(
     arguments = (SPEC_ALL if HAS_ALL_KEYS else SPEC_KV).arguments
     dtypes = dict(zip(("dk", "dv", "dq"), out_dtypes))
     signature = signature_of(kernel, arguments, dtype, ACC, dtypes, mask=mask, score=score)
-    return Source(kernel, signature, threads, blocks, shared.nbytes)
+    return Source(kernel, signature, threads, tiles.blocks, shared.nbytes)
 
 
 def backward_q(
-    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, mask, score, dropout, nbytes,
-    lanes=0, stages=1, sliced=False, blocks=1, parts=1,
+    *, dtype, out_dtypes, head_dim, head_dim_v, tiles, mask, score, dropout, nbytes
 ):  # fmt: skip
     """dQ; a row of S, P, dP and dS is a query."""
-    dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
-    Q_TILE = sums(unit, lanes, tile_m, head_dim, threads, run=vector(dtype))
+    dtype, ACC, (_, tile_m, tile_n, threads, _, stages, *_) = DTYPES[dtype], sum_type(DTYPES[dtype]), tiles
+    Q_TILE = sums(tiles, tile_m, head_dim, run=vector(dtype))
     shared = SharedMemory()
     widths = head_dim, head_dim_v
     (SHARED_Q, COPY_Q), (SHARED_DO, COPY_DO) = buffers(shared, dtype, threads, tile_m, widths)
     (SHARED_K, COPY_K), (SHARED_V, COPY_V) = buffers(shared, dtype, threads, tile_n, widths, stages)
-    S_TILE, product = product_step(unit, lanes, tile_m, tile_n, threads, sliced, shared, ACC, parts)
+    S_TILE, product = product_step(tiles, tile_m, tile_n, shared, ACC)
     ROWS, (first_low, _, recompute) = S_TILE.row_vector(), low_steps(dtype)
     left = left_operand(S_TILE, shared, ACC)
     TILE_M, TILE_N, ROWS_OF, IN_TURN = tile_m, tile_n, Alignment(nbytes), stages == 1
@@ -271,7 +269,7 @@ def backward_q(
         save(aligned(mDQ[batch, head][query:end_query], ROWS_OF), dQ * scale, m0)
 
     signature = signature_of(kernel, SPEC_Q.arguments, dtype, ACC, {"dq": out_dtypes[0]}, mask=mask, score=score)
-    return Source(kernel, signature, threads, blocks, shared.nbytes)
+    return Source(kernel, signature, threads, tiles.blocks, shared.nbytes)
 
 
 def has_all_keys(work):

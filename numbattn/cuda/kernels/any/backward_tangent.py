@@ -77,18 +77,17 @@ class Statistics(NamedTuple):
 
 
 def backward_tangent_kv(
-    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, mask, score, tscore, dropout,
-    nbytes, tangents, lanes=0, stages=1, blocks=1,
+    *, dtype, out_dtypes, head_dim, head_dim_v, tiles, mask, score, tscore, dropout, nbytes, tangents
 ):  # fmt: skip
     """tdK and tdV; S, P, dP, dS and their tangents are transposed: a row is a key, a column a query.
 
     tangents: which of "q", "k", "v" and "do" have one; tscore: see Work.
     """
-    dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
+    dtype, ACC, (_, tile_m, tile_n, threads, _, stages, *_) = DTYPES[dtype], sum_type(DTYPES[dtype]), tiles
     has_tq, has_tk, has_tv, has_tdo = (name in tangents for name in ("q", "k", "v", "do"))
-    K_TILE = sums(unit, lanes, tile_n, head_dim, threads, run=vector(dtype))
-    V_TILE = sums(unit, lanes, tile_n, head_dim_v, threads, run=vector(dtype))
-    S_TILE = sums(unit, lanes, tile_n, tile_m, threads)
+    K_TILE = sums(tiles, tile_n, head_dim, run=vector(dtype))
+    V_TILE = sums(tiles, tile_n, head_dim_v, run=vector(dtype))
+    S_TILE = sums(tiles, tile_n, tile_m)
     shared = SharedMemory()
     kept, moving = (shared, dtype, threads, tile_n), (shared, dtype, threads, tile_m)
     copy_k, k_tiles = tiles_step(*kept, head_dim, has_tk, nbytes)
@@ -192,18 +191,17 @@ def backward_tangent_kv(
     dtypes, given = dict(zip(("tdk", "tdv"), out_dtypes)), [f"t{name}" for name in tangents]
     signature = signature_of(kernel, SPEC_KV.arguments, dtype, ACC, dtypes, mask=mask, score=score, tscore=tscore,
                              given=given)  # fmt: skip
-    return Source(kernel, signature, threads, blocks, shared.nbytes)
+    return Source(kernel, signature, threads, tiles.blocks, shared.nbytes)
 
 
 def backward_tangent_q(
-    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, mask, score, tscore, dropout,
-    nbytes, tangents, lanes=0, stages=1, blocks=1,
+    *, dtype, out_dtypes, head_dim, head_dim_v, tiles, mask, score, tscore, dropout, nbytes, tangents
 ):  # fmt: skip
     """tdQ; a row of S, P, dP, dS and their tangents is a query."""
-    dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
+    dtype, ACC, (_, tile_m, tile_n, threads, _, stages, *_) = DTYPES[dtype], sum_type(DTYPES[dtype]), tiles
     has_tq, has_tk, has_tv, has_tdo = (name in tangents for name in ("q", "k", "v", "do"))
-    Q_TILE = sums(unit, lanes, tile_m, head_dim, threads, run=vector(dtype))
-    S_TILE = sums(unit, lanes, tile_m, tile_n, threads)
+    Q_TILE = sums(tiles, tile_m, head_dim, run=vector(dtype))
+    S_TILE = sums(tiles, tile_m, tile_n)
     shared = SharedMemory()
     kept, moving = (shared, dtype, threads, tile_m), (shared, dtype, threads, tile_n)
     copy_q, q_tiles = tiles_step(*kept, head_dim, has_tq, nbytes)
@@ -290,7 +288,7 @@ def backward_tangent_q(
     dtypes, given = {"tdq": out_dtypes[0]}, [f"t{name}" for name in tangents]
     signature = signature_of(kernel, SPEC_Q.arguments, dtype, ACC, dtypes, mask=mask, score=score, tscore=tscore,
                              given=given)  # fmt: skip
-    return Source(kernel, signature, threads, blocks, shared.nbytes)
+    return Source(kernel, signature, threads, tiles.blocks, shared.nbytes)
 
 
 def rows(table, nonlinear, short):

@@ -59,7 +59,7 @@ from ..shared.layouts import DTYPES, sum_type
 from ..shared.schedule import finish, next_number, overlap_launches, split
 from ..shared.softmax import alpha_steps, softmax_steps
 from ..shared.visibility import MASK, band_of, element_test, is_shown, needs_test, visible_keys
-from ..tables import has_tensor_cores, head_dims, lse_alone
+from ..tables import compiled_in, has_tensor_cores, head_dims, lse_alone
 from .combine import PARTIALS
 from .decode_loads import KEYS, WARPS, cp_async_loads
 from .packing import packing_steps, queries_of, shares_keys
@@ -112,17 +112,15 @@ class CacheArgument(Argument):
 
 
 def decode(
-    *, loads=cp_async_loads, dtype, held, head_dim, head_dim_v, queries, of_batch, tile_n, page_size, mask,
-    mask_by_head, score, dropout, nbytes,
-):
-    """The kernel for tiles of tile_n keys and head_dims rounded up.
+    *, loads=cp_async_loads, dtype, held, head_dim, head_dim_v, tiles, page_size, mask, mask_by_head, score, dropout,
+    nbytes,
+):  # fmt: skip
+    """The kernel for these KeyTiles and head_dims rounded up.
 
-    queries: how many rows of a work tile each of its heads has, a power of two; of_batch: whether it has one head of
-    many sequences instead of many heads, see `shares_keys`; page_size: of a cache in pages, else 0; held: the dtype of
-    a cache of 8 bits, or None; mask_by_head: whether heads may have lengths of their own; nbytes: alignment of the rows
-    of q, k and v.
+    page_size: of a cache in pages, else 0; held: the dtype of a cache of 8 bits, or None; mask_by_head: whether heads
+    may have lengths of their own; nbytes: alignment of the rows of q, k and v.
     """
-    dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
+    dtype, ACC, (tile_n, queries, of_batch) = DTYPES[dtype], sum_type(DTYPES[dtype]), tiles
     S_TILE, O_TILE, Q_TILE = (mma(ROWS, cols, WARP).folded(queries) for cols in (tile_n, head_dim_v, head_dim))
     if held:
         O_TILE, Q_TILE = O_TILE.by_fours(), Q_TILE.by_fours()
@@ -300,6 +298,8 @@ class KeyTiles(NamedTuple):
     """A row: tiles of tile_n keys; each warp has two stages, one of K and one of V."""
 
     tile_n: int
+    queries: int = ROWS  # how many rows of a work tile each of its heads has, a power of two
+    of_batch: bool = False  # whether it has one head of many sequences instead of many heads, see `shares_keys`
 
     unit, tile_m = "mma", ROWS
 
@@ -344,26 +344,24 @@ def reads(problem, device):
 
 
 def shared_bytes(problem, tiles):
-    return _shared_bytes(problem.dtype.name, held_of(problem), *head_dims(problem), tiles.tile_n)
+    return _shared_bytes(problem.dtype.name, held_of(problem), *head_dims(problem), tiles)
 
 
 @cache
-def _shared_bytes(dtype, held, head_dim, head_dim_v, tile_n):
+def _shared_bytes(dtype, held, head_dim, head_dim_v, tiles):
     """The kernel's shared memory, which depends on nothing else."""
     return decode(
-        dtype=dtype, held=held, head_dim=head_dim, head_dim_v=head_dim_v, queries=ROWS, of_batch=False, tile_n=tile_n,
-        page_size=0, mask=(), mask_by_head=False, score=(), dropout=False, nbytes=VECTOR_BYTES,
+        dtype=dtype, held=held, head_dim=head_dim, head_dim_v=head_dim_v, tiles=tiles, page_size=0, mask=(),
+        mask_by_head=False, score=(), dropout=False, nbytes=VECTOR_BYTES,
     ).shared  # fmt: skip
 
 
 def parameters(work, tiles, head_dims=head_dims):
     """Parameters of the factory. head_dims: a function that rounds both head_dims up."""
-    head_dim, head_dim_v = head_dims(work.problem)
-    return {
-        "dtype": work.problem.dtype.name, "held": held_of(work.problem), "head_dim": head_dim, "head_dim_v": head_dim_v,
-        "queries": queries_of(work, ROWS), "of_batch": shares_keys(work), "tile_n": tiles.tile_n,
-        "page_size": work.problem.page_size, "mask": work.mask, "mask_by_head": work.mask_by_head, "score": work.score,
-        "dropout": work.problem.dropout, "nbytes": work.nbytes, **lse_alone(work),
+    tiles = tiles._replace(queries=queries_of(work, ROWS), of_batch=shares_keys(work))
+    return compiled_in(work, tiles, head_dims(work.problem)) | {
+        "held": held_of(work.problem), "page_size": work.problem.page_size, "mask_by_head": work.mask_by_head,
+        "nbytes": work.nbytes, **lse_alone(work),
     }  # fmt: skip
 
 

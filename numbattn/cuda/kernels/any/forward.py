@@ -40,18 +40,17 @@ from ..tables import FMA, Tiles, lse_alone, of_o, parameters, rows_of
 
 
 def forward(
-    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, mask, score, dropout, nbytes,
-    resumes=False, lanes=0, blocks=1, parts=1,
+    *, dtype, out_dtypes, head_dim, head_dim_v, tiles, mask, score, dropout, nbytes, resumes=False
 ):  # fmt: skip
-    """The kernel for tiles of tile_m queries, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
+    """The kernel for these Tiles and head_dims rounded up to head_dim and head_dim_v.
 
-    unit: "mma", or "fma" with `lanes` threads in a row; nbytes: alignment of the rows of all matrices. resumes: whether
-    the loop starts from O and lse over other keys, see `shared.start`.
+    nbytes: alignment of the rows of all matrices. resumes: whether the loop starts from O and lse over other keys, see
+    `shared.start`.
     """
-    dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
-    O_TILE = sums(unit, lanes, tile_m, head_dim_v, threads, run=vector(dtype))
+    dtype, ACC, (_, tile_m, tile_n, threads, *_) = DTYPES[dtype], sum_type(DTYPES[dtype]), tiles
+    O_TILE = sums(tiles, tile_m, head_dim_v, run=vector(dtype))
     shared = SharedMemory()
-    S_TILE, product = product_step(unit, lanes, tile_m, tile_n, threads, False, shared, ACC, parts)
+    S_TILE, product = product_step(tiles, tile_m, tile_n, shared, ACC)
     ((SHARED_Q, COPY_Q),) = buffers(shared, dtype, threads, tile_m, [head_dim])
     (SHARED_K, COPY_K), (SHARED_V, COPY_V) = buffers(shared, dtype, threads, tile_n, [head_dim, head_dim_v])
     left = left_operand(S_TILE, shared, ACC, head_dim_v)
@@ -117,7 +116,7 @@ def forward(
 
     dtypes = {"o": out_dtypes[0]}
     signature = signature_of(kernel, SPEC.arguments, dtype, ACC, dtypes, mask=mask, score=score, resumes=resumes)
-    return Source(kernel, signature, threads, blocks, shared.nbytes)
+    return Source(kernel, signature, threads, tiles.blocks, shared.nbytes)
 
 
 # {(bytes of an element, largest head_dim): rows, FMA: {bytes of a row: tiles}}. TFLOP/s: one batch, 16 heads, seqlen

@@ -49,9 +49,10 @@ class TileRow(NamedTuple):
 def function_gradient(*, sum_dtype, exact, wanted, **about):
     """The gradients of the arrays of part number `after`. wanted: of which of a function's arrays; exact: whether sums
     are the same in any order."""
-    score, after, TILE_M, TILE_N = about["score"], about["after"], about["tile_m"], about["tile_n"]
+    score, after, tiles, add_both = about["score"], about["after"], about["tiles"], None
+    TILE_M, TILE_N = tiles.tile_m, tiles.tile_n
     ACC, SUM = sum_type(DTYPES[about["dtype"]]), np.dtype(sum_dtype).type
-    S_TILE = sums(about["unit"], about.get("lanes", 0), TILE_M, TILE_N, about["threads"])
+    S_TILE = sums(tiles, TILE_M, TILE_N)
     part, before, ONE, ZERO = parts_of(score)[after], parts_of(score)[:after], ACC(1), SUM(0)
     (apply, *_), (_, to_scaled) = score_steps(before, S_TILE, ACC, after=after), scaling_steps(before, part)
     add_pending = add_exactly if exact else add_atomically
@@ -75,8 +76,8 @@ def function_gradient(*, sum_dtype, exact, wanted, **about):
     NONE = np.int32(0)                                          # of the type that counts elements
     if is_function and "tscore" in about:
         NONE = np.int64(0)
-        about["add_both"] = tangents_step(score, about["tscore"], after, S_TILE, ACC, SUM, add_pending)
-    _, shared, sum_of = sum_step(keys_of, add, **about)
+        add_both = tangents_step(score, about["tscore"], after, S_TILE, ACC, SUM, add_pending)
+    _, shared, sum_of = sum_step(keys_of, add, about, add_both)
 
     def kernel(mQ, mK, mV, mDO, mSums, mLse, mDelta, mask, scores, drops, along, group_size, kept_scale):
         given = DsArguments((mQ, mK, mV, mDO), (mLse, mDelta), mask, scores, drops, group_size, kept_scale, along)

@@ -90,12 +90,10 @@ def walk_steps(keys_of, mask):
     return first_place, next_place
 
 
-def sum_step(
-    keys_of, add, *, dtype, head_dim, head_dim_v, tile_m, tile_n, threads, unit, mask, score, dropout, nbytes, after,
-    lanes=0, blocks=1, tangents=None, tscore=(), add_both=None,
-):  # fmt: skip
+def sum_step(keys_of, add, about, add_both=None):
     """Steps that add up tiles of dS after part number `after` of the score: their layout, shared memory, and the device
-    function (walk, given, total) -> total with the sum over all tiles that a block walks over.
+    function (walk, given, total) -> total with the sum over all tiles that a block walks over. about: the parameters of
+    the factory.
 
     walk: `share`, and the tiles of queries from m_first to m_end; keys_of: the device function (walk, given, band,
     batch, head, m_block) -> the tiles of keys in such a row; add: (total, dS, S, given, batch, head, m0, n0, walk) ->
@@ -104,8 +102,10 @@ def sum_step(
 
     dO and V of the next tile are in flight while S is computed, Q and K while P, dS and the next dP are.
     """
-    dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
-    S_TILE = sums(unit, lanes, tile_m, tile_n, threads)
+    dtype, mask, score, nbytes, tiles = (about[name] for name in ("dtype", "mask", "score", "nbytes", "tiles"))
+    head_dim, head_dim_v, tangents = about["head_dim"], about["head_dim_v"], about.get("tangents")
+    dtype, ACC, (_, tile_m, tile_n, threads, *_) = DTYPES[dtype], sum_type(DTYPES[dtype]), tiles
+    S_TILE = sums(tiles, tile_m, tile_n)
     shared = SharedMemory()
     has_tq, has_tk, has_tv, has_tdo = (name in (tangents or ()) for name in ("q", "k", "v", "do"))
     of_rows, of_keys = (shared, dtype, threads, tile_m), (shared, dtype, threads, tile_n)
@@ -115,10 +115,10 @@ def sum_step(
     copy_v, v_tiles = tiles_step(*of_keys, head_dim_v, has_tv, nbytes)
     scores_of = products_step(S_TILE, ACC, dtype, has_tq, has_tk)
     dp_of = products_step(S_TILE, ACC, dtype, has_tdo, has_tv)
-    sees, tested, drop = element_test(mask, S_TILE), needs_test(mask), drop_step(S_TILE, dropout)
+    sees, tested, drop = element_test(mask, S_TILE), needs_test(mask), drop_step(S_TILE, about["dropout"])
     band_at, (first_place, next_place) = band_of(mask), walk_steps(keys_of, mask)
     TILE_M, TILE_N = tile_m, tile_n
-    ds_of, tangents_of = ds_steps(score, tangents, tscore, S_TILE, dtype, ACC, after)
+    ds_of, tangents_of = ds_steps(score, tangents, about.get("tscore", ()), S_TILE, dtype, ACC, about["after"])
     if tangents is not None and add_both is None:
         ds_of = second_of(ds_of)
     clear, add = (clear_one, add) if add_both is None else (clear_two, add_both)
@@ -221,9 +221,9 @@ def bias_gradient(*, out_dtype, sums_rows, sums_cols, **about):
 
     sums_rows: over all queries, up to the rows of a tile, which are left to be summed; sums_cols: over all keys.
     """
-    dtype, score, after = DTYPES[about["dtype"]], about["score"], about["after"]
-    TILE_M, TILE_N, ACC, SUMS_ROWS, SUMS_COLS = about["tile_m"], about["tile_n"], sum_type(dtype), sums_rows, sums_cols
-    S_TILE = sums(about["unit"], about.get("lanes", 0), TILE_M, TILE_N, about["threads"])
+    dtype, score, after, tiles = DTYPES[about["dtype"]], about["score"], about["after"], about["tiles"]
+    TILE_M, TILE_N, ACC, SUMS_ROWS, SUMS_COLS = tiles.tile_m, tiles.tile_n, sum_type(dtype), sums_rows, sums_cols
+    S_TILE = sums(tiles, TILE_M, TILE_N)
     ROWS, ZERO = S_TILE.row_vector(), ACC(0)
     weighted = parts_of(score)[after].weighted_sum(after, S_TILE, ACC)
 
@@ -237,7 +237,7 @@ def bias_gradient(*, out_dtype, sums_rows, sums_cols, **about):
     def weighted_sum(total, dS, S, given, batch, head, m0, n0, walk):
         return weighted(total, dS, given.scores, batch, head, m0, n0)
 
-    _, shared, sum_of = sum_step(keys_of, plain_sum if weighted is None else weighted_sum, **about)
+    _, shared, sum_of = sum_step(keys_of, plain_sum if weighted is None else weighted_sum, about)
 
     def kernel(
         mQ, mK, mV, mDO, mDB, mLse, mDelta, mask, scores, drops, along, group_size, kept_scale, own_batches,
@@ -272,8 +272,8 @@ def diagonal_sums(**about):
     All tiles (m_block, diagonal + m_block * tile_m / tile_n) have the same j - i in the same place: their sum goes to
     mSkewed, whose rows are shifted so that the columns of mPlain, the same memory, are the diagonals.
     """
-    dtype, TILE_M, TILE_N = DTYPES[about["dtype"]], about["tile_m"], about["tile_n"]
-    count, diagonal_of, sum_along = diagonal_steps(TILE_M, TILE_N, about["threads"])
+    dtype, (_, TILE_M, TILE_N, threads, *_) = DTYPES[about["dtype"]], about["tiles"]
+    count, diagonal_of, sum_along = diagonal_steps(TILE_M, TILE_N, threads)
 
     @device
     def keys_of(walk, given, band, batch, head, m_block):
@@ -283,7 +283,7 @@ def diagonal_sums(**about):
         n_block = n0 // TILE_N
         return n_block, n_block + 1 if first < n0 + TILE_N and n0 < end else n_block
 
-    S_TILE, shared, sum_of = sum_step(keys_of, plain_sum, **about)
+    S_TILE, shared, sum_of = sum_step(keys_of, plain_sum, about)
     ZERO = sum_type(dtype)(0)
 
     def kernel(
@@ -306,13 +306,13 @@ def diagonal_sums(**about):
 
 def source(kernel, arguments, shared, own_dtype, about):
     """The Source; own_dtype: of the array to which the kernel writes."""
-    dtype, mask, score = DTYPES[about["dtype"]], about["mask"], about["score"]
+    dtype, mask, score, tiles = DTYPES[about["dtype"]], about["mask"], about["score"], about["tiles"]
     tangents, tscore = about.get("tangents"), about.get("tscore", ())
     signature = signature_of(
         kernel, arguments, dtype, sum_type(dtype), mask=mask, score=score, own_dtype=own_dtype, tangents=tangents,
         tscore=tscore, given=[f"t{name}" for name in tangents or ()],
     )  # fmt: skip
-    return Source(kernel, signature, about["threads"], about.get("blocks", 1), shared.nbytes)
+    return Source(kernel, signature, tiles.threads, tiles.blocks, shared.nbytes)
 
 
 DIAGONALS = BlockScratch("skewed"), BlockScratch("plain")

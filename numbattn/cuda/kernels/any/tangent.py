@@ -72,9 +72,18 @@ from .tangent_tiles import SHORT, SHORT_SECOND, TILES, TILES_SECOND
 
 
 def with_tangent(shared, dtype, threads, rows, width, has_tangent):
-    """Places of an operand's tile and of its tangent's, the same if there is none; and the layout that copies them."""
-    (place, copy), *others = buffers(shared, dtype, threads, rows, [width] * (1 + has_tangent))
-    return place, others[0][0] if others else place, copy
+    """Places of an operand's tile and of its tangent's, the same if there is none; and the device function (X, tX,
+    first) that starts to copy both."""
+    (PLACE, COPY), *others = buffers(shared, dtype, threads, rows, [width] * (1 + has_tangent))
+    TANGENT, HAS_TANGENT = others[0][0] if others else PLACE, has_tangent
+
+    @device
+    def fetch(X, tX, first):
+        copy_async(allocate(PLACE), X, COPY, first)
+        if HAS_TANGENT:
+            copy_async(allocate(TANGENT), tX, COPY, first)
+
+    return PLACE, TANGENT, fetch
 
 
 def left_step(layout, shared, dtype):
@@ -94,12 +103,12 @@ def dot_by_dot(sums, xs, y):
     return dot(sums[0], xs[0], y), dot(sums[1], xs[1], y)
 
 
-def products_step(layout, product, both, dtype, parts, sliced, tangents):
+def products_step(layout, product, both, dtype, tiles, tangents):
     """The device function (sQ, stQ, sK, stK): Q K^T, and tQ K^T + Q tK^T of the tangents that there are.
 
-    product, parts, sliced: see `product_step`; both: `dots`, or one by one.
+    product: see `product_step`; both: `dots`, or one by one.
     """
-    PARTS, ZERO = parts, dtype(0)
+    PARTS, ZERO = tiles.parts, dtype(0)
 
     @device
     def together(sQ, stQ, sK):
@@ -123,7 +132,7 @@ def products_step(layout, product, both, dtype, parts, sliced, tangents):
     def added_slices(tS, sQ, stK):
         return tS + product(sQ, stK)
 
-    of_k, add_of_tk = (apart, added_slices) if sliced else (together, added)
+    of_k, add_of_tk = (apart, added_slices) if tiles.sliced else (together, added)
 
     @device
     def with_both(sQ, stQ, sK, stK):
@@ -173,26 +182,25 @@ def all_scores_step(score, tscore, layout, ACC, has_ts, bends):
 
 
 def tangent(
-    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, unit, tangents, mask, score, tscore, dropout,
-    nbytes, bends=False, lanes=0, blocks=1, parts=1, sliced=False,
+    *, dtype, out_dtypes, head_dim, head_dim_v, tiles, tangents, mask, score, tscore, dropout, nbytes, bends=False
 ):  # fmt: skip
-    """The kernel for tiles of tile_m queries, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
+    """The kernel for these Tiles and head_dims rounded up to head_dim and head_dim_v.
 
     tangents: which of "q", "k" and "v" have one; tscore: see Work; bends: whether to compute O2, whose
-    dtype is then the third of out_dtypes. unit, lanes, nbytes: as in `forward`.
+    dtype is then the third of out_dtypes. nbytes: as in `forward`.
     """
-    dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
+    dtype, ACC, (unit, tile_m, tile_n, threads, *_) = DTYPES[dtype], sum_type(DTYPES[dtype]), tiles
     HAS_TQ, HAS_TK, HAS_TV = (name in tangents for name in "qkv")
     of_parts = tuple(filter(None, tscore))
     HAS_TS = bool(HAS_TQ or HAS_TK or parts_of(of_parts))
-    O_TILE = sums(unit, lanes, tile_m, head_dim_v, threads, run=vector(dtype))
+    O_TILE = sums(tiles, tile_m, head_dim_v, run=vector(dtype))
     shared = SharedMemory()
-    S_TILE, product = product_step(unit, lanes, tile_m, tile_n, threads, sliced, shared, ACC, parts)
-    SHARED_Q, SHARED_TQ, COPY_Q = with_tangent(shared, dtype, threads, tile_m, head_dim, HAS_TQ)
-    SHARED_K, SHARED_TK, COPY_K = with_tangent(shared, dtype, threads, tile_n, head_dim, HAS_TK)
-    SHARED_V, SHARED_TV, COPY_V = with_tangent(shared, dtype, threads, tile_n, head_dim_v, HAS_TV)
+    S_TILE, product = product_step(tiles, tile_m, tile_n, shared, ACC)
+    SHARED_Q, SHARED_TQ, fetch_q = with_tangent(shared, dtype, threads, tile_m, head_dim, HAS_TQ)
+    SHARED_K, SHARED_TK, fetch_k = with_tangent(shared, dtype, threads, tile_n, head_dim, HAS_TK)
+    SHARED_V, SHARED_TV, fetch_v = with_tangent(shared, dtype, threads, tile_n, head_dim_v, HAS_TV)
     both = dot_by_dot if unit == "mma" and dtype.itemsize > 2 else dots    # two left operands of words do not fit
-    products = products_step(S_TILE, product, both, ACC, parts, sliced, tangents)
+    products = products_step(S_TILE, product, both, ACC, tiles, tangents)
     left, left_tangent = left_step(S_TILE, shared, dtype), left_step(S_TILE, shared, dtype)
     SAVES_O2, BENDS, HAS_S2, HALF, TWO = bends, bends and HAS_TS, bends and HAS_TQ and HAS_TK, ACC(0.5), ACC(2)
     left_second = left_step(S_TILE, shared, dtype) if BENDS else left
@@ -206,24 +214,6 @@ def tangent(
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
     mask_of, scores_of, tscores_of = mask_within_step(mask), within_segment(score), within_segment(of_parts)
     with_tsink = sink_tangent_step(tscore, ACC)
-
-    @device
-    def fetch_k(K, tK, n0):
-        copy_async(allocate(SHARED_K), K, COPY_K, n0)
-        if HAS_TK:
-            copy_async(allocate(SHARED_TK), tK, COPY_K, n0)
-
-    @device
-    def fetch_v(V, tV, n0):
-        copy_async(allocate(SHARED_V), V, COPY_V, n0)
-        if HAS_TV:
-            copy_async(allocate(SHARED_TV), tV, COPY_V, n0)
-
-    @device
-    def fetch_q(Q, tQ, m0):
-        copy_async(allocate(SHARED_Q), Q, COPY_Q, m0)
-        if HAS_TQ:
-            copy_async(allocate(SHARED_TQ), tQ, COPY_Q, m0)
 
     def kernel(
         mQ, mK, mV, mTQ, mTK, mTV, mO, mTO, mO2, mLse, mLow, mTLse, mask, scores, tscores, drops, group_size, scale,
@@ -329,7 +319,7 @@ def tangent(
     given, dtypes = [f"t{name}" for name in tangents] + ["o2"] * bends, dict(zip(RESULTS, out_dtypes))
     signature = signature_of(kernel, SPEC.arguments, dtype, ACC, dtypes, mask=mask, score=score, tscore=tscore,
                              given=given)  # fmt: skip
-    return Source(kernel, signature, threads, blocks, shared.nbytes)
+    return Source(kernel, signature, threads, tiles.blocks, shared.nbytes)
 
 
 def tangents_of(work):

@@ -7,7 +7,7 @@ from ...tile import WARPGROUP_ROWS
 from ..scores import ENTRIES, looks_up, number_of_tma_bias, parts_of
 from ..shared.schedule import scattered
 from ..shared.visibility import PACKED, has_band, has_functions, is_looked_up
-from ..tables import about_s
+from ..tables import compiled_in
 from .choice import Case, first_of, words_of
 
 ROWS = WARPGROUP_ROWS  # queries of a consumer
@@ -172,7 +172,7 @@ def head_dims(problem):
 
 def parameters(work, tiles):
     """Those of all factories of kernels that compute S."""
-    return about_s(work, head_dims(work.problem)) | {"tiles": tiles}
+    return compiled_in(work, tiles, head_dims(work.problem))
 
 
 def has_small_blocks(work):

@@ -4,8 +4,6 @@ their parts, see `pairs` and `parts`.
 -|x - y|^2 / 2 = x . y - |x|^2 / 2 - |y|^2 / 2: the terms of y come with its tiles, those of x are added once.
 """
 
-import math
-
 import numpy as np
 
 from ....points.kinds import GAUSSIAN
@@ -21,19 +19,19 @@ from .parts import INEXACT_POINTS, LINE_OF_X, LINE_OF_Y, PARTS, PARTS_OF_X, PART
 
 
 def hopper_logsumexp(*, tiles, parts=PARTS, of_halves=False):
-    """The kernel for these PairTiles: without y_stages x stays in shared memory, of at most MOST dimensions.
+    """The kernel for these PairTiles.
 
     of_halves: for points of half precision, times a power of two, whose squared distances are multiplied by a scale. If
     all points are equal to their first parts, the kernel with parts=1 computes them, else the one with all parts; the
     other kernel ends at once.
     """
     ACC, S_TILE, shared, consumers = np.float32, wgmma(tiles.tile_n), SharedMemory(), tiles.consumers
-    walk = (
-        chunk_steps(shared, S_TILE, tiles, ACC)
-        if tiles.y_stages
-        else resident_steps(shared, S_TILE, tiles, ACC, bfloat16, MOST, parts)
-    )
     VECTOR, OF_LANES, OF_HALVES, IS_EXACT = S_TILE.row_vector(), S_TILE.row_parts(), of_halves, parts == 1
+    walk = (
+        resident_steps(shared, S_TILE, tiles, ACC, bfloat16, MOST)
+        if IS_EXACT
+        else chunk_steps(shared, S_TILE, tiles, ACC)
+    )
     ZERO, ONE, LN2, LOG2E = ACC(0), ACC(1), ACC(LN_2), ACC(LOG2_E)
     NO_MAX, new_max, exponentials = softmax_parts(ACC)
 
@@ -69,11 +67,8 @@ def hopper_logsumexp(*, tiles, parts=PARTS, of_halves=False):
     return source_of(kernel, signature, consumers, shared, walk.places)
 
 
-FEW, MOST = 16, WIDTH  # dimensions: mma.sync is as fast up to 16; of more than 64 x has no room in shared memory
-TILES = {  # by the largest number of dimensions
-    MOST: PairTiles(96, 2, 3),  # ms for 50,000 points each, d 64, on an H100: 2.6; by mma.sync 6.4
-    math.inf: PairTiles(192, 2, 5, 2),
-}
+FEW, MOST = 16, WIDTH  # dimensions: mma.sync is as fast up to 16; points of half precision have at most MOST
+OF_PARTS = PairTiles(192, 2, 5, 2)  # ms for 50,000 points each, d 64, on an H100: 2.6; by mma.sync 6.4
 OF_FIRST_PARTS = PairTiles(96, 3, 6)  # 1.2; 128 points y, 2 consumers 1.4
 
 
@@ -94,11 +89,7 @@ def takes_halves(work):
     return work.device.cc == (9, 0) and fits_halves(work.problem, work.kind)
 
 
-def tiles_of(work):
-    return next(tiles for most, tiles in TILES.items() if work.problem.head_dim <= most)
-
-
-def spec_of(tiles, of_halves=False, **options):
+def spec_of(tiles=lambda work: OF_PARTS, of_halves=False, **options):
     arguments = (
         PARTS_OF_X.map, PARTS_OF_Y.map, LINE_OF_X, LINE_OF_Y, Statistic("lse"), "seqlen_k", "chunks",
         (INEXACT_POINTS,) * of_halves, ("scale", "scale_log2") * of_halves,
@@ -106,6 +97,6 @@ def spec_of(tiles, of_halves=False, **options):
     return pairs_spec(hopper_logsumexp, arguments, tiles, lambda work: {"of_halves": of_halves, **options})
 
 
-SPEC = spec_of(tiles_of)
+SPEC = spec_of()
 EXACT = spec_of(lambda work: OF_FIRST_PARTS, of_halves=True, parts=1)
-INEXACT = spec_of(tiles_of, of_halves=True)
+INEXACT = spec_of(of_halves=True)

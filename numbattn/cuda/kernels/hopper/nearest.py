@@ -41,7 +41,7 @@ def hopper_nearest(*, dtype, head_dim, tiles):
     walk = (
         chunk_steps(shared, S_TILE, tiles, ACC)
         if OF_PARTS
-        else resident_steps(shared, S_TILE, tiles, ACC, DTYPES[dtype], head_dim, parts=1)
+        else resident_steps(shared, S_TILE, tiles, ACC, DTYPES[dtype], head_dim)
     )
     X_TILE, VECTOR, TILE_N = wgmma(head_dim), S_TILE.row_vector(), tiles.tile_n
     ZERO, INFINITE, TWICE = ACC(0), ACC(np.inf), ACC(-2)

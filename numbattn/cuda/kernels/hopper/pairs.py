@@ -5,11 +5,10 @@ numbers, one for each point. Two threads of the producer load tiles; consumers m
 walks, for points of half precision and for the parts of float32, see `parts`:
 
     resident_steps   all dimensions of x stay in shared memory. A consumer works on the products of one tile while those
-                     of the next are in flight, even if that is the first of the next work tile. For `nearest` in half
-                     precision, and for `logsumexp` up to 64 dimensions.
+                     of the next are in flight, even if that is the first of the next work tile.
     chunk_steps      tiles of x and y come through one ring of stages, as in matrix multiplication: chunk by chunk of
                      64 dimensions and, of each chunk, part by part. While one consumer works on its products, another
-                     one multiplies. For `sums`, and for the other two with more dimensions.
+                     one multiplies.
 
 Both have one protocol. A kernel gives three device functions, where `at` is the batch, the head and the first row:
 
@@ -40,6 +39,7 @@ from ...tile import (
     release,
     stage,
     sync_warpgroup,
+    tma_load,
     tma_load_part,
     wait,
     warpgroup_index,
@@ -177,48 +177,17 @@ def line_steps(LINE, LINES, tiles, layout, load_more):
     return load_lines, adding
 
 
-@device
-def add_other_products(S, x, y):
-    """Start all products of three parts but x2 y2, which comes first: small terms first, since the unit truncates what
-    does not fit into a sum."""
-    (x1, x2, x3), (y1, y2, y3) = x, y
-    S = dot(dot(S, x3, y1.T), x1, y3.T)
-    return dot(dot(dot(S, x2, y1.T), x1, y2.T), x1, y1.T)
-
-
 # -------------------------------------------------------------------------------------------------------- x stays
-def product_step(layout, x_places, y_places):
-    """The device function (X, Y): start the products of the parts in two stages."""
-    S_TILE, X1, Y1 = layout, x_places[0], y_places[0]
-
-    @device
-    def of_first(X, Y):
-        return dot(S_TILE, allocate(X1, X.index), allocate(Y1, Y.index).T)
-
-    if len(x_places) == 1:
-        return of_first
-    (_, X2, X3), (_, Y2, Y3) = x_places, y_places
-
-    @device
-    def of_all(X, Y):
-        x = allocate(X1, X.index), allocate(X2, X.index), allocate(X3, X.index)
-        y = allocate(Y1, Y.index), allocate(Y2, Y.index), allocate(Y3, Y.index)
-        return add_other_products(dot(S_TILE, x[1], y[1].T), x, y)
-
-    return of_all
-
-
-def resident_steps(shared, layout, tiles, ACC, dtype, dim, parts):
-    """The PairWalk for points of `dim` columns in so many parts. Consumers may also be given read_x(X), which is
-    called before x is released: its result is `of_x`."""
-    X_PLACES = tuple(shared.boxes(ROWS, dim, dtype, 2 * tiles.consumers) for _ in range(parts))
-    Y_PLACES = tuple(shared.boxes(tiles.tile_n, dim, dtype, tiles.stages) for _ in range(parts))
+def resident_steps(shared, layout, tiles, ACC, dtype, dim):
+    """The PairWalk for points of `dim` columns. Consumers may also be given read_x(X), which is called before x is
+    released: its result is `of_x`."""
+    X_PLACE = shared.boxes(ROWS, dim, dtype, 2 * tiles.consumers)
+    Y_PLACE = shared.boxes(tiles.tile_n, dim, dtype, tiles.stages)
     LINE = shared.tile(1, tiles.tile_n, ACC, tiles.stages)
-    X_PIPELINE = Pipeline.within(shared, X_PLACES[0], 1, fills=parts)
-    Y_PIPELINE = Pipeline.within(shared, Y_PLACES[0], tiles.consumers, fills=parts + 1)
-    (count_of, place_of), TILE_N, CONSUMERS = work_steps(tiles), tiles.tile_n, tiles.consumers
-    load_x_parts, product = load_parts_step(X_PLACES), product_step(layout, X_PLACES, Y_PLACES)
-    load_y, adding = line_steps(LINE, Y_PIPELINE, tiles, layout, load_parts_step(Y_PLACES))
+    X_PIPELINE = Pipeline.within(shared, X_PLACE, 1)
+    Y_PIPELINE = Pipeline.within(shared, Y_PLACE, tiles.consumers, fills=2)
+    (count_of, place_of), TILE_N, CONSUMERS, S_TILE = work_steps(tiles), tiles.tile_n, tiles.consumers, layout
+    load_y, adding = line_steps(LINE, Y_PIPELINE, tiles, layout, load_parts_step((Y_PLACE,)))
 
     @device
     def load_x(mX, mY, sizes):
@@ -229,7 +198,7 @@ def resident_steps(shared, layout, tiles, ACC, dtype, dim, parts):
             (batch, head, m0), consumer = place_of(number, sizes), index(0)
             while consumer < CONSUMERS:
                 acquire(X)
-                load_x_parts(X, mX, batch, head, m0 + consumer * ROWS, sizes.apart_x)
+                tma_load(X, mX, batch, head, m0 + consumer * ROWS)
                 X, consumer = advance(X, 1), opaque(consumer + 1)
             number = number + grid_size()
 
@@ -237,7 +206,7 @@ def resident_steps(shared, layout, tiles, ACC, dtype, dim, parts):
     def product_with(X, Y):
         """In flight."""
         wait(Y)
-        return product(X, Y)
+        return dot(S_TILE, X.tile, Y.tile.T)
 
     def consumer_of(start, add, finish, read_x=nothing_of_x):
         with_tile = adding(add)
@@ -296,7 +265,7 @@ def resident_steps(shared, layout, tiles, ACC, dtype, dim, parts):
 
         return compute
 
-    return PairWalk((X_PIPELINE, Y_PIPELINE), (load_x, load_y), consumer_of, (X_PLACES[0], Y_PLACES[0]))
+    return PairWalk((X_PIPELINE, Y_PIPELINE), (load_x, load_y), consumer_of, (X_PLACE, Y_PLACE))
 
 
 # --------------------------------------------------------------------------------------------- chunks of dimensions
@@ -345,7 +314,7 @@ def chunk_steps(shared, layout, tiles, ACC, fills=0, load_more=nothing):
 
     @device
     def begin_chunk(S, P):
-        """Start the products of the parts that come first."""
+        """Start the product x2 y2: small terms come first, since the unit truncates what does not fit into a sum."""
         wait(P)
         wait(advance(P, 1))
         Q = advance(P, 1)
@@ -356,9 +325,10 @@ def chunk_steps(shared, layout, tiles, ACC, fills=0, load_more=nothing):
         """Start all other products."""
         Q, R = advance(P, 1), advance(P, 2)
         wait(R)
-        x = x_of(R), x_of(Q), x_of(P)
-        y = allocate(Y_PLACE, R.index), allocate(Y_PLACE, Q.index), allocate(Y_PLACE, P.index)
-        return add_other_products(S, x, y)
+        x1, x2, x3 = x_of(R), x_of(Q), x_of(P)
+        y1, y2, y3 = allocate(Y_PLACE, R.index), allocate(Y_PLACE, Q.index), allocate(Y_PLACE, P.index)
+        S = dot(dot(S, x3, y1.T), x1, y3.T)
+        return dot(dot(dot(S, x2, y1.T), x1, y2.T), x1, y1.T)
 
     @device
     def release_chunk(P):

@@ -66,10 +66,10 @@ from .tma_bias import load_bias_step
 REGISTERS = {64: (40, 232), 128: (24, 240)}  # {tile_n: of the producer's thread, of a consumer's}
 
 
-def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mask, score, after, by_tma, **others):
+def ds_steps(shared, *, dtype, head_dim, head_dim_v, tiles, mask, score, after, by_tma, **others):
     """Steps that compute tiles of dS after part number `after` of the score: the layout of S; pipelines of Q and K, and
-    of dO and V; the tiles that TMA loads; and device functions. stages: of the pipelines."""
-    dtype, S_TILE = DTYPES[dtype], wgmma(tile_n)
+    of dO and V; the tiles that TMA loads; and device functions. The stages of `tiles` are those of the pipelines."""
+    dtype, S_TILE, (tile_m, tile_n, stages, _) = DTYPES[dtype], wgmma(tiles.tile_n), tiles
     ROW_VECTOR, TILE_M, TILE_N = S_TILE.row_vector(), tile_m, tile_n
     SHARED_Q, SHARED_DO = (shared.boxes(ROWS, cols, dtype, stages * CONSUMERS) for cols in (head_dim, head_dim_v))
     SHARED_K, SHARED_V = (shared.boxes(tile_n, cols, dtype, stages) for cols in (head_dim, head_dim_v))
@@ -153,7 +153,7 @@ def ds_steps(shared, *, dtype, head_dim, head_dim_v, tile_m, tile_n, stages, mas
 
 def hopper_bias_gradient(*, out_dtype, bias_dtype, nbytes, **about):
     """The gradient of part number `after`, whose dtype is `bias_dtype`."""
-    bias, tile_m, tile_n = DTYPES[bias_dtype], about["tile_m"], about["tile_n"]
+    bias, (tile_m, tile_n, *_) = DTYPES[bias_dtype], about["tiles"]
     shared = SharedMemory()
     S_TILE, (K_PIPELINE, V_PIPELINE), maps, load_tiles, add_tiles = ds_steps(shared, **about, by_tma=True)
     SHARED_B = shared.boxes(ROWS, tile_n, bias, CONSUMERS)
@@ -208,12 +208,10 @@ def hopper_bias_gradient(*, out_dtype, bias_dtype, nbytes, **about):
     return source(kernel, bias_arguments("gradient"), shared, tiles, about, own_dtype=own_dtype, bias_dtype=bias_dtype)
 
 
-def hopper_diagonal_sums(*, tile_m, tile_n, **about):
+def hopper_diagonal_sums(**about):
     """As `score_gradient.diagonal_sums`."""
-    shared = SharedMemory()
-    _, (K_PIPELINE, V_PIPELINE), maps, load_tiles, add_tiles = ds_steps(
-        shared, tile_m=tile_m, tile_n=tile_n, **about, by_tma=False
-    )
+    shared, (tile_m, tile_n, *_) = SharedMemory(), about["tiles"]
+    _, (K_PIPELINE, V_PIPELINE), maps, load_tiles, add_tiles = ds_steps(shared, **about, by_tma=False)
     count, diagonal_of, sum_along = diagonal_steps(tile_m, tile_n, WARPGROUP * CONSUMERS)
 
     @device

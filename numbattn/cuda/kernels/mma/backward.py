@@ -65,11 +65,10 @@ ZERO = np.float32(0)
 
 
 def mma_backward(
-    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, stages, mask, score, dropout, nbytes, adds_dq,
-    in_lines, swizzled=False,
+    *, dtype, out_dtypes, head_dim, head_dim_v, tiles, mask, score, dropout, nbytes, adds_dq, in_lines
 ):  # fmt: skip
     """dK and dV, and with adds_dq sums for dQ: in lines, or else in register order, see tile.accumulation."""
-    dtype = DTYPES[dtype]
+    dtype, (tile_m, tile_n, threads, stages, swizzled) = DTYPES[dtype], tiles
     S_TILE, K_TILE, V_TILE, Q_TILE = (
         mma(rows, cols, threads, warps_across(rows, cols, threads))
         for rows, cols in ((tile_n, tile_m), (tile_n, head_dim), (tile_n, head_dim_v), (tile_m, head_dim))

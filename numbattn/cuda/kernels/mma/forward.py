@@ -77,14 +77,13 @@ class ForwardCall(NamedTuple):
 
 
 def mma_forward(
-    *, dtype, out_dtypes, head_dim, head_dim_v, tile_m, tile_n, threads, held, mask, score, dropout, resumes=False,
+    *, dtype, out_dtypes, head_dim, head_dim_v, tiles, mask, score, dropout, resumes=False
 ):  # fmt: skip
-    """The kernel for tiles of tile_m queries, tile_n keys and head_dims rounded up to head_dim and head_dim_v.
+    """The kernel for these ForwardTiles and head_dims rounded up to head_dim and head_dim_v.
 
-    held: whether Q stays in registers; else it is read from shared memory for each tile of keys. resumes: whether the
-    loop starts from O and lse over other keys, see `shared.start`.
+    resumes: whether the loop starts from O and lse over other keys, see `shared.start`.
     """
-    dtype, ACC = DTYPES[dtype], np.float32
+    dtype, ACC, (tile_m, tile_n, threads, held) = DTYPES[dtype], np.float32, tiles
     S_TILE, O_TILE, Q_TILE = (mma(tile_m, cols, threads) for cols in (tile_n, head_dim_v, head_dim))
     COPY_Q, COPY_O, COPY_K, COPY_V = (
         copy_layout(rows, cols, threads, vector(dtype))

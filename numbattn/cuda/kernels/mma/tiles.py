@@ -13,7 +13,7 @@ class ForwardTiles(NamedTuple):
     tile_m: int
     tile_n: int
     threads: int
-    held: bool  # Q in registers
+    held: bool  # Q in registers; else it is read from shared memory for each tile of keys
 
     unit = "mma"
 

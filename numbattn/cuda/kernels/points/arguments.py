@@ -25,6 +25,8 @@ class PointTiles(NamedTuple):
     stages: int = 2
     blocks: int = 1
 
+    sliced, parts = False, 1
+
 
 WITHOUT_VECTORS = PointTiles("mma", 64, 64, 128, blocks=2)  # before the next, for kernels that sum none
 TENSOR_CORES = (

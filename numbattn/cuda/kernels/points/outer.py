@@ -42,7 +42,7 @@ def few_sums(layout, ACC, count, add, factor=1.0):
 
 def tile_of_sums(pairs, count):
     """The layout of a tile of sums of `count` features. pairs: a PairSteps."""
-    return sums(pairs.unit, pairs.lanes, pairs.tile_m, count, pairs.threads, run=vector(pairs.dtype))
+    return sums(pairs.tiles, pairs.tile_m, count, run=vector(pairs.dtype))
 
 
 def outer(pairs, count, most):

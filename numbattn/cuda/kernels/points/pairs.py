@@ -18,12 +18,11 @@ class PairSteps:
 
     def __init__(self, dtype, dim, dim_b, tiles, nbytes):
         self.dtype, self.ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
-        unit, tile_m, tile_n, threads, lanes, chunks, self.stages, _ = tiles
-        self.unit, self.tile_m, self.tile_n, self.threads, self.lanes, self.chunks = tiles[:6]
-        self.shared, self.rows_of, cols = SharedMemory(), Alignment(nbytes), tile_n // chunks
-        self.layout, self.product = product_step(unit, lanes, tile_m, cols, threads, False, self.shared, self.ACC)
+        unit, self.tile_m, self.tile_n, self.threads, lanes, self.chunks, self.stages, _ = self.tiles = tiles
+        self.shared, self.rows_of, cols = SharedMemory(), Alignment(nbytes), self.tile_n // self.chunks
+        self.layout, self.product = product_step(tiles, self.tile_m, cols, self.shared, self.ACC)
         if unit == "fma" and dim <= DIFFERENCES and dim_b <= FEW:
-            self.layout = simt(tile_m, cols, threads, lanes, min(cols // lanes, vector(self.dtype)))
+            self.layout = simt(self.tile_m, cols, self.threads, lanes, min(cols // lanes, vector(self.dtype)))
 
     def lines(self, dtype, count=1):
         return Lines(self.shared, dtype, self.layout, self.threads, count, self.chunks, self.stages)

@@ -49,24 +49,25 @@ def buffers(shared, dtype, threads, rows, widths, stages=1):
     ]
 
 
-def sums(unit, lanes, rows, cols, threads, run=1):
-    """The layout of an accumulator: of mma.sync on tensor cores, of fused multiply-adds on CUDA cores."""
-    if unit == "mma":
-        return mma(rows, cols, threads, across=max(lanes // MMA_LANES, 1))
-    return simt(rows, cols, threads, lanes, run)
+def sums(tiles, rows, cols, run=1):
+    """The layout of an accumulator: of mma.sync on tensor cores, of fused multiply-adds on CUDA cores. tiles: a row of
+    `tables.Tiles`, which says which, and has the threads."""
+    if tiles.unit == "mma":
+        return mma(rows, cols, tiles.threads, across=max(tiles.lanes // MMA_LANES, 1))
+    return simt(rows, cols, tiles.threads, tiles.lanes, run)
 
 
-def product_step(unit, lanes, rows, cols, threads, sliced, shared, dtype, parts=1):
-    """The layout of S and dP, and the device function (x, y): x y^T in it.
+def product_step(tiles, rows, cols, shared, dtype):
+    """The layout of S and dP, and the device function (x, y): x y^T in it. tiles: as for `sums`.
 
     Warps that share rows have some columns each. If sliced, each sums a slice of the depth, for all columns; then they
     add up the slices through shared memory, and all have whole rows: left operands that need not go there.
 
-    parts: of the depth, summed one after the other, so that a left operand takes fewer registers: in float32, which is
-    split for tensor cores, 64 registers for a depth of 64.
+    With several `parts` of the depth, summed one after the other, a left operand takes fewer registers: in float32,
+    which is split for tensor cores, 64 registers for a depth of 64.
     """
-    if not sliced:
-        TILE, PARTS, ZERO = sums(unit, lanes, rows, cols, threads), parts, dtype(0)
+    if not tiles.sliced:
+        TILE, PARTS, ZERO = sums(tiles, rows, cols), tiles.parts, dtype(0)
 
         @device
         def part_by_part(x, y):
@@ -75,7 +76,7 @@ def product_step(unit, lanes, rows, cols, threads, sliced, shared, dtype, parts=
                 total = dot(total, columns(x, part, PARTS), columns(y, part, PARTS).T)
             return total
 
-        if parts > 1:
+        if PARTS > 1:
             return TILE, part_by_part
 
         @device
@@ -84,8 +85,8 @@ def product_step(unit, lanes, rows, cols, threads, sliced, shared, dtype, parts=
 
         return TILE, product
 
-    SLICES = lanes // MMA_LANES
-    THREADS = threads // SLICES  # of a slice
+    SLICES = tiles.lanes // MMA_LANES
+    THREADS = tiles.threads // SLICES  # of a slice
     TILE, PLACE = mma(rows, cols, THREADS), shared.tile(1, rows * cols, dtype, SLICES)
 
     @device

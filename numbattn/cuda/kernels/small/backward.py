@@ -74,15 +74,15 @@ class KeyMatrix(NamedTuple):
 
 
 def small_backward(
-    *, dtype, out_dtypes, head_dim, head_dim_v, size, threads, blocks, mask, score, dropout, nbytes, grouped, given,
-    dlse, sums, keeps_score, stages=1,
+    *, dtype, out_dtypes, head_dim, head_dim_v, tiles, mask, score, dropout, nbytes, grouped, statistics, sums
 ):  # fmt: skip
-    """The kernel for matrices of at most size x size scores and head_dims rounded up to head_dim and head_dim_v.
+    """The kernel for these SmallTiles and head_dims rounded up to head_dim and head_dim_v.
 
-    grouped: whether heads share keys. given: whether lse and delta are given; else dlse says whether lse has a
-    gradient. sums: whether dS is summed. keeps_score: see `score_steps_of_block`.
+    grouped: whether heads share keys. statistics: the names of those that are given: lse_log2 and delta, or dlse if lse
+    has a gradient, or none. sums: whether dS is summed.
     """
-    dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
+    dtype, ACC, (threads, blocks, _, keeps_score, size) = DTYPES[dtype], sum_type(DTYPES[dtype]), tiles
+    given, dlse = "delta" in statistics, "dlse" in statistics
     S_TILE, Q_TILE, V_TILE = (mma(size, cols, threads) for cols in (size, head_dim, head_dim_v))
     shared, sync = SharedMemory(), barrier_of(threads)
     (SHARED_Q, fetch_q), (SHARED_K, fetch_k), (SHARED_V, fetch_v), (SHARED_DO, fetch_do) = place_steps(
@@ -354,8 +354,8 @@ def is_alone(work):
 def parameters_of(given):
     def found(work, tiles):
         common = parameters(work, tiles, is_grouped(work)) | dtypes_of(work, "dq", "dk", "dv")
-        dlse = not given and "dlse" in work.dtypes
-        return common | {"grouped": is_grouped(work), "given": given, "dlse": dlse, "sums": sums_dS(work)}
+        statistics = ("lse_log2", "delta") if given else ("dlse",) if "dlse" in work.dtypes else ()
+        return common | {"grouped": is_grouped(work), "statistics": statistics, "sums": sums_dS(work)}
 
     return found
 

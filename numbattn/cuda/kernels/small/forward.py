@@ -60,12 +60,10 @@ class QueryMatrix(NamedTuple):
 
 
 def small_forward(
-    *, dtype, out_dtypes, head_dim, head_dim_v, size, threads, blocks, mask, score, dropout, nbytes, saves,
-    keeps_score, stages=1,
+    *, dtype, out_dtypes, head_dim, head_dim_v, tiles, mask, score, dropout, nbytes, saves
 ):  # fmt: skip
-    """The kernel for matrices of at most size x size scores and head_dims rounded up to head_dim and head_dim_v. saves:
-    whether lse is wanted. keeps_score: see `score_steps_of_block`."""
-    dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
+    """The kernel for these SmallTiles and head_dims rounded up. saves: whether lse is wanted."""
+    dtype, ACC, (threads, blocks, stages, keeps_score, size) = DTYPES[dtype], sum_type(DTYPES[dtype]), tiles
     S_TILE, O_TILE = mma(size, size, threads), mma(size, head_dim_v, threads)
     shared, sync = SharedMemory(), barrier_of(threads)
     (SHARED_Q, fetch_q), (SHARED_K, fetch_k), (SHARED_V, fetch_v) = place_steps(

@@ -79,8 +79,9 @@ def is_plain(work):
 def parameters(work, tiles, grouped=False):
     """The parameters of all factories here."""
     problem = work.problem
-    found = compiled_in(work, tiles, (fitted(problem.head_dim), fitted(problem.head_dim_v)))
-    return found | {"nbytes": work.nbytes, "keeps_score": tiles.keeps_score and keeps_score(work, grouped)}
+    tiles = tiles._replace(keeps_score=tiles.keeps_score and keeps_score(work, grouped))
+    sizes = fitted(problem.head_dim), fitted(problem.head_dim_v)
+    return compiled_in(work, tiles, sizes) | {"nbytes": work.nbytes}
 
 
 def keeps_score(work, grouped):

@@ -5,7 +5,7 @@ import pytest
 
 import numbattn as na
 from numbattn.cuda.kernels.any.backward import backward_kv, backward_q
-from numbattn.cuda.kernels.tables import Tiles, without_defaults
+from numbattn.cuda.kernels.tables import Tiles
 from tests.accuracy import assert_accurate
 from tests.tools.launch import compiled_only, launch, poisoned, simulated_only
 
@@ -22,7 +22,7 @@ def check(case, sums_of, tiles=SMALL, sizes=(16, 8), nbytes=0):
     grads = {name: poisoned(inputs[name].shape, dtype) for name in sums_of}
     source = (backward_q if kept == "q" else backward_kv)(
         dtype=dtype.name, out_dtypes=(dtype.name,) * len(grads), head_dim=sizes[0], head_dim_v=sizes[1],
-        **without_defaults(tiles), mask=case.kinds, score=(), dropout=case.kept_scale != 1, nbytes=nbytes,
+        tiles=tiles, mask=case.kinds, score=(), dropout=case.kept_scale != 1, nbytes=nbytes,
     )  # fmt: skip
     lse = (padded_lse if dtype.itemsize > 2 else padded)(case.lse_log2, np.inf)
     statistics = lse, padded(case.delta, 0)

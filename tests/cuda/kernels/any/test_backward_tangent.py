@@ -11,7 +11,7 @@ from numbattn import reference
 from numbattn.cuda.kernels.any.backward_tangent import backward_tangent_kv, backward_tangent_q
 from numbattn.cuda.kernels.any.backward_tangent_tiles import TILES_KV, TILES_Q
 from numbattn.cuda.kernels.shared.layouts import DTYPES
-from numbattn.cuda.kernels.tables import FMA, Tiles, without_defaults
+from numbattn.cuda.kernels.tables import FMA, Tiles
 from numbattn.cuda.plan.planner import DEVICES
 from tests.accuracy import assert_accurate, exact_backward_tangents, plain_backward_tangents, random
 from tests.tools.device import AMPERE, HOPPER, TURING, on
@@ -43,7 +43,7 @@ def check(rng, sums_of, tiles=SMALL, sizes=(16, 8), nbytes=0, given=GIVEN, poiso
     grads = {name: poisoned(x.shape, dtype) for name, x in zip("qkv", arrays) if name in sums_of}
     source = (backward_tangent_q if sums_of == "q" else backward_tangent_kv)(
         dtype=dtype.name, out_dtypes=(dtype.name,) * len(grads), head_dim=sizes[0], head_dim_v=sizes[1],
-        **without_defaults(tiles), mask=case.kinds, score=(), tscore=(), dropout=case.kept_scale != 1, nbytes=nbytes,
+        tiles=tiles, mask=case.kinds, score=(), tscore=(), dropout=case.kept_scale != 1, nbytes=nbytes,
         tangents=tuple(given),
     )  # fmt: skip
     kept, tile = ("q", tiles.tile_m) if sums_of == "q" else ("k", tiles.tile_n)
@@ -132,7 +132,7 @@ def test_every_device_has_rows():
         for kernel, table in kernels:
             of_bytes = [row for most, row in table[FMA].items() if most >= nbytes * size]
             rows = table[nbytes, size] if has_tensor_cores else of_bytes[:1]
-            assert min(kernel(**about, **without_defaults(row)).shared for row in rows) <= room[has_tensor_cores]
+            assert min(kernel(**about, tiles=row).shared for row in rows) <= room[has_tensor_cores]
 
 
 # ------------------------------------------------------------------------------------------------------------- by plans

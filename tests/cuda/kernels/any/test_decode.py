@@ -192,8 +192,8 @@ def test_keys_that_all_sequences_share(rng, device, batch, heads, heads_k, m, of
         o, saved = na.attention_forward(q, k[:1], np.broadcast_to(v[:1], v.shape), causal=True, score=na.Softcap(4.0))
     (program,) = gpu.programs.values()
     parameters = dict(program.plan.steps[-2].key.parameters)
-    assert parameters["of_batch"] == of_batch
-    assert parameters["queries"] == {1: 1, 3: 4}[m]
+    assert parameters["tiles"].of_batch == of_batch
+    assert parameters["tiles"].queries == {1: 1, 3: 4}[m]
     k[1:], v[1:] = k[:1], v[:1]
     with on(device):
         want, saved_want = na.attention_forward(q, k, v, causal=True, score=na.Softcap(4.0))
@@ -209,7 +209,7 @@ def test_sequences_that_differ_share_no_tile(rng, option):
     with on(HOPPER, not_at_all) as gpu:
         na.attention(q, k[:1], v[:1], **{option: options[option]})
     (program,) = gpu.programs.values()
-    assert not dict(program.plan.steps[-2].key.parameters)["of_batch"]
+    assert not dict(program.plan.steps[-2].key.parameters)["tiles"].of_batch
 
 
 @pytest.mark.slow  # test_a_cache_in_pages compares with one

@@ -5,6 +5,7 @@ import pytest
 
 import numbattn as na
 from numbattn.cuda.kernels.any.forward import forward
+from numbattn.cuda.kernels.tables import Tiles
 from tests.accuracy import assert_accurate
 from tests.tools.launch import launch, poisoned, simulated_only
 
@@ -17,8 +18,8 @@ TILE_N = 16
 def check(case, unit="fma", threads=32, tile_m=16):
     dtype = case.q.dtype
     source = forward(
-        dtype=dtype.name, out_dtypes=(dtype.name,), head_dim=16, head_dim_v=8, tile_m=tile_m, tile_n=TILE_N,
-        threads=threads, unit=unit, lanes=4, mask=case.kinds, score=(), dropout=case.kept_scale != 1, nbytes=0,
+        dtype=dtype.name, out_dtypes=(dtype.name,), head_dim=16, head_dim_v=8, nbytes=0,
+        tiles=Tiles(unit, tile_m, TILE_N, threads, 4), mask=case.kinds, score=(), dropout=case.kept_scale != 1,
     )  # fmt: skip
     o, (lse, low) = poisoned(case.do.shape, dtype), (poisoned(case.lse.shape, case.lse.dtype) for _ in range(2))
     batches, heads, m = lse.shape

@@ -6,6 +6,7 @@ import pytest
 import numbattn as na
 from numbattn import reference
 from numbattn.cuda.kernels.any.tangent import tangent
+from numbattn.cuda.kernels.tables import Tiles
 from tests.accuracy import assert_accurate, exact, plain, plain_tangents, random
 from tests.tools.device import AMPERE, HOPPER, TURING, on
 from tests.tools.launch import compiled_only, launch, mostly_simulated, poisoned, simulated, simulated_only
@@ -39,7 +40,7 @@ def check_small(
             x[np.isnan(of).all(-1)] = poison
     source = tangent(
         dtype=dtype.name, out_dtypes=(dtype.name,) * 2, head_dim=16, head_dim_v=16 if unit == "mma" else 8,
-        tile_m=tile_m, tile_n=TILE_N, threads=threads, unit=unit, lanes=4, tangents=tuple(given), mask=case.kinds,
+        tiles=Tiles(unit, tile_m, TILE_N, threads, 4), tangents=tuple(given), mask=case.kinds,
         score=(), tscore=(), dropout=case.kept_scale != 1, nbytes=0,
     )  # fmt: skip
     o, to, lse, low, tlse = (poisoned(x.shape, x.dtype) for x in (case.do, case.do, *[case.lse] * 3))

@@ -32,7 +32,7 @@ def check(rng, tiles, adds_dq=True, at_once=2, cc=(8, 0), size=32, nbytes=0, **p
     arrays = {"q": case.q, "k": case.k, "v": case.v}
     grads = {name: poisoned(arrays[name].shape, DTYPE) for name in ("qkv" if adds_dq else "kv")}
     source = mma_backward(
-        dtype="float16", out_dtypes=("float16",) * 2, head_dim=size, head_dim_v=size, **tiles._asdict(),
+        dtype="float16", out_dtypes=("float16",) * 2, head_dim=size, head_dim_v=size, tiles=tiles,
         mask=case.kinds,
         score=(), dropout=case.kept_scale != 1, nbytes=nbytes, adds_dq=adds_dq, in_lines=in_lines,
     )  # fmt: skip

@@ -6,6 +6,7 @@ import pytest
 import numbattn as na
 from numbattn.cuda import kernels
 from numbattn.cuda.kernels.mma.forward import mma_forward
+from numbattn.cuda.kernels.mma.tiles import ForwardTiles
 from numbattn.cuda.plan import tier
 from numbattn.cuda.tile import rescaled, thread_index
 from tests.accuracy import assert_accurate, exact, plain, random
@@ -21,8 +22,8 @@ def check(case, held=True, at_once=1, tile_n=TILE):
     """o and lse. Returns what is known of the PTX, see `launch`."""
     dtype = case.q.dtype
     source = mma_forward(
-        dtype=dtype.name, out_dtypes=(dtype.name,), head_dim=64, head_dim_v=64, tile_m=TILE, tile_n=tile_n,
-        threads=THREADS, held=held, mask=case.kinds, score=(), dropout=case.kept_scale != 1,
+        dtype=dtype.name, out_dtypes=(dtype.name,), head_dim=64, head_dim_v=64,
+        tiles=ForwardTiles(TILE, tile_n, THREADS, held), mask=case.kinds, score=(), dropout=case.kept_scale != 1,
     )  # fmt: skip
     o, lse = poisoned(case.do.shape, dtype), poisoned(case.lse.shape)
     batches, heads, m = lse.shape

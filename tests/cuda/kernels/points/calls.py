@@ -48,21 +48,22 @@ def check(x, y, b, c, kind=kinds.GAUSSIAN, mask=None, device=HOPPER, only=("sums
         assert_allclose(got, want, atol=EPS[x.dtype] * (abs(want).max(initial=0) + 1e-30), rtol=0)
 
 
-def drawn_far(rng, d, e):
+def drawn_far(rng, d, e, mask=None):
     """Problem, Inputs, points and b: x has two clusters far apart, y points of both and points close to them."""
     x = rng.standard_normal((24, d)) + np.where(np.arange(24) % 3 == 0, 0, 1e4)[:, None]
     y = np.concatenate([x[::2], x[1:20] + 1e-2 * rng.standard_normal((19, d))]).astype(np.float32)
     x, b = x.astype(np.float32), rng.standard_normal((31, e)).astype(np.float32)
     centre = x[1]
-    return *describe((x - centre) / 3, (y - centre) / 3, b), x, y, b
+    return *describe((x - centre) / 3, (y - centre) / 3, b, mask=mask), x, y, b
 
 
-def check_far(rng, function, d, e=2, kind=kinds.EXPONENTIAL, device=AMPERE, rtol=2e-6):
+def check_far(rng, function, d, e=2, kind=kinds.EXPONENTIAL, device=AMPERE, rtol=2e-6, mask=None):
     """Points far from the centre cost no digits, for their differences are taken."""
-    problem, inputs, x, y, b = drawn_far(rng, d, e)
+    problem, inputs, x, y, b = drawn_far(rng, d, e, mask)
     got = getattr(PointsBackend(lambda: GPU(device)), function)(problem, inputs, kind, apart=kinds.Apart(x, y, 1 / 9))
     x, y = (points.astype(float) / 3 for points in (x, y))
-    wanted = plain.sums(kind, x, y, b) if function == "sums" else plain.logsumexp(kind, x, y)
+    visible = True if mask is None else inputs.mask.dense(len(x), len(y))
+    wanted = plain.sums(kind, x, y, b, visible) if function == "sums" else plain.logsumexp(kind, x, y)
     assert_allclose(got, wanted, atol=rtol * abs(wanted).max())
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+import numbattn as na
 from numbattn.cuda.kernels.points import sums
 from tests.tools.device import AMPERE, TURING
 from tests.tools.launch import simulated_only
@@ -32,9 +33,11 @@ def test_number_of_a_kind(rng, sizes):
     check_number(rng, "sums", sizes)
 
 
-@pytest.mark.parametrize("device", [AMPERE, TURING])
-def test_points_far_off(rng, device):
-    check_far(rng, "sums", 11, device=device)
+@pytest.mark.parametrize(("device", "tiles"), [(AMPERE, "in turn"), (TURING, "CUDA cores")])
+def test_points_far_off(rng, monkeypatch, device, tiles):
+    """In several tiles, and in segments."""
+    monkeypatch.setattr(sums, "rows_of", lambda table, work: TILES[tiles][-1:])
+    check_far(rng, "sums", 11, device=device, mask=na.Segments([1, 5, 20], [0, 4, 31]))
 
 
 def test_only_near_pairs_are_recomputed(rng):

@@ -5,6 +5,7 @@ import pytest
 
 import numbattn as na
 from numbattn.cuda.kernels.small.backward import small_backward
+from numbattn.cuda.kernels.small.steps import SmallTiles
 from tests.accuracy import assert_accurate
 from tests.tools.launch import launch, poisoned, simulated_only
 
@@ -18,9 +19,9 @@ def check(case, size=16, threads=32, blocks=2, given=False):
     """given: lse and delta, as those over other keys, too; else dlse, which does not count where nothing is seen."""
     dtype = case.q.dtype
     source = small_backward(
-        dtype=dtype.name, out_dtypes=(dtype.name,) * 3, head_dim=16, head_dim_v=16, size=size, threads=threads,
-        blocks=1, stages=1, mask=case.kinds, score=(), dropout=case.kept_scale != 1, nbytes=0, given=given,
-        grouped=case.group_size > 1, dlse=not given, sums=False, keeps_score=False,
+        dtype=dtype.name, out_dtypes=(dtype.name,) * 3, head_dim=16, head_dim_v=16,
+        tiles=SmallTiles(threads, 1, 1, False, size), mask=case.kinds, score=(), dropout=case.kept_scale != 1, nbytes=0,
+        grouped=case.group_size > 1, statistics=("lse_log2", "delta") if given else ("dlse",), sums=False,
     )  # fmt: skip
     results = [poisoned(x.shape, dtype) for x in (case.q, case.k, case.v)]
     dlse = np.where(np.isfinite(case.lse), case.dlse, np.nan).astype(case.dlse.dtype)

@@ -5,6 +5,7 @@ import pytest
 
 import numbattn as na
 from numbattn.cuda.kernels.small.forward import small_forward
+from numbattn.cuda.kernels.small.steps import SmallTiles
 from tests.accuracy import assert_accurate
 from tests.tools.launch import launch, poisoned, simulated_only
 
@@ -16,9 +17,9 @@ pytestmark = simulated_only
 def check(case, size=16, threads=32, stages=1, blocks=2, saves=True):
     dtype = case.q.dtype
     source = small_forward(
-        dtype=dtype.name, out_dtypes=(dtype.name,), head_dim=16, head_dim_v=16, size=size, threads=threads, blocks=1,
-        stages=stages, mask=case.kinds, score=(), dropout=case.kept_scale != 1, nbytes=0, saves=saves,
-        keeps_score=False,
+        dtype=dtype.name, out_dtypes=(dtype.name,), head_dim=16, head_dim_v=16,
+        tiles=SmallTiles(threads, 1, stages, False, size), mask=case.kinds, score=(), dropout=case.kept_scale != 1,
+        nbytes=0, saves=saves,
     )  # fmt: skip
     o, (lse, low) = poisoned(case.do.shape, dtype), (poisoned(case.lse.shape, case.lse.dtype) for _ in range(2))
     launch(
