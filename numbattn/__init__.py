@@ -14,6 +14,7 @@ KVCache                                          keys and values that are kept: 
 Causal, Window, Lengths, Prefix, Intervals       masks: who sees whom; `&` and `|` combine them
 First, Tail, Segments, Dense, Bits, BlockSparse  more of them; boolean arrays are masks, too
 Where, check_mask                                a mask that is a function of your own, and its test
+Grid                                             neighbourhoods in images and volumes, and biases by offset
 Alibi, Bias, RelativeBias, Softcap, Sink         scores: what happens to S before the softmax
 Score, check_score                               a score that is one, and its test
 Dropout, dropout_mask                            dropout of P, and what it keeps
@@ -44,6 +45,7 @@ from .call.tangents import SavedTangents
 from .checking.mask_checks import check_mask
 from .checking.score_checks import check_score
 from .dropout import Dropout, dropout_mask
+from .grid import Grid
 from .jets import (
     attention_backward_jvp,
     attention_backward_vjp,
@@ -86,6 +88,7 @@ __all__ = [
     "Dropout",
     "First",
     "Gradients",
+    "Grid",
     "Intervals",
     "KVCache",
     "Lengths",

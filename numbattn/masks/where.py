@@ -78,6 +78,7 @@ class Where(Taken, Mask):
     _identity: Frozen = field(init=False)
     _at: Origin = field(init=False, default=Origin())  # of its first element, in a larger attention
     _shape: tuple[int, ...] | None = field(init=False, default=None)  # of S, in a call
+    _tokens: int | None = field(init=False, default=None)  # how many queries and keys it takes, if only so many
     _states: Any = field(init=False, default=None)  # of blocks, uint8 (..., rows, columns): see Grid
     _kept: dict[Any, Any] = field(init=False, default_factory=dict)  # states, by where they are and of what
 
@@ -108,14 +109,21 @@ class Where(Taken, Mask):
         return self._with(arrays=copies, _states=None, _kept={})
 
     def __reduce__(self) -> Any:
-        in_call = {"_at": self._at, "_shape": self._shape}  # for one that a call has fitted, in Saved
+        in_call = {"_at": self._at, "_shape": self._shape, "_tokens": self._tokens}  # for one that a call has fitted
         return Where, (self.function, self.arrays, self.block_size), in_call
 
     def _key(self) -> tuple[Any, ...]:
         arrays = tuple(map(identity, self.arrays))
         return type(self), self._identity, arrays, self.block_size, self._at, self._shape, identity(self._states)
 
+    def _of_tokens(self, tokens: int) -> Where:
+        """For calls of so many queries and keys alone, which its arrays have entries for."""
+        return self._with(_tokens=tokens)
+
     def _fit(self, shape: tuple[int, ...]) -> Where:
+        if self._tokens is not None and self._shape is None and shape[-2:] != (self._tokens, self._tokens):
+            raise ValueError(f"mask: got {shape[-2]} queries and {shape[-1]} keys, expected {self._tokens} of each, as "
+                             "many as the grid has tokens")  # fmt: skip
         return self if shape == self._shape else self._with(_shape=shape, _states=None)
 
     def _cropped(self, crop: Crop) -> Where:

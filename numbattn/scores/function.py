@@ -143,7 +143,7 @@ class Score(Taken, FunctionPart):
 
     def _again(self, arrays: Sequence[Any], gradient: tuple[bool, ...]) -> Score:
         """A Score of the function as it was taken."""
-        made = object.__new__(Score)
+        made = object.__new__(type(self))
         made._set(**dict(zip(ORDERS, self._functions)), arrays=tuple(arrays), gradient=gradient)
         made._set(_identity=self._identity)
         return made
@@ -152,7 +152,7 @@ class Score(Taken, FunctionPart):
         return self._again(self.arrays, tuple(wanted))
 
     def __reduce__(self) -> Any:
-        return Score, (self.function, self.derivative, self.arrays, self.second, self.gradient)
+        return type(self), (self.function, self.derivative, self.arrays, self.second, self.gradient)
 
     def _key(self) -> tuple[Any, ...]:
         return type(self), self._identity, self.gradient, tuple(map(identity, self.arrays))

@@ -1,0 +1,359 @@
+"""Tokens on a grid, and their neighbourhoods: images, volumes, simulations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .base.checks import Array, flag, floats, integer, words_for
+from .base.values import Value
+from .masks.where import Where
+from .scores.function import Score
+
+EDGES = "moved", "cut", "periodic"
+MOST_AXES = 3
+T = TypeVar("T")
+Numbers = NDArray[np.int32]
+
+
+class AxisWindow(NamedTuple):
+    """The windows along an axis of `size` tokens."""
+
+    size: int
+    window: int
+    dilation: int
+    stride: int
+    causal: bool
+    edges: str
+
+
+class Seen(NamedTuple):
+    """What the tokens of an axis see, by their coordinates. Places count the tokens of a residue class, one class after
+    the other, so that windows are intervals of them."""
+
+    place: Numbers
+    begin: Numbers  # of the window, a place
+    last: Numbers
+    wrapped_begin: Numbers  # of what lies beyond a periodic edge
+    wrapped_last: Numbers
+    period: Numbers  # tokens of the class, 0 unless the edges are periodic
+    offset: Numbers  # j' - i' + window - 1 for the first token of the window
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Grid(Value):
+    """Tokens of a grid of one to three axes, in C order along axis -2 of q, k and v, and masks and scores for them.
+
+    Parameters
+    ----------
+    shape : sequence of int
+        Tokens along each axis of the grid.
+    extra : int, optional
+        How many tokens come before them that see all and are seen by all: class tokens, registers.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a shape of no axes or more than three, or with a number below 1.
+
+    Examples
+    --------
+    >>> import numbattn as na, numpy as np
+    >>> grid = na.Grid((16, 16))
+    >>> mask, table = grid.window(5), np.zeros((2, 9, 9), np.float32)
+    >>> q, k, v, do = np.random.default_rng(0).standard_normal((4, 2, 256, 8), dtype=np.float32)
+    >>> o, backprop = na.attention_vjp(q, k, v, mask=mask, score=grid.relative_bias(table))
+    >>> dq, dk, dv = backprop(do)
+    >>> backprop(do).score[0].shape                       # the gradient of the table
+    (2, 9, 9)
+    """
+
+    shape: Sequence[int]
+    extra: int = 0
+
+    def __post_init__(self) -> None:
+        try:
+            shape = tuple([integer("Grid shape", n, low=1) for n in self.shape])
+        except TypeError:
+            raise TypeError(f"Grid shape: got {words_for(self.shape)}, expected one to {MOST_AXES} integers") from None
+        if not 1 <= len(shape) <= MOST_AXES:
+            raise ValueError(f"Grid shape: got {len(shape)} axes, allowed 1 to {MOST_AXES}")
+        self._set(shape=shape, extra=integer("Grid extra", self.extra, low=0))
+
+    def window(
+        self, window: int | Sequence[int], *, dilation: int | Sequence[int] = 1, stride: int | Sequence[int] = 1,
+        causal: bool | Sequence[bool] = False, edges: str | Sequence[str] = "moved",
+    ) -> Where:  # fmt: skip
+        """The mask by which each token sees a window of its neighbours. Each argument is for all axes, or has a value
+        for each.
+
+        With dilation d the tokens of an axis see those of their residue class mod d; i' = i div d counts the n' tokens
+        of a class. Tokens see what their leader sees, l = min(i' div s * s + s div 2, n' - 1) with stride s: the keys
+        c <= j' < c + window, c = l - window div 2. An even window has one more key before than after.
+
+        Parameters
+        ----------
+        window : int
+            Keys along an axis; window * dilation is at most the axis' size.
+        dilation : int, optional
+        stride : int, optional
+            How many neighbours see the same window, at most `window`.
+        causal : bool, optional
+            Along a causal axis the leader is the last of its `stride` neighbours, and a token sees l - window < j' <=
+            i'.
+        edges : {"moved", "cut", "periodic"}, optional
+            What happens to windows that reach beyond the grid: they are moved inside, as NATTEN does; they lose what
+            lies outside; or they go on at the other side, not along causal axes. Causal axes are always cut.
+
+        Returns
+        -------
+        mask : Where
+            For as many queries and keys as the grid has tokens. Keep it: the states of its blocks are kept with it.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For what does not fit, as above.
+
+        Notes
+        -----
+        The rule is that of A. Hassani et al., *Generalized Neighborhood Attention*, 2025. Tiles are rows of tokens in C
+        order, not boxes of the grid: where its last axis is short they compute much that nobody sees.
+
+        Examples
+        --------
+        >>> import numbattn as na
+        >>> na.Grid((5,)).window(3).dense(5, 5).astype(int)
+        array([[1, 1, 1, 0, 0],
+               [1, 1, 1, 0, 0],
+               [0, 1, 1, 1, 0],
+               [0, 0, 1, 1, 1],
+               [0, 0, 1, 1, 1]])
+        """
+        return _mask(self._axes(window, dilation, stride, causal, edges), self.extra)
+
+    def relative_bias(
+        self, table: Array, *, dilation: int | Sequence[int] = 1, stride: int | Sequence[int] = 1,
+        causal: bool | Sequence[bool] = False, edges: str | Sequence[str] = "moved",
+    ) -> Score:  # fmt: skip
+        """The score that adds ``table[head, j' - i' + window - 1]`` to S, with an index for each axis, and has the
+        table's gradient.
+
+        Parameters
+        ----------
+        table : array, (heads or 1, 2 * window - 1, ...), float32 or float64
+            Its shape says which windows it is for. Offsets beyond it, which no such window has, count as its last.
+        dilation, stride, causal, edges
+            Those of the `window`. Periodic offsets are those inside of the window.
+
+        Returns
+        -------
+        score : Score
+            Its arrays are the table and integers: ``backprop(do).score[0]`` is the table's gradient. Tokens of `extra`
+            have no bias.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a table of other axes or dtypes, or whose windows do not fit.
+
+        Examples
+        --------
+        >>> import numbattn as na, numpy as np
+        >>> grid, table = na.Grid((4,)), np.array([[0.0, -1.0, -2.0, 0.0, 3.0]])    # of offsets -2 to 2
+        >>> q, k = np.zeros((2, 1, 4, 8))
+        >>> na.attention_weights(q, k, mask=grid.window(3), score=grid.relative_bias(table)).round(2)[0]
+        array([[0.01, 0.05, 0.95, 0.  ],
+               [0.24, 0.09, 0.67, 0.  ],
+               [0.  , 0.24, 0.09, 0.67],
+               [0.  , 0.67, 0.24, 0.09]])
+        """
+        array = floats("relative_bias table", table)
+        shape, axes = array.shape, len(self.shape)
+        if len(shape) != axes + 1 or not all(n % 2 for n in shape[1:]):
+            sizes = ", ".join(f"2 * window - 1 of axis {axis}" for axis in range(axes))
+            raise ValueError(f"relative_bias table: got the shape {shape}, expected (heads, {sizes})")
+        window = [n // 2 + 1 for n in shape[1:]]
+        columns, places = _columns(self._axes(window, dilation, stride, causal, edges), self.extra, ORIGIN)
+        return OffsetBias(BIASED[axes - 1], arrays=[array, columns, places], gradient=[True, False, False])
+
+    def _axes(self, *given: Any) -> tuple[AxisWindow, ...]:
+        """The windows along each axis."""
+        columns = [self._each(name, x) for name, x in zip(AxisWindow._fields[1:], given)]
+        return tuple([self._axis(axis, *one) for axis, one in enumerate(zip(*columns))])
+
+    def _each(self, name: str, value: T | Sequence[T]) -> Sequence[T]:
+        """A value for each axis."""
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            return [value] * len(self.shape)
+        if len(value) != len(self.shape):
+            raise ValueError(f"{name}: got {len(value)} values, expected one, or {len(self.shape)}, one for each axis")
+        return value
+
+    def _axis(self, axis: int, window: Any, dilation: Any, stride: Any, causal: Any, edges: Any) -> AxisWindow:
+        size, of = self.shape[axis], f" of axis {axis}"
+        dilation = integer(f"dilation{of}", dilation, low=1)
+        window = integer(f"window{of}", window, low=1)
+        if window * dilation > size:
+            raise ValueError(f"window{of}: got {window} with dilation {dilation}, allowed 1 to {size // dilation}: "
+                             f"window * dilation is at most {size}")  # fmt: skip
+        stride, causal = integer(f"stride{of}", stride, low=1, high=window), flag(f"causal{of}", causal)
+        if edges not in EDGES:
+            raise ValueError(f"edges{of}: got {edges!r}, allowed are {', '.join(map(repr, EDGES))}")
+        if causal and edges == "periodic":
+            raise ValueError(f"edges{of}: got 'periodic' along a causal axis, allowed are 'moved' and 'cut'")
+        return AxisWindow(size, window, dilation, stride, causal, edges)
+
+    def __repr__(self) -> str:
+        return f"Grid({self.shape}{f', extra={self.extra}' * bool(self.extra)})"
+
+
+class OffsetBias(Score):
+    """The score of `Grid.relative_bias`; its arrays are the table, and columns and places as from _columns."""
+
+    def _fit(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> None:
+        super()._fit(batch, seqlen_q, seqlen_k)
+        table, _, places = self.arrays
+        heads, tokens = batch[-1] if batch else 1, places.shape[1]
+        if table.shape[0] != 1 and table.shape[0] < heads:
+            raise ValueError(f"relative_bias table: got {table.shape[0]} heads, expected 1 or {heads}")
+        if max(seqlen_q, seqlen_k) > tokens:
+            raise ValueError(f"score: got {seqlen_q} queries and {seqlen_k} keys, expected {tokens} of each, as many "
+                             "as the grid has tokens")  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def _seen(axis: AxisWindow) -> Seen:
+    """What the tokens of an axis see, by the rule of `Grid.window`."""
+    n, window, d, s, causal, edges = axis
+    i, residue = np.arange(n) // axis.dilation, np.arange(n) % axis.dilation
+    count = (n - residue + d - 1) // d                                  # n', tokens of the class
+    start = residue * (n // d) + np.minimum(residue, n % d)             # of the class, a place
+    leader = np.minimum(i // s * s + (s - 1 if causal else s // 2), count - 1)
+    begin = leader - window + 1 if causal else leader - window // 2
+    offset = begin - i + window - 1
+    if edges == "moved" and not causal:
+        offset = (begin := np.clip(begin, 0, count - window)) - i + window - 1
+    last = np.minimum(begin + window - 1, i) if causal else begin + window - 1
+    wrapped_begin, wrapped_last, period = np.zeros_like(i), np.full_like(i, -1), np.zeros_like(i)
+    if edges == "periodic":
+        begin, period = begin % count, count
+        wrapped_begin, wrapped_last = start, start + begin + window - 1 - count
+        last = np.minimum(begin + window, count) - 1
+    elif edges == "cut" or causal:
+        offset -= np.minimum(begin, 0)
+        begin, last = np.maximum(begin, 0), np.minimum(last, count - 1)
+    columns = start + i, start + begin, start + last, wrapped_begin, wrapped_last, period, offset
+    return Seen(*[x.astype(np.int32) for x in columns])
+
+
+@lru_cache(maxsize=64)
+def _columns(axes: tuple[AxisWindow, ...], extra: int, names: tuple[str, ...]) -> tuple[Numbers, Numbers]:
+    """Fields of Seen for each token as a query, int32 (axes, fields, tokens), and places as a key, (axes, tokens). Of
+    tokens of `extra` all is -1."""
+    at = np.indices([axis.size for axis in axes]).reshape(len(axes), -1)
+    fields = np.full((len(axes), len(names) + 1, extra + at.shape[1]), -1, np.int32)
+    for of, axis, own in zip(fields, axes, at):
+        for row, name in zip(of, (*names, "place")):
+            row[extra:] = getattr(_seen(axis), name)[own]
+    return fields[:, :-1].copy(), fields[:, -1].copy()
+
+
+@lru_cache(maxsize=64)
+def _mask(axes: tuple[AxisWindow, ...], extra: int) -> Where:
+    is_periodic = any(axis.edges == "periodic" for axis in axes)
+    names = INTERVALS if is_periodic else INTERVALS[:2]
+    columns, places = _columns(axes, extra, names)
+    mask = Where((SEEN_PERIODIC if is_periodic else SEEN)[len(axes) - 1], arrays=[columns, places])
+    return mask._of_tokens(math.prod(axis.size for axis in axes) + extra)
+
+
+# ------------------------------------------------------------------------------- functions, which backends compile
+INTERVALS = "begin", "last", "wrapped_begin", "wrapped_last"
+ORIGIN = "begin", "period", "offset"
+
+
+def within(column: Any, place: Any, i: Any, j: Any) -> Any:
+    return (column[0, i] <= place[j]) & (place[j] <= column[1, i])
+
+
+def within_periodic(column: Any, place: Any, i: Any, j: Any) -> Any:
+    return within(column, place, i, j) | ((column[2, i] <= place[j]) & (place[j] <= column[3, i]))
+
+
+def is_extra(column: Any, place: Any, i: Any, j: Any) -> Any:
+    return (column[0, 0, i] < 0) | (place[0, j] < 0)
+
+
+def seen_1(batch: Any, head: Any, i: Any, j: Any, column: Any, place: Any) -> Any:
+    return is_extra(column, place, i, j) | within(column[0], place[0], i, j)
+
+
+def seen_2(batch: Any, head: Any, i: Any, j: Any, column: Any, place: Any) -> Any:
+    return is_extra(column, place, i, j) | (
+        within(column[0], place[0], i, j) & within(column[1], place[1], i, j)
+    )
+
+
+def seen_3(batch: Any, head: Any, i: Any, j: Any, column: Any, place: Any) -> Any:
+    return is_extra(column, place, i, j) | (
+        within(column[0], place[0], i, j) & within(column[1], place[1], i, j) & within(column[2], place[2], i, j)
+    )
+
+
+def seen_periodic_1(batch: Any, head: Any, i: Any, j: Any, column: Any, place: Any) -> Any:
+    return is_extra(column, place, i, j) | within_periodic(column[0], place[0], i, j)
+
+
+def seen_periodic_2(batch: Any, head: Any, i: Any, j: Any, column: Any, place: Any) -> Any:
+    return is_extra(column, place, i, j) | (
+        within_periodic(column[0], place[0], i, j) & within_periodic(column[1], place[1], i, j)
+    )
+
+
+def seen_periodic_3(batch: Any, head: Any, i: Any, j: Any, column: Any, place: Any) -> Any:
+    return is_extra(column, place, i, j) | (
+        within_periodic(column[0], place[0], i, j) & within_periodic(column[1], place[1], i, j)
+        & within_periodic(column[2], place[2], i, j)
+    )  # fmt: skip
+
+
+def offset_of(column: Any, place: Any, i: Any, j: Any, size: Any) -> Any:
+    """The index of a pair along an axis of the table, clamped to it, since hidden pairs are computed, too."""
+    steps = place[j] - column[0, i]
+    steps = steps + column[1, i] if steps < 0 else steps
+    return max(0, min(steps + column[2, i], size - 1))
+
+
+def biased_1(s: Any, batch: Any, head: Any, i: Any, j: Any, table: Any, column: Any, place: Any) -> Any:
+    if is_extra(column, place, i, j):
+        return s
+    return s + table[min(head, table.shape[0] - 1), offset_of(column[0], place[0], i, j, table.shape[1])]
+
+
+def biased_2(s: Any, batch: Any, head: Any, i: Any, j: Any, table: Any, column: Any, place: Any) -> Any:
+    if is_extra(column, place, i, j):
+        return s
+    x = offset_of(column[0], place[0], i, j, table.shape[1])
+    y = offset_of(column[1], place[1], i, j, table.shape[2])
+    return s + table[min(head, table.shape[0] - 1), x, y]
+
+
+def biased_3(s: Any, batch: Any, head: Any, i: Any, j: Any, table: Any, column: Any, place: Any) -> Any:
+    if is_extra(column, place, i, j):
+        return s
+    x = offset_of(column[0], place[0], i, j, table.shape[1])
+    y = offset_of(column[1], place[1], i, j, table.shape[2])
+    z = offset_of(column[2], place[2], i, j, table.shape[3])
+    return s + table[min(head, table.shape[0] - 1), x, y, z]
+
+
+SEEN = seen_1, seen_2, seen_3
+SEEN_PERIODIC = seen_periodic_1, seen_periodic_2, seen_periodic_3
+BIASED = biased_1, biased_2, biased_3
