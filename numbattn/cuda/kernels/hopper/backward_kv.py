@@ -19,6 +19,7 @@ from ...tile import (
     SharedMemory,
     advance,
     allocate,
+    alongside,
     clear,
     device,
     dot,
@@ -284,7 +285,7 @@ def hopper_backward_kv(
                 args.delta_scale, (),
             )  # fmt: skip
             stages = compute_tile(mDK, mDV, mSums, tile, stages, scale, here)
-            W = advance(W, 1)
+            W = alongside(W, stages.K)
             record = receive(W)
         if ADDS_DQ:
             wait_for_store()

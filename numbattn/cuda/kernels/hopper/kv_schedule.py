@@ -19,6 +19,7 @@ from ...tile import (
     acquire,
     advance,
     allocate,
+    alongside,
     block_index,
     bulk_load,
     commit,
@@ -40,8 +41,6 @@ from ..shared.schedule import finish, next_number
 from ..shared.segments import Segment, mask_within_step, whole
 from ..shared.visibility import PACKED
 from .backward_steps import ROWS
-
-TILES_AHEAD = 2  # stages of the pipeline of tiles of keys
 
 
 class ProducerArguments(NamedTuple):
@@ -103,7 +102,7 @@ def no_tile(mask):
 
 def pipeline_of_tiles(shared, mask, readers):
     """The pipeline of tiles of keys, as records. readers: how many warpgroups and warps receive them."""
-    return Pipeline.within(shared, shared.tile(1, len(no_tile(mask)), np.int32, TILES_AHEAD), readers)
+    return Pipeline.within(shared, shared.tile(1, len(no_tile(mask)), np.int32), readers)
 
 
 @device
@@ -132,10 +131,12 @@ def producer_steps(pipelines, tiles, mask, tile_n, first_queries, next_queries, 
     @device
     def load_parts(X, matrix, tile):
         """The tile of K or V, a part for each consumer."""
-        first = tile.segment.first_key + tile.first
-        for part in range(PARTS):
-            acquire(advance(X, part))
-            tma_load(advance(X, part), matrix, tile.batch, tile.head_k, first + part * ROWS)
+        first, part = tile.segment.first_key + tile.first, index(0)
+        while part < PARTS:
+            mine = advance(X, part)
+            acquire(mine)
+            tma_load(mine, matrix, tile.batch, tile.head_k, first + part * ROWS)
+            part = opaque(part + 1)                             # not unrolled: registers are few
 
     @device
     def load_statistic(Q, places, statistic, tile, at, m0):
@@ -144,54 +145,53 @@ def producer_steps(pipelines, tiles, mask, tile_n, first_queries, next_queries, 
 
     @device
     def schedule(args):
-        """Draw tiles of keys, and load Q, lse and delta."""
-        prefetch_tensor_map(args.mQ)
-        W, Q = stage(TILES, 0), stage(Q_PIPELINE, 0)
-        number, count = index(block_index()), count_of(args.mLse, args.mDK, args.mask)
-        while number < count:
+        """Draw tiles of keys, and load K and V, then dO and a bias of the queries."""
+        prefetch_tensor_map(args.mK)
+        prefetch_tensor_map(args.mV)
+        prefetch_tensor_map(args.mDO)
+        W, K, V = stage(TILES, 0), stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
+        dO, B, number = stage(DO_PIPELINE, 0), stage(B_PIPELINE, 0), index(block_index())
+        while number < count_of(args.mLse, args.mDK, args.mask):
             tile = keys_of(number, args.mLse, args.mDK, args.mask, args.group_size, args.at_once)
             if tile.first < tile.end:                           # else a slot without a tile
                 acquire(W)
                 commit(W, to_record(tile))
-                W, mask = advance(W, 1), mask_of(args.mask, tile.segment)
+                load_parts(K, args.mK, tile)
+                load_parts(V, args.mV, tile)
+                K, mask = advance(K, PARTS), mask_of(args.mask, tile.segment)
+                V, W = alongside(V, K), alongside(W, K)
                 at = first_queries(mask, tile)
                 while at.m_block < at.m_blocks:
-                    m0 = at.m_block * TILE_M
-                    acquire(Q)
-                    tma_load(Q, args.mQ, tile.batch, at.head, tile.segment.first_query + m0)
-                    load_statistic(Q, SHARED_LSE, args.mLse, tile, at, m0)
-                    load_statistic(Q, SHARED_DELTA, args.mDelta, tile, at, m0)
-                    Q, at = advance(Q, 1), next_queries(mask, tile, at)
+                    row = tile.segment.first_query + at.m_block * TILE_M
+                    acquire(dO)
+                    tma_load(dO, args.mDO, tile.batch, at.head, row)
+                    B = load_biases(args.biases, tile, at, row, B)
+                    dO, at = advance(dO, 1), next_queries(mask, tile, at)
             number = next_number(args.counters, grid_size())
         acquire(W)
         commit(W, NO_TILE)
         finish(args.counters, grid_size())
 
     @device
-    def load_keys(args):
-        """Load K and V, then dO and a bias of the queries."""
-        prefetch_tensor_map(args.mK)
-        prefetch_tensor_map(args.mV)
-        prefetch_tensor_map(args.mDO)
-        W, K, V = stage(TILES, 0), stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
-        dO, B = stage(DO_PIPELINE, 0), stage(B_PIPELINE, 0)
+    def load_queries(args):
+        """Load Q, lse and delta."""
+        prefetch_tensor_map(args.mQ)
+        W, Q = stage(TILES, 0), stage(Q_PIPELINE, 0)
         while True:
             wait(W)
-            if not is_tile(read(W)):
-                break
-            tile, _ = from_record(read(W), args.mDK, args.mask, args.group_size)
-            load_parts(K, args.mK, tile)
-            load_parts(V, args.mV, tile)
-            K, V = advance(K, PARTS), advance(V, PARTS)
-            tile, mask = from_record(read(W), args.mDK, args.mask, args.group_size)     # read again: registers are few
+            record = read(W)
             release(W, WARP)
             W = advance(W, 1)
+            if not is_tile(record):
+                break
+            tile, mask = from_record(record, args.mDK, args.mask, args.group_size)
             at = first_queries(mask, tile)
             while at.m_block < at.m_blocks:
-                row = tile.segment.first_query + at.m_block * TILE_M
-                acquire(dO)
-                tma_load(dO, args.mDO, tile.batch, at.head, row)
-                B = load_biases(args.biases, tile, at, row, B)
-                dO, at = advance(dO, 1), next_queries(mask, tile, at)
+                m0 = at.m_block * TILE_M
+                acquire(Q)
+                tma_load(Q, args.mQ, tile.batch, at.head, tile.segment.first_query + m0)
+                load_statistic(Q, SHARED_LSE, args.mLse, tile, at, m0)
+                load_statistic(Q, SHARED_DELTA, args.mDelta, tile, at, m0)
+                Q, at = advance(Q, 1), next_queries(mask, tile, at)
 
-    return schedule, load_keys
+    return schedule, load_queries

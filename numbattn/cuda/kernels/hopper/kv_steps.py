@@ -9,6 +9,7 @@ from ...tile import (
     acquire,
     advance,
     allocate,
+    alongside,
     device,
     dot,
     get,
@@ -53,7 +54,8 @@ class Stages(NamedTuple):
 def advance_all(stages):
     """The stages of the next tile of queries."""
     K, V, Q, dO, dS, B = stages
-    return Stages(K, V, advance(Q, 1), advance(dO, 1), advance(dS, 1), advance(B, 1))
+    Q = advance(Q, 1)
+    return Stages(K, V, Q, alongside(dO, Q), advance(dS, 1), advance(B, 1))
 
 
 @device
@@ -67,7 +69,8 @@ def after_last(stages):
 def next_keys(stages, parts):
     """Those of the next tile of keys, of so many parts."""
     K, V, Q, dO, dS, B = stages
-    return Stages(advance(K, parts), advance(V, parts), Q, dO, dS, B)
+    K = advance(K, parts)
+    return Stages(K, alongside(V, K), Q, dO, dS, B)
 
 
 def statistic_steps(places, layout, early):
