@@ -48,9 +48,9 @@ from ..shared.warps import warp_specialised
 from .backward_steps import (
     BIAS,
     GIVEN,
+    MORE_FOR_PRODUCER,
     PART,
     REGISTERS,
-    REGISTERS_WITH_HELPERS,
     ROWS,
     ZERO,
     BackwardArguments,
@@ -291,10 +291,12 @@ def hopper_backward_kv(
             wait_for_store()
 
     producers = producer_steps(pipelines, TILES, mask, tile_n, *walk_of_producer, load_biases, B_PIPELINE)
-    registers, helpers = REGISTERS_WITH_HELPERS if max(head_dim, head_dim_v) <= 64 and CONSUMERS > 1 else REGISTERS[CONSUMERS], ()
+    helpers = ()
     if reads:
         add_reads = distance_sums_step(score, reads, SHARED_DS, DS_PIPELINE, TILES, mask, tile_n, *walk_of_producer)
-        registers, helpers = REGISTERS_WITH_HELPERS, (CONSUMERS, add_reads)
+        helpers = CONSUMERS, add_reads
+    has_some_left = CONSUMERS == 2 and (reads or head_dim + head_dim_v <= 128)
+    registers = MORE_FOR_PRODUCER if has_some_left else REGISTERS[CONSUMERS]
     own_pipelines = TILES, K_PIPELINE, V_PIPELINE, Q_PIPELINE, DO_PIPELINE, DS_PIPELINE, B_PIPELINE
     begin, take_roles = warp_specialised(
         own_pipelines, CONSUMERS, registers, compute, *producers, blocks=blocks, helpers=helpers
@@ -339,14 +341,17 @@ def parameters_kv(work, tiles):
     return parameters_of("dk", "dv")(work, tiles) | {"variant": variant} | about
 
 
+def blocks_of_multiprocessor(work, tiles):
+    return tiles.blocks
+
+
 def tiles_of_states(work, tiles):
     """The tiles that have states: with functions in the mask those of a single consumer."""
     return tiles._replace(tile_n=ROWS) if has_functions(work.mask) else tiles
 
 
 def persistent(spec):
-    resident = lambda work, tiles: tiles.blocks
-    return replace(spec, arguments=(*spec.arguments, COUNTERS), persistent=True, resident=resident)
+    return replace(spec, arguments=(*spec.arguments, COUNTERS), persistent=True, resident=blocks_of_multiprocessor)
 
 
 NO_SUMS = Statistic("delta", padded=True)  # a placeholder for sums, which are not touched then

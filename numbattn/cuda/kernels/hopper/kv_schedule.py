@@ -1,12 +1,13 @@
 """Which tiles of keys a block of `hopper_backward_kv` computes, and its producer, which loads them.
 
 The kernel is persistent: the first queries of the next tile of keys, then its K and V, are on their way while the last
-dQ, dK and dV are stored. With a block for each tile that took 2 us more a tile, of 15 at head_dim 64 and seqlen 512.
+dQ, dK and dV are stored. At head_dim 64 this is 8 to 11 % faster than a block for each tile up to seqlen 1024, 4 % at
+4096 (H200).
 
-Two threads of the producer load, since each has few registers. The scheduler draws the tiles, and loads the queries that
-see them. It draws a tile when it has loaded all queries of the one before: drawn any earlier, a tile would wait for
-this block while others run out of work. The second thread loads K and V, lse and delta. Consumers, and warps that help
-them, receive the tiles as records.
+The producer has few registers, so that two of its threads share the work. The scheduler draws tiles of keys and loads
+K, V and dO, the second thread Q, lse and delta. A tile is drawn when all dO of the one before are on their way: drawn
+earlier, it would wait for this block while others run out of work. Consumers, and the warps that help them, receive
+tiles as records.
 """
 
 from typing import Any, NamedTuple
@@ -121,8 +122,7 @@ def receive(W):
 
 
 def producer_steps(pipelines, tiles, mask, tile_n, first_queries, next_queries, load_biases, B_PIPELINE):
-    """Device functions of the producer's threads, the scheduler and the loader of keys, of ProducerArguments. tiles:
-    the pipeline of tiles of keys."""
+    """Device functions of the producer's threads, of ProducerArguments. tiles: the pipeline of tiles of keys."""
     Q_PIPELINE, K_PIPELINE, V_PIPELINE, DO_PIPELINE, SHARED_LSE, SHARED_DELTA = pipelines
     TILES, TILE_M, PARTS = tiles, Q_PIPELINE.tile.rows, K_PIPELINE.tile.stages
     (to_record, from_record), mask_of, NO_TILE = record_steps(mask, tile_n), mask_within_step(mask), no_tile(mask)
