@@ -1,4 +1,5 @@
-"""Attention backward on Hopper: dK and dV, and sums for dQ where they are wanted. See `backward_steps`.
+"""Attention backward on Hopper: dK and dV, and sums for dQ where they are wanted. See `backward_steps`, and
+`kv_schedule` for the tiles of keys, one after the other, that a block computes.
 
 Five products make a step, for a tile of queries:
 

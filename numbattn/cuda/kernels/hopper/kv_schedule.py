@@ -102,7 +102,8 @@ def no_tile(mask):
 
 
 def pipeline_of_tiles(shared, mask, readers):
-    """The pipeline of tiles of keys, as records. readers: how many warpgroups and warps receive them."""
+    """The pipeline of tiles of keys, as records, of one stage, so that its rounds are those of K and V. readers: how
+    many warpgroups and warps receive them."""
     return Pipeline.within(shared, shared.tile(1, len(no_tile(mask)), np.int32), readers)
 
 

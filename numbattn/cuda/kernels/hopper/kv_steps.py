@@ -40,7 +40,7 @@ class BackwardAccumulators(NamedTuple):
 
 
 class Stages(NamedTuple):
-    """Where a consumer is in the pipelines."""
+    """Where a consumer is in the pipelines. Of those that are advanced together one is kept in registers."""
 
     K: Any  # the first part of the tile of keys, one of several
     V: Any
