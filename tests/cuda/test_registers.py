@@ -253,8 +253,7 @@ FORWARD_ROWS = [
     row("hopper_forward", "bfloat16", 256, 256, ALL, **FEW, **DROPOUT, **RESUMES),
 ]
 BACKWARD_ROWS = [  # both sums in a consumer's registers, wide ones by two, and dQ alone
-    row("hopper_backward_kv", "bfloat16", 64, 64, EDGES, keys=MANY),
-    row("hopper_backward_kv", "bfloat16", 64, 64, "", "alibi", keys=MANY),
+    row("hopper_backward_kv", "bfloat16", 64, 64, "hi", keys=MANY),
     row("hopper_backward_q", "float16", 128, 128, ALL, **DROPOUT, **SMALL_BLOCKS),
     row("hopper_backward_wide", "float16", 64, 64, "blocks", "bias float16 16, softcap", keys=MANY),
     row("hopper_backward_wide", "bfloat16", 64, 64, "", "softcap, relative", **DROPOUT, **DETERMINISTIC),
@@ -314,6 +313,9 @@ SPILLS = [
     row("hopper_backward_wide", "bfloat16", 256, 256, EDGES, "softcap, relative", keys=MANY, spills=16),
     # outside the loop over tiles that need no mask
     row("hopper_backward_kv", "float16", 64, 64, "packed", **NARROW, spills=128),
+    row("hopper_backward_kv", "bfloat16", 64, 64, "", "alibi", keys=MANY, spills=8),
+    # whose consumers have 232 registers
+    row("hopper_backward_kv", "bfloat16", 64, 64, EDGES, keys=MANY, spills=352),
     # in the producer, which has 24 registers: what a mask, segments and the draw of tiles take
     row("hopper_backward_kv", "bfloat16", 128, 128, keys=MANY, spills=80),
     row("hopper_backward_kv", "bfloat16", 128, 64, "dense", **DROPOUT, **UNALIGNED, spills=32),
