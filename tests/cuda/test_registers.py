@@ -253,9 +253,7 @@ FORWARD_ROWS = [
     row("hopper_forward", "bfloat16", 256, 256, ALL, **FEW, **DROPOUT, **RESUMES),
 ]
 BACKWARD_ROWS = [  # both sums in a consumer's registers, wide ones by two, and dQ alone
-    row("hopper_backward_kv", "bfloat16", 128, 64, "dense", **DROPOUT, **UNALIGNED),
-    row("hopper_backward_kv", "float16", 64, 64, "packed", **NARROW),
-    row("hopper_backward_kv", "float16", 128, 128, ALL, **DROPOUT, **SMALL_BLOCKS),
+    row("hopper_backward_kv", "bfloat16", 64, 64, "hi", keys=MANY),
     row("hopper_backward_q", "float16", 128, 128, ALL, **DROPOUT, **SMALL_BLOCKS),
     row("hopper_backward_wide", "float16", 64, 64, "blocks", "bias float16 16, softcap", keys=MANY),
     row("hopper_backward_wide", "bfloat16", 64, 64, "", "softcap, relative", **DROPOUT, **DETERMINISTIC),
@@ -311,11 +309,19 @@ SPILLS = [
     row("backward_kv", "float64", 256, 256, "hi", spills=64),
     row("backward_kv", "float32", 256, 256, ALL, **DROPOUT, spills=16),
     # where much is looked up, or a derivative is: dP is started after dV
-    row("hopper_backward_kv", "float16", 64, 64, ALL, **UNALIGNED, spills=64),
-    row("hopper_backward_kv", "bfloat16", 128, 128, EDGES, "softcap", keys=MANY, **DETERMINISTIC, spills=8),
+    row("hopper_backward_kv", "float16", 64, 64, ALL, **UNALIGNED, spills=328),
     row("hopper_backward_wide", "bfloat16", 256, 256, EDGES, "softcap, relative", keys=MANY, spills=16),
     # outside the loop over tiles that need no mask
-    row("hopper_backward_kv", "float16", 128, 128, "packed", keys=MANY, spills=64),
+    row("hopper_backward_kv", "float16", 64, 64, "packed", **NARROW, spills=128),
+    row("hopper_backward_kv", "bfloat16", 64, 64, "", "alibi", keys=MANY, spills=8),
+    # whose consumers have 232 registers
+    row("hopper_backward_kv", "bfloat16", 64, 64, EDGES, keys=MANY, spills=352),
+    # in the producer, which has 24 registers: what a mask, segments and the draw of tiles take
+    row("hopper_backward_kv", "bfloat16", 128, 128, keys=MANY, spills=80),
+    row("hopper_backward_kv", "bfloat16", 128, 64, "dense", **DROPOUT, **UNALIGNED, spills=32),
+    row("hopper_backward_kv", "float16", 128, 128, ALL, **DROPOUT, **SMALL_BLOCKS, spills=344),
+    row("hopper_backward_kv", "bfloat16", 128, 128, EDGES, "softcap", keys=MANY, **DETERMINISTIC, spills=664),
+    row("hopper_backward_kv", "float16", 128, 128, "packed", keys=MANY, spills=232),
     # addresses and offsets, of what is slow anyway
     row("function_gradient", "float16", 64, 64, "intervals", "relative query", spills=32),
     row("function_gradient", "float64", 128, 128, "intervals", "relative query", spills=1024),

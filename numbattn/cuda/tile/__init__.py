@@ -31,7 +31,7 @@ plain one. Numbers take the dtype of the tile that they are combined with. With 
 | shifted | the rows of a tile, moved one column on | |
 | transposed_halves | 2x2 matrices of half words in two lanes | shfl.bfly, prmt |
 | dot, dots | a product of tiles, or several; (positive_)operand, wgmma_wait: by a warpgroup | fma, mma.sync, wgmma |
-| Pipeline, init_pipelines, stage, advance | stages of shared memory in turn | mbarrier.init |
+| Pipeline, init_pipelines, stage, advance, alongside | stages of shared memory in turn | mbarrier.init |
 | acquire, wait, release, commit, read | who may write a stage, who read it | mbarrier.try_wait, .arrive |
 | tma_load(_part, _pages), tma_store, tma_store_wait | tiles of boxes, in the background | cp.async.bulk.tensor |
 | bulk_load | a part of a line, in the background | cp.async.bulk |
@@ -89,7 +89,7 @@ from .integers import INDEX, always, index, lowest_bit, opaque, shape
 from .layout import ONE, WARP, WARPGROUP, WARPGROUP_ROWS, Axis, Layout, copy_layout, mma, simt, wgmma
 from .mapping import fold_elements, holds, map_elements
 from .matrices import aligned, heads_as_rows, lines_of, rows_between, rows_of_pages
-from .pipeline import Pipeline, acquire, advance, init_pipelines, release, stage, wait
+from .pipeline import Pipeline, acquire, advance, alongside, init_pipelines, release, stage, wait
 from .places import SharedMemory
 from .product import dot, dots
 from .races import RaceError
@@ -147,6 +147,7 @@ __all__ = [
     "advance",
     "aligned",
     "allocate",
+    "alongside",
     "always",
     "anywhere",
     "atomic_add",

@@ -247,6 +247,25 @@ def advance(stage, steps=1):
     return stage(stage, types.int32), generate
 
 
+@primitive
+def alongside(stage, other):
+    """The use of a stage of this one's pipeline at the same time as `other` of another, where both are advanced
+    together: then one of them is kept in registers.
+
+    >>> def kernel(y):
+    ...     S = advance(stage(RING, 0), 1)
+    ...     y[0], y[1] = S.index, alongside(stage(RING, 0), S).index
+    >>> run(kernel, np.zeros(2))
+    array([1., 1.])
+    """
+    return Stage(stage.pipeline, other.index, other.round)
+
+
+@alongside.lowering
+def alongside(stage, other):
+    return stage(stage, other), lambda b, _, other: other
+
+
 def emit_wait(b, barrier, parity):
     """Wait until the barrier's phase of this parity is over."""
     text = """{

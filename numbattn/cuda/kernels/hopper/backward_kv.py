@@ -1,4 +1,5 @@
-"""Attention backward on Hopper: dK and dV, and sums for dQ where they are wanted. See `backward_steps`.
+"""Attention backward on Hopper: dK and dV, and sums for dQ where they are wanted. See `backward_steps`, and
+`kv_schedule` for the tiles of keys, one after the other, that a block computes.
 
 Five products make a step, for a tile of queries:
 
@@ -9,6 +10,7 @@ Five products make a step, for a tile of queries:
     5  dQ = dS K        a step late: dS goes through shared memory, and no consumer waits for another one's
 """
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +20,7 @@ from ...tile import (
     SharedMemory,
     advance,
     allocate,
+    alongside,
     clear,
     device,
     dot,
@@ -34,8 +37,9 @@ from ...tile import (
     wgmma,
     wgmma_wait,
 )
-from ...words.arguments import Statistic
+from ...words.arguments import COUNTERS, Statistic
 from ..any.round_dq import DQ_SUMS
+from ..scores import within_segment
 from ..scores.reads import DISTANCE_SUMS
 from ..shared.layouts import DTYPES
 from ..shared.query_tiles import QueryTile, key_lengths, queries_steps
@@ -45,16 +49,15 @@ from ..shared.warps import warp_specialised
 from .backward_steps import (
     BIAS,
     GIVEN,
+    MORE_FOR_PRODUCER,
     PART,
     REGISTERS,
-    REGISTERS_WITH_HELPERS,
     ROWS,
     ZERO,
+    BackwardArguments,
     WgmmaTiles,
     dtype_of_bias,
-    keys_kernel,
     keys_spec,
-    loader,
     parameters_of,
     pipelines_within,
     save_step,
@@ -62,10 +65,27 @@ from .backward_steps import (
     source,
 )
 from .distance_sums import distance_reads_of, distance_sums_step
-from .dq_sums import dq_steps
+from .dq_sums import dq_steps, wait_for_store
 from .forward_steps import clear_step
 from .forward_tiles import has_small_blocks
-from .kv_steps import BackwardAccumulators, Stages, advance_all, bias_steps, ds_step, statistic_steps
+from .kv_schedule import (
+    ProducerArguments,
+    is_tile,
+    pipeline_of_tiles,
+    producer_steps,
+    receive,
+    record_steps,
+)
+from .kv_steps import (
+    BackwardAccumulators,
+    Stages,
+    advance_all,
+    after_last,
+    bias_steps,
+    ds_step,
+    next_keys,
+    statistic_steps,
+)
 from .variants import SUMS, variant_of
 
 
@@ -86,6 +106,14 @@ def wait_for(filled, count):
         filled = advance(filled, 1)
 
 
+@device
+def done(place):
+    """Let TMA fill the place of K or V again, through which dK or dV has been saved."""
+    fence_async_proxy()
+    sync_warpgroup()
+    release(place)
+
+
 def hopper_backward_kv(
     *, dtype, out_dtypes, head_dim, head_dim_v, tiles, variant, mask, score, dropout, nbytes, bias_dtype="", reads=(),
 ):  # fmt: skip
@@ -104,13 +132,15 @@ def hopper_backward_kv(
     SHARED_K, SHARED_V = (shared.boxes(ROWS, cols, dtype, CONSUMERS) for cols in (head_dim, head_dim_v))
     SHARED_Q, SHARED_DO = (shared.boxes(tile_m, cols, dtype, stages) for cols in (head_dim, head_dim_v))
     SHARED_DS = shared.boxes(ROWS, tile_m, dtype, 2 * CONSUMERS * adds_dq)
-    SHARED_B, B_PIPELINE, load_biases = bias_steps(shared, bias_dtype, tile_m, CONSUMERS)
     SHARED_DQ = shared.tile(1, PART * PART, np.float32, (1 + variant.dq_late) * CONSUMERS * adds_dq)
+    SHARED_B, B_PIPELINE, load_biases = bias_steps(shared, bias_dtype, tile_m, CONSUMERS)
     given = SHARED_Q, SHARED_K, SHARED_V, SHARED_DO
     pipelines = pipelines_within(shared, *given, CONSUMERS)
     Q_PIPELINE, K_PIPELINE, V_PIPELINE, DO_PIPELINE, SHARED_LSE, SHARED_DELTA = pipelines
     READERS, S_EARLY = CONSUMERS * (1 + bool(reads)), variant.s_early
     DS_PIPELINE = Pipeline.within(shared, SHARED_DS.of_stages(2), READERS, fills=CONSUMERS)
+    TILES = pipeline_of_tiles(shared, mask, READERS + 1)
+    (_, from_record), scores_of = record_steps(mask, tile_n), within_segment(score)
     band_at, longest = band_of(mask), key_lengths(mask)
     about = mask, tile_m, ROWS, CONSUMERS * has_functions(mask)
     first_queries, next_queries, needs_mask = queries_steps(*about)
@@ -152,7 +182,7 @@ def hopper_backward_kv(
         @device
         def step(acc, K, V, stages, walk, tile, n0, mSums, args):
             """dV and dK of the current tile of queries, S of the next one."""
-            (Q, dO, _, _), S = stages, acc.S
+            Q, dO, S = stages.Q, stages.dO, acc.S
             dS, dV = ds_of(acc, V, stages, tile, walk.current, n0, args)        # products 2 and 3
             sync_warpgroup()                                    # all have read lse and delta
             dK = dot(acc.dK, operand(dS, SHARED_Q), Q.tile)     # product 4, line 22: dK += dS^T Q
@@ -173,7 +203,7 @@ def hopper_backward_kv(
         @device
         def step(acc, K, V, stages, walk, tile, n0, mSums, args):
             """dV and dK of the current tile of queries, dQ of the previous one, S of the next one."""
-            (Q, dO, sdS, _), (_, _, S, lse, delta) = stages, acc
+            (_, _, Q, dO, sdS, _), (_, _, S, lse, delta) = stages, acc
             dS, dV = ds_of(acc, V, stages, tile, walk.current, n0, args)        # products 2 and 3
             publish_ds(dS, advance(sdS, 1), walk.leaving, mSums, tile)
             dK = dot(acc.dK, operand(dS, SHARED_Q), Q.tile)     # product 4, line 22: dK += dS^T Q
@@ -199,27 +229,27 @@ def hopper_backward_kv(
     step, masked_step, last_step = step_with(plain_ds), step_with(masked_ds), step_with(masked_ds, is_last=True)
 
     @device
-    def compute(mDK, mDV, mSums, tile, scale, args):
-        """The consumers, whole warpgroups."""
-        consumer = warpgroup_index()
+    def compute_tile(mDK, mDV, mSums, tile, stages, scale, args):
+        """dK and dV of a tile of keys, and what it adds to dQ. Returns the stages after it."""
+        consumer, at = warpgroup_index(), first_queries(args.mask, tile)
         K, V, n0 = allocate(SHARED_K, consumer), allocate(SHARED_V, consumer), tile.first + consumer * ROWS
-        stages = Stages(stage(Q_PIPELINE, 0), stage(DO_PIPELINE, 0), stage(DS_PIPELINE, 0), stage(B_PIPELINE, 0))
         dK, dV = full(K_TILE, ZERO), full(V_TILE, ZERO)
-        wait_for(stage(K_PIPELINE, 0), CONSUMERS)
-        wait_for(stage(V_PIPELINE, 0), CONSUMERS)
+        none, sees = QueryTile(index(0), index(0), index(0), at.known), at.m_block < at.m_blocks
+        if ADDS_DQ and sees:
+            publish_ds(full(S_TILE, ZERO), stages.dS, none, mSums, tile)    # before the first tile there is no dS
+        wait_for(stages.K, CONSUMERS)
+        if CLEARS_KEYS or not sees:
+            wait(advance(stages.V, consumer))
         if CLEARS_KEYS:
             left = longest(args.mask, tile) - n0
             clear(K, left)
             clear(V, left)
             fence_async_proxy()
             sync_warpgroups(CONSUMERS)
-        at = first_queries(args.mask, tile)
-        none = QueryTile(index(0), index(0), index(0), at.known)
-        if at.m_block < at.m_blocks:
-            if ADDS_DQ:
-                publish_ds(full(S_TILE, ZERO), stages.dS, none, mSums, tile)    # before the first tile there is no dS
-            S = wgmma_wait(start_s(K, stages.Q, stages.dO, tile, at, args), 0)
-            acc = BackwardAccumulators(dK, dV, S, read_lse(stages.Q), read_delta(stages.Q))
+        if sees:
+            S = start_s(K, stages.Q, stages.dO, tile, at, args)
+            wait(advance(stages.V, consumer))
+            acc = BackwardAccumulators(dK, dV, wgmma_wait(S, 0), read_lse(stages.Q), read_delta(stages.Q))
             walk = Walk(none, none, at, next_queries(args.mask, tile, at))
             while has_next(walk):
                 while has_next(walk) and not needs_mask(args.mask, tile, walk.current, n0):
@@ -232,21 +262,61 @@ def hopper_backward_kv(
             dK, dV = acc.dK, acc.dV
             if ADDS_DQ:
                 drain_dq(stages.dS, walk, mSums, tile)
+            stages = after_last(stages)
         sync_warpgroups(CONSUMERS)                              # all have read K
         first, end = keys_of(tile.segment)
         save_dk(mDK[tile.batch, tile.head_k][first:end], dK * scale, K, n0)     # line 24
+        done(advance(stages.K, consumer))
         save_dv(mDV[tile.batch, tile.head_k][first:end], dV * args.kept_scale, V, n0)
+        done(advance(stages.V, consumer))
+        return next_keys(stages, CONSUMERS)
 
-    own_pipelines = K_PIPELINE, V_PIPELINE, Q_PIPELINE, DO_PIPELINE, DS_PIPELINE, B_PIPELINE
-    load_tiles = loader(pipelines, *walk_of_producer, load_biases)
-    registers, helpers = REGISTERS[CONSUMERS], ()
+    @device
+    def compute(mDK, mDV, mSums, group_size, scale, args):
+        """The consumers, whole warpgroups."""
+        W, stages = stage(TILES, 0), Stages(
+            stage(K_PIPELINE, 0), stage(V_PIPELINE, 0), stage(Q_PIPELINE, 0), stage(DO_PIPELINE, 0),
+            stage(DS_PIPELINE, 0), stage(B_PIPELINE, 0),
+        )  # fmt: skip
+        record = receive(W)
+        while is_tile(record):
+            tile, mask = from_record(record, mDK, args.mask, group_size)
+            here = BackwardArguments(
+                mask, scores_of(args.scores, tile.segment), args.drops, args.scale_log2, args.kept_scale,
+                args.delta_scale, (),
+            )  # fmt: skip
+            stages = compute_tile(mDK, mDV, mSums, tile, stages, scale, here)
+            W = alongside(W, stages.K)
+            record = receive(W)
+        if ADDS_DQ:
+            wait_for_store()
+
+    producers = producer_steps(pipelines, TILES, mask, tile_n, *walk_of_producer, load_biases, B_PIPELINE)
+    helpers = ()
     if reads:
-        add_reads = distance_sums_step(score, reads, SHARED_DS, DS_PIPELINE, *walk_of_producer)
-        registers, helpers = REGISTERS_WITH_HELPERS, (CONSUMERS, add_reads)
+        add_reads = distance_sums_step(score, reads, SHARED_DS, DS_PIPELINE, TILES, mask, tile_n, *walk_of_producer)
+        helpers = CONSUMERS, add_reads
+    has_some_left = CONSUMERS == 2 and (reads or head_dim + head_dim_v <= 128)
+    registers = MORE_FOR_PRODUCER if has_some_left else REGISTERS[CONSUMERS]
+    own_pipelines = TILES, K_PIPELINE, V_PIPELINE, Q_PIPELINE, DO_PIPELINE, DS_PIPELINE, B_PIPELINE
     begin, take_roles = warp_specialised(
-        own_pipelines, CONSUMERS, registers, compute, load_tiles, blocks=blocks, helpers=helpers
+        own_pipelines, CONSUMERS, registers, compute, *producers, blocks=blocks, helpers=helpers
     )
-    kernel = keys_kernel(mask, score, tile_n, begin, take_roles, B_PIPELINE)
+
+    def kernel(
+        mQ, mK, mV, mDO, biases, mDK, mDV, mSums, mReads, mLse, mDelta, mask, scores, drops, group_size, ds_scale,
+        scale_log2, kept_scale, at_once, delta_scale, counters,
+    ):  # fmt: skip
+        begin()
+        args = BackwardArguments(mask, scores, drops, scale_log2, kept_scale, delta_scale, ())
+        given = ProducerArguments(
+            mQ, mK, mV, mDO, biases, mLse, mDelta, mDK, mask, counters, group_size, at_once
+        )  # fmt: skip
+        take_roles(
+            (mDK, mDV, mSums, group_size, ds_scale, args),
+            ((given,), (given,), (mDK, mask, scores, group_size, mReads)),
+        )  # fmt: skip
+
     maps = *given, *[SHARED_B] * bool(bias_dtype)
     dtypes, about = dict(zip(("dk", "dv"), out_dtypes)), {"mask": mask, "score": score, "bias_dtype": bias_dtype}
     about["read_dtype"] = reads[2] if reads else None
@@ -272,12 +342,20 @@ def parameters_kv(work, tiles):
     return parameters_of("dk", "dv")(work, tiles) | {"variant": variant} | about
 
 
+def blocks_of_multiprocessor(work, tiles):
+    return tiles.blocks
+
+
 def tiles_of_states(work, tiles):
     """The tiles that have states: with functions in the mask those of a single consumer."""
     return tiles._replace(tile_n=ROWS) if has_functions(work.mask) else tiles
 
 
+def persistent(spec):
+    return replace(spec, arguments=(*spec.arguments, COUNTERS), persistent=True, resident=blocks_of_multiprocessor)
+
+
 NO_SUMS = Statistic("delta", padded=True)  # a placeholder for sums, which are not touched then
 ABOUT = hopper_backward_kv, keys_row, parameters_kv, (*GIVEN, BIAS)
-SPEC_SUMS = keys_spec(*ABOUT, [DQ_SUMS, DISTANCE_SUMS], tiles_of_states)
-SPEC = keys_spec(*ABOUT, [NO_SUMS, ()], tiles_of_states)
+SPEC_SUMS = persistent(keys_spec(*ABOUT, [DQ_SUMS, DISTANCE_SUMS], tiles_of_states))
+SPEC = persistent(keys_spec(*ABOUT, [NO_SUMS, ()], tiles_of_states))

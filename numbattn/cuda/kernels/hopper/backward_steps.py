@@ -6,10 +6,10 @@ consumer has registers for only one of the accumulators, since head_dim is large
 else is looked up: the first consumer computes P and dV, the second dS and dK. `hopper_backward_q` keeps a tile of
 queries and loops over the keys, for dQ without sums between blocks, bitwise reproducible.
 
-One thread of the last warpgroup is the producer, which TMA-loads tiles into pipelines; the other warpgroups are
-consumers, and other warps of the last one may help them: see `distance_sums`. Where keys are kept, S, P, dP and dS are
-transposed, so that a row is a key and the registers of P and dS are the left operands for dV and dK as they are. At the
-end of a step S of the next tile is already in flight.
+One thread of the last warpgroup, or two, are the producer, which TMA-loads tiles into pipelines; the other warpgroups
+are consumers, and other warps of the last one may help them: see `distance_sums`. Where keys are kept, S, P, dP and dS
+are transposed, so that a row is a key and the registers of P and dS are the left operands for dV and dK as they are. At
+the end of a step S of the next tile is already in flight.
 
 As in `backward` MASK follows the exponential. lse is in base 2, and +inf where nothing is seen, so that P is 0 there.
 Rows beyond a sequence's length may be NaN, and 0 * NaN is NaN: tiles are cleared there before they are multiplied.
@@ -22,25 +22,16 @@ import numpy as np
 from ...tile import (
     WARPGROUP,
     Pipeline,
-    acquire,
-    advance,
-    allocate,
-    bulk_load,
-    device,
     operand,
     positive_operand,
-    prefetch_tensor_map,
-    stage,
     sync_warpgroup,
-    tma_load,
 )
 from ...words.arguments import Matrix, Statistic, TmaBias, TmaMatrix
 from ...words.signatures import signature_of
 from ...words.spec import Spec
-from ..scores import SCORE, dtype_of_part, number_of_tma_bias, within_segment
+from ..scores import SCORE, dtype_of_part, number_of_tma_bias
 from ..shared.dropout import DROPOUT
 from ..shared.layouts import save_sums_step
-from ..shared.query_tiles import keys_step
 from ..shared.schedule import at_once
 from ..shared.visibility import MASK
 from ..shared.warps import source_of
@@ -50,7 +41,7 @@ from .forward_tiles import ROWS, head_dims, parameters
 PART = 64  # rows and columns of a part of dQ
 CONSUMERS = 2
 REGISTERS = {1: (24, 232), 2: (24, 240)}  # {consumers: of a thread of the producer, of a consumer}
-REGISTERS_WITH_HELPERS = 40, 232  # the same beside helpers, of two consumers
+MORE_FOR_PRODUCER = 40, 232  # the same where two consumers need fewer: 5 % faster at head_dim 64, and room for helpers
 ZERO = np.float32(0)
 
 
@@ -83,64 +74,6 @@ def pipelines_within(shared, Q, K, V, dO, consumers=CONSUMERS):
     K, V = Pipeline.within(shared, K, readers=1), Pipeline.within(shared, V, readers=1)
     Q, dO = Pipeline.within(shared, Q, consumers, fills=3), Pipeline.within(shared, dO, consumers)
     return Q, K, V, dO, lse, delta
-
-
-@device
-def nothing_more(biases, tile, at, row, stage):
-    return stage
-
-
-def loader(pipelines, first_queries, next_queries, load_more=nothing_more):
-    """The producer's device function: it loads all tiles of K and V, then Q and dO and what goes with them."""
-    Q_PIPELINE, K_PIPELINE, V_PIPELINE, DO_PIPELINE, SHARED_LSE, SHARED_DELTA = pipelines
-    TILE_M, PARTS = Q_PIPELINE.tile.rows, K_PIPELINE.tile.stages
-
-    @device
-    def load_tiles(mQ, mK, mV, mDO, biases, mLse, mDelta, mask, tile, more):
-        prefetch_tensor_map(mQ)
-        prefetch_tensor_map(mDO)
-        K, V, Q, dO = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0), stage(Q_PIPELINE, 0), stage(DO_PIPELINE, 0)
-        for part in range(PARTS):
-            n0 = tile.segment.first_key + tile.first + part * ROWS
-            tma_load(K, mK, tile.batch, tile.head_k, n0)
-            tma_load(V, mV, tile.batch, tile.head_k, n0)
-            K, V = advance(K, 1), advance(V, 1)
-        at = first_queries(mask, tile)
-        while at.m_block < at.m_blocks:
-            m0 = at.m_block * TILE_M
-            row, padded_row = tile.segment.first_query + m0, tile.segment.first_padded_row + m0
-            acquire(Q)
-            tma_load(Q, mQ, tile.batch, at.head, row)
-            bulk_load(Q, allocate(SHARED_LSE, Q.index), mLse[tile.batch, at.head], padded_row)
-            bulk_load(Q, allocate(SHARED_DELTA, Q.index), mDelta[tile.batch, at.head], padded_row)
-            acquire(dO)
-            tma_load(dO, mDO, tile.batch, at.head, row)
-            more = load_more(biases, tile, at, row, more)
-            Q, dO = advance(Q, 1), advance(dO, 1)
-            at = next_queries(mask, tile, at)
-
-    return load_tiles
-
-
-def keys_kernel(mask, score, tile_n, begin, take_roles, B_PIPELINE=None):
-    """The kernel of a Spec that keeps keys. begin, take_roles: see `warps`; B_PIPELINE: of a bias that TMA loads."""
-    keys_of_block, scores_of, HAS_PIPELINE = keys_step(mask, tile_n), within_segment(score), B_PIPELINE is not None
-
-    def kernel(
-        mQ, mK, mV, mDO, biases, mDK, mDV, mSums, mReads, mLse, mDelta, mask, scores, drops, group_size, ds_scale,
-        scale_log2, kept_scale, at_once, delta_scale,
-    ):  # fmt: skip
-        begin()
-        tile, mask = keys_of_block(mLse, mDK, mask, group_size, at_once)
-        if tile.first < tile.end:                               # else a slot without a tile
-            args = BackwardArguments(
-                mask, scores_of(scores, tile.segment), drops, scale_log2, kept_scale, delta_scale, ()
-            )  # fmt: skip
-            B = stage(B_PIPELINE, 0) if HAS_PIPELINE else ()
-            given = mQ, mK, mV, mDO, biases, mLse, mDelta, mask, tile, B
-            take_roles((mDK, mDV, mSums, tile, ds_scale, args), (given, (mask, tile, args.scores, mReads)))
-
-    return kernel
 
 
 # --------------------------------------------------------------------------------------------------------- arguments

@@ -8,6 +8,7 @@ from ...tile import (
     acquire,
     advance,
     allocate,
+    bulk_load,
     clear,
     commit,
     device,
@@ -17,19 +18,21 @@ from ...tile import (
     get,
     get_registers,
     operand,
+    prefetch_tensor_map,
     put_registers,
     release,
     stage,
     sync_warpgroup,
+    tma_load,
     wait,
     warpgroup_index,
     wgmma,
     wgmma_wait,
 )
-from ..scores import score_steps_ahead
+from ..scores import score_steps_ahead, within_segment
 from ..shared.dropout import dropout_steps
 from ..shared.layouts import DTYPES
-from ..shared.query_tiles import key_lengths, queries_steps
+from ..shared.query_tiles import key_lengths, keys_step, queries_steps
 from ..shared.recompute import mask_step, recompute
 from ..shared.segments import keys_of
 from ..shared.visibility import band_of, has_key_lengths, has_query_lengths
@@ -40,11 +43,10 @@ from .backward_steps import (
     REGISTERS,
     ROWS,
     ZERO,
+    BackwardArguments,
     WgmmaTiles,
     kept_operand,
-    keys_kernel,
     keys_spec,
-    loader,
     parameters_of,
     pipelines_within,
     save_step,
@@ -52,6 +54,34 @@ from .backward_steps import (
     source,
 )
 from .forward_steps import clear_step
+
+
+def loader(pipelines, first_queries, next_queries):
+    """The producer's device function: it loads a tile of K and V, then Q and dO and what goes with them."""
+    Q_PIPELINE, K_PIPELINE, V_PIPELINE, DO_PIPELINE, SHARED_LSE, SHARED_DELTA = pipelines
+    TILE_M = Q_PIPELINE.tile.rows
+
+    @device
+    def load_tiles(mQ, mK, mV, mDO, mLse, mDelta, mask, tile):
+        prefetch_tensor_map(mQ)
+        prefetch_tensor_map(mDO)
+        Q, dO, n0 = stage(Q_PIPELINE, 0), stage(DO_PIPELINE, 0), tile.segment.first_key + tile.first
+        tma_load(stage(K_PIPELINE, 0), mK, tile.batch, tile.head_k, n0)
+        tma_load(stage(V_PIPELINE, 0), mV, tile.batch, tile.head_k, n0)
+        at = first_queries(mask, tile)
+        while at.m_block < at.m_blocks:
+            m0 = at.m_block * TILE_M
+            row, padded_row = tile.segment.first_query + m0, tile.segment.first_padded_row + m0
+            acquire(Q)
+            tma_load(Q, mQ, tile.batch, at.head, row)
+            bulk_load(Q, allocate(SHARED_LSE, Q.index), mLse[tile.batch, at.head], padded_row)
+            bulk_load(Q, allocate(SHARED_DELTA, Q.index), mDelta[tile.batch, at.head], padded_row)
+            acquire(dO)
+            tma_load(dO, mDO, tile.batch, at.head, row)
+            Q, dO = advance(Q, 1), advance(dO, 1)
+            at = next_queries(mask, tile, at)
+
+    return load_tiles
 
 
 def hopper_backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tiles, mask, score, dropout, nbytes):
@@ -184,7 +214,7 @@ def hopper_backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tiles, mask
         save_dk(mDK[tile.batch, tile.head_k][first:end], dK * scale, K.tile, tile.first)    # line 24
 
     @device
-    def compute(mDK, mDV, mSums, tile, scale, args):
+    def compute(mDK, mDV, tile, scale, args):
         """Both consumers, whole warpgroups."""
         K, V = stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
         wait(K)
@@ -206,7 +236,20 @@ def hopper_backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tiles, mask
     load_tiles = loader(pipelines, first_queries, next_queries)
     begin, take_roles = warp_specialised(own_pipelines, CONSUMERS, REGISTERS[CONSUMERS], compute, load_tiles)
 
-    kernel = keys_kernel(mask, score, tile_n, begin, take_roles)
+    keys_of_block, scores_of = keys_step(mask, tile_n), within_segment(score)
+
+    def kernel(
+        mQ, mK, mV, mDO, biases, mDK, mDV, mSums, mReads, mLse, mDelta, mask, scores, drops, group_size, ds_scale,
+        scale_log2, kept_scale, at_once, delta_scale,
+    ):  # fmt: skip
+        begin()
+        tile, mask = keys_of_block(mLse, mDK, mask, group_size, at_once)
+        if tile.first < tile.end:                               # else a slot without a tile
+            args = BackwardArguments(
+                mask, scores_of(scores, tile.segment), drops, scale_log2, kept_scale, delta_scale, ()
+            )  # fmt: skip
+            take_roles((mDK, mDV, tile, ds_scale, args), ((mQ, mK, mV, mDO, mLse, mDelta, mask, tile),))
+
     dtypes = dict(zip(("dk", "dv"), out_dtypes))
     return source(kernel, SPEC.arguments, shared, given, dtype, dtypes, mask=mask, score=score)
 

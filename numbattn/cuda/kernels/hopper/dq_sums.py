@@ -112,7 +112,6 @@ def dq_steps(SHARED_DS, SHARED_K, SHARED_DQ, late):
         store_dq(dQ, advance(sdS, 1), walk.current, mSums, tile)
         if LATE:
             add_dq(advance(sdS, 1), walk.current, mSums, tile)
-        wait_for_store()
 
     return publish_ds, start_dq, store_dq, drain_dq
 

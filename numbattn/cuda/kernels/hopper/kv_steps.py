@@ -9,6 +9,7 @@ from ...tile import (
     acquire,
     advance,
     allocate,
+    alongside,
     device,
     dot,
     get,
@@ -39,8 +40,10 @@ class BackwardAccumulators(NamedTuple):
 
 
 class Stages(NamedTuple):
-    """Where a consumer is in the pipelines."""
+    """Where a consumer is in the pipelines. Of those that are advanced together one is kept in registers."""
 
+    K: Any  # the first part of the tile of keys, one of several
+    V: Any
     Q: Any
     dO: Any
     dS: Any
@@ -49,7 +52,25 @@ class Stages(NamedTuple):
 
 @device
 def advance_all(stages):
-    return Stages(advance(stages.Q, 1), advance(stages.dO, 1), advance(stages.dS, 1), advance(stages.B, 1))
+    """The stages of the next tile of queries."""
+    K, V, Q, dO, dS, B = stages
+    Q = advance(Q, 1)
+    return Stages(K, V, Q, alongside(dO, Q), advance(dS, 1), advance(B, 1))
+
+
+@device
+def after_last(stages):
+    """Those after the last tile of queries that see a tile of keys, whose dS no later step reads."""
+    K, V, Q, dO, dS, B = advance_all(stages)
+    return Stages(K, V, Q, dO, advance(dS, 1), B)
+
+
+@device
+def next_keys(stages, parts):
+    """Those of the next tile of keys, of so many parts."""
+    K, V, Q, dO, dS, B = stages
+    K = advance(K, parts)
+    return Stages(K, alongside(V, K), Q, dO, dS, B)
 
 
 def statistic_steps(places, layout, early):
@@ -169,7 +190,7 @@ def ds_step(
 
     @device
     def dp_ds_dv(acc, V, stages, tile, at, n0, args):
-        (_, dV, S, lse, delta), (Q, dO, _, B) = acc, stages
+        (_, dV, S, lse, delta), (_, _, Q, dO, _, B) = acc, stages
         dP, S, F = start_dp(S, V, dO, B, tile, at, n0, args)    # product 2
         P, F = p_of(S, F, lse, Q, tile, at, n0, args)
         PF = pull_back(P, F)                                    # dS is P F times the rest
@@ -178,7 +199,7 @@ def ds_step(
 
     @device
     def dp_dv_ds(acc, V, stages, tile, at, n0, args):
-        (_, dV, S, lse, delta), (Q, dO, _, B) = acc, stages
+        (_, dV, S, lse, delta), (_, _, Q, dO, _, B) = acc, stages
         dP, S, F = start_dp(S, V, dO, B, tile, at, n0, args)    # product 2
         P, F = p_of(S, F, lse, Q, tile, at, n0, args)
         dV = add_dv(dV, P, dO)                                  # product 3
@@ -187,7 +208,7 @@ def ds_step(
 
     @device
     def dv_dp_ds(acc, V, stages, tile, at, n0, args):
-        (_, dV, S, lse, delta), (Q, dO, _, B) = acc, stages
+        (_, dV, S, lse, delta), (_, _, Q, dO, _, B) = acc, stages
         S, F = apply_score(S, B, tile, at, n0, args)
         wait(dO)
         P, F = p_of(S, F, lse, Q, tile, at, n0, args)

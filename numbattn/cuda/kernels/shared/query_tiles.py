@@ -43,22 +43,50 @@ class QueryTile(NamedTuple):
     known: Any  # its Words, if consumers have states of their own, else ()
 
 
+def key_tile_step(tile_n):
+    """The device function (batch, head_k, n_block, segment, group_size) -> the KeyTile."""
+    TILE_N = tile_n
+
+    @device
+    def key_tile(batch, head_k, n_block, segment, group_size):
+        n0, head = n_block * TILE_N, head_k * group_size
+        end = minimum(n0 + TILE_N, segment.keys)
+        return KeyTile(batch, head_k, head, head + group_size, n_block, n0, end, segment)
+
+    return key_tile
+
+
+def numbered_keys_steps(mask, tile_n, by_warp=True):
+    """Device functions: (mLse, mDK, mask) -> how many KeyTiles there are; (number, mLse, mDK, mask, group_size,
+    at_once) -> one of them. by_warp: see `segments.search_step`."""
+    tiles_of, tile_of = count_step(mask, tile_n), slot_step(mask, "k", tile_n, by_warp)
+    key_tile = key_tile_step(tile_n)
+
+    @device
+    def count_of(mLse, mDK, mask):
+        (batches, _, _), (_, heads_k, seqlen_k, _) = shape(mLse), shape(mDK)
+        return tiles_of(mask.packing, seqlen_k) * batches * heads_k
+
+    @device
+    def keys_of(number, mLse, mDK, mask, group_size, at_once):
+        (batches, _, _), (_, heads_k, seqlen_k, _) = shape(mLse), shape(mDK)
+        n_blocks = tiles_of(mask.packing, seqlen_k)
+        tile, batch, head_k = place_grouped(number, n_blocks, batches * heads_k, heads_k, at_once)
+        segment, n_block = tile_of(mask.packing, batch, tile, seqlen_k)
+        return key_tile(batch, head_k, n_block, segment, group_size)
+
+    return count_of, keys_of
+
+
 def keys_step(mask, tile_n):
     """The device function (mLse, mDK, mask, group_size, at_once) -> this block's KeyTile, and the mask within its
     segment."""
-    TILE_N, tiles_of, tile_of = tile_n, count_step(mask, tile_n), slot_step(mask, "k", tile_n)
-    mask_of = mask_within_step(mask)
+    (_, keys_of), mask_of = numbered_keys_steps(mask, tile_n), mask_within_step(mask)
 
     @device
     def keys_of_block(mLse, mDK, mask, group_size, at_once):
-        batches, _, _ = shape(mLse)
-        _, heads_k, seqlen_k, _ = shape(mDK)
-        n_blocks = tiles_of(mask.packing, seqlen_k)
-        tile, batch, head_k = place_grouped(block_index(), n_blocks, batches * heads_k, heads_k, at_once)
-        segment, n_block = tile_of(mask.packing, batch, tile, seqlen_k)
-        n0, head = n_block * TILE_N, head_k * group_size
-        end = minimum(n0 + TILE_N, segment.keys)
-        return KeyTile(batch, head_k, head, head + group_size, n_block, n0, end, segment), mask_of(mask, segment)
+        tile = keys_of(block_index(), mLse, mDK, mask, group_size, at_once)
+        return tile, mask_of(mask, tile.segment)
 
     return keys_of_block
 
