@@ -61,7 +61,8 @@ def cpu(results):
         groups.setdefault(f"float32, other sizes, {x['pass']}", []).append(_of_libraries(x))
     for x in calls:
         groups.setdefault(f"float32, small calls, {x['call']}", []).append(_of_libraries(x))
-    tables = speedups(groups), *map(table, filter(None, (_other_sizes(sizes), _small_calls(calls))))
+    between = _between(results.get("between", []))
+    tables = speedups(groups), *map(table, filter(None, (between, _other_sizes(sizes), _small_calls(calls))))
     return finish(figure, f"CPU: {title}"), "\n\n".join([" ".join(parts), *tables])
 
 
@@ -90,6 +91,13 @@ def _other_sizes(records):
 
 def _bias_of(record):
     return ("yes" if record.get("gradient", True) else "without gradient") if record["pair_bias"] else ""
+
+
+def _between(records):
+    """A row for each shape, pass and library: calls between products of matrices, each in a process of its own."""
+    return [{"between products: q, k and v": x["shape"], "pass": x["pass"], "": label_of(x[""]),
+             "alone, ms": f"{x['alone, ms']:.2f}", "after a product, ms": f"{x['after a product, ms']:.2f}",
+             "slower by": f"{x['slower by']:.2f}", "page faults": f"{x['page faults']:.0f}"} for x in records]  # fmt: skip
 
 
 def _small_calls(records):
