@@ -97,7 +97,8 @@ def _between(records):
     """A row for each shape, pass and library: calls between products of matrices, each in a process of its own."""
     return [{"between products: q, k and v": x["shape"], "pass": x["pass"], "": label_of(x[""]),
              "alone, ms": f"{x['alone, ms']:.2f}", "after a product, ms": f"{x['after a product, ms']:.2f}",
-             "slower by": f"{x['slower by']:.2f}", "page faults": f"{x['page faults']:.0f}"} for x in records]  # fmt: skip
+             "slower by": f"{x['slower by']:.2f}", "page faults": f"{x['page faults']:.0f}"}
+            for x in records]  # fmt: skip
 
 
 def _small_calls(records):
