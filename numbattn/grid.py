@@ -181,7 +181,8 @@ class Grid(Value):
             raise ValueError(f"relative_bias table: got the shape {shape}, expected (heads, {sizes})")
         window = [n // 2 + 1 for n in shape[1:]]
         columns, places = _columns(self._axes(window, dilation, stride, causal, edges), self.extra, ORIGIN)
-        return OffsetBias(BIASED[axes - 1], arrays=[array, columns, places], gradient=[True, False, False])
+        score = Score(BIASED[axes - 1], arrays=[array, columns, places], gradient=[True, False, False])
+        return score._for(None if shape[0] == 1 else shape[0], places.shape[1])
 
     def _axes(self, *given: Any) -> tuple[AxisWindow, ...]:
         """The windows along each axis."""
@@ -212,20 +213,6 @@ class Grid(Value):
 
     def __repr__(self) -> str:
         return f"Grid({self.shape}{f', extra={self.extra}' * bool(self.extra)})"
-
-
-class OffsetBias(Score):
-    """The score of `Grid.relative_bias`; its arrays are the table, and columns and places as from _columns."""
-
-    def _fit(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> None:
-        super()._fit(batch, seqlen_q, seqlen_k)
-        table, _, places = self.arrays
-        heads, tokens = batch[-1] if batch else 1, places.shape[1]
-        if table.shape[0] != 1 and table.shape[0] < heads:
-            raise ValueError(f"relative_bias table: got {table.shape[0]} heads, expected 1 or {heads}")
-        if max(seqlen_q, seqlen_k) > tokens:
-            raise ValueError(f"score: got {seqlen_q} queries and {seqlen_k} keys, expected {tokens} of each, as many "
-                             "as the grid has tokens")  # fmt: skip
 
 
 @lru_cache(maxsize=64)

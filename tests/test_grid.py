@@ -129,7 +129,7 @@ def test_masks_are_kept_and_copied(rng):
 
 
 @pytest.mark.parametrize(("heads", "tokens", "message"), [
-    (3, 20, "relative_bias table: got 2 heads, expected 1 or 3"),
+    (3, 20, "score: got 3 heads, expected at most 2, as many as the table has"),
     (2, 21, "score: got 21 queries and 21 keys, expected 20 of each, as many as the grid has tokens"),
 ])  # fmt: skip
 def test_a_bias_for_other_calls(rng, heads, tokens, message):

@@ -1,7 +1,7 @@
 """Tiles of queries, masks and dropout as kernels take them: one type for all."""
 
 import math
-from functools import lru_cache
+from functools import lru_cache, wraps
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,6 +76,7 @@ def known(function):
     the options are nothing but numbers."""
     kept = lru_cache(maxsize=64)(lambda problem, options, *more: function(problem, Inputs(*ABSENT, *options), *more))
 
+    @wraps(function)
     def known_or_new(problem, inputs, *more):
         has_others = inputs.score or inputs.dropout or inputs.cache or inputs.mask._holds_arrays
         return function(problem, inputs, *more) if has_others else kept(problem, inputs[3:], *more)

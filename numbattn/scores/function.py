@@ -109,6 +109,7 @@ class Score(Taken, FunctionPart):
     second: Callable[..., Any] | None = None
     gradient: bool | Sequence[bool] = False
     _identity: Identity = field(init=False)
+    _most: tuple[int | None, int] | None = field(init=False, default=None)  # heads and tokens that arrays are for
 
     _examples = (("function", lambda shape, dtype, gradient: Score(_far)),)
 
@@ -143,19 +144,37 @@ class Score(Taken, FunctionPart):
 
     def _again(self, arrays: Sequence[Any], gradient: tuple[bool, ...]) -> Score:
         """A Score of the function as it was taken."""
-        made = object.__new__(type(self))
+        made = object.__new__(Score)
         made._set(**dict(zip(ORDERS, self._functions)), arrays=tuple(arrays), gradient=gradient)
         made._set(_identity=self._identity)
+        made._set(_most=self._most)
         return made
+
+    def _for(self, heads: int | None, tokens: int) -> Score:
+        """For at most so many heads, unless it is None, queries and keys, as its arrays have entries for."""
+        made = self._again(self.arrays, self._wanted)
+        made._set(_most=(heads, tokens))
+        return made
+
+    def _fit(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> None:
+        super()._fit(batch, seqlen_q, seqlen_k)
+        if self._most is not None:
+            (heads, tokens), wanted = self._most, batch[-1] if batch else 1
+            if heads is not None and wanted > heads:
+                raise ValueError(f"score: got {wanted} heads, expected at most {heads}, as many as the table has")
+            if max(seqlen_q, seqlen_k) > tokens:
+                raise ValueError(f"score: got {seqlen_q} queries and {seqlen_k} keys, expected {tokens} of each, as "
+                                 "many as the grid has tokens")  # fmt: skip
 
     def _asking(self, wanted: Sequence[bool]) -> Score:
         return self._again(self.arrays, tuple(wanted))
 
     def __reduce__(self) -> Any:
-        return type(self), (self.function, self.derivative, self.arrays, self.second, self.gradient)
+        given = self.function, self.derivative, self.arrays, self.second, self.gradient
+        return Score, given, {"_most": self._most}
 
     def _key(self) -> tuple[Any, ...]:
-        return type(self), self._identity, self.gradient, tuple(map(identity, self.arrays))
+        return type(self), self._identity, self.gradient, tuple(map(identity, self.arrays)), self._most
 
     @property
     def _wants_gradient(self) -> bool:

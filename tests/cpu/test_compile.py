@@ -215,7 +215,7 @@ def test_a_child_that_is_forked_while_a_thread_compiles(tmp_path):
 
 FAULTS = {
     ("test_code_of_other_settings_has_another_name", "test_what_compiles_says_so_and_what_is_read_does_not"): {
-        "numba.__version__, settings, ": "numba.__version__, ",
+        "repr((*parts, settings, ": "repr((*parts, ",
         "isinstance(x.dtype, types.Float)}": "not isinstance(x.dtype, types.Float)}",
     },
     (

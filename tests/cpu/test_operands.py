@@ -66,9 +66,9 @@ def test_tangents_have_an_axis_in_front(rng, shape):
 
 FAULTS = {
     ("cpu/test_operands.py", "cpu/test_tile.py::test_grids", "cpu/test_tile.py::test_draw"): {
-        "(col == item or cols <= 1)": "(col == item or cols <= 2)",
-        "(row >= cols * item or rows <= 1)": "(row > 0 or rows <= 1)",
-        " and x.flags.aligned": "",
+        "(col == itemsize or cols <= 1)": "(col == itemsize or cols <= 2)",
+        "(row >= cols * itemsize or rows <= 1)": "(row > 0 or rows <= 1)",
+        " and flags.aligned": "",
         "np.repeat(steps[-1], heads": "np.tile(steps[-1], heads",
         "[np.arange(size) * stride for": "[np.arange(size)[::-1] * stride for",
         "return np.array(offsets": "return np.asarray(offsets",

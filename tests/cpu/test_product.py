@@ -105,7 +105,4 @@ FAULTS = {
     "with builder.if_then(add):": "with builder.if_then(builder.not_(add)):",
     "cols // (vectors * width) * (vectors * width)":
         "(cols + vectors * width - 1) // (vectors * width) * (vectors * width)",
-    "cpu/test_tile.py::test_float16_where_numba_compiles_for_another_cpu": {
-        'if feature.startswith("+")}': 'if feature} | {"f16c"}',
-    },
 }
