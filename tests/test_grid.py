@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import numbattn as na
+from numbattn import distributed
 from tests.accuracy import check, random
 from tests.tools.device import AMPERE, HOPPER, on
 from tests.tools.launch import world_of
@@ -197,3 +198,15 @@ def test_on_a_gpu(rng, dtype):
     (*found, (dtable, _, _)), (*want, (of_table, _, _)) = ((*x, x.score) for x in (backprop(o), wanted(o.get())))
     for got, right in zip((o, *found, dtable), (wanted_o, *want, of_table)):
         np.testing.assert_allclose(got.get(), right, atol=2e-3 * np.abs(right).astype(float).max())
+
+
+def test_on_a_ring(rng):
+    grid, ring = na.Grid((12, 13), extra=2), distributed.Simulated(3)
+    options = {"mask": grid.window(5), "score": grid.relative_bias(rng.standard_normal((2, 9, 9)))}
+    q, k, v, do = rng.standard_normal((4, 2, 158, 8))
+    o, backprop = na.attention_vjp(q, k, v, **options)
+    parts, of_parts = distributed.attention_vjp(ring, *map(ring.split, (q, k, v)), **options)
+    for got, want in zip((parts, *of_parts(ring.split(do))), (o, *backprop(do))):
+        np.testing.assert_allclose(ring.join(got), want, rtol=1e-11, atol=1e-12)
+    with pytest.raises(ValueError, match="expected 158 of each, as many as the grid has tokens"):
+        distributed.attention(ring, *[ring.split(np.concatenate([x, x], axis=1)) for x in (q, k, v)], **options)

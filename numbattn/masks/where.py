@@ -120,16 +120,20 @@ class Where(Taken, Mask):
         """For calls of so many queries and keys alone, which its arrays have entries for."""
         return self._with(_tokens=tokens)
 
+    def _check_tokens(self, queries: int, keys: int) -> None:
+        if self._tokens is not None and (queries, keys) != (self._tokens, self._tokens):
+            raise ValueError(f"mask: got {queries} queries and {keys} keys, expected {self._tokens} of each, as many "
+                             "as the grid has tokens")  # fmt: skip
+
     def _fit(self, shape: tuple[int, ...]) -> Where:
-        if self._tokens is not None and self._shape is None and shape[-2:] != (self._tokens, self._tokens):
-            raise ValueError(f"mask: got {shape[-2]} queries and {shape[-1]} keys, expected {self._tokens} of each, as "
-                             "many as the grid has tokens")  # fmt: skip
+        self._check_tokens(*shape[-2:])
         return self if shape == self._shape else self._with(_shape=shape, _states=None)
 
     def _cropped(self, crop: Crop) -> Where:
         at = self._at._replace(query=self._at.query + crop.first_query, key=self._at.key + crop.first_key)
         shape = None if self._shape is None else (*self._shape[:-2], crop.queries, crop.keys)
-        return self._with(_at=at, _shape=shape, _states=None)
+        self._check_tokens(max(at.query + crop.queries, self._tokens or 0), max(at.key + crop.keys, self._tokens or 0))
+        return self._with(_at=at, _shape=shape, _states=None, _tokens=None)
 
     def _from_head(self, head: int) -> Where:
         at = self._at._replace(head=self._at.head + head)
