@@ -257,7 +257,7 @@ def _mask(axes: tuple[AxisWindow, ...], extra: int) -> Where:
     is_periodic = any(axis.edges == "periodic" for axis in axes)
     names = INTERVALS if is_periodic else INTERVALS[:2]
     columns, places = _columns(axes, extra, names)
-    mask = Where((SEEN_PERIODIC if is_periodic else SEEN)[len(axes) - 1], arrays=[columns, places])
+    mask = Where(seen_periodic if is_periodic else seen, arrays=[columns, places])
     return mask._of_tokens(math.prod(axis.size for axis in axes) + extra)
 
 
@@ -278,37 +278,18 @@ def is_extra(column: Any, place: Any, i: Any, j: Any) -> Any:
     return (column[0, 0, i] < 0) | (place[0, j] < 0)
 
 
-def seen_1(batch: Any, head: Any, i: Any, j: Any, column: Any, place: Any) -> Any:
-    return is_extra(column, place, i, j) | within(column[0], place[0], i, j)
+def seen(batch: Any, head: Any, i: Any, j: Any, column: Any, place: Any) -> Any:
+    found = True
+    for axis in range(place.shape[0]):
+        found = found & within(column[axis], place[axis], i, j)
+    return found | is_extra(column, place, i, j)
 
 
-def seen_2(batch: Any, head: Any, i: Any, j: Any, column: Any, place: Any) -> Any:
-    return is_extra(column, place, i, j) | (
-        within(column[0], place[0], i, j) & within(column[1], place[1], i, j)
-    )
-
-
-def seen_3(batch: Any, head: Any, i: Any, j: Any, column: Any, place: Any) -> Any:
-    return is_extra(column, place, i, j) | (
-        within(column[0], place[0], i, j) & within(column[1], place[1], i, j) & within(column[2], place[2], i, j)
-    )
-
-
-def seen_periodic_1(batch: Any, head: Any, i: Any, j: Any, column: Any, place: Any) -> Any:
-    return is_extra(column, place, i, j) | within_periodic(column[0], place[0], i, j)
-
-
-def seen_periodic_2(batch: Any, head: Any, i: Any, j: Any, column: Any, place: Any) -> Any:
-    return is_extra(column, place, i, j) | (
-        within_periodic(column[0], place[0], i, j) & within_periodic(column[1], place[1], i, j)
-    )
-
-
-def seen_periodic_3(batch: Any, head: Any, i: Any, j: Any, column: Any, place: Any) -> Any:
-    return is_extra(column, place, i, j) | (
-        within_periodic(column[0], place[0], i, j) & within_periodic(column[1], place[1], i, j)
-        & within_periodic(column[2], place[2], i, j)
-    )  # fmt: skip
+def seen_periodic(batch: Any, head: Any, i: Any, j: Any, column: Any, place: Any) -> Any:
+    found = True
+    for axis in range(place.shape[0]):
+        found = found & within_periodic(column[axis], place[axis], i, j)
+    return found | is_extra(column, place, i, j)
 
 
 def offset_of(column: Any, place: Any, i: Any, j: Any, size: Any) -> Any:
@@ -341,6 +322,4 @@ def biased_3(s: Any, batch: Any, head: Any, i: Any, j: Any, table: Any, column: 
     return s + table[min(head, table.shape[0] - 1), x, y, z]
 
 
-SEEN = seen_1, seen_2, seen_3
-SEEN_PERIODIC = seen_periodic_1, seen_periodic_2, seen_periodic_3
 BIASED = biased_1, biased_2, biased_3

@@ -66,17 +66,16 @@ def read(kind: str, name: str) -> Entry | None:
     try:
         path = cache_dir(kind) / name
         with open(_open(path, os.O_RDONLY), "rb") as file:
-            digest, content = file.read().split(b"\n", 1)
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+            entry = unpacked(name, file.read())
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         _warn(f"{error}. {REMEDY}")
         return None
-    if _digest(name, content) != digest:
-        return None
-    with suppress(OSError):
-        os.utime(path)  # marks it as used just now
-    return _entry(content)
+    if entry is not None:
+        with suppress(OSError):
+            os.utime(path)  # marks it as used just now
+    return entry
 
 
 def read_installed(name: str) -> Entry | None:
@@ -85,10 +84,9 @@ def read_installed(name: str) -> Entry | None:
     if folder is None or not sources.unchanged():
         return None
     try:
-        digest, content = (folder / name).read_bytes().split(b"\n", 1)
-    except (OSError, ValueError):
+        return unpacked(name, (folder / name).read_bytes())
+    except OSError:
         return None
-    return _entry(content) if _digest(name, content) == digest else None
 
 
 @cache
@@ -96,11 +94,6 @@ def installed() -> Path | None:
     """The folder of that package."""
     found = find_spec(AHEAD)
     return Path(found.submodule_search_locations[0]) if found and found.submodule_search_locations else None
-
-
-def _entry(content: bytes) -> Entry:
-    header, code = content.split(b"\n", 1)
-    return Entry(json.loads(header), code)
 
 
 def write(kind: str, name: str, header: Mapping[str, Any], code: bytes) -> None:
@@ -179,6 +172,15 @@ def packed(name: str, entry: Entry) -> bytes:
     """What a file of this name holds."""
     content = json.dumps(entry.header).encode() + b"\n" + entry.code
     return _digest(name, content) + b"\n" + content
+
+
+def unpacked(name: str, data: bytes) -> Entry | None:
+    """The entry in a file of this name; None if it is not complete."""
+    digest, _, content = data.partition(b"\n")
+    if _digest(name, content) != digest:
+        return None
+    header, code = content.split(b"\n", 1)
+    return Entry(json.loads(header), code)
 
 
 def _digest(name: str, content: bytes) -> bytes:

@@ -146,8 +146,7 @@ class Score(Taken, FunctionPart):
         """A Score of the function as it was taken."""
         made = object.__new__(Score)
         made._set(**dict(zip(ORDERS, self._functions)), arrays=tuple(arrays), gradient=gradient)
-        made._set(_identity=self._identity)
-        made._set(_most=self._most)
+        made._set(_identity=self._identity, _most=self._most)
         return made
 
     def _for(self, heads: int | None, tokens: int) -> Score:

@@ -836,7 +836,7 @@ FAULTS = {
         },
     },
     "scores/function.py": {
-        "made._set(_identity=self._identity)": "made._set(_identity=Identity(*self._functions))",
+        "_set(_identity=self._identity,": "_set(_identity=Identity(*self._functions),",
     },
     "scores/element.py": {
         "test_what_was_minus_infinity_has_no_gradient": {
