@@ -45,7 +45,7 @@ from .call.tangents import SavedTangents
 from .checking.mask_checks import check_mask
 from .checking.score_checks import check_score
 from .dropout import Dropout, dropout_mask
-from .grid import Grid
+from .grids import Grid
 from .jets import (
     attention_backward_jvp,
     attention_backward_vjp,

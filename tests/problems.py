@@ -150,6 +150,7 @@ MASKS = {  # of a Problem
     "blocks": lambda x: x.blocks(x.one_of(1, 3, 16, 64, 100), x.one_of(1, 7, 64, 128)),
     "where": lambda x: na.Where(striped, block_size=x.one_of(8, 128)),
     "where in groups": lambda x: na.Where(same_group, [np.sort(x.whole(0, 3, size)) for size in (x.m, x.n)]),
+    "grid": lambda x: x.windows() if x.m == x.n > 0 else na.Causal(),
     "where by head": lambda x: na.Where(near, [x.whole(0, 90, n) for n in x.heads_and_batches()], x.one_of(9, 64)),
 }
 SCORES = {
@@ -458,6 +459,16 @@ class Problem(Draw):
         """A name. Where a table has got one more, most problems stay as they are."""
         salt = self.kind.integers(2**32)
         return max(table, key=lambda name: crc32(f"{name} {salt}".encode()))
+
+    def windows(self):
+        """Windows on a grid of as many tokens as there are."""
+        shapes = [(a, b, self.m // a // b) for a in range(1, 9) for b in range(1, 13) if self.m % (a * b) == 0]
+        shape = self.one_of(*shapes)
+        edges = [self.one_of("moved", "cut", "periodic") for _ in shape]
+        windows = [int(self.kind.integers(1, n + 1)) for n in shape]
+        causal = [each != "periodic" and self.often() for each in edges]
+        strides = [int(self.kind.integers(1, window + 1)) for window in windows]
+        return na.Grid(shape).window(windows, stride=strides, causal=causal, edges=edges)
 
     def joined(self, names):
         mask = None

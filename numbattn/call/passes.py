@@ -17,6 +17,7 @@ from ..base.values import put, rounded, rowsum
 from ..dropout import dropout_mask
 from ..scores import Part
 from ..scores.bias import Bias
+from .order import in_order
 from .problem import Inputs, Problem, Saved, describe
 from .tangents import Tangents, parts_of
 
@@ -93,6 +94,9 @@ def run_pass(
     given: the arrays that it takes, by name, but for q, k, v and their tangents; None is zero. With tangents it is run
     along each: arrays named t..., and all results but those in SAVED, have their axis in front. whole: see `Saved`.
     """
+    if (order := in_order(problem, inputs)) is not None:
+        given, tangents = order.of_arrays(given), order.of_tangents(tangents)
+        return order.back(run_pass(pass_, order.problem, order.inputs, given, tangents, deterministic, whole))
     if tangents is not None:
         given = given | {"tq": tangents.q, "tk": tangents.k, "tv": tangents.v}
     found: dict[str, Any] = run("run", problem, pass_, inputs, given, tangents, deterministic, whole)
@@ -107,6 +111,8 @@ def forward(
     onto: o and lse over other keys, in the dtype of sums, that these are added to: lse in place, and o, too, if it
     is `out`.
     """
+    if (order := in_order(problem, inputs)) is not None:
+        return order.saved(problem, inputs, *forward(order.problem, order.inputs, None, save), out)
     found: tuple[Any, Any] = run("forward", problem, inputs, out, save, onto)
     return found
 

@@ -3,6 +3,7 @@
 import numpy as np
 
 from ..functions.compiled.errors import naming
+from ..masks import Grid
 from .build import Key
 from .kernel import NO_NUMBERS
 from .kernels.any.function_states import THREADS, WARP, states_of_function
@@ -26,7 +27,7 @@ def states(gpu, mask, size=None):
     with gpu.scratch_memory(gpu.stream().is_capturing()):
         found = gpu.empty(mask._blocks(size), np.dtype(np.uint8))
     if found.size:
-        grid = lowered_function(mask._grids()[0]._replace(rows=size, cols=size))
+        grid = lowered_function(Grid(None, size, size, function=mask))
         cells = found.reshape(*mask._matrices, *found.shape[-2:])
         arrays = {STATES: cells, **{array_of_grid(0, which): x for which, x in enumerate(mask.arrays)}}
         launch(gpu, mask, grid, arrays)

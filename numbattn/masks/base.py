@@ -223,6 +223,7 @@ class Mask(Value):
     _is_immutable = False  # whether nothing in it can change: its arrays are copies
     _branches = False  # whether the last keys are nodes of a tree, whose rows are not their positions
     _is_tail = False  # whether its grid has columns for the last keys only
+    _windows: Any = None  # of a grid's tokens, if it is nothing else: see numbattn.grids
     _is_function = False  # whether a function of the user's own tells what is visible
     _is_segments = False
     _is_frame = False  # whether parts without an offset of their own are aligned within it
@@ -287,6 +288,11 @@ class Mask(Value):
     @cached_property
     def _all_arrays(self) -> list[Any]:
         return [x for leaf in self._leaves for x in leaf._arrays().values()]
+
+    @cached_property
+    def _on_host(self) -> list[Any]:
+        leaves = [leaf for leaf in self._leaves if not leaf._is_private]
+        return [x for leaf in leaves for x in leaf._arrays().values() if isinstance(x, np.ndarray)]
 
     @cached_property
     def _holds_arrays(self) -> bool:

@@ -13,7 +13,7 @@ from ..base.backends import backend, on_cpus
 from ..base.checks import Array, integer, library
 from ..base.forks import cached_property
 from ..base.origin import Crop, Origin
-from ..base.values import Taken, identity, remembered, shown
+from ..base.values import Taken, identity, moved, remembered, shown
 from ..functions.entries import IS_NO_TRUTH, entries_of
 from ..functions.frozen import Frozen, frozen
 from ..functions.given import PLACE, arrays_given, check_signature, python_function
@@ -78,7 +78,11 @@ class Where(Taken, Mask):
     _identity: Frozen = field(init=False)
     _at: Origin = field(init=False, default=Origin())  # of its first element, in a larger attention
     _shape: tuple[int, ...] | None = field(init=False, default=None)  # of S, in a call
-    _tokens: int | None = field(init=False, default=None)  # how many queries and keys it takes, if only so many
+    _windows: Any = field(init=False, default=None)  # of a grid's tokens, which its arrays have entries for
+    _is_whole: bool = field(init=False, default=True)  # whether it is for all of these
+    _is_private: bool = field(init=False, default=False)
+    _on_tiles: str = field(init=False, default="")  # how backends compute the same on whole tiles, if they know
+    _cells: Any = field(init=False, default=None)  # states of its blocks that are known, (rows, columns)
     _states: Any = field(init=False, default=None)  # of blocks, uint8 (..., rows, columns): see Grid
     _kept: dict[Any, Any] = field(init=False, default_factory=dict)  # states, by where they are and of what
 
@@ -109,31 +113,32 @@ class Where(Taken, Mask):
         return self._with(arrays=copies, _states=None, _kept={})
 
     def __reduce__(self) -> Any:
-        in_call = {"_at": self._at, "_shape": self._shape, "_tokens": self._tokens}  # for one that a call has fitted
+        in_call = {"_at": self._at, "_shape": self._shape}  # for one that a call has fitted
+        if self._windows is not None:
+            return _again, (self._windows,), in_call | {"_is_whole": self._is_whole}
         return Where, (self.function, self.arrays, self.block_size), in_call
 
     def _key(self) -> tuple[Any, ...]:
         arrays = tuple(map(identity, self.arrays))
         return type(self), self._identity, arrays, self.block_size, self._at, self._shape, identity(self._states)
 
-    def _of_tokens(self, tokens: int) -> Where:
-        """For calls of so many queries and keys alone, which its arrays have entries for."""
-        return self._with(_tokens=tokens)
-
     def _check_tokens(self, queries: int, keys: int) -> None:
-        if self._tokens is not None and (queries, keys) != (self._tokens, self._tokens):
-            raise ValueError(f"mask: got {queries} queries and {keys} keys, expected {self._tokens} of each, as many "
-                             "as the grid has tokens")  # fmt: skip
+        if self._windows is not None and (queries, keys) != (tokens := self._windows.tokens,) * 2:
+            raise ValueError(f"mask: got {queries} queries and {keys} keys, expected {tokens} of each, as many as the "
+                             "grid has tokens")  # fmt: skip
 
     def _fit(self, shape: tuple[int, ...]) -> Where:
-        self._check_tokens(*shape[-2:])
+        if self._is_whole:
+            self._check_tokens(*shape[-2:])
         return self if shape == self._shape else self._with(_shape=shape, _states=None)
 
     def _cropped(self, crop: Crop) -> Where:
         at = self._at._replace(query=self._at.query + crop.first_query, key=self._at.key + crop.first_key)
         shape = None if self._shape is None else (*self._shape[:-2], crop.queries, crop.keys)
-        self._check_tokens(max(at.query + crop.queries, self._tokens or 0), max(at.key + crop.keys, self._tokens or 0))
-        return self._with(_at=at, _shape=shape, _states=None, _tokens=None)
+        if self._windows is not None:
+            least = self._windows.tokens
+            self._check_tokens(max(at.query + crop.queries, least), max(at.key + crop.keys, least))
+        return self._with(_at=at, _shape=shape, _states=None, _is_whole=False)
 
     def _from_head(self, head: int) -> Where:
         at = self._at._replace(head=self._at.head + head)
@@ -141,9 +146,19 @@ class Where(Taken, Mask):
 
     def _with_states(self, array: Any) -> Where:
         """With the states of its blocks, in the library of `array`."""
-        if library(self._states) == library(array):
+        if library(self._states) == library(array) or self._waits:
             return self
-        return self._with(_states=backend(cast(str, library(array))).states_of_blocks(self))
+        return self._with(_states=self._states_like(array))
+
+    @property
+    def _waits(self) -> bool:
+        """Whether its states are found when they are used: most calls on a grid take its tokens in another order."""
+        return self._windows is not None and self._is_whole
+
+    def _states_like(self, array: Any) -> Any:
+        if self._cells is None:
+            return backend(cast(str, library(array))).states_of_blocks(self)
+        return moved(self._cells, array).reshape(self._blocks(self.block_size))
 
     def _states_kept(self, place: Any, find: Callable[[Where], Any]) -> Any:
         """The states of its blocks, as they were found for the same arrays, or as find(self) finds them; place: where
@@ -177,13 +192,18 @@ class Where(Taken, Mask):
         """Numba's types of its arrays."""
         from numba import from_dtype, types
 
-        return tuple([types.Array(from_dtype(x.dtype), x.ndim, "A") for x in self.arrays])
+        def layout(x: Any) -> str:  # loops over arrays of numbattn's own are vectorised
+            return "C" if self._is_private and x.flags.c_contiguous else "A"
+
+        return tuple([types.Array(from_dtype(x.dtype), x.ndim, layout(x)) for x in self.arrays])
 
     def _blocks(self, size: int) -> tuple[int, ...]:
         """The shape of the states of blocks of this size."""
         return *self._lead, *(-(-length // size) for length in self._sizes)
 
     def _grids(self) -> tuple[Grid, ...]:
+        if self._states is None and self._waits:
+            self._set(_states=self._states_like(self.arrays[0]))
         return (Grid(self._states, self.block_size, self.block_size, function=self),)
 
     def _bits(self, seqlen_q: int, seqlen_k: int, frame: Any, array: Any) -> Bits:
@@ -208,6 +228,11 @@ class Where(Taken, Mask):
     def __repr__(self) -> str:
         arrays = f", arrays=[{', '.join(map(shown, self.arrays))}]" if self.arrays else ""
         return f"Where({self.function.__qualname__}{arrays})"
+
+
+def _again(windows: Any) -> Where:
+    made: Where = windows.mask()
+    return made._with()
 
 
 FIELDS = tuple([each.name for each in fields(Where)])

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from ..base.checks import Array, dtype_of, words_for
+from ..base.forks import cached_property
 from ..base.values import Taken, identity, shown
 from ..functions.frozen import ORDERS
 from ..functions.given import PLACE, arrays_given, check_signature, python_function
@@ -109,7 +110,7 @@ class Score(Taken, FunctionPart):
     second: Callable[..., Any] | None = None
     gradient: bool | Sequence[bool] = False
     _identity: Identity = field(init=False)
-    _most: tuple[int | None, int] | None = field(init=False, default=None)  # heads and tokens that arrays are for
+    _of: tuple[int | None, Any] | None = field(init=False, default=None)  # how many heads, and windows of a grid
 
     _examples = (("function", lambda shape, dtype, gradient: Score(_far)),)
 
@@ -146,19 +147,31 @@ class Score(Taken, FunctionPart):
         """A Score of the function as it was taken."""
         made = object.__new__(Score)
         made._set(**dict(zip(ORDERS, self._functions)), arrays=tuple(arrays), gradient=gradient)
-        made._set(_identity=self._identity, _most=self._most)
+        made._set(_identity=self._identity, _of=self._of)
         return made
 
-    def _for(self, heads: int | None, tokens: int) -> Score:
-        """For at most so many heads, unless it is None, queries and keys, as its arrays have entries for."""
+    def _for(self, heads: int | None, windows: Any) -> Score:
+        """For at most so many heads, unless it is None, and tokens of a grid: what its arrays have entries for."""
         made = self._again(self.arrays, self._wanted)
-        made._set(_most=(heads, tokens))
+        made._set(_of=(heads, windows))
+        return made
+
+    @cached_property
+    def _on_host(self) -> list[Any]:
+        own = self.arrays if self._of is None else self.arrays[:1]  # nobody else has the others
+        return [x for x in own if isinstance(x, np.ndarray)]
+
+    def _in_order(self, order: Any) -> Score | None:
+        if self._of is None:
+            return None
+        made = self._again([self.arrays[0], *order.arrays_of(self._of[1])], self._wanted)
+        made._set(_of=None)
         return made
 
     def _fit(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> None:
         super()._fit(batch, seqlen_q, seqlen_k)
-        if self._most is not None:
-            (heads, tokens), wanted = self._most, batch[-1] if batch else 1
+        if self._of is not None:
+            heads, tokens, wanted = self._of[0], self._of[1].tokens, batch[-1] if batch else 1
             if heads is not None and wanted > heads:
                 raise ValueError(f"score: got {wanted} heads, expected at most {heads}, as many as the table has")
             if max(seqlen_q, seqlen_k) > tokens:
@@ -170,10 +183,10 @@ class Score(Taken, FunctionPart):
 
     def __reduce__(self) -> Any:
         given = self.function, self.derivative, self.arrays, self.second, self.gradient
-        return Score, given, {"_most": self._most}
+        return Score, given, {"_of": self._of}
 
     def _key(self) -> tuple[Any, ...]:
-        return type(self), self._identity, self.gradient, tuple(map(identity, self.arrays)), self._most
+        return type(self), self._identity, self.gradient, tuple(map(identity, self.arrays)), self._of
 
     @property
     def _wants_gradient(self) -> bool:

@@ -61,6 +61,10 @@ class Part(Value):
         """The part of the score for a crop of the score matrix; frame: of the whole matrix's mask."""
         return self
 
+    def _in_order(self, order: Any) -> Part | None:
+        """The part for tokens of a grid in another order, or None: see numbattn.call.order."""
+        return None if self._needs_positions else self
+
     @property
     def _weights(self) -> tuple[Any, ...]:
         """The arrays that have a place among the gradients."""

@@ -25,11 +25,13 @@ from ..shared.segments import mask_within_step
 from ..shared.visibility import (
     WORD,
     band_of,
-    element_test,
+    band_test,
     has_key_lengths,
     has_states,
+    in_band,
     is_looked_up,
     kept_tile,
+    looked_up_test,
     needs_test,
     needs_test_of_full,
     next_tile,
@@ -66,8 +68,9 @@ class ForwardAccumulators(NamedTuple):
 def mask_steps(mask, layout, tile_n, consumers, ACC):
     """Device functions: (tile, mask, n_block) -> whether a tile of S needs a test per element; (S, tile, mask, n_block)
     -> S where it is visible, else -inf."""
-    band_at, sees, tested = band_of(mask), element_test(mask, layout), needs_test(mask)
+    band_at, seen_in_band, tested = band_of(mask), band_test(layout, transposed=False), needs_test(mask)
     TILE_N, NO_SCORE, HAS_OWN_STATES = tile_n, ACC(-float("inf")), has_own_states(mask, consumers)
+    IS_LOOKED_UP, looked_up = is_looked_up(mask), looked_up_test(mask, layout) if is_looked_up(mask) else None
 
     @device
     def needs_mask(tile, mask, n_block):
@@ -82,7 +85,11 @@ def mask_steps(mask, layout, tile_n, consumers, ACC):
         batch, head, n0 = tile.batch, tile.head, n_block * TILE_N
         m0 = opaque(tile.m0)                                    # or the rows' bounds take registers in the main loop
         band = band_at(mask, batch, head)
-        return where(sees(mask, band, batch, head, m0, n0), S, NO_SCORE)               # Alg. 2 line 11: MASK(S)
+        if IS_LOOKED_UP:
+            if not in_band(band, m0, m0 + ROWS, n0, n0 + TILE_N):                       # rarely
+                S = where(seen_in_band(band, m0, n0), S, NO_SCORE)
+            return where(looked_up(mask, band, batch, head, m0, n0), S, NO_SCORE)
+        return where(seen_in_band(band, m0, n0), S, NO_SCORE)                          # Alg. 2 line 11: MASK(S)
 
     return needs_mask, masked
 

@@ -6,7 +6,7 @@ exponential: masked elements may be NaN.
 
 from ...tile import capped, device, exp2, index, shape, where
 from .softmax import LN_2
-from .visibility import element_test
+from .visibility import band_test, element_test, in_band, is_looked_up, looked_up_test
 
 
 @device
@@ -46,7 +46,21 @@ def mask_step(mask, layout, transposed=False):
         visible = sees(mask, band, batch, head, m0, n0)
         return where(visible, P, 0), where(visible, F, 0)       # line 12: MASK
 
-    return masked
+    if not is_looked_up(mask):
+        return masked
+    seen_in_band, looked_up = band_test(layout, transposed), looked_up_test(mask, layout, transposed)
+    rows, cols = layout.rows.size, layout.cols.size
+    TILE_M, TILE_N = (cols, rows) if transposed else (rows, cols)
+
+    @device
+    def masked_apart(P, F, mask, band, batch, head, m0, n0):
+        if not in_band(band, m0, m0 + TILE_M, n0, n0 + TILE_N):     # rarely
+            visible = seen_in_band(band, m0, n0)
+            P, F = where(visible, P, 0), where(visible, F, 0)
+        visible = looked_up(mask, band, batch, head, m0, n0)
+        return where(visible, P, 0), where(visible, F, 0)
+
+    return masked_apart
 
 
 def mask_step_with_dp(mask, layout, transposed=False):

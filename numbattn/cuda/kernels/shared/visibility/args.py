@@ -10,7 +10,7 @@ from ....words.arguments import Argument
 from ....words.numbers import SIDES
 from ....words.signatures import several
 from ....words.steps import END, FIRST, array_of_grid, array_of_mask
-from .function import FUNCTION, function_type, has_functions, is_function
+from .function import FUNCTION, arrays_of, function_type, has_functions, is_function
 
 GRIDS = {Dense: "dense", Bits: "bits", BlockSparse: "blocks", Tail: "tail", Where: FUNCTION}
 BY_INTERVALS, GAP, PACKED = "intervals", "gap", "packed"
@@ -61,7 +61,7 @@ class MaskArgument(Argument):
             yield from (planner.at(f"cells {number}"), rows, cols)
             if is_function(kind):
                 yield from ("first", *at, work.problem.seqlen_q, work.problem.seqlen_k)
-                yield from (planner.whole(array_of_grid(number, which)) for which in range(len(kind.split()) - 2))
+                yield from (planner.whole(array_of_grid(number, which)) for which, _ in enumerate(arrays_of(kind)))
         yield from PACKING.flat(planner, work)
         if BY_INTERVALS in work.mask:
             yield from (planner.at(name, own=1) for name in (FIRST, END, *planner.names_of_gaps()))

@@ -1,6 +1,7 @@
 """A user's own function, numbattn.Where, as a test of elements.
 
-Compiled in are "where", a digest of the function, and its arrays as dtype:ndim.
+Compiled in are "where", a digest of the function, its arrays as dtype:ndim, and how the same is computed on whole
+tiles, see `fields`, if that is known.
 """
 
 from functools import lru_cache
@@ -40,7 +41,8 @@ def lowered_function(grid):
     """The LoweredGrid of a Where."""
     where = grid.function
     KNOWN[where._identity.digest] = where._identity
-    kind = " ".join([FUNCTION, where._identity.digest, *(f"{x.dtype.name}:{x.ndim}" for x in where.arrays)])
+    arrays = [f"{x.dtype.name}:{x.ndim}" for x in where.arrays]
+    kind = " ".join([FUNCTION, where._identity.digest, *arrays, *filter(None, [where._on_tiles])])
     return LoweredGrid(kind, grid.rows, grid.cols, where._at)
 
 
@@ -52,10 +54,14 @@ def has_functions(mask):
     return any(map(is_function, mask))
 
 
+def arrays_of(kind):
+    """dtype and ndim of the function's arrays."""
+    return [word.split(":") for word in kind.split() if ":" in word]
+
+
 def array_types(kind):
     """The types of the function's arrays."""
-    about = [x.split(":") for x in kind.split()[2:]]
-    return tuple([array_type(dtype, int(ndim)) for dtype, ndim in about])
+    return tuple([array_type(dtype, int(ndim)) for dtype, ndim in arrays_of(kind)])
 
 
 def function_type(kind, cells):

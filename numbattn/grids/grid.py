@@ -1,49 +1,21 @@
-"""Tokens on a grid, and their neighbourhoods: images, volumes, simulations."""
+"""A grid of tokens: masks and scores for them."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
+from ..base.checks import Array, flag, floats, integer, words_for
+from ..base.values import Value
+from ..masks.where import Where
+from ..scores.function import Score
+from .axis import EDGES, AxisWindow
+from .bias import BIASED
+from .windows import Windows
 
-from .base.checks import Array, flag, floats, integer, words_for
-from .base.values import Value
-from .masks.where import Where
-from .scores.function import Score
-
-EDGES = "moved", "cut", "periodic"
 MOST_AXES = 3
 T = TypeVar("T")
-Numbers = NDArray[np.int32]
-
-
-class AxisWindow(NamedTuple):
-    """The windows along an axis of `size` tokens."""
-
-    size: int
-    window: int
-    dilation: int
-    stride: int
-    causal: bool
-    edges: str
-
-
-class Seen(NamedTuple):
-    """What the tokens of an axis see, by their coordinates. Places count the tokens of a residue class, one class after
-    the other, so that windows are intervals of them."""
-
-    place: Numbers
-    begin: Numbers  # of the window, a place
-    last: Numbers
-    wrapped_begin: Numbers  # of what lies beyond a periodic edge
-    wrapped_last: Numbers
-    period: Numbers  # tokens of the class, 0 unless the edges are periodic
-    offset: Numbers  # j' - i' + window - 1 for the first token of the window
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -123,8 +95,10 @@ class Grid(Value):
 
         Notes
         -----
-        The rule is that of A. Hassani et al., *Generalized Neighborhood Attention*, 2025. Tiles are rows of tokens in C
-        order, not boxes of the grid: where its last axis is short they compute much that nobody sees.
+        The rule is that of A. Hassani et al., *Generalized Neighborhood Attention*, 2025. Tiles are boxes of the grid:
+        q, k, v and o are copied into their order, and back. Beside dropout, other masks, and scores that depend on
+        positions, but for `relative_bias`, tiles are rows of tokens in C order instead, which compute more that nobody
+        sees.
 
         Examples
         --------
@@ -136,7 +110,7 @@ class Grid(Value):
                [0, 0, 1, 1, 1],
                [0, 0, 1, 1, 1]])
         """
-        return _mask(self._axes(window, dilation, stride, causal, edges), self.extra)
+        return Windows(self._axes(window, dilation, stride, causal, edges), self.extra).mask()
 
     def relative_bias(
         self, table: Array, *, dilation: int | Sequence[int] = 1, stride: int | Sequence[int] = 1,
@@ -180,9 +154,9 @@ class Grid(Value):
             sizes = ", ".join(f"2 * window - 1 of axis {axis}" for axis in range(axes))
             raise ValueError(f"relative_bias table: got the shape {shape}, expected (heads, {sizes})")
         window = [n // 2 + 1 for n in shape[1:]]
-        columns, places = _columns(self._axes(window, dilation, stride, causal, edges), self.extra, ORIGIN)
-        score = Score(BIASED[axes - 1], arrays=[array, columns, places], gradient=[True, False, False])
-        return score._for(None if shape[0] == 1 else shape[0], places.shape[1])
+        windows = Windows(self._axes(window, dilation, stride, causal, edges), self.extra)
+        score = Score(BIASED[axes - 1], arrays=[array, *windows.columns(array)], gradient=[True, False, False])
+        return score._for(None if shape[0] == 1 else shape[0], windows)
 
     def _axes(self, *given: Any) -> tuple[AxisWindow, ...]:
         """The windows along each axis."""
@@ -213,113 +187,3 @@ class Grid(Value):
 
     def __repr__(self) -> str:
         return f"Grid({self.shape}{f', extra={self.extra}' * bool(self.extra)})"
-
-
-@lru_cache(maxsize=64)
-def _seen(axis: AxisWindow) -> Seen:
-    """What the tokens of an axis see, by the rule of `Grid.window`."""
-    n, window, d, s, causal, edges = axis
-    i, residue = np.arange(n) // axis.dilation, np.arange(n) % axis.dilation
-    count = (n - residue + d - 1) // d                                  # n', tokens of the class
-    start = residue * (n // d) + np.minimum(residue, n % d)             # of the class, a place
-    leader = np.minimum(i // s * s + (s - 1 if causal else s // 2), count - 1)
-    begin = leader - window + 1 if causal else leader - window // 2
-    offset = begin - i + window - 1
-    if edges == "moved" and not causal:
-        offset = (begin := np.clip(begin, 0, count - window)) - i + window - 1
-    last = np.minimum(begin + window - 1, i) if causal else begin + window - 1
-    wrapped_begin, wrapped_last, period = np.zeros_like(i), np.full_like(i, -1), np.zeros_like(i)
-    if edges == "periodic":
-        begin, period = begin % count, count
-        wrapped_begin, wrapped_last = start, start + begin + window - 1 - count
-        last = np.minimum(begin + window, count) - 1
-    elif edges == "cut" or causal:
-        offset -= np.minimum(begin, 0)
-        begin, last = np.maximum(begin, 0), np.minimum(last, count - 1)
-    columns = start + i, start + begin, start + last, wrapped_begin, wrapped_last, period, offset
-    return Seen(*[x.astype(np.int32) for x in columns])
-
-
-@lru_cache(maxsize=64)
-def _columns(axes: tuple[AxisWindow, ...], extra: int, names: tuple[str, ...]) -> tuple[Numbers, Numbers]:
-    """Fields of Seen for each token as a query, int32 (axes, fields, tokens), and places as a key, (axes, tokens). Of
-    tokens of `extra` all is -1."""
-    at = np.indices([axis.size for axis in axes]).reshape(len(axes), -1)
-    fields = np.full((len(axes), len(names) + 1, extra + at.shape[1]), -1, np.int32)
-    for of, axis, own in zip(fields, axes, at):
-        for row, name in zip(of, (*names, "place")):
-            row[extra:] = getattr(_seen(axis), name)[own]
-    return fields[:, :-1].copy(), fields[:, -1].copy()
-
-
-@lru_cache(maxsize=64)
-def _mask(axes: tuple[AxisWindow, ...], extra: int) -> Where:
-    is_periodic = any(axis.edges == "periodic" for axis in axes)
-    names = INTERVALS if is_periodic else INTERVALS[:2]
-    columns, places = _columns(axes, extra, names)
-    mask = Where(seen_periodic if is_periodic else seen, arrays=[columns, places])
-    return mask._of_tokens(math.prod(axis.size for axis in axes) + extra)
-
-
-# ------------------------------------------------------------------------------- functions, which backends compile
-INTERVALS = "begin", "last", "wrapped_begin", "wrapped_last"
-ORIGIN = "begin", "period", "offset"
-
-
-def within(column: Any, place: Any, i: Any, j: Any) -> Any:
-    return (column[0, i] <= place[j]) & (place[j] <= column[1, i])
-
-
-def within_periodic(column: Any, place: Any, i: Any, j: Any) -> Any:
-    return within(column, place, i, j) | ((column[2, i] <= place[j]) & (place[j] <= column[3, i]))
-
-
-def is_extra(column: Any, place: Any, i: Any, j: Any) -> Any:
-    return (column[0, 0, i] < 0) | (place[0, j] < 0)
-
-
-def seen(batch: Any, head: Any, i: Any, j: Any, column: Any, place: Any) -> Any:
-    found = True
-    for axis in range(place.shape[0]):
-        found = found & within(column[axis], place[axis], i, j)
-    return found | is_extra(column, place, i, j)
-
-
-def seen_periodic(batch: Any, head: Any, i: Any, j: Any, column: Any, place: Any) -> Any:
-    found = True
-    for axis in range(place.shape[0]):
-        found = found & within_periodic(column[axis], place[axis], i, j)
-    return found | is_extra(column, place, i, j)
-
-
-def offset_of(column: Any, place: Any, i: Any, j: Any, size: Any) -> Any:
-    """The index of a pair along an axis of the table, clamped to it, since hidden pairs are computed, too."""
-    steps = place[j] - column[0, i]
-    steps = steps + column[1, i] if steps < 0 else steps
-    return max(0, min(steps + column[2, i], size - 1))
-
-
-def biased_1(s: Any, batch: Any, head: Any, i: Any, j: Any, table: Any, column: Any, place: Any) -> Any:
-    if is_extra(column, place, i, j):
-        return s
-    return s + table[min(head, table.shape[0] - 1), offset_of(column[0], place[0], i, j, table.shape[1])]
-
-
-def biased_2(s: Any, batch: Any, head: Any, i: Any, j: Any, table: Any, column: Any, place: Any) -> Any:
-    if is_extra(column, place, i, j):
-        return s
-    x = offset_of(column[0], place[0], i, j, table.shape[1])
-    y = offset_of(column[1], place[1], i, j, table.shape[2])
-    return s + table[min(head, table.shape[0] - 1), x, y]
-
-
-def biased_3(s: Any, batch: Any, head: Any, i: Any, j: Any, table: Any, column: Any, place: Any) -> Any:
-    if is_extra(column, place, i, j):
-        return s
-    x = offset_of(column[0], place[0], i, j, table.shape[1])
-    y = offset_of(column[1], place[1], i, j, table.shape[2])
-    z = offset_of(column[2], place[2], i, j, table.shape[3])
-    return s + table[min(head, table.shape[0] - 1), x, y, z]
-
-
-BIASED = biased_1, biased_2, biased_3

@@ -1,0 +1,146 @@
+"""Tokens of a grid in the order of boxes: neighbours along all axes see nearly the same keys, in few boxes.
+
+A box is a block of BLOCK consecutive tokens in that order. Two boxes, neighbours along one axis, come one after the
+other, and make a tile of usual size. What a box sees of another one follows from what its axes say, since both are
+products of intervals: of the union of its tokens' windows, and of their intersection.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .axis import AxisWindow, Numbers, seen_along
+from .visibility import PADDING, TILE, number_of
+
+BLOCK = 64  # tokens
+EMPTY, PARTIAL, FULL = 0, 1, 2
+Truths = NDArray[np.bool_]
+Sizes = tuple[int, ...]
+
+
+class Boxes(NamedTuple):
+    """Tokens of a grid in the order of boxes."""
+
+    tokens: Numbers  # which of the grid is at each place of the order, or PADDING
+    states: NDArray[np.uint8]  # of what the tokens of a box see of another one: EMPTY, PARTIAL or FULL
+
+
+class Hull(NamedTuple):
+    """What the windows of intervals of tokens along an axis have in common."""
+
+    begin: Numbers  # of their union
+    last: Numbers
+    common_begin: Numbers  # of their intersection
+    common_last: Numbers
+
+
+@lru_cache(maxsize=16)
+def boxes_of(axes: tuple[AxisWindow, ...], extra: int) -> Boxes | None:
+    """The Boxes whose states show the fewest pairs; None if there are too few tokens, or if this is the grid's order.
+    """
+    choices = list(sizes_of(axes))
+    if not choices:
+        return None
+    sizes = min(choices, key=lambda sizes: pairs_shown(axes, sizes))
+    doubled = min(range(len(axes)), key=lambda axis: pairs_shown(axes, doubled_along(axis, sizes)))
+    boxes = in_pairs([-(-axis.size // size) for axis, size in zip(axes, sizes)], doubled)
+    tokens = tokens_of(axes, sizes, boxes, extra)
+    if np.array_equal(tokens[: (count := number_of(axes, extra))], np.arange(count)):
+        return None
+    return Boxes(tokens, states_of(axes, sizes, boxes, extra))
+
+
+def sizes_of(axes: tuple[AxisWindow, ...]) -> Iterator[Sizes]:
+    """The sizes along each axis of boxes of BLOCK tokens, powers of two, that are not much larger than the grid."""
+    powers = [2**power for power in range(BLOCK.bit_length())]
+    for sizes in product(powers, repeat=len(axes)):
+        if math.prod(sizes) == BLOCK and all(size < 2 * axis.size for axis, size in zip(axes, sizes)):
+            yield sizes
+
+
+def doubled_along(axis: int, sizes: Sizes) -> Sizes:
+    return *sizes[:axis], 2 * sizes[axis], *sizes[axis + 1 :]
+
+
+def pairs_shown(axes: tuple[AxisWindow, ...], sizes: Sizes) -> float:
+    """How many pairs of tokens there are in pairs of boxes that are not empty."""
+    boxes = math.prod(float(shown_along(axis, size).sum()) for axis, size in zip(axes, sizes))
+    return boxes * math.prod(sizes) ** 2
+
+
+def intervals_along(axis: AxisWindow, size: int) -> Numbers:
+    """The tokens of each interval of this many places, (intervals, size); the last one again beyond the axis."""
+    by_place = np.argsort(seen_along(axis).place)
+    places = np.minimum(np.arange(-(-axis.size // size) * size), axis.size - 1)
+    return by_place[places].reshape(-1, size)
+
+
+def hulls_along(axis: AxisWindow, size: int) -> list[Hull]:
+    """The Hulls of these intervals' windows, and of what lies beyond a periodic edge."""
+    found, tokens, hulls = seen_along(axis), intervals_along(axis, size), []
+    for begin, last in ((found.begin, found.last), (found.wrapped_begin, found.wrapped_last))[: 1 + is_periodic(axis)]:
+        is_some = (begin <= last)[tokens]
+        begin, last = np.where(is_some, begin[tokens], axis.size), np.where(is_some, last[tokens], -1)
+        hulls.append(Hull(begin.min(1), last.max(1), begin.max(1), last.min(1)))
+    return hulls
+
+
+def is_periodic(axis: AxisWindow) -> bool:
+    return axis.edges == "periodic"
+
+
+@lru_cache(maxsize=256)
+def shown_along(axis: AxisWindow, size: int) -> Truths:
+    """Whether a token of one interval may see one of another, (intervals, intervals)."""
+    first = np.arange(-(-axis.size // size)) * size
+    shown = [(hull.begin[:, None] < first + size) & (first <= hull.last[:, None]) for hull in hulls_along(axis, size)]
+    return np.logical_or.reduce(shown)
+
+
+def full_along(axis: AxisWindow, size: int) -> Truths:
+    """Whether all tokens of one interval see all of another; none beyond the axis do."""
+    first = np.arange(-(-axis.size // size)) * size
+    full = [(hull.common_begin[:, None] <= first) & (first + size - 1 <= hull.common_last[:, None])
+            for hull in hulls_along(axis, size)]  # fmt: skip
+    is_whole = first + size <= axis.size
+    return np.logical_or.reduce(full) & is_whole & is_whole[:, None]
+
+
+def in_pairs(counts: list[int], axis: int) -> Numbers:
+    """The boxes of a grid of so many, (axes, boxes): pairs along an axis in C order, then those that are left over."""
+    boxes = np.indices(counts).reshape(len(counts), -1)
+    pair, second = np.divmod(boxes[axis], 2)
+    is_alone = (boxes[axis] == counts[axis] - 1) & (second == 0)
+    keys = [pair if number == axis else of_axis for number, of_axis in enumerate(boxes)]
+    return boxes[:, np.lexsort([second, *keys[::-1], is_alone])]
+
+
+def tokens_of(axes: tuple[AxisWindow, ...], sizes: Sizes, boxes: Numbers, extra: int) -> Numbers:
+    """The tokens of these boxes, in C order; before them those of `extra`; both are whole tiles."""
+    found, is_there = np.zeros((boxes.shape[1], *sizes), np.int64), np.ones((boxes.shape[1], *sizes), np.bool_)
+    for number, (axis, size) in enumerate(zip(axes, sizes)):
+        along = (-1, *(size if other == number else 1 for other in range(len(axes))))
+        at = boxes[number, :, None] * size + np.arange(size)
+        found = found * axis.size + intervals_along(axis, size)[boxes[number]].reshape(along)
+        is_there = is_there & (at < axis.size).reshape(along)
+    ahead, behind = (np.full(-count % TILE, PADDING) for count in (extra, found.size))
+    return np.concatenate([np.arange(extra), ahead, np.where(is_there, found + extra, PADDING).ravel(), behind])
+
+
+def states_of(axes: tuple[AxisWindow, ...], sizes: Sizes, boxes: Numbers, extra: int) -> NDArray[np.uint8]:
+    """The states of pairs of these boxes; those of extra tokens are tested."""
+
+    def on_all_axes(along: Callable[[AxisWindow, int], Truths]) -> Any:
+        return np.logical_and.reduce([along(axis, size)[np.ix_(at, at)] for axis, size, at in zip(axes, sizes, boxes)])
+
+    shown, full = on_all_axes(shown_along), on_all_axes(full_along)
+    ahead, behind = -(-extra // TILE) * TILE // BLOCK, len(shown) % (TILE // BLOCK)
+    states = np.pad(np.where(full, FULL, shown).astype(np.uint8), (0, behind))
+    return np.pad(states, (ahead, 0), constant_values=PARTIAL)

@@ -1,0 +1,81 @@
+"""The windows of a grid's tokens: as a mask, and in the order of boxes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from ..base.backends import backend
+from ..base.checks import library
+from ..base.values import moved, remembered
+from ..masks.where import Where
+from .axis import AxisWindow
+from .bias import columns_of
+from .boxes import BLOCK, boxes_of
+from .visibility import PADDING, mask_of, number_of
+
+T = TypeVar("T")
+KEPT: dict[Any, Any] = {}  # arrays, by what they are and where
+
+
+class OrderedWindows(NamedTuple):
+    """Tokens in the order of boxes, with arrays of one library."""
+
+    windows: Windows
+    given: Any  # the token at each place of the order; beside padding any one
+    place: Any  # of each token
+    mask: Where  # of tokens in that order
+
+    def arrays_of(self, windows: Windows) -> list[Any]:
+        """The arrays of a bias by offset, in that order."""
+        columns = windows.columns(self.given)
+        return kept(("ordered", windows, self.windows), self.given, lambda: [x[..., self.given] for x in columns])
+
+
+class Windows(NamedTuple):
+    """Of the tokens of a grid."""
+
+    axes: tuple[AxisWindow, ...]
+    extra: int  # tokens before them that see all and are seen by all
+
+    @property
+    def tokens(self) -> int:
+        return number_of(*self)
+
+    def mask(self) -> Where:
+        return _mask(self)
+
+    def in_order(self, array: Any) -> OrderedWindows | None:
+        """The tokens in the order of boxes, for calls on arrays of the library of `array`; None if there is none."""
+        if boxes_of(*self) is None:
+            return None
+        return kept(("order", self), array, lambda: _in_order(self, lambda x: moved(x, array)))
+
+    def columns(self, array: Any) -> list[Any]:
+        """What a bias by offset reads of each token, in the library of `array`."""
+        return kept(("columns", self), array, lambda: [moved(x, array) for x in columns_of(*self)])
+
+
+def kept(key: tuple[Any, ...], array: Any, find: Callable[[], T]) -> T:
+    """What find() finds, kept for later calls on arrays of the library of `array`, on a GPU in the same stream."""
+    xp = str(library(array))
+    place = () if xp == "numpy" else backend(xp).place()
+    found: T = find() if place is None else remembered(KEPT, (*key, xp, place), find)
+    return found
+
+
+@lru_cache(maxsize=64)
+def _mask(windows: Windows) -> Where:
+    return mask_of(*windows, np.arange(windows.tokens), BLOCK)._with(_windows=windows, _on_tiles="")
+
+
+def _in_order(windows: Windows, near: Callable[[Any], Any]) -> OrderedWindows:
+    boxes: Any = boxes_of(*windows)
+    is_there, place = boxes.tokens != PADDING, np.empty(windows.tokens, np.int64)
+    place[boxes.tokens[is_there]] = np.flatnonzero(is_there)
+    mask = mask_of(*windows, boxes.tokens, BLOCK)
+    mask = mask._with(arrays=tuple(map(near, mask.arrays)), _cells=near(boxes.states))
+    return OrderedWindows(windows, near(np.maximum(boxes.tokens, 0)), near(place), mask)

@@ -1,0 +1,142 @@
+"""Tokens in the order of boxes: what their states say is what the mask shows, and calls in that order are the same."""
+
+import numpy as np
+import pytest
+
+import numbattn as na
+from numbattn.call.order import in_order
+from numbattn.call.problem import describe
+from numbattn.grids.axis import AxisWindow
+from numbattn.grids.boxes import BLOCK, EMPTY, FULL, boxes_of, in_pairs, sizes_of
+from numbattn.grids.visibility import PADDING, TILE
+
+CASES = {  # shape, extra, options of a window
+    "two axes": ((16, 24), 0, {"window": (5, 7)}),
+    "beyond the edge": ((13, 21), 0, {"window": (4, 9), "stride": (2, 3)}),
+    "extra": ((24, 24), 5, {"window": 3}),
+    "three axes": ((6, 8, 10), 1, {"window": (3, 2, 5), "causal": (True, False, False)}),
+    "periodic": ((24, 24), 0, {"window": (5, 6), "edges": ("cut", "periodic")}),
+    "dilated": ((300,), 0, {"window": 40, "dilation": 7}),
+    "dilated, periodic": ((17, 30), 2, {"window": (3, 5), "dilation": (2, 3), "edges": "periodic"}),
+    "strided": ((32, 32), 0, {"window": 16, "stride": 8}),
+}
+
+
+@pytest.fixture(params=CASES)
+def mask(request):
+    shape, extra, options = CASES[request.param]
+    return na.Grid(shape, extra).window(**options)
+
+
+def test_every_token_has_a_place(mask):
+    tokens, states = boxes_of(*mask._windows)
+    assert tokens.size % TILE == 0 and states.shape == (tokens.size // BLOCK,) * 2
+    np.testing.assert_array_equal(np.sort(tokens[tokens != PADDING]), np.arange(mask._windows.tokens))
+
+
+def test_states_say_what_is_visible(mask):
+    """EMPTY and FULL are never said in vain, and PARTIAL only of boxes at an edge of a residue class or of the grid."""
+    tokens, states = boxes_of(*mask._windows)
+    shown = np.pad(mask.dense(*[mask._windows.tokens] * 2), (0, 1))[np.ix_(tokens, tokens)]     # PADDING is the last
+    blocks = shown.reshape(len(states), BLOCK, len(states), BLOCK)
+    some, every = blocks.any((1, 3)), blocks.all((1, 3))
+    assert not some[states == EMPTY].any() and every[states == FULL].all()
+    if all(axis.dilation == 1 and axis.edges != "periodic" for axis in mask._windows.axes) and not mask._windows.extra:
+        np.testing.assert_array_equal(states != EMPTY, some)
+        np.testing.assert_array_equal(states == FULL, every)
+
+
+def test_the_mask_in_order_is_the_mask(mask):
+    """Beside padding, which sees nothing and is seen by nobody."""
+    order = mask._windows.in_order(np.empty(0))
+    there, _ = boxes_of(*mask._windows)
+    shown, size = order.mask.dense(there.size, there.size), mask._windows.tokens
+    assert not shown[there == PADDING].any() and not shown[:, there == PADDING].any()
+    np.testing.assert_array_equal(shown[np.ix_(order.place, order.place)], mask.dense(size, size))
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"score": [na.Softcap(2.0)]}, {"score": na.Sink(np.ones(2), gradient=True)}, {"scale": 0.3},
+], ids=["plain", "softcap", "sink", "scale"])  # fmt: skip
+def test_all_passes_in_order(rng, options):
+    """As with the same booleans, which have no order."""
+    grid = na.Grid((13, 10), 2)
+    mask = grid.window((4, 5))
+    visible = na.Dense(mask.dense(132, 132)[None, None])
+    q, tq, do = rng.standard_normal((3, 3, 2, 132, 4))
+    k, v, tk = rng.standard_normal((3, 3, 1, 132, 4))
+    dlse = rng.standard_normal((3, 2, 132))
+    assert in_order(*describe(q, k, v, mask=mask, **options)) is not None
+
+    def results(mask):
+        out = np.empty_like(q)
+        o, backprop = na.attention_vjp(q, k, v, mask=mask, out=out, **options)
+        assert o is out
+        (*grads, of_score), second = backprop(do, dlse), backprop.vjp(do, dlse)[1]
+        _, to = na.attention_jvp(q, k, v, tq, tk, None, mask=mask, **options)
+        _, tos, laplacian = na.attention_laplacian(q, k, v, tq[None], tk[None], None, mask=mask, **options)
+        return [o, backprop.saved.lse, *grads, *backprop(do, dlse).score, to, tos, laplacian, *second(tq, tk, tk)[:4]]
+
+    for got, want in zip(results(mask), results(visible), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(("options", "is_reordered"), [
+    ({}, True), ({"dropout": na.Dropout(0.5, 1)}, False), ({"causal": True}, False), ({"score": na.Softcap(1.0)}, True),
+    ({"score": na.Alibi(np.ones(1))}, False), ({"score": na.Score(lambda s, batch, head, i, j: s)}, False),
+    ({"score": na.Grid((24, 24)).relative_bias(np.zeros((1, 5, 5)))}, True),
+])  # fmt: skip
+def test_what_else_depends_on_places_keeps_the_order(options, is_reordered):
+    q = np.zeros((1, 576, 4))
+    assert (in_order(*describe(q, q, q, mask=na.Grid((24, 24)).window(3), **options)) is not None) == is_reordered
+
+
+def test_rows_that_are_boxes_already_stay_where_they_are():
+    def boxes(shape, window):
+        return boxes_of(tuple(AxisWindow(n, w, 1, 1, False, "moved") for n, w in zip(shape, window)), 0)
+
+    assert boxes((256,), (9,)) is None
+    assert boxes((32, 64), (3, 64)) is None
+    assert boxes((3, 3), (3, 3)) is None                            # too few for a box
+    assert boxes((32, 64), (9, 9)) is not None
+
+
+def test_sizes_of_boxes():
+    axes = tuple(AxisWindow(n, 1, 1, 1, False, "moved") for n in (40, 2, 8))
+    assert set(sizes_of(axes)) == {(64, 1, 1), (32, 2, 1), (32, 1, 2), (16, 2, 2), (16, 1, 4), (8, 2, 4), (8, 1, 8),
+                                   (4, 2, 8)}  # fmt: skip
+    assert sizes_of(axes) and all(np.prod(sizes) == BLOCK for sizes in sizes_of(axes))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("counts", [(4, 3), (3, 4), (5, 2)])
+def test_boxes_come_in_pairs(counts, axis):
+    boxes = in_pairs(list(counts), axis).T
+    assert {*map(tuple, boxes)} == {*np.ndindex(*counts)} and len(boxes) == np.prod(counts)
+    paired = len(boxes) - (np.prod(counts) // counts[axis] if counts[axis] % 2 else 0)
+    steps = (boxes[1:paired:2] - boxes[:paired:2])
+    assert (steps == np.eye(2)[axis]).all()
+
+
+FAULTS = {
+    "test_states_say_what_is_visible": {
+        "(hull.begin[:, None] < first + size)": "(hull.begin[:, None] <= first + size)",
+        "(first <= hull.last[:, None])": "(first < hull.last[:, None])",
+        "(hull.common_begin[:, None] <= first)": "(hull.common_begin[:, None] <= first + 1)",
+        "first + size - 1 <= hull.common_last": "first + size - 2 <= hull.common_last",
+        "& is_whole & is_whole[:, None]": "& is_whole",
+        "begin.min(1), last.max(1), begin.max(1), last.min(1)": "begin.min(1), last.min(1), begin.max(1), last.min(1)",
+        "[: 1 + is_periodic(axis)]": "[:1]",
+    },
+    "test_every_token_has_a_place": {
+        "is_there = is_there & (at < axis.size)": "is_there = is_there & (at <= axis.size)",
+    },
+    "test_boxes_come_in_pairs": {
+        "is_alone = (boxes[axis] == counts[axis] - 1) & (second == 0)": "is_alone = second < 0",
+        "*keys[::-1]": "*keys",
+    },
+    "test_rows_that_are_boxes_already_stay_where_they_are": {
+        "size < 2 * axis.size for": "size < 99 * axis.size for",
+        "if np.array_equal(tokens[: (count": "if False and np.array_equal(tokens[: (count",
+    },
+}
