@@ -37,6 +37,7 @@ from pictures.cpu import readme_sentence as cpu_sentence
 from pictures.distributed import ring
 from pictures.features import decoding, packed, scores
 from pictures.figures import figure2, figure3
+from pictures.grids import grids
 from pictures.interop import interop
 from pictures.kernels import kernels, kernels_cpu
 from pictures.second import second, second_cpu
@@ -91,6 +92,7 @@ RUNS = {
     "second": Run("second.py"),
     "kernels": Run("kernels.py"),
     "sparse_layers": Run("sparse_layers.py"),
+    "grids": Run("grids.py"),
     "ring": Run("ring.py --devices 2 --seqlen 16384 65536",
                 "ring.py --devices 2 --engine simulated --seqlen 512 --dtype float32 --heads 2 --heads-k 1 --rounds 1",
                 gpus=2),
@@ -119,6 +121,7 @@ SECTIONS = [
     Section("Second derivatives", "second", second),
     Section("Kernels over pairs of points", "kernels", kernels),
     Section("Products with sparse weights", "sparse_layers", sparse_layers),
+    Section("Windows on grids", "grids", grids),
     Section("Several devices", "ring", ring),
     Section("float32 and float64", "floats", floats),
     Section("Memory, latency, first calls", "costs", costs),

@@ -9,7 +9,7 @@ import pytest
 import numbattn as na
 from numbattn import distributed
 from tests.accuracy import check, random
-from tests.tools.device import AMPERE, HOPPER, on
+from tests.tools.device import AMPERE, HOPPER, TURING, on
 from tests.tools.launch import world_of
 
 
@@ -51,6 +51,7 @@ CASES = {  # shape, extra, then of each axis window, dilation, stride, causal, e
     "periodic, dilated": ((14,), 1, [(4, 3, 2, False, "periodic")]),
     "whole axis": ((6,), 0, [(6, 1, 3, False, "periodic")]),
     "causal": ((13,), 0, [(4, 2, 3, True, "moved")]),
+    "a long axis": ((1, 600, 1), 0, [(1, 1, 1, False, "moved"), (9, 1, 1, False, "moved"), (1, 1, 1, False, "cut")]),
     "two axes": ((7, 6), 1, [(3, 2, 2, False, "moved"), (4, 1, 1, False, "cut")]),
     "one causal": ((5, 7), 0, [(3, 1, 2, True, "cut"), (3, 2, 3, False, "moved")]),
     "mixed": ((5, 8), 3, [(5, 1, 1, False, "periodic"), (3, 1, 3, False, "moved")]),
@@ -167,18 +168,28 @@ def test_errors(call, message):
     assert str(error.value).startswith(message)
 
 
-@pytest.mark.parametrize("device", [
-    pytest.param(AMPERE, id="ampere"), pytest.param(HOPPER, id="hopper", marks=pytest.mark.slow),
-])  # fmt: skip
-def test_by_simulated_kernels(rng, device):
-    grid, options = na.Grid((3, 7), extra=1), {"dilation": (1, 2), "edges": ("periodic", "moved")}
+SLOW = pytest.mark.slow
+SIMULATED = {  # tokens in boxes: shape, extra, edges; or in rows, with a bias
+    "boxes": (AMPERE, (12, 20), 0, "moved", False),
+    "boxes, hopper": (HOPPER, (12, 20), 0, "moved", False),
+    "extra": pytest.param(AMPERE, (12, 20), 3, ("periodic", "moved"), False, marks=SLOW),
+    "extra, hopper": pytest.param(HOPPER, (12, 20), 3, ("periodic", "moved"), False, marks=SLOW),
+    "extra, turing": pytest.param(TURING, (12, 20), 3, ("periodic", "moved"), False, marks=SLOW),
+    "bias": pytest.param(AMPERE, (3, 7), 1, ("periodic", "moved"), True, marks=SLOW),
+    "bias, hopper": pytest.param(HOPPER, (3, 7), 1, ("periodic", "moved"), True, marks=SLOW),
+}
+
+
+@pytest.mark.parametrize(("device", "shape", "extra", "edges", "is_biased"), SIMULATED.values(), ids=SIMULATED)
+def test_by_simulated_kernels(rng, device, shape, extra, edges, is_biased):
+    grid, options = na.Grid(shape, extra), {"edges": edges}
     mask, score = grid.window((3, 3), **options), grid.relative_bias(rng.standard_normal((1, 5, 5)), **options)
-    q, k, v, do = rng.standard_normal((4, 1, 1, 22, 16)).astype(np.float16)
+    q, k, v, do = rng.standard_normal((4, 1, 1, np.prod(shape) + extra, 16)).astype(np.float16)
 
     def results():
-        o, backprop = na.attention_vjp(q, k, v, mask=mask, score=score)
+        o, backprop = na.attention_vjp(q, k, v, mask=mask, score=[score] * is_biased)
         grads = backprop(do)
-        return o, *grads, grads.score[0]
+        return o, *grads, *grads.score[:is_biased]
 
     with world_of("simulated"), on(device):
         found = results()
@@ -210,3 +221,29 @@ def test_on_a_ring(rng):
         np.testing.assert_allclose(ring.join(got), want, rtol=1e-11, atol=1e-12)
     with pytest.raises(ValueError, match="expected 158 of each, as many as the grid has tokens"):
         distributed.attention(ring, *[ring.split(np.concatenate([x, x], axis=1)) for x in (q, k, v)], **options)
+
+
+FAULTS = {
+    "test_by_simulated_kernels": {
+        "cuda/kernels/shared/visibility/fields.py": {
+            "return (at - of_queries(words, window, m0)) &": "return (at - of_queries(words, window, m0)) |",
+            "load(aligned(words[:, first:], VECTORS)": "load(aligned(words, VECTORS)",
+            "load(words[which], ROWS, first)": "load(words[which], ROWS, 0)",
+        },
+    },
+    "test_who_sees_whom": {
+        "grids/visibility.py": {
+            "- fields.guards, first - fields.guards": ", first - fields.guards",
+            "inside = inside | (": "inside = inside & (",
+            "| ((at & words[2, i]) < 0)": "",
+            "max(axis.size for axis in axes) + 1 < 2**bits": "True",
+        },
+        "grids/axis.py": {
+            "np.where(beyond > 0, start, 1)": "start",
+            "i // s * s + (s - 1 if causal else s // 2)": "i // s * s + s // 2",
+        },
+    },
+    "test_a_bias_by_offset_and_its_gradient": {
+        "grids/bias.py": {"steps + column[1, i] if steps < 0 else steps": "steps"},
+    },
+}

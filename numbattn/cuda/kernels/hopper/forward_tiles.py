@@ -6,7 +6,7 @@ from typing import NamedTuple
 from ...tile import WARPGROUP_ROWS
 from ..scores import ENTRIES, looks_up, number_of_tma_bias, parts_of
 from ..shared.schedule import scattered
-from ..shared.visibility import PACKED, has_band, has_functions, is_looked_up
+from ..shared.visibility import PACKED, has_band, has_boxes, has_functions, is_looked_up
 from ..tables import compiled_in
 from .choice import Case, first_of, words_of
 
@@ -79,6 +79,7 @@ CHOICES = (
     Case("dropout cells", CELLS_AND_DROPOUT),
     Case("dropout", CELLS),               # at 4096 26.3 % at head_dim 64, 41.6 at 128; the others 25.5, 39.4
     Case("small-blocks", BLOCKS),
+    Case("boxes", CELLS),                 # ms on an H200, windows of 80 x 80, strided ones: 14.9, 8.8, else 14.6, 12.6
     Case("functions", FUNCTIONS),
     Case("cells", CELLS),
     Case("packed many-keys", USUAL | LONG),
@@ -100,6 +101,7 @@ def traits(work):
         "table-alone": is_table(work.score) and not (work.problem.dropout or work.mask),
         "dropout": work.problem.dropout,
         "small-blocks": has_small_blocks(work),
+        "boxes": has_boxes(work.mask),
         "functions": has_functions(work.mask),
         "cells": is_looked_up(work.mask),
         "packed": PACKED in work.mask,
@@ -160,6 +162,8 @@ def matrices_in_l2(work):
     cache. Grids read blocks of keys in no order, so that all keys and values must stay there; with functions neighbours
     usually see the same keys."""
     most = 64 if work.problem.head_dim <= 64 else 32
+    if has_boxes(work.mask):
+        return 1                          # neighbours see the same keys: strided 8.8 ms, with 32 at a time 9.8
     if not work.cells or has_functions(work.mask):
         return most
     return min(scattered(work) * work.problem.group_size, most)

@@ -47,6 +47,7 @@ from .band import (
     visible_queries,
 )
 from .cells import element_test, looked_up_test
+from .fields import has_boxes
 from .function import FARTHEST_PLACE, Function, function_type, is_function, lowered_function, pair_test
 from .states import (
     NO_WORDS,
@@ -86,6 +87,7 @@ __all__ = [
     "grids_of",
     "has_band",
     "has_blocks",
+    "has_boxes",
     "has_functions",
     "has_key_lengths",
     "has_query_lengths",

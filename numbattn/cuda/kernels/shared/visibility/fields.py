@@ -16,6 +16,11 @@ def fields_of(kind):
     return guards, bool(wraps), bool(has_extra)
 
 
+def has_boxes(mask):
+    """Whether tokens are in the order of boxes of a grid."""
+    return any(map(fields_of, mask))
+
+
 def fields_test(g, kind, layout, transposed):
     """The device function (mask, band, batch, head, m0, n0): `element_test` for grid number g."""
     (GUARDS, WRAPS, HAS_EXTRA), ROWS, COLS = fields_of(kind), layout.row_vector(), layout.col_vector()
