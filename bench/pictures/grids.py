@@ -3,7 +3,9 @@
 from .basics import TINTS, finish, geometric_mean, panels, select, table, values
 
 GRID, DENSE, BIAS = "grid", "dense", "bias"
-CALLED = {DENSE: ("dense attention", "#b0b0b0"), GRID: ("windows", TINTS[0]), BIAS: ("with a table's gradient", TINTS[1])}
+CALLED = {
+    DENSE: ("dense attention", "#b0b0b0"), GRID: ("windows", TINTS[0]), BIAS: ("with a table's gradient", TINTS[1]),
+}  # fmt: skip
 
 
 def grids(results):
@@ -21,9 +23,9 @@ def grids(results):
         axis.set_title(of)
     figure.supylabel("ms", fontsize=8)
     title = "Windows on grids: " + ", ".join(f"{of} {speedup(records, of):.1f}" for of in values(records, "pass"))
-    said = ("24 heads of 128. Windows of 80 x 80 on an image of 256 x 256 tokens, of 18 x 24 x 24 on a video of 30 x 48 x "
-            "80; strided, groups of 16 x 16 and 16 x 8 x 8 neighbours see the same window. Rate: what pairs of boxes that "
-            "are not empty take, over dense attention's TFLOP/s; visible: the share of their pairs of tokens.")
+    said = ("24 heads of 128. Windows of 80 x 80 on an image of 256 x 256 tokens, of 18 x 24 x 24 on a video of 30 x 48 "
+            "x 80; strided, groups of 16 x 16 and 16 x 8 x 8 neighbours see the same window. Rate: what pairs of boxes "
+            "that are not empty take, over dense attention's TFLOP/s; visible: the share of their pairs of tokens.")
     return finish(figure, f"{title} times as fast as dense attention"), f"{said}\n\n{table([*rows(records)])}"
 
 
@@ -39,6 +41,7 @@ def speedup(records, of):
 def rows(records):
     for record in records:
         times = (record["seconds"].get(name) for name in CALLED)
-        yield {"milliseconds": f"{case_of(record)}, {record['dtype']}, {record['pass']}",
+        about = f"{case_of(record)}, {record['dtype']}, {record['pass']}"
+        yield {"milliseconds": about,
                **{label: "-" if s is None else f"{1e3 * s:.3g}" for (label, _), s in zip(CALLED.values(), times)},
                "rate": f"{record['rate']:.2f}" if record["rate"] else "-", "visible": f"{record['visible']:.2f}"}  # fmt: skip
