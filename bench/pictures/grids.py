@@ -15,10 +15,10 @@ def grids(results):
     for axis, of in zip(axes.flat, ("forward", "backward")):
         chosen = select(records, **{"pass": of})
         for place, (name, (label, colour)) in enumerate(CALLED.items()):
-            found = [(x, 1e3 * record["seconds"][name]) for x, record in enumerate(chosen) if name in record["seconds"]]
-            if found:
-                xs, heights = zip(*found)
-                axis.bar([x + 0.27 * (place - 1) for x in xs], heights, 0.27, color=colour, label=label)
+            heights = [1e3 * record["seconds"].get(name, 0) for record in chosen]
+            if any(heights):
+                places = [x + 0.27 * (place - 1) for x in range(len(chosen))]
+                axis.bar(places, heights, 0.27, color=colour, label=label)
         axis.set_xticks(range(len(chosen)), [case_of(record) for record in chosen])
         axis.set_title(of)
     figure.supylabel("ms", fontsize=8)
@@ -44,4 +44,4 @@ def rows(records):
         about = f"{case_of(record)}, {record['dtype']}, {record['pass']}"
         yield {"milliseconds": about,
                **{label: "-" if s is None else f"{1e3 * s:.3g}" for (label, _), s in zip(CALLED.values(), times)},
-               "rate": f"{record['rate']:.2f}" if record["rate"] else "-", "visible": f"{record['visible']:.2f}"}  # fmt: skip
+               "rate": f"{record['rate'] or 0:.2f}", "visible": f"{record['visible']:.2f}"}  # fmt: skip

@@ -13,6 +13,7 @@ from numbattn.grids.visibility import PADDING, TILE
 CASES = {  # shape, extra, options of a window
     "two axes": ((16, 24), 0, {"window": (5, 7)}),
     "beyond the edge": ((13, 21), 0, {"window": (4, 9), "stride": (2, 3)}),
+    "wide windows": ((52, 52), 0, {"window": 29}),
     "extra": ((24, 24), 5, {"window": 3}),
     "three axes": ((6, 8, 10), 1, {"window": (3, 2, 5), "causal": (True, False, False)}),
     "periodic": ((24, 24), 0, {"window": (5, 6), "edges": ("cut", "periodic")}),
@@ -136,7 +137,6 @@ FAULTS = {
     },
     "test_boxes_come_in_pairs": {
         "is_alone = (boxes[axis] == counts[axis] - 1) & (second == 0)": "is_alone = second < 0",
-        "*keys[::-1]": "*keys",
     },
     "test_rows_that_are_boxes_already_stay_where_they_are": {
         "size < 2 * axis.size for": "size < 99 * axis.size for",

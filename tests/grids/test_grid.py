@@ -51,7 +51,7 @@ CASES = {  # shape, extra, then of each axis window, dilation, stride, causal, e
     "periodic, dilated": ((14,), 1, [(4, 3, 2, False, "periodic")]),
     "whole axis": ((6,), 0, [(6, 1, 3, False, "periodic")]),
     "causal": ((13,), 0, [(4, 2, 3, True, "moved")]),
-    "a long axis": ((1, 600, 1), 0, [(1, 1, 1, False, "moved"), (9, 1, 1, False, "moved"), (1, 1, 1, False, "cut")]),
+    "a long axis": ((1, 515, 2), 0, [(1, 1, 1, False, "moved"), (9, 1, 1, False, "moved"), (1, 1, 1, False, "cut")]),
     "two axes": ((7, 6), 1, [(3, 2, 2, False, "moved"), (4, 1, 1, False, "cut")]),
     "one causal": ((5, 7), 0, [(3, 1, 2, True, "cut"), (3, 2, 3, False, "moved")]),
     "mixed": ((5, 8), 3, [(5, 1, 1, False, "periodic"), (3, 1, 3, False, "moved")]),
@@ -236,7 +236,6 @@ FAULTS = {
             "- fields.guards, first - fields.guards": ", first - fields.guards",
             "inside = inside | (": "inside = inside & (",
             "| ((at & words[2, i]) < 0)": "",
-            "max(axis.size for axis in axes) + 1 < 2**bits": "True",
         },
         "grids/axis.py": {
             "np.where(beyond > 0, start, 1)": "start",
