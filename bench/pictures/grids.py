@@ -24,9 +24,9 @@ def grids(results):
     figure.supylabel("ms", fontsize=8)
     faster = ", ".join(f"{of} {speedup(records, of):.1f}" for of in values(records, "pass"))
     said = (
-        "24 heads of 128. Windows of 80 x 80 on an image of 256 x 256 tokens, of 18 x 24 x 24 on a video of 30 x 48 x "
-        "80; strided, groups of 16 x 16 and 16 x 8 x 8 neighbours see the same window. Rate: what pairs of boxes that are "
-        "not empty take, over dense attention's TFLOP/s; visible: the share of their pairs of tokens."
+        "24 heads of 128. Windows of 80 x 80 on an image of 256 x 256 tokens, of 18 x 24 x 24 on a video of 30 x "
+        "48 x 80; strided, groups of 16 x 16 and 16 x 8 x 8 neighbours see the same window. Rate: what pairs of "
+        "boxes that are not empty take, over dense attention's TFLOP/s; visible: the share of their pairs of tokens."
     )
     title = f"Windows on grids: {faster} times as fast as dense attention"
     return finish(figure, title), f"{said}\n\n{table([*rows(records)])}"

@@ -207,7 +207,9 @@ def test_on_a_gpu(rng, dtype):
     o, backprop = na.attention_vjp(*map(cupy.asarray, (q, k, v)), mask=mask, score=grid.relative_bias(table))
     wanted_o, wanted = na.attention_vjp(q, k, v, mask=mask, score=grid.relative_bias(table.get()))
     (*found, (dtable, _, _)), (*want, (of_table, _, _)) = ((*x, x.score) for x in (backprop(o), wanted(o.get())))
-    for got, right in zip((o, *found, dtable), (wanted_o, *want, of_table)):
+    dropped = [na.attention(*arrays, mask=mask, dropout=na.Dropout(0.2, 3))     # in the grid's order
+               for arrays in (map(cupy.asarray, (q, k, v)), (q, k, v))]  # fmt: skip
+    for got, right in zip((o, *found, dtable, dropped[0]), (wanted_o, *want, of_table, dropped[1])):
         np.testing.assert_allclose(got.get(), right, atol=2e-3 * np.abs(right).astype(float).max())
 
 
