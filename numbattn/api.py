@@ -308,7 +308,7 @@ def _forward(
     save: bool, q: Any, k: Any, v: Any, causal: bool, mask: Any, scale: Any, dropout: Any, score: Any, out: Any
 ) -> tuple[Any, Any]:
     """o, and what is saved or None."""
-    problem, inputs = describe(q, k, v, causal, mask, scale, dropout, score, out)
+    problem, inputs = describe(q, k, v, causal, mask, scale, dropout, score, out, may_wait=True)
     packing = inputs.packing
     o, saved = passes.forward(problem, inputs, out if packing is None else None, save)
     if packing is not None:

@@ -132,7 +132,7 @@ def attention_forward_jvp(
     ((100, 64), (100,))
     """
     refuse_cache(k, "tangents")
-    problem, inputs = describe(q, k, v, causal, mask, scale, dropout, score)
+    problem, inputs = describe(q, k, v, causal, mask, scale, dropout, score, may_wait=True)
     tangents, several = checked_tangents(inputs, tq, tk, tv, tscore)
     saved, to, tlse = passes.tangent(problem, inputs, tangents)
     if not several:
@@ -356,7 +356,7 @@ def attention_laplacian(
     ((20, 5, 4), (5, 4))
     """
     refuse_cache(k, "tangents")
-    problem, inputs = describe(q, k, v, causal, mask, scale, dropout, score)
+    problem, inputs = describe(q, k, v, causal, mask, scale, dropout, score, may_wait=True)
     tangents, _ = checked_tangents(inputs, jq, jk, jv, prefix="j", several=True)
     laplacians, _ = checked_tangents(inputs, lq, lk, lv, prefix="l", several=False)
     return passes.laplacian(problem, inputs, tangents, laplacians)

@@ -3,11 +3,14 @@ axes see the same tiles of keys."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..base.backends import backend
 from ..base.values import put
+from .fitting import fitted_mask
 from .problem import Inputs, Problem, Saved, describe
 from .tangents import Tangents
 
@@ -62,13 +65,24 @@ def rows(x: Any, tokens: Any) -> Any:
     return np.take(x.view(WIDE), tokens, axis=-2).view(x.dtype)     # CuPy's loop over elements is 6 times as fast
 
 
+def scratch(problem: Problem) -> AbstractContextManager[Any]:
+    """Where a call in another order takes its memory from: in a capture from the graph."""
+    return nullcontext() if problem.xp == "numpy" else backend(problem.xp).scratch()
+
+
+def as_it_is(problem: Problem, inputs: Inputs) -> Inputs:
+    """The call in the order of its tokens, with its mask fitted."""
+    if not inputs.mask._may_wait:
+        return inputs
+    return inputs._replace(mask=fitted_mask(inputs.mask, inputs.q, problem.score_shape, problem.xp))
+
+
 def in_order(problem: Problem, inputs: Inputs) -> Ordered | None:
-    """The call with its tokens in the order that its mask wishes for; None if it wishes for none, or if anything else
-    depends on where tokens are."""
-    windows = inputs.mask._windows
-    if windows is None or inputs.dropout is not None or inputs.origin != problem.origin or problem.is_empty:
+    """The call, on a grid, with its tokens in another order; None if there is none, or if anything else depends on
+    where tokens are."""
+    if not inputs.mask._may_wait or inputs.dropout or inputs.origin != problem.origin or problem.is_empty:
         return None
-    order = windows.in_order(inputs.q)
+    order = inputs.mask._windows.in_order(inputs.q)
     if order is None:
         return None
     score = [part for part in (part._in_order(order) for part in inputs.score) if part is not None]

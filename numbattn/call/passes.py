@@ -17,7 +17,7 @@ from ..base.values import put, rounded, rowsum
 from ..dropout import dropout_mask
 from ..scores import Part
 from ..scores.bias import Bias
-from .order import in_order
+from .order import as_it_is, in_order, scratch
 from .problem import Inputs, Problem, Saved, describe
 from .tangents import Tangents, parts_of
 
@@ -94,12 +94,18 @@ def run_pass(
     given: the arrays that it takes, by name, but for q, k, v and their tangents; None is zero. With tangents it is run
     along each: arrays named t..., and all results but those in SAVED, have their axis in front. whole: see `Saved`.
     """
-    if (order := in_order(problem, inputs)) is not None:
-        given, tangents = order.of_arrays(given), order.of_tangents(tangents)
-        return order.back(run_pass(pass_, order.problem, order.inputs, given, tangents, deterministic, whole))
+    found: dict[str, Any]
+    if inputs.mask._windows is not None:
+        with scratch(problem):
+            if (order := in_order(problem, inputs)) is not None:
+                call = order.problem, order.inputs, order.of_arrays(given), order.of_tangents(tangents)
+                found = run_pass(pass_, *call, deterministic, whole)
+        if order is not None:
+            return order.back(found)
+        inputs = as_it_is(problem, inputs)
     if tangents is not None:
         given = given | {"tq": tangents.q, "tk": tangents.k, "tv": tangents.v}
-    found: dict[str, Any] = run("run", problem, pass_, inputs, given, tangents, deterministic, whole)
+    found = run("run", problem, pass_, inputs, given, tangents, deterministic, whole)
     return found
 
 
@@ -111,9 +117,15 @@ def forward(
     onto: o and lse over other keys, in the dtype of sums, that these are added to: lse in place, and o, too, if it
     is `out`.
     """
-    if (order := in_order(problem, inputs)) is not None:
-        return order.saved(problem, inputs, *forward(order.problem, order.inputs, None, save), out)
-    found: tuple[Any, Any] = run("forward", problem, inputs, out, save, onto)
+    found: tuple[Any, Any]
+    if inputs.mask._windows is not None:
+        with scratch(problem):
+            if (order := in_order(problem, inputs)) is not None:
+                found = forward(order.problem, order.inputs, None, save)
+        if order is not None:
+            return order.saved(problem, inputs, *found, out)
+        inputs = as_it_is(problem, inputs)
+    found = run("forward", problem, inputs, out, save, onto)
     return found
 
 

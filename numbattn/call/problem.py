@@ -213,7 +213,7 @@ class Saved(Generic[A]):
         >>> again = na.Saved.of(q, k, v, o, saved.lse, causal=True)
         >>> dq, dk, dv = na.attention_backward(do, again)
         """
-        problem, inputs = describe(q, k, v, causal, mask, scale, dropout, score)
+        problem, inputs = describe(q, k, v, causal, mask, scale, dropout, score, may_wait=True)
         _check_result("o", o, "what attention returns", problem.out_shape, problem.dtype, inputs)
         _check_result("lse", lse, "saved.lse", problem.lse_shape, problem.sum_dtype, inputs)
         return Saved(problem, inputs, o, lse)
@@ -244,12 +244,13 @@ def kinds_of(parts: Iterable[Part]) -> tuple[tuple[Any, ...], ...]:
 def describe(
     q: Any, k: Any, v: Any, causal: bool = False, mask: Mask | Array | None = None, scale: float | None = None,
     dropout: Dropout | None = None, score: Scores = None, out: Any = None, origin: Origin | None = None,
-    wide: bool = False,
+    wide: bool = False, may_wait: bool = False,
 ) -> tuple[Problem, Inputs]:  # fmt: skip
     """Check a call; return its Problem and its Inputs. k: an array, or a KVCache without a v, with which q may be
     packed: then the Problem is that of q as a batch, whose results `Inputs.packing` packs.
 
-    origin, wide: for a part of a larger attention, whose results are combined in the dtype of sums.
+    origin, wide: for a part of a larger attention, whose results are combined in the dtype of sums; may_wait: whether
+    the mask may stay as it is, if that `_may_wait`.
     """
     asked = given = mask_of(causal, mask)
     if dropout is not None and not isinstance(dropout, Dropout):
@@ -270,7 +271,9 @@ def describe(
         xp, dtypes, shapes, (q.strides, k.strides, v.strides), given._kinds, kinds_of(parts),
         dropout is not None, cache and cache._layout, wide,
     )  # fmt: skip
-    if given._holds_arrays and not given._is_immutable:
+    if may_wait and given._may_wait:
+        given._fit(problem.score_shape)
+    elif given._holds_arrays and not given._is_immutable:
         check_positions(asked, parts)
         given = fitted_mask(given, q, problem.score_shape, xp)
     elif given is not NOTHING_HIDDEN and given is not CAUSAL:

@@ -9,10 +9,11 @@ from .points import PointsBackend
 
 PASSES, POINTS = Passes(current), PointsBackend(current)
 forward, run = PASSES.forward, PASSES.run
-place, states_of_blocks, shown_by_function = PASSES.place, PASSES.states_of_blocks, PASSES.shown_by_function
+place, place_before, scratch = PASSES.place, PASSES.place_before, PASSES.scratch
+states_of_blocks, shown_by_function = PASSES.states_of_blocks, PASSES.shown_by_function
 sums, gradient, logsumexp, nearest = POINTS.sums, POINTS.gradient, POINTS.logsumexp, POINTS.nearest
 
 __all__ = [
     "append", "check_device", "chosen", "current", "forward", "gradient", "logsumexp", "merge_into", "nearest", "place",
-    "run", "shown_by_function", "states_of_blocks", "sum_into", "sums",
+    "place_before", "run", "scratch", "shown_by_function", "states_of_blocks", "sum_into", "sums",
 ]  # fmt: skip

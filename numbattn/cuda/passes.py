@@ -142,6 +142,16 @@ class Passes:
         stream = gpu.stream()
         return None if stream.is_capturing() else (gpu.device.index, stream.ptr)
 
+    def place_before(self):
+        """That of calls before the capture of this one."""
+        gpu = self.current()
+        return gpu.device.index, gpu.stream().ptr
+
+    def scratch(self):
+        """A context in which all memory of a capture belongs to the graph."""
+        gpu = self.current()
+        return gpu.scratch_memory(gpu.stream().is_capturing())
+
     def states_of_blocks(self, mask):
         """The states of the blocks of a fitted Where, kept for later calls, if there may be any."""
         gpu, place = self.current(), self.place()

@@ -19,6 +19,7 @@ from .visibility import PADDING, mask_of, number_of
 
 T = TypeVar("T")
 KEPT: dict[Any, Any] = {}  # arrays, by what they are and where
+OF_GRAPHS: dict[Any, Any] = {}  # those that graphs read
 
 
 class OrderedWindows(NamedTuple):
@@ -60,11 +61,14 @@ class Windows(NamedTuple):
 
 
 def kept(key: tuple[Any, ...], array: Any, find: Callable[[], T]) -> T:
-    """What find() finds, kept for later calls on arrays of the library of `array`, on a GPU in the same stream."""
+    """What find() finds, kept for later calls on arrays of the library of `array`, on a GPU in the same stream. In a
+    capture, in which arrays cannot be copied to a GPU, it has been found before, and lives as long as the process."""
     xp = str(library(array))
-    place = () if xp == "numpy" else backend(xp).place()
-    found: T = find() if place is None else remembered(KEPT, (*key, xp, place), find)
-    return found
+    if xp == "numpy" or (place := backend(xp).place()) is not None:
+        return remembered(KEPT, (*key, xp, () if xp == "numpy" else place), find)
+    whole = (*key, xp, backend(xp).place_before())
+    found: T = OF_GRAPHS.get(whole) or KEPT.get(whole) or find()
+    return OF_GRAPHS.setdefault(whole, found)
 
 
 @lru_cache(maxsize=64)

@@ -203,6 +203,11 @@ class Mask(Value):
         return bool(np.any((lo < keys) & (hi > -queries) & (lo <= hi) & (queries > 0) & (keys > 0)))
 
     @property
+    def _may_wait(self) -> bool:
+        """Whether a call may do without it as it is, since it takes its tokens in another order."""
+        return False
+
+    @property
     def _is_aligned(self) -> bool:
         """Whether Segments in the same mask align it, since it has no offset of its own."""
         return getattr(self, "offset", 0) is None

@@ -146,19 +146,15 @@ class Where(Taken, Mask):
 
     def _with_states(self, array: Any) -> Where:
         """With the states of its blocks, in the library of `array`."""
-        if library(self._states) == library(array) or self._waits:
+        if library(self._states) == library(array):
             return self
-        return self._with(_states=self._states_like(array))
+        if self._cells is None:
+            return self._with(_states=backend(cast(str, library(array))).states_of_blocks(self))
+        return self._with(_states=moved(self._cells, array).reshape(self._blocks(self.block_size)))
 
     @property
-    def _waits(self) -> bool:
-        """Whether its states are found when they are used: most calls on a grid take its tokens in another order."""
-        return self._windows is not None and self._is_whole
-
-    def _states_like(self, array: Any) -> Any:
-        if self._cells is None:
-            return backend(cast(str, library(array))).states_of_blocks(self)
-        return moved(self._cells, array).reshape(self._blocks(self.block_size))
+    def _may_wait(self) -> bool:
+        return self._windows is not None and self._is_whole and self._states is None
 
     def _states_kept(self, place: Any, find: Callable[[Where], Any]) -> Any:
         """The states of its blocks, as they were found for the same arrays, or as find(self) finds them; place: where
@@ -202,8 +198,6 @@ class Where(Taken, Mask):
         return *self._lead, *(-(-length // size) for length in self._sizes)
 
     def _grids(self) -> tuple[Grid, ...]:
-        if self._states is None and self._waits:
-            self._set(_states=self._states_like(self.arrays[0]))
         return (Grid(self._states, self.block_size, self.block_size, function=self),)
 
     def _bits(self, seqlen_q: int, seqlen_k: int, frame: Any, array: Any) -> Bits:

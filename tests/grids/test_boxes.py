@@ -70,7 +70,7 @@ def test_all_passes_in_order(rng, options):
     q, tq, do = rng.standard_normal((3, 3, 2, 132, 4))
     k, v, tk = rng.standard_normal((3, 3, 1, 132, 4))
     dlse = rng.standard_normal((3, 2, 132))
-    assert in_order(*describe(q, k, v, mask=mask, **options)) is not None
+    assert in_order(*describe(q, k, v, mask=mask, **options, may_wait=True)) is not None
 
     def results(mask):
         out = np.empty_like(q)
@@ -91,8 +91,9 @@ def test_all_passes_in_order(rng, options):
     ({"score": na.Grid((24, 24)).relative_bias(np.zeros((1, 5, 5)))}, True),
 ])  # fmt: skip
 def test_what_else_depends_on_places_keeps_the_order(options, is_reordered):
-    q = np.zeros((1, 576, 4))
-    assert (in_order(*describe(q, q, q, mask=na.Grid((24, 24)).window(3), **options)) is not None) == is_reordered
+    q, mask = np.zeros((1, 576, 4)), na.Grid((24, 24)).window(3)
+    found = in_order(*describe(q, q, q, mask=mask, **options, may_wait=True))
+    assert (found is not None) == is_reordered
 
 
 def test_rows_that_are_boxes_already_stay_where_they_are():

@@ -213,6 +213,26 @@ def test_on_a_gpu(rng, dtype):
         np.testing.assert_allclose(got.get(), right, atol=2e-3 * np.abs(right).astype(float).max())
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dropout", [None, na.Dropout(0.3, 1)], ids=["in boxes", "in the grid's order"])
+def test_in_a_graph(rng, dropout):
+    import cupy
+
+    from tests.tools.graphs import capture, own_stream
+
+    mask, (q, k, v) = na.Grid((24, 24)).window(5), (random(rng, (2, 576, 64), np.float16) for _ in range(3))
+    q, k, v = map(cupy.asarray, (q, k, v))
+    with own_stream():
+        want = na.attention(q, k, v, mask=mask, dropout=dropout)
+        o, graph = capture(lambda: na.attention(q, k, v, mask=mask, dropout=dropout))
+        others = [cupy.full_like(x, np.nan) for x in (q, k, v, o) for _ in range(3)]
+        for _ in range(2):
+            o.fill(0)
+            graph.launch()
+            cupy.testing.assert_array_equal(o, want)
+        assert all(cupy.isnan(x).all() for x in others)
+
+
 def test_on_a_ring(rng):
     grid, ring = na.Grid((12, 13), extra=2), distributed.Simulated(3)
     options = {"mask": grid.window(5), "score": grid.relative_bias(rng.standard_normal((2, 9, 9)))}

@@ -99,7 +99,7 @@ def _results_by_inputs(compute: Pass, x: Operands, how: How) -> list[Any]:
     elements of arrays are known."""
     lead = x.q.shape[: how.loops]
     x = jax.tree.map(lambda a: np.broadcast_to(np.zeros((), a.dtype), a.shape[how.loops :]), x)
-    problem, inputs = describe(x.q, x.k, x.v, **_given(x, how))
+    problem, inputs = describe(x.q, x.k, x.v, **_given(x, how), may_wait=True)
     o = jax.ShapeDtypeStruct((*lead, *problem.out_shape), problem.dtype)
     if compute is laplacian:
         t, second = cast(Any, (x.tangents, x.second))
