@@ -17,9 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .axis import AxisWindow, Numbers, seen_along
-from .visibility import PADDING, TILE, number_of
+from .visibility import PADDING, TILE
 
 BLOCK = 64  # tokens
+SAMPLES = 16  # of tiles in rows
+GAIN = 0.9  # how many fewer pairs boxes show, at most: arrays are copied into their order, and back
 EMPTY, PARTIAL, FULL = 0, 1, 2
 Truths = NDArray[np.bool_]
 Sizes = tuple[int, ...]
@@ -43,18 +45,19 @@ class Hull(NamedTuple):
 
 @lru_cache(maxsize=16)
 def boxes_of(axes: tuple[AxisWindow, ...], extra: int) -> Boxes | None:
-    """The Boxes whose states show the fewest pairs; None if there are too few tokens, or if this is the grid's order.
-    """
-    choices = list(sizes_of(axes))
+    """The Boxes of which the fewest pairs are not empty; None if tiles of the grid's own rows do nearly as well."""
+    choices = [*product(sizes_of(axes), range(len(axes)))]
     if not choices:
         return None
-    sizes = min(choices, key=lambda sizes: pairs_shown(axes, sizes))
-    doubled = min(range(len(axes)), key=lambda axis: pairs_shown(axes, doubled_along(axis, sizes)))
-    boxes = in_pairs([-(-axis.size // size) for axis, size in zip(axes, sizes)], doubled)
-    tokens = tokens_of(axes, sizes, boxes, extra)
-    if np.array_equal(tokens[: (count := number_of(axes, extra))], np.arange(count)):
+
+    def pairs_in(sizes: Sizes, axis: int) -> float:
+        return pairs_shown(axes, sizes) + pairs_shown(axes, doubled_along(axis, sizes))
+
+    sizes, doubled = min(choices, key=lambda choice: pairs_in(*choice))
+    if pairs_shown(axes, doubled_along(doubled, sizes)) > GAIN * pairs_shown_in_rows(axes):
         return None
-    return Boxes(tokens, states_of(axes, sizes, boxes, extra))
+    boxes = in_pairs([-(-axis.size // size) for axis, size in zip(axes, sizes)], doubled)
+    return Boxes(tokens_of(axes, sizes, boxes, extra), states_of(axes, sizes, boxes, extra))
 
 
 def sizes_of(axes: tuple[AxisWindow, ...]) -> Iterator[Sizes]:
@@ -73,6 +76,29 @@ def pairs_shown(axes: tuple[AxisWindow, ...], sizes: Sizes) -> float:
     """How many pairs of tokens there are in pairs of boxes that are not empty."""
     boxes = math.prod(float(shown_along(axis, size).sum()) for axis, size in zip(axes, sizes))
     return boxes * math.prod(sizes) ** 2
+
+
+def pairs_shown_in_rows(axes: tuple[AxisWindow, ...]) -> float:
+    """How many pairs of tokens there are in tiles of consecutive tokens that are not empty, by some of these."""
+    shape, found = [axis.size for axis in axes], 0
+    count, tiles = math.prod(shape), np.unique(np.linspace(0, (math.prod(shape) - 1) // TILE, SAMPLES, dtype=np.int64))
+    for tile in tiles:
+        at = np.unravel_index(np.arange(tile * TILE, min((tile + 1) * TILE, count)), shape)
+        *others, last = (seen_of(axis, own).astype(np.float32) for axis, own in zip(axes, at))
+        seen = np.ones((len(last), 1), np.float32)
+        for along in others:
+            seen = (seen[:, :, None] * along[:, None, :]).reshape(len(seen), -1)
+        keys = (seen.T @ last).ravel() > 0                              # that any of the tile's tokens sees
+        found += int(np.logical_or.reduceat(keys, np.arange(0, count, TILE)).sum())
+    return found / len(tiles) * -(-count // TILE) * TILE**2
+
+
+def seen_of(axis: AxisWindow, tokens: Numbers) -> Truths:
+    """Which tokens of an axis these see, (these, all)."""
+    seen = seen_along(axis)
+    begin, last, wrapped_begin, wrapped_last = (x[tokens, None] for x in seen[1:5])
+    at = seen.place
+    return ((begin <= at) & (at <= last)) | ((wrapped_begin <= at) & (at <= wrapped_last))
 
 
 def intervals_along(axis: AxisWindow, size: int) -> Numbers:

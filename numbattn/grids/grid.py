@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
+
+import numpy as np
 
 from ..base.checks import Array, flag, floats, integer, words_for
 from ..base.values import Value
@@ -14,8 +17,7 @@ from .axis import EDGES, AxisWindow
 from .bias import BIASED
 from .windows import Windows
 
-MOST_AXES = 3
-T = TypeVar("T")
+MOST_AXES, MOST_TOKENS = 3, 2**31 - 1
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -32,7 +34,7 @@ class Grid(Value):
     Raises
     ------
     TypeError, ValueError
-        For a shape of no axes or more than three, or with a number below 1.
+        For a shape of no axes or more than three, or with a number below 1, and for too many tokens.
 
     Examples
     --------
@@ -56,7 +58,10 @@ class Grid(Value):
             raise TypeError(f"Grid shape: got {words_for(self.shape)}, expected one to {MOST_AXES} integers") from None
         if not 1 <= len(shape) <= MOST_AXES:
             raise ValueError(f"Grid shape: got {len(shape)} axes, allowed 1 to {MOST_AXES}")
-        self._set(shape=shape, extra=integer("Grid extra", self.extra, low=0))
+        extra = integer("Grid extra", self.extra, low=0)
+        if (tokens := math.prod(shape) + extra) > MOST_TOKENS:
+            raise ValueError(f"Grid shape: got {tokens} tokens, allowed at most {MOST_TOKENS}")
+        self._set(shape=shape, extra=extra)
 
     def window(
         self, window: int | Sequence[int], *, dilation: int | Sequence[int] = 1, stride: int | Sequence[int] = 1,
@@ -122,7 +127,8 @@ class Grid(Value):
         Parameters
         ----------
         table : array, (heads or 1, 2 * window - 1, ...), float32 or float64
-            Its shape says which windows it is for. Offsets beyond it, which no such window has, count as its last.
+            Its shape says which windows it is for. It may have more heads than q. Pairs outside of the window, which
+            another mask may show, have some entry of it, too; which one is not said.
         dilation, stride, causal, edges
             Those of the `window`. Periodic offsets are those inside of the window.
 
@@ -149,6 +155,8 @@ class Grid(Value):
                [0.  , 0.67, 0.24, 0.09]])
         """
         array = floats("relative_bias table", table)
+        if array.dtype.itemsize < 4:
+            raise TypeError(f"relative_bias table: got an array of {array.dtype}, expected float32 or float64")
         shape, axes = array.shape, len(self.shape)
         if len(shape) != axes + 1 or not all(n % 2 for n in shape[1:]):
             sizes = ", ".join(f"2 * window - 1 of axis {axis}" for axis in range(axes))
@@ -163,9 +171,9 @@ class Grid(Value):
         columns = [self._each(name, x) for name, x in zip(AxisWindow._fields[1:], given)]
         return tuple([self._axis(axis, *one) for axis, one in enumerate(zip(*columns))])
 
-    def _each(self, name: str, value: T | Sequence[T]) -> Sequence[T]:
+    def _each(self, name: str, value: Any) -> Any:
         """A value for each axis."""
-        if isinstance(value, str) or not isinstance(value, Sequence):
+        if isinstance(value, str) or not isinstance(value, Sequence | np.ndarray):
             return [value] * len(self.shape)
         if len(value) != len(self.shape):
             raise ValueError(f"{name}: got {len(value)} values, expected one, or {len(self.shape)}, one for each axis")

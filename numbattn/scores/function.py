@@ -175,8 +175,8 @@ class Score(Taken, FunctionPart):
             if heads is not None and wanted > heads:
                 raise ValueError(f"score: got {wanted} heads, expected at most {heads}, as many as the table has")
             if max(seqlen_q, seqlen_k) > tokens:
-                raise ValueError(f"score: got {seqlen_q} queries and {seqlen_k} keys, expected {tokens} of each, as "
-                                 "many as the grid has tokens")  # fmt: skip
+                raise ValueError(f"score: got {seqlen_q} queries and {seqlen_k} keys, expected at most {tokens} of "
+                                 "each, as many as the grid has tokens")  # fmt: skip
 
     def _asking(self, wanted: Sequence[bool]) -> Score:
         return self._again(self.arrays, tuple(wanted))

@@ -7,19 +7,19 @@ import numbattn as na
 from numbattn.call.order import in_order
 from numbattn.call.problem import describe
 from numbattn.grids.axis import AxisWindow
-from numbattn.grids.boxes import BLOCK, EMPTY, FULL, boxes_of, in_pairs, sizes_of
+from numbattn.grids.boxes import BLOCK, EMPTY, FULL, boxes_of, in_pairs, pairs_shown_in_rows, sizes_of
 from numbattn.grids.visibility import PADDING, TILE
 
 CASES = {  # shape, extra, options of a window
-    "two axes": ((16, 24), 0, {"window": (5, 7)}),
-    "beyond the edge": ((13, 21), 0, {"window": (4, 9), "stride": (2, 3)}),
-    "wide windows": ((52, 52), 0, {"window": 29}),
-    "extra": ((24, 24), 5, {"window": 3}),
-    "three axes": ((6, 8, 10), 1, {"window": (3, 2, 5), "causal": (True, False, False)}),
-    "periodic": ((24, 24), 0, {"window": (5, 6), "edges": ("cut", "periodic")}),
+    "two axes": ((9, 15), 0, {"window": (2, 4)}),
+    "strided": ((22, 12), 0, {"window": (13, 10), "stride": (3, 2)}),
+    "wide windows": ((46, 48), 0, {"window": 29}),
+    "extra": ((9, 15), 5, {"window": (2, 4)}),
+    "three axes": ((3, 4, 12), 1, {"window": (2, 3, 3), "causal": (True, False, False)}),
+    "wide windows, three axes": ((11, 15, 8), 0, {"window": (7, 7, 8)}),
+    "periodic": ((10, 14), 0, {"window": (2, 9), "edges": ("cut", "periodic")}),
     "dilated": ((300,), 0, {"window": 40, "dilation": 7}),
-    "dilated, periodic": ((17, 30), 2, {"window": (3, 5), "dilation": (2, 3), "edges": "periodic"}),
-    "strided": ((32, 32), 0, {"window": 16, "stride": 8}),
+    "dilated, periodic": ((15, 9), 2, {"window": (3, 2), "dilation": (2, 3), "edges": "periodic"}),
 }
 
 
@@ -64,12 +64,11 @@ def test_the_mask_in_order_is_the_mask(mask):
 ], ids=["plain", "softcap", "sink", "scale"])  # fmt: skip
 def test_all_passes_in_order(rng, options):
     """As with the same booleans, which have no order."""
-    grid = na.Grid((13, 10), 2)
-    mask = grid.window((4, 5))
-    visible = na.Dense(mask.dense(132, 132)[None, None])
-    q, tq, do = rng.standard_normal((3, 3, 2, 132, 4))
-    k, v, tk = rng.standard_normal((3, 3, 1, 132, 4))
-    dlse = rng.standard_normal((3, 2, 132))
+    mask = na.Grid((9, 15), 2).window((2, 4))
+    visible = na.Dense(mask.dense(137, 137)[None, None])
+    q, tq, do = rng.standard_normal((3, 3, 2, 137, 4))
+    k, v, tk = rng.standard_normal((3, 3, 1, 137, 4))
+    dlse = rng.standard_normal((3, 2, 137))
     assert in_order(*describe(q, k, v, mask=mask, **options, may_wait=True)) is not None
 
     def results(mask):
@@ -88,22 +87,29 @@ def test_all_passes_in_order(rng, options):
 @pytest.mark.parametrize(("options", "is_reordered"), [
     ({}, True), ({"dropout": na.Dropout(0.5, 1)}, False), ({"causal": True}, False), ({"score": na.Softcap(1.0)}, True),
     ({"score": na.Alibi(np.ones(1))}, False), ({"score": na.Score(lambda s, batch, head, i, j: s)}, False),
-    ({"score": na.Grid((24, 24)).relative_bias(np.zeros((1, 5, 5)))}, True),
+    ({"score": na.Grid((9, 15)).relative_bias(np.zeros((1, 3, 7)))}, True),
 ])  # fmt: skip
 def test_what_else_depends_on_places_keeps_the_order(options, is_reordered):
-    q, mask = np.zeros((1, 576, 4)), na.Grid((24, 24)).window(3)
+    q, mask = np.zeros((1, 135, 4)), na.Grid((9, 15)).window((2, 4))
     found = in_order(*describe(q, q, q, mask=mask, **options, may_wait=True))
     assert (found is not None) == is_reordered
 
 
-def test_rows_that_are_boxes_already_stay_where_they_are():
-    def boxes(shape, window):
-        return boxes_of(tuple(AxisWindow(n, w, 1, 1, False, "moved") for n, w in zip(shape, window)), 0)
+@pytest.mark.parametrize(("shape", "window", "is_reordered"), [
+    ((256,), (9,), False), ((32, 64), (3, 64), False), ((40, 40), (7, 7), False), ((3, 3), (3, 3), False),
+    ((256, 256), (80, 80), True), ((30, 48, 80), (18, 24, 24), True),
+])  # fmt: skip
+def test_an_order_that_shows_few_pairs(shape, window, is_reordered):
+    """Rows stay where they are if they are boxes already, if boxes are large for the grid, or if tokens are too few."""
+    axes = tuple(AxisWindow(n, w, 1, 1, False, "moved") for n, w in zip(shape, window))
+    assert (boxes_of(axes, 0) is not None) == is_reordered
 
-    assert boxes((256,), (9,)) is None
-    assert boxes((32, 64), (3, 64)) is None
-    assert boxes((3, 3), (3, 3)) is None                            # too few for a box
-    assert boxes((32, 64), (9, 9)) is not None
+
+@pytest.mark.parametrize("options", [{}, {"edges": "periodic"}, {"dilation": 2}, {"stride": 3}], ids=str)
+def test_pairs_shown_in_rows(options):
+    mask = na.Grid((20, 30)).window(6, **options)
+    tiles = np.pad(mask.dense(600, 600), (0, 40)).reshape(5, TILE, 5, TILE).any((1, 3))
+    assert pairs_shown_in_rows(mask._windows.axes) == tiles.sum() * TILE**2
 
 
 def test_sizes_of_boxes():
@@ -139,8 +145,13 @@ FAULTS = {
     "test_boxes_come_in_pairs": {
         "is_alone = (boxes[axis] == counts[axis] - 1) & (second == 0)": "is_alone = second < 0",
     },
-    "test_rows_that_are_boxes_already_stay_where_they_are": {
+    "test_an_order_that_shows_few_pairs": {
         "size < 2 * axis.size for": "size < 99 * axis.size for",
-        "if np.array_equal(tokens[: (count": "if False and np.array_equal(tokens[: (count",
+        "> GAIN * pairs": "> 9 * pairs",
+    },
+    "test_pairs_shown_in_rows": {
+        "| ((wrapped_begin <= at) & (at <= wrapped_last))": "",
+        "min((tile + 1) * TILE, count)), shape)": "tile * TILE + 1), shape)",
+        "(begin <= at) & (at <= last)": "(begin <= at) & (at < last)",
     },
 }
