@@ -382,3 +382,25 @@ def tma_store_wait():
 @tma_store_wait.lowering
 def tma_store_wait():
     return types.void(), lambda b: asm(b, "cp.async.bulk.wait_group.read 0;", VOID, effect=True)
+
+
+@primitive
+def tma_store_complete():
+    """Wait until the tiles that this thread stores, or adds, are in global memory. See `tma_store_wait`, `posts`.
+
+    >>> def kernel(y):
+    ...     clear(allocate(BOXES), 0)
+    ...     fence_async_proxy()
+    ...     sync_threads()
+    ...     if thread_index() == 0:
+    ...         tma_store(y, allocate(BOXES), 0, 0, 4)
+    ...         tma_store_complete()
+    >>> run(kernel, np.ones((1, 1, 8, 64), np.float16), threads=128)[0, 0, :, 0]
+    array([1., 1., 1., 1., 0., 0., 0., 0.], dtype=float16)
+    """
+    tma_store_wait()
+
+
+@tma_store_complete.lowering
+def tma_store_complete():
+    return types.void(), lambda b: asm(b, "cp.async.bulk.wait_group 0;", VOID, effect=True)

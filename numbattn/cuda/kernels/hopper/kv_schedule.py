@@ -122,9 +122,11 @@ def receive(W):
     return record
 
 
-def producer_steps(pipelines, tiles, mask, tile_n, first_queries, next_queries, load_biases, B_PIPELINE):
-    """Device functions of the producer's threads, of ProducerArguments. tiles: the pipeline of tiles of keys."""
+def producer_steps(pipelines, tiles, mask, tile_n, first_queries, next_queries, load_biases, B_PIPELINE, in_turn):
+    """Device functions of the producer's threads, of ProducerArguments. tiles: the pipeline of tiles of keys. in_turn:
+    whether a tile waits for those drawn before it, which then all have to be drawn, the first ones too."""
     Q_PIPELINE, K_PIPELINE, V_PIPELINE, DO_PIPELINE, SHARED_LSE, SHARED_DELTA = pipelines
+    IN_TURN = in_turn
     TILES, TILE_M, PARTS = tiles, Q_PIPELINE.tile.rows, K_PIPELINE.tile.stages
     (to_record, from_record), mask_of, NO_TILE = record_steps(mask, tile_n), mask_within_step(mask), no_tile(mask)
     count_of, keys_of = numbered_keys_steps(mask, tile_n, by_warp=False)
@@ -151,7 +153,9 @@ def producer_steps(pipelines, tiles, mask, tile_n, first_queries, next_queries, 
         prefetch_tensor_map(args.mV)
         prefetch_tensor_map(args.mDO)
         W, K, V = stage(TILES, 0), stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
-        dO, B, number = stage(DO_PIPELINE, 0), stage(B_PIPELINE, 0), index(block_index())
+        dO, B, first, number = stage(DO_PIPELINE, 0), stage(B_PIPELINE, 0), grid_size(), index(block_index())
+        if IN_TURN:
+            first, number = index(0), index(next_number(args.counters, 0))
         while number < count_of(args.mLse, args.mDK, args.mask):
             tile = keys_of(number, args.mLse, args.mDK, args.mask, args.group_size, args.at_once)
             if tile.first < tile.end:                           # else a slot without a tile
@@ -168,7 +172,7 @@ def producer_steps(pipelines, tiles, mask, tile_n, first_queries, next_queries, 
                     tma_load(dO, args.mDO, tile.batch, at.head, row)
                     B = load_biases(args.biases, tile, at, row, B)
                     dO, at = advance(dO, 1), next_queries(mask, tile, at)
-            number = next_number(args.counters, grid_size())
+            number = next_number(args.counters, first)
         acquire(W)
         commit(W, NO_TILE)
         finish(args.counters, grid_size())

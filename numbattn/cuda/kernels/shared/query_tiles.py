@@ -141,10 +141,11 @@ def m_block_steps(mask, consumers, by_consumer=True):
     return first, after, needs_test_by_states
 
 
-def queries_steps(mask, tile_m, keys, consumers=0, by_consumer=True):
+def queries_steps(mask, tile_m, keys, consumers=0, by_consumer=True, from_last=False):
     """Device functions that walk over the queries that see a KeyTile, head by head: (mask, tile) -> the first
     QueryTile; (mask, tile, at) -> the next one; (mask, tile, at, n0) -> whether it needs a test per element, with
-    `keys` keys from n0 on. consumers, by_consumer: see `m_block_steps`."""
+    `keys` keys from n0 on. consumers, by_consumer: see `m_block_steps`. from_last: whether they walk from the last queries
+    of a head to the first, with a band and nothing else."""
     TILE_M, KEYS, IS_PACKED, NOTHING = tile_m, keys, PACKED in mask, NO_WORDS if consumers else ()
     band_at, (first_block, next_block, tested) = band_of(mask), m_block_steps(mask, consumers, by_consumer)
 
@@ -159,15 +160,28 @@ def queries_steps(mask, tile_m, keys, consumers=0, by_consumer=True):
         return QueryTile(head - 1, m_block, m_blocks, known)
 
     @device
-    def first_queries(mask, tile):
-        return queries_from(mask, tile, tile.head)
+    def last_queries_from(mask, tile, head):
+        at = queries_from(mask, tile, head)
+        return QueryTile(at.head, maximum(at.m_blocks - 1, at.m_block), at.m_blocks, at.m_block)
 
     @device
-    def next_queries(mask, tile, at):
+    def queries_before(mask, tile, at):
+        if at.m_block > at.known:                               # the first one
+            return QueryTile(at.head, opaque(at.m_block - 1), at.m_blocks, at.known)
+        return last_queries_from(mask, tile, at.head + 1)
+
+    @device
+    def queries_after(mask, tile, at):
         m_block, known = next_block(mask, tile, at.head, at.m_block, at.known, at.m_blocks)
         if m_block < at.m_blocks:
             return QueryTile(at.head, m_block, at.m_blocks, known)
         return queries_from(mask, tile, at.head + 1)
+
+    start_from, next_queries = (last_queries_from, queries_before) if from_last else (queries_from, queries_after)
+
+    @device
+    def first_queries(mask, tile):
+        return start_from(mask, tile, tile.head)
 
     @device
     def needs_mask(mask, tile, at, n0):
