@@ -16,7 +16,8 @@ from .memory import ATOM, CHUNK, ROW, AccessError, swizzled
 
 WARP, WARPGROUP = 32, 128
 NAMED_BARRIERS = 16
-OF_WARP, OF_WARPGROUP, OF_POST = 17, 18, 19  # what threads wait for: these, a named barrier's number + 1, an mbarrier's address
+# What threads wait for: these, a named barrier's number + 1, an mbarrier's address
+OF_WARP, OF_WARPGROUP, OF_POST = 17, 18, 19
 WHOLE = (1 << WARPGROUP) - 1  # of a warpgroup, all threads as bits
 DEPTH = 16  # of a product
 HALVES = ("f16", "bf16")

@@ -596,6 +596,8 @@ class Block(Hopper):
         rows = np.zeros((self.n // WARP, 4, 8, 4), np.uint32)  # warp, matrix, row, two columns
         for i, name in enumerate(names):
             rows[:, i] = self.get(name, "b32").reshape(-1, 8, 4)
+        if "trans" in op:
+            rows = np.ascontiguousarray(rows.view(np.uint16).swapaxes(2, 3)).view(np.uint32)
         here = self.mask.reshape(-1, WARP)[:, 0]
         places = self.shared.places(address[self.mask], 16, "stmatrix", read=False)
         self.shared.write(places, rows[here].reshape(-1, 4).view(np.uint8), np.flatnonzero(self.mask))

@@ -33,7 +33,8 @@ plain one. Numbers take the dtype of the tile that they are combined with. With 
 | dot, dots | a product of tiles, or several; (positive_)operand, wgmma_wait: by a warpgroup | fma, mma.sync, wgmma |
 | Pipeline, init_pipelines, stage, advance, alongside | stages of shared memory in turn | mbarrier.init |
 | acquire, wait, release, commit, read | who may write a stage, who read it | mbarrier.try_wait, .arrive |
-| tma_load(_part, _pages), tma_store, tma_store_wait, tma_store_complete | tiles of boxes, in the background | cp.async.bulk.tensor |
+| tma_load(_part, _pages), tma_store | tiles of boxes, in the background | cp.async.bulk.tensor |
+| tma_store_wait, tma_store_complete | until these have been read, or are there | cp.async.bulk.wait_group |
 | bulk_load | a part of a line, in the background | cp.async.bulk |
 | bulk_add, bulk_store | to sums of tiles that many blocks add to, in the background | cp(.reduce).async.bulk |
 | put_registers, get_registers, load_registers | a tile in register order | st.shared, ld.shared, ld.global |
@@ -92,8 +93,8 @@ from .layout import ONE, WARP, WARPGROUP, WARPGROUP_ROWS, Axis, Layout, copy_lay
 from .mapping import fold_elements, holds, map_elements
 from .matrices import aligned, heads_as_rows, lines_of, rows_between, rows_of_pages
 from .pipeline import Pipeline, acquire, advance, alongside, init_pipelines, release, stage, wait
-from .posts import post, wait_for_post
 from .places import SharedMemory
+from .posts import post, wait_for_post
 from .product import dot, dots
 from .races import RaceError
 from .reductions import anywhere, part_argmin, part_sum, row_max, row_sum
@@ -162,8 +163,8 @@ __all__ = [
     "bitcast",
     "block_index",
     "bulk_add",
-    "bulk_store",
     "bulk_load",
+    "bulk_store",
     "capped",
     "clear",
     "col_index",
@@ -251,8 +252,8 @@ __all__ = [
     "tma_store_wait",
     "transposed_halves",
     "wait",
-    "wait_for_post",
     "wait_copies",
+    "wait_for_post",
     "wait_on_dependencies",
     "warpgroup_index",
     "wgmma",

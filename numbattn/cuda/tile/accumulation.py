@@ -260,11 +260,11 @@ def _bulk(word, instruction):
 
     def lower(array, number, shared):
         _check_sums(word, shared, array)
-        plan = shared.plan
+        plan, text = shared.plan, f"{instruction} [$0], [$1], $2;"
 
         def generate(b, memory, number, pointer):
             target = b.ptrtoint(emit_element(b, array, memory, b.mul(b.sext(number, I64), I64(plan.cols))), I64)
-            asm(b, f"{instruction} [$0], [$1], $2;", VOID, target, b.ptrtoint(pointer, I32), I32(plan.nbytes), effect=True)
+            asm(b, text, VOID, target, b.ptrtoint(pointer, I32), I32(plan.nbytes), effect=True)
             emit_commit(b)
 
         return types.void(array, types.int32, shared), generate

@@ -57,7 +57,7 @@ def post(array, index, number):
 
     def generate(b, *values):
         at = b.ptrtoint(emit_element(b, array, *values[:2]), I64)
-        asm(b, "fence.proxy.async; st.release.gpu.global.u32 [$0], $1;", VOID, at, values[2], effect=True)
+        asm(b, "st.release.gpu.global.u32 [$0], $1;", VOID, at, values[2], effect=True)
 
     return types.void(array, types.int32, types.int32), generate
 
@@ -93,7 +93,7 @@ def wait_for_post(array, index, number):
         @there bra done;
         bra again;
     done:
-        fence.proxy.async;
+        fence.proxy.async.global;
     }"""
 
     def generate(b, *values):

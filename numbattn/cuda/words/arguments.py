@@ -18,7 +18,6 @@ from ..views import View, contiguous
 from .signatures import array_type, several
 from .steps import COUNTERS_ARRAY, SCRAP, SCRAP_BYTES, At, array_of_part
 
-
 SMALLEST_TURN = 64  # queries of a tile that blocks add to in turn
 
 

@@ -54,18 +54,18 @@ def round_dq(*, dtype, out_dtypes, col_parts, tile_m, tile_n, threads, across, i
         m0 = slot * PADDED + down % PARTS_A_SLOT * TILE_M
         if m0 < segment.queries:
             dQ = load_part(mSums[batch, head], part, LAYOUT)
-            if TURN:
-                if mTurns[batch, head][down * TILE_M // TURN] == 0:
-                    dQ = full(LAYOUT, ZERO)
+            if TURN and mTurns[batch, head][down * TILE_M // TURN] == 0:
+                dQ = full(LAYOUT, ZERO)
             first, end = queries_of(segment)
             save_part(mDQ[batch, head][first:end, col : col + TILE_N], dQ * ds_scale, allocate(PLACE), m0)     # line 24
 
-    signature = signature_of(kernel, arguments(DQ_SUMS, TURNS if turn else ()), DTYPES[dtype], np.float32, {"dq": out_dtypes[0]}, mask=mask)
+    given = arguments(DQ_SUMS, DQ_TURNS if turn else ())
+    signature = signature_of(kernel, given, DTYPES[dtype], np.float32, {"dq": out_dtypes[0]}, mask=mask)
     return Source(kernel, signature, threads, shared=shared.nbytes, overlaps=True)
 
 
 DQ_SUMS = MatrixSums("sums of dq")
-SUMS_IN_TURN, TURNS = MatrixSums("sums of dq", is_zero=False), Turns()
+SUMS_IN_TURN, DQ_TURNS = MatrixSums("sums of dq", is_zero=False), Turns()
 
 
 def arguments(sums, turns):

@@ -38,8 +38,7 @@ from ...tile import (
     wgmma_wait,
 )
 from ...words.arguments import COUNTERS, Statistic
-from ..any.round_dq import DQ_SUMS, SUMS_IN_TURN
-from ..any.round_dq import TURNS as DQ_TURNS
+from ..any.round_dq import DQ_SUMS, DQ_TURNS, SUMS_IN_TURN
 from ..scores import within_segment
 from ..scores.reads import DISTANCE_SUMS
 from ..shared.layouts import DTYPES
@@ -243,7 +242,8 @@ def hopper_backward_kv(
         dK, dV = full(K_TILE, ZERO), full(V_TILE, ZERO)
         none, sees = QueryTile(index(0), index(0), index(0), at.known), at.m_block < at.m_blocks
         if ADDS_DQ and sees:
-            publish_ds(full(S_TILE, ZERO), stages.dS, Walk(none, none, none, none), mSums, tile, args.mask)     # before the first tile there is no dS
+            nowhere = Walk(none, none, none, none)              # before the first tile there is no dS
+            publish_ds(full(S_TILE, ZERO), stages.dS, nowhere, mSums, tile, args.mask)
         wait_for(stages.K, CONSUMERS)
         if CLEARS_KEYS or not sees:
             wait(advance(stages.V, consumer))
@@ -298,12 +298,13 @@ def hopper_backward_kv(
         if ADDS_DQ:
             finish_dq(stages.dS)
 
-    producers = producer_steps(pipelines, TILES, mask, tile_n, *walk_of_producer, load_biases, B_PIPELINE, in_turn)
+    about = mask, tile_n, *walk_of_producer
+    producers = producer_steps(pipelines, TILES, *about, load_biases, B_PIPELINE, in_turn)
     if in_turn:
         producers += adders(SHARED_DQ, DQ_PIPELINE)
     helpers = ()
     if reads:
-        add_reads = distance_sums_step(score, reads, SHARED_DS, DS_PIPELINE, TILES, mask, tile_n, *walk_of_producer)
+        add_reads = distance_sums_step(score, reads, SHARED_DS, DS_PIPELINE, TILES, *about)
         helpers = CONSUMERS, add_reads
     has_some_left = CONSUMERS == 2 and (reads or head_dim + head_dim_v <= 128)
     registers = MORE_FOR_PRODUCER if has_some_left else REGISTERS[CONSUMERS]
@@ -313,8 +314,8 @@ def hopper_backward_kv(
     )
 
     def kernel(
-        mQ, mK, mV, mDO, biases, mDK, mDV, mSums, mTurns, mReads, mLse, mDelta, mask, scores, drops, group_size, ds_scale,
-        scale_log2, kept_scale, at_once, delta_scale, counters,
+        mQ, mK, mV, mDO, biases, mDK, mDV, mSums, mTurns, mReads, mLse, mDelta, mask, scores, drops, group_size,
+        ds_scale, scale_log2, kept_scale, at_once, delta_scale, counters,
     ):  # fmt: skip
         begin()
         args = BackwardArguments(mask, scores, drops, scale_log2, kept_scale, delta_scale, ())

@@ -41,8 +41,8 @@ def wait_for_store():
 
 
 def product_step(SHARED_DS, SHARED_K):
-    """The device function (sdS) -> dS K of all keys of the block, in flight: the 64 queries and 64 columns that are this
-    consumer's. sdS: the stage of dS."""
+    """The device function (sdS) -> dS K of all keys of the block, in flight: the 64 queries and 64 columns that are
+    this consumer's. sdS: the stage of dS."""
     DS_PARTS, K_PARTS = SHARED_DS.parts(PART), SHARED_K.parts(PART)
     ROW_PARTS, COL_PARTS, Q_TILE = SHARED_DS.cols // PART, SHARED_K.cols // PART, wgmma(PART)
 

@@ -129,7 +129,7 @@ def producer_steps(pipelines, tiles, mask, tile_n, first_queries, next_queries, 
     IN_TURN = in_turn
     TILES, TILE_M, PARTS = tiles, Q_PIPELINE.tile.rows, K_PIPELINE.tile.stages
     (to_record, from_record), mask_of, NO_TILE = record_steps(mask, tile_n), mask_within_step(mask), no_tile(mask)
-    count_of, keys_of = numbered_keys_steps(mask, tile_n, by_warp=False)
+    count_of, keys_of = numbered_keys_steps(mask, tile_n, by_warp=False, staggered=in_turn)
 
     @device
     def load_parts(X, matrix, tile):
@@ -156,7 +156,7 @@ def producer_steps(pipelines, tiles, mask, tile_n, first_queries, next_queries, 
         dO, B, first, number = stage(DO_PIPELINE, 0), stage(B_PIPELINE, 0), grid_size(), index(block_index())
         if IN_TURN:
             first, number = index(0), index(next_number(args.counters, 0))
-        while number < count_of(args.mLse, args.mDK, args.mask):
+        while number < count_of(args.mLse, args.mDK, args.mask, args.at_once):
             tile = keys_of(number, args.mLse, args.mDK, args.mask, args.group_size, args.at_once)
             if tile.first < tile.end:                           # else a slot without a tile
                 acquire(W)

@@ -12,7 +12,8 @@ from .choice import Case, words_of
 from .distance_sums import distance_reads_of
 from .forward_tiles import has_small_blocks, head_dims
 
-# The kernels: backward_kv and round_dq, which add up dQ in no order, or in turn; backward_kv and backward_q; backward_wide and backward_q; mma_backward
+# The kernels: backward_kv and round_dq, which add up dQ in no order, or in turn; backward_kv and backward_q;
+# backward_wide and backward_q; mma_backward
 SUMS, TURNS, BOTH, WIDE, GENERAL = "sums", "turns", "both", "wide", "general"
 DP_DS_DV, DP_DV_DS, DV_DP_DS = "dP, dS, dV", "dP, dV, dS", "dV, dP, dS"
 
@@ -99,8 +100,8 @@ def traits(work):
 
 
 def adds_in_turn(work):
-    """Whether tiles of keys can take turns at adding to dQ: known by the band alone, with room for what that takes."""
-    return set(work.mask) <= {*SIDES, PACKED} and not distance_reads_of(work) and not dtype_of_bias(work)
+    """Whether tiles of keys can take turns at adding to dQ: a band says which do, and there is room for a second dQ."""
+    return set(work.mask) <= {*SIDES, PACKED} and not dtype_of_bias(work)
 
 
 def variant_of(work):
