@@ -1,13 +1,15 @@
 """dQ on Hopper as a sum of all blocks' parts in a fixed order, which makes it deterministic.
 
-Tiles of keys take turns at each tile of queries, in the order in which blocks draw them: a tile waits only for tiles
-that were drawn before it, so that there is no deadlock, whatever runs when. All walk over the queries from the last to
-the first. So a tile follows the one before at a distance, the time of a turn, about 3 us, and only a kernel's first
-tiles wait for it; a causal mask draws its longest tiles first. The first in turn stores: nothing has to be zeroed.
+Tiles of keys take turns at each tile of queries, in the order in which blocks draw them. So a tile waits only for tiles
+drawn before it, and nothing deadlocks, whatever runs when. All walk over the queries from the last to the first, and
+each follows the tile before it at a distance, the time of a turn, about 3 us: only tiles that start together wait. The
+first in turn stores, so that nothing has to be zeroed.
 
-Two threads add, one for each place of dQ, since a turn takes longer than a step. The consumers hand them each dQ with a
-record of what it belongs to. Beside two kernels without sums 22 to 35 % faster, and within 3 % of sums in no order, but
-for causal masks at seqlen 4096, 7 % (H200).
+Two threads add, one for each place of dQ, since a turn takes longer than a step. Consumers hand them each dQ with a
+record of where it belongs, and wait for neither.
+
+Beside `backward_kv` and `backward_q`, 5 to 30 % faster; beside sums in no order, 4 % slower to 2 % faster, 1 % slower on
+average (head_dim 64 and 128, seqlen 512 to 16384, causal and not, H200).
 """
 
 import numpy as np
@@ -70,19 +72,15 @@ def dq_turn_steps(SHARED_DS, SHARED_DQ, start_dq, pipeline, mask, tile_n):
         return tile.n_block - maximum(of.m_block * TILE_M + lo, 0) // TILE_N
 
     @device
-    def hand_over(P, batch, head, number, turn):
-        """Let a thread add what has been put into a place of dQ, by the whole block."""
+    def hand_over(sdS, of, tile, mask):
+        """Let a thread add the dQ of the tile of queries `of`, if it is one."""
+        P = alongside(stage(PIPELINE, 0), sdS)
         if warpgroup_index() > 0:
             commit(P)
+        elif thread_index() == 0 and of.m_blocks > 0:
+            commit(P, (tile.batch, of.head, padded_number(tile, of, TILE_M), turn_of(of, tile, mask)))
         elif thread_index() == 0:
-            commit(P, (batch, head, number, turn))
-
-    @device
-    def hand_over_dq(sdS, of, tile, mask):
-        P, turn = alongside(stage(PIPELINE, 0), sdS), index(NOTHING)
-        if of.m_blocks > 0:
-            turn = turn_of(of, tile, mask)
-        hand_over(P, tile.batch, of.head, padded_number(tile, of, TILE_M), turn)
+            commit(P, (0, 0, 0, NOTHING))
 
     @device
     def publish_ds(dS, sdS, walk, mSums, tile, mask):
@@ -93,7 +91,7 @@ def dq_turn_steps(SHARED_DS, SHARED_DQ, start_dq, pipeline, mask, tile_n):
         sync_warpgroup()
         commit(sdS)
         if walk.previous.m_blocks > 0:                          # else none was put
-            hand_over_dq(sdS, walk.leaving, tile, mask)
+            hand_over(sdS, walk.leaving, tile, mask)
 
     @device
     def store_dq(dQ, sdS, of, mSums, tile):
@@ -109,18 +107,21 @@ def dq_turn_steps(SHARED_DS, SHARED_DQ, start_dq, pipeline, mask, tile_n):
         dQ = wgmma_wait(start_dq(advance(sdS, 1)), 0)
         fence_async_proxy()
         sync_warpgroup()
-        hand_over_dq(sdS, walk.previous, tile, mask)
+        hand_over(sdS, walk.previous, tile, mask)
         store_dq(dQ, advance(sdS, 1), walk.current, mSums, tile)
         fence_async_proxy()
         sync_warpgroup()
-        hand_over_dq(advance(sdS, 1), walk.current, tile, mask)
+        hand_over(advance(sdS, 1), walk.current, tile, mask)
 
     @device
     def finish_dq(sdS):
         for place in range(PLACES):
             P = alongside(stage(PIPELINE, 0), advance(sdS, place))
             acquire(P)
-            hand_over(P, 0, 0, 0, END)
+            if warpgroup_index() > 0:
+                commit(P)
+            elif thread_index() == 0:
+                commit(P, (0, 0, 0, END))
 
     return publish_ds, store_dq, drain_dq, finish_dq
 

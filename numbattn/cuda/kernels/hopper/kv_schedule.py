@@ -147,15 +147,21 @@ def producer_steps(pipelines, tiles, mask, tile_n, first_queries, next_queries, 
         bulk_load(Q, allocate(places, Q.index), statistic[batch, head], tile.segment.first_padded_row + m0)
 
     @device
+    def draw(counters):
+        if IN_TURN:
+            return next_number(counters, 0)
+        return next_number(counters, grid_size())
+
+    @device
     def schedule(args):
         """Draw tiles of keys, and load K and V, then dO and a bias of the queries."""
         prefetch_tensor_map(args.mK)
         prefetch_tensor_map(args.mV)
         prefetch_tensor_map(args.mDO)
         W, K, V = stage(TILES, 0), stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
-        dO, B, first, number = stage(DO_PIPELINE, 0), stage(B_PIPELINE, 0), grid_size(), index(block_index())
+        dO, B, number = stage(DO_PIPELINE, 0), stage(B_PIPELINE, 0), index(block_index())
         if IN_TURN:
-            first, number = index(0), index(next_number(args.counters, 0))
+            number = draw(args.counters)
         while number < count_of(args.mLse, args.mDK, args.mask, args.at_once):
             tile = keys_of(number, args.mLse, args.mDK, args.mask, args.group_size, args.at_once)
             if tile.first < tile.end:                           # else a slot without a tile
@@ -172,7 +178,7 @@ def producer_steps(pipelines, tiles, mask, tile_n, first_queries, next_queries, 
                     tma_load(dO, args.mDO, tile.batch, at.head, row)
                     B = load_biases(args.biases, tile, at, row, B)
                     dO, at = advance(dO, 1), next_queries(mask, tile, at)
-            number = next_number(args.counters, first)
+            number = draw(args.counters)
         acquire(W)
         commit(W, NO_TILE)
         finish(args.counters, grid_size())

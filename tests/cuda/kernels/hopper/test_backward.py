@@ -198,7 +198,7 @@ FAULTS = {
     "cuda/kernels/hopper/dq_turns.py": {
         "maximum(of.m_block * TILE_M + lo, 0) // TILE_N": "0",
         "if walk.previous.m_blocks > 0:": "if walk.current.m_blocks > 0:",
-        "        hand_over_dq(sdS, walk.previous, tile, mask)\n": "",
+        "        hand_over(sdS, walk.previous, tile, mask)\n": "",
         "        acquire(P)\n        put_registers": "        put_registers",
         "if turn > 0:": "if turn >= 0:",
         "number * CONSUMERS + part, dQ)\n            else": "number * CONSUMERS, dQ)\n            else",
