@@ -1,6 +1,7 @@
-"""dQ on Hopper as a sum of all blocks' parts, in global memory and in no fixed order, or see `dq_turns`; `round_dq` rounds it.
+"""dQ on Hopper as a sum of all blocks' parts, in global memory and in no fixed order; `round_dq` rounds it.
 
-The sums leave by bulk reduce-add: atomics from registers (red.v4) were slower by 8 to 15 %.
+A fixed order: see `dq_turns`. The sums leave by bulk reduce-add: atomics from registers (red.v4) were slower by 8 to
+15 %.
 """
 
 from ...tile import (
