@@ -286,7 +286,6 @@ def bulk_store(array, number, shared):
     ...     sync_threads()
     ...     if thread_index() == 0:
     ...         bulk_store(sums, 1, allocate(LINE))
-    ...         tma_store_wait()
     >>> run(kernel, np.ones(8, np.float32))
     array([1., 1., 1., 1., 2., 2., 2., 2.], dtype=float32)
     """

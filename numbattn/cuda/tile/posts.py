@@ -1,103 +1,84 @@
-"""Numbers in global memory by which blocks tell one another how far they are.
+"""Numbers in global memory by which blocks tell one another how far they are: what a block has stored before it posts
+one, TMA's stores too once they are complete, is there for whoever has waited for it.
 
-    one block                               another block
-    bulk_add(...)                           wait_for_post(turns, 3, 1)
-    tma_store_complete()                    bulk_add(...)
-    post(turns, 3, 1)
-
-Blocks run in no known order, and not all at once: a block may wait only for work that was drawn before its own, see
-`kernels.shared.schedule.next_number`. In plain Python blocks run one after the other.
+Blocks run in no known order, and not all at once: a block may wait only for what was drawn before its own work.
 """
 
-from ..compiler import TypingError, types
+from ..compiler import types
 from . import simulator
 from .emit import I64, VOID, asm
-from .fragment import name_of
-from .synchronisation import emit_element
+from .synchronisation import check_atomic, emit_element
 from .world import primitive
 
 
-class Posted:
-    """Who of a block waits for a number to grow, in plain Python."""
+class Waiting(list):
+    """The threads of a block that wait for a post, in plain Python, where blocks run one after the other."""
 
-    def __init__(self, what, count):
-        self.what, self.waiting = what, []
-
-
-def _posted():
-    return simulator.barrier("a post", 1, Posted)
+    what = "a post"
 
 
-def _check(word, array):
-    if array.ndim != 1 or name_of(array.dtype) != "uint32":
-        raise TypingError(f"{word}: got {array.dtype} of {array.ndim} axes, expected uint32 of 1")
+def _waiting():
+    return simulator.barrier(Waiting.what, 1, lambda what, count: Waiting())
+
+
+def _lower(word, text):
+    def lower(array, index, number):
+        check_atomic(word, array, {"uint32"})
+
+        def generate(b, matrix, index, number):
+            asm(b, text, VOID, b.ptrtoint(emit_element(b, array, matrix, index), I64), number, effect=True)
+
+        return types.void(array, types.int32, types.int32), generate
+
+    return lower
 
 
 @primitive
 def post(array, index, number):
-    """Set a number, by one thread: whoever waits for it sees what this thread has stored before.
+    """Set an element of an array of uint32, by one thread. See `posts`.
 
     >>> def kernel(turns):
     ...     if thread_index() == 1:
     ...         post(turns, 0, 5)
-    ...     if thread_index() == 0:
-    ...         wait_for_post(turns, 0, 5)
     >>> run(kernel, np.zeros(1, np.uint32))
     array([5], dtype=uint32)
     """
-    _check("post", array)
-    array[index], posted = number, _posted()
-    simulator.block().ready.extend(posted.waiting)
-    posted.waiting = []
+    check_atomic("post", array, {"uint32"})
+    array[index] = number
+    simulator.block().ready.extend(_waiting())
+    _waiting().clear()
 
 
-@post.lowering
-def post(array, index, number):
-    _check("post", array)
-
-    def generate(b, *values):
-        at = b.ptrtoint(emit_element(b, array, *values[:2]), I64)
-        asm(b, "st.release.gpu.global.u32 [$0], $1;", VOID, at, values[2], effect=True)
-
-    return types.void(array, types.int32, types.int32), generate
+post = post.lowering(_lower("post", "st.release.gpu.global.u32 [$0], $1;"))
 
 
 @primitive
 def wait_for_post(array, index, number):
-    """Wait until a number is at least this one, by one thread. See `posts`.
+    """Wait until an element is at least this number, by one thread. See `posts`.
 
-    >>> def kernel(turns, y):
+    >>> def kernel(turns):
     ...     if thread_index() == 0:
     ...         wait_for_post(turns, 0, 5)
-    ...         y[0] = turns[0]
+    ...         post(turns, 0, 6)
     ...     if thread_index() == 1:
-    ...         post(turns, 0, 7)
-    >>> run(kernel, np.zeros(1, np.uint32), np.zeros(1))
-    array([7.])
+    ...         post(turns, 0, 5)
+    >>> run(kernel, np.zeros(1, np.uint32))
+    array([6], dtype=uint32)
     """
-    _check("wait_for_post", array)
+    check_atomic("wait_for_post", array, {"uint32"})
     while array[index] < number:
-        _posted().waiting.append(simulator.thread())
-        simulator.block().wait(_posted())
+        _waiting().append(simulator.thread())
+        simulator.block().wait(_waiting())
 
 
-@wait_for_post.lowering
-def wait_for_post(array, index, number):
-    _check("wait_for_post", array)
-    text = """{
-        .reg .pred there;
-        .reg .u32 found;
-    again:
-        ld.acquire.gpu.global.u32 found, [$0];
-        setp.ge.u32 there, found, $1;
-        @there bra done;
-        bra again;
-    done:
-        fence.proxy.async.global;
-    }"""
-
-    def generate(b, *values):
-        at = b.ptrtoint(emit_element(b, array, *values[:2]), I64)
-        asm(b, text, VOID, at, values[2], effect=True)
-
-    return types.void(array, types.int32, types.int32), generate
+wait_for_post = wait_for_post.lowering(_lower("wait_for_post", """{
+    .reg .pred there;
+    .reg .u32 found;
+again:
+    ld.acquire.gpu.global.u32 found, [$0];
+    setp.ge.u32 there, found, $1;
+    @there bra done;
+    bra again;
+done:
+    fence.proxy.async.global;
+}"""))  # fmt: skip

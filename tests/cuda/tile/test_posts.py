@@ -57,7 +57,7 @@ def test_posts_are_a_line_of_uint32(turns):
 
 
 FAULTS = {
-    "while array[index] < number": "if False",
-    "    simulator.block().ready.extend(posted.waiting)\n": "",
+    "while array[index] < number:": "if False:",
+    "    simulator.block().ready.extend(_waiting())\n": "",
     "setp.ge.u32": "setp.gt.u32",
 }

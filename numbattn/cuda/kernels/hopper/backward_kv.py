@@ -66,7 +66,7 @@ from .backward_steps import (
 )
 from .distance_sums import distance_reads_of, distance_sums_step
 from .dq_sums import dq_steps, product_step
-from .dq_turns import adders, at_once, dq_turn_steps, pipeline_of_dq
+from .dq_turns import PLACES, adder, at_once, dq_turn_steps, pipeline_of_dq
 from .forward_steps import clear_step
 from .forward_tiles import has_small_blocks
 from .kv_schedule import (
@@ -301,7 +301,7 @@ def hopper_backward_kv(
     about = mask, tile_n, *walk_of_producer
     producers = producer_steps(pipelines, TILES, *about, load_biases, B_PIPELINE, in_turn)
     if in_turn:
-        producers += adders(SHARED_DQ, DQ_PIPELINE)
+        producers += tuple(adder(SHARED_DQ, DQ_PIPELINE, place) for place in range(PLACES))
     helpers = ()
     if reads:
         add_reads = distance_sums_step(score, reads, SHARED_DS, DS_PIPELINE, TILES, *about)

@@ -126,12 +126,8 @@ def dq_turn_steps(SHARED_DS, SHARED_DQ, start_dq, pipeline, mask, tile_n):
     return publish_ds, store_dq, drain_dq, finish_dq
 
 
-def adders(SHARED_DQ, pipeline):
-    """The device functions (mSums, mTurns) of the threads that add, one for each place."""
-    return tuple(adder(SHARED_DQ, pipeline, place) for place in range(PLACES))
-
-
 def adder(SHARED_DQ, pipeline, place):
+    """The device function (mSums, mTurns) of the thread that adds what is put into this place."""
     PIPELINE, PLACE = pipeline, place
 
     @device
