@@ -270,6 +270,13 @@ def test_matrices_that_are_computed_in_turn_stay_in_the_cache(d, seqlen, at_once
     assert hopper.backward_kv.SPEC_TURNS.numbers(found, None) == {"at_once": at_once}
 
 
+@pytest.mark.parametrize(("batch", "at_once"), [((1,), 2), ((2,), 2), ((3,), 4), ((2, 2, 2), 8)])
+def test_no_more_matrices_than_there_are_are_computed_in_turn(batch, at_once):
+    """An even number."""
+    found = work("float16", 64, 64, seqlen_q=512, batch=batch, group_size=3)
+    assert hopper.backward_kv.SPEC_TURNS.numbers(found, None) == {"at_once": at_once}
+
+
 @pytest.mark.parametrize(("d", "deterministic", "names"), [
     (64, False, KV_SUMS), (64, True, KV_SUMS),
     (128, False, KV_SUMS), (192, False, WIDE_AND_Q),

@@ -205,7 +205,7 @@ FAULTS = {
         "number, turn + 1)": "number, turn)",
         "cuda/plan/test_planner.py::test_matrices_that_are_computed_in_turn_stay_in_the_cache": {
             "min(32, 4 * L2_BYTES // of_matrix)": "4 * L2_BYTES // of_matrix",
-            " // 2 * 2 or 2": "",
+            "+ 1) // 2 * 2 or 2": "+ 1)",
         },
     },
     "cuda/kernels/any/round_dq.py": {
