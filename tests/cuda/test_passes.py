@@ -75,6 +75,16 @@ def test_blocks_of_several_tiles(rng, dtype, n, d, e):
         check_forward(*qkv(rng, np.dtype(dtype), m=200, n=n, d=d, e=e), causal=True)
 
 
+@pytest.mark.parametrize(("d", "deterministic"), [
+    (64, False), (128, True), *(pytest.param(*which, marks=slow) for which in ((64, True), (128, False))),
+])  # fmt: skip
+def test_a_block_of_several_tiles_of_keys(rng, d, deterministic):
+    """The same in the backward pass, where heads of a group see different keys."""
+    q, k, v = qkv(rng, np.float16, m=150, n=300, d=d, e=d)
+    with on(HOPPER._replace(multiprocessors=1)):
+        check(q, k, v, rng, mask=na.Lengths(np.array([[300, 120]])), causal=True, deterministic=deterministic)
+
+
 BOTH_FORWARDS = pytest.mark.parametrize(
     "dtype", [pytest.param(np.float32, id="warps", marks=compiled_only), pytest.param(np.float16, id="warpgroups")]
 )

@@ -254,6 +254,7 @@ FORWARD_ROWS = [
 ]
 BACKWARD_ROWS = [  # both sums in a consumer's registers, wide ones by two, and dQ alone
     row("hopper_backward_kv", "bfloat16", 64, 64, "hi", keys=MANY),
+    row("hopper_backward_kv", "bfloat16", 64, 64, keys=MANY, **DETERMINISTIC),
     row("hopper_backward_q", "float16", 128, 128, ALL, **DROPOUT, **SMALL_BLOCKS),
     row("hopper_backward_wide", "float16", 64, 64, "blocks", "bias float16 16, softcap", keys=MANY),
     row("hopper_backward_wide", "bfloat16", 64, 64, "", "softcap, relative", **DROPOUT, **DETERMINISTIC),
@@ -320,7 +321,8 @@ SPILLS = [
     row("hopper_backward_kv", "bfloat16", 128, 128, keys=MANY, spills=80),
     row("hopper_backward_kv", "bfloat16", 128, 64, "dense", **DROPOUT, **UNALIGNED, spills=32),
     row("hopper_backward_kv", "float16", 128, 128, ALL, **DROPOUT, **SMALL_BLOCKS, spills=344),
-    row("hopper_backward_kv", "bfloat16", 128, 128, EDGES, "softcap", keys=MANY, **DETERMINISTIC, spills=664),
+    row("hopper_backward_kv", "bfloat16", 128, 128, EDGES, "softcap", keys=MANY, **DETERMINISTIC, spills=1048),
+    row("hopper_backward_kv", "bfloat16", 128, 128, keys=MANY, **DETERMINISTIC, spills=120),
     row("hopper_backward_kv", "float16", 128, 128, "packed", keys=MANY, spills=232),
     # addresses and offsets, of what is slow anyway
     row("function_gradient", "float16", 64, 64, "intervals", "relative query", spills=32),

@@ -16,7 +16,8 @@ from .memory import ATOM, CHUNK, ROW, AccessError, swizzled
 
 WARP, WARPGROUP = 32, 128
 NAMED_BARRIERS = 16
-OF_WARP, OF_WARPGROUP = 17, 18  # what threads wait for: these, a named barrier's number + 1, an mbarrier's address
+# What threads wait for: these, a named barrier's number + 1, an mbarrier's address
+OF_WARP, OF_WARPGROUP, OF_POST = 17, 18, 19
 WHOLE = (1 << WARPGROUP) - 1  # of a warpgroup, all threads as bits
 DEPTH = 16  # of a product
 HALVES = ("f16", "bf16")
@@ -96,7 +97,7 @@ class Hopper:
     def __init__(self):
         self.barriers, self.named = {}, {}  # by address; by number: arrivals so far and arrivals that it takes
         self.arriving = []  # boxes on their way here: the address of their barrier, places, values
-        self.tried = np.full(self.n, -1)  # where a thread was told that a phase is not over
+        self.tried = np.full(self.n, -1)  # where a thread was told that a phase is not over, or loaded a number
         self.products = [Group() for _ in range(-(-self.n // WARPGROUP))]
         self.stores = {}  # by thread: a Group
         self.finished = np.zeros(self.n, np.int64)  # of each thread's products
@@ -119,6 +120,8 @@ class Hopper:
                 yield f"{who} for their warp"
             elif key == OF_WARPGROUP:
                 yield f"{who} for their warpgroup"
+            elif key == OF_POST:
+                yield f"{who} for a number in global memory"
             elif key <= NAMED_BARRIERS:
                 arrived, count = self.named.get(key - 1, ("not all", self.n))
                 yield f"{who} at barrier {key - 1}, where {arrived} of {count} have arrived"
@@ -229,6 +232,17 @@ class Hopper:
         if self.mask.any():
             self.put(args[0], over)
 
+    def try_number(self):
+        """Threads load a number once; those that try again come back when one has been posted."""
+        again = self.mask & (self.tried == self.pc)
+        self.waiting[again], self.pcs[again] = OF_POST, self.pc
+        self.only(self.mask & ~again)
+        self.tried[self.mask] = self.pc
+
+    def have_posted(self):
+        self.waiting[self.waiting == OF_POST] = 0
+        self.tried[:] = -1
+
     def op_fence(self, op, args):
         if op[1:3] == ["proxy", "async"]:
             self.shared.fence(self.mask)
@@ -254,7 +268,9 @@ class Hopper:
             elif op[3] == "wait_group":
                 group.wait(self.shared, int(args[0]))
             elif op[1] == "reduce" and op[-2:] == ["add", "f32"]:
-                self._add_line(thread, group, *args)
+                self._store_line(thread, group, True, *args)
+            elif op[3] == "global":
+                self._store_line(thread, group, False, *args)
             elif op[3].startswith("shared"):
                 self._load_line(thread, *args)
             elif op[3] == "tensor" and op[5].startswith("shared"):
@@ -303,15 +319,16 @@ class Hopper:
         places.set(self.shared.written, False)  # until it has arrived
         self.arriving.append((barrier, places, values))
 
-    def _add_line(self, thread, group, target, source, size):
-        """float32 in shared memory, added to global memory."""
+    def _store_line(self, thread, group, adds, target, source, size):
+        """From shared to global memory, where float32 are added or stored."""
         target, source = (int(self.address(x)[thread]) for x in (target, source))
         chunks = self._chunks(thread, size)
         places = self.shared.places_of_units(source + chunks, "a line", read=True)
         group.read(self.shared, places)
-        to = self.memory.places(target + chunks, CHUNK, "a line", read=True)
-        sums = to.of(self.memory.bytes).view(np.float32) + places.of(self.shared.bytes).view(np.float32)
-        self.memory.write(to, sums.view(np.uint8), None)
+        to, values = self.memory.places(target + chunks, CHUNK, "a line", read=adds), places.of(self.shared.bytes)
+        if adds:
+            values = (to.of(self.memory.bytes).view(np.float32) + values.view(np.float32)).view(np.uint8)
+        self.memory.write(to, values, None)
 
     def receive(self):
         """All that is on its way to the barrier for which a copy was started last. Whether there was anything."""

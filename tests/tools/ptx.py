@@ -99,7 +99,8 @@ class Kernel:
         negated, guard, op, operands = match.groups()
         full_name, op = op, op.split(".")
         name = op[0]
-        if op[:2] == ["mbarrier", "try_wait"] and self.blocks[-1]:
+        tries = op[:2] in (["mbarrier", "try_wait"], ["ld", "acquire"])
+        if tries and self.blocks[-1]:
             self.blocks.append([])  # where threads come again
         if name == "wgmma" and op[1] in ("fence", "wait_group"):  # where the warps wait for each other
             self.blocks[-1].append(Instruction(None, False, ["meet"], [], "meet", ""))
@@ -108,7 +109,7 @@ class Kernel:
             operands = re.sub(r"[%$\w]+", lambda name: scope.rename(name[0]), operands)
             guard = guard and scope.rename(guard)
         self.blocks[-1].append(Instruction(guard, bool(negated), op, split_operands(operands), full_name, line))
-        if name in ("bra", "ret", "bar", "barrier") or op[:2] == ["mbarrier", "try_wait"]:
+        if name in ("bra", "ret", "bar", "barrier") or tries:
             self.blocks.append([])
 
     def count(self, pattern):
@@ -595,6 +596,8 @@ class Block(Hopper):
         rows = np.zeros((self.n // WARP, 4, 8, 4), np.uint32)  # warp, matrix, row, two columns
         for i, name in enumerate(names):
             rows[:, i] = self.get(name, "b32").reshape(-1, 8, 4)
+        if "trans" in op:
+            rows = np.ascontiguousarray(rows.view(np.uint16).swapaxes(2, 3)).view(np.uint32)
         here = self.mask.reshape(-1, WARP)[:, 0]
         places = self.shared.places(address[self.mask], 16, "stmatrix", read=False)
         self.shared.write(places, rows[here].reshape(-1, 4).view(np.uint8), np.flatnonzero(self.mask))
@@ -630,10 +633,14 @@ class Block(Hopper):
         if "param" in op:
             value = self.parameters[args[1].strip("[]")].tobytes().ljust(8, b"\0")
             return self.put(args[0], np.full(self.n, np.frombuffer(value, TYPES[op[-1]])[0]))
+        if "acquire" in op:
+            self.try_number()
         self._access(op, members(args[0]), args[1], read=True)
 
     def op_st(self, op, args):
         self._access(op, members(args[1]), args[0], read=False)
+        if "release" in op:
+            self.have_posted()
 
     def op_cp(self, op, args):
         """cp.async: what is copied arrives when it is waited for, at the latest moment that there may be."""

@@ -353,6 +353,28 @@ def test_threads_wait_for_a_phase():
     np.testing.assert_array_equal(x, np.repeat([56, 0], 32))
 
 
+@pytest.mark.parametrize("form", ["", ".trans"])
+def test_matrices_are_stored_as_they_are_or_transposed(form):
+    """Element (i, j) of 8x8 is 8 i + j: the lane has two in a row."""
+    x = np.zeros(32, np.uint32)
+    run(f"""
+        mov.u32 %r8, numbattn_shared;
+        shl.b32 %r2, %r1, 17;
+        shl.b32 %r3, %r1, 1;
+        add.u32 %r2, %r2, %r3;
+        add.u32 %r2, %r2, 65536;
+        shl.b32 %r3, %r1, 4;
+        add.u32 %r4, %r8, %r3;
+        stmatrix.sync.aligned.m8n8.x4{form}.shared.b16 [%r4], {{%r2, %r2, %r2, %r2}};
+        shl.b32 %r3, %r1, 2;
+        add.u32 %r4, %r8, %r3;
+        ld.shared.u32 %r5, [%r4];
+        st.global.u32 [%rd3], %r5;
+        """, x, 512)  # fmt: skip
+    stored = np.arange(64).reshape(8, 8)
+    np.testing.assert_array_equal(x.view(np.uint16).reshape(8, 8), stored.T if form else stored)
+
+
 @pytest.mark.parametrize(("body", "error", "text"), [
     (f"{opened(33)} @!%p1 {ARRIVE} @%p1 bra $wait; bra $end; $wait: {waiting()} $end:", DeadlockError,
      r"threads 0-31 wait for the mbarrier at 0x\w+, byte 0: phase 0 lacks 1 of 33 arrivals and 0 bytes"),

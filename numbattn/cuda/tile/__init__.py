@@ -33,9 +33,10 @@ plain one. Numbers take the dtype of the tile that they are combined with. With 
 | dot, dots | a product of tiles, or several; (positive_)operand, wgmma_wait: by a warpgroup | fma, mma.sync, wgmma |
 | Pipeline, init_pipelines, stage, advance, alongside | stages of shared memory in turn | mbarrier.init |
 | acquire, wait, release, commit, read | who may write a stage, who read it | mbarrier.try_wait, .arrive |
-| tma_load(_part, _pages), tma_store, tma_store_wait | tiles of boxes, in the background | cp.async.bulk.tensor |
+| tma_load(_part, _pages), tma_store | tiles of boxes, in the background | cp.async.bulk.tensor |
+| tma_store_wait, tma_store_complete | until these have been read, or are there | cp.async.bulk.wait_group |
 | bulk_load | a part of a line, in the background | cp.async.bulk |
-| bulk_add | to sums of tiles that many blocks add to, in the background | cp.reduce.async.bulk |
+| bulk_add, bulk_store | to sums of tiles that many blocks add to, in the background | cp(.reduce).async.bulk |
 | put_registers, get_registers, load_registers | a tile in register order | st.shared, ld.shared, ld.global |
 | add_registers; add_lines, load_lines | to such sums, immediately; the same in lines | red.global, ld.global |
 | prefetch_tensor_map, fence_async_proxy | before all these | prefetch.tensormap, fence.proxy |
@@ -44,6 +45,7 @@ plain one. Numbers take the dtype of the tile that they are combined with. With 
 | sync_threads, sync_warp, sync_warpgroup(s) | makes what others have written visible | bar.sync, bar.warp.sync |
 | add_element | to one element of sums, immediately | red.global |
 | atomic_add, atomic_inc | counters in global memory | atom.add, atom.inc |
+| post, wait_for_post | numbers in global memory by which blocks wait for others | st.release, ld.acquire |
 | launch_dependents, wait_on_dependencies | overlap with the stream's next kernel | griddepcontrol |
 | increase_registers, decrease_registers | register reallocation of a warpgroup | setmaxnreg |
 
@@ -58,6 +60,7 @@ from .accumulation import (
     add_lines,
     add_registers,
     bulk_add,
+    bulk_store,
     get_registers,
     load_lines,
     load_registers,
@@ -91,6 +94,7 @@ from .mapping import fold_elements, holds, map_elements
 from .matrices import aligned, heads_as_rows, lines_of, rows_between, rows_of_pages
 from .pipeline import Pipeline, acquire, advance, alongside, init_pipelines, release, stage, wait
 from .places import SharedMemory
+from .posts import post, wait_for_post
 from .product import dot, dots
 from .races import RaceError
 from .reductions import anywhere, part_argmin, part_sum, row_max, row_sum
@@ -121,6 +125,7 @@ from .tma import (
     tma_load_pages,
     tma_load_part,
     tma_store,
+    tma_store_complete,
     tma_store_wait,
 )
 from .warpgroup import operand, positive_operand, wgmma_wait
@@ -159,6 +164,7 @@ __all__ = [
     "block_index",
     "bulk_add",
     "bulk_load",
+    "bulk_store",
     "capped",
     "clear",
     "col_index",
@@ -209,6 +215,7 @@ __all__ = [
     "part_argmin",
     "part_sum",
     "positive_operand",
+    "post",
     "prefetch_tensor_map",
     "put",
     "put_number",
@@ -241,10 +248,12 @@ __all__ = [
     "tma_load_pages",
     "tma_load_part",
     "tma_store",
+    "tma_store_complete",
     "tma_store_wait",
     "transposed_halves",
     "wait",
     "wait_copies",
+    "wait_for_post",
     "wait_on_dependencies",
     "warpgroup_index",
     "wgmma",

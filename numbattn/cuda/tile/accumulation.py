@@ -244,29 +244,57 @@ def bulk_add(array, number, shared):
     >>> run(kernel, np.ones(8, np.float32))
     array([1., 1., 1., 1., 3., 3., 3., 3.], dtype=float32)
     """
-    _check_sums(shared, array)
+    _check_sums("bulk_add", shared, array)
     cols = shared.plan.cols
     array[int(number) * cols :][:cols] += start_store(shared)[0]
 
 
-def _check_sums(shared, array):
-    check_line("bulk_add", shared, array)
+def _check_sums(word, shared, array):
+    check_line(word, shared, array)
     if name_of(array.dtype) != "float32":
-        raise TypingError(f"bulk_add: got {array.dtype}, expected float32")
+        raise TypingError(f"{word}: got {array.dtype}, expected float32")
 
 
-@bulk_add.lowering
-def bulk_add(array, number, shared):
-    _check_sums(shared, array)
-    plan = shared.plan
+def _bulk(word, instruction):
+    """How one of these is compiled."""
 
-    def generate(b, memory, number, pointer):
-        target = b.ptrtoint(emit_element(b, array, memory, b.mul(b.sext(number, I64), I64(plan.cols))), I64)
-        text = "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [$0], [$1], $2;"
-        asm(b, text, VOID, target, b.ptrtoint(pointer, I32), I32(plan.nbytes), effect=True)
-        emit_commit(b)
+    def lower(array, number, shared):
+        _check_sums(word, shared, array)
+        plan, text = shared.plan, f"{instruction} [$0], [$1], $2;"
 
-    return types.void(array, types.int32, shared), generate
+        def generate(b, memory, number, pointer):
+            target = b.ptrtoint(emit_element(b, array, memory, b.mul(b.sext(number, I64), I64(plan.cols))), I64)
+            asm(b, text, VOID, target, b.ptrtoint(pointer, I32), I32(plan.nbytes), effect=True)
+            emit_commit(b)
+
+        return types.void(array, types.int32, shared), generate
+
+    return lower
+
+
+bulk_add = bulk_add.lowering(_bulk("bulk_add", "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32"))
+
+
+@primitive
+def bulk_store(array, number, shared):
+    """Like `bulk_add`, in place of what is there.
+
+    >>> LINE, ROW = SharedMemory().tile(1, 4, np.float32), simt(1, 4, 32, 4, 1)
+    >>> def kernel(sums):
+    ...     put(allocate(LINE), full(ROW, np.float32(2)))
+    ...     fence_async_proxy()
+    ...     sync_threads()
+    ...     if thread_index() == 0:
+    ...         bulk_store(sums, 1, allocate(LINE))
+    >>> run(kernel, np.ones(8, np.float32))
+    array([1., 1., 1., 1., 2., 2., 2., 2.], dtype=float32)
+    """
+    _check_sums("bulk_store", shared, array)
+    cols = shared.plan.cols
+    array[int(number) * cols :][:cols] = start_store(shared)[0]
+
+
+bulk_store = bulk_store.lowering(_bulk("bulk_store", "cp.async.bulk.global.shared::cta.bulk_group"))
 
 
 @primitive

@@ -40,6 +40,10 @@ def thread_index():
     return _running.thread.number
 
 
+def thread():
+    return _running.thread
+
+
 def block():
     """The block of this thread."""
     return _running.thread.block

@@ -116,7 +116,7 @@ def atomic_add(array, index, value):
     >>> run(lambda count: atomic_add(count, 0, 2), np.zeros(1, np.int32))
     array([64], dtype=int32)
     """
-    _check_atomic("atomic_add", array, WORDS)
+    check_atomic("atomic_add", array, WORDS)
     old = array[index]
     array[index] = old + array.dtype.type(value)
     return old
@@ -124,7 +124,7 @@ def atomic_add(array, index, value):
 
 @atomic_add.lowering
 def atomic_add(array, index, value):
-    _check_atomic("atomic_add", array, WORDS)
+    check_atomic("atomic_add", array, WORDS)
     return array.dtype(array, types.int32, array.dtype), lambda b, *values: b.atomic_rmw(
         "add", emit_element(b, array, *values[:2]), values[2], "monotonic")
 
@@ -136,7 +136,7 @@ def atomic_inc(array, index, last):
     >>> run(lambda count: atomic_inc(count, 0, 4), np.zeros(1, np.int32))       # 32 = 6 * 5 + 2
     array([2], dtype=int32)
     """
-    _check_atomic("atomic_inc", array, {"int32", "uint32"})
+    check_atomic("atomic_inc", array, {"int32", "uint32"})
     old = array[index]
     array[index] = 0 if old >= last else old + 1
     return old
@@ -144,7 +144,7 @@ def atomic_inc(array, index, last):
 
 @atomic_inc.lowering
 def atomic_inc(array, index, last):
-    _check_atomic("atomic_inc", array, {"int32", "uint32"})
+    check_atomic("atomic_inc", array, {"int32", "uint32"})
 
     def generate(b, matrix, index, last):
         return call(b, "llvm.nvvm.atomic.load.inc.32.p1i32", I32, emit_element(b, array, matrix, index), last)
@@ -152,7 +152,7 @@ def atomic_inc(array, index, last):
     return array.dtype(array, types.int32, array.dtype), generate
 
 
-def _check_atomic(word, array, takes):
+def check_atomic(word, array, takes):
     if array.ndim != 1 or name_of(array.dtype) not in takes:
         raise TypingError(f"{word}: got {array.dtype} of {array.ndim} axes, expected {' or '.join(sorted(takes))} of 1")
 

@@ -382,3 +382,18 @@ def tma_store_wait():
 @tma_store_wait.lowering
 def tma_store_wait():
     return types.void(), lambda b: asm(b, "cp.async.bulk.wait_group.read 0;", VOID, effect=True)
+
+
+@primitive
+def tma_store_complete():
+    """Like `tma_store_wait`, until they are in global memory.
+
+    >>> run(lambda y: tma_store_complete(), np.ones(1))       # none are on their way
+    array([1.])
+    """
+    tma_store_wait()
+
+
+@tma_store_complete.lowering
+def tma_store_complete():
+    return types.void(), lambda b: asm(b, "cp.async.bulk.wait_group 0;", VOID, effect=True)

@@ -18,6 +18,8 @@ from ..views import View, contiguous
 from .signatures import array_type, several
 from .steps import COUNTERS_ARRAY, SCRAP, SCRAP_BYTES, At, array_of_part
 
+SMALLEST_TURN = 64  # queries of a tile that blocks add to in turn
+
 
 class Argument:
     matrices = ()  # every MatrixOfCall in it: kernels depend on their layouts
@@ -174,20 +176,35 @@ LSE_LOG2 = Statistic("lse_log2", padded=True, has_low=True)  # see kernels.share
 
 @dataclass(frozen=True)
 class MatrixSums(Argument):
-    """Sums, 0 at first, for a matrix (batch, heads, seqlen_q, head_dim) that blocks add to: see tile.accumulation."""
+    """Sums for a matrix (batch, heads, seqlen_q, head_dim) that blocks add to: see tile.accumulation."""
 
     name: str
+    is_zero: bool = True  # at first
 
     def find(self, planner, work):
         size = work.padded_length * max(64, -(-work.problem.head_dim // 64) * 64)
         shape = *work.problem.lse_shape[:-1], size
-        planner.add_temporary(self.name, shape, work.problem.sum_dtype, is_zero=True)
+        planner.add_temporary(self.name, shape, work.problem.sum_dtype, self.is_zero)
 
     def flat(self, planner, work):
         yield planner.at(self.name, own=1)
 
     def type(self, about):
         return about.sums_of(3)
+
+
+class Turns(Argument):
+    """How many blocks have added to the sums of each tile of queries, 0 at first, where they take turns."""
+
+    def find(self, planner, work):
+        shape = *work.problem.lse_shape[:-1], work.padded_length // SMALLEST_TURN
+        planner.add_temporary("turns", shape, np.dtype(np.uint32), is_zero=True)
+
+    def flat(self, planner, work):
+        yield planner.at("turns", own=1)
+
+    def type(self, about):
+        return array_type(np.uint32, 3)
 
 
 @dataclass(frozen=True)

@@ -232,21 +232,53 @@ WIDE_AND_Q = ["hopper_backward_wide", "hopper_backward_q"]
 @pytest.mark.parametrize(("d", "e", "deterministic", "names"), [
     (64, 64, False, KV_SUMS), (100, 100, False, KV_SUMS),
     (128, 64, False, KV_SUMS), (64, 128, False, KV_AND_Q),
-    (64, 64, True, KV_AND_Q), (192, 64, False, WIDE_AND_Q),
-    (256, 256, True, WIDE_AND_Q),
+    (64, 64, True, KV_SUMS), (64, 128, True, KV_AND_Q),
+    (192, 64, False, WIDE_AND_Q), (256, 256, True, WIDE_AND_Q),
 ])  # fmt: skip
-def test_dq_is_added_up_where_a_consumer_has_room_and_no_order_is_asked_for(d, e, deterministic, names):
+def test_dq_is_added_up_where_a_consumer_has_room(d, e, deterministic, names):
     q, v = array(2, 8, 1000, d), array(2, 8, 1000, e)
     _, backward = plans(HOPPER, q, q, v, deterministic=deterministic)
     assert kernels(backward) == ["delta", *names]
-    sums = [x for x in backward.temporaries if x.is_zero]
-    size = 1024 * (-(-d // 64) * 64)
-    assert [(x.shape, x.dtype) for x in sums] == [((2, 8, size), np.float32)] * ("round_dq" in names)
-    assert {x.shape for x in backward.temporaries if not x.is_zero} == {(2, 8, 1024)}
+    zeroed, others = ({x.shape for x in backward.temporaries if x.is_zero == zero} for zero in (True, False))
+    sums, turns, statistics = (2, 8, 1024 * (-(-d // 64) * 64)), (2, 8, 1024 // 64), (2, 8, 1024)
+    if "round_dq" not in names:
+        assert (zeroed, others) == (set(), {statistics})
+    elif deterministic:
+        assert (zeroed, others) == ({turns}, {statistics, sums})
+    else:
+        assert (zeroed, others) == ({sums}, {statistics})
+
+
+@pytest.mark.parametrize(("options", "name"), [
+    ({"mask": na.Window(50, 0) & na.Lengths(np.zeros((2, 1), int))}, "round_dq"),
+    ({"score": na.Softcap(20.0)}, "round_dq"),
+    ({"mask": na.BlockSparse(np.zeros((1, 1, 10, 10), bool), (100, 100))}, "hopper_backward_q"),
+    ({"score": na.Bias(np.zeros((1000, 1000), np.float16), gradient=False)}, "hopper_backward_q"),
+])  # fmt: skip
+def test_tiles_of_keys_take_turns_where_a_band_says_which(options, name):
+    """And where shared memory has room for a second dQ."""
+    q = array(2, 8, 1000, 128)
+    assert name in kernels(plans(HOPPER, q, q, q, deterministic=True, **options)[1])
+
+
+@pytest.mark.parametrize(("d", "seqlen", "at_once"), [
+    (64, 512, 64), (64, 1024, 32), (128, 512, 32), (128, 4096, 16), (128, 16384, 4), (64, 16384, 8), (128, 10**6, 2),
+])  # fmt: skip
+def test_matrices_that_are_computed_in_turn_stay_in_the_cache(d, seqlen, at_once):
+    """So many that few tiles of one start together."""
+    found = work("float16", d, d, seqlen_q=seqlen)
+    assert hopper.backward_kv.SPEC_TURNS.numbers(found, None) == {"at_once": at_once}
+
+
+@pytest.mark.parametrize(("batch", "at_once"), [((1,), 2), ((2,), 2), ((3,), 4), ((2, 2, 2), 8)])
+def test_no_more_matrices_than_there_are_are_computed_in_turn(batch, at_once):
+    """An even number."""
+    found = work("float16", 64, 64, seqlen_q=512, batch=batch, group_size=3)
+    assert hopper.backward_kv.SPEC_TURNS.numbers(found, None) == {"at_once": at_once}
 
 
 @pytest.mark.parametrize(("d", "deterministic", "names"), [
-    (64, False, KV_SUMS), (64, True, KV_AND_Q),
+    (64, False, KV_SUMS), (64, True, KV_SUMS),
     (128, False, KV_SUMS), (192, False, WIDE_AND_Q),
 ])  # fmt: skip
 def test_dropout_leaves_room_for_both_sums_of_small_head_dims(d, deterministic, names):
@@ -352,7 +384,6 @@ def test_slopes_get_their_gradient_beside_that_of_keys_or_from_a_kernel_of_its_o
 
 OFFSETS, BY_HEAD = np.array([0, 300, 1000], np.int32), np.zeros((2, 8, 3), np.int32)
 PACKED_STEPS = ["hopper_forward"], ["delta", *KV_SUMS]
-PACKED_IN_TWO = ["hopper_forward"], ["delta", *KV_AND_Q]
 FORWARD_STEPS = ["intervals", "tile_states", "hopper_forward"]
 BACKWARD_STEPS = ["delta", "intervals", "tile_states", "hopper_backward_wide", "tile_states", "hopper_backward_q"]
 STEPS_OF_ALL = FORWARD_STEPS, BACKWARD_STEPS
@@ -360,7 +391,7 @@ STEPS_OF_ALL = FORWARD_STEPS, BACKWARD_STEPS
 
 @pytest.mark.parametrize(("options", "names"), [
     ({}, PACKED_STEPS), ({"causal": True}, PACKED_STEPS), ({"score": na.Sink(np.zeros(8))}, PACKED_STEPS),
-    ({"deterministic": True}, PACKED_IN_TWO),
+    ({"deterministic": True}, PACKED_STEPS),
     ({"score": [na.Sink(np.zeros(8)), na.Alibi(np.zeros(8), gradient=False)]}, PACKED_STEPS),
     ({"score": na.Alibi(np.zeros(8))}, (PACKED_STEPS[0], None)),
     ({"score": [na.Alibi(np.zeros(8)), na.Softcap(2.0)]}, (PACKED_STEPS[0], None)),

@@ -11,6 +11,7 @@ from numbattn.cuda.tile import (
     add_registers,
     allocate,
     bulk_add,
+    bulk_store,
     fence_async_proxy,
     get_registers,
     load,
@@ -143,6 +144,23 @@ def test_what_is_added_is_part_of_a_line(rows, sums):
         start(kernel, WARPGROUP, 1 << 15, sums)
 
 
+def test_what_is_stored_takes_the_place_of_what_was_there():
+    shared = SharedMemory()
+    PLACE, x, sums = shared.tile(1, SIZE, np.float32), numbers((64, 64)), np.full(3 * SIZE, np.nan, np.float32)
+
+    def kernel(x, sums):
+        put_registers(allocate(PLACE), load(x, TILE, 0))
+        fence_async_proxy()
+        sync_warpgroup()
+        if thread_index() == 0:
+            bulk_store(sums, 1, allocate(PLACE))
+            tma_store_wait()
+
+    start(kernel, WARPGROUP, shared.nbytes, x, sums)
+    assert np.isnan(sums.reshape(3, SIZE)[[0, 2]]).all()
+    np.testing.assert_array_equal(np.sort(sums[SIZE : 2 * SIZE]), np.sort(x.ravel()))
+
+
 def test_only_float32_is_added():
     PLACE = SharedMemory().tile(1, SIZE, np.int32)
 
@@ -161,7 +179,9 @@ FAULTS = {
     "(i // run * tile.layout.threads) * run + i % run": "i * tile.layout.threads",
     "_check(word, tile.layout, array)": "pass",
     "array[int(number) * cols :][:cols] +=": "array[:cols] +=",
-    "add.f32 [$0], [$1], $2;": "add.u32 [$0], [$1], $2;",
+    'bulk_group.add.f32"': 'bulk_group.add.u32"',
+    "array[int(number) * cols :][:cols] = ": "array[:cols] = ",
+    'shared::cta.bulk_group"))': 'shared::cta.bulk_group.add.f32"))',
     "I64(plan.cols)": "I64(1)",
     "I64(prod(layout.shape))": "I64(0)",
     "b.mul(b.and_(thread_index(b), I32(layout.threads - 1)), I32(run))": "b.and_(thread_index(b), I32(127))",

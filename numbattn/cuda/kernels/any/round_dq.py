@@ -1,4 +1,4 @@
-"""dQ from the sums that all blocks of a backward kernel have added up in global memory, in no fixed order."""
+"""dQ from the sums that all blocks of a backward kernel have added up in global memory."""
 
 from typing import NamedTuple
 
@@ -9,12 +9,13 @@ from ...tile import (
     SharedMemory,
     allocate,
     block_index,
+    full,
     load_lines,
     load_registers,
     mma,
     shape,
 )
-from ...words.arguments import Matrix, MatrixSums
+from ...words.arguments import Matrix, MatrixSums, Turns
 from ...words.signatures import signature_of
 from ...words.spec import PADDED, Spec
 from ..shared.layouts import DTYPES, save_sums_step
@@ -33,16 +34,18 @@ class DqPart(NamedTuple):
     threads: int
     across: int
     in_lines: bool = False
+    turn: int = 0  # queries of a tile that blocks have added to in turn: if none has, its sums are not there
 
 
-def round_dq(*, dtype, out_dtypes, col_parts, tile_m, tile_n, threads, across, in_lines, nbytes, mask):
+def round_dq(*, dtype, out_dtypes, col_parts, tile_m, tile_n, threads, across, in_lines, nbytes, mask, turn=0):
     """The kernel. col_parts: how many parts the columns of the sums are split into."""
     TILE_M, TILE_N, COL_PARTS, PARTS_A_SLOT = tile_m, tile_n, col_parts, PADDED // tile_m
     LAYOUT, segment_of, shared = mma(tile_m, tile_n, threads, across), slot_step(mask, "q", PADDED), SharedMemory()
+    TURN, ZERO = turn, np.float32(0)
     PLACE, load_part = shared.tile(tile_m, tile_n, DTYPES[dtype]), load_lines if in_lines else load_registers
     save_part = save_sums_step(DTYPES[dtype], *out_dtypes, tile_m, tile_n, threads, nbytes)
 
-    def kernel(mSums, mDQ, ds_scale, packing):
+    def kernel(mSums, mTurns, mDQ, ds_scale, packing):
         overlap_launches()
         batches, heads, seqlen_q, _ = shape(mDQ)
         part, batch, head = place(block_index(), batches * heads, heads)
@@ -51,26 +54,33 @@ def round_dq(*, dtype, out_dtypes, col_parts, tile_m, tile_n, threads, across, i
         m0 = slot * PADDED + down % PARTS_A_SLOT * TILE_M
         if m0 < segment.queries:
             dQ = load_part(mSums[batch, head], part, LAYOUT)
+            if TURN and mTurns[batch, head][down * TILE_M // TURN] == 0:
+                dQ = full(LAYOUT, ZERO)
             first, end = queries_of(segment)
             save_part(mDQ[batch, head][first:end, col : col + TILE_N], dQ * ds_scale, allocate(PLACE), m0)     # line 24
 
-    signature = signature_of(kernel, ARGUMENTS, DTYPES[dtype], np.float32, {"dq": out_dtypes[0]}, mask=mask)
+    given = arguments(DQ_SUMS, DQ_TURNS if turn else ())
+    signature = signature_of(kernel, given, DTYPES[dtype], np.float32, {"dq": out_dtypes[0]}, mask=mask)
     return Source(kernel, signature, threads, shared=shared.nbytes, overlaps=True)
 
 
 DQ_SUMS = MatrixSums("sums of dq")
-ARGUMENTS = DQ_SUMS, Matrix("dq"), "ds_scale", PACKING
+SUMS_IN_TURN, DQ_TURNS = MatrixSums("sums of dq", is_zero=False), Turns()
+
+
+def arguments(sums, turns):
+    return sums, turns, Matrix("dq"), "ds_scale", PACKING
 
 
 def col_parts(work, part):
     return max(-(-work.problem.head_dim // part.tile_n), 1)
 
 
-def round_spec(part_of):
+def round_spec(part_of, sums=DQ_SUMS, turns=()):
     """The Spec of this kernel after one that adds up dQ in parts of this kind: part_of(work) is a DqPart."""
     return Spec(
         round_dq,
-        ARGUMENTS,
+        arguments(sums, turns),
         tiles=lambda work: (part_of(work),),
         parameters=lambda work, part: {
             "dtype": work.problem.dtype.name, **dtypes_of(work, "dq"), "nbytes": work.nbytes,

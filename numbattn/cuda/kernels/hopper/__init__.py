@@ -14,6 +14,7 @@ from . import (
     backward_wide,
     decode,
     dq_sums,
+    dq_turns,
     forward,
     logsumexp,
     nearest,
@@ -23,7 +24,7 @@ from . import (
 )
 from .forward_tiles import is_for_hopper
 from .tangent_tiles import takes as takes_tangent
-from .variants import BOTH, GENERAL, SUMS, WIDE, variant_of
+from .variants import BOTH, GENERAL, SUMS, TURNS, WIDE, variant_of
 
 
 def takes(kernels, work):
@@ -47,6 +48,7 @@ FORWARD = Route(decodes, (decode.SPEC, combine.SPEC), WGMMA), Route(attends, (fo
 TANGENT = (Route(takes_tangent, (tangent.SPEC,), WGMMA),)
 BACKWARD = (
     Route(partial(takes, SUMS), (delta.SPEC_BOUNDED, backward_kv.SPEC_SUMS, dq_sums.SPEC), WGMMA),
+    Route(partial(takes, TURNS), (delta.SPEC_BOUNDED, backward_kv.SPEC_TURNS, dq_turns.SPEC), WGMMA),
     Route(partial(takes, BOTH), (delta.SPEC_BOUNDED, backward_kv.SPEC, backward_q.SPEC), WGMMA),
     Route(partial(takes, WIDE), (delta.SPEC_BOUNDED, backward_wide.SPEC, backward_q.SPEC), WGMMA),
     Route(partial(takes, GENERAL), (delta.SPEC_BOUNDED, mma_backward.SPEC_KV, backward_q.SPEC), WGMMA),

@@ -38,7 +38,7 @@ from ...tile import (
     wgmma_wait,
 )
 from ...words.arguments import COUNTERS, Statistic
-from ..any.round_dq import DQ_SUMS
+from ..any.round_dq import DQ_SUMS, DQ_TURNS, SUMS_IN_TURN
 from ..scores import within_segment
 from ..scores.reads import DISTANCE_SUMS
 from ..shared.layouts import DTYPES
@@ -65,7 +65,8 @@ from .backward_steps import (
     source,
 )
 from .distance_sums import distance_reads_of, distance_sums_step
-from .dq_sums import dq_steps, wait_for_store
+from .dq_sums import dq_steps, product_step
+from .dq_turns import PLACES, adder, at_once, dq_turn_steps, pipeline_of_dq
 from .forward_steps import clear_step
 from .forward_tiles import has_small_blocks
 from .kv_schedule import (
@@ -86,7 +87,7 @@ from .kv_steps import (
     next_keys,
     statistic_steps,
 )
-from .variants import SUMS, variant_of
+from .variants import SUMS, TURNS, variant_of
 
 
 class Walk(NamedTuple):
@@ -124,27 +125,28 @@ def hopper_backward_kv(
     reads: see `distance_sums`.
     """
     dtype, (tile_m, tile_n, stages, blocks) = DTYPES[dtype], tiles
-    adds_dq = variant.kernels == SUMS
+    adds_dq, in_turn = variant.kernels in (SUMS, TURNS), variant.kernels == TURNS
     variant = variant._replace(dq_late=adds_dq and variant.dq_late)
     S_TILE, K_TILE, V_TILE, CONSUMERS = wgmma(tile_m), wgmma(head_dim), wgmma(head_dim_v), tile_n // ROWS
-    COLS, TILE_M, ADDS_DQ = S_TILE.col_vector(), tile_m, adds_dq
+    COLS, TILE_M, ADDS_DQ, IN_TURN = S_TILE.col_vector(), tile_m, adds_dq, in_turn
     shared = SharedMemory()
     SHARED_K, SHARED_V = (shared.boxes(ROWS, cols, dtype, CONSUMERS) for cols in (head_dim, head_dim_v))
     SHARED_Q, SHARED_DO = (shared.boxes(tile_m, cols, dtype, stages) for cols in (head_dim, head_dim_v))
     SHARED_DS = shared.boxes(ROWS, tile_m, dtype, 2 * CONSUMERS * adds_dq)
-    SHARED_DQ = shared.tile(1, PART * PART, np.float32, (1 + variant.dq_late) * CONSUMERS * adds_dq)
+    SHARED_DQ = shared.tile(1, PART * PART, np.float32, (1 + (variant.dq_late or in_turn)) * CONSUMERS * adds_dq)
     SHARED_B, B_PIPELINE, load_biases = bias_steps(shared, bias_dtype, tile_m, CONSUMERS)
     given = SHARED_Q, SHARED_K, SHARED_V, SHARED_DO
     pipelines = pipelines_within(shared, *given, CONSUMERS)
     Q_PIPELINE, K_PIPELINE, V_PIPELINE, DO_PIPELINE, SHARED_LSE, SHARED_DELTA = pipelines
     READERS, S_EARLY = CONSUMERS * (1 + bool(reads)), variant.s_early
+    DQ_PIPELINE = pipeline_of_dq(shared)
     DS_PIPELINE = Pipeline.within(shared, SHARED_DS.of_stages(2), READERS, fills=CONSUMERS)
     TILES = pipeline_of_tiles(shared, mask, READERS + 1)
     (_, from_record), scores_of = record_steps(mask, tile_n), within_segment(score)
     band_at, longest = band_of(mask), key_lengths(mask)
-    about = mask, tile_m, ROWS, CONSUMERS * has_functions(mask)
-    first_queries, next_queries, needs_mask = queries_steps(*about)
-    *walk_of_producer, _ = queries_steps(*about, by_consumer=False)
+    about = {"consumers": CONSUMERS * has_functions(mask), "from_last": in_turn}
+    first_queries, next_queries, needs_mask = queries_steps(mask, tile_m, ROWS, **about)
+    *walk_of_producer, _ = queries_steps(mask, tile_m, ROWS, **about, by_consumer=False)
     clear_queries, CLEARS_KEYS = clear_step(tile_m, CONSUMERS, has_query_lengths(mask)), has_key_lengths(mask)
     read_lse, lse_of = statistic_steps(SHARED_LSE, COLS, early=variant.statistics_early)
     read_delta, delta_of = statistic_steps(SHARED_DELTA, COLS, early=variant.statistics_early)
@@ -154,7 +156,11 @@ def hopper_backward_kv(
         )
         for masks in (False, True)
     )  # fmt: skip
-    publish_ds, start_dq, store_dq, drain_dq = dq_steps(SHARED_DS, SHARED_K, SHARED_DQ, late=variant.dq_late)
+    start_dq, shared_dq = product_step(SHARED_DS, SHARED_K), (SHARED_DS, SHARED_DQ)
+    publish_ds, store_dq, drain_dq, finish_dq = (
+        dq_turn_steps(*shared_dq, start_dq, DQ_PIPELINE, mask, tile_n) if in_turn
+        else dq_steps(*shared_dq, start_dq, late=variant.dq_late)
+    )  # fmt: skip
     save_dk, save_dv = (save_step(dtype, out, cols, nbytes) for out, cols in zip(out_dtypes, (head_dim, head_dim_v)))
     if adds_dq and tile_m // PART * (head_dim // PART) != CONSUMERS:
         raise ValueError(f"tile_m: got {tile_m} for head_dim {head_dim}, expected {CONSUMERS} parts of dQ")
@@ -205,7 +211,7 @@ def hopper_backward_kv(
             """dV and dK of the current tile of queries, dQ of the previous one, S of the next one."""
             (_, _, Q, dO, sdS, _), (_, _, S, lse, delta) = stages, acc
             dS, dV = ds_of(acc, V, stages, tile, walk.current, n0, args)        # products 2 and 3
-            publish_ds(dS, advance(sdS, 1), walk.leaving, mSums, tile)
+            publish_ds(dS, advance(sdS, 1), walk, mSums, tile, args.mask)
             dK = dot(acc.dK, operand(dS, SHARED_Q), Q.tile)     # product 4, line 22: dK += dS^T Q
             dV = wgmma_wait(dV, 1)
             release(dO)
@@ -236,7 +242,8 @@ def hopper_backward_kv(
         dK, dV = full(K_TILE, ZERO), full(V_TILE, ZERO)
         none, sees = QueryTile(index(0), index(0), index(0), at.known), at.m_block < at.m_blocks
         if ADDS_DQ and sees:
-            publish_ds(full(S_TILE, ZERO), stages.dS, none, mSums, tile)    # before the first tile there is no dS
+            nowhere = Walk(none, none, none, none)              # before the first tile there is no dS
+            publish_ds(full(S_TILE, ZERO), stages.dS, nowhere, mSums, tile, args.mask)
         wait_for(stages.K, CONSUMERS)
         if CLEARS_KEYS or not sees:
             wait(advance(stages.V, consumer))
@@ -261,7 +268,7 @@ def hopper_backward_kv(
             acc = last_step(acc, K, V, stages, walk, tile, n0, mSums, args)
             dK, dV = acc.dK, acc.dV
             if ADDS_DQ:
-                drain_dq(stages.dS, walk, mSums, tile)
+                drain_dq(stages.dS, walk, mSums, tile, args.mask)
             stages = after_last(stages)
         sync_warpgroups(CONSUMERS)                              # all have read K
         first, end = keys_of(tile.segment)
@@ -289,38 +296,43 @@ def hopper_backward_kv(
             W = alongside(W, stages.K)
             record = receive(W)
         if ADDS_DQ:
-            wait_for_store()
+            finish_dq(stages.dS)
 
-    producers = producer_steps(pipelines, TILES, mask, tile_n, *walk_of_producer, load_biases, B_PIPELINE)
+    about = mask, tile_n, *walk_of_producer
+    producers = producer_steps(pipelines, TILES, *about, load_biases, B_PIPELINE, in_turn)
+    if in_turn:
+        producers += tuple(adder(SHARED_DQ, DQ_PIPELINE, place) for place in range(PLACES))
     helpers = ()
     if reads:
-        add_reads = distance_sums_step(score, reads, SHARED_DS, DS_PIPELINE, TILES, mask, tile_n, *walk_of_producer)
+        add_reads = distance_sums_step(score, reads, SHARED_DS, DS_PIPELINE, TILES, *about)
         helpers = CONSUMERS, add_reads
     has_some_left = CONSUMERS == 2 and (reads or head_dim + head_dim_v <= 128)
     registers = MORE_FOR_PRODUCER if has_some_left else REGISTERS[CONSUMERS]
-    own_pipelines = TILES, K_PIPELINE, V_PIPELINE, Q_PIPELINE, DO_PIPELINE, DS_PIPELINE, B_PIPELINE
+    own_pipelines = TILES, K_PIPELINE, V_PIPELINE, Q_PIPELINE, DO_PIPELINE, DS_PIPELINE, DQ_PIPELINE, B_PIPELINE
     begin, take_roles = warp_specialised(
         own_pipelines, CONSUMERS, registers, compute, *producers, blocks=blocks, helpers=helpers
     )
 
     def kernel(
-        mQ, mK, mV, mDO, biases, mDK, mDV, mSums, mReads, mLse, mDelta, mask, scores, drops, group_size, ds_scale,
-        scale_log2, kept_scale, at_once, delta_scale, counters,
+        mQ, mK, mV, mDO, biases, mDK, mDV, mSums, mTurns, mReads, mLse, mDelta, mask, scores, drops, group_size,
+        ds_scale, scale_log2, kept_scale, at_once, delta_scale, counters,
     ):  # fmt: skip
         begin()
         args = BackwardArguments(mask, scores, drops, scale_log2, kept_scale, delta_scale, ())
         given = ProducerArguments(
             mQ, mK, mV, mDO, biases, mLse, mDelta, mDK, mask, counters, group_size, at_once
         )  # fmt: skip
-        take_roles(
-            (mDK, mDV, mSums, group_size, ds_scale, args),
-            ((given,), (given,), (mDK, mask, scores, group_size, mReads)),
-        )  # fmt: skip
+        of_consumers = mDK, mDV, mSums, group_size, ds_scale, args
+        if IN_TURN:
+            take_roles(of_consumers, ((given,), (given,), (mSums, mTurns), (mSums, mTurns)))
+        else:
+            take_roles(of_consumers, ((given,), (given,), (mDK, mask, scores, group_size, mReads)))
 
     maps = *given, *[SHARED_B] * bool(bias_dtype)
     dtypes, about = dict(zip(("dk", "dv"), out_dtypes)), {"mask": mask, "score": score, "bias_dtype": bias_dtype}
     about["read_dtype"] = reads[2] if reads else None
-    return source(kernel, SPEC_SUMS.arguments, shared, maps, dtype, dtypes, CONSUMERS, blocks, **about)
+    spec = SPEC_TURNS if in_turn else SPEC_SUMS
+    return source(kernel, spec.arguments, shared, maps, dtype, dtypes, CONSUMERS, blocks, **about)
 
 
 # ------------------------------------------------------------------------------------------------------------- tiles
@@ -357,5 +369,6 @@ def persistent(spec):
 
 NO_SUMS = Statistic("delta", padded=True)  # a placeholder for sums, which are not touched then
 ABOUT = hopper_backward_kv, keys_row, parameters_kv, (*GIVEN, BIAS)
-SPEC_SUMS = persistent(keys_spec(*ABOUT, [DQ_SUMS, DISTANCE_SUMS], tiles_of_states))
-SPEC = persistent(keys_spec(*ABOUT, [NO_SUMS, ()], tiles_of_states))
+SPEC_SUMS = persistent(keys_spec(*ABOUT, [DQ_SUMS, (), DISTANCE_SUMS], tiles_of_states))
+SPEC_TURNS = replace(persistent(keys_spec(*ABOUT, [SUMS_IN_TURN, DQ_TURNS, ()])), numbers=at_once)
+SPEC = persistent(keys_spec(*ABOUT, [NO_SUMS, (), ()], tiles_of_states))

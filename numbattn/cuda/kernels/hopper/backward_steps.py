@@ -7,9 +7,9 @@ else is looked up: the first consumer computes P and dV, the second dS and dK. `
 queries and loops over the keys, for dQ without sums between blocks, bitwise reproducible.
 
 One thread of the last warpgroup, or two, are the producer, which TMA-loads tiles into pipelines; the other warpgroups
-are consumers, and other warps of the last one may help them: see `distance_sums`. Where keys are kept, S, P, dP and dS
-are transposed, so that a row is a key and the registers of P and dS are the left operands for dV and dK as they are. At
-the end of a step S of the next tile is already in flight.
+are consumers, and other warps of the last one may help them: see `distance_sums` and `dq_turns`. Where keys are kept,
+S, P, dP and dS are transposed, so that a row is a key and the registers of P and dS are the left operands for dV and dK
+as they are. At the end of a step S of the next tile is already in flight.
 
 As in `backward` MASK follows the exponential. lse is in base 2, and +inf where nothing is seen, so that P is 0 there.
 Rows beyond a sequence's length may be NaN, and 0 * NaN is NaN: tiles are cleared there before they are multiplied.

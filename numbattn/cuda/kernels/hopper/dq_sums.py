@@ -1,6 +1,7 @@
 """dQ on Hopper as a sum of all blocks' parts, in global memory and in no fixed order; `round_dq` rounds it.
 
-The sums leave by bulk reduce-add: atomics from registers (red.v4) were slower by 8 to 15 %.
+A fixed order: see `dq_turns`. The sums leave by bulk reduce-add: atomics from registers (red.v4) were slower by 8 to
+15 %.
 """
 
 from ...tile import (
@@ -40,12 +41,30 @@ def wait_for_store():
         tma_store_wait()
 
 
-def dq_steps(SHARED_DS, SHARED_K, SHARED_DQ, late):
-    """Device functions of a consumer of `hopper_backward_kv`, which computes one part of each dQ: publish dS, start the
-    part, store it, and drain what is left at the end. sdS: the stage of dS. late: see Variant."""
+def product_step(SHARED_DS, SHARED_K):
+    """The device function (sdS) -> dS K of all keys of the block, in flight: the 64 queries and 64 columns that are
+    this consumer's. sdS: the stage of dS."""
     DS_PARTS, K_PARTS = SHARED_DS.parts(PART), SHARED_K.parts(PART)
-    TILE_M, ROW_PARTS, COL_PARTS, Q_TILE = SHARED_DS.cols, SHARED_DS.cols // PART, SHARED_K.cols // PART, wgmma(PART)
-    LATE, PLACES = late, 1 + late                               # of a consumer
+    ROW_PARTS, COL_PARTS, Q_TILE = SHARED_DS.cols // PART, SHARED_K.cols // PART, wgmma(PART)
+
+    @device
+    def start_dq(sdS):
+        part = warpgroup_index()
+        rows, cols, first = part // COL_PARTS, part % COL_PARTS, sdS.index * CONSUMERS
+        wait(sdS)
+        dQ = dot(Q_TILE, allocate(DS_PARTS, first * ROW_PARTS + rows).T, allocate(K_PARTS, cols))
+        for consumer in range(1, CONSUMERS):
+            dS, K = (first + consumer) * ROW_PARTS + rows, consumer * COL_PARTS + cols
+            dQ = dot(dQ, allocate(DS_PARTS, dS).T, allocate(K_PARTS, K))
+        return dQ
+
+    return start_dq
+
+
+def dq_steps(SHARED_DS, SHARED_DQ, start_dq, late):
+    """Device functions of a consumer of `hopper_backward_kv`, which computes one part of each dQ: publish dS, store the
+    part, drain what is left at the end of a tile of keys, and finish. late: see Variant."""
+    TILE_M, LATE, PLACES = SHARED_DS.cols, late, 1 + late       # PLACES: of a consumer
 
     @device
     def dq_place(sdS, part):
@@ -68,8 +87,8 @@ def dq_steps(SHARED_DS, SHARED_K, SHARED_DQ, late):
         send_dq(sdS, of, mSums, tile)
 
     @device
-    def publish_ds(dS, sdS, sent, mSums, tile):
-        """Let all consumers read dS. If dQ is late, send the one of the tile of queries `sent`, put a step ago."""
+    def publish_ds(dS, sdS, walk, mSums, tile, mask):
+        """Let all consumers read dS. If dQ is late, send the one that leaves, put a step ago."""
         acquire(sdS)
         wait_for_store()                                        # the next dQ may be put
         put(allocate(SHARED_DS, sdS.index * CONSUMERS + warpgroup_index()), dS)
@@ -77,19 +96,7 @@ def dq_steps(SHARED_DS, SHARED_K, SHARED_DQ, late):
         sync_warpgroup()
         commit(sdS)
         if LATE:
-            send_dq(sdS, sent, mSums, tile)
-
-    @device
-    def start_dq(sdS):
-        """dS K of all keys of the block, in flight: the 64 queries and 64 columns that are this consumer's."""
-        part = warpgroup_index()
-        rows, cols, first = part // COL_PARTS, part % COL_PARTS, sdS.index * CONSUMERS
-        wait(sdS)
-        dQ = dot(Q_TILE, allocate(DS_PARTS, first * ROW_PARTS + rows).T, allocate(K_PARTS, cols))
-        for consumer in range(1, CONSUMERS):
-            dS, K = (first + consumer) * ROW_PARTS + rows, consumer * COL_PARTS + cols
-            dQ = dot(dQ, allocate(DS_PARTS, dS).T, allocate(K_PARTS, K))
-        return dQ
+            send_dq(sdS, walk.leaving, mSums, tile)
 
     @device
     def store_dq(dQ, sdS, of, mSums, tile):
@@ -102,7 +109,7 @@ def dq_steps(SHARED_DS, SHARED_K, SHARED_DQ, late):
             add_dq(sdS, of, mSums, tile)
 
     @device
-    def drain_dq(sdS, walk, mSums, tile):
+    def drain_dq(sdS, walk, mSums, tile, mask):
         """Send the dQ of the last tile of queries, and what has not been sent yet."""
         dQ = wgmma_wait(start_dq(advance(sdS, 1)), 0)
         if LATE:
@@ -113,7 +120,11 @@ def dq_steps(SHARED_DS, SHARED_K, SHARED_DQ, late):
         if LATE:
             add_dq(advance(sdS, 1), walk.current, mSums, tile)
 
-    return publish_ds, start_dq, store_dq, drain_dq
+    @device
+    def finish_dq(sdS):
+        wait_for_store()
+
+    return publish_ds, store_dq, drain_dq, finish_dq
 
 
 SPEC = round_spec(lambda work: DqPart(PART, PART, WARPGROUP, across=1))

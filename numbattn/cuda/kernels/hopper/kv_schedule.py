@@ -122,12 +122,14 @@ def receive(W):
     return record
 
 
-def producer_steps(pipelines, tiles, mask, tile_n, first_queries, next_queries, load_biases, B_PIPELINE):
-    """Device functions of the producer's threads, of ProducerArguments. tiles: the pipeline of tiles of keys."""
+def producer_steps(pipelines, tiles, mask, tile_n, first_queries, next_queries, load_biases, B_PIPELINE, in_turn):
+    """Device functions of the producer's threads, of ProducerArguments. tiles: the pipeline of tiles of keys. in_turn:
+    whether a tile waits for those drawn before it, which then all have to be drawn, the first ones too."""
     Q_PIPELINE, K_PIPELINE, V_PIPELINE, DO_PIPELINE, SHARED_LSE, SHARED_DELTA = pipelines
+    IN_TURN = in_turn
     TILES, TILE_M, PARTS = tiles, Q_PIPELINE.tile.rows, K_PIPELINE.tile.stages
     (to_record, from_record), mask_of, NO_TILE = record_steps(mask, tile_n), mask_within_step(mask), no_tile(mask)
-    count_of, keys_of = numbered_keys_steps(mask, tile_n, by_warp=False)
+    count_of, keys_of = numbered_keys_steps(mask, tile_n, by_warp=False, staggered=in_turn)
 
     @device
     def load_parts(X, matrix, tile):
@@ -145,6 +147,12 @@ def producer_steps(pipelines, tiles, mask, tile_n, first_queries, next_queries, 
         bulk_load(Q, allocate(places, Q.index), statistic[batch, head], tile.segment.first_padded_row + m0)
 
     @device
+    def draw(counters):
+        if IN_TURN:
+            return next_number(counters, 0)
+        return next_number(counters, grid_size())
+
+    @device
     def schedule(args):
         """Draw tiles of keys, and load K and V, then dO and a bias of the queries."""
         prefetch_tensor_map(args.mK)
@@ -152,7 +160,9 @@ def producer_steps(pipelines, tiles, mask, tile_n, first_queries, next_queries, 
         prefetch_tensor_map(args.mDO)
         W, K, V = stage(TILES, 0), stage(K_PIPELINE, 0), stage(V_PIPELINE, 0)
         dO, B, number = stage(DO_PIPELINE, 0), stage(B_PIPELINE, 0), index(block_index())
-        while number < count_of(args.mLse, args.mDK, args.mask):
+        if IN_TURN:
+            number = draw(args.counters)
+        while number < count_of(args.mLse, args.mDK, args.mask, args.at_once):
             tile = keys_of(number, args.mLse, args.mDK, args.mask, args.group_size, args.at_once)
             if tile.first < tile.end:                           # else a slot without a tile
                 acquire(W)
@@ -168,7 +178,7 @@ def producer_steps(pipelines, tiles, mask, tile_n, first_queries, next_queries, 
                     tma_load(dO, args.mDO, tile.batch, at.head, row)
                     B = load_biases(args.biases, tile, at, row, B)
                     dO, at = advance(dO, 1), next_queries(mask, tile, at)
-            number = next_number(args.counters, grid_size())
+            number = draw(args.counters)
         acquire(W)
         commit(W, NO_TILE)
         finish(args.counters, grid_size())

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from ...words.numbers import SIDES
 from ..any.intervals import has_offsets
 from ..scores import READS, is_nonlinear, looks_up
 from ..scores.function import ShiftKind
@@ -11,8 +12,9 @@ from .choice import Case, words_of
 from .distance_sums import distance_reads_of
 from .forward_tiles import has_small_blocks, head_dims
 
-# The kernels: backward_kv and round_dq; backward_kv and backward_q; backward_wide and backward_q; mma_backward
-SUMS, BOTH, WIDE, GENERAL = "sums", "both", "wide", "general"
+# The kernels: backward_kv and round_dq, which add up dQ in no order, or in turn; backward_kv and backward_q;
+# backward_wide and backward_q; mma_backward
+SUMS, TURNS, BOTH, WIDE, GENERAL = "sums", "turns", "both", "wide", "general"
 DP_DS_DV, DP_DV_DS, DV_DP_DS = "dP, dS, dV", "dP, dV, dS", "dV, dP, dS"
 
 
@@ -40,12 +42,13 @@ EXCEPTIONS = (  # by traits: of each field, the first row that fits counts
     Case("64 intervals", {"kernels": WIDE}),            # the intervals of a mask,
     Case("nonlinear looked-up", {"kernels": WIDE}),     # a score's derivative and what is looked up for each element,
     Case("128 nonlinear dropout", {"kernels": WIDE}),   # or dropout
-    Case("deterministic", {"kernels": BOTH}),           # dQ is added up in no fixed order
+    Case("deterministic", {"kernels": BOTH}),           # dQ is added up in no fixed order, and not in turn either
     Case("small-blocks", {"kernels": BOTH}),            # one consumer a block, and dQ has no room in shared memory
     Case("narrow", {"kernels": BOTH}),                  # sums would take 8 times the memory of dQ, to save 10 % of time
     Case("uneven", {"kernels": BOTH}),
     Case("64 nonlinear sloped", {"kernels": BOTH}),     # spills registers
     Case("reads", {"kernels": BOTH}),                   # the kernel for dQ adds up gradients of a function's arrays
+    Case("in-turn", {"kernels": TURNS}),
     Case("128 function", {"order": DP_DV_DS}),          # a causal one is 14 % faster than "loaded" (H100, seqlen 8192)
     Case("loaded", {"order": DV_DP_DS}),                # no registers for dP from the first, here and below
     Case("64 shift", {"order": DV_DP_DS}),              # 38 % faster with slopes: with dP before dV it spills registers
@@ -65,11 +68,13 @@ EXCEPTIONS = (  # by traits: of each field, the first row that fits counts
 def traits(work):
     """The traits of some work that EXCEPTIONS ask for."""
     head_dim, _ = head_dims(work.problem)
+    in_turn = work.deterministic and adds_in_turn(work)
     looked_up, by_distance = is_looked_up(work.mask) or looks_up(work.score), distance_reads_of(work)
     found = {
         str(size_of(work)): True,                               # the larger head_dim, rounded up
-        "deterministic": work.deterministic,
-        "unordered": not work.deterministic,
+        "deterministic": work.deterministic and not in_turn,
+        "unordered": in_turn or not work.deterministic,
+        "in-turn": in_turn,
         "dropout": work.problem.dropout,
         "offsets": has_offsets(work),                           # each query has its own
         "intervals": BY_INTERVALS in work.mask,
@@ -92,6 +97,11 @@ def traits(work):
         "uneven": head_dim != size_of(work),
     }
     return words_of(found)
+
+
+def adds_in_turn(work):
+    """Whether tiles of keys can take turns at adding to dQ: a band says which do, and there is room for a second dQ."""
+    return set(work.mask) <= {*SIDES, PACKED} and not dtype_of_bias(work)
 
 
 def variant_of(work):

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...tile import block_index, device, index, maximum, minimum, opaque, shape, warpgroup_index
-from .schedule import place_grouped
+from .schedule import count_staggered, place_grouped, place_staggered
 from .segments import count_step, mask_within_step, slot_step
 from .visibility import (
     NO_WORDS,
@@ -56,23 +56,29 @@ def key_tile_step(tile_n):
     return key_tile
 
 
-def numbered_keys_steps(mask, tile_n, by_warp=True):
-    """Device functions: (mLse, mDK, mask) -> how many KeyTiles there are; (number, mLse, mDK, mask, group_size,
-    at_once) -> one of them. by_warp: see `segments.search_step`."""
+def numbered_keys_steps(mask, tile_n, by_warp=True, staggered=False):
+    """Device functions: (mLse, mDK, mask, at_once) -> how many KeyTiles there are; (number, mLse, mDK, mask,
+    group_size, at_once) -> one of them. by_warp: see `segments.search_step`; staggered: see `schedule`."""
     tiles_of, tile_of = count_step(mask, tile_n), slot_step(mask, "k", tile_n, by_warp)
-    key_tile = key_tile_step(tile_n)
+    key_tile, TILE_N, STAGGERED = key_tile_step(tile_n), tile_n, staggered
+    place_of = place_staggered if staggered else place_grouped
 
     @device
-    def count_of(mLse, mDK, mask):
+    def count_of(mLse, mDK, mask, at_once):
         (batches, _, _), (_, heads_k, seqlen_k, _) = shape(mLse), shape(mDK)
-        return tiles_of(mask.packing, seqlen_k) * batches * heads_k
+        n_blocks = tiles_of(mask.packing, seqlen_k)
+        if STAGGERED:
+            return count_staggered(n_blocks, batches * heads_k, at_once)
+        return n_blocks * batches * heads_k
 
     @device
     def keys_of(number, mLse, mDK, mask, group_size, at_once):
         (batches, _, _), (_, heads_k, seqlen_k, _) = shape(mLse), shape(mDK)
         n_blocks = tiles_of(mask.packing, seqlen_k)
-        tile, batch, head_k = place_grouped(number, n_blocks, batches * heads_k, heads_k, at_once)
-        segment, n_block = tile_of(mask.packing, batch, tile, seqlen_k)
+        tile, batch, head_k = place_of(number, n_blocks, batches * heads_k, heads_k, at_once)
+        segment, n_block = tile_of(mask.packing, batch, maximum(tile, 0), seqlen_k)
+        if STAGGERED and tile < 0:
+            n_block = segment.keys // TILE_N + 1                # an empty one
         return key_tile(batch, head_k, n_block, segment, group_size)
 
     return count_of, keys_of
@@ -141,10 +147,11 @@ def m_block_steps(mask, consumers, by_consumer=True):
     return first, after, needs_test_by_states
 
 
-def queries_steps(mask, tile_m, keys, consumers=0, by_consumer=True):
+def queries_steps(mask, tile_m, keys, consumers=0, by_consumer=True, from_last=False):
     """Device functions that walk over the queries that see a KeyTile, head by head: (mask, tile) -> the first
     QueryTile; (mask, tile, at) -> the next one; (mask, tile, at, n0) -> whether it needs a test per element, with
-    `keys` keys from n0 on. consumers, by_consumer: see `m_block_steps`."""
+    `keys` keys from n0 on. consumers, by_consumer: see `m_block_steps`. from_last: whether they walk from the last
+    queries of a head to the first, with a band and nothing else."""
     TILE_M, KEYS, IS_PACKED, NOTHING = tile_m, keys, PACKED in mask, NO_WORDS if consumers else ()
     band_at, (first_block, next_block, tested) = band_of(mask), m_block_steps(mask, consumers, by_consumer)
 
@@ -159,15 +166,28 @@ def queries_steps(mask, tile_m, keys, consumers=0, by_consumer=True):
         return QueryTile(head - 1, m_block, m_blocks, known)
 
     @device
-    def first_queries(mask, tile):
-        return queries_from(mask, tile, tile.head)
+    def last_queries_from(mask, tile, head):
+        at = queries_from(mask, tile, head)
+        return QueryTile(at.head, maximum(at.m_blocks - 1, at.m_block), at.m_blocks, at.m_block)
 
     @device
-    def next_queries(mask, tile, at):
+    def queries_before(mask, tile, at):
+        if at.m_block > at.known:                               # the first one
+            return QueryTile(at.head, opaque(at.m_block - 1), at.m_blocks, at.known)
+        return last_queries_from(mask, tile, at.head + 1)
+
+    @device
+    def queries_after(mask, tile, at):
         m_block, known = next_block(mask, tile, at.head, at.m_block, at.known, at.m_blocks)
         if m_block < at.m_blocks:
             return QueryTile(at.head, m_block, at.m_blocks, known)
         return queries_from(mask, tile, at.head + 1)
+
+    start_from, next_queries = (last_queries_from, queries_before) if from_last else (queries_from, queries_after)
+
+    @device
+    def first_queries(mask, tile):
+        return start_from(mask, tile, tile.head)
 
     @device
     def needs_mask(mask, tile, at, n0):

@@ -36,6 +36,29 @@ def place_grouped(number, tiles, matrices, heads, at_once):
     return tile, batch, head
 
 
+@device
+def place_staggered(number, tiles, matrices, heads, at_once):
+    """As `place_grouped`, for an even number of matrices at a time, half of which are half of their tiles behind: long
+    and short tiles of a band are drawn side by side. The tile is -1 where there is none, in the first and last group
+    or for an odd number of tiles."""
+    half, side = (tiles + 1) // 2, at_once // 2
+    group, number = split(number, half * at_once)
+    tile, lane = split(number, at_once)
+    behind, lane = split(lane, side)
+    matrix, tile = (group - behind) * side + lane, tile + behind * half
+    if matrix < 0 or matrix >= matrices or tile >= tiles:
+        return -1, 0, 0
+    batch, head = split(matrix, heads)
+    return tile, batch, head
+
+
+@device
+def count_staggered(tiles, matrices, at_once):
+    """How many numbers `place_staggered` takes."""
+    half, side = (tiles + 1) // 2, at_once // 2
+    return ((matrices + side - 1) // side + 1) * half * at_once
+
+
 L2_BYTES, FLOAT = 16 << 20, 4  # of Q and dO that are read at once, and of dQ, to which blocks add
 
 
@@ -64,9 +87,13 @@ def at_once(work, tiles):
         return {"at_once": min(scattered(work), 8)}
     if not has_band(problem):
         return {"at_once": 2}
+    return {"at_once": min(max(4, L2_BYTES // max(nbytes_of_queries(problem), 1)), 8)}
+
+
+def nbytes_of_queries(problem):
+    """Of a matrix' Q and dO, and of dQ, to which blocks add."""
     of_q_and_do = (problem.head_dim + problem.head_dim_v) * problem.dtype.itemsize
-    nbytes = problem.seqlen_q * (FLOAT * problem.head_dim + of_q_and_do)
-    return {"at_once": min(max(4, L2_BYTES // max(nbytes, 1)), 8)}
+    return problem.seqlen_q * (FLOAT * problem.head_dim + of_q_and_do)
 
 
 # -------------------------------------------------------------------------------------------- persistent workers

@@ -9,7 +9,7 @@ from numbattn.cuda.kernels.hopper.backward_kv import hopper_backward_kv
 from numbattn.cuda.kernels.hopper.backward_q import hopper_backward_q
 from numbattn.cuda.kernels.hopper.backward_steps import WgmmaTiles
 from numbattn.cuda.kernels.hopper.backward_wide import hopper_backward_wide
-from numbattn.cuda.kernels.hopper.variants import BOTH, DP_DS_DV, DP_DV_DS, DV_DP_DS, SUMS, Variant
+from numbattn.cuda.kernels.hopper.variants import BOTH, DP_DS_DV, DP_DV_DS, DV_DP_DS, SUMS, TURNS, Variant
 from tests.accuracy import assert_accurate
 from tests.tools.launch import launch, poisoned, simulated_only, tensor_map
 
@@ -17,7 +17,9 @@ from ..calls import call, padded
 
 pytestmark = simulated_only
 DTYPE = np.float16
-SIZES = {"kv": (128, 128), "sums": (128, 128), "late": (128, 128), "wide": (64, 64), "q": (128, 64)}  # tile_m, tile_n
+SIZES = {  # tile_m, tile_n
+    "kv": (128, 128), "sums": (128, 128), "late": (128, 128), "turns": (128, 128), "wide": (64, 64), "q": (128, 64),
+}  # fmt: skip
 KERNELS = pytest.mark.parametrize("kernel", SIZES)
 
 
@@ -25,7 +27,8 @@ def check(rng, kernel, order=DP_DV_DS, at_once=2, sizes=None, workers=2, **probl
     """workers: how many blocks of a persistent kernel share the work."""
     case = call(rng, DTYPE, **{"d": 24, "e": 40} | problem)
     tile_m, tile_n = sizes or SIZES[kernel]
-    is_late, adds_dq = kernel == "late", kernel in ("sums", "late")
+    is_late, in_turn = kernel == "late", kernel == "turns"
+    adds_dq = is_late or in_turn or kernel == "sums"
     of = "q" if kernel == "q" else "qkv" if adds_dq else "kv"
     grads = {name: poisoned({"q": case.q, "k": case.k, "v": case.v}[name].shape, DTYPE) for name in of}
     common = {"dtype": "float16", "head_dim": 64, "head_dim_v": 64, "nbytes": 0, "mask": case.kinds, "score": (),
@@ -33,7 +36,9 @@ def check(rng, kernel, order=DP_DV_DS, at_once=2, sizes=None, workers=2, **probl
     tiles = WgmmaTiles(tile_m, tile_n, (2, 1) if kernel == "q" else 2)
     statistics = padded(case.lse_log2, np.inf), padded(case.delta, 0)
     (batches, heads, m), (heads_k, n) = case.lse.shape, case.k.shape[1:3]
-    sums = np.zeros((batches, heads, statistics[0].shape[-1] * 64), np.float32)
+    rows = statistics[0].shape[-1]
+    sums = np.full((batches, heads, rows * 64), np.nan if in_turn else 0, np.float32)
+    turns = np.zeros((batches, heads, rows // 64), np.uint32) if in_turn else ()
     numbers = (case.drops, case.group_size, case.ds_scale, case.scale_log2, case.kept_scale, np.int32(at_once),
                case.delta_scale)  # fmt: skip
     if kernel == "q":
@@ -43,9 +48,10 @@ def check(rng, kernel, order=DP_DV_DS, at_once=2, sizes=None, workers=2, **probl
         source = hopper_backward_wide(**common, tiles=tiles, out_dtypes=("float16",) * 2)
         blocks, arrays = batches * heads_k * -(-n // tile_n), (grads["k"], grads["v"], (), ())
     else:
-        variant = Variant(SUMS if adds_dq else BOTH, order, dq_late=is_late, statistics_early=is_late)
+        kernels = TURNS if in_turn else SUMS if adds_dq else BOTH
+        variant = Variant(kernels, order, dq_late=is_late, statistics_early=is_late)
         source = hopper_backward_kv(**common, tiles=tiles, variant=variant, out_dtypes=("float16",) * 2)
-        blocks, arrays = min(batches * heads_k * -(-n // tile_n), workers), (grads["k"], grads["v"], sums, ())
+        blocks, arrays = min(batches * heads_k * -(-n // tile_n), workers), (grads["k"], grads["v"], sums, turns, ())
         numbers += (counters := np.zeros(2, np.uint32),)
     inputs = case.q, case.k, case.v, case.do
     launch(
@@ -56,10 +62,11 @@ def check(rng, kernel, order=DP_DV_DS, at_once=2, sizes=None, workers=2, **probl
     if of != "q" and kernel != "wide":
         assert not counters.any()                               # as the next kernel needs them
     if adds_dq:
-        part = DqPart(64, 64, 128, across=1)
+        part = DqPart(64, 64, 128, across=1, turn=128 * in_turn)
         source = round_dq(dtype="float16", out_dtypes=("float16",), col_parts=1, nbytes=0, mask=(), **part._asdict())
         parts = batches * heads * -(-m // 64)
-        launch(source.function, (parts, 1, 1), source.threads, source.shared, sums, grads["q"], case.ds_scale, ())
+        arguments = sums, turns, grads["q"], case.ds_scale, ()
+        launch(source.function, (parts, 1, 1), source.threads, source.shared, *arguments)
     for name, got in grads.items():
         assert_accurate("d" + name, got, case.wanted["d" + name], case.plain["d" + name], DTYPE)
 
@@ -76,7 +83,13 @@ def test_groups_of_heads(rng, kernel):
     check(rng, kernel, heads=4, heads_k=2, m=140, n=150, mask=mask, poison=np.nan)
 
 
-@KERNELS
+@pytest.mark.parametrize("mask", [na.Window(60, 100), na.Window(-140, 300), na.Window(130, -20)])
+def test_turns_of_tiles_that_see_others(rng, mask):
+    """The first in turn is not always the first tile of keys; queries that see nothing have no turn."""
+    check(rng, "turns", heads=2, heads_k=1, m=300, n=500, mask=mask, workers=3)
+
+
+@pytest.mark.parametrize("kernel", [kernel for kernel in SIZES if kernel != "turns"])
 def test_blocks(rng, kernel):
     blocks = np.array([[[[0, 0, 1, 0], [0, 0, 0, 0], [1, 0, 1, 1]]]], bool)
     check(rng, kernel, m=192, n=256, mask=na.BlockSparse(blocks, (64, 64)))
@@ -146,7 +159,7 @@ FAULTS = {
         },
         "publish_ds(dS, advance(sdS, 1)": "publish_ds(dS, sdS",
         "sync_warpgroup()                                    # all have read": "pass  # all have read",
-        "publish_ds(full(S_TILE, ZERO), stages.dS, none, mSums, tile)": "pass",
+        "publish_ds(full(S_TILE, ZERO), stages.dS, nowhere, mSums, tile, args.mask)": "pass",
         "dK = wgmma_wait(dK, AHEAD)": "dK = wgmma_wait(dK, 1)",
         "wgmma_wait(dQ, AHEAD)": "wgmma_wait(dQ, 1)",
         "sync_warpgroups(CONSUMERS)                              # all have read K": "pass  # all have read K",
@@ -178,9 +191,29 @@ FAULTS = {
     "cuda/kernels/hopper/dq_sums.py": {
         "        release(sdS)\n": "",
         "first * CONSUMERS + part, dq_place(sdS, part)": "first * CONSUMERS, dq_place(sdS, part)",
-        "send_dq(sdS, sent, mSums, tile)": "pass",
+        "send_dq(sdS, walk.leaving, mSums, tile)": "pass",
         "            add_dq(sdS, walk.previous, mSums, tile)": "            pass",
         "sdS.index % PLACES * CONSUMERS": "0",
+    },
+    "cuda/kernels/hopper/dq_turns.py": {
+        "maximum(of.m_block * TILE_M + lo, 0) // TILE_N": "0",
+        "if walk.previous.m_blocks > 0:": "if walk.current.m_blocks > 0:",
+        "        hand_over(sdS, walk.previous, tile, mask)\n": "",
+        "        acquire(P)\n        put_registers": "        put_registers",
+        "if turn > 0:": "if turn >= 0:",
+        "number * CONSUMERS + part, dQ)\n            else": "number * CONSUMERS, dQ)\n            else",
+        "number, turn + 1)": "number, turn)",
+        "cuda/plan/test_planner.py::test_matrices_that_are_computed_in_turn_stay_in_the_cache": {
+            "min(32, 4 * L2_BYTES // of_matrix)": "4 * L2_BYTES // of_matrix",
+            "+ 1) // 2 * 2 or 2": "+ 1)",
+        },
+    },
+    "cuda/kernels/any/round_dq.py": {
+        "                dQ = full(LAYOUT, ZERO)\n": "                pass\n",
+    },
+    "cuda/kernels/shared/query_tiles.py": {
+        "maximum(at.m_blocks - 1, at.m_block)": "at.m_blocks - 1",
+        "if at.m_block > at.known:": "if at.m_block > 0:",
     },
     "cuda/kernels/hopper/backward_wide.py": {
         "sync_warpgroup()                                        # all have read P": "pass  # all have read P",

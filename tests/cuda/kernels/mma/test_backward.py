@@ -49,7 +49,8 @@ def check(rng, tiles, adds_dq=True, at_once=2, cc=(8, 0), size=32, nbytes=0, **p
         part = DqPart(tiles.tile_m, size, tiles.threads, warps_across(tiles.tile_m, size, tiles.threads), in_lines)
         source = round_dq(dtype="float16", out_dtypes=("float16",), col_parts=1, nbytes=0, mask=(), **part._asdict())
         parts = batches * heads * rows // tiles.tile_m
-        launch(source.function, (parts, 1, 1), tiles.threads, source.shared, sums, grads["q"], case.ds_scale, (), cc=cc)
+        arguments = sums, (), grads["q"], case.ds_scale, ()
+        launch(source.function, (parts, 1, 1), tiles.threads, source.shared, *arguments, cc=cc)
     for name, got in grads.items():
         assert_accurate("d" + name, got, case.wanted["d" + name], case.plain["d" + name], DTYPE)
     return known

@@ -3,24 +3,30 @@
 import numpy as np
 import pytest
 
-from numbattn.cuda.kernels.shared.schedule import finish, next_number, place, place_grouped
-from numbattn.cuda.tile import block_index, grid_size, thread_index
+from numbattn.cuda.kernels.shared.schedule import (
+    count_staggered,
+    finish,
+    next_number,
+    place,
+    place_grouped,
+    place_staggered,
+)
+from numbattn.cuda.tile import WARP, block_index, grid_size, thread_index
 from tests.tools.launch import launch
 
 TILES, HEADS, BATCHES = 5, 3, 2
 MATRICES = HEADS * BATCHES
 
 
-def places(of, *more):
+def places(of, *more, count=TILES * MATRICES):
     def kernel(out):
-        number = thread_index()
-        if number < out.shape[0]:
+        for number in range(thread_index(), out.shape[0], WARP):
             tile, batch, head = of(number, *more)
             out[number, 0] = tile
             out[number, 1] = batch
             out[number, 2] = head
 
-    out = np.full((TILES * MATRICES, 3), -1, np.int32)
+    out = np.full((count, 3), -1, np.int32)
     launch(kernel, (1, 1, 1), 32, 0, out)
     return [tuple(row) for row in out.tolist()]
 
@@ -41,6 +47,18 @@ def test_place_near_counts_tiles_slowest_among_few_matrices(at_once):
     for group in range(-(-MATRICES // at_once)):
         tiles = [tile for (tile, _, _), m in zip(found, matrices) if m // at_once == group]
         assert tiles == sorted(tiles)
+
+
+@pytest.mark.parametrize("at_once", [2, 4, 6, 100])
+@pytest.mark.parametrize("tiles", [TILES, TILES - 1])
+def test_staggered_places_count_tiles_slowest_among_few_matrices(at_once, tiles):
+    """Half of which are half of their tiles behind the others."""
+    about, half = [np.int32(x) for x in (tiles, MATRICES, HEADS, at_once)], -(-tiles // 2)
+    found = places(place_staggered, *about, count=int(count_staggered(about[0], about[1], about[3])))
+    found = [(number, tile, batch * HEADS + head) for number, (tile, batch, head) in enumerate(found) if tile >= 0]
+    assert sorted(place for _, *place in found) == [[t, m] for t in range(tiles) for m in range(MATRICES)]
+    for number, tile, matrix in found:
+        assert number // at_once == matrix // (at_once // 2) * half + tile
 
 
 def test_what_is_drawn_is_drawn_once_and_the_counters_are_set_back():
@@ -69,9 +87,13 @@ FAULTS = {
     "first + atomic_add": "atomic_add",
     "counters, 1, workers - 1)": "counters, 1, workers)",
     "counters[0] = 0": "pass",
+    "matrix < 0 or matrix >= matrices or tile >= tiles": "matrix < 0 or matrix >= matrices",
+    "(group - behind) * side + lane": "group * side + lane",
+    "(matrices + side - 1) // side + 1)": "(matrices + side - 1) // side)",
     "cuda/plan/test_planner.py": {
         "if not has_band(problem):": "if False:",
-        "min(max(4, L2_BYTES // max(nbytes, 1)), 8)": "min(L2_BYTES // max(nbytes, 1), 8)",
+        "min(max(4, L2_BYTES // max(nbytes_of_queries(problem), 1)), 8)":
+            "min(L2_BYTES // max(nbytes_of_queries(problem), 1), 8)",
     },
     "cuda/test_passes.py::test_out[40-warpgroups]": {
         "    wait_on_dependencies()\n": "",
