@@ -21,7 +21,7 @@ from numbattn.cuda.tile import INDEX, simulate
 from numbattn.cuda.tile.alignment import VECTOR_BYTES, ArrayLayout, alignment
 from numbattn.cuda.views import fits_tensor_map, for_tensor_map
 from numbattn.cuda.words.numbers import NUMBERS
-from numbattn.cuda.words.steps import SCRAP_BYTES, At
+from numbattn.cuda.words.steps import MOST_COUNTERS, SCRAP_BYTES, At
 
 from . import ptx
 from .launch import simulated
@@ -77,7 +77,7 @@ class GPU:
     def __init__(self, device, execute=execute):
         self.device, self.execute, self.programs = device, execute, {}
         self.keep = self.programs.__setitem__
-        self.counts, self.memory = np.zeros(2, np.uint32), np.zeros(SCRAP_BYTES, np.uint8)
+        self.counts, self.memory = np.zeros(MOST_COUNTERS, np.uint32), np.zeros(SCRAP_BYTES, np.uint8)
         self.scrap = self.memory.ctypes.data
 
     @staticmethod
@@ -95,7 +95,7 @@ class GPU:
         arrays = {x.name: (self.zeros if x.is_zero else self.empty)(x.shape, x.dtype) for x in plan.temporaries}
         return SimpleNamespace(arrays=arrays, addresses=self.addresses(arrays)[0])
 
-    def counters(self, stream, capturing):
+    def counters(self, stream, capturing, count=2):
         return self.counts.ctypes.data
 
     def stream(self):

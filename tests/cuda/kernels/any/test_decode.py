@@ -41,12 +41,21 @@ def not_at_all(*step):
     """How steps are executed where only their plan is looked at."""
 
 
+def decode_step(gpu):
+    """The step of the only program that decodes, and merges chunks or leaves that to the next one."""
+    (program,) = gpu.programs.values()
+    names = [step.key.name.removeprefix("hopper_") for step in program.plan.steps]
+    at = names.index("decode")
+    (step,) = (step for step in program.plan.steps if step.key.name.endswith("decode"))
+    assert names[at:] == (["decode"] if dict(step.key.parameters).get("threads") else ["decode", "combine"])
+    return step
+
+
 def check(device, q, k, v, **options):
     """o and lse."""
     with on(device) as gpu:
         o, saved = na.attention_forward(q, k, v, **options)
-    (program,) = gpu.programs.values()
-    assert [step.key.name.removeprefix("hopper_") for step in program.plan.steps][-2:] == ["decode", "combine"]
+    decode_step(gpu)
     wants, others = (formula(np.zeros_like(o), q, k, v, **options) for formula in (exact, plain))
     for name, got, want, other in zip(("o", "lse"), (o, saved.lse), wants, others):
         assert_accurate(name, got, want, other, got.dtype)
@@ -190,8 +199,7 @@ def test_keys_that_all_sequences_share(rng, device, batch, heads, heads_k, m, of
     q, k, v = qkv(rng, batch, heads, heads_k, m, n=70)
     with on(device._replace(multiprocessors=5)) as gpu:
         o, saved = na.attention_forward(q, k[:1], np.broadcast_to(v[:1], v.shape), causal=True, score=na.Softcap(4.0))
-    (program,) = gpu.programs.values()
-    parameters = dict(program.plan.steps[-2].key.parameters)
+    parameters = dict(decode_step(gpu).key.parameters)
     assert parameters["tiles"].of_batch == of_batch
     assert parameters["tiles"].queries == {1: 1, 3: 4}[m]
     k[1:], v[1:] = k[:1], v[:1]
@@ -208,8 +216,7 @@ def test_sequences_that_differ_share_no_tile(rng, option):
                "score": na.Alibi(np.ones(4))}  # fmt: skip
     with on(HOPPER, not_at_all) as gpu:
         na.attention(q, k[:1], v[:1], **{option: options[option]})
-    (program,) = gpu.programs.values()
-    assert not dict(program.plan.steps[-2].key.parameters)["tiles"].of_batch
+    assert not dict(decode_step(gpu).key.parameters)["tiles"].of_batch
 
 
 @pytest.mark.slow  # test_a_cache_in_pages compares with one
@@ -247,8 +254,7 @@ def test_which_pages_are_loaded_by_tma():
     for device, page_size, by_tma in (HOPPER, 8, True), (HOPPER, 192, True), (HOPPER, 24, False), (AMPERE, 64, False):
         with on(device, not_at_all) as gpu:
             na.attention(q, na.KVCache.zeros(1, 1, 20, 128, like=q, page_size=page_size))
-        (program,) = gpu.programs.values()
-        assert bool(program.plan.steps[-2].key.source().tensor_maps) == by_tma
+        assert bool(decode_step(gpu).key.source().tensor_maps) == by_tma
 
 
 # --------------------------------------------------------------------------------------------------- caches of 8 bits
@@ -271,9 +277,8 @@ def of_8_bits(rng, held, lengths, page_size=None, heads_k=2, d=64, e=32, size=1.
 def check_cache(device, q, cache, mask=None, **options):
     with on(device) as gpu:
         o, saved = na.attention_forward(q, cache, mask=mask, **options)
-    (program,) = gpu.programs.values()
-    *_, step, merge = program.plan.steps
-    assert (step.key.name, merge.key.name) == ("decode", "combine")
+    step = decode_step(gpu)
+    assert step.key.name == "decode"
     assert dict(step.key.parameters)["held"] == cache.k.dtype.name
     want = reference.attention_forward(q, cache, mask=mask, **options)
     k, v = (np.nan_to_num(x).astype(q.dtype) for x in cache._dense())
