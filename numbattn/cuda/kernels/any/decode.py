@@ -445,9 +445,11 @@ def resident(work, tiles):
 
 
 def merging(spec):
-    """The Spec whose blocks merge chunks."""
+    """The Spec whose blocks merge chunks. A warp would spill rows of float64."""
+
     def with_results(work, tiles):
-        return spec.parameters(work, tiles) | of_o(work) | {"threads": row_threads(work)[0].threads}
+        threads = row_threads(work)[0].threads if work.problem.sum_dtype.itemsize == 4 else WARPS * WARP
+        return spec.parameters(work, tiles) | of_o(work) | {"threads": threads}
 
     keys = spec.arguments[: -len(ARGUMENTS)]
     return replace(spec, arguments=(*keys, *MERGING), parameters=with_results)
