@@ -1,0 +1,128 @@
+"""Head_dims larger than those that kernels are compiled for: both passes, in any dtype, on any GPU."""
+
+from contextlib import nullcontext
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import numbattn as na
+from tests.accuracy import assert_accurate, exact, plain, random, to_numpy
+from tests.cuda.test_origin import check_goes_on
+from tests.tools.device import AMPERE, HOPPER, TURING, on, planned
+from tests.tools.launch import compiled_only, mostly_simulated, simulated_only, world_of
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+GENERAL = ["forward", "delta", "backward_kv", "backward_q"]
+
+
+def check(rng, device, dtype, m, n, d, e, **options):
+    """o, lse and all gradients; on the GPU if there is no device."""
+    shapes = (1, 2, m, d), (1, 1, n, d), (1, 1, n, e), (1, 2, m, e)
+    q, k, v, do = (random(rng, shape, dtype) for shape in shapes)
+    there = np if device else pytest.importorskip("cupy")
+    with on(device) if device else nullcontext():
+        o, saved = na.attention_forward(*map(there.asarray, (q, k, v)), **options)
+        found = o, saved.lse, *na.attention_backward(there.asarray(do), saved)
+    wanted, others = (formula(do, q, k, v, **options) for formula in (exact, plain))
+    for name, *results in zip(("o", "lse", "dq", "dk", "dv"), map(to_numpy, found), wanted, others):
+        assert_accurate(name, *results, dtype)
+
+
+@pytest.mark.parametrize(("device", "dtype", "d", "e"), [
+    pytest.param(AMPERE, "float32", 300, 270, marks=mostly_simulated),
+    pytest.param(HOPPER, "bfloat16", 64, 260, marks=simulated_only),  # more slices of V than of K
+    pytest.param(TURING, "float16", 257, 40, marks=[simulated_only, pytest.mark.slow]),
+    pytest.param(AMPERE, "float64", 385, 385, marks=[simulated_only, pytest.mark.slow]),
+    pytest.param(HOPPER, "float16", 576, 512, marks=[compiled_only, pytest.mark.slow]),
+])  # fmt: skip
+def test_both_passes(rng, device, dtype, d, e):
+    """Matrices of one slice, of a whole number of slices, and of a bit more."""
+    dtype = BFLOAT16 if dtype == "bfloat16" else np.dtype(dtype)
+    check(rng, device, dtype, 17, 40, d, e, causal=True, score=na.Softcap(4.0))
+
+
+@simulated_only
+@pytest.mark.parametrize("options", [
+    {"mask": na.Segments([0, 7, 20], [0, 15, 40]), "causal": True},
+    {"mask": na.Lengths([[31, 7]]), "dropout": na.Dropout(0.3, 5)},
+], ids=["packed", "dropout and lengths"])  # fmt: skip
+def test_options(rng, world, options):
+    check(rng, AMPERE, np.dtype(np.float32), 20, 40, 260, 260, **options)
+
+
+@simulated_only
+def test_few_queries_and_a_cache(rng, world):
+    """Keys in pages are copied, and nothing is split."""
+    q, (k, v) = random(rng, (2, 2, 1, 260), np.float16), random(rng, (2, 2, 1, 30, 260), np.float16)
+    cache = na.KVCache.zeros(2, 1, 40, 260, like=q, page_size=8)
+    cache.append(k, v)
+    with on(AMPERE):
+        o = na.attention(q, cache)
+    np.testing.assert_allclose(o, na.reference.attention_forward(q, k, v)[0], atol=2e-3)
+
+
+def test_goes_on_from_other_keys(rng):
+    with world_of("simulated"):
+        check_goes_on(rng, AMPERE, np.dtype(np.float16), 20, 64, 16, 260, causal=False, mask=None)
+
+
+def test_lse_alone(rng):
+    q, k = random(rng, (1, 2, 20, 300), np.float32), random(rng, (1, 2, 30, 300), np.float32)
+    with world_of("simulated"), on(AMPERE):
+        _, saved = na.attention_forward(q, k, k[..., :0])
+    np.testing.assert_allclose(saved.lse, na.reference.attention_forward(q, k, k)[1], rtol=1e-5)
+
+
+@pytest.mark.parametrize("device", [TURING, AMPERE, HOPPER], ids=["7.5", "8.0", "9.0"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("d", [257, 512, 5000])
+def test_no_call_is_refused(device, dtype, d):
+    x = np.zeros((1, 1, 300, d), BFLOAT16 if dtype == "bfloat16" else dtype)
+    with planned(device) as keys:
+        _, backprop = na.attention_vjp(x, x, x, causal=True)
+        backprop(x)
+    assert [key.name for key in keys] == GENERAL
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize(("d", "e"), [(300, 300), (576, 512), (64, 1000)])
+def test_on_a_gpu(rng, dtype, d, e):
+    check(rng, None, BFLOAT16 if dtype == "bfloat16" else np.dtype(dtype), 300, 257, d, e, causal=True)
+
+
+def test_gradients_of_a_bias_and_tangents_are_refused():
+    x = np.zeros((1, 1, 40, 257), np.float32)
+    bias = na.Bias(np.zeros((40, 40), np.float32))
+    with planned(AMPERE):
+        _, backprop = na.attention_vjp(x, x, x, score=bias)
+        for call in (lambda: backprop(x), lambda: na.attention_jvp(x, x, x, x, x, x)):
+            with pytest.raises(ValueError, match="head_dim: got 257, at most 256 on a GPU"):
+                call()
+
+
+FAULTS = {
+    "number * WIDTH : (number + 1) * WIDTH": "number * WIDTH :",
+    "range(own + 1, own + 1 + slices)": "range(own, own + slices)",
+    "shape(Y)[3]) + WIDTH - 1) // WIDTH": "shape(Y)[3])) // WIDTH",
+    "slices = (maximum(shape(X)[3], shape(Y)[3])": "slices = (maximum(shape(X)[3], shape(X)[3])",
+    "            sync_threads()                                      # all have read the last slices\n": "",
+    "cuda/kernels/any/delta.py": {
+        "range(1, (shape(O)[1] + WIDTH - 1) // WIDTH)": "range(1, shape(O)[1] // WIDTH)",
+    },
+    "cuda/kernels/any/forward.py": {
+        "        if own == 0:\n": "        if own == 1:\n",
+        "block_per_query_tile(work, *tiles) * slices_of(work.problem)": "block_per_query_tile(work, *tiles)",
+    },
+    "cuda/kernels/any/backward.py": {
+        "work.problem.heads_k * n_blocks * slices_of(work.problem)": "work.problem.heads_k * n_blocks",
+    },
+    "cuda/plan/planner.py": {
+        "        if is_sliced(self.problem):\n": "        if False:\n",
+    },
+    "cuda/passes.py": {
+        "if onto is not None and is_sliced(problem):": "if False:",
+        "self.forward(replace(problem, wide=True), inputs)": "self.forward(problem, inputs)",
+    },
+}
