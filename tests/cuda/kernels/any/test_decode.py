@@ -248,6 +248,20 @@ def test_a_cache_in_pages(rng, device, page_size):
     np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.parametrize(("device", "batch", "n", "merges"), [
+    (HOPPER, 1, 8 * SHORT, True), (HOPPER, 2, 8 * SHORT, True), (HOPPER, 2, 8 * SHORT + 1, False),
+    (HOPPER, 16, SHORT, True), (HOPPER, 17, 9, False), (AMPERE, 1, 13 * SHORT, True), (GPUS[12, 0], 17, 9, False),
+])  # fmt: skip
+def test_blocks_merge_where_each_work_tile_has_one(device, batch, n, merges):
+    """And a counter."""
+    q, k = np.zeros((batch, 32, 1, 64), HALF), np.zeros((batch, 8, n, 64), HALF)
+    with on(device, not_at_all) as gpu:
+        na.attention(q, k, k)
+    assert bool(dict(decode_step(gpu).key.parameters).get("threads")) == merges
+    (program,) = gpu.programs.values()
+    assert program.plan.counters == (8 * batch if merges else 2)
+
+
 def test_which_pages_are_loaded_by_tma():
     """Those that are parts of tiles or consist of them; on Hopper and nowhere else."""
     q = np.zeros((1, 2, 1, 128), HALF)
@@ -345,10 +359,16 @@ FAULTS = {
     "            put_warps(of_sums(O, cache, work), m, row_sum(l), warp)\n            sync_threads()\n":
         "            put_warps(of_sums(O, cache, work), m, row_sum(l), warp)\n",
     "sync_threads()                                      # all have read": "# all have read",
-    "        if thread_index() == 0:\n            finish(counters, grid_size())\n": "",
+    "        if thread_index() == 0 and not MERGES:\n            finish(counters, grid_size())\n": "",
     "if n_ahead >= ahead.n_blocks:  ": "if n_ahead > ahead.n_blocks:  ",
     "where(fold_index(LAYOUT) == head - work.head, of_head, found)": "of_head",
     "            l = l + get": "            l = get",
+    "1 if is_last(counters, work.tile, chunks) else 0": "1",
+    "count_in(work, batches) * seqlen_q": "count_in(work, batches)",
+    "sync_threads()                                  # all have read": "# all have read",
+    "tiles <= MOST_COUNTERS and tiles": "tiles",
+    "tiles * chunks <= work.device.multiprocessors": "tiles <= work.device.multiprocessors",
+    "put_number(allocate(DRAWN, 0), tiles)": "put_number(allocate(DRAWN, 0), 0)",
     "cuda/kernels/any/decode_loads.py": {"wait_copies(1)": "wait_copies(3)"},
     "cuda/kernels/shared/cached.py": {
         ("test_caches_of_8_bits", "test_small_and_large_scales"): {
