@@ -84,6 +84,14 @@ def test_several_chunks_and_work_tiles_of_a_block(rng, device):
 
 @simulated
 @BY_ONE
+def test_several_chunks_that_the_last_block_merges(rng, device):
+    """Of two sequences, one of which ends in the first chunk, and of one that is empty."""
+    lengths, arrays = np.array([[0], [SHORT + 40], [33]], np.int32), qkv(rng, 3, 2, 1, 2, SHORT + 50)
+    check(device, *arrays, mask=na.Lengths(lengths), score=na.Sink(0.5))
+
+
+@simulated
+@BY_ONE
 def test_work_tiles_behind_those_that_are_empty(rng, device):
     """A block draws many at once, and does all of them."""
     lengths = np.repeat([0, 35, 0, 35], [LONG + 5, 3, 2, 8]).astype(np.int32)
@@ -363,12 +371,11 @@ FAULTS = {
     "if n_ahead >= ahead.n_blocks:  ": "if n_ahead > ahead.n_blocks:  ",
     "where(fold_index(LAYOUT) == head - work.head, of_head, found)": "of_head",
     "            l = l + get": "            l = get",
-    "1 if is_last(counters, work.tile, chunks) else 0": "1",
+    "is_last(counters, work.tile, chunks)": "is_last(counters, 0, chunks)",
     "count_in(work, batches) * seqlen_q": "count_in(work, batches)",
     "sync_threads()                                  # all have read": "# all have read",
     "tiles <= MOST_COUNTERS and tiles": "tiles",
     "tiles * chunks <= work.device.multiprocessors": "tiles <= work.device.multiprocessors",
-    "put_number(allocate(DRAWN, 0), tiles)": "put_number(allocate(DRAWN, 0), 0)",
     "cuda/kernels/any/decode_loads.py": {"wait_copies(1)": "wait_copies(3)"},
     "cuda/kernels/shared/cached.py": {
         ("test_caches_of_8_bits", "test_small_and_large_scales"): {

@@ -111,7 +111,6 @@ FAULTS = {
         "range(1, (shape(O)[1] + WIDTH - 1) // WIDTH)": "range(1, shape(O)[1] // WIDTH)",
     },
     "cuda/kernels/any/forward.py": {
-        "        if own == 0:\n": "        if own == 1:\n",
         "block_per_query_tile(work, *tiles) * slices_of(work.problem)": "block_per_query_tile(work, *tiles)",
     },
     "cuda/kernels/any/backward.py": {
