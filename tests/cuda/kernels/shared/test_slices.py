@@ -92,14 +92,29 @@ def test_on_a_gpu(rng, dtype, d, e):
     check(rng, None, BFLOAT16 if dtype == "bfloat16" else np.dtype(dtype), 300, 257, d, e, causal=True)
 
 
-def test_gradients_of_a_bias_and_tangents_are_refused():
+@simulated_only
+@pytest.mark.parametrize(("device", "d", "e", "score"), [
+    (AMPERE, 33, 260, na.Alibi(np.array([0.1, 0.2]))),
+    (HOPPER, 300, 64, na.Bias(np.linspace(-1, 1, 2 * 20 * 40, dtype=np.float32).reshape(2, 20, 40))),
+    pytest.param(AMPERE, 260, 260, na.RelativeBias(np.linspace(-1, 1, 62).reshape(2, 31)), marks=pytest.mark.slow),
+    pytest.param(TURING, 260, 40, na.Score(lambda s, batch, head, i, j, w: s + w[i % 7], arrays=[np.linspace(-1, 1, 7)],
+                                           gradient=True), marks=pytest.mark.slow),
+], ids=["slopes", "bias", "table", "function"])  # fmt: skip
+def test_gradients_of_scores(rng, world, device, d, e, score):
+    q, k, v, do = (random(rng, (1, 2, rows, size), np.float32) for rows, size in ((20, d), (40, d), (40, e), (20, e)))
+    with on(device):
+        _, backprop = na.attention_vjp(q, k, v, score=score)
+        grads = backprop(do)
+    _, backprop = na.attention_vjp(*(x.astype(np.float64) for x in (q, k, v)), score=score)
+    wanted = backprop(do.astype(np.float64))
+    for got, want in zip((*grads, *grads.score), (*wanted, *wanted.score), strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-4 * max(1, abs(want).max()))
+
+
+def test_tangents_are_refused():
     x = np.zeros((1, 1, 40, 257), np.float32)
-    bias = na.Bias(np.zeros((40, 40), np.float32))
-    with planned(AMPERE):
-        _, backprop = na.attention_vjp(x, x, x, score=bias)
-        for call in (lambda: backprop(x), lambda: na.attention_jvp(x, x, x, x, x, x)):
-            with pytest.raises(ValueError, match="head_dim: got 257, at most 256 on a GPU"):
-                call()
+    with planned(AMPERE), pytest.raises(ValueError, match="head_dim: got 257, at most 256 on a GPU"):
+        na.attention_jvp(x, x, x, x, x, x)
 
 
 FAULTS = {
@@ -115,6 +130,9 @@ FAULTS = {
     },
     "cuda/kernels/any/backward.py": {
         "work.problem.heads_k * n_blocks * slices_of(work.problem)": "work.problem.heads_k * n_blocks",
+    },
+    "test_gradients_of_scores": {
+        "cuda/kernels/any/score_gradient.py": {"(0, 0), x, y, m0, n0, 0)": "(0, 0), x, y, m0, m0, 0)"},
     },
     "cuda/plan/planner.py": {
         "        if is_sliced(self.problem):\n": "        if False:\n",
