@@ -1,14 +1,14 @@
 """Attention on CuPy arrays: CUDA kernels that are Python functions.
 
 **What is compiled when.** The first call of a kind compiles its kernels, which takes some seconds. A kind is: the GPU's
-compute capability; the dtype; head_dims, rounded up to 32, 64, 128, 192 or 256; the kinds of masks and scores, and
-which of their offsets and lengths are arrays; dropout or none; whether rows are aligned to 16 bytes; in the backward
-pass whether there is a `dlse`, which gradients are summed over broadcast axes, and `deterministic`. Small problems have
-kernels for up to 16, 32 and 64 queries and keys, 128 in half precision, and for scores that a batch shares. On Hopper
-most head_dims have two kernels, for queries that see few keys and for those that see thousands. Nothing else compiles:
-no stride, array, scale, seed or probability. Binaries are kept on disk, see `numbattn.base.cache`. To build them
-beforehand, for the image of a cluster, say, run ``python -m numbattn compile`` on any machine and copy the folder that
-it names.
+compute capability; the dtype; head_dims, rounded up to 32, 64, 128, 192, 256 or more; the kinds of masks and scores,
+and which of their offsets and lengths are arrays; dropout or none; whether rows are aligned to 16 bytes; in the
+backward pass whether there is a `dlse`, which gradients are summed over broadcast axes, and `deterministic`. Small
+problems have kernels for up to 16, 32 and 64 queries and keys, 128 in half precision, and for scores that a batch
+shares. On Hopper most head_dims have two kernels, for queries that see few keys and for those that see thousands.
+Nothing else compiles: no stride, array, scale, seed or probability. Binaries are kept on disk, see
+`numbattn.base.cache`. To build them beforehand, for the image of a cluster, say, run ``python -m numbattn compile`` on
+any machine and copy the folder that it names.
 
 **Which cores compute.** From compute capability 8.0 on tensor cores multiply, float32 as three products of TF32, which
 the tests hold to the same errors as sums in float32. CUDA cores do the rest: everything on 7.5, the forward pass in

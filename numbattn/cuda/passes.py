@@ -21,6 +21,8 @@ from ..scores.element import FunctionPart
 from . import kernels
 from .caches.gather import gather
 from .kernels.shared.smallest import NOBODY
+from .kernels.tables import is_sliced
+from .merge import merge_into
 from .plan.masks import lowered_mask
 from .plan.planner import plan
 from .plan.scores import finish_gradients, lowered_part
@@ -47,6 +49,8 @@ class Passes:
 
     def forward(self, problem, inputs, out=None, save=True, onto=None):
         """See `numbattn.call.passes.forward`."""
+        if onto is not None and is_sliced(problem):
+            return self.forward_apart(problem, inputs, out, *onto)
         gpu, call, held, rows = self.current(), (problem, inputs), {}, {}
         before, lse = onto or (None, None)
         if problem.cache is not None and problem.cache != (problem.dtype, None) and not problem.is_empty:
@@ -70,6 +74,14 @@ class Passes:
             else:
                 o[...] = before
         return o, Saved(*call, o, rows["lse"], rows.get("lse_low"), whole=onto is None) if save else None
+
+    def forward_apart(self, problem, inputs, out, before, lse):
+        """`forward` of large head_dims, to which o over other keys is added afterwards: while one slice of it is
+        written, blocks of others still read lse."""
+        part, saved = self.forward(replace(problem, wide=True), inputs)
+        o = self.current().empty(*ARRAYS["o"](problem, inputs)) if out is None else out
+        merge_into(o, before, lse, part, saved.lse)
+        return o, Saved(problem, inputs, o, lse)
 
     def run(self, problem, pass_, inputs, given, tangents=None, deterministic=False, whole=False):
         """See `numbattn.call.passes.run_pass`."""
@@ -279,8 +291,8 @@ def lower_parts(parts, problem, numbered=int):
 def launch(gpu, program, arrays, addresses, numbers, problem, parts):
     """Launch a Program, with the temporaries and stand-ins of its Plan; parts: of the score."""
     planned, stream = program.plan, gpu.stream()
-    capturing = (planned.allocates or planned.uses_counters) and stream.is_capturing()
-    counters = [gpu.counters(stream.ptr, capturing)] if planned.uses_counters else []
+    capturing = (planned.allocates or planned.counters) and stream.is_capturing()
+    counters = [gpu.counters(stream.ptr, capturing, planned.counters)] if planned.counters else []
     if not planned.allocates:
         program([*addresses, gpu.scrap, *counters], numbers, stream.ptr)
         return

@@ -369,6 +369,25 @@ def test_a_sequence_alone_and_in_a_batch(rng):
         assert_equal(o[one], alone)
 
 
+def test_blocks_that_merge_have_counters_of_their_own(rng):
+    """On streams at the same time, in calls and in graphs of several calls: wrong ones would merge too early."""
+    q, k, v = decoding(rng, batch=2)
+    want, started = na.attention(q, k, v), []
+    cupy.cuda.Device().synchronize()
+    for _ in range(4):
+        with cupy.cuda.Stream(non_blocking=True) as stream:
+            started.append((stream, *capture(lambda: [na.attention(q, k, v) for _ in range(3)])))
+    found = []
+    for _ in range(20):
+        for stream, _, graph in started:
+            with stream:
+                graph.launch(stream)
+                found.append(na.attention(q, k, v))
+    cupy.cuda.Device().synchronize()
+    for o in (*found, *(o for _, results, _ in started for o in results)):
+        assert_equal(o, want)
+
+
 def test_one_graph_serves_while_a_cache_grows(rng):
     q, k, v = decoding(rng, m=2, n=600)
     cache = na.KVCache.zeros(3, 2, 3000, 128, like=q)

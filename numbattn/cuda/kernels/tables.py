@@ -17,6 +17,7 @@ from .scores import is_nonlinear, looks_up
 from .shared.visibility import is_looked_up
 
 HEAD_DIMS = 32, 64, 128, 192, 256  # that head_dims are rounded up to
+SLICE = 128  # columns of a slice of larger ones, see shared.slices
 
 FMA = "fma"  # the key of a table for CUDA cores
 
@@ -50,9 +51,24 @@ def head_dims(problem):
     return rounded("head_dim", problem.head_dim), rounded("head_dim_v", problem.head_dim_v)
 
 
+def is_sliced(problem):
+    """Whether a head_dim is larger than those that kernels are compiled for."""
+    return max(problem.head_dim, problem.head_dim_v) > HEAD_DIMS[-1]
+
+
+def slices_of(problem):
+    """How many slices large head_dims have: see shared.slices."""
+    return -(-max(problem.head_dim, problem.head_dim_v) // SLICE) if is_sliced(problem) else 1
+
+
+def sliced_dims(problem):
+    """Both head_dims, rounded, or the columns of slices of these."""
+    return (SLICE, SLICE) if is_sliced(problem) else head_dims(problem)
+
+
 def size_of_rows(work):
     """The head_dim that tables have this work's rows under."""
-    return next(size for size in (64, 128, 256) if size >= max(head_dims(work.problem)))
+    return next(size for size in (64, 128, 256) if size >= max(sliced_dims(work.problem)))
 
 
 def has_tensor_cores(device):
@@ -93,7 +109,7 @@ def short_rows(short, work):
     if not has_tensor_cores(work.device):
         return ()
     nbytes, scarce = work.problem.dtype.itemsize, is_under_pressure(work)
-    longest, size = longest_sequence(work), max(head_dims(work.problem))
+    longest, size = longest_sequence(work), max(sliced_dims(work.problem))
     tables = (table for (seqlen, of_bytes), table in short.items()
               if nbytes == of_bytes and longest <= seqlen and not (scarce and seqlen > MANY))  # fmt: skip
     found = [row for largest, row in next(tables, {}).items() if size <= largest][:1]
@@ -129,6 +145,16 @@ def parameters(work, tiles):
     return compiled_in(work, tiles, head_dims(work.problem)) | {"nbytes": work.nbytes}
 
 
-def with_results(*names):
+def by_slices(work):
+    """The parameter of a kernel that takes large head_dims a slice at a time."""
+    return {"by_slices": True} if is_sliced(work.problem) else {}
+
+
+def sliced(work, tiles):
+    """`parameters` of such a kernel."""
+    return compiled_in(work, tiles, sliced_dims(work.problem)) | {"nbytes": work.nbytes, **by_slices(work)}
+
+
+def with_results(*names, parameters=parameters):
     """`parameters`, and the dtypes of these results."""
     return lambda work, tiles: parameters(work, tiles) | dtypes_of(work, *names)

@@ -22,6 +22,7 @@ from ..kernels.scores import (
 )
 from ..kernels.scores.reads import Reads, sums_of_each
 from ..kernels.shared.visibility import BY_INTERVALS, GAP, MASK, PACKED, has_blocks, has_states
+from ..kernels.tables import is_sliced
 from ..tile.alignment import VECTOR_BYTES, alignment
 from ..views import View, broadcast, contiguous, fits_tensor_map, pieces
 from ..words.arguments import AlignedMatrix, Argument, Matrix, TmaMatrix
@@ -111,16 +112,21 @@ class Planner:
             add_gradient(self, number)
         stand_ins = tuple(self.stand_ins.values())
         temporaries = tuple(sorted(self.temporaries.values(), key=lambda x: not x.is_zero))
-        counted = any(isinstance(x, At) and x.array == COUNTERS_ARRAY for step in self.steps for x in step.arguments)
+        counters = [x.view.shape[0] for step in self.steps for x in step.arguments
+                    if isinstance(x, At) and x.array == COUNTERS_ARRAY]  # fmt: skip
         allocates = bool(stand_ins or temporaries)
-        return Plan(stand_ins, temporaries, tuple(self.steps), allocates, counted, Workspace.of(temporaries))
+        counted, workspace = max(counters, default=0), Workspace.of(temporaries)
+        return Plan(stand_ins, temporaries, tuple(self.steps), allocates, counted, workspace)
 
     def compiled_in(self, part, number):
         """The kind that is compiled in of a LoweredPart of the score."""
         return part.kind.of_layout(self.layouts.get(array_of_part(number)))
 
     def first_of(self, *routes):
-        """The Specs of the first Route that takes the work."""
+        """The Specs of the first Route that takes the work; for large head_dims, of one that takes them, if any does.
+        """
+        if is_sliced(self.problem):
+            routes = [route for route in routes if all(spec.slices for spec in route.specs)] or routes
         allowed = (route for route in routes if is_allowed(route.tier, self.call.tier))
         return next(route.specs for route in allowed if route.takes(self.work(route.specs[0])))
 

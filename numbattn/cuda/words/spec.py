@@ -95,6 +95,7 @@ class Spec:
     multiple: Callable = lambda work: 1  # (work) -> a factor of the number of persistent blocks
     arch: str = ""  # "a": compiled for this compute capability only, as sm_90a
     packs: bool = False  # whether its tiles can end with their segment: see kernels.shared.segments
+    slices: bool = False  # whether it takes head_dims of any size, a slice at a time: see kernels.shared.slices
 
     @property
     def name(self):

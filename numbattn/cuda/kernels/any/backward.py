@@ -18,11 +18,8 @@ from dataclasses import replace
 
 from ...build import Source
 from ...tile import (
-    Alignment,
     SharedMemory,
-    aligned,
     allocate,
-    block_index,
     copy_async,
     copy_layout,
     device,
@@ -40,7 +37,7 @@ from ...tile import (
 )
 from ...words.arguments import LSE_LOG2, Matrix, Statistic
 from ...words.signatures import signature_of
-from ...words.spec import Spec
+from ...words.spec import Spec, block_per_query_tile
 from ..scores import SCORE, score_steps, within_segment
 from ..shared.all_keys import dq_steps, no_dq_steps
 from ..shared.dropout import DROPOUT, drop_step
@@ -48,6 +45,7 @@ from ..shared.layouts import DTYPES, buffers, left_operand, product_step, sum_ty
 from ..shared.recompute import low_steps, mask_step_with_dp
 from ..shared.schedule import place
 from ..shared.segments import count_step, keys_of, mask_within_step, queries_of, slot_step
+from ..shared.slices import slice_steps, sliced_product
 from ..shared.visibility import (
     MASK,
     band_of,
@@ -56,14 +54,14 @@ from ..shared.visibility import (
     visible_keys,
     visible_queries,
 )
-from ..tables import rows_of, short_rows, with_results
+from ..tables import rows_of, short_rows, sliced, slices_of, with_results
 from .backward_tiles import ALL_KEYS, SHORT_KV, SHORT_Q, TILES_KV, TILES_Q, UNDER_PRESSURE_KV, UNDER_PRESSURE_Q
 
 
 def backward_kv(
-    *, dtype, out_dtypes, head_dim, head_dim_v, tiles, mask, score, dropout, nbytes
+    *, dtype, out_dtypes, head_dim, head_dim_v, tiles, mask, score, dropout, nbytes, by_slices=False
 ):  # fmt: skip
-    """dK and dV; S, P, dP and dS are transposed: a row is a key, a column a query.
+    """dK and dV; S, P, dP and dS are transposed: a row is a key, a column a query. by_slices: as in `forward`.
 
     With a third dtype in out_dtypes a block has all keys of a head, and also computes dQ.
     """
@@ -72,9 +70,13 @@ def backward_kv(
     V_TILE = sums(tiles, tile_n, head_dim_v, run=vector(dtype))
     shared = SharedMemory()
     widths = head_dim, head_dim_v
-    (SHARED_K, COPY_K), (SHARED_V, COPY_V) = buffers(shared, dtype, threads, tile_n, widths)
-    (SHARED_Q, COPY_Q), (SHARED_DO, COPY_DO) = buffers(shared, dtype, threads, tile_m, widths, stages)
+    of_k, of_v = buffers(shared, dtype, threads, tile_n, widths)
+    of_q, of_do = buffers(shared, dtype, threads, tile_m, widths, stages)
     S_TILE, product = product_step(tiles, tile_n, tile_m, shared, ACC)
+    (own_slice, slice_of), ZERO = slice_steps(by_slices, head_dim, nbytes), ACC(0)
+    fetch_k, fetch_q, product_s = sliced_product(by_slices, head_dim, S_TILE, product, of_k, of_q, ZERO, nbytes)
+    fetch_v, fetch_do, product_dp = sliced_product(by_slices, head_dim, S_TILE, product, of_v, of_do, ZERO, nbytes)
+    (SHARED_K, _), (SHARED_Q, _), (SHARED_DO, _) = of_k, of_q, of_do
     COLS, COPY_ROW = S_TILE.col_vector(), copy_layout(1, tile_m, threads, 1).col_vector()
     (first_low, _, recompute), HAS_LOW = low_steps(dtype), dtype.itemsize > 2
     SHARED_LSE, SHARED_DELTA, *others = (shared.tile(1, tile_m, ACC, stages) for _ in range(2 + HAS_LOW))
@@ -84,8 +86,7 @@ def backward_kv(
     keys_seen, share, save_dq, save_zeros = (dq_steps if HAS_ALL_KEYS else no_dq_steps)(
         S_TILE, head_dim, threads, shared, mask, nbytes, SHARED_K
     )
-    TILE_M, TILE_N, ROWS_OF, IN_TURN = tile_m, tile_n, Alignment(nbytes), stages == 1
-    ZERO = ACC(0)
+    TILE_M, TILE_N, IN_TURN = tile_m, tile_n, stages == 1
     masked = mask_step_with_dp(mask, S_TILE, transposed=True)
     band_at, tested, steps = band_of(mask), needs_test(mask), steps_to_next(() if HAS_ALL_KEYS else mask)
     drop = drop_step(S_TILE, dropout, transposed=True)
@@ -93,39 +94,35 @@ def backward_kv(
     tile_of, mask_of, scores_of = slot_step(mask, "k", tile_n), mask_within_step(mask), within_segment(score)
 
     @device
-    def fetch_q(stage, Q, lse, low, delta, m0):
-        copy_async(allocate(SHARED_Q, stage), Q, COPY_Q, m0)
+    def fetch_rows(stage, Q, lse, low, delta, m0):
+        fetch_q(stage, Q, m0)
         copy_async(allocate(SHARED_LSE, stage), lse, COPY_ROW, m0)
         if HAS_LOW:
             copy_async(allocate(SHARED_LOW, stage), low, COPY_ROW, m0)
         copy_async(allocate(SHARED_DELTA, stage), delta, COPY_ROW, m0)
 
-    @device
-    def fetch_do(stage, dO, m0):
-        copy_async(allocate(SHARED_DO, stage), dO, COPY_DO, m0)
-
     def kernel(mQ, mK, mV, mDO, mDK, mDV, mLse, mDelta, mask, scores, drops, group_size, scale, kept_scale, to_dq):
         batches, heads, _ = shape(mLse)
         _, heads_k, seqlen_k, _ = shape(mDK)
-        tile, batch, head_k = place(block_index(), batches * heads_k, heads_k)
+        own, block = own_slice(mQ, mV)
+        tile, batch, head_k = place(block, batches * heads_k, heads_k)
         segment, n_block = tile_of(mask.packing, batch, tile, seqlen_k)
         n0 = n_block * TILE_N
         if n0 >= segment.keys:                                  # a slot without a tile
             return
         mask, scores = mask_of(mask, segment), scores_of(scores, segment)
         query, row, (key, end_key) = segment.first_query, segment.first_padded_row, keys_of(segment)
-        sK, sV = allocate(SHARED_K), allocate(SHARED_V)
         end_seen = keys_seen(mask, batch, head_k, group_size, end_key)
-        copy_async(sK, aligned(mK[batch, head_k][key:end_seen], ROWS_OF), COPY_K, n0)
-        copy_async(sV, aligned(mV[batch, head_k][key:end_seen], ROWS_OF), COPY_V, n0)
+        K, V = mK[batch, head_k][key:end_seen], mV[batch, head_k][key:end_seen]
+        fetch_k(0, K, n0)
+        fetch_v(0, V, n0)
         dK, dV = full(K_TILE, ZERO), full(V_TILE, ZERO)
         for head in range(head_k * group_size, (head_k + 1) * group_size):
             band = band_at(mask, batch, head)
             first, end = visible_queries(band, n0, minimum(n0 + TILE_N, segment.keys))
             # without rows beyond a sequence's length, which may be NaN
             length = maximum(band[2], 1)
-            Q = aligned(mQ[batch, head][query : query + length], ROWS_OF)
-            dO = aligned(mDO[batch, head][query : query + length], ROWS_OF)
+            Q, dO = mQ[batch, head][query : query + length], mDO[batch, head][query : query + length]
             lse, delta = mLse[batch, head][row : row + length], mDelta[batch, head][row : row + length]
             low = mLse[batch, head][row + first_low(mLse) : row + first_low(mLse) + length]
             m_block, m_blocks = first // TILE_M, (end + TILE_M - 1) // TILE_M
@@ -136,7 +133,7 @@ def backward_kv(
             if m_block < m_blocks:
                 fetch_do(stage, dO, m_block * TILE_M)
                 if not IN_TURN:
-                    fetch_q(stage, Q, lse, low, delta, m_block * TILE_M)
+                    fetch_rows(stage, Q, lse, low, delta, m_block * TILE_M)
             while m_block < m_blocks:                           # Alg. 4 line 9
                 m0, this = m_block * TILE_M, m_block
                 m_block += 1
@@ -144,16 +141,16 @@ def backward_kv(
                 wait_copies()
                 sync_threads()                                  # dO has arrived, or both; all have read the last Q
                 if IN_TURN:
-                    fetch_q(stage, Q, lse, low, delta, m0)           # in flight while dP is computed
+                    fetch_rows(stage, Q, lse, low, delta, m0)   # in flight while dP is computed
                 elif m_block < m_blocks:
                     fetch_do(1 - stage, dO, m_block * TILE_M)
-                    fetch_q(1 - stage, Q, lse, low, delta, m_block * TILE_M)
+                    fetch_rows(1 - stage, Q, lse, low, delta, m_block * TILE_M)
                 sQ, sdO = allocate(SHARED_Q, stage), allocate(SHARED_DO, stage)
-                dP = product(sV, sdO)                           # line 17: dP = dO V^T
+                dP = product_dp((0, stage), V, dO, n0, m0, own)    # line 17: dP = dO V^T
                 if IN_TURN:
                     wait_copies()
                     sync_threads()                              # Q has arrived
-                S = product(sK, sQ)                             # line 11: S = scale Q K^T, transposed
+                S = product_s((0, stage), K, Q, n0, m0, own)    # line 11: S = scale Q K^T, transposed
                 S, F = apply(S, scores, batch, head, query + m0, key + n0)
                 high, rest = get(allocate(SHARED_LSE, stage), COLS), get(allocate(SHARED_LOW, stage), COLS)
                 P = recompute(S, high, rest, to_log2(scale))    # line 13: P = exp(S - lse)
@@ -171,8 +168,8 @@ def backward_kv(
                 save_dq(to_dq, batch, head, m0, scale)          # line 21: dQ = dS K
                 if not IN_TURN:
                     stage = 1 - stage
-        save(aligned(mDK[batch, head_k][key:end_key], ROWS_OF), dK * scale, n0)     # line 24
-        save(aligned(mDV[batch, head_k][key:end_key], ROWS_OF), dV, n0)
+        save(slice_of(mDK[batch, head_k][key:end_key], own), dK * scale, n0)    # line 24
+        save(slice_of(mDV[batch, head_k][key:end_key], own), dV, n0)
 
     arguments = (SPEC_ALL if HAS_ALL_KEYS else SPEC_KV).arguments
     dtypes = dict(zip(("dk", "dv", "dq"), out_dtypes))
@@ -181,37 +178,33 @@ def backward_kv(
 
 
 def backward_q(
-    *, dtype, out_dtypes, head_dim, head_dim_v, tiles, mask, score, dropout, nbytes
+    *, dtype, out_dtypes, head_dim, head_dim_v, tiles, mask, score, dropout, nbytes, by_slices=False
 ):  # fmt: skip
-    """dQ; a row of S, P, dP and dS is a query."""
+    """dQ; a row of S, P, dP and dS is a query. by_slices: as in `forward`."""
     dtype, ACC, (_, tile_m, tile_n, threads, _, stages, *_) = DTYPES[dtype], sum_type(DTYPES[dtype]), tiles
     Q_TILE = sums(tiles, tile_m, head_dim, run=vector(dtype))
     shared = SharedMemory()
     widths = head_dim, head_dim_v
-    (SHARED_Q, COPY_Q), (SHARED_DO, COPY_DO) = buffers(shared, dtype, threads, tile_m, widths)
-    (SHARED_K, COPY_K), (SHARED_V, COPY_V) = buffers(shared, dtype, threads, tile_n, widths, stages)
+    of_q, of_do = buffers(shared, dtype, threads, tile_m, widths)
+    of_k, of_v = buffers(shared, dtype, threads, tile_n, widths, stages)
     S_TILE, product = product_step(tiles, tile_m, tile_n, shared, ACC)
+    (own_slice, slice_of), ZERO = slice_steps(by_slices, head_dim, nbytes), ACC(0)
+    fetch_q, fetch_k, product_s = sliced_product(by_slices, head_dim, S_TILE, product, of_q, of_k, ZERO, nbytes)
+    fetch_do, fetch_v, product_dp = sliced_product(by_slices, head_dim, S_TILE, product, of_do, of_v, ZERO, nbytes)
+    SHARED_K, _ = of_k
     ROWS, (first_low, _, recompute) = S_TILE.row_vector(), low_steps(dtype)
     left = left_operand(S_TILE, shared, ACC)
-    TILE_M, TILE_N, ROWS_OF, IN_TURN = tile_m, tile_n, Alignment(nbytes), stages == 1
-    ZERO = ACC(0)
+    TILE_M, TILE_N, IN_TURN = tile_m, tile_n, stages == 1
     masked, band_at = mask_step_with_dp(mask, S_TILE), band_of(mask)
     tested, steps = needs_test(mask), steps_to_next(mask)
     drop, (apply, pull_back, to_log2) = drop_step(S_TILE, dropout), score_steps(score, S_TILE, ACC)
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
     mask_of, scores_of = mask_within_step(mask), within_segment(score)
 
-    @device
-    def fetch_k(stage, K, n0):
-        copy_async(allocate(SHARED_K, stage), K, COPY_K, n0)
-
-    @device
-    def fetch_v(stage, V, n0):
-        copy_async(allocate(SHARED_V, stage), V, COPY_V, n0)
-
     def kernel(mQ, mK, mV, mDO, mDQ, mLse, mDelta, mask, scores, drops, group_size, scale, kept_scale):
         batches, heads, seqlen_q, _ = shape(mDQ)
-        tile, batch, head = place(block_index(), batches * heads, heads)
+        own, block = own_slice(mQ, mV)
+        tile, batch, head = place(block, batches * heads, heads)
         number = tiles_of(mask.packing, seqlen_q) - 1 - tile   # the heaviest tiles of a causal mask first
         segment, m_block = tile_of(mask.packing, batch, number, seqlen_q)
         m0 = m_block * TILE_M
@@ -224,13 +217,13 @@ def backward_q(
         query, end_query = queries_of(segment)
         # without rows beyond a sequence's length, which may be NaN
         length_q, length_k = maximum(band[2], 1), maximum(band[3], 1)
-        K = aligned(mK[batch, head_k][key : key + length_k], ROWS_OF)
-        V = aligned(mV[batch, head_k][key : key + length_k], ROWS_OF)
+        Q, dO = mQ[batch, head][query : query + length_q], mDO[batch, head][query : query + length_q]
+        K, V = mK[batch, head_k][key : key + length_k], mV[batch, head_k][key : key + length_k]
         n_block, n_blocks = first // TILE_N, (end + TILE_N - 1) // TILE_N
         n_block += steps(mask, batch, head, m_block, n_block, n_blocks - n_block)
-        sQ, sdO, stage = allocate(SHARED_Q), allocate(SHARED_DO), index(0)
-        copy_async(sQ, aligned(mQ[batch, head][query : query + length_q], ROWS_OF), COPY_Q, m0)
-        copy_async(sdO, aligned(mDO[batch, head][query : query + length_q], ROWS_OF), COPY_DO, m0)
+        stage = index(0)
+        fetch_q(0, Q, m0)
+        fetch_do(0, dO, m0)
         fetch_v(stage, V, n_block * TILE_N)
         if not IN_TURN:
             fetch_k(stage, K, n_block * TILE_N)
@@ -249,14 +242,14 @@ def backward_q(
             elif n_block < n_blocks:
                 fetch_v(1 - stage, V, n_block * TILE_N)
                 fetch_k(1 - stage, K, n_block * TILE_N)
-            sK, sV = allocate(SHARED_K, stage), allocate(SHARED_V, stage)
-            dP = product(sdO, sV)                               # line 17: dP = dO V^T
+            sK = allocate(SHARED_K, stage)
+            dP = product_dp((0, stage), dO, V, m0, n0, own)     # line 17: dP = dO V^T
             if IN_TURN:
                 wait_copies()
                 sync_threads()                                  # K has arrived, all have read V
                 if n_block < n_blocks:
                     fetch_v(stage, V, n_block * TILE_N)         # in flight while S and dQ are computed
-            S = product(sQ, sK)                                 # line 11: S = scale Q K^T
+            S = product_s((0, stage), Q, K, m0, n0, own)        # line 11: S = scale Q K^T
             S, F = apply(S, scores, batch, head, query + m0, key + n0)
             P = recompute(S, lse, low, to_log2(scale))          # line 13: P = exp(S - lse)
             if tested(mask, band, batch, head, m_block, this, m0, m0 + TILE_M, n0, n0 + TILE_N):
@@ -266,7 +259,7 @@ def backward_q(
             dQ = dot(dQ, left(dS), sK)                          # line 21: dQ += dS K, scaled in the epilogue
             if not IN_TURN:
                 stage = 1 - stage
-        save(aligned(mDQ[batch, head][query:end_query], ROWS_OF), dQ * scale, m0)
+        save(slice_of(mDQ[batch, head][query:end_query], own), dQ * scale, m0)
 
     signature = signature_of(kernel, SPEC_Q.arguments, dtype, ACC, {"dq": out_dtypes[0]}, mask=mask, score=score)
     return Source(kernel, signature, threads, tiles.blocks, shared.nbytes)
@@ -285,17 +278,20 @@ SPEC_KV = Spec(
     backward_kv,
     (*ARGUMENTS_KV, ()),  # no dQ
     tiles=lambda work: rows_of(TILES_KV, UNDER_PRESSURE_KV, work, SHORT_KV),
-    parameters=with_results("dk", "dv"),
+    parameters=with_results("dk", "dv", parameters=sliced),
     keeps="k",
-    blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads_k * n_blocks,
+    blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads_k * n_blocks * slices_of(work.problem),
     packs=True,
+    slices=True,
 )
 SPEC_Q = Spec(
     backward_q,
     (*GIVEN, Matrix("dq"), *STATISTICS_AND_NUMBERS),
     tiles=lambda work: rows_of(TILES_Q, UNDER_PRESSURE_Q, work, SHORT_Q),
-    parameters=with_results("dq"),
+    parameters=with_results("dq", parameters=sliced),
+    blocks=lambda work, *tiles: block_per_query_tile(work, *tiles) * slices_of(work.problem),
     packs=True,
+    slices=True,
 )
 SPEC_ALL = replace(
     SPEC_KV,
@@ -303,4 +299,5 @@ SPEC_ALL = replace(
     tiles=lambda work: short_rows(ALL_KEYS, work),
     parameters=with_results("dk", "dv", "dq"),
     packs=False,
+    slices=False,
 )

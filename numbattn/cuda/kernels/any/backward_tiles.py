@@ -5,6 +5,7 @@ from ..tables import FMA, Tiles
 # {(bytes of an element, largest head_dim): rows, FMA: {bytes of a row: tiles}}. TFLOP/s: one batch, 16 heads, seqlen
 # 4096, full
 TILES_KV = {  # two accumulators, keys x head_dim
+    (2, 128): (Tiles("mma", 32, 64, 128),),  # of slices alone
     (4, 64): (  # 54, 52; 64 x 128 is as fast, and spills with dropout
         Tiles("mma", 32, 128, 256, stages=2), Tiles("mma", 32, 64, 128, stages=2),
     ),

@@ -13,8 +13,6 @@ import numpy as np
 from ...build import Source
 from ...compiler import types
 from ...tile import (
-    Alignment,
-    aligned,
     block_index,
     convert,
     device,
@@ -37,9 +35,10 @@ from ..shared.layouts import DTYPES, sum_type, vector
 from ..shared.recompute import low_steps
 from ..shared.schedule import overlap_launches, place
 from ..shared.segments import slot_step
+from ..shared.slices import slice_steps
 from ..shared.softmax import log2_step
 from ..shared.visibility import PACKING, packing_of
-from ..tables import dtypes_of, rounded
+from ..tables import by_slices, dtypes_of, sliced_dims
 
 
 class QueryTiles(NamedTuple):
@@ -53,7 +52,7 @@ TILES = QueryTiles(32)
 THREADS, LANES = 4 * TILES.tile_m, 8
 
 
-def delta(*, dtype, out_dtypes, head_dim_v, dlse, nbytes, bounded, low=False, mask=(), sink=False):
+def delta(*, dtype, out_dtypes, head_dim_v, dlse, nbytes, bounded, low=False, mask=(), sink=False, by_slices=False):
     """The kernel. out_dtypes: of O; dlse: whether lse has a gradient; sink: whether a sink's logits have one, which is
     still to be summed over the queries: a sink has no dP, so that its dS is -P delta.
 
@@ -62,7 +61,7 @@ def delta(*, dtype, out_dtypes, head_dim_v, dlse, nbytes, bounded, low=False, ma
     from lse is given.
     """
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
-    TILE_M, ROWS_OF = TILES.tile_m, Alignment(nbytes)
+    TILE_M = TILES.tile_m
     TILE = simt(TILES.tile_m, head_dim_v, THREADS, LANES, vector(dtype))
     ROWS, INFINITE, LOG2E, ZERO = TILE.row_vector(), ACC(np.inf), ACC(LOG2_E), ACC(0)
     digits = np.finfo(ACC).nmant
@@ -70,13 +69,21 @@ def delta(*, dtype, out_dtypes, head_dim_v, dlse, nbytes, bounded, low=False, ma
     TILES_A_SLOT, segment_of = PADDED // TILE_M, slot_step(mask, "q", PADDED)
     HAS_SINK, IS_GIVEN, BOUNDED = sink, low, bounded and not low
     HAS_LOW, (first_low, *_) = dtype.itemsize > 2, low_steps(dtype)
+    BY_SLICES, WIDTH, (_, slice_of) = by_slices, head_dim_v, slice_steps(by_slices, head_dim_v, nbytes)
+
+    @device
+    def row_sums(dO, O, m0, number=0):
+        dO, O = load(slice_of(dO, number), TILE, m0), load(slice_of(O, number), TILE, m0)
+        return row_sum(convert(dO, ACC) * convert(O, ACC))
 
     @device
     def delta_of(mDO, mO, mLse, mDlse, batch, head, first, end, m0):
         """lse and delta of a tile of the queries [first, end), from number m0 on, and which of them see something."""
-        dO = convert(load(aligned(mDO[batch, head][first:end], ROWS_OF), TILE, m0), ACC)
-        O = convert(load(aligned(mO[batch, head][first:end], ROWS_OF), TILE, m0), ACC)
-        D = row_sum(dO * O)
+        dO, O = mDO[batch, head][first:end], mO[batch, head][first:end]
+        D = row_sums(dO, O, m0)
+        if BY_SLICES:
+            for number in range(1, (shape(O)[1] + WIDTH - 1) // WIDTH):
+                D = D + row_sums(dO, O, m0, number)
         if dlse:
             D = D - load(mDlse[batch, head][first:end], ROWS, m0)
         lse = load(mLse[batch, head][first:end], ROWS, m0)
@@ -130,7 +137,7 @@ def parameters(bounded):
     return lambda work, tiles: {
         "dtype": work.problem.dtype.name, **dtypes_of(work, "o"), "dlse": "dlse" in work.dtypes,
         "low": "lse_low" in work.dtypes,
-        "nbytes": work.nbytes, "head_dim_v": rounded("head_dim_v", work.problem.head_dim_v),
+        "nbytes": work.nbytes, "head_dim_v": sliced_dims(work.problem)[1], **by_slices(work),
         "sink": work.sink is not None, "mask": packing_of(work.mask), "bounded": bounded,
     }  # fmt: skip
 
@@ -171,5 +178,6 @@ SPEC = Spec(
     parameters=parameters(bounded=False),
     blocks=blocks_of_queries,
     packs=True,
+    slices=True,
 )  # fmt: skip
 SPEC_BOUNDED = replace(SPEC, parameters=parameters(bounded=True), blocks=blocks_of_slots)

@@ -31,8 +31,7 @@ from ..shared.exact_sums import add_atomically, add_exactly
 from ..shared.layouts import DTYPES, sum_type, sums
 from ..shared.shares import MatrixShare
 from ..shared.visibility import MASK, visible_keys
-from ..tables import parameters
-from .score_gradient import along, source, sum_step
+from .score_gradient import along, of_scores, source, sum_step
 from .score_gradient_ds import ALONG, DsArguments
 from .score_gradient_tiles import rows
 
@@ -144,5 +143,6 @@ def spec_of(*sums, **about):
         function_gradient,
         arguments_of(*sums),
         tiles=lambda work: tuple([row._replace(blocks=1) for row in rows(work, True)]),     # functions take registers
-        parameters=lambda work, tiles: parameters(work, tiles) | about | along(work),
+        parameters=lambda work, tiles: of_scores(work, tiles) | about | along(work),
+        slices=True,
     )

@@ -9,6 +9,7 @@ of S, no atomics, the same bits in every run.
 The tangents of these gradients are the same sums over the tangent of dS, recomputed as in `backward_tangent`.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 from ...build import Source
@@ -37,11 +38,12 @@ from ...words.spec import Spec
 from ..scores import SCORE, parts_of
 from ..shared.diagonals import diagonal_steps
 from ..shared.dropout import DROPOUT, drop_step
-from ..shared.layouts import DTYPES, sum_type, sums
+from ..shared.layouts import DTYPES, buffers, sum_type, sums
 from ..shared.shares import score_matrix, share_of
+from ..shared.slices import sliced_product
 from ..shared.tangents import OperandRows, products_step, tiles_step
 from ..shared.visibility import MASK, band_of, element_test, is_shown, needs_test, visible_keys
-from ..tables import parameters
+from ..tables import parameters, sliced
 from .score_gradient_ds import ALONG, DsArguments, ds_steps
 from .score_gradient_tiles import rows
 
@@ -109,12 +111,12 @@ def sum_step(keys_of, add, about, add_both=None):
     shared = SharedMemory()
     has_tq, has_tk, has_tv, has_tdo = (name in (tangents or ()) for name in ("q", "k", "v", "do"))
     of_rows, of_keys = (shared, dtype, threads, tile_m), (shared, dtype, threads, tile_n)
-    copy_q, q_tiles = tiles_step(*of_rows, head_dim, has_tq, nbytes)
-    copy_do, do_tiles = tiles_step(*of_rows, head_dim_v, has_tdo, nbytes)
-    copy_k, k_tiles = tiles_step(*of_keys, head_dim, has_tk, nbytes)
-    copy_v, v_tiles = tiles_step(*of_keys, head_dim_v, has_tv, nbytes)
-    scores_of = products_step(S_TILE, ACC, dtype, has_tq, has_tk)
-    dp_of = products_step(S_TILE, ACC, dtype, has_tdo, has_tv)
+    if about.get("by_slices"):
+        products = partial(products_by_slices, of_rows=of_rows, of_keys=of_keys, layout=S_TILE, nbytes=nbytes)
+    else:
+        products = partial(products_of_tiles, of_rows=of_rows, of_keys=of_keys, layout=S_TILE, nbytes=nbytes)
+    copy_q, copy_k, scores_of = products(head_dim, has_tq, has_tk)
+    copy_do, copy_v, dp_of = products(head_dim_v, has_tdo, has_tv)
     sees, tested, drop = element_test(mask, S_TILE), needs_test(mask), drop_step(S_TILE, about["dropout"])
     band_at, (first_place, next_place) = band_of(mask), walk_steps(keys_of, mask)
     TILE_M, TILE_N = tile_m, tile_n
@@ -151,21 +153,20 @@ def sum_step(keys_of, add, about, add_both=None):
     @device
     def sum_of(walk, given, total):
         """Called by all threads."""
-        (sQ, stQ), (sdO, stdO), (sK, stK), (sV, stV) = q_tiles(0), do_tiles(0), k_tiles(0), v_tiles(0)
-        end, at = walk.share.end, first_place(walk, given)
+        (Q, K, V, dO), end, at = given.inputs, walk.share.end, first_place(walk, given)
         sync_threads()                                          # all have read the last tiles
         fetch_do_and_v(given, at, end)
         fetch_q_and_k(given, at, end)
         while at.matrix < end:
             batch, head, m0, n0 = at.batch, at.head, at.m_block * TILE_M, at.n_block * TILE_N
-            following, (queries, _) = next_place(walk, given, at), rows_of(given, at)
+            following, (queries, keys) = next_place(walk, given, at), rows_of(given, at)
             wait_copies(1)
             sync_threads()                                      # dO and V have arrived
-            dP, tdP = dp_of(sdO, stdO, sV, stV)                 # Alg. 4 line 17
+            dP, tdP = dp_of(dO, V, queries, keys, m0, n0)       # Alg. 4 line 17
             wait_copies()
             sync_threads()                                      # Q and K have arrived; all have read dO and V
             fetch_do_and_v(given, following, end)
-            S, tS = scores_of(sQ, stQ, sK, stK)                 # line 11
+            S, tS = scores_of(Q, K, queries, keys, m0, n0)      # line 11
             sync_threads()                                      # all have read Q and K
             fetch_q_and_k(given, following, end)
             Z = drop(full(S_TILE, given.kept_scale), given.drops, batch, head, m0, n0)  # line 14
@@ -178,6 +179,42 @@ def sum_step(keys_of, add, about, add_both=None):
         return total
 
     return S_TILE, shared, sum_of
+
+
+def products_of_tiles(width, has_tx, has_ty, *, of_rows, of_keys, layout, nbytes):
+    """Device functions: those of `tiles_step` that copy tiles of X and Y, and their tangents; (X, Y, queries, keys, m0,
+    n0) -> the product X Y^T of these tiles, which have arrived, and its tangent."""
+    (copy_x, x_tiles), (copy_y, y_tiles) = (
+        tiles_step(*of, width, has_tangent, nbytes) for of, has_tangent in ((of_rows, has_tx), (of_keys, has_ty))
+    )
+    _, dtype, *_ = of_rows
+    products = products_step(layout, sum_type(dtype), dtype, has_tx, has_ty)
+
+    @device
+    def product(X, Y, queries, keys, m0, n0):
+        (sX, stX), (sY, stY) = x_tiles(0), y_tiles(0)
+        return products(sX, stX, sY, stY)
+
+    return copy_x, copy_y, product
+
+
+def products_by_slices(width, has_tx, has_ty, *, of_rows, of_keys, layout, nbytes):
+    """`products_of_tiles` of large head_dims, without tangents; width: of a slice. The product loads its tiles."""
+    _, dtype, *_ = of_rows
+    (of_x,), (of_y,) = buffers(*of_rows, [width]), buffers(*of_keys, [width])
+    *_, product = sliced_product(True, width, layout, None, of_x, of_y, sum_type(dtype)(0), nbytes)
+
+    @device
+    def copy(stage, X, tX, rows, first):
+        pass
+
+    @device
+    def products(X, Y, queries, keys, m0, n0):
+        x, y = X[queries.batch, queries.head][: queries.length], Y[keys.batch, keys.head][: keys.length]
+        Z = product((0, 0), x, y, m0, n0, 0)
+        return Z, Z                                             # nobody asks for the tangent
+
+    return copy, copy, products
 
 
 @device
@@ -332,8 +369,14 @@ def spec_of(factory, name, **about):
         factory,
         arguments_of(name, *DIAGONALS if factory is diagonal_sums else ()),
         tiles=lambda work: rows(work, factory is bias_gradient, **about),
-        parameters=lambda work, tiles: parameters(work, tiles) | about | along(work),
+        parameters=lambda work, tiles: of_scores(work, tiles) | about | along(work),
+        slices=True,
     )
+
+
+def of_scores(work, tiles):
+    """The parameters of kernels that compute S; none take tangents by slices."""
+    return parameters(work, tiles) if work.is_along else sliced(work, tiles)
 
 
 def along(work):
