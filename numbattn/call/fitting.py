@@ -38,8 +38,9 @@ def _kept(value: V, has_place: bool, shape: Shape, xp: str, fit: Callable[[], V]
     if sum([x.nbytes for x in held]) > MOST_COMPARED:
         return fit()
     place = backend(xp).place() if has_place or held else ()
-    if place is None:
-        return fit()
+    if place is None:  # in a capture, in which nothing is copied to the GPU: what a call before it has
+        before = FITTED.get(value, (shape, backend(xp).place_before())) if value._is_private else None
+        return before[0] if before else fit()
     key = shape, place, *[x.tobytes() for x in held]
     known = FITTED.get(value, key)
     if known is None:

@@ -1,7 +1,7 @@
 """Attention on CuPy arrays: CUDA kernels that are Python functions.
 
 **What is compiled when.** The first call of a kind compiles its kernels, which takes some seconds. A kind is: the GPU's
-compute capability; the dtype; head_dims, rounded up to 32, 64, 128, 192, 256 or more; the kinds of masks and scores,
+compute capability; the dtype; head_dims, rounded up to 32, 64, 128, 192, 256 or larger; the kinds of masks and scores,
 and which of their offsets and lengths are arrays; dropout or none; whether rows are aligned to 16 bytes; in the
 backward pass whether there is a `dlse`, which gradients are summed over broadcast axes, and `deterministic`. Small
 problems have kernels for up to 16, 32 and 64 queries and keys, 128 in half precision, and for scores that a batch

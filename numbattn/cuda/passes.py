@@ -291,8 +291,8 @@ def lower_parts(parts, problem, numbered=int):
 def launch(gpu, program, arrays, addresses, numbers, problem, parts):
     """Launch a Program, with the temporaries and stand-ins of its Plan; parts: of the score."""
     planned, stream = program.plan, gpu.stream()
-    capturing = (planned.allocates or planned.counters) and stream.is_capturing()
-    counters = [gpu.counters(stream.ptr, capturing, planned.counters)] if planned.counters else []
+    capturing = (planned.allocates or planned.uses_counters) and stream.is_capturing()
+    counters = [gpu.counters(stream.ptr, capturing)] if planned.uses_counters else []
     if not planned.allocates:
         program([*addresses, gpu.scrap, *counters], numbers, stream.ptr)
         return

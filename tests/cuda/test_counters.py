@@ -1,12 +1,10 @@
-"""Who gets which counters."""
+"""Who gets which pair of counters."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-
-from numbattn.cuda.words.steps import MOST_COUNTERS
 
 counters = pytest.importorskip("numbattn.cuda.counters")
 
@@ -26,8 +24,8 @@ class Stream:
 
 
 @pytest.fixture
-def address_of(monkeypatch):
-    """address_of(stream, capturing=False, count=2) on a device of NumPy's."""
+def pair_of(monkeypatch):
+    """pair_of(stream, capturing=False) of a device of NumPy's."""
 
     def zeros(n, dtype):
         memory = np.zeros(n, dtype)
@@ -39,40 +37,24 @@ def address_of(monkeypatch):
     monkeypatch.setattr(counters, "cupy", fake)
     memory = counters.Counters()
 
-    def address_of(stream, capturing=False, count=2):
-        found = memory.of(stream, capturing, count)
-        assert memory.first <= found <= memory.scrap - count * counters.COUNTER_BYTES
+    def pair_of(stream, capturing=False):
+        found = memory.of(stream, capturing)
+        assert memory.first <= found < memory.scrap
         return found
 
-    return address_of
+    return pair_of
 
 
-def test_a_stream_keeps_its_counters(address_of):
-    assert address_of(16) == address_of(16, count=MOST_COUNTERS)
-    assert len({address_of(stream) for stream in (16, 32, 48)}) == 3
+def test_a_stream_keeps_its_pair(pair_of):
+    assert pair_of(16) == pair_of(16)
+    assert len({pair_of(stream) for stream in (16, 32, 48)}) == 3
 
 
-def test_what_is_captured_has_counters_of_its_own(address_of):
-    assert len({address_of(16), *(address_of(16, capturing=True) for _ in range(5))}) == 6
+def test_what_is_captured_has_a_pair_of_its_own(pair_of):
+    assert len({pair_of(16), *(pair_of(16, capturing=True) for _ in range(5))}) == 6
 
 
-def test_counters_do_not_overlap(address_of):
-    counts = {address_of(stream): MOST_COUNTERS for stream in (16, 32)}
-    counts |= {address_of(stream, capturing=True, count=count): count for stream, count in ((16, 5), (32, 7), (16, 2))}
-    starts = sorted(counts)
-    ends = [start + counters.COUNTER_BYTES * counts[start] for start in starts]
-    assert all(end <= start for end, start in zip(ends, starts[1:]))
-
-
-def test_after_all_the_first_ones_are_used_again(address_of, monkeypatch):
-    monkeypatch.setattr(counters, "CAPTURED", 10)
-    first, second, third, fourth = (address_of(16, capturing=True, count=count) for count in (4, 6, 3, 8))
-    assert first == third == fourth < second
-
-
-FAULTS = {
-    "return MOST_COUNTERS * found": "return found",
-    "self.captured = first + count": "self.captured = first + 2",
-    "if self.captured + count <= CAPTURED else 0": "if self.captured < CAPTURED else 0",
-    "return STREAMS * MOST_COUNTERS + first": "return first",
-}
+def test_pairs_do_not_overlap(pair_of):
+    found = sorted([pair_of(16), pair_of(32), pair_of(16, capturing=True), pair_of(32, capturing=True)])
+    assert np.diff(found).min() >= counters.PAIR_BYTES
+    assert all(address % counters.PAIR_BYTES == 0 for address in found)

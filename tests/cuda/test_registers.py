@@ -35,7 +35,6 @@ ALL = "keys+blocks+dense"
 FEW, LONG = {"keys": 100, "seqlen_k": 100}, {"keys": MANY, "seqlen_k": MANY}  # which rows are taken
 NARROW = {"keys": 100}
 SHORT = {"seqlen_q": 128, "seqlen_k": 128}  # rows of their own, or all keys in a block
-MERGING = {"batch": (2, 4)}  # a block for each work tile
 PAGES_OF_INT8, OF_INT8, OF_FLOAT8 = (
     {"cache": CacheLayout(*held)} for held in ((INT8, 16), (INT8, None), (FLOAT8, None))
 )
@@ -227,10 +226,6 @@ DECODING = [  # all of O and Q in the registers of a warp, beside S
     row("decode", "float16", 128, 128, ALL, "sink, alibi", cc=(8, 0), seqlen_q=3, **OF_FLOAT8),
     row("decode", "bfloat16", 128, 128, ALL, "sink, alibi", seqlen_q=3, **OF_INT8),
     row("decode", "bfloat16", 128, 128, EDGES, "softcap", seqlen_q=1, **OF_FLOAT8),
-    row("hopper_decode", "bfloat16", 128, 128, EDGES, "sink, alibi", seqlen_q=3, **MERGING),
-    row("hopper_decode", "float16", 256, 256, seqlen_q=1, **MERGING),
-    row("decode", "float64", 64, 64, EDGES, "sink", cc=(8, 0), seqlen_q=1, **MERGING),
-    row("decode", "bfloat16", 128, 128, EDGES, "softcap", seqlen_q=1, **MERGING, **OF_FLOAT8),
     row("combine", "bfloat16", 128, 128, EDGES, "sink", seqlen_q=1),
     row("combine", "bfloat16", 256, 256, seqlen_q=1),
 ]

@@ -21,7 +21,7 @@ from numbattn.cuda.tile import INDEX, simulate
 from numbattn.cuda.tile.alignment import VECTOR_BYTES, ArrayLayout, alignment
 from numbattn.cuda.views import fits_tensor_map, for_tensor_map
 from numbattn.cuda.words.numbers import NUMBERS
-from numbattn.cuda.words.steps import MOST_COUNTERS, SCRAP_BYTES, At
+from numbattn.cuda.words.steps import SCRAP_BYTES, At
 
 from . import ptx
 from .launch import simulated
@@ -30,7 +30,6 @@ from .ptx import interpret
 HOPPER, AMPERE, TURING = DEVICES[9, 0], DEVICES[8, 0], DEVICES[7, 5]
 BY_UNIT = {"CUDA cores": TURING, "tensor cores": AMPERE, "warpgroups": HOPPER}
 MATRICES = {*ARRAYS, "c"}
-UNALIGNED = {("decode", "o"), ("hopper_decode", "o")}  # what is promised of a kernel's other matrices
 ACCESS = re.compile(r"(ld|st|atom|red)\.\S*global|cp\.async")
 
 
@@ -78,7 +77,7 @@ class GPU:
     def __init__(self, device, execute=execute):
         self.device, self.execute, self.programs = device, execute, {}
         self.keep = self.programs.__setitem__
-        self.counts, self.memory = np.zeros(MOST_COUNTERS, np.uint32), np.zeros(SCRAP_BYTES, np.uint8)
+        self.counts, self.memory = np.zeros(2, np.uint32), np.zeros(SCRAP_BYTES, np.uint8)
         self.scrap = self.memory.ctypes.data
 
     @staticmethod
@@ -96,7 +95,7 @@ class GPU:
         arrays = {x.name: (self.zeros if x.is_zero else self.empty)(x.shape, x.dtype) for x in plan.temporaries}
         return SimpleNamespace(arrays=arrays, addresses=self.addresses(arrays)[0])
 
-    def counters(self, stream, capturing, count=2):
+    def counters(self, stream, capturing):
         return self.counts.ctypes.data
 
     def stream(self):
@@ -131,8 +130,7 @@ def run(step, addresses, numbers, execute):
         at = next(given)
         assert isinstance(at, At)
         found = at.view._replace(pointer=at.view.pointer + addresses[at.array])
-        checked = at.array in MATRICES and (step.key.name, at.array) not in UNALIGNED
-        if checked and len(found.shape) == 4:                   # what is promised holds for each of them
+        if at.array in MATRICES and len(found.shape) == 4:      # what is promised holds for each of them
             held = alignment(layout_of(found))
             assert held >= promised, f"{step.key.name}: {promised} bytes are promised of {at.array}, {held} are held"
         return found

@@ -31,7 +31,6 @@ from .points.norms import point_routes
 # Of each pass: the first Route that takes the work is taken
 LARGE_FORWARD = (
     *hopper.FORWARD,
-    Route(decode.takes_and_merges, (decode.SPEC_MERGING,)),
     Route(decode.takes, (decode.SPEC, combine.SPEC), reads=decode.reads),
     Route(mma_forward.takes, (mma_forward.SPEC,), MMA),
     Route(everything, (forward.SPEC,)),

@@ -112,11 +112,9 @@ class Planner:
             add_gradient(self, number)
         stand_ins = tuple(self.stand_ins.values())
         temporaries = tuple(sorted(self.temporaries.values(), key=lambda x: not x.is_zero))
-        counters = [x.view.shape[0] for step in self.steps for x in step.arguments
-                    if isinstance(x, At) and x.array == COUNTERS_ARRAY]  # fmt: skip
+        counted = any(isinstance(x, At) and x.array == COUNTERS_ARRAY for step in self.steps for x in step.arguments)
         allocates = bool(stand_ins or temporaries)
-        counted, workspace = max(counters, default=0), Workspace.of(temporaries)
-        return Plan(stand_ins, temporaries, tuple(self.steps), allocates, counted, workspace)
+        return Plan(stand_ins, temporaries, tuple(self.steps), allocates, counted, Workspace.of(temporaries))
 
     def compiled_in(self, part, number):
         """The kind that is compiled in of a LoweredPart of the score."""

@@ -44,7 +44,7 @@ plain one. Numbers take the dtype of the tile that they are combined with. With 
 | index, shape, opaque, always, lowest_bit, ballot | integers that count; bits | mov, bfind, vote.ballot |
 | sync_threads, sync_warp, sync_warpgroup(s) | makes what others have written visible | bar.sync, bar.warp.sync |
 | add_element | to one element of sums, immediately | red.global |
-| atomic_add, atomic_inc, fence | counters in global memory, and what they hand on | atom.add, atom.inc, fence |
+| atomic_add, atomic_inc | counters in global memory | atom.add, atom.inc |
 | post, wait_for_post | numbers in global memory by which blocks wait for others | st.release, ld.acquire |
 | launch_dependents, wait_on_dependencies | overlap with the stream's next kernel | griddepcontrol |
 | increase_registers, decrease_registers | register reallocation of a warpgroup | setmaxnreg |
@@ -106,7 +106,6 @@ from .synchronisation import (
     ballot,
     block_index,
     decrease_registers,
-    fence,
     grid_size,
     increase_registers,
     launch_dependents,
@@ -185,7 +184,6 @@ __all__ = [
     "dots",
     "exp",
     "exp2",
-    "fence",
     "fence_async_proxy",
     "fold_elements",
     "fold_index",

@@ -152,24 +152,6 @@ def atomic_inc(array, index, last):
     return array.dtype(array, types.int32, array.dtype), generate
 
 
-@primitive
-def fence():
-    """What this thread has read and written, or learned of at a barrier, comes before what it does from here on, for
-    all threads of the grid: so a counter, `atomic_inc` between two fences, hands on what blocks have written.
-
-    >>> def kernel(x, y):
-    ...     fence()  # no thread that sees y sees x without what was written to it before
-    ...     save(y, load(x, TILE, 0), 0)
-    >>> run(kernel, ARRAY, np.zeros((1, 4)))
-    array([[0., 1., 2., 3.]])
-    """
-
-
-@fence.lowering
-def fence():
-    return types.void(), lambda b: asm(b, "fence.acq_rel.gpu;", VOID, effect=True)
-
-
 def check_atomic(word, array, takes):
     if array.ndim != 1 or name_of(array.dtype) not in takes:
         raise TypingError(f"{word}: got {array.dtype} of {array.ndim} axes, expected {' or '.join(sorted(takes))} of 1")

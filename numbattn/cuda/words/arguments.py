@@ -262,14 +262,11 @@ class Numbers(Argument):
         return self.kind
 
 
-@dataclass(frozen=True)
 class CountersArgument(Argument):
-    """Counters, see counters.py; without a count the two that persistent blocks draw work from."""
-
-    count: Callable = lambda work: 2  # (work) -> how many, at most MOST_COUNTERS
+    """Two counters that persistent blocks draw work from: see counters.py."""
 
     def flat(self, planner, work):
-        yield At(COUNTERS_ARRAY, View(0, 4, (self.count(work),), (4,)), has_batch=False)
+        yield At(COUNTERS_ARRAY, View(0, 4, (2,), (4,)), has_batch=False)
 
     def type(self, about):
         return array_type(np.uint32, 1)

@@ -11,7 +11,7 @@ from .tiers import WGMMA
 
 PLACE_BYTES = 512  # temporaries start at multiples of it, as CuPy's allocations do
 SCRAP, SCRAP_BYTES = "scrap", 1 << 20  # device memory for results that are not read
-COUNTERS_ARRAY, MOST_COUNTERS = "counters", 128  # that a kernel has, of 4 bytes
+COUNTERS_ARRAY = "counters"
 FIRST, END = "first key", "end of keys"  # that each query sees, by intervals
 GAPS = "first of gap {}", "end of gap {}"
 SUMS_OF_DS = "sums of dS"  # over the batch, (..., heads or 1, seqlen_q, seqlen_k)
@@ -81,13 +81,13 @@ class Plan(NamedTuple):
     temporaries: tuple
     steps: tuple
     allocates: bool  # whether there are stand-ins or temporaries
-    counters: int  # how many its kernels have, at most
+    uses_counters: bool
     workspace: Workspace = Workspace(0, 0, ())
 
     def names(self, arrays):
         """The names of all arrays whose addresses its launches take, in order, for a call with arrays of these
         names."""
-        return [*arrays, *(x.name for x in self.temporaries), SCRAP, *[COUNTERS_ARRAY] * bool(self.counters)]
+        return [*arrays, *(x.name for x in self.temporaries), SCRAP, *[COUNTERS_ARRAY] * self.uses_counters]
 
 
 class LoweredPart(NamedTuple):

@@ -189,7 +189,7 @@ def test_steps_in_their_order():
     sums, *lines = [(x.name, x.shape) for x in backward.temporaries]
     assert sums == ("sums of dq", (2, 8, 1024 * 64))
     assert lines == [("delta", (2, 8, 1024)), ("lse_log2", (2, 8, 1024))]
-    assert not forward.counters
+    assert not forward.uses_counters
 
 
 def test_blocks_of_a_mask_are_looked_up_first():
@@ -593,7 +593,7 @@ def test_blocks_that_draw_work_are_one_a_multiprocessor():
     q = array(8, 16, 1000, 64)
     forward, _ = plans(HOPPER, q, q, q)
     assert forward.steps[0].blocks == HOPPER.multiprocessors
-    assert forward.counters == 2
+    assert forward.uses_counters
     few, _ = plans(HOPPER, Q[:1, :1], Q[:1, :1], Q[:1, :1])
     assert few.steps[0].blocks == -(-1000 // few.steps[0].tiles.tile_m)
 

@@ -1,7 +1,4 @@
-"""Merge the results of `decode` for chunks of keys, in their order: the weighted mean of their O, and lse.
-
-Where chunks are few, the blocks of `decode` that are the last of their rows do so.
-"""
+"""Merge the results of `decode` for chunks of keys, in their order: the weighted mean of their O, and lse."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -36,7 +33,7 @@ from ...tile import (
     where,
 )
 from ...words.arguments import O_BEFORE, Argument, Matrix, Statistic
-from ...words.signatures import signature_of, type_of
+from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..scores import SCORE, may_be_far, sink_steps
 from ..shared.chunks import chunks_between, count_of_chunks
@@ -79,27 +76,6 @@ class Partials(Argument):
 PARTIALS = Partials("partial o"), Partials("statistics")  # m and l of each row
 
 
-class ResultsArgument(Argument):
-    """The results, O over other keys, and the factor of O, in a tuple. O may lie anywhere."""
-
-    parts = Matrix("o", may_be_empty=True), O_BEFORE, Statistic("lse"), Statistic("lse_low"), "kept_scale"
-
-    def find(self, planner, work):
-        for x in self.parts[:-1]:
-            x.find(planner, work)
-
-    def flat(self, planner, work):
-        for x in self.parts[:-1]:
-            yield from x.flat(planner, work)
-        yield self.parts[-1]
-
-    def type(self, about):
-        return type_of(self.parts, about)
-
-
-RESULTS = ResultsArgument()
-
-
 class RowThreads(NamedTuple):
     """A row of the table: how many threads share a row of O, a warp or a block."""
 
@@ -108,25 +84,23 @@ class RowThreads(NamedTuple):
     unit, tile_m, tile_n = "fma", 1, 1
 
 
-def merge_step(shared, head_dim_v, threads, dtype, score, resumes, at=None):
-    """The device function (mPartial, mStatistics, results, row, chunks, place, scores, scale_log2) that merges a row's
-    chunks, a range, by so many threads; row: batch, head, query. place: the number of these threads in their block.
+def combine(*, dtype, out_dtypes, head_dim_v, threads, mask, score, resumes=False):
+    """The kernel. A row is a query of a head. resumes: whether O and lse over other keys are added, see `shared.start`.
 
-    Chunks are added up in PARTS sums, each of every PARTS-th chunk, and these in order, for any number of threads.
-    resumes: whether O and lse over other keys are added, see `shared.start`; at: places of the size of SHARED_O and
-    SHARED_L that may be taken.
+    Its chunks are added up in PARTS sums, each of every PARTS-th chunk, and these in order, for any number of threads.
     """
-    ACC, (at_o, at_l) = sum_type(dtype), at or (None, None)
+    dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
     TILE = copy_layout(PARTS, head_dim_v, threads, 4)
     COLUMNS = simt(head_dim_v, PARTS, min(threads, max(head_dim_v & -head_dim_v, 1)), 1, 4)  # divides both
     CHUNKS, MAXIMA, SUMS = TILE.row_vector(), simt(1, 4 * WARP, WARP, WARP, 1), simt(1, PARTS, WARP, 1, 4)
     ONE, O_LINE = SUMS.row_vector(), COLUMNS.row_vector()
-    count = THREADS // threads
-    SHARED_O, SHARED_L = shared.tile(PARTS, head_dim_v, ACC, count, at_o), shared.tile(PARTS, 1, ACC, count, at_l)
+    shared, COUNT, SHARE = SharedMemory(), THREADS // threads, threads
+    SHARED_O, SHARED_L = shared.tile(PARTS, head_dim_v, ACC, COUNT), shared.tile(PARTS, 1, ACC, COUNT)
     ROWS_OF, ZERO, NONE, LN2, AT_ONCE = Alignment(16), ACC(0), ACC(-np.inf), ACC(LN_2), 4 * WARP
     HAS_LOW, far = dtype.itemsize > 2, may_be_far(score)
     NO_MAX, _ = softmax_steps(ACC, far)
-    RESUMES, m_and_l, (with_sink, inverse) = resumes, resume_step(ACC, NO_MAX), sink_steps(score, ACC)
+    band_at, (with_sink, inverse) = band_of(mask), sink_steps(score, ACC)
+    RESUMES, m_and_l = resumes, resume_step(ACC, NO_MAX)
     low_of, (_, alpha_of) = low_step(ACC, far), alpha_steps(ACC, HAS_LOW and not far)
     arrive = sync_warp if threads == WARP else sync_threads
 
@@ -149,52 +123,39 @@ def merge_step(shared, head_dim_v, threads, dtype, score, resumes, at=None):
             o = o + x * weights
         return l, o
 
-    @device
-    def merge(mPartial, mStatistics, results, row, chunks, place, scores, scale_log2):
-        (batch, head, query), (first, end), (mO, before, mLse, mLow, kept_scale) = row, chunks, results
-        O = aligned(mPartial[batch, head, first:end, query], ROWS_OF)
-        maxima, sums = mStatistics[batch, head, first:end, query, 0], mStatistics[batch, head, first:end, query, 1]
-        top = largest_of(maxima, end - first)
-        if RESUMES:
-            m_before, l_before = m_and_l(full(ONE, mLse[batch, head, query]), scale_log2)
-            top = maximum(top, m_before)
-        l, o = sums_of(O, maxima, sums, end - first, top, scale_log2)
-        put(allocate(SHARED_O, place), o)
-        put(allocate(SHARED_L, place), l)
-        arrive()
-        total = row_sum(get(allocate(SHARED_L, place).T, SUMS))
-        o_line = row_sum(get(allocate(SHARED_O, place).T, COLUMNS))
-        if RESUMES:
-            weight = l_before * alpha_of(m_before, top, scale_log2)
-            total = total + weight
-            o_line = o_line + load(before[0][batch, head, query], O_LINE, 0) * full(O_LINE, weight / kept_scale)
-        m, total, alpha = with_sink(top * (scale_log2 * LN2), total, scores, batch, head)
-        factor, lse = inverse(total, alpha), logsumexp(m, total, LN2)
-        save(mO[batch, head, query], o_line * full(O_LINE, factor * kept_scale), 0)
-        save(mLse[batch, head], lse, query)
-        if HAS_LOW:
-            save(mLow[batch, head], low_of(lse, top, scale_log2, factor), query)
-
-    return merge
-
-
-def combine(*, dtype, out_dtypes, head_dim_v, threads, mask, score, resumes=False):
-    """The kernel. A row is a query of a head."""
-    dtype, shared, band_at = DTYPES[dtype], SharedMemory(), band_of(mask)
-    SHARE, COUNT = threads, THREADS // threads
-    merge = merge_step(shared, head_dim_v, threads, dtype, score, resumes)
-
-    def kernel(mPartial, mStatistics, results, mask, scores, scale_log2):
+    def kernel(mPartial, mStatistics, mO, before, mLse, mLow, mask, scores, scale_log2, kept_scale):
         overlap_launches()
         batches, heads, _, seqlen_q, _ = shape(mPartial)
         place = thread_index() // SHARE
         rest, query = split(block_index() * COUNT + place, seqlen_q)
         batch, head = split(rest, heads)
         if batch < batches:
-            chunks = chunks_between(*visible_keys(band_at(mask, batch, head), 0, seqlen_q))
-            merge(mPartial, mStatistics, results, (batch, head, query), chunks, place, scores, scale_log2)
+            keys, end_of_keys = visible_keys(band_at(mask, batch, head), 0, seqlen_q)
+            first, end = chunks_between(keys, end_of_keys)
+            O = aligned(mPartial[batch, head, first:end, query], ROWS_OF)
+            maxima, sums = mStatistics[batch, head, first:end, query, 0], mStatistics[batch, head, first:end, query, 1]
+            top = largest_of(maxima, end - first)
+            if RESUMES:
+                m_before, l_before = m_and_l(full(ONE, mLse[batch, head, query]), scale_log2)
+                top = maximum(top, m_before)
+            l, o = sums_of(O, maxima, sums, end - first, top, scale_log2)
+            put(allocate(SHARED_O, place), o)
+            put(allocate(SHARED_L, place), l)
+            arrive()
+            total = row_sum(get(allocate(SHARED_L, place).T, SUMS))
+            o_line = row_sum(get(allocate(SHARED_O, place).T, COLUMNS))
+            if RESUMES:
+                weight = l_before * alpha_of(m_before, top, scale_log2)
+                total = total + weight
+                o_line = o_line + load(before[0][batch, head, query], O_LINE, 0) * full(O_LINE, weight / kept_scale)
+            m, total, alpha = with_sink(top * (scale_log2 * LN2), total, scores, batch, head)
+            factor, lse = inverse(total, alpha), logsumexp(m, total, LN2)
+            save(mO[batch, head, query], o_line * full(O_LINE, factor * kept_scale), 0)
+            save(mLse[batch, head], lse, query)
+            if HAS_LOW:
+                save(mLow[batch, head], low_of(lse, top, scale_log2, factor), query)
 
-    dtypes, ACC = {"o": out_dtypes[0]}, sum_type(dtype)
+    dtypes = {"o": out_dtypes[0]}
     signature = signature_of(kernel, SPEC.arguments, dtype, ACC, dtypes, mask=mask, score=score, resumes=resumes)
     return Source(kernel, signature, THREADS, shared=shared.nbytes, overlaps=True)
 
@@ -212,7 +173,8 @@ def blocks(work, tiles, m_blocks, n_blocks):
 
 SPEC = Spec(
     combine,
-    (*PARTIALS, RESULTS, BAND, SCORE, "scale_log2"),
+    (*PARTIALS, Matrix("o", may_be_empty=True), O_BEFORE, Statistic("lse"), Statistic("lse_low"), BAND, SCORE,
+     "scale_log2", "kept_scale"),
     tiles=row_threads,
     parameters=lambda work, tiles: {
         "dtype": work.problem.dtype.name, "threads": tiles.threads, **of_o(work),

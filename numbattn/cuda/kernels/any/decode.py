@@ -1,17 +1,13 @@
-"""Attention of few queries, as in decoding (FlashDecoding): Algorithm 2 over chunks of keys, which are then merged.
+"""Attention of few queries, as in decoding (FlashDecoding): Algorithm 2 over chunks of keys, which `combine` merges.
 
 A persistent block takes work tiles: queries that share keys, as the rows of one tile, and a chunk of these keys. Warp w
 takes tiles w, w + WARPS ... of these keys, which it loads itself, and already loads those of the next work tile while
 the block's warps merge their results.
 
-If there are no more work tiles than blocks, the last block of these queries merges their chunks; else `combine` does.
-
 The keys of a chunk, those of each warp, and the order of all sums depend on nothing else in a call. So the results of a
 sequence are the same bit for bit, alone or in any batch.
 """
 
-import math
-from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -51,20 +47,20 @@ from ...tile import (
 )
 from ...tile.alignment import VECTOR_BYTES
 from ...views import View
-from ...words.arguments import COUNTERS, Argument, CountersArgument, Matrix
+from ...words.arguments import COUNTERS, Argument, Matrix
 from ...words.signatures import signature_of
 from ...words.spec import Spec
-from ...words.steps import MOST_COUNTERS, At
+from ...words.steps import At
 from ..scores import SCORE, differs_by_head, may_be_far, score_steps
 from ..shared.cached import cached
-from ..shared.chunks import chunks_between, count_of_chunks, first_key, longest_steps
+from ..shared.chunks import count_of_chunks, first_key, longest_steps
 from ..shared.dropout import DROPOUT, drop_step
 from ..shared.layouts import DTYPES, sum_type
-from ..shared.schedule import finish, is_last, next_number, overlap_launches, split
+from ..shared.schedule import finish, next_number, overlap_launches, split
 from ..shared.softmax import alpha_steps, softmax_steps
 from ..shared.visibility import MASK, band_of, element_test, is_shown, needs_test, visible_keys
-from ..tables import compiled_in, has_tensor_cores, head_dims, is_sliced, lse_alone, of_o
-from .combine import PARTIALS, RESULTS, merge_step, row_threads
+from ..tables import compiled_in, has_tensor_cores, head_dims, is_sliced, lse_alone
+from .combine import PARTIALS
 from .decode_loads import KEYS, WARPS, cp_async_loads
 from .packing import packing_steps, queries_of, shares_keys
 
@@ -85,7 +81,6 @@ class DecodeTile(NamedTuple):
     n_block: Any
     n_blocks: Any
     band: Any
-    tile: Any  # the number of these heads or sequences
 
 
 class DecodeCall(NamedTuple):
@@ -118,13 +113,12 @@ class CacheArgument(Argument):
 
 def decode(
     *, loads=cp_async_loads, dtype, held, head_dim, head_dim_v, tiles, page_size, mask, mask_by_head, score, dropout,
-    nbytes, threads=0, out_dtypes=(), resumes=False,
+    nbytes,
 ):  # fmt: skip
     """The kernel for these KeyTiles and head_dims rounded up.
 
     page_size: of a cache in pages, else 0; held: the dtype of a cache of 8 bits, or None; mask_by_head: whether heads
-    may have lengths of their own; nbytes: alignment of the rows of q, k and v; threads: how many merge the chunks of a
-    row, see `combine`, or 0 if these are left.
+    may have lengths of their own; nbytes: alignment of the rows of q, k and v.
     """
     dtype, ACC, (tile_n, queries, of_batch) = DTYPES[dtype], sum_type(DTYPES[dtype]), tiles
     S_TILE, O_TILE, Q_TILE = (mma(ROWS, cols, WARP).folded(queries) for cols in (tile_n, head_dim_v, head_dim))
@@ -142,14 +136,10 @@ def decode(
     band_at, sees, tested, shown = band_of(mask), element_test(mask, S_TILE), needs_test(mask), is_shown(mask)
     apply_score, drop = heads_step(score, S_TILE, ACC), drop_step(S_TILE, dropout)
     NO_MAX, softmax_step = softmax_steps(ACC, may_be_far(score), dtype.itemsize > 2)
-    tiles_of_chunk, place_of, rows_of, *rows_in = packing_steps(ROWS, queries, of_batch)
+    tiles_of_chunk, place_of, rows_of = packing_steps(ROWS, queries, of_batch)
     _, alpha_of = alpha_steps(ACC, dtype.itemsize > 2 and not may_be_far(score))
-    put_warps, save_merged, places = merge_steps(shared, head_dim_v, rows_of, ACC, alpha_of)
-    DRAWN, LAST = shared.tile(1, 1, np.int32, stages=2), shared.tile(1, 1, np.int32)
-    MERGES, merge_rows, (count_chunks, counted) = bool(threads), leave_rows, longest_steps(shared, mask, mask_by_head)
-    if threads:
-        merge_row = merge_step(shared, head_dim_v, threads, dtype, score, resumes, places)
-        merge_rows = last_merges(LAST, threads, merge_row, *rows_in)
+    put_warps, save_merged = merge_steps(shared, head_dim_v, rows_of, ACC, alpha_of)
+    DRAWN, (count_chunks, counted) = shared.tile(1, 1, np.int32, stages=2), longest_steps(shared, mask, mask_by_head)
 
     @device
     def work_tile(number, call):
@@ -160,7 +150,7 @@ def decode(
         first_seen, end_seen = visible_keys(band, 0, call.seqlen_q)
         n_block = maximum(first_seen, first_key(chunk)) // TILE_N
         n_blocks = (minimum(end_seen, first_key(chunk + 1)) + TILE_N - 1) // TILE_N if number < call.tiles else 0
-        return DecodeTile(number, batch, head_k, head, end, chunk, n_block, n_blocks, band, tile)
+        return DecodeTile(number, batch, head_k, head, end, chunk, n_block, n_blocks, band)
 
     @device
     def is_empty(work):
@@ -192,9 +182,7 @@ def decode(
             return work, n_block
         return following, following.n_block + thread_index() // WARP
 
-    def kernel(
-        mQ, mK, mV, cache, mPartial, mStatistics, results, mask, scores, drops, counters, group_size, scale_log2
-    ):
+    def kernel(mQ, mK, mV, cache, mPartial, mStatistics, mask, scores, drops, counters, group_size, scale_log2):
         start()
         overlap_launches()
         batches, heads, chunks, seqlen_q, _ = shape(mStatistics)
@@ -204,16 +192,16 @@ def decode(
         warp = thread_index() // WARP
         work, following = work_tile(block_index(), call), work_tile(block_index() + grid_size(), call)
         if thread_index() == 0:                                 # nothing has been drawn
-            put_number(allocate(DRAWN, 0), tiles)
+            put_number(allocate(DRAWN, 0), 0)
             put_number(allocate(DRAWN, 1), 0)
         K, V = stages(warp)
         ahead, n_ahead = next_tile(work, following, work.n_block + warp, call)
         load_k(K, mK, cache, ahead, n_ahead)
         load_v(V, mV, cache, ahead, n_ahead)
-        if warp == 0 and not MERGES:
+        if warp == 0:
             count_chunks(mask)
         while work.number < tiles:
-            if thread_index() == 0 and not MERGES:
+            if thread_index() == 0:
                 draw(counters, call)
             Q = load(rows_of(mQ, work, ROWS_OF), Q_TILE, 0)
             O, m, l = full(O_TILE, ZERO), full(ROW_VECTOR, NO_MAX), full(PARTS, ZERO)
@@ -239,26 +227,24 @@ def decode(
             put_warps(of_sums(O, cache, work), m, row_sum(l), warp)
             sync_threads()
             save_merged(mPartial[:, :, work.chunk], mStatistics[:, :, work.chunk], work, scale_log2)
-            merge_rows(mPartial, mStatistics, results, counters, work, scores, scale_log2)
             work, following = following, work_tile(get_number(allocate(DRAWN, 0)), call)
             if n_ahead >= ahead.n_blocks:                       # the next work tile has none for this warp
                 ahead, n_ahead = following, following.n_block + warp
                 load_k(K, mK, cache, ahead, n_ahead)
                 load_v(V, mV, cache, ahead, n_ahead)
             sync_threads()                                      # all have read what the next merge overwrites
-        if thread_index() == 0 and not MERGES:
+        if thread_index() == 0:
             finish(counters, grid_size())
 
-    arguments = Matrix("q"), *keys, *(MERGING if threads else ARGUMENTS)
-    dtypes = {"k": held.dtype, "v": held.dtype, **dict(zip(("o",), out_dtypes))}
-    about = {"mask": mask, "score": score, "cached": held, "head_dim_v": head_dim_v, "resumes": resumes}
+    arguments, dtypes = (Matrix("q"), *keys, *ARGUMENTS), {"k": held.dtype, "v": held.dtype}
+    about = {"mask": mask, "score": score, "cached": held, "head_dim_v": head_dim_v}
     signature = signature_of(kernel, arguments, dtype, ACC, dtypes, **about)
     return Source(kernel, signature, WARP * WARPS, shared=shared.nbytes, overlaps=True, tensor_maps=maps)
 
 
 def merge_steps(shared, head_dim_v, rows_of, ACC, alpha_of):
     """Device functions: (O, m, l, warp) puts a warp's results into shared memory; (mO, mStatistics, work, scale_log2)
-    merges those of all warps, in order, and saves them. And the places of O and l."""
+    merges those of all warps, in order, and saves them."""
     ROWS_OF, UNALIGNED = Alignment(16), Alignment(0)
     SHARED_O, SHARED_M, SHARED_L = (shared.tile(ROWS, cols, ACC, WARPS) for cols in (head_dim_v, 1, 1))
     O_TILE = copy_layout(ROWS, head_dim_v, WARPS * WARP, 4)
@@ -285,38 +271,7 @@ def merge_steps(shared, head_dim_v, rows_of, ACC, alpha_of):
         save(rows_of(mStatistics[:, :, :, :1], work, UNALIGNED), m, 0)
         save(rows_of(mStatistics[:, :, :, 1:], work, UNALIGNED), l, 0)
 
-    return put_warps, save_merged, (SHARED_O, SHARED_L)
-
-
-@device
-def leave_rows(mPartial, mStatistics, results, counters, work, scores, scale_log2):
-    pass
-
-
-def last_merges(LAST, threads, merge_row, count_in, one_of):
-    """The device function (mPartial, mStatistics, results, counters, work, scores, scale_log2) that counts a chunk of a
-    work tile's rows as done and, after the last one, merges them; so many threads merge a row."""
-    SHARE, AT_ONCE = threads, WARPS * WARP // threads
-
-    @device
-    def merge_rows(mPartial, mStatistics, results, counters, work, scores, scale_log2):
-        batches, _, chunks, seqlen_q, _ = shape(mPartial)
-        sync_threads()                                          # all have saved their part of this chunk
-        if thread_index() == 0:
-            put_number(allocate(LAST), 1 if is_last(counters, work.tile, chunks) else 0)
-        sync_threads()
-        if get_number(allocate(LAST)) == 1:
-            found = chunks_between(*visible_keys(work.band, 0, seqlen_q))
-            place, rows = thread_index() // SHARE, count_in(work, batches) * seqlen_q
-            for first in range(0, rows, AT_ONCE):
-                if first + place < rows:
-                    number, query = split(first + place, seqlen_q)
-                    batch, head = one_of(work, number)
-                    row = batch, head, query
-                    merge_row(mPartial, mStatistics, results, row, found, place, scores, scale_log2)
-                sync_threads()                                  # all have read what the next ones overwrite
-
-    return merge_rows
+    return put_warps, save_merged
 
 
 def heads_step(score, layout, ACC):
@@ -376,10 +331,6 @@ def takes(work):
     return has_few_queries(work) and SPEC.fitting(work) is not None
 
 
-def takes_and_merges(work):
-    return takes(work) and merges(work)
-
-
 def held_of(problem):
     """The name of the dtype of a cache of 8 bits."""
     return problem.cache.dtype.name if problem.cache and problem.cache.dtype != problem.dtype else None
@@ -407,23 +358,6 @@ def _shared_bytes(dtype, held, head_dim, head_dim_v, tiles):
     ).shared  # fmt: skip
 
 
-def tiles_of_sequence(work):
-    """Work tiles of a chunk for one element of the batch."""
-    heads_of_tile = ROWS // queries_of(work, ROWS)
-    return work.problem.heads_k * -(-work.problem.group_size // heads_of_tile)
-
-
-def tiles_of_call(work):
-    """Work tiles of a chunk, or fewer if sequences share them."""
-    return math.prod(work.problem.batch[:-1]) * tiles_of_sequence(work)
-
-
-def merges(work):
-    """Whether each work tile has a block, the last of which merge the chunks."""
-    tiles, chunks = tiles_of_call(work), count_of_chunks(work.problem.seqlen_k)
-    return tiles <= MOST_COUNTERS and tiles * chunks <= work.device.multiprocessors
-
-
 def parameters(work, tiles, head_dims=head_dims):
     """Parameters of the factory. head_dims: a function that rounds both head_dims up."""
     tiles = tiles._replace(queries=queries_of(work, ROWS), of_batch=shares_keys(work))
@@ -436,7 +370,9 @@ def parameters(work, tiles, head_dims=head_dims):
 def blocks(work, tiles, m_blocks, n_blocks):
     """Blocks for one element of the batch: as many as work tiles, so that a few of these spread over the GPU; if
     sequences share work tiles, as many as if they did not."""
-    return tiles_of_sequence(work) * count_of_chunks(work.problem.seqlen_k)
+    problem = work.problem
+    heads_of_tile = ROWS // queries_of(work, ROWS)
+    return problem.heads_k * -(-problem.group_size // heads_of_tile) * count_of_chunks(problem.seqlen_k)
 
 
 def resident(work, tiles):
@@ -446,22 +382,8 @@ def resident(work, tiles):
     return min(2, work.device.shared // shared_bytes(work.problem, tiles))
 
 
-def merging(spec):
-    """The Spec whose blocks merge chunks. A warp would spill rows of float64."""
-
-    def with_results(work, tiles):
-        threads = row_threads(work)[0].threads if work.problem.sum_dtype.itemsize == 4 else WARPS * WARP
-        return spec.parameters(work, tiles) | of_o(work) | {"threads": threads}
-
-    keys = spec.arguments[: -len(ARGUMENTS)]
-    return replace(spec, arguments=(*keys, *MERGING), parameters=with_results)
-
-
-def arguments(results, counters):
-    return CacheArgument(), *PARTIALS, results, MASK, SCORE, DROPOUT, counters, "group_size", "scale_log2"
-
-
-ARGUMENTS, MERGING = arguments((), COUNTERS), arguments(RESULTS, CountersArgument(tiles_of_call))
+CACHE = CacheArgument()
+ARGUMENTS = CACHE, *PARTIALS, MASK, SCORE, DROPOUT, COUNTERS, "group_size", "scale_log2"
 SPEC = Spec(
     decode,
     (Matrix("q"), *KEYS, *ARGUMENTS),
@@ -471,4 +393,3 @@ SPEC = Spec(
     persistent=True,
     resident=resident,
 )
-SPEC_MERGING = merging(SPEC)

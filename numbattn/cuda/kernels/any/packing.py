@@ -9,8 +9,7 @@ from ..shared.schedule import split
 def packing_steps(rows, queries, of_batch):
     """Device functions for work tiles of `rows` rows, `queries` for each of several heads, or with of_batch for each of
     several sequences: (batches, heads, group_size) -> how many work tiles a chunk has; (tile, call) -> the batch, key
-    head, first head and end of number `tile`; (X, work, alignment) -> its rows of an array; (work, batches) -> how many
-    heads or sequences it has; (work, number) -> the batch and head of one of these."""
+    head, first head and end of number `tile`; (X, work, alignment) -> its rows of an array."""
     COUNT, QUERIES = rows // queries, queries
 
     @device
@@ -29,14 +28,6 @@ def packing_steps(rows, queries, of_batch):
         return heads_as_rows(X[work.batch][work.head : work.end], alignment, QUERIES)
 
     @device
-    def count_of_heads(work, batches):
-        return work.end - work.head
-
-    @device
-    def one_of_heads(work, number):
-        return work.batch, work.head + number
-
-    @device
     def tiles_of_sequences(batches, heads, group_size):
         return heads * ((batches + COUNT - 1) // COUNT)
 
@@ -49,17 +40,9 @@ def packing_steps(rows, queries, of_batch):
     def rows_of_sequences(X, work, alignment):
         return heads_as_rows(X[work.batch : work.end, work.head], alignment, QUERIES)
 
-    @device
-    def count_of_sequences(work, batches):
-        return minimum(work.end, batches) - work.batch
-
-    @device
-    def one_of_sequences(work, number):
-        return work.batch + number, work.head
-
     if of_batch:
-        return tiles_of_sequences, place_of_sequences, rows_of_sequences, count_of_sequences, one_of_sequences
-    return tiles_of_heads, place_of_heads, rows_of_heads, count_of_heads, one_of_heads
+        return tiles_of_sequences, place_of_sequences, rows_of_sequences
+    return tiles_of_heads, place_of_heads, rows_of_heads
 
 
 def queries_of(work, rows):

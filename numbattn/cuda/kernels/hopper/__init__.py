@@ -5,7 +5,7 @@ from functools import partial
 from ...words.spec import Route
 from ...words.tiers import WGMMA
 from ..any import combine, delta
-from ..any.decode import has_few_queries, held_of, merges
+from ..any.decode import has_few_queries, held_of
 from ..mma import backward as mma_backward
 from ..points import norms
 from . import (
@@ -44,11 +44,7 @@ def decodes(work):
     return reads(work) and has_few_queries(work) and (not work.problem.page_size or decode.takes_pages(work))
 
 
-FORWARD = (
-    Route(lambda work: decodes(work) and merges(work), (decode.SPEC_MERGING,), WGMMA),
-    Route(decodes, (decode.SPEC, combine.SPEC), WGMMA),
-    Route(attends, (forward.SPEC,), WGMMA),
-)
+FORWARD = Route(decodes, (decode.SPEC, combine.SPEC), WGMMA), Route(attends, (forward.SPEC,), WGMMA)
 TANGENT = (Route(takes_tangent, (tangent.SPEC,), WGMMA),)
 BACKWARD = (
     Route(partial(takes, SUMS), (delta.SPEC_BOUNDED, backward_kv.SPEC_SUMS, dq_sums.SPEC), WGMMA),

@@ -22,7 +22,7 @@ from ...tile.boxes import fits_pages
 from ...words.arguments import Matrix, TmaMatrix
 from ...words.spec import Spec
 from ..any import decode as any_gpu
-from ..any.decode import ARGUMENTS, KeyTiles, blocks, merging, parameters
+from ..any.decode import ARGUMENTS, KeyTiles, blocks, parameters
 from ..any.decode_loads import WARPS, Loads
 from ..shared.visibility import has_key_lengths
 from .forward_tiles import head_dims
@@ -115,4 +115,3 @@ SPEC = Spec(
     persistent=True,
     arch="a",
 )  # fmt: skip
-SPEC_MERGING = merging(SPEC)

@@ -1,6 +1,6 @@
 """Tile schedulers: which tile of which matrix a block works on."""
 
-from ...tile import atomic_add, atomic_inc, device, fence, launch_dependents, minimum, wait_on_dependencies
+from ...tile import atomic_add, atomic_inc, device, launch_dependents, minimum, wait_on_dependencies
 from .visibility import has_band
 
 
@@ -109,13 +109,3 @@ def finish(counters, workers):
     """This worker draws no more tiles; the last one to finish resets the counters."""
     if atomic_inc(counters, 1, workers - 1) == workers - 1:
         counters[0] = 0
-
-
-@device
-def is_last(counters, number, workers):
-    """Whether this is the last of so many workers to ask for this number; it then sees what the others have written.
-    The counter, 0 before, is 0 again."""
-    fence()
-    asked = atomic_inc(counters, number, workers - 1)
-    fence()
-    return asked == workers - 1

@@ -29,8 +29,8 @@ def call(rng, chunks, threads, band, score=(), scores=(), shift=0):
     source = combine(dtype="float32", out_dtypes=("float32",), head_dim_v=COLS, threads=threads, mask=(), score=score)
     blocks = -(-HEADS * QUERIES * threads // THREADS)
     mask = MaskArgs(*map(np.int32, band))
-    launch(source.function, (blocks, 1, 1), source.threads, source.shared, o, statistics,
-           (out, (), lse, low, np.float32(KEPT)), mask, scores, np.float32(SCALE))  # fmt: skip
+    launch(source.function, (blocks, 1, 1), source.threads, source.shared, o, statistics, out, (), lse, low, mask,
+           scores, np.float32(SCALE), np.float32(KEPT))  # fmt: skip
     weights = 2.0 ** (SCALE * m[:, :, first:end].astype(np.float64))
     total = (weights * l[:, :, first:end]).sum(2)
     return out / KEPT, lse, (weights[..., None] * o[:, :, first:end]).sum(2), total

@@ -41,21 +41,12 @@ def not_at_all(*step):
     """How steps are executed where only their plan is looked at."""
 
 
-def decode_step(gpu):
-    """The step of the only program that decodes, and merges chunks or leaves that to the next one."""
-    (program,) = gpu.programs.values()
-    names = [step.key.name.removeprefix("hopper_") for step in program.plan.steps]
-    at = names.index("decode")
-    (step,) = (step for step in program.plan.steps if step.key.name.endswith("decode"))
-    assert names[at:] == (["decode"] if dict(step.key.parameters).get("threads") else ["decode", "combine"])
-    return step
-
-
 def check(device, q, k, v, **options):
     """o and lse."""
     with on(device) as gpu:
         o, saved = na.attention_forward(q, k, v, **options)
-    decode_step(gpu)
+    (program,) = gpu.programs.values()
+    assert [step.key.name.removeprefix("hopper_") for step in program.plan.steps][-2:] == ["decode", "combine"]
     wants, others = (formula(np.zeros_like(o), q, k, v, **options) for formula in (exact, plain))
     for name, got, want, other in zip(("o", "lse"), (o, saved.lse), wants, others):
         assert_accurate(name, got, want, other, got.dtype)
@@ -80,14 +71,6 @@ def test_several_chunks_and_work_tiles_of_a_block(rng, device):
     lengths = np.array([[SHORT + 40], [0], [2 * SHORT]], np.int32)
     one_block = device._replace(multiprocessors=1)
     check(one_block, *qkv(rng, batch=3, heads=2, heads_k=1, n=2 * SHORT + 7), mask=na.Lengths(lengths))
-
-
-@simulated
-@BY_ONE
-def test_several_chunks_that_the_last_block_merges(rng, device):
-    """Of two sequences, one of which ends in the first chunk, and of one that is empty."""
-    lengths, arrays = np.array([[0], [SHORT + 40], [33]], np.int32), qkv(rng, 3, 2, 1, 2, SHORT + 50)
-    check(device, *arrays, mask=na.Lengths(lengths), score=na.Sink(0.5))
 
 
 @simulated
@@ -207,7 +190,8 @@ def test_keys_that_all_sequences_share(rng, device, batch, heads, heads_k, m, of
     q, k, v = qkv(rng, batch, heads, heads_k, m, n=70)
     with on(device._replace(multiprocessors=5)) as gpu:
         o, saved = na.attention_forward(q, k[:1], np.broadcast_to(v[:1], v.shape), causal=True, score=na.Softcap(4.0))
-    parameters = dict(decode_step(gpu).key.parameters)
+    (program,) = gpu.programs.values()
+    parameters = dict(program.plan.steps[-2].key.parameters)
     assert parameters["tiles"].of_batch == of_batch
     assert parameters["tiles"].queries == {1: 1, 3: 4}[m]
     k[1:], v[1:] = k[:1], v[:1]
@@ -224,7 +208,8 @@ def test_sequences_that_differ_share_no_tile(rng, option):
                "score": na.Alibi(np.ones(4))}  # fmt: skip
     with on(HOPPER, not_at_all) as gpu:
         na.attention(q, k[:1], v[:1], **{option: options[option]})
-    assert not dict(decode_step(gpu).key.parameters)["tiles"].of_batch
+    (program,) = gpu.programs.values()
+    assert not dict(program.plan.steps[-2].key.parameters)["tiles"].of_batch
 
 
 @pytest.mark.slow  # test_a_cache_in_pages compares with one
@@ -256,27 +241,14 @@ def test_a_cache_in_pages(rng, device, page_size):
     np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize(("device", "batch", "n", "merges"), [
-    (HOPPER, 1, 8 * SHORT, True), (HOPPER, 2, 8 * SHORT, True), (HOPPER, 2, 8 * SHORT + 1, False),
-    (HOPPER, 16, SHORT, True), (HOPPER, 17, 9, False), (AMPERE, 1, 13 * SHORT, True), (GPUS[12, 0], 17, 9, False),
-])  # fmt: skip
-def test_blocks_merge_where_each_work_tile_has_one(device, batch, n, merges):
-    """And a counter."""
-    q, k = np.zeros((batch, 32, 1, 64), HALF), np.zeros((batch, 8, n, 64), HALF)
-    with on(device, not_at_all) as gpu:
-        na.attention(q, k, k)
-    assert bool(dict(decode_step(gpu).key.parameters).get("threads")) == merges
-    (program,) = gpu.programs.values()
-    assert program.plan.counters == (8 * batch if merges else 2)
-
-
 def test_which_pages_are_loaded_by_tma():
     """Those that are parts of tiles or consist of them; on Hopper and nowhere else."""
     q = np.zeros((1, 2, 1, 128), HALF)
     for device, page_size, by_tma in (HOPPER, 8, True), (HOPPER, 192, True), (HOPPER, 24, False), (AMPERE, 64, False):
         with on(device, not_at_all) as gpu:
             na.attention(q, na.KVCache.zeros(1, 1, 20, 128, like=q, page_size=page_size))
-        assert bool(decode_step(gpu).key.source().tensor_maps) == by_tma
+        (program,) = gpu.programs.values()
+        assert bool(program.plan.steps[-2].key.source().tensor_maps) == by_tma
 
 
 # --------------------------------------------------------------------------------------------------- caches of 8 bits
@@ -299,8 +271,9 @@ def of_8_bits(rng, held, lengths, page_size=None, heads_k=2, d=64, e=32, size=1.
 def check_cache(device, q, cache, mask=None, **options):
     with on(device) as gpu:
         o, saved = na.attention_forward(q, cache, mask=mask, **options)
-    step = decode_step(gpu)
-    assert step.key.name == "decode"
+    (program,) = gpu.programs.values()
+    *_, step, merge = program.plan.steps
+    assert (step.key.name, merge.key.name) == ("decode", "combine")
     assert dict(step.key.parameters)["held"] == cache.k.dtype.name
     want = reference.attention_forward(q, cache, mask=mask, **options)
     k, v = (np.nan_to_num(x).astype(q.dtype) for x in cache._dense())
@@ -367,15 +340,10 @@ FAULTS = {
     "            put_warps(of_sums(O, cache, work), m, row_sum(l), warp)\n            sync_threads()\n":
         "            put_warps(of_sums(O, cache, work), m, row_sum(l), warp)\n",
     "sync_threads()                                      # all have read": "# all have read",
-    "        if thread_index() == 0 and not MERGES:\n            finish(counters, grid_size())\n": "",
+    "        if thread_index() == 0:\n            finish(counters, grid_size())\n": "",
     "if n_ahead >= ahead.n_blocks:  ": "if n_ahead > ahead.n_blocks:  ",
     "where(fold_index(LAYOUT) == head - work.head, of_head, found)": "of_head",
     "            l = l + get": "            l = get",
-    "is_last(counters, work.tile, chunks)": "is_last(counters, 0, chunks)",
-    "count_in(work, batches) * seqlen_q": "count_in(work, batches)",
-    "sync_threads()                                  # all have read": "# all have read",
-    "tiles <= MOST_COUNTERS and tiles": "tiles",
-    "tiles * chunks <= work.device.multiprocessors": "tiles <= work.device.multiprocessors",
     "cuda/kernels/any/decode_loads.py": {"wait_copies(1)": "wait_copies(3)"},
     "cuda/kernels/shared/cached.py": {
         ("test_caches_of_8_bits", "test_small_and_large_scales"): {

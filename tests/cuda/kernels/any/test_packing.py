@@ -15,36 +15,25 @@ class Call(NamedTuple):
     group_size: Any
 
 
-class Place(NamedTuple):
-    batch: Any
-    head_k: Any
-    head: Any
-    end: Any
-
-
 @pytest.mark.parametrize("of_batch", [False, True])
 @pytest.mark.parametrize(("batches", "heads", "group_size", "rows", "queries"), [
     (2, 4, 2, 16, 1), (3, 6, 6, 16, 4), (5, 2, 1, 16, 16), (21, 3, 1, 16, 1), (8, 4, 4, 16, 4),
 ])  # fmt: skip
 def test_each_matrix_is_in_one_tile(of_batch, batches, heads, group_size, rows, queries):
-    tiles_of_chunk, place_of, _, count_in, one_of = packing_steps(rows, queries, of_batch)
+    tiles_of_chunk, place_of, _ = packing_steps(rows, queries, of_batch)
 
     def kernel(heads, group_size, found, count):
         if thread_index() < found.shape[0]:
             batch, head_k, head, end = place_of(thread_index(), Call(heads, group_size))
-            work = Place(batch, head_k, head, end)
-            last_batch, last_head = one_of(work, count_in(work, batches) - 1)
             found[thread_index(), 0], found[thread_index(), 1] = batch, head_k
             found[thread_index(), 2], found[thread_index(), 3] = head, end
-            found[thread_index(), 4], found[thread_index(), 5] = last_batch, last_head
         if thread_index() == 0:
             count[0] = tiles_of_chunk(batches, heads, group_size)
 
-    found, count = np.zeros((70, 6), np.int32), np.zeros(1, np.int32)
+    found, count = np.zeros((70, 4), np.int32), np.zeros(1, np.int32)
     launch(kernel, (1, 1, 1), 96, 0, np.int32(heads), np.int32(group_size), found, count)
     seen = np.zeros((batches, heads), int)
-    for batch, head_k, head, end, last_batch, last_head in found[: count[0]]:
-        assert (last_batch, last_head) == ((min(end, batches) - 1, head) if of_batch else (batch, end - 1))
+    for batch, head_k, head, end in found[: count[0]]:
         tile = seen[batch:end, head] if of_batch else seen[batch, head:end]
         assert 0 < tile.size <= rows // queries
         assert head_k == head // group_size
@@ -58,8 +47,6 @@ FAULTS = {
         "cuda/kernels/any/test_decode.py::test_keys_that_all_sequences_share",
         "cuda/kernels/any/test_decode.py::test_sequences_that_differ_share_no_tile",
     ): {
-        "minimum(work.end, batches) - work.batch": "work.end - work.batch",
-        "work.batch + number, work.head": "work.batch, work.head + number",
         "minimum(head + COUNT, (head_k + 1) * call.group_size)": "head + COUNT",
         "head, (part + 1) * COUNT": "head, part * COUNT + 1",
         "head // call.group_size, head": "head, head",
