@@ -353,11 +353,6 @@ def test_tiles_for_long_sequences(rng, monkeypatch, head_dim, kind):
         check_forward(q, k, v, **AT_LENGTH[kind])
 
 
-def test_head_dim_ends_at_256(hopper):
-    with pytest.raises(ValueError, match="head_dim: got 300, at most 256"):
-        na.attention(*(np.zeros((3, 300), np.float32),) * 3)
-
-
 @pytest.mark.parametrize("score", [None, na.Softcap(5.0)])
 def test_keys_of_length_0_may_be_nan(rng, score):
     q, k = random(rng, (2, 20, 8), np.float16), np.full((1, 30, 8), np.nan, np.float16)

@@ -118,7 +118,6 @@ def test_tangents_are_refused():
 
 
 FAULTS = {
-    "number * WIDTH : (number + 1) * WIDTH": "number * WIDTH :",
     "range(own + 1, own + 1 + slices)": "range(own, own + slices)",
     "shape(Y)[3]) + WIDTH - 1) // WIDTH": "shape(Y)[3])) // WIDTH",
     "slices = (maximum(shape(X)[3], shape(Y)[3])": "slices = (maximum(shape(X)[3], shape(X)[3])",
