@@ -339,6 +339,16 @@ class Draw:
         return na.BlockSparse.from_indices(chosen, counts, shape=(self.m, self.n), block_size=size)
 
     # scores
+    def windows(self):
+        """Windows on a grid of as many tokens as there are."""
+        shapes = [(a, b, self.m // a // b) for a in range(1, 9) for b in range(1, 13) if self.m % (a * b) == 0]
+        shape = self.one_of(*shapes)
+        edges = [self.one_of("moved", "cut", "periodic") for _ in shape]
+        windows = [int(self.kind.integers(1, n + 1)) for n in shape]
+        causal = [each != "periodic" and self.often() for each in edges]
+        strides = [int(self.kind.integers(1, window + 1)) for window in windows]
+        return na.Grid(shape).window(windows, stride=strides, causal=causal, edges=edges)
+
     def heads_and_batches(self):
         return self.batch[-1] if self.batch else 1, math.prod(self.batch[:-1])
 
@@ -459,16 +469,6 @@ class Problem(Draw):
         """A name. Where a table has got one more, most problems stay as they are."""
         salt = self.kind.integers(2**32)
         return max(table, key=lambda name: crc32(f"{name} {salt}".encode()))
-
-    def windows(self):
-        """Windows on a grid of as many tokens as there are."""
-        shapes = [(a, b, self.m // a // b) for a in range(1, 9) for b in range(1, 13) if self.m % (a * b) == 0]
-        shape = self.one_of(*shapes)
-        edges = [self.one_of("moved", "cut", "periodic") for _ in shape]
-        windows = [int(self.kind.integers(1, n + 1)) for n in shape]
-        causal = [each != "periodic" and self.often() for each in edges]
-        strides = [int(self.kind.integers(1, window + 1)) for window in windows]
-        return na.Grid(shape).window(windows, stride=strides, causal=causal, edges=edges)
 
     def joined(self, names):
         mask = None

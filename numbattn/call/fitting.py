@@ -39,7 +39,8 @@ def _kept(value: V, has_place: bool, shape: Shape, xp: str, fit: Callable[[], V]
         return fit()
     place = backend(xp).place() if has_place or held else ()
     if place is None:  # in a capture, in which nothing is copied to the GPU: what a call before it has
-        before = FITTED.get(value, (shape, backend(xp).place_before())) if value._is_private else None
+        is_known = value._is_private and not held
+        before = FITTED.get(value, (shape, backend(xp).place_before())) if is_known else None
         return before[0] if before else fit()
     key = shape, place, *[x.tobytes() for x in held]
     known = FITTED.get(value, key)

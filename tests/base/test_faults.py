@@ -55,7 +55,7 @@ def test_other_errors_are_what_they_are(monkeypatch, error):
 def test_what_a_plan_refuses():
     q = np.zeros((5, 300), np.float32)
     with world_of("simulated"), on(HOPPER), pytest.raises(UserValueError, match="head_dim: got 300, at most 256"):
-        na.attention(q, q, q)
+        na.attention_jvp(q, q, q, q, None, None)
 
 
 @pytest.mark.parametrize(("kind", "plain"), [(UserTypeError, TypeError), (UserValueError, ValueError)])
