@@ -120,7 +120,7 @@ FAULTS = {
             "clear(stage.tile, length)": "clear(stage.tile, length + 1)",
             "                fence_async_proxy()\n": "",
             "            sync_warpgroups(consumers)\n": "",
-            "return where(seen_in_band(band, m0, n0), S, NO_SCORE)": "return where(seen_in_band(band, m0, n0), S, ZERO)",
+            "return where(seen_in_band(band, m0, n0), S, NO_SCORE)": "return where(seen_in_band(band, m0, n0), S, 0)",
             "return where(looked_up(mask, band, batch, head, m0, n0), S, NO_SCORE)": "return S",
             "length < rows:": "length < rows - 64:",
             "            wait(stage)\n": "",
