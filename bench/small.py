@@ -258,15 +258,14 @@ def over(seconds, *others):
     return seconds["numbattn"] / least if least and "numbattn" in seconds else None
 
 
-def show_failed(records):
-    """Print each reason once, with its first occurrence."""
+def show_failed(records, about="{dtype}, {batch} x {seqlen} x {head_dim}, {pass}"):
+    """Print each reason once, with its first occurrence. about: how a record is called."""
     met = {}
     for record in records:
         for name, reason in record["failed"].items():
             met.setdefault((name, reason), []).append(record)
     for (name, reason), found in met.items():
-        first = "{dtype}, {batch} x {seqlen} x {head_dim}, {pass}".format(**found[0])
-        print(f"{name} was not timed in {len(found)} cells, first {first}: {reason}")
+        print(f"{name} was not timed in {len(found)} cells, first {about.format(**found[0])}: {reason}")
 
 
 # ------------------------------------------------------------------------------------------------------------ variants

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from common import machine, save, show, show_machine
 from peers import DTYPE, PACKAGES, cupy, gpu, one_stream, release, require_gpu
-from small import error_of, timed
+from small import error_of, show_failed, timed
 from timing import progress
 
 import numbattn as na
@@ -94,9 +94,8 @@ def show_records(records):
         ours, dense = (record["seconds"].get(name) for name in (OURS, DENSE))
         about = {key: record[key] for key in ("dtype", "rows", "size", "share", "pass")}
         rows.append({**about, OURS: ours, DENSE: dense, f"{DENSE} / {OURS}": dense / ours if ours and dense else None})
-        for name, reason in record["failed"].items():
-            print(f"{name} was not timed, {about}: {reason}")
     show("Seconds", rows, ".4g")
+    show_failed(records, "{dtype}, blocks of {size}, {share:.0%}, {pass}")
 
 
 def parse(arguments=None):

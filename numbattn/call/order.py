@@ -3,7 +3,8 @@ axes see the same tiles of keys."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,9 +66,13 @@ def rows(x: Any, tokens: Any) -> Any:
     return np.take(x.view(WIDE), tokens, axis=-2).view(x.dtype)     # CuPy's loop over elements is 6 times as fast
 
 
-def scratch(problem: Problem) -> AbstractContextManager[Any]:
-    """Where a call in another order takes its memory from: in a capture from the graph."""
-    return nullcontext() if problem.xp == "numpy" else backend(problem.xp).scratch()
+def computed_in_order(
+    problem: Problem, inputs: Inputs, compute: Callable[[Ordered], Any]
+) -> tuple[Ordered | None, Any]:  # fmt: skip
+    """The call as from `in_order`, and what compute(it) returns, in memory that in a capture is the graph's."""
+    with nullcontext() if problem.xp == "numpy" else backend(problem.xp).scratch():
+        order = in_order(problem, inputs)
+        return order, order and compute(order)
 
 
 def as_it_is(problem: Problem, inputs: Inputs) -> Inputs:

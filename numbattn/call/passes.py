@@ -17,7 +17,7 @@ from ..base.values import put, rounded, rowsum
 from ..dropout import dropout_mask
 from ..scores import Part
 from ..scores.bias import Bias
-from .order import as_it_is, in_order, scratch
+from .order import Ordered, as_it_is, computed_in_order
 from .problem import Inputs, Problem, Saved, describe
 from .tangents import Tangents, parts_of
 
@@ -94,19 +94,20 @@ def run_pass(
     given: the arrays that it takes, by name, but for q, k, v and their tangents; None is zero. With tangents it is run
     along each: arrays named t..., and all results but those in SAVED, have their axis in front. whole: see `Saved`.
     """
-    found: dict[str, Any]
+
+    def in_boxes(call: Ordered) -> dict[str, Any]:
+        arrays, along = call.of_arrays(given), call.of_tangents(tangents)
+        return run_pass(pass_, call.problem, call.inputs, arrays, along, deterministic, whole)
+
     if inputs.mask._windows is not None:
-        with scratch(problem):
-            if (order := in_order(problem, inputs)) is not None:
-                call = order.problem, order.inputs, order.of_arrays(given), order.of_tangents(tangents)
-                found = run_pass(pass_, *call, deterministic, whole)
+        order, found = computed_in_order(problem, inputs, in_boxes)
         if order is not None:
             return order.back(found)
         inputs = as_it_is(problem, inputs)
     if tangents is not None:
         given = given | {"tq": tangents.q, "tk": tangents.k, "tv": tangents.v}
-    found = run("run", problem, pass_, inputs, given, tangents, deterministic, whole)
-    return found
+    results: dict[str, Any] = run("run", problem, pass_, inputs, given, tangents, deterministic, whole)
+    return results
 
 
 def forward(
@@ -117,16 +118,14 @@ def forward(
     onto: o and lse over other keys, in the dtype of sums, that these are added to: lse in place, and o, too, if it
     is `out`.
     """
-    found: tuple[Any, Any]
     if inputs.mask._windows is not None:
-        with scratch(problem):
-            if (order := in_order(problem, inputs)) is not None:
-                found = forward(order.problem, order.inputs, None, save)
+        order, found = computed_in_order(problem, inputs, lambda call: forward(call.problem, call.inputs, None, save))
         if order is not None:
-            return order.saved(problem, inputs, *found, out)
+            o, saved = found
+            return order.saved(problem, inputs, o, saved, out)
         inputs = as_it_is(problem, inputs)
-    found = run("forward", problem, inputs, out, save, onto)
-    return found
+    results: tuple[Any, Any] = run("forward", problem, inputs, out, save, onto)
+    return results
 
 
 def backward(saved: Saved[Any], do: Any, dlse: Any = None, deterministic: bool = False) -> Gradients[Any]:

@@ -21,7 +21,7 @@ from ..scores.element import FunctionPart
 from . import kernels
 from .caches.gather import gather
 from .kernels.shared.smallest import NOBODY
-from .kernels.tables import is_sliced
+from .kernels.tables import is_wide
 from .merge import merge_into
 from .plan.masks import lowered_mask
 from .plan.planner import plan
@@ -49,7 +49,7 @@ class Passes:
 
     def forward(self, problem, inputs, out=None, save=True, onto=None):
         """See `numbattn.call.passes.forward`."""
-        if onto is not None and is_sliced(problem):
+        if onto is not None and is_wide(problem):
             return self.forward_apart(problem, inputs, out, *onto)
         gpu, call, held, rows = self.current(), (problem, inputs), {}, {}
         before, lse = onto or (None, None)
@@ -150,9 +150,7 @@ class Passes:
     def place(self):
         """The device and stream for which results of this call may be kept; None in a capture, whose memory belongs to
         the graph."""
-        gpu = self.current()
-        stream = gpu.stream()
-        return None if stream.is_capturing() else (gpu.device.index, stream.ptr)
+        return None if self.current().stream().is_capturing() else self.place_before()
 
     def place_before(self):
         """That of calls before the capture of this one."""

@@ -14,7 +14,7 @@ from ..points.kinds import Apart
 from .kernels import hopper
 from .kernels.points.arguments import COLUMNS, PLACES, ROWS
 from .kernels.points.nearest import Nearest
-from .kernels.tables import HEAD_DIMS
+from .kernels.tables import HEAD_DIMS, is_wide
 from .passes import LSE, Passes, empties
 from .words.numbers import KindNumbers
 from .words.tiers import WGMMA, is_allowed, latest
@@ -53,7 +53,7 @@ class PointsBackend:
 
     def gradient(self, problem, inputs, kind, c, rows=None, columns=None, apart=None):
         """dx_i = sum_j kappa'_ij <c_i, b_j> 2 (x_i - y_j), or y_j for a function of x . y, in the dtype of sums."""
-        if is_sliced(problem):
+        if is_wide(problem):    # then cuBLAS multiplies, block by block
             return formula.gradient(problem, inputs, kind, c, rows, columns)
         if (count := self.parts(problem, inputs)) > 1:
             calls = divided(problem, inputs, count, rows, columns, apart)
@@ -74,7 +74,7 @@ class PointsBackend:
             pass_, inputs = LOGSUMEXP_OF_HALVES, inputs._replace(scale=rate)
         elif rate is not None:
             problem, inputs = of_unit_length(inputs, rate)
-        if is_sliced(problem) and not (self.has_wgmma and hopper.logsumexp.fits(problem, kind)):
+        if is_wide(problem) and not (self.has_wgmma and hopper.logsumexp.fits(problem, kind)):
             lse = formula.logsumexp(problem, inputs, kind, columns)
             return lse, np.zeros_like(lse)
         results = empties(self.current(), dict.fromkeys(LSE, (problem.lse_shape, problem.sum_dtype)))
@@ -84,7 +84,7 @@ class PointsBackend:
 
     def nearest(self, problem, inputs, k, apart=None):
         """The squared distances of the k nearest y_j for each x_i, in the dtype of sums, ascending, and their j."""
-        if is_sliced(problem):
+        if is_wide(problem):
             problem, inputs = in_dtype_of_sums(problem, inputs)
             if not (self.has_wgmma and hopper.nearest.fits(problem, k)):
                 return formula.nearest(problem, inputs, k)
@@ -159,8 +159,3 @@ def for_all_parts(x, parts, axes):
     """An array with one more axis before its last `axes`, along which it is the same."""
     lead = x.ndim - axes
     return np.broadcast_to(x[(..., None, *[slice(None)] * axes)], (*x.shape[:lead], parts, *x.shape[lead:]))
-
-
-def is_sliced(problem):
-    """Whether there are more dimensions or features than kernels hold: then cuBLAS multiplies, block by block."""
-    return max(problem.head_dim, problem.head_dim_v) > HEAD_DIMS[-1]

@@ -22,6 +22,10 @@ class AxisWindow(NamedTuple):
     causal: bool
     edges: str
 
+    @property
+    def is_periodic(self) -> bool:
+        return self.edges == "periodic"
+
 
 class Seen(NamedTuple):
     """What the tokens of an axis see, by their coordinates. Places count the tokens of a residue class, one class after

@@ -80,8 +80,9 @@ def pairs_shown(axes: tuple[AxisWindow, ...], sizes: Sizes) -> float:
 
 def pairs_shown_in_rows(axes: tuple[AxisWindow, ...]) -> float:
     """How many pairs of tokens there are in tiles of consecutive tokens that are not empty, by some of these."""
-    shape, found = [axis.size for axis in axes], 0
-    count, tiles = math.prod(shape), np.unique(np.linspace(0, (math.prod(shape) - 1) // TILE, SAMPLES, dtype=np.int64))
+    shape = [axis.size for axis in axes]
+    count, found = math.prod(shape), 0
+    tiles = np.unique(np.linspace(0, (count - 1) // TILE, SAMPLES, dtype=np.int64))
     for tile in tiles:
         at = np.unravel_index(np.arange(tile * TILE, min((tile + 1) * TILE, count)), shape)
         *others, last = (seen_of(axis, own).astype(np.float32) for axis, own in zip(axes, at))
@@ -111,15 +112,11 @@ def intervals_along(axis: AxisWindow, size: int) -> Numbers:
 def hulls_along(axis: AxisWindow, size: int) -> list[Hull]:
     """The Hulls of these intervals' windows, and of what lies beyond a periodic edge."""
     found, tokens, hulls = seen_along(axis), intervals_along(axis, size), []
-    for begin, last in ((found.begin, found.last), (found.wrapped_begin, found.wrapped_last))[: 1 + is_periodic(axis)]:
+    for begin, last in ((found.begin, found.last), (found.wrapped_begin, found.wrapped_last))[: 1 + axis.is_periodic]:
         is_some = (begin <= last)[tokens]
         begin, last = np.where(is_some, begin[tokens], axis.size), np.where(is_some, last[tokens], -1)
         hulls.append(Hull(begin.min(1), last.max(1), begin.max(1), last.min(1)))
     return hulls
-
-
-def is_periodic(axis: AxisWindow) -> bool:
-    return axis.edges == "periodic"
 
 
 @lru_cache(maxsize=256)

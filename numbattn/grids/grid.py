@@ -100,10 +100,10 @@ class Grid(Value):
 
         Notes
         -----
-        The rule is that of A. Hassani et al., *Generalized Neighborhood Attention*, 2025. Tiles are boxes of the grid:
-        q, k, v and o are copied into their order, and back. Beside dropout, other masks, and scores that depend on
-        positions, but for `relative_bias`, tiles are rows of tokens in C order instead, which compute more that nobody
-        sees.
+        The rule is that of A. Hassani et al., *Generalized Neighborhood Attention*, 2025. Where it pays, tiles are
+        boxes of the grid: q, k, v and o are copied into their order, and back. Beside dropout, other masks, and scores
+        that depend on positions, but for `relative_bias`, tiles are rows of tokens in C order, which compute more that
+        nobody sees. ``|`` with another mask becomes Bits in each call, which takes long.
 
         Examples
         --------

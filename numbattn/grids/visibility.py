@@ -6,7 +6,6 @@ in the first, keeps those of the fields in which nothing was borrowed: one subtr
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -71,43 +70,41 @@ def words_of(axes: tuple[AxisWindow, ...], extra: int, order: Numbers) -> Number
 
     first, last = (int(fields.packed([place] * len(axes))) for place in (1, fields.largest))
     rows = [in_order(packed("place"), PADDING)]
-    for name in ("", "wrapped_") if is_periodic(axes) else ("",):
+    for name in ("", "wrapped_") if wraps(axes) else ("",):
         rows += [in_order(packed(f"{name}begin") - fields.guards, first - fields.guards),
                  in_order(packed(f"{name}last") + fields.guards + fields.sign * (extra > 0),
                           last + fields.guards + fields.sign)]  # fmt: skip
     return np.stack(rows).astype(fields.dtype)
 
 
-def is_periodic(axes: tuple[AxisWindow, ...]) -> bool:
-    return any(axis.edges == "periodic" for axis in axes)
+def wraps(axes: tuple[AxisWindow, ...]) -> bool:
+    """Whether tokens have two windows along an axis."""
+    return any(axis.is_periodic for axis in axes)
 
 
 def mask_of(axes: tuple[AxisWindow, ...], extra: int, order: Numbers, block_size: int) -> Where:
     """The mask of these tokens, see `words_of`."""
-    fields, wraps, has_extra = Fields.of(axes), is_periodic(axes), extra > 0
-    words = words_of(axes, extra, order)
-    mask = Where(seen_by(fields.guards, wraps, has_extra), arrays=[words], block_size=block_size)
-    is_for_tiles = words.dtype == np.int32 and words.shape[1] % TILE == 0
-    on_tiles = f"fields={fields.guards},{wraps:d},{has_extra:d}" if is_for_tiles else ""
-    return mask._with(_is_private=True, _on_tiles=on_tiles)
+    function = seen_by(Fields.of(axes).guards, wraps(axes), extra > 0)
+    return Where(function, arrays=[words_of(axes, extra, order)], block_size=block_size)._with(_is_private=True)
+
+
+def on_tiles(axes: tuple[AxisWindow, ...], extra: int) -> str:
+    """How backends compute the same on whole tiles of tokens; "" if their integers are too wide for that."""
+    fields = Fields.of(axes)
+    return f"fields={fields.guards},{wraps(axes):d},{extra > 0:d}" if fields.dtype == np.int32 else ""
 
 
 @lru_cache(maxsize=64)
-def seen_by(guards: int, wraps: bool, has_extra: bool) -> Callable[..., Any]:
-    """The function for words of these guards. wraps: whether tokens have two windows."""
+def seen_by(guards: int, has_two: bool, has_extra: bool) -> Callable[..., Any]:
+    """The function for words of these guards. has_two: whether tokens have two windows."""
 
     def seen(batch: Any, head: Any, i: Any, j: Any, words: Any) -> Any:
         at = words[0, j]
         inside = (at - words[1, i]) & (words[2, i] - at)
-        if wraps:
+        if has_two:
             inside = inside | ((at - words[3, i]) & (words[4, i] - at))
         if has_extra:
             return ((inside & guards) == guards) | ((at & words[2, i]) < 0)
         return (inside & guards) == guards
 
     return seen
-
-
-def number_of(axes: tuple[AxisWindow, ...], extra: int) -> int:
-    """How many tokens there are."""
-    return extra + math.prod(axis.size for axis in axes)

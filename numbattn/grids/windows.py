@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
@@ -15,7 +16,7 @@ from ..masks.where import Where
 from .axis import AxisWindow
 from .bias import columns_of
 from .boxes import BLOCK, boxes_of
-from .visibility import PADDING, mask_of, number_of
+from .visibility import PADDING, mask_of, on_tiles
 
 T = TypeVar("T")
 KEPT: dict[Any, Any] = {}  # arrays, by what they are and where
@@ -44,7 +45,7 @@ class Windows(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        return number_of(*self)
+        return self.extra + math.prod(axis.size for axis in self.axes)
 
     def mask(self) -> Where:
         return _mask(self)
@@ -53,7 +54,7 @@ class Windows(NamedTuple):
         """The tokens in the order of boxes, for calls on arrays of the library of `array`; None if there is none."""
         if boxes_of(*self) is None:
             return None
-        return kept(("order", self), array, lambda: _in_order(self, lambda x: moved(x, array)))
+        return kept(("order", self), array, lambda: _in_order(self, array))
 
     def columns(self, array: Any) -> list[Any]:
         """What a bias by offset reads of each token, in the library of `array`."""
@@ -73,13 +74,13 @@ def kept(key: tuple[Any, ...], array: Any, find: Callable[[], T]) -> T:
 
 @lru_cache(maxsize=64)
 def _mask(windows: Windows) -> Where:
-    return mask_of(*windows, np.arange(windows.tokens), BLOCK)._with(_windows=windows, _on_tiles="")
+    return mask_of(*windows, np.arange(windows.tokens), BLOCK)._with(_windows=windows)
 
 
-def _in_order(windows: Windows, near: Callable[[Any], Any]) -> OrderedWindows:
+def _in_order(windows: Windows, array: Any) -> OrderedWindows:
     boxes: Any = boxes_of(*windows)
     is_there, place = boxes.tokens != PADDING, np.empty(windows.tokens, np.int64)
     place[boxes.tokens[is_there]] = np.flatnonzero(is_there)
-    mask = mask_of(*windows, boxes.tokens, BLOCK)
-    mask = mask._with(arrays=tuple(map(near, mask.arrays)), _cells=near(boxes.states))
-    return OrderedWindows(windows, near(np.maximum(boxes.tokens, 0)), near(place), mask)
+    mask = mask_of(*windows, boxes.tokens, BLOCK)._like(array)
+    mask = mask._with(_on_tiles=on_tiles(*windows), _cells=moved(boxes.states, array))
+    return OrderedWindows(windows, moved(np.maximum(boxes.tokens, 0), array), moved(place, array), mask)

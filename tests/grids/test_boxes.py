@@ -137,7 +137,7 @@ FAULTS = {
         "first + size - 1 <= hull.common_last": "first + size - 2 <= hull.common_last",
         "& is_whole & is_whole[:, None]": "& is_whole",
         "begin.min(1), last.max(1), begin.max(1), last.min(1)": "begin.min(1), last.min(1), begin.max(1), last.min(1)",
-        "[: 1 + is_periodic(axis)]": "[:1]",
+        "[: 1 + axis.is_periodic]": "[:1]",
     },
     "test_every_token_has_a_place": {
         "is_there = is_there & (at < axis.size)": "is_there = is_there & (at <= axis.size)",

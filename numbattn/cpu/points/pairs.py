@@ -100,10 +100,10 @@ def scratch_of(problem, columns, dtype, has_weights, moves):
     """The Record of a PointsScratch, whose addresses count from its beginning, and its bytes. columns, dtype: of the
     results."""
     tile_m, tile_n = min(TILE_M, problem.seqlen_q), min(TILE_N, problem.seqlen_k)
-    points, pairs, is_sliced = tile_m * problem.head_dim, tile_m * tile_n, problem.head_dim > DIFFERENCES
+    points, pairs, is_wide = tile_m * problem.head_dim, tile_m * tile_n, problem.head_dim > DIFFERENCES
     sizes = (pairs, pairs * has_weights, points, tile_m * problem.head_dim_v * has_weights, PARTS * tile_m * columns,
-             tile_m * VECTORS, LINES * tile_n, points * is_sliced, points * moves, pairs * moves, pairs * moves,
-             pairs * is_sliced, tile_m * columns * (dtype == np.int32), FEW * is_sliced)  # fmt: skip
+             tile_m * VECTORS, LINES * tile_n, points * is_wide, points * moves, pairs * moves, pairs * moves,
+             pairs * is_wide, tile_m * columns * (dtype == np.int32), FEW * is_wide)  # fmt: skip
     dtypes = [problem.sum_dtype] * (len(sizes) - 2) + [np.dtype(np.int32)] * 2
     return memory_of(PointsScratch, zip(sizes, dtypes))
 

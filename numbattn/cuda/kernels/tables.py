@@ -51,19 +51,19 @@ def head_dims(problem):
     return rounded("head_dim", problem.head_dim), rounded("head_dim_v", problem.head_dim_v)
 
 
-def is_sliced(problem):
+def is_wide(problem):
     """Whether a head_dim is larger than those that kernels are compiled for."""
     return max(problem.head_dim, problem.head_dim_v) > HEAD_DIMS[-1]
 
 
 def slices_of(problem):
     """How many slices large head_dims have: see shared.slices."""
-    return -(-max(problem.head_dim, problem.head_dim_v) // SLICE) if is_sliced(problem) else 1
+    return -(-max(problem.head_dim, problem.head_dim_v) // SLICE) if is_wide(problem) else 1
 
 
 def sliced_dims(problem):
     """Both head_dims, rounded, or the columns of slices of these."""
-    return (SLICE, SLICE) if is_sliced(problem) else head_dims(problem)
+    return (SLICE, SLICE) if is_wide(problem) else head_dims(problem)
 
 
 def size_of_rows(work):
@@ -147,7 +147,7 @@ def parameters(work, tiles):
 
 def by_slices(work):
     """The parameter of a kernel that takes large head_dims a slice at a time."""
-    return {"by_slices": True} if is_sliced(work.problem) else {}
+    return {"by_slices": True} if is_wide(work.problem) else {}
 
 
 def sliced(work, tiles):

@@ -22,7 +22,7 @@ from ..kernels.scores import (
 )
 from ..kernels.scores.reads import Reads, sums_of_each
 from ..kernels.shared.visibility import BY_INTERVALS, GAP, MASK, PACKED, has_blocks, has_states
-from ..kernels.tables import is_sliced
+from ..kernels.tables import is_wide
 from ..tile.alignment import VECTOR_BYTES, alignment
 from ..views import View, broadcast, contiguous, fits_tensor_map, pieces
 from ..words.arguments import AlignedMatrix, Argument, Matrix, TmaMatrix
@@ -123,7 +123,7 @@ class Planner:
     def first_of(self, *routes):
         """The Specs of the first Route that takes the work; for large head_dims, of one that takes them, if any does.
         """
-        if is_sliced(self.problem):
+        if is_wide(self.problem):
             routes = [route for route in routes if all(spec.slices for spec in route.specs)] or routes
         allowed = (route for route in routes if is_allowed(route.tier, self.call.tier))
         return next(route.specs for route in allowed if route.takes(self.work(route.specs[0])))

@@ -207,8 +207,8 @@ def counting(wanted):
     @intrinsic
     def all_of_them(typingctx, arrays, reads, others):
         moves = isinstance(others, types.Array)
-        is_sliced = any(kind.dtype == types.float64 for kind, is_wanted in zip(arrays, wanted) if is_wanted)
-        real = others.dtype if moves else types.float64 if is_sliced else others
+        is_wide = any(kind.dtype == types.float64 for kind, is_wanted in zip(arrays, wanted) if is_wanted)
+        real = others.dtype if moves else types.float64 if is_wide else others
         seen = zip(map(widened, arrays), wanted)
         out = types.Tuple([Counted(kind, real, moves, kind.ndim - 1) if counts else kind for kind, counts in seen])
 

@@ -59,7 +59,7 @@ from ..shared.layouts import DTYPES, sum_type
 from ..shared.schedule import finish, next_number, overlap_launches, split
 from ..shared.softmax import alpha_steps, softmax_steps
 from ..shared.visibility import MASK, band_of, element_test, is_shown, needs_test, visible_keys
-from ..tables import compiled_in, has_tensor_cores, head_dims, is_sliced, lse_alone
+from ..tables import compiled_in, has_tensor_cores, head_dims, is_wide, lse_alone
 from .combine import PARTIALS
 from .decode_loads import KEYS, WARPS, cp_async_loads
 from .packing import packing_steps, queries_of, shares_keys
@@ -338,7 +338,7 @@ def held_of(problem):
 
 def reads(problem, device):
     """Whether the kernel reads a cache in place."""
-    if not has_tensor_cores(device) or problem.seqlen_q > FEW or is_sliced(problem):
+    if not has_tensor_cores(device) or problem.seqlen_q > FEW or is_wide(problem):
         return False
     if held_of(problem) and problem.dtype.itemsize != 2:
         return False
