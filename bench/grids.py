@@ -71,7 +71,7 @@ class Case(NamedTuple):
 
     def shares(self):
         """Of all pairs of tokens: those in pairs of boxes that are not empty, and those that are seen."""
-        boxes = boxes_of(*self.mask()._windows)
+        boxes = boxes_of(self.mask()._windows.parts)
         in_boxes = float((boxes.states != EMPTY).mean()) * (boxes.tokens.size / self.tokens) ** 2
         return in_boxes, math.prod(self.window) / self.tokens
 

@@ -29,6 +29,7 @@ SHORT = {  # options
     "17_kernel_ridge.py": "--points 1000",
     "18_optimal_transport.py": "--points 200",
     "19_sparse_layers.py": "--fields 200 --steps 5",
+    "21_lattice.py": "--size 16 --steps 5",
 }
 
 
@@ -69,6 +70,10 @@ def transport(file, small):
 
 def chaos(file, small):
     run("19_sparse_layers.py", small, "--plot", file)
+
+
+def lattice(file, small):
+    run("21_lattice.py", small, "--plot", file)
 
 
 def metric(file, small):
@@ -153,7 +158,7 @@ def masks(file, small):
     figure.savefig(file, dpi=150)
 
 
-DRAWN = loss, maps, bias, energy, spectrum, metric, tree, masks, terrain, transport, chaos
+DRAWN = loss, maps, bias, energy, spectrum, metric, tree, masks, terrain, transport, chaos, lattice
 PICTURES = {draw.__name__: draw for draw in DRAWN}
 
 

@@ -281,6 +281,13 @@ def test_sparse_layers(tmp_path, run):
     assert (tmp_path / "chaos.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_lattice(tmp_path, run):
+    out = run("21_lattice.py", "--size", "24", "--steps", "40", "--plot", "lattice.png")
+    measured, blurred, _ = (float(error) for error in re.findall(r"squared error (\S+),", out))
+    assert blurred < 0.4 * measured
+    assert (tmp_path / "lattice.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_readme_names_every_example_and_picture():
     text = (EXAMPLES / "README.md").read_text()
     assert set(re.findall(r"^\| \[(\w+\.py)\]\(\1\) ", text, re.M)) == {x.name for x in EXAMPLES.glob("[0-9]*.py")}

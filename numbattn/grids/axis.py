@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -25,6 +26,17 @@ class AxisWindow(NamedTuple):
     @property
     def is_periodic(self) -> bool:
         return self.edges == "periodic"
+
+
+class Part(NamedTuple):
+    """A grid, by the windows along its axes. Before its tokens come `extra` ones that see all and are seen by all."""
+
+    axes: tuple[AxisWindow, ...]
+    extra: int
+
+    @property
+    def tokens(self) -> int:
+        return self.extra + math.prod(axis.size for axis in self.axes)
 
 
 class Seen(NamedTuple):

@@ -7,20 +7,24 @@ from typing import Any
 
 import numpy as np
 
-from .axis import AxisWindow, seen_along
+from .axis import Part, seen_along
 
 READ = "begin", "period", "offset"  # of a query, see axis.Seen
 
 
 @lru_cache(maxsize=64)
-def columns_of(axes: tuple[AxisWindow, ...], extra: int) -> tuple[Any, Any]:
+def columns_of(parts: tuple[Part, ...]) -> tuple[Any, Any]:
     """What is READ of each token as a query, int32 (axes, 3, tokens), and places as a key, (axes, tokens). Of tokens
     of `extra` all is -1."""
-    at = np.indices([axis.size for axis in axes]).reshape(len(axes), -1)
-    fields = np.full((len(axes), len(READ) + 1, extra + at.shape[1]), -1, np.int32)
-    for of, axis, own in zip(fields, axes, at):
-        for row, name in zip(of, (*READ, "place")):
-            row[extra:] = getattr(seen_along(axis), name)[own]
+    found = []
+    for axes, extra in parts:
+        at = np.indices([axis.size for axis in axes]).reshape(len(axes), -1)
+        fields = np.full((len(axes), len(READ) + 1, extra + at.shape[1]), -1, np.int32)
+        for of, axis, own in zip(fields, axes, at):
+            for row, name in zip(of, (*READ, "place")):
+                row[extra:] = getattr(seen_along(axis), name)[own]
+        found.append(fields)
+    fields = np.concatenate(found, axis=-1)
     return fields[:, :-1].copy(), fields[:, -1].copy()
 
 

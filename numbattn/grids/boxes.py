@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .axis import AxisWindow, Numbers, seen_along
-from .visibility import PADDING, TILE
+from .axis import AxisWindow, Numbers, Part, seen_along
+from .visibility import PADDING
 
 BLOCK = 64  # tokens
+TILE = 128  # tokens, a multiple of those of all kernels' tiles
 SAMPLES = 16  # of tiles in rows
 GAIN = 0.9  # how many fewer pairs boxes show, at most: arrays are copied into their order, and back
 EMPTY, PARTIAL, FULL = 0, 1, 2
@@ -28,10 +29,39 @@ Sizes = tuple[int, ...]
 
 
 class Boxes(NamedTuple):
-    """Tokens of a grid in the order of boxes."""
+    """Tokens of grids in the order of boxes."""
 
-    tokens: Numbers  # which of the grid is at each place of the order, or PADDING
-    states: NDArray[np.uint8]  # of what the tokens of a box see of another one: EMPTY, PARTIAL or FULL
+    parts: tuple[PartBoxes, ...]  # one grid after the other
+
+    @property
+    def tokens(self) -> Numbers:
+        """Which token is at each place of the order, or PADDING."""
+        first = np.cumsum([0, *[part.part.tokens for part in self.parts]])
+        return np.concatenate([np.where(x.tokens == PADDING, PADDING, x.tokens + n) for x, n in zip(self.parts, first)])
+
+    @property
+    def states(self) -> NDArray[np.uint8]:
+        """Of what the tokens of a box see of another one: EMPTY, PARTIAL or FULL."""
+        found = [states_of(part) for part in self.parts]
+        ends = np.cumsum([len(x) for x in found])
+        states = np.full((ends[-1], ends[-1]), EMPTY, np.uint8)
+        for x, end in zip(found, ends):
+            states[end - len(x) : end, end - len(x) : end] = x
+        return states
+
+
+class PartBoxes(NamedTuple):
+    """Tokens of one grid in the order of boxes, of `sizes` along each axis."""
+
+    part: Part
+    sizes: Sizes
+    boxes: Numbers  # (axes, boxes)
+    tokens: Numbers  # at each place of the order, or PADDING
+
+    @property
+    def ahead(self) -> int:
+        """Blocks of tokens of `extra` before the boxes."""
+        return -(-self.part.extra // TILE) * TILE // BLOCK
 
 
 class Hull(NamedTuple):
@@ -44,20 +74,32 @@ class Hull(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def boxes_of(axes: tuple[AxisWindow, ...], extra: int) -> Boxes | None:
-    """The Boxes of which the fewest pairs are not empty; None if tiles of the grid's own rows do nearly as well."""
-    choices = [*product(sizes_of(axes), range(len(axes)))]
-    if not choices:
+def boxes_of(parts: tuple[Part, ...]) -> Boxes | None:
+    """The Boxes of which the fewest pairs are not empty; None if tiles of the grids' own rows do nearly as well."""
+    found = [least_shown(part.axes) for part in parts]
+    chosen = [choice for choice in found if choice is not None]
+    if len(chosen) < len(parts):
         return None
+    shown = sum(pairs_shown(part.axes, doubled_along(*choice)) for part, choice in zip(parts, chosen))
+    if shown > GAIN * sum(pairs_shown_in_rows(part.axes) for part in parts):
+        return None
+    return Boxes(tuple([part_in_boxes(part, *choice) for part, choice in zip(parts, chosen)]))
 
-    def pairs_in(sizes: Sizes, axis: int) -> float:
+
+@lru_cache(maxsize=256)
+def least_shown(axes: tuple[AxisWindow, ...]) -> tuple[int, Sizes] | None:
+    """The axis along which boxes are in pairs, and their sizes, that show the fewest pairs; None for a small grid."""
+
+    def pairs_in(axis: int, sizes: Sizes) -> float:
         return pairs_shown(axes, sizes) + pairs_shown(axes, doubled_along(axis, sizes))
 
-    sizes, doubled = min(choices, key=lambda choice: pairs_in(*choice))
-    if pairs_shown(axes, doubled_along(doubled, sizes)) > GAIN * pairs_shown_in_rows(axes):
-        return None
-    boxes = in_pairs([-(-axis.size // size) for axis, size in zip(axes, sizes)], doubled)
-    return Boxes(tokens_of(axes, sizes, boxes, extra), states_of(axes, sizes, boxes, extra))
+    choices = [(axis, sizes) for sizes in sizes_of(axes) for axis in range(len(axes))]
+    return min(choices, key=lambda choice: pairs_in(*choice)) if choices else None
+
+
+def part_in_boxes(part: Part, doubled: int, sizes: Sizes) -> PartBoxes:
+    boxes = in_pairs([-(-axis.size // size) for axis, size in zip(part.axes, sizes)], doubled)
+    return PartBoxes(part, sizes, boxes, tokens_of(part, sizes, boxes))
 
 
 def sizes_of(axes: tuple[AxisWindow, ...]) -> Iterator[Sizes]:
@@ -145,8 +187,9 @@ def in_pairs(counts: list[int], axis: int) -> Numbers:
     return boxes[:, np.lexsort([second, *keys[::-1], is_alone])]
 
 
-def tokens_of(axes: tuple[AxisWindow, ...], sizes: Sizes, boxes: Numbers, extra: int) -> Numbers:
+def tokens_of(part: Part, sizes: Sizes, boxes: Numbers) -> Numbers:
     """The tokens of these boxes, in C order; before them those of `extra`; both are whole tiles."""
+    axes, extra = part
     found, is_there = np.zeros((boxes.shape[1], *sizes), np.int64), np.ones((boxes.shape[1], *sizes), np.bool_)
     for number, (axis, size) in enumerate(zip(axes, sizes)):
         along = (-1, *(size if other == number else 1 for other in range(len(axes))))
@@ -157,13 +200,13 @@ def tokens_of(axes: tuple[AxisWindow, ...], sizes: Sizes, boxes: Numbers, extra:
     return np.concatenate([np.arange(extra), ahead, np.where(is_there, found + extra, PADDING).ravel(), behind])
 
 
-def states_of(axes: tuple[AxisWindow, ...], sizes: Sizes, boxes: Numbers, extra: int) -> NDArray[np.uint8]:
-    """The states of pairs of these boxes; those of extra tokens are tested."""
+def states_of(found: PartBoxes) -> NDArray[np.uint8]:
+    """The states of pairs of a grid's boxes; those of extra tokens are tested."""
+    (axes, _), sizes, boxes, _ = found
 
     def on_all_axes(along: Callable[[AxisWindow, int], Truths]) -> Any:
         return np.logical_and.reduce([along(axis, size)[np.ix_(at, at)] for axis, size, at in zip(axes, sizes, boxes)])
 
     shown, full = on_all_axes(shown_along), on_all_axes(full_along)
-    ahead, behind = -(-extra // TILE) * TILE // BLOCK, len(shown) % (TILE // BLOCK)
-    states = np.pad(np.where(full, FULL, shown).astype(np.uint8), (0, behind))
-    return np.pad(states, (ahead, 0), constant_values=PARTIAL)
+    states = np.pad(np.where(full, FULL, shown).astype(np.uint8), (0, len(shown) % (TILE // BLOCK)))
+    return np.pad(states, (found.ahead, 0), constant_values=PARTIAL)

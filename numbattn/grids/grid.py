@@ -13,11 +13,13 @@ from ..base.checks import Array, flag, floats, integer, words_for
 from ..base.values import Value
 from ..masks.where import Where
 from ..scores.function import Score
-from .axis import EDGES, AxisWindow
+from .axis import EDGES, AxisWindow, Part
 from .bias import BIASED
+from .visibility import Fields
 from .windows import Windows
 
 MOST_AXES, MOST_TOKENS = 3, 2**31 - 1
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -26,15 +28,18 @@ class Grid(Value):
 
     Parameters
     ----------
-    shape : sequence of int
-        Tokens along each axis of the grid.
+    shape : sequence of int, or sequence of such
+        Tokens along each axis of the grid; or shapes of several grids, whose tokens come one after the other. These see
+        nothing of each other, as with `Segments`.
     extra : int, optional
-        How many tokens come before them that see all and are seen by all: class tokens, registers.
+        How many tokens come before those of each grid that see all of it and are seen by all of it: class tokens,
+        registers.
 
     Raises
     ------
     TypeError, ValueError
-        For a shape of no axes or more than three, or with a number below 1, and for too many tokens.
+        For a shape of no axes or more than three, or with a number below 1, for shapes with different numbers of axes,
+        and for too many tokens.
 
     Examples
     --------
@@ -48,20 +53,35 @@ class Grid(Value):
     (2, 9, 9)
     """
 
-    shape: Sequence[int]
+    shape: Sequence[int] | Sequence[Sequence[int]]
     extra: int = 0
 
     def __post_init__(self) -> None:
-        try:
-            shape = tuple([integer("Grid shape", n, low=1) for n in self.shape])
-        except TypeError:
-            raise TypeError(f"Grid shape: got {words_for(self.shape)}, expected one to {MOST_AXES} integers") from None
-        if not 1 <= len(shape) <= MOST_AXES:
-            raise ValueError(f"Grid shape: got {len(shape)} axes, allowed 1 to {MOST_AXES}")
-        extra = integer("Grid extra", self.extra, low=0)
-        if (tokens := math.prod(shape) + extra) > MOST_TOKENS:
+        if any(isinstance(one, Sequence | np.ndarray) for one in _listed(self.shape)):
+            shape: Any = tuple([_shape(f"Grid shape[{at}]", one) for at, one in enumerate(self.shape)])
+            axes = len(shape[0]) if shape else 0
+            for at, one in enumerate(shape):
+                if len(one) != axes:
+                    raise ValueError(f"Grid shape[{at}]: got {len(one)} axes, expected {axes}, as shape[0] has")
+        else:
+            shape = _shape("Grid shape", self.shape)
+        self._set(shape=shape, extra=integer("Grid extra", self.extra, low=0))
+        tokens = sum(math.prod(one) + self.extra for one in self._shapes)
+        if tokens > MOST_TOKENS:
             raise ValueError(f"Grid shape: got {tokens} tokens, allowed at most {MOST_TOKENS}")
-        self._set(shape=shape, extra=extra)
+        longest, most = max(len(self._shapes), *map(max, self._shapes)), Fields.longest(self._axes, len(self._shapes))
+        if longest > most:
+            raise ValueError(f"Grid shape: got {longest} tokens of an axis, or grids, allowed at most {most}")
+
+    @property
+    def _shapes(self) -> tuple[Shape, ...]:
+        """Of all grids."""
+        shape: Any = self.shape
+        return shape if isinstance(shape[0], tuple) else (shape,)
+
+    @property
+    def _axes(self) -> int:
+        return len(self._shapes[0])
 
     def window(
         self, window: int | Sequence[int], *, dilation: int | Sequence[int] = 1, stride: int | Sequence[int] = 1,
@@ -115,7 +135,7 @@ class Grid(Value):
                [0, 0, 1, 1, 1],
                [0, 0, 1, 1, 1]])
         """
-        return Windows(self._axes(window, dilation, stride, causal, edges), self.extra).mask()
+        return self._windows(window, dilation, stride, causal, edges).mask()
 
     def relative_bias(
         self, table: Array, *, dilation: int | Sequence[int] = 1, stride: int | Sequence[int] = 1,
@@ -157,41 +177,62 @@ class Grid(Value):
         array = floats("relative_bias table", table)
         if array.dtype.itemsize < 4:
             raise TypeError(f"relative_bias table: got an array of {array.dtype}, expected float32 or float64")
-        shape, axes = array.shape, len(self.shape)
+        shape, axes = array.shape, self._axes
         if len(shape) != axes + 1 or not all(n % 2 for n in shape[1:]):
             sizes = ", ".join(f"2 * window - 1 of axis {axis}" for axis in range(axes))
             raise ValueError(f"relative_bias table: got the shape {shape}, expected (heads, {sizes})")
         window = [n // 2 + 1 for n in shape[1:]]
-        windows = Windows(self._axes(window, dilation, stride, causal, edges), self.extra)
+        windows = self._windows(window, dilation, stride, causal, edges)
         score = Score(BIASED[axes - 1], arrays=[array, *windows.columns(array)], gradient=[True, False, False])
         return score._for(None if shape[0] == 1 else shape[0], windows)
 
-    def _axes(self, *given: Any) -> tuple[AxisWindow, ...]:
-        """The windows along each axis."""
+    def _windows(self, *given: Any) -> Windows:
         columns = [self._each(name, x) for name, x in zip(AxisWindow._fields[1:], given)]
-        return tuple([self._axis(axis, *one) for axis, one in enumerate(zip(*columns))])
+        return Windows(tuple([self._part(number, [*zip(*columns)]) for number in range(len(self._shapes))]))
 
     def _each(self, name: str, value: Any) -> Any:
         """A value for each axis."""
         if isinstance(value, str) or not isinstance(value, Sequence | np.ndarray):
-            return [value] * len(self.shape)
-        if len(value) != len(self.shape):
-            raise ValueError(f"{name}: got {len(value)} values, expected one, or {len(self.shape)}, one for each axis")
+            return [value] * self._axes
+        if len(value) != self._axes:
+            raise ValueError(f"{name}: got {len(value)} values, expected one, or {self._axes}, one for each axis")
         return value
 
-    def _axis(self, axis: int, window: Any, dilation: Any, stride: Any, causal: Any, edges: Any) -> AxisWindow:
-        size, of = self.shape[axis], f" of axis {axis}"
-        dilation = integer(f"dilation{of}", dilation, low=1)
-        window = integer(f"window{of}", window, low=1)
-        if window * dilation > size:
-            raise ValueError(f"window{of}: got {window} with dilation {dilation}, allowed 1 to {size // dilation}: "
-                             f"window * dilation is at most {size}")  # fmt: skip
-        stride, causal = integer(f"stride{of}", stride, low=1, high=window), flag(f"causal{of}", causal)
-        if edges not in EDGES:
-            raise ValueError(f"edges{of}: got {edges!r}, allowed are {', '.join(map(repr, EDGES))}")
-        if causal and edges == "periodic":
-            raise ValueError(f"edges{of}: got 'periodic' along a causal axis, allowed are 'moved' and 'cut'")
-        return AxisWindow(size, window, dilation, stride, causal, edges)
+    def _part(self, number: int, given: list[Any]) -> Part:
+        """The windows of one grid; given: of each axis."""
+        shape = self._shapes[number]
+        of = f" of shape[{number}]" * (len(self._shapes) > 1)
+        axes = [_axis(f" of axis {axis}{of}", n, *one) for axis, (n, one) in enumerate(zip(shape, given))]
+        return Part(tuple(axes), self.extra)
 
     def __repr__(self) -> str:
         return f"Grid({self.shape}{f', extra={self.extra}' * bool(self.extra)})"
+
+
+def _listed(shape: Any) -> Any:
+    return shape if isinstance(shape, Sequence) and not isinstance(shape, str) else ()
+
+
+def _shape(name: str, shape: Any) -> Shape:
+    try:
+        found = tuple([integer(name, n, low=1) for n in shape])
+    except TypeError:
+        raise TypeError(f"{name}: got {words_for(shape)}, expected one to {MOST_AXES} integers") from None
+    if not 1 <= len(found) <= MOST_AXES:
+        raise ValueError(f"{name}: got {len(found)} axes, allowed 1 to {MOST_AXES}")
+    return found
+
+
+def _axis(of: str, size: int, window: Any, dilation: Any, stride: Any, causal: Any, edges: Any) -> AxisWindow:
+    """The windows along an axis of this size; of: its name in errors."""
+    dilation = integer(f"dilation{of}", dilation, low=1)
+    window = integer(f"window{of}", window, low=1)
+    if window * dilation > size:
+        raise ValueError(f"window{of}: got {window} with dilation {dilation}, allowed 1 to {size // dilation}: "
+                         f"window * dilation is at most {size}")  # fmt: skip
+    stride, causal = integer(f"stride{of}", stride, low=1, high=window), flag(f"causal{of}", causal)
+    if edges not in EDGES:
+        raise ValueError(f"edges{of}: got {edges!r}, allowed are {', '.join(map(repr, EDGES))}")
+    if causal and edges == "periodic":
+        raise ValueError(f"edges{of}: got 'periodic' along a causal axis, allowed are 'moved' and 'cut'")
+    return AxisWindow(size, window, dilation, stride, causal, edges)

@@ -1,7 +1,8 @@
 """Who sees whom on a grid, by a few operations on integers that hold the places along all axes.
 
 Each axis has a field of the integer, with a guard bit above it. A difference of two such integers, with the guards set
-in the first, keeps those of the fields in which nothing was borrowed: one subtraction compares all axes at once.
+in the first, keeps those of the fields in which nothing was borrowed: one subtraction compares all axes at once. Of
+several grids, the first field has the number of the grid.
 """
 
 from __future__ import annotations
@@ -12,10 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..masks.where import Where
-from .axis import AxisWindow, Numbers, seen_along
+from .axis import Numbers, Part, seen_along
 
-TILE = 128  # tokens, a multiple of those of all kernels' tiles
 PADDING = -1  # in place of a token's number, where there is none
 
 
@@ -27,21 +26,34 @@ class Fields(NamedTuple):
     dtype: Any
 
     @classmethod
-    def of(cls, axes: tuple[AxisWindow, ...]) -> Fields:
-        """Those of the narrowest dtype that has room for all places, from 1 on, and for one more number."""
-        for dtype in (np.int32, np.int64):
-            bits = (np.iinfo(dtype).bits - 1) // len(axes) - 1
-            if max(axis.size for axis in axes) + 1 < 2**bits:
-                break
-        return cls(len(axes), bits, dtype)
+    def of(cls, parts: tuple[Part, ...]) -> Fields:
+        """Those of the narrowest dtype that has room for all numbers, from 1 on."""
+        longest = max(len(parts), *(axis.size for part in parts for axis in part.axes))
+        narrow, wide = (cls.in_dtype(dtype, len(parts[0].axes), len(parts)) for dtype in (np.int32, np.int64))
+        return narrow if longest < narrow.largest else wide
+
+    @classmethod
+    def in_dtype(cls, dtype: Any, axes: int, parts: int) -> Fields:
+        axes += parts > 1
+        return cls(axes, (np.iinfo(dtype).bits - 1) // axes - 1, dtype)
+
+    @classmethod
+    def longest(cls, axes: int, parts: int) -> int:
+        """The most tokens of an axis, or grids, that there is room for."""
+        return cls.in_dtype(np.int64, axes, parts).largest - 1
 
     @property
     def largest(self) -> int:
         return 2**self.bits - 1
 
     @property
+    def guard(self) -> int:
+        """That of the first field."""
+        return 1 << self.bits
+
+    @property
     def guards(self) -> int:
-        return int(self.packed([1 << self.bits] * self.axes))
+        return int(self.packed([self.guard] * self.axes))
 
     @property
     def sign(self) -> int:
@@ -52,51 +64,52 @@ class Fields(NamedTuple):
         return sum(place << axis * (self.bits + 1) for axis, place in enumerate(places))
 
 
-def words_of(axes: tuple[AxisWindow, ...], extra: int, order: Numbers) -> Numbers:
+def words_of(parts: tuple[Part, ...], order: Numbers) -> Numbers:
     """What `seen_by` reads of these tokens, (1 + 2 or 4, tokens): places as a key, then where each window begins,
     without the guards, and where it ends, with the guards.
 
-    Tokens of `extra`, the first ones, see all and are seen by all: as keys they are negative, and what sees them is
+    Tokens of `extra` see all of their grid and are seen by all of it: as keys they are negative, and what sees them is
     negative where its window ends. Padding sees nothing and is seen by nobody, as are zeros.
     """
-    fields, found = Fields.of(axes), [seen_along(axis) for axis in axes]
-    at = np.indices([axis.size for axis in axes]).reshape(len(axes), -1)
+    fields, rows = Fields.of(parts), 5 if wraps(parts) else 3
+    found = [words_in(part, [number + 1] * (len(parts) > 1), fields, rows) for number, part in enumerate(parts)]
+    padding = np.zeros((rows, 1), np.int64)                             # PADDING is the last one
+    return np.concatenate([*found, padding], axis=1)[:, order].astype(fields.dtype)
+
+
+def words_in(part: Part, number: list[int], fields: Fields, rows: int) -> Numbers:
+    """The words of a grid's tokens; number: that of the grid, or nothing."""
+    seen, axes = [seen_along(axis) for axis in part.axes], len(part.axes)
+    at = np.indices([axis.size for axis in part.axes]).reshape(axes, -1)
+    sign = fields.sign * (part.extra > 0)
 
     def packed(name: str) -> Any:
-        return fields.packed([getattr(seen, name)[x] + 1 for seen, x in zip(found, at)])
+        return fields.packed([*number, *(getattr(of_axis, name)[x] + 1 for of_axis, x in zip(seen, at))])
 
-    def in_order(of_grid: Any, of_extra: int) -> Any:
-        return np.concatenate([np.full(extra, of_extra), of_grid, [0]])[order]     # PADDING is the last one
-
-    first, last = (int(fields.packed([place] * len(axes))) for place in (1, fields.largest))
-    rows = [in_order(packed("place"), PADDING)]
-    for name in ("", "wrapped_") if wraps(axes) else ("",):
-        rows += [in_order(packed(f"{name}begin") - fields.guards, first - fields.guards),
-                 in_order(packed(f"{name}last") + fields.guards + fields.sign * (extra > 0),
-                          last + fields.guards + fields.sign)]  # fmt: skip
-    return np.stack(rows).astype(fields.dtype)
+    words = [packed("place"), packed("begin") - fields.guards, packed("last") + fields.guards + sign]
+    words += [packed("wrapped_begin") - fields.guards, packed("wrapped_last") + fields.guards + sign]
+    first, last = (fields.packed([*number, *[place] * axes]) for place in (1, fields.largest))
+    of_extra = [first + fields.sign, *[first - fields.guards, last + fields.guards + fields.sign] * 2]
+    return np.stack([np.concatenate([np.full(part.extra, one), x]) for one, x in zip(of_extra, words)])[:rows]
 
 
-def wraps(axes: tuple[AxisWindow, ...]) -> bool:
+def wraps(parts: tuple[Part, ...]) -> bool:
     """Whether tokens have two windows along an axis."""
-    return any(axis.is_periodic for axis in axes)
+    return any(axis.is_periodic for part in parts for axis in part.axes)
 
 
-def mask_of(axes: tuple[AxisWindow, ...], extra: int, order: Numbers, block_size: int) -> Where:
-    """The mask of these tokens, see `words_of`."""
-    function = seen_by(Fields.of(axes).guards, wraps(axes), extra > 0)
-    return Where(function, arrays=[words_of(axes, extra, order)], block_size=block_size)._with(_is_private=True)
-
-
-def on_tiles(axes: tuple[AxisWindow, ...], extra: int) -> str:
-    """How backends compute the same on whole tiles of tokens; "" if their integers are too wide for that."""
-    fields = Fields.of(axes)
-    return f"fields={fields.guards},{wraps(axes):d},{extra > 0:d}" if fields.dtype == np.int32 else ""
+def function_of(parts: tuple[Part, ...], is_on_tiles: bool) -> Callable[..., Any]:
+    """The function for the words of these grids. is_on_tiles: whether it takes a BoxBits, too, which it leaves to tests
+    of whole tiles."""
+    fields = Fields.of(parts)
+    of_number = fields.guard if len(parts) > 1 else 0
+    return seen_by(fields.guards, of_number, wraps(parts), any(part.extra for part in parts), is_on_tiles)
 
 
 @lru_cache(maxsize=64)
-def seen_by(guards: int, has_two: bool, has_extra: bool) -> Callable[..., Any]:
-    """The function for words of these guards. has_two: whether tokens have two windows."""
+def seen_by(guards: int, of_number: int, has_two: bool, has_extra: bool, is_on_tiles: bool) -> Callable[..., Any]:
+    """The function for words of these guards; of_number: that of the grid's number, or 0. has_two: whether tokens have
+    two windows."""
 
     def seen(batch: Any, head: Any, i: Any, j: Any, words: Any) -> Any:
         at = words[0, j]
@@ -104,7 +117,11 @@ def seen_by(guards: int, has_two: bool, has_extra: bool) -> Callable[..., Any]:
         if has_two:
             inside = inside | ((at - words[3, i]) & (words[4, i] - at))
         if has_extra:
-            return ((inside & guards) == guards) | ((at & words[2, i]) < 0)
+            is_met = (at & words[2, i]) < 0
+            return ((inside & guards) == guards) | (is_met & ((inside & of_number) == of_number))
         return (inside & guards) == guards
 
-    return seen
+    def seen_on_tiles(batch: Any, head: Any, i: Any, j: Any, words: Any, rows: Any, boxes: Any, bits: Any) -> Any:
+        return seen(batch, head, i, j, words)
+
+    return seen_on_tiles if is_on_tiles else seen

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
@@ -13,10 +12,11 @@ from ..base.backends import backend
 from ..base.checks import library
 from ..base.values import moved, remembered
 from ..masks.where import Where
-from .axis import AxisWindow
+from .axis import Numbers, Part
 from .bias import columns_of
+from .bits import bits_of
 from .boxes import BLOCK, boxes_of
-from .visibility import PADDING, mask_of, on_tiles
+from .visibility import PADDING, function_of, words_of
 
 T = TypeVar("T")
 KEPT: dict[Any, Any] = {}  # arrays, by what they are and where
@@ -38,27 +38,26 @@ class OrderedWindows(NamedTuple):
 
 
 class Windows(NamedTuple):
-    """Of the tokens of a grid."""
+    """Of the tokens of grids, one after the other."""
 
-    axes: tuple[AxisWindow, ...]
-    extra: int  # tokens before them that see all and are seen by all
+    parts: tuple[Part, ...]
 
     @property
     def tokens(self) -> int:
-        return self.extra + math.prod(axis.size for axis in self.axes)
+        return sum(part.tokens for part in self.parts)
 
     def mask(self) -> Where:
         return _mask(self)
 
     def in_order(self, array: Any) -> OrderedWindows | None:
         """The tokens in the order of boxes, for calls on arrays of the library of `array`; None if there is none."""
-        if boxes_of(*self) is None:
+        if boxes_of(self.parts) is None:
             return None
         return kept(("order", self), array, lambda: _in_order(self, array))
 
     def columns(self, array: Any) -> list[Any]:
         """What a bias by offset reads of each token, in the library of `array`."""
-        return kept(("columns", self), array, lambda: [moved(x, array) for x in columns_of(*self)])
+        return kept(("columns", self), array, lambda: [moved(x, array) for x in columns_of(self.parts)])
 
 
 def kept(key: tuple[Any, ...], array: Any, find: Callable[[], T]) -> T:
@@ -74,13 +73,22 @@ def kept(key: tuple[Any, ...], array: Any, find: Callable[[], T]) -> T:
 
 @lru_cache(maxsize=64)
 def _mask(windows: Windows) -> Where:
-    return mask_of(*windows, np.arange(windows.tokens), BLOCK)._with(_windows=windows)
+    return mask_of(windows, np.arange(windows.tokens))._with(_windows=windows)
+
+
+def mask_of(windows: Windows, order: Numbers, *bits: Any) -> Where:
+    """The mask of the tokens in this order. bits: of a BoxBits."""
+    function = function_of(windows.parts, bool(bits))
+    mask = Where(function, arrays=[words_of(windows.parts, order), *bits], block_size=BLOCK)
+    return mask._with(_is_private=True)
 
 
 def _in_order(windows: Windows, array: Any) -> OrderedWindows:
-    boxes: Any = boxes_of(*windows)
-    is_there, place = boxes.tokens != PADDING, np.empty(windows.tokens, np.int64)
-    place[boxes.tokens[is_there]] = np.flatnonzero(is_there)
-    mask = mask_of(*windows, boxes.tokens, BLOCK)._like(array)
-    mask = mask._with(_on_tiles=on_tiles(*windows), _cells=moved(boxes.states, array))
-    return OrderedWindows(windows, moved(np.maximum(boxes.tokens, 0), array), moved(place, array), mask)
+    boxes: Any = boxes_of(windows.parts)
+    tokens, bits = boxes.tokens, bits_of(boxes)
+    is_there, place = tokens != PADDING, np.empty(windows.tokens, np.int64)
+    place[tokens[is_there]] = np.flatnonzero(is_there)
+    mask = mask_of(windows, tokens, *bits or ())._like(array)
+    on_tiles = f"boxes={bits.boxes.shape[1]}" if bits else ""
+    mask = mask._with(_on_tiles=on_tiles, _cells=moved(boxes.states, array))
+    return OrderedWindows(windows, moved(np.maximum(tokens, 0), array), moved(place, array), mask)

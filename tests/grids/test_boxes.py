@@ -6,9 +6,9 @@ import pytest
 import numbattn as na
 from numbattn.call.order import in_order
 from numbattn.call.problem import describe
-from numbattn.grids.axis import AxisWindow
-from numbattn.grids.boxes import BLOCK, EMPTY, FULL, boxes_of, in_pairs, pairs_shown_in_rows, sizes_of
-from numbattn.grids.visibility import PADDING, TILE
+from numbattn.grids.axis import AxisWindow, Part
+from numbattn.grids.boxes import BLOCK, EMPTY, FULL, TILE, boxes_of, in_pairs, pairs_shown_in_rows, sizes_of
+from numbattn.grids.visibility import PADDING
 
 CASES = {  # shape, extra, options of a window
     "two axes": ((9, 15), 0, {"window": (2, 4)}),
@@ -20,6 +20,7 @@ CASES = {  # shape, extra, options of a window
     "periodic": ((10, 14), 0, {"window": (2, 9), "edges": ("cut", "periodic")}),
     "dilated": ((300,), 0, {"window": 40, "dilation": 7}),
     "dilated, periodic": ((15, 9), 2, {"window": (3, 2), "dilation": (2, 3), "edges": "periodic"}),
+    "packed": (((9, 15), (16, 10)), 2, {"window": (2, 4), "edges": ("cut", "periodic")}),
 }
 
 
@@ -30,7 +31,8 @@ def mask(request):
 
 
 def test_every_token_has_a_place(mask):
-    tokens, states = boxes_of(*mask._windows)
+    boxes = boxes_of(mask._windows.parts)
+    tokens, states = boxes.tokens, boxes.states
     assert tokens.size % TILE == 0
     assert states.shape == (tokens.size // BLOCK,) * 2
     np.testing.assert_array_equal(np.sort(tokens[tokens != PADDING]), np.arange(mask._windows.tokens))
@@ -38,13 +40,15 @@ def test_every_token_has_a_place(mask):
 
 def test_states_say_what_is_visible(mask):
     """EMPTY and FULL are never said in vain, and PARTIAL only of boxes at an edge of a residue class or of the grid."""
-    tokens, states = boxes_of(*mask._windows)
+    boxes = boxes_of(mask._windows.parts)
+    tokens, states = boxes.tokens, boxes.states
     shown = np.pad(mask.dense(*[mask._windows.tokens] * 2), (0, 1))[np.ix_(tokens, tokens)]     # PADDING is the last
     blocks = shown.reshape(len(states), BLOCK, len(states), BLOCK)
     some, every = blocks.any((1, 3)), blocks.all((1, 3))
     assert not some[states == EMPTY].any()
     assert every[states == FULL].all()
-    if all(axis.dilation == 1 and axis.edges != "periodic" for axis in mask._windows.axes) and not mask._windows.extra:
+    axes = [axis for part in mask._windows.parts for axis in part.axes]
+    if all(axis.dilation == 1 and axis.edges != "periodic" for axis in axes) and not mask._windows.parts[0].extra:
         np.testing.assert_array_equal(states != EMPTY, some)
         np.testing.assert_array_equal(states == FULL, every)
 
@@ -52,7 +56,7 @@ def test_states_say_what_is_visible(mask):
 def test_the_mask_in_order_is_the_mask(mask):
     """Beside padding, which sees nothing and is seen by nobody."""
     order = mask._windows.in_order(np.empty(0))
-    there, _ = boxes_of(*mask._windows)
+    there = boxes_of(mask._windows.parts).tokens
     shown, size = order.mask.dense(there.size, there.size), mask._windows.tokens
     assert not shown[there == PADDING].any()
     assert not shown[:, there == PADDING].any()
@@ -102,14 +106,14 @@ def test_what_else_depends_on_places_keeps_the_order(options, is_reordered):
 def test_an_order_that_shows_few_pairs(shape, window, is_reordered):
     """Rows stay where they are if they are boxes already, if boxes are large for the grid, or if tokens are too few."""
     axes = tuple(AxisWindow(n, w, 1, 1, False, "moved") for n, w in zip(shape, window))
-    assert (boxes_of(axes, 0) is not None) == is_reordered
+    assert (boxes_of((Part(axes, 0),)) is not None) == is_reordered
 
 
 @pytest.mark.parametrize("options", [{}, {"edges": "periodic"}, {"dilation": 2}, {"stride": 3}], ids=str)
 def test_pairs_shown_in_rows(options):
     mask = na.Grid((20, 30)).window(6, **options)
     tiles = np.pad(mask.dense(600, 600), (0, 40)).reshape(5, TILE, 5, TILE).any((1, 3))
-    assert pairs_shown_in_rows(mask._windows.axes) == tiles.sum() * TILE**2
+    assert pairs_shown_in_rows(mask._windows.parts[0].axes) == tiles.sum() * TILE**2
 
 
 def test_sizes_of_boxes():

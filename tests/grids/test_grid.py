@@ -119,6 +119,27 @@ def test_one_axis_with_cut_edges_is_a_window():
     np.testing.assert_array_equal(mask.dense(30, 30), na.Window(3, 3).dense(30, 30))
 
 
+@pytest.mark.parametrize("extra", [0, 2])
+def test_packed_grids(rng, extra):
+    """As each by itself."""
+    shapes, options = [(4, 5), (6, 3), (9, 16)], {"edges": ("periodic", "moved"), "stride": (2, 1)}
+    tokens, table = [np.prod(shape) + extra for shape in shapes], rng.standard_normal((2, 5, 5))
+
+    def results(shape, *arrays):
+        grid = na.Grid(shape, extra)
+        score = grid.relative_bias(table, **options)
+        o, backprop = na.attention_vjp(*arrays[:3], mask=grid.window(3, **options), score=score)
+        grads = backprop(arrays[3])
+        return o, *grads, grads.score[0]
+
+    arrays, ends = rng.standard_normal((4, 2, sum(tokens), 4)), np.cumsum(tokens)
+    *found, dtable = results(shapes, *arrays)
+    alone = [results(shape, *of) for shape, of in zip(shapes, zip(*[np.split(x, ends[:-1], axis=1) for x in arrays]))]
+    for got, want in zip(found, zip(*alone)):
+        np.testing.assert_allclose(got, np.concatenate(want, axis=1), rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(dtable, sum(of[-1] for of in alone), rtol=1e-10, atol=1e-12)
+
+
 def test_masks_are_kept_and_copied(rng):
     grid, (q, k, v) = na.Grid((4, 5)), rng.standard_normal((3, 1, 20, 4))
     mask = grid.window(3, edges=("cut", "periodic"))
@@ -145,6 +166,11 @@ def test_a_bias_for_other_calls(rng, heads, tokens, message):
     (lambda: na.Grid(()), "Grid shape: got 0 axes, allowed 1 to 3"),
     (lambda: na.Grid((1, 2, 3, 4)), "Grid shape: got 4 axes, allowed 1 to 3"),
     (lambda: na.Grid((3, 0)), "Grid shape: got 0, allowed 1 or more"),
+    (lambda: na.Grid([(3, 4), (5,)]), "Grid shape[1]: got 1 axes, expected 2, as shape[0] has"),
+    (lambda: na.Grid([(3, 4), 5]), "Grid shape[1]: got 5, expected one to 3 integers"),
+    (lambda: na.Grid([(8, 8), (8, 4)]).window(5),
+     "window of axis 1 of shape[1]: got 5 with dilation 1, allowed 1 to 4: window * dilation is at most 4"),
+    (lambda: na.Grid((2**20, 1, 1)), "Grid shape: got 1048576 tokens of an axis, or grids, allowed at most 1048574"),
     (lambda: na.Grid(3), "Grid shape: got 3, expected one to 3 integers"),
     (lambda: na.Grid((3, 2.0)), "Grid shape: got tuple, expected one to 3 integers"),
     (lambda: na.Grid((3,), extra=-1), "Grid extra: got -1, allowed 0 or more"),
@@ -250,10 +276,11 @@ def test_on_a_ring(rng):
 
 FAULTS = {
     "test_by_simulated_kernels": {
-        "cuda/kernels/shared/visibility/fields.py": {
-            "return (at - of_queries(words, window, m0)) &": "return (at - of_queries(words, window, m0)) |",
-            "load(aligned(words[:, first:], VECTORS)": "load(aligned(words, VECTORS)",
-            "load(words[which], ROWS, first)": "load(words[which], ROWS, 0)",
+        "cuda/kernels/shared/visibility/boxes.py": {
+            "word = word & take(": "word = word | take(",
+            "row_index(layout, first)": "row_index(layout, 0)",
+            "(n0, m0) if SIDE": "(m0, n0) if SIDE",
+            "((col >> 2) & LAST)": "((col >> 3) & LAST)",
         },
     },
     "test_who_sees_whom": {

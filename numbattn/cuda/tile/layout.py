@@ -107,6 +107,8 @@ class Axis:
 
     def without(self, mask):
         """The axis of the positions p & ~mask: one slot for all the slots that coincide."""
+        if not mask:
+            return self
         fields = tuple(
             (shift + i, 1, weight << i)
             for shift, bits, weight in self.fields

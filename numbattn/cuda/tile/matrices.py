@@ -105,7 +105,10 @@ def _parts(b, ty, value):
     """An array's address, shape and strides."""
     data = b.addrspacecast(array_part(b, ty, value, "data"), ir.PointerType(memory_type(ty.dtype), GLOBAL))
     extents = [b.trunc(b.extract_value(array_part(b, ty, value, "shape"), i), I32) for i in range(ty.ndim)]
-    return data, extents, [b.extract_value(array_part(b, ty, value, "strides"), i) for i in range(ty.ndim)]
+    strides = [b.extract_value(array_part(b, ty, value, "strides"), i) for i in range(ty.ndim)]
+    if ty.layout == "C":
+        strides[-1] = I64(size_of(data.type.pointee))
+    return data, extents, strides
 
 
 def _moved(b, data, numbers, strides):

@@ -9,10 +9,11 @@ from ..tile import INDEX
 from .numbers import NUMBERS
 
 
-def array_type(dtype, ndim):
-    """Numba's type of an array of any strides. bfloat16, which it does not know, is passed as uint16."""
+def array_type(dtype, ndim, layout="A"):
+    """Numba's type of an array, of any strides unless its layout is "C". bfloat16, which it does not know, is passed as
+    uint16."""
     name = np.dtype(dtype).name
-    return types.Array(getattr(types, {"bfloat16": "uint16", "bool": "boolean"}.get(name, name)), ndim, "A")
+    return types.Array(getattr(types, {"bfloat16": "uint16", "bool": "boolean"}.get(name, name)), ndim, layout)
 
 
 def several(kind, count):

@@ -25,9 +25,13 @@ class OnCpu(TorchFunctionMode):
         return function(*arguments, **options)
 
 
+class GeneratorOnCpu(torch.Generator):
+    def __new__(cls, device="cpu"):
+        return super().__new__(cls, "cpu")
+
+
 if not HAS_GPU:
-    Generator = torch.Generator
-    torch.Generator = lambda device="cpu": Generator("cpu")
+    torch.Generator = GeneratorOnCpu
     torch.cuda.is_available = lambda: True
     torch.backends.cudnn.version = lambda: 0
     torch.cuda.get_device_name = lambda *_: "CPU"

@@ -46,8 +46,8 @@ from .band import (
     visible_keys,
     visible_queries,
 )
+from .boxes import has_boxes
 from .cells import element_test, looked_up_test
-from .fields import has_boxes
 from .function import FARTHEST_PLACE, Function, function_type, is_function, lowered_function, pair_test
 from .states import (
     NO_WORDS,

@@ -6,7 +6,7 @@ from ....tile import device, has_bits, minimum, shape, take
 from ..layouts import places_of
 from .args import BY_INTERVALS, GAP, grids_of, is_looked_up
 from .band import band_test
-from .fields import fields_of, fields_test
+from .boxes import axes_of, boxes_test
 from .function import function_test, is_function
 
 
@@ -98,7 +98,7 @@ def looked_up_test(mask, layout, transposed=False):
     grids = list(enumerate(grids_of(mask)))
     tests = [cell_test(g, kind) for g, kind in grids if not is_function(kind)]
     tests += [*[interval_test] * (BY_INTERVALS in mask), *map(gap_test, range(mask.count(GAP)))]
-    functions = [(fields_test if fields_of(kind) else function_test)(g, kind, layout, transposed)
+    functions = [(boxes_test if axes_of(kind) else function_test)(g, kind, layout, transposed)
                  for g, kind in grids if is_function(kind)]  # fmt: skip
     if not tests:
         return reduce(both, functions)

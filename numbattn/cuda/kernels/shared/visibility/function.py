@@ -1,7 +1,7 @@
 """A user's own function, numbattn.Where, as a test of elements.
 
-Compiled in are "where", a digest of the function, its arrays as dtype:ndim, and how the same is computed on whole
-tiles, see `fields`, if that is known.
+Compiled in are "where", a digest of the function, its arrays as dtype:ndim:layout, and how the same is computed on
+whole tiles, see `boxes`, if that is known; arrays are contiguous then.
 """
 
 from functools import lru_cache
@@ -41,7 +41,7 @@ def lowered_function(grid):
     """The LoweredGrid of a Where."""
     where = grid.function
     KNOWN[where._identity.digest] = where._identity
-    arrays = [f"{x.dtype.name}:{x.ndim}" for x in where.arrays]
+    arrays = [f"{x.dtype.name}:{x.ndim}:{'C' if where._on_tiles else 'A'}" for x in where.arrays]
     kind = " ".join([FUNCTION, where._identity.digest, *arrays, *filter(None, [where._on_tiles])])
     return LoweredGrid(kind, grid.rows, grid.cols, where._at)
 
@@ -55,13 +55,13 @@ def has_functions(mask):
 
 
 def arrays_of(kind):
-    """dtype and ndim of the function's arrays."""
+    """dtype, ndim and layout of the function's arrays."""
     return [word.split(":") for word in kind.split() if ":" in word]
 
 
 def array_types(kind):
     """The types of the function's arrays."""
-    return tuple([array_type(dtype, int(ndim)) for dtype, ndim in arrays_of(kind)])
+    return tuple([array_type(dtype, int(ndim), layout) for dtype, ndim, layout in arrays_of(kind)])
 
 
 def function_type(kind, cells):
