@@ -172,6 +172,8 @@ def convert(x, dtype):
     if not is_tile(x):
         source = types.int32 if x == INDEX else types.unliteral(x)
         return dtype.dtype(source, dtype), lambda b, value, _: emit_convert(b, source, dtype.dtype, value)
+    if dtype.dtype == types.boolean and LLVM[x.dtype] == I32:
+        return FragmentType(x.layout, types.boolean, in_words=True)(x, dtype), lambda b, value, _: value
     out = FragmentType(x.layout, dtype.dtype)
     return out(x, dtype), lambda b, value, _: fragment(
         b, out, [[emit_convert(b, x.dtype, out.dtype, v) for v in row] for row in registers(b, x, value)]
@@ -199,6 +201,8 @@ def bitcast(x, dtype):
 @bitcast.lowering
 def bitcast(x, dtype):
     _check_bitcast(x, dtype.dtype)
+    if dtype.dtype == types.boolean and LLVM[x.dtype] == I32:
+        return FragmentType(x.layout, types.boolean, in_words=True)(x, dtype), lambda b, value, _: value
     out = FragmentType(x.layout, dtype.dtype)
     return out(x, dtype), lambda b, value, _: fragment(
         b, out, [[b.bitcast(v, LLVM[out.dtype]) for v in row] for row in registers(b, x, value)]

@@ -183,7 +183,7 @@ def cols_between(layout, start, first, last):
 @cols_between.lowering
 def cols_between(layout, start, first, last):
     _check_ends(layout.value, first, last)
-    out = FragmentType(layout.value, types.boolean)
+    out = FragmentType(layout.value, types.boolean, in_words=True)
     axis = out.layout.cols
 
     def slots_before(b, position):
@@ -201,12 +201,12 @@ def cols_between(layout, start, first, last):
         return asm(b, "shl.b32 $0, $1, $2;", I32, I32(-1), left)  # shifting by 32 gives 0, unlike LLVM's shift
 
     def truths(b, first, last):
-        """A truth for each slot from a bit of a word: one bit test, where the two ends would take a comparison each."""
+        """A truth for each slot, a bit of a word: one test, where the two ends would take a comparison each."""
         begin, end = slots_before(b, first), slots_before(b, b.add(last, I32(1)))
         for slot in range(axis.slots):
             if slot % 32 == 0:
                 word = b.and_(slots_from(b, begin, slot // 32), b.not_(slots_from(b, end, slot // 32)))
-            yield b.icmp_unsigned("!=", b.and_(word, I32(1 << slot % 32)), I32(0))
+            yield b.and_(word, I32(1 << slot % 32))
 
     def generate(b, _, start, *ends):
         rows, mine = out.layout.rows.slots, b.add(start, base(b, axis))  # this thread's first column

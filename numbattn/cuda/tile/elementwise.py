@@ -26,6 +26,7 @@ from .fragment import (
     is_signed,
     name_of,
     registers,
+    words,
 )
 from .integers import INDEX
 from .simulator import exchange
@@ -168,11 +169,22 @@ def where(condition, x, y):
     dtype, layout = _check_where(condition, x, y)
     out, inputs = FragmentType(layout, dtype), [ty if isinstance(ty, FragmentType) else dtype for ty in (x, y)]
 
+    choose = choose_by_word if condition.in_words else ir.IRBuilder.select
+
     def generate(b, *values):
-        spread = [registers(b, ty, value, layout.slots) for ty, value in zip((condition, *inputs), values)]
-        return fragment(b, out, [[b.select(*three) for three in zip(*rows)] for rows in zip(*spread)])
+        spread = [words(b, ty, value, layout.slots) for ty, value in zip((condition, *inputs), values)]
+        return fragment(b, out, [[choose(b, *three) for three in zip(*rows)] for rows in zip(*spread)])
 
     return out(condition, *inputs), generate
+
+
+def choose_by_word(b, word, x, y):
+    """x if the word is not 0, else y. Where words are bits of one and each is tested next to what it chooses, ptxas
+    makes seven predicates in one instruction."""
+    if x.type not in (F32, I32):
+        return b.select(b.icmp_unsigned("!=", word, I32(0)), x, y)
+    kind = "f32" if x.type == F32 else "b32"
+    return asm(b, f"{{.reg .pred p; setp.ne.b32 p, $1, 0; selp.{kind} $0, $2, $3, p;}}", x.type, word, x, y)
 
 
 def _check_where(condition, x, y):

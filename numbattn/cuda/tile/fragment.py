@@ -137,18 +137,20 @@ class Fragment:
 # ---------------------------------------------------------------------------------------------------------- LLVM
 @held_as_llvm
 class FragmentType(types.Type):
-    def __init__(self, layout, dtype):
-        self.layout, self.dtype = layout, dtype
-        super().__init__(f"{dtype} {layout} #{zlib.crc32(repr(layout).encode()):x}")
+    """in_words: whether truths are words that are not 0, bits of larger ones, which only `where` takes as they are."""
+
+    def __init__(self, layout, dtype, in_words=False):
+        self.layout, self.dtype, self.in_words = layout, dtype, in_words
+        super().__init__(f"{dtype}{' words' * in_words} {layout} #{zlib.crc32(repr(layout).encode()):x}")
 
     @property
     def key(self):
-        return self.layout, self.dtype
+        return self.layout, self.dtype, self.in_words
 
     @property
     def llvm(self):
         rows, cols = self.layout.slots
-        return ir.ArrayType(LLVM[self.dtype], rows * cols)
+        return ir.ArrayType(I32 if self.in_words else LLVM[self.dtype], rows * cols)
 
 
 @known_when_compiled
@@ -175,6 +177,14 @@ constant(Layout)
 
 def registers(b, ty, value, slots=None):
     """The registers of a fragment as a list of rows, broadcast to `slots`. A scalar is a single register."""
+    found = words(b, ty, value, slots)
+    if getattr(ty, "in_words", False):
+        return [[b.icmp_unsigned("!=", word, I32(0)) for word in row] for row in found]
+    return found
+
+
+def words(b, ty, value, slots=None):
+    """`registers` as they are held."""
     if isinstance(ty, FragmentType):
         rows, cols = ty.layout.slots
         flat = [b.extract_value(value, i) for i in range(rows * cols)]
