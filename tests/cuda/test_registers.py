@@ -115,6 +115,8 @@ ANY_GPU = [  # up to 255 registers: CUDA cores, and tensor cores of each generat
     row("backward_kv", "float64", 256, 256, ALL, **DROPOUT),
     row("backward_q", "float64", 256, 256, ALL, **DROPOUT),
     row("backward_q", "float32", 32, 64, EDGES, cc=(10, 0), **DROPOUT, **UNALIGNED),
+    row("backward_q", "float32", 192, 192, ALL, **DROPOUT),
+    row("backward_q", "float32", 256, 256, "intervals"),
     row("backward_q", "bfloat16", 128, 64, ALL, cc=(8, 0), **DETERMINISTIC),
     row("forward", "bfloat16", 512, 512, EDGES, cc=(8, 0)),
     row("backward_kv", "bfloat16", 576, 512, EDGES, cc=(8, 0)),

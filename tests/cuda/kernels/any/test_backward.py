@@ -59,7 +59,8 @@ def test_two_warps(rng, unit, tile, lanes, sliced, stages, sums_of):
     ("q", Tiles("mma", 32, 32, 256, 16), "float64", 192), ("kv", Tiles("mma", 32, 32, 256, 16), "float64", 192),
     ("q", Tiles("mma", 32, 16, 128, 8, 1, True), "float64", 256),
     ("kv", Tiles("mma", 16, 32, 256, 16, 1, True), "float64", 256),
-    ("kv", Tiles("mma", 16, 64, 256, 8, 2, True), "float32", 256),
+    ("q", Tiles("mma", 64, 64, 256, 8), "float32", 192), ("q", Tiles("mma", 64, 32, 256, 8, 1, True), "float32", 256),
+    ("kv", Tiles("mma", 32, 64, 256, 8), "float32", 256),
 ])  # fmt: skip
 def test_rows_of_tables(rng, sums_of, tiles, dtype, size):
     """Those whose warps share rows, with aligned rows."""
