@@ -78,14 +78,23 @@ def _elsewhere(work: Callable[[], R]) -> R:
 def _start(run: Callable[[], None]) -> None:
     """Start a Thread, for which the end of a process waits. Who waits for it does not: an exception in its start() may
     leave it waiting for ever, and one in the callbacks when it is freed is lost."""
+    is_usual = allocate_lock()
+    is_usual.acquire()
+
+    def run_then() -> None:
+        with is_usual:  # before the caller goes on
+            pass
+        run()
+
     usual = stack_size()  # what the user wants, 0 if nothing; it is the system's default now, which is large
     try:
-        Thread(target=run, name="numbattn compiles", daemon=False).start()
+        Thread(target=run_then, name="numbattn compiles", daemon=False).start()
     except RuntimeError:
         run()
     finally:
         if usual:
             stack_size(usual)
+        is_usual.release()
 
 
 imported = cache(uninterrupted(import_module))  # what an interrupt leaves of Numba could not be imported again

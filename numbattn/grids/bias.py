@@ -2,64 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from .axis import Part, seen_along
+from .axis import Part, Seen, seen_along
+from .visibility import wraps
 
-READ = "begin", "period", "offset"  # of a query, see axis.Seen
+EXTRA = -(2**31)  # in place of what is read of a token of `extra`
 
 
 @lru_cache(maxsize=64)
 def columns_of(parts: tuple[Part, ...]) -> tuple[Any, Any]:
-    """What is READ of each token as a query, int32 (axes, 3, tokens), and places as a key, (axes, tokens). Of tokens
-    of `extra` all is -1."""
-    found = []
+    """What `index_along` reads of each token as a query, int32 (axes, 1 or 3, tokens), and as a key, (axes, tokens)."""
+    is_wrapped, queries, keys = wraps(parts), [], []
     for axes, extra in parts:
         at = np.indices([axis.size for axis in axes]).reshape(len(axes), -1)
-        fields = np.full((len(axes), len(READ) + 1, extra + at.shape[1]), -1, np.int32)
-        for of, axis, own in zip(fields, axes, at):
-            for row, name in zip(of, (*READ, "place")):
-                row[extra:] = getattr(seen_along(axis), name)[own]
-        found.append(fields)
-    fields = np.concatenate(found, axis=-1)
-    return fields[:, :-1].copy(), fields[:, -1].copy()
+        seen = [seen_along(axis) for axis in axes]
+        of_query = [rows_of(of, is_wrapped)[:, own] for of, own in zip(seen, at)]
+        of_key = [of.place[own] for of, own in zip(seen, at)]
+        queries.append(np.pad(of_query, ((0, 0), (0, 0), (extra, 0)), constant_values=EXTRA))
+        keys.append(np.pad(of_key, ((0, 0), (extra, 0)), constant_values=EXTRA))
+    return np.concatenate(queries, axis=-1).astype(np.int32), np.concatenate(keys, axis=-1).astype(np.int32)
 
 
-def is_extra(column: Any, place: Any, i: Any, j: Any) -> Any:
-    return (column[0, 0, i] < 0) | (place[0, j] < 0)
+def rows_of(seen: Seen, is_wrapped: bool) -> Any:
+    """From which place of a key its index along an axis counts; if windows may wrap, from which place they begin, the
+    period, and the index there."""
+    if is_wrapped:
+        return np.stack([seen.begin, seen.period, seen.offset])
+    return (seen.begin - seen.offset)[None]
 
 
-def offset_of(column: Any, place: Any, i: Any, j: Any, size: Any) -> Any:
-    """The index of a pair along an axis of the table, clamped to it, since hidden pairs are computed, too."""
-    steps = place[j] - column[0, i]
-    steps = steps + column[1, i] if steps < 0 else steps
-    return max(0, min(steps + column[2, i], size - 1))
+@lru_cache(maxsize=64)
+def biased(axes: int, is_wrapped: bool, has_extra: bool) -> Callable[..., Any]:
+    """The function for so many axes; is_wrapped: whether windows may go on at the other side."""
 
+    def index_along(query: Any, key: Any, i: Any, j: Any, size: Any) -> Any:
+        """The index of a pair along an axis of the table, clamped to it, since hidden pairs are computed, too."""
+        steps = key[j] - query[0, i]
+        if is_wrapped:
+            steps = (steps + query[1, i] if steps < 0 else steps) + query[2, i]
+        return max(0, min(steps, size - 1))
 
-def biased_1(s: Any, batch: Any, head: Any, i: Any, j: Any, table: Any, column: Any, place: Any) -> Any:
-    if is_extra(column, place, i, j):
-        return s
-    return s + table[min(head, table.shape[0] - 1), offset_of(column[0], place[0], i, j, table.shape[1])]
+    def is_alone(query: Any, key: Any, i: Any, j: Any) -> Any:
+        return has_extra and (query[0, 0, i] == EXTRA or key[0, j] == EXTRA)
 
+    def along_1(s: Any, batch: Any, head: Any, i: Any, j: Any, table: Any, query: Any, key: Any) -> Any:
+        if is_alone(query, key, i, j):
+            return s
+        return s + table[min(head, table.shape[0] - 1), index_along(query[0], key[0], i, j, table.shape[1])]
 
-def biased_2(s: Any, batch: Any, head: Any, i: Any, j: Any, table: Any, column: Any, place: Any) -> Any:
-    if is_extra(column, place, i, j):
-        return s
-    x = offset_of(column[0], place[0], i, j, table.shape[1])
-    y = offset_of(column[1], place[1], i, j, table.shape[2])
-    return s + table[min(head, table.shape[0] - 1), x, y]
+    def along_2(s: Any, batch: Any, head: Any, i: Any, j: Any, table: Any, query: Any, key: Any) -> Any:
+        if is_alone(query, key, i, j):
+            return s
+        x = index_along(query[0], key[0], i, j, table.shape[1])
+        y = index_along(query[1], key[1], i, j, table.shape[2])
+        return s + table[min(head, table.shape[0] - 1), x, y]
 
+    def along_3(s: Any, batch: Any, head: Any, i: Any, j: Any, table: Any, query: Any, key: Any) -> Any:
+        if is_alone(query, key, i, j):
+            return s
+        x = index_along(query[0], key[0], i, j, table.shape[1])
+        y = index_along(query[1], key[1], i, j, table.shape[2])
+        z = index_along(query[2], key[2], i, j, table.shape[3])
+        return s + table[min(head, table.shape[0] - 1), x, y, z]
 
-def biased_3(s: Any, batch: Any, head: Any, i: Any, j: Any, table: Any, column: Any, place: Any) -> Any:
-    if is_extra(column, place, i, j):
-        return s
-    x = offset_of(column[0], place[0], i, j, table.shape[1])
-    y = offset_of(column[1], place[1], i, j, table.shape[2])
-    z = offset_of(column[2], place[2], i, j, table.shape[3])
-    return s + table[min(head, table.shape[0] - 1), x, y, z]
-
-
-BIASED = biased_1, biased_2, biased_3
+    return (along_1, along_2, along_3)[axes - 1]

@@ -14,7 +14,6 @@ from ..base.values import Value
 from ..masks.where import Where
 from ..scores.function import Score
 from .axis import EDGES, AxisWindow, Part
-from .bias import BIASED
 from .visibility import Fields
 from .windows import Windows
 
@@ -182,9 +181,7 @@ class Grid(Value):
             sizes = ", ".join(f"2 * window - 1 of axis {axis}" for axis in range(axes))
             raise ValueError(f"relative_bias table: got the shape {shape}, expected (heads, {sizes})")
         window = [n // 2 + 1 for n in shape[1:]]
-        windows = self._windows(window, dilation, stride, causal, edges)
-        score = Score(BIASED[axes - 1], arrays=[array, *windows.columns(array)], gradient=[True, False, False])
-        return score._for(None if shape[0] == 1 else shape[0], windows)
+        return self._windows(window, dilation, stride, causal, edges).bias(array)
 
     def _windows(self, *given: Any) -> Windows:
         columns = [self._each(name, x) for name, x in zip(AxisWindow._fields[1:], given)]

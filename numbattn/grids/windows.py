@@ -12,11 +12,12 @@ from ..base.backends import backend
 from ..base.checks import library
 from ..base.values import moved, remembered
 from ..masks.where import Where
+from ..scores.function import Score
 from .axis import Numbers, Part
-from .bias import columns_of
+from .bias import biased, columns_of
 from .bits import bits_of
 from .boxes import BLOCK, boxes_of
-from .visibility import PADDING, function_of, words_of
+from .visibility import PADDING, function_of, words_of, wraps
 
 T = TypeVar("T")
 KEPT: dict[Any, Any] = {}  # arrays, by what they are and where
@@ -48,6 +49,12 @@ class Windows(NamedTuple):
 
     def mask(self) -> Where:
         return _mask(self)
+
+    def bias(self, table: Any) -> Score:
+        """The score that adds a table's entry by offset."""
+        function = biased(len(self.parts[0].axes), wraps(self.parts), any(part.extra for part in self.parts))
+        score = Score(function, arrays=[table, *self.columns(table)], gradient=[True, False, False])
+        return score._for(None if table.shape[0] == 1 else table.shape[0], self)
 
     def in_order(self, array: Any) -> OrderedWindows | None:
         """The tokens in the order of boxes, for calls on arrays of the library of `array`; None if there is none."""

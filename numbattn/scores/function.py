@@ -110,7 +110,7 @@ class Score(Taken, FunctionPart):
     second: Callable[..., Any] | None = None
     gradient: bool | Sequence[bool] = False
     _identity: Identity = field(init=False)
-    _of: tuple[int | None, Any] | None = field(init=False, default=None)  # how many heads, and windows of a grid
+    _of: tuple[int | None, Any] | None = field(init=False, default=None)  # a table's heads, windows of a grid
 
     _examples = (("function", lambda shape, dtype, gradient: Score(_far)),)
 
@@ -182,8 +182,9 @@ class Score(Taken, FunctionPart):
         return self._again(self.arrays, tuple(wanted))
 
     def __reduce__(self) -> Any:
-        given = self.function, self.derivative, self.arrays, self.second, self.gradient
-        return Score, given, {"_of": self._of}
+        if self._of is not None:
+            return _biased, (self._of[1], self.arrays[0]), {"gradient": self.gradient}
+        return Score, (self.function, self.derivative, self.arrays, self.second, self.gradient)
 
     def _key(self) -> tuple[Any, ...]:
         return type(self), self._identity, self.gradient, tuple(map(identity, self.arrays)), self._of
@@ -200,6 +201,11 @@ class Score(Taken, FunctionPart):
     def __repr__(self) -> str:
         arrays = f", arrays=[{', '.join(map(shown, self.arrays))}]" if self.arrays else ""
         return f"Score({self.function.__qualname__}{arrays})"
+
+
+def _biased(windows: Any, table: Any) -> Score:
+    made: Score = windows.bias(table)
+    return made
 
 
 def _far(s: Any, batch: Any, head: Any, i: Any, j: Any) -> Any:
