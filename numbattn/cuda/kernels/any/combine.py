@@ -1,5 +1,6 @@
 """Merge the results of `decode` for chunks of keys, in their order: the weighted mean of their O, and lse."""
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -46,6 +47,7 @@ from ..tables import of_o, rounded
 
 THREADS = 128
 PARTS = 16  # sums of a row
+MANY = 8  # rows a multiprocessor; a block for each of 32 or 512 rows takes 2 us less, of 2048 1 us more (H200)
 
 
 def columns_of_o(work):
@@ -138,6 +140,7 @@ def combine(*, dtype, out_dtypes, head_dim_v, threads, mask, score, resumes=Fals
             if RESUMES:
                 m_before, l_before = m_and_l(full(ONE, mLse[batch, head, query]), scale_log2)
                 top = maximum(top, m_before)
+                o_before = load(before[0][batch, head, query], O_LINE, 0)   # before a warp saves o there
             l, o = sums_of(O, maxima, sums, end - first, top, scale_log2)
             put(allocate(SHARED_O, place), o)
             put(allocate(SHARED_L, place), l)
@@ -147,7 +150,7 @@ def combine(*, dtype, out_dtypes, head_dim_v, threads, mask, score, resumes=Fals
             if RESUMES:
                 weight = l_before * alpha_of(m_before, top, scale_log2)
                 total = total + weight
-                o_line = o_line + load(before[0][batch, head, query], O_LINE, 0) * full(O_LINE, weight / kept_scale)
+                o_line = o_line + o_before * full(O_LINE, weight / kept_scale)
             m, total, alpha = with_sink(top * (scale_log2 * LN2), total, scores, batch, head)
             factor, lse = inverse(total, alpha), logsumexp(m, total, LN2)
             save(mO[batch, head, query], o_line * full(O_LINE, factor * kept_scale), 0)
@@ -161,9 +164,11 @@ def combine(*, dtype, out_dtypes, head_dim_v, threads, mask, score, resumes=Fals
 
 
 def row_threads(work):
-    """A warp if it can load all chunks at once, else a block."""
-    few = count_of_chunks(work.problem.seqlen_k) <= PARTS and work.problem.head_dim_v <= 128
-    return (RowThreads(WARP if few else THREADS),)
+    """A block, or a warp if it can load all chunks at once and there are many rows."""
+    problem = work.problem
+    few = count_of_chunks(problem.seqlen_k) <= PARTS and problem.head_dim_v <= 128
+    many = math.prod(problem.lse_shape) > MANY * work.device.multiprocessors
+    return (RowThreads(WARP if few and many else THREADS),)
 
 
 def blocks(work, tiles, m_blocks, n_blocks):

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
-from numbattn.cuda.kernels.any.combine import PARTS, THREADS, combine
+from numbattn.cuda.kernels.any.combine import PARTS, THREADS, combine, row_threads
 from numbattn.cuda.kernels.scores.score import Scores
 from numbattn.cuda.kernels.scores.sink import SinkKind
-from numbattn.cuda.kernels.shared.chunks import SHORT
+from numbattn.cuda.kernels.shared.chunks import SHORT, chunks_between, first_key
 from numbattn.cuda.kernels.shared.visibility import MaskArgs
 from numbattn.cuda.tile import WARP
+from tests.cuda.works import work
 from tests.tools.launch import launch, poisoned
 
 pytestmark = pytest.mark.usefixtures("world")
@@ -21,7 +22,7 @@ def call(rng, chunks, threads, band, score=(), scores=(), shift=0):
     o = rng.standard_normal((1, HEADS, chunks + 1, QUERIES, COLS)).astype(np.float32)
     m = shift + rng.uniform(-3, 3, (1, HEADS, chunks + 1, QUERIES)).astype(np.float32)
     l = rng.uniform(1, 2, m.shape).astype(np.float32)
-    first, end = max(band[0], 0) // SHORT, -(-min(band[1] + QUERIES, band[3]) // SHORT)
+    first, end = chunks_between(max(band[0], 0), min(band[1] + QUERIES, band[3]))
     hidden = np.r_[:first, end : chunks + 1]
     o[:, :, hidden], m[:, :, hidden], l[:, :, hidden] = np.nan, np.nan, np.nan
     statistics = np.stack([m, l], -1)
@@ -39,7 +40,7 @@ def call(rng, chunks, threads, band, score=(), scores=(), shift=0):
 @pytest.mark.parametrize("threads", [WARP, THREADS])
 @pytest.mark.parametrize("chunks", [1, PARTS, PARTS + 5, 2 * PARTS + 1])
 def test_the_weighted_mean(rng, chunks, threads):
-    keys = chunks * SHORT
+    keys = first_key(chunks)
     """Maxima may be far below what lies beyond the last chunk, 0."""
     o, lse, sums, total = call(rng, chunks, threads, (-keys, keys, QUERIES, keys), shift=-500)
     np.testing.assert_allclose(o, sums / total[..., None], atol=1e-5)
@@ -49,7 +50,7 @@ def test_the_weighted_mean(rng, chunks, threads):
 def test_chunks_before_the_first_key_do_not_count(rng):
     """A window that begins in the third chunk; threads change nothing, to the bit."""
     chunks = PARTS + 5
-    keys = chunks * SHORT
+    keys = first_key(chunks)
     found = [call(np.random.default_rng(0), chunks, threads, (2 * SHORT + 7, keys, QUERIES, keys))
              for threads in (WARP, THREADS)]  # fmt: skip
     for o, lse, sums, total in found:
@@ -75,7 +76,16 @@ def test_a_sink(rng):
     np.testing.assert_allclose(lse, np.log(total), atol=1e-5)
 
 
+@pytest.mark.parametrize(("batch", "keys", "threads"), [(1, 8192, THREADS), (64, 4096, WARP), (64, 131072, THREADS)])
+def test_many_rows_of_few_chunks_have_a_warp_each(batch, keys, threads):
+    """Others a block each."""
+    (found,) = row_threads(work(batch=(batch, 8), group_size=4, seqlen_q=1, seqlen_k=keys))
+    assert found.threads == threads
+
+
 FAULTS = {
+    "few and many": "few",
+    "WARP if few and": "WARP if",
     "range(0, chunks, PARTS)": "range(0, chunks, 2 * PARTS)",
     "where(row_index(CHUNKS, chunk) < chunks, alpha_of(m, full(CHUNKS, top), scale_log2), 0)":
         "alpha_of(m, full(CHUNKS, top), scale_log2)",
@@ -86,6 +96,7 @@ FAULTS = {
     "cuda/test_origin.py::test_goes_on[few queries]": {
         "top = maximum(top, m_before)": "pass",
         "total = total + weight": "pass",
+        "o_line + o_before": "o_line + load(before[0][batch, head, query], O_LINE, 0)",
         "full(O_LINE, weight / kept_scale)": "full(O_LINE, weight)",
         "weight = l_before * alpha_of(m_before, top, scale_log2)": "weight = l_before",
     },
