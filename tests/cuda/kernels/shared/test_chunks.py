@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 from numbattn.cuda.kernels.shared.chunks import (
+    FEW,
     LONG,
     MANY,
     SHORT,
+    USUAL,
     chunks_between,
     count_of_chunks,
     first_key,
@@ -16,8 +18,7 @@ from numbattn.cuda.kernels.shared.visibility import MaskArgs
 from numbattn.cuda.tile import SharedMemory, thread_index
 from tests.tools.launch import launch
 
-CHUNKS = MANY // SHORT + 3
-STARTS = [*range(0, MANY, SHORT), *(MANY + LONG * i for i in range(4))]
+STARTS = [*range(0, FEW, SHORT), *range(FEW, MANY, USUAL), *(MANY + LONG * i for i in range(4))]
 
 
 def test_chunks_begin_where_those_before_end():
@@ -25,12 +26,12 @@ def test_chunks_begin_where_those_before_end():
         if thread_index() < found.shape[0]:
             found[thread_index()] = first_key(thread_index())
 
-    found = np.zeros(CHUNKS + 1, np.int32)
+    found = np.zeros(len(STARTS), np.int32)
     launch(kernel, (1, 1, 1), 128, 0, found)
     assert found.tolist() == STARTS
 
 
-@pytest.mark.parametrize("keys", [1, SHORT, SHORT + 1, MANY, MANY + 1, MANY + LONG, MANY + 2 * LONG + 5])
+@pytest.mark.parametrize("keys", [0, 1, SHORT, SHORT + 1, FEW, FEW + 1, FEW + USUAL, MANY, MANY + 1, MANY + LONG + 5])
 def test_a_sequence_has_the_chunks_that_begin_in_it(keys):
     assert count_of_chunks(keys) == sum(start < keys for start in STARTS)
 
@@ -41,8 +42,8 @@ def test_keys_lie_in_chunks():
         if i < first.shape[0]:
             found[i, 0], found[i, 1] = chunks_between(first[i], end[i])
 
-    ranges = [(0, 1), (0, SHORT), (SHORT - 1, SHORT + 1), (5, MANY), (MANY - 1, MANY + 1), (7, 7), (9, 3)]
-    ranges.append((MANY + LONG, MANY + 2 * LONG))
+    ranges = [(0, 1), (0, SHORT), (SHORT - 1, SHORT + 1), (FEW - 1, FEW + 1), (FEW, FEW + USUAL), (5, MANY), (7, 7)]
+    ranges += [(MANY - 1, MANY + 1), (9, 3), (MANY + LONG, MANY + 2 * LONG)]
     first, end = np.array(ranges, np.int32).T.copy()
     found = np.zeros((len(ranges), 2), np.int32)
     launch(kernel, (1, 1, 1), 32, 0, first, end, found)
@@ -70,9 +71,10 @@ def test_the_longest_sequence(lengths, by_head):
 
 
 FAULTS = {
-    "SHORTS - (MANY - keys) // LONG": "SHORTS + (keys - MANY) // LONG",
+    "chunk_of(keys - 1)) + 1": "chunk_of(keys))",
     "chunk_of(end - 1) + 1)": "chunk_of(end))",
-    "(chunk - SHORTS) * LONG + MANY": "chunk * LONG",
+    "chunk * USUAL - FEW, chunk * LONG - 2 * FEW - MANY": "chunk * USUAL - FEW, 0",
+    "(key + FEW) // USUAL, (key + 2 * FEW + MANY) // LONG": "key // USUAL, (key + 2 * FEW + MANY) // LONG",
     "row_max(load(lengths, LENGTHS, first), longest)": "row_max(load(lengths, LENGTHS, first))",
     'if "keys" not in mask or by_head:': 'if "keys" not in mask:',
     ", mask.keys))[1]": ", 2**30))[1]",
