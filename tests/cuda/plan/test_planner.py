@@ -98,6 +98,15 @@ def test_the_row_on_hopper_is_that_of_so_many_keys():
         assert row(size, many, 20 * many, mask=("keys",), dropout=True) == CELLS[size]
 
 
+@pytest.mark.parametrize(("queries", "keys", "kinds", "table"), [
+    (512, 512, (na.Causal,), NARROW), (300, 512, (na.Causal,), NARROW), (512, 512, (na.Lengths,), USUAL),
+    (512, 512, (), USUAL), (1024, 1024, (na.Causal,), USUAL), (128, 512, (na.Causal,), USUAL),
+    (256, 256, (na.Causal,), USUAL),
+])  # fmt: skip
+def test_short_causal_sequences_have_the_row_of_narrow_bands(queries, keys, kinds, table):
+    assert row(128, keys, keys, seqlen_q=queries, mask_kinds=kinds) == table[128]
+
+
 @pytest.mark.parametrize(("consumers", "group_size", "seqlen_q", "together"), [
     (4, 8, 1, 4), (4, 8, 64, 4), (4, 8, 65, 2), (4, 8, 129, 1), (4, 1, 1, 1), (4, 6, 1, 2), (3, 6, 64, 3), (2, 3, 1, 1),
 ])  # fmt: skip
@@ -633,6 +642,8 @@ FAULTS = {
     },
     "cuda/kernels/hopper/forward_tiles.py": {
         "min(sizes) < 2 * ROWS": "max(sizes) < 2 * ROWS",
+        "Causal in problem.mask_kinds and all(": "all(",
+        "SHORT // 2 < n <= SHORT": "n <= SHORT",
         "scattered(work) * work.problem.group_size": "scattered(work)",
     },
     "cuda/kernels/shared/schedule.py": {

@@ -3,6 +3,7 @@
 import math
 from typing import NamedTuple
 
+from ....masks import Causal
 from ...tile import WARPGROUP_ROWS
 from ..scores import ENTRIES, looks_up, number_of_tma_bias, parts_of
 from ..shared.schedule import scattered
@@ -42,9 +43,10 @@ LONG = {  # instead, where a query sees MANY keys or more
 }
 MANY = 2048
 GAIN = 1.07  # how much faster than the usual rows they are, at least, if no tile is partly empty
-NARROW = {  # instead, for bands narrower than seqlen_k: smaller tiles waste less at its edges
-    128: Warpgroups(64, 3, 5, 4),                                   # Window(1023, 0): 6 % faster than 128 keys
+NARROW = {  # instead, for bands narrower than seqlen_k, and short causal ones: smaller tiles waste less at their edges
+    128: Warpgroups(64, 3, 5, 4),       # 6 % faster than 128 keys with Window(1023, 0), 4 % with Causal() of 512 tokens
 }
+SHORT = 512  # causal 1024 is 5 % slower
 CELLS = {  # for grids: 128 queries and a power of two of keys, so that a tile lies within a block of usual size
     64: Warpgroups(128, 2, 4, 4),                                   # random 10%, 16384: 42 %; 64 keys 30
     128: Warpgroups(128, 2, 2, 5),                                  # 65 %; 64 keys 51
@@ -86,6 +88,7 @@ CHOICES = (
     Case("packed", USUAL | {64: LONG[64]}),   # long sequences take the most time, however many short ones there are
     Case("many-keys", USUAL | LONG),
     Case("narrow", USUAL | NARROW),
+    Case("short-causal", USUAL | NARROW),
     Case("", USUAL),
 )
 
@@ -95,18 +98,20 @@ REGISTERS = {"tma-bias", "score-lookups", "dropout", "cells"}  # traits that tak
 
 def traits(work):
     """The traits of some work that CHOICES ask for."""
+    problem, lengths = work.problem, (work.problem.seqlen_q, work.keys)
     found = {
         "tma-bias": number_of_tma_bias(work) is not None,
         "score-lookups": looks_up(work.score),
-        "table-alone": is_table(work.score) and not (work.problem.dropout or work.mask),
-        "dropout": work.problem.dropout,
+        "table-alone": is_table(work.score) and not (problem.dropout or work.mask),
+        "dropout": problem.dropout,
         "small-blocks": has_small_blocks(work),
         "boxes": has_boxes(work.mask),
         "functions": has_functions(work.mask),
         "cells": is_looked_up(work.mask),
         "packed": PACKED in work.mask,
         "many-keys": work.keys >= MANY,
-        "narrow": work.keys < work.problem.seqlen_k,
+        "narrow": work.keys < problem.seqlen_k,
+        "short-causal": Causal in problem.mask_kinds and all(SHORT // 2 < n <= SHORT for n in lengths),
     }
     return words_of(found)
 
