@@ -183,7 +183,7 @@ def decode(
         return following, following.n_block + thread_index() // WARP
 
     def kernel(mQ, mK, mV, cache, mPartial, mStatistics, mask, scores, drops, counters, group_size, scale_log2):
-        start()
+        start(mK, mV)
         overlap_launches()
         batches, heads, chunks, seqlen_q, _ = shape(mStatistics)
         of_chunk = tiles_of_chunk(batches, heads, group_size)
@@ -192,7 +192,7 @@ def decode(
         warp = thread_index() // WARP
         work, following = work_tile(block_index(), call), work_tile(block_index() + grid_size(), call)
         if thread_index() == 0:                                 # nothing has been drawn
-            put_number(allocate(DRAWN, 0), 0)
+            put_number(allocate(DRAWN, 0), tiles)
             put_number(allocate(DRAWN, 1), 0)
         K, V = stages(warp)
         ahead, n_ahead = next_tile(work, following, work.n_block + warp, call)
@@ -201,7 +201,7 @@ def decode(
         if warp == 0:
             count_chunks(mask)
         while work.number < tiles:
-            if thread_index() == 0:
+            if thread_index() == 0 and following.number < tiles:
                 draw(counters, call)
             Q = load(rows_of(mQ, work, ROWS_OF), Q_TILE, 0)
             O, m, l = full(O_TILE, ZERO), full(ROW_VECTOR, NO_MAX), full(PARTS, ZERO)
@@ -233,7 +233,7 @@ def decode(
                 load_k(K, mK, cache, ahead, n_ahead)
                 load_v(V, mV, cache, ahead, n_ahead)
             sync_threads()                                      # all have read what the next merge overwrites
-        if thread_index() == 0:
+        if thread_index() == 0 and tiles > grid_size():         # else no block has drawn
             finish(counters, grid_size())
 
     arguments, dtypes = (Matrix("q"), *keys, *ARGUMENTS), {"k": held.dtype, "v": held.dtype}

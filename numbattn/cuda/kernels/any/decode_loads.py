@@ -38,7 +38,7 @@ KEYS = Keys("k"), Keys("v", may_be_empty=True)
 class Loads(NamedTuple):
     """How a warp loads its tiles of K and V: device functions, and the arguments mK and mV."""
 
-    start: Any  # (), by all threads of a block
+    start: Any  # (mK, mV), by all threads of a block
     stages: Any  # (warp) -> its stages of K and of V
     load_k: Any  # (K, mK, cache, work, n_block): start to load a tile, if the work tile has it
     load_v: Any
@@ -56,7 +56,7 @@ def cp_async_loads(shared, held, head_dim, head_dim_v, tile_n, page_size, mask, 
     ROWS_OF, TILE_N, rows_of = Alignment(nbytes), tile_n, held.rows_of
 
     @device
-    def start():
+    def start(mK, mV):
         pass
 
     @device

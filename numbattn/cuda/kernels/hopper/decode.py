@@ -9,6 +9,7 @@ from ...tile import (
     device,
     fence_async_proxy,
     init_pipelines,
+    prefetch_tensor_map,
     stage,
     sync_threads,
     sync_warp,
@@ -42,10 +43,14 @@ def tma_loads(shared, held, head_dim, head_dim_v, tile_n, page_size, mask, nbyte
     """Loads by TMA, which a warp's first lane starts. Stage w of a pipeline belongs to warp w, in every round."""
     SHARED_K, SHARED_V = (shared.boxes(tile_n, cols, held.dtype, WARPS) for cols in (head_dim, head_dim_v))
     K_PIPELINE, V_PIPELINE = Pipeline.within(shared, SHARED_K, readers=1), Pipeline.within(shared, SHARED_V, readers=1)
-    TILE_N, PAGE_SIZE, HAS_KEY_LENGTHS = tile_n, page_size, has_key_lengths(mask)
+    TILE_N, PAGE_SIZE, HAS_V, HAS_KEY_LENGTHS = tile_n, page_size, head_dim_v > 0, has_key_lengths(mask)
 
     @device
-    def start():
+    def start(mK, mV):
+        if thread_index() == 0:
+            prefetch_tensor_map(mK)
+            if HAS_V:
+                prefetch_tensor_map(mV)
         init_pipelines(K_PIPELINE, V_PIPELINE)
         sync_threads()
 

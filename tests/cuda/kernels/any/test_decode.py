@@ -83,9 +83,9 @@ def test_work_tiles_behind_those_that_are_empty(rng, device):
 
 
 @simulated
-@pytest.mark.parametrize(("lengths", "draws"), [([[70], [5]], 2), ([[7], [SHORT + 1]], 4), ([[70, 5], [1, 70]], 12)])
+@pytest.mark.parametrize(("lengths", "draws"), [([[70], [5]], 1), ([[7], [SHORT + 1]], 3), ([[70, 5], [1, 70]], 11)])
 def test_chunks_behind_the_longest_sequence(rng, device, lengths, draws, monkeypatch):
-    """None is drawn, but where heads have lengths of their own. The block starts with two numbers, two are the end."""
+    """None is drawn, but where heads have lengths of their own. The block starts with two numbers, one is the end."""
     drawn = []
 
     def counted(counters, first, count=1):
@@ -96,6 +96,14 @@ def test_chunks_behind_the_longest_sequence(rng, device, lengths, draws, monkeyp
     one_block = device._replace(multiprocessors=1)
     check(one_block, *qkv(rng, batch=2, heads=2, heads_k=1, n=3 * SHORT), mask=na.Lengths(np.array(lengths, np.int32)))
     assert sum(drawn) == draws
+
+
+@simulated
+@BY_ONE
+def test_nothing_is_drawn_where_each_work_tile_has_a_block(rng, device, monkeypatch):
+    monkeypatch.setattr(decode, "next_number", None)
+    monkeypatch.setattr(decode, "finish", None)
+    check(device, *qkv(rng, n=SHORT + 5))
 
 
 @simulated
@@ -340,7 +348,11 @@ FAULTS = {
     "            put_warps(of_sums(O, cache, work), m, row_sum(l), warp)\n            sync_threads()\n":
         "            put_warps(of_sums(O, cache, work), m, row_sum(l), warp)\n",
     "sync_threads()                                      # all have read": "# all have read",
-    "        if thread_index() == 0:\n            finish(counters, grid_size())\n": "",
+    "            finish(counters, grid_size())\n": "            pass\n",
+    "test_nothing_is_drawn_where_each_work_tile_has_a_block": {
+        "following.number < tiles": "following.number <= tiles",
+        "tiles > grid_size()": "True",
+    },
     "if n_ahead >= ahead.n_blocks:  ": "if n_ahead > ahead.n_blocks:  ",
     "where(fold_index(LAYOUT) == head - work.head, of_head, found)": "of_head",
     "            l = l + get": "            l = get",
