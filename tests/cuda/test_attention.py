@@ -361,7 +361,7 @@ def test_few_queries(rng, m, d, dtype):
 
 
 def test_a_sequence_alone_and_in_a_batch(rng):
-    q, k, v = decoding(rng, batch=64)
+    q, k, v = decoding(rng, batch=64, heads=32)
     lengths = cupy.asarray(rng.integers(0, 5001, (64, 1)), np.int32)
     o = na.attention(q, k, v, mask=na.Lengths(lengths))
     for b in (0, 31, 63):

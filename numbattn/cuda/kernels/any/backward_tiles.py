@@ -11,7 +11,7 @@ TILES_KV = {  # two accumulators, keys x head_dim
     ),
     (4, 128): tuple(Tiles("mma", *row) for row in ((16, 128, 256, 0, 2), (16, 64, 128, 0, 2), (16, 64, 128))),  # 48
     (4, 256): (  # the first up to a head_dim of 192
-        Tiles("mma", 32, 64, 256, 8, 2), Tiles("mma", 32, 64, 256, 8),  # both passes 35, 33; 16 x 64, sliced 29
+        Tiles("mma", 32, 64, 256, 8, 2), Tiles("mma", 32, 64, 256, 8),  # both passes 34, 34; 16 x 64, sliced 31
         Tiles("mma", 16, 32, 128, 8, 2), Tiles("fma", 16, 16, 128, 8),
     ),
     (8, 64): (Tiles("mma", 16, 128, 256, stages=2), Tiles("mma", 8, 64, 128)),  # 40; on CUDA cores 14
