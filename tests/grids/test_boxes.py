@@ -151,7 +151,7 @@ FAULTS = {
     },
     "test_an_order_that_shows_few_pairs": {
         "size < 2 * axis.size for": "size < 99 * axis.size for",
-        "> GAIN * pairs": "> 9 * pairs",
+        "> GAIN * sum(pairs": "> 9 * sum(pairs",
     },
     "test_pairs_shown_in_rows": {
         "| ((wrapped_begin <= at) & (at <= wrapped_last))": "",
