@@ -66,6 +66,8 @@ class Boxes(Place):
     """The place of a tile of boxes; each stage has room for a tile of `room` columns."""
 
     room: int = 0
+    within: bool = False  # whether it is a part of a box, which only products read
+    above: int = 0  # rows of whole boxes, if it has some of their rows, else 0
 
     kind = "boxes "
 
@@ -86,6 +88,10 @@ class Boxes(Place):
         """The tile's parts of `cols` columns: part p of stage s is stage s * (parts of a stage) + p."""
         return replace(self, cols=cols, stages=self.stages * (self.cols // cols), room=0)
 
+    def some_rows(self, first, rows):
+        """The place of `rows` rows of each stage from row `first` on, multiples of the swizzle's period."""
+        return replace(self, rows=rows, offset=self.offset + first * ROW_BYTES, above=self.above or self.rows)
+
     @property
     def stride(self):
         return -(-max(self.cols, self.room) // self.width) * self.box_bytes
@@ -96,8 +102,12 @@ class Boxes(Place):
         return ROW_BYTES // self.dtype.itemsize
 
     @property
+    def box_rows(self):
+        return self.above or self.rows
+
+    @property
     def box_bytes(self):
-        return self.rows * ROW_BYTES
+        return self.box_rows * ROW_BYTES
 
     @property
     def box(self):
@@ -109,10 +119,15 @@ class Boxes(Place):
         """Bytes of one stage."""
         return -(-self.cols // self.width) * self.box_bytes
 
+    @property
+    def loaded(self):
+        """Bytes that TMA loads."""
+        return self.nbytes // self.box_rows * self.rows
+
     def place(self, row, col):
         """Elements in memory from the first one to the one at (row, col). Operators only, see Axis.base."""
         chunk_bits = (PERIOD - 1) * self.vector
-        box = (col >> self.width.bit_length() - 1) * (self.rows * self.width)
+        box = (col >> self.width.bit_length() - 1) * (self.box_rows * self.width)
         return box + row * self.width + ((col & self.width - 1) ^ (row * self.vector & chunk_bits))
 
 
@@ -137,7 +152,7 @@ def box_places(b, plan, layout, pointer):
         turn = down % PERIOD, across % plan.width
         if turn not in starts:
             starts[turn] = b.gep(pointer, [plan.place(row0 + turn[0], col0 + turn[1]).value])
-        return starts[turn], (across // plan.width * plan.rows + down - turn[0]) * plan.width
+        return starts[turn], (across // plan.width * plan.box_rows + down - turn[0]) * plan.width
 
     return found
 

@@ -26,12 +26,12 @@ from .world import primitive
 class Tile:
     """A tile in simulated shared memory: every access is recorded. The element at (row, col) is at places[row, col].
 
-    `work` is the background work that reads or writes, see races.SharedMemory.
+    `work` is the background work that reads or writes, see races.SharedMemory; `parts` has some of its columns.
     """
 
     def __init__(self, plan, memory, values, granules, places):
         self.plan, self.memory, self.values, self.granules, self.places = plan, memory, values, granules, places
-        self.pages = pages_of(granules)
+        self.pages, self.parts = pages_of(granules), {}
 
     @cached_property
     def T(self):
@@ -126,7 +126,8 @@ def emit_stage(b, plan, stage):
 
 @primitive
 def columns(tile, part, parts):
-    """The columns of one of `parts` parts of a tile, a literal; each part has whole vectors of 16 bytes.
+    """The columns of one of `parts` parts of a tile, a literal; each part has whole vectors of 16 bytes. Those of a box
+    are operands of products by a warpgroup.
 
     >>> WIDE = SharedMemory().tile(2, 8, np.float32)
     >>> def kernel(x, y):
@@ -139,7 +140,10 @@ def columns(tile, part, parts):
     """
     plan = _part_of(tile.plan, parts)
     first = int(part) * plan.cols
-    return Tile(plan, tile.memory, tile.values, tile.granules, tile.places[:, first : first + plan.cols])
+    if (plan, first) not in tile.parts:
+        places = tile.places[:, first : first + plan.cols]
+        tile.parts[plan, first] = Tile(plan, tile.memory, tile.values, tile.granules, places)
+    return tile.parts[plan, first]
 
 
 @columns.lowering
@@ -155,14 +159,19 @@ def columns(tile, part, parts):
 
 
 def _part_of(plan, parts):
-    if not isinstance(plan, SharedTile) or plan.transposed or plan.cols % (parts * plan.vector):
+    is_box = isinstance(plan, Boxes) and plan.cols == plan.width
+    if not (is_box or isinstance(plan, SharedTile)) or plan.transposed or plan.cols % (parts * plan.vector):
         raise TypingError(f"columns: {plan} has no {parts} parts of whole vectors")
+    if is_box:
+        return replace(plan, cols=plan.cols // parts, within=parts > 1)
     return replace(plan, cols=plan.cols // parts, whole=plan.whole or plan.cols)
 
 
 def check_shape(name, plan, layout):
     if isinstance(plan, Boxes) and plan.transposed and not (name == "get" and by_matrices(plan, layout)):
         raise TypingError(f"{name}: {plan} is only moved as it lies")
+    if isinstance(plan, Boxes) and plan.within:
+        raise TypingError(f"{name}: {plan} is a part of a box, which only products read")
     if plan.shape != layout.shape:
         raise TypingError(f"{name}: a tile of {plan} is not {layout}")
 

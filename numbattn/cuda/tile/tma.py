@@ -140,7 +140,7 @@ def tma_load_part(stage, shared, matrices, batch, head, row, col):
 
     def generate(b, value, pointer, tensor_map, batch, head, row, col):
         index, _ = unpack(b, value)
-        filled = emit_expect(b, stage.pipeline, index, I32(plan.nbytes))
+        filled = emit_expect(b, stage.pipeline, index, I32(plan.loaded))
         emit_load(b, plan, pointer, tensor_map, batch, head, row, col, filled)
 
     index = types.int32

@@ -46,12 +46,45 @@ def test_parts_of_a_tile():
         assert start == plan.offset + stage * plan.stride + 2 * plan.place(0, 64 * part)
 
 
+def test_some_rows_of_a_tile():
+    plan = SharedMemory().boxes(48, 128, np.float16, stages=2)
+    rows = plan.some_rows(16, 24)
+    assert (rows.shape, rows.box, rows.stride) == ((24, 128), (1, 1, 24, 64), plan.stride)
+    row, col = np.ogrid[:24, :128]
+    np.testing.assert_array_equal(
+        rows.offset + 2 * rows.place(row, col), plan.offset + 2 * plan.place(16 + row, col)
+    )
+    assert (rows.loaded, plan.loaded) == (24 * 256, 48 * 256)
+
+
 def test_boxes_start_where_the_pattern_does():
     shared = SharedMemory()
     shared.tile(1, 8, np.float32)
     tiles = [shared.boxes(8, 64, np.float16, stages=3), shared.boxes(64, 64, np.float16)]
     assert [tile.offset for tile in tiles] == [ALIGNMENT, 4 * ALIGNMENT]
     assert shared.nbytes == 12 * ALIGNMENT
+
+
+@pytest.mark.parametrize("layout", [wgmma(128), copy_layout(16, 128, WARPGROUP, 8)], ids=str)
+def test_rows_are_moved_and_cleared(layout):
+    """The rest of a tile stays as it is."""
+    shared, rows = SharedMemory(), layout.rows.size
+    TILE, COPY = shared.boxes(80, 128, np.float16), copy_layout(80, 128, WARPGROUP, 8)
+    ROWS = TILE.some_rows(16, rows)
+
+    def move(x, y):
+        put(allocate(TILE), load(y, COPY, 0))
+        sync_threads()
+        put(allocate(ROWS), load(x, layout, 0))
+        sync_threads()
+        clear(allocate(ROWS), 5)
+        sync_threads()
+        save(y, get(allocate(TILE), COPY), 0)
+
+    x, y = (np.random.default_rng(0).standard_normal((n, 128)).astype(np.float16) for n in (rows, 80))
+    want = np.concatenate([y[:16], x[:5], np.zeros((rows - 5, 128), np.float16), y[16 + rows :]])
+    launch(move, (1, 1, 1), WARPGROUP, shared.nbytes, x, y)
+    np.testing.assert_array_equal(y, want)
 
 
 @pytest.mark.parametrize("layout", [wgmma(128), copy_layout(64, 128, WARPGROUP, 8)], ids=str)
@@ -126,6 +159,9 @@ FAULTS = {
     "stages=self.stages * (self.cols // cols), room=0": "room=0",
     "cuda/tile/test_copies.py": {
         "turn = down % PERIOD, across % plan.width": "turn = 0, across % plan.width",
-        "(across // plan.width * plan.rows + down - turn[0])": "(down - turn[0])",
+        "(across // plan.width * plan.box_rows + down - turn[0])": "(down - turn[0])",
     },
+    "above=self.above or self.rows": "above=0",
+    "self.offset + first * ROW_BYTES": "self.offset",
+    "self.nbytes // self.box_rows * self.rows": "self.nbytes",
 }

@@ -13,6 +13,7 @@ from numbattn.cuda.tile import (
     advance,
     allocate,
     bfloat16,
+    columns,
     convert,
     copy_layout,
     device,
@@ -40,7 +41,7 @@ from numbattn.cuda.tile import (
     wgmma_wait,
     where,
 )
-from tests.tools.launch import launch, poisoned, simulated_only, tensor_map
+from tests.tools.launch import MISUSED, launch, poisoned, simulated_only, tensor_map
 
 SEEDS = [None, *(pytest.param(seed, marks=simulated_only) for seed in (1, 2))]
 
@@ -101,6 +102,43 @@ def test_products(rng, x_form, y_form, dtype, depth, cols):
     want = z + 2 * (x.T if x_form is turned else x) @ (y.T if y_form is turned else y)
     launch(multiply, (1, 1, 1), WARPGROUP, shared.nbytes, x_given, y_given, z, cc=(9, 0, "a"))
     np.testing.assert_allclose(z, want, atol=5e-5)
+
+
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_products_of_parts_of_a_box(rng, is_turned):
+    """Where a part starts, only threads know: x times each part of y, or of its transpose."""
+    shared = SharedMemory()
+    X, Y, COPY, SUM = shared.boxes(64, 64, np.float16), shared.boxes(64, 64, np.float16), wgmma(64), wgmma(32)
+
+    def multiply(x, y, z):
+        put(allocate(X), load(x, COPY, 0))
+        put(allocate(Y), load(y, COPY, 0))
+        fence_async_proxy()
+        sync_warpgroup()
+        total = full(COPY, np.float32(0))
+        if is_turned:
+            for part in range(2):
+                X_PART, Y_PART = columns(allocate(X), part, 2), columns(allocate(Y), part, 2)
+                total = wgmma_wait(dot(total, X_PART, Y_PART.T), 0)
+            save(z, total, 0)
+        else:
+            for part in range(2):
+                save(z[:, 32 * part :], wgmma_wait(dot(SUM, allocate(X), columns(allocate(Y), part, 2)), 0), 0)
+
+    (x, x_given), (y, y_given) = (numbers(rng, (64, 64), np.float16) for _ in range(2))
+    z = poisoned((64, 64))
+    launch(multiply, (1, 1, 1), WARPGROUP, shared.nbytes, x_given, y_given, z, cc=(9, 0, "a"))
+    np.testing.assert_allclose(z, x @ (y.T if is_turned else y), atol=5e-5)
+
+
+def test_parts_of_a_box_are_for_products():
+    PLACE, LAYOUT = SharedMemory().boxes(64, 64, np.float16), wgmma(32)
+
+    def kernel(x):
+        put(columns(allocate(PLACE), 1, 2), load(x, LAYOUT, 0))
+
+    with pytest.raises(MISUSED, match="put: float16 boxes 64x32 at 0 is a part of a box, which only products read"):
+        launch(kernel, (1, 1, 1), WARPGROUP, 1 << 13, np.zeros((64, 32), np.float32), cc=(9, 0, "a"))
 
 
 @pytest.fixture
