@@ -34,16 +34,20 @@ class DqPart(NamedTuple):
     threads: int
     across: int
     in_lines: bool = False
+    transposed: bool = False  # whether the sums are those of the transpose
     turn: int = 0  # queries of a tile that blocks have added to in turn: if none has, its sums are not there
 
 
-def round_dq(*, dtype, out_dtypes, col_parts, tile_m, tile_n, threads, across, in_lines, nbytes, mask, turn=0):
+def round_dq(
+    *, dtype, out_dtypes, col_parts, tile_m, tile_n, threads, across, in_lines, nbytes, mask, transposed=False, turn=0
+):  # fmt: skip
     """The kernel. col_parts: how many parts the columns of the sums are split into."""
     TILE_M, TILE_N, COL_PARTS, PARTS_A_SLOT = tile_m, tile_n, col_parts, PADDED // tile_m
-    LAYOUT, segment_of, shared = mma(tile_m, tile_n, threads, across), slot_step(mask, "q", PADDED), SharedMemory()
-    TURN, ZERO = turn, np.float32(0)
-    PLACE, load_part = shared.tile(tile_m, tile_n, DTYPES[dtype]), load_lines if in_lines else load_registers
-    save_part = save_sums_step(DTYPES[dtype], *out_dtypes, tile_m, tile_n, threads, nbytes)
+    LAYOUT = mma(*((tile_n, tile_m) if transposed else (tile_m, tile_n)), threads, across)
+    segment_of, shared, TURN, ZERO = slot_step(mask, "q", PADDED), SharedMemory(), turn, np.float32(0)
+    held = DTYPES[out_dtypes[0] if transposed else dtype]
+    PLACE, load_part = shared.tile(tile_m, tile_n, held), load_lines if in_lines else load_registers
+    save_part = save_sums_step(held, *out_dtypes, tile_m, tile_n, threads, nbytes, transposed=transposed)
 
     def kernel(mSums, mTurns, mDQ, ds_scale, packing):
         overlap_launches()
@@ -68,22 +72,23 @@ DQ_SUMS = MatrixSums("sums of dq")
 SUMS_IN_TURN, DQ_TURNS = MatrixSums("sums of dq", is_zero=False), Turns()
 
 
-def arguments(sums, turns):
-    return sums, turns, Matrix("dq"), "ds_scale", PACKING
+def arguments(sums, turns, name="dq"):
+    return sums, turns, Matrix(name), "ds_scale", PACKING
 
 
 def col_parts(work, part):
     return max(-(-work.problem.head_dim // part.tile_n), 1)
 
 
-def round_spec(part_of, sums=DQ_SUMS, turns=()):
-    """The Spec of this kernel after one that adds up dQ in parts of this kind: part_of(work) is a DqPart."""
+def round_spec(part_of, sums=DQ_SUMS, turns=(), name="dq"):
+    """The Spec of this kernel after one that adds up dQ, or a tangent of this name, in parts of this kind:
+    part_of(work) is a DqPart."""
     return Spec(
         round_dq,
-        arguments(sums, turns),
+        arguments(sums, turns, name),
         tiles=lambda work: (part_of(work),),
         parameters=lambda work, part: {
-            "dtype": work.problem.dtype.name, **dtypes_of(work, "dq"), "nbytes": work.nbytes,
+            "dtype": work.problem.dtype.name, **dtypes_of(work, name), "nbytes": work.nbytes,
             "col_parts": col_parts(work, part), "mask": packing_of(work.mask), **part._asdict(),
         },
         blocks=lambda work, part, m_blocks, n_blocks: (

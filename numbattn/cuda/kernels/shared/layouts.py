@@ -158,21 +158,33 @@ def left_operand(layout, shared, dtype, cols=None):
     return left
 
 
-def save_sums_step(dtype, out, rows, cols, threads, nbytes, sync=sync_threads):
+def save_sums_step(dtype, out, rows, cols, threads, nbytes, sync=sync_threads, transposed=False):
     """The device function (matrix, tile, place, first): save the sums of these threads, rounded to dtype `out`.
 
     They go through a place in shared memory, if that has the same dtype, so that whole vectors of rows are stored.
+    transposed: whether they are those of the transpose; the place has that dtype then.
     """
     ROWS_OF, COPY = Alignment(nbytes), copy_layout(rows, cols, threads, vector(dtype))
 
     @device
-    def by_rows(matrix, tile, place, first):
-        put(place, tile)
+    def save_rows(matrix, place, first):
         sync()
         save(aligned(matrix, ROWS_OF), get(place, COPY), first)
+
+    @device
+    def by_rows(matrix, tile, place, first):
+        put(place, tile)
+        save_rows(matrix, place, first)
+
+    @device
+    def by_columns(matrix, tile, place, first):
+        put(place.T, tile)
+        save_rows(matrix, place, first)
 
     @device
     def as_it_is(matrix, tile, place, first):
         save(aligned(matrix, ROWS_OF), tile, first)
 
+    if transposed:
+        return by_columns
     return by_rows if DTYPES[out] == dtype else as_it_is
