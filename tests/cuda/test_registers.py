@@ -367,6 +367,12 @@ BACKWARD_TANGENT_ROWS = [  # two accumulators, or one, with S, P, dP, dS and the
     row("backward_tangent_q", "float32", 128, 128, EDGES, "softcap", along=WITH_TDO),
     row("backward_tangent_q", "float64", 64, 64, ALL, along="qkv", **DROPOUT),
     row("backward_tangent_q", "float32", 64, 64, along="qkv", **SHORT),
+    row("hopper_backward_tangent", "bfloat16", 64, 64, "lo+hi", along="qkv"),
+    row("hopper_backward_tangent", "float16", 64, 64, "packed", along=WITH_TDO, spills=32),
+    row("hopper_backward_tangent", "bfloat16", 128, 128, along="qkv"),
+    row("hopper_backward_tangent", "float16", 128, 128, "lo+hi", along=WITH_TDO),
+    row("hopper_backward_tangent", "bfloat16", 128, 128, EDGES, along="qkv", spills=128),
+    row("hopper_backward_tangent", "bfloat16", 128, 128, "packed", along=WITH_TDO, spills=64),
 ]
 
 POWER, RATIONAL = Power(0.0), RationalQuadratic(0.0)

@@ -46,7 +46,7 @@ ROUTES = {
     "backward": small.BACKWARD + LARGE_BACKWARD,
     "tangent": (*hopper.TANGENT, Route(everything, (tangent.SPEC,))),
     "laplacian": (Route(everything, (tangent.SPEC_SECOND,)),),
-    "backward_tangent": (Route(everything, backward_tangent.SPECS),),
+    "backward_tangent": (*hopper.BACKWARD_TANGENT, Route(everything, backward_tangent.SPECS),),
     "sums": hopper.POINT_SUMS + point_routes(point_sums.SPEC),
     "gradient": point_routes(point_gradient.SPEC),
     "logsumexp": hopper.LOGSUMEXP + point_routes(point_logsumexp.SPEC),

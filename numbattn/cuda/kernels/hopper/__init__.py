@@ -11,6 +11,7 @@ from ..points import norms
 from . import (
     backward_kv,
     backward_q,
+    backward_tangent,
     backward_wide,
     decode,
     dq_sums,
@@ -46,6 +47,7 @@ def decodes(work):
 
 FORWARD = Route(decodes, (decode.SPEC, combine.SPEC), WGMMA), Route(attends, (forward.SPEC,), WGMMA)
 TANGENT = (Route(takes_tangent, (tangent.SPEC,), WGMMA),)
+BACKWARD_TANGENT = (Route(backward_tangent.takes, backward_tangent.SPECS, WGMMA),)
 BACKWARD = (
     Route(partial(takes, SUMS), (delta.SPEC_BOUNDED, backward_kv.SPEC_SUMS, dq_sums.SPEC), WGMMA),
     Route(partial(takes, TURNS), (delta.SPEC_BOUNDED, backward_kv.SPEC_TURNS, dq_turns.SPEC), WGMMA),

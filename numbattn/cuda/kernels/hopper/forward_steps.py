@@ -153,16 +153,22 @@ def own_steps(tile, mask, n_block, words):
     return steps
 
 
-def clear_step(rows, consumers, has_lengths):
+@device
+def clear_tile(stage, length):
+    clear(stage.tile, length)
+
+
+def clear_step(rows, consumers, has_lengths, clear_rows=clear_tile):
     """The device function (stage, length), for all consumers: zero the rows of a tile from `length` on, where the
-    sequence ends: they may be NaN, and 0 * NaN is NaN. Beyond the matrix TMA has filled in zeros."""
+    sequence ends: they may be NaN, and 0 * NaN is NaN. Beyond the matrix TMA has filled in zeros. clear_rows: (stage,
+    length), by one consumer."""
 
     @device
     def clear_beyond(stage, length):
         if length < rows:
             wait(stage)
             if warpgroup_index() == 0:
-                clear(stage.tile, length)
+                clear_rows(stage, length)
                 fence_async_proxy()
             sync_warpgroups(consumers)
 
