@@ -155,7 +155,8 @@ def attention_backward_jvp(
     Parameters
     ----------
     do, saved, dlse, deterministic
-        As in `attention_backward`.
+        As in `attention_backward`. From call to call tdq may differ as dq may, on 9.0 alone, where its deterministic
+        path takes about twice as long.
     tsaved : SavedTangents
         What `attention_forward_jvp` returned along with saved.
     tdo : array, (..., seqlen_q, head_dim_v), optional

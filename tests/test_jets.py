@@ -143,6 +143,17 @@ def test_dtypes(rng, xp, dtype, d, e):
     check_tangents(*qkv(rng, dtype, heads_k=2, d=d, e=e), rng, xp, causal=True)
 
 
+@pytest.mark.parametrize("mask", [
+    na.Causal(), na.Lengths(np.array([[650, 700], [0, 77]]), np.array([[200, 130], [9, 50]])) & na.Window(99, 40),
+    na.Segments([0, 90, 200], [0, 330, 700]),
+], ids=["causal", "lengths", "segments"])  # fmt: skip
+@pytest.mark.parametrize("d", [64, 100])
+def test_sums_in_no_fixed_order(rng, xp, d, mask):
+    """As some GPUs add up tdq, unless it is to be deterministic."""
+    arrays = qkv(rng, ml_dtypes.bfloat16, m=200, n=700, d=d, e=d)
+    check_tangents(*arrays, rng, xp, mask=mask, deterministic=False)
+
+
 # ---------------------------------------------------------------------------------------------------------- definition
 def test_tangents_are_finite_differences(rng, xp):
     """Of o, lse and gradients by the public functions, along all arguments at once, in float64."""

@@ -62,7 +62,7 @@ from .tdq_sums import round_spec_of, tdq_steps
 
 
 class Matrices(NamedTuple):
-    """What TMA loads together, a matrix and its tangent, or their places in shared memory."""
+    """Each beside its tangent, with which TMA loads it."""
 
     Q: tuple
     K: tuple
@@ -357,12 +357,14 @@ def hopper_backward_tangent(*, dtype, out_dtypes, head_dim, head_dim_v, tiles, m
 
 
 # ------------------------------------------------------------------------------------------------------------- tiles
-# TFLOP/s on an H200, seqlen 1024, 4096, 16384
+# TFLOP/s of ten products on an H200, seqlen 1024, 4096, 16384, where the five of the backward pass reach 392, 500, 548
+# and 451, 578, 606; measured with another layout of tdQ at 64
 KEYS = {  # by head_dim
-    64: WgmmaTiles(64, 128, (2, 2)),
-    128: WgmmaTiles(32, 128, (2, 2)),
+    64: WgmmaTiles(64, 128, (2, 2)),                                # 424, 484, 509; halves of tdQ 383, 454, 480
+    128: WgmmaTiles(32, 128, (2, 2)),                               # 451, 524, 533; Q apart from tQ 429, 480, 483
 }
-KEYS_WITH_TDO = KEYS | {128: WgmmaTiles(32, 128, (2, 1))}
+KEYS_WITH_TDO = KEYS | {128: WgmmaTiles(32, 128, (2, 1))}           # seqlen 4096, 16384: 538, 569; apart 458, 478
+SHORTEST = 128  # sequences: a block's start and end take as long as two steps
 
 
 def keys_row(work):
@@ -379,8 +381,8 @@ def parameters(work, tiles):
 
 
 def takes(work):
-    """Whether there is a row of tiles, q, k and v have tangents, a band is all that hides keys, and tdQ may be added up
-    in no fixed order."""
+    """Whether there is a row of tiles, q, k and v have tangents, sequences are long enough, packed ones on average, a
+    band is all that hides keys, and tdQ may be added up in no fixed order."""
     head_dim, head_dim_v = head_dims(work.problem)
     return (
         is_for_hopper(work)
@@ -388,6 +390,7 @@ def takes(work):
         and head_dim in KEYS
         and work.dtypes.keys() >= {"tq", "tk", "tv"}
         and set(work.mask) <= {*SIDES, PACKED}
+        and min(work.problem.seqlen_q, work.keys if work.segments else work.problem.seqlen_k) >= SHORTEST
         and not (work.deterministic or work.score or work.problem.dropout)
     )
 
