@@ -253,14 +253,15 @@ def hopper_backward_tangent(*, dtype, out_dtypes, head_dim, head_dim_v, tiles, m
             (tdK, tdV, S, tS), (Q, dO, sdS), at = acc, stages, walk.current
             wait(dO)
             dP, tdP = start_dp(dO)
-            S, tS = found_scores(wgmma_wait(S, OF_DP), wgmma_wait(tS, OF_DP))
+            S, tS = wgmma_wait(S, OF_DP), wgmma_wait(tS, OF_DP)  # so that ptxas starts dP before the exponentials
+            S, tS = found_scores(S, tS)
             P = recompute(S, of_queries(LSE, Q), args.scale_log2)               # P = exp(S - lse)
             tP = tangent_of_p(P, tS, of_queries(TLSE, Q), args.scale_log2)      # tP = P (tS - tlse)
             if masks:
                 band = band_at(args.mask, tile.batch, at.head)
                 P, tP = masked(P, tP, args.mask, band, tile.batch, at.head, at.m_block * TILE_M, n0)
-            if HAS_TDO:                                         # else after dS, 3 to 5 % faster at 128, but P and tP
-                tdV = add_dv(tdV, P, tP, dO)                    # take registers
+            if HAS_TDO:                                         # else after dS: faster, but P and tP take registers
+                tdV = add_dv(tdV, P, tP, dO)
             dP, tdP = wgmma_wait(dP, OF_DV), wgmma_wait(tdP, OF_DV)
             dS, tdS = tangents_of_ds(P, tP, dP - of_queries(SHARED_D, Q), tdP - of_queries(SHARED_TD, Q))
             if not HAS_TDO:
@@ -288,7 +289,7 @@ def hopper_backward_tangent(*, dtype, out_dtypes, head_dim, head_dim_v, tiles, m
 
     @device
     def go_on(stages, walk, tile, args):
-        Q = advance(stages.Q, 1)
+        Q = advance(stages.Q, 1)                                # of two stages, as dS has
         dO = alongside(stages.dO, Q) if DO_BESIDE_Q else advance(stages.dO, 1)
         stages = Stages(Q, dO, alongside(stages.dS, Q))
         return stages, Walk(walk.current, walk.next, next_queries(args.mask, tile, walk.next))

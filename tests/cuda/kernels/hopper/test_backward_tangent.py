@@ -142,7 +142,6 @@ FAULTS = {
     "            release(Q)\n": "",
     "operand(dS, SHARED_Q), allocate(TQ": "operand(tdS, SHARED_Q), allocate(TQ",
     "operand(P, ONLY_DO)": "operand(tP, ONLY_DO)",
-    "OF_DV, AFTER_DV = 2, 2 * has_tdo": "OF_DV, AFTER_DV = 3, 2 * has_tdo",
     "2 * has_tdo, 2 + OF_DQ": "1 + 2 * has_tdo, 2 + OF_DQ",
     "2 + OF_DQ  ": "3 + OF_DQ  ",
     "else GROUPS_OF_S\n": "else GROUPS_OF_S + 1\n",
