@@ -358,13 +358,13 @@ def hopper_backward_tangent(*, dtype, out_dtypes, head_dim, head_dim_v, tiles, m
 
 
 # ------------------------------------------------------------------------------------------------------------- tiles
-# TFLOP/s of ten products on an H200, seqlen 1024, 4096, 16384, where the five of the backward pass reach 392, 500, 548
-# and 451, 578, 606; measured with another layout of tdQ at 64
+# TFLOP/s of ten products on an H200, seqlen 1024, 4096, 16384, and of the backward pass's five beside them; at 64 with
+# parts of tdQ that were not transposed
 KEYS = {  # by head_dim
-    64: WgmmaTiles(64, 128, (2, 2)),                                # 424, 484, 509; halves of tdQ 383, 454, 480
-    128: WgmmaTiles(32, 128, (2, 2)),                               # 451, 524, 533; Q apart from tQ 429, 480, 483
+    64: WgmmaTiles(64, 128, (2, 2)),    # 433, 517, 538; 408, 524, 552; a half of tdQ by each consumer 403, 485, 508
+    128: WgmmaTiles(32, 128, (2, 2)),   # 451, 524, 533; 451, 578, 606; Q apart from tQ 429, 480, 483
 }
-KEYS_WITH_TDO = KEYS | {128: WgmmaTiles(32, 128, (2, 1))}           # seqlen 4096, 16384: 538, 569; apart 458, 478
+KEYS_WITH_TDO = KEYS | {128: WgmmaTiles(32, 128, (2, 1))}           # of twelve: 4096 538, 16384 569; apart 458, 478
 SHORTEST = 128  # sequences: a block's start and end take as long as two steps
 
 
