@@ -13,6 +13,8 @@ MODULES = {"numpy": "numbattn.cpu", "cupy": "numbattn.cuda.backend"}
 POINTS = {"numpy": "numbattn.cpu.points", "cupy": "numbattn.cuda.backend"}
 # of products with block-sparse matrices: forward, backward_x and backward_w, see numbattn/sparse/formula.py
 SPARSE = {"numpy": "numbattn.sparse.formula", "cupy": "numbattn.cuda.sparse.backend"}
+# of attention over the edges of graphs: forward, tangent, backward and backward_tangent, see numbattn/graphs/passes.py
+GRAPHS = {"numpy": "numbattn.cpu.graphs", "cupy": "numbattn.cuda.graphs.backend"}
 BACKENDS: dict[str, Any] = {}  # by library, imported when first needed: importing Numba takes long
 
 

@@ -89,7 +89,14 @@ def checked_tangents(
     names = [*(f"{prefix}{name}" for name in "qkv"), *(f"{prefix}score[{i}]" for i in range(len(weights)))]
     arrays = inputs.q, inputs.k, inputs.v, *(x for _, x in weights)
     wanted = map(GivenTangent, names, tangents, arrays, [*"qkv", *(type(part).__name__ for part, _ in weights)])
-    given = [x for x in wanted if x.tangent is not None]
+    several, count = checked_along([x for x in wanted if x.tangent is not None], inputs, several)
+    q, k, v, *score = (x if x is None or several else x[None] for x in tangents)
+    score = tuple([x if x is None else moved(x, inputs.q) for x in score])
+    return Tangents(q, k, v, score, count), several
+
+
+def checked_along(given: list[GivenTangent], inputs: Any, several: bool | None = None) -> tuple[bool, int]:
+    """Check tangents; whether they have an axis in front, unless that is known, and how many there are."""
     for x in given:
         _check_array(x, inputs)
     may_be_several = several is None
@@ -98,9 +105,7 @@ def checked_tangents(
     lead: tuple[int, ...] = () if not several else given[0].tangent.shape[:1] if given else (0,)
     for x in given:
         _check_shape(x, lead, given[0], may_be_several)
-    q, k, v, *score = (x if x is None or several else x[None] for x in tangents)
-    score = tuple([x if x is None else moved(x, inputs.q) for x in score])
-    return Tangents(q, k, v, score, lead[0] if several else 1), several
+    return several, lead[0] if several else 1
 
 
 def _weights(inputs: Inputs) -> list[tuple[Part, Any]]:
@@ -133,7 +138,7 @@ def _of_score(name: str, score: Any, inputs: Inputs) -> Sequence[Any]:
     return score
 
 
-def _check_array(x: GivenTangent, inputs: Inputs) -> None:
+def _check_array(x: GivenTangent, inputs: Any) -> None:
     if library(x.tangent) != "numpy" or x.of in "qkv":  # arrays in scores may be of NumPy with inputs of CuPy
         same_library(q=inputs.q, **{x.name: x.tangent})
     if x.tangent.dtype != x.array.dtype:

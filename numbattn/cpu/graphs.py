@@ -1,0 +1,366 @@
+"""Attention over the edges of a graph on NumPy arrays: a thread takes a range of rows, loops over head_dim are vectors.
+
+A row is a query with its keys, or in the transposed lists a key with its queries: it adds to its own rows of results
+alone, so that sums have one order. All arrays are read, and results added to, through the addresses of their matrices:
+heads that share a matrix, and batch axes that are broadcast, share sums.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba.extending import register_jitable
+
+from ..base.values import rounded, rowsum
+from ..functions.compiled.exponentials import exp
+from ..graphs import edge
+from ..graphs.problem import AXES
+from .compile import Kernel
+from .launch import launch
+from .operands import MATRIX, Operands
+from .record import Record
+from .scratch import memory_of
+from .subnormals import flush_subnormals, restore
+from .tile import OPTIONS, contiguous_view, fill, inline, inline_view, is_set
+
+EXPONENTIAL = 32  # the cost of an edge beside its products, in multiplications
+
+gradients, tangents = inline(edge.gradients), inline(edge.tangents)
+in_any_order = register_jitable(**{**OPTIONS, "fastmath": {"contract", "reassoc"}})  # a sum in vectors
+
+
+# ---------------------------------------------------------------------------------------------------------- arguments
+class Arrays(NamedTuple):
+    """The arrays of a call, in the order of its Records: Matrices, without rows where nothing is given."""
+
+    q: Any
+    k: Any
+    v: Any
+    bias: Any  # of one column
+    factor: Any
+    k_edge: Any
+    v_edge: Any
+    do: Any
+
+
+class Numbers(NamedTuple):
+    """The numbers of a call."""
+
+    scale: float
+    softmax: int
+
+
+class EdgeLists(NamedTuple):
+    """Lists of edges, see `numbattn.graphs.graph.Lists`."""
+
+    starts: Any
+    others: Any
+    numbers: Any  # without elements, where edges are in the order of their numbers
+    by_key: int
+
+
+class EdgeScratch(NamedTuple):
+    """Memory of one thread: rows of keys and values with what edges add, of sums for the ends of edges, and zeros."""
+
+    k: Any
+    v: Any
+    tk: Any
+    tv: Any
+    dx: Any  # dq or dk
+    dv: Any
+    zeros: Any
+
+
+ARRAYS = Operands(**dict.fromkeys(Arrays._fields, MATRIX))
+
+
+def record_of(problem, **arrays):
+    """The Record of Arrays by name."""
+    columns = {name: x[..., None] for name, x in arrays.items() if x is not None and AXES.get(name) == 1}
+    return ARRAYS.record(problem, {**arrays, **columns})
+
+
+def run(kernel, problem, lists, scale, moves, *records):
+    """Call a kernel for all rows of lists. moves: whether there are tangents, which take about as long again."""
+    width = max(problem.head_dim, problem.head_dim_v)
+    scratch, nbytes = memory_of(EdgeScratch, [(width, problem.sum_dtype)] * len(EdgeScratch._fields))
+    numbers = np.empty(0, np.int32) if lists.numbers is None else lists.numbers
+    lists, rows = Record(lists.starts, lists.others, numbers, int(lists.numbers is not None)), len(lists.starts) - 1
+    cost = (2 + 2 * moves) * (problem.head_dim + problem.head_dim_v) + EXPONENTIAL
+    work = math.prod(problem.matrices) * (problem.edges + rows) * cost
+    given = scratch, Record(scale, int(problem.softmax)), lists, *records
+    launch(kernel.given(*given), rows, work, nbytes)
+
+
+# ------------------------------------------------------------------------------------------------------------- passes
+def forward(problem, inputs, out=None):
+    """o, and lse or None."""
+    exact = out is not None and out.dtype == problem.sum_dtype and out.flags.c_contiguous
+    o = out if exact else np.empty(problem.out_shape, problem.sum_dtype)
+    lse = np.empty(problem.lse_shape, problem.sum_dtype)
+    arrays = record_of(problem, **inputs.arrays)
+    run(forward_kernel, problem, inputs.graph._by_query, inputs.scale, False, arrays, *in_heads(problem, o, lse))
+    if out is None:
+        out = rounded(o, problem.dtype)
+    elif not exact:
+        out[...] = rounded(o, problem.dtype)
+    return out, lse if problem.softmax else None
+
+
+def tangent(problem, inputs, moving, o, lse):
+    """to and tlse, o and lse being known."""
+    to, tlse = np.empty(problem.out_shape, problem.sum_dtype), np.zeros(problem.lse_shape, problem.sum_dtype)
+    lse = tlse if lse is None else lse
+    arrays, moved = record_of(problem, **inputs.arrays), record_of(problem, **moving.arrays)
+    rows = in_heads(problem, o.astype(problem.sum_dtype, copy=False), lse, to, tlse)
+    run(tangent_kernel, problem, inputs.graph._by_query, inputs.scale, True, arrays, moved, *rows)
+    return rounded(to, problem.dtype), tlse if problem.softmax else None
+
+
+def backward(problem, inputs, do, o, lse, dlse):
+    """The gradients of all arrays, by name."""
+    D = delta(problem, ((do, o),), dlse)
+    return _backward(problem, inputs, {"do": do}, None, lse, D, D)
+
+
+def backward_tangent(problem, inputs, moving, do, o, lse, dlse, to, tlse, tdo, tdlse):
+    """The tangents of the gradients of all arrays, by name."""
+    D, tD = delta(problem, ((do, o),), dlse), delta(problem, ((do, to), (tdo, o)), tdlse)
+    return _backward(problem, inputs, {"do": do}, {**moving.arrays, "do": tdo}, lse, D, tD, tlse)
+
+
+def delta(problem, pairs, dlse):
+    """D = rowsum(do o) - dlse, or its tangent; 0 without a softmax."""
+    D = np.zeros(problem.lse_shape, problem.sum_dtype)
+    for x, y in pairs if problem.softmax else ():
+        if x is not None:
+            D += rowsum(*(a.astype(problem.sum_dtype, copy=False) for a in (x, y)))
+    return D if dlse is None else D - dlse
+
+
+def _backward(problem, inputs, do, moved, lse, D, tD, tlse=None):
+    results = {name: np.zeros(x.shape, problem.sum_dtype) for name, x in inputs.arrays.items()}
+    lse = np.zeros_like(D) if lse is None else lse
+    rows = in_heads(problem, lse, D, np.zeros_like(D) if tlse is None else tlse, tD)
+    moved = Record(None) if moved is None else record_of(problem, **moved)
+    arrays = record_of(problem, **inputs.arrays, **do)
+    for lists, names in ((inputs.graph._by_query, {"q", *AXES}), (inputs.graph._by_key, {"k", "v"})):
+        sums = record_of(problem, **{name: x for name, x in results.items() if name in names})
+        moves = moved.arguments != (None,)
+        run(backward_kernel, problem, lists, inputs.scale, moves, arrays, moved, sums, *rows)
+    return {name: rounded(x, problem.dtype) for name, x in results.items()}
+
+
+def in_heads(problem, *arrays):
+    """Records of arrays with all batch axes, (batch, heads, rows) or (batch, heads, rows, features)."""
+    axes = len(problem.batch)
+    return [Record(np.ascontiguousarray(x).reshape(*problem.matrices, *x.shape[axes:])) for x in arrays]
+
+
+# ------------------------------------------------------------------------------------------------------------ kernels
+@inline_view
+def row(x, batch, head, number, like):
+    """A row of one of the Arrays."""
+    address = x.address + x.offsets[batch, head] + number * x.stride * like.itemsize
+    return contiguous_view(address, 1, x.cols, x.cols, like.dtype)[0]
+
+
+@inline_view
+def row_or_zeros(x, batch, head, number, zeros, cols):
+    return row(x, batch, head, number, zeros) if x.rows else zeros[:cols]
+
+
+@inline_view
+def with_edge(x, of_edges, batch, head, number, buffer):
+    """A row x, plus that of an edge, if edges have any."""
+    if of_edges.rows == 0:
+        return x
+    y = row(of_edges, batch, head, number, buffer)
+    for c in range(x.size):
+        buffer[c] = x[c] + y[c]
+    return buffer[: x.size]
+
+
+@inline
+def number_of(x, batch, head, number, otherwise, like):
+    """A number of an edge."""
+    return row(x, batch, head, number, like)[0] if x.rows else like.dtype.type(otherwise)
+
+
+@in_any_order
+def dot(x, y):
+    total = x.dtype.type(0)
+    for c in range(x.size):
+        total += x[c] * y[c]
+    return total
+
+
+@inline
+def add(out, factor, x):
+    """out += factor x"""
+    for c in range(out.size):
+        out[c] += factor * x[c]
+
+
+@inline
+def add_to(sums, batch, head, number, factor, x):
+    """The same, to a row of results, if they are wanted."""
+    if sums.rows:
+        add(row(sums, batch, head, number, x), factor, x)
+
+
+@inline
+def add_products(sums, lists, batch, head, number, dS, weight, q, k, do, scratch):
+    """dk += dS q and dv += weight do, or of a query dq += dS k, and what its edges add to k and v."""
+    if lists.by_key:
+        add(scratch.dx[: q.size], dS, q)
+        add(scratch.dv[: do.size], weight, do)
+    else:
+        add(scratch.dx[: k.size], dS, k)
+        add_to(sums.k_edge, batch, head, number, dS, q)
+        add_to(sums.v_edge, batch, head, number, weight, do)
+
+
+@inline
+def add_number(sums, batch, head, number, x, like):
+    if sums.rows:
+        row(sums, batch, head, number, like)[0] += x
+
+
+@inline_view
+def keys_of(given, batch, head, j, number, scratch):
+    """Of an edge to key j: k + k_edge, v + v_edge, bias and factor."""
+    like = scratch.zeros
+    k = with_edge(row(given.k, batch, head, j, like), given.k_edge, batch, head, number, scratch.k)
+    v = with_edge(row(given.v, batch, head, j, like), given.v_edge, batch, head, number, scratch.v)
+    bias = number_of(given.bias, batch, head, number, 0, like)
+    return k, v, bias, number_of(given.factor, batch, head, number, 1, like)
+
+
+@inline_view
+def moved_keys_of(moved, given, batch, head, j, number, scratch):
+    """The tangents of these."""
+    zeros = scratch.zeros
+    tk = row_or_zeros(moved.k, batch, head, j, zeros, given.k.cols)
+    tv = row_or_zeros(moved.v, batch, head, j, zeros, given.v.cols)
+    tk = with_edge(tk, moved.k_edge, batch, head, number, scratch.tk)
+    tv = with_edge(tv, moved.v_edge, batch, head, number, scratch.tv)
+    tbias = number_of(moved.bias, batch, head, number, 0, zeros)
+    return tk, tv, tbias, number_of(moved.factor, batch, head, number, 0, zeros)
+
+
+@inline
+def weight_of(S, lse, softmax, like):
+    """P of an edge, and its first and second derivative by S; 0 where no edge of a query has any weight."""
+    zero = like.dtype.type(0)
+    if softmax:
+        P = exp(S - lse) if lse > -np.inf else zero
+        return P, P, P
+    return S, like.dtype.type(1), zero
+
+
+@Kernel
+def forward_kernel(first, end, stop, scratch, numbers: Numbers, lists: EdgeLists, given: Arrays, o, lse):
+    """The online softmax, edge by edge: Algorithm 1 of FlashAttention."""
+    before, real = flush_subnormals(), lse.dtype.type
+    scale = real(numbers.scale)
+    for i in range(first, end):
+        if is_set(stop):
+            break
+        for batch in range(lse.shape[0]):
+            for head in range(lse.shape[1]):
+                q, O = row(given.q, batch, head, i, scratch.zeros), o[batch, head, i]
+                fill(O, 0)
+                m, l = real(-np.inf), real(0)
+                for at in range(lists.starts[i], lists.starts[i + 1]):
+                    k, v, bias, factor = keys_of(given, batch, head, lists.others[at], at, scratch)
+                    S = P = scale * dot(q, k) + bias
+                    if numbers.softmax:
+                        if m < S:
+                            alpha, m = exp(m - S), S
+                            l *= alpha
+                            for c in range(O.size):
+                                O[c] *= alpha
+                        P = exp(S - m) if -np.inf < S else real(0)
+                        l += P
+                    add(O, factor * P, v)
+                if numbers.softmax:
+                    inverse = 1 / l if l != 0 else real(0)
+                    for c in range(O.size):
+                        O[c] *= inverse
+                lse[batch, head, i] = m + np.log(l) if l != 0 else -np.inf
+    restore(before)
+
+
+@Kernel
+def tangent_kernel(
+    first, end, stop, scratch, numbers: Numbers, lists: EdgeLists, given: Arrays, moved: Arrays, o, lse, to, tlse
+):
+    """tlse = rowsum(P tS), tO = sum of tfactor P v + factor (P' tS v + P tv), less tlse O."""
+    before, real, zeros = flush_subnormals(), lse.dtype.type, scratch.zeros
+    scale = real(numbers.scale)
+    fill(zeros, 0)
+    for i in range(first, end):
+        if is_set(stop):
+            break
+        for batch in range(lse.shape[0]):
+            for head in range(lse.shape[1]):
+                q, tO, total = row(given.q, batch, head, i, zeros), to[batch, head, i], real(0)
+                tq = row_or_zeros(moved.q, batch, head, i, zeros, q.size)
+                fill(tO, 0)
+                for at in range(lists.starts[i], lists.starts[i + 1]):
+                    j = lists.others[at]
+                    k, v, bias, factor = keys_of(given, batch, head, j, at, scratch)
+                    tk, tv, tbias, tfactor = moved_keys_of(moved, given, batch, head, j, at, scratch)
+                    P, slope, _ = weight_of(scale * dot(q, k) + bias, lse[batch, head, i], numbers.softmax, zeros)
+                    tS = scale * (dot(tq, k) + dot(q, tk)) + tbias
+                    total += slope * tS
+                    add(tO, tfactor * P + factor * slope * tS, v)
+                    add(tO, factor * P, tv)
+                if numbers.softmax:
+                    tlse[batch, head, i] = total
+                    add(tO, -total, o[batch, head, i])
+    restore(before)
+
+
+@Kernel
+def backward_kernel(
+    first, end, stop, scratch, numbers: Numbers, lists: EdgeLists, given: Arrays, moved: Arrays, sums: Arrays, lse, D,
+    tlse, tD,
+):  # fmt: skip
+    """Add to the gradients that are wanted, those of queries and edges or those of keys, or to their tangents."""
+    before, real, zeros = flush_subnormals(), lse.dtype.type, scratch.zeros
+    scale = real(numbers.scale)
+    fill(zeros, 0)
+    for line in range(first, end):
+        if is_set(stop):
+            break
+        for batch in range(lse.shape[0]):
+            for head in range(lse.shape[1]):
+                fill(scratch.dx, 0)
+                fill(scratch.dv, 0)
+                for at in range(lists.starts[line], lists.starts[line + 1]):
+                    number = lists.numbers[at] if lists.by_key else at
+                    i, j = (lists.others[at], line) if lists.by_key else (line, lists.others[at])
+                    q, do = row(given.q, batch, head, i, zeros), row(given.do, batch, head, i, zeros)
+                    k, v, bias, factor = keys_of(given, batch, head, j, number, scratch)
+                    S, dP, d = scale * dot(q, k) + bias, dot(do, v), D[batch, head, i]
+                    P, slope, bend = weight_of(S, lse[batch, head, i], numbers.softmax, zeros)
+                    weight, dS, dfactor = gradients(P, slope, factor, dP, d)
+                    if moved is not None:
+                        tk, tv, tbias, tfactor = moved_keys_of(moved, given, batch, head, j, number, scratch)
+                        tq = row_or_zeros(moved.q, batch, head, i, zeros, q.size)
+                        tdo = row_or_zeros(moved.do, batch, head, i, zeros, do.size)
+                        moves = scale * (dot(tq, k) + dot(q, tk)) + tbias - tlse[batch, head, i]
+                        td, tdP = tD[batch, head, i], dot(tdo, v) + dot(do, tv)
+                        add_products(sums, lists, batch, head, number, scale * dS, weight, tq, tk, tdo, scratch)
+                        weight, dS, dfactor = tangents(P, slope, bend, factor, tfactor, dP, tdP, d, td, moves)
+                    add_products(sums, lists, batch, head, number, scale * dS, weight, q, k, do, scratch)
+                    add_number(sums.bias, batch, head, number, dS, zeros)
+                    add_number(sums.factor, batch, head, number, dfactor, zeros)
+                if lists.by_key:
+                    add_to(sums.k, batch, head, line, real(1), scratch.dx)
+                    add_to(sums.v, batch, head, line, real(1), scratch.dv)
+                else:
+                    add_to(sums.q, batch, head, line, real(1), scratch.dx)
+    restore(before)

@@ -1,0 +1,32 @@
+"""The arithmetic of one edge, written once: for numbers in compiled loops, for tiles on GPUs, for NumPy's arrays.
+
+S is the score of an edge and P its weight: exp(S - lse), a softmax over the edges of a query, or S itself. The edge
+adds factor P (v + v_edge) to o. With dP = do . (v + v_edge) and D = do . o - dlse, or 0 without a softmax,
+differentiation gives
+
+    dS = P' (factor dP - D),    P' = P, or 1 without a softmax,
+
+and in a direction in which arrays move by tangents, with what moves S - lse, tS - tlse,
+
+    tP = P' (tS - tlse),    tP' = P'' (tS - tlse),    P'' = P, or 0,
+    tdS = tP' (factor dP - D) + P' (tfactor dP + factor tdP - tD).
+
+All gradients are products of these: dq = sum of scale dS (k + k_edge), dv = sum of factor P do, dfactor = P dP.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def gradients(P: Any, slope: Any, factor: Any, dP: Any, D: Any) -> tuple[Any, Any, Any]:
+    """factor P, dS, and the gradient of factor. slope: P'."""
+    return factor * P, slope * (factor * dP - D), P * dP
+
+
+def tangents(
+    P: Any, slope: Any, bend: Any, factor: Any, tfactor: Any, dP: Any, tdP: Any, D: Any, tD: Any, moves: Any
+) -> tuple[Any, Any, Any]:
+    """The tangents of the three. bend: P''; moves: tS - tlse."""
+    tP, tdW = slope * moves, tfactor * dP + factor * tdP
+    return (tfactor * P + factor * tP, bend * moves * (factor * dP - D) + slope * (tdW - tD), tP * dP + P * tdP)

@@ -1,0 +1,152 @@
+"""Random calls over the edges of graphs, compared with the formula; its tangents are those of complex numbers."""
+
+import numpy as np
+
+from numbattn import graphs
+from numbattn.base.checks import dtype_of_sums
+from numbattn.graphs import formula
+from numbattn.graphs.problem import AXES, EdgeArrays
+
+from ..accuracy import assert_accurate, assert_equal, to_numpy
+
+STEP = 2.0**-40  # of tangents: its square is lost
+COMPLEX = {"float32": np.complex64, "float64": np.complex128, "longdouble": np.clongdouble}
+
+
+class Drawn:
+    """A call of any kind: queries and keys without edges, several edges between two nodes, a hub or no edge at all;
+    arrays of edges for all heads, for some or for each; grouped heads, axes that broadcast, any strides."""
+
+    def __init__(self, seed, dtype, xp=np, most=60):
+        self.rng, self.dtype, self.xp = np.random.default_rng(seed), np.dtype(dtype), xp
+        rng, one_of = self.rng, self.one_of
+        m, n, edges = (int(x) for x in rng.integers(1, most, 3))
+        m, n = (n, n) if one_of(True, False) else (m, n)
+        i, j = rng.integers(m, size=edges), rng.integers(n, size=edges)
+        if one_of(True, False, False):  # a hub, and few others
+            i, j = np.where(rng.random((2, edges)) < 0.8, rng.integers(min(m, n)), (i, j))
+        edges = one_of(0, *[edges] * 9)
+        i, j = i[:edges], j[:edges]
+        d, e, heads, group = one_of(1, 3, 8, 16), one_of(1, 4, 8, 20), one_of(1, 2), one_of(1, 1, 3)
+        lead = one_of((), (2,)) if group * heads > 1 else one_of(None, (), (2,))
+        shapes = {"q": (m, d), "k": (n, d), "v": (n, e)}
+        rows = len(i)
+        own = {"bias": (rows,), "factor": (rows,), "k_edge": (rows, d), "v_edge": (rows, e)}
+        self.of_edges = [name for name in own if one_of(True, False)]
+        leads = {name: self.lead_of(name, lead, heads, group) for name in shapes}
+        self.arrays = {name: self.array(leads[name], shape) for name, shape in shapes.items()}
+        self.batch = () if lead is None else (*np.broadcast_shapes(*(x[:-1] for x in leads.values())), heads * group)
+        for name in self.of_edges:
+            start = one_of(*range(len(self.batch) + 1))
+            self.arrays[name] = self.array([one_of(1, x) for x in self.batch[start:]], own[name])
+        self.softmax = one_of(True, True, False)
+        self.graph, _ = graphs.Graph.from_edges(xp.asarray(i), xp.asarray(j), (m, n))
+        self.options = {"softmax": self.softmax, "scale": one_of(None, 0.3)}
+
+    def one_of(self, *values):
+        return values[self.rng.integers(len(values))]
+
+    def lead_of(self, name, lead, heads, group):
+        if lead is None:
+            return ()
+        own = heads * group if name == "q" else heads
+        return (*(self.one_of(1, x) for x in lead), own)
+
+    def array(self, lead, own):
+        """Of any strides."""
+        shape = *lead, *own
+        x = self.rng.standard_normal(shape).astype(self.dtype)
+        order = self.one_of(None, None, "swapped", "backwards")
+        if order == "swapped" and len(shape) > 1:
+            x = np.ascontiguousarray(x.swapaxes(-1, -2)).swapaxes(-1, -2)
+        return np.ascontiguousarray(x[..., ::-1])[..., ::-1] if order == "backwards" else x
+
+    def like(self, shape, dtype=None):
+        return self.rng.standard_normal(shape).astype(dtype or self.dtype)
+
+    def given(self, arrays):
+        """Positional arguments and options of a call."""
+        arrays = {name: self.xp.asarray(x) for name, x in arrays.items()}
+        return [arrays.pop(name) for name in "qkv"], arrays
+
+
+def check(seed, dtype, xp=np, **sizes):
+    """All passes of a call: twice the plain formula's error, in the dtype of sums, is allowed; bits are those of two
+    calls."""
+    drawn = Drawn(seed, dtype, xp, **sizes)
+    (q, k, v), of_edges = drawn.given(drawn.arrays)
+    o, backprop = graphs.attention_vjp(q, k, v, drawn.graph, **of_edges, **drawn.options)
+    saved, softmax = backprop.saved, drawn.softmax
+    do, tdo = drawn.like(o.shape), drawn.like(o.shape)
+    dlse, tdlse = (drawn.like(saved.lse.shape, saved.lse.dtype) if softmax else None for _ in range(2))
+    moves = {name: drawn.like(x.shape) for name, x in drawn.arrays.items() if name == "q" or drawn.one_of(True, False)}
+    rows = [None if x is None else xp.asarray(x) for x in (do, dlse, tdo, tdlse)]
+    tangents = [None if name not in moves else xp.asarray(moves[name]) for name in "qkv"]
+    t_of_edges = {f"t{name}": xp.asarray(x) for name, x in moves.items() if name in AXES}
+    _, to, _, tsaved = graphs.attention_forward_jvp(
+        q, k, v, drawn.graph, *tangents, **of_edges, **t_of_edges, **drawn.options
+    )
+    grads, tgrads = graphs.attention_backward_jvp(
+        rows[0], saved, tsaved, dlse=rows[1], tdo=rows[2], tdlse=rows[3]
+    )
+    found = {"o": o, "lse": saved.lse, "to": to, "tlse": tsaved.tlse, **named(grads, "d"), **named(tgrads, "td")}
+    found = {name: to_numpy(x) for name, x in found.items() if x is not None}
+    compare(drawn, saved, found, (do, dlse, tdo, tdlse), moves)
+    _check_second(drawn, backprop, rows, moves)
+    for one, other in zip(backprop(rows[0], rows[1]), grads):
+        assert_equal(one, other)
+
+
+def _check_second(drawn, backprop, rows, moves):
+    """The gradients of a function of gradients: <moves, gradients>, whose derivative in any direction is known."""
+    _, backprop2 = backprop.vjp(rows[0], rows[1])
+    tangents = [None if name not in moves else drawn.xp.asarray(moves[name]) for name in "qkv"]
+    second = backprop2(*tangents, **{f"dd{name}": drawn.xp.asarray(x) for name, x in moves.items() if name in AXES})
+    saved = backprop.saved
+    of_edges = {f"t{name}": drawn.xp.asarray(x) for name, x in moves.items() if name in AXES}
+    (q, k, v), edges = drawn.given(drawn.arrays)
+    *_, tsaved = graphs.attention_forward_jvp(q, k, v, drawn.graph, *tangents, **edges, **of_edges, **drawn.options)
+    _, wanted = graphs.attention_backward_jvp(rows[0], saved, tsaved, dlse=rows[1])
+    for one, other in zip((*second[:3], *(getattr(second, name) for name in AXES)),
+                          (*wanted, *(getattr(wanted, name) for name in AXES))):  # fmt: skip
+        assert (one is None) == (other is None)
+        if one is not None:
+            assert_equal(one, other)
+    assert_equal(second.gdo, tsaved.to)
+    if tsaved.tlse is not None:
+        assert_equal(second.dlse, tsaved.tlse)
+
+
+def named(grads, prefix):
+    return {f"{prefix}{name}": x for name, x in {**dict(zip("qkv", grads)), **vars(grads)}.items()}
+
+
+def compare(drawn, saved, found, rows, moves):
+    sums = dtype_of_sums(drawn.dtype)
+    plain = computed(drawn, saved, rows, moves, sums.name)
+    exact = computed(drawn, saved, rows, moves, "longdouble" if sums == np.float64 else "float64")
+    largest = float(max(np.abs(x[np.isfinite(x)]).max(initial=1) for x in exact.values()))  # terms may cancel
+    for name, got in found.items():
+        want = exact[name].reshape(got.shape)
+        assert got.dtype == (sums if "lse" in name else drawn.dtype), name
+        other = plain[name].astype(got.dtype).reshape(got.shape)
+        assert_accurate(name, got, want, other, got.dtype, bits=16, largest=largest)
+
+
+def computed(drawn, saved, rows, moves, work):
+    """All results by the formula, in this dtype."""
+    kind, problem = COMPLEX[work], saved.problem
+    wide = {name: x.astype(kind) for name, x in drawn.arrays.items()}
+    for name, x in moves.items():
+        wide[name] = wide[name] + kind(1j * STEP) * x.astype(kind)
+    do, dlse, tdo, tdlse = (None if x is None else x.astype(kind) for x in rows)
+    do = do + kind(1j * STEP) * tdo
+    dlse = None if dlse is None else dlse + kind(1j * STEP) * tdlse
+    edges = {name: wide.get(name) for name in AXES}
+    graph = graphs.Graph(to_numpy(drawn.graph.indptr), to_numpy(drawn.graph.indices), drawn.graph.keys)
+    inputs = saved.inputs._replace(**{name: wide[name] for name in "qkv"}, graph=graph, of_edges=EdgeArrays(**edges))
+    o, lse, _ = formula.forward(problem, inputs, kind)
+    found = {"o": o, "lse": lse, **{f"d{name}": x for name, x in
+                                    formula.backward(problem, inputs, do, dlse, kind).items()}}  # fmt: skip
+    found = {name: x for name, x in found.items() if x is not None}
+    return {**{name: x.real for name, x in found.items()}, **{f"t{name}": x.imag / STEP for name, x in found.items()}}

@@ -1,0 +1,55 @@
+"""Tangents, also several at once, and what cannot be one. That they are right is in test_attention.py."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+from numbattn import graphs
+
+GRAPH = graphs.Graph(np.array([0, 2, 2, 3]), np.array([0, 2, 1]))
+
+
+def test_several_tangents_are_as_one_by_one(rng):
+    q, k, v, do = rng.standard_normal((4, 2, 3, 8))
+    tq, tv, bias, tbias = (rng.standard_normal(shape) for shape in ((4, 2, 3, 8), (4, 2, 3, 8), 3, (4, 3)))
+    options = {"bias": bias, "softmax": True}
+    _, to, saved, tsaved = graphs.attention_forward_jvp(q, k, v, GRAPH, tq, None, tv, tbias=tbias, **options)
+    _, tgrads = graphs.attention_backward_jvp(do, saved, tsaved, tdo=to)
+    assert repr(tsaved) == "<GraphSavedTangents: 4 tangents of float64, numpy>"
+    for number in range(4):
+        own = graphs.attention_forward_jvp(
+            q, k, v, GRAPH, tq[number], None, tv[number], tbias=tbias[number], **options
+        )
+        assert_array_equal(to[number], own[1])
+        _, wanted = graphs.attention_backward_jvp(do, *own[2:], tdo=own[1])
+        for one, other in zip((*tgrads, tgrads.bias), (*wanted, wanted.bias)):
+            assert_array_equal(one[number], other)
+    for none in graphs.attention_jvp(q, k, v, GRAPH, tq[:0], None, None)[1:]:
+        assert none.shape == (0, 2, 3, 8)
+
+
+def test_wrong_tangents(rng):
+    q, k, v = rng.standard_normal((3, 3, 8))
+    for error, words, arguments, options in (
+        (ValueError, "tbias: got .* without bias, whose tangent it is", (q, k, v), {"tbias": np.zeros(3)}),
+        (ValueError, r"tk: got the shape \(2, 3, 8\).*tq has no axis", (q, np.stack([k, k]), v), {}),
+        (TypeError, "tv: got float32, expected float64, the dtype of v", (q, k, v.astype(np.float32)), {}),
+    ):
+        with pytest.raises(error, match=words):
+            graphs.attention_jvp(q, k, v, GRAPH, *arguments, **options)
+    _, _, saved, tsaved = graphs.attention_forward_jvp(q, k, v, GRAPH, q, k, v)
+    _, other = graphs.attention_forward(q[:, :4], k[:, :4], v, GRAPH)
+    with pytest.raises(ValueError, match=r"tsaved: got .* of another call"):
+        graphs.attention_backward_jvp(v, other, tsaved)
+    with pytest.raises(TypeError, match="tsaved: got 3"):
+        graphs.attention_backward_jvp(v, saved, 3)
+    with pytest.raises(ValueError, match=r"tdlse: got .* without dlse"):
+        graphs.attention_backward_jvp(v, saved, tsaved, tdlse=np.zeros(3))
+
+
+FAULTS = {
+    "x[number] if several and x is not None": "x[0] if several and x is not None",
+    "tdlse is not None and dlse is None": "False",
+    "tsaved.problem != saved.problem": "False",
+    "test_attention.py": {"tsaved.to, dlse=tsaved.tlse": "tsaved.to, dlse=None"},
+}
