@@ -181,4 +181,4 @@ def _int32(x: Any, largest: int) -> Any:
     """Contiguous, in int32; what is out of range stays so."""
     if x.dtype != np.int32:
         x = np.clip(x, 0 if x.dtype.kind == "u" else -1, largest).astype(np.int32)
-    return np.ascontiguousarray(x)
+    return x if x.flags.c_contiguous else x.copy()

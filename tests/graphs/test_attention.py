@@ -28,12 +28,12 @@ def test_random_calls(seed, dtype):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_random_calls_on_a_gpu(dtype):
+def test_random_calls_on_a_gpu(dtype, seed):
     import cupy
 
-    for seed in range(12):
-        check(seed, dtype, cupy)
+    check(seed, dtype, cupy)
 
 
 def test_many_edges(rng):

@@ -10,6 +10,7 @@ plain one. Numbers take the dtype of the tile that they are combined with. With 
 | load, save | a tile from global memory, or to it | ld.global, st.global |
 | aligned, rows_between, lines_of | promises about a matrix, some of its rows, a vector in lines | |
 | heads_as_rows, rows_of_pages | several matrices as one | |
+| gather, scatter | rows by their numbers | ld.global, st.global |
 | has_bits, take | single elements | ld.global |
 | copy_async, commit_copies, wait_copies | from global to shared memory, in the background | cp.async |
 | SharedMemory, allocate, columns | places in shared memory, the tiles there, some columns of a tile | |
@@ -87,7 +88,7 @@ from .elementwise import (
 )
 from .fragment import bfloat16
 from .functions import exp, exp2, log, log2, reciprocal, sqrt, tanh
-from .global_memory import has_bits, load, save, take
+from .global_memory import gather, has_bits, load, save, scatter, take
 from .integers import INDEX, always, index, lowest_bit, opaque, shape
 from .layout import ONE, WARP, WARPGROUP, WARPGROUP_ROWS, Axis, Layout, copy_layout, mma, simt, wgmma
 from .mapping import fold_elements, holds, map_elements
@@ -188,6 +189,7 @@ __all__ = [
     "fold_elements",
     "fold_index",
     "full",
+    "gather",
     "get",
     "get_number",
     "get_registers",
@@ -230,6 +232,7 @@ __all__ = [
     "rows_between",
     "rows_of_pages",
     "save",
+    "scatter",
     "shape",
     "shifted",
     "simt",

@@ -200,6 +200,90 @@ def _check_take(vector, places):
 
 
 @primitive
+def gather(matrix, layout, rows):
+    """Load the rows of a matrix, or elements of a vector, whose numbers are in `rows`, a row vector of int32; 0 where
+    there is no such row.
+
+    >>> show(lambda x: gather(ARRAY, TILE, 1 - row_index(TILE, 0)))
+    array([[4., 5., 6., 7.],
+           [0., 1., 2., 3.]], dtype=float32)
+    """
+    _check_numbers("gather", matrix, layout, rows)
+    _, cols = places(layout)
+    return _gather(as_matrix(matrix, layout), rows.registers, cols, layout)
+
+
+@gather.lowering
+def gather(matrix, layout, rows):
+    layout_type, layout = layout, layout.value
+    _check_numbers("gather", matrix, layout, rows)
+    out = FragmentType(layout, stored(matrix.dtype))
+
+    def generate(b, value, _, numbers):
+        source, col0, tile = GlobalMatrix(b, matrix, value, layout), base(b, layout.cols), []
+        for (row,) in unpack(b, rows, numbers):
+            row_inside, values = b.icmp_unsigned("<", row, source.rows), []
+            row = b.select(row_inside, row, I32(0))
+            for run in layout.cols.runs(source.width):
+                col = b.add(col0, I32(layout.cols.offsets[run[0]]))
+                col_inside = b.icmp_signed("<", col, source.cols)
+                place = source.place(row, b.select(col_inside, col, I32(0)))
+                values += load_vector(b, place, len(run), b.and_(row_inside, col_inside))
+            tile.append(values)
+        return pack(b, out, tile)
+
+    return out(matrix, layout_type, rows), generate
+
+
+def _save_row(b, target, tile, row, inside, col0, values):
+    """Save this thread's elements of a row of a tile, which starts at column col0."""
+    for run in tile.layout.cols.runs(target.width):
+        col = b.add(col0, I32(tile.layout.cols.offsets[run[0]]))
+        rounded = stored_values(b, tile.dtype, target.dtype, [values[slot] for slot in run])
+        with b.if_then(b.and_(inside, b.icmp_signed("<", col, target.cols))):
+            store_vector(b, rounded, target.place(row, col))
+
+
+@primitive
+def scatter(matrix, tile, rows):
+    """Save a tile to the rows of a matrix, or a row vector to the elements of a vector, whose numbers are in `rows`, a
+    row vector of int32, each once; nothing where there is no such row.
+
+    >>> run(lambda y: scatter(y, load(ARRAY, TILE, 0), 1 - row_index(TILE, 0)), np.zeros((2, 4)))
+    array([[4., 5., 6., 7.],
+           [0., 1., 2., 3.]])
+    """
+    layout = tile.layout
+    _check_numbers("scatter", matrix, layout, rows)
+    array, (_, cols) = as_matrix(matrix, layout), places(layout)
+    if holds_first_copy(layout):
+        numbers, cols = np.broadcast_arrays(rows.registers, cols)
+        inside = (numbers >= 0) & (numbers < array.shape[0]) & (cols < array.shape[1])
+        array[numbers[inside], cols[inside]] = round_to(array.dtype, tile.registers)[inside]
+
+
+@scatter.lowering
+def scatter(matrix, tile, rows):
+    layout = tile.layout
+    _check_numbers("scatter", matrix, layout, rows)
+
+    def generate(b, value, tile_value, numbers):
+        target, col0 = GlobalMatrix(b, matrix, value, layout), base(b, layout.cols)
+        mine = is_first_holder(b, layout) or I1(1)
+        for (row,), values in zip(unpack(b, rows, numbers), unpack(b, tile, tile_value)):
+            _save_row(b, target, tile, row, b.and_(mine, b.icmp_unsigned("<", row, target.rows)), col0, values)
+
+    return types.void(matrix, tile, rows), generate
+
+
+def _check_numbers(word, matrix, layout, rows):
+    check_array(word, matrix, layout)
+    check_tile(word, rows, {"int32"})
+    if rows.layout != layout.row_vector() or (getattr(matrix, "ndim", 2) == 1 and layout.cols.size > 1):
+        raise TypingError(f"{word}: got {matrix} and rows of {rows.layout}, expected those of {layout}")
+
+
+@primitive
 def save(matrix, tile, first):
     """Save a tile to rows first... of a matrix, or a row or column vector to elements first... of a vector.
 
@@ -238,11 +322,6 @@ def save(matrix, tile, first):
         mine = is_first_holder(b, layout) or I1(1)
         for down, values in zip(layout.rows.offsets, unpack(b, tile, tile_value)):
             row = b.add(row0, I32(down))
-            row_inside = b.and_(mine, target.has_row(row))
-            for run in layout.cols.runs(target.width):
-                col = b.add(col0, I32(layout.cols.offsets[run[0]]))
-                rounded = stored_values(b, tile.dtype, stored(matrix.dtype), [values[slot] for slot in run])
-                with b.if_then(b.and_(row_inside, b.icmp_signed("<", col, target.cols))):
-                    store_vector(b, rounded, target.place(row, col))
+            _save_row(b, target, tile, row, b.and_(mine, target.has_row(row)), col0, values)
 
     return types.void(matrix, tile, types.int32), generate

@@ -4,7 +4,7 @@ import numpy as np
 
 from ..compiler import TypingError, array_part, ir, types
 from .alignment import VECTOR_BYTES
-from .arrays import Alignment, MatrixType, check_array, memory_type
+from .arrays import Alignment, MatrixType, check_array, memory_type, stored
 from .emit import GLOBAL, I8, I32, I64, base, load_vector, size_of
 from .fragment import bfloat16
 from .layout import log2, simt
@@ -264,7 +264,7 @@ class GlobalMatrix:
 
     def __init__(self, b, ty, value, layout=None):
         self.b, self.ndim, self.fold = b, getattr(ty, "ndim", 2), getattr(ty, "fold", 0)
-        self.page_size = getattr(ty, "page_size", 0)
+        self.page_size, self.dtype = getattr(ty, "page_size", 0), stored(ty.dtype)
         if isinstance(ty, MatrixType):
             parts = [b.extract_value(value, i) for i in range(len(ty.llvm.elements))]
             self.data, self.rows, self.cols, self.row_stride, self.col_stride, *several = parts

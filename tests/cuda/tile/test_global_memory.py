@@ -11,11 +11,13 @@ from numbattn.cuda.tile import (
     col_index,
     copy_layout,
     fold_index,
+    gather,
     has_bits,
     load,
     mma,
     row_index,
     save,
+    scatter,
 )
 from tests.tools.launch import compiled_only, launch, poisoned, ptx_of
 
@@ -235,8 +237,35 @@ def test_a_folded_layout_repeats_a_matrix():
     np.testing.assert_array_equal(tiles[:, 0], np.arange(16) // 4)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("cols", "nbytes"), [(32, 16), (27, 0)])
+def test_rows_by_number(dtype, cols, nbytes):
+    """To other rows, of any order; those that do not exist are read as 0, and not written."""
+    layout, ROWS_OF = ALL_LAYOUTS["copy_layout"], Alignment(nbytes)
+    ROWS = layout.row_vector()
+    x, y, z = numbers((40, cols), dtype), np.full((40, cols), 99, dtype), np.full(40, 99, dtype)
+    sources, targets = np.random.default_rng(0).permutation(np.arange(-4, 44)[:, None] * [1, 1], axis=0)[:32].T.copy()
+
+    def kernel(x, y, z, sources, targets):
+        one, other = load(sources, ROWS, 0), load(targets, ROWS, 0)
+        scatter(aligned(y, ROWS_OF), gather(aligned(x, ROWS_OF), layout, one), other)
+        scatter(z, gather(x[:, 1], ROWS, one), other)
+
+    given = map(as_device, (x, y, z))
+    launch(kernel, (1, 1, 1), THREADS, 0, *given, *(a.astype(np.int32) for a in (sources, targets[::-1])))
+    wanted = np.full((40, cols), 99, dtype)
+    for one, other in zip(sources, targets[::-1]):
+        if 0 <= other < 40:
+            wanted[other] = x[one] if 0 <= one < 40 else 0
+    np.testing.assert_array_equal(y[:, :32], wanted[:, :32])
+    touched = wanted[:, 1] != 99
+    np.testing.assert_array_equal(z, np.where(touched, wanted[:, 1], z.dtype.type(99)))
+
+
 FAULTS = {
     "b.and_(mine, target.has_row(row))": "mine",
+    'b.icmp_unsigned("<", row, target.rows)': 'b.icmp_signed("<", row, target.rows)',
+    'row_inside, values = b.icmp_unsigned("<", row, source.rows), []': "row_inside, values = I1(1), []",
     'or getattr(matrix, "fold", 0) else layout.indices': 'or getattr(matrix, "fold", 0) else layout',
     'icmp_signed("<", col, target.cols)': 'icmp_signed("<=", col, target.cols)',
     'icmp_unsigned("<", col, source.cols)': 'icmp_unsigned("<=", col, source.cols)',

@@ -1,0 +1,1 @@
+"""Attention over the edges of graphs by CUDA kernels."""
