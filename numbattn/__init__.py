@@ -20,6 +20,7 @@ Score, check_score                               a score that is one, and its te
 Dropout, dropout_mask                            dropout of P, and what it keeps
 
 numbattn.points                                  kernel products, optimal transport, nearest neighbours of points
+numbattn.graphs                                  attention over the edges of graphs, with second derivatives
 numbattn.sparse                                  products with block-sparse matrices, and their gradients
 numbattn.distributed                             attention over several devices: rings, NCCL, MPI
 numbattn.interop                                 attention of JAX, PyTorch, autograd and thinc
@@ -125,7 +126,7 @@ __all__ = [
     "unpack",
 ]
 
-MODULES = "cuda", "distributed", "interop", "points", "reference", "sparse"
+MODULES = "cuda", "distributed", "graphs", "interop", "points", "reference", "sparse"
 
 if not TYPE_CHECKING:  # else any name would do
 

@@ -30,7 +30,7 @@ def test_help_begins_with_a_table_of_what_there_is():
 
 
 def test_dir_shows_public_names_alone():
-    assert dir(na) == sorted([*na.__all__, "cuda", "distributed", "interop", "points", "reference", "sparse"])
+    assert dir(na) == sorted([*na.__all__, "cuda", "distributed", "graphs", "interop", "points", "reference", "sparse"])
     with pytest.raises(AttributeError, match="module 'numbattn' has no attribute 'attnetion'"):
         na.attnetion  # noqa: B018
 
@@ -92,5 +92,5 @@ def test_scores_show_nothing_internal(name):
 def test_import_is_light():
     """Compilers and GPU libraries come in with the first call that needs them."""
     heavy = "{'numba', 'cupy', 'llvmlite', 'scipy', 'mpi4py', 'numbattn.cpu'}"
-    packages = "numbattn, numbattn.distributed, numbattn.points, numbattn.sparse"
+    packages = "numbattn, numbattn.distributed, numbattn.graphs, numbattn.points, numbattn.sparse"
     assert printed(f"import sys, {packages}; print(*sorted({heavy} & set(sys.modules)))") == [""]

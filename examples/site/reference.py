@@ -9,6 +9,7 @@ from pathlib import Path
 
 TITLES = {
     "numbattn": "numbattn", "numbattn.points": "Points", "numbattn.sparse": "Block-sparse matrices",
+    "numbattn.graphs": "Graphs",
     "numbattn.distributed": "Several devices", "numbattn.reference": "The algorithms, to read",
 }  # fmt: skip
 MODULE = """## {title}

@@ -122,8 +122,8 @@ def captured(function, known):
             yield from captured(x, known)
 
 
-def run(gpu, kernel, grid, threads, shared_bytes, arguments):
-    """`launch` on a launch.GPU."""
+def run(gpu, kernel, grid, threads, shared_bytes, arguments, blocks=1):
+    """`launch` on a launch.GPU. blocks: that a multiprocessor should hold at least."""
     flat = [*_flat(arguments)]
     arrays = {f"argument {i}": _array(x) for i, x in enumerate(flat) if not _is_number(x)}
     addresses, odd = gpu.addresses(arrays)
@@ -132,18 +132,19 @@ def run(gpu, kernel, grid, threads, shared_bytes, arguments):
     key = kernel, grid, threads, shared_bytes, tuple(map(_described, arguments))
     program = gpu.programs.get(key)
     if program is None:
-        program = loaded(gpu, kernel, grid, threads, shared_bytes, arguments)
+        program = loaded(gpu, kernel, grid, threads, shared_bytes, arguments, blocks)
         gpu.keep(key, program)
     program([*addresses, gpu.scrap], NO_NUMBERS, gpu.stream().ptr)
 
 
-def loaded(gpu, kernel, grid, threads, shared_bytes, arguments):
+def loaded(gpu, kernel, grid, threads, shared_bytes, arguments, blocks=1):
     """A Program for arrays like these, whose addresses it takes, and for these numbers."""
     names = [f"argument {i}" for i, x in enumerate(_flat(arguments)) if not _is_number(x)]
-    return gpu.load(plan_of(gpu.device, kernel, grid, threads, shared_bytes, arguments), tuple(names), np.float32)
+    plan = plan_of(gpu.device, kernel, grid, threads, shared_bytes, arguments, blocks)
+    return gpu.load(plan, tuple(names), np.float32)
 
 
-def plan_of(device, kernel, grid, threads, shared_bytes, arguments):
+def plan_of(device, kernel, grid, threads, shared_bytes, arguments, blocks=1):
     """A Plan of one step."""
     flat = [*_flat(arguments)]
     maps = tuple(TensorMapArgument(i, x.box, x.swizzle) for i, x in enumerate(flat) if isinstance(x, TensorMap))
@@ -151,7 +152,8 @@ def plan_of(device, kernel, grid, threads, shared_bytes, arguments):
         if isinstance(x, TensorMap) and not fits_tensor_map(layout_of(x.array, 0)):
             raise ValueError(f"TensorMap: got an array of shape {x.array.shape} and strides {x.array.strides}, "
                              "expected contiguous rows that start at multiples of 16 bytes")
-    source = Source(kernel, types.void(*map(type_of, arguments)), threads, shared=shared_bytes, tensor_maps=maps)
+    signature = types.void(*map(type_of, arguments))
+    source = Source(kernel, signature, threads, blocks, shared=shared_bytes, tensor_maps=maps)
     given = tuple(x if _is_number(x) else At(f"argument {i}", _view(_array(x))) for i, x in enumerate(flat))
     cc = (*device.cc, "a") if device.cc == (9, 0) else device.cc
     return Plan((), (), (Step(GivenSource(source, cc), None, grid, given),), False, False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -12,16 +12,23 @@ from ..base.forks import cached_property
 from ..base.values import Value, moved
 
 TAKER = "numbattn.graphs"
+LONG = 512  # edges of a row that is long: on a GPU all threads of a block share it
 MOST = 2**31 - 2  # queries, keys and edges: kernels count them in int32
 
 
-class Lists(NamedTuple):
+class Lists:
     """For each query, or each key, where its edges begin, (rows + 1,); and of each edge, in this order, the key or
     query at its other end, and its number, None where edges are in the order of their numbers. All are of int32."""
 
-    starts: Any
-    others: Any
-    numbers: Any
+    def __init__(self, starts: Any, others: Any, numbers: Any) -> None:
+        self.starts, self.others, self.numbers = starts, others, numbers
+
+    @cached_property
+    def longest(self) -> Any:
+        """As many rows as there can be of more than LONG edges, all of these among them."""
+        most = min(len(self.others) // LONG, len(self.starts) - 1)
+        order = np.argsort(self.starts[:-1] - self.starts[1:], kind="stable")
+        return order[:most].astype(np.int32)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -15,7 +15,7 @@ from .problems import check
 SEEDS = st.integers(0, 2**32)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(SEEDS)
 def test_random_calls_in_float64(seed):
     check(seed, np.float64)

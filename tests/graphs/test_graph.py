@@ -21,7 +21,7 @@ def test_lists(xp, rng):
     assert_array_equal(order, np.argsort(i, kind="stable"))
     assert_array_equal(indices, j[order])
     assert_array_equal(indptr, np.searchsorted(i[order], np.arange(10)))
-    starts, queries, numbers = map(to_numpy, g._by_key)
+    starts, queries, numbers = map(to_numpy, (g._by_key.starts, g._by_key.others, g._by_key.numbers))
     for key in range(7):
         edges = np.flatnonzero(indices == key)
         assert_array_equal(numbers[starts[key] : starts[key + 1]], edges)

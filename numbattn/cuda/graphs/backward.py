@@ -16,21 +16,24 @@ from ..tile import (
     device,
     full,
     load,
-    row_index,
     row_sum,
     save,
     scatter,
     shape,
 )
 from ..tile.arrays import Alignment
-from .steps import EDGES, EdgeSteps
+from .steps import EDGES, NOTHING, EdgeSteps, GraphKernel, blocks_of
 
+BLOCKS = {  # see `blocks_of`; by key or not, with tangents or not. One in place of 8 takes 2.2 times as long (H200)
+    (False, False): (8, 6, 4), (True, False): (6, 6, 4), (False, True): (4, 4, 3), (True, True): (4, 3, 3),
+}  # fmt: skip
 gradients, tangents = device(edge.gradients), device(edge.tangents)
 
 
 @cache
 def delta(form, pairs, has_gradient):
-    """The kernel of D = rowsum(do o) - dlse, or of its tangent: the sum of two pairs of factors."""
+    """The kernel of D = rowsum(do o) - dlse, or of its tangent: the sum of two pairs of factors. It also copies lse, or
+    its tangent, to lie beside it: in the memory of both is a line for each query."""
     steps = EdgeSteps(form)
     V, LINES, ACC, ROWS_OF = steps.V, steps.LINES, steps.ACC, Alignment(form.nbytes)
     ROWS, TWO, HAS_GRADIENT = V.rows.size, pairs == 2, has_gradient
@@ -41,8 +44,8 @@ def delta(form, pairs, has_gradient):
         x, y = load(aligned(x[batch, head], ROWS_OF), V, line), load(aligned(y[batch, head], ROWS_OF), V, line)
         return row_sum(convert(x, ACC) * convert(y, ACC))
 
-    def graph_delta(pairs, gradient, mDelta):
-        _, heads, queries = shape(mDelta)
+    def graph_delta(pairs, gradient, mLse, mCopy, mDelta):
+        _, heads, queries = shape(mLse)
         matrix, tile = split(block_index(), (queries + ROWS - 1) // ROWS)
         batch, head, line = matrix // heads, matrix % heads, tile * ROWS
         D = product(pairs[0], batch, head, line)
@@ -50,9 +53,10 @@ def delta(form, pairs, has_gradient):
             D = D + product(pairs[1], batch, head, line)
         if HAS_GRADIENT:
             D = D - load(gradient[0][batch, head], LINES, line)
+        save(mCopy[batch, head], load(mLse[batch, head], LINES, line), line)
         save(mDelta[batch, head], D, line)
 
-    return graph_delta
+    return GraphKernel(graph_delta)
 
 
 class Ends:
@@ -100,16 +104,22 @@ class Ends:
 
 
 @cache
-def backward(form, by_key):
-    """The kernel of the gradients by query, or of those by key, or of their tangents."""
+def backward(form, by_key, adds=False):
+    """The kernel of the gradients by query, or of those by key, or of their tangents.
+
+    A block takes several matrices, one after the other: by key the heads of a group; by query all of them, if adds:
+    gradients of edges are then added to what is there, since matrices may share some.
+    """
     steps = EdgeSteps(form, has_numbers=by_key)
     ends, weights_of = Ends(steps, by_key), steps.weights()
     rows_of_block, edge_at, own_at, others_at = steps.rows_of_block, steps.edge_at, ends.own, ends.others
     statistics_at, in_order = ends.statistics_at, ends.in_order
     (read_edges, with_edges), (read_moved, with_moved) = steps.of_edges(), steps.of_edges(default=0)
-    ACC, K, V, LINES, ROWS_OF = steps.ACC, steps.K, steps.V, steps.LINES, Alignment(form.nbytes)
-    ZERO, BY_KEY, MOVES = ACC(0), by_key, form.moves
+    ACC, K, V, rows_at, number_at = steps.ACC, steps.K, steps.V, steps.rows_at, steps.number_at
+    ZERO, BY_KEY, MOVES, ADDS, ROWS_OF = ACC(0), by_key, form.moves, adds, Alignment(form.nbytes)
     HAS_BIAS, HAS_FACTOR, HAS_K, HAS_V = (name in form.given and not by_key for name in EDGES)
+    save_x, _ = steps.saves(K)
+    save_v, _ = steps.saves(V) if by_key else (None, None)
 
     @device
     def read(lists, given, batch, head, key_head, at, end, own_statistics):
@@ -122,8 +132,8 @@ def backward(form, by_key):
         return other, number, found, moves, found_statistics
 
     @device
-    def add(sums, results, batch, head, number, dS, weight, q, k, do):
-        """dk += dS q and dv += weight do, or of a query dq += dS k, with what its edges add to k and v."""
+    def add(sums, dS, weight, q, k, do):
+        """dk += dS q and dv += weight do, or of a query dq += dS k, with what its edge adds to k and v."""
         dx, dv, dk_edge, dv_edge = sums
         if BY_KEY:
             return dx + dS * q, dv + weight * do, dk_edge, dv_edge
@@ -134,56 +144,70 @@ def backward(form, by_key):
         return dx + dS * k, dv, dk_edge, dv_edge
 
     @device
+    def save_rows(array, layout, batch, head, x, number):
+        x = x + convert(rows_at(array, layout, batch, head, number), ACC) if ADDS else x
+        scatter(aligned(array[batch, head], ROWS_OF), x, number)
+
+    @device
+    def save_numbers(array, batch, head, x, number):
+        x = x + number_at(array, batch, head, number) if ADDS else x
+        scatter(array[batch, head], x, number)
+
+    @device
     def save_edges(results, sums, dS, dfactor, batch, head, number):
         _, _, dk_edge, dv_edge = sums
         if HAS_BIAS:
-            scatter(results.bias[0][batch, head], dS, number)
+            save_numbers(results.bias[0], batch, head, dS, number)
         if HAS_FACTOR:
-            scatter(results.factor[0][batch, head], dfactor, number)
+            save_numbers(results.factor[0], batch, head, dfactor, number)
         if HAS_K:
-            scatter(aligned(results.k_edge[0][batch, head], ROWS_OF), dk_edge, number)
+            save_rows(results.k_edge[0], K, batch, head, dk_edge, number)
         if HAS_V:
-            scatter(aligned(results.v_edge[0][batch, head], ROWS_OF), dv_edge, number)
+            save_rows(results.v_edge[0], V, batch, head, dv_edge, number)
 
-    def graph_backward(lists, arrays, moved, statistics, results, scale):
-        given = arrays, moved, statistics
-        heads, key_heads = shape(arrays.q)[1], shape(arrays.k)[1]
-        group = heads // key_heads
-        matrix, line, first, end = rows_of_block(lists)
-        here, rows = row_index(LINES, line), key_heads if BY_KEY else heads
-        batch, own_head = matrix // rows, matrix % rows
+    @device
+    def add_edge(dx, dv, now, own, scale):
+        """P of an edge, what that adds to the gradients of its ends, and the gradients of its own arrays."""
+        other, _, (others, of_edge), t_of_edge, (lse, D, tlse, tD) = now
+        (q, do, tq, tdo), (k, v, tk, tv) = in_order(own, others)
+        q, do = convert(q, ACC), convert(do, ACC)
+        k, v, bias, factor = with_edges(k, v, of_edge)
+        P, slope, bend = weights_of(row_sum(q * k) * scale + bias, lse, other >= 0)
+        dP = row_sum(do * v)
+        weight, dS, dfactor = gradients(P, slope, factor, dP, D)
+        sums = dx, dv, full(K, ZERO), full(V, ZERO)
+        if MOVES:
+            tq, tdo = convert(tq, ACC), convert(tdo, ACC)
+            tk, tv, tbias, tfactor = with_moved(tk, tv, t_of_edge)
+            moves = (row_sum(tq * k + q * tk) * scale + tbias) - tlse
+            sums = add(sums, dS * scale, weight, tq, tk, tdo)
+            tdP = row_sum(tdo * v + do * tv)
+            weight, dS, dfactor = tangents(P, slope, bend, factor, tfactor, dP, tdP, D, tD, moves)
+        return add(sums, dS * scale, weight, q, k, do), dS, dfactor
+
+    def graph_backward(lists, arrays, moved, statistics, results, scale, together):
+        given, heads, key_heads = (arrays, moved, statistics), shape(arrays.q)[1], shape(arrays.k)[1]
+        own_matrix, row, here, first, end, step = rows_of_block(lists)
+        if row == NOTHING:
+            return
         dx, dv = full(K, ZERO), full(V, ZERO)
-        for number_of_head in range(group if BY_KEY else 1):
-            head = own_head * group + number_of_head if BY_KEY else own_head
-            key_head, at = head // group, first
+        for matrix in range(own_matrix * together, (own_matrix + 1) * together):
+            batch, head, at = matrix // heads, matrix % heads, first
+            key_head = head // (heads // key_heads)
             own = own_at(arrays, moved, batch, head, key_head, here)
             own_statistics = statistics_at(statistics, batch, head, here)
-            now = read(lists, given, batch, head, key_head, at, end, own_statistics)
             while anywhere(at < end):
-                ahead = read(lists, given, batch, head, key_head, at + 1, end, own_statistics)
-                other, number, (others, of_edge), t_of_edge, (lse, D, tlse, tD) = now
-                (q, do, tq, tdo), (k, v, tk, tv) = in_order(own, others)
-                q, do = convert(q, ACC), convert(do, ACC)
-                k, v, bias, factor = with_edges(k, v, of_edge)
-                P, slope, bend = weights_of(row_sum(q * k) * scale + bias, lse, other >= 0)
-                dP = row_sum(do * v)
-                weight, dS, dfactor = gradients(P, slope, factor, dP, D)
-                sums = dx, dv, full(K, ZERO), full(V, ZERO)
-                if MOVES:
-                    tq, tdo = convert(tq, ACC), convert(tdo, ACC)
-                    tk, tv, tbias, tfactor = with_moved(tk, tv, t_of_edge)
-                    moves = (row_sum(tq * k + q * tk) * scale + tbias) - tlse
-                    sums = add(sums, results, batch, head, number, dS * scale, weight, tq, tk, tdo)
-                    tdP = row_sum(tdo * v + do * tv)
-                    weight, dS, dfactor = tangents(P, slope, bend, factor, tfactor, dP, tdP, D, tD, moves)
-                sums = add(sums, results, batch, head, number, dS * scale, weight, q, k, do)
+                now = read(lists, given, batch, head, key_head, at, end, own_statistics)
+                sums, dS, dfactor = add_edge(dx, dv, now, own, scale)
                 dx, dv, _, _ = sums
-                save_edges(results, sums, dS, dfactor, batch, head, number)
-                at, now = at + 1, ahead
+                save_edges(results, sums, dS, dfactor, batch, head, now[1])
+                at = at + step
+            if not BY_KEY:
+                save_x(results.q[batch, head], dx, row, here)
+                dx = full(K, ZERO)
         if BY_KEY:
-            save(aligned(results.k[batch, own_head], ROWS_OF), dx, line)
-            save(aligned(results.v[batch, own_head], ROWS_OF), dv, line)
-        else:
-            save(aligned(results.q[batch, own_head], ROWS_OF), dx, line)
+            batch, key_head = own_matrix // key_heads, own_matrix % key_heads
+            save_x(results.k[batch, key_head], dx, row, here)
+            save_v(results.v[batch, key_head], dv, row, here)
 
-    return graph_backward
+    return GraphKernel(graph_backward, steps.shared.nbytes, blocks_of(form, BLOCKS[by_key, form.moves]))

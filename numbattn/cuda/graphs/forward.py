@@ -6,7 +6,6 @@ import numpy as np
 
 from ..kernels.shared.softmax import LN_2
 from ..tile import (
-    aligned,
     anywhere,
     convert,
     device,
@@ -15,15 +14,17 @@ from ..tile import (
     log2,
     maximum,
     reciprocal,
-    row_index,
+    row_max,
     row_sum,
     save,
+    scatter,
     shape,
     where,
 )
-from ..tile.arrays import Alignment
 from ..words.numbers import LOG2_E
-from .steps import EdgeSteps
+from .steps import NOTHING, TILE, EdgeSteps, GraphKernel, blocks_of
+
+FORWARD, TANGENT = (8, 8, 8), (5, 5, 4)  # see `blocks_of`
 
 
 @cache
@@ -32,8 +33,10 @@ def forward(form):
     steps = EdgeSteps(form)
     rows_of_block, edge_at, rows_at = steps.rows_of_block, steps.edge_at, steps.rows_at
     read_edges, with_edges = steps.of_edges()
-    ACC, K, V, LINES, SOFTMAX, ROWS_OF = steps.ACC, steps.K, steps.V, steps.LINES, form.softmax, Alignment(form.nbytes)
+    ACC, K, V, LINES, SOFTMAX = steps.ACC, steps.K, steps.V, steps.LINES, form.softmax
     ZERO, LOG2E, LN2, NO_MAX = ACC(0), ACC(LOG2_E), ACC(LN_2), ACC(np.finfo(ACC).min * 2.0**-28)
+    max_of_block, sum_of_block = steps.of_block(row_max), steps.of_block(row_sum)
+    save_rows, sum_of_rows = steps.saves(V)
 
     @device
     def read(lists, arrays, batch, head, key_head, at, end):
@@ -51,27 +54,39 @@ def forward(form):
             return O * alpha + (P * factor) * v, m_new, l * alpha + P
         return O + (S * factor) * v, m, l
 
+    @device
+    def merged(O, m, l):
+        """Of all rows of a block, which are one, relative to the maximum of all."""
+        M = max_of_block(m)
+        factor = exp2((m - M) * LOG2E)
+        return O * factor, M, sum_of_block(l * factor)
+
     def graph_forward(lists, arrays, mO, mLse, scale):
         (_, heads, _, _), (_, key_heads, _, _) = shape(mO), shape(arrays.k)
-        matrix, line, at, end = rows_of_block(lists)
+        matrix, row, here, at, end, step = rows_of_block(lists)
+        if row == NOTHING:
+            return
         batch, head = matrix // heads, matrix % heads
         key_head = head // (heads // key_heads)
-        Q = convert(rows_at(arrays.q, K, batch, head, row_index(LINES, line)), ACC)
+        Q = convert(rows_at(arrays.q, K, batch, head, here), ACC)
         O, m, l = full(V, ZERO), full(LINES, NO_MAX), full(LINES, ZERO)
-        now = read(lists, arrays, batch, head, key_head, at, end)
         while anywhere(at < end):
-            ahead = read(lists, arrays, batch, head, key_head, at + 1, end)
-            j, k, v, of_edge = now
+            j, k, v, of_edge = read(lists, arrays, batch, head, key_head, at, end)
             k, v, bias, factor = with_edges(k, v, of_edge)
             S = where(j >= 0, row_sum(Q * k) * scale + bias, -np.inf if SOFTMAX else ZERO)
             O, m, l = add(O, m, l, S, factor, v)
-            at, now = at + 1, ahead
-        if SOFTMAX:
-            O = O * where(l > 0, reciprocal(l), 0)
-            save(mLse[batch, head], where(l > 0, m + log2(l) * LN2, -np.inf), line)
-        save(aligned(mO[batch, head], ROWS_OF), O, line)
+            at = at + step
+        if not SOFTMAX:
+            save_rows(mO[batch, head], O, row, here)
+        elif row == TILE:                                       # Alg. 1 line 12: O = O / l, lse = m + log(l)
+            save_rows(mO[batch, head], O * where(l > 0, reciprocal(l), 0), row, here)
+            scatter(mLse[batch, head], where(l > 0, m + log2(l) * LN2, -np.inf), here)
+        else:
+            O, M, total = merged(O, m, l)
+            save(mO[batch, head, row], sum_of_rows(O) * where(total > 0, reciprocal(total), 0), 0)
+            save(mLse[batch, head][row : row + 1], where(total > 0, M + log2(total) * LN2, -np.inf), 0)
 
-    return graph_forward
+    return GraphKernel(graph_forward, steps.shared.nbytes, blocks_of(form, FORWARD))
 
 
 @cache
@@ -80,8 +95,8 @@ def tangent(form):
     steps = EdgeSteps(form)
     rows_of_block, edge_at, rows_at, number_at = steps.rows_of_block, steps.edge_at, steps.rows_at, steps.number_at
     (read_edges, with_edges), (read_moved, with_moved) = steps.of_edges(), steps.of_edges(default=0)
-    ACC, K, V, LINES, SOFTMAX, ROWS_OF = steps.ACC, steps.K, steps.V, steps.LINES, form.softmax, Alignment(form.nbytes)
-    ZERO, weights_of = ACC(0), steps.weights()
+    ACC, K, V, LINES, SOFTMAX = steps.ACC, steps.K, steps.V, steps.LINES, form.softmax
+    ZERO, weights_of, sum_of_block, (save_rows, _) = ACC(0), steps.weights(), steps.of_block(row_sum), steps.saves(V)
 
     @device
     def read(lists, arrays, moved, batch, head, key_head, at, end):
@@ -93,27 +108,31 @@ def tangent(form):
 
     def graph_tangent(lists, arrays, moved, mO, mLse, mTO, mTLse, scale):
         (_, heads, _, _), (_, key_heads, _, _) = shape(mO), shape(arrays.k)
-        matrix, line, at, end = rows_of_block(lists)
+        matrix, row, here, at, end, step = rows_of_block(lists)
+        if row == NOTHING:
+            return
         batch, head = matrix // heads, matrix % heads
-        key_head, here = head // (heads // key_heads), row_index(LINES, line)
+        key_head = head // (heads // key_heads)
         Q = convert(rows_at(arrays.q, K, batch, head, here), ACC)
         tQ = convert(rows_at(moved.q, K, batch, head, here), ACC)
         lse = number_at(mLse, batch, head, here) if SOFTMAX else full(LINES, ZERO)
         tO, total = full(V, ZERO), full(LINES, ZERO)
-        now = read(lists, arrays, moved, batch, head, key_head, at, end)
         while anywhere(at < end):
-            ahead = read(lists, arrays, moved, batch, head, key_head, at + 1, end)
-            j, k, v, of_edge, tk, tv, t_of_edge = now
+            found = read(lists, arrays, moved, batch, head, key_head, at, end)
+            j, k, v, of_edge, tk, tv, t_of_edge = found
             k, v, bias, factor = with_edges(k, v, of_edge)
             tk, tv, tbias, tfactor = with_moved(tk, tv, t_of_edge)
             P, slope, _ = weights_of(row_sum(Q * k) * scale + bias, lse, j >= 0)
             tS = row_sum(tQ * k + Q * tk) * scale + tbias
             total = total + slope * tS
             tO = tO + (tfactor * P + factor * (slope * tS)) * v + (factor * P) * tv
-            at, now = at + 1, ahead
+            at = at + step
         if SOFTMAX:
             tO = tO - total * convert(rows_at(mO, V, batch, head, here), ACC)
-            save(mTLse[batch, head], total, line)
-        save(aligned(mTO[batch, head], ROWS_OF), tO, line)
+            if row == TILE:
+                scatter(mTLse[batch, head], total, here)
+            else:
+                save(mTLse[batch, head][row : row + 1], sum_of_block(total), 0)
+        save_rows(mTO[batch, head], tO, row, here)
 
-    return graph_tangent
+    return GraphKernel(graph_tangent, steps.shared.nbytes, blocks_of(form, TANGENT))

@@ -2,36 +2,51 @@
 
 A row of a tile is a query with its keys, or in the transposed lists a key with its queries. A few lanes share it, along
 head_dim, so that each moves 16 bytes at once; the rows of a warp walk along their lists together, an edge of each at a
-time, as long as any row has one left. Whatever a row adds up stays in the registers of its lanes: sums have one order.
+time, as long as any row has one left. A long row has a block of its own. Whatever a row adds up stays in the
+registers of its lanes: sums have one order.
 """
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...graphs.problem import AXES
 from ..kernels.shared.layouts import sum_type, vector
 from ..kernels.shared.schedule import split
 from ..tile import (
     WARP,
     Alignment,
+    SharedMemory,
     aligned,
+    allocate,
     block_index,
     convert,
     device,
     exp2,
     full,
     gather,
-    load,
+    get,
+    index,
     maximum,
     minimum,
+    put,
+    row_index,
+    row_sum,
+    save,
+    scatter,
     shape,
     simt,
+    sync_threads,
     where,
 )
 from ..words.numbers import LOG2_E
 
 THREADS = 128
+OF_LANE = {2: 8, 4: 8, 8: 4}  # elements of a row, by their bytes: twice as many take longer, half as many do in float64
+OF_LANE_MOVED = {**OF_LANE, 4: 4}  # of rows that have tangents: 8 take 1.4 times as long by key
 EDGES = "bias", "factor", "k_edge", "v_edge"
+TILE, NOTHING = -1, -2  # in place of a long row
 
 
 class Lists(NamedTuple):
@@ -40,6 +55,8 @@ class Lists(NamedTuple):
     starts: Any
     others: Any
     numbers: Any  # () where edges are in the order of their numbers
+    longest: Any  # rows, among which all of more than `most` edges are
+    most: Any
 
 
 class Arrays(NamedTuple):
@@ -56,6 +73,21 @@ class Arrays(NamedTuple):
     v_edge: Any = ()
 
 
+class GraphKernel(NamedTuple):
+    """A kernel, the shared memory of a block, and how many blocks a multiprocessor should hold."""
+
+    function: Any
+    nbytes: int = 0
+    blocks: int = 1
+
+
+def blocks_of(form, blocks):
+    """How many blocks a multiprocessor should hold: one of three numbers, without arrays of edges, with numbers, with
+    rows, with which hardly anything spills; fewer where rows are so wide that a lane has more of each."""
+    several = max(layout.cols.slots for layout in layouts_of(form)) // OF_LANE[form.dtype.itemsize]
+    return max(blocks[max(map(AXES.get, form.given), default=0)] // max(several, 1), 1)
+
+
 class Form(NamedTuple):
     """What a kernel is compiled for."""
 
@@ -68,29 +100,58 @@ class Form(NamedTuple):
     moves: bool = False  # whether arrays have tangents
 
 
+def layouts_of(form):
+    """The layouts of tiles of k and of v."""
+    run, of_lane = vector(form.dtype), (OF_LANE_MOVED if form.moves else OF_LANE)[form.dtype.itemsize]
+    lanes = min(1 << max(-(-max(form.dim, form.dim_v) // of_lane) - 1, 0).bit_length(), WARP)
+    return [simt(THREADS // lanes, max(-(-size // (lanes * run)), 1) * lanes * run, THREADS, lanes, run)
+            for size in (form.dim, form.dim_v)]  # fmt: skip
+
+
+@cache
+def rows_of_block(form):
+    """How many rows a block has."""
+    layout, _ = layouts_of(form)
+    return layout.rows.size
+
+
 class EdgeSteps:
     """The layouts of a kernel, and its steps: device functions over rows of a block, and an edge of each."""
 
     def __init__(self, form, has_numbers=False):
-        self.form, self.ACC, run = form, sum_type(form.dtype), vector(form.dtype)
-        lanes = min(1 << max(-(-max(form.dim, form.dim_v) // run) - 1, 0).bit_length(), WARP)
-        self.K, self.V = (simt(THREADS // lanes, max(-(-dim // (lanes * run)), 1) * lanes * run, THREADS, lanes, run)
-                          for dim in (form.dim, form.dim_v))  # fmt: skip
-        self.LINES = self.K.row_vector()
+        self.form, self.ACC = form, sum_type(form.dtype)
+        self.K, self.V = layouts_of(form)
+        self.LINES, self.shared = self.K.row_vector(), SharedMemory()
         self.rows_of_block, self.edge_at = self.walk(has_numbers)
         self.rows_at, self.number_at = self.reads()
 
     def walk(self, has_numbers):
-        """Device functions: (lists) -> of a block its matrix, its first row, and where lists of its rows begin and end;
-        (lists, at, end, count) -> of an entry the other end, -1 if it is none of `count`, and the edge's number."""
+        """Device functions: (lists) -> the matrix of a block, its long row or TILE or NOTHING, the numbers of its rows,
+        where they are in their lists, where these end, and how far it is to the next entry; (lists, at, end, count) ->
+        of an entry the other end, -1 if it is none of `count`, and the edge's number.
+
+        All rows of a block for a long row are that one, and each takes its own part of the entries.
+        """
         LINES, ROWS, HAS_NUMBERS = self.LINES, self.K.rows.size, has_numbers
 
         @device
         def rows_of_block(lists):
-            (ends,), (edges,) = shape(lists.starts), shape(lists.others)
-            matrix, tile = split(block_index(), (ends - 1 + ROWS - 1) // ROWS)
-            at, end = load(lists.starts, LINES, tile * ROWS), load(lists.starts, LINES, tile * ROWS + 1)
-            return matrix, tile * ROWS, maximum(at, 0), minimum(end, edges)     # beyond the last row `end` is 0
+            (ends,), (edges,), (others,) = shape(lists.starts), shape(lists.others), shape(lists.longest)
+            tiles = (ends - 1 + ROWS - 1) // ROWS
+            matrix, tile = split(block_index(), tiles + others)
+            row, step, here = index(TILE), 1, row_index(LINES, tile * ROWS)
+            if tile >= tiles:
+                row, step = index(lists.longest[tile - tiles]), ROWS
+                count = index(lists.starts[row + 1]) - index(lists.starts[row])
+                row = row if count > lists.most else index(NOTHING)
+                here = full(LINES, row)
+            at, end = gather(lists.starts, LINES, here), gather(lists.starts, LINES, here + 1)
+            if row == TILE:
+                here = where(end - at > lists.most, -1, here)
+                end = where(here >= 0, end, at)                 # long rows have blocks of their own
+            else:
+                at = at + row_index(LINES, 0)
+            return matrix, row, here, maximum(at, 0), minimum(end, edges), step
 
         @device
         def edge_at(lists, at, end, count):
@@ -101,6 +162,43 @@ class EdgeSteps:
             return where(other < count, other, -1), at
 
         return rows_of_block, edge_at
+
+    def saves(self, layout):
+        """The device function (array, tile, row, rows) that saves sums of rows to an array (rows, features), each its
+        own, or their sum if they are all a long row; and (tile) -> that sum, transposed, as a row vector."""
+        rows, cols = layout.shape
+        PLACE, ROWS_OF = self.shared.tile(rows, cols, self.ACC), Alignment(self.form.nbytes)
+        TRANSPOSED = simt(cols, rows, THREADS, min(rows, WARP), 1)
+
+        @device
+        def sum_of_rows(x):
+            sync_threads()                                      # all have read what was there
+            put(allocate(PLACE), x)
+            sync_threads()
+            return row_sum(get(allocate(PLACE).T, TRANSPOSED))
+
+        @device
+        def save_rows(array, x, row, rows):
+            if row == TILE:
+                scatter(aligned(array, ROWS_OF), x, rows)
+            else:
+                save(array[row], sum_of_rows(x), 0)
+
+        return save_rows, sum_of_rows
+
+    def of_block(self, reduce):
+        """The device function (numbers of all rows) -> what reduce, row_sum or row_max, makes of them: one number."""
+        rows = self.LINES.rows.size
+        PLACE, TRANSPOSED = self.shared.tile(rows, 1, self.ACC), simt(1, rows, THREADS, min(rows, WARP), 1)
+
+        @device
+        def reduced(x):
+            sync_threads()
+            put(allocate(PLACE), x)
+            sync_threads()
+            return reduce(get(allocate(PLACE).T, TRANSPOSED))
+
+        return reduced
 
     def reads(self):
         """Device functions (array, layout, batch, head, rows) -> rows of features, and (array, batch, head, rows) ->

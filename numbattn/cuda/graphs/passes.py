@@ -1,0 +1,181 @@
+"""Attention over the edges of graphs by the kernels for a GPU, see `numbattn.graphs.passes`."""
+
+import math
+
+import numpy as np
+
+from ...base.gradients import sum_to
+from ...base.values import rounded, sum_broadcast
+from ...graphs import graph
+from ...graphs.problem import AXES
+from ..kernel import run
+from ..kernels.shared.layouts import sum_type
+from ..tile.alignment import alignment_of
+from .backward import backward as backward_kernel
+from .backward import delta as delta_kernel
+from .forward import forward as forward_kernel
+from .forward import tangent as tangent_kernel
+from .steps import THREADS, Arrays, Form, Lists, rows_of_block
+
+
+class GraphBackend:
+    """The backend. `current` returns the GPU of a call, normally a launch.GPU."""
+
+    def __init__(self, current):
+        self.current = current
+
+    def forward(self, problem, inputs, out=None):
+        """o, and lse or None."""
+        gpu = self.current()
+        o = gpu.empty(problem.out_shape, problem.dtype) if out is None else out
+        lse = gpu.empty(problem.lse_shape, problem.sum_dtype)
+        arrays, mO, mLse = arrays_of(problem, inputs.arrays), in_heads(problem, o), in_heads(problem, lse)
+        form = form_of(problem, [*features(arrays), mO])
+        self.over_rows(inputs.graph._by_query, form, forward_kernel(form), matrices(problem), arrays, mO, mLse,
+                       scale_of(inputs))  # fmt: skip
+        return o, lse if problem.softmax else None
+
+    def tangent(self, problem, inputs, moving, o, lse):
+        """to and tlse, o and lse being known."""
+        gpu = self.current()
+        to, tlse = gpu.empty(problem.out_shape, problem.dtype), gpu.empty(problem.lse_shape, problem.sum_dtype)
+        arrays, moved = arrays_of(problem, inputs.arrays), moved_of(problem, inputs.arrays, moving.arrays)
+        rows = [in_heads(problem, x) for x in (o, tlse if lse is None else lse, to, tlse)]
+        form = form_of(problem, [*features(arrays), *features(moved), rows[0], rows[2]])
+        self.over_rows(inputs.graph._by_query, form, tangent_kernel(form), matrices(problem), arrays, moved, *rows,
+                       scale_of(inputs))  # fmt: skip
+        return to, tlse if problem.softmax else None
+
+    def backward(self, problem, inputs, do, o, lse, dlse):
+        """The gradients of all arrays, by name."""
+        statistics = self.delta(problem, ((((do, o),), dlse, lse),)) if problem.softmax else ()
+        return self.gradients(problem, inputs, do, None, statistics)
+
+    def backward_tangent(self, problem, inputs, moving, do, o, lse, dlse, to, tlse, tdo, tdlse):
+        """The tangents of the gradients of all arrays, by name."""
+        moved, statistics = moving.arrays if tdo is None else {**moving.arrays, "do": tdo}, ()
+        if problem.softmax:
+            pairs = ((do, to),) if tdo is None else ((do, to), (tdo, o))
+            statistics = self.delta(problem, ((((do, o),), dlse, lse), (pairs, tdlse, tlse)))
+        return self.gradients(problem, inputs, do, moved, statistics)
+
+    def delta(self, problem, given):
+        """lse and D = rowsum(do o) - dlse, and likewise their tangents, side by side; given: pairs of factors, a
+        gradient of lse or None, and lse, or the tangents of these."""
+        found = in_heads(problem, self.current().empty((*problem.lse_shape, 2 * len(given)), problem.sum_dtype))
+        statistics = [found[..., number] for number in range(2 * len(given))]
+        for number, (pairs, gradient, lse) in enumerate(given):
+            pairs = tuple([tuple([in_heads(problem, x) for x in pair]) for pair in pairs])
+            gradients = () if gradient is None else (in_heads(problem, gradient),)
+            form = form_of(problem, [x for pair in pairs for x in pair])
+            kernel, blocks = delta_kernel(form, len(pairs), bool(gradients)), tiles_of(form, problem.seqlen_q)
+            self.start(kernel, blocks * matrices(problem), pairs, gradients, in_heads(problem, lse),
+                       *statistics[2 * number : 2 * number + 2])  # fmt: skip
+        return tuple(statistics)
+
+    def gradients(self, problem, inputs, do, moved, statistics):
+        """The gradients of all arrays, or their tangents if there are tangents, `moved`, by name."""
+        given, count = {**inputs.arrays, "do": do}, matrices(problem)
+        arrays, moves = arrays_of(problem, given), () if moved is None else moved_of(problem, given, moved)
+        adds = any(math.prod(x.shape[: x.ndim - AXES[name]]) != count
+                   for name, x in inputs.of_edges._asdict().items() if x is not None)  # fmt: skip
+        results = {name: results_of(problem, name, x, adds) for name, x in inputs.arrays.items()}
+        sums = arrays_of(problem, results)
+        form = form_of(problem, [*features(arrays), *features(moves), *features(sums)], moved is not None)
+        together, group = count if adds else 1, problem.group_size
+        rest = arrays, moves, statistics, sums, scale_of(inputs)
+        by_query, by_key = backward_kernel(form, False, adds), backward_kernel(form, True)
+        self.over_rows(inputs.graph._by_query, form, by_query, count // together, *rest, np.int32(together))
+        self.over_rows(inputs.graph._by_key, form, by_key, count // group, *rest, np.int32(group))
+        return {name: summed(name, results[name], x) for name, x in inputs.arrays.items()}
+
+    def over_rows(self, lists, form, kernel, count, *arguments):
+        """Start a kernel for all rows of lists, and so many matrices. Rows vary fastest: those of a head share keys."""
+        longest, numbers = lists.longest, () if lists.numbers is None else (lists.numbers,)
+        blocks = (tiles_of(form, len(lists.starts) - 1) + len(longest)) * count
+        lists = Lists(lists.starts, lists.others, numbers, longest, np.int32(graph.LONG))
+        self.start(kernel, blocks, lists, *arguments)
+
+    def start(self, kernel, blocks, *arguments):
+        run(self.current(), kernel.function, (blocks, 1, 1), THREADS, kernel.nbytes, arguments, kernel.blocks)
+
+
+# ---------------------------------------------------------------------------------------------------------- arguments
+def tiles_of(form, count):
+    """Blocks for so many rows."""
+    return -(-count // rows_of_block(form))
+
+
+def matrices(problem):
+    return math.prod(problem.matrices)
+
+
+def form_of(problem, arrays, moves=False):
+    """The Form of a call. arrays: those whose rows of features are moved."""
+    nbytes = min(map(alignment_of, arrays))
+    return Form(problem.dtype, problem.head_dim, problem.head_dim_v, problem.given, problem.softmax, nbytes, moves)
+
+
+def scale_of(inputs):
+    return sum_type(inputs.q.dtype)(inputs.scale)
+
+
+def features(arrays):
+    """Those of these Arrays that are rows of features."""
+    if not arrays:
+        return []
+    return [x for x in (arrays.q, arrays.k, arrays.v, arrays.do, *arrays.k_edge, *arrays.v_edge) if len(x)]
+
+
+def arrays_of(problem, arrays):
+    """The Arrays of a call by name, with all heads: those of keys may be fewer."""
+    found = {name: with_heads(problem, x, AXES.get(name, 2), problem.heads_k if name in "kv" else problem.heads)
+             for name, x in arrays.items()}  # fmt: skip
+    return Arrays(**{name: (x,) if name in AXES else x for name, x in found.items()})
+
+
+def moved_of(problem, arrays, moved):
+    """The Arrays of tangents; one that is not given is zeros, a row of which is all there is in memory."""
+    found = {}
+    for name, x in arrays.items():
+        zeros = np.zeros(x.shape[-1:] if AXES.get(name, 2) == 2 else (), x.dtype, like=x) if name not in moved else None
+        found[name] = moved[name] if zeros is None else np.broadcast_to(zeros, x.shape)
+    return arrays_of(problem, found)
+
+
+def with_heads(problem, x, own, heads):
+    """x as (batch, heads, *own axes), a view where there is one."""
+    own_shape = x.shape[x.ndim - own :]
+    if math.prod(x.shape[: x.ndim - own]) != problem.matrices[0] * heads:
+        x = np.broadcast_to(x, (*problem.batch[:-1], heads, *own_shape))
+    return x.reshape(problem.matrices[0], heads, *own_shape)
+
+
+def in_heads(problem, x):
+    """An array with all batch axes, (batch, heads, rows) or (batch, heads, rows, features)."""
+    axes = len(problem.batch)
+    return x.reshape(*problem.matrices, *x.shape[axes:])
+
+
+def results_of(problem, name, x, adds):
+    """Memory for a gradient, in the dtype of sums where there is something to be summed: for nodes with all batch axes;
+    for edges, if matrices add to it, zeros with the axes of x, or with all where those make no (batch, heads)."""
+    if name not in AXES:
+        lead = (*problem.batch[:-1], problem.heads_k if name in "kv" else problem.heads) if problem.batch else ()
+        shape = *lead, *x.shape[-2:]
+        return np.empty(shape, problem.dtype if x.size == math.prod(shape) else problem.sum_dtype, like=x)
+    if not adds:
+        return np.empty(x.shape, problem.dtype, like=x)
+    own, axes = x.ndim - AXES[name], len(problem.batch)
+    *batch, heads = *(1,) * (axes - own), *x.shape[:own]
+    batch = batch if math.prod(batch) == 1 else problem.batch[:-1]
+    return np.zeros((*batch, heads, *x.shape[own:]), problem.sum_dtype, like=x)
+
+
+def summed(name, found, x):
+    """A gradient of x, summed over the axes along which x is broadcast."""
+    if found.size == x.size:
+        found = found.reshape(x.shape)
+    else:
+        found = (sum_broadcast if name in AXES else sum_to)(found, x.shape)
+    return rounded(found, x.dtype)

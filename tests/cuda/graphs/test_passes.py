@@ -1,0 +1,56 @@
+"""Attention over the edges of graphs by the CUDA kernels, without a GPU: against the formula."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from numbattn import graphs
+from numbattn.cuda.graphs.passes import GraphBackend
+from numbattn.graphs import graph, passes
+from tests.graphs.problems import check
+from tests.tools.device import GPU, HOPPER
+
+
+@pytest.fixture(autouse=True)
+def kernels(world, monkeypatch):
+    """They run, and rows of more than 3 edges are long."""
+    gpu = GPU(HOPPER)
+    monkeypatch.setattr(passes, "imported", lambda name: GraphBackend(lambda: gpu))
+    monkeypatch.setattr(graph, "LONG", 3)
+
+
+@pytest.mark.parametrize(("dtype", "seed"), [
+    (np.float32, 35),
+    *(pytest.param(dtype, seed, marks=pytest.mark.slow) for dtype, seed in (
+        (np.float64, 0), (ml_dtypes.bfloat16, 1), (np.float16, 2), (np.float32, 11), (np.float64, 12),
+    )),
+])  # fmt: skip
+def test_random_calls(dtype, seed):
+    check(seed, dtype, again=False, most=12)
+
+
+def test_edges_without_a_key():
+    """They count as absent, and their own gradients are 0."""
+    g = graphs.Graph(np.array([0, 2, 3, 5]), np.array([0, 1, 1, 2, 0]), 3)
+    few = graphs.Graph(np.array([0, 1, 1, 2]), np.array([0, 2]), 3)
+    g._set(indices=np.array([0, 3, -1, 2, 70], np.int32))
+    q, k, v, do = np.random.default_rng(0).standard_normal((4, 3, 2))
+    (o, backprop), (wanted, of_few) = (graphs.attention_vjp(q, k, v, x, bias=np.zeros(x.edges)) for x in (g, few))
+    np.testing.assert_allclose(o, wanted, atol=1e-15)
+    grads, others = backprop(do), of_few(do)
+    for one, other in zip(grads, others):
+        np.testing.assert_allclose(one, other, atol=1e-15)
+    assert not grads.bias[[1, 2, 4]].any()
+
+
+FAULTS = {
+    "np.zeros((*batch, heads, *x.shape[own:])": "np.full((*batch, heads, *x.shape[own:]), 1",
+    "together, group = count if adds else 1": "together, group = 1",
+    "cuda/graphs/steps.py": {
+        "other < count": "True",
+        "here = where(end - at > lists.most, -1, here)": "pass",
+        "at + row_index(LINES, 0)": "at",
+    },
+    "cuda/graphs/forward.py": {"sum_of_block(l * factor)": "sum_of_block(l)", "-np.inf if SOFTMAX else ZERO": "ZERO"},
+    "cuda/graphs/backward.py": {"if ADDS else x\n        scatter(array": "if False else x\n        scatter(array"},
+}
