@@ -1,15 +1,14 @@
-"""Attention over the edges of a graph on NumPy arrays: a thread takes a range of rows, loops over head_dim are vectors.
+"""Attention over the edges of a graph on NumPy arrays: a thread takes a range of rows, and vectors run along head_dim.
 
 A row is a query with its keys, or in the transposed lists a key with its queries: it adds to its own rows of results
-alone, so that sums have one order. All arrays are read, and results added to, through the addresses of their matrices:
-heads that share a matrix, and batch axes that are broadcast, share sums.
+alone, so that sums have one order. All arrays are read, and results added to, through the addresses of their rows, of
+which kernels make no arrays, whose references would be counted. Heads that share a matrix share its sums.
 """
 
 import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba.extending import register_jitable
 
 from ..base.values import rounded, rowsum
 from ..functions.compiled.exponentials import exp
@@ -18,15 +17,15 @@ from ..graphs.problem import AXES
 from .compile import Kernel
 from .launch import launch
 from .operands import MATRIX, Operands
+from .product import add_multiple, dot
 from .record import Record
 from .scratch import memory_of
 from .subnormals import flush_subnormals, restore
-from .tile import OPTIONS, contiguous_view, fill, inline, inline_view, is_set
+from .tile import address_of, contiguous_view, fill, inline, is_set
 
 EXPONENTIAL = 32  # the cost of an edge beside its products, in multiplications
 
 gradients, tangents = inline(edge.gradients), inline(edge.tangents)
-in_any_order = register_jitable(**{**OPTIONS, "fastmath": {"contract", "reassoc"}})  # a sum in vectors
 
 
 # ---------------------------------------------------------------------------------------------------------- arguments
@@ -158,76 +157,64 @@ def in_heads(problem, *arrays):
 
 
 # ------------------------------------------------------------------------------------------------------------ kernels
-@inline_view
+@inline
 def row(x, batch, head, number, like):
-    """A row of one of the Arrays."""
-    address = x.address + x.offsets[batch, head] + number * x.stride * like.itemsize
-    return contiguous_view(address, 1, x.cols, x.cols, like.dtype)[0]
+    """The address of a row of one of the Arrays."""
+    return x.address + x.offsets[batch, head] + number * x.stride * like.itemsize
 
 
-@inline_view
-def row_or_zeros(x, batch, head, number, zeros, cols):
-    return row(x, batch, head, number, zeros) if x.rows else zeros[:cols]
+@inline
+def row_or_zeros(x, batch, head, number, zeros):
+    return row(x, batch, head, number, zeros) if x.rows else address_of(zeros)
 
 
-@inline_view
-def with_edge(x, of_edges, batch, head, number, buffer):
-    """A row x, plus that of an edge, if edges have any."""
+@inline
+def with_edge(address, of_edges, batch, head, number, buffer):
+    """The address of a row plus that of an edge, if edges have any."""
     if of_edges.rows == 0:
-        return x
-    y = row(of_edges, batch, head, number, buffer)
-    for c in range(x.size):
-        buffer[c] = x[c] + y[c]
-    return buffer[: x.size]
+        return address
+    cols = of_edges.cols
+    x = contiguous_view(address, 1, cols, cols, buffer.dtype)
+    y = contiguous_view(row(of_edges, batch, head, number, buffer), 1, cols, cols, buffer.dtype)
+    for c in range(cols):
+        buffer[c] = x[0, c] + y[0, c]
+    return address_of(buffer)
 
 
 @inline
 def number_of(x, batch, head, number, otherwise, like):
     """A number of an edge."""
-    return row(x, batch, head, number, like)[0] if x.rows else like.dtype.type(otherwise)
-
-
-@in_any_order
-def dot(x, y):
-    total = x.dtype.type(0)
-    for c in range(x.size):
-        total += x[c] * y[c]
-    return total
+    if x.rows == 0:
+        return like.dtype.type(otherwise)
+    return contiguous_view(row(x, batch, head, number, like), 1, 1, 1, like.dtype)[0, 0]
 
 
 @inline
-def add(out, factor, x):
-    """out += factor x"""
-    for c in range(out.size):
-        out[c] += factor * x[c]
-
-
-@inline
-def add_to(sums, batch, head, number, factor, x):
-    """The same, to a row of results, if they are wanted."""
+def add_to(sums, batch, head, number, factor, x, like):
+    """Add factor x to a row of results, if they are wanted."""
     if sums.rows:
-        add(row(sums, batch, head, number, x), factor, x)
-
-
-@inline
-def add_products(sums, lists, batch, head, number, dS, weight, q, k, do, scratch):
-    """dk += dS q and dv += weight do, or of a query dq += dS k, and what its edges add to k and v."""
-    if lists.by_key:
-        add(scratch.dx[: q.size], dS, q)
-        add(scratch.dv[: do.size], weight, do)
-    else:
-        add(scratch.dx[: k.size], dS, k)
-        add_to(sums.k_edge, batch, head, number, dS, q)
-        add_to(sums.v_edge, batch, head, number, weight, do)
+        add_multiple(row(sums, batch, head, number, like), factor, x, sums.cols)
 
 
 @inline
 def add_number(sums, batch, head, number, x, like):
     if sums.rows:
-        row(sums, batch, head, number, like)[0] += x
+        contiguous_view(row(sums, batch, head, number, like), 1, 1, 1, like.dtype)[0, 0] += x
 
 
-@inline_view
+@inline
+def add_products(sums, lists, given, batch, head, number, dS, weight, q, k, do, scratch):
+    """dk += dS q and dv += weight do, or of a query dq += dS k, and what its edges add to k and v."""
+    if lists.by_key:
+        add_multiple(address_of(scratch.dx), dS, q, given.q.cols)
+        add_multiple(address_of(scratch.dv), weight, do, given.v.cols)
+    else:
+        add_multiple(address_of(scratch.dx), dS, k, given.q.cols)
+        add_to(sums.k_edge, batch, head, number, dS, q, scratch.zeros)
+        add_to(sums.v_edge, batch, head, number, weight, do, scratch.zeros)
+
+
+@inline
 def keys_of(given, batch, head, j, number, scratch):
     """Of an edge to key j: k + k_edge, v + v_edge, bias and factor."""
     like = scratch.zeros
@@ -237,16 +224,20 @@ def keys_of(given, batch, head, j, number, scratch):
     return k, v, bias, number_of(given.factor, batch, head, number, 1, like)
 
 
-@inline_view
-def moved_keys_of(moved, given, batch, head, j, number, scratch):
+@inline
+def moved_keys_of(moved, batch, head, j, number, scratch):
     """The tangents of these."""
     zeros = scratch.zeros
-    tk = row_or_zeros(moved.k, batch, head, j, zeros, given.k.cols)
-    tv = row_or_zeros(moved.v, batch, head, j, zeros, given.v.cols)
-    tk = with_edge(tk, moved.k_edge, batch, head, number, scratch.tk)
-    tv = with_edge(tv, moved.v_edge, batch, head, number, scratch.tv)
+    tk = with_edge(row_or_zeros(moved.k, batch, head, j, zeros), moved.k_edge, batch, head, number, scratch.tk)
+    tv = with_edge(row_or_zeros(moved.v, batch, head, j, zeros), moved.v_edge, batch, head, number, scratch.tv)
     tbias = number_of(moved.bias, batch, head, number, 0, zeros)
     return tk, tv, tbias, number_of(moved.factor, batch, head, number, 0, zeros)
+
+
+@inline
+def sum_of_products(x, y, z, w, cols, like):
+    """x y + z w"""
+    return dot(x, y, cols, like.dtype) + dot(z, w, cols, like.dtype)
 
 
 @inline
@@ -262,19 +253,19 @@ def weight_of(S, lse, softmax, like):
 @Kernel
 def forward_kernel(first, end, stop, scratch, numbers: Numbers, lists: EdgeLists, given: Arrays, o, lse):
     """The online softmax, edge by edge: Algorithm 1 of FlashAttention."""
-    before, real = flush_subnormals(), lse.dtype.type
+    before, real, zeros, d = flush_subnormals(), lse.dtype.type, scratch.zeros, given.q.cols
     scale = real(numbers.scale)
     for i in range(first, end):
         if is_set(stop):
             break
         for batch in range(lse.shape[0]):
             for head in range(lse.shape[1]):
-                q, O = row(given.q, batch, head, i, scratch.zeros), o[batch, head, i]
+                q, O = row(given.q, batch, head, i, zeros), o[batch, head, i]
                 fill(O, 0)
                 m, l = real(-np.inf), real(0)
                 for at in range(lists.starts[i], lists.starts[i + 1]):
                     k, v, bias, factor = keys_of(given, batch, head, lists.others[at], at, scratch)
-                    S = P = scale * dot(q, k) + bias
+                    S = P = scale * dot(q, k, d, zeros.dtype) + bias
                     if numbers.softmax:
                         if m < S:
                             alpha, m = exp(m - S), S
@@ -283,7 +274,7 @@ def forward_kernel(first, end, stop, scratch, numbers: Numbers, lists: EdgeLists
                                 O[c] *= alpha
                         P = exp(S - m) if -np.inf < S else real(0)
                         l += P
-                    add(O, factor * P, v)
+                    add_multiple(address_of(O), factor * P, v, O.size)
                 if numbers.softmax:
                     inverse = 1 / l if l != 0 else real(0)
                     for c in range(O.size):
@@ -297,7 +288,7 @@ def tangent_kernel(
     first, end, stop, scratch, numbers: Numbers, lists: EdgeLists, given: Arrays, moved: Arrays, o, lse, to, tlse
 ):
     """tlse = rowsum(P tS), tO = sum of tfactor P v + factor (P' tS v + P tv), less tlse O."""
-    before, real, zeros = flush_subnormals(), lse.dtype.type, scratch.zeros
+    before, real, zeros, d = flush_subnormals(), lse.dtype.type, scratch.zeros, given.q.cols
     scale = real(numbers.scale)
     fill(zeros, 0)
     for i in range(first, end):
@@ -306,20 +297,21 @@ def tangent_kernel(
         for batch in range(lse.shape[0]):
             for head in range(lse.shape[1]):
                 q, tO, total = row(given.q, batch, head, i, zeros), to[batch, head, i], real(0)
-                tq = row_or_zeros(moved.q, batch, head, i, zeros, q.size)
+                tq = row_or_zeros(moved.q, batch, head, i, zeros)
                 fill(tO, 0)
                 for at in range(lists.starts[i], lists.starts[i + 1]):
                     j = lists.others[at]
                     k, v, bias, factor = keys_of(given, batch, head, j, at, scratch)
-                    tk, tv, tbias, tfactor = moved_keys_of(moved, given, batch, head, j, at, scratch)
-                    P, slope, _ = weight_of(scale * dot(q, k) + bias, lse[batch, head, i], numbers.softmax, zeros)
-                    tS = scale * (dot(tq, k) + dot(q, tk)) + tbias
+                    tk, tv, tbias, tfactor = moved_keys_of(moved, batch, head, j, at, scratch)
+                    S = scale * dot(q, k, d, zeros.dtype) + bias
+                    P, slope, _ = weight_of(S, lse[batch, head, i], numbers.softmax, zeros)
+                    tS = scale * sum_of_products(tq, k, q, tk, d, zeros) + tbias
                     total += slope * tS
-                    add(tO, tfactor * P + factor * slope * tS, v)
-                    add(tO, factor * P, tv)
+                    add_multiple(address_of(tO), tfactor * P + factor * slope * tS, v, tO.size)
+                    add_multiple(address_of(tO), factor * P, tv, tO.size)
                 if numbers.softmax:
                     tlse[batch, head, i] = total
-                    add(tO, -total, o[batch, head, i])
+                    add_multiple(address_of(tO), -total, address_of(o[batch, head, i]), tO.size)
     restore(before)
 
 
@@ -329,7 +321,7 @@ def backward_kernel(
     tlse, tD,
 ):  # fmt: skip
     """Add to the gradients that are wanted, those of queries and edges or those of keys, or to their tangents."""
-    before, real, zeros = flush_subnormals(), lse.dtype.type, scratch.zeros
+    before, real, zeros, d, e = flush_subnormals(), lse.dtype.type, scratch.zeros, given.q.cols, given.v.cols
     scale = real(numbers.scale)
     fill(zeros, 0)
     for line in range(first, end):
@@ -344,23 +336,25 @@ def backward_kernel(
                     i, j = (lists.others[at], line) if lists.by_key else (line, lists.others[at])
                     q, do = row(given.q, batch, head, i, zeros), row(given.do, batch, head, i, zeros)
                     k, v, bias, factor = keys_of(given, batch, head, j, number, scratch)
-                    S, dP, d = scale * dot(q, k) + bias, dot(do, v), D[batch, head, i]
+                    S, dP = scale * dot(q, k, d, zeros.dtype) + bias, dot(do, v, e, zeros.dtype)
                     P, slope, bend = weight_of(S, lse[batch, head, i], numbers.softmax, zeros)
-                    weight, dS, dfactor = gradients(P, slope, factor, dP, d)
+                    weight, dS, dfactor = gradients(P, slope, factor, dP, D[batch, head, i])
                     if moved is not None:
-                        tk, tv, tbias, tfactor = moved_keys_of(moved, given, batch, head, j, number, scratch)
-                        tq = row_or_zeros(moved.q, batch, head, i, zeros, q.size)
-                        tdo = row_or_zeros(moved.do, batch, head, i, zeros, do.size)
-                        moves = scale * (dot(tq, k) + dot(q, tk)) + tbias - tlse[batch, head, i]
-                        td, tdP = tD[batch, head, i], dot(tdo, v) + dot(do, tv)
-                        add_products(sums, lists, batch, head, number, scale * dS, weight, tq, tk, tdo, scratch)
-                        weight, dS, dfactor = tangents(P, slope, bend, factor, tfactor, dP, tdP, d, td, moves)
-                    add_products(sums, lists, batch, head, number, scale * dS, weight, q, k, do, scratch)
+                        tk, tv, tbias, tfactor = moved_keys_of(moved, batch, head, j, number, scratch)
+                        tq = row_or_zeros(moved.q, batch, head, i, zeros)
+                        tdo = row_or_zeros(moved.do, batch, head, i, zeros)
+                        moves = scale * sum_of_products(tq, k, q, tk, d, zeros) + tbias - tlse[batch, head, i]
+                        tdP = sum_of_products(tdo, v, do, tv, e, zeros)
+                        add_products(sums, lists, given, batch, head, number, scale * dS, weight, tq, tk, tdo, scratch)
+                        weight, dS, dfactor = tangents(
+                            P, slope, bend, factor, tfactor, dP, tdP, D[batch, head, i], tD[batch, head, i], moves
+                        )
+                    add_products(sums, lists, given, batch, head, number, scale * dS, weight, q, k, do, scratch)
                     add_number(sums.bias, batch, head, number, dS, zeros)
                     add_number(sums.factor, batch, head, number, dfactor, zeros)
                 if lists.by_key:
-                    add_to(sums.k, batch, head, line, real(1), scratch.dx)
-                    add_to(sums.v, batch, head, line, real(1), scratch.dv)
+                    add_to(sums.k, batch, head, line, real(1), address_of(scratch.dx), zeros)
+                    add_to(sums.v, batch, head, line, real(1), address_of(scratch.dv), zeros)
                 else:
-                    add_to(sums.q, batch, head, line, real(1), scratch.dx)
+                    add_to(sums.q, batch, head, line, real(1), address_of(scratch.dx), zeros)
     restore(before)

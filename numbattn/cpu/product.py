@@ -281,3 +281,49 @@ def row_dots(out, a, b):
     """out[r] = a[r] b[r]"""
     for row in range(0, len(a), VECTOR_BYTES // out.itemsize):
         some_row_dots(out, a, b, row)
+
+
+@intrinsic
+def dot(typingctx, x, y, length, dtype):
+    """x y, for vectors at these addresses."""
+
+    def generate(context, builder, signature, args):
+        unit = Vectors(builder, dtype.dtype)
+        places, total = elements_at(builder, unit, args[:2]), cgutils.alloca_once_value(builder, unit.zero)
+
+        def multiply_add(unit, at):
+            left, right = (unit.load(builder.gep(place, [at])) for place in places)
+            builder.store(unit.multiply_add(left, right, builder.load(total)), total)
+
+        along(builder, dtype.dtype, args[2], multiply_add)
+        found, width = builder.load(total), unit.width
+        while width > 1:
+            width //= 2
+            halves = (unit.pick(found, found, range(n * width, (n + 1) * width)) for n in range(2))
+            found = builder.fadd(*halves)
+        return builder.extract_element(found, INT(0))
+
+    return dtype.dtype(types.intp, types.intp, types.intp, dtype), generate
+
+
+@intrinsic
+def add_multiple(typingctx, out, factor, x, length):
+    """out += factor x, for vectors at these addresses."""
+
+    def generate(context, builder, signature, args):
+        unit = Vectors(builder, factor)
+        to, source = elements_at(builder, unit, args[::2])
+
+        def multiply_add(unit, at):
+            place = builder.gep(to, [at])
+            terms = unit.splat(args[1]), unit.load(builder.gep(source, [at])), unit.load(place)
+            unit.store(unit.multiply_add(*terms), place)
+
+        along(builder, factor, args[3], multiply_add)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, factor, types.intp, types.intp), generate
+
+
+def elements_at(builder, unit, addresses):
+    return [builder.inttoptr(address, unit.element.as_pointer()) for address in addresses]

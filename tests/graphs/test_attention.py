@@ -124,8 +124,8 @@ FAULTS = {
         "if lse > -np.inf else zero": "if True else zero",
         "if S > -np.inf else real(0)": "if True else real(0)",
         "l *= alpha": "pass",
-        "buffer[c] = x[c] + y[c]": "buffer[c] = x[c]",
         "lists.numbers[at] if lists.by_key else at": "at",
-        "add(scratch.dx[: k.size], dS, k)": "add(scratch.dx[: k.size], dS, q)",
+        "dS, k, given.q.cols": "dS, q, given.q.cols",
+        "buffer[c] = x[0, c] + y[0, c]": "buffer[c] = x[0, c]",
     },
 }
