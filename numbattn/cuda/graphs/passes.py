@@ -26,13 +26,16 @@ class GraphBackend:
 
     def forward(self, problem, inputs, out=None):
         """o, and lse or None."""
-        gpu = self.current()
-        o = gpu.empty(problem.out_shape, problem.dtype) if out is None else out
+        gpu, is_view = self.current(), out is not None and len(problem.batch) <= 2
+        o = out if is_view else gpu.empty(problem.out_shape, problem.dtype)
         lse = gpu.empty(problem.lse_shape, problem.sum_dtype)
         arrays, mO, mLse = arrays_of(problem, inputs.arrays), in_heads(problem, o), in_heads(problem, lse)
         form = form_of(problem, [*features(arrays), mO])
         self.over_rows(inputs.graph._by_query, form, forward_kernel(form), matrices(problem), arrays, mO, mLse,
                        scale_of(inputs))  # fmt: skip
+        if out is not None and not is_view:                     # whose batch axes may be no single one
+            out[...] = o
+            o = out
         return o, lse if problem.softmax else None
 
     def tangent(self, problem, inputs, moving, o, lse):
@@ -148,13 +151,18 @@ def with_heads(problem, x, own, heads):
     own_shape = x.shape[x.ndim - own :]
     if math.prod(x.shape[: x.ndim - own]) != problem.matrices[0] * heads:
         x = np.broadcast_to(x, (*problem.batch[:-1], heads, *own_shape))
-    return x.reshape(problem.matrices[0], heads, *own_shape)
+    return with_columns(x.reshape(problem.matrices[0], heads, *own_shape))
 
 
 def in_heads(problem, x):
     """An array with all batch axes, (batch, heads, rows) or (batch, heads, rows, features)."""
     axes = len(problem.batch)
-    return x.reshape(*problem.matrices, *x.shape[axes:])
+    return with_columns(x.reshape(*problem.matrices, *x.shape[axes:]))
+
+
+def with_columns(x):
+    """x, with a column of zeros if it has none: kernels read some memory in any case."""
+    return x if x.shape[-1] else np.zeros((*x.shape[:-1], 1), x.dtype, like=x)
 
 
 def results_of(problem, name, x, adds):

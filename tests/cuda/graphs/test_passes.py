@@ -43,6 +43,18 @@ def test_edges_without_a_key():
     assert not grads.bias[[1, 2, 4]].any()
 
 
+def test_without_features():
+    """Only lse is computed."""
+    g, rng = graphs.Graph(np.array([0, 2, 3]), np.array([0, 1, 1])), np.random.default_rng(0)
+    q, k, bias = rng.standard_normal((2, 3)), rng.standard_normal((2, 3)), rng.standard_normal(3)
+    o, saved = graphs.attention_forward(q, k, k[:, :0], g, bias=bias)
+    S = (q[[0, 0, 1]] * k[[0, 1, 1]]).sum(-1) / 3**0.5 + bias
+    np.testing.assert_allclose(saved.lse, [np.logaddexp(S[0], S[1]), S[2]])
+    dq, dk, dv = graphs.attention_backward(o, saved, dlse=np.ones(2))
+    assert (o.shape, dv.shape) == ((2, 0), (2, 0))
+    np.testing.assert_allclose(dq[1], k[1] / 3**0.5)
+
+
 FAULTS = {
     "np.zeros((*batch, heads, *x.shape[own:])": "np.full((*batch, heads, *x.shape[own:]), 1",
     "together, group = count if adds else 1": "together, group = 1",
