@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..base.values import rounded, rowsum
+from ..dropout import Dropout
 from ..functions.compiled.exponentials import exp
 from ..graphs import edge
 from ..graphs.problem import AXES
@@ -21,8 +22,9 @@ from .product import add_multiple, dot
 from .record import Record
 from .scratch import memory_of
 from .subnormals import flush_subnormals, restore
-from .tile import address_of, contiguous_view, fill, inline, is_set
+from .tile import address_of, contiguous_view, fill, inline, is_set, philox4x32
 
+NO_DROPOUT = Dropout(0, 0)
 EXPONENTIAL = 32  # the cost of an edge beside its products, in multiplications
 
 gradients, tangents = inline(edge.gradients), inline(edge.tangents)
@@ -47,6 +49,12 @@ class Numbers(NamedTuple):
 
     scale: float
     softmax: int
+    drops: int  # whether there is dropout
+    kept_scale: float
+    threshold: Any  # uint64, as those after it
+    offset: Any
+    key_low: Any
+    key_high: Any
 
 
 class EdgeLists(NamedTuple):
@@ -79,15 +87,17 @@ def record_of(problem, **arrays):
     return ARRAYS.record(problem, {**arrays, **columns})
 
 
-def run(kernel, problem, lists, scale, moves, *records):
+def run(kernel, problem, lists, inputs, moves, *records):
     """Call a kernel for all rows of lists. moves: whether there are tangents, which take about as long again."""
+    scale, dropout = inputs.scale, inputs.dropout or NO_DROPOUT
+    drops = int(dropout is not NO_DROPOUT), dropout.scale, *map(np.uint64, dropout._numbers)
     width = max(problem.head_dim, problem.head_dim_v)
     scratch, nbytes = memory_of(EdgeScratch, [(width, problem.sum_dtype)] * len(EdgeScratch._fields))
     numbers = np.empty(0, np.int32) if lists.numbers is None else lists.numbers
     lists, rows = Record(lists.starts, lists.others, numbers, int(lists.numbers is not None)), len(lists.starts) - 1
     cost = (2 + 2 * moves) * (problem.head_dim + problem.head_dim_v) + EXPONENTIAL
     work = math.prod(problem.matrices) * (problem.edges + rows) * cost
-    given = scratch, Record(scale, int(problem.softmax)), lists, *records
+    given = scratch, Record(scale, int(problem.softmax), *drops), lists, *records
     launch(kernel.given(*given), rows, work, nbytes)
 
 
@@ -98,7 +108,7 @@ def forward(problem, inputs, out=None):
     o = out if exact else np.empty(problem.out_shape, problem.sum_dtype)
     lse = np.empty(problem.lse_shape, problem.sum_dtype)
     arrays = record_of(problem, **inputs.arrays)
-    run(forward_kernel, problem, inputs.graph._by_query, inputs.scale, False, arrays, *in_heads(problem, o, lse))
+    run(forward_kernel, problem, inputs.graph._by_query, inputs, False, arrays, *in_heads(problem, o, lse))
     if out is None:
         out = rounded(o, problem.dtype)
     elif not exact:
@@ -112,7 +122,7 @@ def tangent(problem, inputs, moving, o, lse):
     lse = tlse if lse is None else lse
     arrays, moved = record_of(problem, **inputs.arrays), record_of(problem, **moving.arrays)
     rows = in_heads(problem, o.astype(problem.sum_dtype, copy=False), lse, to, tlse)
-    run(tangent_kernel, problem, inputs.graph._by_query, inputs.scale, True, arrays, moved, *rows)
+    run(tangent_kernel, problem, inputs.graph._by_query, inputs, True, arrays, moved, *rows)
     return rounded(to, problem.dtype), tlse if problem.softmax else None
 
 
@@ -146,7 +156,7 @@ def _backward(problem, inputs, do, moved, lse, D, tD, tlse=None):
     for lists, names in ((inputs.graph._by_query, {"q", *AXES}), (inputs.graph._by_key, {"k", "v"})):
         sums = record_of(problem, **{name: x for name, x in results.items() if name in names})
         moves = moved.arguments != (None,)
-        run(backward_kernel, problem, lists, inputs.scale, moves, arrays, moved, sums, *rows)
+        run(backward_kernel, problem, lists, inputs, moves, arrays, moved, sums, *rows)
     return {name: rounded(x, problem.dtype) for name, x in results.items()}
 
 
@@ -215,6 +225,19 @@ def add_products(sums, lists, given, batch, head, number, dS, weight, q, k, do, 
 
 
 @inline
+def kept(numbers, given, batch, head, number, like):
+    """What dropout multiplies P of an edge by, see `numbattn.dropout_mask`: the element (0, number) of a matrix."""
+    real = like.dtype.type
+    if not numbers.drops:
+        return real(1)
+    matrix, zero = np.uint64(batch * given.q.offsets.shape[1] + head), np.uint64(0)
+    counter = np.uint64(number // 16 * 4 + number // 2 % 4), zero, matrix, numbers.offset
+    left, right, _, _ = philox4x32(*counter, numbers.key_low, numbers.key_high)
+    drawn = (right if number // 8 % 2 else left) >> np.uint64(number % 2 * 16) & np.uint64(0xFFFF)
+    return real(numbers.kept_scale if drawn >= numbers.threshold else 0)
+
+
+@inline
 def keys_of(given, batch, head, j, number, scratch):
     """Of an edge to key j: k + k_edge, v + v_edge, bias and factor."""
     like = scratch.zeros
@@ -274,6 +297,7 @@ def forward_kernel(first, end, stop, scratch, numbers: Numbers, lists: EdgeLists
                                 O[c] *= alpha
                         P = exp(S - m) if -np.inf < S else real(0)
                         l += P
+                    factor *= kept(numbers, given, batch, head, at, zeros)
                     add_multiple(address_of(O), factor * P, v, O.size)
                 if numbers.softmax:
                     inverse = 1 / l if l != 0 else real(0)
@@ -303,7 +327,8 @@ def tangent_kernel(
                     j = lists.others[at]
                     k, v, bias, factor = keys_of(given, batch, head, j, at, scratch)
                     tk, tv, tbias, tfactor = moved_keys_of(moved, batch, head, j, at, scratch)
-                    S = scale * dot(q, k, d, zeros.dtype) + bias
+                    Z, S = kept(numbers, given, batch, head, at, zeros), scale * dot(q, k, d, zeros.dtype) + bias
+                    factor, tfactor = Z * factor, Z * tfactor
                     P, slope, _ = weight_of(S, lse[batch, head, i], numbers.softmax, zeros)
                     tS = scale * sum_of_products(tq, k, q, tk, d, zeros) + tbias
                     total += slope * tS
@@ -338,6 +363,8 @@ def backward_kernel(
                     k, v, bias, factor = keys_of(given, batch, head, j, number, scratch)
                     S, dP = scale * dot(q, k, d, zeros.dtype) + bias, dot(do, v, e, zeros.dtype)
                     P, slope, bend = weight_of(S, lse[batch, head, i], numbers.softmax, zeros)
+                    Z = kept(numbers, given, batch, head, number, zeros)
+                    factor *= Z
                     weight, dS, dfactor = gradients(P, slope, factor, dP, D[batch, head, i])
                     if moved is not None:
                         tk, tv, tbias, tfactor = moved_keys_of(moved, batch, head, j, number, scratch)
@@ -347,11 +374,11 @@ def backward_kernel(
                         tdP = sum_of_products(tdo, v, do, tv, e, zeros)
                         add_products(sums, lists, given, batch, head, number, scale * dS, weight, tq, tk, tdo, scratch)
                         weight, dS, dfactor = tangents(
-                            P, slope, bend, factor, tfactor, dP, tdP, D[batch, head, i], tD[batch, head, i], moves
+                            P, slope, bend, factor, Z * tfactor, dP, tdP, D[batch, head, i], tD[batch, head, i], moves
                         )
                     add_products(sums, lists, given, batch, head, number, scale * dS, weight, q, k, do, scratch)
                     add_number(sums.bias, batch, head, number, dS, zeros)
-                    add_number(sums.factor, batch, head, number, dfactor, zeros)
+                    add_number(sums.factor, batch, head, number, Z * dfactor, zeros)
                 if lists.by_key:
                     add_to(sums.k, batch, head, line, real(1), address_of(scratch.dx), zeros)
                     add_to(sums.v, batch, head, line, real(1), address_of(scratch.dv), zeros)

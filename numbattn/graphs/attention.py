@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Generic
 
 from ..base.checks import A, Array
+from ..dropout import Dropout
 from . import passes
 from .gradients import GraphGradients
 from .graph import Graph
@@ -15,7 +16,8 @@ from .problem import EdgeArrays, GraphSaved, checked_rows, describe_graph
 
 def attention(
     q: A, k: A, v: A, graph: Graph, *, bias: A | None = None, k_edge: A | None = None, v_edge: A | None = None,
-    factor: A | None = None, softmax: bool = True, scale: float | None = None, out: A | None = None,
+    factor: A | None = None, softmax: bool = True, scale: float | None = None, dropout: Dropout | None = None,
+    out: A | None = None,
 ) -> A:  # fmt: skip
     """Attention in which each query sees the keys at the ends of its edges: time and memory follow the edges.
 
@@ -43,6 +45,8 @@ def attention(
         Whether P is a softmax. If not, P is S.
     scale : float, optional
         Finite and > 0. Default: 1 / sqrt(head_dim).
+    dropout : Dropout, optional
+        Which elements of P to drop: edge number e is that of ``dropout_mask(dropout, (..., 1, edges))[..., 0, e]``.
     out : array, (..., queries, head_dim_v), optional
         Where to put the result. It must not overlap itself or an array of the call.
 
@@ -73,19 +77,20 @@ def attention(
     (4, 3, 8)
     """
     of_edges = EdgeArrays(bias, factor, k_edge, v_edge)
-    o: Any = passes.forward(*describe_graph(q, k, v, graph, of_edges, softmax, scale, out), out).o
+    o: Any = passes.forward(*describe_graph(q, k, v, graph, of_edges, softmax, scale, dropout, out), out).o
     return o
 
 
 def attention_forward(
     q: A, k: A, v: A, graph: Graph, *, bias: A | None = None, k_edge: A | None = None, v_edge: A | None = None,
-    factor: A | None = None, softmax: bool = True, scale: float | None = None, out: A | None = None,
+    factor: A | None = None, softmax: bool = True, scale: float | None = None, dropout: Dropout | None = None,
+    out: A | None = None,
 ) -> tuple[A, GraphSaved[A]]:  # fmt: skip
     """`attention`, and what `attention_backward` needs.
 
     Parameters
     ----------
-    q, k, v, graph, bias, k_edge, v_edge, factor, softmax, scale, out
+    q, k, v, graph, bias, k_edge, v_edge, factor, softmax, scale, dropout, out
         As in `attention`.
 
     Returns
@@ -103,7 +108,7 @@ def attention_forward(
         For what does not fit: see `attention`.
     """
     of_edges = EdgeArrays(bias, factor, k_edge, v_edge)
-    saved = passes.forward(*describe_graph(q, k, v, graph, of_edges, softmax, scale, out), out)
+    saved = passes.forward(*describe_graph(q, k, v, graph, of_edges, softmax, scale, dropout, out), out)
     return saved.o, saved
 
 
@@ -156,13 +161,14 @@ class GraphBackprop(Generic[A]):
 
 def attention_vjp(
     q: A, k: A, v: A, graph: Graph, *, bias: A | None = None, k_edge: A | None = None, v_edge: A | None = None,
-    factor: A | None = None, softmax: bool = True, scale: float | None = None, out: A | None = None,
+    factor: A | None = None, softmax: bool = True, scale: float | None = None, dropout: Dropout | None = None,
+    out: A | None = None,
 ) -> tuple[A, GraphBackprop[A]]:  # fmt: skip
     """`attention` with its gradients as a closure.
 
     Parameters
     ----------
-    q, k, v, graph, bias, k_edge, v_edge, factor, softmax, scale, out
+    q, k, v, graph, bias, k_edge, v_edge, factor, softmax, scale, dropout, out
         As in `attention`.
 
     Returns
@@ -191,5 +197,5 @@ def attention_vjp(
     ((4, 3, 8), (3,))
     """
     of_edges = EdgeArrays(bias, factor, k_edge, v_edge)
-    saved = passes.forward(*describe_graph(q, k, v, graph, of_edges, softmax, scale, out), out)
+    saved = passes.forward(*describe_graph(q, k, v, graph, of_edges, softmax, scale, dropout, out), out)
     return saved.o, GraphBackprop(saved)

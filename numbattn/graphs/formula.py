@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..base.gradients import sum_to
+from ..dropout import dropout_mask
 from . import edge
 from .problem import GraphInputs, GraphProblem
 
@@ -24,6 +25,7 @@ class Edges(NamedTuple):
     k: Any  # k + k_edge
     v: Any
     factor: Any
+    Z: Any  # what dropout multiplies P by
     P: Any
     i: Any  # the query
     j: Any  # the key
@@ -39,6 +41,10 @@ def forward(problem: GraphProblem, inputs: GraphInputs, work: Any = np.float64) 
     S = work(inputs.scale) * (q * k).sum(-1)
     S = S if of_edges.bias is None else S + heads(of_edges.bias[..., None], problem, work)[..., 0]
     factor = np.ones_like(S) if of_edges.factor is None else heads(of_edges.factor[..., None], problem, work)[..., 0]
+    Z = np.ones_like(S)
+    if inputs.dropout is not None:
+        kept = dropout_mask(inputs.dropout, (*problem.batch, 1, graph.edges)).reshape(*problem.matrices, graph.edges)
+        Z = kept * work(inputs.dropout.scale)
     shape, lse, P, at = (*problem.matrices, graph.queries), None, S, (slice(None), slice(None), i)
     if problem.softmax:
         m: Any = np.full(shape, -math.inf)
@@ -48,23 +54,23 @@ def forward(problem: GraphProblem, inputs: GraphInputs, work: Any = np.float64) 
         sees = l != 0
         lse = np.where(sees, m + np.log(np.where(sees, l, 1)), -math.inf)
         P = np.where(np.isneginf(S.real), 0, np.exp(S - np.where(sees, lse, 0)[..., i]))
-    o = added((factor * P)[..., None] * v, i, graph.queries)
-    return o, lse, Edges(q, k, v, factor, P, i, j)
+    o = added((Z * factor * P)[..., None] * v, i, graph.queries)
+    return o, lse, Edges(q, k, v, factor, Z, P, i, j)
 
 
 def backward(problem: GraphProblem, inputs: GraphInputs, do: Any, dlse: Any = None, work: Any = np.float64) -> Any:
     """The gradients of the arrays of the call by name, in their shapes and the dtype `work`."""
-    o, _, (q, k, v, factor, P, i, j) = forward(problem, inputs, work)
+    o, _, (q, k, v, factor, Z, P, i, j) = forward(problem, inputs, work)
     do = heads(do, problem, work)
     D: Any = (do * o).sum(-1) if problem.softmax else np.zeros(do.shape[:-1], work)
     if dlse is not None:
         D = D - heads(dlse[..., None], problem, work)[..., 0]
     dO, scale, n = do[:, :, i], work(inputs.scale), problem.seqlen_k
     slope = P if problem.softmax else np.ones_like(P)
-    weight, dS, dfactor = edge.gradients(P, slope, factor, (dO * v).sum(-1), D[..., i])
+    weight, dS, dfactor = edge.gradients(P, slope, Z * factor, (dO * v).sum(-1), D[..., i])
     dk_edge, dv_edge = scale * dS[..., None] * q, weight[..., None] * dO
     dq, dk, dv = added(scale * dS[..., None] * k, i, problem.seqlen_q), added(dk_edge, j, n), added(dv_edge, j, n)
-    found = {"q": dq, "k": dk, "v": dv, "bias": dS, "factor": dfactor, "k_edge": dk_edge, "v_edge": dv_edge}
+    found = {"q": dq, "k": dk, "v": dv, "bias": dS, "factor": Z * dfactor, "k_edge": dk_edge, "v_edge": dv_edge}
     return {name: summed(found[name], x.shape, problem) for name, x in inputs.arrays.items()}
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..base.checks import A, Array, same_library, words_for
 from ..call.tangents import GivenTangent, checked_along
+from ..dropout import Dropout
 from . import passes
 from .gradients import GraphGradients, GraphSecondGradients
 from .graph import TAKER, Graph
@@ -45,13 +46,13 @@ def attention_jvp(
     q: A, k: A, v: A, graph: Graph, tq: Array | None, tk: Array | None, tv: Array | None, *,
     bias: A | None = None, k_edge: A | None = None, v_edge: A | None = None, factor: A | None = None,
     tbias: Array | None = None, tk_edge: Array | None = None, tv_edge: Array | None = None,
-    tfactor: Array | None = None, softmax: bool = True, scale: float | None = None,
+    tfactor: Array | None = None, softmax: bool = True, scale: float | None = None, dropout: Dropout | None = None,
 ) -> tuple[A, A]:  # fmt: skip
     """`attention` and its tangent: forward-mode differentiation, a Jacobian-vector product.
 
     Parameters
     ----------
-    q, k, v, graph, bias, k_edge, v_edge, factor, softmax, scale
+    q, k, v, graph, bias, k_edge, v_edge, factor, softmax, scale, dropout
         As in `attention`.
     tq, tk, tv, tbias, tk_edge, tv_edge, tfactor : arrays or None
         The tangents of q, k, v and of the arrays of edges: of the shape and dtype of each; None is zero. For several
@@ -81,7 +82,7 @@ def attention_jvp(
     True
     """
     of_edges, moving = EdgeArrays(bias, factor, k_edge, v_edge), EdgeArrays(tbias, tfactor, tk_edge, tv_edge)
-    saved, tsaved = _forward(q, k, v, graph, of_edges, (tq, tk, tv), moving, softmax, scale)
+    saved, tsaved = _forward(q, k, v, graph, of_edges, (tq, tk, tv), moving, softmax, scale, dropout)
     return saved.o, tsaved.to
 
 
@@ -89,13 +90,14 @@ def attention_forward_jvp(
     q: A, k: A, v: A, graph: Graph, tq: Array | None, tk: Array | None, tv: Array | None, *,
     bias: A | None = None, k_edge: A | None = None, v_edge: A | None = None, factor: A | None = None,
     tbias: Array | None = None, tk_edge: Array | None = None, tv_edge: Array | None = None,
-    tfactor: Array | None = None, softmax: bool = True, scale: float | None = None,
+    tfactor: Array | None = None, softmax: bool = True, scale: float | None = None, dropout: Dropout | None = None,
 ) -> tuple[A, A, GraphSaved[A], GraphSavedTangents[A]]:  # fmt: skip
     """`attention_jvp`, and what `attention_backward_jvp` needs.
 
     Parameters
     ----------
-    q, k, v, graph, tq, tk, tv, bias, k_edge, v_edge, factor, tbias, tk_edge, tv_edge, tfactor, softmax, scale
+    q, k, v, graph, tq, tk, tv, bias, k_edge, v_edge, factor, tbias, tk_edge, tv_edge, tfactor, softmax,
+    scale, dropout
         As in `attention_jvp`.
 
     Returns
@@ -113,7 +115,7 @@ def attention_forward_jvp(
         For what does not fit: see `attention`.
     """
     of_edges, moving = EdgeArrays(bias, factor, k_edge, v_edge), EdgeArrays(tbias, tfactor, tk_edge, tv_edge)
-    saved, tsaved = _forward(q, k, v, graph, of_edges, (tq, tk, tv), moving, softmax, scale)
+    saved, tsaved = _forward(q, k, v, graph, of_edges, (tq, tk, tv), moving, softmax, scale, dropout)
     return saved.o, tsaved.to, saved, tsaved
 
 
@@ -247,9 +249,9 @@ def attention_backward_vjp(
 
 def _forward(
     q: Any, k: Any, v: Any, graph: Any, of_edges: EdgeArrays, of_nodes: tuple[Any, ...], moving: EdgeArrays,
-    softmax: Any, scale: Any,
+    softmax: Any, scale: Any, dropout: Any,
 ) -> tuple[GraphSaved[Any], GraphSavedTangents[Any]]:  # fmt: skip
-    problem, inputs = describe_graph(q, k, v, graph, of_edges, softmax, scale)
+    problem, inputs = describe_graph(q, k, v, graph, of_edges, softmax, scale, dropout)
     moves = _checked(inputs, of_nodes, moving, "t")
     saved = passes.forward(problem, inputs)
     return saved, _tangents(saved, *moves)

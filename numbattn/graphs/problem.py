@@ -9,6 +9,7 @@ from typing import Any, Generic, NamedTuple
 from ..base.checks import A, flag, other_dtype, overlap, same_library, words_for
 from ..base.values import broadcasts
 from ..call.problem import Problem, converted, describe
+from ..dropout import Dropout
 from .graph import TAKER, Graph
 
 AXES = {"bias": 1, "factor": 1, "k_edge": 2, "v_edge": 2}  # of arrays of edges, and how many axes each has of its own
@@ -41,6 +42,7 @@ class GraphInputs(NamedTuple):
     graph: Graph
     of_edges: EdgeArrays
     scale: float
+    dropout: Dropout | None = None
 
     @property
     def arrays(self) -> dict[str, Any]:
@@ -71,13 +73,14 @@ class GraphSaved(Generic[A]):
 
 
 def describe_graph(
-    q: Any, k: Any, v: Any, graph: Any, of_edges: EdgeArrays, softmax: Any = True, scale: Any = None, out: Any = None
+    q: Any, k: Any, v: Any, graph: Any, of_edges: EdgeArrays, softmax: Any = True, scale: Any = None,
+    dropout: Any = None, out: Any = None,
 ) -> tuple[GraphProblem, GraphInputs]:
     """Check a call; return its GraphProblem and its GraphInputs."""
     if not isinstance(graph, Graph):
         raise TypeError(f"graph: got {words_for(graph)}, expected a graphs.Graph")
     same_library(TAKER, q=q, k=k, v=v, graph=graph.indptr)
-    problem, inputs = describe(q, k, v, scale=scale, out=out)
+    problem, inputs = describe(q, k, v, scale=scale, dropout=dropout, out=out)
     for name, got, wanted, rows in (("q", problem.seqlen_q, graph.queries, "queries"),
                                     ("k", problem.seqlen_k, graph.keys, "keys")):  # fmt: skip
         if got != wanted:
@@ -94,7 +97,7 @@ def describe_graph(
         if out is not None and overlap(out, x):
             raise ValueError(f"out: overlaps {name}")
     found = _graph_problem(problem, graph.edges, tuple(given), flag("softmax", softmax))
-    return found, GraphInputs(q, k, v, graph, of_edges, inputs.scale)
+    return found, GraphInputs(q, k, v, graph, of_edges, inputs.scale, dropout)
 
 
 @lru_cache(maxsize=1024)

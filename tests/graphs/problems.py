@@ -2,6 +2,7 @@
 
 import numpy as np
 
+import numbattn as na
 from numbattn import graphs
 from numbattn.base.checks import dtype_of_sums
 from numbattn.graphs import formula
@@ -41,7 +42,8 @@ class Drawn:
             self.arrays[name] = self.array([one_of(1, x) for x in self.batch[start:]], own[name])
         self.softmax = one_of(True, True, False)
         self.graph, _ = graphs.Graph.from_edges(xp.asarray(i), xp.asarray(j), (m, n))
-        self.options = {"softmax": self.softmax, "scale": one_of(None, 0.3)}
+        dropout = na.Dropout(0.3, seed=seed) if one_of(True, False, False) else None
+        self.options = {"softmax": self.softmax, "scale": one_of(None, 0.3), "dropout": dropout}
 
     def one_of(self, *values):
         return values[self.rng.integers(len(values))]

@@ -124,6 +124,8 @@ FAULTS = {
         "if lse > -np.inf else zero": "if True else zero",
         "if S > -np.inf else real(0)": "if True else real(0)",
         "l *= alpha": "pass",
+        "right if number // 8 % 2 else left": "left if number // 8 % 2 else right",
+        "number, Z * dfactor, zeros)": "number, dfactor, zeros)",
         "lists.numbers[at] if lists.by_key else at": "at",
         "dS, k, given.q.cols": "dS, q, given.q.cols",
         "buffer[c] = x[0, c] + y[0, c]": "buffer[c] = x[0, c]",

@@ -111,7 +111,7 @@ def backward(form, by_key, adds=False):
     gradients of edges are then added to what is there, since matrices may share some.
     """
     steps = EdgeSteps(form, has_numbers=by_key)
-    ends, weights_of = Ends(steps, by_key), steps.weights()
+    ends, kept, weights_of = Ends(steps, by_key), steps.kept(), steps.weights()
     rows_of_block, edge_at, own_at, others_at = steps.rows_of_block, steps.edge_at, ends.own, ends.others
     statistics_at, in_order = ends.statistics_at, ends.in_order
     (read_edges, with_edges), (read_moved, with_moved) = steps.of_edges(), steps.of_edges(default=0)
@@ -122,14 +122,15 @@ def backward(form, by_key, adds=False):
     save_v, _ = steps.saves(V) if by_key else (None, None)
 
     @device
-    def read(lists, given, batch, head, key_head, at, end, own_statistics):
-        arrays, moved, statistics = given
+    def read(lists, given, matrix, batch, head, key_head, at, end, own_statistics):
+        arrays, moved, statistics, drops = given
         count = shape(arrays.q)[2] if BY_KEY else shape(arrays.k)[2]
         other, number = edge_at(lists, at, end, count)
-        found = others_at(arrays, moved, batch, head, key_head, other), read_edges(arrays, batch, head, number)
-        moves = read_moved(moved, batch, head, number) if MOVES else (ZERO, ZERO, ZERO, ZERO)
+        Z = kept(drops, matrix, number)
+        found = others_at(arrays, moved, batch, head, key_head, other), read_edges(arrays, batch, head, number, Z)
+        moves = read_moved(moved, batch, head, number, Z) if MOVES else (ZERO, ZERO, ZERO, ZERO)
         found_statistics = statistics_at(statistics, batch, head, other) if BY_KEY else own_statistics
-        return other, number, found, moves, found_statistics
+        return other, number, found, moves, found_statistics, Z
 
     @device
     def add(sums, dS, weight, q, k, do):
@@ -168,7 +169,7 @@ def backward(form, by_key, adds=False):
     @device
     def add_edge(dx, dv, now, own, scale):
         """P of an edge, what that adds to the gradients of its ends, and the gradients of its own arrays."""
-        other, _, (others, of_edge), t_of_edge, (lse, D, tlse, tD) = now
+        other, _, (others, of_edge), t_of_edge, (lse, D, tlse, tD), Z = now
         (q, do, tq, tdo), (k, v, tk, tv) = in_order(own, others)
         q, do = convert(q, ACC), convert(do, ACC)
         k, v, bias, factor = with_edges(k, v, of_edge)
@@ -183,10 +184,10 @@ def backward(form, by_key, adds=False):
             sums = add(sums, dS * scale, weight, tq, tk, tdo)
             tdP = row_sum(tdo * v + do * tv)
             weight, dS, dfactor = tangents(P, slope, bend, factor, tfactor, dP, tdP, D, tD, moves)
-        return add(sums, dS * scale, weight, q, k, do), dS, dfactor
+        return add(sums, dS * scale, weight, q, k, do), dS, Z * dfactor
 
-    def graph_backward(lists, arrays, moved, statistics, results, scale, together):
-        given, heads, key_heads = (arrays, moved, statistics), shape(arrays.q)[1], shape(arrays.k)[1]
+    def graph_backward(lists, arrays, moved, statistics, results, drops, scale, together):
+        given, heads, key_heads = (arrays, moved, statistics, drops), shape(arrays.q)[1], shape(arrays.k)[1]
         own_matrix, row, here, first, end, step = rows_of_block(lists)
         if row == NOTHING:
             return
@@ -197,7 +198,7 @@ def backward(form, by_key, adds=False):
             own = own_at(arrays, moved, batch, head, key_head, here)
             own_statistics = statistics_at(statistics, batch, head, here)
             while anywhere(at < end):
-                now = read(lists, given, batch, head, key_head, at, end, own_statistics)
+                now = read(lists, given, matrix, batch, head, key_head, at, end, own_statistics)
                 sums, dS, dfactor = add_edge(dx, dv, now, own, scale)
                 dx, dv, _, _ = sums
                 save_edges(results, sums, dS, dfactor, batch, head, now[1])

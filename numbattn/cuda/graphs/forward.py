@@ -32,18 +32,19 @@ def forward(form):
     """The kernel."""
     steps = EdgeSteps(form)
     rows_of_block, edge_at, rows_at = steps.rows_of_block, steps.edge_at, steps.rows_at
-    read_edges, with_edges = steps.of_edges()
+    (read_edges, with_edges), kept = steps.of_edges(), steps.kept()
     ACC, K, V, LINES, SOFTMAX = steps.ACC, steps.K, steps.V, steps.LINES, form.softmax
     ZERO, LOG2E, LN2, NO_MAX = ACC(0), ACC(LOG2_E), ACC(LN_2), ACC(np.finfo(ACC).min * 2.0**-28)
     max_of_block, sum_of_block = steps.of_block(row_max), steps.of_block(row_sum)
     save_rows, sum_of_rows = steps.saves(V)
 
     @device
-    def read(lists, arrays, batch, head, key_head, at, end):
+    def read(lists, arrays, drops, matrix, batch, head, key_head, at, end):
         _, _, keys, _ = shape(arrays.k)
         j, number = edge_at(lists, at, end, keys)
+        Z = kept(drops, matrix, number)
         k, v = rows_at(arrays.k, K, batch, key_head, j), rows_at(arrays.v, V, batch, key_head, j)
-        return j, k, v, read_edges(arrays, batch, head, number)
+        return j, k, v, read_edges(arrays, batch, head, number, Z)
 
     @device
     def add(O, m, l, S, factor, v):
@@ -61,7 +62,7 @@ def forward(form):
         factor = exp2((m - M) * LOG2E)
         return O * factor, M, sum_of_block(l * factor)
 
-    def graph_forward(lists, arrays, mO, mLse, scale):
+    def graph_forward(lists, arrays, mO, mLse, drops, scale):
         (_, heads, _, _), (_, key_heads, _, _) = shape(mO), shape(arrays.k)
         matrix, row, here, at, end, step = rows_of_block(lists)
         if row == NOTHING:
@@ -71,7 +72,7 @@ def forward(form):
         Q = convert(rows_at(arrays.q, K, batch, head, here), ACC)
         O, m, l = full(V, ZERO), full(LINES, NO_MAX), full(LINES, ZERO)
         while anywhere(at < end):
-            j, k, v, of_edge = read(lists, arrays, batch, head, key_head, at, end)
+            j, k, v, of_edge = read(lists, arrays, drops, matrix, batch, head, key_head, at, end)
             k, v, bias, factor = with_edges(k, v, of_edge)
             S = where(j >= 0, row_sum(Q * k) * scale + bias, -np.inf if SOFTMAX else ZERO)
             O, m, l = add(O, m, l, S, factor, v)
@@ -96,17 +97,20 @@ def tangent(form):
     rows_of_block, edge_at, rows_at, number_at = steps.rows_of_block, steps.edge_at, steps.rows_at, steps.number_at
     (read_edges, with_edges), (read_moved, with_moved) = steps.of_edges(), steps.of_edges(default=0)
     ACC, K, V, LINES, SOFTMAX = steps.ACC, steps.K, steps.V, steps.LINES, form.softmax
-    ZERO, weights_of, sum_of_block, (save_rows, _) = ACC(0), steps.weights(), steps.of_block(row_sum), steps.saves(V)
+    ZERO, kept, weights_of, sum_of_block = ACC(0), steps.kept(), steps.weights(), steps.of_block(row_sum)
+    save_rows, _ = steps.saves(V)
 
     @device
-    def read(lists, arrays, moved, batch, head, key_head, at, end):
+    def read(lists, arrays, moved, drops, matrix, batch, head, key_head, at, end):
         _, _, keys, _ = shape(arrays.k)
         j, number = edge_at(lists, at, end, keys)
+        Z = kept(drops, matrix, number)
         k, v = rows_at(arrays.k, K, batch, key_head, j), rows_at(arrays.v, V, batch, key_head, j)
         tk, tv = rows_at(moved.k, K, batch, key_head, j), rows_at(moved.v, V, batch, key_head, j)
-        return j, k, v, read_edges(arrays, batch, head, number), tk, tv, read_moved(moved, batch, head, number)
+        of_edge, t_of_edge = (read_edges(arrays, batch, head, number, Z), read_moved(moved, batch, head, number, Z))
+        return j, k, v, of_edge, tk, tv, t_of_edge
 
-    def graph_tangent(lists, arrays, moved, mO, mLse, mTO, mTLse, scale):
+    def graph_tangent(lists, arrays, moved, mO, mLse, mTO, mTLse, drops, scale):
         (_, heads, _, _), (_, key_heads, _, _) = shape(mO), shape(arrays.k)
         matrix, row, here, at, end, step = rows_of_block(lists)
         if row == NOTHING:
@@ -118,7 +122,7 @@ def tangent(form):
         lse = number_at(mLse, batch, head, here) if SOFTMAX else full(LINES, ZERO)
         tO, total = full(V, ZERO), full(LINES, ZERO)
         while anywhere(at < end):
-            found = read(lists, arrays, moved, batch, head, key_head, at, end)
+            found = read(lists, arrays, moved, drops, matrix, batch, head, key_head, at, end)
             j, k, v, of_edge, tk, tv, t_of_edge = found
             k, v, bias, factor = with_edges(k, v, of_edge)
             tk, tv, tbias, tfactor = with_moved(tk, tv, t_of_edge)

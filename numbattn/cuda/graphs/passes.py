@@ -15,7 +15,7 @@ from .backward import backward as backward_kernel
 from .backward import delta as delta_kernel
 from .forward import forward as forward_kernel
 from .forward import tangent as tangent_kernel
-from .steps import THREADS, Arrays, Form, Lists, rows_of_block
+from .steps import THREADS, Arrays, Drops, Form, Lists, rows_of_block
 
 
 class GraphBackend:
@@ -32,7 +32,7 @@ class GraphBackend:
         arrays, mO, mLse = arrays_of(problem, inputs.arrays), in_heads(problem, o), in_heads(problem, lse)
         form = form_of(problem, [*features(arrays), mO])
         self.over_rows(inputs.graph._by_query, form, forward_kernel(form), matrices(problem), arrays, mO, mLse,
-                       scale_of(inputs))  # fmt: skip
+                       *numbers_of(inputs))  # fmt: skip
         if out is not None and not is_view:                     # whose batch axes may be no single one
             out[...] = o
             o = out
@@ -46,7 +46,7 @@ class GraphBackend:
         rows = [in_heads(problem, x) for x in (o, tlse if lse is None else lse, to, tlse)]
         form = form_of(problem, [*features(arrays), *features(moved), rows[0], rows[2]])
         self.over_rows(inputs.graph._by_query, form, tangent_kernel(form), matrices(problem), arrays, moved, *rows,
-                       scale_of(inputs))  # fmt: skip
+                       *numbers_of(inputs))  # fmt: skip
         return to, tlse if problem.softmax else None
 
     def backward(self, problem, inputs, do, o, lse, dlse):
@@ -86,7 +86,7 @@ class GraphBackend:
         sums = arrays_of(problem, results)
         form = form_of(problem, [*features(arrays), *features(moves), *features(sums)], moved is not None)
         together, group = count if adds else 1, problem.group_size
-        rest = arrays, moves, statistics, sums, scale_of(inputs)
+        rest = arrays, moves, statistics, sums, *numbers_of(inputs)
         by_query, by_key = backward_kernel(form, False, adds), backward_kernel(form, True)
         self.over_rows(inputs.graph._by_query, form, by_query, count // together, *rest, np.int32(together))
         self.over_rows(inputs.graph._by_key, form, by_key, count // group, *rest, np.int32(group))
@@ -116,11 +116,17 @@ def matrices(problem):
 def form_of(problem, arrays, moves=False):
     """The Form of a call. arrays: those whose rows of features are moved."""
     nbytes = min(map(alignment_of, arrays))
-    return Form(problem.dtype, problem.head_dim, problem.head_dim_v, problem.given, problem.softmax, nbytes, moves)
+    return Form(problem.dtype, problem.head_dim, problem.head_dim_v, problem.given, problem.softmax, nbytes,
+                problem.dropout, moves)  # fmt: skip
 
 
-def scale_of(inputs):
-    return sum_type(inputs.q.dtype)(inputs.scale)
+def numbers_of(inputs):
+    """Of dropout, if there is any, and the scale."""
+    real, drops = sum_type(inputs.q.dtype), ()
+    if inputs.dropout is not None:
+        threshold, *others = inputs.dropout._numbers
+        drops = Drops(np.uint32(threshold), *map(np.uint64, others), real(inputs.dropout.scale))
+    return drops, real(inputs.scale)
 
 
 def features(arrays):

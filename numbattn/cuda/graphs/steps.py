@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...graphs.problem import AXES
+from ..kernels.shared.dropout import U32, U64, random_words
 from ..kernels.shared.layouts import sum_type, vector
 from ..kernels.shared.schedule import split
 from ..tile import (
@@ -73,6 +74,16 @@ class Arrays(NamedTuple):
     v_edge: Any = ()
 
 
+class Drops(NamedTuple):
+    """A Dropout, as kernels take it."""
+
+    threshold: Any
+    offset: Any
+    key_low: Any
+    key_high: Any
+    scale: Any
+
+
 class GraphKernel(NamedTuple):
     """A kernel, the shared memory of a block, and how many blocks a multiprocessor should hold."""
 
@@ -97,6 +108,7 @@ class Form(NamedTuple):
     given: tuple  # names of arrays of edges
     softmax: bool
     nbytes: int  # alignment of rows
+    dropout: bool
     moves: bool = False  # whether arrays have tangents
 
 
@@ -216,19 +228,19 @@ class EdgeSteps:
         return rows_at, number_at
 
     def of_edges(self, default=1):
-        """Device functions: (arrays, batch, head, number) -> k_edge, v_edge, bias and factor as they lie in memory;
-        (K, V, these) -> k + k_edge, v + v_edge, bias and factor. default: a factor that is not given."""
+        """Device functions: (arrays, batch, head, number, Z) -> k_edge, v_edge, bias and factor Z as they are read;
+        (K, V, these) -> k + k_edge, v + v_edge, bias and factor Z. default: a factor that is not given."""
         K, V, ACC, number_at = self.K, self.V, self.ACC, self.number_at
         HAS_BIAS, HAS_FACTOR, HAS_K, HAS_V = (name in self.form.given for name in EDGES)
         NONE, DEFAULT, rows_at = ACC(-0.0), ACC(default), self.rows_at      # x + -0.0 is x, and costs nothing
 
         @device
-        def read(arrays, batch, head, number):
+        def read(arrays, batch, head, number, Z):
             k_edge = rows_at(arrays.k_edge[0], K, batch, head, number) if HAS_K else NONE
             v_edge = rows_at(arrays.v_edge[0], V, batch, head, number) if HAS_V else NONE
             bias = number_at(arrays.bias[0], batch, head, number) if HAS_BIAS else NONE
             factor = number_at(arrays.factor[0], batch, head, number) if HAS_FACTOR else DEFAULT
-            return k_edge, v_edge, bias, factor
+            return k_edge, v_edge, bias, factor * Z
 
         @device
         def added(k, v, found):
@@ -239,6 +251,24 @@ class EdgeSteps:
             return k, v, bias, factor
 
         return read, added
+
+    def kept(self):
+        """The device function (drops, matrix, number) -> what dropout multiplies P of edges by, see
+        `numbattn.dropout_mask`: the element (0, number) of a matrix."""
+        LINES, ZERO, ONE, DROPS = self.LINES, self.ACC(0), self.ACC(1), self.form.dropout
+
+        @device
+        def kept_of(drops, matrix, number):
+            if not DROPS:
+                return ONE
+            c0 = convert((number >> 4) * 4 + ((number >> 1) & 3), U32)
+            c1, c2, c3 = full(LINES, U32(0)), full(LINES, U32(convert(matrix, U64))), full(LINES, U32(drops.offset))
+            left, right, _, _, _, _ = random_words(c0, c1, c2, c3, drops.key_low, drops.key_high)
+            word = where((number & 8) != 0, right, left)
+            word = where((number & 1) != 0, word, word << 16)
+            return where(word >= U32(drops.threshold << 16), full(LINES, drops.scale), ZERO)
+
+        return kept_of
 
     def weights(self):
         """The device function (S, lse, seen) -> P of an edge, and its first and second derivative by S: 0 where there

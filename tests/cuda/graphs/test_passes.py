@@ -57,10 +57,9 @@ def test_without_features():
 
 FAULTS = {
     "np.zeros((*batch, heads, *x.shape[own:])": "np.full((*batch, heads, *x.shape[own:]), 1",
-    "together, group = count if adds else 1": "together, group = 1",
     "cuda/graphs/steps.py": {
         "other < count": "True",
-        "here = where(end - at > lists.most, -1, here)": "pass",
+        "(number & 8) != 0, right, left": "(number & 8) != 0, left, right",
         "at + row_index(LINES, 0)": "at",
     },
     "cuda/graphs/forward.py": {"sum_of_block(l * factor)": "sum_of_block(l)", "-np.inf if SOFTMAX else ZERO": "ZERO"},
