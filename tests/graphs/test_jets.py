@@ -51,5 +51,5 @@ FAULTS = {
     "x[number] if several and x is not None": "x[0] if several and x is not None",
     "tdlse is not None and dlse is None": "False",
     "tsaved.problem != saved.problem": "False",
-    "test_attention.py": {"tsaved.to, dlse=tsaved.tlse": "tsaved.to, dlse=None"},
+    "graphs/test_attention.py::test_random_calls_in_float64": {"tsaved.to, dlse=tsaved.tlse": "tsaved.to, dlse=None"},
 }

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from ...base.checks import UserValueError
 from ...base.gradients import sum_to
 from ...base.values import rounded, sum_broadcast
 from ...graphs import graph
@@ -31,8 +32,8 @@ class GraphBackend:
         lse = gpu.empty(problem.lse_shape, problem.sum_dtype)
         arrays, mO, mLse = arrays_of(problem, inputs.arrays), in_heads(problem, o), in_heads(problem, lse)
         form = form_of(problem, [*features(arrays), mO])
-        self.over_rows(inputs.graph._by_query, form, forward_kernel(form), matrices(problem), arrays, mO, mLse,
-                       *numbers_of(inputs))  # fmt: skip
+        given = arrays, mO, mLse, *numbers_of(inputs)
+        self.over_rows(inputs.graph, "_by_query", form, forward_kernel(form), matrices(problem), *given)
         if out is not None and not is_view:                     # whose batch axes may be no single one
             out[...] = o
             o = out
@@ -42,11 +43,11 @@ class GraphBackend:
         """to and tlse, o and lse being known."""
         gpu = self.current()
         to, tlse = gpu.empty(problem.out_shape, problem.dtype), gpu.empty(problem.lse_shape, problem.sum_dtype)
-        arrays, moved = arrays_of(problem, inputs.arrays), moved_of(problem, inputs.arrays, moving.arrays)
+        arrays, moved = arrays_of(problem, inputs.arrays), self.moved(problem, inputs.arrays, moving.arrays)
         rows = [in_heads(problem, x) for x in (o, tlse if lse is None else lse, to, tlse)]
         form = form_of(problem, [*features(arrays), *features(moved), rows[0], rows[2]])
-        self.over_rows(inputs.graph._by_query, form, tangent_kernel(form), matrices(problem), arrays, moved, *rows,
-                       *numbers_of(inputs))  # fmt: skip
+        given = arrays, moved, *rows, *numbers_of(inputs)
+        self.over_rows(inputs.graph, "_by_query", form, tangent_kernel(form), matrices(problem), *given)
         return to, tlse if problem.softmax else None
 
     def backward(self, problem, inputs, do, o, lse, dlse):
@@ -65,7 +66,9 @@ class GraphBackend:
     def delta(self, problem, given):
         """lse and D = rowsum(do o) - dlse, and likewise their tangents, side by side; given: pairs of factors, a
         gradient of lse or None, and lse, or the tangents of these."""
-        found = in_heads(problem, self.current().empty((*problem.lse_shape, 2 * len(given)), problem.sum_dtype))
+        gpu, shape = self.current(), (*problem.lse_shape, 2 * len(given))
+        with self.scratch_memory():
+            found = in_heads(problem, gpu.empty(shape, problem.sum_dtype))
         statistics = [found[..., number] for number in range(2 * len(given))]
         for number, (pairs, gradient, lse) in enumerate(given):
             pairs = tuple([tuple([in_heads(problem, x) for x in pair]) for pair in pairs])
@@ -79,21 +82,45 @@ class GraphBackend:
     def gradients(self, problem, inputs, do, moved, statistics):
         """The gradients of all arrays, or their tangents if there are tangents, `moved`, by name."""
         given, count = {**inputs.arrays, "do": do}, matrices(problem)
-        arrays, moves = arrays_of(problem, given), () if moved is None else moved_of(problem, given, moved)
+        arrays, moves = arrays_of(problem, given), () if moved is None else self.moved(problem, given, moved)
         adds = any(math.prod(x.shape[: x.ndim - AXES[name]]) != count
                    for name, x in inputs.of_edges._asdict().items() if x is not None)  # fmt: skip
-        results = {name: results_of(problem, name, x, adds) for name, x in inputs.arrays.items()}
+        shapes = {name: shape_of_result(problem, name, x, adds) for name, x in inputs.arrays.items()}
+        results = {name: result_of(problem, name, x, shapes[name], adds) for name, x in inputs.arrays.items()
+                   if shapes[name] == x.shape}  # fmt: skip
+        with self.scratch_memory():
+            results |= {name: result_of(problem, name, x, shapes[name], adds) for name, x in inputs.arrays.items()
+                        if shapes[name] != x.shape}  # fmt: skip
         sums = arrays_of(problem, results)
         form = form_of(problem, [*features(arrays), *features(moves), *features(sums)], moved is not None)
         together, group = count if adds else 1, problem.group_size
         rest = arrays, moves, statistics, sums, *numbers_of(inputs)
         by_query, by_key = backward_kernel(form, False, adds), backward_kernel(form, True)
-        self.over_rows(inputs.graph._by_query, form, by_query, count // together, *rest, np.int32(together))
-        self.over_rows(inputs.graph._by_key, form, by_key, count // group, *rest, np.int32(group))
+        self.over_rows(inputs.graph, "_by_query", form, by_query, count // together, *rest, np.int32(together))
+        self.over_rows(inputs.graph, "_by_key", form, by_key, count // group, *rest, np.int32(group))
         return {name: summed(name, results[name], x) for name, x in inputs.arrays.items()}
 
-    def over_rows(self, lists, form, kernel, count, *arguments):
-        """Start a kernel for all rows of lists, and so many matrices. Rows vary fastest: those of a head share keys."""
+    def moved(self, problem, arrays, moved):
+        """The Arrays of tangents; one that is not given is zeros, a row of which is all there is in memory."""
+        found = {}
+        for name, x in arrays.items():
+            with self.scratch_memory():
+                zeros = np.zeros(x.shape[-1:] if AXES.get(name, 2) == 2 else (), x.dtype, like=x)
+            found[name] = moved[name] if name in moved else np.broadcast_to(zeros, x.shape)
+        return arrays_of(problem, found)
+
+    def scratch_memory(self):
+        """Inside, CuPy's arrays are temporary: in a capture they belong to the CUDA graph."""
+        gpu = self.current()
+        return gpu.scratch_memory(gpu.stream().is_capturing())
+
+    def over_rows(self, of, name, form, kernel, count, *arguments):
+        """Start a kernel for all rows of a Graph's lists of this name, and so many matrices. Rows vary fastest: those
+        of a head share keys."""
+        if name not in vars(of) and self.current().stream().is_capturing():
+            raise UserValueError("graph: its lists are made when it is first used, which a capture of a CUDA graph is "
+                                 "too late for: call the function once before")  # fmt: skip
+        lists = getattr(of, name)
         longest, numbers = lists.longest, () if lists.numbers is None else (lists.numbers,)
         blocks = (tiles_of(form, len(lists.starts) - 1) + len(longest)) * count
         lists = Lists(lists.starts, lists.others, numbers, longest, np.int32(graph.LONG))
@@ -143,15 +170,6 @@ def arrays_of(problem, arrays):
     return Arrays(**{name: (x,) if name in AXES else x for name, x in found.items()})
 
 
-def moved_of(problem, arrays, moved):
-    """The Arrays of tangents; one that is not given is zeros, a row of which is all there is in memory."""
-    found = {}
-    for name, x in arrays.items():
-        zeros = np.zeros(x.shape[-1:] if AXES.get(name, 2) == 2 else (), x.dtype, like=x) if name not in moved else None
-        found[name] = moved[name] if zeros is None else np.broadcast_to(zeros, x.shape)
-    return arrays_of(problem, found)
-
-
 def with_heads(problem, x, own, heads):
     """x as (batch, heads, *own axes), a view where there is one."""
     own_shape = x.shape[x.ndim - own :]
@@ -171,19 +189,27 @@ def with_columns(x):
     return x if x.shape[-1] else np.zeros((*x.shape[:-1], 1), x.dtype, like=x)
 
 
-def results_of(problem, name, x, adds):
-    """Memory for a gradient, in the dtype of sums where there is something to be summed: for nodes with all batch axes;
-    for edges, if matrices add to it, zeros with the axes of x, or with all where those make no (batch, heads)."""
+def shape_of_result(problem, name, x, adds):
+    """Of memory for a gradient of x: for nodes with all batch axes; for edges, if matrices add to it, with the axes of
+    x, or with all where those make no (batch, heads). What x lacks is still to be summed."""
     if name not in AXES:
-        lead = (*problem.batch[:-1], problem.heads_k if name in "kv" else problem.heads) if problem.batch else ()
-        shape = *lead, *x.shape[-2:]
-        return np.empty(shape, problem.dtype if x.size == math.prod(shape) else problem.sum_dtype, like=x)
+        heads = problem.heads_k if name in "kv" else problem.heads
+        shape = *problem.batch[:-1], *[heads] * bool(problem.batch), *x.shape[-2:]
+        return x.shape if x.size == math.prod(shape) else shape
     if not adds:
-        return np.empty(x.shape, problem.dtype, like=x)
+        return x.shape
     own, axes = x.ndim - AXES[name], len(problem.batch)
     *batch, heads = *(1,) * (axes - own), *x.shape[:own]
-    batch = batch if math.prod(batch) == 1 else problem.batch[:-1]
-    return np.zeros((*batch, heads, *x.shape[own:]), problem.sum_dtype, like=x)
+    if math.prod(batch) in (1, math.prod(problem.batch[:-1])):
+        return x.shape
+    return *problem.batch[:-1], heads, *x.shape[own:]
+
+
+def result_of(problem, name, x, shape, adds):
+    """That memory, zeros if matrices add to it; in the dtype of sums where there is something to be summed."""
+    adds = adds and name in AXES
+    dtype = problem.sum_dtype if adds or shape != x.shape else problem.dtype
+    return (np.zeros if adds else np.empty)(shape, dtype, like=x)
 
 
 def summed(name, found, x):
