@@ -36,6 +36,35 @@ def test_random_calls_on_a_gpu(dtype, seed):
     check(seed, dtype, cupy)
 
 
+@pytest.mark.gpu
+def test_in_a_cuda_graph(rng):
+    """The same bits; its lists are made before."""
+    import cupy
+
+    from ..tools.graphs import capture, own_stream
+
+    i, j = rng.integers(50, size=(2, 3000))
+    q, k, v, do, bias = map(cupy.asarray, (*rng.standard_normal((4, 2, 50, 16)), rng.standard_normal(3000)))
+
+    def call(g):
+        o, backprop = graphs.attention_vjp(q, k, v, g, bias=bias)
+        grads, backprop2 = backprop.vjp(do)
+        return o, *grads, grads.bias, *backprop2(q, k, v)
+
+    g, _ = graphs.Graph.from_edges(cupy.asarray(i), cupy.asarray(j), (50, 50))
+    wanted, other = call(g), graphs.Graph(g.indptr, g.indices)
+    with own_stream() as stream:
+        found, graph = capture(lambda: call(g))
+        graph.launch()
+        stream.synchronize()
+        stream.begin_capture()
+        with pytest.raises(ValueError, match="graph: its lists are made"):
+            call(other)
+        stream.end_capture()
+    for one, other in zip(found, wanted, strict=True):
+        assert_array_equal(one.get(), other.get())
+
+
 def test_many_edges(rng):
     """Several threads."""
     n = 3000

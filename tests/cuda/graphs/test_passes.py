@@ -5,10 +5,12 @@ import numpy as np
 import pytest
 
 from numbattn import graphs
+from numbattn.cuda.build import assemble, compile_ptx
 from numbattn.cuda.graphs.passes import GraphBackend
 from numbattn.graphs import graph, passes
 from tests.graphs.problems import check
 from tests.tools.device import GPU, HOPPER
+from tests.tools.launch import compiled_only
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +55,41 @@ def test_without_features():
     dq, dk, dv = graphs.attention_backward(o, saved, dlse=np.ones(2))
     assert (o.shape, dv.shape) == ((2, 0), (2, 0))
     np.testing.assert_allclose(dq[1], k[1] / 3**0.5)
+
+
+class Assembling(GPU):
+    """A device that assembles kernels and runs none."""
+
+    def __init__(self, device):
+        super().__init__(device)
+        self.reports = []
+
+    def load(self, plan, names, sum_dtype):
+        ((source, cc),) = ((step.key.source(), step.key.cc) for step in plan.steps)
+        _, report = assemble(compile_ptx(source, cc), cc)
+        self.reports.append((source.function.__name__, report))
+        return lambda *arguments: None
+
+
+@compiled_only
+@pytest.mark.parametrize(("dtype", "edges"), [
+    (np.float32, ()), *(pytest.param(dtype, edges, marks=pytest.mark.slow) for dtype, edges in (
+        (ml_dtypes.bfloat16, ()), (np.float32, ("bias", "factor")), (np.float32, ("bias", "k_edge", "v_edge")),
+    )),
+])  # fmt: skip
+def test_nothing_spills(monkeypatch, dtype, edges):
+    """With as many blocks at once as kernels ask for."""
+    gpu = Assembling(HOPPER)
+    monkeypatch.setattr(passes, "imported", lambda name: GraphBackend(lambda: gpu))
+    g = graphs.Graph(np.arange(0, 9, 2), np.zeros(8, int))
+    q, k, v, do = (np.ones((2, 4, 64), dtype) for _ in range(4))
+    shapes = {"bias": (2, 8), "factor": (2, 8), "k_edge": (2, 8, 64), "v_edge": (2, 8, 64)}
+    with np.errstate(all="ignore"):
+        _, backprop = graphs.attention_vjp(q, k, v, g, **{name: np.ones(shapes[name], dtype) for name in edges})
+        backprop(do)
+    names, reports = zip(*gpu.reports, strict=True)
+    assert names == ("graph_forward", "graph_delta", "graph_backward", "graph_backward")
+    assert [(report.spill_stores, report.stack) for report in reports] == [(0, 0)] * 4
 
 
 FAULTS = {
