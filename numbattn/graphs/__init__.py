@@ -25,6 +25,7 @@ from .jets import (
     attention_forward_jvp,
     attention_jvp,
 )
+from .positions import differences, differences_vjp, sum_by_key, sum_by_query
 from .problem import GraphSaved
 
 __all__ = [
@@ -42,4 +43,8 @@ __all__ = [
     "attention_forward_jvp",
     "attention_jvp",
     "attention_vjp",
+    "differences",
+    "differences_vjp",
+    "sum_by_key",
+    "sum_by_query",
 ]

@@ -161,11 +161,21 @@ class Graph(Value):
     @cached_property
     def _by_key(self) -> Lists:
         """The transposed lists: edges of a key in the order of their numbers, so that sums have one order."""
-        numbers = np.arange(self.edges, dtype=np.int32, like=self.indptr)
-        queries = np.searchsorted(self.indptr[1:], numbers, side="right").astype(np.int32)
         order = np.argsort(self.indices, kind="stable").astype(np.int32)  # those without a key first and last
         starts = np.searchsorted(self.indices[order], np.arange(self.keys + 1, dtype=np.int32, like=self.indptr))
-        return Lists(starts.astype(np.int32), queries[order], order)
+        return Lists(starts.astype(np.int32), self._rows[order], order)
+
+    @cached_property
+    def _rows(self) -> Any:
+        """The query of each edge."""
+        numbers = np.arange(self.edges, dtype=np.int32, like=self.indptr)
+        return np.searchsorted(self.indptr[1:], numbers, side="right").astype(np.int32)
+
+    @cached_property
+    def _transposed(self) -> Graph:
+        """The graph whose queries are these keys: its edges are in the order of `_by_key`."""
+        lists = self._by_key
+        return Graph(lists.starts, lists.others, self.queries)
 
 
 def _check(indptr: Any, indices: Any, keys: int) -> None:
