@@ -112,6 +112,8 @@ def test_out(rng):
         out = np.empty((2, 16), dtype)[:, ::2]
         assert graphs.attention(q, k, v, g, out=out) is out
         assert_array_equal(out, v[::-1])
+    none = graphs.Graph(np.zeros(3, int), np.zeros(0, int))
+    assert not graphs.attention(q, k, v, none, out=out).any()
     with pytest.raises(ValueError, match="out: overlaps bias"):
         graphs.attention(q, k, v, g, bias=out[:, 0], out=out)
 
