@@ -295,7 +295,7 @@ def forward_kernel(first, end, stop, scratch, numbers: Numbers, lists: EdgeLists
                             l *= alpha
                             for c in range(O.size):
                                 O[c] *= alpha
-                        P = exp(S - m) if S > -np.inf else real(0)
+                        P = exp(S - m) if m > -np.inf else real(0)
                         l += P
                     factor *= kept(numbers, given, batch, head, at, zeros)
                     add_multiple(address_of(O), factor * P, v, O.size)
