@@ -11,6 +11,17 @@
 >>> gdo.shape
 (4, 100, 16)
 
+From positions to forces, in a periodic box:
+
+>>> x, box = 8 * rng.random((100, 3)), np.full(3, 8.0)
+>>> g, shifts = graphs.radius_graph(x, 2.0, box=box)
+>>> e, to_positions = graphs.differences_vjp(x, g, shifts=shifts, box=box)
+>>> bias = -(e**2).sum(axis=-1)                                         # near atoms count for more
+>>> o, backprop = graphs.attention_vjp(q, k, v, g, bias=bias)
+>>> dx, _ = to_positions(-2 * backprop(o).bias[:, None] * e)            # of (o**2).sum() / 2: minus the forces
+>>> dx.shape
+(100, 3)
+
 Arrays are NumPy's, computed on CPUs, or CuPy's, computed on the GPU, of float16, bfloat16, float32 or float64. Time and
 memory are proportional to the number of edges, and results are equal bit for bit from call to call.
 """
@@ -25,6 +36,7 @@ from .jets import (
     attention_forward_jvp,
     attention_jvp,
 )
+from .neighbours import radius_graph
 from .positions import differences, differences_vjp, sum_by_key, sum_by_query
 from .problem import GraphSaved
 
@@ -45,6 +57,7 @@ __all__ = [
     "attention_vjp",
     "differences",
     "differences_vjp",
+    "radius_graph",
     "sum_by_key",
     "sum_by_query",
 ]

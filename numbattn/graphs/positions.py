@@ -122,7 +122,7 @@ def differences(x: A, graph: Graph, *, shifts: Array | None = None, box: A | Non
     """
     _check_positions(x, graph, shifts, box)
     found: Any = x[..., graph.indices, :] - x[..., graph._rows, :]
-    return found if shifts is None else found + _shifts(shifts, x) @ _vectors(box)
+    return found if shifts is None else found + _shifts(shifts, x) @ vectors_of(box)
 
 
 def differences_vjp(
@@ -212,5 +212,6 @@ def _shifts(shifts: Any, x: Any) -> Any:
     return shifts.astype(x.dtype)
 
 
-def _vectors(box: Any) -> Any:
+def vectors_of(box: Any) -> Any:
+    """The vectors that span a box."""
     return box if box.ndim == 2 else np.diag(box)
