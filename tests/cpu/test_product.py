@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from numbattn.cpu import product
+from numbattn.cpu.tile import address_of
 
 FORMS = {
     "product": lambda x: x, "product_tn": lambda x: x.T, "product_few": lambda x: x, "product_tn_row": lambda x: x.T,
@@ -96,12 +97,32 @@ def test_any_vectors(rng, monkeypatch, form, nbytes, rows, vectors):
     check(numba.njit(lambda *args: multiply(*args)), form, rng, np.float32, 13, 75, 20)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_vectors_at_addresses(rng, dtype):
+    """Of any length; nothing is written beside them."""
+
+    @numba.njit
+    def both(out, x, y, factor):
+        total = product.dot(address_of(x), address_of(y), x.size, x.dtype)
+        product.add_multiple(address_of(out), factor, address_of(x), x.size)
+        return total
+
+    for length in (0, 1, 7, 16, 37, 130):
+        x, y, out = rng.standard_normal((3, length + 1)).astype(dtype)
+        before = out.copy()
+        found = both(out[:-1], x[:-1], y[:-1], dtype(3))
+        np.testing.assert_allclose(found, x[:-1].astype(float) @ y[:-1], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(out[:-1], before[:-1] + 3 * x[:-1], rtol=1e-5, atol=1e-5)
+        assert out[-1] == before[-1]
+
+
 FAULTS = {
     'icmp_signed("<", lanes, self.splat(cols))': 'icmp_signed("<=", lanes, self.splat(cols))',
     "self.b.mul(index, stride)": "self.b.mul(index, self.strides[0])",
     "builder.sub(end, LONG(1))": "end",
     "builder.fmul(builder.load(total), alpha)": "builder.load(total)",
     "difference = self.b.fsub(x, y)": "difference = self.b.fadd(x, y)",
+    "builder.fadd(*halves)": "builder.fsub(*halves)",
     "with builder.if_then(add):": "with builder.if_then(builder.not_(add)):",
     "cols // (vectors * width) * (vectors * width)":
         "(cols + vectors * width - 1) // (vectors * width) * (vectors * width)",
