@@ -48,5 +48,6 @@ FAULTS = {
         "of_boxes + used": "of_boxes",
         "enumerate((seen, seen.T))": "enumerate((seen, seen))",
         "& is_there, is_there[None]": ", is_there[None]",
+        "grids/boxes.py": {"(begin <= at) & (at <= last)": "(begin <= at) & (at < last)"},
     },
 }
