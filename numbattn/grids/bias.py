@@ -25,7 +25,10 @@ def columns_of(parts: tuple[Part, ...]) -> tuple[Any, Any]:
         of_key = [of.place[own] for of, own in zip(seen, at)]
         queries.append(np.pad(of_query, ((0, 0), (0, 0), (extra, 0)), constant_values=EXTRA))
         keys.append(np.pad(of_key, ((0, 0), (extra, 0)), constant_values=EXTRA))
-    return np.concatenate(queries, axis=-1).astype(np.int32), np.concatenate(keys, axis=-1).astype(np.int32)
+    found = np.concatenate(queries, axis=-1).astype(np.int32), np.concatenate(keys, axis=-1).astype(np.int32)
+    for x in found:
+        x.flags.writeable = False                                       # it is that of other scores, too
+    return found
 
 
 def rows_of(seen: Seen, is_wrapped: bool) -> Any:

@@ -210,3 +210,12 @@ def states_of(found: PartBoxes) -> NDArray[np.uint8]:
     shown, full = on_all_axes(shown_along), on_all_axes(full_along)
     states = np.pad(np.where(full, FULL, shown).astype(np.uint8), (0, len(shown) % (TILE // BLOCK)))
     return np.pad(states, (found.ahead, 0), constant_values=PARTIAL)
+
+
+def states_in_rows(parts: tuple[Part, ...]) -> NDArray[np.uint8] | None:
+    """The states of blocks of tokens in the order of the grid, where boxes are that: on one axis."""
+    (part, *others) = parts
+    if others or part.extra or len(part.axes) > 1 or part.axes[0].dilation > 1:
+        return None
+    count = -(-part.tokens // BLOCK)
+    return states_of(part_in_boxes(part, 0, (BLOCK,)))[:count, :count]

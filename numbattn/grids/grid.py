@@ -29,10 +29,10 @@ class Grid(Value):
     ----------
     shape : sequence of int, or sequence of such
         Tokens along each axis of the grid; or shapes of several grids, whose tokens come one after the other. These see
-        nothing of each other, as with `Segments`.
+        nothing of each other, but all are to be finite: ``& Segments(offsets)`` keeps a NaN in its grid.
     extra : int, optional
-        How many tokens come before those of each grid that see all of it and are seen by all of it: class tokens,
-        registers.
+        How many tokens come before those of each grid that see all of it and are seen by all of it, also by each other
+        and along causal axes: class tokens, registers.
 
     Raises
     ------
@@ -50,6 +50,12 @@ class Grid(Value):
     >>> dq, dk, dv = backprop(do)
     >>> backprop(do).score[0].shape                       # the gradient of the table
     (2, 9, 9)
+
+    Two images of different sizes, with a class token before each: 1 + 6 * 8 + 1 + 9 * 5 tokens.
+
+    >>> mask = na.Grid([(6, 8), (9, 5)], extra=1).window(5)
+    >>> na.attention(*np.zeros((3, 2, 95, 8)), mask=mask).shape
+    (2, 95, 8)
     """
 
     shape: Sequence[int] | Sequence[Sequence[int]]
@@ -96,7 +102,7 @@ class Grid(Value):
         Parameters
         ----------
         window : int
-            Keys along an axis; window * dilation is at most the axis' size.
+            Keys along an axis; window * dilation is at most the axis' size, of several grids that of the smallest.
         dilation : int, optional
         stride : int, optional
             How many neighbours see the same window, at most `window`.
@@ -146,8 +152,9 @@ class Grid(Value):
         Parameters
         ----------
         table : array, (heads or 1, 2 * window - 1, ...), float32 or float64
-            Its shape says which windows it is for. It may have more heads than q. Pairs outside of the window, which
-            another mask may show, have some entry of it, too; which one is not said.
+            Its shape says which windows it is for. Head number h adds table[h], or all add table[0] if that is all;
+            it may have more heads than q. Pairs outside of the window, which another mask may show, have some entry of
+            it, too; which one is not said.
         dilation, stride, causal, edges
             Those of the `window`. Periodic offsets are those inside of the window.
 
@@ -177,7 +184,7 @@ class Grid(Value):
         if array.dtype.itemsize < 4:
             raise TypeError(f"relative_bias table: got an array of {array.dtype}, expected float32 or float64")
         shape, axes = array.shape, self._axes
-        if len(shape) != axes + 1 or not all(n % 2 for n in shape[1:]):
+        if len(shape) != axes + 1 or not shape[0] or not all(n % 2 for n in shape[1:]):
             sizes = ", ".join(f"2 * window - 1 of axis {axis}" for axis in range(axes))
             raise ValueError(f"relative_bias table: got the shape {shape}, expected (heads, {sizes})")
         window = [n // 2 + 1 for n in shape[1:]]
@@ -207,7 +214,7 @@ class Grid(Value):
 
 
 def _listed(shape: Any) -> Any:
-    return shape if isinstance(shape, Sequence) and not isinstance(shape, str) else ()
+    return shape if isinstance(shape, list | tuple | np.ndarray) else ()
 
 
 def _shape(name: str, shape: Any) -> Shape:

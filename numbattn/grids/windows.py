@@ -16,7 +16,7 @@ from ..scores.function import Score
 from .axis import Numbers, Part
 from .bias import biased, columns_of
 from .bits import bits_of
-from .boxes import BLOCK, boxes_of
+from .boxes import BLOCK, boxes_of, states_in_rows
 from .visibility import PADDING, function_of, words_of, wraps
 
 T = TypeVar("T")
@@ -80,14 +80,15 @@ def kept(key: tuple[Any, ...], array: Any, find: Callable[[], T]) -> T:
 
 @lru_cache(maxsize=64)
 def _mask(windows: Windows) -> Where:
-    return mask_of(windows, np.arange(windows.tokens))._with(_windows=windows)
+    mask = mask_of(windows, np.arange(windows.tokens))
+    return mask._with(_windows=windows, _cells=states_in_rows(windows.parts))
 
 
 def mask_of(windows: Windows, order: Numbers, *bits: Any) -> Where:
     """The mask of the tokens in this order. bits: of a BoxBits."""
-    function = function_of(windows.parts, bool(bits))
-    mask = Where(function, arrays=[words_of(windows.parts, order), *bits], block_size=BLOCK)
-    return mask._with(_is_private=True)
+    words, function = words_of(windows.parts, order), function_of(windows.parts, bool(bits))
+    words.flags.writeable = False                                       # it is that of other masks, too
+    return Where(function, arrays=[words, *bits], block_size=BLOCK)._with(_is_private=True)
 
 
 def _in_order(windows: Windows, array: Any) -> OrderedWindows:

@@ -138,7 +138,7 @@ class Where(Taken, Mask):
         if self._windows is not None:
             least = self._windows.tokens
             self._check_tokens(max(at.query + crop.queries, least), max(at.key + crop.keys, least))
-        return self._with(_at=at, _shape=shape, _states=None, _is_whole=False)
+        return self._with(_at=at, _shape=shape, _states=None, _cells=None, _is_whole=False)
 
     def _from_head(self, head: int) -> Where:
         at = self._at._replace(head=self._at.head + head)

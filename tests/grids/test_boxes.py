@@ -7,7 +7,17 @@ import numbattn as na
 from numbattn.call.order import in_order
 from numbattn.call.problem import describe
 from numbattn.grids.axis import AxisWindow, Part
-from numbattn.grids.boxes import BLOCK, EMPTY, FULL, TILE, boxes_of, in_pairs, pairs_shown_in_rows, sizes_of
+from numbattn.grids.boxes import (
+    BLOCK,
+    EMPTY,
+    FULL,
+    TILE,
+    boxes_of,
+    in_pairs,
+    pairs_shown_in_rows,
+    sizes_of,
+    states_in_rows,
+)
 from numbattn.grids.visibility import PADDING
 
 CASES = {  # shape, extra, options of a window
@@ -62,6 +72,18 @@ def test_the_mask_in_order_is_the_mask(mask):
     assert not shown[there == PADDING].any()
     assert not shown[:, there == PADDING].any()
     np.testing.assert_array_equal(shown[np.ix_(order.place, order.place)], mask.dense(size, size))
+
+
+@pytest.mark.parametrize("options", [{}, {"edges": "cut"}, {"causal": True}, {"stride": 9}], ids=str)
+def test_states_in_rows(options):
+    """As those of the same function without them; blocks that are cut off at the end are never full."""
+    mask = na.Grid((300,)).window(150, **options)
+    found = states_in_rows(mask._windows.parts)
+    blocks = np.pad(mask.dense(300, 300), (0, 20)).reshape(5, BLOCK, 5, BLOCK)
+    np.testing.assert_array_equal(found != EMPTY, blocks.any((1, 3)))
+    np.testing.assert_array_equal(found == FULL, blocks.all((1, 3)))
+    for other in ({"extra": 1}, {"shape": (20, 15)}, {"shape": [(300,), (9,)]}):
+        assert states_in_rows(na.Grid(**{"shape": (300,), **other}).window(1)._windows.parts) is None
 
 
 @pytest.mark.parametrize("options", [

@@ -144,6 +144,7 @@ def test_masks_are_kept_and_copied(rng):
     grid, (q, k, v) = na.Grid((4, 5)), rng.standard_normal((3, 1, 20, 4))
     mask = grid.window(3, edges=("cut", "periodic"))
     assert grid.window((3, 3), edges=["cut", "periodic"]) is mask
+    assert not mask.arrays[0].flags.writeable
     again = pickle.loads(pickle.dumps(mask))
     np.testing.assert_array_equal(na.attention(q, k, v, mask=again), na.attention(q, k, v, mask=mask))
     for each in (mask, again):
@@ -188,6 +189,9 @@ def test_a_bias_for_other_calls(rng, heads, tokens, message):
      "edges of axis 0: got 'periodic' along a causal axis, allowed are 'moved' and 'cut'"),
     (lambda: na.Grid((8, 8)).relative_bias(np.zeros((2, 5))),
      "relative_bias table: got the shape (2, 5), expected (heads, 2 * window - 1 of axis 0, 2 * window - 1 of axis"),
+    (lambda: na.Grid((8,)).relative_bias(np.zeros((0, 5))),
+     "relative_bias table: got the shape (0, 5), expected (heads, 2 * window - 1 of axis 0)"),
+    (lambda: na.Grid(np.ones((2, 4), int)), "Grid shape[0]: got 4 axes, allowed 1 to 3"),
     (lambda: na.Grid((8,)).relative_bias(np.zeros((2, 17))),
      "window of axis 0: got 9 with dilation 1, allowed 1 to 8: window * dilation is at most 8"),
 ])  # fmt: skip
