@@ -268,7 +268,7 @@ def weight_of(S, lse, softmax, like):
     """P of an edge, and its first and second derivative by S; 0 where no edge of a query has any weight."""
     zero = like.dtype.type(0)
     if softmax:
-        P = exp(S - lse) if lse > -np.inf else zero
+        P = exp(S - lse) if lse != -np.inf else zero
         return P, P, P
     return S, like.dtype.type(1), zero
 
@@ -295,7 +295,7 @@ def forward_kernel(first, end, stop, scratch, numbers: Numbers, lists: EdgeLists
                             l *= alpha
                             for c in range(O.size):
                                 O[c] *= alpha
-                        P = exp(S - m) if m > -np.inf else real(0)
+                        P = exp(S - m) if -np.inf != S else real(0)             # NaN stays NaN
                         l += P
                     factor *= kept(numbers, given, batch, head, at, zeros)
                     add_multiple(address_of(O), factor * P, v, O.size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,13 +119,18 @@ class Graph(Value):
         >>> graph.indptr, graph.indices, order
         (array([0, 2, 2, 3], dtype=int32), array([0, 2, 1], dtype=int32), array([1, 2, 0]))
         """
+        if not isinstance(shape, Sequence) or len(shape) != 2:
+            raise ValueError(f"shape: got {shape!r}, expected the numbers of queries and of keys")
         m, n = (integer("shape", size, 0, MOST) for size in shape)
         xp = same_library(TAKER, queries=queries, keys=keys)
         x, y = _integers("queries", queries), _integers("keys", keys)
-        if x.shape != y.shape or x.ndim != 1:
-            raise ValueError(f"keys: got the shape {y.shape}, expected {x.shape}, (edges,), the shape of queries")
+        if x.ndim != 1:
+            raise ValueError(f"queries: got the shape {x.shape}, expected (edges,)")
+        if x.shape != y.shape:
+            raise ValueError(f"keys: got the shape {y.shape}, expected {x.shape}, that of queries")
         if xp == "numpy":
             check_values("queries", x, m - 1)
+            check_values("keys", y, n - 1)
         else:  # an edge of no query is one to no key
             y = np.where((x >= 0) & (x < m), y, -1)
             x = np.clip(x, 0, max(m - 1, 0))

@@ -16,6 +16,7 @@ from .positions import DTYPES, vectors_of
 
 MARGIN = 1e-5  # of the radius, by which cells are wider, so that rounding loses nothing
 MOST_CELLS = 2**20  # along an axis
+FARTHEST = 2**29  # boxes that a point may be away: shifts are int32
 
 
 class Cells(NamedTuple):
@@ -35,14 +36,15 @@ def radius_graph(
     Parameters
     ----------
     x : array, (points, d)
-        Positions, float32 or float64, of NumPy or CuPy; they need not lie in the box.
+        Positions, float32 or float64, of NumPy or CuPy, finite; they need not lie in the box.
     radius : float
         Finite and > 0. In a periodic box it may exceed the box: then a point sees several images of another one, and of
         itself.
     box : array, (d, d) or (d,), optional
         The vectors that span a periodic box, row by row, or their lengths if they lie along the axes.
     segments : array of integers, (structures + 1,), optional
-        Where each of several structures begins, and the last one ends: points see those of their own structure.
+        Where each of several structures begins, from 0 on, and the last one ends, with the points: points see those of
+        their own structure.
 
     Returns
     -------
@@ -84,7 +86,7 @@ def radius_graph(
 def _checked(x: Any, radius: Any, box: Any, segments: Any) -> tuple[float, Any]:
     """The radius, and the structure of each point."""
     given = {name: array for name, array in (("box", box), ("segments", segments)) if array is not None}
-    xp = same_library(TAKER, x=x, **given)
+    same_library(TAKER, x=x, **given)
     radius = number("radius", radius)
     if not 0 < radius < math.inf:
         raise ValueError(f"radius: got {radius}, allowed finite and > 0")
@@ -97,14 +99,27 @@ def _checked(x: Any, radius: Any, box: Any, segments: Any) -> tuple[float, Any]:
         raise other_dtype("box", box.dtype, x.dtype, "x")
     if box is not None and box.shape not in ((d, d), (d,)):
         raise ValueError(f"box: got the shape {box.shape}, expected {(d, d)} or {(d,)}")
+    if not np.isfinite(x).all():
+        raise ValueError("x: got positions that are not finite")
+    if box is not None:
+        vectors = _on_host(vectors_of(box)).astype(np.float64)
+        if not np.isfinite(vectors).all() or np.linalg.matrix_rank(vectors) < d:
+            raise ValueError(f"box: got {vectors.tolist()}, expected finite vectors that span a box")
     if segments is None:
         return radius, np.zeros(len(x), np.int64, like=x)
     if segments.dtype.kind not in "iu" or segments.ndim != 1:
         raise TypeError(f"segments: got {words_for(segments)} {segments.shape}, expected integers (structures + 1,)")
-    if xp == "numpy":
-        check_values("segments", segments, len(x), rising=True)
+    offsets = _on_host(segments)
+    check_values("segments", offsets, len(x), rising=True)
+    if not offsets.size or offsets[0] != 0 or offsets[-1] != len(x):
+        got = f"from {offsets[0]} to {offsets[-1]}" if offsets.size else "none"
+        raise ValueError(f"segments: got offsets {got}, expected from 0 to {len(x)}, as many as there are points")
     places = np.arange(len(x), dtype=segments.dtype, like=x)
     return radius, np.searchsorted(segments, places, side="right").astype(np.int64)
+
+
+def _on_host(x: Any) -> Any:
+    return moved(x, np.zeros(0))
 
 
 def _cells(x: Any, radius: float, box: Any) -> Cells:
@@ -113,13 +128,15 @@ def _cells(x: Any, radius: float, box: Any) -> Cells:
     if box is None:
         low = x.min(axis=0) if len(x) else np.zeros_like(x, shape=x.shape[1:])
         places = np.minimum((x - low).astype(np.float64) / width, MOST_CELLS).astype(np.int64)
-        most = moved(places, np.zeros(0)).max(axis=0, initial=0) if len(x) else np.zeros(x.shape[1], np.int64)
+        most = _on_host(places).max(axis=0, initial=0) if len(x) else np.zeros(x.shape[1], np.int64)
         return Cells(places, most + 1, [1] * x.shape[1], np.zeros_like(places))
-    inverse = np.linalg.inv(moved(vectors_of(box), np.zeros(0)).astype(np.float64))
+    inverse = np.linalg.inv(_on_host(vectors_of(box)).astype(np.float64))
     heights = 1 / np.sqrt((inverse**2).sum(axis=0))  # between opposite sides of the box
     sizes = np.clip(heights // width, 1, MOST_CELLS).astype(np.int64)
     fractions = x.astype(np.float64) @ moved(inverse, x)
     wraps = np.floor(fractions)
+    if (np.abs(wraps) > FARTHEST).any():
+        raise ValueError(f"x: got points more than {FARTHEST} boxes away")
     all_sizes = moved(sizes, x)
     places = np.clip(((fractions - wraps) * all_sizes).astype(np.int64), 0, all_sizes - 1)
     return Cells(places, sizes, np.ceil(width * sizes / heights).astype(int).tolist(), wraps.astype(np.int64))
@@ -160,5 +177,5 @@ def _near(x: Any, radius: float, box: Any, i: Any, j: Any, shifts: Any) -> tuple
     else:
         between = between + shifts.astype(x.dtype) @ vectors_of(box)
         seen = (i != j) | (shifts != 0).any(axis=-1)
-    seen &= (between**2).sum(axis=-1) < radius**2
+    seen &= ((between / radius) ** 2).sum(axis=-1) < 1                  # squares of lengths may be out of range
     return i[seen], j[seen], shifts[seen]

@@ -170,7 +170,7 @@ def differences_vjp(
         dx = dx - sum_by_query(de, graph)
         if box is None or shifts is None:
             return dx, box if box is None else np.zeros_like(box)
-        dbox = _shifts(shifts, x).T @ de.reshape(-1, *de.shape[-2:]).sum(axis=0)
+        dbox = _shifts(shifts, x).T @ de.sum(axis=tuple(range(de.ndim - 2)))
         return dx, dbox if box.ndim == 2 else dbox.diagonal().copy()
 
     return e, backprop

@@ -70,7 +70,8 @@ def test_what_is_no_graph(error, words, arguments):
 def test_what_is_no_edge():
     for words, arguments in (
         ("queries: got values from 0 to 3, allowed 0 to 2", (np.array([0, 3]), np.array([0, 0]), (3, 3))),
-        ("indices: got values from 0 to 3, allowed 0 to 2", (np.array([0, 0]), np.array([0, 3]), (3, 3))),
+        ("keys: got values from 0 to 3, allowed 0 to 2", (np.array([0, 0]), np.array([0, 3]), (3, 3))),
+        (r"shape: got \(3,\), expected the numbers of queries and of keys", (np.array([0]), np.array([0]), (3,))),
         (r"keys: got the shape \(1,\), expected \(2,\)", (np.array([0, 0]), np.array([0]), (3, 3))),
     ):
         with pytest.raises(ValueError, match=words):

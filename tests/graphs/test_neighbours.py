@@ -75,6 +75,11 @@ def test_many_points(rng):
     assert_array_equal(np.diff(g._by_key.starts), np.diff(g.indptr))                # both directions
 
 
+def test_a_radius_whose_square_is_out_of_range():
+    for x, radius in ((np.array([[0.0], [1e154]]), 1e155), (np.zeros((2, 2), np.float32), 1e-23)):
+        assert graphs.radius_graph(x, radius)[0].edges == 2
+
+
 def test_wrong_arguments():
     x = np.zeros((3, 2))
     for error, words, arguments, options in (
@@ -84,6 +89,11 @@ def test_wrong_arguments():
         (TypeError, "box: got float32, expected float64", (x, 1.0), {"box": np.ones(2, np.float32)}),
         (ValueError, r"box: got the shape \(3,\)", (x, 1.0), {"box": np.ones(3)}),
         (TypeError, "segments: got numpy.ndarray of float64", (x, 1.0), {"segments": np.zeros(2)}),
+        (ValueError, "segments: got offsets from 0 to 2, expected from 0 to 3, as many as there are points", (x, 1.0),
+         {"segments": np.array([0, 2])}),
+        (ValueError, "x: got positions that are not finite", (x * np.nan, 1.0), {}),
+        (ValueError, "x: got points more than 536870912 boxes away", (x + 1e12, 1.0), {"box": np.ones(2)}),
+        (ValueError, "expected finite vectors that span a box", (x, 1.0), {"box": np.array([1.0, 0.0])}),
         (ValueError, "segments: got 3 before 1", (x, 1.0), {"segments": np.array([0, 3, 1])}),
     ):
         with pytest.raises(error, match=words):
@@ -92,7 +102,7 @@ def test_wrong_arguments():
 
 FAULTS = {
     "(i != j) | (shifts != 0).any(axis=-1)": "(i != j)",
-    "< radius**2": "<= radius**2 + 1",
+    "/ radius) ** 2).sum(axis=-1) < 1": "/ radius) ** 2).sum(axis=-1) < 2",
     "images[i] - cells.wraps[j] + cells.wraps[i]": "images[i]",
     "found = found * size + places[:, axis]": "found = found + size * places[:, axis]",
     "np.ceil(width * sizes / heights)": "np.ceil(width * 0 * sizes / heights) + 1",

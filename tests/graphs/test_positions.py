@@ -51,6 +51,14 @@ def test_differences(xp, rng, box):
     assert_allclose(inner, (de * to_numpy(e)).sum(), rtol=1e-12)
 
 
+def test_no_edges():
+    box = np.full(2, 10.0)
+    g, shifts = graphs.radius_graph(np.array([[0.0, 0.0], [5.0, 5.0]]), 1.0, box=box)
+    e, backprop = graphs.differences_vjp(np.zeros((2, 2)), g, shifts=shifts, box=box)
+    for got, wanted in zip(backprop(e), (np.zeros((2, 2)), np.zeros(2))):
+        np.testing.assert_array_equal(got, wanted)
+
+
 def test_forces_and_their_derivative(rng):
     """The gradient of an energy by positions, and the derivative of that in a direction, by central differences."""
     g, *_ = drawn(rng, np, nodes=6, edges=20)

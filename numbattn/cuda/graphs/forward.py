@@ -80,12 +80,12 @@ def forward(form):
         if not SOFTMAX:
             save_rows(mO[batch, head], O, row, here)
         elif row == TILE:                                       # Alg. 1 line 12: O = O / l, lse = m + log(l)
-            save_rows(mO[batch, head], O * where(l > 0, reciprocal(l), 0), row, here)
-            scatter(mLse[batch, head], where(l > 0, m + log2(l) * LN2, -np.inf), here)
+            save_rows(mO[batch, head], O * where(l != 0, reciprocal(l), 0), row, here)
+            scatter(mLse[batch, head], where(l != 0, m + log2(l) * LN2, -np.inf), here)
         else:
             O, M, total = merged(O, m, l)
-            save(mO[batch, head, row], sum_of_rows(O) * where(total > 0, reciprocal(total), 0), 0)
-            save(mLse[batch, head][row : row + 1], where(total > 0, M + log2(total) * LN2, -np.inf), 0)
+            save(mO[batch, head, row], sum_of_rows(O) * where(total != 0, reciprocal(total), 0), 0)
+            save(mLse[batch, head][row : row + 1], where(total != 0, M + log2(total) * LN2, -np.inf), 0)
 
     return GraphKernel(graph_forward, steps.shared.nbytes, blocks_of(form, FORWARD))
 

@@ -278,7 +278,7 @@ class EdgeSteps:
         @device
         def weights_of(S, lse, seen):
             if SOFTMAX:
-                P = where(seen & (lse > -np.inf), exp2((S - lse) * LOG2E), 0)
+                P = where(seen & (lse != -np.inf), exp2((S - lse) * LOG2E), 0)
                 return P, P, P
             return where(seen, S, 0), where(seen, full(LINES, ONE), 0), full(LINES, ZERO)
 
