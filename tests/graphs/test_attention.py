@@ -163,7 +163,7 @@ FAULTS = {
     "graphs/passes.py": {"o[...] = 0": "pass"},
     "cpu/graphs.py": {
         "if lse != -np.inf else zero": "if True else zero",
-        "if m > -np.inf else real(0)": "if True else real(0)",
+        "if -np.inf != S else real(0)": "if m > -np.inf else real(0)",
         "l *= alpha": "pass",
         "right if number // 8 % 2 else left": "left if number // 8 % 2 else right",
         "number, Z * dfactor, zeros)": "number, dfactor, zeros)",
