@@ -13,7 +13,7 @@ from ..base.backends import backend, on_cpus
 from ..base.checks import Array, integer, library
 from ..base.forks import cached_property
 from ..base.origin import Crop, Origin
-from ..base.values import Taken, identity, moved, remembered, shown
+from ..base.values import Taken, identity, remembered, shown
 from ..functions.entries import IS_NO_TRUTH, entries_of
 from ..functions.frozen import Frozen, frozen
 from ..functions.given import PLACE, arrays_given, check_signature, python_function
@@ -82,7 +82,7 @@ class Where(Taken, Mask):
     _is_whole: bool = field(init=False, default=True)  # whether it is for all of these
     _is_private: bool = field(init=False, default=False)
     _on_tiles: str = field(init=False, default="")  # how backends compute the same on whole tiles, if they know
-    _cells: Any = field(init=False, default=None)  # states of its blocks that are known, (rows, columns)
+    _cells: Any = field(init=False, default=None)  # states of its blocks, if known in its library, (rows, columns)
     _states: Any = field(init=False, default=None)  # of blocks, uint8 (..., rows, columns): see Grid
     _kept: dict[Any, Any] = field(init=False, default_factory=dict)  # states, by where they are and of what
 
@@ -148,9 +148,9 @@ class Where(Taken, Mask):
         """With the states of its blocks, in the library of `array`."""
         if library(self._states) == library(array):
             return self
-        if self._cells is None:
+        if self._cells is None or library(self._cells) != library(array):
             return self._with(_states=backend(cast(str, library(array))).states_of_blocks(self))
-        return self._with(_states=moved(self._cells, array).reshape(self._blocks(self.block_size)))
+        return self._with(_states=self._cells.reshape(self._blocks(self.block_size)))
 
     @property
     def _may_wait(self) -> bool:
