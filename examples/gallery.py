@@ -30,6 +30,7 @@ SHORT = {  # options
     "18_optimal_transport.py": "--points 200",
     "19_sparse_layers.py": "--fields 200 --steps 5",
     "21_lattice.py": "--size 16 --steps 5",
+    "22_force_field.py": "--steps 5 --moves 5",
 }
 
 
@@ -74,6 +75,10 @@ def chaos(file, small):
 
 def lattice(file, small):
     run("21_lattice.py", small, "--plot", file)
+
+
+def metal(file, small):
+    run("22_force_field.py", small, "--plot", file)
 
 
 def metric(file, small):
@@ -158,7 +163,7 @@ def masks(file, small):
     figure.savefig(file, dpi=150)
 
 
-DRAWN = loss, maps, bias, energy, spectrum, metric, tree, masks, terrain, transport, chaos, lattice
+DRAWN = loss, maps, bias, energy, spectrum, metric, tree, masks, terrain, transport, chaos, lattice, metal
 PICTURES = {draw.__name__: draw for draw in DRAWN}
 
 

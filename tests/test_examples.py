@@ -288,6 +288,29 @@ def test_lattice(tmp_path, run):
     assert (tmp_path / "lattice.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_force_field(tmp_path, run):
+    out = run("22_force_field.py", "--steps", "60", "--moves", "100", "--plot", "metal.png")
+    assert float(re.search(r"up to (\S+) %", out)[1]) < 50
+    varies, drift = map(float, re.search(r"varies by (\S+), all of it by (\S+) at", out).groups())
+    assert drift < 0.02 * varies
+    assert (tmp_path / "metal.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_gradients_of_the_force_field(rng):
+    """By finite differences of forces."""
+    example = loaded("22_force_field")
+    example.xp, box = np, np.full(3, 4.48)
+    model, x, along = example.Model(rng), example.lattice(rng), rng.standard_normal((64, 3))
+    for name, gradient in model.gradients(x, box, None, along).items():
+        parameter, step = model.parameters[name], 1e-5 * rng.standard_normal(gradient.shape)
+        found = []
+        for sign in (1, -1):
+            model.parameters[name] = parameter + sign * step
+            found.append((model.forces(x, box)[1] * along).sum())
+        model.parameters[name] = parameter
+        np.testing.assert_allclose((found[0] - found[1]) / 2, (gradient * step).sum(), rtol=1e-5, atol=1e-12)
+
+
 def test_readme_names_every_example_and_picture():
     text = (EXAMPLES / "README.md").read_text()
     assert set(re.findall(r"^\| \[(\w+\.py)\]\(\1\) ", text, re.M)) == {x.name for x in EXAMPLES.glob("[0-9]*.py")}

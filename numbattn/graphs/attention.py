@@ -23,7 +23,7 @@ def attention(
 
     With S = scale q . (k + k_edge) + bias for each edge, P the softmax of S over the edges of a query, o is the sum of
     factor P (v + v_edge). factor does not enter the softmax: where it goes to 0 smoothly, as keys move out of reach, so
-    do o and its derivatives.
+    does what an edge adds to o. For its part in the softmax to do so, too, add log(factor) to bias.
 
     Parameters
     ----------
