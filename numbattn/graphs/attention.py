@@ -36,8 +36,8 @@ def attention(
     graph : Graph
         Of arrays of the same library.
     bias, factor : arrays, (..., edges), optional
-        A number for each edge, in the order of the graph's, with batch axes and heads that broadcast: an array (edges,)
-        is for all heads. Of the dtype of q. A bias of -inf hides an edge from a softmax.
+        A number for each edge, in the order of the graph's, with batch axes and q's heads, which broadcast: an array
+        (edges,) is for all heads. Of the dtype of q. A bias of -inf hides an edge from a softmax.
     k_edge : array, (..., edges, head_dim), optional
     v_edge : array, (..., edges, head_dim_v), optional
         What an edge adds to its key and value, likewise.

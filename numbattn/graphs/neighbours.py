@@ -51,8 +51,8 @@ def radius_graph(
     graph : Graph
         Of as many queries as keys; the edges of a query ascend by key, and those to one key by shifts.
     shifts : array of int32, (edges, d)
-        ``differences(x, graph, shifts=shifts, box=box)`` are the vectors along edges, all shorter than the radius. 0
-        without a box.
+        ``differences(x, graph, shifts=shifts, box=box)`` are the vectors along edges, all shorter than the radius up
+        to rounding. 0 without a box.
 
     Raises
     ------
