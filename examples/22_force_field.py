@@ -23,11 +23,17 @@ TEMPERATURE, TIME_STEP = 0.05, 0.01
 RATE = 0.02
 
 
-def functions_of(r):
-    """Functions of lengths (edges,) and their derivatives: a basis (edges, CENTERS), and the factor (edges,)."""
+def basis_of(r):
+    """Functions of lengths (edges,), and their derivatives, (edges, CENTERS)."""
     away = (r[:, None] - xp.linspace(0.7, RADIUS, CENTERS)) / WIDTH
-    basis, angle = xp.exp(-0.5 * away**2), np.pi / RADIUS * r
-    return (basis, 0.5 + 0.5 * xp.cos(angle)), (-away / WIDTH * basis, -0.5 * np.pi / RADIUS * xp.sin(angle))
+    basis = xp.exp(-0.5 * away**2)
+    return basis, -away / WIDTH * basis
+
+
+def factor_of(r):
+    """What goes to 0 at the radius, and its derivative."""
+    angle = np.pi / RADIUS * r
+    return 0.5 + 0.5 * xp.cos(angle), -0.5 * np.pi / RADIUS * xp.sin(angle)
 
 
 def neighbours(x, box, segments=None):
@@ -55,14 +61,14 @@ class Model:
     def forces(self, x, box, segments=None):
         """The energy of all atoms, and the force on each."""
         p, (graph, e, r, to_positions) = self.parameters, neighbours(x, box, segments)
-        (basis, factor), slopes = functions_of(r)
+        (basis, of_basis), (factor, of_factor) = basis_of(r), factor_of(r)
         nodes, edges = self.arrays(graph, basis)
         edges["bias"] += xp.log(factor)
         o, backprop = graphs.attention_vjp(*nodes, graph, factor=factor, **edges)
         h = xp.tanh(o + p["offsets"])
         grads = backprop(p["weights"] * (1 - h**2))
-        push, of_push = repulsion(r)
-        dr = self.by_length(grads, factor, *slopes) + of_push
+        push, of_push = repulsion(r, factor, of_factor)
+        dr = self.by_length(grads, factor, of_basis, of_factor) + of_push
         dx, _ = to_positions((dr / r)[:, None] * e)
         return float((p["weights"] * h).sum() + push.sum()), -dx
 
@@ -77,7 +83,7 @@ class Model:
     def gradients(self, x, box, segments, along):
         """The gradients by the parameters of <along, forces>: minus the tangents of the energy's, as atoms move."""
         p, (graph, e, r, _) = self.parameters, neighbours(x, box, segments)
-        (basis, factor), (of_basis, of_factor) = functions_of(r)
+        (basis, of_basis), (factor, of_factor) = basis_of(r), factor_of(r)
         tr = (e * graphs.differences(along, graph)).sum(-1) / r
         tbasis = of_basis * tr[:, None]
         (nodes, edges), (_, tangents) = self.arrays(graph, basis), self.arrays(graph, tbasis)
@@ -99,9 +105,8 @@ class Model:
         return {name: -x for name, x in found.items()}
 
 
-def repulsion(r):
+def repulsion(r, factor, of_factor):
     """The energy of each pair, and its derivative by its length."""
-    (_, factor), (_, of_factor) = functions_of(r)
     push = 0.2 * xp.exp(-6 * (r - 1))
     return factor * push, (of_factor - 6 * factor) * push
 
@@ -109,8 +114,8 @@ def repulsion(r):
 def gupta(x, box, segments=None):
     """Energy and forces of Gupta's potential: beside repulsion, the root of a density binds each atom."""
     graph, e, r, to_positions = neighbours(x, box, segments)
-    (_, factor), (_, of_factor) = functions_of(r)
-    push, of_push = repulsion(r)
+    factor, of_factor = factor_of(r)
+    push, of_push = repulsion(r, factor, of_factor)
     pull = xp.exp(-3 * (r - 1))
     root = xp.sqrt(graphs.sum_by_query((factor * pull)[:, None], graph))
     of_root = xp.repeat(0.5 / root[:, 0], xp.diff(graph.indptr).tolist())       # of the query of each edge

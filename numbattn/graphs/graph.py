@@ -184,6 +184,11 @@ class Graph(Value):
         return Graph(lists.starts, lists.others, self.queries)
 
 
+def check_graph(graph: Any) -> None:
+    if not isinstance(graph, Graph):
+        raise TypeError(f"graph: got {words_for(graph)}, expected a graphs.Graph")
+
+
 def _check(indptr: Any, indices: Any, keys: int) -> None:
     """Refuse NumPy arrays that are no rows of neighbours."""
     if indptr[0] != 0 or indptr[-1] != len(indices):

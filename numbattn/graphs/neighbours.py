@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..base.checks import A, Array, check_values, number, other_dtype, same_library, words_for
+from ..base.checks import A, Array, check_values, number, same_library, words_for
 from ..base.values import moved
 from .graph import TAKER, Graph
-from .positions import DTYPES, vectors_of
+from .positions import DTYPES, check_box, vectors_of
 
 MARGIN = 1e-5  # of the radius, by which cells are wider, so that rounding loses nothing
 MOST_CELLS = 2**20  # along an axis
@@ -95,10 +95,8 @@ def _checked(x: Any, radius: Any, box: Any, segments: Any) -> tuple[float, Any]:
     if x.ndim != 2 or not x.shape[1]:
         raise ValueError(f"x: got the shape {x.shape}, expected (points, d)")
     d = x.shape[1]
-    if box is not None and box.dtype != x.dtype:
-        raise other_dtype("box", box.dtype, x.dtype, "x")
-    if box is not None and box.shape not in ((d, d), (d,)):
-        raise ValueError(f"box: got the shape {box.shape}, expected {(d, d)} or {(d,)}")
+    if box is not None:
+        check_box(box, x)
     if not np.isfinite(x).all():
         raise ValueError("x: got positions that are not finite")
     if box is not None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..base.backends import GRAPHS, run
 from ..base.interrupts import imported
-from .problem import EdgeArrays, GraphInputs, GraphProblem, GraphSaved
+from .problem import EdgeArrays, GraphInputs, GraphProblem, GraphSaved, given_arrays
 
 
 class Moving(NamedTuple):
@@ -22,8 +22,7 @@ class Moving(NamedTuple):
     @property
     def arrays(self) -> dict[str, Any]:
         """Those that move, by name."""
-        found = {"q": self.q, "k": self.k, "v": self.v, **self.of_edges._asdict()}
-        return {name: x for name, x in found.items() if x is not None}
+        return given_arrays(*self)
 
 
 def forward(problem: GraphProblem, inputs: GraphInputs, out: Any = None) -> GraphSaved[Any]:

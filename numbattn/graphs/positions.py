@@ -9,7 +9,7 @@ import numpy as np
 
 from ..base.checks import A, Array, other_dtype, same_library, words_for
 from .attention import attention
-from .graph import TAKER, Graph
+from .graph import TAKER, Graph, check_graph
 
 DTYPES = np.dtype("float32"), np.dtype("float64")
 
@@ -177,16 +177,14 @@ def differences_vjp(
 
 
 def _check(e: Any, graph: Any) -> None:
-    if not isinstance(graph, Graph):
-        raise TypeError(f"graph: got {words_for(graph)}, expected a graphs.Graph")
+    check_graph(graph)
     same_library(TAKER, e=e, graph=graph.indptr)
     if e.ndim < 2 or e.shape[-2] != graph.edges:
         raise ValueError(f"e: got the shape {e.shape}, expected (..., {graph.edges}, features), a row for each edge")
 
 
 def _check_positions(x: Any, graph: Any, shifts: Any, box: Any) -> None:
-    if not isinstance(graph, Graph):
-        raise TypeError(f"graph: got {words_for(graph)}, expected a graphs.Graph")
+    check_graph(graph)
     given = {name: array for name, array in (("shifts", shifts), ("box", box)) if array is not None}
     same_library(TAKER, x=x, graph=graph.indptr, **given)
     if x.dtype not in DTYPES:
@@ -202,9 +200,16 @@ def _check_positions(x: Any, graph: Any, shifts: Any, box: Any) -> None:
         raise TypeError(f"shifts: got {words_for(shifts)}, expected an array of integers")
     if shifts is not None and shifts.shape != (graph.edges, d):
         raise ValueError(f"shifts: got the shape {shifts.shape}, expected {(graph.edges, d)}")
-    if box is not None and box.dtype != x.dtype:
+    if box is not None:
+        check_box(box, x)
+
+
+def check_box(box: Any, x: Any) -> None:
+    """Check a box for positions x."""
+    d = x.shape[-1]
+    if box.dtype != x.dtype:
         raise other_dtype("box", box.dtype, x.dtype, "x")
-    if box is not None and box.shape not in ((d, d), (d,)):
+    if box.shape not in ((d, d), (d,)):
         raise ValueError(f"box: got the shape {box.shape}, expected {(d, d)} or {(d,)}")
 
 

@@ -10,7 +10,7 @@ from ..base.checks import A, flag, other_dtype, overlap, same_library, words_for
 from ..base.values import broadcasts
 from ..call.problem import Problem, converted, describe
 from ..dropout import Dropout
-from .graph import TAKER, Graph
+from .graph import TAKER, Graph, check_graph
 
 AXES = {"bias": 1, "factor": 1, "k_edge": 2, "v_edge": 2}  # of arrays of edges, and how many axes each has of its own
 
@@ -33,6 +33,12 @@ class EdgeArrays(NamedTuple):
     v_edge: Any = None  # (..., edges, head_dim_v)
 
 
+def given_arrays(q: Any, k: Any, v: Any, of_edges: EdgeArrays) -> dict[str, Any]:
+    """Those that are not None, by name."""
+    found = {"q": q, "k": k, "v": v, **of_edges._asdict()}
+    return {name: x for name, x in found.items() if x is not None}
+
+
 class GraphInputs(NamedTuple):
     """The arrays of a call as given, and its numbers."""
 
@@ -47,8 +53,7 @@ class GraphInputs(NamedTuple):
     @property
     def arrays(self) -> dict[str, Any]:
         """All that have gradients, by name."""
-        found = {"q": self.q, "k": self.k, "v": self.v, **self.of_edges._asdict()}
-        return {name: x for name, x in found.items() if x is not None}
+        return given_arrays(self.q, self.k, self.v, self.of_edges)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -77,8 +82,7 @@ def describe_graph(
     dropout: Any = None, out: Any = None,
 ) -> tuple[GraphProblem, GraphInputs]:
     """Check a call; return its GraphProblem and its GraphInputs."""
-    if not isinstance(graph, Graph):
-        raise TypeError(f"graph: got {words_for(graph)}, expected a graphs.Graph")
+    check_graph(graph)
     same_library(TAKER, q=q, k=k, v=v, graph=graph.indptr)
     problem, inputs = describe(q, k, v, scale=scale, dropout=dropout, out=out)
     for name, got, wanted, rows in (("q", problem.seqlen_q, graph.queries, "queries"),

@@ -38,6 +38,11 @@ class Part(NamedTuple):
     def tokens(self) -> int:
         return self.extra + math.prod(axis.size for axis in self.axes)
 
+    @property
+    def places(self) -> Numbers:
+        """Where each of the grid's tokens is, (axes, tokens)."""
+        return np.indices([axis.size for axis in self.axes]).reshape(len(self.axes), -1)
+
 
 class Seen(NamedTuple):
     """What the tokens of an axis see, by their coordinates. Places count the tokens of a residue class, one class after

@@ -18,8 +18,8 @@ EXTRA = -(2**31)  # in place of what is read of a token of `extra`
 def columns_of(parts: tuple[Part, ...]) -> tuple[Any, Any]:
     """What `index_along` reads of each token as a query, int32 (axes, 1 or 3, tokens), and as a key, (axes, tokens)."""
     is_wrapped, queries, keys = wraps(parts), [], []
-    for axes, extra in parts:
-        at = np.indices([axis.size for axis in axes]).reshape(len(axes), -1)
+    for part in parts:
+        (axes, extra), at = part, part.places
         seen = [seen_along(axis) for axis in axes]
         of_query = [rows_of(of, is_wrapped)[:, own] for of, own in zip(seen, at)]
         of_key = [of.place[own] for of, own in zip(seen, at)]

@@ -79,8 +79,7 @@ def words_of(parts: tuple[Part, ...], order: Numbers) -> Numbers:
 
 def words_in(part: Part, number: list[int], fields: Fields, rows: int) -> Numbers:
     """The words of a grid's tokens; number: that of the grid, or nothing."""
-    seen, axes = [seen_along(axis) for axis in part.axes], len(part.axes)
-    at = np.indices([axis.size for axis in part.axes]).reshape(axes, -1)
+    seen, axes, at = [seen_along(axis) for axis in part.axes], len(part.axes), part.places
     sign = fields.sign * (part.extra > 0)
 
     def packed(name: str) -> Any:

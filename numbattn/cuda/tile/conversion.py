@@ -201,8 +201,6 @@ def bitcast(x, dtype):
 @bitcast.lowering
 def bitcast(x, dtype):
     _check_bitcast(x, dtype.dtype)
-    if dtype.dtype == types.boolean and LLVM[x.dtype] == I32:
-        return FragmentType(x.layout, types.boolean, in_words=True)(x, dtype), lambda b, value, _: value
     out = FragmentType(x.layout, dtype.dtype)
     return out(x, dtype), lambda b, value, _: fragment(
         b, out, [[b.bitcast(v, LLVM[out.dtype]) for v in row] for row in registers(b, x, value)]
