@@ -30,7 +30,7 @@ def forward(problem: GraphProblem, inputs: GraphInputs, out: Any = None) -> Grap
     if _is_empty(problem):
         o = np.zeros(problem.out_shape, problem.dtype, like=inputs.q) if out is None else out
         o[...] = 0
-        lse = np.full(problem.lse_shape, -np.inf, problem.sum_dtype, like=inputs.q) if problem.softmax else None
+        lse = np.zeros(problem.lse_shape, problem.sum_dtype, like=inputs.q) - np.inf if problem.softmax else None
     else:
         o, lse = _run("forward", problem, inputs, out)
     return GraphSaved(problem, inputs, o, lse)

@@ -46,7 +46,7 @@ def sum_by_query(e: A, graph: Graph) -> A:
 
     def constant(value: float, *shape: int) -> Any:
         like: Any = e
-        return np.full(shape, value, np.float32, like=like).astype(e.dtype)  # CuPy fills no bfloat16
+        return (np.zeros(shape, np.float32, like=like) + np.float32(value)).astype(e.dtype)  # CuPy adds no bfloat16
 
     q, k, v = constant(0, *batch, graph.queries, 1), constant(0, graph.keys, 1), constant(0, graph.keys, features)
     return attention(q, k, v, graph, bias=constant(1, edges), v_edge=e, softmax=False)  # sums of P v_edge, P = 1

@@ -51,12 +51,15 @@ def test_differences(xp, rng, box):
     assert_allclose(inner, (de * to_numpy(e)).sum(), rtol=1e-12)
 
 
-def test_no_edges():
-    box = np.full(2, 10.0)
-    g, shifts = graphs.radius_graph(np.array([[0.0, 0.0], [5.0, 5.0]]), 1.0, box=box)
-    e, backprop = graphs.differences_vjp(np.zeros((2, 2)), g, shifts=shifts, box=box)
+def test_no_edges(xp):
+    box, x = xp.asarray([10.0, 10.0]), xp.asarray([[0.0, 0.0], [5.0, 5.0]])
+    g, shifts = graphs.radius_graph(x, 1.0, box=box)
+    e, backprop = graphs.differences_vjp(x, g, shifts=shifts, box=box)
     for got, wanted in zip(backprop(e), (np.zeros((2, 2)), np.zeros(2))):
-        np.testing.assert_array_equal(got, wanted)
+        assert_array_equal(to_numpy(got), wanted)
+    o, saved = graphs.attention_forward(x, x, x, g)
+    assert_array_equal(to_numpy(o), np.zeros((2, 2)))
+    assert_array_equal(to_numpy(saved.lse), [-np.inf] * 2)
 
 
 def test_forces_and_their_derivative(rng):
