@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,11 @@ class Part(NamedTuple):
     @property
     def tokens(self) -> int:
         return self.extra + math.prod(axis.size for axis in self.axes)
+
+    @property
+    def tokens_along(self) -> tuple[Any, ...]:
+        """What says where its tokens are."""
+        return self.extra, *[(axis.size, axis.dilation) for axis in self.axes]
 
     @property
     def places(self) -> Numbers:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from .axis import Part, Seen, seen_along
+from .boxes import Sizes
+from .offsets import offsets_of
 from .visibility import wraps
 
 EXTRA = -(2**31)  # in place of what is read of a token of `extra`
@@ -37,6 +39,38 @@ def rows_of(seen: Seen, is_wrapped: bool) -> Any:
     if is_wrapped:
         return np.stack([seen.begin, seen.period, seen.offset])
     return (seen.begin - seen.offset)[None]
+
+
+def lines_of(parts: tuple[Part, ...], entries: tuple[int, ...]) -> tuple[Any, Any]:
+    """What `of_lines` reads of each token as a query and as a key, int32 (tokens,), for windows that do not wrap."""
+    queries, keys = columns_of(parts)
+    query, key = (np.where(x[0] == EXTRA, EXTRA, strides_of(entries) @ x) for x in (queries[:, 0], keys))
+    return query.astype(np.int32), key.astype(np.int32)
+
+
+def steps_of(sizes: Sizes, entries: tuple[int, ...]) -> Any:
+    """From the entry that the first tokens of two boxes read to that of each sum of `offsets_of`, keys before queries,
+    int32 (groups, sums)."""
+    if not sizes:
+        return np.zeros((1, 1), np.int32)
+    return (offsets_of(sizes) @ -strides_of(entries)).astype(np.int32)
+
+
+def strides_of(entries: tuple[int, ...]) -> Any:
+    """Of the axes of a table, in entries."""
+    return np.cumprod([1, *entries[:0:-1]])[::-1]
+
+
+@lru_cache(maxsize=2)
+def of_lines(has_extra: bool) -> Callable[..., Any]:
+    """`biased` for a table whose entries are on one axis. Kernels know what else its arrays say."""
+
+    def added(s: Any, batch: Any, head: Any, i: Any, j: Any, table: Any, query: Any, key: Any, steps: Any) -> Any:
+        if has_extra and (query[i] == EXTRA or key[j] == EXTRA):
+            return s
+        return s + table[min(head, table.shape[0] - 1), max(0, min(key[j] - query[i], table.shape[1] - 1))]
+
+    return added
 
 
 @lru_cache(maxsize=64)

@@ -14,9 +14,10 @@ from ..base.values import moved, remembered
 from ..masks.where import Where
 from ..scores.function import Score
 from .axis import Numbers, Part
-from .bias import biased, columns_of
+from .bias import biased, columns_of, lines_of, of_lines, steps_of
 from .bits import bits_of
-from .boxes import BLOCK, boxes_of, states_in_rows
+from .boxes import BLOCK, Sizes, boxes_of, states_in_rows
+from .offsets import is_summed
 from .visibility import PADDING, function_of, words_of, wraps
 
 T = TypeVar("T")
@@ -32,10 +33,29 @@ class OrderedWindows(NamedTuple):
     place: Any  # of each token
     mask: Where  # of tokens in that order
 
-    def arrays_of(self, windows: Windows) -> list[Any]:
-        """The arrays of a bias by offset, in that order."""
-        columns = windows.columns(self.given)
-        return kept(("ordered", windows, self.windows), self.given, lambda: [x[..., self.given] for x in columns])
+    def bias(self, windows: Windows, table: Any) -> Score:
+        """The score of `Windows.bias` in that order."""
+        entries, like = table.shape[1:], self.given
+        if wraps(windows.parts):
+            columns = windows.columns(like)
+            arrays = kept(("ordered", windows, self.windows), like, lambda: [x[..., self.given] for x in columns])
+            return windows.bias_of(table, arrays)
+
+        def bias() -> Score:
+            lines = [moved(x, like)[self.given] for x in lines_of(windows.parts, entries)]
+            has_extra, sizes = windows.has_extra, self.boxes_along(windows)
+            arrays = [np.zeros((1, 1), like=like), *lines, moved(steps_of(sizes, entries), like)]
+            return Score(of_lines(has_extra), arrays=arrays)._in_boxes(has_extra, sizes)
+
+        score = kept(("lines", windows, self.windows), like, bias)
+        return score._again([table.reshape(len(table), -1), *score.arrays[1:]], (True, False, False, False))
+
+    def boxes_along(self, windows: Windows) -> Sizes:
+        """The sizes of boxes, if all are of one size and the windows of a bias are of the same tokens."""
+        own, others = ([part.tokens_along for part in x.parts] for x in (self.windows, windows))
+        boxes = boxes_of(self.windows.parts)
+        sizes = {part.sizes for part in boxes.parts} if boxes else set()
+        return next(iter(sizes)) if own == others and len(sizes) == 1 and is_summed(*sizes) else ()
 
 
 class Windows(NamedTuple):
@@ -50,11 +70,18 @@ class Windows(NamedTuple):
     def mask(self) -> Where:
         return _mask(self)
 
+    @property
+    def has_extra(self) -> bool:
+        return any(part.extra for part in self.parts)
+
     def bias(self, table: Any) -> Score:
         """The score that adds a table's entry by offset."""
-        function = biased(len(self.parts[0].axes), wraps(self.parts), any(part.extra for part in self.parts))
-        score = Score(function, arrays=[table, *self.columns(table)], gradient=[True, False, False])
+        score = self.bias_of(table, self.columns(table))
         return score._for(None if table.shape[0] == 1 else table.shape[0], self)
+
+    def bias_of(self, table: Any, columns: list[Any]) -> Score:
+        function = biased(len(self.parts[0].axes), wraps(self.parts), self.has_extra)
+        return Score(function, arrays=[table, *columns], gradient=[True, False, False])
 
     def in_order(self, array: Any) -> OrderedWindows | None:
         """The tokens in the order of boxes, for calls on arrays of the library of `array`; None if there is none."""

@@ -28,6 +28,7 @@ class FunctionPart(Part):
     _identity: Identity
     _reads: ClassVar[dict[str, tuple[str, ...]]] = {}  # what the axes of a field are indexed by: batch, head, i, j
     _is_nonlinear, _own_axes = True, None
+    _boxes: Any = None  # of a bias by offset in the order of boxes: whether there is `extra`, and the sizes of boxes
 
     def _fit(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> None:
         """Refuse arrays that compiled functions cannot read, or that lack an entry that this one reads."""
@@ -59,7 +60,7 @@ class FunctionPart(Part):
 
     @cached_property
     def _kind(self) -> tuple[Any, ...]:
-        return type(self), self._identity.key, *[(x.dtype, x.ndim) for x in self._weights]
+        return type(self), self._identity.key, self._boxes, *[(x.dtype, x.ndim) for x in self._weights]
 
     @property
     def _trained(self) -> list[Any]:
@@ -178,7 +179,7 @@ class ScoreTangent:
         self._tangents = np.zeros_like(like, dtype=dtype, shape=(score._elements,))
         for into, x in zip(score._split(self._tangents), of_wanted):
             if x is not None:
-                into[...] = x
+                into[...] = x.reshape(into.shape)               # a bias on a grid is flat in the order of boxes
 
     @property
     def _on_host(self) -> list[Any]:

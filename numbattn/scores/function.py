@@ -111,6 +111,7 @@ class Score(Taken, FunctionPart):
     gradient: bool | Sequence[bool] = False
     _identity: Identity = field(init=False)
     _of: tuple[int | None, Any] | None = field(init=False, default=None)  # a table's heads, windows of a grid
+    _boxes: tuple[bool, tuple[int, ...]] | None = field(init=False, default=None)
 
     _examples = (("function", lambda shape, dtype, gradient: Score(_far)),)
 
@@ -147,7 +148,7 @@ class Score(Taken, FunctionPart):
         """A Score of the function as it was taken."""
         made = object.__new__(Score)
         made._set(**dict(zip(ORDERS, self._functions)), arrays=tuple(arrays), gradient=gradient)
-        made._set(_identity=self._identity, _of=self._of)
+        made._set(_identity=self._identity, _of=self._of, _boxes=self._boxes)
         return made
 
     def _for(self, heads: int | None, windows: Any) -> Score:
@@ -164,8 +165,13 @@ class Score(Taken, FunctionPart):
     def _in_order(self, order: Any) -> Score | None:
         if self._of is None:
             return None
-        made = self._again([self.arrays[0], *order.arrays_of(self._of[1])], self._wanted)
-        made._set(_of=None)
+        made: Score = order.bias(self._of[1], self.arrays[0])
+        return made._asking((self._wanted[0], *made._wanted[1:]))
+
+    def _in_boxes(self, has_extra: bool, sizes: tuple[int, ...]) -> Score:
+        """Of tokens in the order of boxes, of these sizes unless there are none."""
+        made = self._again(self.arrays, self._wanted)
+        made._set(_boxes=(has_extra, sizes))
         return made
 
     def _fit(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> None:

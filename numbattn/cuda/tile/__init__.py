@@ -25,6 +25,7 @@ plain one. Numbers take the dtype of the tile that they are combined with. With 
 | map_elements, holds | any function of an element and its position, any truth of its position | |
 | row_max, row_sum, part_sum | along the rows: by a warp, or by each thread | max, add, shfl.bfly |
 | diagonal_sums | along the diagonals of a tile in shared memory, by a warp | ldmatrix, mma.sync, shfl |
+| box_sums | over pairs of tokens of two boxes at one offset, likewise | ldmatrix, mma.sync, shfl |
 | part_argmin, anywhere | a running minimum of each row and its column; whether truths hold | min, vote.any |
 | convert, bitcast | another dtype; the same bits as another dtype | cvt, mov |
 | rescaled, spread, wide_product | scaling by what is often 1; shared values; 64-bit products | vote.any, mul.wide |
@@ -68,6 +69,7 @@ from .accumulation import (
     put_registers,
 )
 from .arrays import Alignment
+from .box_sums import BoxGroup, box_sums
 from .commits import commit, read
 from .conversion import bitcast, convert
 from .copies import commit_copies, copy_async, wait_copies
@@ -141,6 +143,7 @@ __all__ = [
     "WARPGROUP_ROWS",
     "Alignment",
     "Axis",
+    "BoxGroup",
     "DeadlockError",
     "Layout",
     "Pipeline",
@@ -163,6 +166,7 @@ __all__ = [
     "bfloat16",
     "bitcast",
     "block_index",
+    "box_sums",
     "bulk_add",
     "bulk_load",
     "bulk_store",

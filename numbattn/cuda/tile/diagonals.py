@@ -12,11 +12,11 @@ import numpy as np
 from ..compiler import TypingError, types
 from .boxes import PERIOD, Boxes
 from .conversion import HALVES
-from .emit import F32, I32, asm, shuffle_xor
+from .emit import F32, I32, asm, shuffle_xor, thread_index
 from .fragment import HALF_FLOATS, Fragment, FragmentType, name_of
 from .fragment import fragment as pack
 from .layout import ONE, WARP, Axis, Layout
-from .pieces import bits_of_lane, ldmatrix, mma_sync
+from .pieces import ldmatrix, mma_sync
 from .simulator import thread_index as my_index
 from .world import primitive
 
@@ -39,18 +39,19 @@ def diagonal_sums(tile):
     >>> run(kernel, np.eye(64, k=-1, dtype=np.float16), np.zeros((1, 128)))[0, 62:66]
     array([ 0., 63.,  0.,  0.])
     """
-    _check(tile.plan)
+    check_halves("diagonal_sums", tile.plan)
     values, (_, (mine,)) = tile.read(slice(None), slice(None)), DIAGONALS.positions(my_index() % WARP)
     return Fragment(DIAGONALS, np.array([[values.trace(k - SIZE, dtype=np.float32) for k in mine]]))
 
 
 @diagonal_sums.lowering
 def diagonal_sums(tile):
-    _check(tile.plan)
+    check_halves("diagonal_sums", tile.plan)
     out = FragmentType(DIAGONALS, types.float32)
 
     def generate(b, pointer):
-        block_sums, along_diagonals = BlockSums(b, tile, pointer), AlongDiagonals(b)
+        lane = Lane(b)
+        block_sums, along_diagonals = BlockSums(b, lane, tile, pointer), AlongDiagonals(b, lane)
         found, after = [], [F32(0.0)] * 2                       # beyond the last diagonal of blocks
         for first in range(BLOCKS - AT_ONCE, -BLOCKS - 1, -AT_ONCE):
             blocks = [*block_sums(first), *block_sums(first + 2), after]
@@ -61,28 +62,42 @@ def diagonal_sums(tile):
     return out(tile), generate
 
 
-def _check(plan):
+def check_halves(word, plan):
     is_box = isinstance(plan, Boxes) and not plan.transposed and name_of(plan.dtype) in HALF_FLOATS
     if not is_box or plan.shape != (SIZE, SIZE):
-        raise TypingError(f"diagonal_sums: got {plan}, expected boxes of {SIZE}x{SIZE} float16 or bfloat16")
+        raise TypingError(f"{word}: got {plan}, expected boxes of {SIZE}x{SIZE} float16 or bfloat16")
 
 
-def row_and_col(b):
-    """Where a lane's two elements of a block start, as tensor cores hold it."""
-    return bits_of_lane(b, 2, 3), b.mul(bits_of_lane(b, 0, 2), I32(2))
+class Lane:
+    """A lane, opaque to the optimiser: what follows from its number is found anew for each tile, or a loop over tiles
+    would keep it in registers, of which helpers have few."""
+
+    def __init__(self, b):
+        self.b, self.thread = b, asm(b, "mov.u32 $0, $1;", I32, thread_index(b), effect=True)
+        self.row, self.col = self.bits(2, 3), b.mul(self.bits(0, 2), I32(2))    # of its two elements of a block of sums
+        self.line = self.bits(0, 3)                             # of a block that it says for ldmatrix where it is
+        self.is_set = {bit: b.icmp_unsigned("!=", self.bits(bit, 1), I32(0)) for bit in (2, 3, 4)}
+
+    def bits(self, shift, count):
+        return self.b.and_(self.b.lshr(self.thread, I32(shift)), I32((1 << count) - 1))
+
+
+def identity_of(b, lane, dtype):
+    """A lane's two elements of the unit matrix."""
+    row, col, one = lane.row, lane.col, ONES[name_of(dtype)]
+    even = b.select(b.icmp_unsigned("==", row, col), I32(one), I32(0))
+    return b.select(b.icmp_unsigned("==", row, b.add(col, I32(1))), I32(one << 16), even)
 
 
 class BlockSums:
     """Sums of the blocks on diagonals of blocks; block (i, i + n) is on number n."""
 
-    def __init__(self, b, tile, pointer):
-        self.b, self.kind, one = b, HALVES[tile.dtype], ONES[name_of(tile.dtype)]
-        (row, col), self.line = row_and_col(b), bits_of_lane(b, 0, 3)
-        right, below = (bits_of_lane(b, bit, 1) for bit in (3, 4))      # of the four blocks that are loaded at once
+    def __init__(self, b, lane, tile, pointer):
+        self.b, self.kind, self.line = b, HALVES[tile.dtype], lane.line
+        self.identity = identity_of(b, lane, tile.dtype)
+        right, below = (lane.bits(bit, 1) for bit in (3, 4))      # of the four blocks that are loaded at once
         self.along = b.add(right, below)
         self.start = b.gep(pointer, [b.mul(b.add(b.mul(below, I32(BLOCK)), self.line), I32(SIZE))])
-        identity = b.select(b.icmp_unsigned("==", row, col), I32(one), I32(0))
-        self.identity = b.select(b.icmp_unsigned("==", row, b.add(col, I32(1))), I32(one << 16), identity)
 
     def __call__(self, first):
         """Those of numbers `first` and first + 1, two registers each."""
@@ -105,12 +120,11 @@ class BlockSums:
 class AlongDiagonals:
     """Sums along 32 diagonals, one for each lane, of the sums on five neighbouring diagonals of blocks."""
 
-    def __init__(self, b):
-        self.b, (row, col) = b, row_and_col(b)
-        self.is_upper = [b.icmp_unsigned(">=", b.add(col, I32(i)), row) for i in (0, 1)]
-        self.bits = {bit: b.icmp_unsigned("!=", bits_of_lane(b, bit, 1), I32(0)) for bit in (2, 3, 4)}
-        lane, halves = bits_of_lane(b, 0, 5), [b.lshr(b.add(row, I32(i)), I32(1)) for i in (0, 1)]
-        self.lanes = [b.or_(b.and_(lane, I32(28)), b.and_(b.add(lane, half), I32(3))) for half in halves]
+    def __init__(self, b, lane):
+        self.b, self.lane = b, lane
+        self.is_upper = [b.icmp_unsigned(">=", b.add(lane.col, I32(i)), lane.row) for i in (0, 1)]
+        number, halves = lane.bits(0, 5), [b.lshr(b.add(lane.row, I32(i)), I32(1)) for i in (0, 1)]
+        self.lanes = [b.or_(b.and_(number, I32(28)), b.and_(b.add(number, half), I32(3))) for half in halves]
 
     def __call__(self, blocks):
         values = [self.rotated(*two) for two in pairwise(blocks)]
@@ -123,12 +137,19 @@ class AlongDiagonals:
     def rotated(self, block, after):
         """What belongs to the eight diagonals that start in a block, with element (row, row + k) in column k."""
         pair = [self.b.select(*three) for three in zip(self.is_upper, block, after)]
-        pair = [self.b.select(self.bits[2], *two) for two in (pair[::-1], pair)]    # in odd rows
-        text = "shfl.sync.idx.b32 $0, $1, $2, 0x1f, 0xffffffff;"
-        return [asm(self.b, text, F32, *two, effect=True) for two in zip(pair, self.lanes)]
+        pair = [self.b.select(self.lane.is_set[2], *two) for two in (pair[::-1], pair)]    # in odd rows
+        return [shuffled(self.b, *two) for two in zip(pair, self.lanes)]
 
     def exchanged(self, bit, lower, upper):
-        """The sum over two lanes of one of two values, the upper one where this bit of the lane is set."""
-        b = self.b
-        kept, given = b.select(self.bits[bit], upper, lower), b.select(self.bits[bit], lower, upper)
-        return b.fadd(kept, shuffle_xor(b, given, 1 << bit))
+        return exchanged(self.b, self.lane, bit, lower, upper)
+
+
+def shuffled(b, x, lane):
+    """x of another lane."""
+    return asm(b, "shfl.sync.idx.b32 $0, $1, $2, 0x1f, 0xffffffff;", F32, x, lane, effect=True)
+
+
+def exchanged(b, lane, bit, lower, upper):
+    """The sum over two lanes of one of two values, the upper one where this bit of the lane is set."""
+    kept, given = b.select(lane.is_set[bit], upper, lower), b.select(lane.is_set[bit], lower, upper)
+    return b.fadd(kept, shuffle_xor(b, given, 1 << bit))

@@ -2,7 +2,8 @@
 table of a RelativeBias, of what a user's function reads as table[abs(i - j), head].
 
 dS goes through shared memory for dQ. There one warp for each consumer, of those beside the producer's that are idle
-otherwise, sums its dS along diagonals: all elements of a diagonal read the same element of the arrays.
+otherwise, sums its dS along diagonals: all elements of a diagonal read the same element of the arrays. Where tiles are
+boxes of a grid, it sums dS over the pairs of tokens at each offset.
 """
 
 import numpy as np
@@ -13,7 +14,6 @@ from ...tile import (
     allocate,
     block_index,
     device,
-    diagonal_sums,
     read,
     release,
     shape,
@@ -44,7 +44,7 @@ def distance_sums_step(score, reads, SHARED_DS, DS_PIPELINE, tiles, mask, tile_n
     (_, from_record), scores_of = record_steps(mask, tile_n), within_segment(score)
     SUM, CONSUMERS, TILE_M = np.dtype(sum_dtype).type, DS_PIPELINE.fills, SHARED_DS.cols
     DS_PARTS, PARTS, NONE, NOTHING = SHARED_DS.parts(PART), TILE_M // PART, np.int32(0), SUM(0)
-    add_reads = distance_step(parts_of(score)[after], after, wanted, np.float32, SUM, add_atomically)
+    sums_of, add_sums = distance_step(parts_of(score)[after], after, wanted, np.float32, SUM, add_atomically)
 
     @device
     def done(place):
@@ -67,8 +67,10 @@ def distance_sums_step(score, reads, SHARED_DS, DS_PIPELINE, tiles, mask, tile_n
             for part in range(PARTS):
                 dS = allocate(DS_PARTS, (sdS.index * CONSUMERS + consumer) * PARTS + part)
                 row = tile.segment.first_query + at.m_block * TILE_M + part * PART
-                pending = add_reads(pending, diagonal_sums(dS), scores, sums, tile.batch, at.head, row, col)
-            done(sdS)
+                found = sums_of(dS)
+                if part == PARTS - 1:
+                    done(sdS)
+                pending = add_sums(pending, found, scores, sums, tile.batch, at.head, row, col)
             sdS = advance(sdS, 1)
             after = next_queries(mask, tile, at)
             if after.head != at.head or after.m_block >= after.m_blocks:

@@ -16,9 +16,22 @@ from ....functions.compiled.reads import by_last_index, by_read, has_steady_slop
 from ....functions.compiled.reads import check as check_reads
 from ....functions.compiled.wide import seen, widened
 from ....functions.frozen import Frozen
+from ....grids.bias import EXTRA
 from ....scores.element import FunctionPart
 from ...compiler import from_dtype, types
-from ...tile import INDEX, add_element, device, fold_elements, full, map_elements, opaque, where
+from ...tile import (
+    INDEX,
+    add_element,
+    device,
+    fold_elements,
+    full,
+    map_elements,
+    maximum,
+    minimum,
+    opaque,
+    shape,
+    where,
+)
 from ...words.signatures import array_type
 from ...words.steps import array_of_function
 from ..shared import exact_sums
@@ -125,7 +138,11 @@ class FunctionKind(ScoreKind):
         if part._wants_gradient and part._elements > MOST_ELEMENTS:
             raise NotImplementedError(f"score: got a {type(part).__name__} with gradients of {part._elements} "
                                       f"elements, at most {MOST_ELEMENTS} on a GPU")
-        found = kind_of(part._identity_of(problem.sum_dtype), tuple([(x.dtype.name, x.ndim) for x in part._weights]))
+        identity, arrays = part._identity_of(problem.sum_dtype), tuple([(x.dtype.name, x.ndim) for x in part._weights])
+        if part._boxes is None:
+            found = kind_of(identity, arrays)
+        else:
+            found = BoxBiasKind(identity.digest, arrays, identity, *part._boxes)
         return found, (), {array_of_function(number, which): x for which, x in enumerate(part._weights)}
 
     @classmethod
@@ -151,6 +168,31 @@ class ShiftKind(FunctionKind):
 
     def steps(self, at, scaling, layout, ACC, transposed=False, by_tma=False, has_derivative=True):
         return shift_steps(self.mapped(0, at, layout, ACC, transposed), scaling, layout, ACC)
+
+
+@dataclass(frozen=True)
+class BoxBiasKind(ShiftKind):
+    """numbattn.grids.bias.of_lines, of tokens in the order of boxes."""
+
+    has_extra: bool
+    boxes: tuple  # their sizes, if the sums of `box_step` say what the table's gradient is; or ()
+
+    def mapped(self, order, at, layout, ACC, transposed):
+        NOTHING, FIRST, HAS_EXTRA = ACC(0), np.int32(0), self.has_extra
+
+        @device
+        def of_pair(s, batch, head, i, j, arrays):
+            table, query, key, _ = arrays
+            heads, entries = shape(table)
+            if HAS_EXTRA and (query[i] == EXTRA or key[j] == EXTRA):
+                return NOTHING
+            entry = maximum(np.int32(np.int32(key[j]) - np.int32(query[i])), FIRST)
+            return ACC(table[minimum(head, heads - 1), minimum(entry, entries - 1)])
+
+        return mapped_elements(of_pair, layout, transposed, at)
+
+    def is_by_distance(self, wanted, ACC):
+        return bool(self.boxes)
 
 
 def shift_steps(added_of, scaling, layout, ACC):

@@ -33,6 +33,7 @@ class ScoreKind:
     offset = None  # if it depends on distances, how the own key of query 0 is given
     gradient = ELEMENTS
     is_zero = False  # whether it is a tangent of zero, which only tangents of gradients need
+    boxes = ()  # sizes of boxes, if what is read of an array follows from the offset of a box's tokens
     is_sloped = False  # whether it adds a slope times the distance of keys from the queries' own
 
     def __init_subclass__(cls):
@@ -83,7 +84,7 @@ class ScoreKind:
 
     def is_by_distance(self, wanted, ACC):
         """Whether each element of S reads one element of its arrays, and which one, and the derivative by it, follow
-        from i - j. wanted: of which arrays, if it has several."""
+        from i - j, or, if it has `boxes`, from the offset in these. wanted: of which arrays, if it has several."""
         return False
 
     def steps_by_distance(self, at, wanted, ACC):

@@ -1,4 +1,5 @@
-"""Gradients of arrays that parts of the score read by distance, by warps beside the producer's."""
+"""Gradients of arrays that parts of the score read by distance, or by offset on a grid, by warps beside the producer's.
+"""
 
 import cupy
 import numpy as np
@@ -102,6 +103,42 @@ def test_gradients_on_a_gpu(rng, score, d, dtype, mask):
     check(rng, SCORES[score](rng), 300, d, MASKS[mask](300), cupy, dtype, batch=3)
 
 
+GRIDS = {  # shape, extra, windows
+    "image": ((9, 15), 0, {"window": (2, 4)}),
+    "extra": ((9, 15), 5, {"window": (2, 4)}),
+    "volume": ((3, 4, 12), 1, {"window": (2, 3, 3), "causal": (True, False, False)}),
+    "packed": ([(9, 15), (18, 14)], 2, {"window": (2, 4), "edges": "cut"}),
+    "of other sizes": ([(9, 15), (4, 60)], 0, {"window": (2, 4)}),
+    "periodic": ((10, 14), 0, {"window": (2, 9), "edges": ("cut", "periodic")}),
+    "dilated": ((30, 21), 0, {"window": (2, 3), "dilation": (3, 2)}),
+}
+
+
+def check_on_a_grid(rng, name, d, *about, heads=2, **options):
+    shape, extra, windows = GRIDS[name]
+    grid, others = na.Grid(shape, extra), {key: x for key, x in windows.items() if key != "window"}
+    table = some(rng, heads, *(2 * n - 1 for n in windows["window"]))
+    mask, score = grid.window(**windows), grid.relative_bias(table, **others)
+    check(rng, [score], mask._windows.tokens, d, mask, *about, **options)
+
+
+@pytest.mark.parametrize(("name", "heads"), [
+    pytest.param("extra", 2, marks=mostly_simulated), pytest.param("volume", 1, marks=simulated_only),
+    pytest.param("packed", 2, marks=simulated_only), pytest.param("of other sizes", 1, marks=simulated_only),
+])  # fmt: skip
+def test_gradients_on_grids(rng, name, heads):
+    with on(HOPPER):
+        check_on_a_grid(rng, name, 64, heads=heads)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("d", "dtype"), [(64, bfloat16), (128, np.float16), (192, np.float16)])
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("name", GRIDS)
+def test_gradients_on_grids_on_a_gpu(rng, name, heads, d, dtype):
+    check_on_a_grid(rng, name, d, cupy, dtype, heads=heads, batch=3)
+
+
 def planned(d, *score):
     q = without_memory((2, 2, 300, d), np.dtype(np.float16))
     (found,) = plans(HOPPER, q, q, q, passes=(BACKWARD,), mask=na.Causal(), score=score)
@@ -141,13 +178,17 @@ FAULTS = {
     "is_nonlinear(work.score)": "False",
     "add_atomically(pending, sums)                   # a matrix has sums of its own": "pass",
     "after.head != at.head or": "",
-    "cuda/kernels/scores/by_distance.py": {
-        "SUM(slope * total) if total != 0 else ZERO": "SUM(slope * total)",
-        "m0 - n0 - KEYS": "m0 - n0",
-    },
     "cuda/kernels/scores/function.py": {
         "max(distance + apart, least), most)": "max(distance + apart, least), 0)",
     },
+    "cuda/kernels/scores/by_distance.py": {
+        "SUM(slope * total) if total != 0 else ZERO": "SUM(slope * total)",
+        "m0 - n0 - KEYS": "m0 - n0",
+        "query[i] != EXTRA and key[j] != EXTRA": "True",
+        "minimum(place.head + head, heads - 1)": "(place.head + head)",
+        "(found[NUMBER],), NUMBER": "(found[NUMBER],), 0",
+    },
+    "grids/windows.py": {"own == others and len(sizes) == 1": "True"},
     "cuda/kernels/scores/distance.py": {"read(-distance - key, reach)": "read(-distance, reach)"},
     "cuda/kernels/hopper/backward_kv.py": {
         "CONSUMERS * (1 + bool(reads))": "CONSUMERS",
