@@ -125,8 +125,8 @@ class FunctionKind(ScoreKind):
         if part._wants_gradient and part._elements > MOST_ELEMENTS:
             raise NotImplementedError(f"score: got a {type(part).__name__} with gradients of {part._elements} "
                                       f"elements, at most {MOST_ELEMENTS} on a GPU")
-        found = kind_of(part._identity_of(problem.sum_dtype), tuple([(x.dtype.name, x.ndim) for x in part._weights]))
-        return found, (), {array_of_function(number, which): x for which, x in enumerate(part._weights)}
+        found = kind_of(part._identity_of(problem.sum_dtype), tuple([(x.dtype.name, x.ndim) for x in part._looked_up]))
+        return found, (), {array_of_function(number, which): x for which, x in enumerate(part._looked_up)}
 
     @classmethod
     def finish(cls, part, grad, sums, problem):
