@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from ..base.backends import backend
-from ..base.checks import check_values, library, refuse_foreign, warn
+from ..base.checks import check_values, dtype_of_sums, library, refuse_foreign, warn
 from ..base.values import Memo, Value, shown
 from ..masks import AnyOf, Lengths, Mask, materialised
 from ..scores import Part
@@ -66,7 +66,7 @@ def fitted_score(parts: tuple[Part, ...], q: Any, shape: Shape, xp: str, frame: 
     """The parts of a score, in a call whose mask has this frame."""
     fitted = [_fitted_part(part, q, shape, xp) for part in parts]
     if frame is not None and frame._places_keys:
-        return tuple([placed(part, frame, shape) for part in fitted])
+        return tuple([placed(part, frame, shape, dtype_of_sums(q.dtype)) for part in fitted])
     return tuple([part._within(frame) for part in fitted])
 
 

@@ -26,16 +26,17 @@ def takes_positions(part: Part) -> bool:
     return isinstance(part, FunctionPart | DistancePart)
 
 
-def placed(part: Part, frame: Any, shape: tuple[int, ...]) -> Part:
-    """A part in a call with this frame, a masks.Positions, and S of this shape."""
+def placed(part: Part, frame: Any, shape: tuple[int, ...], dtype: Any) -> Part:
+    """A part in a call with this frame, a masks.Positions, and S of this shape and this dtype of sums."""
     if isinstance(part, Placed) or not takes_positions(part):
         return part
     if getattr(part, "offset", None) is not None:
         raise ValueError(f"score: got {part} beside the positions of a Tail, expected it without an offset")
-    found = PLACED.get(part, (frame, shape))
+    key = frame, shape, dtype
+    found = PLACED.get(part, key)
     if found is None:
-        found = Placed(part, frame, shape)
-        PLACED.keep(part, (frame, shape), found)
+        found = Placed(part, *key)
+        PLACED.keep(part, key, found)
     return cast(Part, found)
 
 
@@ -46,6 +47,7 @@ class Placed(FunctionPart):
     part: Any
     frame: Any
     shape: tuple[int, ...]  # of S
+    dtype: Any  # of sums
 
     @cached_property
     def _places(self) -> tuple[Any, ...]:
@@ -61,10 +63,8 @@ class Placed(FunctionPart):
         if isinstance(self.part, FunctionPart):
             return x
         *lead, heads, entries = self._by_matrix(x.shape)
-        dtype = np.promote_types(x.dtype, np.float32)
-        return np.broadcast_to(self._padded(x), (*lead, heads, entries)).astype(dtype, copy=False).reshape(
-            math.prod(lead), heads, entries
-        )  # fmt: skip
+        whole = np.broadcast_to(self._padded(x).astype(self.dtype, copy=False), (*lead, heads, entries))
+        return whole.reshape(math.prod(lead), heads, entries)
 
     def _padded(self, x: Any) -> Any:
         """An array of a part by distance with all batch axes, of size 1 where it lacks one, and an axis of entries."""
@@ -103,7 +103,7 @@ class Placed(FunctionPart):
     # ----------------------------------------------------------------------------------- what a call sees of the part
     @property
     def _function(self) -> Callable[..., Any]:
-        return cast(Callable[..., Any], self.part._function if isinstance(self.part, FunctionPart) else type(self.part))
+        return self.part._function if isinstance(self.part, FunctionPart) else self._identity.function.python
 
     @property
     def _weights(self) -> tuple[Any, ...]:
