@@ -66,7 +66,8 @@ def fitted_score(parts: tuple[Part, ...], q: Any, shape: Shape, xp: str, frame: 
     """The parts of a score, in a call whose mask has this frame."""
     fitted = [_fitted_part(part, q, shape, xp) for part in parts]
     if frame is not None and frame._places_keys:
-        return tuple([placed(part, frame, shape, dtype_of_sums(q.dtype)) for part in fitted])
+        about = shape, dtype_of_sums(q.dtype), () if xp == "numpy" else backend(xp).place()
+        return tuple([placed(part, frame, *about) for part in fitted])
     return tuple([part._within(frame) for part in fitted])
 
 

@@ -49,16 +49,19 @@ class Positions(Cached):
 
     def _places(self, j: Any, seqlen_q: int, seqlen_k: int) -> Any:
         """The positions of keys j, (..., 1, keys)."""
+        if not seqlen_q:
+            return j
         first = for_queries(self._own_key(seqlen_q, seqlen_k))
-        row = np.asarray(j - first)
-        return j if not seqlen_q else np.where(row < 0, j, first + taken(self.depths, row))[..., None, :]
+        row = j - first
+        return np.where(row < 0, j, first + taken(self.depths, row))[..., None, :]
 
     def _arrays_for(self, shape: tuple[int, ...]) -> tuple[Any, ...]:
         """For functions in a call with S of this shape: depths (batch, heads, seqlen_q), the number of keys and that
         of queries, (batch, heads), where batch and heads may be 1."""
         *batch, seqlen_q, seqlen_k = shape
-        counts = [np.asarray(x, like=self.depths) for x in self._counts(seqlen_q, seqlen_k)]
-        arrays = [self.depths, *(x[..., None] for x in counts)]
+        arrays, one = [self.depths], np.zeros((1,), np.int64, like=self.depths)
+        for x in self._counts(seqlen_q, seqlen_k):  # computed on a device: in a capture nothing is copied to it
+            arrays.append(one + x if isinstance(x, int) else x[..., None])
         lead = np.broadcast_shapes((1,) * max(len(batch), 2), *(x.shape[:-1] for x in arrays))
         flat = math.prod(lead[:-1]), lead[-1]
         depths, *counts = (np.broadcast_to(x, (*lead, x.shape[-1])).reshape(*flat, x.shape[-1]) for x in arrays)

@@ -26,17 +26,19 @@ def takes_positions(part: Part) -> bool:
     return isinstance(part, FunctionPart | DistancePart)
 
 
-def placed(part: Part, frame: Any, shape: tuple[int, ...], dtype: Any) -> Part:
-    """A part in a call with this frame, a masks.Positions, and S of this shape and this dtype of sums."""
+def placed(part: Part, frame: Any, shape: tuple[int, ...], dtype: Any, place: Any = ()) -> Part:
+    """A part in a call with this frame, a masks.Positions, and S of this shape and this dtype of sums. It is kept for
+    later calls at the same place; None: nothing is kept."""
     if isinstance(part, Placed) or not takes_positions(part):
         return part
     if getattr(part, "offset", None) is not None:
         raise ValueError(f"score: got {part} beside the positions of a Tail, expected it without an offset")
-    key = frame, shape, dtype
-    found = PLACED.get(part, key)
+    key = frame, shape, dtype, place
+    found = None if place is None else PLACED.get(part, key)
     if found is None:
-        found = Placed(part, *key)
-        PLACED.keep(part, key, found)
+        found = Placed(part, frame, shape, dtype)
+        if place is not None:
+            PLACED.keep(part, key, found)
     return cast(Part, found)
 
 
