@@ -74,20 +74,19 @@ def count_followers(text):
 
 
 def draft(followers, text, nodes):
-    """A tree of at most `nodes` tokens, the likeliest first: tokens, parents and depths. Its root ends the text."""
-    tokens, parents, depths = [], [], []
-    candidates = [(-1.0, -1, -1, text[-CONTEXT:])]  # -probability, parent, its depth, what has been written then
+    """A tree of at most `nodes` tokens, the likeliest first: tokens and parents. Its root ends the text."""
+    tokens, parents = [], []
+    candidates = [(-1.0, -1, text[-CONTEXT:])]  # -probability, parent, what has been written then
     while candidates and len(tokens) < nodes:
-        p, parent, depth, context = heapq.heappop(candidates)
+        p, parent, context = heapq.heappop(candidates)
         node = len(tokens)
         tokens.append(context[-1])
         parents.append(parent)
-        depths.append(depth + 1)
         counts = followers.get(context, Counter())  # none if the training text has no such bytes
         for byte, count in counts.items():
             child = context[1:] + bytes([byte])
-            heapq.heappush(candidates, (p * count / counts.total(), node, depth + 1, child))
-    return tokens, parents, depths
+            heapq.heappush(candidates, (p * count / counts.total(), node, child))
+    return tokens, parents
 
 
 def longest_path(tokens, parents, choices):
@@ -124,10 +123,9 @@ def speculative(count, weights, followers, nodes):
     *_, choice = reader.read(list(text), range(len(text)), na.Causal())
     text += bytes([choice])  # not in the caches yet: the newest byte is the root of the next tree
     while len(text) < len(PROMPT) + count:
-        tokens, parents, depths = draft(followers, text, nodes)
-        # a node's position is its place in the text, by its depth, not its row in the caches
-        positions = [len(text) - 1 + depth for depth in depths]
-        choices = reader.read(tokens, positions, na.Tail(na.Bits.tree(parents)))
+        tokens, parents = draft(followers, text, nodes)
+        tree = na.Tail(na.Bits.tree(parents))
+        choices = reader.read(tokens, len(text) - 1 + tree.positions, tree)
         path = longest_path(tokens, parents, choices)
         for cache in reader.caches:
             cache.keep([path], len(tokens))

@@ -342,10 +342,11 @@ def test_generate_verifies_a_tree(rng, monkeypatch):
         logits, _ = example.model.transformer(np.array([text]), weights, example.HEADS)
         return logits[-1].argmax()
 
-    prompt, tokens, parents, depths = [3, 1, 4, 1, 5], [9, 2, 6, 5], [-1, 0, 0, 2], [0, 1, 1, 2]
+    prompt, tokens, parents = [3, 1, 4, 1, 5], [9, 2, 6, 5], [-1, 0, 0, 2]
     reader = example.Reader(weights, 20)
     reader.read(prompt, range(5), na.Causal())
-    choices = reader.read(tokens, [5 + depth for depth in depths], na.Tail(na.Bits.tree(parents)))
+    tree = na.Tail(na.Bits.tree(parents))
+    choices = reader.read(tokens, 5 + tree.positions, tree)
     assert choices == [choice(*prompt, *path) for path in ([9], [9, 2], [9, 6], [9, 6, 5])]
     assert example.longest_path(tokens, parents, [6, 0, 5, 0]) == [0, 2, 3]
     alone = example.Reader(weights, 20)

@@ -77,7 +77,7 @@ def test_titles_of_sections_have_lines_of_their_own():
 def test_masks_show_nothing_internal(name):
     public = {attribute for attribute in dir(getattr(na, name)) if not attribute.startswith("_")}
     fields = {"left", "right", "offset", "keys", "queries", "lengths", "first", "end", "visible", "words", "blocks",
-              "block_size", "mask", "max_queries", "n"}  # fmt: skip
+              "block_size", "mask", "max_queries", "n", "positions"}  # fmt: skip
     assert public - fields <= {"dense", "from_indices", "pack", "tree", "butterfly", "local_global", "strided"}
 
 

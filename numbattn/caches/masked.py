@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..base.values import Memo, Value
-from ..masks import All, Cached, Mask
+from ..masks import All, Cached, Mask, placed
 
 MASKS = Memo("masks")  # by cache and mask
 
@@ -21,7 +21,7 @@ def masked(cache: Value, lengths: Any, mask: Mask) -> Mask:
         return _masked_by_numbers(mask, lengths.tobytes(), lengths.dtype)
     found = MASKS.get(cache, mask)
     if found is None:
-        found = All((Cached(lengths[:, None]), *mask._parts))
+        found = placed(mask, lengths[:, None])
         MASKS.keep(cache, mask, found)
     return found
 

@@ -5,13 +5,13 @@ They are computed as a batch with `max_queries` rows each, where a sequence sees
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from ..base.checks import check_values
 from ..base.values import moved
-from ..masks import All, Bits, Cached, Mask, Tail
+from ..masks import All, Bits, Mask, Tail, placed
 from .kv_cache import KVCache
 
 
@@ -59,10 +59,10 @@ def ragged(q: Any, cache: KVCache, mask: Mask) -> Ragged:
     sequence = np.clip(np.searchsorted(offsets, number, side="right") - 1, 0, max(batch - 1, 0))
     row, end = number - offsets[sequence], offsets[np.minimum(sequence + 1, batch)]
     inside = (row >= 0) & (row < np.minimum(end - offsets[sequence], most))
-    frame = Cached(cache.lengths[:, None], counts[:, None])
-    parts = (_unpacked(part, token, total) for part in mask._parts if part is not segments)
+    parts = tuple([_unpacked(part, token, total) for part in mask._parts if part is not segments])
     rows = q[:, token] if total else np.zeros((len(q), batch, most, q.shape[2]), q.dtype, like=q)
-    return Ragged(rows.swapaxes(0, 1), All((frame, *parts)), sequence, np.clip(row, 0, most - 1), inside)
+    aligned = placed(All(parts), cache.lengths[:, None], counts[:, None])
+    return Ragged(rows.swapaxes(0, 1), aligned, sequence, np.clip(row, 0, most - 1), inside)
 
 
 def _most(segments: Any) -> int:
@@ -82,7 +82,12 @@ def _unpacked(part: Mask, token: Any, total: int) -> Mask:
         if words is None or words.shape[:-1] != (total,):
             raise ValueError(f"mask: got {part} with Segments and a KVCache, expected Tail(Bits(words)) with words "
                              f"of the shape ({total}, ceil(max_queries / 32)), a row for each query")
-        return Tail(Bits(moved(words, token)[token][:, None]))
+        if (depths := cast(Any, part.positions)) is None:
+            return Tail(Bits(moved(words, token)[token][:, None]))
+        if depths.shape != (total,):
+            raise ValueError(f"mask: got {part} with Segments and a KVCache, expected positions of the shape "
+                             f"({total},), one for each query")  # fmt: skip
+        return Tail(Bits(moved(words, token)[token][:, None]), moved(depths, token)[token][:, None])
     if any(x.ndim > 1 for leaf in part._leaves for x in leaf._arrays().values()):
         raise ValueError(f"mask: got {part} with Segments and a KVCache, expected masks without arrays of two axes "
                          "or more, but for Tail")

@@ -10,11 +10,11 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from ..base.backends import backend
-from ..base.checks import check_values, library, refuse_foreign, warn
+from ..base.checks import check_values, dtype_of_sums, library, refuse_foreign, warn
 from ..base.values import Memo, Value, shown
-from ..masks import AnyOf, Lengths, Mask, Window, materialised
+from ..masks import AnyOf, Lengths, Mask, materialised
 from ..scores import Part
-from ..scores.distance import DistancePart
+from ..scores.placed import placed
 
 V = TypeVar("V", bound=Value)
 Shape = tuple[int, ...]
@@ -64,7 +64,11 @@ def _fitted_mask(mask: Mask, q: Any, shape: Shape, xp: str) -> Mask:
 
 def fitted_score(parts: tuple[Part, ...], q: Any, shape: Shape, xp: str, frame: Mask | None) -> tuple[Part, ...]:
     """The parts of a score, in a call whose mask has this frame."""
-    return tuple([_fitted_part(part, q, shape, xp)._within(frame) for part in parts])
+    fitted = [_fitted_part(part, q, shape, xp) for part in parts]
+    if frame is not None and frame._places_keys:
+        about = shape, dtype_of_sums(q.dtype), () if xp == "numpy" else backend(xp).place()
+        return tuple([placed(part, frame, *about) for part in fitted])
+    return tuple([part._within(frame) for part in fitted])
 
 
 def _fitted_part(part: Part, q: Any, shape: Shape, xp: str) -> Part:
@@ -83,16 +87,6 @@ def check_part(part: Part, shape: Shape, xp: str) -> None:
                             f"{xp}")
     part._fit(shape[:-2], *shape[-2:])
     _check_held("score", part, shape, xp)
-
-
-def check_positions(mask: Mask, parts: tuple[Part, ...]) -> None:
-    """Refuse what takes rows for positions where tokens are nodes of a tree."""
-    if any(leaf._branches for leaf in mask._leaves):
-        for of, kind, values in (("mask", Window, mask._leaves), ("score", DistancePart, parts)):
-            for value in values:
-                if isinstance(value, kind):
-                    raise ValueError(f"{of}: got {value} beside the Tail of a Bits.tree that branches, expected none: "
-                                     "it counts rows, and the position of a node is its depth in the tree")
 
 
 def check_mask(mask: Mask, shape: Shape, xp: str) -> None:

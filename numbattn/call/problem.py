@@ -38,7 +38,7 @@ from ..caches.ragged import Ragged, ragged
 from ..dropout import Dropout
 from ..masks import All, Causal, Mask, as_mask
 from ..scores import Part, Scores, as_parts
-from .fitting import check_numbers, check_positions, fitted_mask, fitted_score
+from .fitting import check_numbers, fitted_mask, fitted_score
 
 B = TypeVar("B", bound=Array)  # as A, of functions in a class
 NOTHING_HIDDEN, CAUSAL = All(), All((Causal(),))
@@ -260,6 +260,8 @@ def describe(
         packing = _packing(cache, q, v, given)
         q, given = (q, masked(cache, cache.lengths, given)) if packing is None else (packing.q, packing.mask)
         k, v = cache.k, cache.v
+    elif given._holds_arrays:
+        given = given._placed
     xp = library(q)
     if xp is None or type(q) is not type(k) or type(k) is not type(v):
         xp = same_library(q=q, k=k, v=v)
@@ -274,7 +276,6 @@ def describe(
     if may_wait and given._may_wait:
         given._fit(problem.score_shape)
     elif given._holds_arrays and not given._is_immutable:
-        check_positions(asked, parts)
         given = fitted_mask(given, q, problem.score_shape, xp)
     elif given is not NOTHING_HIDDEN and given is not CAUSAL:
         check_numbers(given, problem.score_shape, xp)

@@ -33,7 +33,7 @@ def tile_function(score, dtype, order=0):
     the address of the arrays' `record_of`.
     """
     with naming(score._function):
-        return _tile_function(score._identity_of(dtype), kinds_of(score._weights), np.dtype(dtype), order)
+        return _tile_function(score._identity_of(dtype), kinds_of(score._looked_up), np.dtype(dtype), order)
 
 
 def kinds_of(arrays):
@@ -80,7 +80,7 @@ def gradient_function(score, dtype):
     gradients one after the other.
     """
     function = score._identity_of(dtype).function
-    return _gradient_function(function, score._wanted, kinds_of(score._weights), np.dtype(dtype))
+    return _gradient_function(function, score._counted, kinds_of(score._looked_up), np.dtype(dtype))
 
 
 @lru_cache(maxsize=256)
@@ -118,7 +118,7 @@ checked = numba.njit(error_model="numpy", boundscheck=True, pipeline_class=Compi
 def element(score, order=0):
     """The function of a FunctionPart, or its first or second derivative, for one (s, batch, head, i, j), as kernels
     compute it in float64."""
-    function, record = tile_function(score, np.float64, order), record_of(score._weights)
+    function, record = tile_function(score, np.float64, order), record_of(score._looked_up)
     found = np.zeros(3)  # s or its function, and both derivatives
 
     def of_one(s, batch, head, i, j):

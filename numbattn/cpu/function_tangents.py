@@ -25,7 +25,7 @@ def along_function(tangent, dtype, has_second):
     tangents.
     """
     score = tangent._score
-    about = score._identity_of(dtype), score._wanted, kinds_of(score._weights), tangent._tangents.dtype
+    about = score._identity_of(dtype), score._counted, kinds_of(score._looked_up), tangent._tangents.dtype
     return _along_function(*about, np.dtype(dtype), has_second)
 
 
@@ -64,7 +64,7 @@ def gradient_along_function(tangent, dtype):
     the function; sums: as for a `gradient_function`; record: as for an `along_function`.
     """
     score = tangent._score
-    about = score._identity_of(dtype).function, score._wanted, kinds_of(score._weights), tangent._tangents.dtype
+    about = score._identity_of(dtype).function, score._counted, kinds_of(score._looked_up), tangent._tangents.dtype
     return _gradient_along_function(*about, np.dtype(dtype))
 
 

@@ -20,7 +20,7 @@ from .heads import all_to_all
 from .messages import Like
 from .pieces import RankPlace, TokenRange
 from .ring import Messages
-from .share import RingOptions, Share, _facts, near_by, pieces_by_rank
+from .share import RingOptions, Share, _facts, by_rows, near_by, pieces_by_rank
 from .totals import Output
 
 
@@ -28,7 +28,7 @@ def over_keys(place: RankPlace, q: Any, k: Any, v: Any, call: RingOptions) -> Me
     """o, in a tuple."""
     own: Facts | Exception
     try:
-        mask, score = mask_of(call.causal, call.mask), as_parts(call.score)
+        mask, score = by_rows(mask_of(call.causal, call.mask), as_parts(call.score))
         problem, inputs = describe(q, k, v, scale=call.scale)
         if inputs.cache is not None:
             check_beside_cache(problem, mask, score)

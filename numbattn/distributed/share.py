@@ -12,9 +12,10 @@ from ..base.origin import Origin
 from ..call.fitting import check_mask, check_numbers, check_part
 from ..call.problem import Inputs, Problem, describe, mask_of, refuse_cache
 from ..dropout import Dropout
-from ..masks import All, Mask, cropped
+from ..masks import All, Mask, apart, cropped, takers
 from ..masks.logic import Joined
 from ..scores import Part, as_parts, sink_of, steps_of
+from ..scores.placed import takes_positions
 from ..scores.sink import Sink
 from .blocks import Block, Hop, hop_by_numbers, hop_of
 from .facts import ALIKE, LENGTHS, ROWS, Facts, agreed, agreed_fit, options
@@ -143,7 +144,7 @@ def share_of(place: RankPlace, q: Any, k: Any, v: Any, call: RingOptions) -> Gen
     own: Facts | Exception
     try:
         refuse_cache(k)
-        mask, score = mask_of(call.causal, call.mask), as_parts(call.score)
+        mask, score = by_rows(mask_of(call.causal, call.mask), as_parts(call.score))
         problem, inputs = describe(q, k, v, scale=call.scale, dropout=call.dropout)
         facts_of = _facts if _holds_arrays(mask, score) else _facts_of_numbers
         own = {"call": "forward", "plan": checked_plan(call.plan),
@@ -162,6 +163,17 @@ def share_of(place: RankPlace, q: Any, k: Any, v: Any, call: RingOptions) -> Gen
         return share
     yield from agreed_fit(place, facts, share.check)
     return share
+
+
+def by_rows(mask: Mask, score: tuple[Part, ...]) -> tuple[Mask, tuple[Part, ...]]:
+    """Both, without positions, which are not distributed; refused if they take any."""
+    tail, bare = apart(mask)
+    if tail is not None:
+        found = [*(f"mask: got {leaf}" for leaf in takers(bare)),
+                 *(f"score: got {part}" for part in score if takes_positions(part))]  # fmt: skip
+        if found:
+            raise ValueError(f"{found[0]} beside {tail}, whose positions are not distributed, expected neither")
+    return bare, score
 
 
 def checked_plan(plan: Any) -> str | None:

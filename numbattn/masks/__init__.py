@@ -27,6 +27,7 @@ from .block_sparse import BlockSparse
 from .dense import Bits, Dense
 from .intervals import Intervals, Prefix
 from .logic import All, AnyOf, any_of, as_mask, cropped, materialised, visible
+from .positions import Positions, apart, drawn, placed, takers
 from .segments import Segments, pack, unpack
 from .tail import Tail
 from .where import Where
@@ -47,6 +48,7 @@ __all__ = [
     "Intervals",
     "Lengths",
     "Mask",
+    "Positions",
     "Prefix",
     "QuerySegments",
     "Segments",
@@ -54,12 +56,16 @@ __all__ = [
     "Where",
     "Window",
     "any_of",
+    "apart",
     "as_mask",
     "band_of",
     "cropped",
+    "drawn",
     "interval_of",
     "materialised",
     "pack",
+    "placed",
+    "takers",
     "unpack",
     "visible",
 ]

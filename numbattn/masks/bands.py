@@ -237,14 +237,16 @@ class Cached(Lengths):
 
     def _own_key(self, seqlen_q: int, seqlen_k: int) -> Any:
         """The own key of query 0."""
-        counts: Any = seqlen_q if self.queries is None else self.queries
-        return clip(self.keys, 0, seqlen_k) - counts
+        keys, counts = self._counts(seqlen_q, seqlen_k)
+        return clip(keys, 0, seqlen_k) - counts
 
     def _last_keys(self, seqlen_q: int, seqlen_k: int) -> Any:
         """How many keys there are up to the own key of query seqlen_q - 1, as if there were such a query."""
-        keys: Any = self.keys
-        counts: Any = seqlen_q if self.queries is None else self.queries
+        keys, counts = self._counts(seqlen_q, seqlen_k)
         return keys if self.queries is None else keys + (seqlen_q - counts)
+
+    def _counts(self, seqlen_q: int, seqlen_k: int) -> tuple[Any, Any]:
+        return seqlen_k if self.keys is None else self.keys, seqlen_q if self.queries is None else self.queries
 
 
 def _negative(offset: Any) -> Any:

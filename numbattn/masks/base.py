@@ -14,7 +14,7 @@ from ..base.forks import cached_property
 from ..base.origin import FAR, Crop
 from ..base.values import Value, broadcasts, clip
 
-OPERATORS: dict[str, Callable[..., Any]] = {}  # "&", "|" and "dense", which take masks; `logic` registers them
+OPERATORS: dict[str, Callable[..., Any]] = {}  # of masks: "&", "|", "dense" and others, which `logic` registers
 
 
 class Band(NamedTuple):
@@ -226,19 +226,24 @@ class Mask(Value):
     _examples: tuple[tuple[str, Callable[[int, int], Mask]], ...] = ()
     _crops_by_sequence = False  # whether `_cropped` takes places that differ between sequences, as in caches
     _is_immutable = False  # whether nothing in it can change: its arrays are copies
-    _branches = False  # whether the last keys are nodes of a tree, whose rows are not their positions
     _is_tail = False  # whether its grid has columns for the last keys only
     _windows: Any = None  # of a grid's tokens, if it is nothing else: see numbattn.grids
     _is_function = False  # whether a function of the user's own tells what is visible
     _is_segments = False
     _is_frame = False  # whether parts without an offset of their own are aligned within it
+    _has_rows = False  # whether they are so row by row
+    _places_keys = False  # whether it gives keys positions other than their numbers
     _may_truncate = False  # whether it may hide the last keys, or queries, of the matrix
     _kind_materialised: ClassVar[type]  # Bits
 
     def _materialises(self, part: Mask) -> bool:
-        """Whether each call turns this part into Bits: also a tail where another part hides the last keys or queries.
-        """
-        return part._is_materialised or (part._is_tail and any(other._may_truncate for other in self._parts))
+        """Whether each call turns this part into Bits: also a tail where another part hides the last keys or queries,
+        and a function where keys have positions."""
+        if part._is_function and self._frame is not None and self._frame._places_keys:
+            return True
+        return part._is_materialised or (part._is_tail and any(
+            other._may_truncate and other not in self._within for other in self._parts
+        ))
 
     # ------------------------------------------------------------------------------------------- what it consists of
     @property
@@ -261,6 +266,12 @@ class Mask(Value):
         """The Segments, or the keys of a cache, that the parts without an offset are aligned within; or None."""
         return next((part for part in self._parts if part._is_frame), None)
 
+    @property
+    def _alignment(self) -> Any:
+        """The frame, if it aligns row by row; or None."""
+        frame = self._frame
+        return frame if frame is not None and frame._has_rows else None
+
     def _keys_to_last(self, seqlen_q: int, seqlen_k: int) -> Any:
         """How many keys there are up to the one that parts without an offset align the last query with: an int, or with
         a cache an array over the batch axes."""
@@ -268,7 +279,7 @@ class Mask(Value):
 
     @property
     def _within(self) -> tuple[Mask, ...]:
-        """The parts that are aligned within segments, if there are any."""
+        """The parts that are aligned row by row, within segments or by positions."""
         return ()
 
     @property
@@ -316,6 +327,11 @@ class Mask(Value):
     @cached_property
     def _has_frame(self) -> bool:
         return self._frame is not None
+
+    @cached_property
+    def _placed(self) -> Mask:
+        """The mask with the positions of its rows as its frame, if it gives them."""
+        return OPERATORS["placed"](self)
 
     @cached_property
     def _and_causal(self) -> Mask:

@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from ..base.checks import Array, check_array, integer_array
+from ..base.forks import cached_property
 from ..base.origin import Crop
 from ..base.values import Held, moved
 from .base import Grid, Mask, broadcast
@@ -32,6 +33,7 @@ class Dense(Mask):
 
     _is_interval = False
     _axis_of_queries = -2
+    _depths: Any = None
     _examples = (("dense", lambda m, n: Dense(np.broadcast_to(True, (1, 1, m, n)))),)
 
     def __post_init__(self) -> None:
@@ -71,7 +73,7 @@ class Bits(Mask):
     """
 
     words: Array
-    _is_branched: bool = field(init=False, default=False)
+    _is_tree: bool = field(init=False, default=False)
 
     _is_interval = False
     _axis_of_queries = -2
@@ -114,8 +116,7 @@ class Bits(Mask):
     def tree(cls, parents: Sequence[int] | Array) -> Bits:
         """The mask of a tree of tokens: a node sees itself and its ancestors, as in speculative decoding.
 
-        Its nodes are rows. `Window`, `Alibi` and `RelativeBias` count rows, too, where a node's position is its depth:
-        beside the `Tail` of a tree that branches they are refused.
+        Its nodes are rows; in a `Tail` their positions are their depths, roots 0.
 
         Parameters
         ----------
@@ -160,8 +161,20 @@ class Bits(Mask):
         if (node >= 0).any():
             raise ValueError("Bits.tree parents: a node is its own ancestor, so this is not a tree")
         found = cls.pack(visible.reshape(*parent.shape, nodes))
-        found._set(_is_branched=bool((parent != np.arange(-1, nodes - 1)).any()))
+        found._set(_is_tree=True)
         return found._like(given)
+
+    def _arrays(self) -> dict[str, Any]:
+        return {"words": self.words}
+
+    @cached_property
+    def _depths(self) -> Any:
+        """The depths of a tree's nodes, int32 (..., nodes): each sees itself and its ancestors."""
+        if not self._is_tree:
+            return None
+        words: Any = self.words
+        bits = words[..., None] >> np.arange(32, dtype=np.uint32, like=words) & np.uint32(1)
+        return (bits.sum(axis=(-2, -1)) - 1).astype(np.int32)
 
     def _fit(self, shape: tuple[int, ...]) -> Bits:
         count, wanted = self.words.shape[-1], -(-shape[-1] // 32)

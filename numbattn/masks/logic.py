@@ -70,7 +70,7 @@ class All(Joined):
 
     @cached_property
     def _within(self) -> tuple[Mask, ...]:
-        if self._segments is None:
+        if self._alignment is None:
             return ()
         return tuple(part for part in self.of if part._is_aligned)
 
@@ -89,9 +89,9 @@ class All(Joined):
             interval for part in self._others
             for interval in part._intervals(i, seqlen_k if isinstance(part, AnyOf) else keys)
         )  # fmt: skip
-        if (segments := self._segments) is None or not self._within:
+        if not self._within:
             return found
-        rows = segments._rows(i, seqlen_k)
+        rows = self._alignment._rows(i, seqlen_k)
         return *found, *(part._aligned(rows) for part in self._within)
 
     def _gaps(self, i: Any, seqlen_k: int) -> tuple[Interval, ...]:
@@ -217,15 +217,18 @@ def cropped(mask: Mask, crop: Crop, segments: Segments | None = None) -> Mask:
 
 def visible(mask: Mask, seqlen_q: int, seqlen_k: int, array: Any) -> Any:
     """The booleans that a mask stands for, in the library of `array` and of its own arrays."""
+    mask = mask._placed
     mask = materialised(mask, seqlen_q, seqlen_k, array, also=lambda part: part._is_tail or part._is_function)
     i, j = np.arange(seqlen_q, like=array), np.arange(seqlen_k, like=array)
     lo, hi, queries, keys = (for_queries(for_queries(x)) for x in mask._band(seqlen_q, seqlen_k))
     interval, gaps, i = mask._interval(i, seqlen_k), mask._gaps(i, seqlen_k), i[:, None]
+    frame = mask._frame
+    place = frame._places(j, seqlen_q, seqlen_k) if frame is not None and frame._places_keys else j
     found = (i + lo <= j) & (j <= i + hi) & (i < queries) & (j < keys)
     if interval:
-        found = found & _between(interval, j)
+        found = found & _between(interval, place)
     for gap in gaps:
-        found = found & ~_between(gap, j)
+        found = found & ~_between(gap, place)
     for cells, rows, cols, packed, _ in mask._grids():
         row, col = _places(i, rows, cells.shape[-2]), _places(j, cols, cells.shape[-1])
         cell = cells[..., row, col]

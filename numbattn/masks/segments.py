@@ -86,7 +86,7 @@ class Segments(Mask):
     keys: Integers | None = None
     max_queries: int | None = None
 
-    _is_segments = _is_frame = True
+    _is_segments = _is_frame = _has_rows = True
     _examples = (
         ("segments", lambda m, n: _eight(m, n)),
         ("causal-segments", lambda m, n: Causal() & _eight(m, n)),

@@ -17,6 +17,7 @@ from ..base.values import Taken, identity, remembered, shown
 from ..functions.entries import IS_NO_TRUTH, entries_of
 from ..functions.frozen import Frozen, frozen
 from ..functions.given import PLACE, arrays_given, check_signature, python_function
+from ..functions.positions import of_mask, positions_of
 from .base import Grid, Mask
 from .dense import Bits
 
@@ -202,9 +203,17 @@ class Where(Taken, Mask):
 
     def _bits(self, seqlen_q: int, seqlen_k: int, frame: Any, array: Any) -> Bits:
         whole = self if self._shape is not None else self._fit((1, 1, seqlen_q, seqlen_k))
+        whole = whole._at_positions(frame) if frame is not None and frame._places_keys else whole
         chosen = on_cpus() if isinstance(array, np.ndarray) else backend(cast(str, library(array)))
         found = chosen.shown_by_function(whole)
         return Bits.pack(found if self._shape is not None else found[0, 0])
+
+    def _at_positions(self, frame: Any) -> Where:
+        """It, with the positions of a frame in place of rows."""
+        arrays = frame._arrays_for(self._shape)
+        function = of_mask(self._identity, positions_of(arrays))
+        own = {"_identity": function, "arrays": (*arrays, *self.arrays)}
+        return self._with(**own, _windows=None, _on_tiles="", _cells=None, _states=None, _kept={})
 
     @property
     def _test(self) -> Callable[..., Any]:

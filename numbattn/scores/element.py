@@ -19,7 +19,7 @@ from .parts import Part
 
 class FunctionPart(Part):
     """A part that a function of one element defines, function(S, batch, head, i, j, *arrays): backends compile it, and
-    all derivatives follow from it. The arrays, of numbers that Numba knows, are `_weights`.
+    all derivatives follow from it. The arrays, of numbers that Numba knows, are `_looked_up`.
 
     A class of this kind has an Identity, and fields of its own; with an array it derives from this class and then from
     `ArrayPart`. In a call on a part of the heads its arrays are whole.
@@ -41,6 +41,16 @@ class FunctionPart(Part):
                 raise ValueError(f"score: {of} {name}: got the shape {array.shape}, expected at least {least}")
 
     @property
+    def _looked_up(self) -> tuple[Any, ...]:
+        """The arrays that the function is called with."""
+        return self._weights
+
+    @property
+    def _counted(self) -> tuple[bool, ...]:
+        """Whether the gradient of each of these is wanted."""
+        return self._wanted
+
+    @property
     def _function(self) -> Callable[..., Any]:
         """The function, as errors name it."""
         return self._identity.function.python
@@ -55,17 +65,21 @@ class FunctionPart(Part):
 
     def _identity_of(self, dtype: Any) -> Identity:
         """The Identity as kernels compile it, for S of this dtype."""
-        is_narrow = dtype == np.float32 and all(x.dtype != np.float64 for x in self._weights)
+        is_narrow = dtype == np.float32 and all(x.dtype != np.float64 for x in self._looked_up)
         return self._identity.of_float32 if is_narrow else self._identity
 
     @cached_property
     def _kind(self) -> tuple[Any, ...]:
+<<<<<<< HEAD
         return type(self), self._identity.key, self._boxes, *[(x.dtype, x.ndim) for x in self._weights]
+=======
+        return type(self), self._identity.key, *[(x.dtype, x.ndim) for x in self._looked_up]
+>>>>>>> trees
 
     @property
     def _trained(self) -> list[Any]:
         """The arrays whose gradients are wanted."""
-        return [x for x, wanted in zip(self._weights, self._wanted) if wanted]
+        return [x for x, wanted in zip(self._looked_up, self._counted) if wanted]
 
     @property
     def _sum_dtype(self) -> np.dtype[Any]:
@@ -96,7 +110,7 @@ class FunctionPart(Part):
     def _gradient(self, dS: Any, lse: Any, delta: Any, S: Any = None) -> Any:
         from ..functions.compiled.reads import in_python  # Numba is not imported before it is needed
 
-        by_read, summed = in_python(self._identity, self._wanted, self._weights), np.zeros(self._elements)
+        by_read, summed = in_python(self._identity, self._counted, self._looked_up), np.zeros(self._elements)
         S, dS = _by_batch(S, dS)
         for at in zip(*np.nonzero((dS != 0) & ~np.isneginf(S))):
             for place, slope in by_read(float(S[at]), *map(int, at)):
@@ -107,7 +121,7 @@ class FunctionPart(Part):
         from ..functions.compiled.reads import in_python_along  # Numba is not imported before it is needed
 
         tangents, summed = tangent._tangents.astype(np.float64), np.zeros(self._elements)
-        by_read = in_python_along(self._identity, self._wanted, self._weights, tangents)
+        by_read = in_python_along(self._identity, self._counted, self._looked_up, tangents)
         S, tS, dS, tdS = _by_batch(S, tS, dS, tdS)
         for at in zip(*np.nonzero(((dS != 0) | (tdS != 0)) & ~np.isneginf(S))):
             for place, slope, tslope in by_read(float(S[at]), float(tS[at]), *map(int, at)):
@@ -146,11 +160,11 @@ class FunctionPart(Part):
             return lambda *element: given.python(*element, *arrays)
         from ..functions.compiled.element import in_python  # Numba is not imported before it is needed
 
-        return in_python(self._identity, order, self._weights)
+        return in_python(self._identity, order, self._looked_up)
 
     @property
     def _seen_arrays(self) -> tuple[Any, ...]:
-        return tuple(map(entries_of, self._weights))
+        return tuple(map(entries_of, self._looked_up))
 
     def _of_each(self, function: Callable[..., Any], S: Any) -> Any:
         """function(s, batch, head, i, j) for each element of S (..., heads, seqlen_q, seqlen_k)."""
@@ -205,8 +219,8 @@ class ScoreTangent:
         if self._is_zero:
             return np.zeros_like(S)
         score, tangents = self._score, self._tangents.astype(np.float64)
-        tangent = along(score._identity, score._wanted, order)
-        found = score._of_each(lambda *element: tangent(*element, score._weights, tangents), S)
+        tangent = along(score._identity, score._counted, order)
+        found = score._of_each(lambda *element: tangent(*element, score._looked_up, tangents), S)
         return np.where(np.isneginf(S), 0, found)
 
 

@@ -31,6 +31,7 @@ from numbattn.points.kinds import EXPONENTIAL, GAUSSIAN, MATERN52, Derivative, P
 from tests.cuda.works import score_of, work
 
 EDGES = "lo+hi+queries+keys"
+PLACED = "keys+tail+intervals+gap+placed"
 ALL = "keys+blocks+dense"
 FEW, LONG = {"keys": 100, "seqlen_k": 100}, {"keys": MANY, "seqlen_k": MANY}  # which rows are taken
 NARROW = {"keys": 100}
@@ -193,6 +194,7 @@ BACKWARD_MMA = [  # dK, dV and a tile of dQ, beside S and dP: each row of its ta
     row("mma_backward", "float16", 256, 256, EDGES, "sink, alibi", cc=(8, 0)),
     row("mma_backward", "bfloat16", 192, 256, cc=(10, 0)),
     row("mma_backward", "float16", 256, 256, "intervals", "alibi query, relative query", cc=(8, 0)),
+    row("mma_backward", "float16", 256, 256, PLACED, cc=(8, 0)),
     row("mma_backward", "bfloat16", 256, 256, ALL, cc=(8, 6), **DROPOUT),
     row("mma_backward", "bfloat16", 128, 128, "dense", cc=(8, 0), **DETERMINISTIC),
     row("backward_q", "float16", 192, 32, "blocks", cc=(8, 9), **DETERMINISTIC),
@@ -209,6 +211,7 @@ FORWARD_MMA = [  # 32 queries a warp, and 16, on each kind of GPU
     row("mma_forward", "bfloat16", 128, 128, cc=(8, 0)),
     row("mma_forward", "float16", 64, 64, ALL, cc=(8, 0), **DROPOUT),
     row("mma_forward", "bfloat16", 256, 256, "intervals", "alibi query, relative query", cc=(8, 0)),
+    row("mma_forward", "bfloat16", 256, 256, PLACED, cc=(8, 0)),
     row("mma_forward", "bfloat16", 128, 128, "intervals", "alibi query, relative query", cc=(8, 0), spills=192),
     row("mma_forward", "float16", 128, 128, EDGES, cc=(9, 0)),
     row("mma_forward", "bfloat16", 64, 64, "packed", "sink, alibi", cc=(8, 9)),
@@ -221,6 +224,7 @@ DECODING = [  # all of O and Q in the registers of a warp, beside S
     row("hopper_decode", "bfloat16", 128, 128, ALL, seqlen_q=3),
     row("hopper_decode", "bfloat16", 128, 128, EDGES, "sink, alibi", seqlen_q=3),
     row("hopper_decode", "float16", 128, 128, "intervals", "relative query", seqlen_q=3),
+    row("hopper_decode", "bfloat16", 128, 128, PLACED, seqlen_q=16),
     row("hopper_decode", "bfloat16", 128, 128, "", "bias float16 16, softcap", seqlen_q=3),
     row("decode", "bfloat16", 128, 128, EDGES, cc=(8, 0), seqlen_q=1, **DROPOUT),
     row("decode", "float64", 64, 64, EDGES, cc=(8, 0), seqlen_q=1),
@@ -253,6 +257,7 @@ FORWARD_ROWS = [
     row("hopper_forward", "float16", 128, 128, "", "sink, relative", keys=MANY),
     row("hopper_forward", "bfloat16", 256, 256, "packed", "relative segment", keys=MANY),
     row("hopper_forward", "bfloat16", 128, 128, "intervals", "alibi query, relative query"),
+    row("hopper_forward", "bfloat16", 128, 128, PLACED, spills=64),
     # O of other keys
     row("hopper_forward", "float16", 64, 64, EDGES, **LONG, **RESUMES),
     row("hopper_forward", "bfloat16", 128, 128, EDGES, keys=8192, seqlen_k=8192, seqlen_q=8192, **RESUMES),
@@ -265,6 +270,7 @@ BACKWARD_ROWS = [  # both sums in a consumer's registers, wide ones by two, and 
     row("hopper_backward_wide", "float16", 64, 64, "blocks", "bias float16 16, softcap", keys=MANY),
     row("hopper_backward_wide", "bfloat16", 64, 64, "", "softcap, relative", **DROPOUT, **DETERMINISTIC),
     row("hopper_backward_wide", "bfloat16", 128, 128, "intervals", "alibi query, relative query"),
+    row("hopper_backward_kv", "bfloat16", 128, 128, PLACED, spills=736),
     row("hopper_backward_wide", "bfloat16", 256, 256, "packed", **NARROW, **DETERMINISTIC),
     row("hopper_backward_q", "float16", 64, 128, EDGES, **UNALIGNED),
     row("hopper_backward_q", "bfloat16", 128, 128, "", "bias bfloat16 16, softcap", **DROPOUT, **DETERMINISTIC),

@@ -1,6 +1,5 @@
 """Tail, element by element, beside other masks, and in calls."""
 
-import pickle
 
 import numpy as np
 import pytest
@@ -65,7 +64,7 @@ def test_equal_by_what_is_inside(rng):
     bits = na.Bits.tree([-1, 0])
     assert na.Tail(bits) == na.Tail(bits)
     assert na.Tail(bits) != na.Tail(na.Bits.tree([-1, 0]))
-    assert repr(na.Tail(bits)) == "Tail(mask=Bits(words=<uint32 array (2, 1)>))"
+    assert repr(na.Tail(bits)) == "Tail(mask=Bits(words=<uint32 array (2, 1)>), positions=<int32 array (2,)>)"
 
 
 TAILS = {
@@ -99,31 +98,6 @@ def test_a_tree_behind_a_prompt(rng):
         np.testing.assert_allclose(o[:, path[-1:]], alone, atol=1e-12)
 
 
-BY_ROWS = {
-    "mask: got Window": {"mask": na.Window(5, 0) | na.First(2)},
-    "score: got Alibi": {"score": [na.Softcap(9.0), na.Alibi(0.5)]},
-    "score: got RelativeBias": {"score": na.RelativeBias(np.zeros(3))},
-}
-
-
-@pytest.mark.parametrize("words", BY_ROWS)
-@pytest.mark.parametrize("parents", [[-1, 0, 0], [-1, 0, 1]], ids=["branches", "chain"])
-def test_depths_of_a_tree_are_not_taken_for_rows(words, parents, rng):
-    """But where it does not branch they are the same; copies know it, too."""
-    options, x, tree = dict(BY_ROWS[words]), rng.standard_normal((1, 1, 3, 8)), na.Bits.tree(parents)
-    mask = options.pop("mask", na.First(9))
-    cache = na.KVCache(x.copy(), x.copy(), np.array([3], np.int32))
-    for each in tree, pickle.loads(pickle.dumps(tree)), tree._mapped(np.copy):
-        for arrays in (x, x, x), (x, cache):
-            na.attention(x, x, x, mask=each & mask, **options)  # of rows that are no tail
-            for tail in na.Tail(each), pickle.loads(pickle.dumps(na.Tail(each))):
-                if parents[-1]:
-                    na.attention(*arrays, mask=tail & mask, **options)
-                else:
-                    with pytest.raises(ValueError, match=f"{words}.* beside the Tail of a Bits.tree that branches"):
-                        na.attention(*arrays, mask=tail & mask, **options)
-
-
 ERRORS = [
     (lambda: na.Tail(na.Causal()), TypeError, "Tail mask: got numbattn.masks.bands.Causal, expected Bits, Dense or a"),
     (lambda: na.Tail(np.ones((2, 2))), TypeError, "Tail mask: got numpy.ndarray of float64, expected a numbattn mask"),
@@ -153,12 +127,6 @@ FAULTS = {
     " | (key < 0)": "",
     "np.where(word < 0": "np.where(word <= 0",
     "frame._own_key(seqlen_q, seqlen_k) if isinstance(frame, Cached) else": "",
-    "test_depths_of_a_tree_are_not_taken_for_rows": {'getattr(self.mask, "_is_branched", False)': "False"},
-    "masks/dense.py": {
-        "test_depths_of_a_tree_are_not_taken_for_rows": {
-            "np.arange(-1, nodes - 1)": "np.arange(nodes)",
-        },
-    },
     "self._inner._held(seqlen_q, seqlen_q)": "self._inner._held(seqlen_q, seqlen_k)",
     "distributed/test_over_keys.py::test_caches": {
         "crop.seqlen_k - crop.seqlen_q - crop.first_key": "crop.seqlen_k - crop.seqlen_q",

@@ -13,7 +13,7 @@ def lower(part, problem, order, sums):
     functions = [tile_function(part, dtype), tile_function(part, dtype, order) if order else None]
     functions.append(gradient_function(part, dtype) if sums and part._wants_gradient else None)
     *numbers, adding = map(address_or_0, functions)
-    return LoweredStep((0, 0), (0, 0), numbers=tuple(numbers), sums=adding), record_of(part._weights), functions
+    return LoweredStep((0, 0), (0, 0), numbers=tuple(numbers), sums=adding), record_of(part._looked_up), functions
 
 
 def lower_tangent(tangent, problem, order):
@@ -22,7 +22,7 @@ def lower_tangent(tangent, problem, order):
     moves = None if tangent._is_zero else along_function(tangent, problem.sum_dtype, order > 1)
     gradient = gradient_along_function(tangent, problem.sum_dtype) if order > 1 else None
     numbers = address_or_0(moves), address_or_0(gradient)
-    record = record_of((*tangent._score._weights, tangent._tangents))
+    record = record_of((*tangent._score._looked_up, tangent._tangents))
     return LoweredStep((0, 0), (0, 0), numbers=numbers), record, (tangent, moves, gradient)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from ...base.values import clip
 from ...masks import AnyOf, Window, band_of
-from ..kernels.any.intervals import CLOSE, OPEN, OR, lowered
+from ..kernels.any.intervals import CLOSE, OPEN, OR, POSITIONS, lowered
 from ..kernels.shared.visibility import FARTHEST, FARTHEST_PLACE, GRIDS, lowered_function
 from ..words.numbers import SIDES, MaskNumbers
 from ..words.steps import LoweredGrid, LoweredMask, LoweredPart, array_of_grid, array_of_mask
@@ -117,7 +117,11 @@ def intervals_and_arrays(mask, seqlen_q, seqlen_k):
 
     if (segments := mask._segments) is not None:
         add("segments", queries=segments.queries, keys=segments.queries if segments.keys is None else segments.keys)
-    return add_all(mask), tuple(found), arrays
+    own = add_all(mask)
+    if (found or own != EVERYWHERE) and mask._frame is not None and mask._frame._places_keys:
+        keys, queries = mask._frame._counts(seqlen_q, seqlen_k)
+        add(POSITIONS, depths=mask._frame.depths, keys=keys, queries=queries)
+    return own, tuple(found), arrays
 
 
 def own_band(windows):

@@ -7,7 +7,7 @@ import numpy as np
 from ...call.passes import gradient_of_part
 from ..build import Key
 from ..kernels.any.intervals import SPEC as INTERVALS_SPEC
-from ..kernels.any.intervals import count_of_gaps, has_offsets, segments_of
+from ..kernels.any.intervals import count_of_gaps, has_offsets, number_of_positions, segments_of
 from ..kernels.any.tile_states import STATES, states_shape
 from ..kernels.scores import (
     ALIGNED,
@@ -21,7 +21,7 @@ from ..kernels.scores import (
     place_of_part,
 )
 from ..kernels.scores.reads import Reads, sums_of_each
-from ..kernels.shared.visibility import BY_INTERVALS, GAP, MASK, PACKED, has_blocks, has_states
+from ..kernels.shared.visibility import BY_INTERVALS, GAP, MASK, PACKED, PLACED, has_blocks, has_states
 from ..kernels.tables import is_wide
 from ..tile.alignment import VECTOR_BYTES, alignment
 from ..views import View, broadcast, contiguous, fits_tensor_map, pieces
@@ -87,7 +87,11 @@ class Planner:
         grids = [grid.kind for grid in call.mask.grids]
         self.cells = tuple([(grid.rows, grid.cols) for grid in call.mask.grids if has_blocks(grid.kind)])
         self.gaps = range(count_of_gaps([part.kind for part in call.mask.intervals]))
-        self.mask = (*sides, *grids, *[BY_INTERVALS] * bool(call.mask.intervals), *[GAP for _ in self.gaps])
+        intervals = [part.kind for part in call.mask.intervals]
+        number = number_of_positions(intervals)
+        self.depths = None if number is None else array_of_mask(number, 0)
+        self.mask = (*sides, *grids, *[BY_INTERVALS] * bool(intervals), *[GAP for _ in self.gaps],
+                     *[PLACED] * (number is not None))  # fmt: skip
         self.score = tuple([self.compiled_in(part, number) for number, part in enumerate(call.score)])
         self.tscore = tuple([part and self.compiled_in(part, tangent_of_part(number))
                              for number, part in enumerate(call.tscore)])  # fmt: skip

@@ -18,7 +18,7 @@ def lowered_part(part, number, problem):
 def part_and_arrays(part, number, problem):
     kind, numbers, arrays = class_of(type(part)).lowered(part, number, problem)
     wants = part._wants_gradient
-    return LoweredPart(kind, numbers, part._wanted if wants and kind.gradient == READS else wants), arrays
+    return LoweredPart(kind, numbers, part._counted if wants and kind.gradient == READS else wants), arrays
 
 
 def own_arrays(part):

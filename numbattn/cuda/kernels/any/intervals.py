@@ -33,7 +33,7 @@ from ..shared.schedule import overlap_launches, place
 from ..shared.segments import inside
 from ..shared.visibility import BY_INTERVALS, EDGE, LINE
 
-SEGMENTS = "segments queries keys"
+SEGMENTS, POSITIONS = "segments queries keys", "positions"
 OPEN, OR, CLOSE = "(", "|", ")"
 QUERIES = 128  # of a block, one a thread
 
@@ -68,7 +68,9 @@ class IntervalsArgument(Argument):
             yield planner.at(OFFSETS, own=1)
         for number, part in enumerate(planner.call.mask.intervals):
             for which, x in enumerate(part.numbers):
-                yield planner.at(array_of_mask(number, which), own=int(kind_of(part.kind).has_rows)) if x is None else x
+                kind = kind_of(part.kind)
+                own = int(kind.names[which] in kind.rows)
+                yield planner.at(array_of_mask(number, which), own=own) if x is None else x
 
     def type(self, about):
         return parts_type(about.parts, about.offsets)
@@ -83,7 +85,7 @@ class IntervalKind(NamedTuple):
     names: tuple = ()  # of its values: numbers, or arrays over the batch axes
     step: Any = None  # (number of the part, names of arrays) -> the device function (mask, batch, head, i, segment) of
     # the keys [first, end) that it shows
-    has_rows: bool = False  # whether its values are arrays with one more axis after those of the batch
+    rows: tuple = ()  # names of values that are arrays with one more axis after those of the batch
     of: Any = None  # the class of masks that are lowered to it
     is_within: bool = False  # whether this holds for masks aligned within segments, or for those that are not
     lower: Any = None  # (mask, own) -> its values; own(): the own key of query 0
@@ -103,7 +105,12 @@ def lowered(mask, own, is_within=False):
 def part_types(part):
     """The types of what a part needs."""
     kind, arrays = kind_of(part), part.split()[1:]
-    return tuple(LINE if kind.has_rows else EDGE if name in arrays else INDEX for name in kind.names)
+    return tuple(LINE if name in kind.rows else EDGE if name in arrays else INDEX for name in kind.names)
+
+
+def number_of_positions(parts):
+    """The number of the part that gives positions; None without one."""
+    return next((number for number, part in enumerate(parts) if part.split()[0] == POSITIONS), None)
 
 
 def count_of_gaps(parts):
@@ -135,6 +142,8 @@ def intervals(*, parts, offsets):
     """The kernel, with a thread for each query."""
     HAS_OFFSETS = offsets
     segment_of = segments(parts.index(SEGMENTS)) if SEGMENTS in parts else whole_matrix
+    if (number := number_of_positions(parts)) is not None:
+        segment_of = positions(number, parts[number].split()[1:])
     seen = reduce(both, steps_of(parts), all_of_segment)
 
     def kernel(mask, seqlen_q, seqlen_k):
@@ -166,7 +175,7 @@ def steps_of(parts):
         elif kind == CLOSE:
             steps = [*outside, either(unions, one, reduce(both, steps))]
             unions += 1
-        elif kind != "segments":
+        elif kind not in ("segments", POSITIONS):
             steps.append(KINDS[kind].step(number, arrays))
     return steps
 
@@ -195,6 +204,19 @@ def segments(number):
         first, end = inside(keys[at], seqlen_k), inside(keys[after], seqlen_k)
         own = i + end - inside(queries[after], seqlen_q)
         return QuerySegment(first, end, own)
+
+    return segment_of
+
+
+def positions(number, arrays):
+    """The same of a whole sequence whose last queries have positions, as their own keys have."""
+    keys_of, queries_of = number_of("keys" in arrays), number_of("queries" in arrays)
+
+    @device
+    def segment_of(mask, batch, head, i, seqlen_q, seqlen_k):
+        depths, keys, queries = mask.parts[number]
+        end = inside(keys_of(keys, batch, head), seqlen_k)
+        return QuerySegment(index(0), end, end - queries_of(queries, batch, head) + depths[batch, head, i])
 
     return segment_of
 
@@ -309,8 +331,11 @@ def number_of(is_array):
 
 
 KINDS = {
-    "segments": IntervalKind(("queries", "keys"), has_rows=True),
-    "intervals": IntervalKind(("first", "end"), given, True, Intervals, lower=lambda mask, own: (mask.first, mask.end)),
+    "segments": IntervalKind(("queries", "keys"), rows=("queries", "keys")),
+    POSITIONS: IntervalKind(("depths", "keys", "queries"), rows=("depths",)),
+    "intervals": IntervalKind(("first", "end"), given, ("first", "end"), Intervals, lower=lambda mask, own: (
+        mask.first, mask.end
+    )),
     "prefix": IntervalKind(("length", "offset"), prefix, of=Prefix, lower=lambda mask, own: (
         mask.lengths, own() if mask.offset is None else mask.offset
     )),

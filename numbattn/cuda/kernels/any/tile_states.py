@@ -21,7 +21,18 @@ from ...tile import (
 from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ..shared.schedule import overlap_launches, place, split
-from ..shared.visibility import BY_INTERVALS, GAP, MASK, WORD, grids_of, has_blocks, is_function
+from ..shared.visibility import (
+    BY_INTERVALS,
+    GAP,
+    MASK,
+    PLACED,
+    WORD,
+    band_of,
+    first_of_tail,
+    grids_of,
+    has_blocks,
+    is_function,
+)
 
 EMPTY, PARTIAL, FULL = 0, 1, 2
 THREADS = 64  # of a block: each warp finds words of a kept tile; to find its place takes most of the time
@@ -78,6 +89,17 @@ def tile_states(*, tile_m, tile_n, kept, mask):
 
         return state
 
+    def in_part(state):
+        """A state by positions: each tile with some of the last keys is tested."""
+
+        @device
+        def placed(mask, batch, head, m0, n0, seqlen_q, seqlen_k):
+            if n0 + TILE_N > first_of_tail(band_at(mask, batch, head)):
+                return PARTIAL
+            return state(mask, batch, head, m0, n0, seqlen_q, seqlen_k)
+
+        return placed
+
     def least(one, other):
         @device
         def state(mask, batch, head, m0, n0, seqlen_q, seqlen_k):
@@ -89,6 +111,7 @@ def tile_states(*, tile_m, tile_n, kept, mask):
     states = [state_of(g, is_function(kind)) for g, kind in enumerate(grids_of(mask))
               if has_blocks(kind)]  # fmt: skip
     by_intervals = [*map(state_beside_gap, range(mask.count(GAP)))] or [state_by_intervals] * (BY_INTERVALS in mask)
+    by_intervals, band_at = [*map(in_part, by_intervals)] if PLACED in mask else by_intervals, band_of(mask)
     state = reduce(least, states + by_intervals)
 
     def kernel(mask, seqlen_q, seqlen_k):

@@ -49,11 +49,11 @@ class FunctionTangentKind(FunctionKind):
     @classmethod
     def lowered(cls, part, number, problem):
         check_places(problem)
-        score, arrays = part._score, (*part._score._weights, part._tangents)
+        score, arrays = part._score, (*part._score._looked_up, part._tangents)
         identity, about = score._identity_of(problem.sum_dtype), tuple([(x.dtype.name, x.ndim) for x in arrays])
         is_shift = isinstance(kind_of(identity, about[:-1]), ShiftKind)
         of = ZeroTangentKind if part._is_zero else ShiftTangentKind if is_shift else FunctionTangentKind
-        found = of(identity.digest, about, identity, score._wanted)
+        found = of(identity.digest, about, identity, score._counted)
         return found, (), {array_of_function(number, which): x for which, x in enumerate(arrays)}
 
 

@@ -169,7 +169,7 @@ def mask_within_step(mask, rows=1):
             left if left < segment.queries else rounded,
             maximum(minimum(segment.keys, mask.keys - segment.first_key), 0),
             mask.edges, mask.shifts, mask.grids, mask.packing, mask.intervals, mask.gaps,
-            mask.states,
+            mask.depths, mask.states,
         )  # fmt: skip
 
     @device

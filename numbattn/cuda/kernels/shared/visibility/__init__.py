@@ -7,8 +7,8 @@ states, one bit each, which the kernel `tile_states` has computed (Algorithm 5);
 block's own tile.
 
 Only the kinds of a mask are compiled in: "lo", "hi", "queries" and "keys" if that edge of the band is an array, then
-"dense", "bits", "blocks", "tail" or "where ..." for each grid, "intervals", and "gap" for each gap in these; or only
-"packed", for segments with tiles of their own, see `segments`.
+"dense", "bits", "blocks", "tail" or "where ..." for each grid, "intervals", "gap" for each gap in these, and "placed"
+if these are of positions; or only "packed", for segments with tiles of their own, see `segments`.
 """
 
 from .args import (
@@ -22,6 +22,7 @@ from .args import (
     MASK,
     PACKED,
     PACKING,
+    PLACED,
     Cells,
     MaskArgs,
     Packing,
@@ -47,7 +48,7 @@ from .band import (
     visible_queries,
 )
 from .boxes import has_boxes
-from .cells import element_test, looked_up_test
+from .cells import element_test, first_of_tail, looked_up_test
 from .function import FARTHEST_PLACE, Function, function_type, is_function, lowered_function, pair_test
 from .states import (
     NO_WORDS,
@@ -74,6 +75,7 @@ __all__ = [
     "NO_WORDS",
     "PACKED",
     "PACKING",
+    "PLACED",
     "WORD",
     "Cells",
     "Function",
@@ -83,6 +85,7 @@ __all__ = [
     "band_of",
     "band_test",
     "element_test",
+    "first_of_tail",
     "function_type",
     "grids_of",
     "has_band",

@@ -13,7 +13,7 @@ from ....words.steps import END, FIRST, array_of_grid, array_of_mask
 from .function import FUNCTION, arrays_of, function_type, has_functions, is_function
 
 GRIDS = {Dense: "dense", Bits: "bits", BlockSparse: "blocks", Tail: "tail", Where: FUNCTION}
-BY_INTERVALS, GAP, PACKED = "intervals", "gap", "packed"
+BY_INTERVALS, GAP, PLACED, PACKED = "intervals", "gap", "placed", "packed"
 FARTHEST = 2**30  # beyond all rows and columns: larger shifts of an edge mean the same, see `edge_of`
 
 
@@ -49,6 +49,7 @@ class MaskArgs(NamedTuple):
     packing: Any = ()  # a Packing, if arrays are packed
     intervals: Any = ()  # first and end, int32 (batch, heads, seqlen_q), if there are any: see any.intervals
     gaps: Any = ()  # first and end of each gap in these, likewise
+    depths: Any = ()  # int32 (batch, heads, seqlen_q), if intervals are of positions: see masks.Positions
     states: Any = ()  # of tiles, with blocks, functions or intervals: see tile_states
 
 
@@ -65,6 +66,8 @@ class MaskArgument(Argument):
         yield from PACKING.flat(planner, work)
         if BY_INTERVALS in work.mask:
             yield from (planner.at(name, own=1) for name in (FIRST, END, *planner.names_of_gaps()))
+        if PLACED in work.mask:
+            yield planner.at(planner.depths, own=1)
         if has_states(work.mask):
             yield planner.at(planner.states)
 
@@ -181,6 +184,7 @@ def mask_type(mask):
             packing_type(mask),
             several(LINE, 2 * (BY_INTERVALS in mask)),
             several(LINE, 2 * mask.count(GAP)),
+            several(LINE, PLACED in mask),
             several(WORDS, has_states(mask)),
         ],
         MaskArgs,

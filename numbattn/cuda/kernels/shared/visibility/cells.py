@@ -2,9 +2,9 @@
 
 from functools import reduce
 
-from ....tile import device, has_bits, minimum, shape, take
+from ....tile import device, has_bits, maximum, minimum, shape, take, where
 from ..layouts import places_of
-from .args import BY_INTERVALS, GAP, grids_of, is_looked_up
+from .args import BY_INTERVALS, GAP, PLACED, grids_of, is_looked_up
 from .band import band_test
 from .boxes import axes_of, boxes_test
 from .function import function_test, is_function
@@ -65,6 +65,18 @@ def gap_test(g):
     return test
 
 
+def at_positions(seen):
+    """A `cell_test` of positions as one of keys."""
+
+    @device
+    def test(mask, band, batch, head, i, j):
+        depths, first = mask.depths[0][batch, head], first_of_tail(band)
+        row = minimum(maximum(j - first, 0), shape(depths)[0] - 1)
+        return seen(mask, band, batch, head, i, where(j < first, j, first + take(depths, row)))
+
+    return test
+
+
 def both(one, other):
     @device
     def test(mask, band, batch, head, i, j):
@@ -97,7 +109,8 @@ def looked_up_test(mask, layout, transposed=False):
     """`element_test` for the mask without its band."""
     grids = list(enumerate(grids_of(mask)))
     tests = [cell_test(g, kind) for g, kind in grids if not is_function(kind)]
-    tests += [*[interval_test] * (BY_INTERVALS in mask), *map(gap_test, range(mask.count(GAP)))]
+    by_intervals = [*[interval_test] * (BY_INTERVALS in mask), *map(gap_test, range(mask.count(GAP)))]
+    tests += [at_positions(reduce(both, by_intervals))] if PLACED in mask else by_intervals
     functions = [(boxes_test if axes_of(kind) else function_test)(g, kind, layout, transposed)
                  for g, kind in grids if is_function(kind)]  # fmt: skip
     if not tests:

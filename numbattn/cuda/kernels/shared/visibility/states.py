@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ....tile import convert, device, index, lowest_bit, minimum, shape
-from .args import BY_INTERVALS, GAP, has_blocks, has_states
+from .args import BY_INTERVALS, GAP, PLACED, has_blocks, has_states
 from .band import in_band
 from .cells import first_of_tail
 
@@ -158,4 +158,4 @@ def needs_test(mask):
 
 def needs_test_of_full(mask):
     """`needs_test` for tiles whose states say that they are full."""
-    return needs_test(tuple(kind for kind in mask if not (has_blocks(kind) or kind in (BY_INTERVALS, GAP))))
+    return needs_test(tuple(kind for kind in mask if not (has_blocks(kind) or kind in (BY_INTERVALS, GAP, PLACED))))

@@ -1,0 +1,120 @@
+"""Positions: where the last rows of a call are, if they are not in order, such as the nodes of a tree of tokens.
+
+Here and nowhere else a row becomes a position. Masks that show intervals of keys take positions of their queries from
+`Positions._rows`, as they do within Segments, and those of keys from `Positions._places`; functions of the user's own,
+and scores that depend on distances, read the `_arrays_for` a call, see `numbattn.functions.positions`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..base.origin import Crop
+from ..base.values import Held, for_queries
+from .bands import Cached, Causal, First, Lengths, Window
+from .base import OPERATORS, Mask, QuerySegments, broadcast
+from .dense import Bits
+from .intervals import Intervals, Prefix
+from .logic import All, Joined, visible
+from .tail import Tail, taken
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Positions(Cached):
+    """The frame of a call whose last keys are those of its queries, row by row, but not in the order of their rows.
+
+    Where there are `first` keys before these, row i has the position first + depths[..., i]; earlier keys have their
+    numbers.
+    """
+
+    depths: Any = None  # int32 (..., seqlen_q)
+
+    _has_rows = _places_keys = True
+
+    def _held(self, seqlen_q: int, seqlen_k: int) -> tuple[Held, ...]:
+        return *super()._held(seqlen_q, seqlen_k), Held("depths", self.depths, (seqlen_q,))
+
+    def _fit(self, shape: tuple[int, ...]) -> Positions:
+        depths = broadcast("Tail positions", self.depths, shape[:-1], 1)
+        return self if depths is self.depths else Positions(self.keys, self.queries, depths)
+
+    def _rows(self, i: Any, seqlen_k: int) -> QuerySegments:
+        keys, _ = self._counts(i.size, seqlen_k)
+        first, depths = for_queries(self._own_key(i.size, seqlen_k)), self.depths.astype(np.int64)
+        return QuerySegments(0, for_queries(keys), first + depths)
+
+    def _places(self, j: Any, seqlen_q: int, seqlen_k: int) -> Any:
+        """The positions of keys j, (..., 1, keys)."""
+        if not seqlen_q:
+            return j
+        first = for_queries(self._own_key(seqlen_q, seqlen_k))
+        row = j - first
+        return np.where(row < 0, j, first + taken(self.depths, row))[..., None, :]
+
+    def _arrays_for(self, shape: tuple[int, ...]) -> tuple[Any, ...]:
+        """For functions in a call with S of this shape: depths (batch, heads, seqlen_q), the number of keys and that
+        of queries, (batch, heads), where batch and heads may be 1."""
+        *batch, seqlen_q, seqlen_k = shape
+        arrays, one = [self.depths], np.zeros((1,), np.int64, like=self.depths)
+        for x in self._counts(seqlen_q, seqlen_k):  # computed on a device: in a capture nothing is copied to it
+            arrays.append(one + x if isinstance(x, int) else x[..., None])
+        lead = np.broadcast_shapes((1,) * max(len(batch), 2), *(x.shape[:-1] for x in arrays))
+        flat = math.prod(lead[:-1]), lead[-1]
+        depths, *counts = (np.broadcast_to(x, (*lead, x.shape[-1])).reshape(*flat, x.shape[-1]) for x in arrays)
+        return depths, *(x[..., 0] for x in counts)
+
+    def _cropped(self, crop: Crop) -> Lengths:
+        raise NotImplementedError(f"mask: {self} are of whole sequences")
+
+
+def placed(mask: Mask, keys: Any = None, queries: Any = None) -> Mask:
+    """The mask of a call, with the positions of its rows as its frame if it gives them, and with the lengths of a
+    cache if there is one."""
+    tail, bare = apart(mask)
+    if tail is None:
+        return mask if keys is None else All((Cached(keys, queries), *mask._parts))
+    found = takers(bare)
+    for leaf in found:
+        if getattr(leaf, "offset", None) is not None:
+            raise ValueError(f"mask: got {leaf} beside {tail}, which has positions, expected it without an offset")
+    for part in bare._parts:
+        if found and (part._is_segments or isinstance(part, Lengths)):
+            raise ValueError(f"mask: got {part} beside {tail}, which has positions, and {found[0]}, expected the last "
+                             "keys to be those of the queries")  # fmt: skip
+    return All((Positions(keys, queries, tail.positions), *bare._parts))
+
+
+def apart(mask: Mask) -> tuple[Tail | None, Mask]:
+    """The Tail that gives positions, or None, and the mask without these."""
+    tails = [leaf for leaf in mask._leaves if isinstance(leaf, Tail) and leaf.positions is not None]
+    if not tails:
+        return None, mask
+    if any(tail.positions is not tails[0].positions for tail in tails):
+        raise ValueError(f"mask: got {tails[0]} and {tails[1]}, expected the same positions in both")
+    is_tree = any(isinstance(part, Tail) and part._is_tree for part in mask._parts)  # then Causal hides nothing more
+    return tails[0], All(tuple([_bare(part) for part in mask._parts if not (is_tree and part == Causal())]))
+
+
+def drawn(mask: Mask, seqlen_q: int, seqlen_k: int) -> Mask:
+    """A mask with Positions as one without, in which what each query sees is drawn as Bits."""
+    lengths = [part for part in mask._parts if isinstance(part, Lengths)]
+    return All((*lengths, Bits.pack(visible(mask, seqlen_q, seqlen_k, np.empty(0)))))
+
+
+def takers(mask: Mask) -> list[Mask]:
+    """The parts of a mask that take positions for rows."""
+    return [leaf for leaf in mask._leaves if leaf._is_function or isinstance(leaf, TAKERS)]
+
+
+def _bare(mask: Mask) -> Mask:
+    if isinstance(mask, Joined):
+        return mask._with(tuple(map(_bare, mask.of)))
+    return mask._with(mask._inner, None) if isinstance(mask, Tail) else mask
+
+
+TAKERS = Causal, Window, First, Prefix, Intervals
+OPERATORS["placed"] = placed
