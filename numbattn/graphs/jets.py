@@ -173,6 +173,15 @@ def attention_backward_jvp(
     >>> np.allclose(tdk, (ahead.dk - behind.dk) / (2 * h), atol=1e-6)
     True
     """
+    tgrads = tangents_of_gradients(do, saved, tsaved, tdo, dlse, tdlse)
+    do, dlse = checked_rows(saved, do, dlse)
+    return GraphGradients._of(passes.backward(saved, do, dlse)), tgrads
+
+
+def tangents_of_gradients(
+    do: Any, saved: GraphSaved[A], tsaved: GraphSavedTangents[A], tdo: Any, dlse: Any, tdlse: Any
+) -> GraphGradients:
+    """The second result of `attention_backward_jvp`."""
     do, dlse = checked_rows(saved, do, dlse)
     if not isinstance(tsaved, GraphSavedTangents):
         raise TypeError(f"tsaved: got {words_for(tsaved)}, expected what graphs.attention_forward_jvp returned")
@@ -181,8 +190,8 @@ def attention_backward_jvp(
     if tdlse is not None and dlse is None:
         raise ValueError(f"tdlse: got {words_for(tdlse)} without dlse, whose tangent it is: pass dlse, too")
     rows = rows_like(saved, "t", tdo, tdlse, tsaved.to.shape[:1] if tsaved.several else ())
-    tgrads = _along(saved, tsaved, do, dlse, *rows)
-    return GraphGradients._of(passes.backward(saved, do, dlse)), GraphGradients._of(tgrads)
+    tgrads: GraphGradients = GraphGradients._of(_along(saved, tsaved, do, dlse, *rows))
+    return tgrads
 
 
 class GraphSecondBackprop(Protocol):
@@ -247,7 +256,7 @@ def attention_backward_vjp(
         ddscore: Sequence[Array | None] = (),
     ) -> GraphSecondGradients:  # fmt: skip
         of_edges = EdgeArrays(ddbias, ddfactor, ddk_edge, ddv_edge)
-        tsaved = _tangents(saved, *_checked(saved.inputs, (ddq, ddk, ddv), of_edges, ddscore, "dd"))
+        tsaved = _tangents(saved, *checked_moving(saved.inputs, (ddq, ddk, ddv), of_edges, ddscore, "dd"))
         found: GraphSecondGradients = GraphSecondGradients._of(
             _along(saved, tsaved, do, dlse), tsaved.to, dlse=tsaved.tlse
         )
@@ -261,12 +270,12 @@ def _forward(
     tscore: Sequence[Any], softmax: Any, scale: Any, dropout: Any, score: Scores,
 ) -> tuple[GraphSaved[Any], GraphSavedTangents[Any]]:  # fmt: skip
     problem, inputs = describe_graph(q, k, v, graph, of_edges, softmax, scale, dropout, score)
-    moves = _checked(inputs, of_nodes, moving, tscore, "t")
+    moves = checked_moving(inputs, of_nodes, moving, tscore, "t")
     saved = passes.forward(problem, inputs)
     return saved, _tangents(saved, *moves)
 
 
-def _checked(
+def checked_moving(
     inputs: GraphInputs, of_nodes: tuple[Any, ...], of_edges: EdgeArrays, score: Sequence[Any], prefix: str
 ) -> tuple[list[Moving], bool]:
     """The tangents of a call, checked, one by one; whether they have an axis in front."""
