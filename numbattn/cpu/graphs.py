@@ -198,10 +198,13 @@ def edge_at(lists, batch, head, line, entry):
 
 @inline
 def row(x, at, number, like):
-    """The address of a row of one of the Arrays, or of zeros if there is none."""
-    if x.rows == 0:
-        return address_of(like)
+    """The address of a row of one of the Arrays."""
     return x.address + x.offsets[at.batch, at.head] + number * x.stride * like.itemsize
+
+
+@inline
+def row_or_zeros(x, at, number, zeros):
+    return row(x, at, number, zeros) if x.rows else address_of(zeros)
 
 
 @inline
@@ -267,8 +270,8 @@ def kept(numbers, given, at, like):
 @inline
 def keys_of(arrays, at, buffers, factor, like):
     """Of an edge k + k_edge, v + v_edge, bias and factor, or the tangents of these; factor: where none is given."""
-    k = with_edge(row(arrays.k, at, at.j, like), arrays.k_edge, at, buffers[0])
-    v = with_edge(row(arrays.v, at, at.j, like), arrays.v_edge, at, buffers[1])
+    k = with_edge(row_or_zeros(arrays.k, at, at.j, like), arrays.k_edge, at, buffers[0])
+    v = with_edge(row_or_zeros(arrays.v, at, at.j, like), arrays.v_edge, at, buffers[1])
     return k, v, number_of(arrays.bias, at, 0, like), number_of(arrays.factor, at, factor, like)
 
 
@@ -345,7 +348,7 @@ def tangent_kernel(
                     at = edge_at(lists, batch, head, i, entry)
                     k, v, bias, factor = keys_of(given, at, (scratch.k, scratch.v), 1, zeros)
                     tk, tv, tbias, tfactor = keys_of(moved, at, (scratch.tk, scratch.tv), 0, zeros)
-                    q, tq = row(given.q, at, i, zeros), row(moved.q, at, i, zeros)
+                    q, tq = row(given.q, at, i, zeros), row_or_zeros(moved.q, at, i, zeros)
                     Z, S = kept(numbers, given, at, zeros), scale * dot(q, k, d, zeros.dtype) + bias
                     factor, tfactor = Z * factor, Z * tfactor
                     tS = scale * sum_of_products(tq, k, q, tk, d, zeros) + tbias
@@ -383,7 +386,7 @@ def backward_kernel(
                     S, tS = scale * dot(q, k, d, zeros.dtype) + bias, real(0)
                     if moved is not None:
                         tk, tv, tbias, tfactor = keys_of(moved, at, (scratch.tk, scratch.tv), 0, zeros)
-                        tq, tdo = row(moved.q, at, at.i, zeros), row(moved.do, at, at.i, zeros)
+                        tq, tdo = row_or_zeros(moved.q, at, at.i, zeros), row_or_zeros(moved.do, at, at.i, zeros)
                         tS = scale * sum_of_products(tq, k, q, tk, d, zeros) + tbias
                     S, tS, F, tF = scored(score, scratch.score, at, S, tS)
                     dP, Z = dot(do, v, e, zeros.dtype), kept(numbers, given, at, zeros)
