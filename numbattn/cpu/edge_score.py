@@ -63,8 +63,10 @@ def kind_of(x):
 def words_of(arrays):
     """Numbers, and of arrays address, shape and strides."""
     for x in arrays:
-        yield from (int(np.float64(x).view(np.int64)),) if isinstance(x, float) else (
-            data_address(x), *x.shape, *x.strides)
+        if isinstance(x, float):
+            yield int(np.float64(x).view(np.int64))
+        else:
+            yield from (data_address(x), *x.shape, *x.strides)
 
 
 @lru_cache(maxsize=256)
@@ -74,7 +76,8 @@ def apply_function(links, kinds, dtype, order):
     def make():
         chain.check_all(links, kinds, numba.from_dtype(dtype), order)
         real, read, first, second = dtype.type, reader(kinds), order > 0, order > 1
-        of_value, of_slope, of_both = (each(links, real) for each in (chain.values, chain.slopes, chain.tangents))
+        of_order = chain.values, chain.slopes, chain.tangents
+        of_value, of_slope, of_both = (each(links, real) for each in of_order)
 
         def apply(numbers, batch, head, edge, i, j, record):
             x, at, given = contiguous_view(numbers, 1, WORDS, WORDS, real), (batch, head, edge, i, j), read(record, 0)
@@ -121,8 +124,8 @@ def add_function(links, kinds, dtype, order):
         add = reduce(after, [number for number, link in enumerate(links) if any(link.wanted)], nothing)
 
         def add_all(numbers, batch, head, edge, i, j, record, sums, elements):
-            x, sums = contiguous_view(numbers, 1, WORDS, WORDS, real), contiguous_view(sums, 1, elements, elements,
-                                                                                       np.float64)
+            x = contiguous_view(numbers, 1, WORDS, WORDS, real)
+            sums = contiguous_view(sums, 1, elements, elements, np.float64)
             add(x, sums, (batch, head, edge, i, j), read_given(record, 0))
 
         return add_all

@@ -321,12 +321,12 @@ class EdgeSteps:
 
     def scores(self, order):
         """The device function (S, tS, score, at) -> S and tS after the score, its derivative, and the tangent of that:
-        what is of this order, see `functions.chain`; 0 edges are asked in place of absent ones."""
+        what is of this order, 0: S alone, 1: the derivative, too, 2: all. Absent edges are taken for edge 0."""
         if not self.form.score:
             return device(lambda S, tS, score, at: (S, tS, S, S))
         ACC, FIRST, SECOND = self.ACC, order > 0, order > 1
-        of_value, of_slope, of_both = (each(self.form.score, ACC) for each in (chain.values, chain.slopes,
-                                                                         chain.tangents))  # fmt: skip
+        of_order = chain.values, chain.slopes, chain.tangents
+        of_value, of_slope, of_both = (each(self.form.score, ACC) for each in of_order)
 
         @device
         def of_edge(s, ts, i, j, number, batch, head, score):

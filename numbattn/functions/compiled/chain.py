@@ -34,16 +34,39 @@ def check_all(links, kinds, real, order, gradients=False):
 
 
 @lru_cache(maxsize=256)
+def own(links, number, order):
+    """(s, at, given) -> function `number`, or its derivative of this order."""
+    function = differentiated_element(links[number].identity, order)
+
+    @compiled
+    def call(s, at, given):
+        return function(s, at[0], at[1], at[2], at[3], (at[4],) + given[number][0])
+
+    return call
+
+
+@lru_cache(maxsize=256)
+def shifts(links, number, order):
+    """(s, at, given) -> the tangent of that along arrays."""
+    function = along(links[number].identity, (False, *links[number].wanted), order)
+
+    @compiled
+    def call(s, at, given):
+        return function(s, at[0], at[1], at[2], at[3], (at[4],) + given[number][0], given[number][1][0])
+
+    return call
+
+
+@lru_cache(maxsize=256)
 def values(links, real):
     """(s, at, given) -> s after all."""
 
     def after(before, number):
-        value_of = differentiated_element(links[number].identity, 0)
+        value_of = own(links, number, 0)
 
         @compiled
         def value(s, at, given):
-            s = before(s, at, given)
-            return real(value_of(s, at[0], at[1], at[2], at[3], (at[4],) + given[number][0]))
+            return real(value_of(before(s, at, given), at, given))
 
         return value
 
@@ -55,15 +78,14 @@ def slopes(links, real, first=0):
     """(s, at, given) -> s after all but the first ones, and its derivative; 0 where the score is -inf."""
 
     def after(before, number):
-        value_of, slope_of = (differentiated_element(links[number].identity, order) for order in range(2))
+        value_of, slope_of = (own(links, number, order) for order in range(2))
 
         @compiled
         def both(s, at, given):
             s, F = before(s, at, given)
-            arrays = (at[4],) + given[number][0]
-            value, slope = real(value_of(s, at[0], at[1], at[2], at[3], arrays)), real(0)
+            value, slope = real(value_of(s, at, given)), real(0)
             if s != HIDDEN and value != HIDDEN:                 # elsewhere derivatives may be NaN
-                slope = real(slope_of(s, at[0], at[1], at[2], at[3], arrays))
+                slope = real(slope_of(s, at, given))
             return value, F * slope
 
         return both
@@ -80,23 +102,19 @@ def tangents(links, real, first=0):
     """(s, ts, at, given) -> s and ts after all but the first ones, the derivative and its tangent."""
 
     def after(before, number):
-        identity, wanted = links[number]
-        value_of, slope_of, bend_of = (differentiated_element(identity, order) for order in range(3))
-        moves, of_wanted = any(wanted), (False, *wanted)
-        of_value, of_slope = (along(identity, of_wanted, order) if moves else None for order in range(2))
+        value_of, slope_of, bend_of = (own(links, number, order) for order in range(3))
+        shift_of, slope_shift_of = (shifts(links, number, order) for order in range(2))
+        moves = any(links[number].wanted)
 
         @compiled
         def all_four(s, ts, at, given):
             s, ts, F, tF = before(s, ts, at, given)
-            arrays = (at[4],) + given[number][0]
-            value, slope = real(value_of(s, at[0], at[1], at[2], at[3], arrays)), real(0)
-            tslope, shift = real(0), real(0)
+            value, slope, tslope, shift = real(value_of(s, at, given)), real(0), real(0), real(0)
             if s != HIDDEN and value != HIDDEN:
-                slope = real(slope_of(s, at[0], at[1], at[2], at[3], arrays))
-                tslope = ts * real(bend_of(s, at[0], at[1], at[2], at[3], arrays))
+                slope, tslope = real(slope_of(s, at, given)), ts * real(bend_of(s, at, given))
                 if moves:
-                    shift = real(of_value(s, at[0], at[1], at[2], at[3], arrays, given[number][1][0]))
-                    tslope += real(of_slope(s, at[0], at[1], at[2], at[3], arrays, given[number][1][0]))
+                    shift = real(shift_of(s, at, given))
+                    tslope += real(slope_shift_of(s, at, given))
             return value, slope * ts + shift, F * slope, tF * slope + F * tslope
 
         return all_four
@@ -112,15 +130,14 @@ def tangents(links, real, first=0):
 def reads(links, number, real):
     """(s, ds, at, given, read) -> what the gradient of an element gets of read number `read` of function `number`,
     which element that is among those of all gradients, and how many it reads. s: before all functions; ds: after."""
+    identity, wanted = links[number]
     before, rest = values(links[:number], real), slopes(links, real, number + 1)
-    value_of = differentiated_element(links[number].identity, 0)
-    derivative = by_read(links[number].identity.function, (False, *links[number].wanted))
+    value_of, derivative = own(links, number, 0), by_read(identity.function, (False, *wanted))
 
     @compiled
     def term(s, ds, at, given, read):
         s = before(s, at, given)
-        arrays = (at[4],) + given[number][0]
-        value = real(value_of(s, at[0], at[1], at[2], at[3], arrays))
+        value, arrays = real(value_of(s, at, given)), (at[4],) + given[number][0]
         if ds == 0 or s == HIDDEN or value == HIDDEN:
             return 0.0, 0, 0
         _, F = rest(value, at, given)
@@ -134,13 +151,13 @@ def reads(links, number, real):
 def reads_along(links, number, real):
     """(s, ts, ds, tds, at, given, read): the same of the tangent of a gradient."""
     identity, wanted = links[number]
-    before, own = tangents(links[:number], real), tangents(links[: number + 1], real, number)
+    before, just = tangents(links[:number], real), tangents(links[: number + 1], real, number)
     rest, derivative = tangents(links, real, number + 1), by_read_along(identity.function, (False, *wanted))
 
     @compiled
     def term(s, ts, ds, tds, at, given, read):
         s, ts, _, _ = before(s, ts, at, given)
-        value, tvalue, _, _ = own(s, ts, at, given)
+        value, tvalue, _, _ = just(s, ts, at, given)
         if (ds == 0 and tds == 0) or s == HIDDEN or value == HIDDEN:
             return 0.0, 0, 0
         _, _, F, tF = rest(value, tvalue, at, given)
