@@ -6,7 +6,7 @@ thinc's layers are functions that return their own backpropagation; it has no se
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -85,10 +85,7 @@ def attention(
         "dropout_rate": 0.0 if dropout is None else dropout.p,
     }
     model: Model[Any, Any] = Model("attention", forward, params=dict.fromkeys(filter(None, names)), attrs=attrs)
-    for name, part in zip(names, parts):
-        if name:
-            (x,) = part._weights
-            model.set_param(name, model.ops.asarray(x, dtype="float32").reshape(x.shape or (1,)))
+    set_params(model, names, [part._weights[0] if name else None for name, part in zip(names, parts)])
     return model
 
 
@@ -142,14 +139,21 @@ def graph_attention(
         "dropout_rate": 0.0 if dropout is None else dropout.p,
     }  # fmt: skip
     model: Model[Any, Any] = Model("graph_attention", forward_over_graph, params=dict.fromkeys(names), attrs=attrs)
-    for name, x in zip(names, trained):
-        model.set_param(name, model.ops.asarray(x, dtype="float32").reshape(x.shape or (1,)))
+    set_params(model, names, trained)
     return model
+
+
+def set_params(model: Model[Any, Any], names: Iterable[str | None], arrays: Iterable[Any]) -> None:
+    """Make parameters of arrays."""
+    for name, x in zip(names, arrays):
+        if name:
+            model.set_param(name, model.ops.asarray(x, dtype="float32").reshape(x.shape or (1,)))
 
 
 def forward_over_graph(model: Model[Any, Any], inputs: Any, is_train: bool) -> tuple[Any, Callable[[Any], Any]]:
     x, graph, edges = inputs
-    (q, k, v), names = heads_of(model, x), iter(model.attrs["names"])
+    (q, k, v), names = heads_of(model, "x", x), iter(model.attrs["names"])
+    heads, _, head_dim = q.shape
     score = []
     for part in model.attrs["score"]:
         given = zip(part._weights, part._wanted)
@@ -159,20 +163,20 @@ def forward_over_graph(model: Model[Any, Any], inputs: Any, is_train: bool) -> t
     o, graph_back = graphs.attention_vjp(q, k, v, graph, **options)
 
     def backprop(dy: Any) -> Any:
-        grads = graph_back(dy.reshape(len(x), model.attrs["heads"], -1).swapaxes(0, 1))
+        grads = graph_back(dy.reshape(len(x), heads, head_dim).swapaxes(0, 1))
         for name, gradient in zip(model.attrs["names"], filter(is_wanted, grads.score)):
             model.inc_grad(name, gradient)
         dx = model.ops.xp.stack(grads).transpose(2, 0, 1, 3).reshape(x.shape)
         return dx, None, {name: getattr(grads, name) for name in edges}
 
-    return o.swapaxes(0, 1).reshape(len(x), -1), backprop
+    return o.swapaxes(0, 1).reshape(len(x), heads * head_dim), backprop
 
 
-def heads_of(model: Model[Any, Any], packed: Any) -> Any:
+def heads_of(model: Model[Any, Any], name: str, packed: Any) -> Any:
     """q, k and v, of which each has heads in front."""
     heads, width = model.attrs["heads"], packed.shape[-1]
     if width % (3 * heads):
-        raise ValueError(f"sequences: got the width {width}, expected a multiple of {3 * heads}: queries, keys and "
+        raise ValueError(f"{name}: got the width {width}, expected a multiple of {3 * heads}: queries, keys and "
                          f"values of {heads} heads")  # fmt: skip
     return packed.reshape(len(packed), 3, heads, width // (3 * heads)).transpose(1, 2, 0, 3)
 
@@ -195,7 +199,7 @@ def forward(model: Model[Any, Any], sequences: Any, is_train: bool) -> tuple[Any
         return ys[0], lambda dy: backprop_all([dy])[0]
     heads, lengths = model.attrs["heads"], [len(x) for x in sequences]
     packed = model.ops.flatten(sequences)
-    q, k, v = heads_of(model, packed)
+    q, k, v = heads_of(model, "sequences", packed)
     tokens, head_dim = q.shape[1:]
     ends = model.ops.asarray([0, *lengths], dtype="int32").cumsum(dtype="int32")
     options = dict(model.attrs["options"])
