@@ -166,9 +166,9 @@ FAULTS = {
         "if -np.inf != S else real(0)": "if m > -np.inf else real(0)",
         "l *= alpha": "pass",
         "right if number // 8 % 2 else left": "left if number // 8 % 2 else right",
-        "number, Z * dfactor, zeros)": "number, dfactor, zeros)",
-        "lists.numbers[at] if lists.by_key else at": "at",
-        "dS, k, given.q.cols": "dS, q, given.q.cols",
+        "at, Z * dfactor, zeros)": "at, dfactor, zeros)",
+        "np.int64(lists.numbers[entry])": "np.int64(entry)",
+        "dS, k, sums.q.cols": "dS, q, sums.q.cols",
         "buffer[c] = x[0, c] + y[0, c]": "buffer[c] = x[0, c]",
     },
 }
