@@ -14,8 +14,8 @@ beyond it. "double" are the gradients of a function of all gradients, by all arr
 "torch" gathers rows by index_select and adds by index_add, with autograd; "pyg" is what TransformerConv sends along
 edges, without its projections; "dense" is scaled_dot_product_attention with a boolean mask, and its plain formula for
 double, where matrices fit. Peers take turns, and are compared with float64, by the first head of all results, before
-anything is timed; who is wrong is not timed, and what takes longer than 20 ms is timed once. Kernels are compiled
-first, by several processes.
+anything is timed; who is wrong is not timed, and what takes longer than 20 ms is timed once. Each dtype and size has a
+process of its own on a GPU: they compile at the same time, and then measure one after the other.
 Needs tabulate and tqdm; compares with torch and torch_geometric if they are installed.
 """
 
@@ -23,10 +23,12 @@ import argparse
 import math
 import sys
 import time
-from contextlib import nullcontext
-from functools import cache, partial
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext, suppress
+from functools import partial
 from importlib.util import find_spec
 from itertools import product
+from multiprocessing import get_context
 from typing import NamedTuple
 
 import numpy as np
@@ -34,7 +36,7 @@ from common import interleaved, machine, save, show, show_machine
 from peers import DTYPE, array_of, cupy, event_seconds, gpu, one_stream, release, require_gpu, tensor_of, torch
 from peers import PACKAGES as INSTALLED
 from second import host_seconds
-from small import error_of, in_processes, rounded, show_failed, timed
+from small import error_of, rounded, show_failed, timed
 from timing import progress
 
 from numbattn import graphs
@@ -52,6 +54,7 @@ STEP = 2.0**-40  # of tangents as imaginary parts: its square is lost
 TOLERANCE = {"bfloat16": 2e-2, "float32": 2e-5, "float64": 1e-12}  # of the largest element of an array
 COPIED = 1 << 30  # bytes that the copy reads
 LONG_SECONDS = 0.02
+SHARED = []  # by the processes: the barrier after compiling, and the lock of who measures
 
 
 class Case(NamedTuple):
@@ -229,7 +232,6 @@ def check(expected, of_and_name, result):
 
 
 # ------------------------------------------------------------------------------------------------------------- measured
-@cache
 def bytes_per_second(xp):
     """Of a copy, read and written."""
     x = xp.ones(COPIED // 4, np.float32)
@@ -248,19 +250,19 @@ def prepared(case, peers, xp):
     return makers, partial(check, exact(*given))
 
 
-def measured(cases, peers, rounds):
+def measured(cases, peers, rounds, rate):
     """A record for each case and pass: seconds and errors by peer, and the bound."""
-    for case in progress(cases):
+    for case in cases:
         release()
         makers, checked = prepared(case, peers, cupy)
         release()
         for of in PASSES:  # one after the other: autograd keeps much memory
             chosen = {key: make for key, make in makers.items() if key[0] == of}
-            yield record_of(case, of, cupy, *timed(chosen, checked, TOLERANCE[case.dtype], rounds, long=LONG_SECONDS))
+            yield record_of(case, of, rate, *timed(chosen, checked, TOLERANCE[case.dtype], rounds, long=LONG_SECONDS))
             release()
 
 
-def on_cpu(cases, peers, rounds):
+def on_cpu(cases, peers, rounds, rate):
     for case in progress(cases):
         makers, checked = prepared(case, peers, np)
         for of in PASSES:
@@ -275,28 +277,50 @@ def on_cpu(cases, peers, rounds):
                 if not errors[key] <= TOLERANCE[case.dtype]:
                     raise ArithmeticError(f"{of} of {key[1]} is wrong by {errors[key]:.1e} of the largest element")
                 timers[key] = partial(host_seconds, run)
-            yield record_of(case, of, np, interleaved(timers, rounds), errors, failed)
+            yield [record_of(case, of, rate, interleaved(timers, rounds), errors, failed)]
 
 
-def record_of(case, of, xp, seconds, errors, failed):
-    """What was measured of a pass."""
-    bound = rounded(case.nbytes() / bytes_per_second(xp))
+def record_of(case, of, rate, seconds, errors, failed):
+    """What was measured of a pass; rate: bytes per second of a copy."""
     seconds, errors, failed = ({name: value for (_, name), value in found.items()}
                                for found in (seconds, errors, failed))  # fmt: skip
-    return {**case._asdict(), "nodes": case.nodes, "pass": of, "bound": bound,
+    return {**case._asdict(), "nodes": case.nodes, "pass": of, "bound": rounded(case.nbytes() / rate),
             "seconds": {name: rounded(s) for name, s in seconds.items()}, "errors": errors, "failed": failed}
 
 
-def compile_all(cases):
-    """Into the cache on disk, by a process for each kind of call."""
-    kinds = dict.fromkeys(case._replace(degree=MEAN, edges=FIRST_EDGES) for case in cases)
-    in_processes(len(kinds), first_calls, [(case,) for case in kinds])
+# ------------------------------------------------------------------------------------------------------------ processes
+def in_turn(cases, peers, rounds, rate):
+    """The records of `measured`, by a process for each kind of call: Numba takes a second for each kernel."""
+    kinds = {}
+    for case in cases:
+        kinds.setdefault(case._replace(degree=MEAN, edges=FIRST_EDGES), []).append(case)
+    spawned, count = get_context("spawn"), len(kinds)
+    with ProcessPoolExecutor(count, spawned, share, (spawned.Barrier(count), spawned.Lock())) as pool:
+        measure = partial(after_first_calls, peers=peers, rounds=rounds, rate=rate)
+        yield from pool.map(measure, kinds, kinds.values())
 
 
-def first_calls(case):
-    makers, _ = prepared(case, [OURS], cupy)
-    for make in makers.values():
-        make()()
+def share(*objects):
+    SHARED.extend(objects)
+
+
+def after_first_calls(first, cases, peers, rounds, rate):
+    """The records of a kind: when all processes have compiled, and while no other one measures."""
+    compiled, turn = SHARED
+    with one_stream():
+        try:
+            makers, _ = prepared(first, peers, cupy)
+            for make in makers.values():
+                with suppress(Exception):  # that it does not run is seen later
+                    make()()
+            del makers
+            release()
+        except BaseException:
+            compiled.abort()
+            raise
+        compiled.wait()
+        with turn:
+            return [*measured(cases, peers, rounds, rate)]
 
 
 # ---------------------------------------------------------------------------------------------------------------- shown
@@ -361,17 +385,13 @@ def main():
         require_gpu()
     results = {"machine": machine(*PACKAGES) | ({} if args.cpu else {"gpu": gpu()}), "arguments": vars(args)}
     show_machine(results["machine"])
-    cases, start = [*cases_of(args)], time.perf_counter()
-    if not args.cpu:
-        compile_all(cases)
-        print(f"kernels are in the cache after {time.perf_counter() - start:.0f} s")
-    with nullcontext() if args.cpu else one_stream():
-        results |= {"bytes_per_second": rounded(bytes_per_second(np if args.cpu else cupy)), "graphs": []}
-        for dtype in args.dtype:
-            chosen = [case for case in cases if case.dtype == dtype]
-            results["graphs"] += (on_cpu if args.cpu else measured)(chosen, args.peers, args.rounds)
-            if args.json:
-                save(args.json, results)  # after each part, so that what was measured is not lost
+    cases, start, xp = [*cases_of(args)], time.perf_counter(), np if args.cpu else cupy
+    results |= {"bytes_per_second": rounded(bytes_per_second(xp)), "graphs": []}
+    run = on_cpu if args.cpu else in_turn
+    for found in run(cases, args.peers, args.rounds, results["bytes_per_second"]):
+        results["graphs"] += found
+        if args.json:
+            save(args.json, results)  # after each part, so that what was measured is not lost
     show_records(results["graphs"])
     print(f"a copy moves {results['bytes_per_second'] / 1e12:.3g} TB/s; {time.perf_counter() - start:.0f} s in all")
     return sum(OURS in record["failed"] for record in results["graphs"])

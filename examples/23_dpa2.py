@@ -112,13 +112,17 @@ class Lists:
         arrays = {"bias": SHIFT * switch, "factor": switch, "k_edge": switch[:, None, None] * k.index_select(0, self.j)}
         return Attention.apply(self.of_edges, [*arrays], q, torch.zeros_like(k), v, *arrays.values())
 
-    def edges_attend(self, q, k, v, h, switch):
+    def pairs(self, h, switch):
+        """What two edges of an atom have: products of s h, and of switches; s h of each edge."""
+        x = torch.cat([switch[:, None] * h, switch[:, None]], -1)
+        products = x.index_select(0, self.first) * x.index_select(0, self.second)
+        return products[:, :3].sum(-1), SHIFT * products[:, 3], x[:, None, None, :3]
+
+    def edges_attend(self, q, k, v, pairs):
         """S = s s' ((q . k) (h . h') + SHIFT) of two edges, of which q . k h . h' is a product of (q h) and (k h')."""
-        h = switch[:, None] * h
-        both = torch.cat([h, switch[:, None]], -1)
-        both = both.index_select(0, self.first) * both.index_select(0, self.second)
-        q, k = ((x[..., None] * h[:, None, None]).flatten(-2) for x in (q, k))
-        return Attention.apply(self.of_pairs, ("bias", "factor"), q, k, v, SHIFT * both[:, 3], both[:, :3].sum(-1))
+        factor, bias, h = pairs
+        q, k = ((x[..., None] * h).flatten(-2) for x in (q, k))
+        return Attention.apply(self.of_pairs, ("bias", "factor"), q, k, v, bias, factor)
 
 
 def numbered(counts):
@@ -158,10 +162,13 @@ class Padded:
         P = self.softmax((S + SHIFT) * switch[:, None] - SHIFT, self.mask[:, None]) * switch[:, None]
         return torch.einsum("ihj,ijhd->ihd", P, v[self.j])
 
-    def edges_attend(self, q, k, v, h, switch):
-        switch, hh = (switch[:, :, None] * switch[:, None])[:, None], (h @ h.mT)[:, None]
-        S = torch.einsum("iahd,ibhd->ihab", q, k) * hh
-        P = self.softmax((S + SHIFT) * switch - SHIFT, self.mask[:, None, None]) * (switch * hh)
+    def pairs(self, h, switch):
+        return (h @ h.mT)[:, None], (switch[:, :, None] * switch[:, None])[:, None]
+
+    def edges_attend(self, q, k, v, pairs):
+        h, switch = pairs
+        S = torch.einsum("iahd,ibhd->ihab", q, k) * h
+        P = self.softmax((S + SHIFT) * switch - SHIFT, self.mask[:, None, None]) * (switch * h)
         return torch.einsum("ihab,ibhd->iahd", P, v)
 
     @staticmethod
@@ -194,9 +201,9 @@ def energy(p, x, types, images, way):
     u = ((r - INNER) / (RADIUS - INNER)).clamp(0, 1)
     switch = 1 + u**3 * (-10 + 15 * u - 6 * u**2)
     atoms, edges = p["types"][types], torch.tanh((switch / r)[..., None] * p["edges"])
-    h = e * (switch / r**2)[..., None]
+    pairs = way.pairs(e * (switch / r**2)[..., None], switch)
     for n in range(LAYERS):
-        o = way.edges_attend(*heads_of(edges, p[f"qkv_edges{n}"], (EDGE_HEAD, EDGE_HEAD, EDGE)), h, switch)
+        o = way.edges_attend(*heads_of(edges, p[f"qkv_edges{n}"], (EDGE_HEAD, EDGE_HEAD, EDGE)), pairs)
         edges = edges + o.flatten(-2) @ p[f"o_edges{n}"]
         near = way.summed(switch[..., None] * (edges @ p[f"of_edges{n}"]) * way.there(atoms)) / PLACES**0.5
         o = way.atoms_attend(*heads_of(atoms, p[f"qkv_atoms{n}"], (ATOM_HEAD, ATOM_HEAD, ATOM)), switch)
