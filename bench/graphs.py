@@ -37,7 +37,7 @@ from peers import DTYPE, array_of, cupy, event_seconds, gpu, one_stream, release
 from peers import PACKAGES as INSTALLED
 from second import host_seconds
 from small import error_of, rounded, show_failed, timed
-from timing import progress
+from timing import extra_bytes, progress, why
 
 from numbattn import graphs
 from numbattn.graphs.problem import AXES
@@ -52,6 +52,7 @@ POWER, ALPHA = "power", 1.5  # of Pareto's law
 MOST_DENSE, MATRICES = 30 << 30, 12  # bytes of matrices (heads, nodes, nodes), and how many double keeps
 STEP = 2.0**-40  # of tangents as imaginary parts: its square is lost
 TOLERANCE = {"bfloat16": 2e-2, "float32": 2e-5, "float64": 1e-12}  # of the largest element of an array
+INDEX = 4  # bytes of a number in a list
 COPIED = 1 << 30  # bytes that the copy reads
 LONG_SECONDS = 0.02
 SHARED = []  # by the processes: the barrier after compiling, and the lock of who measures
@@ -95,7 +96,7 @@ class Case(NamedTuple):
     def nbytes(self):
         """What forward has to read of edges."""
         of_edge = 2 * self.head_dim + self.of_edges * (2 * self.head_dim + 2)
-        return self.edges * (self.heads * of_edge * DTYPE[self.dtype].itemsize + np.dtype(np.int32).itemsize)
+        return self.edges * (self.heads * of_edge * DTYPE[self.dtype].itemsize + INDEX)
 
 
 # ---------------------------------------------------------------------------------------------------------------- peers
@@ -258,8 +259,20 @@ def measured(cases, peers, rounds, rate):
         release()
         for of in PASSES:  # one after the other: autograd keeps much memory
             chosen = {key: make for key, make in makers.items() if key[0] == of}
-            yield record_of(case, of, rate, *timed(chosen, checked, TOLERANCE[case.dtype], rounds, long=LONG_SECONDS))
+            try:
+                found = timed(chosen, checked, TOLERANCE[case.dtype], rounds, long=LONG_SECONDS)
+                extra = extra_of(makers[of, OURS]) if (of, OURS) in found[0] else None
+            except Exception as error:  # as where there is too little memory for all together
+                found, extra = ({}, {}, dict.fromkeys(chosen, why(error))), None
+            yield record_of(case, of, rate, *found) | {"extra": extra}
             release()
+
+
+def extra_of(make):
+    """Bytes beyond arguments, lists of the graph, and results."""
+    run = make()
+    results = sum(x.nbytes for x in run())
+    return extra_bytes(run) - results
 
 
 def on_cpu(cases, peers, rounds, rate):
@@ -284,7 +297,8 @@ def record_of(case, of, rate, seconds, errors, failed):
     """What was measured of a pass; rate: bytes per second of a copy."""
     seconds, errors, failed = ({name: value for (_, name), value in found.items()}
                                for found in (seconds, errors, failed))  # fmt: skip
-    return {**case._asdict(), "nodes": case.nodes, "pass": of, "bound": rounded(case.nbytes() / rate),
+    lists = INDEX * (3 * case.edges + 2 * case.nodes)
+    return {**case._asdict(), "nodes": case.nodes, "pass": of, "bound": rounded(case.nbytes() / rate), "lists": lists,
             "seconds": {name: rounded(s) for name, s in seconds.items()}, "errors": errors, "failed": failed}
 
 

@@ -68,7 +68,14 @@ def about(results):
             "run takes for a row of k and of v of each edge and head, and for what edges have, once: it moves "
             f"{results['bytes_per_second'] / 1e12:.3g} TB/s. Where k and v fit in the cache, times may be below it. "
             "torch gathers by index_select and adds by index_add; PyG is what TransformerConv sends along edges; dense "
-            "is torch's attention with a boolean mask. Double backward are the gradients of a function of gradients.")
+            "is torch's attention with a boolean mask. Double backward are the gradients of a function of gradients."
+            + memory(results["graphs"]))  # fmt: skip
+
+
+def memory(records):
+    """A sentence, where it was measured."""
+    found = [record["extra"] / record["lists"] for record in records if record.get("extra") is not None]
+    return f" Beyond arguments and results, numbattn takes {span(found)} times the graph's lists." if found else ""
 
 
 def faster(records):
