@@ -21,6 +21,7 @@ from .basics import (
 
 PASSES = {"forward": "forward", "backward": "backward", "double": "double backward"}
 BOUND = "bound"
+NBYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
 
 
 def graphs(results, where=""):
@@ -48,7 +49,7 @@ def graphs(results, where=""):
                                          if OURS in record["seconds"]]
               for of, dtype in product(PASSES, dtypes)}  # fmt: skip
     shown = about(results), over(records, dtypes), speedups(groups), table(rows(records))
-    return finish(figure, title), "\n\n".join(shown)
+    return finish(figure, title), "\n\n".join(filter(None, shown))
 
 
 def graphs_cpu(results):
@@ -62,14 +63,17 @@ def case_of(record):
 
 
 def about(results):
-    largest = max(results["graphs"], key=lambda record: record["nodes"] * record["heads"] * record["head_dim"])
-    return (f"{largest['edges']:,} edges; heads x head_dim, and edges of a query, or a power law with a mean of 32; "
+    records = results["graphs"]
+    sizes = [record["nodes"] * record["heads"] * record["head_dim"] * NBYTES[record["dtype"]] for record in records]
+    smallest, largest = (f"{1e-6 * size:.3g}" for size in (min(sizes), max(sizes)))
+    return (f"{records[0]['edges']:,} edges, k and v of {smallest} to {largest} MB; heads x head_dim, and edges of "
+            "a query, or a power law with a mean of 32; "
             "“edges”: with a bias, a factor and what is added to keys and values. The bound is what a copy in the same "
             "run takes for a row of k and of v of each edge and head, and for what edges have, once: it moves "
             f"{results['bytes_per_second'] / 1e12:.3g} TB/s. Where k and v fit in the cache, times may be below it. "
             "torch gathers by index_select and adds by index_add; PyG is what TransformerConv sends along edges; dense "
             "is torch's attention with a boolean mask. Double backward are the gradients of a function of gradients."
-            + memory(results["graphs"]))  # fmt: skip
+            + memory(records))  # fmt: skip
 
 
 def memory(records):
