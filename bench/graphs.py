@@ -85,7 +85,7 @@ class Case(NamedTuple):
         rng, n, d = xp.random.default_rng(0), self.nodes, self.head_dim
         shapes = dict.fromkeys("qkv", (n, d))
         if self.of_edges:
-            shapes |= {name: (self.edges, d)[: own] for name, own in AXES.items()}
+            shapes |= {name: (self.edges, d)[:own] for name, own in AXES.items()}
 
         def drawn(shape):
             return rng.standard_normal((self.heads, *shape), np.float32).astype(DTYPE[self.dtype])
@@ -297,9 +297,10 @@ def record_of(case, of, rate, seconds, errors, failed):
     """What was measured of a pass; rate: bytes per second of a copy."""
     seconds, errors, failed = ({name: value for (_, name), value in found.items()}
                                for found in (seconds, errors, failed))  # fmt: skip
-    lists = INDEX * (3 * case.edges + 2 * case.nodes)
-    return {**case._asdict(), "nodes": case.nodes, "pass": of, "bound": rounded(case.nbytes() / rate), "lists": lists,
-            "seconds": {name: rounded(s) for name, s in seconds.items()}, "errors": errors, "failed": failed}
+    bound, lists = rounded(case.nbytes() / rate), INDEX * (3 * case.edges + 2 * case.nodes)
+    seconds = {name: rounded(s) for name, s in seconds.items()}
+    return {**case._asdict(), "nodes": case.nodes, "pass": of, "bound": bound, "lists": lists, "seconds": seconds,
+            "errors": errors, "failed": failed}  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------------ processes
