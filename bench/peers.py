@@ -99,19 +99,20 @@ def _normal(count):
 
 
 def tensor_of(x):
-    """The torch tensor in the memory of a CuPy array."""
+    """The torch tensor in the memory of a CuPy or NumPy array."""
     if x.dtype == DTYPE["bfloat16"]:
         return torch.from_dlpack(x.view(np.uint16)).view(torch.bfloat16)
     return torch.from_dlpack(x)
 
 
 def array_of(x):
-    """The CuPy array in the memory of a torch tensor; other arrays as they are."""
+    """The CuPy or NumPy array in the memory of a torch tensor; other arrays as they are."""
     if torch is None or not isinstance(x, torch.Tensor):
         return x
+    xp = cupy if x.is_cuda else np
     if x.dtype == torch.bfloat16:
-        return cupy.from_dlpack(x.detach().view(torch.uint16)).view(DTYPE["bfloat16"])
-    return cupy.from_dlpack(x.detach())
+        return xp.from_dlpack(x.detach().view(torch.uint16)).view(DTYPE["bfloat16"])
+    return xp.from_dlpack(x.detach())
 
 
 def release():

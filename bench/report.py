@@ -37,6 +37,7 @@ from pictures.cpu import readme_sentence as cpu_sentence
 from pictures.distributed import ring
 from pictures.features import decoding, packed, scores
 from pictures.figures import figure2, figure3
+from pictures.graphs import graphs, graphs_cpu
 from pictures.grids import grids
 from pictures.interop import interop
 from pictures.kernels import kernels, kernels_cpu
@@ -93,6 +94,7 @@ RUNS = {
     "kernels": Run("kernels.py"),
     "sparse_layers": Run("sparse_layers.py"),
     "grids": Run("grids.py"),
+    "graphs": Run("graphs.py"),
     "ring": Run("ring.py --devices 2 --seqlen 16384 65536",
                 "ring.py --devices 2 --engine simulated --seqlen 512 --dtype float32 --heads 2 --heads-k 1 --rounds 1",
                 gpus=2),
@@ -102,6 +104,7 @@ RUNS = {
     "interop": Run("interop.py", "interop.py --calls 100", gpus=0),
     "cpu": Run("cpu.py", "cpu.py --what speed --seqlens 64 --rounds 1", gpus=0),
     "second_cpu": Run("second.py --cpu", "second.py --cpu --quick", gpus=0),
+    "graphs_cpu": Run("graphs.py --cpu", "graphs.py --cpu --quick", gpus=0),
     "kernels_cpu": Run("kernels.py --cpu", "kernels.py --cpu --quick", gpus=0),
     "decoding_cpu": Run("decode_cpu.py --rounds 10",
                         "decode_cpu.py --kinds float32 --head-dims 64 --keys 128 256 --rounds 2", gpus=0),
@@ -122,6 +125,7 @@ SECTIONS = [
     Section("Kernels over pairs of points", "kernels", kernels),
     Section("Products with sparse weights", "sparse_layers", sparse_layers),
     Section("Windows on grids", "grids", grids),
+    Section("Graphs", "graphs", graphs),
     Section("Several devices", "ring", ring),
     Section("float32 and float64", "floats", floats),
     Section("Memory, latency, first calls", "costs", costs),
@@ -129,6 +133,7 @@ SECTIONS = [
     Section("In other frameworks", "interop", interop),
     Section("CPU", "cpu", cpu),
     Section("Second derivatives on a CPU", "second_cpu", second_cpu),
+    Section("Graphs on a CPU", "graphs_cpu", graphs_cpu),
     Section("Kernels over pairs of points on a CPU", "kernels_cpu", kernels_cpu),
     Section("Few queries on a CPU", "decoding_cpu", decoding_cpu),
 ]

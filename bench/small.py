@@ -140,11 +140,11 @@ def error_of(result, expected):
 
 
 # -------------------------------------------------------------------------------------------------------------- timing
-def timed(makers, check, tolerance, rounds, graph=False):
+def timed(makers, check, tolerance, rounds, graph=False, long=LONG_SECONDS):
     """Medians of seconds by name, errors, and why others are not timed: they do not run, or are wrong.
 
-    makers[name]() prepares a run; check(name, result) is its error, None if there is nothing to compare. A long run is
-    timed once.
+    makers[name]() prepares a run; check(name, result) is its error, None if there is nothing to compare. A run that
+    takes so long is timed once.
     """
     timers, errors, failed = {}, {}, {}
     for name, make in makers.items():
@@ -161,7 +161,7 @@ def timed(makers, check, tolerance, rounds, graph=False):
                     run = Replay(partial(in_turn, run))
                 once = event_seconds(run)
                 repetitions = max(3, math.ceil(SAMPLE_SECONDS / once))
-            timers[name] = partial(sample, name, run, repetitions) if once < LONG_SECONDS else partial(float, once)
+            timers[name] = partial(sample, name, run, repetitions) if once < long else partial(float, once)
         except Exception as error:  # not running is a result, too
             failed[name] = why(error)
             if not graph:  # a graph writes to memory that torch has cached

@@ -311,6 +311,26 @@ def test_gradients_of_the_force_field(rng):
         np.testing.assert_allclose((found[0] - found[1]) / 2, (gradient * step).sum(), rtol=1e-5, atol=1e-12)
 
 
+@needs("torch")
+def test_dpa2(run):
+    """Energy, forces and the gradient of a loss on forces are those of padded lists, by torch's own derivatives."""
+    out = run("23_dpa2.py", "--atoms", "27", "--rounds", "1")
+    assert float(re.search(r"differ by (\S+)", out)[1]) < 1e-11
+
+
+@needs("torch")
+def test_forces_of_dpa2(rng):
+    """By finite differences of energies."""
+    import torch
+
+    example = loaded("23_dpa2")
+    weights, (x, types, graph, images) = example.init_weights(), example.atoms_in_box(27)
+    along, way = torch.as_tensor(rng.standard_normal(x.shape)), example.Lists(graph)
+    _, forces, _ = example.step(weights, x, types, images, way, torch.zeros_like(x))
+    ahead, behind = (example.energy(weights, x + h * along, types, images, way).item() for h in (1e-5, -1e-5))
+    np.testing.assert_allclose(-(forces * along).sum(), (ahead - behind) / 2e-5, rtol=1e-6)
+
+
 def test_readme_names_every_example_and_picture():
     text = (EXAMPLES / "README.md").read_text()
     assert set(re.findall(r"^\| \[(\w+\.py)\]\(\1\) ", text, re.M)) == {x.name for x in EXAMPLES.glob("[0-9]*.py")}
@@ -455,6 +475,12 @@ def test_transformer_on_a_gpu(tmp_path):
 def test_molecule_on_a_gpu(tmp_path):
     out = run_alone(tmp_path, "13_molecule.py", "--xp", "cupy")
     assert float(re.search(r"learned to (\S+) kT", out)[1]) < 0.15
+
+
+@pytest.mark.gpu
+def test_dpa2_on_a_gpu(tmp_path):
+    out = run_alone(tmp_path, "23_dpa2.py", "--device", "cuda", "--atoms", "27", "--rounds", "1")
+    assert float(re.search(r"differ by (\S+)", out)[1]) < 1e-11
 
 
 @pytest.mark.gpu
