@@ -9,6 +9,7 @@ attention_forward_jvp, attention_backward_jvp    tangents of the gradients: Hess
 attention_backward_vjp                           gradients of the gradients
 merge, merge_vjp                                 attention over all keys, from results over disjoint parts of them
 pack, unpack                                     sequences one after the other, for `Segments`
+Rotary, rotary, rotary_vjp, rotary_jvp           rotary position embeddings: queries and keys turned by positions
 KVCache                                          keys and values that are kept: decoding, pages, 8 bits
 
 Causal, Window, Lengths, Prefix, Intervals       masks: who sees whom; `&` and `|` combine them
@@ -72,6 +73,7 @@ from .masks import (
     unpack,
 )
 from .merging import merge, merge_vjp
+from .rotations import Rotary, rotary, rotary_jvp, rotary_vjp
 from .scores.alibi import Alibi
 from .scores.bias import Bias
 from .scores.function import Score
@@ -96,6 +98,7 @@ __all__ = [
     "Mask",
     "Prefix",
     "RelativeBias",
+    "Rotary",
     "Saved",
     "SavedTangents",
     "Score",
@@ -123,6 +126,9 @@ __all__ = [
     "merge",
     "merge_vjp",
     "pack",
+    "rotary",
+    "rotary_jvp",
+    "rotary_vjp",
     "unpack",
 ]
 
