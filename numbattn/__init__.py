@@ -80,6 +80,7 @@ from .scores.function import Score
 from .scores.relative import RelativeBias
 from .scores.sink import Sink
 from .scores.softcap import Softcap
+from .statistics import attention_statistics
 
 __all__ = [
     "Alibi",

@@ -34,7 +34,7 @@ from .words.steps import LoweredCall, tangent_of_part
 from .words.tiers import latest
 
 LSE = "lse", "lse_low"
-NOTHING = {"lse": -math.inf, "r2": math.inf, "j": NOBODY}  # results where nothing is seen; all others are 0
+NOTHING = {"lse": -math.inf, "row_max": -math.inf, "r2": math.inf, "j": NOBODY}  # results where nothing is seen; all others are 0
 
 
 class Passes:
