@@ -7,6 +7,7 @@ attention_forward, attention_backward            the same in two calls, with a `
 attention_jvp, attention_laplacian               tangents, and the forward Laplacian
 attention_forward_jvp, attention_backward_jvp    tangents of the gradients: Hessian-vector products
 attention_backward_vjp                           gradients of the gradients
+attention_statistics, attention_statistics_vjp   sums of P by key, largest scores, entropies
 merge, merge_vjp                                 attention over all keys, from results over disjoint parts of them
 pack, unpack                                     sequences one after the other, for `Segments`
 Rotary, rotary, rotary_vjp, rotary_jvp           rotary position embeddings: queries and keys turned by positions
@@ -80,7 +81,7 @@ from .scores.function import Score
 from .scores.relative import RelativeBias
 from .scores.sink import Sink
 from .scores.softcap import Softcap
-from .statistics import attention_statistics
+from .statistics import attention_statistics, attention_statistics_vjp
 
 __all__ = [
     "Alibi",
@@ -119,6 +120,8 @@ __all__ = [
     "attention_forward_jvp",
     "attention_jvp",
     "attention_laplacian",
+    "attention_statistics",
+    "attention_statistics_vjp",
     "attention_vjp",
     "attention_weights",
     "check_mask",

@@ -11,8 +11,8 @@ from .launch import launch
 from .operands import ROWS, ForwardGiven, Operands
 from .product import dot
 from .record import Record
-from .scratch import TILE_M, TILE_N, Lent
 from .score import sinks_of
+from .scratch import TILE_M, TILE_N, Lent
 from .statistics import call_of, queries_of, scores_of
 from .tile import EMPTY, address_of, fill, is_set, tile, tile_state
 

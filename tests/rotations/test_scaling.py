@@ -65,7 +65,7 @@ def test_llama3():
 
 
 @pytest.mark.parametrize("truncate", [True, False])
-@pytest.mark.parametrize(("width", "base", "length", "factor"), [(128, 1e6, 32768, 4.0), (64, 10000.0, 256, 16.0)])
+@pytest.mark.parametrize(("width", "base", "length", "factor"), [(128, 1e6, 32768, 4.0), (64, 10000.0, 64, 16.0)])
 def test_yarn(width, base, length, factor, truncate):
     """Section 3 of the paper: r turns within the trained length; a ramp over pairs, between whole ones if truncated."""
     scaling = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": length, "truncate": truncate}
@@ -91,7 +91,7 @@ def test_factors_of_yarn():
     assert found(64, 1e4, {**YARN, "factor": 0.5})[1] == 1
     fewer = found(64, 1e4, {**YARN, "beta_fast": 64, "beta_slow": 2})[0]
     assert (fewer <= found(64, 1e4, YARN)[0]).all()
-    assert np.isfinite(found(64, 1e4, {**YARN, "original_max_position_embeddings": 1})[0]).all()
+    assert np.isfinite(found(64, 1e4, {**YARN, "original_max_position_embeddings": 6})[0]).all()
 
 
 @pytest.mark.parametrize(("scaling", "error", "words"), [
@@ -124,7 +124,7 @@ FAULTS = {
     "width / (width - 2)": "1",
     "if truncate:": "if not truncate:",
     "max(first, 0)": "first",
-    "or 0.001": "or 1",
+    " or 0.001": "",
     "if factor > 1 else 1.0": "",
     "size(mscale) / size(mscale_all_dim)": "size(mscale)",
     "(1 - kept) / factor": "(1 - kept)",

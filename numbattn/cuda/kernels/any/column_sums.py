@@ -113,7 +113,7 @@ SPEC = Spec(  # of column_sums no row beyond the queries is left out
     (Matrix("q"), Matrix("k", "k"), Statistic("lse"), Statistic("lse_low"), Statistic("weights"),
      Statistic("column_sums", padded=True), MASK, SCORE, "group_size", "scale_log2"),
     tiles=rows,
-    parameters=lambda work, tiles: sliced(work, tiles) | {"low": "lse_low" in work.dtypes},
+    parameters=lambda work, tiles: sliced(work, tiles) | {"head_dim_v": 0, "low": "lse_low" in work.dtypes},
     keeps="k",
     blocks=blocks,
     packs=True,

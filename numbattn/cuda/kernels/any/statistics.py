@@ -1,7 +1,7 @@
 """What the rows of S say on any GPU: their maxima, entropies of P and lse. The loop is that of `forward`, without P V.
 
-Beside l = rowsum(exp(S - m)) a row has t = rowsum(exp(S - m) (S - m)): where m grows by x, it becomes exp(-x) (t - l x).
-Its entropy is log(l) - t / l.
+Beside l = rowsum(exp(S - m)) a row has t = rowsum(exp(S - m) (S - m)), which becomes exp(-x) (t - l x) where m grows by
+x. Its entropy is log(l) - t / l.
 """
 
 import numpy as np
@@ -124,7 +124,7 @@ SPEC = Spec(
     (Matrix("q"), Matrix("k", "k"), Statistic("row_max"), Statistic("entropy"), Statistic("lse"), Statistic("lse_low"),
      MASK, SCORE, "group_size", "scale_log2"),
     tiles=lambda work: rows_of(TILES, forward.UNDER_PRESSURE, work),
-    parameters=sliced,
+    parameters=lambda work, tiles: sliced(work, tiles) | {"head_dim_v": 0},
     packs=True,
     slices=True,
 )  # fmt: skip
