@@ -7,8 +7,10 @@ attention_forward, attention_backward            the same in two calls, with a `
 attention_jvp, attention_laplacian               tangents, and the forward Laplacian
 attention_forward_jvp, attention_backward_jvp    tangents of the gradients: Hessian-vector products
 attention_backward_vjp                           gradients of the gradients
+attention_statistics, attention_statistics_vjp   sums of P by key, largest scores, entropies
 merge, merge_vjp                                 attention over all keys, from results over disjoint parts of them
 pack, unpack                                     sequences one after the other, for `Segments`
+Rotary, rotary, rotary_vjp, rotary_jvp           rotary position embeddings: queries and keys turned by positions
 KVCache                                          keys and values that are kept: decoding, pages, 8 bits
 
 Causal, Window, Lengths, Prefix, Intervals       masks: who sees whom; `&` and `|` combine them
@@ -72,12 +74,14 @@ from .masks import (
     unpack,
 )
 from .merging import merge, merge_vjp
+from .rotations import Rotary, rotary, rotary_jvp, rotary_vjp
 from .scores.alibi import Alibi
 from .scores.bias import Bias
 from .scores.function import Score
 from .scores.relative import RelativeBias
 from .scores.sink import Sink
 from .scores.softcap import Softcap
+from .statistics import attention_statistics, attention_statistics_vjp
 
 __all__ = [
     "Alibi",
@@ -96,6 +100,7 @@ __all__ = [
     "Mask",
     "Prefix",
     "RelativeBias",
+    "Rotary",
     "Saved",
     "SavedTangents",
     "Score",
@@ -115,6 +120,8 @@ __all__ = [
     "attention_forward_jvp",
     "attention_jvp",
     "attention_laplacian",
+    "attention_statistics",
+    "attention_statistics_vjp",
     "attention_vjp",
     "attention_weights",
     "check_mask",
@@ -123,6 +130,9 @@ __all__ = [
     "merge",
     "merge_vjp",
     "pack",
+    "rotary",
+    "rotary_jvp",
+    "rotary_vjp",
     "unpack",
 ]
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from .base.checks import Array
 from .base.gradients import Gradients, sum_to
-from .call.problem import Inputs, Problem, describe
+from .call.problem import Inputs, Problem, describe, without_v
 from .call.tangents import Tangents, checked_tangents, parts_of
 from .dropout import Dropout, dropout_mask
 from .masks import Mask
@@ -24,6 +24,7 @@ __all__ = [
     "attention_forward",
     "attention_jvp",
     "attention_laplacian",
+    "attention_statistics",
 ]
 
 
@@ -77,9 +78,35 @@ def attention_backward(
     return Gradients(sum_to(dQ, q.shape), sum_to(dK, k.shape), sum_to(dV, v.shape), tuple(dScores))
 
 
+@np.errstate(under="ignore")
+def attention_statistics(
+    q: Any, k: Any, *, causal: bool = False, mask: Mask | Array | None = None, scale: float | None = None,
+    score: Scores = None, weights: Any = None,
+) -> tuple[Any, Any, Any, Any]:  # fmt: skip
+    """What S says of itself; takes what `numbattn.attention_statistics` takes.
+
+    Returns
+    -------
+    column_sums : array of float64, (..., seqlen_k)
+    row_max, entropy, lse : arrays of float64, (..., seqlen_q)
+    """
+    problem, inputs = describe(q, k, without_v(q, k, mask, score), causal, mask, scale, None, score)
+    *_, P, _, lse, scores = _recompute(problem, inputs)
+    S, seen, sink = scores[-1], np.isfinite(lse), sink_of(inputs.score)
+    row_max = S.max(axis=-1) if S.size else np.where(seen, 0, -math.inf)
+    entropy = -np.where(P > 0, P * (np.where(P > 0, S, 0) - np.where(seen, lse, 0)[..., None]), 0).sum(axis=-1)
+    if sink is not None:                                        # its share of P is a term, too
+        x = np.where(seen, sink._logits(lse) - np.where(seen, lse, 0), 0)
+        entropy = entropy - np.where(x > -math.inf, np.exp(x) * np.where(x > -math.inf, x, 0), 0)
+    if weights is not None:
+        P = P * np.where(seen, weights.astype(np.float64).reshape(lse.shape), 0)[..., None]
+    rows = (x.reshape(problem.lse_shape) for x in (np.where(seen, row_max, -math.inf), entropy, lse))
+    return P.sum(axis=-2).reshape(*problem.batch, problem.seqlen_k), *rows
+
+
 def _recompute(problem: Problem, inputs: Inputs) -> tuple[Any, ...]:
     """Q, K, V as float64 (batch, heads, sequence, features), P, what dropout multiplies it by, lse, and S before each
-    part of the score."""
+    part of the score and after all."""
     k, v = (inputs.k, inputs.v) if inputs.cache is None else inputs.cache._dense()
     Q, K, V = (_heads(x, problem) for x in (inputs.q, k, v))
     visible: Any = np.asarray(inputs.mask.dense(problem.seqlen_q, problem.seqlen_k), like=Q)
@@ -93,6 +120,7 @@ def _recompute(problem: Problem, inputs: Inputs) -> tuple[Any, ...]:
         scores.append(S)
         S = np.where(visible, part._applied(S), 0)
     S = np.where(visible, S, -math.inf)
+    scores.append(S)
     seen = ~np.isneginf(S).all(axis=-1, keepdims=True)
     m = np.where(seen, S, 0)
     m = m.max(axis=-1, keepdims=True) if m.size else m.sum(axis=-1, keepdims=True)

@@ -12,11 +12,12 @@ from .tools.process import printed
 def test_public_names():
     assert sorted(na.__all__) == [
         "Alibi", "Bias", "Bits", "BlockSparse", "Causal", "Dense", "Dropout", "First", "Gradients", "Grid",
-        "Intervals", "KVCache", "Lengths", "Mask", "Prefix", "RelativeBias", "Saved", "SavedTangents", "Score",
-        "SecondGradients", "Segments", "Sink", "Softcap", "Tail", "Where", "Window", "__version__", "attention",
-        "attention_backward", "attention_backward_jvp", "attention_backward_vjp", "attention_forward",
-        "attention_forward_jvp", "attention_jvp", "attention_laplacian", "attention_vjp", "attention_weights",
-        "check_mask", "check_score", "dropout_mask", "merge", "merge_vjp", "pack", "unpack",
+        "Intervals", "KVCache", "Lengths", "Mask", "Prefix", "RelativeBias", "Rotary", "Saved", "SavedTangents",
+        "Score", "SecondGradients", "Segments", "Sink", "Softcap", "Tail", "Where", "Window", "__version__",
+        "attention", "attention_backward", "attention_backward_jvp", "attention_backward_vjp", "attention_forward",
+        "attention_forward_jvp", "attention_jvp", "attention_laplacian", "attention_statistics",
+        "attention_statistics_vjp", "attention_vjp", "attention_weights", "check_mask", "check_score", "dropout_mask",
+        "merge", "merge_vjp", "pack", "rotary", "rotary_jvp", "rotary_vjp", "unpack",
     ]  # fmt: skip
     for name in dir(na):
         assert hasattr(na, name)

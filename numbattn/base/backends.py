@@ -5,9 +5,9 @@ from typing import Any
 from . import faults
 from .interrupts import imported
 
-# Each has forward and run, for passes, see numbattn/call/passes.py, and states_of_blocks and shown_by_function, for
-# functions of masks; that of CuPy also append and check_device, for caches, merge_into and sum_into, and chosen, for
-# masks of lists
+# Each has forward and run, for passes, see numbattn/call/passes.py, turn, for numbattn/rotations, and states_of_blocks
+# and shown_by_function, for functions of masks; that of CuPy also append and check_device, for caches, merge_into and
+# sum_into, and chosen, for masks of lists
 MODULES = {"numpy": "numbattn.cpu", "cupy": "numbattn.cuda.backend"}
 # of sums over pairs of points: sums, gradient, logsumexp and nearest, see numbattn/points/formula.py
 POINTS = {"numpy": "numbattn.cpu.points", "cupy": "numbattn.cuda.backend"}

@@ -357,6 +357,18 @@ def overlaps_itself(x: Any) -> bool:
     return x.size > 0 and bool(np.diff(np.sort(offsets, axis=None)).min() < x.itemsize)
 
 
+def check_apart(name: str, x: Any) -> None:
+    """Refuse an array whose elements share memory."""
+    if overlaps_itself(x):
+        raise ValueError(f"{name}: got strides {x.strides} for the shape {x.shape}: elements share memory")
+
+
+def check_writable(name: str, x: Any) -> None:
+    """Refuse a NumPy array that is read-only."""
+    if isinstance(x, np.ndarray) and not x.flags.writeable:
+        raise ValueError(f"{name}: got a read-only array")
+
+
 def lies_within_rows(x: Any, whole: Any) -> bool:
     """Whether x is whole[..., first:end]."""
     step = whole.strides[-1]

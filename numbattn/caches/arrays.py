@@ -9,10 +9,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..base.backends import backend
-from ..base.checks import check_values, integer_array, library, lies_within_rows, overlap, same_library
+from ..base.checks import (
+    check_apart,
+    check_values,
+    check_writable,
+    integer_array,
+    library,
+    lies_within_rows,
+    overlap,
+    same_library,
+)
 from ..base.forks import cached_property
 from ..base.values import Value, clip, moved
-from .checks import NUMBERS, check, check_apart, check_lengths, check_writable
+from .checks import NUMBERS, check, check_lengths
 from .eight_bits import EIGHT_BITS, FLOAT8, INT8, check_scale
 
 # NumPy's functions pass CuPy's arrays on to CuPy

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.checks import DTYPES, cast_of, check_values, overlaps_itself, words_for
+from ..base.checks import DTYPES, cast_of, check_values, words_for
 from .eight_bits import EIGHT_BITS
 
 NUMBERS = DTYPES + EIGHT_BITS
@@ -22,18 +22,6 @@ def check(name: str, x: Any, dtypes: Sequence[Any], shape: tuple[int | str, ...]
     if len(x.shape) != len(shape) or any(isinstance(size, int) and size != n for size, n in zip(shape, x.shape)):
         raise ValueError(f"{name}: got the shape {x.shape}, expected ({', '.join(map(str, shape))})")
     return x
-
-
-def check_apart(name: str, x: Any) -> None:
-    """Refuse an array whose elements share memory."""
-    if overlaps_itself(x):
-        raise ValueError(f"{name}: got strides {x.strides} for the shape {x.shape}: elements share memory")
-
-
-def check_writable(name: str, x: Any) -> None:
-    """Refuse a NumPy array that is read-only."""
-    if isinstance(x, np.ndarray) and not x.flags.writeable:
-        raise ValueError(f"{name}: got a read-only array")
 
 
 def checked_dtype(name: str, dtype: Any) -> np.dtype[Any]:

@@ -8,10 +8,24 @@ from typing import Any
 import numpy as np
 
 from ..base.backends import backend
-from ..base.checks import DTYPES, Array, Integers, integer, integer_array, integers, overlap, own, same_library
+from ..base.checks import (
+    DTYPES,
+    Array,
+    Integers,
+    check_apart,
+    check_writable,
+    integer,
+    integer_array,
+    integers,
+    overlap,
+    own,
+    same_library,
+)
 from ..base.values import moved
+from ..rotations import Rotary
+from ..rotations.calls import check_rotary, turned_tokens
 from .arrays import CacheArrays
-from .checks import check, check_apart, check_writable, checked_dtype
+from .checks import check, checked_dtype
 from .eight_bits import EIGHT_BITS, FLOAT8, INT8, bits_of
 from .tokens import by_token, check_path, checked_offsets, offsets_of_tokens, stored
 
@@ -120,7 +134,9 @@ class KVCache(CacheArrays):
         scales: Any = (np.zeros(k.shape[:3], np.float32, like=like) for _ in range(2)) if dtype == INT8 else ()
         return cls(k, v, np.zeros(batch, np.int32, like=like), table, *scales)
 
-    def append(self, k: Array, v: Array, segments: Integers | None = None) -> None:
+    def append(
+        self, k: Array, v: Array, segments: Integers | None = None, *, rotary: Rotary | None = None
+    ) -> None:  # fmt: skip
         """Write new tokens after each sequence, and let lengths grow by their number.
 
         Parameters
@@ -132,6 +148,9 @@ class KVCache(CacheArrays):
         segments : integer array, (batch + 1,), optional
             For a ragged batch: k and v are then packed, (heads, total, head_dim), and the tokens from segments[b] to
             segments[b + 1] belong to sequence b. See `pack`.
+        rotary : Rotary, optional
+            Turn keys by their positions, as `rotary` does, before they are rounded and written: a token's position is
+            the number of tokens before it in its sequence. The tokens of a tree have others: turn these by `rotary`.
 
         Returns
         -------
@@ -160,10 +179,15 @@ class KVCache(CacheArrays):
         dtypes = DTYPES if self.k.dtype in EIGHT_BITS else [self.k.dtype]
         check("k", k, dtypes, (*lead, "tokens", self.k.shape[-1]))
         check("v", v, dtypes, (*lead, k.shape[-2], self.v.shape[-1]))
+        if rotary is not None:
+            check_rotary(rotary)
+            rotary._width(k.shape[-1])
+            if overlap(self.k, self.v):
+                raise ValueError("rotary: got one with a v that is a part of k, which would be turned, too")
         self._check_device(k=k, v=v)
         self._check_writable()
         if not self._is_numpy:
-            return self._append_on_gpu(k, v, segments)
+            return self._append_on_gpu(k, v, segments, rotary)
         self._check_scales()
         if self.k.dtype == FLOAT8 and (self.k_scale != self.v_scale).any() and overlap(self.k, self.v):
             raise ValueError("KVCache v_scale: got another one than k_scale, with a v that is a part of k")
@@ -173,20 +197,23 @@ class KVCache(CacheArrays):
             raise ValueError(f"k: got {counts[b]} tokens for sequence {b}, which has {lengths[b]} of at most "
                              f"{self.capacity}")
         sequence = np.repeat(np.arange(batch), counts)
-        page, row = self._places(sequence, np.arange(offsets[0], offsets[-1]) + (lengths - offsets[:-1])[sequence])
-        tokens = slice(offsets[0], offsets[-1])
-        writes = stored(by_token(k)[tokens], self.k, self.k_scale) + stored(by_token(v)[tokens], self.v, self.v_scale)
+        positions = np.arange(offsets[0], offsets[-1]) + (lengths - offsets[:-1])[sequence]
+        page, row = self._places(sequence, positions)
+        new_k, new_v = (by_token(x)[offsets[0] : offsets[-1]] for x in (k, v))
+        if rotary is not None:
+            new_k = turned_tokens(new_k, positions, rotary)
+        writes = stored(new_k, self.k, self.k_scale) + stored(new_v, self.v, self.v_scale)
         for x, of_tokens in writes:
             x[page, :, row] = of_tokens
         self.lengths[...] = lengths + counts  # last: an interrupted call has appended nothing
 
-    def _append_on_gpu(self, k: Any, v: Any, segments: Any) -> None:
+    def _append_on_gpu(self, k: Any, v: Any, segments: Any, rotary: Rotary | None = None) -> None:
         append = backend("cupy").append
         offsets, counts = None, k.shape[-2]
         if segments is not None:
             offsets = moved(checked_offsets(segments, len(self.lengths)), k).astype(np.int32)
             counts = offsets[1:] - offsets[:-1]
-        append(bits_of(self.k), k, self.lengths, self.table, offsets, self.k_scale)
+        append(bits_of(self.k), k, self.lengths, self.table, offsets, self.k_scale, rotary)
         append(bits_of(self.v), v, self.lengths, self.table, offsets, self.v_scale)
         self.lengths[...] += counts
 

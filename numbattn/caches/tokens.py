@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..base.checks import check_values, integer_array, own, same_library
+from ..base.values import rounded
 from .eight_bits import FLOAT8, INT8, to_float8, to_int8
 
 
@@ -51,4 +52,4 @@ def stored(tokens: Any, held: Any, scale: Any) -> list[tuple[Any, Any]]:
     if held.dtype == INT8:
         tokens, scales = to_int8(tokens)
         return [(held, tokens), (scale, scales)]
-    return [(held, to_float8(tokens, scale) if held.dtype == FLOAT8 else tokens)]
+    return [(held, to_float8(tokens, scale) if held.dtype == FLOAT8 else rounded(tokens, held.dtype))]

@@ -16,7 +16,8 @@ from .problem import Inputs, Problem, Saved, describe
 from .tangents import Tangents
 
 WIDE = np.dtype(np.complex128)  # 16 bytes
-ROWS = "lse", "lse_low", "dlse"  # arrays without features, and their tangents
+# arrays without features, and their tangents
+ROWS = "lse", "lse_low", "dlse", "weights", "row_max", "entropy", "column_sums"
 
 
 class Ordered(NamedTuple):

@@ -62,6 +62,8 @@ LAPLACIAN = Pass(
     takes=TANGENT.takes,
     gives=(*TANGENT.gives, "o2"),  # terms whose sum is that of the second derivatives of o
 )
+STATISTICS = Pass("statistics", takes=QKV, gives=("row_max", "entropy", "lse", "lse_low"))
+COLUMN_SUMS = Pass("column_sums", takes=(*QKV, "lse", "lse_low", "weights"), gives=("column_sums",))
 PASSES = {pass_.name: pass_ for pass_ in (FORWARD, BACKWARD, TANGENT, BACKWARD_TANGENT, LAPLACIAN)}
 ARRAYS: dict[str, Callable[[Problem, Inputs], Any]] = {  # shape and dtype, of arrays that follow from the problem
     "q": lambda problem, inputs: (inputs.q.shape, problem.dtype),
@@ -71,6 +73,9 @@ ARRAYS: dict[str, Callable[[Problem, Inputs], Any]] = {  # shape and dtype, of a
     "do": lambda problem, inputs: (problem.out_shape, problem.dtype),
     "lse": lambda problem, inputs: (problem.lse_shape, problem.sum_dtype),
     "lse_low": lambda problem, inputs: (problem.lse_shape, problem.sum_dtype),  # what rounding took from it
+    "row_max": lambda problem, inputs: (problem.lse_shape, problem.sum_dtype),
+    "entropy": lambda problem, inputs: (problem.lse_shape, problem.sum_dtype),
+    "column_sums": lambda problem, inputs: ((*problem.batch, problem.seqlen_k), problem.sum_dtype),
     "dq": lambda problem, inputs: (inputs.q.shape, problem.result_dtype),
     "dk": lambda problem, inputs: (inputs.k.shape, problem.result_dtype),
     "dv": lambda problem, inputs: (inputs.v.shape, problem.result_dtype),

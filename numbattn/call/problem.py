@@ -17,6 +17,8 @@ from ..base.checks import (
     MOST_AXES,
     A,
     Array,
+    check_apart,
+    check_writable,
     dtype_of_sums,
     flag,
     library,
@@ -24,7 +26,6 @@ from ..base.checks import (
     number,
     other_dtype,
     overlap,
-    overlaps_itself,
     same_library,
     words_for,
 )  # fmt: skip
@@ -429,15 +430,13 @@ def _scale(scale: Any, problem: Problem) -> float:
 
 def _check_out(out: Any, q: Any, shape: tuple[int, ...]) -> None:
     """Refuse what cannot take the result, of this shape."""
-    xp = same_library(q=q, out=out)
+    same_library(q=q, out=out)
     if out.shape != shape:
         raise ValueError(f"out: got the shape {out.shape}, expected {shape}")
     if out.dtype != q.dtype:
         raise TypeError(f"out: got {out.dtype}, expected {q.dtype}, the dtype of q")
-    if xp == "numpy" and not out.flags.writeable:
-        raise ValueError("out: got a read-only array")
-    if overlaps_itself(out):
-        raise ValueError(f"out: got strides {out.strides} for the shape {out.shape}: elements share memory")
+    check_writable("out", out)
+    check_apart("out", out)
 
 
 def _check_apart(out: Any, arrays: dict[str, Any], values: Iterable[Value]) -> None:

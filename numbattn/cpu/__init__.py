@@ -8,9 +8,10 @@ from functools import cache
 
 from ..base.interrupts import imported
 from .forward import forward
+from .rotations import turn
 from .where import shown_by_function, states_of_blocks
 
-__all__ = ["forward", "run", "shown_by_function", "states_of_blocks"]
+__all__ = ["forward", "run", "shown_by_function", "states_of_blocks", "turn"]
 
 
 def run(problem, pass_, inputs, given, tangents, deterministic, whole):

@@ -12,7 +12,7 @@ from numba.extending import intrinsic, register_jitable
 from numba.np.arrayobj import populate_array
 
 from .. import dropout
-from ..functions.compiled.exponentials import float_of
+from ..functions.compiled.exponentials import bits_of, float_of
 from .linked import LINKED, linked
 from .selection import select
 from .target import FEATURES
@@ -123,18 +123,8 @@ def gather(out, x, address, of_scale):
     cols, real = x.cols, out.dtype.type
     for row in range(out.shape[0]):
         wide = out[row]
-        if x.kind == OF_SUMS:
-            numbers = contiguous_view(address, 1, cols, cols, out.dtype)[0]
-            for col in range(cols):
-                wide[col] = numbers[col]
-        elif x.kind == FLOAT16:
-            bits = contiguous_view(address, 1, cols, cols, np.uint16)[0]
-            for col in range(cols):
-                wide[col] = float_of_float16(bits[col])
-        elif x.kind == BFLOAT16:
-            bits = contiguous_view(address, 1, cols, cols, np.uint16)[0]
-            for col in range(cols):
-                wide[col] = float_of_bfloat16(bits[col])
+        if x.kind < INT8:
+            widen(wide, address, x.kind)
         else:
             scale = real(contiguous_view(of_scale, 1, 1, 1, np.float32)[0, 0])
             if x.kind == INT8:
@@ -295,6 +285,58 @@ def float_of_float8(bits):
     x = normal if magnitude >= np.int32(8) else np.float32(magnitude) * np.float32(2.0**-9)
     x = x if magnitude != np.int32(0x7F) else np.float32(np.nan)
     return -x if bits & np.int32(0x80) else x
+
+
+@inline
+def widen(out, address, kind):
+    """out = the numbers from an address on, of one of the first three kinds."""
+    if kind == OF_SUMS:
+        numbers = contiguous_view(address, 1, out.size, out.size, out.dtype)[0]
+        for i in range(out.size):
+            out[i] = numbers[i]
+    else:
+        bits = contiguous_view(address, 1, out.size, out.size, np.uint16)[0]
+        if kind == FLOAT16:
+            for i in range(out.size):
+                out[i] = float_of_float16(bits[i])
+        else:
+            for i in range(out.size):
+                out[i] = float_of_bfloat16(bits[i])
+
+
+@inline
+def narrow(address, x, kind):
+    """The numbers from an address on = x, rounded to the nearest; float16 is for CPUs that have it."""
+    if kind == OF_SUMS:
+        numbers = contiguous_view(address, 1, x.size, x.size, x.dtype)[0]
+        for i in range(x.size):
+            numbers[i] = x[i]
+    else:
+        bits = contiguous_view(address, 1, x.size, x.size, np.uint16)[0]
+        if kind == FLOAT16:
+            for i in range(x.size):
+                bits[i] = float16_of(np.float32(x[i]))
+        else:
+            for i in range(x.size):
+                bits[i] = bfloat16_of(np.float32(x[i]))
+
+
+@intrinsic
+def float16_of(typingctx, x):
+    """The float16 in a uint16 nearest to a float32, by the CPU's instruction."""
+
+    def generate(context, builder, signature, args):
+        return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
+
+    return types.uint16(types.float32), generate
+
+
+@inline
+def bfloat16_of(x):
+    """The bfloat16 in a uint16 nearest to a float32, the even one of two."""
+    bits = np.uint32(bits_of(x))
+    rounded = bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))  # which would make a number of a NaN
+    return np.uint16((rounded if x == x else bits | np.uint32(0x400000)) >> np.uint32(16))
 
 
 # --------------------------------------------------------------------------------------------------------- visibility

@@ -6,6 +6,7 @@ from .launch import current_gpu as current
 from .merge import merge_into, sum_into
 from .passes import Passes
 from .points import PointsBackend
+from .rotations import turn
 
 PASSES, POINTS = Passes(current), PointsBackend(current)
 forward, run = PASSES.forward, PASSES.run
@@ -15,5 +16,5 @@ sums, gradient, logsumexp, nearest = POINTS.sums, POINTS.gradient, POINTS.logsum
 
 __all__ = [
     "append", "check_device", "chosen", "current", "forward", "gradient", "logsumexp", "merge_into", "nearest", "place",
-    "place_before", "run", "scratch", "shown_by_function", "states_of_blocks", "sum_into", "sums",
+    "place_before", "run", "scratch", "shown_by_function", "states_of_blocks", "sum_into", "sums", "turn",
 ]  # fmt: skip

@@ -34,7 +34,8 @@ from .words.steps import LoweredCall, tangent_of_part
 from .words.tiers import latest
 
 LSE = "lse", "lse_low"
-NOTHING = {"lse": -math.inf, "r2": math.inf, "j": NOBODY}  # results where nothing is seen; all others are 0
+# results where nothing is seen; all others are 0
+NOTHING = {"lse": -math.inf, "row_max": -math.inf, "r2": math.inf, "j": NOBODY}
 
 
 class Passes:
@@ -53,7 +54,7 @@ class Passes:
             return self.forward_apart(problem, inputs, out, *onto)
         gpu, call, held, rows = self.current(), (problem, inputs), {}, {}
         before, lse = onto or (None, None)
-        if problem.cache is not None and problem.cache != (problem.dtype, None) and not problem.is_empty:
+        if is_apart(problem):
             if any(route.reads(problem, gpu.device) for route in self.routes_of(FORWARD)):
                 held = arrays_of(inputs.cache)
             else:
@@ -86,6 +87,8 @@ class Passes:
     def run(self, problem, pass_, inputs, given, tangents=None, deterministic=False, whole=False):
         """See `numbattn.call.passes.run_pass`."""
         gpu, given = self.current(), {name: x for name, x in given.items() if x is not None}
+        if is_apart(problem):
+            problem, inputs = dense(gpu, problem, inputs)
         about = about_of(problem, inputs, pass_.gives) | gradients_of_score(pass_, problem, inputs.score)
         if tangents is not None:
             return self.run_along(gpu, pass_, problem, inputs, given, about, tangents, deterministic, whole)
@@ -240,6 +243,11 @@ def arrays_of(cache):
     arrays = {"k": bits_of(cache.k), "v": bits_of(cache.v), "table": cache.table, "k scale": cache.k_scale,
               "v scale": cache.v_scale}  # fmt: skip
     return {name: x for name, x in arrays.items() if x is not None}
+
+
+def is_apart(problem):
+    """Whether tokens of a cache lie in pages, or have 8 bits."""
+    return problem.cache is not None and problem.cache != (problem.dtype, None) and not problem.is_empty
 
 
 def dense(gpu, problem, inputs):

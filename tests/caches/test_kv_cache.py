@@ -314,6 +314,30 @@ def test_error_of_float8(rng):
     assert (cache._dense()[1][0, :, 53:54] == -448).all()
 
 
+@pytest.mark.parametrize("page_size", [None, 4])
+@pytest.mark.parametrize("held", [np.float64, np.float16, np.int8, FLOAT8])
+def test_keys_are_turned_by_their_positions(rng, held, page_size):
+    """Whatever they are appended beside; values are not, and 8 bits are quantised afterwards."""
+    dtype = held if held in (np.float64, np.float16) else np.float32
+    k, v = tokens(rng, 3, HEADS_K, count=30, dtype=dtype)
+    rotary, counts = na.Rotary(dims=12, interleaved=True), np.array([[5, 2, 0], [9, 0, 1]])
+    cache, other = (na.KVCache.zeros(3, HEADS_K, 30, D, like=k, head_dim_v=E, dtype=held, page_size=page_size)
+                    for _ in range(2))  # fmt: skip
+    turned = na.rotary(k, np.arange(30), rotary)
+    for first, more in zip(np.cumsum(counts, axis=0) - counts, counts):
+        packed, _, packed_v = ([x[b, :, n : n + m] for b, (n, m) in enumerate(zip(first, more))] for x in (k, k, v))
+        args = np.concatenate(packed, axis=1), np.concatenate(packed_v, axis=1), np.append(0, np.cumsum(more))
+        cache.append(*args, rotary=rotary)
+        packed = [turned[b, :, n : n + m] for b, (n, m) in enumerate(zip(first, more))]
+        other.append(np.concatenate(packed, axis=1), *args[1:])
+    cache.append(k[:, :, :1], v[:, :, :1], rotary=rotary)
+    at = cache.lengths[:, None, None] - 1
+    other.append(na.rotary(k[:, :, :1], at, rotary), v[:, :, :1])
+    for (got, got_v), (want, want_v) in zip(read(cache), read(other)):
+        assert_equal(got_v, want_v)
+        np.testing.assert_allclose(got, want, atol=1e-6)
+
+
 # ---------------------------------------------------------------------------------------------------- keep, truncate
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 5), st.sets(st.integers(0, 6))), min_size=1, max_size=3),
@@ -458,6 +482,13 @@ MADE = [
      "KVCache.zeros table: got one without a page_size"),
 ]  # fmt: skip
 APPENDED = [
+    (lambda: cache().append(zeros(2, 2, 1, 4), zeros(2, 2, 1, 3), rotary=500.0), TypeError,
+     "rotary: got 500.0, expected a numbattn.Rotary"),
+    (lambda: cache().append(zeros(2, 2, 1, 4), zeros(2, 2, 1, 3), rotary=na.Rotary(dims=6)), ValueError,
+     "Rotary dims: got 6, at most 4"),
+    (lambda: na.KVCache(x := zeros(2, 2, 8, 4), x[..., :3], [0, 0]).append(
+        zeros(2, 2, 1, 4), zeros(2, 2, 1, 3), rotary=na.Rotary()), ValueError,
+     "rotary: got one with a v that is a part of k"),
     (lambda: appended(k=(2, 2, 4, 4), v=(2, 2, 4, 3)), ValueError,
      "k: got 4 tokens for sequence 0, which has 5 of at most 8"),
     (lambda: appended(v=(2, 2, 2, 3)), ValueError, r"v: got the shape \(2, 2, 2, 3\), expected \(2, 2, 1, 3\)"),
@@ -712,7 +743,7 @@ FAULTS = {
         "test_overflowed",
     ): {
         "(lengths - offsets[:-1])[sequence]": "lengths[sequence]",
-        "slice(offsets[0], offsets[-1])": "slice(0, offsets[-1] - offsets[0])",
+        "offsets[0] : offsets[-1]]": "0 : offsets[-1] - offsets[0]]",
         "counts > self.capacity - lengths": "counts > self.capacity",
         "before + np.maximum(steps, 0)": "before + t",
         "[x[page, :, row] for x in arrays]": "(x[page, :, row] for x in arrays)",
@@ -734,6 +765,9 @@ FAULTS = {
     },
     ("test_writes_that_would_change_one_another", "test_values_that_are_a_part_of_keys_are_appended"): {
         "(self.k_scale != self.v_scale).any()": "False",
+    },
+    "test_keys_are_turned_by_their_positions": {
+        "turned_tokens(new_k, positions, rotary)": "turned_tokens(new_k, positions - positions.min(), rotary)",
     },
     "caches/arrays.py": {
         "test_any_integers_are_lengths": {'kind in "iu" and': 'kind == "u" and'},

@@ -1,6 +1,7 @@
 """Append tokens to each sequence of a cache on a GPU, without waiting for the GPU.
 
-Tokens for a cache of 8 bits are quantised as they are written: the same bits as NumPy computes.
+Tokens for a cache of 8 bits are quantised as they are written: the same bits as NumPy computes. Keys may be turned by
+their positions before.
 """
 
 from functools import cache
@@ -9,7 +10,10 @@ from typing import Any
 import numpy as np
 
 from ...caches.eight_bits import LARGEST_IN_INT8
+from ...rotations.turns import cosine_and_sine
 from ..kernel import launch
+from ..kernels.shared.schedule import split
+from ..rotations import columns_of
 from ..tile import (
     WARP,
     bitcast,
@@ -20,19 +24,23 @@ from ..tile import (
     device,
     index,
     load,
+    map_elements,
     maximum,
     minimum,
     row_max,
     save,
     shape,
+    take,
     where,
 )
 
-HEADS = 8  # copied at once
+HEADS = 8  # copied at once, as they are
 
 
-def append(held: Any, new: Any, lengths: Any, table: Any = None, offsets: Any = None, scale: Any = None) -> None:
-    """Write tokens at positions `lengths` and on, as far as there is room.
+def append(
+    held: Any, new: Any, lengths: Any, table: Any = None, offsets: Any = None, scale: Any = None, rotary: Any = None
+) -> None:  # fmt: skip
+    """Write tokens at positions `lengths` and on, as far as there is room, turned by these if there is a Rotary.
 
     held: (batch, heads, capacity, features), or with a table (pages, heads, page_size, features); new: (batch, heads,
     tokens, features), or with offsets (heads, total, features), where tokens offsets[b] to offsets[b + 1] are sequence
@@ -41,9 +49,12 @@ def append(held: Any, new: Any, lengths: Any, table: Any = None, offsets: Any = 
     """
     if new.size:
         tokens = new.shape[-2] if offsets is not None else new.shape[0] * new.shape[2]
-        kernel = kernel_of(new.shape[-1], held.dtype, new.dtype == np.float64, table is not None, offsets is not None)
+        turns = () if rotary is None else columns_of(rotary, new)
+        about = new.shape[-1], held.dtype, new.dtype == np.float64, table is not None, offsets is not None
+        kernel, at_once = kernel_of(*about, rotary is not None)
         arrays, scales = (tuple(x for x in xs if x is not None) for xs in ((table, offsets), (scale,)))
-        launch(kernel, (tokens, 1, 1), WARP, 0, held, new, lengths, arrays, scales)
+        blocks = tokens * -(-held.shape[1] // at_once)
+        launch(kernel, (blocks, 1, 1), WARP, 0, held, new, lengths, arrays, scales, turns)
 
 
 def check_device(arrays: dict[str, Any]) -> None:
@@ -54,10 +65,12 @@ def check_device(arrays: dict[str, Any]) -> None:
 
 
 @cache
-def kernel_of(features, dtype, of_float64, has_table, has_offsets):
-    """The kernel: a block of one warp writes a token of all heads."""
-    TILE = copy_layout(HEADS, -(-features // WARP) * WARP, WARP, 1)
-    ROWS = TILE.row_vector()
+def kernel_of(features, dtype, of_float64, has_table, has_offsets, turns):
+    """The kernel, and of how many heads a block of one warp writes a token: of one, if it turns."""
+    AT_ONCE, REAL = 1 if turns else HEADS, np.float64 if of_float64 else np.float32
+    TILE = copy_layout(AT_ONCE, -(-features // WARP) * WARP, WARP, 1)
+    ROWS, COLUMNS = TILE.row_vector(), TILE.col_vector()
+    cosine, sine = map(device, cosine_and_sine(REAL))
 
     @device
     def of_batch(new, arrays, number):
@@ -87,6 +100,21 @@ def kernel_of(features, dtype, of_float64, has_table, has_offsets):
         return (page if page < pages else -1), position % page_size
 
     @device
+    def not_turned(x, head, turns, position):
+        """A token of some heads."""
+        return load(x, TILE, head)
+
+    @device
+    def turned(x, head, turns, position):
+        """x cos(t) + y sin(t), where y is the other feature of a pair: see `columns_of`."""
+        angles = convert(position, np.float64) * load(turns[0], COLUMNS, 0)
+        factors = convert(load(turns[1], COLUMNS, 0), REAL)
+        cosines = convert(map_elements(cosine, angles, 0, 0, (1, 1), ()), REAL) * factors
+        sines = convert(map_elements(sine, angles, 0, 0, (1, 1), ()), REAL) * factors
+        others = convert(take(x[head], load(turns[2], COLUMNS, 0)), REAL)
+        return convert(load(x, TILE, head), REAL) * cosines + others * sines
+
+    @device
     def as_it_is(X, scales, page, row, head):
         return X
 
@@ -105,17 +133,20 @@ def kernel_of(features, dtype, of_float64, has_table, has_offsets):
 
     token_of, place_of = of_packed if has_offsets else of_batch, in_page if has_table else in_sequence
     as_held = {"int8": as_int8, "uint8": as_float8}.get(dtype.name, as_it_is)
+    read = turned if turns else not_turned
 
-    def kernel(held, new, lengths, arrays, scales):
+    def kernel(held, new, lengths, arrays, scales, turns):
         (batches,), (_, heads, _, _) = shape(lengths), shape(held)
-        batch, token, x = token_of(new, arrays, block_index())
+        number, part = split(block_index(), (heads + AT_ONCE - 1) // AT_ONCE)
+        batch, token, x = token_of(new, arrays, number)
         if batch < batches:
-            page, row = place_of(held, arrays, batch, index(lengths[batch]) + token)
+            position, head = index(lengths[batch]) + token, part * AT_ONCE
+            page, row = place_of(held, arrays, batch, position)
             if page >= 0:
-                for head in range(0, heads, HEADS):
-                    save(held[page, :, row], as_held(load(x, TILE, head), scales, page, row, head), head)
+                X = read(x, head, turns, position)
+                save(held[page, :, row], as_held(X, scales, page, row, head), head)
 
-    return kernel
+    return kernel, AT_ONCE
 
 
 @device

@@ -31,6 +31,7 @@ plain one. Numbers take the dtype of the tile that they are combined with. With 
 | convert, bitcast | another dtype; the same bits as another dtype | cvt, mov |
 | rescaled, spread, wide_product | scaling by what is often 1; shared values; 64-bit products | vote.any, mul.wide |
 | column_halves, beside | a tile's halves, and the tile of two halves | |
+| column_pairs, paired | its even and odd columns, and the tile of these | |
 | shifted | the rows of a tile, moved one column on | |
 | transposed_halves | 2x2 matrices of half words in two lanes | shfl.bfly, prmt |
 | dot, dots | a product of tiles, or several; (positive_)operand, wgmma_wait: by a warpgroup | fma, mma.sync, wgmma |
@@ -80,8 +81,10 @@ from .elementwise import (
     beside,
     capped,
     column_halves,
+    column_pairs,
     maximum,
     minimum,
+    paired,
     rescaled,
     shifted,
     spread,
@@ -176,6 +179,7 @@ __all__ = [
     "col_index",
     "cols_between",
     "column_halves",
+    "column_pairs",
     "columns",
     "commit",
     "commit_copies",
@@ -220,6 +224,7 @@ __all__ = [
     "mma",
     "opaque",
     "operand",
+    "paired",
     "part_argmin",
     "part_sum",
     "positive_operand",

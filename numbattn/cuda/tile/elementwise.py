@@ -302,6 +302,91 @@ def _check_beside(left, right, layout):
 
 
 @primitive
+def column_pairs(x):
+    """The even and the odd columns of a tile whose threads hold both of a pair, each in ``layout.without(cols=1)``;
+    `paired` puts them together again. No data moves.
+
+    >>> show(lambda x: column_pairs(x)[1] + 10, simt(2, 4, 32, 2, 2))
+    array([[11., 13.],
+           [15., 17.]], dtype=float32)
+    """
+    check_tile("column_pairs", x)
+    pairs, (even, odd) = _pairs(x.layout), _pair_slots(x.layout)
+    return Fragment(pairs, x.registers[:, even]), Fragment(pairs, x.registers[:, odd])
+
+
+@column_pairs.lowering
+def column_pairs(x):
+    check_tile("column_pairs", x)
+    pair = FragmentType(_pairs(x.layout), x.dtype)
+
+    def generate(b, value):
+        rows, found = registers(b, x, value), ir.Constant(ir.ArrayType(pair.llvm, 2), ir.Undefined)
+        for i, slots in enumerate(_pair_slots(x.layout)):
+            found = b.insert_value(found, fragment(b, pair, [[row[slot] for slot in slots] for row in rows]), i)
+        return found
+
+    return types.UniTuple(pair, 2)(x), generate
+
+
+@primitive
+def paired(even, odd, layout):
+    """The tile of this layout that has these `column_pairs`.
+
+    >>> LAYOUT = simt(2, 4, 32, 2, 2)
+    >>> def swapped(x):
+    ...     even, odd = column_pairs(x)
+    ...     return paired(odd, even, LAYOUT)
+    >>> show(swapped, LAYOUT)
+    array([[1., 0., 3., 2.],
+           [5., 4., 7., 6.]], dtype=float32)
+    """
+    _check_paired(even, odd, layout)
+    found = np.empty(layout.slots, even.dtype)
+    for slots, x in zip(_pair_slots(layout), (even, odd)):
+        found[:, slots] = x.registers
+    return Fragment(layout, found)
+
+
+@paired.lowering
+def paired(even, odd, layout):
+    _check_paired(even, odd, layout.value)
+    out = FragmentType(layout.value, even.dtype)
+
+    def generate(b, one, other, _):
+        rows = [[None] * out.layout.cols.slots for _ in range(out.layout.rows.slots)]
+        for slots, ty, value in zip(_pair_slots(out.layout), (even, odd), (one, other)):
+            for row, found in zip(rows, registers(b, ty, value)):
+                for slot, x in zip(slots, found):
+                    row[slot] = x
+        return fragment(b, out, rows)
+
+    return out(even, odd, layout), generate
+
+
+def _pairs(layout):
+    """The layout of the even columns."""
+    if 1 & sum(weight for _, bits, weight in layout.cols.fields if bits):
+        raise TypingError(f"column_pairs: two neighbours of {layout} lie in different threads")
+    return layout.without(cols=1)
+
+
+@cache
+def _pair_slots(layout):
+    """The slots of the even and of the odd columns, in one order."""
+    offsets = layout.cols.offsets
+    even = [slot for slot, offset in enumerate(offsets) if not offset & 1]
+    return even, [offsets.index(offsets[slot] + 1) for slot in even]
+
+
+def _check_paired(even, odd, layout):
+    for x in even, odd:
+        check_tile("paired", x, {name_of(even.dtype)})
+        if x.layout != _pairs(layout):
+            raise TypingError(f"paired: {x.layout} is not that of pairs of {layout}")
+
+
+@primitive
 def shifted(x, first):
     """Each row moved one column on, with the number `first` in front; the last column is left out. A thread has whole
     rows: no data moves.

@@ -24,6 +24,7 @@ from .emit import (
     store_vector,
 )
 from .fragment import (
+    HALF_FLOATS,
     NUMBERS,
     TRUTHS,
     Fragment,
@@ -194,7 +195,7 @@ def take(vector, places):
 
 def _check_take(vector, places):
     check_tile("take", places, {"int32"})
-    check_array("take", vector, places.layout.row_vector(), takes=NUMBERS)
+    check_array("take", vector, places.layout.row_vector(), takes=NUMBERS | HALF_FLOATS)
     if vector.ndim != 1:
         raise TypingError(f"take: got an array of {vector.ndim} axes, expected a vector")
 

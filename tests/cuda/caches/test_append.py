@@ -11,6 +11,7 @@ from tests.tools.launch import launch, mostly_simulated
 
 FLOAT16, BFLOAT16, FLOAT32, FLOAT64 = DTYPES
 INT8, FLOAT8 = np.dtype(np.int8), np.dtype(ml_dtypes.float8_e4m3fn)
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +67,27 @@ def test_ragged(rng, paged, dtype):
     other.append(k, k[..., :20], offsets)
     cache._append_on_gpu(k, k[..., :20], offsets)
     assert_equal(cache, other)
+
+
+@mostly_simulated
+@pytest.mark.parametrize("rotary", [na.Rotary(), na.Rotary(500.0, 12, True, YARN)], ids=["halves", "yarn"])
+@pytest.mark.parametrize(("held", "dtype", "ragged"), [
+    (INT8, FLOAT16, False), (BFLOAT16, BFLOAT16, True), (FLOAT8, FLOAT32, False), (FLOAT32, FLOAT32, True),
+    (INT8, FLOAT64, True),
+], ids=str)  # fmt: skip
+def test_turned_keys(rng, held, dtype, ragged, rotary):
+    """Before they are quantised: of 8 bits a few are rounded the other way."""
+    cache, other = caches(rng, held, paged=True)
+    k, offsets = rng.standard_normal((10, 15, 40) if ragged else (3, 10, 9, 40)).astype(dtype), None
+    if ragged:
+        offsets = [2, 7, 7, 13]
+    other.append(k, k[..., :20], offsets, rotary=rotary)
+    cache._append_on_gpu(k, k[..., :20], offsets, rotary)
+    (got, got_v), (want, want_v) = cache._dense(), other._dense()
+    np.testing.assert_array_equal(got_v, want_v)
+    error = abs(got - want)
+    assert (error > 1e-5).mean() < 1e-3
+    assert (error <= abs(want) / 8 + abs(want).max(axis=-1, keepdims=True) / 100).all()
 
 
 @pytest.mark.parametrize(("paged", "dtype"), [(False, INT8), (True, FLOAT32)], ids=str)
@@ -149,6 +171,10 @@ FAULTS = {
     "size < 2**-6": "size < 2**-7",
     "normal, 0x7F)": "normal, normal)",
     ">> 24 & 0x80": ">> 31",
+    "(heads + AT_ONCE - 1) // AT_ONCE": "heads // AT_ONCE",
+    "part * AT_ONCE": "part",
+    "* cosines + others * sines": "* cosines - others * sines",
+    "turns[0], COLUMNS, 0)\n": "turns[1], COLUMNS, 0)\n",
     "test_float64_beyond_float32": {
         "capped_for_int8(X) if of_float64 else X": "X",
     },

@@ -8,11 +8,15 @@ from numbattn.cuda.tile import (
     capped,
     col_index,
     column_halves,
+    column_pairs,
+    convert,
     exp2,
     load,
     log2,
     maximum,
     minimum,
+    mma,
+    paired,
     reciprocal,
     rescaled,
     row_index,
@@ -103,6 +107,19 @@ def test_halves_of_columns(layout):
 
     x = numbers(SHAPE)
     np.testing.assert_array_equal(run(kernel, x), np.hstack([x[:, 16:], -x[:, :16]]))
+
+
+@pytest.mark.parametrize("layout", [simt(32, 32, 32, 4, 2), simt(32, 32, 32, 1, 8), mma(32, 32, 32)], ids=str)
+def test_pairs_of_columns(layout):
+    pairs = layout.without(cols=1)
+
+    def kernel(x, z):
+        even, odd = column_pairs(load(x, layout, 0))
+        save(z, paired(odd, even + convert(col_index(pairs, 0), np.float32), layout), 0)
+
+    x = numbers(SHAPE)
+    want = np.stack([x[:, 1::2], x[:, ::2] + np.arange(0, 32, 2, np.float32)], axis=-1)
+    np.testing.assert_array_equal(run(kernel, x), want.reshape(32, 32))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
