@@ -70,11 +70,7 @@ class FunctionPart(Part):
 
     @cached_property
     def _kind(self) -> tuple[Any, ...]:
-<<<<<<< HEAD
-        return type(self), self._identity.key, self._boxes, *[(x.dtype, x.ndim) for x in self._weights]
-=======
-        return type(self), self._identity.key, *[(x.dtype, x.ndim) for x in self._looked_up]
->>>>>>> trees
+        return type(self), self._identity.key, self._boxes, *[(x.dtype, x.ndim) for x in self._looked_up]
 
     @property
     def _trained(self) -> list[Any]:

@@ -138,17 +138,12 @@ class FunctionKind(ScoreKind):
         if part._wants_gradient and part._elements > MOST_ELEMENTS:
             raise NotImplementedError(f"score: got a {type(part).__name__} with gradients of {part._elements} "
                                       f"elements, at most {MOST_ELEMENTS} on a GPU")
-<<<<<<< HEAD
-        identity, arrays = part._identity_of(problem.sum_dtype), tuple([(x.dtype.name, x.ndim) for x in part._weights])
+        identity, arrays = part._identity_of(problem.sum_dtype), tuple([(x.dtype.name, x.ndim) for x in part._looked_up])
         if part._boxes is None:
             found = kind_of(identity, arrays)
         else:
             found = BoxBiasKind(identity.digest, arrays, identity, *part._boxes)
-        return found, (), {array_of_function(number, which): x for which, x in enumerate(part._weights)}
-=======
-        found = kind_of(part._identity_of(problem.sum_dtype), tuple([(x.dtype.name, x.ndim) for x in part._looked_up]))
         return found, (), {array_of_function(number, which): x for which, x in enumerate(part._looked_up)}
->>>>>>> trees
 
     @classmethod
     def finish(cls, part, grad, sums, problem):
