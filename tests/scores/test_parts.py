@@ -813,7 +813,7 @@ def test_a_table_of_no_scores_has_a_gradient_of_zeros():
 FAULTS = {
     "if sum(not part._has_step for part in parts) > 1": "if False",
     "sorted(kind.__name__ for": "list(kind.__name__ for",
-    "if is_dataclass(kind) and kind": "if kind",
+    "if kind._examples and kind": "if kind",
     "for at in range(1, len(own) + 1)": "for at in range(1, len(own))",
     "next((f\"; pass": "next((f\"; give",
     "scores/softcap.py": {

@@ -39,9 +39,9 @@ FAULTS = {
     "values.trace(k - SIZE": "values.trace(k - SIZE + 1",
     "any(inside)": "all(inside)",
     "block if is_inside else I32(0)": "block",
-    'icmp_unsigned(">=", b.add(col': 'icmp_unsigned(">", b.add(col',
+    'icmp_unsigned(">=", b.add(lane.col': 'icmp_unsigned(">", b.add(lane.col',
     "after = blocks[0]": "after = blocks[1]",
-    "b.and_(b.add(lane, half), I32(3))": "b.and_(lane, I32(3))",
+    "b.and_(b.add(number, half), I32(3))": "b.and_(number, I32(3))",
     "(pair[::-1], pair)": "(pair, pair)",
     "b.and_(chunk, I32(PERIOD - 1))": "chunk",
 }

@@ -138,7 +138,8 @@ class FunctionKind(ScoreKind):
         if part._wants_gradient and part._elements > MOST_ELEMENTS:
             raise NotImplementedError(f"score: got a {type(part).__name__} with gradients of {part._elements} "
                                       f"elements, at most {MOST_ELEMENTS} on a GPU")
-        identity, arrays = part._identity_of(problem.sum_dtype), tuple([(x.dtype.name, x.ndim) for x in part._looked_up])
+        identity = part._identity_of(problem.sum_dtype)
+        arrays = tuple([(x.dtype.name, x.ndim) for x in part._looked_up])
         if part._boxes is None:
             found = kind_of(identity, arrays)
         else:

@@ -137,7 +137,7 @@ def test_functions_that_numba_cannot_compile_are_named():
 
 FAULTS = {
     "test_floats_in_a_function_do_not_make_float64_of_float32[compiled]": {
-        "kind_of(part._identity_of(problem.sum_dtype), ": "kind_of(part._identity, ",
+        "identity = part._identity_of(problem.sum_dtype)": "identity = part._identity",
     },
     "cuda/test_origin.py::test_part_of_the_heads_and_of_the_batch": {
         "(first + at.batch + batch, at.head + head, arrays)": "(first + batch, at.head + head, arrays)",
