@@ -151,7 +151,7 @@ def test_positions_of_any_mask(rng):
     k, v = rng.standard_normal((2, 2, 20, 16))
     order = rng.permutation(6)
     rows = [*range(14), *(14 + order)]
-    options = {"mask": na.Window(8, 0) | na.First(1), "score": na.Alibi(0.2)}
+    options = {"mask": na.Window(8, None) | na.First(1), "score": na.Alibi(0.2)}
     want = na.attention(q, k, v, causal=True, **options)[:, order]
     for visible in np.ones((6, 6), bool), na.Bits.pack(np.ones((6, 6), bool)):
         tail = na.Tail(visible, positions=order)
