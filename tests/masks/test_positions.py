@@ -86,8 +86,7 @@ def test_each_path_alone(kind, parents, rng):
 
 
 @pytest.mark.parametrize(("unit", "kind"), [
-    ("CUDA cores", "stream"), ("tensor cores", "sinks in the tree"), ("warpgroups", "two gaps"),
-    ("CUDA cores", "relative"), ("tensor cores", "score"), ("warpgroups", "alibi"), ("tensor cores", "where"),
+    ("CUDA cores", "stream"), ("warpgroups", "two gaps"), ("tensor cores", "score"), ("tensor cores", "where"),
     *(pytest.param(unit, kind, marks=pytest.mark.slow) for unit in BY_UNIT for kind in KINDS),
 ])  # fmt: skip
 def test_on_devices(unit, kind, rng):
@@ -132,8 +131,7 @@ def test_caches(cache, kind, rng):
 
 
 @pytest.mark.parametrize(("unit", "kind", "ragged"), [
-    ("tensor cores", "stream", True), ("warpgroups", "stream", False), ("CUDA cores", "all", True),
-    ("tensor cores", "relative", False), ("warpgroups", "sinks in the tree", True),
+    ("tensor cores", "stream", True), ("warpgroups", "sinks in the tree", True), ("tensor cores", "relative", False),
     *(pytest.param(unit, kind, ragged, marks=pytest.mark.slow)
       for unit in BY_UNIT for kind in KINDS for ragged in (True, False)),
 ])  # fmt: skip
