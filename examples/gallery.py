@@ -105,7 +105,8 @@ def tree(file, small):
     ran = run("11_generate.py", small)
     text, drafts = ran["text"], []
     for n in range(len(ran["PROMPT"]) + 1, len(text)):
-        tokens, parents, depths = ran["draft"](ran["followers"], text[:n], 16)
+        tokens, parents = ran["draft"](ran["followers"], text[:n], 16)
+        depths = na.Tail(na.Bits.tree(parents)).positions.tolist()
         choices = [text[n + depth] if n + depth < len(text) else None for depth in depths]  # right on the accepted path
         drafts.append((ran["longest_path"](tokens, parents, choices), tokens, parents, depths))
     path, tokens, parents, depths = max(drafts, key=lambda draft: (2 * max(draft[3]) < len(draft[1]), len(draft[0])))

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..base.origin import Origin
 from ..call.problem import Inputs
-from ..masks import All, Bits, BlockSparse, Dense, Grid, QuerySegments, band_of, drawn, materialised
+from ..masks import All, Bits, BlockSparse, Dense, Grid, QuerySegments, band_of, drawn, materialised, takers
 from .function import record_of
 from .operands import NO_MATRICES, Matrices, matrices_of, offsets_of, readable
 from .record import Later, Record, data_address
@@ -147,7 +147,7 @@ def mask_of(problem, mask):
 
 
 def _record_of(problem, mask):
-    if mask._frame is not None and mask._frame._places_keys:
+    if mask._frame is not None and mask._frame._places_keys and takers(mask):
         mask = drawn(mask, problem.seqlen_q, problem.seqlen_k)
     mask = materialised(mask, problem.seqlen_q, problem.seqlen_k, NO_BANDS, also=lambda part: part._is_tail)
     if mask._parts and all(isinstance(part, Dense | Bits | BlockSparse) for part in mask._parts):
