@@ -13,6 +13,10 @@ def of_kind(s, batch, head, edge, i, j, weight, kind):
     return s + weight[kind[edge], head] * s * s * 0.3 + weight[j % 2, 0] * 0.1 + 0.05 * i + 0.1 * batch
 
 
+def bent(s, batch, head, edge, i, j, strength):
+    return s + strength[head % 2] * s * s
+
+
 def hiding(s, batch, head, edge, i, j):
     return s if edge % 5 else -np.inf
 
@@ -24,7 +28,8 @@ class Call:
         i, j = rng.integers(nodes, size=(2, edges))
         self.graph, _ = graphs.Graph.from_edges(i, j, (nodes, nodes))
         shapes = {"q": (2, 4, nodes, 4), "k": (2, 2, nodes, 4), "v": (2, 2, nodes, 5), "bias": (edges,),
-                  "factor": (4, edges), "weight": (2, 4), "do": (2, 4, nodes, 5), "dlse": (2, 4, nodes)}  # fmt: skip
+                  "factor": (4, edges), "weight": (2, 4), "strength": (2,), "do": (2, 4, nodes, 5),
+                  "dlse": (2, 4, nodes)}  # fmt: skip
         self.x, self.t = ({name: rng.standard_normal(shape) for name, shape in shapes.items()} for _ in range(2))
         self.kind, self.softmax = rng.integers(2, size=edges), softmax
 
@@ -42,21 +47,24 @@ class Call:
     def results(self, xp=np, dtype=np.float64):
         x, t = ({name: xp.asarray(a.astype(dtype)) for name, a in each.items()} for each in (self.x, self.t))
         graph = graphs.Graph(xp.asarray(self.graph.indptr), xp.asarray(self.graph.indices))
-        weight, tweight = (xp.asarray(each["weight"].astype(np.promote_types(dtype, np.float32)))
-                           for each in (self.x, self.t))  # fmt: skip
+        (weight, strength), (tweight, tstrength) = (
+            [xp.asarray(each[name].astype(np.promote_types(dtype, np.float32))) for name in ("weight", "strength")]
+            for each in (self.x, self.t)
+        )
         own = graphs.EdgeScore(of_kind, arrays=[weight, xp.asarray(self.kind)], gradient=[True, False])
-        score = [na.Softcap(2.0), own, *[graphs.EdgeScore(hiding)] * self.softmax]
+        other = graphs.EdgeScore(bent, arrays=[strength], gradient=True)
+        score = [na.Softcap(2.0), own, other, *[graphs.EdgeScore(hiding)] * self.softmax]
         names, edges = "qkv", {name: x[name] for name in ("bias", "factor")}
         o, to, saved, tsaved = graphs.attention_forward_jvp(
             *(x[name] for name in names), graph, *(t[name] for name in names), **edges, tbias=t["bias"],
-            tfactor=t["factor"], tscore=[tweight, None], softmax=self.softmax, score=score,
+            tfactor=t["factor"], tscore=[tweight, None, tstrength], softmax=self.softmax, score=score,
         )  # fmt: skip
         lse = {"dlse": x["dlse"], "tdlse": t["dlse"]} if self.softmax else {}
         grads, tgrads = graphs.attention_backward_jvp(x["do"], saved, tsaved, tdo=t["do"], **lse)
         found = {"o": o, "to": to, "lse": saved.lse, "tlse": tsaved.tlse}
         for prefix, each in (("d", grads), ("td", tgrads)):
             found |= {f"{prefix}{name}": a for name, a in {**dict(zip(names, each)), **vars(each)}.items()}
-            found[f"{prefix}weight"], none = found.pop(f"{prefix}score")
+            found[f"{prefix}weight"], none, found[f"{prefix}strength"] = found.pop(f"{prefix}score")
             assert none is None
         return {name: to_numpy(a).astype(np.float64) for name, a in found.items() if a is not None}
 

@@ -30,7 +30,7 @@ def test_derivatives(rng, softmax):
     if softmax:
         sees = np.isfinite(found["lse"])
         along += (call.x["dlse"] * found["tlse"])[sees].sum()
-    names = ("q", "k", "v", "bias", "factor", "weight")
+    names = ("q", "k", "v", "bias", "factor", "weight", "strength")
     assert_allclose(sum((found[f"d{name}"] * call.t[name]).sum() for name in names), along, rtol=1e-9)
 
 

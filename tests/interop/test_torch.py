@@ -23,6 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
+from numbattn.interop import options as apart
 from numbattn.interop.torch import attention, passes
 from numbattn.interop.torch.arrays import array_of, tensor_of
 
@@ -307,14 +308,14 @@ def test_an_array_whose_gradient_is_not_wanted_is_a_constant():
 def test_what_needs_no_gradient_is_not_computed(monkeypatch):
     q, k, v, pairs = leaves(*QKV, (3, 5))
     seen = []
-    backward = passes.attention_backward
+    backward = apart.ATTENTION.backward
 
     def spy(*args, **options):
         grads = backward(*args, **options)
         seen.append(grads.score)
         return grads
 
-    monkeypatch.setattr(passes, "attention_backward", spy)
+    monkeypatch.setattr(apart, "ATTENTION", apart.ATTENTION._replace(backward=spy))
     for x in (pairs, pairs.detach(), pairs.detach().numpy()):
         attention(q, k, v, score=[na.Softcap(2.0), na.Bias(x)]).sum().backward()
     assert [x is None for (x,) in seen] == [False, True, True]
@@ -527,13 +528,13 @@ def test_autocast_casts_as_for_torchs_own():
 
 @pytest.mark.parametrize("by_torch", [False, True])
 def test_deterministic(monkeypatch, by_torch):
-    seen, backward = [], passes.attention_backward
+    seen, backward = [], apart.ATTENTION.backward
 
     def spy(*args, deterministic, **options):
         seen.append(deterministic)
         return backward(*args, deterministic=deterministic, **options)
 
-    monkeypatch.setattr(passes, "attention_backward", spy)
+    monkeypatch.setattr(apart, "ATTENTION", apart.ATTENTION._replace(backward=spy))
     q, k, v = leaves(*QKV)
     o, other = attention(q, k, v, deterministic=not by_torch), attention(q, k, v)
     torch.use_deterministic_algorithms(by_torch)
