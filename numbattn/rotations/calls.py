@@ -78,7 +78,8 @@ def rotary(x: A, positions: Integers, rotary: Rotary, *, out: A | None = None) -
     >>> import numbattn as na, numpy as np
     >>> q, k = np.random.default_rng(0).standard_normal((2, 8, 100, 64))
     >>> turn = na.Rotary()
-    >>> near, far = (na.rotary(q, np.arange(100) + n, turn) @ na.rotary(k, np.arange(100) + n, turn).mT for n in (0, 9))
+    >>> near, far = (na.rotary(q, np.arange(100) + n, turn) @ na.rotary(k, np.arange(100) + n, turn).swapaxes(1, 2)
+    ...              for n in (0, 9))
     >>> np.allclose(near, far)                                    # only distances count
     True
     """
