@@ -85,7 +85,7 @@ def checked_tangents(
 
     prefix: of the arguments' names, as in tq; several: whether they must have that axis, if it is known.
     """
-    tangents, weights = (q, k, v, *_of_score(f"{prefix}score", score, inputs)), _weights(inputs)
+    tangents, weights = (q, k, v, *of_score(f"{prefix}score", score, inputs)), weights_of(inputs)
     names = [*(f"{prefix}{name}" for name in "qkv"), *(f"{prefix}score[{i}]" for i in range(len(weights)))]
     arrays = inputs.q, inputs.k, inputs.v, *(x for _, x in weights)
     wanted = map(GivenTangent, names, tangents, arrays, [*"qkv", *(type(part).__name__ for part, _ in weights)])
@@ -108,16 +108,16 @@ def checked_along(given: list[GivenTangent], inputs: Any, several: bool | None =
     return several, lead[0] if several else 1
 
 
-def _weights(inputs: Inputs) -> list[tuple[Part, Any]]:
+def weights_of(inputs: Any) -> list[tuple[Part, Any]]:
     """The arrays that have a place in `grads.score`, each with its part of the score."""
     return [(part, x) for part in inputs.score for x in part._weights]
 
 
-def _of_score(name: str, score: Any, inputs: Inputs) -> Sequence[Any]:
+def of_score(name: str, score: Any, inputs: Any) -> Sequence[Any]:
     """The tangents of arrays in the score, one for each."""
     if not isinstance(score, list | tuple):
         raise TypeError(f"{name}: got {words_for(score)}, expected a list or tuple of arrays or None")
-    parts = [part for part, _ in _weights(inputs)]
+    parts = [part for part, _ in weights_of(inputs)]
     wanted = [each for part in inputs.score for each in part._wanted]
     if not score:
         return [None] * len(parts)

@@ -46,7 +46,9 @@ class Entries:
 
 
 def entries_of(array: Any) -> Any:
-    """An array as the function sees it. Floats are float64, where s * float32 would be float32."""
+    """An array as the function sees it, or a number. Floats are float64, where s * float32 would be float32."""
+    if isinstance(array, int | np.generic):
+        return array
     return array.astype(np.float64, copy=False) if array.dtype.kind == "f" else Entries(array)
 
 

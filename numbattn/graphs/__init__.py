@@ -39,8 +39,10 @@ from .jets import (
 from .neighbours import radius_graph
 from .positions import differences, differences_vjp, sum_by_key, sum_by_query
 from .problem import GraphSaved
+from .score import EdgeScore
 
 __all__ = [
+    "EdgeScore",
     "Graph",
     "GraphBackprop",
     "GraphGradients",

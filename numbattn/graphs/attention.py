@@ -7,6 +7,7 @@ from typing import Any, Generic
 
 from ..base.checks import A, Array
 from ..dropout import Dropout
+from ..scores import Scores
 from . import passes
 from .gradients import GraphGradients
 from .graph import Graph
@@ -17,13 +18,13 @@ from .problem import EdgeArrays, GraphSaved, checked_rows, describe_graph
 def attention(
     q: A, k: A, v: A, graph: Graph, *, bias: A | None = None, k_edge: A | None = None, v_edge: A | None = None,
     factor: A | None = None, softmax: bool = True, scale: float | None = None, dropout: Dropout | None = None,
-    out: A | None = None,
+    score: Scores = None, out: A | None = None,
 ) -> A:  # fmt: skip
     """Attention in which each query sees the keys at the ends of its edges: time and memory follow the edges.
 
-    With S = scale q . (k + k_edge) + bias for each edge, P the softmax of S over the edges of a query, o is the sum of
-    factor P (v + v_edge). factor does not enter the softmax: where it goes to 0 smoothly, as keys move out of reach, so
-    does what an edge adds to o. For its part in the softmax to do so, too, add log(factor) to bias.
+    With S = scale q . (k + k_edge) + bias for each edge, after `score`, P the softmax of S over the edges of a query, o
+    is the sum of factor P (v + v_edge). factor does not enter the softmax: where it goes to 0 smoothly, as keys move
+    out of reach, so does what an edge adds to o. For its part in the softmax to do so, too, add log(factor) to bias.
 
     Parameters
     ----------
@@ -42,11 +43,14 @@ def attention(
     v_edge : array, (..., edges, head_dim_v), optional
         What an edge adds to its key and value, likewise.
     softmax : bool, optional
-        Whether P is a softmax. If not, P is S.
+        Whether P is a softmax. If not, P is S: an activation is an `EdgeScore`.
     scale : float, optional
         Finite and > 0. Default: 1 / sqrt(head_dim).
     dropout : Dropout, optional
         Which elements of P to drop: edge number e is that of ``dropout_mask(dropout, (..., 1, edges))[..., 0, e]``.
+    score : numbattn.Softcap or EdgeScore, or a list of these, optional
+        Functions of S after scale and bias, in order. Arrays in them are of the same library; those of an `EdgeScore`
+        have gradients, if it wants them. Other scores are refused: a bias is `bias`.
     out : array, (..., queries, head_dim_v), optional
         Where to put the result. It must not overlap itself or an array of the call.
 
@@ -77,20 +81,20 @@ def attention(
     (4, 3, 8)
     """
     of_edges = EdgeArrays(bias, factor, k_edge, v_edge)
-    o: Any = passes.forward(*describe_graph(q, k, v, graph, of_edges, softmax, scale, dropout, out), out).o
+    o: Any = passes.forward(*describe_graph(q, k, v, graph, of_edges, softmax, scale, dropout, score, out), out).o
     return o
 
 
 def attention_forward(
     q: A, k: A, v: A, graph: Graph, *, bias: A | None = None, k_edge: A | None = None, v_edge: A | None = None,
     factor: A | None = None, softmax: bool = True, scale: float | None = None, dropout: Dropout | None = None,
-    out: A | None = None,
+    score: Scores = None, out: A | None = None,
 ) -> tuple[A, GraphSaved[A]]:  # fmt: skip
     """`attention`, and what `attention_backward` needs.
 
     Parameters
     ----------
-    q, k, v, graph, bias, k_edge, v_edge, factor, softmax, scale, dropout, out
+    q, k, v, graph, bias, k_edge, v_edge, factor, softmax, scale, dropout, score, out
         As in `attention`.
 
     Returns
@@ -108,7 +112,7 @@ def attention_forward(
         For what does not fit: see `attention`.
     """
     of_edges = EdgeArrays(bias, factor, k_edge, v_edge)
-    saved = passes.forward(*describe_graph(q, k, v, graph, of_edges, softmax, scale, dropout, out), out)
+    saved = passes.forward(*describe_graph(q, k, v, graph, of_edges, softmax, scale, dropout, score, out), out)
     return saved.o, saved
 
 
@@ -128,7 +132,8 @@ def attention_backward(do: Array, saved: GraphSaved[A], *, dlse: Array | None = 
     -------
     dq, dk, dv : arrays
         Of the shapes and dtypes of q, k, v, summed over broadcast axes. The tuple has the attributes `bias`, `factor`,
-        `k_edge` and `v_edge`: the gradients of these, likewise; None for one that was not given.
+        `k_edge` and `v_edge`: the gradients of these, likewise; None for one that was not given. `score` is a tuple of
+        those of the arrays in the score, None for one that is not wanted.
 
     Raises
     ------
@@ -138,7 +143,8 @@ def attention_backward(do: Array, saved: GraphSaved[A], *, dlse: Array | None = 
     Notes
     -----
     dS = P (factor do . (v + v_edge) - delta) with delta = rowsum(do o) - dlse, or factor do . (v + v_edge) without a
-    softmax. Two passes recompute P: one by query, for dq and the gradients of edges, one by key for dk and dv.
+    softmax, times the derivative of the score. Two passes recompute P: one by query, for dq and the gradients of edges,
+    one by key for dk and dv.
     """
     do, dlse = checked_rows(saved, do, dlse)
     found: GraphGradients = GraphGradients._of(passes.backward(saved, do, dlse))
@@ -162,13 +168,13 @@ class GraphBackprop(Generic[A]):
 def attention_vjp(
     q: A, k: A, v: A, graph: Graph, *, bias: A | None = None, k_edge: A | None = None, v_edge: A | None = None,
     factor: A | None = None, softmax: bool = True, scale: float | None = None, dropout: Dropout | None = None,
-    out: A | None = None,
+    score: Scores = None, out: A | None = None,
 ) -> tuple[A, GraphBackprop[A]]:  # fmt: skip
     """`attention` with its gradients as a closure.
 
     Parameters
     ----------
-    q, k, v, graph, bias, k_edge, v_edge, factor, softmax, scale, dropout, out
+    q, k, v, graph, bias, k_edge, v_edge, factor, softmax, scale, dropout, score, out
         As in `attention`.
 
     Returns
@@ -197,5 +203,5 @@ def attention_vjp(
     ((4, 3, 8), (3,))
     """
     of_edges = EdgeArrays(bias, factor, k_edge, v_edge)
-    saved = passes.forward(*describe_graph(q, k, v, graph, of_edges, softmax, scale, dropout, out), out)
+    saved = passes.forward(*describe_graph(q, k, v, graph, of_edges, softmax, scale, dropout, score, out), out)
     return saved.o, GraphBackprop(saved)

@@ -15,6 +15,8 @@ class Gradients(tuple[Any, ...]):
     ----------
     bias, factor, k_edge, v_edge : arrays or None
         The gradients by these arrays, of their shapes and dtypes; None for one that is not given.
+    score : tuple
+        Those by the arrays in the score, in their order; None for one that is not wanted.
     """
 
     _fields: ClassVar[tuple[str, ...]]
@@ -23,6 +25,7 @@ class Gradients(tuple[Any, ...]):
     factor: Any
     k_edge: Any
     v_edge: Any
+    score: tuple[Any, ...]
 
     def __init_subclass__(cls) -> None:
         for at, name in enumerate(cls._fields):
@@ -30,13 +33,13 @@ class Gradients(tuple[Any, ...]):
 
     def __new__(cls, *values: Any, **others: Any) -> Any:
         self = super().__new__(cls, values)
-        vars(self).update(dict.fromkeys(cls._others), **others)
+        vars(self).update({**dict.fromkeys(cls._others), "score": (), **others})
         return self
 
     @classmethod
     def _of(cls, found: dict[str, Any], *values: Any, **others: Any) -> Any:
         """Of gradients by the names of arrays, and further ones."""
-        named = {name: x for name, x in found.items() if name in AXES}
+        named = {name: x for name, x in found.items() if name in AXES or name == "score"}
         return cls(found["q"], found["k"], found["v"], *values, **named, **others)
 
     def __repr__(self) -> str:

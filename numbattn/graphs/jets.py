@@ -3,14 +3,16 @@ gradients of gradients, as of forces. The arithmetic is in edge.py."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol
 
 import numpy as np
 
 from ..base.checks import A, Array, same_library, words_for
-from ..call.tangents import GivenTangent, checked_along
+from ..call.tangents import GivenTangent, checked_along, of_score, weights_of
 from ..dropout import Dropout
+from ..scores import Scores
 from . import passes
 from .gradients import GraphGradients, GraphSecondGradients
 from .graph import TAKER, Graph
@@ -46,17 +48,20 @@ def attention_jvp(
     q: A, k: A, v: A, graph: Graph, tq: Array | None, tk: Array | None, tv: Array | None, *,
     bias: A | None = None, k_edge: A | None = None, v_edge: A | None = None, factor: A | None = None,
     tbias: Array | None = None, tk_edge: Array | None = None, tv_edge: Array | None = None,
-    tfactor: Array | None = None, softmax: bool = True, scale: float | None = None, dropout: Dropout | None = None,
+    tfactor: Array | None = None, tscore: Sequence[Array | None] = (), softmax: bool = True, scale: float | None = None,
+    dropout: Dropout | None = None, score: Scores = None,
 ) -> tuple[A, A]:  # fmt: skip
     """`attention` and its tangent: forward-mode differentiation, a Jacobian-vector product.
 
     Parameters
     ----------
-    q, k, v, graph, bias, k_edge, v_edge, factor, softmax, scale, dropout
+    q, k, v, graph, bias, k_edge, v_edge, factor, softmax, scale, dropout, score
         As in `attention`.
     tq, tk, tv, tbias, tk_edge, tv_edge, tfactor : arrays or None
         The tangents of q, k, v and of the arrays of edges: of the shape and dtype of each; None is zero. For several
         tangents at once, all that are given have one more axis in front.
+    tscore : list or tuple, optional
+        The tangents of the arrays in the score, likewise, of those whose gradients are wanted.
 
     Returns
     -------
@@ -82,7 +87,7 @@ def attention_jvp(
     True
     """
     of_edges, moving = EdgeArrays(bias, factor, k_edge, v_edge), EdgeArrays(tbias, tfactor, tk_edge, tv_edge)
-    saved, tsaved = _forward(q, k, v, graph, of_edges, (tq, tk, tv), moving, softmax, scale, dropout)
+    saved, tsaved = _forward(q, k, v, graph, of_edges, (tq, tk, tv), moving, tscore, softmax, scale, dropout, score)
     return saved.o, tsaved.to
 
 
@@ -90,14 +95,15 @@ def attention_forward_jvp(
     q: A, k: A, v: A, graph: Graph, tq: Array | None, tk: Array | None, tv: Array | None, *,
     bias: A | None = None, k_edge: A | None = None, v_edge: A | None = None, factor: A | None = None,
     tbias: Array | None = None, tk_edge: Array | None = None, tv_edge: Array | None = None,
-    tfactor: Array | None = None, softmax: bool = True, scale: float | None = None, dropout: Dropout | None = None,
+    tfactor: Array | None = None, tscore: Sequence[Array | None] = (), softmax: bool = True, scale: float | None = None,
+    dropout: Dropout | None = None, score: Scores = None,
 ) -> tuple[A, A, GraphSaved[A], GraphSavedTangents[A]]:  # fmt: skip
     """`attention_jvp`, and what `attention_backward_jvp` needs.
 
     Parameters
     ----------
-    q, k, v, graph, tq, tk, tv, bias, k_edge, v_edge, factor, tbias, tk_edge, tv_edge, tfactor, softmax,
-    scale, dropout
+    q, k, v, graph, tq, tk, tv, bias, k_edge, v_edge, factor, tbias, tk_edge, tv_edge, tfactor, tscore,
+    softmax, scale, dropout, score
         As in `attention_jvp`.
 
     Returns
@@ -115,7 +121,7 @@ def attention_forward_jvp(
         For what does not fit: see `attention`.
     """
     of_edges, moving = EdgeArrays(bias, factor, k_edge, v_edge), EdgeArrays(tbias, tfactor, tk_edge, tv_edge)
-    saved, tsaved = _forward(q, k, v, graph, of_edges, (tq, tk, tv), moving, softmax, scale, dropout)
+    saved, tsaved = _forward(q, k, v, graph, of_edges, (tq, tk, tv), moving, tscore, softmax, scale, dropout, score)
     return saved.o, tsaved.to, saved, tsaved
 
 
@@ -142,7 +148,8 @@ def attention_backward_jvp(
     grads : GraphGradients
         As from `attention_backward`.
     tgrads : GraphGradients
-        The tangents of dq, dk, dv and of the gradients of edges; for several tangents with their axis in front.
+        The tangents of dq, dk, dv, of the gradients of edges and of arrays in the score; for several tangents with
+        their axis in front.
 
     Raises
     ------
@@ -166,6 +173,15 @@ def attention_backward_jvp(
     >>> np.allclose(tdk, (ahead.dk - behind.dk) / (2 * h), atol=1e-6)
     True
     """
+    tgrads = tangents_of_gradients(do, saved, tsaved, tdo, dlse, tdlse)
+    do, dlse = checked_rows(saved, do, dlse)
+    return GraphGradients._of(passes.backward(saved, do, dlse)), tgrads
+
+
+def tangents_of_gradients(
+    do: Any, saved: GraphSaved[A], tsaved: GraphSavedTangents[A], tdo: Any, dlse: Any, tdlse: Any
+) -> GraphGradients:
+    """The second result of `attention_backward_jvp`."""
     do, dlse = checked_rows(saved, do, dlse)
     if not isinstance(tsaved, GraphSavedTangents):
         raise TypeError(f"tsaved: got {words_for(tsaved)}, expected what graphs.attention_forward_jvp returned")
@@ -174,8 +190,8 @@ def attention_backward_jvp(
     if tdlse is not None and dlse is None:
         raise ValueError(f"tdlse: got {words_for(tdlse)} without dlse, whose tangent it is: pass dlse, too")
     rows = rows_like(saved, "t", tdo, tdlse, tsaved.to.shape[:1] if tsaved.several else ())
-    tgrads = _along(saved, tsaved, do, dlse, *rows)
-    return GraphGradients._of(passes.backward(saved, do, dlse)), GraphGradients._of(tgrads)
+    tgrads: GraphGradients = GraphGradients._of(_along(saved, tsaved, do, dlse, *rows))
+    return tgrads
 
 
 class GraphSecondBackprop(Protocol):
@@ -184,6 +200,7 @@ class GraphSecondBackprop(Protocol):
     def __call__(
         self, ddq: Array | None, ddk: Array | None, ddv: Array | None, *, ddbias: Array | None = None,
         ddfactor: Array | None = None, ddk_edge: Array | None = None, ddv_edge: Array | None = None,
+        ddscore: Sequence[Array | None] = (),
     ) -> GraphSecondGradients: ...  # fmt: skip
 
 
@@ -202,10 +219,10 @@ def attention_backward_vjp(
     grads : GraphGradients
         As from `attention_backward`.
     backprop2 : function
-        ``backprop2(ddq, ddk, ddv, *, ddbias=None, ddfactor=None, ddk_edge=None, ddv_edge=None)`` takes the gradients of
-        a function of dq, dk, dv and of the gradients of edges with respect to these: of the shape and dtype of each,
-        None is zero. It returns those with respect to q, k, v and do, a tuple with the attributes `bias`, `factor`,
-        `k_edge`, `v_edge` and `dlse`. There may be several at once, as in `attention_jvp`.
+        ``backprop2(ddq, ddk, ddv, *, ddbias=None, ddfactor=None, ddk_edge=None, ddv_edge=None, ddscore=())`` takes the
+        gradients of a function of dq, dk, dv and of all other gradients with respect to these: of the shape and dtype
+        of each, None is zero. It returns those with respect to q, k, v and do, a tuple with the attributes `bias`,
+        `factor`, `k_edge`, `v_edge`, `dlse` and `score`. There may be several at once, as in `attention_jvp`.
 
     Raises
     ------
@@ -236,9 +253,10 @@ def attention_backward_vjp(
     def backprop2(
         ddq: Array | None, ddk: Array | None, ddv: Array | None, *, ddbias: Array | None = None,
         ddfactor: Array | None = None, ddk_edge: Array | None = None, ddv_edge: Array | None = None,
+        ddscore: Sequence[Array | None] = (),
     ) -> GraphSecondGradients:  # fmt: skip
         of_edges = EdgeArrays(ddbias, ddfactor, ddk_edge, ddv_edge)
-        tsaved = _tangents(saved, *_checked(saved.inputs, (ddq, ddk, ddv), of_edges, "dd"))
+        tsaved = _tangents(saved, *checked_moving(saved.inputs, (ddq, ddk, ddv), of_edges, ddscore, "dd"))
         found: GraphSecondGradients = GraphSecondGradients._of(
             _along(saved, tsaved, do, dlse), tsaved.to, dlse=tsaved.tlse
         )
@@ -249,30 +267,35 @@ def attention_backward_vjp(
 
 def _forward(
     q: Any, k: Any, v: Any, graph: Any, of_edges: EdgeArrays, of_nodes: tuple[Any, ...], moving: EdgeArrays,
-    softmax: Any, scale: Any, dropout: Any,
+    tscore: Sequence[Any], softmax: Any, scale: Any, dropout: Any, score: Scores,
 ) -> tuple[GraphSaved[Any], GraphSavedTangents[Any]]:  # fmt: skip
-    problem, inputs = describe_graph(q, k, v, graph, of_edges, softmax, scale, dropout)
-    moves = _checked(inputs, of_nodes, moving, "t")
+    problem, inputs = describe_graph(q, k, v, graph, of_edges, softmax, scale, dropout, score)
+    moves = checked_moving(inputs, of_nodes, moving, tscore, "t")
     saved = passes.forward(problem, inputs)
     return saved, _tangents(saved, *moves)
 
 
-def _checked(
-    inputs: GraphInputs, of_nodes: tuple[Any, ...], of_edges: EdgeArrays, prefix: str
+def checked_moving(
+    inputs: GraphInputs, of_nodes: tuple[Any, ...], of_edges: EdgeArrays, score: Sequence[Any], prefix: str
 ) -> tuple[list[Moving], bool]:
     """The tangents of a call, checked, one by one; whether they have an axis in front."""
-    tangents, given = {**dict(zip("qkv", of_nodes)), **of_edges._asdict()}, []
+    tangents, given, weights = {**dict(zip("qkv", of_nodes)), **of_edges._asdict()}, [], weights_of(inputs)
+    score = of_score(f"{prefix}score", score, inputs)
     for name, x in tangents.items():
         if x is not None and name not in inputs.arrays:
             raise ValueError(f"{prefix}{name}: got {words_for(x)} without {name}, whose tangent it is: pass both")
         if x is not None:
             same_library(TAKER, q=inputs.q, **{f"{prefix}{name}": x})
             given.append(GivenTangent(f"{prefix}{name}", x, inputs.arrays[name], name))
+    for number, ((part, weight), x) in enumerate(zip(weights, score)):
+        if x is not None:
+            given.append(GivenTangent(f"{prefix}score[{number}]", x, weight, type(part).__name__))
     several, count = checked_along(given, inputs)
     found = []
     for number in range(count):
-        q, k, v, *edges = (x[number] if several and x is not None else x for x in tangents.values())
-        found.append(Moving(q, k, v, EdgeArrays(*edges)))
+        each = (x[number] if several and x is not None else x for x in (*tangents.values(), *score))
+        q, k, v, bias, factor, k_edge, v_edge, *own = each
+        found.append(Moving(q, k, v, EdgeArrays(bias, factor, k_edge, v_edge), tuple(own)))
     return found, several
 
 
@@ -292,8 +315,11 @@ def _along(
     for number, moving in enumerate(tsaved.moving):
         own = (x[number] if tsaved.several and x is not None else x for x in rows)
         found.append(passes.backward_tangent(saved, moving, do, dlse, *own))
-    return {name: _joined([x[name] for x in found], array, tsaved.several)
-            for name, array in saved.inputs.arrays.items()}  # fmt: skip
+    wanted = [wanted for part in saved.inputs.score for wanted in part._wanted]
+    score = [_joined([x["score"][at] for x in found], weight, tsaved.several) if wanted[at] else None
+             for at, (_, weight) in enumerate(weights_of(saved.inputs))]  # fmt: skip
+    return {"score": tuple(score), **{name: _joined([x[name] for x in found], array, tsaved.several)
+                                      for name, array in saved.inputs.arrays.items()}}  # fmt: skip
 
 
 def _joined(found: list[Any], like: Any, several: bool) -> Any:

@@ -9,6 +9,7 @@ import numpy as np
 from ..base.backends import GRAPHS, run
 from ..base.interrupts import imported
 from .problem import EdgeArrays, GraphInputs, GraphProblem, GraphSaved, given_arrays
+from .score import elements_of, gradients_of
 
 
 class Moving(NamedTuple):
@@ -18,11 +19,12 @@ class Moving(NamedTuple):
     k: Any
     v: Any
     of_edges: EdgeArrays
+    score: tuple[Any, ...] = ()  # of each array in the score
 
     @property
     def arrays(self) -> dict[str, Any]:
-        """Those that move, by name."""
-        return given_arrays(*self)
+        """Those that move, by name, but for those in the score."""
+        return given_arrays(*self[:4])
 
 
 def forward(problem: GraphProblem, inputs: GraphInputs, out: Any = None) -> GraphSaved[Any]:
@@ -40,7 +42,9 @@ def backward(saved: GraphSaved[Any], do: Any, dlse: Any) -> dict[str, Any]:
     """The gradients of all arrays that are given, by name."""
     problem, inputs = saved.problem, saved.inputs
     if _is_empty(problem):
-        return {name: np.zeros_like(x, shape=x.shape) for name, x in inputs.arrays.items()}
+        count = sum(map(elements_of, inputs.score))
+        score = gradients_of(inputs.score, np.zeros_like(inputs.q, problem.sum_dtype, shape=count))
+        return {"score": score, **{name: np.zeros_like(x, shape=x.shape) for name, x in inputs.arrays.items()}}
     found: dict[str, Any] = _run("backward", problem, inputs, do, saved.o, saved.lse, dlse)
     return found
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..base.checks import A, Array, other_dtype, same_library, words_for
+from ..base.checks import DTYPES as FLOATS
+from ..base.checks import A, Array, no_floats, other_dtype, same_library, words_for
 from .attention import attention
 from .graph import TAKER, Graph, check_graph
 
@@ -179,6 +180,8 @@ def differences_vjp(
 def _check(e: Any, graph: Any) -> None:
     check_graph(graph)
     same_library(TAKER, e=e, graph=graph.indptr)
+    if e.dtype not in FLOATS:
+        raise no_floats("e", e.dtype)
     if e.ndim < 2 or e.shape[-2] != graph.edges:
         raise ValueError(f"e: got the shape {e.shape}, expected (..., {graph.edges}, features), a row for each edge")
 

@@ -10,7 +10,9 @@ from ..base.checks import A, flag, other_dtype, overlap, same_library, words_for
 from ..base.values import broadcasts
 from ..call.problem import Problem, converted, describe
 from ..dropout import Dropout
+from ..scores import Part, Scores
 from .graph import TAKER, Graph, check_graph
+from .score import checked_score
 
 AXES = {"bias": 1, "factor": 1, "k_edge": 2, "v_edge": 2}  # of arrays of edges, and how many axes each has of its own
 
@@ -49,6 +51,7 @@ class GraphInputs(NamedTuple):
     of_edges: EdgeArrays
     scale: float
     dropout: Dropout | None = None
+    score: tuple[Part, ...] = ()
 
     @property
     def arrays(self) -> dict[str, Any]:
@@ -79,7 +82,7 @@ class GraphSaved(Generic[A]):
 
 def describe_graph(
     q: Any, k: Any, v: Any, graph: Any, of_edges: EdgeArrays, softmax: Any = True, scale: Any = None,
-    dropout: Any = None, out: Any = None,
+    dropout: Any = None, score: Scores = None, out: Any = None,
 ) -> tuple[GraphProblem, GraphInputs]:
     """Check a call; return its GraphProblem and its GraphInputs."""
     check_graph(graph)
@@ -100,8 +103,9 @@ def describe_graph(
             raise ValueError(f"{name}: got the shape {x.shape}, expected one that broadcasts to {shape}, edge by edge")
         if out is not None and overlap(out, x):
             raise ValueError(f"out: overlaps {name}")
+    parts = () if score is None else checked_score(score, q)
     found = _graph_problem(problem, graph.edges, tuple(given), flag("softmax", softmax))
-    return found, GraphInputs(q, k, v, graph, of_edges, inputs.scale, dropout)
+    return found, GraphInputs(q, k, v, graph, of_edges, inputs.scale, dropout, parts)
 
 
 @lru_cache(maxsize=1024)

@@ -24,15 +24,15 @@ from autograd.numpy.numpy_boxes import ArrayBox
 from autograd.numpy.numpy_vspaces import ArrayVSpace
 from autograd.tracer import getval, isbox
 
-from ..api import attention_backward, attention_forward
 from ..base.checks import Array, flag, words_for
 from ..base.gradients import Gradients
 from ..base.keywords import knows_others
-from ..call.problem import Saved, refuse_cache
+from ..call.problem import refuse_cache
 from ..dropout import Dropout
-from ..jets import attention_forward_jvp, tangents_of_gradients
+from ..graphs import Graph
 from ..masks import Mask
 from ..scores import ArrayPart, Scores
+from .graphs import taken_apart_of_graph
 from .options import Options, taken_apart
 
 
@@ -88,11 +88,53 @@ def attention(
     """
     refuse_cache(k)
     options, arrays = taken_apart(causal, mask, scale, dropout, score)
+    r = _called(q, k, v, options, arrays, flag("deterministic", deterministic))
+    return r if flag("return_lse", return_lse) else r[0]
+
+
+def graph_attention(
+    q: Any, k: Any, v: Any, graph: Graph, *, bias: Any = None, k_edge: Any = None, v_edge: Any = None,
+    factor: Any = None, softmax: bool = True, scale: float | None = None, dropout: Dropout | None = None,
+    score: Scores = None,
+) -> Any:  # fmt: skip
+    """`numbattn.graphs.attention`, differentiable by autograd as `attention` is.
+
+    Parameters
+    ----------
+    q, k, v, graph, bias, k_edge, v_edge, factor, softmax, scale, dropout, score
+        As in `numbattn.graphs.attention`. All arrays have gradients, those in the score if it wants them.
+
+    Returns
+    -------
+    o : array, (..., queries, head_dim_v), of the dtype of q
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what does not fit: see `numbattn.graphs.attention`.
+    NotImplementedError
+        For a derivative that does not exist: see above.
+
+    Examples
+    --------
+    >>> import autograd.numpy as np
+    >>> from autograd import grad
+    >>> from numbattn.graphs import Graph
+    >>> from numbattn.interop.autograd import graph_attention
+    >>> ring, x = Graph(np.arange(4), np.array([1, 2, 0])), np.ones((3, 8))
+    >>> grad(lambda bias: np.sum(graph_attention(x, x, x, ring, bias=bias)))(np.zeros(3)).shape
+    (3,)
+    """
+    edges = {"bias": bias, "k_edge": k_edge, "v_edge": v_edge, "factor": factor}
+    return _called(q, k, v, *taken_apart_of_graph(graph, softmax, scale, dropout, score, **edges), False)[0]
+
+
+def _called(q: Any, k: Any, v: Any, options: Options, arrays: Sequence[Any], deterministic: bool) -> Any:
+    """o and lse"""
     x = make_tuple([q, k, v, *traced(options, arrays)])
     wanted = dict(zip(options.weights, options.wanted))
     constants = [None if wanted.get(at) else getval(array) for at, array in enumerate(arrays)]
-    r = forward(AutogradCall(options, constants, flag("deterministic", deterministic)), x)
-    return r if flag("return_lse", return_lse) else r[0]
+    return forward(AutogradCall(options, constants, deterministic), x)
 
 
 class AutogradCall(NamedTuple):
@@ -126,8 +168,7 @@ class AutogradCall(NamedTuple):
 
 def traced(options: Options, arrays: Sequence[Any]) -> list[Any]:
     """The arrays that are in x."""
-    parts = [part for part in options.score for _ in part._weights]
-    for at, part, wanted in zip(options.weights, parts, options.wanted):
+    for at, part, wanted in zip(options.weights, options.parts, options.wanted):
         if isbox(arrays[at]) and not isinstance(part, ArrayPart) and not wanted:
             raise NotImplementedError(f"score: got {words_for(arrays[at])} in a {type(part).__name__}, expected an "
                                       "array that is constant, or gradient=True")  # fmt: skip
@@ -137,26 +178,29 @@ def traced(options: Options, arrays: Sequence[Any]) -> list[Any]:
 # r is what forward returns, a function of x: derivatives by x are total, those by r zero
 @primitive
 def forward(call: AutogradCall, x: Any) -> tuple[Any, Any]:
-    o, saved = attention_forward(*x[:3], **call.given(x))
+    o, saved = call.options.functions.forward(*x[:3], **call.given(x))
     return o, saved.lse
 
 
 @primitive
 def backward(call: AutogradCall, x: Any, r: Any, c: Any) -> tuple[Any, ...]:
-    saved = Saved.of(*x[:3], *r, **call.given(x))
-    return call.of_x(attention_backward(c[0], saved, dlse=c[1], deterministic=call.deterministic))
+    functions = call.options.functions
+    saved = functions.saved(*x[:3], *r, **call.given(x))
+    return call.of_x(functions.backward(c[0], saved, dlse=c[1], deterministic=call.deterministic))
 
 
 @primitive
 def tangent(call: AutogradCall, x: Any, r: Any, t: Any) -> tuple[Any, Any]:
-    _, to, _, tsaved = attention_forward_jvp(*x[:3], *t[:3], tscore=call.of_score(t), **call.given(x))
+    forward_jvp = call.options.functions.forward_jvp
+    _, to, _, tsaved = forward_jvp(*x[:3], *t[:3], tscore=call.of_score(t), **call.given(x))
     return to, tsaved.tlse
 
 
 @primitive
 def curvature(call: AutogradCall, x: Any, r: Any, c: Any, t: Any) -> tuple[Any, ...]:
-    _, _, saved, tsaved = attention_forward_jvp(*x[:3], *t[:3], tscore=call.of_score(t), **call.given(x))
-    return call.of_x(tangents_of_gradients(c[0], saved, tsaved, None, c[1], None, call.deterministic))
+    functions = call.options.functions
+    _, _, saved, tsaved = functions.forward_jvp(*x[:3], *t[:3], tscore=call.of_score(t), **call.given(x))
+    return call.of_x(functions.tangents_of_gradients(c[0], saved, tsaved, None, c[1], None, call.deterministic))
 
 
 def missing(what: str) -> Callable[..., Any]:

@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from ..api import attention_backward, attention_forward
 from ..base.checks import Array, dtype_of, flag, number
 from ..base.values import Placeholder
+from ..call.problem import Saved, describe
+from ..call.tangents import SavedTangents, checked_tangents
 from ..dropout import Dropout
+from ..jets import attention_forward_jvp, tangents_of_gradients
 from ..masks import Mask, as_mask
 from ..scores import Part, Scores, as_parts
 
+
+class Functions(NamedTuple):
+    """Attention and its derivatives, on arrays of NumPy or CuPy, with the options of `Options.given`."""
+
+    forward: Callable[..., Any]  # (q, k, v, **given) -> o, saved
+    forward_jvp: Callable[..., Any]  # (q, k, v, tq, tk, tv, tscore=, **given) -> o, to, saved, tsaved
+    saved: Callable[..., Any]  # (q, k, v, o, lse, **given) -> saved
+    backward: Callable[..., Any]  # (do, saved, dlse=, deterministic=) -> grads
+    saved_tangents: Callable[..., Any]  # (saved, tq, tk, tv, tscore, to, tlse) -> tsaved
+    tangents_of_gradients: Callable[..., Any]  # (do, saved, tsaved, tdo, dlse, tdlse, deterministic) -> grads
+    describe: Callable[..., Any]  # (q, k, v, may_wait=, **given) -> problem, inputs
+
+
+def _saved_tangents(saved: Any, tq: Any, tk: Any, tv: Any, tscore: Any, to: Any, tlse: Any) -> SavedTangents[Any]:
+    tangents, several = checked_tangents(saved.inputs, tq, tk, tv, tscore)
+    return SavedTangents(saved.problem, tangents, to, tlse, several)
+
+
+ATTENTION = Functions(attention_forward, attention_forward_jvp, Saved.of, attention_backward, _saved_tangents,
+                      tangents_of_gradients, describe)  # fmt: skip
 INSTEAD = "; to trace it, or for its gradient, pass q * scale with scale=1.0"
 
 
@@ -38,6 +62,16 @@ class Options:
     own_axes: tuple[int | None, ...]
     weights: tuple[int, ...]
     wanted: tuple[bool, ...]
+
+    @property
+    def functions(self) -> Functions:
+        """What computes it."""
+        return ATTENTION
+
+    @property
+    def parts(self) -> list[Any]:
+        """The part of the score that each of the weights is in."""
+        return [part for part in self.score for _ in part._weights]
 
     def given(self, arrays: Sequence[Any]) -> dict[str, Any]:
         """The options of numbattn's functions, with these arrays, of NumPy or CuPy, in their places."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from thinc.api import Model
 
+from .. import graphs
 from ..api import attention_vjp
 from ..base.checks import Array, flag, integer, words_for
 from ..dropout import Dropout
@@ -91,6 +92,91 @@ def attention(
     return model
 
 
+def graph_attention(
+    heads: int, *, softmax: bool = True, scale: float | None = None, dropout: Dropout | None = None,
+    score: Scores = None,
+) -> Model[Any, Any]:  # fmt: skip
+    """A layer of attention over the edges of a graph.
+
+    Parameters
+    ----------
+    heads : int
+        1 or more.
+    softmax, scale, score
+        As in `numbattn.graphs.attention`.
+    dropout : Dropout, optional
+        As in `attention`.
+
+    Returns
+    -------
+    Model
+        It maps (x, graph, edges) to an array (nodes, width). x, (nodes, 3 * width), holds queries, keys and values side
+        by side, each by head; graph is a `numbattn.graphs.Graph` of the library of `model.ops`, and edges has arrays of
+        edges by name, as "bias". Backpropagation returns (dx, None, gradients of edges by name). The arrays in the
+        score whose gradients are wanted are parameters in float32, "array0" and so on.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what does not fit: see `numbattn.graphs.attention`; when called, for widths that 3 * heads does not divide.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from numbattn.graphs import Graph
+    >>> from numbattn.interop.thinc import graph_attention
+    >>> ring, x = Graph(np.arange(4), np.array([1, 2, 0])), np.ones((3, 12), "f")
+    >>> y, backprop = graph_attention(2).begin_update((x, ring, {"bias": np.zeros(3, "f")}))
+    >>> dx, _, edges = backprop(y)
+    >>> y.shape, dx.shape, edges["bias"].shape
+    ((3, 4), (3, 12), (3,))
+    """
+    if dropout is not None and not isinstance(dropout, Dropout):
+        raise TypeError(f"dropout: got {words_for(dropout)}, expected a numbattn.Dropout(p, seed)")
+    parts = as_parts(score)
+    trained = [x for part in parts for x, wanted in zip(part._weights, part._wanted) if wanted]
+    names = [f"array{number}" for number in range(len(trained))]
+    attrs = {
+        "heads": integer("heads", heads, low=1), "score": parts, "names": names, "dropout": dropout,
+        "options": {"softmax": flag("softmax", softmax), "scale": scale},
+        "dropout_rate": 0.0 if dropout is None else dropout.p,
+    }  # fmt: skip
+    model: Model[Any, Any] = Model("graph_attention", forward_over_graph, params=dict.fromkeys(names), attrs=attrs)
+    for name, x in zip(names, trained):
+        model.set_param(name, model.ops.asarray(x, dtype="float32").reshape(x.shape or (1,)))
+    return model
+
+
+def forward_over_graph(model: Model[Any, Any], inputs: Any, is_train: bool) -> tuple[Any, Callable[[Any], Any]]:
+    x, graph, edges = inputs
+    (q, k, v), names = heads_of(model, x), iter(model.attrs["names"])
+    score = []
+    for part in model.attrs["score"]:
+        given = zip(part._weights, part._wanted)
+        arrays = [model.get_param(next(names)) if wanted else array for array, wanted in given]
+        score.append(part._again(arrays, part._wanted) if arrays else part)
+    options = {**model.attrs["options"], **edges, "score": score, "dropout": dropout_of(model, is_train)}
+    o, graph_back = graphs.attention_vjp(q, k, v, graph, **options)
+
+    def backprop(dy: Any) -> Any:
+        grads = graph_back(dy.reshape(len(x), model.attrs["heads"], -1).swapaxes(0, 1))
+        for name, gradient in zip(model.attrs["names"], filter(is_wanted, grads.score)):
+            model.inc_grad(name, gradient)
+        dx = model.ops.xp.stack(grads).transpose(2, 0, 1, 3).reshape(x.shape)
+        return dx, None, {name: getattr(grads, name) for name in edges}
+
+    return o.swapaxes(0, 1).reshape(len(x), -1), backprop
+
+
+def heads_of(model: Model[Any, Any], packed: Any) -> Any:
+    """q, k and v, of which each has heads in front."""
+    heads, width = model.attrs["heads"], packed.shape[-1]
+    if width % (3 * heads):
+        raise ValueError(f"sequences: got the width {width}, expected a multiple of {3 * heads}: queries, keys and "
+                         f"values of {heads} heads")  # fmt: skip
+    return packed.reshape(len(packed), 3, heads, width // (3 * heads)).transpose(1, 2, 0, 3)
+
+
 def names_of(parts: Sequence[Part]) -> list[str | None]:
     """The name of the parameter of each part of a score, or None."""
     names, seen = list[str | None](), Counter[str]()
@@ -109,12 +195,8 @@ def forward(model: Model[Any, Any], sequences: Any, is_train: bool) -> tuple[Any
         return ys[0], lambda dy: backprop_all([dy])[0]
     heads, lengths = model.attrs["heads"], [len(x) for x in sequences]
     packed = model.ops.flatten(sequences)
-    width = packed.shape[-1]
-    if width % (3 * heads):
-        raise ValueError(f"sequences: got the width {width}, expected a multiple of {3 * heads}: queries, keys and "
-                         f"values of {heads} heads")  # fmt: skip
-    tokens, head_dim = len(packed), width // (3 * heads)
-    q, k, v = packed.reshape(tokens, 3, heads, head_dim).transpose(1, 2, 0, 3)
+    q, k, v = heads_of(model, packed)
+    tokens, head_dim = q.shape[1:]
     ends = model.ops.asarray([0, *lengths], dtype="int32").cumsum(dtype="int32")
     options = dict(model.attrs["options"])
     options["mask"] = All((Segments(ends), *options["mask"]._parts))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -112,6 +112,7 @@ class Score(Taken, FunctionPart):
     _identity: Identity = field(init=False)
     _of: tuple[int | None, Any] | None = field(init=False, default=None)  # a table's heads, windows of a grid
 
+    _place: ClassVar[tuple[str, ...]] = PLACE  # what the function is told of an element
     _examples = (("function", lambda shape, dtype, gradient: Score(_far)),)
 
     def __post_init__(self) -> None:
@@ -123,7 +124,7 @@ class Score(Taken, FunctionPart):
         self._set(arrays=arrays_given("Score", self.arrays))
         self._set(gradient=_wanted(self.gradient, self.arrays))
         for order, given in zip(ORDERS, self._functions):
-            check_signature(f"Score {order}", given, ("s", *PLACE), len(self.arrays))
+            check_signature(f"Score {order}", given, ("s", *self._place), len(self.arrays))
         self._set(_identity=Identity(*self._functions))
 
     @property
@@ -145,7 +146,7 @@ class Score(Taken, FunctionPart):
 
     def _again(self, arrays: Sequence[Any], gradient: tuple[bool, ...]) -> Score:
         """A Score of the function as it was taken."""
-        made = object.__new__(Score)
+        made = object.__new__(type(self))
         made._set(**dict(zip(ORDERS, self._functions)), arrays=tuple(arrays), gradient=gradient)
         made._set(_identity=self._identity, _of=self._of)
         return made
@@ -184,7 +185,7 @@ class Score(Taken, FunctionPart):
     def __reduce__(self) -> Any:
         if self._of is not None:
             return _biased, (self._of[1], self.arrays[0]), {"gradient": self.gradient}
-        return Score, (self.function, self.derivative, self.arrays, self.second, self.gradient)
+        return type(self), (self.function, self.derivative, self.arrays, self.second, self.gradient)
 
     def _key(self) -> tuple[Any, ...]:
         return type(self), self._identity, self.gradient, tuple(map(identity, self.arrays)), self._of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -199,7 +199,7 @@ def sink_of(parts: Sequence[Part]) -> Any:
 
 def names(fits: Callable[[type[Part]], bool] = lambda kind: True) -> list[str]:
     """The names of all kinds of parts that numbattn has, and that fit."""
-    own = (kind for kind in kinds(Part) if not kind.__subclasses__() and kind.__module__.startswith(__package__))
+    own = (kind for kind in kinds(Part) if is_dataclass(kind) and kind.__module__.startswith(__package__))
     return sorted(kind.__name__ for kind in own if fits(kind))
 
 

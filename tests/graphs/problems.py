@@ -122,7 +122,7 @@ def _check_second(drawn, backprop, rows, moves):
 
 
 def named(grads, prefix):
-    return {f"{prefix}{name}": x for name, x in {**dict(zip("qkv", grads)), **vars(grads)}.items()}
+    return {f"{prefix}{name}": x for name, x in {**dict(zip("qkv", grads)), **vars(grads)}.items() if name != "score"}
 
 
 def compare(drawn, saved, found, rows, moves):

@@ -101,6 +101,8 @@ def test_wrong_arguments(rng):
     ):
         with pytest.raises(error, match=words):
             graphs.differences(*arguments, **options)
+    with pytest.raises(TypeError, match="e: got int64, allowed float16"):
+        graphs.sum_by_key(np.zeros((g.edges, 1), int), g)
     with pytest.raises(ValueError, match=r"e: got the shape \(3, 2\), expected \(..., 2, features\)"):
         graphs.sum_by_key(x.T, g)
     with pytest.raises(ValueError, match=r"de: got the shape \(3, 2\)"):

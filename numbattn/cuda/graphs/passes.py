@@ -7,9 +7,14 @@ import numpy as np
 from ...base.checks import UserValueError
 from ...base.gradients import sum_to
 from ...base.values import rounded, sum_broadcast
+from ...functions.compiled import chain
+from ...functions.compiled.errors import naming
 from ...graphs import graph
 from ...graphs.problem import AXES
-from ..kernel import run
+from ...graphs.score import elements_of, given_of, gradients_of, links_of
+from ..compiler import from_dtype
+from ..kernel import run, type_of
+from ..kernels.shared import exact_sums
 from ..kernels.shared.layouts import sum_type
 from ..tile.alignment import alignment_of
 from .backward import backward as backward_kernel
@@ -32,7 +37,8 @@ class GraphBackend:
         lse = gpu.empty(problem.lse_shape, problem.sum_dtype)
         arrays, mO, mLse = arrays_of(problem, inputs.arrays), in_heads(problem, o), in_heads(problem, lse)
         form = form_of(problem, [*features(arrays), mO])
-        given = arrays, mO, mLse, *numbers_of(inputs)
+        form, numbers = with_score(form, problem, inputs, 0)
+        given = arrays, mO, mLse, *numbers
         self.over_rows(inputs.graph, "_by_query", form, forward_kernel(form), matrices(problem), *given)
         if out is not None and not is_view:                     # whose batch axes may be no single one
             out[...] = o
@@ -46,7 +52,8 @@ class GraphBackend:
         arrays, moved = arrays_of(problem, inputs.arrays), self.moved(problem, inputs.arrays, moving.arrays)
         rows = [in_heads(problem, x) for x in (o, tlse if lse is None else lse, to, tlse)]
         form = form_of(problem, [*features(arrays), *features(moved), rows[0], rows[2]])
-        given = arrays, moved, *rows, *numbers_of(inputs)
+        form, numbers = with_score(form, problem, inputs, 2, moving.score)
+        given = arrays, moved, *rows, *numbers
         self.over_rows(inputs.graph, "_by_query", form, tangent_kernel(form), matrices(problem), *given)
         return to, tlse if problem.softmax else None
 
@@ -61,7 +68,7 @@ class GraphBackend:
         if problem.softmax:
             pairs = ((do, to),) if tdo is None else ((do, to), (tdo, o))
             statistics = self.delta(problem, ((((do, o),), dlse, lse), (pairs, tdlse, tlse)))
-        return self.gradients(problem, inputs, do, moved, statistics)
+        return self.gradients(problem, inputs, do, moved, statistics, moving.score)
 
     def delta(self, problem, given):
         """lse and D = rowsum(do o) - dlse, and likewise their tangents, side by side; given: pairs of factors, a
@@ -79,7 +86,7 @@ class GraphBackend:
                        *statistics[2 * number : 2 * number + 2])  # fmt: skip
         return tuple(statistics)
 
-    def gradients(self, problem, inputs, do, moved, statistics):
+    def gradients(self, problem, inputs, do, moved, statistics, moving=()):
         """The gradients of all arrays, or their tangents if there are tangents, `moved`, by name."""
         given, count = {**inputs.arrays, "do": do}, matrices(problem)
         arrays, moves = arrays_of(problem, given), () if moved is None else self.moved(problem, given, moved)
@@ -93,12 +100,17 @@ class GraphBackend:
                         if shapes[name] != x.shape}  # fmt: skip
         sums = arrays_of(problem, results)
         form = form_of(problem, [*features(arrays), *features(moves), *features(sums)], moved is not None)
+        form, numbers = with_score(form, problem, inputs, 1 if moved is None else 2, moving, True)
+        with self.scratch_memory():
+            elements = sum(map(elements_of, inputs.score))
+            reads = np.zeros_like(inputs.q, np.int64, shape=elements * exact_sums.SIZE)
         together, group = count if adds else 1, problem.group_size
-        rest = arrays, moves, statistics, sums, *numbers_of(inputs)
+        rest = arrays, moves, statistics, sums, *numbers, reads if elements else ()
         by_query, by_key = backward_kernel(form, False, adds), backward_kernel(form, True)
         self.over_rows(inputs.graph, "_by_query", form, by_query, count // together, *rest, np.int32(together))
         self.over_rows(inputs.graph, "_by_key", form, by_key, count // group, *rest, np.int32(group))
-        return {name: summed(name, results[name], x) for name, x in inputs.arrays.items()}
+        found = {name: summed(name, results[name], x) for name, x in inputs.arrays.items()}
+        return found | {"score": gradients_of(inputs.score, exact_sums.rounded(reads))}
 
     def moved(self, problem, arrays, moved):
         """The Arrays of tangents; one that is not given is zeros, a row of which is all there is in memory."""
@@ -145,6 +157,18 @@ def form_of(problem, arrays, moves=False):
     nbytes = min(map(alignment_of, arrays))
     return Form(problem.dtype, problem.head_dim, problem.head_dim_v, problem.given, problem.softmax, nbytes,
                 problem.dropout, moves)  # fmt: skip
+
+
+def with_score(form, problem, inputs, order, moving=(), gradients=False):
+    """A Form with the score, and of dropout, if there is any, and of the score what kernels take, and the scale. order,
+    moving, gradients: see `chain.check_all` and `given_of`."""
+    links, real = links_of(inputs.score, problem.sum_dtype), sum_type(problem.dtype)
+    given = given_of(inputs.score, real, problem.sum_dtype, moving if order > 1 else None)
+    if links:
+        with naming(*[part._function for part in inputs.score if hasattr(part, "_function")]):
+            chain.check_all(links, type_of(given), from_dtype(problem.sum_dtype), order, gradients)
+    drops, scale = numbers_of(inputs)
+    return form._replace(score=links), (drops, given, scale)
 
 
 def numbers_of(inputs):

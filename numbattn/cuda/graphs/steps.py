@@ -6,13 +6,15 @@ time, as long as any row has one left. A long row has a block of its own. Whatev
 registers of its lanes: sums have one order.
 """
 
-from functools import cache
+from functools import cache, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...functions.compiled import chain
 from ...graphs.problem import AXES
 from ..kernels.shared.dropout import U32, U64, random_words
+from ..kernels.shared.exact_sums import add_exactly
 from ..kernels.shared.layouts import sum_type, vector
 from ..kernels.shared.schedule import split
 from ..tile import (
@@ -29,6 +31,7 @@ from ..tile import (
     gather,
     get,
     index,
+    map_tiles,
     maximum,
     minimum,
     put,
@@ -39,6 +42,7 @@ from ..tile import (
     shape,
     simt,
     sync_threads,
+    thread_index,
     where,
 )
 from ..words.numbers import LOG2_E
@@ -84,6 +88,36 @@ class Drops(NamedTuple):
     scale: Any
 
 
+class Edge(NamedTuple):
+    """Where an edge of each row is: kernels' `at`."""
+
+    batch: Any
+    head: Any
+    i: Any
+    j: Any
+    number: Any
+
+
+class Matrix(NamedTuple):
+    """Which score matrix a block works at."""
+
+    number: Any
+    batch: Any
+    head: Any
+    key_head: Any
+
+
+class Found(NamedTuple):
+    """What is read of an edge of each row."""
+
+    other: Any  # its other end, -1 if there is no such edge
+    number: Any
+    others: Any  # rows of the other end, and their tangents
+    of_edge: Any  # see `EdgeSteps.of_edges`
+    t_of_edge: Any
+    Z: Any  # what dropout multiplies P by
+
+
 class GraphKernel(NamedTuple):
     """A kernel, the shared memory of a block, and how many blocks a multiprocessor should hold."""
 
@@ -110,6 +144,7 @@ class Form(NamedTuple):
     nbytes: int  # alignment of rows
     dropout: bool
     moves: bool = False  # whether arrays have tangents
+    score: tuple = ()  # of Links, see `numbattn.graphs.score`
 
 
 def layouts_of(form):
@@ -213,7 +248,7 @@ class EdgeSteps:
         return reduced
 
     def reads(self):
-        """Device functions (array, layout, batch, head, rows) -> rows of features, and (array, batch, head, rows) ->
+        """Device functions (array, layout, batch, head, rows) -> rows of features, and (array, matrix, rows) ->
         numbers."""
         ACC, LINES, ROWS_OF = self.ACC, self.LINES, Alignment(self.form.nbytes)
 
@@ -222,24 +257,24 @@ class EdgeSteps:
             return gather(aligned(array[batch, head], ROWS_OF), layout, rows)
 
         @device
-        def number_at(array, batch, head, rows):
-            return convert(gather(array[batch, head], LINES, rows), ACC)
+        def number_at(array, matrix, rows):
+            return convert(gather(array[matrix.batch, matrix.head], LINES, rows), ACC)
 
         return rows_at, number_at
 
     def of_edges(self, default=1):
-        """Device functions: (arrays, batch, head, number, Z) -> k_edge, v_edge, bias and factor Z as they are read;
+        """Device functions: (arrays, matrix, number, Z) -> k_edge, v_edge, bias and factor Z as they are read;
         (K, V, these) -> k + k_edge, v + v_edge, bias and factor Z. default: a factor that is not given."""
         K, V, ACC, number_at = self.K, self.V, self.ACC, self.number_at
         HAS_BIAS, HAS_FACTOR, HAS_K, HAS_V = (name in self.form.given for name in EDGES)
         NONE, DEFAULT, rows_at = ACC(-0.0), ACC(default), self.rows_at      # x + -0.0 is x, and costs nothing
 
         @device
-        def read(arrays, batch, head, number, Z):
-            k_edge = rows_at(arrays.k_edge[0], K, batch, head, number) if HAS_K else NONE
-            v_edge = rows_at(arrays.v_edge[0], V, batch, head, number) if HAS_V else NONE
-            bias = number_at(arrays.bias[0], batch, head, number) if HAS_BIAS else NONE
-            factor = number_at(arrays.factor[0], batch, head, number) if HAS_FACTOR else DEFAULT
+        def read(arrays, matrix, number, Z):
+            k_edge = rows_at(arrays.k_edge[0], K, matrix.batch, matrix.head, number) if HAS_K else NONE
+            v_edge = rows_at(arrays.v_edge[0], V, matrix.batch, matrix.head, number) if HAS_V else NONE
+            bias = number_at(arrays.bias[0], matrix, number) if HAS_BIAS else NONE
+            factor = number_at(arrays.factor[0], matrix, number) if HAS_FACTOR else DEFAULT
             return k_edge, v_edge, bias, factor * Z
 
         @device
@@ -283,3 +318,140 @@ class EdgeSteps:
             return where(seen, S, 0), where(seen, full(LINES, ONE), 0), full(LINES, ZERO)
 
         return weights_of
+
+    def scores(self, order):
+        """The device function (S, tS, score, at) -> S and tS after the score, its derivative, and the tangent of that:
+        what is of this order, 0: S alone, 1: the derivative, too, 2: all. Absent edges are taken for edge 0."""
+        if not self.form.score:
+            return device(lambda S, tS, score, at: (S, tS, S, S))
+        ACC, FIRST, SECOND = self.ACC, order > 0, order > 1
+        of_order = chain.values, chain.slopes, chain.tangents
+        of_value, of_slope, of_both = (each(self.form.score, ACC) for each in of_order)
+
+        @device
+        def of_edge(s, ts, i, j, number, batch, head, score):
+            at = batch, head, number, i, j
+            if SECOND:
+                return of_both(s, ts, at, score)
+            if FIRST:
+                value, slope = of_slope(s, at, score)
+                return value, ts, slope, ts
+            return of_value(s, at, score), ts, ts, ts
+
+        @device
+        def scored(S, tS, score, at):
+            places = maximum(at.i, 0), maximum(at.j, 0), maximum(at.number, 0)
+            return map_tiles(of_edge, (S, tS, *places), (at.batch, at.head, score))
+
+        return scored
+
+    def reads_of_score(self):
+        """The device function (sums, S, tS, dS, tdS, score, at) that adds to the gradients of arrays in the score, or
+        with tangents to those of these, from S before the score and dS after it. The lanes of a row share its reads."""
+        links, ACC, LANES, MOVES = self.form.score, self.ACC, THREADS // self.K.rows.size, self.form.moves
+
+        def after(before, number):
+            term_of = (chain.reads_along if MOVES else chain.reads)(links, number, ACC)
+
+            @device
+            def add(s, ts, ds, tds, at, score, sums):
+                before(s, ts, ds, tds, at, score, sums)
+                read = thread_index() % LANES
+                count = read + 1
+                while read < count:
+                    if MOVES:
+                        term, element, count = term_of(s, ts, ds, tds, at, score, read)
+                    else:
+                        term, element, count = term_of(s, ds, at, score, read)
+                    if read < count:
+                        add_exactly((element, term), sums)
+                    read += LANES
+
+            return add
+
+        add_all = reduce(after, [number for number, link in enumerate(links) if any(link.wanted)], nothing)
+
+        @device
+        def of_edge(s, ts, ds, tds, i, j, number, batch, head, score, sums):
+            add_all(s, ts, ds, tds, (batch, head, number, i, j), score, sums)
+            return (s,)
+
+        @device
+        def add(sums, S, tS, dS, tdS, score, at):
+            places = maximum(at.i, 0), maximum(at.j, 0), maximum(at.number, 0)
+            map_tiles(of_edge, (S, tS, dS, tdS, *places), (at.batch, at.head, score, sums))
+
+        return add
+
+
+class Ends:
+    """Device functions that read both ends of edges, and their tangents if arrays have any, `moves`.
+
+    own_at: of a row's own end, (arrays, moved, matrix, rows) -> q and do, or k and v, with tangents; statistics_at:
+    (statistics, matrix, rows) -> lse and D, and their tangents; in_order: (own, others) -> those of the query, those of
+    the key; read: (lists, (arrays, moved, drops), matrix, at, end) -> Found; with_edges, with_moved: see
+    `EdgeSteps.of_edges`.
+    """
+
+    def __init__(self, steps, by_key=False, moves=False):
+        K, V, LINES, rows_at, number_at = steps.K, steps.V, steps.LINES, steps.rows_at, steps.number_at
+        MOVES, SOFTMAX, ZERO, BY_KEY, edge_at = moves, steps.form.softmax, steps.ACC(0), by_key, steps.edge_at
+        (read_edges, self.with_edges), (read_moved, self.with_moved) = steps.of_edges(), steps.of_edges(default=0)
+        kept = steps.kept()
+
+        @device
+        def of_queries(arrays, moved, matrix, rows):
+            batch, head = matrix.batch, matrix.head
+            q, do = rows_at(arrays.q, K, batch, head, rows), rows_at(arrays.do, V, batch, head, rows)
+            if MOVES:
+                return q, do, rows_at(moved.q, K, batch, head, rows), rows_at(moved.do, V, batch, head, rows)
+            return q, do, ZERO, ZERO
+
+        @device
+        def of_keys(arrays, moved, matrix, rows):
+            batch, head = matrix.batch, matrix.key_head
+            k, v = rows_at(arrays.k, K, batch, head, rows), rows_at(arrays.v, V, batch, head, rows)
+            if MOVES:
+                return k, v, rows_at(moved.k, K, batch, head, rows), rows_at(moved.v, V, batch, head, rows)
+            return k, v, ZERO, ZERO
+
+        @device
+        def statistics_at(statistics, matrix, rows):
+            zero = full(LINES, ZERO)
+            if SOFTMAX:
+                lse, D = number_at(statistics[0], matrix, rows), number_at(statistics[1], matrix, rows)
+                if not MOVES:
+                    return lse, D, zero, zero
+                return lse, D, number_at(statistics[2], matrix, rows), number_at(statistics[3], matrix, rows)
+            return zero, zero, zero, zero
+
+        @device
+        def in_order(own, others):
+            return (others, own) if BY_KEY else (own, others)
+
+        others_at = of_queries if by_key else of_keys
+
+        @device
+        def read(lists, given, matrix, at, end):
+            arrays, moved, drops = given
+            other, number = edge_at(lists, at, end, shape(arrays.q if BY_KEY else arrays.k)[2])
+            Z = kept(drops, matrix.number, number)
+            moves = read_moved(moved, matrix, number, Z) if MOVES else (ZERO, ZERO, ZERO, ZERO)
+            others = others_at(arrays, moved, matrix, other)
+            return Found(other, number, others, read_edges(arrays, matrix, number, Z), moves, Z)
+
+        self.own_at, self.statistics_at, self.in_order = of_keys if by_key else of_queries, statistics_at, in_order
+        self.read = read
+
+
+@device
+def matrix_of(number, arrays):
+    """The Matrix of this number."""
+    heads, key_heads = shape(arrays.q)[1], shape(arrays.k)[1]
+    batch, head = number // heads, number % heads
+    return Matrix(number, batch, head, head // (heads // key_heads))
+
+
+@device
+def nothing(s, ts, ds, tds, at, score, sums):
+    pass

@@ -23,6 +23,7 @@ plain one. Numbers take the dtype of the tile that they are combined with. With 
 | exp, log, tanh | by those | ex2, lg2, rcp, fma |
 | maximum, minimum, capped, where | for tiles and numbers; `capped` keeps NaN | max, min, min.NaN, selp |
 | map_elements, holds | any function of an element and its position, any truth of its position | |
+| map_tiles | any function of the elements of several tiles | |
 | row_max, row_sum, part_sum | along the rows: by a warp, or by each thread | max, add, shfl.bfly |
 | diagonal_sums | along the diagonals of a tile in shared memory, by a warp | ldmatrix, mma.sync, shfl |
 | part_argmin, anywhere | a running minimum of each row and its column; whether truths hold | min, vote.any |
@@ -91,7 +92,7 @@ from .functions import exp, exp2, log, log2, reciprocal, sqrt, tanh
 from .global_memory import gather, has_bits, load, save, scatter, take
 from .integers import INDEX, always, index, lowest_bit, opaque, shape
 from .layout import ONE, WARP, WARPGROUP, WARPGROUP_ROWS, Axis, Layout, copy_layout, mma, simt, wgmma
-from .mapping import fold_elements, holds, map_elements
+from .mapping import fold_elements, holds, map_elements, map_tiles
 from .matrices import aligned, heads_as_rows, lines_of, rows_between, rows_of_pages
 from .pipeline import Pipeline, acquire, advance, alongside, init_pipelines, release, stage, wait
 from .places import SharedMemory
@@ -209,6 +210,7 @@ __all__ = [
     "log2",
     "lowest_bit",
     "map_elements",
+    "map_tiles",
     "maximum",
     "minimum",
     "mma",

@@ -279,6 +279,60 @@ def fold_elements(context, function, carried, tiles, row, col, shape, others):
     return kinds(function, carried, tiles, INDEX, INDEX, types.UniTuple(INDEX, 2), others), generate
 
 
+@primitive
+def map_tiles(function, tiles, others):
+    """The tiles of the numbers that function(*elements, *others) returns, a tuple, for all elements of tiles of one
+    layout; their dtype is that of the first tile. See `map_elements`: elements of int32 are integers.
+
+    >>> @device
+    ... def both(s, i, factor):
+    ...     return s + i, factor * s
+    >>> show(lambda x: map_tiles(both, (x, full(TILE, np.int32(1))), (10,))[1])
+    array([[ 0., 10., 20., 30.],
+           [40., 50., 60., 70.]], dtype=float32)
+    """
+    x = check_mapped(tiles)
+    others = [int(other) if isinstance(other, np.int32) else other for other in others]
+    numbers = [tile.registers.flat if tile.dtype.kind == "f" else map(int, tile.registers.flat) for tile in tiles]
+    found = zip(*[function(*each, *others) for each in zip(*numbers)])
+    return tuple([Fragment(x.layout, np.array(values, x.dtype).reshape(x.layout.slots)) for values in found])
+
+
+@map_tiles.calling
+def map_tiles(context, function, tiles, others):
+    x, plain = check_mapped(tiles), as_given(others)
+    kinds = [types.int64 if tile.dtype == types.int32 else tile.dtype for tile in tiles]
+    called = context.resolve_function_type(function, (*kinds, *plain), {})
+    out = types.UniTuple(x, len(called.return_type))
+
+    def generate(context, b, _, values, given):
+        call, given = context.get_function(function, called), cast_each(context, b, given, others, plain)
+        every = [registers(b, tile, b.extract_value(values, n)) for n, tile in enumerate(tiles)]
+        found = [[[None] * x.layout.slots[1] for _ in range(x.layout.slots[0])] for _ in range(out.count)]
+        for r, c in np.ndindex(*x.layout.slots):
+            elements = [context.cast(b, tile[r][c], of.dtype, kind) for tile, of, kind in zip(every, tiles, kinds)]
+            results = call(b, [*elements, *given])
+            for n, kind in enumerate(called.return_type):
+                found[n][r][c] = context.cast(b, b.extract_value(results, n), kind, x.dtype)
+        whole = ir.Constant(context.get_value_type(out), ir.Undefined)
+        for n, tile in enumerate(found):
+            whole = b.insert_value(whole, fragment(b, x, tile), n)
+        return whole
+
+    return out(function, types.Tuple([*tiles]), others), generate
+
+
+def check_mapped(tiles):
+    """The first tile."""
+    x = tiles[0]
+    check_tile("map_tiles", x, FLOATS)
+    for tile in tiles:
+        check_tile("map_tiles", tile, {*FLOATS, "int32"})
+        if tile.layout != x.layout:
+            raise TypingError(f"map_tiles: got {tile.layout}, expected {x.layout}, that of the first tile")
+    return x
+
+
 def check_folded(tiles):
     for x in tiles:
         check_tile("fold_elements", x, FLOATS)

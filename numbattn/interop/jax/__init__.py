@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -44,8 +45,10 @@ from ...base.checks import flag, library, words_for
 from ...base.keywords import knows_others
 from ...call.problem import refuse_cache
 from ...dropout import Dropout
+from ...graphs import Graph
 from ...masks import Mask
 from ...scores import Scores
+from ..graphs import taken_apart_of_graph
 from ..options import taken_apart
 from . import primitives, pytrees  # noqa: F401  # which register what JAX has to know
 from .folx import register_folx
@@ -106,10 +109,55 @@ def attention(
     """
     if "folx" in sys.modules:
         register_folx()
-    x, how = _taken_apart(q, k, v, (causal, mask, scale, dropout, score), dropout_offset)
+    x, how = _taken_apart(q, k, v, partial(taken_apart, causal, mask, scale, score=score), dropout, dropout_offset)
     how = how._replace(deterministic=flag("deterministic", deterministic), with_lse=flag("return_lse", return_lse))
     results = bind(forward, x, how)
     return tuple(results) if return_lse else results[0]
+
+
+def graph_attention(
+    q: Any, k: Any, v: Any, graph: Graph, *, bias: Any = None, k_edge: Any = None, v_edge: Any = None,
+    factor: Any = None, softmax: bool = True, scale: float | None = None, dropout: Dropout | None = None,
+    score: Scores = None, dropout_offset: Any = None,
+) -> Any:  # fmt: skip
+    """`numbattn.graphs.attention` of JAX arrays, under all transformations that `attention` works under.
+
+    Parameters
+    ----------
+    q, k, v, bias, k_edge, v_edge, factor, softmax, scale, dropout, score
+        As in `numbattn.graphs.attention`; arrays are JAX's or NumPy's. All have gradients, those in the score if it
+        wants them.
+    graph : numbattn.graphs.Graph
+        Of NumPy arrays, or of CuPy arrays on a GPU. It is static: a function is compiled again for another one.
+    dropout_offset : int or integer array without axes, optional
+        As in `attention`.
+
+    Returns
+    -------
+    o : jax.Array, (..., queries, head_dim_v)
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what does not fit: see `numbattn.graphs.attention`.
+    NotImplementedError
+        For a derivative that does not exist: see above.
+
+    Examples
+    --------
+    >>> import jax, numpy as np
+    >>> from numbattn.graphs import Graph
+    >>> from numbattn.interop.jax import graph_attention
+    >>> ring, x = Graph(np.arange(4), np.array([1, 2, 0])), jax.numpy.ones((3, 8))
+    >>> loss = lambda bias: graph_attention(x, x, x, ring, bias=bias).sum()
+    >>> jax.jit(jax.grad(loss))(jax.numpy.zeros(3)).shape
+    (3,)
+    """
+    edges = {"bias": bias, "k_edge": k_edge, "v_edge": v_edge, "factor": factor}
+    edges = {name: x if x is None else _array(name, x) for name, x in edges.items()}
+    options = partial(taken_apart_of_graph, graph, softmax, scale, score=score, **edges)
+    x, how = _taken_apart(q, k, v, options, dropout, dropout_offset)
+    return bind(forward, x, how._replace(with_lse=False))[0]
 
 
 @knows_others
@@ -147,7 +195,7 @@ def attention_laplacian(
     >>> jax.jit(jax.vmap(lambda x: attention_laplacian(x, x, x, *[jacobian] * 3)[2]))(walkers).shape
     (10, 4, 5, 3)
     """
-    x, how = _taken_apart(q, k, v, (causal, mask, scale, dropout, score), dropout_offset)
+    x, how = _taken_apart(q, k, v, partial(taken_apart, causal, mask, scale, score=score), dropout, dropout_offset)
     given = {"jq": jq, "jk": jk, "jv": jv, "lq": lq, "lk": lk, "lv": lv}
     arrays = [y if y is None else _array(name, y) for name, y in given.items()]
     none = (None,) * len(how.wanted)
@@ -155,18 +203,17 @@ def attention_laplacian(
     return tuple(bind(laplacian, x._replace(tangents=tangents, second=second), how._replace(several=True)))
 
 
-def _taken_apart(q: Any, k: Any, v: Any, options: tuple[Any, ...], dropout_offset: Any) -> tuple[Operands, How]:
-    """The operands of the forward pass, and what is static."""
+def _taken_apart(q: Any, k: Any, v: Any, options: Any, dropout: Any, dropout_offset: Any) -> tuple[Operands, How]:
+    """The operands of the forward pass, and what is static. options: (dropout=) -> Options and arrays."""
     refuse_cache(k)
     q, k, v = _array("q", q), _array("k", k), _array("v", v)
-    causal, mask, scale, dropout, score = options
     seed = offset = None
     if dropout is None and dropout_offset is not None:
         raise ValueError(f"dropout_offset: got {words_for(dropout_offset)} without dropout")
     if isinstance(dropout, Dropout):
         seed, offset = np.array(dropout.key, np.uint32), _offset(dropout, dropout_offset)
         dropout = Dropout(dropout.p, 0)
-    apart, arrays = taken_apart(causal, mask, scale, dropout, score)
+    apart, arrays = options(dropout=dropout)
     return Operands(q, k, v, tuple(arrays), seed, offset), How(apart, apart.wanted, deterministic=False)
 
 

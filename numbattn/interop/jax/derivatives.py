@@ -120,8 +120,8 @@ def _pulled_back(x: Operands, how: How, do: Any, dlse: Any) -> Directions:
 
 def directions_of(tx: Operands, how: How) -> Directions:
     """The tangents of q, k, v and weights, among those of operands."""
-    of_score, parts = [], [part for part in how.options.score for _ in part._weights]
-    for part, index, wanted in zip(parts, how.options.weights, how.wanted):
+    of_score = []
+    for part, index, wanted in zip(how.options.parts, how.options.weights, how.wanted):
         t = _nonzero(tx.arrays[index])
         if t is not None and not wanted and not isinstance(part, ArrayPart):
             raise NotImplementedError(f"derivatives by the arrays of a {type(part).__name__} without gradient=True: "

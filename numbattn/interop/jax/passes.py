@@ -7,17 +7,15 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from ...api import attention_backward, attention_forward
 from ...base.gradients import Gradients
-from ...call.problem import Saved, describe
 from ...call.tangents import checked_tangents
 from ...dropout import Dropout
-from ...jets import attention_forward_jvp, attention_laplacian, tangents_of_gradients
+from ...jets import attention_laplacian
 from .operands import How, Operands, Pass, Results
 
 
 def forward(x: Operands, how: How) -> Results:
-    o, saved = attention_forward(x.q, x.k, x.v, **_given(x, how))
+    o, saved = how.options.functions.forward(x.q, x.k, x.v, **_given(x, how))
     return (o, saved.lse) if how.with_lse else (o,)
 
 
@@ -27,14 +25,16 @@ def tangent(x: Operands, how: How) -> Results:
 
 
 def backward(x: Operands, how: How) -> Results:
-    saved = Saved.of(x.q, x.k, x.v, x.o, x.lse, **_given(x, how))
-    return _wanted(attention_backward(x.do, saved, dlse=x.dlse, deterministic=how.deterministic), how)
+    functions = how.options.functions
+    saved = functions.saved(x.q, x.k, x.v, x.o, x.lse, **_given(x, how))
+    return _wanted(functions.backward(x.do, saved, dlse=x.dlse, deterministic=how.deterministic), how)
 
 
 def hessian(x: Operands, how: How) -> Results:
     """The Hessian of <do, o> + <dlse, lse>, also with respect to do and dlse, times tangents: a symmetric matrix."""
     _, to, saved, tsaved = _forward_tangent(x, how)
-    tgrads = tangents_of_gradients(x.do, saved, tsaved, x.tdo, x.dlse, x.tdlse, how.deterministic)
+    along = how.options.functions.tangents_of_gradients
+    tgrads = along(x.do, saved, tsaved, x.tdo, x.dlse, x.tdlse, how.deterministic)
     return *_wanted(tgrads, how), to, tsaved.tlse
 
 
@@ -53,7 +53,8 @@ def second_tangent(x: Operands, how: How) -> Results:
 
 def _forward_tangent(x: Operands, how: How) -> Any:
     t: Any = x.tangents
-    return attention_forward_jvp(x.q, x.k, x.v, t.q, t.k, t.v, tscore=t.score, **_given(x, how))
+    forward_jvp = how.options.functions.forward_jvp
+    return forward_jvp(x.q, x.k, x.v, t.q, t.k, t.v, tscore=t.score, **_given(x, how))
 
 
 def _given(x: Operands, how: How) -> dict[str, Any]:
@@ -99,7 +100,7 @@ def _results_by_inputs(compute: Pass, x: Operands, how: How) -> list[Any]:
     elements of arrays are known."""
     lead = x.q.shape[: how.loops]
     x = jax.tree.map(lambda a: np.broadcast_to(np.zeros((), a.dtype), a.shape[how.loops :]), x)
-    problem, inputs = describe(x.q, x.k, x.v, **_given(x, how), may_wait=True)
+    problem, inputs = how.options.functions.describe(x.q, x.k, x.v, **_given(x, how), may_wait=True)
     o = jax.ShapeDtypeStruct((*lead, *problem.out_shape), problem.dtype)
     if compute is laplacian:
         t, second = cast(Any, (x.tangents, x.second))

@@ -31,8 +31,10 @@ from ...base.checks import Array, flag, number, words_for
 from ...base.keywords import knows_others
 from ...call.problem import refuse_cache
 from ...dropout import Dropout
+from ...graphs import Graph
 from ...masks import Mask, as_mask
 from ...scores import Scores, as_parts
+from ..graphs import taken_apart_of_graph
 from ..options import INSTEAD, taken_apart
 from . import operators
 from .arrays import TENSORS, array_of, arrays_of, on_device, tensors_of
@@ -96,6 +98,55 @@ def attention(
     run = traced if torch.compiler.is_compiling() or is_traced(q, k, v) else eager
     results = run(q, k, v, options, deterministic, flag("return_lse", return_lse))
     return results if return_lse else results[0]
+
+
+def graph_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, graph: Graph, *, bias: torch.Tensor | None = None,
+    k_edge: torch.Tensor | None = None, v_edge: torch.Tensor | None = None, factor: torch.Tensor | None = None,
+    softmax: bool = True, scale: float | None = None, dropout: Dropout | None = None, score: Scores = None,
+) -> Any:  # fmt: skip
+    """`numbattn.graphs.attention` of torch's tensors, with all derivatives that `attention` has.
+
+    Parameters
+    ----------
+    q, k, v, graph, bias, k_edge, v_edge, factor, softmax, scale, dropout, score
+        As in `numbattn.graphs.attention`; the graph has NumPy arrays, or CuPy arrays for tensors on a GPU. All tensors
+        have gradients, those in the score if it wants them. It breaks the graph of torch.compile.
+
+    Returns
+    -------
+    o : torch.Tensor, (..., queries, head_dim_v), of the dtype of q
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what does not fit: see `numbattn.graphs.attention`.
+    NotImplementedError
+        For a derivative that does not exist: see above.
+
+    Examples
+    --------
+    >>> import numpy as np, torch
+    >>> from numbattn.graphs import Graph
+    >>> from numbattn.interop.torch import graph_attention
+    >>> ring, x = Graph(np.arange(4), np.array([1, 2, 0])), torch.randn(3, 8)
+    >>> bias = torch.zeros(3, requires_grad=True)
+    >>> graph_attention(x, x, x, ring, bias=bias).sum().backward()
+    >>> bias.grad.shape
+    torch.Size([3])
+    """
+    edges = {"bias": bias, "k_edge": k_edge, "v_edge": v_edge, "factor": factor}
+    run = over_graph_outside if torch.compiler.is_compiling() else over_graph
+    return run(q, k, v, (graph, softmax, scale, dropout, score), edges)
+
+
+def over_graph(q: Any, k: Any, v: Any, options: tuple[Any, ...], edges: dict[str, Any]) -> Any:
+    check(q=q, k=k, v=v, **{name: x for name, x in edges.items() if x is not None})
+    call, tensors = TorchCall.of(*taken_apart_of_graph(*options, **edges), False)
+    return Forward.run(call, q, k, v, *tensors)[0]
+
+
+over_graph_outside = torch._disable_dynamo(over_graph)
 
 
 def is_traced(*qkv: Any) -> bool:

@@ -21,12 +21,8 @@ import numpy as np
 import torch
 from torch.autograd import forward_ad
 
-from ...api import attention_backward, attention_forward
 from ...base.forks import cached_property
 from ...base.gradients import Gradients
-from ...call.problem import Saved
-from ...call.tangents import SavedTangents, checked_tangents
-from ...jets import attention_forward_jvp, tangents_of_gradients
 from ...scores import ArrayPart, Part
 from ...scores.element import FunctionPart
 from ..options import Options
@@ -68,7 +64,7 @@ class TorchCall:
     @cached_property
     def weights(self) -> dict[int, Part]:
         """The arrays with a place among the gradients, by number, each with its part of the score."""
-        return dict(zip(self.options.weights, [part for part in self.options.score for _ in part._weights]))
+        return dict(zip(self.options.weights, self.options.parts))
 
     @cached_property
     def axes(self) -> tuple[int | None, ...]:
@@ -260,7 +256,7 @@ class Forward(TorchPass):
     def forward(call: TorchCall, *primals: Any) -> Any:
         with on_device(primals[0]):
             arrays = arrays_of(primals)
-            o, saved = attention_forward(*arrays[:3], **call.given(arrays))
+            o, saved = call.options.functions.forward(*arrays[:3], **call.given(arrays))
             return tensors_of((o, saved.lse))
 
     @staticmethod
@@ -290,7 +286,7 @@ class Tangent(TorchPass):
     def forward(call: TorchCall, *operands: Any) -> Any:
         with on_device(operands[0]):
             primals, _, tangents = split(call, arrays_of(operands), 2)
-            _, to, _, tsaved = attention_forward_jvp(
+            _, to, _, tsaved = call.options.functions.forward_jvp(
                 *primals[:3], *tangents[:3], tscore=call.of_score(tangents), **call.given(primals)
             )
             return tensors_of((to, tsaved.tlse))
@@ -335,9 +331,10 @@ class Backward(TorchPass):
     def forward(call: TorchCall, *operands: Any) -> Any:
         with on_device(operands[0]):
             primals, (o, lse), (do, dlse) = split(call, arrays_of(operands), 2)
-            saved = Saved.of(*primals[:3], o, lse, **call.given(primals))
+            functions = call.options.functions
+            saved = functions.saved(*primals[:3], o, lse, **call.given(primals))
             do = np.zeros_like(o) if do is None else do
-            grads = attention_backward(do, saved, dlse=dlse, deterministic=call.is_deterministic)
+            grads = functions.backward(do, saved, dlse=dlse, deterministic=call.is_deterministic)
             return tensors_of(call.of_primals(grads))
 
     @staticmethod
@@ -376,12 +373,12 @@ class BackwardTangent(TorchPass):
         with on_device(operands[0]):
             primals, (o, lse), rest = split(call, arrays_of(operands), 2)
             (do, dlse), (tangents, (to, tlse), (tdo, tdlse)) = rest[:2], split(call, rest[2:], 2)
-            saved = Saved.of(*primals[:3], o, lse, **call.given(primals))
+            functions = call.options.functions
+            saved = functions.saved(*primals[:3], o, lse, **call.given(primals))
             do = np.zeros_like(o) if do is None else do
             dlse = np.zeros_like(lse) if dlse is None and tdlse is not None else dlse
-            directions, several = checked_tangents(saved.inputs, *tangents[:3], call.of_score(tangents))
-            tsaved = SavedTangents(saved.problem, directions, to, tlse, several)
-            tgrads = tangents_of_gradients(do, saved, tsaved, tdo, dlse, tdlse, call.is_deterministic)
+            tsaved = functions.saved_tangents(saved, *tangents[:3], call.of_score(tangents), to, tlse)
+            tgrads = functions.tangents_of_gradients(do, saved, tsaved, tdo, dlse, tdlse, call.is_deterministic)
             return tensors_of(call.of_primals(tgrads))
 
     @staticmethod

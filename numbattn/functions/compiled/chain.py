@@ -1,0 +1,173 @@
+"""Functions of one edge, one after the other: scores of graphs. See `numbattn.graphs.score`.
+
+Kernels on CPUs and GPUs call these. links: the Link of each function; s: of the dtype `real`; at: batch, head, edge, i
+and j; given: as from `given_of`. To the functions of one element (s, batch, head, i, j, *arrays), of which these are
+made, an edge is an i, its query a j, and its key the first of the arrays.
+"""
+
+from functools import lru_cache, reduce
+
+import numpy as np
+from numba import types
+
+from .element import check, differentiated_element
+from .reads import along, by_read, by_read_along, check_along, check_by_read_along
+from .reads import check as check_reads
+from .strict import compiled
+
+HIDDEN = -np.inf
+
+
+def check_all(links, kinds, real, order, gradients=False):
+    """Raise a TypeError for functions that may not be compiled. kinds: the types of what they are given; real: that of
+    s; order: 2 with tangents."""
+    for (identity, wanted), (arrays, tangents, _) in zip(links, kinds):
+        kinds_of, wanted_of = (types.int64, *arrays), (False, *wanted)
+        for each in range(order + 1):
+            check(identity, real, kinds_of, each)
+        for each in range(2) if len(tangents) else ():
+            check_along(identity, wanted_of, real, kinds_of, tangents[0], each)
+        if gradients and any(wanted):
+            check_reads(identity.function, wanted_of, real, kinds_of)
+            if len(tangents):
+                check_by_read_along(identity.function, wanted_of, real, kinds_of, tangents[0])
+
+
+@lru_cache(maxsize=256)
+def own(links, number, order):
+    """(s, at, given) -> function `number`, or its derivative of this order."""
+    function = differentiated_element(links[number].identity, order)
+
+    @compiled
+    def call(s, at, given):
+        return function(s, at[0], at[1], at[2], at[3], (at[4],) + given[number][0])
+
+    return call
+
+
+@lru_cache(maxsize=256)
+def shifts(links, number, order):
+    """(s, at, given) -> the tangent of that along arrays."""
+    function = along(links[number].identity, (False, *links[number].wanted), order)
+
+    @compiled
+    def call(s, at, given):
+        return function(s, at[0], at[1], at[2], at[3], (at[4],) + given[number][0], given[number][1][0])
+
+    return call
+
+
+@lru_cache(maxsize=256)
+def values(links, real):
+    """(s, at, given) -> s after all."""
+
+    def after(before, number):
+        value_of = own(links, number, 0)
+
+        @compiled
+        def value(s, at, given):
+            return real(value_of(before(s, at, given), at, given))
+
+        return value
+
+    return reduce(after, range(len(links)), _same)
+
+
+@lru_cache(maxsize=256)
+def slopes(links, real, first=0):
+    """(s, at, given) -> s after all but the first ones, and its derivative; 0 where the score is -inf."""
+
+    def after(before, number):
+        value_of, slope_of = (own(links, number, order) for order in range(2))
+
+        @compiled
+        def both(s, at, given):
+            s, F = before(s, at, given)
+            value, slope = real(value_of(s, at, given)), real(0)
+            if s != HIDDEN and value != HIDDEN:                 # elsewhere derivatives may be NaN
+                slope = real(slope_of(s, at, given))
+            return value, F * slope
+
+        return both
+
+    @compiled
+    def nothing(s, at, given):
+        return s, real(1)
+
+    return reduce(after, range(first, len(links)), nothing)
+
+
+@lru_cache(maxsize=256)
+def tangents(links, real, first=0):
+    """(s, ts, at, given) -> s and ts after all but the first ones, the derivative and its tangent."""
+
+    def after(before, number):
+        value_of, slope_of, bend_of = (own(links, number, order) for order in range(3))
+        shift_of, slope_shift_of = (shifts(links, number, order) for order in range(2))
+        moves = any(links[number].wanted)
+
+        @compiled
+        def all_four(s, ts, at, given):
+            s, ts, F, tF = before(s, ts, at, given)
+            value, slope, tslope, shift = real(value_of(s, at, given)), real(0), real(0), real(0)
+            if s != HIDDEN and value != HIDDEN:
+                slope, tslope = real(slope_of(s, at, given)), ts * real(bend_of(s, at, given))
+                if moves:
+                    shift = real(shift_of(s, at, given))
+                    tslope += real(slope_shift_of(s, at, given))
+            return value, slope * ts + shift, F * slope, tF * slope + F * tslope
+
+        return all_four
+
+    @compiled
+    def nothing(s, ts, at, given):
+        return s, ts, real(1), real(0)
+
+    return reduce(after, range(first, len(links)), nothing)
+
+
+@lru_cache(maxsize=256)
+def reads(links, number, real):
+    """(s, ds, at, given, read) -> what the gradient of an element gets of read number `read` of function `number`,
+    which element that is among those of all gradients, and how many it reads. s: before all functions; ds: after."""
+    identity, wanted = links[number]
+    before, rest = values(links[:number], real), slopes(links, real, number + 1)
+    value_of, derivative = own(links, number, 0), by_read(identity.function, (False, *wanted))
+
+    @compiled
+    def term(s, ds, at, given, read):
+        s = before(s, at, given)
+        value, arrays = real(value_of(s, at, given)), (at[4],) + given[number][0]
+        if ds == 0 or s == HIDDEN or value == HIDDEN:
+            return 0.0, 0, 0
+        _, F = rest(value, at, given)
+        slope, element, count = derivative(s, at[0], at[1], at[2], at[3], arrays, read)
+        return float(slope * (ds * F)), element + given[number][2], count
+
+    return term
+
+
+@lru_cache(maxsize=256)
+def reads_along(links, number, real):
+    """(s, ts, ds, tds, at, given, read): the same of the tangent of a gradient."""
+    identity, wanted = links[number]
+    before, just = tangents(links[:number], real), tangents(links[: number + 1], real, number)
+    rest, derivative = tangents(links, real, number + 1), by_read_along(identity.function, (False, *wanted))
+
+    @compiled
+    def term(s, ts, ds, tds, at, given, read):
+        s, ts, _, _ = before(s, ts, at, given)
+        value, tvalue, _, _ = just(s, ts, at, given)
+        if (ds == 0 and tds == 0) or s == HIDDEN or value == HIDDEN:
+            return 0.0, 0, 0
+        _, _, F, tF = rest(value, tvalue, at, given)
+        arrays, moved = (at[4],) + given[number][0], given[number][1][0]
+        slope, tslope, element, count = derivative(s, ts, at[0], at[1], at[2], at[3], arrays, moved, read)
+        return float(slope * (tds * F + ds * tF) + tslope * (ds * F)), element + given[number][2], count
+
+    return term
+
+
+@compiled
+def _same(s, at, given):
+    return s

@@ -1,0 +1,72 @@
+"""A call with scores, all its results by name."""
+
+import numpy as np
+
+import numbattn as na
+from numbattn import graphs
+
+from ..accuracy import to_numpy
+
+
+def of_kind(s, batch, head, edge, i, j, weight, kind):
+    """It bends, reads entries twice, and depends on all that it is told."""
+    return s + weight[kind[edge], head] * s * s * 0.3 + weight[j % 2, 0] * 0.1 + 0.05 * i + 0.1 * batch
+
+
+def hiding(s, batch, head, edge, i, j):
+    return s if edge % 5 else -np.inf
+
+
+class Call:
+    """Of float64; `moved` is a like call whose arrays are further along the tangents."""
+
+    def __init__(self, rng, nodes=7, edges=30, softmax=True):
+        i, j = rng.integers(nodes, size=(2, edges))
+        self.graph, _ = graphs.Graph.from_edges(i, j, (nodes, nodes))
+        shapes = {"q": (2, 4, nodes, 4), "k": (2, 2, nodes, 4), "v": (2, 2, nodes, 5), "bias": (edges,),
+                  "factor": (4, edges), "weight": (2, 4), "do": (2, 4, nodes, 5), "dlse": (2, 4, nodes)}  # fmt: skip
+        self.x, self.t = ({name: rng.standard_normal(shape) for name, shape in shapes.items()} for _ in range(2))
+        self.kind, self.softmax = rng.integers(2, size=edges), softmax
+
+    def moved(self, step):
+        made = object.__new__(Call)
+        vars(made).update(vars(self), x={name: x + step * self.t[name] for name, x in self.x.items()})
+        return made
+
+    def rounded(self, dtype):
+        made = self.moved(0)
+        made.x, made.t = ({name: x.astype(dtype).astype(np.float64) for name, x in each.items()}
+                          for each in (self.x, self.t))  # fmt: skip
+        return made
+
+    def results(self, xp=np, dtype=np.float64):
+        x, t = ({name: xp.asarray(a.astype(dtype)) for name, a in each.items()} for each in (self.x, self.t))
+        graph = graphs.Graph(xp.asarray(self.graph.indptr), xp.asarray(self.graph.indices))
+        weight, tweight = (xp.asarray(each["weight"].astype(np.promote_types(dtype, np.float32)))
+                           for each in (self.x, self.t))  # fmt: skip
+        own = graphs.EdgeScore(of_kind, arrays=[weight, xp.asarray(self.kind)], gradient=[True, False])
+        score = [na.Softcap(2.0), own, *[graphs.EdgeScore(hiding)] * self.softmax]
+        names, edges = "qkv", {name: x[name] for name in ("bias", "factor")}
+        o, to, saved, tsaved = graphs.attention_forward_jvp(
+            *(x[name] for name in names), graph, *(t[name] for name in names), **edges, tbias=t["bias"],
+            tfactor=t["factor"], tscore=[tweight, None], softmax=self.softmax, score=score,
+        )  # fmt: skip
+        lse = {"dlse": x["dlse"], "tdlse": t["dlse"]} if self.softmax else {}
+        grads, tgrads = graphs.attention_backward_jvp(x["do"], saved, tsaved, tdo=t["do"], **lse)
+        found = {"o": o, "to": to, "lse": saved.lse, "tlse": tsaved.tlse}
+        for prefix, each in (("d", grads), ("td", tgrads)):
+            found |= {f"{prefix}{name}": a for name, a in {**dict(zip(names, each)), **vars(each)}.items()}
+            found[f"{prefix}weight"], none = found.pop(f"{prefix}score")
+            assert none is None
+        return {name: to_numpy(a).astype(np.float64) for name, a in found.items() if a is not None}
+
+
+def assert_close(found, wanted, tolerance):
+    """Relative to the largest number of each."""
+    assert found.keys() == wanted.keys()
+    for name, want in wanted.items():
+        sees = np.isfinite(want)
+        np.testing.assert_array_equal(np.isfinite(found[name]), sees, err_msg=name)
+        largest = np.abs(want[sees]).max()
+        np.testing.assert_allclose(found[name][sees], want[sees], rtol=0, atol=tolerance * largest, err_msg=name)
+
