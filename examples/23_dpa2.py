@@ -88,7 +88,8 @@ def numbered(counts):
 
 
 class Padded:
-    """Over lists of so many places: arrays of edges are (atoms, places, ...)."""
+    """Over lists of so many places: arrays of edges are (atoms, places, ...). Empty places count for nothing, where in
+    deepmd-kit each adds exp(-SHIFT) to the sums of a softmax."""
 
     def __init__(self, graph, places=PLACES):
         lists = Lists(graph)
