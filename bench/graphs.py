@@ -23,7 +23,7 @@ import argparse
 import math
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import nullcontext, suppress
 from functools import partial
 from importlib.util import find_spec
@@ -311,8 +311,8 @@ def in_turn(cases, peers, rounds, rate):
         kinds.setdefault(case._replace(degree=MEAN, edges=FIRST_EDGES), []).append(case)
     spawned, count = get_context("spawn"), len(kinds)
     with ProcessPoolExecutor(count, spawned, share, (spawned.Barrier(count), spawned.Lock())) as pool:
-        measure = partial(after_first_calls, peers=peers, rounds=rounds, rate=rate)
-        yield from pool.map(measure, kinds, kinds.values())
+        found = [pool.submit(after_first_calls, *kind, peers, rounds, rate) for kind in kinds.items()]
+        yield from (each.result() for each in as_completed(found))
 
 
 def share(*objects):
@@ -404,7 +404,8 @@ def main():
     results |= {"bytes_per_second": rounded(bytes_per_second(xp)), "graphs": []}
     run = on_cpu if args.cpu else in_turn
     for found in run(cases, args.peers, args.rounds, results["bytes_per_second"]):
-        results["graphs"] += found
+        records = [*results["graphs"], *found]
+        results["graphs"] = sorted(records, key=lambda x: cases.index(Case(*map(x.get, Case._fields))))
         if args.json:
             save(args.json, results)  # after each part, so that what was measured is not lost
     show_records(results["graphs"])
