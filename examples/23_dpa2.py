@@ -3,81 +3,28 @@
     pip install torch && python examples/23_dpa2.py
 
 Atoms attend to their neighbours, `LocalAtten` in deepmd-kit, and the edges of an atom to each other, `Atten2Map`: this
-is attention over a graph whose nodes are edges. A switch that goes to 0 at the radius multiplies scores and weights. So
-that the first one's scores are products of queries and keys, too, its keys are edges as well.
-Everything is in float64, and of PyTorch but for attention: `Attention` makes `numbattn.graphs` a function of tensors
-with first and second derivatives, for forces are gradients of an energy, and training on forces derives them again.
-Results are the same both ways. A step is an energy, forces, and the gradient of a loss on forces by all parameters; a
-padded list has as many places for each atom as in DPA-2.
+is attention over a graph whose nodes are edges. A switch that goes to 0 at the radius multiplies scores and weights, by
+a function of a score and by a factor, and in the second one so does the product of two directions, its gate.
+Everything is in float64. Forces are gradients of an energy, and training on forces derives them again: all arrays have
+second derivatives. Results are the same both ways. A step is an energy, forces, and the gradient of a loss on forces by
+all parameters; a padded list has as many places for each atom as in DPA-2.
 """
 
 import argparse
 import time
 from functools import partial
+from importlib import import_module
 
 import numpy as np
 import torch
 
 from numbattn import graphs
+from numbattn.interop.torch import graph_attention
 
 RADIUS, INNER, DENSITY = 4.0, 3.5, 0.1  # angstrom, where the switch is 0 and where it is 1; atoms in a cubic one
 SHIFT = 20.0  # of scores: exp(-SHIFT) is what a neighbour counts at the radius
 LAYERS, PLACES = 2, 48  # of a padded list
 ATOM, EDGE, HEADS, ATOM_HEAD, EDGE_HEAD = 128, 32, 4, 128, 32  # features, and those of a head's queries and keys
-
-
-# ------------------------------------------------------------------------------------------------- attention of tensors
-class Attention(torch.autograd.Function):
-    """`graphs.attention` of tensors (rows, heads, features), with the arrays of edges of these names."""
-
-    @staticmethod
-    def forward(ctx, graph, names, *tensors):
-        ctx.save_for_backward(*tensors)
-        q, k, v, *edges = map(array_of, tensors)
-        o, ctx.saved = graphs.attention_forward(q, k, v, graph, scale=1.0, **dict(zip(names, edges)))
-        return tensor_of(o)
-
-    @staticmethod
-    def backward(ctx, do):
-        return None, None, *Gradients.apply(ctx.saved, do, *ctx.saved_tensors)
-
-
-class Gradients(torch.autograd.Function):
-    """Its gradients by the tensors, and the gradients of a function of these."""
-
-    @staticmethod
-    def forward(ctx, saved, do, *tensors):
-        ctx.names = saved.problem.given
-        grads, ctx.backprop2 = graphs.attention_backward_vjp(array_of(do), saved)
-        return in_order(grads, ctx.names)
-
-    @staticmethod
-    def backward(ctx, *dd):
-        q, k, v, *edges = map(array_of, dd)
-        grads = ctx.backprop2(q, k, v, **{f"dd{name}": x for name, x in zip(ctx.names, edges)})
-        return None, tensor_of(grads.gdo), *in_order(grads, ctx.names)
-
-
-def in_order(grads, names):
-    return tuple(map(tensor_of, (*grads[:3], *(getattr(grads, name) for name in names))))
-
-
-def array_of(x):
-    """The array in the memory of a tensor, with heads in front."""
-    x = library_of(x).from_dlpack(x.detach())
-    return x.swapaxes(0, 1) if x.ndim == 3 else x
-
-
-def tensor_of(x):
-    return torch.from_dlpack(x.swapaxes(0, 1) if x.ndim == 3 else x)
-
-
-def library_of(x):
-    if x.is_cuda:
-        import cupy
-
-        return cupy
-    return np
 
 
 # ------------------------------------------------------------------------------------------------------------ both ways
@@ -108,21 +55,31 @@ class Lists:
         return x.new_zeros(self.atoms, *x.shape[1:]).index_add(0, self.i, x)
 
     def atoms_attend(self, q, k, v, switch):
-        """S = switch (q . k + SHIFT), but for what the softmax ignores; all of k is of edges."""
-        arrays = {"bias": SHIFT * switch, "factor": switch, "k_edge": switch[:, None, None] * k.index_select(0, self.j)}
-        return Attention.apply(self.of_edges, [*arrays], q, torch.zeros_like(k), v, *arrays.values())
+        return self.attend(self.of_edges, q, k, v, switch, None)
 
     def pairs(self, h, switch):
-        """What two edges of an atom have: products of s h, and of switches; s h of each edge."""
-        x = torch.cat([switch[:, None] * h, switch[:, None]], -1)
+        x = torch.cat([h, switch[:, None]], -1)
         products = x.index_select(0, self.first) * x.index_select(0, self.second)
-        return products[:, :3].sum(-1), SHIFT * products[:, 3], x[:, None, None, :3]
+        return products[:, 3].contiguous(), products[:, :3].sum(-1)
 
     def edges_attend(self, q, k, v, pairs):
-        """S = s s' ((q . k) (h . h') + SHIFT) of two edges, of which q . k h . h' is a product of (q h) and (k h')."""
-        factor, bias, h = pairs
-        q, k = ((x[..., None] * h).flatten(-2) for x in (q, k))
-        return Attention.apply(self.of_pairs, ("bias", "factor"), q, k, v, bias, factor)
+        return self.attend(self.of_pairs, q, k, v, *pairs)
+
+    @staticmethod
+    def attend(graph, q, k, v, switch, gate):
+        """Of tensors (rows, heads, features)."""
+        arrays, factor = ([switch], switch) if gate is None else ([switch, gate], switch * gate)
+        score = graphs.EdgeScore(switched if gate is None else gated, arrays=arrays, gradient=True)
+        q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+        return graph_attention(q, k, v, graph, factor=factor, score=score, scale=1.0).transpose(0, 1)
+
+
+def switched(S, batch, head, edge, i, j, switch):
+    return (S + SHIFT) * switch[edge]  # less SHIFT, which the softmax ignores
+
+
+def gated(S, batch, head, edge, i, j, switch, gate):
+    return (S * gate[edge] + SHIFT) * switch[edge]
 
 
 def numbered(counts):
@@ -131,7 +88,8 @@ def numbered(counts):
 
 
 class Padded:
-    """Over lists of so many places: arrays of edges are (atoms, places, ...)."""
+    """Over lists of so many places: arrays of edges are (atoms, places, ...). Empty places count for nothing, where in
+    deepmd-kit each adds exp(-SHIFT) to the sums of a softmax."""
 
     def __init__(self, graph, places=PLACES):
         lists = Lists(graph)
@@ -163,12 +121,12 @@ class Padded:
         return torch.einsum("ihj,ijhd->ihd", P, v[self.j])
 
     def pairs(self, h, switch):
-        return (h @ h.mT)[:, None], (switch[:, :, None] * switch[:, None])[:, None]
+        return (switch[:, :, None] * switch[:, None])[:, None], (h @ h.mT)[:, None]
 
     def edges_attend(self, q, k, v, pairs):
-        h, switch = pairs
-        S = torch.einsum("iahd,ibhd->ihab", q, k) * h
-        P = self.softmax((S + SHIFT) * switch - SHIFT, self.mask[:, None, None]) * (switch * h)
+        switch, gate = pairs
+        S = torch.einsum("iahd,ibhd->ihab", q, k) * gate
+        P = self.softmax((S + SHIFT) * switch - SHIFT, self.mask[:, None, None]) * (switch * gate)
         return torch.einsum("ihab,ibhd->iahd", P, v)
 
     @staticmethod
@@ -247,6 +205,11 @@ def seconds(run, rounds):
         run()[0].item()  # waits for a GPU
         found.append(time.perf_counter() - start)
     return min(found)
+
+
+def array_of(x):
+    """The array in the memory of a tensor."""
+    return import_module("cupy" if x.is_cuda else "numpy").from_dlpack(x)
 
 
 def difference(x, y):
