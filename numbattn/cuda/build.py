@@ -57,14 +57,23 @@ class Key:
 
 @dataclass(frozen=True)
 class GivenSource:
-    """In place of a Key, for a Source that no factory could make again: a user's own kernel."""
+    """In place of a Key, for a Source that no factory could make again: a user's own kernel; or one whose arguments'
+    types only a call knows."""
 
     given: Any
     cc: tuple
+    made_by: tuple = ()  # what made its function, if that is known: "package.module:function", and plain values
 
     @property
     def name(self):
         return re.sub(r"\W", "_", self.given.function.__name__)
+
+    @property
+    def about(self):
+        """What it is compiled from."""
+        made = self.given
+        maps = tuple(map(tuple, made.tensor_maps))
+        return self.made_by, str(made.signature), made.threads, made.blocks, made.shared, maps, made.overlaps
 
     def source(self):
         return self.given
@@ -146,9 +155,10 @@ class Binary:
 
 @uninterrupted
 def build(key):
-    """The Binary of a Key, from the disk, else compiled and stored there. That of a GivenSource is known by its PTX."""
+    """The Binary of a Key, from the disk, else compiled and stored there. That of a GivenSource is known by its PTX,
+    unless it is known what made it."""
     ptx, what = None, f"{key.name} for {arch(key.cc)}"
-    if isinstance(key, GivenSource):
+    if isinstance(key, GivenSource) and not key.made_by:
         with compiling("cuda", f"{what} to PTX"):
             ptx = compile_ptx(key.given, key.cc, key.name)
     name = digest_of(key) if ptx is None else _digest_of_ptx(ptx, key.cc)
@@ -265,9 +275,11 @@ def _ptxas():
 
 # -------------------------------------------------------------------------------------------------------------- cache
 def digest_of(key):
-    """A digest of a Key, its kernel's sources, and the versions of everything that compiles them."""
-    module = key.factory.partition(":")[0]
-    parts = repr(key), _versions(), _package_sources(), _module_source(module)
+    """A digest of a Key, or of a GivenSource made by a factory, its kernel's sources, and the versions of everything
+    that compiles them."""
+    known, factory = (key, key.factory) if isinstance(key, Key) else ((*key.about, key.cc), key.made_by[0])
+    module = factory.partition(":")[0]
+    parts = repr(known), _versions(), _package_sources(), _module_source(module)
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 

@@ -1,11 +1,10 @@
 """Masks of blocks from lists of blocks, on a GPU. Nothing waits for it."""
 
-from functools import cache
 from typing import Any
 
 import numpy as np
 
-from .kernel import launch
+from .kernel import kernel_factory, launch
 from .tile import block_index, shape, sync_threads, thread_index
 
 THREADS = 128  # of a block, which writes a row
@@ -24,7 +23,7 @@ def chosen(indices: Any, counts: Any, n_blocks: int) -> Any:
     return blocks
 
 
-@cache
+@kernel_factory
 def kernel_of(has_counts):
     HAS_COUNTS = has_counts
 

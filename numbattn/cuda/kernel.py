@@ -1,12 +1,13 @@
 """Kernels of your own in the tile language: `launch` runs one on CuPy arrays, or simulates it on NumPy arrays."""
 
 import dis
-from functools import lru_cache
+from functools import cache, lru_cache, wraps
 from types import FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..scores.element import Identity
 from . import tile
 from .build import GivenSource, Source, TensorMapArgument
 from .compiler import from_dtype, types
@@ -156,7 +157,36 @@ def plan_of(device, kernel, grid, threads, shared_bytes, arguments, blocks=1):
     source = Source(kernel, signature, threads, blocks, shared=shared_bytes, tensor_maps=maps)
     given = tuple(x if _is_number(x) else At(f"argument {i}", _view(_array(x))) for i, x in enumerate(flat))
     cc = (*device.cc, "a") if device.cc == (9, 0) else device.cc
-    return Plan((), (), (Step(GivenSource(source, cc), None, grid, given),), False, False)
+    key = GivenSource(source, cc, getattr(kernel, "made_by", ()))
+    return Plan((), (), (Step(key, None, grid, given),), False, False)
+
+
+def kernel_factory(make):
+    """Decorate a function that returns a kernel, or a tuple that begins with one, so that calls with equal arguments
+    make it once, and that it is found on the disk by these."""
+
+    @cache
+    @wraps(make)
+    def made(*arguments):
+        found = make(*arguments)
+        kernel = found[0] if isinstance(found, tuple) else found
+        kernel.made_by = f"{make.__module__}:{make.__qualname__}", plain(arguments)
+        return found
+
+    return made
+
+
+def plain(x):
+    """What repr tells apart in the same way in every process."""
+    if isinstance(x, tuple):
+        return tuple(map(plain, x))
+    if isinstance(x, Identity):
+        return x.digest
+    if isinstance(x, np.dtype):
+        return x.name
+    if not isinstance(x, None | bool | int | str):
+        raise TypeError(f"kernel_factory: got {x!r}, allowed None, bool, int, str, dtypes, Identity, and tuples")
+    return x
 
 
 def type_of(x):

@@ -2,14 +2,13 @@
 sines of some tokens once, for several heads."""
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
 
 from ..base.values import moved, remembered
 from ..rotations.turns import cosine_and_sine
-from .kernel import launch
+from .kernel import kernel_factory, launch
 from .kernels.shared.layouts import sum_type, vector
 from .kernels.shared.schedule import split
 from .tile import (
@@ -84,7 +83,7 @@ def kept_on_device(rotary: Any, key: Any, like: Any, make: Callable[[], tuple[An
     return remembered(rotary._known, (key, device), copied)
 
 
-@cache
+@kernel_factory
 def kernel_of(width, rest, interleaved, dtype, nbytes):
     """The kernel, and the tokens of a block. width: of features that turn along each axis of positions; rest: features
     after all these."""

@@ -4,14 +4,13 @@ Tokens for a cache of 8 bits are quantised as they are written: the same bits as
 their positions before.
 """
 
-from functools import cache
 from typing import Any
 
 import numpy as np
 
 from ...caches.eight_bits import LARGEST_IN_INT8
 from ...rotations.turns import cosine_and_sine
-from ..kernel import launch
+from ..kernel import kernel_factory, launch
 from ..kernels.shared.schedule import split
 from ..rotations import columns_of
 from ..tile import (
@@ -64,7 +63,7 @@ def check_device(arrays: dict[str, Any]) -> None:
     current_gpu().addresses(arrays)
 
 
-@cache
+@kernel_factory
 def kernel_of(features, dtype, of_float64, has_table, has_offsets, turns):
     """The kernel, and of how many heads a block of one warp writes a token: of one, if it turns."""
     AT_ONCE, REAL = 1 if turns else HEADS, np.float64 if of_float64 else np.float32

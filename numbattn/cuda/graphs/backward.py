@@ -4,9 +4,9 @@ Both recompute P from lse, as Algorithm 4 does. In the tangents of the gradients
 becomes tdS k + dS tk.
 """
 
-from functools import cache
 
 from ...graphs import edge
+from ..kernel import kernel_factory
 from ..kernels.shared.schedule import split
 from ..tile import (
     aligned,
@@ -30,7 +30,7 @@ BLOCKS = {  # see `blocks_of`; by key or not, with tangents or not: about twice 
 gradients, tangents = device(edge.gradients), device(edge.tangents)
 
 
-@cache
+@kernel_factory
 def delta(form, pairs, has_gradient):
     """The kernel of D = rowsum(do o) - dlse, or of its tangent: the sum of two pairs of factors. It also copies lse, or
     its tangent, to lie beside it: in the memory of both is a line for each query."""
@@ -59,7 +59,7 @@ def delta(form, pairs, has_gradient):
     return GraphKernel(graph_delta)
 
 
-@cache
+@kernel_factory
 def backward(form, by_key, adds=False):
     """The kernel of the gradients by query, or of those by key, or of their tangents.
 

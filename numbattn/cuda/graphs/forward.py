@@ -1,9 +1,9 @@
 """o and lse of each query over its edges, by the online softmax of Algorithm 1, and the tangents of both."""
 
-from functools import cache
 
 import numpy as np
 
+from ..kernel import kernel_factory
 from ..kernels.shared.softmax import LN_2
 from ..tile import (
     anywhere,
@@ -26,7 +26,7 @@ from .steps import NOTHING, TILE, Edge, EdgeSteps, Ends, GraphKernel, blocks_of,
 FORWARD, TANGENT = (8, 8, 8), (5, 5, 4)  # see `blocks_of`
 
 
-@cache
+@kernel_factory
 def forward(form):
     """The kernel."""
     steps = EdgeSteps(form)
@@ -82,7 +82,7 @@ def forward(form):
     return GraphKernel(graph_forward, steps.shared.nbytes, blocks_of(form, FORWARD))
 
 
-@cache
+@kernel_factory
 def tangent(form):
     """The kernel of tlse = rowsum(P tS) and tO = sum of tfactor P v + factor (P' tS v + P tv), less tlse O."""
     steps = EdgeSteps(form)

@@ -4,11 +4,11 @@ A block of threads computes some rows of a block column of Y, or a block of dW. 
 depth, the next one is copied to shared memory.
 """
 
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..kernel import kernel_factory
 from ..kernels.shared.layouts import sum_type, vector, warps_across
 from ..tile import (
     WARP,
@@ -101,7 +101,7 @@ def summing(SUMS, ZERO, copy, product):
     return add_up
 
 
-@cache
+@kernel_factory
 def product(dtype, unit, depth, width, transposed):
     """The SparseKernel of Y = X W, or X W^T, for blocks of this depth and width: each block of threads computes TILE_M
     rows of a block column of Y.
@@ -148,7 +148,7 @@ def product(dtype, unit, depth, width, transposed):
     return SparseKernel(sparse_product, threads, shared.nbytes, lay_out)
 
 
-@cache
+@kernel_factory
 def gradient(dtype, unit, rows, cols):
     """The SparseKernel of dW = X^T dY for blocks of this size: each block of threads computes a block of dW over a part
     of the rows of X.
@@ -190,7 +190,7 @@ def gradient(dtype, unit, rows, cols):
     return SparseKernel(sparse_gradient, threads, shared.nbytes, lay_out)
 
 
-@cache
+@kernel_factory
 def sum_of_parts(dtype, cols):
     """The SparseKernel that adds up parts (parts, blocks, rows, cols) into dW (blocks, rows, cols) of a dtype."""
     threads = 4 * WARP

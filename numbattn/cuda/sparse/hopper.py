@@ -4,11 +4,10 @@ In each block of threads one thread of the last warpgroup is the producer: it dr
 other warpgroups are the consumers, each with 64 rows of a tile.
 """
 
-from functools import cache
 
 import numpy as np
 
-from ..kernel import TensorMap
+from ..kernel import TensorMap, kernel_factory
 from ..kernels.shared.schedule import finish, next_number, split
 from ..kernels.shared.warps import warp_specialised
 from ..tile import (
@@ -67,7 +66,7 @@ def stages_of(nbytes, stage):
     return min((SHARED_BYTES - 2048 - nbytes) // stage, 8)
 
 
-@cache
+@kernel_factory
 def product(dtype, depth, width, transposed, consumers):
     """The SparseKernel of Y = X W, or X W^T, for blocks of this depth and width. Tiles of Y, 64 rows of a block column
     for each consumer, are drawn one after another, all block columns of some rows before the next rows, which keeps
@@ -190,7 +189,7 @@ def product(dtype, depth, width, transposed, consumers):
     return SparseKernel(hopper_sparse_product, WARPGROUP * (consumers + 1), shared.nbytes, lay_out)
 
 
-@cache
+@kernel_factory
 def gradient(dtype, rows, cols, members):
     """The SparseKernel of dW = X^T dY for blocks of this size.
 
