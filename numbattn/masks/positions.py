@@ -44,8 +44,8 @@ class Positions(Cached):
 
     def _rows(self, i: Any, seqlen_k: int) -> QuerySegments:
         keys, _ = self._counts(i.size, seqlen_k)
-        first, depths = for_queries(self._own_key(i.size, seqlen_k)), self.depths.astype(np.int64)
-        return QuerySegments(0, for_queries(keys), first + depths)
+        own = for_queries(self._own_key(i.size, seqlen_k)) + self.depths.astype(np.int64)
+        return QuerySegments(0 * own, for_queries(keys), own)
 
     def _places(self, j: Any, seqlen_q: int, seqlen_k: int) -> Any:
         """The positions of keys j, (..., 1, keys)."""
