@@ -3,6 +3,7 @@
 A row is widened in a buffer, turned there, and narrowed as it is written: one kernel for each dtype of sums.
 """
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,13 +65,25 @@ def turn(out, x, positions, rotary, width, back):
         written = np.empty(out.shape, real)
     at = np.ascontiguousarray(positions[:, :, 0], np.float64)
     pairs = at.shape[-1] * (width // 2)
-    scratch, nbytes = memory_of(Buffers, [(size, real) for size in (features, TOKENS * pairs, TOKENS * pairs)])
-    sizes = Record(*Sizes(second, heads, seqlen, features, width, int(rotary.interleaved), factor))
+    scratch, nbytes = scratch_for(features, pairs, real)
+    sizes = sizes_of(second, heads, seqlen, features, width, int(rotary.interleaved), factor)
     rows = Record(*rows_of(read), *rows_of(written), at, -turns if back else turns, held=(read, written))
     call = turn_kernel.given(scratch, sizes, rows)
     launch(call, first * second * -(-seqlen // TOKENS), x.size * COST, nbytes)
     if written is not out:
         put(out, written)
+
+
+@lru_cache(maxsize=64)
+def scratch_for(features, pairs, real):
+    """The Record of Buffers, and their bytes."""
+    return memory_of(Buffers, [(size, real) for size in (features, TOKENS * pairs, TOKENS * pairs)])
+
+
+@lru_cache(maxsize=64)
+def sizes_of(*numbers):
+    """The Record of Sizes."""
+    return Record(*Sizes(*numbers))
 
 
 def of_dtype(number):

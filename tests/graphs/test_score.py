@@ -88,6 +88,16 @@ def test_sums_of_many_edges_do_not_depend_on_threads(rng, monkeypatch):
     assert_array_equal(*found)
 
 
+def test_derivatives_at_hidden_edges(rng):
+    """They are 0, where those of the function are infinite."""
+    g, (q, k, v) = graphs.Graph(np.array([0, 2, 3, 3]), np.array([0, 2, 1])), rng.standard_normal((3, 3, 4))
+    steep = graphs.EdgeScore(lambda s, batch, head, edge, i, j: s - np.exp(-s))
+    _, backprop = graphs.attention_vjp(q, k, v, g, bias=np.array([0.0, -np.inf, -np.inf]), score=steep)
+    grads, backprop2 = backprop.vjp(v)
+    for x in (*grads, grads.bias, *backprop2(q, k, v)):
+        assert np.isfinite(x).all()
+
+
 def test_without_edges(rng):
     """Gradients are zeros."""
     none, (q, k, v) = graphs.Graph(np.zeros(4, int), np.zeros(0, int)), rng.standard_normal((3, 3, 4))
