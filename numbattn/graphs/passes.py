@@ -43,7 +43,7 @@ def backward(saved: GraphSaved[Any], do: Any, dlse: Any) -> dict[str, Any]:
     problem, inputs = saved.problem, saved.inputs
     if _is_empty(problem):
         count = sum(map(elements_of, inputs.score))
-        score = gradients_of(inputs.score, np.zeros_like(inputs.q, problem.sum_dtype, shape=count))
+        score = gradients_of(inputs.score, np.zeros_like(inputs.q, problem.sum_dtype, shape=(count,)))
         return {"score": score, **{name: np.zeros_like(x, shape=x.shape) for name, x in inputs.arrays.items()}}
     found: dict[str, Any] = _run("backward", problem, inputs, do, saved.o, saved.lse, dlse)
     return found

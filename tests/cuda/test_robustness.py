@@ -47,22 +47,20 @@ def assert_all_equal(got, want):
 @pytest.mark.parametrize("room", range(4), ids="for {} arrays".format)
 def test_out_of_memory_in_the_middle(rng, dtype, room):
     """The error is CuPy's; what was taken is given back, and the next call is right."""
-    shape = 8, 16, 1024, 128
-    arrays = inputs(rng, dtype, shape)
-    want = [to_numpy(x) for x in results(*arrays)]
-    pool = cupy.get_default_memory_pool()
-    cupy.cuda.Device().synchronize()
-    gc.collect()
-    pool.free_all_blocks()
-    before = pool.used_bytes()
-    pool.set_limit(size=before + room * arrays[0].nbytes + arrays[0].nbytes // 2)
-    try:
+    pool = cupy.cuda.MemoryPool()                               # in that of all tests something may hold a large block
+    with cupy.cuda.using_allocator(pool.malloc):
+        arrays = inputs(rng, dtype, (8, 16, 1024, 128))
+        want = [to_numpy(x) for x in results(*arrays)]
+        cupy.cuda.Device().synchronize()
+        gc.collect()
+        pool.free_all_blocks()
+        before = pool.used_bytes()
+        pool.set_limit(size=before + room * arrays[0].nbytes + arrays[0].nbytes // 2)
         with pytest.raises(cupy.cuda.memory.OutOfMemoryError):
             results(*arrays)
         assert pool.used_bytes() == before
-    finally:
         pool.set_limit(size=0)
-    assert_all_equal(results(*arrays), want)
+        assert_all_equal(results(*arrays), want)
 
 
 @DTYPES

@@ -103,7 +103,7 @@ class GraphBackend:
         form, numbers = with_score(form, problem, inputs, 1 if moved is None else 2, moving, True)
         with self.scratch_memory():
             elements = sum(map(elements_of, inputs.score))
-            reads = np.zeros_like(inputs.q, np.int64, shape=elements * exact_sums.SIZE)
+            reads = np.zeros_like(inputs.q, np.int64, shape=(elements * exact_sums.SIZE,))     # CuPy takes 0 for none
         together, group = count if adds else 1, problem.group_size
         rest = arrays, moves, statistics, sums, *numbers, reads if elements else ()
         by_query, by_key = backward_kernel(form, False, adds), backward_kernel(form, True)
