@@ -341,7 +341,4 @@ FAULTS = {
     "cuda/kernels/shared/visibility/cells.py": {
         "test_on_devices": {"where(j < first, j, first + take(depths, row))": "j"},
     },
-    "cuda/kernels/any/tile_states.py": {
-        "test_on_devices": {"n0 + TILE_N > first_of_tail": "n0 > first_of_tail"},
-    },
 }
