@@ -107,7 +107,7 @@ FAULTS = {
         "First(crop.keys_before(self.n))": "First(self.n)",
     },
     "caches/test_kv_cache.py::test_weights": {
-        "clip(self.keys, 0, seqlen_k) - counts": "seqlen_k - counts",
+        "clip(keys, 0, seqlen_k) - counts": "seqlen_k - counts",
     },
     "test_errors.py": {
         "and self.left + self.right < 0": "and self.left + self.right < -1",

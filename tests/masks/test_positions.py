@@ -317,7 +317,7 @@ FAULTS = {
     "test_caches": {
         "np.where(row < 0, j,": "np.where(row <= 0, j,",
         "_own_key(seqlen_q, seqlen_k))\n        row": "_own_key(seqlen_q, seqlen_k)) + 1\n        row",
-        "first + depths)": "first)",
+        "first + taken(self.depths, row))": "first)",
     },
     "test_kinds": {"not (is_tree and part == Causal())": "True"},
     "test_positions_of_any_mask": {"not (is_tree and part == Causal())": "part != Causal()"},
