@@ -65,7 +65,7 @@ def attention_statistics(
         Whether the entropy of each query's row of P is wanted, in nats.
     weights : array, (..., seqlen_q), optional
         What rows of P are multiplied by before they are summed, with all axes of lse: of any floating dtype, converted
-        to that of sums. Default: 1.
+        to that of sums, but not with packed queries and a cache. Default: 1.
     saved : Saved, optional
         What `attention_forward` returned of the same q, k and options: lse is then taken from it, and column sums alone
         take one pass, not two.
@@ -108,7 +108,7 @@ def attention_statistics(
     """
     wanted = [flag(name, x) for name, x in (("column_sums", column_sums), ("row_max", row_max), ("entropy", entropy))]
     problem, inputs = _described(q, k, causal, mask, scale, dropout, score)
-    rows, weights = _saved_rows(saved, problem), _weights(weights, problem, inputs, column_sums)
+    rows, weights = _saved_rows(saved, problem, inputs), _weights(weights, problem, inputs, column_sums)
     return _statistics(problem, inputs, wanted, rows, weights)
 
 
@@ -206,7 +206,7 @@ def attention_statistics_vjp(
     refuse_cache(k)
     wanted = [flag(name, x) for name, x in (("column_sums", column_sums), ("row_max", row_max), ("entropy", entropy))]
     problem, inputs = _described(q, k, causal, mask, scale, dropout, score)
-    rows, given = _saved_rows(saved, problem), _weights(weights, problem, inputs, column_sums)
+    rows, given = _saved_rows(saved, problem, inputs), _weights(weights, problem, inputs, column_sums)
     options: dict[str, Any] = {"mask": mask_of(causal, mask), "scale": inputs.scale, "wide": True, "may_wait": True}
 
     @np.errstate(under="ignore")
@@ -300,7 +300,13 @@ def _described(
     return describe(q, k, v, causal, mask, scale, None, score, may_wait=True)
 
 
-def _saved_rows(saved: Any, problem: Problem) -> dict[str, Any] | None:
+def _options(inputs: Any) -> str:
+    """What of a call's options can be compared: not what arrays hold."""
+    kinds = (", ".join(type(part).__name__ for part in parts) or None for parts in (inputs.mask._parts, inputs.score))
+    return "scale {:.9g}, mask {}, score {}".format(inputs.scale, *kinds)
+
+
+def _saved_rows(saved: Any, problem: Problem, inputs: Inputs) -> dict[str, Any] | None:
     """lse and its low part, of what attention_forward returned."""
     if saved is None:
         return None
@@ -309,7 +315,10 @@ def _saved_rows(saved: Any, problem: Problem) -> dict[str, Any] | None:
     held: Any = saved.lse
     same = saved.problem.xp, saved.problem.dtype, saved.problem.seqlen_k, held.shape
     if same != (problem.xp, problem.dtype, problem.seqlen_k, problem.lse_shape):
-        raise ValueError(f"saved: got {saved}, expected that of the same q and k")
+        raise ValueError(f"saved: got {saved}, expected that of the same q and k, which are not packed beside a cache")
+    others, own = (_options(x) for x in (saved.inputs, inputs))
+    if others != own:
+        raise ValueError(f"saved: got that of a call with {others}, expected {own}, those of this one")
     return {"lse": saved.lse, "lse_low": saved.lse_low}
 
 

@@ -59,7 +59,9 @@ def ragged(q: Any, cache: KVCache, mask: Mask) -> Ragged:
     sequence = np.clip(np.searchsorted(offsets, number, side="right") - 1, 0, max(batch - 1, 0))
     row, end = number - offsets[sequence], offsets[np.minimum(sequence + 1, batch)]
     inside = (row >= 0) & (row < np.minimum(end - offsets[sequence], most))
-    parts = tuple([_unpacked(part, token, total) for part in mask._parts if part is not segments])
+    own = offsets[sequence], np.minimum(end, offsets[sequence] + most)
+    parts = tuple([_unpacked(_by_sequence(part, *own, most), token, total)
+                   for part in mask._parts if part is not segments])  # fmt: skip
     rows = q[:, token] if total else np.zeros((len(q), batch, most, q.shape[2]), q.dtype, like=q)
     aligned = placed(All(parts), cache.lengths[:, None], counts[:, None])
     return Ragged(rows.swapaxes(0, 1), aligned, sequence, np.clip(row, 0, most - 1), inside)
@@ -75,13 +77,28 @@ def _most(segments: Any) -> int:
     return int(np.diff(segments.queries).max(initial=0))
 
 
+def _by_sequence(part: Mask, first: Any, end: Any, most: int) -> Mask:
+    """A tree of all packed tokens, a forest, as one whose columns are those of each row's sequence; first, end: of the
+    tokens of that. Other parts as they are."""
+    if not (isinstance(part, Tail) and part._is_tree and part.positions is not None and len(first)):
+        return part
+    forest: Any = part.mask
+    column = first[:, None] + np.arange(most, like=first)
+    at, words = np.minimum(column, len(first) - 1), moved(forest.words, first)
+    if words.shape != (len(first), -(-len(first) // 32)):
+        return part
+    bits = np.take_along_axis(words, at // 32, axis=1) >> (at % 32).astype(words.dtype) & words.dtype.type(1)
+    return Tail(Bits.pack((bits != 0) & (column < end[:, None])), part.positions)
+
+
 def _unpacked(part: Mask, token: Any, total: int) -> Mask:
     """A part of the mask, for queries in a batch."""
     if isinstance(part, Tail):
         words = getattr(part.mask, "words", None)
         if words is None or words.shape[:-1] != (total,):
-            raise ValueError(f"mask: got {part} with Segments and a KVCache, expected Tail(Bits(words)) with words "
-                             f"of the shape ({total}, ceil(max_queries / 32)), a row for each query")
+            raise ValueError(f"mask: got {part} with Segments and a KVCache, expected Tail(Bits.tree(parents)) of "
+                             f"all {total} tokens, or Tail(Bits(words)) with words of the shape ({total}, "
+                             "ceil(max_queries / 32)), a row for each query and a bit for each of its sequence")
         if (depths := cast(Any, part.positions)) is None:
             return Tail(Bits(moved(words, token)[token][:, None]))
         if depths.shape != (total,):

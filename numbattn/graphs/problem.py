@@ -104,6 +104,10 @@ def describe_graph(
         if out is not None and overlap(out, x):
             raise ValueError(f"out: overlaps {name}")
     parts = () if score is None else checked_score(score, q)
+    for part in () if out is None else parts:
+        for name, x in part._arrays().items():
+            if overlap(out, x):
+                raise ValueError(f"out: overlaps {type(part).__name__} {name}")
     found = _graph_problem(problem, graph.edges, tuple(given), flag("softmax", softmax))
     return found, GraphInputs(q, k, v, graph, of_edges, inputs.scale, dropout, parts)
 

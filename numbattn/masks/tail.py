@@ -30,7 +30,9 @@ class Tail(Mask):
     Parameters
     ----------
     mask : Bits, Dense or array of bool, (..., seqlen_q, seqlen_q)
-        Broadcast as they are. If there are fewer keys than queries, it holds for the last keys.
+        Broadcast as they are. If there are fewer keys than queries, it holds for the last keys. With packed queries of
+        a `KVCache`: the Bits.tree of all their tokens, or Bits whose rows are these and whose columns are the tokens
+        of a row's own sequence; these know no depths.
     positions : integer array, (..., seqlen_q), optional
         From 0 to seqlen_q - 1; CuPy arrays are clamped to that. Query i and its own key have the position of the first
         of the last keys plus positions[..., i]. Default: for `Bits.tree` the depths of the nodes, else the rows.
@@ -38,9 +40,10 @@ class Tail(Mask):
     Notes
     -----
     Where there are positions, masks beside it and scores take them for rows: `Causal`, `Window`, `Prefix`, `First`,
-    `Intervals`, `Alibi`, `RelativeBias`, which have no offset then, and functions, whose i is a query's positions[...,
-    i] and whose j is a key's position. So each node of a tree has the result of a call on its path alone. Arrays with
-    rows and columns stay as they are.
+    `Alibi`, `RelativeBias`, which have no offset then, and functions, whose i is a query's positions[..., i] and whose
+    j is a key's position. So each node of a tree has the result of a call on its path alone. Arrays with rows and
+    columns stay as they are, and so do the rows of `Intervals`, whose keys are positions. `Lengths`, and `Segments`
+    without a cache, are refused beside what takes positions.
 
     Examples
     --------

@@ -160,8 +160,10 @@ def rotary_jvp(x: A, tx: A, positions: Integers, rotary: Rotary, *, out: A | Non
     _check(rotary, x=x, tx=tx)
     several = tx.ndim == x.ndim + 1
     _check_alike("tx", tx, tx.shape[:1] * several + x.shape, x.dtype, "x")
-    y, along = _turned(x, positions, rotary, out), _positions(x, positions)
-    return y, turned(tx, along[None] if several else along, rotary, np.empty_like(tx))
+    along = _positions(x, positions)
+    rotary._width(x.shape[-1], along.shape[-1])
+    ty = turned(tx, along[None] if several else along, rotary, np.empty_like(tx))     # first: out may be tx
+    return _turned(x, positions, rotary, out), ty
 
 
 def turned(x: Any, positions: Any, rotary: Rotary, out: Any, back: bool = False) -> Any:

@@ -91,6 +91,13 @@ def test_trees(rng):
     for b, (first, end) in enumerate(pairwise(offsets)):
         k, v = (x[b, :, : lengths[b]] for x in cache._dense())
         np.testing.assert_allclose(o[:, first:end], na.attention(q[:, first:end], k, v, mask=na.Tail(bits[b])))
+    forest = np.concatenate([np.where(np.array(tree) < 0, -1, np.add(tree, n)) for tree, n in zip(trees, offsets)])
+    tree = na.Tail(na.Bits.tree(forest)) & na.Window(1, 0)              # of all tokens, with their depths
+    o = na.attention(q, cache, mask=na.Segments(offsets) & tree)
+    for b, (first, end) in enumerate(pairwise(offsets)):
+        k, v = (x[b, :, : lengths[b]] for x in cache._dense())
+        mask = na.Tail(bits[b]) & na.Window(1, 0)
+        np.testing.assert_allclose(o[:, first:end], na.attention(q[:, first:end], k, v, mask=mask))
 
 
 def test_what_is_saved_has_the_shapes_of_the_call(rng):
@@ -175,6 +182,7 @@ def test_weights(rng):
 
 
 FAULTS = {
+    "test_trees": {"first[:, None] + np.arange(most": "0 * first[:, None] + np.arange(most"},
     ("test_as_each_sequence_alone[full]", "test_weights"): {
         "np.where(inside, x[self.sequence, :, self.row].swapaxes(0, 1), out)":
             "x[self.sequence, :, self.row].swapaxes(0, 1)",

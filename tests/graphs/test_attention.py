@@ -126,6 +126,9 @@ def test_out(rng):
     assert not graphs.attention(q, k, v, none, out=out).any()
     with pytest.raises(ValueError, match="out: overlaps bias"):
         graphs.attention(q, k, v, g, bias=out[:, 0], out=out)
+    score = graphs.EdgeScore(lambda s, batch, head, edge, i, j, x: s + x[i], arrays=[w := np.zeros((2, 8))[:, 0]])
+    with pytest.raises(ValueError, match=r"out: overlaps EdgeScore arrays\[0\]"):
+        graphs.attention(*np.zeros((3, 2, 8)), g, score=score, out=w.base)
 
 
 def test_wrong_arguments(rng):
@@ -159,7 +162,7 @@ FAULTS = {
         "slope * (factor * dP - D), P * dP": "slope * (dP - D), P * dP",
         "P * dP\n\n": "slope * dP\n\n",
     },
-    "graphs/problem.py": {"x.dtype != q.dtype": "False", "overlap(out, x)": "False"},
+    "graphs/problem.py": {"x.dtype != q.dtype": "False", "out is not None and overlap(out, x)": "False"},
     "graphs/passes.py": {"o[...] = 0": "pass"},
     "cpu/graphs.py": {
         "if lse != -np.inf else zero": "if True else zero",

@@ -124,6 +124,19 @@ def test_strides(rng, xp, view, interleaved, dtype):
     check_as_wanted(out)
 
 
+
+def test_tangents_where_the_tangent_was(rng, xp):
+    """y may be written over tx, and over x that is its own tangent."""
+    x, tx = xp.asarray(rng.standard_normal((2, 3, 21, 8)))
+    want, twant = (to_numpy(na.rotary(each, np.arange(21), na.Rotary())) for each in (x, tx))
+    y, ty = na.rotary_jvp(x, tx, np.arange(21), na.Rotary(), out=tx)
+    assert y is tx
+    np.testing.assert_allclose(to_numpy(y), want, atol=1e-14)
+    np.testing.assert_allclose(to_numpy(ty), twant, atol=1e-14)
+    _, ty = na.rotary_jvp(x, x, np.arange(21), na.Rotary(), out=x)
+    np.testing.assert_allclose(to_numpy(ty), want, atol=1e-14)
+
+
 def test_one_row_for_all(rng, xp):
     x = xp.asarray(rng.standard_normal((1, 1, 8)))
     y = na.rotary(xp.broadcast_to(x, (3, 7, 8)), np.arange(7), na.Rotary())
