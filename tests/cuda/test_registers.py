@@ -353,7 +353,7 @@ BACKWARD_TANGENT_ROWS = [  # two accumulators, or one, with S, P, dP, dS and the
     row("backward_tangent_kv", "bfloat16", 64, 64, EDGES, along="qkv"),
     row("backward_tangent_kv", "float16", 64, 64, "packed", along="qkv", cc=(8, 0)),
     row("backward_tangent_kv", "bfloat16", 64, 64, along=WITH_TDO),
-    row("backward_tangent_kv", "bfloat16", 64, 64, ALL, along="qkv", **DROPOUT, spills=32),
+    row("backward_tangent_kv", "bfloat16", 64, 64, ALL, along="qkv", **DROPOUT, spills=184),
     row("backward_tangent_kv", "bfloat16", 64, 64, EDGES, "softcap", along="qkv"),
     row("backward_tangent_kv", "bfloat16", 128, 128, along="qkv"),
     row("backward_tangent_kv", "bfloat16", 128, 128, "", "bias float16 16, softcap", along="qkv", spills=128),

