@@ -41,7 +41,7 @@ class Key:
         """The key of factory(**parameters), values being None, bool, int, float, str, Frozen, or tuples or dataclasses
         of them."""
         for name, value in parameters.items():
-            _check_plain(name, value)
+            check_plain(name, value)
         return cls(f"{factory.__module__}:{factory.__qualname__}", tuple(cc), tuple(sorted(parameters.items())))
 
     @property
@@ -320,13 +320,13 @@ def _module_source(module):
     return hashlib.sha256(Path(find_spec(module).origin).read_bytes()).hexdigest()
 
 
-def _check_plain(name, value):
+def check_plain(name, value):
     """Refuse values that repr does not tell apart in the same way in every process."""
     if is_dataclass(value):
         value = tuple([getattr(value, each.name) for each in fields(value) if each.compare])
     if isinstance(value, tuple):
         for item in value:
-            _check_plain(name, item)
+            check_plain(name, item)
     elif type(value) not in (type(None), bool, int, float, str, Frozen):
         raise TypeError(f"{name}: got {value!r}, allowed None, bool, int, float, str, Frozen, and tuples and "
                         "dataclasses of them")

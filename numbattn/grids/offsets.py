@@ -33,7 +33,7 @@ class Field(NamedTuple):
     bits: int
 
     def of(self, number: Any) -> Any:
-        """Ints, NumPy arrays and LLVM values alike."""
+        """Of ints and NumPy arrays."""
         return (number >> self.shift) & ((1 << self.bits) - 1)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -33,22 +33,24 @@ class OrderedWindows(NamedTuple):
     place: Any  # of each token
     mask: Where  # of tokens in that order
 
-    def bias(self, windows: Windows, table: Any) -> Score:
-        """The score of `Windows.bias` in that order."""
-        entries, like = table.shape[1:], self.given
+    def bias(self, score: Score, windows: Windows) -> Score:
+        """A score of `Windows.bias` in that order."""
+        table, like = cast(Any, score.arrays[0]), self.given
+        entries = table.shape[1:]
         if wraps(windows.parts):
             columns = windows.columns(like)
-            arrays = kept(("ordered", windows, self.windows), like, lambda: [x[..., self.given] for x in columns])
-            return windows.bias_of(table, arrays)
+            ordered = kept(("ordered", windows, self.windows), like, lambda: [x[..., self.given] for x in columns])
+            return score._with(arrays=(table, *ordered), _of=None)
 
-        def bias() -> Score:
+        def of_zeros() -> Score:
             lines = [moved(x, like)[self.given] for x in lines_of(windows.parts, entries)]
             has_extra, sizes = windows.has_extra, self.boxes_along(windows)
             arrays = [np.zeros((1, 1), like=like), *lines, moved(steps_of(sizes, entries), like)]
-            return Score(of_lines(has_extra), arrays=arrays)._in_boxes(has_extra, sizes)
+            return Score(of_lines(has_extra), arrays=arrays)._with(_boxes=(has_extra, sizes))
 
-        score = kept(("lines", windows, self.windows), like, bias)
-        return score._again([table.reshape(len(table), -1), *score.arrays[1:]], (True, False, False, False))
+        made = kept(("lines", windows, self.windows), like, of_zeros)
+        arrays = table.reshape(len(table), -1), *made.arrays[1:]
+        return made._again(arrays, (score._wanted[0], *made._wanted[1:]))
 
     def boxes_along(self, windows: Windows) -> Sizes:
         """The sizes of boxes, if all are of one size and the windows of a bias are of the same tokens."""
@@ -76,12 +78,9 @@ class Windows(NamedTuple):
 
     def bias(self, table: Any) -> Score:
         """The score that adds a table's entry by offset."""
-        score = self.bias_of(table, self.columns(table))
-        return score._for(None if table.shape[0] == 1 else table.shape[0], self)
-
-    def bias_of(self, table: Any, columns: list[Any]) -> Score:
         function = biased(len(self.parts[0].axes), wraps(self.parts), self.has_extra)
-        return Score(function, arrays=[table, *columns], gradient=[True, False, False])
+        score = Score(function, arrays=[table, *self.columns(table)], gradient=[True, False, False])
+        return score._with(_of=(None if table.shape[0] == 1 else table.shape[0], self))
 
     def in_order(self, array: Any) -> OrderedWindows | None:
         """The tokens in the order of boxes, for calls on arrays of the library of `array`; None if there is none."""

@@ -152,10 +152,10 @@ class Score(Taken, FunctionPart):
         made._set(_identity=self._identity, _of=self._of, _boxes=self._boxes)
         return made
 
-    def _for(self, heads: int | None, windows: Any) -> Score:
-        """For at most so many heads, unless it is None, and tokens of a grid: what its arrays have entries for."""
+    def _with(self, **values: Any) -> Score:
+        """It, with the function as it was taken, and other values."""
         made = self._again(self.arrays, self._wanted)
-        made._set(_of=(heads, windows))
+        made._set(**values)
         return made
 
     @cached_property
@@ -166,14 +166,7 @@ class Score(Taken, FunctionPart):
     def _in_order(self, order: Any) -> Score | None:
         if self._of is None:
             return None
-        made: Score = order.bias(self._of[1], self.arrays[0])
-        return made._asking((self._wanted[0], *made._wanted[1:]))
-
-    def _in_boxes(self, has_extra: bool, sizes: tuple[int, ...]) -> Score:
-        """Of tokens in the order of boxes, of these sizes unless there are none."""
-        made = self._again(self.arrays, self._wanted)
-        made._set(_boxes=(has_extra, sizes))
-        return made
+        return cast(Score, order.bias(self, self._of[1]))
 
     def _fit(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> None:
         super()._fit(batch, seqlen_q, seqlen_k)

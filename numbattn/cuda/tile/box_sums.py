@@ -13,12 +13,12 @@ import numpy as np
 from ...grids.offsets import AT_ONCE, classes_of, fields_of, groups_of, numbers_of, sums_of
 from ..compiler import types
 from .conversion import HALVES
-from .diagonals import BLOCK, SIZE, Lane, check_halves, exchanged, identity_of, shuffled
+from .diagonals import BLOCK, SIZE, Lane, check_halves, identity_of, moved, of_column
 from .emit import F32, I32
 from .fragment import Fragment, FragmentType, constant
 from .fragment import fragment as pack
 from .layout import ONE, WARP, Axis, Layout
-from .pieces import ldmatrix, mma_sync
+from .pieces import bits_of, ldmatrix, mma_sync
 from .simulator import thread_index as my_index
 from .world import primitive
 
@@ -115,32 +115,17 @@ class ByOffset:
         for low in (0, 1):                                      # of the cyclic offset
             offset, at, wraps = b.or_(lane.col, I32(low)), I32(0), I32(0)
             for number, field in enumerate(tokens):
-                total = b.add(self.of(field, offset), self.of(field, lane.row))
+                total = b.add(*(bits_of(b, x, field.shift, field.bits) for x in (offset, lane.row)))
                 at = b.or_(at, b.shl(b.and_(total, I32((1 << field.bits) - 1)), I32(field.shift)))
                 wraps = b.or_(wraps, b.shl(b.lshr(total, I32(field.bits)), I32(number)))
             self.lanes.append(b.or_(b.and_(lane.bits(0, 5), I32(28)), b.lshr(at, I32(1))))
             self.wraps.append([b.icmp_unsigned("==", wraps, I32(kind)) for kind in range(self.kinds)])
 
-    def of(self, field, number):
-        b = self.b
-        return b.and_(b.lshr(number, I32(field.shift)), I32((1 << field.bits) - 1))
-
     def __call__(self, blocks):
         """blocks: of all classes. For each kind of what wraps around, the sum that is this lane's."""
-        values = [[self.by_wraps(low, x) for low, x in enumerate(self.rotated(block))] for block in blocks]
-        for bit in (4, 3):                                      # which class is a lane's
-            half = len(values) // 2
-            values = [[self.halved(bit, *two) for two in zip(*both)] for both in zip(values, values[half:])]
-        ((even, odd),) = values
-        return self.halved(2, even, odd)
-
-    def rotated(self, block):
-        """What is at an even cyclic offset, and at an odd one."""
-        pair = [self.b.select(self.lane.is_set[2], *two) for two in (block[::-1], block)]  # in odd rows
-        return [shuffled(self.b, *two) for two in zip(pair, self.lanes)]
+        values = [self.by_wraps(low, x) for block in blocks
+                  for low, x in enumerate(moved(self.b, self.lane, block, self.lanes))]  # fmt: skip
+        return of_column(self.b, self.lane, values)
 
     def by_wraps(self, low, x):
         return [self.b.select(is_this, x, NOTHING) for is_this in self.wraps[low]]
-
-    def halved(self, bit, lower, upper):
-        return [exchanged(self.b, self.lane, bit, *two) for two in zip(lower, upper)]

@@ -16,7 +16,7 @@ from .emit import F32, I32, asm, shuffle_xor, thread_index
 from .fragment import HALF_FLOATS, Fragment, FragmentType, name_of
 from .fragment import fragment as pack
 from .layout import ONE, WARP, Axis, Layout
-from .pieces import ldmatrix, mma_sync
+from .pieces import bits_of, ldmatrix, mma_sync
 from .simulator import thread_index as my_index
 from .world import primitive
 
@@ -79,7 +79,7 @@ class Lane:
         self.is_set = {bit: b.icmp_unsigned("!=", self.bits(bit, 1), I32(0)) for bit in (2, 3, 4)}
 
     def bits(self, shift, count):
-        return self.b.and_(self.b.lshr(self.thread, I32(shift)), I32((1 << count) - 1))
+        return bits_of(self.b, self.thread, shift, count)
 
 
 def identity_of(b, lane, dtype):
@@ -128,25 +128,30 @@ class AlongDiagonals:
 
     def __call__(self, blocks):
         values = [self.rotated(*two) for two in pairwise(blocks)]
-        for bit in (4, 3):                                      # which diagonal of blocks is a lane's
-            half = len(values) // 2
-            values = [[self.exchanged(bit, *two) for two in zip(*both)] for both in zip(values, values[half:])]
-        ((even, odd),) = values
-        return self.exchanged(2, even, odd)
+        (found,) = of_column(self.b, self.lane, [[x] for pair in values for x in pair])
+        return found
 
     def rotated(self, block, after):
         """What belongs to the eight diagonals that start in a block, with element (row, row + k) in column k."""
         pair = [self.b.select(*three) for three in zip(self.is_upper, block, after)]
-        pair = [self.b.select(self.lane.is_set[2], *two) for two in (pair[::-1], pair)]    # in odd rows
-        return [shuffled(self.b, *two) for two in zip(pair, self.lanes)]
-
-    def exchanged(self, bit, lower, upper):
-        return exchanged(self.b, self.lane, bit, lower, upper)
+        return moved(self.b, self.lane, pair, self.lanes)
 
 
-def shuffled(b, x, lane):
-    """x of another lane."""
-    return asm(b, "shfl.sync.idx.b32 $0, $1, $2, 0x1f, 0xffffffff;", F32, x, lane, effect=True)
+def moved(b, lane, pair, lanes):
+    """A lane's even and odd column of what two other lanes of its row hold in theirs: in odd rows those of each other.
+    """
+    pair = [b.select(lane.is_set[2], *two) for two in (pair[::-1], pair)]
+    text = "shfl.sync.idx.b32 $0, $1, $2, 0x1f, 0xffffffff;"
+    return [asm(b, text, F32, *two, effect=True) for two in zip(pair, lanes)]
+
+
+def of_column(b, lane, values):
+    """The sums over the eight rows of one of eight lists of values: the row's number says which."""
+    for bit in (4, 3, 2):
+        half = len(values) // 2
+        values = [[exchanged(b, lane, bit, *two) for two in zip(*both)] for both in zip(values, values[half:])]
+    (found,) = values
+    return found
 
 
 def exchanged(b, lane, bit, lower, upper):

@@ -55,7 +55,11 @@ def warp_col(b, layout):
 
 
 def bits_of_lane(b, shift, bits):
-    return b.and_(b.lshr(thread_index(b), I32(shift)), I32((1 << bits) - 1))
+    return bits_of(b, thread_index(b), shift, bits)
+
+
+def bits_of(b, number, shift, bits):
+    return b.and_(b.lshr(number, I32(shift)), I32((1 << bits) - 1))
 
 
 def ldmatrix(b, pointer, offset, transposed=False):
