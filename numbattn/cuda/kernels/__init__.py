@@ -12,13 +12,17 @@ from . import hopper, small
 from .any import (
     backward,
     backward_tangent,
+    column_sums,
     combine,
     decode,
     delta,
     forward,
     score_gradient,
+    statistics,
     tangent,
 )
+from .hopper import column_sums as hopper_column_sums
+from .hopper import statistics as hopper_statistics
 from .hopper.score_gradient import bias_route, diagonals_route
 from .mma import backward as mma_backward
 from .mma import forward as mma_forward
@@ -45,6 +49,8 @@ ROUTES = {
     "forward": small.FORWARD + LARGE_FORWARD,
     "backward": small.BACKWARD + LARGE_BACKWARD,
     "tangent": (*hopper.TANGENT, Route(everything, (tangent.SPEC,))),
+    "statistics": (hopper_statistics.ROUTE, Route(everything, (statistics.SPEC,))),
+    "column_sums": (hopper_column_sums.ROUTE, Route(everything, (column_sums.SPEC,))),
     "laplacian": (Route(everything, (tangent.SPEC_SECOND,)),),
     "backward_tangent": (*hopper.BACKWARD_TANGENT, Route(everything, backward_tangent.SPECS),),
     "sums": hopper.POINT_SUMS + point_routes(point_sums.SPEC),
