@@ -338,7 +338,17 @@ def warn(message: str) -> None:
 
 def overlap(x: Any, y: Any) -> bool:
     """Whether two arrays share an element."""
-    return np.shares_memory(_memory(x), _memory(y))
+    (first, end), (other_first, other_end) = _extent(x), _extent(y)
+    return first < other_end and other_first < end and np.shares_memory(_memory(x), _memory(y))
+
+
+def _extent(x: Any) -> tuple[int, int]:
+    """The addresses [first, end) between which an array's elements lie."""
+    first = _address(x) if isinstance(x, np.ndarray) else x.data.ptr
+    if not x.size:
+        return first, first
+    steps = [stride * (n - 1) for stride, n in zip(x.strides, x.shape)]
+    return first + sum(s for s in steps if s < 0), first + sum(s for s in steps if s > 0) + x.itemsize
 
 
 def overlaps_itself(x: Any) -> bool:

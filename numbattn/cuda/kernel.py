@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..base.checks import words_for
 from ..scores.element import Identity
 from . import tile
 from .build import GivenSource, Source, TensorMapArgument, check_plain
@@ -75,23 +76,27 @@ def launch(kernel: Any, grid: Any, threads: int, shared_bytes: int, *arguments: 
     >>> float(y.min()), float(y.max())
     (2.0, 2.0)
     """
-    grid = padded(grid)
+    grid, described = padded(grid), Described.of(arguments)
+    libraries = {type(x).__module__.partition(".")[0] for x in described.arrays.values()}
+    if libraries == {"cupy"}:
+        from .launch import current_gpu
+
+        run_described(current_gpu(), kernel, grid, threads, shared_bytes, arguments, described)
+    elif libraries == {"numpy"}:
+        check_launch(kernel, grid, threads, shared_bytes)
+        simulate(kernel, grid, threads, shared_bytes, *map(_array, arguments))
+    else:
+        raise TypeError(f"arguments: got arrays of {', '.join(sorted(libraries))}, expected all of NumPy or all of "
+                        "CuPy")
+
+
+def check_launch(kernel, grid, threads, shared_bytes):
     if len(grid) > 3 or min(grid) < 1:
         raise ValueError(f"grid: got {grid}, expected at least one block along each of up to three axes")
     if not 1 <= threads <= 1024:
         raise ValueError(f"threads: got {threads}, expected 1 to 1024")
     if isinstance(kernel, FunctionType):
         check_block(kernel, threads, shared_bytes)
-    arrays = [_array(x) for x in _flat(arguments) if not _is_number(x)]
-    libraries = sorted({type(x).__module__.partition(".")[0] for x in arrays})
-    if libraries == ["cupy"]:
-        from .launch import current_gpu
-
-        run(current_gpu(), kernel, grid, threads, shared_bytes, arguments)
-    elif libraries == ["numpy"]:
-        simulate(kernel, grid, threads, shared_bytes, *map(_array, arguments))
-    else:
-        raise TypeError(f"arguments: got arrays of {', '.join(libraries)}, expected all of NumPy or all of CuPy")
 
 
 def padded(grid):
@@ -123,16 +128,52 @@ def captured(function, known):
             yield from captured(x, known)
 
 
+class Described(NamedTuple):
+    """Arguments of a launch."""
+
+    about: tuple  # what a Program depends on in each of them
+    arrays: dict  # by name
+    moved: bool  # whether TMA moves tiles of any
+
+    @classmethod
+    def of(cls, arguments):
+        """In one walk: each launch on a GPU waits for it."""
+        arrays, number, moved = {}, 0, False
+
+        def described(x):
+            nonlocal number, moved
+            kind = type(x)
+            if isinstance(x, tuple) and kind is not TensorMap:
+                return kind, *[described(part) for part in x]
+            number += 1
+            if _is_number(x):
+                return kind, x
+            box = ()
+            if kind is TensorMap:
+                x, *box = x
+                moved = True
+            if not hasattr(x, "strides"):
+                raise TypeError(f"argument {number - 1}: got {words_for(x)}, expected an array, a number or a tuple of "
+                                "these")
+            arrays[f"argument {number - 1}"] = x
+            return kind, *box, x.shape, x.strides, x.dtype
+
+        return cls(tuple([described(x) for x in arguments]), arrays, moved)
+
+
 def run(gpu, kernel, grid, threads, shared_bytes, arguments, blocks=1):
     """`launch` on a launch.GPU. blocks: that a multiprocessor should hold at least."""
-    flat = [*_flat(arguments)]
-    arrays = {f"argument {i}": _array(x) for i, x in enumerate(flat) if not _is_number(x)}
-    addresses, odd = gpu.addresses(arrays)
-    if odd and any(isinstance(x, TensorMap) for x in flat):
+    run_described(gpu, kernel, grid, threads, shared_bytes, arguments, Described.of(arguments), blocks)
+
+
+def run_described(gpu, kernel, grid, threads, shared_bytes, arguments, described, blocks=1):
+    addresses, odd = gpu.addresses(described.arrays)
+    if odd and described.moved:
         raise ValueError("TensorMap: got arrays at addresses that are no multiples of 16 bytes")
-    key = kernel, grid, threads, shared_bytes, tuple(map(_described, arguments))
+    key = kernel, grid, threads, shared_bytes, described.about
     program = gpu.programs.get(key)
     if program is None:
+        check_launch(kernel, grid, threads, shared_bytes)
         program = loaded(gpu, kernel, grid, threads, shared_bytes, arguments, blocks)
         gpu.keep(key, program)
     program([*addresses, gpu.scrap], NO_NUMBERS, gpu.stream().ptr)
@@ -201,16 +242,7 @@ def type_of(x):
 
 
 def _is_number(x):
-    return isinstance(x, int | float | np.generic)
-
-
-def _described(x):
-    """What a Program depends on in an argument."""
-    if isinstance(x, TensorMap):
-        return layout_of(x.array, 0), x.box, x.swizzle
-    if isinstance(x, tuple):
-        return type(x), *map(_described, x)
-    return (type(x), x) if _is_number(x) else layout_of(x, 0)
+    return isinstance(x, (int, float, np.generic))
 
 
 def _array(x):

@@ -2,6 +2,7 @@
 sines of some tokens once, for several heads."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from .tile import (
     save,
     shape,
 )
-from .tile.alignment import alignment_of
+from .tile.alignment import ArrayLayout, address_of, alignment, layout_of
 
 THREADS, HEADS = 128, 8  # of a block
 
@@ -35,21 +36,33 @@ def turn(out: Any, x: Any, positions: Any, rotary: Any, width: int, back: bool) 
     """x turned in `out`, both (first, second, heads, seqlen, features); positions: (first, second, 1, seqlen, axes),
     where axes may be 1. back: by the opposite angles."""
     first, second, heads, seqlen, features = x.shape
-    axes = positions.shape[-1]
-    positions = np.broadcast_to(positions[:, :, 0], (first, second, seqlen, axes))
-    turns, factor = turns_of(rotary, width, back, x)
-    part, dims = width if rotary.interleaved else width // 2, axes * width
-    nbytes = min(alignment_of(a) for x_ in (x, out) for a in (x_[..., :part], x_[..., dims:]) if a.size)
+    part, dims = width if rotary.interleaved else width // 2, positions.shape[-1] * width
+    nbytes = min(alignment_of_parts(layout_of(a, address_of(a)), part, dims) for a in (x, out))
     kernel, rows = kernel_of(width, features - dims, rotary.interleaved, x.dtype, nbytes)
     blocks = -(-seqlen // rows) * -(-heads // HEADS) * first * second
+    turns, factor = turns_of(rotary, width, back, x)
     launch(kernel, (blocks, 1, 1), THREADS, 0, out, x, positions, turns, np.float64(factor))
+
+
+@lru_cache(maxsize=1024)
+def alignment_of_parts(layout: ArrayLayout, part: int, dims: int) -> int:
+    """The alignment of the first `part` columns of an array, and of those from `dims` on, if there are any."""
+    *lead, features = layout.shape
+    parts = (0, part), (dims, features - dims)
+    return min(
+        alignment(layout._replace(shape=(*lead, n), address=(layout.address + at * layout.dtype.itemsize)))
+        for at, n in parts if n
+    )  # fmt: skip
 
 
 def turns_of(rotary: Any, width: int, back: bool, like: Any) -> tuple[Any, float]:
     """`Rotary._turns` of each column of a tile, and the factor."""
     turns, factor = rotary._turns(width)
-    turns = np.repeat(-turns if back else turns, 1 + rotary.interleaved)
-    return kept_on_device(rotary, (width, back), like, lambda: (turns,))[0], factor
+
+    def of_columns() -> tuple[Any]:
+        return (np.repeat(-turns if back else turns, 1 + rotary.interleaved),)
+
+    return kept_on_device(rotary, (width, back), like, of_columns)[0], factor
 
 
 def columns_of(rotary: Any, x: Any) -> tuple[Any, Any, Any]:
@@ -120,13 +133,14 @@ def kernel_of(width, rest, interleaved, dtype, nbytes):
     turn_pairs = turn_neighbours if interleaved else turn_halves
 
     def kernel(mOut, mX, mPositions, mTurns, factor):
-        (_, second, heads, seqlen, _), (_, _, _, axes) = shape(mX), shape(mPositions)
+        (_, second, heads, seqlen, _), (first_axis, second_axis, _, _, axes) = shape(mX), shape(mPositions)
         others, tile = split(block_index(), (seqlen + ROWS - 1) // ROWS)
         matrix, group = split(others, (heads + HEADS - 1) // HEADS)
         (i, j), row = split(matrix, second), tile * ROWS
         first, end = group * HEADS, minimum(group * HEADS + HEADS, heads)
+        positions = mPositions[minimum(i, first_axis - 1), minimum(j, second_axis - 1), 0]    # of axes of size 1, too
         for axis in range(axes):
-            position = convert(load(mPositions[i, j, :, axis], TOKENS, row), np.float64)
+            position = convert(load(positions[:, axis], TOKENS, row), np.float64)
             angles = position * load(mTurns, ANGLES, 0)
             cosines = convert(map_elements(cosine, angles, 0, 0, (1, 1), ()) * factor, REAL)
             sines = convert(map_elements(sine, angles, 0, 0, (1, 1), ()) * factor, REAL)

@@ -36,6 +36,11 @@ def alignment(layout):
     return common if common >= dtype.itemsize else 0
 
 
+def address_of(x):
+    """Where a NumPy or CuPy array begins."""
+    return x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr
+
+
 def alignment_of(x):
     """The `alignment` of a NumPy or CuPy array."""
-    return alignment(layout_of(x, x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr))
+    return alignment(layout_of(x, address_of(x)))
