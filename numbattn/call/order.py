@@ -88,7 +88,8 @@ def in_order(problem: Problem, inputs: Inputs) -> Ordered | None:
     where tokens are."""
     if not inputs.mask._may_wait or inputs.dropout or inputs.origin != problem.origin or problem.is_empty:
         return None
-    order = inputs.mask._windows.in_order(inputs.q)
+    summed = problem.xp != "numpy" and any(part._is_trained_on_grid for part in inputs.score)
+    order = inputs.mask._windows.in_order(inputs.q, summed)
     if order is None:
         return None
     score = [part for part in (part._in_order(order) for part in inputs.score) if part is not None]

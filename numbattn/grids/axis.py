@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 EDGES = "moved", "cut", "periodic"
 Numbers = NDArray[np.int64]
+Sizes = tuple[int, ...]
 
 
 class AxisWindow(NamedTuple):

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .axis import Part, Seen, seen_along
-from .boxes import Sizes
+from .axis import Part, Seen, Sizes, seen_along
 from .offsets import offsets_of
 from .visibility import wraps
 

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .axis import AxisWindow, Numbers, Part, seen_along
+from .axis import AxisWindow, Numbers, Part, Sizes, seen_along
+from .offsets import groups_of, is_summed, sums_of
 from .visibility import PADDING
 
 BLOCK = 64  # tokens
@@ -24,8 +25,8 @@ TILE = 128  # tokens, a multiple of those of all kernels' tiles
 SAMPLES = 16  # of tiles in rows
 GAIN = 0.9  # how many fewer pairs boxes show, at most: arrays are copied into their order, and back
 EMPTY, PARTIAL, FULL = 0, 1, 2
+HIDDEN = 192  # sums by offset of a pair of boxes that take no time of their own
 Truths = NDArray[np.bool_]
-Sizes = tuple[int, ...]
 
 
 class Boxes(NamedTuple):
@@ -74,27 +75,38 @@ class Hull(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def boxes_of(parts: tuple[Part, ...]) -> Boxes | None:
-    """The Boxes of which the fewest pairs are not empty; None if tiles of the grids' own rows do nearly as well."""
-    found = [least_shown(part.axes) for part in parts]
+def boxes_of(parts: tuple[Part, ...], summed: bool = False) -> Boxes | None:
+    """The Boxes of which the fewest pairs are not empty; None if tiles of the grids' own rows do nearly as well.
+
+    summed: whether gradients are summed by offset, too: see `offsets`.
+    """
+    found = [cheapest(part.axes, summed) for part in parts]
     chosen = [choice for choice in found if choice is not None]
     if len(chosen) < len(parts):
         return None
+    if summed and found == [cheapest(part.axes) for part in parts]:
+        return boxes_of(parts)
     shown = sum(pairs_shown(part.axes, doubled_along(*choice)) for part, choice in zip(parts, chosen))
     if shown > GAIN * sum(pairs_shown_in_rows(part.axes) for part in parts):
-        return None
+        return boxes_of(parts) if summed else None
     return Boxes(tuple([part_in_boxes(part, *choice) for part, choice in zip(parts, chosen)]))
 
 
 @lru_cache(maxsize=256)
-def least_shown(axes: tuple[AxisWindow, ...]) -> tuple[int, Sizes] | None:
-    """The axis along which boxes are in pairs, and their sizes, that show the fewest pairs; None for a small grid."""
+def cheapest(axes: tuple[AxisWindow, ...], summed: bool = False) -> tuple[int, Sizes] | None:
+    """The axis along which boxes are in pairs, and their sizes, that show the fewest pairs; if summed, in the least
+    time. None for a small grid."""
 
-    def pairs_in(axis: int, sizes: Sizes) -> float:
-        return pairs_shown(axes, sizes) + pairs_shown(axes, doubled_along(axis, sizes))
+    def cost(axis: int, sizes: Sizes) -> float:
+        shown = pairs_shown(axes, sizes) + pairs_shown(axes, doubled_along(axis, sizes))
+        if summed and is_summed(sizes):
+            shown *= max(1, groups_of(sizes) * sums_of(sizes) / HIDDEN)
+        return shown
 
     choices = [(axis, sizes) for sizes in sizes_of(axes) for axis in range(len(axes))]
-    return min(choices, key=lambda choice: pairs_in(*choice)) if choices else None
+    if summed:
+        choices = [choice for choice in choices if is_summed(choice[1])] or choices
+    return min(choices, key=lambda choice: cost(*choice)) if choices else None
 
 
 def part_in_boxes(part: Part, doubled: int, sizes: Sizes) -> PartBoxes:

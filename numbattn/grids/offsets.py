@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .boxes import Sizes
+from .axis import Sizes
 
 BITS = 3  # of the number of a row of a box, and of a token in its row
 ROW = 1 << BITS

@@ -13,10 +13,10 @@ from ..base.checks import library
 from ..base.values import moved, remembered
 from ..masks.where import Where
 from ..scores.function import Score
-from .axis import Numbers, Part
+from .axis import Numbers, Part, Sizes
 from .bias import biased, columns_of, lines_of, of_lines, steps_of
 from .bits import bits_of
-from .boxes import BLOCK, Sizes, boxes_of, states_in_rows
+from .boxes import BLOCK, Boxes, boxes_of, states_in_rows
 from .offsets import is_summed
 from .visibility import PADDING, function_of, words_of, wraps
 
@@ -29,6 +29,7 @@ class OrderedWindows(NamedTuple):
     """Tokens in the order of boxes, with arrays of one library."""
 
     windows: Windows
+    boxes: Boxes
     given: Any  # the token at each place of the order; beside padding any one
     place: Any  # of each token
     mask: Where  # of tokens in that order
@@ -38,8 +39,8 @@ class OrderedWindows(NamedTuple):
         table, like = cast(Any, score.arrays[0]), self.given
         entries = table.shape[1:]
         if wraps(windows.parts):
-            columns = windows.columns(like)
-            ordered = kept(("ordered", windows, self.windows), like, lambda: [x[..., self.given] for x in columns])
+            columns, key = windows.columns(like), ("ordered", windows, self.windows, self.sizes)
+            ordered = kept(key, like, lambda: [x[..., self.given] for x in columns])
             return score._with(arrays=(table, *ordered), _of=None)
 
         def of_zeros() -> Score:
@@ -48,16 +49,20 @@ class OrderedWindows(NamedTuple):
             arrays = [np.zeros((1, 1), like=like), *lines, moved(steps_of(sizes, entries), like)]
             return Score(of_lines(has_extra), arrays=arrays)._with(_boxes=(has_extra, sizes))
 
-        made = kept(("lines", windows, self.windows), like, of_zeros)
+        made = kept(("lines", windows, self.windows, self.sizes), like, of_zeros)
         arrays = table.reshape(len(table), -1), *made.arrays[1:]
         return made._again(arrays, (score._wanted[0], *made._wanted[1:]))
+
+    @property
+    def sizes(self) -> tuple[Sizes, ...]:
+        """Those of the boxes of each grid."""
+        return tuple([part.sizes for part in self.boxes.parts])
 
     def boxes_along(self, windows: Windows) -> Sizes:
         """The sizes of boxes, if all are of one size and the windows of a bias are of the same tokens."""
         own, others = ([part.tokens_along for part in x.parts] for x in (self.windows, windows))
-        boxes = boxes_of(self.windows.parts)
-        sizes = {part.sizes for part in boxes.parts} if boxes else set()
-        return next(iter(sizes)) if own == others and len(sizes) == 1 and is_summed(*sizes) else ()
+        first, *rest = self.sizes
+        return first if own == others and all(x == first for x in rest) and is_summed(first) else ()
 
 
 class Windows(NamedTuple):
@@ -82,11 +87,14 @@ class Windows(NamedTuple):
         score = Score(function, arrays=[table, *self.columns(table)], gradient=[True, False, False])
         return score._with(_of=(None if table.shape[0] == 1 else table.shape[0], self))
 
-    def in_order(self, array: Any) -> OrderedWindows | None:
-        """The tokens in the order of boxes, for calls on arrays of the library of `array`; None if there is none."""
-        if boxes_of(self.parts) is None:
+    def in_order(self, array: Any, summed: bool = False) -> OrderedWindows | None:
+        """The tokens in the order of boxes, for calls on arrays of the library of `array`; None if there is none.
+        summed: see `boxes_of`."""
+        boxes = boxes_of(self.parts, summed)
+        if boxes is None:
             return None
-        return kept(("order", self), array, lambda: _in_order(self, array))
+        is_other = summed and boxes is not boxes_of(self.parts)
+        return kept(("order", self, is_other), array, lambda: _in_order(self, boxes, array))
 
     def columns(self, array: Any) -> list[Any]:
         """What a bias by offset reads of each token, in the library of `array`."""
@@ -117,12 +125,11 @@ def mask_of(windows: Windows, order: Numbers, *bits: Any) -> Where:
     return Where(function, arrays=[words, *bits], block_size=BLOCK)._with(_is_private=True)
 
 
-def _in_order(windows: Windows, array: Any) -> OrderedWindows:
-    boxes: Any = boxes_of(windows.parts)
+def _in_order(windows: Windows, boxes: Boxes, array: Any) -> OrderedWindows:
     tokens, bits = boxes.tokens, bits_of(boxes)
     is_there, place = tokens != PADDING, np.empty(windows.tokens, np.int64)
     place[tokens[is_there]] = np.flatnonzero(is_there)
     mask = mask_of(windows, tokens, *bits or ())._like(array)
     on_tiles = f"boxes={bits.boxes.shape[1]}" if bits else ""
     mask = mask._with(_on_tiles=on_tiles, _cells=moved(boxes.states, array))
-    return OrderedWindows(windows, moved(np.maximum(tokens, 0), array), moved(place, array), mask)
+    return OrderedWindows(windows, boxes, moved(np.maximum(tokens, 0), array), moved(place, array), mask)

@@ -168,6 +168,10 @@ class Score(Taken, FunctionPart):
             return None
         return cast(Score, order.bias(self, self._of[1]))
 
+    @property
+    def _is_trained_on_grid(self) -> bool:
+        return self._of is not None and self._wanted[0]
+
     def _fit(self, batch: tuple[int, ...], seqlen_q: int, seqlen_k: int) -> None:
         super()._fit(batch, seqlen_q, seqlen_k)
         if self._of is not None:

@@ -66,6 +66,11 @@ class Part(Value):
         return None if self._needs_positions else self
 
     @property
+    def _is_trained_on_grid(self) -> bool:
+        """Whether it is a bias by offset on a grid whose table has a gradient."""
+        return False
+
+    @property
     def _weights(self) -> tuple[Any, ...]:
         """The arrays that have a place among the gradients."""
         return tuple(self._arrays().values())

@@ -1,5 +1,7 @@
 """Tokens in the order of boxes: what their states say is what the mask shows, and calls in that order are the same."""
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 
@@ -19,6 +21,7 @@ from numbattn.grids.boxes import (
     states_in_rows,
 )
 from numbattn.grids.visibility import PADDING
+from numbattn.grids.windows import Windows
 
 CASES = {  # shape, extra, options of a window
     "two axes": ((9, 15), 0, {"window": (2, 4)}),
@@ -130,6 +133,26 @@ def test_an_order_that_shows_few_pairs(shape, window, is_reordered):
     """Rows stay where they are if they are boxes already, if boxes are large for the grid, or if tokens are too few."""
     axes = tuple(AxisWindow(n, w, 1, 1, False, "moved") for n, w in zip(shape, window))
     assert (boxes_of((Part(axes, 0),)) is not None) == is_reordered
+
+
+def test_boxes_of_a_bias_that_is_trained(rng):
+    """Few sums by offset: rows of eight tokens along an axis; and the same results in that order, on any library."""
+    parts = na.Grid((30, 48, 80)).window((18, 24, 24))._windows.parts
+    assert [boxes_of(parts, summed).parts[0].sizes for summed in (False, True)] == [(2, 8, 4), (1, 8, 8)]
+    image = na.Grid((256, 256)).window(80)._windows.parts
+    assert boxes_of(image, True) is boxes_of(image)
+    grid, in_order_of, (q, k, v, do) = na.Grid((8, 16, 16)), Windows.in_order, rng.standard_normal((4, 2, 2048, 4))
+    score, mask = grid.relative_bias(rng.standard_normal((2, 7, 7, 7))), grid.window(4)
+    order = mask._windows.in_order(q, True)
+    assert order.sizes != mask._windows.in_order(q, False).sizes
+
+    def results(summed):
+        with patch.object(Windows, "in_order", lambda self, array, _: in_order_of(self, array, summed)):
+            o, backprop = na.attention_vjp(q, k, v, mask=mask, score=score)
+            return [o, *backprop(do), backprop(do).score[0]]
+
+    for one, other in zip(results(False), results(True), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("options", [{}, {"edges": "periodic"}, {"dilation": 2}, {"stride": 3}], ids=str)
