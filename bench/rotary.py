@@ -3,10 +3,10 @@
     python bench/rotary.py
     python bench/rotary.py --quick --json rotary.json
 
-"copy" writes the same array once; "append" writes keys into a cache, "append turned" turns them, too. Of statistics
+"copy" moves the same bytes once; "append" writes keys into a cache, "append turned" turns them, too. Of statistics
 "lse" is the forward pass without values, "o" that with values of as many features; "rows" are maxima and entropies,
-"columns" sums of P by key with lse given, "all" both. Results are compared with the formula in tests.
-Needs tabulate and tqdm.
+"columns" sums of P by key with lse given, "all" both. Each call is a CUDA graph. Results are compared with the formula
+in tests. Needs tabulate and tqdm.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from itertools import product
 
 import numpy as np
 from common import machine, save, show, show_machine
-from peers import DTYPE, PACKAGES, cupy, gpu, one_stream, release, require_gpu
+from peers import DTYPE, PACKAGES, Replay, cupy, gpu, one_stream, release, require_gpu
 from timing import measure, medians, progress
 
 import numbattn as na
@@ -38,7 +38,7 @@ def rotary(shape, dtype):
     cache = na.KVCache.zeros(batch, heads, seqlen, features, like=x)
 
     def copy():
-        cupy.copyto(out.view(np.uint8), x.view(np.uint8))
+        out.data.copy_from_device_async(x.data, x.nbytes)
         return (out,)
 
     def appended(rotary):
@@ -74,7 +74,8 @@ def statistics(shape, dtype, causal):
 def measured(cases, rounds):
     for about, makers in progress(cases):
         release()
-        samples, _, failed = measure(makers(), rounds, same=False)
+        replays = {name: lambda make=make: Replay(make()) for name, make in makers().items()}
+        samples, _, failed = measure(replays, rounds, same=False)
         yield {**about, "seconds": medians(samples), "failed": failed}
 
 
