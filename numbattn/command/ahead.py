@@ -2,6 +2,7 @@
 machine."""
 
 import argparse
+import math
 import textwrap
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from importlib import import_module
@@ -27,7 +28,14 @@ def _examples(base):
     return sorted(sample for kind in kinds(base) for sample in vars(kind).get("_examples", ()))
 
 
-MASKS = {"none": lambda m, n: None, **dict(_examples(na.Mask))}
+def _image(m, n):
+    """Windows of a quarter of an image's rows and columns, of as many tokens."""
+    rows = next(x for x in range(math.isqrt(m), 0, -1) if m % x == 0)
+    shape = rows, m // rows
+    return na.Grid(shape).window([-(-size // 4) for size in shape])
+
+
+MASKS = {"none": lambda m, n: None, "grid": _image, **dict(_examples(na.Mask))}
 SCORES = dict(_examples(Part))
 USUAL = [FORWARD.name, BACKWARD.name]
 
@@ -57,7 +65,11 @@ def plans(device, dtype, q, k, v, mask, dropout, deterministic=False, score=(), 
     from numbattn.cuda.passes import plans as plans_of
     from numbattn.cuda.views import without_memory
 
-    arrays, options = [without_memory(shape, dtype) for shape in (q, k, v)], _call(dtype, q, k, mask, score, gradient)
+    options, shapes = _call(dtype, q, k, mask, score, gradient), (q, k, v)
+    order = options["mask"]._windows.in_order(np.empty(0)) if mask == "grid" and not dropout else None
+    if order is not None and all(part._in_order(order) for part in options["score"]):       # as in numbattn.call.order
+        options["mask"], shapes = order.mask, [(*lead, len(order.given), width) for *lead, _, width in shapes]
+    arrays = [without_memory(shape, dtype) for shape in shapes]
     dropout = na.Dropout(0.1, seed=0) if dropout else None
     chosen = [PASSES[name] for name in passes]
     found = plans_of(device, *arrays, deterministic=deterministic, passes=chosen, dropout=dropout, **options)

@@ -53,6 +53,14 @@ def test_a_plan_says_how_gradients_become_deterministic(option, unbuilt, capsys)
     assert "temporary: delta, (1, 4, 384) of float32, 6,144 bytes" in backward
 
 
+@pytest.mark.parametrize(("option", "tokens"), [((), 11264), (("--dropout",), 9984), (("--score", "alibi"), 9984)])
+def test_a_grid_is_planned_in_the_order_of_boxes(option, tokens, unbuilt, capsys):
+    """Unless something depends on where tokens are. Boxes of 4 x 16 tokens stand out of an image of 99 x 100."""
+    about = "--cc 9.0 --head-dim 64 --seqlen 9900 --heads 1 --mask grid --pass backward"
+    assert main(["plan", *about.split(), *option]) == 0
+    assert f"temporary: delta, (1, 1, {tokens})" in capsys.readouterr().out
+
+
 def test_what_is_compiled_is_kept(tmp_path, monkeypatch, capsys):
     pytest.importorskip("numba_cuda")
     monkeypatch.setenv("NUMBATTN_CACHE_DIR", str(tmp_path))
