@@ -222,6 +222,8 @@ def attention_statistics_vjp(
             dC = converted("dcolumn_sums", dC, "column_sums", shape, problem.sum_dtype, inputs)
         v, do, one_hot = _values(problem, inputs, dC, given)
         o, saved = passes.forward(*describe(q, k, v, score=score, **options))
+        if dE is not None and not inputs.score:
+            dE = dE / 2  # see `_directions`
         both = dE if dL is None else dL if dE is None else dL + dE
         grads: Any = passes.backward(saved, do, both)
         if dE is not None:
@@ -266,18 +268,26 @@ def _scale_part(dtype: Any) -> Score:
     return Score(_scaled, arrays=[np.ones(1, dtype)], gradient=True)
 
 
+def _directions(problem: Problem, inputs: Inputs, q: Any, k: Any, score: Any, options: Any) -> Any:
+    """A call whose lse changes by a multiple of rowsum(P S) along the tangents that follow it, and the arrays in its
+    score along which it does: by twice that along q and k themselves, as long as S is their product; else by it along a
+    factor of S after all parts, and of a sink along its logit, which is a kernel of its own."""
+    lead = (*problem.batch[:-1], problem.heads_k) if problem.batch else ()
+    v = np.zeros((*lead, problem.seqlen_k, 1), problem.dtype, like=inputs.q)
+    if not inputs.score:
+        found, given = describe(q, k, v, **options)
+        return found, given, checked_tangents(given, q, k, None, [])[0], []
+    factor = _scale_part(problem.sum_dtype)
+    found, given = describe(q, k, v, score=[*as_parts(score), factor], **options)
+    along: list[Any] = [x if isinstance(part, Sink) else None for part in given.score[:-1] for x in part._weights]
+    return found, given, checked_tangents(given, None, None, None, [*along, factor.arrays[0]])[0], along
+
+
 def _less_tangent(
     grads: Any, problem: Problem, inputs: Inputs, dE: Any, q: Any, k: Any, score: Any, options: Any
 ) -> Any:  # fmt: skip
-    """Gradients of <dE, entropy> in addition, if those of <dE, lse> are in them: lse less its derivative by a factor of
-    S, and of the logit of a sink."""
-    parts, factor = as_parts(score) if score is not None else (), _scale_part(problem.sum_dtype)
-    lead = (*problem.batch[:-1], problem.heads_k) if problem.batch else ()
-    v = np.zeros((*lead, problem.seqlen_k, 1), problem.dtype, like=inputs.q)
-    ones: Any = factor.arrays[0]
-    found, given = describe(q, k, v, score=[*parts, factor], **options)
-    along: list[Any] = [x if isinstance(part, Sink) else None for part in given.score[:-1] for x in part._weights]
-    tangents, _ = checked_tangents(given, None, None, None, [*along, ones])
+    """Gradients of <dE, entropy> in addition, if those of <dE, lse> are in them: an entropy is lse less rowsum(P S)."""
+    found, given, tangents, along = _directions(problem, inputs, q, k, score, options)
     saved, to, tlse = passes.tangent(found, given, tangents)
     do = np.zeros((*problem.lse_shape, 1), problem.dtype, like=inputs.q)
     tgrads: Any = passes.backward_tangent(saved, do, dE, tangents, to, tlse)

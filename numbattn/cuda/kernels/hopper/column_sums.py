@@ -51,12 +51,11 @@ from ..shared.recompute import recompute
 from ..shared.schedule import place
 from ..shared.segments import keys_of, mask_within_step, slot_step
 from ..shared.softmax import log2_step
-from ..shared.visibility import MASK, band_of, element_test, has_query_lengths
+from ..shared.visibility import MASK, band_of, element_test
 from ..shared.warps import source_of, warp_specialised
 from ..tables import is_under_pressure
 from .backward_steps import WgmmaTiles, size_of
 from .forward import REGISTERS
-from .forward_steps import clear_step
 from .forward_tiles import ROWS, is_for_hopper, parameters
 
 
@@ -73,7 +72,6 @@ def hopper_column_sums(*, dtype, head_dim, head_dim_v, tiles, mask, score, dropo
     INFINITE, ZERO = ACC(np.inf), ACC(0)
     band_at, sees = band_of(mask), element_test(mask, S_TILE, transposed=True)
     first_queries, next_queries, needs_mask = queries_steps(mask, tile_m, ROWS)
-    clear_queries = clear_step(tile_m, CONSUMERS, has_query_lengths(mask))
     apply, *_ = score_steps(score, S_TILE, ACC, transposed=True, after=len(score))
     to_log2, key_tile = log2_step(ACC), key_tile_step(tile_n)
     tile_of, mask_of, scores_of = slot_step(mask, "k", tile_n), mask_within_step(mask), within_segment(score)
@@ -120,7 +118,6 @@ def hopper_column_sums(*, dtype, head_dim, head_dim_v, tiles, mask, score, dropo
         while at.m_block < at.m_blocks:
             m0 = at.m_block * TILE_M
             share(found, place, at, length)
-            clear_queries(Q, length - m0)                       # NaN weighted by 0 is NaN
             wait(Q)
             S = dot(S_TILE, K.tile, Q.tile.T)                   # Alg. 4 line 11: S = Q K^T, transposed
             after = next_queries(mask, tile, at)
