@@ -1,5 +1,7 @@
 """Tokens appended to caches on a GPU; as caches do it on NumPy arrays."""
 
+from dataclasses import replace
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -67,6 +69,20 @@ def test_ragged(rng, paged, dtype):
     other.append(k, k[..., :20], offsets)
     cache._append_on_gpu(k, k[..., :20], offsets)
     assert_equal(cache, other)
+
+
+@mostly_simulated
+@pytest.mark.parametrize(("paged", "dtype", "offsets"), [
+    (False, FLOAT32, [2, 43, 43, 46]), (True, INT8, None)
+], ids=["ragged", "batch"])  # fmt: skip
+def test_tokens_take_turns(rng, paged, dtype, offsets):
+    """More than a cache has rows, and few."""
+    cache, other = (replace(each, window=20, first=2, chunk=3) for each in caches(rng, dtype, paged))
+    for count in 40, 1:
+        k = rng.standard_normal((10, 47, 40) if offsets else (3, 10, count, 40)).astype(FLOAT32)
+        other.append(k, k[..., :20], offsets)
+        cache._append_on_gpu(k, k[..., :20], offsets)
+        assert_equal(cache, other)
 
 
 @mostly_simulated
