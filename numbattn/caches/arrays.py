@@ -10,6 +10,9 @@ import numpy as np
 
 from ..base.backends import backend
 from ..base.checks import (
+    DTYPES,
+    DtypeError,
+    cast_of,
     check_apart,
     check_values,
     check_writable,
@@ -23,7 +26,7 @@ from ..base.checks import (
 from ..base.forks import cached_property
 from ..base.values import Value, clip, moved
 from ..masks import Ring
-from .checks import NUMBERS, check, check_lengths
+from .checks import NUMBERS, SIXTEEN_BITS, check, check_lengths
 from .eight_bits import EIGHT_BITS, FLOAT8, INT8, check_scale
 
 # NumPy's functions pass CuPy's arrays on to CuPy
@@ -33,7 +36,7 @@ INT32, FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
 class CacheLayout(NamedTuple):
     """What the plan of a call with a cache depends on, besides shapes and strides."""
 
-    dtype: np.dtype[Any]  # of k and v: that of q, or 8 bits, which have scales
+    dtype: np.dtype[Any]  # of k and v: that of q, a narrower one, or 8 bits, which have scales
     page_size: int | None
 
 
@@ -138,9 +141,13 @@ class CacheArrays(Value):
     def _layout(self) -> CacheLayout:
         return CacheLayout(self.k.dtype, None if self.table is None else self.k.shape[2])
 
-    def _dtypes_with(self, dtype: Any) -> tuple[Any, Any]:
-        """The dtypes of k and v, as a q of this dtype sees them."""
-        return (dtype, dtype) if self.k.dtype in EIGHT_BITS else (self.k.dtype, self.v.dtype)
+    def _check_dtype(self, dtype: Any) -> None:
+        """Refuse a q of this dtype, beside which k and v are not widened."""
+        own = self.k.dtype
+        wider = DTYPES if own in EIGHT_BITS else (own, FLOAT32) if own in SIXTEEN_BITS else (own,)
+        if dtype in DTYPES and dtype not in wider:
+            raise DtypeError(f"q: got {dtype}, allowed {' or '.join(map(str, wider))} with a KVCache of {own}"
+                             f"{cast_of('q', dtype, wider[-1:])}")
 
     @property
     def _shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -27,7 +27,7 @@ from ..rotations import Rotary
 from ..rotations.calls import check_rotary, turned_tokens
 from .arrays import CacheArrays
 from .checks import check, checked_dtype
-from .eight_bits import EIGHT_BITS, FLOAT8, INT8, bits_of
+from .eight_bits import FLOAT8, INT8, bits_of
 from .tokens import by_token, check_path, checked_offsets, offsets_of_tokens, stored
 
 
@@ -42,9 +42,10 @@ class KVCache(CacheArrays):
     ----------
     k : array, (batch, heads, capacity, head_dim), or in pages (pages, heads, page_size, head_dim)
     v : array, (batch, heads, capacity, head_dim_v), or in pages (pages, heads, page_size, head_dim_v)
-        Of the dtype of q, or of int8 or float8_e4m3fn (of ml_dtypes; in CuPy ``bits.view(ml_dtypes.float8_e4m3fn)`` of
-        an array of uint8). Any strides, but no two elements share memory; v may be a part of k, ``k[..., :n]``, to
-        which `append` and `keep` write no int8. On a GPU a NaN of float8_e4m3fn may be read as 480.
+        Of the dtype of q; of float16 or bfloat16 beside a q of float32; or of int8 or float8_e4m3fn (of ml_dtypes; in
+        CuPy ``bits.view(ml_dtypes.float8_e4m3fn)`` of an array of uint8). Any strides, but no two elements share
+        memory; v may be a part of k, ``k[..., :n]``, to which `append` and `keep` write no int8. On a GPU a NaN of
+        float8_e4m3fn may be read as 480.
     lengths : array of int32, (batch,)
         How many tokens each sequence has. Whatever is stored beyond them is never used, even NaN. A list, and an array
         of other integers, become a new array, ``cache.lengths``.
@@ -68,7 +69,7 @@ class KVCache(CacheArrays):
     The results of a sequence are equal bit for bit, whatever the batch, the capacity and the pages.
 
     On a GPU from compute capability 8.0 on, calls of up to 16 queries read pages in place, and 8 bits, too, if q is
-    float16 or bfloat16. Other calls first copy such a cache, in the dtype of q.
+    float16 or bfloat16. Other calls first copy such a cache, and one of another dtype than q, in the dtype of q.
 
     In a rolling cache `lengths` count all tokens that a sequence has ever had, and positions are true ones: what takes
     positions, such as `Alibi`, `First`, `Window`, functions and rotary embeddings, has the same results as with a cache
@@ -101,7 +102,8 @@ class KVCache(CacheArrays):
         head_dim_v : int, optional
             Default: head_dim.
         dtype : dtype, optional
-            float16, bfloat16, float32 or float64, which q has then, or int8 or float8_e4m3fn, with any q.
+            float16 or bfloat16, for a q of the same or of float32; float32 or float64, which q has then; or int8 or
+            float8_e4m3fn, with any q.
         page_size : int, optional
             Tokens of a page. By default there are no pages.
         table : array of int32, (batch, pages of a sequence), optional
@@ -201,9 +203,9 @@ class KVCache(CacheArrays):
         Parameters
         ----------
         k, v : arrays, (batch, heads, tokens, head_dim) and (batch, heads, tokens, head_dim_v)
-            Of the dtype of the cache. A cache of 8 bits takes any floating dtype, which is quantised as it is written:
-            in int8 the largest number of a token and head becomes 127; numbers too large for float8_e4m3fn become its
-            largest, as do numbers of float64 too large for int8's scales of float32.
+            Of any floating dtype, rounded to that of the cache as it is written. To 8 bits it is quantised: in int8 the
+            largest number of a token and head becomes 127; numbers too large for float8_e4m3fn become its largest, as
+            do numbers of float64 too large for int8's scales of float32.
         segments : integer array, (batch + 1,), optional
             For a ragged batch: k and v are then packed, (heads, total, head_dim), and the tokens from segments[b] to
             segments[b + 1] belong to sequence b. See `pack`.
@@ -236,9 +238,8 @@ class KVCache(CacheArrays):
         batch, heads, lengths = len(self.lengths), self.k.shape[1], self._checked_lengths()
         lead = (batch, heads) if segments is None else (heads,)
         same_library(KVCache=self.k, k=k, v=v)
-        dtypes = DTYPES if self.k.dtype in EIGHT_BITS else [self.k.dtype]
-        check("k", k, dtypes, (*lead, "tokens", self.k.shape[-1]))
-        check("v", v, dtypes, (*lead, k.shape[-2], self.v.shape[-1]))
+        check("k", k, DTYPES, (*lead, "tokens", self.k.shape[-1]))
+        check("v", v, DTYPES, (*lead, k.shape[-2], self.v.shape[-1]))
         if rotary is not None:
             check_rotary(rotary)
             rotary._width(k.shape[-1], name="k")

@@ -274,7 +274,7 @@ def describe(
     wanted = parts = () if score is None else as_parts(score)
     dtypes, shapes = (q.dtype, k.dtype, v.dtype), (q.shape, k.shape, v.shape)
     if cache is not None:
-        dtypes, shapes = (q.dtype, *cache._dtypes_with(q.dtype)), (q.shape, *cache._shapes)
+        dtypes, shapes = (q.dtype,) * 3, (q.shape, *cache._shapes)
     problem = _problem(
         xp, dtypes, shapes, (q.strides, k.strides, v.strides), given._kinds, kinds_of(parts),
         dropout is not None, cache and cache._layout, wide,
@@ -311,6 +311,7 @@ def _packing(cache: KVCache, q: Any, v: Any, mask: Mask) -> Ragged | None:
     if v is not None:
         raise TypeError(f"v: got {words_for(v)} with a KVCache, which has its own: leave it out")
     same_library(q=q, KVCache=cache.k)
+    cache._check_dtype(q.dtype)
     cache._check_contents()
     if mask._segments is not None:
         cache._check_device(q=q)

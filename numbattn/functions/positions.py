@@ -73,13 +73,11 @@ def of_mask(function: Frozen, positions: Callable[..., Any]) -> Frozen:
 def of_distance(read: Callable[..., Any], positions: Callable[..., Any]) -> Frozen:
     """The function that adds to s what read(ahead, reach), an entry and a factor, makes of an array, (batch, heads,
     entries); ahead: how far the key's position is ahead of the query's."""
-    own: Any = OWN[True, True]
 
     def by_distance(s, batch, head, i, j, depths, keys, queries, ring, array):  # type: ignore[no-untyped-def]
         i, j, first = positions(batch, head, i, j, depths, keys, queries, ring)
-        entries = own(array, min(batch, array.shape[0] - 1), min(head, array.shape[1] - 1))
-        entry, factor = read(j - first - i, entries.shape[0] // 2)
-        return s + factor * entries[entry]
+        entry, factor = read(j - first - i, array.shape[2] // 2)
+        return s + factor * array[min(batch, array.shape[0] - 1), min(head, array.shape[1] - 1), entry]
 
     return frozen(by_distance, "Score function")
 

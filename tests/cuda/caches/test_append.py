@@ -45,10 +45,11 @@ def assert_equal(cache, other):
 @pytest.mark.parametrize(("held", "dtype", "paged"), [
     (INT8, FLOAT16, True), (FLOAT8, BFLOAT16, True),
     *(pytest.param(*which, marks=mostly_simulated) for which in (
-        (FLOAT32, FLOAT32, False), (BFLOAT16, BFLOAT16, True), (INT8, FLOAT64, True),
+        (FLOAT32, FLOAT32, False), (BFLOAT16, BFLOAT16, True), (INT8, FLOAT64, True), (BFLOAT16, FLOAT64, False),
     )),
     *(pytest.param(*which, marks=pytest.mark.slow) for which in (
-        (FLOAT32, FLOAT32, True), (INT8, BFLOAT16, False), (FLOAT8, FLOAT16, False), (FLOAT8, FLOAT64, False),
+        (FLOAT32, FLOAT32, True), (FLOAT16, FLOAT32, True), (FLOAT32, FLOAT64, True),
+        (INT8, BFLOAT16, False), (FLOAT8, FLOAT16, False), (FLOAT8, FLOAT64, False),
     )),
 ], ids=str)  # fmt: skip
 def test_as_on_numpy_arrays(rng, held, dtype, paged):
