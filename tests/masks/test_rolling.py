@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import numbattn as na
 import numbattn.distributed as nad
+from numbattn import reference
 from numbattn.masks import Ring
 from tests.accuracy import assert_equal
 from tests.masks.test_positions import HEADS, KINDS, depths_of, every_third
@@ -201,34 +202,43 @@ def test_edited_lengths_are_seen(rng):
       for unit in BY_UNIT for kind in KINDS for how in ("batch", "ragged", "trees")),
 ])  # fmt: skip
 def test_on_devices(unit, kind, how, rng):
-    found = on_device(kind, how, rng, lambda x: x, lambda: (world_of("simulated"), on(BY_UNIT[unit])))
-    for o, want in found:
+    q, cache, options, want = call_of(rng, kind, how)
+    with world_of("simulated"), on(BY_UNIT[unit]):
+        o = na.attention(q, cache, **options)
+    np.testing.assert_allclose(o, want, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", BY_UNIT)
+def test_compiled(unit, rng):
+    for kind, how in ("none", "ragged"), ("alibi", "batch"):
+        q, cache, options, want = call_of(rng, kind, how)
+        with world_of("interpreted"), on(BY_UNIT[unit]):
+            o = na.attention(q, cache, **options)
         np.testing.assert_allclose(o, want, atol=1e-5)
 
 
-def on_device(kind, how, rng, moved, world, like=np.float32, window=20, page_size=8):
-    """Results of a call there, with others in float64 on NumPy arrays."""
-    caches = two(2, window, 3, 4, like=like, page_size=page_size)
-    offsets = np.array([0, 79, 79 + 31])
-    k, v = rng.standard_normal((2, 2, offsets[-1], D)).astype(like)
-    on_gpu = na.KVCache(*map(moved, caches[0]._arrays().values()), window=window, first=3, chunk=4)
-    for cache in caches[1], on_gpu:
-        as_given = moved if cache is on_gpu else (lambda x: x)
-        cache.append(*map(as_given, (k, v)), segments=as_given(offsets))
-    wide = na.KVCache(*(x.astype(float) for x in (caches[1].k, caches[1].v)), caches[1].lengths, caches[1].table)
-    options = KINDS[kind](rng)
-    if how == "ragged":
-        q, ends = rng.standard_normal((HEADS, 5, D)).astype(like), np.array([0, 4, 5])
-        options |= {"mask": options.get("mask", na.Causal()) & na.Segments(ends, max_queries=4)}
-    else:
-        q = rng.standard_normal((2, HEADS, 4, D)).astype(like)
+def call_of(rng, kind, how, like=np.float32, held=None, window=20, page_size=8, xp=np):
+    """q, a cache, options of a call, and what the reference finds for each sequence with all of its tokens."""
+    empty, whole = two(2, window, 3, 4, like=like, dtype=held, page_size=page_size)
+    cache = na.KVCache(*map(xp.asarray, empty._arrays().values()), window=window, first=3, chunk=4)
+    for offsets in [0, 76, 76 + 27], [0, 3, 7]:
+        k, v = rng.standard_normal((2, 2, offsets[-1], D)).astype(like)
+        whole.append(k, v, segments=np.array(offsets))
+        cache.append(xp.asarray(k), xp.asarray(v), segments=xp.asarray(offsets))
+    options, ends = KINDS[kind](rng), np.array([0, 4, 5])
     if how == "trees":
-        options |= {"mask": options.get("mask", na.Causal()) & na.Tail(na.Bits.tree([-1, 0, 0, 1]))}
-    want = na.attention(q.astype(float), wide, **of_window(on_gpu._ring, options))
-    one, other = world()
-    with one, other:
-        o = na.attention(moved(q), on_gpu, **options)
-    return [(o, want)]
+        options |= {"mask": na.Tail(na.Bits.tree([-1, 0, 0, 1])) & options.get("mask", na.Causal())}
+    q, keys = rng.standard_normal((2, HEADS, 4, D)).astype(like), zip(*whole._dense(), whole.lengths)
+    counts = np.diff(ends) if how == "ragged" else (4, 4)
+    want = [reference.attention_forward(q[b, :, :count].astype(float), k[:, :n], v[:, :n],
+                                        **of_window(cache._ring, options))[0]
+            for b, (count, (k, v, n)) in enumerate(zip(counts, keys))]  # fmt: skip
+    if how != "ragged":
+        return xp.asarray(q), cache, options, np.stack(want)
+    q = np.concatenate([q[b, :, :count] for b, count in enumerate(counts)], axis=1)
+    options |= {"mask": options.get("mask", na.Causal()) & na.Segments(xp.asarray(ends), max_queries=4)}
+    return xp.asarray(q), cache, options, np.concatenate(want, axis=1)
 
 
 X = np.zeros((2, 2, 9, D))
@@ -285,17 +295,17 @@ def test_what_is_left_may_be_dropped():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("how", ["batch", "ragged", "trees"])
-@pytest.mark.parametrize(("kind", "dtype"), [
-    *((kind, np.float16) for kind in ("none", "stream", "alibi", "all")), ("none", np.float32), ("where", np.float32),
+@pytest.mark.parametrize(("kind", "how", "dtype", "held"), [
+    ("none", "batch", np.float16, None), ("none", "ragged", np.float16, np.int8), ("alibi", "trees", np.float16, None),
+    ("stream", "ragged", np.float16, None), ("relative", "batch", np.float32, np.float16),
+    ("all", "ragged", np.float32, None),
 ])  # fmt: skip
-def test_on_a_gpu(kind, dtype, how, rng):
-    from contextlib import nullcontext
-
+def test_on_a_gpu(kind, how, dtype, held, rng):
     import cupy
 
-    for o, want in on_device(kind, how, rng, cupy.asarray, lambda: (nullcontext(), nullcontext()), dtype, page_size=16):
-        np.testing.assert_allclose(o.get(), want, atol=1e-5 if dtype == np.float32 else 4e-3)
+    q, cache, options, want = call_of(rng, kind, how, dtype, held, window=100 if how == "batch" else 40, xp=cupy)
+    atol = 1e-5 if dtype == np.float32 and held is None else 4e-3
+    np.testing.assert_allclose(na.attention(q, cache, **options).get(), want, atol=atol)
 
 
 @pytest.mark.gpu
@@ -309,3 +319,48 @@ def test_tokens_dropped_on_a_gpu():
     cache.append(*[cupy.asarray(X[:, :, :6])] * 2)
     cut(cache, 0)
     assert cache.lengths.tolist() == [0, 0]
+
+
+FAULTS = {
+    "test_rows_have_the_last_tokens": {
+        "self.first + (token - self.first) % self.size)": "self.first + token % self.size)",
+        "count - 1 - (count - 1 - row) % self.size)": "count - 1 - (count - row) % self.size)",
+        "(token >= count - self.size)": "(token > count - self.size)",
+    },
+    "test_any_history[rows]": {
+        "begins_again = end > first + size": "begins_again = end >= first + size + 1 + (first == 1)",
+        "np.where(begins_again, first, hidden)": "np.where(begins_again, 0, hidden)",
+        "end = hidden + size - window": "end = hidden + size - window - (size > window)",
+    },
+    "test_masks_of_rows_are_seldom_drawn": {"        if self.size == self.window:\n            return ()\n": ""},
+    "masks/positions.py": {
+        "test_trees": {"first + taken(self._depths(seqlen_q), row))": "token)"},
+        ("test_masks_and_scores[stream]", "test_masks_and_scores[three]"): {
+            "end = seqlen_k if self.ring is None else FAR": "end = seqlen_k",
+        },
+        "test_errors": {"if not (leaf._crops_by_sequence or isinstance(leaf, Intervals | Where)):": "if False:"},
+        "test_masks_of_rows_are_seldom_drawn": {"if part not in ring.seen and not isinstance(part, Prefix)]": "]"},
+    },
+    "masks/tail.py": {"test_trees": {"seqlen_k) - for_queries(first)": "seqlen_k) - for_queries(first) + 1"}},
+    "functions/positions.py": {
+        "test_masks_and_scores[alibi]": {"(count - 1 - j) % (ring[1] - ring[0])": "(count - 1 - j) % ring[1]"},
+    },
+    "caches/arrays.py": {
+        ("test_errors", "test_what_is_left_may_be_dropped"): {
+            "(reached <= ring.capacity) | (lengths <= ring.first)": "reached <= ring.capacity",
+            "(counts > left) & (least > 0)": "(counts > left + 1) & (least > 0)",
+            "rows < wanted or (self.table is None and rows > wanted)": "rows < wanted",
+        },
+        "test_weights_and_statistics": {"return rows[:, :, : self.capacity]": "return rows"},
+    },
+    "caches/kv_cache.py": {
+        "test_any_history[rows]": {
+            "sequence, positions, new_k, new_v = (x[lasts] for x in (sequence, positions, new_k, new_v))":
+                "sequence, positions, new_k, new_v = (x[::-1] for x in (sequence, positions, new_k, new_v))",
+        },
+        ("test_errors", "test_what_is_left_may_be_dropped"): {
+            "np.where(lengths <= self._ring.first, lengths, reached)": "reached",
+            "for b in np.flatnonzero(lengths < least)[:1]:": "for b in ():",
+        },
+    },
+}
