@@ -125,9 +125,9 @@ def _rolled(mask: Mask, frame: Positions) -> Mask:
     """The mask of a call with a rolling cache: as intervals of its rows or, if more than the ring decides, as Bits."""
     ring: Any = frame.ring
     for leaf in mask._leaves:
-        if getattr(leaf, "offset", None) is not None or getattr(leaf, "keys", None) is not None:
-            raise ValueError(f"mask: got {leaf} with a rolling KVCache, expected it without "
-                             f"{'an offset' if hasattr(leaf, 'offset') else 'keys: First counts those of a sequence'}")
+        for name, words in OF_ROWS.items():
+            if getattr(leaf, name, None) is not None:
+                raise ValueError(f"mask: got {leaf} with a rolling KVCache, expected it without {words}")
         if not (leaf._crops_by_sequence or isinstance(leaf, Intervals | Where)):
             raise ValueError(f"mask: got {leaf} with a rolling KVCache, whose keys have no columns of their own, "
                              "expected Causal, Window, First, Prefix, Intervals, Where, Lengths of queries or Tail")
@@ -166,4 +166,5 @@ def _bare(mask: Mask) -> Mask:
 
 
 TAKERS = Causal, Window, First, Prefix, Intervals
+OF_ROWS = {"offset": "an offset", "keys": "keys: First counts those of a sequence"}  # fields that count rows of a call
 OPERATORS["placed"] = placed

@@ -769,14 +769,14 @@ FAULTS = {
     ): {
         "(lengths - offsets[:-1])[sequence]": "lengths[sequence]",
         "offsets[0] : offsets[-1]]": "0 : offsets[-1] - offsets[0]]",
-        "counts > self.capacity - lengths": "counts > self.capacity",
+        "counts > self._longest - lengths": "counts > self._longest",
         "before + np.maximum(steps, 0)": "before + t",
         "[x[page, :, row] for x in arrays]": "(x[page, :, row] for x in arrays)",
         "- nodes + (steps >= 0).sum(axis=1)": "- nodes + steps.shape[1]",
         "lengths.min() < nodes": "lengths.max() < nodes",
         "(self.k_scale, self.v_scale) if self.k.dtype == INT8 else ()": "()",
         "(given < 0) | (given > held)": "given > held",
-        "self.lengths > self.capacity": "self.lengths >= self.capacity",
+        "self.lengths > self._longest": "self.lengths >= self._longest",
     },
     (
         "test_what_is_read_only_is_not_changed_by_half",
@@ -791,6 +791,13 @@ FAULTS = {
     ("test_writes_that_would_change_one_another", "test_values_that_are_a_part_of_keys_are_appended"): {
         "(self.k_scale != self.v_scale).any()": "False",
     },
+    "masks/test_rolling.py::test_any_history[rows]": {
+        "new_k, new_v = (x[lasts] for x in": "new_k, new_v = (x[::-1] for x in",
+    },
+    ("masks/test_rolling.py::test_errors", "masks/test_rolling.py::test_what_is_left_may_be_dropped"): {
+        "np.where(lengths <= self._ring.first, lengths, reached)": "reached",
+        "for b in np.flatnonzero(lengths < least)[:1]:": "for b in ():",
+    },
     "test_keys_are_turned_by_their_positions": {
         "turned_tokens(new_k, positions, rotary)": "turned_tokens(new_k, positions - positions.min(), rotary)",
     },
@@ -800,7 +807,9 @@ FAULTS = {
             "position // size]": "0 * position]",
             "        self._check_pages(pages)\n": "",
         },
-        "test_ragged_lengths_in_any_pages": {"first < lengths[:, None]": "first <= lengths[:, None]"},
+        "test_ragged_lengths_in_any_pages": {
+            "first < np.minimum(lengths, self.capacity)[:, None]": "first <= lengths[:, None]",
+        },
         "test_scales_of_float8": {
             "            self._check_scales()\n            if self.table": "            if self.table",
         },
@@ -811,12 +820,12 @@ FAULTS = {
             "lies_within_rows(self.v, self.k)": "True",
         },
         "test_lengths_may_be_edited_in_place": {
-            "check_lengths(self.lengths.tobytes(), self.lengths.dtype, self.capacity)": "pass",
+            "check_lengths(self.lengths.tobytes(), self.lengths.dtype, self._longest)": "pass",
         },
     },
     "caches/masked.py": {
         "test_weights": {
-            "All((Cached(np.frombuffer(lengths, dtype)[:, None]), *mask._parts))": "All(mask._parts)",
+            "placed(mask, np.frombuffer(lengths, dtype)[:, None], *about)": "All(mask._parts)",
         },
     },
     "caches/eight_bits.py": {

@@ -333,15 +333,6 @@ FAULTS = {
         "end = hidden + size - window": "end = hidden + size - window - (size > window)",
     },
     "test_masks_of_rows_are_seldom_drawn": {"        if self.size == self.window:\n            return ()\n": ""},
-    "masks/positions.py": {
-        "test_trees": {"first + taken(self._depths(seqlen_q), row))": "token)"},
-        ("test_masks_and_scores[stream]", "test_masks_and_scores[three]"): {
-            "end = seqlen_k if self.ring is None else FAR": "end = seqlen_k",
-        },
-        "test_errors": {"if not (leaf._crops_by_sequence or isinstance(leaf, Intervals | Where)):": "if False:"},
-        "test_masks_of_rows_are_seldom_drawn": {"if part not in ring.seen and not isinstance(part, Prefix)]": "]"},
-    },
-    "masks/tail.py": {"test_trees": {"seqlen_k) - for_queries(first)": "seqlen_k) - for_queries(first) + 1"}},
     "functions/positions.py": {
         "test_masks_and_scores[alibi]": {"(count - 1 - j) % (ring[1] - ring[0])": "(count - 1 - j) % ring[1]"},
     },
@@ -352,15 +343,5 @@ FAULTS = {
             "rows < wanted or (self.table is None and rows > wanted)": "rows < wanted",
         },
         "test_weights_and_statistics": {"return rows[:, :, : self.capacity]": "return rows"},
-    },
-    "caches/kv_cache.py": {
-        "test_any_history[rows]": {
-            "sequence, positions, new_k, new_v = (x[lasts] for x in (sequence, positions, new_k, new_v))":
-                "sequence, positions, new_k, new_v = (x[::-1] for x in (sequence, positions, new_k, new_v))",
-        },
-        ("test_errors", "test_what_is_left_may_be_dropped"): {
-            "np.where(lengths <= self._ring.first, lengths, reached)": "reached",
-            "for b in np.flatnonzero(lengths < least)[:1]:": "for b in ():",
-        },
     },
 }

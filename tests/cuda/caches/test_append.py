@@ -173,8 +173,12 @@ def test_what_is_not_finite_in_int8():
 
 FAULTS = {
     "batch < ends - 1 and ": "",
-    "batch if token >= 0 else ends": "batch",
-    "batch if position < capacity else -1": "batch",
+    "batch if number >= first else ends": "batch",
+    "batch if row < capacity else -1": "batch",
+    "if position >= end - size": "if position > end - size",
+    "first + (position - first) % size": "first + position % size",
+    "position if position < first else row": "row",
+    "batch + 1, ends - 1)]) - first": "batch + 1, ends - 1)])",
     "page if page < pages else -1": "page",
     "bitcast(row_max(bitcast(abs(X), np.uint32)), np.float32)": "row_max(abs(X))",
     "where(scale == 0, 1, scale)": "scale",
