@@ -191,7 +191,7 @@ class CacheArrays(Value):
             return
         if most > cast(int, self.chunk):
             raise ValueError(f"q: got {most} queries of a sequence, at most {self.chunk}, the chunk of the KVCache")
-        if self._is_numpy:
+        if self._is_numpy and (self._reached > self.lengths).any():
             least = self._least_lengths(self.lengths)
             left, counts = self.lengths - least, np.broadcast_to(most if counts is None else counts, least.shape)
             for b in np.flatnonzero((counts > left) & (least > 0))[:1]:

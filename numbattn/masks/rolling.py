@@ -53,8 +53,8 @@ class Ring(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Turns(Mask):
-    """The rows that a query sees: all but those of the next tokens, whose turn it would be until the last one that it
-    sees is overwritten. That leaves two intervals, of which this is the one of this number."""
+    """The rows that a query sees: all but those of the size - window tokens after its own, which hold these, or tokens
+    that have left its window. Two intervals are left, of which this is the one of this number."""
 
     keys: Any  # how many tokens there are, over the batch axes
     queries: Any  # how many of a call's queries are theirs
