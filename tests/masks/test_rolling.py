@@ -222,7 +222,7 @@ def call_of(rng, kind, how, like=np.float32, held=None, window=20, page_size=8, 
     """q, a cache, options of a call, and what the reference finds for each sequence with all of its tokens."""
     empty, whole = two(2, window, 3, 4, like=like, dtype=held, page_size=page_size)
     cache = na.KVCache(*map(xp.asarray, empty._arrays().values()), window=window, first=3, chunk=4)
-    for offsets in [0, 76, 76 + 27], [0, 3, 7]:
+    for offsets in [0, 76, 76 + 43], [0, 3, 7]:                 # of the second one rows begin again in its window
         k, v = rng.standard_normal((2, 2, offsets[-1], D)).astype(like)
         whole.append(k, v, segments=np.array(offsets))
         cache.append(xp.asarray(k), xp.asarray(v), segments=xp.asarray(offsets))
