@@ -172,8 +172,8 @@ def test_a_cache_of_the_same_arrays_is_the_same(rng):
 
 
 def test_weights_and_statistics(rng):
-    """By row of the cache."""
-    caches = two(2, 5, 1, 3)
+    """By row of the cache, of which there are fewer than in its pages."""
+    caches = two(2, 5, 1, 3, page_size=3)
     append(rng, caches, (33, 4))
     q, options = rng.standard_normal((2, HEADS, 3, D)), {"score": na.Alibi(0.2)}
     P = na.attention_weights(q, caches[0], **options)
