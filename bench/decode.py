@@ -8,7 +8,8 @@ A cell is batch x keys x head_dim, and x queries if there are several; 32 query 
 --heads-k says. TB/s of K and V, each read once. lengths: numbattn with the lengths of the sequences in an array on the
 GPU; ragged: with lengths from a tenth of the keys to all of them, TB/s of what is visible; pages of 16 to 256, int8 and
 float8: a KVCache (TB/s as if it had q's dtype); causal: queries at the end, as when there are many; causal cache and
-tree: the same with a KVCache, and with the mask of a binary tree of the last tokens. Each call is a CUDA graph, for
+tree: the same with a KVCache, and with the mask of a binary tree of the last tokens; rolling: with one that stores as
+many keys, the last ones of half as many more. Each call is a CUDA graph, for
 small problems of several calls with different inputs: no input is in the L2 cache. Medians of interleaved rounds.
 Needs tabulate and tqdm.
 """
@@ -45,7 +46,7 @@ CACHES = {f"pages of {size}": {"page_size": size} for size in (16, 64, 256)} | {
     "int8": {"dtype": np.int8}, "float8": {"dtype": ml_dtypes.float8_e4m3fn},
 }  # fmt: skip
 CELLS = ["1x8192x128", "1x131072x128", "16x8192x128", "64x4096x128", "64x4096x128x4", "16x8192x64"]
-OF_LAST = ["causal", "causal cache", "tree"]
+OF_LAST = ["causal", "causal cache", "tree", "rolling"]
 L2_BYTES = 100e6  # more than an L2 cache holds
 
 
@@ -84,10 +85,15 @@ def calls_of(name, cell, sets):
         calls = []
         for q, k, v in sets:
             options = CACHES.get(name, {})
-            cache = na.KVCache.zeros(cell.batch, k.shape[1], cell.keys, cell.head_dim, like=q, **options)
+            make, rows = na.KVCache.zeros, cell.keys
+            if name == "rolling":
+                make, rows = partial(na.KVCache.rolling, chunk=cell.queries), cell.keys - cell.queries + 1
+            cache = make(cell.batch, k.shape[1], rows, cell.head_dim, like=q, **options)
             if cache.table is not None:
                 cache.table[...] = cupy.random.permutation(cache.table.size).reshape(cache.table.shape)
             cache.append(k, v)
+            if name == "rolling":
+                cache.append(k[:, :, : cell.keys // 2], v[:, :, : cell.keys // 2])
             calls.append(partial(na.attention, q, cache, mask=mask, out=cupy.empty_like(q)))
         return calls
     if name == "lengths":

@@ -60,9 +60,10 @@ def attention(
     k : array, (..., seqlen_k, head_dim), or KVCache
     v : array, (..., seqlen_k, head_dim_v); left out with a cache
         NumPy arrays or CuPy arrays, all of one dtype: float16, bfloat16 (of ml_dtypes), float32 or float64. Any
-        strides: (batch, sequence, heads, features) is passed as ``x.swapaxes(-2, -3)``. With a `KVCache` the queries,
-        (batch, heads, seqlen_q, head_dim), are those of each sequence's last tokens, and seqlen_k is its capacity; in a
-        ragged batch they are packed, (heads, total, head_dim), and `Segments` in the mask says whose they are.
+        strides: (batch, sequence, heads, features) is passed as ``x.swapaxes(-2, -3)``. With a `KVCache`, which may be
+        narrower than q, the queries, (batch, heads, seqlen_q, head_dim), are those of each sequence's last tokens, and
+        seqlen_k is its capacity; in a ragged batch they are packed, (heads, total, head_dim), and `Segments` in the
+        mask says whose they are.
     causal : bool, optional
         The same as ``mask=Causal()``; with a mask too, both hold.
     mask : a mask such as Causal, Window, Lengths or Segments, ``&`` and ``|`` of masks, or a boolean array, optional

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from ..base.backends import backend
 from ..base.checks import (
+    DTYPES,
+    DtypeError,
+    cast_of,
     check_apart,
     check_values,
     check_writable,
+    integer,
     integer_array,
     library,
     lies_within_rows,
@@ -21,7 +25,8 @@ from ..base.checks import (
 )
 from ..base.forks import cached_property
 from ..base.values import Value, clip, moved
-from .checks import NUMBERS, check, check_lengths
+from ..masks import Ring
+from .checks import NUMBERS, SIXTEEN_BITS, check, check_lengths
 from .eight_bits import EIGHT_BITS, FLOAT8, INT8, check_scale
 
 # NumPy's functions pass CuPy's arrays on to CuPy
@@ -31,7 +36,7 @@ INT32, FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
 class CacheLayout(NamedTuple):
     """What the plan of a call with a cache depends on, besides shapes and strides."""
 
-    dtype: np.dtype[Any]  # of k and v: that of q, or 8 bits, which have scales
+    dtype: np.dtype[Any]  # of k and v: that of q, a narrower one, or 8 bits, which have scales
     page_size: int | None
 
 
@@ -45,11 +50,16 @@ class CacheArrays(Value):
     table: Any = None
     k_scale: Any = None
     v_scale: Any = None
+    window: int | None = None
+    first: int | None = None
+    chunk: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.lengths, list | tuple) and library(self.k):
             self._set(lengths=moved(integer_array("KVCache lengths", self.lengths, "(batch,)"), self.k))
-        given = {name: x for name, x in vars(self).items() if x is not None or name in ("k", "v", "lengths")}
+        given = {"k": self.k, "v": self.v, "lengths": self.lengths, "table": self.table, "k_scale": self.k_scale,
+                 "v_scale": self.v_scale}
+        given = {name: x for name, x in given.items() if x is not None or name in ("k", "v", "lengths")}
         same_library(**{f"KVCache {name}": x for name, x in given.items()})
         if self.table is None:
             check("KVCache k", self.k, NUMBERS, ("batch", "heads", "capacity", "head_dim"))
@@ -67,6 +77,7 @@ class CacheArrays(Value):
         check("KVCache lengths", self.lengths, [INT32], (batch,))
         self._set(k_scale=self._scale_of("k_scale"), v_scale=self._scale_of("v_scale"))
         self._check_scales()
+        self._check_ring()
 
     def _scale_of(self, name: str) -> Any:
         scale = getattr(self, name)
@@ -80,10 +91,46 @@ class CacheArrays(Value):
         shape = self.k.shape[:3] if self.k.dtype == INT8 else self.k.shape[1:2]
         return check(f"KVCache {name}", scale, [FLOAT32], shape)
 
+    def _check_ring(self) -> None:
+        if self.window is None:
+            for name in ("first", "chunk"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"KVCache {name}: got {getattr(self, name)} without a window")
+            return
+        self._set(window=integer("KVCache window", self.window, low=1),
+                  first=integer("KVCache first", self.first or 0, low=0),
+                  chunk=integer("KVCache chunk", 1 if self.chunk is None else self.chunk, low=1))  # fmt: skip
+        wanted, rows = self.capacity, self._rows
+        if rows < wanted or (self.table is None and rows > wanted):
+            raise ValueError(f"KVCache k: got room for {rows} tokens of a sequence, expected {wanted}: first + window "
+                             "+ chunk - 1")
+        self._reach()                                           # _reached is made now: not in the capture of a call
+
+    @cached_property
+    def _ring(self) -> Ring | None:
+        """Which rows have which tokens, if it is a rolling cache."""
+        if self.window is None:
+            return None
+        first, chunk = cast(int, self.first), cast(int, self.chunk)
+        return Ring(first, self.window + chunk - 1, self.window)
+
+    @property
+    def _rows(self) -> int:
+        """Rows of a sequence."""
+        return self.k.shape[2] * (1 if self.table is None else self.table.shape[1])
+
+    def _arrays(self) -> dict[str, Any]:
+        return {name: x for name, x in super()._arrays().items() if name != "_reached"}
+
     @property
     def capacity(self) -> int:
-        """The most tokens of a sequence."""
-        return self.k.shape[2] * (1 if self.table is None else self.table.shape[1])
+        """The most tokens of a sequence that it stores."""
+        return self._rows if self._ring is None else self._ring.capacity
+
+    @property
+    def _longest(self) -> int:
+        """The most tokens that a sequence may have."""
+        return self.capacity if self._ring is None else 2**31 - 1
 
     # ------------------------------------------------------------------------------------------------- what calls ask
     @property
@@ -94,9 +141,13 @@ class CacheArrays(Value):
     def _layout(self) -> CacheLayout:
         return CacheLayout(self.k.dtype, None if self.table is None else self.k.shape[2])
 
-    def _dtypes_with(self, dtype: Any) -> tuple[Any, Any]:
-        """The dtypes of k and v, as a q of this dtype sees them."""
-        return (dtype, dtype) if self.k.dtype in EIGHT_BITS else (self.k.dtype, self.v.dtype)
+    def _check_dtype(self, dtype: Any) -> None:
+        """Refuse a q of this dtype, beside which k and v are not widened."""
+        own = self.k.dtype
+        wider = DTYPES if own in EIGHT_BITS else (own, FLOAT32) if own in SIXTEEN_BITS else (own,)
+        if dtype in DTYPES and dtype not in wider:
+            raise DtypeError(f"q: got {dtype}, allowed {' or '.join(map(str, wider))} with a KVCache of {own}"
+                             f"{cast_of('q', dtype, wider[-1:])}")
 
     @property
     def _shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -112,12 +163,40 @@ class CacheArrays(Value):
             self._check_scales()
             if self.table is not None:
                 first = np.arange(self.table.shape[1]) * self.k.shape[2]
-                self._check_pages(self.table[first < lengths[:, None]])
+                self._check_pages(self.table[first < np.minimum(lengths, self.capacity)[:, None]])
 
     def _checked_lengths(self) -> Any:
         if self._is_numpy:
-            check_lengths(self.lengths.tobytes(), self.lengths.dtype, self.capacity)
+            check_lengths(self.lengths.tobytes(), self.lengths.dtype, self._longest)
         return self.lengths.astype(np.int64)
+
+    @cached_property
+    def _reached(self) -> Any:
+        """The most tokens that sequences of a rolling cache have had, if others than the last ones were dropped: those
+        dropped have overwritten earlier ones."""
+        return self.lengths.copy()
+
+    def _reach(self) -> Any:
+        return np.maximum(self._reached, self.lengths).astype(np.int64)
+
+    def _least_lengths(self, lengths: Any) -> Any:
+        """The least lengths to which sequences of a rolling cache may be cut, where `lengths` are wanted: from there on
+        a query of the next token finds all keys."""
+        ring, reached = cast(Ring, self._ring), self._reach()
+        return np.where((reached <= ring.capacity) | (lengths <= ring.first), 0, reached - self.chunk)
+
+    def _check_queries(self, most: int, counts: Any = None) -> None:
+        """Refuse more queries of a sequence than a rolling cache has keys for. counts: of each; by default `most`."""
+        if self._ring is None:
+            return
+        if most > cast(int, self.chunk):
+            raise ValueError(f"q: got {most} queries of a sequence, at most {self.chunk}, the chunk of the KVCache")
+        if self._is_numpy and (self._reached > self.lengths).any():
+            least = self._least_lengths(self.lengths)
+            left, counts = self.lengths - least, np.broadcast_to(most if counts is None else counts, least.shape)
+            for b in np.flatnonzero((counts > left) & (least > 0))[:1]:
+                raise ValueError(f"q: got {counts[b]} queries of sequence {b}, at most {left[b]} until more tokens are "
+                                 "appended: those that were dropped have overwritten earlier keys")
 
     def _check_scales(self) -> None:
         if self.k.dtype == FLOAT8 and self._is_numpy:
@@ -154,6 +233,7 @@ class CacheArrays(Value):
     # --------------------------------------------------------------------------------------------- where tokens lie
     def _places(self, sequence: Any, position: Any) -> tuple[Any, Any]:
         """Where tokens lie: the indices of k along the axes 0 and 2."""
+        position = position if self._ring is None else self._ring.rows(position)
         if self.table is None:
             return sequence, position
         size = self.k.shape[2]
@@ -172,7 +252,8 @@ class CacheArrays(Value):
         if self.table is None:
             return x
         pages = x[np.clip(self.table, 0, max(len(x) - 1, 0))]  # (batch, table.shape[1], heads, page_size, features)
-        return pages.swapaxes(1, 2).reshape(len(pages), x.shape[1], self.capacity, x.shape[-1])
+        rows = pages.swapaxes(1, 2).reshape(len(pages), x.shape[1], self._rows, x.shape[-1])
+        return rows[:, :, : self.capacity]
 
     def _scale_of_tokens(self, scale: Any) -> Any:
         """One for each token and head, (batch or pages, heads, rows)."""

@@ -12,6 +12,7 @@ from ..base.checks import DTYPES, cast_of, check_values, words_for
 from .eight_bits import EIGHT_BITS
 
 NUMBERS = DTYPES + EIGHT_BITS
+SIXTEEN_BITS = DTYPES[:2]
 
 
 def check(name: str, x: Any, dtypes: Sequence[Any], shape: tuple[int | str, ...]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from ..rotations import Rotary
 from ..rotations.calls import check_rotary, turned_tokens
 from .arrays import CacheArrays
 from .checks import check, checked_dtype
-from .eight_bits import EIGHT_BITS, FLOAT8, INT8, bits_of
+from .eight_bits import FLOAT8, INT8, bits_of
 from .tokens import by_token, check_path, checked_offsets, offsets_of_tokens, stored
 
 
@@ -41,9 +42,10 @@ class KVCache(CacheArrays):
     ----------
     k : array, (batch, heads, capacity, head_dim), or in pages (pages, heads, page_size, head_dim)
     v : array, (batch, heads, capacity, head_dim_v), or in pages (pages, heads, page_size, head_dim_v)
-        Of the dtype of q, or of int8 or float8_e4m3fn (of ml_dtypes; in CuPy ``bits.view(ml_dtypes.float8_e4m3fn)`` of
-        an array of uint8). Any strides, but no two elements share memory; v may be a part of k, ``k[..., :n]``, to
-        which `append` and `keep` write no int8. On a GPU a NaN of float8_e4m3fn may be read as 480.
+        Of the dtype of q; of float16 or bfloat16 beside a q of float32; or of int8 or float8_e4m3fn (of ml_dtypes; in
+        CuPy ``bits.view(ml_dtypes.float8_e4m3fn)`` of an array of uint8). Any strides, but no two elements share
+        memory; v may be a part of k, ``k[..., :n]``, to which `append` and `keep` write no int8. On a GPU a NaN of
+        float8_e4m3fn may be read as 480.
     lengths : array of int32, (batch,)
         How many tokens each sequence has. Whatever is stored beyond them is never used, even NaN. A list, and an array
         of other integers, become a new array, ``cache.lengths``.
@@ -53,17 +55,26 @@ class KVCache(CacheArrays):
     k_scale, v_scale : array of float32, optional
         What the numbers of 8 bits are multiplied by: for int8 one scale for each token and head, of the shape of k
         without head_dim; for float8_e4m3fn one for each head, (heads,), by default 1, from 1.2e-38 to 7.6e+35.
+    window, first, chunk : int, optional
+        Of a rolling cache, see `KVCache.rolling`; by default it is none. Its capacity is first + window + chunk - 1:
+        token t has row t, from `first` on row ``first + (t - first) % (window + chunk - 1)``, in which each token
+        overwrites an earlier one. `first` is 0 by default, `chunk` is 1.
 
     See Also
     --------
-    KVCache.zeros : an empty cache.
+    KVCache.zeros, KVCache.rolling : an empty cache.
 
     Notes
     -----
     The results of a sequence are equal bit for bit, whatever the batch, the capacity and the pages.
 
     On a GPU from compute capability 8.0 on, calls of up to 16 queries read pages in place, and 8 bits, too, if q is
-    float16 or bfloat16. Other calls first copy such a cache, in the dtype of q.
+    float16 or bfloat16. Other calls first copy such a cache, and one of another dtype than q, in the dtype of q.
+
+    In a rolling cache `lengths` count all tokens that a sequence has ever had, and positions are true ones: what takes
+    positions, such as `Alibi`, `First`, `Window`, functions and rotary embeddings, has the same results as with a cache
+    of all tokens. What has a column for each key is refused, but for a `Tail`; the columns of `attention_weights` are
+    rows of the cache. A mask beside the window costs a call some time, as it is drawn as Bits.
 
     Examples
     --------
@@ -91,7 +102,8 @@ class KVCache(CacheArrays):
         head_dim_v : int, optional
             Default: head_dim.
         dtype : dtype, optional
-            float16, bfloat16, float32 or float64, which q has then, or int8 or float8_e4m3fn, with any q.
+            float16 or bfloat16, for a q of the same or of float32; float32 or float64, which q has then; or int8 or
+            float8_e4m3fn, with any q.
         page_size : int, optional
             Tokens of a page. By default there are no pages.
         table : array of int32, (batch, pages of a sequence), optional
@@ -134,6 +146,55 @@ class KVCache(CacheArrays):
         scales: Any = (np.zeros(k.shape[:3], np.float32, like=like) for _ in range(2)) if dtype == INT8 else ()
         return cls(k, v, np.zeros(batch, np.int32, like=like), table, *scales)
 
+    @classmethod
+    def rolling(
+        cls, batch: int, heads: int, window: int, head_dim: int, *, first: int = 0, chunk: int = 1, like: Any,
+        head_dim_v: int | None = None, dtype: Any = None, page_size: int | None = None, table: Array | None = None,
+    ) -> KVCache:  # fmt: skip
+        """An empty cache for attention within a window, in which new tokens take the place of old ones.
+
+        It stores ``first + window + chunk - 1`` tokens of each sequence, of any length. Queries see the last `window`
+        tokens, their own included, and the first ones: a call has the results of one with a cache of all tokens and
+        with the mask ``Causal() & (Window(window - 1, 0) | First(first))``.
+
+        Parameters
+        ----------
+        batch, heads, window, head_dim : int
+            Number of sequences; key heads, of which q's heads are a multiple; tokens that a query sees; features of k.
+        first : int, optional
+            How many of the first tokens are kept, and seen, too.
+        chunk : int, optional
+            The most queries of a call. A longer prompt takes attention of its own arrays, with the mask above, and then
+            one `append`, which keeps the tokens that later ones see.
+        like, head_dim_v, dtype, page_size, table
+            As in `zeros`.
+
+        Returns
+        -------
+        KVCache
+
+        Raises
+        ------
+        TypeError, ValueError
+            For what is of a wrong type, shape or size.
+
+        Examples
+        --------
+        >>> import numbattn as na, numpy as np
+        >>> q, k, v = np.random.default_rng(0).standard_normal((3, 2, 8, 100, 64))
+        >>> cache = na.KVCache.rolling(2, 8, 16, 64, first=4, like=q)
+        >>> cache.append(k, v)                                          # a prompt of 100 tokens, 20 of which are stored
+        >>> o = na.attention(q[:, :, -1:], cache)
+        >>> want = na.attention(q[:, :, -1:], k, v, mask=na.Window(15, 0) | na.First(4))
+        >>> np.allclose(o, want)
+        True
+        """
+        window = integer("KVCache.rolling window", window, low=1)
+        first, chunk = integer("KVCache.rolling first", first, low=0), integer("KVCache.rolling chunk", chunk, low=1)
+        empty = cls.zeros(batch, heads, first + window + chunk - 1, head_dim, like=like, head_dim_v=head_dim_v,
+                          dtype=dtype, page_size=page_size, table=table)  # fmt: skip
+        return replace(empty, window=window, first=first, chunk=chunk)
+
     def append(
         self, k: Array, v: Array, segments: Integers | None = None, *, rotary: Rotary | None = None
     ) -> None:  # fmt: skip
@@ -142,9 +203,9 @@ class KVCache(CacheArrays):
         Parameters
         ----------
         k, v : arrays, (batch, heads, tokens, head_dim) and (batch, heads, tokens, head_dim_v)
-            Of the dtype of the cache. A cache of 8 bits takes any floating dtype, which is quantised as it is written:
-            in int8 the largest number of a token and head becomes 127; numbers too large for float8_e4m3fn become its
-            largest, as do numbers of float64 too large for int8's scales of float32.
+            Of any floating dtype, rounded to that of the cache as it is written. To 8 bits it is quantised: in int8 the
+            largest number of a token and head becomes 127; numbers too large for float8_e4m3fn become its largest, as
+            do numbers of float64 too large for int8's scales of float32.
         segments : integer array, (batch + 1,), optional
             For a ragged batch: k and v are then packed, (heads, total, head_dim), and the tokens from segments[b] to
             segments[b + 1] belong to sequence b. See `pack`.
@@ -159,7 +220,8 @@ class KVCache(CacheArrays):
         Raises
         ------
         TypeError, ValueError
-            For what does not fit; on NumPy arrays also for tokens beyond the capacity. Then nothing has been written.
+            For what does not fit; on NumPy arrays also for tokens beyond the capacity, which a rolling cache takes.
+            Then nothing has been written.
 
         Examples
         --------
@@ -176,12 +238,11 @@ class KVCache(CacheArrays):
         batch, heads, lengths = len(self.lengths), self.k.shape[1], self._checked_lengths()
         lead = (batch, heads) if segments is None else (heads,)
         same_library(KVCache=self.k, k=k, v=v)
-        dtypes = DTYPES if self.k.dtype in EIGHT_BITS else [self.k.dtype]
-        check("k", k, dtypes, (*lead, "tokens", self.k.shape[-1]))
-        check("v", v, dtypes, (*lead, k.shape[-2], self.v.shape[-1]))
+        check("k", k, DTYPES, (*lead, "tokens", self.k.shape[-1]))
+        check("v", v, DTYPES, (*lead, k.shape[-2], self.v.shape[-1]))
         if rotary is not None:
             check_rotary(rotary)
-            rotary._width(k.shape[-1])
+            rotary._width(k.shape[-1], name="k")
             if overlap(self.k, self.v):
                 raise ValueError("rotary: got one with a v that is a part of k, which would be turned, too")
         self._check_device(k=k, v=v)
@@ -193,16 +254,21 @@ class KVCache(CacheArrays):
             raise ValueError("KVCache v_scale: got another one than k_scale, with a v that is a part of k")
         offsets = offsets_of_tokens(segments, batch, k.shape[-2])
         counts = np.diff(offsets)
-        for b in np.flatnonzero(counts > self.capacity - lengths)[:1]:
+        for b in np.flatnonzero(counts > self._longest - lengths)[:1]:
             raise ValueError(f"k: got {counts[b]} tokens for sequence {b}, which has {lengths[b]} of at most "
-                             f"{self.capacity}")
+                             f"{self._longest}")
         sequence = np.repeat(np.arange(batch), counts)
         positions = np.arange(offsets[0], offsets[-1]) + (lengths - offsets[:-1])[sequence]
-        page, row = self._places(sequence, positions)
         new_k, new_v = (by_token(x)[offsets[0] : offsets[-1]] for x in (k, v))
+        if self._ring is not None:
+            lasts = self._ring.lasts(positions, (lengths + counts)[sequence])
+            sequence, positions, new_k, new_v = (x[lasts] for x in (sequence, positions, new_k, new_v))
+        page, row = self._places(sequence, positions)
         if rotary is not None:
             new_k = turned_tokens(new_k, positions, rotary)
         writes = stored(new_k, self.k, self.k_scale) + stored(new_v, self.v, self.v_scale)
+        if self._ring is not None:
+            self._reached[...] = np.maximum(self._reach(), lengths + counts)
         for x, of_tokens in writes:
             x[page, :, row] = of_tokens
         self.lengths[...] = lengths + counts  # last: an interrupted call has appended nothing
@@ -213,8 +279,11 @@ class KVCache(CacheArrays):
         if segments is not None:
             offsets = moved(checked_offsets(segments, len(self.lengths)), k).astype(np.int32)
             counts = offsets[1:] - offsets[:-1]
-        append(bits_of(self.k), k, self.lengths, self.table, offsets, self.k_scale, rotary)
-        append(bits_of(self.v), v, self.lengths, self.table, offsets, self.v_scale)
+        ring = () if self._ring is None else self._ring[:2]
+        append(bits_of(self.k), k, self.lengths, self.table, offsets, self.k_scale, rotary, ring)
+        append(bits_of(self.v), v, self.lengths, self.table, offsets, self.v_scale, None, ring)
+        if ring:
+            self._reached[...] = np.maximum(self._reach(), self.lengths + counts)
         self.lengths[...] += counts
 
     def keep(self, path: Sequence[Sequence[int]] | Array, nodes: int) -> None:
@@ -226,7 +295,7 @@ class KVCache(CacheArrays):
             Which of the last `nodes` tokens to keep, ascending; -1 ends a row. They move to the place where the tree
             began.
         nodes : int
-            How many tokens the tree has.
+            How many tokens the tree has, in a rolling cache at most `chunk`; see also `truncate`.
 
         Returns
         -------
@@ -246,7 +315,8 @@ class KVCache(CacheArrays):
         >>> cache.k[0, 0, : cache.lengths[0], 0]
         array([0., 1., 2., 4.])
         """
-        nodes, batch, lengths = integer("nodes", nodes, 0, self.capacity), len(self.lengths), self._checked_lengths()
+        batch, lengths = len(self.lengths), self._checked_lengths()
+        nodes = integer("nodes", nodes, 0, self.capacity if self._ring is None else self.chunk)
         steps = moved(own("path", integer_array("path", path, "(batch, depth)")), lengths).astype(np.int64)
         if steps.ndim != 2 or len(steps) != batch or steps.shape[1] > nodes:
             raise ValueError(f"path: got the shape {steps.shape}, expected ({batch}, depth), a depth of 0 to {nodes}")
@@ -256,15 +326,16 @@ class KVCache(CacheArrays):
             if batch and lengths.min() < nodes:
                 raise ValueError(f"nodes: got {nodes} for a sequence of {lengths.min()} tokens")
         t, sequence = np.arange(steps.shape[1], like=steps), np.arange(batch, like=steps)[:, None]
-        before = np.clip(lengths - nodes, 0, self.capacity - nodes)[:, None]
+        before = np.clip(lengths - nodes, 0, self._longest - nodes)[:, None]
         page, row = self._places(sequence, before + np.maximum(steps, 0))  # entries after -1 may be anything
         to_page, to_row = self._places(sequence, before + t)
         arrays = bits_of(self.k), bits_of(self.v), *((self.k_scale, self.v_scale) if self.k.dtype == INT8 else ())
         rows, held = [x[page, :, row] for x in arrays], [x[to_page, :, to_row] for x in arrays]
+        left = self._cut("path", lengths - nodes + (steps >= 0).sum(axis=1), lengths)
         try:
             for x, moving in zip(arrays, rows):  # all have been read: v may be a part of k
                 x[to_page, :, to_row] = moving
-            self.lengths[...] = lengths - nodes + (steps >= 0).sum(axis=1)
+            self.lengths[...] = left
         except BaseException:  # a signal's
             for x, before_it in zip(arrays, held):
                 x[to_page, :, to_row] = before_it
@@ -274,10 +345,14 @@ class KVCache(CacheArrays):
     def truncate(self, lengths: Integers) -> None:
         """Drop the tokens beyond these lengths.
 
+        A rolling cache can drop at most `chunk` tokens until more are appended, unless it has overwritten none yet, or
+        no more than the `first` ones are left. After that a call has as many queries less until then. It knows of what
+        was dropped from the same KVCache alone.
+
         Parameters
         ----------
         lengths : int or integer array, (batch,)
-            At most the length of each sequence. CuPy arrays are not checked: where they are larger, nothing is dropped.
+            At most the length of each sequence. CuPy arrays are not checked but clipped to what is allowed.
 
         Returns
         -------
@@ -305,7 +380,20 @@ class KVCache(CacheArrays):
         if self._is_numpy:
             for b in np.flatnonzero((given < 0) | (given > held))[:1]:
                 raise ValueError(f"lengths: got {given[b]} for sequence {b}, allowed 0 to {held[b]}, its length")
-        self.lengths[...] = np.clip(given, 0, held)
+        self.lengths[...] = self._cut("lengths", np.clip(given, 0, held), held)
+
+    def _cut(self, name: str, lengths: Any, held: Any) -> Any:
+        """The lengths to which sequences that are `held` are cut if these are wanted, as said by an argument."""
+        if self._ring is None:
+            return lengths
+        least, reached = self._least_lengths(lengths), self._reach()
+        if self._is_numpy:
+            for b in np.flatnonzero(lengths < least)[:1]:
+                raise ValueError(f"{name}: got {lengths[b]} tokens for sequence {b}, allowed {least[b]} to {held[b]}: "
+                                 f"after more than {self.chunk}, the chunk, earlier keys have been overwritten")
+        lengths = np.maximum(lengths, least)
+        self._reached[...] = np.where(lengths <= self._ring.first, lengths, reached)
+        return lengths
 
     def overflowed(self) -> bool:
         """Whether a sequence has been given more tokens than it has room for. On a GPU this waits for the device.
@@ -323,4 +411,4 @@ class KVCache(CacheArrays):
         >>> na.KVCache.zeros(2, 8, 100, 64, like=np.zeros(0)).overflowed()
         False
         """
-        return bool((self.lengths > self.capacity).any())
+        return bool((self.lengths > self._longest).any())

@@ -54,6 +54,7 @@ def ragged(q: Any, cache: KVCache, mask: Mask) -> Ragged:
         check_values("mask: Segments queries", segments.queries, total, rising=True)
     offsets = np.clip(moved(segments.queries, q).astype(np.int64), 0, total)
     counts = np.clip(offsets[1:] - offsets[:-1], 0, most)
+    cache._check_queries(most, counts)
     token = np.minimum(offsets[:-1, None] + np.arange(most, like=offsets), max(total - 1, 0))  # (batch, max_queries)
     number = np.arange(total, like=offsets)
     sequence = np.clip(np.searchsorted(offsets, number, side="right") - 1, 0, max(batch - 1, 0))
@@ -63,7 +64,7 @@ def ragged(q: Any, cache: KVCache, mask: Mask) -> Ragged:
     parts = tuple([_unpacked(_by_sequence(part, *own, most), token, total)
                    for part in mask._parts if part is not segments])  # fmt: skip
     rows = q[:, token] if total else np.zeros((len(q), batch, most, q.shape[2]), q.dtype, like=q)
-    aligned = placed(All(parts), cache.lengths[:, None], counts[:, None])
+    aligned = placed(All(parts), cache.lengths[:, None], counts[:, None], cache._ring)
     return Ragged(rows.swapaxes(0, 1), aligned, sequence, np.clip(row, 0, most - 1), inside)
 
 

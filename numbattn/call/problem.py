@@ -259,7 +259,12 @@ def describe(
     cache, packing, passed = k if isinstance(k, KVCache) else None, None, q
     if cache is not None:
         packing = _packing(cache, q, v, given)
-        q, given = (q, masked(cache, cache.lengths, given)) if packing is None else (packing.q, packing.mask)
+        if cache._ring is not None:
+            _check_rolling(dropout, score)
+        if packing is None:
+            given = masked(cache, cache.lengths, given, cache._ring, q.shape[-2])
+        else:
+            q, given = packing.q, packing.mask
         k, v = cache.k, cache.v
     elif given._holds_arrays:
         given = given._placed
@@ -269,7 +274,7 @@ def describe(
     wanted = parts = () if score is None else as_parts(score)
     dtypes, shapes = (q.dtype, k.dtype, v.dtype), (q.shape, k.shape, v.shape)
     if cache is not None:
-        dtypes, shapes = (q.dtype, *cache._dtypes_with(q.dtype)), (q.shape, *cache._shapes)
+        dtypes, shapes = (q.dtype,) * 3, (q.shape, *cache._shapes)
     problem = _problem(
         xp, dtypes, shapes, (q.strides, k.strides, v.strides), given._kinds, kinds_of(parts),
         dropout is not None, cache and cache._layout, wide,
@@ -306,6 +311,7 @@ def _packing(cache: KVCache, q: Any, v: Any, mask: Mask) -> Ragged | None:
     if v is not None:
         raise TypeError(f"v: got {words_for(v)} with a KVCache, which has its own: leave it out")
     same_library(q=q, KVCache=cache.k)
+    cache._check_dtype(q.dtype)
     cache._check_contents()
     if mask._segments is not None:
         cache._check_device(q=q)
@@ -313,7 +319,18 @@ def _packing(cache: KVCache, q: Any, v: Any, mask: Mask) -> Ragged | None:
     if q.ndim != 4 or q.shape[0] != len(cache.lengths):
         raise ValueError(f"q: got the shape {q.shape}, expected ({len(cache.lengths)}, heads, seqlen_q, head_dim): as "
                          "many sequences as the KVCache has")
+    cache._check_queries(q.shape[2])
     return None
+
+
+def _check_rolling(dropout: Dropout | None, score: Scores) -> None:
+    """Refuse what has columns, beside a rolling cache."""
+    for part in as_parts(score):
+        if part._own_axes == 2 and part._weights[0].shape[-1:] not in ((), (1,)):
+            raise ValueError(f"score: got {part} with a rolling KVCache, whose keys have no columns of their own, "
+                             "expected Alibi, RelativeBias, or a Score, whose j is a key's position")
+    if dropout is not None:
+        raise ValueError(f"dropout: got {dropout} with a rolling KVCache, whose keys have no columns of their own")
 
 
 def refuse_cache(k: Any, wanted: str = "gradients") -> None:

@@ -90,7 +90,7 @@ def tiles_of(problem, mask, tile_m):
         rows = mask._segments._rows(np.arange(problem.seqlen_q), problem.seqlen_k)
         return _tiles(problem.batch, rows, tile_m)
     tiles = _uncut_tiles(problem.batch, problem.seqlen_q, problem.seqlen_k, tile_m)
-    return tiles if problem.cache is None else _tiles_of_cache(problem, tiles, mask._frame.keys)
+    return tiles if problem.cache is None else _tiles_of_cache(problem, tiles, mask._frame._stored(problem.seqlen_k))
 
 
 @kept
@@ -147,7 +147,7 @@ def mask_of(problem, mask):
 
 
 def _record_of(problem, mask):
-    if mask._frame is not None and mask._frame._places_keys and takers(mask):
+    if mask._placing is not None and takers(mask):
         mask = drawn(mask, problem.seqlen_q, problem.seqlen_k)
     mask = materialised(mask, problem.seqlen_q, problem.seqlen_k, NO_BANDS, also=lambda part: part._is_tail)
     if mask._parts and all(isinstance(part, Dense | Bits | BlockSparse) for part in mask._parts):

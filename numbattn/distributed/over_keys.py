@@ -31,6 +31,8 @@ def over_keys(place: RankPlace, q: Any, k: Any, v: Any, call: RingOptions) -> Me
         mask, score = by_rows(mask_of(call.causal, call.mask), as_parts(call.score))
         problem, inputs = describe(q, k, v, scale=call.scale)
         if inputs.cache is not None:
+            if inputs.cache._ring is not None:
+                raise ValueError("k: got a rolling KVCache, expected one that has all tokens of its rank")
             check_beside_cache(problem, mask, score)
         kind = "arrays" if inputs.cache is None else "a KVCache"
         own = {"call": "over_keys", "k and v": kind, "seqlen_q": problem.seqlen_q,

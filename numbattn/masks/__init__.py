@@ -28,6 +28,7 @@ from .dense import Bits, Dense
 from .intervals import Intervals, Prefix
 from .logic import All, AnyOf, any_of, as_mask, cropped, materialised, visible
 from .positions import Positions, apart, drawn, placed, takers
+from .rolling import Ring
 from .segments import Segments, pack, unpack
 from .tail import Tail
 from .where import Where
@@ -51,6 +52,7 @@ __all__ = [
     "Positions",
     "Prefix",
     "QuerySegments",
+    "Ring",
     "Segments",
     "Tail",
     "Where",

@@ -235,6 +235,10 @@ class Cached(Lengths):
     _is_frame = True
     _may_truncate = False
 
+    def _stored(self, seqlen_k: int) -> Any:
+        """How many keys each sequence of a cache has in this many rows."""
+        return clip(self.keys, 0, seqlen_k)
+
     def _own_key(self, seqlen_q: int, seqlen_k: int) -> Any:
         """The own key of query 0."""
         keys, counts = self._counts(seqlen_q, seqlen_k)

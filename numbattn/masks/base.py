@@ -233,13 +233,18 @@ class Mask(Value):
     _is_frame = False  # whether parts without an offset of their own are aligned within it
     _has_rows = False  # whether they are so row by row
     _places_keys = False  # whether it gives keys positions other than their numbers
+    _is_of_rows = False  # whether its intervals are of a rolling cache's rows all the same
     _may_truncate = False  # whether it may hide the last keys, or queries, of the matrix
     _kind_materialised: ClassVar[type]  # Bits
 
+    def _draws(self, part: Mask) -> bool:
+        """Whether each call turns this part into Bits where this mask is the frame."""
+        return False
+
     def _materialises(self, part: Mask) -> bool:
         """Whether each call turns this part into Bits: also a tail where another part hides the last keys or queries,
-        and a function where keys have positions."""
-        if part._is_function and self._frame is not None and self._frame._places_keys:
+        and what the frame draws."""
+        if self._frame is not None and self._frame._draws(part):
             return True
         return part._is_materialised or (part._is_tail and any(
             other._may_truncate and other not in self._within for other in self._parts
@@ -271,6 +276,13 @@ class Mask(Value):
         """The frame, if it aligns row by row; or None."""
         frame = self._frame
         return frame if frame is not None and frame._has_rows else None
+
+    @property
+    def _placing(self) -> Any:
+        """The frame, if it places keys and intervals are of their positions; or None."""
+        frame = self._frame
+        places = frame is not None and frame._places_keys and not any(leaf._is_of_rows for leaf in self._leaves)
+        return frame if places else None
 
     def _keys_to_last(self, seqlen_q: int, seqlen_k: int) -> Any:
         """How many keys there are up to the one that parts without an offset align the last query with: an int, or with

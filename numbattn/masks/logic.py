@@ -221,9 +221,8 @@ def visible(mask: Mask, seqlen_q: int, seqlen_k: int, array: Any) -> Any:
     mask = materialised(mask, seqlen_q, seqlen_k, array, also=lambda part: part._is_tail or part._is_function)
     i, j = np.arange(seqlen_q, like=array), np.arange(seqlen_k, like=array)
     lo, hi, queries, keys = (for_queries(for_queries(x)) for x in mask._band(seqlen_q, seqlen_k))
-    interval, gaps, i = mask._interval(i, seqlen_k), mask._gaps(i, seqlen_k), i[:, None]
-    frame = mask._frame
-    place = frame._places(j, seqlen_q, seqlen_k) if frame is not None and frame._places_keys else j
+    place, end = (j, seqlen_k) if (frame := mask._placing) is None else frame._places(j, seqlen_q, seqlen_k)
+    interval, gaps, i = mask._interval(i, end), mask._gaps(i, seqlen_k), i[:, None]
     found = (i + lo <= j) & (j <= i + hi) & (i < queries) & (j < keys)
     if interval:
         found = found & _between(interval, place)

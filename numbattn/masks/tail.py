@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from ..base.checks import Array, Integers, check_values, integer_array, words_for
 from ..base.origin import Crop
-from ..base.values import Held, clip, is_foreign
+from ..base.values import Held, clip, for_queries, is_foreign
 from .bands import Cached
 from .base import Grid, Mask
 from .dense import Bits, Dense
@@ -115,6 +115,10 @@ class Tail(Mask):
 
     def _bits(self, seqlen_q: int, seqlen_k: int, frame: Frame | None, array: Any) -> Bits:
         first: Any = frame._own_key(seqlen_q, seqlen_k) if isinstance(frame, Cached) else seqlen_k - seqlen_q
+        if getattr(frame, "ring", None) is not None:
+            row = cast(Any, frame)._tokens(np.arange(seqlen_k, like=array), seqlen_k) - for_queries(first)
+            row = row[..., None, :]
+            return Bits.pack(taken(self._inner.dense(seqlen_q, seqlen_q), row) | (row < 0))
         return Bits(self._words(seqlen_q, seqlen_k, first, array))
 
     def _words(self, seqlen_q: int, seqlen_k: int, first: Any, array: Any) -> Any:

@@ -77,13 +77,13 @@ class Rotary(Value):
         self._set(base=base, dims=dims, interleaved=flag("Rotary interleaved", self.interleaved), scaling=scaling)
 
     # ------------------------------------------------------------------------------------------------- what calls ask
-    def _width(self, features: int, axes: int = 1) -> int:
-        """The features that turn along each axis of positions, of an array with so many."""
+    def _width(self, features: int, axes: int = 1, name: str = "x") -> int:
+        """The features that turn along each axis of positions, of an array of this name with so many."""
         dims = features if self.dims is None else self.dims
         if dims > features:
-            raise ValueError(f"Rotary dims: got {dims}, at most {features}, the features of x")
+            raise ValueError(f"Rotary dims: got {dims}, at most {features}, the features of {name}")
         if dims % (2 * axes):
-            of = "features of x" if self.dims is None else "Rotary dims"
+            of = f"features of {name}" if self.dims is None else "Rotary dims"
             raise ValueError(f"{of}: got {dims}, expected a multiple of {2 * axes}, pairs along each axis of positions")
         return dims // axes
 

@@ -32,7 +32,7 @@ def placed(part: Part, frame: Any, shape: tuple[int, ...], dtype: Any, place: An
     if isinstance(part, Placed) or not takes_positions(part):
         return part
     if getattr(part, "offset", None) is not None:
-        raise ValueError(f"score: got {part} beside the positions of a Tail, expected it without an offset")
+        raise ValueError(f"score: got {part} {frame._words}, expected it without an offset")
     key = frame, shape, dtype, place
     found = None if place is None else PLACED.get(part, key)
     if found is None:

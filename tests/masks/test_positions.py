@@ -315,9 +315,19 @@ def test_on_a_gpu(kind, dtype, rng):
 
 FAULTS = {
     "test_caches": {
-        "np.where(row < 0, j,": "np.where(row <= 0, j,",
-        "_own_key(seqlen_q, seqlen_k))\n        row": "_own_key(seqlen_q, seqlen_k)) + 1\n        row",
-        "first + taken(self.depths, row))": "first)",
+        "np.where(row < 0, token,": "np.where(row <= 0, token,",
+        "row = token - first\n        return": "row = token - first - 1\n        return",
+        "first + taken(self._depths(seqlen_q), row))": "first)",
+    },
+    "masks/test_rolling.py::test_trees": {"first + taken(self._depths(seqlen_q), row))": "token)"},
+    ("masks/test_rolling.py::test_masks_and_scores[stream]", "masks/test_rolling.py::test_masks_and_scores[three]"): {
+        "end = seqlen_k if self.ring is None else FAR": "end = seqlen_k",
+    },
+    "masks/test_rolling.py::test_errors": {
+        "if not (leaf._crops_by_sequence or isinstance(leaf, Intervals | Where)):": "if False:",
+    },
+    "masks/test_rolling.py::test_masks_of_rows_are_seldom_drawn": {
+        "if part not in ring.seen and not isinstance(part, Prefix)]": "]",
     },
     "test_kinds": {"not (is_tree and part == Causal())": "True"},
     "test_positions_of_any_mask": {"not (is_tree and part == Causal())": "part != Causal()"},
@@ -328,7 +338,7 @@ FAULTS = {
     },
     "functions/positions.py": {
         "test_caches": {
-            "j if row < 0 else": "j if row <= 0 else",
+            "token if row < 0 else": "token if row <= 0 else",
             "return depth[i], max(key, 0), first": "return i, max(key, 0), first",
             "read(j - first - i,": "read(j - i,",
         },

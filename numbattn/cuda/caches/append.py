@@ -34,26 +34,29 @@ from ..tile import (
 )
 
 HEADS = 8  # copied at once, as they are
+NOWHERE = 2**30  # beyond all rows
 
 
 def append(
-    held: Any, new: Any, lengths: Any, table: Any = None, offsets: Any = None, scale: Any = None, rotary: Any = None
+    held: Any, new: Any, lengths: Any, table: Any = None, offsets: Any = None, scale: Any = None, rotary: Any = None,
+    ring: tuple[int, ...] = (),
 ) -> None:  # fmt: skip
     """Write tokens at positions `lengths` and on, as far as there is room, turned by these if there is a Rotary.
 
     held: (batch, heads, capacity, features), or with a table (pages, heads, page_size, features); new: (batch, heads,
     tokens, features), or with offsets (heads, total, features), where tokens offsets[b] to offsets[b + 1] are sequence
     b's. lengths, table and offsets are of int32. held of int8, or of uint8, which is float8_e4m3fn, has a scale of
-    float32: see `KVCache`.
+    float32: see `KVCache`. ring: of a rolling cache, how many tokens have rows of their own, and how many rows the
+    others take in turns.
     """
     if new.size:
         tokens = new.shape[-2] if offsets is not None else new.shape[0] * new.shape[2]
         turns = () if rotary is None else columns_of(rotary, new)
         about = new.shape[-1], held.dtype, new.dtype == np.float64, table is not None, offsets is not None
-        kernel, at_once = kernel_of(*about, rotary is not None)
+        kernel, at_once = kernel_of(*about, rotary is not None, bool(ring))
         arrays, scales = (tuple(x for x in xs if x is not None) for xs in ((table, offsets), (scale,)))
         blocks = tokens * -(-held.shape[1] // at_once)
-        launch(kernel, (blocks, 1, 1), WARP, 0, held, new, lengths, arrays, scales, turns)
+        launch(kernel, (blocks, 1, 1), WARP, 0, held, new, lengths, arrays, scales, turns, ring)
 
 
 def check_device(arrays: dict[str, Any]) -> None:
@@ -64,7 +67,7 @@ def check_device(arrays: dict[str, Any]) -> None:
 
 
 @kernel_factory
-def kernel_of(features, dtype, of_float64, has_table, has_offsets, turns):
+def kernel_of(features, dtype, of_float64, has_table, has_offsets, turns, rolls):
     """The kernel, and of how many heads a block of one warp writes a token: of one, if it turns."""
     AT_ONCE, REAL = 1 if turns else HEADS, np.float64 if of_float64 else np.float32
     TILE = copy_layout(AT_ONCE, -(-features // WARP) * WARP, WARP, 1)
@@ -73,9 +76,10 @@ def kernel_of(features, dtype, of_float64, has_table, has_offsets, turns):
 
     @device
     def of_batch(new, arrays, number):
-        """The sequence of a token, its number among those that are new there, and the token (heads, features)."""
+        """The sequence of a token, its number among those that are new there, their count, and the token (heads,
+        features)."""
         _, _, tokens, _ = shape(new)
-        return number // tokens, number % tokens, new[number // tokens, :, number % tokens]
+        return number // tokens, number % tokens, tokens, new[number // tokens, :, number % tokens]
 
     @device
     def of_packed(new, arrays, number):
@@ -83,20 +87,32 @@ def kernel_of(features, dtype, of_float64, has_table, has_offsets, turns):
         offsets, (ends,), batch = arrays[-1], shape(arrays[-1]), index(0)
         while batch < ends - 1 and index(offsets[batch + 1]) <= number:
             batch += 1
-        token = number - index(offsets[minimum(batch, ends - 1)])
-        return (batch if token >= 0 else ends), token, new[:, number]
+        first = index(offsets[minimum(batch, ends - 1)])
+        count = index(offsets[minimum(batch + 1, ends - 1)]) - first
+        return (batch if number >= first else ends), number - first, count, new[:, number]
 
     @device
-    def in_sequence(held, arrays, batch, position):
-        """Where a token goes: the index along the first axis (-1 if nowhere) and the row."""
+    def in_order(ring, position, end):
+        return position
+
+    @device
+    def in_turn(ring, position, end):
+        """The row of a token where new ones come up to `end`; beyond all rows if one of these takes its row."""
+        first, size = ring
+        row = first + (position - first) % size if position >= end - size else index(NOWHERE)
+        return position if position < first else row
+
+    @device
+    def in_sequence(held, arrays, batch, row):
+        """Where a row is: the index along the first axis (-1 if nowhere) and the row there."""
         _, _, capacity, _ = shape(held)
-        return (batch if position < capacity else -1), position
+        return (batch if row < capacity else -1), row
 
     @device
-    def in_page(held, arrays, batch, position):
+    def in_page(held, arrays, batch, row):
         (pages, _, page_size, _), (_, most) = shape(held), shape(arrays[0])
-        page = index(arrays[0][batch, position // page_size]) if position < most * page_size else index(-1)
-        return (page if page < pages else -1), position % page_size
+        page = index(arrays[0][batch, row // page_size]) if row < most * page_size else index(-1)
+        return (page if page < pages else -1), row % page_size
 
     @device
     def not_turned(x, head, turns, position):
@@ -132,15 +148,16 @@ def kernel_of(features, dtype, of_float64, has_table, has_offsets, turns):
 
     token_of, place_of = of_packed if has_offsets else of_batch, in_page if has_table else in_sequence
     as_held = {"int8": as_int8, "uint8": as_float8}.get(dtype.name, as_it_is)
-    read = turned if turns else not_turned
+    read, row_of = turned if turns else not_turned, in_turn if rolls else in_order
 
-    def kernel(held, new, lengths, arrays, scales, turns):
+    def kernel(held, new, lengths, arrays, scales, turns, ring):
         (batches,), (_, heads, _, _) = shape(lengths), shape(held)
         number, part = split(block_index(), (heads + AT_ONCE - 1) // AT_ONCE)
-        batch, token, x = token_of(new, arrays, number)
+        batch, token, count, x = token_of(new, arrays, number)
         if batch < batches:
             position, head = index(lengths[batch]) + token, part * AT_ONCE
-            page, row = place_of(held, arrays, batch, position)
+            end = index(lengths[batch]) + count
+            page, row = place_of(held, arrays, batch, row_of(ring, position, end))
             if page >= 0:
                 X = read(x, head, turns, position)
                 save(held[page, :, row], as_held(X, scales, page, row, head), head)

@@ -118,9 +118,9 @@ def intervals_and_arrays(mask, seqlen_q, seqlen_k):
     if (segments := mask._segments) is not None:
         add("segments", queries=segments.queries, keys=segments.queries if segments.keys is None else segments.keys)
     own = add_all(mask)
-    if (found or own != EVERYWHERE) and mask._frame is not None and mask._frame._places_keys:
-        keys, queries = mask._frame._counts(seqlen_q, seqlen_k)
-        add(POSITIONS, depths=mask._frame.depths, keys=keys, queries=queries)
+    if (found or own != EVERYWHERE) and (frame := mask._placing) is not None:
+        keys, queries = frame._counts(seqlen_q, seqlen_k)
+        add(POSITIONS, depths=frame.depths, keys=keys, queries=queries)
     return own, tuple(found), arrays
 
 

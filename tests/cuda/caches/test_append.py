@@ -1,5 +1,7 @@
 """Tokens appended to caches on a GPU; as caches do it on NumPy arrays."""
 
+from dataclasses import replace
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -43,10 +45,11 @@ def assert_equal(cache, other):
 @pytest.mark.parametrize(("held", "dtype", "paged"), [
     (INT8, FLOAT16, True), (FLOAT8, BFLOAT16, True),
     *(pytest.param(*which, marks=mostly_simulated) for which in (
-        (FLOAT32, FLOAT32, False), (BFLOAT16, BFLOAT16, True), (INT8, FLOAT64, True),
+        (FLOAT32, FLOAT32, False), (BFLOAT16, BFLOAT16, True), (INT8, FLOAT64, True), (BFLOAT16, FLOAT64, False),
     )),
     *(pytest.param(*which, marks=pytest.mark.slow) for which in (
-        (FLOAT32, FLOAT32, True), (INT8, BFLOAT16, False), (FLOAT8, FLOAT16, False), (FLOAT8, FLOAT64, False),
+        (FLOAT32, FLOAT32, True), (FLOAT16, FLOAT32, True), (FLOAT32, FLOAT64, True),
+        (INT8, BFLOAT16, False), (FLOAT8, FLOAT16, False), (FLOAT8, FLOAT64, False),
     )),
 ], ids=str)  # fmt: skip
 def test_as_on_numpy_arrays(rng, held, dtype, paged):
@@ -67,6 +70,20 @@ def test_ragged(rng, paged, dtype):
     other.append(k, k[..., :20], offsets)
     cache._append_on_gpu(k, k[..., :20], offsets)
     assert_equal(cache, other)
+
+
+@mostly_simulated
+@pytest.mark.parametrize(("paged", "dtype", "offsets"), [
+    (False, FLOAT32, [2, 43, 43, 46]), (True, INT8, None)
+], ids=["ragged", "batch"])  # fmt: skip
+def test_tokens_take_turns(rng, paged, dtype, offsets):
+    """More than a cache has rows, and few."""
+    cache, other = (replace(each, window=20, first=2, chunk=3) for each in caches(rng, dtype, paged))
+    for count in 40, 1:
+        k = rng.standard_normal((10, 47, 40) if offsets else (3, 10, count, 40)).astype(FLOAT32)
+        other.append(k, k[..., :20], offsets)
+        cache._append_on_gpu(k, k[..., :20], offsets)
+        assert_equal(cache, other)
 
 
 @mostly_simulated
@@ -156,8 +173,12 @@ def test_what_is_not_finite_in_int8():
 
 FAULTS = {
     "batch < ends - 1 and ": "",
-    "batch if token >= 0 else ends": "batch",
-    "batch if position < capacity else -1": "batch",
+    "batch if number >= first else ends": "batch",
+    "batch if row < capacity else -1": "batch",
+    "if position >= end - size": "if position > end - size",
+    "first + (position - first) % size": "first + position % size",
+    "position if position < first else row": "row",
+    "batch + 1, ends - 1)]) - first": "batch + 1, ends - 1)])",
     "page if page < pages else -1": "page",
     "bitcast(row_max(bitcast(abs(X), np.uint32)), np.float32)": "row_max(abs(X))",
     "where(scale == 0, 1, scale)": "scale",

@@ -10,7 +10,7 @@ from numbattn.cuda.caches import gather as module
 from numbattn.cuda.caches.gather import gather
 from tests.tools.launch import launch, mostly_simulated
 
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+FLOAT16, BFLOAT16 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
 
 
 @pytest.fixture(autouse=True)
@@ -21,11 +21,11 @@ def in_world(world, monkeypatch):
 @pytest.mark.parametrize(("dtype", "held", "page_size"), [
     (BFLOAT16, INT8, 10), (np.float32, FLOAT8, None),
     *(pytest.param(*which, marks=mostly_simulated) for which in (
-        (np.float32, np.float32, None), (BFLOAT16, BFLOAT16, 10), (np.float64, INT8, 10),
+        (np.float32, np.float32, None), (BFLOAT16, BFLOAT16, 10), (np.float64, INT8, 10), (np.float32, BFLOAT16, 10),
     )),
     *(pytest.param(*which, marks=pytest.mark.slow) for which in (
         (np.float32, np.float32, 10), (BFLOAT16, BFLOAT16, None), (np.float32, INT8, None), (np.float32, INT8, 10),
-        (BFLOAT16, INT8, None), (np.float32, FLOAT8, 10), (np.float64, FLOAT8, None),
+        (BFLOAT16, INT8, None), (np.float32, FLOAT8, 10), (np.float64, FLOAT8, None), (np.float32, FLOAT16, None),
     )),
 ])  # fmt: skip
 def test_as_the_reference_reads_them(rng, dtype, held, page_size):

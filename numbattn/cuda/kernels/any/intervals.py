@@ -11,6 +11,7 @@ from functools import reduce
 from typing import Any, NamedTuple
 
 from ....masks import First, Intervals, Prefix
+from ....masks.rolling import Turns
 from ...build import Source
 from ...compiler import types
 from ...tile import (
@@ -286,6 +287,23 @@ def within(number, arrays):
     return seen
 
 
+def turns(number, arrays):
+    keys_of, queries_of = number_of("keys" in arrays), number_of("queries" in arrays)
+
+    @device
+    def seen(mask, batch, head, i, segment):
+        keys, queries, first, size, window, which = mask.parts[number]
+        after = i + 1 + keys_of(keys, batch, head) - queries_of(queries, batch, head)
+        hidden = after if after < first else first + (after - first) % size
+        end = hidden + size - window
+        begins_again = end > first + size
+        if which == 0:
+            return index(0), first if begins_again else hidden
+        return end - size if begins_again else end, hidden if begins_again else first + size
+
+    return seen
+
+
 def first_keys(number, arrays):
     n_of = number_of("n" in arrays)
 
@@ -340,6 +358,8 @@ KINDS = {
         mask.lengths, own() if mask.offset is None else mask.offset
     )),
     "within": IntervalKind(("length",), within, of=Prefix, is_within=True, lower=lambda mask, own: (mask.lengths,)),
+    "turns": IntervalKind(("keys", "queries", "first", "size", "window", "which"), turns, of=Turns,
+                          lower=lambda mask, own: (mask.keys, mask.queries, *mask.ring, mask.number)),
     "first": IntervalKind(("n",), first_keys, of=First, is_within=True, lower=lambda mask, own: (mask.n,)),
     "band": IntervalKind(SIDES, band),  # within an `|`
     "window": IntervalKind(SIDES[:2], window),  # the same, aligned within segments
