@@ -14,7 +14,7 @@ from ..functions.compiled.strict import compiled
 from ..graphs.score import elements_of, given_of, links_of
 from .compile import c_function
 from .function import kinds_of
-from .record import Record, data_address, reader
+from .record import data_address, reader
 from .tile import address_of, call_at, contiguous_view, inline
 
 WORDS = 8
@@ -36,14 +36,14 @@ class EdgeScore(NamedTuple):
 
 
 def score_of(problem, inputs, rows, order=0, moving=(), adds=False):
-    """The Record of EdgeScore, with what has to live as long; and the sums (blocks, elements), if gradients are wanted.
+    """The EdgeScore; the sums (blocks, elements), if gradients are wanted; and what has to live as long as these.
     order: 0: S alone, 1: its derivative, too, 2: with tangents, also of arrays, `moving`."""
     parts, dtype = inputs.score, problem.sum_dtype
     elements = sum(map(elements_of, parts)) if adds else 0
     size = -(-rows // BLOCKS) if elements else 1
     sums = np.zeros((-(-rows // size) if elements else 0, elements))
     if not parts:
-        return Record(*EdgeScore(0, 0, 0, 0, 0, 1)), sums
+        return EdgeScore(0, 0, 0, 0, 0, 1), sums, ()
     given = given_of(parts, float, dtype, moving if order > 1 else None)
     kinds = tuple([types.Tuple([types.Tuple([*map(kind_of, arrays)]), types.Tuple(kinds_of(tangents)), types.int64])
                    for arrays, tangents, _ in given])  # fmt: skip
@@ -53,7 +53,7 @@ def score_of(problem, inputs, rows, order=0, moving=(), adds=False):
         functions = [apply_function(*about, order), add_function(*about, order) if elements else None]
     addresses = [0 if function is None else function.address for function in functions]
     score = EdgeScore(*addresses, data_address(record), data_address(sums), elements, size)
-    return Record(*score, held=(given, record, functions, sums)), sums
+    return score, sums, (given, record, functions)
 
 
 def kind_of(x):

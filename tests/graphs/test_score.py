@@ -140,6 +140,6 @@ FAULTS = {
         "if s != HIDDEN and value != HIDDEN:                 # else": "if True:  # else",
     },
     "cpu/edge_score.py": {"sums = score.sums + line // score.rows": "sums = score.sums + 0 * line"},
-    "cpu/graphs.py": {"F * tdS + tF * dS": "F * tdS", "scale * (F * dS), weight, (tq": "scale * dS, weight, (tq"},
+    "cpu/graphs.py": {"F * tdS + tF * dS": "F * tdS", "scale * (F * dS), weight": "scale * dS, weight"},
     "graphs/score.py": {"first += elements_of(part)": "first += 0"},
 }
