@@ -19,7 +19,7 @@ from ..graphs import edge
 from ..graphs.problem import AXES
 from ..graphs.score import gradients_of
 from .compile import Kernel
-from .edge_score import WORDS, EdgeScore, add_reads, score_of, scored
+from .edge_score import WORDS, EdgeScore, add_reads, score_of, scored, scored_twice
 from .launch import launch
 from .operands import MATRIX, Operands
 from .product import add_multiple, dot
@@ -32,7 +32,7 @@ NO_DROPOUT = Dropout(0, 0)
 EXPONENTIAL = 32  # the cost of an edge beside its products, in multiplications
 AT_ONCE = 1 << 20  # bytes of factors of edges: those of as many matrices as fit are computed at once
 
-gradients, tangents = inline(edge.gradients), inline(edge.tangents)
+gradients, tangents, second = inline(edge.gradients), inline(edge.tangents), inline(edge.second)
 
 
 # ---------------------------------------------------------------------------------------------------------- arguments
@@ -145,20 +145,28 @@ def forward(problem, inputs, out=None):
     arrays = record_of(problem, **inputs.arrays)
     by_query(forward_kernel, problem, inputs, 0, arrays, in_heads(problem, o, lse))
     if out is None:
-        out = rounded(o, problem.dtype)
+        out = rounded(o, problem.result_dtype)
     elif not exact:
         out[...] = rounded(o, problem.dtype)
     return out, lse if problem.softmax else None
 
 
-def tangent(problem, inputs, moving, o, lse):
-    """to and tlse, o and lse being known."""
+def tangent(problem, inputs, moving, o, lse, o2=None):
+    """to and tlse, o and lse being known; o2: where the second derivative of o is put, if it is wanted."""
     to, tlse = np.empty(problem.out_shape, problem.sum_dtype), np.zeros(problem.lse_shape, problem.sum_dtype)
     lse = tlse if lse is None else lse
     arrays, moved = record_of(problem, **inputs.arrays), record_of(problem, **moving.arrays)
     rows = in_heads(problem, o.astype(problem.sum_dtype, copy=False), lse, to, tlse)
-    by_query(tangent_kernel, problem, inputs, 2, arrays, moved, rows, moving=moving.score)
-    return rounded(to, problem.dtype), tlse if problem.softmax else None
+    second = Record(None) if o2 is None else in_heads(problem, o2)
+    by_query(tangent_kernel, problem, inputs, 2 + (o2 is not None), arrays, moved, rows, second, moving=moving.score)
+    return rounded(to, problem.result_dtype), tlse if problem.softmax else None
+
+
+def laplacian(problem, inputs, moving, o, lse):
+    """to, and the second derivative of o in the dtype of sums."""
+    o2 = np.empty(problem.out_shape, problem.sum_dtype)
+    to, _ = tangent(problem, inputs, moving, o, lse, o2)
+    return to, o2
 
 
 def backward(problem, inputs, do, o, lse, dlse):
@@ -354,8 +362,8 @@ def forward_kernel(first, end, stop, scratch, options, given: Arrays, o, lse):
 
 
 @Kernel
-def tangent_kernel(first, end, stop, scratch, options, given: Arrays, moved: Arrays, rows: Rows):
-    """tlse = rowsum(P tS), tO = sum of tfactor P v + factor (P' tS v + P tv), less tlse O."""
+def tangent_kernel(first, end, stop, scratch, options, given: Arrays, moved: Arrays, rows: Rows, o2):
+    """tlse = rowsum(P tS), tO = sum of tfactor P v + factor (P' tS v + P tv), less tlse O; and O2, see `edge`."""
     before, real, zeros, d = flush_subnormals(), rows.lse.dtype.type, scratch.zeros, given.q.cols
     scale, starts = real(options.scale), options.lists.starts
     fill(zeros, 0)
@@ -364,8 +372,11 @@ def tangent_kernel(first, end, stop, scratch, options, given: Arrays, moved: Arr
             break
         for batch in range(rows.lse.shape[0]):
             for head in range(rows.lse.shape[1]):
-                tO, total = rows.to[batch, head, i], real(0)
+                tO, total, total2 = rows.to[batch, head, i], real(0), real(0)
                 fill(tO, 0)
+                if o2 is not None:
+                    O2 = o2[batch, head, i]
+                    fill(O2, 0)
                 for number in range(starts[i], starts[i + 1]):
                     at = edge_at(options, batch, head, i, number)
                     k, v, bias, factor = keys_of(given, at, (scratch.k, scratch.v), 1, zeros)
@@ -374,14 +385,26 @@ def tangent_kernel(first, end, stop, scratch, options, given: Arrays, moved: Arr
                     Z, S = kept(given, options.drops, at, zeros), scale * dot(q, k, d, zeros.dtype) + bias
                     factor, tfactor = Z * factor, Z * tfactor
                     tS = scale * sum_of_products(tq, k, q, tk, d, zeros) + tbias
-                    S, tS, _, _ = scored(options.score, scratch.score, at, S, tS)
-                    P, slope, _ = weight_of(S, rows.lse[batch, head, i], options.softmax, zeros)
+                    if o2 is None:
+                        S, tS, _, _ = scored(options.score, scratch.score, at, S, tS)
+                    else:
+                        S2 = real(2) * scale * dot(tq, tk, d, zeros.dtype)
+                        S, tS, S2 = scored_twice(options.score, scratch.score, at, S, tS, S2)
+                    P, slope, bend = weight_of(S, rows.lse[batch, head, i], options.softmax, zeros)
                     total += slope * tS
                     add_multiple(address_of(tO), tfactor * P + factor * slope * tS, v, tO.size)
                     add_multiple(address_of(tO), factor * P, tv, tO.size)
+                    if o2 is not None:
+                        P2, of_v, of_tv = second(P, slope, bend, factor, tfactor, tS, S2)
+                        total2 += P2
+                        add_multiple(address_of(O2), of_v, v, tO.size)
+                        add_multiple(address_of(O2), of_tv, tv, tO.size)
                 if options.softmax:
                     rows.tlse[batch, head, i] = total
                     add_multiple(address_of(tO), -total, address_of(rows.o[batch, head, i]), tO.size)
+                    if o2 is not None:
+                        add_multiple(address_of(O2), -total2, address_of(rows.o[batch, head, i]), tO.size)
+                        add_multiple(address_of(O2), real(-2) * total, address_of(tO), tO.size)
     restore(before)
 
 

@@ -34,6 +34,13 @@ def test_derivatives(rng, softmax):
     assert_allclose(sum((found[f"d{name}"] * call.t[name]).sum() for name in names), along, rtol=1e-9)
 
 
+def test_second_derivatives(rng):
+    call = Call(rng)
+    found, ahead, behind = (each.second() for each in (call, call.moved(STEP), call.moved(-STEP)))
+    o2 = (ahead["to"] - behind["to"]) / (2 * STEP)
+    assert_allclose(found["o2"], o2, rtol=0, atol=1e-7 * np.abs(o2).max())
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-5), (np.float16, 0.02), (ml_dtypes.bfloat16, 0.1)])
 def test_dtypes(rng, dtype, tolerance):
     call = Call(rng).rounded(dtype)
@@ -49,6 +56,7 @@ def test_on_a_gpu(rng, dtype, tolerance):
     call = Call(rng, 200, 6000).rounded(dtype)
     found = call.results(cupy, dtype)
     assert_close(found, call.results(), tolerance)
+    assert_close(call.second(cupy, dtype), call.second(), tolerance)
     for name, x in call.results(cupy, dtype).items():
         assert_array_equal(x, found[name])
 
@@ -138,8 +146,10 @@ FAULTS = {
         "element + given[number][2], count\n\n    return term\n\n\n@lru": "element, count\n\n    return term\n\n\n@lru",
         "slope * (tds * F + ds * tF)": "slope * (tds * F)",
         "if s != HIDDEN and value != HIDDEN:                 # else": "if True:  # else",
+        "two * ts * real(slope_shift_of": "ts * real(slope_shift_of",
     },
     "cpu/edge_score.py": {"sums = score.sums + line // score.rows": "sums = score.sums + 0 * line"},
     "cpu/graphs.py": {"F * tdS + tF * dS": "F * tdS", "scale * (F * dS), weight": "scale * dS, weight"},
+    "functions/compiled/reads.py": {"builder.select(every, along, slope)": "slope"},
     "graphs/score.py": {"first += elements_of(part)": "first += 0"},
 }
