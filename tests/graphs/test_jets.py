@@ -40,12 +40,12 @@ def test_random_laplacians(seed, dtype):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_random_laplacians_on_a_gpu(dtype):
+def test_random_laplacians_on_a_gpu(dtype, seed):
     import cupy
 
-    for seed in range(3):
-        check_laplacian(seed, dtype, cupy)
+    check_laplacian(seed, dtype, cupy)
 
 
 @pytest.mark.parametrize("softmax", [True, False])
