@@ -152,7 +152,7 @@ def forward(problem, inputs, out=None):
 
 
 def tangent(problem, inputs, moving, o, lse, o2=None):
-    """to and tlse, o and lse being known; o2: where the second derivative of o is put, if it is wanted."""
+    """to and tlse, o and lse being known; o2: where what `laplacian` says is put, if it is wanted."""
     to, tlse = np.empty(problem.out_shape, problem.sum_dtype), np.zeros(problem.lse_shape, problem.sum_dtype)
     lse = tlse if lse is None else lse
     arrays, moved = record_of(problem, **inputs.arrays), record_of(problem, **moving.arrays)
@@ -163,10 +163,9 @@ def tangent(problem, inputs, moving, o, lse, o2=None):
 
 
 def laplacian(problem, inputs, moving, o, lse):
-    """to, and the second derivative of o in the dtype of sums."""
+    """to and tlse, and the second derivative of o plus 2 tlse to."""
     o2 = np.empty(problem.out_shape, problem.sum_dtype)
-    to, _ = tangent(problem, inputs, moving, o, lse, o2)
-    return to, o2
+    return *tangent(problem, inputs, moving, o, lse, o2), o2
 
 
 def backward(problem, inputs, do, o, lse, dlse):
@@ -363,7 +362,7 @@ def forward_kernel(first, end, stop, scratch, options, given: Arrays, o, lse):
 
 @Kernel
 def tangent_kernel(first, end, stop, scratch, options, given: Arrays, moved: Arrays, rows: Rows, o2):
-    """tlse = rowsum(P tS), tO = sum of tfactor P v + factor (P' tS v + P tv), less tlse O; and O2, see `edge`."""
+    """tlse = rowsum(P tS), tO = sum of tfactor P v + factor (P' tS v + P tv), less tlse O; and O2 + 2 tlse tO."""
     before, real, zeros, d = flush_subnormals(), rows.lse.dtype.type, scratch.zeros, given.q.cols
     scale, starts = real(options.scale), options.lists.starts
     fill(zeros, 0)
@@ -404,7 +403,6 @@ def tangent_kernel(first, end, stop, scratch, options, given: Arrays, moved: Arr
                     add_multiple(address_of(tO), -total, address_of(rows.o[batch, head, i]), tO.size)
                     if o2 is not None:
                         add_multiple(address_of(O2), -total2, address_of(rows.o[batch, head, i]), tO.size)
-                        add_multiple(address_of(O2), real(-2) * total, address_of(tO), tO.size)
     restore(before)
 
 

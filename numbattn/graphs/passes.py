@@ -64,8 +64,8 @@ def laplacian(saved: GraphSaved[Any], moving: Moving) -> tuple[Any, Any]:
     problem, inputs = saved.problem, saved.inputs
     if _is_empty(problem):
         return np.zeros_like(saved.o), np.zeros_like(saved.o, problem.sum_dtype)
-    to, o2 = _run("laplacian", problem, inputs, moving, saved.o, saved.lse)
-    return to, o2
+    to, tlse, o2 = _run("laplacian", problem, inputs, moving, saved.o, saved.lse)
+    return to, o2 if tlse is None else o2 - 2 * tlse[..., None] * to
 
 
 def backward_tangent(

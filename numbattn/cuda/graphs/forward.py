@@ -87,7 +87,7 @@ def forward(form):
 @kernel_factory
 def tangent(form, bends=False):
     """The kernel of tlse = rowsum(P tS) and tO = sum of tfactor P v + factor (P' tS v + P tv), less tlse O; with
-    `bends` also of O2, see `numbattn.graphs.edge`."""
+    `bends` also of O2 + 2 tlse tO, see `numbattn.graphs.edge`."""
     steps = EdgeSteps(form)
     ends, rows_of_block, rows_at, scored = Ends(steps, moves=True), steps.rows_of_block, steps.rows_at, steps.scores(2)
     read, with_edges, with_moved = ends.read, ends.with_edges, ends.with_moved
@@ -129,11 +129,8 @@ def tangent(form, bends=False):
             tO, O2 = tO - total * O, O2 - total2 * O
             if row == TILE:
                 scatter(mTLse[batch, head], total, here)
-                O2 = O2 - TWO * total * tO
             else:
-                all_of_row = sum_of_block(total)
-                save(mTLse[batch, head][row : row + 1], all_of_row, 0)
-                O2 = O2 - TWO * all_of_row * tO
+                save(mTLse[batch, head][row : row + 1], sum_of_block(total), 0)
         save_rows(mTO[batch, head], tO, row, here)
         if BENDS:
             save_rows(mO2[batch, head], O2, row, here)

@@ -46,13 +46,12 @@ class GraphBackend:
         return o, lse if problem.softmax else None
 
     def laplacian(self, problem, inputs, moving, o, lse):
-        """to, and the second derivative of o in the dtype of sums."""
+        """to and tlse, and the second derivative of o plus 2 tlse to."""
         o2 = self.current().empty(problem.out_shape, problem.sum_dtype)
-        to, _ = self.tangent(problem, inputs, moving, o, lse, (o2,))
-        return to, o2
+        return *self.tangent(problem, inputs, moving, o, lse, (o2,)), o2
 
     def tangent(self, problem, inputs, moving, o, lse, o2=()):
-        """to and tlse, o and lse being known; o2: (where to put the second derivative of o,)."""
+        """to and tlse, o and lse being known; o2: (where to put what `laplacian` says,)."""
         gpu = self.current()
         to, tlse = gpu.empty(problem.out_shape, problem.result_dtype), gpu.empty(problem.lse_shape, problem.sum_dtype)
         arrays, moved = arrays_of(problem, inputs.arrays), self.moved(problem, inputs.arrays, moving.arrays)

@@ -112,7 +112,7 @@ FAULTS = {
     "cuda/graphs/forward.py": {
         "sum_of_block(l * factor)": "sum_of_block(l)",
         "-np.inf if SOFTMAX else ZERO": "ZERO",
-        "TWO * all_of_row * tO": "TWO * total * tO",
+        "total2 * O": "total * O",
     },
     "cuda/graphs/backward.py": {"if ADDS else x\n        scatter(array": "if False else x\n        scatter(array"},
 }
