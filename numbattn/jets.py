@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from .base.checks import A, Array, flag
+from .base.checks import A, Array, flag, words_for
 from .base.gradients import Gradients, SecondGradients
 from .base.keywords import knows_others
 from .call import passes
 from .call.problem import Saved, checked_gradients, describe, refuse_cache
-from .call.tangents import SavedTangents, checked_tangents, checked_tangents_of_gradients
+from .call.tangents import SavedTangents, checked_tangents, checked_tangents_of_gradients, weights_of
 from .dropout import Dropout
 from .masks import Mask
 from .scores import Scores
@@ -306,6 +306,8 @@ def attention_laplacian(
     lk: Array | None = None,
     lv: Array | None = None,
     *,
+    jscore: Sequence[Array | None] = (),
+    lscore: Sequence[Array | None] = (),
     causal: bool = False,
     mask: Mask | Array | None = None,
     scale: float | None = None,
@@ -325,6 +327,9 @@ def attention_laplacian(
         The derivatives of q, k and v by each coordinate, of their dtype; None is zero.
     lq, lk, lv : arrays or None, optional
         Their Laplacians, of the shape and dtype of q, k and v; None is zero.
+    jscore, lscore : list or tuple, optional
+        Likewise of the arrays in the score, one for each as tscore in `attention_jvp`: of biases by distance, say. S is
+        to be linear in those in jscore, as in `Bias`, `RelativeBias`, `Alibi` and `Sink`, and not those of a `Score`.
 
     Returns
     -------
@@ -338,14 +343,16 @@ def attention_laplacian(
     ------
     TypeError, ValueError
         For what does not fit: see `attention`.
+    NotImplementedError
+        For derivatives of an array of a `Score`.
 
     Notes
     -----
-    lo is the tangent of o in the direction lq, lk, lv, see `attention_jvp`, plus the sum over tangents of
+    lo is the tangent of o in the direction of the Laplacians, see `attention_jvp`, plus the sum over tangents of
 
         (Z P2) V + 2 (Z P tS) tV - 2 tlse tO - rowsum(P2) O,  P2 = P (2 scale tQ tK^T + tS^2),
 
-    the second derivative of o along q + h tq, k + h tk, v + h tv. Arrays in a score are constants.
+    the second derivative of o along q + h tq, k + h tk, v + h tv, with which the arrays in jscore move.
 
     Examples
     --------
@@ -358,8 +365,12 @@ def attention_laplacian(
     """
     refuse_cache(k, "tangents")
     problem, inputs = describe(q, k, v, causal, mask, scale, dropout, score, may_wait=True)
-    tangents, _ = checked_tangents(inputs, jq, jk, jv, prefix="j", several=True)
-    laplacians, _ = checked_tangents(inputs, lq, lk, lv, prefix="l", several=False)
+    tangents, _ = checked_tangents(inputs, jq, jk, jv, jscore, prefix="j", several=True)
+    for number, ((part, _), x) in enumerate(zip(weights_of(inputs), tangents.score)):
+        if x is not None and not part._is_linear:
+            raise NotImplementedError(f"jscore[{number}]: got {words_for(x)} for an array of a {type(part).__name__}, "
+                                      "expected None: pass a numbattn.Bias of what it adds")  # fmt: skip
+    laplacians, _ = checked_tangents(inputs, lq, lk, lv, lscore, prefix="l", several=False)
     return passes.laplacian(problem, inputs, tangents, laplacians)
 
 

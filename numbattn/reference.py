@@ -204,8 +204,9 @@ def attention_backward_jvp(
 
 @np.errstate(under="ignore")
 def attention_laplacian(
-    q: Any, k: Any, v: Any, jq: Any, jk: Any, jv: Any, lq: Any = None, lk: Any = None, lv: Any = None, **options: Any
-) -> tuple[Any, Any, Any]:
+    q: Any, k: Any, v: Any, jq: Any, jk: Any, jv: Any, lq: Any = None, lk: Any = None, lv: Any = None, *,
+    jscore: Any = (), lscore: Any = (), **options: Any,
+) -> tuple[Any, Any, Any]:  # fmt: skip
     """o, its tangents and its Laplacian; takes what `numbattn.attention_laplacian` takes.
 
     Returns
@@ -213,9 +214,10 @@ def attention_laplacian(
     o, jo, lo : arrays of float64, (..., seqlen_q, head_dim_v), jo with the axis of tangents in front
     """
     problem, inputs = describe(q, k, v, **options)
-    tangents, _ = checked_tangents(inputs, jq, jk, jv, prefix="j", several=True)
-    laplacians, _ = checked_tangents(inputs, lq, lk, lv, prefix="l", several=False)
+    tangents, _ = checked_tangents(inputs, jq, jk, jv, jscore, prefix="j", several=True)
+    laplacians, _ = checked_tangents(inputs, lq, lk, lv, lscore, prefix="l", several=False)
     lo, jo = _along(problem, inputs, laplacians, 0).tO, []
+    part: Any
     for number in range(tangents.count):
         x = _along(problem, inputs, tangents, number)
         S2 = 2 * inputs.scale * x.tQ @ _T(x.tK)
@@ -224,7 +226,12 @@ def attention_laplacian(
                 S2 = np.where(x.P > 0, part._derivative(S) * S2 + part._curvature(S) * tS**2, 0)
         P2 = x.P * (S2 + x.tS**2)
         O2 = (x.Z * P2) @ x.V + 2 * (x.Z * x.P * x.tS) @ x.tV
-        O2 = O2 - 2 * x.tlse * x.tO - P2.sum(axis=-1, keepdims=True) * x.O
+        total = P2.sum(axis=-1, keepdims=True)
+        for part, tpart in zip(inputs.score, x.tparts):
+            if tpart is not None and not part._has_step:
+                logits = np.where(x.seen, (part._logits(x.lse) - x.lse)[..., None], -math.inf)
+                total = total + np.exp(logits) * tpart._logits(x.lse)[..., None] ** 2
+        O2 = O2 - 2 * x.tlse * x.tO - total * x.O
         jo.append(x.tO)
         lo = lo + O2
     o, _ = attention_forward(q, k, v, **options)

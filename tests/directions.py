@@ -39,8 +39,8 @@ class Directions:
         """One for each place of `grads.score`, None where there is no tangent."""
         for part in self.problem.options["score"]:
             for x, wanted in zip(part._weights, part._wanted):
-                has_tangent = wanted or (isinstance(part, ArrayPart) and self.way == "jvp")
-                yield x if has_tangent and self.way != "laplacian" else None
+                is_array = isinstance(part, ArrayPart)
+                yield x if {"jvp": wanted or is_array, "laplacian": is_array}.get(self.way, wanted) else None
 
     def like(self, x, lead=()):
         values = to_numpy(x).astype(np.float64)
@@ -66,7 +66,7 @@ class Directions:
         problem, (tq, tk, tv, tdo, tdlse, *tscore) = self.problem, self.tangents.values()
         given, more = (*problem.arrays, tq, tk, tv), {"dlse": problem.dlse, "deterministic": problem.deterministic}
         if self.way == "laplacian":
-            return na.attention_laplacian(*given, *self.laplacians, **problem.options)[1:]
+            return na.attention_laplacian(*given, *self.laplacians, jscore=tscore, **problem.options)[1:]
         if self.way == "vjp":
             _, saved = na.attention_forward(*problem.arrays, **problem.options)
             _, backprop2 = na.attention_backward_vjp(problem.do, saved, **more)
@@ -82,9 +82,11 @@ class Directions:
                                 for some in (self.tangents.values(), self.laplacians))  # fmt: skip
         given, each = (q, k, v), [self.at(t, tangents) for t in range(self.count or 1)]
         if self.way == "laplacian":
-            exact = reference.attention_laplacian(*given, *tangents[:3], *laplacians, **options)[1:]
-            first = [rounding_of_tangents(do, *given, *own[:3], **options)[0] for own in each]
-            of_laplacian = rounding_of_laplacian(*given, [own[:3] for own in each], laplacians, options)
+            of_score = {"jscore": tangents[5:]}
+            exact = reference.attention_laplacian(*given, *tangents[:3], *laplacians, **of_score, **options)[1:]
+            first = [rounding_of_tangents(do, *given, *own[:3], tscore=own[5:], **options)[0] for own in each]
+            directions = [(*own[:3], own[5:]) for own in each]
+            of_laplacian = rounding_of_laplacian(*given, directions, laplacians, options)
             return exact, (np.stack(first), of_laplacian)
         tq, tk, tv, tdo, tdlse, *tscore = tangents
         of_dlse, given = {"dlse": dlse}, (*given, tq, tk, tv)

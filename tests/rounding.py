@@ -169,7 +169,7 @@ def rounding_of_tangents(do, q, k, v, tq, tk, tv, tdo=None, dlse=None, tdlse=Non
 
 
 def rounding_of_laplacian(q, k, v, directions, laplacians, options):
-    """As `rounding`, of the Laplacian of o; directions: tq, tk and tv of each, laplacians: lq, lk and lv."""
+    """As `rounding`, of the Laplacian of o; directions: tq, tk, tv and tscore of each, laplacians: lq, lk and lv."""
     problem, inputs = reference.describe(q, k, v, **options)
     x = rounding_of_weights(problem, inputs)
     error = rounding_along(problem, inputs, checked_tangents(inputs, *laplacians)[0], x).tO_error
@@ -185,6 +185,11 @@ def rounding_of_laplacian(q, k, v, directions, laplacians, options):
         P2_error = x.P_error * abs(bent) + x.P * (S2_error + 2 * abs(tS) * f.tS_error + (eps + u) * sizes)
         P2_error = P2_error + x.least * seen + beyond(sizes, x) * seen
         l2, l2_error = rowsum(x.P * bent), rowsum(P2_error + eps * x.P * sizes)
+        for part, of_array in zip(inputs.score, y.tparts):
+            if of_array is not None and not part._has_step:
+                squares = of_array._logits(x.lse[..., 0])[..., None] ** 2
+                l2 = l2 + part._share(np.where(x.some, x.lse, -math.inf)[..., 0])[..., None] * squares
+                l2_error = l2_error + (x.lse_error + 8 * eps) * squares
         error = error + (x.Z * P2_error) @ abs(x.V) + 2 * f.W_error @ abs(y.tV)
         error = error + 2 * (f.tlse_error * abs(y.tO) + abs(y.tlse) * f.tO_error)
         error = error + l2_error * abs(y.O) + abs(l2) * f.O_error

@@ -240,23 +240,25 @@ def test_gradients_of_gradients(rng, xp):
 
 
 def test_laplacian_by_finite_differences(rng):
-    """Along each coordinate, by the values alone, and the tangent of lq, lk, lv."""
+    """Along each coordinate, by the values alone, and the tangent of lq, lk, lv and of arrays in the score."""
     arrays, of_score, options = small(rng)
-    options["score"] = score_of(*of_score)
-    firsts = [rng.standard_normal((3, *x.shape)) for x in arrays]
-    seconds = like(rng, *arrays)
-    o, jo, lo = na.attention_laplacian(*arrays, *firsts, *seconds, **options)
+    firsts = [rng.standard_normal((3, *x.shape)) for x in (*arrays, *of_score)]
+    seconds, more = like(rng, *arrays, *of_score), {"jscore": firsts[3:], "score": score_of(*of_score)}
+    call = *arrays, *firsts[:3], *seconds[:3]
+    o, jo, lo = na.attention_laplacian(*call, lscore=seconds[3:], **more, **options)
 
     def at(h, along):
-        return na.attention(*(x + h * t for x, t in zip(arrays, along)), **options)
+        q, k, v, *moved = (x + h * t for x, t in zip((*arrays, *of_score), along))
+        return na.attention(q, k, v, score=score_of(*moved), **options)
 
     want = (at(1e-5, seconds) - at(-1e-5, seconds)) / 2e-5
     weights = np.array([-1, 16, -30, 16, -1]) / 12e-6
     for t, along in enumerate(zip(*firsts)):
         want += sum(w * at(h * 1e-3, along) for h, w in zip((-2, -1, 0, 1, 2), weights))
-        np.testing.assert_allclose(jo[t], na.attention_jvp(*arrays, *along, **options)[1], rtol=1e-12, atol=1e-14)
+        to = na.attention_jvp(*arrays, *along[:3], tscore=along[3:], score=more["score"], **options)[1]
+        np.testing.assert_allclose(jo[t], to, rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(lo, want, rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(o, na.attention(*arrays, **options), rtol=1e-12)
+    np.testing.assert_allclose(o, at(0, seconds), rtol=1e-12)
 
 
 @pytest.mark.parametrize("given", ["q", "v", "qk", ""])

@@ -112,12 +112,14 @@ def test_several_tangents_have_an_axis(rng):
 
 def test_laplacian_by_finite_differences(rng):
     (q, k, v, *parts), _, seconds, _ = small(rng)
-    firsts, given = [rng.standard_normal((2, *x.shape)) for x in (q, k, v)], options(*parts)
+    firsts, given = [rng.standard_normal((2, *x.shape)) for x in (q, k, v, *parts)], options(*parts)
 
     def at(h, along):
-        return reference.attention_forward(*(x + h * t for x, t in zip((q, k, v), along)), **given)[0]
+        arrays = [x + h * t for x, t in zip((q, k, v, *parts), along)]
+        return reference.attention_forward(*arrays[:3], **options(*arrays[3:]))[0]
 
-    _, _, lo = reference.attention_laplacian(q, k, v, *firsts, *seconds[:3], **given)
+    of_score = {"jscore": firsts[3:], "lscore": seconds[3:]}
+    _, _, lo = reference.attention_laplacian(q, k, v, *firsts[:3], *seconds[:3], **of_score, **given)
     want = (at(1e-5, seconds) - at(-1e-5, seconds)) / 2e-5
     for along in zip(*firsts):
         want += (at(1e-4, along) - 2 * at(0, along) + at(-1e-4, along)) / 1e-8

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from ..base.values import put, rounded, rowsum
 from ..dropout import dropout_mask
 from ..scores import Part
 from ..scores.bias import Bias
+from ..scores.sink import Sink
 from .order import Ordered, as_it_is, computed_in_order
 from .problem import Inputs, Problem, Saved, describe
 from .tangents import Tangents, parts_of
@@ -166,7 +167,12 @@ def laplacian(problem: Problem, inputs: Inputs, tangents: Tangents, laplacians: 
     """o, to for all Tangents, and the Laplacian of o; laplacians: of q, k and v, as Tangents in one direction."""
     found = run_pass(LAPLACIAN, problem, inputs, {}, tangents)
     lo = found["o2"].sum(axis=0)
-    if any(x is not None for x in laplacians[:3]):
+    for number in range(tangents.count):
+        for part, tpart in zip(inputs.score, parts_of(inputs, tangents, number)):
+            if tpart is not None and not part._has_step:  # a sink's logit bends its own share of P alone
+                bent = cast(Sink, part)._share(found["lse"]) * tpart._logits(found["lse"]) ** 2
+                lo -= bent[..., None] * rounded(found["o"], lo.dtype)
+    if any(x is not None for x in (*laplacians[:3], *laplacians.score)):
         _, (more,), _ = tangent(replace(problem, wide=True), inputs, laplacians)
         lo += more
     return found["o"], found["to"], rounded(lo, problem.result_dtype)

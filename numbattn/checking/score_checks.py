@@ -71,7 +71,7 @@ def check_score(
       ...
     ValueError: score: <lambda> reads outside of its arrays, of shapes (500,), at batch = 0, head = 0, i = 0, j = 500
     """
-    if not isinstance(score, Score):
+    if not isinstance(score, Score) or score._place != Score._place:  # an EdgeScore's function is told more
         raise TypeError(f"score: got {words_for(score)}, expected a numbattn.Score")
     shape = checked_sizes(batch=batch, heads=heads, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
     spread = number("spread", spread)

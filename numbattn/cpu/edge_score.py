@@ -14,11 +14,11 @@ from ..functions.compiled.strict import compiled
 from ..graphs.score import elements_of, given_of, links_of
 from .compile import c_function
 from .function import kinds_of
-from .record import Record, data_address, reader
+from .record import data_address, reader
 from .tile import address_of, call_at, contiguous_view, inline
 
-WORDS = 8
-S, TS, VALUE, SLOPE, TVALUE, TSLOPE, DS, TDS = range(WORDS)  # of the numbers of an edge, before and after the score
+WORDS = 9
+S, TS, S2, VALUE, SLOPE, TVALUE, TSLOPE, DS, TDS = range(WORDS)  # of the numbers of an edge, before and after the score
 ARGUMENTS = [ctypes.c_int64] * 7  # numbers, batch, head, edge, i, j, record
 SUMMED_ARGUMENTS = [ctypes.c_int64] * 9  # these, sums, elements
 BLOCKS = 64  # of rows, each with sums of its own: a constant, so that gradients do not depend on the number of threads
@@ -36,14 +36,14 @@ class EdgeScore(NamedTuple):
 
 
 def score_of(problem, inputs, rows, order=0, moving=(), adds=False):
-    """The Record of EdgeScore, with what has to live as long; and the sums (blocks, elements), if gradients are wanted.
-    order: 0: S alone, 1: its derivative, too, 2: with tangents, also of arrays, `moving`."""
+    """The EdgeScore; the sums (blocks, elements), if gradients are wanted; and what has to live as long as these.
+    order: 0: S alone, 1: its derivative, too, 2: with tangents, also of arrays, `moving`, 3: with their derivatives."""
     parts, dtype = inputs.score, problem.sum_dtype
     elements = sum(map(elements_of, parts)) if adds else 0
     size = -(-rows // BLOCKS) if elements else 1
     sums = np.zeros((-(-rows // size) if elements else 0, elements))
     if not parts:
-        return Record(*EdgeScore(0, 0, 0, 0, 0, 1)), sums
+        return EdgeScore(0, 0, 0, 0, 0, 1), sums, ()
     given = given_of(parts, float, dtype, moving if order > 1 else None)
     kinds = tuple([types.Tuple([types.Tuple([*map(kind_of, arrays)]), types.Tuple(kinds_of(tangents)), types.int64])
                    for arrays, tangents, _ in given])  # fmt: skip
@@ -53,7 +53,7 @@ def score_of(problem, inputs, rows, order=0, moving=(), adds=False):
         functions = [apply_function(*about, order), add_function(*about, order) if elements else None]
     addresses = [0 if function is None else function.address for function in functions]
     score = EdgeScore(*addresses, data_address(record), data_address(sums), elements, size)
-    return Record(*score, held=(given, record, functions, sums)), sums
+    return score, sums, (given, record, functions)
 
 
 def kind_of(x):
@@ -71,17 +71,20 @@ def words_of(arrays):
 
 @lru_cache(maxsize=256)
 def apply_function(links, kinds, dtype, order):
-    """The CFunction of ARGUMENTS that reads S, and TS with order 2, and writes VALUE and what else is of that order."""
+    """The CFunction of ARGUMENTS that reads S, and TS with order 2, and writes VALUE and what else is of that order;
+    with order 3 it reads S2, too, and writes it, but no derivatives by S."""
 
     def make():
         chain.check_all(links, kinds, numba.from_dtype(dtype), order)
-        real, read, first, second = dtype.type, reader(kinds), order > 0, order > 1
-        of_order = chain.values, chain.slopes, chain.tangents
-        of_value, of_slope, of_both = (each(links, real) for each in of_order)
+        real, read, first, second, third = dtype.type, reader(kinds), order > 0, order > 1, order > 2
+        of_order = chain.values, chain.slopes, chain.tangents, chain.seconds
+        of_value, of_slope, of_both, of_second = (each(links, real) for each in of_order)
 
         def apply(numbers, batch, head, edge, i, j, record):
             x, at, given = contiguous_view(numbers, 1, WORDS, WORDS, real), (batch, head, edge, i, j), read(record, 0)
-            if second:
+            if third:
+                x[0, VALUE], x[0, TVALUE], x[0, S2] = of_second(x[0, S], x[0, TS], x[0, S2], at, given)
+            elif second:
                 x[0, VALUE], x[0, TVALUE], x[0, SLOPE], x[0, TSLOPE] = of_both(x[0, S], x[0, TS], at, given)
             elif first:
                 x[0, VALUE], x[0, SLOPE] = of_slope(x[0, S], at, given)
@@ -151,6 +154,16 @@ def scored(score, numbers, at, s, ts):
     numbers[S], numbers[TS] = s, ts
     call_at(score.apply, (address_of(numbers), at.batch, at.head, at.number, at.i, at.j, score.record))
     return numbers[VALUE], numbers[TVALUE], numbers[SLOPE], numbers[TSLOPE]
+
+
+@inline
+def scored_twice(score, numbers, at, s, ts, s2):
+    """S, tS and the second derivative of S after the score."""
+    if score.apply == 0:
+        return s, ts, s2
+    numbers[S], numbers[TS], numbers[S2] = s, ts, s2
+    call_at(score.apply, (address_of(numbers), at.batch, at.head, at.number, at.i, at.j, score.record))
+    return numbers[VALUE], numbers[TVALUE], numbers[S2]
 
 
 @inline

@@ -35,6 +35,7 @@ from .jets import (
     attention_backward_vjp,
     attention_forward_jvp,
     attention_jvp,
+    attention_laplacian,
 )
 from .neighbours import radius_graph
 from .positions import differences, differences_vjp, sum_by_key, sum_by_query
@@ -56,6 +57,7 @@ __all__ = [
     "attention_forward",
     "attention_forward_jvp",
     "attention_jvp",
+    "attention_laplacian",
     "attention_vjp",
     "differences",
     "differences_vjp",

@@ -4,12 +4,13 @@ gradients of gradients, as of forces. The arithmetic is in edge.py."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol
 
 import numpy as np
 
 from ..base.checks import A, Array, same_library, words_for
+from ..base.values import rounded
 from ..call.tangents import GivenTangent, checked_along, of_score, weights_of
 from ..dropout import Dropout
 from ..scores import Scores
@@ -265,6 +266,75 @@ def attention_backward_vjp(
     return grads, backprop2
 
 
+def attention_laplacian(
+    q: A, k: A, v: A, graph: Graph, jq: Array | None, jk: Array | None, jv: Array | None, lq: Array | None = None,
+    lk: Array | None = None, lv: Array | None = None, *, bias: A | None = None, k_edge: A | None = None,
+    v_edge: A | None = None, factor: A | None = None, jbias: Array | None = None, jk_edge: Array | None = None,
+    jv_edge: Array | None = None, jfactor: Array | None = None, jscore: Sequence[Array | None] = (),
+    lbias: Array | None = None, lk_edge: Array | None = None, lv_edge: Array | None = None,
+    lfactor: Array | None = None, lscore: Sequence[Array | None] = (), softmax: bool = True,
+    scale: float | None = None, dropout: Dropout | None = None, score: Scores = None,
+) -> tuple[A, A, A]:  # fmt: skip
+    """`attention` with its tangents and its Laplacian: see `numbattn.attention_laplacian`.
+
+    All arrays depend on coordinates x_1, ..., x_T. Given their first derivatives by each, and their Laplacians, the
+    sums of second derivatives, it returns both for o.
+
+    Parameters
+    ----------
+    q, k, v, graph, bias, k_edge, v_edge, factor, softmax, scale, dropout, score
+        As in `attention`.
+    jq, jk, jv, jbias, jk_edge, jv_edge, jfactor : arrays, (T, ...), or None
+        The derivatives of q, k, v and of the arrays of edges by each coordinate, of their dtype; None is zero.
+    lq, lk, lv, lbias, lk_edge, lv_edge, lfactor : arrays or None, optional
+        Their Laplacians, of the shape and dtype of each; None is zero.
+    jscore, lscore : list or tuple, optional
+        Likewise of the arrays in the score, as tscore in `attention_jvp`.
+
+    Returns
+    -------
+    o : array, (..., queries, head_dim_v), of the dtype of q
+    jo : array, (T, ..., queries, head_dim_v)
+        The derivatives of o.
+    lo : array, (..., queries, head_dim_v)
+        Its Laplacian.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what does not fit: see `attention`.
+
+    Notes
+    -----
+    lo is the tangent of o along the Laplacians plus the sum over coordinates of its second derivatives along q + h jq,
+    k + h jk, and so on. Scores are computed once for each coordinate.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from numbattn import graphs
+    >>> g = graphs.Graph(np.array([0, 2, 2, 3]), np.array([0, 2, 1]))
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 3, 8))
+    >>> jbias = np.eye(3)                                       # by the elements of bias themselves
+    >>> o, jo, lo = graphs.attention_laplacian(q, k, v, g, None, None, None, bias=np.zeros(3), jbias=jbias)
+    >>> jo.shape, lo.shape
+    ((3, 3, 8), (3, 8))
+    """
+    problem, inputs = describe_graph(q, k, v, graph, EdgeArrays(bias, factor, k_edge, v_edge), softmax, scale, dropout,
+                                     score)  # fmt: skip
+    of_edges = EdgeArrays(jbias, jfactor, jk_edge, jv_edge), EdgeArrays(lbias, lfactor, lk_edge, lv_edge)
+    moving, _ = checked_moving(inputs, (jq, jk, jv), of_edges[0], jscore, "j", several=True)
+    (along,), _ = checked_moving(inputs, (lq, lk, lv), of_edges[1], lscore, "l", several=False)
+    saved, dtype, jo = passes.forward(replace(problem, wide=True), inputs), problem.dtype, list[Any]()
+    lo, _ = passes.tangent(saved, along)
+    for each in moving:
+        to, o2 = passes.laplacian(saved, each)
+        jo.append(rounded(to, dtype))
+        lo += o2
+    o = rounded(saved.o, dtype)
+    return o, _joined(jo, o, True), rounded(lo, dtype)
+
+
 def _forward(
     q: Any, k: Any, v: Any, graph: Any, of_edges: EdgeArrays, of_nodes: tuple[Any, ...], moving: EdgeArrays,
     tscore: Sequence[Any], softmax: Any, scale: Any, dropout: Any, score: Scores,
@@ -276,9 +346,11 @@ def _forward(
 
 
 def checked_moving(
-    inputs: GraphInputs, of_nodes: tuple[Any, ...], of_edges: EdgeArrays, score: Sequence[Any], prefix: str
-) -> tuple[list[Moving], bool]:
-    """The tangents of a call, checked, one by one; whether they have an axis in front."""
+    inputs: GraphInputs, of_nodes: tuple[Any, ...], of_edges: EdgeArrays, score: Sequence[Any], prefix: str,
+    several: bool | None = None,
+) -> tuple[list[Moving], bool]:  # fmt: skip
+    """The tangents of a call, checked, one by one; whether they have an axis in front. several: whether they must, if
+    it is known."""
     tangents, given, weights = {**dict(zip("qkv", of_nodes)), **of_edges._asdict()}, [], weights_of(inputs)
     score = of_score(f"{prefix}score", score, inputs)
     for name, x in tangents.items():
@@ -290,7 +362,7 @@ def checked_moving(
     for number, ((part, weight), x) in enumerate(zip(weights, score)):
         if x is not None:
             given.append(GivenTangent(f"{prefix}score[{number}]", x, weight, type(part).__name__))
-    several, count = checked_along(given, inputs)
+    several, count = checked_along(given, inputs, several)
     found = []
     for number in range(count):
         each = (x[number] if several and x is not None else x for x in (*tangents.values(), *score))

@@ -1,4 +1,4 @@
-"""The four passes of a call, by the backend for its arrays: forward, backward, and the tangent of each."""
+"""The passes of a call, by the backend for its arrays: forward, backward, the tangent of each, and the Laplacian."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Moving(NamedTuple):
 def forward(problem: GraphProblem, inputs: GraphInputs, out: Any = None) -> GraphSaved[Any]:
     """o, and lse, which is None without a softmax."""
     if _is_empty(problem):
-        o = np.zeros(problem.out_shape, problem.dtype, like=inputs.q) if out is None else out
+        o = np.zeros(problem.out_shape, problem.result_dtype, like=inputs.q) if out is None else out
         o[...] = 0
         lse = np.zeros(problem.lse_shape, problem.sum_dtype, like=inputs.q) - np.inf if problem.softmax else None
     else:
@@ -57,6 +57,15 @@ def tangent(saved: GraphSaved[Any], moving: Moving) -> tuple[Any, Any]:
         return np.zeros_like(saved.o), tlse
     to, tlse = _run("tangent", problem, inputs, moving, saved.o, saved.lse)
     return to, tlse
+
+
+def laplacian(saved: GraphSaved[Any], moving: Moving) -> tuple[Any, Any]:
+    """The tangent of o, and its second derivative along it, in the dtype of sums."""
+    problem, inputs = saved.problem, saved.inputs
+    if _is_empty(problem):
+        return np.zeros_like(saved.o), np.zeros_like(saved.o, problem.sum_dtype)
+    to, tlse, o2 = _run("laplacian", problem, inputs, moving, saved.o, saved.lse)
+    return to, o2 if tlse is None else o2 - 2 * tlse[..., None] * to
 
 
 def backward_tangent(

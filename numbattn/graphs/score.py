@@ -11,7 +11,8 @@ from typing import Any, ClassVar, NamedTuple, cast
 from ..base.checks import same_library, words_for
 from ..base.values import rounded
 from ..functions.given import PLACE
-from ..scores import Part, Scores, as_parts
+from ..scores import Part, Scores
+from ..scores.bias import Bias
 from ..scores.element import Identity, ScoreTangent
 from ..scores.function import Score
 from ..scores.softcap import Softcap
@@ -48,13 +49,16 @@ class EdgeScore(Score):
 
 def checked_score(score: Scores, q: Any) -> tuple[Part, ...]:
     """The parts of what a user gives."""
-    for part in (parts := as_parts(score)):
+    parts: Any = tuple(score) if isinstance(score, list | tuple) else (score,)
+    for part in parts:
         if not isinstance(part, Softcap | EdgeScore):
-            instead = {"Score": ": its function has no edge", "Bias": ": pass bias="}.get(type(part).__name__, "")
+            instead = ": pass graphs.EdgeScore(...) of it" * (callable(part) and not isinstance(part, type))
+            instead = ": pass bias=" if isinstance(part, Bias) or hasattr(part, "shape") else instead
+            instead = ": its function has no edge" if isinstance(part, Score) else instead
             raise TypeError(f"score: got {words_for(part)}, expected numbattn.Softcap, graphs.EdgeScore, or a list of "
                             f"them{instead}")
         same_library(TAKER, q=q, **{f"score: {name}": x for name, x in part._arrays().items()})
-    return parts
+    return cast(tuple[Part, ...], parts)
 
 
 class Link(NamedTuple):

@@ -113,6 +113,7 @@ class Score(Taken, FunctionPart):
     _of: tuple[int | None, Any] | None = field(init=False, default=None)  # a table's heads, windows of a grid
     _boxes: tuple[bool, tuple[int, ...]] | None = field(init=False, default=None)
 
+    _is_linear = False
     _place: ClassVar[tuple[str, ...]] = PLACE  # what the function is told of an element
     _examples = (("function", lambda shape, dtype, gradient: Score(_far)),)
 

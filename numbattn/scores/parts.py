@@ -18,6 +18,7 @@ class Part(Value):
     """What all parts of a score share."""
 
     _is_nonlinear = False  # whether it has a derivative that is not 1
+    _is_linear = True  # whether S is linear in its arrays
     _has_step = True  # whether it is a function of S; a Sink is one more logit of each row
     _needs_positions = True  # whether what it does depends on where the query and the key are
     _crops_by_sequence = False  # whether `_cropped` takes places that differ between sequences, as in caches

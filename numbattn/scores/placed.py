@@ -116,6 +116,10 @@ class Placed(FunctionPart):
         return cast(tuple[bool, ...], self.part._wanted)
 
     @property
+    def _is_linear(self) -> bool:  # type: ignore[override]
+        return cast(bool, self.part._is_linear)
+
+    @property
     def _wants_gradient(self) -> bool:
         return any(self._wanted)
 

@@ -47,8 +47,13 @@ class Sink(ArrayPart):
         return np.broadcast_to(rounded(self._array, lse.dtype)[..., None], lse.shape)
 
     @np.errstate(under="ignore")
+    def _share(self, lse: Any) -> Any:
+        """Its P of each row, likewise; 0 where a query sees nothing."""
+        seen = np.isfinite(lse)
+        return np.exp(np.where(seen, self._logits(lse) - np.where(seen, lse, 0), -math.inf))
+
+    @np.errstate(under="ignore")
     def _gradient(self, dS: Any, lse: Any, delta: Any, S: Any = None) -> Any:
         """The sink has no dP, so that its dS is -P delta."""
-        seen = np.isfinite(lse)
-        P = np.exp(np.where(seen, self._logits(lse) - np.where(seen, lse, 0), -math.inf))
-        return sum_broadcast(-(P * np.where(seen, delta, 0)).sum(axis=-1), self._array.shape)
+        P = self._share(lse)
+        return sum_broadcast(-(P * np.where(np.isfinite(lse), delta, 0)).sum(axis=-1), self._array.shape)

@@ -134,6 +134,9 @@ def test_laplacians():
             na.attention_laplacian(Q, K, V, Q[None], None, None, lq, lk=K[None])
     _, jo, _ = na.attention_laplacian(Q, K, V, None, None, None)
     assert jo.shape == (0, *O.shape)
+    score = na.Score(lambda s, batch, head, i, j, x: s + x[i], arrays=[x := np.zeros(5)], gradient=True)
+    with pytest.raises(NotImplementedError, match=r"jscore\[0\]: got .* for an array of a Score, .* numbattn.Bias"):
+        na.attention_laplacian(Q, K, V, None, None, None, jscore=[x[None]], score=score)
 
 
 def test_caches_have_no_tangents():

@@ -5,7 +5,7 @@ import numpy as np
 import numbattn as na
 from numbattn import graphs
 from numbattn.base.checks import dtype_of_sums
-from numbattn.graphs import formula
+from numbattn.graphs import edge, formula
 from numbattn.graphs.problem import AXES, EdgeArrays
 
 from ..accuracy import assert_accurate, assert_equal, to_numpy
@@ -119,6 +119,52 @@ def _check_second(drawn, backprop, rows, moves):
     assert_equal(second.gdo, tsaved.to)
     if tsaved.tlse is not None:
         assert_equal(second.dlse, tsaved.tlse)
+
+
+def check_laplacian(seed, dtype, xp=np, **sizes):
+    """By two coordinates, of all arrays."""
+    drawn = Drawn(seed, dtype, xp, **sizes)
+    moves = [{name: drawn.like(x.shape) for name, x in drawn.arrays.items()} for _ in range(3)]
+    first = {name: np.stack([each[name] for each in moves[:2]]) for name in drawn.arrays}
+    (nodes, edges), (of_nodes, j), (l_of_nodes, l) = map(drawn.given, (drawn.arrays, first, moves[2]))
+    along = {f"{prefix}{name}": x for prefix, each in (("j", j), ("l", l)) for name, x in each.items()}
+    found = graphs.attention_laplacian(*nodes, drawn.graph, *of_nodes, *l_of_nodes, **edges, **along, **drawn.options)
+    found = dict(zip(("o", "jo", "lo"), map(to_numpy, found)))
+    _, saved = graphs.attention_forward(*nodes, drawn.graph, **edges, **drawn.options)
+    sums = dtype_of_sums(drawn.dtype)
+    kinds = sums.type, np.longdouble if sums == np.float64 else np.float64
+    plain, exact = (dict(zip(found, laplacian(drawn, saved, moves, work))) for work in kinds)
+    largest = float(max(np.abs(x).max(initial=1) for x in exact.values()))
+    for name, got in found.items():
+        want, other = (x[name].reshape(got.shape) for x in (exact, plain))
+        assert got.dtype == drawn.dtype
+        assert_accurate(name, got, want, other.astype(dtype), got.dtype, bits=16, largest=largest)
+
+
+def laplacian(drawn, saved, moves, work):
+    """o, its derivatives and its Laplacian in a dtype, as numbattn.graphs.edge has it."""
+    problem = saved.problem
+    wide = {name: x.astype(work) for name, x in drawn.arrays.items()}
+    graph = graphs.Graph(to_numpy(drawn.graph.indptr), to_numpy(drawn.graph.indices), drawn.graph.keys)
+    inputs = saved.inputs._replace(**{name: wide.pop(name) for name in "qkv"}, graph=graph, of_edges=EdgeArrays(**wide))
+    o, _, (q, k, v, factor, Z, P, i, j) = formula.forward(problem, inputs, work)
+    slopes, scale, tos, lo = (P, P) if drawn.softmax else (np.ones_like(P), np.zeros_like(P)), work(inputs.scale), [], 0
+    for t in moves:
+        t = {name: formula.heads(x if AXES.get(name, 2) == 2 else x[..., None], problem, work) for name, x in t.items()}
+        tq, tk, tv = t["q"][:, :, i], t["k"][:, :, j] + t.get("k_edge", 0), t["v"][:, :, j] + t.get("v_edge", 0)
+        tbias, tfactor = (t[name][..., 0] if name in t else np.zeros_like(P) for name in ("bias", "factor"))
+        tS, S2 = scale * (tq * k + q * tk).sum(-1) + tbias, 2 * scale * (tq * tk).sum(-1)
+        P2, of_v, of_tv = edge.second(P, *slopes, Z * factor, Z * tfactor, tS, S2)
+        of_o = Z * (tfactor * P + factor * slopes[0] * tS)
+        terms = of_o[..., None] * v + (Z * factor * P)[..., None] * tv, of_v[..., None] * v + of_tv[..., None] * tv
+        to, o2, sums = (formula.added(x, i, problem.seqlen_q) for x in (*terms, np.stack([P * tS, P2], axis=-1)))
+        if drawn.softmax:
+            tlse, total = sums[..., :1], sums[..., 1:]
+            to = to - tlse * o
+            o2 = o2 - total * o - 2 * tlse * to
+        tos.append(to)
+        lo = lo + (o2 if len(tos) < len(moves) else to)
+    return o, np.stack(tos[:-1]), lo
 
 
 def named(grads, prefix):

@@ -9,8 +9,9 @@ from ..accuracy import to_numpy
 
 
 def of_kind(s, batch, head, edge, i, j, weight, kind):
-    """It bends, reads entries twice, and depends on all that it is told."""
-    return s + weight[kind[edge], head] * s * s * 0.3 + weight[j % 2, 0] * 0.1 + 0.05 * i + 0.1 * batch
+    """It bends, also by entries, reads them twice, and depends on all that it is told."""
+    of_key = weight[j % 2, 0]
+    return s + weight[kind[edge], head] * s * s * 0.3 + of_key * of_key * 0.1 + 0.05 * i + 0.1 * batch
 
 
 def bent(s, batch, head, edge, i, j, strength):
@@ -44,20 +45,34 @@ class Call:
                           for each in (self.x, self.t))  # fmt: skip
         return made
 
-    def results(self, xp=np, dtype=np.float64):
+    def given(self, xp, dtype):
+        """Arrays and tangents by name, those in the score as there, the graph, and the score."""
         x, t = ({name: xp.asarray(a.astype(dtype)) for name, a in each.items()} for each in (self.x, self.t))
-        graph = graphs.Graph(xp.asarray(self.graph.indptr), xp.asarray(self.graph.indices))
-        (weight, strength), (tweight, tstrength) = (
-            [xp.asarray(each[name].astype(np.promote_types(dtype, np.float32))) for name in ("weight", "strength")]
-            for each in (self.x, self.t)
-        )
-        own = graphs.EdgeScore(of_kind, arrays=[weight, xp.asarray(self.kind)], gradient=[True, False])
-        other = graphs.EdgeScore(bent, arrays=[strength], gradient=True)
+        for found, each in ((x, self.x), (t, self.t)):
+            wide = np.promote_types(dtype, np.float32)
+            found |= {name: xp.asarray(each[name].astype(wide)) for name in ("weight", "strength")}
+        own = graphs.EdgeScore(of_kind, arrays=[x["weight"], xp.asarray(self.kind)], gradient=[True, False])
+        other = graphs.EdgeScore(bent, arrays=[x["strength"]], gradient=True)
         score = [na.Softcap(2.0), own, other, *[graphs.EdgeScore(hiding)] * self.softmax]
+        return x, t, graphs.Graph(xp.asarray(self.graph.indptr), xp.asarray(self.graph.indices)), score
+
+    def second(self, xp=np, dtype=np.float64):
+        """The tangent and the second derivative of o along the tangents, by name."""
+        x, t, graph, score = self.given(xp, dtype)
+        t = {name: a[None] for name, a in t.items()}
+        _, jo, lo = graphs.attention_laplacian(
+            *(x[name] for name in "qkv"), graph, *(t[name] for name in "qkv"), bias=x["bias"], factor=x["factor"],
+            jbias=t["bias"], jfactor=t["factor"], jscore=[t["weight"], None, t["strength"]], softmax=self.softmax,
+            score=score,
+        )  # fmt: skip
+        return {name: to_numpy(a).astype(np.float64) for name, a in (("to", jo[0]), ("o2", lo))}
+
+    def results(self, xp=np, dtype=np.float64):
+        x, t, graph, score = self.given(xp, dtype)
         names, edges = "qkv", {name: x[name] for name in ("bias", "factor")}
         o, to, saved, tsaved = graphs.attention_forward_jvp(
             *(x[name] for name in names), graph, *(t[name] for name in names), **edges, tbias=t["bias"],
-            tfactor=t["factor"], tscore=[tweight, None, tstrength], softmax=self.softmax, score=score,
+            tfactor=t["factor"], tscore=[t["weight"], None, t["strength"]], softmax=self.softmax, score=score,
         )  # fmt: skip
         lse = {"dlse": x["dlse"], "tdlse": t["dlse"]} if self.softmax else {}
         grads, tgrads = graphs.attention_backward_jvp(x["do"], saved, tsaved, tdo=t["do"], **lse)

@@ -170,8 +170,9 @@ FAULTS = {
         "l *= alpha": "pass",
         "right if number // 8 % 2 else left": "left if number // 8 % 2 else right",
         "at, Z * dfactor, zeros)": "at, dfactor, zeros)",
-        "np.int64(lists.numbers[entry])": "np.int64(entry)",
-        "dS, k, sums.q.cols": "dS, q, sums.q.cols",
+        "np.int64(numbers[entry])": "np.int64(entry)",
+        "Record(first, factors)": "Record(0, factors)",
+        "found[0], k, zeros)": "found[0], q, zeros)",
         "buffer[c] = x[0, c] + y[0, c]": "buffer[c] = x[0, c]",
     },
 }

@@ -34,6 +34,13 @@ def test_derivatives(rng, softmax):
     assert_allclose(sum((found[f"d{name}"] * call.t[name]).sum() for name in names), along, rtol=1e-9)
 
 
+def test_second_derivatives(rng):
+    call = Call(rng)
+    found, ahead, behind = (each.second() for each in (call, call.moved(STEP), call.moved(-STEP)))
+    o2 = (ahead["to"] - behind["to"]) / (2 * STEP)
+    assert_allclose(found["o2"], o2, rtol=0, atol=1e-7 * np.abs(o2).max())
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-5), (np.float16, 0.02), (ml_dtypes.bfloat16, 0.1)])
 def test_dtypes(rng, dtype, tolerance):
     call = Call(rng).rounded(dtype)
@@ -49,6 +56,7 @@ def test_on_a_gpu(rng, dtype, tolerance):
     call = Call(rng, 200, 6000).rounded(dtype)
     found = call.results(cupy, dtype)
     assert_close(found, call.results(), tolerance)
+    assert_close(call.second(cupy, dtype), call.second(), tolerance)
     for name, x in call.results(cupy, dtype).items():
         assert_array_equal(x, found[name])
 
@@ -115,7 +123,9 @@ def test_wrong_scores(rng):
         (TypeError, "score: got .*Score, expected numbattn.Softcap, graphs.EdgeScore.*its function has no edge", plain),
         (TypeError, "score: got .*Bias, .*: pass bias=", na.Bias(np.zeros((3, 3)))),
         (TypeError, "score: got .*Alibi, expected numbattn.Softcap, graphs.EdgeScore", [na.Alibi([1.0])]),
-        (TypeError, "score: got the class", na.Softcap),
+        (TypeError, "score: got the class Softcap, expected numbattn.Softcap, graphs.EdgeScore", na.Softcap),
+        (TypeError, r"score: got function, .*: pass graphs.EdgeScore\(...\) of it", [plain.function]),
+        (TypeError, "score: got numpy.ndarray .*: pass bias=", q),
         (TypeError, "Numba cannot compile", graphs.EdgeScore(lambda s, batch, head, edge, i, j: s + "a")),
     ):
         with pytest.raises(error, match=words):
@@ -126,6 +136,8 @@ def test_wrong_scores(rng):
     assert pickle.loads(pickle.dumps(own)) == own
     with pytest.raises(TypeError, match=r"got a graphs.EdgeScore, whose function is one of edges"):
         na.attention(q, k, v, score=own)
+    with pytest.raises(TypeError, match=r"score: got .*EdgeScore, expected a numbattn.Score"):
+        na.check_score(own)
     weight = graphs.EdgeScore(of_kind, arrays=[np.ones((2, 1)), np.zeros(3, int)])
     with pytest.raises(NotImplementedError, match=r"tscore\[0\]: got .* whose gradient is not wanted"):
         graphs.attention_jvp(q, k, v, g, q, None, None, score=weight, tscore=[np.ones((2, 1)), None])
@@ -138,8 +150,10 @@ FAULTS = {
         "element + given[number][2], count\n\n    return term\n\n\n@lru": "element, count\n\n    return term\n\n\n@lru",
         "slope * (tds * F + ds * tF)": "slope * (tds * F)",
         "if s != HIDDEN and value != HIDDEN:                 # else": "if True:  # else",
+        "two * ts * real(slope_shift_of": "ts * real(slope_shift_of",
     },
     "cpu/edge_score.py": {"sums = score.sums + line // score.rows": "sums = score.sums + 0 * line"},
-    "cpu/graphs.py": {"F * tdS + tF * dS": "F * tdS", "scale * (F * dS), weight, (tq": "scale * dS, weight, (tq"},
+    "cpu/graphs.py": {"F * tdS + tF * dS": "F * tdS", "scale * (F * dS), weight": "scale * dS, weight"},
+    "functions/compiled/reads.py": {"builder.select(every, along, slope)": "slope"},
     "graphs/score.py": {"first += elements_of(part)": "first += 0"},
 }

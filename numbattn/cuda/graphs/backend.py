@@ -5,5 +5,6 @@ from .passes import GraphBackend
 
 PASSES = GraphBackend(current)
 forward, backward, tangent, backward_tangent = PASSES.forward, PASSES.backward, PASSES.tangent, PASSES.backward_tangent
+laplacian = PASSES.laplacian
 
-__all__ = ["backward", "backward_tangent", "current", "forward", "tangent"]
+__all__ = ["backward", "backward_tangent", "current", "forward", "laplacian", "tangent"]

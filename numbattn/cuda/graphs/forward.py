@@ -3,6 +3,7 @@
 
 import numpy as np
 
+from ...graphs import edge
 from ..kernel import kernel_factory
 from ..kernels.shared.softmax import LN_2
 from ..tile import (
@@ -23,7 +24,8 @@ from ..tile import (
 from ..words.numbers import LOG2_E
 from .steps import NOTHING, TILE, Edge, EdgeSteps, Ends, GraphKernel, blocks_of, matrix_of
 
-FORWARD, TANGENT = (8, 8, 8), (5, 5, 4)  # see `blocks_of`
+FORWARD, TANGENT, SECOND = (8, 8, 8), (5, 5, 4), (4, 4, 3)  # see `blocks_of`
+second = device(edge.second)
 
 
 @kernel_factory
@@ -83,16 +85,18 @@ def forward(form):
 
 
 @kernel_factory
-def tangent(form):
-    """The kernel of tlse = rowsum(P tS) and tO = sum of tfactor P v + factor (P' tS v + P tv), less tlse O."""
+def tangent(form, bends=False):
+    """The kernel of tlse = rowsum(P tS) and tO = sum of tfactor P v + factor (P' tS v + P tv), less tlse O; with
+    `bends` also of O2 + 2 tlse tO, see `numbattn.graphs.edge`."""
     steps = EdgeSteps(form)
     ends, rows_of_block, rows_at, scored = Ends(steps, moves=True), steps.rows_of_block, steps.rows_at, steps.scores(2)
     read, with_edges, with_moved = ends.read, ends.with_edges, ends.with_moved
     ACC, K, V, LINES, SOFTMAX, number_at = steps.ACC, steps.K, steps.V, steps.LINES, form.softmax, steps.number_at
     ZERO, weights_of, sum_of_block = ACC(0), steps.weights(), steps.of_block(row_sum)
     save_rows, _ = steps.saves(V)
+    BENDS, TWO, scored_twice = bends, ACC(2), steps.scores_twice()
 
-    def graph_tangent(lists, arrays, moved, mO, mLse, mTO, mTLse, drops, score, scale):
+    def graph_tangent(lists, arrays, moved, mO, mLse, mTO, mTLse, mO2, drops, score, scale):
         number, row, here, at, end, step = rows_of_block(lists)
         if row == NOTHING:
             return
@@ -101,24 +105,34 @@ def tangent(form):
         Q = convert(rows_at(arrays.q, K, batch, head, here), ACC)
         tQ = convert(rows_at(moved.q, K, batch, head, here), ACC)
         lse = number_at(mLse, matrix, here) if SOFTMAX else full(LINES, ZERO)
-        tO, total = full(V, ZERO), full(LINES, ZERO)
+        tO, total, O2, total2 = full(V, ZERO), full(LINES, ZERO), full(V, ZERO), full(LINES, ZERO)
         while anywhere(at < end):
             now = read(lists, (arrays, moved, drops), matrix, at, end)
             k, v, tk, tv = now.others
             k, v, bias, factor = with_edges(k, v, now.of_edge)
             tk, tv, tbias, tfactor = with_moved(tk, tv, now.t_of_edge)
             S, tS = row_sum(Q * k) * scale + bias, row_sum(tQ * k + Q * tk) * scale + tbias
-            S, tS, _, _ = scored(S, tS, score, Edge(batch, head, here, now.other, now.number))
-            P, slope, _ = weights_of(S, lse, now.other >= 0)
+            place = Edge(batch, head, here, now.other, now.number)
+            if BENDS:
+                S, tS, S2 = scored_twice(S, tS, row_sum(tQ * tk) * (TWO * scale), score, place)
+            else:
+                S, tS, _, _ = scored(S, tS, score, place)
+            P, slope, bend = weights_of(S, lse, now.other >= 0)
             total = total + slope * tS
             tO = tO + (tfactor * P + factor * (slope * tS)) * v + (factor * P) * tv
+            if BENDS:
+                P2, of_v, of_tv = second(P, slope, bend, factor, tfactor, tS, S2)
+                total2, O2 = total2 + P2, O2 + of_v * v + of_tv * tv
             at = at + step
         if SOFTMAX:
-            tO = tO - total * convert(rows_at(mO, V, batch, head, here), ACC)
+            O = convert(rows_at(mO, V, batch, head, here), ACC)
+            tO, O2 = tO - total * O, O2 - total2 * O
             if row == TILE:
                 scatter(mTLse[batch, head], total, here)
             else:
                 save(mTLse[batch, head][row : row + 1], sum_of_block(total), 0)
         save_rows(mTO[batch, head], tO, row, here)
+        if BENDS:
+            save_rows(mO2[batch, head], O2, row, here)
 
-    return GraphKernel(graph_tangent, steps.shared.nbytes, blocks_of(form, TANGENT))
+    return GraphKernel(graph_tangent, steps.shared.nbytes, blocks_of(form, SECOND if bends else TANGENT))

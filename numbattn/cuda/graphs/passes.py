@@ -33,7 +33,7 @@ class GraphBackend:
     def forward(self, problem, inputs, out=None):
         """o, and lse or None."""
         gpu, is_view = self.current(), out is not None and len(problem.batch) <= 2
-        o = out if is_view else gpu.empty(problem.out_shape, problem.dtype)
+        o = out if is_view else gpu.empty(problem.out_shape, problem.result_dtype)
         lse = gpu.empty(problem.lse_shape, problem.sum_dtype)
         arrays, mO, mLse = arrays_of(problem, inputs.arrays), in_heads(problem, o), in_heads(problem, lse)
         form = form_of(problem, [*features(arrays), mO])
@@ -45,16 +45,22 @@ class GraphBackend:
             o = out
         return o, lse if problem.softmax else None
 
-    def tangent(self, problem, inputs, moving, o, lse):
-        """to and tlse, o and lse being known."""
+    def laplacian(self, problem, inputs, moving, o, lse):
+        """to and tlse, and the second derivative of o plus 2 tlse to."""
+        o2 = self.current().empty(problem.out_shape, problem.sum_dtype)
+        return *self.tangent(problem, inputs, moving, o, lse, (o2,)), o2
+
+    def tangent(self, problem, inputs, moving, o, lse, o2=()):
+        """to and tlse, o and lse being known; o2: (where to put what `laplacian` says,)."""
         gpu = self.current()
-        to, tlse = gpu.empty(problem.out_shape, problem.dtype), gpu.empty(problem.lse_shape, problem.sum_dtype)
+        to, tlse = gpu.empty(problem.out_shape, problem.result_dtype), gpu.empty(problem.lse_shape, problem.sum_dtype)
         arrays, moved = arrays_of(problem, inputs.arrays), self.moved(problem, inputs.arrays, moving.arrays)
         rows = [in_heads(problem, x) for x in (o, tlse if lse is None else lse, to, tlse)]
-        form = form_of(problem, [*features(arrays), *features(moved), rows[0], rows[2]])
-        form, numbers = with_score(form, problem, inputs, 2, moving.score)
-        given = arrays, moved, *rows, *numbers
-        self.over_rows(inputs.graph, "_by_query", form, tangent_kernel(form), matrices(problem), *given)
+        second = [in_heads(problem, x) for x in o2]
+        form = form_of(problem, [*features(arrays), *features(moved), rows[0], rows[2], *second])
+        form, numbers = with_score(form, problem, inputs, 2 + len(o2), moving.score)
+        given, kernel = (arrays, moved, *rows, *(second or [()]), *numbers), tangent_kernel(form, bool(o2))
+        self.over_rows(inputs.graph, "_by_query", form, kernel, matrices(problem), *given)
         return to, tlse if problem.softmax else None
 
     def backward(self, problem, inputs, do, o, lse, dlse):

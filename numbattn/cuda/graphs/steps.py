@@ -319,6 +319,23 @@ class EdgeSteps:
 
         return weights_of
 
+    def scores_twice(self):
+        """The device function (S, tS, S2, score, at) -> S, tS and the second derivative of S after the score."""
+        if not self.form.score:
+            return device(lambda S, tS, S2, score, at: (S, tS, S2))
+        of_all = chain.seconds(self.form.score, self.ACC)
+
+        @device
+        def of_edge(s, ts, s2, i, j, number, batch, head, score):
+            return of_all(s, ts, s2, (batch, head, number, i, j), score)
+
+        @device
+        def scored(S, tS, S2, score, at):
+            places = maximum(at.i, 0), maximum(at.j, 0), maximum(at.number, 0)
+            return map_tiles(of_edge, (S, tS, S2, *places), (at.batch, at.head, score))
+
+        return scored
+
     def scores(self, order):
         """The device function (S, tS, score, at) -> S and tS after the score, its derivative, and the tangent of that:
         what is of this order, 0: S alone, 1: the derivative, too, 2: all. Absent edges are taken for edge 0."""

@@ -11,7 +11,7 @@ import numpy as np
 from numba import types
 
 from .element import check, differentiated_element
-from .reads import along, by_read, by_read_along, check_along, check_by_read_along
+from .reads import along, by_read, by_read_along, check_along, check_by_read_along, check_twice_along, twice_along
 from .reads import check as check_reads
 from .strict import compiled
 
@@ -20,13 +20,15 @@ HIDDEN = -np.inf
 
 def check_all(links, kinds, real, order, gradients=False):
     """Raise a TypeError for functions that may not be compiled. kinds: the types of what they are given; real: that of
-    s; order: 2 with tangents."""
+    s; order: 2 with tangents, 3 with second derivatives along them."""
     for (identity, wanted), (arrays, tangents, _) in zip(links, kinds):
         kinds_of, wanted_of = (types.int64, *arrays), (False, *wanted)
-        for each in range(order + 1):
+        for each in range(min(order, 2) + 1):
             check(identity, real, kinds_of, each)
         for each in range(2) if len(tangents) else ():
             check_along(identity, wanted_of, real, kinds_of, tangents[0], each)
+        if order > 2 and len(tangents):
+            check_twice_along(identity.function, wanted_of, real, kinds_of, tangents[0])
         if gradients and any(wanted):
             check_reads(identity.function, wanted_of, real, kinds_of)
             if len(tangents):
@@ -47,8 +49,10 @@ def own(links, number, order):
 
 @lru_cache(maxsize=256)
 def shifts(links, number, order):
-    """(s, at, given) -> the tangent of that along arrays."""
-    function = along(links[number].identity, (False, *links[number].wanted), order)
+    """(s, at, given) -> the tangent of that along arrays; of order 2, the second derivative of the function along them.
+    """
+    (identity, wanted) = links[number][0], (False, *links[number].wanted)
+    function = along(identity, wanted, order) if order < 2 else twice_along(identity.function, wanted)
 
     @compiled
     def call(s, at, given):
@@ -124,6 +128,35 @@ def tangents(links, real, first=0):
         return s, ts, real(1), real(0)
 
     return reduce(after, range(first, len(links)), nothing)
+
+
+@lru_cache(maxsize=256)
+def seconds(links, real):
+    """(s, ts, s2, at, given) -> s, ts and s2, the second derivative of s along the tangents, after all."""
+
+    def after(before, number):
+        value_of, slope_of, bend_of = (own(links, number, order) for order in range(3))
+        shift_of, slope_shift_of, second_shift_of = (shifts(links, number, order) for order in range(3))
+        moves, two = any(links[number].wanted), real(2)
+
+        @compiled
+        def all_three(s, ts, s2, at, given):
+            s, ts, s2 = before(s, ts, s2, at, given)
+            value, slope, shift, second = real(value_of(s, at, given)), real(0), real(0), real(0)
+            if s != HIDDEN and value != HIDDEN:
+                slope, second = real(slope_of(s, at, given)), ts * ts * real(bend_of(s, at, given))
+                if moves:
+                    shift = real(shift_of(s, at, given))
+                    second += two * ts * real(slope_shift_of(s, at, given)) + real(second_shift_of(s, at, given))
+            return value, slope * ts + shift, slope * s2 + second
+
+        return all_three
+
+    @compiled
+    def nothing(s, ts, s2, at, given):
+        return s, ts, s2
+
+    return reduce(after, range(len(links)), nothing)
 
 
 @lru_cache(maxsize=256)

@@ -5,7 +5,8 @@ so that the function's result has its derivative by the element read there; whic
 function is called once for each read, whatever branches and loops lead to it.
 
 If the elements have tangents, reads yield dual numbers of dual numbers, of the element and its tangent, whose slope is
-1 or 0 as before. Then the function's result has its tangent, and its derivative has one, too.
+1 or 0 as before. Then the function's result has its tangent, and its derivative has one, too. If every read yields its
+tangent as a slope, the result has its second derivative along the tangents.
 """
 
 import operator
@@ -33,7 +34,7 @@ from .wide import emit_widened, widened
 INT64, READS = ir.IntType(64), types.CPointer(types.int64)
 # of READS: reads so far; which of them yields a slope; the element that it reads, and its index along the last axis
 COUNT, NUMBER, ELEMENT, LAST = range(4)
-NO_READ = -1  # its number
+NO_READ, EVERY_READ = -1, -2  # its number
 
 
 class Counted(types.Type):
@@ -119,20 +120,27 @@ def counted_part(typingctx, x, part, place):
             return impl_ret_borrowed(context, builder, out, made)
         made = cgutils.create_struct_proxy(out)(context, builder)
         slope = builder.uitofp(is_the_read(builder, common.reads, element, last), ir.DoubleType())
+        slope = context.cast(builder, slope, types.float64, out.dtype)
         entry = context.cast(builder, found, part, x.real)
-        made.value = moving(context, builder, out.dtype, entry, common, element) if x.moves else entry
-        made.slope = context.cast(builder, slope, types.float64, out.dtype)
+        if x.moves:
+            number = builder.load(builder.gep(common.reads, [INT64(NUMBER)]))
+            every, zero = builder.icmp_signed("==", number, INT64(EVERY_READ)), context.get_constant(x.real, 0)
+            entry, along = moving(context, builder, out.dtype, entry, zero, common, element)
+            slope = builder.select(every, along, slope)
+        made.value, made.slope = entry, slope
         return made._getvalue()
 
     return out(x, part, place), generate
 
 
-def moving(context, builder, kind, entry, common, element):
-    """A Dual of the entry that this element is, and of its tangent."""
+def moving(context, builder, kind, entry, zero, common, element):
+    """A Dual of the entry that this element is, and of its tangent; and one of this, which is constant."""
     address = builder.add(builder.ptrtoint(common.tangents, INT64), builder.mul(element, common.step))
-    made = cgutils.create_struct_proxy(kind)(context, builder)
-    made.value, made.slope = entry, builder.load(builder.inttoptr(address, common.tangents.type))
-    return made._getvalue()
+    tangent = builder.load(builder.inttoptr(address, common.tangents.type))
+    for parts in (entry, tangent), (tangent, zero):
+        made = cgutils.create_struct_proxy(kind)(context, builder)
+        made.value, made.slope = parts
+        yield made._getvalue()
 
 
 def is_the_read(builder, reads, element, last):
@@ -286,6 +294,20 @@ def along(identity, wanted, order=0):
 
 
 @lru_cache(maxsize=256)
+def twice_along(function, wanted):
+    """The function (s, batch, head, i, j, arrays, tangents) for a Frozen: its second derivative along tangents of the
+    elements of the arrays wanted, s being constant."""
+    of_user, counting_arrays = compiled_of(function), counting(wanted)
+
+    @compiled
+    def derivative(s, batch, head, i, j, arrays, tangents):
+        moved = counting_arrays(arrays, reads_from(EVERY_READ), tangents)
+        return slope_of(slope_of(number_of(of_user(s, batch, head, i, j, *moved))))
+
+    return derivative
+
+
+@lru_cache(maxsize=256)
 def by_read_along(function, wanted):
     """The function (s, ts, batch, head, i, j, arrays, tangents, number) for a Frozen: as `by_read`, but the derivative
     and its tangent, where s also changes, by ts."""
@@ -328,6 +350,13 @@ def check_along(identity, wanted, real, kinds, tangents, order=0):
     given = order_given(identity, order)
     arguments = real, *[types.int64] * 4, types.Tuple(kinds), tangents
     _refuse(along(identity, wanted, order), arguments, identity.key[given], f"Score {ORDERS[given]}")
+
+
+@lru_cache(maxsize=256)
+def check_twice_along(function, wanted, real, kinds, tangents):
+    """`check` for `twice_along` of a Frozen."""
+    arguments = real, *[types.int64] * 4, types.Tuple(kinds), tangents
+    _refuse(twice_along(function, wanted), arguments, function, "Score function")
 
 
 @lru_cache(maxsize=256)

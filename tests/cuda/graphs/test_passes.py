@@ -8,7 +8,7 @@ from numbattn import graphs
 from numbattn.cuda.build import assemble, compile_ptx
 from numbattn.cuda.graphs.passes import GraphBackend
 from numbattn.graphs import graph, passes
-from tests.graphs.problems import check
+from tests.graphs.problems import check, check_laplacian
 from tests.tools.device import GPU, HOPPER
 from tests.tools.launch import compiled_only
 
@@ -29,6 +29,16 @@ def kernels(world, monkeypatch):
 ])  # fmt: skip
 def test_random_calls(dtype, seed):
     check(seed, dtype, again=False, most=12)
+
+
+@pytest.mark.parametrize(("dtype", "seed"), [
+    (np.float32, 51),
+    *(pytest.param(dtype, seed, marks=pytest.mark.slow) for dtype, seed in (
+        (np.float64, 9), (ml_dtypes.bfloat16, 58), (np.float16, 25), (np.float64, 44),
+    )),
+])  # fmt: skip
+def test_random_laplacians(dtype, seed):
+    check_laplacian(seed, dtype, most=8)
 
 
 def test_edges_without_a_key():
@@ -99,6 +109,10 @@ FAULTS = {
         "(number & 8) != 0, right, left": "(number & 8) != 0, left, right",
         "at + row_index(LINES, 0)": "at",
     },
-    "cuda/graphs/forward.py": {"sum_of_block(l * factor)": "sum_of_block(l)", "-np.inf if SOFTMAX else ZERO": "ZERO"},
+    "cuda/graphs/forward.py": {
+        "sum_of_block(l * factor)": "sum_of_block(l)",
+        "-np.inf if SOFTMAX else ZERO": "ZERO",
+        "total2 * O": "total * O",
+    },
     "cuda/graphs/backward.py": {"if ADDS else x\n        scatter(array": "if False else x\n        scatter(array"},
 }

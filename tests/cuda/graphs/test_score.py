@@ -22,6 +22,15 @@ def test_scores(rng, world, monkeypatch, dtype, tolerance):
     assert_close(call.results(np, dtype), wanted, tolerance)
 
 
+@pytest.mark.slow
+def test_second_derivatives(rng, world, monkeypatch):
+    gpu, call = GPU(HOPPER), Call(rng, 3, 8)
+    wanted = call.second()
+    monkeypatch.setattr(passes, "imported", lambda name: GraphBackend(lambda: gpu))
+    monkeypatch.setattr(graph, "LONG", 3)
+    assert_close(call.second(), wanted, 1e-12)
+
+
 FAULTS = {
     "cuda/graphs/steps.py": {
         "read = thread_index() % LANES": "read = 0",

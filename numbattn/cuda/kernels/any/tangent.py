@@ -157,10 +157,11 @@ def products_step(layout, product, both, dtype, tiles, tangents):
 
 def all_scores_step(score, tscore, layout, ACC, has_ts, bends):
     """The device function (S, tS, S2, scores, tscores, batch, head, m0, n0): S, tS and S2
-    after all parts of the score. tS is returned as it is where it is zero anyway, and so is S2 without `bends`; with
-    it S2 keeps the unit of Q K^T."""
+    after all parts of the score. tS is returned as it is where it is zero anyway, and so is S2 without `bends`."""
+    if has_ts and bends:
+        return tangent_steps(score, tscore, layout, ACC, bends=True)
     value_of, *_ = score_steps(score, layout, ACC, after=len(score))
-    both_of, pull_back = tangent_steps(score, tscore, layout, ACC, after=-1 if bends else len(score))
+    both_of, _ = tangent_steps(score, tscore, layout, ACC, after=len(score))
 
     @device
     def value(S, tS, S2, scores, tscores, batch, head, m0, n0):
@@ -172,13 +173,7 @@ def all_scores_step(score, tscore, layout, ACC, has_ts, bends):
         S, tS, _ = both_of(S, tS, scores, tscores, batch, head, m0, n0)
         return S, tS, S2
 
-    @device
-    def with_second(S, tS0, S2, scores, tscores, batch, head, m0, n0):
-        S, tS, (F, tF) = both_of(S, tS0, scores, tscores, batch, head, m0, n0)
-        _, S2 = pull_back(tS0, S2, F, tF)
-        return S, tS, S2
-
-    return with_second if has_ts and bends else value_and_tangent if has_ts else value
+    return value_and_tangent if has_ts else value
 
 
 def tangent(
@@ -275,7 +270,7 @@ def tangent(
                 tS = tS * (scale_log2 * LN2)
                 tl = part_sum(P * tS, tl * alpha)               # (5)
             if BENDS:
-                S2 = (S2 * scale + tS * tS) * HALF
+                S2 = (S2 * (scale_log2 * LN2) + tS * tS) * HALF
                 l2 = part_sum(P * S2, l2 * alpha)
             P = drop(P, drops, batch, head, m0, n0)
             P_left = left(P)

@@ -13,7 +13,7 @@ from .score import scaling_steps
 from .traits import parts_of
 
 
-def tangent_steps(score, tangents, layout, ACC, transposed=False, after=-1):
+def tangent_steps(score, tangents, layout, ACC, transposed=False, after=-1, bends=False):
     """Device functions for tiles of S = Q K^T and of tS: (S, tS, scores, tscores, batch, head, m0, n0) -> S, tS after
     all parts, and F, tF; (dS, tdS, F, tF) -> dS F, tdS F + dS tF.
 
@@ -21,6 +21,9 @@ def tangent_steps(score, tangents, layout, ACC, transposed=False, after=-1):
     Scores of those that are not. tS has the unit of S, see `score_steps`: tS after all parts, times the factor that
     makes S an exponent of 2, and times ln 2, is the tangent of an exponent of e. F and tF belong to the parts after
     number `after`; with after=len(score), in the forward pass, there are none, and no second derivatives are needed.
+
+    With `bends` there is one function, (S, tS, S2, scores, tscores, batch, head, m0, n0) -> all three after all parts:
+    S2 is the second derivative along the same direction, in the unit of S, along which no function's arrays move.
     """
     steps, before, given, counted = [], [], [], 0
     for part, tangent in zip_longest(score, tangents, fillvalue=None):
@@ -30,12 +33,16 @@ def tangent_steps(score, tangents, layout, ACC, transposed=False, after=-1):
                 is_counted = len(before) > after
                 of_arrays = tangent, len(parts_of(given))
                 steps.append(nonlinear_step(part, len(before), counted if is_counted else None, *of_arrays, *about))
-                counted += is_counted
+                counted += is_counted and not bends
             else:
                 steps.append(linear_step(part, len(before), tangent, len(parts_of(given)), *about))
+            if bends:
+                steps.append(bending_step(steps.pop(), part.is_nonlinear, *about[::2]))
             before.append(part)
         given += [tangent] * bool(tangent)
     every_step = reduce(then, steps, as_they_are)
+    if bends:
+        return every_step
 
     @device
     def apply(S, tS, scores, tscores, batch, head, m0, n0):
@@ -106,6 +113,24 @@ def nonlinear_step(part, at, counted, tangent, at_tangent, scaling, layout, ACC,
         return S, tS, (F * slope, tF * slope + F * tslope)
 
     return following if counted else step
+
+
+def bending_step(step, is_nonlinear, scaling, ACC):
+    """Such a step with S2 in place of FF, from one in which only this part is in F."""
+    (_, to_scaled), ONE = scaling, ACC(1)
+
+    @device
+    def linear(S, tS, S2, scores, tscores, batch, head, m0, n0):
+        S, tS, _ = step(S, tS, (), scores, tscores, batch, head, m0, n0)
+        return S, tS, S2 * to_scaled(ONE, scores)
+
+    @device
+    def nonlinear(S, tS, S2, scores, tscores, batch, head, m0, n0):
+        before = tS * to_scaled(ONE, scores)
+        S, tS, (slope, tslope) = step(S, tS, (), scores, tscores, batch, head, m0, n0)
+        return S, tS, S2 * to_scaled(ONE, scores) * slope + before * tslope
+
+    return nonlinear if is_nonlinear else linear
 
 
 def moving_step(step, tangent, at, has_bend, scaling, layout, ACC, transposed):
