@@ -11,18 +11,17 @@ held fixed: f by a, g by b, sum_j pi_ij dC_ij / dx_i by x_i, and (cost - <pi, C>
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, Generic, cast
 
 import ml_dtypes
 import numpy as np
 
-from ..base.checks import A, Array, flag, integer, library, number, warn, words_for
+from ..base.checks import A, Array, flag, library, number, warn, words_for
 from ..base.forks import cached_property
 from ..base.values import rounded, sum_broadcast
 from ..masks import Mask
-from .checks import batch_of, check_points, check_result, check_vector
+from .checks import batch_of, check_points, check_result, check_vector, checked_limits
 from .clouds import Clouds, Solution, weighed
 from .gradients import SinkhornGradients
 from .kernels import Cost
@@ -261,7 +260,7 @@ class _Call:
         check_vector("b", b, y.shape[-2], "y")
         if not isinstance(cost, Cost):
             raise TypeError(f"cost: got {words_for(cost)}, expected points.Cost(power, epsilon)")
-        tol, max_iterations = _checked_limits(tol, max_iterations)
+        tol, max_iterations = checked_limits(tol, max_iterations)
         if flag("debias", debias) and mask is not None:
             raise ValueError("debias: got True with a mask, which does not say which x see each other")
         batch = batch_of(x=x.shape[:-2], y=y.shape[:-2], a=a.shape[:-1], b=b.shape[:-1])
@@ -345,7 +344,7 @@ class _Call:
         pairs, (a, b) = self.clouds.pairs, self.given
         of_points = tangents_of(pairs, tx, ty)
         of_weights = checked(pairs, "ta", ta, a, "a"), checked(pairs, "tb", tb, b, "b")
-        limits = _checked_limits(tol, max_iterations)
+        limits = checked_limits(tol, max_iterations)
         tgrads, is_found = self.tangent_of_gradients(of_points, of_weights, self.of_cost(dcost), *limits)
         if not is_found:
             warn(f"hvp: conjugate gradients have not converged to {tol:g} within {max_iterations} iterations: allow "
@@ -379,14 +378,6 @@ def _of_sum(b: Any, a: Any) -> Any:
     """b, scaled to the sum of a, which it has up to rounding; else no plan would have these marginals."""
     ours, theirs = (weights.sum(axis=-1, dtype=np.float64)[..., None] for weights in (b, a))
     return b * np.where(ours > 0, theirs / ours, 1).astype(b.dtype)
-
-
-def _checked_limits(tol: Any, max_iterations: Any) -> tuple[float, int]:
-    """tol and max_iterations, checked."""
-    tol, max_iterations = number("tol", tol), integer("max_iterations", max_iterations, low=1)
-    if not 0 <= tol < math.inf:
-        raise ValueError(f"tol: got {tol}, allowed finite and >= 0")
-    return tol, max_iterations
 
 
 def _check_weights(a: Any, b: Any, rounding: float) -> None:
