@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..base.backends import run_points
-from ..base.checks import dtype_of_sums, library
+from ..base.checks import dtype_of_sums, library, refuse_foreign
 from ..base.forks import cached_property
 from ..base.values import sum_broadcast
 from ..call.problem import NOTHING_HIDDEN, describe
@@ -139,6 +139,7 @@ class Term:
     """One kernel of a sum: its points of unit length, and sums over their pairs."""
 
     def __init__(self, pairs: Pairs, kernel: Kernel) -> None:
+        refuse_foreign("kernel", (kernel,))
         self.pairs, self.kernel, self.kind = pairs, kernel, kernel._kind
         self.kind.check(pairs.dtype, 0)
         length, least = kernel._one_length, float(np.finfo(pairs.dtype).tiny)

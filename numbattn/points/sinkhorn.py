@@ -118,7 +118,7 @@ def sinkhorn(
     >>> r.converged, round(float(r.cost), 2)
     (True, 0.96)
     """
-    return _Call.of(x, y, a, b, cost, tol, max_iterations, debias, mask).checked()
+    return SinkhornCall.of(x, y, a, b, cost, tol, max_iterations, debias, mask).checked()
 
 
 def sinkhorn_vjp(
@@ -157,14 +157,14 @@ def sinkhorn_vjp(
     >>> dx.sum(axis=0).round(2)         # the points x are drawn to y
     array([-0.94, -0.99])
     """
-    call = _Call.of(x, y, a, b, cost, tol, max_iterations, debias, mask)
+    call = SinkhornCall.of(x, y, a, b, cost, tol, max_iterations, debias, mask)
     return call.checked(), SinkhornBackprop(call)
 
 
 class SinkhornBackprop:
     """The closure that `sinkhorn_vjp` returns: ``backprop(dcost=1.0)`` returns dx, dy, da, db."""
 
-    def __init__(self, call: _Call) -> None:
+    def __init__(self, call: SinkhornCall) -> None:
         self._call = call
 
     def __call__(self, dcost: float | Array = 1.0) -> SinkhornGradients:
@@ -242,7 +242,7 @@ class SinkhornBackprop:
 
 
 @dataclass(frozen=True, eq=False)
-class _Call:
+class SinkhornCall:
     """A call that is checked."""
 
     given: tuple[Any, Any]  # a and b
@@ -254,7 +254,7 @@ class _Call:
     @classmethod
     def of(
         cls, x: Any, y: Any, a: Any, b: Any, cost: Any, tol: Any, max_iterations: Any, debias: Any, mask: Any
-    ) -> _Call:
+    ) -> SinkhornCall:
         check_points(x, y, {"a": a, "b": b})
         check_vector("a", a, x.shape[-2], "x")
         check_vector("b", b, y.shape[-2], "y")
