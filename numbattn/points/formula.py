@@ -54,6 +54,14 @@ def sums(problem: Problem, inputs: Inputs, kind: Kind, rows: Any = None, columns
     return o
 
 
+def weights(
+    problem: Problem, inputs: Inputs, kind: Kind, rows: Any = None, columns: Any = None
+) -> Iterator[tuple[slice, slice, Any]]:
+    """kappa_ij, block by block: rows i, columns j, and the array."""
+    for block in _blocks(problem, inputs):
+        yield block.i, block.j, _kappa(block, kind, rows, columns)
+
+
 @quiet
 def gradient(problem: Problem, inputs: Inputs, kind: Kind, c: Any, rows: Any = None, columns: Any = None) -> Any:
     dx = _zeros(inputs, (*problem.batch, problem.seqlen_q, problem.head_dim), problem.sum_dtype)
@@ -132,6 +140,7 @@ def _visible(mask: Mask, i: slice, j: slice, m: int, n: int, array: Any) -> Any:
     return visible(cropped(mask, Crop(i.start, rows, j.start, columns, m, n)), rows, columns, array)
 
 
+@quiet
 def _kappa(block: PairBlock, kind: Any, rows: Any, columns: Any, derivative: bool = False) -> Any:
     """kappa, or kappa'."""
     of_t = kind.derivative if derivative else kind.value

@@ -24,7 +24,7 @@ from ..base.forks import cached_property
 from ..base.values import sum_broadcast
 from ..call.problem import NOTHING_HIDDEN, describe
 from ..masks import Mask
-from . import kinds
+from . import formula, kinds
 from .kernels import Kernel
 from .kinds import DIFFERENCES, Apart
 
@@ -223,6 +223,11 @@ class Term:
         else:
             found = self._run("gradient", b, c, rows=rows, columns=columns, **tangents)
         return sum_broadcast(found, self.pairs.x.shape)
+
+    def weights(self, rows: Any, columns: Any) -> Any:
+        """The blocks of kappa_ij exp(rows_i + columns_j): see `formula.weights`."""
+        x, y, b = map(self.pairs.broadcast, (self.x, self.y, self.y[..., :0]))
+        return formula.weights(*describe(x, y, b, mask=self.pairs.mask), self.kind, rows, columns)
 
     def logsumexp(self, columns: Any = None) -> Any:
         return self.logsumexp_and_low(columns)[0]
