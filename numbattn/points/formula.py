@@ -103,9 +103,19 @@ def nearest(problem: Problem, inputs: Inputs, k: int) -> tuple[Any, Any]:
         here = block.only_visible(_distances(block), math.inf)
         numbers = np.broadcast_to(np.arange(block.j.start, block.j.stop, dtype=np.int32, like=here), here.shape)
         ts, js = (np.concatenate([x[..., block.i, :], y], axis=-1) for x, y in ((t, here), (j, numbers)))
+        if ts.shape[-1] > 2 * k:
+            ts, js = _smallest(ts, js, k)
         first = np.argsort(ts, axis=-1, kind="stable")[..., :k]  # of equal ones the lowest number; -1 for inf
         t[..., block.i, :], j[..., block.i, :] = (np.take_along_axis(x, first, axis=-1) for x in (ts, js))
     return t, j
+
+
+def _smallest(ts: Any, js: Any, k: int) -> list[Any]:
+    """The k smallest of each row, in the order of columns, and of equal ones the first."""
+    last = np.partition(ts, k - 1, axis=-1)[..., k - 1 : k]
+    less, equal = ts < last, ts == last
+    chosen = less | (equal & (equal.cumsum(axis=-1) <= k - less.sum(axis=-1, keepdims=True)))
+    return [x[chosen].reshape(*x.shape[:-1], k) for x in (ts, js)]
 
 
 def _blocks(problem: Problem, inputs: Inputs) -> Iterator[PairBlock]:
