@@ -12,10 +12,12 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from ..base.checks import dtype_of_sums
+from ..base.checks import dtype_of_sums, flag
 from ..base.gradients import Gradients
 from ..base.values import is_foreign, sum_broadcast
-from ..points.checks import batch_of, check_columns, check_points
+from ..masks import Mask
+from ..points import Cost, Kernel
+from ..points.checks import batch_of, check_columns, check_points, checked_limits
 from ..points.clouds import Solution
 from ..points.kernels import as_exponential, as_kernel
 from ..points.logsumexp import LogsumexpCall
@@ -45,21 +47,59 @@ def taken_apart_of_points(of: type[Call], mask: Any, *others: Any) -> tuple[Poin
     return PointsOptions(**own, of=of, others=others), arrays
 
 
-# A framework's functions; run(options, arrays, x, y, b) is the forward pass there.
-def product(run: Callable[..., Any], x: Any, y: Any, b: Any, kernel: Any, mask: Any) -> Any:
-    kernel = as_kernel(kernel, x.shape[-1])
-    if not any(is_foreign(getattr(term, "length", None)) for _, term in kernel._terms):
-        return run(*taken_apart_of_points(Product, mask, kernel), x, y, b)
-    found = 0
-    for factor, term in kernel._terms:
-        term, *points = of_unit_length(term, x, y)
-        found = found + factor * run(*taken_apart_of_points(Product, mask, term), *points, b)
-    return found
+class Points(NamedTuple):
+    """Functions of `numbattn.points` for a framework's arrays, with first and second derivatives, as its `attention`
+    has them: see the framework's module. Lengths in kernels may be its arrays, and have derivatives, too.
 
+    Examples
+    --------
+    >>> import torch
+    >>> from numbattn import points
+    >>> from numbattn.interop import torch as tensors
+    >>> x, length = torch.randn(100, 3, requires_grad=True), torch.tensor([0.5, 1.0, 2.0], requires_grad=True)
+    >>> s = tensors.points.product(x, x, torch.ones(100, 1), 2.0 * points.Matern(2.5, length))
+    >>> s.square().sum().backward()
+    >>> x.grad.shape, length.grad.shape
+    (torch.Size([100, 3]), torch.Size([3]))
+    >>> a = torch.full((100,), 0.01)
+    >>> tensors.points.sinkhorn(x, x + 1, a, a, points.Cost(2, 0.1), tol=1e-3, debias=True).backward()    # as a loss
+    """
 
-def logsumexp(run: Callable[..., Any], x: Any, y: Any, w: Any, kernel: Any, mask: Any) -> Any:
-    kernel, x, y = of_unit_length(as_exponential(kernel, x.shape[-1]), x, y)
-    return run(*taken_apart_of_points(Logsumexp, mask, kernel), x, y, w[..., None])[..., 0]
+    checked: Callable[..., Any]  # (x=, ...) -> arrays
+    run: Callable[..., Any]  # (options, arrays, x, y, b) -> the result of the forward pass
+    zeros_like: Callable[..., Any]
+    concatenate: Callable[..., Any]
+
+    def product(self, x: Any, y: Any, b: Any, kernel: Kernel, *, mask: Mask | Any = None) -> Any:
+        """s of `numbattn.points.product`, which says what it takes and raises."""
+        x, y, b = self.checked(x=x, y=y, b=b)
+        kernel = as_kernel(kernel, x.shape[-1])
+        if not any(is_foreign(getattr(term, "length", None)) for _, term in kernel._terms):
+            return self.run(*taken_apart_of_points(Product, mask, kernel), x, y, b)
+        found = 0
+        for factor, term in kernel._terms:
+            term, *points = of_unit_length(term, x, y)
+            found = found + factor * self.run(*taken_apart_of_points(Product, mask, term), *points, b)
+        return found
+
+    def logsumexp(self, x: Any, y: Any, w: Any, kernel: Kernel, *, mask: Mask | Any = None) -> Any:
+        """f of `numbattn.points.logsumexp`, which says what it takes and raises."""
+        x, y = self.checked(x=x, y=y)
+        (w,) = [self.zeros_like(y[..., 0])] if w is None else self.checked(w=w)
+        kernel, x, y = of_unit_length(as_exponential(kernel, x.shape[-1]), x, y)
+        return self.run(*taken_apart_of_points(Logsumexp, mask, kernel), x, y, w[..., None])[..., 0]
+
+    def sinkhorn(
+        self, x: Any, y: Any, a: Any, b: Any, cost: Cost, *, tol: float = 1e-6, max_iterations: int = 1000,
+        debias: bool = False, mask: Mask | Any = None,
+    ) -> Any:  # fmt: skip
+        """The cost of `numbattn.points.sinkhorn`, which says what it takes and raises; tol and max_iterations are also
+        those of the solver for second derivatives."""
+        x, y, a, b = self.checked(x=x, y=y, a=a, b=b)
+        weights = [w + self.zeros_like(other.sum(-1))[..., None] for w, other in ((a, b), (b, a))]  # of one batch
+        others = cost, *checked_limits(tol, max_iterations), flag("debias", debias)
+        options = taken_apart_of_points(Sinkhorn, mask, *others)
+        return self.run(*options, x, y, self.concatenate(weights, -1)[..., None])[..., 0, 0]
 
 
 def of_unit_length(kernel: Any, x: Any, y: Any) -> Any:
@@ -70,32 +110,17 @@ def of_unit_length(kernel: Any, x: Any, y: Any) -> Any:
 
 # --------------------------------------------------------------------------------------------------------------- calls
 class Call:
-    """A call on arrays of NumPy or CuPy. lse: of the forward pass, for what derivatives need again."""
+    """A call on arrays of NumPy or CuPy: (x, y, b, others, mask, lse=None), with the lse of the forward pass for its
+    derivatives. It has `value`, the result and lse, `tangent`, `backprop` and `tangent_of_gradients`."""
 
     name: ClassVar[str]  # of the third array
     has_vector: ClassVar[bool]  # whether that has an axis of length 1 for features
     call: Any
 
-    def __init__(self, x: Any, y: Any, b: Any, others: Any, mask: Any, lse: Any = None) -> None:
-        raise NotImplementedError
-
     @classmethod
     def shapes(cls, m: int, n: int, b: Any, others: Any) -> tuple[tuple[int, ...], int]:
         """Of results, after the batch axes, and of lse."""
         return (m, b.shape[-1]), m
-
-    def value(self) -> tuple[Any, Any]:
-        """The result and lse."""
-        raise NotImplementedError
-
-    def tangent(self, tx: Any, ty: Any, tb: Any) -> Any:
-        raise NotImplementedError
-
-    def backprop(self, do: Any) -> Any:
-        raise NotImplementedError
-
-    def tangent_of_gradients(self, do: Any, tdo: Any, tx: Any, ty: Any, tb: Any) -> Any:
-        raise NotImplementedError
 
 
 class Product(Call):
@@ -205,7 +230,7 @@ def _zeros(o: Any) -> Any:
 class Saved(NamedTuple):
     """A call, and its lse."""
 
-    call: Call
+    call: Any
     lse: Any
 
 
@@ -230,8 +255,10 @@ class Tangents(NamedTuple):
 def functions_of(kind: type[Call]) -> Functions:
     """`Functions` of a Call."""
 
+    make: Any = kind
+
     def forward(x: Any, y: Any, b: Any, **given: Any) -> tuple[Any, Saved]:
-        call = kind(x, y, b, **given)
+        call = make(x, y, b, **given)
         o, lse = call.value()
         return o, Saved(call, lse)
 
@@ -246,7 +273,7 @@ def functions_of(kind: type[Call]) -> Functions:
         return o, tsaved.each(saved.call.tangent), saved, tsaved
 
     def saved_of(x: Any, y: Any, b: Any, o: Any, lse: Any, **given: Any) -> Saved:
-        return Saved(kind(x, y, b, **given, lse=lse), lse)
+        return Saved(make(x, y, b, **given, lse=lse), lse)
 
     def backward(do: Any, saved: Saved, **_: Any) -> Any:
         return Gradients(*saved.call.backprop(do))
@@ -274,8 +301,10 @@ class Described(NamedTuple):
     @staticmethod
     def of(kind: type[Call]) -> Callable[..., tuple[Described, None]]:
         def describe(x: Any, y: Any, b: Any, others: Any, **_: Any) -> tuple[Described, None]:
-            check_points(x, y, {kind.name: b} if kind.has_vector else None, **{} if kind.has_vector else {kind.name: b})
-            if not kind.has_vector:
+            if kind.has_vector:
+                check_points(x, y, {kind.name: b})
+            else:
+                check_points(x, y, **{kind.name: b})
                 check_columns(kind.name, b, y.shape[-2], "y")
             batch = batch_of(**{"x": x.shape[:-2], "y": y.shape[:-2], kind.name: b.shape[:-2]})
             out, lse = kind.shapes(x.shape[-2], y.shape[-2], b, others)

@@ -28,7 +28,7 @@ features, and on Hopper beyond 16 in `logsumexp` of a Gaussian or ``Cost(2)`` an
 float32). Lengths of each feature round coordinates so on CPUs, too.
 """
 
-from .determinant import LogDeterminantBackprop, log_determinant, log_determinant_vjp
+from .determinant import log_determinant, log_determinant_vjp
 from .gradients import (
     LogDeterminantGradients,
     LogsumexpGradients,
@@ -54,7 +54,7 @@ from .nearest import nearest
 from .operator import operator
 from .product import ProductBackprop, product, product_jvp, product_vjp
 from .sinkhorn import SinkhornBackprop, Transport, sinkhorn, sinkhorn_vjp
-from .solve import Solution, SolveBackprop, solve, solve_vjp
+from .solve import Solution, solve, solve_vjp
 
 __all__ = [
     "Cauchy",
@@ -64,7 +64,6 @@ __all__ = [
     "Kernel",
     "Laplacian",
     "Linear",
-    "LogDeterminantBackprop",
     "LogDeterminantGradients",
     "LogsumexpBackprop",
     "LogsumexpGradients",
@@ -77,7 +76,6 @@ __all__ = [
     "SinkhornBackprop",
     "SinkhornGradients",
     "Solution",
-    "SolveBackprop",
     "SolveGradients",
     "Transport",
     "log_determinant",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..base.checks import A, Array, integer, library, number, warn
+from ..base.checks import A, integer, library, number, warn
 from ..base.values import moved, rounded
 from .checks import check_points, check_result, checked_limits
 from .clouds import EVERY
@@ -75,7 +76,7 @@ def log_determinant(
 def log_determinant_vjp(
     x: A, kernel: Kernel, *, ridge: float, probes: int = 16, seed: int = 0, preconditioner: str | None = "nystrom",
     rank: int | None = None, tol: float = 1e-5, max_iterations: int = 200,
-) -> tuple[A, LogDeterminantBackprop]:  # fmt: skip
+) -> tuple[A, Callable[..., LogDeterminantGradients]]:  # fmt: skip
     """`log_determinant` with its gradients as a closure.
 
     Parameters
@@ -86,7 +87,7 @@ def log_determinant_vjp(
     Returns
     -------
     log_determinant : array, (...)
-    backprop : LogDeterminantBackprop
+    backprop : function
         ``backprop(ds=1.0)`` returns (dx,), of the shape and dtype of x; a tuple with the attributes `kernel`, the
         gradient of the kernel's length, `ridge`, and for a sum of kernels or one with a factor `factor`, a tuple.
 
@@ -119,17 +120,7 @@ def log_determinant_vjp(
     ((2,), (), ())
     """
     call = _Call.of(x, kernel, ridge, probes, seed, preconditioner, rank, tol, max_iterations)
-    return call.value(), LogDeterminantBackprop(call)
-
-
-class LogDeterminantBackprop:
-    """The closure that `log_determinant_vjp` returns: ``backprop(ds=1.0)`` returns (dx,)."""
-
-    def __init__(self, call: _Call) -> None:
-        self._call = call
-
-    def __call__(self, ds: float | Array = 1.0) -> LogDeterminantGradients:
-        return self._call.backprop(ds)
+    return call.value(), call.backprop
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,7 +176,7 @@ class _Call:
         return found, False
 
     @quiet
-    def backprop(self, ds: Any) -> LogDeterminantGradients:
+    def backprop(self, ds: Any = 1.0) -> LogDeterminantGradients:
         system, M, Z = self.system, self.M, self.Z
         shape, dtype = Z.shape[:-2], Z.dtype
         if not library(ds):
@@ -215,9 +206,9 @@ class _Call:
 
 def of_tridiagonal(diagonal: list[Any], beside: list[Any]) -> Any:
     """The first element of log T, of tridiagonal matrices T with these diagonals, of elements (..., 1, count)."""
-    count, k = len(diagonal), np.arange(len(diagonal))
+    count = len(diagonal)
     a = np.concatenate(diagonal, axis=-2).swapaxes(-2, -1)
-    matrix = np.zeros_like(a, shape=(*a.shape, count))
+    matrix, k = np.zeros_like(a, shape=(*a.shape, count)), np.arange(count, like=a)
     matrix[..., k, k] = a
     if beside:
         matrix[..., k[1:], k[:-1]] = np.concatenate(beside, axis=-2).swapaxes(-2, -1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic
 
@@ -107,7 +108,7 @@ def solve(
 def solve_vjp(
     x: A, b: A, kernel: Kernel, *, ridge: float, preconditioner: str | None = "nystrom", rank: int | None = None,
     x0: A | None = None, tol: float = 1e-5, max_iterations: int = 1000,
-) -> tuple[Solution[A], SolveBackprop]:  # fmt: skip
+) -> tuple[Solution[A], Callable[[Array], SolveGradients]]:  # fmt: skip
     """`solve` with its gradients as a closure.
 
     Parameters
@@ -118,7 +119,7 @@ def solve_vjp(
     Returns
     -------
     r : Solution
-    backprop : SolveBackprop
+    backprop : function
         ``backprop(ds)``, with the gradient of ``r.x``, returns dx, db, of the shapes and dtypes of x and b; a tuple
         with the attributes `kernel`, the gradient of the kernel's length, `ridge`, and for a sum of kernels or one with
         a factor `factor`, a tuple. It is one more solution, with the right side ds, and a pass over all pairs for its
@@ -147,17 +148,7 @@ def solve_vjp(
     ((500, 2), True)
     """
     call = _Call.of(x, b, kernel, ridge, preconditioner, rank, x0, tol, max_iterations)
-    return call.solution(), SolveBackprop(call)
-
-
-class SolveBackprop:
-    """The closure that `solve_vjp` returns: ``backprop(ds)`` returns dx, db."""
-
-    def __init__(self, call: _Call) -> None:
-        self._call = call
-
-    def __call__(self, ds: Array) -> SolveGradients:
-        return self._call.backprop(ds)
+    return call.solution(), call.backprop
 
 
 @dataclass(frozen=True, eq=False)

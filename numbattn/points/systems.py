@@ -111,7 +111,8 @@ def nystrom(system: System, rank: int) -> Preconditioner:
         some = slice(at, min(at + BLOCK, rank))
         waiting = moved(rng.exponential(size=x.shape[-2]), x)  # a point is drawn by its rate, what is left of it
         z = np.where(left > least, waiting / left, math.inf).argsort(axis=-1)[..., : some.stop - at, None]
-        G = product(x, np.take_along_axis(x, z, -2), np.eye(z.shape[-2], dtype=x.dtype, like=x), system.kernel)
+        one = moved(np.eye(z.shape[-2], dtype=x.dtype), x)
+        G = product(x, np.take_along_axis(x, z, -2), one, system.kernel)
         G = G - F @ T(np.take_along_axis(F, z, -2))
         pivots, vectors = np.linalg.eigh(np.take_along_axis(G, z, -2))
         F[..., some] = G @ (vectors * np.where(pivots > least, pivots**-0.5, 0)[..., None, :])

@@ -23,7 +23,7 @@ def in_a_process(*arguments, **environment):
 IN_TURN = (
     ("tests/interop/in_jax.py",),
     ("tests/interop/in_jax_vmap.py", "tests/interop/in_jax_laplacian.py", "numbattn/interop/jax/__init__.py"),
-    ("tests/interop/in_jax_graphs.py", "tests/interop/in_jax_points.py", "numbattn/interop/jax/points.py"),
+    ("tests/interop/in_jax_graphs.py", "tests/interop/in_jax_points.py"),
 )
 FAST_TO_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 TWO_DEVICES = "--xla_force_host_platform_device_count=2"

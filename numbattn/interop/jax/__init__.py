@@ -49,9 +49,10 @@ from ...masks import Mask
 from ...scores import Scores
 from ..graphs import taken_apart_of_graph
 from ..options import taken_apart
-from . import points, primitives, pytrees  # noqa: F401  # which register what JAX has to know
+from . import primitives, pytrees  # noqa: F401  # which register what JAX has to know
 from .folx import register_folx
 from .operands import Directions, How, Operands, array_of, bind
+from .pairs import points  # noqa: F401
 from .passes import forward, laplacian
 
 

@@ -35,8 +35,9 @@ from ...masks import Mask, as_mask
 from ...scores import Scores, as_parts
 from ..graphs import taken_apart_of_graph
 from ..options import INSTEAD, taken_apart
-from . import operators, points  # noqa: F401
+from . import operators
 from .arrays import TENSORS, array_of, arrays_of, check, on_device, tensors_of
+from .pairs import points  # noqa: F401
 from .passes import PROXY, TRACED, Forward, TorchCall, is_dual
 
 FAKE = torch._C._TorchDispatchModeKey.FAKE
