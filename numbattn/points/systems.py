@@ -67,7 +67,7 @@ class System:
 
     def preconditioner(self, name: Any, rank: Any) -> Preconditioner:
         """M."""
-        if name not in PRECONDITIONERS:
+        if not isinstance(name, str | None) or name not in PRECONDITIONERS:
             allowed = ", ".join(map(repr, PRECONDITIONERS))
             got = repr(name) if isinstance(name, str) else words_for(name)
             raise ValueError(f"preconditioner: got {got}, allowed {allowed}")
@@ -167,10 +167,13 @@ def block_conjugate_gradients(
     off = _relative(residual, size)
     while at < max_iterations and (off > tol).any():
         Q, C = np.linalg.qr(M.times(residual.astype(dtype, copy=False), -1 / 2))
-        P, Y = Q, 0
+        P, Y = Q, 0 * Q
         for at in range(at + 1, max_iterations + 1):  # noqa: B020
             AP = M.times(system.times(M.times(P, -1 / 2)), -1 / 2)
-            step = np.linalg.inv(T(P) @ AP)
+            try:
+                step = np.linalg.inv(T(P) @ AP)
+            except np.linalg.LinAlgError:  # A is not positive definite
+                break
             Y = Y + P @ (step @ C)
             Q, S = np.linalg.qr(Q - AP @ step)
             C, P = S @ C, Q + P @ T(S)

@@ -157,6 +157,8 @@ def test_what_has_not_converged_says_so(rng):
         points.solve(np.float32(x), np.float32(b), points.Gaussian(1.0), ridge=1e-6, tol=1e-6)
     nothing = points.solve(0 * x, b, points.Linear(), ridge=0.5)
     assert_allclose(nothing.x, 2 * b)
+    with pytest.warns(UserWarning, match="not converged to 1e-05 within 1000 iterations, but to 1: allow"):
+        assert not points.solve(0 * x, b, points.Linear(), ridge=0.0).converged
     with pytest.warns(UserWarning, match="to nan"):
         assert not points.solve(x * np.nan, b, KERNEL, ridge=1.0, preconditioner=None).converged
 
@@ -179,6 +181,7 @@ X, B = np.zeros((4, 3)), np.zeros((4, 2))
     ((X, B), {"tol": -1.0}, ValueError, "tol: got -1.0, allowed finite and >= 0"),
     ((X, B), {"max_iterations": 0}, ValueError, "max_iterations: got 0, allowed 1 or more"),
     ((X, B), {"preconditioner": "ilu"}, ValueError, "preconditioner: got 'ilu', allowed 'nystrom', 'diagonal', None"),
+    ((X, B), {"preconditioner": []}, ValueError, "preconditioner: got list, allowed 'nystrom'"),
     ((X, B), {"preconditioner": 3}, ValueError, "preconditioner: got 3, allowed 'nystrom'"),
     ((X, B), {"rank": 0}, ValueError, "rank: got 0, allowed 1 or more"),
     ((X, B), {"rank": 5, "preconditioner": None}, ValueError, "rank: got 5 with the preconditioner None, which has no"),
