@@ -6,10 +6,11 @@
     python bench/kernels.py --cpu
 
 products: of a Gaussian with b of 1 and 64 columns. sinkhorn: 10 iterations at a fixed epsilon, by 20 calls of
-logsumexp. nearest: the nearest of so many centres, as in an iteration of k-means, and neighbours in a cloud. errors:
-against float64, of products by length, of points at the origin and far off, and of Sinkhorn's first potential by
-epsilon. costs: a process's first call with an empty and with a warm cache, a later call, and what it takes beyond its
-inputs.
+logsumexp. nearest: the nearest of so many centres, as in an iteration of k-means, and neighbours in a cloud. solves:
+(K + ridge)^-1 b of Matern's kernel and five right sides, to residuals of 1e-5, beside a dense factor ("standard") and
+conjugate gradients of SciPy or CuPy for one at a time ("cg"). errors: against float64, of products by length, of points
+at the origin and far off, and of Sinkhorn's first potential by epsilon. costs: a process's first call with an empty and
+with a warm cache, a later call, and what it takes beyond its inputs.
 
 Points are normal, of unit mean square distance from the origin. "standard" is the formula |x|^2 + |y|^2 - 2 x y in
 blocks of CuPy or NumPy, "torch" the same there, up to 10^11 pairs. KeOps, flash-sinkhorn, in float32 and in TF32, which
@@ -49,6 +50,7 @@ from pairs import (
     available,
     formula_product,
     formula_sinkhorn,
+    matern,
 )
 from peers import DTYPE, cupy, gpu, one_stream, release, require_gpu
 from peers import PACKAGES as INSTALLED
@@ -132,6 +134,31 @@ class Nearest(NamedTuple):
         return distance(found, np.sort(np.partition(squares, self.k - 1, -1)[:, : self.k], -1))
 
 
+class Solve(NamedTuple):
+    dtype: str
+    n: int
+    features: int
+    columns: int = 5
+    length: float = 0.5
+    ridge: float = 1e-2
+    tol: float = 1e-5
+    of, tolerance = "solve", 1e-3
+
+    def arguments(self, xp):
+        x, b = cloud(xp, self.dtype, self.n, self.features, 0), normal(xp, self.dtype, (self.n, self.columns), 1)
+        return x, b, self.length, self.ridge, self.tol
+
+    def expected(self, x, b, length, ridge, tol):
+        """Some rows of the matrix, and of b, in float64."""
+        (x, some), own = exact(x, x[:CHECKED]), np.eye(CHECKED, len(x), like=x)
+        squares = ((some[:, None] - x) ** 2).sum(-1)
+        return matern(np.sqrt(squares) / length) + ridge * own, exact(b[:CHECKED])[0]
+
+    def error(self, found, expected):
+        rows, b = map(host, expected)
+        return distance(rows @ host(found), b)
+
+
 def cloud(xp, dtype, n, features, seed, offset=0.0):
     x = normal(xp, "float32", (n, features), seed) / np.float32(math.sqrt(features)) + np.float32(offset)
     return x.astype(DTYPE[dtype])
@@ -178,6 +205,11 @@ def neighbours(args):
     return [case for case in found if case.dtype in (args.dtype or [case.dtype])]
 
 
+def solves(args):
+    sizes = (2_000, 4_000) if args.quick else (4_000, 20_000) if args.cpu else (20_000, 100_000)
+    return [Solve(dtype, n, 3) for dtype, n in product(dtypes(args, "float64", "float32"), sizes)]
+
+
 def errors(args):
     n, some = 2_000 if args.cpu else 20_000, slice(1, 3) if args.quick else slice(None)
     found = [Product(dtype, n, d, 1, length, offset)
@@ -201,7 +233,8 @@ def dtypes(args, *usual):
 def speeds(cases, args):
     """A record for each case: seconds and errors by peer."""
     for case in progress(cases):
-        found = (timed_on_cpu if args.cpu else timed)(*makers_of(case, args), TOLERANCE[case.dtype], args.rounds)
+        tolerance = getattr(case, "tolerance", TOLERANCE[case.dtype])
+        found = (timed_on_cpu if args.cpu else timed)(*makers_of(case, args), tolerance, args.rounds)
         yield {**case._asdict(), **dict(zip(("seconds", "errors", "failed"), found))}
 
 
@@ -302,7 +335,7 @@ def growth(run):
 
 PARTS = {
     "sinkhorn": (sinkhorns, speeds), "nearest": (neighbours, speeds), "products": (products, speeds),
-    "errors": (errors, accuracies), "costs": (costs, calls),
+    "solves": (solves, speeds), "errors": (errors, accuracies), "costs": (costs, calls),
 }  # fmt: skip
 
 

@@ -2,10 +2,12 @@
 
 A maker takes NumPy's or CuPy's arrays and returns a run, a function without arguments. A product is sum_j K(x_i, y_j)
 b_j of a Gaussian K, Sinkhorn's are the potentials f and g after so many iterations, each an update of f, then of g, by
-a logsumexp over all pairs; nearest are the indices of the k nearest y of each x.
+a logsumexp over all pairs; nearest are the indices of the k nearest y of each x; a solve is (K + ridge)^-1 b of
+Matern's kernel.
 """
 
 import math
+import time
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -15,12 +17,13 @@ from peers import cupy, tensor_of, torch
 
 from numbattn import points
 
-OURS, FORMULA, TORCH, KEOPS = "numbattn", "standard", "torch", "keops"
+OURS, FORMULA, TORCH, KEOPS, CG = "numbattn", "standard", "torch", "keops", "cg"
 FLASH_SINKHORN, TF32, FLASH_KMEANS = "flash-sinkhorn", "flash-sinkhorn, TF32", "flash-kmeans"
-PEERS = OURS, FORMULA, TORCH, KEOPS, FLASH_SINKHORN, TF32, FLASH_KMEANS
+PEERS = OURS, FORMULA, TORCH, KEOPS, CG, FLASH_SINKHORN, TF32, FLASH_KMEANS
 MODULES = {KEOPS: "pykeops", FLASH_SINKHORN: "flash_sinkhorn", TF32: "flash_sinkhorn", FLASH_KMEANS: "flash_kmeans"}
 PACKAGES = "pykeops", "flash-sinkhorn", "flash-kmeans", "triton"
 PAIRS = {"numpy": 1 << 22, "cupy": 1 << 27}  # of a block
+PATIENCE = 400  # seconds for conjugate gradients
 MOST_PAIRS = 10**11  # that a formula is timed with: more take it a minute
 
 
@@ -37,6 +40,10 @@ def our_sinkhorn(x, y, epsilon, iterations):
 
 def our_nearest(x, y, k):
     return lambda: points.nearest(x, y, k)[1]
+
+
+def our_solve(x, b, length, ridge, tol):
+    return lambda: points.solve(x, b, points.Matern(2.5, length), ridge=ridge, tol=tol).x
 
 
 def alternating(update_f, update_g, g, epsilon, iterations):
@@ -83,6 +90,24 @@ def formula_nearest(x, y, k):
         return np.argpartition(squares, k, -1)[:, :k].copy()  # a view would keep all
 
     return lambda: f.concatenate([smallest(squares) for squares in squared_distances(x, y)])
+
+
+def formula_solve(x, b, length, ridge, tol):
+    """SciPy's Cholesky factor of the whole matrix, CuPy's LU."""
+
+    def run():
+        K = np.concatenate([matern(np.sqrt(np.maximum(squares, 0)) / length) for squares in squared_distances(x, x)])
+        K.reshape(-1)[:: len(x) + 1] += ridge
+        if is_on_cpu(x):
+            return import_module("scipy.linalg").solve(K, b, assume_a="pos", overwrite_a=True, check_finite=False)
+        return np.linalg.solve(K, b)
+
+    return run
+
+
+def matern(r):
+    s = math.sqrt(5) * r
+    return (1 + s + s * s / 3) * np.exp(-s)
 
 
 def functions_of(x):
@@ -179,6 +204,19 @@ def flash_sinkhorn(x, y, epsilon, iterations, allow_tf32=False):
     return partial(sinkhorn_flashstyle_alternating, x, y, *weights, **options)
 
 
+def conjugate_gradients(x, b, length, ridge, tol):
+    """SciPy's or CuPy's, of one right side at a time, with numbattn's products."""
+    linalg = import_module("scipy.sparse.linalg" if is_on_cpu(x) else "cupyx.scipy.sparse.linalg")
+    A, start = points.operator(x, x, points.Matern(2.5, length), ridge=ridge), time.perf_counter()
+
+    def hurry(_):
+        if time.perf_counter() - start > PATIENCE:
+            raise TimeoutError(f"more than {PATIENCE} s")
+
+    options = {"rtol": tol, "maxiter": 10**5, "callback": hurry}
+    return lambda: np.stack([linalg.cg(A, column, **options)[0] for column in b.T], axis=1)
+
+
 def flash_kmeans(x, y, k):
     from flash_kmeans.assign_euclid_triton import euclid_assign_triton
 
@@ -192,14 +230,16 @@ MAKERS = {
     "sinkhorn": {OURS: our_sinkhorn, FORMULA: formula_sinkhorn, KEOPS: keops_sinkhorn, FLASH_SINKHORN: flash_sinkhorn,
                  TF32: partial(flash_sinkhorn, allow_tf32=True)},
     "nearest": {OURS: our_nearest, FORMULA: formula_nearest, KEOPS: keops_nearest, FLASH_KMEANS: flash_kmeans},
+    "solve": {OURS: our_solve, FORMULA: formula_solve, CG: conjugate_gradients},
 }  # fmt: skip
 for _makers in MAKERS.values():
-    _makers[TORCH] = partial(in_torch, _makers[FORMULA])
+    if _makers is not MAKERS["solve"]:
+        _makers[TORCH] = partial(in_torch, _makers[FORMULA])
 
 
 def available(of, dtype, on_cpu, peers=PEERS):
     """The peers that this machine has and that take the dtype."""
-    here = {OURS: True, FORMULA: True, TORCH: torch is not None}
+    here = {OURS: True, FORMULA: True, CG: True, TORCH: torch is not None}
     for name, module in MODULES.items():
         here[name] = find_spec(module) is not None and (torch is not None if not on_cpu else name == KEOPS)
     half = dtype in ("float16", "bfloat16")

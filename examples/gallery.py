@@ -26,7 +26,7 @@ SHORT = {  # options
     "11_generate.py": "--steps 10 --count 20 --nodes 8",
     "14_wave_function.py": "--steps 5",
     "15_curvature.py": "--steps 5 --products 5",
-    "17_kernel_ridge.py": "--points 1000",
+    "17_gaussian_process.py": "--points 1000 --fitted 200",
     "18_optimal_transport.py": "--points 200",
     "19_sparse_layers.py": "--fields 200 --steps 5",
     "21_lattice.py": "--size 16 --steps 5",
@@ -62,7 +62,7 @@ def spectrum(file, small):
 
 
 def terrain(file, small):
-    run("17_kernel_ridge.py", small, "--plot", file)
+    run("17_gaussian_process.py", small, "--plot", file)
 
 
 def transport(file, small):

@@ -260,8 +260,9 @@ def test_gallery(tmp_path, run):
         assert (tmp_path / f"drawn/{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_kernel_ridge(tmp_path, run):
-    out = run("17_kernel_ridge.py", "--points", "4000", "--plot", "terrain.png")
+def test_gaussian_process(tmp_path, run):
+    out = run("17_gaussian_process.py", "--points", "4000", "--fitted", "500", "--plot", "terrain.png")
+    assert 0.25 < float(re.search(r"noise (\S+)$", out, re.M)[1]) < 0.35
     assert float(re.search(r"a map with an error of (\S+)", out)[1]) < 0.2  # of the measurements 0.3
     assert int(re.search(r"after (\d+) iterations", out)[1]) < 20
     assert (tmp_path / "terrain.png").read_bytes().startswith(b"\x89PNG")
@@ -485,7 +486,7 @@ def test_dpa2_on_a_gpu(tmp_path):
 
 @pytest.mark.gpu
 def test_points_on_a_gpu(tmp_path):
-    out = run_alone(tmp_path, "17_kernel_ridge.py", "--xp", "cupy")
+    out = run_alone(tmp_path, "17_gaussian_process.py", "--xp", "cupy")
     assert float(re.search(r"a map with an error of (\S+)", out)[1]) < 0.05
     out = run_alone(tmp_path, "18_optimal_transport.py", "--xp", "cupy")
     assert float(re.search(r"(\S+) away", out)[1]) < 0.02

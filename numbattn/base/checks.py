@@ -284,8 +284,12 @@ def same_library(taker: str = "attention", /, **arrays: Any) -> str:
     if None in found:
         name, x = next((name, x) for (name, x), lib in zip(arrays.items(), found) if lib is None)
         of = FRAMEWORKS.get(type(x).__module__.partition(".")[0])
-        advice = (f"{taker} of those is in numbattn.interop.{of}" if taker == "attention" else
-                  f"{taker} takes no others: pass np.asarray({name}), or cupy.from_dlpack({name}) on a GPU")
+        advice = f"pass np.asarray({name}), or cupy.from_dlpack({name}) on a GPU"
+        advice = {
+            "attention": f"attention of those is in numbattn.interop.{of}",
+            "numbattn.points": f"product, logsumexp and sinkhorn of those are in numbattn.interop.{of}.points; else "
+                               f"{advice}",
+        }.get(taker, f"{taker} takes no others: {advice}")
         raise TypeError(f"{name}: got {words_for(x)}, expected a numpy.ndarray or a cupy.ndarray"
                         + (f"; {advice}" if of else ""))
     if len(set(found)) > 1:

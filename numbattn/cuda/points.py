@@ -26,6 +26,7 @@ LOGSUMEXP_OF_HALVES = Pass("logsumexp_of_halves", LOGSUMEXP.takes, LSE)
 NEAREST = Pass("nearest", takes=(*QKV, *PLACES), gives=("r2", "j"))
 ROWS_OF_A_BLOCK, BLOCKS_OF_A_MULTIPROCESSOR = 64, 2
 COLUMNS_AT_LEAST = 2048  # of a part
+IN_REGISTERS = 32  # neighbours, at most
 SLICES = 3  # of the features of b, at most: kappa is recomputed for each
 
 
@@ -84,7 +85,7 @@ class PointsBackend:
 
     def nearest(self, problem, inputs, k, apart=None):
         """The squared distances of the k nearest y_j for each x_i, in the dtype of sums, ascending, and their j."""
-        if is_wide(problem):
+        if is_wide(problem) or k > IN_REGISTERS:
             problem, inputs = in_dtype_of_sums(problem, inputs)
             if not (self.has_wgmma and hopper.nearest.fits(problem, k)):
                 return formula.nearest(problem, inputs, k)

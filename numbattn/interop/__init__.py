@@ -2,8 +2,9 @@
 
 `numbattn.interop.jax`, `.torch`, `.autograd` and `.thinc` are imported only when they are asked for, and with each its
 framework. After that, masks and scores take arrays of the framework, too. Each also has `graph_attention`, over the
-edges of a graph. `numbattn.interop.transformers` registers
-attention of torch's tensors with the models of Hugging Face's transformers.
+edges of a graph, and those of torch and JAX have `points`, whose functions `product`, `logsumexp` and `sinkhorn` are
+those of `numbattn.points`. `numbattn.interop.transformers` registers attention of torch's tensors with the models of
+Hugging Face's transformers.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Kernel products, soft minima, nearest neighbours and optimal transport of points, without the matrix of all pairs.
+"""Kernel products, soft minima, solves, nearest neighbours and optimal transport, without the matrix of all pairs.
 
 >>> import numpy as np
 >>> from numbattn import points
@@ -10,13 +10,18 @@
 >>> distances, indices = points.nearest(x, y, k=5)
 >>> a = np.full(1000, 1 / 1000)
 >>> r = points.sinkhorn(x, y, a, a, points.Cost(power=2, epsilon=0.05))                 # r.cost, r.f, r.g
->>> A = points.operator(x, x, points.Gaussian(0.5), ridge=0.1)                          # for scipy's cg, eigsh
+>>> A = points.operator(x, x, points.Gaussian(0.5), ridge=0.1)                          # for scipy's eigsh, svds
+>>> s = points.solve(x, np.ones((1000, 1)), points.Gaussian(0.5), ridge=0.1)            # s.x = (K + ridge)^-1 b
+>>> points.log_determinant(x, points.Gaussian(0.5), ridge=0.1).shape                    # log det (K + ridge)
+()
 
 All take NumPy arrays, computed on CPUs, or CuPy arrays, computed on the GPU, of float16, bfloat16, float32 or float64,
 in memory linear in the number of points. Batch axes broadcast as in `numpy.matmul`, and numbattn's masks say which
 points see each other, such as ``mask=numbattn.Segments(...)`` for clouds of unequal size. `product_vjp`,
 `logsumexp_vjp` and `sinkhorn_vjp` have gradients with respect to points, weights and lengths of kernels, and
-Hessian-vector products, as ``backprop.hvp``. `product_jvp` and `logsumexp_jvp` have tangents.
+Hessian-vector products, as ``backprop.hvp``. `product_jvp` and `logsumexp_jvp` have tangents. `solve_vjp` and
+`log_determinant_vjp` have gradients, of factors and ridges, too. `numbattn.interop.torch.points` and `.jax.points` have
+products, logarithms and transport of these frameworks' arrays.
 
 On GPUs gradients beyond 8 features, coordinates up to 8, and ``hvp``, where second derivatives multiply it, have an
 error of a rounding of abs(x), from the median of all points. Squared distances have one of abs(x)**2 beyond 256
@@ -24,7 +29,14 @@ features, and on Hopper beyond 16 in `logsumexp` of a Gaussian or ``Cost(2)`` an
 float32). Lengths of each feature round coordinates so on CPUs, too.
 """
 
-from .gradients import LogsumexpGradients, ProductGradients, SinkhornGradients
+from .determinant import log_determinant, log_determinant_vjp
+from .gradients import (
+    LogDeterminantGradients,
+    LogsumexpGradients,
+    ProductGradients,
+    SinkhornGradients,
+    SolveGradients,
+)
 from .kernels import (
     Cauchy,
     Cosine,
@@ -43,6 +55,7 @@ from .nearest import nearest
 from .operator import operator
 from .product import ProductBackprop, product, product_jvp, product_vjp
 from .sinkhorn import SinkhornBackprop, Transport, sinkhorn, sinkhorn_vjp
+from .solve import Solution, solve, solve_vjp
 
 __all__ = [
     "Cauchy",
@@ -52,6 +65,7 @@ __all__ = [
     "Kernel",
     "Laplacian",
     "Linear",
+    "LogDeterminantGradients",
     "LogsumexpBackprop",
     "LogsumexpGradients",
     "Matern",
@@ -62,7 +76,11 @@ __all__ = [
     "RationalQuadratic",
     "SinkhornBackprop",
     "SinkhornGradients",
+    "Solution",
+    "SolveGradients",
     "Transport",
+    "log_determinant",
+    "log_determinant_vjp",
     "logsumexp",
     "logsumexp_jvp",
     "logsumexp_vjp",
@@ -73,4 +91,6 @@ __all__ = [
     "product_vjp",
     "sinkhorn",
     "sinkhorn_vjp",
+    "solve",
+    "solve_vjp",
 ]

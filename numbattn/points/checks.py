@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
-from ..base.checks import DTYPES, MOST_AXES, dtype_of_sums, no_floats, other_dtype, same_library
+from ..base.checks import (
+    DTYPES,
+    MOST_AXES,
+    dtype_of_sums,
+    integer,
+    no_floats,
+    number,
+    other_dtype,
+    same_library,
+)
 
 TAKER = "numbattn.points"
 
@@ -64,3 +74,11 @@ def check_result(name: str, x: Any, of: str, shape: tuple[int, ...], like: Any) 
         raise ValueError(f"{name}: got the shape {x.shape}, expected {shape}, the shape of {of}")
     if x.dtype not in DTYPES:
         raise no_floats(name, x.dtype)
+
+
+def checked_limits(tol: Any, max_iterations: Any) -> tuple[float, int]:
+    """tol and max_iterations of iterations."""
+    tol, max_iterations = number("tol", tol), integer("max_iterations", max_iterations, low=1)
+    if not 0 <= tol < math.inf:
+        raise ValueError(f"tol: got {tol}, allowed finite and >= 0")
+    return tol, max_iterations

@@ -50,6 +50,11 @@ class Clouds:
         """The first cloud and itself."""
         return Clouds(replace(self.pairs, y=self.pairs.x), self.a, self.a, self.cost)
 
+    @property
+    def of_whole_batch(self) -> Clouds:
+        """With all batch axes in both clouds, so that gradients are not summed."""
+        return replace(self, pairs=replace(self.pairs, **dict(zip("xy", map(self.pairs.broadcast, self.pairs.points)))))
+
     @cached_property
     def term(self) -> Term:
         return Term(self.pairs, self.cost)

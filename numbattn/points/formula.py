@@ -54,6 +54,14 @@ def sums(problem: Problem, inputs: Inputs, kind: Kind, rows: Any = None, columns
     return o
 
 
+def weights(
+    problem: Problem, inputs: Inputs, kind: Kind, rows: Any = None, columns: Any = None
+) -> Iterator[tuple[slice, slice, Any]]:
+    """kappa_ij, block by block: rows i, columns j, and the array."""
+    for block in _blocks(problem, inputs):
+        yield block.i, block.j, _kappa(block, kind, rows, columns)
+
+
 @quiet
 def gradient(problem: Problem, inputs: Inputs, kind: Kind, c: Any, rows: Any = None, columns: Any = None) -> Any:
     dx = _zeros(inputs, (*problem.batch, problem.seqlen_q, problem.head_dim), problem.sum_dtype)
@@ -95,9 +103,19 @@ def nearest(problem: Problem, inputs: Inputs, k: int) -> tuple[Any, Any]:
         here = block.only_visible(_distances(block), math.inf)
         numbers = np.broadcast_to(np.arange(block.j.start, block.j.stop, dtype=np.int32, like=here), here.shape)
         ts, js = (np.concatenate([x[..., block.i, :], y], axis=-1) for x, y in ((t, here), (j, numbers)))
+        if ts.shape[-1] > 2 * k:
+            ts, js = _smallest(ts, js, k)
         first = np.argsort(ts, axis=-1, kind="stable")[..., :k]  # of equal ones the lowest number; -1 for inf
         t[..., block.i, :], j[..., block.i, :] = (np.take_along_axis(x, first, axis=-1) for x in (ts, js))
     return t, j
+
+
+def _smallest(ts: Any, js: Any, k: int) -> list[Any]:
+    """The k smallest of each row, in the order of columns, and of equal ones the first."""
+    last = np.partition(ts, k - 1, axis=-1)[..., k - 1 : k]
+    less, equal = ts < last, ts == last
+    chosen = less | (equal & (equal.cumsum(axis=-1) <= k - less.sum(axis=-1, keepdims=True)))
+    return [x[chosen].reshape(*x.shape[:-1], k) for x in (ts, js)]
 
 
 def _blocks(problem: Problem, inputs: Inputs) -> Iterator[PairBlock]:
@@ -132,6 +150,7 @@ def _visible(mask: Mask, i: slice, j: slice, m: int, n: int, array: Any) -> Any:
     return visible(cropped(mask, Crop(i.start, rows, j.start, columns, m, n)), rows, columns, array)
 
 
+@quiet
 def _kappa(block: PairBlock, kind: Any, rows: Any, columns: Any, derivative: bool = False) -> Any:
     """kappa, or kappa'."""
     of_t = kind.derivative if derivative else kind.value

@@ -14,26 +14,32 @@ class Gradients(tuple[Any, ...]):
     kernel : array, None or tuple
         The gradient of the kernel's length or epsilon, of its shape; None for a kernel without. For a sum of kernels,
         and for one with a factor, a tuple, with one for each.
+    factor : tuple or None
+        For a sum of kernels, and for one with a factor, the gradients of factors, arrays without axes.
+    ridge : array or None
+        The gradient of a ridge.
     """
 
     _fields: ClassVar[tuple[str, ...]]
     kernel: Any
+    factor: Any
+    ridge: Any
 
     def __init_subclass__(cls) -> None:
         for at, name in enumerate(cls._fields):
             setattr(cls, name, property(operator.itemgetter(at)))
 
-    def __new__(cls, *values: Any, kernel: Any = None) -> Any:
+    def __new__(cls, *values: Any, kernel: Any = None, factor: Any = None, ridge: Any = None) -> Any:
         self = super().__new__(cls, values)
-        self.kernel = kernel
+        self.kernel, self.factor, self.ridge = kernel, factor, ridge
         return self
 
     def __repr__(self) -> str:
-        named = [*zip(self._fields, self), ("kernel", self.kernel)]
-        return f"{type(self).__name__}({', '.join(f'{name}={x!r}' for name, x in named)})"
+        others = [(name, x) for name, x in vars(self).items() if name == "kernel" or x is not None]
+        return f"{type(self).__name__}({', '.join(f'{name}={x!r}' for name, x in (*zip(self._fields, self), *others))})"
 
     def __getnewargs_ex__(self) -> Any:  # for copies and pickle
-        return tuple(self), {"kernel": self.kernel}
+        return tuple(self), vars(self)
 
 
 class ProductGradients(Gradients):
@@ -62,3 +68,18 @@ class SinkhornGradients(Gradients):
     dy: Any
     da: Any
     db: Any
+
+
+class SolveGradients(Gradients):
+    """dx, db."""
+
+    _fields = "dx", "db"
+    dx: Any
+    db: Any
+
+
+class LogDeterminantGradients(Gradients):
+    """dx alone."""
+
+    _fields = ("dx",)
+    dx: Any

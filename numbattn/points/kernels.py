@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..base.checks import Floats, floats, integer, library, number, words_for
-from ..base.values import Taken, Value, identity, moved, shown, sum_broadcast
+from ..base.values import Taken, Value, identity, is_foreign, moved, shown, sum_broadcast
 from ..functions.frozen import Frozen, frozen
 from ..functions.given import python_function
 from . import kinds
@@ -103,7 +103,7 @@ class WithLength(Kernel):
         self._set(length=_length(f"{type(self).__name__} length", self.length))
 
     def _check(self, features: int) -> None:
-        shape = np.shape(self.length)
+        shape = tuple(np.shape(self.length))
         if shape not in ((), (features,)):
             raise ValueError(f"kernel: {type(self).__name__} length: got the shape {shape}, expected a number or the "
                              f"shape ({features},), one for each feature")
@@ -416,7 +416,7 @@ def as_exponential(kernel: Any, features: int) -> Kernel:
 
 
 def _length(name: str, value: Any) -> Any:
-    if not library(value) and not isinstance(value, list | tuple):
+    if not library(value) and not is_foreign(value) and not isinstance(value, list | tuple):
         return _positive(name, value)
     array = floats(name, value)
     if array.ndim > 1:

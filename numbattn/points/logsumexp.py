@@ -56,7 +56,7 @@ def logsumexp(x: A, y: A, w: A | None, kernel: Kernel, *, mask: Mask | Array | N
     >>> points.logsumexp(x, y, np.zeros(1000), points.Cost(power=2, epsilon=0.05)).shape
     (1000,)
     """
-    f: A = _Logsumexp.of(x, y, w, kernel, mask).f
+    f: A = LogsumexpCall.of(x, y, w, kernel, mask).f
     return f
 
 
@@ -93,7 +93,7 @@ def logsumexp_vjp(
     >>> dw.sum().round(6)               # each point shares its df out
     np.float64(1000.0)
     """
-    call = _Logsumexp.of(x, y, w, kernel, mask)
+    call = LogsumexpCall.of(x, y, w, kernel, mask)
     return call.f, LogsumexpBackprop(call)
 
 
@@ -138,14 +138,14 @@ def logsumexp_jvp(
     >>> np.allclose(tf, (ahead - behind) / (2 * h))
     True
     """
-    call = _Logsumexp.of(x, y, w, kernel, mask)
+    call = LogsumexpCall.of(x, y, w, kernel, mask)
     return call.f, call.tangent(call.moving(tx, ty), call.tangent_of_w(tw))
 
 
 class LogsumexpBackprop:
     """The closure that `logsumexp_vjp` returns: ``backprop(df)`` returns dx, dy, dw."""
 
-    def __init__(self, call: _Logsumexp) -> None:
+    def __init__(self, call: LogsumexpCall) -> None:
         self._call = call
 
     def __call__(self, df: Array) -> LogsumexpGradients:
@@ -197,7 +197,7 @@ class LogsumexpBackprop:
         return call.tangent_of_gradients(df, tdf, call.moving(tx, ty), call.tangent_of_w(tw))
 
 
-class _Logsumexp(NamedTuple):
+class LogsumexpCall(NamedTuple):
     """A call that is checked, and its result."""
 
     x: Any
@@ -210,7 +210,7 @@ class _Logsumexp(NamedTuple):
     low: Any  # what rounding took from f
 
     @classmethod
-    def of(cls, x: Any, y: Any, w: Any, kernel: Any, mask: Any) -> _Logsumexp:
+    def of(cls, x: Any, y: Any, w: Any, kernel: Any, mask: Any) -> LogsumexpCall:
         check_points(x, y, {} if w is None else {"w": w})
         batches = {"x": x.shape[:-2], "y": y.shape[:-2]}
         if w is not None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from ..base.checks import Array, needed, number
+from ..base.checks import Array, needed
 from ..base.values import rounded
 from ..masks import Mask
 from .checks import check_points
 from .kernels import Kernel, as_kernel
 from .pairs import Pairs, Term, quiet
+from .systems import checked_ridge, weighed_sums
 
 MODULES = {"numpy": "scipy.sparse.linalg", "cupy": "cupyx.scipy.sparse.linalg"}
 
@@ -62,9 +61,7 @@ def operator(x: Array, y: Array, kernel: Kernel, *, ridge: float = 0.0, mask: Ma
         if array.ndim != 2:
             raise ValueError(f"{name}: got the shape {array.shape}, expected (points, features): an operator is one "
                              "matrix")
-    kernel, ridge = as_kernel(kernel, x.shape[-1]), number("ridge", ridge)
-    if not 0 <= ridge < np.inf:
-        raise ValueError(f"ridge: got {ridge}, allowed finite and >= 0")
+    kernel, ridge = as_kernel(kernel, x.shape[-1]), checked_ridge(ridge)
     if ridge and y is not x:
         raise ValueError(f"ridge: got {ridge} with a y that is not x, whose matrix has no diagonal to add it to")
     pairs = Pairs.of(x, y, (), mask)
@@ -87,5 +84,5 @@ def _times(terms: list[tuple[float, Term]], ridge: float, v: Any) -> Any:
     _, term = terms[0]
     b = rounded(v, term.pairs.dtype)
     columns = b[:, None] if b.ndim == 1 else b
-    found = sum(factor * term.sums(columns) for factor, term in terms)
+    found = weighed_sums(terms, columns)
     return (found + ridge * columns if ridge else found).reshape(len(found), *b.shape[1:])

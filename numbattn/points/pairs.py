@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 
 from ..base.backends import run_points
-from ..base.checks import dtype_of_sums, library
+from ..base.checks import dtype_of_sums, library, refuse_foreign
 from ..base.forks import cached_property
 from ..base.values import sum_broadcast
 from ..call.problem import NOTHING_HIDDEN, describe
 from ..masks import Mask
-from . import kinds
+from . import formula, kinds
 from .kernels import Kernel
 from .kinds import DIFFERENCES, Apart
 
@@ -139,6 +139,7 @@ class Term:
     """One kernel of a sum: its points of unit length, and sums over their pairs."""
 
     def __init__(self, pairs: Pairs, kernel: Kernel) -> None:
+        refuse_foreign("kernel", (kernel,))
         self.pairs, self.kernel, self.kind = pairs, kernel, kernel._kind
         self.kind.check(pairs.dtype, 0)
         length, least = kernel._one_length, float(np.finfo(pairs.dtype).tiny)
@@ -222,6 +223,11 @@ class Term:
         else:
             found = self._run("gradient", b, c, rows=rows, columns=columns, **tangents)
         return sum_broadcast(found, self.pairs.x.shape)
+
+    def weights(self, rows: Any, columns: Any) -> Any:
+        """The blocks of kappa_ij exp(rows_i + columns_j): see `formula.weights`."""
+        x, y, b = map(self.pairs.broadcast, (self.x, self.y, self.y[..., :0]))
+        return formula.weights(*describe(x, y, b, mask=self.pairs.mask), self.kind, rows, columns)
 
     def logsumexp(self, columns: Any = None) -> Any:
         return self.logsumexp_and_low(columns)[0]

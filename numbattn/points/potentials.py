@@ -49,7 +49,10 @@ class Averages:
         return np.where(np.isneginf(logarithms), -np.inf, -logarithms)
 
     def __call__(self, v: Any) -> Any:
-        return self.term.sums(v[..., None], self.rows, self.columns)[..., 0]
+        return self.of_columns(v[..., None])[..., 0]
+
+    def of_columns(self, v: Any) -> Any:
+        return self.term.sums(v, self.rows, self.columns)
 
     def of_costs(self, moved: Moved) -> Any:
         """Averages of the tangents of C / epsilon - log(b): minus those of log(kappa b)."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ..base.checks import A, Array
 from ..base.values import rounded, sum_broadcast
 from ..masks import Mask
@@ -58,7 +60,7 @@ def product(x: A, y: A, b: A, kernel: Kernel, *, mask: Mask | Array | None = Non
     >>> points.product(x, y, np.ones((1000, 1)), points.Gaussian(0.1)).shape
     (1000, 1)
     """
-    return _Product.of(x, y, b, kernel, mask).value()
+    return ProductCall.of(x, y, b, kernel, mask).value()
 
 
 def product_vjp(
@@ -77,9 +79,10 @@ def product_vjp(
     backprop : ProductBackprop
         ``backprop(ds)`` returns dx, dy, db, of the shapes and dtypes of x, y, b, summed over broadcast axes; a tuple
         with the attribute `kernel`, the gradient of the kernel's length: an array of its shape, None for a kernel
-        without, a tuple for a sum of kernels or one with a factor. It refers to x, y and b: editing them in place
-        before it is called changes the gradients. The derivative of a kernel at r = 0 is taken to be 0 where it is not
-        finite. ``backprop.hvp(ds, tx, ty, tb)`` has Hessian-vector products.
+        without, a tuple for a sum of kernels or one with a factor. These have the attribute `factor`, too, a tuple with
+        the gradient of each factor. It refers to x, y and b: editing them in place before it is called changes the
+        gradients. The derivative of a kernel at r = 0 is taken to be 0 where it is not finite.
+        ``backprop.hvp(ds, tx, ty, tb)`` has Hessian-vector products.
 
     Raises
     ------
@@ -97,7 +100,7 @@ def product_vjp(
     >>> dx.shape, grads.kernel.shape
     ((1000, 3), (3,))
     """
-    call = _Product.of(x, y, b, kernel, mask)
+    call = ProductCall.of(x, y, b, kernel, mask)
     for _, term in call.terms:
         term.kind.check(call.pairs.dtype, 1)
     return call.value(), ProductBackprop(call)
@@ -143,14 +146,14 @@ def product_jvp(
     >>> np.allclose(ts, (ahead - behind) / (2 * h))
     True
     """
-    call = _Product.of(x, y, b, kernel, mask)
+    call = ProductCall.of(x, y, b, kernel, mask)
     return call.value(), call.tangent(call.moving(tx, ty, tb))
 
 
 class ProductBackprop:
     """The closure that `product_vjp` returns: ``backprop(ds)`` returns dx, dy, db."""
 
-    def __init__(self, call: _Product) -> None:
+    def __init__(self, call: ProductCall) -> None:
         self._call = call
 
     def __call__(self, ds: Array) -> ProductGradients:
@@ -219,7 +222,7 @@ class _Moving(NamedTuple):
     tb: Any  # likewise B
 
 
-class _Product(NamedTuple):
+class ProductCall(NamedTuple):
     """A call that is checked."""
 
     x: Any
@@ -231,7 +234,7 @@ class _Product(NamedTuple):
     B: Any  # b with all batch axes, in the dtype of sums
 
     @classmethod
-    def of(cls, x: Any, y: Any, b: Any, kernel: Any, mask: Any) -> _Product:
+    def of(cls, x: Any, y: Any, b: Any, kernel: Any, mask: Any) -> ProductCall:
         check_points(x, y, b=b)
         check_columns("b", b, y.shape[-2], "y")
         kernel = as_kernel(kernel, x.shape[-1])
@@ -263,13 +266,16 @@ class _Product(NamedTuple):
     def backprop(self, ds: Any) -> ProductGradients:
         dS, found = self.of_s("ds", ds), []
         for factor, term in self.terms:
-            db = factor * term.exchanged.sums(dS)
+            db = term.exchanged.sums(dS)
+            dfactor = (db * self.pairs.only_seen(1, self.B)).sum(dtype=np.float64)[...]  # <ds, s> = <db, b>
             dx = factor * term.gradient(self.B, dS)
             dy = factor * term.exchanged.gradient(dS, self.B)
-            found.append((*of_points(term, dx, dy), sum_broadcast(db, self.b.shape)))
-        dx, dy, parameters, db = zip(*found)
-        dtypes, kernel = self.x.dtype, tuple(parameters) if isinstance(self.kernel, Sum) else parameters[0]
-        return ProductGradients(*(rounded(sum(x), dtypes) for x in (dx, dy, db)), kernel=kernel)
+            found.append((*of_points(term, dx, dy), dfactor, sum_broadcast(factor * db, self.b.shape)))
+        dx, dy, parameters, factors, db = zip(*found)
+        gradients = (rounded(sum(x), self.x.dtype) for x in (dx, dy, db))
+        if not isinstance(self.kernel, Sum):
+            return ProductGradients(*gradients, kernel=parameters[0])
+        return ProductGradients(*gradients, kernel=parameters, factor=factors)
 
     @quiet
     def tangent_of_gradients(self, ds: Any, tds: Any, moving: _Moving) -> ProductGradients:

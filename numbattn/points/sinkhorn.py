@@ -11,18 +11,18 @@ held fixed: f by a, g by b, sum_j pi_ij dC_ij / dx_i by x_i, and (cost - <pi, C>
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, Generic, cast
 
 import ml_dtypes
 import numpy as np
 
-from ..base.checks import A, Array, flag, integer, library, number, warn, words_for
+from ..base.checks import A, Array, flag, library, number, other_dtype, same_library, warn, words_for
 from ..base.forks import cached_property
 from ..base.values import rounded, sum_broadcast
 from ..masks import Mask
-from .checks import batch_of, check_points, check_result, check_vector
+from .checks import TAKER, batch_of, check_columns, check_points, check_result, check_vector, checked_limits
 from .clouds import Clouds, Solution, weighed
 from .gradients import SinkhornGradients
 from .kernels import Cost
@@ -55,6 +55,95 @@ class Transport(Generic[A]):
     cost: A
     converged: bool
     iterations: int
+    _call: SinkhornCall = field(repr=False)
+
+    @quiet
+    def plan(self) -> Iterator[tuple[slice, slice, A]]:
+        """The plan pi_ij, how much goes from x_i to y_j, block by block.
+
+        Returns
+        -------
+        blocks : iterator of (slice, slice, array)
+            Rows i, columns j, and the plan there, (..., rows, columns), float32, or float64 for float64. Also with
+            `debias` it is the plan between x and y.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from numbattn import points
+        >>> x, y = np.random.default_rng(0).random((2, 100, 2))
+        >>> a = np.full(100, 0.01)
+        >>> r, plan = points.sinkhorn(x, y, a, a, points.Cost(2, 0.1)), np.empty((100, 100))
+        >>> for i, j, block in r.plan():
+        ...     plan[i, j] = block
+        >>> np.allclose(plan.sum(axis=0), a)
+        True
+        """
+        clouds = self._call.clouds
+        _, _, *logarithms = clouds.weights_of_gradient(self._call.solved[0], np.ones_like(self.cost))
+        return clouds.term.weights(*logarithms)
+
+    @quiet
+    def apply(self, values: A, *, transposed: bool = False) -> A:
+        """Values at y, carried to x by the plan: means, sum_j pi_ij v_j / sum_j pi_ij, in one pass over all pairs.
+
+        Parameters
+        ----------
+        values : array, (..., n, e)
+            Of the dtype of x, or of sums. Of y itself it is the barycentric projection of x.
+        transposed : bool, optional
+            Values at x, (..., m, e), to y instead.
+
+        Returns
+        -------
+        means : array, (..., m, e), float32, or float64 for float64
+            0 for a point that sees nothing. Transposed: (..., n, e).
+
+        Raises
+        ------
+        TypeError, ValueError
+            For what does not fit: see `product`.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from numbattn import points
+        >>> x, a = np.random.default_rng(0).random((100, 2)), np.full(100, 0.01)
+        >>> r = points.sinkhorn(x, x + [3, 0], a, a, points.Cost(2, 1e-3), tol=1e-2)
+        >>> np.abs(r.apply(x + [3, 0]) - (x + [3, 0])).max() < 0.05
+        np.True_
+        """
+        potentials, clouds = self._call.potentials[0], self._call.clouds
+        averages, (of, points) = potentials.over_y, ("y", clouds.pairs.y)
+        if flag("transposed", transposed):
+            averages, (of, points) = potentials.over_x, ("x", clouds.pairs.x)
+        same_library(TAKER, **{of: points, "values": values})
+        check_columns("values", values, points.shape[-2], of)
+        if values.dtype not in (points.dtype, clouds.pairs.dtype):
+            raise other_dtype("values", values.dtype, points.dtype, of)
+        batch_of(x=clouds.pairs.batch, values=values.shape[:-2])
+        means: A = averages.of_columns(clouds.pairs.broadcast(rounded(values, clouds.pairs.dtype)))
+        return means
+
+    def primal(self) -> A:
+        """What the plan costs without its entropy, <pi, C>, in two passes over all pairs.
+
+        Returns
+        -------
+        cost : array, (...), float32, or float64 for float64
+            At least that of transport without entropy. Also with `debias` it is that of the plan between x and y.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from numbattn import points
+        >>> x, a = np.random.default_rng(0).random((100, 2)), np.full(100, 0.01)
+        >>> r = points.sinkhorn(x, x + [3, 0], a, a, points.Cost(2, 1e-3), tol=1e-2)
+        >>> float(r.primal()).__round__(2)          # 3**2 / 2
+        4.5
+        """
+        cost: A = self._call.primal()
+        return cost
 
 
 def sinkhorn(
@@ -119,7 +208,7 @@ def sinkhorn(
     >>> r.converged, round(float(r.cost), 2)
     (True, 0.96)
     """
-    return _Call.of(x, y, a, b, cost, tol, max_iterations, debias, mask).checked()
+    return SinkhornCall.of(x, y, a, b, cost, tol, max_iterations, debias, mask).checked()
 
 
 def sinkhorn_vjp(
@@ -158,14 +247,14 @@ def sinkhorn_vjp(
     >>> dx.sum(axis=0).round(2)         # the points x are drawn to y
     array([-0.94, -0.99])
     """
-    call = _Call.of(x, y, a, b, cost, tol, max_iterations, debias, mask)
+    call = SinkhornCall.of(x, y, a, b, cost, tol, max_iterations, debias, mask)
     return call.checked(), SinkhornBackprop(call)
 
 
 class SinkhornBackprop:
     """The closure that `sinkhorn_vjp` returns: ``backprop(dcost=1.0)`` returns dx, dy, da, db."""
 
-    def __init__(self, call: _Call) -> None:
+    def __init__(self, call: SinkhornCall) -> None:
         self._call = call
 
     def __call__(self, dcost: float | Array = 1.0) -> SinkhornGradients:
@@ -243,7 +332,7 @@ class SinkhornBackprop:
 
 
 @dataclass(frozen=True, eq=False)
-class _Call:
+class SinkhornCall:
     """A call that is checked."""
 
     given: tuple[Any, Any]  # a and b
@@ -255,13 +344,13 @@ class _Call:
     @classmethod
     def of(
         cls, x: Any, y: Any, a: Any, b: Any, cost: Any, tol: Any, max_iterations: Any, debias: Any, mask: Any
-    ) -> _Call:
+    ) -> SinkhornCall:
         check_points(x, y, {"a": a, "b": b})
         check_vector("a", a, x.shape[-2], "x")
         check_vector("b", b, y.shape[-2], "y")
         if not isinstance(cost, Cost):
             raise TypeError(f"cost: got {words_for(cost)}, expected points.Cost(power, epsilon)")
-        tol, max_iterations = _checked_limits(tol, max_iterations)
+        tol, max_iterations = checked_limits(tol, max_iterations)
         if flag("debias", debias) and mask is not None:
             raise ValueError("debias: got True with a mask, which does not say which x see each other")
         batch = batch_of(x=x.shape[:-2], y=y.shape[:-2], a=a.shape[:-1], b=b.shape[:-1])
@@ -304,7 +393,17 @@ class _Call:
     def transport(self) -> Transport[Any]:
         f, g, cost = self.results(*self.solved)
         converged = all(solution.converged for solution in self.solved)
-        return Transport(f, g, cost[...], converged, self.solved[0].iterations)  # an array, not NumPy's scalar
+        return Transport(f, g, cost[...], converged, self.solved[0].iterations, self)  # an array, not NumPy's scalar
+
+    @quiet
+    def primal(self) -> Any:
+        """<pi, C>: C is homogeneous in x and y, so that its gradient says how large it is."""
+        clouds, between = self.clouds.of_whole_batch, self.solved[0]
+        one = np.ones_like(between.f, shape=between.f.shape[:-1])
+        dx, dy = clouds.gradient(between, one), clouds.exchanged.gradient(between.exchanged, one)
+        given = (clouds.term.x, dx), (clouds.term.y, dy)
+        found = sum([np.where(gradient == 0, 0, z * gradient).sum(axis=(-2, -1)) for z, gradient in given])
+        return (found / clouds.cost.power)[...]
 
     @quiet
     def backprop(self, dcost: Any = 1.0) -> SinkhornGradients:
@@ -345,7 +444,7 @@ class _Call:
         pairs, (a, b) = self.clouds.pairs, self.given
         of_points = tangents_of(pairs, tx, ty)
         of_weights = checked(pairs, "ta", ta, a, "a"), checked(pairs, "tb", tb, b, "b")
-        limits = _checked_limits(tol, max_iterations)
+        limits = checked_limits(tol, max_iterations)
         tgrads, is_found = self.tangent_of_gradients(of_points, of_weights, self.of_cost(dcost), *limits)
         if not is_found:
             warn(f"hvp: conjugate gradients have not converged to {tol:g} within {max_iterations} iterations: allow "
@@ -379,14 +478,6 @@ def _of_sum(b: Any, a: Any) -> Any:
     """b, scaled to the sum of a, which it has up to rounding; else no plan would have these marginals."""
     ours, theirs = (weights.sum(axis=-1, dtype=np.float64)[..., None] for weights in (b, a))
     return b * np.where(ours > 0, theirs / ours, 1).astype(b.dtype)
-
-
-def _checked_limits(tol: Any, max_iterations: Any) -> tuple[float, int]:
-    """tol and max_iterations, checked."""
-    tol, max_iterations = number("tol", tol), integer("max_iterations", max_iterations, low=1)
-    if not 0 <= tol < math.inf:
-        raise ValueError(f"tol: got {tol}, allowed finite and >= 0")
-    return tol, max_iterations
 
 
 def _check_weights(a: Any, b: Any, rounding: float) -> None:

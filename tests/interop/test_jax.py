@@ -23,7 +23,7 @@ def in_a_process(*arguments, **environment):
 IN_TURN = (
     ("tests/interop/in_jax.py",),
     ("tests/interop/in_jax_vmap.py", "tests/interop/in_jax_laplacian.py", "numbattn/interop/jax/__init__.py"),
-    ("tests/interop/in_jax_graphs.py",),
+    ("tests/interop/in_jax_graphs.py", "tests/interop/in_jax_points.py"),
 )
 FAST_TO_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 TWO_DEVICES = "--xla_force_host_platform_device_count=2"
@@ -37,7 +37,7 @@ def test_on_cpus(files, which):
 
 @pytest.mark.gpu
 def test_on_gpus():
-    files = "tests/interop/in_jax.py", "tests/interop/in_jax_graphs.py"
+    files = "tests/interop/in_jax.py", "tests/interop/in_jax_graphs.py", "tests/interop/in_jax_points.py"
     in_a_process(*files, "-m", "gpu", JAX_PLATFORMS="", XLA_PYTHON_CLIENT_PREALLOCATE="false")
 
 

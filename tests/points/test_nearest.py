@@ -27,6 +27,17 @@ def test_neighbours(xp, rng, dtype, d):
     assert_array_equal(np.sort(j), np.sort(plain.nearest(x, y, 4)[1]))
 
 
+@pytest.mark.parametrize(("d", "dtype"), [(2, np.float32), (20, np.float64), (2, np.float16)])
+def test_many_neighbours(xp, rng, d, dtype):
+    """More than registers hold, and some of all of them."""
+    x, y = rng.standard_normal((30, d)).astype(dtype), rng.standard_normal((2, 300, d)).astype(dtype)
+    for k in (33, 200, 400):
+        distances, j = map(to_numpy, points.nearest(xp.asarray(x), xp.asarray(y), k))
+        squares, wanted = plain.nearest(x, y, k)
+        assert_array_equal(np.sort(j), np.sort(wanted))
+        assert_allclose(distances, np.sqrt(squares), rtol=1e-4)
+
+
 @pytest.mark.parametrize("mask", [na.Window(3, 3), na.Segments([0, 2, 40], [0, 1, 30]), na.Lengths(keys=0),
                                   na.Dense(np.eye(40, 30, dtype=bool))], ids=repr)  # fmt: skip
 @pytest.mark.parametrize("d", [2, 20])
@@ -84,7 +95,7 @@ def test_ties(m, n, d, k, is_batch):
 
 
 @pytest.mark.parametrize(("k", "kind", "message"), [
-    (0, ValueError, "k: got 0, allowed 1 to 32"), (33, ValueError, "k: got 33, allowed 1 to 32"),
+    (0, ValueError, "k: got 0, allowed 1 to 2048"), (2049, ValueError, "k: got 2049, allowed 1 to 2048"),
     (1.0, TypeError, "k: got 1.0, expected an integer"),
 ])  # fmt: skip
 def test_errors(k, kind, message):

@@ -11,6 +11,7 @@ import numbattn as na
 from numbattn import points
 from numbattn.base import backends
 from numbattn.points import clouds as clouds_module
+from numbattn.points import formula
 
 from ..accuracy import to_numpy
 from . import plain
@@ -52,6 +53,44 @@ def test_the_plan_has_the_marginals(rng):
     plan = a[:, None] * b * np.exp((r.f[:, None] + r.g - plain.squares(x, y, 1) / 2) / 0.1)
     assert_allclose(plan.sum(0), b, atol=1e-10)
     assert_allclose(plan.sum(1), a, atol=1e-10)
+
+
+def dense(r, *shape):
+    found = np.full(shape, np.nan)
+    for i, j, block in r.plan():
+        found[..., i, j] = to_numpy(block)
+    return found
+
+
+@pytest.mark.parametrize("debias", [False, True])
+@pytest.mark.parametrize(("power", "d"), [(1.5, 2), (2, 9)])
+def test_plans_and_what_they_carry(xp, rng, monkeypatch, debias, power, d):
+    """In blocks, of a batch of which x is no part."""
+    monkeypatch.setattr(formula, "ROWS", 7)
+    x, y, a, b = clouds(rng, d=d, batch=(2,))
+    x, cost = x[0], points.Cost(power, 0.1)
+    r = points.sinkhorn(*map(xp.asarray, (x, y, a, b)), cost, tol=1e-11, debias=debias)
+    between = points.sinkhorn(x, y, a, b, cost, tol=1e-11)
+    C = plain.distances(x, y, 1) ** power / power
+    plan = a[..., None] * b[:, None] * np.exp((between.f[..., None] + between.g[:, None] - C) / 0.1)
+    assert_allclose(dense(r, 2, 20, 30), plan, rtol=1e-6, atol=1e-12)
+    assert_allclose(to_numpy(r.primal()), (plan * C).sum((-2, -1)), rtol=1e-7)
+    v, u = rng.standard_normal((30, 4)), rng.standard_normal((2, 20, 1))
+    assert_allclose(to_numpy(r.apply(xp.asarray(v))), plan @ v / plan.sum(-1)[..., None], rtol=1e-6, atol=1e-9)
+    carried = r.apply(xp.asarray(u), transposed=True)
+    assert_allclose(to_numpy(carried), plain.T(plan) @ u / plan.sum(-2)[..., None], rtol=1e-6, atol=1e-9)
+
+
+def test_plans_of_segments(rng):
+    one, other = clouds(rng), clouds(rng, m=15, n=10)
+    together = [np.concatenate(pair) for pair in zip(one, other)]
+    r = points.sinkhorn(*together, COST, tol=1e-9, mask=na.Segments([0, 20, 35], [0, 30, 40]))
+    alone = [points.sinkhorn(*given, COST, tol=1e-9) for given in (one, other)]
+    plan = dense(r, 35, 40)
+    assert_allclose(plan[:20, :30], dense(alone[0], 20, 30), atol=1e-9)
+    assert_array_equal(plan[:20, 30:], 0)
+    assert_allclose(r.primal(), sum(found.primal() for found in alone), rtol=1e-6)
+    assert_allclose(r.apply(together[1])[20:], alone[1].apply(other[1]), rtol=1e-6)
 
 
 def test_small_epsilons_sort_points_on_a_line(rng):
@@ -256,7 +295,11 @@ def test_errors(given, options, kind, message):
 
 
 def test_errors_of_gradients(rng):
-    _, backprop = points.sinkhorn_vjp(*clouds(rng), COST)
+    r, backprop = points.sinkhorn_vjp(*clouds(rng), COST)
+    with pytest.raises(ValueError, match=r"values: got the shape \(20, 1\), .* 30, columns\), a row for each point"):
+        r.apply(np.ones((20, 1)))
+    with pytest.raises(TypeError, match="values: got float32, expected float64, the dtype of x"):
+        r.apply(np.ones((20, 1), np.float32), transposed=True)
     with pytest.raises(ValueError, match=r"dcost: got the shape \(2,\), expected \(\), the shape of cost"):
         backprop(np.ones(2))
     with pytest.raises(TypeError, match="dcost: got 'one', expected a number"):
@@ -264,6 +307,10 @@ def test_errors_of_gradients(rng):
 
 
 FAULTS = {
+    "test_plans_and_what_they_carry": {
+        "averages, (of, points) = potentials.over_x": "averages, (of, points) = potentials.over_y",
+        "clouds, between = self.clouds.of_whole_batch": "clouds, between = self.clouds",
+    },
     "test_points_without_weight_change_nothing": {
         "points/clouds.py": {
             "return np.where(weights > 0, np.log(weights) + potential, -math.inf)": (

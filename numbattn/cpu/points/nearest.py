@@ -2,16 +2,20 @@
 
 import numpy as np
 
+from ...points import formula
 from ..tile import fill, inline, is_set, tile
 from .kinds import NO_STEP
 from .pairs import TILE_N, over_tiles, pairs_of, run
 
+INSERTED = 200  # neighbours, at most: the time to insert grows with the square
 SOME = 32  # points of x that are updated one by one if any of them has a nearer point
 
 
 def nearest(problem, inputs, k, apart=None):
     """t and j, (..., m, k), in the dtype of sums and int32: squared distances in ascending order, and the numbers of
     the points; inf and -1 if fewer than k are visible."""
+    if k > INSERTED:
+        return formula.nearest(problem, inputs, k)
     t, j = (np.empty((*problem.batch, problem.seqlen_q, k), dtype) for dtype in (problem.sum_dtype, np.int32))
     run(nearest_kernel, problem, inputs, (NO_STEP, None), t, j, apart=apart)
     return t, j

@@ -39,9 +39,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import numpy as jnp
 
-from ...base.checks import flag, library, words_for
+from ...base.checks import flag, words_for
 from ...base.keywords import knows_others
 from ...call.problem import refuse_cache
 from ...dropout import Dropout
@@ -52,7 +51,8 @@ from ..graphs import taken_apart_of_graph
 from ..options import taken_apart
 from . import primitives, pytrees  # noqa: F401  # which register what JAX has to know
 from .folx import register_folx
-from .operands import Directions, How, Operands, bind
+from .operands import Directions, How, Operands, array_of, bind
+from .pairs import points  # noqa: F401
 from .passes import forward, laplacian
 
 
@@ -154,7 +154,7 @@ def graph_attention(
     (3,)
     """
     edges = {"bias": bias, "k_edge": k_edge, "v_edge": v_edge, "factor": factor}
-    edges = {name: x if x is None else _array(name, x) for name, x in edges.items()}
+    edges = {name: x if x is None else array_of(name, x) for name, x in edges.items()}
     options = partial(taken_apart_of_graph, graph, softmax, scale, score=score, **edges)
     x, how = _taken_apart(q, k, v, options, dropout, dropout_offset)
     return bind(forward, x, how._replace(with_lse=False))[0]
@@ -197,7 +197,7 @@ def attention_laplacian(
     """
     x, how = _taken_apart(q, k, v, partial(taken_apart, causal, mask, scale, score=score), dropout, dropout_offset)
     given = {"jq": jq, "jk": jk, "jv": jv, "lq": lq, "lk": lk, "lv": lv}
-    arrays = [y if y is None else _array(name, y) for name, y in given.items()]
+    arrays = [y if y is None else array_of(name, y) for name, y in given.items()]
     none = (None,) * len(how.wanted)
     tangents, second = (Directions(*arrays[first : first + 3], none) for first in (0, 3))
     return tuple(bind(laplacian, x._replace(tangents=tangents, second=second), how._replace(several=True)))
@@ -206,7 +206,7 @@ def attention_laplacian(
 def _taken_apart(q: Any, k: Any, v: Any, options: Any, dropout: Any, dropout_offset: Any) -> tuple[Operands, How]:
     """The operands of the forward pass, and what is static. options: (dropout=) -> Options and arrays."""
     refuse_cache(k)
-    q, k, v = _array("q", q), _array("k", k), _array("v", v)
+    q, k, v = array_of("q", q), array_of("k", k), array_of("v", v)
     seed = offset = None
     if dropout is None and dropout_offset is not None:
         raise ValueError(f"dropout_offset: got {words_for(dropout_offset)} without dropout")
@@ -215,14 +215,6 @@ def _taken_apart(q: Any, k: Any, v: Any, options: Any, dropout: Any, dropout_off
         dropout = Dropout(dropout.p, 0)
     apart, arrays = options(dropout=dropout)
     return Operands(q, k, v, tuple(arrays), seed, offset), How(apart, apart.wanted, deterministic=False)
-
-
-def _array(name: str, x: Any) -> Any:
-    if isinstance(x, jax.Array):
-        return x
-    if library(x) != "numpy":
-        raise TypeError(f"{name}: got {words_for(x)}, expected a jax.Array or a numpy.ndarray")
-    return jnp.asarray(x)
 
 
 def _offset(dropout: Dropout, offset: Any) -> Any:

@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+from jax import numpy as jnp
 from jax.sharding import PartitionSpec
 
+from ...base.checks import library, words_for
 from ..options import Options
 
 Results = Sequence[Any]
@@ -93,3 +95,11 @@ def like(aval: Any, result: Any) -> Any:
 
 def is_none(x: Any) -> bool:
     return x is None
+
+
+def array_of(name: str, x: Any) -> Any:
+    if isinstance(x, jax.Array):
+        return x
+    if library(x) != "numpy":
+        raise TypeError(f"{name}: got {words_for(x)}, expected a jax.Array or a numpy.ndarray")
+    return jnp.asarray(x)

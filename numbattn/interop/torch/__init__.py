@@ -27,9 +27,8 @@ from typing import Any
 import torch
 
 from ... import api
-from ...base.checks import Array, flag, number, words_for
+from ...base.checks import Array, flag, number
 from ...base.keywords import knows_others
-from ...call.problem import refuse_cache
 from ...dropout import Dropout
 from ...graphs import Graph
 from ...masks import Mask, as_mask
@@ -37,7 +36,8 @@ from ...scores import Scores, as_parts
 from ..graphs import taken_apart_of_graph
 from ..options import INSTEAD, taken_apart
 from . import operators
-from .arrays import TENSORS, array_of, arrays_of, on_device, tensors_of
+from .arrays import TENSORS, array_of, arrays_of, check, on_device, tensors_of
+from .pairs import points  # noqa: F401
 from .passes import PROXY, TRACED, Forward, TorchCall, is_dual
 
 FAKE = torch._C._TorchDispatchModeKey.FAKE
@@ -173,22 +173,6 @@ def eager(q: Any, k: Any, v: Any, options: tuple[Any, ...], deterministic: bool,
     else:
         call, tensors = TorchCall.of(*taken_apart(*options), deterministic)
     return Forward.run(call, q, k, v, *tensors)
-
-
-def check(**tensors: Any) -> None:
-    """Refuse what is no tensor, and tensors that are no array of numbers in memory."""
-    for name, x in tensors.items():
-        if not isinstance(x, torch.Tensor):
-            refuse_cache(x)
-            raise TypeError(f"{name}: got {words_for(x)}, expected a torch.Tensor")
-        if not (x.is_cpu or x.is_cuda):
-            raise TypeError(f"{name}: got a tensor on the device {x.device}, expected one of a CPU or of CUDA")
-        if x.is_nested:
-            raise TypeError(f"{name}: got a nested tensor, expected a dense one: pass {name}.values(), and "
-                            f"mask=numbattn.Segments({name}.offsets()) for jagged ones")  # fmt: skip
-        if x.layout is not torch.strided:
-            raise TypeError(f"{name}: got a tensor of the layout {x.layout}, expected a dense one: "
-                            f"pass {name}.to_dense()")  # fmt: skip
 
 
 def may_be_derived(q: Any, k: Any, v: Any, score: Any) -> bool:

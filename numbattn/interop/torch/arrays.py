@@ -13,7 +13,8 @@ import torch
 from torch.utils.dlpack import to_dlpack
 
 from ...base import teams
-from ...base.checks import dtype_of
+from ...base.checks import dtype_of, words_for
+from ...call.problem import refuse_cache
 from ..streams import library, stream_of
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -118,3 +119,19 @@ def tensor_of(x: Any) -> Any:
     if first or memory.numel() % size:
         memory = memory[first : first + (memory.numel() - first) // size * size]
     return memory.view(torch_dtype(x.dtype)).as_strided(x.shape, [stride // size for stride in x.strides])
+
+
+def check(**tensors: Any) -> None:
+    """Refuse what is no tensor, and tensors that are no array of numbers in memory."""
+    for name, x in tensors.items():
+        if not isinstance(x, torch.Tensor):
+            refuse_cache(x)
+            raise TypeError(f"{name}: got {words_for(x)}, expected a torch.Tensor")
+        if not (x.is_cpu or x.is_cuda):
+            raise TypeError(f"{name}: got a tensor on the device {x.device}, expected one of a CPU or of CUDA")
+        if x.is_nested:
+            raise TypeError(f"{name}: got a nested tensor, expected a dense one: pass {name}.values(), and "
+                            f"mask=numbattn.Segments({name}.offsets()) for jagged ones")  # fmt: skip
+        if x.layout is not torch.strided:
+            raise TypeError(f"{name}: got a tensor of the layout {x.layout}, expected a dense one: "
+                            f"pass {name}.to_dense()")  # fmt: skip

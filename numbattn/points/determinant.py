@@ -1,0 +1,217 @@
+"""Logarithms of determinants of kernel matrices, by stochastic Lanczos quadrature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..base.checks import A, integer, library, number, warn
+from ..base.values import moved, rounded
+from .checks import check_points, check_result, checked_limits
+from .clouds import EVERY
+from .gradients import LogDeterminantGradients
+from .kernels import Kernel
+from .pairs import quiet
+from .product import product_vjp
+from .solve import of_matrix, solved, warn_of
+from .systems import Preconditioner, System
+
+
+def log_determinant(
+    x: A, kernel: Kernel, *, ridge: float, probes: int = 16, seed: int = 0, preconditioner: str | None = "nystrom",
+    rank: int | None = None, tol: float = 1e-5, max_iterations: int = 200,
+) -> A:  # fmt: skip
+    """Logarithm of the determinant of K + ridge, an estimate, in memory linear in the number of points.
+
+    Parameters
+    ----------
+    x : array, (..., m, d)
+    kernel, ridge, preconditioner, rank
+        As in `solve`.
+    probes : int, optional
+        1 or more: random vectors, whose mean it is. The more there are, the smaller is the error.
+    seed : int, optional
+        Of these vectors: the same ones give the same function of all other arguments, for an optimiser.
+    tol : float, optional
+        The change of the estimate, per point, in 10 more iterations, at which it has converged. It says nothing about
+        the error of having few probes.
+    max_iterations : int, optional
+        1 or more, of Lanczos' algorithm.
+
+    Returns
+    -------
+    log_determinant : array, (...), float32, or float64 for float64
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what does not fit: see `product`.
+
+    Warns
+    -----
+    UserWarning
+        If it has not converged.
+
+    Notes
+    -----
+    With the preconditioner M it is log det M, exactly, plus the trace of log(M^-1/2 (K + ridge) M^-1/2), estimated as
+    the mean of <z, log(...) z>: the better M is, the less there is to estimate. An iteration is one pass over all
+    pairs, for all probes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from numbattn import points
+    >>> x, kernel = np.random.default_rng(0).random((500, 2)), points.Matern(2.5, length=0.3)
+    >>> exact = np.linalg.slogdet(points.product(x, x, np.eye(500), kernel) + 0.1 * np.eye(500)).logabsdet
+    >>> bool(abs(points.log_determinant(x, kernel, ridge=0.1) / exact - 1) < 1e-2)
+    True
+    """
+    return _Call.of(x, kernel, ridge, probes, seed, preconditioner, rank, tol, max_iterations).value()
+
+
+def log_determinant_vjp(
+    x: A, kernel: Kernel, *, ridge: float, probes: int = 16, seed: int = 0, preconditioner: str | None = "nystrom",
+    rank: int | None = None, tol: float = 1e-5, max_iterations: int = 200,
+) -> tuple[A, Callable[..., LogDeterminantGradients]]:  # fmt: skip
+    """`log_determinant` with its gradients as a closure.
+
+    Parameters
+    ----------
+    x, kernel, ridge, probes, seed, preconditioner, rank, tol, max_iterations
+        As in `log_determinant`.
+
+    Returns
+    -------
+    log_determinant : array, (...)
+    backprop : function
+        ``backprop(ds=1.0)`` returns (dx,), of the shape and dtype of x; a tuple with the attributes `kernel`, the
+        gradient of the kernel's length, `ridge`, and for a sum of kernels or one with a factor `factor`, a tuple.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what does not fit: see `product`.
+
+    Notes
+    -----
+    An estimate of the exact gradient, the trace of (K + ridge)^-1 dK, rather than the gradient of the estimate: that of
+    M^-1 dK exactly, and the rest by the same probes, with one solution (see `solve`) for all of them, with the same
+    tolerance and number of iterations.
+
+    Examples
+    --------
+    Of a Gaussian process, the marginal likelihood of values y, and its gradient by lengths, factor and noise:
+
+    >>> import numpy as np
+    >>> from numbattn import points
+    >>> x = np.random.default_rng(0).random((500, 2))
+    >>> y = np.sin(6 * x[:, :1])
+    >>> kernel, noise = 2.0 * points.Matern(2.5, length=[0.3, 0.5]), 1e-2
+    >>> r, of_weights = points.solve_vjp(x, y, kernel, ridge=noise)
+    >>> logdet, of_logdet = points.log_determinant_vjp(x, kernel, ridge=noise)
+    >>> likelihood = -(np.vdot(y, r.x) + logdet + len(y) * np.log(2 * np.pi)) / 2
+    >>> one, other = of_weights(-y / 2), of_logdet(-0.5)
+    >>> dlengths, dfactor = one.kernel[0] + other.kernel[0], one.factor[0] + other.factor[0]
+    >>> dlengths.shape, dfactor.shape, (one.ridge + other.ridge).shape
+    ((2,), (), ())
+    """
+    call = _Call.of(x, kernel, ridge, probes, seed, preconditioner, rank, tol, max_iterations)
+    return call.value(), call.backprop
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """A call that is checked."""
+
+    x: Any
+    system: System
+    M: Preconditioner
+    Z: Any  # probes, (..., m, count), of elements 1 and -1
+    limits: tuple[float, int]
+
+    @classmethod
+    def of(
+        cls, x: Any, kernel: Any, ridge: Any, probes: Any, seed: Any, preconditioner: Any, rank: Any, tol: Any,
+        max_iterations: Any,
+    ) -> _Call:  # fmt: skip
+        check_points(x, x)
+        count, seed = integer("probes", probes, low=1), integer("seed", seed, low=0)
+        limits, system = checked_limits(tol, max_iterations), System.of(x, kernel, ridge, x.shape[:-2])
+        Z = np.random.default_rng(seed).choice([-1.0, 1.0], (x.shape[-2], count)).astype(system.x.dtype)
+        Z = np.broadcast_to(moved(Z, x), (*x.shape[:-1], count))
+        return cls(x, system, system.preconditioner(preconditioner, rank), Z, limits)
+
+    @quiet
+    def value(self) -> Any:
+        rest, converged = self.quadrature()
+        if not converged:
+            tol, most = self.limits
+            warn(f"log_determinant: not converged to {tol:g} per point within {most} iterations: allow more, or take a "
+                 "larger rank, tol or ridge")
+        return (self.M.log_determinant() + rest).astype(self.system.x.dtype)[...]
+
+    def quadrature(self) -> tuple[Any, bool]:
+        """The mean of <z, log(M^-1/2 A M^-1/2) z>, and whether it has converged: Lanczos' algorithm, for each z."""
+        (tol, most), M, m = self.limits, self.M, self.x.shape[-2]
+        if not self.Z.size:
+            return 0.0, True
+        q, before, b, found = self.Z / m**0.5, 0 * self.Z, 0 * self.Z[..., :1, :], None
+        diagonal, beside = list[Any](), list[Any]()
+        for at in range(1, most + 1):
+            w = M.times(self.system.times(M.times(q, -1 / 2)), -1 / 2) - b * before
+            a = (q * w).sum(axis=-2, keepdims=True)
+            w = w - a * q
+            b = np.linalg.norm(w, axis=-2, keepdims=True)
+            diagonal.append(a)
+            if at % EVERY == 0 or at in (most, m):
+                last, found = found, m * of_tridiagonal(diagonal, beside).mean(axis=-1)
+                if at == m or (last is not None and bool((abs(found - last) <= tol * m).all())):
+                    return found, True
+            beside.append(b)
+            q, before = np.where(b > 0, w / b, 0), q
+        return found, False
+
+    @quiet
+    def backprop(self, ds: Any = 1.0) -> LogDeterminantGradients:
+        system, M, Z = self.system, self.M, self.Z
+        shape, dtype = Z.shape[:-2], Z.dtype
+        if not library(ds):
+            ds = np.full_like(Z, number("ds", ds), shape=shape)
+        check_result("ds", ds, "log_determinant", shape, Z)
+        dS = rounded(ds, dtype)[..., None, None]
+        W, residual, _ = solved(system, M, Z, None, *self.limits)
+        if (residual > self.limits[0]).any():
+            warn_of(residual, *self.limits)
+        # tr A^-1 dK = E <(A^-1 - M^-1) z, dK z> + tr M^-1 dK, and M^-1 = U (1 / values - 1 / rest) U^T + 1 / rest
+        rest = (W - M.times(Z, -1)) / Z.shape[-1]
+        along = M.U * (1 / M.values[..., None, :] - 1 / M.rest) if M.U.shape[-1] else M.U
+        b, c = np.concatenate([Z, M.U], axis=-1), np.concatenate([rest, along], axis=-1)
+        dx, kernel, factor = of_matrix(system, b, dS * c)
+        one, x = np.ones_like(system.x[..., None, :1]), system.x[..., None, :]
+        inverse = np.broadcast_to(dS / M.rest, one.shape[:-1])[..., None]
+        own = product_vjp(x, x, one, system.kernel)[1](inverse)
+        ridge = (b * c * dS).sum(dtype=np.float64) + inverse.sum(dtype=np.float64)
+        if factor is not None:
+            factor = tuple([sum(pair) for pair in zip(factor, own.factor)])
+            kernel = tuple([pair[0] if pair[0] is None else sum(pair) for pair in zip(kernel, own.kernel)])
+        elif kernel is not None:
+            kernel = kernel + own.kernel
+        dx = dx + (own.dx + own.dy)[..., 0, :]
+        return LogDeterminantGradients(rounded(dx, self.x.dtype), kernel=kernel, factor=factor, ridge=ridge[...])
+
+
+def of_tridiagonal(diagonal: list[Any], beside: list[Any]) -> Any:
+    """The first element of log T, of tridiagonal matrices T with these diagonals, of elements (..., 1, count)."""
+    count = len(diagonal)
+    a = np.concatenate(diagonal, axis=-2).swapaxes(-2, -1)
+    matrix, k = np.zeros_like(a, shape=(*a.shape, count)), np.arange(count, like=a)
+    matrix[..., k, k] = a
+    if beside:
+        matrix[..., k[1:], k[:-1]] = np.concatenate(beside, axis=-2).swapaxes(-2, -1)
+    values, vectors = np.linalg.eigh(matrix)  # which reads the lower triangle
+    least = np.finfo(values.dtype).tiny
+    return (vectors[..., 0, :] ** 2 * np.log(np.maximum(values, least))).sum(-1)

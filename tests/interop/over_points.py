@@ -1,0 +1,39 @@
+"""Calls over pairs of points for any framework: functions of arrays, and these."""
+
+from numbattn import points
+
+COST = points.Cost(2, 0.5)
+
+
+def calls(module, rng):
+    """By name; with a length that is an array, a batch, and one of another shape."""
+    x, y, b, w, length, v = (rng.standard_normal(shape) for shape in ((2, 5, 3), (6, 3), (6, 2), (6,), (3,), (2, 5)))
+
+    def product(x, y, b, length):
+        return module.product(x, y, b, 2 * points.Matern(2.5, abs(length) + 0.5) + points.Gaussian(0.8))
+
+    def logsumexp(x, y, w, length):
+        return module.logsumexp(x, y, w, points.Gaussian(abs(length) + 0.5))
+
+    def weights(v):
+        v = v - v.mean(-1)[..., None]
+        return (1 + v * v) / (1 + v * v).sum(-1)[..., None]
+
+    def sinkhorn(x, y, v, w):
+        return module.sinkhorn(x, y, weights(v), weights(w), COST, tol=1e-13)
+
+    def divergence(x, y, v, w):
+        return module.sinkhorn(x, y, weights(v), weights(w), COST, tol=1e-13, debias=True)
+
+    return {"product": (product, (x, y, b, length)), "logsumexp": (logsumexp, (x, y, w, length)),
+            "sinkhorn": (sinkhorn, (x, y, v, w)), "divergence": (divergence, (x, y, v, w))}  # fmt: skip
+
+
+class Plain:
+    """numbattn's own."""
+
+    product, logsumexp = staticmethod(points.product), staticmethod(points.logsumexp)
+
+    @staticmethod
+    def sinkhorn(*given, **options):
+        return points.sinkhorn(*given, **options).cost
