@@ -7,6 +7,7 @@ becomes tdS k + dS tk.
 
 from ...graphs import edge
 from ..kernel import kernel_factory
+from ..kernels.shared.exact_sums import rounded_sum
 from ..kernels.shared.schedule import split
 from ..tile import (
     aligned,
@@ -16,13 +17,17 @@ from ..tile import (
     device,
     full,
     load,
+    map_tiles,
+    minimum,
+    row_index,
     row_sum,
     save,
     scatter,
     shape,
+    simt,
 )
 from ..tile.arrays import Alignment
-from .steps import EDGES, NOTHING, Edge, EdgeSteps, Ends, GraphKernel, blocks_of, matrix_of
+from .steps import EDGES, NOTHING, THREADS, Edge, EdgeSteps, Ends, GraphKernel, blocks_of, matrix_of
 
 BLOCKS = {  # see `blocks_of`; by key or not, with tangents or not: about twice as fast as with one (H200)
     (False, False): (8, 6, 4), (True, False): (6, 6, 4), (False, True): (4, 4, 3), (True, True): (4, 3, 3),
@@ -168,3 +173,20 @@ def backward(form, by_key, adds=False):
             save_v(results.v[batch, key_head], dv, row, here)
 
     return GraphKernel(graph_backward, steps.shared.nbytes, blocks_of(form, BLOCKS[by_key, form.moves]))
+
+
+@kernel_factory
+def rounded():
+    """The kernel that rounds exact sums to an array."""
+    LINES = simt(THREADS, 1, THREADS, 1, 1).row_vector()
+
+    @device
+    def of_element(_, element, sums):
+        return (rounded_sum(element, sums),)
+
+    def graph_rounded(sums, found):
+        (count,), first = shape(found), block_index() * THREADS
+        (total,) = map_tiles(of_element, (full(LINES, 0.0), minimum(row_index(LINES, first), count - 1)), (sums,))
+        save(found, total, first)
+
+    return GraphKernel(graph_rounded)
