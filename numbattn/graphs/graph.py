@@ -13,7 +13,7 @@ from ..base.forks import cached_property
 from ..base.values import Value, moved
 
 TAKER = "numbattn.graphs"
-LONG = 512  # edges of a row that is long: on a GPU all threads of a block share it
+LONG, PART = 128, 1024  # edges of a row that is long: on a GPU a block takes it, or a part of so many edges at most
 MOST = 2**31 - 2  # queries, keys and edges: kernels count them in int32
 
 
@@ -25,11 +25,32 @@ class Lists:
         self.starts, self.others, self.numbers = starts, others, numbers
 
     @cached_property
-    def longest(self) -> Any:
-        """As many rows as there can be of more than LONG edges, all of these among them."""
-        most = min(len(self.others) // LONG, len(self.starts) - 1)
-        order = np.argsort(self.starts[:-1] - self.starts[1:], kind="stable")
-        return order[:most].astype(np.int32)
+    def parts(self) -> Any:
+        """Parts of long rows: of each the row, and where it begins and ends, (parts, 3); first those of rows that have
+        several. As many as there can be: see `counts`."""
+        return self._parts_and_counts[0]
+
+    @cached_property
+    def counts(self) -> Any:
+        """How many parts there are of rows that have several, and of all, (2,)."""
+        return self._parts_and_counts[1]
+
+    @cached_property
+    def _parts_and_counts(self) -> tuple[Any, Any]:
+        edges = np.maximum(self.starts[1:] - self.starts[:-1], 0)
+        several, alone = (edges + PART - 1) // PART * (edges > PART), (edges > LONG) & (edges <= PART)
+        own = np.concatenate([several, alone.astype(several.dtype)])
+        ends, numbers = own.cumsum(), np.arange(self.most_parts, like=own)
+        at = np.minimum(np.searchsorted(ends, numbers, side="right"), len(own) - 1)
+        row = at % len(edges)
+        first = self.starts[row] + (numbers - (ends - own)[at]) * PART
+        parts = np.stack([row, first, np.minimum(first + PART, self.starts[row + 1])], axis=1)
+        return parts.astype(np.int32), ends[len(edges) - 1 :: len(edges)].astype(np.int32)
+
+    @property
+    def most_parts(self) -> int:
+        """As many parts as there can be."""
+        return max(len(self.others) // LONG, 1)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

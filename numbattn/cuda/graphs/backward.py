@@ -27,7 +27,7 @@ from ..tile import (
     simt,
 )
 from ..tile.arrays import Alignment
-from .steps import EDGES, NOTHING, THREADS, Edge, EdgeSteps, Ends, GraphKernel, blocks_of, matrix_of
+from .steps import EDGES, THREADS, Edge, EdgeSteps, Ends, GraphKernel, blocks_of, matrix_of
 
 BLOCKS = {  # see `blocks_of`; by key or not, with tangents or not: about twice as fast as with one (H200)
     (False, False): (8, 6, 4), (True, False): (6, 6, 4), (False, True): (4, 4, 3), (True, True): (4, 3, 3),
@@ -72,7 +72,8 @@ def backward(form, by_key, adds=False):
     gradients of edges are then added to what is there, since matrices may share some.
     """
     steps = EdgeSteps(form, has_numbers=by_key)
-    ends, weights_of, rows_of_block = Ends(steps, by_key, form.moves), steps.weights(), steps.rows_of_block
+    work_of_block, rows_of = steps.work_of_block, steps.rows_of
+    ends, weights_of = Ends(steps, by_key, form.moves), steps.weights()
     own_at, statistics_at, in_order, read = ends.own_at, ends.statistics_at, ends.in_order, ends.read
     with_edges, with_moved, scored = ends.with_edges, ends.with_moved, steps.scores(1 + form.moves)
     ACC, K, V, rows_at, number_at = steps.ACC, steps.K, steps.V, steps.rows_at, steps.number_at
@@ -148,29 +149,32 @@ def backward(form, by_key, adds=False):
             tdS = tdS * F + dS * tF if MOVES else dS * F
         return add(sums, tdS * scale, weight, q, k, do), tdS, now.Z * dfactor
 
-    def graph_backward(lists, arrays, moved, statistics, results, drops, score, scale, score_sums, together):
+    def graph_backward(lists, arrays, moved, statistics, results, parts, drops, score, scale, score_sums, together):
         given, numbers = (arrays, moved, drops), (scale, score, score_sums)
-        own_matrix, row, here, first, end, step = rows_of_block(lists)
-        if row == NOTHING:
-            return
-        dx, dv, key_heads = full(K, ZERO), full(V, ZERO), shape(arrays.k)[1]
-        for number in range(own_matrix * together, (own_matrix + 1) * together):
-            matrix, at = matrix_of(number, arrays), first
-            own, of_own = own_at(arrays, moved, matrix, here), statistics_at(statistics, matrix, here)
-            while anywhere(at < end):
-                now = read(lists, given, matrix, at, end)
-                of_queries = statistics_at(statistics, matrix, now.other) if BY_KEY else of_own
-                sums, dS, dfactor = add_edge(dx, dv, now, own, of_queries, matrix, here, numbers)
-                dx, dv, _, _ = sums
-                save_edges(results, sums, dS, dfactor, matrix, now.number)
-                at = at + step
-            if not BY_KEY:
-                save_x(results.q[matrix.batch, matrix.head], dx, row, here)
-                dx = full(K, ZERO)
-        if BY_KEY:
-            batch, key_head = own_matrix // key_heads, own_matrix % key_heads
-            save_x(results.k[batch, key_head], dx, row, here)
-            save_v(results.v[batch, key_head], dv, row, here)
+        own_matrix, work, last, further = work_of_block(lists)
+        key_heads = shape(arrays.k)[1]
+        while work < last:
+            row, part, here, first, end, step = rows_of(lists, work)
+            dx, dv = full(K, ZERO), full(V, ZERO)
+            for number in range(own_matrix * together, (own_matrix + 1) * together):
+                matrix, at = matrix_of(number, arrays), first
+                own, of_own = own_at(arrays, moved, matrix, here), statistics_at(statistics, matrix, here)
+                while anywhere(at < end):
+                    now = read(lists, given, matrix, at, end)
+                    of_queries = statistics_at(statistics, matrix, now.other) if BY_KEY else of_own
+                    sums, dS, dfactor = add_edge(dx, dv, now, own, of_queries, matrix, here, numbers)
+                    dx, dv, _, _ = sums
+                    save_edges(results, sums, dS, dfactor, matrix, now.number)
+                    at = at + step
+                if not BY_KEY:
+                    of_parts = parts[0][matrix.batch, matrix.head]
+                    save_x(results.q[matrix.batch, matrix.head], of_parts, dx, row, part, here)
+                    dx = full(K, ZERO)
+            if BY_KEY:
+                batch, key_head = own_matrix // key_heads, own_matrix % key_heads
+                save_x(results.k[batch, key_head], parts[0][batch, key_head], dx, row, part, here)
+                save_v(results.v[batch, key_head], parts[1][batch, key_head], dv, row, part, here)
+            work = work + further
 
     return GraphKernel(graph_backward, steps.shared.nbytes, blocks_of(form, BLOCKS[by_key, form.moves]))
 

@@ -21,12 +21,12 @@ from ..tile.alignment import ArrayLayout, alignment
 from ..views import View, contiguous
 from ..words.steps import At, Plan, Temporary, Workspace
 from .backward import backward, delta, rounded
-from .forward import forward, tangent
-from .steps import THREADS, Arrays, Drops, Form, Lists, rows_of_block
+from .forward import forward, merge, tangent
+from .steps import BLOCKS, THREADS, Arrays, Drops, Form, Lists, rows_of_block
 
 QUERY, KEY = "query", "key"
 STATISTICS, ZEROS, READS = "statistics", "zeros", "reads"
-LISTS = "starts", "others", "numbers", "longest"
+LISTS = "starts", "others", "numbers", "parts", "counts"
 
 
 class Lowered(NamedTuple):
@@ -100,15 +100,15 @@ class Planner:
 
     # ------------------------------------------------------------------------------------------------------- passes
     def forward(self):
-        arrays, o = self.arrays(), self.held("o")
-        form, numbers = self.form(0, *features(arrays), o)
-        self.over_rows(QUERY, forward(form), form, 1, arrays, o, self.held("lse"), *numbers)
+        arrays, results = self.arrays(), [self.held("o"), self.held("lse")]
+        form, numbers = self.form(0, *features(arrays), results[0])
+        self.over_rows(QUERY, forward(form), form, 1, (arrays, *results), numbers, [results], form.softmax)
 
     def tangent(self):
-        arrays, moved = self.arrays(), self.arrays("t")
-        rows = [self.held(name) for name in ("o", "lse", "to", "tlse")]
-        form, numbers = self.form(2, *features(arrays), *features(moved), rows[0], rows[2])
-        self.over_rows(QUERY, tangent(form), form, 1, arrays, moved, *rows, *numbers)
+        arrays, moved, results = self.arrays(), self.arrays("t"), [self.held("to"), self.held("tlse")]
+        given = arrays, moved, self.held("o"), self.held("lse")
+        form, numbers = self.form(2, *features(given), results[0])
+        self.over_rows(QUERY, tangent(form), form, 1, (*given, *results), numbers, [results])
 
     def backward(self):
         self.gradients((), [("do", "o")], None)
@@ -125,12 +125,12 @@ class Planner:
         statistics = self.statistics([x for x in pairs if x]) if self.problem.softmax else ()
         count, elements = math.prod(self.problem.matrices), sum(x[2] for part in self.score for x in part.gradients)
         reads = self.temporary(READS, (elements * SIZE,), np.dtype(np.int64), True) if elements else ()
-        rest = arrays, moved, statistics, sums, *numbers, reads
-        for end, adds, together in (
-            (QUERY, self.adds, count if self.adds else 1), (KEY, False, self.problem.group_size)
+        for end, adds, together, merged in (
+            (QUERY, self.adds, count if self.adds else 1, [sums.q]),
+            (KEY, False, self.problem.group_size, [sums.k, sums.v]),
         ):
-            kernel = backward(form, end == KEY, adds)
-            self.over_rows(end, kernel, form, together, *rest, np.int32(together))
+            kernel, rest = backward(form, end == KEY, adds), (*numbers, reads, np.int32(together))
+            self.over_rows(end, kernel, form, together, (arrays, moved, statistics, sums), rest, [[x] for x in merged])
         for number, part in enumerate(self.score):
             for at, first, size in part.gradients:
                 out = f"score {number} gradient {at}"
@@ -202,14 +202,29 @@ class Planner:
         return Held(name, contiguous(shape, dtype))
 
     # ------------------------------------------------------------------------------------------------------ kernels
-    def over_rows(self, end, kernel, form, together, *arguments):
+    def over_rows(self, end, kernel, form, together, given, rest, merged, softmax=False):
         """Start a kernel for all rows of lists, and so many matrices at once. Rows vary fastest: those of a head share
-        keys."""
+        keys. merged: results of rows, each with its number or alone, which parts of long rows have, too."""
         found = {name: self.whole(f"{end} {name}") for name in LISTS if f"{end} {name}" in self.layouts}
-        numbers = (found["numbers"],) if "numbers" in found else ()
-        lists = Lists(**{**found, "numbers": numbers}, most=np.int32(graph.LONG))
-        tiles, count = tiles_of(form, len_of(lists.starts) - 1), math.prod(self.problem.matrices) // together
-        self.start(kernel, (tiles + len_of(lists.longest)) * count, lists, *arguments)
+        numbers, count = (found["numbers"],) if "numbers" in found else (), math.prod(self.problem.matrices) // together
+        slots = min(len_of(found["parts"]), max(BLOCKS // count, 1))
+        lists = Lists(**{**found, "numbers": numbers, "slots": np.int32(slots)}, long=np.int32(graph.LONG),
+                      part=np.int32(graph.PART))  # fmt: skip
+        several = max(2 * len_of(lists.others) // graph.PART, 1)
+        parts = [[self.temporary(f"parts {end} {i} {j}", (*x.shape[:2], several, *x.shape[3:]), self.problem.sum_dtype)
+                  for j, x in enumerate(results)] for i, results in enumerate(merged)]  # fmt: skip
+        tiles = tiles_of(form, len_of(lists.starts) - 1)
+        self.start(kernel, (tiles + slots) * count, lists, *given, tuple(flat(map(tuple, parts))), *rest)
+        for results, of_parts in zip(merged, parts) if len_of(lists.others) > graph.PART else ():
+            self.merge(lists, several, results, of_parts, softmax)
+
+    def merge(self, lists, several, results, parts, softmax):
+        """Merge what parts of rows have."""
+        rows, matrices = results[0], math.prod(results[0].shape[:2])
+        form = Form(self.problem.sum_dtype, 1, rows.shape[-1], (), softmax, alignment(rows.layout), False)
+        count, slots = 1 + (len(results) > 1 and self.problem.softmax), min(several, max(BLOCKS // matrices, 1))
+        self.start(merge(form, count > 1), slots * matrices, lists._replace(slots=np.int32(slots)),
+                   tuple(results[:count]), tuple(parts[:count]))  # fmt: skip
 
     def start(self, kernel, blocks, *arguments):
         given = [x if is_number(x) else x.given for x in flat(arguments)]

@@ -15,10 +15,11 @@ from tests.tools.launch import compiled_only
 
 @pytest.fixture(autouse=True)
 def kernels(world, monkeypatch):
-    """They run, and rows of more than 3 edges are long."""
+    """They run, and rows of more than 3 edges are long, of more than 6 in parts."""
     gpu = GPU(HOPPER)
     monkeypatch.setattr(passes, "imported", lambda name: GraphBackend(lambda: gpu))
     monkeypatch.setattr(graph, "LONG", 3)
+    monkeypatch.setattr(graph, "PART", 6)
 
 
 @pytest.mark.parametrize(("dtype", "seed"), [
@@ -29,6 +30,25 @@ def kernels(world, monkeypatch):
 ])  # fmt: skip
 def test_random_calls(dtype, seed):
     check(seed, dtype, again=False, most=12)
+
+
+@pytest.mark.parametrize("softmax", [True, False])
+def test_hubs(monkeypatch, rng, softmax):
+    """A query and a key of many edges, whose parts are merged: as on the CPU."""
+    i, j = rng.integers(3, size=(2, 40))
+    g, _ = graphs.Graph.from_edges(np.where(i > 1, i, 1), np.where(j > 1, j, 0), (4, 3))
+    q, tq, do = rng.standard_normal((3, 2, 4, 2))
+    k, v, tk = rng.standard_normal((3, 2, 3, 2))
+
+    def results():
+        o, to, saved, tsaved = graphs.attention_forward_jvp(q, k, v, g, tq, tk, None, softmax=softmax)
+        grads, tgrads = graphs.attention_backward_jvp(do, saved, tsaved)
+        return [x for x in (o, to, saved.lse, tsaved.tlse, *grads, *tgrads) if x is not None]
+
+    found = results()
+    monkeypatch.undo()
+    for one, wanted in zip(found, results(), strict=True):
+        np.testing.assert_allclose(one, wanted, rtol=1e-12, atol=1e-12)
 
 
 def test_edges_without_a_key():
