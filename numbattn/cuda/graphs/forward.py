@@ -166,16 +166,14 @@ def merge(form, has_numbers):
     sum_of_block, (add, save_results) = steps.of_block(row_sum), online_softmax(steps)
 
     def graph_merge(lists, results, parts):
-        (most, _), (_, heads, _, _) = shape(lists.parts), shape(results[0])
+        (_, most), (_, heads, _, _) = shape(lists.parts), shape(results[0])
         number, part = split(block_index(), lists.slots)
         matrix = Matrix(number, number // heads, number % heads, index(0))
         rows = results[0][matrix.batch, matrix.head]
         numbers = results[1][matrix.batch, matrix.head] if HAS_NUMBERS else rows
         while part < minimum(index(lists.counts[0]), most):
-            row = index(lists.parts[part, 0])
-            first, end = index(lists.starts[row]), index(lists.starts[row + 1])
-            if index(lists.parts[part, 1]) == first:            # the first part of its row
-                at, last = row_index(LINES, part), part + (end - first + lists.part - 1) // lists.part
+            row, at, last = index(lists.parts[0, part]), row_index(LINES, part), part + index(lists.parts[3, part])
+            if last > part:                                     # the first part of its row
                 O, m, l, total = full(V, ZERO), full(LINES, NO_MAX), full(LINES, ZERO), full(LINES, ZERO)
                 while anywhere(at < last):
                     now = where(at < last, at, -1)

@@ -118,7 +118,8 @@ class GraphBackend:
                 raise UserValueError("graph: its lists are made when it is first used, which a capture of a CUDA graph "
                                      "is too late for: call the function once before")  # fmt: skip
             lists = getattr(graph, LISTS_OF[end])
-            found |= {f"{end} {name}": x for name in LISTS if (x := getattr(lists, name)) is not None}
+            arrays = lists.rows, lists.others, lists.numbers, *lists.parts
+            found |= {f"{end} {name}": x for name, x in zip(LISTS, arrays) if x is not None}
         return found
 
 

@@ -26,7 +26,7 @@ from .steps import BLOCKS, THREADS, Arrays, Drops, Form, Lists, rows_of_block
 
 QUERY, KEY = "query", "key"
 STATISTICS, ZEROS, READS = "statistics", "zeros", "reads"
-LISTS = "starts", "others", "numbers", "parts", "counts"
+LISTS = "rows", "others", "numbers", "parts", "counts"
 
 
 class Lowered(NamedTuple):
@@ -207,15 +207,14 @@ class Planner:
         keys. merged: results of rows, each with its number or alone, which parts of long rows have, too."""
         found = {name: self.whole(f"{end} {name}") for name in LISTS if f"{end} {name}" in self.layouts}
         numbers, count = (found["numbers"],) if "numbers" in found else (), math.prod(self.problem.matrices) // together
-        slots = min(len_of(found["parts"]), max(BLOCKS // count, 1))
-        lists = Lists(**{**found, "numbers": numbers, "slots": np.int32(slots)}, long=np.int32(graph.LONG),
-                      part=np.int32(graph.PART))  # fmt: skip
-        several = max(2 * len_of(lists.others) // graph.PART, 1)
+        slots = min(found["parts"].shape[1], max(BLOCKS // count, 1))
+        lists = Lists(**{**found, "numbers": numbers, "slots": np.int32(slots)})
+        several = max(2 * lists.others.shape[0] // graph.PART, 1)
         parts = [[self.temporary(f"parts {end} {i} {j}", (*x.shape[:2], several, *x.shape[3:]), self.problem.sum_dtype)
                   for j, x in enumerate(results)] for i, results in enumerate(merged)]  # fmt: skip
-        tiles = tiles_of(form, len_of(lists.starts) - 1)
+        tiles = tiles_of(form, lists.rows.shape[1])
         self.start(kernel, (tiles + slots) * count, lists, *given, tuple(flat(map(tuple, parts))), *rest)
-        for results, of_parts in zip(merged, parts) if len_of(lists.others) > graph.PART else ():
+        for results, of_parts in zip(merged, parts) if lists.others.shape[0] > graph.PART else ():
             self.merge(lists, several, results, of_parts, softmax)
 
     def merge(self, lists, several, results, parts, softmax):
@@ -235,10 +234,6 @@ class Planner:
 def tiles_of(form, count):
     """Blocks for so many rows."""
     return -(-count // rows_of_block(form))
-
-
-def len_of(held):
-    return held.shape[0]
 
 
 def features(arrays):

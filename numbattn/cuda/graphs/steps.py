@@ -58,14 +58,12 @@ BLOCKS = 2048  # for parts of long rows, in all
 class Lists(NamedTuple):
     """Lists of edges, see `numbattn.graphs.graph.Lists`."""
 
-    starts: Any
+    rows: Any
     others: Any
     numbers: Any  # () where edges are in the order of their numbers
     parts: Any
     counts: Any
     slots: Any  # blocks for parts, of a matrix
-    long: Any  # see LONG and PART there
-    part: Any
 
 
 class Arrays(NamedTuple):
@@ -189,8 +187,8 @@ class EdgeSteps:
 
         @device
         def work_of_block(lists):
-            (ends,), (most, _) = shape(lists.starts), shape(lists.parts)
-            matrix, work = split(block_index(), lists.slots + (ends - 1 + ROWS - 1) // ROWS)
+            (_, rows), (_, most) = shape(lists.rows), shape(lists.parts)
+            matrix, work = split(block_index(), lists.slots + (rows + ROWS - 1) // ROWS)
             end, step = minimum(index(lists.counts[1]), most), lists.slots
             if work >= lists.slots:                             # the tiles are numbered after all parts
                 work = work - lists.slots + most
@@ -199,19 +197,17 @@ class EdgeSteps:
 
         @device
         def rows_of(lists, work):
-            (edges,), (most, _) = shape(lists.others), shape(lists.parts)
-            row, part, step, here = index(TILE), index(ALONE), index(1), row_index(LINES, (work - most) * ROWS)
+            (edges,), (_, rows), (_, most) = shape(lists.others), shape(lists.rows), shape(lists.parts)
             if work < most:
-                row, step = index(lists.parts[work, 0]), index(ROWS)
-                here = full(LINES, row)
-            at, end = gather(lists.starts, LINES, here), gather(lists.starts, LINES, here + 1)
-            if row == TILE:
-                here = where(end - at > lists.long, -1, here)
-                end = where(here >= 0, end, at)                 # long rows have blocks of their own
+                row, part, step = index(lists.parts[0, work]), index(ALONE), index(ROWS)
+                if work < index(lists.counts[0]):
+                    part = work
+                here, at = full(LINES, row), row_index(LINES, index(lists.parts[1, work]))
+                end = full(LINES, index(lists.parts[2, work]))
             else:
-                part = work if work < index(lists.counts[0]) else part
-                at = row_index(LINES, index(lists.parts[work, 1]))
-                end = full(LINES, index(lists.parts[work, 2]))
+                row, part, step, places = index(TILE), index(ALONE), index(1), row_index(LINES, (work - most) * ROWS)
+                here = where(places < rows, gather(lists.rows[0], LINES, places), -1)
+                at, end = gather(lists.rows[1], LINES, places), gather(lists.rows[2], LINES, places)
             return row, part, here, maximum(at, 0), minimum(end, edges), step
 
         @device
