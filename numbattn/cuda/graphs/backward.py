@@ -25,6 +25,7 @@ from ..tile import (
     scatter,
     shape,
     simt,
+    sync_warp,
 )
 from ..tile.arrays import Alignment
 from .steps import EDGES, THREADS, Edge, EdgeSteps, Ends, GraphKernel, blocks_of, matrix_of
@@ -126,22 +127,21 @@ def backward(form, by_key, adds=False):
         (q, do, tq, tdo), (k, v, tk, tv) = in_order(own, now.others)
         q, do = convert(q, ACC), convert(do, ACC)
         k, v, bias, factor = with_edges(k, v, now.of_edge)
-        S = row_sum(q * k) * scale + bias
-        tS = S
+        S, dP = row_sum(q * k) * scale + bias, row_sum(do * v)
+        tS, tdP = S, dP
         if MOVES:
             tq, tdo = convert(tq, ACC), convert(tdo, ACC)
             tk, tv, tbias, tfactor = with_moved(tk, tv, now.t_of_edge)
-            tS = row_sum(tq * k + q * tk) * scale + tbias
+            tS, tdP = row_sum(tq * k + q * tk) * scale + tbias, row_sum(tdo * v + do * tv)
+        sync_warp()
         i, j = in_order(here, now.other)
         at = Edge(matrix.batch, matrix.head, i, j, now.number)
         value, tvalue, F, tF = scored(S, tS, score, at)
         P, slope, bend = weights_of(value, lse, now.other >= 0)
-        dP = row_sum(do * v)
         weight, dS, dfactor = gradients(P, slope, factor, dP, D)
         sums, tdS = (dx, dv, full(K, ZERO), full(V, ZERO)), dS
         if MOVES:
             sums = add(sums, (dS * F if HAS_SCORE else dS) * scale, weight, tq, tk, tdo)
-            tdP = row_sum(tdo * v + do * tv)
             weight, tdS, dfactor = tangents(P, slope, bend, factor, tfactor, dP, tdP, D, tD, tvalue - tlse)
         if TRAINS:
             add_reads(score_sums, S, tS, dS, tdS, score, at)

@@ -66,7 +66,7 @@ def online_softmax(steps):
         if not SOFTMAX:
             save_rows(mO, oParts, O, row, part, rows)
         elif row == TILE:
-            scatter(mO, O * where(l != 0, reciprocal(l), 0), rows)
+            save_rows(mO, oParts, O * where(l != 0, reciprocal(l), 0), row, part, rows)
             scatter(mLse, where(l != 0, m + log2(l) * LN2, -np.inf), rows)
         else:                                                   # all rows of the block are one
             M = max_of_block(m)

@@ -32,13 +32,13 @@ def test_random_calls(dtype, seed):
     check(seed, dtype, again=False, most=12)
 
 
-@pytest.mark.parametrize("softmax", [True, False])
+@pytest.mark.parametrize("softmax", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_hubs(monkeypatch, rng, softmax):
     """A query and a key of many edges, whose parts are merged: as on the CPU."""
-    i, j = rng.integers(3, size=(2, 40))
+    i, j = rng.integers(3, size=(2, 24))
     g, _ = graphs.Graph.from_edges(np.where(i > 1, i, 1), np.where(j > 1, j, 0), (4, 3))
-    q, tq, do = rng.standard_normal((3, 2, 4, 2))
-    k, v, tk = rng.standard_normal((3, 2, 3, 2))
+    q, tq, do = rng.standard_normal((3, 4, 2))
+    k, v, tk = rng.standard_normal((3, 3, 2))
 
     def results():
         o, to, saved, tsaved = graphs.attention_forward_jvp(q, k, v, g, tq, tk, None, softmax=softmax)
@@ -113,12 +113,16 @@ def test_nothing_spills(monkeypatch, dtype, edges):
 
 
 FAULTS = {
-    "(np.zeros if adds else np.empty)": "(np.empty if adds else np.empty)",
+    "(gpu.zeros if adds else gpu.empty)": "(gpu.empty if adds else gpu.empty)",
+    "graphs/graph.py": {"own[at] * (place == 0)": "own[at]", "np.where(short, numbers, -1)": "numbers"},
     "cuda/graphs/steps.py": {
         "other < count": "other < count + 1",
         "(number & 8) != 0, right, left": "(number & 8) != 0, left, right",
-        "at + row_index(LINES, 0)": "at",
+        "row_index(LINES, index(lists.parts[1, work]))": "full(LINES, index(lists.parts[1, work]))",
     },
-    "cuda/graphs/forward.py": {"sum_of_block(l * factor)": "sum_of_block(l)", "-np.inf if SOFTMAX else ZERO": "ZERO"},
+    "cuda/graphs/forward.py": {
+        "sum_of_block(l * factor)": "sum_of_block(l)",
+        "-np.inf if form.softmax else steps.ACC(0)": "steps.ACC(0)",
+    },
     "cuda/graphs/backward.py": {"if ADDS else x\n        scatter(array": "if False else x\n        scatter(array"},
 }
