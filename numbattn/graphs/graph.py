@@ -15,7 +15,7 @@ from ..base.values import Value, moved
 TAKER = "numbattn.graphs"
 # on a GPU: edges of a row that is long, which a block takes, or a part of so many edges at most; rows among which those
 # of like length are side by side, to walk along their edges together
-LONG, PART, WINDOW = 128, 1024, 1024
+LONG, PART, WINDOW = 192, 1024, 1024
 MOST = 2**31 - 2  # queries, keys and edges: kernels count them in int32
 
 

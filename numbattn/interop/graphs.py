@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.checks import dtype_of_sums, flag, words_for
+from ..base.checks import dtype_of_sums, flag, library, words_for
 from ..base.gradients import Gradients
 from ..graphs import Graph, attention_backward, attention_forward, attention_forward_jvp
 from ..graphs.graph import check_graph
@@ -24,6 +24,10 @@ class GraphOptions(Options):
     graph: Graph
     softmax: bool
     names: tuple[str, ...]
+
+    @property
+    def on_gpu(self) -> bool:  # type: ignore[override]
+        return library(self.graph.indptr) == "cupy"
 
     @property
     def functions(self) -> Functions:

@@ -69,6 +69,8 @@ class Options:
     weights: tuple[int, ...]
     wanted: tuple[bool, ...]
 
+    on_gpu = False  # whether arrays have to be, even where a framework has NumPy's
+
     @property
     def functions(self) -> Functions:
         """What computes it."""

@@ -31,8 +31,9 @@ from ..tile.arrays import Alignment
 from .steps import EDGES, THREADS, Edge, EdgeSteps, Ends, GraphKernel, blocks_of, matrix_of
 
 BLOCKS = {  # see `blocks_of`; by key or not, with tangents or not: about twice as fast as with one (H200)
-    (False, False): (8, 6, 4), (True, False): (6, 6, 4), (False, True): (4, 4, 3), (True, True): (4, 3, 3),
+    (False, False): (8, 6, 4), (True, False): (7, 6, 4), (False, True): (5, 4, 3), (True, True): (5, 3, 3),
 }  # fmt: skip
+OF_DOUBLE = (3, 3, 2)  # with tangents
 gradients, tangents = device(edge.gradients), device(edge.tangents)
 
 
@@ -81,6 +82,7 @@ def backward(form, by_key, adds=False):
     ZERO, BY_KEY, MOVES, ADDS, ROWS_OF = ACC(0), by_key, form.moves, adds, Alignment(form.nbytes)
     HAS_BIAS, HAS_FACTOR, HAS_K, HAS_V = (name in form.given and not by_key for name in EDGES)
     HAS_SCORE, TRAINS = bool(form.score), not by_key and any(any(link.wanted) for link in form.score)
+    blocks = OF_DOUBLE if form.moves and form.dtype.itemsize == 8 else BLOCKS[by_key, form.moves]
     save_x, _ = steps.saves(K)
     save_v, _ = steps.saves(V) if by_key else (None, None)
     add_reads = steps.reads_of_score() if TRAINS else None
@@ -176,7 +178,7 @@ def backward(form, by_key, adds=False):
                 save_v(results.v[batch, key_head], parts[1][batch, key_head], dv, row, part, here)
             work = work + further
 
-    return GraphKernel(graph_backward, steps.shared.nbytes, blocks_of(form, BLOCKS[by_key, form.moves]))
+    return GraphKernel(graph_backward, steps.shared.nbytes, blocks_of(form, blocks))
 
 
 @kernel_factory

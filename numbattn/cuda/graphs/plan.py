@@ -189,9 +189,10 @@ class Planner:
         layout = in_heads(self.problem, given, self.layouts[given])
         if given == name and layout.shape[-1]:
             return Held(name, layout)
-        *lead, cols = layout.shape
+        *lead, last = layout.shape
         zeros = self.temporary(ZEROS, (max(self.problem.head_dim, self.problem.head_dim_v),), layout.dtype, True)
-        return Held(ZEROS, ArrayLayout((*lead, max(cols, 1)), (*[0] * len(lead), *zeros.layout.strides), layout.dtype))
+        strides = (*[0] * 3, *zeros.layout.strides)[: len(layout.shape)]          # numbers have no axis of features
+        return Held(ZEROS, ArrayLayout((*lead, max(last, 1)), strides, layout.dtype))
 
     def whole(self, name):
         """An array as it lies."""
