@@ -35,6 +35,13 @@ class TensorMap(NamedTuple):
     swizzle: int = 128
 
 
+class FromCall:
+    """A number that comes with each call, by its name in NUMBERS, in place of an argument of a Step."""
+
+    def __init__(self, given: str, dtype: Any) -> None:
+        self.given, self.dtype = given, dtype
+
+
 def launch(kernel: Any, grid: Any, threads: int, shared_bytes: int, *arguments: Any) -> None:
     """Run a kernel: compiled, on CuPy's current device and stream, or simulated, if all arrays are NumPy's.
 
@@ -146,7 +153,7 @@ class Described(NamedTuple):
             if isinstance(x, tuple) and kind is not TensorMap:
                 return kind, *[described(part) for part in x]
             number += 1
-            if _is_number(x):
+            if is_number(x):
                 return kind, x
             box = ()
             if kind is TensorMap:
@@ -181,7 +188,7 @@ def run_described(gpu, kernel, grid, threads, shared_bytes, arguments, described
 
 def loaded(gpu, kernel, grid, threads, shared_bytes, arguments, blocks=1):
     """A Program for arrays like these, whose addresses it takes, and for these numbers."""
-    names = [f"argument {i}" for i, x in enumerate(_flat(arguments)) if not _is_number(x)]
+    names = [f"argument {i}" for i, x in enumerate(_flat(arguments)) if not is_number(x)]
     plan = plan_of(gpu.device, kernel, grid, threads, shared_bytes, arguments, blocks)
     return gpu.load(plan, tuple(names), np.float32)
 
@@ -194,12 +201,16 @@ def plan_of(device, kernel, grid, threads, shared_bytes, arguments, blocks=1):
         if isinstance(x, TensorMap) and not fits_tensor_map(layout_of(x.array, 0)):
             raise ValueError(f"TensorMap: got an array of shape {x.array.shape} and strides {x.array.strides}, "
                              "expected contiguous rows that start at multiples of 16 bytes")
-    signature = types.void(*map(type_of, arguments))
-    source = Source(kernel, signature, threads, blocks, shared=shared_bytes, tensor_maps=maps)
-    given = tuple(x if _is_number(x) else At(f"argument {i}", _view(_array(x))) for i, x in enumerate(flat))
+    given = tuple(x if is_number(x) else At(f"argument {i}", _view(_array(x))) for i, x in enumerate(flat))
+    step = step_of(device, kernel, grid, threads, shared_bytes, map(type_of, arguments), given, blocks, maps)
+    return Plan((), (), (step,), False, False)
+
+
+def step_of(device, kernel, grid, threads, shared_bytes, kinds, given, blocks=1, tensor_maps=()):
+    """A Step. kinds: the types of the kernel's arguments; given: the arguments, tuples flat."""
+    source = Source(kernel, types.void(*kinds), threads, blocks, shared=shared_bytes, tensor_maps=tensor_maps)
     cc = (*device.cc, "a") if device.cc == (9, 0) else device.cc
-    key = GivenSource(source, cc, getattr(kernel, "made_by", ()))
-    return Plan((), (), (Step(key, None, grid, given),), False, False)
+    return Step(GivenSource(source, cc, getattr(kernel, "made_by", ())), None, grid, tuple(given))
 
 
 def kernel_factory(make):
@@ -235,13 +246,15 @@ def type_of(x):
         named = hasattr(x, "_fields")
         parts = [type_of(part) for part in x]
         return types.NamedTuple(parts, type(x)) if named else types.Tuple.from_types(parts)
-    if _is_number(x):
+    if isinstance(x, FromCall):
+        return from_dtype(np.dtype(x.dtype))
+    if is_number(x):
         return INDEX if isinstance(x, np.int32) else from_dtype(np.asarray(x).dtype)
     dtype = np.dtype(np.uint16) if x.dtype == bfloat16 else x.dtype
     return types.Array(from_dtype(dtype), x.ndim, "A")
 
 
-def _is_number(x):
+def is_number(x):
     return isinstance(x, (int, float, np.generic))
 
 

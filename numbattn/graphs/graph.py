@@ -13,7 +13,9 @@ from ..base.forks import cached_property
 from ..base.values import Value, moved
 
 TAKER = "numbattn.graphs"
-LONG = 512  # edges of a row that is long: on a GPU all threads of a block share it
+# on a GPU: edges of a row that is long, which a block takes, or a part of so many edges at most; rows among which those
+# of like length are side by side, to walk along their edges together
+LONG, PART, WINDOW = 192, 1024, 1024
 MOST = 2**31 - 2  # queries, keys and edges: kernels count them in int32
 
 
@@ -25,11 +27,33 @@ class Lists:
         self.starts, self.others, self.numbers = starts, others, numbers
 
     @cached_property
-    def longest(self) -> Any:
-        """As many rows as there can be of more than LONG edges, all of these among them."""
-        most = min(len(self.others) // LONG, len(self.starts) - 1)
-        order = np.argsort(self.starts[:-1] - self.starts[1:], kind="stable")
-        return order[:most].astype(np.int32)
+    def rows(self) -> Any:
+        """Rows by their length, longest first, within windows: of each its number, and where it begins and ends, (3,
+        rows). Long rows have `parts`; here they are -1 and empty."""
+        numbers, edges = np.arange(len(self.starts) - 1, like=self.starts), self._edges
+        order, short = np.argsort(numbers // WINDOW * (MOST + 1) - edges, kind="stable"), edges <= LONG
+        first = self.starts[:-1][order]
+        return np.stack([np.where(short, numbers, -1)[order], first, first + (edges * short)[order]]).astype(np.int32)
+
+    @cached_property
+    def parts(self) -> tuple[Any, Any]:
+        """Parts of long rows, (4, parts): of each the row, where it begins and ends, and of how many it is the first,
+        or 0; and how many there are of rows that have several, which come first, and in all, (2,). There are as many
+        columns as there can be parts."""
+        edges, most = self._edges, max(len(self.others) // LONG, 1)
+        several, alone = (edges + PART - 1) // PART * (edges > PART), (edges > LONG) & (edges <= PART)
+        own = np.concatenate([several, alone.astype(several.dtype)])
+        ends, numbers = own.cumsum(), np.arange(most, like=own)
+        at = np.minimum(np.searchsorted(ends, numbers, side="right"), len(own) - 1)
+        row, place = at % len(edges), numbers - (ends - own)[at]
+        first = self.starts[row] + place * PART
+        found = np.stack([row, first, np.minimum(first + PART, self.starts[row + 1]), own[at] * (place == 0)])
+        return found.astype(np.int32), ends[len(edges) - 1 :: len(edges)].astype(np.int32)
+
+    @property
+    def _edges(self) -> Any:
+        """How many each row has."""
+        return np.maximum(self.starts[1:] - self.starts[:-1], 0).astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ..base.checks import dtype_of_sums, flag, words_for
+from ..base.checks import dtype_of_sums, flag, library, words_for
 from ..base.gradients import Gradients
 from ..graphs import Graph, attention_backward, attention_forward, attention_forward_jvp
 from ..graphs.graph import check_graph
-from ..graphs.jets import GraphSavedTangents, checked_moving, tangents_of_gradients
+from ..graphs.jets import GraphSavedTangents, _tangents, checked_moving, tangents_of_gradients
 from ..graphs.problem import AXES, EdgeArrays, GraphSaved, describe_graph
 from .options import Functions, Options, taken_apart
 
@@ -24,6 +24,10 @@ class GraphOptions(Options):
     graph: Graph
     softmax: bool
     names: tuple[str, ...]
+
+    @property
+    def on_gpu(self) -> bool:  # type: ignore[override]
+        return library(self.graph.indptr) == "cupy"
 
     @property
     def functions(self) -> Functions:
@@ -59,15 +63,22 @@ def taken_apart_of_graph(
 
 # ---------------------------------------------------------------------------------------------------------- functions
 def forward(q: Any, k: Any, v: Any, **given: Any) -> tuple[Any, Any]:
-    o, saved = attention_forward(q, k, v, **given)
+    o, saved = attention_forward(q, k, v, **_beside(q, given))
     return o, replace(saved, lse=_lse(saved.lse, o))
 
 
 def forward_jvp(q: Any, k: Any, v: Any, *tqkv: Any, tscore: Any, graph: Any, **given: Any) -> Any:
     of_score, moving = _taken_apart(tscore, given)
     given |= {f"t{name}": x for name, x in moving.items()}
-    o, to, saved, tsaved = attention_forward_jvp(q, k, v, graph, *tqkv, tscore=of_score, **given)
+    o, to, saved, tsaved = attention_forward_jvp(q, k, v, graph, *tqkv, tscore=of_score, **_beside(q, given))
     return o, to, replace(saved, lse=_lse(saved.lse, o)), replace(tsaved, tlse=_lse(tsaved.tlse, to))
+
+
+def tangent(q: Any, k: Any, v: Any, o: Any, lse: Any, *tqkv: Any, tscore: Any, **given: Any) -> tuple[Any, Any]:
+    saved = saved_of(q, k, v, o, lse, **given)
+    of_score, moving = _taken_apart(tscore, saved.inputs.arrays)
+    tsaved = _tangents(saved, *checked_moving(saved.inputs, tqkv, EdgeArrays(**moving), of_score, "t"))
+    return tsaved.to, _lse(tsaved.tlse, tsaved.to)
 
 
 def saved_of(q: Any, k: Any, v: Any, o: Any, lse: Any, **given: Any) -> GraphSaved[Any]:
@@ -100,12 +111,17 @@ def described(q: Any, k: Any, v: Any, *, graph: Any, may_wait: bool, **given: An
     return _described(q, k, v, graph=like, **given)
 
 
-FUNCTIONS = Functions(forward, forward_jvp, saved_of, backward, saved_tangents, gradients_along, described)
+FUNCTIONS = Functions(forward, forward_jvp, tangent, saved_of, backward, saved_tangents, gradients_along, described)
 
 
 def _described(q: Any, k: Any, v: Any, *, graph: Any, **given: Any) -> Any:
     of_edges = EdgeArrays(**{name: given.pop(name, None) for name in AXES})
-    return describe_graph(q, k, v, graph, of_edges, **given)
+    return describe_graph(q, k, v, graph, of_edges, **_beside(q, given))
+
+
+def _beside(q: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Options whose score has its arrays in the library of q, where a framework gives NumPy's beside those on a GPU."""
+    return {**given, "score": [part._like(q) for part in given["score"]]}
 
 
 def _lse(lse: Any, o: Any) -> Any:

@@ -22,6 +22,7 @@ class Functions(NamedTuple):
 
     forward: Callable[..., Any]  # (q, k, v, **given) -> o, saved
     forward_jvp: Callable[..., Any]  # (q, k, v, tq, tk, tv, tscore=, **given) -> o, to, saved, tsaved
+    tangent: Callable[..., Any]  # (q, k, v, o, lse, tq, tk, tv, tscore=, **given) -> to, tlse
     saved: Callable[..., Any]  # (q, k, v, o, lse, **given) -> saved
     backward: Callable[..., Any]  # (do, saved, dlse=, deterministic=) -> grads
     saved_tangents: Callable[..., Any]  # (saved, tq, tk, tv, tscore, to, tlse) -> tsaved
@@ -29,13 +30,18 @@ class Functions(NamedTuple):
     describe: Callable[..., Any]  # (q, k, v, may_wait=, **given) -> problem, inputs
 
 
+def _tangent(q: Any, k: Any, v: Any, o: Any, lse: Any, *tqkv: Any, **given: Any) -> tuple[Any, Any]:
+    _, to, _, tsaved = attention_forward_jvp(q, k, v, *tqkv, **given)
+    return to, tsaved.tlse
+
+
 def _saved_tangents(saved: Any, tq: Any, tk: Any, tv: Any, tscore: Any, to: Any, tlse: Any) -> SavedTangents[Any]:
     tangents, several = checked_tangents(saved.inputs, tq, tk, tv, tscore)
     return SavedTangents(saved.problem, tangents, to, tlse, several)
 
 
-ATTENTION = Functions(attention_forward, attention_forward_jvp, Saved.of, attention_backward, _saved_tangents,
-                      tangents_of_gradients, describe)  # fmt: skip
+ATTENTION = Functions(attention_forward, attention_forward_jvp, _tangent, Saved.of, attention_backward,
+                      _saved_tangents, tangents_of_gradients, describe)  # fmt: skip
 INSTEAD = "; to trace it, or for its gradient, pass q * scale with scale=1.0"
 
 
@@ -62,6 +68,8 @@ class Options:
     own_axes: tuple[int | None, ...]
     weights: tuple[int, ...]
     wanted: tuple[bool, ...]
+
+    on_gpu = False  # whether arrays have to be, even where a framework has NumPy's
 
     @property
     def functions(self) -> Functions:

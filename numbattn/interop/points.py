@@ -272,6 +272,10 @@ def functions_of(kind: type[Call]) -> Functions:
         tsaved = Tangents(each, count is not None, np.zeros_like(lse))
         return o, tsaved.each(saved.call.tangent), saved, tsaved
 
+    def tangent(x: Any, y: Any, b: Any, o: Any, lse: Any, *t: Any, **given: Any) -> tuple[Any, Any]:
+        _, to, _, tsaved = forward_jvp(x, y, b, *t, **given)
+        return to, tsaved.tlse
+
     def saved_of(x: Any, y: Any, b: Any, o: Any, lse: Any, **given: Any) -> Saved:
         return Saved(make(x, y, b, **given, lse=lse), lse)
 
@@ -287,7 +291,8 @@ def functions_of(kind: type[Call]) -> Functions:
 
         return Gradients(*tsaved.each(along, tdo))
 
-    return Functions(forward, forward_jvp, saved_of, backward, saved_tangents, gradients_along, Described.of(kind))
+    derivatives = saved_of, backward, saved_tangents, gradients_along
+    return Functions(forward, forward_jvp, tangent, *derivatives, Described.of(kind))
 
 
 class Described(NamedTuple):

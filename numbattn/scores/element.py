@@ -186,6 +186,9 @@ class ScoreTangent:
             self._tangents: Any = np.broadcast_to(np.zeros_like(like, dtype=dtype, shape=(1,)), (score._elements,))
             return
         of_wanted = [x for x, wanted in zip(tangents, score._wanted) if wanted]
+        if len(of_wanted) == 1 and of_wanted[0] is not None and of_wanted[0].dtype == dtype:
+            self._tangents = of_wanted[0].reshape(-1)
+            return
         self._tangents = np.zeros_like(like, dtype=dtype, shape=(score._elements,))
         for into, x in zip(score._split(self._tangents), of_wanted):
             if x is not None:

@@ -37,6 +37,10 @@ def test_torch_on_a_gpu(rng):
     f = call.of(graph_attention, graph=graph)
     assert torch.autograd.gradcheck(f, arrays, fast_mode=True)
     assert torch.autograd.gradgradcheck(f, arrays, fast_mode=True)
+    q, k, v = arrays[:3]
+    found = (graph_attention(q, k, v, graph, score=EdgeScore(bending, arrays=[x]))
+             for x in (np.ones(4), torch.ones(4, dtype=q.dtype, device="cuda")))
+    torch.testing.assert_close(*found)
 
 
 def test_torch_maps_and_compiles(rng):

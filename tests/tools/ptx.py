@@ -14,6 +14,9 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
+from numbattn.cuda.tile.alignment import VECTOR_BYTES
+from numbattn.cuda.tile.emit import ZEROS
+
 from .hopper import DeadlockError, Hopper, bits_of, members, truncated
 from .memory import GLOBAL_BASE, AccessError, Memory, Places, Shared, TensorMap, bounds
 
@@ -70,6 +73,7 @@ class Kernel:
                 self.labels[scope.rename(text)] = len(self.blocks) - 1
             else:
                 self._add(scope, text)
+        self.has_zeros = ZEROS in ptx
         self.conflicts = Counter()  # wavefronts beyond the fewest possible, by instruction
         self.split_lines = 0  # by cp.async, see _count_split_lines
         self.executed = Counter()  # how often all threads that were at an instruction went through it
@@ -198,6 +202,8 @@ def interpret(ptx, grid, threads, shared_bytes, *arguments, numbers_of=numbers_o
     kernel, memory = ptx if isinstance(ptx, Kernel) else Kernel(ptx), Memory(1 << 16, GLOBAL_BASE)
     arrays = [x for x in (getattr(x, "array", x) for x in flat(arguments)) if isinstance(x, np.ndarray)]
     added = {id(x): memory.add(x) for x in sorted(arrays, key=lambda x: np.subtract(*bounds(x)))}
+    if kernel.has_zeros:
+        memory.zeros, _ = memory.add(np.zeros(VECTOR_BYTES, np.uint8))
     values = []
     for argument in flat(arguments):
         if isinstance(argument, np.ndarray):
@@ -333,6 +339,8 @@ class Block(Hopper):
             return np.asarray(int(token[2:], 16), bits).view(of)
         if token == "numbattn_shared":
             return np.asarray(self.shared.at, dtype)
+        if token.startswith(ZEROS):
+            return np.asarray(self.memory.zeros, dtype)
         if token in self.parameters:  # the address of a tensor map
             return np.asarray(self.parameters[token]).view(dtype)
         if dtype == BOOL:

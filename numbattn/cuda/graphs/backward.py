@@ -7,6 +7,7 @@ becomes tdS k + dS tk.
 
 from ...graphs import edge
 from ..kernel import kernel_factory
+from ..kernels.shared.exact_sums import rounded_sum
 from ..kernels.shared.schedule import split
 from ..tile import (
     aligned,
@@ -16,17 +17,23 @@ from ..tile import (
     device,
     full,
     load,
+    map_tiles,
+    minimum,
+    row_index,
     row_sum,
     save,
     scatter,
     shape,
+    simt,
+    sync_warp,
 )
 from ..tile.arrays import Alignment
-from .steps import EDGES, NOTHING, Edge, EdgeSteps, Ends, GraphKernel, blocks_of, matrix_of
+from .steps import EDGES, THREADS, Edge, EdgeSteps, Ends, GraphKernel, blocks_of, matrix_of
 
 BLOCKS = {  # see `blocks_of`; by key or not, with tangents or not: about twice as fast as with one (H200)
-    (False, False): (8, 6, 4), (True, False): (6, 6, 4), (False, True): (4, 4, 3), (True, True): (4, 3, 3),
+    (False, False): (8, 6, 4), (True, False): (7, 6, 4), (False, True): (5, 4, 3), (True, True): (5, 3, 3),
 }  # fmt: skip
+OF_DOUBLE = (3, 3, 2)  # with tangents
 gradients, tangents = device(edge.gradients), device(edge.tangents)
 
 
@@ -67,13 +74,15 @@ def backward(form, by_key, adds=False):
     gradients of edges are then added to what is there, since matrices may share some.
     """
     steps = EdgeSteps(form, has_numbers=by_key)
-    ends, weights_of, rows_of_block = Ends(steps, by_key, form.moves), steps.weights(), steps.rows_of_block
+    work_of_block, rows_of = steps.work_of_block, steps.rows_of
+    ends, weights_of = Ends(steps, by_key, form.moves), steps.weights()
     own_at, statistics_at, in_order, read = ends.own_at, ends.statistics_at, ends.in_order, ends.read
     with_edges, with_moved, scored = ends.with_edges, ends.with_moved, steps.scores(1 + form.moves)
     ACC, K, V, rows_at, number_at = steps.ACC, steps.K, steps.V, steps.rows_at, steps.number_at
     ZERO, BY_KEY, MOVES, ADDS, ROWS_OF = ACC(0), by_key, form.moves, adds, Alignment(form.nbytes)
     HAS_BIAS, HAS_FACTOR, HAS_K, HAS_V = (name in form.given and not by_key for name in EDGES)
     HAS_SCORE, TRAINS = bool(form.score), not by_key and any(any(link.wanted) for link in form.score)
+    blocks = OF_DOUBLE if form.moves and form.dtype.itemsize == 8 else BLOCKS[by_key, form.moves]
     save_x, _ = steps.saves(K)
     save_v, _ = steps.saves(V) if by_key else (None, None)
     add_reads = steps.reads_of_score() if TRAINS else None
@@ -120,22 +129,21 @@ def backward(form, by_key, adds=False):
         (q, do, tq, tdo), (k, v, tk, tv) = in_order(own, now.others)
         q, do = convert(q, ACC), convert(do, ACC)
         k, v, bias, factor = with_edges(k, v, now.of_edge)
-        S = row_sum(q * k) * scale + bias
-        tS = S
+        S, dP = row_sum(q * k) * scale + bias, row_sum(do * v)
+        tS, tdP = S, dP
         if MOVES:
             tq, tdo = convert(tq, ACC), convert(tdo, ACC)
             tk, tv, tbias, tfactor = with_moved(tk, tv, now.t_of_edge)
-            tS = row_sum(tq * k + q * tk) * scale + tbias
+            tS, tdP = row_sum(tq * k + q * tk) * scale + tbias, row_sum(tdo * v + do * tv)
+        sync_warp()
         i, j = in_order(here, now.other)
         at = Edge(matrix.batch, matrix.head, i, j, now.number)
         value, tvalue, F, tF = scored(S, tS, score, at)
         P, slope, bend = weights_of(value, lse, now.other >= 0)
-        dP = row_sum(do * v)
         weight, dS, dfactor = gradients(P, slope, factor, dP, D)
         sums, tdS = (dx, dv, full(K, ZERO), full(V, ZERO)), dS
         if MOVES:
             sums = add(sums, (dS * F if HAS_SCORE else dS) * scale, weight, tq, tk, tdo)
-            tdP = row_sum(tdo * v + do * tv)
             weight, tdS, dfactor = tangents(P, slope, bend, factor, tfactor, dP, tdP, D, tD, tvalue - tlse)
         if TRAINS:
             add_reads(score_sums, S, tS, dS, tdS, score, at)
@@ -143,28 +151,48 @@ def backward(form, by_key, adds=False):
             tdS = tdS * F + dS * tF if MOVES else dS * F
         return add(sums, tdS * scale, weight, q, k, do), tdS, now.Z * dfactor
 
-    def graph_backward(lists, arrays, moved, statistics, results, drops, score, scale, score_sums, together):
+    def graph_backward(lists, arrays, moved, statistics, results, parts, drops, score, scale, score_sums, together):
         given, numbers = (arrays, moved, drops), (scale, score, score_sums)
-        own_matrix, row, here, first, end, step = rows_of_block(lists)
-        if row == NOTHING:
-            return
-        dx, dv, key_heads = full(K, ZERO), full(V, ZERO), shape(arrays.k)[1]
-        for number in range(own_matrix * together, (own_matrix + 1) * together):
-            matrix, at = matrix_of(number, arrays), first
-            own, of_own = own_at(arrays, moved, matrix, here), statistics_at(statistics, matrix, here)
-            while anywhere(at < end):
-                now = read(lists, given, matrix, at, end)
-                of_queries = statistics_at(statistics, matrix, now.other) if BY_KEY else of_own
-                sums, dS, dfactor = add_edge(dx, dv, now, own, of_queries, matrix, here, numbers)
-                dx, dv, _, _ = sums
-                save_edges(results, sums, dS, dfactor, matrix, now.number)
-                at = at + step
-            if not BY_KEY:
-                save_x(results.q[matrix.batch, matrix.head], dx, row, here)
-                dx = full(K, ZERO)
-        if BY_KEY:
-            batch, key_head = own_matrix // key_heads, own_matrix % key_heads
-            save_x(results.k[batch, key_head], dx, row, here)
-            save_v(results.v[batch, key_head], dv, row, here)
+        own_matrix, work, last, further = work_of_block(lists)
+        key_heads = shape(arrays.k)[1]
+        while work < last:
+            row, part, here, first, end, step = rows_of(lists, work)
+            dx, dv = full(K, ZERO), full(V, ZERO)
+            for number in range(own_matrix * together, (own_matrix + 1) * together):
+                matrix, at = matrix_of(number, arrays), first
+                own, of_own = own_at(arrays, moved, matrix, here), statistics_at(statistics, matrix, here)
+                while anywhere(at < end):
+                    now = read(lists, given, matrix, at, end)
+                    of_queries = statistics_at(statistics, matrix, now.other) if BY_KEY else of_own
+                    sums, dS, dfactor = add_edge(dx, dv, now, own, of_queries, matrix, here, numbers)
+                    dx, dv, _, _ = sums
+                    save_edges(results, sums, dS, dfactor, matrix, now.number)
+                    at = at + step
+                if not BY_KEY:
+                    of_parts = parts[0][matrix.batch, matrix.head]
+                    save_x(results.q[matrix.batch, matrix.head], of_parts, dx, row, part, here)
+                    dx = full(K, ZERO)
+            if BY_KEY:
+                batch, key_head = own_matrix // key_heads, own_matrix % key_heads
+                save_x(results.k[batch, key_head], parts[0][batch, key_head], dx, row, part, here)
+                save_v(results.v[batch, key_head], parts[1][batch, key_head], dv, row, part, here)
+            work = work + further
 
-    return GraphKernel(graph_backward, steps.shared.nbytes, blocks_of(form, BLOCKS[by_key, form.moves]))
+    return GraphKernel(graph_backward, steps.shared.nbytes, blocks_of(form, blocks))
+
+
+@kernel_factory
+def rounded():
+    """The kernel that rounds exact sums to an array."""
+    LINES = simt(THREADS, 1, THREADS, 1, 1).row_vector()
+
+    @device
+    def of_element(_, element, sums):
+        return (rounded_sum(element, sums),)
+
+    def graph_rounded(sums, found):
+        (count,), first = shape(found), block_index() * THREADS
+        (total,) = map_tiles(of_element, (full(LINES, 0.0), minimum(row_index(LINES, first), count - 1)), (sums,))
+        save(found, total, first)
+
+    return GraphKernel(graph_rounded)

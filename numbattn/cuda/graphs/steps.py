@@ -2,8 +2,8 @@
 
 A row of a tile is a query with its keys, or in the transposed lists a key with its queries. A few lanes share it, along
 head_dim, so that each moves 16 bytes at once; the rows of a warp walk along their lists together, an edge of each at a
-time, as long as any row has one left. A long row has a block of its own. Whatever a row adds up stays in the
-registers of its lanes: sums have one order.
+time, as long as any row has one left. A long row has a block of its own, or several, each for a part of it, whose
+results are merged in their order. Whatever a row adds up stays in the registers of its lanes: sums have one order.
 """
 
 from functools import cache, reduce
@@ -51,17 +51,19 @@ THREADS = 128
 OF_LANE = {2: 8, 4: 8, 8: 4}  # elements of a row, by their bytes: half as many take 1.0 to 1.7 times as long (H200)
 OF_LANE_MOVED = {**OF_LANE, 4: 4}  # in tangents of gradients: 8 take 0.9 times as long by query, 1.4 times by key
 EDGES = "bias", "factor", "k_edge", "v_edge"
-TILE, NOTHING = -1, -2  # in place of a long row
+TILE, ALONE = -1, -1  # in place of a long row; in place of a part, where a row has no others
+BLOCKS = 2048  # for parts of long rows, in all
 
 
 class Lists(NamedTuple):
     """Lists of edges, see `numbattn.graphs.graph.Lists`."""
 
-    starts: Any
+    rows: Any
     others: Any
     numbers: Any  # () where edges are in the order of their numbers
-    longest: Any  # rows, among which all of more than `most` edges are
-    most: Any
+    parts: Any
+    counts: Any
+    slots: Any  # blocks for parts, of a matrix
 
 
 class Arrays(NamedTuple):
@@ -169,36 +171,44 @@ class EdgeSteps:
         self.form, self.ACC = form, sum_type(form.dtype)
         self.K, self.V = layouts_of(form)
         self.LINES, self.shared = self.K.row_vector(), SharedMemory()
-        self.rows_of_block, self.edge_at = self.walk(has_numbers)
+        self.NO_MAX = self.ACC(np.finfo(self.ACC).min * 2.0**-28)
+        self.work_of_block, self.rows_of, self.edge_at = self.walk(has_numbers)
         self.rows_at, self.number_at = self.reads()
 
     def walk(self, has_numbers):
-        """Device functions: (lists) -> the matrix of a block, its long row or TILE or NOTHING, the numbers of its rows,
-        where they are in their lists, where these end, and how far it is to the next entry; (lists, at, end, count) ->
-        of an entry the other end, -1 if it is none of `count`, and the edge's number.
+        """Device functions: (lists) -> the matrix of a block, its first work, where that ends, and how far it is to the
+        next: parts of long rows, or a tile of rows; (lists, work) -> the long row or TILE, its part or ALONE, the
+        numbers of the rows, where they are in their lists, where these end, and how far it is to the next entry;
+        (lists, at, end, count) -> of an entry the other end, -1 if it is none of `count`, and the edge's number.
 
-        All rows of a block for a long row are that one, and each takes its own part of the entries.
+        All rows of a block for a long row are that one, and each takes its own share of the entries.
         """
         LINES, ROWS, HAS_NUMBERS = self.LINES, self.K.rows.size, has_numbers
 
         @device
-        def rows_of_block(lists):
-            (ends,), (edges,), (others,) = shape(lists.starts), shape(lists.others), shape(lists.longest)
-            tiles = (ends - 1 + ROWS - 1) // ROWS
-            matrix, tile = split(block_index(), tiles + others)
-            row, step, here = index(TILE), 1, row_index(LINES, tile * ROWS)
-            if tile >= tiles:
-                row, step = index(lists.longest[tile - tiles]), ROWS
-                count = index(lists.starts[row + 1]) - index(lists.starts[row])
-                row = row if count > lists.most else index(NOTHING)
-                here = full(LINES, row)
-            at, end = gather(lists.starts, LINES, here), gather(lists.starts, LINES, here + 1)
-            if row == TILE:
-                here = where(end - at > lists.most, -1, here)
-                end = where(here >= 0, end, at)                 # long rows have blocks of their own
+        def work_of_block(lists):
+            (_, rows), (_, most) = shape(lists.rows), shape(lists.parts)
+            matrix, work = split(block_index(), lists.slots + (rows + ROWS - 1) // ROWS)
+            end, step = minimum(index(lists.counts[1]), most), lists.slots
+            if work >= lists.slots:                             # the tiles are numbered after all parts
+                work = work - lists.slots + most
+                end, step = work + 1, index(1)
+            return matrix, work, end, step
+
+        @device
+        def rows_of(lists, work):
+            (edges,), (_, rows), (_, most) = shape(lists.others), shape(lists.rows), shape(lists.parts)
+            if work < most:
+                row, part, step = index(lists.parts[0, work]), index(ALONE), index(ROWS)
+                if work < index(lists.counts[0]):
+                    part = work
+                here, at = full(LINES, row), row_index(LINES, index(lists.parts[1, work]))
+                end = full(LINES, index(lists.parts[2, work]))
             else:
-                at = at + row_index(LINES, 0)
-            return matrix, row, here, maximum(at, 0), minimum(end, edges), step
+                row, part, step, places = index(TILE), index(ALONE), index(1), row_index(LINES, (work - most) * ROWS)
+                here = where(places < rows, gather(lists.rows[0], LINES, places), -1)
+                at, end = gather(lists.rows[1], LINES, places), gather(lists.rows[2], LINES, places)
+            return row, part, here, maximum(at, 0), minimum(end, edges), step
 
         @device
         def edge_at(lists, at, end, count):
@@ -208,11 +218,12 @@ class EdgeSteps:
                 at = where(at >= 0, gather(lists.numbers[0], LINES, at), -1)
             return where(other < count, other, -1), at
 
-        return rows_of_block, edge_at
+        return work_of_block, rows_of, edge_at
 
     def saves(self, layout):
-        """The device function (array, tile, row, rows) that saves sums of rows to an array (rows, features), each its
-        own, or their sum if they are all a long row; and (tile) -> that sum, transposed, as a row vector."""
+        """The device function (array, parts, tile, row, part, rows) that saves sums of rows to an array (rows,
+        features), each its own, or their sum if they are all a long row, or a part of one; and (tile) -> that sum,
+        transposed, as a row vector."""
         rows, cols = layout.shape
         PLACE, ROWS_OF = self.shared.tile(rows, cols, self.ACC), Alignment(self.form.nbytes)
         TRANSPOSED = simt(cols, rows, THREADS, min(rows, WARP), 1)
@@ -225,11 +236,11 @@ class EdgeSteps:
             return row_sum(get(allocate(PLACE).T, TRANSPOSED))
 
         @device
-        def save_rows(array, x, row, rows):
+        def save_rows(array, parts, x, row, part, rows):
             if row == TILE:
                 scatter(aligned(array, ROWS_OF), x, rows)
             else:
-                save(array[row], sum_of_rows(x), 0)
+                save_part(array, parts, sum_of_rows(x), row, part)
 
         return save_rows, sum_of_rows
 
@@ -459,6 +470,24 @@ class Ends:
 
         self.own_at, self.statistics_at, self.in_order = of_keys if by_key else of_queries, statistics_at, in_order
         self.read = read
+
+
+@device
+def save_part(array, parts, x, row, part):
+    """Save to a row of one of two arrays: of whole rows, or of parts."""
+    if part == ALONE:
+        save(array[row], x, 0)
+    else:
+        save(parts[part], x, 0)
+
+
+@device
+def save_number(numbers, parts, x, row, part):
+    """Likewise to one element of a vector."""
+    if part == ALONE:
+        save(numbers[row : row + 1], x, 0)
+    else:
+        save(parts[part : part + 1], x, 0)
 
 
 @device

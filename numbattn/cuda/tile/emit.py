@@ -3,12 +3,13 @@
 from functools import reduce
 
 from ..compiler import computed_if, ir
+from .alignment import VECTOR_BYTES
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 F32, F64, VOID = ir.FloatType(), ir.DoubleType(), ir.VoidType()
 LETTERS = {I16: "h", I32: "r", I64: "l", F32: "f", F64: "d"}
 GLOBAL, SHARED = 1, 3  # address spaces
-SHARED_MEMORY = "numbattn_shared"
+SHARED_MEMORY, ZEROS = "numbattn_shared", "numbattn_zeros"
 
 
 def asm(b, text, result, *operands, effect=False):
@@ -168,6 +169,16 @@ def load_vector(b, place, width, inside=None):
         return words
     pairs = [b.bitcast(x, ir.VectorType(element, 2)) for x in words]
     return [b.extract_element(pair, I32(i)) for pair in pairs for i in range(2)]
+
+
+def load_vector_or_zeros(b, inside, place, width):
+    """`load_vector` from global memory, or from a few zeros there. If vectors were selected after loads instead, ptxas
+    would load one after the other into the same registers, each when the one before it is there."""
+    zeros = b.module.globals.get(ZEROS)
+    if zeros is None:
+        zeros = ir.GlobalVariable(b.module, ir.ArrayType(I8, VECTOR_BYTES), ZEROS, GLOBAL)
+        zeros.linkage, zeros.align, zeros.initializer = "internal", VECTOR_BYTES, ir.Constant(zeros.value_type, None)
+    return load_vector(b, b.select(inside, place, b.bitcast(zeros, place.type)), width)
 
 
 def vector_of(b, values):

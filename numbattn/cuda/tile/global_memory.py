@@ -21,6 +21,7 @@ from .emit import (
     in_own_block,
     is_first_holder,
     load_vector,
+    load_vector_or_zeros,
     store_vector,
 )
 from .fragment import (
@@ -229,7 +230,7 @@ def gather(matrix, layout, rows):
                 col = b.add(col0, I32(layout.cols.offsets[run[0]]))
                 col_inside = b.icmp_signed("<", col, source.cols)
                 place = source.place(row, b.select(col_inside, col, I32(0)))
-                values += load_vector(b, place, len(run), b.and_(row_inside, col_inside))
+                values += load_vector_or_zeros(b, b.and_(row_inside, col_inside), place, len(run))
             tile.append(values)
         return pack(b, out, tile)
 

@@ -20,8 +20,10 @@ def forward(x: Operands, how: How) -> Results:
 
 
 def tangent(x: Operands, how: How) -> Results:
-    _, to, _, tsaved = _forward_tangent(x, how)
-    return to, tsaved.tlse
+    t: Any = x.tangents
+    of = how.options.functions.tangent
+    found: Results = of(x.q, x.k, x.v, x.o, x.lse, t.q, t.k, t.v, tscore=t.score, **_given(x, how))
+    return found
 
 
 def backward(x: Operands, how: How) -> Results:

@@ -27,6 +27,8 @@ SMALL = 1 << 17  # bytes of results, below which the cost of a copy is that of t
 def eagerly(compute: Pass, *operands: Any, tree: Any, how: How) -> Results:
     """Compute a pass outside of jit."""
     device = operands[0].device if isinstance(operands[0], jax.Array) else None
+    if device is None and how.options.on_gpu:
+        device = jax.numpy.zeros(()).device
     if isinstance(device, Sharding):
         raise NotImplementedError(f"attention of arrays on {len(device.device_set)} devices outside of jit: inside of "
                                   "jax.shard_map each device computes its own")  # fmt: skip
@@ -44,11 +46,15 @@ def _copied(*arrays: Any) -> Any:
 
 
 def _on_gpu(compute: Pass, operands: Results, tree: Any, how: How, device: Any) -> Results:
-    """Run a pass on a GPU: CuPy arrays share memory with JAX's; numbattn copies NumPy arrays in options."""
+    """Run a pass on a GPU: CuPy arrays share memory with JAX's. numbattn copies NumPy arrays in options, but for those
+    of graphs."""
     cupy = library()
     with cupy.cuda.Device(device.local_hardware_id):
         shared = [cupy.from_dlpack(x) if isinstance(x, jax.Array) else x for x in operands]
-        return [jax.dlpack.from_dlpack(x) for x in run(compute, tree.unflatten(shared), how)]
+        x = tree.unflatten(shared)
+        if how.options.on_gpu:
+            x = jax.tree.map(cupy.asarray, x)._replace(seed=x.seed, offset=x.offset)
+        return [jax.dlpack.from_dlpack(y) for y in run(compute, x, how)]
 
 
 def abstract(compute: Pass, *avals: Any, tree: Any, how: How) -> list[Any]:

@@ -285,11 +285,10 @@ class Tangent(TorchPass):
     @staticmethod
     def forward(call: TorchCall, *operands: Any) -> Any:
         with on_device(operands[0]):
-            primals, _, tangents = split(call, arrays_of(operands), 2)
-            _, to, _, tsaved = call.options.functions.forward_jvp(
-                *primals[:3], *tangents[:3], tscore=call.of_score(tangents), **call.given(primals)
-            )
-            return tensors_of((to, tsaved.tlse))
+            primals, results, tangents = split(call, arrays_of(operands), 2)
+            tangent = call.options.functions.tangent
+            return tensors_of(tangent(*primals[:3], *results, *tangents[:3], tscore=call.of_score(tangents),
+                                      **call.given(primals)))  # fmt: skip
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

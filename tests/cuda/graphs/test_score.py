@@ -13,12 +13,13 @@ from tests.tools.device import GPU, HOPPER
     (np.float32, 1e-5), pytest.param(np.float64, 1e-12, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_scores(rng, world, monkeypatch, dtype, tolerance):
-    """Also of rows of more than 3 edges, which are long."""
+    """Also of rows of more than 3 edges, which are long, and of more than 6, which are in parts."""
     gpu, call = GPU(HOPPER), Call(rng, 5, 20)
     call = call.rounded(dtype)
     wanted = call.results()
     monkeypatch.setattr(passes, "imported", lambda name: GraphBackend(lambda: gpu))
     monkeypatch.setattr(graph, "LONG", 3)
+    monkeypatch.setattr(graph, "PART", 6)
     assert_close(call.results(np, dtype), wanted, tolerance)
 
 

@@ -5,6 +5,8 @@ own. So a sum has SIZE int64: from the largest unit to the smallest, and one tha
 too large. There must be fewer than 2**(63 - WIDTH) terms.
 """
 
+import math
+
 import numpy as np
 
 from ...tile import add_element, device
@@ -38,6 +40,16 @@ def add_atomically(pending, sums):
     element, total = pending
     if total != 0:
         add_element(sums, element, total)
+
+
+@device
+def rounded_sum(element, sums):
+    """The sum of this number, a float64."""
+    first, total, unit = element * SIZE, 0.0, LARGEST_UNIT
+    for part in range(PARTS):
+        total += float(sums[first + part]) * unit
+        unit /= STEP
+    return total if sums[first + PARTS] == 0 else math.nan
 
 
 def rounded(sums):
