@@ -319,7 +319,6 @@ FAULTS = {
         "row = token - first\n        return": "row = token - first - 1\n        return",
         "first + taken(self._depths(seqlen_q), row))": "first)",
     },
-    "masks/test_rolling.py::test_trees": {"first + taken(self._depths(seqlen_q), row))": "token)"},
     ("masks/test_rolling.py::test_masks_and_scores[stream]", "masks/test_rolling.py::test_masks_and_scores[three]"): {
         "end = seqlen_k if self.ring is None else FAR": "end = seqlen_k",
     },
