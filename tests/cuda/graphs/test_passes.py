@@ -108,8 +108,9 @@ def test_nothing_spills(monkeypatch, dtype, edges):
         _, backprop = graphs.attention_vjp(q, k, v, g, **{name: np.ones(shapes[name], dtype) for name in edges})
         backprop(do)
     names, reports = zip(*gpu.reports, strict=True)
-    assert names == ("graph_forward", "graph_delta", "graph_backward", "graph_backward")
-    assert [(report.spill_stores, report.stack) for report in reports] == [(0, 0)] * 4
+    found = [name for name in names if name != "graph_merge"]
+    assert found == ["graph_forward", "graph_delta", "graph_backward", "graph_backward"]
+    assert {(report.spill_stores, report.stack) for report in reports} == {(0, 0)}
 
 
 FAULTS = {
