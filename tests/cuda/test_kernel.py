@@ -220,7 +220,7 @@ def test_a_matrix_product(example, rng):
 
 
 FAULTS = {
-    "(type(x), x) if _is_number(x) else layout_of(x, 0)": "(type(x), x) if _is_number(x) else x.dtype",
+    "(type(x), x) if is_number(x) else layout_of(x, 0)": "(type(x), x) if is_number(x) else x.dtype",
     'At(f"argument {i}", _view': 'At("argument 0", _view',
     "INDEX if isinstance(x, np.int32) else": "",
     "if isinstance(x, TensorMap) and not fits_tensor_map(": "if False and not fits_tensor_map(",

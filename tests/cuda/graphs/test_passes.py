@@ -116,7 +116,10 @@ def test_nothing_spills(monkeypatch, dtype, edges):
 FAULTS = {
     "(gpu.zeros if adds else gpu.empty)": "(gpu.empty if adds else gpu.empty)",
     "cuda/graphs/plan.py": {"[: len(layout.shape)]          #": "[-len(layout.shape) :]  #"},
-    "graphs/graph.py": {"own[at] * (place == 0)": "own[at]", "np.where(short, numbers, -1)": "numbers"},
+    "graphs/graph.py": {
+        'ends, numbers, side="right"': 'ends, numbers, side="left"',
+        "own[at] * (place == 0)": "own[at]", "np.where(short, numbers, -1)": "numbers",
+    },
     "cuda/graphs/steps.py": {
         "other < count": "other < count + 1",
         "(number & 8) != 0, right, left": "(number & 8) != 0, left, right",
