@@ -80,7 +80,7 @@ def test_what_is_no_edge():
 
 FAULTS = {
     'order = np.argsort(x, kind="stable")': 'order = np.argsort(x, kind="stable")[::-1]',
-    'side="right"': 'side="left"',
+    'numbers, side="right").astype': 'numbers, side="left").astype',
     "(indptr[1:] < indptr[:-1]).any()": "False",
     "indptr[0] != 0 or": "",
     'check_values("indices", indices, keys - 1)': 'check_values("indices", indices, keys)',

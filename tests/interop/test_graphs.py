@@ -99,6 +99,6 @@ def test_thinc(rng, library):
 
 FAULTS = {
     'own["wanted"] += (True,)': 'own["wanted"] += (False,)',
-    "tscore=of_score, **given": "tscore=[None] * len(of_score), **given",
+    'of_score, "t"))': '[None] * len(of_score), "t"))',
     "list(tscore[:first])": "[None] * first",
 }

@@ -31,7 +31,7 @@ from ..tile.arrays import Alignment
 from .steps import EDGES, THREADS, Edge, EdgeSteps, Ends, GraphKernel, blocks_of, matrix_of
 
 BLOCKS = {  # see `blocks_of`; by key or not, with tangents or not: about twice as fast as with one (H200)
-    (False, False): (8, 6, 4), (True, False): (7, 6, 4), (False, True): (5, 4, 3), (True, True): (5, 3, 3),
+    (False, False): (8, 6, 4), (True, False): (6, 6, 4), (False, True): (5, 4, 3), (True, True): (5, 3, 3),
 }  # fmt: skip
 OF_DOUBLE = (3, 3, 2)  # with tangents
 gradients, tangents = device(edge.gradients), device(edge.tangents)

@@ -49,7 +49,7 @@ from ..words.numbers import LOG2_E
 
 THREADS = 128
 OF_LANE = {2: 8, 4: 8, 8: 4}  # elements of a row, by their bytes: half as many take 1.0 to 1.7 times as long (H200)
-OF_LANE_MOVED = {**OF_LANE, 4: 4}  # in tangents of gradients: 8 take 0.9 times as long by query, 1.4 times by key
+OF_LANE_MOVED = {**OF_LANE, 4: 4}  # in tangents of gradients: 8 take 1.0 to 1.1 times as long (H200)
 EDGES = "bias", "factor", "k_edge", "v_edge"
 TILE, ALONE = -1, -1  # in place of a long row; in place of a part, where a row has no others
 BLOCKS = 2048  # for parts of long rows, in all

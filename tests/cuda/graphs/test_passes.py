@@ -118,14 +118,18 @@ def test_nothing_spills(monkeypatch, dtype, edges):
         _, backprop = graphs.attention_vjp(q, k, v, g, **{name: np.ones(shapes[name], dtype) for name in edges})
         backprop(do)
     names, reports = zip(*gpu.reports, strict=True)
-    assert names == ("graph_forward", "graph_delta", "graph_backward", "graph_backward")
-    assert [(report.spill_stores, report.stack) for report in reports] == [(0, 0)] * 4
+    found = [name for name in names if name != "graph_merge"]
+    assert found == ["graph_forward", "graph_delta", "graph_backward", "graph_backward"]
+    assert {(report.spill_stores, report.stack) for report in reports} == {(0, 0)}
 
 
 FAULTS = {
     "(gpu.zeros if adds else gpu.empty)": "(gpu.empty if adds else gpu.empty)",
     "cuda/graphs/plan.py": {"[: len(layout.shape)]          #": "[-len(layout.shape) :]  #"},
-    "graphs/graph.py": {"own[at] * (place == 0)": "own[at]", "np.where(short, numbers, -1)": "numbers"},
+    "graphs/graph.py": {
+        'ends, numbers, side="right"': 'ends, numbers, side="left"',
+        "own[at] * (place == 0)": "own[at]", "np.where(short, numbers, -1)": "numbers",
+    },
     "cuda/graphs/steps.py": {
         "other < count": "other < count + 1",
         "(number & 8) != 0, right, left": "(number & 8) != 0, left, right",

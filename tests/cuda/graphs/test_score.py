@@ -37,6 +37,7 @@ FAULTS = {
         "read = thread_index() % LANES": "read = 0",
         "at = batch, head, number, i, j": "at = batch, head, i, number, j",
     },
+    "cuda/kernels/shared/exact_sums.py": {"total += float(": "total = float("},
     "cuda/graphs/backward.py": {
         "dS * F if HAS_SCORE else dS": "dS",
         "tdS * F + dS * tF": "tdS * F",

@@ -37,7 +37,7 @@ def test_what_is_not_finite_is_nan():
 
 FAULTS = {
     "rest -= whole * unit": "pass",
-    "unit /= STEP": "unit /= 2",
+    "unit /= STEP\n        else": "unit /= 2\n        else",
     "first, rest, unit = element * SIZE,": "first, rest, unit = element,",
     "add_element(sums, first + PARTS, 1)": "pass",
 }
