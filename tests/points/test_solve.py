@@ -216,6 +216,6 @@ FAULTS = {
         "points/systems.py": {"G = G - F @ T(np": "G = G - 0 * F @ T(np"},
     },
     "test_points_of_unequal_diagonals_and_some_twice": {
-        "points/systems.py": {"np.where(pivots > least, pivots**-0.5, 0)": "pivots**-0.5"},
+        "points/systems.py": {"np.where(pivots > least, pivots**-0.5, 0)": "(pivots**-0.5)"},
     },
 }
