@@ -252,7 +252,10 @@ def _check_out(out: Any, x: Any, positions: Any) -> None:
 def _positions(x: Any, positions: Any) -> Any:
     """Positions with as many axes as x, in x's library, of a dtype that kernels take."""
     if isinstance(positions, list | tuple | range):
-        positions = np.asarray(positions)
+        try:
+            positions = np.asarray(positions)
+        except ValueError as error:                             # lists of unequal lengths
+            raise ValueError(f"positions: got a {words_for(positions)} of no shape: {error}") from None
     same_library(TAKER, positions=positions)
     if positions.dtype.kind not in "iu" and positions.dtype not in DTYPES:
         raise TypeError(f"positions: got {words_for(positions)}, expected an array of integers or floats")

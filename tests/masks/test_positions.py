@@ -256,6 +256,8 @@ def test_kinds():
     for mask in na.Tail(np.eye(3, dtype=bool)), na.Causal() & na.Bits.tree(TREE):
         assert mask._placed is mask
     assert_equal(tail.positions, depths_of(TREE))
+    again = na.Tail(na.Bits.tree(TREE))
+    assert ((tail & na.Window(3, 0)) | (again & na.First(2)))._placed._kinds[0] == Positions
 
 
 X = np.zeros((2, 6, 8))

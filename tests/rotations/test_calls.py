@@ -193,6 +193,7 @@ WRONG = [
     (lambda: na.rotary(X[0, 0, 0], AT, TURN), ValueError, r"x: got the shape \(8,\), expected"),
     (lambda: na.rotary(X, np.arange(5), "rope"), TypeError, "rotary: got 'rope', expected a numbattn.Rotary"),
     (lambda: na.rotary(X, 5, na.Rotary()), TypeError, "positions: got 5, expected a numpy.ndarray"),
+    (lambda: na.rotary(X, [[0, 1], [2]], na.Rotary()), ValueError, "positions: got a list of no shape"),
     (lambda: na.rotary(X, np.zeros(5, bool), na.Rotary()), TypeError, "positions: got numpy.ndarray of bool"),
     (lambda: na.rotary(X, np.arange(4), na.Rotary()), ValueError,
      r"positions: got the shape \(4,\), expected \(5,\), or for each axis of x \(2 or 1, 3 or 1, 5\)"),
