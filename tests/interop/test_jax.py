@@ -42,6 +42,9 @@ def test_on_gpus():
 
 
 FAULTS = {
+    "interop/in_jax_points.py::test_several_tangents_and_batches[sinkhorn]": {
+        "interop/points.py": {"found = map(np.add, found, self.call.backprop(tdo[..., 0, 0]))": "pass"},
+    },
     "interop/in_jax.py::test_gradients_in_and_of_a_shard_map": {
         "interop/jax/operands.py": {"*varying_alike(operands)": "*operands", "if not varies_over(aval):": "if True:"},
     },
