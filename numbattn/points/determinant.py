@@ -167,9 +167,9 @@ class _Call:
             w = w - a * q
             b = np.linalg.norm(w, axis=-2, keepdims=True)
             diagonal.append(a)
-            if at % EVERY == 0 or at in (most, m):
+            if at % EVERY == 0 or at == most:
                 last, found = found, m * of_tridiagonal(diagonal, beside).mean(axis=-1)
-                if at == m or (last is not None and bool((abs(found - last) <= tol * m).all())):
+                if last is not None and bool((abs(found - last) <= tol * m).all()):
                     return found, True
             beside.append(b)
             q, before = np.where(b > 0, w / b, 0), q

@@ -45,8 +45,10 @@ def with_exact_trace(call):
     return replace(call, Z=np.broadcast_to(scipy.linalg.hadamard(16).astype(float), (*call.x.shape[:-1], 16)))
 
 
-@pytest.mark.parametrize("kernel", [points.Gaussian(0.4), points.Laplacian([0.3, 0.6]), points.Linear(),
-                                    0.7 * points.Gaussian(0.4) + 2 * points.Linear()], ids=repr)  # fmt: skip
+@pytest.mark.parametrize("kernel", [
+    points.Gaussian(0.4), points.Laplacian([0.3, 0.6]), points.Linear(), points.Polynomial(3, 0.5, 0.9),
+    0.7 * points.Gaussian(0.4) + 2 * points.Linear(),
+], ids=repr)  # fmt: skip
 @pytest.mark.parametrize(("preconditioner", "rank"), PRECONDITIONERS)
 def test_gradients_are_exact_up_to_probes(rng, kernel, preconditioner, rank):
     x, ds, h = rng.random((2, 16, 2)), np.array([0.3, -2.0]), 1e-5
@@ -74,7 +76,7 @@ def test_gradients_are_exact_up_to_probes(rng, kernel, preconditioner, rank):
         rest = [f * other for number, (f, other, *_) in enumerate(several) if number != at]
         if hasattr(one, "length"):
             step = np.ones_like(one.length)
-            moved = slope(lambda h: exact(x, sum(rest, factor * type(one)(one.length + h * step))))  # noqa: B023
+            moved = slope(lambda h: exact(x, sum(rest, factor * replace(one, length=one.length + h * step))))  # noqa: B023
             assert_allclose(np.sum(length), moved, rtol=1e-6)
         if of_factor is not None:
             assert_allclose(of_factor, slope(lambda h: exact(x, sum(rest, (factor + h) * one))), rtol=1e-6)  # noqa: B023
