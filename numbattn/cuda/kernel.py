@@ -144,28 +144,27 @@ class Described(NamedTuple):
 
     @classmethod
     def of(cls, arguments):
-        """In one walk: each launch on a GPU waits for it."""
-        arrays, number, moved = {}, 0, False
+        kinds, arrays = [], {}
+        about = tuple([described(x, kinds, arrays) for x in arguments])
+        return cls(about, arrays, TensorMap in kinds)
 
-        def described(x):
-            nonlocal number, moved
-            kind = type(x)
-            if isinstance(x, tuple) and kind is not TensorMap:
-                return kind, *[described(part) for part in x]
-            number += 1
-            if is_number(x):
-                return kind, x
-            box = ()
-            if kind is TensorMap:
-                x, *box = x
-                moved = True
-            if not hasattr(x, "strides"):
-                raise TypeError(f"argument {number - 1}: got {words_for(x)}, expected an array, a number or a tuple of "
-                                "these")
-            arrays[f"argument {number - 1}"] = x
-            return kind, *box, x.shape, x.strides, x.dtype
 
-        return cls(tuple([described(x) for x in arguments]), arrays, moved)
+def described(x, kinds, arrays):
+    """What a Program depends on in an argument, whose kind, or those of its parts, and arrays by name are added to
+    these: in one walk, for which each launch on a GPU waits."""
+    kind = type(x)
+    if isinstance(x, tuple) and kind is not TensorMap:
+        return kind, *[described(part, kinds, arrays) for part in x]
+    name, box = f"argument {len(kinds)}", ()
+    kinds.append(kind)
+    if is_number(x):
+        return kind, x
+    if kind is TensorMap:
+        x, *box = x
+    if not hasattr(x, "strides"):
+        raise TypeError(f"{name}: got {words_for(x)}, expected an array, a number or a tuple of these")
+    arrays[name] = x
+    return kind, *box, x.shape, x.strides, x.dtype
 
 
 def run(gpu, kernel, grid, threads, shared_bytes, arguments, blocks=1):

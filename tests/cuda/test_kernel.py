@@ -1,6 +1,8 @@
 """Kernels of a user's own: one function on NumPy arrays, compiled for a GPU, and on CuPy arrays."""
 
+import gc
 import importlib.util
+import weakref
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,6 +115,22 @@ def test_programs_are_those_of_layouts_numbers_and_boxes(rng):
         own.run(gpu, line, (2, 1, 1), TILE.threads, 0, (given, y, Line(slope, 0.0), np.int32(0)))
         np.testing.assert_allclose(y, slope * given, rtol=1e-6)
     assert len(gpu.programs) == 3
+
+
+def test_arguments_are_freed_at_once(gc_off):
+    """Memory of a CUDA graph that is freed after its capture is memory that the graph has not freed."""
+    x = np.zeros((8, 16), np.float32)
+    kept = weakref.ref(x)
+    own.Described.of((x, (x, 1.0), TensorMap(x, (8, 16))))
+    del x
+    assert kept() is None
+
+
+@pytest.fixture
+def gc_off():
+    gc.disable()
+    yield
+    gc.enable()
 
 
 def test_a_binary_is_kept_on_disk_by_its_ptx(cache_dir, monkeypatch):
