@@ -340,10 +340,16 @@ class Mask(Value):
     def _has_frame(self) -> bool:
         return self._frame is not None
 
-    @cached_property
+    @property
     def _placed(self) -> Mask:
         """The mask with the positions of its rows as its frame, if it gives them."""
-        return OPERATORS["placed"](self)
+        return self if self._placed_anew is None else self._placed_anew
+
+    @cached_property
+    def _placed_anew(self) -> Mask | None:
+        """A mask that kept itself would be freed late, and its arrays with it."""
+        found: Mask = OPERATORS["placed"](self)
+        return None if found is self else found
 
     @cached_property
     def _and_causal(self) -> Mask:

@@ -76,9 +76,25 @@ def grids_and_arrays(mask, seqlen_q, seqlen_k):
 def intervals_and_arrays(mask, seqlen_q, seqlen_k):
     """lo and hi of windows aligned within segments; a LoweredPart for each part of a mask that gives intervals; and
     their arrays by name, as kernels take them."""
-    found, arrays = [], {}
+    parts = IntervalParts(seqlen_q, seqlen_k)
+    if (segments := mask._segments) is not None:
+        keys = segments.queries if segments.keys is None else segments.keys
+        parts.add("segments", queries=segments.queries, keys=keys)
+    own = parts.add_all(mask)
+    if (parts.found or own != EVERYWHERE) and (frame := mask._placing) is not None:
+        keys, queries = frame._counts(seqlen_q, seqlen_k)
+        parts.add(POSITIONS, depths=frame.depths, keys=keys, queries=queries)
+    return own, tuple(parts.found), parts.arrays
 
-    def add(kind, **values):
+
+class IntervalParts:
+    """The parts of a mask that give intervals. (Functions that call each other would keep the arrays: in a capture of a
+    CUDA graph memory that is freed later is memory that the graph has not freed.)"""
+
+    def __init__(self, seqlen_q, seqlen_k):
+        self.sizes, self.found, self.arrays = (seqlen_q, seqlen_k), [], {}
+
+    def add(self, kind, **values):
         """Add a part. Its kind names those of its values that are arrays."""
         numbers = []
         for which, (name, x) in enumerate(values.items()):
@@ -87,41 +103,34 @@ def intervals_and_arrays(mask, seqlen_q, seqlen_k):
             numbers.append(x if isinstance(x, int) else None)
             if not isinstance(x, int):
                 kind += f" {name}"
-                arrays[array_of_mask(len(found), which)] = x.astype(np.int32, copy=False)
-        found.append(LoweredPart(kind, tuple(numbers)))
+                self.arrays[array_of_mask(len(self.found), which)] = x.astype(np.int32, copy=False)
+        self.found.append(LoweredPart(kind, tuple(numbers)))
 
-    def add_lowered(part, own, is_within=False):
+    def add_lowered(self, part, own, is_within=False):
         """Add a mask that is a part as it is. Returns whether it is one."""
         kind, values = lowered(part, own, is_within) or ("", {})
         if kind:
-            add(kind, **values)
+            self.add(kind, **values)
         return bool(kind)
 
-    def add_all(mask):
+    def add_all(self, mask):
         """Add all parts but segments, bands and windows within segments. Returns lo and hi of the latter."""
+        seqlen_q, seqlen_k = self.sizes
         for part in mask._others:
             if isinstance(part, AnyOf):
                 for sign, alternative in zip((OPEN, OR), part.of, strict=True):
-                    add(sign)
-                    add_alternative(alternative)
-                add(CLOSE)
+                    self.add(sign)
+                    self.add_alternative(alternative)
+                self.add(CLOSE)
             else:
-                add_lowered(part, lambda: mask._keys_to_last(seqlen_q, seqlen_k) - seqlen_q)
-        return own_band([part for part in mask._within if not add_lowered(part, None, is_within=True)])
+                self.add_lowered(part, lambda: mask._keys_to_last(seqlen_q, seqlen_k) - seqlen_q)
+        return own_band([part for part in mask._within if not self.add_lowered(part, None, is_within=True)])
 
-    def add_alternative(mask):
-        add("band", **mask._band(seqlen_q, seqlen_k)._asdict())
-        lo, hi = add_all(mask)
+    def add_alternative(self, mask):
+        self.add("band", **mask._band(*self.sizes)._asdict())
+        lo, hi = self.add_all(mask)
         if (lo, hi) != EVERYWHERE:
-            add("window", lo=lo, hi=hi)
-
-    if (segments := mask._segments) is not None:
-        add("segments", queries=segments.queries, keys=segments.queries if segments.keys is None else segments.keys)
-    own = add_all(mask)
-    if (found or own != EVERYWHERE) and (frame := mask._placing) is not None:
-        keys, queries = frame._counts(seqlen_q, seqlen_k)
-        add(POSITIONS, depths=frame.depths, keys=keys, queries=queries)
-    return own, tuple(found), arrays
+            self.add("window", lo=lo, hi=hi)
 
 
 def own_band(windows):
