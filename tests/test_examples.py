@@ -312,6 +312,7 @@ def test_gradients_of_the_force_field(rng):
         np.testing.assert_allclose((found[0] - found[1]) / 2, (gradient * step).sum(), rtol=1e-5, atol=1e-12)
 
 
+@pytest.mark.slow
 @needs("torch")
 def test_dpa2(run):
     """Energy, forces and the gradient of a loss on forces are those of padded lists, by torch's own derivatives."""

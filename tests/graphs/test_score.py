@@ -16,7 +16,7 @@ from .scores import Call, assert_close, hiding, of_kind
 STEP = 1e-5
 
 
-@pytest.mark.parametrize("softmax", [True, False])
+@pytest.mark.parametrize("softmax", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_derivatives(rng, softmax):
     """First ones by tangents of results, second ones by those of gradients; gradients are transposed tangents."""
     call = Call(rng, softmax=softmax)

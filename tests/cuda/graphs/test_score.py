@@ -7,14 +7,16 @@ from numbattn.cuda.graphs.passes import GraphBackend
 from numbattn.graphs import graph, passes
 from tests.graphs.scores import Call, assert_close
 from tests.tools.device import GPU, HOPPER
+from tests.tools.launch import compiled_only
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [
     (np.float32, 1e-5), pytest.param(np.float64, 1e-12, marks=pytest.mark.slow),
 ])  # fmt: skip
+@compiled_only
 def test_scores(rng, world, monkeypatch, dtype, tolerance):
     """Also of rows of more than 3 edges, which are long, and of more than 6, which are in parts."""
-    gpu, call = GPU(HOPPER), Call(rng, 5, 20)
+    gpu, call = GPU(HOPPER), Call(rng, 4, 14)
     call = call.rounded(dtype)
     wanted = call.results()
     monkeypatch.setattr(passes, "imported", lambda name: GraphBackend(lambda: gpu))

@@ -285,7 +285,8 @@ def check_cache(device, q, cache, mask=None, **options):
     assert dict(step.key.parameters)["held"] == cache.k.dtype.name
     want = reference.attention_forward(q, cache, mask=mask, **options)
     k, v = (np.nan_to_num(x).astype(q.dtype) for x in cache._dense())
-    other = plain(np.zeros_like(o), q, k, v, mask=masked(cache, cache.lengths, as_mask(mask)), **options)
+    mask = masked(cache, cache.lengths, as_mask(mask), None, q.shape[-2])
+    other = plain(np.zeros_like(o), q, k, v, mask=mask, **options)
     for name, got, *rest in zip(("o", "lse"), (o, saved.lse), want, other):
         assert_accurate(name, got, *rest, got.dtype)
 
