@@ -15,7 +15,7 @@ from .gradients import SolveGradients
 from .kernels import Kernel
 from .pairs import quiet
 from .product import ProductCall
-from .systems import BLOCK, Preconditioner, Solved, System, T, block_conjugate_gradients
+from .systems import BLOCK, Preconditioner, Solved, System, T, block_conjugate_gradients, scaled
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +173,7 @@ class _Call:
         system = System.of(x, kernel, ridge, batch)
         B = np.broadcast_to(rounded(b, system.x.dtype), (*batch, *b.shape[-2:]))
         if x0 is not None:
-            check_result("x0", x0, "x", B.shape, x)
+            check_result("x0", x0, "Solution.x", B.shape, x)
             x0 = rounded(x0, B.dtype)
         M = system.preconditioner(preconditioner, rank)
         return cls((x, b), system, M, B, limits, solved(system, M, B, x0, *limits))
@@ -189,9 +189,10 @@ class _Call:
     @quiet
     def backprop(self, ds: Any) -> SolveGradients:
         (x, b), system, X = self.given, self.system, self.solved.x
-        check_result("ds", ds, "x", self.B.shape, x)
+        check_result("ds", ds, "Solution.x", self.B.shape, x)
         dS = rounded(ds, X.dtype)
-        start = X @ (np.linalg.pinv(T(X) @ self.B) @ (T(X) @ dS))
+        (XS, of_x), (BS, of_b), (DS, of_ds) = (scaled(x, axis=(-2, -1)) for x in (X, self.B, dS))
+        start = np.ldexp(XS @ (np.linalg.pinv(T(XS) @ BS) @ (T(XS) @ DS)), of_x - of_b + of_ds)
         W, residual, _ = solved(system, self.M, dS, start, *self.limits)
         if (residual > self.limits[0]).any():
             warn_of(residual, *self.limits)

@@ -157,12 +157,13 @@ def block_conjugate_gradients(
 ) -> Solved:
     """X with A X = B, from an X to start with, or None. In the end residuals are computed anew, in float64, and what
     rounding errors have left is solved for."""
-    dtype, exact, size, at = B.dtype, system.in_double, np.linalg.norm(B, axis=-2), 0
-    B = B.astype(np.float64, copy=False)
+    dtype, exact, at = B.dtype, system.in_double, 0
+    B, exponents = scaled(B, axis=-2)
+    size = np.linalg.norm(B, axis=-2)
     if X is None:
         X, residual = 0 * B, B
     else:
-        X = X.astype(np.float64, copy=False)
+        X = np.where(size[..., None, :] > 0, np.ldexp(X.astype(np.float64, copy=False), -exponents), 0)
         residual = B - exact.times(X)
     off = _relative(residual, size)
     while at < max_iterations and (off > tol).any():
@@ -184,7 +185,16 @@ def block_conjugate_gradients(
         before, off = off, _relative(residual, size)
         if not (off < before / 2).any():
             break
-    return Solved(X.astype(dtype, copy=False), off.astype(dtype, copy=False), at)
+    return Solved(np.ldexp(X, exponents).astype(dtype, copy=False), off.astype(dtype, copy=False), at)
+
+
+def scaled(x: Any, axis: Any) -> tuple[Any, Any]:
+    """x in float64 over a power of two along these axes, so that squares of what it holds are finite and not 0; and the
+    exponents."""
+    x = x.astype(np.float64, copy=False)
+    largest = abs(x).max(axis=axis, keepdims=True) if x.size else np.zeros_like(x, shape=(1,) * x.ndim)
+    exponents = np.frexp(np.where(np.isfinite(largest), largest, 0))[1]
+    return np.ldexp(x, -exponents), exponents
 
 
 def weighed_sums(terms: list[tuple[float, Term]], b: Any) -> Any:

@@ -145,6 +145,18 @@ def test_single_precision(rng, dtype):
     assert np.linalg.norm(r.x - exact) <= (0.2 if dtype == np.float32 else 1.1) * np.linalg.norm(lapack - exact)
 
 
+@pytest.mark.parametrize(("dtype", "sizes"), [(np.float32, (1e-25, 1e19, 1e30)), (np.float64, (1e-300, 1e-165, 1e200))])
+def test_right_sides_of_any_size(rng, dtype, sizes):
+    """Squares of which are 0 or infinite; and none at all, whatever the solution starts from."""
+    x, b = rng.random((20, 2)), rng.random((20, 1))
+    want = np.linalg.solve(dense(x), b)
+    for size in sizes:
+        r, backprop = points.solve_vjp(x.astype(dtype), (size * b).astype(dtype), KERNEL, ridge=RIDGE)
+        assert_allclose(r.x / size, want, atol=1e-4 * abs(want).max())
+        assert_allclose(backprop((b / 1e9 / size).astype(dtype)).db * size * 1e9, want, atol=1e-4 * abs(want).max())
+    assert_array_equal(points.solve(x, 0 * b, KERNEL, ridge=RIDGE, x0=b).x, 0)
+
+
 def test_what_has_not_converged_says_so(rng):
     x, b = rng.random((100, 3)), rng.standard_normal((100, 2))
     with pytest.warns(UserWarning, match="solve: not converged to 1e-05 within 3 iterations, but to .*: al") as found:
@@ -185,7 +197,7 @@ X, B = np.zeros((4, 3)), np.zeros((4, 2))
     ((X, B), {"preconditioner": 3}, ValueError, "preconditioner: got 3, allowed 'nystrom'"),
     ((X, B), {"rank": 0}, ValueError, "rank: got 0, allowed 1 or more"),
     ((X, B), {"rank": 5, "preconditioner": None}, ValueError, "rank: got 5 with the preconditioner None, which has no"),
-    ((X, B), {"x0": B[:3]}, ValueError, r"x0: got the shape \(3, 2\), expected \(4, 2\), the shape of x"),
+    ((X, B), {"x0": B[:3]}, ValueError, r"x0: got the shape \(3, 2\), expected \(4, 2\), the shape of Solution.x"),
 ])  # fmt: skip
 def test_errors(given, options, kind, message):
     with pytest.raises(kind, match=message):
@@ -194,7 +206,7 @@ def test_errors(given, options, kind, message):
 
 def test_errors_of_gradients(rng):
     _, backprop = points.solve_vjp(X, B, KERNEL, ridge=RIDGE)
-    with pytest.raises(ValueError, match=r"ds: got the shape \(4,\), expected \(4, 2\), the shape of x"):
+    with pytest.raises(ValueError, match=r"ds: got the shape \(4,\), expected \(4, 2\), the shape of Solution.x"):
         backprop(B[:, 0])
 
 
