@@ -21,7 +21,8 @@ def check(name: str, x: Any, dtypes: Sequence[Any], shape: tuple[int | str, ...]
         cast = cast_of(name.split()[-1], x.dtype, dtypes)
         raise TypeError(f"{name}: got {x.dtype}, allowed {', '.join(map(str, dtypes))}{cast}")
     if len(x.shape) != len(shape) or any(isinstance(size, int) and size != n for size, n in zip(shape, x.shape)):
-        raise ValueError(f"{name}: got the shape {x.shape}, expected ({', '.join(map(str, shape))})")
+        expected = ", ".join(map(str, shape)) + "," * (len(shape) == 1)
+        raise ValueError(f"{name}: got the shape {x.shape}, expected ({expected})")
     return x
 
 

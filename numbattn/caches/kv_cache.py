@@ -139,6 +139,8 @@ class KVCache(CacheArrays):
             lead, rows = batch * most, page_size
             if table is None:
                 table = np.arange(lead, dtype=np.int32, like=like).reshape(batch, most)
+            same_library(**{"KVCache.zeros like": like, "table": table})
+            check("KVCache.zeros table", table, [np.dtype(np.int32)], (batch, "pages of a sequence"))
         elif table is not None:
             raise ValueError("KVCache.zeros table: got one without a page_size")
         bits = np.uint8 if dtype == FLOAT8 else dtype

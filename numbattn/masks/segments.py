@@ -30,7 +30,7 @@ class Segments(Mask):
     In an ``&`` with it, masks without an offset of their own mean in each segment what they mean in a call on that
     sequence alone: `Causal` and `Window` align its last query with its last key, `Prefix` and `First` count from its
     first key. The scores `Alibi` and `RelativeBias` do likewise. All other masks and scores, and dropout, count the
-    rows and columns of the packed arrays.
+    rows and columns of the packed arrays; beside a `KVCache` functions are told the row within its sequence.
 
     Parameters
     ----------

@@ -480,7 +480,7 @@ MADE = [
     (lambda: cache(lengths=np.array([1, 2**33])).truncate(0), ValueError,
      "KVCache lengths: got values from 1 to 2"),
     (lambda: cache(lengths=zeros(3, **INT32)), ValueError,
-     r"KVCache lengths: got the shape \(3,\), expected \(2\)"),
+     r"KVCache lengths: got the shape \(3,\), expected \(2,\)"),
     (lambda: cache(4, table=zeros(2, 2, dtype=int)), TypeError, "KVCache table: got int64, allowed int32"),
     (lambda: cache(4, table=zeros(2, **INT32)), ValueError,
      r"KVCache table: got the shape \(2,\), expected \(batch, pages of a sequence\)"),
