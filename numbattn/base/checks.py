@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import ml_dtypes
 import numpy as np
 
-from .values import Value, is_foreign
+from .values import Value, address_of, is_foreign
 
 DTYPES = tuple(map(np.dtype, ("float16", ml_dtypes.bfloat16, "float32", "float64")))
 FLOATING = ", ".join(map(str, DTYPES))
@@ -348,7 +348,7 @@ def overlap(x: Any, y: Any) -> bool:
 
 def _extent(x: Any) -> tuple[int, int]:
     """The addresses [first, end) between which an array's elements lie."""
-    first = _address(x) if isinstance(x, np.ndarray) else x.data.ptr
+    first = address_of(x)
     if not x.size:
         return first, first
     steps = [stride * (n - 1) for stride, n in zip(x.strides, x.shape)]
@@ -388,12 +388,8 @@ def lies_within_rows(x: Any, whole: Any) -> bool:
     step = whole.strides[-1]
     if x.strides != whole.strides or not step:
         return False
-    first, rest = divmod(_address(x) - _address(whole), step)
+    first, rest = divmod(address_of(x) - address_of(whole), step)
     return not rest and 0 <= first <= whole.shape[-1] - x.shape[-1]
-
-
-def _address(x: Any) -> int:
-    return int(_memory(x).__array_interface__["data"][0])
 
 
 def _memory(x: Any) -> Any:

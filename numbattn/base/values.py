@@ -189,6 +189,11 @@ def given(**arrays: Any) -> tuple[Held, ...]:
     return tuple(Held(name, array, ()) for name, array in arrays.items() if array is not None)
 
 
+def address_of(x: Any) -> int:
+    """Where a NumPy or CuPy array begins."""
+    return int(x.__array_interface__["data"][0] if isinstance(x, np.ndarray) else x.data.ptr)
+
+
 def moved(x: Any, array: Any) -> Any:
     """An array in the library of another one: itself if it is already."""
     if isinstance(x, np.ndarray) == isinstance(array, np.ndarray):

@@ -269,11 +269,9 @@ class KVCache(CacheArrays):
         if rotary is not None:
             new_k = turned_tokens(new_k, positions, rotary)
         writes = stored(new_k, self.k, self.k_scale) + stored(new_v, self.v, self.v_scale)
-        if self._ring is not None:
-            self._reached[...] = np.maximum(self._reach(), lengths + counts)
         for x, of_tokens in writes:
             x[page, :, row] = of_tokens
-        self.lengths[...] = lengths + counts  # last: an interrupted call has appended nothing
+        self._grow(counts)  # last: an interrupted call has appended nothing
 
     def _append_on_gpu(self, k: Any, v: Any, segments: Any, rotary: Rotary | None = None) -> None:
         append = backend("cupy").append
@@ -284,7 +282,11 @@ class KVCache(CacheArrays):
         ring = () if self._ring is None else self._ring[:2]
         append(bits_of(self.k), k, self.lengths, self.table, offsets, self.k_scale, rotary, ring)
         append(bits_of(self.v), v, self.lengths, self.table, offsets, self.v_scale, None, ring)
-        if ring:
+        self._grow(counts)
+
+    def _grow(self, counts: Any) -> None:
+        """Count so many more tokens of each sequence."""
+        if self._ring is not None:
             self._reached[...] = np.maximum(self._reach(), self.lengths + counts)
         self.lengths[...] += counts
 

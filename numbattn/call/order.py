@@ -83,18 +83,26 @@ def as_it_is(problem: Problem, inputs: Inputs) -> Inputs:
     return inputs._replace(mask=fitted_mask(inputs.mask, inputs.q, problem.score_shape, problem.xp))
 
 
+def order_of(mask: Any, score: Any, array: Any, summed: bool = False) -> tuple[Any, list[Any]] | None:
+    """The order of boxes of a mask's grid, for calls on arrays of the library of `array`, and the parts of a score in
+    it; None if there is none, or if a part depends on where tokens are. summed: see `boxes_of`."""
+    order = mask._windows.in_order(array, summed)
+    if order is None:
+        return None
+    parts = [part._in_order(order) for part in score]
+    return None if any(part is None for part in parts) else (order, parts)
+
+
 def in_order(problem: Problem, inputs: Inputs) -> Ordered | None:
     """The call, on a grid, with its tokens in another order; None if there is none, or if anything else depends on
     where tokens are."""
     if not inputs.mask._may_wait or inputs.dropout or inputs.origin != problem.origin or problem.is_empty:
         return None
     summed = problem.xp != "numpy" and any(part._is_trained_on_grid for part in inputs.score)
-    order = inputs.mask._windows.in_order(inputs.q, summed)
-    if order is None:
+    chosen = order_of(inputs.mask, inputs.score, inputs.q, summed)
+    if chosen is None:
         return None
-    score = [part for part in (part._in_order(order) for part in inputs.score) if part is not None]
-    if len(score) < len(inputs.score):
-        return None
+    order, score = chosen
     q, k, v = (rows(x, order.given) for x in inputs[:3])
     found = describe(q, k, v, mask=order.mask, scale=inputs.scale, score=score, wide=problem.wide)
     return Ordered(*found, order.given, order.place)

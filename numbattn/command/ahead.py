@@ -16,6 +16,7 @@ import numbattn as na
 from ..base.checks import dtype_of_sums
 from ..base.compiling import keep_quiet
 from ..base.values import kinds
+from ..call.order import order_of
 from ..call.passes import ARRAYS, BACKWARD, BACKWARD_TANGENT, FORWARD, PASSES, run_pass
 from ..call.problem import describe
 from ..call.tangents import checked_tangents
@@ -66,8 +67,9 @@ def plans(device, dtype, q, k, v, mask, dropout, deterministic=False, score=(), 
     from numbattn.cuda.views import without_memory
 
     options, shapes = _call(dtype, q, k, mask, score, gradient), (q, k, v)
-    order = options["mask"]._windows.in_order(np.empty(0)) if mask == "grid" and not dropout else None
-    if order is not None and all(part._in_order(order) for part in options["score"]):       # as in numbattn.call.order
+    found = order_of(options["mask"], options["score"], np.empty(0)) if mask == "grid" and not dropout else None
+    if found is not None:
+        order, options["score"] = found
         options["mask"], shapes = order.mask, [(*lead, len(order.given), width) for *lead, _, width in shapes]
     arrays = [without_memory(shape, dtype) for shape in shapes]
     dropout = na.Dropout(0.1, seed=0) if dropout else None

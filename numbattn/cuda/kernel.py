@@ -88,7 +88,7 @@ def launch(kernel: Any, grid: Any, threads: int, shared_bytes: int, *arguments: 
     if libraries == {"cupy"}:
         from .launch import current_gpu
 
-        run_described(current_gpu(), kernel, grid, threads, shared_bytes, arguments, described)
+        run(current_gpu(), kernel, grid, threads, shared_bytes, arguments, described)
     elif libraries == {"numpy"}:
         check_launch(kernel, grid, threads, shared_bytes)
         simulate(kernel, grid, threads, shared_bytes, *map(_array, arguments))
@@ -167,32 +167,29 @@ def described(x, kinds, arrays):
     return kind, *box, x.shape, x.strides, x.dtype
 
 
-def run(gpu, kernel, grid, threads, shared_bytes, arguments, blocks=1):
-    """`launch` on a launch.GPU. blocks: that a multiprocessor should hold at least."""
-    run_described(gpu, kernel, grid, threads, shared_bytes, arguments, Described.of(arguments), blocks)
-
-
-def run_described(gpu, kernel, grid, threads, shared_bytes, arguments, described, blocks=1):
-    addresses, odd = gpu.addresses(described.arrays)
-    if odd and described.moved:
+def run(gpu, kernel, grid, threads, shared_bytes, arguments, known=None):
+    """`launch` on a launch.GPU. known: the Described of the arguments, if there is one."""
+    about, arrays, moved = known or Described.of(arguments)
+    addresses, odd = gpu.addresses(arrays)
+    if odd and moved:
         raise ValueError("TensorMap: got arrays at addresses that are no multiples of 16 bytes")
-    key = kernel, grid, threads, shared_bytes, described.about
+    key = kernel, grid, threads, shared_bytes, about
     program = gpu.programs.get(key)
     if program is None:
         check_launch(kernel, grid, threads, shared_bytes)
-        program = loaded(gpu, kernel, grid, threads, shared_bytes, arguments, blocks)
+        program = loaded(gpu, kernel, grid, threads, shared_bytes, arguments)
         gpu.keep(key, program)
     program([*addresses, gpu.scrap], NO_NUMBERS, gpu.stream().ptr)
 
 
-def loaded(gpu, kernel, grid, threads, shared_bytes, arguments, blocks=1):
+def loaded(gpu, kernel, grid, threads, shared_bytes, arguments):
     """A Program for arrays like these, whose addresses it takes, and for these numbers."""
     names = [f"argument {i}" for i, x in enumerate(_flat(arguments)) if not is_number(x)]
-    plan = plan_of(gpu.device, kernel, grid, threads, shared_bytes, arguments, blocks)
+    plan = plan_of(gpu.device, kernel, grid, threads, shared_bytes, arguments)
     return gpu.load(plan, tuple(names), np.float32)
 
 
-def plan_of(device, kernel, grid, threads, shared_bytes, arguments, blocks=1):
+def plan_of(device, kernel, grid, threads, shared_bytes, arguments):
     """A Plan of one step."""
     flat = [*_flat(arguments)]
     maps = tuple(TensorMapArgument(i, x.box, x.swizzle) for i, x in enumerate(flat) if isinstance(x, TensorMap))
@@ -201,7 +198,7 @@ def plan_of(device, kernel, grid, threads, shared_bytes, arguments, blocks=1):
             raise ValueError(f"TensorMap: got an array of shape {x.array.shape} and strides {x.array.strides}, "
                              "expected contiguous rows that start at multiples of 16 bytes")
     given = tuple(x if is_number(x) else At(f"argument {i}", _view(_array(x))) for i, x in enumerate(flat))
-    step = step_of(device, kernel, grid, threads, shared_bytes, map(type_of, arguments), given, blocks, maps)
+    step = step_of(device, kernel, grid, threads, shared_bytes, map(type_of, arguments), given, tensor_maps=maps)
     return Plan((), (), (step,), False, False)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.values import moved, remembered
+from ..base.values import address_of, moved, remembered
 from ..rotations.turns import cosine_and_sine
 from .kernel import kernel_factory, launch
 from .kernels.shared.layouts import sum_type, vector
@@ -27,7 +27,7 @@ from .tile import (
     save,
     shape,
 )
-from .tile.alignment import ArrayLayout, address_of, alignment, layout_of
+from .tile.alignment import ArrayLayout, alignment, layout_of
 
 THREADS, HEADS = 128, 8  # of a block
 

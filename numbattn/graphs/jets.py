@@ -257,7 +257,7 @@ def attention_backward_vjp(
         ddscore: Sequence[Array | None] = (),
     ) -> GraphSecondGradients:  # fmt: skip
         of_edges = EdgeArrays(ddbias, ddfactor, ddk_edge, ddv_edge)
-        tsaved = _tangents(saved, *checked_moving(saved.inputs, (ddq, ddk, ddv), of_edges, ddscore, "dd"))
+        tsaved = tangents_of(saved, *checked_moving(saved.inputs, (ddq, ddk, ddv), of_edges, ddscore, "dd"))
         found: GraphSecondGradients = GraphSecondGradients._of(
             _along(saved, tsaved, do, dlse), tsaved.to, dlse=tsaved.tlse
         )
@@ -342,7 +342,7 @@ def _forward(
     problem, inputs = describe_graph(q, k, v, graph, of_edges, softmax, scale, dropout, score)
     moves = checked_moving(inputs, of_nodes, moving, tscore, "t")
     saved = passes.forward(problem, inputs)
-    return saved, _tangents(saved, *moves)
+    return saved, tangents_of(saved, *moves)
 
 
 def checked_moving(
@@ -371,7 +371,7 @@ def checked_moving(
     return found, several
 
 
-def _tangents(saved: GraphSaved[Any], moving: list[Moving], several: bool) -> GraphSavedTangents[Any]:
+def tangents_of(saved: GraphSaved[Any], moving: list[Moving], several: bool) -> GraphSavedTangents[Any]:
     """The tangents of o and lse."""
     found = [passes.tangent(saved, along) for along in moving]
     to = _joined([to for to, _ in found], saved.o, several)

@@ -12,7 +12,7 @@ from ..base.checks import dtype_of_sums, flag, library, words_for
 from ..base.gradients import Gradients
 from ..graphs import Graph, attention_backward, attention_forward, attention_forward_jvp
 from ..graphs.graph import check_graph
-from ..graphs.jets import GraphSavedTangents, _tangents, checked_moving, tangents_of_gradients
+from ..graphs.jets import GraphSavedTangents, checked_moving, tangents_of, tangents_of_gradients
 from ..graphs.problem import AXES, EdgeArrays, GraphSaved, describe_graph
 from .options import Functions, Options, taken_apart
 
@@ -77,7 +77,7 @@ def forward_jvp(q: Any, k: Any, v: Any, *tqkv: Any, tscore: Any, graph: Any, **g
 def tangent(q: Any, k: Any, v: Any, o: Any, lse: Any, *tqkv: Any, tscore: Any, **given: Any) -> tuple[Any, Any]:
     saved = saved_of(q, k, v, o, lse, **given)
     of_score, moving = _taken_apart(tscore, saved.inputs.arrays)
-    tsaved = _tangents(saved, *checked_moving(saved.inputs, tqkv, EdgeArrays(**moving), of_score, "t"))
+    tsaved = tangents_of(saved, *checked_moving(saved.inputs, tqkv, EdgeArrays(**moving), of_score, "t"))
     return tsaved.to, _lse(tsaved.tlse, tsaved.to)
 
 

@@ -30,9 +30,14 @@ class Functions(NamedTuple):
     describe: Callable[..., Any]  # (q, k, v, may_wait=, **given) -> problem, inputs
 
 
-def _tangent(q: Any, k: Any, v: Any, o: Any, lse: Any, *tqkv: Any, **given: Any) -> tuple[Any, Any]:
-    _, to, _, tsaved = attention_forward_jvp(q, k, v, *tqkv, **given)
-    return to, tsaved.tlse
+def tangent_by(forward_jvp: Callable[..., Any]) -> Callable[..., Any]:
+    """`Functions.tangent` where o and lse are computed again with it."""
+
+    def tangent(q: Any, k: Any, v: Any, o: Any, lse: Any, *tqkv: Any, **given: Any) -> tuple[Any, Any]:
+        _, to, _, tsaved = forward_jvp(q, k, v, *tqkv, **given)
+        return to, tsaved.tlse
+
+    return tangent
 
 
 def _saved_tangents(saved: Any, tq: Any, tk: Any, tv: Any, tscore: Any, to: Any, tlse: Any) -> SavedTangents[Any]:
@@ -40,8 +45,8 @@ def _saved_tangents(saved: Any, tq: Any, tk: Any, tv: Any, tscore: Any, to: Any,
     return SavedTangents(saved.problem, tangents, to, tlse, several)
 
 
-ATTENTION = Functions(attention_forward, attention_forward_jvp, _tangent, Saved.of, attention_backward,
-                      _saved_tangents, tangents_of_gradients, describe)  # fmt: skip
+ATTENTION = Functions(attention_forward, attention_forward_jvp, tangent_by(attention_forward_jvp), Saved.of,
+                      attention_backward, _saved_tangents, tangents_of_gradients, describe)  # fmt: skip
 INSTEAD = "; to trace it, or for its gradient, pass q * scale with scale=1.0"
 
 

@@ -23,7 +23,7 @@ from ..points.kernels import as_exponential, as_kernel
 from ..points.logsumexp import LogsumexpCall
 from ..points.product import ProductCall
 from ..points.sinkhorn import SinkhornCall
-from .options import Functions, Options, taken_apart
+from .options import Functions, Options, taken_apart, tangent_by
 
 
 @dataclass(frozen=True)
@@ -272,10 +272,6 @@ def functions_of(kind: type[Call]) -> Functions:
         tsaved = Tangents(each, count is not None, np.zeros_like(lse))
         return o, tsaved.each(saved.call.tangent), saved, tsaved
 
-    def tangent(x: Any, y: Any, b: Any, o: Any, lse: Any, *t: Any, **given: Any) -> tuple[Any, Any]:
-        _, to, _, tsaved = forward_jvp(x, y, b, *t, **given)
-        return to, tsaved.tlse
-
     def saved_of(x: Any, y: Any, b: Any, o: Any, lse: Any, **given: Any) -> Saved:
         return Saved(make(x, y, b, **given, lse=lse), lse)
 
@@ -292,7 +288,7 @@ def functions_of(kind: type[Call]) -> Functions:
         return Gradients(*tsaved.each(along, tdo))
 
     derivatives = saved_of, backward, saved_tangents, gradients_along
-    return Functions(forward, forward_jvp, tangent, *derivatives, Described.of(kind))
+    return Functions(forward, forward_jvp, tangent_by(forward_jvp), *derivatives, Described.of(kind))
 
 
 class Described(NamedTuple):

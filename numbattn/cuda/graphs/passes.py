@@ -11,6 +11,7 @@ from ...graphs.problem import AXES
 from ...graphs.score import given_of, links_of
 from ...scores.softcap import Softcap
 from ..kernels.shared.layouts import sum_type
+from ..passes import launch
 from ..tile.alignment import layout_of
 from ..words.numbers import MaskNumbers, OriginNumbers, numbers_of
 from .plan import KEY, LISTS, QUERY, Lowered, LoweredPart, Planner, apart
@@ -94,12 +95,7 @@ class GraphBackend:
             program = gpu.load(plan, tuple(arrays), problem.sum_dtype)
             gpu.keep(key, program)
         numbers = numbers_of(NO_MASK, inputs.dropout, NO_ORIGIN, inputs.scale)
-        if not program.plan.allocates:
-            program([*addresses, gpu.scrap], numbers, stream.ptr)
-            return
-        with gpu.scratch_memory(capturing):
-            temporaries = gpu.temporaries(program.plan)
-            program([*addresses, *temporaries.addresses, gpu.scrap], numbers, stream.ptr)
+        launch(gpu, program, arrays, addresses, numbers, problem, ())
 
     def launch_apart(self, odd, name, problem, inputs, given, results, *rest):
         """`launch` with copies of the arrays that kernels cannot take as they lie."""

@@ -3,7 +3,7 @@
 import math
 from typing import Any, NamedTuple
 
-import numpy as np
+from ...base.values import address_of
 
 VECTOR_BYTES = 16  # the most that one thread moves at once
 
@@ -34,11 +34,6 @@ def alignment(layout):
     steps = [abs(stride) for stride, n in zip((*outer, rows), shape) if n > 1]
     common = math.gcd(VECTOR_BYTES, address, shape[-1] * dtype.itemsize, *steps)
     return common if common >= dtype.itemsize else 0
-
-
-def address_of(x):
-    """Where a NumPy or CuPy array begins."""
-    return x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr
 
 
 def alignment_of(x):
