@@ -481,8 +481,9 @@ def test_molecule_on_a_gpu(tmp_path):
 
 @pytest.mark.gpu
 def test_dpa2_on_a_gpu(tmp_path):
-    out = run_alone(tmp_path, "23_dpa2.py", "--device", "cuda", "--atoms", "27", "--rounds", "1")
-    assert float(re.search(r"differ by (\S+)", out)[1]) < 1e-11
+    for replay in [], ["--replay"]:
+        out = run_alone(tmp_path, "23_dpa2.py", "--device", "cuda", "--atoms", "27", "--rounds", "1", *replay)
+        assert float(re.search(r"differ by (\S+)", out)[1]) < 1e-11
 
 
 @pytest.mark.gpu

@@ -201,6 +201,14 @@ def moved(x: Any, array: Any) -> Any:
     return np.asarray(x, like=array) if isinstance(x, np.ndarray) else x.get()
 
 
+def filled(value: float, shape: tuple[int, ...], dtype: Any, like: Any) -> Any:
+    """An array of one number, in the library of another array. With CuPy, `ones` and `full` do not take like=, and
+    `full_like` takes shape=() for the shape of the other one."""
+    found = np.empty(shape, dtype, like=like)
+    found[...] = value
+    return found
+
+
 def rounded(x: Any, dtype: Any) -> Any:
     """x in this dtype; numbers too small for it become 0, whatever NumPy's error state says."""
     if x.dtype == dtype:

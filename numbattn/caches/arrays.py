@@ -24,7 +24,7 @@ from ..base.checks import (
     same_library,
 )
 from ..base.forks import cached_property
-from ..base.values import Value, clip, moved
+from ..base.values import Value, clip, filled, moved
 from ..masks import Ring
 from .checks import NUMBERS, SIXTEEN_BITS, check, check_lengths
 from .eight_bits import EIGHT_BITS, FLOAT8, INT8, check_scale
@@ -86,7 +86,7 @@ class CacheArrays(Value):
                 raise ValueError(f"KVCache {name}: got one with {self.k.dtype}, which has none")
             return None
         if self.k.dtype == FLOAT8 and scale is None:
-            return np.zeros(self.k.shape[1], np.float32, like=self.k) + np.float32(1)  # not `ones`: CuPy's fails
+            return filled(1, self.k.shape[1:2], np.float32, self.k)
         same_library(**{f"KVCache {name}": scale})
         shape = self.k.shape[:3] if self.k.dtype == INT8 else self.k.shape[1:2]
         return check(f"KVCache {name}", scale, [FLOAT32], shape)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..base.checks import A, integer, library, number, warn
-from ..base.values import moved, rounded
+from ..base.values import filled, moved, rounded
 from .checks import check_points, check_result, checked_limits
 from .clouds import EVERY
 from .gradients import LogDeterminantGradients
@@ -180,7 +180,7 @@ class _Call:
         system, M, Z = self.system, self.M, self.Z
         shape, dtype = Z.shape[:-2], Z.dtype
         if not library(ds):
-            ds = np.full_like(Z, number("ds", ds), shape=shape)
+            ds = filled(number("ds", ds), shape, dtype, Z)
         check_result("ds", ds, "log_determinant", shape, Z)
         dS = rounded(ds, dtype)[..., None, None]
         W, residual, _ = solved(system, M, Z, None, *self.limits)

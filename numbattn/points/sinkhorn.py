@@ -20,7 +20,7 @@ import numpy as np
 
 from ..base.checks import A, Array, flag, library, number, other_dtype, same_library, warn, words_for
 from ..base.forks import cached_property
-from ..base.values import rounded, sum_broadcast
+from ..base.values import filled, rounded, sum_broadcast
 from ..masks import Mask
 from .checks import TAKER, batch_of, check_columns, check_points, check_result, check_vector, checked_limits
 from .clouds import Clouds, Solution, weighed
@@ -399,7 +399,7 @@ class SinkhornCall:
     def primal(self) -> Any:
         """<pi, C>: C is homogeneous in x and y, so that its gradient says how large it is."""
         clouds, between = self.clouds.of_whole_batch, self.solved[0]
-        one = np.ones_like(between.f, shape=between.f.shape[:-1])
+        one = filled(1, between.f.shape[:-1], between.f.dtype, between.f)
         dx, dy = clouds.gradient(between, one), clouds.exchanged.gradient(between.exchanged, one)
         given = (clouds.term.x, dx), (clouds.term.y, dy)
         found = sum([np.where(gradient == 0, 0, z * gradient).sum(axis=(-2, -1)) for z, gradient in given])

@@ -121,6 +121,20 @@ def test_transport(cupy, rng, debias, dtype):
 
 
 @pytest.mark.gpu
+def test_without_batch_axes(cupy, rng):
+    """Results are arrays of no axes, which CuPy's `full_like(shape=())` does not make."""
+    here, there = drawn(rng, cupy, (50, 3), (80, 3), (50, 2))
+    found = []
+    for (x, y, b), xp in ((here, np), (there, cupy)):
+        r, backprop = points.sinkhorn_vjp(x, y, xp.full(50, 1 / 50), xp.full(80, 1 / 80), points.Cost(2, 0.5), tol=1e-9)
+        s, of_solution = points.solve_vjp(x, b, points.Gaussian(), ridge=0.1, tol=1e-9)
+        logdet, of_logdet = points.log_determinant_vjp(x, points.Gaussian(), ridge=0.1, tol=1e-9)
+        found.append([r.cost, r.primal(), *backprop(), s.x, *of_solution(b), logdet, *of_logdet()])
+    for wanted, one in zip(*found):
+        assert_same(one, wanted, 1e-6)
+
+
+@pytest.mark.gpu
 def test_calls_do_not_wait_for_the_device(cupy, rng):
     """Whatever does cannot be captured in a graph; sinkhorn does, see there."""
     from ..tools.graphs import capture, own_stream

@@ -33,7 +33,8 @@ from ..tile import (
     where,
 )
 
-HEADS = 8  # copied at once, as they are
+HEADS = 8  # of a block
+WIDE = 8192  # matrices of a head and a token, from which on there are blocks enough for this many heads each
 NOWHERE = 2**30  # beyond all rows
 
 
@@ -53,10 +54,11 @@ def append(
         tokens = new.shape[-2] if offsets is not None else new.shape[0] * new.shape[2]
         turns = () if rotary is None else columns_of(rotary, new)
         about = new.shape[-1], held.dtype, new.dtype == np.float64, table is not None, offsets is not None
-        kernel, at_once = kernel_of(*about, rotary is not None, bool(ring))
+        kernel, heads = kernel_of(*about, rotary is not None, bool(ring)), held.shape[1]
         arrays, scales = (tuple(x for x in xs if x is not None) for xs in ((table, offsets), (scale,)))
-        blocks = tokens * -(-held.shape[1] // at_once)
-        launch(kernel, (blocks, 1, 1), WARP, 0, held, new, lengths, arrays, scales, turns, ring)
+        of_block = HEADS if rotary is None or tokens * heads >= WIDE else 1
+        blocks = tokens * -(-heads // of_block)
+        launch(kernel, (blocks, 1, 1), WARP, 0, held, new, lengths, arrays, scales, turns, ring, np.int32(of_block))
 
 
 def check_device(arrays: dict[str, Any]) -> None:
@@ -68,7 +70,8 @@ def check_device(arrays: dict[str, Any]) -> None:
 
 @kernel_factory
 def kernel_of(features, dtype, of_float64, has_table, has_offsets, turns, rolls):
-    """The kernel, and of how many heads a block of one warp writes a token: of one, if it turns."""
+    """The kernel. A block of one warp writes a token of several heads: at once, or one after the other if it turns them
+    by the same cosines and sines."""
     AT_ONCE, REAL = 1 if turns else HEADS, np.float64 if of_float64 else np.float32
     TILE = copy_layout(AT_ONCE, -(-features // WARP) * WARP, WARP, 1)
     ROWS, COLUMNS = TILE.row_vector(), TILE.col_vector()
@@ -115,19 +118,28 @@ def kernel_of(features, dtype, of_float64, has_table, has_offsets, turns, rolls)
         return (page if page < pages else -1), row % page_size
 
     @device
-    def not_turned(x, head, turns, position):
-        """A token of some heads."""
-        return load(x, TILE, head)
+    def nothing(turns, position):
+        return ()
 
     @device
-    def turned(x, head, turns, position):
-        """x cos(t) + y sin(t), where y is the other feature of a pair: see `columns_of`."""
+    def rotation(turns, position):
+        """Cosines and sines of a token, and which feature is the other one of a pair: see `columns_of`."""
         angles = convert(position, np.float64) * load(turns[0], COLUMNS, 0)
         factors = convert(load(turns[1], COLUMNS, 0), REAL)
         cosines = convert(map_elements(cosine, angles, 0, 0, (1, 1), ()), REAL) * factors
         sines = convert(map_elements(sine, angles, 0, 0, (1, 1), ()), REAL) * factors
-        others = convert(take(x[head], load(turns[2], COLUMNS, 0)), REAL)
-        return convert(load(x, TILE, head), REAL) * cosines + others * sines
+        return cosines, sines, load(turns[2], COLUMNS, 0)
+
+    @device
+    def not_turned(x, head, by):
+        """A token of some heads."""
+        return load(x, TILE, head)
+
+    @device
+    def turned(x, head, by):
+        """x cos(t) + y sin(t), where y is the other feature of a pair."""
+        cosines, sines, others = by
+        return convert(load(x, TILE, head), REAL) * cosines + convert(take(x[head], others), REAL) * sines
 
     @device
     def as_it_is(X, scales, page, row, head):
@@ -148,21 +160,22 @@ def kernel_of(features, dtype, of_float64, has_table, has_offsets, turns, rolls)
 
     token_of, place_of = of_packed if has_offsets else of_batch, in_page if has_table else in_sequence
     as_held = {"int8": as_int8, "uint8": as_float8}.get(dtype.name, as_it_is)
-    read, row_of = turned if turns else not_turned, in_turn if rolls else in_order
+    (rotation_of, read), row_of = (rotation, turned) if turns else (nothing, not_turned), in_turn if rolls else in_order
 
-    def kernel(held, new, lengths, arrays, scales, turns, ring):
+    def kernel(held, new, lengths, arrays, scales, turns, ring, of_block):
         (batches,), (_, heads, _, _) = shape(lengths), shape(held)
-        number, part = split(block_index(), (heads + AT_ONCE - 1) // AT_ONCE)
+        number, part = split(block_index(), (heads + of_block - 1) // of_block)
         batch, token, count, x = token_of(new, arrays, number)
         if batch < batches:
-            position, head = index(lengths[batch]) + token, part * AT_ONCE
-            end = index(lengths[batch]) + count
+            position, end = index(lengths[batch]) + token, index(lengths[batch]) + count
             page, row = place_of(held, arrays, batch, row_of(ring, position, end))
             if page >= 0:
-                X = read(x, head, turns, position)
-                save(held[page, :, row], as_held(X, scales, page, row, head), head)
+                by = rotation_of(turns, position)
+                for head in range(part * of_block, minimum(part * of_block + of_block, heads), AT_ONCE):
+                    X = read(x, head, by)
+                    save(held[page, :, row], as_held(X, scales, page, row, head), head)
 
-    return kernel, AT_ONCE
+    return kernel
 
 
 @device

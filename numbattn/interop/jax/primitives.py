@@ -46,14 +46,14 @@ def _copied(*arrays: Any) -> Any:
 
 
 def _on_gpu(compute: Pass, operands: Results, tree: Any, how: How, device: Any) -> Results:
-    """Run a pass on a GPU: CuPy arrays share memory with JAX's. numbattn copies NumPy arrays in options, but for those
-    of graphs."""
+    """Run a pass on a GPU: CuPy arrays share memory with JAX's; constants, which are NumPy's, are copied, those in
+    options by numbattn but for graphs'."""
     cupy = library()
     with cupy.cuda.Device(device.local_hardware_id):
-        shared = [cupy.from_dlpack(x) if isinstance(x, jax.Array) else x for x in operands]
-        x = tree.unflatten(shared)
-        if how.options.on_gpu:
-            x = jax.tree.map(cupy.asarray, x)._replace(seed=x.seed, offset=x.offset)
+        given = tree.unflatten([cupy.from_dlpack(x) if isinstance(x, jax.Array) else np.asarray(x) for x in operands])
+        x = jax.tree.map(cupy.asarray, given)._replace(seed=given.seed, offset=given.offset)
+        if not how.options.on_gpu:
+            x = x._replace(arrays=given.arrays)
         return [jax.dlpack.from_dlpack(y) for y in run(compute, x, how)]
 
 
