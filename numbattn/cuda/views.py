@@ -17,6 +17,12 @@ class View(NamedTuple):
     shape: tuple
     strides: tuple  # bytes
 
+    def of_columns(self, first, count):
+        """The View of some of the columns, as far as there are any."""
+        *lead, columns = self.shape
+        pointer, shape = self.pointer + first * self.strides[-1], (*lead, min(count, columns - first))
+        return self._replace(pointer=pointer, shape=shape)
+
 
 class BatchPiece(NamedTuple):
     """Views with one batch axis, (batch, heads, ...), and the part of the batch that they are."""

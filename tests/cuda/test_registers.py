@@ -258,6 +258,9 @@ FORWARD_ROWS = [
     row("hopper_forward", "bfloat16", 256, 256, "packed", "relative segment", keys=MANY),
     row("hopper_forward", "bfloat16", 128, 128, "intervals", "alibi query, relative query"),
     row("hopper_forward", "bfloat16", 128, 128, PLACED, spills=64),
+    # a slice of wide heads
+    row("hopper_forward", "float16", 512, 512, ALL, **FEW, **DROPOUT),
+    row("hopper_forward", "bfloat16", 576, 512, EDGES, "sink, alibi"),
     # O of other keys
     row("hopper_forward", "float16", 64, 64, EDGES, **LONG, **RESUMES),
     row("hopper_forward", "bfloat16", 128, 128, EDGES, keys=8192, seqlen_k=8192, seqlen_q=8192, **RESUMES),
@@ -272,7 +275,9 @@ BACKWARD_ROWS = [  # both sums in a consumer's registers, wide ones by two, and 
     row("hopper_backward_wide", "bfloat16", 128, 128, "intervals", "alibi query, relative query"),
     row("hopper_backward_kv", "bfloat16", 128, 128, PLACED, spills=736),
     row("hopper_backward_wide", "bfloat16", 256, 256, "packed", **NARROW, **DETERMINISTIC),
+    row("hopper_backward_wide", "bfloat16", 512, 512, EDGES, **DROPOUT),
     row("hopper_backward_q", "float16", 64, 128, EDGES, **UNALIGNED),
+    row("hopper_backward_q", "bfloat16", 512, 512, EDGES, "softcap"),
     row("hopper_backward_q", "bfloat16", 128, 128, "", "bias bfloat16 16, softcap", **DROPOUT, **DETERMINISTIC),
     row("hopper_backward_q", "bfloat16", 128, 128, "intervals", "alibi query, relative query"),
     row("hopper_backward_q", "bfloat16", 256, 256, "packed", **NARROW, **DETERMINISTIC),

@@ -72,8 +72,8 @@ def check_device(arrays: dict[str, Any]) -> None:
 def kernel_of(features, dtype, of_float64, has_table, has_offsets, turns, rolls):
     """The kernel. A block of one warp writes a token of several heads: at once, or one after the other if it turns them
     by the same cosines and sines."""
-    AT_ONCE, REAL = 1 if turns else HEADS, np.float64 if of_float64 else np.float32
-    TILE = copy_layout(AT_ONCE, -(-features // WARP) * WARP, WARP, 1)
+    IS_TURNED, REAL = turns, np.float64 if of_float64 else np.float32
+    TILE = copy_layout(1 if turns else HEADS, -(-features // WARP) * WARP, WARP, 1)
     ROWS, COLUMNS = TILE.row_vector(), TILE.col_vector()
     cosine, sine = map(device, cosine_and_sine(REAL))
 
@@ -118,10 +118,6 @@ def kernel_of(features, dtype, of_float64, has_table, has_offsets, turns, rolls)
         return (page if page < pages else -1), row % page_size
 
     @device
-    def nothing(turns, position):
-        return ()
-
-    @device
     def rotation(turns, position):
         """Cosines and sines of a token, and which feature is the other one of a pair: see `columns_of`."""
         angles = convert(position, np.float64) * load(turns[0], COLUMNS, 0)
@@ -160,7 +156,12 @@ def kernel_of(features, dtype, of_float64, has_table, has_offsets, turns, rolls)
 
     token_of, place_of = of_packed if has_offsets else of_batch, in_page if has_table else in_sequence
     as_held = {"int8": as_int8, "uint8": as_float8}.get(dtype.name, as_it_is)
-    (rotation_of, read), row_of = (rotation, turned) if turns else (nothing, not_turned), in_turn if rolls else in_order
+    read, row_of = turned if turns else not_turned, in_turn if rolls else in_order
+
+    @device
+    def write(held, x, scales, page, row, head, by):
+        X = read(x, head, by)
+        save(held[page, :, row], as_held(X, scales, page, row, head), head)
 
     def kernel(held, new, lengths, arrays, scales, turns, ring, of_block):
         (batches,), (_, heads, _, _) = shape(lengths), shape(held)
@@ -170,10 +171,12 @@ def kernel_of(features, dtype, of_float64, has_table, has_offsets, turns, rolls)
             position, end = index(lengths[batch]) + token, index(lengths[batch]) + count
             page, row = place_of(held, arrays, batch, row_of(ring, position, end))
             if page >= 0:
-                by = rotation_of(turns, position)
-                for head in range(part * of_block, minimum(part * of_block + of_block, heads), AT_ONCE):
-                    X = read(x, head, by)
-                    save(held[page, :, row], as_held(X, scales, page, row, head), head)
+                if IS_TURNED:
+                    by = rotation(turns, position)
+                    for head in range(part * of_block, minimum(part * of_block + of_block, heads)):
+                        write(held, x, scales, page, row, head, by)
+                else:
+                    write(held, x, scales, page, row, part * HEADS, ())
 
     return kernel
 

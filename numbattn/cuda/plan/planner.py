@@ -306,14 +306,23 @@ class Planner:
 
     # ----------------------------------------------------------------------------------------------------- launches
     def add_launches(self, spec, work, tiles, parameters):
-        """A step for each piece of the batch."""
-        key, numbers = Key.of(spec.factory, spec.cc(self.device), **parameters), spec.numbers(work, tiles)
-        arguments = [x for argument in spec.arguments for x in self.flat(argument, numbers, work)]
+        """A step for each piece of the batch, and for each slice of columns."""
+        cc, numbers = spec.cc(self.device), spec.numbers(work, tiles)
+        given = [x for argument in spec.arguments for x in self.flat(argument, numbers, work)]
         blocks = spec.blocks(work, tiles, *self.tiles_of(tiles, work))
-        for piece in self.pieces(arguments):
-            most = spec.most_blocks(work, tiles) if spec.persistent else math.inf
-            started = min(blocks * piece.batch, most)
-            self.steps.append(Step(key, tiles, started, self.arguments_of(piece, arguments)))
+        for number, arguments in enumerate(self.slices(given, spec.columns(work))):
+            key = Key.of(spec.factory, cc, **parameters | spec.of_slice(work, number))
+            for piece in self.pieces(arguments):
+                most = spec.most_blocks(work, tiles) if spec.persistent else math.inf
+                started = min(blocks * piece.batch, most)
+                self.steps.append(Step(key, tiles, started, self.arguments_of(piece, arguments)))
+
+    def slices(self, arguments, columns):
+        """The arguments of each launch. columns: how many it takes of some matrices, by name."""
+        counts = [-(-self.layouts[name].shape[-1] // count) for name, count in columns.items() if name in self.layouts]
+        for number in range(max(counts, default=1)):
+            yield [x._replace(view=x.view.of_columns(number * columns[x.array], columns[x.array]))
+                   if isinstance(x, At) and x.array in columns else x for x in arguments]  # fmt: skip
 
     def pieces(self, arguments):
         """The BatchPieces of the batch, one for each launch."""

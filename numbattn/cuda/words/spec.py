@@ -95,7 +95,9 @@ class Spec:
     multiple: Callable = lambda work: 1  # (work) -> a factor of the number of persistent blocks
     arch: str = ""  # "a": compiled for this compute capability only, as sm_90a
     packs: bool = False  # whether its tiles can end with their segment: see kernels.shared.segments
-    slices: bool = False  # whether it takes head_dims of any size, a slice at a time: see kernels.shared.slices
+    slices: bool = False  # whether it takes larger head_dims than others, a slice at a time: see kernels.shared.slices
+    columns: Callable = lambda work: {}  # (work) -> how many columns of some matrices, by name, a launch takes
+    of_slice: Callable = lambda work, number: {}  # (work, number) -> parameters of the factory for some columns only
 
     @property
     def name(self):

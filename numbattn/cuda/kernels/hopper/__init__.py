@@ -8,6 +8,8 @@ from ..any import combine, delta
 from ..any.decode import has_few_queries, held_of
 from ..mma import backward as mma_backward
 from ..points import norms
+from ..scores import is_nonlinear
+from ..tables import is_wide
 from . import (
     backward_kv,
     backward_q,
@@ -23,7 +25,8 @@ from . import (
     sums,
     tangent,
 )
-from .forward_tiles import is_for_hopper
+from .backward_steps import own_columns, slices_of
+from .forward_tiles import has_wgmma, head_dims, is_for_hopper, takes_wide
 from .tangent_tiles import takes as takes_tangent
 from .variants import BOTH, GENERAL, SUMS, TURNS, WIDE, variant_of
 
@@ -32,17 +35,31 @@ def takes(kernels, work):
     return is_for_hopper(work) and variant_of(work).kernels == kernels
 
 
+def takes_slices(work):
+    """Larger head_dims, in slices of dQ, dK and dV."""
+    dims = head_dims(work.problem)
+    if not (has_wgmma(work) and is_wide(work.problem) and max(dims) <= max(backward_wide.WIDE)):
+        return False
+    slices = slices_of(*dims)
+    is_whole = all(own_columns(dim, slices - 1, slices)[1] > 0 for dim in dims)
+    is_apart = work.reads or (work.problem.dropout and is_nonlinear(work.score))
+    return is_whole and not is_apart and all(spec.fitting(work) for spec in (backward_wide.SPEC, backward_q.SPEC))
+
+
 def reads(work):
     """No caches of 8 bits, which TMA does not widen."""
-    return is_for_hopper(work) and held_of(work.problem) is None
+    return held_of(work.problem) is None
 
 
 def attends(work):
-    return reads(work) and not work.problem.page_size
+    fits = is_for_hopper(work) or (takes_wide(work) and forward.SPEC.fitting(work) is not None)
+    return fits and reads(work) and not work.problem.page_size
 
 
 def decodes(work):
-    return reads(work) and has_few_queries(work) and (not work.problem.page_size or decode.takes_pages(work))
+    if not (is_for_hopper(work) and reads(work) and has_few_queries(work)):
+        return False
+    return not work.problem.page_size or decode.takes_pages(work)
 
 
 FORWARD = Route(decodes, (decode.SPEC, combine.SPEC), WGMMA), Route(attends, (forward.SPEC,), WGMMA)
@@ -54,6 +71,7 @@ BACKWARD = (
     Route(partial(takes, BOTH), (delta.SPEC_BOUNDED, backward_kv.SPEC, backward_q.SPEC), WGMMA),
     Route(partial(takes, WIDE), (delta.SPEC_BOUNDED, backward_wide.SPEC, backward_q.SPEC), WGMMA),
     Route(partial(takes, GENERAL), (delta.SPEC_BOUNDED, mma_backward.SPEC_KV, backward_q.SPEC), WGMMA),
+    Route(takes_slices, (delta.SPEC_BOUNDED, backward_wide.SPEC, backward_q.SPEC), WGMMA),
 )
 NEAREST = (
     Route(nearest.takes, (norms.HALF_OF_Y, nearest.SPEC), WGMMA),

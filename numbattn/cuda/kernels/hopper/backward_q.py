@@ -9,6 +9,7 @@ from ...tile import (
     SharedMemory,
     acquire,
     advance,
+    allocate,
     block_index,
     clear,
     device,
@@ -57,13 +58,15 @@ from .backward_steps import (
     BackwardArguments,
     WgmmaTiles,
     dtype_of_bias,
+    own_columns,
     parameters_of,
     save_step,
     size_of,
+    slices_of,
     source,
 )
 from .forward_steps import clear_step
-from .forward_tiles import has_small_blocks
+from .forward_tiles import has_small_blocks, head_dims, width_of
 from .read_sums import reads_of, reads_steps
 from .tma_bias import load_bias_step
 from .walk import ConsumerTile, WorkTile, n_block_steps, score_tile_steps
@@ -80,26 +83,28 @@ class Kept(NamedTuple):
 
 def hopper_backward_q(
     *, dtype, out_dtypes, head_dim, head_dim_v, tiles, mask, score, dropout, nbytes, bias_dtype="", reads=(),
+    own=(),
 ):  # fmt: skip
     """dQ, 64 queries a consumer; a row of S, P, dP and dS is a query.
 
     tiles: WgmmaTiles, stages being those of K and of V. bias_dtype: of a bias whose tiles come with those of K. reads:
-    see `read_sums.reads_of`.
+    see `read_sums.reads_of`. own: which columns of dQ, the first one and how many, if not all.
     """
-    dtype, (tile_m, tile_n, stages, blocks) = DTYPES[dtype], tiles
-    S_TILE, Q_TILE, CONSUMERS = wgmma(tile_n), wgmma(head_dim), tile_m // ROWS
+    dtype, (tile_m, tile_n, stages, blocks), (first_own, cols) = DTYPES[dtype], tiles, own or (0, head_dim)
+    S_TILE, Q_TILE, CONSUMERS = wgmma(tile_n), wgmma(cols), tile_m // ROWS
     ROW_VECTOR = S_TILE.row_vector()
     shared = SharedMemory()
     SHARED_Q, SHARED_DO = (shared.boxes(ROWS, cols, dtype, CONSUMERS) for cols in (head_dim, head_dim_v))
     SHARED_K, SHARED_V = (
         shared.boxes(tile_n, cols, dtype, count) for cols, count in zip((head_dim, head_dim_v), stages)
     )
+    OWN_K, STAGED_Q = SHARED_K.part(first_own, cols), SHARED_Q.of_columns(cols)
     Q_PIPELINE, DO_PIPELINE = (Pipeline.within(shared, tile, readers=1) for tile in (SHARED_Q, SHARED_DO))
     HAS_TMA_BIAS = bool(bias_dtype)
     SHARED_B = shared.boxes(ROWS, tile_n, DTYPES.get(bias_dtype, dtype), stages[0] * CONSUMERS * HAS_TMA_BIAS)
     K_PIPELINE = Pipeline.within(shared, SHARED_K, CONSUMERS, fills=1 + CONSUMERS * HAS_TMA_BIAS)
     V_PIPELINE = Pipeline.within(shared, SHARED_V, CONSUMERS)
-    TILE_M, TILE_N, save_dq = tile_m, tile_n, save_step(dtype, *out_dtypes, head_dim, nbytes)
+    TILE_M, TILE_N, save_dq = tile_m, tile_n, save_step(dtype, *out_dtypes, cols, nbytes)
     band_at, masked, tested = band_of(mask), mask_step(mask, S_TILE), needs_test(mask)
     sign_dropped, dS_of = dropout_steps(S_TILE, dropout)
     look_up, apply, pull_back, _ = score_steps_ahead(score, S_TILE, np.float32, by_tma=HAS_TMA_BIAS)
@@ -175,7 +180,7 @@ def hopper_backward_q(
         after = dS_of(P, wgmma_wait(dP, 0), kept.D, args.delta_scale)                   # dS after the score
         dS = pull_back(after, F)                                # line 20
         release(V)
-        dQ = dot(dQ, operand(dS, SHARED_K), K.tile)             # line 21: dQ += dS K
+        dQ = dot(dQ, operand(dS, SHARED_K), allocate(OWN_K, K.index))       # line 21: dQ += dS K
         return dQ, add_reads(pending, QK, after, K, args, tile, n0)
 
     @device
@@ -217,7 +222,7 @@ def hopper_backward_q(
         add_last(pending, args, tile)
         sync_warpgroup()                                        # all have read Q
         first, end = queries_of(segment)
-        save_dq(mDQ[batch, head][first:end], dQ * scale, Q, m0) # line 24
+        save_dq(mDQ[batch, head][first:end], dQ * scale, allocate(STAGED_Q, sQ.index), m0)  # line 24
 
     own_pipelines = Q_PIPELINE, DO_PIPELINE, K_PIPELINE, V_PIPELINE
     registers = REGISTERS[CONSUMERS]
@@ -253,6 +258,11 @@ QUERIES = {
     128: WgmmaTiles(128, 64, (3, 2)),
     192: WgmmaTiles(128, 64, (3, 2)),
     256: WgmmaTiles(128, 64, (2, 1)),
+    320: WgmmaTiles(128, 32, (2, 1)),
+    384: WgmmaTiles(64, 32, (3, 2)),
+    448: WgmmaTiles(64, 32, (2, 1)),
+    512: WgmmaTiles(64, 32, (2, 1)),
+    576: WgmmaTiles(64, 16, (3, 2)),
 }  # fmt: skip
 QUERIES_UNDER_PRESSURE = {256: WgmmaTiles(128, 32, (3, 2))}  # with dropout or a mask's grids
 SMALL_BLOCKS = {64: WgmmaTiles(64, 64, (4, 4), 2), 128: WgmmaTiles(64, 64, (2, 2), 2)}
@@ -266,8 +276,23 @@ def queries_row(work):
     return under_pressure.get(size, QUERIES[size]) if is_under_pressure(work) else QUERIES[size]
 
 
+def own(work, number):
+    """The parameter with the columns of a slice."""
+    head_dim, _ = head_dims(work.problem)
+    slices = slices_of(head_dim)
+    return {"own": own_columns(head_dim, number, slices)} if slices > 1 else {}
+
+
+def columns(work):
+    """The columns of a launch, by matrix."""
+    head_dim, _ = head_dims(work.problem)
+    slices = slices_of(head_dim)
+    return {"dq": width_of(head_dim, slices)} if slices > 1 else {}
+
+
 def parameters_q(work, tiles):
-    return parameters_of("dq")(work, tiles) | {"bias_dtype": dtype_of_bias(work), "reads": reads_of(work, tiles)}
+    added = {"bias_dtype": dtype_of_bias(work), "reads": reads_of(work, tiles), **own(work, 0)}
+    return parameters_of("dq")(work, tiles) | added
 
 
 SPEC = Spec(
@@ -278,4 +303,7 @@ SPEC = Spec(
     numbers=at_once,
     arch="a",
     packs=True,
+    slices=True,
+    columns=columns,
+    of_slice=own,
 )

@@ -36,7 +36,7 @@ from ..shared.schedule import at_once
 from ..shared.visibility import MASK
 from ..shared.warps import source_of
 from ..tables import dtypes_of
-from .forward_tiles import ROWS, head_dims, parameters
+from .forward_tiles import MOST, ROWS, head_dims, parameters, width_of
 
 PART = 64  # rows and columns of a part of dQ
 CONSUMERS = 2
@@ -128,7 +128,18 @@ def same_tiles(work, tiles):
     return tiles
 
 
-def keys_spec(factory, row, parameters, given, sums=((), ()), states=same_tiles):
+def slices_of(*head_dims):
+    """How many slices of results larger head_dims have, for each of which a launch computes S and dP anew; else 1."""
+    return -(-max(head_dims) // MOST)
+
+
+def own_columns(head_dim, number, slices):
+    """The first column of a slice, and how many it has."""
+    width = width_of(head_dim, slices)
+    return number * width, min(width, head_dim - number * width)
+
+
+def keys_spec(factory, row, parameters, given, sums=((), ()), states=same_tiles, **more):
     """The Spec of a kernel that keeps keys. row: (work) -> the row of its table; sums: for dQ, and of what is read."""
     return Spec(
         factory,
@@ -141,4 +152,5 @@ def keys_spec(factory, row, parameters, given, sums=((), ()), states=same_tiles)
         packs=True,
         blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads_k * n_blocks,
         arch="a",
+        **more,
     )

@@ -47,13 +47,16 @@ from .backward_steps import (
     WgmmaTiles,
     kept_operand,
     keys_spec,
+    own_columns,
     parameters_of,
     pipelines_within,
     save_step,
     size_of,
+    slices_of,
     source,
 )
 from .forward_steps import clear_step
+from .forward_tiles import head_dims, width_of
 
 
 def loader(pipelines, first_queries, next_queries):
@@ -84,26 +87,32 @@ def loader(pipelines, first_queries, next_queries):
     return load_tiles
 
 
-def hopper_backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tiles, mask, score, dropout, nbytes):
-    """dK and dV of 64 keys: the first consumer computes S, P and dV, the second one dP, dS and dK."""
+def hopper_backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tiles, mask, score, dropout, nbytes, own=()):
+    """dK and dV of 64 keys: the first consumer computes S, P and dV, the second one dP, dS and dK.
+
+    own: which columns of dK and of dV, the first one and how many, if not all.
+    """
     dtype, (tile_m, tile_n, stages, _) = DTYPES[dtype], tiles
-    S_TILE, K_TILE, V_TILE = wgmma(tile_m), wgmma(head_dim), wgmma(head_dim_v)
+    (first_k, cols_k), (first_v, cols_v) = own or ((0, head_dim), (0, head_dim_v))
+    S_TILE, K_TILE, V_TILE = wgmma(tile_m), wgmma(cols_k), wgmma(cols_v)
     COLS = S_TILE.col_vector()
     shared = SharedMemory()
     SHARED_K, SHARED_V = (shared.boxes(ROWS, cols, dtype, 1) for cols in (head_dim, head_dim_v))
     SHARED_Q, SHARED_DO = (shared.boxes(tile_m, cols, dtype, stages) for cols in (head_dim, head_dim_v))
+    OWN_Q, OWN_DO = SHARED_Q.part(first_k, cols_k), SHARED_DO.part(first_v, cols_v)
+    STAGED_K, STAGED_V = SHARED_K.of_columns(cols_k), SHARED_V.of_columns(cols_v)
     SHARED_P = shared.tile(1, ROWS * tile_m, np.float32, 2)
     given = SHARED_Q, SHARED_K, SHARED_V, SHARED_DO
     pipelines = pipelines_within(shared, *given)
     Q_PIPELINE, K_PIPELINE, V_PIPELINE, DO_PIPELINE, SHARED_LSE, SHARED_DELTA = pipelines
     P_PIPELINE = Pipeline.within(shared, SHARED_P, readers=1)
     TILE_M = tile_m
-    save_dk, save_dv = (save_step(dtype, out, cols, nbytes) for out, cols in zip(out_dtypes, (head_dim, head_dim_v)))
+    save_dk, save_dv = (save_step(dtype, out, cols, nbytes) for out, cols in zip(out_dtypes, (cols_k, cols_v)))
     masked, band_at, longest = mask_step(mask, S_TILE, transposed=True), band_of(mask), key_lengths(mask)
     first_queries, next_queries, needs_mask = queries_steps(mask, tile_m, ROWS)
     (sign_dropped, dS_of), kept = dropout_steps(S_TILE, dropout, transposed=True), kept_operand(dropout)
     look_up, apply, pull_back, _ = score_steps_ahead(
-        score, S_TILE, np.float32, transposed=True, has_room=head_dim_v <= 192
+        score, S_TILE, np.float32, transposed=True, has_room=cols_v <= 192
     )  # fmt: skip
     clear_queries, CLEARS_KEYS = clear_step(tile_m, CONSUMERS, has_query_lengths(mask)), has_key_lengths(mask)
 
@@ -178,7 +187,7 @@ def hopper_backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tiles, mask
         sync_warpgroup()
         commit(sP)
         release(Q)
-        return dot(dV, kept(P, SHARED_DO), dO.tile)    # line 16: dV += (P Z)^T dO
+        return dot(dV, kept(P, SHARED_DO), allocate(OWN_DO, dO.index))     # line 16: dV += (P Z)^T dO
 
     sum_dv = sum_over_queries(V_TILE, step_v, prefetch_bias, Q_PIPELINE, DO_PIPELINE)
 
@@ -189,7 +198,7 @@ def hopper_backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tiles, mask
         release(K)
         acquire(advance(V, 1))                                  # the other consumer has read V
         first, end = keys_of(tile.segment)
-        save_dv(mDV[tile.batch, tile.head_k][first:end], dV * args.kept_scale, V.tile, tile.first)
+        save_dv(mDV[tile.batch, tile.head_k][first:end], dV * args.kept_scale, allocate(STAGED_V, V.index), tile.first)
 
     @device
     def step_k(dK, dP, nothing, dO, Q, sP, tile, at, args):
@@ -200,7 +209,7 @@ def hopper_backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tiles, mask
         sync_warpgroup()                                        # all have read P
         release(sP)
         release(dO)
-        return dot(dK, operand(dS, SHARED_Q), Q.tile)           # line 22: dK += dS^T Q
+        return dot(dK, operand(dS, SHARED_Q), allocate(OWN_Q, Q.index))     # line 22: dK += dS^T Q
 
     sum_dk = sum_over_queries(K_TILE, step_k, no_bias, DO_PIPELINE, Q_PIPELINE)
 
@@ -211,7 +220,8 @@ def hopper_backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tiles, mask
         release(V)
         acquire(advance(K, 1))                                  # the other consumer has read K
         first, end = keys_of(tile.segment)
-        save_dk(mDK[tile.batch, tile.head_k][first:end], dK * scale, K.tile, tile.first)    # line 24
+        of_keys = mDK[tile.batch, tile.head_k][first:end]
+        save_dk(of_keys, dK * scale, allocate(STAGED_K, K.index), tile.first)   # line 24
 
     @device
     def compute(mDK, mDV, tile, scale, args):
@@ -255,11 +265,35 @@ def hopper_backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tiles, mask
 
 
 # ------------------------------------------------------------------------------------------------------------- tiles
-WIDE = {64: WgmmaTiles(64, 64, 4), 128: WgmmaTiles(64, 64, 4), 192: WgmmaTiles(64, 64, 3), 256: WgmmaTiles(64, 64, 2)}
+WIDE = {
+    64: WgmmaTiles(64, 64, 4), 128: WgmmaTiles(64, 64, 4), 192: WgmmaTiles(64, 64, 3), 256: WgmmaTiles(64, 64, 2),
+    320: WgmmaTiles(32, 64, 3), 384: WgmmaTiles(32, 64, 2), 448: WgmmaTiles(16, 64, 3), 512: WgmmaTiles(16, 64, 2),
+    576: WgmmaTiles(16, 64, 2),
+}  # fmt: skip
 
 
 def keys_row(work):
     return WIDE[size_of(work)]
 
 
-SPEC = keys_spec(hopper_backward_wide, keys_row, parameters_of("dk", "dv"), (*GIVEN, ()))  # no bias
+def own(work, number):
+    """The parameter with the columns of a slice."""
+    dims = head_dims(work.problem)
+    slices = slices_of(*dims)
+    return {"own": tuple([own_columns(dim, number, slices) for dim in dims])} if slices > 1 else {}
+
+
+def columns(work):
+    """The columns of a launch, by matrix."""
+    dims = head_dims(work.problem)
+    slices = slices_of(*dims)
+    return {name: width_of(dim, slices) for name, dim in zip(("dk", "dv"), dims)} if slices > 1 else {}
+
+
+def parameters(work, tiles):
+    return parameters_of("dk", "dv")(work, tiles) | own(work, 0)
+
+
+SPEC = keys_spec(
+    hopper_backward_wide, keys_row, parameters, (*GIVEN, ()), slices=True, columns=columns, of_slice=own
+)  # no bias

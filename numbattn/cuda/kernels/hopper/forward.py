@@ -48,10 +48,10 @@ from ..shared.softmax import LN_2, logsumexp, softmax_steps
 from ..shared.start import start_step
 from ..shared.visibility import MASK, PACKED
 from ..shared.warps import source_of, warp_specialised
-from ..tables import lse_alone, of_o
+from ..tables import compiled_in, lse_alone, of_o
 from .forward_skeleton import MovedTiles, ProducerArguments, skeleton_of
 from .forward_steps import ForwardAccumulators, ForwardArguments, ahead_steps, mask_steps, within_step
-from .forward_tiles import ROWS, numbers, parameters, rows, tiles_of_states
+from .forward_tiles import ROWS, columns, dims_of_launch, numbers, rows, tiles_of_states
 from .linear_bias import DEPTH, is_linear_bias, linear_bias_steps
 from .walk import score_tile_steps
 
@@ -245,7 +245,8 @@ SPEC = Spec(
      "group_size", "scale_log2", "kept_scale", "at_once", "heads_per_tile", "ascending"),
     tiles=rows,
     parameters=lambda work, tiles: (
-        parameters(work, tiles) | of_o(work) | lse_alone(work) | {"bias_dtype": dtype_of_tma_bias(work)}
+        compiled_in(work, tiles, dims_of_launch(work.problem)) | of_o(work) | lse_alone(work)
+        | {"bias_dtype": dtype_of_tma_bias(work)}
     ),
     numbers=numbers,
     states=tiles_of_states,
@@ -253,4 +254,6 @@ SPEC = Spec(
     resident=lambda work, tiles: tiles.blocks,
     arch="a",
     packs=True,
+    slices=True,
+    columns=columns,
 )  # fmt: skip

@@ -3,12 +3,14 @@
 import math
 from typing import NamedTuple
 
+from ....call.passes import BEFORE
 from ....masks import Causal
 from ...tile import WARPGROUP_ROWS
+from ..any.decode import has_few_queries
 from ..scores import ENTRIES, looks_up, number_of_tma_bias, parts_of
 from ..shared.schedule import scattered
 from ..shared.visibility import PACKED, has_band, has_boxes, has_functions, is_looked_up
-from ..tables import compiled_in
+from ..tables import compiled_in, is_wide
 from .choice import Case, first_of, words_of
 
 ROWS = WARPGROUP_ROWS  # queries of a consumer
@@ -73,6 +75,14 @@ TMA_BIAS = {  # for a bias whose tiles come with those of K
     256: Warpgroups(64, 2, 2, 2),
 }
 
+MOST = max(USUAL)  # columns of O that a consumer has registers for
+WIDE = {  # by head_dim, where Q takes most of the shared memory, for any mask
+    320: Warpgroups(64, 2, 2, 2),
+    384: Warpgroups(32, 2, 2, 2),
+    448: Warpgroups(32, 2, 2, 2),
+    512: Warpgroups(32, 2, 2, 2),
+    576: Warpgroups(16, 2, 3, 2),
+}
 
 CHOICES = (
     Case("tma-bias", TMA_BIAS),
@@ -124,7 +134,9 @@ def is_table(score):
 
 def warpgroups(work):
     """The row for this work, or the usual one if that packs more heads into a work tile, or wastes less."""
-    size, found = max(head_dims(work.problem)), traits(work)
+    size, found = max(dims_of_launch(work.problem)), traits(work)
+    if size in WIDE:
+        return WIDE[size]
     row, usual = first_of(CHOICES, found)[size], USUAL[size]
     if found & REGISTERS:
         return row
@@ -179,6 +191,23 @@ def head_dims(problem):
     return tuple(max(64, -(-size // 64) * 64) for size in (problem.head_dim, problem.head_dim_v))
 
 
+def dims_of_launch(problem):
+    """Likewise, where a launch takes a slice of the columns of V and O, and all launches compute S."""
+    head_dim, head_dim_v = head_dims(problem)
+    return head_dim, width_of(head_dim_v, -(-head_dim_v // MOST))
+
+
+def width_of(columns, slices):
+    """The columns of a slice, a multiple of 64, of which the last one may have fewer."""
+    return -(-columns // (64 * slices)) * 64
+
+
+def columns(work):
+    """The columns of a slice, by matrix."""
+    _, width = dims_of_launch(work.problem)
+    return dict.fromkeys(("v", "o", BEFORE), width) if work.problem.head_dim_v > MOST else {}
+
+
 def parameters(work, tiles):
     """Those of all factories of kernels that compute S."""
     return compiled_in(work, tiles, head_dims(work.problem))
@@ -196,8 +225,17 @@ def tiles_of_states(work, tiles):
 
 def is_for_hopper(work):
     """Whether the kernels that use wgmma and TMA, named hopper_..., take this work."""
-    problem = work.problem
-    return work.device.cc == (9, 0) and problem.dtype.itemsize == 2 and max(head_dims(problem)) <= max(USUAL)
+    return has_wgmma(work) and max(head_dims(work.problem)) <= max(USUAL)
+
+
+def has_wgmma(work):
+    return work.device.cc == (9, 0) and work.problem.dtype.itemsize == 2
+
+
+def takes_wide(work):
+    """Whether the forward kernel takes this work with larger head_dims, if its tiles fit; not where queries are few."""
+    is_for_it = has_wgmma(work) and is_wide(work.problem) and not has_few_queries(work)
+    return is_for_it and head_dims(work.problem)[0] <= max(WIDE)
 
 
 def numbers(work, tiles):

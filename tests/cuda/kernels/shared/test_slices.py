@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import numbattn as na
+from numbattn.cuda.kernels.hopper.forward_tiles import WIDE
 from tests.accuracy import assert_accurate, exact, plain, random, to_numpy
 from tests.cuda.test_origin import check_goes_on
 from tests.tools.device import AMPERE, HOPPER, TURING, on, planned
@@ -14,6 +15,7 @@ from tests.tools.launch import compiled_only, mostly_simulated, simulated_only, 
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 GENERAL = ["forward", "delta", "backward_kv", "backward_q"]
+ON_HOPPER = ["hopper_forward", "delta", *["hopper_backward_wide"] * 2, *["hopper_backward_q"] * 2]
 
 
 def check(rng, device, dtype, m, n, d, e, **options):
@@ -32,6 +34,8 @@ def check(rng, device, dtype, m, n, d, e, **options):
 @pytest.mark.parametrize(("device", "dtype", "d", "e"), [
     pytest.param(AMPERE, "float32", 300, 270, marks=mostly_simulated),
     pytest.param(HOPPER, "bfloat16", 64, 260, marks=simulated_only),  # more slices of V than of K
+    pytest.param(HOPPER, "float16", 500, 300, marks=simulated_only),
+    pytest.param(HOPPER, "bfloat16", 576, 512, marks=[simulated_only, pytest.mark.slow]),
     pytest.param(TURING, "float16", 257, 40, marks=[simulated_only, pytest.mark.slow]),
     pytest.param(AMPERE, "float64", 385, 385, marks=[simulated_only, pytest.mark.slow]),
     pytest.param(HOPPER, "float16", 576, 512, marks=[compiled_only, pytest.mark.slow]),
@@ -42,13 +46,21 @@ def test_both_passes(rng, device, dtype, d, e):
     check(rng, device, dtype, 17, 40, d, e, causal=True, score=na.Softcap(4.0))
 
 
+OPTIONS = {
+    "packed": {"mask": na.Segments([0, 7, 20], [0, 15, 40]), "causal": True},
+    "dropout and lengths": {"mask": na.Lengths([[31, 7]]), "dropout": na.Dropout(0.3, 5)},
+    "blocks": {"mask": na.BlockSparse(np.array([[1, 0, 1], [0, 1, 1]], bool), (16, 16)), "score": na.Sink(np.ones(2))},
+    "slopes": {"score": na.Alibi([0.1, 0.2])},
+}
+
+
 @simulated_only
-@pytest.mark.parametrize("options", [
-    {"mask": na.Segments([0, 7, 20], [0, 15, 40]), "causal": True},
-    {"mask": na.Lengths([[31, 7]]), "dropout": na.Dropout(0.3, 5)},
-], ids=["packed", "dropout and lengths"])  # fmt: skip
-def test_options(rng, world, options):
-    check(rng, AMPERE, np.dtype(np.float32), 20, 40, 260, 260, **options)
+@pytest.mark.parametrize(("device", "dtype", "name"), [
+    (AMPERE, np.float32, "packed"), (AMPERE, np.float32, "dropout and lengths"), (HOPPER, np.float16, "packed"),
+    *(pytest.param(HOPPER, np.float16, name, marks=pytest.mark.slow) for name in OPTIONS if name != "packed"),
+])  # fmt: skip
+def test_options(rng, world, device, dtype, name):
+    check(rng, device, np.dtype(dtype), 20, 40, 260, 260, **OPTIONS[name])
 
 
 @simulated_only
@@ -82,7 +94,8 @@ def test_no_call_is_refused(device, dtype, d):
     with planned(device) as keys:
         _, backprop = na.attention_vjp(x, x, x, causal=True)
         backprop(x)
-    assert [key.name for key in keys] == GENERAL
+    by_wgmma = device == HOPPER and x.dtype.itemsize == 2 and d <= max(WIDE)
+    assert [key.name for key in keys] == (ON_HOPPER if by_wgmma else GENERAL)
 
 
 @pytest.mark.gpu
@@ -136,6 +149,21 @@ FAULTS = {
     },
     "cuda/plan/planner.py": {
         "        if is_wide(self.problem):\n": "        if False:\n",
+        "range(max(counts, default=1))": "range(1)",
+    },
+    "cuda/views.py": {
+        "self.pointer + first * self.strides[-1]": "self.pointer",
+        "min(count, columns - first)": "count",
+    },
+    "cuda/kernels/hopper/backward_wide.py": {
+        "SHARED_Q.part(first_k, cols_k)": "SHARED_Q.part(0, cols_k)",
+        "SHARED_DO.part(first_v, cols_v)": "SHARED_DO.part(0, cols_v)",
+    },
+    "cuda/kernels/hopper/backward_q.py": {
+        "SHARED_K.part(first_own, cols)": "SHARED_K.part(0, cols)",
+    },
+    "cuda/kernels/hopper/forward_tiles.py": {
+        "return WIDE[size]": "return USUAL[256]",
     },
     "cuda/passes.py": {
         "if onto is not None and is_wide(problem):": "if False:",
