@@ -10,7 +10,7 @@ import numpy as np
 
 from ..base.checks import dtype_of_sums, flag, library, words_for
 from ..base.gradients import Gradients
-from ..graphs import Graph, attention_backward, attention_forward, attention_forward_jvp
+from ..graphs import Graph, attention_backward, attention_forward, attention_forward_jvp, attention_laplacian
 from ..graphs.graph import check_graph
 from ..graphs.jets import GraphSavedTangents, checked_moving, tangents_of, tangents_of_gradients
 from ..graphs.problem import AXES, EdgeArrays, GraphSaved, describe_graph
@@ -111,7 +111,25 @@ def described(q: Any, k: Any, v: Any, *, graph: Any, may_wait: bool, **given: An
     return _described(q, k, v, graph=like, **given)
 
 
-FUNCTIONS = Functions(forward, forward_jvp, tangent, saved_of, backward, saved_tangents, gradients_along, described)
+def laplacian(q: Any, k: Any, v: Any, *jl: Any, jscore: Any, lscore: Any, graph: Any, **given: Any) -> Any:
+    """jl: the first derivatives of q, k and v, then their Laplacians."""
+    (jscore, first), (lscore, second) = _taken_apart(jscore, given), _taken_apart(lscore, given)
+    moving = {f"j{name}": x for name, x in first.items()} | {f"l{name}": x for name, x in second.items()}
+    options: Any = {"jscore": jscore, "lscore": lscore, **moving, **_beside(q, given)}
+    return attention_laplacian(q, k, v, graph, *jl, **options)
+
+
+def coordinates(inputs: Any, first: Any, second: Any) -> int:
+    counts = []
+    for prefix, several, (*tangents, tscore) in ("j", True, first), ("l", False, second):
+        of_score, moving = _taken_apart(tscore, inputs.arrays)
+        found, _ = checked_moving(inputs, tuple(tangents), EdgeArrays(**moving), of_score, prefix, several)
+        counts.append(len(found))
+    return counts[0]
+
+
+FUNCTIONS = Functions(forward, forward_jvp, tangent, saved_of, backward, saved_tangents, gradients_along, described,
+                      laplacian, coordinates)  # fmt: skip
 
 
 def _described(q: Any, k: Any, v: Any, *, graph: Any, **given: Any) -> Any:

@@ -12,7 +12,7 @@ from ..base.values import Placeholder
 from ..call.problem import Saved, describe
 from ..call.tangents import SavedTangents, checked_tangents
 from ..dropout import Dropout
-from ..jets import attention_forward_jvp, tangents_of_gradients
+from ..jets import attention_forward_jvp, attention_laplacian, tangents_of_gradients
 from ..masks import Mask, as_mask
 from ..scores import Part, Scores, as_parts
 
@@ -28,6 +28,8 @@ class Functions(NamedTuple):
     saved_tangents: Callable[..., Any]  # (saved, tq, tk, tv, tscore, to, tlse) -> tsaved
     tangents_of_gradients: Callable[..., Any]  # (do, saved, tsaved, tdo, dlse, tdlse, deterministic) -> grads
     describe: Callable[..., Any]  # (q, k, v, may_wait=, **given) -> problem, inputs
+    laplacian: Callable[..., Any]  # (q, k, v, jq, jk, jv, lq, lk, lv, jscore=, lscore=, **given) -> o, jo, lo
+    coordinates: Callable[..., Any]  # (inputs, (jq, jk, jv, jscore), (lq, lk, lv, lscore)), checked -> how many
 
 
 def tangent_by(forward_jvp: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,8 +47,16 @@ def _saved_tangents(saved: Any, tq: Any, tk: Any, tv: Any, tscore: Any, to: Any,
     return SavedTangents(saved.problem, tangents, to, tlse, several)
 
 
+def _coordinates(inputs: Any, first: Sequence[Any], second: Sequence[Any]) -> int:
+    (jq, jk, jv, jscore), (lq, lk, lv, lscore) = first, second
+    tangents, _ = checked_tangents(inputs, jq, jk, jv, jscore, "j", several=True)
+    checked_tangents(inputs, lq, lk, lv, lscore, "l", several=False)
+    return tangents.count
+
+
 ATTENTION = Functions(attention_forward, attention_forward_jvp, tangent_by(attention_forward_jvp), Saved.of,
-                      attention_backward, _saved_tangents, tangents_of_gradients, describe)  # fmt: skip
+                      attention_backward, _saved_tangents, tangents_of_gradients, describe, attention_laplacian,
+                      _coordinates)  # fmt: skip
 INSTEAD = "; to trace it, or for its gradient, pass q * scale with scale=1.0"
 
 

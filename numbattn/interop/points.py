@@ -288,7 +288,12 @@ def functions_of(kind: type[Call]) -> Functions:
         return Gradients(*tsaved.each(along, tdo))
 
     derivatives = saved_of, backward, saved_tangents, gradients_along
-    return Functions(forward, forward_jvp, tangent_by(forward_jvp), *derivatives, Described.of(kind))
+    return Functions(forward, forward_jvp, tangent_by(forward_jvp), *derivatives, Described.of(kind), no_laplacian,
+                     no_laplacian)  # fmt: skip
+
+
+def no_laplacian(*_: Any, **__: Any) -> Any:
+    raise NotImplementedError("the forward Laplacian of a sum over pairs of points: take the trace of its Hessian")
 
 
 class Described(NamedTuple):

@@ -9,7 +9,9 @@ import pytest
 from jax import numpy as jnp
 
 import numbattn as na
-from numbattn.interop.jax import attention, attention_laplacian, register_folx
+from numbattn.graphs import EdgeScore, Graph
+from numbattn.interop.jax import attention, attention_laplacian, graph_attention, points, register_folx
+from numbattn.points import Gaussian
 
 from .in_jax import assert_close, assert_same
 from .in_jax_vmap import SAMPLES, assert_as_alone
@@ -86,15 +88,45 @@ def of_samples(electrons):
     return (jax.vmap(lambda x: attention(x, x, x, dropout=na.Dropout(0.4, 3)))(x) ** 2).sum()
 
 
+def biased(electrons):
+    """A number, of attention whose bias depends on distances."""
+    x = electrons.reshape(M, 3)
+    bias = jnp.exp(-((x[:, None] - x) ** 2).sum(-1)) * jnp.arange(1.0, HEADS + 1)[:, None, None]
+    q = jnp.tanh(x @ WEIGHTS).reshape(M, HEADS, D).swapaxes(0, 1)
+    return attention(q, q, q, score=na.Bias(bias, gradient=True), causal=True).sum()
+
+
+ENDS = np.array([[0, 0, 1, 2, 2, 4], [1, 3, 0, 4, 2, 1]])
+
+
+def scaled(s, batch, head, edge, i, j, weight):
+    return s + weight[edge] * s
+
+
+def over_edges(electrons, softmax):
+    """A number, of attention over a graph whose edges have arrays of distances."""
+    x, (i, j) = electrons.reshape(M, 3), ENDS
+    graph, order = Graph.from_edges(*ENDS, (M, M))
+    difference = (x[i] - x[j])[order]
+    q, switch = jnp.tanh(x @ WEIGHTS).reshape(M, HEADS, D).swapaxes(0, 1), jnp.exp(-(difference**2).sum(-1))
+    score = [na.Softcap(3.0), EdgeScore(scaled, arrays=[switch], gradient=True)]
+    o = graph_attention(q, q, q, graph, bias=switch, k_edge=difference @ WEIGHTS[:, :D], factor=switch**2,
+                        v_edge=difference @ WEIGHTS[:, D:], softmax=softmax, score=score)  # fmt: skip
+    return (o**2).sum()
+
+
 NETWORKS = {
     "plain": (network, 0),
+    "bias": (biased, 0),
+    "graph": (partial(over_edges, softmax=True), 0),
+    "graph without softmax": (partial(over_edges, softmax=False), 0),
     "sparse": (network, 3 * M),
     "options": (partial(network, **OPTIONS), 0),
     "samples": (of_samples, 0),
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param("plain", marks=pytest.mark.slow), "sparse", "options", "samples"])
+@pytest.mark.parametrize("name", [pytest.param("plain", marks=pytest.mark.slow), *[*NETWORKS][1:]])
 def test_folx_takes_attention(rng, folx, name):
     (function, sparsity), electrons = NETWORKS[name], rng.standard_normal(3 * M)
     found = folx.forward_laplacian(function, sparsity)(electrons)
@@ -115,10 +147,16 @@ def test_what_depends_on_no_coordinate_has_no_laplacian(rng, folx):
 
     x = rng.standard_normal(N)
     assert not isinstance(folx.forward_laplacian(partial(function, gradient=False))(x), tuple)
-    with pytest.raises(NotImplementedError, match="the Laplacian of attention's lse, or by arrays in a score"):
-        folx.forward_laplacian(partial(function, gradient=True))(x)
     with pytest.raises(NotImplementedError, match="the Laplacian of attention's lse"):
         folx.forward_laplacian(lambda x: attention(CONSTANT * x[0], *[CONSTANT] * 2, return_lse=True)[1].sum())(x)
+
+
+def test_sums_over_pairs_have_none(rng, folx):
+    def function(x):
+        return points.product(x, x, x, Gaussian()).sum() + attention(x, x, x).sum()
+
+    with pytest.raises(NotImplementedError, match="the forward Laplacian of a sum over pairs of points"):
+        folx.forward_laplacian(function)(rng.standard_normal((4, 3)))
 
 
 def test_folx_is_told_when_asked_to(rng, folx):

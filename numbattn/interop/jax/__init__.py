@@ -10,7 +10,7 @@
   arrays of a `Score`, a pass for each element: a Dropout counts (batch, head), so that each drops what it would drop
   alone;
 - `checkpoint`, `scan`, `cond`; `linear_transpose` by v;
-- `folx.forward_laplacian`, by `attention_laplacian`.
+- `folx.forward_laplacian`, by `attention_laplacian`, over graphs too.
 
 `jvp` of `jvp` and third derivatives raise NotImplementedError, as do derivatives by arrays of a `Score` whose
 gradient is not wanted, `jax.experimental.jet`, and `jax.export`, which has no callbacks.
@@ -107,8 +107,6 @@ def attention(
     >>> jax.jit(jax.grad(loss))(q).shape
     (2, 8, 100, 64)
     """
-    if "folx" in sys.modules:
-        register_folx()
     x, how = _taken_apart(q, k, v, partial(taken_apart, causal, mask, scale, score=score), dropout, dropout_offset)
     how = how._replace(deterministic=flag("deterministic", deterministic), with_lse=flag("return_lse", return_lse))
     results = bind(forward, x, how)
@@ -205,6 +203,8 @@ def attention_laplacian(
 
 def _taken_apart(q: Any, k: Any, v: Any, options: Any, dropout: Any, dropout_offset: Any) -> tuple[Operands, How]:
     """The operands of the forward pass, and what is static. options: (dropout=) -> Options and arrays."""
+    if "folx" in sys.modules:
+        register_folx()
     refuse_cache(k)
     q, k, v = array_of("q", q), array_of("k", k), array_of("v", v)
     seed = offset = None

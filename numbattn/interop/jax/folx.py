@@ -1,4 +1,5 @@
-"""The rule by which folx, the forward Laplacian in JAX, takes attention: one pass, `attention_laplacian`."""
+"""The rule by which folx, the forward Laplacian in JAX, takes attention, over graphs too: one pass,
+`attention_laplacian`."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ from .passes import forward, laplacian
 
 
 def register_folx() -> None:
-    """Have `folx.forward_laplacian` take attention, by the pass of `attention_laplacian`.
+    """Have `folx.forward_laplacian` take `attention` and `graph_attention`, by the pass of `attention_laplacian`.
 
-    Wherever folx is imported, calls of `attention` see to it. Call this for functions that were traced before.
+    Wherever folx is imported, calls of these see to it. Call this for functions that were traced before.
     """
     needed("folx", "register_folx", "folx").register_function(PRIMITIVES[forward], rule)
 
@@ -29,9 +30,8 @@ def rule(args: Any, kwargs: dict[str, Any], sparsity_threshold: int) -> list[Any
     x = tree.unflatten([x if triple is None else triple.x for x, triple in zip(args, triples)])
     t = directions_of(tree.unflatten(jacobians(triples, how)), how)
     second = directions_of(tree.unflatten([x and x.laplacian for x in triples]), how)
-    if any(of_part is not None for of_part in t.score) or how.with_lse:
-        raise NotImplementedError("the Laplacian of attention's lse, or by arrays in a score: jax.lax.stop_gradient "
-                                  "makes constants of these")  # fmt: skip
+    if how.with_lse:
+        raise NotImplementedError("the Laplacian of attention's lse: jax.lax.stop_gradient makes a constant of it")
     if not t:
         return bind(forward, x, how)
     o, jo, lo = bind(laplacian, x._replace(tangents=t, second=second), how._replace(several=True))

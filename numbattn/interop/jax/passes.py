@@ -8,9 +8,7 @@ import jax
 import numpy as np
 
 from ...base.gradients import Gradients
-from ...call.tangents import checked_tangents
 from ...dropout import Dropout
-from ...jets import attention_laplacian
 from .operands import How, Operands, Pass, Results
 
 
@@ -41,9 +39,12 @@ def hessian(x: Operands, how: How) -> Results:
 
 
 def laplacian(x: Operands, how: How) -> Results:
-    """o, its tangents and its Laplacian, from the tangents of q, k and v and, in `second`, their Laplacians."""
-    t, second = cast(Any, (x.tangents, x.second))
-    return attention_laplacian(x.q, x.k, x.v, *t[:3], *second[:3], **_given(x, how))
+    """o, its tangents and its Laplacian, from the tangents of all arrays and, in `second`, their Laplacians."""
+    (*t, jscore), (*second, lscore) = cast(Any, (x.tangents, x.second))
+    found: Results = how.options.functions.laplacian(
+        x.q, x.k, x.v, *t, *second, jscore=jscore, lscore=lscore, **_given(x, how)
+    )
+    return found
 
 
 def second_tangent(x: Operands, how: How) -> Results:
@@ -105,10 +106,8 @@ def _results_by_inputs(compute: Pass, x: Operands, how: How) -> list[Any]:
     problem, inputs = how.options.functions.describe(x.q, x.k, x.v, **_given(x, how), may_wait=True)
     o = jax.ShapeDtypeStruct((*lead, *problem.out_shape), problem.dtype)
     if compute is laplacian:
-        t, second = cast(Any, (x.tangents, x.second))
-        tangents, _ = checked_tangents(inputs, *t[:3], prefix="j", several=True)
-        checked_tangents(inputs, *second[:3], prefix="l", several=False)
-        return [o, jax.ShapeDtypeStruct((*lead, tangents.count, *problem.out_shape), o.dtype), o]
+        count = how.options.functions.coordinates(inputs, x.tangents, x.second)
+        return [o, jax.ShapeDtypeStruct((*lead, count, *problem.out_shape), o.dtype), o]
     lse = jax.ShapeDtypeStruct((*lead, *problem.lse_shape), problem.sum_dtype)
     return [o, lse] if how.with_lse else [o]
 
