@@ -180,7 +180,7 @@ FAULTS = {
     },
     "cuda/kernels/hopper/backward_q.py": {
         "cuda/kernels/hopper/test_backward.py::test_one_consumer": {
-            "wgmma(head_dim), tile_m // ROWS": "wgmma(head_dim), 2",
+            "wgmma(cols), tile_m // ROWS": "wgmma(cols), 2",
         },
         "m_blocks - 1 - number, seqlen_q": "number - 1, seqlen_q",
         "tile, head // group_size": "tile, head",
