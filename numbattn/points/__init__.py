@@ -51,6 +51,7 @@ from .kernels import (
     RationalQuadratic,
 )
 from .logsumexp import LogsumexpBackprop, logsumexp, logsumexp_jvp, logsumexp_vjp
+from .losses import cross_entropy, cross_entropy_vjp
 from .nearest import nearest
 from .operator import operator
 from .product import ProductBackprop, product, product_jvp, product_vjp
@@ -79,6 +80,8 @@ __all__ = [
     "Solution",
     "SolveGradients",
     "Transport",
+    "cross_entropy",
+    "cross_entropy_vjp",
     "log_determinant",
     "log_determinant_vjp",
     "logsumexp",
