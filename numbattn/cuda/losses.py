@@ -38,8 +38,8 @@ from .words.numbers import LOG2_E
 BYTES = 1 << 28  # of a block of scores
 THREADS = 256
 WARPS = THREADS // WARP
-COLS, RUN = 512, 8  # of a tile of `absorb_kernel`; of a thread's columns in `gradient_kernel`
-TILES_OF_A_BLOCK = 16  # of rows of `gradient_kernel`
+ROWS, COLS = 16, 256  # of a tile of `absorb_kernel`
+RUN, ROWS_OF_A_BLOCK = 8, 128  # a thread's columns, and rows of a block of threads of `gradient_kernel`
 TERMS = {np.float32: 7, np.float64: 16}  # of a series, whose rest is below half a bit
 
 
@@ -51,44 +51,55 @@ def room_for_gradient(R: Any, dtype: Any) -> Any:
 # ------------------------------------------------------------------------------------------------------------- kernels
 def absorb(R: Any, factors: Any, known: Any) -> None:
     """As `numbattn.points.blocks.absorb`."""
-    a, b, w, targets, sigmoid = factors
-    kernel = absorb_kernel(R.dtype, w is not None, targets is not None, sigmoid, alignment_of(R.base))
-    given = a, b, b if w is None else w, a if targets is None else targets
-    launch(kernel, (-(-len(R) // WARPS), 1, 1), THREADS, 0, R.base, *given, *known)
+    kernel = absorb_kernel(R.dtype, *kind_of(factors), alignment_of(R.base))
+    blocks, given = -(-len(R) // ROWS), arguments(factors, known.total)
+    launch(kernel, (blocks, 1, 1), THREADS, 0, R.base, np.int32(R.shape[1]), *given, *known)
 
 
 def gradient(dR: Any, R: Any, factors: Any, weights: Any, dw: Any) -> None:
     """As `numbattn.points.blocks.gradient`."""
-    (rows, cols), (a, b, w, targets, sigmoid) = R.shape, factors
-    f, low, c, of_target, *of_columns = weights
-    has_columns, nbytes = of_columns[0] is not None, tuple(map(alignment_of, (R.base, dR.base)))
-    has = w is not None, targets is not None, has_columns, dw is not None
-    kernel, tile_n = gradient_kernel(dR.dtype, *has, sigmoid, nbytes)
-    blocks = -(-rows // (WARPS * TILES_OF_A_BLOCK))
-    sums = np.empty_like(R, shape=(blocks * WARPS, cols) if dw is not None else (1, 1))
-    of_columns = of_columns if has_columns else (b, b, b)
-    given = a, b, b if w is None else w, a if targets is None else targets, f, low, c, of_target, *of_columns
-    launch(kernel, (blocks * -(-cols // tile_n), 1, 1), THREADS, 0, dR.base, R.base, sums, *given)
+    rows, cols = R.shape
+    has, nbytes = (weights.f_columns is not None, dw is not None), tuple(map(alignment_of, (R.base, dR.base)))
+    kernel = gradient_kernel(dR.dtype, *kind_of(factors), *has, nbytes)
+    parts, tiles = -(-rows // ROWS_OF_A_BLOCK), -(-cols // (WARP * RUN))
+    sums = np.empty_like(R, shape=(parts * WARPS, cols) if dw is not None else (1, 1))
+    given = [weights.c if x is None else x for x in weights]
+    launch(kernel, (parts * tiles, 1, 1), THREADS, 0, dR.base, R.base, np.int32(cols), sums,
+           *arguments(factors, weights.c), *given)  # fmt: skip
     if dw is not None:
         dw += sums.sum(axis=0)
 
 
+def kind_of(factors: Any) -> tuple[bool, ...]:
+    """What is compiled in of Factors."""
+    return factors.a is not None, factors.w is not None, factors.targets is not None, factors.sigmoid
+
+
+def arguments(factors: Any, other: Any) -> tuple[Any, ...]:
+    """Factors as kernels take them, with another vector in place of those that are None."""
+    scale, *vectors, _ = factors
+    return scale, *[other if x is None else x for x in vectors]
+
+
 @kernel_factory
-def absorb_kernel(dtype, has_w, has_targets, sigmoid, nbytes):
-    """The kernel for scores of this dtype: a warp has a row."""
-    ACC, ROWS_OF, HAS_W, HAS_TARGETS, SIGMOID = dtype.type, Alignment(nbytes), has_w, has_targets, sigmoid
-    TILE, TILE_N = simt(WARPS, COLS, THREADS, WARP, vector(dtype)), COLS
+def absorb_kernel(dtype, has_factors, has_w, has_targets, sigmoid, nbytes):
+    """The kernel for scores of this dtype: a warp has some rows."""
+    ACC, ROWS_OF, TILE_M, TILE_N = dtype.type, Alignment(nbytes), ROWS, COLS
+    TILE = simt(TILE_M, TILE_N, THREADS, WARP, vector(dtype))
     ROW, COLUMN, PARTS = TILE.row_vector(), TILE.col_vector(), TILE.row_parts()
     ZERO, LOG2E, INFINITE, softplus = ACC(0), ACC(LOG2_E), ACC(np.inf), softplus_step(ACC)
+    HAS_FACTORS, HAS_W, HAS_TARGETS, SIGMOID = has_factors, has_w, has_targets, sigmoid
     _, new_max, exponentials = softmax_parts(ACC, far=True)
 
-    def absorb_scores(mR, mA, mB, mW, mTargets, mHighest, mTotal, mChosen):
-        (cols,), row, n0 = shape(mB), block_index() * WARPS, index(0)
-        A, m, before = load(mA, ROW, row), load(mHighest, ROW, row), load(mTotal, ROW, row)
+    def absorb_scores(mR, cols, scale, mA, mB, mW, mTargets, mHighest, mTotal, mChosen):
+        row, n0 = block_index() * TILE_M, index(0)
+        m, before, A = load(mHighest, ROW, row), load(mTotal, ROW, row), load(mA, ROW, row)
         l, chosen, target = full(PARTS, ZERO), full(PARTS, ZERO), load(mTargets, ROW, row)
         target = where(target < cols, target, -1)               # T is anything beyond the last column
         while n0 < cols:
-            T = load(aligned(mR[:, n0 : n0 + TILE_N], ROWS_OF), TILE, row) * A * load(mB, COLUMN, n0)
+            T = load(aligned(mR[:, n0 : n0 + TILE_N], ROWS_OF), TILE, row) * scale
+            if HAS_FACTORS:
+                T = T * A * load(mB, COLUMN, n0)
             if HAS_W:
                 T = T + load(mW, COLUMN, n0)
             if HAS_TARGETS:
@@ -109,52 +120,54 @@ def absorb_kernel(dtype, has_w, has_targets, sigmoid, nbytes):
 
 
 @kernel_factory
-def gradient_kernel(dtype, has_w, has_targets, has_columns, has_sums, sigmoid, nbytes):
-    """The kernel for a gradient of this dtype, and how many columns a block of threads has. Each thread keeps the sums
-    of its columns, over the rows that it sees."""
+def gradient_kernel(dtype, has_factors, has_w, has_targets, sigmoid, has_columns, has_sums, nbytes):
+    """The kernel for a gradient of this dtype. Each thread keeps the sums of its columns over the rows that it sees."""
     ACC, of_R, of_gradient = sum_type(dtype), *map(Alignment, nbytes)
-    HAS_W, HAS_TARGETS, HAS_COLUMNS, HAS_SUMS, SIGMOID = has_w, has_targets, has_columns, has_sums, sigmoid
-    TILE_N, ZERO, ONE, LOG2E = WARP * RUN, ACC(0), ACC(1), ACC(LOG2_E)
-    TILE = simt(WARPS, TILE_N, THREADS, WARP, RUN)
+    TILE_M, TILE_N, MOST, ZERO, ONE, LOG2E = WARPS, WARP * RUN, ROWS_OF_A_BLOCK, ACC(0), ACC(1), ACC(LOG2_E)
+    TILE = simt(TILE_M, TILE_N, THREADS, WARP, RUN)
     ROW, COLUMN = TILE.row_vector(), TILE.col_vector()
+    HAS_FACTORS, HAS_W, HAS_TARGETS, SIGMOID = has_factors, has_w, has_targets, sigmoid
+    HAS_COLUMNS, HAS_SUMS = has_columns, has_sums
 
     @device
     def exponential(T, f, low):
         return exp2((T - f) * LOG2E - low * LOG2E)
 
     def gradient_of_scores(
-        mGradient, mR, mSums, mA, mB, mW, mTargets, mF, mLow, mC, mOfTarget, mFColumns, mLowColumns, mCColumns
-    ):
-        ((cols,), (rows,)) = shape(mB), shape(mA)
+        mGradient, mR, cols, mSums, scale, mA, mB, mW, mTargets, mF, mLow, mC, mOfTarget, mFColumns, mLowColumns,
+        mCColumns,
+    ):  # fmt: skip
+        rows, _ = shape(mR)
         part, tile = split(block_index(), (cols + TILE_N - 1) // TILE_N)
-        n0, first = tile * TILE_N, part * (WARPS * TILES_OF_A_BLOCK)
+        n0, row, end = tile * TILE_N, part * MOST, minimum(part * MOST + MOST, rows)
         B, W, total = load(mB, COLUMN, n0), load(mW, COLUMN, n0), full(TILE, ZERO)
-        f_columns, low_columns, c_columns = (
-            load(mFColumns, COLUMN, n0), load(mLowColumns, COLUMN, n0), load(mCColumns, COLUMN, n0)
-        )  # fmt: skip
-        row, end = first, minimum(first + WARPS * TILES_OF_A_BLOCK, rows)
+        f_columns, low_columns = load(mFColumns, COLUMN, n0), load(mLowColumns, COLUMN, n0)
+        c_columns = load(mCColumns, COLUMN, n0)
         while row < end:
-            R, A = load(aligned(mR[:, n0 : n0 + TILE_N], of_R), TILE, row), load(mA, ROW, row)
-            T = R * A * B
+            c, A = load(mC, ROW, row), load(mA, ROW, row)
+            T = load(aligned(mR[:, n0 : n0 + TILE_N], of_R), TILE, row) * scale
+            if HAS_FACTORS:
+                T = T * A * B
             if HAS_W:
                 T = T + W
             if SIGMOID:
-                G = reciprocal(exp2(T * -LOG2E) + ONE) * load(mC, ROW, row)
+                G = reciprocal(exp2(T * -LOG2E) + ONE) * c
             else:
-                G = exponential(T, load(mF, ROW, row), load(mLow, ROW, row)) * load(mC, ROW, row)
+                G = exponential(T, load(mF, ROW, row), load(mLow, ROW, row)) * c
             if HAS_COLUMNS:
                 G = G + exponential(T, f_columns, low_columns) * c_columns
             if HAS_TARGETS:
-                own = col_index(TILE, n0) == load(mTargets, ROW, row)
-                G = where(own, G - load(mOfTarget, ROW, row), G)
+                G = where(col_index(TILE, n0) == load(mTargets, ROW, row), G - load(mOfTarget, ROW, row), G)
             if HAS_SUMS:
                 total = total + where(row_index(TILE, row) < rows, G, ZERO)
-            save(aligned(mGradient[:, n0 : n0 + TILE_N], of_gradient), G * A * B, row)
-            row = row + WARPS
+            if HAS_FACTORS:
+                G = G * A * B
+            save(aligned(mGradient[:, n0 : n0 + TILE_N], of_gradient), G * scale, row)
+            row = row + TILE_M
         if HAS_SUMS:
-            save(mSums[:, n0 : n0 + TILE_N], total, part * WARPS)
+            save(mSums[:, n0 : n0 + TILE_N], total, part * TILE_M)
 
-    return gradient_of_scores, TILE_N
+    return gradient_of_scores
 
 
 def softplus_step(ACC):

@@ -2,10 +2,10 @@
 in `numbattn.cuda.losses`, are compared with them.
 
     R_ij = <x_i, y_j>                                                       by a matrix product, with
-    T_ij = a_i b_j R_ij + w_j                                               scores, of which each row has
+    T_ij = scale a_i b_j R_ij + w_j                                         scores, of which each row has
     f_i  = log sum_j exp(T_ij), or sum_j log(1 + exp(T_ij)) of a sigmoid, and the gradient
     G_ij = c_i (P_ij - [j = t_i]), P = exp(T_ij - f_i), or 1 / (1 + exp(-T_ij)),
-    dR_ij = a_i b_j G_ij
+    dR_ij = scale a_i b_j G_ij
 
 Vectors are in the dtype of sums. A target t_i outside of a block is outside of 0 to its number of columns.
 """
@@ -23,15 +23,17 @@ BYTES = 1 << 26  # of a block of T
 class Factors(NamedTuple):
     """What makes T of R, and the targets: of all rows and columns, or of some."""
 
-    a: Any
+    scale: Any
+    a: Any  # or None, and so is b
     b: Any
     w: Any  # or None
     targets: Any  # integers, or None
     sigmoid: bool
 
     def of(self, i: slice, j: slice) -> Factors:
-        w, targets = (None if x is None else x[at] for x, at in ((self.w, j), (self.targets, i)))
-        return Factors(self.a[i], self.b[j], w, None if targets is None else targets - j.start, self.sigmoid)
+        given = (self.a, i), (self.b, j), (self.w, j), (self.targets, i)
+        a, b, w, targets = (None if x is None else x[at] for x, at in given)
+        return Factors(self.scale, a, b, w, None if targets is None else targets - j.start, self.sigmoid)
 
 
 class Statistics(NamedTuple):
@@ -67,8 +69,12 @@ def product(out: Any, a: Any, b: Any, add: bool = False) -> None:
 
 
 def scores(R: Any, factors: Factors) -> Any:
-    T = R * factors.a[:, None] * factors.b
+    T = factored(R, factors)
     return T if factors.w is None else T + factors.w
+
+
+def factored(R: Any, factors: Factors) -> Any:
+    return R * factors.scale if factors.a is None else R * factors.scale * factors.a[:, None] * factors.b
 
 
 def at_targets(R: Any, targets: Any) -> Any:
@@ -97,7 +103,7 @@ def gradient(dR: Any, R: Any, factors: Factors, weights: Weights, dw: Any) -> No
     G = gradient_of_scores(scores(R, factors), factors, weights)
     if dw is not None:
         dw += G.sum(axis=0)
-    dR[...] = G * factors.a[:, None] * factors.b
+    dR[...] = factored(G, factors)
 
 
 def gradient_of_scores(T: Any, factors: Factors, weights: Weights) -> Any:

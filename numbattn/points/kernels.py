@@ -365,7 +365,7 @@ class Linear(Kernel):
 
     def _factored(self, x: Any) -> tuple[Any, Any]:
         """Points of any dtype, and what products of two such points are multiplied by besides `scale`: None, or the
-        factors (..., 1) of each."""
+        factor (...) of each."""
         return x, None
 
     def _of_factored(self, x: Any, factors: Any, gradient: Any) -> Any:
@@ -402,10 +402,11 @@ class Cosine(Linear):
         """Divided by a power of two near the norm, which keeps all digits."""
         norms = _norms(x.astype(dtype_of_sums(x.dtype)))
         exponents = np.frexp(np.where(np.isinf(norms), 1, norms))[1]
-        return np.ldexp(x.astype(norms.dtype), -exponents).astype(x.dtype), 1 / np.ldexp(norms, -exponents)
+        return np.ldexp(x.astype(norms.dtype), -exponents).astype(x.dtype), (1 / np.ldexp(norms, -exponents))[..., 0]
 
     def _of_factored(self, x: Any, factors: Any, gradient: Any) -> Any:
-        return _across(_with(gradient, x.astype(gradient.dtype)), gradient / np.where(factors == 0, 1, factors))
+        gradient = gradient / np.where(factors == 0, 1, factors)[..., None]
+        return _across(_with(gradient, x.astype(gradient.dtype)), gradient)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -41,13 +41,13 @@ class Element(NamedTuple):
 
     @property
     def dtype(self) -> Any:
-        return self.factors.a.dtype
+        return self.factors.scale.dtype
 
     @property
     def exchanged(self) -> Element:
         """x and y with their roles exchanged, without w and targets."""
-        a, b, _, _, sigmoid = self.factors
-        return Element(self.y, self.x, Factors(b, a, None, None, sigmoid))
+        scale, a, b, *_ = self.factors
+        return Element(self.y, self.x, Factors(scale, b, a, None, None, False))
 
     def slices(self, steps: Any) -> tuple[list[slice], list[slice]]:
         """Rows and columns of blocks."""
@@ -242,17 +242,15 @@ class ScoresCall(NamedTuple):
         for at in range(self.elements_count):
             yield None if w is None else w[at], None if targets is None else targets[at]
 
-    def factored(self) -> Iterator[tuple[Any, Any]]:
-        """Of x and of y, see `Linear._factored`, the factors as vectors: ones where there are none."""
-        for z, by_element in ((self.x, self.of_rows), (self.y, self.of_columns)):
-            z, factors = self.kernel._factored(by_element(z, 2))
-            yield z, np.ones_like(z, dtype=self.dtype, shape=z.shape[:-1]) if factors is None else factors[..., 0]
-
     def elements(self) -> Iterator[Element]:
-        (X, a), (Y, b) = self.factored()
+        (X, a), (Y, b) = (self.kernel._factored(z) for z in (self.of_rows(self.x, 2), self.of_columns(self.y, 2)))
         for at, (w, targets) in enumerate(self.vectors()):
-            factors = Factors(a[at] * self.dtype.type(self.kernel.scale), b[at], w, targets, self.loss == SIGMOID)
-            yield Element(X[at], Y[at], factors)
+            own_a, own_b = (None if z is None else z[at] for z in (a, b))
+            yield Element(X[at], Y[at], Factors(self.scale, own_a, own_b, w, targets, self.loss == SIGMOID))
+
+    @property
+    def scale(self) -> Any:
+        return self.dtype.type(self.kernel.scale)
 
     # --------------------------------------------------------------------------------------------------- its gradients
     def weighted(self, name: str, df: Any) -> list[Weights]:
@@ -272,7 +270,8 @@ class ScoresCall(NamedTuple):
         dx, dy = self.room(self.x, x), self.room(self.y, y)
         dw, scale = np.zeros_like(y, dtype=self.dtype, shape=y.shape[:-1]), np.zeros_like(x, dtype=np.float64, shape=())
         for at, (element, weights) in enumerate(zip(self.elements(), self.weighted("df", df))):
-            a, b, unit = element.factors.a / self.kernel.scale, element.factors.b, None
+            _, a, b, *_ = element.factors
+            unit = None
             if self.x.dtype == np.float16 and element.x.size:  # which has few exponents
                 largest = np.abs(weights.of_target).max() * self.kernel.scale
                 unit = np.where(largest > 0, LARGEST_HALF / largest, 1).astype(self.dtype)
@@ -282,9 +281,9 @@ class ScoresCall(NamedTuple):
                 g = g if unit is None else g / unit
                 if j is None:
                     scale += (rounded(element.x, self.dtype) * g).sum(dtype=np.float64)
-                    put(dx[at], self.kernel._of_factored(x[at], a[:, None], g))
+                    put(dx[at], self.kernel._of_factored(x[at], a, g))
                 else:
-                    put(dy[at, j], self.kernel._of_factored(y[at, j], b[j, None], g))
+                    put(dy[at, j], self.kernel._of_factored(y[at, j], None if b is None else b[j], g))
             if unit is not None:
                 dw[at] /= unit
         dw = None if self.w is None else rounded(self.of_own_shape(dw, self.w), self.w.dtype)
@@ -316,8 +315,8 @@ class ScoresCall(NamedTuple):
             points.append([[None] * self.elements_count if u is None else by_element(u, 2) for u in of_points])
         tw = [None] * self.elements_count if tw is None else self.of_columns(tw, 1)
         for x, tx, y, ty, own_tw, (w, targets) in zip(*points[0], *points[1], tw, self.vectors()):
-            a, b = (np.ones_like(z, shape=len(z)) for z in (x, y))
-            yield MovingElement(Element(x, y, Factors(a, b, w, targets, self.loss == SIGMOID)), tx, ty, own_tw)
+            factors = Factors(self.dtype.type(1), None, None, w, targets, self.loss == SIGMOID)
+            yield MovingElement(Element(x, y, factors), tx, ty, own_tw)
 
     @quiet
     def tangent(self, moving: tuple[Any, Any], tw: Any) -> Any:

@@ -17,15 +17,15 @@ def in_world(world, monkeypatch):
     monkeypatch.setattr(module, "launch", launch)
 
 
-def drawn(rng, rows, cols, dtype, w, targets, sigmoid):
+def drawn(rng, rows, cols, dtype, factors, w, targets, sigmoid):
     """R in an array with poisoned columns after its own, and Factors."""
     whole = np.full((rows, -(-cols // 8) * 8), np.nan, dtype)
     R = whole[:, :cols]
     R[...] = 3 * rng.standard_normal((rows, cols))
-    a, b = rng.uniform(0.5, 2, rows).astype(dtype), rng.uniform(0.5, 2, cols).astype(dtype)
+    a, b = (rng.uniform(0.5, 2, n).astype(dtype) if factors else None for n in (rows, cols))
     w = np.where(rng.random(cols) < 0.1, -np.inf, rng.standard_normal(cols)).astype(dtype) if w else None
     targets = rng.integers(-5, cols + 5, rows).astype(np.int32) if targets else None
-    return R, blocks.Factors(a, b, w, targets, sigmoid)
+    return R, blocks.Factors(dtype.type(1.3), a, b, w, targets, sigmoid)
 
 
 def close(found, wanted, dtype):
@@ -35,10 +35,10 @@ def close(found, wanted, dtype):
 
 
 @pytest.mark.parametrize(("rows", "cols", "dtype", "given"), [
-    (11, 600, FLOAT32, (True, True, False)),
-    pytest.param(9, 7, FLOAT64, (False, True, False), marks=mostly_simulated),
-    pytest.param(8, 513, FLOAT32, (True, False, False), marks=mostly_simulated),
-    (3, 40, FLOAT32, (True, True, True)),
+    (19, 600, FLOAT32, (False, True, True, False)),
+    pytest.param(9, 7, FLOAT64, (True, False, True, False), marks=mostly_simulated),
+    pytest.param(8, 513, FLOAT32, (True, True, False, False), marks=mostly_simulated),
+    (3, 40, FLOAT32, (True, True, True, True)),
     pytest.param(3, 40, FLOAT64, (False, False, True), marks=mostly_simulated),
 ])  # fmt: skip
 def test_statistics(rng, rows, cols, dtype, given):
@@ -46,11 +46,11 @@ def test_statistics(rng, rows, cols, dtype, given):
     found, wanted = (blocks.Statistics(*[np.full(rows, x, dtype) for x in (np.finfo(dtype).min, 0, 0)]) for _ in "ab")
     for _ in range(2):
         R, factors = drawn(rng, rows, cols, dtype, *given)
-        R[0] *= 1 if given[2] else 100
+        R[0] *= 1 if given[3] else 100
         R[1] = -np.inf
         module.absorb(R, factors, found)
         blocks.absorb(R, factors, wanted)
-    if not given[2]:  # any m near the maximum will do
+    if not given[3]:  # any m near the maximum will do
         found, wanted = (
             blocks.Statistics(x.total > 0, x.highest + np.log(np.maximum(x.total, 1e-30)), x.chosen)
             for x in (found, wanted)
@@ -60,10 +60,10 @@ def test_statistics(rng, rows, cols, dtype, given):
 
 
 @pytest.mark.parametrize(("rows", "cols", "dtype", "given", "columns", "dw"), [
-    (19, 264, BFLOAT16, (True, True, False), False, True),
-    pytest.param(150, 270, FLOAT32, (False, True, False), True, False, marks=mostly_simulated),
-    pytest.param(9, 7, FLOAT64, (True, False, False), False, True, marks=mostly_simulated),
-    pytest.param(20, 30, FLOAT16, (True, True, True), False, True, marks=mostly_simulated),
+    (19, 264, BFLOAT16, (False, True, True, False), False, True),
+    pytest.param(150, 270, FLOAT32, (True, False, True, False), True, False, marks=mostly_simulated),
+    pytest.param(9, 7, FLOAT64, (True, True, False, False), False, True, marks=mostly_simulated),
+    pytest.param(20, 30, FLOAT16, (True, True, True, True), False, True, marks=mostly_simulated),
 ])  # fmt: skip
 def test_gradients(rng, rows, cols, dtype, given, columns, dw):
     sums = np.dtype(np.float64 if dtype == FLOAT64 else np.float32)

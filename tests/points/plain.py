@@ -79,7 +79,8 @@ KERNELS = {
 EXPONENTIALS = {kernel: value for kernel, value in KERNELS.items()
                 if len(kernel._terms) == 1 and kernel._kind.is_exponential}  # fmt: skip
 SCORES = {  # whose exponentials are taken
-    points.Linear(0.7): lambda x, y: 0.7 * x @ T(y), points.Cosine(3.0): lambda x, y: 3 * x @ T(y) / norms(x) / T(norms(y)),
+    points.Linear(0.7): lambda x, y: 0.7 * x @ T(y),
+    points.Cosine(3.0): lambda x, y: 3 * x @ T(y) / norms(x) / T(norms(y)),
 }  # fmt: skip
 EXPONENTIALS |= {kernel: lambda x, y, score=score: np.exp(score(x, y)) for kernel, score in SCORES.items()}
 
