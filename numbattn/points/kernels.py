@@ -368,7 +368,7 @@ class Linear(Kernel):
         factor (...) of each."""
         return x, None
 
-    def _of_factored(self, x: Any, factors: Any, gradient: Any) -> Any:
+    def _of_factored(self, x: Any, gradient: Any) -> Any:
         """The gradient of points from that of those that `_factored` returns."""
         return gradient
 
@@ -404,9 +404,10 @@ class Cosine(Linear):
         exponents = np.frexp(np.where(np.isinf(norms), 1, norms))[1]
         return np.ldexp(x.astype(norms.dtype), -exponents).astype(x.dtype), (1 / np.ldexp(norms, -exponents))[..., 0]
 
-    def _of_factored(self, x: Any, factors: Any, gradient: Any) -> Any:
+    def _of_factored(self, x: Any, gradient: Any) -> Any:
+        _, factors = self._factored(x)
         gradient = gradient / np.where(factors == 0, 1, factors)[..., None]
-        return _across(_with(gradient, x.astype(gradient.dtype)), gradient)
+        return _across(x.astype(gradient.dtype), gradient)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -221,7 +221,7 @@ class LogsumexpCall(NamedTuple):
             check_vector("w", w, y.shape[-2], "y")
             batches["w"] = w.shape[:-1]
         kernel = as_exponential(kernel, x.shape[-1])
-        if takes(x, kernel, mask):
+        if takes(x, y, w, kernel, mask):
             return ScoresCall.of(x, y, w, kernel)
         pairs = Pairs.of(x, y, batch_of(**batches), mask)
         term = Term(pairs, kernel, kernel._exponential)

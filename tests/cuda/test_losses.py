@@ -17,15 +17,14 @@ def in_world(world, monkeypatch):
     monkeypatch.setattr(module, "launch", launch)
 
 
-def drawn(rng, rows, cols, dtype, factors, w, targets, sigmoid):
-    """R in an array with poisoned columns after its own, and Factors."""
+def drawn(rng, rows, cols, dtype, sigmoid):
+    """R in an array with poisoned columns after its own, and what else is given."""
     whole = np.full((rows, -(-cols // 8) * 8), np.nan, dtype)
     R = whole[:, :cols]
     R[...] = 3 * rng.standard_normal((rows, cols))
-    a, b = (rng.uniform(0.5, 2, n).astype(dtype) if factors else None for n in (rows, cols))
-    w = np.where(rng.random(cols) < 0.1, -np.inf, rng.standard_normal(cols)).astype(dtype) if w else None
-    targets = rng.integers(-5, cols + 5, rows).astype(np.int32) if targets else None
-    return R, blocks.Factors(dtype.type(1.3), a, b, w, targets, sigmoid)
+    a, b = (rng.uniform(0.5, 2, n).astype(dtype) for n in (rows, cols))
+    w = np.where(rng.random(cols) < 0.1, -np.inf, rng.standard_normal(cols)).astype(dtype)
+    return R, blocks.Given(a, b, w, rng.integers(-5, cols + 5, rows).astype(np.int32), sigmoid)
 
 
 def close(found, wanted, dtype):
@@ -34,23 +33,22 @@ def close(found, wanted, dtype):
     assert_allclose(found.astype(float), wanted.astype(float), rtol=tolerance, atol=tolerance * largest)
 
 
-@pytest.mark.parametrize(("rows", "cols", "dtype", "given"), [
-    (19, 600, FLOAT32, (False, True, True, False)),
-    pytest.param(9, 7, FLOAT64, (True, False, True, False), marks=mostly_simulated),
-    pytest.param(8, 513, FLOAT32, (True, True, False, False), marks=mostly_simulated),
-    (3, 40, FLOAT32, (True, True, True, True)),
-    pytest.param(3, 40, FLOAT64, (False, False, True), marks=mostly_simulated),
+@pytest.mark.parametrize(("rows", "cols", "dtype", "sigmoid"), [
+    (19, 600, FLOAT32, False),
+    pytest.param(9, 7, FLOAT64, False, marks=mostly_simulated),
+    (3, 40, FLOAT32, True),
+    pytest.param(3, 40, FLOAT64, True, marks=mostly_simulated),
 ])  # fmt: skip
-def test_statistics(rng, rows, cols, dtype, given):
-    """Of two blocks, one after the other; in the second a row sees nothing at all."""
+def test_statistics(rng, rows, cols, dtype, sigmoid):
+    """Of two blocks, one after the other; a row sees nothing at all, and another one has large scores."""
     found, wanted = (blocks.Statistics(*[np.full(rows, x, dtype) for x in (np.finfo(dtype).min, 0, 0)]) for _ in "ab")
     for _ in range(2):
-        R, factors = drawn(rng, rows, cols, dtype, *given)
-        R[0] *= 1 if given[3] else 100
+        R, given = drawn(rng, rows, cols, dtype, sigmoid)
+        R[0] *= 100
         R[1] = -np.inf
-        module.absorb(R, factors, found)
-        blocks.absorb(R, factors, wanted)
-    if not given[3]:  # any m near the maximum will do
+        module.absorb(R, given, found)
+        blocks.absorb(R, given, wanted)
+    if not sigmoid:  # any m near the maximum will do
         found, wanted = (
             blocks.Statistics(x.total > 0, x.highest + np.log(np.maximum(x.total, 1e-30)), x.chosen)
             for x in (found, wanted)
@@ -59,29 +57,33 @@ def test_statistics(rng, rows, cols, dtype, given):
         close(one, other, dtype)
 
 
-@pytest.mark.parametrize(("rows", "cols", "dtype", "given", "columns", "dw"), [
-    (19, 264, BFLOAT16, (False, True, True, False), False, True),
-    pytest.param(150, 270, FLOAT32, (True, False, True, False), True, False, marks=mostly_simulated),
-    pytest.param(9, 7, FLOAT64, (True, True, False, False), False, True, marks=mostly_simulated),
-    pytest.param(20, 30, FLOAT16, (True, True, True, True), False, True, marks=mostly_simulated),
+@mostly_simulated
+def test_small_losses_keep_their_digits():
+    R, one, zero = np.array([[-30.0] * 8], np.float32), *np.array([[1], [0]], np.float32)
+    known = blocks.Statistics(zero.copy(), zero.copy(), zero.copy())
+    module.absorb(R[:], blocks.Given(one, np.ones(8, "f"), np.zeros(8, "f"), np.array([-1], np.int32), True), known)
+    assert_allclose(known.total, 8 * np.exp(-30), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("rows", "cols", "dtype", "sigmoid"), [
+    (19, 264, BFLOAT16, False),
+    pytest.param(150, 270, FLOAT32, False, marks=mostly_simulated),
+    pytest.param(9, 7, FLOAT64, False, marks=mostly_simulated),
+    pytest.param(20, 30, FLOAT16, True, marks=mostly_simulated),
 ])  # fmt: skip
-def test_gradients(rng, rows, cols, dtype, given, columns, dw):
+def test_gradients(rng, rows, cols, dtype, sigmoid):
     sums = np.dtype(np.float64 if dtype == FLOAT64 else np.float32)
-    R, factors = drawn(rng, rows, cols, sums, *given)
-    T = blocks.scores(R, factors)
-    f, low, c = T.max(1) + rng.random(rows), 1e-3 * rng.random(rows), rng.standard_normal(rows)
+    R, given = drawn(rng, rows, cols, sums, sigmoid)
+    f, low, c = blocks.scores(R, given).max(1) + rng.random(rows), 1e-3 * rng.random(rows), rng.standard_normal(rows)
     f[0], c[0] = np.inf, 0
-    of_columns = (T.max(0) + rng.random(cols), 1e-3 * rng.random(cols), rng.standard_normal(cols))
-    weights = [f, low, c, 2 * c, *(of_columns if columns else (None, None, None))]
-    weights = blocks.Weights(*[x if x is None else x.astype(sums) for x in weights])
+    weights = blocks.Weights(*[x.astype(sums) for x in (f, low, c)])
     dR = module.room_for_gradient(R, dtype)
     assert (dR is R) == (dtype == sums)
     wanted, found_w, wanted_w = np.empty((rows, cols), sums), *np.ones((2, cols), sums)
-    blocks.gradient(wanted, R.copy(), factors, weights, wanted_w)
-    module.gradient(dR, R, factors, weights, found_w if dw else None)
+    blocks.gradient(wanted, R.copy(), given, weights, wanted_w)
+    module.gradient(dR, R, given, weights, found_w)
     close(dR, wanted, dtype)
-    if dw:
-        close(found_w, wanted_w, sums)
+    close(found_w, wanted_w, sums)
 
 
 def test_how_cublas_reads_a_matrix():
@@ -93,3 +95,18 @@ def test_how_cublas_reads_a_matrix():
         copy, ld, turned = module.operand(odd)
         assert (ld, turned) == (odd.shape[1], False)
         assert_array_equal(copy, odd)
+
+
+FAULTS = {
+    "test_statistics[simulated-19-600-dtype0-False]": {
+        "(j == target) & (j < cols)": "j == target",
+        "before, l = before * alpha, ": "l = ",
+    },
+    "test_gradients[simulated-19-264-dtype0-False]": {
+        "where(row_index(TILE, row) < rows, G, ZERO)": "G",
+        "part * MOST, minimum(part * MOST + MOST, rows)": "part * MOST, rows",
+        "dw += sums.sum(axis=0)": "dw += sums[0]",
+    },
+    "test_small_losses_keep_their_digits[simulated]": {"math.log1p(u)": "math.log(1 + u)"},
+    "test_how_cublas_reads_a_matrix[simulated]": {"step >= cols * x.itemsize": "step > cols * x.itemsize"},
+}

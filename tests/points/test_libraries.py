@@ -104,6 +104,37 @@ def test_half_precision(cupy, rng, dtype, offset):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("kernel", plain.SCORES, ids=repr)
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
+@pytest.mark.parametrize(("m", "n", "d"), [(3, 7, 1), (50, 801, 70), (300, 1000, 520), (2000, 40000, 64)])
+def test_losses(cupy, rng, kernel, dtype, m, n, d):
+    """By cuBLAS, of blocks of any width, also of arrays that it does not read as they lie, on a stream of one's own;
+    the same each time."""
+    arrays = [(rng.standard_normal(shape) / d**0.25).astype(dtype) for shape in ((m, d), (n, d), (n,))]
+    targets, df = rng.integers(-1, n, m), rng.standard_normal(m)
+    wide = [array.astype(np.float64) for array in arrays]
+    f, backprop = points.cross_entropy_vjp(*wide[:2], targets, kernel, w=wide[2])
+    wanted, wanted_scale = (f, *backprop(df)), backprop(df).kernel
+    rounding = {2: 2.0**-7 if dtype == ml_dtypes.bfloat16 else 2.0**-10, 4: 1e-5, 8: 1e-13}[np.dtype(dtype).itemsize]
+    found = []
+    for turn in range(3):
+        x, y, w = map(cupy.asarray, arrays)
+        y = cupy.repeat(y, 2, axis=1)[:, ::2] if turn == 2 else y
+        with cupy.cuda.Stream(non_blocking=True):
+            f, backprop = points.cross_entropy_vjp(x, y, cupy.asarray(targets), kernel, w=w)
+            grads = backprop(cupy.asarray(df))
+            found.append([to_numpy(z) for z in (f, *grads, grads.kernel)])
+    for *turns, want in zip(*found, (*wanted, wanted_scale)):
+        assert_array_equal(turns[0], turns[1])
+        for got in turns:
+            assert_allclose(got.astype(np.float64), want, atol=rounding * np.abs(want).max(initial=1e-3))
+    tangents = [cupy.asarray(z) for z in arrays]
+    _, exact = points.cross_entropy_vjp(*wide[:2], targets, kernel, w=wide[2])
+    for got, want in zip(backprop.hvp(cupy.asarray(df), *tangents), exact.hvp(df, *wide)):
+        assert_allclose(to_numpy(got).astype(np.float64), want, atol=rounding * np.abs(want).max())
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("debias", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_transport(cupy, rng, debias, dtype):

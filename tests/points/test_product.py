@@ -414,7 +414,7 @@ FAULTS = {
     "test_gradients_of_lengths[Cost(power=2.0, epsilon=0.3)]": {
         "points/kernels.py": {"return (-found / (self.power * self.epsilon))": "return (-found / self.epsilon)"},
     },
-    "test_gradients_are_those_of_finite_differences[-Cosine()]": {
+    "test_gradients_are_those_of_finite_differences[-Cosine(scale=1.0)]": {
         "points/kernels.py": {
             "return (gradient - unit * dots(unit, gradient)) / _norms(x)": "return gradient / _norms(x)",
         },
