@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..base.checks import DTYPES
+from ..base.values import address_of
 from .kernel import kernel_factory, launch
 from .kernels.shared.layouts import sum_type, vector
 from .kernels.shared.schedule import split
@@ -156,8 +157,8 @@ def product(out: Any, a: Any, b: Any, add: bool = False) -> None:
     one, zero, compute_type = NUMBERS[out.itemsize]
     cublas.gemmEx(
         device.get_cublas_handle(), is_b_turned, is_a_turned, out.shape[1], len(out), a.shape[1],
-        one.ctypes.data, b.data.ptr, DATA_TYPES[b.dtype], ld_b, a.data.ptr, DATA_TYPES[a.dtype], ld_a,
-        (one if add else zero).ctypes.data, out.data.ptr, DATA_TYPES[out.dtype], leading(out), compute_type,
+        address_of(one), address_of(b), DATA_TYPES[b.dtype], ld_b, address_of(a), DATA_TYPES[a.dtype], ld_a,
+        address_of(one if add else zero), address_of(out), DATA_TYPES[out.dtype], leading(out), compute_type,
         cublas.CUBLAS_GEMM_DEFAULT,
     )  # fmt: skip
 

@@ -120,6 +120,7 @@ def test_losses(cupy, rng, kernel, dtype, m, n, d):
     for turn in range(3):
         x, y, w = map(cupy.asarray, arrays)
         y = cupy.repeat(y, 2, axis=1)[:, ::2] if turn == 2 else y
+        cupy.cuda.Device().synchronize()
         with cupy.cuda.Stream(non_blocking=True):
             f, backprop = points.cross_entropy_vjp(x, y, cupy.asarray(targets), kernel, w=w)
             grads = backprop(cupy.asarray(df))
