@@ -190,7 +190,7 @@ FAULTS = {
         "points/scores.py": {
             "tT * (1 - P) if self.given.sigmoid": "tT if self.given.sigmoid",
             "if tz is not None and not self.kernel._is_linear:": "if False:",
-            "own.c[i, None] * slopes": "own.c[i, None] * P",
+            "weights.c[i, None] * slopes,": "weights.c[i, None] * P,",
         },
         "points/blocks.py": {"dR[...] = G * given.a[:, None] * given.b": "dR[...] = G * given.a[:, None]"},
     },

@@ -422,7 +422,7 @@ FAULTS = {
         "points/kernels.py": {"products = np.where(gradient == 0, 0, x * gradient)": "products = x * gradient"},
     },
     "test_what_nobody_sees_has_no_cosine": {
-        "points/kernels.py": {"x = _with(gradient, x)\n        unit = self": "unit = self"},
+        "points/kernels.py": {"_across(_with(gradient, x), gradient))": "_across(x, gradient))"},
     },
     "test_copies_of_backprop_have_its_functions": {
         "points/pairs.py": {"    def __reduce__(": "    def _reduce("},

@@ -62,8 +62,8 @@ def test_what_sees_nothing(rng):
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_probabilities_of_large_scores_sum_to_1(rng, dtype):
-    x, y = 100 * rng.standard_normal((2, 50, 300)).astype(dtype)
-    _, backprop = points.logsumexp_vjp(x, y, np.zeros(50, np.float32), points.Linear(0.02))
+    x, y = 100 * rng.standard_normal((50, 300)), 100 * rng.standard_normal(300) + 0.01 * rng.standard_normal((50, 300))
+    _, backprop = points.logsumexp_vjp(x.astype(dtype), y.astype(dtype), np.zeros(50, np.float32), points.Linear(0.1))
     assert_allclose(backprop(np.ones(50, np.float32)).dw.sum(), 50, rtol=1e-6)
 
 
@@ -83,7 +83,6 @@ def test_small_gradients_of_float16(rng, monkeypatch):
 FAULTS = {
     "test_blocks_add_up[False]": {
         "add=i.start > 0": "add=False",
-        "if i.stop == len(gx):": "if True:",
         "points/blocks.py": {
             "self.targets[i] - j.start": "self.targets[i]",
             "known.total[...] *= np.exp(known.highest - highest)": "pass",

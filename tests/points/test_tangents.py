@@ -224,7 +224,7 @@ FAULTS = {
     },
     "test_products_of_each_kernel[numpy-Cosine(scale=1.0)]": {
         "if kernel._is_linear or self.tx is None:": "if True:",
-        "points/kernels.py": {"+ self._of_points(x, gradient) * dots(unit, tx)": ""},
+        "points/kernels.py": {"+ _across(x, gradient) * dots(unit, tx)": ""},
     },
     "test_what_nobody_sees_may_be_nan[False]": {"cpu/points/pairs.py": {"if sees_nothing(mask, at, i):": "if False:"}},
     "test_what_nobody_sees_may_be_nan[True]": {
