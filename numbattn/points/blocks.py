@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-BYTES = 1 << 23  # of a block of T
+BYTES = 1 << 25  # of a block of T
 quiet = np.errstate(all="ignore")  # for rows that see nothing, and for numbers too small for the dtype
 
 
@@ -65,35 +65,48 @@ def room_for_gradient(R: Any, dtype: Any) -> Any:
 
 @quiet
 def absorb(R: Any, given: Given, known: Statistics) -> None:
-    """Add a block to the Statistics of its rows."""
+    """Add a block to the Statistics of its rows. R is lost, here and below."""
     T = scores(R, given)
-    known.chosen[...] += np.where(is_target(R, given), T, 0).sum(axis=1)
+    near = np.clip(given.targets, 0, T.shape[1] - 1)
+    own = np.take_along_axis(T, near[:, None], axis=1)[:, 0]
+    known.chosen[...] += np.where(near == given.targets, own, 0)
     if given.sigmoid:
         known.total[...] += np.logaddexp(T.dtype.type(0), T).sum(axis=1)
         return
     highest = np.maximum(known.highest, T.max(axis=1))
     known.total[...] *= np.exp(known.highest - highest)
-    known.total[...] += np.exp(T - highest[:, None]).sum(axis=1)
+    T -= highest[:, None]
+    known.total[...] += np.exp(T, out=T).sum(axis=1)
     known.highest[...] = highest
 
 
 @quiet
 def gradient(dR: Any, R: Any, given: Given, weights: Weights, dw: Any) -> None:
     """Put dR in its place, and add the gradient of w to dw."""
-    T = scores(R, given)
-    G = weights.c[:, None] * (probabilities(T, given, weights) - is_target(T, given))
+    G = probabilities(scores(R, given), given, weights)
+    G -= is_target(G, given)
+    G *= weights.c[:, None]
     dw += G.sum(axis=0)
-    dR[...] = G * given.a[:, None] * given.b
+    G *= given.a[:, None]
+    np.multiply(G, given.b, out=dR, casting="unsafe")
 
 
 def scores(R: Any, given: Given) -> Any:
-    return R * given.a[:, None] * given.b + given.w
+    """T in the place of R."""
+    R *= given.a[:, None]
+    R *= given.b
+    R += given.w
+    return R
 
 
-def is_target(R: Any, given: Given) -> Any:
-    return np.arange(R.shape[1], like=R) == given.targets[:, None]
+def is_target(T: Any, given: Given) -> Any:
+    return np.arange(T.shape[1], like=T) == given.targets[:, None]
 
 
 def probabilities(T: Any, given: Given, weights: Weights) -> Any:
-    """P"""
-    return 1 / (1 + np.exp(-T)) if given.sigmoid else np.exp((T - weights.f[:, None]) - weights.low[:, None])
+    """P in the place of T."""
+    if given.sigmoid:
+        return np.divide(1, 1 + np.exp(-T), out=T)
+    T -= weights.f[:, None]
+    T -= weights.low[:, None]
+    return np.exp(T, out=T)

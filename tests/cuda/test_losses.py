@@ -82,7 +82,8 @@ def test_small_losses_keep_their_digits():
 def test_gradients(rng, rows, cols, dtype, sigmoid):
     sums = np.dtype(np.float64 if dtype == FLOAT64 else np.float32)
     R, given = drawn(rng, rows, cols, sums, sigmoid)
-    f, low, c = blocks.scores(R, given).max(1) + rng.random(rows), 1e-3 * rng.random(rows), rng.standard_normal(rows)
+    f = blocks.scores(R.copy(), given).max(1) + rng.random(rows)
+    low, c = 1e-3 * rng.random(rows), rng.standard_normal(rows)
     f[0], c[0] = np.inf, 0
     weights = blocks.Weights(*[x.astype(sums) for x in (f, low, c)])
     dR = module.room_for_gradient(R, dtype)
