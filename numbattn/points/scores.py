@@ -73,7 +73,7 @@ class Element(NamedTuple):
 
     def gradients(self, weights: Weights, dw: Any) -> Iterator[tuple[slice | None, Any]]:
         """The gradient of each block of y, and last, with None, that of x; that of w is added to dw."""
-        gx, gy, unit = np.zeros_like(self.x, dtype=self.given.a.dtype), None, None
+        gx, gy, unit = np.zeros_like(self.x, dtype=self.given.a.dtype, order="C"), None, None
         if self.x.dtype == np.float16 and len(gx):  # which has few exponents
             largest = np.abs(weights.c * self.given.a).max()
             unit = np.where(largest > 0, LARGEST / largest, 1).astype(gx.dtype)
@@ -113,7 +113,7 @@ class Element(NamedTuple):
     def second(self, weights: Weights, tc: Any, tx: Any, ty: Any, tw: Any) -> list[Any]:
         """The gradients of x and y, and the tangents of the gradients of x, y and w."""
         tf, _ = self.tangents(weights, tx, ty, tw)
-        gx, tgx, gy, tgy, tgw = (np.zeros_like(z) for z in (tx, tx, ty, ty, tw))
+        gx, tgx, gy, tgy, tgw = (np.zeros_like(z, order="C") for z in (tx, tx, ty, ty, tw))
         for i, j in self.blocks():
             P, slopes, tT = self.moved(i, j, weights, tx, ty, tw)
             bent = P * (tT * (1 - P) if self.given.sigmoid else tT - tf[i, None])

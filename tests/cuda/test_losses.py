@@ -146,13 +146,15 @@ def test_calls(rng, monkeypatch, cublas, dtype, kernel):
     targets, df = rng.integers(-1, 150, 19), rng.standard_normal(19)
     wide = [z.astype(np.float64) for z in (x, y, w)]
     wanted, backprop = points.cross_entropy_vjp(*wide[:2], targets, kernel, w=wide[2])
-    wanted = [wanted, *backprop(df), backprop(df).kernel]
+    wanted = [wanted, *backprop(df), backprop(df).kernel, *backprop.hvp(df, *wide)]
     steps = SimpleNamespace(**vars(module) | {"BYTES": 4 * 64 * 24})
     monkeypatch.setattr(scores, "loss_steps", lambda library: steps)
+    x, y = map(np.asfortranarray, (x, y))
     f, backprop = points.cross_entropy_vjp(x, y, targets, kernel, w=w)
     grads = backprop(df.astype(np.float32))
     rounding = {2: 2.0**-7 if dtype == BFLOAT16 else 2.0**-10, 4: 3e-6}[dtype.itemsize]
-    for found, want, allowed in zip((f, *grads, grads.kernel), wanted, (3e-6, *[rounding] * 4)):
+    tgrads = backprop.hvp(df.astype(np.float32), x, y, w)
+    for found, want, allowed in zip((f, *grads, grads.kernel, *tgrads), wanted, (3e-6, *[rounding] * 7), strict=True):
         assert_allclose(found.astype(float), want, atol=allowed * np.abs(want).max())
 
 

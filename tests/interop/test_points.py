@@ -37,6 +37,17 @@ def test_batches(rng, name):
         torch.testing.assert_close(one, torch.func.grad(lambda x: f(x, *others).sum())(own))
 
 
+@pytest.mark.parametrize("kernel", [points.Linear(0.2), points.Cosine(3.0)], ids=repr)
+def test_scores_of_many_features(rng, kernel):
+    x, y, w = (torch.tensor(rng.standard_normal(n), requires_grad=True) for n in ((2, 4, 300), (5, 300), (5,)))
+
+    def f(x, y, w):
+        return tensors.logsumexp(x, y, w, kernel)
+
+    assert torch.autograd.gradcheck(f, (x, y, w), check_forward_ad=True, fast_mode=True)
+    assert torch.autograd.gradgradcheck(f, (x, y, w), fast_mode=True)
+
+
 def test_masks_and_half_precision(rng):
     x, b = torch.tensor(rng.random((8, 3)), dtype=torch.bfloat16), torch.ones(8, 1, dtype=torch.bfloat16)
     offsets = torch.tensor([0, 3, 8])
