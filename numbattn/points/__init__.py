@@ -21,9 +21,9 @@ All take NumPy arrays, computed on CPUs, or CuPy arrays, computed on the GPU, of
 in memory linear in the number of points. Batch axes broadcast as in `numpy.matmul`, and numbattn's masks say which
 points see each other, such as ``mask=numbattn.Segments(...)`` for clouds of unequal size. `product_vjp`,
 `logsumexp_vjp`, `cross_entropy_vjp` and `sinkhorn_vjp` have gradients with respect to points, weights and lengths of
-kernels, and Hessian-vector products, as ``backprop.hvp``. `product_jvp` and `logsumexp_jvp` have tangents. `solve_vjp` and
-`log_determinant_vjp` have gradients, of factors and ridges, too. `numbattn.interop.torch.points` and `.jax.points` have
-products, logarithms and transport of these frameworks' arrays.
+kernels, and Hessian-vector products, as ``backprop.hvp``. `product_jvp` and `logsumexp_jvp` have tangents. `solve_vjp`
+and `log_determinant_vjp` have gradients, of factors and ridges, too. `numbattn.interop.torch.points` and `.jax.points`
+have products, logarithms and transport of these frameworks' arrays.
 
 On GPUs gradients beyond 8 features, coordinates up to 8, and ``hvp``, where second derivatives multiply it, have an
 error of a rounding of abs(x), from the median of all points. Squared distances have one of abs(x)**2 beyond 256

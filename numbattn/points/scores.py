@@ -7,7 +7,7 @@ that of x, to which each block adds, and that of its y. See `blocks` for what is
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,8 +71,8 @@ class Element(NamedTuple):
         f = highest + log
         return f, np.where(np.isneginf(f), 0, (highest - f) + log), chosen
 
-    def gradients(self, weights: Weights, dw: Any) -> Iterator[tuple[slice | None, Any]]:
-        """The gradient of each block of y, and last, with None, that of x; that of w is added to dw."""
+    def gradients(self, weights: Weights, dw: Any, store: Callable[[slice, Any], None]) -> Any:
+        """The gradient of x. Those of blocks of y are stored, that of w is added to dw."""
         gx, gy, unit = np.zeros_like(self.x, dtype=self.given.a.dtype, order="C"), None, None
         if self.x.dtype == np.float16 and len(gx):  # which has few exponents
             largest = np.abs(weights.c * self.given.a).max()
@@ -88,10 +88,12 @@ class Element(NamedTuple):
             self.steps.product(gy, dR.T, self.x[i], add=i.start > 0)
             del dR
             if i.stop == len(gx):
-                yield j, gy if unit is None else gy / unit
-        if unit is not None:
-            dw /= unit
-        yield None, gx if unit is None else gx / unit
+                store(j, gy if unit is None else gy / unit)
+                gy = None
+        if unit is None:
+            return gx
+        dw /= unit
+        return gx / unit
 
     # of points of unit length, whose a and b are 1: tx and ty are their tangents
     def moved(self, i: slice, j: slice, weights: Weights, tx: Any, ty: Any, tw: Any) -> tuple[Any, ...]:
@@ -163,7 +165,7 @@ class ScoresCall(NamedTuple):
             (x, a), (y, b) = ((kernel._unit(z.astype(dtype, copy=False)), None) for z in (x, y))
         else:
             (x, a), (y, b) = map(kernel._factored, (x, y))
-        a, b = (np.ones_like(z, dtype=dtype, shape=len(z)) if of is None else of for z, of in ((x, a), (y, b)))
+        a, b = (np.ones_like(z, dtype=dtype, shape=(len(z),)) if of is None else of for z, of in ((x, a), (y, b)))
         a = a if of_unit_length else a * dtype.type(kernel.scale)
         w = np.zeros_like(b) if self.w is None else rounded(self.w, dtype)
         targets = np.full_like(a, -1, dtype=np.int32) if self.targets is None else self.targets.reshape(len(x))
@@ -178,13 +180,14 @@ class ScoresCall(NamedTuple):
     @quiet
     def backprop(self, df: Any) -> LogsumexpGradients:
         element, kernel, (dx, dy) = self.element(), self.kernel, (np.zeros_like(z) for z in (self.x, self.y))
-        dw, scale = np.zeros_like(element.given.w), None
-        for j, g in element.gradients(self.weighted("df", df), dw):
-            if j is not None:
-                put(dy[j], kernel._of_factored(self.y[j], g))
-                continue
-            scale = (rounded(element.x, self.dtype) * g).sum(dtype=np.float64) / kernel.scale
-            put(dx, kernel._of_factored(self.x, g.reshape(self.x.shape)))
+        dw = np.zeros_like(element.given.w)
+
+        def store(j: slice, g: Any) -> None:
+            put(dy[j], kernel._of_factored(self.y[j], g))
+
+        g = element.gradients(self.weighted("df", df), dw, store)
+        scale = (rounded(element.x, self.dtype) * g).sum(dtype=np.float64) / kernel.scale
+        put(dx, kernel._of_factored(self.x, g.reshape(self.x.shape)))
         dw = None if self.w is None else rounded(dw, self.w.dtype)
         return LogsumexpGradients(dx, dy, dw, kernel=np.asarray(scale, self.dtype, like=dx))
 
