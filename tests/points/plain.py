@@ -10,7 +10,7 @@ from numbattn.points import kinds
 
 KINDS = [
     kinds.GAUSSIAN, kinds.EXPONENTIAL, kinds.Power(1.5), kinds.Power(3.0), kinds.MATERN32, kinds.MATERN52,
-    kinds.CAUCHY, kinds.RationalQuadratic(0.7), kinds.Polynomial(3, 0.5), kinds.LINEAR,
+    kinds.CAUCHY, kinds.RationalQuadratic(0.7), kinds.Polynomial(3, 0.5), kinds.LINEAR, kinds.EXPONENTIAL_OF_PRODUCT,
 ]  # fmt: skip
 
 
