@@ -136,6 +136,24 @@ def test_losses(cupy, rng, kernel, dtype, m, n, d):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("kernel", plain.SCORES, ids=repr)
+@pytest.mark.parametrize("mask", ["none", "lengths", "dense"])
+@pytest.mark.parametrize("d", [3, 70, 300])
+def test_logarithms_of_scores(cupy, rng, kernel, mask, d):
+    here, there = drawn(rng, cupy, (2, 2, 50, d), (80, d), (80,), (2, 2, 50))
+    here, there = ([z / d**0.25 for z in arrays] for arrays in (here, there))
+    (f, backprop), (f_there, backprop_there) = (
+        points.logsumexp_vjp(*arrays[:3], kernel, mask=MASKS[mask]) for arrays in (here, there)
+    )
+    assert_same(f_there, f)
+    grads, grads_there = backprop(here[3]), backprop_there(there[3])
+    for found, wanted in zip((*grads_there, grads_there.kernel), (*grads, grads.kernel)):
+        assert_same(found, wanted)
+    for found, want in zip(backprop_there.hvp(there[3], *there[:3]), backprop.hvp(here[3], *here[:3])):
+        assert_same(found, want, 1e-10)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("debias", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_transport(cupy, rng, debias, dtype):
