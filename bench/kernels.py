@@ -8,15 +8,18 @@
 products: of a Gaussian with b of 1 and 64 columns. sinkhorn: 10 iterations at a fixed epsilon, by 20 calls of
 logsumexp. nearest: the nearest of so many centres, as in an iteration of k-means, and neighbours in a cloud. solves:
 (K + ridge)^-1 b of Matern's kernel and five right sides, to residuals of 1e-5, beside a dense factor ("standard") and
-conjugate gradients of SciPy or CuPy for one at a time ("cg"). errors: against float64, of products by length, of points
-at the origin and far off, and of Sinkhorn's first potential by epsilon. costs: a process's first call with an empty and
-with a warm cache, a later call, and what it takes beyond its inputs.
+conjugate gradients of SciPy or CuPy for one at a time ("cg"). losses: the cross-entropy of a vocabulary with its
+gradients, beside the same four matrix products alone, whose results are not compared. errors: against float64, of
+products by length, of points at the origin and far off, and of Sinkhorn's first potential by epsilon. costs: a
+process's first call with an empty and with a warm cache, a later call, and what it takes beyond its
+inputs.
 
 Points are normal, of unit mean square distance from the origin. "standard" is the formula |x|^2 + |y|^2 - 2 x y in
 blocks of CuPy or NumPy, "torch" the same there, up to 10^11 pairs. KeOps, flash-sinkhorn, in float32 and in TF32, which
-takes bfloat16 as float32, and flash-kmeans are compared if they are installed. Libraries take turns; the first rows are
-compared with float64 before anything is timed, and who is wrong is not timed; on a GPU, what takes longer than 0.2 s is
-timed once. Kernels are compiled first, in several processes; KeOps compiles when it first runs.
+takes bfloat16 as float32, flash-kmeans, cut-cross-entropy and liger-kernel are compared if they are installed.
+Libraries take turns; the first rows are compared with float64 before anything is timed, and who is wrong is not timed;
+on a GPU, what takes longer than 0.2 s is timed once. Kernels are compiled first, in several processes; KeOps compiles
+when it first runs.
 Needs tabulate and tqdm.
 """
 
@@ -45,6 +48,7 @@ from pairs import (
     OURS,
     PACKAGES,
     PEERS,
+    PRODUCTS,
     TF32,
     TORCH,
     available,
@@ -159,6 +163,30 @@ class Solve(NamedTuple):
         return distance(rows @ host(found), b)
 
 
+class Loss(NamedTuple):
+    dtype: str
+    m: int
+    n: int
+    features: int
+    of = "loss"
+
+    def arguments(self, xp):
+        x, y = (cloud(xp, self.dtype, n, self.features, seed) for seed, n in enumerate((self.m, self.n)))
+        return x * x.dtype.type(16), y, xp.random.default_rng(2).integers(0, self.n, self.m)
+
+    def expected(self, x, y, targets):
+        """The gradient of some rows, in float64 but for the scores."""
+        x, y = (z.astype(np.float32) for z in (x[:CHECKED], y))
+        S = (x @ y.T).astype(np.float64)
+        P = np.exp(S - S.max(-1, keepdims=True))
+        own = np.arange(self.n, like=y) == targets[:CHECKED, None]
+        return (P / P.sum(-1, keepdims=True) - own) @ y.astype(np.float64) / self.m
+
+    def error(self, found, expected):
+        _, dx, _ = found
+        return distance(dx[:CHECKED].float() if hasattr(dx, "cpu") else dx[:CHECKED], expected)
+
+
 def cloud(xp, dtype, n, features, seed, offset=0.0):
     x = normal(xp, "float32", (n, features), seed) / np.float32(math.sqrt(features)) + np.float32(offset)
     return x.astype(DTYPE[dtype])
@@ -210,6 +238,13 @@ def solves(args):
     return [Solve(dtype, n, 3) for dtype, n in product(dtypes(args, "float64", "float32"), sizes)]
 
 
+def losses(args):
+    sizes = (2048, 32768, 1024) if args.quick else (8192, 131072, 4096)
+    if args.cpu:
+        sizes = 1024, 8192, 512
+    return [Loss(dtype, *sizes) for dtype in dtypes(args, "float32" if args.cpu else "bfloat16")]
+
+
 def errors(args):
     n, some = 2_000 if args.cpu else 20_000, slice(1, 3) if args.quick else slice(None)
     found = [Product(dtype, n, d, 1, length, offset)
@@ -247,7 +282,7 @@ def makers_of(case, args):
         release()
     makers = {name: partial(MAKERS[case.of][name], *arguments)
               for name in available(case.of, case.dtype, args.cpu, args.peers)}  # fmt: skip
-    return makers, lambda name, result: case.error(result, expected)
+    return makers, lambda name, result: 0.0 if name == PRODUCTS else case.error(result, expected)
 
 
 def array_library(args):
@@ -335,7 +370,7 @@ def growth(run):
 
 PARTS = {
     "sinkhorn": (sinkhorns, speeds), "nearest": (neighbours, speeds), "products": (products, speeds),
-    "solves": (solves, speeds), "errors": (errors, accuracies), "costs": (costs, calls),
+    "solves": (solves, speeds), "losses": (losses, speeds), "errors": (errors, accuracies), "costs": (costs, calls),
 }  # fmt: skip
 
 

@@ -1,9 +1,10 @@
-"""Sums over pairs of points: numbattn, KeOps, flash-sinkhorn, flash-kmeans and the formulas in blocks, as runs.
+"""Sums over pairs of points: numbattn, KeOps, flash-sinkhorn, flash-kmeans, losses fused with their products, and the
+formulas in blocks, as runs.
 
 A maker takes NumPy's or CuPy's arrays and returns a run, a function without arguments. A product is sum_j K(x_i, y_j)
 b_j of a Gaussian K, Sinkhorn's are the potentials f and g after so many iterations, each an update of f, then of g, by
 a logsumexp over all pairs; nearest are the indices of the k nearest y of each x; a solve is (K + ridge)^-1 b of
-Matern's kernel.
+Matern's kernel; a loss is the cross-entropy of x and classes y, with the gradients of its mean by both.
 """
 
 import math
@@ -19,9 +20,11 @@ from numbattn import points
 
 OURS, FORMULA, TORCH, KEOPS, CG = "numbattn", "standard", "torch", "keops", "cg"
 FLASH_SINKHORN, TF32, FLASH_KMEANS = "flash-sinkhorn", "flash-sinkhorn, TF32", "flash-kmeans"
-PEERS = OURS, FORMULA, TORCH, KEOPS, CG, FLASH_SINKHORN, TF32, FLASH_KMEANS
-MODULES = {KEOPS: "pykeops", FLASH_SINKHORN: "flash_sinkhorn", TF32: "flash_sinkhorn", FLASH_KMEANS: "flash_kmeans"}
-PACKAGES = "pykeops", "flash-sinkhorn", "flash-kmeans", "triton"
+PRODUCTS, CUT, LIGER = "products alone", "cut-cross-entropy", "liger-kernel"
+PEERS = OURS, FORMULA, TORCH, KEOPS, CG, FLASH_SINKHORN, TF32, FLASH_KMEANS, PRODUCTS, CUT, LIGER
+MODULES = {KEOPS: "pykeops", FLASH_SINKHORN: "flash_sinkhorn", TF32: "flash_sinkhorn", FLASH_KMEANS: "flash_kmeans",
+           CUT: "cut_cross_entropy", LIGER: "liger_kernel"}  # fmt: skip
+PACKAGES = "pykeops", "flash-sinkhorn", "flash-kmeans", "triton", "cut-cross-entropy", "liger-kernel"
 PAIRS = {"numpy": 1 << 22, "cupy": 1 << 27}  # of a block
 PATIENCE = 400  # seconds for conjugate gradients
 MOST_PAIRS = 10**11  # that a formula is timed with: more take it a minute
@@ -44,6 +47,14 @@ def our_nearest(x, y, k):
 
 def our_solve(x, b, length, ridge, tol):
     return lambda: points.solve(x, b, points.Matern(2.5, length), ridge=ridge, tol=tol).x
+
+
+def our_loss(x, y, targets):
+    def run():
+        f, backprop = points.cross_entropy_vjp(x, y, targets, points.Linear())
+        return f.mean(), *backprop(np.full_like(f, 1 / len(f)))[:2]
+
+    return run
 
 
 def alternating(update_f, update_g, g, epsilon, iterations):
@@ -225,21 +236,80 @@ def flash_kmeans(x, y, k):
     return lambda: euclid_assign_triton(x, y, norms)[0][:, None]
 
 
+# -------------------------------------------------------------------------------------------------------------- losses
+# Of torch's tensors, but for numbattn's: the mean, and gradients by x and y.
+def torch_loss(x, y, targets, rows=1024):
+    """Some rows at a time."""
+    x, y, targets = map(tensor_of, (x, y, targets))
+
+    def loss_of(x, y):
+        total = 0
+        for at in range(0, len(x), rows):
+            S, own = x[at : at + rows] @ y.T, targets[at : at + rows]
+            part = torch.nn.functional.cross_entropy(S.float(), own, reduction="sum") / len(x)
+            part.backward()
+            total += part.detach()
+        return total
+
+    return differentiated(loss_of, x, y, is_done=True)
+
+
+def cut_loss(x, y, targets):
+    from cut_cross_entropy import linear_cross_entropy
+
+    x, y, targets = map(tensor_of, (x, y, targets))
+    return differentiated(lambda x, y: linear_cross_entropy(x, y, targets), x, y)
+
+
+def liger_loss(x, y, targets):
+    from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+
+    (x, y, targets), loss = map(tensor_of, (x, y, targets)), LigerFusedLinearCrossEntropyLoss()
+    return differentiated(lambda x, y: loss(y, x, targets), x, y)
+
+
+def differentiated(loss_of, x, y, is_done=False):
+    """is_done: whether loss_of has computed the gradients."""
+    x, y = x.detach().requires_grad_(), y.detach().requires_grad_()
+
+    def run():
+        x.grad = y.grad = None
+        loss = loss_of(x, y)
+        if not is_done:
+            loss.backward()
+        return loss.detach(), x.grad, y.grad
+
+    return run
+
+
+def products_of_loss(x, y, targets):
+    """The four products of a loss that stores no scores, whose results are none."""
+    x, y = map(tensor_of, (x, y))
+
+    def run():
+        S = x @ y.T
+        torch.matmul(x, y.T, out=S)
+        return S[0, 0], S @ y, S.T @ x
+
+    return run
+
+
 MAKERS = {
     "product": {OURS: our_product, FORMULA: formula_product, KEOPS: keops_product},
     "sinkhorn": {OURS: our_sinkhorn, FORMULA: formula_sinkhorn, KEOPS: keops_sinkhorn, FLASH_SINKHORN: flash_sinkhorn,
                  TF32: partial(flash_sinkhorn, allow_tf32=True)},
     "nearest": {OURS: our_nearest, FORMULA: formula_nearest, KEOPS: keops_nearest, FLASH_KMEANS: flash_kmeans},
     "solve": {OURS: our_solve, FORMULA: formula_solve, CG: conjugate_gradients},
+    "loss": {OURS: our_loss, TORCH: torch_loss, PRODUCTS: products_of_loss, CUT: cut_loss, LIGER: liger_loss},
 }  # fmt: skip
-for _makers in MAKERS.values():
-    if _makers is not MAKERS["solve"]:
+for _of, _makers in MAKERS.items():
+    if _of not in ("solve", "loss"):
         _makers[TORCH] = partial(in_torch, _makers[FORMULA])
 
 
 def available(of, dtype, on_cpu, peers=PEERS):
     """The peers that this machine has and that take the dtype."""
-    here = {OURS: True, FORMULA: True, CG: True, TORCH: torch is not None}
+    here = {OURS: True, FORMULA: True, CG: True, TORCH: torch is not None, PRODUCTS: torch is not None}
     for name, module in MODULES.items():
         here[name] = find_spec(module) is not None and (torch is not None if not on_cpu else name == KEOPS)
     half = dtype in ("float16", "bfloat16")

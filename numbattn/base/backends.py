@@ -15,12 +15,19 @@ POINTS = {"numpy": "numbattn.cpu.points", "cupy": "numbattn.cuda.backend"}
 SPARSE = {"numpy": "numbattn.sparse.formula", "cupy": "numbattn.cuda.sparse.backend"}
 # of attention over the edges of graphs: forward, tangent, backward and backward_tangent, see numbattn/graphs/passes.py
 GRAPHS = {"numpy": "numbattn.cpu.graphs", "cupy": "numbattn.cuda.graphs.backend"}
+# of losses over pairs with many features: the steps of a block, see numbattn/points/blocks.py
+LOSSES = {"numpy": "numbattn.points.blocks", "cupy": "numbattn.cuda.losses"}
 BACKENDS: dict[str, Any] = {}  # by library, imported when first needed: importing Numba takes long
 
 
 def backend(library: str) -> Any:
     """The backend for arrays of a library, "numpy" or "cupy"."""
     return BACKENDS.get(library) or BACKENDS.setdefault(library, imported(MODULES[library]))
+
+
+def loss_steps(library: str) -> Any:
+    """The module of LOSSES for arrays of a library."""
+    return imported(LOSSES[library])
 
 
 def on_cpus() -> Any:

@@ -84,7 +84,7 @@ def logsumexp(problem: Problem, inputs: Inputs, kind: Any, columns: Any = None) 
     shape = *problem.batch, problem.seqlen_q
     highest, total = _zeros(inputs, shape, problem.sum_dtype) - math.inf, _zeros(inputs, shape, problem.sum_dtype)
     for block in _blocks(problem, inputs):
-        logs = sum(_shift(block, None, columns), kind.logarithm(_distances(block)))
+        logs = sum(_shift(block, None, columns), kind.logarithm(_distances(block, kind.is_of_product)))
         logs = block.only_visible(logs, -math.inf)
         before = highest[..., block.i]
         new = np.maximum(before, logs.max(axis=-1))

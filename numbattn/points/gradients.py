@@ -12,7 +12,7 @@ class Gradients(tuple[Any, ...]):
     Attributes
     ----------
     kernel : array, None or tuple
-        The gradient of the kernel's length or epsilon, of its shape; None for a kernel without. For a sum of kernels,
+        The gradient of the kernel's length, epsilon or scale, of its shape; None for others. For a sum of kernels,
         and for one with a factor, a tuple, with one for each.
     factor : tuple or None
         For a sum of kernels, and for one with a factor, the gradients of factors, arrays without axes.

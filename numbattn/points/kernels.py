@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.checks import Floats, floats, integer, library, number, words_for
+from ..base.checks import Floats, dtype_of_sums, floats, integer, library, number, words_for
 from ..base.values import Taken, Value, identity, is_foreign, moved, shown, sum_broadcast
 from ..functions.frozen import Frozen, frozen
 from ..functions.given import python_function
@@ -49,6 +49,11 @@ class Kernel(Value):
     def _kind(self) -> kinds.Kind:
         """The kernel of points of unit length."""
         raise NotImplementedError
+
+    @property
+    def _exponential(self) -> kinds.Kind | None:
+        """The kind of which `logsumexp` takes the logarithm, if there is one."""
+        return self._kind if self._kind.is_exponential else None
 
     @property
     def _one_length(self) -> float | None:
@@ -326,31 +331,83 @@ class Polynomial(WithLength):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Linear(Kernel):
-    """<x, y>, the product of two points. Without a mask no pairs are visited: x (y^T b)."""
+    """``scale <x, y>``, a multiple of the product of two points. Without a mask no pairs are visited: x (y^T b).
+
+    In `logsumexp` and `cross_entropy` it is a score, of which the exponential is taken: exp(scale <x, y>).
+
+    Parameters
+    ----------
+    scale : float
+        > 0.
+    """
+
+    scale: float = 1.0
 
     _is_centred = False
     _kind = kinds.LINEAR
+    _exponential = kinds.EXPONENTIAL_OF_PRODUCT
+
+    def __post_init__(self) -> None:
+        self._set(scale=_positive(f"{type(self).__name__} scale", self.scale))
+
+    def _unit(self, x: Any) -> Any:
+        return self._scaled(x)
+
+    def _of_points(self, x: Any, gradient: Any) -> Any:
+        return self._scaled(gradient)
+
+    def _of_parameter(self, units: Any, gradients: Any) -> Any:
+        return (sum(map(_products, units, gradients)).sum() / (2 * self.scale)).astype(gradients[0].dtype)[...]
+
+    def _scaled(self, x: Any) -> Any:
+        """Points times the root of the scale."""
+        return x if self.scale == 1 else x * math.sqrt(self.scale)
+
+    def _factored(self, x: Any) -> tuple[Any, Any]:
+        """Points of any dtype, and what products of two such points are multiplied by besides `scale`: None, or the
+        factor (...) of each."""
+        return x, None
+
+    def _of_factored(self, x: Any, gradient: Any) -> Any:
+        """The gradient of points from that of those that `_factored` returns."""
+        return gradient
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Cosine(Linear):
-    """``<x, y> / (|x| |y|)``, the cosine of the angle between two points; 0 where one of them is 0."""
+    """``scale <x, y> / (|x| |y|)``, of the cosine of the angle between two points; 0 where one of them is 0. A score in
+    `logsumexp` and `cross_entropy`, as `Linear` is.
+
+    Parameters
+    ----------
+    scale : float
+        > 0; of similarities the inverse temperature.
+    """
 
     _is_linear = False
 
     def _unit(self, x: Any) -> Any:
-        return x / _norms(x)
+        return self._scaled(x / _norms(x))
 
     def _of_points(self, x: Any, gradient: Any) -> Any:
-        x = _with(gradient, x)
-        unit = self._unit(x)
-        return (gradient - unit * dots(unit, gradient)) / _norms(x)
+        return self._scaled(_across(_with(gradient, x), gradient))
 
     def _of_moved_points(self, x: Any, tx: Any, gradient: Any) -> Any:
         x, tx = _with(gradient, x), _with(gradient, tx)
-        unit, tunit = self._unit(x), self._of_points(x, tx)
+        unit, tunit = x / _norms(x), _across(x, tx)
         turned = tunit * dots(unit, gradient) + unit * dots(tunit, gradient)
-        return -(turned + self._of_points(x, gradient) * dots(unit, tx)) / _norms(x)
+        return -self._scaled(turned + _across(x, gradient) * dots(unit, tx)) / _norms(x)
+
+    def _factored(self, x: Any) -> tuple[Any, Any]:
+        """Divided by a power of two near the norm, which keeps all digits."""
+        norms = _norms(x.astype(dtype_of_sums(x.dtype)))
+        exponents = np.frexp(np.where(np.isinf(norms), 1, norms))[1]
+        return np.ldexp(x.astype(norms.dtype), -exponents).astype(x.dtype), (1 / np.ldexp(norms, -exponents))[..., 0]
+
+    def _of_factored(self, x: Any, gradient: Any) -> Any:
+        _, factors = self._factored(x)
+        gradient = gradient / np.where(factors == 0, 1, factors)[..., None]
+        return _across(x.astype(gradient.dtype), gradient)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -410,8 +467,9 @@ def as_kernel(kernel: Any, features: int) -> Kernel:
 def as_exponential(kernel: Any, features: int) -> Kernel:
     """The kernel, checked, of which the logarithm is taken."""
     kernel = as_kernel(kernel, features)
-    if isinstance(kernel, Sum) or not kernel._kind.is_exponential:
-        raise TypeError(f"kernel: got {kernel}, expected Cost, Gaussian, Laplacian or Matern(0.5), an exponential")
+    if isinstance(kernel, Sum) or kernel._exponential is None:
+        raise TypeError(f"kernel: got {kernel}, expected Cost, Gaussian, Laplacian or Matern(0.5), an exponential, or "
+                        "Linear or Cosine, whose exponential is taken")
     return kernel
 
 
@@ -442,6 +500,12 @@ def _products(x: Any, gradient: Any) -> Any:
 def _with(gradient: Any, x: Any) -> Any:
     """Points that have a gradient; 0 for others, which may be NaN where they are not seen."""
     return np.where((gradient == 0).all(axis=-1, keepdims=True), 0, x)
+
+
+def _across(x: Any, gradient: Any) -> Any:
+    """The gradient of points from that of the same points divided by their norms."""
+    unit = x / _norms(x)
+    return (gradient - unit * dots(unit, gradient)) / _norms(x)
 
 
 def dots(x: Any, y: Any) -> Any:

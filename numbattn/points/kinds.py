@@ -126,6 +126,17 @@ class Exponential(Kind):
 
 
 @dataclass(frozen=True)
+class ExponentialOfProduct(Kind):
+    """exp(t), where t is the product of two points"""
+
+    is_exponential = is_of_product = True
+
+    def formula(self, words: Words) -> Formula:
+        RATE, of_E = words.real(words.log_e), lambda t, E, number: E
+        return Formula(lambda t, number: t * RATE, of_E, of_E, of_E)
+
+
+@dataclass(frozen=True)
 class Power(Kind):
     """exp(-sqrt(t)**p / p), p its number"""
 
@@ -352,4 +363,4 @@ ARRAYS = Words(
     sqrt=np.sqrt, reciprocal=_reciprocal, quotient=_quotient, power=np.power, where=np.where, of_users=_of_each,
 )  # fmt: skip
 GAUSSIAN, EXPONENTIAL, MATERN32, MATERN52, CAUCHY = Gaussian(), Exponential(), Matern32(), Matern52(), Cauchy()
-LINEAR = Polynomial(1, 0.0)
+LINEAR, EXPONENTIAL_OF_PRODUCT = Polynomial(1, 0.0), ExponentialOfProduct()

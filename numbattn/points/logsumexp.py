@@ -13,6 +13,7 @@ from .checks import batch_of, check_points, check_result, check_vector
 from .gradients import LogsumexpGradients
 from .kernels import Kernel, as_exponential
 from .pairs import Pairs, Term, of_points, ones, quiet
+from .scores import ScoresCall, takes
 from .tangents import Moving, checked, tangents_of
 
 
@@ -29,7 +30,8 @@ def logsumexp(x: A, y: A, w: A | None, kernel: Kernel, *, mask: Mask | Array | N
     w : array, (..., n), or None
         NumPy arrays or CuPy arrays, all of one dtype, with any strides; for points in half precision w may be float32.
         Batch axes broadcast. -inf is a point without weight; None is 0 for all.
-    kernel : Cost, Gaussian, Laplacian or Matern(0.5)
+    kernel : Cost, Gaussian, Laplacian, Matern(0.5), Linear or Cosine
+        Of the last two the exponential is taken: log sum_j exp(w_j + scale <x_i, y_j>).
     mask : a mask of numbattn's, or a boolean array, optional
         Which points y_j each x_i sees.
 
@@ -46,7 +48,9 @@ def logsumexp(x: A, y: A, w: A | None, kernel: Kernel, *, mask: Mask | Array | N
     Notes
     -----
     float16 and bfloat16 are computed in float32, as exactly as the same numbers in float32. On Hopper points of
-    bfloat16 around the origin, closer to it than to each other, are faster than others, which are centred first.
+    bfloat16 around the origin, closer to it than to each other, are faster than others, which are centred first. With
+    Linear and Cosine and no mask matrix products compute scores beyond 256 features, and of half precision on a GPU,
+    where a block of them is in memory at a time, up to 256 MB; then gradients are rounded as P is in attention.
 
     Examples
     --------
@@ -145,7 +149,7 @@ def logsumexp_jvp(
 class LogsumexpBackprop:
     """The closure that `logsumexp_vjp` returns: ``backprop(df)`` returns dx, dy, dw."""
 
-    def __init__(self, call: LogsumexpCall) -> None:
+    def __init__(self, call: LogsumexpCall | ScoresCall) -> None:
         self._call = call
 
     def __call__(self, df: Array) -> LogsumexpGradients:
@@ -210,15 +214,18 @@ class LogsumexpCall(NamedTuple):
     low: Any  # what rounding took from f
 
     @classmethod
-    def of(cls, x: Any, y: Any, w: Any, kernel: Any, mask: Any) -> LogsumexpCall:
+    def of(cls, x: Any, y: Any, w: Any, kernel: Any, mask: Any) -> LogsumexpCall | ScoresCall:
         check_points(x, y, {} if w is None else {"w": w})
         batches = {"x": x.shape[:-2], "y": y.shape[:-2]}
         if w is not None:
             check_vector("w", w, y.shape[-2], "y")
             batches["w"] = w.shape[:-1]
         kernel = as_exponential(kernel, x.shape[-1])
+        if takes(x, y, w, kernel, mask):
+            return ScoresCall.of(x, y, w, kernel)
         pairs = Pairs.of(x, y, batch_of(**batches), mask)
-        term, W = Term(pairs, kernel), None if w is None else pairs.broadcast(rounded(w, pairs.dtype), axes=1)
+        term = Term(pairs, kernel, kernel._exponential)
+        W = None if w is None else pairs.broadcast(rounded(w, pairs.dtype), axes=1)
         return cls(x, y, w, pairs, term, W, *term.logsumexp_and_low(W))
 
     @property
@@ -235,13 +242,11 @@ class LogsumexpCall(NamedTuple):
         check_result(name, df, "f", self.f.shape, self.f)
         return np.where(self.seen, rounded(df, self.pairs.dtype) * np.exp(-self.low), 0)[..., None]
 
-    def moving(self, tx: Any, ty: Any) -> Moving:
+    def moving(self, tx: Any, ty: Any) -> Any:
         return Moving(self.term, *tangents_of(self.pairs, tx, ty))
 
     def tangent_of_w(self, tw: Any) -> Any:
         """Checked, with all batch axes, as a column."""
-        if self.w is None and tw is not None:
-            raise ValueError("tw: got the tangent of a w that is None")
         tw = checked(self.pairs, "tw", tw, self.w, "w")
         return None if tw is None else self.pairs.broadcast(tw, axes=1)[..., None]
 

@@ -136,18 +136,22 @@ class Pairs:
 
 
 class Term:
-    """One kernel of a sum: its points of unit length, and sums over their pairs."""
+    """One kernel of a sum: its points of unit length, and sums over their pairs.
 
-    def __init__(self, pairs: Pairs, kernel: Kernel) -> None:
+    exponential: the kind to take in place of the kernel's own.
+    """
+
+    def __init__(self, pairs: Pairs, kernel: Kernel, exponential: kinds.Kind | None = None) -> None:
         refuse_foreign("kernel", (kernel,))
-        self.pairs, self.kernel, self.kind = pairs, kernel, kernel._kind
+        self.pairs, self.kernel, self.exponential = pairs, kernel, exponential
+        self.kind = exponential or kernel._kind
         self.kind.check(pairs.dtype, 0)
         length, least = kernel._one_length, float(np.finfo(pairs.dtype).tiny)
         if length is not None and length < least:
             raise ValueError(f"{kernel}: got the length {length:g}, allowed {least:.3g} or more in {pairs.dtype}")
 
     def __reduce__(self) -> Any:  # a Radial pickles its function, from which its kind follows
-        return Term, (self.pairs, self.kernel)
+        return Term, (self.pairs, self.kernel, self.exponential)
 
     @cached_property
     @quiet
@@ -257,7 +261,8 @@ class _Exchanged(Term):
     """A term with the roles of x and y exchanged, which takes its points from the other one when it needs them."""
 
     def __init__(self, other: Term) -> None:
-        self.pairs, self.kernel, self.kind, self.exchanged = other.pairs.exchanged, other.kernel, other.kind, other
+        self.pairs, self.kernel, self.exponential = other.pairs.exchanged, other.kernel, other.exponential
+        self.kind, self.exchanged = other.kind, other
 
     @cached_property
     def units(self) -> tuple[Any, Any]:

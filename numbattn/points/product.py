@@ -78,10 +78,10 @@ def product_vjp(
     s : array, (..., m, e), of the dtype of x
     backprop : ProductBackprop
         ``backprop(ds)`` returns dx, dy, db, of the shapes and dtypes of x, y, b, summed over broadcast axes; a tuple
-        with the attribute `kernel`, the gradient of the kernel's length: an array of its shape, None for a kernel
-        without, a tuple for a sum of kernels or one with a factor. These have the attribute `factor`, too, a tuple with
-        the gradient of each factor. It refers to x, y and b: editing them in place before it is called changes the
-        gradients. The derivative of a kernel at r = 0 is taken to be 0 where it is not finite.
+        with the attribute `kernel`, the gradient of the kernel's length or scale: an array of its shape, a tuple for a
+        sum of kernels or one with a factor. These have the attribute `factor`, too, a tuple with the gradient of each
+        factor. It refers to x, y and b: editing them in place before it is called changes the gradients. The derivative
+        of a kernel at r = 0 is taken to be 0 where it is not finite.
         ``backprop.hvp(ds, tx, ty, tb)`` has Hessian-vector products.
 
     Raises

@@ -152,9 +152,11 @@ def tangents_of(pairs: Pairs, tx: Any, ty: Any) -> tuple[Any, Any]:
     return checked(pairs, "tx", tx, pairs.x, "x"), checked(pairs, "ty", ty, pairs.y, "y")
 
 
-def checked(pairs: Pairs, name: str, tangent: Any, array: Any, of: str) -> Any:
-    """The tangent of an array, likewise; None stays None."""
-    if tangent is None or array is None:
+def checked(pairs: Any, name: str, tangent: Any, array: Any, of: str) -> Any:
+    """The tangent of an array, likewise; None stays None. pairs: whatever has the dtype of sums."""
+    if array is None and tangent is not None:
+        raise ValueError(f"{name}: got the tangent of a {of} that is None")
+    if tangent is None:
         return None
     check_result(name, tangent, of, array.shape, array)
     return rounded(tangent, pairs.dtype)

@@ -15,6 +15,9 @@ def calls(module, rng):
     def logsumexp(x, y, w, length):
         return module.logsumexp(x, y, w, points.Gaussian(abs(length) + 0.5))
 
+    def scores(x, y, w, length):
+        return module.logsumexp(x, y, w, points.Cosine(3.0)) * length.sum()
+
     def weights(v):
         v = v - v.mean(-1)[..., None]
         return (1 + v * v) / (1 + v * v).sum(-1)[..., None]
@@ -26,7 +29,8 @@ def calls(module, rng):
         return module.sinkhorn(x, y, weights(v), weights(w), COST, tol=1e-13, debias=True)
 
     return {"product": (product, (x, y, b, length)), "logsumexp": (logsumexp, (x, y, w, length)),
-            "sinkhorn": (sinkhorn, (x, y, v, w)), "divergence": (divergence, (x, y, v, w))}  # fmt: skip
+            "scores": (scores, (x, y, w, length)), "sinkhorn": (sinkhorn, (x, y, v, w)),
+            "divergence": (divergence, (x, y, v, w))}  # fmt: skip
 
 
 class Plain:

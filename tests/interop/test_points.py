@@ -10,7 +10,7 @@ from numbattn import points
 from .over_points import Plain, calls
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.* is deprecated")  # by torch itself
-NAMES = "product", "logsumexp", "sinkhorn", "divergence"
+NAMES = "product", "logsumexp", "scores", "sinkhorn", "divergence"
 torch = pytest.importorskip("torch")
 tensors = na.interop.torch.points
 
@@ -35,6 +35,17 @@ def test_batches(rng, name):
     mapped = torch.func.vmap(torch.func.grad(lambda x: f(x, *others).sum()))(x)
     for one, own in zip(mapped, x):
         torch.testing.assert_close(one, torch.func.grad(lambda x: f(x, *others).sum())(own))
+
+
+@pytest.mark.parametrize("kernel", [points.Linear(0.2), points.Cosine(3.0)], ids=repr)
+def test_scores_of_many_features(rng, kernel):
+    x, y, w = (torch.tensor(rng.standard_normal(n), requires_grad=True) for n in ((2, 4, 300), (5, 300), (5,)))
+
+    def f(x, y, w):
+        return tensors.logsumexp(x, y, w, kernel)
+
+    assert torch.autograd.gradcheck(f, (x, y, w), check_forward_ad=True, fast_mode=True)
+    assert torch.autograd.gradgradcheck(f, (x, y, w), fast_mode=True)
 
 
 def test_masks_and_half_precision(rng):

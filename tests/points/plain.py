@@ -10,7 +10,7 @@ from numbattn.points import kinds
 
 KINDS = [
     kinds.GAUSSIAN, kinds.EXPONENTIAL, kinds.Power(1.5), kinds.Power(3.0), kinds.MATERN32, kinds.MATERN52,
-    kinds.CAUCHY, kinds.RationalQuadratic(0.7), kinds.Polynomial(3, 0.5), kinds.LINEAR,
+    kinds.CAUCHY, kinds.RationalQuadratic(0.7), kinds.Polynomial(3, 0.5), kinds.LINEAR, kinds.EXPONENTIAL_OF_PRODUCT,
 ]  # fmt: skip
 
 
@@ -76,7 +76,13 @@ KERNELS = {
         lambda x, y: 2 * np.exp(-squares(x, y, 0.5) / 2) - x @ T(y) / 4 - 0.75 * np.exp(-distances(x, y, LENGTHS))
     ),
 }
-EXPONENTIALS = [kernel for kernel in KERNELS if len(kernel._terms) == 1 and kernel._kind.is_exponential]
+EXPONENTIALS = {kernel: value for kernel, value in KERNELS.items()
+                if len(kernel._terms) == 1 and kernel._kind.is_exponential}  # fmt: skip
+SCORES = {  # whose exponentials are taken
+    points.Linear(0.7): lambda x, y: 0.7 * x @ T(y),
+    points.Cosine(3.0): lambda x, y: 3 * x @ T(y) / norms(x) / T(norms(y)),
+}  # fmt: skip
+EXPONENTIALS |= {kernel: lambda x, y, score=score: np.exp(score(x, y)) for kernel, score in SCORES.items()}
 
 
 def squares(x, y, length):

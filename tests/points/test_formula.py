@@ -141,6 +141,9 @@ FAULTS = {
     "test_what_has_no_weight_at_first": {
         "finite = np.where(np.isneginf(new), 0, new)": "finite = new",
     },
+    "test_logarithms_of_rows_and_columns[ExponentialOfProduct()]": {
+        "kind.logarithm(_distances(block, kind.is_of_product))": "kind.logarithm(_distances(block))",
+    },
     "test_sums_and_gradients_of_each_kind": {
         "[..., None] - weights @ block.y)": "[..., None] + weights @ block.y)",
     },

@@ -9,8 +9,9 @@ import pytest
 from numbattn import points
 
 FUNCTIONS = (
-    "log_determinant", "log_determinant_vjp", "logsumexp", "logsumexp_jvp", "logsumexp_vjp", "nearest", "operator",
-    "product", "product_jvp", "product_vjp", "sinkhorn", "sinkhorn_vjp", "solve", "solve_vjp",
+    "cross_entropy", "cross_entropy_vjp", "log_determinant", "log_determinant_vjp", "logsumexp", "logsumexp_jvp",
+    "logsumexp_vjp", "nearest", "operator", "product", "product_jvp", "product_vjp", "sinkhorn", "sinkhorn_vjp",
+    "solve", "solve_vjp",
 )  # fmt: skip
 
 

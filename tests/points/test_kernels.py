@@ -36,7 +36,7 @@ def test_copies_have_the_function_that_was_taken():
 
 def test_sums_and_multiples():
     one, other = points.Gaussian(0.5), points.Linear()
-    assert repr(2 * (one + 3 * other)) == "2 * Gaussian(length=0.5) + 6 * Linear()"
+    assert repr(2 * (one + 3 * other)) == "2 * Gaussian(length=0.5) + 6 * Linear(scale=1.0)"
     assert np.float32(2) * one == one * 2
     with pytest.raises(TypeError, match="unsupported operand"):
         one + 1

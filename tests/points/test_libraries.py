@@ -104,6 +104,56 @@ def test_half_precision(cupy, rng, dtype, offset):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("kernel", plain.SCORES, ids=repr)
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
+@pytest.mark.parametrize(("m", "n", "d"), [(3, 7, 1), (50, 801, 70), (300, 1000, 520), (2000, 40000, 64)])
+def test_losses(cupy, rng, kernel, dtype, m, n, d):
+    """By cuBLAS, of blocks of any width, also of arrays that it does not read as they lie, on a stream of one's own;
+    the same each time."""
+    arrays = [(rng.standard_normal(shape) / d**0.25).astype(dtype) for shape in ((m, d), (n, d), (n,))]
+    targets, df = rng.integers(-1, n, m), rng.standard_normal(m)
+    wide = [array.astype(np.float64) for array in arrays]
+    f, backprop = points.cross_entropy_vjp(*wide[:2], targets, kernel, w=wide[2])
+    wanted, wanted_scale = (f, *backprop(df)), backprop(df).kernel
+    rounding = {2: 2.0**-7 if dtype == ml_dtypes.bfloat16 else 2.0**-10, 4: 1e-5, 8: 1e-12}[np.dtype(dtype).itemsize]
+    sizes, found = [*[np.abs(z).max(initial=1e-3) for z in wanted], 10 * np.linalg.norm(df)], []
+    for turn in range(3):
+        x, y, w = map(cupy.asarray, arrays)
+        y = cupy.repeat(y, 2, axis=1)[:, ::2] if turn == 2 else y
+        cupy.cuda.Device().synchronize()
+        with cupy.cuda.Stream(non_blocking=True):
+            f, backprop = points.cross_entropy_vjp(x, y, cupy.asarray(targets), kernel, w=w)
+            grads = backprop(cupy.asarray(df))
+            found.append([to_numpy(z) for z in (f, *grads, grads.kernel)])
+    for *turns, want, size in zip(*found, (*wanted, wanted_scale), sizes):
+        assert_array_equal(turns[0], turns[1])
+        for got in turns:
+            assert_allclose(got.astype(np.float64), want, atol=rounding * size)
+    tangents = [cupy.asarray(z) for z in arrays]
+    _, exact = points.cross_entropy_vjp(*wide[:2], targets, kernel, w=wide[2])
+    for got, want in zip(backprop.hvp(cupy.asarray(df), *tangents), exact.hvp(df, *wide)):
+        assert_allclose(to_numpy(got).astype(np.float64), want, atol=10 * rounding * np.abs(want).max())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", plain.SCORES, ids=repr)
+@pytest.mark.parametrize("mask", ["none", "lengths", "dense"])
+@pytest.mark.parametrize("d", [3, 70, 300])
+def test_logarithms_of_scores(cupy, rng, kernel, mask, d):
+    here, there = drawn(rng, cupy, (2, 2, 50, d), (80, d), (80,), (2, 2, 50))
+    here, there = ([z / d**0.25 for z in arrays] for arrays in (here, there))
+    (f, backprop), (f_there, backprop_there) = (
+        points.logsumexp_vjp(*arrays[:3], kernel, mask=MASKS[mask]) for arrays in (here, there)
+    )
+    assert_same(f_there, f)
+    grads, grads_there = backprop(here[3]), backprop_there(there[3])
+    for found, wanted in zip((*grads_there, grads_there.kernel), (*grads, grads.kernel)):
+        assert_same(found, wanted)
+    for found, want in zip(backprop_there.hvp(there[3], *there[:3]), backprop.hvp(here[3], *here[:3])):
+        assert_same(found, want, 1e-10)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("debias", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_transport(cupy, rng, debias, dtype):

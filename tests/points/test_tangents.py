@@ -222,9 +222,9 @@ FAULTS = {
         "2 * ((0 if tx is None else tx * total[..., :1]) - of_y)": "(0 if tx is None else tx * total[..., :1]) - of_y",
         "return sum_broadcast(of_y, self.term.x.shape)": "return of_y",
     },
-    "test_products_of_each_kernel[numpy-Cosine()]": {
+    "test_products_of_each_kernel[numpy-Cosine(scale=1.0)]": {
         "if kernel._is_linear or self.tx is None:": "if True:",
-        "points/kernels.py": {"+ self._of_points(x, gradient) * dots(unit, tx)": ""},
+        "points/kernels.py": {"+ _across(x, gradient) * dots(unit, tx)": ""},
     },
     "test_what_nobody_sees_may_be_nan[False]": {"cpu/points/pairs.py": {"if sees_nothing(mask, at, i):": "if False:"}},
     "test_what_nobody_sees_may_be_nan[True]": {

@@ -23,7 +23,9 @@ def check(rng, kind=kinds.GAUSSIAN, device=AMPERE, dtype="float32", columns=True
 
 
 @simulated_only
-@pytest.mark.parametrize("kind", [kinds.GAUSSIAN, kinds.EXPONENTIAL, kinds.Power(1.5)], ids=str)
+@pytest.mark.parametrize("kind", [
+    kinds.GAUSSIAN, kinds.EXPONENTIAL, kinds.Power(1.5), kinds.EXPONENTIAL_OF_PRODUCT,
+], ids=str)  # fmt: skip
 @pytest.mark.parametrize("d", [2, 11])
 def test_kinds(rng, kind, d):
     check(rng, kind, columns=d == 2, d=d, batch=(2,))
