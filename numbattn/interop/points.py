@@ -22,7 +22,7 @@ from ..points.clouds import Solution
 from ..points.kernels import as_exponential, as_kernel
 from ..points.logsumexp import LogsumexpCall
 from ..points.product import ProductCall
-from ..points.sinkhorn import SinkhornCall
+from ..points.sinkhorn import Marginals, SinkhornCall
 from .options import Functions, Options, taken_apart, tangent_by
 
 
@@ -90,14 +90,14 @@ class Points(NamedTuple):
         return self.run(*taken_apart_of_points(Logsumexp, mask, kernel), x, y, w[..., None])[..., 0]
 
     def sinkhorn(
-        self, x: Any, y: Any, a: Any, b: Any, cost: Cost, *, tol: float = 1e-6, max_iterations: int = 1000,
-        debias: bool = False, mask: Mask | Any = None,
+        self, x: Any, y: Any, a: Any, b: Any, cost: Cost, *, marginals: Marginals = None, tol: float = 1e-6,
+        max_iterations: int = 1000, debias: bool = False, mask: Mask | Any = None,
     ) -> Any:  # fmt: skip
         """The cost of `numbattn.points.sinkhorn`, which says what it takes and raises; tol and max_iterations are also
         those of the solver for second derivatives."""
         x, y, a, b = self.checked(x=x, y=y, a=a, b=b)
         weights = [w + self.zeros_like(other.sum(-1))[..., None] for w, other in ((a, b), (b, a))]  # of one batch
-        others = cost, *checked_limits(tol, max_iterations), flag("debias", debias)
+        others = cost, marginals, *checked_limits(tol, max_iterations), flag("debias", debias)
         options = taken_apart_of_points(Sinkhorn, mask, *others)
         return self.run(*options, x, y, self.concatenate(weights, -1)[..., None])[..., 0, 0]
 
@@ -174,8 +174,8 @@ class Sinkhorn(Call):
         m, n = x.shape[-2], y.shape[-2]
         self.own, batch = (x.shape, y.shape, b.shape), batch_of(x=x.shape[:-2], y=y.shape[:-2], a=b.shape[:-2])
         x, y, b = (np.broadcast_to(z, (*batch, *z.shape[-2:])) for z in (x, y, b))
-        cost, tol, max_iterations, debias = others
-        self.call = SinkhornCall.of(x, y, b[..., :m, 0], b[..., m:, 0], cost, tol, max_iterations, debias, mask)
+        given: list[Any] = [x, y, b[..., :m, 0], b[..., m:, 0], *others, mask]
+        self.call = SinkhornCall.of(*given)
         if lse is not None:
             f, g, *alone = np.split(lse, np.cumsum([m, n, m, n])[: 3 if self.call.debias else 1], axis=-1)
             vars(self.call)["solved"] = [Solution(f, g, True, 0), *[Solution(f, f, True, 0) for f in alone]]

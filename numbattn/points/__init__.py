@@ -51,6 +51,7 @@ from .kernels import (
     RationalQuadratic,
 )
 from .logsumexp import LogsumexpBackprop, logsumexp, logsumexp_jvp, logsumexp_vjp
+from .marginals import KL, TV
 from .nearest import nearest
 from .operator import operator
 from .product import ProductBackprop, product, product_jvp, product_vjp
@@ -58,6 +59,8 @@ from .sinkhorn import SinkhornBackprop, Transport, sinkhorn, sinkhorn_vjp
 from .solve import Solution, solve, solve_vjp
 
 __all__ = [
+    "KL",
+    "TV",
     "Cauchy",
     "Cosine",
     "Cost",

@@ -226,7 +226,7 @@ class RationalQuadratic(WithLength):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._set(alpha=_positive("RationalQuadratic alpha", self.alpha))
+        self._set(alpha=positive("RationalQuadratic alpha", self.alpha))
 
     @property
     def _kind(self) -> kinds.Kind:
@@ -370,7 +370,7 @@ class Cost(Kernel):
     epsilon: float
 
     def __post_init__(self) -> None:
-        self._set(power=_positive("Cost power", self.power), epsilon=_positive("Cost epsilon", self.epsilon))
+        self._set(power=positive("Cost power", self.power), epsilon=positive("Cost epsilon", self.epsilon))
         length = math.log(self.epsilon) / self.power
         if abs(length) > LARGEST_LOG:
             raise ValueError(f"Cost epsilon: got {self.epsilon:g} with the power {self.power:g}, expected "
@@ -417,7 +417,7 @@ def as_exponential(kernel: Any, features: int) -> Kernel:
 
 def _length(name: str, value: Any) -> Any:
     if not library(value) and not is_foreign(value) and not isinstance(value, list | tuple):
-        return _positive(name, value)
+        return positive(name, value)
     array = floats(name, value)
     if array.ndim > 1:
         raise ValueError(f"{name}: got the shape {array.shape}, expected a number or an array (features,)")
@@ -426,7 +426,7 @@ def _length(name: str, value: Any) -> Any:
     return array
 
 
-def _positive(name: str, value: Any) -> float:
+def positive(name: str, value: Any) -> float:
     found = number(name, value)
     if not 0 < found < math.inf:
         raise ValueError(f"{name}: got {value!r}, allowed finite and > 0")

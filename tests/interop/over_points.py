@@ -25,8 +25,13 @@ def calls(module, rng):
     def divergence(x, y, v, w):
         return module.sinkhorn(x, y, weights(v), weights(w), COST, tol=1e-13, debias=True)
 
+    def unbalanced(x, y, v, w):
+        marginals = points.KL(0.5), points.KL(0.8)
+        return module.sinkhorn(x, y, 1 + v * v, 1 + w * w, COST, marginals=marginals, tol=1e-13)
+
     return {"product": (product, (x, y, b, length)), "logsumexp": (logsumexp, (x, y, w, length)),
-            "sinkhorn": (sinkhorn, (x, y, v, w)), "divergence": (divergence, (x, y, v, w))}  # fmt: skip
+            "sinkhorn": (sinkhorn, (x, y, v, w)), "divergence": (divergence, (x, y, v, w)),
+            "unbalanced": (unbalanced, (x, y, v, w))}  # fmt: skip
 
 
 class Plain:

@@ -10,7 +10,7 @@ from numbattn import points
 from .over_points import Plain, calls
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.* is deprecated")  # by torch itself
-NAMES = "product", "logsumexp", "sinkhorn", "divergence"
+NAMES = "product", "logsumexp", "sinkhorn", "divergence", "unbalanced"
 torch = pytest.importorskip("torch")
 tensors = na.interop.torch.points
 

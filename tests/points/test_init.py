@@ -16,7 +16,7 @@ FUNCTIONS = (
 
 def test_public_names():
     assert points.__all__ == [
-        "Cauchy", "Cosine", "Cost", "Gaussian", "Kernel", "Laplacian", "Linear", "LogDeterminantGradients",
+        "KL", "TV", "Cauchy", "Cosine", "Cost", "Gaussian", "Kernel", "Laplacian", "Linear", "LogDeterminantGradients",
         "LogsumexpBackprop", "LogsumexpGradients", "Matern", "Polynomial", "ProductBackprop", "ProductGradients",
         "Radial", "RationalQuadratic", "SinkhornBackprop", "SinkhornGradients", "Solution", "SolveGradients",
         "Transport", *FUNCTIONS,
@@ -37,7 +37,7 @@ def test_docstrings_are_whole(name):
     assert {*inspect.signature(function).parameters} - {"self"} <= set(re.findall(r"\w+", " ".join(names)))
 
 
-@pytest.mark.parametrize("name", ["Gaussian", "Matern", "Polynomial", "Cost", "Radial"])
+@pytest.mark.parametrize("name", ["Gaussian", "Matern", "Polynomial", "Cost", "Radial", "KL", "TV"])
 def test_kernels_show_nothing_internal(name):
     public = {attribute for attribute in dir(getattr(points, name)) if not attribute.startswith("_")}
-    assert public <= {"length", "nu", "degree", "offset", "power", "epsilon", "function"}
+    assert public <= {"length", "nu", "degree", "offset", "power", "epsilon", "function", "rho"}
