@@ -14,9 +14,9 @@ import numpy as np
 
 from ..base.checks import dtype_of_sums, flag
 from ..base.gradients import Gradients
-from ..base.values import is_foreign, sum_broadcast
+from ..base.values import sum_broadcast
 from ..masks import Mask
-from ..points import Cost, Kernel
+from ..points import Cost, Kernel, kernels
 from ..points.checks import batch_of, check_columns, check_points, checked_limits
 from ..points.clouds import Solution
 from ..points.kernels import as_exponential, as_kernel
@@ -74,11 +74,11 @@ class Points(NamedTuple):
         """s of `numbattn.points.product`, which says what it takes and raises."""
         x, y, b = self.checked(x=x, y=y, b=b)
         kernel = as_kernel(kernel, x.shape[-1])
-        if not any(is_foreign(getattr(term, "length", None)) for _, term in kernel._terms):
+        if not any(leaf._foreign for _, term in kernel._terms for leaf in term._leaves):
             return self.run(*taken_apart_of_points(Product, mask, kernel), x, y, b)
         found = 0
         for factor, term in kernel._terms:
-            term, *points = of_unit_length(term, x, y)
+            term, *points = self.of_unit_length(term, x, y)
             found = found + factor * self.run(*taken_apart_of_points(Product, mask, term), *points, b)
         return found
 
@@ -86,7 +86,7 @@ class Points(NamedTuple):
         """f of `numbattn.points.logsumexp`, which says what it takes and raises."""
         x, y = self.checked(x=x, y=y)
         (w,) = [self.zeros_like(y[..., 0])] if w is None else self.checked(w=w)
-        kernel, x, y = of_unit_length(as_exponential(kernel, x.shape[-1]), x, y)
+        kernel, x, y = self.of_unit_length(as_exponential(kernel, x.shape[-1]), x, y)
         return self.run(*taken_apart_of_points(Logsumexp, mask, kernel), x, y, w[..., None])[..., 0]
 
     def sinkhorn(
@@ -101,11 +101,19 @@ class Points(NamedTuple):
         options = taken_apart_of_points(Sinkhorn, mask, *others)
         return self.run(*options, x, y, self.concatenate(weights, -1)[..., None])[..., 0, 0]
 
-
-def of_unit_length(kernel: Any, x: Any, y: Any) -> Any:
-    """The kernel and the points without a length that is a framework's array."""
-    length = getattr(kernel, "length", None)
-    return (replace(kernel, length=1.0), x / length, y / length) if is_foreign(length) else (kernel, x, y)
+    def of_unit_length(self, kernel: Any, x: Any, y: Any) -> Any:
+        """The kernel and the points without lengths that are a framework's arrays."""
+        if not any(leaf._foreign for leaf in kernel._leaves):
+            return kernel, x, y
+        if isinstance(kernel, kernels.On):
+            at = kernel.features if isinstance(kernel.features, slice) else np.array(kernel.features)
+            return self.of_unit_length(kernel.kernel, x[..., at], y[..., at])
+        if isinstance(kernel, kernels.Product):
+            factors, *points = zip(*[self.of_unit_length(factor, x, y) for factor in kernel.factors])
+            ends = np.cumsum([x.shape[-1] for x in points[0]]).tolist()
+            own = [factor.on(slice(*ends)) for factor, *ends in zip(factors, [0, *ends], ends)]
+            return kernels.Product(tuple(own)), *[self.concatenate(z, -1) for z in points]
+        return replace(kernel, length=1.0), x / kernel.length, y / kernel.length
 
 
 # --------------------------------------------------------------------------------------------------------------- calls

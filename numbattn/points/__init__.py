@@ -26,7 +26,7 @@ products, logarithms and transport of these frameworks' arrays.
 On GPUs gradients beyond 8 features, coordinates up to 8, and ``hvp``, where second derivatives multiply it, have an
 error of a rounding of abs(x), from the median of all points. Squared distances have one of abs(x)**2 beyond 256
 features, and on Hopper beyond 16 in `logsumexp` of a Gaussian or ``Cost(2)`` and in `nearest` with k = 1 (beyond 64 in
-float32). Lengths of each feature round coordinates so on CPUs, too.
+float32). Lengths of each feature, periods and products of kernels round coordinates so on CPUs, too.
 """
 
 from .determinant import log_determinant, log_determinant_vjp
@@ -46,6 +46,7 @@ from .kernels import (
     Laplacian,
     Linear,
     Matern,
+    Periodic,
     Polynomial,
     Radial,
     RationalQuadratic,
@@ -72,6 +73,7 @@ __all__ = [
     "LogsumexpBackprop",
     "LogsumexpGradients",
     "Matern",
+    "Periodic",
     "Polynomial",
     "ProductBackprop",
     "ProductGradients",

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any
 
 import numpy as np
 
-from ..base.checks import Floats, floats, integer, library, number, words_for
+from ..base.checks import Floats, floats, integer, integers, library, number, words_for
 from ..base.values import Taken, Value, identity, is_foreign, moved, shown, sum_broadcast
 from ..functions.frozen import Frozen, frozen
 from ..functions.given import python_function
 from . import kinds
 
+Centred = Callable[[], Any]
 LARGEST_LOG = math.log(np.finfo(float).max) - 1  # of a length
 
 
 class Kernel(Value):
-    """What all kernels share: ``k1 + k2`` and ``2.0 * k`` are kernels, too.
+    """What all kernels share: ``k1 + k2``, ``2.0 * k`` and ``k.on(features)`` are kernels, too, and so is the product
+    ``k1 * k2`` of Gaussian and Periodic ones.
 
     Notes
     -----
@@ -34,16 +36,37 @@ class Kernel(Value):
     def __add__(self, other: Kernel) -> Kernel:
         return Sum(self._terms + other._terms) if isinstance(other, Kernel) else NotImplemented
 
-    def __mul__(self, factor: float) -> Kernel:
+    def __mul__(self, factor: float | Kernel) -> Kernel:
+        if isinstance(factor, Kernel):
+            pairs = [(c * d, Product((one, other))) for c, one in self._terms for d, other in factor._terms]
+            return Sum(tuple(pairs)) if len(pairs) > 1 or pairs[0][0] != 1 else pairs[0][1]
         factor = number("kernel: factor", factor)
         return Sum(tuple([(factor * other, kernel) for other, kernel in self._terms]))
 
     __rmul__ = __mul__
 
+    def on(self, features: slice | Sequence[int]) -> Kernel:
+        """The kernel of some features of points, those of a slice or of these numbers.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from numbattn import points
+        >>> kernel = points.Gaussian(0.5).on([0, 1]) + points.Matern(1.5).on(slice(2, None))
+        >>> points.product(np.zeros((1, 4)), np.zeros((1, 4)), np.ones((1, 1)), kernel)
+        array([[2.]])
+        """
+        return On(self, features)
+
     @property
     def _terms(self) -> tuple[tuple[float, Kernel], ...]:
         """The terms of the sum that it is: factors and kernels."""
         return ((1.0, self),)
+
+    @property
+    def _leaves(self) -> tuple[Kernel, ...]:
+        """The kernels that it is made of, which have its parameters."""
+        return (self,)
 
     @property
     def _kind(self) -> kinds.Kind:
@@ -58,21 +81,34 @@ class Kernel(Value):
     def _check(self, features: int) -> None:
         """Refuse points of this number of features, if they do not fit."""
 
+    def _count(self, features: int) -> int:
+        """How many features points of unit length have."""
+        return features
+
+    def _given(self, x: Any) -> Any:
+        """The features that `_one_length` divides."""
+        return x
+
     def _unit(self, x: Any) -> Any:
-        """Points of unit length."""
+        """Points of unit length, of points that are centred, if it `_is_centred`."""
         return x
 
     def _of_points(self, x: Any, gradient: Any) -> Any:
-        """The gradient of points from that of points of unit length. The Jacobian is symmetric, so that it also gives
-        the tangent of points of unit length from that of points."""
+        """The gradient of points from that of points of unit length."""
         return gradient
+
+    def _along(self, x: Any, tx: Any) -> Any:
+        """The tangent of points of unit length from that of points: where the Jacobian is symmetric, as `_of_points`.
+        """
+        return self._of_points(x, tx)
 
     def _of_moved_points(self, x: Any, tx: Any, gradient: Any) -> Any:
         """The tangent of `_of_points` along x, if it is not linear."""
         raise NotImplementedError
 
-    def _of_parameter(self, units: Any, gradients: Any) -> Any:
-        """The gradient of its parameter, from points of unit length, x and y, and their gradients; or None."""
+    def _of_parameter(self, units: Any, gradients: Any, centred: Centred) -> Any:
+        """The gradient of its parameter, from points of unit length, x and y, and their gradients; or None. centred:
+        gives points x and y, centred."""
         return None
 
 
@@ -90,8 +126,164 @@ class Sum(Kernel):
         for _, kernel in self.terms:
             kernel._check(features)
 
+    def on(self, features: slice | Sequence[int]) -> Kernel:
+        return Sum(tuple([(factor, kernel.on(features)) for factor, kernel in self.terms]))
+
     def __repr__(self) -> str:
         return " + ".join(f"{factor:g} * {kernel}" for factor, kernel in self.terms)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class On(Kernel):
+    """A kernel of some features of points, as `Kernel.on` makes it."""
+
+    kernel: Kernel
+    features: slice | Sequence[int]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.features, slice):
+            return
+        features = integers("features", self.features)
+        if features.ndim != 1 or not features.size or len({*features.tolist()}) < features.size:
+            raise ValueError(f"features: got {self.features!r}, expected a slice, or numbers of features, each once")
+        self._set(features=tuple(features.tolist()))
+
+    def _check(self, features: int) -> None:
+        if not isinstance(self.features, slice) and not all(-features <= at < features for at in self.features):
+            raise ValueError(f"kernel: features: got {self.features}, of points of {features} features")
+        self.kernel._check(len(self._numbers(features)))
+
+    def _numbers(self, features: int) -> Sequence[int]:
+        """Those of its features, of so many."""
+        return range(features)[self.features] if isinstance(self.features, slice) else self.features
+
+    def _some(self, x: Any) -> Any:
+        """These features, by views: an array of their numbers would have to be copied to a GPU."""
+        if isinstance(self.features, slice):
+            return x[..., self.features]
+        found = np.empty_like(x, shape=(*x.shape[:-1], len(self.features)))
+        for own, at in enumerate(self.features):
+            found[..., own] = x[..., at]
+        return found
+
+    def _of_all(self, x: Any, gradient: Any) -> Any:
+        """A gradient of these features, with 0 for the others of x."""
+        found = np.zeros_like(gradient, shape=(*gradient.shape[:-1], x.shape[-1]))
+        for own, at in enumerate(self._numbers(x.shape[-1])):
+            found[..., at] = gradient[..., own]
+        return found
+
+    @property
+    def _is_centred(self) -> bool:  # type: ignore[override]
+        return self.kernel._is_centred
+
+    @property
+    def _is_linear(self) -> bool:  # type: ignore[override]
+        return self.kernel._is_linear
+
+    @property
+    def _kind(self) -> kinds.Kind:
+        return self.kernel._kind
+
+    @property
+    def _one_length(self) -> float | None:
+        return self.kernel._one_length
+
+    @property
+    def _leaves(self) -> tuple[Kernel, ...]:
+        return self.kernel._leaves
+
+    def _count(self, features: int) -> int:
+        return self.kernel._count(len(self._numbers(features)))
+
+    def _given(self, x: Any) -> Any:
+        return self.kernel._given(self._some(x))
+
+    def _unit(self, x: Any) -> Any:
+        return self.kernel._unit(self._some(x))
+
+    def _of_points(self, x: Any, gradient: Any) -> Any:
+        return self._of_all(x, self.kernel._of_points(self._some(x), gradient))
+
+    def _along(self, x: Any, tx: Any) -> Any:
+        return self.kernel._along(self._some(x), self._some(tx))
+
+    def _of_moved_points(self, x: Any, tx: Any, gradient: Any) -> Any:
+        return self._of_all(x, self.kernel._of_moved_points(self._some(x), self._some(tx), gradient))
+
+    def _of_parameter(self, units: Any, gradients: Any, centred: Centred) -> Any:
+        return self.kernel._of_parameter(units, gradients, lambda: [self._some(x) for x in centred()])
+
+    def _key(self) -> tuple[Any, ...]:
+        return type(self), self.kernel, str(self.features)  # slices have no hash
+
+    def __repr__(self) -> str:
+        shown = self.features if isinstance(self.features, slice) else [*self.features]
+        return f"{self.kernel}.on({shown})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Product(Kernel):
+    """A product of kernels that are Gaussians of points of unit length, whose squared distances it adds."""
+
+    factors: tuple[Kernel, ...]
+
+    _kind = kinds.GAUSSIAN
+
+    def __post_init__(self) -> None:
+        for factor in self.factors:
+            if not isinstance(factor, Product) and factor._kind != kinds.GAUSSIAN:
+                raise TypeError(f"kernel: got a product with {factor}, expected Gaussian and Periodic alone, on some "
+                                "features or on all")  # fmt: skip
+        self._set(factors=tuple([one for f in self.factors for one in (f.factors if isinstance(f, Product) else (f,))]))
+
+    def on(self, features: slice | Sequence[int]) -> Kernel:
+        return Product(tuple([factor.on(features) for factor in self.factors]))
+
+    def _check(self, features: int) -> None:
+        for factor in self.factors:
+            factor._check(features)
+
+    @property
+    def _is_linear(self) -> bool:  # type: ignore[override]
+        return all(factor._is_linear for factor in self.factors)
+
+    @property
+    def _leaves(self) -> tuple[Kernel, ...]:
+        return tuple([leaf for factor in self.factors for leaf in factor._leaves])
+
+    def _count(self, features: int) -> int:
+        return sum(factor._count(features) for factor in self.factors)
+
+    def _of_each(self, features: int, gradient: Any) -> Iterator[tuple[Kernel, Any]]:
+        """Each factor, and its features of points of unit length."""
+        first = 0
+        for factor in self.factors:
+            count = factor._count(features)
+            yield factor, gradient[..., first : first + count]
+            first += count
+
+    def _unit(self, x: Any) -> Any:
+        return np.concatenate([factor._unit(x) for factor in self.factors], axis=-1)
+
+    def _of_points(self, x: Any, gradient: Any) -> Any:
+        return sum(factor._of_points(x, own) for factor, own in self._of_each(x.shape[-1], gradient))
+
+    def _along(self, x: Any, tx: Any) -> Any:
+        return np.concatenate([factor._along(x, tx) for factor in self.factors], axis=-1)
+
+    def _of_moved_points(self, x: Any, tx: Any, gradient: Any) -> Any:
+        return sum(factor._of_moved_points(x, tx, own) for factor, own in self._of_each(x.shape[-1], gradient)
+                   if not factor._is_linear)  # fmt: skip
+
+    def _of_parameter(self, units: Any, gradients: Any, centred: Centred) -> Any:
+        points = centred()
+        parts = [[own for _, own in self._of_each(points[0].shape[-1], z)] for z in (*units, *gradients)]
+        return tuple([factor._of_parameter((x, y), (dx, dy), lambda: points)
+                      for factor, x, y, dx, dy in zip(self.factors, *parts)])  # fmt: skip
+
+    def __repr__(self) -> str:
+        return " * ".join(map(str, self.factors))
 
 
 class WithLength(Kernel):
@@ -103,10 +295,7 @@ class WithLength(Kernel):
         self._set(length=_length(f"{type(self).__name__} length", self.length))
 
     def _check(self, features: int) -> None:
-        shape = tuple(np.shape(self.length))
-        if shape not in ((), (features,)):
-            raise ValueError(f"kernel: {type(self).__name__} length: got the shape {shape}, expected a number or the "
-                             f"shape ({features},), one for each feature")
+        _check_length(f"{type(self).__name__} length", self.length, features)
 
     @property
     def _one_length(self) -> float | None:
@@ -118,16 +307,12 @@ class WithLength(Kernel):
     def _of_points(self, x: Any, gradient: Any) -> Any:
         return gradient / self._length_like(gradient)
 
-    def _of_parameter(self, units: Any, gradients: Any) -> Any:
+    def _of_parameter(self, units: Any, gradients: Any, centred: Centred) -> Any:
         """t is a function of x / length and y / length."""
-        found = sum(map(_products, units, gradients)) / self._length_like(gradients[0])
-        found = sum_broadcast(-found, np.shape(self.length))
-        return found.astype(getattr(self.length, "dtype", gradients[0].dtype), copy=False)
+        return _of_length(self.length, sum(map(_products, units, gradients)), gradients[0])
 
     def _length_like(self, x: Any) -> Any:
-        """The length in the dtype and library of x."""
-        length: Any = self.length
-        return length if isinstance(length, float) else moved(length, x).astype(x.dtype, copy=False)
+        return _like(x, self.length)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -149,6 +334,82 @@ class Gaussian(WithLength):
     length: Floats = 1.0
 
     _kind = kinds.GAUSSIAN
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Periodic(WithLength):
+    """exp(-2 sum_f sin(pi (x_f - y_f) / period)**2 / length**2), over features f.
+
+    It is the Gaussian of points on circles of radius 1 / length, whose coordinates are rounded: a length much below 1
+    costs digits.
+
+    Parameters
+    ----------
+    period : float or array, (features,)
+        > 0: one for all features, or one for each. Neither it nor the length is an array of torch or JAX.
+    length : float or array, (features,)
+        > 0, likewise, in units of the period's sine. CuPy arrays are not checked.
+
+    Examples
+    --------
+    Seasons of one year that change over ten, of points whose first feature is the time:
+
+    >>> from numbattn import points
+    >>> (points.Periodic(1.0, length=0.5) * points.Gaussian(10.0)).on([0])
+    Periodic(period=1.0, length=0.5).on([0]) * Gaussian(length=10.0).on([0])
+    """
+
+    period: Floats
+    length: Floats = 1.0
+
+    _kind = kinds.GAUSSIAN
+    _is_centred, _is_linear = False, False  # as they are, points have an exact remainder
+    _one_length = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._set(period=_length("Periodic period", self.period))
+        if self._foreign:
+            got = words_for(getattr(self, self._foreign))
+            raise TypeError(f"Periodic {self._foreign}: got {got}, expected a number or an array of NumPy or CuPy")
+
+    def _check(self, features: int) -> None:
+        for name in ("length", "period"):
+            _check_length(f"Periodic {name}", getattr(self, name), features)
+
+    def _count(self, features: int) -> int:
+        return 2 * features
+
+    def _angle(self, x: Any) -> tuple[Any, Any, Any]:
+        """Its cosine and sine, and its derivative by x, all divided by the length."""
+        period, length = _like(x, self.period), self._length_like(x)
+        angle = np.fmod(x, period) * (2 * math.pi / period)
+        return np.cos(angle) / length, np.sin(angle) / length, 2 * math.pi / period
+
+    def _unit(self, x: Any) -> Any:
+        return np.concatenate(self._angle(x)[:2], axis=-1)
+
+    def _of_points(self, x: Any, gradient: Any) -> Any:
+        (cos, sin, rate), (of_cos, of_sin) = self._angle(_with(gradient, x)), np.split(gradient, 2, axis=-1)
+        return (cos * of_sin - sin * of_cos) * rate
+
+    def _along(self, x: Any, tx: Any) -> Any:
+        cos, sin, rate = self._angle(x)
+        return np.concatenate([-sin * (rate * tx), cos * (rate * tx)], axis=-1)
+
+    def _of_moved_points(self, x: Any, tx: Any, gradient: Any) -> Any:
+        x, tx = _with(gradient, x), _with(gradient, tx)
+        (cos, sin, rate), (of_cos, of_sin) = self._angle(x), np.split(gradient, 2, axis=-1)
+        return -(cos * of_cos + sin * of_sin) * (rate * rate * tx)
+
+    def _of_parameter(self, units: Any, gradients: Any, centred: Centred) -> Any:
+        """Of the period and of the length. Angles are multiples of x / period."""
+        period, of_length, of_period = _like(gradients[0], self.period), 0, 0
+        for x, unit, gradient in zip(centred(), units, gradients):
+            (cos, sin), (of_cos, of_sin) = (np.split(z, 2, axis=-1) for z in (_with(gradient, unit), gradient))
+            of_length = of_length + _products(cos, of_cos) + _products(sin, of_sin)
+            of_period = of_period + _products(x, cos * of_sin - sin * of_cos) * (2 * math.pi / period)
+        return (_of_length(self.period, of_period, gradients[0]), _of_length(self.length, of_length, gradients[0]))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -390,7 +651,7 @@ class Cost(Kernel):
     def _of_points(self, x: Any, gradient: Any) -> Any:
         return gradient / self._one_length
 
-    def _of_parameter(self, units: Any, gradients: Any) -> Any:
+    def _of_parameter(self, units: Any, gradients: Any, centred: Centred) -> Any:
         found = sum(map(_products, units, gradients)).sum()
         return (-found / (self.power * self.epsilon)).astype(gradients[0].dtype)[...]
 
@@ -411,7 +672,8 @@ def as_exponential(kernel: Any, features: int) -> Kernel:
     """The kernel, checked, of which the logarithm is taken."""
     kernel = as_kernel(kernel, features)
     if isinstance(kernel, Sum) or not kernel._kind.is_exponential:
-        raise TypeError(f"kernel: got {kernel}, expected Cost, Gaussian, Laplacian or Matern(0.5), an exponential")
+        raise TypeError(f"kernel: got {kernel}, expected Cost, Gaussian, Periodic, Laplacian or Matern(0.5), an "
+                        "exponential")
     return kernel
 
 
@@ -426,11 +688,29 @@ def _length(name: str, value: Any) -> Any:
     return array
 
 
+def _check_length(name: str, length: Any, features: int) -> None:
+    shape = tuple(np.shape(length))
+    if shape not in ((), (features,)):
+        raise ValueError(f"kernel: {name}: got the shape {shape}, expected a number or the shape ({features},), one "
+                         "for each feature")
+
+
 def positive(name: str, value: Any) -> float:
     found = number(name, value)
     if not 0 < found < math.inf:
         raise ValueError(f"{name}: got {value!r}, allowed finite and > 0")
     return found
+
+
+def _like(x: Any, length: Any) -> Any:
+    """A length in the dtype and library of x."""
+    return length if isinstance(length, float) else moved(length, x).astype(x.dtype, copy=False)
+
+
+def _of_length(length: Any, products: Any, gradient: Any) -> Any:
+    """The gradient of a length, from the sums of points in lengths times their gradients."""
+    found = sum_broadcast(-products / _like(gradient, length), np.shape(length))
+    return found.astype(getattr(length, "dtype", gradient.dtype), copy=False)
 
 
 def _products(x: Any, gradient: Any) -> Any:

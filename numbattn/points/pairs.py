@@ -139,9 +139,10 @@ class Term:
     """One kernel of a sum: its points of unit length, and sums over their pairs."""
 
     def __init__(self, pairs: Pairs, kernel: Kernel) -> None:
-        refuse_foreign("kernel", (kernel,))
+        refuse_foreign("kernel", kernel._leaves)
         self.pairs, self.kernel, self.kind = pairs, kernel, kernel._kind
         self.kind.check(pairs.dtype, 0)
+        self.features = kernel._count(pairs.x.shape[-1])
         length, least = kernel._one_length, float(np.finfo(pairs.dtype).tiny)
         if length is not None and length < least:
             raise ValueError(f"{kernel}: got the length {length:g}, allowed {least:.3g} or more in {pairs.dtype}")
@@ -153,7 +154,7 @@ class Term:
     @quiet
     def units(self) -> tuple[Any, Any]:
         """Points x and y of unit length."""
-        x, y = map(self._moved, self.pairs.points)
+        x, y = self.moved
         return self.kernel._unit(x), self.kernel._unit(y)
 
     @property
@@ -164,8 +165,11 @@ class Term:
     def y(self) -> Any:
         return self.units[1]
 
-    def _moved(self, points: Any) -> Any:
-        return self.pairs.centred(points) if self.kernel._is_centred else points
+    @property
+    def moved(self) -> Any:
+        """Points x and y as the kernel takes them."""
+        points = self.pairs.points
+        return [*map(self.pairs.centred, points)] if self.kernel._is_centred else points
 
     @cached_property
     def exchanged(self) -> Term:
@@ -177,20 +181,21 @@ class Term:
         """The term with the kernel's derivative by t in its place."""
         other = object.__new__(Term)
         vars(other).update(pairs=self.pairs, kernel=self.kernel, kind=kinds.Derivative(self.kind), units=self.units,
-                           apart=self.apart)  # fmt: skip
+                           apart=self.apart, features=self.features)  # fmt: skip
         return other
 
     @cached_property
     @quiet
     def apart(self) -> Apart:
         """The points whose differences are taken. Their squares are to be neither too large nor too small."""
-        length, features = self.kernel._one_length, self.pairs.x.shape[-1]
+        length = self.kernel._one_length
         on_gpu = library(self.pairs.x) != "numpy"
-        if length is None or self.kind.is_of_product or (on_gpu and features <= DIFFERENCES):
+        if length is None or self.kind.is_of_product or (on_gpu and self.features <= DIFFERENCES):
             return Apart(self.x, self.y)
         exponent = math.frexp(length)[1]
         exponent = exponent if abs(exponent) > SAFE else 0
-        x, y = (points * 2.0**-exponent if exponent else points for points in self.pairs.points)
+        x, y = map(self.kernel._given, self.pairs.points)
+        x, y = (points * 2.0**-exponent if exponent else points for points in (x, y))
         return Apart(x, y, math.ldexp(length, -exponent) ** -2)
 
     @cached_property
@@ -202,7 +207,7 @@ class Term:
         if self.pairs.x.dtype.itemsize > 2 or library(self.pairs.x) == "numpy" or length is None:
             return self.x, self.y, {}
         mantissa, exponent = math.frexp(length)
-        x, y = (self._moved(points) * 2.0**-exponent for points in self.pairs.points)
+        x, y = (self.kernel._given(points) * 2.0**-exponent for points in self.moved)
         return x, y, {"rate": mantissa**-2}
 
     @property
@@ -222,7 +227,7 @@ class Term:
             found = c @ (np.swapaxes(b, -2, -1) @ self.y)
         else:
             found = self._run("gradient", b, c, rows=rows, columns=columns, **tangents)
-        return sum_broadcast(found, self.pairs.x.shape)
+        return sum_broadcast(found, (*self.pairs.x.shape[:-1], self.features))
 
     def weights(self, rows: Any, columns: Any) -> Any:
         """The blocks of kappa_ij exp(rows_i + columns_j): see `formula.weights`."""
@@ -241,7 +246,7 @@ class Term:
         pairs, apart = self.pairs, self.apart
         self.kind.check(pairs.dtype, (name == "gradient") + ("tangents" in options))
         apart = apart._replace(x=pairs.broadcast(apart.x), y=pairs.broadcast(apart.y))
-        if pairs.x.shape[-1] <= DIFFERENCES or self.kind.is_of_product:
+        if self.features <= DIFFERENCES or self.kind.is_of_product:
             x, y = apart.x, apart.y
         elif name == "logsumexp":
             x, y, halves = self.in_halves
@@ -258,6 +263,7 @@ class _Exchanged(Term):
 
     def __init__(self, other: Term) -> None:
         self.pairs, self.kernel, self.kind, self.exchanged = other.pairs.exchanged, other.kernel, other.kind, other
+        self.features = other.features
 
     @cached_property
     def units(self) -> tuple[Any, Any]:
@@ -279,8 +285,8 @@ def of_points(term: Term, dx: Any, dy: Any) -> tuple[Any, Any, Any]:
     """The gradients of the points as given, and of the kernel's parameter or None, from those of points of unit length.
     """
     kernel, pairs = term.kernel, term.pairs
-    parameter = kernel._of_parameter((term.x, term.y), (dx, dy))
-    x, y = pairs.points
+    parameter = kernel._of_parameter((term.x, term.y), (dx, dy), lambda: [*map(pairs.centred, pairs.points)])
+    x, y = term.moved
     return kernel._of_points(x, dx), kernel._of_points(y, dy), parameter
 
 

@@ -17,9 +17,9 @@ FUNCTIONS = (
 def test_public_names():
     assert points.__all__ == [
         "KL", "TV", "Cauchy", "Cosine", "Cost", "Gaussian", "Kernel", "Laplacian", "Linear", "LogDeterminantGradients",
-        "LogsumexpBackprop", "LogsumexpGradients", "Matern", "Polynomial", "ProductBackprop", "ProductGradients",
-        "Radial", "RationalQuadratic", "SinkhornBackprop", "SinkhornGradients", "Solution", "SolveGradients",
-        "Transport", *FUNCTIONS,
+        "LogsumexpBackprop", "LogsumexpGradients", "Matern", "Periodic", "Polynomial", "ProductBackprop",
+        "ProductGradients", "Radial", "RationalQuadratic", "SinkhornBackprop", "SinkhornGradients", "Solution",
+        "SolveGradients", "Transport", *FUNCTIONS,
     ]  # fmt: skip
     for name in points.__all__:
         assert hasattr(points, name)
@@ -40,4 +40,4 @@ def test_docstrings_are_whole(name):
 @pytest.mark.parametrize("name", ["Gaussian", "Matern", "Polynomial", "Cost", "Radial", "KL", "TV"])
 def test_kernels_show_nothing_internal(name):
     public = {attribute for attribute in dir(getattr(points, name)) if not attribute.startswith("_")}
-    assert public <= {"length", "nu", "degree", "offset", "power", "epsilon", "function", "rho"}
+    assert public <= {"length", "nu", "degree", "offset", "power", "epsilon", "function", "rho", "on", "period"}

@@ -10,7 +10,10 @@ from numpy.testing import assert_allclose
 
 from numbattn import points
 
+from ..accuracy import to_numpy
 from . import plain
+
+X = np.zeros((3, 2))
 
 
 def test_kernels_are_values():
@@ -44,6 +47,40 @@ def test_sums_and_multiples():
         "two" * one
 
 
+def test_kernels_of_some_features():
+    one, other = points.Gaussian(0.5), points.Periodic(2.0)
+    assert repr((one * other).on(slice(1))) == f"{one.on(slice(1))} * {other.on(slice(1))}"
+    assert (one + 2 * other).on([0]) == one.on([0]) + 2 * other.on([0])
+    assert one.on([0, 1]) == one.on(np.array([0, 1])) != one.on([1, 0])
+    assert one.on(slice(0, 2)) != one.on(slice(0, 3))
+    assert hash(one.on(slice(0, 2))) == hash(points.Gaussian(0.5).on(slice(0, 2)))
+
+
+def test_products():
+    one, other, third = points.Gaussian(0.5), points.Periodic(2.0), points.Cost(2, 0.1)
+    assert one * (other * third) == (one * other) * third != third * other * one
+    assert (one + 2 * other) * (3 * third) == 3 * (one * third) + 6 * (other * third)
+    assert isinstance((one * other).on([0]), type(one * other))
+
+
+@pytest.mark.parametrize("kernel", [points.Periodic(0.5, 0.7), points.Gaussian(2.0) * points.Periodic([0.5, 0.7], 2.0)],
+                         ids=repr)  # fmt: skip
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_periods_that_are_far_off(xp, rng, kernel, dtype):
+    """Hundreds of them, of points around any origin, cost no digits but those that points have."""
+    x, y = ((rng.standard_normal((n, 2)) + origin).astype(dtype) for n, origin in ((50, 40), (60, 41)))
+    b = rng.standard_normal((60, 1)).astype(dtype)
+    wide = [z.astype(np.float64) for z in (x, y)]
+    factors = kernel.factors if kernel._count(2) > 4 else (kernel,)
+    exponents = [plain.squares(*wide, one.length) / 2 if isinstance(one, points.Gaussian) else
+                 2 * ((np.sin(np.pi * plain.apart(*wide) / np.asarray(one.period)) / one.length) ** 2).sum(-1)
+                 for one in factors]  # fmt: skip
+    exact = np.exp(-sum(exponents)) @ b.astype(np.float64)
+    found = to_numpy(points.product(*map(xp.asarray, (x, y, b)), kernel)).astype(np.float64)
+    rounding = max(float(np.finfo(dtype).eps), 3e-6 if dtype == np.float32 else 1e-14)
+    assert_allclose(found, exact, atol=rounding * np.abs(exact).max())
+
+
 @pytest.mark.parametrize(("make", "kind", "message"), [
     (lambda: points.Gaussian(0), ValueError, "Gaussian length: got 0, allowed finite and > 0"),
     (lambda: points.Laplacian(-1.0), ValueError, "Laplacian length: got -1.0, allowed finite and > 0"),
@@ -58,6 +95,14 @@ def test_sums_and_multiples():
     (lambda: points.Cost(2, 0.0), ValueError, "Cost epsilon: got 0.0, allowed finite and > 0"),
     (lambda: points.Cost(1e-3, 4), ValueError, "Cost epsilon: got 4 with the power 0.001, expected"),
     (lambda: points.Cost(-1, 0.1), ValueError, "Cost power: got -1, allowed finite and > 0"),
+    (lambda: points.Periodic(0.0), ValueError, "Periodic period: got 0.0, allowed finite and > 0"),
+    (lambda: points.Gaussian() * points.Matern(1.5), TypeError, r"got a product with Matern\(.*, expected Gaussian "),
+    (lambda: points.Gaussian().on([0, 0]), ValueError, r"features: got \[0, 0\], expected a slice, or numbers of feat"),
+    (lambda: points.Gaussian().on([0.5]), TypeError, "features: got"),
+    (lambda: points.Gaussian().on([]), (TypeError, ValueError), "features: got"),
+    (lambda: points.product(X, X, X, points.Gaussian().on([2])), ValueError, r"features: got \(2,\), of points of 2"),
+    (lambda: points.product(X, X, X, points.Gaussian([1.0]).on(slice(2))), ValueError, r"expected .* the shape \(2,\)"),
+    (lambda: points.product(X, X, X, points.Periodic([1.0])), ValueError, r"Periodic period: got the shape \(1,\)"),
     (lambda: points.Radial(math.exp), TypeError, "Radial function: got .*, expected a Python function"),
     (lambda: points.Radial(lambda s, t: s), TypeError, r"<lambda>\(s, t\) cannot be called as \(t\)"),
 ])  # fmt: skip
@@ -86,6 +131,37 @@ def test_derivatives_are_asked_of_functions_only_for_gradients(rng):
     for call in (lambda: points.product_vjp(x, x, b, kernel), lambda: points.product_jvp(x, x, b, kernel, x, x, b)):
         with pytest.raises(TypeError, match=r"(?s)kernel: the derivative of gamma.* no rule here\nWrite the function"):
             call()
+
+
+FAULTS = {
+    "test_products": {
+        "pairs[0][0] != 1": "False",
+        "f.factors if isinstance(f, Product) else (f,)": "(f,)",
+        "return Product(tuple([factor.on(features) for factor in self.factors]))": "return On(self, features)",
+    },
+    "test_kernels_of_some_features": {
+        "return type(self), self.kernel, str(self.features)": "return type(self), self.kernel",
+    },
+    "test_errors": {
+        "or len({*features.tolist()}) < features.size": "",
+        "not all(-features <= at < features for at in self.features)": "False",
+        "self.kernel._check(len(self._numbers(features)))": "pass",
+    },
+    "test_periods_that_are_far_off": {"angle = np.fmod(x, period) * (": "angle = x * ("},
+    "points/test_product.py::test_gradients_of_lengths": {
+        "_products(x, cos * of_sin - sin * of_cos)": "_products(x, cos * of_sin + sin * of_cos)",
+        "lambda: [self._some(x) for x in centred()]": "centred",
+        "first += count": "first = count",
+    },
+    "points/test_product.py::test_gradients_are_those_of_finite_differences": {
+        "(cos * of_sin - sin * of_cos) * rate": "(cos * of_sin - sin * of_cos)",
+        "found[..., at] = gradient[..., own]": "found[..., own] = gradient[..., own]",
+    },
+    "points/test_tangents.py::test_products_of_each_kernel": {
+        "-(cos * of_cos + sin * of_sin) * (rate * rate * tx)": "0 * x",
+        "np.concatenate([-sin * (rate * tx), cos * (rate * tx)], axis=-1)": "0 * np.concatenate([cos, sin], axis=-1)",
+    },
+}
 
 
 def is_near(t):
