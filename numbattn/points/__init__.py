@@ -8,6 +8,7 @@
 >>> points.logsumexp(x, y, np.zeros(1000), points.Cost(power=2, epsilon=0.05)).shape    # log sum_j exp(w_j - ...)
 (1000,)
 >>> distances, indices = points.nearest(x, y, k=5)
+>>> labels, centres, counts, inertia = points.kmeans_step(x, x[:10])
 >>> a = np.full(1000, 1 / 1000)
 >>> r = points.sinkhorn(x, y, a, a, points.Cost(power=2, epsilon=0.05))                 # r.cost, r.f, r.g
 >>> A = points.operator(x, x, points.Gaussian(0.5), ridge=0.1)                          # for scipy's eigsh, svds
@@ -51,6 +52,7 @@ from .kernels import (
     Radial,
     RationalQuadratic,
 )
+from .kmeans import KMeansStep, kmeans_step
 from .logsumexp import LogsumexpBackprop, logsumexp, logsumexp_jvp, logsumexp_vjp
 from .marginals import KL, TV
 from .nearest import nearest
@@ -66,6 +68,7 @@ __all__ = [
     "Cosine",
     "Cost",
     "Gaussian",
+    "KMeansStep",
     "Kernel",
     "Laplacian",
     "Linear",
@@ -84,6 +87,7 @@ __all__ = [
     "Solution",
     "SolveGradients",
     "Transport",
+    "kmeans_step",
     "log_determinant",
     "log_determinant_vjp",
     "logsumexp",

@@ -9,17 +9,17 @@ import pytest
 from numbattn import points
 
 FUNCTIONS = (
-    "log_determinant", "log_determinant_vjp", "logsumexp", "logsumexp_jvp", "logsumexp_vjp", "nearest", "operator",
-    "product", "product_jvp", "product_vjp", "sinkhorn", "sinkhorn_vjp", "solve", "solve_vjp",
+    "kmeans_step", "log_determinant", "log_determinant_vjp", "logsumexp", "logsumexp_jvp", "logsumexp_vjp", "nearest",
+    "operator", "product", "product_jvp", "product_vjp", "sinkhorn", "sinkhorn_vjp", "solve", "solve_vjp",
 )  # fmt: skip
 
 
 def test_public_names():
     assert points.__all__ == [
-        "KL", "TV", "Cauchy", "Cosine", "Cost", "Gaussian", "Kernel", "Laplacian", "Linear", "LogDeterminantGradients",
-        "LogsumexpBackprop", "LogsumexpGradients", "Matern", "Periodic", "Polynomial", "ProductBackprop",
-        "ProductGradients", "Radial", "RationalQuadratic", "SinkhornBackprop", "SinkhornGradients", "Solution",
-        "SolveGradients", "Transport", *FUNCTIONS,
+        "KL", "TV", "Cauchy", "Cosine", "Cost", "Gaussian", "KMeansStep", "Kernel", "Laplacian", "Linear",
+        "LogDeterminantGradients", "LogsumexpBackprop", "LogsumexpGradients", "Matern", "Periodic", "Polynomial",
+        "ProductBackprop", "ProductGradients", "Radial", "RationalQuadratic", "SinkhornBackprop",
+        "SinkhornGradients", "Solution", "SolveGradients", "Transport", *FUNCTIONS,
     ]  # fmt: skip
     for name in points.__all__:
         assert hasattr(points, name)
