@@ -105,13 +105,11 @@ class Points(NamedTuple):
         """The kernel and the points without lengths that are a framework's arrays."""
         if not any(leaf._foreign for leaf in kernel._leaves):
             return kernel, x, y
-        if isinstance(kernel, kernels.On):
-            at = kernel.features if isinstance(kernel.features, slice) else np.array(kernel.features)
-            return self.of_unit_length(kernel.kernel, x[..., at], y[..., at])
         if isinstance(kernel, kernels.Product):
-            factors, *points = zip(*[self.of_unit_length(factor, x, y) for factor in kernel.factors])
+            given = [(factor, own if isinstance(own, slice) else np.array(own)) for factor, own in kernel.factors]
+            factors, *points = zip(*[self.of_unit_length(factor, x[..., at], y[..., at]) for factor, at in given])
             ends = np.cumsum([x.shape[-1] for x in points[0]]).tolist()
-            own = [factor.on(slice(*ends)) for factor, *ends in zip(factors, [0, *ends], ends)]
+            own = [(factor, slice(*ends)) for factor, *ends in zip(factors, [0, *ends], ends)]
             return kernels.Product(tuple(own)), *[self.concatenate(z, -1) for z in points]
         return replace(kernel, length=1.0), x / kernel.length, y / kernel.length
 

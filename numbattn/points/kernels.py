@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from inspect import signature
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -16,7 +16,8 @@ from ..functions.frozen import Frozen, frozen
 from ..functions.given import python_function
 from . import kinds
 
-Centred = Callable[[], Any]
+Features: TypeAlias = slice | tuple[int, ...]
+ALL = slice(None)
 LARGEST_LOG = math.log(np.finfo(float).max) - 1  # of a length
 
 
@@ -38,8 +39,9 @@ class Kernel(Value):
 
     def __mul__(self, factor: float | Kernel) -> Kernel:
         if isinstance(factor, Kernel):
-            pairs = [(c * d, Product((one, other))) for c, one in self._terms for d, other in factor._terms]
-            return Sum(tuple(pairs)) if len(pairs) > 1 or pairs[0][0] != 1 else pairs[0][1]
+            terms = [(c * d, Product(one._factors + other._factors))
+                     for c, one in self._terms for d, other in factor._terms]  # fmt: skip
+            return Sum(tuple(terms)) if len(terms) > 1 or terms[0][0] != 1 else terms[0][1]
         factor = number("kernel: factor", factor)
         return Sum(tuple([(factor * other, kernel) for other, kernel in self._terms]))
 
@@ -56,7 +58,12 @@ class Kernel(Value):
         >>> points.product(np.zeros((1, 4)), np.zeros((1, 4)), np.ones((1, 1)), kernel)
         array([[2.]])
         """
-        return On(self, features)
+        return Product(((self, _features(features)),))
+
+    @property
+    def _factors(self) -> tuple[tuple[Kernel, Features], ...]:
+        """The factors of the product that it is: kernels, and the features that each is of."""
+        return ((self, ALL),)
 
     @property
     def _terms(self) -> tuple[tuple[float, Kernel], ...]:
@@ -106,9 +113,9 @@ class Kernel(Value):
         """The tangent of `_of_points` along x, if it is not linear."""
         raise NotImplementedError
 
-    def _of_parameter(self, units: Any, gradients: Any, centred: Centred) -> Any:
-        """The gradient of its parameter, from points of unit length, x and y, and their gradients; or None. centred:
-        gives points x and y, centred."""
+    def _of_parameter(self, units: Any, gradients: Any, points: Any) -> Any:
+        """The gradient of its parameter, from points of unit length, x and y, and their gradients; or None. points: x
+        and y, centred."""
         return None
 
 
@@ -134,156 +141,95 @@ class Sum(Kernel):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class On(Kernel):
-    """A kernel of some features of points, as `Kernel.on` makes it."""
+class Product(Kernel):
+    """The product of kernels, each of some features of points: a single one, or some that are Gaussians of points of
+    unit length, whose squared distances are added."""
 
-    kernel: Kernel
-    features: slice | Sequence[int]
+    factors: tuple[tuple[Kernel, Features], ...]
 
     def __post_init__(self) -> None:
-        if isinstance(self.features, slice):
-            return
-        features = integers("features", self.features)
-        if features.ndim != 1 or not features.size or len({*features.tolist()}) < features.size:
-            raise ValueError(f"features: got {self.features!r}, expected a slice, or numbers of features, each once")
-        self._set(features=tuple(features.tolist()))
+        for kernel, _ in self.factors if len(self.factors) > 1 else ():
+            if kernel._kind != kinds.GAUSSIAN:
+                raise TypeError(f"kernel: got a product with {kernel}, expected Gaussian and Periodic alone, on some "
+                                "features or on all")  # fmt: skip
 
-    def _check(self, features: int) -> None:
-        if not isinstance(self.features, slice) and not all(-features <= at < features for at in self.features):
-            raise ValueError(f"kernel: features: got {self.features}, of points of {features} features")
-        self.kernel._check(len(self._numbers(features)))
-
-    def _numbers(self, features: int) -> Sequence[int]:
-        """Those of its features, of so many."""
-        return range(features)[self.features] if isinstance(self.features, slice) else self.features
-
-    def _some(self, x: Any) -> Any:
-        """These features, by views: an array of their numbers would have to be copied to a GPU."""
-        if isinstance(self.features, slice):
-            return x[..., self.features]
-        found = np.empty_like(x, shape=(*x.shape[:-1], len(self.features)))
-        for own, at in enumerate(self.features):
-            found[..., own] = x[..., at]
-        return found
-
-    def _of_all(self, x: Any, gradient: Any) -> Any:
-        """A gradient of these features, with 0 for the others of x."""
-        found = np.zeros_like(gradient, shape=(*gradient.shape[:-1], x.shape[-1]))
-        for own, at in enumerate(self._numbers(x.shape[-1])):
-            found[..., at] = gradient[..., own]
-        return found
+    def on(self, features: slice | Sequence[int]) -> Kernel:
+        if any(own != ALL for _, own in self.factors):
+            return super().on(features)
+        return Product(tuple([(kernel, _features(features)) for kernel, _ in self.factors]))
 
     @property
-    def _is_centred(self) -> bool:  # type: ignore[override]
-        return self.kernel._is_centred
+    def _factors(self) -> tuple[tuple[Kernel, Features], ...]:
+        return self.factors
 
     @property
-    def _is_linear(self) -> bool:  # type: ignore[override]
-        return self.kernel._is_linear
+    def _leaves(self) -> tuple[Kernel, ...]:
+        return tuple([leaf for kernel, _ in self.factors for leaf in kernel._leaves])
 
     @property
     def _kind(self) -> kinds.Kind:
-        return self.kernel._kind
+        return self.factors[0][0]._kind
 
     @property
-    def _one_length(self) -> float | None:
-        return self.kernel._one_length
-
-    @property
-    def _leaves(self) -> tuple[Kernel, ...]:
-        return self.kernel._leaves
-
-    def _count(self, features: int) -> int:
-        return self.kernel._count(len(self._numbers(features)))
-
-    def _given(self, x: Any) -> Any:
-        return self.kernel._given(self._some(x))
-
-    def _unit(self, x: Any) -> Any:
-        return self.kernel._unit(self._some(x))
-
-    def _of_points(self, x: Any, gradient: Any) -> Any:
-        return self._of_all(x, self.kernel._of_points(self._some(x), gradient))
-
-    def _along(self, x: Any, tx: Any) -> Any:
-        return self.kernel._along(self._some(x), self._some(tx))
-
-    def _of_moved_points(self, x: Any, tx: Any, gradient: Any) -> Any:
-        return self._of_all(x, self.kernel._of_moved_points(self._some(x), self._some(tx), gradient))
-
-    def _of_parameter(self, units: Any, gradients: Any, centred: Centred) -> Any:
-        return self.kernel._of_parameter(units, gradients, lambda: [self._some(x) for x in centred()])
-
-    def _key(self) -> tuple[Any, ...]:
-        return type(self), self.kernel, str(self.features)  # slices have no hash
-
-    def __repr__(self) -> str:
-        shown = self.features if isinstance(self.features, slice) else [*self.features]
-        return f"{self.kernel}.on({shown})"
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Product(Kernel):
-    """A product of kernels that are Gaussians of points of unit length, whose squared distances it adds."""
-
-    factors: tuple[Kernel, ...]
-
-    _kind = kinds.GAUSSIAN
-
-    def __post_init__(self) -> None:
-        for factor in self.factors:
-            if not isinstance(factor, Product) and factor._kind != kinds.GAUSSIAN:
-                raise TypeError(f"kernel: got a product with {factor}, expected Gaussian and Periodic alone, on some "
-                                "features or on all")  # fmt: skip
-        self._set(factors=tuple([one for f in self.factors for one in (f.factors if isinstance(f, Product) else (f,))]))
-
-    def on(self, features: slice | Sequence[int]) -> Kernel:
-        return Product(tuple([factor.on(features) for factor in self.factors]))
-
-    def _check(self, features: int) -> None:
-        for factor in self.factors:
-            factor._check(features)
+    def _is_centred(self) -> bool:  # type: ignore[override]
+        return len(self.factors) > 1 or self.factors[0][0]._is_centred
 
     @property
     def _is_linear(self) -> bool:  # type: ignore[override]
-        return all(factor._is_linear for factor in self.factors)
+        return all(kernel._is_linear for kernel, _ in self.factors)
 
     @property
-    def _leaves(self) -> tuple[Kernel, ...]:
-        return tuple([leaf for factor in self.factors for leaf in factor._leaves])
+    def _one_length(self) -> float | None:
+        return None if len(self.factors) > 1 else self.factors[0][0]._one_length
+
+    def _check(self, features: int) -> None:
+        for kernel, own in self.factors:
+            if isinstance(own, tuple) and not all(-features <= at < features for at in own):
+                raise ValueError(f"kernel: features: got {own}, of points of {features} features")
+            kernel._check(len(_numbers(own, features)))
 
     def _count(self, features: int) -> int:
-        return sum(factor._count(features) for factor in self.factors)
+        return sum(kernel._count(len(_numbers(own, features))) for kernel, own in self.factors)
 
-    def _of_each(self, features: int, gradient: Any) -> Iterator[tuple[Kernel, Any]]:
-        """Each factor, and its features of points of unit length."""
-        first = 0
-        for factor in self.factors:
-            count = factor._count(features)
-            yield factor, gradient[..., first : first + count]
-            first += count
+    def _given(self, x: Any) -> Any:
+        kernel, own = self.factors[0]
+        return kernel._given(_some(x, own))
 
     def _unit(self, x: Any) -> Any:
-        return np.concatenate([factor._unit(x) for factor in self.factors], axis=-1)
-
-    def _of_points(self, x: Any, gradient: Any) -> Any:
-        return sum(factor._of_points(x, own) for factor, own in self._of_each(x.shape[-1], gradient))
+        return np.concatenate([kernel._unit(_some(x, own)) for kernel, own in self.factors], axis=-1)
 
     def _along(self, x: Any, tx: Any) -> Any:
-        return np.concatenate([factor._along(x, tx) for factor in self.factors], axis=-1)
+        found = [kernel._along(_some(x, own), _some(tx, own)) for kernel, own in self.factors]
+        return np.concatenate(found, axis=-1)
+
+    def _of_points(self, x: Any, gradient: Any) -> Any:
+        return sum(_of_all(x, own, kernel._of_points(_some(x, own), part))
+                   for kernel, own, part in self._parts(x, gradient))  # fmt: skip
 
     def _of_moved_points(self, x: Any, tx: Any, gradient: Any) -> Any:
-        return sum(factor._of_moved_points(x, tx, own) for factor, own in self._of_each(x.shape[-1], gradient)
-                   if not factor._is_linear)  # fmt: skip
+        return sum(_of_all(x, own, kernel._of_moved_points(_some(x, own), _some(tx, own), part))
+                   for kernel, own, part in self._parts(x, gradient) if not kernel._is_linear)  # fmt: skip
 
-    def _of_parameter(self, units: Any, gradients: Any, centred: Centred) -> Any:
-        points = centred()
-        parts = [[own for _, own in self._of_each(points[0].shape[-1], z)] for z in (*units, *gradients)]
-        return tuple([factor._of_parameter((x, y), (dx, dy), lambda: points)
-                      for factor, x, y, dx, dy in zip(self.factors, *parts)])  # fmt: skip
+    def _of_parameter(self, units: Any, gradients: Any, points: Any) -> Any:
+        parts = zip(*[self._parts(points[0], z) for z in (*units, *gradients)])
+        found = [kernel._of_parameter((x, y), (dx, dy), [_some(z, own) for z in points])
+                 for (kernel, own, x), (*_, y), (*_, dx), (*_, dy) in parts]  # fmt: skip
+        return tuple(found) if len(found) > 1 else found[0]
+
+    def _parts(self, x: Any, gradient: Any) -> Iterator[tuple[Kernel, Features, Any]]:
+        """Each factor, with its part of a gradient of points of unit length."""
+        first = 0
+        for kernel, own in self.factors:
+            count = kernel._count(len(_numbers(own, x.shape[-1])))
+            yield kernel, own, gradient[..., first : first + count]
+            first += count
+
+    def _key(self) -> tuple[Any, ...]:
+        return type(self), tuple([(kernel, str(own)) for kernel, own in self.factors])  # slices have no hash
 
     def __repr__(self) -> str:
-        return " * ".join(map(str, self.factors))
+        return " * ".join(str(kernel) if own == ALL else f"{kernel}.on({[*own] if isinstance(own, tuple) else own})"
+                          for kernel, own in self.factors)  # fmt: skip
 
 
 class WithLength(Kernel):
@@ -307,7 +253,7 @@ class WithLength(Kernel):
     def _of_points(self, x: Any, gradient: Any) -> Any:
         return gradient / self._length_like(gradient)
 
-    def _of_parameter(self, units: Any, gradients: Any, centred: Centred) -> Any:
+    def _of_parameter(self, units: Any, gradients: Any, points: Any) -> Any:
         """t is a function of x / length and y / length."""
         return _of_length(self.length, sum(map(_products, units, gradients)), gradients[0])
 
@@ -402,10 +348,10 @@ class Periodic(WithLength):
         (cos, sin, rate), (of_cos, of_sin) = self._angle(x), np.split(gradient, 2, axis=-1)
         return -(cos * of_cos + sin * of_sin) * (rate * rate * tx)
 
-    def _of_parameter(self, units: Any, gradients: Any, centred: Centred) -> Any:
+    def _of_parameter(self, units: Any, gradients: Any, points: Any) -> Any:
         """Of the period and of the length. Angles are multiples of x / period."""
         period, of_length, of_period = _like(gradients[0], self.period), 0, 0
-        for x, unit, gradient in zip(centred(), units, gradients):
+        for x, unit, gradient in zip(points, units, gradients):
             (cos, sin), (of_cos, of_sin) = (np.split(z, 2, axis=-1) for z in (_with(gradient, unit), gradient))
             of_length = of_length + _products(cos, of_cos) + _products(sin, of_sin)
             of_period = of_period + _products(x, cos * of_sin - sin * of_cos) * (2 * math.pi / period)
@@ -651,7 +597,7 @@ class Cost(Kernel):
     def _of_points(self, x: Any, gradient: Any) -> Any:
         return gradient / self._one_length
 
-    def _of_parameter(self, units: Any, gradients: Any, centred: Centred) -> Any:
+    def _of_parameter(self, units: Any, gradients: Any, points: Any) -> Any:
         found = sum(map(_products, units, gradients)).sum()
         return (-found / (self.power * self.epsilon)).astype(gradients[0].dtype)[...]
 
@@ -686,6 +632,38 @@ def _length(name: str, value: Any) -> Any:
     if isinstance(array, np.ndarray) and not (np.isfinite(array).all() and (array > 0).all()):
         raise ValueError(f"{name}: got values from {array.min()} to {array.max()}, allowed finite and > 0")
     return array
+
+
+def _features(given: Any) -> Features:
+    if isinstance(given, slice):
+        return given
+    found = integers("features", given)
+    if found.ndim != 1 or not found.size or len({*found.tolist()}) < found.size:
+        raise ValueError(f"features: got {given!r}, expected a slice, or numbers of features, each once")
+    return tuple(found.tolist())
+
+
+def _numbers(own: Features, features: int) -> Sequence[int]:
+    """Those of the features, of so many."""
+    return range(features)[own] if isinstance(own, slice) else own
+
+
+def _some(x: Any, own: Features) -> Any:
+    """These features of x, by views: an array of their numbers would have to be copied to a GPU."""
+    if isinstance(own, slice):
+        return x[..., own]
+    found = np.empty_like(x, shape=(*x.shape[:-1], len(own)))
+    for to, at in enumerate(own):
+        found[..., to] = x[..., at]
+    return found
+
+
+def _of_all(x: Any, own: Features, gradient: Any) -> Any:
+    """A gradient of these features, with 0 for the others of x."""
+    found = np.zeros_like(gradient, shape=(*gradient.shape[:-1], x.shape[-1]))
+    for at, to in enumerate(_numbers(own, x.shape[-1])):
+        found[..., to] = gradient[..., at]
+    return found
 
 
 def _check_length(name: str, length: Any, features: int) -> None:

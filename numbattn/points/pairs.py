@@ -285,7 +285,7 @@ def of_points(term: Term, dx: Any, dy: Any) -> tuple[Any, Any, Any]:
     """The gradients of the points as given, and of the kernel's parameter or None, from those of points of unit length.
     """
     kernel, pairs = term.kernel, term.pairs
-    parameter = kernel._of_parameter((term.x, term.y), (dx, dy), lambda: [*map(pairs.centred, pairs.points)])
+    parameter = kernel._of_parameter((term.x, term.y), (dx, dy), [*map(pairs.centred, pairs.points)])
     x, y = term.moved
     return kernel._of_points(x, dx), kernel._of_points(y, dy), parameter
 

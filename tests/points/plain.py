@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose
 from numbattn import points
 from numbattn.functions.frozen import frozen
 from numbattn.points import kinds
-from numbattn.points.kernels import On, Product, Sum
+from numbattn.points.kernels import Product, Sum
 
 KINDS = [
     kinds.GAUSSIAN, kinds.EXPONENTIAL, kinds.Power(1.5), kinds.Power(3.0), kinds.MATERN32, kinds.MATERN52,
@@ -123,10 +123,10 @@ def norms(x):
 def parameters(kernel):
     """What a gradient of a kernel is the gradient of, of the same structure."""
     match kernel:
+        case Product(((one, _),)):
+            return parameters(one)
         case Sum() | Product():
             return tuple([parameters(part) for part in parts(kernel)])
-        case On():
-            return parameters(kernel.kernel)
         case points.Periodic():
             return np.asarray(kernel.period), np.asarray(kernel.length)
     return next((np.asarray(getattr(kernel, name)) for name in ("length", "epsilon") if hasattr(kernel, name)), None)
@@ -138,16 +138,15 @@ def with_parameters(kernel, now):
             return Sum(tuple([(factor, with_parameters(*one)) for (factor, _), one in
                               zip(kernel.terms, zip(parts(kernel), now))]))  # fmt: skip
         case Product():
-            return Product(tuple(map(with_parameters, kernel.factors, now)))
-        case On():
-            return On(with_parameters(kernel.kernel, now), kernel.features)
+            now = now if len(kernel.factors) > 1 else (now,)
+            return Product(tuple([(with_parameters(one, own), of) for (one, of), own in zip(kernel.factors, now)]))
         case points.Periodic():
             return points.Periodic(*now)
     return kernel if now is None else replace(kernel, **{"epsilon" if hasattr(kernel, "epsilon") else "length": now})
 
 
 def parts(kernel):
-    return kernel.factors if isinstance(kernel, Product) else [one for _, one in kernel.terms]
+    return [one for one, _ in kernel.factors] if isinstance(kernel, Product) else [one for _, one in kernel.terms]
 
 
 def of_each(function, *trees):

@@ -1,25 +1,17 @@
 """Sums over the points of each label, in float64: of so many points at a time, whatever the number of threads."""
 
 import math
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..compile import Kernel
 from ..launch import launch
 from ..record import Record
-from ..scratch import memory_of
 from ..subnormals import flush_subnormals, restore
 from ..tile import inline, is_set
 
 PART, MOST = 4096, 64  # points of a part, at least, and parts
 COST = 4  # of an element, in multiplications
-
-
-class Nothing(NamedTuple):
-    """Memory of one thread."""
-
-    empty: Any
 
 
 def clusters(problem, inputs, labels, weights):
@@ -30,15 +22,14 @@ def clusters(problem, inputs, labels, weights):
     w = np.ones((problems, 1)) if weights is None else np.ascontiguousarray(weights.reshape(problems, m), np.float64)
     parts = min(max(m // max(PART, 4 * k), 1), MOST)
     sums = np.zeros((problems, parts, k + 1, d + 1))  # with sums of weights, and of squares by feature
-    scratch, nbytes = memory_of(Nothing, [(0, problem.sum_dtype)])
     given = Record(x, y, np.ascontiguousarray(labels.reshape(problems, m)), w, sums)
-    launch(clusters_kernel.given(scratch, given), problems * parts, x.size * COST, nbytes)
+    launch(clusters_kernel.given(Record(None), given), problems * parts, x.size * COST, 0)
     sums = sums.sum(axis=1).reshape(*problem.batch, k + 1, d + 1)
     return sums[..., :k, :d], sums[..., :k, d], sums[..., k, :d].sum(axis=-1)
 
 
 @Kernel
-def clusters_kernel(first_block, end_block, stop, scratch: Nothing, x, y, labels, weights, sums):
+def clusters_kernel(first_block, end_block, stop, scratch, x, y, labels, weights, sums):
     before = flush_subnormals()
     parts, m = sums.shape[1], x.shape[1]
     for block in range(first_block, end_block):
