@@ -184,7 +184,8 @@ class Sinkhorn(Call):
         self.call = SinkhornCall.of(*given)
         if lse is not None:
             f, g, *alone = np.split(lse, np.cumsum([m, n, m, n])[: 3 if self.call.debias else 1], axis=-1)
-            vars(self.call)["solved"] = [Solution(f, g, True, 0), *[Solution(f, f, True, 0) for f in alone]]
+            solutions = [Solution(f, g, True, 0), *[Solution(f, f, True, 0) for f in alone]]
+            vars(self.call)["solved"] = self.call.potentials(*solutions)
 
     @classmethod
     def shapes(cls, m: int, n: int, b: Any, others: Any) -> tuple[tuple[int, ...], int]:
@@ -192,7 +193,7 @@ class Sinkhorn(Call):
         return (1, 1), (m + n) * (1 + debias)
 
     def value(self) -> tuple[Any, Any]:
-        cost, (between, *alone) = self.call.checked().cost, self.call.solved
+        cost, (between, *alone) = self.call.checked().cost, [one.solution for one in self.call.solved]
         return cost[..., None, None], np.concatenate([between.f, between.g, *[one.f for one in alone]], axis=-1)
 
     def tangent(self, tx: Any, ty: Any, tb: Any) -> Any:

@@ -58,8 +58,15 @@ class Marginal(Value):
 EXACT = Marginal()
 
 
+class _Soft(Marginal):
+    rho: float
+
+    def __post_init__(self) -> None:
+        self._set(rho=positive(f"{type(self).__name__} rho", self.rho))
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class KL(Marginal):
+class KL(_Soft):
     """Sums r of a plan's rows, not quite a, cost rho KL(r | a) = rho sum_i r_i log(r_i / a_i) - r_i + a_i.
 
     Parameters
@@ -80,9 +87,6 @@ class KL(Marginal):
     """
 
     rho: float
-
-    def __post_init__(self) -> None:
-        self._set(rho=positive(f"{type(self).__name__} rho", self.rho))
 
     def _prox(self, p: Any, epsilon: float) -> Any:
         return p / (1 + epsilon / self.rho)
@@ -106,7 +110,7 @@ class KL(Marginal):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TV(Marginal):
+class TV(_Soft):
     """Total variation: sums r of a plan's rows, not quite a, cost rho sum_i abs(r_i - a_i). Mass that would have to be
     moved at a cost of more than rho, or the sum of both where b has one too, stays where it is, at that cost.
 
@@ -117,9 +121,6 @@ class TV(Marginal):
     """
 
     rho: float
-
-    def __post_init__(self) -> None:
-        self._set(rho=positive(f"{type(self).__name__} rho", self.rho))
 
     def _prox(self, p: Any, epsilon: float) -> Any:
         return np.clip(p, -self.rho, self.rho)

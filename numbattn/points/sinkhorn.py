@@ -84,7 +84,7 @@ class Transport(Generic[A]):
         True
         """
         clouds = self._call.clouds
-        _, _, *logarithms = clouds.weights_of_gradient(self._call.solved[0], np.ones_like(self.cost))
+        _, _, *logarithms = clouds.weights_of_gradient(self._call.solved[0].solution, np.ones_like(self.cost))
         return clouds.term.weights(*logarithms)
 
     @quiet
@@ -117,7 +117,7 @@ class Transport(Generic[A]):
         >>> np.abs(r.apply(x + [3, 0]) - (x + [3, 0])).max() < 0.05
         np.True_
         """
-        potentials, clouds = self._call.potentials[0], self._call.clouds
+        potentials, clouds = self._call.solved[0], self._call.clouds
         averages, (of, points) = potentials.over_y, ("y", clouds.pairs.y)
         if flag("transposed", transposed):
             averages, (of, points) = potentials.over_x, ("x", clouds.pairs.x)
@@ -370,38 +370,32 @@ class SinkhornCall:
         pairs = Pairs.of(x, y, batch, mask)
         first, second = (np.where(seen, pairs.broadcast(rounded(w, pairs.dtype), axes=1), 0)
                          for w, seen in zip((a, b), pairs.seen))  # fmt: skip
-        if isinstance(a, np.ndarray):
-            _check_weights(first, second)
         clouds = Clouds(pairs, first, second, cost, *sides)
+        if isinstance(a, np.ndarray):
+            rounding = 4 * float(cast(Any, ml_dtypes).finfo(a.dtype).eps)
+            _check_weights(first, second, rounding if clouds.is_balanced else 1.0)
         if clouds.is_balanced:
-            if isinstance(a, np.ndarray):
-                _check_sums(first, second, 4 * float(cast(Any, ml_dtypes).finfo(a.dtype).eps))
             clouds = replace(clouds, b=_of_sum(second, first))
         return cls((a, b), clouds, tol, max_iterations, debias)
 
     @cached_property
-    def solved(self) -> list[Solution]:
-        """The Solutions between x and y and, for debias, between x and x, and y and y."""
+    def solved(self) -> list[Potentials]:
+        """Those between x and y and, for debias, between x and x, and y and y."""
         limits, clouds = (self.tol, self.max_iterations), self.clouds
         between = clouds.solved(*limits)
         if not self.debias:
-            return [between]
+            return self.potentials(between)
         alone = [among.solved_alone(*limits) for among in (clouds.among, clouds.exchanged.among)]
-        is_negative = self.results(self.potentials_of(between, *alone))[2] < 0
+        is_negative = self.results(self.potentials(between, *alone))[2] < 0
         if is_negative.any():  # from this g it is not, since updates only raise the cost
             start = np.where(is_negative[..., None], alone[1].f, between.g)
             again = clouds.solved(self.tol, max(self.max_iterations - between.iterations, 1), start)
             between = again._replace(iterations=between.iterations + again.iterations)
-        return [between, *alone]
+        return self.potentials(between, *alone)
 
-    def potentials_of(self, *solutions: Solution) -> list[Potentials]:
-        """The Potentials of each solution."""
+    def potentials(self, *solutions: Solution) -> list[Potentials]:
         clouds = self.clouds
         return [*map(Potentials, (clouds, clouds.among, clouds.exchanged.among), solutions)]
-
-    @cached_property
-    def potentials(self) -> list[Potentials]:
-        return self.potentials_of(*self.solved)
 
     @quiet
     def results(self, potentials: list[Potentials]) -> tuple[Any, Any, Any]:
@@ -429,14 +423,15 @@ class SinkhornCall:
 
     @cached_property
     def transport(self) -> Transport[Any]:
-        f, g, cost = self.results(self.potentials)
-        converged = all(solution.converged for solution in self.solved)
-        return Transport(f, g, cost[...], converged, self.solved[0].iterations, self)  # an array, not NumPy's scalar
+        f, g, cost = self.results(self.solved)
+        solutions = [one.solution for one in self.solved]
+        converged = all(solution.converged for solution in solutions)
+        return Transport(f, g, cost[...], converged, solutions[0].iterations, self)  # an array, not NumPy's scalar
 
     @quiet
     def primal(self) -> Any:
         """<pi, C>: C is homogeneous in x and y, so that its gradient says how large it is."""
-        clouds, between = self.clouds.of_whole_batch, self.solved[0]
+        clouds, between = self.clouds.of_whole_batch, self.solved[0].solution
         one = np.ones_like(between.f, shape=between.f.shape[:-1])
         dx, dy = clouds.gradient(between, one), clouds.exchanged.gradient(between.exchanged, one)
         given = (clouds.term.x, dx), (clouds.term.y, dy)
@@ -446,15 +441,11 @@ class SinkhornCall:
     @quiet
     def backprop(self, dcost: Any = 1.0) -> SinkhornGradients:
         clouds, cost, dcost = self.clouds, self.transport.cost, self.of_cost(dcost)
-        between, *alone = self.solved
-        dx, dy = clouds.gradient(between, dcost), clouds.exchanged.gradient(between.exchanged, dcost)
-        if alone:
-            dx = dx - clouds.among.gradient(alone[0], dcost)
-            dy = dy - clouds.exchanged.among.gradient(alone[1], dcost)
+        dx, dy = _less_alone(self.solved, lambda one: one.clouds.gradient(one.solution, dcost))
         dx, dy, depsilon = of_points(clouds.term, dx, dy)
-        paid = sum(_less_alone(self.potentials, lambda one: one.penalty))
+        paid = sum(_less_alone(self.solved, lambda one: one.penalty))
         depsilon = depsilon + (dcost * (cost - paid)).sum() / clouds.cost.epsilon
-        return SinkhornGradients(*self.of_all(dcost, dx, dy, *self.values(self.potentials, 1.0)), kernel=depsilon[...])
+        return SinkhornGradients(*self.of_all(dcost, dx, dy, *self.values(self.solved, 1.0)), kernel=depsilon[...])
 
     def of_cost(self, dcost: Any) -> Any:
         """A gradient of the cost, checked and in its dtype."""
@@ -488,7 +479,7 @@ class SinkhornCall:
         self, of_points: tuple[Any, Any], of_weights: tuple[Any, Any], dcost: Any, tol: float, max_iterations: int
     ) -> tuple[SinkhornGradients, bool]:
         """The tangents of gradients, and whether those of the potentials were found."""
-        clouds, limits, (between, *alone) = self.clouds, (tol, max_iterations), self.potentials
+        clouds, limits, (between, *alone) = self.clouds, (tol, max_iterations), self.solved
         a, b = map(moved_logarithm, (clouds.a, clouds.b), of_weights)
         moved, epsilon = Moved(Moving(clouds.term, *of_points), a, b), clouds.cost.epsilon
         (tF, tf), (tG, tg), is_found = between.tangents(moved, *limits)
@@ -521,15 +512,13 @@ def _of_sum(b: Any, a: Any) -> Any:
     return b * np.where(ours > 0, theirs / ours, 1).astype(b.dtype)
 
 
-def _check_weights(a: Any, b: Any) -> None:
-    """Refuse NumPy arrays that are not weights."""
+def _check_weights(a: Any, b: Any, rounding: float) -> None:
+    """Refuse NumPy arrays that are not weights of two clouds. rounding: by how much their sums may differ, relatively.
+    """
     for name, weights in (("a", a), ("b", b)):
         if not (np.isfinite(weights).all() and (weights >= 0).all()):
             raise ValueError(f"{name}: got weights from {weights.min()} to {weights.max()}, allowed finite and >= 0")
 
-
-def _check_sums(a: Any, b: Any, rounding: float) -> None:
-    """Refuse NumPy arrays of unequal sums. rounding: the relative error of their sums."""
     sums = [weights.sum(axis=-1, dtype=np.float64) for weights in (a, b)]
     apart = np.abs(sums[0] - sums[1]) > max(rounding, EQUAL) * np.maximum(*sums)
     if apart.any():
