@@ -192,15 +192,13 @@ class Product(Kernel):
         return sum(kernel._count(len(_numbers(own, features))) for kernel, own in self.factors)
 
     def _given(self, x: Any) -> Any:
-        kernel, own = self.factors[0]
-        return kernel._given(_some(x, own))
+        return self.factors[0][0]._given(_some(x, self.factors[0][1]))
 
     def _unit(self, x: Any) -> Any:
         return np.concatenate([kernel._unit(_some(x, own)) for kernel, own in self.factors], axis=-1)
 
     def _along(self, x: Any, tx: Any) -> Any:
-        found = [kernel._along(_some(x, own), _some(tx, own)) for kernel, own in self.factors]
-        return np.concatenate(found, axis=-1)
+        return np.concatenate([one._along(_some(x, own), _some(tx, own)) for one, own in self.factors], axis=-1)
 
     def _of_points(self, x: Any, gradient: Any) -> Any:
         return sum(_of_all(x, own, kernel._of_points(_some(x, own), part))
@@ -241,24 +239,25 @@ class WithLength(Kernel):
         self._set(length=_length(f"{type(self).__name__} length", self.length))
 
     def _check(self, features: int) -> None:
-        _check_length(f"{type(self).__name__} length", self.length, features)
+        for name in ("length", "period"):
+            shape = tuple(np.shape(getattr(self, name, 0)))
+            if shape not in ((), (features,)):
+                raise ValueError(f"kernel: {type(self).__name__} {name}: got the shape {shape}, expected a number or "
+                                 f"the shape ({features},), one for each feature")
 
     @property
     def _one_length(self) -> float | None:
         return self.length if isinstance(self.length, float) else None
 
     def _unit(self, x: Any) -> Any:
-        return x / self._length_like(x)
+        return x / _like(x, self.length)
 
     def _of_points(self, x: Any, gradient: Any) -> Any:
-        return gradient / self._length_like(gradient)
+        return gradient / _like(gradient, self.length)
 
     def _of_parameter(self, units: Any, gradients: Any, points: Any) -> Any:
         """t is a function of x / length and y / length."""
         return _of_length(self.length, sum(map(_products, units, gradients)), gradients[0])
-
-    def _length_like(self, x: Any) -> Any:
-        return _like(x, self.length)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -295,14 +294,6 @@ class Periodic(WithLength):
         > 0: one for all features, or one for each. Neither it nor the length is an array of torch or JAX.
     length : float or array, (features,)
         > 0, likewise, in units of the period's sine. CuPy arrays are not checked.
-
-    Examples
-    --------
-    Seasons of one year that change over ten, of points whose first feature is the time:
-
-    >>> from numbattn import points
-    >>> (points.Periodic(1.0, length=0.5) * points.Gaussian(10.0)).on([0])
-    Periodic(period=1.0, length=0.5).on([0]) * Gaussian(length=10.0).on([0])
     """
 
     period: Floats
@@ -319,16 +310,12 @@ class Periodic(WithLength):
             got = words_for(getattr(self, self._foreign))
             raise TypeError(f"Periodic {self._foreign}: got {got}, expected a number or an array of NumPy or CuPy")
 
-    def _check(self, features: int) -> None:
-        for name in ("length", "period"):
-            _check_length(f"Periodic {name}", getattr(self, name), features)
-
     def _count(self, features: int) -> int:
         return 2 * features
 
     def _angle(self, x: Any) -> tuple[Any, Any, Any]:
         """Its cosine and sine, and its derivative by x, all divided by the length."""
-        period, length = _like(x, self.period), self._length_like(x)
+        period, length = _like(x, self.period), _like(x, self.length)
         angle = np.fmod(x, period) * (2 * math.pi / period)
         return np.cos(angle) / length, np.sin(angle) / length, 2 * math.pi / period
 
@@ -664,13 +651,6 @@ def _of_all(x: Any, own: Features, gradient: Any) -> Any:
     for at, to in enumerate(_numbers(own, x.shape[-1])):
         found[..., to] = gradient[..., at]
     return found
-
-
-def _check_length(name: str, length: Any, features: int) -> None:
-    shape = tuple(np.shape(length))
-    if shape not in ((), (features,)):
-        raise ValueError(f"kernel: {name}: got the shape {shape}, expected a number or the shape ({features},), one "
-                         "for each feature")
 
 
 def positive(name: str, value: Any) -> float:

@@ -143,8 +143,8 @@ class TV(_Soft):
                      for enough in (lost >= total - rounding, lost > total + rounding))  # fmt: skip
         least = np.where(a > 0, -self.rho - f, -math.inf).max(axis=-1, keepdims=True)
         most = np.where(b > 0, other.rho + g, math.inf).min(axis=-1, keepdims=True)
-        best = np.minimum(np.maximum(low, 0), high)
-        return np.minimum(np.maximum(best, np.minimum(least, 0)), np.maximum(most, 0))
+        low, high = np.maximum(np.minimum(np.maximum(low, 0), high), np.minimum(least, 0)), np.maximum(most, 0)
+        return np.minimum(low, high)
 
 
 def sides_of(marginals: Any) -> tuple[Marginal, Marginal]:
@@ -154,5 +154,4 @@ def sides_of(marginals: Any) -> tuple[Marginal, Marginal]:
     if len(given) != 2 or len(kinds) > 1 or not kinds <= {KL, TV}:
         raise TypeError(f"marginals: got {words_for(marginals)}, expected points.KL(rho), points.TV(rho), None, or a "
                         "tuple of two, for a and for b, which are of one kind or None")
-    one, other = (side or EXACT for side in given)
-    return one, other
+    return given[0] or EXACT, given[1] or EXACT

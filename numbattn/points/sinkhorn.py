@@ -405,8 +405,7 @@ class SinkhornCall:
         return f, g, weighed(self.clouds.a, of_x) + weighed(self.clouds.b, of_y)
 
     def values(self, potentials: list[Potentials], part: float) -> list[Any]:
-        """`Potentials.value` of both sides, with their part of the mass of a b^T. Mass that cannot change is left out.
-        """
+        """`Potentials.value` of both sides, with their part of the mass of a b^T, unless mass cannot change."""
         part = 0 if self.clouds.is_balanced else part
         found = _less_alone(potentials, lambda one: one.value(part))
         if self.debias or not part:
@@ -513,8 +512,7 @@ def _of_sum(b: Any, a: Any) -> Any:
 
 
 def _check_weights(a: Any, b: Any, rounding: float) -> None:
-    """Refuse NumPy arrays that are not weights of two clouds. rounding: by how much their sums may differ, relatively.
-    """
+    """Refuse NumPy arrays that are not weights of two clouds. rounding: the relative error of their sums."""
     for name, weights in (("a", a), ("b", b)):
         if not (np.isfinite(weights).all() and (weights >= 0).all()):
             raise ValueError(f"{name}: got weights from {weights.min()} to {weights.max()}, allowed finite and >= 0")

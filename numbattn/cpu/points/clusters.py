@@ -7,7 +7,6 @@ import numpy as np
 from ..compile import Kernel
 from ..launch import launch
 from ..record import Record
-from ..subnormals import flush_subnormals, restore
 from ..tile import inline, is_set
 
 PART, MOST = 4096, 64  # points of a part, at least, and parts
@@ -30,7 +29,6 @@ def clusters(problem, inputs, labels, weights):
 
 @Kernel
 def clusters_kernel(first_block, end_block, stop, scratch, x, y, labels, weights, sums):
-    before = flush_subnormals()
     parts, m = sums.shape[1], x.shape[1]
     for block in range(first_block, end_block):
         at, part = divmod(block, parts)
@@ -40,7 +38,6 @@ def clusters_kernel(first_block, end_block, stop, scratch, x, y, labels, weights
             label, weight = labels[at, i], weights[at, min(i, weights.shape[1] - 1)]
             sums[at, part, label, -1] += weight
             add(sums[at, part, label], sums[at, part, -1], x[at, i], y[at, label], weight)
-    restore(before)
 
 
 @inline
