@@ -115,8 +115,9 @@ FAULTS = {
     },
     "test_gradients_are_exact_up_to_probes": {
         "rest = (W - M.times(Z, -1)) / Z.shape[-1]": "rest = W / Z.shape[-1]",
-        "dx = dx + (own.dx + own.dy)[..., 0, :]": "pass",
+        "dx + (own.dx + own.dy)[..., 0, :]": "dx",
         "+ inverse.sum(dtype=np.float64)": "",
-        "kernel = kernel + own.kernel": "pass",
+        "added(kernel, own.kernel)": "kernel",
+        "points/gradients.py": {"return one if one is None else (one + other)[...]": "return one"},
     },
 }

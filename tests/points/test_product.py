@@ -387,7 +387,7 @@ FAULTS = {
     "test_shapes": {
         "sum_broadcast(factor * db, self.b.shape)": "sum_broadcast(db, self.b.shape)",
         "points/pairs.py": {
-            "return sum_broadcast(found, self.pairs.x.shape)": "return found",
+            "return sum_broadcast(found, (*self.pairs.x.shape[:-1], self.features))": "return found",
             "return points - centre.reshape(centre.shape[max(centre.ndim - points.ndim, 0) :])": (
                 "return points - centre"
             ),
