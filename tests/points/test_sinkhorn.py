@@ -174,6 +174,15 @@ def test_unbalanced_divergences_are_not_negative(xp, rng, marginals):
     assert to_numpy(r.cost).min() > -1e-12
 
 
+def test_unbalanced_divergences_are_of_three_costs(rng):
+    """Each cloud alone has its own penalty on both sides; and the squared difference of their masses."""
+    (x, y, a, b), sides = unbalanced(rng), (points.KL(0.3), points.KL(0.8))
+    r = points.sinkhorn(x, y, a, b, COST, marginals=sides, tol=1e-10, debias=True)
+    between, first, second = (points.sinkhorn(*given, COST, marginals=marginals, tol=1e-10).cost for given, marginals in
+                              (((x, y, a, b), sides), ((x, x, a, a), sides[0]), ((y, y, b, b), sides[1])))
+    assert_allclose(r.cost, between - (first + second) / 2 + 0.1 / 2 * (a.sum() - b.sum()) ** 2, rtol=1e-9)
+
+
 @pytest.mark.parametrize("marginals", [points.KL(0.5), points.TV(0.2)], ids=repr)
 def test_unbalanced_divergences_of_a_cloud_and_itself(rng, marginals):
     """Of any mass; for total variation the cost by weights has a kink there."""
@@ -473,7 +482,9 @@ FAULTS = {
         "(dcost * (cost - paid)).sum()": "(dcost * cost).sum()",
         "self.values(self.solved, 1.0)": "self.values(self.solved, 0.5)",
         "if self.debias or not part:": "if not part:",
-        "points/clouds.py": {"self.cost, self.of_a, self.of_a)": "self.cost, self.of_a, self.of_b)"},
+    },
+    "test_unbalanced_divergences_are_of_three_costs": {
+        "points/clouds.py": {"self.cost, self.of_a, self.of_a)": "self.cost, self.of_b, self.of_a)"},
     },
     "test_mass_that_is_far_off_stays_there": {
         "points/clouds.py": {
