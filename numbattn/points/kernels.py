@@ -31,7 +31,7 @@ class Kernel(Value):
     """
 
     __array_ufunc__ = None  # so that `scalar * kernel` comes to __rmul__
-    _is_centred = True  # whether it stays the same if both points are moved
+    _is_centred: bool | None = True  # whether it takes centred points; None: both, an axis in front, centred ones last
     _is_linear = True  # whether points of unit length depend on points linearly
 
     def __add__(self, other: Kernel) -> Kernel:
@@ -171,8 +171,9 @@ class Product(Kernel):
         return self.factors[0][0]._kind
 
     @property
-    def _is_centred(self) -> bool:  # type: ignore[override]
-        return len(self.factors) > 1 or self.factors[0][0]._is_centred
+    def _is_centred(self) -> bool | None:  # type: ignore[override]
+        first, *others = (kernel._is_centred for kernel, _ in self.factors)
+        return None if others and not (first and all(others)) else first
 
     @property
     def _is_linear(self) -> bool:  # type: ignore[override]
@@ -195,17 +196,22 @@ class Product(Kernel):
         return self.factors[0][0]._given(_some(x, self.factors[0][1]))
 
     def _unit(self, x: Any) -> Any:
-        return np.concatenate([kernel._unit(_some(x, own)) for kernel, own in self.factors], axis=-1)
+        return np.concatenate([one._unit(self._own(x, one, own)) for one, own in self.factors], axis=-1)
+
+    def _own(self, x: Any, kernel: Kernel, own: Features) -> Any:
+        """The points that a factor takes."""
+        return _some(x[int(kernel._is_centred)] if self._is_centred is None is not kernel._is_centred else x, own)
 
     def _along(self, x: Any, tx: Any) -> Any:
-        return np.concatenate([one._along(_some(x, own), _some(tx, own)) for one, own in self.factors], axis=-1)
+        found = [one._along(self._own(x, one, own), _some(tx, own)) for one, own in self.factors]
+        return np.concatenate(found, axis=-1)
 
     def _of_points(self, x: Any, gradient: Any) -> Any:
-        return sum(_of_all(x, own, kernel._of_points(_some(x, own), part))
+        return sum(_of_all(x, own, kernel._of_points(self._own(x, kernel, own), part))
                    for kernel, own, part in self._parts(x, gradient))  # fmt: skip
 
     def _of_moved_points(self, x: Any, tx: Any, gradient: Any) -> Any:
-        return sum(_of_all(x, own, kernel._of_moved_points(_some(x, own), _some(tx, own), part))
+        return sum(_of_all(x, own, kernel._of_moved_points(self._own(x, kernel, own), _some(tx, own), part))
                    for kernel, own, part in self._parts(x, gradient) if not kernel._is_linear)  # fmt: skip
 
     def _of_parameter(self, units: Any, gradients: Any, points: Any) -> Any:

@@ -168,8 +168,11 @@ class Term:
     @property
     def moved(self) -> Any:
         """Points x and y as the kernel takes them."""
-        points = self.pairs.points
-        return [*map(self.pairs.centred, points)] if self.kernel._is_centred else points
+        points, is_centred = self.pairs.points, self.kernel._is_centred
+        if is_centred is False:
+            return points
+        centred = [*map(self.pairs.centred, points)]
+        return centred if is_centred else [*map(np.stack, zip(points, centred))]
 
     @cached_property
     def exchanged(self) -> Term:

@@ -81,6 +81,22 @@ def test_periods_that_are_far_off(xp, rng, kernel, dtype):
     assert_allclose(found, exact, atol=rounding * np.abs(exact).max())
 
 
+@pytest.mark.parametrize("length", [0.03, 0.3, 1.0])
+@pytest.mark.parametrize("origin", [0, 1000])
+def test_rounding_errors_of_products(rng, length, origin):
+    """Of a periodic kernel and another are at most those of the plain formula in float32, twice."""
+    x, y = ((5 * rng.standard_normal((400, 1)) + origin).astype(np.float32) for _ in range(2))
+    b = rng.standard_normal((400, 3)).astype(np.float32)
+
+    def formula(x, y, b, real):
+        apart = x - y.T
+        return np.exp(-2 * np.sin(real(np.pi) * apart) ** 2 / real(length) ** 2 - apart**2 / real(18)) @ b
+
+    exact = formula(*(z.astype(np.float64) for z in (x, y, b)), np.float64)
+    found = points.product(x, y, b, points.Periodic(1.0, length) * points.Gaussian(3.0))
+    assert np.abs(found - exact).max() <= 2 * np.abs(formula(x, y, b, np.float32) - exact).max()
+
+
 @pytest.mark.parametrize(("make", "kind", "message"), [
     (lambda: points.Gaussian(0), ValueError, "Gaussian length: got 0, allowed finite and > 0"),
     (lambda: points.Laplacian(-1.0), ValueError, "Laplacian length: got -1.0, allowed finite and > 0"),
@@ -169,6 +185,10 @@ FAULTS = {
         "or len({*found.tolist()}) < found.size": "",
         "not all(-features <= at < features for at in own)": "False",
         "kernel._check(len(_numbers(own, features)))": "pass",
+    },
+    "test_rounding_errors_of_products": {
+        "return None if others and not (first and all(others)) else first": "return first or all(others)",
+        "x[int(kernel._is_centred)] if": "x[0] if",
     },
     "test_periods_that_are_far_off": {"angle = np.fmod(x, period) * (": "angle = x * ("},
     "points/test_product.py::test_gradients_of_lengths": {
