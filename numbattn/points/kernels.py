@@ -52,11 +52,9 @@ class Kernel(Value):
 
         Examples
         --------
-        >>> import numpy as np
         >>> from numbattn import points
-        >>> kernel = points.Gaussian(0.5).on([0, 1]) + points.Matern(1.5).on(slice(2, None))
-        >>> points.product(np.zeros((1, 4)), np.zeros((1, 4)), np.ones((1, 1)), kernel)
-        array([[2.]])
+        >>> points.Gaussian(10.0).on([0]) * points.Periodic(1.0).on([0])        # of the first feature, a time
+        Gaussian(length=10.0).on([0]) * Periodic(period=1.0, length=1.0).on([0])
         """
         return Product(((self, _features(features)),))
 
@@ -291,8 +289,7 @@ class Gaussian(WithLength):
 class Periodic(WithLength):
     """exp(-2 sum_f sin(pi (x_f - y_f) / period)**2 / length**2), over features f.
 
-    It is the Gaussian of points on circles of radius 1 / length, whose coordinates are rounded: a length much below 1
-    costs digits.
+    It is the Gaussian of points on circles of radius 1 / length, whose coordinates are rounded.
 
     Parameters
     ----------

@@ -423,9 +423,9 @@ class SinkhornCall:
     @cached_property
     def transport(self) -> Transport[Any]:
         f, g, cost = self.results(self.solved)
-        solutions = [one.solution for one in self.solved]
-        converged = all(solution.converged for solution in solutions)
-        return Transport(f, g, cost[...], converged, solutions[0].iterations, self)  # an array, not NumPy's scalar
+        converged = all(one.solution.converged for one in self.solved)
+        iterations = self.solved[0].solution.iterations
+        return Transport(f, g, cost[...], converged, iterations, self)  # an array, not NumPy's scalar
 
     @quiet
     def primal(self) -> Any:
