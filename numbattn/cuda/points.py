@@ -9,7 +9,7 @@ import numpy as np
 from ..base.checks import MOST_AXES
 from ..call.passes import QKV, Pass
 from ..call.problem import NOTHING_HIDDEN, describe
-from ..points import formula
+from ..points import formula, kmeans
 from ..points.kinds import Apart
 from .kernels import hopper
 from .kernels.points.arguments import COLUMNS, PLACES, ROWS
@@ -93,6 +93,10 @@ class PointsBackend:
         r2, j = gpu.empty(shape, problem.sum_dtype), gpu.empty(shape, np.dtype(np.int32))
         self.run(NEAREST, problem, inputs, Nearest(k), {"r2": r2, "j": j}, apart)
         return r2, j
+
+    def clusters(self, problem, inputs, labels, weights):
+        """Sums over the points of each label: see `points.kmeans`."""
+        return kmeans.clusters(problem, inputs, labels, weights)
 
     def features_at_once(self, problem, kind, is_plain):
         """How many features of b kernels sum in one pass; 0: products of cuBLAS, block by block, are faster.

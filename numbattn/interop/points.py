@@ -14,15 +14,15 @@ import numpy as np
 
 from ..base.checks import dtype_of_sums, flag
 from ..base.gradients import Gradients
-from ..base.values import is_foreign, sum_broadcast
+from ..base.values import sum_broadcast
 from ..masks import Mask
-from ..points import Cost, Kernel
+from ..points import Cost, Kernel, kernels
 from ..points.checks import batch_of, check_columns, check_points, checked_limits
 from ..points.clouds import Solution
 from ..points.kernels import as_exponential, as_kernel
 from ..points.logsumexp import LogsumexpCall
 from ..points.product import ProductCall
-from ..points.sinkhorn import SinkhornCall
+from ..points.sinkhorn import Marginals, SinkhornCall
 from .options import Functions, Options, taken_apart, tangent_by
 
 
@@ -74,11 +74,11 @@ class Points(NamedTuple):
         """s of `numbattn.points.product`, which says what it takes and raises."""
         x, y, b = self.checked(x=x, y=y, b=b)
         kernel = as_kernel(kernel, x.shape[-1])
-        if not any(is_foreign(getattr(term, "length", None)) for _, term in kernel._terms):
+        if not any(leaf._foreign for _, term in kernel._terms for leaf in term._leaves):
             return self.run(*taken_apart_of_points(Product, mask, kernel), x, y, b)
         found = 0
         for factor, term in kernel._terms:
-            term, *points = of_unit_length(term, x, y)
+            term, *points = self.of_unit_length(term, x, y)
             found = found + factor * self.run(*taken_apart_of_points(Product, mask, term), *points, b)
         return found
 
@@ -86,26 +86,32 @@ class Points(NamedTuple):
         """f of `numbattn.points.logsumexp`, which says what it takes and raises."""
         x, y = self.checked(x=x, y=y)
         (w,) = [self.zeros_like(y[..., 0])] if w is None else self.checked(w=w)
-        kernel, x, y = of_unit_length(as_exponential(kernel, x.shape[-1]), x, y)
+        kernel, x, y = self.of_unit_length(as_exponential(kernel, x.shape[-1]), x, y)
         return self.run(*taken_apart_of_points(Logsumexp, mask, kernel), x, y, w[..., None])[..., 0]
 
     def sinkhorn(
-        self, x: Any, y: Any, a: Any, b: Any, cost: Cost, *, tol: float = 1e-6, max_iterations: int = 1000,
-        debias: bool = False, mask: Mask | Any = None,
+        self, x: Any, y: Any, a: Any, b: Any, cost: Cost, *, marginals: Marginals = None, tol: float = 1e-6,
+        max_iterations: int = 1000, debias: bool = False, mask: Mask | Any = None,
     ) -> Any:  # fmt: skip
         """The cost of `numbattn.points.sinkhorn`, which says what it takes and raises; tol and max_iterations are also
         those of the solver for second derivatives."""
         x, y, a, b = self.checked(x=x, y=y, a=a, b=b)
         weights = [w + self.zeros_like(other.sum(-1))[..., None] for w, other in ((a, b), (b, a))]  # of one batch
-        others = cost, *checked_limits(tol, max_iterations), flag("debias", debias)
+        others = cost, marginals, *checked_limits(tol, max_iterations), flag("debias", debias)
         options = taken_apart_of_points(Sinkhorn, mask, *others)
         return self.run(*options, x, y, self.concatenate(weights, -1)[..., None])[..., 0, 0]
 
-
-def of_unit_length(kernel: Any, x: Any, y: Any) -> Any:
-    """The kernel and the points without a length that is a framework's array."""
-    length = getattr(kernel, "length", None)
-    return (replace(kernel, length=1.0), x / length, y / length) if is_foreign(length) else (kernel, x, y)
+    def of_unit_length(self, kernel: Any, x: Any, y: Any) -> Any:
+        """The kernel and the points without lengths that are a framework's arrays."""
+        if not any(leaf._foreign for leaf in kernel._leaves):
+            return kernel, x, y
+        if isinstance(kernel, kernels.Product):
+            given = [(factor, own if isinstance(own, slice) else np.array(own)) for factor, own in kernel.factors]
+            factors, *points = zip(*[self.of_unit_length(factor, x[..., at], y[..., at]) for factor, at in given])
+            ends = np.cumsum([x.shape[-1] for x in points[0]]).tolist()
+            own = [(factor, slice(*ends)) for factor, *ends in zip(factors, [0, *ends], ends)]
+            return kernels.Product(tuple(own)), *[self.concatenate(z, -1) for z in points]
+        return replace(kernel, length=1.0), x / kernel.length, y / kernel.length
 
 
 # --------------------------------------------------------------------------------------------------------------- calls
@@ -174,11 +180,12 @@ class Sinkhorn(Call):
         m, n = x.shape[-2], y.shape[-2]
         self.own, batch = (x.shape, y.shape, b.shape), batch_of(x=x.shape[:-2], y=y.shape[:-2], a=b.shape[:-2])
         x, y, b = (np.broadcast_to(z, (*batch, *z.shape[-2:])) for z in (x, y, b))
-        cost, tol, max_iterations, debias = others
-        self.call = SinkhornCall.of(x, y, b[..., :m, 0], b[..., m:, 0], cost, tol, max_iterations, debias, mask)
+        given: list[Any] = [x, y, b[..., :m, 0], b[..., m:, 0], *others, mask]
+        self.call = SinkhornCall.of(*given)
         if lse is not None:
             f, g, *alone = np.split(lse, np.cumsum([m, n, m, n])[: 3 if self.call.debias else 1], axis=-1)
-            vars(self.call)["solved"] = [Solution(f, g, True, 0), *[Solution(f, f, True, 0) for f in alone]]
+            solutions = [Solution(f, g, True, 0), *[Solution(f, f, True, 0) for f in alone]]
+            vars(self.call)["solved"] = self.call.potentials(*solutions)
 
     @classmethod
     def shapes(cls, m: int, n: int, b: Any, others: Any) -> tuple[tuple[int, ...], int]:
@@ -186,7 +193,7 @@ class Sinkhorn(Call):
         return (1, 1), (m + n) * (1 + debias)
 
     def value(self) -> tuple[Any, Any]:
-        cost, (between, *alone) = self.call.checked().cost, self.call.solved
+        cost, (between, *alone) = self.call.checked().cost, [one.solution for one in self.call.solved]
         return cost[..., None, None], np.concatenate([between.f, between.g, *[one.f for one in alone]], axis=-1)
 
     def tangent(self, tx: Any, ty: Any, tb: Any) -> Any:

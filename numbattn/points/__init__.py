@@ -8,6 +8,7 @@
 >>> points.logsumexp(x, y, np.zeros(1000), points.Cost(power=2, epsilon=0.05)).shape    # log sum_j exp(w_j - ...)
 (1000,)
 >>> distances, indices = points.nearest(x, y, k=5)
+>>> labels, centres, counts, inertia = points.kmeans_step(x, x[:10])
 >>> a = np.full(1000, 1 / 1000)
 >>> r = points.sinkhorn(x, y, a, a, points.Cost(power=2, epsilon=0.05))                 # r.cost, r.f, r.g
 >>> points.cross_entropy(x, y, None, points.Cosine(10.0)).shape       # log sum_j exp(10 cos_ij) - 10 cos_ii: InfoNCE
@@ -28,7 +29,7 @@ have products, logarithms and transport of these frameworks' arrays.
 On GPUs gradients beyond 8 features, coordinates up to 8, and ``hvp``, where second derivatives multiply it, have an
 error of a rounding of abs(x), from the median of all points. Squared distances have one of abs(x)**2 beyond 256
 features, and on Hopper beyond 16 in `logsumexp` of a Gaussian or ``Cost(2)`` and in `nearest` with k = 1 (beyond 64 in
-float32). Lengths of each feature round coordinates so on CPUs, too.
+float32). Lengths of each feature, periods and products of kernels round coordinates so on CPUs, too.
 """
 
 from .determinant import log_determinant, log_determinant_vjp
@@ -48,12 +49,15 @@ from .kernels import (
     Laplacian,
     Linear,
     Matern,
+    Periodic,
     Polynomial,
     Radial,
     RationalQuadratic,
 )
+from .kmeans import KMeansStep, kmeans_step
 from .logsumexp import LogsumexpBackprop, logsumexp, logsumexp_jvp, logsumexp_vjp
 from .losses import cross_entropy, cross_entropy_vjp
+from .marginals import KL, TV
 from .nearest import nearest
 from .operator import operator
 from .product import ProductBackprop, product, product_jvp, product_vjp
@@ -61,10 +65,13 @@ from .sinkhorn import SinkhornBackprop, Transport, sinkhorn, sinkhorn_vjp
 from .solve import Solution, solve, solve_vjp
 
 __all__ = [
+    "KL",
+    "TV",
     "Cauchy",
     "Cosine",
     "Cost",
     "Gaussian",
+    "KMeansStep",
     "Kernel",
     "Laplacian",
     "Linear",
@@ -72,6 +79,7 @@ __all__ = [
     "LogsumexpBackprop",
     "LogsumexpGradients",
     "Matern",
+    "Periodic",
     "Polynomial",
     "ProductBackprop",
     "ProductGradients",
@@ -84,6 +92,7 @@ __all__ = [
     "Transport",
     "cross_entropy",
     "cross_entropy_vjp",
+    "kmeans_step",
     "log_determinant",
     "log_determinant_vjp",
     "logsumexp",

@@ -21,10 +21,10 @@ from ..base.checks import (
 TAKER = "numbattn.points"
 
 
-def check_points(x: Any, y: Any, vectors: dict[str, Any] | None = None, **others: Any) -> str:
+def check_points(x: Any, y: Any, vectors: dict[str, Any] | None = None, y_name: str = "y", **others: Any) -> str:
     """The library of arrays of one dtype; x (..., m, d), y (..., n, d). Vectors may also have the dtype of sums."""
     vectors = vectors or {}
-    given = {"x": x, "y": y, **others, **vectors}
+    given = {"x": x, y_name: y, **others, **vectors}
     xp = same_library(TAKER, **given)
     for name, array in given.items():
         if array.dtype not in DTYPES:
@@ -34,12 +34,12 @@ def check_points(x: Any, y: Any, vectors: dict[str, Any] | None = None, **others
             raise other_dtype(name, array.dtype, x.dtype, f"x{sums}")
         if array.ndim > MOST_AXES:
             raise ValueError(f"{name}: got {array.ndim} axes, at most {MOST_AXES}")
-    for name, array in (("x", x), ("y", y)):
+    for name, array in (("x", x), (y_name, y)):
         if array.ndim < 2:
             way = f"; pass {name}[:, None] for points of one feature" if array.ndim else ""
             raise ValueError(f"{name}: got the shape {array.shape}, expected (..., points, features){way}")
     if y.shape[-1] != x.shape[-1]:
-        raise ValueError(f"y: got {y.shape[-1]} features, expected {x.shape[-1]}, as many as x")
+        raise ValueError(f"{y_name}: got {y.shape[-1]} features, expected {x.shape[-1]}, as many as x")
     return xp
 
 

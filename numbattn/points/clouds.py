@@ -11,6 +11,7 @@ import numpy as np
 
 from ..base.forks import cached_property
 from .kernels import Cost
+from .marginals import EXACT, Marginal
 from .pairs import Pairs, Term, ones, quiet
 
 EVERY = 10  # iterations between two questions to a GPU whether to stop
@@ -40,15 +41,21 @@ class Clouds:
     a: Any  # (..., m), with all batch axes, in the dtype of sums
     b: Any
     cost: Cost
+    of_a: Marginal = EXACT
+    of_b: Marginal = EXACT
+
+    @property
+    def is_balanced(self) -> bool:
+        return self.of_a._is_exact and self.of_b._is_exact
 
     @cached_property
     def exchanged(self) -> Clouds:
-        return Clouds(self.pairs.exchanged, self.b, self.a, self.cost)
+        return Clouds(self.pairs.exchanged, self.b, self.a, self.cost, self.of_b, self.of_a)
 
     @cached_property
     def among(self) -> Clouds:
         """The first cloud and itself."""
-        return Clouds(replace(self.pairs, y=self.pairs.x), self.a, self.a, self.cost)
+        return Clouds(replace(self.pairs, y=self.pairs.x), self.a, self.a, self.cost, self.of_a, self.of_a)
 
     @property
     def of_whole_batch(self) -> Clouds:
@@ -82,13 +89,24 @@ class Clouds:
         epsilons = self.epsilons(max_iterations, max_iterations // 2 if start is None else 0)
         steady = 0  # iterations with the last epsilon
         for at, (epsilon, term) in enumerate(epsilons, start=1):
-            before, f = f, -epsilon * term.logsumexp(logs(self.b, g / epsilon))
+            before, f = f, self.of_a._prox(-epsilon * term.logsumexp(logs(self.b, g / epsilon)), epsilon)
             if steady and should_check(f, at, max_iterations) and self.is_done(before, f, g, tol):
                 return Solution(f, g, self.is_trusted(f, g, tol), at)
-            g = -epsilon * term.exchanged.logsumexp(logs(self.a, f / epsilon))
+            g = self.of_b._prox(-epsilon * term.exchanged.logsumexp(logs(self.a, f / epsilon)), epsilon)
             steady += term is self.term
-            f, g = (f, g) if steady else self.without_gaps(f, g, epsilon)
+            if not self.is_balanced:
+                f, g = self.shifted(f, g)
+            elif not steady:
+                f, g = self.without_gaps(f, g, epsilon)
         return Solution(f, g, False, max_iterations)
+
+    def shifted(self, f: Any, g: Any) -> tuple[Any, Any]:
+        """Potentials with the best constant, see `Marginal._shift`."""
+        if self.of_a._is_exact:
+            shift = -self.of_b._shift(self.of_a, self.b, self.a, g, f)
+        else:
+            shift = self.of_a._shift(self.of_b, self.a, self.b, f, g)
+        return f + shift, g - shift
 
     def without_gaps(self, f: Any, g: Any, epsilon: float) -> tuple[Any, Any]:
         """Potentials of the same plan, without the constants that annealing leaves in them for points far from others.
@@ -115,7 +133,7 @@ class Clouds:
         """For a cloud and itself, where f = g: f becomes the mean of f and its update."""
         f, steady = 0 * self.a, 0
         for at, (epsilon, term) in enumerate(self.epsilons(max_iterations, max_iterations // 2), start=1):
-            before, new = f, -epsilon * term.logsumexp(logs(self.a, f / epsilon))
+            before, new = f, self.of_a._prox(-epsilon * term.logsumexp(logs(self.a, f / epsilon)), epsilon)
             f = (before + new) / 2
             if steady and should_check(f, at, max_iterations) and self.is_done(before, new, new, tol):
                 return Solution(f, f, self.is_trusted(f, f, tol), at)
@@ -123,20 +141,23 @@ class Clouds:
         return Solution(f, f, False, max_iterations)
 
     def is_done(self, before: Any, f: Any, g: Any, tol: float) -> bool:
-        """Whether sums of rows of the plan, a exp((before - f) / epsilon), are a, as far as tol and rounding go."""
+        """Whether sums of rows of the plan were right before the update, as far as tol and rounding go."""
         if not self.a.size:
             return True
-        off = np.where(self.a > 0, self.a * np.abs(np.expm1((before - f) / self.cost.epsilon)), 0).sum(axis=-1)
-        return bool((off <= np.maximum(self.rounding(f, g), tol) * self.a.sum(axis=-1)).all())
+        rows = self.a * self.of_a._share(f)
+        off = np.where(rows > 0, rows * np.abs(np.expm1((before - f) / self.cost.epsilon)), 0).sum(axis=-1)
+        return bool((off <= np.maximum(self.rounding(f, g), tol) * rows.sum(axis=-1)).all())
 
     def is_trusted(self, f: Any, g: Any, tol: float) -> bool:
         """Whether sums of rows mean anything, for the digits that f and g have."""
         return not self.a.size or bool((self.rounding(f, g) <= max(tol, TRUSTED)).all())
 
     def rounding(self, f: Any, g: Any) -> Any:
-        """The error of the sums of rows by rounding, relative to a."""
-        weights, potentials = (np.concatenate(pair, axis=-1) for pair in ((self.a, self.b), (f, g)))
-        largest = np.where(weights > 0, np.abs(potentials), 0).max(axis=-1) / self.cost.epsilon
+        """The error of the sums of rows by rounding, relative to these."""
+        shares = [np.where(w > 0, np.minimum(side._share(z), 1), 0)
+                  for w, side, z in ((self.a, self.of_a, f), (self.b, self.of_b, g))]  # fmt: skip
+        share, potentials = (np.concatenate(pair, axis=-1) for pair in (shares, (f, g)))
+        largest = np.where(share > 0, share * np.abs(potentials), 0).max(axis=-1) / self.cost.epsilon
         return ROUNDINGS * np.finfo(f.dtype).eps * (1 + largest)
 
     def gradient(self, solution: Solution, dcost: Any) -> Any:

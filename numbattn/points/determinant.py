@@ -12,7 +12,7 @@ from ..base.checks import A, integer, library, number, warn
 from ..base.values import filled, moved, rounded
 from .checks import check_points, check_result, checked_limits
 from .clouds import EVERY
-from .gradients import LogDeterminantGradients
+from .gradients import LogDeterminantGradients, added
 from .kernels import Kernel
 from .pairs import quiet
 from .product import product_vjp
@@ -197,10 +197,7 @@ class _Call:
         ridge = (b * c * dS).sum(dtype=np.float64) + inverse.sum(dtype=np.float64)
         if factor is not None:
             factor = tuple([sum(pair) for pair in zip(factor, own.factor)])
-            kernel = tuple([pair[0] if pair[0] is None else sum(pair) for pair in zip(kernel, own.kernel)])
-        elif kernel is not None:
-            kernel = kernel + own.kernel
-        dx = dx + (own.dx + own.dy)[..., 0, :]
+        kernel, dx = added(kernel, own.kernel), dx + (own.dx + own.dy)[..., 0, :]
         return LogDeterminantGradients(rounded(dx, self.x.dtype), kernel=kernel, factor=factor, ridge=ridge[...])
 
 

@@ -12,8 +12,8 @@ class Gradients(tuple[Any, ...]):
     Attributes
     ----------
     kernel : array, None or tuple
-        The gradient of the kernel's length, epsilon or scale, of its shape; None for others. For a sum of kernels,
-        and for one with a factor, a tuple, with one for each.
+        The gradient of the kernel's length, epsilon or scale, of its shape; None for a kernel without. For a sum or a
+        product of kernels, and one with a factor, a tuple, with one for each; for Periodic one of period and length.
     factor : tuple or None
         For a sum of kernels, and for one with a factor, the gradients of factors, arrays without axes.
     ridge : array or None
@@ -83,3 +83,10 @@ class LogDeterminantGradients(Gradients):
 
     _fields = ("dx",)
     dx: Any
+
+
+def added(one: Any, other: Any) -> Any:
+    """The sum of two gradients of a kernel."""
+    if isinstance(one, tuple):
+        return tuple(map(added, one, other))
+    return one if one is None else (one + other)[...]  # an array, not NumPy's scalar

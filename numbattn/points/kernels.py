@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from inspect import signature
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..base.checks import Floats, dtype_of_sums, floats, integer, library, number, words_for
+from ..base.checks import Floats, dtype_of_sums, floats, integer, integers, library, number, words_for
 from ..base.values import Taken, Value, identity, is_foreign, moved, shown, sum_broadcast
 from ..functions.frozen import Frozen, frozen
 from ..functions.given import python_function
 from . import kinds
 
+Features: TypeAlias = slice | tuple[int, ...]
+ALL = slice(None)
 LARGEST_LOG = math.log(np.finfo(float).max) - 1  # of a length
 
 
 class Kernel(Value):
-    """What all kernels share: ``k1 + k2`` and ``2.0 * k`` are kernels, too.
+    """What all kernels share: ``k1 + k2``, ``2.0 * k`` and ``k.on(features)`` are kernels, too, and so is the product
+    ``k1 * k2`` of Gaussian and Periodic ones.
 
     Notes
     -----
@@ -28,22 +31,47 @@ class Kernel(Value):
     """
 
     __array_ufunc__ = None  # so that `scalar * kernel` comes to __rmul__
-    _is_centred = True  # whether it stays the same if both points are moved
+    _is_centred: bool | None = True  # whether it takes centred points; None: both, an axis in front, centred ones last
     _is_linear = True  # whether points of unit length depend on points linearly
 
     def __add__(self, other: Kernel) -> Kernel:
         return Sum(self._terms + other._terms) if isinstance(other, Kernel) else NotImplemented
 
-    def __mul__(self, factor: float) -> Kernel:
+    def __mul__(self, factor: float | Kernel) -> Kernel:
+        if isinstance(factor, Kernel):
+            terms = [(c * d, Product(one._factors + other._factors))
+                     for c, one in self._terms for d, other in factor._terms]  # fmt: skip
+            return Sum(tuple(terms)) if len(terms) > 1 or terms[0][0] != 1 else terms[0][1]
         factor = number("kernel: factor", factor)
         return Sum(tuple([(factor * other, kernel) for other, kernel in self._terms]))
 
     __rmul__ = __mul__
 
+    def on(self, features: slice | Sequence[int]) -> Kernel:
+        """The kernel of some features of points, those of a slice or of these numbers.
+
+        Examples
+        --------
+        >>> from numbattn import points
+        >>> points.Gaussian(10.0).on([0]) * points.Periodic(1.0).on([0])        # of the first feature, a time
+        Gaussian(length=10.0).on([0]) * Periodic(period=1.0, length=1.0).on([0])
+        """
+        return Product(((self, _features(features)),))
+
+    @property
+    def _factors(self) -> tuple[tuple[Kernel, Features], ...]:
+        """The factors of the product that it is: kernels, and the features that each is of."""
+        return ((self, ALL),)
+
     @property
     def _terms(self) -> tuple[tuple[float, Kernel], ...]:
         """The terms of the sum that it is: factors and kernels."""
         return ((1.0, self),)
+
+    @property
+    def _leaves(self) -> tuple[Kernel, ...]:
+        """The kernels that it is made of, which have its parameters."""
+        return (self,)
 
     @property
     def _kind(self) -> kinds.Kind:
@@ -63,21 +91,34 @@ class Kernel(Value):
     def _check(self, features: int) -> None:
         """Refuse points of this number of features, if they do not fit."""
 
+    def _count(self, features: int) -> int:
+        """How many features points of unit length have."""
+        return features
+
+    def _given(self, x: Any) -> Any:
+        """The features that `_one_length` divides."""
+        return x
+
     def _unit(self, x: Any) -> Any:
-        """Points of unit length."""
+        """Points of unit length, of points that are centred, if it `_is_centred`."""
         return x
 
     def _of_points(self, x: Any, gradient: Any) -> Any:
-        """The gradient of points from that of points of unit length. The Jacobian is symmetric, so that it also gives
-        the tangent of points of unit length from that of points."""
+        """The gradient of points from that of points of unit length."""
         return gradient
+
+    def _along(self, x: Any, tx: Any) -> Any:
+        """The tangent of points of unit length from that of points: where the Jacobian is symmetric, as `_of_points`.
+        """
+        return self._of_points(x, tx)
 
     def _of_moved_points(self, x: Any, tx: Any, gradient: Any) -> Any:
         """The tangent of `_of_points` along x, if it is not linear."""
         raise NotImplementedError
 
-    def _of_parameter(self, units: Any, gradients: Any) -> Any:
-        """The gradient of its parameter, from points of unit length, x and y, and their gradients; or None."""
+    def _of_parameter(self, units: Any, gradients: Any, points: Any) -> Any:
+        """The gradient of its parameter, from points of unit length, x and y, and their gradients; or None. points: x
+        and y, centred."""
         return None
 
 
@@ -95,8 +136,111 @@ class Sum(Kernel):
         for _, kernel in self.terms:
             kernel._check(features)
 
+    def on(self, features: slice | Sequence[int]) -> Kernel:
+        return Sum(tuple([(factor, kernel.on(features)) for factor, kernel in self.terms]))
+
     def __repr__(self) -> str:
         return " + ".join(f"{factor:g} * {kernel}" for factor, kernel in self.terms)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Product(Kernel):
+    """The product of kernels, each of some features of points: a single one, or some that are Gaussians of points of
+    unit length, whose squared distances are added."""
+
+    factors: tuple[tuple[Kernel, Features], ...]
+
+    def __post_init__(self) -> None:
+        for kernel, _ in self.factors if len(self.factors) > 1 else ():
+            if kernel._kind != kinds.GAUSSIAN:
+                raise TypeError(f"kernel: got a product with {kernel}, expected Gaussian and Periodic alone, on some "
+                                "features or on all")  # fmt: skip
+
+    def on(self, features: slice | Sequence[int]) -> Kernel:
+        if any(own != ALL for _, own in self.factors):
+            return super().on(features)
+        return Product(tuple([(kernel, _features(features)) for kernel, _ in self.factors]))
+
+    @property
+    def _factors(self) -> tuple[tuple[Kernel, Features], ...]:
+        return self.factors
+
+    @property
+    def _leaves(self) -> tuple[Kernel, ...]:
+        return tuple([leaf for kernel, _ in self.factors for leaf in kernel._leaves])
+
+    @property
+    def _kind(self) -> kinds.Kind:
+        return self.factors[0][0]._kind
+
+    @property
+    def _exponential(self) -> kinds.Kind | None:
+        return self.factors[0][0]._exponential
+
+    @property
+    def _is_centred(self) -> bool | None:  # type: ignore[override]
+        first, *others = (kernel._is_centred for kernel, _ in self.factors)
+        return None if others and not (first and all(others)) else first
+
+    @property
+    def _is_linear(self) -> bool:  # type: ignore[override]
+        return all(kernel._is_linear for kernel, _ in self.factors)
+
+    @property
+    def _one_length(self) -> float | None:
+        return None if len(self.factors) > 1 else self.factors[0][0]._one_length
+
+    def _check(self, features: int) -> None:
+        for kernel, own in self.factors:
+            if isinstance(own, tuple) and not all(-features <= at < features for at in own):
+                raise ValueError(f"kernel: features: got {own}, of points of {features} features")
+            kernel._check(len(_numbers(own, features)))
+
+    def _count(self, features: int) -> int:
+        return sum(kernel._count(len(_numbers(own, features))) for kernel, own in self.factors)
+
+    def _given(self, x: Any) -> Any:
+        return self.factors[0][0]._given(_some(x, self.factors[0][1]))
+
+    def _unit(self, x: Any) -> Any:
+        return np.concatenate([one._unit(self._own(x, one, own)) for one, own in self.factors], axis=-1)
+
+    def _own(self, x: Any, kernel: Kernel, own: Features) -> Any:
+        """The points that a factor takes."""
+        return _some(x[int(kernel._is_centred)] if self._is_centred is None is not kernel._is_centred else x, own)
+
+    def _along(self, x: Any, tx: Any) -> Any:
+        found = [one._along(self._own(x, one, own), _some(tx, own)) for one, own in self.factors]
+        return np.concatenate(found, axis=-1)
+
+    def _of_points(self, x: Any, gradient: Any) -> Any:
+        return sum(_of_all(x, own, kernel._of_points(self._own(x, kernel, own), part))
+                   for kernel, own, part in self._parts(x, gradient))  # fmt: skip
+
+    def _of_moved_points(self, x: Any, tx: Any, gradient: Any) -> Any:
+        return sum(_of_all(x, own, kernel._of_moved_points(self._own(x, kernel, own), _some(tx, own), part))
+                   for kernel, own, part in self._parts(x, gradient) if not kernel._is_linear)  # fmt: skip
+
+    def _of_parameter(self, units: Any, gradients: Any, points: Any) -> Any:
+        parts = zip(*[self._parts(points[0], z) for z in (*units, *gradients)])
+        found = [kernel._of_parameter((x, y), (dx, dy), [_some(z, own) for z in points])
+                 for (kernel, own, x), (*_, y), (*_, dx), (*_, dy) in parts]  # fmt: skip
+        return tuple(found) if len(found) > 1 else found[0]
+
+    def _parts(self, x: Any, gradient: Any) -> Iterator[tuple[Kernel, Features, Any]]:
+        """Each factor, with its part of a gradient of points of unit length."""
+        first = 0
+        for kernel, own in self.factors:
+            count = kernel._count(len(_numbers(own, x.shape[-1])))
+            yield kernel, own, gradient[..., first : first + count]
+            first += count
+
+    def _key(self) -> tuple[Any, ...]:
+        return type(self), tuple([(kernel, str(own)) for kernel, own in self.factors])  # slices have no hash
+
+    def __repr__(self) -> str:
+        return " * ".join(str(kernel) if own == ALL else f"{kernel}.on({[*own] if isinstance(own, tuple) else own})"
+                          for kernel, own in self.factors)  # fmt: skip
 
 
 class WithLength(Kernel):
@@ -108,31 +252,25 @@ class WithLength(Kernel):
         self._set(length=_length(f"{type(self).__name__} length", self.length))
 
     def _check(self, features: int) -> None:
-        shape = tuple(np.shape(self.length))
-        if shape not in ((), (features,)):
-            raise ValueError(f"kernel: {type(self).__name__} length: got the shape {shape}, expected a number or the "
-                             f"shape ({features},), one for each feature")
+        for name in ("length", "period"):
+            shape = tuple(np.shape(getattr(self, name, 0)))
+            if shape not in ((), (features,)):
+                raise ValueError(f"kernel: {type(self).__name__} {name}: got the shape {shape}, expected a number or "
+                                 f"the shape ({features},), one for each feature")
 
     @property
     def _one_length(self) -> float | None:
         return self.length if isinstance(self.length, float) else None
 
     def _unit(self, x: Any) -> Any:
-        return x / self._length_like(x)
+        return x / _like(x, self.length)
 
     def _of_points(self, x: Any, gradient: Any) -> Any:
-        return gradient / self._length_like(gradient)
+        return gradient / _like(gradient, self.length)
 
-    def _of_parameter(self, units: Any, gradients: Any) -> Any:
+    def _of_parameter(self, units: Any, gradients: Any, points: Any) -> Any:
         """t is a function of x / length and y / length."""
-        found = sum(map(_products, units, gradients)) / self._length_like(gradients[0])
-        found = sum_broadcast(-found, np.shape(self.length))
-        return found.astype(getattr(self.length, "dtype", gradients[0].dtype), copy=False)
-
-    def _length_like(self, x: Any) -> Any:
-        """The length in the dtype and library of x."""
-        length: Any = self.length
-        return length if isinstance(length, float) else moved(length, x).astype(x.dtype, copy=False)
+        return _of_length(self.length, sum(map(_products, units, gradients)), gradients[0])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -154,6 +292,69 @@ class Gaussian(WithLength):
     length: Floats = 1.0
 
     _kind = kinds.GAUSSIAN
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Periodic(WithLength):
+    """exp(-2 sum_f sin(pi (x_f - y_f) / period)**2 / length**2), over features f.
+
+    It is the Gaussian of points on circles of radius 1 / length, whose coordinates are rounded.
+
+    Parameters
+    ----------
+    period : float or array, (features,)
+        > 0: one for all features, or one for each. Neither it nor the length is an array of torch or JAX.
+    length : float or array, (features,)
+        > 0, likewise, in units of the period's sine. CuPy arrays are not checked.
+    """
+
+    period: Floats
+    length: Floats = 1.0
+
+    _kind = kinds.GAUSSIAN
+    _is_centred, _is_linear = False, False  # as they are, points have an exact remainder
+    _one_length = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._set(period=_length("Periodic period", self.period))
+        if self._foreign:
+            got = words_for(getattr(self, self._foreign))
+            raise TypeError(f"Periodic {self._foreign}: got {got}, expected a number or an array of NumPy or CuPy")
+
+    def _count(self, features: int) -> int:
+        return 2 * features
+
+    def _angle(self, x: Any) -> tuple[Any, Any, Any]:
+        """Its cosine and sine, and its derivative by x, all divided by the length."""
+        period, length = _like(x, self.period), _like(x, self.length)
+        angle = np.fmod(x, period) * (2 * math.pi / period)
+        return np.cos(angle) / length, np.sin(angle) / length, 2 * math.pi / period
+
+    def _unit(self, x: Any) -> Any:
+        return np.concatenate(self._angle(x)[:2], axis=-1)
+
+    def _of_points(self, x: Any, gradient: Any) -> Any:
+        (cos, sin, rate), (of_cos, of_sin) = self._angle(_with(gradient, x)), np.split(gradient, 2, axis=-1)
+        return (cos * of_sin - sin * of_cos) * rate
+
+    def _along(self, x: Any, tx: Any) -> Any:
+        cos, sin, rate = self._angle(x)
+        return np.concatenate([-sin * (rate * tx), cos * (rate * tx)], axis=-1)
+
+    def _of_moved_points(self, x: Any, tx: Any, gradient: Any) -> Any:
+        x, tx = _with(gradient, x), _with(gradient, tx)
+        (cos, sin, rate), (of_cos, of_sin) = self._angle(x), np.split(gradient, 2, axis=-1)
+        return -(cos * of_cos + sin * of_sin) * (rate * rate * tx)
+
+    def _of_parameter(self, units: Any, gradients: Any, points: Any) -> Any:
+        """Of the period and of the length. Angles are multiples of x / period."""
+        period, of_length, of_period = _like(gradients[0], self.period), 0, 0
+        for x, unit, gradient in zip(points, units, gradients):
+            (cos, sin), (of_cos, of_sin) = (np.split(z, 2, axis=-1) for z in (_with(gradient, unit), gradient))
+            of_length = of_length + _products(cos, of_cos) + _products(sin, of_sin)
+            of_period = of_period + _products(x, cos * of_sin - sin * of_cos) * (2 * math.pi / period)
+        return (_of_length(self.period, of_period, gradients[0]), _of_length(self.length, of_length, gradients[0]))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -231,7 +432,7 @@ class RationalQuadratic(WithLength):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._set(alpha=_positive("RationalQuadratic alpha", self.alpha))
+        self._set(alpha=positive("RationalQuadratic alpha", self.alpha))
 
     @property
     def _kind(self) -> kinds.Kind:
@@ -348,7 +549,7 @@ class Linear(Kernel):
     _exponential = kinds.EXPONENTIAL_OF_PRODUCT
 
     def __post_init__(self) -> None:
-        self._set(scale=_positive(f"{type(self).__name__} scale", self.scale))
+        self._set(scale=positive(f"{type(self).__name__} scale", self.scale))
 
     def _unit(self, x: Any) -> Any:
         return self._scaled(x)
@@ -356,7 +557,7 @@ class Linear(Kernel):
     def _of_points(self, x: Any, gradient: Any) -> Any:
         return self._scaled(gradient)
 
-    def _of_parameter(self, units: Any, gradients: Any) -> Any:
+    def _of_parameter(self, units: Any, gradients: Any, points: Any) -> Any:
         return (sum(map(_products, units, gradients)).sum() / (2 * self.scale)).astype(gradients[0].dtype)[...]
 
     def _scaled(self, x: Any) -> Any:
@@ -427,7 +628,7 @@ class Cost(Kernel):
     epsilon: float
 
     def __post_init__(self) -> None:
-        self._set(power=_positive("Cost power", self.power), epsilon=_positive("Cost epsilon", self.epsilon))
+        self._set(power=positive("Cost power", self.power), epsilon=positive("Cost epsilon", self.epsilon))
         length = math.log(self.epsilon) / self.power
         if abs(length) > LARGEST_LOG:
             raise ValueError(f"Cost epsilon: got {self.epsilon:g} with the power {self.power:g}, expected "
@@ -447,7 +648,7 @@ class Cost(Kernel):
     def _of_points(self, x: Any, gradient: Any) -> Any:
         return gradient / self._one_length
 
-    def _of_parameter(self, units: Any, gradients: Any) -> Any:
+    def _of_parameter(self, units: Any, gradients: Any, points: Any) -> Any:
         found = sum(map(_products, units, gradients)).sum()
         return (-found / (self.power * self.epsilon)).astype(gradients[0].dtype)[...]
 
@@ -468,14 +669,14 @@ def as_exponential(kernel: Any, features: int) -> Kernel:
     """The kernel, checked, of which the logarithm is taken."""
     kernel = as_kernel(kernel, features)
     if isinstance(kernel, Sum) or kernel._exponential is None:
-        raise TypeError(f"kernel: got {kernel}, expected Cost, Gaussian, Laplacian or Matern(0.5), an exponential, or "
-                        "Linear or Cosine, whose exponential is taken")
+        raise TypeError(f"kernel: got {kernel}, expected Cost, Gaussian, Periodic, Laplacian or Matern(0.5), an "
+                        "exponential, or Linear or Cosine, whose exponential is taken")
     return kernel
 
 
 def _length(name: str, value: Any) -> Any:
     if not library(value) and not is_foreign(value) and not isinstance(value, list | tuple):
-        return _positive(name, value)
+        return positive(name, value)
     array = floats(name, value)
     if array.ndim > 1:
         raise ValueError(f"{name}: got the shape {array.shape}, expected a number or an array (features,)")
@@ -484,11 +685,54 @@ def _length(name: str, value: Any) -> Any:
     return array
 
 
-def _positive(name: str, value: Any) -> float:
+def _features(given: Any) -> Features:
+    if isinstance(given, slice):
+        return given
+    found = integers("features", given)
+    if found.ndim != 1 or not found.size or len({*found.tolist()}) < found.size:
+        raise ValueError(f"features: got {given!r}, expected a slice, or numbers of features, each once")
+    return tuple(found.tolist())
+
+
+def _numbers(own: Features, features: int) -> Sequence[int]:
+    """Those of the features, of so many."""
+    return range(features)[own] if isinstance(own, slice) else own
+
+
+def _some(x: Any, own: Features) -> Any:
+    """These features of x, by views: an array of their numbers would have to be copied to a GPU."""
+    if isinstance(own, slice):
+        return x[..., own]
+    found = np.empty_like(x, shape=(*x.shape[:-1], len(own)))
+    for to, at in enumerate(own):
+        found[..., to] = x[..., at]
+    return found
+
+
+def _of_all(x: Any, own: Features, gradient: Any) -> Any:
+    """A gradient of these features, with 0 for the others of x."""
+    found = np.zeros_like(gradient, shape=(*gradient.shape[:-1], x.shape[-1]))
+    for at, to in enumerate(_numbers(own, x.shape[-1])):
+        found[..., to] = gradient[..., at]
+    return found
+
+
+def positive(name: str, value: Any) -> float:
     found = number(name, value)
     if not 0 < found < math.inf:
         raise ValueError(f"{name}: got {value!r}, allowed finite and > 0")
     return found
+
+
+def _like(x: Any, length: Any) -> Any:
+    """A length in the dtype and library of x."""
+    return length if isinstance(length, float) else moved(length, x).astype(x.dtype, copy=False)
+
+
+def _of_length(length: Any, products: Any, gradient: Any) -> Any:
+    """The gradient of a length, from the sums of points in lengths times their gradients."""
+    found = sum_broadcast(-products / _like(gradient, length), np.shape(length))
+    return found.astype(getattr(length, "dtype", gradient.dtype), copy=False)
 
 
 def _products(x: Any, gradient: Any) -> Any:

@@ -65,13 +65,23 @@ def nearest(x: A, y: A, k: int = 1, *, mask: Mask | Array | None = None) -> tupl
     check_points(x, y)
     k = integer("k", k, low=1, high=MOST)
     pairs = Pairs.of(x, y, batch_of(x=x.shape[:-2], y=y.shape[:-2]), mask)
-    is_centred = x.shape[-1] > DIFFERENCES and (x.dtype == pairs.dtype or library(x) == "numpy")
-    X, Y = map(pairs.broadcast, map(pairs.centred, pairs.points) if is_centred else (x, y))
-    problem, inputs = describe(X, Y, Y[..., :0], mask=pairs.mask)
-    squares, j = run_points(problem, "nearest", inputs, k, Apart(*map(pairs.broadcast, (x, y))))
-    if is_centred:
+    squares, j = found(pairs, k)
+    if _is_centred(pairs):
         squares, j = _recomputed(pairs, j)
     return np.sqrt(squares), j
+
+
+def found(pairs: Pairs, k: int) -> tuple[Any, Any]:
+    """Squared distances and numbers as backends find them."""
+    x, y = pairs.x, pairs.y
+    X, Y = map(pairs.broadcast, map(pairs.centred, pairs.points) if _is_centred(pairs) else (x, y))
+    problem, inputs = describe(X, Y, Y[..., :0], mask=pairs.mask)
+    squares, j = run_points(problem, "nearest", inputs, k, Apart(*map(pairs.broadcast, (x, y))))
+    return squares, j
+
+
+def _is_centred(pairs: Pairs) -> bool:
+    return pairs.x.shape[-1] > DIFFERENCES and (pairs.x.dtype == pairs.dtype or library(pairs.x) == "numpy")
 
 
 @quiet

@@ -142,10 +142,11 @@ class Term:
     """
 
     def __init__(self, pairs: Pairs, kernel: Kernel, exponential: kinds.Kind | None = None) -> None:
-        refuse_foreign("kernel", (kernel,))
+        refuse_foreign("kernel", kernel._leaves)
         self.pairs, self.kernel, self.exponential = pairs, kernel, exponential
         self.kind = exponential or kernel._kind
         self.kind.check(pairs.dtype, 0)
+        self.features = kernel._count(pairs.x.shape[-1])
         length, least = kernel._one_length, float(np.finfo(pairs.dtype).tiny)
         if length is not None and length < least:
             raise ValueError(f"{kernel}: got the length {length:g}, allowed {least:.3g} or more in {pairs.dtype}")
@@ -157,7 +158,7 @@ class Term:
     @quiet
     def units(self) -> tuple[Any, Any]:
         """Points x and y of unit length."""
-        x, y = map(self._moved, self.pairs.points)
+        x, y = self.moved
         return self.kernel._unit(x), self.kernel._unit(y)
 
     @property
@@ -168,8 +169,14 @@ class Term:
     def y(self) -> Any:
         return self.units[1]
 
-    def _moved(self, points: Any) -> Any:
-        return self.pairs.centred(points) if self.kernel._is_centred else points
+    @property
+    def moved(self) -> Any:
+        """Points x and y as the kernel takes them."""
+        points, is_centred = self.pairs.points, self.kernel._is_centred
+        if is_centred is False:
+            return points
+        centred = [*map(self.pairs.centred, points)]
+        return centred if is_centred else [*map(np.stack, zip(points, centred))]
 
     @cached_property
     def exchanged(self) -> Term:
@@ -181,20 +188,21 @@ class Term:
         """The term with the kernel's derivative by t in its place."""
         other = object.__new__(Term)
         vars(other).update(pairs=self.pairs, kernel=self.kernel, kind=kinds.Derivative(self.kind), units=self.units,
-                           apart=self.apart)  # fmt: skip
+                           apart=self.apart, features=self.features)  # fmt: skip
         return other
 
     @cached_property
     @quiet
     def apart(self) -> Apart:
         """The points whose differences are taken. Their squares are to be neither too large nor too small."""
-        length, features = self.kernel._one_length, self.pairs.x.shape[-1]
+        length = self.kernel._one_length
         on_gpu = library(self.pairs.x) != "numpy"
-        if length is None or self.kind.is_of_product or (on_gpu and features <= DIFFERENCES):
+        if length is None or self.kind.is_of_product or (on_gpu and self.features <= DIFFERENCES):
             return Apart(self.x, self.y)
         exponent = math.frexp(length)[1]
         exponent = exponent if abs(exponent) > SAFE else 0
-        x, y = (points * 2.0**-exponent if exponent else points for points in self.pairs.points)
+        x, y = map(self.kernel._given, self.pairs.points)
+        x, y = (points * 2.0**-exponent if exponent else points for points in (x, y))
         return Apart(x, y, math.ldexp(length, -exponent) ** -2)
 
     @cached_property
@@ -206,7 +214,7 @@ class Term:
         if self.pairs.x.dtype.itemsize > 2 or library(self.pairs.x) == "numpy" or length is None:
             return self.x, self.y, {}
         mantissa, exponent = math.frexp(length)
-        x, y = (self._moved(points) * 2.0**-exponent for points in self.pairs.points)
+        x, y = (self.kernel._given(points) * 2.0**-exponent for points in self.moved)
         return x, y, {"rate": mantissa**-2}
 
     @property
@@ -226,7 +234,7 @@ class Term:
             found = c @ (np.swapaxes(b, -2, -1) @ self.y)
         else:
             found = self._run("gradient", b, c, rows=rows, columns=columns, **tangents)
-        return sum_broadcast(found, self.pairs.x.shape)
+        return sum_broadcast(found, (*self.pairs.x.shape[:-1], self.features))
 
     def weights(self, rows: Any, columns: Any) -> Any:
         """The blocks of kappa_ij exp(rows_i + columns_j): see `formula.weights`."""
@@ -245,7 +253,7 @@ class Term:
         pairs, apart = self.pairs, self.apart
         self.kind.check(pairs.dtype, (name == "gradient") + ("tangents" in options))
         apart = apart._replace(x=pairs.broadcast(apart.x), y=pairs.broadcast(apart.y))
-        if pairs.x.shape[-1] <= DIFFERENCES or self.kind.is_of_product:
+        if self.features <= DIFFERENCES or self.kind.is_of_product:
             x, y = apart.x, apart.y
         elif name == "logsumexp":
             x, y, halves = self.in_halves
@@ -262,7 +270,7 @@ class _Exchanged(Term):
 
     def __init__(self, other: Term) -> None:
         self.pairs, self.kernel, self.exponential = other.pairs.exchanged, other.kernel, other.exponential
-        self.kind, self.exchanged = other.kind, other
+        self.kind, self.features, self.exchanged = other.kind, other.features, other
 
     @cached_property
     def units(self) -> tuple[Any, Any]:
@@ -284,8 +292,8 @@ def of_points(term: Term, dx: Any, dy: Any) -> tuple[Any, Any, Any]:
     """The gradients of the points as given, and of the kernel's parameter or None, from those of points of unit length.
     """
     kernel, pairs = term.kernel, term.pairs
-    parameter = kernel._of_parameter((term.x, term.y), (dx, dy))
-    x, y = pairs.points
+    parameter = kernel._of_parameter((term.x, term.y), (dx, dy), [*map(pairs.centred, pairs.points)])
+    x, y = term.moved
     return kernel._of_points(x, dx), kernel._of_points(y, dy), parameter
 
 

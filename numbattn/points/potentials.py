@@ -7,6 +7,10 @@ and weights, so the tangents of these sums are 0:
 
 Eliminating tF gives (1 - Q R) tG = ..., self-adjoint with the weights b, semi-definite, and 0 for a constant. For a
 cloud and itself, where tF = tG, it is (1 + R) tF = ..., definite. Conjugate gradients solve both.
+
+Where sums of rows need not be a, F = prox(p) / epsilon with p / epsilon = tP = ... - R tG, and tF is the slope of prox,
+0 to 1, times tP; likewise for columns. (1 - slope Q slope R) tG = ... is self-adjoint with the sums of columns as its
+weights, and is 0 for a constant only if all slopes are 1.
 """
 
 from __future__ import annotations
@@ -66,7 +70,7 @@ class Potentials:
     clouds: Clouds
     solution: Solution
 
-    @property
+    @cached_property
     def exchanged(self) -> Potentials:
         """The Potentials with the roles of x and y exchanged."""
         return Potentials(self.clouds.exchanged, self.solution.exchanged)
@@ -79,32 +83,72 @@ class Potentials:
     @cached_property
     def over_x(self) -> Averages:
         """Q"""
-        return Averages(self.clouds.term.exchanged, logs(self.clouds.a, self.over_y.rows))
+        clouds, epsilon = self.clouds, self.clouds.cost.epsilon
+        f = clouds.of_a._prox(epsilon * self.over_y.rows, epsilon)
+        return Averages(clouds.term.exchanged, logs(clouds.a, f / epsilon))
+
+    @property
+    def slopes(self) -> tuple[Any, Any]:
+        """The derivatives of f and g by what they are the prox of."""
+        clouds, epsilon = self.clouds, self.clouds.cost.epsilon
+        return (clouds.of_a._slope(epsilon * self.over_y.rows, epsilon),
+                clouds.of_b._slope(epsilon * self.over_x.rows, epsilon))  # fmt: skip
+
+    @cached_property
+    @quiet
+    def share(self) -> Any:
+        """Sums of rows of the plan, relative to a."""
+        if self.clouds.is_balanced:
+            return np.ones_like(self.solution.f)
+        rows = self.over_y.rows
+        return np.where(np.isneginf(rows), 0, np.exp(self.solution.f / self.clouds.cost.epsilon - rows))
+
+    @quiet
+    def value(self, part: float) -> Any:
+        """h(f) without a part of the entropy's mass: half of it is a point's part of the cost, and all of it the
+        derivative of the cost by the weight, but for the mass of a b^T."""
+        clouds, f = self.clouds, self.solution.f
+        return clouds.of_a._value(f) - part * clouds.cost.epsilon * (self.share if part else 0)
+
+    @property
+    @quiet
+    def penalty(self) -> Any:
+        """What the sums of rows cost for not being a."""
+        clouds, f = self.clouds, self.solution.f
+        if clouds.of_a._is_exact:
+            return np.zeros_like(f, shape=f.shape[:-1])
+        return weighed(clouds.a, clouds.of_a._value(f) - np.where(self.share > 0, self.share * f, 0))
 
     @quiet
     def tangents(self, moved: Moved, tol: float, max_iterations: int) -> tuple[Any, Any, bool]:
-        """tF, tG, and whether the solver converged."""
-        clouds, R, Q = self.clouds, self.over_y, self.over_x
+        """tF and tG, each with the tangent of `value` / epsilon, and whether the solver converged."""
+        clouds, R, Q, (of_f, of_g) = self.clouds, self.over_y, self.over_x, self.slopes
         weights = _marginal(clouds.b, self.solution.g / clouds.cost.epsilon, Q.rows)
         total = weights.sum(axis=-1, keepdims=True)
+        is_free = [(slope == 1).all(axis=-1, keepdims=True) for slope in (of_f, of_g)]
 
         def without_mean(v: Any) -> Any:  # orthogonal to the null space
-            return v - _ratio(weighed(weights, v)[..., None], total)
+            return v - np.where(is_free[0] & is_free[1], _ratio(weighed(weights, v)[..., None], total), 0)
 
         rx, ry = R.of_costs(moved), Q.of_costs(moved.exchanged)
-        rhs = without_mean(ry), without_mean(-Q(rx))
-        tG, is_found = conjugate_gradients(lambda v: without_mean(v - Q(R(v))), rhs, weights, tol, max_iterations)
-        tF = rx - R(tG)
-        return tF, ry - Q(tF), is_found  # even for points without weight
+        rhs = without_mean(of_g * ry), without_mean(-of_g * Q(of_f * rx))
+        tG, is_found = conjugate_gradients(
+            lambda v: without_mean(v - of_g * Q(of_f * R(v))), rhs, weights, tol, max_iterations
+        )
+        tp = rx - R(tG)
+        tF = of_f * tp
+        tq = ry - Q(tF)  # even for points without weight
+        return (tF, self.share * tp), (of_g * tq, self.exchanged.share * tq), is_found
 
     @quiet
-    def tangents_alone(self, moved: Moved, tol: float, max_iterations: int) -> tuple[Any, bool]:
-        """tF = tG of a cloud and itself, and whether the solver converged."""
-        clouds, R = self.clouds, self.over_y
+    def tangents_alone(self, moved: Moved, tol: float, max_iterations: int) -> tuple[tuple[Any, Any], bool]:
+        """tF = tG of a cloud and itself, likewise."""
+        clouds, R, (of_f, _) = self.clouds, self.over_y, self.slopes
         weights = _marginal(clouds.a, self.solution.f / clouds.cost.epsilon, R.rows)
         rx = R.of_costs(moved)
-        tF, is_found = conjugate_gradients(lambda v: v + R(v), (rx,), weights, tol, max_iterations)
-        return rx - R(tF), is_found
+        tF, is_found = conjugate_gradients(lambda v: v + of_f * R(v), (of_f * rx,), weights, tol, max_iterations)
+        tp = rx - R(tF)
+        return (of_f * tp, self.share * tp), is_found
 
     @quiet
     def tangent_of_gradient(self, moved: Moved, dcost: Any, tF: Any, tG: Any) -> Any:

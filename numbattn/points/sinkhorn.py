@@ -7,12 +7,14 @@ The dual problem of transport between sum_i a_i delta(x_i) and sum_j b_j delta(y
 is solved by turns:  f_i = -epsilon log sum_j b_j exp((g_j - C_ij) / epsilon),  and g likewise.  The plan is
 pi_ij = a_i b_j exp((f_i + g_j - C_ij) / epsilon).  At the maximum the gradient is that of the objective with f and g
 held fixed: f by a, g by b, sum_j pi_ij dC_ij / dx_i by x_i, and (cost - <pi, C>) / epsilon by epsilon.
+
+Where the sums of rows and columns of the plan need not be a and b, <a, f> is <a, h(f)>: see `marginals`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, cast
 
 import ml_dtypes
@@ -26,10 +28,12 @@ from .checks import TAKER, batch_of, check_columns, check_points, check_result, 
 from .clouds import Clouds, Solution, weighed
 from .gradients import SinkhornGradients
 from .kernels import Cost
+from .marginals import KL, TV, sides_of
 from .pairs import Pairs, of_points, quiet
 from .potentials import Moved, Potentials, moved_logarithm
 from .tangents import Moving, checked, tangents_of
 
+Marginals = KL | TV | tuple[KL | TV | None, KL | TV | None] | None
 EQUAL = 1e-5  # relative difference up to which two sums of weights are taken as equal
 
 
@@ -43,7 +47,7 @@ class Transport(Generic[A]):
     g : array, (..., n)
         Dual potentials, float32, or float64 for float64; with `debias`, less those of a and of b with themselves.
     cost : array, (...)
-        <a, f> + <b, g>.
+        <a, f> + <b, g>; with `marginals` the cost that is minimised there, penalties included.
     converged : bool
         Whether the first marginal was within the tolerance when it was last checked, in all elements of the batch.
     iterations : int
@@ -80,7 +84,7 @@ class Transport(Generic[A]):
         True
         """
         clouds = self._call.clouds
-        _, _, *logarithms = clouds.weights_of_gradient(self._call.solved[0], np.ones_like(self.cost))
+        _, _, *logarithms = clouds.weights_of_gradient(self._call.solved[0].solution, np.ones_like(self.cost))
         return clouds.term.weights(*logarithms)
 
     @quiet
@@ -113,7 +117,7 @@ class Transport(Generic[A]):
         >>> np.abs(r.apply(x + [3, 0]) - (x + [3, 0])).max() < 0.05
         np.True_
         """
-        potentials, clouds = self._call.potentials[0], self._call.clouds
+        potentials, clouds = self._call.solved[0], self._call.clouds
         averages, (of, points) = potentials.over_y, ("y", clouds.pairs.y)
         if flag("transposed", transposed):
             averages, (of, points) = potentials.over_x, ("x", clouds.pairs.x)
@@ -147,8 +151,8 @@ class Transport(Generic[A]):
 
 
 def sinkhorn(
-    x: A, y: A, a: A, b: A, cost: Cost, *, tol: float = 1e-6, max_iterations: int = 1000, debias: bool = False,
-    mask: Mask | Array | None = None,
+    x: A, y: A, a: A, b: A, cost: Cost, *, marginals: Marginals = None, tol: float = 1e-6, max_iterations: int = 1000,
+    debias: bool = False, mask: Mask | Array | None = None,
 ) -> Transport[A]:  # fmt: skip
     """Entropic optimal transport between weighted points, in memory linear in their number.
 
@@ -159,22 +163,28 @@ def sinkhorn(
     a : array, (..., m)
     b : array, (..., n)
         Points and their weights: NumPy arrays or CuPy arrays, all of one dtype; for points in half precision weights
-        may be float32. Batch axes broadcast. Weights are 0 or more, and a and b have the same sum, up to rounding: b is
-        scaled. CuPy arrays are not checked.
+        may be float32. Batch axes broadcast. Weights are 0 or more, and without `marginals` a and b have the same sum,
+        up to rounding: b is scaled. CuPy arrays are not checked.
     cost : Cost
         ``Cost(power, epsilon)``: ``|x - y|**power / power``, and epsilon, the weight of the entropy.
+    marginals : KL, TV or None, or a tuple of two, optional
+        Unbalanced transport: how far sums of the plan's rows and columns may be from a and from b, one for both or one
+        for each; None is not at all. ``points.KL(rho)`` and ``points.TV(rho)`` are penalties D, the Kullback-Leibler
+        divergence and total variation: of all pi >= 0 it minimises
+        ``<pi, C> + epsilon KL(pi | a b^T) + D(pi 1 | a) + D(pi^T 1 | b)``.
     tol : float, optional
-        How far the sums of the plan's rows may be from a: the sum of absolute differences, relative to the sum of a. It
-        is not taken below rounding errors, a few roundings of the largest f or g / epsilon. Where these come to more
-        than 0.1 it has not converged.
+        How far the sums of the plan's rows may be from a: the sum of absolute differences, relative to the sum of a;
+        with `marginals`, how much the last update may change them. It is not taken below rounding errors, a few
+        roundings of the largest f or g / epsilon. Where these come to more than 0.1 it has not converged.
     max_iterations : int, optional
         1 or more, including the first ones, with larger epsilon.
     debias : bool, optional
         Sinkhorn's divergence: less half the cost of a with itself, and of b with itself. It is 0 if both are the same,
-        and for powers up to 2 never negative, but for rounding, however large tol is.
+        and for powers up to 2 never negative, but for rounding, however large tol is. With `marginals` epsilon / 2
+        times the squared difference of the sums of a and b is added, for which this holds then, too.
     mask : a mask of numbattn's, or a boolean array, optional
-        Which y_j can be reached from x_i: `Segments` for several problems, each with equal sums of weights. Not with
-        debias.
+        Which y_j can be reached from x_i: `Segments` for several problems, each with equal sums of weights. Points
+        beyond `Lengths`, and those in segments without others, do not count. Not with debias.
 
     Returns
     -------
@@ -196,7 +206,9 @@ def sinkhorn(
     An iteration updates f, then g, in two passes over all pairs. Epsilon is annealed: it begins with the cost of the
     diameter of all points, and is halved in each iteration, for at most half of the iterations. Where no mass has to
     cross between groups of points that are far apart, constants of f and g of each group are arbitrary; they are kept
-    small. On a GPU the diameter is read at the beginning, and the stopping rule reads the device every 10 iterations.
+    small. With `marginals` one constant of all has a best value, which an iteration ends with (Sejourne, Vialard and
+    Peyre, Faster Unbalanced Optimal Transport, 2022, proposition 2). On a GPU the diameter is read at the beginning,
+    and the stopping rule reads the device every 10 iterations.
 
     Examples
     --------
@@ -208,18 +220,18 @@ def sinkhorn(
     >>> r.converged, round(float(r.cost), 2)
     (True, 0.96)
     """
-    return SinkhornCall.of(x, y, a, b, cost, tol, max_iterations, debias, mask).checked()
+    return SinkhornCall.of(x, y, a, b, cost, marginals, tol, max_iterations, debias, mask).checked()
 
 
 def sinkhorn_vjp(
-    x: A, y: A, a: A, b: A, cost: Cost, *, tol: float = 1e-6, max_iterations: int = 1000, debias: bool = False,
-    mask: Mask | Array | None = None,
+    x: A, y: A, a: A, b: A, cost: Cost, *, marginals: Marginals = None, tol: float = 1e-6, max_iterations: int = 1000,
+    debias: bool = False, mask: Mask | Array | None = None,
 ) -> tuple[Transport[A], SinkhornBackprop]:  # fmt: skip
     """`sinkhorn`, with the gradients of the cost as a closure.
 
     Parameters
     ----------
-    x, y, a, b, cost, tol, max_iterations, debias, mask
+    x, y, a, b, cost, marginals, tol, max_iterations, debias, mask
         As in `sinkhorn`.
 
     Returns
@@ -228,8 +240,8 @@ def sinkhorn_vjp(
     backprop : SinkhornBackprop
         ``backprop(dcost=1.0)`` returns dx, dy, da, db, of the shapes and dtypes of x, y, a, b; a tuple with the
         attribute `kernel`, the gradient of epsilon. dcost, a number or an array (...), is the gradient of ``r.cost``.
-        It uses the envelope theorem, and is exact where it has converged. da and db are potentials, for changes that
-        keep the sums of a and b equal. ``backprop.hvp(tx, ty)`` has Hessian-vector products.
+        It uses the envelope theorem, and is exact where it has converged. Without `marginals` da and db are potentials,
+        for changes that keep the sums of a and b equal. ``backprop.hvp(tx, ty)`` has Hessian-vector products.
 
     Raises
     ------
@@ -247,7 +259,7 @@ def sinkhorn_vjp(
     >>> dx.sum(axis=0).round(2)         # the points x are drawn to y
     array([-0.94, -0.99])
     """
-    call = SinkhornCall.of(x, y, a, b, cost, tol, max_iterations, debias, mask)
+    call = SinkhornCall.of(x, y, a, b, cost, marginals, tol, max_iterations, debias, mask)
     return call.checked(), SinkhornBackprop(call)
 
 
@@ -343,44 +355,63 @@ class SinkhornCall:
 
     @classmethod
     def of(
-        cls, x: Any, y: Any, a: Any, b: Any, cost: Any, tol: Any, max_iterations: Any, debias: Any, mask: Any
-    ) -> SinkhornCall:
+        cls, x: Any, y: Any, a: Any, b: Any, cost: Any, marginals: Any, tol: Any, max_iterations: Any, debias: Any,
+        mask: Any,
+    ) -> SinkhornCall:  # fmt: skip
         check_points(x, y, {"a": a, "b": b})
         check_vector("a", a, x.shape[-2], "x")
         check_vector("b", b, y.shape[-2], "y")
         if not isinstance(cost, Cost):
             raise TypeError(f"cost: got {words_for(cost)}, expected points.Cost(power, epsilon)")
-        tol, max_iterations = checked_limits(tol, max_iterations)
+        sides, (tol, max_iterations) = sides_of(marginals), checked_limits(tol, max_iterations)
         if flag("debias", debias) and mask is not None:
             raise ValueError("debias: got True with a mask, which does not say which x see each other")
         batch = batch_of(x=x.shape[:-2], y=y.shape[:-2], a=a.shape[:-1], b=b.shape[:-1])
         pairs = Pairs.of(x, y, batch, mask)
         first, second = (np.where(seen, pairs.broadcast(rounded(w, pairs.dtype), axes=1), 0)
                          for w, seen in zip((a, b), pairs.seen))  # fmt: skip
+        clouds = Clouds(pairs, first, second, cost, *sides)
         if isinstance(a, np.ndarray):
-            _check_weights(first, second, 4 * float(cast(Any, ml_dtypes).finfo(a.dtype).eps))
-        return cls((a, b), Clouds(pairs, first, _of_sum(second, first), cost), tol, max_iterations, debias)
+            rounding = 4 * float(cast(Any, ml_dtypes).finfo(a.dtype).eps)
+            _check_weights(first, second, rounding if clouds.is_balanced else 1.0)
+        if clouds.is_balanced:
+            clouds = replace(clouds, b=_of_sum(second, first))
+        return cls((a, b), clouds, tol, max_iterations, debias)
 
     @cached_property
-    def solved(self) -> list[Solution]:
-        """The Solutions between x and y and, for debias, between x and x, and y and y."""
+    def solved(self) -> list[Potentials]:
+        """Those between x and y and, for debias, between x and x, and y and y."""
         limits, clouds = (self.tol, self.max_iterations), self.clouds
         between = clouds.solved(*limits)
         if not self.debias:
-            return [between]
+            return self.potentials(between)
         alone = [among.solved_alone(*limits) for among in (clouds.among, clouds.exchanged.among)]
-        is_negative = self.results(between, *alone)[2] < 0
+        is_negative = self.results(self.potentials(between, *alone))[2] < 0
         if is_negative.any():  # from this g it is not, since updates only raise the cost
             start = np.where(is_negative[..., None], alone[1].f, between.g)
             again = clouds.solved(self.tol, max(self.max_iterations - between.iterations, 1), start)
             between = again._replace(iterations=between.iterations + again.iterations)
-        return [between, *alone]
+        return self.potentials(between, *alone)
+
+    def potentials(self, *solutions: Solution) -> list[Potentials]:
+        clouds = self.clouds
+        return [*map(Potentials, (clouds, clouds.among, clouds.exchanged.among), solutions)]
 
     @quiet
-    def results(self, between: Solution, *alone: Solution) -> tuple[Any, Any, Any]:
+    def results(self, potentials: list[Potentials]) -> tuple[Any, Any, Any]:
         """f, g and the cost."""
-        f, g = (between.f - alone[0].f, between.g - alone[1].f) if alone else (between.f, between.g)
-        return f, g, weighed(self.clouds.a, f) + weighed(self.clouds.b, g)
+        f, g = _less_alone(potentials, lambda one: one.solution.f)
+        of_x, of_y = self.values(potentials, 0.5)
+        return f, g, weighed(self.clouds.a, of_x) + weighed(self.clouds.b, of_y)
+
+    def values(self, potentials: list[Potentials], part: float) -> list[Any]:
+        """`Potentials.value` of both sides, with their part of the mass of a b^T, unless mass cannot change."""
+        part = 0 if self.clouds.is_balanced else part
+        found = _less_alone(potentials, lambda one: one.value(part))
+        if self.debias or not part:
+            return found
+        masses = (w.sum(axis=-1, keepdims=True) for w in (self.clouds.b, self.clouds.a))
+        return [value + part * self.clouds.cost.epsilon * mass for value, mass in zip(found, masses)]
 
     def checked(self) -> Transport[Any]:
         """The result, after a warning if it has not converged."""
@@ -391,14 +422,15 @@ class SinkhornCall:
 
     @cached_property
     def transport(self) -> Transport[Any]:
-        f, g, cost = self.results(*self.solved)
-        converged = all(solution.converged for solution in self.solved)
-        return Transport(f, g, cost[...], converged, self.solved[0].iterations, self)  # an array, not NumPy's scalar
+        f, g, cost = self.results(self.solved)
+        converged = all(one.solution.converged for one in self.solved)
+        iterations = self.solved[0].solution.iterations
+        return Transport(f, g, cost[...], converged, iterations, self)  # an array, not NumPy's scalar
 
     @quiet
     def primal(self) -> Any:
         """<pi, C>: C is homogeneous in x and y, so that its gradient says how large it is."""
-        clouds, between = self.clouds.of_whole_batch, self.solved[0]
+        clouds, between = self.clouds.of_whole_batch, self.solved[0].solution
         one = filled(1, between.f.shape[:-1], between.f.dtype, between.f)
         dx, dy = clouds.gradient(between, one), clouds.exchanged.gradient(between.exchanged, one)
         given = (clouds.term.x, dx), (clouds.term.y, dy)
@@ -407,16 +439,12 @@ class SinkhornCall:
 
     @quiet
     def backprop(self, dcost: Any = 1.0) -> SinkhornGradients:
-        clouds, r = self.clouds, self.transport
-        dcost = self.of_cost(dcost)
-        between, *alone = self.solved
-        dx, dy = clouds.gradient(between, dcost), clouds.exchanged.gradient(between.exchanged, dcost)
-        if alone:
-            dx = dx - clouds.among.gradient(alone[0], dcost)
-            dy = dy - clouds.exchanged.among.gradient(alone[1], dcost)
+        clouds, cost, dcost = self.clouds, self.transport.cost, self.of_cost(dcost)
+        dx, dy = _less_alone(self.solved, lambda one: one.clouds.gradient(one.solution, dcost))
         dx, dy, depsilon = of_points(clouds.term, dx, dy)
-        depsilon = depsilon + (dcost * r.cost).sum() / clouds.cost.epsilon
-        return SinkhornGradients(*self.of_all(dcost, dx, dy, r.f, r.g), kernel=depsilon[...])
+        paid = sum(_less_alone(self.solved, lambda one: one.penalty))
+        depsilon = depsilon + (dcost * (cost - paid)).sum() / clouds.cost.epsilon
+        return SinkhornGradients(*self.of_all(dcost, dx, dy, *self.values(self.solved, 1.0)), kernel=depsilon[...])
 
     def of_cost(self, dcost: Any) -> Any:
         """A gradient of the cost, checked and in its dtype."""
@@ -426,17 +454,11 @@ class SinkhornCall:
         check_result("dcost", dcost, "cost", cost.shape, cost)
         return rounded(dcost, cost.dtype)
 
-    def of_all(self, dcost: Any, dx: Any, dy: Any, f: Any, g: Any) -> list[Any]:
-        """The gradients in the dtypes of the arguments; those of weights are potentials."""
-        weights = [sum_broadcast(dcost[..., None] * np.where(np.isfinite(potential), potential, 0), w.shape)
-                   for potential, w in zip((f, g), self.given)]  # fmt: skip
+    def of_all(self, dcost: Any, dx: Any, dy: Any, *of_weights: Any) -> list[Any]:
+        """The gradients in the dtypes of the arguments; those of weights are of one unit of the cost."""
+        weights = [sum_broadcast(dcost[..., None] * np.where(seen & np.isfinite(gradient), gradient, 0), w.shape)
+                   for gradient, seen, w in zip(of_weights, self.clouds.pairs.seen, self.given)]  # fmt: skip
         return [rounded(gradient, self.clouds.pairs.x.dtype) for gradient in (dx, dy, *weights)]
-
-    @cached_property
-    def potentials(self) -> list[Potentials]:
-        """The Potentials of each solution."""
-        clouds = self.clouds
-        return [*map(Potentials, (clouds, clouds.among, clouds.exchanged.among), self.solved)]
 
     def hvp(
         self, tx: Any, ty: Any, ta: Any, tb: Any, dcost: Any, tol: Any, max_iterations: Any
@@ -456,21 +478,30 @@ class SinkhornCall:
         self, of_points: tuple[Any, Any], of_weights: tuple[Any, Any], dcost: Any, tol: float, max_iterations: int
     ) -> tuple[SinkhornGradients, bool]:
         """The tangents of gradients, and whether those of the potentials were found."""
-        clouds, limits, (between, *alone) = self.clouds, (tol, max_iterations), self.potentials
+        clouds, limits, (between, *alone) = self.clouds, (tol, max_iterations), self.solved
         a, b = map(moved_logarithm, (clouds.a, clouds.b), of_weights)
-        moved = Moved(Moving(clouds.term, *of_points), a, b)
-        tF, tG, is_found = between.tangents(moved, *limits)
-        found = [(between.tangent_of_gradient(moved, dcost, tF, tG), tF),
-                 (between.exchanged.tangent_of_gradient(moved.exchanged, dcost, tG, tF), tG)]  # fmt: skip
+        moved, epsilon = Moved(Moving(clouds.term, *of_points), a, b), clouds.cost.epsilon
+        (tF, tf), (tG, tg), is_found = between.tangents(moved, *limits)
+        found = [between.tangent_of_gradient(moved, dcost, tF, tG),
+                 between.exchanged.tangent_of_gradient(moved.exchanged, dcost, tG, tF)]  # fmt: skip
+        values = [tf, tg]
         for side, (potentials, tangent, logarithm) in enumerate(zip(alone, of_points, (a, b))):
             moved = Moved(Moving(potentials.clouds.term, tangent, tangent), logarithm, logarithm)
-            tF, is_found_alone = potentials.tangents_alone(moved, *limits)
-            own = potentials.tangent_of_gradient(moved, dcost, tF, tF), tF
-            found[side] = found[side][0] - own[0], found[side][1] - own[1]
+            (tF, tf), is_found_alone = potentials.tangents_alone(moved, *limits)
+            found[side] = found[side] - potentials.tangent_of_gradient(moved, dcost, tF, tF)
+            values[side] = values[side] - tf
             is_found &= is_found_alone
-        (tdx, tF), (tdy, tG) = found
-        epsilon = clouds.cost.epsilon
-        return SinkhornGradients(*self.of_all(dcost, tdx, tdy, epsilon * tF, epsilon * tG)), is_found
+        if not (alone or clouds.is_balanced):  # the mass of a b^T
+            values = [value if tangent is None else value + tangent.sum(axis=-1, keepdims=True)
+                      for value, tangent in zip(values, of_weights[::-1])]  # fmt: skip
+        return SinkhornGradients(*self.of_all(dcost, *found, *[epsilon * value for value in values])), is_found
+
+
+def _less_alone(potentials: list[Potentials], of_x: Callable[[Potentials], Any]) -> list[Any]:
+    """What a function finds for x and, by the exchanged Potentials, for y; with debias, less that of each alone."""
+    between, *alone = potentials
+    found = [of_x(between), of_x(between.exchanged)]
+    return [one - of_x(own) for one, own in zip(found, alone)] if alone else found
 
 
 @quiet
@@ -485,8 +516,10 @@ def _check_weights(a: Any, b: Any, rounding: float) -> None:
     for name, weights in (("a", a), ("b", b)):
         if not (np.isfinite(weights).all() and (weights >= 0).all()):
             raise ValueError(f"{name}: got weights from {weights.min()} to {weights.max()}, allowed finite and >= 0")
+
     sums = [weights.sum(axis=-1, dtype=np.float64) for weights in (a, b)]
     apart = np.abs(sums[0] - sums[1]) > max(rounding, EQUAL) * np.maximum(*sums)
     if apart.any():
         one, other = (float(np.atleast_1d(x)[np.atleast_1d(apart)][0]) for x in sums)
-        raise ValueError(f"b: got weights whose sum is {other:.9g}, expected {one:.9g}, the sum of a")
+        raise ValueError(f"b: got weights whose sum is {other:.9g}, expected {one:.9g}, the sum of a, or marginals "
+                         "that allow for it")

@@ -51,9 +51,9 @@ class Moving:
     @quiet
     def unit(self) -> list[Any]:
         """The tangents of points of unit length, or None."""
-        pairs, of_points = self.term.pairs, self.term.kernel._of_points
-        given = enumerate(zip(pairs.points, (self.tx, self.ty)))
-        return [None if tangent is None else pairs.only_seen(side, of_points(points, tangent))
+        pairs, along = self.term.pairs, self.term.kernel._along
+        given = enumerate(zip(self.term.moved, (self.tx, self.ty)))
+        return [None if tangent is None else pairs.only_seen(side, along(points, tangent))
                 for side, (points, tangent) in given]  # fmt: skip
 
     @cached_property
@@ -62,7 +62,7 @@ class Moving:
         if library(self.term.pairs.x) != "numpy" or self.term.has_no_pairs or self.tx is self.ty is None:
             return None
         pairs = self.term.pairs
-        given = zip(self.unit, pairs.points)
+        given = zip(self.unit, self.term.units)
         tx, ty = (np.zeros_like(points) if tangent is None else tangent for tangent, points in given)
         return pairs.broadcast(tx), pairs.broadcast(ty)
 
@@ -96,7 +96,7 @@ class Moving:
     @quiet
     def gradient(self, b: Any, c: Any, tb: Any = None, tc: Any = None, rows: Any = None, columns: Any = None) -> Any:
         """The tangent of the gradient of points x as given: of the kernel's `_of_points` applied to `term.gradient`."""
-        term, kernel, (x, _) = self.term, self.term.kernel, self.term.pairs.points
+        term, kernel, (x, _) = self.term, self.term.kernel, self.term.moved
         if self.own is None:
             found = self._displaced(b, c, rows, columns) + self._bent(b, c, rows, columns)
         else:

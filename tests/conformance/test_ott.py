@@ -55,3 +55,34 @@ def test_divergences(clouds, count):
     r = points.sinkhorn(*clouds, COST, debias=True, **LIMITS)
     assert_allclose(2 * r.cost, divergence, rtol=1e-6)
     count("OTT", f"ott-jax {version('ott-jax')}", Counts(1, 0))
+
+
+@pytest.mark.slow
+def test_unbalanced_transport(clouds, count):
+    """Costs, plans, gradients and divergences. Of weights of 1: OTT's entropy is not relative to others."""
+    import jax
+    from ott.geometry.pointcloud import PointCloud
+    from ott.solvers import linear
+    from ott.tools.sinkhorn_divergence import sinkdiv
+
+    x, y, *_ = clouds
+    a, b, rhos = np.ones(30), np.ones(20), (0.5, 2.0)
+    tau_a, tau_b = (rho / (rho + EPSILON) for rho in rhos)
+
+    def transported(x):
+        found = linear.solve(PointCloud(x, y, epsilon=EPSILON), a, b, **OPTIONS, tau_a=tau_a, tau_b=tau_b)
+        return found.reg_ot_cost, found.matrix
+
+    with jax.enable_x64(True):
+        (cost, plan), dx = jax.value_and_grad(transported, has_aux=True)(x)
+        alike = OPTIONS | {"tau_a": tau_a, "tau_b": tau_a}
+        divergence, _ = sinkdiv(x, y, a=a, b=b, epsilon=EPSILON, solve_kwargs=alike)
+    marginals = tuple([points.KL(rho / 2) for rho in rhos])
+    r, backprop = points.sinkhorn_vjp(x, y, a, b, COST, **LIMITS, marginals=marginals)
+    ((_, _, found),) = r.plan()
+    assert_allclose(2 * r.cost, cost, rtol=1e-7)
+    assert_allclose(found, plan, rtol=1e-6)
+    assert_allclose(2 * backprop().dx, dx, atol=1e-7)
+    r = points.sinkhorn(x, y, a, b, COST, **LIMITS, marginals=marginals[0], debias=True)
+    assert_allclose(2 * r.cost, divergence, rtol=1e-6)
+    count("OTT", f"ott-jax {version('ott-jax')}", Counts(1, 0))

@@ -44,3 +44,38 @@ def test_divergences(clouds, count):
     r = points.sinkhorn(*clouds, points.Cost(2, 0.5), debias=True, **OPTIONS)
     assert_allclose(2 * r.cost, costs[0] - (costs[1] + costs[2]) / 2, rtol=1e-7)
     count("POT", f"POT {version('POT')}", Counts(1, 0))
+
+
+@pytest.mark.parametrize("rho", [0.05, 1.0, (0.1, 5.0)])
+def test_unbalanced_transport(clouds, rho, count):
+    """Of other masses; POT's result is the plan, from which the cost follows."""
+    x, y, a, b = clouds
+    a, b, M, reg = 2 * a, 3 * b, ot.dist(x, y), 0.3
+    plan = ot.unbalanced.sinkhorn_unbalanced(a, b, M, reg, rho, reg_type="kl", stopThr=1e-13, numItermax=10_000)
+    rhos = rho if isinstance(rho, tuple) else (rho, rho)
+    r, backprop = points.sinkhorn_vjp(x, y, a, b, points.Cost(2, reg / 2), **OPTIONS,
+                                      marginals=tuple([points.KL(one / 2) for one in rhos]))  # fmt: skip
+
+    def kl(p, q):
+        return (p * np.log(p / q) - p + q).sum()
+
+    cost = (plan * M).sum() + reg * kl(plan, a[:, None] * b)
+    cost += rhos[0] * kl(plan.sum(1), a) + rhos[1] * kl(plan.sum(0), b)
+    ((_, _, found),) = r.plan()
+    assert_allclose(found, plan, atol=1e-8)
+    assert_allclose(2 * r.cost, cost, rtol=1e-7)
+    assert_allclose(backprop().dx, plan.sum(1)[:, None] * x - plan @ y, atol=1e-8)
+    count("POT", f"POT {version('POT')}", Counts(1, 0))
+
+
+@pytest.mark.filterwarnings("ignore:scipy.optimize")  # an option that POT gives it
+def test_total_variation(clouds, count):
+    """POT minimises over plans, to fewer digits."""
+    x, y, a, b = clouds
+    a, b, M, reg, rho = 2 * a, 3 * b, ot.dist(x, y), 0.3, 0.4
+    plan, log = ot.unbalanced.lbfgsb_unbalanced(a, b, M, reg, rho, c=a[:, None] * b, reg_div="kl", regm_div="tv",
+                                                numItermax=10_000, stopThr=1e-14, log=True)  # fmt: skip
+    r = points.sinkhorn(x, y, a, b, points.Cost(2, reg / 2), marginals=points.TV(rho / 2), **OPTIONS)
+    assert 2 * r.cost <= log["total_cost"] + 1e-9
+    assert_allclose(2 * r.cost, log["total_cost"], rtol=1e-3)
+    count("POT", f"POT {version('POT')}", Counts(1, 0))

@@ -12,7 +12,7 @@ from numbattn.interop.jax import points as arrays
 from .over_points import Plain, calls
 
 jax.config.update("jax_enable_x64", True)
-NAMES = "product", "logsumexp", "scores", "sinkhorn", "divergence"
+NAMES = "product", "logsumexp", "scores", "sinkhorn", "divergence", "unbalanced"
 
 
 @pytest.mark.parametrize("name", NAMES)

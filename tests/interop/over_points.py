@@ -10,7 +10,8 @@ def calls(module, rng):
     x, y, b, w, length, v = (rng.standard_normal(shape) for shape in ((2, 5, 3), (6, 3), (6, 2), (6,), (3,), (2, 5)))
 
     def product(x, y, b, length):
-        return module.product(x, y, b, 2 * points.Matern(2.5, abs(length) + 0.5) + points.Gaussian(0.8))
+        seasons = points.Gaussian(abs(length[:2]) + 0.5).on([2, 0]) * points.Periodic(1.5, 2.0).on(slice(1, 3))
+        return module.product(x, y, b, 2 * points.Matern(2.5, abs(length) + 0.5) + points.Gaussian(0.8) + seasons)
 
     def logsumexp(x, y, w, length):
         return module.logsumexp(x, y, w, points.Gaussian(abs(length) + 0.5))
@@ -28,9 +29,13 @@ def calls(module, rng):
     def divergence(x, y, v, w):
         return module.sinkhorn(x, y, weights(v), weights(w), COST, tol=1e-13, debias=True)
 
+    def unbalanced(x, y, v, w):
+        marginals = points.KL(0.5), points.KL(0.8)
+        return module.sinkhorn(x, y, 1 + v * v, 1 + w * w, COST, marginals=marginals, tol=1e-13)
+
     return {"product": (product, (x, y, b, length)), "logsumexp": (logsumexp, (x, y, w, length)),
             "scores": (scores, (x, y, w, length)), "sinkhorn": (sinkhorn, (x, y, v, w)),
-            "divergence": (divergence, (x, y, v, w))}  # fmt: skip
+            "divergence": (divergence, (x, y, v, w)), "unbalanced": (unbalanced, (x, y, v, w))}  # fmt: skip
 
 
 class Plain:

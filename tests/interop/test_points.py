@@ -10,7 +10,7 @@ from numbattn import points
 from .over_points import Plain, calls
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.* is deprecated")  # by torch itself
-NAMES = "product", "logsumexp", "scores", "sinkhorn", "divergence"
+NAMES = "product", "logsumexp", "scores", "sinkhorn", "divergence", "unbalanced"
 torch = pytest.importorskip("torch")
 tensors = na.interop.torch.points
 
@@ -67,6 +67,10 @@ def test_errors():
         points.product(x, x, x, points.Gaussian())
     with pytest.raises(TypeError, match=r"kernel: Gaussian length: got torch.Tensor of torch.float32, .* numbattn.int"):
         points.product(*[np.ones((4, 3))] * 3, points.Gaussian(length))
+    with pytest.raises(TypeError, match=r"kernel: Gaussian length: got torch.Tensor of torch.float32, .* numbattn.int"):
+        points.product(*[np.ones((4, 3))] * 3, points.Periodic(1.0) * points.Gaussian(length).on(slice(3)))
+    with pytest.raises(TypeError, match=r"Periodic period: got torch.Tensor of torch.float32, expected a number or an"):
+        points.Periodic(length)
     with pytest.raises(ValueError, match=r"length: got the shape \(2,\), expected a number or the shape \(3,\)"):
         tensors.product(x, x, x, points.Gaussian(length[:2]))
     with pytest.raises(NotImplementedError, match="not by forward over forward mode, and no third ones"):

@@ -1,12 +1,15 @@
 """Sums over pairs of points by the plain formula: all pairs at once, in float64."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
+from numpy.testing import assert_allclose
 
 from numbattn import points
 from numbattn.functions.frozen import frozen
 from numbattn.points import kinds
+from numbattn.points.kernels import Product, Sum
 
 KINDS = [
     kinds.GAUSSIAN, kinds.EXPONENTIAL, kinds.Power(1.5), kinds.Power(3.0), kinds.MATERN32, kinds.MATERN52,
@@ -72,6 +75,18 @@ KERNELS = {
     points.Cost(1.5, 0.3): lambda x, y: np.exp(-distances(x, y, 1) ** 1.5 / 1.5 / 0.3),
     points.Cost(2, 0.3): lambda x, y: np.exp(-squares(x, y, 1) / 2 / 0.3),
     points.Cost(1, 0.3): lambda x, y: np.exp(-distances(x, y, 1) / 0.3),
+    points.Periodic(0.9, 0.8): lambda x, y: np.exp(-2 * (np.sin(np.pi * apart(x, y) / 0.9) ** 2).sum(-1) / 0.8**2),
+    points.Periodic(LENGTHS, 2 * LENGTHS).on([2, 0, 1]): (
+        lambda x, y: np.exp(-((np.sin(np.pi * apart(x, y)[..., [2, 0, 1]] / LENGTHS) / LENGTHS) ** 2).sum(-1) / 2)
+    ),
+    points.Matern(2.5, LENGTHS[:2]).on([2, 0]): (
+        lambda x, y: matern(math.sqrt(5) * distances(x[..., [2, 0]], y[..., [2, 0]], LENGTHS[:2]), 1)
+    ),
+    points.Laplacian(0.5).on(slice(1, None)): lambda x, y: np.exp(-distances(x[..., 1:], y[..., 1:], 0.5)),
+    points.Gaussian(0.8) * (points.Periodic(0.9, 0.8) * points.Gaussian(LENGTHS[:2])).on([0, 2]): (
+        lambda x, y: np.exp(-squares(x, y, 0.8) / 2 - squares(x[..., [0, 2]], y[..., [0, 2]], LENGTHS[:2]) / 2
+                            - 2 * (np.sin(np.pi * apart(x, y)[..., [0, 2]] / 0.9) ** 2).sum(-1) / 0.8**2)
+    ),
     2 * points.Gaussian(0.5) + np.float64(-0.25) * (points.Linear() + 3 * points.Laplacian(LENGTHS)): (
         lambda x, y: 2 * np.exp(-squares(x, y, 0.5) / 2) - x @ T(y) / 4 - 0.75 * np.exp(-distances(x, y, LENGTHS))
     ),
@@ -83,6 +98,10 @@ SCORES = {  # whose exponentials are taken
     points.Cosine(3.0): lambda x, y: 3 * x @ T(y) / norms(x) / T(norms(y)),
 }  # fmt: skip
 EXPONENTIALS |= {kernel: lambda x, y, score=score: np.exp(score(x, y)) for kernel, score in SCORES.items()}
+
+
+def apart(x, y):
+    return x[..., :, None, :].astype(np.float64) - y[..., None, :, :]
 
 
 def squares(x, y, length):
@@ -104,6 +123,64 @@ def T(x):
 
 def norms(x):
     return np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+# ----------------------------------------------------------------------------------------------- parameters of kernels
+def parameters(kernel):
+    """What a gradient of a kernel is the gradient of, of the same structure."""
+    match kernel:
+        case Product(((one, _),)):
+            return parameters(one)
+        case Sum() | Product():
+            return tuple([parameters(part) for part in parts(kernel)])
+        case points.Periodic():
+            return np.asarray(kernel.period), np.asarray(kernel.length)
+    name = name_of_parameter(kernel)
+    return None if name is None else np.asarray(getattr(kernel, name))
+
+
+def name_of_parameter(kernel):
+    return next((name for name in ("length", "epsilon", "scale") if hasattr(kernel, name)), None)
+
+
+def with_parameters(kernel, now):
+    match kernel:
+        case Sum():
+            return Sum(tuple([(factor, with_parameters(*one)) for (factor, _), one in
+                              zip(kernel.terms, zip(parts(kernel), now))]))  # fmt: skip
+        case Product():
+            now = now if len(kernel.factors) > 1 else (now,)
+            return Product(tuple([(with_parameters(one, own), of) for (one, of), own in zip(kernel.factors, now)]))
+        case points.Periodic():
+            return points.Periodic(*now)
+    return kernel if now is None else replace(kernel, **{name_of_parameter(kernel): now[()]})
+
+
+def parts(kernel):
+    return [one for one, _ in kernel.factors] if isinstance(kernel, Product) else [one for _, one in kernel.terms]
+
+
+def of_each(function, *trees):
+    """The tree of what a function of the leaves returns."""
+    if isinstance(trees[0], tuple):
+        return tuple([of_each(function, *branches) for branches in zip(*trees, strict=True)])
+    return None if trees[0] is None else function(*trees)
+
+
+def assert_gradient(rng, gradient, loss, kernel, h=1e-5):
+    """That of the parameters of the kernel in loss(kernel), by finite differences."""
+    now, found = parameters(kernel), []
+    moves = of_each(lambda value: rng.standard_normal(value.shape), now)
+    ends = [loss(with_parameters(kernel, of_each(lambda value, move: value + step * move, now, moves)))  # noqa: B023
+            for step in (h, -h)]  # fmt: skip
+
+    def add(value, move, own):
+        assert isinstance(own, np.ndarray)
+        assert own.shape == value.shape
+        found.append((own * move).sum())
+
+    of_each(add, now, moves, gradient)
+    assert_allclose(sum(found), (ends[0] - ends[1]) / (2 * h), rtol=1e-6, atol=1e-7)
 
 
 def slope(function, arrays, at, direction, h=1e-5):

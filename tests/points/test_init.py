@@ -9,18 +9,18 @@ import pytest
 from numbattn import points
 
 FUNCTIONS = (
-    "cross_entropy", "cross_entropy_vjp", "log_determinant", "log_determinant_vjp", "logsumexp", "logsumexp_jvp",
-    "logsumexp_vjp", "nearest", "operator", "product", "product_jvp", "product_vjp", "sinkhorn", "sinkhorn_vjp",
-    "solve", "solve_vjp",
+    "cross_entropy", "cross_entropy_vjp", "kmeans_step", "log_determinant", "log_determinant_vjp", "logsumexp",
+    "logsumexp_jvp", "logsumexp_vjp", "nearest", "operator", "product", "product_jvp", "product_vjp", "sinkhorn",
+    "sinkhorn_vjp", "solve", "solve_vjp",
 )  # fmt: skip
 
 
 def test_public_names():
     assert points.__all__ == [
-        "Cauchy", "Cosine", "Cost", "Gaussian", "Kernel", "Laplacian", "Linear", "LogDeterminantGradients",
-        "LogsumexpBackprop", "LogsumexpGradients", "Matern", "Polynomial", "ProductBackprop", "ProductGradients",
-        "Radial", "RationalQuadratic", "SinkhornBackprop", "SinkhornGradients", "Solution", "SolveGradients",
-        "Transport", *FUNCTIONS,
+        "KL", "TV", "Cauchy", "Cosine", "Cost", "Gaussian", "KMeansStep", "Kernel", "Laplacian", "Linear",
+        "LogDeterminantGradients", "LogsumexpBackprop", "LogsumexpGradients", "Matern", "Periodic", "Polynomial",
+        "ProductBackprop", "ProductGradients", "Radial", "RationalQuadratic", "SinkhornBackprop",
+        "SinkhornGradients", "Solution", "SolveGradients", "Transport", *FUNCTIONS,
     ]  # fmt: skip
     for name in points.__all__:
         assert hasattr(points, name)
@@ -38,7 +38,7 @@ def test_docstrings_are_whole(name):
     assert {*inspect.signature(function).parameters} - {"self"} <= set(re.findall(r"\w+", " ".join(names)))
 
 
-@pytest.mark.parametrize("name", ["Gaussian", "Matern", "Polynomial", "Cost", "Radial"])
+@pytest.mark.parametrize("name", ["Gaussian", "Matern", "Polynomial", "Cost", "Radial", "KL", "TV"])
 def test_kernels_show_nothing_internal(name):
     public = {attribute for attribute in dir(getattr(points, name)) if not attribute.startswith("_")}
-    assert public <= {"length", "nu", "degree", "offset", "power", "epsilon", "function"}
+    assert public <= {"length", "nu", "degree", "offset", "power", "epsilon", "function", "rho", "on", "period"}

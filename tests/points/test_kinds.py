@@ -14,7 +14,8 @@ KINDS = [*plain.KINDS, plain.radial()]
 @pytest.mark.parametrize("kernel", [kernel for kernel in plain.KERNELS if len(kernel._terms) == 1], ids=repr)
 def test_values(rng, kernel):
     x, y = rng.standard_normal((2, 5, 3))
-    _, kappa, _ = plain.pairs(kernel._kind, kernel._unit(x), kernel._unit(y), True)
+    units = [kernel._unit(np.stack([z, z]) if kernel._is_centred is None else z) for z in (x, y)]
+    _, kappa, _ = plain.pairs(kernel._kind, *units, True)
     assert_allclose(kappa, plain.KERNELS[kernel](x, y))
 
 

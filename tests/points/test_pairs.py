@@ -132,6 +132,6 @@ FAULTS = {
     "is_near[..., None], 0, centre": "is_near[..., None], centre, 0",
     "mantissa**-2": "mantissa**-1",
     "points/test_sinkhorn.py::test_errors": {"length < least": "False"},
-    "moved(points) * 2.0**-exponent": "moved(points) * 2.0**exponent",
+    "_given(points) * 2.0**-exponent": "_given(points) * 2.0**exponent",
     "max(points.shape[-2] // ENOUGH, 1)": "1",
 }

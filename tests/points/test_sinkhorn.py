@@ -93,6 +93,151 @@ def test_plans_of_segments(rng):
     assert_allclose(r.apply(together[1])[20:], alone[1].apply(other[1]), rtol=1e-6)
 
 
+SOFT = [
+    points.KL(0.5), (points.KL(0.3), None), (None, points.KL(0.2)), points.TV(0.3), points.TV(0.05),
+    (points.TV(0.2), points.TV(0.5)), (points.TV(0.2), None),
+]  # fmt: skip
+
+
+def unbalanced(rng, **options):
+    x, y, a, b = clouds(rng, **options)
+    return [x, y, 2 * a, 3 * b]
+
+
+def primal_cost(plan, C, a, b, epsilon, marginals):
+    def kl(p, q):
+        return (p * np.log(np.where(p > 0, p / q, 1)) - p + q).sum()
+
+    found, sides = (plan * C).sum() + epsilon * kl(plan, a[:, None] * b), marginals
+    for side, r, w in zip(sides if isinstance(sides, tuple) else (sides, sides), (plan.sum(1), plan.sum(0)), (a, b)):
+        if side is None:
+            assert_allclose(r, w, rtol=1e-6)
+        else:
+            found += side.rho * (kl(r, w) if isinstance(side, points.KL) else abs(r - w).sum())
+    return found
+
+
+@pytest.mark.parametrize("marginals", SOFT, ids=repr)
+@pytest.mark.parametrize("epsilon", [0.1, 0.01])
+def test_unbalanced_costs(xp, rng, marginals, epsilon):
+    """No plan costs less than the dual objective, so that theirs are equal at the best of both; and however large a
+    constant potentials have to get, they get it soon."""
+    x, y, a, b = unbalanced(rng)
+    r = points.sinkhorn(*map(xp.asarray, (x, y, a, b)), points.Cost(2, epsilon), marginals=marginals, tol=1e-9)
+    assert r.converged
+    C = plain.squares(x, y, 1) / 2
+    plan = a[:, None] * b * np.exp((to_numpy(r.f)[:, None] + to_numpy(r.g) - C) / epsilon)
+    assert_allclose(to_numpy(r.cost), primal_cost(plan, C, a, b, epsilon, marginals), rtol=1e-7)
+    assert_allclose(dense(r, 20, 30), plan, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("marginals", [points.KL(1e3), points.TV(1e3), (None, points.KL(1e3))], ids=repr)
+def test_constants_of_unbalanced_transport_are_found_soon(rng, marginals):
+    given = unbalanced(rng)
+    r = points.sinkhorn(*given, COST, marginals=marginals, tol=1e-9)
+    assert (r.converged, r.iterations < 200) == (True, True)
+
+
+def test_mass_that_is_sure_to_stay_is_transported(rng):
+    given = clouds(rng)
+    exact = points.sinkhorn(*given, COST, tol=1e-9).cost
+    for marginals in (points.KL(1e7), points.TV(1e3)):
+        assert_allclose(points.sinkhorn(*given, COST, marginals=marginals, tol=1e-9).cost, exact, rtol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:sinkhorn")  # more iterations than it takes
+@pytest.mark.parametrize("marginals", SOFT, ids=repr)
+@pytest.mark.parametrize("debias", [False, True])
+def test_unbalanced_gradients_are_those_of_finite_differences(rng, debias, marginals):
+    arrays, options = unbalanced(rng, m=6, n=7, batch=(2,)), {"marginals": marginals, "debias": debias, "tol": 1e-12}
+    dcost = rng.standard_normal(2)
+
+    def loss(*now, epsilon=0.2):
+        return (dcost * points.sinkhorn(*now, points.Cost(1.5, epsilon), **options).cost).sum()
+
+    grads = points.sinkhorn_vjp(*arrays, points.Cost(1.5, 0.2), **options)[1](dcost)
+    for at, (gradient, array) in enumerate(zip(grads, arrays)):
+        direction = rng.standard_normal(array.shape) * (array if at > 1 else 1)
+        exact = plain.slope(loss, arrays, at, direction, h=1e-4)
+        assert_allclose((gradient * direction).sum(), exact, rtol=1e-5)
+    ends = [loss(*arrays, epsilon=0.2 + step) for step in (1e-4, -1e-4)]
+    assert_allclose(grads.kernel, (ends[0] - ends[1]) / 2e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("marginals", [points.KL(0.5), points.TV(0.2), (points.KL(0.5), None)], ids=repr)
+def test_unbalanced_divergences_are_not_negative(xp, rng, marginals):
+    x, _, a, _ = clouds(rng, batch=(20,))
+    given = x, x + 1e-3 * rng.standard_normal(x.shape), a, (1 + 1e-3 * rng.standard_normal((20, 1))) * a
+    options = {"marginals": marginals, "debias": True}
+    r = points.sinkhorn(*map(xp.asarray, given), points.Cost(2, 0.02), tol=0.1, **options)
+    assert r.converged
+    assert to_numpy(r.cost).min() > -1e-12
+
+
+def test_unbalanced_divergences_are_of_three_costs(rng):
+    """Each cloud alone has its own penalty on both sides; and the squared difference of their masses."""
+    (x, y, a, b), sides = unbalanced(rng), (points.KL(0.3), points.KL(0.8))
+    r = points.sinkhorn(x, y, a, b, COST, marginals=sides, tol=1e-10, debias=True)
+    between, first, second = (points.sinkhorn(*given, COST, marginals=marginals, tol=1e-10).cost for given, marginals in
+                              (((x, y, a, b), sides), ((x, x, a, a), sides[0]), ((y, y, b, b), sides[1])))
+    assert_allclose(r.cost, between - (first + second) / 2 + 0.1 / 2 * (a.sum() - b.sum()) ** 2, rtol=1e-9)
+
+
+@pytest.mark.parametrize("marginals", [points.KL(0.5), points.TV(0.2)], ids=repr)
+def test_unbalanced_divergences_of_a_cloud_and_itself(rng, marginals):
+    """Of any mass; for total variation the cost by weights has a kink there."""
+    x, _, a, _ = clouds(rng)
+    r, backprop = points.sinkhorn_vjp(x, x[::-1], 3 * a, 3 * a[::-1], COST, tol=1e-10, debias=True, marginals=marginals)
+    assert_allclose(r.cost, 0, atol=1e-9)
+    for gradient in backprop()[: 4 if isinstance(marginals, points.KL) else 2]:
+        assert_allclose(gradient, 0 * gradient, atol=1e-8)
+
+
+@pytest.mark.parametrize(("marginals", "rtol"), [(points.KL(0.5), 3e-6), (points.TV(0.3), 1e-5)], ids=repr)
+@pytest.mark.parametrize("far", [1e2, 1e5])
+def test_mass_that_is_far_off_stays_there(xp, rng, marginals, rtol, far):
+    """In float32 its large potentials do not count as rounding errors of others, and of it all is paid for."""
+    x, y, a, b = unbalanced(rng)
+    more = np.concatenate([x, x[:2] + far]), np.concatenate([a, [0.2, 0.3]])
+    given = [z.astype(np.float32) for z in (more[0], y, more[1], b)]
+    r = points.sinkhorn(*map(xp.asarray, given), COST, marginals=marginals)
+    assert r.converged
+    here = points.sinkhorn(x, y, a, b, COST, marginals=marginals, tol=1e-9).cost
+    mass = 0.1 * 0.5 * 3  # of a b^T, epsilon times
+    assert_allclose(to_numpy(r.cost), here + 0.5 * marginals.rho + mass, rtol=rtol)
+
+
+@pytest.mark.parametrize("marginals", [points.KL(0.5), points.TV(0.2)], ids=repr)
+def test_points_that_see_nothing_stay(rng, marginals):
+    x, y, a, b = unbalanced(rng)
+    visible = np.ones((20, 30), bool)
+    visible[:5] = False
+    r, backprop = points.sinkhorn_vjp(x, y, a, b, COST, marginals=marginals, tol=1e-10, mask=visible)
+    some, backprop_of_some = points.sinkhorn_vjp(x[5:], y, a[5:], b, COST, marginals=marginals, tol=1e-10)
+    assert r.converged
+    stays = marginals.rho + 0.1 * b.sum()
+    assert_allclose(r.cost, some.cost + a[:5].sum() * stays, rtol=1e-9)
+    grads, found = backprop(), backprop_of_some()
+    assert_allclose(grads.dx, np.concatenate([0 * x[:5], found.dx]), atol=1e-8)
+    assert_allclose(grads.da, np.concatenate([np.full(5, stays), found.da]), rtol=1e-7)
+    tgrads, tfound = backprop.hvp(x, y, a, b), backprop_of_some.hvp(x[5:], y, a[5:], b)
+    assert_allclose(tgrads.da, np.concatenate([np.full(5, 0.1 * b.sum()), tfound.da]), rtol=1e-6)
+    assert_allclose(tgrads.dx, np.concatenate([0 * x[:5], tfound.dx]), atol=1e-6)
+
+
+@pytest.mark.parametrize("marginals", [points.KL(0.5), points.TV(0.2)], ids=repr)
+def test_unbalanced_clouds_of_unequal_size(rng, marginals):
+    """What is beyond lengths does not count."""
+    arrays, moves = unbalanced(rng), clouds(rng)
+    padded, tpadded = ([np.concatenate([array, np.full((5, *array.shape[1:]), fill)]) for array in given]
+                       for given, fill in ((arrays, np.nan), (moves, 0.0)))  # fmt: skip
+    found, alone = (points.sinkhorn_vjp(*given, COST, marginals=marginals, tol=1e-10, mask=mask)
+                    for given, mask in ((padded, na.Lengths(30, 20)), (arrays, None)))  # fmt: skip
+    assert_allclose(found[0].cost, alone[0].cost, rtol=1e-9)
+    for got, wanted in zip((*found[1](), *found[1].hvp(*tpadded)), (*alone[1](), *alone[1].hvp(*moves))):
+        assert_allclose(got, np.concatenate([wanted, np.zeros((5, *wanted.shape[1:]))]), atol=1e-6)
+
+
 def test_small_epsilons_sort_points_on_a_line(rng):
     x, y, a = rng.random((200, 1)), 3 + rng.random((200, 1)), np.full(200, 1 / 200)
     r = points.sinkhorn(x, y, a, a, points.Cost(2, 1e-3), tol=1e-2)
@@ -274,7 +419,9 @@ X, W = np.zeros((4, 3)), np.full(4, 0.25)
 
 @pytest.mark.parametrize(("given", "options", "kind", "message"), [
     ((X, X, W[:3], W, COST), {}, ValueError, r"a: got the shape \(3,\), expected \(..., 4\), a number for each poi"),
-    ((X, X, W, 2 * W, COST), {}, ValueError, "b: got weights whose sum is 2, expected 1, the sum of a"),
+    ((X, X, W, 2 * W, COST), {}, ValueError, "b: got weights whose sum is 2, expected 1, the sum of a, or marginals"),
+    ((X, X, W, W, COST), {"marginals": 1.0}, TypeError, "marginals: got 1.0, expected points.KL"),
+    ((X, X, W, -W, COST), {"marginals": points.KL(1)}, ValueError, "b: got weights from -0.25 to -0.25, allowed"),
     ((X, X, W, W - 1, COST), {}, ValueError, "b: got weights from -0.75 to -0.75, allowed finite and >= 0"),
     ((X, X, W, np.full(4, np.nan), COST), {}, ValueError, "b: got weights from nan to nan"),
     ((X, X + 1, W, W, points.Cost(2, 1e-310)), {}, ValueError, "x, y: got points that are not finite in float64, div"),
@@ -319,19 +466,45 @@ FAULTS = {
         },
     },
     "test_debiased_costs_are_divergences": {
-        "dx = dx - clouds.among.gradient(alone[0], dcost)": "dx = dx - clouds.among.gradient(alone[0], dcost) / 2",
-        "between.f - alone[0].f, between.g - alone[1].f": "between.f, between.g - alone[1].f",
+        "return [one - of_x(own) for one, own in zip(found, alone)]": "return [found[0], found[1] - of_x(alone[1])]",
     },
     "test_weights_of_any_sum": {
-        "depsilon = depsilon + (dcost * r.cost).sum() / clouds.cost.epsilon": "pass",
+        "depsilon = depsilon + (dcost * (cost - paid)).sum() / clouds.cost.epsilon": "pass",
+    },
+    "test_unbalanced_costs": {
+        "for value, mass in zip(found, masses)": "for value, mass in zip(found, [0, 0])",
+        "points/potentials.py": {"np.exp(self.solution.f / self.clouds.cost.epsilon - rows)": "np.exp(0 * rows)"},
+    },
+    "test_constants_of_unbalanced_transport_are_found_soon": {
+        "points/clouds.py": {"f, g = self.shifted(f, g)": "pass"},
+    },
+    "test_unbalanced_gradients_are_those_of_finite_differences": {
+        "(dcost * (cost - paid)).sum()": "(dcost * cost).sum()",
+        "self.values(self.solved, 1.0)": "self.values(self.solved, 0.5)",
+    },
+    "test_unbalanced_divergences_are_of_three_costs": {
+        "if self.debias or not part:": "if not part:",
+        "points/clouds.py": {"self.cost, self.of_a, self.of_a)": "self.cost, self.of_b, self.of_a)"},
+    },
+    "test_mass_that_is_far_off_stays_there": {
+        "points/clouds.py": {
+            "np.where(w > 0, np.minimum(side._share(z), 1), 0)": "np.where(w > 0, np.ones_like(z), 0)",
+        },
+    },
+    "test_points_that_see_nothing_stay": {
+        "points/clouds.py": {"np.where(rows > 0, rows * np.abs(": "np.where(self.a > 0, rows * np.abs("},
+        "points/potentials.py": {"np.where(np.isneginf(rows), 0, np.exp(": "np.where(False, 0, np.exp("},
+    },
+    "test_unbalanced_clouds_of_unequal_size": {
+        "np.where(seen & np.isfinite(gradient), gradient, 0)": "np.where(np.isfinite(gradient), gradient, 0)",
     },
     "test_single_precision_converges": {
-        "Clouds(pairs, first, _of_sum(second, first), cost)": "Clouds(pairs, first, second, cost)",
+        "clouds = replace(clouds, b=_of_sum(second, first))": "pass",
         "max(rounding, EQUAL) * np": "0 * np",
     },
     "test_points_far_from_others_keep_the_digits_of_the_cost": {
         "points/clouds.py": {
-            "f, g = (f, g) if steady else self.without_gaps(f, g, epsilon)": "pass",
+            "f, g = self.without_gaps(f, g, epsilon)": "pass",
             "(m + n - 1) // 2 : (m + n) // 2 + 1": ":1",
         },
     },

@@ -3,9 +3,10 @@
 A kernel has the steps of all kinds: it is compiled once for each dtype of sums.
 """
 
+from .clusters import clusters
 from .gradient import gradient
 from .logsumexp import logsumexp
 from .nearest import nearest
 from .sums import sums
 
-__all__ = ["gradient", "logsumexp", "nearest", "sums"]
+__all__ = ["clusters", "gradient", "logsumexp", "nearest", "sums"]

@@ -49,7 +49,7 @@ def test_both_passes(rng, device, dtype, d, e):
 OPTIONS = {
     "packed": {"mask": na.Segments([0, 7, 20], [0, 15, 40]), "causal": True},
     "dropout and lengths": {"mask": na.Lengths([[31, 7]]), "dropout": na.Dropout(0.3, 5)},
-    "blocks": {"mask": na.BlockSparse(np.array([[1, 0, 1], [0, 1, 1]], bool), (16, 16)), "score": na.Sink(np.ones(2))},
+    "blocks": {"mask": na.BlockSparse(np.tri(2, 3, 1, bool)[None, None], (16, 16)), "score": na.Sink(np.ones(2))},
     "slopes": {"score": na.Alibi([0.1, 0.2])},
 }
 

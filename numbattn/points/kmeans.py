@@ -1,0 +1,116 @@
+"""A step of k-means: labels by the nearest centre, and the means of all points of a label."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Generic, NamedTuple
+
+import numpy as np
+
+from ..base.backends import run_points
+from ..base.checks import A
+from ..base.values import rounded
+from ..call.problem import Inputs, Problem, describe
+from ..graphs import Graph, attention
+from .checks import batch_of, check_points, check_vector
+from .nearest import found
+from .pairs import Pairs
+
+
+class KMeansStep(NamedTuple, Generic[A]):
+    """The result of `kmeans_step`.
+
+    Attributes
+    ----------
+    labels : array of int32, (..., m)
+        The number of the nearest centre of each point; of equally near ones the lowest.
+    centres : array, (..., k, d)
+        The mean of the points of each label, of the dtype of the centres given; a centre without points stays.
+    counts : array, (..., k)
+        How many points each label has, int64; or the sum of their weights, of the dtype of sums. 0 is an empty cluster.
+    inertia : array, (...)
+        The sum of squared distances of points from the centres given, times weights, in the dtype of sums.
+    """
+
+    labels: A
+    centres: A
+    counts: A
+    inertia: A
+
+
+def kmeans_step(x: A, centres: A, *, weights: A | None = None) -> KMeansStep[A]:
+    """A step of k-means (Lloyd's algorithm): the nearest centre of each point, and the means of points as new centres.
+
+    Parameters
+    ----------
+    x : array, (..., m, d)
+    centres : array, (..., k, d)
+        NumPy arrays or CuPy arrays of one dtype, as for `nearest`, finite; k is 1 or more. Batch axes broadcast.
+    weights : array, (..., m), optional
+        Of points, 0 or more, of the dtype of x, or float32 for points in half precision. Default: 1.
+
+    Returns
+    -------
+    step : KMeansStep
+        A tuple: labels, centres, counts, inertia. What to do about empty clusters, whose counts are 0, is up to you.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what does not fit: see `product`.
+
+    Notes
+    -----
+    Labels have the errors of `nearest`. Means are sums of differences from the centres given, so that they have few
+    rounding errors, whatever the origin, and they have the same bits each time. On a GPU points are sorted by label,
+    with as much memory as they have themselves, and the host does not wait.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from numbattn import points
+    >>> x = np.random.default_rng(0).standard_normal((1000, 2)) + np.repeat([[0, 0], [9, 0]], 500, axis=0)
+    >>> centres = x[:2].copy()
+    >>> for _ in range(10):
+    ...     labels, centres, counts, inertia = points.kmeans_step(x, centres)
+    >>> np.sort(counts), np.sort(centres[:, 0].round().astype(int))
+    (array([500, 500]), array([0, 9]))
+    """
+    check_points(x, centres, {} if weights is None else {"weights": weights}, "centres")
+    batches = {"x": x.shape[:-2], "centres": centres.shape[:-2]}
+    if weights is not None:
+        check_vector("weights", weights, x.shape[-2], "x")
+        batches["weights"] = weights.shape[:-1]
+    batch = batch_of(**batches)
+    if not centres.shape[-2]:
+        raise ValueError(f"centres: got the shape {centres.shape}, expected 1 or more")
+    pairs = Pairs.of(x, centres, batch)
+    labels, w = found(pairs, 1)[1][..., 0], None
+    if weights is not None:
+        w = pairs.broadcast(rounded(weights, pairs.dtype), axes=1)
+    X, Y = map(pairs.broadcast, pairs.points)
+    problem, inputs = describe(X, Y, Y[..., :0])
+    moves, counts, inertia = run_points(problem, "clusters", inputs, np.maximum(labels, 0), w)
+    new = Y + moves / np.where(counts > 0, counts, 1)[..., None]
+    counts = counts.astype(np.int64 if w is None else pairs.dtype)
+    return KMeansStep(labels, rounded(new, centres.dtype), counts, inertia.astype(pairs.dtype)[...])
+
+
+def clusters(problem: Problem, inputs: Inputs, labels: Any, weights: Any) -> tuple[Any, Any, Any]:
+    """sum w (x - y), (..., k, d), and sum w, (..., k), over the points x of each label, which are sorted by it; and
+    sum w |x - y|^2 over all points, (...)."""
+    m, k, d, problems = problem.seqlen_q, problem.seqlen_k, problem.head_dim, math.prod(problem.batch)
+    X, Y = inputs.q.reshape(-1, d), inputs.k.reshape(-1, d)
+    flat = (labels.reshape(problems, m) + k * np.arange(problems, like=labels)[:, None]).ravel()  # of all problems
+    order = np.argsort(flat, kind="stable")
+    starts = np.searchsorted(flat[order], np.arange(problems * k + 1, like=flat))
+    by_cluster, moves = Graph(starts, order, len(X)), X - Y[flat]
+    w = np.ones_like(X, shape=len(X)) if weights is None else weights.ravel()
+
+    def sums(values: Any) -> Any:
+        q, k = (np.zeros_like(values, shape=(rows, 1)) for rows in (problems * problem.seqlen_k, len(X)))
+        return attention(q, k, values, by_cluster, bias=w[order], softmax=False)
+
+    counts = np.diff(starts) if weights is None else sums(np.ones_like(X, shape=(len(X), 1)))[:, 0]
+    inertia = (np.einsum("if,if->i", moves, moves) * w).reshape(*problem.batch, m).sum(axis=-1)
+    return sums(moves).reshape(*problem.batch, k, d), counts.reshape(*problem.batch, k), inertia
