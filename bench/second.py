@@ -11,11 +11,11 @@ formula in CuPy keeps its matrices from the tangent of the forward pass for that
 which CuPy does not multiply in stacks, it runs in float16.
 
 speed: lengths from 1024 on, with a constant number of tokens. small: thousands of small problems. --cpu: the passes on
-NumPy arrays and the formula in NumPy. Passes and peers take turns. The first head of the first sequence is compared
-with float64 before anything is timed, and a peer that is wrong is not timed; on a GPU, what takes longer than 0.2 s is
-timed once. "numbattn, mma" has the kernels for Ampere. jvp-flash-attention and fa4-jax are compared if they are
-installed; fa4-jax runs on a stream of its own, so each of its calls is waited for. Kernels are compiled first, on all
-cores.
+NumPy arrays and the formula in NumPy; and Laplacians of particles, with `particle` and as tangents of all rows. Passes
+and peers take turns. The first head of the first sequence is compared with float64 before anything is timed, and a peer
+that is wrong is not timed; on a GPU, what takes longer than 0.2 s is timed once. "numbattn, mma" has the kernels for
+Ampere. jvp-flash-attention and fa4-jax are compared if they are installed; fa4-jax runs on a stream of its own, so each
+of its calls is waited for. Kernels are compiled first, on all cores.
 Needs tabulate and tqdm.
 """
 
@@ -59,6 +59,7 @@ SMALL, QUICK_SMALL = [*product((32, 64, 128), (32, 64))], [(64, 32)]  # seqlen, 
 NBYTES, SMALL_HEADS = 64 << 20, 8  # of an array of small problems
 CPU = [(64, 32, 32), (1, 256, 64), (1, 1024, 64), (1, 2048, 64)]  # batch, seqlen, head_dim; 8 heads
 QUICK_CPU = [(2, 64, 32)]
+PARTICLES, QUICK_PARTICLES = (16, 32, 64, 128), (16,)  # each a row of 4 heads, head_dim 64, moved along 3 coordinates
 TOLERANCE = {"float32": 2e-5, "float64": 1e-12, "bfloat16": 2e-2}  # of the largest element of an array
 MATRICES = 8  # that the formula keeps at a time
 
@@ -262,6 +263,36 @@ def on_cpu(cases, rounds):
     return records
 
 
+def of_particles(numbers, dtypes, rounds):
+    """One record for each number of particles and dtype: seconds of a Laplacian with and without `particle`."""
+    records = []
+    for dtype, n in progress([*product(dtypes, numbers)]):
+        rng = np.random.default_rng(0)
+        primal, seconds = rng.standard_normal((2, 3, 1, 4, n, 64)).astype(dtype)
+        firsts = rng.standard_normal((3, 3, 1, 4, n, 64)).astype(dtype)
+        dense = np.zeros((3, n, *firsts.shape[1:]), dtype)
+        for p in range(n):
+            dense[:, p, ..., p, :] = firsts[..., p, :]
+        dense = dense.reshape(3, 3 * n, *primal.shape[1:])
+        runs = {"particle": partial(na.attention_laplacian, *primal, *firsts, *seconds, particle=range(n)),
+                "dense": partial(na.attention_laplacian, *primal, *dense, *seconds)}  # fmt: skip
+        one = [x[..., :1, :, :].astype(np.float64) for x in (*primal, *firsts, *seconds)]
+        wrong_by = error_of([x[..., :1, :, :] for x in runs["particle"]()],
+                            reference.attention_laplacian(*one, particle=range(n)))  # fmt: skip
+        if not wrong_by <= TOLERANCE[dtype]:
+            raise ArithmeticError(f"the Laplacian of {n} particles is wrong by {wrong_by:.1e} of the largest element")
+        found = interleaved({name: partial(host_seconds, run) for name, run in runs.items()}, rounds)
+        records.append({"dtype": dtype, "particles": n, "errors": wrong_by,
+                        **{name: float(f"{taken:.4g}") for name, taken in found.items()}})  # fmt: skip
+    return records
+
+
+def show_particles(records):
+    rows = [{"dtype": x["dtype"], "particles": x["particles"], "particle, ms": 1e3 * x["particle"],
+             "dense, ms": 1e3 * x["dense"], "times": x["dense"] / x["particle"]} for x in records]  # fmt: skip
+    show("Laplacians of particles", rows, ["", "", ".3g", ".3g", ".1f"])
+
+
 def host_seconds(run):
     start = time.perf_counter()
     result = run()
@@ -367,7 +398,10 @@ def main():
     show_machine(results["machine"])
     cases = {part: cases_of(part, args) for part in args.parts}
     if args.cpu:
-        return finish(args, results, "cpu", partial(on_cpu, cases["cpu"], args.rounds))
+        wrong = finish(args, results, "cpu", partial(on_cpu, cases["cpu"], args.rounds))
+        numbers, dtypes = QUICK_PARTICLES if args.quick else PARTICLES, args.dtype or ["float32", "float64"]
+        finish(args, results, "particles", partial(of_particles, numbers, dtypes, args.rounds), show_particles)
+        return wrong
     start, everything = time.perf_counter(), [case for found in cases.values() for case in found]
     prepare(everything, args.peers)
     print(f"kernels are in the cache after {time.perf_counter() - start:.0f} s")
@@ -383,15 +417,15 @@ def prepare(cases, peers):
     compile_peers(cases, peers)
 
 
-def finish(args, results, part, measure: Callable):
+def finish(args, results, part, measure: Callable, show_part: Callable = show_records):
     """Measure, show and save a part. Returns in how many records numbattn does not run."""
     start = time.perf_counter()
     results[part] = measure()
-    show_records(results[part])
+    show_part(results[part])
     print(f"{part}: {time.perf_counter() - start:.0f} s")
     if args.json:
         save(args.json, results)  # after each part, so that what was measured is not lost
-    return sum(OURS in record["failed"] for record in results[part])
+    return sum(OURS in record.get("failed", ()) for record in results[part])
 
 
 if __name__ == "__main__":

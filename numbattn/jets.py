@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from .base.checks import A, Array, flag, words_for
+from .base.checks import A, Array, Integers, flag, words_for
 from .base.gradients import Gradients, SecondGradients
 from .base.keywords import knows_others
 from .call import passes
+from .call.particles import checked_particles
 from .call.problem import Saved, checked_gradients, describe, refuse_cache
 from .call.tangents import SavedTangents, checked_tangents, checked_tangents_of_gradients, weights_of
 from .dropout import Dropout
@@ -308,6 +309,7 @@ def attention_laplacian(
     *,
     jscore: Sequence[Array | None] = (),
     lscore: Sequence[Array | None] = (),
+    particle: Integers | tuple[Integers, Integers] | None = None,
     causal: bool = False,
     mask: Mask | Array | None = None,
     scale: float | None = None,
@@ -330,12 +332,17 @@ def attention_laplacian(
     jscore, lscore : list or tuple, optional
         Likewise of the arrays in the score, one for each as tscore in `attention_jvp`: of biases by distance, say. S is
         to be linear in those in jscore, as in `Bias`, `RelativeBias`, `Alibi` and `Sink`, and not those of a `Score`.
+    particle : list or integer array of NumPy, (rows,), or a tuple of two, for queries and for keys; optional
+        If each row of q, k and v depends on the coordinates of one particle alone, as in a first layer, whose: a number
+        from 0 on, or -1 for a row that is constant. jq, jk and jv then have the derivatives of rows by the coordinates
+        of their own particle, T = 3 in space. Later layers have none of this: o depends on all particles.
 
     Returns
     -------
     o : array, (..., seqlen_q, head_dim_v), of the dtype of q
     jo : array, (T, ..., seqlen_q, head_dim_v)
-        The derivatives of o.
+        The derivatives of o. With `particle`, (T n, ..., seqlen_q, head_dim_v) for n particles, one more than the
+        largest number: ``jo[T * p + c]`` by coordinate c of particle p.
     lo : array, (..., seqlen_q, head_dim_v)
         Its Laplacian.
 
@@ -344,7 +351,8 @@ def attention_laplacian(
     TypeError, ValueError
         For what does not fit: see `attention`.
     NotImplementedError
-        For derivatives of an array of a `Score`.
+        For derivatives of an array of a `Score`; with `particle` for jscore, dropout, and parts of a score that are not
+        added to S, as `Softcap`.
 
     Notes
     -----
@@ -354,6 +362,11 @@ def attention_laplacian(
 
     the second derivative of o along q + h tq, k + h tk, v + h tv, with which the arrays in jscore move.
 
+    With `particle` a key j moves along the coordinates of its particle p alone, and jo along one of them is the sum of
+    P_ij (tS_ij (V_j - O_i) + tV_j) over the keys of p, but for the queries of p, which all keys move: all of jo takes
+    as long as T tangents, and the time of writing it, in place of T n tangents. CuPy arrays are multiplied as whole
+    matrices then, in memory that grows with seqlen_q x seqlen_k, as jo does.
+
     Examples
     --------
     >>> import numbattn as na, numpy as np
@@ -362,6 +375,15 @@ def attention_laplacian(
     >>> o, jo, lo = na.attention_laplacian(q, k, v, jq, None, None)
     >>> jo.shape, lo.shape
     ((20, 5, 4), (5, 4))
+
+    Of five particles, each with one row:
+
+    >>> jk = np.random.default_rng(1).standard_normal((3, 5, 4))
+    >>> o, jo, lo = na.attention_laplacian(q, k, v, None, jk, None, particle=range(5))
+    >>> dense = np.zeros((5, 3, 5, 4))                          # by all coordinates: most are zero
+    >>> dense[range(5), :, range(5)] = jk.swapaxes(0, 1)
+    >>> np.allclose(jo, na.attention_laplacian(q, k, v, None, dense.reshape(15, 5, 4), None)[1])
+    True
     """
     refuse_cache(k, "tangents")
     problem, inputs = describe(q, k, v, causal, mask, scale, dropout, score, may_wait=True)
@@ -371,7 +393,8 @@ def attention_laplacian(
             raise NotImplementedError(f"jscore[{number}]: got {words_for(x)} for an array of a {type(part).__name__}, "
                                       "expected None: pass a numbattn.Bias of what it adds")  # fmt: skip
     laplacians, _ = checked_tangents(inputs, lq, lk, lv, lscore, prefix="l", several=False)
-    return passes.laplacian(problem, inputs, tangents, laplacians)
+    particles = None if particle is None else checked_particles(particle, problem, inputs, tangents)
+    return passes.laplacian(problem, inputs, tangents, laplacians, particles)
 
 
 def _only(grads: Gradients[Any]) -> Gradients[Any]:

@@ -205,7 +205,7 @@ def attention_backward_jvp(
 @np.errstate(under="ignore")
 def attention_laplacian(
     q: Any, k: Any, v: Any, jq: Any, jk: Any, jv: Any, lq: Any = None, lk: Any = None, lv: Any = None, *,
-    jscore: Any = (), lscore: Any = (), **options: Any,
+    jscore: Any = (), lscore: Any = (), particle: Any = None, **options: Any,
 ) -> tuple[Any, Any, Any]:  # fmt: skip
     """o, its tangents and its Laplacian; takes what `numbattn.attention_laplacian` takes.
 
@@ -214,6 +214,12 @@ def attention_laplacian(
     o, jo, lo : arrays of float64, (..., seqlen_q, head_dim_v), jo with the axis of tangents in front
     """
     problem, inputs = describe(q, k, v, **options)
+    if particle is not None:                                    # the rows of each particle move along its coordinates
+        rows = [np.asarray(x) for x in (particle if isinstance(particle, tuple) else (particle, particle))]
+        count = 1 + max(x.max(initial=-1) for x in rows)
+        jq, jk, jv = (None if x is None else
+                      np.concatenate([x[:0], *(np.where((own == p)[:, None], x, 0) for p in range(count))])
+                      for x, own in zip((jq, jk, jv), (rows[0], rows[1], rows[1])))  # fmt: skip
     tangents, _ = checked_tangents(inputs, jq, jk, jv, jscore, prefix="j", several=True)
     laplacians, _ = checked_tangents(inputs, lq, lk, lv, lscore, prefix="l", several=False)
     lo, jo = _along(problem, inputs, laplacians, 0).tO, []

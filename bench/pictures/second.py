@@ -114,4 +114,12 @@ def second_cpu(results):
     over = [record["tflops"][OURS] / record["tflops"]["numpy"] for record in records if record["pass"] in CALLED]
     title = f"Second derivatives on a CPU: {geometric_mean(over):.1f} times as fast as the formula in NumPy"
     shown = table(_rows(records, "GFLOP/s", 1000))
-    return finish(figure, title), f"8 heads. {COUNTED}\n\n{_speedups(records)}\n\n{shown}"
+    return finish(figure, title), f"8 heads. {COUNTED}\n\n{_speedups(records)}\n\n{shown}{_of_particles(results)}"
+
+
+def _of_particles(results):
+    """A table of Laplacians of particles."""
+    rows = [{"particles": f"{x['dtype']}, {x['particles']}", "`particle=`, ms": f"{1e3 * x['particle']:.3g}",
+             "of all rows, ms": f"{1e3 * x['dense']:.3g}", "times as fast": f"{x['dense'] / x['particle']:.1f}"}
+            for x in results.get("particles", ())]  # fmt: skip
+    return f"\n\nLaplacians of particles, 4 heads, head_dim 64:\n\n{table(rows)}" if rows else ""

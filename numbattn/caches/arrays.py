@@ -127,29 +127,31 @@ class CacheArrays(Value):
         """The most tokens of a sequence that it stores."""
         return self._rows if self._ring is None else self._ring.capacity
 
-    @property
+    @cached_property
     def _longest(self) -> int:
         """The most tokens that a sequence may have."""
         return self.capacity if self._ring is None else 2**31 - 1
 
     # ------------------------------------------------------------------------------------------------- what calls ask
-    @property
+    @cached_property
     def _is_numpy(self) -> bool:
         return isinstance(self.k, np.ndarray)
 
-    @property
+    @cached_property
     def _layout(self) -> CacheLayout:
         return CacheLayout(self.k.dtype, None if self.table is None else self.k.shape[2])
 
     def _check_dtype(self, dtype: Any) -> None:
         """Refuse a q of this dtype, beside which k and v are not widened."""
         own = self.k.dtype
+        if dtype == own:
+            return
         wider = DTYPES if own in EIGHT_BITS else (own, FLOAT32) if own in SIXTEEN_BITS else (own,)
         if dtype in DTYPES and dtype not in wider:
             raise DtypeError(f"q: got {dtype}, allowed {' or '.join(map(str, wider))} with a KVCache of {own}"
                              f"{cast_of('q', dtype, wider[-1:])}")
 
-    @property
+    @cached_property
     def _shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The shapes of k and v as if there were no pages: (batch, heads, capacity, features)."""
         lead = len(self.lengths), self.k.shape[1], self.capacity
@@ -159,15 +161,18 @@ class CacheArrays(Value):
         """Refuse lengths beyond the capacity, pages that do not exist and invalid scales; arrays on a GPU are not
         checked."""
         if self._is_numpy:
-            lengths = self._checked_lengths()
+            self._check_lengths()
             self._check_scales()
             if self.table is not None:
                 first = np.arange(self.table.shape[1]) * self.k.shape[2]
-                self._check_pages(self.table[first < np.minimum(lengths, self.capacity)[:, None]])
+                self._check_pages(self.table[first < np.minimum(self.lengths, self.capacity)[:, None]])
 
-    def _checked_lengths(self) -> Any:
+    def _check_lengths(self) -> None:
         if self._is_numpy:
             check_lengths(self.lengths.tobytes(), self.lengths.dtype, self._longest)
+
+    def _checked_lengths(self) -> Any:
+        self._check_lengths()
         return self.lengths.astype(np.int64)
 
     @cached_property

@@ -20,10 +20,15 @@ def check(name: str, x: Any, dtypes: Sequence[Any], shape: tuple[int | str, ...]
     if x.dtype not in dtypes:
         cast = cast_of(name.split()[-1], x.dtype, dtypes)
         raise TypeError(f"{name}: got {x.dtype}, allowed {', '.join(map(str, dtypes))}{cast}")
-    if len(x.shape) != len(shape) or any(isinstance(size, int) and size != n for size, n in zip(shape, x.shape)):
+    if not _fits(x.shape, shape):
         expected = ", ".join(map(str, shape)) + "," * (len(shape) == 1)
         raise ValueError(f"{name}: got the shape {x.shape}, expected ({expected})")
     return x
+
+
+@lru_cache(maxsize=256)
+def _fits(shape: tuple[int, ...], wanted: tuple[int | str, ...]) -> bool:
+    return len(shape) == len(wanted) and all(isinstance(size, str) or size == n for size, n in zip(wanted, shape))
 
 
 def checked_dtype(name: str, dtype: Any) -> np.dtype[Any]:

@@ -28,7 +28,7 @@ from ..rotations.calls import check_rotary, turned_tokens
 from .arrays import CacheArrays
 from .checks import check, checked_dtype
 from .eight_bits import FLOAT8, INT8, bits_of
-from .tokens import by_token, check_path, checked_offsets, offsets_of_tokens, stored
+from .tokens import by_token, check_path, checked_offsets, new_tokens, stored
 
 
 class KVCache(CacheArrays):
@@ -237,9 +237,11 @@ class KVCache(CacheArrays):
         >>> cache.lengths
         array([6, 6], dtype=int32)
         """
-        batch, heads, lengths = len(self.lengths), self.k.shape[1], self._checked_lengths()
-        lead = (batch, heads) if segments is None else (heads,)
-        same_library(KVCache=self.k, k=k, v=v)
+        self._check_lengths()
+        heads = self.k.shape[1]
+        lead = (len(self.lengths), heads) if segments is None else (heads,)
+        if not type(self.k) is type(k) is type(v):
+            same_library(KVCache=self.k, k=k, v=v)
         check("k", k, DTYPES, (*lead, "tokens", self.k.shape[-1]))
         check("v", v, DTYPES, (*lead, k.shape[-2], self.v.shape[-1]))
         if rotary is not None:
@@ -254,16 +256,10 @@ class KVCache(CacheArrays):
         self._check_scales()
         if self.k.dtype == FLOAT8 and (self.k_scale != self.v_scale).any() and overlap(self.k, self.v):
             raise ValueError("KVCache v_scale: got another one than k_scale, with a v that is a part of k")
-        offsets = offsets_of_tokens(segments, batch, k.shape[-2])
-        counts = np.diff(offsets)
-        for b in np.flatnonzero(counts > self._longest - lengths)[:1]:
-            raise ValueError(f"k: got {counts[b]} tokens for sequence {b}, which has {lengths[b]} of at most "
-                             f"{self._longest}")
-        sequence = np.repeat(np.arange(batch), counts)
-        positions = np.arange(offsets[0], offsets[-1]) + (lengths - offsets[:-1])[sequence]
-        new_k, new_v = (by_token(x)[offsets[0] : offsets[-1]] for x in (k, v))
+        sequence, positions, own, counts = new_tokens(self.lengths, self._longest, segments, k.shape[-2])
+        new_k, new_v = by_token(k)[own], by_token(v)[own]
         if self._ring is not None:
-            lasts = self._ring.lasts(positions, (lengths + counts)[sequence])
+            lasts = self._ring.lasts(positions, (self.lengths + counts)[sequence])
             sequence, positions, new_k, new_v = (x[lasts] for x in (sequence, positions, new_k, new_v))
         page, row = self._places(sequence, positions)
         if rotary is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,14 +13,38 @@ from ..base.values import rounded
 from .eight_bits import FLOAT8, INT8, to_float8, to_int8
 
 
-def offsets_of_tokens(segments: Any, batch: int, count: int) -> Any:
-    """Where each sequence's new tokens begin and end. There are `count` for each or, if they are packed, in all."""
+class NewTokens(NamedTuple):
+    """Tokens after those of each sequence."""
+
+    sequence: Any
+    position: Any
+    own: slice  # which of the given tokens they are
+    counts: Any  # for each sequence
+
+
+def new_tokens(lengths: Any, longest: int, segments: Any, count: int) -> NewTokens:
+    """The tokens after sequences of these lengths. There are `count` for each or, if they are packed, in all."""
     if segments is None:
-        return np.arange(batch + 1) * count
-    offsets = checked_offsets(segments, batch)
+        return _as_many_for_each(lengths.tobytes(), lengths.dtype, longest, count)
+    offsets = checked_offsets(segments, len(lengths))
     same_library(KVCache=np.empty(0), segments=offsets)
     check_values("segments", offsets, count, rising=True)
-    return offsets.astype(np.int64)
+    return _new_tokens(lengths, longest, offsets.astype(np.int64))
+
+
+@lru_cache(maxsize=64)
+def _as_many_for_each(lengths: bytes, dtype: np.dtype[Any], longest: int, count: int) -> NewTokens:
+    """The same in the next layer, whose lengths are equal."""
+    held = np.frombuffer(lengths, dtype)
+    return _new_tokens(held, longest, np.arange(len(held) + 1) * count)
+
+
+def _new_tokens(lengths: Any, longest: int, offsets: Any) -> NewTokens:
+    starts, counts = offsets[:-1], offsets[1:] - offsets[:-1]
+    for b in (counts > longest - lengths).nonzero()[0][:1]:
+        raise ValueError(f"k: got {counts[b]} tokens for sequence {b}, which has {lengths[b]} of at most {longest}")
+    sequence, own = np.arange(len(lengths)).repeat(counts), slice(int(offsets[0]), int(offsets[-1]))
+    return NewTokens(sequence, np.arange(own.start, own.stop) + (lengths - starts)[sequence], own, counts)
 
 
 def checked_offsets(segments: Any, batch: int) -> Any:

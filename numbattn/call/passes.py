@@ -19,6 +19,7 @@ from ..scores import Part
 from ..scores.bias import Bias
 from ..scores.sink import Sink
 from .order import Ordered, as_it_is, computed_in_order
+from .particles import Particles, by_products
 from .problem import Inputs, Problem, Saved, describe
 from .tangents import Tangents, parts_of
 
@@ -63,6 +64,7 @@ LAPLACIAN = Pass(
     takes=TANGENT.takes,
     gives=(*TANGENT.gives, "o2"),  # terms whose sum is that of the second derivatives of o
 )
+PARTICLE_LAPLACIAN = replace(LAPLACIAN, name="particle_laplacian")  # along coordinates of Particles
 STATISTICS = Pass("statistics", takes=QKV, gives=("row_max", "entropy", "lse", "lse_low"))
 COLUMN_SUMS = Pass("column_sums", takes=(*QKV, "lse", "lse_low", "weights"), gives=("column_sums",))
 PASSES = {pass_.name: pass_ for pass_ in (FORWARD, BACKWARD, TANGENT, BACKWARD_TANGENT, LAPLACIAN)}
@@ -163,9 +165,22 @@ def tangent(problem: Problem, inputs: Inputs, tangents: Tangents) -> tuple[Saved
     return Saved(problem, inputs, found["o"], found["lse"], found.get("lse_low")), found["to"], found["tlse"]
 
 
-def laplacian(problem: Problem, inputs: Inputs, tangents: Tangents, laplacians: Tangents) -> tuple[Any, Any, Any]:
-    """o, to for all Tangents, and the Laplacian of o; laplacians: of q, k and v, as Tangents in one direction."""
-    found = run_pass(LAPLACIAN, problem, inputs, {}, tangents)
+def laplacian(
+    problem: Problem, inputs: Inputs, tangents: Tangents, laplacians: Tangents, particles: Particles | None = None
+) -> tuple[Any, Any, Any]:  # fmt: skip
+    """o, to for all Tangents, and the Laplacian of o; laplacians: of q, k and v, as Tangents in one direction.
+
+    particles: whose coordinates the Tangents are along, each those of all of them at once.
+    """
+    if particles is None:
+        found = run_pass(LAPLACIAN, problem, inputs, {}, tangents)
+    else:
+        inputs, tangents = as_it_is(problem, inputs), particles.own(tangents)
+        if problem.xp == "numpy":
+            found = run_pass(PARTICLE_LAPLACIAN, problem, inputs, {"particles": particles}, tangents)
+        else:
+            found = by_products(problem, inputs, tangents, particles, weights(problem, inputs))
+            found["o"] = forward(problem, inputs, save=False)[0]
     lo = found["o2"].sum(axis=0)
     for number in range(tangents.count):
         for part, tpart in zip(inputs.score, parts_of(inputs, tangents, number)):

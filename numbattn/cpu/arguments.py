@@ -73,13 +73,14 @@ def kept(function):
 
 def known(function):
     """Decorate a function of a problem, of Inputs, of whose arrays it sees none, and of more: its results are kept if
-    the options are nothing but numbers."""
+    the options are nothing but numbers and a mask that lasts."""
     kept = lru_cache(maxsize=64)(lambda problem, options, *more: function(problem, Inputs(*ABSENT, *options), *more))
 
     @wraps(function)
     def known_or_new(problem, inputs, *more):
-        has_others = inputs.score or inputs.dropout or inputs.cache or inputs.mask._holds_arrays
-        return function(problem, inputs, *more) if has_others else kept(problem, inputs[3:], *more)
+        if inputs.score or inputs.dropout or not lasts(problem, inputs.mask):
+            return function(problem, inputs, *more)
+        return kept(problem, (inputs.mask, inputs.scale, None, (), None, inputs.origin), *more)
 
     return known_or_new
 
@@ -140,10 +141,14 @@ def _cut(first, end, own, tile_m):
     return np.stack([m0, m_end, first[m0], end[m0], own[m0] - m0], axis=-1)[::-1]
 
 
+def lasts(problem, mask):
+    """Whether what is made of a mask is kept: of one without arrays, and of that of a cache if it is small."""
+    return not mask._holds_arrays or (mask._is_immutable and problem.seqlen_q <= FEW)
+
+
 def mask_of(problem, mask):
-    """The Record of the MaskArrays of a mask. Those of a cache are kept if they are small."""
-    lasts = not mask._holds_arrays or (mask._is_immutable and problem.seqlen_q <= FEW)
-    return _known_record_of(problem, mask) if lasts else _record_of(problem, mask)
+    """The Record of the MaskArrays of a mask."""
+    return (_known_record_of if lasts(problem, mask) else _record_of)(problem, mask)
 
 
 def _record_of(problem, mask):

@@ -189,7 +189,7 @@ def operands_of(problem, inputs, new, widened=False, narrow=False):
 @lru_cache(maxsize=64)
 def _is_readable(problem, narrow):
     """Whether kernels can read q, k and v themselves, if these are aligned."""
-    if problem.cache is not None or (problem.dtype != problem.sum_dtype and not narrow):
+    if (problem.dtype != problem.sum_dtype and not narrow) or problem.cache not in (None, (problem.dtype, None)):
         return False
     return all(map(has_rows, problem.shapes, problem.strides, repeat(problem.dtype.itemsize)))
 

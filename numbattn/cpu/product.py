@@ -5,6 +5,8 @@ is computed in blocks of ROWS rows and VECTORS vectors of columns, whose accumul
 element of every row of a is multiplied by the vectors of row k of b.
 """
 
+from itertools import product as pairs_of
+
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -15,7 +17,9 @@ from .target import FEATURES, VECTOR_BYTES
 
 ROWS, VECTORS = (8, 2) if "avx512f" in FEATURES else (6, 2)  # the accumulators take most registers
 FEW_ROWS, FEW_VECTORS = (4, 4) if "avx512f" in FEATURES else (2, 4)  # for products with few rows
+ROW_VECTORS = 4 if "avx512f" in FEATURES else 8  # for those with one: 64 float32
 FEW_DOTS = 4 if VECTOR_BYTES > 16 else 2  # rows
+DOTS = 4  # rows of b at once: the addresses of more would not stay in registers
 AHEAD = 16  # rows of b to prefetch: reading from memory takes 15 to 25 % less time, equally with 8 to 32
 INT, LONG = ir.IntType(32), ir.IntType(64)
 NUMBERS = {
@@ -184,9 +188,19 @@ def product_of(transposed, name, block_rows, vectors, add_term=Vectors.multiply_
 
 product = product_of(False, "product", ROWS, VECTORS)  # out = alpha a b, plus out if `add`
 product_tn = product_of(True, "product_tn", ROWS, VECTORS)  # out = alpha a^T b, plus out if `add`
-product_few = product_of(False, "product_few", FEW_ROWS, FEW_VECTORS)  # `product` for few rows
+product_some = product_of(False, "product_some", FEW_ROWS, FEW_VECTORS)  # `product` for few rows
+product_row = product_of(False, "product_row", 1, ROW_VECTORS)  # and for one
 product_tn_row = product_of(True, "product_tn_row", 1, 8)  # `product_tn` for one row of out
 distances = product_of(False, "distances", ROWS, VECTORS, Vectors.add_square)  # `product`, of (a - b)**2 for a b
+
+
+@linked
+def product_few(out, a, b, alpha, add):
+    """`product` for few rows."""
+    if len(a) == 1:
+        product_row(out, a, b, alpha, add)
+    else:
+        product_some(out, a, b, alpha, add)
 
 
 def along(builder, dtype, depth, step, width=None):
@@ -215,14 +229,17 @@ def block_dots(block_rows):
             rows, cols = clamped(builder, row, block_rows, height), clamped(builder, col, block_cols, width)
             sums = {(r, c): cgutils.alloca_once_value(builder, unit.zero) for r in rows for c in cols}
 
-            def multiply_add(unit, at):
-                for c in cols:
-                    unit.prefetch(mB.element(builder.add(c, LONG(AHEAD)), at))
-                lefts, rights = ({r: unit.load(m.element(r, at)) for r in some} for m, some in ((mA, rows), (mB, cols)))
-                for (r, c), total in sums.items():
-                    builder.store(unit.multiply_add(lefts[r], rights[c], builder.load(total)), total)
+            for some in (cols[n : n + DOTS] for n in range(0, block_cols, DOTS)):
 
-            along(builder, out.dtype, depth, multiply_add)
+                def multiply_add(unit, at, some=some):
+                    for c in some:
+                        unit.prefetch(mB.element(builder.add(c, LONG(AHEAD)), at))
+                    lefts, rights = ({r: unit.load(m.element(r, at)) for r in x} for m, x in ((mA, rows), (mB, some)))
+                    for r, c in pairs_of(rows, some):
+                        total = sums[r, c]
+                        builder.store(unit.multiply_add(lefts[r], rights[c], builder.load(total)), total)
+
+                along(builder, out.dtype, depth, multiply_add)
             totals = unit.add_up([builder.load(total) for total in sums.values()])
             part = Vectors(builder, out.dtype, builder.sub(width, col), block_cols)
             for n, r in enumerate(rows):

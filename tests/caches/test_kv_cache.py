@@ -152,13 +152,34 @@ def test_lengths_may_be_edited_in_place(rng):
     cache = na.KVCache(k.copy(), v.copy(), np.array([3, 90], np.int32))
     for lengths in ([3, 90], [90, 40], [50, 50], [3, 90]):
         cache.lengths[...] = lengths
-        got = na.attention(q, cache, **options)
-        for b, n in enumerate(lengths):
-            alone = na.attention(q[b : b + 1], k[b : b + 1, :, :n], v[b : b + 1, :, :n], **options)
-            np.testing.assert_allclose(got[b : b + 1], alone, rtol=1e-6, atol=1e-6)
+        for chosen in (options, {"mask": options["mask"]}, {}):
+            got = na.attention(q, cache, **chosen)
+            for b, n in enumerate(lengths):
+                alone = na.attention(q[b : b + 1], k[b : b + 1, :, :n], v[b : b + 1, :, :n], **chosen)
+                np.testing.assert_allclose(got[b : b + 1], alone, rtol=1e-6, atol=1e-6)
     cache.lengths[0] = 91
     with pytest.raises(ValueError, match="KVCache lengths: got values from 90 to 91, allowed 0 to 90"):
         na.attention(q, cache, **options)
+
+
+def test_tokens_are_appended_where_lengths_end_now(rng):
+    """As many as before, and other ones; what is refused has no effect on what follows."""
+    cache = na.KVCache.zeros(2, HEADS_K, 9, D, head_dim_v=E, like=np.zeros(0, np.float32))
+    for lengths, count in [([0, 4], 2), ([5, 1], 2), ([5, 1], 3), ([8, 8], 2), ([0, 4], 2), ([6, 0], 3), ([5, 1], 2)]:
+        cache.lengths[...] = lengths
+        k, v = tokens(rng, 2, HEADS_K, count=count)
+        want_k, want_v = cache.k.copy(), cache.v.copy()
+        if max(lengths) + count > 9:
+            with pytest.raises(ValueError, match="k: got 2 tokens for sequence 0, which has 8 of at most 9"):
+                cache.append(k, v)
+            count = 0
+        else:
+            for b, n in enumerate(lengths):
+                want_k[b, :, n : n + count], want_v[b, :, n : n + count] = k[b], v[b]
+            cache.append(k, v)
+        np.testing.assert_array_equal(cache.k, want_k)
+        np.testing.assert_array_equal(cache.v, want_v)
+        np.testing.assert_array_equal(cache.lengths, np.add(lengths, count))
 
 
 def test_any_strides(rng):
@@ -448,7 +469,7 @@ def zeros(*shape, dtype=np.float32):
 def cache(page_size=None, dtype=np.float32, filled=(5, 3), **changed):
     made = na.KVCache.zeros(2, 2, 8, 4, like=zeros(0), page_size=page_size, dtype=dtype, head_dim_v=3)
     made.lengths[...] = filled
-    return na.KVCache(**{**vars(made), **changed})
+    return na.KVCache(**{**made.__getstate__(), **changed})
 
 
 def appended(k=(2, 2, 1, 4), v=(2, 2, 1, 3), dtype=np.float32, segments=None, **about):
@@ -767,9 +788,6 @@ FAULTS = {
         "test_nothing_is_written_where_something_is_wrong",
         "test_overflowed",
     ): {
-        "(lengths - offsets[:-1])[sequence]": "lengths[sequence]",
-        "offsets[0] : offsets[-1]]": "0 : offsets[-1] - offsets[0]]",
-        "counts > self._longest - lengths": "counts > self._longest",
         "before + np.maximum(steps, 0)": "before + t",
         "[x[page, :, row] for x in arrays]": "(x[page, :, row] for x in arrays)",
         "- nodes + (steps >= 0).sum(axis=1)": "- nodes + steps.shape[1]",
@@ -808,7 +826,7 @@ FAULTS = {
             "        self._check_pages(pages)\n": "",
         },
         "test_ragged_lengths_in_any_pages": {
-            "first < np.minimum(lengths, self.capacity)[:, None]": "first <= lengths[:, None]",
+            "first < np.minimum(self.lengths, self.capacity)[:, None]": "first <= self.lengths[:, None]",
         },
         "test_scales_of_float8": {
             "            self._check_scales()\n            if self.table": "            if self.table",
@@ -841,6 +859,12 @@ FAULTS = {
         ("test_append_in_pieces", "test_errors"): {
             "x.swapaxes(-2, -3)": "x.swapaxes(0, 1)",
             "(other <= one)": "(other < one)",
+            "(counts > longest - lengths)": "(counts > longest)",
+        },
+        ("test_append_to_a_ragged_batch", "test_tokens_are_appended_where_lengths_end_now"): {
+            "(lengths - starts)[sequence]": "lengths[sequence]",
+            "slice(int(offsets[0]), int(offsets[-1]))": "slice(0, int(offsets[-1] - offsets[0]))",
+            "np.arange(len(held) + 1) * count": "np.arange(len(held) + 1)",
         },
     },
 }

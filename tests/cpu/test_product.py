@@ -37,7 +37,8 @@ def check(multiply, form, rng, dtype, rows, cols, inner):
 def test_products(rng, form, dtype):
     function = getattr(product, form)
     multiply = numba.njit(lambda *args: function(*args))
-    whole = product.VECTORS * product.VECTOR_BYTES // dtype().itemsize
+    vectors = product.ROW_VECTORS if form == "product_few" else product.VECTORS
+    whole = vectors * product.VECTOR_BYTES // dtype().itemsize
     for rows, cols, inner in itertools.product([1, 8, 13], [1, 7, whole, whole + 9], [0, 1, 30]):
         check(multiply, form, rng, dtype, rows, cols, inner)
 
@@ -123,6 +124,8 @@ FAULTS = {
     "builder.fmul(builder.load(total), alpha)": "builder.load(total)",
     "difference = self.b.fsub(x, y)": "difference = self.b.fadd(x, y)",
     "builder.fadd(*halves)": "builder.fsub(*halves)",
+    "if len(a) == 1:\n        product_row": "if len(a) == len(a):\n        product_row",
+    "range(0, block_cols, DOTS)": "range(0, DOTS, DOTS)",
     "with builder.if_then(add):": "with builder.if_then(builder.not_(add)):",
     "cols // (vectors * width) * (vectors * width)":
         "(cols + vectors * width - 1) // (vectors * width) * (vectors * width)",
