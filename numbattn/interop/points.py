@@ -16,7 +16,7 @@ from ..base.checks import dtype_of_sums, flag
 from ..base.gradients import Gradients
 from ..base.values import sum_broadcast
 from ..masks import Mask
-from ..points import Cost, Kernel, kernels
+from ..points import Cost, Kernel, composition
 from ..points.checks import batch_of, check_columns, check_points, checked_limits
 from ..points.clouds import Solution
 from ..points.kernels import as_exponential, as_kernel
@@ -105,12 +105,12 @@ class Points(NamedTuple):
         """The kernel and the points without lengths that are a framework's arrays."""
         if not any(leaf._foreign for leaf in kernel._leaves):
             return kernel, x, y
-        if isinstance(kernel, kernels.Product):
+        if isinstance(kernel, composition.Product):
             given = [(factor, own if isinstance(own, slice) else np.array(own)) for factor, own in kernel.factors]
             factors, *points = zip(*[self.of_unit_length(factor, x[..., at], y[..., at]) for factor, at in given])
             ends = np.cumsum([x.shape[-1] for x in points[0]]).tolist()
             own = [(factor, slice(*ends)) for factor, *ends in zip(factors, [0, *ends], ends)]
-            return kernels.Product(tuple(own)), *[self.concatenate(z, -1) for z in points]
+            return composition.Product(tuple(own)), *[self.concatenate(z, -1) for z in points]
         return replace(kernel, length=1.0), x / kernel.length, y / kernel.length
 
 

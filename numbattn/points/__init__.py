@@ -32,6 +32,7 @@ features, and on Hopper beyond 16 in `logsumexp` of a Gaussian or ``Cost(2)`` an
 float32). Lengths of each feature, periods and products of kernels round coordinates so on CPUs, too.
 """
 
+from .composition import Kernel
 from .determinant import log_determinant, log_determinant_vjp
 from .gradients import (
     LogDeterminantGradients,
@@ -45,7 +46,6 @@ from .kernels import (
     Cosine,
     Cost,
     Gaussian,
-    Kernel,
     Laplacian,
     Linear,
     Matern,

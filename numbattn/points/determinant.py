@@ -12,8 +12,8 @@ from ..base.checks import A, integer, library, number, warn
 from ..base.values import filled, moved, rounded
 from .checks import check_points, check_result, checked_limits
 from .clouds import EVERY
+from .composition import Kernel
 from .gradients import LogDeterminantGradients, added
-from .kernels import Kernel
 from .pairs import quiet
 from .product import product_vjp
 from .solve import of_matrix, solved, warn_of

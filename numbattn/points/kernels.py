@@ -3,244 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from inspect import signature
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
-from ..base.checks import Floats, dtype_of_sums, floats, integer, integers, library, number, words_for
-from ..base.values import Taken, Value, identity, is_foreign, moved, shown, sum_broadcast
+from ..base.checks import Floats, dtype_of_sums, floats, integer, library, number, words_for
+from ..base.values import Taken, identity, is_foreign, moved, shown, sum_broadcast
 from ..functions.frozen import Frozen, frozen
 from ..functions.given import python_function
 from . import kinds
+from .composition import Kernel, Sum
 
-Features: TypeAlias = slice | tuple[int, ...]
-ALL = slice(None)
 LARGEST_LOG = math.log(np.finfo(float).max) - 1  # of a length
-
-
-class Kernel(Value):
-    """What all kernels share: ``k1 + k2``, ``2.0 * k`` and ``k.on(features)`` are kernels, too, and so is the product
-    ``k1 * k2`` of Gaussian and Periodic ones.
-
-    Notes
-    -----
-    Kernels are values, like masks: two are equal if their numbers are equal and they hold the same arrays.
-    """
-
-    __array_ufunc__ = None  # so that `scalar * kernel` comes to __rmul__
-    _is_centred: bool | None = True  # whether it takes centred points; None: both, an axis in front, centred ones last
-    _is_linear = True  # whether points of unit length depend on points linearly
-
-    def __add__(self, other: Kernel) -> Kernel:
-        return Sum(self._terms + other._terms) if isinstance(other, Kernel) else NotImplemented
-
-    def __mul__(self, factor: float | Kernel) -> Kernel:
-        if isinstance(factor, Kernel):
-            terms = [(c * d, Product(one._factors + other._factors))
-                     for c, one in self._terms for d, other in factor._terms]  # fmt: skip
-            return Sum(tuple(terms)) if len(terms) > 1 or terms[0][0] != 1 else terms[0][1]
-        factor = number("kernel: factor", factor)
-        return Sum(tuple([(factor * other, kernel) for other, kernel in self._terms]))
-
-    __rmul__ = __mul__
-
-    def on(self, features: slice | Sequence[int]) -> Kernel:
-        """The kernel of some features of points, those of a slice or of these numbers.
-
-        Examples
-        --------
-        >>> from numbattn import points
-        >>> points.Gaussian(10.0).on([0]) * points.Periodic(1.0).on([0])        # of the first feature, a time
-        Gaussian(length=10.0).on([0]) * Periodic(period=1.0, length=1.0).on([0])
-        """
-        return Product(((self, _features(features)),))
-
-    @property
-    def _factors(self) -> tuple[tuple[Kernel, Features], ...]:
-        """The factors of the product that it is: kernels, and the features that each is of."""
-        return ((self, ALL),)
-
-    @property
-    def _terms(self) -> tuple[tuple[float, Kernel], ...]:
-        """The terms of the sum that it is: factors and kernels."""
-        return ((1.0, self),)
-
-    @property
-    def _leaves(self) -> tuple[Kernel, ...]:
-        """The kernels that it is made of, which have its parameters."""
-        return (self,)
-
-    @property
-    def _kind(self) -> kinds.Kind:
-        """The kernel of points of unit length."""
-        raise NotImplementedError
-
-    @property
-    def _exponential(self) -> kinds.Kind | None:
-        """The kind of which `logsumexp` takes the logarithm, if there is one."""
-        return self._kind if self._kind.is_exponential else None
-
-    @property
-    def _one_length(self) -> float | None:
-        """The number that it divides all features of centred points by, if it is that simple."""
-        return None
-
-    def _check(self, features: int) -> None:
-        """Refuse points of this number of features, if they do not fit."""
-
-    def _count(self, features: int) -> int:
-        """How many features points of unit length have."""
-        return features
-
-    def _given(self, x: Any) -> Any:
-        """The features that `_one_length` divides."""
-        return x
-
-    def _unit(self, x: Any) -> Any:
-        """Points of unit length, of points that are centred, if it `_is_centred`."""
-        return x
-
-    def _of_points(self, x: Any, gradient: Any) -> Any:
-        """The gradient of points from that of points of unit length."""
-        return gradient
-
-    def _along(self, x: Any, tx: Any) -> Any:
-        """The tangent of points of unit length from that of points: where the Jacobian is symmetric, as `_of_points`.
-        """
-        return self._of_points(x, tx)
-
-    def _of_moved_points(self, x: Any, tx: Any, gradient: Any) -> Any:
-        """The tangent of `_of_points` along x, if it is not linear."""
-        raise NotImplementedError
-
-    def _of_parameter(self, units: Any, gradients: Any, points: Any) -> Any:
-        """The gradient of its parameter, from points of unit length, x and y, and their gradients; or None. points: x
-        and y, centred."""
-        return None
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Sum(Kernel):
-    """A sum of kernels, each times a factor, such as ``2.0 * k1 + k2``."""
-
-    terms: tuple[tuple[float, Kernel], ...]
-
-    @property
-    def _terms(self) -> tuple[tuple[float, Kernel], ...]:
-        return self.terms
-
-    def _check(self, features: int) -> None:
-        for _, kernel in self.terms:
-            kernel._check(features)
-
-    def on(self, features: slice | Sequence[int]) -> Kernel:
-        return Sum(tuple([(factor, kernel.on(features)) for factor, kernel in self.terms]))
-
-    def __repr__(self) -> str:
-        return " + ".join(f"{factor:g} * {kernel}" for factor, kernel in self.terms)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Product(Kernel):
-    """The product of kernels, each of some features of points: a single one, or some that are Gaussians of points of
-    unit length, whose squared distances are added."""
-
-    factors: tuple[tuple[Kernel, Features], ...]
-
-    def __post_init__(self) -> None:
-        for kernel, _ in self.factors if len(self.factors) > 1 else ():
-            if kernel._kind != kinds.GAUSSIAN:
-                raise TypeError(f"kernel: got a product with {kernel}, expected Gaussian and Periodic alone, on some "
-                                "features or on all")  # fmt: skip
-
-    def on(self, features: slice | Sequence[int]) -> Kernel:
-        if any(own != ALL for _, own in self.factors):
-            return super().on(features)
-        return Product(tuple([(kernel, _features(features)) for kernel, _ in self.factors]))
-
-    @property
-    def _factors(self) -> tuple[tuple[Kernel, Features], ...]:
-        return self.factors
-
-    @property
-    def _leaves(self) -> tuple[Kernel, ...]:
-        return tuple([leaf for kernel, _ in self.factors for leaf in kernel._leaves])
-
-    @property
-    def _kind(self) -> kinds.Kind:
-        return self.factors[0][0]._kind
-
-    @property
-    def _exponential(self) -> kinds.Kind | None:
-        return self.factors[0][0]._exponential
-
-    @property
-    def _is_centred(self) -> bool | None:  # type: ignore[override]
-        first, *others = (kernel._is_centred for kernel, _ in self.factors)
-        return None if others and not (first and all(others)) else first
-
-    @property
-    def _is_linear(self) -> bool:  # type: ignore[override]
-        return all(kernel._is_linear for kernel, _ in self.factors)
-
-    @property
-    def _one_length(self) -> float | None:
-        return None if len(self.factors) > 1 else self.factors[0][0]._one_length
-
-    def _check(self, features: int) -> None:
-        for kernel, own in self.factors:
-            if isinstance(own, tuple) and not all(-features <= at < features for at in own):
-                raise ValueError(f"kernel: features: got {own}, of points of {features} features")
-            kernel._check(len(_numbers(own, features)))
-
-    def _count(self, features: int) -> int:
-        return sum(kernel._count(len(_numbers(own, features))) for kernel, own in self.factors)
-
-    def _given(self, x: Any) -> Any:
-        return self.factors[0][0]._given(_some(x, self.factors[0][1]))
-
-    def _unit(self, x: Any) -> Any:
-        return np.concatenate([one._unit(self._own(x, one, own)) for one, own in self.factors], axis=-1)
-
-    def _own(self, x: Any, kernel: Kernel, own: Features) -> Any:
-        """The points that a factor takes."""
-        return _some(x[int(kernel._is_centred)] if self._is_centred is None is not kernel._is_centred else x, own)
-
-    def _along(self, x: Any, tx: Any) -> Any:
-        found = [one._along(self._own(x, one, own), _some(tx, own)) for one, own in self.factors]
-        return np.concatenate(found, axis=-1)
-
-    def _of_points(self, x: Any, gradient: Any) -> Any:
-        return sum(_of_all(x, own, kernel._of_points(self._own(x, kernel, own), part))
-                   for kernel, own, part in self._parts(x, gradient))  # fmt: skip
-
-    def _of_moved_points(self, x: Any, tx: Any, gradient: Any) -> Any:
-        return sum(_of_all(x, own, kernel._of_moved_points(self._own(x, kernel, own), _some(tx, own), part))
-                   for kernel, own, part in self._parts(x, gradient) if not kernel._is_linear)  # fmt: skip
-
-    def _of_parameter(self, units: Any, gradients: Any, points: Any) -> Any:
-        parts = zip(*[self._parts(points[0], z) for z in (*units, *gradients)])
-        found = [kernel._of_parameter((x, y), (dx, dy), [_some(z, own) for z in points])
-                 for (kernel, own, x), (*_, y), (*_, dx), (*_, dy) in parts]  # fmt: skip
-        return tuple(found) if len(found) > 1 else found[0]
-
-    def _parts(self, x: Any, gradient: Any) -> Iterator[tuple[Kernel, Features, Any]]:
-        """Each factor, with its part of a gradient of points of unit length."""
-        first = 0
-        for kernel, own in self.factors:
-            count = kernel._count(len(_numbers(own, x.shape[-1])))
-            yield kernel, own, gradient[..., first : first + count]
-            first += count
-
-    def _key(self) -> tuple[Any, ...]:
-        return type(self), tuple([(kernel, str(own)) for kernel, own in self.factors])  # slices have no hash
-
-    def __repr__(self) -> str:
-        return " * ".join(str(kernel) if own == ALL else f"{kernel}.on({[*own] if isinstance(own, tuple) else own})"
-                          for kernel, own in self.factors)  # fmt: skip
 
 
 class WithLength(Kernel):
@@ -683,38 +460,6 @@ def _length(name: str, value: Any) -> Any:
     if isinstance(array, np.ndarray) and not (np.isfinite(array).all() and (array > 0).all()):
         raise ValueError(f"{name}: got values from {array.min()} to {array.max()}, allowed finite and > 0")
     return array
-
-
-def _features(given: Any) -> Features:
-    if isinstance(given, slice):
-        return given
-    found = integers("features", given)
-    if found.ndim != 1 or not found.size or len({*found.tolist()}) < found.size:
-        raise ValueError(f"features: got {given!r}, expected a slice, or numbers of features, each once")
-    return tuple(found.tolist())
-
-
-def _numbers(own: Features, features: int) -> Sequence[int]:
-    """Those of the features, of so many."""
-    return range(features)[own] if isinstance(own, slice) else own
-
-
-def _some(x: Any, own: Features) -> Any:
-    """These features of x, by views: an array of their numbers would have to be copied to a GPU."""
-    if isinstance(own, slice):
-        return x[..., own]
-    found = np.empty_like(x, shape=(*x.shape[:-1], len(own)))
-    for to, at in enumerate(own):
-        found[..., to] = x[..., at]
-    return found
-
-
-def _of_all(x: Any, own: Features, gradient: Any) -> Any:
-    """A gradient of these features, with 0 for the others of x."""
-    found = np.zeros_like(gradient, shape=(*gradient.shape[:-1], x.shape[-1]))
-    for at, to in enumerate(_numbers(own, x.shape[-1])):
-        found[..., to] = gradient[..., at]
-    return found
 
 
 def positive(name: str, value: Any) -> float:

@@ -10,8 +10,9 @@ from ..base.checks import A, Array
 from ..base.values import rounded, sum_broadcast
 from ..masks import Mask
 from .checks import batch_of, check_points, check_result, check_vector
+from .composition import Kernel
 from .gradients import LogsumexpGradients
-from .kernels import Kernel, as_exponential
+from .kernels import as_exponential
 from .pairs import Pairs, Term, of_points, ones, quiet
 from .scores import ScoresCall, takes
 from .tangents import Moving, checked, tangents_of

@@ -8,7 +8,8 @@ from ..base.checks import Array, needed
 from ..base.values import rounded
 from ..masks import Mask
 from .checks import check_points
-from .kernels import Kernel, as_kernel
+from .composition import Kernel
+from .kernels import as_kernel
 from .pairs import Pairs, Term, quiet
 from .systems import checked_ridge, weighed_sums
 

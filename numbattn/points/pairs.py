@@ -25,7 +25,7 @@ from ..base.values import sum_broadcast
 from ..call.problem import NOTHING_HIDDEN, describe
 from ..masks import Mask
 from . import formula, kinds
-from .kernels import Kernel
+from .composition import Kernel
 from .kinds import DIFFERENCES, Apart
 
 ENOUGH = 64  # points, whose median is the centre

@@ -10,8 +10,9 @@ from ..base.checks import A, Array
 from ..base.values import rounded, sum_broadcast
 from ..masks import Mask
 from .checks import batch_of, check_columns, check_points, check_result
+from .composition import Kernel, Sum
 from .gradients import ProductGradients
-from .kernels import Kernel, Sum, as_kernel
+from .kernels import as_kernel
 from .pairs import Pairs, Term, of_points, quiet
 from .tangents import Moving, checked, tangents_of
 

@@ -11,8 +11,8 @@ import numpy as np
 from ..base.checks import A, Array, warn
 from ..base.values import rounded, sum_broadcast
 from .checks import batch_of, check_columns, check_points, check_result, checked_limits
+from .composition import Kernel
 from .gradients import SolveGradients
-from .kernels import Kernel
 from .pairs import quiet
 from .product import ProductCall
 from .systems import BLOCK, Preconditioner, Solved, System, T, block_conjugate_gradients, scaled

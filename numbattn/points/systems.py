@@ -23,7 +23,8 @@ from ..base.checks import dtype_of_sums, integer, number, words_for
 from ..base.forks import cached_property
 from ..base.values import moved, rounded
 from .clouds import should_check
-from .kernels import Kernel, as_kernel
+from .composition import Kernel
+from .kernels import as_kernel
 from .pairs import Pairs, Term, quiet
 from .product import product
 

@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose
 from numbattn import points
 from numbattn.functions.frozen import frozen
 from numbattn.points import kinds
-from numbattn.points.kernels import Product, Sum
+from numbattn.points.composition import Product, Sum
 
 KINDS = [
     kinds.GAUSSIAN, kinds.EXPONENTIAL, kinds.Power(1.5), kinds.Power(3.0), kinds.MATERN32, kinds.MATERN52,
