@@ -375,6 +375,8 @@ def _problem(
             raise no_floats(name, dtype)
         if dtype != dtypes[0]:
             raise other_dtype(name, dtype, dtypes[0], "q")
+    if k[-1] != q[-1] and cache is not None:
+        raise ValueError(f"q: got head_dim {q[-1]}, expected {k[-1]}, that of the KVCache")
     if k[-1] != q[-1]:
         raise ValueError(f"k: got head_dim {k[-1]}, expected {q[-1]}, the head_dim of q")
     if v[-2] != k[-2]:

@@ -587,7 +587,7 @@ CALLS = [
      r"q: got the shape \(4, 1, 4\), expected \(2, heads, seqlen_q, head_dim\): as many sequences as the KVCache has"),
     (lambda f: f(Q[:1], cache()), ValueError, r"q: got the shape \(1, 4, 1, 4\), expected \(2, heads"),
     (lambda f: f(zeros(2, 3, 1, 4), cache()), ValueError, "q: got 3 heads, expected a multiple of 2"),
-    (lambda f: f(zeros(2, 4, 1, 5), cache()), ValueError, "k: got head_dim 4, expected 5, the head_dim of q"),
+    (lambda f: f(zeros(2, 4, 1, 5), cache()), ValueError, "q: got head_dim 5, expected 4, that of the KVCache"),
     (lambda f: f(Q.astype(np.float16), cache()), TypeError, "q: got float16, allowed float32 with a KVCache"),
     (lambda f: f(Q, cache(), mask=na.Segments([0, 1])), ValueError,
      "got .* with (Segments and )?a KVCache, "),
