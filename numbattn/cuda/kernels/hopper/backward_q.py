@@ -57,16 +57,15 @@ from .backward_steps import (
     ZERO,
     BackwardArguments,
     WgmmaTiles,
+    by_columns,
     dtype_of_bias,
-    own_columns,
     parameters_of,
     save_step,
     size_of,
-    slices_of,
     source,
 )
 from .forward_steps import clear_step
-from .forward_tiles import has_small_blocks, head_dims, width_of
+from .forward_tiles import has_small_blocks
 from .read_sums import reads_of, reads_steps
 from .tma_bias import load_bias_step
 from .walk import ConsumerTile, WorkTile, n_block_steps, score_tile_steps
@@ -90,7 +89,7 @@ def hopper_backward_q(
     tiles: WgmmaTiles, stages being those of K and of V. bias_dtype: of a bias whose tiles come with those of K. reads:
     see `read_sums.reads_of`. own: which columns of dQ, the first one and how many, if not all.
     """
-    dtype, (tile_m, tile_n, stages, blocks), (first_own, cols) = DTYPES[dtype], tiles, own or (0, head_dim)
+    dtype, (tile_m, tile_n, stages, blocks), ((first_own, cols),) = DTYPES[dtype], tiles, own or ((0, head_dim),)
     S_TILE, Q_TILE, CONSUMERS = wgmma(tile_n), wgmma(cols), tile_m // ROWS
     ROW_VECTOR = S_TILE.row_vector()
     shared = SharedMemory()
@@ -276,22 +275,11 @@ def queries_row(work):
     return under_pressure.get(size, QUERIES[size]) if is_under_pressure(work) else QUERIES[size]
 
 
-def own(work, number):
-    """The parameter with the columns of a slice."""
-    head_dim, _ = head_dims(work.problem)
-    slices = slices_of(head_dim)
-    return {"own": own_columns(head_dim, number, slices)} if slices > 1 else {}
-
-
-def columns(work):
-    """The columns of a launch, by matrix."""
-    head_dim, _ = head_dims(work.problem)
-    slices = slices_of(head_dim)
-    return {"dq": width_of(head_dim, slices)} if slices > 1 else {}
+OF_COLUMNS = by_columns(dq=0)
 
 
 def parameters_q(work, tiles):
-    added = {"bias_dtype": dtype_of_bias(work), "reads": reads_of(work, tiles), **own(work, 0)}
+    added = {"bias_dtype": dtype_of_bias(work), "reads": reads_of(work, tiles), **OF_COLUMNS["of_slice"](work, 0)}
     return parameters_of("dq")(work, tiles) | added
 
 
@@ -303,7 +291,5 @@ SPEC = Spec(
     numbers=at_once,
     arch="a",
     packs=True,
-    slices=True,
-    columns=columns,
-    of_slice=own,
+    **OF_COLUMNS,
 )

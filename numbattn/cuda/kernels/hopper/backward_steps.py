@@ -139,6 +139,22 @@ def own_columns(head_dim, number, slices):
     return number * width, min(width, head_dim - number * width)
 
 
+def by_columns(**results):
+    """What the Spec of a kernel has for larger head_dims: `columns` and `of_slice`, whose parameter `own` says which
+    columns a launch computes. results: for each the number of its head_dim."""
+
+    def of_slice(work, number):
+        dims = [head_dims(work.problem)[which] for which in results.values()]
+        slices = slices_of(*dims)
+        return {"own": tuple([own_columns(dim, number, slices) for dim in dims])} if slices > 1 else {}
+
+    def columns(work):
+        own = of_slice(work, 0).get("own", ())
+        return {name: count for name, (_, count) in zip(results, own)}
+
+    return {"slices": True, "columns": columns, "of_slice": of_slice}
+
+
 def keys_spec(factory, row, parameters, given, sums=((), ()), states=same_tiles, **more):
     """The Spec of a kernel that keeps keys. row: (work) -> the row of its table; sums: for dQ, and of what is read."""
     return Spec(

@@ -45,18 +45,16 @@ from .backward_steps import (
     ZERO,
     BackwardArguments,
     WgmmaTiles,
+    by_columns,
     kept_operand,
     keys_spec,
-    own_columns,
     parameters_of,
     pipelines_within,
     save_step,
     size_of,
-    slices_of,
     source,
 )
 from .forward_steps import clear_step
-from .forward_tiles import head_dims, width_of
 
 
 def loader(pipelines, first_queries, next_queries):
@@ -276,24 +274,11 @@ def keys_row(work):
     return WIDE[size_of(work)]
 
 
-def own(work, number):
-    """The parameter with the columns of a slice."""
-    dims = head_dims(work.problem)
-    slices = slices_of(*dims)
-    return {"own": tuple([own_columns(dim, number, slices) for dim in dims])} if slices > 1 else {}
-
-
-def columns(work):
-    """The columns of a launch, by matrix."""
-    dims = head_dims(work.problem)
-    slices = slices_of(*dims)
-    return {name: width_of(dim, slices) for name, dim in zip(("dk", "dv"), dims)} if slices > 1 else {}
+OF_COLUMNS = by_columns(dk=0, dv=1)
 
 
 def parameters(work, tiles):
-    return parameters_of("dk", "dv")(work, tiles) | own(work, 0)
+    return parameters_of("dk", "dv")(work, tiles) | OF_COLUMNS["of_slice"](work, 0)
 
 
-SPEC = keys_spec(
-    hopper_backward_wide, keys_row, parameters, (*GIVEN, ()), slices=True, columns=columns, of_slice=own
-)  # no bias
+SPEC = keys_spec(hopper_backward_wide, keys_row, parameters, (*GIVEN, ()), **OF_COLUMNS)  # no bias
