@@ -66,8 +66,8 @@ def _checked_rows(particle: Any, size: int, of: str) -> Any:
         raise TypeError(f"particle: got a {words_for(array)}, expected a list or an array of NumPy")
     if array.shape != (size,):
         raise ValueError(f"particle: got the shape {array.shape}, expected ({size},), one for each row of {of}")
-    if array.min(initial=0) < -1:
-        raise ValueError(f"particle: got {array.min()}, allowed -1 or more")
+    if array.min(initial=0) < -1 or array.max(initial=0) >= 2**31:
+        raise ValueError(f"particle: got {array.min()} to {array.max()}, allowed -1 to {2**31 - 1}")
     return array.astype(np.int64)
 
 

@@ -90,9 +90,12 @@ class Clouds:
         steady = 0  # iterations with the last epsilon
         for at, (epsilon, term) in enumerate(epsilons, start=1):
             before, f = f, self.of_a._prox(-epsilon * term.logsumexp(logs(self.b, g / epsilon)), epsilon)
-            if steady and should_check(f, at, max_iterations) and self.is_done(before, f, g, tol):
+            is_done = steady and should_check(f, at, max_iterations) and self.is_done(before, f, g, tol)
+            if is_done and self.is_balanced:
                 return Solution(f, g, self.is_trusted(f, g, tol), at)
-            g = self.of_b._prox(-epsilon * term.exchanged.logsumexp(logs(self.a, f / epsilon)), epsilon)
+            held, g = g, self.of_b._prox(-epsilon * term.exchanged.logsumexp(logs(self.a, f / epsilon)), epsilon)
+            if is_done and self.exchanged.is_done(held, g, f, tol):  # which a constant has moved
+                return Solution(f, g, self.is_trusted(f, g, tol), at)
             steady += term is self.term
             if not self.is_balanced:
                 f, g = self.shifted(f, g)

@@ -242,7 +242,7 @@ def _features(given: Any) -> Features:
     if isinstance(given, slice):
         return given
     found = integers("features", given)
-    if found.ndim != 1 or not found.size or len({*found.tolist()}) < found.size:
+    if np.ndim(found) != 1 or not found.size or len({*found.tolist()}) < found.size:
         raise ValueError(f"features: got {given!r}, expected a slice, or numbers of features, each once")
     return tuple(found.tolist())
 

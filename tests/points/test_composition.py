@@ -53,6 +53,7 @@ def test_rounding_errors_of_products(rng, length, origin):
 @pytest.mark.parametrize(("make", "kind", "message"), [
     (lambda: points.Gaussian() * points.Matern(1.5), TypeError, r"got a product with Matern\(.*, expected Gaussian "),
     (lambda: points.Gaussian().on([0, 0]), ValueError, r"features: got \[0, 0\], expected a slice, or numbers of feat"),
+    (lambda: points.Gaussian().on(1), ValueError, "features: got 1, expected a slice, or numbers of features"),
     (lambda: points.Gaussian().on([0.5]), TypeError, "features: got"),
     (lambda: points.Gaussian().on([]), (TypeError, ValueError), "features: got"),
     (lambda: points.product(X, X, X, points.Gaussian().on([2])), ValueError, r"features: got \(2,\), of points of 2"),
