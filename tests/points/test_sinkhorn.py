@@ -468,7 +468,7 @@ def test_errors_of_gradients(rng):
 
 FAULTS = {
     "test_both_potentials_are_within_total_variation": {
-        "points/clouds.py": {"if is_done and self.exchanged.is_done(held, g, f, tol)": "if is_done"},
+        "points/clouds.py": {"if is_done and self.is_balanced:": "if is_done:"},
     },
     "test_plans_and_what_they_carry": {
         "averages, (of, points) = potentials.over_x": "averages, (of, points) = potentials.over_y",
