@@ -82,9 +82,9 @@ def by_products(
     V = np.where(seen, V, 0)
     O, W = P @ V, np.zeros_like(P)
     jo, O2 = np.empty((particles.total, count, *O.shape), dtype, like=P), np.zeros_like(O)
-    same = np.asarray(owners[:, None] == particles.keys, dtype, like=P)
-    numbers = particles.starts[:-1, None] + np.arange(np.diff(particles.starts).max(initial=0))
-    is_key = np.asarray(numbers < particles.starts[1:, None], dtype, like=P)
+    same, starts = np.asarray(owners[:, None] == particles.keys, dtype, like=P), particles.starts
+    numbers = starts[:-1, None] + np.arange(np.diff(starts).max(initial=0))
+    is_key = np.asarray(numbers < starts[1:, None], dtype, like=P)
     keys = moved(particles.order[np.minimum(numbers, problem.seqlen_k - 1)], P)  # of each particle, as many
     for c in range(count):
         jQ, jK, jV = (0 * x if jx is None else _of_heads(jx[c], problem)

@@ -310,8 +310,7 @@ def _packing(cache: KVCache, q: Any, v: Any, mask: Mask) -> Ragged | None:
     """Check q against a cache. Returns packed queries, which Segments announce, as a batch; None for a batch."""
     if v is not None:
         raise TypeError(f"v: got {words_for(v)} with a KVCache, which has its own: leave it out")
-    if type(q) is not type(cache.k):
-        same_library(q=q, KVCache=cache.k)
+    same_library(q=q, KVCache=cache.k)
     cache._check_dtype(q.dtype)
     cache._check_contents()
     if mask._segments is not None:
@@ -375,10 +374,9 @@ def _problem(
             raise no_floats(name, dtype)
         if dtype != dtypes[0]:
             raise other_dtype(name, dtype, dtypes[0], "q")
-    if k[-1] != q[-1] and cache is not None:
-        raise ValueError(f"q: got head_dim {q[-1]}, expected {k[-1]}, that of the KVCache")
     if k[-1] != q[-1]:
-        raise ValueError(f"k: got head_dim {k[-1]}, expected {q[-1]}, the head_dim of q")
+        raise ValueError(f"k: got head_dim {k[-1]}, expected {q[-1]}, the head_dim of q" if cache is None else
+                         f"q: got head_dim {q[-1]}, expected {k[-1]}, that of the KVCache")
     if v[-2] != k[-2]:
         raise ValueError(f"v: got {v[-2]} rows, expected {k[-2]}, one for each row of k")
     batch, heads, heads_k = _broadcast(q, k, v)

@@ -1,22 +1,11 @@
 """What kernels over graphs do of an edge: find its rows and numbers, and add to those of results."""
 
-from typing import Any, NamedTuple
-
 import numpy as np
 
 from ..functions.compiled.exponentials import exp
+from ..graphs.edge import Edge
 from .product import add_multiple, dot
 from .tile import address_of, contiguous_view, inline, philox4x32
-
-
-class Edge(NamedTuple):
-    """Where an edge is, and its number: kernels' `at`."""
-
-    batch: Any
-    head: Any
-    i: Any
-    j: Any
-    number: Any
 
 
 @inline

@@ -16,12 +16,12 @@ from ..base.values import rounded, rowsum
 from ..dropout import Dropout
 from ..functions.compiled.exponentials import exp
 from ..graphs import edge
+from ..graphs.edge import Edge
 from ..graphs.problem import AXES
 from ..graphs.score import gradients_of
 from .compile import Kernel
 from .edge_score import WORDS, EdgeScore, add_reads, score_of, scored, scored_twice
 from .edges import (
-    Edge,
     add_ends,
     add_number,
     add_to,

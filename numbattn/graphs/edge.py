@@ -23,7 +23,17 @@ less 2 tlse tO + rowsum(P2) O with a softmax.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class Edge(NamedTuple):
+    """Where an edge is, and its number: kernels' `at`."""
+
+    batch: Any
+    head: Any
+    i: Any
+    j: Any
+    number: Any
 
 
 def gradients(P: Any, slope: Any, factor: Any, dP: Any, D: Any) -> tuple[Any, Any, Any]:

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .formula import quiet
+
 BYTES = 1 << 25  # of a block of T
-quiet = np.errstate(all="ignore")  # for rows that see nothing, and for numbers too small for the dtype
 
 
 class Given(NamedTuple):

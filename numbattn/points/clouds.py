@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..base.forks import cached_property
+from .formula import quiet
 from .kernels import Cost
 from .marginals import EXACT, Marginal
-from .pairs import Pairs, Term, ones, quiet
+from .pairs import Pairs, Term, ones
 
 EVERY = 10  # iterations between two questions to a GPU whether to stop
 SHRINKAGE = 2  # of epsilon, from one iteration to the next, while it is annealed

@@ -13,8 +13,8 @@ from ..base.values import filled, moved, rounded
 from .checks import check_points, check_result, checked_limits
 from .clouds import EVERY
 from .composition import Kernel
+from .formula import quiet
 from .gradients import LogDeterminantGradients, added
-from .pairs import quiet
 from .product import product_vjp
 from .solve import of_matrix, solved, warn_of
 from .systems import Preconditioner, System

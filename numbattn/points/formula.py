@@ -29,7 +29,7 @@ from .kinds import DIFFERENCES, Kind
 
 ROWS, COLUMNS, PAIRS = 1024, 4096, 2**22  # of a block, at most; COLUMNS is a multiple of 32, as Bits need it
 ON_GPUS = 3  # times as many rows and columns of a block there: a GPU is quicker than its host launches small ones
-quiet = np.errstate(all="ignore")  # for hidden pairs, and for numbers too small for the dtype
+quiet = np.errstate(all="ignore")  # for what is not seen, and for numbers too small for the dtype
 
 
 class PairBlock(NamedTuple):

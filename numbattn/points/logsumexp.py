@@ -11,9 +11,10 @@ from ..base.values import rounded, sum_broadcast
 from ..masks import Mask
 from .checks import batch_of, check_points, check_result, check_vector
 from .composition import Kernel
+from .formula import quiet
 from .gradients import LogsumexpGradients
 from .kernels import as_exponential
-from .pairs import Pairs, Term, of_points, ones, quiet
+from .pairs import Pairs, Term, of_points, ones
 from .scores import ScoresCall, takes
 from .tangents import Moving, checked, tangents_of
 

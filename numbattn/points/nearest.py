@@ -12,8 +12,9 @@ from ..base.checks import A, Array, integer, library
 from ..call.problem import describe
 from ..masks import Mask
 from .checks import batch_of, check_points
+from .formula import quiet
 from .kinds import DIFFERENCES, Apart
-from .pairs import Pairs, quiet
+from .pairs import Pairs
 
 MOST = 2048  # neighbours
 ELEMENTS = 2**24  # of differences computed at once

@@ -9,8 +9,9 @@ from ..base.values import rounded
 from ..masks import Mask
 from .checks import check_points
 from .composition import Kernel
+from .formula import quiet
 from .kernels import as_kernel
-from .pairs import Pairs, Term, quiet
+from .pairs import Pairs, Term
 from .systems import checked_ridge, weighed_sums
 
 MODULES = {"numpy": "scipy.sparse.linalg", "cupy": "cupyx.scipy.sparse.linalg"}

@@ -26,11 +26,11 @@ from ..call.problem import NOTHING_HIDDEN, describe
 from ..masks import Mask
 from . import formula, kinds
 from .composition import Kernel
+from .formula import quiet
 from .kinds import DIFFERENCES, Apart
 
 ENOUGH = 64  # points, whose median is the centre
 SAFE = 8  # of exponents of lengths, so that squares of points that are not divided stay in range
-quiet = np.errstate(all="ignore")  # for points that are not seen, and numbers too small for the dtype
 
 
 @dataclass(frozen=True, eq=False)

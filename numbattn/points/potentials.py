@@ -23,7 +23,8 @@ import numpy as np
 
 from ..base.forks import cached_property
 from .clouds import ROUNDINGS, Clouds, Solution, logs, should_check, weighed
-from .pairs import Term, ones, quiet
+from .formula import quiet
+from .pairs import Term, ones
 from .tangents import Moving
 
 

@@ -11,9 +11,10 @@ from ..base.values import rounded, sum_broadcast
 from ..masks import Mask
 from .checks import batch_of, check_columns, check_points, check_result
 from .composition import Kernel, Sum
+from .formula import quiet
 from .gradients import ProductGradients
 from .kernels import as_kernel
-from .pairs import Pairs, Term, of_points, quiet
+from .pairs import Pairs, Term, of_points
 from .tangents import Moving, checked, tangents_of
 
 

@@ -15,8 +15,9 @@ import numpy as np
 from ..base.backends import loss_steps
 from ..base.checks import dtype_of_sums, library
 from ..base.values import put, rounded
-from .blocks import Given, Statistics, Weights, is_target, probabilities, quiet, scores
+from .blocks import Given, Statistics, Weights, is_target, probabilities, scores
 from .checks import check_result
+from .formula import quiet
 from .gradients import LogsumexpGradients
 from .kernels import Linear
 from .tangents import WIDEST, checked

@@ -26,10 +26,11 @@ from ..base.values import filled, rounded, sum_broadcast
 from ..masks import Mask
 from .checks import TAKER, batch_of, check_columns, check_points, check_result, check_vector, checked_limits
 from .clouds import Clouds, Solution, weighed
+from .formula import quiet
 from .gradients import SinkhornGradients
 from .kernels import Cost
 from .marginals import KL, TV, sides_of
-from .pairs import Pairs, of_points, quiet
+from .pairs import Pairs, of_points
 from .potentials import Moved, Potentials, moved_logarithm
 from .tangents import Moving, checked, tangents_of
 

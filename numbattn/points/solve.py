@@ -12,8 +12,8 @@ from ..base.checks import A, Array, warn
 from ..base.values import rounded, sum_broadcast
 from .checks import batch_of, check_columns, check_points, check_result, checked_limits
 from .composition import Kernel
+from .formula import quiet
 from .gradients import SolveGradients
-from .pairs import quiet
 from .product import ProductCall
 from .systems import BLOCK, Preconditioner, Solved, System, T, block_conjugate_gradients, scaled
 

@@ -24,8 +24,9 @@ from ..base.forks import cached_property
 from ..base.values import moved, rounded
 from .clouds import should_check
 from .composition import Kernel
+from .formula import quiet
 from .kernels import as_kernel
-from .pairs import Pairs, Term, quiet
+from .pairs import Pairs, Term
 from .product import product
 
 BLOCK = 64  # columns of a factor that are drawn at once, and most right sides that share a Krylov space

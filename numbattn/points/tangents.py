@@ -27,8 +27,9 @@ from ..base.forks import cached_property
 from ..base.values import rounded, sum_broadcast
 from . import kinds
 from .checks import check_result
+from .formula import quiet
 from .kernels import dots
-from .pairs import Pairs, Term, quiet
+from .pairs import Pairs, Term
 
 WIDEST = 256  # most features of a sum: kernels for GPUs hold no more
 

@@ -6,6 +6,7 @@ becomes tdS k + dS tk.
 
 
 from ...graphs import edge
+from ...graphs.edge import Edge
 from ..kernel import kernel_factory
 from ..kernels.shared.exact_sums import rounded_sum
 from ..kernels.shared.schedule import split
@@ -28,7 +29,7 @@ from ..tile import (
     sync_warp,
 )
 from ..tile.arrays import Alignment
-from .steps import EDGES, THREADS, Edge, EdgeSteps, Ends, GraphKernel, blocks_of, matrix_of
+from .steps import EDGES, THREADS, EdgeSteps, Ends, GraphKernel, blocks_of, matrix_of
 
 BLOCKS = {  # see `blocks_of`; by key or not, with tangents or not: about twice as fast as with one (H200)
     (False, False): (8, 6, 4), (True, False): (6, 6, 4), (False, True): (5, 4, 3), (True, True): (5, 3, 3),

@@ -4,6 +4,7 @@
 import numpy as np
 
 from ...graphs import edge
+from ...graphs.edge import Edge
 from ..kernel import kernel_factory
 from ..kernels.shared.schedule import split
 from ..kernels.shared.softmax import LN_2
@@ -30,7 +31,6 @@ from ..words.numbers import LOG2_E
 from .steps import (
     ALONE,
     TILE,
-    Edge,
     EdgeSteps,
     Ends,
     GraphKernel,

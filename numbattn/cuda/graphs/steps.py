@@ -90,16 +90,6 @@ class Drops(NamedTuple):
     scale: Any
 
 
-class Edge(NamedTuple):
-    """Where an edge of each row is: kernels' `at`."""
-
-    batch: Any
-    head: Any
-    i: Any
-    j: Any
-    number: Any
-
-
 class Matrix(NamedTuple):
     """Which score matrix a block works at."""
 

@@ -51,9 +51,9 @@ def _on_gpu(compute: Pass, operands: Results, tree: Any, how: How, device: Any) 
     cupy = library()
     with cupy.cuda.Device(device.local_hardware_id):
         given = tree.unflatten([cupy.from_dlpack(x) if isinstance(x, jax.Array) else np.asarray(x) for x in operands])
-        x = jax.tree.map(cupy.asarray, given)._replace(seed=given.seed, offset=given.offset)
-        if not how.options.on_gpu:
-            x = x._replace(arrays=given.arrays)
+        names = "seed", "offset", *(() if how.options.on_gpu else ("arrays",))
+        on_host = {name: getattr(given, name) for name in names}
+        x = jax.tree.map(cupy.asarray, given._replace(**dict.fromkeys(on_host)))._replace(**on_host)
         return [jax.dlpack.from_dlpack(y) for y in run(compute, x, how)]
 
 

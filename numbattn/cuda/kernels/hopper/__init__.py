@@ -25,8 +25,7 @@ from . import (
     sums,
     tangent,
 )
-from .backward_steps import own_columns, slices_of
-from .forward_tiles import has_wgmma, head_dims, is_for_hopper, takes_wide
+from .forward_tiles import has_wgmma, head_dims, is_for_hopper, own_columns, slices_of, takes_wide
 from .tangent_tiles import takes as takes_tangent
 from .variants import BOTH, GENERAL, SUMS, TURNS, WIDE, variant_of
 

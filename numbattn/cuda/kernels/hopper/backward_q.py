@@ -57,7 +57,6 @@ from .backward_steps import (
     ZERO,
     BackwardArguments,
     WgmmaTiles,
-    by_columns,
     dtype_of_bias,
     parameters_of,
     save_step,
@@ -65,7 +64,7 @@ from .backward_steps import (
     source,
 )
 from .forward_steps import clear_step
-from .forward_tiles import has_small_blocks
+from .forward_tiles import by_columns, has_small_blocks
 from .read_sums import reads_of, reads_steps
 from .tma_bias import load_bias_step
 from .walk import ConsumerTile, WorkTile, n_block_steps, score_tile_steps

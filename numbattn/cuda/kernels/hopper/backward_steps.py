@@ -36,7 +36,7 @@ from ..shared.schedule import at_once
 from ..shared.visibility import MASK
 from ..shared.warps import source_of
 from ..tables import dtypes_of
-from .forward_tiles import MOST, ROWS, head_dims, parameters, width_of
+from .forward_tiles import ROWS, head_dims, parameters
 
 PART = 64  # rows and columns of a part of dQ
 CONSUMERS = 2
@@ -126,33 +126,6 @@ def parameters_of(*results):
 
 def same_tiles(work, tiles):
     return tiles
-
-
-def slices_of(*head_dims):
-    """How many slices of results larger head_dims have, for each of which a launch computes S and dP anew; else 1."""
-    return -(-max(head_dims) // MOST)
-
-
-def own_columns(head_dim, number, slices):
-    """The first column of a slice, and how many it has."""
-    width = width_of(head_dim, slices)
-    return number * width, min(width, head_dim - number * width)
-
-
-def by_columns(**results):
-    """What the Spec of a kernel has for larger head_dims: `columns` and `of_slice`, whose parameter `own` says which
-    columns a launch computes. results: for each the number of its head_dim."""
-
-    def of_slice(work, number):
-        dims = [head_dims(work.problem)[which] for which in results.values()]
-        slices = slices_of(*dims)
-        return {"own": tuple([own_columns(dim, number, slices) for dim in dims])} if slices > 1 else {}
-
-    def columns(work):
-        own = of_slice(work, 0).get("own", ())
-        return {name: count for name, (_, count) in zip(results, own)}
-
-    return {"slices": True, "columns": columns, "of_slice": of_slice}
 
 
 def keys_spec(factory, row, parameters, given, sums=((), ()), states=same_tiles, **more):

@@ -45,7 +45,6 @@ from .backward_steps import (
     ZERO,
     BackwardArguments,
     WgmmaTiles,
-    by_columns,
     kept_operand,
     keys_spec,
     parameters_of,
@@ -55,6 +54,7 @@ from .backward_steps import (
     source,
 )
 from .forward_steps import clear_step
+from .forward_tiles import by_columns
 
 
 def loader(pipelines, first_queries, next_queries):

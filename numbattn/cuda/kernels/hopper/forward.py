@@ -7,6 +7,7 @@ and stages O in Q's buffer. Consumers do not wait for each other: while one comp
 epilogue, the tensor cores work for the others.
 """
 
+from ....call.passes import BEFORE
 from ...tile import (
     Alignment,
     SharedMemory,
@@ -51,7 +52,7 @@ from ..shared.warps import source_of, warp_specialised
 from ..tables import compiled_in, lse_alone, of_o
 from .forward_skeleton import MovedTiles, ProducerArguments, skeleton_of
 from .forward_steps import ForwardAccumulators, ForwardArguments, ahead_steps, mask_steps, within_step
-from .forward_tiles import ROWS, columns, dims_of_launch, numbers, rows, tiles_of_states
+from .forward_tiles import ROWS, by_columns, dims_of_launch, numbers, rows, tiles_of_states
 from .linear_bias import DEPTH, is_linear_bias, linear_bias_steps
 from .walk import score_tile_steps
 
@@ -255,5 +256,5 @@ SPEC = Spec(
     arch="a",
     packs=True,
     slices=True,
-    columns=columns,
+    columns=by_columns(v=1, o=1, **{BEFORE: 1})["columns"],
 )  # fmt: skip

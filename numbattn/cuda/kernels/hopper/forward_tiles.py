@@ -3,7 +3,6 @@
 import math
 from typing import NamedTuple
 
-from ....call.passes import BEFORE
 from ....masks import Causal
 from ...tile import WARPGROUP_ROWS
 from ..any.decode import has_few_queries
@@ -191,21 +190,37 @@ def head_dims(problem):
     return tuple(max(64, -(-size // 64) * 64) for size in (problem.head_dim, problem.head_dim_v))
 
 
+def slices_of(*head_dims):
+    """How many slices of columns results have, for each of which a launch computes S anew; 1 for usual head_dims."""
+    return -(-max(head_dims) // MOST)
+
+
+def own_columns(head_dim, number, slices):
+    """The first column of a slice, and how many it has: a multiple of 64, and in the last one perhaps fewer."""
+    width = -(-head_dim // (64 * slices)) * 64
+    return number * width, min(width, head_dim - number * width)
+
+
+def by_columns(**results):
+    """What the Spec of a kernel has for larger head_dims: `columns` and `of_slice`, whose parameter `own` says which
+    columns a launch computes. results: for each the number of its head_dim."""
+
+    def of_slice(work, number):
+        dims = [head_dims(work.problem)[which] for which in results.values()]
+        slices = slices_of(*dims)
+        return {"own": tuple([own_columns(dim, number, slices) for dim in dims])} if slices > 1 else {}
+
+    def columns(work):
+        own = of_slice(work, 0).get("own", ())
+        return {name: count for name, (_, count) in zip(results, own)}
+
+    return {"slices": True, "columns": columns, "of_slice": of_slice}
+
+
 def dims_of_launch(problem):
-    """Likewise, where a launch takes a slice of the columns of V and O, and all launches compute S."""
+    """As `head_dims`, where a launch takes a slice of the columns of V and O."""
     head_dim, head_dim_v = head_dims(problem)
-    return head_dim, width_of(head_dim_v, -(-head_dim_v // MOST))
-
-
-def width_of(columns, slices):
-    """The columns of a slice, a multiple of 64, of which the last one may have fewer."""
-    return -(-columns // (64 * slices)) * 64
-
-
-def columns(work):
-    """The columns of a slice, by matrix."""
-    _, width = dims_of_launch(work.problem)
-    return dict.fromkeys(("v", "o", BEFORE), width) if work.problem.head_dim_v > MOST else {}
+    return head_dim, own_columns(head_dim_v, 0, slices_of(head_dim_v))[1]
 
 
 def parameters(work, tiles):
@@ -225,7 +240,7 @@ def tiles_of_states(work, tiles):
 
 def is_for_hopper(work):
     """Whether the kernels that use wgmma and TMA, named hopper_..., take this work."""
-    return has_wgmma(work) and max(head_dims(work.problem)) <= max(USUAL)
+    return has_wgmma(work) and max(head_dims(work.problem)) <= MOST
 
 
 def has_wgmma(work):
