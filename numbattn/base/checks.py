@@ -280,9 +280,6 @@ FRAMEWORKS = {"torch": "torch", "jax": "jax", "jaxlib": "jax"}  # the module in 
 
 def same_library(taker: str = "attention", /, **arrays: Any) -> str:
     """The library that all of them are of. taker: what takes them, where it is not attention, as numbattn.points."""
-    kinds = set(map(type, arrays.values()))
-    if len(kinds) == 1 and (only := _library(kinds.pop())):
-        return only
     found = list(map(library, arrays.values()))
     if None in found:
         name, x = next((name, x) for (name, x), lib in zip(arrays.items(), found) if lib is None)

@@ -240,7 +240,8 @@ class KVCache(CacheArrays):
         self._check_lengths()
         heads = self.k.shape[1]
         lead = (len(self.lengths), heads) if segments is None else (heads,)
-        same_library(KVCache=self.k, k=k, v=v)
+        if not type(self.k) is type(k) is type(v):
+            same_library(KVCache=self.k, k=k, v=v)
         check("k", k, DTYPES, (*lead, "tokens", self.k.shape[-1]))
         check("v", v, DTYPES, (*lead, k.shape[-2], self.v.shape[-1]))
         if rotary is not None:
