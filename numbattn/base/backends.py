@@ -9,7 +9,7 @@ from .interrupts import imported
 # and shown_by_function, for functions of masks; that of CuPy also append and check_device, for caches, merge_into and
 # sum_into, and chosen, for masks of lists
 MODULES = {"numpy": "numbattn.cpu", "cupy": "numbattn.cuda.backend"}
-# of sums over pairs of points: sums, gradient, logsumexp and nearest, see numbattn/points/formula.py
+# of sums over pairs of points: sums, gradient, logsumexp, nearest and clusters, see numbattn/points/formula.py
 POINTS = {"numpy": "numbattn.cpu.points", "cupy": "numbattn.cuda.backend"}
 # of products with block-sparse matrices: forward, backward_x and backward_w, see numbattn/sparse/formula.py
 SPARSE = {"numpy": "numbattn.sparse.formula", "cupy": "numbattn.cuda.sparse.backend"}

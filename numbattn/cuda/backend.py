@@ -12,9 +12,11 @@ PASSES, POINTS = Passes(current), PointsBackend(current)
 forward, run = PASSES.forward, PASSES.run
 place, place_before, scratch = PASSES.place, PASSES.place_before, PASSES.scratch
 states_of_blocks, shown_by_function = PASSES.states_of_blocks, PASSES.shown_by_function
-sums, gradient, logsumexp, nearest = POINTS.sums, POINTS.gradient, POINTS.logsumexp, POINTS.nearest
+sums, gradient, logsumexp = POINTS.sums, POINTS.gradient, POINTS.logsumexp
+nearest, clusters = POINTS.nearest, POINTS.clusters
 
 __all__ = [
-    "append", "check_device", "chosen", "current", "forward", "gradient", "logsumexp", "merge_into", "nearest", "place",
-    "place_before", "run", "scratch", "shown_by_function", "states_of_blocks", "sum_into", "sums", "turn",
+    "append", "check_device", "chosen", "clusters", "current", "forward", "gradient", "logsumexp", "merge_into",
+    "nearest", "place", "place_before", "run", "scratch", "shown_by_function", "states_of_blocks", "sum_into", "sums",
+    "turn",
 ]  # fmt: skip

@@ -105,7 +105,7 @@ def clusters(problem: Problem, inputs: Inputs, labels: Any, weights: Any) -> tup
     order = np.argsort(flat, kind="stable")
     starts = np.searchsorted(flat[order], np.arange(problems * k + 1, like=flat))
     by_cluster, moves = Graph(starts, order, len(X)), X - Y[flat]
-    w = np.ones_like(X, shape=len(X)) if weights is None else weights.ravel()
+    w = np.ones_like(X, shape=(len(X),)) if weights is None else weights.ravel()
 
     def sums(values: Any) -> Any:
         q, k = (np.zeros_like(values, shape=(rows, 1)) for rows in (problems * problem.seqlen_k, len(X)))

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..base.forks import cached_property
+from ..base.values import filled
 from .clouds import ROUNDINGS, Clouds, Solution, logs, should_check, weighed
 from .formula import quiet
 from .pairs import Term, ones
@@ -117,7 +118,7 @@ class Potentials:
         """What the sums of rows cost for not being a."""
         clouds, f = self.clouds, self.solution.f
         if clouds.of_a._is_exact:
-            return np.zeros_like(f, shape=f.shape[:-1])
+            return filled(0, f.shape[:-1], f.dtype, f)
         return weighed(clouds.a, clouds.of_a._value(f) - np.where(self.share > 0, self.share * f, 0))
 
     @quiet
