@@ -24,6 +24,8 @@ from small import error_of, show_failed, timed
 from timing import progress
 
 import numbattn as na
+from numbattn.cuda.plan import tier
+from numbattn.cuda.words.tiers import TIERS
 from numbattn.grids.boxes import EMPTY, boxes_of
 
 GRID, DENSE = "grid", "dense"
@@ -140,6 +142,8 @@ def parse(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtype", nargs="+", choices=list(TOLERANCE), default=["bfloat16"])
     parser.add_argument("--case", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--tier", choices=TIERS, default=TIERS[-1],
+                        help="take kernels up to this tier: mma, those for Ampere; none, CUDA cores alone (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="a small image, 2 rounds")
     parser.add_argument("--rounds", type=int, help="medians are of so many samples (default: 3)")
     parser.add_argument("--json", metavar="FILE", help="write the results there, too")
@@ -153,7 +157,7 @@ def main():
     require_gpu()
     results = {"machine": machine(*PACKAGES) | {"gpu": gpu()}, "arguments": vars(args)}
     show_machine(results["machine"])
-    with one_stream():
+    with one_stream(), tier(args.tier):
         chosen = cases(QUICK, QUICK, args.dtype) if args.quick else cases(CASES, args.case, args.dtype)
         results["grids"] = [*measured(chosen, args.rounds)]
     show_records(results["grids"])
