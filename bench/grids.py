@@ -143,7 +143,7 @@ def parse(arguments=None):
     parser.add_argument("--dtype", nargs="+", choices=list(TOLERANCE), default=["bfloat16"])
     parser.add_argument("--case", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--tier", choices=TIERS, default=TIERS[-1],
-                        help="take kernels up to this tier: mma, those for Ampere; none, CUDA cores alone (default: %(default)s)")
+                        help="no later kernels than these: mma for those of Ampere on Hopper")
     parser.add_argument("--quick", action="store_true", help="a small image, 2 rounds")
     parser.add_argument("--rounds", type=int, help="medians are of so many samples (default: 3)")
     parser.add_argument("--json", metavar="FILE", help="write the results there, too")
