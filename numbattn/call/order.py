@@ -20,6 +20,11 @@ WIDE = np.dtype(np.complex128)  # 16 bytes
 ROWS = "lse", "lse_low", "dlse", "weights", "row_max", "entropy", "column_sums"
 
 
+def gradient_of_part(number: int) -> str:
+    """The name of the gradient of the array of score part `number`."""
+    return f"gradient of score {number}"
+
+
 class Ordered(NamedTuple):
     """A call with its tokens in another order. Among those in order there may be some that stand for none."""
 
@@ -36,11 +41,15 @@ class Ordered(NamedTuple):
         if tangents is None:
             return None
         q, k, v = (taken(name, x, self.given) for name, x in zip("qkv", tangents))
-        return tangents._replace(q=q, k=k, v=v)
+        parts = [part for part in self.inputs.score for _ in part._weights]
+        score = tuple([x if x is None else part._in_order_of(x) for part, x in zip(parts, tangents.score)])
+        return tangents._replace(q=q, k=k, v=v, score=score)
 
     def back(self, results: dict[str, Any]) -> dict[str, Any]:
-        """Results by name, as the tokens were given; gradients of a score's arrays are the same in any order."""
-        return {name: x if name.startswith("gradient") else taken(name, x, self.place) for name, x in results.items()}
+        """Results by name, as the tokens were given."""
+        parts = {gradient_of_part(number): part for number, part in enumerate(self.inputs.score)}
+        return {name: parts[name]._as_given(x) if name in parts else taken(name, x, self.place)
+                for name, x in results.items()}  # fmt: skip
 
     def saved(self, problem: Problem, inputs: Inputs, o: Any, saved: Any, out: Any) -> tuple[Any, Any]:
         """o, in `out` if given, and what is saved of the call as it was given, from these in order."""

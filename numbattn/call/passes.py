@@ -18,7 +18,7 @@ from ..dropout import dropout_mask
 from ..scores import Part
 from ..scores.bias import Bias
 from ..scores.sink import Sink
-from .order import Ordered, as_it_is, computed_in_order
+from .order import Ordered, as_it_is, computed_in_order, gradient_of_part
 from .particles import Particles, by_products
 from .problem import Inputs, Problem, Saved, describe
 from .tangents import Tangents, parts_of
@@ -85,11 +85,6 @@ ARRAYS: dict[str, Callable[[Problem, Inputs], Any]] = {  # shape and dtype, of a
     "o2": lambda problem, inputs: (problem.out_shape, problem.sum_dtype),
 }
 ARRAYS |= {f"t{name}": about for name, about in ARRAYS.items() if name != "do"}  # tangents are alike
-
-
-def gradient_of_part(number: int) -> str:
-    """The name of the gradient of the array of score part `number`."""
-    return f"gradient of score {number}"
 
 
 # ------------------------------------------------------------------------------------------------------------- running

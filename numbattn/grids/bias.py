@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .axis import Part, Seen, Sizes, seen_along
+from ..base.values import moved
+from .axis import AxisWindow, Part, Seen, Sizes, seen_along
 from .offsets import offsets_of
 from .visibility import wraps
 
@@ -16,9 +17,10 @@ EXTRA = -(2**31)  # in place of what is read of a token of `extra`
 
 
 @lru_cache(maxsize=64)
-def columns_of(parts: tuple[Part, ...]) -> tuple[Any, Any]:
-    """What `index_along` reads of each token as a query, int32 (axes, 1 or 3, tokens), and as a key, (axes, tokens)."""
-    is_wrapped, queries, keys = wraps(parts), [], []
+def columns_of(parts: tuple[Part, ...], by_steps: bool = False) -> tuple[Any, Any]:
+    """What `index_along` reads of each token as a query, int32 (axes, 1 or 3, tokens), and as a key, (axes, tokens).
+    by_steps: of a table that is read by the steps along periodic axes, see `Turn`."""
+    is_wrapped, queries, keys = wraps(parts) and not by_steps, [], []
     for part in parts:
         (axes, extra), at = part, part.places
         seen = [seen_along(axis) for axis in axes]
@@ -37,12 +39,73 @@ def rows_of(seen: Seen, is_wrapped: bool) -> Any:
     period, and the index there."""
     if is_wrapped:
         return np.stack([seen.begin, seen.period, seen.offset])
-    return (seen.begin - seen.offset)[None]
+    return np.where(seen.period > 0, seen.place - seen.period + 1, seen.begin - seen.offset)[None]
+
+
+class Turn(NamedTuple):
+    """How a table is read along a periodic axis, by the steps from a query to a key: 1 - period to period - 1."""
+
+    entries: Any  # which entry each step reads
+    steps: Any  # which steps read each entry, (2, entries); the number after the last where none does
+
+
+class Turns(NamedTuple):
+    """How a table is read along each axis; None: by its entries, since windows do not wrap."""
+
+    along: tuple[Turn | None, ...]
+    entries: tuple[int, ...]
+
+    @classmethod
+    def of(cls, parts: tuple[Part, ...], like: Any) -> Turns | None:
+        """With arrays of the library of `like`. None where an entry does not follow from the steps: if periods differ,
+        or groups of neighbours see all the way around."""
+        found: list[Turn | None] = []
+        for axes in zip(*[part.axes for part in parts]):
+            turn = turn_of(axes[0]) if axes[0].is_periodic and len({*axes}) == 1 else None
+            if turn is None and any(axis.is_periodic for axis in axes):
+                return None
+            found.append(turn)
+        entries = [len(turn.entries) if turn else 2 * axis.window - 1 for turn, axis in zip(found, parts[0].axes)]
+        return cls(tuple([turn and Turn(*[moved(x, like) for x in turn]) for turn in found]), tuple(entries))
+
+    @property
+    def axes(self) -> list[tuple[int, Turn]]:
+        """Those that are read by steps, numbered from the last."""
+        return [(axis, turn) for axis, turn in enumerate(self.along, -len(self.along)) if turn is not None]
+
+    def by_steps(self, table: Any) -> Any:
+        """A table, (..., *entries), with an entry for each step, on one axis."""
+        lead = table.shape[: -len(self.along)]
+        for axis, turn in self.axes:
+            table = np.take(table, turn.entries, axis=axis)
+        return table.reshape(*lead, -1)
+
+    def by_entries(self, gradient: Any, heads: int) -> Any:
+        """The gradient of a table, (..., heads, *entries), from that of `by_steps`, (..., elements)."""
+        gradient = gradient.reshape(*gradient.shape[:-1], heads, *self.entries)
+        for axis, turn in self.axes:
+            none = np.zeros_like(np.take(gradient, turn.entries[:1], axis=axis))
+            whole = np.concatenate([gradient, none], axis=axis)
+            gradient = sum([np.take(whole, steps, axis=axis) for steps in turn.steps])
+        return gradient
+
+
+@lru_cache(maxsize=64)
+def turn_of(axis: AxisWindow) -> Turn | None:
+    period, size = axis.size // axis.dilation, 2 * axis.window - 1
+    if axis.size % axis.dilation or (size > period and axis.stride > 1):
+        return None
+    left = axis.window - 1 if size <= period else axis.window // 2      # steps to the first of a window
+    entries = (np.arange(1 - period, period) + left) % period + axis.window - 1 - left
+    steps = np.full((2, size), 2 * period - 1)
+    for number in np.flatnonzero(entries < size):                       # those beyond are of hidden pairs
+        steps[int(number >= period - 1), entries[number]] = number
+    return Turn(np.minimum(entries, size - 1), steps)
 
 
 def lines_of(parts: tuple[Part, ...], entries: tuple[int, ...]) -> tuple[Any, Any]:
-    """What `of_lines` reads of each token as a query and as a key, int32 (tokens,), for windows that do not wrap."""
-    queries, keys = columns_of(parts)
+    """What `of_lines` reads of each token as a query and as a key, int32 (tokens,), of a table read by steps."""
+    queries, keys = columns_of(parts, by_steps=True)
     query, key = (np.where(x[0] == EXTRA, EXTRA, strides_of(entries) @ x) for x in (queries[:, 0], keys))
     return query.astype(np.int32), key.astype(np.int32)
 

@@ -14,7 +14,7 @@ from ..base.values import moved, remembered
 from ..masks.where import Where
 from ..scores.function import Score
 from .axis import Numbers, Part, Sizes
-from .bias import biased, columns_of, lines_of, of_lines, steps_of
+from .bias import Turns, biased, columns_of, lines_of, of_lines, steps_of
 from .bits import bits_of
 from .boxes import BLOCK, Boxes, boxes_of, states_in_rows
 from .offsets import is_summed
@@ -37,20 +37,21 @@ class OrderedWindows(NamedTuple):
     def bias(self, score: Score, windows: Windows) -> Score:
         """A score of `Windows.bias` in that order."""
         table, like = cast(Any, score.arrays[0]), self.given
-        entries = table.shape[1:]
-        if wraps(windows.parts):
+
+        def of_zeros() -> Score | None:
+            if (turns := Turns.of(windows.parts, like)) is None:
+                return None
+            lines = [moved(x, like)[self.given] for x in lines_of(windows.parts, turns.entries)]
+            has_extra, sizes = windows.has_extra, self.boxes_along(windows)
+            arrays = [np.zeros((1, 1), like=like), *lines, moved(steps_of(sizes, turns.entries), like)]
+            return Score(of_lines(has_extra), arrays=arrays)._with(_boxes=(has_extra, sizes), _turns=turns)
+
+        made = kept(("lines", windows, self.windows, self.sizes), like, of_zeros)
+        if made is None:
             columns, key = windows.columns(like), ("ordered", windows, self.windows, self.sizes)
             ordered = kept(key, like, lambda: [x[..., self.given] for x in columns])
             return score._with(arrays=(table, *ordered), _of=None)
-
-        def of_zeros() -> Score:
-            lines = [moved(x, like)[self.given] for x in lines_of(windows.parts, entries)]
-            has_extra, sizes = windows.has_extra, self.boxes_along(windows)
-            arrays = [np.zeros((1, 1), like=like), *lines, moved(steps_of(sizes, entries), like)]
-            return Score(of_lines(has_extra), arrays=arrays)._with(_boxes=(has_extra, sizes))
-
-        made = kept(("lines", windows, self.windows, self.sizes), like, of_zeros)
-        arrays = table.reshape(len(table), -1), *made.arrays[1:]
+        arrays = made._in_order_of(table), *made.arrays[1:]
         return made._again(arrays, (score._wanted[0], *made._wanted[1:]))
 
     @property

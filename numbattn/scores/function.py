@@ -112,6 +112,7 @@ class Score(Taken, FunctionPart):
     _identity: Identity = field(init=False)
     _of: tuple[int | None, Any] | None = field(init=False, default=None)  # a table's heads, windows of a grid
     _boxes: tuple[bool, tuple[int, ...]] | None = field(init=False, default=None)
+    _turns: Any = field(init=False, default=None)  # of a bias by offset in the order of boxes: how its table is read
 
     _is_linear = False
     _place: ClassVar[tuple[str, ...]] = PLACE  # what the function is told of an element
@@ -150,7 +151,7 @@ class Score(Taken, FunctionPart):
         """A Score of the function as it was taken."""
         made = object.__new__(type(self))
         made._set(**dict(zip(ORDERS, self._functions)), arrays=tuple(arrays), gradient=gradient)
-        made._set(_identity=self._identity, _of=self._of, _boxes=self._boxes)
+        made._set(_identity=self._identity, _of=self._of, _boxes=self._boxes, _turns=self._turns)
         return made
 
     def _with(self, **values: Any) -> Score:
@@ -168,6 +169,12 @@ class Score(Taken, FunctionPart):
         if self._of is None:
             return None
         return cast(Score, order.bias(self, self._of[1]))
+
+    def _in_order_of(self, array: Any) -> Any:
+        return array if self._turns is None else self._turns.by_steps(array)
+
+    def _as_given(self, gradient: Any) -> Any:
+        return gradient if self._turns is None else self._turns.by_entries(gradient, len(self.arrays[0]))
 
     @property
     def _is_trained_on_grid(self) -> bool:

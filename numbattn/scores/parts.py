@@ -66,6 +66,14 @@ class Part(Value):
         """The part for tokens of a grid in another order, or None: see numbattn.call.order."""
         return None if self._needs_positions else self
 
+    def _in_order_of(self, array: Any) -> Any:
+        """For a part in order: one of `_weights` of the part as given, or its tangent."""
+        return array
+
+    def _as_given(self, gradient: Any) -> Any:
+        """The gradient of the arrays of the part as given, from that of those of this one in order."""
+        return gradient
+
     @property
     def _is_trained_on_grid(self) -> bool:
         """Whether it is a bias by offset on a grid whose table has a gradient."""

@@ -1,5 +1,6 @@
 """Tokens in the order of boxes: what their states say is what the mask shows, and calls in that order are the same."""
 
+import math
 from unittest.mock import patch
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import numbattn as na
 from numbattn.call.order import in_order
 from numbattn.call.problem import describe
+from numbattn.grids import boxes
 from numbattn.grids.axis import AxisWindow, Part
 from numbattn.grids.boxes import (
     BLOCK,
@@ -21,7 +23,7 @@ from numbattn.grids.boxes import (
     states_in_rows,
 )
 from numbattn.grids.visibility import PADDING
-from numbattn.grids.windows import Windows
+from numbattn.grids.windows import KEPT, Windows
 
 CASES = {  # shape, extra, options of a window
     "two axes": ((9, 15), 0, {"window": (2, 4)}),
@@ -155,6 +157,50 @@ def test_boxes_of_a_bias_that_is_trained(rng):
         np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-10)
 
 
+WRAPPED = {  # shape, window, its options, and whether an entry of a table follows from the steps between two tokens
+    "two periods": ((12, 20), (5, 6), {"edges": "periodic"}, True),
+    "cut and periodic": ((9, 15), (2, 8), {"edges": ("cut", "periodic")}, True),
+    "all around": ((24, 8), (4, 8), {"edges": ("moved", "periodic")}, True),
+    "groups": ((12, 20), (4, 5), {"edges": "periodic", "stride": (1, 3)}, True),
+    "dilated": ((12, 20), (4, 3), {"edges": "periodic", "dilation": 2}, True),
+    "groups that see far": ((24, 8), (4, 6), {"edges": ("moved", "periodic"), "stride": (1, 3)}, False),
+    "classes of two sizes": ((12, 21), (4, 3), {"edges": "periodic", "dilation": (1, 2)}, False),
+    "packed": (((12, 20), (16, 20)), (4, 5), {"edges": ("moved", "periodic")}, True),
+    "packed, of two periods": (((12, 20), (20, 12)), (4, 5), {"edges": "periodic"}, False),
+}
+
+
+@pytest.fixture
+def any_order(monkeypatch):
+    """Tokens are in the order of boxes even where that shows as many pairs."""
+    monkeypatch.setattr(boxes, "GAIN", math.inf)
+    boxes_of.cache_clear()
+    yield
+    boxes_of.cache_clear()
+    KEPT.clear()
+
+
+@pytest.mark.parametrize(("shape", "window", "options", "by_steps"), WRAPPED.values(), ids=WRAPPED)
+def test_a_bias_along_periodic_axes_in_order(rng, any_order, shape, window, options, by_steps):
+    """As in the order of the tokens, with all derivatives of the table."""
+    grid, table = na.Grid(shape, extra=1), rng.standard_normal((2, *(2 * w - 1 for w in window)))
+    mask, score = grid.window(window, **options), grid.relative_bias(table, **options)
+    q, k, v, do, tq = rng.standard_normal((5, 2, mask._windows.tokens, 4))
+    tscore = [rng.standard_normal(table.shape), None, None]
+    ordered = in_order(*describe(q, k, v, mask=mask, score=score, may_wait=True))
+    assert (ordered.inputs.score[0]._turns is not None) == by_steps
+
+    def results():
+        o, to, saved, tsaved = na.attention_forward_jvp(q, k, v, tq, None, None, tscore=tscore, mask=mask, score=score)
+        grads, tgrads = na.attention_backward_jvp(do, saved, tsaved)
+        return [o, to, *grads, grads.score[0], *tgrads, tgrads.score[0]]
+
+    found = results()
+    with patch.object(Windows, "in_order", lambda *_: None):
+        for got, want in zip(found, results(), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("options", [{}, {"edges": "periodic"}, {"dilation": 2}, {"stride": 3}], ids=str)
 def test_pairs_shown_in_rows(options):
     mask = na.Grid((20, 30)).window(6, **options)
@@ -197,6 +243,16 @@ FAULTS = {
     },
     "test_an_order_that_shows_few_pairs": {
         "> GAIN * sum(pairs": "> 9 * sum(pairs",
+    },
+    "test_a_bias_along_periodic_axes_in_order": {
+        "grids/bias.py": {
+            "steps[int(number >= period - 1), entries[number]] = number": "steps[0, entries[number]] = number",
+            "axis.window - 1 if size <= period else axis.window // 2": "axis.window - 1",
+            "axis.size % axis.dilation or (size > period and axis.stride > 1)": "axis.size % axis.dilation",
+            "if axes[0].is_periodic and len({*axes}) == 1": "if axes[0].is_periodic",
+            "seen.place - seen.period + 1": "seen.place - seen.period",
+        },
+        "call/order.py": {"part._in_order_of(x) for part, x": "x for part, x"},
     },
     "test_pairs_shown_in_rows": {
         "| ((wrapped_begin <= at) & (at <= wrapped_last))": "",

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from ...call.passes import gradient_of_part
+from ...call.order import gradient_of_part
 from ..build import Key
 from ..kernels.any.intervals import SPEC as INTERVALS_SPEC
 from ..kernels.any.intervals import count_of_gaps, has_offsets, number_of_positions, segments_of

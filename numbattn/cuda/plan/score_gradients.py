@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from ...call.passes import gradient_of_part
+from ...call.order import gradient_of_part
 from ..build import Key
 from ..kernels import bias_gradients, diagonal_sums
 from ..kernels.any.function_gradient import spec_of as spec_of_reads

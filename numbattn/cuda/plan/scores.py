@@ -3,7 +3,7 @@
 import numpy as np
 
 from ...base.values import sum_broadcast
-from ...call.passes import gradient_of_part
+from ...call.order import gradient_of_part
 from ..kernels.scores import ENTRIES, READS, class_of
 from ..words.steps import SUMS_OF_DS, LoweredPart, sums_by_row, sums_of_part
 from .known import KNOWN, lower_and_keep
