@@ -174,7 +174,7 @@ class Score(Taken, FunctionPart):
         return array if self._turns is None else self._turns.by_steps(array)
 
     def _as_given(self, gradient: Any) -> Any:
-        return gradient if self._turns is None else self._turns.by_entries(gradient, len(self.arrays[0]))
+        return gradient if self._turns is None else self._turns.by_entries(gradient, self.arrays[0].shape[0])
 
     @property
     def _is_trained_on_grid(self) -> bool:

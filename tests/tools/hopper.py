@@ -21,6 +21,7 @@ OF_WARP, OF_WARPGROUP, OF_POST = 17, 18, 19
 WHOLE = (1 << WARPGROUP) - 1  # of a warpgroup, all threads as bits
 DEPTH = 16  # of a product
 HALVES = ("f16", "bf16")
+CACHE_POLICIES = (0x12F0000000000000,)  # evict_first, of all lines
 
 
 class DeadlockError(RuntimeError):
@@ -290,7 +291,9 @@ class Hopper:
         offsets, inside = tensor_map.elements([int(self.get(x, "s32")[thread]) for x in members(start)])
         return tensor_map, address + offsets, inside
 
-    def _load_box(self, thread, target, source, barrier):
+    def _load_box(self, thread, target, source, barrier, policy=None):
+        if policy is not None and int(self.get(policy, "u64")[thread]) not in CACHE_POLICIES:
+            raise RuntimeError(f"{policy} is no cache policy")
         tensor_map, addresses, inside = self._box(thread, source)
         item = tensor_map.array.itemsize
         values = np.zeros((len(inside), item), np.uint8)  # beyond the array

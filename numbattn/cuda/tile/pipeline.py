@@ -80,9 +80,10 @@ class Pipeline:
     barriers: int  # offset in shared memory: first those of `filled`, then those of `free`
     readers: int
     fills: int = 1  # number of loads, or commits, that fill a stage
+    once: bool = False  # whether nobody reads again what loads copy: the L2 cache gives it up first
 
     def __str__(self):
-        return f"pipeline of {self.tile.stages} {self.tile}, {self.readers} readers"
+        return f"pipeline of {self.tile.stages} {self.tile}, {self.readers} readers" + ", once" * self.once
 
     @property
     def end(self):
@@ -95,8 +96,8 @@ class Pipeline:
         return self.tile.nbytes == 0
 
     @classmethod
-    def within(cls, shared, tile, readers, fills=1):
-        return cls(tile, shared.reserve(2 * tile.stages * BARRIER_BYTES), readers, fills)
+    def within(cls, shared, tile, readers, fills=1, once=False):
+        return cls(tile, shared.reserve(2 * tile.stages * BARRIER_BYTES), readers, fills, once)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from .shared_memory import emit_stage
 from .synchronisation import emit_element
 from .world import primitive
 
+EVICT_FIRST = I64(0x12F0000000000000)  # what createpolicy.fractional.L2::evict_first makes
+
 
 @primitive
 def prefetch_tensor_map(matrices):
@@ -100,7 +102,7 @@ def tma_load(stage, matrices, batch, head, row):
     def generate(b, value, tensor_map, batch, head, row):
         index, _ = unpack(b, value)
         filled = emit_expect(b, stage.pipeline, index, I32(plan.nbytes))
-        emit_load(b, plan, emit_stage(b, plan, index), tensor_map, batch, head, row, I32(0), filled)
+        emit_load(b, stage, plan, emit_stage(b, plan, index), tensor_map, batch, head, row, I32(0), filled)
 
     return types.void(stage, types.uint64, index, index, index), generate
 
@@ -141,7 +143,7 @@ def tma_load_part(stage, shared, matrices, batch, head, row, col):
     def generate(b, value, pointer, tensor_map, batch, head, row, col):
         index, _ = unpack(b, value)
         filled = emit_expect(b, stage.pipeline, index, I32(plan.loaded))
-        emit_load(b, plan, pointer, tensor_map, batch, head, row, col, filled)
+        emit_load(b, stage, plan, pointer, tensor_map, batch, head, row, col, filled)
 
     index = types.int32
     return types.void(stage, shared, types.uint64, index, index, index, index), generate
@@ -204,7 +206,7 @@ def tma_load_pages(stage, pages, table, head, row, page_size):
         rows = [b.add(row, I32(down)) for down in parts]
         found = [emit_page(b, table, numbers, b.udiv(row, I32(size))) for row in rows]     # read before the first load
         for down, row, page in zip(parts, rows, found):
-            emit_load(b, plan, pointer, tensor_map, page, head, b.urem(row, I32(size)), I32(0), filled, down)
+            emit_load(b, stage, plan, pointer, tensor_map, page, head, b.urem(row, I32(size)), I32(0), filled, down)
 
     return types.void(stage, types.uint64, table, index, index, page_size), generate
 
@@ -215,14 +217,16 @@ def emit_page(b, ty, table, place):
     return b.load(emit_element(b, ty, table, b.select(b.icmp_signed("<", place, last), place, last)))
 
 
-def emit_load(b, plan, pointer, tensor_map, batch, head, row, col, filled, down=0):
+def emit_load(b, stage, plan, pointer, tensor_map, batch, head, row, col, filled, down=0):
     """Emit the loads of a tile's boxes, or of a part of each, from the tile's row `down` on."""
+    hint, policy = (".L2::cache_hint", ", $7") if stage.pipeline.once else ("", "")
     text = (
-        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
-        "[$0], [$1, {$2, $3, $4, $5}], [$6];"
+        f"cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes{hint} "
+        f"[$0], [$1, {{$2, $3, $4, $5}}], [$6]{policy};"
     )
+    last = [EVICT_FIRST] if policy else []
     for right, box in boxes_of(b, plan, pointer, down):
-        asm(b, text, VOID, box, tensor_map, b.add(col, right), row, head, batch, filled, effect=True)
+        asm(b, text, VOID, box, tensor_map, b.add(col, right), row, head, batch, filled, *last, effect=True)
 
 
 def emit_expect(b, pipeline, index, nbytes):

@@ -42,7 +42,7 @@ KEYS = TmaKeys("k", "k"), TmaKeys("v", "k", may_be_empty=True)
 def tma_loads(shared, held, head_dim, head_dim_v, tile_n, page_size, mask, nbytes):
     """Loads by TMA, which a warp's first lane starts. Stage w of a pipeline belongs to warp w, in every round."""
     SHARED_K, SHARED_V = (shared.boxes(tile_n, cols, held.dtype, WARPS) for cols in (head_dim, head_dim_v))
-    K_PIPELINE, V_PIPELINE = Pipeline.within(shared, SHARED_K, readers=1), Pipeline.within(shared, SHARED_V, readers=1)
+    K_PIPELINE, V_PIPELINE = (Pipeline.within(shared, x, readers=1, once=True) for x in (SHARED_K, SHARED_V))
     TILE_N, PAGE_SIZE, HAS_V, HAS_KEY_LENGTHS = tile_n, page_size, head_dim_v > 0, has_key_lengths(mask)
 
     @device
