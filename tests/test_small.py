@@ -6,6 +6,7 @@ On the CPU; simulated, on a device so small that each of its few blocks takes se
 
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import pairwise
 from typing import NamedTuple
 
 import ml_dtypes
@@ -183,6 +184,35 @@ def test_padding_is_not_read(rng, place, score):
         assert not x.swapaxes(1, 2)[beyond].any()
     assert (np.isneginf(lse) == blind[:, None]).all()
     assert not any(x[:, unseen].any() for x in dbias)
+
+
+@everywhere("score", ["none", "slopes"], simulated=["none", "slopes"], simulated_groups=["none"])
+def test_segments(request, rng, place, score):
+    """Packed, between tokens in no segment, one as long as may be and one empty: the same bits as of padded ones."""
+    xp, sizes = place
+    lengths = rng.integers(0, sizes.m + 1, min(sizes.batches, 12))
+    lengths[:2] = sizes.m, 0
+    offsets = np.cumsum([3, *lengths]).astype(np.int32)
+    total = offsets[-1] + 2 * sizes.m
+    arrays = sizes._replace(batches=1, m=total, n=total).arrays(rng)
+    options = {} if score == "none" else {
+        "score": na.Alibi(random(rng, (sizes.heads,), np.float32), gradient=False), "causal": True}
+    given = offsets if score == "none" else xp.asarray(offsets)  # on a GPU not read
+    found = results(xp, *arrays, mask=na.Segments(given, max_queries=sizes.m), **options)
+    assert_right(found, *arrays, mask=na.Segments(offsets), **options)
+    if sizes.heads > sizes.heads_k or request.node.callspec.params["place"].startswith("cpu"):
+        return                                                          # other kernels, which do not pad to a tile
+    padded = [np.zeros((len(lengths), x.shape[1], sizes.m, *x.shape[3:]), x.dtype) for x in arrays]
+    wanted = [np.zeros_like(x) for x in found]
+    wanted[1][:] = -np.inf
+    for rows, into in zip(arrays, padded):
+        for number, (first, end) in enumerate(pairwise(offsets)):
+            into[number, :, : end - first] = rows[0, :, first:end]
+    alone = results(xp, *padded, mask=na.Lengths(lengths[:, None], lengths[:, None]), **options)
+    for rows, into in zip(alone, wanted):
+        for number, (first, end) in enumerate(pairwise(offsets)):
+            into[0, :, first:end] = rows[number, :, : end - first]
+    assert_same_bits(found, wanted)
 
 
 @everywhere("mask", ["dense", "bits"], simulated_groups=["bits"])

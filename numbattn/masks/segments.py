@@ -4,8 +4,8 @@ them, `Segments` keeps them apart."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, TypeAlias, TypeVar
 
@@ -42,9 +42,10 @@ class Segments(Mask):
     keys : likewise, optional
         Default: the same offsets. CuPy arrays are not checked: what is out of range is clamped.
     max_queries : int, optional
-        An upper bound of the queries of a segment, for calls with a `KVCache`, where segment s holds the queries of
-        sequence s: q is then packed, (heads, total, head_dim), and sees the cache's keys. On a GPU it has to be given;
-        further queries of a segment see nothing.
+        An upper bound of the queries of a segment. Calls with a `KVCache`, where segment s holds the queries of
+        sequence s, need it on a GPU: q is then packed, (heads, total, head_dim), and sees the cache's keys; further
+        queries of a segment see nothing. Without a cache it says of offsets on a GPU, which are not read, how long
+        segments are: up to 128 tokens a faster kernel may take them. They must not be longer.
 
     Warns
     -----
@@ -85,6 +86,7 @@ class Segments(Mask):
     queries: Integers
     keys: Integers | None = None
     max_queries: int | None = None
+    _tokens: int | None = field(init=False, default=None)  # of a segment at most, from offsets that were on the host
 
     _is_segments = _is_frame = _has_rows = True
     _examples = (
@@ -106,8 +108,21 @@ class Segments(Mask):
     def _fit(self, shape: tuple[int, ...]) -> Mask:
         """Offsets without batch axes hold for all of them."""
         lead = (1,) * (len(shape) - 2)
-        fitted = {name: x.reshape(*lead, x.size) for name, x in self._arrays().items() if x.ndim == 1}
-        return replace(self, **fitted) if lead and fitted else self
+        return self._mapped(lambda x: x.reshape(*lead, x.size) if lead and x.ndim == 1 else x)
+
+    def _mapped(self, function: Callable[[Any], Any]) -> Segments:
+        made = super()._mapped(function)
+        if isinstance(self.queries, np.ndarray) and not isinstance(made.queries, np.ndarray):
+            made._set(_tokens=_most_tokens(self.queries))
+        return made
+
+    @property
+    def _longest(self) -> int:
+        """The most tokens of a segment, rounded up to a power of two; 0 if that is not known."""
+        most = self.max_queries if self._tokens is None else self._tokens
+        if isinstance(self.queries, np.ndarray):
+            most = _most_tokens(self.queries)
+        return 0 if most is None or self.keys is not None else 1 << max(most - 1, 1).bit_length()
 
     def _rows(self, i: Any, seqlen_k: int) -> QuerySegments:
         keys = self.queries if self.keys is None else self.keys
@@ -154,6 +169,10 @@ class Segments(Mask):
 
 
 Frame: TypeAlias = Segments | Cached  # what masks without an offset of their own are aligned within
+
+
+def _most_tokens(offsets: NDArray[Any]) -> int:
+    return int(np.diff(offsets).max(initial=0))
 
 
 def _eight(seqlen_q: int, seqlen_k: int) -> Segments:

@@ -53,7 +53,8 @@ def mask_and_arrays(mask, seqlen_q, seqlen_k):
     arrays |= of_grids | of_intervals
     last_query = seqlen_q if "queries" in arrays else band.queries
     numbers = MaskNumbers(*band, shifts["lo"], shifts["hi"], *own)
-    return LoweredMask(numbers, keys, last_key, grids, last_query, intervals), arrays
+    longest = 0 if mask._segments is None else mask._segments._longest
+    return LoweredMask(numbers, keys, last_key, grids, last_query, intervals, longest), arrays
 
 
 def grids_and_arrays(mask, seqlen_q, seqlen_k):

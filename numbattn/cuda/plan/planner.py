@@ -165,7 +165,7 @@ class Planner:
             self.problem, self.device, mask, keys, dtypes, nbytes, self.call.deterministic, score,
             tuple(part.kind for part in self.call.mask.intervals), self.sink, self.mask_by_head(),
             self.score_gradients(), self.score_added(), self.call.whole, tscore, segments, self.cells, self.call.kind,
-            self.reads(),
+            self.reads(), self.call.mask.longest if segments else 0,
         )  # fmt: skip
 
     def reads(self):

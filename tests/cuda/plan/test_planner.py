@@ -533,8 +533,22 @@ def test_a_block_that_has_all_keys_computes_dq(dtype, m, n, d, device, names):
 
 def test_packed_sequences_are_never_all_of_a_block():
     q, offsets = array(2, 8, 100, 32, dtype=np.float32), np.arange(0, 101, 20, dtype=np.int32)
-    _, backward = plans(HOPPER, q, q, q, mask=na.Segments(offsets))
+    _, backward = plans(HOPPER, q, q, q, mask=na.Segments(offsets, offsets))
     assert kernels(backward) == IN_TWO
+
+
+@pytest.mark.parametrize(("lengths", "options", "are_small"), [
+    ([20, 0, 64], {}, (True, True)), ([20, 0, 65], {}, (False, False)),
+    ([5, 7], {"score": na.Alibi([1.0], gradient=False)}, (True, True)),
+    ([5, 7], {"score": na.Alibi(np.ones(1, np.float32))}, (True, False)),
+    ([5, 7], {"dropout": na.Dropout(0.5, 1)}, (False, False)),
+])  # fmt: skip
+def test_short_packed_sequences_are_small_matrices(lengths, options, are_small):
+    """Where segments are not longer than a tile; gradients of a score, and dropout, are of the whole matrix."""
+    offsets = np.cumsum([0, *lengths]).astype(np.int32)
+    q = array(1, 1, offsets[-1], 32, dtype=np.float32)
+    forward, backward = plans(HOPPER, q, q, q, mask=na.Segments(offsets), **options)
+    assert (kernels(forward) == ["small_forward"], kernels(backward) == ["small_backward"]) == are_small
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -9,5 +9,5 @@ from .steps import takes
 FORWARD = (Route(takes(forward.SPEC), (forward.SPEC,), MMA),)
 BACKWARD = (
     Route(lambda work: backward.is_alone(work) and takes(backward.SPEC)(work), (backward.SPEC,), MMA),
-    Route(takes(backward.SPEC_GIVEN), (delta.SPEC, backward.SPEC_GIVEN), MMA),
+    Route(backward.takes_given, (delta.SPEC, backward.SPEC_GIVEN), MMA),
 )

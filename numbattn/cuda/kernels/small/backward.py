@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ....call.passes import gradient_of_part
+from ....call.order import gradient_of_part
 from ...build import Source
 from ...tile import (
     Alignment,
@@ -42,35 +42,39 @@ from ...words.arguments import LSE_LOG2, Argument, Matrix, Statistic
 from ...words.signatures import several, signature_of
 from ...words.spec import BY_HEAD, SHARED, Spec
 from ...words.steps import SUMS_OF_DS, partial_sums
-from ..scores import SCORE, may_be_far, sink_steps
+from ..scores import SCORE, may_be_far, sink_steps, within_segment
 from ..shared.dropout import DROPOUT, drop_step
 from ..shared.layouts import DTYPES, sum_type
 from ..shared.recompute import low_steps
 from ..shared.schedule import split
+from ..shared.segments import keys_of, mask_within_step, queries_of
 from ..shared.softmax import LN_2, softmax_steps
-from ..shared.visibility import MASK, band_of
+from ..shared.visibility import MASK, PACKED, band_of
 from ..tables import dtypes_of
 from .steps import (
     SmallTiles,
     barrier_of,
     heads_apart,
     mask_steps,
+    matrices_steps,
     parameters,
     place_steps,
     resident,
     rows_of,
     score_steps_of_block,
+    takes,
 )
 
 
 class KeyMatrix(NamedTuple):
     """The matrix that a block computes."""
 
-    number: Any  # of its keys: none is left from batches * heads_k on
+    number: Any  # of its keys: none is left from the number of Matrices on
     batch: Any
     head: Any
     head_k: Any
     is_last: Any  # whether it is the last head that shares these keys
+    segment: Any
 
 
 def small_backward(
@@ -93,76 +97,83 @@ def small_backward(
     NO_SCORE = ACC(-np.inf)
     band_at, (look_up, hide) = band_of(mask), mask_steps(mask, S_TILE)
     keep_score, apply, pull_back = score_steps_of_block(shared, score, S_TILE, ACC, keeps_score)
-    drop_both, matrix_at = drop_both_step(S_TILE, dropout), walk_step(grouped)
+    matrices_of, next_matrix = matrices_steps(mask, size)
+    drop_both, matrix_after = drop_both_step(S_TILE, dropout), walk_step(next_matrix, grouped)
+    mask_of, scores_of, keys_of_rows = mask_within_step(mask), within_segment(score), rows_of_keys_step(mask)
     add_k, add_v = (sum_step(TILE, grouped) for TILE in (Q_TILE, V_TILE))
     first_sum, add_sum, save_sum = sum_of_dS_steps(S_TILE, sums)
     P_of, D_of = given_steps(S_TILE, dtype) if given else row_steps(S_TILE, ACC, score, dlse)
 
     @device
-    def fetch_queries(copy, array, at, count, mask):
-        if at.number < count:
-            copy(array, at.batch, at.head, band_at(mask, at.batch, at.head)[2])
+    def band_within(at, mask):
+        return band_at(mask_of(mask, at.segment), at.batch, at.head)
+
+    @device
+    def fetch_queries(copy, array, at, matrices, mask):
+        if at.number < matrices.count:
+            copy(array, at.batch, at.head, at.segment.first_query, band_within(at, mask)[2])
         commit_copies()
 
     @device
-    def fetch_keys(copy, array, at, count, mask):
-        if at.number < count:
-            copy(array, at.batch, at.head_k, band_at(mask, at.batch, at.head)[3])
+    def fetch_keys(copy, array, at, matrices, mask):
+        if at.number < matrices.count:
+            copy(array, at.batch, at.head_k, at.segment.first_key, band_within(at, mask)[3])
         commit_copies()
 
     def kernel(
         mQ, mK, mV, mDO, mDQ, mDK, mDV, mSums, statistics, mask, scores, drops, group_size, scale, scale_log2,
         kept_scale,
     ):  # fmt: skip
-        (batches, heads, queries, _), (_, heads_k, keys, _) = shape(mQ), shape(mK)
-        count, turn = batches * heads_k, index(0)
+        (batches, _, queries, _), (_, heads_k, keys, _) = shape(mQ), shape(mK)
+        matrices, turn = matrices_of(batches, heads_k, queries, keys, mask), index(0)
         sQ, sK, sV, sdO = allocate(SHARED_Q), allocate(SHARED_K), allocate(SHARED_V), allocate(SHARED_DO)
         sP, dK, dV = allocate(SHARED_P), full(Q_TILE, ZERO), full(V_TILE, ZERO)
         sum_dS = first_sum(mSums)
-        at = matrix_at(turn, heads, group_size)
+        at = matrix_after(block_index() - grid_size(), turn, matrices, group_size, mask)
         keep_score(scores, at.head)
-        fetch_keys(fetch_v, mV, at, count, mask)
-        fetch_queries(fetch_do, mDO, at, count, mask)
-        fetch_keys(fetch_k, mK, at, count, mask)
-        fetch_queries(fetch_q, mQ, at, count, mask)
-        while at.number < count:
+        fetch_keys(fetch_v, mV, at, matrices, mask)
+        fetch_queries(fetch_do, mDO, at, matrices, mask)
+        fetch_keys(fetch_k, mK, at, matrices, mask)
+        fetch_queries(fetch_q, mQ, at, matrices, mask)
+        while at.number < matrices.count:
             turn += 1
-            _, batch, head, head_k, is_last = at
-            at, band = matrix_at(turn, heads, group_size), band_at(mask, batch, head)
+            number, batch, head, head_k, is_last, segment = at
+            (first, end), (first_key, end_key), band = queries_of(segment), keys_of_rows(segment), band_within(at, mask)
+            at = matrix_after(number, turn, matrices, group_size, mask)
             wait_copies(2)
             sync()                                              # V and dO have arrived
             dP = dot(S_TILE, sdO, sV.T)                         # Alg. 3 line 2: dP = dO V^T
             shown = look_up(mask, band, batch, head)
             wait_copies()
             sync()                                              # Q and K have arrived, all have read V
-            fetch_keys(fetch_v, mV, at, count, mask)
+            fetch_keys(fetch_v, mV, at, matrices, mask)
             S = dot(S_TILE, sQ, sK.T)
-            S, F = apply(S, scores, batch, head)
+            S, F = apply(S, scores_of(scores, segment), batch, head, first, first_key)
             S, F = hide(S, NO_SCORE, shown, band), hide(F, 0, shown, band)
-            P, seen = P_of(S, statistics, queries, scores, batch, head, scale_log2)
+            P, seen = P_of(S, statistics, first, end, scores, batch, head, scale_log2)
             PZ, dP = drop_both(P, dP, drops, batch, head, kept_scale)
             put(sP, PZ)
-            D = D_of(P, dP, seen, statistics, queries, batch, head)
+            D = D_of(P, dP, seen, statistics, first, end, batch, head)
             dS = pull_back(P * (dP - D), F)                     # line 3: dS = P (dP - D)
             sum_dS = add_sum(sum_dS, dS)
             sync()                                              # P is there
             dV = add_v(dV, sP.T, sdO)                           # line 1: dV = P^T dO
             if is_last:
-                save(rows_between(mDV, batch, head_k, 0, keys, ROWS_OF), dV, 0)
+                save(rows_between(mDV, batch, head_k, first_key, end_key, ROWS_OF), dV, 0)
                 dV = full(V_TILE, ZERO)
             dQ = dot(Q_TILE, dS, sK)                            # line 4: dQ = scale dS K
-            save(rows_between(mDQ, batch, head, 0, queries, ROWS_OF), dQ * scale, 0)
+            save(rows_between(mDQ, batch, head, first, end, ROWS_OF), dQ * scale, 0)
             sync()                                              # all have read P, dO and K
-            fetch_queries(fetch_do, mDO, at, count, mask)
-            fetch_keys(fetch_k, mK, at, count, mask)
+            fetch_queries(fetch_do, mDO, at, matrices, mask)
+            fetch_keys(fetch_k, mK, at, matrices, mask)
             put(sP, dS)
             sync()                                              # dS is there
             dK = add_k(dK, sP.T, sQ)                            # line 5: dK = scale dS^T Q
             if is_last:
-                save(rows_between(mDK, batch, head_k, 0, keys, ROWS_OF), dK * scale, 0)
+                save(rows_between(mDK, batch, head_k, first_key, end_key, ROWS_OF), dK * scale, 0)
                 dK = full(Q_TILE, ZERO)
             sync()                                              # all have read Q and dS
-            fetch_queries(fetch_q, mQ, at, count, mask)
+            fetch_queries(fetch_q, mQ, at, matrices, mask)
         save_sum(sum_dS, mSums)
 
     arguments, dtypes = (SPEC_GIVEN if given else SPEC).arguments, dict(zip(("dq", "dk", "dv"), out_dtypes))
@@ -170,23 +181,28 @@ def small_backward(
     return Source(kernel, signature, threads, blocks, shared.nbytes)
 
 
-def walk_step(grouped):
-    """The device function (turn, heads, group_size) -> the KeyMatrix that a block computes in turn number `turn`."""
+def walk_step(next_matrix, grouped):
+    """The device function (number, turn, matrices, group_size, mask) -> the KeyMatrix that a block computes in turn
+    number `turn`, after that of this number."""
 
     @device
-    def of_group(turn, heads, group_size):
+    def of_group(number, turn, matrices, group_size, mask):
         group, member = split(turn, group_size)
-        number = block_index() + group * grid_size()
-        batch, head_k = split(number, heads // group_size)
-        return KeyMatrix(number, batch, head_k * group_size + member, head_k, member == group_size - 1)
+        number, batch, head_k, segment = next_matrix(block_index() + group * grid_size(), matrices, mask)
+        return KeyMatrix(number, batch, head_k * group_size + member, head_k, member == group_size - 1, segment)
 
     @device
-    def of_one(turn, heads, group_size):
-        number = block_index() + turn * grid_size()
-        batch, head = split(number, heads)
-        return KeyMatrix(number, batch, head, head, True)
+    def of_one(number, turn, matrices, group_size, mask):
+        number, batch, head, segment = next_matrix(number + grid_size(), matrices, mask)
+        return KeyMatrix(number, batch, head, head, True, segment)
 
     return of_group if grouped else of_one
+
+
+def rows_of_keys_step(mask):
+    """The device function (segment) -> the rows of K and V that belong to it. In packed arrays they are those of Q: the
+    tokens in no segment see nothing, and have gradients."""
+    return queries_of if PACKED in mask else keys_of
 
 
 def sum_step(TILE, grouped):
@@ -257,40 +273,41 @@ def sum_of_dS_steps(S_TILE, sums):
 
 
 def row_steps(S_TILE, ACC, score, dlse):
-    """Device functions: (S, statistics, queries, scores, batch, head, scale_log2) -> P, by the softmax of each row, and
-    which rows see something; (P, dP, seen, statistics, queries, batch, head) -> D = rowsum(P dP), less dlse."""
+    """Device functions: (S, statistics, first, end, scores, batch, head, scale_log2) -> P, by the softmax of each row,
+    and which rows see something; (P, dP, seen, statistics, first, end, batch, head) -> D = rowsum(P dP), less dlse."""
     (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
     ROWS, PARTS, ZERO, LN2, HAS_DLSE = S_TILE.row_vector(), S_TILE.row_parts(), ACC(0), ACC(LN_2), dlse
 
     @device
-    def P_of(S, statistics, queries, scores, batch, head, scale_log2):
+    def P_of(S, statistics, first, end, scores, batch, head, scale_log2):
         P, m, l, _ = softmax_step(S, full(ROWS, NO_MAX), full(PARTS, ZERO), scale_log2)
         total = row_sum(l)
         _, whole, alpha = with_sink(m * (scale_log2 * LN2), total, scores, batch, head)
         return P * inverse(whole, alpha), total > 0
 
     @device
-    def D_of(P, dP, seen, statistics, queries, batch, head):
+    def D_of(P, dP, seen, statistics, first, end, batch, head):
         D = row_sum(P * dP)
         if HAS_DLSE:
-            D = D - where(seen, load(statistics[0][batch, head], ROWS, 0), 0)
+            D = D - where(seen, load(statistics[0][batch, head][first:end], ROWS, 0), 0)
         return D
 
     return P_of, D_of
 
 
 def given_steps(S_TILE, dtype):
-    """`row_steps` from lse in base 2 and delta, which are padded and not read after the queries."""
+    """`row_steps` from lse in base 2 and delta, which are padded and not read after the queries; not of packed arrays.
+    """
     ROWS, (first_low, _, recompute) = S_TILE.row_vector(), low_steps(dtype)
 
     @device
-    def P_of(S, statistics, queries, scores, batch, head, scale_log2):
+    def P_of(S, statistics, first, end, scores, batch, head, scale_log2):
         line, at = statistics[0][batch, head], first_low(statistics[0])
-        return recompute(S, load(line[:queries], ROWS, 0), load(line[: at + queries], ROWS, at), scale_log2), None
+        return recompute(S, load(line[:end], ROWS, 0), load(line[: at + end], ROWS, at), scale_log2), None
 
     @device
-    def D_of(P, dP, seen, statistics, queries, batch, head):
-        return load(statistics[1][batch, head][:queries], ROWS, 0)
+    def D_of(P, dP, seen, statistics, first, end, batch, head):
+        return load(statistics[1][batch, head][:end], ROWS, 0)
 
     return P_of, D_of
 
@@ -347,8 +364,10 @@ def sums_dS(work):
 
 
 def is_alone(work):
-    """Whether lse is over this call's keys and nothing else needs lse and delta."""
-    return work.whole and work.sink is None and (not work.score_gradients or sums_dS(work))
+    """Whether lse is over this call's keys and nothing else needs lse and delta; if arrays are packed, also whether all
+    heads have keys of their own."""
+    fits = PACKED not in work.mask or not is_grouped(work)
+    return fits and work.whole and work.sink is None and (not work.score_gradients or sums_dS(work))
 
 
 def parameters_of(given):
@@ -392,10 +411,16 @@ SPEC = Spec(
     persistent=True,
     resident=lambda work, tiles: resident(SPEC, work, tiles),
     multiple=lambda work: max(heads_apart(x, work) for x in (work.score_added, work.score_gradients)),
-    blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads_k,
+    blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads_k * m_blocks,
+    packs=True,
 )
 SPEC_GIVEN = replace(
     SPEC,
+    packs=False,
     arguments=(*MATRICES, PARTIAL_SUMS, GIVEN_STATISTICS, *NUMBERS),
     parameters=parameters_of(given=True),
 )
+
+
+def takes_given(work):
+    return PACKED not in work.mask and takes(SPEC_GIVEN)(work)

@@ -30,10 +30,10 @@ from ...tile import (
 from ...words.arguments import Matrix, Statistic
 from ...words.signatures import signature_of
 from ...words.spec import Spec
-from ..scores import SCORE, may_be_far, sink_steps
+from ..scores import SCORE, may_be_far, sink_steps, within_segment
 from ..shared.dropout import DROPOUT, drop_step
 from ..shared.layouts import DTYPES, sum_type
-from ..shared.schedule import split
+from ..shared.segments import mask_within_step, queries_of
 from ..shared.softmax import LN_2, logsumexp, low_step, softmax_steps
 from ..shared.visibility import MASK, band_of
 from ..tables import dtypes_of, lse_alone
@@ -42,6 +42,7 @@ from .steps import (
     barrier_of,
     heads_apart,
     mask_steps,
+    matrices_steps,
     parameters,
     place_steps,
     resident,
@@ -53,9 +54,10 @@ from .steps import (
 class QueryMatrix(NamedTuple):
     """The matrix that a block computes."""
 
-    number: Any  # none is left from batches * heads on
+    number: Any  # none is left from the number of Matrices on
     batch: Any
     head: Any
+    segment: Any
     band: Any
 
 
@@ -74,54 +76,63 @@ def small_forward(
     HAS_LOW, far = dtype.itemsize > 2, may_be_far(score)
     band_at, (look_up, hide) = band_of(mask), mask_steps(mask, S_TILE)
     keep_score, apply, _ = score_steps_of_block(shared, score, S_TILE, ACC, keeps_score)
-    drop = drop_step(S_TILE, dropout)
+    (matrices_of, next_matrix), mask_of = matrices_steps(mask, size), mask_within_step(mask)
+    scores_of, drop = within_segment(score), drop_step(S_TILE, dropout)
     (NO_MAX, softmax_step), low_of = softmax_steps(ACC, far, exact=HAS_LOW), low_step(ACC, far)
     with_sink, inverse = sink_steps(score, ACC)
     ROWS, PARTS = S_TILE.row_vector(), S_TILE.row_parts()
 
     @device
-    def fetch(number, matrices, heads, group_size, stage, mQ, mK, mV, mask):
-        """Returns a QueryMatrix."""
-        batch, head = split(number, heads)
+    def matrix_after(number, matrices, mask):
+        """The QueryMatrix that a block computes after that of this number."""
+        number, batch, head, segment = next_matrix(number + grid_size(), matrices, mask)
         band = mask.lo, mask.hi, mask.queries, mask.keys
-        if number < matrices:
-            band = band_at(mask, batch, head)
-            fetch_q(mQ, batch, head, band[2], stage)
-            fetch_k(mK, batch, head // group_size, band[3], stage)
-            fetch_v(mV, batch, head // group_size, band[3], stage)
+        if number < matrices.count:
+            band = band_at(mask_of(mask, segment), batch, head)
+        return QueryMatrix(number, batch, head, segment, band)
+
+    @device
+    def fetch(at, matrices, group_size, stage, mQ, mK, mV):
+        if at.number < matrices.count:
+            head_k, first, first_key = at.head // group_size, at.segment.first_query, at.segment.first_key
+            fetch_q(mQ, at.batch, at.head, first, at.band[2], stage)
+            fetch_k(mK, at.batch, head_k, first_key, at.band[3], stage)
+            fetch_v(mV, at.batch, head_k, first_key, at.band[3], stage)
         commit_copies()
-        return QueryMatrix(number, batch, head, band)
 
     def kernel(mQ, mK, mV, mO, mLse, mLow, mask, scores, drops, group_size, scale_log2, kept_scale):
         batches, heads, queries = shape(mLse)
-        matrices, stage = batches * heads, index(0)
+        matrices, stage = matrices_of(batches, heads, queries, mask.keys, mask), index(0)
         keep_score(scores, block_index() % heads)
-        at = fetch(block_index(), matrices, heads, group_size, stage, mQ, mK, mV, mask)
-        while at.number < matrices:
-            number, batch, head, band = at
+        at = matrix_after(block_index() - grid_size(), matrices, mask)
+        fetch(at, matrices, group_size, stage, mQ, mK, mV)
+        while at.number < matrices.count:
+            number, batch, head, segment, band = at
+            first, end = queries_of(segment)
+            at = matrix_after(number, matrices, mask)
             sQ, sK, sV = allocate(SHARED_Q, stage), allocate(SHARED_K, stage), allocate(SHARED_V, stage)
             if AHEAD:
                 stage = 1 - stage
-                at = fetch(number + grid_size(), matrices, heads, group_size, stage, mQ, mK, mV, mask)
+                fetch(at, matrices, group_size, stage, mQ, mK, mV)
             shown = look_up(mask, band, batch, head)
             wait_copies(AHEAD)
             sync()                                              # Q, K and V have arrived
             S = dot(S_TILE, sQ, sK.T)                           # Alg. 0 line 1: S = Q K^T
-            S, _ = apply(S, scores, batch, head)
+            S, _ = apply(S, scores_of(scores, segment), batch, head, first, segment.first_key)
             S = hide(S, NO_SCORE, shown, band)                  # MASK(S)
             P, m, l, _ = softmax_step(S, full(ROWS, NO_MAX), full(PARTS, ZERO), scale_log2)     # line 2
             largest, total, alpha = with_sink(m * (scale_log2 * LN2), row_sum(l), scores, batch, head)
             O = dot(O_TILE, drop(P, drops, batch, head, 0, 0), sV)              # line 3: O = P V
             sync()                                              # all have read Q, K and V
             if not AHEAD:
-                at = fetch(number + grid_size(), matrices, heads, group_size, stage, mQ, mK, mV, mask)
+                fetch(at, matrices, group_size, stage, mQ, mK, mV)
             factor = inverse(total, alpha)
-            save(rows_between(mO, batch, head, 0, queries, ROWS_OF), O * (factor * kept_scale), 0)
+            save(rows_between(mO, batch, head, first, end, ROWS_OF), O * (factor * kept_scale), 0)
             if SAVES:
                 lse = logsumexp(largest, total, LN2)
-                save(mLse[batch, head], lse, 0)
+                save(mLse[batch, head][first:end], lse, 0)
                 if HAS_LOW:
-                    save(mLow[batch, head], low_of(lse, m, scale_log2, factor), 0)
+                    save(mLow[batch, head][first:end], low_of(lse, m, scale_log2, factor), 0)
 
     signature = signature_of(kernel, SPEC.arguments, dtype, ACC, {"o": out_dtypes[0]}, mask=mask, score=score)
     return Source(kernel, signature, threads, blocks, shared.nbytes)
@@ -156,5 +167,5 @@ SPEC = Spec(
     persistent=True,
     multiple=lambda work: heads_apart(work.score_added, work),
     resident=lambda work, tiles: resident(SPEC, work, tiles),
-    blocks=lambda work, tiles, m_blocks, n_blocks: work.problem.heads,
+    packs=True,
 )  # fmt: skip

@@ -4,7 +4,7 @@ A tile holds all scores of a (batch, head). Blocks are persistent: as many as ar
 something is kept or summed by head, their number is a multiple of the heads, so that a block keeps its head.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...tile import (
     WARP,
@@ -14,9 +14,14 @@ from ...tile import (
     device,
     full,
     get_registers,
+    grid_size,
+    index,
+    maximum,
+    minimum,
     put,
     put_registers,
     rows_between,
+    shape,
     sync_threads,
     sync_warp,
     where,
@@ -24,6 +29,8 @@ from ...tile import (
 from ...words.spec import BY_HEAD, SHARED
 from ..scores import is_scaled, score_steps
 from ..shared.layouts import buffers, sum_type
+from ..shared.schedule import split
+from ..shared.segments import Segment, extent_of, start_of
 from ..shared.visibility import PACKED, band_test, has_states, in_band, is_looked_up, looked_up_test
 from ..tables import compiled_in, has_tensor_cores
 
@@ -49,6 +56,16 @@ class SmallTiles(NamedTuple):
     tile_n = tile_m
 
 
+class Matrices(NamedTuple):
+    """The matrices of a call; of packed arrays, those of each segment."""
+
+    count: Any
+    batches: Any
+    heads: Any  # whose keys differ
+    queries: Any
+    keys: Any
+
+
 def fitted(*sizes):
     """The first of SIZES that has room for each of these; None if none has."""
     return next((size for size in SIZES if max(sizes) <= size), None)
@@ -58,22 +75,24 @@ def rows_of(table, work):
     """Rows of {(bytes of an element, size of the tile): {largest head_dim: row}} for this work; none if it is not
     small."""
     problem = work.problem
-    size, head_dim = fitted(problem.seqlen_q, problem.seqlen_k), max(problem.head_dim, problem.head_dim_v)
+    lengths = (work.longest,) if PACKED in work.mask else (problem.seqlen_q, problem.seqlen_k)
+    size, head_dim = fitted(*lengths), max(problem.head_dim, problem.head_dim_v)
     found = table.get((problem.dtype.itemsize, size), {})
     row = next((row for largest, row in found.items() if head_dim <= largest), None)
     return () if row is None else (row._replace(size=size), row._replace(size=size, keeps_score=False))
 
 
 def takes(spec):
-    """(work) -> whether the kernel takes it: matrices of one tile, not in segments or pages, which resume from nothing.
-    """
+    """(work) -> whether the kernel takes it: matrices of one tile, or segments that are known to be as short, not in
+    pages, which resume from nothing."""
     return lambda work: is_plain(work) and has_tensor_cores(work.device) and spec.fitting(work) is not None
 
 
 def is_plain(work):
     problem = work.problem
     has_many_queries = FEWER * problem.seqlen_q >= problem.seqlen_k
-    return has_many_queries and not (PACKED in work.mask or has_states(work.mask) or problem.cache or work.resumes)
+    is_long = PACKED in work.mask and not work.longest
+    return has_many_queries and not (is_long or has_states(work.mask) or problem.cache or work.resumes)
 
 
 def parameters(work, tiles, grouped=False):
@@ -86,7 +105,7 @@ def parameters(work, tiles, grouped=False):
 
 def keeps_score(work, grouped):
     """Whether a score adds the same to all matrices of a block. grouped: whether these are of all heads of a group."""
-    return work.score_added == SHARED or (work.score_added == BY_HEAD and not grouped)
+    return PACKED not in work.mask and (work.score_added == SHARED or (work.score_added == BY_HEAD and not grouped))
 
 
 def heads_apart(sharing, work):
@@ -105,8 +124,9 @@ def barrier_of(threads):
 
 
 def place_steps(shared, dtype, threads, size, widths, nbytes, stages=1):
-    """For each width the place of a tile of `size` rows, and the device function (array, batch, head, end, stage): copy
-    a matrix' rows before `end` there, and zeros for the others, which may be NaN beyond a sequence's length."""
+    """For each width the place of a tile of `size` rows, and the device function (array, batch, head, first, rows,
+    stage): copy so many rows of a matrix there, and zeros for the others, which may be NaN beyond a sequence's length.
+    """
     return [(place, fetch_step(place, layout, nbytes)) for place, layout
             in buffers(shared, dtype, threads, size, widths, stages)]  # fmt: skip
 
@@ -115,13 +135,63 @@ def fetch_step(PLACE, COPY, nbytes):
     ROWS_OF, ZERO = Alignment(nbytes), sum_type(PLACE.dtype)(0)
 
     @device
-    def fetch(array, batch, head, end, stage=0):
-        if end > 0:
-            copy_async(allocate(PLACE, stage), rows_between(array, batch, head, 0, end, ROWS_OF), COPY, 0)
+    def fetch(array, batch, head, first, rows, stage=0):
+        if rows > 0:
+            copy_async(allocate(PLACE, stage), rows_between(array, batch, head, first, first + rows, ROWS_OF), COPY, 0)
         else:
             put(allocate(PLACE, stage), full(COPY, ZERO))
 
     return fetch
+
+
+def matrices_steps(mask, size):
+    """Device functions: (batches, heads, queries, keys, mask) -> the Matrices; (number, matrices, mask) -> the number
+    of the matrix that a block computes next, this one or a later one with queries, its batch and head, and its Segment.
+
+    After all segments of packed arrays come the tokens in none of them, `size` at a time, which see nothing.
+    """
+    SIZE = size
+
+    @device
+    def of_turn(offsets, turn, length):
+        (count,) = shape(offsets)
+        if turn < count - 1:
+            first, tokens = extent_of(offsets, turn + 1, length)
+            return Segment(first, minimum(tokens, SIZE), first, minimum(tokens, SIZE), index(0))
+        before, tile = start_of(offsets, 1, length), turn - (count - 1)
+        ahead = (before + SIZE - 1) // SIZE
+        first = tile * SIZE if tile < ahead else start_of(offsets, count, length) + (tile - ahead) * SIZE
+        end = before if tile < ahead else length
+        return Segment(first, minimum(maximum(end - first, 0), SIZE), first, index(0), index(0))
+
+    @device
+    def of_packed(batches, heads, queries, keys, mask):
+        (count,) = shape(mask.packing[0].queries[0, 0])
+        return Matrices((count + queries // SIZE + 1) * batches * heads, batches, heads, queries, keys)
+
+    @device
+    def next_of_packed(number, matrices, mask):
+        batch, head, found = index(0), index(0), False
+        segment = Segment(index(0), index(0), index(0), index(0), index(0))
+        while not found and number < matrices.count:
+            turn, matrix = split(number, matrices.batches * matrices.heads)
+            batch, head = split(matrix, matrices.heads)
+            segment = of_turn(mask.packing[0].queries[batch, 0], turn, matrices.queries)
+            found = segment.queries > 0
+            if not found:
+                number += grid_size()
+        return number, batch, head, segment
+
+    @device
+    def of_call(batches, heads, queries, keys, mask):
+        return Matrices(batches * heads, batches, heads, queries, keys)
+
+    @device
+    def next_of_call(number, matrices, mask):
+        batch, head = split(number, matrices.heads)
+        return number, batch, head, Segment(index(0), matrices.queries, index(0), matrices.keys, index(0))
+
+    return (of_packed, next_of_packed) if PACKED in mask else (of_call, next_of_call)
 
 
 def mask_steps(mask, S_TILE):
@@ -156,8 +226,8 @@ def mask_steps(mask, S_TILE):
 
 
 def score_steps_of_block(shared, score, S_TILE, ACC, keeps_score):
-    """Device functions: (scores, head), called once; (S, scores, batch, head) -> S after all parts, and F; (dS, F) ->
-    dS F.
+    """Device functions: (scores, head), called once; (S, scores, batch, head, i, j) -> S, from row i and column j on,
+    after all parts, and F; (dS, F) -> dS F.
 
     keeps_score: whether the parts add the same to all matrices of the block: then this is computed once and kept in
     shared memory, each thread its own share.
@@ -170,8 +240,8 @@ def score_steps_of_block(shared, score, S_TILE, ACC, keeps_score):
             pass
 
         @device
-        def apply_now(S, scores, batch, head):
-            return apply(S, scores, batch, head, 0, 0)
+        def apply_now(S, scores, batch, head, i, j):
+            return apply(S, scores, batch, head, i, j)
 
         return keep_nothing, apply_now, pull_back
 
@@ -184,7 +254,7 @@ def score_steps_of_block(shared, score, S_TILE, ACC, keeps_score):
         put_registers(allocate(PLACE), added)
 
     @device
-    def apply_kept(S, scores, batch, head):
+    def apply_kept(S, scores, batch, head, i, j):
         if IS_SCALED:
             S = S * scores.scale
         return S + get_registers(allocate(PLACE), S_TILE), S

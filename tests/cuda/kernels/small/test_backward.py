@@ -66,8 +66,8 @@ def test_dropout(rng, given):
 
 
 FAULTS = {
-    "at.head, band_at(mask, at.batch, at.head)[2])": "at.head, mask.queries)",
-    "at.head_k, band_at(mask, at.batch, at.head)[3])": "at.head_k, mask.keys)",
+    "at.segment.first_query, band_within(at, mask)[2])": "at.segment.first_query, mask.queries)",
+    "at.segment.first_key, band_within(at, mask)[3])": "at.segment.first_key, mask.keys)",
     "wait_copies(2)": "wait_copies(3)",
     "sync()                                              # V and dO": "pass  # V and dO",
     "wait_copies()\n            sync()": "sync()",
@@ -83,20 +83,21 @@ FAULTS = {
     "member == group_size - 1": "member == 0",
     "return P * Z, dP * Z": "return P * Z, dP",
     "D - where(seen, load": "D + where(seen, load",
-    "where(seen, load(statistics[0][batch, head], ROWS, 0), 0)": "load(statistics[0][batch, head], ROWS, 0)",
-    "load(statistics[1][batch, head][:queries]": "load(statistics[0][batch, head][:queries]",
-    "load(line[:queries]": "load(line",
+    "where(seen, load(statistics[0][batch, head][first:end], ROWS, 0), 0)":
+        "load(statistics[0][batch, head][first:end], ROWS, 0)",
+    "load(statistics[1][batch, head][:end]": "load(statistics[0][batch, head][:end]",
+    "load(line[:end]": "load(line",
     (
         "test_small.py::test_padding_is_not_read[simulated-bias]",
         "test_small.py::test_padding_is_not_read[simulated-capped bias]",
     ): {
         "S, F = hide(S, NO_SCORE, shown, band), hide(F, 0, shown, band)": "S = hide(S, NO_SCORE, shown, band)",
         "inverse(whole, alpha), total > 0": "inverse(whole, alpha), total >= 0",
-        "band_at(mask, at.batch, at.head)[2])": "band_at(mask, at.batch, at.head)[3])",
-        "band_at(mask, at.batch, at.head)[3])": "band_at(mask, at.batch, at.head)[2])",
+        "band_within(at, mask)[2])": "band_within(at, mask)[3])",
+        "band_within(at, mask)[3])": "band_within(at, mask)[2])",
     },
     "test_small.py::test_gradients_of_inputs_that_a_batch_shares[simulated-groups-kv]": {
-        "member == group_size - 1)": "member == 0)",
+        "member == group_size - 1, segment)": "member == 0, segment)",
         "dV = full(V_TILE, ZERO)": "dV = dV + ZERO",
     },
     "test_small.py::test_arrays_of_as_many_elements_as_the_scores": {
@@ -110,7 +111,7 @@ FAULTS = {
         "[heads] * bool(lead)": "[1] * bool(lead)",
     },
     "cuda/plan/test_small.py": {
-        "return work.whole and work.sink is None": "return work.sink is None",
+        "return fits and work.whole and work.sink is None": "return fits and work.sink is None",
         "work.sink is None and (not": "(not",
         "in (SHARED, BY_HEAD) and not is_grouped(work)": "in (SHARED, BY_HEAD)",
     },

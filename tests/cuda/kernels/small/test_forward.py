@@ -71,8 +71,8 @@ def test_dropout(rng):
 
 
 FAULTS = {
-    "fetch_k(mK, batch, head // group_size": "fetch_k(mK, batch, head",
-    "fetch_v(mV, batch, head // group_size, band[3]": "fetch_v(mV, batch, head // group_size, mask.keys",
+    "at.head // group_size": "at.head",
+    "fetch_v(mV, at.batch, head_k, first_key, at.band[3]": "fetch_v(mV, at.batch, head_k, first_key, 1 << 20",
     "stage = 1 - stage\n": "stage = stage + 0\n",
     "wait_copies(AHEAD)": "wait_copies(1)",
     "sync()                                              # Q, K and V have": "pass  # Q, K and V have",
@@ -80,5 +80,23 @@ FAULTS = {
     "hide(S, NO_SCORE, shown, band)": "hide(S, 0, shown, band)",
     "drop(P, drops, batch, head, 0, 0)": "drop(P, drops, head, batch, 0, 0)",
     "if SAVES:": "if not SAVES:",
-    "number < matrices:\n            band": "number <= matrices:\n            band",
+    "number < matrices.count:\n            band": "number <= matrices.count:\n            band",
+    "test_small.py::test_segments[simulated-slopes]": {
+        "mLse[batch, head][first:end], lse": "mLse[batch, head], lse",
+        "scores_of(scores, segment), batch, head, first, segment.first_key": "scores, batch, head, 0, 0",
+    },
+    "test_small.py::test_segments[simulated-none]": {
+        "cuda/kernels/small/steps.py": {
+            "start_of(offsets, count, length) + (tile - ahead)": "start_of(offsets, count, length) + tile",
+            "end = before if tile < ahead else length": "end = length",
+            "number += grid_size()": "number += 2 * grid_size()",
+            "(count + queries // SIZE + 1)": "(count - 1)",
+        },
+        "cuda/kernels/small/backward.py": {
+            "return queries_of if PACKED in mask else keys_of": "return keys_of",
+        },
+    },
+    "test_small.py::test_segments[simulated-groups-none]": {
+        "cuda/kernels/small/backward.py": {"PACKED not in work.mask or not is_grouped(work)": "True"},
+    },
 }
