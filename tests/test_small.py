@@ -186,7 +186,11 @@ def test_padding_is_not_read(rng, place, score):
     assert not any(x[:, unseen].any() for x in dbias)
 
 
-@everywhere("score", ["none", "slopes"], simulated=["none", "slopes"], simulated_groups=["none"])
+def by_places(s, batch, head, i, j):
+    return s + (i + 2 * j) % 5
+
+
+@everywhere("score", ["none", "function"], simulated=["none", "function"], simulated_groups=["none"])
 def test_segments(request, rng, place, score):
     """Packed, between tokens in no segment, one as long as may be and one empty: the same bits as of padded ones."""
     xp, sizes = place
@@ -195,22 +199,21 @@ def test_segments(request, rng, place, score):
     offsets = np.cumsum([3, *lengths]).astype(np.int32)
     total = offsets[-1] + 2 * sizes.m
     arrays = sizes._replace(batches=1, m=total, n=total).arrays(rng)
-    options = {} if score == "none" else {
-        "score": na.Alibi(random(rng, (sizes.heads,), np.float32), gradient=False), "causal": True}
-    given = offsets if score == "none" else xp.asarray(offsets)  # on a GPU not read
+    options = {} if score == "none" else {"score": na.Score(by_places), "causal": True}
+    given = offsets if score == "none" else xp.asarray(offsets)         # on a GPU not read
     found = results(xp, *arrays, mask=na.Segments(given, max_queries=sizes.m), **options)
     assert_right(found, *arrays, mask=na.Segments(offsets), **options)
-    if sizes.heads > sizes.heads_k or request.node.callspec.params["place"].startswith("cpu"):
-        return                                                          # other kernels, which do not pad to a tile
+    is_on_cpu = request.node.callspec.params["place"].startswith("cpu")
+    if score != "none" or is_on_cpu or sizes.heads > sizes.heads_k:     # it counts all tokens, or other kernels compute
+        return
     padded = [np.zeros((len(lengths), x.shape[1], sizes.m, *x.shape[3:]), x.dtype) for x in arrays]
-    wanted = [np.zeros_like(x) for x in found]
-    wanted[1][:] = -np.inf
-    for rows, into in zip(arrays, padded):
-        for number, (first, end) in enumerate(pairwise(offsets)):
+    for number, (first, end) in enumerate(pairwise(offsets)):
+        for rows, into in zip(arrays, padded):
             into[number, :, : end - first] = rows[0, :, first:end]
-    alone = results(xp, *padded, mask=na.Lengths(lengths[:, None], lengths[:, None]), **options)
-    for rows, into in zip(alone, wanted):
-        for number, (first, end) in enumerate(pairwise(offsets)):
+    wanted = [np.full_like(x, -np.inf if number == 1 else 0) for number, x in enumerate(found)]
+    alone = results(xp, *padded, mask=na.Lengths(lengths[:, None], lengths[:, None]))
+    for number, (first, end) in enumerate(pairwise(offsets)):
+        for rows, into in zip(alone, wanted):
             into[0, :, first:end] = rows[number, :, : end - first]
     assert_same_bits(found, wanted)
 

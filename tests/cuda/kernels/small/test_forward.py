@@ -71,8 +71,9 @@ def test_dropout(rng):
 
 
 FAULTS = {
-    "at.head // group_size": "at.head",
-    "fetch_v(mV, at.batch, head_k, first_key, at.band[3]": "fetch_v(mV, at.batch, head_k, first_key, 1 << 20",
+    "fetch_k(mK, batch, head // group_size": "fetch_k(mK, batch, head",
+    "fetch_v(mV, batch, head // group_size, segment.first_key, band[3]":
+        "fetch_v(mV, batch, head // group_size, segment.first_key, mask.keys",
     "stage = 1 - stage\n": "stage = stage + 0\n",
     "wait_copies(AHEAD)": "wait_copies(1)",
     "sync()                                              # Q, K and V have": "pass  # Q, K and V have",
@@ -81,9 +82,9 @@ FAULTS = {
     "drop(P, drops, batch, head, 0, 0)": "drop(P, drops, head, batch, 0, 0)",
     "if SAVES:": "if not SAVES:",
     "number < matrices.count:\n            band": "number <= matrices.count:\n            band",
-    "test_small.py::test_segments[simulated-slopes]": {
+    "test_small.py::test_segments[simulated-function]": {
         "mLse[batch, head][first:end], lse": "mLse[batch, head], lse",
-        "scores_of(scores, segment), batch, head, first, segment.first_key": "scores, batch, head, 0, 0",
+        "batch, head, first, segment.first_key)": "batch, head, 0, 0)",
     },
     "test_small.py::test_segments[simulated-none]": {
         "cuda/kernels/small/steps.py": {
