@@ -9,6 +9,7 @@ import pytest
 import numbattn as na
 from numbattn.call.order import in_order
 from numbattn.call.problem import describe
+from numbattn.call.tangents import Tangents
 from numbattn.grids import boxes
 from numbattn.grids.axis import AxisWindow, Part
 from numbattn.grids.boxes import (
@@ -182,18 +183,19 @@ def any_order(monkeypatch):
 
 @pytest.mark.parametrize(("shape", "window", "options", "by_steps"), WRAPPED.values(), ids=WRAPPED)
 def test_a_bias_along_periodic_axes_in_order(rng, any_order, shape, window, options, by_steps):
-    """As in the order of the tokens, with all derivatives of the table."""
+    """As in the order of the tokens; a table's tangent is read as the table is."""
     grid, table = na.Grid(shape, extra=1), rng.standard_normal((2, *(2 * w - 1 for w in window)))
     mask, score = grid.window(window, **options), grid.relative_bias(table, **options)
-    q, k, v, do, tq = rng.standard_normal((5, 2, mask._windows.tokens, 4))
-    tscore = [rng.standard_normal(table.shape), None, None]
+    q, k, v, do = rng.standard_normal((4, 2, mask._windows.tokens, 4))
     ordered = in_order(*describe(q, k, v, mask=mask, score=score, may_wait=True))
-    assert (ordered.inputs.score[0]._turns is not None) == by_steps
+    (part,) = ordered.inputs.score
+    assert (part._turns is not None) == by_steps
+    along = ordered.of_tangents(Tangents(None, None, None, (table[None], None, None)))
+    np.testing.assert_array_equal(along.score[0][0], part.arrays[0])
 
     def results():
-        o, to, saved, tsaved = na.attention_forward_jvp(q, k, v, tq, None, None, tscore=tscore, mask=mask, score=score)
-        grads, tgrads = na.attention_backward_jvp(do, saved, tsaved)
-        return [o, to, *grads, grads.score[0], *tgrads, tgrads.score[0]]
+        o, backprop = na.attention_vjp(q, k, v, mask=mask, score=score)
+        return [o, *backprop(do), *backprop(do).score[:1]]
 
     found = results()
     with patch.object(Windows, "in_order", lambda *_: None):
