@@ -22,7 +22,7 @@ from ..base import cache as disk
 from ..base import sources
 from ..base.compiling import compiling
 from ..base.interrupts import uninterrupted
-from .linked import LINKED
+from ..functions.compiled.linked import LINKED
 from .record import HEAD, kind_of, reader
 from .target import PLATFORM
 from .tile import add_one, contiguous_view, inline_view, is_set
