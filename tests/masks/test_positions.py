@@ -131,7 +131,7 @@ def test_caches(cache, kind, rng):
 
 
 @pytest.mark.parametrize(("unit", "kind", "ragged"), [
-    ("tensor cores", "stream", True), ("warpgroups", "sinks in the tree", True), ("tensor cores", "relative", False),
+    ("tensor cores", "stream", True), ("tensor cores", "relative", False),
     *(pytest.param(unit, kind, ragged, marks=pytest.mark.slow)
       for unit in BY_UNIT for kind in KINDS for ragged in (True, False)),
 ])  # fmt: skip

@@ -11,7 +11,7 @@ from numbattn.cuda.kernels.hopper.forward_tiles import WIDE
 from tests.accuracy import assert_accurate, exact, plain, random, to_numpy
 from tests.cuda.test_origin import check_goes_on
 from tests.tools.device import AMPERE, HOPPER, TURING, on, planned
-from tests.tools.launch import compiled_only, mostly_simulated, simulated_only, world_of
+from tests.tools.launch import compiled_only, mostly_simulated, simulated_only
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 GENERAL = ["forward", "delta", "backward_kv", "backward_q"]
@@ -74,18 +74,20 @@ def test_few_queries_and_a_cache(rng, world):
     np.testing.assert_allclose(o, na.reference.attention_forward(q, k, v)[0], atol=2e-3)
 
 
+@simulated_only
 def test_goes_on_from_other_keys(rng):
-    with world_of("simulated"):
-        check_goes_on(rng, AMPERE, np.dtype(np.float16), 20, 64, 16, 260, causal=False, mask=None)
+    check_goes_on(rng, AMPERE, np.dtype(np.float16), 20, 64, 16, 260, causal=False, mask=None)
 
 
+@simulated_only
 def test_lse_alone(rng):
     q, k = random(rng, (1, 2, 20, 300), np.float32), random(rng, (1, 2, 30, 300), np.float32)
-    with world_of("simulated"), on(AMPERE):
+    with on(AMPERE):
         _, saved = na.attention_forward(q, k, k[..., :0])
     np.testing.assert_allclose(saved.lse, na.reference.attention_forward(q, k, k)[1], rtol=1e-5)
 
 
+@simulated_only  # in either world plans are the same
 @pytest.mark.parametrize("device", [TURING, AMPERE, HOPPER], ids=["7.5", "8.0", "9.0"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("d", [257, 512, 5000])
