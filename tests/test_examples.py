@@ -180,6 +180,7 @@ def test_thinc_finds_the_largest(run):
     assert int(right[-1]) > 90
 
 
+@pytest.mark.slow  # it trains 02_transformer.py, as does test_generate
 def test_attention_maps(tmp_path, run):
     out = run("08_attention_maps.py", "--steps", "40", "--plot", "drawn.png")
     assert float(re.search(r"validation: (\S+) bits per byte", out)[1]) < 5

@@ -17,7 +17,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
 from ..base.checks import DTYPES
-from .linked import linked
+from ..functions.compiled.linked import linked
 from .product import INT, LONG, ROWS, VECTORS, Elements, Vectors, along, clamped, product_of
 from .product import product as float_product
 from .product import product_tn as float_product_tn

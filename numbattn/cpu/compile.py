@@ -22,7 +22,7 @@ from ..base import cache as disk
 from ..base import sources
 from ..base.compiling import compiling
 from ..base.interrupts import uninterrupted
-from .linked import LINKED
+from ..functions.compiled.linked import LINKED
 from .record import HEAD, kind_of, reader
 from .target import PLATFORM
 from .tile import add_one, contiguous_view, inline_view, is_set
@@ -165,8 +165,8 @@ def c_function(name, arguments, make, shown="a function of a score", **options):
     if kept is None:
         with compiling("cpu", f"{shown} for the CPU"):
             result = CFunc(make(), kinds[::-1], {}, {"error_model": "numpy", **options})._compile_uncached()
-        library, symbol = result.library, result.fndesc.llvm_cfunc_wrapper_name
-        kept = keep(file, {"function": symbol, "ahead": ahead}, library)
+            library, symbol = result.library, result.fndesc.llvm_cfunc_wrapper_name
+            kept = keep(file, {"function": symbol, "ahead": ahead}, library)  # LLVM's half of the time
         if kept is None:
             return CFunction(library, library.get_pointer_to_function(symbol), arguments)
     code = Code(kept)

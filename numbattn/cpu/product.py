@@ -12,7 +12,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .linked import linked
+from ..functions.compiled.linked import linked
 from .target import FEATURES, VECTOR_BYTES
 
 ROWS, VECTORS = (8, 2) if "avx512f" in FEATURES else (6, 2)  # the accumulators take most registers

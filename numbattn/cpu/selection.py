@@ -7,7 +7,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from .linked import linked
+from ..functions.compiled.linked import linked
 from .product import Elements, Vectors, clamped
 from .target import VECTOR_BYTES
 

@@ -13,7 +13,7 @@ from numba.np.arrayobj import populate_array
 
 from .. import dropout
 from ..functions.compiled.exponentials import bits_of, float_of
-from .linked import LINKED, linked
+from ..functions.compiled.linked import LINKED, linked
 from .selection import select
 from .target import FEATURES
 

@@ -15,6 +15,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
+from graphlib import CycleError, TopologicalSorter
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakValueDictionary
@@ -93,6 +94,17 @@ class Frozen:
     def _decides(self) -> bool:
         """Whether it may branch or round."""
         return any(map(_decides, self.pieces))
+
+    @cached_property
+    def calls_itself(self) -> bool:
+        """Whether one of its functions calls itself, or another that calls it."""
+        read = ((*piece.globals.values(), *piece.cells.values()) for piece in self.pieces)
+        callees = [[x.number for x in values if isinstance(x, Called)] for values in read]
+        try:
+            TopologicalSorter(dict(enumerate(callees))).prepare()
+        except CycleError:
+            return True
+        return False
 
     @cached_property
     def _of_float32(self) -> Frozen:

@@ -129,7 +129,7 @@ def test_forks_beside_calls():
     import faulthandler, time
     from threading import Thread
     faulthandler.dump_traceback_later(60, exit=True)
-    want, wrong, ends = passes(), [], time.perf_counter() + 3
+    want, wrong, ends = passes(), [], time.perf_counter() + 1.5
 
     def call():
         while time.perf_counter() < ends:

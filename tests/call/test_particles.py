@@ -76,6 +76,7 @@ def test_by_products(rng, name):
         np.testing.assert_allclose(got, exact, rtol=0, atol=2e-14 * abs(exact).max(initial=1))
 
 
+@pytest.mark.slow  # the kernels of float64, compiled once more
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
 def test_dtypes(rng, xp, dtype):
     """Sums are as exact as those of float32, and rounded once."""

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-import numbattn as na
 from numbattn import graphs
 
 from ..accuracy import to_numpy
@@ -11,15 +10,15 @@ from ..accuracy import to_numpy
 def of_kind(s, batch, head, edge, i, j, weight, kind):
     """It bends, also by entries, reads them twice, and depends on all that it is told."""
     of_key = weight[j % 2, 0]
-    return s + weight[kind[edge], head] * s * s * 0.3 + of_key * of_key * 0.1 + 0.05 * i + 0.1 * batch
+    return s + weight[kind[edge], head] * s * s * 0.1 + of_key * of_key * 0.1 + 0.05 * i + 0.1 * batch
 
 
 def bent(s, batch, head, edge, i, j, strength):
-    return s + strength[head % 2] * s * s
+    return s + strength[head % 2] * s * s * 0.1
 
 
-def hiding(s, batch, head, edge, i, j):
-    return s if edge % 5 else -np.inf
+def hiding(s, batch, head, edge, i, j, strength):
+    return bent(s, batch, head, edge, i, j, strength) if edge % 5 else -np.inf
 
 
 class Call:
@@ -52,9 +51,8 @@ class Call:
             wide = np.promote_types(dtype, np.float32)
             found |= {name: xp.asarray(each[name].astype(wide)) for name in ("weight", "strength")}
         own = graphs.EdgeScore(of_kind, arrays=[x["weight"], xp.asarray(self.kind)], gradient=[True, False])
-        other = graphs.EdgeScore(bent, arrays=[x["strength"]], gradient=True)
-        score = [na.Softcap(2.0), own, other, *[graphs.EdgeScore(hiding)] * self.softmax]
-        return x, t, graphs.Graph(xp.asarray(self.graph.indptr), xp.asarray(self.graph.indices)), score
+        other = graphs.EdgeScore(hiding if self.softmax else bent, arrays=[x["strength"]], gradient=True)
+        return x, t, graphs.Graph(xp.asarray(self.graph.indptr), xp.asarray(self.graph.indices)), [own, other]
 
     def second(self, xp=np, dtype=np.float64):
         """The tangent and the second derivative of o along the tangents, by name."""

@@ -11,7 +11,7 @@ import numbattn as na
 from numbattn import graphs
 from numbattn.cpu import launch
 
-from .scores import Call, assert_close, hiding, of_kind
+from .scores import Call, assert_close, of_kind
 
 STEP = 1e-5
 
@@ -116,6 +116,10 @@ def test_without_edges(rng):
     assert nothing is None
 
 
+def unchanged(s, batch, head, edge, i, j):
+    return s
+
+
 def test_wrong_scores(rng):
     g, (q, k, v) = graphs.Graph(np.array([0, 2, 2, 3]), np.array([0, 2, 1])), rng.standard_normal((3, 3, 4))
     plain = na.Score(lambda s, batch, head, i, j: s)
@@ -132,7 +136,7 @@ def test_wrong_scores(rng):
             graphs.attention(q, k, v, g, score=score)
     with pytest.raises(TypeError, match=r"cannot be called as \(s, batch, head, edge, i, j, \*arrays\)"):
         graphs.EdgeScore(plain.function)
-    own = graphs.EdgeScore(hiding)
+    own = graphs.EdgeScore(unchanged)
     assert pickle.loads(pickle.dumps(own)) == own
     with pytest.raises(TypeError, match=r"got a graphs.EdgeScore, whose function is one of edges"):
         na.attention(q, k, v, score=own)

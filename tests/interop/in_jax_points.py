@@ -13,9 +13,10 @@ from .over_points import Plain, calls
 
 jax.config.update("jax_enable_x64", True)
 NAMES = "product", "logsumexp", "scores", "sinkhorn", "divergence", "unbalanced"
+MOSTLY = [pytest.param(name, marks=[pytest.mark.slow] * (name in ("divergence", "unbalanced"))) for name in NAMES]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", MOSTLY)
 def test_derivatives(rng, name):
     f, given = calls(arrays, rng)[name]
     np.testing.assert_allclose(jax.jit(f)(*map(jnp.asarray, given)), calls(Plain, rng)[name][0](*given), rtol=1e-7)
@@ -24,7 +25,7 @@ def test_derivatives(rng, name):
     check_grads(f, given, order=2, modes=["rev"])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", MOSTLY)
 def test_several_tangents_and_batches(rng, name):
     f, given = calls(arrays, rng)[name]
     x, *others = map(jnp.asarray, given)

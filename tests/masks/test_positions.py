@@ -69,10 +69,10 @@ def alone(q, k, v, parents, options):
     return o
 
 
-def check_arrays(rng, kind, parents, before, dtype=np.float64):
+def check_arrays(rng, kind, parents, before, dtype=np.float64, heads_k=2):
     options, nodes = KINDS[kind](rng), len(parents)
     q = rng.standard_normal((HEADS, nodes, 16)).astype(dtype)
-    k, v = rng.standard_normal((2, 2, before + nodes, 16)).astype(dtype)
+    k, v = rng.standard_normal((2, heads_k, before + nodes, 16)).astype(dtype)
     o = na.attention(q, k, v, **beside(na.Tail(na.Bits.tree(parents)), options))
     return o, lambda: alone(q, k, v, parents, options)
 
@@ -91,7 +91,7 @@ def test_each_path_alone(kind, parents, rng):
 ])  # fmt: skip
 def test_on_devices(unit, kind, rng):
     with world_of("simulated"), on(BY_UNIT[unit]):
-        o, want = check_arrays(rng, kind, TREE, 70, np.float32)
+        o, want = check_arrays(rng, kind, TREE, 70, np.float32, heads_k=1)
     np.testing.assert_allclose(o, want(), atol=1e-5)
 
 
@@ -131,7 +131,7 @@ def test_caches(cache, kind, rng):
 
 
 @pytest.mark.parametrize(("unit", "kind", "ragged"), [
-    ("tensor cores", "stream", True), ("warpgroups", "sinks in the tree", True), ("tensor cores", "relative", False),
+    ("tensor cores", "stream", True), ("tensor cores", "relative", False),
     *(pytest.param(unit, kind, ragged, marks=pytest.mark.slow)
       for unit in BY_UNIT for kind in KINDS for ragged in (True, False)),
 ])  # fmt: skip
@@ -188,8 +188,8 @@ def test_gradients(kind, rng):
     "tensor cores", *(pytest.param(unit, marks=pytest.mark.slow) for unit in ("CUDA cores", "warpgroups")),
 ])  # fmt: skip
 def test_gradients_on_devices(unit, rng):
-    options = {"score": na.Alibi(np.full(HEADS, 0.3, np.float32)), "mask": na.Window(3, 0) | na.First(12)}
-    q, k, v, do = rng.standard_normal((4, HEADS, 40, 16)).astype(np.float32)
+    options = {"score": na.Alibi(np.full(2, 0.3, np.float32)), "mask": na.Window(3, 0) | na.First(12)}
+    q, k, v, do = rng.standard_normal((4, 2, 40, 16)).astype(np.float32)
     mask = na.Tail(na.Bits.tree([-1, *range(19), *range(10, 30)])) & options.pop("mask")
     _, backprop = na.attention_vjp(*(x.astype(float) for x in (q, k, v)), mask=mask, **options)
     want = backprop(do.astype(float))

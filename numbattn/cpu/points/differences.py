@@ -4,7 +4,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from ..linked import linked
+from ...functions.compiled.linked import linked
 from ..product import LONG, Elements, Vectors, clamped
 from ..target import VECTOR_BYTES
 

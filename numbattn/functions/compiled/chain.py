@@ -5,7 +5,7 @@ and j; given: as from `given_of`. To the functions of one element (s, batch, hea
 made, an edge is an i, its query a j, and its key the first of the arrays.
 """
 
-from functools import lru_cache, reduce
+from functools import cache, lru_cache
 
 import numpy as np
 from numba import types
@@ -35,10 +35,11 @@ def check_all(links, kinds, real, order, gradients=False):
                 check_by_read_along(identity.function, wanted_of, real, kinds_of, tangents[0])
 
 
+# What one function adds is compiled once for all chains that it ends, and a chain once for all that it begins.
 @lru_cache(maxsize=256)
-def own(links, number, order):
+def own(link, number, order):
     """(s, at, given) -> function `number`, or its derivative of this order."""
-    function = differentiated_element(links[number].identity, order)
+    function = differentiated_element(link.identity, order)
 
     @compiled
     def call(s, at, given):
@@ -48,11 +49,11 @@ def own(links, number, order):
 
 
 @lru_cache(maxsize=256)
-def shifts(links, number, order):
+def shifts(link, number, order):
     """(s, at, given) -> the tangent of that along arrays; of order 2, the second derivative of the function along them.
     """
-    (identity, wanted) = links[number][0], (False, *links[number].wanted)
-    function = along(identity, wanted, order) if order < 2 else twice_along(identity.function, wanted)
+    wanted = False, *link.wanted
+    function = along(link.identity, wanted, order) if order < 2 else twice_along(link.identity.function, wanted)
 
     @compiled
     def call(s, at, given):
@@ -64,99 +65,82 @@ def shifts(links, number, order):
 @lru_cache(maxsize=256)
 def values(links, real):
     """(s, at, given) -> s after all."""
+    if not links:
+        return _same
+    before, value_of = values(links[:-1], real), own(links[-1], len(links) - 1, 0)
 
-    def after(before, number):
-        value_of = own(links, number, 0)
+    @compiled
+    def value(s, at, given):
+        return real(value_of(before(s, at, given), at, given))
 
-        @compiled
-        def value(s, at, given):
-            return real(value_of(before(s, at, given), at, given))
-
-        return value
-
-    return reduce(after, range(len(links)), _same)
+    return value
 
 
 @lru_cache(maxsize=256)
 def slopes(links, real, first=0):
     """(s, at, given) -> s after all but the first ones, and its derivative; 0 where the score is -inf."""
-
-    def after(before, number):
-        value_of, slope_of = (own(links, number, order) for order in range(2))
-
-        @compiled
-        def both(s, at, given):
-            s, F = before(s, at, given)
-            value, slope = real(value_of(s, at, given)), real(0)
-            if s != HIDDEN and value != HIDDEN:                 # elsewhere derivatives may be NaN
-                slope = real(slope_of(s, at, given))
-            return value, F * slope
-
-        return both
+    if len(links) == first:
+        return _slopes_of_none(real)
+    before, number = slopes(links[:-1], real, first), len(links) - 1
+    value_of, slope_of = (own(links[-1], number, order) for order in range(2))
 
     @compiled
-    def nothing(s, at, given):
-        return s, real(1)
+    def both(s, at, given):
+        s, F = before(s, at, given)
+        value, slope = real(value_of(s, at, given)), real(0)
+        if s != HIDDEN and value != HIDDEN:                 # elsewhere derivatives may be NaN
+            slope = real(slope_of(s, at, given))
+        return value, F * slope
 
-    return reduce(after, range(first, len(links)), nothing)
+    return both
 
 
 @lru_cache(maxsize=256)
 def tangents(links, real, first=0):
     """(s, ts, at, given) -> s and ts after all but the first ones, the derivative and its tangent."""
-
-    def after(before, number):
-        value_of, slope_of, bend_of = (own(links, number, order) for order in range(3))
-        shift_of, slope_shift_of = (shifts(links, number, order) for order in range(2))
-        moves = any(links[number].wanted)
-
-        @compiled
-        def all_four(s, ts, at, given):
-            s, ts, F, tF = before(s, ts, at, given)
-            value, slope, tslope, shift = real(value_of(s, at, given)), real(0), real(0), real(0)
-            if s != HIDDEN and value != HIDDEN:
-                slope, tslope = real(slope_of(s, at, given)), ts * real(bend_of(s, at, given))
-                if moves:
-                    shift = real(shift_of(s, at, given))
-                    tslope += real(slope_shift_of(s, at, given))
-            return value, slope * ts + shift, F * slope, tF * slope + F * tslope
-
-        return all_four
+    if len(links) == first:
+        return _tangents_of_none(real)
+    before, number = tangents(links[:-1], real, first), len(links) - 1
+    value_of, slope_of, bend_of = (own(links[-1], number, order) for order in range(3))
+    shift_of, slope_shift_of = (shifts(links[-1], number, order) for order in range(2))
+    moves = any(links[-1].wanted)
 
     @compiled
-    def nothing(s, ts, at, given):
-        return s, ts, real(1), real(0)
+    def all_four(s, ts, at, given):
+        s, ts, F, tF = before(s, ts, at, given)
+        value, slope, tslope, shift = real(value_of(s, at, given)), real(0), real(0), real(0)
+        if s != HIDDEN and value != HIDDEN:
+            slope, tslope = real(slope_of(s, at, given)), ts * real(bend_of(s, at, given))
+            if moves:
+                shift = real(shift_of(s, at, given))
+                tslope += real(slope_shift_of(s, at, given))
+        return value, slope * ts + shift, F * slope, tF * slope + F * tslope
 
-    return reduce(after, range(first, len(links)), nothing)
+    return all_four
 
 
 @lru_cache(maxsize=256)
 def seconds(links, real):
     """(s, ts, s2, at, given) -> s, ts and s2, the second derivative of s along the tangents, after all."""
-
-    def after(before, number):
-        value_of, slope_of, bend_of = (own(links, number, order) for order in range(3))
-        shift_of, slope_shift_of, second_shift_of = (shifts(links, number, order) for order in range(3))
-        moves, two = any(links[number].wanted), real(2)
-
-        @compiled
-        def all_three(s, ts, s2, at, given):
-            s, ts, s2 = before(s, ts, s2, at, given)
-            value, slope, shift, second = real(value_of(s, at, given)), real(0), real(0), real(0)
-            if s != HIDDEN and value != HIDDEN:
-                slope, second = real(slope_of(s, at, given)), ts * ts * real(bend_of(s, at, given))
-                if moves:
-                    shift = real(shift_of(s, at, given))
-                    second += two * ts * real(slope_shift_of(s, at, given)) + real(second_shift_of(s, at, given))
-            return value, slope * ts + shift, slope * s2 + second
-
-        return all_three
+    if not links:
+        return _all_same
+    before, number = seconds(links[:-1], real), len(links) - 1
+    value_of, slope_of, bend_of = (own(links[-1], number, order) for order in range(3))
+    shift_of, slope_shift_of, second_shift_of = (shifts(links[-1], number, order) for order in range(3))
+    moves, two = any(links[-1].wanted), real(2)
 
     @compiled
-    def nothing(s, ts, s2, at, given):
-        return s, ts, s2
+    def all_three(s, ts, s2, at, given):
+        s, ts, s2 = before(s, ts, s2, at, given)
+        value, slope, shift, second = real(value_of(s, at, given)), real(0), real(0), real(0)
+        if s != HIDDEN and value != HIDDEN:
+            slope, second = real(slope_of(s, at, given)), ts * ts * real(bend_of(s, at, given))
+            if moves:
+                shift = real(shift_of(s, at, given))
+                second += two * ts * real(slope_shift_of(s, at, given)) + real(second_shift_of(s, at, given))
+        return value, slope * ts + shift, slope * s2 + second
 
-    return reduce(after, range(len(links)), nothing)
+    return all_three
 
 
 @lru_cache(maxsize=256)
@@ -165,7 +149,7 @@ def reads(links, number, real):
     which element that is among those of all gradients, and how many it reads. s: before all functions; ds: after."""
     identity, wanted = links[number]
     before, rest = values(links[:number], real), slopes(links, real, number + 1)
-    value_of, derivative = own(links, number, 0), by_read(identity.function, (False, *wanted))
+    value_of, derivative = own(links[number], number, 0), by_read(identity.function, (False, *wanted))
 
     @compiled
     def term(s, ds, at, given, read):
@@ -204,3 +188,26 @@ def reads_along(links, number, real):
 @compiled
 def _same(s, at, given):
     return s
+
+
+@compiled
+def _all_same(s, ts, s2, at, given):
+    return s, ts, s2
+
+
+@cache
+def _slopes_of_none(real):
+    @compiled
+    def of_none(s, at, given):
+        return s, real(1)
+
+    return of_none
+
+
+@cache
+def _tangents_of_none(real):
+    @compiled
+    def of_none(s, ts, at, given):
+        return s, ts, real(1), real(0)
+
+    return of_none

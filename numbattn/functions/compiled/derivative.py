@@ -1,7 +1,7 @@
 """A user's own functions, compiled as they are and for dual numbers; and whether they only add to S."""
 
 import operator
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from numba import types
 from numba.core.errors import NumbaError
@@ -17,13 +17,17 @@ def linked(function):
     """A Frozen as a Python function that Numba can compile: it calls compiled functions, in place of NumPy's where
     these do not work."""
     check_setting("DISABLE_JIT")
-    return function.linked(compiled, INSTEAD)
+    return function.linked(_compiler_of(function), INSTEAD)
 
 
 @lru_cache(maxsize=256)
 def compiled_of(function):
     """A Frozen, compiled when it is called."""
-    return compiled(linked(function))
+    return _compiler_of(function)(linked(function))
+
+
+def _compiler_of(function):
+    return partial(compiled, has_address=function.calls_itself)
 
 
 @lru_cache(maxsize=512)

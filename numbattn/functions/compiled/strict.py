@@ -24,8 +24,10 @@ from numba.core.registry import CPUDispatcher
 from numba.core.untyped_passes import InlineClosureLikes, MakeFunctionToJitFunction
 from numba.extending import overload, register_jitable
 
+from ...base.forks import cached_property
 from ...base.interrupts import uninterrupted
 from ..frozen import has_float32
+from .linked import NO_WRAPPERS, linking
 
 NO_POWER = "has int ** int, which is a float if the exponent is negative: write float(x) ** y"
 NEGATIVE_POWER = "has a negative integer as an exponent: write x ** -1.0"
@@ -219,13 +221,37 @@ class Compiler(CompilerBase):
         return [passes]
 
 
-class Compiled(CPUDispatcher):
-    """A function that is compiled when it is called, if not before."""
+OPTIONS = {"nopython": True, "boundscheck": None, "error_model": "numpy", "forceinline": True}
+
+
+class LinkedCompiler(Compiler):
+    def define_pipelines(self):
+        return [linking(passes) for passes in super().define_pipelines()]
+
+
+class Called(CPUDispatcher):
+    """A function that Python calls, compiled then."""
 
     compile = uninterrupted(CPUDispatcher.compile)
     _compile_for_args = uninterrupted(CPUDispatcher._compile_for_args)
 
 
-def compiled(function):
-    options = {"nopython": True, "boundscheck": None, "error_model": "numpy", "forceinline": True}
-    return Compiled(function, targetoptions=options, pipeline_class=Compiler)
+class Compiled(Called):
+    """A function that is compiled when it is called, if not before, and linked into the one that calls it."""
+
+    @cached_property
+    def entry(self):
+        def entry(*arguments):
+            return self(*arguments)
+
+        return Called(entry, targetoptions=OPTIONS)
+
+    def __call__(self, *arguments):
+        """From Python."""
+        return self.entry(*arguments)
+
+
+def compiled(function, has_address=False):
+    """has_address: as functions need that call themselves; they are not linked."""
+    compiler = Compiler if has_address else LinkedCompiler
+    return Compiled(function, targetoptions=OPTIONS | NO_WRAPPERS, pipeline_class=compiler)

@@ -10,7 +10,7 @@ from numbattn.cuda.graphs.passes import GraphBackend
 from numbattn.graphs import graph, passes
 from tests.graphs.problems import check, check_laplacian
 from tests.tools.device import GPU, HOPPER, Program
-from tests.tools.launch import compiled_only
+from tests.tools.launch import compiled_only, mostly_simulated
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +42,7 @@ def test_random_laplacians(dtype, seed):
     check_laplacian(seed, dtype, most=8)
 
 
+@mostly_simulated
 @pytest.mark.parametrize("softmax", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_hubs(monkeypatch, rng, softmax):
     """A query and a key of many edges, whose parts are merged, and a bias that does not move: as on the CPU."""

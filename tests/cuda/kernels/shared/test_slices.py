@@ -11,16 +11,16 @@ from numbattn.cuda.kernels.hopper.forward_tiles import WIDE
 from tests.accuracy import assert_accurate, exact, plain, random, to_numpy
 from tests.cuda.test_origin import check_goes_on
 from tests.tools.device import AMPERE, HOPPER, TURING, on, planned
-from tests.tools.launch import compiled_only, mostly_simulated, simulated_only, world_of
+from tests.tools.launch import compiled_only, mostly_simulated, simulated_only
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 GENERAL = ["forward", "delta", "backward_kv", "backward_q"]
 ON_HOPPER = ["hopper_forward", "delta", *["hopper_backward_wide"] * 2, *["hopper_backward_q"] * 2]
 
 
-def check(rng, device, dtype, m, n, d, e, **options):
+def check(rng, device, dtype, m, n, d, e, heads=2, **options):
     """o, lse and all gradients; on the GPU if there is no device."""
-    shapes = (1, 2, m, d), (1, 1, n, d), (1, 1, n, e), (1, 2, m, e)
+    shapes = (1, heads, m, d), (1, 1, n, d), (1, 1, n, e), (1, heads, m, e)
     q, k, v, do = (random(rng, shape, dtype) for shape in shapes)
     there = np if device else pytest.importorskip("cupy")
     with on(device) if device else nullcontext():
@@ -47,7 +47,7 @@ def test_both_passes(rng, device, dtype, d, e):
 
 
 OPTIONS = {
-    "packed": {"mask": na.Segments([0, 7, 20], [0, 15, 40]), "causal": True},
+    "packed": {"mask": na.Segments([0, 7, 20], [0, 15, 40]), "causal": True, "heads": 1},
     "dropout and lengths": {"mask": na.Lengths([[31, 7]]), "dropout": na.Dropout(0.3, 5)},
     "blocks": {"mask": na.BlockSparse(np.tri(2, 3, 1, bool)[None, None], (16, 16)), "score": na.Sink(np.ones(2))},
     "slopes": {"score": na.Alibi([0.1, 0.2])},
@@ -74,18 +74,20 @@ def test_few_queries_and_a_cache(rng, world):
     np.testing.assert_allclose(o, na.reference.attention_forward(q, k, v)[0], atol=2e-3)
 
 
+@simulated_only
 def test_goes_on_from_other_keys(rng):
-    with world_of("simulated"):
-        check_goes_on(rng, AMPERE, np.dtype(np.float16), 20, 64, 16, 260, causal=False, mask=None)
+    check_goes_on(rng, AMPERE, np.dtype(np.float16), 20, 64, 16, 260, causal=False, mask=None)
 
 
+@simulated_only
 def test_lse_alone(rng):
     q, k = random(rng, (1, 2, 20, 300), np.float32), random(rng, (1, 2, 30, 300), np.float32)
-    with world_of("simulated"), on(AMPERE):
+    with on(AMPERE):
         _, saved = na.attention_forward(q, k, k[..., :0])
     np.testing.assert_allclose(saved.lse, na.reference.attention_forward(q, k, k)[1], rtol=1e-5)
 
 
+@simulated_only  # in either world plans are the same
 @pytest.mark.parametrize("device", [TURING, AMPERE, HOPPER], ids=["7.5", "8.0", "9.0"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("d", [257, 512, 5000])
@@ -107,14 +109,14 @@ def test_on_a_gpu(rng, dtype, d, e):
 
 @simulated_only
 @pytest.mark.parametrize(("device", "d", "e", "score"), [
-    (AMPERE, 33, 260, na.Alibi(np.array([0.1, 0.2]))),
-    (HOPPER, 300, 64, na.Bias(np.linspace(-1, 1, 2 * 20 * 40, dtype=np.float32).reshape(2, 20, 40))),
-    pytest.param(AMPERE, 260, 260, na.RelativeBias(np.linspace(-1, 1, 62).reshape(2, 31)), marks=pytest.mark.slow),
+    (AMPERE, 33, 260, na.Alibi(np.array([0.1]))),
+    (HOPPER, 300, 64, na.Bias(np.linspace(-1, 1, 20 * 40, dtype=np.float32).reshape(1, 20, 40))),
+    pytest.param(AMPERE, 260, 260, na.RelativeBias(np.linspace(-1, 1, 31).reshape(1, 31)), marks=pytest.mark.slow),
     pytest.param(TURING, 260, 40, na.Score(lambda s, batch, head, i, j, w: s + w[i % 7], arrays=[np.linspace(-1, 1, 7)],
                                            gradient=True), marks=pytest.mark.slow),
 ], ids=["slopes", "bias", "table", "function"])  # fmt: skip
 def test_gradients_of_scores(rng, world, device, d, e, score):
-    q, k, v, do = (random(rng, (1, 2, rows, size), np.float32) for rows, size in ((20, d), (40, d), (40, e), (20, e)))
+    q, k, v, do = (random(rng, (1, 1, rows, size), np.float32) for rows, size in ((20, d), (40, d), (40, e), (20, e)))
     with on(device):
         _, backprop = na.attention_vjp(q, k, v, score=score)
         grads = backprop(do)

@@ -2,7 +2,9 @@ import numba
 import numpy as np
 from numba.core import codegen
 
-from numbattn.cpu.linked import linked
+import numbattn as na
+from numbattn.functions.compiled.linked import linked
+from numbattn.functions.compiled.strict import compiled
 
 
 @linked
@@ -31,7 +33,35 @@ def test_what_is_linked_is_optimised_once_and_has_no_address(monkeypatch):
     assert all(compiled.library.get_pointer_to_function(name) == 0 for name in own)
 
 
+def even(n):
+    if n == 0:
+        return 1.0
+    return odd(n - 1)
+
+
+def odd(n):
+    if n == 0:
+        return 0.0
+    return even(n - 1)
+
+
+def test_functions_that_call_each_other_have_addresses():
+    """By which they do."""
+    q = np.zeros((1, 5, 4))
+    weights = na.attention_weights(q, q, score=na.Score(lambda s, batch, head, i, j: s + even(j)))[0, 0]
+    want = np.exp((np.arange(5) % 2 == 0).astype(float))
+    np.testing.assert_allclose(weights, want / want.sum())
+
+
+def test_what_python_calls_has_an_entry():
+    """Beside what is linked, which has none."""
+    half = compiled(lambda x: x / 2)
+    twice = compiled(lambda x: half(x) + half(x))
+    assert (twice(3), half(3), twice(5.0)) == (3, 1.5, 5)
+
+
 FAULTS = {
+    "functions/compiled/derivative.py": {"has_address=function.calls_itself": "has_address=False"},
     "    def _optimize_final_module(self):\n        pass\n\n": "",
     "state.flags.no_compile = Library(": "_ = Library(",
 }

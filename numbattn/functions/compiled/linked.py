@@ -7,6 +7,7 @@ took two thirds of a kernel's compile time.
 from numba import _dynfunc
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.compiler_machinery import register_pass
 from numba.core.typed_passes import NativeLowering
 from numba.extending import register_jitable
@@ -21,6 +22,15 @@ class Library(JITCodeLibrary):
     def _finalize_final_module(self):
         self._finalize_dynamic_globals()
         self._finalized = True
+
+    @global_compiler_lock
+    def optimised(self):
+        """The code in words, as it is where a function is compiled alone."""
+        self._ensure_finalized()
+        alone = JITCodeLibrary(self.codegen, self.name)
+        alone._final_module = self._final_module.clone()
+        alone._optimize_final_module()
+        return str(alone._final_module)
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)
@@ -41,13 +51,18 @@ class Lowering(NativeLowering):
         return True
 
 
+def linking(passes):
+    """Numba's passes for a function, with that lowering."""
+    passes.passes = [(Lowering if each is NativeLowering else each, why) for each, why in passes.passes]
+    passes.finalize()
+    return passes
+
+
 class LinkedCompiler(CompilerBase):
     def define_pipelines(self):
-        passes = DefaultPassBuilder.define_nopython_pipeline(self.state)
-        passes.passes = [(Lowering if each is NativeLowering else each, why) for each, why in passes.passes]
-        passes.finalize()
-        return [passes]
+        return [linking(DefaultPassBuilder.define_nopython_pipeline(self.state))]
 
 
-LINKED = {"pipeline_class": LinkedCompiler, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+NO_WRAPPERS = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+LINKED = {"pipeline_class": LinkedCompiler, **NO_WRAPPERS}
 linked = register_jitable(**LINKED)
