@@ -23,25 +23,28 @@ class Library(JITCodeLibrary):
         self._finalize_dynamic_globals()
         self._finalized = True
 
+
+class OptimisedLibrary(Library):
+    """The same, optimised before: loops over what it is inlined into are vectorised."""
+
+    _optimize_final_module = JITCodeLibrary._optimize_final_module
+
     @global_compiler_lock
     def optimised(self):
-        """The code in words, as it is where a function is compiled alone."""
+        """The code in words."""
         self._ensure_finalized()
-        alone = JITCodeLibrary(self.codegen, self.name)
-        alone._final_module = self._final_module.clone()
-        alone._optimize_final_module()
-        return str(alone._final_module)
+        return str(self._final_module)
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)
 class Lowering(NativeLowering):
     """Numba's lowering, without anything that could be executed."""
 
-    _name = "numbattn_lowers_to_be_linked"
+    _name, library = "numbattn_lowers_to_be_linked", Library
 
     def run_pass(self, state):
         context = state.targetctx
-        state.library, state.flags.no_compile = Library(context.codegen(), state.func_id.func_qualname), True
+        state.library, state.flags.no_compile = self.library(context.codegen(), state.func_id.func_qualname), True
         super().run_pass(state)
         about, env = state.cr.fndesc, state.cr.env
         # the object by which Numba finds the code of a call; Python never calls it
@@ -51,9 +54,14 @@ class Lowering(NativeLowering):
         return True
 
 
-def linking(passes):
+@register_pass(mutates_CFG=True, analysis_only=False)
+class OptimisedLowering(Lowering):
+    _name, library = "numbattn_lowers_to_be_linked_optimised", OptimisedLibrary
+
+
+def linking(passes, lowering=Lowering):
     """Numba's passes for a function, with that lowering."""
-    passes.passes = [(Lowering if each is NativeLowering else each, why) for each, why in passes.passes]
+    passes.passes = [(lowering if each is NativeLowering else each, why) for each, why in passes.passes]
     passes.finalize()
     return passes
 

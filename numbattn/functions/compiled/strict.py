@@ -27,7 +27,7 @@ from numba.extending import overload, register_jitable
 from ...base.forks import cached_property
 from ...base.interrupts import uninterrupted
 from ..frozen import has_float32
-from .linked import NO_WRAPPERS, linking
+from .linked import NO_WRAPPERS, OptimisedLowering, linking
 
 NO_POWER = "has int ** int, which is a float if the exponent is negative: write float(x) ** y"
 NEGATIVE_POWER = "has a negative integer as an exponent: write x ** -1.0"
@@ -226,7 +226,7 @@ OPTIONS = {"nopython": True, "boundscheck": None, "error_model": "numpy", "force
 
 class LinkedCompiler(Compiler):
     def define_pipelines(self):
-        return [linking(passes) for passes in super().define_pipelines()]
+        return [linking(passes, OptimisedLowering) for passes in super().define_pipelines()]
 
 
 class Called(CPUDispatcher):
