@@ -8,6 +8,7 @@ import numpy as np
 
 from ..base.checks import integer_array, library, own, words_for
 from ..base.values import moved, rounded
+from .order import taken
 from .problem import Inputs, Problem
 from .tangents import Tangents, weights_of
 
@@ -33,6 +34,24 @@ class Particles(NamedTuple):
         """These tangents, zero for what is nobody's."""
         return tangents._replace(q=_cleared(tangents.q, self.queries), k=_cleared(tangents.k, self.keys),
                                  v=_cleared(tangents.v, self.keys))  # fmt: skip
+
+
+    @property
+    def is_sorted(self) -> bool:
+        """Whether keys lie in the order of their particles."""
+        return not np.any(self.keys[1:] < self.keys[:-1])
+
+
+def in_order(inputs: Inputs, tangents: Tangents, particles: Particles) -> tuple[Inputs, Tangents, Particles] | None:
+    """The call with its keys in the order of their particles; None if its mask or its score depends on where they are.
+    """
+    if particles.is_sorted:
+        return inputs, tangents, particles
+    if inputs.mask._parts or any(part._has_step for part in inputs.score):
+        return None
+    k, v, tk, tv = (taken("k", x, particles.order) for x in (inputs.k, inputs.v, tangents.k, tangents.v))
+    sorted_keys = particles._replace(keys=np.sort(particles.keys))
+    return inputs._replace(k=k, v=v), tangents._replace(k=tk, v=tv), sorted_keys
 
 
 def _cleared(x: Any, of_rows: Any) -> Any:
