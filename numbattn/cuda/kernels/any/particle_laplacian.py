@@ -201,6 +201,7 @@ def particle_laplacian(*, dtype, head_dim, head_dim_v, tiles, tangents, mask, sc
                 n_block += 1
                 n_block += steps(mask, batch, head, m_block, n_block, n_blocks - n_block)
                 sync_threads()                                  # all have read K, V, P and P B
+            wait_copies()                                       # for Q, where no key is seen
             _, _, _, _, O2 = move((p, start, jO, b, O2), O, owners, line0 + m0, queries, END, END)
             if HAS_TQ:
                 of_i = load(owners.queries, O_ROWS, m0)
