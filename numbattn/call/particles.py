@@ -65,10 +65,7 @@ def _cleared(x: Any, of_rows: Any) -> Any:
 
 def checked_particles(particle: Any, problem: Problem, inputs: Inputs, tangents: Tangents) -> Particles:
     """The Particles that the tangents of a call are of."""
-    pair = particle if isinstance(particle, tuple) else (particle, particle)
-    if len(pair) != 2:
-        raise ValueError(f"particle: got a tuple of {len(pair)}, expected an array, or two: of queries and of keys")
-    rows = [_checked_rows(x, size, of) for x, size, of in zip(pair, (problem.seqlen_q, problem.seqlen_k), "qk")]
+    rows = checked_rows(particle, problem.seqlen_q, problem.seqlen_k)
     others = [part for part in inputs.score if part._is_nonlinear]
     others += [part for (part, _), x in zip(weights_of(inputs), tangents.score) if x is not None]
     if inputs.dropout is not None or others:
@@ -76,6 +73,14 @@ def checked_particles(particle: Any, problem: Problem, inputs: Inputs, tangents:
         raise NotImplementedError(f"particle: got one with {got}, allowed beside it are scores that are added to S and "
                                   "do not move, Alibi, Bias, RelativeBias and Sink, and no dropout")  # fmt: skip
     return Particles(1 + max(int(x.max(initial=-1)) for x in rows), *rows)
+
+
+def checked_rows(particle: Any, seqlen_q: int, seqlen_k: int) -> list[Any]:
+    """Whose the rows of q and of k are."""
+    pair = particle if isinstance(particle, tuple) else (particle, particle)
+    if len(pair) != 2:
+        raise ValueError(f"particle: got a tuple of {len(pair)}, expected an array, or two: of queries and of keys")
+    return [_checked_rows(x, size, of) for x, size, of in zip(pair, (seqlen_q, seqlen_k), "qk")]
 
 
 def _checked_rows(particle: Any, size: int, of: str) -> Any:
