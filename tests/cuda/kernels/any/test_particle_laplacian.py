@@ -107,7 +107,7 @@ FAULTS = {
         "left_v((PB + where(same, PA, ZERO)) * TWO)": "left_v((PB + PA) * TWO)",
         "jO = jO - b * O": "pass",
         "O2 = O2 - jO * (b * TWO)": "O2 = O2 - jO * b",
-        "stop <= n_end": "stop < n_end",
+        "is_whole = stop <= n_end": "is_whole = True",
         "own = own - O * a_sum": "pass",
         "O2 = O2 - (jO * a_sum + own * b_sum) * TWO": "O2 = O2 - jO * a_sum * TWO",
         "O2 = O2 - O * row_sum(w)": "pass",
