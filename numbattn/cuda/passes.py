@@ -49,6 +49,7 @@ from .words.steps import LoweredCall, tangent_of_part
 from .words.tiers import latest
 
 LSE = "lse", "lse_low"
+MOST_ROWS = 2**31 - 1  # of tangents of particles, which a kernel counts
 # results where nothing is seen; all others are 0
 NOTHING = {"lse": -math.inf, "row_max": -math.inf, "r2": math.inf, "j": NOBODY}
 
@@ -115,8 +116,9 @@ class Passes:
 
     def along_particles(self, problem, inputs, particles, tangents):
         """o, its tangents along the coordinates of Particles, and o2, by name."""
-        ordered = in_order(inputs, tangents, particles)
-        if ordered is None or is_wide(problem):
+        count, ordered = particles.total * tangents.count, in_order(inputs, tangents, particles)
+        rows = count * math.prod(problem.lse_shape)
+        if ordered is None or is_wide(problem) or rows > MOST_ROWS:
             found = by_products(problem, inputs, tangents, particles, weights(problem, inputs))
             return found | {"o": self.forward(problem, inputs)[0]}
         gpu, dtype, (inputs, tangents, particles) = self.current(), problem.sum_dtype, ordered
@@ -132,8 +134,8 @@ class Passes:
         owners = particles.queries, particles.keys, particles.starts
         whole = moved(np.concatenate(owners).astype(np.int32), q)   # one copy
         given |= zip(OWNERS, np.split(whole, np.cumsum([x.size for x in owners])[:-1].tolist()))
-        jo = gpu.empty((particles.total * tangents.count, *problem.out_shape), dtype)
-        results = {"to": jo.reshape(-1, problem.head_dim_v), "o2": gpu.empty(problem.out_shape, dtype)}
+        results = {"to": gpu.empty((rows, problem.head_dim_v), dtype), "o2": gpu.empty(problem.out_shape, dtype)}
+        jo = results["to"].reshape(count, *problem.out_shape)
         arrays = {"q": q, "k": k, "v": v} | given | results
         about = particles.total, tangents.count, *strides
         if not (jo.size and self.launch(gpu, PARTICLE_LAPLACIAN, wide, inputs, arrays, about)):

@@ -75,6 +75,8 @@ class Owners(NamedTuple):
 class OwnersArgument(Argument):
     """The Owners of a call; their arrays are the OWNERS, and "to"."""
 
+    matrices = (Matrix("to"),)
+
     def flat(self, planner, work):
         yield from (planner.whole(name) for name in (*OWNERS, "to"))
         coordinates = next(x.shape[-3] for name in TANGENTS if (x := planner.layouts.get(name)))

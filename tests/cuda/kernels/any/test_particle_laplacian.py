@@ -32,6 +32,9 @@ CALLS = {  # shapes of q, k and v; particle; which of jq, jk and jv are given; o
     "jv alone": (shapes(9, 9, (), ()), np.arange(9) // 2, "v", {}),
     "no jk": (shapes(9, 9, (), ()), np.arange(9) // 2, "qv", {}),
     "no jv": (shapes(9, 9, (), ()), np.arange(9) // 2, "qk", {}),
+    "one row": (shapes(1, 1, (), (), 8, 5), [0], "qkv", {}),
+    "no features": (shapes(3, 3, (), (), 4, 0), range(3), "qkv", {}),
+    "no features of q": (shapes(3, 3, (), (), 0, 4), range(3), "qkv", {}),
     "nobody's": (shapes(3, 3), [-1] * 3, "qkv", {}),
     "no keys": (shapes(3, 0), ([0, 1, 2], []), "qkv", {}),
 }  # fmt: skip
@@ -101,6 +104,7 @@ def test_large_head_dims_and_other_orders_beside_a_mask(rng):
 
 FAULTS = {
     "test_as_the_plain_formula": {
+        'matrices = (Matrix("to"),)': "pass",
         "P = where(sees(mask, band, batch, head, m0, n0), P, ZERO)": "pass",
         "(P * product(stQ, stK) * scale + PA * B) * TWO, ZERO)": "PA * B * TWO, ZERO)",
         "own_b = part_sum(where(same, PB, ZERO), own_b)": "own_b = part_sum(PB, own_b)",
@@ -111,7 +115,6 @@ FAULTS = {
         "own = own - O * a_sum": "pass",
         "O2 = O2 - (jO * a_sum + own * b_sum) * TWO": "O2 = O2 - jO * a_sum * TWO",
         "O2 = O2 - O * row_sum(w)": "pass",
-        "(of_i != NOBODY) & (i < seqlen_q)": "of_i != NOBODY",
         "            wait_copies()                                       # for Q, where no key is seen\n": "",
         "sync_threads()                                  # P and P B are there": "pass",
         "sync_threads()                                  # all have read K, V, P and P B": "pass",
