@@ -102,7 +102,7 @@ def particle_laplacian(*, dtype, head_dim, head_dim_v, tiles, tangents, mask, sc
     TILE_M, TILE_N, ROWS_OF, LOG2E = tile_m, tile_n, Alignment(nbytes), ACC(LOG2_E)
     ROWS, COLUMNS, PARTS, O_ROWS, O_COLUMNS = (S_TILE.row_vector(), S_TILE.col_vector(), S_TILE.row_parts(),
                                                O_TILE.row_vector(), O_TILE.col_vector())  # fmt: skip
-    ZERO, TWO, INFINITE, END, BENDS = ACC(0), ACC(2), ACC(np.inf), 2**31 - 1, HAS_TQ or HAS_TK
+    ZERO, TWO, END, BENDS = ACC(0), ACC(2), 2**31 - 1, HAS_TQ or HAS_TK
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
     apply, *_ = score_steps(score, S_TILE, ACC, after=len(score))
     (_, recompute, _), to_log2 = low_steps(dtype), log2_step(ACC)
@@ -147,9 +147,7 @@ def particle_laplacian(*, dtype, head_dim, head_dim_v, tiles, tangents, mask, sc
         tK = K = aligned(mK[batch, head_k][:seen_k], ROWS_OF)
         tV = V = aligned(mV[batch, head_k][:seen_k], ROWS_OF)
         to = aligned(owners.jO, ROWS_OF)
-        lse, low = load(mLse[batch, head], ROWS, m0), load(mLow[batch, head], ROWS, m0)
-        seen = lse != -INFINITE
-        lse, low = where(seen, to_log2(lse), INFINITE), where(seen, low * LOG2E, ZERO)
+        lse, low = to_log2(load(mLse[batch, head], ROWS, m0)), load(mLow[batch, head], ROWS, m0) * LOG2E
         O, O2, w = load(aligned(mO[batch, head], ROWS_OF), O_TILE, m0), full(O_TILE, ZERO), full(PARTS, ZERO)
         i = row_index(O_ROWS, m0)
         for c in range(owners.coordinates):

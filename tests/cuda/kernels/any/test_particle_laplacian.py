@@ -17,12 +17,13 @@ OF_TWENTY = np.sort([*NOT_ALL, *NOT_ALL[:7], 0, 0])  # of one particle in two ti
 
 
 LENGTHS = {"mask": na.Lengths(keys=np.array([[14], [3]]), queries=np.array([[9], [0]]))}
-RNG = np.random.default_rng(1)
+BIAS = np.random.default_rng(1).standard_normal((9, 20))
+BIAS[3] = -np.inf  # who sees a sink alone
 CALLS = {  # shapes of q, k and v; particle; which of jq, jk and jv are given; options
     "causal": (shapes(9, 20, (2,), (1,)), (np.arange(9) - 1, OF_TWENTY), "qkv", {"causal": True}),
     "lengths": (shapes(18, 20, (2, 2), (2, 1)), (np.arange(18) // 2, OF_TWENTY), "qkv", LENGTHS),
     "scores": (shapes(9, 20, (2,), (2,)), (np.arange(9), OF_TWENTY), "qkv",
-               {"score": [na.Bias(RNG.standard_normal((9, 20))), na.Alibi([0.1, 0.2]), na.Sink([1.0, 2.0])]}),
+               {"score": [na.Bias(BIAS), na.Alibi([0.1, 0.2]), na.Sink([1.0, 2.0])]}),
     "packed": (shapes(20, 20, (2,), (2,)), OF_TWENTY, "qkv", {"mask": na.Segments([0, 4, 4, 20])}),
     "blocks": (shapes(20, 40, (1,), (1,)), (np.arange(20), np.arange(40) // 2), "qkv",
                {"mask": na.BlockSparse(np.array([[[0, 0, 1], [0, 0, 0]]]) > 0, (16, 16))}),
@@ -120,7 +121,6 @@ FAULTS = {
         "sync_threads()                                  # all have read K, V, P and P B": "pass",
     },
     "test_what_is_hidden_may_be_anything": {
-        "lse, low = where(seen, to_log2(lse), INFINITE)": "lse, low = to_log2(lse)",
         "[:seen_q], ROWS_OF)\n            if HAS_TK": "[:seqlen_q], ROWS_OF)\n            if HAS_TK",
         "mTV[0][batch, head_k, c][:seen_k]": "mTV[0][batch, head_k, c]",
     },
