@@ -49,9 +49,10 @@ def in_order(inputs: Inputs, tangents: Tangents, particles: Particles) -> tuple[
         return inputs, tangents, particles
     if inputs.mask._parts or any(part._has_step for part in inputs.score):
         return None
-    k, v, tk, tv = (taken("k", x, particles.order) for x in (inputs.k, inputs.v, tangents.k, tangents.v))
-    sorted_keys = particles._replace(keys=np.sort(particles.keys))
-    return inputs._replace(k=k, v=v), tangents._replace(k=tk, v=tv), sorted_keys
+    order = moved(particles.order, inputs.k)
+    k, v, tk, tv = (taken("k", x, order) for x in (inputs.k, inputs.v, tangents.k, tangents.v))
+    own = particles._replace(keys=np.sort(particles.keys))
+    return inputs._replace(k=k, v=v), tangents._replace(k=tk, v=tv), own
 
 
 def _cleared(x: Any, of_rows: Any) -> Any:
