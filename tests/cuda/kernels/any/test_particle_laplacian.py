@@ -27,7 +27,7 @@ CALLS = {  # shapes of q, k and v; particle; which of jq, jk and jv are given; o
     "packed": (shapes(20, 20, (2,), (2,)), OF_TWENTY, "qkv", {"mask": na.Segments([0, 4, 4, 20])}),
     "blocks": (shapes(20, 40, (1,), (1,)), (np.arange(20), np.arange(40) // 2), "qkv",
                {"mask": na.BlockSparse(np.array([[[0, 0, 1], [0, 0, 0]]]) > 0, (16, 16))}),
-    "batches apart": (((2, 3, 2, 6, 8), (2, 1, 2, 7, 8), (2, 1, 1, 7, 4)), (np.arange(6), np.arange(7) // 3), "qkv", {}),
+    "batches apart": (((2, 3, 2, 6, 8), (2, 1, 2, 7, 8), (2, 1, 1, 7, 4)), (range(6), np.arange(7) // 3), "qkv", {}),
     "another order": (shapes(11, 11, (2,), (1,)), list(NOT_ALL), "qkv", {}),
     "jq alone": (shapes(9, 9, (), ()), np.arange(9) // 2, "q", {}),
     "jk alone": (shapes(9, 9, (), ()), np.arange(9) // 2, "k", {}),
