@@ -75,8 +75,6 @@ class Owners(NamedTuple):
 class OwnersArgument(Argument):
     """The Owners of a call; their arrays are the OWNERS, and "to"."""
 
-    matrices = (Matrix("to"),)
-
     def flat(self, planner, work):
         yield from (planner.whole(name) for name in (*OWNERS, "to"))
         coordinates = next(x.shape[-3] for name in TANGENTS if (x := planner.layouts.get(name)))
@@ -108,11 +106,10 @@ def particle_laplacian(*, dtype, head_dim, head_dim_v, tiles, tangents, mask, sc
     (_, recompute, _), to_log2 = low_steps(dtype), log2_step(ACC)
 
     @device
-    def move(so_far, O, owners, row, queries, n0, n_end):
+    def move(so_far, O, owners, row0, queries, n0, n_end):
         """Write jO of the particles whose keys end before n_end; keys from n0 on are in shared memory. so_far: the next
-        particle, its first key, jO + b O and b, sums over its keys so far, and O2. row: of jO along coordinate c, the
-        first of these queries.
-        """
+        particle, its first key, jO + b O and b, sums over its keys so far, and O2. row0: of jO, that of the first of
+        these queries along the coordinate of particle 0."""
         p, start, jO, b, O2 = so_far
         sP, sPB, sV, stV = allocate(SHARED_P), allocate(SHARED_PB), allocate(SHARED_V), allocate(SHARED_TV)
         _, _, starts, to, _, coordinates, rows = owners
@@ -130,7 +127,7 @@ def particle_laplacian(*, dtype, head_dim, head_dim_v, tiles, tangents, mask, sc
             if is_whole:
                 jO = jO - b * O
                 O2 = O2 - jO * (b * TWO)                        # - 2 jlse jO, without what p's own queries add
-                at = p * coordinates * rows + row
+                at = p * coordinates * rows + row0
                 save(aligned(to[at : at + queries], ROWS_OF), jO, 0)
                 p, start, jO, b = p + 1, stop, full(O_TILE, ZERO), full(O_ROWS, ZERO)
         return p, start, jO, b, O2
@@ -159,7 +156,7 @@ def particle_laplacian(*, dtype, head_dim, head_dim_v, tiles, tangents, mask, sc
             if HAS_TV:
                 tV = aligned(mTV[0][batch, head_k, c][:seen_k], ROWS_OF)
             own, a, own_b = full(O_TILE, ZERO), full(PARTS, ZERO), full(PARTS, ZERO)
-            line0 = c * owners.rows + ((owners.first + batch) * heads + head) * seqlen_q
+            row0 = c * owners.rows + ((owners.first + batch) * heads + head) * seqlen_q
             p, start, jO, b = index(0), owners.starts[0], full(O_TILE, ZERO), full(O_ROWS, ZERO)
             n_block, n_blocks = first // TILE_N, (end + TILE_N - 1) // TILE_N
             n_block += steps(mask, batch, head, m_block, n_block, n_blocks - n_block)
@@ -197,15 +194,15 @@ def particle_laplacian(*, dtype, head_dim, head_dim_v, tiles, tangents, mask, sc
                 put(allocate(SHARED_PB).T, PB)
                 sync_threads()                                  # P and P B are there
                 so_far = p, start, jO, b, O2
-                p, start, jO, b, O2 = move(so_far, O, owners, line0 + m0, queries, n0, n0 + TILE_N)
+                p, start, jO, b, O2 = move(so_far, O, owners, row0 + m0, queries, n0, n0 + TILE_N)
                 n_block += 1
                 n_block += steps(mask, batch, head, m_block, n_block, n_blocks - n_block)
                 sync_threads()                                  # all have read K, V, P and P B
             wait_copies()                                       # for Q, where no key is seen
-            _, _, _, _, O2 = move((p, start, jO, b, O2), O, owners, line0 + m0, queries, END, END)
+            _, _, _, _, O2 = move((p, start, jO, b, O2), O, owners, row0 + m0, queries, END, END)
             if HAS_TQ:
                 of_i = load(owners.queries, O_ROWS, m0)
-                row = of_i * (owners.coordinates * owners.rows) + (i + line0)
+                row = of_i * (owners.coordinates * owners.rows) + (i + row0)
                 row = where((of_i != NOBODY) & (i < seqlen_q), row, NOBODY)
                 a_sum, b_sum = row_sum(a), row_sum(own_b)
                 own = own - O * a_sum                           # (P A) V - rowsum(P A) O

@@ -106,7 +106,6 @@ def test_large_head_dims_and_other_orders_beside_a_mask(rng):
 
 FAULTS = {
     "test_as_the_plain_formula": {
-        'matrices = (Matrix("to"),)': "pass",
         "P = where(sees(mask, band, batch, head, m0, n0), P, ZERO)": "pass",
         "(P * product(stQ, stK) * scale + PA * B) * TWO, ZERO)": "PA * B * TWO, ZERO)",
         "own_b = part_sum(where(same, PB, ZERO), own_b)": "own_b = part_sum(PB, own_b)",
