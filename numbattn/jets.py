@@ -364,8 +364,9 @@ def attention_laplacian(
 
     With `particle` a key j moves along the coordinates of its particle p alone, and jo along one of them is the sum of
     P_ij (tS_ij (V_j - O_i) + tV_j) over the keys of p, but for the queries of p, which all keys move: all of jo takes
-    as long as T tangents, and the time of writing it, in place of T n tangents. CuPy arrays are multiplied as whole
-    matrices then, in memory that grows with seqlen_q x seqlen_k, as jo does.
+    as long as T tangents, and the time of writing it, in place of T n tangents. On a GPU the keys of a particle are to
+    lie side by side, in the order of particles, if there is a mask or a bias; else whole matrices are multiplied, in
+    memory that grows with seqlen_q x seqlen_k, as jo does.
 
     Examples
     --------

@@ -214,12 +214,8 @@ def attention_laplacian(
     o, jo, lo : arrays of float64, (..., seqlen_q, head_dim_v), jo with the axis of tangents in front
     """
     problem, inputs = describe(q, k, v, **options)
-    if particle is not None:                                    # the rows of each particle move along its coordinates
-        rows = [np.asarray(x) for x in (particle if isinstance(particle, tuple) else (particle, particle))]
-        count = 1 + max(x.max(initial=-1) for x in rows)
-        jq, jk, jv = (None if x is None else
-                      np.concatenate([x[:0], *(np.where((own == p)[:, None], x, 0) for p in range(count))])
-                      for x, own in zip((jq, jk, jv), (rows[0], rows[1], rows[1])))  # fmt: skip
+    if particle is not None:
+        jq, jk, jv = of_particles(jq, jk, jv, particle)
     tangents, _ = checked_tangents(inputs, jq, jk, jv, jscore, prefix="j", several=True)
     laplacians, _ = checked_tangents(inputs, lq, lk, lv, lscore, prefix="l", several=False)
     lo, jo = _along(problem, inputs, laplacians, 0).tO, []
@@ -242,6 +238,15 @@ def attention_laplacian(
         lo = lo + O2
     o, _ = attention_forward(q, k, v, **options)
     return o, _joined(jo, problem.out_shape, True, q), lo.reshape(problem.out_shape)
+
+
+def of_particles(jq: Any, jk: Any, jv: Any, particle: Any) -> list[Any]:
+    """The derivatives of all rows by the coordinates of each particle, which moves its own."""
+    of_q, of_k = (np.asarray(x) for x in (particle if isinstance(particle, tuple) else (particle, particle)))
+    every = range(1 + max(of_q.max(initial=-1), of_k.max(initial=-1)))
+    return [None if x is None else
+            np.concatenate([x[:0], *(np.where(np.asarray(own == p, like=x)[:, None], x, 0) for p in every)])
+            for x, own in zip((jq, jk, jv), (of_q, of_k, of_k))]  # fmt: skip
 
 
 class _Along(NamedTuple):

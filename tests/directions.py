@@ -1,5 +1,7 @@
 """Directions of random problems: tangents of what a problem is given, and what is computed along them."""
 
+import math
+
 import numpy as np
 
 import numbattn as na
@@ -34,6 +36,9 @@ class Directions:
         names = *GIVEN, *(f"score {at}" for at in range(len(arrays) - len(GIVEN)))
         self.tangents = {name: self.like(x, lead) if there else None for name, x, there in zip(names, arrays, given)}
         self.laplacians = [self.like(x) if some < 0.5 else None for x, some in zip(problem.arrays, kind.random(3))]
+        self.particle = self.of_few_particles() if self.way == "laplacian" else None
+        if self.particle is not None:
+            self.tangents |= dict.fromkeys(list(self.tangents)[len(GIVEN) :])
 
     def arrays_of_score(self):
         """One for each place of `grads.score`, None where there is no tangent."""
@@ -48,14 +53,30 @@ class Directions:
         tangent[..., ~np.isfinite(values) & ~np.isneginf(values)] = np.nan
         return self.problem.given(tangent.astype(x.dtype))
 
+    def of_few_particles(self):
+        """Whose queries and keys are, mostly in order, where a call takes that; else None."""
+        score, dropout = self.problem.options["score"], self.problem.options["dropout"]
+        given = any(x is not None for x in [*self.tangents.values()][:3])
+        if not given or dropout or any(part._is_nonlinear for part in score) or self.rng.random() < 0.25:
+            return None
+        found = [self.rng.integers(-1, self.rng.integers(1, 5), size) for size in (self.problem.m, self.problem.n)]
+        return tuple(np.sort(x) if some < 0.75 else x for x, some in zip(found, self.rng.random(2)))
+
+    @property
+    def counts(self):
+        """How many tangents there are of each result, and of how many particles; () for one without an axis."""
+        particles = () if self.particle is None else (1 + max(x.max(initial=-1) for x in self.particle),)
+        return () if self.count is None else (self.count, *particles)
+
     def __repr__(self):
         found = {name: shown(x) for name, x in self.tangents.items() if x is not None}
-        return f"{self.way} of {found}" + f", {[*map(shown, self.laplacians)]}" * (self.way == "laplacian")
+        second = f", {[*map(shown, self.laplacians)]}, of the particles {self.particle}"
+        return f"{self.way} of {found}" + second * (self.way == "laplacian")
 
     # -------------------------------------------------------------------------------------------------------- measure
     def about_results(self, about):
         """Name, dtype and shape of each result; about: those of what they are tangents of."""
-        lead = () if self.count is None else (self.count,)
+        lead = () if self.count is None else (math.prod(self.counts),)
         found = [(f"tangent of {name}", dtype, (*lead, *shape)) for name, dtype, shape in about]
         if self.way != "laplacian":
             return found
@@ -66,7 +87,8 @@ class Directions:
         problem, (tq, tk, tv, tdo, tdlse, *tscore) = self.problem, self.tangents.values()
         given, more = (*problem.arrays, tq, tk, tv), {"dlse": problem.dlse, "deterministic": problem.deterministic}
         if self.way == "laplacian":
-            return na.attention_laplacian(*given, *self.laplacians, jscore=tscore, **problem.options)[1:]
+            own = {"jscore": tscore, "particle": self.particle}
+            return na.attention_laplacian(*given, *self.laplacians, **own, **problem.options)[1:]
         if self.way == "vjp":
             _, saved = na.attention_forward(*problem.arrays, **problem.options)
             _, backprop2 = na.attention_backward_vjp(problem.do, saved, **more)
@@ -80,14 +102,16 @@ class Directions:
         """What the results are, and their largest errors, of these arrays."""
         tangents, laplacians = ([x if x is None or not on_host else to_numpy(x) for x in some]
                                 for some in (self.tangents.values(), self.laplacians))  # fmt: skip
-        given, each = (q, k, v), [self.at(t, tangents) for t in range(self.count or 1)]
+        if self.particle is not None:
+            tangents[:3] = reference.of_particles(*tangents[:3], self.particle)
+        given, each = (q, k, v), [self.at(t, tangents) for t in range(math.prod(self.counts))]
         if self.way == "laplacian":
             of_score = {"jscore": tangents[5:]}
             exact = reference.attention_laplacian(*given, *tangents[:3], *laplacians, **of_score, **options)[1:]
             first = [rounding_of_tangents(do, *given, *own[:3], tscore=own[5:], **options)[0] for own in each]
             directions = [(*own[:3], own[5:]) for own in each]
             of_laplacian = rounding_of_laplacian(*given, directions, laplacians, options)
-            return exact, (np.stack(first), of_laplacian)
+            return exact, (np.stack(first) if first else exact[0], of_laplacian)
         tq, tk, tv, tdo, tdlse, *tscore = tangents
         of_dlse, given = {"dlse": dlse}, (*given, tq, tk, tv)
         grads = reference.attention_backward_jvp(do, *given, tdo=tdo, tdlse=tdlse, **of_dlse, tscore=tscore, **options)

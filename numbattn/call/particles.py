@@ -8,6 +8,7 @@ import numpy as np
 
 from ..base.checks import integer_array, library, own, words_for
 from ..base.values import moved, rounded
+from .order import taken
 from .problem import Inputs, Problem
 from .tangents import Tangents, weights_of
 
@@ -35,6 +36,25 @@ class Particles(NamedTuple):
                                  v=_cleared(tangents.v, self.keys))  # fmt: skip
 
 
+    @property
+    def is_sorted(self) -> bool:
+        """Whether keys lie in the order of their particles."""
+        return not np.any(self.keys[1:] < self.keys[:-1])
+
+
+def in_order(inputs: Inputs, tangents: Tangents, particles: Particles) -> tuple[Inputs, Tangents, Particles] | None:
+    """The call with its keys in the order of their particles; None if its mask or its score depends on where they are.
+    """
+    if particles.is_sorted:
+        return inputs, tangents, particles
+    if inputs.mask._parts or any(part._has_step for part in inputs.score):
+        return None
+    order = moved(particles.order, inputs.k)
+    k, v, tk, tv = (taken("k", x, order) for x in (inputs.k, inputs.v, tangents.k, tangents.v))
+    own = particles._replace(keys=np.sort(particles.keys))
+    return inputs._replace(k=k, v=v), tangents._replace(k=tk, v=tv), own
+
+
 def _cleared(x: Any, of_rows: Any) -> Any:
     rows = np.flatnonzero(of_rows < 0)
     if x is None or not rows.size:
@@ -46,10 +66,7 @@ def _cleared(x: Any, of_rows: Any) -> Any:
 
 def checked_particles(particle: Any, problem: Problem, inputs: Inputs, tangents: Tangents) -> Particles:
     """The Particles that the tangents of a call are of."""
-    pair = particle if isinstance(particle, tuple) else (particle, particle)
-    if len(pair) != 2:
-        raise ValueError(f"particle: got a tuple of {len(pair)}, expected an array, or two: of queries and of keys")
-    rows = [_checked_rows(x, size, of) for x, size, of in zip(pair, (problem.seqlen_q, problem.seqlen_k), "qk")]
+    rows = checked_rows(particle, problem.seqlen_q, problem.seqlen_k)
     others = [part for part in inputs.score if part._is_nonlinear]
     others += [part for (part, _), x in zip(weights_of(inputs), tangents.score) if x is not None]
     if inputs.dropout is not None or others:
@@ -57,6 +74,14 @@ def checked_particles(particle: Any, problem: Problem, inputs: Inputs, tangents:
         raise NotImplementedError(f"particle: got one with {got}, allowed beside it are scores that are added to S and "
                                   "do not move, Alibi, Bias, RelativeBias and Sink, and no dropout")  # fmt: skip
     return Particles(1 + max(int(x.max(initial=-1)) for x in rows), *rows)
+
+
+def checked_rows(particle: Any, seqlen_q: int, seqlen_k: int) -> list[Any]:
+    """Whose the rows of q and of k are."""
+    pair = particle if isinstance(particle, tuple) else (particle, particle)
+    if len(pair) != 2:
+        raise ValueError(f"particle: got a tuple of {len(pair)}, expected an array, or two: of queries and of keys")
+    return [_checked_rows(x, size, of) for x, size, of in zip(pair, (seqlen_q, seqlen_k), "qk")]
 
 
 def _checked_rows(particle: Any, size: int, of: str) -> Any:

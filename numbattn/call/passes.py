@@ -19,7 +19,7 @@ from ..scores import Part
 from ..scores.bias import Bias
 from ..scores.sink import Sink
 from .order import Ordered, as_it_is, computed_in_order, gradient_of_part
-from .particles import Particles, by_products
+from .particles import Particles
 from .problem import Inputs, Problem, Saved, describe
 from .tangents import Tangents, parts_of
 
@@ -64,7 +64,11 @@ LAPLACIAN = Pass(
     takes=TANGENT.takes,
     gives=(*TANGENT.gives, "o2"),  # terms whose sum is that of the second derivatives of o
 )
-PARTICLE_LAPLACIAN = replace(LAPLACIAN, name="particle_laplacian")  # along coordinates of Particles
+PARTICLE_LAPLACIAN = Pass(
+    "particle_laplacian",  # along coordinates of Particles
+    takes=(*TANGENT.takes, *SAVED),
+    gives=("to", "o2"),
+)
 STATISTICS = Pass("statistics", takes=QKV, gives=("row_max", "entropy", "lse", "lse_low"))
 COLUMN_SUMS = Pass("column_sums", takes=(*QKV, "lse", "lse_low", "weights"), gives=("column_sums",))
 PASSES = {pass_.name: pass_ for pass_ in (FORWARD, BACKWARD, TANGENT, BACKWARD_TANGENT, LAPLACIAN)}
@@ -171,11 +175,7 @@ def laplacian(
         found = run_pass(LAPLACIAN, problem, inputs, {}, tangents)
     else:
         inputs, tangents = as_it_is(problem, inputs), particles.own(tangents)
-        if problem.xp == "numpy":
-            found = run_pass(PARTICLE_LAPLACIAN, problem, inputs, {"particles": particles}, tangents)
-        else:
-            found = by_products(problem, inputs, tangents, particles, weights(problem, inputs))
-            found["o"] = forward(problem, inputs, save=False)[0]
+        found = run_pass(PARTICLE_LAPLACIAN, problem, inputs, {"particles": particles}, tangents)
     lo = found["o2"].sum(axis=0)
     for number in range(tangents.count):
         for part, tpart in zip(inputs.score, parts_of(inputs, tangents, number)):

@@ -9,10 +9,24 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from ..base.gradients import sum_to
-from ..base.values import put
+from ..base.values import moved, put, rounded
 from ..caches.eight_bits import bits_of
-from ..call.passes import ARRAYS, BACKWARD, BACKWARD_TANGENT, BEFORE, FORWARD, SAVED, gradient_of_part
+from ..call.particles import by_products, in_order
+from ..call.passes import (
+    ARRAYS,
+    BACKWARD,
+    BACKWARD_TANGENT,
+    BEFORE,
+    FORWARD,
+    PARTICLE_LAPLACIAN,
+    QKV,
+    SAVED,
+    gradient_of_part,
+    weights,
+)
 from ..call.problem import Saved, describe
 from ..call.tangents import parts_of
 from ..functions.compiled.errors import naming
@@ -20,6 +34,7 @@ from ..masks.where import Where
 from ..scores.element import FunctionPart
 from . import kernels
 from .caches.gather import gather
+from .kernels.any.particle_laplacian import OWNERS, TANGENTS
 from .kernels.shared.smallest import NOBODY
 from .kernels.tables import is_wide
 from .merge import merge_into
@@ -34,6 +49,7 @@ from .words.steps import LoweredCall, tangent_of_part
 from .words.tiers import latest
 
 LSE = "lse", "lse_low"
+MOST_ROWS = 2**31 - 1  # of tangents of particles, which a kernel counts
 # results where nothing is seen; all others are 0
 NOTHING = {"lse": -math.inf, "row_max": -math.inf, "r2": math.inf, "j": NOBODY}
 
@@ -86,6 +102,8 @@ class Passes:
 
     def run(self, problem, pass_, inputs, given, tangents=None, deterministic=False, whole=False):
         """See `numbattn.call.passes.run_pass`."""
+        if pass_ is PARTICLE_LAPLACIAN:
+            return self.along_particles(problem, inputs, given["particles"], tangents)
         gpu, given = self.current(), {name: x for name, x in given.items() if x is not None}
         if is_apart(problem):
             problem, inputs = dense(gpu, problem, inputs)
@@ -95,6 +113,35 @@ class Passes:
         results = empties(gpu, about)
         self.compute(gpu, pass_, problem, inputs, given, results, deterministic, whole)
         return results
+
+    def along_particles(self, problem, inputs, particles, tangents):
+        """o, its tangents along the coordinates of Particles, and o2, by name."""
+        count, ordered = particles.total * tangents.count, in_order(inputs, tangents, particles)
+        rows = count * math.prod(problem.lse_shape)
+        if ordered is None or is_wide(problem) or rows > MOST_ROWS:
+            found = by_products(problem, inputs, tangents, particles, weights(problem, inputs))
+            return found | {"o": self.forward(problem, inputs)[0]}
+        gpu, dtype, (inputs, tangents, particles) = self.current(), problem.sum_dtype, ordered
+        given = dict(zip(QKV, inputs)) | {name: x if x is None else np.moveaxis(x, 0, -3)
+                                          for name, x in zip(TANGENTS, tangents)}  # fmt: skip
+        given = {name: rounded(x, dtype) for name, x in given.items() if x is not None}
+        q, k, v = map(given.pop, QKV)
+        wide = replace(problem, dtype=dtype, strides=(q.strides, k.strides, v.strides))
+        inputs = inputs._replace(q=q, k=k, v=v)
+        o, saved = self.forward(wide, inputs)
+        given |= {"o": o, "lse": saved.lse, "lse_low": saved.lse_low}
+        strides = [given[name].strides if name in given else None for name in TANGENTS]
+        owners = particles.queries, particles.keys, particles.starts
+        whole = moved(np.concatenate(owners).astype(np.int32), q)   # one copy
+        given |= zip(OWNERS, np.split(whole, np.cumsum([x.size for x in owners])[:-1].tolist()))
+        results = {"to": gpu.empty((rows, problem.head_dim_v), dtype), "o2": gpu.empty(problem.out_shape, dtype)}
+        jo = results["to"].reshape(count, *problem.out_shape)
+        arrays = {"q": q, "k": k, "v": v} | given | results
+        about = particles.total, tangents.count, *strides
+        if not (jo.size and self.launch(gpu, PARTICLE_LAPLACIAN, wide, inputs, arrays, about)):
+            fill(results)
+        o, jo = rounded(o, problem.result_dtype), rounded(jo, problem.result_dtype)
+        return {"o": o, "to": jo, "o2": results["o2"][None]}
 
     def run_along(self, gpu, pass_, problem, inputs, given, about, tangents, *how):
         """The results of a pass along tangents; about: shape and dtype of each along one."""

@@ -60,7 +60,7 @@ def test_as_the_plain_formula(rng, xp, name):
 
 @pytest.mark.parametrize("name", CALLS)
 def test_by_products(rng, name):
-    """What arrays of CuPy take, and what nobody sees may be anything."""
+    """What GPUs take if keys are in another order; what nobody sees may be anything."""
     shapes, particle, given, options = CALLS[name]
     (q, k, v), firsts, _ = drawn(rng, shapes, given)
     _, jo, o2 = reference.attention_laplacian(q, k, v, *firsts, particle=particle, **options)
@@ -142,5 +142,11 @@ FAULTS = {
         " * is_key": "",
         "b[..., owners[own], own, :] += a[..., own, :]": "pass",
         "(A @ V - a * O)": "(A @ V)",
+    },
+    "cuda/kernels/any/test_particle_laplacian.py::test_as_the_plain_formula": {
+        "own = particles._replace(keys=np.sort(particles.keys))": "own = particles",
+    },
+    "cuda/kernels/any/test_particle_laplacian.py::test_large_head_dims_and_other_orders_beside_a_mask": {
+        "if inputs.mask._parts or any(": "if any(",
     },
 }

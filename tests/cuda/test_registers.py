@@ -14,8 +14,9 @@ import pytest
 from numbattn import Score
 from numbattn.caches.arrays import CacheLayout
 from numbattn.caches.eight_bits import FLOAT8, INT8
+from numbattn.call.passes import LAPLACIAN, PARTICLE_LAPLACIAN
 from numbattn.cuda.build import assemble, compile_ptx
-from numbattn.cuda.kernels import ROUTES
+from numbattn.cuda.kernels import ROUTES, routes_of
 from numbattn.cuda.kernels.any.function_gradient import spec_of as spec_of_reads
 from numbattn.cuda.kernels.any.score_gradient import bias_gradient, diagonal_sums, spec_of
 from numbattn.cuda.kernels.hopper.forward_tiles import MANY
@@ -92,8 +93,9 @@ def reads(kernel, dtype, d, function, wanted, columns, second="float32", spills=
 
 def spec(kernel, work):
     """That of a pass by its first Route with a kernel of this name, or the first, or of the gradient of a part."""
-    if kernel == "laplacian":
-        return ROUTES["laplacian"][0].specs[0]
+    for pass_ in (LAPLACIAN, PARTICLE_LAPLACIAN):
+        if kernel == pass_.name:
+            return routes_of(pass_)[0].specs[0]
     names = ("forward", "backward", "tangent", "backward_tangent") if work.kind is None else POINT_PASSES
     passes = (route.specs for name in names for route in ROUTES[name] if route.takes(work))
     after = next((i for i, part in enumerate(work.score) if isinstance(part, BiasKind | RelativeBiasKind)), 0)
@@ -165,6 +167,15 @@ TANGENTS = [  # two sums for O, and two tiles of S
     row("laplacian", "float64", 64, 64, along="qkv", spills=32),
     row("laplacian", "float64", 128, 128, "", "softcap", along="qkv"),
     row("laplacian", "float32", 128, 128, cc=(7, 5), along="qkv"),
+    row("particle_laplacian", "float32", 64, 64, along="qkv"),  # O, O2, jO and what all keys add to it
+    row("particle_laplacian", "float32", 64, 64, along="qkv", seqlen_q=16, seqlen_k=16),
+    row("particle_laplacian", "float32", 64, 64, ALL, "bias float32 16, alibi", along="qkv"),
+    row("particle_laplacian", "float32", 128, 128, EDGES, "sink, alibi", along="qkv"),
+    row("particle_laplacian", "float32", 256, 256, along="qkv"),
+    row("particle_laplacian", "float64", 64, 64, ALL, "bias float64 16, alibi", along="qkv"),
+    row("particle_laplacian", "float64", 128, 128, along="qkv"),
+    row("particle_laplacian", "float64", 256, 256, along="qkv"),
+    row("particle_laplacian", "float32", 64, 64, cc=(8, 0), along="qkv", spills=16),
 ]
 OF_HEADS = {"score_added": "by head", "score_gradients": "by head"}
 SMALL = [  # all of S, and dP, beside what a head shares

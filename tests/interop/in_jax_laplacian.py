@@ -11,6 +11,7 @@ from jax import numpy as jnp
 import numbattn as na
 from numbattn.graphs import EdgeScore, Graph
 from numbattn.interop.jax import attention, attention_laplacian, graph_attention, points, register_folx
+from numbattn.interop.jax.folx import first_layer
 from numbattn.points import Gaussian
 
 from .in_jax import assert_close, assert_same
@@ -32,6 +33,19 @@ def test_it_is_numbattns_own(rng, missing):
     expected = na.attention_laplacian(*arrays, **OPTIONS)
     for function in (partial(attention_laplacian, **OPTIONS), jax.jit(partial(attention_laplacian, **OPTIONS))):
         assert_same(function(*arrays), expected)
+
+
+def test_of_particles(rng):
+    arrays, particle = drawn(rng), (np.array([0, -1, 2, 2, 0]), [1, 1, 0, 3, -1, 3])
+    expected = na.attention_laplacian(*arrays, particle=particle, causal=True)
+    function = jax.jit(partial(attention_laplacian, particle=particle, causal=True))
+    assert_same(function(*arrays), expected)
+    walkers = drawn(rng, SAMPLES)
+    assert_as_alone(function, (0,) * 9, *walkers)
+    with pytest.raises(ValueError, match=r"particle: got the shape \(5,\), expected \(6,\), one for each row of k"):
+        attention_laplacian(*arrays, particle=range(5))
+    with pytest.raises(NotImplementedError, match="particle: got one with Softcap"):
+        jax.make_jaxpr(partial(attention_laplacian, particle=particle, **OPTIONS))(*arrays)
 
 
 @pytest.mark.parametrize("options", [OPTIONS, {"dropout": na.Dropout(0.3, 1)}], ids=["", "dropout"])
@@ -96,6 +110,20 @@ def biased(electrons):
     return attention(q, q, q, score=na.Bias(bias, gradient=True), causal=True).sum()
 
 
+def of_others(electrons, **options):
+    """A number, of attention of electrons in another order to fewer of them, some of which have no q."""
+    x = jnp.tanh(electrons.reshape(M, 3)[::-1] @ WEIGHTS).reshape(M, HEADS, D).swapaxes(0, 1)
+    o = attention(x[:, :3], x[:, 2:4], jnp.sin(x[:, 2:4]), **options)
+    return (o**2).sum() + (attention(x[:, :N], CONSTANT, CONSTANT) ** 2 + attention(x, x, CONSTANT[:, :M])).sum()
+
+
+def of_sums(electrons):
+    """A number, of attention whose rows depend on two electrons each, or whose k and v do on different ones."""
+    x = jnp.tanh(electrons.reshape(M, 3) @ WEIGHTS).reshape(M, HEADS, D).swapaxes(0, 1)
+    y = x + x[:, ::-1]
+    return (attention(y, x, x) ** 2 + attention(x, x, x[:, ::-1]) + attention(y, CONSTANT, CONSTANT)).sum()
+
+
 ENDS = np.array([[0, 0, 1, 2, 2, 4], [1, 3, 0, 4, 2, 1]])
 
 
@@ -119,8 +147,12 @@ NETWORKS = {
     "plain": (network, 0),
     "bias": (biased, 0),
     "graph": (partial(over_edges, softmax=True), 0),
+    "sparse graph": (partial(over_edges, softmax=True), 3 * M),
     "graph without softmax": (partial(over_edges, softmax=False), 0),
     "sparse": (network, 3 * M),
+    "sparse, of others": (of_others, 3 * M),
+    "sparse, of sums": (of_sums, 3 * M),
+    "sparse, with options": (partial(of_others, **OPTIONS), 3 * M),
     "options": (partial(network, **OPTIONS), 0),
     "samples": (of_samples, 0),
 }
@@ -132,6 +164,28 @@ def test_folx_takes_attention(rng, folx, name):
     found = folx.forward_laplacian(function, sparsity)(electrons)
     expected = jax.jit(lambda x: (function(x), jax.grad(function)(x), jnp.trace(jax.hessian(function)(x))))(electrons)
     assert_close((found.x, found.dense_jacobian, found.laplacian), expected)
+
+
+EVERY = tuple(range(M))
+
+
+@pytest.mark.parametrize(("name", "particles"), [
+    ("sparse", [((0, 1), (-1,) * N), (EVERY, EVERY)]),
+    ("sparse, of others", [((3, 2, 1), (1, 0)), (EVERY[::-1], (-1,) * N), (EVERY[::-1], EVERY[::-1])]),
+    ("plain", [None] * 2), ("sparse, of sums", [None] * 3), ("samples", [None]), ("bias", [None]),
+])  # fmt: skip
+def test_first_layers_are_of_particles(rng, folx, monkeypatch, name, particles):
+    """Where rows of q, k and v depend on the coordinates of one electron each."""
+    found = []
+
+    def noted(*args):
+        found.append(first_layer(*args))
+        return found[-1]
+
+    monkeypatch.setattr("numbattn.interop.jax.folx.first_layer", noted)
+    function, sparsity = NETWORKS[name]
+    folx.forward_laplacian(function, sparsity)(rng.standard_normal(3 * M))
+    assert [layer and layer.particle for layer in found] == particles
 
 
 def test_folx_takes_walkers(rng, folx):

@@ -68,8 +68,26 @@ FAULTS = {
     "interop/in_jax_laplacian.py::test_folx_takes_attention[samples]": {
         "interop/jax/folx.py": {"0, how.loops)": "0, 0)", "jnp.moveaxis(jo, how.loops, 0)": "jo"},
     },
-    "interop/in_jax_laplacian.py::test_folx_takes_attention[sparse]": {
-        "interop/jax/folx.py": {"(0, count - len(x))": "(count - len(x), 0)"},
+    "interop/in_jax_laplacian.py::test_folx_takes_attention[sparse, with options]": {
+        "interop/jax/folx.py": {
+            "(0, count - len(x))": "(count - len(x), 0)",
+            " or any(part._is_nonlinear for part in options.score)": "",
+        },
+    },
+    "interop/in_jax_laplacian.py::test_folx_takes_attention[sparse, of others]": {
+        "interop/jax/folx.py": {".at[places]": ".at[: len(jo)]"},
+    },
+    "interop/in_jax_laplacian.py::test_folx_takes_attention[sparse, of sums]": {
+        "interop/jax/folx.py": {
+            "not np.array_equal(*rows[-2:])": "False",
+            " or np.unique(coordinates).size < coordinates.size": "",
+        },
+    },
+    "interop/in_jax_laplacian.py::test_first_layers_are_of_particles[sparse, of others-particles1]": {
+        "interop/jax/folx.py": {"k is None and v is None": "k is None or v is None"},
+    },
+    "interop/in_jax_laplacian.py::test_of_particles": {
+        "interop/jax/passes.py": {", **_particle(how), **": ", **"},
     },
     "interop/in_jax_laplacian.py::test_folx_takes_attention[graph]": {
         "interop/graphs.py": {' | {f"l{name}": x for name, x in second.items()}': ""},

@@ -13,7 +13,8 @@ plain one. Numbers take the dtype of the tile that they are combined with. With 
 | gather, scatter | rows by their numbers | ld.global, st.global |
 | has_bits, take | single elements | ld.global |
 | copy_async, commit_copies, wait_copies | from global to shared memory, in the background | cp.async |
-| SharedMemory, allocate, columns | places in shared memory, the tiles there, some columns of a tile | |
+| SharedMemory, allocate | places in shared memory, the tiles there | |
+| columns, line | some columns of such a tile, one of its rows | |
 | put, get, clear | a tile to shared memory, or from there; zeros | st.shared, stmatrix, ld.shared |
 | put_number, get_number | an integer, likewise | st.shared, ld.shared |
 | full, row_index, col_index, diagonal_index, cols_between | a number everywhere; positions of elements | mov, add |
@@ -105,7 +106,7 @@ from .posts import post, wait_for_post
 from .product import dot, dots
 from .races import RaceError
 from .reductions import anywhere, part_argmin, part_sum, row_max, row_sum
-from .shared_memory import allocate, clear, columns, get, get_number, put, put_number
+from .shared_memory import allocate, clear, columns, get, get_number, line, put, put_number
 from .simulator import DeadlockError, simulate
 from .synchronisation import (
     atomic_add,
@@ -210,6 +211,7 @@ __all__ = [
     "index",
     "init_pipelines",
     "launch_dependents",
+    "line",
     "lines_of",
     "load",
     "load_lines",

@@ -167,6 +167,38 @@ def _part_of(plan, parts):
     return replace(plan, cols=plan.cols // parts, whole=plan.whole or plan.cols)
 
 
+@primitive
+def line(tile, row):
+    """A row of a tile, as a tile of one row.
+
+    >>> def second(x):
+    ...     put(allocate(PLACE), x)
+    ...     sync_threads()
+    ...     return get(line(allocate(PLACE), 1), TILE.col_vector())
+    >>> show(second)
+    array([[4., 5., 6., 7.]], dtype=float32)
+    """
+    plan, row = _line_of(tile.plan), int(row)
+    if not 0 <= row < tile.plan.rows:
+        raise IndexError(f"line: got row {row} of {tile.plan}")
+    if (plan, row) not in tile.parts:
+        places = tile.places[row : row + 1]
+        tile.parts[plan, row] = Tile(plan, tile.memory, tile.values, tile.granules, places)
+    return tile.parts[plan, row]
+
+
+@line.lowering
+def line(tile, row):
+    plan, pitch = _line_of(tile.plan), tile.plan.pitch
+    return TileType(plan)(tile, types.int32), lambda b, pointer, row: b.gep(pointer, [b.mul(row, I32(pitch))])
+
+
+def _line_of(plan):
+    if not isinstance(plan, SharedTile) or plan.transposed:
+        raise TypingError(f"line: {plan} has no rows one after the other")
+    return replace(plan, rows=1, stages=1, whole=0)
+
+
 def check_shape(name, plan, layout):
     if isinstance(plan, Boxes) and plan.transposed and not (name == "get" and by_matrices(plan, layout)):
         raise TypingError(f"{name}: {plan} is only moved as it lies")

@@ -79,6 +79,21 @@ class Matrix(MatrixOfCall):
 
 
 @dataclass(frozen=True)
+class Matrices(Matrix):
+    """An array (batch, heads, several, rows, features)."""
+
+    def find(self, planner, work):
+        """It is taken as given."""
+
+    def flat(self, planner, work):
+        if self.is_given(planner):
+            yield planner.at(self.name, self.heads, own=3)
+
+    def kind(self, about):
+        return array_type(about.dtype_of(self.name), 5)
+
+
+@dataclass(frozen=True)
 class AlignedMatrix(Matrix):
     """A Matrix whose rows are moved in vectors of 16 bytes."""
 

@@ -10,7 +10,9 @@
   arrays of a `Score`, a pass for each element: a Dropout counts (batch, head), so that each drops what it would drop
   alone;
 - `checkpoint`, `scan`, `cond`; `linear_transpose` by v;
-- `folx.forward_laplacian`, by `attention_laplacian`, over graphs too.
+- `folx.forward_laplacian`, by `attention_laplacian`, over graphs too. Where folx' sparse Jacobians, which its
+  `sparsity_threshold` asks for, say that each row of q, k and v depends on one particle, as in a first layer, by
+  `attention_laplacian` with `particle`.
 
 `jvp` of `jvp` and third derivatives raise NotImplementedError, as do derivatives by arrays of a `Score` whose
 gradient is not wanted, `jax.experimental.jet`, and `jax.export`, which has no callbacks.
@@ -40,8 +42,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from ...base.checks import flag, words_for
+from ...base.checks import Integers, flag, words_for
 from ...base.keywords import knows_others
+from ...call.particles import checked_rows
 from ...call.problem import refuse_cache
 from ...dropout import Dropout
 from ...graphs import Graph
@@ -161,8 +164,8 @@ def graph_attention(
 @knows_others
 def attention_laplacian(
     q: Any, k: Any, v: Any, jq: Any, jk: Any, jv: Any, lq: Any = None, lk: Any = None, lv: Any = None, *,
-    causal: bool = False, mask: Mask | Any = None, scale: float | None = None, dropout: Dropout | None = None,
-    score: Scores = None, dropout_offset: Any = None,
+    particle: Integers | tuple[Integers, Integers] | None = None, causal: bool = False, mask: Mask | Any = None,
+    scale: float | None = None, dropout: Dropout | None = None, score: Scores = None, dropout_offset: Any = None,
 ) -> Any:  # fmt: skip
     """`numbattn.attention_laplacian` of JAX arrays: a primitive that has no derivatives, as they would be third ones.
 
@@ -170,7 +173,7 @@ def attention_laplacian(
     ----------
     q, k, v, causal, mask, scale, dropout, score, dropout_offset
         As in `attention`; the arrays in a score are constants.
-    jq, jk, jv, lq, lk, lv
+    jq, jk, jv, lq, lk, lv, particle
         As in `numbattn.attention_laplacian`.
 
     Returns
@@ -198,6 +201,9 @@ def attention_laplacian(
     arrays = [y if y is None else array_of(name, y) for name, y in given.items()]
     none = (None,) * len(how.wanted)
     tangents, second = (Directions(*arrays[first : first + 3], none) for first in (0, 3))
+    if particle is not None:
+        rows = checked_rows(particle, x.q.shape[-2], x.k.shape[-2])
+        how = how._replace(particle=tuple([tuple(of.tolist()) for of in rows]))
     return tuple(bind(laplacian, x._replace(tangents=tangents, second=second), how._replace(several=True)))
 
 

@@ -61,6 +61,7 @@ class How(NamedTuple):
     with_lse: bool = True  # of the forward pass
     several: bool = False  # whether tangents, tdo and tdlse have one axis more in front
     loops: int = 0  # axes in front of all operands: a pass for each element
+    particle: tuple[tuple[int, ...], ...] | None = None  # of the Laplacian: of each query, and of each key
 
 
 def bind(compute: Pass, x: Operands, how: How) -> list[Any]:

@@ -8,6 +8,8 @@ import jax
 import numpy as np
 
 from ...base.gradients import Gradients
+from ...call.particles import checked_particles
+from ...call.tangents import Tangents
 from ...dropout import Dropout
 from .operands import How, Operands, Pass, Results
 
@@ -42,7 +44,7 @@ def laplacian(x: Operands, how: How) -> Results:
     """o, its tangents and its Laplacian, from the tangents of all arrays and, in `second`, their Laplacians."""
     (*t, jscore), (*second, lscore) = cast(Any, (x.tangents, x.second))
     found: Results = how.options.functions.laplacian(
-        x.q, x.k, x.v, *t, *second, jscore=jscore, lscore=lscore, **_given(x, how)
+        x.q, x.k, x.v, *t, *second, jscore=jscore, lscore=lscore, **_particle(how), **_given(x, how)
     )
     return found
 
@@ -67,6 +69,11 @@ def _given(x: Operands, how: How) -> dict[str, Any]:
         low, high = map(int, x.seed)
         given["dropout"] = Dropout(given["dropout"].p, low | high << 32, int(x.offset))
     return given
+
+
+def _particle(how: How) -> dict[str, Any]:
+    """What says which particle moves which rows, if any does."""
+    return {} if how.particle is None else {"particle": tuple(map(list, how.particle))}
 
 
 def _wanted(grads: Gradients[Any], how: How) -> Results:
@@ -107,6 +114,8 @@ def _results_by_inputs(compute: Pass, x: Operands, how: How) -> list[Any]:
     o = jax.ShapeDtypeStruct((*lead, *problem.out_shape), problem.dtype)
     if compute is laplacian:
         count = how.options.functions.coordinates(inputs, x.tangents, x.second)
+        for particle in _particle(how).values():
+            count *= checked_particles(particle, problem, inputs, Tangents(*cast(Any, x.tangents))).total
         return [o, jax.ShapeDtypeStruct((*lead, count, *problem.out_shape), o.dtype), o]
     lse = jax.ShapeDtypeStruct((*lead, *problem.lse_shape), problem.sum_dtype)
     return [o, lse] if how.with_lse else [o]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from numbattn.cuda.tile import SharedMemory, allocate, columns, dot, get, load, mma, put, save, sync_threads
+from numbattn.cuda.tile import SharedMemory, allocate, columns, dot, get, line, load, mma, put, save, simt, sync_threads
 from numbattn.cuda.tile.shared_memory import TileType
 from tests.tools.launch import MISUSED, compiled_only, launch, poisoned
 
@@ -126,7 +126,49 @@ def test_shared_tiles_move_in_vectors_without_conflicts():
     assert not +kernel.conflicts
 
 
+def test_lines():
+    """As rows and as columns, and of some columns."""
+    shared = SharedMemory()
+    TILE, IN = shared.tile(32, 32, np.float32), ALL_LAYOUTS["simt in blocks"]
+    ROW, COLUMN, HALF = IN.col_vector(), IN.row_vector(), simt(1, 16, THREADS, 16, 1)
+    x, rows, turned, halves = numbers((32, 32)), *(poisoned((32, 32)) for _ in range(2)), poisoned((32, 16))
+
+    def kernel(source, rows, turned, halves):
+        put(allocate(TILE), load(source, IN, 0))
+        sync_threads()
+        for row in range(32):
+            own = line(allocate(TILE), row)
+            save(rows[row], get(own, ROW), 0)
+            save(turned[row], get(own.T, COLUMN), 0)
+            save(halves[row], get(line(columns(allocate(TILE), 1, 2), row), HALF), 0)
+
+    launch(kernel, (1, 1, 1), THREADS, shared.nbytes, x, rows, turned, halves)
+    for found in (rows, turned):
+        np.testing.assert_array_equal(found, x)
+    np.testing.assert_array_equal(halves, x[:, 16:])
+
+
+def test_what_has_no_lines():
+    shared = SharedMemory()
+    TILE, BOXES, ROW = shared.tile(4, 64, np.float16), shared.boxes(4, 64, np.float16), simt(1, 64, 32, 32, 1)
+
+    def turned(y):
+        save(y, get(line(allocate(TILE).T, 0), ROW), 0)
+
+    def of_boxes(y):
+        save(y, get(line(allocate(BOXES), 0), ROW), 0)
+
+    for kernel in (turned, of_boxes):
+        with pytest.raises(MISUSED, match=r"line: .* has no rows one after the other"):
+            launch(kernel, (1, 1, 1), 32, shared.nbytes, poisoned(64))
+
+
 FAULTS = {
+    "test_lines": {
+        "tile.places[row : row + 1]": "tile.places[:1]",
+        "b.mul(row, I32(pitch))": "row",
+    },
+    "test_what_has_no_lines": {"SharedTile) or plan.transposed:": "SharedTile):"},
     "first = int(part) * plan.cols": "first = 0",
     "b.mul(part, I32(plan.cols))": "I32(0)",
     "plan.transposed or plan.cols % (parts * plan.vector)": "plan.transposed",
