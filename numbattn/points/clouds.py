@@ -110,6 +110,7 @@ class Clouds:
             shift = -self.of_b._shift(self.of_a, self.b, self.a, g, f)
         else:
             shift = self.of_a._shift(self.of_b, self.a, self.b, f, g)
+        shift = np.where(np.isfinite(shift), shift, 0)
         return f + shift, g - shift
 
     def without_gaps(self, f: Any, g: Any, epsilon: float) -> tuple[Any, Any]:
@@ -178,8 +179,8 @@ class Clouds:
 
 
 def logs(weights: Any, potential: Any) -> Any:
-    """Logarithms of weights times exp(potential)."""
-    return np.where(weights > 0, np.log(weights) + potential, -math.inf)
+    """Logarithms of weights times exp(potential). A point whose potential is inf meets no weight and carries none."""
+    return np.where((weights > 0) & ~np.isposinf(potential), np.log(weights) + potential, -math.inf)
 
 
 def weighed(weights: Any, potential: Any) -> Any:

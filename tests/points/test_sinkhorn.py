@@ -377,6 +377,38 @@ def test_points_without_weight_change_nothing(rng):
     assert_allclose(grads.dx[:20], backprop().dx, atol=1e-6)
 
 
+@pytest.mark.parametrize(("marginals", "without"), [
+    (None, "ab"), (points.KL(0.5), "a"), (points.KL(0.5), "b"), (points.KL(0.5), "ab"), ((points.KL(0.5), None), "b"),
+    ((None, points.KL(0.5)), "a"), ((None, points.KL(0.5)), "ab"), (points.TV(0.5), "a"), ((points.TV(0.5), None), "b"),
+], ids=repr)  # fmt: skip
+@pytest.mark.parametrize("debias", [False, True])
+def test_clouds_without_weight_carry_nothing(xp, rng, marginals, without, debias):
+    """One element of a batch with such clouds, beside one without and one of points that they share."""
+    x, y, a, b = clouds(rng, m=6, n=7, batch=(3,))
+    a[1], b[1] = a[1] * ("a" not in without), b[1] * ("b" not in without)
+    options = {"marginals": marginals, "tol": 1e-10, "debias": debias}
+    r, backprop = points.sinkhorn_vjp(*map(xp.asarray, (x[0], y, a, b)), COST, **options)
+    assert r.converged
+    some = [0, 2]
+    own, backprop_of_some = points.sinkhorn_vjp(*(z[some] for z in (np.stack([x[0]] * 3), y, a, b)), COST, **options)
+    assert_allclose(to_numpy(r.cost)[some], own.cost, rtol=1e-6)
+    potentials = np.concatenate([to_numpy(r.f)[1], to_numpy(r.g)[1]])
+    assert not np.isnan(potentials).any()
+    assert_array_equal(sum(to_numpy(plan)[1].sum() for *_, plan in r.plan()), 0)
+    grads, wanted = [*map(to_numpy, backprop())], backprop_of_some()
+    assert all(np.isfinite(gradient).all() for gradient in grads)
+    if not debias:  # which has clouds alone
+        assert_allclose(to_numpy(r.cost)[1], (a[1].sum() + b[1].sum()) * 0.5)
+        assert_allclose(grads[0], wanted.dx.sum(axis=0), atol=1e-6)
+        assert_array_equal(grads[1][1], 0)
+    assert_allclose(grads[1][some], wanted.dy, atol=1e-6)
+    moves = [xp.asarray(rng.standard_normal(z.shape)) for z in (x[0], y)]
+    assert all(np.isfinite(to_numpy(z)).all() for z in backprop.hvp(*moves))
+    for name, gradient, w in (("a", grads[2], a), ("b", grads[3], b)):
+        if name in without and "TV" not in repr(marginals):  # whose potentials are finite
+            assert_array_equal(gradient[1], 0 * w[1])
+
+
 def test_segments_are_problems_of_their_own(rng):
     one, other = clouds(rng), clouds(rng, m=15, n=10)
     together = [np.concatenate(pair) for pair in zip(one, other)]
@@ -435,13 +467,16 @@ X, W = np.zeros((4, 3)), np.full(4, 0.25)
     ((X, X, W, 2 * W, COST), {}, ValueError, "b: got weights whose sum is 2, expected 1, the sum of a, or marginals"),
     ((X, X, W, W, COST), {"marginals": 1.0}, TypeError, "marginals: got 1.0, expected points.KL"),
     ((X, X, W, -W, COST), {"marginals": points.KL(1)}, ValueError, "b: got weights from -0.25 to -0.25, allowed"),
+    ((X, X, W, 0 * W, COST), {"marginals": (None, points.KL(1))}, ValueError, "b: got weights whose sum is 0, expect"),
+    ((X, X, 0 * W, W, COST), {"marginals": (points.TV(1), None)}, ValueError, "b: got weights whose sum is 1, expect"),
     ((X, X, W, W - 1, COST), {}, ValueError, "b: got weights from -0.75 to -0.75, allowed finite and >= 0"),
     ((X, X, W, np.full(4, np.nan), COST), {}, ValueError, "b: got weights from nan to nan"),
     ((X, X + 1, W, W, points.Cost(2, 1e-310)), {}, ValueError, "x, y: got points that are not finite in float64, div"),
     ((X, X + np.nan, W, W, COST), {}, ValueError, "x, y: got points that are not finite in float64, divided by eps"),
     ((X, X + 1, W, W, points.Cost(2, 1e-310)), {}, ValueError, r"\(1 / power\), 1e-155, and .* epsilon than 1e-310"),
     ((*map(np.float32, (X, X, W, W)), points.Cost(0.5, 1e-30)), {}, ValueError, "the length 1e-60, allowed 1.18e-38"),
-    ((X, X, W, W, points.Gaussian()), {}, TypeError, r"cost: got .*Gaussian, expected points.Cost\(power, epsilon\)"),
+    ((X, X, W, W, points.Gaussian()), {}, TypeError, r"cost: got Gaussian\(length=1.0\), expected points.Cost"),
+    ((X, X, W, W, 2 * COST), {}, TypeError, r"cost: got 2 \* Cost\(power=2.0, epsilon=0.1\), expected points.Cost"),
     ((X, X, W, W, COST), {"tol": -1.0}, ValueError, "tol: got -1.0, allowed finite and >= 0"),
     ((X, X, W, W, COST), {"max_iterations": 0}, ValueError, "max_iterations: got 0, allowed 1 or more"),
     ((X, X, W, W, COST), {"debias": 1}, TypeError, "debias: got 1, expected True or False"),
@@ -460,6 +495,8 @@ def test_errors_of_gradients(rng):
         r.apply(np.ones((20, 1)))
     with pytest.raises(TypeError, match="values: got float32, expected float64, the dtype of x"):
         r.apply(np.ones((20, 1), np.float32), transposed=True)
+    with pytest.raises(ValueError, match=r"values: got the batch axes \(3,\), allowed are those of the plan, \(\)"):
+        r.apply(np.ones((3, 30, 1)))
     with pytest.raises(ValueError, match=r"dcost: got the shape \(2,\), expected \(\), the shape of cost"):
         backprop(np.ones(2))
     with pytest.raises(TypeError, match="dcost: got 'one', expected a number"):
@@ -481,8 +518,14 @@ FAULTS = {
             ),
         },
     },
+    "test_clouds_without_weight_carry_nothing": {
+        "np.where(np.isposinf(one), one, one - of_x(own)) for": "one - of_x(own) for",
+        "seen & ((w > 0) | np.isfinite(potential))": "seen",
+        "points/clouds.py": {"(weights > 0) & ~np.isposinf(potential)": "weights > 0"},
+    },
+    "test_errors": {"(clouds.of_a._is_exact & (a > 0) & (b == 0))": "(clouds.of_a._is_exact & (b == 0))"},
     "test_debiased_costs_are_divergences": {
-        "return [one - of_x(own) for one, own in zip(found, alone)]": "return [found[0], found[1] - of_x(alone[1])]",
+        "np.where(np.isposinf(one), one, one - of_x(own)) for one": "one - of_x(alone[1]) for one",
     },
     "test_weights_of_any_sum": {
         "depsilon = depsilon + (dcost * (cost - paid)).sum() / clouds.cost.epsilon": "pass",
