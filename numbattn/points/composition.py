@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -43,7 +44,7 @@ class Kernel(Value):
     __rmul__ = __mul__
 
     def on(self, features: slice | Sequence[int]) -> Kernel:
-        """The kernel of some features of points, those of a slice or of these numbers.
+        """The kernel of some features of points, those of a slice or of these numbers, from the end if negative.
 
         Examples
         --------
@@ -123,6 +124,11 @@ class Sum(Kernel):
 
     terms: tuple[tuple[float, Kernel], ...]
 
+    def __post_init__(self) -> None:
+        for factor, _ in self.terms:
+            if not math.isfinite(factor):
+                raise ValueError(f"kernel: factor: got {factor}, allowed finite")
+
     @property
     def _terms(self) -> tuple[tuple[float, Kernel], ...]:
         return self.terms
@@ -187,9 +193,12 @@ class Product(Kernel):
 
     def _check(self, features: int) -> None:
         for kernel, own in self.factors:
-            if isinstance(own, tuple) and not all(-features <= at < features for at in own):
-                raise ValueError(f"kernel: features: got {own}, of points of {features} features")
-            kernel._check(len(_numbers(own, features)))
+            numbers = _numbers(own, features)
+            are_there = all(-features <= at < features for at in numbers) and (numbers or own == ALL)
+            if not are_there or len({at % features for at in numbers}) < len(numbers):
+                raise ValueError(f"kernel: features: got {own}, of points of {features} features, expected some of "
+                                 "these, each once")
+            kernel._check(len(numbers))
 
     def _count(self, features: int) -> int:
         return sum(kernel._count(len(_numbers(own, features))) for kernel, own in self.factors)

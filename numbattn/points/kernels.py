@@ -301,6 +301,8 @@ class Polynomial(WithLength):
         super().__post_init__()
         self._set(degree=integer("Polynomial degree", self.degree, low=1),
                   offset=number("Polynomial offset", self.offset))
+        if not math.isfinite(self.offset):
+            raise ValueError(f"Polynomial offset: got {self.offset}, allowed finite")
 
     @property
     def _kind(self) -> kinds.Kind:
@@ -446,8 +448,9 @@ def as_exponential(kernel: Any, features: int) -> Kernel:
     """The kernel, checked, of which the logarithm is taken."""
     kernel = as_kernel(kernel, features)
     if isinstance(kernel, Sum) or kernel._exponential is None:
-        raise TypeError(f"kernel: got {kernel}, expected Cost, Gaussian, Periodic, Laplacian or Matern(0.5), an "
-                        "exponential, or Linear or Cosine, whose exponential is taken")
+        raise TypeError(f"kernel: got {kernel}, expected Cost, Gaussian, Periodic, Laplacian, Matern(0.5) or a "
+                        "product of Gaussian and Periodic, an exponential, or Linear or Cosine, whose exponential is "
+                        "taken")
     return kernel
 
 

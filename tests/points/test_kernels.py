@@ -65,6 +65,7 @@ def test_periods_that_are_far_off(xp, rng, kernel, dtype):
     (lambda: points.Matern(1.0), ValueError, "Matern nu: got 1.0, allowed 0.5, 1.5, 2.5"),
     (lambda: points.RationalQuadratic(0.0), ValueError, "RationalQuadratic alpha: got 0.0, allowed finite and > 0"),
     (lambda: points.Polynomial(0), ValueError, "Polynomial degree: got 0, allowed 1 or more"),
+    (lambda: points.Polynomial(2, math.inf), ValueError, "Polynomial offset: got inf, allowed finite"),
     (lambda: points.Polynomial(1.5), TypeError, "Polynomial degree: got 1.5, expected an integer"),
     (lambda: points.Cost(2, 0.0), ValueError, "Cost epsilon: got 0.0, allowed finite and > 0"),
     (lambda: points.Cost(1e-3, 4), ValueError, "Cost epsilon: got 4 with the power 0.001, expected"),
