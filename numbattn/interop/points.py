@@ -111,7 +111,8 @@ class Points(NamedTuple):
             ends = np.cumsum([x.shape[-1] for x in points[0]]).tolist()
             own = [(factor, slice(*ends)) for factor, *ends in zip(factors, [0, *ends], ends)]
             return composition.Product(tuple(own)), *[self.concatenate(z, -1) for z in points]
-        return replace(kernel, length=1.0), x / kernel.length, y / kernel.length
+        length = kernel.length if kernel.length.ndim < 2 else kernel.length[..., None, :]
+        return replace(kernel, length=1.0), x / length, y / length
 
 
 # --------------------------------------------------------------------------------------------------------------- calls
@@ -319,7 +320,8 @@ class Described(NamedTuple):
             else:
                 check_points(x, y, **{kind.name: b})
                 check_columns(kind.name, b, y.shape[-2], "y")
-            batch = batch_of(**{"x": x.shape[:-2], "y": y.shape[:-2], kind.name: b.shape[:-2]})
+            of_kernel = others[0]._batches if isinstance(others[0], Kernel) else {}
+            batch = batch_of(**{"x": x.shape[:-2], "y": y.shape[:-2], kind.name: b.shape[:-2]}, **of_kernel)
             out, lse = kind.shapes(x.shape[-2], y.shape[-2], b, others)
             sums = dtype_of_sums(x.dtype)
             return Described((*batch, *out), sums if kind.has_vector else x.dtype, (*batch, lse), sums), None

@@ -70,6 +70,12 @@ class Kernel(Value):
         return (self,)
 
     @property
+    def _batches(self) -> dict[str, tuple[int, ...]]:
+        """The batch axes of its lengths, by names for errors."""
+        return {f"{leaf} {name}": length.shape[:-1] for _, kernel in self._terms for leaf in kernel._leaves
+                for name, length in leaf._arrays().items()}  # fmt: skip
+
+    @property
     def _kind(self) -> kinds.Kind:
         """The kernel of points of unit length."""
         raise NotImplementedError
@@ -207,15 +213,14 @@ class Product(Kernel):
         return self.factors[0][0]._given(_some(x, self.factors[0][1]))
 
     def _unit(self, x: Any) -> Any:
-        return np.concatenate([one._unit(self._own(x, one, own)) for one, own in self.factors], axis=-1)
+        return _beside([one._unit(self._own(x, one, own)) for one, own in self.factors])
 
     def _own(self, x: Any, kernel: Kernel, own: Features) -> Any:
         """The points that a factor takes."""
         return _some(x[int(kernel._is_centred)] if self._is_centred is None is not kernel._is_centred else x, own)
 
     def _along(self, x: Any, tx: Any) -> Any:
-        found = [one._along(self._own(x, one, own), _some(tx, own)) for one, own in self.factors]
-        return np.concatenate(found, axis=-1)
+        return _beside([one._along(self._own(x, one, own), _some(tx, own)) for one, own in self.factors])
 
     def _of_points(self, x: Any, gradient: Any) -> Any:
         return sum(_of_all(x, own, kernel._of_points(self._own(x, kernel, own), part))
@@ -269,6 +274,12 @@ def _some(x: Any, own: Features) -> Any:
     for to, at in enumerate(own):
         found[..., to] = x[..., at]
     return found
+
+
+def _beside(parts: Sequence[Any]) -> Any:
+    """Features of points side by side, whose lengths may have other batch axes."""
+    batch = np.broadcast_shapes(*[x.shape[:-1] for x in parts])
+    return np.concatenate([np.broadcast_to(x, (*batch, x.shape[-1])) for x in parts], axis=-1)
 
 
 def _of_all(x: Any, own: Features, gradient: Any) -> Any:

@@ -226,7 +226,7 @@ class LogsumexpCall(NamedTuple):
         kernel = as_exponential(kernel, x.shape[-1])
         if takes(x, y, w, kernel, mask):
             return ScoresCall.of(x, y, w, kernel)
-        pairs = Pairs.of(x, y, batch_of(**batches), mask)
+        pairs = Pairs.of(x, y, batch_of(**batches, **kernel._batches), mask)
         term = Term(pairs, kernel, kernel._exponential)
         W = None if w is None else pairs.broadcast(rounded(w, pairs.dtype), axes=1)
         return cls(x, y, w, pairs, term, W, *term.logsumexp_and_low(W))

@@ -64,6 +64,8 @@ def operator(x: Array, y: Array, kernel: Kernel, *, ridge: float = 0.0, mask: Ma
             raise ValueError(f"{name}: got the shape {array.shape}, expected (points, features): an operator is one "
                              "matrix")
     kernel, ridge = as_kernel(kernel, x.shape[-1]), checked_ridge(ridge)
+    if any(kernel._batches.values()):
+        raise ValueError(f"kernel: got {kernel}, expected lengths without batch axes: an operator is one matrix")
     if ridge and y is not x:
         raise ValueError(f"ridge: got {ridge} with a y that is not x, whose matrix has no diagonal to add it to")
     pairs = Pairs.of(x, y, (), mask)

@@ -229,12 +229,12 @@ class Term:
         return self._run("sums", b, rows=rows, columns=columns, **tangents)
 
     def gradient(self, b: Any, c: Any, rows: Any = None, columns: Any = None, **tangents: Any) -> Any:
-        """The gradient of points x of unit length, summed to the batch axes that x has; b, c: as for `sums`."""
+        """The gradient of points x of unit length, summed to the batch axes that they have; b, c: as for `sums`."""
         if self.has_no_pairs:
             found = c @ (np.swapaxes(b, -2, -1) @ self.y)
         else:
             found = self._run("gradient", b, c, rows=rows, columns=columns, **tangents)
-        return sum_broadcast(found, (*self.pairs.x.shape[:-1], self.features))
+        return sum_broadcast(found, self.x.shape)
 
     def weights(self, rows: Any, columns: Any) -> Any:
         """The blocks of kappa_ij exp(rows_i + columns_j): see `formula.weights`."""
@@ -294,7 +294,8 @@ def of_points(term: Term, dx: Any, dy: Any) -> tuple[Any, Any, Any]:
     kernel, pairs = term.kernel, term.pairs
     parameter = kernel._of_parameter((term.x, term.y), (dx, dy), [*map(pairs.centred, pairs.points)])
     x, y = term.moved
-    return kernel._of_points(x, dx), kernel._of_points(y, dy), parameter
+    dx, dy = kernel._of_points(x, dx), kernel._of_points(y, dy)
+    return sum_broadcast(dx, pairs.x.shape), sum_broadcast(dy, pairs.y.shape), parameter
 
 
 def ones(pairs: Pairs) -> Any:
