@@ -161,7 +161,7 @@ FAULTS = {
         "np.where(own < 0, last,": "np.where(own < 0, 0,",
         "squares = np.where(flat < last,": "squares = np.where(True,",
         "bias=w[order]": "bias=w",
-        "moves, moves) * w)": "moves, moves))",
+        "moves, moves) * w,": "moves, moves),",
     },
     "test_means_have_few_rounding_errors": {
         "cpu/points/clusters.py": {"move = float(x[f]) - float(y[f])": "move = x[f] - x.dtype.type(0)"},

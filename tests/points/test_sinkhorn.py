@@ -513,17 +513,17 @@ FAULTS = {
     },
     "test_points_without_weight_change_nothing": {
         "points/clouds.py": {
-            "return np.where(weights > 0, np.log(weights) + potential, -math.inf)": (
-                "return np.log(weights + 1e-30) + potential"
+            "np.where((weights > 0) & ~np.isposinf(potential), np.log(weights) + potential, -math.inf)": (
+                "np.log(weights + 1e-30) + potential"
             ),
         },
     },
     "test_clouds_without_weight_carry_nothing": {
         "np.where(np.isposinf(one), one, one - of_x(own)) for": "one - of_x(own) for",
         "seen & ((w > 0) | np.isfinite(potential))": "seen",
+        "(clouds.of_a._is_exact & (a > 0) & (b == 0))": "(clouds.of_a._is_exact & (b == 0))",
         "points/clouds.py": {"(weights > 0) & ~np.isposinf(potential)": "weights > 0"},
     },
-    "test_errors": {"(clouds.of_a._is_exact & (a > 0) & (b == 0))": "(clouds.of_a._is_exact & (b == 0))"},
     "test_debiased_costs_are_divergences": {
         "np.where(np.isposinf(one), one, one - of_x(own)) for one": "one - of_x(alone[1]) for one",
     },
