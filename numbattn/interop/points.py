@@ -16,7 +16,7 @@ from ..base.checks import dtype_of_sums, flag
 from ..base.gradients import Gradients
 from ..base.values import sum_broadcast
 from ..masks import Mask
-from ..points import Cost, Kernel, composition
+from ..points import Cost, Kernel, PairCost, composition
 from ..points.checks import batch_of, check_columns, check_points, checked_limits
 from ..points.clouds import Solution
 from ..points.kernels import as_exponential, as_kernel
@@ -96,6 +96,8 @@ class Points(NamedTuple):
         """The cost of `numbattn.points.sinkhorn`, which says what it takes and raises; tol and max_iterations are also
         those of the solver for second derivatives."""
         x, y, a, b = self.checked(x=x, y=y, a=a, b=b)
+        if isinstance(cost, PairCost):
+            raise TypeError(f"cost: got {cost}, expected points.Cost, whose second derivatives are known")
         weights = [w + self.zeros_like(other.sum(-1))[..., None] for w, other in ((a, b), (b, a))]  # of one batch
         others = cost, marginals, *checked_limits(tol, max_iterations), flag("debias", debias)
         options = taken_apart_of_points(Sinkhorn, mask, *others)

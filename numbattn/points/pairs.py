@@ -238,8 +238,12 @@ class Term:
 
     def weights(self, rows: Any, columns: Any) -> Any:
         """The blocks of kappa_ij exp(rows_i + columns_j): see `formula.weights`."""
-        x, y, b = map(self.pairs.broadcast, (self.x, self.y, self.y[..., :0]))
-        return formula.weights(*describe(x, y, b, mask=self.pairs.mask), self.kind, rows, columns)
+        return self.of_blocks(formula.weights, rows, columns)
+
+    def of_blocks(self, function: Any, *args: Any, b: Any = None, **options: Any) -> Any:
+        """A function of `formula`, of points of unit length."""
+        x, y, b = map(self.pairs.broadcast, (self.x, self.y, self.y[..., :0] if b is None else b))
+        return function(*describe(x, y, b, mask=self.pairs.mask), self.kind, *args, **options)
 
     def logsumexp(self, columns: Any = None) -> Any:
         return self.logsumexp_and_low(columns)[0]
@@ -252,6 +256,9 @@ class Term:
     def _run(self, name: str, b: Any, *args: Any, **options: Any) -> Any:
         pairs, apart = self.pairs, self.apart
         self.kind.check(pairs.dtype, (name == "gradient") + ("tangents" in options))
+        if self.kind.is_of_pairs:
+            found = self.of_blocks(getattr(formula, name), *args, b=b, **options)
+            return (found, 0 * found) if name == "logsumexp" else found
         apart = apart._replace(x=pairs.broadcast(apart.x), y=pairs.broadcast(apart.y))
         if self.features <= DIFFERENCES or self.kind.is_of_product:
             x, y = apart.x, apart.y
@@ -270,7 +277,7 @@ class _Exchanged(Term):
 
     def __init__(self, other: Term) -> None:
         self.pairs, self.kernel, self.exponential = other.pairs.exchanged, other.kernel, other.exponential
-        self.kind, self.features, self.exchanged = other.kind, other.features, other
+        self.kind, self.features, self.exchanged = other.kind.exchanged, other.features, other
 
     @cached_property
     def units(self) -> tuple[Any, Any]:

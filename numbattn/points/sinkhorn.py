@@ -22,7 +22,7 @@ import numpy as np
 
 from ..base.checks import A, Array, flag, library, number, other_dtype, same_library, warn, words_for
 from ..base.forks import cached_property
-from ..base.values import broadcasts, filled, rounded, sum_broadcast
+from ..base.values import broadcasts, rounded, sum_broadcast
 from ..masks import Mask
 from .checks import (
     TAKER,
@@ -37,7 +37,7 @@ from .checks import (
 from .clouds import Clouds, Solution, weighed
 from .formula import quiet
 from .gradients import SinkhornGradients
-from .kernels import Cost
+from .kernels import Cost, PairCost
 from .marginals import KL, TV, sides_of
 from .pairs import Pairs, of_points
 from .potentials import Moved, Potentials, moved_logarithm
@@ -160,13 +160,13 @@ class Transport(Generic[A]):
         >>> float(r.primal()).__round__(2)          # 3**2 / 2
         4.5
         """
-        cost: A = self._call.primal()
+        cost: A = self._call.solved[0].primal
         return cost
 
 
 def sinkhorn(
-    x: A, y: A, a: A, b: A, cost: Cost, *, marginals: Marginals = None, tol: float = 1e-6, max_iterations: int = 1000,
-    debias: bool = False, mask: Mask | Array | None = None,
+    x: A, y: A, a: A, b: A, cost: Cost | PairCost, *, marginals: Marginals = None, tol: float = 1e-6,
+    max_iterations: int = 1000, debias: bool = False, mask: Mask | Array | None = None,
 ) -> Transport[A]:  # fmt: skip
     """Entropic optimal transport between weighted points, in memory linear in their number.
 
@@ -179,8 +179,9 @@ def sinkhorn(
         Points and their weights: NumPy arrays or CuPy arrays, all of one dtype; for points in half precision weights
         may be float32. Batch axes broadcast. Weights are 0 or more, and without `marginals` a and b have the same sum,
         up to rounding: b is scaled. CuPy arrays are not checked.
-    cost : Cost
-        ``Cost(power, epsilon)``: ``|x - y|**power / power``, and epsilon, the weight of the entropy.
+    cost : Cost or PairCost
+        ``Cost(power, epsilon)``: ``|x - y|**power / power``, and epsilon, the weight of the entropy. Or a function of
+        your own of pairs of points: ``PairCost(function, epsilon)``.
     marginals : KL, TV or None, or a tuple of two, optional
         Unbalanced transport: how far sums of the plan's rows and columns may be from a and from b, one for both or one
         for each; None is not at all, which takes mass on the other side. ``points.KL(rho)`` and ``points.TV(rho)`` are
@@ -239,8 +240,8 @@ def sinkhorn(
 
 
 def sinkhorn_vjp(
-    x: A, y: A, a: A, b: A, cost: Cost, *, marginals: Marginals = None, tol: float = 1e-6, max_iterations: int = 1000,
-    debias: bool = False, mask: Mask | Array | None = None,
+    x: A, y: A, a: A, b: A, cost: Cost | PairCost, *, marginals: Marginals = None, tol: float = 1e-6,
+    max_iterations: int = 1000, debias: bool = False, mask: Mask | Array | None = None,
 ) -> tuple[Transport[A], SinkhornBackprop]:  # fmt: skip
     """`sinkhorn`, with the gradients of the cost as a closure.
 
@@ -377,8 +378,8 @@ class SinkhornCall:
         check_points(x, y, {"a": a, "b": b})
         check_vector("a", a, x.shape[-2], "x")
         check_vector("b", b, y.shape[-2], "y")
-        if not isinstance(cost, Cost):
-            raise TypeError(f"cost: got {words_for(cost)}, expected points.Cost(power, epsilon)")
+        if not isinstance(cost, Cost | PairCost):
+            raise TypeError(f"cost: got {words_for(cost)}, expected points.Cost(power, epsilon), or a PairCost")
         sides, (tol, max_iterations) = sides_of(marginals), checked_limits(tol, max_iterations)
         if flag("debias", debias) and mask is not None:
             raise ValueError("debias: got True with a mask, which does not say which x see each other")
@@ -443,23 +444,24 @@ class SinkhornCall:
         return Transport(f, g, cost[...], converged, iterations, self)  # an array, not NumPy's scalar
 
     @quiet
-    def primal(self) -> Any:
-        """<pi, C>: C is homogeneous in x and y, so that its gradient says how large it is."""
-        clouds, between = self.clouds.of_whole_batch, self.solved[0].solution
-        one = filled(1, between.f.shape[:-1], between.f.dtype, between.f)
-        dx, dy = clouds.gradient(between, one), clouds.exchanged.gradient(between.exchanged, one)
-        given = (clouds.term.x, dx), (clouds.term.y, dy)
-        found = sum([np.where(gradient == 0, 0, z * gradient).sum(axis=(-2, -1)) for z, gradient in given])
-        return (found / clouds.cost.power)[...]
-
-    @quiet
     def backprop(self, dcost: Any = 1.0) -> SinkhornGradients:
         clouds, cost, dcost = self.clouds, self.transport.cost, self.of_cost(dcost)
-        dx, dy = _less_alone(self.solved, lambda one: one.clouds.gradient(one.solution, dcost))
-        dx, dy, depsilon = of_points(clouds.term, dx, dy)
+        dx, dy, depsilon = self.of_points(dcost)
         paid = sum(_less_alone(self.solved, lambda one: one.penalty))
         depsilon = depsilon + (dcost * (cost - paid)).sum() / clouds.cost.epsilon
         return SinkhornGradients(*self.of_all(dcost, dx, dy, *self.values(self.solved, 1.0)), kernel=depsilon[...])
+
+    def of_points(self, dcost: Any) -> Any:
+        """The gradients of points, and that of epsilon by C / epsilon."""
+        cost, depsilon = self.clouds.cost, None
+        if isinstance(cost, PairCost):
+            between, *alone = [one.primal for one in self.solved]
+            depsilon = -(dcost * (between - sum(alone) / 2)).sum() / cost.epsilon
+            if cost.vjp is None:
+                return None, None, depsilon
+        dx, dy = _less_alone(self.solved, lambda one: one.clouds.gradient(one.solution, dcost))
+        dx, dy, parameter = of_points(self.clouds.term, dx, dy)
+        return dx, dy, parameter if depsilon is None else depsilon
 
     def of_cost(self, dcost: Any) -> Any:
         """A gradient of the cost, checked and in its dtype."""
@@ -476,12 +478,15 @@ class SinkhornCall:
         seen = [seen & ((w > 0) | np.isfinite(potential)) for w, potential, seen in sides]
         weights = [sum_broadcast(dcost[..., None] * np.where(seen & np.isfinite(gradient), gradient, 0), w.shape)
                    for gradient, seen, w in zip(of_weights, seen, self.given)]  # fmt: skip
-        return [rounded(gradient, self.clouds.pairs.x.dtype) for gradient in (dx, dy, *weights)]
+        dtype = self.clouds.pairs.x.dtype
+        return [gradient if gradient is None else rounded(gradient, dtype) for gradient in (dx, dy, *weights)]
 
     def hvp(
         self, tx: Any, ty: Any, ta: Any, tb: Any, dcost: Any, tol: Any, max_iterations: Any
     ) -> SinkhornGradients:
         pairs, (a, b) = self.clouds.pairs, self.given
+        if isinstance(self.clouds.cost, PairCost):
+            raise TypeError(f"hvp: got {self.clouds.cost}, expected points.Cost, whose second derivatives are known")
         of_points = tangents_of(pairs, tx, ty)
         of_weights = checked(pairs, "ta", ta, a, "a"), checked(pairs, "tb", tb, b, "b")
         limits = checked_limits(tol, max_iterations)

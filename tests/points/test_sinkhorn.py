@@ -409,6 +409,79 @@ def test_clouds_without_weight_carry_nothing(xp, rng, marginals, without, debias
             assert_array_equal(gradient[1], 0 * w[1])
 
 
+def of_pairs(x, y):
+    return ((x[..., :, None, :] - y[..., None, :, :]) ** 2).sum(-1) / 2
+
+
+def of_pairs_vjp(x, y, dcosts):
+    apart = dcosts[..., None] * (x[..., :, None, :] - y[..., None, :, :])
+    return apart.sum(-2), -apart.sum(-3)
+
+
+@pytest.mark.parametrize(("options", "n"), [
+    ({}, 40), ({"debias": True}, 20), ({"marginals": points.KL(0.3), "debias": True}, 20),
+    ({"marginals": (points.TV(0.3), None), "mask": na.Lengths(40, 20)}, 45),
+], ids=repr)  # fmt: skip
+def test_a_cost_of_ones_own(xp, rng, monkeypatch, options, n):
+    """That of Cost is the same: in blocks, of a batch of which x is no part."""
+    monkeypatch.setattr(formula, "ROWS", 7)
+    monkeypatch.setattr(formula, "COLUMNS", 32)
+    x, y, a, b = clouds(rng, n=n, batch=(2,))
+    x, a = x[0], a[0]
+    if "mask" in options:
+        y[:, 40:], b[:, 40:] = np.nan, np.nan
+        b /= b[:, :40].sum(-1, keepdims=True)
+    given, dcost = [*map(xp.asarray, (x, y, a, b))], xp.asarray(rng.standard_normal(2))
+    found, wanted = (points.sinkhorn_vjp(*given, cost, tol=1e-9, **options)
+                     for cost in (points.PairCost(of_pairs, 0.1, of_pairs_vjp), COST))  # fmt: skip
+    assert found[0].converged
+    got, want = ((*backprop(dcost), backprop(dcost).kernel, r.cost, r.primal(), r.f, r.g, r.apply(given[1] * 0 + 1))
+                 for r, backprop in (found, wanted))  # fmt: skip
+    for one, other in zip(got, want, strict=True):
+        assert isinstance(one, xp.ndarray)
+        assert_allclose(to_numpy(one), to_numpy(other), rtol=1e-6, atol=1e-8)
+    assert_allclose(dense(found[0], 2, 20, n), dense(wanted[0], 2, 20, n), rtol=1e-6, atol=1e-12)
+
+
+def test_a_cost_need_not_be_symmetric(rng):
+    """With small epsilons it is annealed; without a vjp there are the other gradients."""
+    x, y, a, b = clouds(rng)
+
+    def cost(x, y):
+        return np.abs(x[:, None, 0] - y[:, 1]) + x[:, None, 1] ** 2 * y[:, 0]
+
+    def loss(a, b, epsilon=0.01):
+        return points.sinkhorn(x, y, a, b, points.PairCost(cost, epsilon), tol=1e-9, max_iterations=5000).cost
+
+    r, backprop = points.sinkhorn_vjp(x, y, a, b, points.PairCost(cost, 0.01), tol=1e-9, max_iterations=5000)
+    plan = dense(r, 20, 30)
+    assert_allclose(plan.sum(1), a, rtol=1e-6)
+    assert_allclose(r.cost, (plan * cost(x, y)).sum() + 0.01 * (plan * np.log(plan / a[:, None] / b)).sum(), rtol=1e-6)
+    grads, move = backprop(), np.linspace(-1e-3, 1e-3, 20)
+    assert grads.dx is grads.dy is None
+    assert_allclose((grads.da * move).sum(), plain.slope(loss, [a, b], 0, move, h=1e-2), rtol=1e-4)
+    ends = [loss(a, b, 0.01 + step) for step in (1e-5, -1e-5)]
+    assert_allclose(grads.kernel, (ends[0] - ends[1]) / 2e-5, rtol=1e-4)
+    with pytest.raises(TypeError, match=r"hvp: got PairCost\(.*cost, epsilon=0.01\), expected points.Cost, whose"):
+        backprop.hvp(x, y)
+
+
+@pytest.mark.parametrize(("make", "kind", "message"), [
+    (lambda: points.PairCost(1.0, 0.1), TypeError, "PairCost function: got 1.0, expected a function"),
+    (lambda: points.PairCost(of_pairs, 0.1, 2), TypeError, "PairCost vjp: got 2, expected a function"),
+    (lambda: points.PairCost(of_pairs, 0.0), ValueError, "PairCost epsilon: got 0.0, allowed finite and > 0"),
+    (lambda: points.product(X, X, X, points.PairCost(of_pairs, 1.0)), TypeError, r"kernel: got PairCost\(of_pairs, "),
+    (lambda: points.sinkhorn(X, X, W, W, points.PairCost(lambda x, y: x @ y.T @ y, 0.1)), ValueError,
+     r"PairCost function: got the shape \(4, 3\), of float64, expected \(4, 4\), of float64, for x \(4, 3\) and y"),
+    (lambda: points.sinkhorn(X, X, W, W, points.PairCost(lambda x, y: 3.0, 0.1)), ValueError, "function: got 3.0, exp"),
+    (lambda: points.sinkhorn(X, X, W, W, points.PairCost(lambda x, y: np.inf + x @ y.T, 0.1)), ValueError,
+     "cost: got PairCost.*, whose values are not finite in float64, divided by epsilon"),
+])  # fmt: skip
+def test_errors_of_costs_of_ones_own(make, kind, message):
+    with pytest.raises(kind, match=message):
+        make()
+
+
 def test_segments_are_problems_of_their_own(rng):
     one, other = clouds(rng), clouds(rng, m=15, n=10)
     together = [np.concatenate(pair) for pair in zip(one, other)]
@@ -523,6 +596,20 @@ FAULTS = {
         "seen & ((w > 0) | np.isfinite(potential))": "seen",
         "(clouds.of_a._is_exact & (a > 0) & (b == 0))": "(clouds.of_a._is_exact & (b == 0))",
         "points/clouds.py": {"(weights > 0) & ~np.isposinf(potential)": "weights > 0"},
+    },
+    "test_a_cost_of_ones_own": {
+        "depsilon = -(dcost * (between - sum(alone) / 2)).sum()": "depsilon = -(dcost * between).sum()",
+        "points/pairs.py": {
+            "self.kind, self.features, self.exchanged = other.kind.exchanged,": (
+                "self.kind, self.features, self.exchanged = other.kind,"
+            ),
+        },
+        "points/kernels.py": {"[gradient / self.epsilon for gradient": "[gradient for gradient"},
+        "points/formula.py": {"np.where(kappa == 0, 0, kappa * _distances(block, kind))": "kappa * block.x.sum()"},
+    },
+    "test_a_cost_need_not_be_symmetric": {
+        "points/kinds.py": {"np.swapaxes(self.costs(y, x), -2, -1) if": "self.costs(x, y) if"},
+        "points/clouds.py": {"return math.log(max(largest, 1), SHRINKAGE)": "return 0.0"},
     },
     "test_debiased_costs_are_divergences": {
         "np.where(np.isposinf(one), one, one - of_x(own)) for one": "one - of_x(alone[1]) for one",
