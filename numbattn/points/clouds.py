@@ -52,7 +52,9 @@ class Clouds:
 
     @cached_property
     def exchanged(self) -> Clouds:
-        return Clouds(self.pairs.exchanged, self.b, self.a, self.cost, self.of_b, self.of_a)
+        found = Clouds(self.pairs.exchanged, self.b, self.a, self.cost, self.of_b, self.of_a)
+        vars(found)["term"] = self.term.exchanged  # the cost need not be symmetric
+        return found
 
     @cached_property
     def among(self) -> Clouds:

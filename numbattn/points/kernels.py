@@ -31,9 +31,9 @@ class WithLength(Kernel):
     def _check(self, features: int) -> None:
         for name in ("length", "period"):
             shape = tuple(np.shape(getattr(self, name, 0)))
-            if shape not in ((), (features,)) and not (len(shape) > 1 and shape[-1] in (1, features)):
+            if shape and shape[-1] not in (1, features):
                 raise ValueError(f"kernel: {type(self).__name__} {name}: got the shape {shape}, expected a number or "
-                                 f"the shape ({features},), one for each feature, or batch axes and 1 or {features}")
+                                 f"the shape (..., {features}), one for each feature, or (..., 1)")
 
     @property
     def _one_length(self) -> float | None:
@@ -57,7 +57,7 @@ class Gaussian(WithLength):
 
     Parameters
     ----------
-    length : float or array, (features,) or (..., 1) or (..., features)
+    length : float or array, (..., features) or (..., 1)
         > 0: one for all features, or one for each, with batch axes as those of points. CuPy arrays are not checked.
 
     Examples
@@ -80,7 +80,7 @@ class Periodic(WithLength):
 
     Parameters
     ----------
-    period : float or array, (features,) or (..., 1) or (..., features)
+    period : float or array, (..., features) or (..., 1)
         > 0: one for all features, or one for each, with batch axes as those of points. Neither it nor the length is an
         array of torch or JAX.
     length : float or array, likewise
@@ -142,7 +142,7 @@ class Laplacian(WithLength):
 
     Parameters
     ----------
-    length : float or array, (features,) or (..., 1) or (..., features)
+    length : float or array, (..., features) or (..., 1)
         > 0: one for all features, or one for each, with batch axes as those of points. CuPy arrays are not checked.
     """
 
@@ -161,7 +161,7 @@ class Matern(WithLength):
     ----------
     nu : float
         0.5, 1.5 or 2.5.
-    length : float or array, (features,) or (..., 1) or (..., features)
+    length : float or array, (..., features) or (..., 1)
         > 0: one for all features, or one for each, with batch axes as those of points. CuPy arrays are not checked.
     """
 
@@ -185,7 +185,7 @@ class Cauchy(WithLength):
 
     Parameters
     ----------
-    length : float or array, (features,) or (..., 1) or (..., features)
+    length : float or array, (..., features) or (..., 1)
         > 0: one for all features, or one for each, with batch axes as those of points. CuPy arrays are not checked.
     """
 
@@ -202,7 +202,7 @@ class RationalQuadratic(WithLength):
     ----------
     alpha : float
         > 0.
-    length : float or array, (features,) or (..., 1) or (..., features)
+    length : float or array, (..., features) or (..., 1)
         > 0: one for all features, or one for each, with batch axes as those of points. CuPy arrays are not checked.
     """
 
@@ -230,7 +230,7 @@ class Radial(Taken, WithLength):
         ``function(t)`` of a number t, the squared distance: an ordinary Python function, compiled by Numba. It is taken
         when the kernel is made, with all that it reads. Floats in it have the precision of sums, on a GPU only if it
         neither branches nor rounds. Its derivative at t = 0 is taken to be 0 if it is not finite.
-    length : float or array, (features,) or (..., 1) or (..., features)
+    length : float or array, (..., features) or (..., 1)
         > 0: one for all features, or one for each, with batch axes as those of points. CuPy arrays are not checked.
 
     Raises
@@ -289,7 +289,7 @@ class Polynomial(WithLength):
     degree : int
         1 or more.
     offset : float
-    length : float or array, (features,) or (..., 1) or (..., features)
+    length : float or array, (..., features) or (..., 1)
         > 0: one for all features, or one for each, with batch axes as those of points. CuPy arrays are not checked.
     """
 

@@ -86,7 +86,7 @@ def test_errors():
         points.product(*[np.ones((4, 3))] * 3, points.Periodic(1.0) * points.Gaussian(length).on(slice(3)))
     with pytest.raises(TypeError, match=r"Periodic period: got torch.Tensor of torch.float32, expected a number or an"):
         points.Periodic(length)
-    with pytest.raises(ValueError, match=r"length: got the shape \(2,\), expected a number or the shape \(3,\)"):
+    with pytest.raises(ValueError, match=r"length: got the shape \(2,\), expected a number or the shape \(..., 3\)"):
         tensors.product(x, x, x, points.Gaussian(length[:2]))
     with pytest.raises(NotImplementedError, match="not by forward over forward mode, and no third ones"):
         torch.func.jacfwd(torch.func.jacfwd(lambda x: tensors.product(x, x, x, points.Gaussian())))(x)

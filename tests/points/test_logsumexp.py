@@ -68,7 +68,6 @@ def test_lengths_of_a_batch_are_those_of_its_elements(xp, rng, kernel):
     of_elements = []
     for at in range(2):
         lengths = plain.of_each(lambda z: (z if z.ndim < 2 else z[at])[()], plain.parameters(kernel))  # noqa: B023
-        lengths = plain.of_each(lambda z: z[0] if z.shape == (1,) else z, lengths)
         of_elements.append(found(plain.with_parameters(kernel, lengths), df[at], y[at], ty[at]))
     for got, one, other in zip(found(kernel, df, y, ty), *of_elements):
         for z, first, second in zip(got, one, other, strict=True):

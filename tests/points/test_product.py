@@ -385,7 +385,6 @@ FAULTS = {
     "test_shapes": {
         "sum_broadcast(factor * db, self.b.shape)": "sum_broadcast(db, self.b.shape)",
         "points/pairs.py": {
-            "return sum_broadcast(dx, pairs.x.shape)": "return dx",
             "return points - centre.reshape(centre.shape[max(centre.ndim - points.ndim, 0) :])": (
                 "return points - centre"
             ),

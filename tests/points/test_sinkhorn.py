@@ -443,6 +443,28 @@ def test_a_cost_of_ones_own(xp, rng, monkeypatch, options, n):
     assert_allclose(dense(found[0], 2, 20, n), dense(wanted[0], 2, 20, n), rtol=1e-6, atol=1e-12)
 
 
+@pytest.mark.parametrize("marginals", [None, points.KL(0.5)], ids=repr)
+def test_gradients_of_a_cost_that_is_not_symmetric(rng, marginals):
+    x, y, a, b = arrays = clouds(rng, m=6, n=7)
+
+    def cost(x, y):
+        return np.exp(x[:, None, 0] - y[:, 1])
+
+    def vjp(x, y, dcosts):
+        found = dcosts * cost(x, y)
+        return np.stack([found.sum(1), 0 * x[:, 1]], -1), np.stack([0 * y[:, 0], -found.sum(0)], -1)
+
+    def call(*now, vjp=None):
+        return points.sinkhorn_vjp(*now, points.PairCost(cost, 0.1, vjp), marginals=marginals, tol=1e-11)
+
+    grads = call(*arrays, vjp=vjp)[1]()
+    for at, gradient in enumerate(grads):
+        move = rng.standard_normal(gradient.shape)
+        move -= move.mean() if at > 1 else 0
+        wanted = plain.slope(lambda *now: call(*now)[0].cost, arrays, at, move, h=1e-4)
+        assert_allclose((gradient * move).sum(), wanted, rtol=1e-5)
+
+
 def test_a_cost_need_not_be_symmetric(rng):
     """With small epsilons it is annealed; without a vjp there are the other gradients."""
     x, y, a, b = clouds(rng)
@@ -606,6 +628,10 @@ FAULTS = {
         },
         "points/kernels.py": {"[gradient / self.epsilon for gradient": "[gradient for gradient"},
         "points/formula.py": {"np.where(kappa == 0, 0, kappa * _distances(block, kind))": "kappa * block.x.sum()"},
+    },
+    "test_gradients_of_a_cost_that_is_not_symmetric": {
+        "points/clouds.py": {'vars(found)["term"] = self.term.exchanged': "pass"},
+        "points/kinds.py": {"self.vjp(y, x, np.swapaxes(dt, -2, -1))[1] if": "self.vjp(x, y, dt)[1] if"},
     },
     "test_a_cost_need_not_be_symmetric": {
         "points/kinds.py": {"np.swapaxes(self.costs(y, x), -2, -1) if": "self.costs(x, y) if"},
