@@ -53,7 +53,7 @@ def field(x):
     return torch.sin(8 * x[:, 0]) * torch.cos(3 * x[:, 1])
 
 
-def main(count=4000, steps=20):
+def main(count=1000, steps=20):
     torch.manual_seed(0)
     x = torch.rand(count, 2)
     y = field(x) + 0.1 * torch.randn(count)

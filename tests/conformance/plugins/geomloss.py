@@ -1,13 +1,14 @@
-"""A plugin of pytest for GeomLoss' tests of transport by matrices of costs and between points, in which numbattn solves.
+"""A plugin of pytest for GeomLoss' tests of transport between points, and by matrices of costs, by numbattn.
 
-What had to be bent: it iterates until it has converged, however few iterations a test allows. Their tests are a package
-of the name of ours.
+What had to be bent: it iterates until it has converged, in float64, however few iterations a test allows, and balanced
+potentials have equal means, as theirs. Their tests are a package of the name of ours, and take longer at first.
 """
 
 import os
 from pathlib import Path
 from types import SimpleNamespace
 
+import hypothesis
 import numpy as np
 from geomloss import ot
 
@@ -16,44 +17,52 @@ from numbattn import points
 
 from ..suites import CHECKOUTS
 
-MOST = 10_000  # iterations
 tests.__path__.append(str(Path(os.environ[CHECKOUTS], "geomloss", "tests")))
+hypothesis.settings.register_profile("numbattn", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("numbattn")
 
 
-def solve(C, *, a=None, b=None, reg, unbalanced=None, max_iter=None, method="auto"):
-    """Of a matrix (n, m) or of several: points are the numbers of rows and columns."""
-    given, (*batch, n, m) = np.asarray(C), C.shape
-    x, y = (np.arange(count, dtype=given.dtype)[:, None] for count in (n, m))
-    at = [np.arange(size).reshape(-1, *(1,) * (len(batch) + 1 - axis)) for axis, size in enumerate(batch)]
+def solve(C, *, reg, **options):
+    """By a matrix (n, m), or several: points are the numbers of rows and columns."""
+    given, (*batch, n, m) = np.asarray(C, np.float64), C.shape
+    x, y = (np.arange(count, dtype=np.float64)[:, None] for count in (n, m))
+    at = [np.arange(size)[:, None, None] for size in batch]
 
     def costs(x, y):
         return given[(*at, x.astype(int), np.swapaxes(y, -2, -1).astype(int))]
 
-    return result(C, x, y, a, b, points.PairCost(costs, reg), unbalanced, tuple(batch))
+    return solved(C, x, y, points.PairCost(costs, reg), tuple(batch), **options)
 
 
-def solve_sample(x, y, *, a=None, b=None, reg, cost="sqeuclidean", unbalanced=None, max_iter=None, method="auto"):
-    """Of half the cost, since Cost(2) is half the squared distance."""
+def solve_sample(x, y, *, reg, cost, **options):
     assert cost == "sqeuclidean"
-    half = None if unbalanced is None else unbalanced / 2
-    return result(x, *map(np.asarray, (x, y)), a, b, points.Cost(2, reg / 2), half, x.shape[:-2], 2)
+    power, square = points.Cost(2, reg / 2), 2  # times power 2, whose cost is halved
+    return solved(x, *(np.asarray(z, np.float64) for z in (x, y)), power, x.shape[:-2], square, **options)
 
 
-def result(like, x, y, a, b, cost, rho, batch, times=1):
-    a, b = (np.full((*batch, len(z[..., :, 0])), 1 / z.shape[-2], z.dtype) if w is None else np.asarray(w)
+def solved(like, x, y, cost, batch, times=1, *, a=None, b=None, unbalanced=None, max_iter=None, method="auto"):
+    a, b = (np.full((*batch, z.shape[-2]), 1 / z.shape[-2]) if w is None else np.asarray(w, np.float64)
             for z, w in ((x, a), (y, b)))  # fmt: skip
-    marginals = None if rho is None else points.KL(float(rho))
-    r = points.sinkhorn(x, y, a, b, cost, marginals=marginals, tol=1e-5, max_iterations=MOST)
-    plan = np.empty((*batch, x.shape[-2], y.shape[-2]), r.f.dtype)
+    marginals = None if unbalanced is None else points.KL(unbalanced / times)
+    r = points.sinkhorn(x, y, a, b, cost, marginals=marginals, tol=1e-5, max_iterations=5_000)
+    plan = np.empty((*batch, x.shape[-2], y.shape[-2]))
     for i, j, block in r.plan():
         plan[..., i, j] = block
-    found = {"value": times * r.cost, "plan": plan, "potential_a": times * r.f, "potential_b": times * r.g,
+    f, g = r.f, r.g
+    if unbalanced is None:
+        shift = ((a * f).sum(-1) - (b * g).sum(-1))[..., None] / (2 * a.sum(-1, keepdims=True))
+        f, g = f - shift, g + shift
+    found = {"value": times * r.cost, "plan": plan, "potential_a": times * f, "potential_b": times * g,
              "marginal_a": plan.sum(-1), "marginal_b": plan.sum(-2)}  # fmt: skip
-    if not isinstance(like, np.ndarray):
-        from torch import from_numpy
+    return SimpleNamespace(**{name: of_kind(like, z) for name, z in found.items()}, value_linear=None, a_to_b=None)
 
-        found = {name: from_numpy(np.asarray(value)) for name, value in found.items()}
-    return SimpleNamespace(**found, value_linear=None, a_to_b=None, b_to_a=None)
+
+def of_kind(like, z):
+    if isinstance(like, np.ndarray):
+        return np.asarray(z, like.dtype)
+    from torch import as_tensor
+
+    return as_tensor(z, dtype=like.dtype)
 
 
 ot.solve = ot.solve_batch = solve
