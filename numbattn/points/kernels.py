@@ -442,7 +442,7 @@ class PairCost(Kernel):
     ----------
     function : callable
         ``function(x, y)`` of points x (..., rows, d) and y (..., columns, d), in the dtype of sums and not to be
-        written to: their costs, (..., rows, columns), of that dtype. With `debias` also of points of one cloud alone.
+        written to: their costs, (..., rows, columns), of that dtype. With `debias` it is symmetric.
     epsilon : float
         > 0, the weight of the entropy.
     vjp : callable, optional
@@ -452,8 +452,8 @@ class PairCost(Kernel):
     Notes
     -----
     A block has up to 2**22 pairs of NumPy arrays and nine times as many of CuPy arrays. All of them are computed anew
-    in each pass, two for an iteration, by the function and by array operations: that takes several times as long as a
-    `Cost`.
+    in each pass, two for an iteration, by the function and by array operations: on CPUs that takes several times
+    as long as a `Cost`.
 
     Examples
     --------

@@ -258,7 +258,7 @@ class Term:
         self.kind.check(pairs.dtype, (name == "gradient") + ("tangents" in options))
         if self.kind.is_of_pairs:
             found = self.of_blocks(getattr(formula, name), *args, b=b, **options)
-            return (found, 0 * found) if name == "logsumexp" else found
+            return (found, np.zeros_like(found)) if name == "logsumexp" else found
         apart = apart._replace(x=pairs.broadcast(apart.x), y=pairs.broadcast(apart.y))
         if self.features <= DIFFERENCES or self.kind.is_of_product:
             x, y = apart.x, apart.y

@@ -44,7 +44,7 @@ def solved(like, x, y, cost, batch, times=1, *, a=None, b=None, unbalanced=None,
     a, b = (np.full((*batch, z.shape[-2]), 1 / z.shape[-2]) if w is None else np.asarray(w, np.float64)
             for z, w in ((x, a), (y, b)))  # fmt: skip
     marginals = None if unbalanced is None else points.KL(unbalanced / times)
-    r = points.sinkhorn(x, y, a, b, cost, marginals=marginals, tol=1e-5, max_iterations=5_000)
+    r = points.sinkhorn(x, y, a, b, cost, marginals=marginals, tol=1e-6, max_iterations=20_000)
     plan = np.empty((*batch, x.shape[-2], y.shape[-2]))
     for i, j, block in r.plan():
         plan[..., i, j] = block
