@@ -33,7 +33,7 @@ class WithLength(Kernel):
             shape = tuple(np.shape(getattr(self, name, 0)))
             if shape and shape[-1] not in (1, features):
                 raise ValueError(f"kernel: {type(self).__name__} {name}: got the shape {shape}, expected a number or "
-                                 f"the shape (..., {features}), one for each feature, or (..., 1)")
+                                 f"the shape (..., {features}) or (..., 1)")
 
     @property
     def _one_length(self) -> float | None:
