@@ -120,7 +120,7 @@ OPTIONS = [
     ({"causal": "yes"}, TypeError, r"causal: got 'yes', expected True or False"),
     ({"causal": None}, TypeError, r"causal: got None, expected True or False"),
     ({"causal": np.array([True])}, TypeError, r"causal: got numpy.ndarray of bool, expected True or False"),
-    ({"causal": na.Causal()}, TypeError, r"causal: got numbattn.masks.bands.Causal, expected True or False"),
+    ({"causal": na.Causal()}, TypeError, r"causal: got Causal\(\), expected True or False"),
     ({"dropout": 0.1}, TypeError, r"dropout: got 0.1, expected a numbattn.Dropout\(p, seed\)"),
     ({"dropout": True}, TypeError, r"dropout: got True, expected a numbattn.Dropout\(p, seed\)"),
     ({"dropout": na.Dropout}, TypeError, r"dropout: got the class Dropout, expected a numbattn.Dropout\(p, seed\)"),

@@ -147,6 +147,31 @@ def test_under_a_model_of_hugging_face(tmp_path):
     assert re.search(r"generated: \d+ \d+", out)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what it imports
+@needs("gpytorch")
+def test_a_kernel_of_gpytorch(capsys):
+    """Products and gradients are those of its own kernel, of a batch; and a process is fitted."""
+    import torch
+    from gpytorch.kernels import MaternKernel
+
+    example, (x, b) = loaded("24_gpytorch"), torch.rand(2, 2, 30, 3, dtype=torch.float64)
+    found = []
+    for kind in (example.Matern, MaternKernel):
+        kernel, points = kind(ard_num_dims=3, batch_shape=torch.Size([2])).double(), x.clone().requires_grad_()
+        kernel.lengthscale = torch.tensor([[[0.5, 0.8, 1.2]], [[0.3, 0.9, 0.7]]])
+        matrix = kernel(points)
+        s = matrix @ b
+        s.square().sum().backward()
+        found.append((s, matrix.diagonal(dim1=-1, dim2=-2), points.grad, kernel.raw_lengthscale.grad))
+    for got, expected in zip(*found):
+        torch.testing.assert_close(got, expected)
+    lengths, error = example.main(count=500, steps=15)
+    assert lengths[0] < lengths[1]
+    assert error < 0.1
+    assert "noise" in capsys.readouterr().out
+
+
 def loaded(name):
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     module = importlib.util.module_from_spec(spec)

@@ -88,13 +88,15 @@ def dtype_of(x: Any) -> np.dtype[Any]:
 
 
 def words_for(x: Any) -> str:
-    """What x is, for a message: "numpy.ndarray of float32", "torch.Tensor", 'three', 3.5."""
+    """What x is, for a message: "numpy.ndarray of float32", "torch.Tensor", Causal(), 'three', 3.5."""
     if isinstance(x, int | float | str | bytes | None):
         return repr(x)
     if library(x):
         return f"{library(x)}.ndarray of {words_for_dtype(x.dtype)}"
     if isinstance(x, type):
         return f"the class {x.__qualname__}"
+    if isinstance(x, Value):
+        return repr(x)
     kind = type(x)
     found = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     if kind.__module__.startswith("jax") and hasattr(x, "aval"):

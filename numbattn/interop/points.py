@@ -16,7 +16,7 @@ from ..base.checks import dtype_of_sums, flag
 from ..base.gradients import Gradients
 from ..base.values import sum_broadcast
 from ..masks import Mask
-from ..points import Cost, Kernel, composition
+from ..points import Cost, Kernel, PairCost, composition
 from ..points.checks import batch_of, check_columns, check_points, checked_limits
 from ..points.clouds import Solution
 from ..points.kernels import as_exponential, as_kernel
@@ -96,6 +96,8 @@ class Points(NamedTuple):
         """The cost of `numbattn.points.sinkhorn`, which says what it takes and raises; tol and max_iterations are also
         those of the solver for second derivatives."""
         x, y, a, b = self.checked(x=x, y=y, a=a, b=b)
+        if isinstance(cost, PairCost):
+            raise TypeError(f"cost: got {cost}, expected points.Cost, whose second derivatives are known")
         weights = [w + self.zeros_like(other.sum(-1))[..., None] for w, other in ((a, b), (b, a))]  # of one batch
         others = cost, marginals, *checked_limits(tol, max_iterations), flag("debias", debias)
         options = taken_apart_of_points(Sinkhorn, mask, *others)
@@ -111,7 +113,8 @@ class Points(NamedTuple):
             ends = np.cumsum([x.shape[-1] for x in points[0]]).tolist()
             own = [(factor, slice(*ends)) for factor, *ends in zip(factors, [0, *ends], ends)]
             return composition.Product(tuple(own)), *[self.concatenate(z, -1) for z in points]
-        return replace(kernel, length=1.0), x / kernel.length, y / kernel.length
+        length = kernel.length if kernel.length.ndim < 2 else kernel.length[..., None, :]
+        return replace(kernel, length=1.0), x / length, y / length
 
 
 # --------------------------------------------------------------------------------------------------------------- calls
@@ -319,7 +322,8 @@ class Described(NamedTuple):
             else:
                 check_points(x, y, **{kind.name: b})
                 check_columns(kind.name, b, y.shape[-2], "y")
-            batch = batch_of(**{"x": x.shape[:-2], "y": y.shape[:-2], kind.name: b.shape[:-2]})
+            of_kernel = others[0]._batches if isinstance(others[0], Kernel) else {}
+            batch = batch_of(**{"x": x.shape[:-2], "y": y.shape[:-2], kind.name: b.shape[:-2]}, **of_kernel)
             out, lse = kind.shapes(x.shape[-2], y.shape[-2], b, others)
             sums = dtype_of_sums(x.dtype)
             return Described((*batch, *out), sums if kind.has_vector else x.dtype, (*batch, lse), sums), None

@@ -58,6 +58,18 @@ def check_vector(name: str, w: Any, rows: int, of: str) -> None:
         raise ValueError(f"{name}: got the shape {w.shape}, expected (..., {rows}), a number for each point of {of}")
 
 
+def check_weights(name: str, weights: Any) -> None:
+    """Check the elements of a NumPy array of weights. Nobody looks at CuPy's, here and below."""
+    if isinstance(weights, np.ndarray) and not (np.isfinite(weights).all() and (weights >= 0).all()):
+        raise ValueError(f"{name}: got weights from {weights.min()} to {weights.max()}, allowed finite and >= 0")
+
+
+def check_finite(name: str, x: Any) -> None:
+    """Check that the points of a NumPy array are finite."""
+    if isinstance(x, np.ndarray) and not np.isfinite(x).all():
+        raise ValueError(f"{name}: got points with inf or NaN, allowed are finite ones")
+
+
 def batch_of(**batches: tuple[int, ...]) -> tuple[int, ...]:
     """Batch axes, broadcast."""
     try:

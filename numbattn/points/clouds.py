@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..base.forks import cached_property
+from . import formula
 from .formula import quiet
-from .kernels import Cost
+from .kernels import Cost, PairCost
 from .marginals import EXACT, Marginal
 from .pairs import Pairs, Term, ones
 
@@ -41,7 +42,7 @@ class Clouds:
     pairs: Pairs
     a: Any  # (..., m), with all batch axes, in the dtype of sums
     b: Any
-    cost: Cost
+    cost: Cost | PairCost
     of_a: Marginal = EXACT
     of_b: Marginal = EXACT
 
@@ -51,7 +52,9 @@ class Clouds:
 
     @cached_property
     def exchanged(self) -> Clouds:
-        return Clouds(self.pairs.exchanged, self.b, self.a, self.cost, self.of_b, self.of_a)
+        found = Clouds(self.pairs.exchanged, self.b, self.a, self.cost, self.of_b, self.of_a)
+        vars(found)["term"] = self.term.exchanged  # the cost need not be symmetric
+        return found
 
     @cached_property
     def among(self) -> Clouds:
@@ -69,19 +72,28 @@ class Clouds:
 
     def epsilons(self, max_iterations: int, most_levels: int) -> Iterator[tuple[float, Term]]:
         """Epsilon of each iteration, and the Term of exp(-C / epsilon). It begins with the cost of the diameter."""
-        last, power = self.cost.epsilon, self.cost.power
+        last, levels = self.cost.epsilon, min(math.ceil(max(self.diameter(), 0)), most_levels)
+        for at in range(levels, 0, -1):
+            epsilon = last * SHRINKAGE**at
+            yield epsilon, Term(self.pairs, replace(self.cost, epsilon=epsilon))
+        for _ in range(max_iterations - levels):
+            yield last, self.term
+
+    def diameter(self) -> float:
+        """The cost of the diameter of all points, in epsilons: its logarithm to the base SHRINKAGE, if it is large."""
+        cost = self.cost
+        if isinstance(cost, PairCost):
+            largest = float(self.term.of_blocks(formula.largest))
+            if not math.isfinite(largest):
+                raise ValueError(f"cost: got {cost}, whose values are not finite in {self.pairs.dtype}, divided by "
+                                 "epsilon")
+            return math.log(max(largest, 1), SHRINKAGE)
         radius = max(_radius(*given) for given in zip((self.term.x, self.term.y), self.pairs.seen))
         if not math.isfinite(radius):
             raise ValueError(f"x, y: got points that are not finite in {self.pairs.dtype}, divided by epsilon**(1 / "
-                             f"power), {self.cost._one_length:g}, and squared: expected nearer ones, or a larger "
-                             f"epsilon than {last:g}")
-        levels = power * math.log(2 * radius, SHRINKAGE) - math.log(power, SHRINKAGE) if radius else 0
-        levels = min(math.ceil(max(levels, 0)), most_levels)
-        for at in range(levels, 0, -1):
-            epsilon = last * SHRINKAGE**at
-            yield epsilon, Term(self.pairs, Cost(power, epsilon))
-        for _ in range(max_iterations - levels):
-            yield last, self.term
+                             f"power), {cost._one_length:g}, and squared: expected nearer ones, or a larger "
+                             f"epsilon than {cost.epsilon:g}")
+        return cost.power * math.log(2 * radius, SHRINKAGE) - math.log(cost.power, SHRINKAGE) if radius else 0.0
 
     @quiet
     def solved(self, tol: float, max_iterations: int, start: Any = None) -> Solution:
@@ -110,6 +122,7 @@ class Clouds:
             shift = -self.of_b._shift(self.of_a, self.b, self.a, g, f)
         else:
             shift = self.of_a._shift(self.of_b, self.a, self.b, f, g)
+        shift = np.where(np.isfinite(shift), shift, 0)
         return f + shift, g - shift
 
     def without_gaps(self, f: Any, g: Any, epsilon: float) -> tuple[Any, Any]:
@@ -178,8 +191,8 @@ class Clouds:
 
 
 def logs(weights: Any, potential: Any) -> Any:
-    """Logarithms of weights times exp(potential)."""
-    return np.where(weights > 0, np.log(weights) + potential, -math.inf)
+    """Logarithms of weights times exp(potential). A point whose potential is inf meets no weight and carries none."""
+    return np.where((weights > 0) & ~np.isposinf(potential), np.log(weights) + potential, -math.inf)
 
 
 def weighed(weights: Any, potential: Any) -> Any:

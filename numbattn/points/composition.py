@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -43,7 +44,7 @@ class Kernel(Value):
     __rmul__ = __mul__
 
     def on(self, features: slice | Sequence[int]) -> Kernel:
-        """The kernel of some features of points, those of a slice or of these numbers.
+        """The kernel of some features of points, those of a slice or of these numbers, from the end if negative.
 
         Examples
         --------
@@ -67,6 +68,12 @@ class Kernel(Value):
     def _leaves(self) -> tuple[Kernel, ...]:
         """The kernels that it is made of, which have its parameters."""
         return (self,)
+
+    @property
+    def _batches(self) -> dict[str, tuple[int, ...]]:
+        """The batch axes of its lengths, by names for errors."""
+        return {f"{leaf} {name}": length.shape[:-1] for _, kernel in self._terms for leaf in kernel._leaves
+                for name, length in leaf._arrays().items()}  # fmt: skip
 
     @property
     def _kind(self) -> kinds.Kind:
@@ -122,6 +129,11 @@ class Sum(Kernel):
     """A sum of kernels, each times a factor, such as ``2.0 * k1 + k2``."""
 
     terms: tuple[tuple[float, Kernel], ...]
+
+    def __post_init__(self) -> None:
+        for factor, _ in self.terms:
+            if not math.isfinite(factor):
+                raise ValueError(f"kernel: factor: got {factor}, allowed finite")
 
     @property
     def _terms(self) -> tuple[tuple[float, Kernel], ...]:
@@ -187,9 +199,12 @@ class Product(Kernel):
 
     def _check(self, features: int) -> None:
         for kernel, own in self.factors:
-            if isinstance(own, tuple) and not all(-features <= at < features for at in own):
-                raise ValueError(f"kernel: features: got {own}, of points of {features} features")
-            kernel._check(len(_numbers(own, features)))
+            numbers = _numbers(own, features)
+            are_there = all(-features <= at < features for at in numbers) and (numbers or own == ALL)
+            if not are_there or len({at % features for at in numbers}) < len(numbers):
+                raise ValueError(f"kernel: features: got {own}, of points of {features} features, expected some of "
+                                 "these, each once")
+            kernel._check(len(numbers))
 
     def _count(self, features: int) -> int:
         return sum(kernel._count(len(_numbers(own, features))) for kernel, own in self.factors)
@@ -198,15 +213,14 @@ class Product(Kernel):
         return self.factors[0][0]._given(_some(x, self.factors[0][1]))
 
     def _unit(self, x: Any) -> Any:
-        return np.concatenate([one._unit(self._own(x, one, own)) for one, own in self.factors], axis=-1)
+        return _beside([one._unit(self._own(x, one, own)) for one, own in self.factors])
 
     def _own(self, x: Any, kernel: Kernel, own: Features) -> Any:
         """The points that a factor takes."""
         return _some(x[int(kernel._is_centred)] if self._is_centred is None is not kernel._is_centred else x, own)
 
     def _along(self, x: Any, tx: Any) -> Any:
-        found = [one._along(self._own(x, one, own), _some(tx, own)) for one, own in self.factors]
-        return np.concatenate(found, axis=-1)
+        return _beside([one._along(self._own(x, one, own), _some(tx, own)) for one, own in self.factors])
 
     def _of_points(self, x: Any, gradient: Any) -> Any:
         return sum(_of_all(x, own, kernel._of_points(self._own(x, kernel, own), part))
@@ -260,6 +274,12 @@ def _some(x: Any, own: Features) -> Any:
     for to, at in enumerate(own):
         found[..., to] = x[..., at]
     return found
+
+
+def _beside(parts: Sequence[Any]) -> Any:
+    """Features of points side by side, whose lengths may have other batch axes."""
+    batch = np.broadcast_shapes(*[x.shape[:-1] for x in parts])
+    return np.concatenate([np.broadcast_to(x, (*batch, x.shape[-1])) for x in parts], axis=-1)
 
 
 def _of_all(x: Any, own: Features, gradient: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..base.checks import A, integer, library, number, warn
-from ..base.values import filled, moved, rounded
+from ..base.values import filled, moved, rounded, sum_broadcast
 from .checks import check_points, check_result, checked_limits
 from .clouds import EVERY
 from .composition import Kernel
@@ -140,9 +140,9 @@ class _Call:
     ) -> _Call:  # fmt: skip
         check_points(x, x)
         count, seed = integer("probes", probes, low=1), integer("seed", seed, low=0)
-        limits, system = checked_limits(tol, max_iterations), System.of(x, kernel, ridge, x.shape[:-2])
+        limits, system = checked_limits(tol, max_iterations), System.of(x, kernel, ridge)
         Z = np.random.default_rng(seed).choice([-1.0, 1.0], (x.shape[-2], count)).astype(system.x.dtype)
-        Z = np.broadcast_to(moved(Z, x), (*x.shape[:-1], count))
+        Z = np.broadcast_to(moved(Z, x), (*system.x.shape[:-1], count))
         return cls(x, system, system.preconditioner(preconditioner, rank), Z, limits)
 
     @quiet
@@ -191,14 +191,15 @@ class _Call:
         along = M.U * (1 / M.values[..., None, :] - 1 / M.rest) if M.U.shape[-1] else M.U
         b, c = np.concatenate([Z, M.U], axis=-1), np.concatenate([rest, along], axis=-1)
         dx, kernel, factor = of_matrix(system, b, dS * c)
-        one, x = np.ones_like(system.x[..., None, :1]), system.x[..., None, :]
-        inverse = np.broadcast_to(dS / M.rest, one.shape[:-1])[..., None]
+        x, inverse = system.alone, np.moveaxis(np.broadcast_to(dS / M.rest, Z[..., :1].shape)[..., None], -3, 0)
+        one = np.ones_like(x[..., :1])
         own = product_vjp(x, x, one, system.kernel)[1](inverse)
         ridge = (b * c * dS).sum(dtype=np.float64) + inverse.sum(dtype=np.float64)
         if factor is not None:
             factor = tuple([sum(pair) for pair in zip(factor, own.factor)])
-        kernel, dx = added(kernel, own.kernel), dx + (own.dx + own.dy)[..., 0, :]
-        return LogDeterminantGradients(rounded(dx, self.x.dtype), kernel=kernel, factor=factor, ridge=ridge[...])
+        kernel, dx = added(kernel, own.kernel), dx + np.moveaxis((own.dx + own.dy)[..., 0, :], 0, -2)
+        dx = rounded(sum_broadcast(dx, self.x.shape), self.x.dtype)
+        return LogDeterminantGradients(dx, kernel=kernel, factor=factor, ridge=ridge[...])
 
 
 def of_tridiagonal(diagonal: list[Any], beside: list[Any]) -> Any:

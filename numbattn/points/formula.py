@@ -25,7 +25,7 @@ import numpy as np
 from ..base.origin import Crop
 from ..call.problem import NOTHING_HIDDEN, Inputs, Problem
 from ..masks import Mask, cropped, visible
-from .kinds import DIFFERENCES, Kind
+from .kinds import DIFFERENCES, GAUSSIAN, Kind
 
 ROWS, COLUMNS, PAIRS = 1024, 4096, 2**22  # of a block, at most; COLUMNS is a multiple of 32, as Bits need it
 ON_GPUS = 3  # times as many rows and columns of a block there: a GPU is quicker than its host launches small ones
@@ -63,7 +63,26 @@ def weights(
 
 
 @quiet
-def gradient(problem: Problem, inputs: Inputs, kind: Kind, c: Any, rows: Any = None, columns: Any = None) -> Any:
+def total(problem: Problem, inputs: Inputs, kind: Kind, rows: Any, columns: Any) -> Any:
+    """sum_ij kappa_ij t_ij of each element of the batch."""
+    found = _zeros(inputs, problem.batch, problem.sum_dtype)
+    for block in _blocks(problem, inputs):
+        kappa = _kappa(block, kind, rows, columns)
+        found += np.where(kappa == 0, 0, kappa * _distances(block, kind)).sum(axis=(-2, -1))
+    return found
+
+
+@quiet
+def largest(problem: Problem, inputs: Inputs, kind: Kind) -> Any:
+    """That of abs(t)."""
+    found = _zeros(inputs, (), problem.sum_dtype)
+    for block in _blocks(problem, inputs):
+        found = np.maximum(found, abs(block.only_visible(_distances(block, kind))).max())
+    return found
+
+
+@quiet
+def gradient(problem: Problem, inputs: Inputs, kind: Any, c: Any, rows: Any = None, columns: Any = None) -> Any:
     dx = _zeros(inputs, (*problem.batch, problem.seqlen_q, problem.head_dim), problem.sum_dtype)
     for block in _blocks(problem, inputs):
         product = c[..., block.i, :].astype(problem.sum_dtype, copy=False) @ np.swapaxes(block.b, -2, -1)
@@ -71,6 +90,8 @@ def gradient(problem: Problem, inputs: Inputs, kind: Kind, c: Any, rows: Any = N
         found = dx[..., block.i, :]
         if kind.is_of_product:
             found += weights @ block.y
+        elif kind.is_of_pairs:
+            found += kind.gradient(block.x, block.y, weights)
         elif problem.head_dim > DIFFERENCES:
             found += 2 * (block.x * weights.sum(axis=-1)[..., None] - weights @ block.y)
         else:
@@ -84,7 +105,7 @@ def logsumexp(problem: Problem, inputs: Inputs, kind: Any, columns: Any = None) 
     shape = *problem.batch, problem.seqlen_q
     highest, total = _zeros(inputs, shape, problem.sum_dtype) - math.inf, _zeros(inputs, shape, problem.sum_dtype)
     for block in _blocks(problem, inputs):
-        logs = sum(_shift(block, None, columns), kind.logarithm(_distances(block, kind.is_of_product)))
+        logs = sum(_shift(block, None, columns), kind.logarithm(_distances(block, kind)))
         logs = block.only_visible(logs, -math.inf)
         before = highest[..., block.i]
         new = np.maximum(before, logs.max(axis=-1))
@@ -154,7 +175,7 @@ def _visible(mask: Mask, i: slice, j: slice, m: int, n: int, array: Any) -> Any:
 def _kappa(block: PairBlock, kind: Any, rows: Any, columns: Any, derivative: bool = False) -> Any:
     """kappa, or kappa'."""
     of_t = kind.derivative if derivative else kind.value
-    return block.only_visible(of_t(_distances(block, kind.is_of_product), *_shift(block, rows, columns)))
+    return block.only_visible(of_t(_distances(block, kind), *_shift(block, rows, columns)))
 
 
 def _shift(block: PairBlock, rows: Any, columns: Any) -> list[Any]:
@@ -164,12 +185,14 @@ def _shift(block: PairBlock, rows: Any, columns: Any) -> list[Any]:
     return [sum(found)] if found else []
 
 
-def _distances(block: PairBlock, is_of_product: bool = False) -> Any:
-    """t: squared distances, or products."""
+def _distances(block: PairBlock, kind: Any = GAUSSIAN) -> Any:
+    """t: squared distances, or products, or what users compute."""
     x, y = block.x, block.y
     features = x.shape[-1]
-    if is_of_product:
+    if kind.is_of_product:
         return x @ np.swapaxes(y, -2, -1)
+    if kind.is_of_pairs:
+        return kind.of_points(x, y)
     if features > DIFFERENCES:
         norms = np.einsum("...f,...f->...", x, x)[..., None] + np.einsum("...f,...f->...", y, y)[..., None, :]
         return np.maximum(norms - 2 * (x @ np.swapaxes(y, -2, -1)), 0)

@@ -31,9 +31,9 @@ class WithLength(Kernel):
     def _check(self, features: int) -> None:
         for name in ("length", "period"):
             shape = tuple(np.shape(getattr(self, name, 0)))
-            if shape not in ((), (features,)):
+            if shape and shape[-1] not in (1, features):
                 raise ValueError(f"kernel: {type(self).__name__} {name}: got the shape {shape}, expected a number or "
-                                 f"the shape ({features},), one for each feature")
+                                 f"the shape (..., {features}) or (..., 1)")
 
     @property
     def _one_length(self) -> float | None:
@@ -47,7 +47,8 @@ class WithLength(Kernel):
 
     def _of_parameter(self, units: Any, gradients: Any, points: Any) -> Any:
         """t is a function of x / length and y / length."""
-        return _of_length(self.length, sum(map(_products, units, gradients)), gradients[0])
+        products = [_products(*given, self.length) for given in zip(units, gradients)]
+        return _of_length(self.length, sum(products), gradients[0])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -56,8 +57,8 @@ class Gaussian(WithLength):
 
     Parameters
     ----------
-    length : float or array, (features,)
-        > 0: one for all features, or one for each. CuPy arrays are not checked.
+    length : float or array, (..., features) or (..., 1)
+        > 0: one for all features, or one for each, with batch axes as those of points. CuPy arrays are not checked.
 
     Examples
     --------
@@ -79,10 +80,11 @@ class Periodic(WithLength):
 
     Parameters
     ----------
-    period : float or array, (features,)
-        > 0: one for all features, or one for each. Neither it nor the length is an array of torch or JAX.
-    length : float or array, (features,)
-        > 0, likewise, in units of the period's sine. CuPy arrays are not checked.
+    period : float or array, (..., features) or (..., 1)
+        > 0: one for all features, or one for each, with batch axes as those of points. Neither it nor the length is an
+        array of torch or JAX.
+    length : float or array, likewise
+        > 0, in units of the period's sine. CuPy arrays are not checked.
     """
 
     period: Floats
@@ -129,8 +131,8 @@ class Periodic(WithLength):
         period, of_length, of_period = _like(gradients[0], self.period), 0, 0
         for x, unit, gradient in zip(points, units, gradients):
             (cos, sin), (of_cos, of_sin) = (np.split(z, 2, axis=-1) for z in (_with(gradient, unit), gradient))
-            of_length = of_length + _products(cos, of_cos) + _products(sin, of_sin)
-            of_period = of_period + _products(x, cos * of_sin - sin * of_cos) * (2 * math.pi / period)
+            of_length = of_length + _products(cos, of_cos, self.length) + _products(sin, of_sin, self.length)
+            of_period = of_period + _products(x, (cos * of_sin - sin * of_cos) * (2 * math.pi / period), self.period)
         return (_of_length(self.period, of_period, gradients[0]), _of_length(self.length, of_length, gradients[0]))
 
 
@@ -140,8 +142,8 @@ class Laplacian(WithLength):
 
     Parameters
     ----------
-    length : float or array, (features,)
-        > 0: one for all features, or one for each. CuPy arrays are not checked.
+    length : float or array, (..., features) or (..., 1)
+        > 0: one for all features, or one for each, with batch axes as those of points. CuPy arrays are not checked.
     """
 
     length: Floats = 1.0
@@ -159,8 +161,8 @@ class Matern(WithLength):
     ----------
     nu : float
         0.5, 1.5 or 2.5.
-    length : float or array, (features,)
-        > 0: one for all features, or one for each. CuPy arrays are not checked.
+    length : float or array, (..., features) or (..., 1)
+        > 0: one for all features, or one for each, with batch axes as those of points. CuPy arrays are not checked.
     """
 
     nu: float
@@ -183,8 +185,8 @@ class Cauchy(WithLength):
 
     Parameters
     ----------
-    length : float or array, (features,)
-        > 0: one for all features, or one for each. CuPy arrays are not checked.
+    length : float or array, (..., features) or (..., 1)
+        > 0: one for all features, or one for each, with batch axes as those of points. CuPy arrays are not checked.
     """
 
     length: Floats = 1.0
@@ -200,8 +202,8 @@ class RationalQuadratic(WithLength):
     ----------
     alpha : float
         > 0.
-    length : float or array, (features,)
-        > 0: one for all features, or one for each. CuPy arrays are not checked.
+    length : float or array, (..., features) or (..., 1)
+        > 0: one for all features, or one for each, with batch axes as those of points. CuPy arrays are not checked.
     """
 
     alpha: float
@@ -228,8 +230,8 @@ class Radial(Taken, WithLength):
         ``function(t)`` of a number t, the squared distance: an ordinary Python function, compiled by Numba. It is taken
         when the kernel is made, with all that it reads. Floats in it have the precision of sums, on a GPU only if it
         neither branches nor rounds. Its derivative at t = 0 is taken to be 0 if it is not finite.
-    length : float or array, (features,)
-        > 0: one for all features, or one for each. CuPy arrays are not checked.
+    length : float or array, (..., features) or (..., 1)
+        > 0: one for all features, or one for each, with batch axes as those of points. CuPy arrays are not checked.
 
     Raises
     ------
@@ -287,8 +289,8 @@ class Polynomial(WithLength):
     degree : int
         1 or more.
     offset : float
-    length : float or array, (features,)
-        > 0: one for all features, or one for each. CuPy arrays are not checked.
+    length : float or array, (..., features) or (..., 1)
+        > 0: one for all features, or one for each, with batch axes as those of points. CuPy arrays are not checked.
     """
 
     degree: int
@@ -301,6 +303,8 @@ class Polynomial(WithLength):
         super().__post_init__()
         self._set(degree=integer("Polynomial degree", self.degree, low=1),
                   offset=number("Polynomial offset", self.offset))
+        if not math.isfinite(self.offset):
+            raise ValueError(f"Polynomial offset: got {self.offset}, allowed finite")
 
     @property
     def _kind(self) -> kinds.Kind:
@@ -430,6 +434,74 @@ class Cost(Kernel):
         return (-found / (self.power * self.epsilon)).astype(gradients[0].dtype)[...]
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class PairCost(Kernel):
+    """A cost of your own for `sinkhorn`: a function of pairs of points, computed for a block of all pairs at a time.
+
+    Parameters
+    ----------
+    function : callable
+        ``function(x, y)`` of points x (..., rows, d) and y (..., columns, d), in the dtype of sums and not to be
+        written to: their costs, (..., rows, columns), of that dtype. With `debias` it is symmetric.
+    epsilon : float
+        > 0, the weight of the entropy.
+    vjp : callable, optional
+        ``vjp(x, y, dcosts)``: the gradients of x and of y in ``(dcosts * function(x, y)).sum()``. Without it
+        ``backprop`` returns None for dx and dy. There are no Hessian-vector products.
+
+    Notes
+    -----
+    A block has up to 2**22 pairs of NumPy arrays and nine times as many of CuPy arrays. All of them are computed anew
+    in each pass, two for an iteration, by the function and by array operations: on CPUs that takes several times
+    as long as a `Cost`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from scipy.spatial.distance import cdist
+    >>> from numbattn import points
+    >>> x, y, a = *np.random.default_rng(0).random((2, 100, 2)), np.full(100, 0.01)
+    >>> cost = points.PairCost(lambda x, y: cdist(x, y, "cityblock"), epsilon=0.05)
+    >>> r = points.sinkhorn(x, y, a, a, cost, tol=1e-3)
+    >>> r.converged
+    True
+    """
+
+    function: Callable[[Any, Any], Any]
+    epsilon: float
+    vjp: Callable[[Any, Any, Any], tuple[Any, Any]] | None = None
+
+    _is_centred = False
+
+    def __post_init__(self) -> None:
+        self._set(epsilon=positive("PairCost epsilon", self.epsilon))
+        for name, function in (("function", self.function), ("vjp", self.vjp)):
+            if not (callable(function) or (name == "vjp" and function is None)):
+                raise TypeError(f"PairCost {name}: got {words_for(function)}, expected a function")
+
+    @property
+    def _kind(self) -> kinds.Kind:
+        return kinds.OfPairs(self._costs, self._gradients)
+
+    def _check(self, features: int) -> None:
+        raise TypeError(f"kernel: got {self}, which sinkhorn alone takes")
+
+    def _costs(self, x: Any, y: Any) -> Any:
+        """Of a block, in epsilons."""
+        found, shape = self.function(x, y), (*x.shape[:-1], y.shape[-2])
+        if library(found) != library(x) or (found.shape, found.dtype) != (shape, x.dtype):
+            got = f"the shape {found.shape}, of {found.dtype}" if library(found) else words_for(found)
+            raise ValueError(f"PairCost function: got {got}, expected {shape}, of {x.dtype}, for x {x.shape} and y "
+                             f"{y.shape}")
+        return found / self.epsilon
+
+    def _gradients(self, x: Any, y: Any, dcosts: Any) -> Any:
+        return [gradient / self.epsilon for gradient in self.vjp(x, y, dcosts)]  # type: ignore[misc]
+
+    def __repr__(self) -> str:
+        return f"PairCost({getattr(self.function, '__qualname__', self.function)}, epsilon={self.epsilon})"
+
+
 MATERN: dict[float, kinds.Kind] = {0.5: kinds.EXPONENTIAL, 1.5: kinds.MATERN32, 2.5: kinds.MATERN52}
 COSTS: dict[float, kinds.Kind] = {1.0: kinds.EXPONENTIAL, 2.0: kinds.GAUSSIAN}
 
@@ -446,8 +518,9 @@ def as_exponential(kernel: Any, features: int) -> Kernel:
     """The kernel, checked, of which the logarithm is taken."""
     kernel = as_kernel(kernel, features)
     if isinstance(kernel, Sum) or kernel._exponential is None:
-        raise TypeError(f"kernel: got {kernel}, expected Cost, Gaussian, Periodic, Laplacian or Matern(0.5), an "
-                        "exponential, or Linear or Cosine, whose exponential is taken")
+        raise TypeError(f"kernel: got {kernel}, expected Cost, Gaussian, Periodic, Laplacian, Matern(0.5) or a "
+                        "product of Gaussian and Periodic, an exponential, or Linear or Cosine, whose exponential is "
+                        "taken")
     return kernel
 
 
@@ -455,8 +528,6 @@ def _length(name: str, value: Any) -> Any:
     if not library(value) and not is_foreign(value) and not isinstance(value, list | tuple):
         return positive(name, value)
     array = floats(name, value)
-    if array.ndim > 1:
-        raise ValueError(f"{name}: got the shape {array.shape}, expected a number or an array (features,)")
     if isinstance(array, np.ndarray) and not (np.isfinite(array).all() and (array > 0).all()):
         raise ValueError(f"{name}: got values from {array.min()} to {array.max()}, allowed finite and > 0")
     return array
@@ -470,20 +541,24 @@ def positive(name: str, value: Any) -> float:
 
 
 def _like(x: Any, length: Any) -> Any:
-    """A length in the dtype and library of x."""
-    return length if isinstance(length, float) else moved(length, x).astype(x.dtype, copy=False)
+    """A length in the dtype and library of x, to divide points by."""
+    if isinstance(length, float):
+        return length
+    length = moved(length, x).astype(x.dtype, copy=False)
+    return length[..., None, :] if length.ndim > 1 else length
 
 
 def _of_length(length: Any, products: Any, gradient: Any) -> Any:
     """The gradient of a length, from the sums of points in lengths times their gradients."""
-    found = sum_broadcast(-products / _like(gradient, length), np.shape(length))
+    found = sum_broadcast((-products / _like(gradient, length))[..., 0, :], np.shape(length))
     return found.astype(getattr(length, "dtype", gradient.dtype), copy=False)
 
 
-def _products(x: Any, gradient: Any) -> Any:
-    """The sum over points of x * gradient, (features,), in float64; x may be NaN where there is no gradient."""
-    products = np.where(gradient == 0, 0, x * gradient)
-    return products.sum(axis=tuple(range(x.ndim - 1)), dtype=np.float64)
+def _products(x: Any, gradient: Any, length: Any = 1.0) -> Any:
+    """The sum over points of x * gradient, (..., 1, features) with the batch axes of a length, in float64; x may be NaN
+    where there is no gradient."""
+    products = np.where(gradient == 0, 0, x * gradient).sum(axis=-2, keepdims=True, dtype=np.float64)
+    return sum_broadcast(products, (*np.shape(length)[:-1], *products.shape[-2:]))
 
 
 def _with(gradient: Any, x: Any) -> Any:

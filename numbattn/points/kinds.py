@@ -61,7 +61,13 @@ class Kind:
 
     is_exponential = False  # whether its value is E
     is_of_product = False  # whether t is the product of two points
+    is_of_pairs = False  # whether t is what users compute, see OfPairs
     number = 0.0  # comes with each call: one that changes compiles nothing
+
+    @property
+    def exchanged(self) -> Kind:
+        """The kind with the roles of two points exchanged."""
+        return self
 
     @property
     def form(self) -> Kind:
@@ -134,6 +140,38 @@ class ExponentialOfProduct(Kind):
     def formula(self, words: Words) -> Formula:
         RATE, of_E = words.real(words.log_e), lambda t, E, number: E
         return Formula(lambda t, number: t * RATE, of_E, of_E, of_E)
+
+
+@dataclass(frozen=True)
+class OfPairs(Kind):
+    """exp(-t), where t is computed of blocks of points, by ``costs(x, y)``; for NumPy and CuPy arrays alone."""
+
+    costs: Callable[[Any, Any], Any]
+    vjp: Any  # (x, y, dt) -> dx, dy
+    is_turned: bool = False
+
+    is_exponential = is_of_pairs = True
+
+    @property
+    def exchanged(self) -> Kind:
+        return replace(self, is_turned=not self.is_turned)
+
+    def of_points(self, x: Any, y: Any) -> Any:
+        """t"""
+        return np.swapaxes(self.costs(y, x), -2, -1) if self.is_turned else self.costs(x, y)
+
+    def gradient(self, x: Any, y: Any, dt: Any) -> Any:
+        """The gradient of points x."""
+        return self.vjp(y, x, np.swapaxes(dt, -2, -1))[1] if self.is_turned else self.vjp(x, y, dt)[0]
+
+    def formula(self, words: Words) -> Formula:
+        RATE = words.real(-words.log_e)
+        return Formula(
+            exponent=lambda t, number: t * RATE,
+            value=lambda t, E, number: E,
+            derivative=lambda t, E, number: -E,
+            curvature=lambda t, E, number: E,
+        )
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from ..base.checks import A
 from ..base.values import rounded
 from ..call.problem import Inputs, Problem, describe
 from ..graphs import Graph, attention
-from .checks import batch_of, check_points, check_vector
+from .checks import batch_of, check_finite, check_points, check_vector, check_weights
 from .nearest import found
 from .pairs import Pairs
 
@@ -23,7 +23,8 @@ class KMeansStep(NamedTuple, Generic[A]):
     Attributes
     ----------
     labels : array of int32, (..., m)
-        The number of the nearest centre of each point; of equally near ones the lowest.
+        The number of the nearest centre of each point; of equally near ones the lowest. -1 for a point that is too far
+        from all of them, see `nearest`: it does not count.
     centres : array, (..., k, d)
         The mean of the points of each label, of the dtype of the centres given; a centre without points stays.
     counts : array, (..., k)
@@ -45,9 +46,11 @@ def kmeans_step(x: A, centres: A, *, weights: A | None = None) -> KMeansStep[A]:
     ----------
     x : array, (..., m, d)
     centres : array, (..., k, d)
-        NumPy arrays or CuPy arrays of one dtype, as for `nearest`, finite; k is 1 or more. Batch axes broadcast.
+        NumPy arrays or CuPy arrays of one dtype, as for `nearest`, finite; k is 1 or more. Batch axes broadcast. CuPy
+        arrays are not checked: a point that is not finite has the label -1, and such a centre no points.
     weights : array, (..., m), optional
-        Of points, 0 or more, of the dtype of x, or float32 for points in half precision. Default: 1.
+        Of points, finite and 0 or more, of the dtype of x, or float32 for points in half precision. Default: 1. CuPy
+        arrays are not checked: others are multiplied by as they are.
 
     Returns
     -------
@@ -84,13 +87,16 @@ def kmeans_step(x: A, centres: A, *, weights: A | None = None) -> KMeansStep[A]:
     batch = batch_of(**batches)
     if not centres.shape[-2]:
         raise ValueError(f"centres: got the shape {centres.shape}, expected 1 or more")
+    check_finite("x", x)
+    check_finite("centres", centres)
+    check_weights("weights", weights)
     pairs = Pairs.of(x, centres, batch)
     labels, w = found(pairs, 1)[1][..., 0], None
     if weights is not None:
         w = pairs.broadcast(rounded(weights, pairs.dtype), axes=1)
     X, Y = map(pairs.broadcast, pairs.points)
     problem, inputs = describe(X, Y, Y[..., :0])
-    moves, counts, inertia = run_points(problem, "clusters", inputs, np.maximum(labels, 0), w)
+    moves, counts, inertia = run_points(problem, "clusters", inputs, labels, w)
     new = Y + moves / np.where(counts > 0, counts, 1)[..., None]
     counts = counts.astype(np.int64 if w is None else pairs.dtype)
     return KMeansStep(labels, rounded(new, centres.dtype), counts, inertia.astype(pairs.dtype)[...])
@@ -98,19 +104,21 @@ def kmeans_step(x: A, centres: A, *, weights: A | None = None) -> KMeansStep[A]:
 
 def clusters(problem: Problem, inputs: Inputs, labels: Any, weights: Any) -> tuple[Any, Any, Any]:
     """sum w (x - y), (..., k, d), and sum w, (..., k), over the points x of each label, which are sorted by it; and
-    sum w |x - y|^2 over all points, (...)."""
+    sum w |x - y|^2 over all points, (...). Those with a label of -1, which come last, do not count."""
     m, k, d, problems = problem.seqlen_q, problem.seqlen_k, problem.head_dim, math.prod(problem.batch)
     X, Y = inputs.q.reshape(-1, d), inputs.k.reshape(-1, d)
-    flat = (labels.reshape(problems, m) + k * np.arange(problems, like=labels)[:, None]).ravel()  # of all problems
+    own, last = labels.reshape(problems, m), problems * k
+    flat = np.where(own < 0, last, own + k * np.arange(problems, like=own)[:, None]).ravel()  # of all problems
     order = np.argsort(flat, kind="stable")
-    starts = np.searchsorted(flat[order], np.arange(problems * k + 1, like=flat))
-    by_cluster, moves = Graph(starts, order, len(X)), X - Y[flat]
+    starts = np.searchsorted(flat[order], np.arange(last + 2, like=flat))
+    by_cluster, moves = Graph(starts, order, len(X)), X - Y[np.minimum(flat, last - 1)]
     w = np.ones_like(X, shape=(len(X),)) if weights is None else weights.ravel()
 
     def sums(values: Any) -> Any:
-        q, k = (np.zeros_like(values, shape=(rows, 1)) for rows in (problems * problem.seqlen_k, len(X)))
-        return attention(q, k, values, by_cluster, bias=w[order], softmax=False)
+        q, k = (np.zeros_like(values, shape=(rows, 1)) for rows in (last + 1, len(X)))
+        return attention(q, k, values, by_cluster, bias=w[order], softmax=False)[:last]
 
-    counts = np.diff(starts) if weights is None else sums(np.ones_like(X, shape=(len(X), 1)))[:, 0]
-    inertia = (np.einsum("if,if->i", moves, moves) * w).reshape(*problem.batch, m).sum(axis=-1)
+    counts = np.diff(starts)[:last] if weights is None else sums(np.ones_like(X, shape=(len(X), 1)))[:, 0]
+    squares = np.where(flat < last, np.einsum("if,if->i", moves, moves) * w, 0)
+    inertia = squares.reshape(*problem.batch, m).sum(axis=-1)
     return sums(moves).reshape(*problem.batch, k, d), counts.reshape(*problem.batch, k), inertia

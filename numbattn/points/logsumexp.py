@@ -32,8 +32,9 @@ def logsumexp(x: A, y: A, w: A | None, kernel: Kernel, *, mask: Mask | Array | N
     w : array, (..., n), or None
         NumPy arrays or CuPy arrays, all of one dtype, with any strides; for points in half precision w may be float32.
         Batch axes broadcast. -inf is a point without weight; None is 0 for all.
-    kernel : Cost, Gaussian, Laplacian, Matern(0.5), Linear or Cosine
-        Of the last two the exponential is taken: log sum_j exp(w_j + scale <x_i, y_j>).
+    kernel : Cost, Gaussian, Periodic, Laplacian, Matern(0.5), Linear or Cosine
+        Or a product of Gaussian and Periodic ones; each of all features or of some, as in `product`. Of Linear and
+        Cosine the exponential is taken: log sum_j exp(w_j + scale <x_i, y_j>).
     mask : a mask of numbattn's, or a boolean array, optional
         Which points y_j each x_i sees.
 
@@ -225,7 +226,7 @@ class LogsumexpCall(NamedTuple):
         kernel = as_exponential(kernel, x.shape[-1])
         if takes(x, y, w, kernel, mask):
             return ScoresCall.of(x, y, w, kernel)
-        pairs = Pairs.of(x, y, batch_of(**batches), mask)
+        pairs = Pairs.of(x, y, batch_of(**batches, **kernel._batches), mask)
         term = Term(pairs, kernel, kernel._exponential)
         W = None if w is None else pairs.broadcast(rounded(w, pairs.dtype), axes=1)
         return cls(x, y, w, pairs, term, W, *term.logsumexp_and_low(W))

@@ -34,7 +34,7 @@ def cross_entropy(
     kernel : Linear or Cosine
         Of similarities the scale is the inverse temperature.
     w : array, (n,), optional
-        A bias of each y, as in `logsumexp`.
+        A bias of each y, as in `logsumexp`. -inf is a point without weight; x_i that belong to it have a loss of inf.
     sigmoid : bool
 
     Returns
@@ -85,7 +85,7 @@ def cross_entropy_vjp(
     f : array, (..., m)
     backprop : LogsumexpBackprop
         As that of `logsumexp_vjp`, with Hessian-vector products: ``backprop(df)`` returns dx, dy, dw, and as `kernel`
-        the gradient of the scale. df is ignored where rows are.
+        the gradient of the scale. df is ignored where rows are, and where f is inf.
 
     Raises
     ------

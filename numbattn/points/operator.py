@@ -25,8 +25,8 @@ def operator(x: Array, y: Array, kernel: Kernel, *, ridge: float = 0.0, mask: Ma
     x : array, (m, d)
     y : array, (n, d)
         NumPy arrays, or CuPy arrays, all of one dtype. y may be x.
-    kernel : Gaussian, Laplacian, Matern, Cauchy, RationalQuadratic, Radial, Linear, Cosine, Polynomial, Cost
-        Or a sum of multiples of these.
+    kernel : Gaussian, Periodic, Laplacian, Matern, Cauchy, RationalQuadratic, Radial, Linear, Cosine, Polynomial, Cost
+        Or a sum of multiples of these, or a product, of all features or of some: all that `product` takes.
     ridge : float, optional
         A number >= 0 to add to the diagonal, as in kernel ridge regression and Gaussian processes. Only if y is x.
     mask : a mask of numbattn's, or a boolean array, optional
@@ -64,6 +64,8 @@ def operator(x: Array, y: Array, kernel: Kernel, *, ridge: float = 0.0, mask: Ma
             raise ValueError(f"{name}: got the shape {array.shape}, expected (points, features): an operator is one "
                              "matrix")
     kernel, ridge = as_kernel(kernel, x.shape[-1]), checked_ridge(ridge)
+    if any(kernel._batches.values()):
+        raise ValueError(f"kernel: got {kernel}, expected lengths without batch axes: an operator is one matrix")
     if ridge and y is not x:
         raise ValueError(f"ridge: got {ridge} with a y that is not x, whose matrix has no diagonal to add it to")
     pairs = Pairs.of(x, y, (), mask)

@@ -229,17 +229,21 @@ class Term:
         return self._run("sums", b, rows=rows, columns=columns, **tangents)
 
     def gradient(self, b: Any, c: Any, rows: Any = None, columns: Any = None, **tangents: Any) -> Any:
-        """The gradient of points x of unit length, summed to the batch axes that x has; b, c: as for `sums`."""
+        """The gradient of points x of unit length, summed to the batch axes that they have; b, c: as for `sums`."""
         if self.has_no_pairs:
             found = c @ (np.swapaxes(b, -2, -1) @ self.y)
         else:
             found = self._run("gradient", b, c, rows=rows, columns=columns, **tangents)
-        return sum_broadcast(found, (*self.pairs.x.shape[:-1], self.features))
+        return sum_broadcast(found, self.x.shape)
 
     def weights(self, rows: Any, columns: Any) -> Any:
         """The blocks of kappa_ij exp(rows_i + columns_j): see `formula.weights`."""
-        x, y, b = map(self.pairs.broadcast, (self.x, self.y, self.y[..., :0]))
-        return formula.weights(*describe(x, y, b, mask=self.pairs.mask), self.kind, rows, columns)
+        return self.of_blocks(formula.weights, rows, columns)
+
+    def of_blocks(self, function: Any, *args: Any, b: Any = None, **options: Any) -> Any:
+        """A function of `formula`, of points of unit length."""
+        x, y, b = map(self.pairs.broadcast, (self.x, self.y, self.y[..., :0] if b is None else b))
+        return function(*describe(x, y, b, mask=self.pairs.mask), self.kind, *args, **options)
 
     def logsumexp(self, columns: Any = None) -> Any:
         return self.logsumexp_and_low(columns)[0]
@@ -252,6 +256,9 @@ class Term:
     def _run(self, name: str, b: Any, *args: Any, **options: Any) -> Any:
         pairs, apart = self.pairs, self.apart
         self.kind.check(pairs.dtype, (name == "gradient") + ("tangents" in options))
+        if self.kind.is_of_pairs:
+            found = self.of_blocks(getattr(formula, name), *args, b=b, **options)
+            return (found, np.zeros_like(found)) if name == "logsumexp" else found
         apart = apart._replace(x=pairs.broadcast(apart.x), y=pairs.broadcast(apart.y))
         if self.features <= DIFFERENCES or self.kind.is_of_product:
             x, y = apart.x, apart.y
@@ -270,7 +277,7 @@ class _Exchanged(Term):
 
     def __init__(self, other: Term) -> None:
         self.pairs, self.kernel, self.exponential = other.pairs.exchanged, other.kernel, other.exponential
-        self.kind, self.features, self.exchanged = other.kind, other.features, other
+        self.kind, self.features, self.exchanged = other.kind.exchanged, other.features, other
 
     @cached_property
     def units(self) -> tuple[Any, Any]:
@@ -294,7 +301,8 @@ def of_points(term: Term, dx: Any, dy: Any) -> tuple[Any, Any, Any]:
     kernel, pairs = term.kernel, term.pairs
     parameter = kernel._of_parameter((term.x, term.y), (dx, dy), [*map(pairs.centred, pairs.points)])
     x, y = term.moved
-    return kernel._of_points(x, dx), kernel._of_points(y, dy), parameter
+    dx, dy = kernel._of_points(x, dx), kernel._of_points(y, dy)
+    return sum_broadcast(dx, pairs.x.shape), sum_broadcast(dy, pairs.y.shape), parameter
 
 
 def ones(pairs: Pairs) -> Any:

@@ -23,8 +23,10 @@ import numpy as np
 
 from ..base.forks import cached_property
 from ..base.values import filled
+from . import formula
 from .clouds import ROUNDINGS, Clouds, Solution, logs, should_check, weighed
 from .formula import quiet
+from .kernels import PairCost
 from .pairs import Term, ones
 from .tangents import Moving
 
@@ -120,6 +122,20 @@ class Potentials:
         if clouds.of_a._is_exact:
             return filled(0, f.shape[:-1], f.dtype, f)
         return weighed(clouds.a, clouds.of_a._value(f) - np.where(self.share > 0, self.share * f, 0))
+
+    @property
+    @quiet
+    def primal(self) -> Any:
+        """<pi, C>: C is homogeneous in x and y, so that its gradient says how large it is."""
+        clouds, solution = self.clouds.of_whole_batch, self.solution
+        one = filled(1, solution.f.shape[:-1], solution.f.dtype, solution.f)
+        if isinstance(clouds.cost, PairCost):
+            _, _, *logarithms = clouds.weights_of_gradient(solution, one)
+            return clouds.cost.epsilon * clouds.term.of_blocks(formula.total, *logarithms)
+        dx, dy = clouds.gradient(solution, one), clouds.exchanged.gradient(solution.exchanged, one)
+        given = (clouds.term.x, dx), (clouds.term.y, dy)
+        found = sum([np.where(gradient == 0, 0, z * gradient).sum(axis=(-2, -1)) for z, gradient in given])
+        return (found / clouds.cost.power)[...]
 
     @quiet
     def tangents(self, moved: Moved, tol: float, max_iterations: int) -> tuple[Any, Any, bool]:

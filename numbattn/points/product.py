@@ -242,7 +242,7 @@ class ProductCall(NamedTuple):
         check_points(x, y, b=b)
         check_columns("b", b, y.shape[-2], "y")
         kernel = as_kernel(kernel, x.shape[-1])
-        batch = batch_of(x=x.shape[:-2], y=y.shape[:-2], b=b.shape[:-2])
+        batch = batch_of(x=x.shape[:-2], y=y.shape[:-2], b=b.shape[:-2], **kernel._batches)
         pairs = Pairs.of(x, y, batch, mask)
         terms = [(factor, Term(pairs, term)) for factor, term in kernel._terms]
         return cls(x, y, b, kernel, pairs, terms, pairs.broadcast(rounded(b, pairs.dtype)))

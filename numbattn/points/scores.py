@@ -150,8 +150,9 @@ class ScoresCall(NamedTuple):
         f, low, chosen = element.statistics()
         weights, own = Weights(np.where(np.isneginf(f), math.inf, f), low, ~np.isneginf(f)), element.given.targets
         if targets is not None:
-            weights = weights._replace(c=(own >= 0) & (own < len(y)))
-            f = np.where(weights.c, f - chosen, 0)
+            counts, has_weight = (own >= 0) & (own < len(y)), ~np.isneginf(chosen)
+            weights = weights._replace(c=counts & has_weight)
+            f = np.where(counts, np.where(has_weight, f - chosen, math.inf), 0)
         f, low = (z.reshape(x.shape[:-1]) for z in (f, low))
         return call._replace(weights=weights, f=f, low=low)
 

@@ -22,13 +22,22 @@ import numpy as np
 
 from ..base.checks import A, Array, flag, library, number, other_dtype, same_library, warn, words_for
 from ..base.forks import cached_property
-from ..base.values import filled, rounded, sum_broadcast
+from ..base.values import broadcasts, rounded, sum_broadcast
 from ..masks import Mask
-from .checks import TAKER, batch_of, check_columns, check_points, check_result, check_vector, checked_limits
+from .checks import (
+    TAKER,
+    batch_of,
+    check_columns,
+    check_points,
+    check_result,
+    check_vector,
+    check_weights,
+    checked_limits,
+)
 from .clouds import Clouds, Solution, weighed
 from .formula import quiet
 from .gradients import SinkhornGradients
-from .kernels import Cost
+from .kernels import Cost, PairCost
 from .marginals import KL, TV, sides_of
 from .pairs import Pairs, of_points
 from .potentials import Moved, Potentials, moved_logarithm
@@ -46,7 +55,8 @@ class Transport(Generic[A]):
     ----------
     f : array, (..., m)
     g : array, (..., n)
-        Dual potentials, float32, or float64 for float64; with `debias`, less those of a and of b with themselves.
+        Dual potentials, float32, or float64 for float64; with `debias`, less those of a and of b with themselves. inf
+        for a point that sees no other with weight, of which nothing goes anywhere.
     cost : array, (...)
         <a, f> + <b, g>; with `marginals` the cost that is minimised there, penalties included.
     converged : bool
@@ -126,7 +136,10 @@ class Transport(Generic[A]):
         check_columns("values", values, points.shape[-2], of)
         if values.dtype not in (points.dtype, clouds.pairs.dtype):
             raise other_dtype("values", values.dtype, points.dtype, of)
-        batch_of(x=clouds.pairs.batch, values=values.shape[:-2])
+        batch = clouds.pairs.batch
+        if not broadcasts(values.shape[:-2], batch):
+            raise ValueError(f"values: got the batch axes {values.shape[:-2]}, allowed are those of the plan, {batch}, "
+                             "or fewer")
         means: A = averages.of_columns(clouds.pairs.broadcast(rounded(values, clouds.pairs.dtype)))
         return means
 
@@ -147,13 +160,13 @@ class Transport(Generic[A]):
         >>> float(r.primal()).__round__(2)          # 3**2 / 2
         4.5
         """
-        cost: A = self._call.primal()
+        cost: A = self._call.solved[0].primal
         return cost
 
 
 def sinkhorn(
-    x: A, y: A, a: A, b: A, cost: Cost, *, marginals: Marginals = None, tol: float = 1e-6, max_iterations: int = 1000,
-    debias: bool = False, mask: Mask | Array | None = None,
+    x: A, y: A, a: A, b: A, cost: Cost | PairCost, *, marginals: Marginals = None, tol: float = 1e-6,
+    max_iterations: int = 1000, debias: bool = False, mask: Mask | Array | None = None,
 ) -> Transport[A]:  # fmt: skip
     """Entropic optimal transport between weighted points, in memory linear in their number.
 
@@ -166,12 +179,13 @@ def sinkhorn(
         Points and their weights: NumPy arrays or CuPy arrays, all of one dtype; for points in half precision weights
         may be float32. Batch axes broadcast. Weights are 0 or more, and without `marginals` a and b have the same sum,
         up to rounding: b is scaled. CuPy arrays are not checked.
-    cost : Cost
-        ``Cost(power, epsilon)``: ``|x - y|**power / power``, and epsilon, the weight of the entropy.
+    cost : Cost or PairCost
+        ``Cost(power, epsilon)``: ``|x - y|**power / power``, and epsilon, the weight of the entropy. Or a function of
+        your own of pairs of points: ``PairCost(function, epsilon)``.
     marginals : KL, TV or None, or a tuple of two, optional
         Unbalanced transport: how far sums of the plan's rows and columns may be from a and from b, one for both or one
-        for each; None is not at all. ``points.KL(rho)`` and ``points.TV(rho)`` are penalties D, the Kullback-Leibler
-        divergence and total variation: of all pi >= 0 it minimises
+        for each; None is not at all, which takes mass on the other side. ``points.KL(rho)`` and ``points.TV(rho)`` are
+        penalties D, the Kullback-Leibler divergence and total variation: of all pi >= 0 it minimises
         ``<pi, C> + epsilon KL(pi | a b^T) + D(pi 1 | a) + D(pi^T 1 | b)``.
     tol : float, optional
         How far the sums of the plan's rows may be from a: the sum of absolute differences, relative to the sum of a;
@@ -182,7 +196,8 @@ def sinkhorn(
     debias : bool, optional
         Sinkhorn's divergence: less half the cost of a with itself, and of b with itself. It is 0 if both are the same,
         and for powers up to 2 never negative, but for rounding, however large tol is. With `marginals` epsilon / 2
-        times the squared difference of the sums of a and b is added, for which this holds then, too.
+        times the squared difference of the sums of a and b is added, for which this holds then, too; but not with two
+        that differ: each cloud alone has its own on both sides, so that equal clouds need not cost 0.
     mask : a mask of numbattn's, or a boolean array, optional
         Which y_j can be reached from x_i: `Segments` for several problems, each with equal sums of weights. Points
         beyond `Lengths`, and those in segments without others, do not count. Not with debias.
@@ -225,8 +240,8 @@ def sinkhorn(
 
 
 def sinkhorn_vjp(
-    x: A, y: A, a: A, b: A, cost: Cost, *, marginals: Marginals = None, tol: float = 1e-6, max_iterations: int = 1000,
-    debias: bool = False, mask: Mask | Array | None = None,
+    x: A, y: A, a: A, b: A, cost: Cost | PairCost, *, marginals: Marginals = None, tol: float = 1e-6,
+    max_iterations: int = 1000, debias: bool = False, mask: Mask | Array | None = None,
 ) -> tuple[Transport[A], SinkhornBackprop]:  # fmt: skip
     """`sinkhorn`, with the gradients of the cost as a closure.
 
@@ -242,7 +257,8 @@ def sinkhorn_vjp(
         ``backprop(dcost=1.0)`` returns dx, dy, da, db, of the shapes and dtypes of x, y, a, b; a tuple with the
         attribute `kernel`, the gradient of epsilon. dcost, a number or an array (...), is the gradient of ``r.cost``.
         It uses the envelope theorem, and is exact where it has converged. Without `marginals` da and db are potentials,
-        for changes that keep the sums of a and b equal. ``backprop.hvp(tx, ty)`` has Hessian-vector products.
+        for changes that keep the sums of a and b equal. They are 0 for points that neither have nor see weight.
+        ``backprop.hvp(tx, ty)`` has Hessian-vector products.
 
     Raises
     ------
@@ -362,8 +378,8 @@ class SinkhornCall:
         check_points(x, y, {"a": a, "b": b})
         check_vector("a", a, x.shape[-2], "x")
         check_vector("b", b, y.shape[-2], "y")
-        if not isinstance(cost, Cost):
-            raise TypeError(f"cost: got {words_for(cost)}, expected points.Cost(power, epsilon)")
+        if not isinstance(cost, Cost | PairCost):
+            raise TypeError(f"cost: got {words_for(cost)}, expected points.Cost(power, epsilon), or a PairCost")
         sides, (tol, max_iterations) = sides_of(marginals), checked_limits(tol, max_iterations)
         if flag("debias", debias) and mask is not None:
             raise ValueError("debias: got True with a mask, which does not say which x see each other")
@@ -373,8 +389,7 @@ class SinkhornCall:
                          for w, seen in zip((a, b), pairs.seen))  # fmt: skip
         clouds = Clouds(pairs, first, second, cost, *sides)
         if isinstance(a, np.ndarray):
-            rounding = 4 * float(cast(Any, ml_dtypes).finfo(a.dtype).eps)
-            _check_weights(first, second, rounding if clouds.is_balanced else 1.0)
+            _check_weights(clouds, 4 * float(cast(Any, ml_dtypes).finfo(a.dtype).eps))
         if clouds.is_balanced:
             clouds = replace(clouds, b=_of_sum(second, first))
         return cls((a, b), clouds, tol, max_iterations, debias)
@@ -429,23 +444,24 @@ class SinkhornCall:
         return Transport(f, g, cost[...], converged, iterations, self)  # an array, not NumPy's scalar
 
     @quiet
-    def primal(self) -> Any:
-        """<pi, C>: C is homogeneous in x and y, so that its gradient says how large it is."""
-        clouds, between = self.clouds.of_whole_batch, self.solved[0].solution
-        one = filled(1, between.f.shape[:-1], between.f.dtype, between.f)
-        dx, dy = clouds.gradient(between, one), clouds.exchanged.gradient(between.exchanged, one)
-        given = (clouds.term.x, dx), (clouds.term.y, dy)
-        found = sum([np.where(gradient == 0, 0, z * gradient).sum(axis=(-2, -1)) for z, gradient in given])
-        return (found / clouds.cost.power)[...]
-
-    @quiet
     def backprop(self, dcost: Any = 1.0) -> SinkhornGradients:
         clouds, cost, dcost = self.clouds, self.transport.cost, self.of_cost(dcost)
-        dx, dy = _less_alone(self.solved, lambda one: one.clouds.gradient(one.solution, dcost))
-        dx, dy, depsilon = of_points(clouds.term, dx, dy)
+        dx, dy, depsilon = self.of_points(dcost)
         paid = sum(_less_alone(self.solved, lambda one: one.penalty))
         depsilon = depsilon + (dcost * (cost - paid)).sum() / clouds.cost.epsilon
         return SinkhornGradients(*self.of_all(dcost, dx, dy, *self.values(self.solved, 1.0)), kernel=depsilon[...])
+
+    def of_points(self, dcost: Any) -> Any:
+        """The gradients of points, and that of epsilon by C / epsilon."""
+        cost, depsilon = self.clouds.cost, None
+        if isinstance(cost, PairCost):
+            between, *alone = [one.primal for one in self.solved]
+            depsilon = -(dcost * (between - sum(alone) / 2)).sum() / cost.epsilon
+            if cost.vjp is None:
+                return None, None, depsilon
+        dx, dy = _less_alone(self.solved, lambda one: one.clouds.gradient(one.solution, dcost))
+        dx, dy, parameter = of_points(self.clouds.term, dx, dy)
+        return dx, dy, parameter if depsilon is None else depsilon
 
     def of_cost(self, dcost: Any) -> Any:
         """A gradient of the cost, checked and in its dtype."""
@@ -457,14 +473,20 @@ class SinkhornCall:
 
     def of_all(self, dcost: Any, dx: Any, dy: Any, *of_weights: Any) -> list[Any]:
         """The gradients in the dtypes of the arguments; those of weights are of one unit of the cost."""
+        clouds, (between, *_) = self.clouds, self.solved
+        sides = zip((clouds.a, clouds.b), (between.solution.f, between.solution.g), clouds.pairs.seen)
+        seen = [seen & ((w > 0) | np.isfinite(potential)) for w, potential, seen in sides]
         weights = [sum_broadcast(dcost[..., None] * np.where(seen & np.isfinite(gradient), gradient, 0), w.shape)
-                   for gradient, seen, w in zip(of_weights, self.clouds.pairs.seen, self.given)]  # fmt: skip
-        return [rounded(gradient, self.clouds.pairs.x.dtype) for gradient in (dx, dy, *weights)]
+                   for gradient, seen, w in zip(of_weights, seen, self.given)]  # fmt: skip
+        dtype = self.clouds.pairs.x.dtype
+        return [gradient if gradient is None else rounded(gradient, dtype) for gradient in (dx, dy, *weights)]
 
     def hvp(
         self, tx: Any, ty: Any, ta: Any, tb: Any, dcost: Any, tol: Any, max_iterations: Any
     ) -> SinkhornGradients:
         pairs, (a, b) = self.clouds.pairs, self.given
+        if isinstance(self.clouds.cost, PairCost):
+            raise TypeError(f"hvp: got {self.clouds.cost}, expected points.Cost, whose second derivatives are known")
         of_points = tangents_of(pairs, tx, ty)
         of_weights = checked(pairs, "ta", ta, a, "a"), checked(pairs, "tb", tb, b, "b")
         limits = checked_limits(tol, max_iterations)
@@ -502,7 +524,7 @@ def _less_alone(potentials: list[Potentials], of_x: Callable[[Potentials], Any])
     """What a function finds for x and, by the exchanged Potentials, for y; with debias, less that of each alone."""
     between, *alone = potentials
     found = [of_x(between), of_x(between.exchanged)]
-    return [one - of_x(own) for one, own in zip(found, alone)] if alone else found
+    return [np.where(np.isposinf(one), one, one - of_x(own)) for one, own in zip(found, alone)] if alone else found
 
 
 @quiet
@@ -512,15 +534,15 @@ def _of_sum(b: Any, a: Any) -> Any:
     return b * np.where(ours > 0, theirs / ours, 1).astype(b.dtype)
 
 
-def _check_weights(a: Any, b: Any, rounding: float) -> None:
-    """Refuse NumPy arrays that are not weights of two clouds. rounding: the relative error of their sums."""
-    for name, weights in (("a", a), ("b", b)):
-        if not (np.isfinite(weights).all() and (weights >= 0).all()):
-            raise ValueError(f"{name}: got weights from {weights.min()} to {weights.max()}, allowed finite and >= 0")
-
-    sums = [weights.sum(axis=-1, dtype=np.float64) for weights in (a, b)]
-    apart = np.abs(sums[0] - sums[1]) > max(rounding, EQUAL) * np.maximum(*sums)
+def _check_weights(clouds: Clouds, rounding: float) -> None:
+    """Refuse NumPy arrays that are not weights of clouds with a plan. rounding: the relative error of their sums."""
+    check_weights("a", clouds.a)
+    check_weights("b", clouds.b)
+    a, b = (weights.sum(axis=-1, dtype=np.float64) for weights in (clouds.a, clouds.b))
+    apart = np.abs(a - b) > max(rounding, EQUAL) * np.maximum(a, b)
+    if not clouds.is_balanced:  # only mass that may not stay needs another
+        apart = (clouds.of_a._is_exact & (a > 0) & (b == 0)) | (clouds.of_b._is_exact & (b > 0) & (a == 0))
     if apart.any():
-        one, other = (float(np.atleast_1d(x)[np.atleast_1d(apart)][0]) for x in sums)
+        one, other = (float(np.atleast_1d(x)[np.atleast_1d(apart)][0]) for x in (a, b))
         raise ValueError(f"b: got weights whose sum is {other:.9g}, expected {one:.9g}, the sum of a, or marginals "
                          "that allow for it")

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..base.checks import A, Array, warn
 from ..base.values import rounded, sum_broadcast
-from .checks import batch_of, check_columns, check_points, check_result, checked_limits
+from .checks import check_columns, check_points, check_result, checked_limits
 from .composition import Kernel
 from .formula import quiet
 from .gradients import SolveGradients
@@ -51,8 +51,9 @@ def solve(
     x : array, (..., m, d)
     b : array, (..., m, e)
         Points and right sides: NumPy arrays or CuPy arrays, all of one dtype. Batch axes broadcast.
-    kernel : Gaussian, Laplacian, Matern, Cauchy, RationalQuadratic, Radial, Linear, Cosine, Polynomial, Cost
-        Or a sum of multiples of these, one pass each. It is to be positive definite.
+    kernel : Gaussian, Periodic, Laplacian, Matern, Cauchy, RationalQuadratic, Radial, Linear, Cosine, Polynomial, Cost
+        Or a sum of multiples of these, one pass each, or a product, of all features or of some: all that `product`
+        takes. It is to be positive definite.
     ridge : float
         A number >= 0 to add to the diagonal: the variance of noise.
     preconditioner : "nystrom", "diagonal" or None, optional
@@ -169,9 +170,8 @@ class _Call:
     ) -> _Call:  # fmt: skip
         check_points(x, x, b=b)
         check_columns("b", b, x.shape[-2], "x")
-        batch, limits = batch_of(x=x.shape[:-2], b=b.shape[:-2]), checked_limits(tol, max_iterations)
-        system = System.of(x, kernel, ridge, batch)
-        B = np.broadcast_to(rounded(b, system.x.dtype), (*batch, *b.shape[-2:]))
+        limits, system = checked_limits(tol, max_iterations), System.of(x, kernel, ridge, b=b.shape[:-2])
+        B = np.broadcast_to(rounded(b, system.x.dtype), (*system.batch, *b.shape[-2:]))
         if x0 is not None:
             check_result("x0", x0, "Solution.x", B.shape, x)
             x0 = rounded(x0, B.dtype)
@@ -197,8 +197,9 @@ class _Call:
         if (residual > self.limits[0]).any():
             warn_of(residual, *self.limits)
         dx, kernel, factor = of_matrix(system, X, -W)
-        return SolveGradients(rounded(dx, x.dtype), rounded(sum_broadcast(W, b.shape), b.dtype), kernel=kernel,
-                              factor=factor, ridge=-(W * X).sum(dtype=np.float64)[...])  # fmt: skip
+        dx = rounded(sum_broadcast(dx, x.shape), x.dtype)
+        db, ridge = rounded(sum_broadcast(W, b.shape), b.dtype), (-W * X).sum(dtype=np.float64)[...]
+        return SolveGradients(dx, db, kernel=kernel, factor=factor, ridge=ridge)
 
 
 def solved(system: System, M: Preconditioner, B: Any, start: Any, tol: float, max_iterations: int) -> Solved:

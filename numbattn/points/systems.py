@@ -22,6 +22,7 @@ import numpy as np
 from ..base.checks import dtype_of_sums, integer, number, words_for
 from ..base.forks import cached_property
 from ..base.values import moved, rounded
+from .checks import batch_of
 from .clouds import should_check
 from .composition import Kernel
 from .formula import quiet
@@ -44,18 +45,27 @@ class System:
     terms: list[tuple[float, Term]]
 
     @classmethod
-    def of(cls, x: Any, kernel: Any, ridge: Any, batch: tuple[int, ...]) -> System:
-        """The System of points that are checked, with all batch axes of right sides."""
+    def of(cls, x: Any, kernel: Any, ridge: Any, **batches: tuple[int, ...]) -> System:
+        """The System of points that are checked, with batch axes of right sides. x gets those of lengths."""
         kernel, ridge = as_kernel(kernel, x.shape[-1]), checked_ridge(ridge)
-        x = rounded(x, dtype_of_sums(x.dtype))
-        pairs = Pairs.of(x, x, batch)
+        own = {"x": x.shape[:-2], **kernel._batches}
+        x = np.broadcast_to(rounded(x, dtype_of_sums(x.dtype)), (*batch_of(**own), *x.shape[-2:]))
+        pairs = Pairs.of(x, x, batch_of(**own, **batches))
         return cls(x, kernel, ridge, [(factor, Term(pairs, term)) for factor, term in kernel._terms])
 
     @cached_property
     def in_double(self) -> System:
         """The same in float64."""
-        _, term = self.terms[0]
-        return System.of(self.x.astype(np.float64, copy=False), self.kernel, self.ridge, term.pairs.batch)
+        return System.of(self.x.astype(np.float64, copy=False), self.kernel, self.ridge, b=self.batch)
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        return self.terms[0][1].pairs.batch
+
+    @property
+    def alone(self) -> Any:
+        """Points, each an element of a batch of its own, (m, ..., 1, d)."""
+        return np.moveaxis(self.x[..., None, :], -3, 0)
 
     @quiet
     def times(self, v: Any) -> Any:
@@ -63,9 +73,9 @@ class System:
         return weighed_sums(self.terms, v) + self.ridge * v
 
     def diagonal_of_kernel(self) -> Any:
-        """(..., m): each point is an element of a batch of its own."""
-        x = self.x[..., None, :]
-        return product(x, x, np.ones_like(x[..., :1]), self.kernel)[..., 0, 0]
+        """(..., m)"""
+        x = self.alone
+        return np.moveaxis(product(x, x, np.ones_like(x[..., :1]), self.kernel)[..., 0, 0], 0, -1)
 
     def preconditioner(self, name: Any, rank: Any) -> Preconditioner:
         """M."""

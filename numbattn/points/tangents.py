@@ -107,9 +107,9 @@ class Moving:
             of_b, of_c = (_beside(term.pairs, *given) for given in zip(*moving))
             found = found + term.gradient(of_b, of_c, rows, columns)
         found = kernel._of_points(x, found)
-        if kernel._is_linear or self.tx is None:
-            return found
-        return found + kernel._of_moved_points(x, self.tx, term.gradient(b, c, rows, columns))
+        if not kernel._is_linear and self.tx is not None:
+            found = found + kernel._of_moved_points(x, self.tx, term.gradient(b, c, rows, columns))
+        return sum_broadcast(found, term.pairs.x.shape)
 
     def _bent(self, b: Any, c: Any, rows: Any, columns: Any) -> Any:
         """sum_j kappa''_ij tt_ij w_ij 2 (x_i - y_j)"""

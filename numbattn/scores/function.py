@@ -212,7 +212,7 @@ class Score(Taken, FunctionPart):
 
     def __repr__(self) -> str:
         arrays = f", arrays=[{', '.join(map(shown, self.arrays))}]" if self.arrays else ""
-        return f"Score({self.function.__qualname__}{arrays})"
+        return f"{type(self).__name__}({self.function.__qualname__}{arrays})"
 
 
 def _biased(windows: Any, table: Any) -> Score:

@@ -18,7 +18,7 @@ def test_reads_are_looked_for_everywhere():
 
 
 WRONG = {
-    "no function": (lambda: na.check_mask(na.Causal()), TypeError, "Causal, expected a numbattn.Where"),
+    "no function": (lambda: na.check_mask(na.Causal()), TypeError, r"Causal\(\), expected a numbattn.Where"),
     "zero divided by": (lambda: na.check_mask(na.Where(lambda batch, head, i, j: 1 / (i - j) > 0)), ValueError,
                         "raises ZeroDivisionError in Python"),
     "too large": (lambda: na.check_mask(na.Where(lambda batch, head, i, j: 2**62 * i > j), 16, 16), ValueError,

@@ -124,9 +124,9 @@ def test_wrong_scores(rng):
     g, (q, k, v) = graphs.Graph(np.array([0, 2, 2, 3]), np.array([0, 2, 1])), rng.standard_normal((3, 3, 4))
     plain = na.Score(lambda s, batch, head, i, j: s)
     for error, words, score in (
-        (TypeError, "score: got .*Score, expected numbattn.Softcap, graphs.EdgeScore.*its function has no edge", plain),
-        (TypeError, "score: got .*Bias, .*: pass bias=", na.Bias(np.zeros((3, 3)))),
-        (TypeError, "score: got .*Alibi, expected numbattn.Softcap, graphs.EdgeScore", [na.Alibi([1.0])]),
+        (TypeError, r"score: got Score\(.*, expected .*graphs.EdgeScore.*its function has no edge", plain),
+        (TypeError, r"score: got Bias\(.*, .*: pass bias=", na.Bias(np.zeros((3, 3)))),
+        (TypeError, r"score: got Alibi\(.*, expected numbattn.Softcap, graphs.EdgeScore", [na.Alibi([1.0])]),
         (TypeError, "score: got the class Softcap, expected numbattn.Softcap, graphs.EdgeScore", na.Softcap),
         (TypeError, r"score: got function, .*: pass graphs.EdgeScore\(...\) of it", [plain.function]),
         (TypeError, "score: got numpy.ndarray .*: pass bias=", q),
@@ -140,7 +140,7 @@ def test_wrong_scores(rng):
     assert pickle.loads(pickle.dumps(own)) == own
     with pytest.raises(TypeError, match=r"got a graphs.EdgeScore, whose function is one of edges"):
         na.attention(q, k, v, score=own)
-    with pytest.raises(TypeError, match=r"score: got .*EdgeScore, expected a numbattn.Score"):
+    with pytest.raises(TypeError, match=r"score: got EdgeScore\(.*, expected a numbattn.Score"):
         na.check_score(own)
     weight = graphs.EdgeScore(of_kind, arrays=[np.ones((2, 1)), np.zeros(3, int)])
     with pytest.raises(NotImplementedError, match=r"tscore\[0\]: got .* whose gradient is not wanted"):

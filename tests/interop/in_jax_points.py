@@ -40,6 +40,18 @@ def test_several_tangents_and_batches(rng, name):
         np.testing.assert_allclose(one, jax.grad(loss)(own), rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.parametrize("make", [np.asarray, jnp.asarray])
+def test_lengths_of_a_batch(rng, make):
+    x, b, lengths = rng.random((4, 3)), rng.random((4, 2)), rng.random((2, 1)) + 0.5
+
+    def f(x, b):
+        return arrays.product(x, x, b, points.Gaussian(make(lengths)))
+
+    wanted = points.product(x, x, b, points.Gaussian(lengths))
+    np.testing.assert_allclose(jax.jit(f)(x, b), wanted, rtol=1e-7)
+    check_grads(jax.jit(f), (x, b), order=1, modes=["rev"])
+
+
 def test_errors():
     x = jnp.ones((4, 3))
     with pytest.raises(ValueError, match=r"b: got the shape \(3, 3\), expected \(..., 4, columns\)"):

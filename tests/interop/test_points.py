@@ -48,6 +48,21 @@ def test_scores_of_many_features(rng, kernel):
     assert torch.autograd.gradgradcheck(f, (x, y, w), fast_mode=True)
 
 
+@pytest.mark.parametrize("make", [np.asarray, lambda z: torch.tensor(z, requires_grad=True)], ids=["numpy", "torch"])
+def test_lengths_of_a_batch(rng, make):
+    x, b = (torch.tensor(rng.random((4, 3)), requires_grad=True) for _ in range(2))
+    lengths = rng.random((2, 1)) + 0.5
+
+    def f(x, b, length):
+        kernel = points.Gaussian(length)
+        return tensors.product(x, x, b, kernel), tensors.logsumexp(x, x, b[:, 0], kernel)
+
+    for found, alone in zip(f(x, b, make(lengths)), zip(*[f(x, b, float(one)) for (one,) in lengths])):
+        torch.testing.assert_close(found, torch.stack(alone))
+    if make is not np.asarray:
+        assert torch.autograd.gradcheck(f, (x, b, make(lengths)), fast_mode=True)
+
+
 def test_masks_and_half_precision(rng):
     x, b = torch.tensor(rng.random((8, 3)), dtype=torch.bfloat16), torch.ones(8, 1, dtype=torch.bfloat16)
     offsets = torch.tensor([0, 3, 8])
@@ -71,13 +86,18 @@ def test_errors():
         points.product(*[np.ones((4, 3))] * 3, points.Periodic(1.0) * points.Gaussian(length).on(slice(3)))
     with pytest.raises(TypeError, match=r"Periodic period: got torch.Tensor of torch.float32, expected a number or an"):
         points.Periodic(length)
-    with pytest.raises(ValueError, match=r"length: got the shape \(2,\), expected a number or the shape \(3,\)"):
+    with pytest.raises(ValueError, match=r"length: got the shape \(2,\), expected a number or the shape \(..., 3\)"):
         tensors.product(x, x, x, points.Gaussian(length[:2]))
+    with pytest.raises(TypeError, match=r"cost: got PairCost\(.*cdist, epsilon=0.1\), expected points.Cost, whose"):
+        tensors.sinkhorn(x, x, x[:, 0] / 4, x[:, 0] / 4, points.PairCost(torch.cdist, 0.1))
     with pytest.raises(NotImplementedError, match="not by forward over forward mode, and no third ones"):
         torch.func.jacfwd(torch.func.jacfwd(lambda x: tensors.product(x, x, x, points.Gaussian())))(x)
 
 
 FAULTS = {
+    "test_lengths_of_a_batch": {
+        "kernel.length if kernel.length.ndim < 2 else": "kernel.length if True else",
+    },
     "test_derivatives[product-cpu]": {"found = found + factor * self": "found = found + self"},
     "test_derivatives[divergence-cpu]": {"[: 3 if self.call.debias else 1]": "[: 1]"},
     "test_derivatives[sinkhorn-cpu]": {"(gradient * t).sum(axis=(-2, -1))": "(gradient * t).sum()"},

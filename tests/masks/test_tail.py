@@ -99,7 +99,7 @@ def test_a_tree_behind_a_prompt(rng):
 
 
 ERRORS = [
-    (lambda: na.Tail(na.Causal()), TypeError, "Tail mask: got numbattn.masks.bands.Causal, expected Bits, Dense or a"),
+    (lambda: na.Tail(na.Causal()), TypeError, r"Tail mask: got Causal\(\), expected Bits, Dense or a"),
     (lambda: na.Tail(np.ones((2, 2))), TypeError, "Tail mask: got numpy.ndarray of float64, expected a numbattn mask"),
     (lambda: na.Tail(None), TypeError, "Tail mask: got None, expected Bits, Dense"),
     (lambda: call(na.Tail(np.ones((3, 3), bool))), ValueError,

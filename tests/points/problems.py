@@ -7,7 +7,7 @@ that is a rounding of the difference; elsewhere of both points, as far as they a
 """
 
 import sys
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from unittest.mock import patch
 
@@ -288,7 +288,11 @@ def on_device(name):
 
     gpu = device.GPU(getattr(device, name.upper()))
     simulated = patch.dict(sys.modules, simulated=PointsBackend(lambda: gpu))
-    with world_of("simulated"), simulated, patch.dict(backends.POINTS, numpy="simulated"):
+    with ExitStack() as stack:
+        for one in world_of("simulated"), simulated, patch.dict(backends.POINTS, numpy="simulated"):
+            stack.enter_context(one)
+        for name in "nearest", "pairs", "tangents":  # which prepare points for GPUs in another way
+            stack.enter_context(patch.object(sys.modules[f"numbattn.points.{name}"], "library", lambda x: "cupy"))
         yield np
 
 

@@ -57,7 +57,11 @@ def test_rounding_errors_of_products(rng, length, origin):
     (lambda: points.Gaussian().on([0.5]), TypeError, "features: got"),
     (lambda: points.Gaussian().on([]), (TypeError, ValueError), "features: got"),
     (lambda: points.product(X, X, X, points.Gaussian().on([2])), ValueError, r"features: got \(2,\), of points of 2"),
-    (lambda: points.product(X, X, X, points.Gaussian([1.0]).on(slice(2))), ValueError, r"expected .* the shape \(2,\)"),
+    (lambda: points.product(X, X, X, points.Gaussian().on([-1, 1])), ValueError, r"features: got \(-1, 1\), .* each"),
+    (lambda: points.product(X, X, X, points.Gaussian().on(slice(2, 9))), ValueError, r"features: got slice\(2, 9, Non"),
+    (lambda: np.nan * points.Gaussian(), ValueError, "kernel: factor: got nan, allowed finite"),
+    (lambda: (1e200 * points.Gaussian()) * (1e200 * points.Gaussian()), ValueError, "factor: got inf, allowed finite"),
+    (lambda: points.product(X, X, X, points.Gaussian([1.0] * 3).on(slice(2))), ValueError, r"expected .* \(..., 2\)"),
 ])  # fmt: skip
 def test_errors(make, kind, message):
     with pytest.raises(kind, match=message):
@@ -75,8 +79,11 @@ FAULTS = {
     },
     "test_errors": {
         "or len({*found.tolist()}) < found.size": "",
-        "not all(-features <= at < features for at in own)": "False",
-        "kernel._check(len(_numbers(own, features)))": "pass",
+        "all(-features <= at < features for at in numbers) and": "",
+        "and (numbers or own == ALL)": "",
+        "or len({at % features for at in numbers}) < len(numbers)": "",
+        "kernel._check(len(numbers))": "pass",
+        "if not math.isfinite(factor):": "if factor != factor:",
     },
     "test_rounding_errors_of_products": {
         "return None if others and not (first and all(others)) else first": "return first or all(others)",

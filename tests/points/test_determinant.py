@@ -42,13 +42,14 @@ def test_seeds_and_probes(rng):
 
 def with_exact_trace(call):
     """With the columns of a Hadamard matrix as probes, the mean of <z, A z> is the trace."""
-    return replace(call, Z=np.broadcast_to(scipy.linalg.hadamard(16).astype(float), (*call.x.shape[:-1], 16)))
+    return replace(call, Z=np.broadcast_to(scipy.linalg.hadamard(16).astype(float), (*call.system.x.shape[:-1], 16)))
 
 
 @pytest.mark.parametrize("kernel", [
     points.Gaussian(0.4), points.Laplacian([0.3, 0.6]), points.Linear(), points.Polynomial(3, 0.5, 0.9),
     0.7 * points.Gaussian(0.4) + 2 * points.Linear(), points.Periodic([0.5, 0.9]).on([1, 0]),
     0.7 * points.Gaussian(0.4) + 2 * points.Gaussian(0.7).on([0]) * points.Periodic(0.9),
+    points.Matern(2.5, [[0.4], [0.6]]) * 0.7 + points.Polynomial(2, 0.5, [[0.9, 0.5], [1.1, 0.7]]),
 ], ids=repr)  # fmt: skip
 @pytest.mark.parametrize(("preconditioner", "rank"), PRECONDITIONERS)
 def test_gradients_are_exact_up_to_probes(rng, kernel, preconditioner, rank):
@@ -72,6 +73,17 @@ def test_gradients_are_exact_up_to_probes(rng, kernel, preconditioner, rank):
     plain.assert_gradient(rng, grads.kernel, lambda kernel: exact(x, kernel), kernel)
     for one, of_factor in zip(kernel._terms, grads.factor or ()):
         assert_allclose(of_factor, slope(lambda h: exact(x, kernel + h * one[1])), rtol=1e-6)  # noqa: B023
+
+
+def test_lengths_of_a_batch(rng):
+    """Of points that all elements share."""
+    x, ds, lengths = rng.random((16, 2)), np.array([0.3, -2.0]), [[0.4], [0.6]]
+    found, backprop = points.log_determinant_vjp(x, points.Gaussian(lengths), ridge=RIDGE)
+    alone = [points.log_determinant_vjp(x, points.Gaussian(length), ridge=RIDGE) for (length,) in lengths]
+    assert_allclose(found, [value for value, _ in alone], rtol=1e-9)
+    grads, of_each = backprop(ds), [backprop(float(own)) for (_, backprop), own in zip(alone, ds)]
+    assert_allclose(grads.dx, sum(own.dx for own in of_each), rtol=1e-6)
+    assert_allclose(grads.kernel, [[own.kernel] for own in of_each], rtol=1e-6)
 
 
 def test_single_precision(rng):
@@ -113,11 +125,13 @@ FAULTS = {
         "M.times(q, -1 / 2)), -1 / 2) - b * before": "M.times(q, -1 / 2)), -1 / 2)",
         "points/systems.py": {"[..., self.U.shape[-1] :, 0]": "[..., :, 0]"},
     },
+    "test_lengths_of_a_batch": {"sum_broadcast(dx, self.x.shape)": "dx"},
     "test_gradients_are_exact_up_to_probes": {
         "rest = (W - M.times(Z, -1)) / Z.shape[-1]": "rest = W / Z.shape[-1]",
-        "dx + (own.dx + own.dy)[..., 0, :]": "dx",
+        "dx + np.moveaxis((own.dx + own.dy)[..., 0, :], 0, -2)": "dx",
         "+ inverse.sum(dtype=np.float64)": "",
         "added(kernel, own.kernel)": "kernel",
+        "points/systems.py": {"np.moveaxis(self.x[..., None, :], -3, 0)": "self.x[..., None, :]"},
         "points/gradients.py": {"return one if one is None else (one + other)[...]": "return one"},
     },
 }

@@ -18,8 +18,8 @@ FUNCTIONS = (
 def test_public_names():
     assert points.__all__ == [
         "KL", "TV", "Cauchy", "Cosine", "Cost", "Gaussian", "KMeansStep", "Kernel", "Laplacian", "Linear",
-        "LogDeterminantGradients", "LogsumexpBackprop", "LogsumexpGradients", "Matern", "Periodic", "Polynomial",
-        "ProductBackprop", "ProductGradients", "Radial", "RationalQuadratic", "SinkhornBackprop",
+        "LogDeterminantGradients", "LogsumexpBackprop", "LogsumexpGradients", "Matern", "PairCost", "Periodic",
+        "Polynomial", "ProductBackprop", "ProductGradients", "Radial", "RationalQuadratic", "SinkhornBackprop",
         "SinkhornGradients", "Solution", "SolveGradients", "Transport", *FUNCTIONS,
     ]  # fmt: skip
     for name in points.__all__:

@@ -91,6 +91,24 @@ def test_empty_clusters_stay(rng):
     assert_array_equal(new[3], centres[3])
 
 
+def test_points_without_label_do_not_count(xp, rng):
+    """They are too far off in float32; nor does what is not finite, which is refused where it is seen."""
+    x, centres = (z.astype(np.float32) for z in drawn(rng))
+    far = x.copy()
+    far[5] = 1e25
+    weights = np.where(np.arange(300) == 5, 0, 1).astype(np.float32)
+    for own in (None, weights + 1):
+        given = {} if own is None else {"weights": xp.asarray(own)}
+        labels, *found = points.kmeans_step(*map(xp.asarray, (far, centres)), **given)
+        assert labels[5] == -1
+        own = weights if own is None else own * weights
+        for got, wanted in zip(found, points.kmeans_step(x, centres, weights=own)[1:], strict=True):
+            assert_allclose(to_numpy(got), wanted, rtol=1e-5)
+    if xp is not np:
+        far[5] = np.nan
+        assert all(np.isfinite(to_numpy(z)).all() for z in points.kmeans_step(*map(xp.asarray, (far, centres))))
+
+
 def test_few_points(rng):
     x, centres = drawn(rng, m=0)
     labels, new, counts, inertia = points.kmeans_step(x, centres)
@@ -101,10 +119,17 @@ def test_few_points(rng):
     assert_array_equal(points.kmeans_step(centres, centres).centres, centres)
 
 
+X = np.ones((3, 2))
+
+
 @pytest.mark.parametrize(("given", "options", "kind", "message"), [
     ((np.ones((4, 2)), np.ones((3, 3))), {}, ValueError, "centres: got 3 features, expected 2, as many as x"),
     ((np.ones((4, 2)), np.ones((0, 2))), {}, ValueError, r"centres: got the shape \(0, 2\), expected 1 or more"),
     ((np.ones((4, 2)), np.ones((3, 2))), {"weights": np.ones(3)}, ValueError, r"weights: got the shape \(3,\), expect"),
+    ((X, X), {"weights": np.array([1, 2, -1.0])}, ValueError, "weights: got weights from -1.0 to 2.0, allowed finite"),
+    ((X, X), {"weights": np.array([1, 2, np.nan])}, ValueError, "weights: got weights from nan to nan, allowed fin"),
+    ((X * np.nan, X), {}, ValueError, "x: got points with inf or NaN, allowed are finite ones"),
+    ((X, X + np.inf), {}, ValueError, "centres: got points with inf or NaN, allowed are finite ones"),
     ((np.ones((4, 2)), np.ones((3, 2), np.float32)), {}, TypeError, "centres: got float32, expected float64, the"),
 ])  # fmt: skip
 def test_errors(given, options, kind, message):
@@ -116,7 +141,7 @@ def test_sums_of_sorted_points(rng):
     """As GPUs have them: the same as those of CPUs, of many points, weights and a batch."""
     x, centres = drawn(rng, 20_000, batch=(2,))
     problem, inputs = describe(x, centres, centres[..., :0])
-    labels = rng.integers(0, 6, (2, 20_000)).astype(np.int32)
+    labels = rng.integers(-1, 6, (2, 20_000)).astype(np.int32)
     for weights in (None, rng.random((2, 20_000))):
         wanted = run_points(problem, "clusters", inputs, labels, weights)
         for got, one in zip(kmeans.clusters(problem, inputs, labels, weights), wanted, strict=True):
@@ -132,12 +157,16 @@ FAULTS = {
         },
     },
     "test_sums_of_sorted_points": {
-        "k * np.arange(problems, like=labels)[:, None]": "0 * np.arange(problems, like=labels)[:, None]",
+        "k * np.arange(problems, like=own)[:, None]": "0 * np.arange(problems, like=own)[:, None]",
+        "np.where(own < 0, last,": "np.where(own < 0, 0,",
+        "squares = np.where(flat < last,": "squares = np.where(True,",
         "bias=w[order]": "bias=w",
-        "moves, moves) * w)": "moves, moves))",
+        "moves, moves) * w,": "moves, moves),",
     },
     "test_means_have_few_rounding_errors": {
         "cpu/points/clusters.py": {"move = float(x[f]) - float(y[f])": "move = x[f] - x.dtype.type(0)"},
     },
+    "test_points_without_label_do_not_count": {"cpu/points/clusters.py": {"if label >= 0:": "if True:"}},
+    "test_errors": {'check_finite("centres", centres)': "pass", 'check_weights("weights", weights)': "pass"},
     "test_empty_clusters_stay": {"np.where(counts > 0, counts, 1)": "counts"},
 }

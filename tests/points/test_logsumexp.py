@@ -51,6 +51,33 @@ def test_gradients_are_those_of_finite_differences(rng, kernel, mask):
     plain.assert_gradient(rng, grads.kernel, lambda kernel: loss(*arrays, kernel=kernel), kernel)
 
 
+@pytest.mark.parametrize("kernel", [
+    points.Gaussian([[0.5, 0.8, 1.2], [0.3, 0.9, 0.7]]), points.Laplacian([[0.5], [0.8]]),
+    points.Periodic([[0.5], [0.8]], 2.0) * points.Gaussian([1.0, 2.0]).on([0, 2]),
+], ids=repr)  # fmt: skip
+def test_lengths_of_a_batch_are_those_of_its_elements(xp, rng, kernel):
+    x, y, w, tx, ty, tw = (rng.standard_normal(shape) for shape in [(6, 3), (2, 7, 3), (7,)] * 2)
+    df = rng.standard_normal((2, 6))
+
+    def found(kernel, df, y, ty):
+        x_, y, w_, df, tx_, ty, tw_ = map(xp.asarray, (x, y, w, df, tx, ty, tw))
+        f, backprop = points.logsumexp_vjp(x_, y, w_, kernel)
+        _, tf = points.logsumexp_jvp(x_, y, w_, kernel, tx_, ty, tw_)
+        return [[*map(to_numpy, z)] for z in ((f, tf), backprop(df), backprop.hvp(df, tx_, ty, tw_))]
+
+    of_elements = []
+    for at in range(2):
+        lengths = plain.of_each(lambda z: (z if z.ndim < 2 else z[at])[()], plain.parameters(kernel))  # noqa: B023
+        of_elements.append(found(plain.with_parameters(kernel, lengths), df[at], y[at], ty[at]))
+    for got, one, other in zip(found(kernel, df, y, ty), *of_elements):
+        for z, first, second in zip(got, one, other, strict=True):
+            wanted = first + second if z.shape == first.shape else np.stack([first, second])
+            assert_allclose(z, wanted, rtol=1e-9, atol=1e-9)
+    f, backprop = points.logsumexp_vjp(x, y, w, kernel)
+    gradient = backprop(df).kernel
+    plain.assert_gradient(rng, gradient, lambda kernel: (df * points.logsumexp(x, y, w, kernel)).sum(), kernel)
+
+
 def test_small_epsilons_do_not_overflow(rng):
     x, y, w = rng.random((20, 3)), rng.random((30, 3)), 1e4 * rng.random(30)
     epsilon = 1e-5

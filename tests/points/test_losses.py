@@ -116,8 +116,29 @@ def test_large_scores_and_what_has_no_weight(rng):
     assert f[-1] == np.inf
     dx, dy, dw = backprop(np.ones(7))
     assert np.isfinite(dx).all()
-    assert_array_equal(dw[[3, 4, 6]], 0)
-    assert_array_equal(dy[6:], 0)
+    for gradient in (dw[3:], dy[3:], dx[-1]):
+        assert_array_equal(gradient, 0 * gradient)
+
+
+@pytest.mark.parametrize("sigmoid", [False, True])
+@pytest.mark.parametrize("d", [5, 300])
+def test_targets_without_weight_have_infinite_losses_and_no_gradients(xp, rng, d, sigmoid):
+    """Even where no other has weight either."""
+    (x, y, w), targets = drawn(rng, (), d=d)
+    w[targets[1]] = -np.inf
+    has_target = targets != targets[1]
+    given = [*map(xp.asarray, (x, y, targets))]
+    for own in (w, np.full_like(w, -np.inf)):
+        f, backprop = points.cross_entropy_vjp(*given, LINEAR, w=xp.asarray(own), sigmoid=sigmoid)
+        has_target &= (own > -np.inf).any() | (targets < 0)
+        assert_array_equal(np.isfinite(to_numpy(f)), has_target)
+        assert_array_equal(to_numpy(f)[~has_target], np.inf)
+        df, move = xp.asarray(rng.standard_normal(f.shape)), xp.asarray(rng.standard_normal(x.shape))
+        found, wanted = ([*backprop(g), *backprop.hvp(g, move, None, None)] for g in (df, df * xp.asarray(has_target)))
+        for one, other in zip(found, wanted):
+            assert_array_equal(to_numpy(one), to_numpy(other))
+            assert np.isfinite(to_numpy(one)).all()
+        assert_array_equal(to_numpy(found[0])[~has_target], 0)
 
 
 @pytest.mark.parametrize(("m", "n"), [(0, 3), (3, 0), (3, 1), (0, 0)])
@@ -182,6 +203,12 @@ FAULTS = {
     "test_losses[numpy-Linear(scale=0.7)-False]": {"clip(targets, -1, n)": "clip(targets, 0, n)"},
     "test_large_scores_and_what_has_no_weight": {
         "points/blocks.py": {"highest = np.maximum(known.highest, T.max(axis=1))": "highest = known.highest + 0"},
+    },
+    "test_targets_without_weight_have_infinite_losses_and_no_gradients": {
+        "points/scores.py": {
+            "weights._replace(c=counts & has_weight)": "weights._replace(c=counts)",
+            "np.where(has_weight, f - chosen, math.inf)": "f - chosen",
+        },
     },
     "test_a_point_of_zeros_has_no_angle": {
         "points/kernels.py": {"np.where(factors == 0, 1, factors)": "factors"},

@@ -336,7 +336,7 @@ ERRORS = {
     "batch axes of x (2,), y (3,), b () do not broadcast": (
         np.zeros((2, 4, 3)), np.zeros((3, 4, 3)), B, points.Gaussian()),
     "kernel: got 0.5, expected one of numbattn.points, as points.Gaussian(0.5)": (X, X, B, 0.5),
-    "kernel: Gaussian length: got the shape (2,), expected a number or the shape (3,), one for each feature": (
+    "kernel: Gaussian length: got the shape (2,), expected a number or the shape (..., 3) or (..., 1)": (
         X, X, B, points.Linear() + points.Gaussian([1.0, 2.0])),
 }  # fmt: skip
 
@@ -385,7 +385,6 @@ FAULTS = {
     "test_shapes": {
         "sum_broadcast(factor * db, self.b.shape)": "sum_broadcast(db, self.b.shape)",
         "points/pairs.py": {
-            "return sum_broadcast(found, (*self.pairs.x.shape[:-1], self.features))": "return found",
             "return points - centre.reshape(centre.shape[max(centre.ndim - points.ndim, 0) :])": (
                 "return points - centre"
             ),

@@ -245,13 +245,14 @@ def test_small_epsilons_sort_points_on_a_line(rng):
     assert_allclose(r.cost, ((np.sort(x, 0) - np.sort(y, 0)) ** 2).mean() / 2, rtol=2e-3)
 
 
-def test_annealing_saves_iterations(rng, monkeypatch):
+@pytest.mark.parametrize("make", [lambda: points.Cost(2, 2e-3), lambda: points.PairCost(of_pairs, 2e-3)])
+def test_annealing_saves_iterations(rng, monkeypatch, make):
     given = clouds(rng, 100, 100)
     given[2:] = np.full((2, 100), 0.01)
     found = []
     for shrinkage in (2, 1e9):
         monkeypatch.setattr(clouds_module, "SHRINKAGE", shrinkage)
-        found.append(points.sinkhorn(*given, points.Cost(2, 2e-3), tol=1e-3))
+        found.append(points.sinkhorn(*given, make(), tol=1e-3))
     assert_allclose(found[0].cost, found[1].cost, rtol=1e-3)
     assert found[0].iterations < 0.9 * found[1].iterations
 
@@ -377,6 +378,133 @@ def test_points_without_weight_change_nothing(rng):
     assert_allclose(grads.dx[:20], backprop().dx, atol=1e-6)
 
 
+@pytest.mark.parametrize(("marginals", "without"), [
+    (None, "ab"), (points.KL(0.5), "a"), (points.KL(0.5), "b"), (points.KL(0.5), "ab"), ((points.KL(0.5), None), "b"),
+    ((None, points.KL(0.5)), "a"), ((None, points.KL(0.5)), "ab"), (points.TV(0.5), "a"), ((points.TV(0.5), None), "b"),
+], ids=repr)  # fmt: skip
+@pytest.mark.parametrize("debias", [False, True])
+def test_clouds_without_weight_carry_nothing(xp, rng, marginals, without, debias):
+    """One element of a batch with such clouds, beside one without and one of points that they share."""
+    x, y, a, b = clouds(rng, m=6, n=7, batch=(3,))
+    a[1], b[1] = a[1] * ("a" not in without), b[1] * ("b" not in without)
+    options = {"marginals": marginals, "tol": 1e-10, "debias": debias}
+    r, backprop = points.sinkhorn_vjp(*map(xp.asarray, (x[0], y, a, b)), COST, **options)
+    assert r.converged
+    some = [0, 2]
+    own, backprop_of_some = points.sinkhorn_vjp(*(z[some] for z in (np.stack([x[0]] * 3), y, a, b)), COST, **options)
+    assert_allclose(to_numpy(r.cost)[some], own.cost, rtol=1e-6)
+    potentials = np.concatenate([to_numpy(r.f)[1], to_numpy(r.g)[1]])
+    assert not np.isnan(potentials).any()
+    assert_array_equal(sum(to_numpy(plan)[1].sum() for *_, plan in r.plan()), 0)
+    grads, wanted = [*map(to_numpy, backprop())], backprop_of_some()
+    assert all(np.isfinite(gradient).all() for gradient in grads)
+    if not debias:  # which has clouds alone
+        assert_allclose(to_numpy(r.cost)[1], (a[1].sum() + b[1].sum()) * 0.5)
+        assert_allclose(grads[0], wanted.dx.sum(axis=0), atol=1e-6)
+        assert_array_equal(grads[1][1], 0)
+    assert_allclose(grads[1][some], wanted.dy, atol=1e-6)
+    moves = [xp.asarray(rng.standard_normal(z.shape)) for z in (x[0], y)]
+    assert all(np.isfinite(to_numpy(z)).all() for z in backprop.hvp(*moves))
+    for name, gradient, w in (("a", grads[2], a), ("b", grads[3], b)):
+        if name in without and "TV" not in repr(marginals):  # whose potentials are finite
+            assert_array_equal(gradient[1], 0 * w[1])
+
+
+def of_pairs(x, y):
+    return ((x[..., :, None, :] - y[..., None, :, :]) ** 2).sum(-1) / 2
+
+
+def of_pairs_vjp(x, y, dcosts):
+    apart = dcosts[..., None] * (x[..., :, None, :] - y[..., None, :, :])
+    return apart.sum(-2), -apart.sum(-3)
+
+
+@pytest.mark.parametrize(("options", "n"), [
+    ({}, 40), ({"debias": True}, 20), ({"marginals": points.KL(0.3), "debias": True}, 20),
+    ({"marginals": (points.TV(0.3), None), "mask": na.Lengths(40, 20)}, 45),
+], ids=repr)  # fmt: skip
+def test_a_cost_of_ones_own(xp, rng, monkeypatch, options, n):
+    """That of Cost is the same: in blocks, of a batch of which x is no part."""
+    monkeypatch.setattr(formula, "ROWS", 7)
+    monkeypatch.setattr(formula, "COLUMNS", 32)
+    x, y, a, b = clouds(rng, n=n, batch=(2,))
+    x, a = x[0], a[0]
+    if "mask" in options:
+        y[:, 40:], b[:, 40:] = np.nan, np.nan
+        b /= b[:, :40].sum(-1, keepdims=True)
+    given, dcost = [*map(xp.asarray, (x, y, a, b))], xp.asarray(rng.standard_normal(2))
+    found, wanted = (points.sinkhorn_vjp(*given, cost, tol=1e-9, **options)
+                     for cost in (points.PairCost(of_pairs, 0.1, of_pairs_vjp), COST))  # fmt: skip
+    assert found[0].converged
+    got, want = ((*backprop(dcost), backprop(dcost).kernel, r.cost, r.primal(), r.f, r.g, r.apply(given[1] * 0 + 1))
+                 for r, backprop in (found, wanted))  # fmt: skip
+    for one, other in zip(got, want, strict=True):
+        assert isinstance(one, xp.ndarray)
+        assert_allclose(to_numpy(one), to_numpy(other), rtol=1e-6, atol=1e-8)
+    assert_allclose(dense(found[0], 2, 20, n), dense(wanted[0], 2, 20, n), rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("marginals", [None, points.KL(0.5)], ids=repr)
+def test_gradients_of_a_cost_that_is_not_symmetric(rng, marginals):
+    x, y, a, b = arrays = clouds(rng, m=6, n=7)
+
+    def cost(x, y):
+        return np.exp(x[:, None, 0] - y[:, 1])
+
+    def vjp(x, y, dcosts):
+        found = dcosts * cost(x, y)
+        return np.stack([found.sum(1), 0 * x[:, 1]], -1), np.stack([0 * y[:, 0], -found.sum(0)], -1)
+
+    def call(*now, vjp=None):
+        return points.sinkhorn_vjp(*now, points.PairCost(cost, 0.1, vjp), marginals=marginals, tol=1e-11)
+
+    grads = call(*arrays, vjp=vjp)[1]()
+    for at, gradient in enumerate(grads):
+        move = rng.standard_normal(gradient.shape)
+        move -= move.mean() if at > 1 else 0
+        wanted = plain.slope(lambda *now: call(*now)[0].cost, arrays, at, move, h=1e-4)
+        assert_allclose((gradient * move).sum(), wanted, rtol=1e-5)
+
+
+def test_a_cost_need_not_be_symmetric(rng):
+    """Without a vjp there are the other gradients."""
+    x, y, a, b = clouds(rng)
+
+    def cost(x, y):
+        return np.abs(x[:, None, 0] - y[:, 1]) + x[:, None, 1] ** 2 * y[:, 0]
+
+    def loss(a, b, epsilon=0.01):
+        return points.sinkhorn(x, y, a, b, points.PairCost(cost, epsilon), tol=1e-9, max_iterations=5000).cost
+
+    r, backprop = points.sinkhorn_vjp(x, y, a, b, points.PairCost(cost, 0.01), tol=1e-9, max_iterations=5000)
+    plan = dense(r, 20, 30)
+    assert_allclose(plan.sum(1), a, rtol=1e-6)
+    assert_allclose(r.cost, (plan * cost(x, y)).sum() + 0.01 * (plan * np.log(plan / a[:, None] / b)).sum(), rtol=1e-6)
+    grads, move = backprop(), np.linspace(-1e-3, 1e-3, 20)
+    assert grads.dx is grads.dy is None
+    assert_allclose((grads.da * move).sum(), plain.slope(loss, [a, b], 0, move, h=1e-2), rtol=1e-4)
+    ends = [loss(a, b, 0.01 + step) for step in (1e-5, -1e-5)]
+    assert_allclose(grads.kernel, (ends[0] - ends[1]) / 2e-5, rtol=1e-4)
+    with pytest.raises(TypeError, match=r"hvp: got PairCost\(.*cost, epsilon=0.01\), expected points.Cost, whose"):
+        backprop.hvp(x, y)
+
+
+@pytest.mark.parametrize(("make", "kind", "message"), [
+    (lambda: points.PairCost(1.0, 0.1), TypeError, "PairCost function: got 1.0, expected a function"),
+    (lambda: points.PairCost(of_pairs, 0.1, 2), TypeError, "PairCost vjp: got 2, expected a function"),
+    (lambda: points.PairCost(of_pairs, 0.0), ValueError, "PairCost epsilon: got 0.0, allowed finite and > 0"),
+    (lambda: points.product(X, X, X, points.PairCost(of_pairs, 1.0)), TypeError, r"kernel: got PairCost\(of_pairs, "),
+    (lambda: points.sinkhorn(X, X, W, W, points.PairCost(lambda x, y: x @ y.T @ y, 0.1)), ValueError,
+     r"PairCost function: got the shape \(4, 3\), of float64, expected \(4, 4\), of float64, for x \(4, 3\) and y"),
+    (lambda: points.sinkhorn(X, X, W, W, points.PairCost(lambda x, y: 3.0, 0.1)), ValueError, "function: got 3.0, exp"),
+    (lambda: points.sinkhorn(X, X, W, W, points.PairCost(lambda x, y: np.inf + x @ y.T, 0.1)), ValueError,
+     "cost: got PairCost.*, whose values are not finite in float64, divided by epsilon"),
+])  # fmt: skip
+def test_errors_of_costs_of_ones_own(make, kind, message):
+    with pytest.raises(kind, match=message):
+        make()
+
+
 def test_segments_are_problems_of_their_own(rng):
     one, other = clouds(rng), clouds(rng, m=15, n=10)
     together = [np.concatenate(pair) for pair in zip(one, other)]
@@ -435,13 +563,16 @@ X, W = np.zeros((4, 3)), np.full(4, 0.25)
     ((X, X, W, 2 * W, COST), {}, ValueError, "b: got weights whose sum is 2, expected 1, the sum of a, or marginals"),
     ((X, X, W, W, COST), {"marginals": 1.0}, TypeError, "marginals: got 1.0, expected points.KL"),
     ((X, X, W, -W, COST), {"marginals": points.KL(1)}, ValueError, "b: got weights from -0.25 to -0.25, allowed"),
+    ((X, X, W, 0 * W, COST), {"marginals": (None, points.KL(1))}, ValueError, "b: got weights whose sum is 0, expect"),
+    ((X, X, 0 * W, W, COST), {"marginals": (points.TV(1), None)}, ValueError, "b: got weights whose sum is 1, expect"),
     ((X, X, W, W - 1, COST), {}, ValueError, "b: got weights from -0.75 to -0.75, allowed finite and >= 0"),
     ((X, X, W, np.full(4, np.nan), COST), {}, ValueError, "b: got weights from nan to nan"),
     ((X, X + 1, W, W, points.Cost(2, 1e-310)), {}, ValueError, "x, y: got points that are not finite in float64, div"),
     ((X, X + np.nan, W, W, COST), {}, ValueError, "x, y: got points that are not finite in float64, divided by eps"),
     ((X, X + 1, W, W, points.Cost(2, 1e-310)), {}, ValueError, r"\(1 / power\), 1e-155, and .* epsilon than 1e-310"),
     ((*map(np.float32, (X, X, W, W)), points.Cost(0.5, 1e-30)), {}, ValueError, "the length 1e-60, allowed 1.18e-38"),
-    ((X, X, W, W, points.Gaussian()), {}, TypeError, r"cost: got .*Gaussian, expected points.Cost\(power, epsilon\)"),
+    ((X, X, W, W, points.Gaussian()), {}, TypeError, r"cost: got Gaussian\(length=1.0\), expected points.Cost"),
+    ((X, X, W, W, 2 * COST), {}, TypeError, r"cost: got 2 \* Cost\(power=2.0, epsilon=0.1\), expected points.Cost"),
     ((X, X, W, W, COST), {"tol": -1.0}, ValueError, "tol: got -1.0, allowed finite and >= 0"),
     ((X, X, W, W, COST), {"max_iterations": 0}, ValueError, "max_iterations: got 0, allowed 1 or more"),
     ((X, X, W, W, COST), {"debias": 1}, TypeError, "debias: got 1, expected True or False"),
@@ -460,6 +591,8 @@ def test_errors_of_gradients(rng):
         r.apply(np.ones((20, 1)))
     with pytest.raises(TypeError, match="values: got float32, expected float64, the dtype of x"):
         r.apply(np.ones((20, 1), np.float32), transposed=True)
+    with pytest.raises(ValueError, match=r"values: got the batch axes \(3,\), allowed are those of the plan, \(\)"):
+        r.apply(np.ones((3, 30, 1)))
     with pytest.raises(ValueError, match=r"dcost: got the shape \(2,\), expected \(\), the shape of cost"):
         backprop(np.ones(2))
     with pytest.raises(TypeError, match="dcost: got 'one', expected a number"):
@@ -476,13 +609,36 @@ FAULTS = {
     },
     "test_points_without_weight_change_nothing": {
         "points/clouds.py": {
-            "return np.where(weights > 0, np.log(weights) + potential, -math.inf)": (
-                "return np.log(weights + 1e-30) + potential"
+            "np.where((weights > 0) & ~np.isposinf(potential), np.log(weights) + potential, -math.inf)": (
+                "np.log(weights + 1e-30) + potential"
             ),
         },
     },
+    "test_clouds_without_weight_carry_nothing": {
+        "np.where(np.isposinf(one), one, one - of_x(own)) for": "one - of_x(own) for",
+        "seen & ((w > 0) | np.isfinite(potential))": "seen",
+        "(clouds.of_a._is_exact & (a > 0) & (b == 0))": "(clouds.of_a._is_exact & (b == 0))",
+        "points/clouds.py": {"(weights > 0) & ~np.isposinf(potential)": "weights > 0"},
+    },
+    "test_a_cost_of_ones_own": {
+        "depsilon = -(dcost * (between - sum(alone) / 2)).sum()": "depsilon = -(dcost * between).sum()",
+        "points/pairs.py": {
+            "self.kind, self.features, self.exchanged = other.kind.exchanged,": (
+                "self.kind, self.features, self.exchanged = other.kind,"
+            ),
+        },
+        "points/kernels.py": {"[gradient / self.epsilon for gradient": "[gradient for gradient"},
+        "points/formula.py": {"np.where(kappa == 0, 0, kappa * _distances(block, kind))": "kappa * block.x.sum()"},
+    },
+    "test_gradients_of_a_cost_that_is_not_symmetric": {
+        "points/clouds.py": {'vars(found)["term"] = self.term.exchanged': "pass"},
+        "points/kinds.py": {"self.vjp(y, x, np.swapaxes(dt, -2, -1))[1] if": "self.vjp(x, y, dt)[1] if"},
+    },
+    "test_a_cost_need_not_be_symmetric": {
+        "points/kinds.py": {"np.swapaxes(self.costs(y, x), -2, -1) if": "self.costs(x, y) if"},
+    },
     "test_debiased_costs_are_divergences": {
-        "return [one - of_x(own) for one, own in zip(found, alone)]": "return [found[0], found[1] - of_x(alone[1])]",
+        "np.where(np.isposinf(one), one, one - of_x(own)) for one": "one - of_x(alone[1]) for one",
     },
     "test_weights_of_any_sum": {
         "depsilon = depsilon + (dcost * (cost - paid)).sum() / clouds.cost.epsilon": "pass",
@@ -534,6 +690,9 @@ FAULTS = {
         "if is_negative.any():": "if False:",
     },
     "test_annealing_saves_iterations": {
-        "points/clouds.py": {"epsilon = last * SHRINKAGE**at": "epsilon = last"},
+        "points/clouds.py": {
+            "epsilon = last * SHRINKAGE**at": "epsilon = last",
+            "return math.log(max(largest, 1), SHRINKAGE)": "return 0.0",
+        },
     },
 }

@@ -96,6 +96,24 @@ def test_a_solution_to_start_from(rng):
     assert_array_equal(again.x, r.x)
 
 
+@pytest.mark.parametrize("preconditioner", ["nystrom", "diagonal", None])
+def test_lengths_of_a_batch(xp, rng, preconditioner):
+    """With points and right sides that all elements share."""
+    x, b, ds = rng.standard_normal((40, 3)), rng.standard_normal((40, 2)), rng.standard_normal((2, 40, 2))
+    lengths, options = np.array([[0.9], [0.3]]), {"ridge": RIDGE, "preconditioner": preconditioner, "tol": 1e-11}
+
+    def kernel(lengths):
+        return points.Gaussian(lengths) + 0.5 * points.Linear()
+
+    r, backprop = points.solve_vjp(*map(xp.asarray, (x, b)), kernel(lengths), **options)
+    alone = [points.solve_vjp(x, b, kernel(float(length)), **options) for length in lengths[:, 0]]
+    assert_allclose(to_numpy(r.x), [one.x for one, _ in alone], atol=1e-7)
+    grads, of_each = backprop(xp.asarray(ds)), [backprop(own) for (_, backprop), own in zip(alone, ds)]
+    for name in ("dx", "db", "ridge"):
+        assert_allclose(to_numpy(getattr(grads, name)), sum(getattr(own, name) for own in of_each), atol=1e-6)
+    assert_allclose(to_numpy(grads.kernel[0]), [[own.kernel[0]] for own in of_each], rtol=1e-6)
+
+
 @pytest.mark.parametrize("preconditioner", ["nystrom", None])
 def test_gradients_are_those_of_finite_differences(rng, preconditioner):
     x, b, ds = rng.random((2, 12, 3)), rng.standard_normal((12, 2)), rng.standard_normal((2, 12, 2))
@@ -213,8 +231,12 @@ def test_errors_of_gradients(rng):
 FAULTS = {
     "test_gradients_are_those_of_finite_differences": {
         "return dx + dy, grads": "return 2 * dx, grads",
-        "ridge=-(W * X).sum(": "ridge=(W * X).sum(",
+        "(-W * X).sum(": "(W * X).sum(",
         "points/product.py": {"dfactor = (db * self": "dfactor = factor * (db * self"},
+    },
+    "test_lengths_of_a_batch": {
+        "sum_broadcast(dx, x.shape)": "dx",
+        "points/systems.py": {"batch_of(**own, **batches)": "batch_of(**batches)"},
     },
     "test_the_gradient_of_b_x_takes_no_more_iterations": {
         "start = np.ldexp(XS @ (np.linalg.pinv(T(XS) @ BS) @ (T(XS) @ DS)), of_x - of_b + of_ds)": "start = None",

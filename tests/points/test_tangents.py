@@ -223,7 +223,7 @@ FAULTS = {
         "return sum_broadcast(of_y, self.term.x.shape)": "return of_y",
     },
     "test_products_of_each_kernel[numpy-Cosine(scale=1.0)]": {
-        "if kernel._is_linear or self.tx is None:": "if True:",
+        "if not kernel._is_linear and self.tx is not None:": "if False:",
         "points/kernels.py": {"+ _across(x, gradient) * dots(unit, tx)": ""},
     },
     "test_what_nobody_sees_may_be_nan[False]": {"cpu/points/pairs.py": {"if sees_nothing(mask, at, i):": "if False:"}},

@@ -15,7 +15,8 @@ COST = 4  # of an element, in multiplications
 
 def clusters(problem, inputs, labels, weights):
     """sum w (x - y), (..., k, d), and sum w, (..., k), over the points x of each label, the number of a y, in float64;
-    and sum w |x - y|^2 over all points, (...). weights: (..., m), or None for 1."""
+    and sum w |x - y|^2 over all points, (...). weights: (..., m), or None for 1. Points with a label of -1 do not
+    count."""
     m, k, d, problems = problem.seqlen_q, problem.seqlen_k, problem.head_dim, math.prod(problem.batch)
     x, y = (np.ascontiguousarray(z.reshape(problems, *z.shape[-2:]), problem.sum_dtype) for z in (inputs.q, inputs.k))
     w = np.ones((problems, 1)) if weights is None else np.ascontiguousarray(weights.reshape(problems, m), np.float64)
@@ -36,8 +37,9 @@ def clusters_kernel(first_block, end_block, stop, scratch, x, y, labels, weights
             if is_set(stop):
                 break
             label, weight = labels[at, i], weights[at, min(i, weights.shape[1] - 1)]
-            sums[at, part, label, -1] += weight
-            add(sums[at, part, label], sums[at, part, -1], x[at, i], y[at, label], weight)
+            if label >= 0:
+                sums[at, part, label, -1] += weight
+                add(sums[at, part, label], sums[at, part, -1], x[at, i], y[at, label], weight)
 
 
 @inline
