@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..base.gradients import sum_to
+from ..base.kept import kept
 from ..base.values import moved, put, rounded
 from ..caches.eight_bits import bits_of
 from ..call.particles import by_products, in_order
@@ -131,9 +132,7 @@ class Passes:
         o, saved = self.forward(wide, inputs)
         given |= {"o": o, "lse": saved.lse, "lse_low": saved.lse_low}
         strides = [given[name].strides if name in given else None for name in TANGENTS]
-        owners = particles.queries, particles.keys, particles.starts
-        whole = moved(np.concatenate(owners).astype(np.int32), q)   # one copy
-        given |= zip(OWNERS, np.split(whole, np.cumsum([x.size for x in owners])[:-1].tolist()))
+        given |= owners_of(particles, q)
         results = {"to": gpu.empty((rows, problem.head_dim_v), dtype), "o2": gpu.empty(problem.out_shape, dtype)}
         jo = results["to"].reshape(count, *problem.out_shape)
         arrays = {"q": q, "k": k, "v": v} | given | results
@@ -391,3 +390,14 @@ def plans(device, q, k, v, deterministic=False, passes=(FORWARD, BACKWARD), **op
         return plan(pass_, kernels.routes_of(pass_), problem, device, call)
 
     return tuple(map(planned, passes))
+
+
+def owners_of(particles, q):
+    """What a kernel reads of Particles, by name, where q is, by one copy."""
+    owners = [x.astype(np.int32) for x in (particles.queries, particles.keys, particles.starts)]
+
+    def copied():
+        whole = moved(np.concatenate(owners), q)
+        return dict(zip(OWNERS, np.split(whole, np.cumsum([x.size for x in owners])[:-1].tolist())))
+
+    return kept((OWNERS, *[x.tobytes() for x in owners]), q, copied)

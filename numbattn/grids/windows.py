@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from ..base.backends import backend
-from ..base.checks import library
-from ..base.values import moved, remembered
+from ..base.kept import kept
+from ..base.values import moved
 from ..masks.where import Where
 from ..scores.function import Score
 from .axis import Numbers, Part, Sizes
@@ -19,10 +17,6 @@ from .bits import bits_of
 from .boxes import BLOCK, Boxes, boxes_of, states_in_rows
 from .offsets import is_summed
 from .visibility import PADDING, function_of, words_of, wraps
-
-T = TypeVar("T")
-KEPT: dict[Any, Any] = {}  # arrays, by what they are and where
-OF_GRAPHS: dict[Any, Any] = {}  # those that graphs read
 
 
 class OrderedWindows(NamedTuple):
@@ -100,17 +94,6 @@ class Windows(NamedTuple):
     def columns(self, array: Any) -> list[Any]:
         """What a bias by offset reads of each token, in the library of `array`."""
         return kept(("columns", self), array, lambda: [moved(x, array) for x in columns_of(self.parts)])
-
-
-def kept(key: tuple[Any, ...], array: Any, find: Callable[[], T]) -> T:
-    """What find() finds, kept for later calls on arrays of the library of `array`, on a GPU in the same stream. In a
-    capture, in which arrays cannot be copied to a GPU, it has been found before, and lives as long as the process."""
-    xp = str(library(array))
-    if xp == "numpy" or (place := backend(xp).place()) is not None:
-        return remembered(KEPT, (*key, xp, () if xp == "numpy" else place), find)
-    whole = (*key, xp, backend(xp).place_before())
-    found: T = OF_GRAPHS.get(whole) or KEPT.get(whole) or find()
-    return OF_GRAPHS.setdefault(whole, found)
 
 
 @lru_cache(maxsize=64)

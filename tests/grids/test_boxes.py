@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import numbattn as na
+from numbattn.base.kept import KEPT
 from numbattn.call.order import in_order
 from numbattn.call.problem import describe
 from numbattn.call.tangents import Tangents
@@ -24,7 +25,7 @@ from numbattn.grids.boxes import (
     states_in_rows,
 )
 from numbattn.grids.visibility import PADDING
-from numbattn.grids.windows import KEPT, Windows
+from numbattn.grids.windows import Windows
 
 CASES = {  # shape, extra, options of a window
     "two axes": ((9, 15), 0, {"window": (2, 4)}),

@@ -142,7 +142,7 @@ FAULTS = {
         "finite = np.where(np.isneginf(new), 0, new)": "finite = new",
     },
     "test_logarithms_of_rows_and_columns[ExponentialOfProduct()]": {
-        "kind.logarithm(_distances(block, kind.is_of_product))": "kind.logarithm(_distances(block))",
+        "kind.logarithm(_distances(block, kind))": "kind.logarithm(_distances(block))",
     },
     "test_sums_and_gradients_of_each_kind": {
         "[..., None] - weights @ block.y)": "[..., None] + weights @ block.y)",

@@ -605,7 +605,9 @@ FAULTS = {
     },
     "test_plans_and_what_they_carry": {
         "averages, (of, points) = potentials.over_x": "averages, (of, points) = potentials.over_y",
-        "clouds, between = self.clouds.of_whole_batch": "clouds, between = self.clouds",
+        "points/potentials.py": {
+            "clouds, solution = self.clouds.of_whole_batch": "clouds, solution = self.clouds",
+        },
     },
     "test_points_without_weight_change_nothing": {
         "points/clouds.py": {

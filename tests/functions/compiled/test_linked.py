@@ -63,5 +63,5 @@ def test_what_python_calls_has_an_entry():
 FAULTS = {
     "functions/compiled/derivative.py": {"has_address=function.calls_itself": "has_address=False"},
     "    def _optimize_final_module(self):\n        pass\n\n": "",
-    "state.flags.no_compile = Library(": "_ = Library(",
+    "state.flags.no_compile = self.library(": "_ = self.library(",
 }
