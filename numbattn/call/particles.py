@@ -35,7 +35,6 @@ class Particles(NamedTuple):
         return tangents._replace(q=_cleared(tangents.q, self.queries), k=_cleared(tangents.k, self.keys),
                                  v=_cleared(tangents.v, self.keys))  # fmt: skip
 
-
     @property
     def is_sorted(self) -> bool:
         """Whether keys lie in the order of their particles."""

@@ -117,12 +117,13 @@ class Segments(Mask):
         return made
 
     @property
-    def _longest(self) -> int:
-        """The most tokens of a segment, rounded up to a power of two; 0 if that is not known."""
-        most = self.max_queries if self._tokens is None else self._tokens
+    def _longest(self) -> int | None:
+        """The most tokens of a segment; None if that is not known."""
+        if self.keys is not None:
+            return None
         if isinstance(self.queries, np.ndarray):
-            most = _most_tokens(self.queries)
-        return 0 if most is None or self.keys is not None else 1 << max(most - 1, 1).bit_length()
+            return _most_tokens(self.queries)
+        return self.max_queries if self._tokens is None else self._tokens
 
     def _rows(self, i: Any, seqlen_k: int) -> QuerySegments:
         keys = self.queries if self.keys is None else self.keys

@@ -8,6 +8,7 @@ from ...base.values import clip
 from ...masks import AnyOf, Window, band_of
 from ..kernels.any.intervals import CLOSE, OPEN, OR, POSITIONS, lowered
 from ..kernels.shared.visibility import FARTHEST, FARTHEST_PLACE, GRIDS, lowered_function
+from ..kernels.small.steps import fitted
 from ..words.numbers import SIDES, MaskNumbers
 from ..words.steps import LoweredGrid, LoweredMask, LoweredPart, array_of_grid, array_of_mask
 from .known import KNOWN, lower_and_keep
@@ -53,8 +54,9 @@ def mask_and_arrays(mask, seqlen_q, seqlen_k):
     arrays |= of_grids | of_intervals
     last_query = seqlen_q if "queries" in arrays else band.queries
     numbers = MaskNumbers(*band, shifts["lo"], shifts["hi"], *own)
-    longest = 0 if mask._segments is None else mask._segments._longest
-    return LoweredMask(numbers, keys, last_key, grids, last_query, intervals, longest), arrays
+    longest = None if mask._segments is None else mask._segments._longest
+    tile = 0 if longest is None else fitted(longest) or 0
+    return LoweredMask(numbers, keys, last_key, grids, last_query, intervals, tile), arrays
 
 
 def grids_and_arrays(mask, seqlen_q, seqlen_k):

@@ -54,7 +54,7 @@ class Work(NamedTuple):
     cells: tuple = ()  # (rows, columns) of a block of each mask of blocks
     kind: Any = None  # the form of a kind of function of pairs of points: see points.kinds
     reads: tuple = ()  # the Reads that a kernel may add up beside other gradients
-    longest: int = 0  # of packed arrays, the most queries and keys of a segment, rounded up, where that is known
+    longest: int = 0  # of packed arrays, the size of a small tile that all segments fit into, if that is known
 
     @property
     def resumes(self):

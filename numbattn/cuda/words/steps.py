@@ -122,7 +122,7 @@ class LoweredMask(NamedTuple):
     grids: tuple = ()  # a LoweredGrid for each
     last_query: int | None = None  # this query and those after it see nothing, and may be NaN
     intervals: tuple = ()  # a LoweredPart for each part that gives intervals
-    longest: int = 0  # most tokens of a segment, rounded up to a power of two; 0: not known
+    longest: int = 0  # the size of a small tile that all segments fit into; 0: it is not known, or there is none
 
 
 class LoweredCall(NamedTuple):

@@ -1,4 +1,5 @@
 """Functions that only compiled ones call are linked into these unoptimised: LLVM optimises a kernel once, as a whole.
+Users' functions are optimised before.
 
 By itself Numba optimises each function, generates its machine code, and does both again wherever it is inlined, which
 took two thirds of a kernel's compile time.
@@ -30,10 +31,9 @@ class OptimisedLibrary(Library):
     _optimize_final_module = JITCodeLibrary._optimize_final_module
 
     @global_compiler_lock
-    def optimised(self):
-        """The code in words."""
-        self._ensure_finalized()
-        return str(self._final_module)
+    def get_llvm_str(self):
+        self._ensure_finalized()  # Numba does not before it is linked
+        return super().get_llvm_str()
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)

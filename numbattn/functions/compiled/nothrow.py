@@ -22,14 +22,14 @@ UNRESOLVED = re.compile(r"@\"?\.numba\.unresolved\$([^\"\s,]*)")  # the address 
 @uninterrupted
 def may_fail(overload):
     """Whether a function that Numba has compiled may return an error, or calls Python."""
-    functions = {name.strip('"'): body for name, body in DEFINED.findall(overload.library.optimised())}
+    functions = {name.strip('"'): body for name, body in DEFINED.findall(overload.library.get_llvm_str())}
     return _may_fail(overload.fndesc.llvm_func_name, functions, set())
 
 
 @uninterrupted
 def arguments_used(overload):
     """The names of the arguments that a function's code uses, wholly or in part."""
-    functions = {name.strip('"'): body for name, body in DEFINED.findall(overload.library.optimised())}
+    functions = {name.strip('"'): body for name, body in DEFINED.findall(overload.library.get_llvm_str())}
     _, _, body = functions[overload.fndesc.llvm_func_name].partition("{")
     return set(re.findall(r"%arg\.(\w+)", body))
 

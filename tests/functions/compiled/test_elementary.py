@@ -109,7 +109,7 @@ def code_of_loop(one, dtype):
 
     array = numba.types.Array(numba.from_dtype(np.dtype(dtype)), 1, "C")
     fill.compile((array, array))
-    return fill.overloads[array, array].library.optimised()
+    return fill.overloads[array, array].library.get_llvm_str()
 
 
 def test_a_power_of_float32_is_vectorised_in_float64():

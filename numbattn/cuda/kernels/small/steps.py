@@ -30,7 +30,7 @@ from ...words.spec import BY_HEAD, SHARED
 from ..scores import is_scaled, score_steps
 from ..shared.layouts import buffers, sum_type
 from ..shared.schedule import split
-from ..shared.segments import Segment, extent_of, start_of
+from ..shared.segments import Segment, extent_of, start_of, whole
 from ..shared.visibility import PACKED, band_test, has_states, in_band, is_looked_up, looked_up_test
 from ..tables import compiled_in, has_tensor_cores
 
@@ -172,7 +172,7 @@ def matrices_steps(mask, size):
     @device
     def next_of_packed(number, matrices, mask):
         batch, head, found = index(0), index(0), False
-        segment = Segment(index(0), index(0), index(0), index(0), index(0))
+        segment = whole(index(0))
         while not found and number < matrices.count:
             turn, matrix = split(number, matrices.batches * matrices.heads)
             batch, head = split(matrix, matrices.heads)
