@@ -391,6 +391,7 @@ VIEWS = {
     "broadcast rows": lambda x: np.broadcast_to(x[..., :1, :], x.shape),
     "broadcast columns": lambda x: np.broadcast_to(x[..., :1], x.shape),
     "the same in all directions": lambda x: np.broadcast_to(x[:1], x.shape),
+    "the same, negative": lambda x: np.broadcast_to(x[:1, ..., ::-1], x.shape),  # kernels that read in place copy it
 }
 
 

@@ -69,6 +69,12 @@ def readable(x, dtype, new=np.empty):
     return copy
 
 
+def readable_along(x, dtype, new=np.empty):
+    """The same of an array with directions in front, of which each has matrices, shared or not."""
+    found = readable(x, dtype, new)
+    return found if len(found) == len(x) else np.broadcast_to(found, (len(x), *found.shape[1:]))
+
+
 def has_rows(shape, strides, itemsize):
     """Whether an array is matrices of contiguous rows, one after the other."""
     (rows, cols), (row, col) = shape[-2:], strides[-2:]
@@ -121,7 +127,7 @@ def contiguous(lead, own):
 MATRIX = Operand(readable, matrices, lambda dtype: NO_MATRICES)
 HALVES = MATRIX._replace(readable=lambda x, dtype, new: readable(x, DTYPES[1], new),
                          layout=lambda *layout: matrices(*layout[:-1], 2))  # fmt: skip
-TANGENT = Operand(readable, matrices_along, lambda dtype: NO_TANGENTS)
+TANGENT = Operand(readable_along, matrices_along, lambda dtype: NO_TANGENTS)
 ROWS, ROWS_ALONG, RESULT, RESULT_ALONG = contiguous(0, 1), contiguous(1, 1), contiguous(0, 2), contiguous(1, 2)
 
 

@@ -64,7 +64,17 @@ def test_tangents_have_an_axis_in_front(rng, shape):
         np.testing.assert_array_equal(first, broadcast[place][0])
 
 
+@pytest.mark.parametrize("x", [np.broadcast_to(np.float32(1), (5, 4, 3, 8)), np.ones((5, 4, 3, 8))[:, :1, ::-1]])
+def test_tangents_that_share_matrices_have_as_many_directions_when_copied(x):
+    copy = operands.readable_along(x, np.dtype(np.float64))
+    assert copy.shape[0] == 5
+    np.testing.assert_array_equal(np.broadcast_to(copy, x.shape), x)
+
+
 FAULTS = {
+    "test_tangents_that_share_matrices_have_as_many_directions_when_copied": {
+        "found if len(found) == len(x) else": "found if True else",
+    },
     ("cpu/test_operands.py", "cpu/test_tile.py::test_grids", "cpu/test_tile.py::test_draw"): {
         "(col == itemsize or cols <= 1)": "(col == itemsize or cols <= 2)",
         "(row >= cols * itemsize or rows <= 1)": "(row > 0 or rows <= 1)",
