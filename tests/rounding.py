@@ -33,7 +33,8 @@ def rounding(do, q, k, v, dlse=None, **options):
     seen, some, slopes, P_error, lse_error = P > 0, x.some, x.slopes, x.P_error, x.lse_error
     scale, VT = inputs.scale, V.swapaxes(-2, -1)
     PZ, PZ_error = P * Z, x.PZ_error
-    O_error = PZ_error @ abs(V) + u * abs(PZ @ V)
+    subnormal = x.subnormal * seen.sum(-1, keepdims=True)   # of terms that are
+    O_error = PZ_error @ abs(V) + u * abs(PZ @ V) + subnormal
 
     dO = np.where(some, do.astype(np.float64).reshape(*lse.shape[:-1], problem.head_dim_v), 0)
     dL = 0 if dlse is None else np.where(some, dlse.astype(np.float64).reshape(lse.shape), 0)
@@ -114,6 +115,7 @@ def rounding_of_weights(problem, inputs):
     P_error = P * (S_error + lse_error + eps * (1 + abs(S)) + u) + least * seen
     PZ_error = (P_error + eps * P) * Z
     return SimpleNamespace(Q=Q, K=K, V=V, P=P, Z=Z, lse=lse, some=some, u=u, eps=eps, least=least, largest=largest,
+                           subnormal=float(of_sums.smallest_subnormal),
                            slopes=slopes, scores=scores, S_errors=S_errors, S_error=S_error, lse_error=lse_error,
                            P_error=P_error, PZ_error=PZ_error)
 

@@ -216,6 +216,7 @@ def _gradients(
     return Gradients(dq, dk, dv, tuple(of_score))
 
 
+@np.errstate(under="ignore")
 def _gradient_of_sink(saved: Saved[Any], number: int, given: dict[str, Any], tangents: Tangents | None) -> Any:
     """-rowsum(P D), P that of the sink, score part `number`; or the tangents of that."""
     sink: Any = saved.inputs.score[number]
