@@ -68,8 +68,8 @@ class KVCache(CacheArrays):
     -----
     The results of a sequence are equal bit for bit, whatever the batch, the capacity and the pages.
 
-    On a GPU from compute capability 8.0 on, calls of up to 16 queries read pages in place, and 8 bits, too, if q is
-    float16 or bfloat16. Other calls first copy such a cache, and one of another dtype than q, in the dtype of q.
+    On a GPU from compute capability 8.0 on, calls of up to 16 queries read pages in place, and a dtype of fewer bits
+    than q, too, unless q is float64. Other calls first copy such a cache in the dtype of q.
 
     In a rolling cache `lengths` count all tokens that a sequence has ever had, and positions are true ones: what takes
     positions, such as `Alibi`, `First`, `Window`, functions and rotary embeddings, has the same results as with a cache

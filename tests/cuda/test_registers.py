@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from numbattn import Score
+from numbattn.base.checks import DTYPES
 from numbattn.caches.arrays import CacheLayout
 from numbattn.caches.eight_bits import FLOAT8, INT8
 from numbattn.call.passes import LAPLACIAN, PARTICLE_LAPLACIAN
@@ -37,8 +38,8 @@ ALL = "keys+blocks+dense"
 FEW, LONG = {"keys": 100, "seqlen_k": 100}, {"keys": MANY, "seqlen_k": MANY}  # which rows are taken
 NARROW = {"keys": 100}
 SHORT = {"seqlen_q": 128, "seqlen_k": 128}  # rows of their own, or all keys in a block
-PAGES_OF_INT8, OF_INT8, OF_FLOAT8 = (
-    {"cache": CacheLayout(*held)} for held in ((INT8, 16), (INT8, None), (FLOAT8, None))
+PAGES_OF_INT8, OF_INT8, OF_FLOAT8, OF_BFLOAT16 = (
+    {"cache": CacheLayout(*held)} for held in ((INT8, 16), (INT8, None), (FLOAT8, None), (DTYPES[1], None))
 )
 UNALIGNED, DROPOUT, DETERMINISTIC = {"nbytes": 0}, {"dropout": True}, {"deterministic": True}
 RESUMES, WITH_TDO = {"resumes": True}, ("q", "k", "v", "do")
@@ -243,6 +244,7 @@ DECODING = [  # all of O and Q in the registers of a warp, beside S
     row("decode", "float16", 128, 128, ALL, "sink, alibi", cc=(8, 0), seqlen_q=3, **OF_FLOAT8),
     row("decode", "bfloat16", 128, 128, ALL, "sink, alibi", seqlen_q=3, **OF_INT8),
     row("decode", "bfloat16", 128, 128, EDGES, "softcap", seqlen_q=1, **OF_FLOAT8),
+    row("decode", "float32", 64, 64, EDGES, "softcap", seqlen_q=3, **OF_BFLOAT16),
     row("combine", "bfloat16", 128, 128, EDGES, "sink", seqlen_q=1),
     row("combine", "bfloat16", 256, 256, seqlen_q=1),
 ]

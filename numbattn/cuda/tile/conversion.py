@@ -94,7 +94,7 @@ def halves_of(b, pair):
 
 # ------------------------------------------------------------------------------------------------- elements of 8 bits
 def widen(dtype, values):
-    """Widen int8, or uint8, which is float8_e4m3fn, to float16 or bfloat16, in plain Python."""
+    """Widen int8, or uint8, which is float8_e4m3fn, or a float of 16 bits, in plain Python."""
     return (values.view(ml_dtypes.float8_e4m3fn) if values.dtype == np.uint8 else values).astype(dtype)
 
 
@@ -102,6 +102,15 @@ def emit_widened(b, source, target, word, i, j):
     """Widen bytes i and j of a register, (0, 1) and (2, 3) or (0, 2) and (1, 3), to two float16 or bfloat16: exactly,
     except that NaN in float8 may become 480."""
     return WIDEN[source, target](b, word, i, j)
+
+
+def emit_widened_words(b, source, values):
+    """Elements of 8 or 16 bits, in a register each, as float32: exactly, but for NaN in float8."""
+    if source != types.uint8:
+        return [emit_convert(b, source, types.float32, x) for x in values]
+    words = [b.zext(x, I32) for x in values]
+    pairs = [emit_widened(b, source, types.float16, word, 0, 1) for word in words]
+    return [emit_convert(b, types.float16, types.float32, halves_of(b, pair)[0]) for pair in pairs]
 
 
 def _int8_as_float16(b, word, i, j):

@@ -19,7 +19,7 @@ class SharedTile(Place):
     Rows are 16 bytes longer than they look, so a column of 16-byte vectors touches every bank.
     """
 
-    widened: Any = None  # the dtype to which products widen 8-bit elements
+    widened: Any = None  # the dtype to which products widen elements
     whole: int = 0  # columns of the whole tile if this is a part of one, else 0
 
     def __str__(self):
@@ -65,12 +65,13 @@ class SharedMemory:
     def tile(self, rows, cols, dtype, stages=1, at=None, widened=None):
         """The place of a tile, or of several, after all others or where the tile `at` is.
 
-        widened: float16 or bfloat16, to which `dot` widens int8, or uint8, which is float8_e4m3fn.
+        widened: to what `dot` widens int8, or uint8, which is float8_e4m3fn: float16, bfloat16 or float32; or float16
+        and bfloat16: float32.
         """
         check_dtype("tile", np.dtype(dtype), ANY - TRUTHS)
         if widened is not None:
-            check_dtype("widened tile", np.dtype(dtype), BYTES)
-            check_dtype("widened tile", widened := np.dtype(widened), HALF_FLOATS)
+            check_dtype("what a tile is widened to", widened := np.dtype(widened), HALF_FLOATS | {"float32"})
+            check_dtype("widened tile", np.dtype(dtype), BYTES if widened.itemsize == 2 else BYTES | HALF_FLOATS)
         offset = self.nbytes if at is None else at.offset
         tile = SharedTile(rows, cols, np.dtype(dtype), offset, stages, widened=widened)
         self.nbytes = max(self.nbytes, tile.end)

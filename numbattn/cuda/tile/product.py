@@ -3,7 +3,8 @@
 On CUDA cores ("fma") both operands are in shared memory, of any dtype; they are converted on the way. On the
 tensor cores ("mma") they are float16, bfloat16 or float64, or float32 by way of three products of TF32; the left one
 may also be a fragment, whose accumulator registers are what the unit takes as its left operand. With a fragment the
-right one may have 8 bits, widened in registers. Either operand may be transposed: `sK.T`.
+right one may have fewer bits, widened in registers: TF32 holds it exactly, so that float32 takes two products. Either
+operand may be transposed: `sK.T`.
 """
 
 from itertools import product
@@ -35,8 +36,8 @@ def dot(acc, x, y):
     y is a tile in shared memory; so is x, or, on tensor cores, a fragment that is rounded to y's dtype. If a warpgroup
     multiplies, x is a tile or an `operand`, and the sum is there only after `wgmma_wait`.
 
-    y may have 8 bits if it is widened: see `SharedMemory.tile`. With y.T, x is then a fragment with a layout
-    `by_fours`; with y, the sum has such a layout.
+    y may have fewer bits if it is widened: see `SharedMemory.tile`. If that is to 16 bits, x is, with y.T, a fragment
+    with a layout `by_fours`; with y, the sum has such a layout.
 
     >>> SUMS = simt(2, 2, 32, 2, 1)
     >>> def kernel(x, z):

@@ -6,7 +6,7 @@ from itertools import chain, product
 
 from ..compiler import TypingError, capability, loop, types
 from .boxes import Boxes
-from .conversion import HALVES, emit_widened
+from .conversion import HALVES, emit_widened, emit_widened_words
 from .emit import F32, I32, Index, in_own_block, load_vector
 from .fragment import BYTES, FLOATS, HALF_FLOATS, FragmentType, element_type, is_tile, name_of
 from .fragment import registers as unpack
@@ -30,15 +30,20 @@ def check_mma(layout, total, x, right):
         raise TypingError(f"dot: {left if isinstance(left, Boxes) else right} is for warpgroups")
     check_order(layout, left, right)
     (depth, cols), step = right.shape, 16 if dtype in HALF_FLOATS else 8
-    steps = (step, step) if right.dtype == right.factor else (32, 16) if right.transposed else (16, 32)
+    steps = (step, step) if not is_in_fours(right) else (32, 16) if right.transposed else (16, 32)
     if depth % steps[0] or cols % steps[1]:
         raise TypingError("dot: tensor cores take right operands in multiples of {}x{}, ".format(*steps)
                           + f"not {depth}x{cols}")
 
 
+def is_in_fours(right):
+    """Whether registers of a right operand are read with four elements each: 8 bits that are widened to 16."""
+    return right.dtype != right.factor and right.factor.itemsize == 2
+
+
 def check_order(layout, left, right):
     """Check that a register of an 8-bit right operand has four neighbours in a row: in k, or in the sum's columns."""
-    widened = right.dtype != right.factor
+    widened = is_in_fours(right)
     if widened and not isinstance(left, Layout):
         raise TypingError(f"dot: with {right}, which is widened, the left operand is a fragment")
     for what, found, along in (("the left operand", left, right.transposed), ("the sum", layout, not right.transposed)):
@@ -49,7 +54,8 @@ def check_order(layout, left, right):
 
 def emit_mma(acc, lefts, y):
     """As `product.emit_fma`. The pieces of several sums are one another's rows."""
-    emit = emit_bytes if name_of(y.dtype) in BYTES else emit_halves if y.dtype in HALVES else emit_words
+    fills_words = y.plan.factor.itemsize > 2
+    emit = emit_words if fills_words else emit_bytes if name_of(y.dtype) in BYTES else emit_halves
 
     def generate(b, registers, values, y_pointer):
         sums = Pieces(acc.layout, registers)
@@ -175,7 +181,7 @@ def bytes_reader(b, tile, factor, pointer):
 def emit_words(b, sums, left, y, y_pointer):
     """The product of elements that fill registers, 8 of k per instruction: added chunk by chunk of k, see WORDS."""
     in_registers, depth = isinstance(left, Pieces), y.plan.shape[0]
-    add, chunk = WORDS[y.dtype]
+    add, chunk = WORDS[element_type(y.plan.factor)]
     order = order_of_k(y, in_registers)
     ys = WordReader(b, y, y_pointer, 1, warp_col(b, sums.layout), order, (0, 8))
     if in_registers:  # the sums of one product are the left operand of the next
@@ -229,12 +235,12 @@ def add_singles(b, sums, lefts, ys):
 
     x = hi + lo in TF32 each, x y = hi hi + (hi lo + lo hi), good to a float32's last bit. Tensor cores cut off what
     does not fit into a sum, so that long sums come out too small. What they add up is therefore short, starts from zero
-    and has the small terms in a sum of their own.
+    and has the small terms in a sum of their own. Of y that was widened there is no lo.
     """
-    lefts = [[split(b, words) for words in row] for row in lefts]
+    lefts, split_y = [[split(b, words) for words in row] for row in lefts], exact if ys.is_widened else split
 
     def add(n):
-        rights = (split(b, words) for words in ys.blocks(n, 0, len(lefts[0])))
+        rights = (split_y(b, words) for words in ys.blocks(n, 0, len(lefts[0])))
         for r, terms in zip(sums.row_slots, products(b, lefts, rights)):
             sums.put(r, n, [b.fadd(d, b.fadd(*two)) for d, *two in zip(sums.get(r, n), *terms)])
 
@@ -247,7 +253,7 @@ def products(b, lefts, rights):
     for (y_high, y_low), *xs in zip(rights, *lefts):
         for i, (x_high, x_low) in enumerate(xs):
             large, small = found[i]
-            small = mma_tf32(b, small, x_high, y_low)
+            small = mma_tf32(b, small, x_high, y_low) if y_low else small
             small = mma_tf32(b, small, x_low, y_high)
             found[i] = mma_tf32(b, large, x_high, y_high), small
     return found
@@ -267,6 +273,11 @@ def split(b, values):
     highs = [b.and_(b.add(x, I32(0x1000)), I32(0xFFFFE000)) for x in bits]
     rests = [b.fsub(x, b.bitcast(high, F32)) for x, high in zip(values, highs)]
     return highs, [b.bitcast(rest, I32) for rest in rests]
+
+
+def exact(b, values):
+    """The same of numbers that TF32 holds."""
+    return [b.bitcast(x, I32) for x in values], []
 
 
 def add_doubles(b, sums, lefts, ys):
@@ -319,6 +330,7 @@ class WordReader:
         steps = tile.plan.steps()
         self.b, self.line_step, self.k_step = b, steps[along], steps[1 - along]
         self.order, self.apart = order, apart
+        self.dtype, self.is_widened = tile.dtype, tile.plan.factor != tile.plan.dtype
         first = b.mul(first_line, I32(self.line_step))
         group, lane = bits_of_lane(b, 2, 3), bits_of_lane(b, 0, 2)
         word = b.add(b.mul(group, I32(self.line_step)), b.mul(lane, I32(self.k_step * order)))
@@ -351,7 +363,8 @@ class WordReader:
 
     def block(self, offset):
         def load(i, width):
-            return load_vector(self.b, self.b.gep(self.words, [I32(offset + i * self.k_step)]), width)
+            found = load_vector(self.b, self.b.gep(self.words, [I32(offset + i * self.k_step)]), width)
+            return emit_widened_words(self.b, self.dtype, found) if self.is_widened else found
 
         if self.order > 1 and self.k_step == 1:
             return load(0, 2)

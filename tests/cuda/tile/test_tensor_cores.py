@@ -315,6 +315,27 @@ def test_right_operands_of_8_bits(rng, held, dtype, cc):
         assert (found.count("e4m3x2") > 0) == (cc == (8, 9))
 
 
+@pytest.mark.parametrize("held", [np.int8, np.uint8, np.float16, bfloat16])
+def test_right_operands_that_are_widened_to_float32(rng, held):
+    """They are exact in TF32: two products, not three."""
+    kernel, nbytes = widened_products(held, np.float32, order=(False, False))
+    q = rng.standard_normal((M, 64), np.float32)
+    if np.dtype(held).itemsize == 1:
+        (k, exact_k), (v, exact_v) = (of_8_bits(held, (48, 64), rng) for _ in range(2))
+    else:
+        k, v = rng.standard_normal((2, 48, 64)).astype(held)
+        exact_k, exact_v = k.astype(np.float64), v.astype(np.float64)
+    s, o = poisoned((M, 48)), poisoned((M, 64))
+    found = launch(kernel, (1, 1, 1), THREADS, nbytes, q, as_device(k), as_device(v), s, o)
+    want = q.astype(np.float64) @ exact_k.T
+    np.testing.assert_allclose(s, want, atol=1e-6 * np.abs(want).max())
+    want = (s / np.float32(256)).astype(np.float64) @ exact_v
+    np.testing.assert_allclose(o, want, atol=1e-6 * np.abs(want).max())
+    if found:
+        assert found.count("mma.sync") == 2 * 2 * M * 48 * 64 // (16 * 8 * 8 * THREADS // 32)
+        assert sum(n for op, n in found.conflicts.items() if "ld.shared" in op) == 0
+
+
 def check_refused(match, *factory, **options):
     kernel, nbytes = widened_products(*factory, **options)
     d, n = options.get("d", 64), options.get("n", 48)

@@ -52,7 +52,7 @@ from ...words.signatures import signature_of
 from ...words.spec import Spec
 from ...words.steps import At
 from ..scores import SCORE, differs_by_head, may_be_far, score_steps
-from ..shared.cached import cached
+from ..shared.cached import EIGHT_BITS, cached
 from ..shared.chunks import count_of_chunks, first_key, longest_steps
 from ..shared.dropout import DROPOUT, drop_step
 from ..shared.layouts import DTYPES, sum_type
@@ -101,7 +101,7 @@ class CacheArgument(Argument):
     def flat(self, planner, work):
         if work.problem.page_size:
             yield planner.whole("table")
-        for name in ("k scale", "v scale") if held_of(work.problem) else ():
+        for name in ("k scale", "v scale") if held_of(work.problem) in EIGHT_BITS else ():
             array, (pointer, itemsize, shape, strides), has_batch = planner.whole(name)
             if len(shape) > 1:                                  # of tokens: a column of a matrix for each head
                 shape, strides = (*shape, 1), (*strides, itemsize)
@@ -117,12 +117,12 @@ def decode(
 ):  # fmt: skip
     """The kernel for these KeyTiles and head_dims rounded up.
 
-    page_size: of a cache in pages, else 0; held: the dtype of a cache of 8 bits, or None; mask_by_head: whether heads
-    may have lengths of their own; nbytes: alignment of the rows of q, k and v.
+    page_size: of a cache in pages, else 0; held: the dtype of a cache of fewer bits than q, or None; mask_by_head:
+    whether heads may have lengths of their own; nbytes: alignment of the rows of q, k and v.
     """
     dtype, ACC, (tile_n, queries, of_batch) = DTYPES[dtype], sum_type(DTYPES[dtype]), tiles
     S_TILE, O_TILE, Q_TILE = (mma(ROWS, cols, WARP).folded(queries) for cols in (tile_n, head_dim_v, head_dim))
-    if held:
+    if held and dtype.itemsize == 2:
         O_TILE, Q_TILE = O_TILE.by_fours(), Q_TILE.by_fours()
     ROW_VECTOR, PARTS = S_TILE.row_vector(), S_TILE.row_parts()
     shared = SharedMemory()
@@ -314,7 +314,7 @@ def rows(work):
 
 
 def rows_for(problem):
-    """The largest tiles first. A key of 8 bits is widened."""
+    """The largest tiles first. A key of fewer bits than q is widened."""
     size = next(size for size in (64, 128, 256) if max(head_dims(problem)) <= size)
     nbytes = problem.dtype.itemsize
     if size * nbytes > KEY_BYTES:
@@ -332,7 +332,7 @@ def takes(work):
 
 
 def held_of(problem):
-    """The name of the dtype of a cache of 8 bits."""
+    """The name of the dtype of a cache of fewer bits than q."""
     return problem.cache.dtype.name if problem.cache and problem.cache.dtype != problem.dtype else None
 
 
@@ -340,7 +340,7 @@ def reads(problem, device):
     """Whether the kernel reads a cache in place."""
     if not has_tensor_cores(device) or problem.seqlen_q > FEW or is_wide(problem):
         return False
-    if held_of(problem) and problem.dtype.itemsize != 2:
+    if held_of(problem) and problem.dtype.itemsize > 4:
         return False
     return any(shared_bytes(problem, tiles) <= device.shared for tiles in rows_for(problem))
 
@@ -376,7 +376,7 @@ def blocks(work, tiles, m_blocks, n_blocks):
 
 
 def resident(work, tiles):
-    """Two blocks a multiprocessor if their tiles of 8 bits fit: one takes a third more time."""
+    """Two blocks a multiprocessor if their tiles of fewer bits than q fit: of 8 bits one takes a third more time."""
     if held_of(work.problem) is None:
         return 1
     return min(2, work.device.shared // shared_bytes(work.problem, tiles))

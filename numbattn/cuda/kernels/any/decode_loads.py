@@ -51,7 +51,8 @@ class Loads(NamedTuple):
 
 def cp_async_loads(shared, held, head_dim, head_dim_v, tile_n, page_size, mask, nbytes):
     """Loads by cp.async: K and V in turn, each a group, the last of which may be in flight."""
-    place = shared.boxes if held.dtype.itemsize == 2 else partial(shared.tile, widened=held.widened)
+    in_boxes = held.widened is None and held.dtype.itemsize == 2
+    place = shared.boxes if in_boxes else partial(shared.tile, widened=held.widened)
     SHARED_K, SHARED_V = (place(tile_n, cols, held.dtype, WARPS) for cols in (head_dim, head_dim_v))
     ROWS_OF, TILE_N, rows_of = Alignment(nbytes), tile_n, held.rows_of
 

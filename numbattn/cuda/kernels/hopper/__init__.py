@@ -46,7 +46,7 @@ def takes_slices(work):
 
 
 def reads(work):
-    """No caches of 8 bits, which TMA does not widen."""
+    """No caches of fewer bits than q, which TMA does not widen."""
     return held_of(work.problem) is None
 
 

@@ -1,4 +1,4 @@
-"""Keys and values in a cache: the places of tokens in pages, and numbers of 8 bits with their scales.
+"""Keys and values in a cache: the places of tokens in pages, numbers of fewer bits than q, and scales of those of 8.
 
 S = Q K^T is multiplied by the scale of each key, and P, after its rows have been summed, by that of each value. In int8
 each token has a scale; in float8 each head has one, so that O is multiplied instead of P.
@@ -21,6 +21,7 @@ from ...tile import (
     thread_index,
 )
 from ...words.signatures import array_type
+from .layouts import DTYPES
 
 EIGHT_BITS = {"int8": np.dtype(np.int8), "float8_e4m3fn": np.dtype(np.uint8)}  # the dtypes of the arrays that hold them
 
@@ -49,8 +50,9 @@ def cached(shared, dtype, held, layout, page_size, warps):
     def rows_of(matrices, cache, work, keys, alignment):
         return tokens_of(matrices, cache, work.batch, work.head_k, keys, alignment)
 
-    if held is None:
-        return CacheSteps(dtype, None, rows_of, *[no_scales] * 2, *[unscaled] * 3, tables)
+    if held not in EIGHT_BITS:
+        about = (dtype, None) if held is None else (DTYPES[held], dtype)
+        return CacheSteps(*about, rows_of, *[no_scales] * 2, *[unscaled] * 3, tables)
     if held == "int8":
         more = 64 if dtype == np.float16 else 1                 # P times a small scale would be subnormal
         load_k, of_keys = scale_of_tokens(shared, layout, warps, rows_of, first, 1)

@@ -1,5 +1,6 @@
 """Few queries, their keys in chunks; both ways to load them. Large problems are in test_attention.py."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -259,14 +260,14 @@ def test_which_pages_are_loaded_by_tma():
         assert bool(program.plan.steps[-2].key.source().tensor_maps) == by_tma
 
 
-# --------------------------------------------------------------------------------------------------- caches of 8 bits
-def of_8_bits(rng, held, lengths, page_size=None, heads_k=2, d=64, e=32, size=1.0):
+# ----------------------------------------------------------------------------------- caches of fewer bits than queries
+def of_fewer_bits(rng, held, lengths, page_size=None, heads_k=2, d=64, e=32, size=1.0):
     """A cache; beyond the lengths is NaN, scales too."""
     shape = len(lengths), heads_k, max(lengths) + 9
     k, v = (size * rng.standard_normal((*shape, features)) for features in (d, e))
     written = na.KVCache.zeros(*shape, d, like=k, head_dim_v=e, dtype=held)
-    scales = written.k_scale, written.v_scale
-    if held == np.int8:
+    scales = [x for x in (written.k_scale, written.v_scale) if x is not None]
+    if held != FLOAT8:
         written.append(k, v)
         return laid_out(rng, written.k, written.v, lengths, page_size, scales)
     scales = size * np.linspace(0.25, 2, 2 * heads_k).astype(np.float32).reshape(2, heads_k)
@@ -299,11 +300,23 @@ def check_cache(device, q, cache, mask=None, **options):
     pytest.param("cp.async", FLOAT8, 16, "float16", marks=pytest.mark.slow),
     pytest.param("TMA", FLOAT8, None, "bfloat16", marks=pytest.mark.slow),
 ], indirect=["device"])  # fmt: skip
-def test_caches_of_8_bits(rng, device, held, page_size, dtype):
+def test_caches_of_fewer_bits(rng, device, held, page_size, dtype):
     """Heads of a group, an empty sequence, ragged ones; newer GPUs convert float8 in one step."""
     lengths = [37, 0, 150] if dtype == "float16" else [150, 3]
     q = random(rng, (len(lengths), 4, 1 if page_size else 3, 64), np.dtype(dtype))
-    check_cache(device, q, of_8_bits(rng, held, lengths, page_size), None if page_size else na.Causal())
+    check_cache(device, q, of_fewer_bits(rng, held, lengths, page_size), None if page_size else na.Causal())
+
+
+@pytest.mark.parametrize(("device", "held", "page_size"), [
+    ("TMA", ml_dtypes.bfloat16, 16),
+    pytest.param("cp.async", np.float16, None, marks=mostly_simulated),
+    pytest.param("cp.async", np.int8, 16, marks=mostly_simulated),
+    pytest.param("cp.async", FLOAT8, None, marks=mostly_simulated),
+], indirect=["device"])  # fmt: skip
+def test_caches_beside_float32(rng, device, held, page_size):
+    """They are read in place; heads of a group, ragged sequences."""
+    q = random(rng, (2, 4, 1 if page_size else 3, 64), np.dtype(np.float32))
+    check_cache(device, q, of_fewer_bits(rng, held, [150, 3], page_size), None if page_size else na.Causal())
 
 
 @simulated
@@ -312,7 +325,7 @@ def test_caches_of_8_bits_of_any_size(rng, world, held):
     """Head_dims that are no vectors, pages that are no powers of two, 16 queries, a score, dropout."""
     q = random(rng, (2, 2, 16, 24), HALF)
     options = {"score": na.Softcap(3.0), "dropout": na.Dropout(0.3, seed=5)}
-    check_cache(AMPERE, q, of_8_bits(rng, held, [70, 33], 7, d=24, e=20), na.Window(50, 0), **options)
+    check_cache(AMPERE, q, of_fewer_bits(rng, held, [70, 33], 7, d=24, e=20), na.Window(50, 0), **options)
 
 
 @simulated
@@ -321,7 +334,7 @@ def test_caches_of_8_bits_of_any_size(rng, world, held):
 def test_small_and_large_scales(rng, world, held, size):
     """P is rounded to float16 as it is multiplied."""
     q = random(rng, (1, 2, 1, 64), HALF) / np.float16(size if size > 1 else 1)
-    check_cache(AMPERE, q, of_8_bits(rng, held, [200], size=size))
+    check_cache(AMPERE, q, of_fewer_bits(rng, held, [200], size=size))
 
 
 @simulated
