@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from ..base.checks import Floats, dtype_of_sums, floats, integer, library, number, words_for
-from ..base.values import Taken, identity, is_foreign, moved, shown, sum_broadcast
+from ..base.checks import Floats, dtype_of_sums, integer, library, number, words_for
+from ..base.values import Taken, identity, moved, shown, sum_broadcast
 from ..functions.frozen import Frozen, frozen
 from ..functions.given import python_function
 from . import kinds
-from .composition import Kernel, Sum
+from .composition import Kernel, Sum, parameter
 
 LARGEST_LOG = math.log(np.finfo(float).max) - 1  # of a length
 
@@ -525,12 +525,12 @@ def as_exponential(kernel: Any, features: int) -> Kernel:
 
 
 def _length(name: str, value: Any) -> Any:
-    if not library(value) and not is_foreign(value) and not isinstance(value, list | tuple):
+    found = parameter(name, value)
+    if isinstance(found, float):
         return positive(name, value)
-    array = floats(name, value)
-    if isinstance(array, np.ndarray) and not (np.isfinite(array).all() and (array > 0).all()):
-        raise ValueError(f"{name}: got values from {array.min()} to {array.max()}, allowed finite and > 0")
-    return array
+    if isinstance(found, np.ndarray) and not (np.isfinite(found).all() and (found > 0).all()):
+        raise ValueError(f"{name}: got values from {found.min()} to {found.max()}, allowed finite and > 0")
+    return found
 
 
 def positive(name: str, value: Any) -> float:

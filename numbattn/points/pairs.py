@@ -21,7 +21,7 @@ import numpy as np
 from ..base.backends import run_points
 from ..base.checks import dtype_of_sums, library, refuse_foreign
 from ..base.forks import cached_property
-from ..base.values import sum_broadcast
+from ..base.values import moved, sum_broadcast
 from ..call.problem import NOTHING_HIDDEN, describe
 from ..masks import Mask
 from . import formula, kinds
@@ -292,6 +292,14 @@ class _Exchanged(Term):
     def in_halves(self) -> tuple[Any, Any, dict[str, float]]:
         x, y, options = self.exchanged.in_halves
         return y, x, options
+
+
+@quiet
+def terms_of(pairs: Pairs, kernel: Kernel) -> list[tuple[Any, Term]]:
+    """The terms of the sum that a kernel is, and factors for arrays (..., rows, columns)."""
+    refuse_foreign("kernel", kernel._leaves)
+    return [(factor if isinstance(factor, float) else moved(factor, pairs.x).astype(pairs.dtype)[..., None, None],
+             Term(pairs, term)) for factor, term in kernel._terms]  # fmt: skip
 
 
 @quiet
