@@ -17,12 +17,13 @@ ALL = slice(None)
 
 
 class Kernel(Value):
-    """What all kernels share: ``k1 + k2``, ``2.0 * k`` and ``k.on(features)`` are kernels, too, and so is the product
-    ``k1 * k2`` of Gaussian and Periodic ones.
+    """What all kernels share: ``k1 + k2``, ``2.0 * k``, ``k1 * k2`` and ``k.on(features)`` are kernels, too.
 
     Notes
     -----
     A factor is a number, or an array over batch axes of points: ``np.array([1.0, 2.0]) * k`` of two clouds.
+    A product of Gaussian and Periodic kernels takes as long as one of them. Others, such as ``Matern(1.5).on([0]) *
+    Matern(2.5).on([1, 2])``, are computed by array operations, of blocks of all pairs, which takes many times as long.
     Kernels are values, like masks: two are equal if their numbers are equal and they hold the same arrays.
     """
 
@@ -80,6 +81,16 @@ class Kernel(Value):
     def _kind(self) -> kinds.Kind:
         """The kernel of points of unit length."""
         raise NotImplementedError
+
+    def _kinds(self, features: int) -> tuple[tuple[kinds.Kind, int], ...]:
+        """Those of its factors, of points of this number of features, and how many features of unit length each has."""
+        return ((self._kind, self._count(features)),)
+
+    def _kind_of(self, features: int) -> kinds.Kind:
+        """The kind of points of this number of features."""
+        (first, _), *others = found = self._kinds(features)
+        is_one = all(first == kind == kinds.GAUSSIAN for kind, _ in others)
+        return first if is_one else kinds.Times(found)
 
     @property
     def _exponential(self) -> kinds.Kind | None:
@@ -166,16 +177,15 @@ class Sum(Kernel):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Product(Kernel):
-    """The product of kernels, each of some features of points: a single one, or some that are Gaussians of points of
-    unit length, whose squared distances are added."""
+    """The product of kernels, each of some features of points. If all are Gaussians of points of unit length, squared
+    distances are added."""
 
     factors: tuple[tuple[Kernel, Features], ...]
 
     def __post_init__(self) -> None:
-        for kernel, _ in self.factors if len(self.factors) > 1 else ():
-            if kernel._kind != kinds.GAUSSIAN:
-                raise TypeError(f"kernel: got a product with {kernel}, expected Gaussian and Periodic alone, on some "
-                                "features or on all")  # fmt: skip
+        for leaf in self._leaves if len(self.factors) > 1 else ():
+            if leaf._kind.is_of_pairs:
+                raise TypeError(f"kernel: got a product with {leaf}, which sinkhorn alone takes")
 
     def on(self, features: slice | Sequence[int]) -> Kernel:
         if any(own != ALL for _, own in self.factors):
@@ -190,18 +200,18 @@ class Product(Kernel):
     def _leaves(self) -> tuple[Kernel, ...]:
         return tuple([leaf for kernel, _ in self.factors for leaf in kernel._leaves])
 
-    @property
-    def _kind(self) -> kinds.Kind:
-        return self.factors[0][0]._kind
+    def _kinds(self, features: int) -> tuple[tuple[kinds.Kind, int], ...]:
+        return tuple([one for kernel, own in self.factors for one in kernel._kinds(len(_numbers(own, features)))])
 
     @property
     def _exponential(self) -> kinds.Kind | None:
-        return self.factors[0][0]._exponential
+        first, *others = self._leaves
+        return first._exponential if all(first._kind == one._kind == kinds.GAUSSIAN for one in others) else None
 
     @property
     def _is_centred(self) -> bool | None:  # type: ignore[override]
         first, *others = (kernel._is_centred for kernel, _ in self.factors)
-        return None if others and not (first and all(others)) else first
+        return first if all(one == first for one in others) else None
 
     @property
     def _is_linear(self) -> bool:  # type: ignore[override]

@@ -30,8 +30,8 @@ def product(x: A, y: A, b: A, kernel: Kernel, *, mask: Mask | Array | None = Non
         strides. Axes before the last two broadcast as in `numpy.matmul`. y may be x.
     kernel : Gaussian, Periodic, Laplacian, Matern, Cauchy, RationalQuadratic, Radial, Linear, Cosine, Polynomial, Cost
         Or a sum of multiples of these, ``0.5 * Gaussian(0.1) + Matern(1.5, 0.3)``, one pass each; each of all features
-        or, as ``Matern(1.5).on([0, 2])``, of some. A product of Gaussian and Periodic kernels, on any features, is one
-        of these, too: ``Gaussian(10.0) * Periodic(1.0).on([0])``.
+        or, as ``Matern(1.5).on([0, 2])``, of some. Products of them, on any features, are kernels, too:
+        ``Gaussian(10.0) * Periodic(1.0).on([0])``; see `Kernel`.
     mask : a mask of numbattn's, or a boolean array, optional
         Which points y_j each x_i sees: `Segments` for batches of point clouds of unequal size, `BlockSparse`, `Window`
         for sorted points. A point that sees nothing gets 0.

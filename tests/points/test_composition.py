@@ -116,7 +116,9 @@ def test_rounding_errors_of_products(rng, length, origin):
 
 
 @pytest.mark.parametrize(("make", "kind", "message"), [
-    (lambda: points.Gaussian() * points.Matern(1.5), TypeError, r"got a product with Matern\(.*, expected Gaussian "),
+    (lambda: points.Gaussian() * points.PairCost(max, 0.1).on([0]), TypeError,
+     r"kernel: got a product with PairCost\(max, epsilon=0.1\), which sinkhorn alone takes"),
+    (lambda: points.logsumexp(X, X, None, points.Cauchy() * points.Laplacian()), TypeError, "got Cauchy.*product of"),
     (lambda: points.Gaussian().on([0, 0]), ValueError, r"features: got \[0, 0\], expected a slice, or numbers of feat"),
     (lambda: points.Gaussian().on(1), ValueError, "features: got 1, expected a slice, or numbers of features"),
     (lambda: points.Gaussian().on([0.5]), TypeError, "features: got"),
@@ -167,7 +169,7 @@ FAULTS = {
         "if not math.isfinite(factor):": "if factor != factor:",
     },
     "test_rounding_errors_of_products": {
-        "return None if others and not (first and all(others)) else first": "return first or all(others)",
+        "return first if all(one == first for one in others) else None": "return first or all(others)",
         "x[int(kernel._is_centred)] if": "x[0] if",
     },
     "points/test_product.py::test_gradients_of_lengths": {
