@@ -284,7 +284,10 @@ def parameter(name: str, value: Any) -> Any:
 
 def _times(one: Any, other: Any) -> Any:
     """The product of two factors; an array times 1 is itself."""
-    return one if _is_one(other) else other if _is_one(one) else one * other
+    if _is_one(one) or _is_one(other):
+        return other if _is_one(one) else one
+    found = one * other
+    return found if isinstance(one, float) and isinstance(other, float) else found[...]  # not NumPy's scalar
 
 
 def _is_one(factor: Any) -> bool:
