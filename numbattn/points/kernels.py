@@ -496,7 +496,13 @@ class PairCost(Kernel):
         return found / self.epsilon
 
     def _gradients(self, x: Any, y: Any, dcosts: Any) -> Any:
-        return [gradient / self.epsilon for gradient in self.vjp(x, y, dcosts)]  # type: ignore[misc]
+        found: Any = self.vjp(x, y, dcosts)  # type: ignore[misc]
+        shapes = [getattr(gradient, "shape", None) for gradient in found] if isinstance(found, tuple | list) else None
+        if shapes != [x.shape, y.shape]:
+            got = f"arrays of the shapes {shapes}" if shapes else words_for(found)
+            raise ValueError(f"PairCost vjp: got {got}, expected two, {x.shape} and {y.shape}, the gradients of x and "
+                             "of y")
+        return [gradient / self.epsilon for gradient in found]
 
     def __repr__(self) -> str:
         return f"PairCost({getattr(self.function, '__qualname__', self.function)}, epsilon={self.epsilon})"

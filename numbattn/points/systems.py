@@ -22,7 +22,7 @@ import numpy as np
 from ..base.checks import dtype_of_sums, integer, number, words_for
 from ..base.forks import cached_property
 from ..base.values import moved, rounded
-from .checks import batch_of
+from .checks import batch_of, check_finite
 from .clouds import should_check
 from .composition import Kernel
 from .formula import quiet
@@ -49,6 +49,7 @@ class System:
         """The System of points that are checked, with batch axes of right sides. x gets those of lengths and
         factors."""
         kernel, ridge = as_kernel(kernel, x.shape[-1]), checked_ridge(ridge)
+        check_finite("x", x)
         own = {"x": x.shape[:-2], **kernel._batches}
         x = np.broadcast_to(rounded(x, dtype_of_sums(x.dtype)), (*batch_of(**own), *x.shape[-2:]))
         pairs = Pairs.of(x, x, batch_of(**own, **batches))
@@ -227,4 +228,4 @@ def T(x: Any) -> Any:
 
 
 def _relative(residual: Any, size: Any) -> Any:
-    return np.where(size > 0, np.linalg.norm(residual, axis=-2) / size, 0)
+    return np.where(size == 0, 0, np.linalg.norm(residual, axis=-2) / size)

@@ -489,9 +489,16 @@ def test_a_cost_need_not_be_symmetric(rng):
         backprop.hvp(x, y)
 
 
+def of_vjp(vjp):
+    return points.sinkhorn_vjp(X, X, W, W, points.PairCost(of_pairs, 0.1, vjp))[1]()
+
+
 @pytest.mark.parametrize(("make", "kind", "message"), [
     (lambda: points.PairCost(1.0, 0.1), TypeError, "PairCost function: got 1.0, expected a function"),
     (lambda: points.PairCost(of_pairs, 0.1, 2), TypeError, "PairCost vjp: got 2, expected a function"),
+    (lambda: of_vjp(lambda x, y, dcosts: (x[:2], y)), ValueError,
+     r"PairCost vjp: got arrays of the shapes \[\(2, 3\), \(4, 3\)\], expected two, \(4, 3\) and \(4, 3\), the gra"),
+    (lambda: of_vjp(lambda x, y, dcosts: x), ValueError, "PairCost vjp: got numpy.ndarray of float64, expected two, "),
     (lambda: points.PairCost(of_pairs, 0.0), ValueError, "PairCost epsilon: got 0.0, allowed finite and > 0"),
     (lambda: points.product(X, X, X, points.PairCost(of_pairs, 1.0)), TypeError, r"kernel: got PairCost\(of_pairs, "),
     (lambda: points.sinkhorn(X, X, W, W, points.PairCost(lambda x, y: x @ y.T @ y, 0.1)), ValueError,
@@ -614,6 +621,7 @@ def test_errors_of_gradients(rng):
 
 
 FAULTS = {
+    "test_errors_of_costs_of_ones_own": {"points/kernels.py": {"if shapes != [x.shape, y.shape]:": "if not shapes:"}},
     "test_no_points_on_a_side": {"points/clouds.py": {"if not all(self.pairs.sizes):": "if False:"}},
     "test_both_potentials_are_within_total_variation": {
         "points/clouds.py": {"if is_done and self.is_balanced:": "if is_done:"},
