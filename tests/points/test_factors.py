@@ -6,7 +6,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import numbattn as na
 from numbattn import points
-from numbattn.points import factors
+from numbattn.points import factors, formula
 
 from ..accuracy import to_numpy
 from . import plain
@@ -43,22 +43,24 @@ def test_rounding_errors(xp, rng, dtype, d, origin):
     y, b = np.concatenate([x[:30], x[30:60] + dtype(0.01), x[60:]]), rng.standard_normal((90, 2)).astype(dtype)
 
     def formula(x, y, b, real):
-        r, s = (real(factor) * np.sqrt((plain.apart(x, y)[..., some] ** 2).sum(-1).astype(real))
-                for factor, some in ((0.5, slice(1)), (5**0.5 / 4, slice(1, None))))  # fmt: skip
+        s, r = (real(factor) * np.sqrt((plain.apart(x, y)[..., some] ** 2).sum(-1).astype(real))
+                for factor, some in ((5**0.5 / 2, slice(1)), (0.25, slice(1, None))))  # fmt: skip
         return (np.exp(-r) * plain.matern(s, real(1))).astype(dtype if real is np.float32 else real) @ b.astype(real)
 
     exact, rough = (formula(x, y, b, real) for real in (np.float64, np.float32))
-    s = points.product(*map(xp.asarray, (x, y, b)), PRODUCTS[0])
+    kernel = points.Matern(2.5, 2.0).on([0]) * points.Laplacian(4.0).on(slice(1, None))
+    s = points.product(*map(xp.asarray, (x, y, b)), kernel)
     assert s.dtype == dtype
     for size in (np.linalg.norm, lambda error: np.abs(error).max()):
         assert size(to_numpy(s).astype(np.float64) - exact) <= 2 * size(rough.astype(dtype).astype(np.float64) - exact)
 
 
 def test_blocks(rng, monkeypatch):
-    x, y, b = rng.standard_normal((2, 30, 3)), rng.standard_normal((25, 3)), rng.standard_normal((25, 2))
+    x, y, b = rng.standard_normal((2, 30, 3)), rng.standard_normal((70, 3)), rng.standard_normal((70, 2))
     found = []
-    for pairs in (factors.PAIRS, 2**7 * factors.SHARE):
+    for pairs, columns in ((factors.PAIRS, formula.COLUMNS), (2**8 * factors.SHARE, 32)):
         monkeypatch.setattr(factors, "PAIRS", pairs)
+        monkeypatch.setattr(formula, "COLUMNS", columns)
         s, backprop = points.product_vjp(x, y, b, PRODUCTS[0])
         found.append([s, *backprop(s), *backprop.hvp(s, x, None, b)])
     for one, other in zip(*found):
