@@ -653,7 +653,7 @@ FAULTS = {
             ),
         },
         "points/kernels.py": {"[gradient / self.epsilon for gradient": "[gradient for gradient"},
-        "points/formula.py": {"np.where(kappa == 0, 0, kappa * _distances(block, kind))": "kappa * block.x.sum()"},
+        "points/formula.py": {"np.where(kappa == 0, 0, kappa * distances(block, kind))": "kappa * block.x.sum()"},
     },
     "test_gradients_of_a_cost_that_is_not_symmetric": {
         "points/clouds.py": {'vars(found)["term"] = self.term.exchanged': "pass"},
