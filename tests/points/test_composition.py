@@ -35,6 +35,7 @@ def test_kernels_of_some_features():
 def test_products():
     one, other, third = points.Gaussian(0.5), points.Periodic(2.0), points.Cost(2, 0.1)
     assert one * (other * third) == (one * other) * third != third * other * one
+    assert (2 * one) * third == 2 * (one * third) != one * third
     assert (one + 2 * other) * (3 * third) == 3 * (one * third) + 6 * (other * third)
     assert isinstance((one * other).on([0]), type(one * other))
 
