@@ -59,10 +59,11 @@ def test_factors_of_a_batch_are_those_of_its_elements(xp, rng):
     wanted, of_factor = [0 * z for z in together], np.zeros((2, 1))
     for at in np.ndindex(2, 2):
         own = [np.broadcast_to(z, (2, 2, *z.shape[-2:]))[at] for z in (*given, *moving, ds, tds)]
-        (s_own, ts_own, *grads), (part, _) = found(factors[at[0], 0] * one + 2 * other, *own)
+        of_each = [found(kernel, *own)[0] for kernel in (one, other)]
+        s_own, ts_own, *grads = (factors[at[0], 0] * z + 2 * w for z, w in zip(*of_each))
         assert_allclose(s[at], s_own, rtol=1e-10, atol=1e-12)
         assert_allclose(ts[at], ts_own, rtol=1e-10, atol=1e-12)
-        of_factor[at[0]] += float(part)
+        of_factor[at[0]] += (ds[at] * of_each[0][0]).sum()
         for total, z in zip(wanted, grads):
             total[at[4 - total.ndim :]] += z
     assert_allclose(to_numpy(of_one), of_factor, rtol=1e-9)
@@ -95,10 +96,10 @@ def test_factors_are_values():
     assert repr(2 * (np.array(3.0) * points.Gaussian(0.5))) == "<float64 array ()> * Gaussian(length=0.5)"
     assert repr([1.0, 2.0] * points.Gaussian(0.5)) == "<float64 array (2,)> * Gaussian(length=0.5)"
     x = np.ones((2, 3, 1), np.float32)
-    s, backprop = points.product_vjp(x, x, x, kernel * points.Gaussian())
+    s, backprop = points.product_vjp(x, x, x, [1.0, 2.0] * points.Gaussian())
     assert_allclose(s[:, 0, 0], [3, 6])
     grads = backprop(s)
-    assert (s.dtype, grads.dx.dtype, grads.factor[0].dtype) == (np.float32,) * 3
+    assert (s.dtype, grads.dx.dtype, grads.factor[0].dtype) == (np.float32, np.float32, np.float64)
 
 
 @pytest.mark.parametrize("length", [0.03, 0.3, 1.0])
