@@ -1,7 +1,8 @@
 """Sums over pairs of points, in place of attention in what differentiates it: x, y and b are q, k and v. What has no
 axis of features, as w and its sums, gets axes of length 1; the weights of a transport are one array, a before b.
 
-Lengths of kernels that are a framework's arrays divide the points there, so that they have all derivatives.
+Lengths of kernels that are a framework's arrays divide the points there, and factors multiply sums, so that they have
+all derivatives.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 from ..base.checks import dtype_of_sums, flag
 from ..base.gradients import Gradients
-from ..base.values import sum_broadcast
+from ..base.values import is_foreign, sum_broadcast
 from ..masks import Mask
 from ..points import Cost, Kernel, PairCost, composition
 from ..points.checks import batch_of, check_columns, check_points, checked_limits
@@ -49,7 +50,7 @@ def taken_apart_of_points(of: type[Call], mask: Any, *others: Any) -> tuple[Poin
 
 class Points(NamedTuple):
     """Functions of `numbattn.points` for a framework's arrays, with first and second derivatives, as its `attention`
-    has them: see the framework's module. Lengths in kernels may be its arrays, and have derivatives, too.
+    has them: see the framework's module. Lengths and factors of kernels may be its arrays, and have derivatives, too.
 
     Examples
     --------
@@ -74,12 +75,13 @@ class Points(NamedTuple):
         """s of `numbattn.points.product`, which says what it takes and raises."""
         x, y, b = self.checked(x=x, y=y, b=b)
         kernel = as_kernel(kernel, x.shape[-1])
-        if not any(leaf._foreign for _, term in kernel._terms for leaf in term._leaves):
+        if not any(leaf._foreign for leaf in kernel._leaves):
             return self.run(*taken_apart_of_points(Product, mask, kernel), x, y, b)
         found = 0
         for factor, term in kernel._terms:
             term, *points = self.of_unit_length(term, x, y)
-            found = found + factor * self.run(*taken_apart_of_points(Product, mask, term), *points, b)
+            term, times = (term, factor[..., None, None]) if is_foreign(factor) else (factor * term, 1)
+            found = found + times * self.run(*taken_apart_of_points(Product, mask, term), *points, b)
         return found
 
     def logsumexp(self, x: Any, y: Any, w: Any, kernel: Kernel, *, mask: Mask | Any = None) -> Any:

@@ -118,6 +118,8 @@ class Clouds:
 
     def shifted(self, f: Any, g: Any) -> tuple[Any, Any]:
         """Potentials with the best constant, see `Marginal._shift`."""
+        if not all(self.pairs.sizes):
+            return f, g
         if self.of_a._is_exact:
             shift = -self.of_b._shift(self.of_a, self.b, self.a, g, f)
         else:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..base.checks import integers, number
-from ..base.values import Value
+from ..base.checks import Floats, floats, integers, library, number
+from ..base.values import Value, identity, is_foreign, shown
 from . import kinds
 
 Features: TypeAlias = slice | tuple[int, ...]
@@ -18,28 +17,31 @@ ALL = slice(None)
 
 
 class Kernel(Value):
-    """What all kernels share: ``k1 + k2``, ``2.0 * k`` and ``k.on(features)`` are kernels, too, and so is the product
-    ``k1 * k2`` of Gaussian and Periodic ones.
+    """What all kernels share: ``k1 + k2``, ``2.0 * k``, ``k1 * k2`` and ``k.on(features)`` are kernels, too.
 
     Notes
     -----
+    A factor is a number, or an array over batch axes of points: ``np.array([1.0, 2.0]) * k`` of two clouds.
+    A product of Gaussian and Periodic kernels takes as long as one of them. Others, such as ``Matern(1.5).on([0]) *
+    Matern(2.5).on([1, 2])``, are computed by array operations, of blocks of all pairs, which takes many times as long.
     Kernels are values, like masks: two are equal if their numbers are equal and they hold the same arrays.
     """
 
-    __array_ufunc__ = None  # so that `scalar * kernel` comes to __rmul__
+    __array_ufunc__ = None  # so that `array * kernel` comes to __rmul__
+    _own_axes = 1  # of lengths
     _is_centred: bool | None = True  # whether it takes centred points; None: both, an axis in front, centred ones last
     _is_linear = True  # whether points of unit length depend on points linearly
 
     def __add__(self, other: Kernel) -> Kernel:
         return Sum(self._terms + other._terms) if isinstance(other, Kernel) else NotImplemented
 
-    def __mul__(self, factor: float | Kernel) -> Kernel:
+    def __mul__(self, factor: Floats | Kernel) -> Kernel:
         if isinstance(factor, Kernel):
-            terms = [(c * d, Product(one._factors + other._factors))
+            terms = [(_times(c, d), Product(one._factors + other._factors))
                      for c, one in self._terms for d, other in factor._terms]  # fmt: skip
-            return Sum(tuple(terms)) if len(terms) > 1 or terms[0][0] != 1 else terms[0][1]
-        factor = number("kernel: factor", factor)
-        return Sum(tuple([(factor * other, kernel) for other, kernel in self._terms]))
+            return terms[0][1] if len(terms) == 1 and _is_one(terms[0][0]) else Sum(tuple(terms))
+        found = parameter("kernel: factor", factor)
+        return Sum(tuple([(_times(found, other), kernel) for other, kernel in self._terms]))
 
     __rmul__ = __mul__
 
@@ -60,7 +62,7 @@ class Kernel(Value):
         return ((self, ALL),)
 
     @property
-    def _terms(self) -> tuple[tuple[float, Kernel], ...]:
+    def _terms(self) -> tuple[tuple[Any, Kernel], ...]:
         """The terms of the sum that it is: factors and kernels."""
         return ((1.0, self),)
 
@@ -71,14 +73,24 @@ class Kernel(Value):
 
     @property
     def _batches(self) -> dict[str, tuple[int, ...]]:
-        """The batch axes of its lengths, by names for errors."""
-        return {f"{leaf} {name}": length.shape[:-1] for _, kernel in self._terms for leaf in kernel._leaves
-                for name, length in leaf._arrays().items()}  # fmt: skip
+        """The batch axes of its lengths and factors, by names for errors."""
+        return {f"{leaf} {name}": x.shape[: max(x.ndim - leaf._own_axes, 0)] for leaf in self._leaves
+                for name, x in leaf._arrays().items()}  # fmt: skip
 
     @property
     def _kind(self) -> kinds.Kind:
         """The kernel of points of unit length."""
         raise NotImplementedError
+
+    def _kinds(self, features: int) -> tuple[tuple[kinds.Kind, int], ...]:
+        """Those of its factors, of points of this number of features, and how many features of unit length each has."""
+        return ((self._kind, self._count(features)),)
+
+    def _kind_of(self, features: int) -> kinds.Kind:
+        """The kind of points of this number of features."""
+        (first, _), *others = found = self._kinds(features)
+        is_one = all(first == kind == kinds.GAUSSIAN for kind, _ in others)
+        return first if is_one else kinds.Times(found)
 
     @property
     def _exponential(self) -> kinds.Kind | None:
@@ -128,16 +140,25 @@ class Kernel(Value):
 class Sum(Kernel):
     """A sum of kernels, each times a factor, such as ``2.0 * k1 + k2``."""
 
-    terms: tuple[tuple[float, Kernel], ...]
+    terms: tuple[tuple[Any, Kernel], ...]
+
+    _own_axes = 0
 
     def __post_init__(self) -> None:
         for factor, _ in self.terms:
-            if not math.isfinite(factor):
+            if isinstance(factor, float | np.ndarray) and not np.isfinite(factor).all():
                 raise ValueError(f"kernel: factor: got {factor}, allowed finite")
 
     @property
-    def _terms(self) -> tuple[tuple[float, Kernel], ...]:
+    def _terms(self) -> tuple[tuple[Any, Kernel], ...]:
         return self.terms
+
+    @property
+    def _leaves(self) -> tuple[Kernel, ...]:
+        return (self, *[leaf for _, kernel in self.terms for leaf in kernel._leaves])
+
+    def _arrays(self) -> dict[str, Any]:
+        return {f"factor of {kernel}": factor for factor, kernel in self.terms if not isinstance(factor, float)}
 
     def _check(self, features: int) -> None:
         for _, kernel in self.terms:
@@ -146,22 +167,25 @@ class Sum(Kernel):
     def on(self, features: slice | Sequence[int]) -> Kernel:
         return Sum(tuple([(factor, kernel.on(features)) for factor, kernel in self.terms]))
 
+    def _key(self) -> tuple[Any, ...]:
+        return type(self), tuple([(identity(factor), kernel) for factor, kernel in self.terms])
+
     def __repr__(self) -> str:
-        return " + ".join(f"{factor:g} * {kernel}" for factor, kernel in self.terms)
+        return " + ".join(f"{f'{factor:g}' if isinstance(factor, float) else shown(factor)} * {kernel}"
+                          for factor, kernel in self.terms)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Product(Kernel):
-    """The product of kernels, each of some features of points: a single one, or some that are Gaussians of points of
-    unit length, whose squared distances are added."""
+    """The product of kernels, each of some features of points. If all are Gaussians of points of unit length, squared
+    distances are added."""
 
     factors: tuple[tuple[Kernel, Features], ...]
 
     def __post_init__(self) -> None:
-        for kernel, _ in self.factors if len(self.factors) > 1 else ():
-            if kernel._kind != kinds.GAUSSIAN:
-                raise TypeError(f"kernel: got a product with {kernel}, expected Gaussian and Periodic alone, on some "
-                                "features or on all")  # fmt: skip
+        for leaf in self._leaves if len(self.factors) > 1 else ():
+            if leaf._kind.is_of_pairs:
+                raise TypeError(f"kernel: got a product with {leaf}, which sinkhorn alone takes")
 
     def on(self, features: slice | Sequence[int]) -> Kernel:
         if any(own != ALL for _, own in self.factors):
@@ -176,18 +200,18 @@ class Product(Kernel):
     def _leaves(self) -> tuple[Kernel, ...]:
         return tuple([leaf for kernel, _ in self.factors for leaf in kernel._leaves])
 
-    @property
-    def _kind(self) -> kinds.Kind:
-        return self.factors[0][0]._kind
+    def _kinds(self, features: int) -> tuple[tuple[kinds.Kind, int], ...]:
+        return tuple([one for kernel, own in self.factors for one in kernel._kinds(len(_numbers(own, features)))])
 
     @property
     def _exponential(self) -> kinds.Kind | None:
-        return self.factors[0][0]._exponential
+        first, *others = self._leaves
+        return first._exponential if all(first._kind == one._kind == kinds.GAUSSIAN for one in others) else None
 
     @property
     def _is_centred(self) -> bool | None:  # type: ignore[override]
         first, *others = (kernel._is_centred for kernel, _ in self.factors)
-        return None if others and not (first and all(others)) else first
+        return first if all(one == first for one in others) else None
 
     @property
     def _is_linear(self) -> bool:  # type: ignore[override]
@@ -250,6 +274,24 @@ class Product(Kernel):
     def __repr__(self) -> str:
         return " * ".join(str(kernel) if own == ALL else f"{kernel}.on({[*own] if isinstance(own, tuple) else own})"
                           for kernel, own in self.factors)  # fmt: skip
+
+
+def parameter(name: str, value: Any) -> Any:
+    """A number as a float, a list as an array, and an array, of a framework too, as it is."""
+    is_array = library(value) or is_foreign(value) or isinstance(value, list | tuple)
+    return floats(name, value) if is_array else number(name, value)
+
+
+def _times(one: Any, other: Any) -> Any:
+    """The product of two factors; an array times 1 is itself."""
+    if _is_one(one) or _is_one(other):
+        return other if _is_one(one) else one
+    found = one * other
+    return found if isinstance(one, float) and isinstance(other, float) else found[...]  # not NumPy's scalar
+
+
+def _is_one(factor: Any) -> bool:
+    return isinstance(factor, float) and factor == 1
 
 
 def _features(given: Any) -> Features:

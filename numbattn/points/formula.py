@@ -48,8 +48,8 @@ class PairBlock(NamedTuple):
 
 @quiet
 def sums(problem: Problem, inputs: Inputs, kind: Kind, rows: Any = None, columns: Any = None) -> Any:
-    o = _zeros(inputs, (*problem.batch, problem.seqlen_q, problem.head_dim_v), problem.sum_dtype)
-    for block in _blocks(problem, inputs):
+    o = zeros(inputs, (*problem.batch, problem.seqlen_q, problem.head_dim_v), problem.sum_dtype)
+    for block in blocks(problem, inputs):
         o[..., block.i, :] += _kappa(block, kind, rows, columns) @ block.b
     return o
 
@@ -58,54 +58,45 @@ def weights(
     problem: Problem, inputs: Inputs, kind: Kind, rows: Any = None, columns: Any = None
 ) -> Iterator[tuple[slice, slice, Any]]:
     """kappa_ij, block by block: rows i, columns j, and the array."""
-    for block in _blocks(problem, inputs):
+    for block in blocks(problem, inputs):
         yield block.i, block.j, _kappa(block, kind, rows, columns)
 
 
 @quiet
 def total(problem: Problem, inputs: Inputs, kind: Kind, rows: Any, columns: Any) -> Any:
     """sum_ij kappa_ij t_ij of each element of the batch."""
-    found = _zeros(inputs, problem.batch, problem.sum_dtype)
-    for block in _blocks(problem, inputs):
+    found = zeros(inputs, problem.batch, problem.sum_dtype)
+    for block in blocks(problem, inputs):
         kappa = _kappa(block, kind, rows, columns)
-        found += np.where(kappa == 0, 0, kappa * _distances(block, kind)).sum(axis=(-2, -1))
+        found += np.where(kappa == 0, 0, kappa * distances(block, kind)).sum(axis=(-2, -1))
     return found
 
 
 @quiet
 def largest(problem: Problem, inputs: Inputs, kind: Kind) -> Any:
     """That of abs(t)."""
-    found = _zeros(inputs, (), problem.sum_dtype)
-    for block in _blocks(problem, inputs):
-        found = np.maximum(found, abs(block.only_visible(_distances(block, kind))).max())
+    found = zeros(inputs, (), problem.sum_dtype)
+    for block in blocks(problem, inputs):
+        found = np.maximum(found, abs(block.only_visible(distances(block, kind))).max())
     return found
 
 
 @quiet
 def gradient(problem: Problem, inputs: Inputs, kind: Any, c: Any, rows: Any = None, columns: Any = None) -> Any:
-    dx = _zeros(inputs, (*problem.batch, problem.seqlen_q, problem.head_dim), problem.sum_dtype)
-    for block in _blocks(problem, inputs):
+    dx = zeros(inputs, (*problem.batch, problem.seqlen_q, problem.head_dim), problem.sum_dtype)
+    for block in blocks(problem, inputs):
         product = c[..., block.i, :].astype(problem.sum_dtype, copy=False) @ np.swapaxes(block.b, -2, -1)
         weights = block.only_visible(_kappa(block, kind, rows, columns, derivative=True) * product)
-        found = dx[..., block.i, :]
-        if kind.is_of_product:
-            found += weights @ block.y
-        elif kind.is_of_pairs:
-            found += kind.gradient(block.x, block.y, weights)
-        elif problem.head_dim > DIFFERENCES:
-            found += 2 * (block.x * weights.sum(axis=-1)[..., None] - weights @ block.y)
-        else:
-            for f in range(problem.head_dim):
-                found[..., f] += 2 * (weights * _differences(block, f)).sum(axis=-1)
+        dx[..., block.i, :] += displaced(block, kind, weights)
     return dx
 
 
 @quiet
 def logsumexp(problem: Problem, inputs: Inputs, kind: Any, columns: Any = None) -> Any:
     shape = *problem.batch, problem.seqlen_q
-    highest, total = _zeros(inputs, shape, problem.sum_dtype) - math.inf, _zeros(inputs, shape, problem.sum_dtype)
-    for block in _blocks(problem, inputs):
-        logs = sum(_shift(block, None, columns), kind.logarithm(_distances(block, kind)))
+    highest, total = zeros(inputs, shape, problem.sum_dtype) - math.inf, zeros(inputs, shape, problem.sum_dtype)
+    for block in blocks(problem, inputs):
+        logs = sum(_shift(block, None, columns), kind.logarithm(distances(block, kind)))
         logs = block.only_visible(logs, -math.inf)
         before = highest[..., block.i]
         new = np.maximum(before, logs.max(axis=-1))
@@ -119,9 +110,9 @@ def logsumexp(problem: Problem, inputs: Inputs, kind: Any, columns: Any = None) 
 @quiet
 def nearest(problem: Problem, inputs: Inputs, k: int) -> tuple[Any, Any]:
     shape = *problem.batch, problem.seqlen_q, k
-    t, j = _zeros(inputs, shape, problem.sum_dtype) + math.inf, _zeros(inputs, shape, np.int32) - 1
-    for block in _blocks(problem, inputs):
-        here = block.only_visible(_distances(block), math.inf)
+    t, j = zeros(inputs, shape, problem.sum_dtype) + math.inf, zeros(inputs, shape, np.int32) - 1
+    for block in blocks(problem, inputs):
+        here = block.only_visible(distances(block), math.inf)
         numbers = np.broadcast_to(np.arange(block.j.start, block.j.stop, dtype=np.int32, like=here), here.shape)
         ts, js = (np.concatenate([x[..., block.i, :], y], axis=-1) for x, y in ((t, here), (j, numbers)))
         if ts.shape[-1] > 2 * k:
@@ -139,11 +130,11 @@ def _smallest(ts: Any, js: Any, k: int) -> list[Any]:
     return [x[chosen].reshape(*x.shape[:-1], k) for x in (ts, js)]
 
 
-def _blocks(problem: Problem, inputs: Inputs) -> Iterator[PairBlock]:
+def blocks(problem: Problem, inputs: Inputs, pairs: int = PAIRS) -> Iterator[PairBlock]:
     m, n, batch = problem.seqlen_q, problem.seqlen_k, problem.batch
     times = 1 if problem.xp == "numpy" else ON_GPUS
     columns = min(n, times * COLUMNS)
-    rows = min(m, times * ROWS, max(times**2 * PAIRS // max(math.prod(batch) * columns, 1), 1))
+    rows = min(m, times * ROWS, max(times**2 * pairs // max(math.prod(batch) * columns, 1), 1))
     for first_row in range(0, m if n else 0, max(rows, 1)):
         i = slice(first_row, min(first_row + rows, m))
         x = _rows(inputs.q, i, problem)
@@ -175,7 +166,7 @@ def _visible(mask: Mask, i: slice, j: slice, m: int, n: int, array: Any) -> Any:
 def _kappa(block: PairBlock, kind: Any, rows: Any, columns: Any, derivative: bool = False) -> Any:
     """kappa, or kappa'."""
     of_t = kind.derivative if derivative else kind.value
-    return block.only_visible(of_t(_distances(block, kind), *_shift(block, rows, columns)))
+    return block.only_visible(of_t(distances(block, kind), *_shift(block, rows, columns)))
 
 
 def _shift(block: PairBlock, rows: Any, columns: Any) -> list[Any]:
@@ -185,7 +176,7 @@ def _shift(block: PairBlock, rows: Any, columns: Any) -> list[Any]:
     return [sum(found)] if found else []
 
 
-def _distances(block: PairBlock, kind: Any = GAUSSIAN) -> Any:
+def distances(block: PairBlock, kind: Any = GAUSSIAN) -> Any:
     """t: squared distances, or products, or what users compute."""
     x, y = block.x, block.y
     features = x.shape[-1]
@@ -198,13 +189,29 @@ def _distances(block: PairBlock, kind: Any = GAUSSIAN) -> Any:
         return np.maximum(norms - 2 * (x @ np.swapaxes(y, -2, -1)), 0)
     t = np.zeros((*x.shape[:-1], y.shape[-2]), x.dtype, like=x)
     for f in range(features):
-        t += _differences(block, f) ** 2
+        t += apart(block, f) ** 2
     return t
 
 
-def _differences(block: PairBlock, f: int) -> Any:
+def displaced(block: PairBlock, kind: Any, weights: Any) -> Any:
+    """sum_j weights_ij dt_ij / dx_i"""
+    x, y = block.x, block.y
+    if kind.is_of_product:
+        return weights @ y
+    if kind.is_of_pairs:
+        return kind.gradient(x, y, weights)
+    if x.shape[-1] > DIFFERENCES:
+        return 2 * (x * weights.sum(axis=-1)[..., None] - weights @ y)
+    found = np.zeros_like(x)
+    for f in range(x.shape[-1]):
+        found[..., f] = 2 * (weights * apart(block, f)).sum(axis=-1)
+    return found
+
+
+def apart(block: PairBlock, f: int) -> Any:
+    """Differences of a feature."""
     return block.x[..., :, None, f] - block.y[..., None, :, f]
 
 
-def _zeros(inputs: Inputs, shape: tuple[int, ...], dtype: Any) -> Any:
+def zeros(inputs: Inputs, shape: tuple[int, ...], dtype: Any) -> Any:
     return np.zeros(shape, dtype, like=inputs.q)

@@ -15,7 +15,7 @@ class Gradients(tuple[Any, ...]):
         The gradient of the kernel's length, epsilon or scale, of its shape; None for a kernel without. For a sum or a
         product of kernels, and one with a factor, a tuple, with one for each; for Periodic one of period and length.
     factor : tuple or None
-        For a sum of kernels, and for one with a factor, the gradients of factors, arrays without axes.
+        For a sum of kernels, and for one with a factor, the gradients of factors, arrays of their shapes.
     ridge : array or None
         The gradient of a ridge.
     """

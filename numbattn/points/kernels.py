@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from ..base.checks import Floats, dtype_of_sums, floats, integer, library, number, words_for
-from ..base.values import Taken, identity, is_foreign, moved, shown, sum_broadcast
+from ..base.checks import Floats, dtype_of_sums, integer, library, number, words_for
+from ..base.values import Taken, identity, moved, shown, sum_broadcast
 from ..functions.frozen import Frozen, frozen
 from ..functions.given import python_function
 from . import kinds
-from .composition import Kernel, Sum
+from .composition import Kernel, Sum, parameter
 
 LARGEST_LOG = math.log(np.finfo(float).max) - 1  # of a length
 
@@ -496,7 +496,13 @@ class PairCost(Kernel):
         return found / self.epsilon
 
     def _gradients(self, x: Any, y: Any, dcosts: Any) -> Any:
-        return [gradient / self.epsilon for gradient in self.vjp(x, y, dcosts)]  # type: ignore[misc]
+        found: Any = self.vjp(x, y, dcosts)  # type: ignore[misc]
+        shapes = [getattr(gradient, "shape", None) for gradient in found] if isinstance(found, tuple | list) else None
+        if shapes != [x.shape, y.shape]:
+            got = f"arrays of the shapes {shapes}" if shapes else words_for(found)
+            raise ValueError(f"PairCost vjp: got {got}, expected two, {x.shape} and {y.shape}, the gradients of x and "
+                             "of y")
+        return [gradient / self.epsilon for gradient in found]
 
     def __repr__(self) -> str:
         return f"PairCost({getattr(self.function, '__qualname__', self.function)}, epsilon={self.epsilon})"
@@ -525,12 +531,12 @@ def as_exponential(kernel: Any, features: int) -> Kernel:
 
 
 def _length(name: str, value: Any) -> Any:
-    if not library(value) and not is_foreign(value) and not isinstance(value, list | tuple):
+    found = parameter(name, value)
+    if isinstance(found, float):
         return positive(name, value)
-    array = floats(name, value)
-    if isinstance(array, np.ndarray) and not (np.isfinite(array).all() and (array > 0).all()):
-        raise ValueError(f"{name}: got values from {array.min()} to {array.max()}, allowed finite and > 0")
-    return array
+    if isinstance(found, np.ndarray) and not (np.isfinite(found).all() and (found > 0).all()):
+        raise ValueError(f"{name}: got values from {found.min()} to {found.max()}, allowed finite and > 0")
+    return found
 
 
 def positive(name: str, value: Any) -> float:

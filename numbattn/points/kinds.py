@@ -335,6 +335,21 @@ class Radial(Kind):
 
 
 @dataclass(frozen=True)
+class Times(Kind):
+    """A product of kinds, each of so many features of its own: see `factors`."""
+
+    factors: tuple[tuple[Kind, int], ...]
+
+    @property
+    def features(self) -> int:
+        return sum(count for _, count in self.factors)
+
+    def check(self, dtype: Any, order: int) -> None:
+        for kind, _ in self.factors:
+            kind.check(dtype, order)
+
+
+@dataclass(frozen=True)
 class Derivative(Kind):
     """The derivative of a kind as a kind, for sums of tangents. It has no logarithm."""
 

@@ -11,7 +11,7 @@ from .checks import check_points
 from .composition import Kernel
 from .formula import quiet
 from .kernels import as_kernel
-from .pairs import Pairs, Term
+from .pairs import Pairs, Term, terms_of
 from .systems import checked_ridge, weighed_sums
 
 MODULES = {"numpy": "scipy.sparse.linalg", "cupy": "cupyx.scipy.sparse.linalg"}
@@ -65,11 +65,12 @@ def operator(x: Array, y: Array, kernel: Kernel, *, ridge: float = 0.0, mask: Ma
                              "matrix")
     kernel, ridge = as_kernel(kernel, x.shape[-1]), checked_ridge(ridge)
     if any(kernel._batches.values()):
-        raise ValueError(f"kernel: got {kernel}, expected lengths without batch axes: an operator is one matrix")
+        raise ValueError(f"kernel: got {kernel}, expected lengths and factors without batch axes: an operator is one "
+                         "matrix")
     if ridge and y is not x:
         raise ValueError(f"ridge: got {ridge} with a y that is not x, whose matrix has no diagonal to add it to")
     pairs = Pairs.of(x, y, (), mask)
-    terms = [(factor, Term(pairs, term)) for factor, term in kernel._terms]
+    terms = terms_of(pairs, kernel)
 
     def times(v: Any) -> Any:
         return _times(terms, ridge, v)
@@ -83,7 +84,7 @@ def operator(x: Array, y: Array, kernel: Kernel, *, ridge: float = 0.0, mask: Ma
 
 
 @quiet
-def _times(terms: list[tuple[float, Term]], ridge: float, v: Any) -> Any:
+def _times(terms: list[tuple[Any, Term]], ridge: float, v: Any) -> Any:
     """The kernel matrix times a vector (n,) or a matrix (n, e), in the dtype of sums."""
     _, term = terms[0]
     b = rounded(v, term.pairs.dtype)

@@ -21,10 +21,10 @@ import numpy as np
 from ..base.backends import run_points
 from ..base.checks import dtype_of_sums, library, refuse_foreign
 from ..base.forks import cached_property
-from ..base.values import sum_broadcast
+from ..base.values import moved, sum_broadcast
 from ..call.problem import NOTHING_HIDDEN, describe
 from ..masks import Mask
-from . import formula, kinds
+from . import factors, formula, kinds
 from .composition import Kernel
 from .formula import quiet
 from .kinds import DIFFERENCES, Apart
@@ -144,7 +144,7 @@ class Term:
     def __init__(self, pairs: Pairs, kernel: Kernel, exponential: kinds.Kind | None = None) -> None:
         refuse_foreign("kernel", kernel._leaves)
         self.pairs, self.kernel, self.exponential = pairs, kernel, exponential
-        self.kind = exponential or kernel._kind
+        self.kind = exponential or kernel._kind_of(pairs.x.shape[-1])
         self.kind.check(pairs.dtype, 0)
         self.features = kernel._count(pairs.x.shape[-1])
         length, least = kernel._one_length, float(np.finfo(pairs.dtype).tiny)
@@ -240,9 +240,11 @@ class Term:
         """The blocks of kappa_ij exp(rows_i + columns_j): see `formula.weights`."""
         return self.of_blocks(formula.weights, rows, columns)
 
-    def of_blocks(self, function: Any, *args: Any, b: Any = None, **options: Any) -> Any:
-        """A function of `formula`, of points of unit length."""
+    def of_blocks(self, function: Any, *args: Any, b: Any = None, tangents: Any = None, **options: Any) -> Any:
+        """A function of `formula` or `factors`, of points of unit length, after which there are tangents."""
         x, y, b = map(self.pairs.broadcast, (self.x, self.y, self.y[..., :0] if b is None else b))
+        if tangents is not None:
+            x, y = (np.concatenate(pair, axis=-1) for pair in zip((x, y), tangents))
         return function(*describe(x, y, b, mask=self.pairs.mask), self.kind, *args, **options)
 
     def logsumexp(self, columns: Any = None) -> Any:
@@ -256,6 +258,8 @@ class Term:
     def _run(self, name: str, b: Any, *args: Any, **options: Any) -> Any:
         pairs, apart = self.pairs, self.apart
         self.kind.check(pairs.dtype, (name == "gradient") + ("tangents" in options))
+        if isinstance(self.kind, kinds.Times):
+            return self.of_blocks(getattr(factors, name), *args, b=b, **options)
         if self.kind.is_of_pairs:
             found = self.of_blocks(getattr(formula, name), *args, b=b, **options)
             return (found, np.zeros_like(found)) if name == "logsumexp" else found
@@ -292,6 +296,14 @@ class _Exchanged(Term):
     def in_halves(self) -> tuple[Any, Any, dict[str, float]]:
         x, y, options = self.exchanged.in_halves
         return y, x, options
+
+
+@quiet
+def terms_of(pairs: Pairs, kernel: Kernel) -> list[tuple[Any, Term]]:
+    """The terms of the sum that a kernel is, and factors for arrays (..., rows, columns)."""
+    refuse_foreign("kernel", kernel._leaves)
+    return [(factor if isinstance(factor, float) else moved(factor, pairs.x).astype(pairs.dtype)[..., None, None],
+             Term(pairs, term)) for factor, term in kernel._terms]  # fmt: skip
 
 
 @quiet

@@ -14,7 +14,7 @@ from .composition import Kernel, Sum
 from .formula import quiet
 from .gradients import ProductGradients
 from .kernels import as_kernel
-from .pairs import Pairs, Term, of_points
+from .pairs import Pairs, Term, of_points, terms_of
 from .tangents import Moving, checked, tangents_of
 
 
@@ -30,8 +30,8 @@ def product(x: A, y: A, b: A, kernel: Kernel, *, mask: Mask | Array | None = Non
         strides. Axes before the last two broadcast as in `numpy.matmul`. y may be x.
     kernel : Gaussian, Periodic, Laplacian, Matern, Cauchy, RationalQuadratic, Radial, Linear, Cosine, Polynomial, Cost
         Or a sum of multiples of these, ``0.5 * Gaussian(0.1) + Matern(1.5, 0.3)``, one pass each; each of all features
-        or, as ``Matern(1.5).on([0, 2])``, of some. A product of Gaussian and Periodic kernels, on any features, is one
-        of these, too: ``Gaussian(10.0) * Periodic(1.0).on([0])``.
+        or, as ``Matern(1.5).on([0, 2])``, of some. Products of them, on any features, are kernels, too:
+        ``Gaussian(10.0) * Periodic(1.0).on([0])``; see `Kernel`.
     mask : a mask of numbattn's, or a boolean array, optional
         Which points y_j each x_i sees: `Segments` for batches of point clouds of unequal size, `BlockSparse`, `Window`
         for sorted points. A point that sees nothing gets 0.
@@ -222,7 +222,7 @@ class ProductBackprop:
 class _Moving(NamedTuple):
     """The tangents of a call's arrays."""
 
-    terms: list[tuple[float, Moving]]
+    terms: list[tuple[Any, Moving]]
     tb: Any  # likewise B
 
 
@@ -234,7 +234,7 @@ class ProductCall(NamedTuple):
     b: Any
     kernel: Kernel
     pairs: Pairs
-    terms: list[tuple[float, Term]]
+    terms: list[tuple[Any, Term]]
     B: Any  # b with all batch axes, in the dtype of sums
 
     @classmethod
@@ -244,8 +244,7 @@ class ProductCall(NamedTuple):
         kernel = as_kernel(kernel, x.shape[-1])
         batch = batch_of(x=x.shape[:-2], y=y.shape[:-2], b=b.shape[:-2], **kernel._batches)
         pairs = Pairs.of(x, y, batch, mask)
-        terms = [(factor, Term(pairs, term)) for factor, term in kernel._terms]
-        return cls(x, y, b, kernel, pairs, terms, pairs.broadcast(rounded(b, pairs.dtype)))
+        return cls(x, y, b, kernel, pairs, terms_of(pairs, kernel), pairs.broadcast(rounded(b, pairs.dtype)))
 
     @quiet
     def value(self) -> Any:
@@ -270,23 +269,25 @@ class ProductCall(NamedTuple):
     def backprop(self, ds: Any) -> ProductGradients:
         dS, found = self.of_s("ds", ds), []
         for factor, term in self.terms:
-            db = term.exchanged.sums(dS)
-            dfactor = (db * self.pairs.only_seen(1, self.B)).sum(dtype=np.float64)[...]  # <ds, s> = <db, b>
-            dx = factor * term.gradient(self.B, dS)
-            dy = factor * term.exchanged.gradient(dS, self.B)
-            found.append((*of_points(term, dx, dy), dfactor, sum_broadcast(factor * db, self.b.shape)))
+            db, own = term.exchanged.sums(dS), factor * dS
+            of_factor = (db * self.pairs.only_seen(1, self.B)).sum(axis=(-2, -1), dtype=np.float64)  # <ds, s> = <db, b>
+            dx, dy = term.gradient(self.B, own), term.exchanged.gradient(own, self.B)
+            found.append((*of_points(term, dx, dy), of_factor, sum_broadcast(factor * db, self.b.shape)))
         dx, dy, parameters, factors, db = zip(*found)
         gradients = (rounded(sum(x), self.x.dtype) for x in (dx, dy, db))
         if not isinstance(self.kernel, Sum):
             return ProductGradients(*gradients, kernel=parameters[0])
-        return ProductGradients(*gradients, kernel=parameters, factor=factors)
+        return ProductGradients(*gradients, kernel=parameters, factor=tuple([
+            sum_broadcast(of_factor, np.shape(factor)).astype(getattr(factor, "dtype", np.float64), copy=False)
+            for of_factor, (factor, _) in zip(factors, self.kernel._terms)
+        ]))  # fmt: skip
 
     @quiet
     def tangent_of_gradients(self, ds: Any, tds: Any, moving: _Moving) -> ProductGradients:
         dS, tdS, found = self.of_s("ds", ds), None if tds is None else self.of_s("tds", tds), []
         for factor, term in moving.terms:
-            tdx = factor * term.gradient(self.B, dS, moving.tb, tdS)
-            tdy = factor * term.exchanged.gradient(dS, self.B, tdS, moving.tb)
-            tdb = factor * term.exchanged.sums(dS, tdS)
-            found.append((tdx, tdy, sum_broadcast(tdb, self.b.shape)))
+            own, town = factor * dS, None if tdS is None else factor * tdS
+            tdx = term.gradient(self.B, own, moving.tb, town)
+            tdy = term.exchanged.gradient(own, self.B, town, moving.tb)
+            found.append((tdx, tdy, sum_broadcast(term.exchanged.sums(own, town), self.b.shape)))
         return ProductGradients(*(rounded(sum(x), self.x.dtype) for x in zip(*found)))

@@ -478,8 +478,9 @@ class SinkhornCall:
         seen = [seen & ((w > 0) | np.isfinite(potential)) for w, potential, seen in sides]
         weights = [sum_broadcast(dcost[..., None] * np.where(seen & np.isfinite(gradient), gradient, 0), w.shape)
                    for gradient, seen, w in zip(of_weights, seen, self.given)]  # fmt: skip
-        dtype = self.clouds.pairs.x.dtype
-        return [gradient if gradient is None else rounded(gradient, dtype) for gradient in (dx, dy, *weights)]
+        given = clouds.pairs.x, clouds.pairs.y, *self.given
+        return [gradient if gradient is None else rounded(gradient, z.dtype)
+                for gradient, z in zip((dx, dy, *weights), given)]  # fmt: skip
 
     def hvp(
         self, tx: Any, ty: Any, ta: Any, tb: Any, dcost: Any, tol: Any, max_iterations: Any

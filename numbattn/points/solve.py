@@ -50,7 +50,7 @@ def solve(
     ----------
     x : array, (..., m, d)
     b : array, (..., m, e)
-        Points and right sides: NumPy arrays or CuPy arrays, all of one dtype. Batch axes broadcast.
+        Points, which are finite, and right sides: NumPy arrays or CuPy arrays, all of one dtype. Batch axes broadcast.
     kernel : Gaussian, Periodic, Laplacian, Matern, Cauchy, RationalQuadratic, Radial, Linear, Cosine, Polynomial, Cost
         Or a sum of multiples of these, one pass each, or a product, of all features or of some: all that `product`
         takes. It is to be positive definite.

@@ -22,12 +22,12 @@ import numpy as np
 from ..base.checks import dtype_of_sums, integer, number, words_for
 from ..base.forks import cached_property
 from ..base.values import moved, rounded
-from .checks import batch_of
+from .checks import batch_of, check_finite
 from .clouds import should_check
 from .composition import Kernel
 from .formula import quiet
 from .kernels import as_kernel
-from .pairs import Pairs, Term
+from .pairs import Pairs, Term, terms_of
 from .product import product
 
 BLOCK = 64  # columns of a factor that are drawn at once, and most right sides that share a Krylov space
@@ -42,16 +42,18 @@ class System:
     x: Any
     kernel: Kernel
     ridge: float
-    terms: list[tuple[float, Term]]
+    terms: list[tuple[Any, Term]]
 
     @classmethod
     def of(cls, x: Any, kernel: Any, ridge: Any, **batches: tuple[int, ...]) -> System:
-        """The System of points that are checked, with batch axes of right sides. x gets those of lengths."""
+        """The System of points that are checked, with batch axes of right sides. x gets those of lengths and
+        factors."""
         kernel, ridge = as_kernel(kernel, x.shape[-1]), checked_ridge(ridge)
+        check_finite("x", x)
         own = {"x": x.shape[:-2], **kernel._batches}
         x = np.broadcast_to(rounded(x, dtype_of_sums(x.dtype)), (*batch_of(**own), *x.shape[-2:]))
         pairs = Pairs.of(x, x, batch_of(**own, **batches))
-        return cls(x, kernel, ridge, [(factor, Term(pairs, term)) for factor, term in kernel._terms])
+        return cls(x, kernel, ridge, terms_of(pairs, kernel))
 
     @cached_property
     def in_double(self) -> System:
@@ -209,7 +211,7 @@ def scaled(x: Any, axis: Any) -> tuple[Any, Any]:
     return np.ldexp(x, -exponents), exponents
 
 
-def weighed_sums(terms: list[tuple[float, Term]], b: Any) -> Any:
+def weighed_sums(terms: list[tuple[Any, Term]], b: Any) -> Any:
     """The kernel matrix times columns with all batch axes, in the dtype of sums."""
     return sum(factor * term.sums(b) for factor, term in terms)
 
@@ -226,4 +228,4 @@ def T(x: Any) -> Any:
 
 
 def _relative(residual: Any, size: Any) -> Any:
-    return np.where(size > 0, np.linalg.norm(residual, axis=-2) / size, 0)
+    return np.where(size == 0, 0, np.linalg.norm(residual, axis=-2) / size)

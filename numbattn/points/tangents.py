@@ -59,8 +59,9 @@ class Moving:
 
     @cached_property
     def own(self) -> tuple[Any, Any] | None:
-        """The tangents of points of unit length for kernels that take them, those of CPUs, with 0 for None."""
-        if library(self.term.pairs.x) != "numpy" or self.term.has_no_pairs or self.tx is self.ty is None:
+        """The tangents of points of unit length for kernels of CPUs and `factors`, which take them; 0 for None."""
+        is_taken = library(self.term.pairs.x) == "numpy" or isinstance(self.term.kind, kinds.Times)
+        if not is_taken or self.term.has_no_pairs or self.tx is self.ty is None:
             return None
         pairs = self.term.pairs
         given = zip(self.unit, self.term.units)

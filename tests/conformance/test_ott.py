@@ -1,4 +1,5 @@
-"""Transport by OTT: its cost is the squared distance, twice that of Cost(2), so that epsilon is twice as large, too."""
+"""OTT's own tests, with sums over pairs of points by numbattn; and its transport beside numbattn's: its cost is the
+squared distance, twice that of Cost(2), so that epsilon is twice as large, too."""
 
 from importlib.metadata import version
 
@@ -8,11 +9,13 @@ from numpy.testing import assert_allclose
 
 from numbattn import points
 
-from .suites import Counts
+from .suites import Counts, check, checkout, run
 
 pytest.importorskip("ott")
-
-
+FILES = (
+    "geometry/pointcloud", "geometry/scaling_cost", "solvers/linear/sinkhorn", "solvers/linear/sinkhorn_diff",
+    "solvers/linear/sinkhorn_misc", "tools/sinkhorn_divergence", "tools/soft_sort",
+)  # fmt: skip
 EPSILON, OPTIONS = 0.3, {"threshold": 1e-10, "max_iterations": 10_000}
 COST, LIMITS = points.Cost(2, EPSILON / 2), {"tol": 1e-10, "max_iterations": 10_000}
 
@@ -86,3 +89,11 @@ def test_unbalanced_transport(clouds, count):
     r = points.sinkhorn(x, y, a, b, COST, **LIMITS, marginals=marginals[0], debias=True)
     assert_allclose(2 * r.cost, divergence, rtol=1e-6)
     count("OTT", f"ott-jax {version('ott-jax')}", Counts(1, 0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FILES)
+def test_sums_over_pairs(name, count):
+    tests = checkout("ott-jax/ott", f"tests/{name}_test.py")
+    found = run("ott", tests, "--import-mode=importlib", JAX_PLATFORMS="cpu")
+    check(count, "OTT", f"ott-jax {version('ott-jax')}", found)

@@ -41,13 +41,13 @@ def test_several_tangents_and_batches(rng, name):
 
 
 @pytest.mark.parametrize("make", [np.asarray, jnp.asarray])
-def test_lengths_of_a_batch(rng, make):
+def test_lengths_and_factors_of_a_batch(rng, make):
     x, b, lengths = rng.random((4, 3)), rng.random((4, 2)), rng.random((2, 1)) + 0.5
 
     def f(x, b):
-        return arrays.product(x, x, b, points.Gaussian(make(lengths)))
+        return arrays.product(x, x, b, lengths[:, 0] * points.Gaussian(make(lengths)))
 
-    wanted = points.product(x, x, b, points.Gaussian(lengths))
+    wanted = points.product(x, x, b, lengths[:, 0] * points.Gaussian(lengths))
     np.testing.assert_allclose(jax.jit(f)(x, b), wanted, rtol=1e-7)
     check_grads(jax.jit(f), (x, b), order=1, modes=["rev"])
 

@@ -6,12 +6,13 @@ COST = points.Cost(2, 0.5)
 
 
 def calls(module, rng):
-    """By name; with a length that is an array, a batch, and one of another shape."""
+    """By name; with a length and factors that are arrays, a batch, and arrays of another shape."""
     x, y, b, w, length, v = (rng.standard_normal(shape) for shape in ((2, 5, 3), (6, 3), (6, 2), (6,), (3,), (2, 5)))
 
     def product(x, y, b, length):
         seasons = points.Gaussian(abs(length[:2]) + 0.5).on([2, 0]) * points.Periodic(1.5, 2.0).on(slice(1, 3))
-        return module.product(x, y, b, 2 * points.Matern(2.5, abs(length) + 0.5) + points.Gaussian(0.8) + seasons)
+        smooth = length[:2] * points.Matern(2.5, abs(length) + 0.5)
+        return module.product(x, y, b, smooth + 2 * points.Gaussian(0.8) + seasons)
 
     def logsumexp(x, y, w, length):
         return module.logsumexp(x, y, w, points.Gaussian(abs(length) + 0.5))

@@ -42,7 +42,7 @@ def test_on_gpus():
 
 
 FAULTS = {
-    "interop/in_jax_points.py::test_lengths_of_a_batch": {
+    "interop/in_jax_points.py::test_lengths_and_factors_of_a_batch": {
         "interop/points.py": {"kind.name: b.shape[:-2]}, **of_kernel)": "kind.name: b.shape[:-2]})"},
     },
     "interop/in_jax_points.py::test_several_tangents_and_batches[sinkhorn]": {

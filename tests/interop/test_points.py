@@ -49,13 +49,13 @@ def test_scores_of_many_features(rng, kernel):
 
 
 @pytest.mark.parametrize("make", [np.asarray, lambda z: torch.tensor(z, requires_grad=True)], ids=["numpy", "torch"])
-def test_lengths_of_a_batch(rng, make):
+def test_lengths_and_factors_of_a_batch(rng, make):
     x, b = (torch.tensor(rng.random((4, 3)), requires_grad=True) for _ in range(2))
     lengths = rng.random((2, 1)) + 0.5
 
     def f(x, b, length):
-        kernel = points.Gaussian(length)
-        return tensors.product(x, x, b, kernel), tensors.logsumexp(x, x, b[:, 0], kernel)
+        kernel, factor = points.Gaussian(length), length if isinstance(length, float) else lengths[:, 0]
+        return tensors.product(x, x, b, factor * kernel), tensors.logsumexp(x, x, b[:, 0], kernel)
 
     for found, alone in zip(f(x, b, make(lengths)), zip(*[f(x, b, float(one)) for (one,) in lengths])):
         torch.testing.assert_close(found, torch.stack(alone))
@@ -84,6 +84,8 @@ def test_errors():
         points.product(*[np.ones((4, 3))] * 3, points.Gaussian(length))
     with pytest.raises(TypeError, match=r"kernel: Gaussian length: got torch.Tensor of torch.float32, .* numbattn.int"):
         points.product(*[np.ones((4, 3))] * 3, points.Periodic(1.0) * points.Gaussian(length).on(slice(3)))
+    with pytest.raises(TypeError, match=r"kernel: Sum factor of Gaussian\(.*\): got torch.Tensor .* numbattn.int"):
+        points.product(*[np.ones((4, 3))] * 3, length * points.Gaussian())
     with pytest.raises(TypeError, match=r"Periodic period: got torch.Tensor of torch.float32, expected a number or an"):
         points.Periodic(length)
     with pytest.raises(ValueError, match=r"length: got the shape \(2,\), expected a number or the shape \(..., 3\)"):
@@ -95,10 +97,10 @@ def test_errors():
 
 
 FAULTS = {
-    "test_lengths_of_a_batch": {
+    "test_lengths_and_factors_of_a_batch": {
         "kernel.length if kernel.length.ndim < 2 else": "kernel.length if True else",
     },
-    "test_derivatives[product-cpu]": {"found = found + factor * self": "found = found + self"},
+    "test_derivatives[product-cpu]": {"found = found + times * self": "found = found + self"},
     "test_derivatives[divergence-cpu]": {"[: 3 if self.call.debias else 1]": "[: 1]"},
     "test_derivatives[sinkhorn-cpu]": {"(gradient * t).sum(axis=(-2, -1))": "(gradient * t).sum()"},
 }

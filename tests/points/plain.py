@@ -87,12 +87,20 @@ KERNELS = {
         lambda x, y: np.exp(-squares(x, y, 0.8) / 2 - squares(x[..., [0, 2]], y[..., [0, 2]], LENGTHS[:2]) / 2
                             - 2 * (np.sin(np.pi * apart(x, y)[..., [0, 2]] / 0.9) ** 2).sum(-1) / 0.8**2)
     ),
+    points.Matern(1.5, 0.9).on([2]) * points.Matern(2.5, LENGTHS[:2]).on([0, 1]): (
+        lambda x, y: matern(math.sqrt(3) * distances(x[..., [2]], y[..., [2]], 0.9), 0)
+        * matern(math.sqrt(5) * distances(x[..., :2], y[..., :2], LENGTHS[:2]), 1)
+    ),
+    (points.Periodic(0.9, 0.8) * points.RationalQuadratic(0.6, 1.1)).on([2, 0]) * points.Polynomial(2, 0.5, LENGTHS): (
+        lambda x, y: np.exp(-2 * (np.sin(np.pi * apart(x, y)[..., [2, 0]] / 0.9) ** 2).sum(-1) / 0.8**2)
+        * (1 + squares(x[..., [2, 0]], y[..., [2, 0]], 1.1) / 1.2) ** -0.6 * ((x / LENGTHS) @ T(y / LENGTHS) + 0.5) ** 2
+    ),
     2 * points.Gaussian(0.5) + np.float64(-0.25) * (points.Linear() + 3 * points.Laplacian(LENGTHS)): (
         lambda x, y: 2 * np.exp(-squares(x, y, 0.5) / 2) - x @ T(y) / 4 - 0.75 * np.exp(-distances(x, y, LENGTHS))
     ),
 }
 EXPONENTIALS = {kernel: value for kernel, value in KERNELS.items()
-                if len(kernel._terms) == 1 and kernel._kind.is_exponential}  # fmt: skip
+                if len(kernel._terms) == 1 and kernel._exponential == kernel._kind_of(3)}  # fmt: skip
 SCORES = {  # whose exponentials are taken
     points.Linear(0.7): lambda x, y: 0.7 * x @ T(y),
     points.Cosine(3.0): lambda x, y: 3 * x @ T(y) / norms(x) / T(norms(y)),

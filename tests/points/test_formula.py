@@ -136,15 +136,15 @@ FAULTS = {
             "weights = _kappa(block, kind, rows, columns, derivative=True) * product"
         ),
         "np.where(by_column, y, 0)": "y",
-        "here = block.only_visible(_distances(block), math.inf)": "here = _distances(block)",
+        "here = block.only_visible(distances(block), math.inf)": "here = distances(block)",
     },
     "test_what_has_no_weight_at_first": {
         "finite = np.where(np.isneginf(new), 0, new)": "finite = new",
     },
     "test_logarithms_of_rows_and_columns[ExponentialOfProduct()]": {
-        "kind.logarithm(_distances(block, kind))": "kind.logarithm(_distances(block))",
+        "kind.logarithm(distances(block, kind))": "kind.logarithm(distances(block))",
     },
     "test_sums_and_gradients_of_each_kind": {
-        "[..., None] - weights @ block.y)": "[..., None] + weights @ block.y)",
+        "[..., None] - weights @ y)": "[..., None] + weights @ y)",
     },
 }

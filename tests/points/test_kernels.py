@@ -115,7 +115,7 @@ def test_periods_that_are_far_off(xp, rng, kernel, dtype):
     (lambda: points.product(X, X, X, points.Gaussian(np.ones((4, 3)))), ValueError, r"length: got the shape \(4, 3\)"),
     (lambda: points.product(np.stack([X] * 3), X, X, points.Gaussian(np.ones((4, 2)))), ValueError,
      r"batch axes of x \(3,\), y \(\), b \(\), Gaussian\(length=<float64 array \(4, 2\)>\) length \(4,\) do not"),
-    (lambda: points.operator(X, X, points.Gaussian(np.ones((4, 2)))), ValueError, "lengths without batch axes"),
+    (lambda: points.operator(X, X, points.Gaussian(np.ones((4, 2)))), ValueError, "and factors without batch axes"),
     (lambda: points.Gaussian("long"), TypeError, "Gaussian length: got 'long', expected a number"),
     (lambda: points.Matern(1.0), ValueError, "Matern nu: got 1.0, allowed 0.5, 1.5, 2.5"),
     (lambda: points.RationalQuadratic(0.0), ValueError, "RationalQuadratic alpha: got 0.0, allowed finite and > 0"),
