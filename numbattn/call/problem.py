@@ -105,8 +105,8 @@ class Problem:
 
     @property
     def group_size(self) -> int:
-        """Query heads for each key head."""
-        return self.heads // self.heads_k
+        """Query heads for each key head; 0 without heads."""
+        return self.heads // max(self.heads_k, 1)
 
     @cached_property
     def sharers(self) -> int:
