@@ -244,15 +244,15 @@ def _values(problem: Problem, inputs: Inputs, dC: Any, weights: Any) -> tuple[An
     """v and do of an attention whose dS is that of the column sums, and which feature of v is each query head's: heads
     of a group share v, which has a feature for each of them."""
     *batch, _ = problem.batch or (1,)
-    group = problem.group_size if dC is not None else 0
-    one_hot = np.asarray(np.eye(group, dtype=problem.sum_dtype), like=inputs.q)
-    one_hot = np.concatenate([one_hot] * problem.heads_k)[:, None]  # (heads, 1, group)
-    if not problem.batch:
-        one_hot = one_hot[0]
     lead = (*batch, problem.heads_k) if problem.batch else ()
     if dC is None:
         v = np.zeros((*lead, problem.seqlen_k, 0), problem.dtype, like=inputs.q)
-        return v, np.zeros((*problem.lse_shape, 0), problem.dtype, like=inputs.q), one_hot
+        return v, np.zeros((*problem.lse_shape, 0), problem.dtype, like=inputs.q), None
+    group = problem.group_size
+    heads, features = (np.arange(n, like=inputs.q) for n in (problem.heads, group))
+    one_hot = heads[:, None, None] % group == features  # (heads, 1, group)
+    if not problem.batch:
+        one_hot = one_hot[0]
     v = dC.reshape(*batch, problem.heads_k, group, problem.seqlen_k).swapaxes(-1, -2)
     v = rounded(v.reshape(*lead, problem.seqlen_k, group), problem.dtype)
     return v, rounded(weights[..., None] * one_hot, problem.dtype), one_hot

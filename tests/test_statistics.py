@@ -227,6 +227,17 @@ def test_gradients_of_other_dtypes(rng, xp, dtype):
             np.testing.assert_allclose(to_numpy(x).astype(float), exact, atol=tolerance, rtol=0)
 
 
+@pytest.mark.parametrize("lead", [(), (0,), (2, 0)])
+def test_gradients_of_one_matrix_and_of_no_heads(rng, xp, lead):
+    """Those of each statistic alone add up."""
+    q, k = (xp.asarray(rng.standard_normal((*lead, size, 8))) for size in (5, 7))
+    found, backprop = na.attention_statistics_vjp(q, k, column_sums=True, entropy=True)
+    d = {"dcolumn_sums": found.column_sums, "dentropy": found.entropy, "dlse": found.lse}
+    alone = [backprop(**{name: x}) for name, x in d.items()]
+    for x, *parts in zip(backprop(**d), *alone):
+        np.testing.assert_allclose(to_numpy(x), sum(map(to_numpy, parts)), atol=1e-14)
+
+
 # -------------------------------------------------------------------------------------------------------------- errors
 Q = np.zeros((2, 5, 4))
 SAVED = na.attention_forward(Q, Q, Q)[1]
@@ -272,6 +283,9 @@ FAULTS = {
         "isinstance(part, Sink) else None": "False else None",
         "dL if dE is None else dL + dE": "dL",
         "        one_hot = one_hot[0]\n": "        pass\n",
+    },
+    "test_gradients_of_one_matrix_and_of_no_heads": {
+        "like=inputs.q), None\n    group": "like=inputs.q), None[0]\n    group",
     },
     "cpu/statistics.py": {
         ("test_known_problems", "test_extremes", "test_long_rows", "test_random_problems"): {

@@ -105,8 +105,8 @@ class Problem:
 
     @property
     def group_size(self) -> int:
-        """Query heads for each key head."""
-        return self.heads // self.heads_k
+        """Query heads for each key head; 0 without heads."""
+        return self.heads // max(self.heads_k, 1)
 
     @cached_property
     def sharers(self) -> int:
@@ -294,7 +294,7 @@ def describe(
         if cache is not None and packing is not None:
             cache._check_device(out=out)
         arrays, caches = ({"q": passed, "k": k, "v": v}, ()) if cache is None else ({"q": passed}, (cache,))
-        _check_apart(out, arrays, (*caches, *asked._leaves, *wanted))
+        refuse_overlap(out, arrays, (*caches, *asked._leaves, *wanted))
     return problem, Inputs(q, k, v, given, scale, dropout, parts, cache, origin, packing)
 
 
@@ -458,8 +458,8 @@ def _check_out(out: Any, q: Any, shape: tuple[int, ...]) -> None:
     check_apart("out", out)
 
 
-def _check_apart(out: Any, arrays: dict[str, Any], values: Iterable[Value]) -> None:
-    """Refuse an out that shares memory with what a call is given: arrays, and those of its mask, score and cache."""
+def refuse_overlap(out: Any, arrays: dict[str, Any], values: Iterable[Value]) -> None:
+    """Refuse an out that shares memory with arrays of a call, or with those of its mask, score, cache or graph."""
     for name, array in arrays.items():
         if overlap(out, array):
             raise ValueError(f"out: overlaps {name}")

@@ -83,14 +83,14 @@ def address_of(typingctx, array):
 
 @inline_view
 def matrix(x, batch, head, dtype):
-    """The matrix of (batch, head) of an input."""
-    return strided_view(x.address + x.offsets[batch, head], x.rows, x.cols, x.stride, dtype)
+    """The matrix of (batch, head) of an input; it has no rows where none is given."""
+    return strided_view(x.address + x.offsets[batch, head] if x.rows else 0, x.rows, x.cols, x.stride, dtype)
 
 
 @inline_view
 def matrix_along(x, t, batch, head, dtype):
-    """The matrix of (batch, head) of the tangent in direction t of an input."""
-    return strided_view(x.address + x.offsets[t, batch, head], x.rows, x.cols, x.stride, dtype)
+    """The matrix of (batch, head) of the tangent in direction t of an input, likewise."""
+    return strided_view(x.address + x.offsets[t, batch, head] if x.rows else 0, x.rows, x.cols, x.stride, dtype)
 
 
 @inline_view

@@ -129,11 +129,11 @@ class Turns:
         raise Deadlock(f"these ranks wait for ever: {'; '.join(reasons)}")
 
     def sums(self, arrays: list[list[Any]]) -> list[list[Any]]:
-        """For each rank, the sums over all ranks, in their order, of each array."""
+        """For each rank, the sums over all ranks, in their order, of each array: arrays, even without axes."""
         answers = []
         for rank in range(len(self.waiting)):
             with self.ring._at(rank):
-                answers.append([sum(self.ring._delivered(x, source, rank) for source, x in enumerate(of_ranks))
+                answers.append([sum(self.ring._delivered(x, source, rank) for source, x in enumerate(of_ranks))[...]
                                 for of_ranks in arrays])  # fmt: skip
         return answers
 

@@ -52,7 +52,7 @@ def attention(
         Functions of S after scale and bias, in order. Arrays in them are of the same library; those of an `EdgeScore`
         have gradients, if it wants them. Other scores are refused: a bias is `bias`.
     out : array, (..., queries, head_dim_v), optional
-        Where to put the result. It must not overlap itself or an array of the call.
+        Where to put the result. It must not overlap itself or an array of the call, of its graph or score.
 
     Returns
     -------

@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, Generic, NamedTuple
 
-from ..base.checks import A, flag, other_dtype, overlap, same_library, words_for
+from ..base.checks import A, flag, other_dtype, same_library, words_for
 from ..base.values import broadcasts
-from ..call.problem import Problem, converted, describe
+from ..call.problem import Problem, converted, describe, refuse_overlap
 from ..dropout import Dropout
 from ..scores import Part, Scores
 from .graph import TAKER, Graph, check_graph
@@ -101,13 +101,9 @@ def describe_graph(
         shape, own = (*problem.batch, graph.edges, *sizes.get(name, ())), AXES[name]
         if x.ndim < own or x.shape[-own:] != shape[-own:] or not broadcasts(x.shape, shape):
             raise ValueError(f"{name}: got the shape {x.shape}, expected one that broadcasts to {shape}, edge by edge")
-        if out is not None and overlap(out, x):
-            raise ValueError(f"out: overlaps {name}")
     parts = () if score is None else checked_score(score, q)
-    for part in () if out is None else parts:
-        for name, x in part._arrays().items():
-            if overlap(out, x):
-                raise ValueError(f"out: overlaps {type(part).__name__} {name}")
+    if out is not None:
+        refuse_overlap(out, given, (graph, *parts))
     found = _graph_problem(problem, graph.edges, tuple(given), flag("softmax", softmax))
     return found, GraphInputs(q, k, v, graph, of_edges, inputs.scale, dropout, parts)
 

@@ -101,6 +101,9 @@ def test_a_memmap_is_an_array(tmp_path):
 
 
 FAULTS = {
+    "test_statistics.py::test_gradients_of_one_matrix_and_of_no_heads": {
+        "max(self.heads_k, 1)": "self.heads_k",
+    },
     "test_copies_of_saved_are_of_the_same_call": {
         "scores/distance.py": {'{"_frame": self._frame})': "{})"},
         "replace(problem, score_kinds=kinds_of(inputs.score))": "problem",

@@ -25,6 +25,15 @@ def test_every_float8():
     np.testing.assert_array_equal(float8_of(bits), bits.view(ml_dtypes.float8_e4m3fn).astype(np.float32))
 
 
+@pytest.mark.parametrize("nothing", [operands.NO_MATRICES, operands.NO_TANGENTS], ids=["matrices", "tangents"])
+def test_what_is_not_given_is_not_read(monkeypatch, nothing):
+    """Its offsets, of which there are none, neither: of many matrices they would be far away."""
+    matrix, axes = (tile.matrix, tile.matrix_along)[nothing.offsets.ndim - 2], nothing.offsets.ndim
+    monkeypatch.setattr(numba.config, "BOUNDSCHECK", 1)
+    at = (np.int8(3),) * axes  # a type that is compiled for this test
+    assert numba.njit(lambda x, at, like: matrix(x, *at, like.dtype).shape)(nothing, at, np.zeros(0)) == (0, 0)
+
+
 FLOATS = """
 import numba, numpy as np
 from numbattn.cpu import tile
@@ -221,6 +230,10 @@ FAULTS = {
     "test_draw": {
         "(at.batch + batch) * at.heads + at.head + head": "(at.batch + batch) * at.heads + head",
         "at.query + m0, at.key + n0\n": "at.query + m0, n0\n",
+    },
+    "test_what_is_not_given_is_not_read": {
+        "[batch, head] if x.rows else 0, x.rows, x.cols, x.stride": "[batch, head], x.rows, x.cols, x.stride",
+        "offsets[t, batch, head] if x.rows else 0": "offsets[t, batch, head]",
     },
     "test_every_float16": {
         "0 if is_finite else 0x7F800000": "0",

@@ -25,6 +25,16 @@ def test_messages():
     assert ranks == [[0, 1, 2]] * 3
 
 
+def added(place, x):
+    (total,) = yield AllReduce([x])
+    return (total,)
+
+
+def test_sums_of_arrays_without_axes_are_arrays():
+    (totals,) = nad.Simulated(2)._run(added, {"x": [np.ones(())] * 2})
+    assert [isinstance(x, np.ndarray) and float(x) for x in totals] == [2, 2]
+
+
 def waiting(place, x):
     if place.rank == 1:
         yield Gather(None)
@@ -44,6 +54,7 @@ FAULTS = {
         'x.copy(order="C")': "x",
         "self.waiting[message.source].arrays, message.source,": "self.waiting[message.to].arrays, message.to,",
         'raise Deadlock(f"': 'raise RuntimeError(f"',
+        "enumerate(of_ranks))[...]": "enumerate(of_ranks))",
     },
     "distributed/test_driver.py": {
         "            turns.close()": "            pass",
