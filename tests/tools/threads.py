@@ -147,6 +147,7 @@ class Stress:
         self.start.wait()
         while any(thread.is_alive() for thread in threads):
             self.interrupted(draw, *draw.choice(self.recent[:-1] or self.recent))
+            time.sleep(0.02)
         for thread in threads:
             thread.join()
         self.counts.update(rounds=1, calls=sum(map(len, orders)))
