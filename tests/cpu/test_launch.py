@@ -79,6 +79,7 @@ def test_no_more_threads_than_pay(work, started, monkeypatch):
     """The caller is one of them, unless they have much to do."""
     start, starts = launch.start_new_thread, []
     monkeypatch.setattr(launch, "_threads", lambda: 3)
+    monkeypatch.setattr(launch.teams, "team", lambda: None)
     monkeypatch.setattr(launch, "start_new_thread", lambda *args: starts.append(start(*args)))
     launched(lambda first, last, stop, scratch: None, 20, work)
     assert len(starts) == started
