@@ -81,6 +81,31 @@ _, status = os.waitpid(child, 0)
 if status:
     raise SystemExit(f"the child ends with {status}")
 """
+WITHOUT_POSIX = """
+import os, platform, sys
+import ml_dtypes, numba, numpy, platformdirs
+from concurrent.futures import ProcessPoolExecutor
+
+for name in ("fork", "register_at_fork", "geteuid", "getuid", "getloadavg", "sched_getaffinity", "sysconf", "mkfifo",
+             "O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "RTLD_NOLOAD"):
+    vars(os).pop(name, None)
+for name in ("fcntl", "grp", "pwd", "resource", "syslog", "termios", "_multiprocessing"):
+    sys.modules[name] = None
+machine, platform.machine = platform.machine(), lambda: "ARM64"  # so it is for a process of x86 on Windows on Arm
+"""
+ON_ANOTHER_SYSTEM = """
+from numbattn.base import teams
+from numbattn.cpu import launch, subnormals
+
+launch.PATIENCE = 0.001
+calls()
+q = rng.standard_normal((3, 1, 4, 1100, 16), np.float32)
+na.attention(*q)                                                # by several threads
+assert teams.team() is None
+assert machine not in ("x86_64", "AMD64") or subnormals.CONTROL is subnormals.Mxcsr
+from numbattn import __main__ as command
+assert command._load() == 0
+"""
 OPTIMISED = """
 calls()
 from numbattn.__main__ import main
@@ -92,6 +117,7 @@ main(["plan", "--devices", "2"])
 class Row:
     variables: dict = field(default_factory=dict)
     options: tuple = ()  # of the interpreter
+    first: str = ""
     does: str = "calls()"
     says: str = ""  # on stderr; nothing, if it is empty
 
@@ -101,6 +127,7 @@ QUICK = {
     "warnings are errors": Row(options=("-W", "error")),
     "seterr": Row(does="np.seterr(all='raise'); calls()"),
     "alarms": Row(does=ALARMS),
+    "nothing of POSIX alone": Row(first=WITHOUT_POSIX, does=ON_ANOTHER_SYSTEM),
 }
 COMPILING = {
     "fork while a thread compiles": Row(does=FORK),
@@ -124,7 +151,7 @@ except ImportError as error:
 def run(row, **variables):
     """The process of a row ends well, and says what it is to say."""
     variables |= {"XDG_CACHE_HOME": "", **row.variables}
-    printed(PROGRAM + row.does, options=row.options, says=row.says, **variables)
+    printed(row.first + PROGRAM + row.does, options=row.options, says=row.says, **variables)
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -114,7 +114,8 @@ def write(kind: str, name: str, header: Mapping[str, Any], code: bytes) -> None:
         finally:
             draft.unlink(missing_ok=True)
     except OSError as error:
-        _warn(f"{error}. {REMEDY}")
+        if read(kind, name) is None:  # else another process has written it: Windows replaces no file that is being read
+            _warn(f"{error}. {REMEDY}")
     else:
         _room[folder] = _room.get(folder, 0) - len(content)
         if _room[folder] < 0:

@@ -19,6 +19,7 @@ LOCKS = (  # in the order in which threads take them
     ("numbattn.cuda.launch", "_lock"),
     ("numba.core.compiler_lock", "global_compiler_lock"),
     ("llvmlite.binding.ffi", "lib._lock"),
+    ("numbattn.functions.frozen", "LOCK"),
 )
 
 

@@ -36,6 +36,7 @@ def _image(m, n):
     return na.Grid(shape).window([-(-size // 4) for size in shape])
 
 
+MOST_PROCESSES = 61  # that a pool may have on Windows
 MASKS = {"none": lambda m, n: None, "grid": _image, **dict(_examples(na.Mask))}
 SCORES = dict(_examples(Part))
 USUAL = [FORWARD.name, BACKWARD.name]
@@ -212,7 +213,7 @@ def know_functions():
 
 
 def _in_processes(most, function, jobs, unit, start=keep_quiet):
-    with ProcessPoolExecutor(min(most, len(jobs)), get_context("spawn"), start) as workers:
+    with ProcessPoolExecutor(min(most, len(jobs), MOST_PROCESSES), get_context("spawn"), start) as workers:
         started = [workers.submit(function, *job) for job in jobs]
         for found in progress(as_completed(started), total=len(started), unit=unit):
             found.result()

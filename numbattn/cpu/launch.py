@@ -1,8 +1,10 @@
 """Run a kernel on several threads, until it is done or a signal handler raises."""
 
+import os
 from _thread import start_new_thread
+from contextlib import suppress
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import get_ident, main_thread
 
 import numba
@@ -16,6 +18,7 @@ from .record import put_addresses
 # units of `work`, see `launch`: a thread does 1e10 to 5e10 in a second
 SERIAL = 5e7  # a thread takes as much at once; less than twice that is done before a second thread would help
 SHORT = 2e9  # a thread does less before a signal handler would have to wait
+PATIENCE = 0.1 if os.name == "nt" else None  # seconds: on Windows no signal ends a longer wait
 
 
 def launch(call, blocks, work, nbytes, arrays=()):
@@ -72,13 +75,14 @@ class Run:
     """The blocks of one call; each thread takes some of them at a time, in one native call.
 
     A handler may raise between any two bytecodes of the calling thread. So it takes no lock, and the others count
-    themselves, each step a single native call: who has entered, and who has left. What is counted only grows.
+    themselves, each step a single native call: who has entered, and who has left. What is counted only grows. Each
+    locks its queue: who counts sees what was written before, without the GIL, too.
     """
 
     def __init__(self, call, words, held):
         self.words, self.address, self.held, self.error = words, words.buffer_info()[0], (call, held), None
         self.compute = partial(call.function.ctypes, self.address)
-        self.entered, self.left, self.woken = [], [], SimpleQueue()
+        self.entered, self.left, self.woken = SimpleQueue(), SimpleQueue(), SimpleQueue()
 
     def start(self, threads, takes_part):
         """takes_part: whether this thread is one of them."""
@@ -94,12 +98,12 @@ class Run:
 
     def help(self):
         """What another thread does."""
-        self.entered.append(True)  # before it takes a block: see `finish`
+        self.entered.put(True)  # before it takes a block: see `finish`
         try:
             self.compute()
         except BaseException as error:
             self.error, self.words[STOP] = error, 1
-        self.left.append(True)
+        self.left.put(True)
         self.woken.put(True)
 
     def has_blocks(self):
@@ -108,8 +112,9 @@ class Run:
 
     def finish(self):
         """Wait until no other thread is in the kernel, nor will be."""
-        while self.has_blocks() or len(self.left) < len(self.entered):  # in this order
-            self.woken.get()
+        while self.has_blocks() or self.left.qsize() < self.entered.qsize():  # in this order
+            with suppress(Empty):
+                self.woken.get(timeout=PATIENCE)
 
     def finish_at_once(self):
         """End, whatever the handlers of further signals raise. Other threads hold all memory that they use."""

@@ -3,19 +3,18 @@
 The thread's setting is restored before the kernel returns, and nothing in a kernel raises.
 """
 
-import platform
-
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from .target import TRIPLE
 from .tile import INT64
 
 INT32, POINTER = ir.IntType(32), ir.IntType(8).as_pointer()
 FTZ_DAZ = 1 << 15 | 1 << 6  # of MXCSR: results, and operands
 FZ = 1 << 24  # of FPCR: both
-MACHINE = platform.machine().lower()
+MACHINE = TRIPLE.split("-")[0]  # of this process: Windows on Arm runs those of x86, too
 
 
 class Mxcsr:
@@ -64,7 +63,7 @@ class Unknown:
         pass
 
 
-CONTROL = {"x86_64": Mxcsr, "amd64": Mxcsr, "aarch64": Fpcr, "arm64": Fpcr}.get(MACHINE, Unknown)
+CONTROL = {"x86_64": Mxcsr, "aarch64": Fpcr, "arm64": Fpcr}.get(MACHINE, Unknown)
 
 
 def call(builder, name, result, *operands):

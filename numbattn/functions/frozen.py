@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
+from threading import RLock
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakValueDictionary
@@ -109,7 +110,7 @@ class Frozen:
     @cached_property
     def _of_float32(self) -> Frozen:
         key = self.key, "float32"
-        return KNOWN.setdefault(key, Frozen(key, [_narrow_piece(piece) for piece in self.pieces]))
+        return _only(key, [_narrow_piece(piece) for piece in self.pieces])
 
     def linked(
         self,
@@ -138,6 +139,13 @@ class Frozen:
 
 
 KNOWN: WeakValueDictionary[Any, Frozen] = WeakValueDictionary()
+LOCK = RLock()  # a WeakValueDictionary's setdefault takes several steps
+
+
+def _only(key: Any, pieces: list[BareFunction]) -> Frozen:
+    """The Frozen of this key, whichever thread is first."""
+    with LOCK:
+        return KNOWN.setdefault(key, Frozen(key, pieces))
 
 
 def frozen(function: Any, words: str = "function") -> Frozen:
@@ -145,7 +153,7 @@ def frozen(function: Any, words: str = "function") -> Frozen:
     taking = _Taking(words)
     key = taking.key_of(function)
     known = KNOWN.get(key)
-    return KNOWN.setdefault(key, Frozen(key, taking.pieces)) if known is None else known
+    return _only(key, taking.pieces) if known is None else known
 
 
 def _bare(piece: BareFunction, number: Callable[[Any], Any]) -> FunctionType:

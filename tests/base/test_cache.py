@@ -4,6 +4,7 @@ import re
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 
@@ -91,6 +92,22 @@ def test_threads_that_write_the_same(place):
         [*threads.map(lambda number: keep(code=b"code" * 100_000), range(32))]
     assert cache.read("cpu", NAME).code == b"code" * 100_000
     assert [path.name for path in (place / "cpu").iterdir()] == [NAME]
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_file_that_is_read_cannot_be_replaced_on_windows(place, monkeypatch, is_there):
+    """It is there, so nothing is said."""
+    file = keep()
+    if not is_there:
+        file.unlink()
+
+    def in_use(*paths):
+        raise PermissionError("another process uses the file")
+
+    monkeypatch.setattr(cache.Path, "replace", in_use)
+    with nullcontext() if is_there else pytest.warns(RuntimeWarning, match="another process uses"):
+        keep()
+    assert [path.name for path in (place / "cpu").iterdir()] == [NAME] * is_there
 
 
 # ------------------------------------------------------------------------------------------------------------ trust
@@ -297,6 +314,7 @@ def test_sources_that_change(place, monkeypatch):
 
 
 FAULTS = {
+    "if read(kind, name) is None:": "if True:",
     "stat.S_IWGRP | stat.S_IWOTH": "stat.S_IWOTH",
     '"O_NOFOLLOW", ': "",
     "state.st_uid not in (0, os.geteuid())": "state.st_uid == 0 != os.geteuid()",

@@ -19,7 +19,7 @@ import numbattn as na
 from numbattn.base import cache
 from numbattn.cpu import compile
 from numbattn.cpu.launch import launch
-from numbattn.cpu.record import Record
+from numbattn.cpu.record import Later, Record
 from tests.tools.process import printed
 
 ROOT = Path(__file__).parents[2]
@@ -92,6 +92,18 @@ def test_code_that_was_compiled_ahead_is_not_compiled(filled, tmp_path, monkeypa
     monkeypatch.setattr(cache, "installed", lambda: tmp_path)
     assert call(tmp_path / "empty") == (0, "")
     assert not (tmp_path / "empty").exists()
+
+
+def test_pythons_share_code_whatever_is_before_an_address_in_an_object(filled, monkeypatch):
+    """More without the GIL."""
+    x, others = np.array([3.0]), np.array([5.0])
+    objects = (ctypes.c_int64 * 10)(*[others.ctypes.data] * 9, x.ctypes.data)
+    monkeypatch.setenv("NUMBATTN_CACHE_DIR", str(filled))
+    monkeypatch.setattr(compile, "HEAD", 72)
+    monkeypatch.setattr("numbattn.cpu.launch.id", lambda _: ctypes.addressof(objects), raising=False)
+    call = compile.Kernel(double).given(Record(()), Record(Later((1,), float), (0, 1.0)))
+    launch(call, 1, 0, 0, (x,))
+    assert (x[0], others[0]) == (7, 5)
 
 
 def test_a_file_that_cannot_be_written_is_read(filled):
@@ -214,6 +226,9 @@ def test_a_child_that_is_forked_while_a_thread_compiles(tmp_path):
 
 
 FAULTS = {
+    "test_pythons_share_code_whatever_is_before_an_address_in_an_object": {
+        "word_at(word[0] + words[INTO])": "word_at(word[0] + HEAD)",
+    },
     ("test_code_of_other_settings_has_another_name", "test_what_compiles_says_so_and_what_is_read_does_not"): {
         "repr((*parts, settings, ": "repr((*parts, ",
         "isinstance(x.dtype, types.Float)}": "not isinstance(x.dtype, types.Float)}",

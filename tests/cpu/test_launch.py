@@ -79,13 +79,16 @@ def test_no_more_threads_than_pay(work, started, monkeypatch):
     """The caller is one of them, unless they have much to do."""
     start, starts = launch.start_new_thread, []
     monkeypatch.setattr(launch, "_threads", lambda: 3)
+    monkeypatch.setattr(launch.teams, "team", lambda: None)
     monkeypatch.setattr(launch, "start_new_thread", lambda *args: starts.append(start(*args)))
     launched(lambda first, last, stop, scratch: None, 20, work)
     assert len(starts) == started
 
 
-@pytest.mark.parametrize("work", [2 * launch.SERIAL, MUCH])
-def test_a_call_ends_after_its_last_block(work):
+@pytest.mark.parametrize(("work", "patience"), [(2 * launch.SERIAL, None), (MUCH, None), (MUCH, 0.001)])
+def test_a_call_ends_after_its_last_block(work, patience, monkeypatch):
+    """Also where it looks now and then whether it does."""
+    monkeypatch.setattr(launch, "PATIENCE", patience)
     done = []
 
     def slow(first, last, stop, scratch):
@@ -372,10 +375,14 @@ FAULTS = {
         "self.error, self.words[STOP] = error, 1": "self.words[STOP] = 1",
         "self.words[STOP] = 1\n                return": "return",
         "(size or threads) * nbytes": "nbytes",
-        "while self.has_blocks() or len": "while len",
-        "or len(self.left) < len(self.entered)": "",
+        "while self.has_blocks() or self": "while self",
+        "or self.left.qsize() < self.entered.qsize()": "",
+        "with suppress(Empty):": "if True:",
     },
     "test_a_handler_may_raise_anywhere": {
         "return self.finish()": "return None",
+    },
+    "tools/test_threads.py::test_calls_of_threads_at_once": {
+        "words = call.words[:]": "words = call.words",
     },
 }

@@ -3,8 +3,11 @@
 import math
 import subprocess
 import sys
+import time
 from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
 from types import FunctionType, ModuleType, SimpleNamespace
+from weakref import WeakValueDictionary
 
 import ml_dtypes
 import numba
@@ -280,7 +283,24 @@ def test_what_cannot_be_followed_is_refused(monkeypatch, name):
         frozen(function, "Score function")
 
 
+class Slow(WeakValueDictionary):
+    """One whose setdefault lets other threads in."""
+
+    def setdefault(self, key, default):
+        found = self.get(key)
+        time.sleep(0.05)
+        return self.__setitem__(key, default) or default if found is None else found
+
+
+def test_threads_that_freeze_a_function_at_once_get_the_same(monkeypatch):
+    monkeypatch.setattr(sys.modules[frozen.__module__], "KNOWN", Slow())
+    with ThreadPoolExecutor(2) as threads:
+        one, other = threads.map(frozen, [scaled] * 2)
+    assert one is other
+
+
 FAULTS = {
+    "with LOCK:": "if True:",
     "if isinstance(x, Called):": "if False:",
     "if function in self.numbers:": "if False:",
     "if reads.refused:": "if False:",

@@ -1,5 +1,6 @@
 """The README as a package index shows it, whose links have to be absolute."""
 
+import platform
 import re
 import runpy
 from pathlib import Path
@@ -34,6 +35,14 @@ def test_addresses_of_the_package(release, tmp_path):
     setup = (tmp_path / "setup.cfg").read_text()
     assert setup.startswith("[metadata]\nurl = https://example.org/numbattn\nproject_urls =\n    Changelog = https://e")
     assert "](bench/README.md" not in (tmp_path / "README.md").read_text()
+
+
+def test_what_was_not_tried_is_said(release):
+    tried, missing = release["summary"]({"3.11": "3.11.7", "3.14t": "3.14.2t"})
+    assert tried.endswith(": Python 3.11.7, 3.14.2t")
+    assert missing.startswith("not tried: Python 3.10, 3.12, 3.13, 3.14, 3.15, 3.15t; ")
+    assert "Windows ARM64" in missing
+    assert not re.search(rf"{platform.system()} {platform.machine()}\b", missing)
 
 
 def test_lower_bounds(release):
