@@ -335,9 +335,9 @@ def needed(module: str, by: str, of: str) -> Any:
 
 
 def warn(message: str) -> None:
-    """A UserWarning at the line that called numbattn."""
+    """A UserWarning at the line that called numbattn. NumPy is in between where its errstate decorates a call."""
     level, frame = 2, sys._getframe(1)
-    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "numbattn":
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("numbattn", "numpy"):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, stacklevel=level)
 

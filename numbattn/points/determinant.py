@@ -44,6 +44,7 @@ def log_determinant(
     Returns
     -------
     log_determinant : array, (...), float32, or float64 for float64
+        NaN where K + ridge turns out not to be positive definite.
 
     Raises
     ------
@@ -53,7 +54,7 @@ def log_determinant(
     Warns
     -----
     UserWarning
-        If it has not converged.
+        If it has not converged, or is NaN.
 
     Notes
     -----
@@ -152,6 +153,8 @@ class _Call:
             tol, most = self.limits
             warn(f"log_determinant: not converged to {tol:g} per point within {most} iterations: allow more, or take a "
                  "larger rank, tol or ridge")
+        if np.isnan(rest).any():
+            warn("log_determinant: NaN where K + ridge is not positive definite: allow a larger ridge")
         return (self.M.log_determinant() + rest).astype(self.system.x.dtype)[...]
 
     def quadrature(self) -> tuple[Any, bool]:
@@ -169,7 +172,7 @@ class _Call:
             diagonal.append(a)
             if at % EVERY == 0 or at == most:
                 last, found = found, m * of_tridiagonal(diagonal, beside).mean(axis=-1)
-                if last is not None and bool((abs(found - last) <= tol * m).all()):
+                if last is not None and not (abs(found - last) > tol * m).any():  # NaN stays NaN
                     return found, True
             beside.append(b)
             q, before = np.where(b > 0, w / b, 0), q
@@ -203,13 +206,17 @@ class _Call:
 
 
 def of_tridiagonal(diagonal: list[Any], beside: list[Any]) -> Any:
-    """The first element of log T, of tridiagonal matrices T with these diagonals, of elements (..., 1, count)."""
+    """The first element of log T, of tridiagonal matrices T with these diagonals, of elements (..., 1, count). NaN if T
+    has eigenvalues below 0, and not by rounding."""
     count = len(diagonal)
     a = np.concatenate(diagonal, axis=-2).swapaxes(-2, -1)
     matrix, k = np.zeros_like(a, shape=(*a.shape, count)), np.arange(count, like=a)
     matrix[..., k, k] = a
     if beside:
         matrix[..., k[1:], k[:-1]] = np.concatenate(beside, axis=-2).swapaxes(-2, -1)
-    values, vectors = np.linalg.eigh(matrix)  # which reads the lower triangle
-    least = np.finfo(values.dtype).tiny
-    return (vectors[..., 0, :] ** 2 * np.log(np.maximum(values, least))).sum(-1)
+    is_finite = np.isfinite(matrix).all(axis=(-2, -1), keepdims=True)  # -1 has an eigenvalue below 0, and is no error
+    values, vectors = np.linalg.eigh(np.where(is_finite, matrix, -1))  # which reads the lower triangle
+    about = np.finfo(values.dtype)
+    rounding = about.eps**0.5 * abs(values).max(axis=-1, keepdims=True)
+    values = np.where(values < -rounding, np.nan, np.maximum(values, about.tiny))
+    return (vectors[..., 0, :] ** 2 * np.log(values)).sum(-1)

@@ -300,7 +300,7 @@ def check_cache(device, q, cache, mask=None, **options):
     pytest.param("cp.async", FLOAT8, 16, "float16", marks=pytest.mark.slow),
     pytest.param("TMA", FLOAT8, None, "bfloat16", marks=pytest.mark.slow),
 ], indirect=["device"])  # fmt: skip
-def test_caches_of_fewer_bits(rng, device, held, page_size, dtype):
+def test_caches_of_8_bits(rng, device, held, page_size, dtype):
     """Heads of a group, an empty sequence, ragged ones; newer GPUs convert float8 in one step."""
     lengths = [37, 0, 150] if dtype == "float16" else [150, 3]
     q = random(rng, (len(lengths), 4, 1 if page_size else 3, 64), np.dtype(dtype))
