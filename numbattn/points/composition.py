@@ -88,9 +88,9 @@ class Kernel(Value):
 
     def _kind_of(self, features: int) -> kinds.Kind:
         """The kind of points of this number of features."""
-        (first, _), *others = found = self._kinds(features)
-        is_one = all(first == kind == kinds.GAUSSIAN for kind, _ in others)
-        return first if is_one else kinds.Times(found)
+        found = self._kinds(features)
+        factors = [kind for kind, _ in found]
+        return factors[0] if _are_one(factors) else kinds.Times(found)
 
     @property
     def _exponential(self) -> kinds.Kind | None:
@@ -205,8 +205,7 @@ class Product(Kernel):
 
     @property
     def _exponential(self) -> kinds.Kind | None:
-        first, *others = self._leaves
-        return first._exponential if all(first._kind == one._kind == kinds.GAUSSIAN for one in others) else None
+        return self._leaves[0]._exponential if _are_one([leaf._kind for leaf in self._leaves]) else None
 
     @property
     def _is_centred(self) -> bool | None:  # type: ignore[override]
@@ -288,6 +287,11 @@ def _times(one: Any, other: Any) -> Any:
         return other if _is_one(one) else one
     found = one * other
     return found if isinstance(one, float) and isinstance(other, float) else found[...]  # not NumPy's scalar
+
+
+def _are_one(factors: list[kinds.Kind]) -> bool:
+    """Whether their product is one of them: a single one, or Gaussians, whose squared distances are added."""
+    return len(factors) == 1 or all(kind == kinds.GAUSSIAN for kind in factors)
 
 
 def _is_one(factor: Any) -> bool:

@@ -128,7 +128,7 @@ class Stress:
         if self.first.setdefault((name, seed), found) != found:
             self.wrong.append(f"{name}, seed {seed}: another result than at first")
 
-    def work(self, draw, mine):
+    def work(self, mine):
         """A thread's calls of a round; mine: the number of each."""
         self.start.wait()
         for call in mine:
@@ -141,7 +141,7 @@ class Stress:
         """The new call by all threads at once, then recent ones."""
         self.recent = [*self.recent[1 - RECENT :], (name, seed, call)]
         orders = [[self.recent[-1], *draw.sample(self.recent, len(self.recent))] for _ in range(self.threads)]
-        threads = [threading.Thread(target=self.work, args=(draw, order), daemon=True) for order in orders]
+        threads = [threading.Thread(target=self.work, args=(order,), daemon=True) for order in orders]
         for thread in threads:
             thread.start()
         self.start.wait()

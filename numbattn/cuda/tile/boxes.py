@@ -59,6 +59,11 @@ class Place:
         """The dtype in which products use the elements."""
         return self.dtype
 
+    @property
+    def is_widened(self):
+        """Whether that is another one."""
+        return self.factor != self.dtype
+
 
 @constant
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def dot(acc, x, y):
     depth = np.arange(y.plan.shape[0])
     left = x.read(rows, depth) if isinstance(x, Tile) else round_to(y.plan.factor, whole_rows(x))
     right = y.read(depth[:, None], cols)
-    if y.plan.factor != y.plan.dtype:
+    if y.plan.is_widened:
         right = widen(y.plan.factor, right)
     return Fragment(acc.layout, acc.registers + left.astype(acc.dtype) @ right.astype(acc.dtype))
 
@@ -163,7 +163,7 @@ def is_empty(acc):
 
 def check_fma(layout, total, x, right):
     for place in (getattr(x, "plan", None), right):
-        if not isinstance(place, SharedTile) or place.widened is not None:
+        if not isinstance(place, SharedTile) or place.is_widened:
             raise TypingError("dot: on CUDA cores both operands are row-major tiles in shared memory, not widened")
     if total not in FLOATS:
         raise TypingError(f"dot: a sum of {total}, expected float32 or float64")

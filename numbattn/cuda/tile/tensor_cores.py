@@ -38,16 +38,16 @@ def check_mma(layout, total, x, right):
 
 def is_in_fours(right):
     """Whether registers of a right operand are read with four elements each: 8 bits that are widened to 16."""
-    return right.dtype != right.factor and right.factor.itemsize == 2
+    return right.is_widened and right.factor.itemsize == 2
 
 
 def check_order(layout, left, right):
     """Check that a register of an 8-bit right operand has four neighbours in a row: in k, or in the sum's columns."""
-    widened = is_in_fours(right)
-    if widened and not isinstance(left, Layout):
+    in_fours = is_in_fours(right)
+    if in_fours and not isinstance(left, Layout):
         raise TypingError(f"dot: with {right}, which is widened, the left operand is a fragment")
     for what, found, along in (("the left operand", left, right.transposed), ("the sum", layout, not right.transposed)):
-        by_fours = widened and along
+        by_fours = in_fours and along
         if isinstance(found, Layout) and by_fours != (found.cols.run == 4):
             raise TypingError(f"dot: with {right}, {what} is {'not ' * (not by_fours)}of a layout by_fours")
 
@@ -330,7 +330,7 @@ class WordReader:
         steps = tile.plan.steps()
         self.b, self.line_step, self.k_step = b, steps[along], steps[1 - along]
         self.order, self.apart = order, apart
-        self.dtype, self.is_widened = tile.dtype, tile.plan.factor != tile.plan.dtype
+        self.dtype, self.is_widened = tile.dtype, tile.plan.is_widened
         first = b.mul(first_line, I32(self.line_step))
         group, lane = bits_of_lane(b, 2, 3), bits_of_lane(b, 0, 2)
         word = b.add(b.mul(group, I32(self.line_step)), b.mul(lane, I32(self.k_step * order)))

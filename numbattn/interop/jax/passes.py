@@ -114,8 +114,9 @@ def _results_by_inputs(compute: Pass, x: Operands, how: How) -> list[Any]:
     o = jax.ShapeDtypeStruct((*lead, *problem.out_shape), problem.dtype)
     if compute is laplacian:
         count = how.options.functions.coordinates(inputs, x.tangents, x.second)
-        for particle in _particle(how).values():
-            count *= checked_particles(particle, problem, inputs, Tangents(*cast(Any, x.tangents))).total
+        if how.particle is not None:
+            given = _particle(how)["particle"]
+            count *= checked_particles(given, problem, inputs, Tangents(*cast(Any, x.tangents))).total
         return [o, jax.ShapeDtypeStruct((*lead, count, *problem.out_shape), o.dtype), o]
     lse = jax.ShapeDtypeStruct((*lead, *problem.lse_shape), problem.sum_dtype)
     return [o, lse] if how.with_lse else [o]
