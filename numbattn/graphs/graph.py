@@ -155,11 +155,12 @@ class Graph(Value):
         if xp == "numpy":
             check_values("queries", x, m - 1)
             check_values("keys", y, n - 1)
-        else:  # an edge of no query is one to no key
+        x, y = _int32(x, m), _int32(y, n)
+        if xp == "cupy":  # an edge of no query is one to no key
             y = np.where((x >= 0) & (x < m), y, -1)
             x = np.clip(x, 0, max(m - 1, 0))
         order = np.argsort(x, kind="stable")
-        indptr = np.searchsorted(x[order], np.arange(m + 1, dtype=x.dtype, like=x))
+        indptr = np.searchsorted(x[order], np.arange(m + 1, dtype=np.int32, like=x))
         return cls(indptr, y[order], n), order
 
     def __repr__(self) -> str:

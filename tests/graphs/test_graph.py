@@ -29,6 +29,14 @@ def test_lists(xp, rng):
     g.check()
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.uint64])
+def test_more_queries_than_a_dtype_counts(xp, rng, dtype):
+    i, j = rng.integers(100, size=50).astype(dtype), rng.integers(7, size=50).astype(dtype)
+    g, order = graphs.Graph.from_edges(xp.asarray(i), xp.asarray(j), (300, 7))
+    assert_array_equal(to_numpy(g.indptr), np.searchsorted(np.sort(i), np.arange(301)))
+    assert_array_equal(to_numpy(g.indices), j[to_numpy(order)])
+
+
 @pytest.mark.gpu
 def test_edges_without_a_key_on_a_gpu():
     """They are in no list by key, and `check` finds them."""
@@ -85,4 +93,5 @@ FAULTS = {
     "indptr[0] != 0 or": "",
     'check_values("indices", indices, keys - 1)': 'check_values("indices", indices, keys)',
     'check_values("queries", x, m - 1)': "pass",
+    "x, y = _int32(x, m), _int32(y, n)": "pass",
 }

@@ -101,8 +101,8 @@ def test_what_is_kept_of_a_mask_follows_the_arrays_on_the_host(rng, mask_of, dty
     mask = mask_of(offsets)
     for end in (3, 3, 5, 3):
         offsets[1] = end
-        np.testing.assert_array_equal(na.attention(q, q, q, mask=mask).get(),
-                                      na.attention(q, q, q, mask=mask_of(cupy.asarray(offsets))).get())
+        want = na.attention(q, q, q, mask=mask_of(cupy.asarray(offsets)))  # lengths only a GPU knows: another kernel
+        np.testing.assert_allclose(na.attention(q, q, q, mask=mask).get(), want.get(), rtol=0, atol=1e-6)
 
 
 @pytest.mark.gpu
