@@ -55,6 +55,7 @@ PLACES = {
     **{f"cpu-{name}": ("cpu", sizes) for name, sizes in SMALL.items()},
     "simulated": ("ampere", Sizes(3, 2, 2, 9, 7, 5, 3, np.float32)),
     "simulated-groups": ("ampere", Sizes(5, 2, 1, 8, 9, 4, 8, np.float32)),
+    "simulated-sizes": ("ampere", Sizes(5, 1, 1, 36, 36, 3, 5, np.float16)),
     **{f"gpu-{name}": ("gpu", sizes._replace(batches=40 * sizes.batches)) for name, sizes in SMALL.items()},
 }
 HAS_CUDA = find_spec("numba_cuda") and find_spec("cupy")
@@ -190,7 +191,8 @@ def by_places(s, batch, head, i, j):
     return s + (i + 2 * j) % 5
 
 
-@everywhere("score", ["none", "function"], simulated=["none", "function"], simulated_groups=["none"])
+@everywhere("score", ["none", "function"], simulated=["none", "function"], simulated_groups=["none"],
+            simulated_sizes=["none"])
 def test_segments(request, rng, place, score):
     """Packed, between tokens in no segment, one as long as may be and one empty: the same bits as of padded ones."""
     xp, sizes = place

@@ -64,6 +64,15 @@ def test_heads_that_share_keys_have_the_usual_kernel_for_a_bias():
     assert names(HOPPER, 32, 32, 32, heads_k=2, score=na.Bias(SHARED))[1][:3] == [*GIVEN, "bias_gradient"]
 
 
+@pytest.mark.parametrize(("longest", "dtype", "count"), [
+    (16, np.float32, 1), (30, np.float32, 1), (60, np.float64, 2), (100, np.float16, 3), (100, np.float32, 0),
+])  # fmt: skip
+def test_packed_ones_have_a_kernel_for_each_size(longest, dtype, count):
+    q, mask = array(8, 4000, 32, dtype=dtype), na.Segments(np.cumsum([0, *[10] * 99, longest]))
+    found = [kernels(x) for x in plans(HOPPER, q, q, q, mask=mask)]
+    assert [names.count(of) for names, of in zip(found, ("small_forward", "small_backward"))] == [count, count]
+
+
 def test_lse_over_other_keys():
     """D is then no longer rowsum(P dP)."""
     launched, (q, do) = [], np.ones((2, 3, 8, 20, 16), np.float32)

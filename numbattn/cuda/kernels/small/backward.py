@@ -85,7 +85,7 @@ def small_backward(
     grouped: whether heads share keys. statistics: the names of those that are given: lse_log2 and delta, or dlse if lse
     has a gradient, or none. sums: whether dS is summed.
     """
-    dtype, ACC, (threads, blocks, _, keeps_score, size) = DTYPES[dtype], sum_type(DTYPES[dtype]), tiles
+    dtype, ACC, (threads, blocks, _, keeps_score, size, *_) = DTYPES[dtype], sum_type(DTYPES[dtype]), tiles
     given, dlse = "delta" in statistics, "dlse" in statistics
     S_TILE, Q_TILE, V_TILE = (mma(size, cols, threads) for cols in (size, head_dim, head_dim_v))
     shared, sync = SharedMemory(), barrier_of(threads)
@@ -97,7 +97,7 @@ def small_backward(
     NO_SCORE = ACC(-np.inf)
     band_at, (look_up, hide) = band_of(mask), mask_steps(mask, S_TILE)
     keep_score, apply, pull_back = score_steps_of_block(shared, score, S_TILE, ACC, keeps_score)
-    matrices_of, next_matrix = matrices_steps(mask, size)
+    matrices_of, next_matrix = matrices_steps(mask, tiles)
     drop_both, matrix_after = drop_both_step(S_TILE, dropout), walk_step(next_matrix, grouped)
     mask_of, scores_of, keys_of_rows = mask_within_step(mask), within_segment(score), rows_of_keys_step(mask)
     add_k, add_v = (sum_step(TILE, grouped) for TILE in (Q_TILE, V_TILE))

@@ -65,7 +65,7 @@ def small_forward(
     *, dtype, out_dtypes, head_dim, head_dim_v, tiles, mask, score, dropout, nbytes, saves
 ):  # fmt: skip
     """The kernel for these SmallTiles and head_dims rounded up. saves: whether lse is wanted."""
-    dtype, ACC, (threads, blocks, stages, keeps_score, size) = DTYPES[dtype], sum_type(DTYPES[dtype]), tiles
+    dtype, ACC, (threads, blocks, stages, keeps_score, size, *_) = DTYPES[dtype], sum_type(DTYPES[dtype]), tiles
     S_TILE, O_TILE = mma(size, size, threads), mma(size, head_dim_v, threads)
     shared, sync = SharedMemory(), barrier_of(threads)
     (SHARED_Q, fetch_q), (SHARED_K, fetch_k), (SHARED_V, fetch_v) = place_steps(
@@ -76,7 +76,7 @@ def small_forward(
     HAS_LOW, far = dtype.itemsize > 2, may_be_far(score)
     band_at, (look_up, hide) = band_of(mask), mask_steps(mask, S_TILE)
     keep_score, apply, _ = score_steps_of_block(shared, score, S_TILE, ACC, keeps_score)
-    (matrices_of, next_matrix), mask_of = matrices_steps(mask, size), mask_within_step(mask)
+    (matrices_of, next_matrix), mask_of = matrices_steps(mask, tiles), mask_within_step(mask)
     scores_of, drop = within_segment(score), drop_step(S_TILE, dropout)
     (NO_MAX, softmax_step), low_of = softmax_steps(ACC, far, exact=HAS_LOW), low_step(ACC, far)
     with_sink, inverse = sink_steps(score, ACC)

@@ -2,8 +2,12 @@
 
 A tile holds all scores of a (batch, head). Blocks are persistent: as many as are resident take matrices in turn. If
 something is kept or summed by head, their number is a multiple of the heads, so that a block keeps its head.
+
+Segments of packed arrays have tiles of their own sizes: a kernel takes those that fit its tile and no smaller one.
 """
 
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from ...tile import (
@@ -26,7 +30,8 @@ from ...tile import (
     sync_warp,
     where,
 )
-from ...words.spec import BY_HEAD, SHARED
+from ...words.spec import BY_HEAD, SHARED, Route
+from ...words.tiers import MMA
 from ..scores import is_scaled, score_steps
 from ..shared.layouts import buffers, sum_type
 from ..shared.schedule import split
@@ -35,6 +40,8 @@ from ..shared.visibility import PACKED, band_test, has_states, in_band, is_looke
 from ..tables import compiled_in, has_tensor_cores
 
 SIZES = 16, 32, 64, 128  # of tiles, and that head_dims are rounded up to
+SPLIT = 32  # of tiles of more, packed arrays have smaller ones, too, for their shorter segments
+NO_LIMIT = 1 << 31
 FEWER = 4  # most keys for each query: with more, the kernels for few queries waste less of a tile
 
 
@@ -46,6 +53,8 @@ class SmallTiles(NamedTuple):
     stages: int = 1
     keeps_score: bool = True  # whether shared memory has room for what a score adds to S
     size: int = 0
+    least: int = 0  # tokens of the segments that it takes; of 0 also the tokens in none
+    most: int = NO_LIMIT
 
     unit = "mma"
 
@@ -71,15 +80,31 @@ def fitted(*sizes):
     return next((size for size in SIZES if max(sizes) <= size), None)
 
 
-def rows_of(table, work):
+def rows_of(table, work, size=None):
     """Rows of {(bytes of an element, size of the tile): {largest head_dim: row}} for this work; none if it is not
-    small."""
-    problem = work.problem
+    small. size: of the tiles, for some segments of packed arrays; the default takes all."""
+    problem, least, most = work.problem, 0, NO_LIMIT
     lengths = (work.longest,) if PACKED in work.mask else (problem.seqlen_q, problem.seqlen_k)
-    size, head_dim = fitted(*lengths), max(problem.head_dim, problem.head_dim_v)
+    largest, head_dim = fitted(*lengths), max(problem.head_dim, problem.head_dim_v)
+    if size is not None:
+        least, most = size // 2 + 1 if size > SPLIT else 0, size if size < largest else NO_LIMIT
+    size = size or largest
     found = table.get((problem.dtype.itemsize, size), {})
-    row = next((row for largest, row in found.items() if head_dim <= largest), None)
-    return () if row is None else (row._replace(size=size), row._replace(size=size, keeps_score=False))
+    row = next((row for width, row in found.items() if head_dim <= width), None)
+    row = row and row._replace(size=size, least=least, most=most)
+    return () if row is None else (row, row._replace(keeps_score=False))
+
+
+def routes_by_size(spec, table, takes_all=lambda work: True):
+    """Routes for packed arrays: kernels of a spec with this table, each for the segments that fit its tiles."""
+    specs = {size: replace(spec, tiles=partial(rows_of, table, size=size)) for size in SIZES if size >= SPLIT}
+    for largest in specs.keys() - {SPLIT}:
+        those = tuple(own for size, own in specs.items() if size <= largest)
+
+        def fit(work, largest=largest, those=those):
+            return PACKED in work.mask and work.longest == largest and all(takes(own)(work) for own in those)
+
+        yield Route(lambda work, fit=fit: takes_all(work) and fit(work), those, MMA)
 
 
 def takes(spec):
@@ -144,20 +169,21 @@ def fetch_step(PLACE, COPY, nbytes):
     return fetch
 
 
-def matrices_steps(mask, size):
+def matrices_steps(mask, tiles):
     """Device functions: (batches, heads, queries, keys, mask) -> the Matrices; (number, matrices, mask) -> the number
     of the matrix that a block computes next, this one or a later one with queries, its batch and head, and its Segment.
 
-    After all segments of packed arrays come the tokens in none of them, `size` at a time, which see nothing.
+    After all segments of packed arrays come the tokens in none of them, a tile at a time, which see nothing.
     """
-    SIZE = size
+    SIZE, LEAST, MOST, TAKES_OTHERS = tiles.size, tiles.least, tiles.most, tiles.least == 0
 
     @device
     def of_turn(offsets, turn, length):
         (count,) = shape(offsets)
         if turn < count - 1:
             first, tokens = extent_of(offsets, turn + 1, length)
-            return Segment(first, minimum(tokens, SIZE), first, minimum(tokens, SIZE), index(0))
+            tokens = minimum(tokens, SIZE) if LEAST <= tokens <= MOST else index(0)
+            return Segment(first, tokens, first, tokens, index(0))
         before, tile = start_of(offsets, 1, length), turn - (count - 1)
         ahead = (before + SIZE - 1) // SIZE
         first = tile * SIZE if tile < ahead else start_of(offsets, count, length) + (tile - ahead) * SIZE
@@ -167,7 +193,8 @@ def matrices_steps(mask, size):
     @device
     def of_packed(batches, heads, queries, keys, mask):
         (count,) = shape(mask.packing[0].queries[0, 0])
-        return Matrices((count + queries // SIZE + 1) * batches * heads, batches, heads, queries, keys)
+        others = queries // SIZE + 2 if TAKES_OTHERS else index(0)
+        return Matrices((count - 1 + others) * batches * heads, batches, heads, queries, keys)
 
     @device
     def next_of_packed(number, matrices, mask):

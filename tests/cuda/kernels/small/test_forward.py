@@ -91,10 +91,15 @@ FAULTS = {
             "start_of(offsets, count, length) + (tile - ahead)": "start_of(offsets, count, length) + tile",
             "end = before if tile < ahead else length": "end = length",
             "number += grid_size()": "number += 2 * grid_size()",
-            "(count + queries // SIZE + 1)": "(count - 1)",
+            "(count - 1 + others)": "(count - 1)",
         },
         "cuda/kernels/small/backward.py": {
             "return queries_of if PACKED in mask else keys_of": "return keys_of",
+        },
+    },
+    "test_small.py::test_segments[simulated-sizes-none]": {
+        "cuda/kernels/small/steps.py": {
+            "size // 2 + 1 if size > SPLIT else 0": "size + 1 if size > SPLIT else 0",
         },
     },
     "test_small.py::test_segments[simulated-groups-none]": {
