@@ -41,7 +41,7 @@ from ..tables import compiled_in, has_tensor_cores
 
 SIZES = 16, 32, 64, 128  # of tiles, and that head_dims are rounded up to
 SPLIT = 32  # of tiles of more, packed arrays have smaller ones, too, for their shorter segments
-NO_LIMIT = 1 << 31
+NO_LIMIT = 2**31 - 1
 FEWER = 4  # most keys for each query: with more, the kernels for few queries waste less of a tile
 
 
