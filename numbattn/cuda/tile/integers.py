@@ -127,7 +127,7 @@ def always():
 # ------------------------------------------------------------------------------------------------------- conversions
 @lower_cast(types.Integer, IndexType)
 def from_integer(context, b, source, target, x):
-    return resized(b, x, 32, source.signed)
+    return constant(x.constant) if isinstance(x, ir.Constant) else resized(b, x, 32, source.signed)
 
 
 @lower_cast(types.Boolean, IndexType)
@@ -137,7 +137,13 @@ def from_truth(context, b, source, target, x):
 
 @lower_cast(types.IntegerLiteral, IndexType)
 def from_literal(context, b, source, target, x):
-    return I32(source.literal_value)
+    return constant(source.literal_value)
+
+
+def constant(number):
+    if not -(2**31) <= number < 2**31:
+        raise TypingError(f"got {number}, expected an index of 32 bits")
+    return I32(number)
 
 
 @lower_cast(IndexType, types.Integer)

@@ -87,7 +87,19 @@ def test_loops_over_the_unforeseen_are_not_unrolled():
     assert counting(device(lambda i: opaque(i + 1))) == 1
 
 
+@compiled_only
+def test_numbers_of_more_bits_are_refused():
+    limit = 2**31
+
+    def kernel(x, y):
+        y[0] = index(x[0]) <= limit
+
+    with pytest.raises(Exception, match="got 2147483648, expected an index of 32 bits"):
+        ptx_of(kernel, 32, np.zeros(1, np.int32), np.zeros(1, np.int32))
+
+
 FAULTS = {
+    "if not -(2**31) <= number < 2**31:": "if False:",
     "operator.rshift: ir.IRBuilder.ashr": "operator.rshift: ir.IRBuilder.lshr",
     "operator.mod: modulo": "operator.mod: floor_divided",
     "(b.sext if signed else b.zext)": "b.zext",
