@@ -10,12 +10,12 @@ backward_tangent (what attention_backward_jvp takes for the tangents of dq, dk a
 formula in CuPy keeps its matrices from the tangent of the forward pass for that of the backward pass; for bfloat16,
 which CuPy does not multiply in stacks, it runs in float16.
 
-speed: lengths from 1024 on, with a constant number of tokens. small: thousands of small problems. --cpu: the passes on
-NumPy arrays and the formula in NumPy; and Laplacians of particles, with `particle` and as tangents of all rows. Passes
-and peers take turns. The first head of the first sequence is compared with float64 before anything is timed, and a peer
-that is wrong is not timed; on a GPU, what takes longer than 0.2 s is timed once. "numbattn, mma" has the kernels for
-Ampere. jvp-flash-attention and fa4-jax are compared if they are installed; fa4-jax runs on a stream of its own, so each
-of its calls is waited for. Kernels are compiled first, on all cores.
+speed: lengths from 1024 on, with a constant number of tokens. small: thousands of small problems. particles: Laplacians
+of particles, with `particle` and as tangents of all rows. --cpu: the passes on NumPy arrays and the formula in NumPy,
+and particles. Passes and peers take turns. The first head of the first sequence is compared with float64 before
+anything is timed, and a peer that is wrong is not timed; on a GPU, what takes longer than 0.2 s is timed once.
+"numbattn, mma" has the kernels for Ampere. jvp-flash-attention and fa4-jax are compared if they are installed; fa4-jax
+runs on a stream of its own, so each of its calls is waited for. Kernels are compiled first, on all cores.
 Needs tabulate and tqdm.
 """
 
@@ -34,13 +34,14 @@ from typing import NamedTuple
 import numpy as np
 from cases import Case, columns_of_case, grouped, make_case
 from common import interleaved, machine, save, show, show_machine
-from peers import DTYPE, HALF, array_of, cupy, gpu, one_stream, release, require_gpu, tensor_of
+from peers import DTYPE, HALF, array_of, cupy, event_seconds, gpu, one_stream, release, require_gpu, tensor_of
 from peers import PACKAGES as INSTALLED
 from small import compile_all, error_of, in_processes, show_failed, timed
 from timing import progress
 
 import numbattn as na
 from numbattn import reference
+from numbattn.base.values import moved as in_library_of
 from numbattn.call import passes
 from numbattn.cuda.plan import tier
 from numbattn.cuda.words.tiers import MMA as MMA_TIER
@@ -59,6 +60,7 @@ SMALL, QUICK_SMALL = [*product((32, 64, 128), (32, 64))], [(64, 32)]  # seqlen, 
 NBYTES, SMALL_HEADS = 64 << 20, 8  # of an array of small problems
 CPU = [(64, 32, 32), (1, 256, 64), (1, 1024, 64), (1, 2048, 64)]  # batch, seqlen, head_dim; 8 heads
 QUICK_CPU = [(2, 64, 32)]
+PARTS = "speed", "small", "particles"
 PARTICLES, QUICK_PARTICLES = (16, 32, 64, 128), (16,)  # each a row of 4 heads, head_dim 64, moved along 3 coordinates
 TOLERANCE = {"float32": 2e-5, "float64": 1e-12, "bfloat16": 2e-2}  # of the largest element of an array
 MATRICES = 8  # that the formula keeps at a time
@@ -263,9 +265,10 @@ def on_cpu(cases, rounds):
     return records
 
 
-def of_particles(numbers, dtypes, rounds):
+def of_particles(args, moved=np.asarray):
     """One record for each number of particles and dtype: seconds of a Laplacian with and without `particle`."""
-    records = []
+    records, seconds_of = [], host_seconds if moved is np.asarray else event_seconds
+    numbers, dtypes = QUICK_PARTICLES if args.quick else PARTICLES, args.dtype or ["float32", "float64"]
     for dtype, n in progress([*product(dtypes, numbers)]):
         rng = np.random.default_rng(0)
         primal, seconds = rng.standard_normal((2, 3, 1, 4, n, 64)).astype(dtype)
@@ -274,14 +277,16 @@ def of_particles(numbers, dtypes, rounds):
         for p in range(n):
             dense[:, p, ..., p, :] = firsts[..., p, :]
         dense = dense.reshape(3, 3 * n, *primal.shape[1:])
+        one = [x[..., :1, :, :].astype(np.float64) for x in (*primal, *firsts, *seconds)]
+        primal, firsts, seconds, dense = map(moved, (primal, firsts, seconds, dense))
         runs = {"particle": partial(na.attention_laplacian, *primal, *firsts, *seconds, particle=range(n)),
                 "dense": partial(na.attention_laplacian, *primal, *dense, *seconds)}  # fmt: skip
-        one = [x[..., :1, :, :].astype(np.float64) for x in (*primal, *firsts, *seconds)]
-        wrong_by = error_of([x[..., :1, :, :] for x in runs["particle"]()],
+        wrong_by = error_of([in_library_of(x[..., :1, :, :], one[0]) for x in runs["particle"]()],
                             reference.attention_laplacian(*one, particle=range(n)))  # fmt: skip
         if not wrong_by <= TOLERANCE[dtype]:
             raise ArithmeticError(f"the Laplacian of {n} particles is wrong by {wrong_by:.1e} of the largest element")
-        found = interleaved({name: partial(host_seconds, run) for name, run in runs.items()}, rounds)
+        runs["dense"]()  # warms up, as the first one is
+        found = interleaved({name: partial(seconds_of, run) for name, run in runs.items()}, args.rounds)
         records.append({"dtype": dtype, "particles": n, "errors": wrong_by,
                         **{name: float(f"{taken:.4g}") for name, taken in found.items()}})  # fmt: skip
     return records
@@ -372,7 +377,7 @@ def cases_of(part, args):
 
 def parse(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", choices=["speed", "small"], default=["speed", "small"])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--cpu", action="store_true", help="on NumPy arrays instead")
     parser.add_argument("--quick", action="store_true", help="fewer sizes, 2 rounds")
     parser.add_argument("--dtype", nargs="+", choices=list(TOLERANCE))
@@ -396,18 +401,19 @@ def main():
         require_gpu()
     results = {"machine": machine(*PACKAGES) | ({} if args.cpu else {"gpu": gpu()}), "arguments": vars(args)}
     show_machine(results["machine"])
-    cases = {part: cases_of(part, args) for part in args.parts}
+    cases = {part: cases_of(part, args) for part in args.parts if part != "particles"}
     if args.cpu:
         wrong = finish(args, results, "cpu", partial(on_cpu, cases["cpu"], args.rounds))
-        numbers, dtypes = QUICK_PARTICLES if args.quick else PARTICLES, args.dtype or ["float32", "float64"]
-        finish(args, results, "particles", partial(of_particles, numbers, dtypes, args.rounds), show_particles)
+        finish(args, results, "particles", partial(of_particles, args), show_particles)
         return wrong
     start, everything = time.perf_counter(), [case for found in cases.values() for case in found]
     prepare(everything, args.peers)
     print(f"kernels are in the cache after {time.perf_counter() - start:.0f} s")
     with one_stream():
-        return sum(finish(args, results, part, partial(measured, cases[part], args.peers, args.rounds))
-                   for part in args.parts)  # fmt: skip
+        if "particles" in args.parts:
+            finish(args, results, "particles", partial(of_particles, args, cupy.asarray), show_particles)
+        return sum(finish(args, results, part, partial(measured, found, args.peers, args.rounds))
+                   for part, found in cases.items())  # fmt: skip
 
 
 def prepare(cases, peers):

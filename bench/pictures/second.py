@@ -52,7 +52,8 @@ def second(results):
     told = [f"{CALLED[of]} at {geometric_mean(found):.2f} of {BASE[of]}'s" for of, found in ratios.items() if found]
     title = f"TFLOP/s of second derivatives: {', '.join(told)}"
     records = [*records, *results.get("small", [])]
-    return finish(figure, title), f"{COUNTED}\n\n{_speedups(records)}\n\n{table(_rows(records))}"
+    shown = table(_rows(records)) + _of_particles(results)
+    return finish(figure, title), f"{COUNTED}\n\n{_speedups(records)}\n\n{shown}"
 
 
 def rate_of(record, name):
