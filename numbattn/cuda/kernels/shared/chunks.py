@@ -1,7 +1,7 @@
 """Chunks of keys, at the same places in every sequence: short ones first, and longer ones once there are many.
 
 A chunk's partial result is written and read again, which costs less with long chunks; short ones spread few keys over
-many warps. Sizes double, twice: where a chunk begins is the farthest of three lines, and the chunk of a key the least.
+many warps. Sizes double: where a chunk begins is the farthest of four lines, and the chunk of a key the least.
 """
 
 import numpy as np
@@ -25,10 +25,11 @@ from ...tile import (
 )
 from .visibility import sides_of
 
-# keys. us on an H200 for 1 x 1024, 1 x 8192, 64 x 4096, all in chunks of 256: 7.8, 16.4, 301; of 512: 8.6, 14.9, 270;
-# of 1024: 10.7, 15.3, 263
-SHORT, USUAL, LONG = 512, 1024, 2048
-FEW, MANY = 2048, 32768  # where the chunks of these sizes end
+SIZES = A, B, C, D = 256, 512, 1024, 2048  # keys
+ENDS = 1024, 4096, 32768  # where the chunks of the first sizes end
+FROM_B = ENDS[0]  # so many keys before the first one the chunks of this size would begin, were all of this size
+FROM_C = 2 * FROM_B + ENDS[1]
+FROM_D = 2 * FROM_C + ENDS[2]
 
 
 def count_of_chunks(keys):
@@ -38,7 +39,7 @@ def count_of_chunks(keys):
 
 @device
 def first_key(chunk):
-    return maximum(chunk * SHORT, maximum(chunk * USUAL - FEW, chunk * LONG - 2 * FEW - MANY))
+    return maximum(maximum(chunk * A, chunk * B - FROM_B), maximum(chunk * C - FROM_C, chunk * D - FROM_D))
 
 
 @device
@@ -49,7 +50,7 @@ def chunks_between(first, end):
 
 @device
 def chunk_of(key):
-    return minimum(key // SHORT, minimum((key + FEW) // USUAL, (key + 2 * FEW + MANY) // LONG))
+    return minimum(minimum(key // A, (key + FROM_B) // B), minimum((key + FROM_C) // C, (key + FROM_D) // D))
 
 
 def longest_steps(shared, mask, by_head):

@@ -6,7 +6,7 @@ import pytest
 from numbattn.cuda.kernels.any.combine import PARTS, THREADS, combine, row_threads
 from numbattn.cuda.kernels.scores.score import Scores
 from numbattn.cuda.kernels.scores.sink import SinkKind
-from numbattn.cuda.kernels.shared.chunks import SHORT, chunks_between, first_key
+from numbattn.cuda.kernels.shared.chunks import SIZES, chunks_between, first_key
 from numbattn.cuda.kernels.shared.visibility import MaskArgs
 from numbattn.cuda.tile import WARP
 from tests.cuda.works import work
@@ -51,7 +51,7 @@ def test_chunks_before_the_first_key_do_not_count(rng):
     """A window that begins in the third chunk; threads change nothing, to the bit."""
     chunks = PARTS + 5
     keys = first_key(chunks)
-    found = [call(np.random.default_rng(0), chunks, threads, (2 * SHORT + 7, keys, QUERIES, keys))
+    found = [call(np.random.default_rng(0), chunks, threads, (2 * SIZES[0] + 7, keys, QUERIES, keys))
              for threads in (WARP, THREADS)]  # fmt: skip
     for o, lse, sums, total in found:
         np.testing.assert_allclose(o, sums / total[..., None], atol=1e-5)
@@ -62,7 +62,7 @@ def test_chunks_before_the_first_key_do_not_count(rng):
 
 
 def test_nothing_is_seen(rng):
-    o, lse, *_ = call(rng, 2, WARP, (-SHORT, SHORT, QUERIES, 0))
+    o, lse, *_ = call(rng, 2, WARP, (-SIZES[0], SIZES[0], QUERIES, 0))
     assert (o == 0).all()
     assert (lse == -np.inf).all()
 
@@ -70,7 +70,7 @@ def test_nothing_is_seen(rng):
 def test_a_sink(rng):
     logits = np.array([[0.5, -1.0, 2.0]], np.float32)
     scores = Scores(np.float32(1), np.float32(1), (), (logits,))
-    o, lse, sums, total = call(rng, 2, WARP, (-SHORT, 2 * SHORT, QUERIES, 2 * SHORT), (SinkKind(),), scores)
+    o, lse, sums, total = call(rng, 2, WARP, (-SIZES[0], 2 * SIZES[0], QUERIES, 2 * SIZES[0]), (SinkKind(),), scores)
     total = total + np.exp(logits.astype(np.float64))[..., None]
     np.testing.assert_allclose(o, sums / total[..., None], atol=1e-5)
     np.testing.assert_allclose(lse, np.log(total), atol=1e-5)

@@ -10,7 +10,7 @@ from numbattn.caches.eight_bits import FLOAT8
 from numbattn.caches.masked import masked
 from numbattn.cuda.kernels.any import decode
 from numbattn.cuda.kernels.any.decode import LONG
-from numbattn.cuda.kernels.shared.chunks import SHORT
+from numbattn.cuda.kernels.shared.chunks import SIZES
 from numbattn.cuda.kernels.shared.schedule import next_number
 from numbattn.cuda.plan.planner import DEVICES as GPUS
 from numbattn.masks import as_mask
@@ -69,9 +69,9 @@ def test_heads_of_a_group_are_packed(rng, device, m):
 @BY_BOTH
 def test_several_chunks_and_work_tiles_of_a_block(rng, device):
     """The last chunk has fewer tiles than the block has warps. Blocks draw: what there is none of, and the end."""
-    lengths = np.array([[SHORT + 40], [0], [2 * SHORT]], np.int32)
+    lengths = np.array([[SIZES[0] + 40], [0], [2 * SIZES[0]]], np.int32)
     one_block = device._replace(multiprocessors=1)
-    check(one_block, *qkv(rng, batch=3, heads=2, heads_k=1, n=2 * SHORT + 7), mask=na.Lengths(lengths))
+    check(one_block, *qkv(rng, batch=3, heads=2, heads_k=1, n=2 * SIZES[0] + 7), mask=na.Lengths(lengths))
 
 
 @simulated
@@ -84,7 +84,7 @@ def test_work_tiles_behind_those_that_are_empty(rng, device):
 
 
 @simulated
-@pytest.mark.parametrize(("lengths", "draws"), [([[70], [5]], 1), ([[7], [SHORT + 1]], 3), ([[70, 5], [1, 70]], 11)])
+@pytest.mark.parametrize(("lengths", "draws"), [([[70], [5]], 1), ([[7], [SIZES[0] + 1]], 3), ([[70, 5], [1, 70]], 11)])
 def test_chunks_behind_the_longest_sequence(rng, device, lengths, draws, monkeypatch):
     """None is drawn, but where heads have lengths of their own. The block starts with two numbers, one is the end."""
     drawn = []
@@ -95,7 +95,8 @@ def test_chunks_behind_the_longest_sequence(rng, device, lengths, draws, monkeyp
 
     monkeypatch.setattr(decode, "next_number", counted)
     one_block = device._replace(multiprocessors=1)
-    check(one_block, *qkv(rng, batch=2, heads=2, heads_k=1, n=3 * SHORT), mask=na.Lengths(np.array(lengths, np.int32)))
+    mask = na.Lengths(np.array(lengths, np.int32))
+    check(one_block, *qkv(rng, batch=2, heads=2, heads_k=1, n=3 * SIZES[0]), mask=mask)
     assert sum(drawn) == draws
 
 
@@ -104,7 +105,7 @@ def test_chunks_behind_the_longest_sequence(rng, device, lengths, draws, monkeyp
 def test_nothing_is_drawn_where_each_work_tile_has_a_block(rng, device, monkeypatch):
     monkeypatch.setattr(decode, "next_number", None)
     monkeypatch.setattr(decode, "finish", None)
-    check(device, *qkv(rng, n=SHORT + 5))
+    check(device, *qkv(rng, n=SIZES[0] + 5))
 
 
 @simulated
@@ -178,7 +179,7 @@ def test_values_beyond_the_length_are_not_read(rng, device):
 @BY_ONE
 def test_bits_depend_on_the_sequence_alone(rng, device):
     """Not on the batch, the capacity, or how many blocks there are."""
-    n, capacity = SHORT + 70, 2 * SHORT + 300
+    n, capacity = SIZES[0] + 70, 2 * SIZES[0] + 300
     q, k, v = qkv(rng, batch=3, heads=2, heads_k=1, n=capacity)
     lengths = np.array([[200], [n], [capacity]], np.int32)
     with on(device._replace(multiprocessors=2)):

@@ -4,11 +4,8 @@ import numpy as np
 import pytest
 
 from numbattn.cuda.kernels.shared.chunks import (
-    FEW,
-    LONG,
-    MANY,
-    SHORT,
-    USUAL,
+    ENDS,
+    SIZES,
     chunks_between,
     count_of_chunks,
     first_key,
@@ -18,7 +15,9 @@ from numbattn.cuda.kernels.shared.visibility import MaskArgs
 from numbattn.cuda.tile import SharedMemory, thread_index
 from tests.tools.launch import launch
 
-STARTS = [*range(0, FEW, SHORT), *range(FEW, MANY, USUAL), *(MANY + LONG * i for i in range(4))]
+SHORT, LONG, MANY = SIZES[0], SIZES[-1], ENDS[-1]
+STARTS = [start for run in map(range, (0, *ENDS), (*ENDS, MANY + 4 * LONG), SIZES) for start in run]
+AT_ENDS = [*ENDS, *np.add(ENDS, 1), *np.add(ENDS, SIZES[1:])]
 
 
 def test_chunks_begin_where_those_before_end():
@@ -27,11 +26,11 @@ def test_chunks_begin_where_those_before_end():
             found[thread_index()] = first_key(thread_index())
 
     found = np.zeros(len(STARTS), np.int32)
-    launch(kernel, (1, 1, 1), 128, 0, found)
+    launch(kernel, (1, 1, 1), 256, 0, found)
     assert found.tolist() == STARTS
 
 
-@pytest.mark.parametrize("keys", [0, 1, SHORT, SHORT + 1, FEW, FEW + 1, FEW + USUAL, MANY, MANY + 1, MANY + LONG + 5])
+@pytest.mark.parametrize("keys", [0, 1, SHORT, SHORT + 1, *AT_ENDS, MANY + LONG + 5])
 def test_a_sequence_has_the_chunks_that_begin_in_it(keys):
     assert count_of_chunks(keys) == sum(start < keys for start in STARTS)
 
@@ -42,8 +41,8 @@ def test_keys_lie_in_chunks():
         if i < first.shape[0]:
             found[i, 0], found[i, 1] = chunks_between(first[i], end[i])
 
-    ranges = [(0, 1), (0, SHORT), (SHORT - 1, SHORT + 1), (FEW - 1, FEW + 1), (FEW, FEW + USUAL), (5, MANY), (7, 7)]
-    ranges += [(MANY - 1, MANY + 1), (9, 3), (MANY + LONG, MANY + 2 * LONG)]
+    ranges = [(0, 1), (0, SHORT), (SHORT - 1, SHORT + 1), (5, MANY), (7, 7), (9, 3), (MANY + LONG, MANY + 2 * LONG)]
+    ranges += [(end + x, end + y) for end, size in zip(ENDS, SIZES[1:]) for x, y in ((-1, 1), (0, size))]
     first, end = np.array(ranges, np.int32).T.copy()
     found = np.zeros((len(ranges), 2), np.int32)
     launch(kernel, (1, 1, 1), 32, 0, first, end, found)
@@ -73,8 +72,9 @@ def test_the_longest_sequence(lengths, by_head):
 FAULTS = {
     "chunk_of(keys - 1)) + 1": "chunk_of(keys))",
     "chunk_of(end - 1) + 1)": "chunk_of(end))",
-    "chunk * USUAL - FEW, chunk * LONG - 2 * FEW - MANY": "chunk * USUAL - FEW, 0",
-    "(key + FEW) // USUAL, (key + 2 * FEW + MANY) // LONG": "key // USUAL, (key + 2 * FEW + MANY) // LONG",
+    "maximum(chunk * C - FROM_C, chunk * D - FROM_D)": "chunk * C - FROM_C",
+    "(key + FROM_B) // B": "key // B",
+    "FROM_D = 2 * FROM_C": "FROM_D = FROM_C",
     "row_max(load(lengths, LENGTHS, first), longest)": "row_max(load(lengths, LENGTHS, first))",
     'if "keys" not in mask or by_head:': 'if "keys" not in mask:',
     ", mask.keys))[1]": ", 2**30))[1]",
