@@ -71,7 +71,7 @@ def arrays_of(case):
 # --------------------------------------------------------------------------------------------------------------- peers
 # forward() returns o and backward, a function without arguments that returns dq, dk, dv.
 def make_numbattn(case, arrays):
-    mask = na.Segments(cupy.asarray(offsets_of(case.sizes)))
+    mask = na.Segments(cupy.asarray(offsets_of(case.sizes)), max_queries=max(case.sizes))
     return make_forward("numbattn", arrays, causal=case.causal, mask=mask)
 
 

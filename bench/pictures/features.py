@@ -135,13 +135,18 @@ def packed(results):
     title = f"Packed sequences: {told} times as fast as the fastest of the others" if told else "Packed sequences"
     groups = {f"{of}, head_dim {head_dim}": [record["seconds"] for record in select(
         records, head_dim=head_dim, **{"pass": of})] for of, head_dim in product(ratios, head_dims)}  # fmt: skip
-    text = (f"32768 tokens of 2048 features in {records[0]['dtype']}, TFLOP/s on what is visible: "
-            "sequences of 512, of 4096, of 3 to 2047 (uniform), of 40 to 3413 (lognormal), and one of 31744 with "
-            "64 of 16 (one long). numbattn itself, too: as an array with a batch axis, where all lengths are equal "
+    lengths = ", ".join(said for name, said in LENGTHS.items() if select(records, lengths=name))
+    text = (f"32768 tokens of 2048 features in {records[0]['dtype']}, TFLOP/s on what is visible: sequences {lengths}. "
+            "numbattn itself, too: as an array with a batch axis, where all lengths are equal "
             "(dense), and padded to the longest, with Lengths (padded); torch is torch.nn.attention.varlen.")
     return finish(figure, title), f"{text}\n\n{speedups(groups)}"
 
 
+LENGTHS = {
+    "all512": "of 512", "all4096": "of 4096", "uniform": "of 3 to 2047 (uniform)",
+    "lognormal": "of 40 to 3413 (lognormal)", "one_long": "of 16 with one of 31744 (one long)",
+    "molecules": "of 5 to 60 (molecules)",
+}  # fmt: skip
 RENAMED = {"torch": "flash"}  # torch.nn.attention.varlen is that
 WITHIN = "dense", "padded"  # ways to call numbattn
 
