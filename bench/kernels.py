@@ -6,13 +6,13 @@
     python bench/kernels.py --cpu
 
 products: of a Gaussian with b of 1 and 64 columns. sinkhorn: 10 iterations at a fixed epsilon, by 20 calls of
-logsumexp. nearest: the nearest of so many centres, as in an iteration of k-means, and neighbours in a cloud. solves:
-(K + ridge)^-1 b of Matern's kernel and five right sides, to residuals of 1e-5, beside a dense factor ("standard") and
-conjugate gradients of SciPy or CuPy for one at a time ("cg"). losses: the cross-entropy of a vocabulary with its
-gradients, beside the same four matrix products alone, whose results are not compared. errors: against float64, of
-products by length, of points at the origin and far off, and of Sinkhorn's first potential by epsilon. costs: a
-process's first call with an empty and with a warm cache, a later call, and what it takes beyond its
-inputs.
+logsumexp. nearest: the nearest of so many centres, and neighbours in a cloud. steps: of k-means, the nearest of so many
+centres and the means of their points. solves: (K + ridge)^-1 b of Matern's kernel and five right sides, to residuals of
+1e-5, beside a dense factor ("standard") and conjugate gradients of SciPy or CuPy for one at a time ("cg"). losses: the
+cross-entropy of a vocabulary with its gradients, and bytes beyond inputs and results, beside the same four matrix
+products alone, whose results are not compared. errors: against float64, of products by length, of points at the origin
+and far off, and of Sinkhorn's first potential by epsilon. costs: a process's first call with an empty and with a warm
+cache, a later call, and what it takes beyond its inputs.
 
 Points are normal, of unit mean square distance from the origin. "standard" is the formula |x|^2 + |y|^2 - 2 x y in
 blocks of CuPy or NumPy, "torch" the same there, up to 10^11 pairs. KeOps, flash-sinkhorn, in float32 and in TF32, which
@@ -41,6 +41,7 @@ import numpy as np
 from common import interleaved, machine, save, show, show_machine
 from cpu import peak_resident
 from pairs import (
+    CG,
     FLASH_SINKHORN,
     FORMULA,
     KEOPS,
@@ -56,7 +57,7 @@ from pairs import (
     formula_sinkhorn,
     matern,
 )
-from peers import DTYPE, cupy, gpu, one_stream, release, require_gpu
+from peers import DTYPE, array_of, cupy, gpu, one_stream, release, require_gpu
 from peers import PACKAGES as INSTALLED
 from second import host_seconds
 from small import in_processes, rounded, timed
@@ -68,6 +69,7 @@ DIMENSIONS, COLUMNS = (3, 10, 64, 512), (1, 64)
 LENGTHS, OFFSETS, EPSILONS = (0.1, 0.3, 1.0, 3.0), (0.0, 1e3), (1.0, 0.1, 0.01, 0.001)
 EPSILON, ITERATIONS = 0.1, 10  # Sinkhorn's
 CHECKED = 64  # rows that are compared with float64
+ROWS = 1024  # of a block of scores in float64
 TOLERANCE = {"float64": 1e-10, "float32": 1e-3, "bfloat16": 5e-2, "float16": 5e-2}
 WORKERS = 12  # processes that compile
 
@@ -138,6 +140,27 @@ class Nearest(NamedTuple):
         return distance(found, np.sort(np.partition(squares, self.k - 1, -1)[:, : self.k], -1))
 
 
+class Step(NamedTuple):
+    dtype: str
+    m: int
+    n: int
+    features: int
+    of = "step"
+
+    def arguments(self, xp):
+        return Nearest(*self).arguments(xp)[:2]
+
+    def expected(self, x, y):
+        return x, Nearest(*self).expected(x, y, 1)
+
+    def error(self, step, expected):
+        """Of the labels of some points, or of some centres that have any."""
+        (labels, centres), (x, squares) = map(array_of, step), expected
+        means = {j: host(x[labels == j]).mean(axis=0) for j in range(CHECKED) if (labels == j).any()}
+        return max(Nearest(*self).error(labels[:, None], squares),
+                   distance(centres[[*means]], np.stack([*means.values()])))  # fmt: skip
+
+
 class Solve(NamedTuple):
     dtype: str
     n: int
@@ -154,7 +177,7 @@ class Solve(NamedTuple):
 
     def expected(self, x, b, length, ridge, tol):
         """Some rows of the matrix, and of b, in float64."""
-        (x, some), own = exact(x, x[:CHECKED]), np.eye(CHECKED, len(x), like=x)
+        (x, some), own = exact(x, x[:CHECKED]), np.arange(CHECKED, like=x)[:, None] == np.arange(len(x), like=x)
         squares = ((some[:, None] - x) ** 2).sum(-1)
         return matern(np.sqrt(squares) / length) + ridge * own, exact(b[:CHECKED])[0]
 
@@ -175,16 +198,23 @@ class Loss(NamedTuple):
         return x * x.dtype.type(16), y, xp.random.default_rng(2).integers(0, self.n, self.m)
 
     def expected(self, x, y, targets):
-        """The gradient of some rows, in float64 but for the scores."""
-        x, y = (z.astype(np.float32) for z in (x[:CHECKED], y))
-        S = (x @ y.T).astype(np.float64)
-        P = np.exp(S - S.max(-1, keepdims=True))
-        own = np.arange(self.n, like=y) == targets[:CHECKED, None]
-        return (P / P.sum(-1, keepdims=True) - own) @ y.astype(np.float64) / self.m
+        """The loss, and the gradients of some rows of x and of y, in float64."""
+        (x, y), loss, dx, dy = exact(x, y), 0, None, 0
+        for at in range(0, self.m, ROWS):
+            some, own = x[at : at + ROWS], targets[at : at + ROWS, None]
+            S = some @ y.T
+            S -= S.max(-1, keepdims=True)
+            P, chosen = np.exp(S), np.take_along_axis(S, own, -1)
+            sums = P.sum(-1, keepdims=True)
+            loss = loss + (np.log(sums) - chosen).sum() / self.m
+            P = P / sums - (np.arange(self.n, like=own) == own)
+            dx = P[:CHECKED] @ y / self.m if dx is None else dx
+            dy = dy + P[:, :CHECKED].T @ some / self.m
+        return loss[None], dx, dy
 
     def error(self, found, expected):
-        _, dx, _ = found
-        return distance(dx[:CHECKED].float() if hasattr(dx, "cpu") else dx[:CHECKED], expected)
+        loss, dx, dy = found
+        return max(map(distance, (loss[None], dx[:CHECKED], dy[:CHECKED]), expected))
 
 
 def cloud(xp, dtype, n, features, seed, offset=0.0):
@@ -208,8 +238,7 @@ def distance(got, expected):
 
 def host(x):
     """NumPy's array in float64."""
-    x = x.cpu().numpy() if hasattr(x, "cpu") else x
-    return moved(x, np.empty(0)).astype(np.float64)
+    return moved(array_of(x), np.empty(0)).astype(np.float64)
 
 
 def products(args):
@@ -226,11 +255,15 @@ def sinkhorns(args):
 
 
 def neighbours(args):
-    points, centres = (5_000, (500,)) if args.cpu else (10**5, (1000,)) if args.quick else (10**6, (1000, 4096, 32768))
     cloud_size = 10_000 if args.cpu else 10**5
-    found = [Nearest("float32" if args.cpu else "float16", points, n, 128) for n in centres]
-    found += [Nearest("float32", cloud_size, cloud_size, 3, k) for k in (1, 10)]
-    return [case for case in found if case.dtype in (args.dtype or [case.dtype])]
+    clouds = product(dtypes(args, "float32"), [cloud_size], [cloud_size], [3], (1, 10))
+    return [Nearest(*case) for case in (*steps(args), *clouds)]
+
+
+def steps(args):
+    points, centres = (5_000, (500,)) if args.cpu else (10**5, (1000,)) if args.quick else (10**6, (1000, 4096, 32768))
+    usual = "float32" if args.cpu else "float16"
+    return [Step(dtype, points, n, 128) for dtype, n in product(dtypes(args, usual), centres)]
 
 
 def solves(args):
@@ -268,9 +301,12 @@ def dtypes(args, *usual):
 def speeds(cases, args):
     """A record for each case: seconds and errors by peer."""
     for case in progress(cases):
-        tolerance = getattr(case, "tolerance", TOLERANCE[case.dtype])
-        found = (timed_on_cpu if args.cpu else timed)(*makers_of(case, args), tolerance, args.rounds)
-        yield {**case._asdict(), **dict(zip(("seconds", "errors", "failed"), found))}
+        tolerance, (makers, check) = getattr(case, "tolerance", TOLERANCE[case.dtype]), makers_of(case, args)
+        found = (timed_on_cpu if args.cpu else timed)(makers, check, tolerance, args.rounds)
+        record = {**case._asdict(), **dict(zip(("seconds", "errors", "failed"), found))}
+        if case.of == "loss":
+            record["memory"] = {name: memory(makers[name](), args) for name in record["seconds"] if name != PRODUCTS}
+        yield record
 
 
 def makers_of(case, args):
@@ -360,6 +396,12 @@ def call(case, args):
     return seconds(), seconds(), growth(run) if args.cpu else extra_bytes(run)
 
 
+def memory(run, args):
+    """Bytes that a run takes beyond its inputs and results."""
+    results = sum(x.nbytes for x in run())  # a first time: what only that takes is not counted
+    return (growth if args.cpu else extra_bytes)(run) - results
+
+
 def growth(run):
     """By how many bytes a run raises this process's peak of resident memory."""
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is resident now
@@ -369,8 +411,9 @@ def growth(run):
 
 
 PARTS = {
-    "sinkhorn": (sinkhorns, speeds), "nearest": (neighbours, speeds), "products": (products, speeds),
-    "solves": (solves, speeds), "losses": (losses, speeds), "errors": (errors, accuracies), "costs": (costs, calls),
+    "sinkhorn": (sinkhorns, speeds), "nearest": (neighbours, speeds), "steps": (steps, speeds),
+    "products": (products, speeds), "solves": (solves, speeds), "losses": (losses, speeds),
+    "errors": (errors, accuracies), "costs": (costs, calls),
 }  # fmt: skip
 
 
@@ -386,6 +429,8 @@ def show_records(part, records):
         for row in rows:
             row |= {f"{name} / {OURS}": row[name] / row[OURS] if row[name] and row.get(OURS) else None
                     for name in names if name != OURS}  # fmt: skip
+    for row, record in zip(rows, records):
+        row |= {f"{name}, MB": nbytes / 1e6 for name, nbytes in record.get("memory", {}).items()}
     show(f"{part}: {'relative errors, root mean square' if part == 'errors' else 'seconds'}", rows, ".4g")
     for record in records:
         for name, reason in record["failed"].items():
@@ -394,7 +439,7 @@ def show_records(part, records):
 
 
 def about(record):
-    return {key: value for key, value in record.items() if key not in ("seconds", "errors", "failed")}
+    return {key: value for key, value in record.items() if key not in ("seconds", "errors", "failed", "memory")}
 
 
 # ------------------------------------------------------------------------------------------------------------ compiled
@@ -402,7 +447,7 @@ def prepare(cases, peers):
     """Let all compile into their caches on disk, by several processes; what does not run is seen later. Not so KeOps,
     which takes less than a second for a formula: processes have died where several were at it."""
     tasks = {(alike(case, name), name) for case in cases for name in available(case.of, case.dtype, False, peers)
-             if name not in (FORMULA, TORCH, KEOPS)}  # fmt: skip
+             if name not in (FORMULA, TORCH, KEOPS, CG, PRODUCTS)}  # fmt: skip
     in_processes(WORKERS, first_call, sorted(tasks, key=lambda task: task[1]))
 
 

@@ -3,8 +3,9 @@ formulas in blocks, as runs.
 
 A maker takes NumPy's or CuPy's arrays and returns a run, a function without arguments. A product is sum_j K(x_i, y_j)
 b_j of a Gaussian K, Sinkhorn's are the potentials f and g after so many iterations, each an update of f, then of g, by
-a logsumexp over all pairs; nearest are the indices of the k nearest y of each x; a solve is (K + ridge)^-1 b of
-Matern's kernel; a loss is the cross-entropy of x and classes y, with the gradients of its mean by both.
+a logsumexp over all pairs; nearest are the indices of the k nearest y of each x; a step, of k-means, is the index of
+the nearest y of each x and the means of the x of each y; a solve is (K + ridge)^-1 b of Matern's kernel; a loss is the
+cross-entropy of x and classes y, with the gradients of its mean by both.
 """
 
 import math
@@ -20,13 +21,14 @@ from numbattn import points
 
 OURS, FORMULA, TORCH, KEOPS, CG = "numbattn", "standard", "torch", "keops", "cg"
 FLASH_SINKHORN, TF32, FLASH_KMEANS = "flash-sinkhorn", "flash-sinkhorn, TF32", "flash-kmeans"
-PRODUCTS, CUT, LIGER = "products alone", "cut-cross-entropy", "liger-kernel"
-PEERS = OURS, FORMULA, TORCH, KEOPS, CG, FLASH_SINKHORN, TF32, FLASH_KMEANS, PRODUCTS, CUT, LIGER
+PRODUCTS, LIGER = "products alone", "liger-kernel"
+CUT, UNFILTERED = "cut-cross-entropy", "cut-cross-entropy, unfiltered"
+PEERS = OURS, FORMULA, TORCH, KEOPS, CG, FLASH_SINKHORN, TF32, FLASH_KMEANS, PRODUCTS, CUT, UNFILTERED, LIGER
 MODULES = {KEOPS: "pykeops", FLASH_SINKHORN: "flash_sinkhorn", TF32: "flash_sinkhorn", FLASH_KMEANS: "flash_kmeans",
-           CUT: "cut_cross_entropy", LIGER: "liger_kernel"}  # fmt: skip
+           CUT: "cut_cross_entropy", UNFILTERED: "cut_cross_entropy", LIGER: "liger_kernel"}  # fmt: skip
 PACKAGES = "pykeops", "flash-sinkhorn", "flash-kmeans", "triton", "cut-cross-entropy", "liger-kernel"
 PAIRS = {"numpy": 1 << 22, "cupy": 1 << 27}  # of a block
-PATIENCE = 400  # seconds for conjugate gradients
+PATIENCE = 20  # seconds for conjugate gradients
 MOST_PAIRS = 10**11  # that a formula is timed with: more take it a minute
 
 
@@ -43,6 +45,10 @@ def our_sinkhorn(x, y, epsilon, iterations):
 
 def our_nearest(x, y, k):
     return lambda: points.nearest(x, y, k)[1]
+
+
+def our_step(x, y):
+    return lambda: points.kmeans_step(x, y)[:2]
 
 
 def our_solve(x, b, length, ridge, tol):
@@ -101,6 +107,18 @@ def formula_nearest(x, y, k):
         return np.argpartition(squares, k, -1)[:, :k].copy()  # a view would keep all
 
     return lambda: f.concatenate([smallest(squares) for squares in squared_distances(x, y)])
+
+
+def torch_step(x, y):
+    nearest = formula_nearest(x, y, 1)
+
+    def run():
+        labels = nearest()[:, 0]
+        sums = torch.zeros_like(y, dtype=torch.float32).index_add_(0, labels, in_single(x))
+        counts = labels.bincount(minlength=len(y))[:, None]
+        return labels, torch.where(counts > 0, sums / counts.clamp(min=1), y).to(y.dtype)
+
+    return run
 
 
 def formula_solve(x, b, length, ridge, tol):
@@ -218,14 +236,19 @@ def flash_sinkhorn(x, y, epsilon, iterations, allow_tf32=False):
 def conjugate_gradients(x, b, length, ridge, tol):
     """SciPy's or CuPy's, of one right side at a time, with numbattn's products."""
     linalg = import_module("scipy.sparse.linalg" if is_on_cpu(x) else "cupyx.scipy.sparse.linalg")
-    A, start = points.operator(x, x, points.Matern(2.5, length), ridge=ridge), time.perf_counter()
+    A = points.operator(x, x, points.Matern(2.5, length), ridge=ridge)
 
-    def hurry(_):
-        if time.perf_counter() - start > PATIENCE:
-            raise TimeoutError(f"more than {PATIENCE} s")
+    def run():
+        start = time.perf_counter()
 
-    options = {"rtol": tol, "maxiter": 10**5, "callback": hurry}
-    return lambda: np.stack([linalg.cg(A, column, **options)[0] for column in b.T], axis=1)
+        def hurry(_):
+            if time.perf_counter() - start > PATIENCE:
+                raise TimeoutError(f"more than {PATIENCE} s")
+
+        options = {"rtol": tol, "maxiter": 10**5, "callback": hurry}
+        return np.stack([linalg.cg(A, column, **options)[0] for column in b.T], axis=1)
+
+    return run
 
 
 def flash_kmeans(x, y, k):
@@ -234,6 +257,18 @@ def flash_kmeans(x, y, k):
     x, y = (tensor_of(points)[None] for points in (x, y))
     norms = (x.float() ** 2).sum(-1)  # once for all iterations of k-means
     return lambda: euclid_assign_triton(x, y, norms)[0][:, None]
+
+
+def flash_kmeans_step(x, y):
+    from flash_kmeans import triton_centroid_update_sorted_euclid
+
+    nearest, x, y = flash_kmeans(x, y, 1), *(tensor_of(points)[None] for points in (x, y))
+
+    def run():
+        labels = nearest()[:, 0]
+        return labels, triton_centroid_update_sorted_euclid(x, labels[None], y)[0]
+
+    return run
 
 
 # -------------------------------------------------------------------------------------------------------------- losses
@@ -254,11 +289,12 @@ def torch_loss(x, y, targets, rows=1024):
     return differentiated(loss_of, x, y, is_done=True)
 
 
-def cut_loss(x, y, targets):
+def cut_loss(x, y, targets, **options):
+    """Unless told otherwise, it leaves out blocks whose softmax is nearly 0 from gradients."""
     from cut_cross_entropy import linear_cross_entropy
 
     x, y, targets = map(tensor_of, (x, y, targets))
-    return differentiated(lambda x, y: linear_cross_entropy(x, y, targets), x, y)
+    return differentiated(lambda x, y: linear_cross_entropy(x, y, targets, **options), x, y)
 
 
 def liger_loss(x, y, targets):
@@ -273,11 +309,11 @@ def differentiated(loss_of, x, y, is_done=False):
     x, y = x.detach().requires_grad_(), y.detach().requires_grad_()
 
     def run():
-        x.grad = y.grad = None
         loss = loss_of(x, y)
         if not is_done:
             loss.backward()
-        return loss.detach(), x.grad, y.grad
+        gradients, x.grad, y.grad = (x.grad, y.grad), None, None
+        return loss.detach(), *gradients
 
     return run
 
@@ -299,11 +335,13 @@ MAKERS = {
     "sinkhorn": {OURS: our_sinkhorn, FORMULA: formula_sinkhorn, KEOPS: keops_sinkhorn, FLASH_SINKHORN: flash_sinkhorn,
                  TF32: partial(flash_sinkhorn, allow_tf32=True)},
     "nearest": {OURS: our_nearest, FORMULA: formula_nearest, KEOPS: keops_nearest, FLASH_KMEANS: flash_kmeans},
+    "step": {OURS: our_step, TORCH: partial(in_torch, torch_step), FLASH_KMEANS: flash_kmeans_step},
     "solve": {OURS: our_solve, FORMULA: formula_solve, CG: conjugate_gradients},
-    "loss": {OURS: our_loss, TORCH: torch_loss, PRODUCTS: products_of_loss, CUT: cut_loss, LIGER: liger_loss},
+    "loss": {OURS: our_loss, TORCH: torch_loss, PRODUCTS: products_of_loss, CUT: cut_loss,
+             UNFILTERED: partial(cut_loss, filter_eps=None), LIGER: liger_loss},
 }  # fmt: skip
 for _of, _makers in MAKERS.items():
-    if _of not in ("solve", "loss"):
+    if TORCH not in _makers and _of != "solve":
         _makers[TORCH] = partial(in_torch, _makers[FORMULA])
 
 

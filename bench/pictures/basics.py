@@ -34,6 +34,7 @@ STYLES = {  # by the name in results: label, colour, marker, hatch of bars
     "flash-sinkhorn": ("flash-sinkhorn", "#2f9e6e", "x", ".."),
     "flash-sinkhorn, TF32": ("flash-sinkhorn, TF32", "#8f9a3c", "1", "xx"),
     "flash-kmeans": ("flash-kmeans", "#f0a830", "2", "\\\\"),
+    "cg": ("conjugate gradients", "#6fb3d9", "3", "oo"),
     "pyg": ("PyG", "#c0602f", "8", "||"),
     "dense": ("torch, dense", "#9a86c9", "P", "++++"),
 } | dict.fromkeys(("standard", "cupy", "numpy", "NumPy"), ("standard formula", "#b0b0b0", "X", "----"))

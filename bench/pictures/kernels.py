@@ -4,15 +4,29 @@ from itertools import product
 
 from tabulate import tabulate
 
-from .basics import OURS, bars, finish, geometric_mean, label_of, lines, logarithmic, panels, select, speedups, table
+from .basics import (
+    OURS,
+    bars,
+    finish,
+    geometric_mean,
+    label_of,
+    lines,
+    logarithmic,
+    panels,
+    select,
+    sorted_names,
+    speedups,
+    table,
+)
 
-PARTS = "products", "sinkhorn", "nearest"
+PARTS = "products", "sinkhorn", "nearest", "steps", "solves"
+PRODUCTS = "products alone"
 PAIRS = 1e10  # those of products
 WRONG = 1.0  # an error of no digit right
 
 
 def kernels(results, where=""):
-    """Seconds of products, of Sinkhorn's iterations and of nearest neighbours, and errors."""
+    """Seconds of products, of Sinkhorn's iterations, of nearest neighbours, of solves and of losses, and errors."""
     figure, axes = panels(2, 4, 2)
     draw_products(axes[0], results.get("products", []))
     draw_others(axes[1], results)
@@ -20,7 +34,8 @@ def kernels(results, where=""):
     if found := [record["seconds"]["keops"] / record["seconds"][OURS] for record in results.get("products", [])
                  if {OURS, "keops"} <= record["seconds"].keys()]:  # fmt: skip
         title += f": {geometric_mean(found):.1f} times as fast as KeOps"
-    parts = POINTS, ratios(results), errors(results.get("errors", [])), costs(results.get("costs", []))
+    told = (tell(results.get(tell.__name__, [])) for tell in (losses, errors, costs))
+    parts = POINTS, ratios(results), *told
     return finish(figure, title), "\n\n".join([*filter(None, parts), table(rows(results))])
 
 
@@ -95,13 +110,30 @@ def ratios(results):
     for part in PARTS:
         for record in results.get(part, []):
             few = {"products": ", less than 64 features" if record["features"] < 64 else ", 64 features and more",
-                   "sinkhorn": "", "nearest": f", {record['features']} features"}[part]  # fmt: skip
+                   "nearest": f", {record['features']} features"}.get(part, "")  # fmt: skip
             groups.setdefault(f"{part}{few}, {record['dtype']}", []).append(record["seconds"])
     return speedups(groups)
 
 
 def milliseconds(seconds):
     return f"{1e3 * seconds:,.0f}" if seconds >= 0.1 else f"{1e3 * seconds:.3g}"
+
+
+def losses(records):
+    """Time, memory and errors of each library, beside the products alone."""
+    shown = []
+    for record in records:
+        seconds = record["seconds"]
+        case = "{dtype}, {m:,} rows, {n:,} classes, {features:,} features".format(**record)
+        for name in sorted_names(seconds):
+            row = {"cross-entropy with its gradients": case, "by": label_of(name), "ms": milliseconds(seconds[name])}
+            if PRODUCTS in seconds:
+                row["rate of the products alone"] = f"{seconds[PRODUCTS] / seconds[name]:.0%}"
+            if name != PRODUCTS:
+                row |= {"MB beyond inputs and results": f"{record['memory'][name] / 1e6:,.0f}",
+                        "relative error": f"{record['errors'][name]:.1e}"}  # fmt: skip
+            shown.append(row)
+    return tabulate(shown, headers="keys", tablefmt="github", disable_numparse=True)
 
 
 def errors(records):
