@@ -83,36 +83,30 @@ def small_forward(
     ROWS, PARTS = S_TILE.row_vector(), S_TILE.row_parts()
 
     @device
-    def matrix_after(number, matrices, mask):
-        """The QueryMatrix that a block computes after that of this number."""
+    def fetch_after(number, matrices, group_size, stage, mQ, mK, mV, mask):
+        """The QueryMatrix that a block computes after that of this number, once its copies are on their way."""
         number, batch, head, segment = next_matrix(number + grid_size(), matrices, mask)
         band = mask.lo, mask.hi, mask.queries, mask.keys
         if number < matrices.count:
             band = band_at(mask_of(mask, segment), batch, head)
-        return QueryMatrix(number, batch, head, segment, band)
-
-    @device
-    def fetch(at, matrices, group_size, stage, mQ, mK, mV):
-        if at.number < matrices.count:
-            fetch_q(mQ, at.batch, at.head, at.segment.first_query, at.band[2], stage)
-            fetch_k(mK, at.batch, at.head // group_size, at.segment.first_key, at.band[3], stage)
-            fetch_v(mV, at.batch, at.head // group_size, at.segment.first_key, at.band[3], stage)
+            fetch_q(mQ, batch, head, segment.first_query, band[2], stage)
+            fetch_k(mK, batch, head // group_size, segment.first_key, band[3], stage)
+            fetch_v(mV, batch, head // group_size, segment.first_key, band[3], stage)
         commit_copies()
+        return QueryMatrix(number, batch, head, segment, band)
 
     def kernel(mQ, mK, mV, mO, mLse, mLow, mask, scores, drops, group_size, scale_log2, kept_scale):
         batches, heads, queries = shape(mLse)
         matrices, stage = matrices_of(batches, heads, queries, mask.keys, mask), index(0)
         keep_score(scores, block_index() % heads)
-        at = matrix_after(block_index() - grid_size(), matrices, mask)
-        fetch(at, matrices, group_size, stage, mQ, mK, mV)
+        at = fetch_after(block_index() - grid_size(), matrices, group_size, stage, mQ, mK, mV, mask)
         while at.number < matrices.count:
             number, batch, head, segment, band = at
             first, end = queries_of(segment)
             sQ, sK, sV = allocate(SHARED_Q, stage), allocate(SHARED_K, stage), allocate(SHARED_V, stage)
-            at = matrix_after(number, matrices, mask)
             if AHEAD:
                 stage = 1 - stage
-                fetch(at, matrices, group_size, stage, mQ, mK, mV)
+                at = fetch_after(number, matrices, group_size, stage, mQ, mK, mV, mask)
             shown = look_up(mask, band, batch, head)
             wait_copies(AHEAD)
             sync()                                              # Q, K and V have arrived
@@ -124,7 +118,7 @@ def small_forward(
             O = dot(O_TILE, drop(P, drops, batch, head, 0, 0), sV)              # line 3: O = P V
             sync()                                              # all have read Q, K and V
             if not AHEAD:
-                fetch(at, matrices, group_size, stage, mQ, mK, mV)
+                at = fetch_after(number, matrices, group_size, stage, mQ, mK, mV, mask)
             factor = inverse(total, alpha)
             save(rows_between(mO, batch, head, first, end, ROWS_OF), O * (factor * kept_scale), 0)
             if SAVES:

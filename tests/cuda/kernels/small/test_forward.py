@@ -71,9 +71,9 @@ def test_dropout(rng):
 
 
 FAULTS = {
-    "fetch_k(mK, at.batch, at.head // group_size": "fetch_k(mK, at.batch, at.head",
-    "fetch_v(mV, at.batch, at.head // group_size, at.segment.first_key, at.band[3]":
-        "fetch_v(mV, at.batch, at.head // group_size, at.segment.first_key, matrices.keys",
+    "fetch_k(mK, batch, head // group_size": "fetch_k(mK, batch, head",
+    "fetch_v(mV, batch, head // group_size, segment.first_key, band[3]":
+        "fetch_v(mV, batch, head // group_size, segment.first_key, mask.keys",
     "stage = 1 - stage\n": "stage = stage + 0\n",
     "wait_copies(AHEAD)": "wait_copies(1)",
     "sync()                                              # Q, K and V have": "pass  # Q, K and V have",
