@@ -16,7 +16,6 @@ from .tile import (
     aligned,
     block_index,
     convert,
-    device,
     full,
     gather,
     index,
@@ -97,11 +96,6 @@ def parts_kernel(dtype, lanes, has_weights, nbytes):
     OF_LANES, ZERO, ONE = TILE.row_parts(), ACC(0), ACC(1)
     sum_of_rows, sum_of_lines = (reduce_rows_step(shared, layout, ACC, THREADS, row_sum) for layout in (TILE, LINES))
 
-    @device
-    def rows_of(order, at, end):
-        places = row_index(LINES, at)
-        return where(places < end, gather(order, LINES, places), -1)
-
     def sums_of_parts(mParts, mX, mY, mOrder, weights, mStarts, mBefore, mClusters, most, chunks):
         (clusters, features), (part, chunk) = shape(mY), split(block_index(), chunks)
         cluster, n0 = index(mClusters[part]), chunk * COLS
@@ -110,15 +104,14 @@ def parts_kernel(dtype, lanes, has_weights, nbytes):
             end = minimum(at + most, index(mStarts[cluster + 1]))
             Y, total = convert(load(mY[cluster], COLUMN, n0), ACC), full(TILE, ZERO)
             squares, mass = full(OF_LANES, ZERO), full(LINES, ZERO)
-            rows = rows_of(mOrder, at, end)
             while at < end:
-                rows_after = rows_of(mOrder, at + ROWS, end)    # ahead of time
+                places = row_index(LINES, at)
+                rows = where(places < end, gather(mOrder, LINES, places), -1)
                 w = gather(weights[0], LINES, rows) if HAS_WEIGHTS else where(rows >= 0, full(LINES, ONE), ZERO)
-                X = convert(gather(aligned(mX[:, n0:], ROWS_OF), TILE, rows), ACC)
-                moves = where(rows >= 0, X - Y, ZERO)
+                moves = convert(gather(aligned(mX[:, n0:], ROWS_OF), TILE, rows), ACC) - Y
                 total = total + moves * w
                 squares = part_sum(moves * moves * w, squares)
-                mass, rows, at = mass + w, rows_after, at + ROWS
+                mass, at = mass + w, at + ROWS
             line = mParts[part]
             save(line[:features], sum_of_rows(total), n0)
             save(line[features:], sum_of_lines(row_sum(squares)), chunk)
