@@ -9,9 +9,8 @@ import numpy as np
 from ..base.checks import MOST_AXES
 from ..call.passes import QKV, Pass
 from ..call.problem import NOTHING_HIDDEN, describe
-from ..points import formula
+from ..points import formula, kmeans
 from ..points.kinds import Apart
-from .clusters import clusters
 from .kernels import hopper
 from .kernels.points.arguments import COLUMNS, PLACES, ROWS
 from .kernels.points.nearest import Nearest
@@ -97,7 +96,7 @@ class PointsBackend:
 
     def clusters(self, problem, inputs, labels, weights):
         """Sums over the points of each label: see `points.kmeans`."""
-        return clusters(problem, inputs, labels, weights)
+        return kmeans.clusters(problem, inputs, labels, weights)
 
     def features_at_once(self, problem, kind, is_plain):
         """How many features of b kernels sum in one pass; 0: products of cuBLAS, block by block, are faster.
