@@ -71,7 +71,7 @@ class PointsBackend:
         rate: for points of half precision, times a power of two, the factor of t.
         """
         pass_ = LOGSUMEXP
-        if rate is not None and self.has_wgmma and hopper.logsumexp.fits_short(problem, kind):
+        if rate is not None and self.has_wgmma and hopper.logsumexp.fits_halves(problem, kind):
             pass_, inputs = LOGSUMEXP_OF_HALVES, inputs._replace(scale=rate)
         elif rate is not None:
             problem, inputs = of_unit_length(inputs, rate)
