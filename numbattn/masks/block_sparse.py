@@ -282,7 +282,7 @@ def _counts(counts: Any, indices: Any) -> Any:
         return None
     counts = own(name, integers(name, counts))
     if isinstance(counts, int):
-        return np.full(math.prod(rows), integer(name, counts, low=0, high=k), np.int32, like=indices)
+        return np.full_like(indices, integer(name, counts, low=0, high=k), np.int32, shape=math.prod(rows))
     if not broadcasts(counts.shape, tuple(rows)):
         raise ValueError(f"{name}: got the shape {counts.shape}, which does not broadcast to {tuple(rows)}")
     if isinstance(counts, np.ndarray):
