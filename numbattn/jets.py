@@ -352,7 +352,7 @@ def attention_laplacian(
         For what does not fit: see `attention`.
     NotImplementedError
         For derivatives of an array of a `Score`; with `particle` for jscore, dropout, and parts of a score that are not
-        added to S, as `Softcap`.
+        added to S, as `Softcap`, or may not be, as a `Score`.
 
     Notes
     -----

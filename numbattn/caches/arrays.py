@@ -122,6 +122,9 @@ class CacheArrays(Value):
     def _arrays(self) -> dict[str, Any]:
         return {name: x for name, x in super()._arrays().items() if name != "_reached"}
 
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | ({} if self._ring is None else {"_reached": self._reached})
+
     @property
     def capacity(self) -> int:
         """The most tokens of a sequence that it stores."""
@@ -177,8 +180,8 @@ class CacheArrays(Value):
 
     @cached_property
     def _reached(self) -> Any:
-        """The most tokens that sequences of a rolling cache have had, if others than the last ones were dropped: those
-        dropped have overwritten earlier ones."""
+        """The most tokens that sequences of a rolling cache have had, if others than the last ones were dropped, or an
+        `append` was interrupted: those tokens have overwritten earlier ones."""
         return self.lengths.copy()
 
     def _reach(self) -> Any:
@@ -188,7 +191,8 @@ class CacheArrays(Value):
         """The least lengths to which sequences of a rolling cache may be cut, where `lengths` are wanted: from there on
         a query of the next token finds all keys."""
         ring, reached = cast(Ring, self._ring), self._reach()
-        return np.where((reached <= ring.capacity) | (lengths <= ring.first), 0, reached - self.chunk)
+        least = np.minimum(reached - self.chunk, self.lengths)  # an interrupted `append` may have written more
+        return np.where((reached <= ring.capacity) | (lengths <= ring.first), 0, least)
 
     def _check_queries(self, most: int, counts: Any = None) -> None:
         """Refuse more queries of a sequence than a rolling cache has keys for. counts: of each; by default `most`."""

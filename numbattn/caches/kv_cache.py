@@ -265,9 +265,10 @@ class KVCache(CacheArrays):
         if rotary is not None:
             new_k = turned_tokens(new_k, positions, rotary)
         writes = stored(new_k, self.k, self.k_scale) + stored(new_v, self.v, self.v_scale)
+        self._overwrite(counts)
         for x, of_tokens in writes:
             x[page, :, row] = of_tokens
-        self._grow(counts)  # last: an interrupted call has appended nothing
+        self.lengths[...] += counts  # last: an interrupted call has appended nothing
 
     def _append_on_gpu(self, k: Any, v: Any, segments: Any, rotary: Rotary | None = None) -> None:
         append = backend("cupy").append
@@ -276,15 +277,15 @@ class KVCache(CacheArrays):
             offsets = moved(checked_offsets(segments, len(self.lengths)), k).astype(np.int32)
             counts = offsets[1:] - offsets[:-1]
         ring = () if self._ring is None else self._ring[:2]
+        self._overwrite(counts)
         append(bits_of(self.k), k, self.lengths, self.table, offsets, self.k_scale, rotary, ring)
         append(bits_of(self.v), v, self.lengths, self.table, offsets, self.v_scale, None, ring)
-        self._grow(counts)
+        self.lengths[...] += counts
 
-    def _grow(self, counts: Any) -> None:
-        """Count so many more tokens of each sequence."""
+    def _overwrite(self, counts: Any) -> None:
+        """So many more tokens of each sequence take rows of earlier ones, even if the call is interrupted."""
         if self._ring is not None:
             self._reached[...] = np.maximum(self._reach(), self.lengths + counts)
-        self.lengths[...] += counts
 
     def keep(self, path: Sequence[Sequence[int]] | Array, nodes: int) -> None:
         """Keep a path of each sequence's last tokens, a tree that has been verified, and drop the rest.
@@ -347,7 +348,7 @@ class KVCache(CacheArrays):
 
         A rolling cache can drop at most `chunk` tokens until more are appended, unless it has overwritten none yet, or
         no more than the `first` ones are left. After that a call has as many queries less until then. It knows of what
-        was dropped from the same KVCache alone.
+        was dropped from the same KVCache, or before that was copied, alone.
 
         Parameters
         ----------

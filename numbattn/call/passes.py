@@ -146,8 +146,8 @@ def backward(saved: Saved[Any], do: Any, dlse: Any = None, deterministic: bool =
 def weights(problem: Problem, inputs: Inputs) -> Any:
     """P as it multiplies v, of a call without a v: the gradient of lse by S, and so by a Bias that is the last part."""
     q, k, v = inputs[:3]
-    if inputs.cache is not None:
-        k = rounded(inputs.cache._dense()[0], problem.dtype)
+    if inputs.cache is not None:  # numbers of 8 bits times their scales have more digits than 16 bits hold
+        q, k = (rounded(x, problem.sum_dtype) for x in (q, inputs.cache._dense()[0]))
         v = k[..., :0]
     bias = Bias(np.broadcast_to(np.zeros((), problem.dtype, like=q), problem.score_shape))
     score = [*[part._asking((False,) * len(part._weights)) for part in inputs.score], bias]

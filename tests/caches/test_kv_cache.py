@@ -217,6 +217,17 @@ def test_weights(rng):
     assert (weights[1, ..., 16:] == 0).all()
 
 
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_weights_beside_8_bits_are_rounded_once(rng, dtype):
+    q, new = (8 * rng.standard_normal((2, HEADS, 3, D))).astype(dtype), tokens(rng, 2, HEADS_K, count=30)
+    held = na.KVCache.zeros(2, HEADS_K, 30, D, head_dim_v=E, like=q, dtype=np.int8)
+    held.append(*new)
+    want = na.attention_weights(q.astype(np.float64), held)
+    found = na.attention_weights(q, held)
+    assert found.dtype == dtype
+    np.testing.assert_allclose(found.astype(float), want, rtol=float(ml_dtypes.finfo(dtype).eps), atol=1e-6)
+
+
 def test_out(rng):
     q, (k, v) = rng.standard_normal((2, HEADS, 3, D)), tokens(rng, 2, HEADS_K, count=30, dtype=np.float64)
     out = np.empty((2, HEADS, 3, E))
@@ -839,6 +850,11 @@ FAULTS = {
         },
         "test_lengths_may_be_edited_in_place": {
             "check_lengths(self.lengths.tobytes(), self.lengths.dtype, self._longest)": "pass",
+        },
+    },
+    "call/passes.py": {
+        "test_weights_beside_8_bits_are_rounded_once": {
+            "(rounded(x, problem.sum_dtype) for x in (q,": "(rounded(x, problem.dtype) for x in (q,",
         },
     },
     "caches/masked.py": {

@@ -23,6 +23,10 @@ def far(s, batch, head, i, j, table):
     return s + table[head, abs(i - j) % 99] * (i + 1)
 
 
+def near(s, batch, head, i, j):
+    return s - 0.1 * abs(i - j) * (head + 1)
+
+
 def every_third(batch, head, i, j):
     return i - j < 4 or (i + j + head) % 3 == 0
 
@@ -40,6 +44,7 @@ KINDS = {  # of mask and score
     "alibi": lambda rng: {"score": na.Alibi(np.linspace(0.1, 0.7, HEADS))},
     "relative": lambda rng: {"score": [na.Softcap(3.0), na.RelativeBias(rng.standard_normal((HEADS, 9)))]},
     "score": lambda rng: {"score": na.Score(far, arrays=[rng.standard_normal((HEADS, 99))])},
+    "no arrays": lambda rng: {"score": na.Score(near)},
     "where": lambda rng: {"mask": na.Where(every_third)},
     "all": lambda rng: {"mask": na.Where(every_third) & na.Window(9, 0), "score": na.Alibi(0.5)},
 }
@@ -87,6 +92,7 @@ def test_each_path_alone(kind, parents, rng):
 
 @pytest.mark.parametrize(("unit", "kind"), [
     ("CUDA cores", "stream"), ("warpgroups", "two gaps"), ("tensor cores", "score"), ("tensor cores", "where"),
+    ("CUDA cores", "no arrays"),
     *(pytest.param(unit, kind, marks=pytest.mark.slow) for unit in BY_UNIT for kind in KINDS),
 ])  # fmt: skip
 def test_on_devices(unit, kind, rng):

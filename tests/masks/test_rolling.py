@@ -1,6 +1,7 @@
 """Rolling caches: the results of a cache of all tokens, with the mask of the window."""
 
 import pickle
+from copy import copy, deepcopy
 
 import ml_dtypes
 import numpy as np
@@ -294,6 +295,37 @@ def test_what_is_left_may_be_dropped():
     assert not made().overflowed()
 
 
+def test_an_interrupted_append_is_one_whose_tokens_were_dropped(rng):
+    """A signal's exception comes when keys have been overwritten: appending again makes it good."""
+    caches = two(2, 5, 1, 2)
+    append(rng, caches, (20, 3))
+
+    class Interrupted(np.ndarray):
+        def __setitem__(self, at, x):
+            super().__setitem__(at, x)
+            raise KeyboardInterrupt
+
+    held = caches[0]
+    cache = na.KVCache(held.k, held.v.view(Interrupted), held.lengths, window=5, first=1, chunk=2)
+    k, v = rng.standard_normal((2, 2, 2, 4, D))
+    with pytest.raises(KeyboardInterrupt):
+        cache.append(k, v)
+    with pytest.raises(ValueError, match="q: got 1 queries of sequence 0, at most 0 until more tokens are appended"):
+        na.attention(X[:, :, :1], cache)
+    assert cut(cache, [20, 3]).lengths.tolist() == [20, 3]
+    cache = copy(cache)
+    object.__setattr__(cache, "v", held.v)
+    for each in cache, caches[1]:
+        each.append(k, v)
+    compare(rng, (cache, caches[1]), 2, {})
+
+
+@pytest.mark.parametrize("copied", [copy, deepcopy, lambda cache: pickle.loads(pickle.dumps(cache))])
+def test_copies_know_of_what_was_dropped(copied):
+    with pytest.raises(ValueError, match="q: got 3 queries of sequence 0, at most 2 until"):
+        na.attention(X[:, :, :3], copied(cut(made(), [18, 3])))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("kind", "how", "dtype", "held"), [
     ("none", "batch", np.float16, None), ("none", "ragged", np.float16, np.int8), ("alibi", "trees", np.float16, None),
@@ -342,6 +374,15 @@ FAULTS = {
             "(counts > left) & (least > 0)": "(counts > left + 1) & (least > 0)",
             "rows < wanted or (self.table is None and rows > wanted)": "rows < wanted",
         },
+        "test_an_interrupted_append_is_one_whose_tokens_were_dropped": {
+            "np.minimum(reached - self.chunk, self.lengths)": "reached - self.chunk",
+        },
+        "test_copies_know_of_what_was_dropped[deepcopy]": {'{"_reached": self._reached}': "{}"},
         "test_weights_and_statistics": {"return rows[:, :, : self.capacity]": "return rows"},
+    },
+    "caches/kv_cache.py": {
+        "test_an_interrupted_append_is_one_whose_tokens_were_dropped": {
+            "        self._overwrite(counts)\n        for x": "        for x",
+        },
     },
 }

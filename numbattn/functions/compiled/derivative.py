@@ -83,9 +83,9 @@ for function in operator.sub, operator.isub:
 def is_additive(function, kinds):
     """Whether function(s, ...) - s of a Frozen does not depend on s, by type inference. kinds: of its other arguments.
     """
-    value_of, arguments = compiled_of(function), (SHIFTED, *kinds)
+    value_of = compiled_of(function)
     try:
-        value_of.compile(arguments)
+        arguments = value_of.get_call_template((SHIFTED, *kinds), {})[2]  # *arrays are one
     except NumbaError:
         return False
-    return value_of.overloads[arguments].signature.return_type == SHIFTED
+    return value_of.overloads[tuple(arguments)].signature.return_type == SHIFTED
