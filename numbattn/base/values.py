@@ -102,8 +102,8 @@ class Value:
         return next(iter([name for name, x in self._arrays().items() if is_foreign(x)]), None)
 
     def _key(self) -> tuple[Any, ...]:
-        values = (getattr(self, field.name) for field in fields(cast(Any, self)))
-        return type(self), tuple(map(identity, values))
+        names: Any = type(self).__dataclass_fields__  # type: ignore[attr-defined]
+        return type(self), *[identity(getattr(self, name)) for name in names]
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Value) and self._key() == other._key())

@@ -449,7 +449,8 @@ def _scale(scale: Any, problem: Problem) -> float:
 
 def _check_out(out: Any, q: Any, shape: tuple[int, ...]) -> None:
     """Refuse what cannot take the result, of this shape."""
-    same_library(q=q, out=out)
+    if type(out) is not type(q):
+        same_library(q=q, out=out)
     if out.shape != shape:
         raise ValueError(f"out: got the shape {out.shape}, expected {shape}")
     if out.dtype != q.dtype:
@@ -464,6 +465,6 @@ def refuse_overlap(out: Any, arrays: dict[str, Any], values: Iterable[Value]) ->
         if overlap(out, array):
             raise ValueError(f"out: overlaps {name}")
     for value in values:
-        for name, array in value._arrays().items():
-            if overlap(out, array):
-                raise ValueError(f"out: overlaps {type(value).__name__} {name}")
+        if any(overlap(out, array) for array in value._all_arrays):
+            name = next(name for name, array in value._arrays().items() if overlap(out, array))
+            raise ValueError(f"out: overlaps {type(value).__name__} {name}")

@@ -30,9 +30,9 @@ from .tile import add_one, contiguous_view, inline_view, is_set
 # what changes the code that Numba makes, apart from the CPU
 SETTINGS = "OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DEBUGINFO_DEFAULT", "USING_SVML"
 # words of a run, before those of its arguments: how many steps and how many threads have begun; whether to stop; all
-# blocks, and those of a step; the address of the memory of all threads, and the bytes of each; how many words hold an
-# array, as a Python object, in place of its address, where the numbers of these words begin, and how far into an object
-# its address is, which is not compiled in: Pythons with and without the GIL share code
+# blocks, and those of a step; the address of the memory of all threads, and the bytes of each; how many words lack the
+# address of an array, where the numbers of these words begin, which the arrays follow, as Python objects, and how far
+# into an object its address is, which is not compiled in: Pythons with and without the GIL share code
 STEPS, THREADS, STOP, BLOCKS, STEP, MEMORY, NBYTES, OBJECTS, NUMBERS, INTO, WORDS = *range(10), 10
 
 
@@ -56,7 +56,7 @@ class Kernel:
         for record in records:
             holes.extend([len(words) + hole for hole in record.holes])
             words += record.words
-        words[NUMBERS], words[INTO] = len(words), HEAD
+        words[OBJECTS], words[NUMBERS], words[INTO] = len(holes), len(words), HEAD
         words += holes
         return Call(self.entries.get(form) or self._compile(form, records), records, words, holes)
 
@@ -77,9 +77,9 @@ class Kernel:
 
         def entry(run):
             words = contiguous_view(run, 1, WORDS, WORDS, np.int64)[0]
-            for number in range(words[NUMBERS], words[NUMBERS] + words[OBJECTS]):
-                word = word_at(run + 8 * word_at(run + 8 * number)[0])
-                word[0] = word_at(word[0] + words[INTO])[0]
+            for number in range(words[NUMBERS], words[NUMBERS] + words[OBJECTS]):  # every thread: there is no order
+                hole, x = word_at(run + 8 * number)[0], word_at(run + 8 * (number + words[OBJECTS]))[0]
+                word_at(run + 8 * hole)[0] = word_at(x + words[INTO])[0]
             stop, blocks, step = words[STOP : STOP + 1], words[BLOCKS], words[STEP]
             memory = words[MEMORY] + (add_one(words, THREADS) - 1) * words[NBYTES]
             first = (add_one(words, STEPS) - 1) * step

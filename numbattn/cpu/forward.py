@@ -63,8 +63,11 @@ def forward(problem, inputs, out=None, save=True, onto=None):
     `out`.
     """
     lent = Lent()
-    is_result = out is None and problem.result_dtype == problem.sum_dtype and not onto
-    o = (np.empty if is_result else lent.new)(problem.out_shape, problem.sum_dtype)
+    if not onto and out is not None and out.dtype == problem.sum_dtype and out.flags.carray:
+        o = out
+    else:
+        is_result = out is None and problem.result_dtype == problem.sum_dtype and not onto
+        o = (np.empty if is_result else lent.new)(problem.out_shape, problem.sum_dtype)
     rows = [np.empty((2, *problem.lse_shape), problem.sum_dtype)] if save or onto else []  # lse and its low part
     pairs = pairs_of(problem, inputs.q, inputs.k, inputs.v)
     if pairs is PAIRS and split(problem, inputs.mask, TILE_M)[1]:
@@ -82,7 +85,7 @@ def forward(problem, inputs, out=None, save=True, onto=None):
         rows = [(lse_before, None)]
     elif out is None:
         out = rounded(o, problem.result_dtype)
-    else:
+    elif out is not o:
         put(out, o)
     lent.give_back()
     return out, Saved(problem, inputs, out, rows[0][0], rows[0][1]) if save else None  # faster than *rows[0]

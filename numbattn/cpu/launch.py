@@ -12,8 +12,7 @@ from numba.np.ufunc import parallel
 
 from ..base import teams
 from . import scratch
-from .compile import BLOCKS, NBYTES, OBJECTS, STEP, STEPS, STOP
-from .record import put_addresses
+from .compile import BLOCKS, NBYTES, STEP, STEPS, STOP
 
 # units of `work`, see `launch`: a thread does 1e10 to 5e10 in a second
 SERIAL = 5e7  # a thread takes as much at once; less than twice that is done before a second thread would help
@@ -30,10 +29,7 @@ def launch(call, blocks, work, nbytes, arrays=()):
     """
     if work < 2 * SERIAL:
         memory = scratch.take(nbytes)
-        words = words_of(call, blocks, max(1, blocks), nbytes)
-        words[OBJECTS] = len(call.holes)  # Python takes longer than compiled code to find the addresses
-        for hole, x in zip(call.holes, (memory, *arrays), strict=True):
-            words[hole] = id(x)
+        words = words_of(call, blocks, max(1, blocks), nbytes, (memory, *arrays))
         call.function.ctypes(words.buffer_info()[0])
     else:
         limit = _threads()
@@ -43,8 +39,7 @@ def launch(call, blocks, work, nbytes, arrays=()):
         team = teams.team() if threads > 1 else None
         size = team.size(threads, limit, takes_part) if team else 0
         memory = scratch.take((size or threads) * nbytes)
-        words = words_of(call, blocks, step, nbytes)
-        put_addresses(words, call.holes, (memory, *arrays))
+        words = words_of(call, blocks, step, nbytes, (memory, *arrays))
         run = Run(call, words, (memory, arrays))
         if size:
             run.compute, threads = partial(team.run, call.function.address, run.address, size), 1
@@ -59,9 +54,10 @@ def launch(call, blocks, work, nbytes, arrays=()):
     scratch.give(memory)
 
 
-def words_of(call, blocks, step, nbytes):
-    """What an entry reads, but for addresses: see `compile.Kernel`."""
+def words_of(call, blocks, step, nbytes, arrays):
+    """What an entry reads, which finds the addresses of arrays faster than Python does: see `compile.Kernel`."""
     words = call.words[:]
+    words.fromlist([*map(id, arrays)])
     words[BLOCKS], words[STEP], words[NBYTES] = blocks, step, nbytes
     return words
 

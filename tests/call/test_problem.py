@@ -19,13 +19,14 @@ Q, K, V = zeros(2, 4, 5, 8), zeros(2, 2, 7, 8), zeros(2, 2, 7, 3)
 
 
 @pytest.mark.parametrize("make", [
+    lambda: zeros(5, 8),
     lambda: zeros(5, 2, 8)[:, 1],
     lambda: zeros(8, 5).T,
     lambda: zeros(10, 16)[::2, ::2],
     lambda: zeros(5, 8)[::-1, ::-1],
     lambda: np.lib.stride_tricks.as_strided(zeros(102), (5, 8), (4 * 3, 4 * 20)[::-1]),
     lambda: np.lib.stride_tricks.as_strided(zeros(125), (5, 8), (4 * 3, 4 * 2 * 8)),     # rows between columns
-], ids=range(6))  # fmt: skip
+], ids=range(7))  # fmt: skip
 def test_out_of_any_strides(rng, make):
     out, (q, k, v) = make(), rng.standard_normal((3, 5, 8)).astype(np.float32)
     assert na.attention(q, k, v, out=out) is out

@@ -125,7 +125,8 @@ FAULTS = {
     "difference = self.b.fsub(x, y)": "difference = self.b.fadd(x, y)",
     "builder.fadd(*halves)": "builder.fsub(*halves)",
     "if len(a) == 1:\n        product_row": "if len(a) == len(a):\n        product_row",
-    "range(0, block_cols, DOTS)": "range(0, DOTS, DOTS)",
+    "cols[n : n + DOTS]": "cols[n + 1 : n + DOTS]",
+    "min(col, len(b) - width)": "col",
     "with builder.if_then(add):": "with builder.if_then(builder.not_(add)):",
     "cols // (vectors * width) * (vectors * width)":
         "(cols + vectors * width - 1) // (vectors * width) * (vectors * width)",
