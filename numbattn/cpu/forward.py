@@ -29,7 +29,7 @@ from .compile import Kernel
 from .decode import call_of as decode_call_of
 from .decode import launch_decode, split
 from .forward_directions import Directions, add_direction, add_values, columns, finish, load_directions, sums_of
-from .launch import launch
+from .launch import is_one_step, launch
 from .operands import ForwardGiven, operands_of, record_of
 from .record import Record
 from .score import options_of, score, sinks_of
@@ -63,17 +63,17 @@ def forward(problem, inputs, out=None, save=True, onto=None):
     `out`.
     """
     lent = Lent()
-    if not onto and out is not None and out.dtype == problem.sum_dtype and out.flags.carray:
-        o = out
-    else:
-        is_result = out is None and problem.result_dtype == problem.sum_dtype and not onto
-        o = (np.empty if is_result else lent.new)(problem.out_shape, problem.sum_dtype)
     rows = [np.empty((2, *problem.lse_shape), problem.sum_dtype)] if save or onto else []  # lse and its low part
     pairs = pairs_of(problem, inputs.q, inputs.k, inputs.v)
     if pairs is PAIRS and split(problem, inputs.mask, TILE_M)[1]:
         pairs = NO_PAIRS
     arrays, layouts = operands_of(problem, inputs, lent.new, narrow=pairs is PAIRS)
     many, few = calls_of(problem, inputs, layouts, len(rows), pairs)
+    if can_take(out, problem.sum_dtype, many, few) and not onto:
+        o = out
+    else:
+        is_result = out is None and problem.result_dtype == problem.sum_dtype and not onto
+        o = (np.empty if is_result else lent.new)(problem.out_shape, problem.sum_dtype)
     if many is not None:
         launch(*many, (*arrays, o, *rows))
     if few is not None:
@@ -89,6 +89,14 @@ def forward(problem, inputs, out=None, save=True, onto=None):
         put(out, o)
     lent.give_back()
     return out, Saved(problem, inputs, out, rows[0][0], rows[0][1]) if save else None  # faster than *rows[0]
+
+
+def can_take(out, dtype, many, few):
+    """Whether kernels may write to `out` itself: as it lies, and in calls that leave nothing half done."""
+    if out is None or out.dtype != dtype or not out.flags.carray:
+        return False
+    calls = [call for call in (many, few and few.launched) if call]
+    return len(calls) <= 1 and all(is_one_step(work) for _, _, work, _ in calls)
 
 
 @known

@@ -27,7 +27,7 @@ def launch(call, blocks, work, nbytes, arrays=()):
     kernel checks stop[0] before each tile, and returns if it is set. Python runs signal handlers in its main thread,
     between two bytecodes: so if there is much work the main thread leaves all of it to others, and waits.
     """
-    if work < 2 * SERIAL:
+    if is_one_step(work):
         memory = scratch.take(nbytes)
         words = words_of(call, blocks, max(1, blocks), nbytes, (memory, *arrays))
         call.function.ctypes(words.buffer_info()[0])
@@ -52,6 +52,11 @@ def launch(call, blocks, work, nbytes, arrays=()):
         if run.error:
             raise run.error
     scratch.give(memory)
+
+
+def is_one_step(work):
+    """Whether so much work is done in a single native call, which no signal handler can end."""
+    return work < 2 * SERIAL
 
 
 def words_of(call, blocks, step, nbytes, arrays):

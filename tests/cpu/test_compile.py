@@ -227,7 +227,7 @@ def test_a_child_that_is_forked_while_a_thread_compiles(tmp_path):
 
 FAULTS = {
     "test_pythons_share_code_whatever_is_before_an_address_in_an_object": {
-        "word_at(word[0] + words[INTO])": "word_at(word[0] + HEAD)",
+        "word_at(x + words[INTO])": "word_at(x + HEAD)",
     },
     ("test_code_of_other_settings_has_another_name", "test_what_compiles_says_so_and_what_is_read_does_not"): {
         "repr((*parts, settings, ": "repr((*parts, ",
