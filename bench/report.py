@@ -36,7 +36,7 @@ from pictures.cpu import cpu, decoding_cpu
 from pictures.cpu import readme_sentence as cpu_sentence
 from pictures.distributed import ring
 from pictures.features import decoding, packed, scores
-from pictures.figures import figure2, figure3
+from pictures.figures import figure2, figure3, listops
 from pictures.graphs import graphs, graphs_cpu
 from pictures.grids import grids
 from pictures.interop import interop
@@ -86,6 +86,7 @@ RUNS = {
     "figure2": Run("paper figure2", "paper figure2 --small --no-ncu --rounds 1"),
     "figure3": Run("paper figure3 --minutes 6",
                    "paper figure3 --setting none --seqlen 64 128 --batch 1 --heads 2 --rounds 1"),
+    "listops": Run("paper listops", "paper listops --small"),
     "packed": Run("packed.py --rounds 3"),
     "decoding": Run("decode.py --peers numbattn lengths ragged cudnn flash 'pages of 16' 'pages of 64' 'pages of 256' "
                     "int8 float8"),
@@ -118,6 +119,7 @@ SECTIONS = [
     Section("Scores and masks", "scores", scores),
     Section("The paper's Figure 2", "figure2", figure2),
     Section("The paper's Figure 3", "figure3", figure3),
+    Section("The paper's Table 3: ListOps", "listops", listops),
     Section("Packed sequences", "packed", packed),
     Section("Few queries, many keys", "decoding", decoding),
     Section("Many small attentions", "small", small),

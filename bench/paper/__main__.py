@@ -6,6 +6,7 @@
 figure2      bytes, block sizes and sparsity
 figure3      time and memory by sequence length, compared with approximations
 io_model     the bytes that the plan, the standard formula and the theorems predict
+listops      ListOps of the Long Range Arena, learnt with numbattn and with the standard formula
 """
 
 import argparse
@@ -13,7 +14,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-EXPERIMENTS = "figure2", "figure3", "io_model"
+EXPERIMENTS = "figure2", "figure3", "io_model", "listops"
 
 
 def main():
