@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from ..base.checks import flag, integer, number
@@ -89,8 +90,8 @@ class Rotary(Value):
 
     @cached_property
     def _known(self) -> dict[Any, Any]:
-        """What has been computed of it, see `remembered`."""
-        return {}
+        """What has been computed of it and its equals, see `remembered`: whoever makes one a call waits once."""
+        return known_of(self)
 
     def _turns(self, width: int) -> tuple[Any, float]:
         """Turns of each pair in a step, float64, and what turned features are multiplied by."""
@@ -102,3 +103,8 @@ class Rotary(Value):
 
         turns: tuple[Any, float] = remembered(self._known, width, found)
         return turns
+
+
+@lru_cache(maxsize=64)
+def known_of(rotary: Rotary) -> dict[Any, Any]:
+    return {}
