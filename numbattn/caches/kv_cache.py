@@ -268,7 +268,7 @@ class KVCache(CacheArrays):
         self._overwrite(counts)
         for x, of_tokens in writes:
             x[page, :, row] = of_tokens
-        self.lengths[...] += counts  # last: an interrupted call has appended nothing
+        self.lengths[...] = self.lengths + counts  # last: an interrupted call has appended nothing
 
     def _append_on_gpu(self, k: Any, v: Any, segments: Any, rotary: Rotary | None = None) -> None:
         append = backend("cupy").append
