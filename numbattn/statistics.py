@@ -65,7 +65,7 @@ def attention_statistics(
         Whether the entropy of each query's row of P is wanted, in nats.
     weights : array, (..., seqlen_q), optional
         What rows of P are multiplied by before they are summed, with all axes of lse: of any floating dtype, converted
-        to that of sums, but not with packed queries and a cache. Default: 1.
+        to that of sums, but not without column_sums, or with packed queries and a cache. Default: 1.
     saved : Saved, optional
         What `attention_forward` returned of the same q, k and options: lse is then taken from it, and column sums alone
         take one pass, not two.

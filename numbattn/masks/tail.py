@@ -43,7 +43,8 @@ class Tail(Mask):
     `Alibi`, `RelativeBias`, which have no offset then, and functions, whose i is a query's positions[..., i] and whose
     j is a key's position. So each node of a tree has the result of a call on its path alone. Arrays with rows and
     columns stay as they are, and so do the rows of `Intervals`, whose keys are positions. `Lengths`, and `Segments`
-    without a cache, are refused beside what takes positions.
+    without a cache, are refused beside what takes positions. If there are fewer keys than queries, positions begin
+    below 0, and a mask beside it may hide a node's own key.
 
     Examples
     --------
