@@ -109,6 +109,7 @@ def rounding_of_weights(problem, inputs):
         near = (part._derivative(before + side * S_error) for side in (-1, 1))
         bend = sum(abs(finite(x) - slope) for x in near) + eps * abs(slope)     # the error of the slope
         bend = bend + eps * isinstance(part, na.Softcap)    # 1 - tanh(x)**2 has that of tanh
+        bend = bend + float(of_sums.tiny) * part._is_nonlinear  # a slope below the normal numbers may be 0
         slopes.append((slope, bend))
         S_error = S_error * (abs(slope) + bend) + eps * (abs(finite(before)) + abs(S))
     lse_error = ((P * S_error).sum(-1, keepdims=True) + eps * (1 + abs(lse))) * some
