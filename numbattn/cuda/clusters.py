@@ -51,7 +51,7 @@ def clusters(problem: Any, inputs: Any, labels: Any, weights: Any) -> tuple[Any,
     before[1:] = np.cumsum(-(-counts // most))
     of_part = np.searchsorted(before[1:], np.arange(total // most + last, like=own), side="right")   # last: none
     sums, squares, mass = sums_of(x, y, order, weights, starts, before, of_part, most)
-    inertia = squares.reshape(*batch, -1).sum(axis=-1)
+    inertia = squares.reshape(*batch, k * squares.shape[1]).sum(axis=-1)
     counts = counts if weights is None else mass
     return sums.reshape(*batch, k, d), counts.reshape(*batch, k), inertia
 
@@ -59,19 +59,18 @@ def clusters(problem: Any, inputs: Any, labels: Any, weights: Any) -> tuple[Any,
 def sums_of(x: Any, y: Any, order: Any, weights: Any, starts: Any, before: Any, of_part: Any, most: int) -> Any:
     """sum w (x - y), sum w |x - y|^2 in one or several columns, and sum w over the points x of each cluster, whose
     centre is y."""
-    (clusters, d), dtype = y.shape, np.dtype(sum_type(x.dtype))
-    chunks, width = chunks_of(x.dtype, d), -(-(d + chunks_of(x.dtype, d) + 1) // 4) * 4
+    (clusters, d), dtype, of_d = y.shape, np.dtype(sum_type(x.dtype)), chunks_of(x.dtype, y.shape[1])
+    width = -(-(d + of_d + 1) // 4) * 4     # of aligned rows
     parts, sums = (np.empty_like(x, dtype, shape=(rows, width)) for rows in (len(of_part), clusters))
     order, starts, before, of_part = (z.astype(np.int32) for z in (order, starts, before, of_part))
-    given = () if weights is None else (weights.ravel(),)
-    kernel, nbytes = parts_kernel(x.dtype, lanes_of(x.dtype, d), bool(given), alignment_of(x))
-    launch(kernel, (len(parts) * chunks, 1, 1), THREADS, nbytes, parts, x, y, order, given, starts, before, of_part,
-           np.int32(most), np.int32(chunks))  # fmt: skip
-    chunks = chunks_of(dtype, width)
-    kernel, nbytes = merge_kernel(dtype, lanes_of(dtype, width))
-    launch(kernel, (clusters * chunks, 1, 1), THREADS, nbytes, sums, parts, before, np.int32(chunks))
-    chunks = chunks_of(x.dtype, d)
-    return sums[:, :d], sums[:, d : d + chunks], sums[:, d + chunks]
+    given, of_width = () if weights is None else (weights.ravel(),), chunks_of(dtype, width)
+    if clusters:
+        kernel, nbytes = parts_kernel(x.dtype, lanes_of(x.dtype, d), bool(given), alignment_of(x))
+        launch(kernel, (len(parts) * of_d, 1, 1), THREADS, nbytes, parts, x, y, order, given, starts, before, of_part,
+               np.int32(most), np.int32(of_d))  # fmt: skip
+        kernel, nbytes = merge_kernel(dtype, lanes_of(dtype, width))
+        launch(kernel, (clusters * of_width, 1, 1), THREADS, nbytes, sums, parts, before, np.int32(of_width))
+    return sums[:, :d], sums[:, d : d + of_d], sums[:, d + of_d]
 
 
 def lanes_of(dtype: Any, features: int) -> int:
