@@ -47,7 +47,7 @@ from ..shared.schedule import overlap_launches, place
 PARTS, WIDTH = 3, 64  # WIDTH: columns of a box
 FIRST, SHORT = 1, 2  # how many parts short forms have; 0: none
 DTYPES_OF_PARTS = {FIRST: bfloat16, SHORT: np.dtype(np.float16), PARTS: bfloat16}
-SCALES = {FIRST: 1.0, SHORT: 64.0, PARTS: 1.0}  # what points are multiplied by: 0.01 to 1,000 are all in range
+SCALES = {FIRST: 1.0, SHORT: 64.0, PARTS: 1.0}  # of points: all of length 0.03 to 1,000 are in range
 ROUNDING = 2.0**-23  # of a point's length
 MOST_ROOM = 8
 HALF_NORMS, LOGARITHMS = "half norms", "logarithms"
@@ -93,7 +93,7 @@ def point_parts(*, dim, nbytes, numbers, given=(), short=0):
             if HAS_SHORT:
                 rest = left_of(points)
                 left = left + row_sum(rest * rest)
-        if HAS_SHORT and anywhere(~(left <= norms * SQUARE)):          # nor is NaN
+        if HAS_SHORT and anywhere(~(left <= norms * SQUARE)):      # so is NaN
             atomic_add(counts[0], 0, ONE)
         if HAS_LINE:
             length, _ = shape(X)
