@@ -12,7 +12,7 @@ from numba.np.ufunc import parallel
 
 from ..base import teams
 from . import scratch
-from .compile import BLOCKS, NBYTES, STEP, STEPS, STOP
+from .compile import BLOCKS, NBYTES, OBJECTS, STEP, STEPS, STOP
 
 # units of `work`, see `launch`: a thread does 1e10 to 5e10 in a second
 SERIAL = 5e7  # a thread takes as much at once; less than twice that is done before a second thread would help
@@ -62,6 +62,8 @@ def is_one_step(work):
 def words_of(call, blocks, step, nbytes, arrays):
     """What an entry reads, which finds the addresses of arrays faster than Python does: see `compile.Kernel`."""
     words = call.words[:]
+    if len(arrays) != words[OBJECTS]:
+        raise ValueError(f"arrays: got {len(arrays)}, expected {words[OBJECTS]}")
     words.fromlist([*map(id, arrays)])
     words[BLOCKS], words[STEP], words[NBYTES] = blocks, step, nbytes
     return words

@@ -227,9 +227,11 @@ def block_dots(block_rows, whole=False):
             (row, col), (height, width), depth = args[3:], mOut.shape, mB.shape[1]
             unit = Vectors(builder, out.dtype)
             block_cols = unit.width // block_rows
-            rows, cols = clamped(builder, row, block_rows, height), clamped(builder, col, block_cols, width)
+            rows = clamped(builder, row, block_rows, height)
             if whole:
                 cols = [builder.add(col, LONG(n)) for n in range(block_cols)]
+            else:
+                cols = clamped(builder, col, block_cols, width)
             sums = {(r, c): cgutils.alloca_once_value(builder, unit.zero) for r in rows for c in cols}
 
             for some in (cols[n : n + DOTS] for n in range(0, block_cols, DOTS)):

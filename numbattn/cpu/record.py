@@ -67,16 +67,11 @@ class Record:
     def filled(self, *arrays, held=None):
         """The same, with the addresses of these arrays in its holes, in order."""
         words, found = self.words[:], object.__new__(Record)
-        put_addresses(words, self.holes, arrays)
+        for hole, x in zip(self.holes, arrays, strict=True):
+            words[hole] = data_address(x)
         found.words, found.form, found.holes = words, self.form, ()
         found.arguments, found.held = self.arguments, (arrays, held)
         return found
-
-
-def put_addresses(words, holes, arrays):
-    """Put the addresses of arrays where words have holes, in order."""
-    for hole, x in zip(holes, arrays, strict=True):
-        words[hole] = _int64_at(id(x) + HEAD).value
 
 
 def _add(x, numbers, codes, form, holes):

@@ -63,6 +63,13 @@ def test_an_error_in_a_thread_reaches_the_caller(work, monkeypatch):
         launched(None, 100, work)
 
 
+@pytest.mark.parametrize("work", [0, MUCH])
+def test_arrays_are_as_many_as_a_call_lacks(work):
+    call = callback.given(Record(At(0, (1,), np.uint8)), Record(0))
+    with pytest.raises(ValueError, match="arrays: got 2, expected 1"):
+        launch.launch(call, 0, work, 0, (np.zeros(1),))
+
+
 @pytest.mark.parametrize("work", [2 * launch.SERIAL, MUCH])
 def test_without_threads_the_caller_does_it_all(work, monkeypatch):
     def none(*args):
@@ -362,6 +369,7 @@ def test_a_forked_child_can_call():
 
 
 FAULTS = {
+    "test_arrays_are_as_many_as_a_call_lacks": {"if len(arrays) != words[OBJECTS]:": "if False:"},
     (
         "test_every_block_runs_once",
         "test_an_error_in_a_thread_reaches_the_caller",

@@ -181,7 +181,7 @@ FAULTS = {
         "elif x.flags.c_contiguous:": "else:",
         "itertools.chain(args[1:], itertools.repeat(INT64(0)))": "itertools.repeat(args[1])",
         "builder.bitcast(word, ir.DoubleType()) if kind == types.float64 else word": "word",
-        "zip(holes, arrays, strict=True)": "zip(holes, arrays)",
+        "zip(self.holes, arrays, strict=True)": "zip(self.holes, arrays)",
         "(arrays, held)": "held",
         "self.holes = holes": "self.holes = holes[::-1]",
         "form.append(x.dtype.char + codes[-1])": "form.append(codes[-1])",

@@ -30,7 +30,7 @@ from ...tile import (
     sync_warp,
     where,
 )
-from ...words.spec import BY_HEAD, SHARED, Route
+from ...words.spec import BY_HEAD, SHARED, Route, everything
 from ...words.tiers import MMA
 from ..scores import is_scaled, score_steps
 from ..shared.layouts import buffers, sum_type
@@ -95,16 +95,22 @@ def rows_of(table, work, size=None):
     return () if row is None else (row, row._replace(keeps_score=False))
 
 
-def routes_by_size(spec, table, takes_all=lambda work: True):
-    """Routes for packed arrays: kernels of a spec with this table, each for the segments that fit its tiles."""
-    specs = {size: replace(spec, tiles=partial(rows_of, table, size=size)) for size in SIZES if size >= SPLIT}
-    for largest in specs.keys() - {SPLIT}:
-        those = tuple(own for size, own in specs.items() if size <= largest)
+def routes_by_size(spec, table, also=everything):
+    """Routes for packed arrays: kernels of a spec with this table, each for the segments that fit its tiles. also: what
+    else the work has to be."""
+    sizes = [size for size in SIZES if size >= SPLIT]
+    specs = [replace(spec, tiles=partial(rows_of, table, size=size)) for size in sizes]
+    return [route_of(tuple(specs[: n + 1]), sizes[n], also) for n in range(1, len(sizes))]
 
-        def fit(work, largest=largest, those=those):
-            return PACKED in work.mask and work.longest == largest and all(takes(own)(work) for own in those)
 
-        yield Route(lambda work, fit=fit: takes_all(work) and fit(work), those, MMA)
+def route_of(specs, largest, also):
+    """The Route for packed arrays whose longest segments need tiles of this size."""
+    fits = [takes(spec) for spec in specs]
+
+    def take(work):
+        return PACKED in work.mask and work.longest == largest and also(work) and all(fit(work) for fit in fits)
+
+    return Route(take, specs, MMA)
 
 
 def takes(spec):
