@@ -390,6 +390,8 @@ def shapes_of(case, variant):
 
 def compile_all(keys):
     """Compile into the cache on disk, by a process for each core."""
+    if not keys:
+        return
     with ProcessPoolExecutor(min(os.cpu_count(), len(keys)), get_context("spawn"), keep_quiet) as workers:
         for _ in workers.map(build, keys):
             pass

@@ -232,6 +232,7 @@ def _integers(name: str, x: Any) -> Any:
 
 def _int32(x: Any, largest: int) -> Any:
     """Contiguous, in int32; what is out of range stays so."""
-    if x.dtype != np.int32:
-        x = np.clip(x, 0 if x.dtype.kind == "u" else -1, largest).astype(np.int32)
+    if x.dtype.itemsize >= 4 and x.dtype != np.int32:  # smaller ones need not count to the largest
+        x = np.clip(x, 0 if x.dtype.kind == "u" else -1, largest)
+    x = x.astype(np.int32, copy=False)
     return x if x.flags.c_contiguous else x.copy()
