@@ -9,8 +9,9 @@ import numpy as np
 from ..base.checks import MOST_AXES
 from ..call.passes import QKV, Pass
 from ..call.problem import NOTHING_HIDDEN, describe
-from ..points import formula, kmeans
+from ..points import formula
 from ..points.kinds import Apart
+from .clusters import clusters
 from .kernels import hopper
 from .kernels.points.arguments import COLUMNS, PLACES, ROWS
 from .kernels.points.nearest import Nearest
@@ -71,7 +72,7 @@ class PointsBackend:
         rate: for points of half precision, times a power of two, the factor of t.
         """
         pass_ = LOGSUMEXP
-        if rate is not None and self.has_wgmma and hopper.logsumexp.fits_halves(problem, kind):
+        if rate is not None and self.has_wgmma and hopper.logsumexp.fits_short(problem, kind):
             pass_, inputs = LOGSUMEXP_OF_HALVES, inputs._replace(scale=rate)
         elif rate is not None:
             problem, inputs = of_unit_length(inputs, rate)
@@ -96,7 +97,7 @@ class PointsBackend:
 
     def clusters(self, problem, inputs, labels, weights):
         """Sums over the points of each label: see `points.kmeans`."""
-        return kmeans.clusters(problem, inputs, labels, weights)
+        return clusters(problem, inputs, labels, weights)
 
     def features_at_once(self, problem, kind, is_plain):
         """How many features of b kernels sum in one pass; 0: products of cuBLAS, block by block, are faster.

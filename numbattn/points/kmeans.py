@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, Generic, NamedTuple
+from typing import Generic, NamedTuple
 
 import numpy as np
 
 from ..base.backends import run_points
 from ..base.checks import A
 from ..base.values import rounded
-from ..call.problem import Inputs, Problem, describe
-from ..graphs import Graph, attention
+from ..call.problem import describe
 from .checks import batch_of, check_finite, check_points, check_vector, check_weights
 from .nearest import found
 from .pairs import Pairs
@@ -65,8 +63,7 @@ def kmeans_step(x: A, centres: A, *, weights: A | None = None) -> KMeansStep[A]:
     Notes
     -----
     Labels have the errors of `nearest`. Means are sums of differences from the centres given, so that they have few
-    rounding errors, whatever the origin, and they have the same bits each time. On a GPU points are sorted by label,
-    with as much memory as they have themselves, and the host does not wait.
+    rounding errors, whatever the origin, and they have the same bits each time. On a GPU the host does not wait.
 
     Examples
     --------
@@ -94,31 +91,9 @@ def kmeans_step(x: A, centres: A, *, weights: A | None = None) -> KMeansStep[A]:
     labels, w = found(pairs, 1)[1][..., 0], None
     if weights is not None:
         w = pairs.broadcast(rounded(weights, pairs.dtype), axes=1)
-    X, Y = map(pairs.broadcast, pairs.points)
+    X, Y = map(pairs.broadcast, (x, centres))
     problem, inputs = describe(X, Y, Y[..., :0])
     moves, counts, inertia = run_points(problem, "clusters", inputs, labels, w)
-    new = Y + moves / np.where(counts > 0, counts, 1)[..., None]
+    new = Y.astype(pairs.dtype) + moves / np.where(counts > 0, counts, 1)[..., None]
     counts = counts.astype(np.int64 if w is None else pairs.dtype)
     return KMeansStep(labels, rounded(new, centres.dtype), counts, inertia.astype(pairs.dtype)[...])
-
-
-def clusters(problem: Problem, inputs: Inputs, labels: Any, weights: Any) -> tuple[Any, Any, Any]:
-    """sum w (x - y), (..., k, d), and sum w, (..., k), over the points x of each label, which are sorted by it; and
-    sum w |x - y|^2 over all points, (...). Those with a label of -1, which come last, do not count."""
-    m, k, d, problems = problem.seqlen_q, problem.seqlen_k, problem.head_dim, math.prod(problem.batch)
-    X, Y = inputs.q.reshape(-1, d), inputs.k.reshape(-1, d)
-    own, last = labels.reshape(problems, m), problems * k
-    flat = np.where(own < 0, last, own + k * np.arange(problems, like=own)[:, None]).ravel()  # of all problems
-    order = np.argsort(flat, kind="stable")
-    starts = np.searchsorted(flat[order], np.arange(last + 2, like=flat))
-    by_cluster, moves = Graph(starts, order, len(X)), X - Y[np.minimum(flat, last - 1)]
-    w = np.ones_like(X, shape=(len(X),)) if weights is None else weights.ravel()
-
-    def sums(values: Any) -> Any:
-        q, k = (np.zeros_like(values, shape=(rows, 1)) for rows in (last + 1, len(X)))
-        return attention(q, k, values, by_cluster, bias=w[order], softmax=False)[:last]
-
-    counts = np.diff(starts)[:last] if weights is None else sums(np.ones_like(X, shape=(len(X), 1)))[:, 0]
-    squares = np.where(flat < last, np.einsum("if,if->i", moves, moves) * w, 0)
-    inertia = squares.reshape(*problem.batch, m).sum(axis=-1)
-    return sums(moves).reshape(*problem.batch, k, d), counts.reshape(*problem.batch, k), inertia

@@ -6,9 +6,6 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from numbattn import points
-from numbattn.base.backends import run_points
-from numbattn.call.problem import describe
-from numbattn.points import kmeans
 
 from ..accuracy import to_numpy
 
@@ -137,31 +134,12 @@ def test_errors(given, options, kind, message):
         points.kmeans_step(*given, **options)
 
 
-def test_sums_of_sorted_points(rng):
-    """As GPUs have them: the same as those of CPUs, of many points, weights and a batch."""
-    x, centres = drawn(rng, 20_000, batch=(2,))
-    problem, inputs = describe(x, centres, centres[..., :0])
-    labels = rng.integers(-1, 6, (2, 20_000)).astype(np.int32)
-    for weights in (None, rng.random((2, 20_000))):
-        wanted = run_points(problem, "clusters", inputs, labels, weights)
-        for got, one in zip(kmeans.clusters(problem, inputs, labels, weights), wanted, strict=True):
-            assert got.shape == one.shape
-            assert_allclose(got, one, rtol=1e-9, atol=1e-10)
-
-
 FAULTS = {
     "test_steps": {
         "cpu/points/clusters.py": {
             "weights[at, min(i, weights.shape[1] - 1)]": "weights[at, 0]",
             "squares[f] += weight * (move * move)": "squares[f] += move * move",
         },
-    },
-    "test_sums_of_sorted_points": {
-        "k * np.arange(problems, like=own)[:, None]": "0 * np.arange(problems, like=own)[:, None]",
-        "np.where(own < 0, last,": "np.where(own < 0, 0,",
-        "squares = np.where(flat < last,": "squares = np.where(True,",
-        "bias=w[order]": "bias=w",
-        "moves, moves) * w,": "moves, moves),",
     },
     "test_means_have_few_rounding_errors": {
         "cpu/points/clusters.py": {"move = float(x[f]) - float(y[f])": "move = x[f] - x.dtype.type(0)"},

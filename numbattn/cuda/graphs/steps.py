@@ -13,6 +13,7 @@ import numpy as np
 
 from ...functions.compiled import chain
 from ...graphs.problem import AXES
+from ..kernels.shared.block_rows import reduce_rows_step
 from ..kernels.shared.dropout import U32, U64, random_words
 from ..kernels.shared.exact_sums import add_exactly
 from ..kernels.shared.layouts import sum_type, vector
@@ -22,26 +23,22 @@ from ..tile import (
     Alignment,
     SharedMemory,
     aligned,
-    allocate,
     block_index,
     convert,
     device,
     exp2,
     full,
     gather,
-    get,
     index,
     map_tiles,
     maximum,
     minimum,
-    put,
     row_index,
     row_sum,
     save,
     scatter,
     shape,
     simt,
-    sync_threads,
     thread_index,
     where,
 )
@@ -214,16 +211,8 @@ class EdgeSteps:
         """The device function (array, parts, tile, row, part, rows) that saves sums of rows to an array (rows,
         features), each its own, or their sum if they are all a long row, or a part of one; and (tile) -> that sum,
         transposed, as a row vector."""
-        rows, cols = layout.shape
-        PLACE, ROWS_OF = self.shared.tile(rows, cols, self.ACC), Alignment(self.form.nbytes)
-        TRANSPOSED = simt(cols, rows, THREADS, min(rows, WARP), 1)
-
-        @device
-        def sum_of_rows(x):
-            sync_threads()                                      # all have read what was there
-            put(allocate(PLACE), x)
-            sync_threads()
-            return row_sum(get(allocate(PLACE).T, TRANSPOSED))
+        sum_of_rows = reduce_rows_step(self.shared, layout, self.ACC, THREADS, row_sum)
+        ROWS_OF = Alignment(self.form.nbytes)
 
         @device
         def save_rows(array, parts, x, row, part, rows):
@@ -236,17 +225,7 @@ class EdgeSteps:
 
     def of_block(self, reduce):
         """The device function (numbers of all rows) -> what reduce, row_sum or row_max, makes of them: one number."""
-        rows = self.LINES.rows.size
-        PLACE, TRANSPOSED = self.shared.tile(rows, 1, self.ACC), simt(1, rows, THREADS, min(rows, WARP), 1)
-
-        @device
-        def reduced(x):
-            sync_threads()
-            put(allocate(PLACE), x)
-            sync_threads()
-            return reduce(get(allocate(PLACE).T, TRANSPOSED))
-
-        return reduced
+        return reduce_rows_step(self.shared, self.LINES, self.ACC, THREADS, reduce)
 
     def reads(self):
         """Device functions (array, layout, batch, head, rows) -> rows of features, and (array, matrix, rows) ->

@@ -76,10 +76,12 @@ NEAREST = (
     Route(nearest.takes, (norms.HALF_OF_Y, nearest.SPEC), WGMMA),
     Route(nearest.takes_parts, (parts.OF_X, parts.OF_Y, nearest.SPEC_OF_PARTS), WGMMA),
 )
-LOGSUMEXP = (Route(logsumexp.takes, (parts.OF_X, parts.OF_Y_AND_COLUMNS, logsumexp.SPEC), WGMMA),)
-PARTS_OF_HALVES = parts.OF_X_IN_HALVES, parts.OF_Y_IN_HALVES
+LOGSUMEXP = (
+    Route(logsumexp.takes_short, (parts.OF_X_AND_SHORT, parts.OF_Y_AND_SHORT, *logsumexp.SPECS_OF_SHORT), WGMMA),
+    Route(logsumexp.takes, (parts.OF_X, parts.OF_Y_AND_COLUMNS, logsumexp.SPEC), WGMMA),
+)
 LOGSUMEXP_OF_HALVES = (
-    Route(logsumexp.takes_halves, (*PARTS_OF_HALVES, logsumexp.EXACT, logsumexp.INEXACT), WGMMA),
+    Route(logsumexp.takes_short, (parts.OF_X_IN_HALVES, parts.OF_Y_IN_HALVES, *logsumexp.SPECS_OF_HALVES), WGMMA),
 )
 POINT_SUMS = (
     Route(sums.takes_few, (parts.OF_X, parts.OF_Y, parts.AS_LINES, sums.SPEC_FEW), WGMMA),

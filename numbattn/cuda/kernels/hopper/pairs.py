@@ -2,7 +2,7 @@
 
 A block takes work tiles in turn, 64 points x for each consumer, and loops over all tiles of y, each with a line of
 numbers, one for each point. Two threads of the producer load tiles; consumers multiply them by wgmma. There are two
-walks, for points of half precision and for the parts of float32, see `parts`:
+walks, for points of half precision and for parts of float32, see `parts`:
 
     resident_steps   all dimensions of x stay in shared memory. A consumer works on the products of one tile while those
                      of the next are in flight, even if that is the first of the next work tile.
@@ -39,7 +39,6 @@ from ...tile import (
     release,
     stage,
     sync_warpgroup,
-    tma_load,
     tma_load_part,
     wait,
     warpgroup_index,
@@ -178,16 +177,17 @@ def line_steps(LINE, LINES, tiles, layout, load_more):
 
 
 # -------------------------------------------------------------------------------------------------------- x stays
-def resident_steps(shared, layout, tiles, ACC, dtype, dim):
-    """The PairWalk for points of `dim` columns. Consumers may also be given read_x(X), which is called before x is
-    released: its result is `of_x`."""
-    X_PLACE = shared.boxes(ROWS, dim, dtype, 2 * tiles.consumers)
-    Y_PLACE = shared.boxes(tiles.tile_n, dim, dtype, tiles.stages)
+def resident_steps(shared, layout, tiles, ACC, dtype, dim, parts=1):
+    """The PairWalk for points of `dim` columns, in one part or two. Consumers may also be given read_x(X), which is
+    called before x is released: its result is `of_x`."""
+    X_PLACES = tuple(shared.boxes(ROWS, dim, dtype, 2 * tiles.consumers) for _ in range(parts))
+    Y_PLACES = tuple(shared.boxes(tiles.tile_n, dim, dtype, tiles.stages) for _ in range(parts))
     LINE = shared.tile(1, tiles.tile_n, ACC, tiles.stages)
-    X_PIPELINE = Pipeline.within(shared, X_PLACE, 1)
-    Y_PIPELINE = Pipeline.within(shared, Y_PLACE, tiles.consumers, fills=2)
-    (count_of, place_of), TILE_N, CONSUMERS, S_TILE = work_steps(tiles), tiles.tile_n, tiles.consumers, layout
-    load_y, adding = line_steps(LINE, Y_PIPELINE, tiles, layout, load_parts_step((Y_PLACE,)))
+    X_PIPELINE = Pipeline.within(shared, X_PLACES[0], 1, fills=parts)
+    Y_PIPELINE = Pipeline.within(shared, Y_PLACES[0], tiles.consumers, fills=parts + 1)
+    (count_of, place_of), TILE_N, CONSUMERS = work_steps(tiles), tiles.tile_n, tiles.consumers
+    load_y, adding = line_steps(LINE, Y_PIPELINE, tiles, layout, load_parts_step(Y_PLACES))
+    load_parts, product = load_parts_step(X_PLACES), product_step(layout, X_PLACES[-1], Y_PLACES[-1], parts)
 
     @device
     def load_x(mX, mY, sizes):
@@ -198,7 +198,7 @@ def resident_steps(shared, layout, tiles, ACC, dtype, dim):
             (batch, head, m0), consumer = place_of(number, sizes), index(0)
             while consumer < CONSUMERS:
                 acquire(X)
-                tma_load(X, mX, batch, head, m0 + consumer * ROWS)
+                load_parts(X, mX, batch, head, m0 + consumer * ROWS, sizes.apart_x)
                 X, consumer = advance(X, 1), opaque(consumer + 1)
             number = number + grid_size()
 
@@ -206,7 +206,7 @@ def resident_steps(shared, layout, tiles, ACC, dtype, dim):
     def product_with(X, Y):
         """In flight."""
         wait(Y)
-        return dot(S_TILE, X.tile, Y.tile.T)
+        return product(X, Y)
 
     def consumer_of(start, add, finish, read_x=nothing_of_x):
         with_tile = adding(add)
@@ -265,7 +265,24 @@ def resident_steps(shared, layout, tiles, ACC, dtype, dim):
 
         return compute
 
-    return PairWalk((X_PIPELINE, Y_PIPELINE), (load_x, load_y), consumer_of, (X_PLACE, Y_PLACE))
+    return PairWalk((X_PIPELINE, Y_PIPELINE), (load_x, load_y), consumer_of, (X_PLACES[0], Y_PLACES[0]))
+
+
+def product_step(layout, second_x, second_y, parts):
+    """The device function (X, Y) that starts the products of the points of two stages: x y, or x2 y1 + x1 y2 + x1 y1 of
+    two parts. Small terms come first, since the unit truncates what does not fit into a sum."""
+    S_TILE, X2, Y2 = layout, second_x, second_y
+
+    @device
+    def of_one(X, Y):
+        return dot(S_TILE, X.tile, Y.tile.T)
+
+    @device
+    def of_two(X, Y):
+        x2, y2 = allocate(X2, X.index), allocate(Y2, Y.index)
+        return dot(dot(dot(S_TILE, x2, Y.tile.T), X.tile, y2.T), X.tile, Y.tile.T)
+
+    return of_one if parts == 1 else of_two
 
 
 # --------------------------------------------------------------------------------------------- chunks of dimensions

@@ -20,7 +20,8 @@ from tests.tools.launch import compiled_only, simulated_only
 def small_matrices(monkeypatch):
     """May take more room than they would, so that a test needs few points, in smaller tiles."""
     monkeypatch.setattr(parts, "MOST_ROOM", np.inf)
-    monkeypatch.setattr(logsumexp, "OF_PARTS", PairTiles(64, 2, 5, 2))
+    for form, stages in ((parts.PARTS, (5, 2)), (parts.SHORT, (3,))):
+        monkeypatch.setitem(logsumexp.TILES, form, PairTiles(64, 2, *stages))
 
 
 def check(rng, columns=True, times=1, **about):
@@ -35,7 +36,8 @@ def check(rng, columns=True, times=1, **about):
     found = PointsBackend(lambda: gpu).logsumexp(problem, inputs, kinds.GAUSSIAN, w)[0], formula.logsumexp(
         problem, inputs, kinds.GAUSSIAN, w)
     (program,) = gpu.programs.values()
-    assert kernels(program.plan) == ["point_parts", "point_parts", "hopper_logsumexp"]
+    has_short = problem.head_dim <= logsumexp.MOST
+    assert kernels(program.plan) == ["point_parts", "point_parts", *["hopper_logsumexp"] * (1 + has_short)]
     t = ((inputs.q.astype(float)[..., :, None, :] - inputs.k[..., None, :, :]) ** 2).sum(-1)
     logs = -t / 2 + (0 if w is None else w.astype(float)[..., None, :])
     top = logs.max(-1)
@@ -62,11 +64,38 @@ def test_digits_of_all_parts(rng):
 
 
 @simulated_only
+@pytest.mark.parametrize("case", ["large", "tiny", "nan", "inf"])
+def test_points_beyond_float16(rng, case):
+    """Where some have no short form, all parts of all points count."""
+    x, y = (rng.standard_normal((rows, 20)).astype(np.float32) for rows in (70, 1 if case == "tiny" else 90))
+    if case == "tiny":
+        x, y = x * np.float32(1e-5), y * np.float32(1e-5)
+    else:
+        x[67] *= {"large": 3000, "nan": np.nan, "inf": np.inf}[case]
+    problem, inputs = describe(x, y, y[..., :0])
+    found = PointsBackend(lambda: GPU(HOPPER)).logsumexp(problem, inputs, kinds.GAUSSIAN)[0]
+    logs = -((x.astype(float)[:, None] - y) ** 2).sum(-1) / 2
+    top = logs.max(-1)
+    with np.errstate(invalid="ignore"):
+        wanted = top + np.log(np.exp(logs - top[:, None]).sum(-1))
+    assert np.isnan(found[67]) == (case in ("nan", "inf"))
+    is_number = np.isfinite(wanted)
+    assert is_number.sum() >= 69
+    assert (abs(found - wanted) / abs(wanted).clip(1e-10))[is_number].max() < 1e-5
+
+
+@simulated_only
 def test_many_dimensions(rng, monkeypatch):
     """More than other kernels hold: chunk by chunk."""
     monkeypatch.setattr(points, "HEAD_DIMS", (64,))
     monkeypatch.setattr(norms, "PADDED", 128)
     check(rng, d=70, m=30, n=100, batch=(2,))
+
+
+@simulated_only
+def test_digits_of_many_dimensions(rng, monkeypatch):
+    monkeypatch.setattr(points, "HEAD_DIMS", (64,))
+    check(rng, times=30, d=70, m=64, n=70, batch=())
 
 
 @simulated_only
@@ -89,17 +118,21 @@ FAULTS = {
         "lse + load(mLineX[batch, head], VECTOR, m0) * (scales[0] if OF_HALVES else ONE)": "lse",
     },
     "test_points_of_half_precision": {
-        "(counts[0][0] == 0) == IS_EXACT": "IS_EXACT",
+        "(counts[0][0] == 0) == IS_SHORT": "IS_SHORT",
         "scales[0] if": "scales[1] if",
         "scales[1] if": "scales[0] if",
     },
     "cuda/kernels/hopper/parts.py": {
         "test_points_of_half_precision": {
-            "number == 0 and anywhere(rest != ZERO)": "False",
+            "left = left + row_sum(rest * rest)": "pass",
             "found = found * scales[0]": "pass",
         },
+        "test_points_beyond_float16": {
+            "~(left <= norms * SQUARE)": "left > norms * SQUARE",
+            "left = left + row_sum(rest * rest)": "left = rest - rest",
+        },
         "test_several_tiles": {
-            "number * (rows // PARTS) + m0": "number * (rows // PARTS)",
+            "number * (rows // COUNT) + m0": "number * (rows // COUNT)",
             "rest = rest - convert(part, ACC)": "rest = rest",
             "row_index(ROWS, m0) < length": "row_index(ROWS, m0) <= length",
         },
@@ -112,11 +145,14 @@ FAULTS = {
             '"chunks": whole_boxes(work.problem.head_dim) // WIDTH': '"chunks": work.problem.head_dim // WIDTH',
         },
         "test_digits_of_all_parts": {
+            "dot(dot(dot(S_TILE, x2, Y.tile.T), X.tile, y2.T), X.tile, Y.tile.T)": (
+                "dot(dot(S_TILE, x2, Y.tile.T), X.tile, Y.tile.T)"
+            ),
+        },
+        "test_digits_of_many_dimensions": {
+            "fills=tiles.consumers + 1": "fills=tiles.consumers",
             "dot(dot(S, x3, y1.T), x1, y3.T)": "dot(S, x1, y3.T)",
             "dot(dot(dot(S, x2, y1.T), x1, y2.T), x1, y1.T)": "dot(dot(S, x2, y1.T), x1, y1.T)",
-        },
-        "test_one_tile": {
-            "fills=tiles.consumers + 1": "fills=tiles.consumers",
         },
     },
 }

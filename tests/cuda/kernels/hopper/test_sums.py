@@ -141,7 +141,7 @@ FAULTS = {
             "<= MOST_ROOM * given": "<= 4 * MOST_ROOM * given",
         },
         "test_several_tiles_and_chunks": {
-            "norms = norms + row_sum(rest * rest)": "norms = row_sum(rest * rest)",
+            "norms = norms + row_sum(points * points)": "norms = row_sum(points * points)",
             "number * (length // COUNT) + m0": "number + m0",
         },
     },

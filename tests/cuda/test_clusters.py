@@ -1,0 +1,121 @@
+"""Sums over the points of each label on a GPU, as on CPUs."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from numbattn.base.backends import run_points
+from numbattn.call.problem import describe
+from numbattn.cuda import clusters as module
+from tests.tools.launch import launch, mostly_simulated, simulated_only
+
+
+@pytest.fixture(autouse=True)
+def in_world(world, monkeypatch):
+    def launch_some(kernel, grid, *about):
+        assert min(grid) > 0
+        launch(kernel, grid, *about)
+
+    monkeypatch.setattr(module, "launch", launch_some)
+
+
+def check(rng, dtype, m, k, d, batch=(), labels=None, is_weighed=False):
+    x, y = (rng.standard_normal((*batch, rows, d)).astype(dtype) for rows in (m, k))
+    problem, inputs = describe(x, y, y[..., :0])
+    if labels is None:
+        labels = rng.integers(-1, k, (*batch, m))
+    weights = rng.random((*batch, m)).astype(problem.sum_dtype) if is_weighed else None
+    labels = labels.astype(np.int32)
+    found = module.clusters(problem, inputs, labels, weights)
+    rounding = 1e-13 if dtype == np.float64 else 2e-6
+    for got, one in zip(found, run_points(problem, "clusters", inputs, labels, weights), strict=True):
+        assert got.shape == one.shape
+        assert_allclose(got, one, rtol=2 * rounding, atol=rounding * max(m, 1) ** 0.5)
+    assert found[1].dtype.kind == ("f" if is_weighed else "i")
+
+
+@pytest.mark.parametrize(("dtype", "d", "is_weighed"), [
+    (np.float16, 136, True),
+    pytest.param(ml_dtypes.bfloat16, 20, False, marks=mostly_simulated),
+    pytest.param(np.float32, 3, True, marks=mostly_simulated),
+    pytest.param(np.float64, 40, False, marks=mostly_simulated),
+    pytest.param(np.float32, 0, True, marks=mostly_simulated),
+], ids=str)  # fmt: skip
+def test_batches(rng, dtype, d, is_weighed):
+    """In one tile of features, and in several; of each, too few for all its lanes."""
+    check(rng, dtype, 150, 3, d, (2,), is_weighed=is_weighed)
+
+
+@simulated_only
+def test_parts(rng, monkeypatch):
+    """Of several clusters in turn, some of which are empty, and the first and the last ones; of one that has all."""
+    monkeypatch.setattr(module, "PART", 16)
+    labels = np.repeat([-1, 1, 2, 5], [3, 16, 17, 100])
+    check(rng, np.float32, len(labels), 8, 5, labels=rng.permutation(labels))
+    check(rng, np.float32, 300, 2, 5, labels=np.ones(300))
+
+
+@simulated_only
+@pytest.mark.parametrize(("m", "batch"), [(0, ()), (1, ()), (5, (0,))])
+def test_few_points(rng, m, batch):
+    check(rng, np.float32, m, 3, 5, batch)
+
+
+@simulated_only
+def test_what_does_not_count_is_not_read(rng):
+    x, y = (rng.standard_normal((rows, 5)).astype(np.float32) for rows in (70, 3))
+    x[7], y[1] = np.nan, np.inf
+    labels = np.where(np.arange(70) == 7, -1, 2).astype(np.int32)
+    problem, inputs = describe(x, y, y[..., :0])
+    assert all(np.isfinite(z).all() for z in module.clusters(problem, inputs, labels, None))
+
+
+@simulated_only
+def test_far_centres(rng):
+    """Whose squares are beyond float32."""
+    y = np.full((1, 5), 1e22, np.float32)
+    x = y + rng.standard_normal((70, 5)).astype(np.float32) * np.float32(1e16)
+    problem, inputs = describe(x, y, y[..., :0])
+    sums, _, inertia = module.clusters(problem, inputs, np.zeros(70, np.int32), None)
+    moves = x.astype(float) - y
+    assert_allclose(sums[0], moves.sum(0), rtol=1e-5)
+    assert_allclose(inertia, (moves**2).sum(), rtol=1e-5)
+
+
+@simulated_only
+def test_the_same_bits_again(rng):
+    """In any order of points with different labels."""
+    x, y, order = rng.standard_normal((200, 5)), rng.standard_normal((4, 5)), np.arange(200).reshape(4, 50).T.ravel()
+    labels = np.repeat(np.arange(4, dtype=np.int32), 50)
+    problem, inputs = describe(x, y, y[..., :0])
+    one = module.clusters(problem, inputs, labels, None)
+    other = module.clusters(problem, inputs._replace(q=x[order]), labels[order], None)
+    assert all((a == b).all() for a, b in zip(one, other))
+
+
+FAULTS = {
+    "test_batches": {
+        "own + np.arange(0, last, k": "own + np.arange(0, last * 0 + 1, k",
+        "where(places < end,": "where(places < end + 1,",
+        "total + moves * w": "total + moves",
+        "moves * moves * w": "moves * moves",
+        "if chunk == 0:": "if chunk == 1:",
+        "index(mClusters[part]), chunk * COLS": "index(mClusters[part]), 0 * COLS",
+        "np.where(own < 0, own.dtype.type(last)": "np.where(own < 0, own.dtype.type(0)",
+    },
+    "test_far_centres": {"where(rows >= 0, X - Y, ZERO)": "X - Y"},
+    "test_parts": {
+        "(part - index(mBefore[cluster])) * most": "0 * most",
+        "minimum(at + most, index(": "maximum(index(0), index(",
+        "total // most + last": "total // most",
+        "-(-counts // most)": "counts // most + 1 * (counts == 0)",
+        "end, n0 = index(mBefore[cluster]), index(mBefore[cluster + 1])": (
+            "end, n0 = index(mBefore[cluster]), index(mBefore[cluster]) + 1"
+        ),
+    },
+    "test_few_points": {"if clusters:": "if True:"},
+    "cuda/kernels/shared/block_rows.py": {
+        "reduce(get(allocate(PLACE).T, TRANSPOSED))": "reduce(get(allocate(PLACE).T, TRANSPOSED)) * 2",
+    },
+}
