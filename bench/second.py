@@ -62,6 +62,7 @@ CPU = [(64, 32, 32), (1, 256, 64), (1, 1024, 64), (1, 2048, 64)]  # batch, seqle
 QUICK_CPU = [(2, 64, 32)]
 PARTS = "speed", "small", "particles"
 PARTICLES, QUICK_PARTICLES = (16, 32, 64, 128), (16,)  # each a row of 4 heads, head_dim 64, moved along 3 coordinates
+ROWS_OF_PARTICLES = 4096  # of all walkers of a GPU, so that it is busy; on a CPU there is one walker
 TOLERANCE = {"float32": 2e-5, "float64": 1e-12, "bfloat16": 2e-2}  # of the largest element of an array
 MATRICES = 8  # that the formula keeps at a time
 
@@ -267,35 +268,40 @@ def on_cpu(cases, rounds):
 
 def of_particles(args, moved=np.asarray):
     """One record for each number of particles and dtype: seconds of a Laplacian with and without `particle`."""
-    records, seconds_of = [], host_seconds if moved is np.asarray else event_seconds
+    on_cpu = moved is np.asarray
+    records, seconds_of = [], host_seconds if on_cpu else event_seconds
     numbers, dtypes = QUICK_PARTICLES if args.quick else PARTICLES, args.dtype or ["float32", "float64"]
     for dtype, n in progress([*product(dtypes, numbers)]):
-        rng = np.random.default_rng(0)
-        primal, seconds = rng.standard_normal((2, 3, 1, 4, n, 64)).astype(dtype)
-        firsts = rng.standard_normal((3, 3, 1, 4, n, 64)).astype(dtype)
-        dense = np.zeros((3, n, *firsts.shape[1:]), dtype)
+        rng, walkers = np.random.default_rng(0), 1 if on_cpu else ROWS_OF_PARTICLES // n
+        primal, seconds = rng.standard_normal((2, 3, walkers, 4, n, 64)).astype(dtype)
+        firsts = rng.standard_normal((3, 3, walkers, 4, n, 64)).astype(dtype)
+        one = [x[..., :1, :1, :, :].astype(np.float64) for x in (*primal, *firsts, *seconds)]
+        primal, firsts, seconds = map(moved, (primal, firsts, seconds))
+        dense = np.zeros_like(firsts, shape=(3, n, *firsts.shape[1:]))
         for p in range(n):
             dense[:, p, ..., p, :] = firsts[..., p, :]
         dense = dense.reshape(3, 3 * n, *primal.shape[1:])
-        one = [x[..., :1, :, :].astype(np.float64) for x in (*primal, *firsts, *seconds)]
-        primal, firsts, seconds, dense = map(moved, (primal, firsts, seconds, dense))
         runs = {"particle": partial(na.attention_laplacian, *primal, *firsts, *seconds, particle=range(n)),
                 "dense": partial(na.attention_laplacian, *primal, *dense, *seconds)}  # fmt: skip
-        wrong_by = error_of([in_library_of(x[..., :1, :, :], one[0]) for x in runs["particle"]()],
+        wrong_by = error_of([in_library_of(x[..., :1, :1, :, :], one[0]) for x in runs["particle"]()],
                             reference.attention_laplacian(*one, particle=range(n)))  # fmt: skip
         if not wrong_by <= TOLERANCE[dtype]:
             raise ArithmeticError(f"the Laplacian of {n} particles is wrong by {wrong_by:.1e} of the largest element")
         runs["dense"]()  # warms up, as the first one is
         found = interleaved({name: partial(seconds_of, run) for name, run in runs.items()}, args.rounds)
-        records.append({"dtype": dtype, "particles": n, "errors": wrong_by,
+        records.append({"dtype": dtype, "particles": n, "walkers": walkers, "errors": wrong_by,
                         **{name: float(f"{taken:.4g}") for name, taken in found.items()}})  # fmt: skip
+        del primal, firsts, seconds, dense, runs
+        if not on_cpu:
+            release()
     return records
 
 
 def show_particles(records):
-    rows = [{"dtype": x["dtype"], "particles": x["particles"], "particle, ms": 1e3 * x["particle"],
-             "dense, ms": 1e3 * x["dense"], "times": x["dense"] / x["particle"]} for x in records]  # fmt: skip
-    show("Laplacians of particles", rows, ["", "", ".3g", ".3g", ".1f"])
+    rows = [{"dtype": x["dtype"], "particles": x["particles"], "walkers": x["walkers"],
+             "particle, ms": 1e3 * x["particle"], "dense, ms": 1e3 * x["dense"], "times": x["dense"] / x["particle"]}
+            for x in records]  # fmt: skip
+    show("Laplacians of particles", rows, ["", "", "", ".3g", ".3g", ".1f"])
 
 
 def host_seconds(run):

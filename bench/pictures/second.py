@@ -120,7 +120,7 @@ def second_cpu(results):
 
 def _of_particles(results):
     """A table of Laplacians of particles."""
-    rows = [{"particles": f"{x['dtype']}, {x['particles']}", "`particle=`, ms": f"{1e3 * x['particle']:.3g}",
-             "of all rows, ms": f"{1e3 * x['dense']:.3g}", "times as fast": f"{x['dense'] / x['particle']:.1f}"}
-            for x in results.get("particles", ())]  # fmt: skip
-    return f"\n\nLaplacians of particles, 4 heads, head_dim 64:\n\n{table(rows)}" if rows else ""
+    rows = [{"particles": f"{x['dtype']}, {x['walkers']} x {x['particles']}",
+             "`particle=`, ms": f"{1e3 * x['particle']:.3g}", "of all rows, ms": f"{1e3 * x['dense']:.3g}",
+             "times as fast": f"{x['dense'] / x['particle']:.1f}"} for x in results.get("particles", ())]  # fmt: skip
+    return f"\n\nLaplacians of particles, walkers x particles, 4 heads, head_dim 64:\n\n{table(rows)}" if rows else ""
