@@ -62,7 +62,7 @@ CPU = [(64, 32, 32), (1, 256, 64), (1, 1024, 64), (1, 2048, 64)]  # batch, seqle
 QUICK_CPU = [(2, 64, 32)]
 PARTS = "speed", "small", "particles"
 PARTICLES, QUICK_PARTICLES = (16, 32, 64, 128), (16,)  # each a row of 4 heads, head_dim 64, moved along 3 coordinates
-ROWS_OF_PARTICLES = 4096  # of all walkers of a GPU, so that it is busy; on a CPU there is one walker
+ROWS_OF_PARTICLES = 8192  # of all walkers of a GPU, so that it is busy; on a CPU there is one walker
 TOLERANCE = {"float32": 2e-5, "float64": 1e-12, "bfloat16": 2e-2}  # of the largest element of an array
 MATRICES = 8  # that the formula keeps at a time
 

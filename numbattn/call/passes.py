@@ -176,7 +176,7 @@ def laplacian(
     else:
         inputs, tangents = as_it_is(problem, inputs), particles.own(tangents)
         found = run_pass(PARTICLE_LAPLACIAN, problem, inputs, {"particles": particles}, tangents)
-    lo = found["o2"].sum(axis=0)
+    lo = found["o2"].sum(axis=0) if len(found["o2"]) > 1 else found["o2"][0, ...]
     for number in range(tangents.count):
         for part, tpart in zip(inputs.score, parts_of(inputs, tangents, number)):
             if tpart is not None and not part._has_step:  # a sink's logit bends its own share of P alone

@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from ..base.checks import DTYPES
-from ..base.values import address_of
 from .kernel import kernel_factory, launch
 from .kernels.shared.layouts import sum_type, vector
 from .kernels.shared.schedule import split
 from .kernels.shared.softmax import softmax_parts
+from .products import product as product
 from .tile import (
     WARP,
     Alignment,
@@ -134,49 +133,3 @@ def gradient_kernel(dtype, sigmoid, nbytes, nbytes_of_gradient):
         save(mSums[:, n0 : n0 + TILE_N], total, part * TILE_M)
 
     return gradient_of_scores
-
-
-# ------------------------------------------------------------------------------------------------------------ products
-DATA_TYPES = dict(zip(DTYPES, (2, 14, 0, 1)))  # cudaDataType_t
-NUMBERS = {  # 1, 0, and the cublasComputeType_t, without TF32, by bytes of a sum
-    4: (np.float32([1]), np.float32([0]), 68), 8: (np.float64([1]), np.float64([0]), 70),
-}  # fmt: skip
-
-
-def product(out: Any, a: Any, b: Any, add: bool = False) -> None:
-    """As `numbattn.points.blocks.product`, of matrices of one dtype; rows of `out` are contiguous. cuBLAS has columns
-    where these have rows: it computes the transpose."""
-    if not out.size:
-        return
-    if not a.shape[1]:
-        out[...] *= add
-        return
-    from cupy.cuda import cublas, device
-
-    (a, ld_a, is_a_turned), (b, ld_b, is_b_turned) = operand(a), operand(b)
-    one, zero, compute_type = NUMBERS[out.itemsize]
-    cublas.gemmEx(
-        device.get_cublas_handle(), is_b_turned, is_a_turned, out.shape[1], len(out), a.shape[1],
-        address_of(one), address_of(b), DATA_TYPES[b.dtype], ld_b, address_of(a), DATA_TYPES[a.dtype], ld_a,
-        address_of(one if add else zero), address_of(out), DATA_TYPES[out.dtype], leading(out), compute_type,
-        cublas.CUBLAS_GEMM_DEFAULT,
-    )  # fmt: skip
-
-
-def operand(x: Any) -> tuple[Any, int, bool]:
-    """The matrix, copied if cuBLAS does not read it as it lies, its leading dimension, and whether it is transposed."""
-    for turned, rows in ((False, x), (True, x.T)):
-        if leading(rows):
-            return x, leading(rows), turned
-    x = x.copy()
-    return x, x.shape[1], False
-
-
-def leading(x: Any) -> int:
-    """How many elements lie between rows, which are contiguous; else 0."""
-    (step, near), (rows, cols) = x.strides, x.shape
-    if cols > 1 and near != x.itemsize:
-        return 0
-    if rows == 1:
-        return cols
-    return step // x.itemsize if step >= cols * x.itemsize and step % x.itemsize == 0 else 0

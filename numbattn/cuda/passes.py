@@ -33,7 +33,7 @@ from ..call.tangents import parts_of
 from ..functions.compiled.errors import naming
 from ..masks.where import Where
 from ..scores.element import FunctionPart
-from . import kernels
+from . import by_cublas, kernels
 from .caches.gather import gather
 from .kernels.any.particle_laplacian import OWNERS, TANGENTS
 from .kernels.shared.smallest import NOBODY
@@ -69,6 +69,8 @@ class Passes:
         """See `numbattn.call.passes.forward`."""
         if onto is not None and is_wide(problem):
             return self.forward_apart(problem, inputs, out, *onto)
+        if onto is None and self.is_by_cublas(FORWARD, problem, inputs):
+            return self.forward_by_cublas(problem, inputs, out, save)
         gpu, call, held, rows = self.current(), (problem, inputs), {}, {}
         before, lse = onto or (None, None)
         if is_apart(problem):
@@ -100,6 +102,23 @@ class Passes:
         o = self.current().empty(*ARRAYS["o"](problem, inputs)) if out is None else out
         merge_into(o, before, lse, part, saved.lse)
         return o, Saved(problem, inputs, o, lse)
+
+    def is_by_cublas(self, pass_, problem, inputs):
+        """Whether matrix products of cuBLAS compute a pass, in place of kernels. CuPy refuses them in a capture."""
+        may_be = pass_ in (FORWARD, BACKWARD) and pass_.name not in self.routes
+        may_be = may_be and by_cublas.takes(problem, inputs, pass_ is BACKWARD)
+        return may_be and not self.current().stream().is_capturing()
+
+    def forward_by_cublas(self, problem, inputs, out, save):
+        gpu = self.current()
+        gpu.addresses({"q": inputs.q, "k": inputs.k, "v": inputs.v} | ({} if out is None else {"out": out}))
+        o, rows = gpu.empty(*ARRAYS["o"](problem, inputs)), empties(gpu, about_of(problem, inputs, LSE))
+        with self.scratch():
+            by_cublas.forward(problem, inputs, o, *rows.values(), gpu.empty)
+        if out is not None:
+            put(out, o)
+            o = out
+        return o, Saved(problem, inputs, o, *rows.values(), whole=True) if save else None
 
     def run(self, problem, pass_, inputs, given, tangents=None, deterministic=False, whole=False):
         """See `numbattn.call.passes.run_pass`."""
@@ -159,8 +178,13 @@ class Passes:
 
     def compute(self, gpu, pass_, problem, inputs, given, results, *how, **options):
         """Compute the results of a pass, arrays by name, from given ones; the rest: as for `launch`."""
-        strides = tuple([given[name].strides if name in given else None for name in pass_.takes])
         arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v} | given | results
+        if self.is_by_cublas(pass_, problem, inputs):
+            gpu.addresses(arrays)
+            with self.scratch():
+                by_cublas.backward(problem, inputs, given, results, gpu.empty)
+            return
+        strides = tuple([given[name].strides if name in given else None for name in pass_.takes])
         if not self.launch(gpu, pass_, problem, inputs, arrays, strides, *how, **options):
             fill(results)
 

@@ -1,12 +1,10 @@
 """The steps of losses over pairs on a GPU, as by array operations; calls are tested in tests/points/test_losses.py."""
 
-import ctypes
-import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_allclose
 
 from numbattn import points
 from numbattn.base.checks import DTYPES
@@ -95,52 +93,10 @@ def test_gradients(rng, rows, cols, dtype, sigmoid):
     close(found_w, wanted_w, sums)
 
 
-def gemm(handle, turn_a, turn_b, m, n, k, alpha, a, type_a, ld_a, b, type_b, ld_b, beta, c, type_c, ld_c, compute, _):
-    """As cuBLAS' gemmEx, of matrices of columns."""
-    dtypes = dict(zip(module.DATA_TYPES.values(), module.DATA_TYPES))
-    real = {68: np.float32, 70: np.float64}[compute]
-    alpha, beta = (np.frombuffer((ctypes.c_byte * real().itemsize).from_address(at), real)[0] for at in (alpha, beta))
-
-    def matrix(address, dtype, rows, cols, ld):
-        assert ld >= rows
-        size = dtypes[dtype].itemsize
-        memory = (ctypes.c_byte * ((ld * (cols - 1) + rows) * size)).from_address(address)
-        return np.ndarray((rows, cols), dtypes[dtype], memory, strides=(size, ld * size))
-
-    A = matrix(a, type_a, *((k, m) if turn_a else (m, k)), ld_a).astype(real)
-    B = matrix(b, type_b, *((n, k) if turn_b else (k, n)), ld_b).astype(real)
-    C = matrix(c, type_c, m, n, ld_c)
-    C[...] = alpha * (A.T if turn_a else A) @ (B.T if turn_b else B) + (beta * C if beta else 0)
-
-
-@pytest.fixture
-def cublas(monkeypatch):
-    cuda = SimpleNamespace(cublas=SimpleNamespace(gemmEx=gemm, CUBLAS_GEMM_DEFAULT=-1),
-                           device=SimpleNamespace(get_cublas_handle=lambda: 0))  # fmt: skip
-    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
-    monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
-
-
-@mostly_simulated
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("m", "n", "k"), [(6, 9, 5), (1, 1, 1), (1, 7, 3), (7, 1, 2), (4, 5, 0), (0, 3, 2)])
-def test_products(rng, cublas, dtype, m, n, k):
-    sums = np.dtype(np.float64 if dtype == FLOAT64 else np.float32)
-    whole = rng.standard_normal((m, n + 3)).astype(sums)
-    a, b = rng.standard_normal((m, 2 * k)).astype(dtype), rng.standard_normal((n, k)).astype(dtype)
-    for left in (a[:, :k], a[:, ::2], np.asfortranarray(a)[:, :k]):
-        for right in (b.T, np.ascontiguousarray(b.T)):
-            for add in (False, True):
-                found, wanted = whole.copy()[:, :n], whole.copy()[:, :n]
-                module.product(found, left, right, add)
-                blocks.product(wanted, left, right, add)
-                assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
-
-
 @mostly_simulated
 @pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT16, FLOAT32])
 @pytest.mark.parametrize("kernel", [points.Linear(0.5), points.Cosine(4.0)], ids=repr)
-def test_calls(rng, monkeypatch, cublas, dtype, kernel):
+def test_calls(rng, monkeypatch, dtype, kernel):
     """Of some blocks; gradients are off by a rounding of those of T."""
     x, y, w = (rng.standard_normal(shape).astype(dtype) for shape in ((19, 24), (150, 24), (150,)))
     targets, df = rng.integers(-1, 150, 19), rng.standard_normal(19)
@@ -168,17 +124,6 @@ def test_rows_beyond_the_end_have_no_gradient():
     assert_allclose(R, 2, rtol=1e-6)
 
 
-def test_how_cublas_reads_a_matrix():
-    x = np.zeros((6, 8), np.float32)
-    assert [module.operand(z)[1:] for z in (x, x.T, x[::2], x[:, 2:5], x[:1], x[:, :1])] == [
-        (8, False), (8, True), (16, False), (8, False), (8, False), (8, False)
-    ]  # fmt: skip
-    for odd in (x[:, ::2], x[::-1], np.broadcast_to(x[0], (3, 8))):
-        copy, ld, turned = module.operand(odd)
-        assert (ld, turned) == (odd.shape[1], False)
-        assert_array_equal(copy, odd)
-
-
 FAULTS = {
     "test_statistics[simulated-19-600-dtype0-False]": {
         "(j == target) & (j < cols)": "j == target",
@@ -192,6 +137,4 @@ FAULTS = {
     },
     "test_rows_beyond_the_end_have_no_gradient[simulated]": {"where(row_index(TILE, row) < rows, G, ZERO)": "G"},
     "test_small_losses_keep_their_digits[simulated]": {"math.log1p(u)": "math.log(1 + u)"},
-    "test_how_cublas_reads_a_matrix[simulated]": {"step >= cols * x.itemsize": "step > cols * x.itemsize"},
-    "test_products": {"one if add else zero": "one", "out[...] *= add": "pass", "is_b_turned, is_a_turned,": "0, 0,"},
 }
