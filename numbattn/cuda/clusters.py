@@ -44,14 +44,15 @@ def clusters(problem: Any, inputs: Any, labels: Any, weights: Any) -> tuple[Any,
     if not d:   # kernels read some memory in any case
         x, y = (np.zeros_like(z, shape=(len(z), 1)) for z in (x, y))
     own = labels.reshape(problems, m)
-    in_all = own + np.arange(0, last, k, own.dtype, like=own)[:, None]
+    in_all = own if problems == 1 else own + np.arange(0, last, k, own.dtype, like=own)[:, None]
     own = np.where(own < 0, own.dtype.type(last), in_all).ravel()
-    order = np.argsort(own, kind="stable")
-    starts = np.searchsorted(own[order], np.arange(last + 1, like=own))
+    order = np.argsort(own, kind="stable").astype(np.int32)
+    starts = np.searchsorted(own[order], np.arange(last + 1, dtype=own.dtype, like=own)).astype(np.int32)
     counts, most = starts[1:] - starts[:-1], max(PART, -(-total // PARTS))
     before = np.zeros_like(starts)      # parts of clusters before each one
-    before[1:] = np.cumsum(-(-counts // most))
-    of_part = np.searchsorted(before[1:], np.arange(total // most + last, like=own), side="right")   # last: none
+    before[1:] = np.cumsum((counts + np.int32(most - 1)) // np.int32(most))
+    numbers = np.arange(total // most + last, dtype=np.int32, like=own)
+    of_part = np.searchsorted(before[1:], numbers, side="right").astype(np.int32)   # last: none
     sums, squares, mass = sums_of(x, y, order, weights, starts, before, of_part, most)
     inertia = squares.reshape(*batch, k * squares.shape[1]).sum(axis=-1)
     counts = counts if weights is None else mass
@@ -64,7 +65,6 @@ def sums_of(x: Any, y: Any, order: Any, weights: Any, starts: Any, before: Any, 
     (clusters, d), dtype, of_d = y.shape, np.dtype(sum_type(x.dtype)), chunks_of(x.dtype, y.shape[1])
     width = -(-(d + of_d + 1) // 4) * 4     # of aligned rows
     parts, sums = (np.empty_like(x, dtype, shape=(rows, width)) for rows in (len(of_part), clusters))
-    order, starts, before, of_part = (z.astype(np.int32) for z in (order, starts, before, of_part))
     given, of_width = () if weights is None else (weights.ravel(),), chunks_of(dtype, width)
     if clusters:
         kernel, nbytes = parts_kernel(x.dtype, lanes_of(x.dtype, d), bool(given), alignment_of(x))
