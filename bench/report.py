@@ -40,8 +40,8 @@ from pictures.figures import figure2, figure3, listops
 from pictures.graphs import graphs, graphs_cpu
 from pictures.grids import grids
 from pictures.interop import interop
-from pictures.kernels import kernels, kernels_cpu
-from pictures.second import second, second_cpu
+from pictures.kernels import clusters, kernels, kernels_cpu, transport
+from pictures.second import particles, second, second_cpu
 from pictures.small import readme_sentence, small
 from pictures.sparse_layers import sparse_layers
 from pictures.speed import accuracy, deterministic, floats, mma, readme_table, rooflines, speed
@@ -91,8 +91,11 @@ RUNS = {
     "decoding": Run("decode.py --peers numbattn lengths ragged cudnn flash 'pages of 16' 'pages of 64' 'pages of 256' "
                     "int8 float8"),
     "small": Run("small.py"),
-    "second": Run("second.py"),
-    "kernels": Run("kernels.py"),
+    "second": Run("second.py --parts speed small"),
+    "particles": Run("second.py --parts particles"),
+    "kernels": Run("kernels.py --parts products errors costs"),
+    "pairs": Run("kernels.py --parts sinkhorn nearest solves"),
+    "losses": Run("kernels.py --parts steps losses"),
     "sparse_layers": Run("sparse_layers.py"),
     "grids": Run("grids.py"),
     "graphs": Run("graphs.py"),
@@ -124,7 +127,10 @@ SECTIONS = [
     Section("Few queries, many keys", "decoding", decoding),
     Section("Many small attentions", "small", small),
     Section("Second derivatives", "second", second),
+    Section("Laplacians of particles", "particles", particles),
     Section("Kernels over pairs of points", "kernels", kernels),
+    Section("Transport, neighbours and solves", "pairs", transport),
+    Section("Losses over pairs and clusters", "losses", clusters),
     Section("Products with sparse weights", "sparse_layers", sparse_layers),
     Section("Windows on grids", "grids", grids),
     Section("Graphs", "graphs", graphs),
@@ -139,7 +145,8 @@ SECTIONS = [
     Section("Kernels over pairs of points on a CPU", "kernels_cpu", kernels_cpu),
     Section("Few queries on a CPU", "decoding_cpu", decoding_cpu),
 ]
-IN_SHORT = speed, mma, accuracy, figure3, decoding, small, second, kernels, ring, cpu  # whose titles begin the page
+# whose titles begin the page
+IN_SHORT = speed, mma, accuracy, figure3, decoding, small, second, kernels, transport, ring, cpu
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs

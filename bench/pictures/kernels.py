@@ -34,14 +34,40 @@ def kernels(results, where=""):
     if found := [record["seconds"]["keops"] / record["seconds"][OURS] for record in results.get("products", [])
                  if {OURS, "keops"} <= record["seconds"].keys()]:  # fmt: skip
         title += f": {geometric_mean(found):.1f} times as fast as KeOps"
-    told = (tell(results.get(tell.__name__, [])) for tell in (losses, errors, costs))
-    parts = POINTS, ratios(results), *told
-    return finish(figure, title), "\n\n".join([*filter(None, parts), table(rows(results))])
+    return finish(figure, title), told(results)
 
 
 def kernels_cpu(results):
     """The same on NumPy arrays."""
     return kernels(results, " on a CPU")
+
+
+def transport(results):
+    """Seconds of Sinkhorn's iterations, of nearest neighbours and of solves."""
+    figure, axes = panels(1, 2, 1.8)
+    draw_transport(axes[0], results)
+    found = [min(s for name, s in record["seconds"].items() if name != OURS) / record["seconds"][OURS]
+             for record in results["sinkhorn"] + results["nearest"]]  # fmt: skip
+    title = f"Transport and nearest points: {geometric_mean(found):.1f} times as fast as the best of others"
+    return finish(figure, title), told(results)
+
+
+def clusters(results):
+    """Seconds of steps of k-means, and of a vocabulary's cross-entropy with its gradients."""
+    figure, axes = panels(1, 2, 1.8)
+    draw_bars(axes[0, 0], results["steps"], "n", "seconds", "step of k-means")
+    axes[0, 0].set_xlabel("clusters")
+    axes[0, 0].set_ylabel("seconds")
+    draw_bars(axes[0, 1], results["losses"], "dtype", "seconds", "cross-entropy with its gradients")
+    rate = min(record["seconds"][PRODUCTS] / record["seconds"][OURS] for record in results["losses"])
+    title = f"Cross-entropy of a vocabulary at {rate:.2f} of the rate of its products alone, steps of k-means"
+    return finish(figure, title), told(results)
+
+
+def told(results):
+    """Ratios and tables."""
+    parts = (tell(results.get(tell.__name__, [])) for tell in (losses, errors, costs))
+    return "\n\n".join([*filter(None, (POINTS, ratios(results), *parts)), table(rows(results))])
 
 
 POINTS = ("Points are normal, of unit mean square distance from the origin. The standard formula is |x|² + |y|² - 2 xy "
@@ -65,12 +91,17 @@ def draw_products(axes, records):
     axes[0].set_ylabel("seconds for 10¹⁰ pairs")
 
 
-def draw_others(axes, results):
-    sinkhorn, nearest, errors = (results.get(part, []) for part in ("sinkhorn", "nearest", "errors"))
-    draw_bars(axes[0], sinkhorn, "dtype", "seconds", "Sinkhorn, 10 iterations")
+def draw_transport(axes, results):
+    draw_bars(axes[0], results.get("sinkhorn", []), "dtype", "seconds", "Sinkhorn, 10 iterations")
     axes[0].set_ylabel("seconds")
-    draw_bars(axes[1], [record for record in nearest if record["features"] > 3], "n", "seconds", "nearest centre")
+    nearest = [record for record in results.get("nearest", []) if record["features"] > 3]
+    draw_bars(axes[1], nearest, "n", "seconds", "nearest centre")
     axes[1].set_xlabel("centres")
+
+
+def draw_others(axes, results):
+    draw_transport(axes, results)
+    errors = results.get("errors", [])
     products = [record for record in errors if record["of"] == "product" and record["offset"]]
     draw_bars(axes[2], select(products, features=3), "length", "errors", "products far from the origin")
     axes[2].set_xlabel("length")

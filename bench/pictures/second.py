@@ -52,7 +52,7 @@ def second(results):
     told = [f"{CALLED[of]} at {geometric_mean(found):.2f} of {BASE[of]}'s" for of, found in ratios.items() if found]
     title = f"TFLOP/s of second derivatives: {', '.join(told)}"
     records = [*records, *results.get("small", [])]
-    shown = table(_rows(records)) + _of_particles(results)
+    shown = table(_rows(records))
     return finish(figure, title), f"{COUNTED}\n\n{_speedups(records)}\n\n{shown}"
 
 
@@ -116,6 +116,22 @@ def second_cpu(results):
     title = f"Second derivatives on a CPU: {geometric_mean(over):.1f} times as fast as the formula in NumPy"
     shown = table(_rows(records, "GFLOP/s", 1000))
     return finish(figure, title), f"8 heads. {COUNTED}\n\n{_speedups(records)}\n\n{shown}{_of_particles(results)}"
+
+
+def particles(results):
+    """How many times as fast a Laplacian is that knows whose tangents are, by the number of particles."""
+    records = results["particles"]
+    figure, axes = panels(1, 2, 1.6, sharey=True)
+    for dtype, axis in zip(values(records, "dtype"), axes.flat):
+        found = {record["particles"]: record["dense"] / record["particle"] for record in select(records, dtype=dtype)}
+        axis.plot(found.keys(), found.values(), color=TINTS[0], marker="o", markersize=3)
+        axis.set_title(dtype)
+        axis.set_xlabel("particles")
+        axis.set_ylim(bottom=0)
+    axes[0, 0].set_ylabel("times as fast")
+    most = max(record["dense"] / record["particle"] for record in records)
+    title = f"Laplacians with particle=, up to {most:.0f} times as fast as along the coordinates of all rows"
+    return finish(figure, title), _of_particles(results).strip()
 
 
 def _of_particles(results):
