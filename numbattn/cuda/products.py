@@ -5,13 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from ..base.checks import DTYPES
+from ..base.checks import DTYPES, dtype_of_sums
 from ..base.values import address_of
 
 DATA_TYPES = dict(zip(DTYPES, (2, 14, 0, 1)))  # cudaDataType_t
-NUMBERS = {  # 1, 0, and the cublasComputeType_t, without TF32, by bytes of a sum
-    4: (np.float32([1]), np.float32([0]), 68), 8: (np.float64([1]), np.float64([0]), 70),
-}  # fmt: skip
+COMPUTE_TYPES = {4: 68, 8: 70}  # cublasComputeType_t without TF32, by bytes of a sum
 
 
 @cache
@@ -24,34 +22,36 @@ def has_cublas() -> bool:
     return True
 
 
-def product(out: Any, a: Any, b: Any, add: bool = False) -> None:
-    """out = a b, or out += a b, of matrices of one dtype, or of stacks of them with one axis in front; rows of `out`
-    are contiguous. NumPy multiplies NumPy arrays."""
+def product(out: Any, a: Any, b: Any, add: bool = False, factor: float = 1.0) -> None:
+    """out = factor a b, or out += factor a b, of matrices of one dtype, or of stacks of them with one axis in front;
+    rows of `out` are contiguous. NumPy multiplies NumPy arrays."""
     if not out.size:
         return
     if isinstance(out, np.ndarray):
-        found = a.astype(out.dtype, copy=False) @ b.astype(out.dtype, copy=False)
+        dtype = dtype_of_sums(out.dtype)
+        found = out.dtype.type(factor) * (a.astype(dtype, copy=False) @ b.astype(dtype, copy=False))
         out[...] = out + found if add else found
     elif not a.shape[-1]:
         if not add:
             out.fill(0)
     else:
-        multiply(out, a, b, add)
+        multiply(out, a, b, add, factor)
 
 
-def multiply(out: Any, a: Any, b: Any, add: bool) -> None:
+def multiply(out: Any, a: Any, b: Any, add: bool = False, factor: float = 1.0) -> None:
     """cuBLAS has columns where these have rows: it computes the transpose."""
     from cupy.cuda import cublas, device
 
     (a, ld_a, is_a_turned), (b, ld_b, is_b_turned) = operand(a), operand(b)
-    one, zero, compute_type = NUMBERS[out.itemsize]
+    dtype = dtype_of_sums(out.dtype)
+    alpha, beta = np.array([factor], dtype), np.array([add], dtype)
     apart = [x.strides[0] // x.itemsize if x.ndim > 2 else 0 for x in (b, a, out)]
     cublas.gemmStridedBatchedEx(
         device.get_cublas_handle(), is_b_turned, is_a_turned, out.shape[-1], out.shape[-2], a.shape[-1],
-        address_of(one), address_of(b), DATA_TYPES[b.dtype], ld_b, apart[0],
-        address_of(a), DATA_TYPES[a.dtype], ld_a, apart[1], address_of(one if add else zero),
+        address_of(alpha), address_of(b), DATA_TYPES[b.dtype], ld_b, apart[0],
+        address_of(a), DATA_TYPES[a.dtype], ld_a, apart[1], address_of(beta),
         address_of(out), DATA_TYPES[out.dtype], leading(out), apart[2],
-        len(out) if out.ndim > 2 else 1, compute_type, cublas.CUBLAS_GEMM_DEFAULT,
+        len(out) if out.ndim > 2 else 1, COMPUTE_TYPES[dtype.itemsize], cublas.CUBLAS_GEMM_DEFAULT,
     )  # fmt: skip
 
 

@@ -4,12 +4,15 @@ import numpy as np
 import pytest
 
 import numbattn as na
+from numbattn.base.checks import DTYPES
 from numbattn.call.problem import describe
 from numbattn.cuda import by_cublas as module
 from tests.tools.device import HOPPER, on
 from tests.tools.launch import launch, mostly_simulated
 
 from ..accuracy import check, random
+
+BFLOAT16 = DTYPES[1]
 
 
 @pytest.fixture
@@ -24,7 +27,9 @@ def small(monkeypatch):
 
         return run
 
-    for name, value in {"WIDEST": {4: 8, 8: 8}, "BYTES": 1 << 12, "LEAST": 16}.items():
+    widest = dict.fromkeys((2, 4, 8), 8)
+    sizes = {"LONG": 1, "LONG_BAND": 1, "BYTES": 1 << 12, "LEAST": 16}
+    for name, value in {"WIDEST": {4: 8, 8: 8}, "WIDEST_OF_LONG": widest, **sizes}.items():
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(module, "has_cublas", lambda: True)
     for pass_ in (module.forward, module.backward):
@@ -67,6 +72,15 @@ def test_passes(rng, small, in_world, dtype, sizes, band):
     assert small == ["forward", "backward"]
 
 
+@pytest.mark.parametrize("dtype", [
+    BFLOAT16,
+    pytest.param(np.float16, marks=mostly_simulated),
+], ids=["bfloat16", "float16"])  # fmt: skip
+def test_gradients_in_half_precision(rng, small, in_world, dtype):
+    check(*qkv(rng, dtype, 2, 1, 40, 70), rng, causal=True)
+    assert small == ["backward"]
+
+
 @mostly_simulated
 def test_arrays_of_any_strides(rng, small, in_world):
     q, k, v = (x.swapaxes(1, 2).copy().swapaxes(1, 2) for x in qkv(rng, np.float32, 2, 2, 20, 30))
@@ -83,32 +97,32 @@ def test_what_is_left_to_kernels(rng, small, in_world):
     spare = {"score": na.Softcap(3.0)}, {"dropout": na.Dropout(0.1, seed=1)}, {"mask": na.Lengths(np.int32([[5], [7]]))}
     for options in (*spare, {"mask": na.Causal(np.int32([[3], [4]]))}):
         assert not module.takes(*describe(q, k, v, **options))
-    for arrays in ((q, k[:1], v), [x.astype(np.float16) for x in (q, k, v)], (q[..., :8], k[..., :8], v[..., :8])):
+    halves = [x.astype(np.float16) for x in (q, k, v)]
+    for arrays in ((q, k[:1], v), halves, (q[..., :8], k[..., :8], v[..., :8])):
         assert not module.takes(*describe(*arrays))
     assert module.takes(*describe(q, k, v, causal=True))
 
 
 @mostly_simulated
 def test_long_sequences(rng, small, in_world, monkeypatch):
-    """Their backward pass without a mask is computed here from smaller head_dims on."""
-    for name, value in {"WIDEST": {4: 256}, "WIDEST_OF_LONG": {4: 8}, "LONG": 12}.items():
+    """Their backward pass is computed here from smaller head_dims on, with a mask that of longer ones."""
+    for name, value in {"WIDEST": {4: 256}, "WIDEST_OF_LONG": {4: 8}, "LONG": 12, "LONG_BAND": 13}.items():
         monkeypatch.setattr(module, name, value)
-    q, k, v = qkv(rng, np.float32, 2, 2, 12, 12)
-    calls = (q, k, v, False), (q, k, v, True), (q[..., :11, :], k, v, False)
-    assert [module.takes(*describe(*call), backward) for call in calls for backward in (False, True)] == [
-        False, True, False, False, False, False
-    ]  # fmt: skip
+    q, k, v = qkv(rng, np.float32, 2, 2, 13, 13)
+    calls = [(*(x[..., :n, :] for x in (q, k, v)), causal) for n in (11, 12, 13) for causal in (False, True)]
+    assert [module.takes(*describe(*call), True) for call in calls] == [False, False, True, False, True, True]
+    assert not any(module.takes(*describe(*call)) for call in calls)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("band", BANDS)
 def test_passes_on_a_gpu(rng, small, dtype, band):
     import cupy
 
     for sizes in ((2, 1, 40, 70), (3, 3, 37, 5), (3, 1, 1, 300, 300)):
         check(*qkv(rng, dtype, *sizes), rng, cupy, bits=16, **BANDS[band])  # NumPy sums up a single row in parts
-    assert small == 3 * ["forward", "backward"]
+    assert small == 3 * (["backward"] if np.dtype(dtype).itemsize == 2 else ["forward", "backward"])
 
 
 @pytest.mark.gpu
@@ -136,7 +150,7 @@ FAULTS = {
         "row + hi - col": "row + hi + 1 - col",
         "range(problem.group_size)": "range(1)",
         "dS.swapaxes(1, 2), Q[at], add=True": "dS.swapaxes(1, 2), Q[at]",
-        "(load(dP, TILE, m0) - D) * scale": "(load(dP, TILE, m0) - D)",
+        "product(dQ[at], dS, K[keys], factor=scale)": "product(dQ[at], dS, K[keys])",
         'D -= given["dlse"]': "pass",
     },
     "test_passes[simulated-sizes2-window-float32]": {"row + lo - col": "row + lo"},
