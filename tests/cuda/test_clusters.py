@@ -109,7 +109,7 @@ FAULTS = {
         "(part - index(mBefore[cluster])) * most": "0 * most",
         "minimum(at + most, index(": "maximum(index(0), index(",
         "total // most + last": "total // most",
-        "-(-counts // most)": "counts // most + 1 * (counts == 0)",
+        "(counts + np.int32(most - 1)) //": "counts //",
         "end, n0 = index(mBefore[cluster]), index(mBefore[cluster + 1])": (
             "end, n0 = index(mBefore[cluster]), index(mBefore[cluster]) + 1"
         ),
