@@ -13,7 +13,7 @@ import struct
 import threading
 from contextlib import nullcontext
 from ctypes import byref, c_int, c_uint, c_uint32, c_uint64, c_void_p
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 
 import cupy
 import numpy as np
@@ -40,6 +40,13 @@ class GPU:
 
     empty = cupy.ndarray  # what cupy.empty calls
     zeros = staticmethod(cupy.zeros)
+
+    @staticmethod
+    def pair(shape, dtype):
+        """Two new arrays that share memory: a CUDA graph goes on to write both where one is kept."""
+        nbytes = -(-math.prod(shape) * dtype.itemsize // VECTOR_BYTES) * VECTOR_BYTES
+        memory = cupy.cuda.alloc(2 * nbytes)
+        return cupy.ndarray(shape, dtype, memory), cupy.ndarray(shape, dtype, memory + nbytes)
 
     def __init__(self, index):
         about = cupy.cuda.runtime.getDeviceProperties(index)
@@ -147,7 +154,8 @@ class Program(threading.local):
     """The launches of a Plan for arrays of these names and the plan's temporaries.
 
     The driver reads parameters in place: the addresses and numbers of a call are written to `memory`, all others stay
-    as they are. Each thread has memory of its own, since each thread runs the __init__ of a threading.local.
+    as they are. Each thread has memory of its own, since each thread runs the __init__ of a threading.local; a call
+    looks up `own` at once, since looking into a threading.local takes long.
     """
 
     def __init__(self, device, plan, names, sum_dtype):
@@ -165,32 +173,39 @@ class Program(threading.local):
             offset += -offset % size
             self.slots[name] = kind, offset
             offset += size
-        layout = struct.Struct("Q" * count + "".join(FORMATS[kind] for kind, _ in self.slots.values()))
-        self.write, self.memory = layout.pack_into, ctypes.create_string_buffer(layout.size)
+        self.memory = ctypes.create_string_buffer(offset)
+        layouts = "Q" * count, "".join(FORMATS[kind] for kind, _ in self.slots.values())
+        write_addresses, write_numbers = (partial(struct.Struct(x).pack_into, self.memory) for x in layouts)
         kernels = [get_kernel(step.key, device) for step in plan.steps]
         self.configs = [Config.of(step.blocks, kernel.binary) for step, kernel in zip(plan.steps, kernels)]
-        self.constants, self.tensor_maps, self.stream = [], {}, None
-        self.calls = [
+        self.constants, self.tensor_maps, self.stream, self.numbers = [], {}, None, None
+        calls = [
             (byref(config), kernel.handle, self.parameters_of(step, kernel.binary))
             for config, kernel, step in zip(self.configs, kernels, plan.steps)
         ]
-        self.maps, self.launch = list(self.tensor_maps.values()), driver().cuLaunchKernelEx
+        maps, launch = list(self.tensor_maps.values()), driver().cuLaunchKernelEx
+        self.own = self.moved, write_addresses, partial(write_numbers, count * WORD), maps, calls, launch
 
     def __call__(self, addresses, numbers, stream):
         """Launch all steps on a stream: addresses of the arrays in order, NUMBERS in order."""
-        if self.moved:
-            addresses += [addresses[i] + pointer for i, pointer in self.moved]
-        self.write(self.memory, 0, *addresses, *numbers)
-        for tensor_map, i in self.maps:
+        moved, write_addresses, write_numbers, maps, calls, launch = self.own
+        if moved:
+            addresses += [addresses[i] + pointer for i, pointer in moved]
+        write_addresses(0, *addresses)
+        if numbers is not self.numbers:
+            self.numbers = None  # in case a signal raises in between
+            write_numbers(*numbers)
+            self.numbers = numbers
+        for tensor_map, i in maps:
             if tensor_map.address != addresses[i]:
                 tensor_map.move(addresses[i])
         if stream != self.stream:
-            self.stream = None  # in case a signal raises in between
+            self.stream = None
             for config in self.configs:
                 config.stream = stream
             self.stream = stream
-        for config, kernel, parameters in self.calls:
-            if result := self.launch(config, kernel, parameters, None):
+        for config, kernel, parameters in calls:
+            if result := launch(config, kernel, parameters, None):
                 raise_for("cuLaunchKernelEx", result)
 
     def parameters_of(self, step, binary):

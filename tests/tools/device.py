@@ -85,6 +85,9 @@ class GPU:
         """Memory that shows if it is read before it is written."""
         return np.full(shape, np.nan if np.dtype(dtype).kind not in "iu" else 0xAA, dtype)
 
+    def pair(self, shape, dtype):
+        return self.empty(shape, dtype), self.empty(shape, dtype)
+
     @staticmethod
     def addresses(arrays):
         found = [x.ctypes.data for x in arrays.values()]
