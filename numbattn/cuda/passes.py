@@ -83,7 +83,7 @@ class Passes:
         o = gpu.empty(problem.out_shape, problem.result_dtype) if out is None else out
         rows = empties(gpu, about_of(problem, LSE)) if save and onto is None else {}
         arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "o": o, **given, **rows}
-        strides = save, *given, *[layout_of(x, 0) for x in given.values()]
+        strides = (save, *given, *[layout_of(x, 0) for x in given.values()]) if given else save
         if not self.launch(gpu, FORWARD, problem, inputs, arrays, strides):
             if onto is None:
                 fill({"o": o} | rows)
@@ -358,7 +358,7 @@ def launch(gpu, program, arrays, addresses, numbers, problem, parts):
     capturing = (planned.allocates or planned.uses_counters) and stream.is_capturing()
     counters = [gpu.counters(stream.ptr, capturing)] if planned.uses_counters else []
     if not planned.allocates:
-        program([*addresses, gpu.scrap, *counters], numbers, stream.ptr)
+        program.launch([*addresses, gpu.scrap, *counters], numbers, stream.ptr)
         return
     with gpu.scratch_memory(capturing):
         results = ()
@@ -366,7 +366,7 @@ def launch(gpu, program, arrays, addresses, numbers, problem, parts):
             results = add_stand_ins(gpu, planned, arrays)
             addresses, _ = gpu.addresses(arrays)
         temporaries = gpu.temporaries(planned)
-        program([*addresses, *temporaries.addresses, gpu.scrap, *counters], numbers, stream.ptr)
+        program.launch([*addresses, *temporaries.addresses, gpu.scrap, *counters], numbers, stream.ptr)
         for given, whole in results:
             put(given, sum_to(whole[..., : given.shape[-1]], given.shape))
         if parts:

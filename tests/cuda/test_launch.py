@@ -42,7 +42,7 @@ class Launch:
     def __call__(self, *arrays):
         gpu = current_gpu()
         addresses, _ = gpu.addresses({str(i): x for i, x in enumerate(arrays)})
-        self.program([*addresses, gpu.scrap], [0] * len(NUMBERS), gpu.stream().ptr)
+        self.program.launch([*addresses, gpu.scrap], [0] * len(NUMBERS), gpu.stream().ptr)
 
 
 def launch(factory, blocks, *arguments, **parameters):
@@ -83,8 +83,7 @@ def launches(monkeypatch, arguments, kinds, driver_kinds):
     binary = SimpleNamespace(name="kernel", arguments=kinds, threads=64, shared=0, overlaps=False)
     plan = Plan((), (), (Step(None, None, 2, arguments),), False, False)
     monkeypatch.setattr(launching, "get_kernel", lambda key, device: SimpleNamespace(binary=binary, handle="handle"))
-    monkeypatch.setattr(cupy.cuda.runtime, "setDevice", lambda device: None)
-    return launching.Program(0, plan, ["x", "y"], np.float32), driver
+    return launching.Launches(0, plan, plan.names(["x", "y"]), np.float32), driver
 
 
 def numbers(**given):
@@ -98,13 +97,13 @@ def test_each_launch_has_its_own_addresses_numbers_and_stream(monkeypatch):
     run, driver = launches(monkeypatch, arguments, kinds, [*ARRAY, *ARRAY, I32, F32, I32])
     calls = [(1000, 7, 0.5, 1), (2000, 7, 0.5, 2), (2000, -8, 0.25, 2), (1000, 7, 0.5, None)]
     for address, keys, scale, stream in calls:
-        run([99, address, 0], numbers(keys=keys, scale=scale, lo=1, hi=1, scale_log2=9), stream)
+        run.launch([99, address, 0], numbers(keys=keys, scale=scale, lo=1, hi=1, scale_log2=9), stream)
     assert driver.found == [
         (stream, "handle", 0, 0, 3, 4, 16 + address, 3, 4, 0, 0, 3, 4, address, 3, 4, keys, scale, 5)
         for address, keys, scale, stream in calls
     ]
     with pytest.raises(launching.struct.error):
-        run([99, 1000, 0], numbers(keys=2**31), None)
+        run.launch([99, 1000, 0], numbers(keys=2**31), None)
 
 
 def test_every_number_arrives(monkeypatch):
@@ -113,14 +112,14 @@ def test_every_number_arrives(monkeypatch):
     run, driver = launches(monkeypatch, NUMBERS, [(kind,) for kind in kinds], [types[kind] for kind in kinds])
     integers = -1, -(2**31), 2**31 - 1, 4, 5, 6, 7, 8, 2**32 - 1, 10, 2**64 - 1, 12, 13, -14, 15, 16, -17
     given = [*integers, *0.5 ** np.arange(len(kinds) - len(integers))]
-    run([0, 0, 0], given, None)
+    run.launch([0, 0, 0], given, None)
     assert driver.found == [(None, "handle", *given)]
 
 
 def test_an_interrupted_launch_leaves_the_next_one_right(monkeypatch):
     """KeyboardInterrupt may come between any two steps of a call."""
     run, driver = launches(monkeypatch, (At("x", View(0, 4, (3,), (4,))),) * 2, [("array", 1, 4)] * 2, [*ARRAY, *ARRAY])
-    run([16, 0, 0], numbers(), 1)
+    run.launch([16, 0, 0], numbers(), 1)
 
     class Interrupted:
         @property
@@ -134,9 +133,9 @@ def test_an_interrupted_launch_leaves_the_next_one_right(monkeypatch):
     configs = run.configs
     run.configs = [*configs, Interrupted()]
     with pytest.raises(KeyboardInterrupt):
-        run([16, 0, 0], numbers(), 2)
+        run.launch([16, 0, 0], numbers(), 2)
     run.configs = configs
-    run([16, 0, 0], numbers(), 1)
+    run.launch([16, 0, 0], numbers(), 1)
     assert [stream for stream, *_ in driver.found] == [1, 1]
 
 

@@ -117,7 +117,7 @@ class Program:
     def __init__(self, plan, names, execute):
         self.plan, self.names, self.execute = plan, plan.names(names), execute
 
-    def __call__(self, addresses, numbers, stream):
+    def launch(self, addresses, numbers, stream):
         addresses, numbers = (dict(zip(*x, strict=True)) for x in ((self.names, addresses), (NUMBERS, numbers)))
         for step in self.plan.steps:
             run(step, addresses, numbers, self.execute)
