@@ -355,18 +355,19 @@ def lower_parts(parts, problem, numbered=int):
 def launch(gpu, program, arrays, addresses, numbers, problem, parts):
     """Launch a Program, with the temporaries and stand-ins of its Plan; parts: of the score."""
     planned, stream = program.plan, gpu.stream()
-    capturing = (planned.allocates or planned.uses_counters) and stream.is_capturing()
-    counters = [gpu.counters(stream.ptr, capturing)] if planned.uses_counters else []
+    others = [gpu.scrap]
+    if planned.uses_counters:
+        others.append(gpu.counters(stream.ptr, stream.is_capturing()))
     if not planned.allocates:
-        program.launch([*addresses, gpu.scrap, *counters], numbers, stream.ptr)
+        program.launch(addresses + others, numbers, stream.ptr)
         return
-    with gpu.scratch_memory(capturing):
+    with gpu.scratch_memory(stream.is_capturing()):
         results = ()
         if planned.stand_ins:
             results = add_stand_ins(gpu, planned, arrays)
             addresses, _ = gpu.addresses(arrays)
         temporaries = gpu.temporaries(planned)
-        program.launch([*addresses, *temporaries.addresses, gpu.scrap, *counters], numbers, stream.ptr)
+        program.launch(addresses + temporaries.addresses + others, numbers, stream.ptr)
         for given, whole in results:
             put(given, sum_to(whole[..., : given.shape[-1]], given.shape))
         if parts:
