@@ -28,7 +28,7 @@ from ..call.passes import (
     gradient_of_part,
     weights,
 )
-from ..call.problem import Inputs, Saved, describe
+from ..call.problem import Saved, describe
 from ..call.tangents import parts_of
 from ..functions.compiled.errors import naming
 from ..masks.where import Where
@@ -173,12 +173,13 @@ class Passes:
         new and contiguous. whole: see problem.Saved; tparts: see tangents.parts_of; kind: the form of a kind
         of points, which is compiled in, and its KindNumbers.
         """
+        options = problem, inputs.mask, inputs.scale, inputs.dropout, inputs.origin, kind[1]
         if inputs.mask._holds_arrays or inputs.score:
             with gpu.scratch_memory(gpu.stream().is_capturing()):
-                lowered, found = lower(problem, inputs, tparts, kind[1])
+                lowered, found = lower(*options, inputs.score, tparts)
             arrays |= found
         else:
-            lowered = lower_numbers(problem, inputs.mask, inputs.scale, inputs.dropout, inputs.origin, kind[1])
+            lowered = lower_numbers(*options)
         addresses, odd = gpu.addresses(arrays)
         if lowered.sees_nothing:
             return False
@@ -323,22 +324,21 @@ class Lowered(NamedTuple):
     sees_nothing: bool = True
 
 
-def lower(problem, inputs, tparts=(), kind=NO_KIND):
-    """The Lowered of a call, and the arrays of its options by name. tparts, kind: see `Passes.launch`."""
-    mask, arrays, lies = lowered_mask(inputs.mask, problem.seqlen_q, problem.seqlen_k)
+def lower(problem, mask, scale, dropout, origin, kind, score=(), tparts=()):
+    """The Lowered of a call, and the arrays of its options by name. kind: KindNumbers; tparts: see `Passes.launch`."""
+    mask, arrays, lies = lowered_mask(mask, problem.seqlen_q, problem.seqlen_k)
     if problem.is_empty or not (mask.last_key and mask.last_query):
         return Lowered(mask), arrays
-    score, of_score, at = lower_parts(inputs.score, problem)
+    score, of_score, at = lower_parts(score, problem)
     tscore, of_tangents, tat = lower_parts(tparts, problem, tangent_of_part)
-    numbers = numbers_of(mask.numbers, inputs.dropout, inputs.origin, inputs.scale, kind)
-    about = mask[1:], score, tscore, lies, at, tat
+    about, numbers = (mask[1:], score, tscore, lies, at, tat), numbers_of(mask.numbers, dropout, origin, scale, kind)
     return Lowered(mask, score, tscore, about, numbers, False), {**arrays, **of_score, **of_tangents}
 
 
 @lru_cache(maxsize=1024)
-def lower_numbers(problem, mask, scale, dropout, origin, kind):
+def lower_numbers(*options):
     """The Lowered of a call whose options are nothing but numbers."""
-    return lower(problem, Inputs(None, None, None, mask, scale, dropout, (), origin=origin), (), kind)[0]
+    return lower(*options)[0]
 
 
 def lower_parts(parts, problem, numbered=int):
@@ -391,7 +391,7 @@ def add_stand_ins(gpu, planned, arrays):
 def plans(device, q, k, v, deterministic=False, passes=(FORWARD, BACKWARD), **options):
     """The Plan of each of these passes on a Device; all arrays but q, k and v are contiguous. No array is read."""
     problem, inputs = describe(q, k, v, **options)
-    lowered, found = lower(problem, inputs)
+    lowered, found = lower(problem, inputs.mask, inputs.scale, inputs.dropout, inputs.origin, NO_KIND, inputs.score)
     given = {name: layout_of(x, 0) for name, x in ({"q": q, "k": k, "v": v} | found).items()}
 
     def planned(pass_):

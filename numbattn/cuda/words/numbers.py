@@ -70,15 +70,14 @@ NUMBERS = {name: kind for group in GROUPS for name, kind in group.__annotations_
 SIDES, ORIGIN, NO_DROPOUT, NO_KIND = MaskNumbers._fields[:4], OriginNumbers._fields, DropoutNumbers(), KindNumbers()
 
 
-@lru_cache(maxsize=1024)
 def numbers_of(mask, dropout, origin, scale, kind=NO_KIND):
-    """The values of a call, in the order of NUMBERS; mask: its MaskNumbers. Equal ones are the same tuple, which a
-    Program writes once."""
+    """The values of a call, in the order of NUMBERS; mask: its MaskNumbers."""
     if dropout is None:
         return *mask, *NO_DROPOUT, *origin, *factors(scale), *kind
     return *mask, *dropout._numbers, *origin, *factors(scale, dropout.scale, 2), *kind
 
 
+@lru_cache(maxsize=1024)
 def factors(scale, kept_scale=1.0, times=1):
     """The Factors of a call. times: with dropout, how many times too large kernels compute dS / kept_scale."""
     return Factors(scale, scale * LOG2_E, kept_scale, scale * kept_scale / times, 2 / kept_scale, 1 / scale)
