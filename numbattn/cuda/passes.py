@@ -79,7 +79,7 @@ class Passes:
             gpu.addresses({"out": out})     # an error names it as the user does
             given["o"] = out
         if onto is not None:
-            given[BEFORE], given["lse"] = before, _ = onto
+            given[BEFORE], given["lse"] = onto
         o = gpu.empty(problem.out_shape, problem.result_dtype) if out is None else out
         rows = empties(gpu, about_of(problem, LSE)) if save and onto is None else {}
         arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "o": o, **given, **rows}
@@ -88,7 +88,7 @@ class Passes:
             if onto is None:
                 fill({"o": o} | rows)
             else:
-                o[...] = before
+                o[...] = onto[0]
         return o, Saved(*call, o, arrays["lse"], rows.get("lse_low"), onto is None) if save else None
 
     def forward_apart(self, problem, inputs, out, before, lse):
@@ -169,9 +169,9 @@ class Passes:
         """Launch the kernels of a pass, after planning it if there is no plan yet. Returns False if nothing is seen and
         nothing is launched.
 
-        arrays: by name. strides: of the given arrays other than q, k and v, or None for missing ones; all others are
-        new and contiguous. whole: see problem.Saved; tparts: see tangents.parts_of; kind: the form of a kind
-        of points, which is compiled in, and its KindNumbers.
+        arrays: by name. strides: the names and strides of the given ones other than q, k and v; all others are new and
+        contiguous. whole: see problem.Saved; tparts: see tangents.parts_of; kind: the form of a kind of points, which
+        is compiled in, and its KindNumbers.
         """
         options = problem, inputs.mask, inputs.scale, inputs.dropout, inputs.origin, kind[1]
         if inputs.mask._holds_arrays or inputs.score:
@@ -225,8 +225,8 @@ class Passes:
 
 @lru_cache(maxsize=1024)
 def about_of(problem, names):
-    """Shape and dtype, by name, of those of these arrays that follow from the problem. Of lse's low part there is
-    little in half precision, and kernels do not take it."""
+    """Shape and dtype, by name, of those of these arrays that follow from the problem; nobody changes the dict. Of
+    lse's low part there is little in half precision, and kernels do not take it."""
     found = {name: ARRAYS[name](problem) for name in names if name in ARRAYS}
     if problem.dtype != problem.sum_dtype:
         found.pop("lse_low", None)

@@ -139,6 +139,35 @@ def test_an_interrupted_launch_leaves_the_next_one_right(monkeypatch):
     assert [stream for stream, *_ in driver.found] == [1, 1]
 
 
+def test_numbers_are_written_again_after_an_interrupt(monkeypatch):
+    run, driver = launches(monkeypatch, ("keys",), [("int32",)], [I32])
+    few, many, write = numbers(keys=1), numbers(keys=2), run.write_numbers
+
+    def interrupted(*given):
+        write(*given)
+        raise KeyboardInterrupt
+
+    run.launch([0, 0, 0], few, None)
+    run.write_numbers = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        run.launch([0, 0, 0], many, None)
+    run.write_numbers = write
+    run.launch([0, 0, 0], few, None)
+    assert driver.found == [(None, "handle", 1)] * 2
+
+
+def test_each_thread_has_its_own_memory(monkeypatch):
+    devices, others = [], []
+    monkeypatch.setattr(launching, "driver", Driver)
+    monkeypatch.setattr(cupy.cuda.runtime, "setDevice", devices.append)
+    program = launching.Program(3, Plan((), (), (), False, False), ["x"], np.float32)
+    thread = threading.Thread(target=lambda: others.append(program.launch.__self__))
+    thread.start()
+    thread.join()
+    assert others[0].memory is not program.launch.__self__.memory
+    assert devices == [3, 3]
+
+
 def test_tensor_maps_are_made_again_after_an_interrupt(monkeypatch):
     made = []
     monkeypatch.setattr(EncodedTensorMap, "encode", lambda self, address: made.append(address))
@@ -185,6 +214,17 @@ def test_numbers_that_do_not_fit(number):
     out, matrix = cupy.zeros(8), cupy.zeros((3, 2), "f")
     with pytest.raises(launching.struct.error):
         launch("numbers", 1, out, 0, matrix, number, 0, 0, 0, 0.0, 0.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(3, 5), (2, 0)])
+def test_a_pair_shares_memory(shape):
+    x, y = current_gpu().pair(shape, np.dtype("f"))
+    assert x.data.mem is y.data.mem
+    assert y.data.ptr % 16 == 0
+    x[...], y[...] = 1, 2
+    assert (x == 1).all()
+    assert (y == 2).all()
 
 
 @pytest.mark.gpu
@@ -379,6 +419,9 @@ def test_threads_have_launches_of_their_own():
 FAULTS = {
     "addresses[i] + pointer for i, pointer": "addresses[i] for i, pointer",
     "config.stream = stream": "pass",
+    "if numbers is not self.numbers:": "if self.numbers is None:",
+    "self.numbers = None  #": "pass  #",
+    "class Program(threading.local)": "class Program",
     "offset += -offset % size": "pass",
     "if kind != expected": "if False",
     "(0, 0, math.prod(view.shape), itemsize)": "(0, 0, itemsize, math.prod(view.shape))",
